@@ -1,0 +1,168 @@
+/* test_base.c: errors, strings, buffers, arenas and maps. */
+#include "lib/t.h"
+
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/num.h"
+
+static FALLIBLE enum err fails(void)
+{
+	errno = ENOSPC;
+	return ERR_SYS(STORAGE_FULL, "cannot write %d bytes", 7);
+}
+
+static void test_error_record(void **state)
+{
+	(void)state;
+	enum err e = err_at_file(err_at_fqn(fails(), "model.w", 7), "__0_0.distcp", 4096);
+	e = err_at_file(e, "another", 1);
+	assert_int_equal(e, ERR_STORAGE_FULL);
+	assert_string_equal(err_last()->text, "cannot write 7 bytes: No space left on device");
+	assert_string_equal(err_last()->fqn, "model.w");
+	assert_string_equal(err_last()->file, "__0_0.distcp");
+	assert_int_equal(err_last()->offset, 4096);
+	assert_string_equal(err_code_name(e), "storage_full");
+	assert_int_equal(err_http_status(e), 507);
+	assert_int_equal(err_from_name("storage_full"), ERR_STORAGE_FULL);
+	assert_int_equal(err_from_name("no such code"), ERR_INTERNAL);
+}
+
+static void test_checked_arithmetic(void **state)
+{
+	uint64_t v = 1;
+
+	(void)state;
+	T_ERR(LIMIT_EXCEEDED, num_add(UINT64_MAX, 1, &v));
+	T_ERR(LIMIT_EXCEEDED, num_mul(1ull << 33, 1ull << 31, &v));
+	T_ERR(LIMIT_EXCEEDED, num_align(UINT64_MAX - 5, 4096, &v));
+	assert_int_equal(v, 1);
+	T_OK(num_align(4097, 4096, &v));
+	assert_int_equal(v, 8192);
+	assert_true(num_inside(4, 4, 8));
+	assert_false(num_inside(UINT64_MAX, 2, 8));
+}
+
+static void test_glob(void **state)
+{
+	(void)state;
+	assert_true(str_glob(STR("model.*"), STR("model.layers.0")));
+	assert_true(str_glob(STR("*"), STR("")));
+	assert_true(str_glob(STR("a*b*c"), STR("a__b_bc")));
+	assert_false(str_glob(STR("a*b*c"), STR("a__b_b")));
+	assert_false(str_glob(STR("model.*"), STR("optim.model.x")));
+	assert_true(str_glob(STR("*.exp_avg*"), STR("optim.state.w.exp_avg_sq")));
+}
+
+static void test_utf8(void **state)
+{
+	(void)state;
+	assert_true(str_utf8(STR("h\xC3\xA9llo \xF0\x9F\x92\xBE")));
+	assert_false(str_utf8(STR("\xC0\x80")));
+	assert_false(str_utf8(STR("\xED\xA0\x80")));
+	assert_false(str_utf8(STR("\xE2\x82")));
+}
+
+static void test_base64(void **state)
+{
+	static const char *const pairs[][2] = { { "", "" }, { "f", "Zg==" }, { "fo", "Zm8=" }, { "foo", "Zm9v" }, { "foobar", "Zm9vYmFy" } };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+		struct buf b = BUF_INIT(100), back = BUF_INIT(100);
+		buf_base64(&b, pairs[i][0], strlen(pairs[i][0]));
+		assert_int_equal(b.len, strlen(pairs[i][1]));
+		assert_memory_equal(b.p ? (char *)b.p : "", pairs[i][1], b.len);
+		T_OK(buf_unbase64(&back, (struct str){ pairs[i][1], strlen(pairs[i][1]) }));
+		assert_int_equal(back.len, strlen(pairs[i][0]));
+		assert_memory_equal(back.p ? (char *)back.p : "", pairs[i][0], back.len);
+		buf_free(&b);
+		buf_free(&back);
+	}
+	struct buf b = BUF_INIT(100);
+	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Zg=")));
+	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Zh==")));
+	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Z===")));
+	buf_free(&b);
+}
+
+static void test_json_string(void **state)
+{
+	struct buf b = BUF_INIT(200);
+
+	(void)state;
+	buf_json_str(&b, (struct str){ "a\"\\\n\0\xFF\xC3\xA9", 8 });
+	buf_putc(&b, 0);
+	assert_string_equal((char *)b.p, "\"a\\\"\\\\\\u000a\\u0000\xEF\xBF\xBD\xC3\xA9\"");
+	buf_free(&b);
+}
+
+static void test_buf_limit(void **state)
+{
+	struct buf b = BUF_INIT(10);
+
+	(void)state;
+	buf_puts(&b, "0123456789");
+	T_OK(buf_status(&b));
+	buf_putc(&b, 'x');
+	assert_int_equal(buf_status(&b), ERR_LIMIT_EXCEEDED);
+	assert_int_equal(b.len, 10);
+	buf_free(&b);
+}
+
+static void test_arena(void **state)
+{
+	CLEANUP(arena_free_ptr) struct arena *a = arena_new(1 << 20);
+	char *p = NULL;
+	struct str s;
+
+	(void)state;
+	T_OK(arena_alloc(a, 100, 3, &p));
+	assert_int_equal(p[299], 0);
+	T_OK(arena_printf(a, &s, "%0600d", 7));
+	assert_int_equal(s.n, 600);
+	T_ERR(LIMIT_EXCEEDED, arena_alloc(a, 1, 2 << 20, &p));
+	T_ERR(LIMIT_EXCEEDED, arena_alloc(a, UINT64_MAX / 2, 4, &p));
+	for (int i = 0; i < 1000; i++)
+		T_OK(arena_str(a, STR("hello"), &s));
+	mem_fail_at(1);
+	T_ERR(NO_MEMORY, arena_alloc(a, 1, 500000, &p));
+}
+
+static void test_map(void **state)
+{
+	struct map m = { 0 };
+	char keys[2000][8];
+	uint32_t found;
+
+	(void)state;
+	assert_int_equal(map_get(&m, STR("x")), MAP_NONE);
+	for (uint32_t i = 0; i < 2000; i++) {
+		snprintf(keys[i], sizeof keys[i], "k%u", i);
+		T_OK(map_put(&m, str_of(keys[i]), i));
+	}
+	for (uint32_t i = 0; i < 2000; i++)
+		assert_int_equal(map_get(&m, str_of(keys[i])), i);
+	T_OK(map_intern(&m, STR("k5"), 99, &found));
+	assert_int_equal(found, 5);
+	T_OK(map_put(&m, STR("k5"), 99));
+	assert_int_equal(map_get(&m, STR("k5")), 99);
+	assert_int_equal(m.count, 2000);
+	map_free(&m);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_error_record), cmocka_unit_test(test_checked_arithmetic),
+		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_utf8),
+		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_json_string),
+		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),
+		cmocka_unit_test(test_map),
+	};
+
+	return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}

@@ -1,0 +1,193 @@
+/* buf.c: see buf.h. */
+#include "base/buf.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/mem.h"
+
+void buf_free(struct buf *b)
+{
+	mem_free(b->p);
+	*b = BUF_INIT(b->max);
+}
+
+static bool make_room(struct buf *b, size_t more)
+{
+	if (b->failed)
+		return false;
+	if (more > b->max - b->len) {
+		b->failed = ERR(LIMIT_EXCEEDED, "more than %zu bytes", b->max);
+		return false;
+	}
+	if (more <= b->cap - b->len)
+		return true;
+	size_t cap = b->cap < 256 ? 256 : b->cap;
+	while (cap - b->len < more)
+		cap = cap > b->max / 2 ? b->max : cap * 2;
+	unsigned char *p = mem_grow(b->p, cap, 1);
+	if (!p) {
+		b->failed = ERR(NO_MEMORY, "no memory for %zu bytes", cap);
+		return false;
+	}
+	b->p = p;
+	b->cap = cap;
+	return true;
+}
+
+enum err buf_reserve(struct buf *b, size_t more, unsigned char **at_out)
+{
+	if (!make_room(b, more))
+		return b->failed;
+	*at_out = b->p + b->len;
+	b->len += more;
+	return OK;
+}
+
+void buf_put(struct buf *b, const void *p, size_t n)
+{
+	if (n && make_room(b, n)) {
+		memcpy(b->p + b->len, p, n);
+		b->len += n;
+	}
+}
+
+void buf_puts(struct buf *b, const char *z)
+{
+	buf_put(b, z, strlen(z));
+}
+
+void buf_putc(struct buf *b, unsigned char c)
+{
+	buf_put(b, &c, 1);
+}
+
+void buf_fill(struct buf *b, unsigned char c, size_t n)
+{
+	if (n && make_room(b, n)) {
+		memset(b->p + b->len, c, n);
+		b->len += n;
+	}
+}
+
+static void put_le(struct buf *b, uint64_t v, size_t n)
+{
+	unsigned char bytes[8];
+
+	for (size_t i = 0; i < n; i++)
+		bytes[i] = (unsigned char)(v >> (8 * i));
+	buf_put(b, bytes, n);
+}
+
+void buf_le16(struct buf *b, uint16_t v) { put_le(b, v, 2); }
+void buf_le32(struct buf *b, uint32_t v) { put_le(b, v, 4); }
+void buf_le64(struct buf *b, uint64_t v) { put_le(b, v, 8); }
+
+void buf_printf(struct buf *b, const char *fmt, ...)
+{
+	char small[512];
+	va_list ap;
+
+	va_start(ap, fmt);
+	int n = vsnprintf(small, sizeof small, fmt, ap);
+	va_end(ap);
+	if (n < 0 || (size_t)n < sizeof small) {
+		buf_put(b, small, n < 0 ? 0 : (size_t)n);
+		return;
+	}
+	if (!make_room(b, (size_t)n + 1))
+		return;
+	va_start(ap, fmt);
+	vsnprintf((char *)b->p + b->len, (size_t)n + 1, fmt, ap);
+	va_end(ap);
+	b->len += (size_t)n;
+}
+
+/* Length of the well-formed UTF-8 sequence at p, 0 if there is none. */
+static size_t utf8_len(const char *p, size_t n)
+{
+	for (size_t k = 1; k <= 4 && k <= n; k++)
+		if (str_utf8((struct str){ p, k }))
+			return k;
+	return 0;
+}
+
+void buf_json_str(struct buf *b, struct str s)
+{
+	size_t i = 0, plain = 0;
+
+	buf_putc(b, '"');
+	while (i < s.n) {
+		unsigned char c = (unsigned char)s.p[i];
+		size_t len = c < 0x80 ? 1 : utf8_len(s.p + i, s.n - i);
+		if (len && c >= 0x20 && c != '"' && c != '\\' && c != 0x7F) {
+			i += len;
+			continue;
+		}
+		buf_put(b, s.p + plain, i - plain);
+		if (len == 0)
+			buf_puts(b, "\xEF\xBF\xBD");
+		else if (c == '"' || c == '\\')
+			buf_put(b, (unsigned char[]){ '\\', c }, 2);
+		else
+			buf_printf(b, "\\u%04x", c);
+		plain = ++i;
+	}
+	buf_put(b, s.p + plain, i - plain);
+	buf_putc(b, '"');
+}
+
+static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+void buf_base64(struct buf *b, const void *p, size_t n)
+{
+	const unsigned char *in = p;
+
+	for (size_t i = 0; i < n; i += 3) {
+		size_t have = n - i < 3 ? n - i : 3;
+		uint32_t v = (uint32_t)in[i] << 16 | (have > 1 ? (uint32_t)in[i + 1] << 8 : 0) |
+			     (have > 2 ? in[i + 2] : 0);
+		unsigned char four[4] = { (unsigned char)alphabet[v >> 18],
+					  (unsigned char)alphabet[v >> 12 & 63],
+					  (unsigned char)(have > 1 ? alphabet[v >> 6 & 63] : '='),
+					  (unsigned char)(have > 2 ? alphabet[v & 63] : '=') };
+		buf_put(b, four, 4);
+	}
+}
+
+enum err buf_status(const struct buf *b)
+{
+	return b->failed;
+}
+
+static int sextet(char c)
+{
+	if (c >= 'A' && c <= 'Z')
+		return c - 'A';
+	if (c >= 'a' && c <= 'z')
+		return c - 'a' + 26;
+	if (c >= '0' && c <= '9')
+		return c - '0' + 52;
+	return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+enum err buf_unbase64(struct buf *b, struct str text)
+{
+	if (text.n % 4 != 0)
+		return ERR(VALIDATION_FAILED, "base64 of %zu characters is not padded", text.n);
+	for (size_t i = 0; i < text.n; i += 4) {
+		size_t pad = i + 4 == text.n ? (size_t)(text.p[i + 3] == '=') + (text.p[i + 3] == '=' && text.p[i + 2] == '=') : 0;
+		uint32_t v = 0;
+		for (size_t k = 0; k < 4; k++) {
+			int d = k >= 4 - pad ? 0 : sextet(text.p[i + k]);
+			if (d < 0)
+				return ERR(VALIDATION_FAILED, "byte %zu is not base64", i + k);
+			v = v << 6 | (uint32_t)d;
+		}
+		if (v & ((1u << (8 * pad)) - 1))
+			return ERR(VALIDATION_FAILED, "base64 has stray bits at its end");
+		unsigned char three[3] = { (unsigned char)(v >> 16), (unsigned char)(v >> 8), (unsigned char)v };
+		buf_put(b, three, 3 - pad);
+	}
+	return buf_status(b);
+}

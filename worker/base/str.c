@@ -1,0 +1,79 @@
+/* str.c: see str.h. */
+#include "base/str.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+int str_cmp(struct str a, struct str b)
+{
+	size_t n = a.n < b.n ? a.n : b.n;
+	int c = n ? memcmp(a.p, b.p, n) : 0;
+
+	if (c != 0)
+		return c;
+	return a.n < b.n ? -1 : a.n > b.n;
+}
+
+uint64_t str_hash(struct str s)
+{
+	return XXH3_64bits(s.p, s.n);
+}
+
+/* Greedy match with one point of return: the latest star. Linear in practice, |pattern| * |s| at worst, no recursion. */
+bool str_glob(struct str pattern, struct str s)
+{
+	size_t i = 0, j = 0, star = SIZE_MAX, mark = 0;
+
+	while (i < s.n) {
+		if (j < pattern.n && pattern.p[j] == '*') {
+			star = j++;
+			mark = i;
+		} else if (j < pattern.n && pattern.p[j] == s.p[i]) {
+			i++;
+			j++;
+		} else if (star != SIZE_MAX) {
+			j = star + 1;
+			i = ++mark;
+		} else {
+			return false;
+		}
+	}
+	while (j < pattern.n && pattern.p[j] == '*')
+		j++;
+	return j == pattern.n;
+}
+
+bool str_utf8(struct str s)
+{
+	const unsigned char *p = (const unsigned char *)s.p;
+
+	for (size_t i = 0; i < s.n;) {
+		unsigned c = p[i];
+		size_t more = c < 0x80 ? 0 : c < 0xC2 ? 9 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : c < 0xF5 ? 3 : 9;
+		if (more == 9 || more >= s.n - i)
+			return false;
+		for (size_t k = 1; k <= more; k++)
+			if ((p[i + k] & 0xC0) != 0x80)
+				return false;
+		if ((c == 0xE0 && p[i + 1] < 0xA0) || (c == 0xED && p[i + 1] > 0x9F) ||
+		    (c == 0xF0 && p[i + 1] < 0x90) || (c == 0xF4 && p[i + 1] > 0x8F))
+			return false;
+		i += more + 1;
+	}
+	return true;
+}
+
+bool str_to_u64(struct str s, uint64_t *out)
+{
+	uint64_t v = 0;
+
+	if (s.n == 0)
+		return false;
+	for (size_t i = 0; i < s.n; i++) {
+		unsigned d = (unsigned)(s.p[i] - '0');
+		if (d > 9 || __builtin_mul_overflow(v, 10u, &v) || __builtin_add_overflow(v, d, &v))
+			return false;
+	}
+	*out = v;
+	return true;
+}

@@ -1,0 +1,35 @@
+/* str.h: a counted byte string that owns nothing. FQNs are bytes: they may hold a NUL or bytes that are not UTF-8. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct str {
+	const char *p;
+	size_t n;
+};
+
+#define STR(literal) ((struct str){ (literal), sizeof(literal) - 1 })
+
+static inline struct str str_of(const char *z) { return (struct str){ z, strlen(z) }; }
+static inline bool str_eq(struct str a, struct str b)
+{
+	return a.n == b.n && (a.n == 0 || memcmp(a.p, b.p, a.n) == 0);
+}
+static inline bool str_is(struct str a, const char *z) { return str_eq(a, str_of(z)); }
+static inline bool str_starts(struct str a, const char *z)
+{
+	size_t n = strlen(z);
+	return a.n >= n && memcmp(a.p, z, n) == 0;
+}
+static inline bool str_ends(struct str a, const char *z)
+{
+	size_t n = strlen(z);
+	return a.n >= n && memcmp(a.p + a.n - n, z, n) == 0;
+}
+int str_cmp(struct str a, struct str b);                   /* byte order, as memcmp */
+uint64_t str_hash(struct str s);                           /* XXH3; not stable across builds: never store it */
+bool str_glob(struct str pattern, struct str s);           /* `*` matches any run of bytes; linear time */
+bool str_utf8(struct str s);                               /* well-formed UTF-8? */
+bool str_to_u64(struct str s, uint64_t *out);              /* decimal digits only, no sign, no overflow */

@@ -1,0 +1,52 @@
+/* frame.h: messages between coordinator and workers over a Unix stream socket: one fixed head, a JSON text, file descriptors.
+ *
+ *   head (24 bytes, little endian): magic "DCPD", version u16, type u16, json_bytes u32, fd_count u32, job generation u64
+ *
+ * Descriptors are passed with SCM_RIGHTS in batches of at most 250, in order. Non-blocking both ways: the reader keeps partial
+ * frames, the writer keeps a queue. A wrong magic, version, size or fd count ends the connection (ERR_PROTOCOL). */
+#pragma once
+#include "base/buf.h"
+
+enum { FRAME_JSON_MAX = 64 << 20, FRAME_FDS_MAX = 200000, FRAME_VERSION = 1 };
+
+enum frame_type {
+	/* coordinator → worker */
+	FRAME_HELLO = 1,       /* {"build_id","role":"gang"|"lookup","index","count","shm_limit"…}; first message both ways */
+	FRAME_JOB,             /* to the leader: the job's document; fds: segments, in the order the document lists them */
+	FRAME_RUN,             /* to the other workers: run memfd, then segments; and from the leader, to be relayed */
+	FRAME_CANCEL,
+	FRAME_COMMIT_OK,       /* to the leader: you may commit, cancel is no longer possible */
+	FRAME_SEGMENTS,        /* to the leader: the segments it asked for */
+	FRAME_PEERS_DONE,      /* to the leader: all other workers finished their part */
+	FRAME_LOOKUP,          /* to a look-up worker: a question */
+	/* worker → coordinator */
+	FRAME_STATE = 32,      /* {"state":"planning"|"running"|"committing","stage","bytes_total"…} */
+	FRAME_PROGRESS,        /* {"bytes_done","bytes_total","ranks":[…]} */
+	FRAME_WANT_SEGMENTS,   /* {"ranks":[{"rank","bytes","image_bytes"}…]} */
+	FRAME_WANT_COMMIT,     /* {"staging":"…"} */
+	FRAME_DONE,            /* a worker has finished its part; leader: {"result":{…}} */
+	FRAME_FAILED,          /* {problem} */
+	FRAME_ANSWER,          /* to a FRAME_LOOKUP: {"ok":{…}} or {"problem":{…}}; raw bytes may follow in a memfd */
+};
+
+struct frame {
+	uint16_t type;
+	uint64_t generation;   /* of the job attempt; frames of another generation are dropped */
+	struct str json;       /* valid until the next frame_read */
+	int *fds;              /* the receiver's; those it does not take are closed by the next frame_read */
+	uint32_t fd_count;
+};
+
+struct frame_conn;
+
+FALLIBLE enum err frame_conn_new(int fd, struct frame_conn **out);  /* owns fd */
+void frame_conn_free(struct frame_conn *c);
+int frame_conn_fd(const struct frame_conn *c);
+/* got_out: a whole frame is in *f. false: no more for now. closed_out: the peer is gone. */
+FALLIBLE enum err frame_read(struct frame_conn *c, struct frame *f, bool *got_out, bool *closed_out);
+/* Queues and tries to send. fds are duplicated: the caller keeps its own. */
+FALLIBLE enum err frame_send(struct frame_conn *c, uint16_t type, uint64_t generation, struct str json, const int *fds,
+			     uint32_t fd_count);
+FALLIBLE enum err frame_flush(struct frame_conn *c, bool *empty_out);       /* when writable */
+bool frame_wants_write(const struct frame_conn *c);
+FALLIBLE enum err frame_wait(struct frame_conn *c, int timeout_ms, struct frame *f, bool *got_out, bool *closed_out); /* blocking */

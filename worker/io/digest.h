@@ -1,0 +1,16 @@
+/* digest.h: CRC32 (the zip's) and XXH3-128 (ours) of a block while it is hot in cache. CRC32 by ISA-L, combined by zlib's rule;
+ * XXH3 by xxHash. SIGBUS-safe variants are in os/guard.h. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+struct digest {
+	unsigned char xxh3_128[16];      /* canonical (big-endian) form */
+	uint32_t crc32;
+};
+
+/* Both over the same bytes in one pass over pieces that fit the L2 cache. */
+void digest_block(const void *p, size_t n, struct digest *out);
+uint32_t digest_crc32(uint32_t before, const void *p, size_t n);       /* continues; 0 to begin */
+uint32_t digest_crc32_combine(uint32_t a, uint32_t b, uint64_t b_bytes);
+void digest_hex(const unsigned char xxh3_128[16], char hex_out[33]);

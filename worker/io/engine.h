@@ -1,0 +1,37 @@
+/* engine.h: asynchronous reads, writes and fsyncs: io_uring where the kernel lets us, else a pool of threads. Same calls, same order
+ * rules (none: completions come in any order), bounded depth.
+ *
+ *     io_engine_open(IO_AUTO, depth, &e)          before the sandbox closes: makes the ring, restricts it to read/write/fsync
+ *     io_submit(e, &op)                           op stays the caller's and must live until it comes back
+ *     io_wait(e, &op)                             blocks for one completion; op->error is OK or an error already recorded
+ *
+ * Short transfers are continued inside; a read that ends before `bytes` is ERR_STORAGE_IO "ends at …"; EINTR/EAGAIN are retried;
+ * ENOSPC/EDQUOT → ERR_STORAGE_FULL, EROFS → ERR_STORAGE_READONLY, ESTALE/ENODEV → ERR_STORAGE_GONE, EFAULT → ERR_SEGMENT_SHRUNK.
+ * A failed fsync is never retried. One engine, one thread. */
+#pragma once
+#include "base/err.h"
+
+enum io_kind { IO_READ, IO_WRITE, IO_FSYNC };
+
+struct io_op {
+	enum io_kind kind;
+	int fd;
+	void *buf;
+	uint64_t bytes, offset;
+	void *user;                      /* the caller's */
+	struct err_info error;           /* error.code == OK: all bytes are transferred */
+	/* private to the engine */
+	uint64_t done;
+	struct io_op *next;
+};
+
+enum io_engine_kind { IO_AUTO, IO_URING, IO_THREADS };
+struct io_engine;
+
+FALLIBLE enum err io_engine_open(enum io_engine_kind kind, uint32_t depth, struct io_engine **out);
+void io_engine_close(struct io_engine *e);               /* waits for what is in flight */
+const char *io_engine_name(const struct io_engine *e);   /* "io_uring" or "threads" */
+uint32_t io_engine_free_slots(const struct io_engine *e);
+FALLIBLE enum err io_submit(struct io_engine *e, struct io_op *op);  /* ERR_INTERNAL if no slot is free */
+FALLIBLE enum err io_wait(struct io_engine *e, struct io_op **done_out); /* ERR_INTERNAL if nothing is in flight */
+uint32_t io_in_flight(const struct io_engine *e);

@@ -1,0 +1,36 @@
+/* fs.h: every file-system call of the engine. All paths are relative to a directory fd and are opened with openat2 beneath it,
+ * without following links (RESOLVE_BENEATH | NO_SYMLINKS | NO_MAGICLINKS; NO_XDEV is not asked for: roots may hold mounts).
+ * errno → code in one place (fs_error). Names in errors are the relative ones, never host paths.
+ *
+ * Fault points: when built with -DDCPD_FAULTS (tests), DCPD_FAULT=name:n kills the process or fails the call with an errno at the
+ * n-th pass of fs_fault("name"); see tests/fault. */
+#pragma once
+#include <sys/stat.h>
+#include "base/err.h"
+
+enum err fs_error(int sys_errno);                         /* ENOSPC → ERR_STORAGE_FULL, EROFS, ENOENT → NOT_FOUND … */
+FALLIBLE enum err fs_open_root(const char *path, int *fd_out);                 /* O_DIRECTORY; may be on a dead NFS: workers only */
+FALLIBLE enum err fs_open(int dirfd, const char *path, int flags, mode_t mode, int *fd_out);
+FALLIBLE enum err fs_open_dir(int dirfd, const char *path, int *fd_out);
+FALLIBLE enum err fs_close(int *fd);                      /* checks close(); *fd = -1 */
+void fs_drop(int *fd);                                    /* close without checking, for CLEANUP(fs_drop) */
+FALLIBLE enum err fs_mkdir(int dirfd, const char *name, mode_t mode);          /* EEXIST → ERR_CHECKPOINT_EXISTS */
+/* Creates every missing directory of `path` and fsyncs each one's parent; returns the last directory's fd. */
+FALLIBLE enum err fs_mkdirs(int rootfd, const char *path, int *fd_out);
+FALLIBLE enum err fs_stat(int dirfd, const char *path, struct stat *out);      /* no links */
+FALLIBLE enum err fs_allocate(int fd, uint64_t bytes, const char *name);       /* fallocate; EOPNOTSUPP falls back to ftruncate */
+FALLIBLE enum err fs_fsync(int fd, const char *name);
+FALLIBLE enum err fs_rename_noreplace(int dirfd, const char *from, const char *to);
+FALLIBLE enum err fs_exchange(int dirfd, const char *a, const char *b);        /* ERR_OVERWRITE_UNSUPPORTED where refused */
+FALLIBLE enum err fs_rename(int from_dirfd, const char *from, int to_dirfd, const char *to);
+FALLIBLE enum err fs_unlink(int dirfd, const char *name);
+FALLIBLE enum err fs_remove_tree(int dirfd, const char *name);                 /* depth-bounded, no links followed, ENOENT is fine */
+FALLIBLE enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out); /* mem_free */
+FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
+FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);
+FALLIBLE enum err fs_free_bytes(int dirfd, uint64_t *free_out, uint64_t *total_out);
+/* Calls fn for every entry but "." and ".."; fn's error stops the walk. */
+typedef enum err (*fs_entry_fn)(void *user, const char *name, unsigned char d_type);
+FALLIBLE enum err fs_list(int dirfd, fs_entry_fn fn, void *user);
+bool fs_direct_ok(int dirfd);                             /* does O_DIRECT work for files here? probed once with a file of our own */
+void fs_fault(const char *point);                         /* nothing unless built with DCPD_FAULTS */

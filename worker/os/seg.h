@@ -1,0 +1,30 @@
+/* seg.h: POSIX shared memory segments. The coordinator makes and keeps fds (it never maps); workers map.
+ *
+ * Named segments cannot be sealed by the kernel, so a peer may shrink one while we read: seg_guard() makes the SIGBUS of that an
+ * ordinary ERR_SEGMENT_SHRUNK. */
+#pragma once
+#include <sys/types.h>
+#include "base/err.h"
+
+enum { SEG_NAME_MAX = 64 };
+
+/* Makes "/dcpd-<32 hex>" with O_EXCL, 0600, random name; size by ftruncate only: pages come with seg_allocate. */
+FALLIBLE enum err seg_create(uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out);
+/* Allocates [offset, offset + bytes) (fallocate): ENOSPC → ERR_SHM_EXHAUSTED. Call in steps from a helper thread. */
+FALLIBLE enum err seg_allocate(int fd, uint64_t offset, uint64_t bytes);
+/* Gives `uid` read and write access by a POSIX ACL entry. */
+FALLIBLE enum err seg_grant(int fd, uid_t uid);
+/* Opens an existing one by name and checks owner, mode, nlink and size. */
+FALLIBLE enum err seg_open(const char *name, uint64_t bytes, int *fd_out);
+FALLIBLE enum err seg_unlink(const char *name);           /* already gone is fine */
+/* Names of all segments of ours ("/dcpd-…", owned by this uid), for the sweep at start. */
+FALLIBLE enum err seg_list(void (*fn)(void *user, const char *name, uint64_t bytes), void *user);
+
+struct seg_map {
+	unsigned char *p;
+	uint64_t bytes;
+};
+FALLIBLE enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out); /* ERR_SEGMENT_SHRUNK if the file is smaller */
+void seg_unmap(struct seg_map *m);
+/* Runs fn(user) with SIGBUS turned into ERR_SEGMENT_SHRUNK. fn must not take locks or allocate. Per thread, not nested. */
+FALLIBLE enum err seg_guard(void (*fn)(void *user), void *user);

@@ -1,0 +1,58 @@
+/* layout.h: how logical tensors are cut over a world: rules → boxes per rank. Semantics are DTensor's
+ * (compute_local_shape_and_global_offset), ChunkShardingSpec's and EnumerableShardingSpec's; forms: SURFACES, api/openapi.yaml.
+ *
+ * The first rule whose pattern matches the FQN *and* whose dims the tensor has wins. Without a match: Shard(0) over the world for
+ * tensors of one or more dims, one copy (rank 0) for 0-d tensors. */
+#pragma once
+#include "tensor/sdict.h"
+
+enum placement_kind { PLACE_REPLICATE, PLACE_SHARD, PLACE_STRIDED_SHARD, PLACE_PARTIAL };
+
+struct placement {
+	enum placement_kind kind;
+	int32_t dim;                     /* may be negative: counted from the end of the tensor's dims */
+	int64_t split_factor;            /* _StridedShard */
+};
+
+enum layout_kind { LAYOUT_MESH, LAYOUT_CHUNKS, LAYOUT_BOXES, LAYOUT_LIKE };
+
+struct layout_box {
+	uint32_t rank;
+	uint32_t ndim;
+	const int64_t *dims;             /* offsets then sizes */
+};
+
+struct layout_rule {
+	struct str match;
+	enum layout_kind kind;
+	uint32_t mesh_ndim;              /* LAYOUT_MESH; 0: 1-D mesh over the world */
+	const int64_t *mesh;             /* sizes */
+	const uint32_t *ranks;           /* rank_count of them, row-major over the mesh; NULL: 0..product-1 */
+	uint32_t rank_count;
+	const struct placement *placements; /* one per mesh dim */
+	uint32_t placement_count;
+	int32_t chunk_dim;               /* LAYOUT_CHUNKS; ranks above */
+	const struct layout_box *boxes;  /* LAYOUT_BOXES */
+	uint32_t box_count;
+	const struct sdict *like;        /* LAYOUT_LIKE: that checkpoint's boxes and ranks */
+};
+
+struct layout {
+	const struct layout_rule *rules;
+	uint32_t rule_count;
+	uint32_t world_size;
+};
+
+/* "Shard(0)", "Shard(dim=0)", "S(0)", "Replicate()", "R", "Partial()", "_StridedShard(dim=0, sf=2)"; spaces do not matter. */
+FALLIBLE enum err placement_parse(struct str text, struct placement *out);
+/* Checks what does not depend on a tensor: mesh products against the world, ranks in range and once, placements per mesh dim … */
+FALLIBLE enum err layout_check(const struct layout *l);
+
+/* One rank's box of a tensor of the given shape under (mesh, placements): PyTorch's compute_local_shape_and_global_offset.
+ * coord: the rank's coordinate in each mesh dim. dims_out: ndim offsets, then ndim sizes. */
+FALLIBLE enum err layout_dtensor_box(uint32_t ndim, const int64_t *shape, uint32_t mesh_ndim, const int64_t *mesh,
+				     const int64_t *coord, const struct placement *placements, int64_t *dims_out);
+
+/* Appends the chunks of `tensor` (an index into `out`, which must be its latest tensor) for every rank, replicas included, in rank
+ * order; empty shards are kept where PyTorch keeps them. matched_out: the rule's index, or UINT32_MAX for the default. */
+FALLIBLE enum err layout_apply(const struct layout *l, struct sdict *out, uint32_t tensor, uint32_t *matched_out);

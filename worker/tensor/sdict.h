@@ -1,0 +1,107 @@
+/* sdict.h: the structure of a state dict or checkpoint: which tensors and values there are, how each tensor is cut into chunks,
+ * who holds a chunk and where its bytes lie. No tensor bytes. Everything else is a function of it:
+ *
+ *     .metadata, segment images, safetensors headers ──► sdict ──► plan ──► sdict of the target ──► .metadata, images
+ *
+ * It is flat (arrays and indices) so that a million chunks cost little: at most 300 bytes a chunk are used besides the input.
+ * An sdict owns one arena; strings and dims live there. Index order is meaningful: tensors and values in the order the source
+ * lists them (PyTorch keeps insertion order), chunks of one tensor in a row. */
+#pragma once
+#include "base/arena.h"
+#include "base/map.h"
+#include "base/str.h"
+#include "tensor/dtype.h"
+
+/* A key path: what PyTorch's planner_data holds per flat key. key.p == NULL: a list position. */
+struct sd_path_part {
+	struct str key;
+	int64_t index;
+};
+struct sd_path {
+	const struct sd_path_part *parts;
+	uint32_t count;               /* 0: the source has no paths (planner_data None) */
+};
+
+/* Where the bytes of a chunk or value lie. */
+struct sd_loc {
+	uint32_t file;                /* index into sdict.files, or SD_NO_FILE: nowhere yet */
+	uint32_t transform;           /* index + 1 into sdict.transforms; 0: none */
+	uint64_t offset, length;      /* of the stored item in the file (segment image: of the entry's raw data) */
+};
+#define SD_NO_FILE UINT32_MAX
+
+struct sd_chunk {
+	const int64_t *dims;          /* ndim offsets, then ndim sizes (global coordinates) */
+	uint32_t tensor;
+	uint32_t rank;                /* who holds it (image), or who writes it (plan); from the file name for checkpoints */
+	struct sd_loc loc;
+};
+
+struct sd_tensor {
+	struct str fqn;
+	const int64_t *shape;         /* global, ndim entries */
+	uint32_t ndim;
+	enum dtype dtype;
+	uint64_t first_chunk, chunk_count;
+	struct sd_path path;
+	bool requires_grad;
+};
+
+enum sd_value_kind {
+	SD_VALUE_STORED,              /* bytes at loc: a torch.save archive (BYTE_IO item), copied byte for byte */
+	SD_VALUE_INLINE,              /* `bytes` is such an archive, in memory */
+};
+
+struct sd_value {
+	struct str fqn;
+	struct sd_path path;
+	enum sd_value_kind kind;
+	uint32_t rank;
+	struct sd_loc loc;
+	struct str bytes;
+};
+
+struct sd_file {
+	struct str name;              /* relative to the checkpoint directory; for images the rank's decimal number */
+	uint32_t rank;
+};
+
+struct sdict {
+	struct arena *arena;
+	struct sd_tensor *tensors;
+	uint64_t tensor_count, tensor_cap;
+	struct sd_chunk *chunks;
+	uint64_t chunk_count, chunk_cap;
+	struct sd_value *values;
+	uint64_t value_count, value_cap;
+	struct sd_file *files;
+	uint64_t file_count, file_cap;
+	struct str *transforms;       /* descriptor lists joined by ' ' in stored order, e.g. "stream.zstd/1" */
+	uint64_t transform_count, transform_cap;
+	bool has_paths;               /* false: planner_data was None */
+	struct map fqns;              /* fqn → tensor index, or SD_VALUE_BIT | value index */
+};
+#define SD_VALUE_BIT 0x80000000u
+
+FALLIBLE enum err sdict_new(uint64_t arena_cap_bytes, struct sdict **out);
+void sdict_free(struct sdict *sd);
+void sdict_free_ptr(struct sdict **sd);                        /* for CLEANUP */
+
+/* Adding. FQN and shape are copied into the arena; a second one of the same FQN is ERR_DUPLICATE_KEY. */
+FALLIBLE enum err sdict_add_tensor(struct sdict *sd, struct str fqn, enum dtype dtype, uint32_t ndim,
+				   const int64_t *shape, uint32_t *index_out);
+/* Chunks of a tensor must be added in a row (between two tensors' chunks no switching back). dims: offsets then sizes. */
+FALLIBLE enum err sdict_add_chunk(struct sdict *sd, uint32_t tensor, const int64_t *dims, uint32_t rank,
+				  struct sd_loc loc);
+FALLIBLE enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct sd_loc loc,
+				  uint32_t *index_out);
+FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out);
+FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
+FALLIBLE enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *out);
+
+/* NULL if absent or of the other kind. */
+struct sd_tensor *sdict_tensor(const struct sdict *sd, struct str fqn);
+struct sd_value *sdict_value(const struct sdict *sd, struct str fqn);
+
+static inline const int64_t *sd_offsets(const struct sd_chunk *c) { return c->dims; }
+static inline const int64_t *sd_sizes(const struct sd_chunk *c, uint32_t ndim) { return c->dims + ndim; }
