@@ -1,0 +1,111 @@
+/* pickle.h: a pickle machine that builds a graph of typed nodes and executes nothing. It serves `.metadata` and the data.pkl of
+ * torch.save archives.
+ *
+ *     struct pickle *pk CLEANUP(pickle_free_ptr) = NULL;
+ *     TRY(pickle_parse(bytes, n, NULL, &pk));            `bytes` must stay as long as pk: strings point into them
+ *     pnode root = pickle_root(pk);
+ *     if (pickle_kind(pk, root) == PK_DICT) {
+ *             struct pickle_iter it = pickle_iter(pk, root);
+ *             pnode key, value;
+ *             while (pickle_next(pk, &it, &key) && pickle_next(pk, &it, &value)) …
+ *     }
+ *
+ * Protocols 0 to 5, all opcodes but INST, OBJ, EXT*, NEXT_BUFFER and READONLY_BUFFER (ERR_FORMAT_PICKLE says opcode and offset).
+ * What a stream would call is never called: torch.Size, OrderedDict, set, frozenset, complex, bytes and _codecs.encode(…, 'latin1')
+ * of plain arguments become nodes of their kind, every other REDUCE or NEWOBJ a PK_OBJECT that remembers what it was made of.
+ * Bytes after STOP are ignored, as Python does.
+ *
+ * The graph may be cyclic and nodes may be shared, so that a small stream can describe an endless tree: whoever walks it keeps
+ * a depth limit (PICKLE_DEPTH_MAX) and a limit on what it makes of it. Accessors given a node of another kind answer with nothing
+ * (false, 0, an empty str), so a chain of them needs one check at its end.
+ *
+ * Memory: about 4 bytes a reference, 12 a string or number, and never more than a fixed multiple of n. A first pass finds out which
+ * memo entries are ever fetched; only those are kept. */
+#pragma once
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/str.h"
+
+enum { PICKLE_DEPTH_MAX = 64 };
+#define PICKLE_BYTES_MAX (1ull << 30)
+
+typedef uint32_t pnode;                  /* a node of one struct pickle; 0: none */
+
+enum pickle_kind {
+	PK_ABSENT,                       /* pnode 0 */
+	PK_NONE,
+	PK_BOOL,
+	PK_INT,                          /* fits int64 */
+	PK_BIGINT,                       /* does not; see pickle_bigint */
+	PK_FLOAT,
+	PK_COMPLEX,
+	PK_STR,                          /* UTF-8, lone surrogates as in 'surrogatepass'; Python 2 byte strings if ASCII */
+	PK_BYTES,
+	PK_BYTEARRAY,
+	PK_TUPLE,
+	PK_SIZE,                         /* torch.Size: a tuple */
+	PK_LIST,
+	PK_DICT,
+	PK_ORDERED_DICT,
+	PK_SET,
+	PK_FROZENSET,
+	PK_GLOBAL,                       /* module and name; a class, a dtype, a function */
+	PK_PERSID,                       /* PERSID, BINPERSID: pickle_args is the id */
+	PK_OBJECT,                       /* REDUCE or NEWOBJ of anything else: class, args, state, items */
+	PK_RECORD,                       /* an instance of one of the caller's struct pickle_record */
+};
+
+/* Classes whose instances are kept in compact form: only the named attributes, set by BUILD with a dict; other attributes are
+ * dropped. May be NULL. The table ends with a NULL name; at most PICKLE_FIELDS_MAX fields. */
+enum { PICKLE_FIELDS_MAX = 8 };
+struct pickle_record {
+	const char *module, *name;
+	uint32_t id;                     /* the caller's; several classes may share it (old and new module paths) */
+	uint32_t field_count;
+	const char *fields[PICKLE_FIELDS_MAX];
+};
+
+struct pickle;
+FALLIBLE enum err pickle_parse(const void *bytes, uint64_t n, const struct pickle_record *records, struct pickle **out);
+void pickle_free(struct pickle *pk);
+void pickle_free_ptr(struct pickle **pk);
+uint64_t pickle_memory(const struct pickle *pk);         /* bytes in use */
+uint64_t pickle_consumed(const struct pickle *pk);       /* bytes up to and with STOP (old torch.save files hold several pickles) */
+
+pnode pickle_root(const struct pickle *pk);
+enum pickle_kind pickle_kind(const struct pickle *pk, pnode n);
+
+bool pickle_is_true(const struct pickle *pk, pnode n);                   /* PK_BOOL True */
+bool pickle_int(const struct pickle *pk, pnode n, int64_t *out);         /* PK_INT; a bool is none */
+bool pickle_float(const struct pickle *pk, pnode n, double *out);        /* PK_FLOAT */
+bool pickle_complex(const struct pickle *pk, pnode n, double *re, double *im);
+struct str pickle_str(const struct pickle *pk, pnode n);                 /* PK_STR; not NUL-terminated */
+struct str pickle_bytes(const struct pickle *pk, pnode n);               /* PK_BYTES, PK_BYTEARRAY */
+/* PK_BIGINT: two's complement little-endian, or (protocol 0) decimal text with an optional sign. */
+struct str pickle_bigint(const struct pickle *pk, pnode n, bool *decimal_out);
+
+/* PK_TUPLE, PK_SIZE: pickle_at is cheap. Other containers: iterate; a dict gives key, value, key, value … and counts pairs.
+ * PK_OBJECT: what APPEND or SETITEM put into it. */
+uint64_t pickle_count(const struct pickle *pk, pnode n);
+pnode pickle_at(const struct pickle *pk, pnode tuple, uint64_t i);
+struct pickle_iter {
+	uint32_t block, at;
+};
+struct pickle_iter pickle_iter(const struct pickle *pk, pnode n);
+bool pickle_next(const struct pickle *pk, struct pickle_iter *it, pnode *item_out);
+pnode pickle_dict_get(const struct pickle *pk, pnode dict, const char *key); /* the last of that key; linear */
+
+/* PK_GLOBAL: its own names; PK_OBJECT: those of what was called. */
+struct str pickle_module(const struct pickle *pk, pnode n);
+struct str pickle_name(const struct pickle *pk, pnode n);
+bool pickle_is_global(const struct pickle *pk, pnode n, const char *module, const char *name); /* PK_GLOBAL only */
+bool pickle_is_call(const struct pickle *pk, pnode n, const char *module, const char *name);   /* PK_OBJECT only */
+pnode pickle_args(const struct pickle *pk, pnode n);     /* PK_OBJECT: the argument tuple; PK_PERSID: the id */
+pnode pickle_state(const struct pickle *pk, pnode n);    /* PK_OBJECT: of the last BUILD, else 0 */
+
+uint32_t pickle_record_id(const struct pickle *pk, pnode n);             /* PK_RECORD; else UINT32_MAX */
+pnode pickle_field(const struct pickle *pk, pnode n, uint32_t i);        /* PK_RECORD; 0 if never set */
+
+/* "int", "dict", "numpy.ndarray": the class for messages and for opaque values; what copyreg and numpy rebuild functions make is
+ * named by their first argument. Cut to fit; returns into. */
+const char *pickle_class_name(const struct pickle *pk, pnode n, char *into, size_t max);
