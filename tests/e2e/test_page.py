@@ -1,0 +1,352 @@
+"""The dashboard in Chromium: every state it can show, against a scripted daemon, and the main ones against the real one."""
+
+import os
+import re
+import time
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import expect  # noqa: E402
+
+from fake_api import Fake  # noqa: E402
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not os.path.exists(CHROMIUM):
+        pytest.skip(f"no Chromium at {CHROMIUM}")
+    with playwright.sync_playwright() as p:
+        b = p.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False)
+        yield b
+        b.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A tab that fails its test when the page logs an error, breaks its policy or talks to another host."""
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.set_default_timeout(10000)
+    tab.wrong = []
+    tab.on("pageerror", lambda e: tab.wrong.append(str(e)))
+    tab.on("console", lambda m: tab.wrong.append(m.text) if m.type == "error" and not re.search(
+        r"Failed to load resource|net::ERR", m.text) else None)
+    tab.on("request", lambda r: tab.wrong.append(r.url) if not r.url.startswith("http://127.0.0.1:") else None)
+    yield tab
+    wrong = tab.wrong
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def fake():
+    f = Fake()
+    f.storages = [storage("main"), storage("cold")]
+    yield f
+    f.down()
+
+
+def storage(name, **more):
+    return {"name": name, "path": f"/data/{name}", "free_bytes": 30 * MIB, "total_bytes": 100 * MIB, "fs": "ext4",
+            "writable": True, "stalled": False, **more}
+
+
+def job(n, state="running", **more):
+    return {"id": f"01J{n:023d}", "kind": "reshard", "state": state, "stage": "copy" if state == "running" else None,
+            "created_at": "2026-01-01T00:00:00Z", "started_at": "2026-01-01T00:00:01Z", "finished_at": None,
+            "source": {"storage": "main", "name": "a"}, "target": {"storage": "main", "name": f"b{n}"},
+            "milestones": {"snapshotted": False, "durable": False}, "progress": None, "result": None, "error": None, **more}
+
+
+def progress(done, total, ranks):
+    share = [{"rank": r, "bytes_done": done // ranks, "bytes_total": total // ranks} for r in range(ranks)]
+    return {"bytes_done": done, "bytes_total": total, "rate": 5 * MIB, "eta_s": 3.0, "ranks": share}
+
+
+def enter(page, fake, view=""):
+    page.goto(f"{fake.url}#token={fake.token}")
+    expect(page.locator("#connection")).to_have_text("Live")
+    if view:
+        page.click(f"nav a[href='#/{view}']")
+
+
+def row(page, table, key):
+    return page.locator(f"#{table} tr[data-key='{key}']")
+
+
+def accessible(page):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_asks_for_a_token_and_keeps_it_out_of_the_address(page, fake):
+    page.goto(fake.url)
+    expect(page.locator("#h-login")).to_be_visible()
+    assert not [path for _, path, _ in fake.log if path.startswith("/v1")]
+    accessible(page)
+    page.fill("#token", "wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#login-why")).to_contain_text("refused")
+    page.fill("#token", fake.token)
+    page.keyboard.press("Enter")
+    expect(page.locator("#connection")).to_have_text("Live")
+    page.goto("about:blank")
+    page.goto(f"{fake.url}#token={fake.token}")
+    expect(page.locator("#connection")).to_have_text("Live")
+    assert fake.token not in page.url
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("Live")
+    assert not [path for _, path, _ in fake.log if fake.token in path]
+
+
+def test_shows_that_there_is_nothing(page, fake):
+    fake.storages = []
+    enter(page, fake)
+    for view, words in (("jobs", "No jobs yet."), ("checkpoints", "No checkpoints yet."), ("storages", "No storage is configured."),
+                        ("state-dicts", "No state dict is in shared memory."), ("workers", "No worker is running.")):
+        page.click(f"nav a[href='#/{view}']")
+        expect(page.locator(f"#{view} tbody")).to_have_text(words)
+        accessible(page)
+
+
+def test_a_job_appears_and_moves_without_reload(page, fake):
+    enter(page, fake)
+    fake.put_job(job(1, "queued"))
+    line = row(page, "jobs", job(1)["id"])
+    expect(line.locator(".state")).to_have_text("queued")
+    fake.put_job(job(1, progress=progress(25 * MIB, 100 * MIB, 4)), "job.progress")
+    expect(line.locator(".state")).to_have_text("running")
+    expect(line).to_contain_text("main:a → main:b1")
+    expect(line).to_contain_text("25.0 MiB of 100 MiB · 5.0 MiB/s · 3.0 s left")
+    expect(line.locator(".ranks li")).to_have_count(4)
+    assert line.locator("progress").first.get_attribute("value") == "25.0"
+    expect(page.locator("#count-jobs")).to_have_text("1 active")
+    accessible(page)
+    line.get_by_role("link").click()
+    expect(page.locator("#h-job")).to_have_text(f"Job {job(1)['id']}")
+    fake.plans[job(1)["id"]] = {"files": [{"name": "__0_0.distcp"}]}
+    fake.put_job(job(1, "succeeded", finished_at="2026-01-01T00:00:11Z", result={"bytes_written": 104857600},
+                     progress=progress(100 * MIB, 100 * MIB, 4)))
+    expect(page.locator("#job-result")).to_contain_text('"bytes_written": 104857600')
+    expect(page.locator("#job-plan")).to_contain_text("__0_0.distcp")
+    expect(page.locator("#announce")).to_contain_text("succeeded")
+    accessible(page)
+
+
+def test_an_event_without_the_job_makes_the_page_ask(page, fake):
+    fake.jobs[job(1)["id"]] = job(1)
+    enter(page, fake)
+    line = row(page, "jobs", job(1)["id"])
+    expect(line.locator(".state")).to_have_text("running")
+    fake.jobs[job(1)["id"]] = job(1, "succeeded")
+    fake.emit("job.state", {"job": job(1)["id"], "state": "succeeded"})
+    expect(line.locator(".state")).to_have_text("succeeded")
+
+
+def test_an_error_says_where(page, fake):
+    error = {"type": "/problems/digest_mismatch", "title": "The stored bytes are not those that were written", "status": 422,
+             "code": "digest_mismatch", "detail": "chunk [4, 0] of model.w", "retryable": False, "rank": 2,
+             "fqn": "model.layers.0.w", "file": "__2_0.distcp", "offset": 4096, "expected": "aa", "actual": "bb"}
+    fake.jobs[job(1)["id"]] = job(1, "failed", error=error)
+    enter(page, fake)
+    line = row(page, "jobs", job(1)["id"])
+    expect(line).to_contain_text("digest_mismatch")
+    expect(line).to_contain_text("rank 2, model.layers.0.w, __2_0.distcp at offset 4096")
+    line.get_by_role("link").click()
+    for key in ("code", "rank", "fqn", "file", "offset", "expected", "actual"):
+        expect(page.locator(f"[data-error={key}]")).to_have_text(str(error[key]))
+    accessible(page)
+
+
+def test_cancel_and_retry_ask_first(page, fake):
+    fake.jobs[job(1)["id"]] = job(1)
+    fake.jobs[job(2)["id"]] = job(2, "committing")
+    enter(page, fake)
+    line = row(page, "jobs", job(1)["id"])
+    expect(row(page, "jobs", job(2)["id"]).get_by_role("button")).to_have_count(0)
+    line.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#confirm")).to_be_visible()
+    accessible(page)
+    page.keyboard.press("Escape")
+    expect(page.locator("#confirm")).to_be_hidden()
+    assert not [m for m, _, _ in fake.log if m == "POST"]
+    line.get_by_role("button", name="Cancel").click()
+    page.click("#confirm-yes")
+    expect(line.locator(".state")).to_have_text("cancelled")
+    line.get_by_role("button", name="Retry").click()
+    page.click("#confirm-yes")
+    expect(line.locator(".state")).to_have_text("queued")
+    posts = [(path, headers) for m, path, headers in fake.log if m == "POST"]
+    assert [p for p, _ in posts] == [f"/v1/jobs/{job(1)['id']}:cancel", f"/v1/jobs/{job(1)['id']}:retry"]
+    assert all(h["Idempotency-Key"] for _, h in posts)
+
+
+def test_a_refused_cancel_is_shown(page, fake):
+    fake.jobs[job(1)["id"]] = job(1)
+    enter(page, fake)
+    line = row(page, "jobs", job(1)["id"])
+    line.get_by_role("button", name="Cancel").click()
+    fake.jobs[job(1)["id"]] = job(1, "committing")
+    page.click("#confirm-yes")
+    expect(page.locator("#notices")).to_contain_text("the job is committing")
+    expect(line.locator(".state")).to_have_text("committing")
+
+
+def test_buttons_survive_live_updates(page, fake):
+    fake.jobs[job(1)["id"]] = job(1)
+    enter(page, fake)
+    button = row(page, "jobs", job(1)["id"]).get_by_role("button", name="Cancel")
+    button.focus()
+    handle = button.element_handle()
+    for n in range(1, 6):
+        fake.put_job(job(1, progress=progress(n * MIB, 100 * MIB, 2)), "job.progress")
+    expect(row(page, "jobs", job(1)["id"])).to_contain_text("5.0 MiB of 100 MiB")
+    assert handle.evaluate("b => b.isConnected && document.activeElement === b")
+
+
+def test_ten_thousand_jobs_are_paged_and_found(page, fake):
+    for n in range(10000):
+        fake.jobs[job(n)["id"]] = job(n, "failed" if n == 7 else "succeeded", labels={"run": f"r{n % 10}"})
+    enter(page, fake)
+    expect(page.locator("#jobs tbody tr")).to_have_count(50)
+    expect(page.locator("#jobs-pager")).to_contain_text("1–50 of 200+ jobs")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator("#jobs tbody tr").first).to_contain_text(job(9949)["id"])
+    start = time.monotonic()
+    page.select_option("#jobs-state", "failed")
+    expect(row(page, "jobs", job(7)["id"])).to_be_visible()
+    assert time.monotonic() - start < 10
+    page.fill("#jobs-text", "no such thing")
+    expect(page.locator("#jobs tbody")).to_have_text("No job matches.")
+    page.click("#jobs-clear")
+    expect(page.locator("#jobs-pager")).to_contain_text("1–50 of 10000 jobs")
+    page.fill("#jobs-text", "B4321")
+    expect(page.locator("#jobs tbody tr")).to_have_count(1)
+
+
+def test_lists_of_everything_else(page, fake):
+    fake.checkpoints = [
+        {"storage": "main", "name": "run1/step-100", "format": "dcp", "bytes": 3 << 30, "modified_at": "2026-01-01T00:00:00Z",
+         "world_size": 8, "dcpd": True},
+        {"storage": "cold", "name": "hf", "format": "safetensors", "bytes": 1536, "modified_at": "2026-01-02T00:00:00Z",
+         "world_size": 1, "dcpd": False}]
+    slot = {"slot": 0, "segment": "/dcpd-x", "state": "sealed", "generation": 7, "bytes": MIB, "image_bytes": MIB,
+            "in_use_by": [job(1)["id"]]}
+    fake.state_dicts = [{"name": "train", "world_size": 2, "ranks": [{"rank": r, "slots": [slot]} for r in (0, 1)]}]
+    fake.storages = [storage("main"), storage("cold", stalled=True)]
+    fake.stalled = {"cold"}
+    fake.workers = [{"id": "w1", "pid": 4242, "role": "gang", "gang": 1, "index": 0, "state": "busy", "job": job(1)["id"],
+                     "engine": "io_uring", "started_at": "2026-01-01T00:00:00Z"}]
+    enter(page, fake, "checkpoints")
+    expect(page.locator("#notices")).to_contain_text("Storage cold is stalled")
+    expect(row(page, "checkpoints", "main:run1/step-100")).to_contain_text("3.0 GiB")
+    accessible(page)
+    fake.stalled = set()
+    fake.storages = [storage("main"), storage("cold")]
+    fake.emit("checkpoint.committed", {"storage": "cold", "name": "hf"})
+    expect(row(page, "checkpoints", "cold:hf")).to_contain_text("safetensors")
+    page.fill("#checkpoints-text", "step-1")
+    expect(page.locator("#checkpoints tbody tr")).to_have_count(1)
+    page.click("nav a[href='#/state-dicts']")
+    expect(row(page, "state-dicts", "train")).to_contain_text("generation 7")
+    expect(row(page, "state-dicts", "train")).to_contain_text("2 sealed")
+    accessible(page)
+    page.click("nav a[href='#/storages']")
+    expect(row(page, "storages", "main")).to_contain_text("30.0 MiB free of 100 MiB")
+    fake.storages = [storage("main"), storage("cold", stalled=True)]
+    fake.emit("storage.stalled", {"storage": "cold"})
+    expect(row(page, "storages", "cold").locator(".state")).to_have_text("stalled")
+    accessible(page)
+    page.click("nav a[href='#/workers']")
+    expect(row(page, "workers", "w1")).to_contain_text("4242")
+    fake.workers = []
+    fake.emit("worker.lost", {"pid": 4242})
+    expect(page.locator("#workers tbody")).to_have_text("No worker is running.")
+    expect(page.locator("#notices")).to_contain_text("A worker process was lost (4242)")
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.locator("#notices")).not_to_contain_text("worker process")
+
+
+def test_says_when_the_daemon_is_gone_and_goes_on_by_itself(page, fake):
+    fake.jobs[job(1)["id"]] = job(1)
+    enter(page, fake)
+    fake.emit("job.progress", job(1, progress=progress(MIB, 4 * MIB, 2)))
+    expect(row(page, "jobs", job(1)["id"])).to_contain_text("1.0 MiB of 4.0 MiB")
+    fake.down()
+    expect(page.locator("#connection")).to_contain_text("Not connected")
+    expect(page.locator("#notices")).to_contain_text("The daemon does not answer")
+    expect(row(page, "jobs", job(1)["id"])).to_be_visible()
+    accessible(page)
+    fake.jobs[job(1)["id"]] = job(1, "succeeded")
+    fake.log.clear()
+    fake.up()
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(row(page, "jobs", job(1)["id"]).locator(".state")).to_have_text("succeeded")
+    expect(page.locator("#notices")).to_be_empty()
+    resumed = [h for _, path, h in fake.log if path == "/v1/events"]
+    assert resumed and resumed[-1]["Last-Event-ID"] == "1"
+
+
+def test_hostile_and_long_names_are_only_text(page, fake):
+    name = "<img src=x onerror=alert(1)>" + "x" * 180
+    fqn = "model." + ".".join(f"layer{n}" for n in range(300))
+    fake.jobs[job(1)["id"]] = job(1, "failed", target={"storage": "main", "name": name},
+                                  error={"code": "<b>c</b>", "detail": "<script>alert(1)</script>", "fqn": fqn, "rank": 0})
+    fake.checkpoints = [{"storage": "main", "name": name, "format": "dcp", "bytes": 1, "modified_at": "x", "world_size": 1}]
+    page.set_viewport_size({"width": 360, "height": 700})
+    enter(page, fake)
+    expect(row(page, "jobs", job(1)["id"])).to_contain_text(fqn)
+    expect(row(page, "jobs", job(1)["id"])).to_contain_text("<script>alert(1)</script>")
+    assert page.locator("main img, main script").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    row(page, "jobs", job(1)["id"]).get_by_role("link").click()
+    expect(page.locator("[data-error=fqn]")).to_have_text(fqn)
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page.click("nav a[href='#/checkpoints']")
+    expect(page.locator("#checkpoints tbody")).to_contain_text(name)
+
+
+def test_dark_scheme_has_contrast_too(page, fake):
+    page.emulate_media(color_scheme="dark")
+    states = ("queued", "planning", "running", "committing", "succeeded", "failed", "cancelled")
+    for n, state in enumerate(states):
+        fake.jobs[job(n)["id"]] = job(n, state, error={"code": "c", "fqn": "f"} if state == "failed" else None,
+                                      progress=progress(MIB, 2 * MIB, 2))
+    enter(page, fake)
+    expect(page.locator("#jobs tbody tr")).to_have_count(len(states))
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 27)"
+    accessible(page)
+    page.emulate_media(color_scheme="light")
+    accessible(page)
+
+
+def test_many_ranks_stay_readable(page, fake):
+    fake.jobs[job(1)["id"]] = job(1, progress=progress(0, 4096 * MIB, 4096))
+    enter(page, fake)
+    line = row(page, "jobs", job(1)["id"])
+    expect(line.locator(".ranks li")).to_have_count(9)
+    expect(line.locator(".ranks li").last).to_have_text("and 4088 more")
+    line.get_by_role("link").click()
+    expect(page.locator("#job-body .ranks li")).to_have_count(513)
+
+
+def test_keyboard_alone_reaches_everything(page, fake):
+    fake.jobs[job(1)["id"]] = job(1)
+    enter(page, fake)
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.dataset.act || ''") == f"cancel-{job(1)['id']}":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("#confirm-no")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#confirm")).to_be_hidden()
+    assert not [m for m, _, _ in fake.log if m == "POST"]

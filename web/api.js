@@ -1,0 +1,91 @@
+// api.js: requests to the daemon with the token, answers as objects, problems as exceptions.
+//
+// The token comes in the address as #token=… (what dcpd and quickstart print). A fragment is never sent to a server; it is taken
+// out of the address bar and the history at once and kept for this tab only.
+
+const KEY = "dcpd-token";
+
+export class Problem extends Error {
+	constructor(status, body) {
+		super(body.detail || body.title || `HTTP ${status}`);
+		this.status = status;
+		this.body = body;
+		this.code = body.code || `http_${status}`;
+	}
+}
+
+/** The daemon cannot be reached: network error, or a time-out. */
+export class Unreachable extends Error {}
+
+export function takeToken() {
+	const found = /^#(?:.*&)?token=([^&]*)/.exec(location.hash);
+	if (found) {
+		setToken(decodeURIComponent(found[1]));
+		history.replaceState(null, "", location.pathname + location.search);
+	}
+	return token();
+}
+
+export const token = () => sessionStorage.getItem(KEY) || "";
+
+export function setToken(value) {
+	if (value) sessionStorage.setItem(KEY, value);
+	else sessionStorage.removeItem(KEY);
+}
+
+export const headers = (extra) => ({ Authorization: `Bearer ${token()}`, ...extra });
+
+async function problem(response) {
+	let body = {};
+	try {
+		body = await response.json();
+	} catch {
+		/* not from the daemon, or cut short: the status has to do */
+	}
+	return new Problem(response.status, body && typeof body === "object" ? body : {});
+}
+
+export async function call(method, path, body) {
+	const init = { method, headers: headers({ Accept: "application/json" }), cache: "no-store" };
+	init.signal = AbortSignal.timeout(30000);
+	if (method === "POST") {
+		init.headers["Content-Type"] = "application/json";
+		init.headers["Idempotency-Key"] = crypto.getRandomValues(new Uint32Array(4)).join("-");
+		init.body = JSON.stringify(body || {});
+	}
+	let response;
+	try {
+		response = await fetch(path, init);
+	} catch (error) {
+		throw new Unreachable(error.message);
+	}
+	if (!response.ok) throw await problem(response);
+	try {
+		return response.status === 204 ? {} : await response.json();
+	} catch (error) {
+		throw new Unreachable(error.message);
+	}
+}
+
+export const get = (path) => call("GET", path);
+export const post = (path, body) => call("POST", path, body);
+
+/** One page of a list: {items, next}. */
+export async function page(path, member, size, next) {
+	const query = `${path.includes("?") ? "&" : "?"}page_size=${size}` + (next ? `&page_token=${encodeURIComponent(next)}` : "");
+	const body = await get(path + query);
+	const items = body[member];
+	return { items: Array.isArray(items) ? items : [], next: body.next_page_token || "" };
+}
+
+/** All pages, up to `limit` items. */
+export async function all(path, member, limit) {
+	const items = [];
+	let next = "";
+	do {
+		const part = await page(path, member, 500, next);
+		items.push(...part.items);
+		next = part.next;
+	} while (next && items.length < limit);
+	return items;
+}

@@ -1,0 +1,99 @@
+// dom.js: elements out of data, and tables that change row by row.
+//
+// Data (names, FQNs, messages) comes from files of strangers, so it only ever becomes a text node or an attribute that
+// cannot run: there is no innerHTML anywhere in this folder.
+
+export const $ = (id) => document.getElementById(id);
+
+/** h("td", {class: "num"}, "text", node, …): an element; null children are left out. */
+export function h(tag, props, ...children) {
+	const node = document.createElement(tag);
+	for (const [key, value] of Object.entries(props || {})) {
+		if (value === null || value === undefined || value === false) continue;
+		if (typeof value === "function") node.addEventListener(key, value);
+		else node.setAttribute(key, value === true ? "" : value);
+	}
+	fill(node, children);
+	return node;
+}
+
+/** Gives node these children and no others. */
+export function fill(node, children) {
+	const list = [children].flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
+	node.replaceChildren(...list.map((c) => (c instanceof Node ? c : document.createTextNode(String(c)))));
+	return node;
+}
+
+/** Sets text only when it differs: untouched nodes keep selection and do not disturb screen readers. */
+export function text(node, value) {
+	if (node.textContent !== value) node.textContent = value;
+}
+
+/**
+ * Gives node new children, but keeps every old one that looks the same. So a live update leaves buttons, selections and focus
+ * alone unless they changed; focus in a replaced part goes to the control of the same name (data-act). Listeners are not
+ * compared: handlers must look their data up by id when they run.
+ */
+export function sync(node, children) {
+	const list = [children].flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
+	const act = node.contains(document.activeElement) && document.activeElement.dataset.act;
+	list.forEach((fresh, i) => {
+		const old = node.children[i];
+		if (!old) node.append(fresh);
+		else if (!old.isEqualNode(fresh)) old.replaceWith(fresh);
+	});
+	while (node.children.length > list.length) node.lastElementChild.remove();
+	if (act && !node.contains(document.activeElement)) node.querySelector(`[data-act="${CSS.escape(act)}"]`)?.focus();
+}
+
+/** Makes tbody show items, one row each, found again by key; build(item) returns the cells. */
+export function rows(tbody, items, key, build, empty) {
+	const columns = tbody.parentElement.tHead.rows[0].cells.length;
+	if (items.length === 0) {
+		sync(tbody, h("tr", {}, h("td", { class: "empty", colspan: columns }, empty)));
+		return;
+	}
+	const old = new Map([...tbody.rows].map((row) => [row.dataset.key, row]));
+	let place = tbody.firstElementChild;
+	for (const item of items) {
+		const id = key(item);
+		const row = old.get(id) || h("tr", { "data-key": id });
+		old.delete(id);
+		sync(row, build(item));
+		if (row === place) place = place.nextElementSibling;
+		else tbody.insertBefore(row, place);
+	}
+	for (const row of old.values()) row.remove();
+}
+
+/** Previous and next buttons under a table. `page` counts from 0; `more` says that the daemon has more than `total`. */
+export function pager(node, { page, size, total, more, word, go }) {
+	const last = Math.max(0, Math.ceil(total / size) - 1);
+	const first = total === 0 ? 0 : page * size + 1;
+	const label = `${first}–${Math.min(total, (page + 1) * size)} of ${total}${more ? "+" : ""} ${word}`;
+	const sign = `${label}|${page}|${last}|${more}`;
+	node.hidden = total <= size && !more;
+	if (node.dataset.sign === sign) return;
+	node.dataset.sign = sign;
+	const act = node.contains(document.activeElement) && document.activeElement.dataset.act;
+	fill(node, [
+		h("button", { type: "button", "data-act": "prev", disabled: page === 0, click: () => go(page - 1) }, "Previous"),
+		h("span", { class: "small" }, label),
+		h("button", { type: "button", "data-act": "next", disabled: page >= last && !more, click: () => go(page + 1) }, "Next"),
+	]);
+	if (act) node.querySelector(`[data-act="${act}"]:not(:disabled)`)?.focus();
+}
+
+/** Asks before something is done; resolves to true or false. Escape means no. */
+export function confirm(title, words, yes) {
+	const dialog = $("confirm");
+	text($("confirm-title"), title);
+	text($("confirm-text"), words);
+	text($("confirm-yes"), yes);
+	dialog.returnValue = "no";
+	dialog.showModal();
+	$("confirm-no").focus();
+	return new Promise((resolve) => {
+		dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+	});
+}

@@ -1,0 +1,206 @@
+// jobs.js: the list of jobs and the view of one job, with what can be done to it.
+
+import { post } from "./api.js";
+import { $, confirm, h, pager, rows, sync, text } from "./dom.js";
+import { ago, bytes, percent, place, seconds, what } from "./format.js";
+import { ENDED, fetchJob, fetchPlan, jobById, jobsInOrder, moreJobs, putJob, store } from "./store.js";
+
+const PAGE = 50;
+const RANKS_IN_LIST = 8;
+const RANKS_IN_VIEW = 512;
+const TEXT_MAX = 200000;
+
+const view = { page: 0, text: "", state: "" };
+
+export const when = (stamp) => (stamp ? h("time", { datetime: stamp, title: stamp, "data-ago": true }, ago(stamp)) : "–");
+export const state = (word) => h("span", { class: "state", "data-state": word }, word);
+
+function haystack(job) {
+	const error = job.error || {};
+	return [job.id, job.kind, what(job), ...Object.entries(job.labels || {}).flat(), error.code, error.fqn, error.file, error.detail]
+		.filter(Boolean).join("\n").toLowerCase();
+}
+
+function matches(job) {
+	if (view.state === "active" ? ENDED.has(job.state) : view.state && job.state !== view.state) return false;
+	return !view.text || haystack(job).includes(view.text);
+}
+
+function bar(label, done, total) {
+	const value = percent(done, total);
+	return h("progress", { "aria-label": label, max: 100, value: value === null ? null : value.toFixed(1) }, "");
+}
+
+function rankList(job, most) {
+	const ranks = job.progress?.ranks || [];
+	if (ranks.length === 0) return null;
+	const rest = ranks.length - most;
+	return h("ul", { class: "ranks", "aria-label": "Progress per rank" },
+		ranks.slice(0, most).map((r) => h("li", { "data-rank": r.rank },
+			`rank ${r.rank}`, bar(`Rank ${r.rank}`, r.bytes_done, r.bytes_total),
+			`${Math.floor(percent(r.bytes_done, r.bytes_total) ?? 0)} %`)),
+		rest > 0 ? h("li", {}, `and ${rest} more`) : null);
+}
+
+function numbers(progress) {
+	const parts = [`${bytes(progress.bytes_done)} of ${bytes(progress.bytes_total)}`];
+	if (progress.rate > 0) parts.push(`${bytes(progress.rate)}/s`);
+	if (progress.eta_s > 0) parts.push(`${seconds(progress.eta_s)} left`);
+	return parts.join(" · ");
+}
+
+function progressCell(job) {
+	const p = job.progress;
+	if (job.state === "failed" && job.error) {
+		const where = place(job.error);
+		return [h("div", { class: "error" }, h("strong", {}, job.error.code || "error"), ` ${job.error.detail || job.error.title || ""}`),
+			where ? h("div", { class: "error mono" }, where) : null];
+	}
+	if (ENDED.has(job.state)) return h("span", { class: "small" }, summary(job));
+	if (!p || !(p.bytes_total > 0)) return h("span", { class: "small" }, job.stage || "waiting");
+	return [bar(`Job ${job.id}`, p.bytes_done, p.bytes_total),
+		h("div", { class: "small" }, job.stage ? `${job.stage} · ` : "", numbers(p)), rankList(job, RANKS_IN_LIST)];
+}
+
+function took(job) {
+	return (Date.parse(job.finished_at) - Date.parse(job.started_at)) / 1000;
+}
+
+function summary(job) {
+	const s = took(job), n = job.progress?.bytes_done;
+	const parts = [];
+	if (n > 0) parts.push(bytes(n));
+	if (s >= 0) parts.push(`in ${seconds(s)}`);
+	if (n > 0 && s > 0.001) parts.push(`${bytes(n / s)}/s`);
+	return parts.join(" · ") || "–";
+}
+
+/** Cancel for what is under way, retry for what failed. While committing there is no way back: no button. */
+function action(job) {
+	if (!ENDED.has(job.state) && job.state !== "committing") {
+		return h("button", { type: "button", "data-act": `cancel-${job.id}`, click: () => cancel(job.id),
+			"aria-label": `Cancel job ${job.id}` }, "Cancel");
+	}
+	if (job.state === "failed" || job.state === "cancelled") {
+		return h("button", { type: "button", "data-act": `retry-${job.id}`, click: () => retry(job.id),
+			"aria-label": `Retry job ${job.id}` }, "Retry");
+	}
+	return null;
+}
+
+async function cancel(id) {
+	const job = jobById(id);
+	const words = `${job?.kind || "job"} ${what(job || {})}. What it has written so far is removed; an older checkpoint stays as it is.`;
+	if (!(await confirm(`Cancel job ${id}?`, words, "Yes, cancel it"))) return;
+	await act(id, "cancel");
+}
+
+async function retry(id) {
+	const job = jobById(id);
+	if (!(await confirm(`Run job ${id} again?`, `${job?.kind || "job"} ${what(job || {})}`, "Yes, retry"))) return;
+	const answer = await act(id, "retry");
+	if (answer && answer.id && answer.id !== id) location.hash = `#/jobs/${encodeURIComponent(answer.id)}`;
+}
+
+let report = () => {};
+
+async function act(id, verb) {
+	try {
+		const answer = await post(`/v1/jobs/${encodeURIComponent(id)}:${verb}`);
+		if (!putJob(answer)) fetchJob(id);
+		return answer;
+	} catch (error) {
+		report(`Could not ${verb} job ${id}: ${error.message}`);
+		fetchJob(id);
+		return null;
+	}
+}
+
+const jobLink = (id) => h("a", { class: "mono", href: `#/jobs/${encodeURIComponent(id)}`, "data-act": `open-${id}` }, id);
+
+export function drawJobs() {
+	const found = view.text || view.state ? jobsInOrder().filter(matches) : jobsInOrder();
+	const filtered = Boolean(view.text || view.state);
+	const last = Math.max(0, Math.ceil(found.length / PAGE) - 1);
+	if (store.next && (filtered || view.page >= last)) moreJobs();
+	view.page = Math.min(view.page, last);
+	const shown = found.slice(view.page * PAGE, (view.page + 1) * PAGE);
+	const empty = store.loading || store.next ? "Looking …" : filtered ? "No job matches." : "No jobs yet.";
+	rows($("jobs").tBodies[0], shown, (job) => job.id, (job) => [
+		h("th", { scope: "row" }, jobLink(job.id)),
+		h("td", { class: "name" }, h("strong", {}, job.kind), " ", h("span", { class: "mono" }, what(job))),
+		h("td", {}, state(job.state)),
+		h("td", { class: "name" }, progressCell(job)),
+		h("td", {}, when(job.created_at)),
+		h("td", {}, action(job)),
+	], empty);
+	pager($("jobs-pager"), { page: view.page, size: PAGE, total: found.length, more: Boolean(store.next), word: "jobs",
+		go: (page) => { view.page = page; drawJobs(); } });
+}
+
+function errorPanel(error) {
+	const skip = new Set(["type", "title", "detail", "status", "instance"]);
+	const first = ["code", "rank", "fqn", "file", "offset", "expected", "actual", "retryable"];
+	const keys = [...first, ...Object.keys(error).filter((k) => !first.includes(k) && !skip.has(k))];
+	return h("div", { class: "panel bad", id: "job-error" },
+		h("h3", {}, error.title || "The job failed"),
+		h("p", {}, error.detail || ""),
+		h("dl", { class: "facts" }, keys.filter((k) => error[k] !== undefined && error[k] !== null).map((k) => {
+			const value = typeof error[k] === "object" ? JSON.stringify(error[k]) : String(error[k]);
+			return [h("dt", {}, k), h("dd", { class: "mono", "data-error": k }, value)];
+		})));
+}
+
+function facts(job) {
+	const list = [["Kind", job.kind], ["What", what(job)], ["State", state(job.state)], ["Stage", job.stage],
+		["Created", when(job.created_at)], ["Started", when(job.started_at)], ["Finished", when(job.finished_at)],
+		["Took", took(job) >= 0 ? summary(job) : null], ["Attempt", job.attempt],
+		["Snapshotted", job.milestones?.snapshotted], ["Durable", job.milestones?.durable],
+		["Labels", Object.entries(job.labels || {}).map(([k, v]) => `${k}=${v}`).join(", ")]];
+	return h("dl", { class: "facts" }, list.filter(([, v]) => v !== undefined && v !== null && v !== "" && v !== "–" && v !== false)
+		.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v === true ? "yes" : v)]));
+}
+
+function object(title, id, value) {
+	if (!value || typeof value !== "object" || Object.keys(value).length === 0) return null;
+	let words = JSON.stringify(value, null, 2);
+	if (words.length > TEXT_MAX) words = `${words.slice(0, TEXT_MAX)}\n… ${words.length - TEXT_MAX} characters more`;
+	return h("section", { id, "aria-label": title }, h("h3", {}, title), h("pre", { tabindex: "0", "aria-label": title }, words));
+}
+
+export function drawJob(id) {
+	text($("h-job"), `Job ${id}`);
+	const job = jobById(id);
+	if (!job) {
+		sync($("job-body"), h("p", {}, "The daemon knows no job of this id."));
+		return;
+	}
+	fetchPlan(job);
+	const p = job.progress;
+	sync($("job-body"), [
+		h("div", { class: "panel" }, facts(job)),
+		job.error ? errorPanel(job.error) : null,
+		h("div", { class: "pager" }, action(job) || h("span", { class: "small" },
+			job.state === "committing" ? "Committing: it can no longer be cancelled." : "")),
+		p && p.bytes_total > 0 ? h("section", { "aria-label": "Progress" }, h("h3", {}, "Progress"),
+			bar(`Job ${id}`, p.bytes_done, p.bytes_total), h("p", { class: "small" }, numbers(p)), rankList(job, RANKS_IN_VIEW)) : null,
+		object("Result", "job-result", job.result),
+		object("Plan", "job-plan", store.plans.get(id)?.plan),
+		object("Request", "job-request", job.spec),
+	]);
+}
+
+export function initJobs(onError, draw) {
+	report = onError;
+	const update = () => {
+		view.text = $("jobs-text").value.trim().toLowerCase();
+		view.state = $("jobs-state").value;
+		view.page = 0;
+		draw();
+	};
+	const form = $("jobs-text").form;
+	form.addEventListener("submit", (event) => event.preventDefault());
+	form.addEventListener("reset", () => setTimeout(update));
+	$("jobs-text").addEventListener("input", update);
+	$("jobs-state").addEventListener("change", update);
+}
