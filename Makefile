@@ -3,13 +3,14 @@
 #   V=1                          show the commands
 #   SAN=address|undefined|thread build with a sanitizer (objects in a tree of their own)
 #   FAULTS=1                     compile the fault points in (tests/fault)
+#   JOBS=N T=WORD KEEP=1 PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 DCPD_TEST_VENV=DIR
 
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
 Q := $(if $(V),,@)
 say = $(if $(V),@:,@printf '  %-8s %s\n')
 
-VARIANT := $(if $(SAN),$(SAN),release)$(if $(FAULTS),-faults)
+VARIANT := $(if $(FUZZ),fuzz,$(if $(SAN),$(SAN),release)$(if $(FAULTS),-faults))
 O := build/obj/$(VARIANT)
 BIN := $(if $(filter release,$(VARIANT)),build/bin,build/$(VARIANT)/bin)
 LIB := $(if $(filter release,$(VARIANT)),build/lib,build/$(VARIANT)/lib)
@@ -23,9 +24,13 @@ WARN := -Wall -Wextra -Werror -Wshadow -Wconversion -Wno-sign-conversion -Wstric
         -Wundef -Wvla -Wformat=2 -Wnull-dereference
 HARDEN := -fstack-protector-strong -fstack-clash-protection -fno-omit-frame-pointer -fPIE
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all)
-FORTIFY := $(if $(SAN),,-D_FORTIFY_SOURCE=2)
+ifdef FUZZ # clang only: its libFuzzer with ASan and UBSan
+SANFLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wno-error -Wno-unknown-warning-option
+endif
+FORTIFY := $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)
 VERSION := $(shell cat VERSION 2>/dev/null || echo 0.0.0)
 CFLAGS ?= -O2 -g
+PREFIX ?= /usr/local
 ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(FORTIFY) $(SANFLAGS) -pthread -MMD -MP \
              -Iworker -I. -Itests -DDCPD_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDCPD_FAULTS) $(PKG_CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -rdynamic $(SANFLAGS) -pthread $(LDFLAGS)
@@ -38,7 +43,31 @@ DAEMON_SRC := $(filter-out server/main.c,$(wildcard server/*.c api/*.c))
 CTL_SRC := $(filter-out api/cli/main.c,$(wildcard api/cli/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 GEN := build/gen
+JOBS ?= $(shell nproc)
 ASSETS := $(sort $(shell find web api/openapi.yaml -type f 2>/dev/null))
+
+##@ Start here
+BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libjansson-dev libsqlite3-dev liburing-dev \
+              libxxhash-dev libisal-dev zlib1g-dev libzstd-dev libseccomp-dev libpcre2-dev libsystemd-dev \
+              libcurl4-openssl-dev libacl1-dev
+TEST_DEBS := libcmocka-dev python3 python3-venv strace chromium
+BENCH_DEBS := fio python3 python3-venv
+FUZZ_DEBS := clang libclang-rt-14-dev
+
+.PHONY: quickstart
+quickstart: ## install, build, and see dcpd do its main job on a PyTorch checkpoint (KEEP=1 leaves it running)
+	$(Q)$(MAKE) --no-print-directory deps
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all
+	$(Q)BIN=$(BIN) KEEP=$(KEEP) deploy/quickstart.sh
+
+.PHONY: deps
+deps: ## install from Debian what building needs, if it is missing
+	$(Q)deploy/deps.sh $(BUILD_DEBS)
+
+.PHONY: deps-test
+deps-test: ## the same for the tests, and PyTorch into a cache folder of yours
+	$(Q)deploy/deps.sh $(TEST_DEBS)
+	$(Q)tests/venv.sh >/dev/null
 
 ##@ Build
 .PHONY: all
@@ -91,11 +120,68 @@ $(BIN)/dcpctl: $(call obj,api/cli/main.c $(CTL_SRC)) $(LIB)/libdcp.a
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
 
+TOOLS := $(patsubst tests/tools/%.c,$(TESTBIN)/tools/%,$(wildcard tests/tools/*.c))
+$(TESTBIN)/tools/%: $(O)/tests/tools/%.o $(LIB)/libdcp.a
+	$(say) LINK $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(ENGINE_LIBS)
+.PRECIOUS: $(O)/tests/tools/%.o $(O)/tests/bench/%.o $(O)/tests/fuzz/%.o
+
+BENCHES := $(patsubst tests/bench/%.c,$(TESTBIN)/bench/%,$(wildcard tests/bench/*.c))
+$(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
+	$(say) LINK $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lmicrohttpd $(ENGINE_LIBS)
+
+.PHONY: tools
+tools: $(TOOLS) $(BENCHES) ## build the programs that tests and bench use
+
+.PHONY: install
+install: all ## install under PREFIX (default /usr/local), below DESTDIR
+	$(Q)install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib $(LIB)/libdcp.a
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/image.md)
+	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
+	$(Q)for f in $(wildcard deploy/dcpd.conf); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd $$f; done
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf build
 
 ##@ Test
+# One interpreter for all Python tests: importing PyTorch and starting ranks is what costs.
+PYTEST = BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) PYTHONDONTWRITEBYTECODE=1 \
+         $$(tests/venv.sh)/bin/python -m pytest -q -p no:cacheprovider $(if $(T),-k '$(T)')
+PYTESTS := $(wildcard tests/api tests/interop tests/fault tests/e2e)
+
+.PHONY: check
+check: ## everything but the long tests: installs, builds, runs (< 5 minutes on 2 cores once installed)
+	$(Q)$(MAKE) --no-print-directory deps deps-test
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools
+	$(Q)$(MAKE) --no-print-directory tidy
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) check-unit
+	$(Q)$(PYTEST) -m 'not slow' $(PYTESTS)
+
+.PHONY: check-full
+check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of kills (hours)
+	$(Q)$(MAKE) --no-print-directory deps deps-test
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools
+	$(Q)$(MAKE) --no-print-directory tidy
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) check-unit
+	$(Q)DCPD_FULL=1 $(PYTEST) $(PYTESTS)
+
+.PHONY: tidy
+tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes
+	$(Q)LIB=$(LIB) python3 tests/tidy.py
+
+.PHONY: check-api check-interop check-fault check-e2e
+check-api check-interop check-fault check-e2e: check-%: all tools
+	$(Q)$(PYTEST) -m 'not slow' tests/$*
+check-api: ## the HTTP API and dcpctl over a real daemon, bad input too (T=WORD picks tests)
+check-interop: ## real PyTorch, both ways
+check-fault: ## kills and memory bounds, short form
+check-e2e: ## the dashboard in Chromium
+
 UNIT := $(patsubst tests/unit/%.c,$(TESTBIN)/%,$(wildcard tests/unit/test_*.c))
 $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)) $(LIB)/libdcpd.a $(LIB)/libdcp.a
 	$(say) LINK $@
@@ -108,6 +194,32 @@ check-unit: $(UNIT) ## the cmocka tests (SAN= works here)
 	$(Q)fail=0; for t in $(UNIT); do \
 	  out=$$(CMOCKA_TEST_ABORT=$(if $(SAN),1,0) timeout 120 $$t 2>&1) || { echo "$$out"; echo "FAILED $$t"; fail=1; continue; }; \
 	  echo "ok $${t##*/} $$(grep -c '\[       OK' <<<"$$out") tests"; done; exit $$fail
+
+FUZZERS := $(patsubst tests/fuzz/%.c,$(TESTBIN)/%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_SECONDS ?= 60
+$(TESTBIN)/fuzz_%: $(O)/tests/fuzz/fuzz_%.o $(LIB)/libdcp.a
+	$(say) LINK $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) -fsanitize=fuzzer $(LDFLAGS_ALL) -o $@ $^ $(ENGINE_LIBS)
+
+.PHONY: fuzz fuzz-run
+fuzz: ## libFuzzer with ASan and UBSan on each tests/fuzz/fuzz_*.c, FUZZ_SECONDS=60 each
+	$(Q)deploy/deps.sh $(BUILD_DEBS) $(FUZZ_DEBS)
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) FUZZ=1 CC=clang fuzz-run
+fuzz-run: $(FUZZERS)
+	$(Q)for f in $(FUZZERS); do n=$${f##*/fuzz_}; mkdir -p build/fuzz/$$n; \
+	  seeds=$$([ -d tests/fuzz/seeds/$$n ] && echo tests/fuzz/seeds/$$n); echo "fuzz $$n: $(FUZZ_SECONDS) s"; \
+	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/$$n- build/fuzz/$$n $$seeds > build/fuzz/$$n.log 2>&1 \
+	    || { tail -40 build/fuzz/$$n.log; exit 1; }; \
+	  grep -E 'number_of_executed_units|peak_rss' build/fuzz/$$n.log; done
+
+.PHONY: bench
+bench: ## figures beside PyTorch, fio, memcpy, cp (<= 20 minutes): a table, and build/bench/results.jsonl (T=WORD picks rows)
+	$(Q)$(MAKE) --no-print-directory deps
+	$(Q)deploy/deps.sh $(BENCH_DEBS)
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools
+	$(Q)BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) $$(tests/venv.sh)/bin/python tests/bench/run.py $(T)
 
 ##@ Help
 .PHONY: help
