@@ -1,9 +1,12 @@
 /* frame.h: messages between coordinator and workers over a Unix stream socket: one fixed head, a JSON text, file descriptors.
  *
  *   head (24 bytes, little endian): magic "DCPD", version u16, type u16, json_bytes u32, fd_count u32, job generation u64
+ *   the JSON text
+ *   one zero byte for each batch of at most 250 descriptors, which travel with it (SCM_RIGHTS), in order
  *
- * Descriptors are passed with SCM_RIGHTS in batches of at most 250, in order. Non-blocking both ways: the reader keeps partial
- * frames, the writer keeps a queue. A wrong magic, version, size or fd count ends the connection (ERR_PROTOCOL). */
+ * Non-blocking both ways: the reader keeps partial frames, the writer keeps a queue. A wrong magic, version, size or fd count
+ * ends the connection (ERR_PROTOCOL, also from every later call). A peer that died is no error to the reader (closed_out);
+ * the writer gets ERR_WORKER_LOST, and should read on: what the peer said before it died may still be there. */
 #pragma once
 #include "base/buf.h"
 
@@ -33,7 +36,7 @@ struct frame {
 	uint16_t type;
 	uint64_t generation;   /* of the job attempt; frames of another generation are dropped */
 	struct str json;       /* valid until the next frame_read */
-	int *fds;              /* the receiver's; those it does not take are closed by the next frame_read */
+	int *fds;              /* the receiver takes one by putting -1 in its place; the next frame_read closes the others */
 	uint32_t fd_count;
 };
 
