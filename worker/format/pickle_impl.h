@@ -1,0 +1,136 @@
+/* pickle_impl.h: what the files of the pickle machine share; nobody else includes it.
+ *
+ * Nodes live in one array of 32-bit cells; a pnode is an index into it, or one of a few constants, or (top bit set) a small int itself.
+ *
+ *     STR BYTES BIGINT   head  offset  length        offset: into the input, or with TEXT_BIT into `text`
+ *     INT FLOAT          head  low  high             COMPLEX: two of them
+ *     TUPLE SIZE         head(count)  item …
+ *     LIST DICT SET …    head  count  first  last    → block: next  n  item …
+ *     GLOBAL             head(known)  module  name
+ *     OBJECT             head  callable  args  state  items
+ *     RECORD             head(index of the class)  field …
+ *
+ * A pnode has one owner (a stack slot, a container, a field) unless its SHARED bit is set: DUP and the memo set it. What has
+ * one owner and lies at the end of the array can be given back when it is consumed; this is what keeps a chunk small. */
+#pragma once
+#include "format/pickle.h"
+
+enum {
+	N_NONE = 1,
+	N_FALSE,
+	N_TRUE,
+	N_EMPTY_TUPLE,
+	N_FRESH_DICT,              /* on the stack only: an EMPTY_DICT nobody looked at yet */
+	N_FIRST = 8,               /* the first real cell */
+};
+#define N_SMALL 0x80000000u        /* a small int: the other 31 bits, signed */
+#define TEXT_BIT 0x80000000u
+
+enum { HEAD_KIND = 31, HEAD_SHARED = 32, HEAD_SHIFT = 6 };
+#define HEAD_ARG_MAX ((1u << 26) - 1)
+enum { LIST_CELLS = 4, BLOCK_HEAD = 2, OBJECT_CELLS = 5, STR_CELLS = 3 };
+enum { LIST_COUNT = 1, LIST_FIRST, LIST_LAST };
+enum { OBJECT_CALLEE = 1, OBJECT_ARGS, OBJECT_STATE, OBJECT_ITEMS };
+
+/* Globals that the machine itself understands; from KNOWN_RECORD on: the caller's classes. */
+enum known {
+	KNOWN_NOTHING,
+	KNOWN_SIZE,
+	KNOWN_ORDERED_DICT,
+	KNOWN_SET,
+	KNOWN_FROZENSET,
+	KNOWN_COMPLEX,
+	KNOWN_BYTES,
+	KNOWN_BYTEARRAY,
+	KNOWN_ENCODE,
+	KNOWN_RECONSTRUCTOR,
+	KNOWN_OBJECT,
+	KNOWN_RECORD = 16,
+};
+
+/* Which memo entries are fetched anywhere in the stream, and their values. */
+struct memo {
+	uint64_t *used;
+	uint32_t *before;          /* used bits in the words before */
+	uint32_t *values;          /* one per used bit */
+	uint64_t words, value_count;
+};
+
+struct cells {
+	uint32_t *p;
+	uint32_t count, cap;
+};
+
+struct pickle {
+	const unsigned char *in;
+	uint64_t n;
+	struct cells cells, stack, marks;
+	uint32_t cell_max;
+	struct buf text;           /* strings that had to be decoded */
+	const struct pickle_record *records;
+	struct memo memo;
+	uint64_t memo_count;       /* the id that MEMOIZE takes next */
+	bool memo_gaps;            /* PUT left some out */
+	uint64_t at, op_at;
+	bool stopped;
+	pnode root;
+};
+
+/* One opcode with its argument. */
+struct pickle_op {
+	unsigned char code;
+	uint64_t number;           /* fixed-size argument, little-endian */
+	const unsigned char *data; /* counted bytes, or the line without its newline */
+	uint64_t len;
+	const unsigned char *data2;
+	uint64_t len2;             /* GLOBAL's second line */
+};
+
+/* ERR_FORMAT_PICKLE with the offset of the current opcode. */
+FALLIBLE enum err pickle_bad(const struct pickle *pk, const char *place, const char *fmt, ...) PRINTF_LIKE(3, 4);
+#define BAD(pk, ...) pickle_bad((pk), ERR_PLACE, __VA_ARGS__)
+
+/* pickle_scan.c */
+FALLIBLE enum err pickle_op_next(struct pickle *pk, struct pickle_op *op);
+FALLIBLE enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out); /* of PUT and GET ops */
+FALLIBLE enum err pickle_scan(struct pickle *pk);
+uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id);  /* NULL if the entry is never fetched */
+void pickle_memo_free(struct memo *memo);
+
+/* pickle_node.c */
+static inline uint32_t node_head(const struct pickle *pk, pnode n) { return pk->cells.p[n]; }
+static inline bool node_is_cell(pnode n) { return n >= N_FIRST && !(n & N_SMALL); }
+static inline bool node_shared(const struct pickle *pk, pnode n)
+{
+	return node_is_cell(n) && (pk->cells.p[n] & HEAD_SHARED);
+}
+static inline void node_share(struct pickle *pk, pnode n)
+{
+	if (node_is_cell(n))
+		pk->cells.p[n] |= HEAD_SHARED;
+}
+FALLIBLE enum err cells_push(struct cells *c, uint32_t value);
+FALLIBLE enum err node_new(struct pickle *pk, enum pickle_kind kind, uint32_t arg, uint32_t cells, pnode *out);
+FALLIBLE enum err node_int(struct pickle *pk, int64_t v, pnode *out);
+FALLIBLE enum err node_double(struct pickle *pk, double v, pnode *out);
+FALLIBLE enum err node_ref(struct pickle *pk, enum pickle_kind kind, const unsigned char *p, uint64_t n, pnode *out);
+FALLIBLE enum err node_text(struct pickle *pk, enum pickle_kind kind, uint64_t from, pnode *out); /* text.p[from..] */
+FALLIBLE enum err node_tuple(struct pickle *pk, enum pickle_kind kind, const pnode *items, uint64_t n, pnode *out);
+FALLIBLE enum err node_list(struct pickle *pk, enum pickle_kind kind, pnode *out);
+/* Appends; `items` must not point into the cells. */
+FALLIBLE enum err node_extend(struct pickle *pk, pnode list, const pnode *items, uint64_t n);
+/* Gives back a tuple, or list or dict with one block, that has one owner and lies at the end; its items stay. */
+void node_release(struct pickle *pk, pnode n);
+
+/* pickle_text.c: protocol 0 */
+FALLIBLE enum err text_int(struct pickle *pk, const struct pickle_op *op, pnode *out);
+FALLIBLE enum err text_float(struct pickle *pk, const struct pickle_op *op, pnode *out);
+FALLIBLE enum err text_string(struct pickle *pk, const struct pickle_op *op, pnode *out);
+FALLIBLE enum err text_unicode(struct pickle *pk, const struct pickle_op *op, pnode *out);
+FALLIBLE enum err text_latin1(struct pickle *pk, enum pickle_kind kind, pnode utf8, pnode *out);
+bool text_is_utf8(const unsigned char *p, uint64_t n);       /* surrogates allowed */
+
+/* pickle_call.c */
+enum known call_known(const struct pickle *pk, struct str module, struct str name);
+FALLIBLE enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out);   /* REDUCE, NEWOBJ */
+FALLIBLE enum err call_build(struct pickle *pk, pnode inst, pnode state);               /* BUILD */

@@ -1,0 +1,196 @@
+/* pickle_scan.c: cuts the stream into opcodes, and the first pass: which memo entries does the stream ever fetch?
+ *
+ * CPython puts nearly every object into the memo (14 entries for each chunk of a checkpoint) and fetches few of them. A pass
+ * that only looks at PUT and GET opcodes is cheap, and then the second pass keeps the few and knows for all other objects that
+ * nobody can come back to them. */
+#include "format/pickle_impl.h"
+
+#include "base/mem.h"
+#include "base/num.h"
+
+enum arg {
+	ARG_UNKNOWN,
+	ARG_NO,
+	ARG_1, ARG_2, ARG_4, ARG_8,
+	ARG_LEN1, ARG_LEN4, ARG_LEN4_SIGNED, ARG_LEN8,
+	ARG_LINE, ARG_TWO_LINES,
+	ARG_REFUSED,
+};
+
+static const unsigned char args[256] = {
+	['('] = ARG_NO, ['.'] = ARG_NO, ['0'] = ARG_NO, ['1'] = ARG_NO, ['2'] = ARG_NO, ['N'] = ARG_NO, ['Q'] = ARG_NO,
+	['R'] = ARG_NO, ['b'] = ARG_NO, ['a'] = ARG_NO, ['d'] = ARG_NO, ['}'] = ARG_NO, ['e'] = ARG_NO, ['l'] = ARG_NO,
+	[']'] = ARG_NO, ['s'] = ARG_NO, ['t'] = ARG_NO, [')'] = ARG_NO, ['u'] = ARG_NO, [0x81] = ARG_NO, [0x85] = ARG_NO,
+	[0x86] = ARG_NO, [0x87] = ARG_NO, [0x88] = ARG_NO, [0x89] = ARG_NO, [0x8f] = ARG_NO, [0x90] = ARG_NO,
+	[0x91] = ARG_NO, [0x92] = ARG_NO, [0x93] = ARG_NO, [0x94] = ARG_NO,
+	['F'] = ARG_LINE, ['I'] = ARG_LINE, ['L'] = ARG_LINE, ['P'] = ARG_LINE, ['S'] = ARG_LINE, ['V'] = ARG_LINE,
+	['g'] = ARG_LINE, ['p'] = ARG_LINE, ['c'] = ARG_TWO_LINES,
+	['K'] = ARG_1, ['h'] = ARG_1, ['q'] = ARG_1, [0x80] = ARG_1, ['M'] = ARG_2,
+	['J'] = ARG_4, ['j'] = ARG_4, ['r'] = ARG_4, ['G'] = ARG_8, [0x95] = ARG_8,
+	['U'] = ARG_LEN1, ['C'] = ARG_LEN1, [0x8a] = ARG_LEN1, [0x8c] = ARG_LEN1,
+	['T'] = ARG_LEN4_SIGNED, [0x8b] = ARG_LEN4_SIGNED, ['B'] = ARG_LEN4, ['X'] = ARG_LEN4,
+	[0x8d] = ARG_LEN8, [0x8e] = ARG_LEN8, [0x96] = ARG_LEN8,
+	['i'] = ARG_REFUSED, ['o'] = ARG_REFUSED, [0x82] = ARG_REFUSED, [0x83] = ARG_REFUSED, [0x84] = ARG_REFUSED,
+	[0x97] = ARG_REFUSED, [0x98] = ARG_REFUSED,
+};
+
+static const char *refused_name(unsigned char code)
+{
+	switch (code) {
+	case 'i': return "INST";
+	case 'o': return "OBJ";
+	case 0x97: return "NEXT_BUFFER";
+	case 0x98: return "READONLY_BUFFER";
+	default: return "EXT";
+	}
+}
+
+static inline uint64_t le(const unsigned char *p, unsigned bytes)
+{
+	uint64_t v = 0;
+
+	for (unsigned i = bytes; i-- > 0;)
+		v = v << 8 | p[i];
+	return v;
+}
+
+static FALLIBLE enum err counted(struct pickle *pk, struct pickle_op *op, unsigned bytes, bool is_signed)
+{
+	if (pk->n - pk->at < bytes)
+		return BAD(pk, "the stream ends inside an opcode");
+	op->len = le(pk->in + pk->at, bytes);
+	pk->at += bytes;
+	if (is_signed && op->len > INT32_MAX)
+		return BAD(pk, "a negative length");
+	if (op->len > pk->n - pk->at)
+		return BAD(pk, "%ju bytes announced, %ju left", (uintmax_t)op->len, (uintmax_t)(pk->n - pk->at));
+	op->data = pk->in + pk->at;
+	pk->at += op->len;
+	return OK;
+}
+
+static FALLIBLE enum err line(struct pickle *pk, const unsigned char **p, uint64_t *len)
+{
+	const unsigned char *from = pk->in + pk->at;
+	const unsigned char *end = memchr(from, '\n', pk->n - pk->at);
+
+	if (!end)
+		return BAD(pk, "a line without its end");
+	*p = from;
+	*len = (uint64_t)(end - from);
+	pk->at += *len + 1;
+	return OK;
+}
+
+static FALLIBLE enum err fixed(struct pickle *pk, struct pickle_op *op, unsigned bytes)
+{
+	if (pk->n - pk->at < bytes)
+		return BAD(pk, "the stream ends inside an opcode");
+	op->number = le(pk->in + pk->at, bytes);
+	pk->at += bytes;
+	return OK;
+}
+
+enum err pickle_op_next(struct pickle *pk, struct pickle_op *op)
+{
+	pk->op_at = pk->at;
+	if (pk->at >= pk->n)
+		return BAD(pk, "the stream ends before STOP");
+	op->code = pk->in[pk->at++];
+	switch (args[op->code]) {
+	case ARG_NO: return OK;
+	case ARG_1: return fixed(pk, op, 1);
+	case ARG_2: return fixed(pk, op, 2);
+	case ARG_4: return fixed(pk, op, 4);
+	case ARG_8: return fixed(pk, op, 8);
+	case ARG_LEN1: return counted(pk, op, 1, false);
+	case ARG_LEN4: return counted(pk, op, 4, false);
+	case ARG_LEN4_SIGNED: return counted(pk, op, 4, true);
+	case ARG_LEN8: return counted(pk, op, 8, false);
+	case ARG_LINE: return line(pk, &op->data, &op->len);
+	case ARG_TWO_LINES:
+		TRY(line(pk, &op->data, &op->len));
+		return line(pk, &op->data2, &op->len2);
+	case ARG_REFUSED: return BAD(pk, "opcode %s is not allowed", refused_name(op->code));
+	default: return BAD(pk, "unknown opcode 0x%02x", op->code);
+	}
+}
+
+enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out)
+{
+	uint64_t id = op->number;
+
+	if (op->code == 'g' || op->code == 'p') {
+		struct str text = { (const char *)op->data, op->len };
+		if (!str_to_u64(text, &id))
+			return BAD(pk, "the memo entry is not a number");
+	}
+	/* Every entry costs at least one byte; larger numbers would only make us allocate. */
+	if (id > pk->n)
+		return BAD(pk, "memo entry %ju in a stream of %ju bytes", (uintmax_t)id, (uintmax_t)pk->n);
+	*id_out = id;
+	return OK;
+}
+
+static FALLIBLE enum err mark_used(struct memo *memo, uint64_t id)
+{
+	uint64_t word = id >> 6;
+
+	if (word >= memo->words) {
+		uint64_t words = num_max(word + 1, memo->words * 2);
+		uint64_t *bigger = mem_grow(memo->used, words, sizeof *bigger);
+		if (!bigger)
+			return ERR(NO_MEMORY, "no memory for the memo");
+		memset(bigger + memo->words, 0, (words - memo->words) * sizeof *bigger);
+		memo->used = bigger;
+		memo->words = words;
+	}
+	memo->used[word] |= 1ull << (id & 63);
+	return OK;
+}
+
+enum err pickle_scan(struct pickle *pk)
+{
+	struct memo *memo = &pk->memo;
+	struct pickle_op op = { 0 };
+
+	pk->at = 0;
+	do {
+		TRY(pickle_op_next(pk, &op));
+		if (op.code == 'g' || op.code == 'h' || op.code == 'j') {
+			uint64_t id;
+			TRY(pickle_op_id(pk, &op, &id));
+			TRY(mark_used(memo, id));
+		}
+	} while (op.code != '.');
+	pk->at = 0;
+	memo->before = mem_alloc(memo->words * sizeof *memo->before);
+	if (!memo->before)
+		return ERR(NO_MEMORY, "no memory for the memo");
+	for (uint64_t i = 0; i < memo->words; i++) {
+		memo->before[i] = (uint32_t)memo->value_count;
+		memo->value_count += (uint64_t)__builtin_popcountll(memo->used[i]);
+	}
+	memo->values = mem_zalloc(memo->value_count, sizeof *memo->values);
+	if (!memo->values)
+		return ERR(NO_MEMORY, "no memory for the memo");
+	return OK;
+}
+
+uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id)
+{
+	const struct memo *memo = &pk->memo;
+	uint64_t word = id >> 6, bit = 1ull << (id & 63);
+
+	if (word >= memo->words || !(memo->used[word] & bit))
+		return NULL;
+	return &memo->values[memo->before[word] + (uint32_t)__builtin_popcountll(memo->used[word] & (bit - 1))];
+}
+
+void pickle_memo_free(struct memo *memo)
+{
+	mem_free(memo->used);
+	mem_free(memo->before);
+	mem_free(memo->values);
+	*memo = (struct memo){ 0 };
+}
