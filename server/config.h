@@ -1,0 +1,62 @@
+/* config.h: what can be set, from one table (config.c) that serves the command line, the file, the environment, --help,
+ * --check-config and --print-config. Precedence: file < environment (DCPD_STORAGE, DCPD_SHM_LIMIT …; lists divided by commas)
+ * < command line. A list given at a higher level replaces the lower one's. An unknown key is an error. */
+#pragma once
+#include <stdio.h>
+#include "base/err.h"
+#include "base/str.h"
+
+enum { CONFIG_LIST_MAX = 64, CONFIG_PATH_MAX = 1024 };
+
+struct config_list {
+	char *items[CONFIG_LIST_MAX];
+	uint32_t count;
+};
+
+struct config {
+	/* the options of SURFACES */
+	char *config_file, *state_dir;
+	struct config_list storage;            /* "NAME=DIR", checked */
+	struct config_list listen;             /* never empty: defaults are filled in */
+	uint64_t workers;                      /* of a gang, at least 2 */
+	uint64_t shm_limit;                    /* bytes */
+	uint64_t keep_jobs;                    /* records of finished jobs */
+	int64_t keep_jobs_ms;
+	char *allow_group;                     /* NULL: none */
+	struct config_list allowed_host;
+	char *tls_cert, *tls_key;              /* NULL: none */
+	bool insecure_http;
+	bool log_json;
+	char *web_root;                        /* NULL: the files inside the binary */
+	bool check_config, print_config, help, version;
+	/* finer ones, in the same table */
+	char *worker_path;                     /* dcpd-worker; default: beside this program, else in libexec */
+	char *io_engine;                       /* auto, io_uring, threads */
+	int64_t gang_idle_ms, lookup_idle_ms;
+	int64_t stall_ms;                      /* no byte of progress for so long: the job's stage is `stalled` */
+	int64_t stall_deadline_ms;             /* … and after so long it fails with storage_stalled */
+	int64_t lookup_deadline_ms;
+	int64_t drain_ms;
+	int64_t lease_ms;                      /* of a state dict's rank */
+	int64_t keep_sealed_ms;                /* a sealed generation whose owner is gone */
+	uint64_t queue_max;                    /* waiting jobs; more are refused with too_many_jobs */
+	uint64_t job_memory;                   /* for all workers of a job together */
+	char *journal_file, *token_file;       /* $STATE/journal.db, $STATE/token; not options */
+	uint8_t from[64];                      /* enum config_source of each row of the table */
+};
+
+enum config_source { CONFIG_DEFAULT, CONFIG_FILE, CONFIG_ENV, CONFIG_ARGV };
+
+/* env may be NULL (none). ERR_CONFIG names key and source. Makes nothing on disk. */
+FALLIBLE enum err config_load(int argc, char *const *argv, char *const *env, struct config **out);
+void config_free(struct config *c);
+void config_print(const struct config *c, FILE *to);   /* `key = value` lines with where each comes from */
+void config_help(FILE *to);
+/* Divides "NAME=DIR". */
+FALLIBLE enum err config_storage(const char *item, struct str *name_out, const char **dir_out);
+/* "512", "64MiB", "1G"; "80%" only with percent_of != 0. */
+FALLIBLE enum err config_bytes(struct str text, uint64_t percent_of, uint64_t *out);
+/* "30s", "500ms", "10m", "1h", "30d". */
+FALLIBLE enum err config_duration(struct str text, int64_t *ms_out);
+/* For tests: every key of the table, in order; NULL beyond the last. */
+const char *config_key(uint32_t index);

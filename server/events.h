@@ -1,0 +1,33 @@
+/* events.h: what happened, for /v1/events: the last EVENTS_KEPT events in memory, with ids that grow over restarts
+ * (boot number << 32 | count), so that a client can resume with Last-Event-ID.
+ *
+ * Types: job.state {"job","kind","state","stage"} · job.progress {"job","progress"} · checkpoint.committed
+ * {"storage","name","job"} · worker.lost {"worker","pid","job","signal"} · storage.stalled {"storage"} · storage.state
+ * {"storage","state"} · state_dict.changed {"state_dict","what"}. */
+#pragma once
+#include "server/loop.h"
+#include "server/server.h"
+
+enum { EVENTS_KEPT = 4096, EVENTS_DATA_MAX = 64 << 10 };
+
+struct event_record {
+	uint64_t id;
+	int64_t wall_ms;
+	const char *type;             /* "job.state" */
+	char job[27];                 /* "" when it is about no job */
+	struct str data;              /* JSON object */
+};
+
+FALLIBLE enum err events_new(struct loop *loop, uint64_t boot, struct events **out);
+void events_free(struct events *ev);
+/* Takes `data` (may be NULL on lack of memory: the event is dropped and counted). type must be a literal. */
+void events_emit(struct events *ev, const char *type, const char *job, json_t *data);
+uint64_t events_last_id(const struct events *ev);
+/* The first event after `after` (0: the oldest kept) that is about `job` (NULL: any). false: none yet. *lost_out: events between
+ * `after` and this one were overwritten, or belong to an earlier start of the daemon. The record is valid until the next emit. */
+bool events_next(const struct events *ev, uint64_t after, const char *job, struct event_record *out, bool *lost_out);
+
+/* fn is called from the loop, at most once per turn, after events came. Unlike other callbacks: many times, until unlistened. */
+struct events_listener;
+FALLIBLE enum err events_listen(struct events *ev, loop_fn fn, void *user, struct events_listener **out);
+void events_unlisten(struct events *ev, struct events_listener **l);

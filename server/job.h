@@ -1,0 +1,58 @@
+/* job.h: jobs: their records, and the life of one from POST to its end.
+ *
+ *   queued → planning → running → committing → succeeded | failed | cancelled
+ *
+ * A job is in the journal before job_create's callback is called, and each end before anybody can see it. Live jobs are in
+ * memory; finished ones are read from the journal when asked for (with a small cache). */
+#pragma once
+#include "server/server.h"
+
+enum { JOB_ID_LEN = 26, JOB_PAGE_MAX = 1000 };
+
+enum job_kind { JOB_SAVE, JOB_LOAD, JOB_RESHARD, JOB_VERIFY, JOB_DIFF, JOB_DELETE, JOB_KIND_COUNT };
+enum job_state { JOB_QUEUED, JOB_PLANNING, JOB_RUNNING, JOB_COMMITTING, JOB_SUCCEEDED, JOB_FAILED, JOB_CANCELLED,
+		 JOB_STATE_COUNT };
+
+const char *job_kind_text(enum job_kind kind);
+const char *job_state_text(enum job_state state);
+bool job_state_ended(enum job_state state);
+
+/* The body of POST /v1/jobs after its form was checked and defaults were filled in (the handler's work). spec is copied. */
+struct job_request {
+	enum job_kind kind;
+	const json_t *spec;             /* with "kind" and, if given, "labels" */
+	struct principal who;
+	struct idempotency idem;
+};
+/* Checks what can be known at once (storages, state dicts sealed, target not busy), asks the storage whether the target exists
+ * and has space, writes the journal, then calls back. existing: an earlier request with this key made the job. */
+typedef void (*job_created_fn)(void *user, enum err e, const char *id, bool existing);
+void job_create(struct server *s, const struct job_request *rq, job_created_fn fn, void *user);
+
+/* dry_run=true: plans on a gang, writes nothing, is not listed. plan: what GET …/plan would show. */
+typedef void (*job_planned_fn)(void *user, enum err e, const json_t *plan);
+void job_dry_run(struct server *s, const struct job_request *rq, job_planned_fn fn, void *user);
+
+/* ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_STATE_CONFLICT (committing, or ended). Callback: the wish is known to the workers, or the job
+ * is cancelled already; wait for the end with job_wait. */
+void job_cancel(struct server *s, const struct principal *who, struct str id, done_fn fn, void *user);
+/* A failed or cancelled job becomes queued again: same id, attempt + 1. ERR_STATE_CONFLICT otherwise. */
+void job_retry(struct server *s, const struct principal *who, struct str id, done_fn fn, void *user);
+/* Calls back when the job has ended, at once if it has, or after timeout_ms; e is OK in all these cases. ERR_NOT_FOUND. */
+void job_wait(struct server *s, struct str id, int64_t timeout_ms, done_fn fn, void *user);
+
+/* The record's JSON text, valid until the loop's next turn; cheap: kept until the job changes. */
+FALLIBLE enum err job_text(struct server *s, struct str id, struct str *out);
+/* A number that changes whenever the text does: for ETag and for caches of answers. 0: no such job in memory. */
+uint64_t job_version(struct server *s, struct str id);
+/* ERR_NOT_FOUND also while there is no plan yet. */
+FALLIBLE enum err job_plan(struct server *s, struct str id, struct buf *out);
+FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *out);
+
+/* filter: terms joined by " AND ": state=running, kind=save, labels.KEY=value, target=main:run1/step-100; a value may be in double
+ * quotes. ERR_VALIDATION_FAILED for anything else. Newest first. Appends {"jobs":[…],"next_page_token"?}. */
+FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_size, struct str page_token, struct buf *out);
+
+FALLIBLE enum err jobs_new(struct server *s);    /* takes up the journal's unfinished jobs */
+void jobs_free(struct jobs *j);
+uint32_t jobs_live(const struct server *s);      /* not ended */

@@ -1,0 +1,24 @@
+/* lookup.h: questions about checkpoints and segments, asked of narrow, short-lived workers: at most LOOKUP_WORKERS per storage,
+ * each with that one root only. The questions are those of worker/ctl/README.md ("Look-ups").
+ *
+ * A worker that does not answer by the deadline is killed, the storage is marked stalled, and further questions to it fail at
+ * once with ERR_STORAGE_STALLED (but for one that probes, now and then); other storages notice nothing. */
+#pragma once
+#include "server/server.h"
+
+enum { LOOKUP_WORKERS = 2, LOOKUP_WAITING_MAX = 1024 };
+
+/* ok: the answer's object; fd: the memfd that came with it, or -1. The callback may take the fd over by setting *fd = -1. */
+typedef void (*lookup_fn)(void *user, enum err e, const json_t *ok, int *fd);
+
+/* storage: a root's name, or NULL for questions about segments (which come with fds). Takes `question`. The fds are duplicated. */
+void lookup_ask(struct server *s, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
+		void *user);
+/* The same about a state dict: {"tensors", "prefix"?, "page_size", "page_token"?} of its newest generation sealed by all ranks
+ * (generation -1) or of this one. `more` (taken) holds the op and the members beside those that name the segments.
+ * The segments are kept from reuse until the answer. */
+void lookup_ask_state_dict(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
+			   lookup_fn fn, void *user);
+
+FALLIBLE enum err lookups_new(struct server *s);
+void lookups_free(struct lookups *l);

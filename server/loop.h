@@ -1,0 +1,23 @@
+/* loop.h: what other threads use to get back into the event loop, and one-shot timers. */
+#pragma once
+#include "base/err.h"
+
+struct event_base;
+struct loop;
+
+FALLIBLE enum err loop_new(struct event_base *base, struct loop **out);
+void loop_free(struct loop *l);               /* drops what was posted and not yet run */
+
+typedef void (*loop_fn)(void *user);
+/* From any thread: fn(user) will run in the loop, in the order of posting. ERR_NO_MEMORY is the only failure. */
+FALLIBLE enum err loop_post(struct loop *l, loop_fn fn, void *user);
+/* As loop_post, for the loop's own thread, with an outcome to hand over: fn(user, e), err_last() as it is now. Out of memory
+ * ends the process: the caller's caller would wait for ever. */
+void loop_later(struct loop *l, void (*fn)(void *user, enum err e), void *user, enum err e);
+/* Runs everything posted so far; for tests and for the end. */
+void loop_run_posted(struct loop *l);
+
+struct timer;
+/* Runs fn(user) once after `ms`. The timer is gone when fn is called. */
+FALLIBLE enum err timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct timer **out);
+void timer_stop(struct timer **t);            /* NULL inside is fine */

@@ -1,0 +1,105 @@
+/* state_dict.h: state dicts in shared memory: who holds which segment, in which generation, and for how long.
+ *
+ * A state dict has `world_size` ranks, each `slot_count` slots; a slot is one named segment.
+ *
+ *   free ──reserve──► open ──seal──► sealed ──release, or lease over──► free
+ *
+ * A slot in use by a job is never handed out again: a release (or an expired lease) then waits for the job. Generations are
+ * chosen by the client, the same on all ranks, and grow. What is sealed is in the journal before the seal is answered, so that a
+ * restart opens the segments again by name; a segment that no row names is removed at start.
+ * Leases are per rank; any call about the rank renews it. A state dict made by a load has none: it stays until it is deleted. */
+#pragma once
+#include "server/server.h"
+
+enum { STATE_DICT_NAME_MAX = 200, STATE_DICT_WORLD_MAX = 65536, STATE_DICT_SLOTS_MAX = 16, STATE_DICTS_MAX = 4096 };
+
+struct state_dict_request {
+	struct str name;
+	int64_t world_size, slots;      /* slots 0: two */
+	int64_t lease_ms;               /* 0: the configured one */
+	const json_t *on_owner_death;   /* {"save":{"storage","name" with {generation}, …}} as SURFACES says, checked; NULL: keep 1 h */
+	struct principal who;
+	struct idempotency idem;
+};
+/* ERR_STATE_DICT_EXISTS, ERR_IDEMPOTENCY_…. existing: an earlier request with the same key made it. */
+typedef void (*state_dict_created_fn)(void *user, enum err e, const char *name, bool existing);
+void state_dict_create(struct server *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user);
+
+struct reservation {
+	const char *segment;            /* "/dcpd-…" */
+	uint32_t slot;
+	uint64_t bytes;                 /* at least what was asked for */
+	int64_t generation, lease_expires_ms;  /* wall clock; 0: no lease */
+	bool fresh;                     /* new pages: the first copy will fault them */
+};
+typedef void (*reserved_fn)(void *user, enum err e, const struct reservation *r);
+/* Waits up to wait_ms for a slot, then ERR_SLOTS_BUSY. ERR_GENERATION_STALE, ERR_SHM_EXHAUSTED (needed, free, held by whom).
+ * The same rank and generation again gives the same slot back while it is open. */
+void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
+			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user);
+/* Sealing what is sealed already with the same generation and image_bytes is fine. */
+void state_dict_seal(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+		     uint64_t image_bytes, done_fn fn, void *user);
+/* Frees the rank's slot of this generation, once no job uses it; a generation that is not held is fine (it was released before). */
+void state_dict_release(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+			done_fn fn, void *user);
+/* expires_ms_out: wall clock; 0 if it has no lease. */
+FALLIBLE enum err state_dict_renew(struct server *s, const struct principal *who, struct str name, int64_t rank,
+				   int64_t *expires_ms_out);
+/* ERR_STATE_DICT_BUSY while a job uses it. */
+void state_dict_delete(struct server *s, const struct principal *who, struct str name, done_fn fn, void *user);
+
+/* The record as SURFACES shows it, with "uid", "created_at", "bytes" and each slot's lease; ERR_NOT_FOUND, ERR_FORBIDDEN. */
+FALLIBLE enum err state_dict_put(struct server *s, const struct principal *who, struct str name, struct buf *out);
+/* {"state_dicts":[…short records: no ranks…],"next_page_token"?}; those the caller may see. */
+FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who, uint32_t page_size, struct str page_token,
+				  struct buf *out);
+/* {"limit","used","free"} bytes of shared memory, in that order. */
+void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out);
+
+/* ---- for the other modules of server/ ---- */
+
+/* A job's hold on one generation of a state dict: its slots are not handed out before state_dict_unuse. */
+struct state_dict_rank_use {
+	uint32_t rank, slot;
+	int fd;                         /* the slot's own: do not close */
+	const char *segment;
+	uint64_t bytes, image_bytes;
+};
+struct state_dict_use {
+	char *name;
+	uint32_t world_size;
+	int64_t generation;
+	struct state_dict_rank_use *ranks;   /* world_size of them */
+	char job[27];
+	struct state_dict_use *next;         /* all uses of one state dict */
+	struct state_dict *owner;
+};
+/* generation -1: the newest that all ranks sealed. ERR_NOT_SEALED names the ranks that lack it. job: its id, or "" for a look-up. */
+FALLIBLE enum err state_dict_use(struct server *s, const struct principal *who, struct str name, int64_t generation,
+				 const char *job, struct state_dict_use **out);
+/* Checks without holding: what state_dict_use would give, and its bytes. */
+FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who, struct str name, int64_t generation,
+				   int64_t *generation_out, uint64_t *image_bytes_out);
+void state_dict_unuse(struct server *s, struct state_dict_use **use);
+bool state_dict_exists(const struct server *s, struct str name);
+
+/* The target of a load that makes its state dict: segments are made off the loop, then fn gets the use. It becomes visible to
+ * others as a sealed generation with state_dict_keep, or goes away with state_dict_drop. */
+struct state_dict_make {
+	struct str name;
+	uint32_t world_size;
+	const uint64_t *bytes, *image_bytes; /* world_size of each; copied */
+	struct principal who;
+	const char *job;
+};
+typedef void (*made_fn)(void *user, enum err e, struct state_dict_use *use);   /* use: owned by the receiver */
+void state_dict_make(struct server *s, const struct state_dict_make *m, made_fn fn, void *user);
+struct journal_txn;
+/* Adds its rows to the transaction that ends the job. */
+FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *use, struct journal_txn *txn);
+void state_dict_drop(struct server *s, struct state_dict_use **use);
+
+FALLIBLE enum err state_dicts_new(struct server *s);
+void state_dicts_free(struct state_dicts *sd);
+uint32_t state_dict_count(const struct server *s);

@@ -1,0 +1,50 @@
+/* storage.h: the storage roots: those of the configuration, and ad-hoc ones that live with a lease.
+ *
+ * The coordinator knows a root by its text only; what is on it is asked of a look-up worker (lookup.h). */
+#pragma once
+#include "server/server.h"
+
+enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 32 };
+
+enum storage_state { STORAGE_UNKNOWN, STORAGE_OK, STORAGE_STATE_STALLED, STORAGE_STATE_GONE };
+
+struct storage {
+	char name[STORAGE_NAME_MAX + 1];
+	char *path;
+	bool adhoc;
+	uid_t uid;                      /* of an ad-hoc one: who made it */
+	int64_t expires_ms;             /* wall clock; 0: never */
+	enum storage_state state;
+	int64_t stalled_since_ms;       /* wall clock, while stalled */
+	/* the latest probe; 0 before it */
+	uint64_t free_bytes, total_bytes;
+	int64_t probed_ms;
+	bool probing;
+	json_t *probe;                  /* its answer as it came, or NULL */
+};
+
+FALLIBLE enum err storages_new(struct server *s);
+void storages_free(struct storages *st);
+
+/* ERR_NOT_FOUND names it. The pointer is valid until the loop's next turn. */
+FALLIBLE enum err storage_find(struct server *s, struct str name, struct storage **out);
+uint32_t storage_count(const struct server *s);
+struct storage *storage_at(const struct server *s, uint32_t index);  /* in the order of their names */
+const char *storage_state_text(enum storage_state state);            /* "unknown" "ok" "stalled" "gone" */
+/* {"name","path","adhoc","state","free_bytes","total_bytes","fs","direct_io",…,"lease_expires_at"} as jobs' records are: text. */
+FALLIBLE enum err storage_put(const struct storage *st, struct buf *out);
+
+/* An ad-hoc root. Same name and path again: renews the lease. The path must be absolute and a look-up worker must be able to open
+ * it. Only for admins over the Unix socket: the handler checks that. */
+struct storage_request {
+	struct str name, path;
+	int64_t lease_ms;               /* 0: the default, 10 minutes */
+	struct principal who;
+};
+void storage_create(struct server *s, const struct storage_request *rq, done_fn fn, void *user);
+void storage_delete(struct server *s, struct str name, const struct principal *who, done_fn fn, void *user); /* ad-hoc ones only */
+
+/* Modules report what they see. */
+void storage_set_state(struct server *s, struct storage *st, enum storage_state state);
+/* Asks for free space again; the answer lands in the storage. fn may be NULL. */
+void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user);
