@@ -87,6 +87,13 @@ enum err err_expected(enum err code, const char *expected, const char *actual)
 	return code;
 }
 
+enum err err_at_pointer(enum err code, const char *pointer)
+{
+	if (code && !last.pointer[0])
+		copy_text(last.pointer, sizeof last.pointer, pointer, strlen(pointer));
+	return code;
+}
+
 const struct err_info *err_last(void)
 {
 	return &last;

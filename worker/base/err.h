@@ -48,6 +48,7 @@ struct err_info {
 	char file[ERR_FILE_MAX];   /* relative to the checkpoint, never a host path */
 	int64_t rank, offset;
 	char expected[ERR_VALUE_MAX], actual[ERR_VALUE_MAX];
+	char pointer[ERR_VALUE_MAX]; /* JSON pointer to the field of a request, "/target/name" */
 };
 
 void err_record(enum err code, int sys_errno, const char *place, const char *fmt, ...)
@@ -71,6 +72,7 @@ enum err err_at_rank(enum err code, int64_t rank);
 enum err err_at_fqn(enum err code, const char *fqn, size_t len);
 enum err err_at_file(enum err code, const char *file, int64_t offset); /* offset -1: not known */
 enum err err_expected(enum err code, const char *expected, const char *actual);
+enum err err_at_pointer(enum err code, const char *pointer);
 
 const struct err_info *err_last(void);            /* this thread's record */
 void err_restore(const struct err_info *info);    /* puts back a record saved by copy */
