@@ -1,0 +1,76 @@
+/* auth.c: who is calling. On the Unix socket the kernel says it (peer credentials); on TCP only the token proves anything, and its
+ * holder counts as dcpd's own user. */
+#include <grp.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "api/api_state.h"
+#include "api/guard.h"
+#include "base/mem.h"
+
+enum { GROUPS_MAX = 65536 };
+
+static bool in_group(int fd, const struct ucred *peer, gid_t group)
+{
+	socklen_t bytes = 0;
+	bool found = peer->gid == group;
+
+	if (found)
+		return true;
+	/* The first call fails with ERANGE and says how many there are. */
+	(void)getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &bytes);
+	if (bytes == 0 || bytes > GROUPS_MAX * sizeof(gid_t))
+		return false;
+	CLEANUP(mem_free_ptr) gid_t *groups = mem_alloc(bytes);
+	if (!groups || getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0)
+		return false;
+	for (size_t i = 0; i < bytes / sizeof *groups; i++)
+		found |= groups[i] == group;
+	return found;
+}
+
+void auth_peer(struct api *a, int fd, bool is_unix, struct caller *out)
+{
+	struct ucred peer = { 0 };
+	socklen_t bytes = sizeof peer;
+
+	*out = (struct caller){ .uid = geteuid(), .over_unix = is_unix };
+	if (!is_unix)
+		return;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0 || bytes != sizeof peer) {
+		out->uid = (uid_t)-1;
+		return;
+	}
+	out->uid = peer.uid;
+	out->admin = peer.uid == 0 || peer.uid == geteuid();
+	out->known = out->admin || (a->has_group && in_group(fd, &peer, a->group));
+}
+
+bool auth_token_ok(const struct api *a, const char *authorization)
+{
+	size_t have = strlen(a->token), given;
+	unsigned char differ = 0;
+
+	if (strncasecmp(authorization, "Bearer ", 7) != 0)
+		return false;
+	for (authorization += 7; *authorization == ' ';)
+		authorization++;
+	given = strlen(authorization);
+	/* As many steps for any guess of one length: nothing is learnt from the time. */
+	for (size_t i = 0; i < given; i++)
+		differ |= (unsigned char)(authorization[i] ^ a->token[have ? i % have : 0]);
+	return have > 0 && given == have && differ == 0;
+}
+
+FALLIBLE enum err auth_need(const struct req *r)
+{
+	if (r->caller.known)
+		return OK;
+	if (req_head(r, MHD_HTTP_HEADER_AUTHORIZATION))
+		return ERR(UNAUTHENTICATED, "the token is wrong");
+	if (r->caller.over_unix)
+		return ERR(UNAUTHENTICATED, "uid %d is not root, not dcpd's own and not in --allow-group: send a token",
+			   (int)r->caller.uid);
+	return ERR(UNAUTHENTICATED, "send Authorization: Bearer with the token of dcpd's state directory");
+}

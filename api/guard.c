@@ -1,0 +1,147 @@
+/* guard.c: see guard.h.
+ *
+ * A web page on another site can make a browser send requests to 127.0.0.1, and with DNS rebinding even read the answers. The
+ * token stops most of that; Host and Origin stop it before the token is looked at. Duplicate framing headers are refused here
+ * because libmicrohttpd 0.9.75 lets them through and a proxy in front may count the other one. */
+#include "api/guard.h"
+
+#include <arpa/inet.h>
+#include <strings.h>
+
+#include "api/api_state.h"
+#include "api/routes.h"
+
+struct heads {
+	unsigned host, length, encoding, type, auth;
+};
+
+static enum MHD_Result count_head(void *user, enum MHD_ValueKind kind, const char *key, const char *value)
+{
+	struct heads *n = user;
+
+	(void)kind;
+	(void)value;
+	switch (key[0] | 0x20) {
+	case 'h':
+		n->host += strcasecmp(key, "Host") == 0;
+		break;
+	case 'c':
+		n->length += strcasecmp(key, "Content-Length") == 0;
+		n->type += strcasecmp(key, "Content-Type") == 0;
+		break;
+	case 't':
+		n->encoding += strcasecmp(key, "Transfer-Encoding") == 0;
+		break;
+	case 'a':
+		n->auth += strcasecmp(key, "Authorization") == 0;
+		break;
+	default:
+		break;
+	}
+	return MHD_YES;
+}
+
+static bool is_address(struct str host)
+{
+	unsigned char address[16];
+	char text[64];
+
+	if (host.n == 0 || host.n >= sizeof text)
+		return false;
+	memcpy(text, host.p, host.n);
+	text[host.n] = '\0';
+	if (text[0] == '[' && text[host.n - 1] == ']') {
+		text[host.n - 1] = '\0';
+		return inet_pton(AF_INET6, text + 1, address) == 1;
+	}
+	return inet_pton(AF_INET, text, address) == 1;
+}
+
+bool guard_host_ok(struct str host, const char *const *allowed, uint32_t allowed_count)
+{
+	const char *end = host.n ? memrchr(host.p, ':', host.n) : NULL;
+
+	if (end && !memchr(end, ']', host.n - (size_t)(end - host.p))) {
+		for (const char *p = end + 1; p < host.p + host.n; p++)
+			if (*p < '0' || *p > '9')
+				return false;
+		host.n = (size_t)(end - host.p);
+	}
+	if (is_address(host))
+		return true;
+	if (host.n == 9 && strncasecmp(host.p, "localhost", 9) == 0)
+		return true;
+	for (uint32_t i = 0; i < allowed_count; i++)
+		if (strlen(allowed[i]) == host.n && strncasecmp(allowed[i], host.p, host.n) == 0)
+			return true;
+	return false;
+}
+
+/* A page may call us only from where it was loaded: "scheme://" and the same host and port as in Host. */
+static bool origin_ok(const char *origin, const char *host)
+{
+	const char *at = strstr(origin, "://");
+
+	return at && host && strcasecmp(at + 3, host) == 0;
+}
+
+static FALLIBLE enum err check_host(struct req *r, const char *version, unsigned count)
+{
+	const char *host = req_head(r, MHD_HTTP_HEADER_HOST), *origin = req_head(r, "Origin");
+
+	if (count > 1)
+		return ERR(INVALID_REQUEST, "more than one Host header");
+	if (count == 0 && strcmp(version, MHD_HTTP_VERSION_1_0) != 0)
+		return ERR(INVALID_REQUEST, "no Host header");
+	if (r->caller.over_unix)
+		return OK;
+	if (host && !guard_host_ok(str_of(host), r->api->allowed_hosts, r->api->allowed_host_count))
+		return ERR(MISDIRECTED, "the Host \"%.100s\" is not ours: see --allowed-host", host);
+	if (origin && !origin_ok(origin, host))
+		return ERR(FORBIDDEN, "pages of another origin (%.100s) may not call this API", origin);
+	return OK;
+}
+
+FALLIBLE enum err guard_head(struct req *r, const char *version)
+{
+	struct heads n = { 0 };
+	const char *auth;
+
+	MHD_get_connection_values(r->conn, MHD_HEADER_KIND, count_head, &n);
+	if (n.length > 1 || n.encoding > 1 || n.type > 1 || n.auth > 1)
+		return ERR(INVALID_REQUEST, "a header that must be single is given more than once");
+	if (n.length && n.encoding)
+		return ERR(INVALID_REQUEST, "Content-Length and Transfer-Encoding at once");
+	TRY(check_host(r, version, n.host));
+	auth = n.auth ? req_head(r, MHD_HTTP_HEADER_AUTHORIZATION) : NULL;
+	if (auth && auth_token_ok(r->api, auth)) {
+		r->caller.known = true;
+		r->caller.admin = true;
+	} else if (auth) {
+		/* A wrong token is an error even where none is needed: the caller thinks it is someone. */
+		r->caller.known = false;
+		r->caller.admin = false;
+	}
+	return OK;
+}
+
+FALLIBLE enum err guard_body(struct req *r)
+{
+	const char *length = req_head(r, MHD_HTTP_HEADER_CONTENT_LENGTH), *type = req_head(r, MHD_HTTP_HEADER_CONTENT_TYPE);
+	const char *encoding = req_head(r, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+	uint64_t bytes = 0;
+	bool has_body;
+
+	if (length && !str_to_u64(str_of(length), &bytes))
+		return ERR(INVALID_REQUEST, "Content-Length is no number");
+	if (bytes > HTTP_BODY_MAX)
+		return ERR(PAYLOAD_TOO_LARGE, "a body has at most %d bytes", HTTP_BODY_MAX);
+	has_body = bytes > 0 || encoding;
+	if (has_body && r->route->body == ROUTE_NO_BODY)
+		return ERR(INVALID_REQUEST, "this request has no body");
+	if (!has_body || !type)
+		return has_body ? ERR(UNSUPPORTED_MEDIA_TYPE, "Content-Type is missing") : OK;
+	if (strncasecmp(type, "application/json", 16) != 0 || (type[16] && !strchr("; \t", type[16])))
+		return ERR(UNSUPPORTED_MEDIA_TYPE, "Content-Type is \"%.100s\"", type);
+	return OK;
+}

@@ -1,0 +1,43 @@
+/* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_checkpoints.c, h_storages.c,
+ * h_workers.c, h_system.c. */
+#pragma once
+#include "api/http.h"
+
+FALLIBLE enum err h_jobs_list(struct req *r);
+FALLIBLE enum err h_jobs_create(struct req *r);
+FALLIBLE enum err h_job_get(struct req *r);
+FALLIBLE enum err h_job_events(struct req *r);
+FALLIBLE enum err h_job_plan(struct req *r);
+FALLIBLE enum err h_job_cancel(struct req *r);
+FALLIBLE enum err h_job_retry(struct req *r);
+
+FALLIBLE enum err h_sdicts_list(struct req *r);
+FALLIBLE enum err h_sdicts_create(struct req *r);
+FALLIBLE enum err h_sdict_get(struct req *r);
+FALLIBLE enum err h_sdict_delete(struct req *r);
+FALLIBLE enum err h_sdict_tensors(struct req *r);
+FALLIBLE enum err h_rank_reserve(struct req *r);
+FALLIBLE enum err h_rank_renew(struct req *r);
+FALLIBLE enum err h_rank_seal(struct req *r);
+FALLIBLE enum err h_rank_release(struct req *r);
+
+FALLIBLE enum err h_checkpoints_list(struct req *r);
+FALLIBLE enum err h_checkpoint_get(struct req *r);
+FALLIBLE enum err h_checkpoint_delete(struct req *r);
+FALLIBLE enum err h_checkpoint_tensors(struct req *r);
+FALLIBLE enum err h_checkpoint_tensor(struct req *r);
+FALLIBLE enum err h_checkpoint_files(struct req *r);
+
+FALLIBLE enum err h_storages_list(struct req *r);
+FALLIBLE enum err h_storages_create(struct req *r);
+FALLIBLE enum err h_storage_get(struct req *r);
+FALLIBLE enum err h_workers_list(struct req *r);
+FALLIBLE enum err h_events(struct req *r);
+
+FALLIBLE enum err h_capabilities(struct req *r);
+FALLIBLE enum err h_livez(struct req *r);
+FALLIBLE enum err h_readyz(struct req *r);
+FALLIBLE enum err h_metrics(struct req *r);
+FALLIBLE enum err h_openapi(struct req *r);
+FALLIBLE enum err h_page(struct req *r);
+bool h_page_exists(const struct req *r);     /* does the page have a file of this path? */

@@ -1,0 +1,476 @@
+/* http.c: libmicrohttpd inside the event loop (see http.h).
+ *
+ *   listener ──► MHD daemon (epoll fd) ──► loop's read event ──► MHD_run ──► on_request (head, body parts, end) ──► handler
+ *                                                                   ▲                                              │ later
+ *                                              http_kick ◄── resume ┴───────────────────────── answer made ◄───────┘
+ *
+ * One MHD daemon per listener, all in one thread: handlers touch the coordinator's state without locks. MHD's timeout counts
+ * inactivity only, so each connection has a deadline of its own for head and body, and a sweep once a second ends the late ones;
+ * the same sweep runs MHD, because 0.9.75 may skip a ready connection while another is being suspended. */
+#include "api/http.h"
+
+#include <event2/event.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "api/guard.h"
+#include "api/jval.h"
+#include "api/routes.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 32 << 10 };
+
+struct listener {
+	struct http *http;
+	struct MHD_Daemon *daemon;
+	struct event *readable;
+	int fd;
+	bool is_unix, quiesced;
+};
+
+struct conn {
+	struct conn *prev, *next;
+	struct MHD_Connection *mhd;
+	int64_t deadline_ms;               /* 0: none */
+	struct caller caller;
+};
+
+struct http {
+	struct http_options o;
+	struct listener *listeners;
+	uint32_t listener_count;
+	struct event *sweep, *soon;
+	struct conn *conns;                /* all open connections */
+	struct req *waiting;               /* requests without an answer yet */
+	uint64_t requests;
+	bool draining;
+};
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Runs a daemon until it has nothing more to do, or often enough that the loop should turn first. */
+static void run_daemon(struct http *h, struct listener *l)
+{
+	MHD_UNSIGNED_LONG_LONG timeout = 1;
+
+	for (int i = 0; i < RUNS_MAX; i++) {
+		MHD_run(l->daemon);
+		if (MHD_get_timeout(l->daemon, &timeout) != MHD_YES || timeout > 0)
+			return;
+	}
+	http_kick(h);
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *user)
+{
+	struct listener *l = user;
+
+	(void)fd;
+	(void)what;
+	run_daemon(l->http, l);
+}
+
+static void on_soon(evutil_socket_t fd, short what, void *user)
+{
+	struct http *h = user;
+
+	(void)fd;
+	(void)what;
+	for (uint32_t i = 0; i < h->listener_count; i++)
+		run_daemon(h, &h->listeners[i]);
+}
+
+static void on_sweep(evutil_socket_t fd, short what, void *user)
+{
+	struct http *h = user;
+	int64_t now = now_ms();
+
+	for (struct conn *c = h->conns; c; c = c->next) {
+		if (c->deadline_ms == 0 || now < c->deadline_ms)
+			continue;
+		const union MHD_ConnectionInfo *i =
+			MHD_get_connection_info(c->mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+		if (i)
+			shutdown(i->connect_fd, SHUT_RDWR);
+		c->deadline_ms = 0;
+	}
+	on_soon(fd, what, h);
+}
+
+void http_kick(struct http *h)
+{
+	struct timeval now = { 0, 0 };
+
+	if (h->soon && !evtimer_pending(h->soon, NULL))
+		evtimer_add(h->soon, &now);
+}
+
+static struct conn *conn_of(struct MHD_Connection *mhd)
+{
+	const union MHD_ConnectionInfo *i = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+	return i ? i->socket_context : NULL;
+}
+
+static void on_connection(void *user, struct MHD_Connection *mhd, void **context, enum MHD_ConnectionNotificationCode code)
+{
+	struct listener *l = user;
+	struct http *h = l->http;
+	struct conn *c = *context;
+
+	if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+		c = mem_zalloc(1, sizeof *c);
+		if (!c)
+			return;
+		c->mhd = mhd;
+		c->deadline_ms = now_ms() + HEAD_MS;
+		const union MHD_ConnectionInfo *i = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+		auth_peer(h->o.api, i ? i->connect_fd : -1, l->is_unix, &c->caller);
+		c->next = h->conns;
+		if (c->next)
+			c->next->prev = c;
+		h->conns = c;
+		*context = c;
+	} else if (c) {
+		if (c->prev)
+			c->prev->next = c->next;
+		else
+			h->conns = c->next;
+		if (c->next)
+			c->next->prev = c->prev;
+		mem_free(c);
+		*context = NULL;
+	}
+}
+
+void req_hold(struct req *r)
+{
+	r->refs++;
+}
+
+void req_release(struct req *r)
+{
+	must(r->refs > 0);
+	if (--r->refs > 0)
+		return;
+	must(r->finished && !r->suspended);
+	if (r->answer && !r->answer_kept)
+		MHD_destroy_response(r->answer);
+	jval_drop(&r->body);
+	buf_free(&r->raw);
+	mem_free(r->decoded);
+	mem_free(r);
+}
+
+static void on_completed(void *user, struct MHD_Connection *mhd, void **context, enum MHD_RequestTerminationCode code)
+{
+	struct req *r = *context;
+	struct conn *c = conn_of(mhd);
+
+	(void)user;
+	(void)code;
+	if (c)
+		c->deadline_ms = now_ms() + IDLE_S * 1000 + HEAD_MS;
+	if (!r)
+		return;
+	*context = NULL;
+	r->finished = true;
+	r->conn = NULL;
+	req_release(r);
+}
+
+/* The answer was made while the connection slept. */
+void http_wake(struct req *r)
+{
+	struct http *h = api_http(r->api);
+
+	if (!r->suspended)
+		return;
+	r->suspended = false;
+	if (r->prev)
+		r->prev->next = r->next;
+	else
+		h->waiting = r->next;
+	if (r->next)
+		r->next->prev = r->prev;
+	r->prev = r->next = NULL;
+	MHD_resume_connection(r->conn);
+	http_kick(h);
+}
+
+static void put_to_sleep(struct http *h, struct req *r)
+{
+	MHD_suspend_connection(r->conn);
+	r->suspended = true;
+	r->next = h->waiting;
+	if (r->next)
+		r->next->prev = r;
+	h->waiting = r;
+	http_kick(h);
+}
+
+static enum MHD_Result send_answer(struct req *r)
+{
+	enum MHD_Result ok = MHD_queue_response(r->conn, r->status, r->answer);
+
+	if (!r->answer_kept)
+		MHD_destroy_response(r->answer);
+	r->answer = NULL;
+	return ok;
+}
+
+static enum MHD_Result refuse(struct req *r, enum err e)
+{
+	req_fail(r, e, NULL);
+	return r->answer ? send_answer(r) : MHD_NO;
+}
+
+/* The head is complete: what can be refused is refused before the body is read. */
+static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, const char *url, const char *method,
+			     const char *version, void **context)
+{
+	struct req *r = mem_zalloc(1, sizeof *r);
+	struct conn *c = conn_of(mhd);
+	enum err e;
+
+	if (!r || !c) {
+		mem_free(r);
+		return MHD_NO;
+	}
+	l->http->requests++;
+	r->api = l->http->o.api;
+	r->core = l->http->o.core;
+	r->conn = mhd;
+	r->method = method;
+	r->path = url;
+	r->refs = 1;
+	r->raw = BUF_INIT(HTTP_BODY_MAX);
+	r->caller = c->caller;
+	*context = r;
+	c->deadline_ms = now_ms() + BODY_MS;
+	e = guard_head(r, version);
+	if (e == OK)
+		e = routes_find(r);
+	if (e == OK && l->http->draining && r->route && r->route->changes)
+		e = ERR(DRAINING, "the daemon is shutting down");
+	if (e == OK && r->route)
+		e = guard_body(r);
+	return e ? refuse(r, e) : MHD_YES;
+}
+
+static void take_body(struct req *r, const char *data, size_t *n)
+{
+	if (!r->over_limit && r->raw.len + *n > HTTP_BODY_MAX)
+		r->over_limit = true;
+	if (!r->over_limit)
+		buf_put(&r->raw, data, *n);
+	*n = 0;
+}
+
+static FALLIBLE enum err handle(struct req *r)
+{
+	struct str text = { (const char *)r->raw.p, r->raw.len };
+
+	if (r->over_limit)
+		return ERR(PAYLOAD_TOO_LARGE, "a body has at most %d bytes", HTTP_BODY_MAX);
+	TRY(buf_status(&r->raw));
+	if (!r->route)
+		return routes_options(r);
+	if (r->route->body == ROUTE_BODY || (r->route->body == ROUTE_BODY_MAY && text.n > 0))
+		TRY(jval_parse(text, &r->body));
+	else if (text.n > 0)
+		return ERR(INVALID_REQUEST, "this request has no body");
+	return r->route->handler(r);
+}
+
+static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const char *url, const char *method,
+				  const char *version, const char *data, size_t *n, void **context)
+{
+	struct listener *l = user;
+	struct req *r = *context;
+	struct conn *c = conn_of(mhd);
+	enum err e;
+
+	if (!r)
+		return begin(l, mhd, url, method, version, context);
+	if (*n > 0) {
+		take_body(r, data, n);
+		return MHD_YES;
+	}
+	if (r->answer)
+		return send_answer(r);
+	if (r->begun)
+		return MHD_NO;
+	r->begun = true;
+	if (c)
+		c->deadline_ms = 0;
+	e = handle(r);
+	if (e)
+		return refuse(r, e);
+	if (r->answer)
+		return send_answer(r);
+	must(r->refs > 1);
+	put_to_sleep(l->http, r);
+	return MHD_YES;
+}
+
+/* Escapes are undone by us, part by part, so that %2F and %00 are seen for what they are. */
+static size_t keep_escapes(void *user, struct MHD_Connection *mhd, char *text)
+{
+	(void)user;
+	(void)mhd;
+	return strlen(text);
+}
+
+static void on_log(void *user, const char *fmt, va_list args)
+{
+	char text[512];
+
+	(void)user;
+	vsnprintf(text, sizeof text, fmt, args);
+	log_debug("http", "text", text, NULL);
+}
+
+static void on_panic(void *user, const char *file, unsigned line, const char *why)
+{
+	char place[256];
+
+	(void)user;
+	snprintf(place, sizeof place, "%s:%u", file, line);
+	must_failed(why ? why : "libmicrohttpd", place);
+}
+
+static FALLIBLE enum err start_listener(struct event_base *base, struct http *h, const struct http_listener *from,
+					struct listener *l)
+{
+	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+	struct MHD_OptionItem more[] = {
+		{ MHD_OPTION_CONNECTION_LIMIT, HTTP_CONNECTIONS_MAX, NULL },
+		{ MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, NULL },
+		{ MHD_OPTION_CONNECTION_MEMORY_LIMIT, MEMORY_PER_CONNECTION, NULL },
+		{ MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL },
+		{ from->tls ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, (void *)(uintptr_t)h->o.tls_cert_pem },
+		{ from->tls ? MHD_OPTION_HTTPS_MEM_KEY : MHD_OPTION_END, 0, (void *)(uintptr_t)h->o.tls_key_pem },
+		{ MHD_OPTION_END, 0, NULL },
+	};
+	const union MHD_DaemonInfo *info;
+
+	l->http = h;
+	l->is_unix = from->is_unix;
+	l->fd = from->fd;
+	l->daemon = MHD_start_daemon(flags | (from->tls ? MHD_USE_TLS : 0), 0, NULL, NULL, on_request, l,
+				     MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, from->fd,
+				     MHD_OPTION_NOTIFY_CONNECTION, on_connection, l, MHD_OPTION_NOTIFY_COMPLETED,
+				     on_completed, l, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_ARRAY,
+				     more, MHD_OPTION_END);
+	if (!l->daemon)
+		return ERR(CONFIG, "cannot serve %s%s", from->url,
+			   from->tls ? " (are certificate and key a pair?)" : "");
+	info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+	if (!info)
+		return ERR(INTERNAL, "libmicrohttpd has no epoll descriptor");
+	l->readable = event_new(base, info->epoll_fd, EV_READ | EV_PERSIST, on_readable, l);
+	if (!l->readable || event_add(l->readable, NULL) != 0)
+		return ERR(NO_MEMORY, "cannot watch %s", from->url);
+	return OK;
+}
+
+FALLIBLE enum err http_start(struct event_base *base, const struct http_options *o, struct http **out)
+{
+	struct timeval second = { 1, 0 };
+	struct http *h = mem_zalloc(1, sizeof *h);
+	enum err e = OK;
+
+	if (!h)
+		return ERR(NO_MEMORY, "cannot start HTTP");
+	MHD_set_panic_func(on_panic, NULL);
+	h->o = *o;
+	*out = h;
+	h->listeners = mem_zalloc(o->listener_count, sizeof *h->listeners);
+	h->sweep = event_new(base, -1, EV_PERSIST, on_sweep, h);
+	h->soon = evtimer_new(base, on_soon, h);
+	if (!h->listeners || !h->sweep || !h->soon || event_add(h->sweep, &second) != 0)
+		return ERR(NO_MEMORY, "cannot start HTTP");
+	for (uint32_t i = 0; i < o->listener_count && e == OK; i++) {
+		h->listener_count++;
+		e = start_listener(base, h, &o->listeners[i], &h->listeners[i]);
+	}
+	return e;
+}
+
+static unsigned open_connections(const struct listener *l)
+{
+	const union MHD_DaemonInfo *i =
+		l->daemon ? MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS) : NULL;
+
+	return i ? i->num_connections : 0;
+}
+
+void http_drain(struct http *h)
+{
+	h->draining = true;
+	for (uint32_t i = 0; i < h->listener_count; i++) {
+		struct listener *l = &h->listeners[i];
+		if (l->daemon && !l->quiesced) {
+			MHD_quiesce_daemon(l->daemon);
+			l->quiesced = true;
+		}
+	}
+	while (h->waiting) {
+		struct req *r = h->waiting;
+		req_fail(r, ERR(DRAINING, "the daemon is shutting down"), NULL);
+		must(!r->suspended);
+	}
+	http_kick(h);
+}
+
+bool http_draining(const struct http *h)
+{
+	return h->draining;
+}
+
+bool http_drained(const struct http *h)
+{
+	for (uint32_t i = 0; i < h->listener_count; i++)
+		if (open_connections(&h->listeners[i]) > 0)
+			return false;
+	return true;
+}
+
+uint64_t http_requests(const struct http *h)
+{
+	return h->requests;
+}
+
+void http_free(struct http *h)
+{
+	if (!h)
+		return;
+	http_drain(h);
+	for (uint32_t i = 0; i < h->listener_count; i++) {
+		struct listener *l = &h->listeners[i];
+		if (l->daemon) {
+			run_daemon(h, l);
+			if (l->readable)
+				event_free(l->readable);
+			MHD_stop_daemon(l->daemon);
+		}
+		if (l->quiesced)
+			close(l->fd);
+	}
+	if (h->sweep)
+		event_free(h->sweep);
+	if (h->soon)
+		event_free(h->soon);
+	mem_free(h->listeners);
+	mem_free(h);
+}

@@ -1,0 +1,108 @@
+/* http.h: requests and answers, for the handlers (h_*.c).
+ *
+ * libmicrohttpd runs inside the coordinator's event loop (external epoll), so handlers run in its one thread and must not block.
+ *
+ *     static FALLIBLE enum err get_thing(struct req *r)
+ *     {
+ *             TRY(core_find(r->core, r->parts[2], &thing));          an error becomes a problem+json answer
+ *             …
+ *             return req_json(r, 200, &b);                           the answer; the buffer is taken
+ *     }
+ *
+ * A handler that cannot answer at once takes a reference (req_hold), returns OK without an answer, and later, from the loop, calls
+ * one of the answering functions and req_release. The connection sleeps meanwhile. An answer after the request was given up (drain)
+ * is dropped, so whoever holds a reference may always answer. A client that goes away is noticed only when its answer is sent:
+ * every wait therefore has a deadline. */
+#pragma once
+#include <jansson.h>
+#include <microhttpd.h>
+#include <sys/types.h>
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/str.h"
+
+enum { HTTP_BODY_MAX = 1 << 20, HTTP_PARTS_MAX = 8, HTTP_CONNECTIONS_MAX = 1024 };
+
+struct caller {
+	uid_t uid;
+	bool known;                  /* proved by the Unix socket or by the token */
+	bool admin;                  /* root, dcpd's own uid or the token's holder */
+	bool over_unix;
+};
+
+struct req {
+	struct api *api;
+	struct server *core;
+	struct MHD_Connection *conn;
+	const struct route *route;
+	const char *method, *path;   /* path as it was sent, without the query */
+	struct caller caller;
+	struct str parts[HTTP_PARTS_MAX]; /* the path's components, each percent-decoded once */
+	uint32_t part_count;
+	struct str verb;             /* of "/v1/jobs/{id}:cancel" */
+	char *decoded;               /* holds the parts */
+	json_t *body;                /* NULL for requests without one */
+	struct buf raw;              /* the body's bytes */
+	/* the life of the request; http.c only */
+	struct MHD_Response *answer;
+	unsigned status, refs;
+	bool suspended, answered, answer_kept, finished, begun, over_limit;
+	struct req *prev, *next;     /* requests that are being waited for */
+	char allow[64];              /* of a 405 */
+};
+
+FALLIBLE enum err req_json(struct req *r, unsigned status, struct buf *b);          /* takes b */
+FALLIBLE enum err req_json_doc(struct req *r, unsigned status, const json_t *doc);
+FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b); /* takes b */
+FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const char *etag);
+FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes); /* takes fd */
+FALLIBLE enum err req_empty(struct req *r, unsigned status);
+/* Sends a response made earlier, headers and all, which stays the caller's. Only from within the handler. */
+FALLIBLE enum err req_ready(struct req *r, unsigned status, struct MHD_Response *response);
+/* The headers that every answer has; for responses that are kept (req_ready). page: scripts and styles of our own may run. */
+FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bool page);
+/* A problem+json answer of this thread's latest error. */
+void req_fail(struct req *r, enum err code, const char *job);
+/* Adds a header to the answer that was just made. */
+FALLIBLE enum err req_header(struct req *r, const char *name, const char *value);
+/* An endless answer, produced by `read` (see sse.c). `done` runs once, when the client is gone or the stream ended. */
+FALLIBLE enum err req_stream(struct req *r, const char *content_type, MHD_ContentReaderCallback read, void *user,
+			     MHD_ContentReaderFreeCallback done);
+
+void req_hold(struct req *r);
+void req_release(struct req *r);
+
+/* ?key=value, decoded in place: ask once for a key. Absent: false. ERR_INVALID_REQUEST for bad escapes. */
+FALLIBLE enum err req_query(struct req *r, const char *key, struct str *out, bool *there_out);
+FALLIBLE enum err req_query_u64(struct req *r, const char *key, uint64_t max, uint64_t *out); /* absent: left alone */
+FALLIBLE enum err req_query_bool(struct req *r, const char *key, bool *out);
+FALLIBLE enum err req_query_wait(struct req *r, unsigned *ms_out);    /* ?wait=30s, 500ms, 2m; absent: 0; at most 60 s */
+/* Any other query key is ERR_UNKNOWN_FIELD. keys: NULL-terminated. */
+FALLIBLE enum err req_query_only(struct req *r, const char *const *keys);
+const char *req_head(const struct req *r, const char *name);          /* NULL: absent */
+bool req_etag_matches(const struct req *r, const char *etag);         /* If-None-Match */
+
+/* What http.c needs of the API, and what runs the loop; see api.c. */
+struct http;
+struct event_base;
+struct http_listener {
+	int fd;
+	bool is_unix, tls;
+	char url[256];
+};
+struct http_options {
+	struct api *api;
+	struct server *core;
+	struct http_listener *listeners;
+	uint32_t listener_count;
+	const char *tls_cert_pem, *tls_key_pem;
+};
+FALLIBLE enum err http_start(struct event_base *base, const struct http_options *o, struct http **out);
+void http_drain(struct http *h);
+bool http_drained(const struct http *h);
+bool http_draining(const struct http *h);
+void http_free(struct http *h);
+void http_wake(struct req *r);                                         /* its answer is there */
+void http_kick(struct http *h);                                        /* something was resumed: run soon */
+struct http *api_http(struct api *a);
+uint64_t http_requests(const struct http *h);

@@ -1,0 +1,122 @@
+/* ref.c: see ref.h. A name becomes a path below a storage root in a worker, so what could mean another place ("..", a leading
+ * slash, a hidden file, an option of some tool) is refused here, before anything else sees it. */
+#include "api/ref.h"
+
+FALLIBLE enum err ref_check_storage(struct str name)
+{
+	bool ok = name.n >= 1 && name.n <= REF_STORAGE_BYTES_MAX && name.p[0] >= 'a' && name.p[0] <= 'z';
+
+	for (size_t i = 0; ok && i < name.n; i++) {
+		char c = name.p[i];
+		ok = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+	}
+	if (!ok)
+		return ERR(NAME_INVALID, "a storage's name matches [a-z][a-z0-9_-]{0,31}");
+	if (str_is(name, "shm"))
+		return ERR(NAME_INVALID, "\"shm\" stands for shared memory, no storage has that name");
+	return OK;
+}
+
+static FALLIBLE enum err check_component(struct str c, const char *what)
+{
+	if (c.n == 0)
+		return ERR(NAME_INVALID, "%s has an empty part (or begins or ends with '/')", what);
+	if (c.n > REF_COMPONENT_BYTES_MAX)
+		return ERR(NAME_INVALID, "%s has a part of %zu bytes, %d are allowed", what, c.n,
+			   REF_COMPONENT_BYTES_MAX);
+	if (c.p[0] == '.' || c.p[0] == '-')
+		return ERR(NAME_INVALID, "%s has a part that begins with '%c'", what, c.p[0]);
+	for (size_t i = 0; i < c.n; i++)
+		if ((unsigned char)c.p[i] < 0x20 || c.p[i] == 0x7f)
+			return ERR(NAME_INVALID, "%s has a control character", what);
+	if (!str_utf8(c))
+		return ERR(NAME_INVALID, "%s is not UTF-8", what);
+	return OK;
+}
+
+FALLIBLE enum err ref_check_name(struct str name)
+{
+	size_t from = 0, parts = 0;
+
+	if (name.n == 0)
+		return ERR(NAME_INVALID, "the name is empty");
+	for (size_t i = 0; i <= name.n; i++) {
+		if (i < name.n && name.p[i] != '/')
+			continue;
+		if (++parts > REF_COMPONENTS_MAX)
+			return ERR(NAME_INVALID, "the name has more than %d parts", REF_COMPONENTS_MAX);
+		TRY(check_component((struct str){ name.p + from, i - from }, "the name"));
+		from = i + 1;
+	}
+	return OK;
+}
+
+FALLIBLE enum err ref_check_state_dict(struct str name)
+{
+	TRY(check_component(name, "the state dict's name"));
+	for (size_t i = 0; i < name.n; i++)
+		if (name.p[i] == '/' || name.p[i] == ':')
+			return ERR(NAME_INVALID, "the state dict's name has a '%c'", name.p[i]);
+	return OK;
+}
+
+/* Puts the field's place on an error of a name check. */
+static enum err at_field(const struct jval *v, enum err e)
+{
+	char text[ERR_TEXT_MAX];
+
+	if (!e)
+		return OK;
+	memcpy(text, err_last()->text, sizeof text);
+	return jval_fail(v, e, "%s", text);
+}
+
+FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out)
+{
+	const char *keys[16] = { "storage", "name", "state_dict" };
+	struct jval state_dict = jval_get(v, "state_dict"), storage = jval_get(v, "storage"), name = jval_get(v, "name");
+	size_t n = kinds == REF_CHECKPOINT ? 2 : 3, from = kinds == REF_STATE_DICT ? 2 : 0;
+	struct ref ref = { 0 };
+
+	for (size_t i = 0; more && more[i]; i++) {
+		must(n < 15);
+		keys[n++] = more[i];
+	}
+	keys[n] = NULL;
+	TRY(jval_only(v, keys + from));
+	if (state_dict.j && (storage.j || name.j))
+		return jval_fail(v, ERR_VALIDATION_FAILED, "names a checkpoint and a state dict at once");
+	if (state_dict.j || kinds == REF_STATE_DICT) {
+		ref.kind = REF_STATE_DICT;
+		TRY(jval_string(&state_dict, &ref.name));
+		TRY(at_field(&state_dict, ref_check_state_dict(ref.name)));
+	} else {
+		ref.kind = REF_CHECKPOINT;
+		TRY(jval_string(&storage, &ref.storage));
+		TRY(at_field(&storage, ref_check_storage(ref.storage)));
+		TRY(jval_string(&name, &ref.name));
+		TRY(at_field(&name, ref_check_name(ref.name)));
+	}
+	*out = ref;
+	return OK;
+}
+
+FALLIBLE enum err ref_parse(struct str text, struct ref *out)
+{
+	const char *colon = text.n ? memchr(text.p, ':', text.n) : NULL;
+	struct ref ref = { .kind = REF_CHECKPOINT };
+
+	if (!colon)
+		return ERR(NAME_INVALID, "a reference has the form STORAGE:NAME");
+	ref.storage = (struct str){ text.p, (size_t)(colon - text.p) };
+	ref.name = (struct str){ colon + 1, text.n - ref.storage.n - 1 };
+	if (str_is(ref.storage, "shm")) {
+		ref.kind = REF_STATE_DICT;
+		TRY(ref_check_state_dict(ref.name));
+	} else {
+		TRY(ref_check_storage(ref.storage));
+		TRY(ref_check_name(ref.name));
+	}
+	*out = ref;
+	return OK;
+}

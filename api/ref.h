@@ -1,0 +1,21 @@
+/* ref.h: the names that people give to things, and the two forms of a reference (SURFACES "References and layouts"). */
+#pragma once
+#include "api/jval.h"
+
+enum { REF_COMPONENTS_MAX = 16, REF_COMPONENT_BYTES_MAX = 200, REF_STORAGE_BYTES_MAX = 32 };
+
+FALLIBLE enum err ref_check_storage(struct str name);      /* [a-z][a-z0-9_-]{0,31}, not "shm" */
+FALLIBLE enum err ref_check_name(struct str name);         /* a checkpoint: 1 to 16 components */
+FALLIBLE enum err ref_check_state_dict(struct str name);   /* one component, without '/' or ':' */
+
+enum ref_kind { REF_CHECKPOINT = 1, REF_STATE_DICT = 2 };
+
+struct ref {
+	enum ref_kind kind;
+	struct str storage, name;
+};
+
+/* The object {"storage","name"} or {"state_dict"}; `kinds` is a set of ref_kind. Keys beside them must be in `more`. */
+FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out);
+/* The text "main:run1/step-100", as in a layout's "like". */
+FALLIBLE enum err ref_parse(struct str text, struct ref *out);

@@ -1,0 +1,277 @@
+/* req.c: the answers and the query of a request (see http.h). */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "api/api_state.h"
+#include "api/jval.h"
+#include "api/problem.h"
+#include "api/url.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+static const char policy_api[] = "default-src 'none'; frame-ancestors 'none'";
+static const char policy_page[] = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/* Headers of every answer: nothing is sniffed, framed, cached or sent on as a referrer. */
+FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bool page)
+{
+	enum MHD_Result ok = MHD_YES;
+
+	if (content_type)
+		ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_CONTENT_TYPE, content_type);
+	ok &= MHD_add_response_header(m, "X-Content-Type-Options", "nosniff");
+	ok &= MHD_add_response_header(m, "Content-Security-Policy", page ? policy_page : policy_api);
+	ok &= MHD_add_response_header(m, "Referrer-Policy", "no-referrer");
+	ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+	return ok == MHD_YES ? OK : ERR(NO_MEMORY, "cannot make an answer");
+}
+
+/* Takes m. An answer to a request that has one already, or whose client was given up, is dropped. */
+static FALLIBLE enum err give(struct req *r, unsigned status, struct MHD_Response *m)
+{
+	if (r->answered || r->finished) {
+		MHD_destroy_response(m);
+		return OK;
+	}
+	r->answered = true;
+	r->answer = m;
+	r->status = status;
+	http_wake(r);
+	return OK;
+}
+
+static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
+{
+	enum err e;
+
+	if (!m)
+		return ERR(NO_MEMORY, "cannot make an answer");
+	e = req_dress(m, type, page);
+	if (e) {
+		MHD_destroy_response(m);
+		return e;
+	}
+	return give(r, status, m);
+}
+
+FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b)
+{
+	struct MHD_Response *m;
+	enum err e = buf_status(b);
+
+	if (e) {
+		buf_free(b);
+		return e;
+	}
+	m = MHD_create_response_from_buffer_with_free_callback(b->len, b->p, mem_free);
+	if (!m)
+		buf_free(b);
+	*b = (struct buf){ .max = b->max };
+	return give_dressed(r, status, m, content_type, false);
+}
+
+FALLIBLE enum err req_json(struct req *r, unsigned status, struct buf *b)
+{
+	return req_bytes(r, status, "application/json", b);
+}
+
+FALLIBLE enum err req_json_doc(struct req *r, unsigned status, const json_t *doc)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	enum err e = jval_dump(doc, &b);
+
+	if (e) {
+		buf_free(&b);
+		return e;
+	}
+	return req_json(r, status, &b);
+}
+
+FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const char *etag)
+{
+	bool same = req_etag_matches(r, etag);
+	struct MHD_Response *m = MHD_create_response_from_buffer(same ? 0 : bytes.n, (void *)(uintptr_t)bytes.p,
+								 MHD_RESPMEM_PERSISTENT);
+	if (m && MHD_add_response_header(m, MHD_HTTP_HEADER_ETAG, etag) != MHD_YES) {
+		MHD_destroy_response(m);
+		m = NULL;
+	}
+	return give_dressed(r, same ? 304 : 200, m, content_type, true);
+}
+
+FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes)
+{
+	struct MHD_Response *m = MHD_create_response_from_fd64(bytes, fd);
+
+	if (!m)
+		close(fd);
+	return give_dressed(r, 200, m, content_type, false);
+}
+
+FALLIBLE enum err req_empty(struct req *r, unsigned status)
+{
+	return give_dressed(r, status, MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT), NULL, false);
+}
+
+FALLIBLE enum err req_ready(struct req *r, unsigned status, struct MHD_Response *response)
+{
+	if (r->answered || r->finished)
+		return OK;
+	must(!r->suspended);
+	r->answered = r->answer_kept = true;
+	r->answer = response;
+	r->status = status;
+	return OK;
+}
+
+FALLIBLE enum err req_header(struct req *r, const char *name, const char *value)
+{
+	if (r->answer && !r->answer_kept && MHD_add_response_header(r->answer, name, value) != MHD_YES)
+		return ERR(NO_MEMORY, "cannot add a header");
+	return OK;
+}
+
+FALLIBLE enum err req_stream(struct req *r, const char *content_type, MHD_ContentReaderCallback read, void *user,
+			     MHD_ContentReaderFreeCallback done)
+{
+	struct MHD_Response *m = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 8192, read, user, done);
+
+	if (!m)
+		done(user);
+	return give_dressed(r, 200, m, content_type, false);
+}
+
+void req_fail(struct req *r, enum err code, const char *job)
+{
+	struct buf b = BUF_INIT(64 << 10);
+	const struct err_info *info = err_last();
+	unsigned status = (unsigned)err_http_status(code);
+
+	if (r->answered || r->finished)
+		return;
+	if (code == ERR_INTERNAL || code == ERR_NO_MEMORY)
+		log_err("request failed", "method", r->method, "path", r->path, NULL);
+	problem_put(&b, info, r->path, job);
+	if (req_bytes(r, status, "application/problem+json", &b) != OK)
+		return;
+	if (code == ERR_UNAUTHENTICATED && req_header(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer realm=\"dcpd\"") != OK)
+		return;
+	if (code == ERR_METHOD_NOT_ALLOWED && req_header(r, MHD_HTTP_HEADER_ALLOW, r->allow) != OK)
+		return;
+	if ((status == 503 || status == 429) && req_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "1") != OK)
+		return;
+}
+
+const char *req_head(const struct req *r, const char *name)
+{
+	return r->conn ? MHD_lookup_connection_value(r->conn, MHD_HEADER_KIND, name) : NULL;
+}
+
+/* If-None-Match is a list of tags, or "*". A weak tag is as good as a strong one for a GET. */
+bool req_etag_matches(const struct req *r, const char *etag)
+{
+	const char *list = req_head(r, MHD_HTTP_HEADER_IF_NONE_MATCH);
+
+	return list && (strcmp(list, "*") == 0 || strstr(list, etag));
+}
+
+FALLIBLE enum err req_query(struct req *r, const char *key, struct str *out, bool *there_out)
+{
+	const char *value = NULL;
+	size_t n = 0;
+
+	*there_out = r->conn && MHD_lookup_connection_value_n(r->conn, MHD_GET_ARGUMENT_KIND, key, strlen(key), &value,
+							      &n) == MHD_YES;
+	if (!*there_out)
+		return OK;
+	if (!value)
+		return ERR(INVALID_REQUEST, "the query's \"%s\" has no value", key);
+	/* libmicrohttpd keeps the query in the connection's memory, which ours may rewrite: decoding never grows. */
+	TRY(url_decode((char *)(uintptr_t)value, n, &n));
+	*out = (struct str){ value, n };
+	return OK;
+}
+
+FALLIBLE enum err req_query_u64(struct req *r, const char *key, uint64_t max, uint64_t *out)
+{
+	struct str text = { 0 };
+	uint64_t n = 0;
+	bool there;
+
+	TRY(req_query(r, key, &text, &there));
+	if (!there)
+		return OK;
+	if (!str_to_u64(text, &n) || n > max)
+		return ERR(INVALID_REQUEST, "the query's \"%s\" must be a number of at most %ju", key, (uintmax_t)max);
+	*out = n;
+	return OK;
+}
+
+FALLIBLE enum err req_query_bool(struct req *r, const char *key, bool *out)
+{
+	struct str text = { 0 };
+	bool there;
+
+	TRY(req_query(r, key, &text, &there));
+	if (!there)
+		return OK;
+	if (!str_is(text, "true") && !str_is(text, "false"))
+		return ERR(INVALID_REQUEST, "the query's \"%s\" must be true or false", key);
+	*out = str_is(text, "true");
+	return OK;
+}
+
+FALLIBLE enum err req_query_wait(struct req *r, unsigned *ms_out)
+{
+	enum { WAIT_MAX_MS = 60000 };
+	struct str text = { 0 };
+	uint64_t n = 0, unit = 1000;
+	bool there;
+
+	*ms_out = 0;
+	TRY(req_query(r, "wait", &text, &there));
+	if (!there)
+		return OK;
+	if (str_ends(text, "ms")) {
+		unit = 1;
+		text.n -= 2;
+	} else if (str_ends(text, "s")) {
+		text.n -= 1;
+	} else if (str_ends(text, "m")) {
+		unit = 60000;
+		text.n -= 1;
+	}
+	if (text.n > 9 || !str_to_u64(text, &n))
+		return ERR(INVALID_REQUEST, "the query's \"wait\" must be a duration such as 30s or 500ms");
+	n *= unit;
+	*ms_out = (unsigned)(n < WAIT_MAX_MS ? n : WAIT_MAX_MS);
+	return OK;
+}
+
+struct only {
+	const char *const *keys;
+	char bad[64];
+};
+
+static enum MHD_Result check_key(void *user, enum MHD_ValueKind kind, const char *key, const char *value)
+{
+	struct only *o = user;
+
+	(void)kind;
+	(void)value;
+	for (size_t i = 0; o->keys[i]; i++)
+		if (strcmp(o->keys[i], key) == 0)
+			return MHD_YES;
+	snprintf(o->bad, sizeof o->bad, "%.60s", key);
+	return MHD_NO;
+}
+
+FALLIBLE enum err req_query_only(struct req *r, const char *const *keys)
+{
+	struct only o = { .keys = keys };
+
+	MHD_get_connection_values(r->conn, MHD_GET_ARGUMENT_KIND, check_key, &o);
+	if (o.bad[0])
+		return ERR(UNKNOWN_FIELD, "the query's \"%s\" is not known here", o.bad);
+	return OK;
+}

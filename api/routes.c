@@ -1,0 +1,185 @@
+/* routes.c: see routes.h. A few dozen routes: a scan of the table is faster than what could replace it, and can be read. */
+#include "api/routes.h"
+
+#include <stdio.h>
+
+#include "api/guard.h"
+#include "api/handlers.h"
+#include "api/url.h"
+#include "base/mem.h"
+
+const struct route routes[] = {
+	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/jobs", h_jobs_list, ROUTE_NO_BODY, false, false },
+	{ "POST", "/v1/jobs", h_jobs_create, ROUTE_BODY, false, true },
+	{ "GET", "/v1/jobs/{id}/events", h_job_events, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/jobs/{id}/plan", h_job_plan, ROUTE_NO_BODY, false, false },
+	{ "POST", "/v1/jobs/{id}:cancel", h_job_cancel, ROUTE_BODY_MAY, false, false },
+	{ "POST", "/v1/jobs/{id}:retry", h_job_retry, ROUTE_BODY_MAY, false, true },
+
+	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false },
+	{ "POST", "/v1/state-dicts", h_sdicts_create, ROUTE_BODY, false, true },
+	{ "GET", "/v1/state-dicts/{name}", h_sdict_get, ROUTE_NO_BODY, false, false },
+	{ "DELETE", "/v1/state-dicts/{name}", h_sdict_delete, ROUTE_NO_BODY, false, true },
+	{ "GET", "/v1/state-dicts/{name}/tensors", h_sdict_tensors, ROUTE_NO_BODY, false, false },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:reserve", h_rank_reserve, ROUTE_BODY, false, true },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:renew", h_rank_renew, ROUTE_BODY_MAY, false, false },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:seal", h_rank_seal, ROUTE_BODY, false, false },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:release", h_rank_release, ROUTE_BODY, false, false },
+
+	{ "GET", "/v1/checkpoints", h_checkpoints_list, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/checkpoints/{storage}", h_checkpoints_list, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/checkpoints/{storage}/{name}", h_checkpoint_get, ROUTE_NO_BODY, false, false },
+	{ "DELETE", "/v1/checkpoints/{storage}/{name}", h_checkpoint_delete, ROUTE_NO_BODY, false, true },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors", h_checkpoint_tensors, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors/{fqn}", h_checkpoint_tensor, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false },
+
+	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false },
+	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true },
+	{ "GET", "/v1/storages/{storage}", h_storage_get, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/workers", h_workers_list, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/capabilities", h_capabilities, ROUTE_NO_BODY, false, false },
+
+	{ "GET", "/livez", h_livez, ROUTE_NO_BODY, true, false },
+	{ "GET", "/readyz", h_readyz, ROUTE_NO_BODY, true, false },
+	{ "GET", "/metrics", h_metrics, ROUTE_NO_BODY, false, false },
+	{ "GET", "/openapi.yaml", h_openapi, ROUTE_NO_BODY, false, false },
+	{ NULL, NULL, NULL, ROUTE_NO_BODY, false, false },
+};
+
+/* The page and its files: any path outside /v1 that the web folder has. */
+static const struct route page_route = { "GET", "/", h_page, ROUTE_NO_BODY, true, false };
+
+static bool part_matches(const char *pattern, size_t n, struct str part)
+{
+	return pattern[0] == '{' ? part.n > 0 : part.n == n && memcmp(part.p, pattern, n) == 0;
+}
+
+/* Does the route's path fit the request's parts? With a verb, the last part is compared without it. */
+static bool path_matches(const char *path, const struct req *r, bool with_verb)
+{
+	const char *verb = strchr(path, ':');
+	uint32_t i = 0;
+
+	if (with_verb != (verb != NULL) || (verb && !str_is(r->verb, verb + 1)))
+		return false;
+	while (*path == '/') {
+		size_t n = strcspn(++path, "/:");
+		if (i >= r->part_count || !part_matches(path, n, r->parts[i]))
+			return false;
+		i++;
+		path += n;
+	}
+	return i == r->part_count;
+}
+
+/* HEAD is answered as GET; libmicrohttpd leaves the body out. */
+static bool method_matches(const char *method, const char *sent)
+{
+	return strcmp(method, sent) == 0 || (strcmp(sent, "HEAD") == 0 && strcmp(method, "GET") == 0);
+}
+
+static void add_allowed(struct req *r, const char *method)
+{
+	size_t n = strlen(r->allow);
+
+	snprintf(r->allow + n, sizeof r->allow - n, "%s%s%s", n ? ", " : "", method,
+		 strcmp(method, "GET") == 0 ? ", HEAD" : "");
+}
+
+static const struct route *scan(struct req *r, bool with_verb)
+{
+	for (const struct route *t = routes; t->method; t++) {
+		if (!path_matches(t->path, r, with_verb))
+			continue;
+		if (method_matches(t->method, r->method))
+			return t;
+		add_allowed(r, t->method);
+	}
+	return NULL;
+}
+
+/* "01J…:cancel" as the last raw component: the verb is what follows its last colon. */
+static void cut_verb(struct req *r)
+{
+	struct str *last = r->part_count ? &r->parts[r->part_count - 1] : NULL;
+	const char *colon = last ? memrchr(last->p, ':', last->n) : NULL;
+
+	if (!colon || colon == last->p)
+		return;
+	r->verb = (struct str){ colon + 1, last->n - (size_t)(colon + 1 - last->p) };
+}
+
+static FALLIBLE enum err parse_path(struct req *r)
+{
+	const char *path = r->path;
+
+	/* The absolute form, as sent to a proxy: the Host header was checked already. */
+	if (path[0] != '/' && strstr(path, "://")) {
+		path = strchr(strstr(path, "://") + 3, '/');
+		if (!path)
+			path = "/";
+	}
+	r->decoded = mem_strdup(path);
+	if (!r->decoded)
+		return ERR(NO_MEMORY, "cannot read the path");
+	return url_split(r->decoded, r->parts, HTTP_PARTS_MAX, &r->part_count);
+}
+
+static const struct route *find_route(struct req *r)
+{
+	const struct route *found;
+
+	cut_verb(r);
+	if (r->verb.p) {
+		struct str *last = &r->parts[r->part_count - 1], whole = *last;
+		last->n -= r->verb.n + 1;
+		found = scan(r, true);
+		if (found || r->allow[0])
+			return found;
+		*last = whole;
+		r->verb = (struct str){ 0 };
+	}
+	found = scan(r, false);
+	if (!found && !r->allow[0] && h_page_exists(r)) {
+		if (method_matches("GET", r->method))
+			return &page_route;
+		add_allowed(r, "GET");
+	}
+	return found;
+}
+
+FALLIBLE enum err routes_find(struct req *r)
+{
+	bool options = strcmp(r->method, "OPTIONS") == 0;
+
+	if (options && strcmp(r->path, "*") == 0) {
+		snprintf(r->allow, sizeof r->allow, "GET, HEAD, POST, DELETE");
+		return OK;
+	}
+	if (strlen(r->path) > 8192)
+		return ERR(URI_TOO_LONG, "a path has at most 8192 bytes");
+	TRY(parse_path(r));
+	r->route = find_route(r);
+	/* What needs no token says so; anything else, even a path that does not exist, is not shown to strangers. */
+	if (!r->route || !r->route->open)
+		TRY(auth_need(r));
+	if (r->route)
+		return OK;
+	if (!r->allow[0])
+		return ERR(NOT_FOUND, "no resource has this path");
+	if (options)
+		return OK;
+	return ERR(METHOD_NOT_ALLOWED, "%.16s is not possible here, only %s", r->method, r->allow);
+}
+
+FALLIBLE enum err routes_options(struct req *r)
+{
+	size_t n = strlen(r->allow);
+
+	snprintf(r->allow + n, sizeof r->allow - n, ", OPTIONS");
+	TRY(req_empty(r, 204));
+	return req_header(r, MHD_HTTP_HEADER_ALLOW, r->allow);
+}

@@ -1,0 +1,282 @@
+/* spec.c: see spec.h.
+ *
+ * One function per kind reads like that kind's row of SURFACES. A field that a kind does not use is unknown to it: a caller who
+ * writes "layout" in a save would otherwise believe that it was obeyed. */
+#include "api/spec.h"
+
+#include "api/layout_spec.h"
+
+enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096 };
+
+const char *const spec_kind_names[SPEC_KIND_COUNT + 1] = { "save", "load", "reshard", "verify", "diff", "delete", NULL };
+
+/* The kinds of DESIGN that work on state dicts only: known, but not to this build. */
+static const char *const later_kinds[] = { "gather", "broadcast", "distribute", "copy", "compare", "offload", "create",
+					   "redistribute", NULL };
+
+static const char *const formats[] = { "dcp", "safetensors", "torch", NULL };
+static const char *const dtypes[] = {
+	"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+	"float8_e8m0fnu", "float4_e2m1fn_x2", "complex128", "complex64", "complex32", "int64", "int32", "int16", "int8",
+	"uint64", "uint32", "uint16", "uint8", "bool", NULL
+};
+
+static FALLIBLE enum err put_default(json_t *object, const char *key, json_t *fallback_new)
+{
+	if (!fallback_new)
+		return ERR(NO_MEMORY, "cannot fill in %s", key);
+	if (json_object_get(object, key)) {
+		json_decref(fallback_new);
+		return OK;
+	}
+	if (json_object_set_new(object, key, fallback_new) != 0)
+		return ERR(NO_MEMORY, "cannot fill in %s", key);
+	return OK;
+}
+
+FALLIBLE enum err spec_check_labels(const struct jval *v)
+{
+	const char *key;
+	json_t *value;
+
+	if (!v->j)
+		return OK;
+	if (!json_is_object(v->j))
+		return jval_only(v, (const char *const[]){ NULL });
+	if (json_object_size(v->j) > 32)
+		return jval_fail(v, ERR_VALIDATION_FAILED, "more than 32 labels");
+	json_object_foreach(v->j, key, value) {
+		struct jval item = { value, v, key, 0 };
+		struct str text;
+		if (key[0] == '\0' || strlen(key) > 64)
+			return jval_fail(&item, ERR_VALIDATION_FAILED, "a label's key has 1 to 64 bytes");
+		TRY(jval_string(&item, &text));
+		if (text.n > 256)
+			return jval_fail(&item, ERR_VALIDATION_FAILED, "a label's value has at most 256 bytes");
+	}
+	return OK;
+}
+
+/* rename: [[pattern, replacement], …]; dtype: [[glob, dtype], …]. */
+static FALLIBLE enum err check_pairs(const struct jval *doc, const char *key, bool is_dtype)
+{
+	struct jval list = jval_get(doc, key);
+	size_t n = 0, two = 0;
+
+	if (!list.j)
+		return OK;
+	TRY(jval_array(&list, GLOBS_MAX, &n));
+	for (size_t i = 0; i < n; i++) {
+		struct jval pair = jval_at(&list, i), left = jval_at(&pair, 0), right = jval_at(&pair, 1);
+		struct str a, b;
+		TRY(jval_array(&pair, 2, &two));
+		if (two != 2)
+			return jval_fail(&pair, ERR_VALIDATION_FAILED, "must be a pair of strings");
+		TRY(jval_string(&left, &a));
+		TRY(jval_string(&right, &b));
+		if (a.n == 0 || a.n > GLOB_BYTES_MAX || b.n > GLOB_BYTES_MAX)
+			return jval_fail(&pair, ERR_VALIDATION_FAILED, "patterns have 1 to %d bytes", GLOB_BYTES_MAX);
+		size_t k = 0;
+		while (is_dtype && dtypes[k] && !str_is(b, dtypes[k]))
+			k++;
+		if (is_dtype && !dtypes[k])
+			return jval_fail(&right, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"",
+					 b.p);
+	}
+	return OK;
+}
+
+/* What picks and changes entries: include, exclude, rename, dtype. */
+static FALLIBLE enum err check_selection(const struct jval *doc)
+{
+	TRY(jval_opt_texts(doc, "include", GLOBS_MAX, GLOB_BYTES_MAX));
+	TRY(jval_opt_texts(doc, "exclude", GLOBS_MAX, GLOB_BYTES_MAX));
+	TRY(check_pairs(doc, "rename", false));
+	TRY(check_pairs(doc, "dtype", true));
+	TRY(put_default(doc->j, "include", json_array()));
+	TRY(put_default(doc->j, "exclude", json_array()));
+	TRY(put_default(doc->j, "rename", json_array()));
+	return put_default(doc->j, "dtype", json_array());
+}
+
+/* options: those of `keys` are allowed; each has one meaning wherever it is. */
+static FALLIBLE enum err check_options(const struct jval *doc, const char *const *keys)
+{
+	TRY(put_default(doc->j, "options", json_object()));
+
+	struct jval o = jval_get(doc, "options");
+	bool overwrite = false;
+	int64_t files = 1, retries = 0;
+	size_t divergence = 0, verify = 1;
+	static const char *const divergences[] = { "report", "fail", NULL }, *const verifies[] = { "none", "digest", NULL };
+
+	TRY(jval_only(&o, keys));
+	TRY(jval_opt_bool(&o, "overwrite", &overwrite));
+	TRY(jval_opt_integer(&o, "files_per_rank", 1, 64, &files));
+	TRY(jval_opt_integer(&o, "retries", 0, 10, &retries));
+	TRY(jval_opt_word(&o, "on_divergence", divergences, &divergence));
+	TRY(jval_opt_word(&o, "verify", verifies, &verify));
+	for (size_t i = 0; keys[i]; i++) {
+		const char *k = keys[i];
+		if (strcmp(k, "overwrite") == 0)
+			TRY(put_default(o.j, k, json_boolean(overwrite)));
+		else if (strcmp(k, "files_per_rank") == 0)
+			TRY(put_default(o.j, k, json_integer(files)));
+		else if (strcmp(k, "retries") == 0)
+			TRY(put_default(o.j, k, json_integer(retries)));
+		else if (strcmp(k, "on_divergence") == 0)
+			TRY(put_default(o.j, k, json_string(divergences[divergence])));
+		else
+			TRY(put_default(o.j, k, json_string(verifies[verify])));
+	}
+	return OK;
+}
+
+/* world_size and layout of a target. */
+static FALLIBLE enum err check_world(const struct jval *target)
+{
+	struct jval layout = jval_get(target, "layout");
+	int64_t world = 0;
+
+	TRY(jval_opt_integer(target, "world_size", 1, LAYOUT_WORLD_MAX, &world));
+	TRY(layout_spec_check(&layout, &world));
+	TRY(put_default(target->j, "layout", json_array()));
+	return world > 0 ? put_default(target->j, "world_size", json_integer(world)) : OK;
+}
+
+static FALLIBLE enum err check_format(const struct jval *target)
+{
+	size_t format = 0;
+
+	TRY(jval_opt_word(target, "format", formats, &format));
+	return put_default(target->j, "format", json_string(formats[format]));
+}
+
+static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
+{
+	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
+	int64_t generation = 0;
+
+	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
+						  "rename", "dtype", NULL }));
+	TRY(ref_read(&source, REF_STATE_DICT, (const char *const[]){ "generation", NULL }, &s->source));
+	TRY(jval_opt_integer(&source, "generation", 0, INT64_MAX, &generation));
+	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &s->target));
+	TRY(check_format(&target));
+	TRY(check_selection(doc));
+	return check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "retries", NULL });
+}
+
+static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
+{
+	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
+	bool strict = true;
+
+	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
+						  "rename", "dtype", "strict", NULL }));
+	TRY(ref_read(&source, REF_CHECKPOINT, NULL, &s->source));
+	TRY(ref_read(&target, REF_STATE_DICT, (const char *const[]){ "world_size", "layout", NULL }, &s->target));
+	TRY(check_world(&target));
+	TRY(jval_opt_bool(doc, "strict", &strict));
+	TRY(put_default(doc->j, "strict", json_boolean(strict)));
+	TRY(check_selection(doc));
+	return check_options(doc, (const char *const[]){ "retries", "verify", NULL });
+}
+
+static FALLIBLE enum err check_reshard(const struct jval *doc, struct spec *s)
+{
+	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
+
+	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
+						  "rename", "dtype", NULL }));
+	TRY(ref_read(&source, REF_CHECKPOINT, NULL, &s->source));
+	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", "world_size", "layout", NULL }, &s->target));
+	if (str_eq(s->source.storage, s->target.storage) && str_eq(s->source.name, s->target.name))
+		return jval_fail(&target, ERR_VALIDATION_FAILED, "is the source itself");
+	TRY(check_format(&target));
+	TRY(check_world(&target));
+	TRY(check_selection(doc));
+	return check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "retries", "verify", NULL });
+}
+
+static FALLIBLE enum err check_verify(const struct jval *doc, struct spec *s)
+{
+	static const char *const levels[] = { "structure", "digest", "values", NULL };
+	struct jval source = jval_get(doc, "source");
+	size_t level = 1;
+
+	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "level", "include", "exclude", "options",
+						  NULL }));
+	TRY(ref_read(&source, REF_CHECKPOINT, NULL, &s->source));
+	TRY(jval_opt_word(doc, "level", levels, &level));
+	TRY(put_default(doc->j, "level", json_string(levels[level])));
+	TRY(jval_opt_texts(doc, "include", GLOBS_MAX, GLOB_BYTES_MAX));
+	TRY(jval_opt_texts(doc, "exclude", GLOBS_MAX, GLOB_BYTES_MAX));
+	TRY(put_default(doc->j, "include", json_array()));
+	TRY(put_default(doc->j, "exclude", json_array()));
+	return check_options(doc, (const char *const[]){ "retries", NULL });
+}
+
+static FALLIBLE enum err check_diff(const struct jval *doc, struct spec *s)
+{
+	struct jval a = jval_get(doc, "a"), b = jval_get(doc, "b");
+	double rtol = 0, atol = 0;
+
+	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "a", "b", "rtol", "atol", "include", "exclude",
+						  "options", NULL }));
+	TRY(ref_read(&a, REF_CHECKPOINT | REF_STATE_DICT, NULL, &s->a));
+	TRY(ref_read(&b, REF_CHECKPOINT | REF_STATE_DICT, NULL, &s->b));
+	TRY(jval_opt_number(doc, "rtol", 0, &rtol));
+	TRY(jval_opt_number(doc, "atol", 0, &atol));
+	TRY(put_default(doc->j, "rtol", json_real(rtol)));
+	TRY(put_default(doc->j, "atol", json_real(atol)));
+	TRY(jval_opt_texts(doc, "include", GLOBS_MAX, GLOB_BYTES_MAX));
+	TRY(jval_opt_texts(doc, "exclude", GLOBS_MAX, GLOB_BYTES_MAX));
+	TRY(put_default(doc->j, "include", json_array()));
+	TRY(put_default(doc->j, "exclude", json_array()));
+	return check_options(doc, (const char *const[]){ "retries", NULL });
+}
+
+static FALLIBLE enum err check_delete(const struct jval *doc, struct spec *s)
+{
+	struct jval target = jval_get(doc, "target");
+
+	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "target", "options", NULL }));
+	TRY(ref_read(&target, REF_CHECKPOINT, NULL, &s->target));
+	return check_options(doc, (const char *const[]){ "retries", NULL });
+}
+
+static FALLIBLE enum err read_kind(const struct jval *root, struct spec *s)
+{
+	struct jval v = jval_get(root, "kind");
+	struct str kind;
+
+	TRY(jval_string(&v, &kind));
+	for (size_t i = 0; i < SPEC_KIND_COUNT; i++)
+		if (str_is(kind, spec_kind_names[i])) {
+			s->kind = (enum spec_kind)i;
+			s->kind_name = spec_kind_names[i];
+			return OK;
+		}
+	for (size_t i = 0; later_kinds[i]; i++)
+		if (str_is(kind, later_kinds[i]))
+			return jval_fail(&v, ERR_UNKNOWN_KIND, "this version of dcpd does not do \"%s\" yet", kind.p);
+	return jval_fail(&v, ERR_UNKNOWN_KIND,
+			 "\"%.32s\" is no kind of job: save, load, reshard, verify, diff or delete", kind.p);
+}
+
+FALLIBLE enum err spec_check(json_t *doc, struct spec *out)
+{
+	static enum err (*const checks[SPEC_KIND_COUNT])(const struct jval *, struct spec *) = {
+		check_save, check_load, check_reshard, check_verify, check_diff, check_delete
+	};
+	struct jval root = JVAL_ROOT(doc), labels = jval_get(&root, "labels");
+	struct spec s = { 0 };
+
+	TRY(read_kind(&root, &s));
+	TRY(checks[s.kind](&root, &s));
+	TRY(spec_check_labels(&labels));
+	TRY(put_default(doc, "labels", json_object()));
+	*out = s;
+	return OK;
+}

@@ -1,0 +1,26 @@
+/* spec.h: the body of POST /v1/jobs: every field of every kind checked, defaults filled in.
+ *
+ * What leaves here is what the worker gets as "spec" (worker/ctl/README.md): the request with every optional field that has a
+ * default. Not filled in: `generation` (the coordinator picks the newest sealed one) and `world_size` where only the source's
+ * metadata knows it. */
+#pragma once
+#include "api/jval.h"
+#include "api/ref.h"
+
+enum spec_kind { SPEC_SAVE, SPEC_LOAD, SPEC_RESHARD, SPEC_VERIFY, SPEC_DIFF, SPEC_DELETE, SPEC_KIND_COUNT };
+
+struct spec {
+	enum spec_kind kind;
+	const char *kind_name;          /* "save" */
+	struct ref source, target;      /* kind 0 where the job has none; they point into the document */
+	struct ref a, b;                /* of a diff */
+};
+
+extern const char *const spec_kind_names[SPEC_KIND_COUNT + 1];
+
+/* Changes doc in place. ERR_UNKNOWN_KIND, ERR_UNKNOWN_FIELD, ERR_VALIDATION_FAILED, ERR_NAME_INVALID, ERR_LAYOUT_INVALID,
+ * ERR_WORLD_MISMATCH, each with the field's JSON pointer. */
+FALLIBLE enum err spec_check(json_t *doc, struct spec *out);
+
+/* `labels` of a job or a storage: at most 32 of key → text. */
+FALLIBLE enum err spec_check_labels(const struct jval *v);

@@ -1,0 +1,249 @@
+/* test_spec.c: JSON readers, references, layouts and job specs: what is accepted, and the place named when it is not. */
+#include "lib/t.h"
+
+#include <string.h>
+
+#include "api/layout_spec.h"
+#include "api/problem.h"
+#include "api/spec.h"
+
+static json_t *parse(const char *text)
+{
+	json_t *doc = NULL;
+
+	T_OK(jval_parse(str_of(text), &doc));
+	return doc;
+}
+
+/* Checks a spec; on an error compares code and pointer. */
+static void refused(enum err code, const char *pointer, const char *text)
+{
+	json_t *doc = parse(text);
+	struct spec s;
+	enum err e = spec_check(doc, &s);
+
+	if (e != code || strcmp(err_last()->pointer, pointer) != 0)
+		T_FAIL("%s: got %s at %s (%s)", text, err_code_name(e), err_last()->pointer, err_last()->text);
+	json_decref(doc);
+}
+
+static void test_parse(void **state)
+{
+	json_t *doc = NULL;
+	char deep[80];
+
+	(void)state;
+	T_ERR(INVALID_JSON, jval_parse(STR(""), &doc));
+	T_ERR(INVALID_JSON, jval_parse(STR("[1]"), &doc));
+	T_ERR(INVALID_JSON, jval_parse(STR("{\"a\":NaN}"), &doc));
+	assert_non_null(strstr(err_last()->text, "line 1, column"));
+	T_ERR(INVALID_JSON, jval_parse(STR("{\"a\":Infinity}"), &doc));
+	T_ERR(INVALID_JSON, jval_parse(STR("{\"a\":1,\"a\":2}"), &doc));
+	T_ERR(INVALID_JSON, jval_parse(STR("{\"a\":1} x"), &doc));
+	T_ERR(INVALID_JSON, jval_parse(STR("{\"a\":\"\\u0000\"}"), &doc));
+	T_ERR(INVALID_JSON, jval_parse(STR("{\"a\":1e999}"), &doc));
+	T_ERR(INVALID_JSON, jval_parse(STR("{\"a\":99999999999999999999}"), &doc));
+	memset(deep, '[', sizeof deep);
+	T_ERR(INVALID_JSON, jval_parse((struct str){ deep, sizeof deep }, &doc));
+	assert_non_null(strstr(err_last()->text, "nested"));
+	T_OK(jval_parse(STR("{\"a\":\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\"}"), &doc));
+	json_decref(doc);
+}
+
+static void test_names(void **state)
+{
+	char long_part[202];
+
+	(void)state;
+	T_OK(ref_check_name(STR("run1/step-100")));
+	T_OK(ref_check_name(STR("r\xc3\xa9sum\xc3\xa9/a:b=c@d")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("../etc")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("a/../b")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("/etc/passwd")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("a/")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("a//b")));
+	T_ERR(NAME_INVALID, ref_check_name(STR(".hidden")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("a/-rf")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("a\nb")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("a\0b")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("a\xff")));
+	T_OK(ref_check_name(STR("1/2/3/4/5/6/7/8/9/10/11/12/13/14/15/16")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("1/2/3/4/5/6/7/8/9/10/11/12/13/14/15/16/17")));
+	memset(long_part, 'x', sizeof long_part);
+	T_OK(ref_check_name((struct str){ long_part, 200 }));
+	T_ERR(NAME_INVALID, ref_check_name((struct str){ long_part, 201 }));
+	T_OK(ref_check_storage(STR("main-2_x")));
+	T_ERR(NAME_INVALID, ref_check_storage(STR("shm")));
+	T_ERR(NAME_INVALID, ref_check_storage(STR("Main")));
+	T_ERR(NAME_INVALID, ref_check_storage(STR("a234567890123456789012345678901234")));
+	T_ERR(NAME_INVALID, ref_check_state_dict(STR("a/b")));
+}
+
+static void test_references(void **state)
+{
+	struct ref r;
+
+	(void)state;
+	T_OK(ref_parse(STR("main:run1/a:b"), &r));
+	assert_true(r.kind == REF_CHECKPOINT && str_is(r.storage, "main") && str_is(r.name, "run1/a:b"));
+	T_OK(ref_parse(STR("shm:train"), &r));
+	assert_true(r.kind == REF_STATE_DICT && str_is(r.name, "train"));
+	T_ERR(NAME_INVALID, ref_parse(STR("main"), &r));
+	T_ERR(NAME_INVALID, ref_parse(STR("main:/etc"), &r));
+	T_ERR(NAME_INVALID, ref_parse(STR(":x"), &r));
+}
+
+static void test_placements(void **state)
+{
+	(void)state;
+	static const char *const good[] = { "Shard(0)", "Shard(dim=0)", "S(0)", "S(-1)", "Replicate()", "R", " Shard( dim = 1 ) ",
+					    "_StridedShard(dim=0, sf=2)", "_StridedShard(0, 2)",
+					    "_StridedShard(dim=0, split_factor=2)" };
+	static const char *const bad[] = { "", "Shard", "Shard()", "Shard(x)", "Shard(0", "Shard(0))", "Rx", "Partial()", "P",
+					   "shard(0)", "Shard(--1)", "Shard(9999999)", "_StridedShard(0)" };
+
+	for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+		T_OK(layout_spec_placement(str_of(good[i])));
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+		T_ERR(LAYOUT_INVALID, layout_spec_placement(str_of(bad[i])));
+}
+
+#define SRC "\"source\":{\"storage\":\"main\",\"name\":\"a\"}"
+#define RESHARD(target) "{\"kind\":\"reshard\"," SRC ",\"target\":{\"storage\":\"main\",\"name\":\"b\"" target "}}"
+#define LAYOUT(rules) RESHARD(",\"layout\":[" rules "]")
+
+static void test_defaults(void **state)
+{
+	json_t *doc = parse(RESHARD(",\"layout\":[{\"match\":\"*\",\"mesh\":[2,4],\"placements\":[\"R\",\"S(0)\"]}]"));
+	struct spec s;
+
+	(void)state;
+	T_OK(spec_check(doc, &s));
+	assert_int_equal(s.kind, SPEC_RESHARD);
+	assert_true(str_is(s.target.name, "b"));
+	json_t *target = json_object_get(doc, "target"), *options = json_object_get(doc, "options");
+	assert_int_equal(json_integer_value(json_object_get(target, "world_size")), 8);
+	assert_string_equal(json_string_value(json_object_get(target, "format")), "dcp");
+	assert_true(json_is_false(json_object_get(options, "overwrite")));
+	assert_int_equal(json_integer_value(json_object_get(options, "files_per_rank")), 1);
+	assert_string_equal(json_string_value(json_object_get(options, "verify")), "digest");
+	assert_int_equal(json_array_size(json_object_get(doc, "include")), 0);
+	assert_true(json_is_array(json_object_get(doc, "dtype")));
+	json_decref(doc);
+
+	doc = parse("{\"kind\":\"save\",\"source\":{\"state_dict\":\"train\",\"generation\":7},"
+		    "\"target\":{\"storage\":\"main\",\"name\":\"x\"},\"options\":{\"on_divergence\":\"fail\"}}");
+	T_OK(spec_check(doc, &s));
+	assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "options"), "on_divergence")), "fail");
+	json_decref(doc);
+	doc = parse("{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"}}");
+	T_OK(spec_check(doc, &s));
+	assert_true(json_is_true(json_object_get(doc, "strict")));
+	json_decref(doc);
+	doc = parse("{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"storage\":\"main\",\"name\":\"x\"},\"rtol\":1}");
+	T_OK(spec_check(doc, &s));
+	assert_true(s.a.kind == REF_STATE_DICT && s.b.kind == REF_CHECKPOINT);
+	json_decref(doc);
+}
+
+static void test_refused_fields(void **state)
+{
+	(void)state;
+	refused(ERR_VALIDATION_FAILED, "/kind", "{}");
+	refused(ERR_UNKNOWN_KIND, "/kind", "{\"kind\":\"explode\"}");
+	refused(ERR_UNKNOWN_KIND, "/kind", "{\"kind\":\"gather\"}");
+	refused(ERR_VALIDATION_FAILED, "/kind", "{\"kind\":3}");
+	refused(ERR_UNKNOWN_FIELD, "/sauce", "{\"kind\":\"verify\"," SRC ",\"sauce\":1}");
+	refused(ERR_VALIDATION_FAILED, "/source", "{\"kind\":\"verify\"}");
+	refused(ERR_VALIDATION_FAILED, "/source", "{\"kind\":\"verify\",\"source\":\"main:a\"}");
+	refused(ERR_VALIDATION_FAILED, "/level", "{\"kind\":\"verify\"," SRC ",\"level\":\"deep\"}");
+	refused(ERR_VALIDATION_FAILED, "/level", "{\"kind\":\"verify\"," SRC ",\"level\":null}");
+	refused(ERR_UNKNOWN_FIELD, "/source/path", "{\"kind\":\"verify\",\"source\":{\"path\":\"/etc\"}}");
+	refused(ERR_NAME_INVALID, "/source/name", "{\"kind\":\"verify\",\"source\":{\"storage\":\"m\",\"name\":\"../x\"}}");
+	refused(ERR_NAME_INVALID, "/source/storage", "{\"kind\":\"verify\",\"source\":{\"storage\":\"M\",\"name\":\"x\"}}");
+	refused(ERR_UNKNOWN_FIELD, "/source/state_dict", "{\"kind\":\"verify\",\"source\":{\"state_dict\":\"x\"}}");
+	refused(ERR_UNKNOWN_FIELD, "/target/format~1x", RESHARD(",\"format/x\":1"));
+	refused(ERR_VALIDATION_FAILED, "/target/format", RESHARD(",\"format\":\"gguf\""));
+	refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":2.0"));
+	refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":0"));
+	refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":65537"));
+	refused(ERR_UNKNOWN_FIELD, "/options/force", "{\"kind\":\"delete\",\"target\":{\"storage\":\"m\",\"name\":\"x\"},"
+						      "\"options\":{\"force\":true}}");
+	refused(ERR_VALIDATION_FAILED, "/rename/0", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
+						     "\"rename\":[[\"a\"]]}");
+	refused(ERR_VALIDATION_FAILED, "/dtype/0/1", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
+						      "\"dtype\":[[\"*\",\"bf16\"]]}");
+	refused(ERR_VALIDATION_FAILED, "/include/1", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
+						      "\"include\":[\"a\",2]}");
+	refused(ERR_VALIDATION_FAILED, "/labels/run", "{\"kind\":\"verify\"," SRC ",\"labels\":{\"run\":1}}");
+	refused(ERR_VALIDATION_FAILED, "/rtol", "{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"state_dict\":\"t\"},"
+						 "\"rtol\":-1}");
+	refused(ERR_VALIDATION_FAILED, "/target", "{\"kind\":\"reshard\"," SRC ",\"target\":{\"storage\":\"main\",\"name\":\"a\"}}");
+}
+
+static void test_refused_layouts(void **state)
+{
+	(void)state;
+	refused(ERR_WORLD_MISMATCH, "/target/layout/0/mesh",
+		RESHARD(",\"world_size\":3,\"layout\":[{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"R\"]}]"));
+	refused(ERR_WORLD_MISMATCH, "/target/layout/1/mesh",
+		LAYOUT("{\"match\":\"a\",\"mesh\":[2],\"placements\":[\"R\"]},{\"match\":\"*\",\"mesh\":[4],\"placements\":[\"R\"]}"));
+	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements",
+		LAYOUT("{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"R\"]}"));
+	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements/0",
+		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"Partial()\"]}"));
+	refused(ERR_UNKNOWN_FIELD, "/target/layout/0/dim",
+		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"R\"],\"dim\":0}"));
+	refused(ERR_VALIDATION_FAILED, "/target/layout/0/match", LAYOUT("{\"mesh\":[2],\"placements\":[\"R\"]}"));
+	refused(ERR_WORLD_MISMATCH, "/target/layout/0/ranks/1",
+		RESHARD(",\"world_size\":2,\"layout\":[{\"match\":\"*\",\"mesh\":[2],\"ranks\":[0,5],\"placements\":[\"R\"]}]"));
+	refused(ERR_LAYOUT_INVALID, "/target/layout/0/ranks/1",
+		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"ranks\":[0,0],\"placements\":[\"R\"]}"));
+	refused(ERR_WORLD_MISMATCH, "/target/layout/0/ranks",
+		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"ranks\":[0],\"placements\":[\"R\"]}"));
+	refused(ERR_LAYOUT_INVALID, "/target/layout/0/boxes/0",
+		LAYOUT("{\"match\":\"*\",\"boxes\":[{\"rank\":0,\"offsets\":[0],\"sizes\":[1,2]}]}"));
+	refused(ERR_LAYOUT_INVALID, "/target/layout/0/like", LAYOUT("{\"match\":\"*\",\"like\":\"shm:x\"}"));
+	refused(ERR_VALIDATION_FAILED, "/target/layout/0/chunks/dim",
+		LAYOUT("{\"match\":\"*\",\"chunks\":{\"ranks\":[0]}}"));
+	refused(ERR_WORLD_MISMATCH, "/target/layout/0/mesh",
+		LAYOUT("{\"match\":\"*\",\"mesh\":[65536,65536,65536,65536],\"placements\":[\"R\",\"R\",\"R\",\"R\"]}"));
+}
+
+static void test_problem(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(4096);
+	enum err e = ERR(DIGEST_MISMATCH, "digest of \"x\" differs");
+	json_t *doc;
+
+	(void)state;
+	e = err_expected(err_at_file(err_at_fqn(err_at_rank(e, 3), "m.w", 3), "__3_0.distcp", 4096), "aa", "bb");
+	assert_int_equal(e, ERR_DIGEST_MISMATCH);
+	problem_put(&b, err_last(), "/v1/jobs/1", "01J");
+	T_OK(buf_status(&b));
+	T_OK(jval_parse((struct str){ (char *)b.p, b.len }, &doc));
+	assert_string_equal(json_string_value(json_object_get(doc, "type")), "urn:dcpd:problem:digest_mismatch");
+	assert_int_equal(json_integer_value(json_object_get(doc, "status")), 422);
+	assert_int_equal(json_integer_value(json_object_get(doc, "rank")), 3);
+	assert_int_equal(json_integer_value(json_object_get(doc, "offset")), 4096);
+	assert_string_equal(json_string_value(json_object_get(doc, "job")), "01J");
+	assert_null(json_object_get(doc, "pointer"));
+	err_clear();
+	assert_int_equal(problem_restore(doc), ERR_DIGEST_MISMATCH);
+	assert_string_equal(err_last()->fqn, "m.w");
+	assert_string_equal(err_last()->actual, "bb");
+	json_decref(doc);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_parse),          cmocka_unit_test(test_names),
+		cmocka_unit_test(test_references),     cmocka_unit_test(test_placements),
+		cmocka_unit_test(test_defaults),       cmocka_unit_test(test_refused_fields),
+		cmocka_unit_test(test_refused_layouts), cmocka_unit_test(test_problem),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
