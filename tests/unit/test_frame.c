@@ -244,22 +244,19 @@ static void test_half_frame_then_close(void **state)
 	unsigned char bytes[34] = { 0 };
 	struct frame f;
 	bool got, closed;
-	struct rlimit as, small;
+	struct rlimit old;
 
 	(void)state;
 	put_head(bytes, (struct raw_head){ "DCPD", 1, FRAME_DONE, FRAME_JSON_MAX, FRAME_FDS_MAX, 3 });
 	assert_int_equal(send(p.raw, bytes, sizeof bytes, 0), sizeof bytes);
-	assert_int_equal(getrlimit(RLIMIT_DATA, &as), 0);
-	small = as;
-	small.rlim_cur = 32 << 20;
-#ifndef __SANITIZE_ADDRESS__
-#ifndef __SANITIZE_THREAD__
+	assert_int_equal(getrlimit(RLIMIT_DATA, &old), 0);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+	struct rlimit small = { .rlim_cur = 32 << 20, .rlim_max = old.rlim_max };
 	assert_int_equal(setrlimit(RLIMIT_DATA, &small), 0);
-#endif
 #endif
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_false(got || closed);
-	assert_int_equal(setrlimit(RLIMIT_DATA, &as), 0);
+	assert_int_equal(setrlimit(RLIMIT_DATA, &old), 0);
 	close(p.raw);
 	p.raw = -1;
 	T_OK(frame_read(p.b, &f, &got, &closed));
