@@ -4,8 +4,9 @@
  *     .metadata, segment images, safetensors headers ──► sdict ──► plan ──► sdict of the target ──► .metadata, images
  *
  * It is flat (arrays and indices) so that a million chunks cost little: at most 300 bytes a chunk are used besides the input.
- * An sdict owns one arena; strings and dims live there. Index order is meaningful: tensors and values in the order the source
- * lists them (PyTorch keeps insertion order), chunks of one tensor in a row. */
+ * An sdict owns one arena; strings and dims live there. The arrays may move when something is added: keep indices, not pointers.
+ * Index order is meaningful: tensors and values in the order the source lists them (PyTorch keeps insertion order), chunks of one
+ * tensor in a row. */
 #pragma once
 #include "base/arena.h"
 #include "base/map.h"
@@ -80,6 +81,7 @@ struct sdict {
 	uint64_t transform_count, transform_cap;
 	bool has_paths;               /* false: planner_data was None */
 	struct map fqns;              /* fqn → tensor index, or SD_VALUE_BIT | value index */
+	uint64_t cap_bytes, array_bytes; /* the arena's cap holds for arena and arrays together */
 };
 #define SD_VALUE_BIT 0x80000000u
 
@@ -99,7 +101,7 @@ FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t ran
 FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
 FALLIBLE enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *out);
 
-/* NULL if absent or of the other kind. */
+/* NULL if absent or of the other kind. Good until the next tensor or value is added. */
 struct sd_tensor *sdict_tensor(const struct sdict *sd, struct str fqn);
 struct sd_value *sdict_value(const struct sdict *sd, struct str fqn);
 
