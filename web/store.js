@@ -128,7 +128,7 @@ async function listCheckpoints() {
 	const lists = await Promise.all(storages.map(async (storage) => {
 		const key = `checkpoints in ${storage.name}`;
 		try {
-			const items = await all(`/v1/checkpoints?storage=${encodeURIComponent(storage.name)}`, "checkpoints", 20000);
+			const items = await all(`/v1/checkpoints/${encodeURIComponent(storage.name)}`, "checkpoints", 20000);
 			store.failed.delete(key);
 			return items.map((c) => ({ storage: storage.name, ...c }));
 		} catch (error) {

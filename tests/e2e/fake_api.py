@@ -179,8 +179,7 @@ class BaseHandler(BaseHTTPRequestHandler):
                 return self.json(fake.jobs[job])
             case ["jobs", job, "plan"] if job in fake.plans:
                 return self.json(fake.plans[job])
-            case ["checkpoints"]:
-                storage = query.get("storage", [""])[0]
+            case ["checkpoints", storage]:
                 if storage in fake.stalled:
                     return self.problem(504, "storage_stalled", f"storage {storage} does not answer")
                 return self.listing("checkpoints", [c for c in fake.checkpoints if c["storage"] == storage], query)
