@@ -143,7 +143,7 @@ static enum err op_unicode(struct pickle *pk, const struct pickle_op *op)
 {
 	pnode n;
 
-	if (!text_is_utf8(op->data, op->len))
+	if (!pickle_utf8((struct str){ (const char *)op->data, op->len }))
 		return BAD(pk, "a string that is not UTF-8");
 	TRY(node_ref(pk, PK_STR, op->data, op->len, &n));
 	return push(pk, n);
@@ -172,7 +172,7 @@ static enum err op_global(struct pickle *pk, const struct pickle_op *op)
 {
 	pnode module, name;
 
-	if (!text_is_utf8(op->data, op->len) || !text_is_utf8(op->data2, op->len2))
+	if (!pickle_utf8((struct str){ (const char *)op->data, op->len }) || !pickle_utf8((struct str){ (const char *)op->data2, op->len2 }))
 		return BAD(pk, "a name that is not UTF-8");
 	TRY(node_ref(pk, PK_STR, op->data, op->len, &module));
 	TRY(node_ref(pk, PK_STR, op->data2, op->len2, &name));
@@ -394,7 +394,7 @@ static enum err op_persid(struct pickle *pk, const struct pickle_op *op)
 	pnode id, n;
 
 	if (op->code == 'P') {
-		if (!text_is_utf8(op->data, op->len))
+		if (!pickle_utf8((struct str){ (const char *)op->data, op->len }))
 			return BAD(pk, "a persistent id that is not UTF-8");
 		TRY(node_ref(pk, PK_STR, op->data, op->len, &id));
 	} else {

@@ -109,3 +109,6 @@ pnode pickle_field(const struct pickle *pk, pnode n, uint32_t i);        /* PK_R
 /* "int", "dict", "numpy.ndarray": the class for messages and for opaque values; what copyreg and numpy rebuild functions make is
  * named by their first argument. Cut to fit; returns into. */
 const char *pickle_class_name(const struct pickle *pk, pnode n, char *into, size_t max);
+
+/* UTF-8 as Python's 'surrogatepass' has it: lone surrogates are allowed. */
+bool pickle_utf8(struct str s);

@@ -128,7 +128,6 @@ FALLIBLE enum err text_float(struct pickle *pk, const struct pickle_op *op, pnod
 FALLIBLE enum err text_string(struct pickle *pk, const struct pickle_op *op, pnode *out);
 FALLIBLE enum err text_unicode(struct pickle *pk, const struct pickle_op *op, pnode *out);
 FALLIBLE enum err text_latin1(struct pickle *pk, enum pickle_kind kind, pnode utf8, pnode *out);
-bool text_is_utf8(const unsigned char *p, uint64_t n);       /* surrogates allowed */
 
 /* pickle_call.c */
 enum known call_known(const struct pickle *pk, struct str module, struct str name);

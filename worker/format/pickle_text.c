@@ -221,9 +221,11 @@ enum err text_latin1(struct pickle *pk, enum pickle_kind kind, pnode utf8, pnode
 	return node_text(pk, kind, from, out);
 }
 
-bool text_is_utf8(const unsigned char *p, uint64_t n)
+bool pickle_utf8(struct str s)
 {
-	for (uint64_t i = 0; i < n;) {
+	const unsigned char *p = (const unsigned char *)s.p;
+
+	for (size_t i = 0, n = s.n; i < n;) {
 		unsigned c = p[i];
 		if (c < 0x80) {
 			i++;
