@@ -49,7 +49,7 @@ static int child_report(void)
 	struct dirent *e;
 
 	while (d && (e = readdir(d)))
-		if (e->d_name[0] != '.' && atoi(e->d_name) != dirfd(d))
+		if (e->d_name[0] != '.' && strtol(e->d_name, NULL, 10) != dirfd(d))
 			n += (size_t)snprintf(text + n, sizeof text - n, "%s ", e->d_name);
 	if (d)
 		closedir(d);

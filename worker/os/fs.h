@@ -2,8 +2,15 @@
  * without following links (RESOLVE_BENEATH | NO_SYMLINKS | NO_MAGICLINKS; NO_XDEV is not asked for: roots may hold mounts).
  * errno → code in one place (fs_error). Names in errors are the relative ones, never host paths.
  *
- * Fault points: when built with -DDCPD_FAULTS (tests), DCPD_FAULT=name:n kills the process or fails the call with an errno at the
- * n-th pass of fs_fault("name"); see tests/fault. */
+ * A path is relative, may have several components, and never ".." or a leading "/". fs_open opens regular files and directories
+ * only, so that a planted FIFO or device cannot hold us up.
+ *
+ * Fault points, in builds with -DDCPD_FAULTS (tests): the environment variable DCPD_FAULT is a list, divided by commas, of
+ *     POINT:N            SIGKILL at the N-th pass of POINT
+ *     POINT:N:ERRNO      the N-th pass fails: ENOSPC, EIO, …; for fs_fault(), the thread's next fs_ call fails with it
+ *     POINT:N+:ERRNO     every pass from the N-th on
+ * Points are those that callers name with fs_fault("commit.rename"), and one in each call here: "fs.open", "fs.mkdir", "fs.stat",
+ * "fs.allocate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread", "fs.pwrite", "fs.list", "fs.close". */
 #pragma once
 #include <sys/stat.h>
 #include "base/err.h"
@@ -20,11 +27,13 @@ FALLIBLE enum err fs_mkdirs(int rootfd, const char *path, int *fd_out);
 FALLIBLE enum err fs_stat(int dirfd, const char *path, struct stat *out);      /* no links */
 FALLIBLE enum err fs_allocate(int fd, uint64_t bytes, const char *name);       /* fallocate; EOPNOTSUPP falls back to ftruncate */
 FALLIBLE enum err fs_fsync(int fd, const char *name);
+/* ERR_CHECKPOINT_EXISTS if `to` exists. Where the file system lacks RENAME_NOREPLACE (NFS): an equivalent for files and directories. */
 FALLIBLE enum err fs_rename_noreplace(int dirfd, const char *from, const char *to);
 FALLIBLE enum err fs_exchange(int dirfd, const char *a, const char *b);        /* ERR_OVERWRITE_UNSUPPORTED where refused */
 FALLIBLE enum err fs_rename(int from_dirfd, const char *from, int to_dirfd, const char *to);
-FALLIBLE enum err fs_unlink(int dirfd, const char *name);
-FALLIBLE enum err fs_remove_tree(int dirfd, const char *name);                 /* depth-bounded, no links followed, ENOENT is fine */
+FALLIBLE enum err fs_unlink(int dirfd, const char *path);
+/* Depth-bounded, follows no link, enters no other file system; ENOENT is fine. */
+FALLIBLE enum err fs_remove_tree(int dirfd, const char *path);
 FALLIBLE enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out); /* mem_free */
 FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
 FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);
@@ -34,3 +43,4 @@ typedef enum err (*fs_entry_fn)(void *user, const char *name, unsigned char d_ty
 FALLIBLE enum err fs_list(int dirfd, fs_entry_fn fn, void *user);
 bool fs_direct_ok(int dirfd);                             /* does O_DIRECT work for files here? probed once with a file of our own */
 void fs_fault(const char *point);                         /* nothing unless built with DCPD_FAULTS */
+int fs_fault_errno(const char *point);                    /* for calls made elsewhere: 0, or the errno to fail with now */
