@@ -12,9 +12,10 @@ enum { SEG_NAME_MAX = 64 };
 FALLIBLE enum err seg_create(uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out);
 /* Allocates [offset, offset + bytes) (fallocate): ENOSPC → ERR_SHM_EXHAUSTED. Call in steps from a helper thread. */
 FALLIBLE enum err seg_allocate(int fd, uint64_t offset, uint64_t bytes);
-/* Gives `uid` read and write access by a POSIX ACL entry. */
+/* Gives `uid` read and write access by a POSIX ACL entry; others keep none. Our own uid needs nothing. */
 FALLIBLE enum err seg_grant(int fd, uid_t uid);
-/* Opens an existing one by name and checks owner, mode, nlink and size. */
+/* Opens an existing one by name and checks that it is ours alone: owner, no access for group and others (an ACL entry for a uid
+ * is fine), one link, at least `bytes` long. ERR_SEGMENT_GONE if there is none, ERR_FORBIDDEN if it is not what we made. */
 FALLIBLE enum err seg_open(const char *name, uint64_t bytes, int *fd_out);
 FALLIBLE enum err seg_unlink(const char *name);           /* already gone is fine */
 /* Names of all segments of ours ("/dcpd-…", owned by this uid), for the sweep at start. */
@@ -26,5 +27,6 @@ struct seg_map {
 };
 FALLIBLE enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out); /* ERR_SEGMENT_SHRUNK if the file is smaller */
 void seg_unmap(struct seg_map *m);
-/* Runs fn(user) with SIGBUS turned into ERR_SEGMENT_SHRUNK. fn must not take locks or allocate. Per thread, not nested. */
+/* Runs fn(user) with SIGBUS turned into ERR_SEGMENT_SHRUNK. fn must not take locks or allocate. Per thread, not nested.
+ * A SIGBUS outside of a guard goes to whoever handled it before, else it ends the process. Cheap: one system call. */
 FALLIBLE enum err seg_guard(void (*fn)(void *user), void *user);

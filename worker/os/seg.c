@@ -1,0 +1,248 @@
+/* seg.c: named segments of shared memory (see seg.h).
+ *
+ * Names carry 128 random bits and are created with O_EXCL, so nobody can lie in wait under a name; what is opened by name is
+ * checked to be ours. The ACL is what lets a trainer of another uid in: a mode or a group would let in more than that one. */
+#include "os/seg.h"
+
+#include <acl/libacl.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/acl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { RANDOM_BYTES = 16, NAME_LEN = 6 + 2 * RANDOM_BYTES };
+
+static const char prefix[] = "/dcpd-";
+
+/* Is this a name that seg_create could have made? */
+static bool name_ok(const char *name)
+{
+	return strlen(name) == NAME_LEN && strncmp(name, prefix, sizeof prefix - 1) == 0 &&
+	       strspn(name + sizeof prefix - 1, "0123456789abcdef") == 2 * RANDOM_BYTES;
+}
+
+static FALLIBLE enum err make_name(char name_out[SEG_NAME_MAX])
+{
+	unsigned char bits[RANDOM_BYTES];
+	size_t n = sizeof prefix - 1;
+
+	if (getrandom(bits, sizeof bits, 0) != (ssize_t)sizeof bits)
+		return ERR_SYS(SYSTEM, "cannot get random bytes for a segment's name");
+	memcpy(name_out, prefix, n);
+	for (size_t i = 0; i < sizeof bits; i++)
+		snprintf(name_out + n + 2 * i, 3, "%02x", bits[i]);
+	return OK;
+}
+
+static enum err shm_error(int sys_errno)
+{
+	return sys_errno == ENOSPC || sys_errno == EDQUOT || sys_errno == ENOMEM ? ERR_SHM_EXHAUSTED : ERR_SYSTEM;
+}
+
+static enum err shm_failed(const char *what, const char *place)
+{
+	enum err code = shm_error(errno);
+
+	err_record(code, errno, place, "cannot %s a segment", what);
+	return code;
+}
+
+enum err seg_create(uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out)
+{
+	char name[SEG_NAME_MAX];
+
+	if (bytes > INT64_MAX)
+		return ERR(LIMIT_EXCEEDED, "a segment cannot have %ju bytes", (uintmax_t)bytes);
+	TRY(make_name(name));
+	int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	if (fd < 0)
+		return shm_failed("make", ERR_PLACE);
+	if (ftruncate(fd, (off_t)bytes) < 0) {
+		enum err e = shm_failed("size", ERR_PLACE);
+		close(fd);
+		(void)shm_unlink(name);
+		return e;
+	}
+	memcpy(name_out, name, sizeof name);
+	*fd_out = fd;
+	return OK;
+}
+
+enum err seg_allocate(int fd, uint64_t offset, uint64_t bytes)
+{
+	int bad;
+
+	if (bytes == 0)
+		return OK;
+	if (offset > INT64_MAX || bytes > INT64_MAX - offset)
+		return ERR(LIMIT_EXCEEDED, "%ju bytes at %ju do not fit a segment", (uintmax_t)bytes,
+			   (uintmax_t)offset);
+	/* A signal makes tmpfs undo what it did: begin again. */
+	do
+		bad = fallocate(fd, 0, (off_t)offset, (off_t)bytes);
+	while (bad < 0 && errno == EINTR);
+	return bad < 0 ? shm_failed("allocate memory for", ERR_PLACE) : OK;
+}
+
+static void acl_drop(acl_t *acl)
+{
+	if (*acl)
+		(void)acl_free(*acl);
+}
+
+static int set_permissions(acl_entry_t entry, bool read_write)
+{
+	acl_permset_t set;
+
+	if (acl_get_permset(entry, &set) < 0 || acl_clear_perms(set) < 0)
+		return -1;
+	if (read_write && (acl_add_perm(set, ACL_READ) < 0 || acl_add_perm(set, ACL_WRITE) < 0))
+		return -1;
+	return acl_set_permset(entry, set);
+}
+
+static int add_user(acl_t *acl, uid_t uid)
+{
+	acl_entry_t entry;
+
+	if (acl_create_entry(acl, &entry) < 0 || acl_set_tag_type(entry, ACL_USER) < 0 ||
+	    acl_set_qualifier(entry, &uid) < 0 || set_permissions(entry, true) < 0)
+		return -1;
+	return acl_calc_mask(acl);
+}
+
+enum err seg_grant(int fd, uid_t uid)
+{
+	CLEANUP(acl_drop) acl_t acl = NULL;
+
+	if (uid == geteuid())
+		return OK;
+	acl = acl_get_fd(fd);
+	if (!acl || add_user(&acl, uid) < 0 || acl_valid(acl) < 0 || acl_set_fd(fd, acl) < 0) {
+		if (errno == EOPNOTSUPP || errno == ENOSYS)
+			return ERR_SYS(UNSUPPORTED, "shared memory has no access lists here: user %d cannot be let in",
+				       (int)uid);
+		return ERR_SYS(SYSTEM, "cannot give user %d access to a segment", (int)uid);
+	}
+	return OK;
+}
+
+/* The group bits of a file with an ACL are its mask, so the entries are looked at one by one. */
+static bool only_users_have_access(int fd, const struct stat *st)
+{
+	CLEANUP(acl_drop) acl_t acl = NULL;
+	acl_entry_t entry;
+
+	if ((st->st_mode & 077) == 0)
+		return true;
+	acl = acl_get_fd(fd);
+	if (!acl)
+		return false;
+	for (int more = acl_get_entry(acl, ACL_FIRST_ENTRY, &entry); more == 1;
+	     more = acl_get_entry(acl, ACL_NEXT_ENTRY, &entry)) {
+		acl_tag_t tag;
+		acl_permset_t set;
+		if (acl_get_tag_type(entry, &tag) < 0 || acl_get_permset(entry, &set) < 0)
+			return false;
+		if (tag == ACL_USER_OBJ || tag == ACL_USER || tag == ACL_MASK)
+			continue;
+		if (acl_get_perm(set, ACL_READ) != 0 || acl_get_perm(set, ACL_WRITE) != 0 ||
+		    acl_get_perm(set, ACL_EXECUTE) != 0)
+			return false;
+	}
+	return true;
+}
+
+static FALLIBLE enum err check_ours(int fd, const char *name, uint64_t bytes)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return ERR_SYS(SYSTEM, "cannot look at segment %s", name);
+	if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_nlink != 1 || !only_users_have_access(fd, &st))
+		return ERR(FORBIDDEN, "segment %s is not as it was made: owner %d, mode %o, %ju links", name,
+			   (int)st.st_uid, (unsigned)st.st_mode & 07777, (uintmax_t)st.st_nlink);
+	if ((uint64_t)st.st_size < bytes)
+		return ERR(SEGMENT_SHRUNK, "segment %s has %jd bytes, expected %ju", name, (intmax_t)st.st_size,
+			   (uintmax_t)bytes);
+	return OK;
+}
+
+enum err seg_open(const char *name, uint64_t bytes, int *fd_out)
+{
+	if (!name_ok(name))
+		return ERR(NAME_INVALID, "this is not the name of a segment");
+	int fd = shm_open(name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+	if (fd < 0) {
+		if (errno == ENOENT)
+			return ERR(SEGMENT_GONE, "segment %s is gone", name);
+		return ERR_SYS(FORBIDDEN, "cannot open segment %s", name);
+	}
+	enum err e = check_ours(fd, name, bytes);
+	if (e) {
+		close(fd);
+		return e;
+	}
+	*fd_out = fd;
+	return OK;
+}
+
+enum err seg_unlink(const char *name)
+{
+	if (!name_ok(name))
+		return ERR(NAME_INVALID, "this is not the name of a segment");
+	if (shm_unlink(name) < 0 && errno != ENOENT)
+		return ERR_SYS(SYSTEM, "cannot remove segment %s", name);
+	return OK;
+}
+
+enum err seg_list(void (*fn)(void *user, const char *name, uint64_t bytes), void *user)
+{
+	DIR *d = opendir("/dev/shm");
+	struct dirent *e;
+
+	if (!d)
+		return ERR_SYS(SYSTEM, "cannot list /dev/shm");
+	while ((e = readdir(d))) {
+		char name[SEG_NAME_MAX];
+		struct stat st;
+		if (snprintf(name, sizeof name, "/%s", e->d_name) >= (int)sizeof name || !name_ok(name))
+			continue;
+		if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
+		    st.st_uid == geteuid())
+			fn(user, name, (uint64_t)st.st_size);
+	}
+	closedir(d);
+	return OK;
+}
+
+enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
+{
+	struct stat st;
+	void *p = NULL;
+
+	if (fstat(fd, &st) < 0)
+		return ERR_SYS(SYSTEM, "cannot look at a segment");
+	if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
+		return ERR(SEGMENT_SHRUNK, "the segment has %jd bytes, expected %ju", (intmax_t)st.st_size,
+			   (uintmax_t)bytes);
+	if (bytes) {
+		p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+		if (p == MAP_FAILED)
+			return ERR_SYS(SYSTEM, "cannot map a segment of %ju bytes", (uintmax_t)bytes);
+	}
+	*out = (struct seg_map){ p, bytes };
+	return OK;
+}
+
+void seg_unmap(struct seg_map *m)
+{
+	if (m->p)
+		munmap(m->p, m->bytes);
+	*m = (struct seg_map){ 0 };
+}
