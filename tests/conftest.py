@@ -1,0 +1,96 @@
+"""What all Python tests share: the daemon they talk to, and a look for leaks behind each of them."""
+import faulthandler
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "lib"))
+sys.dont_write_bytecode = True
+
+import dcpd as lib  # noqa: E402
+
+FULL = os.environ.get("DCPD_FULL") == "1"
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: only in make check-full")
+    config.addinivalue_line("markers", "seconds(n): a limit other than 120 s")
+
+
+@pytest.fixture(autouse=True)
+def limit(request):
+    """No test hangs the run: after its time it fails and shows where it stood."""
+    mark = request.node.get_closest_marker("seconds")
+    seconds = mark.args[0] if mark else 120
+
+    def late(*_):
+        faulthandler.dump_traceback()
+        raise TimeoutError(f"longer than {seconds} s")
+
+    old = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, old)
+
+
+@pytest.fixture(scope="session")
+def golden_root(tmp_path_factory):
+    """A copy of the golden checkpoints: a daemon under test never gets the tree itself."""
+    d = tmp_path_factory.mktemp("golden")
+    for v in sorted((HERE / "fixtures").glob("torch-*")):
+        shutil.copytree(v, d / v.name)
+    return d
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(tmp_path_factory, golden_root):
+    home = tmp_path_factory.mktemp("dcpd")
+    d = lib.Daemon(home, {"main": home / "main", "other": home / "other", "golden": golden_root})
+    yield d
+    d.discard()
+
+
+@pytest.fixture
+def d(shared_daemon):
+    """The session's daemon. After the test it still serves, nothing runs, and nothing is left behind."""
+    if not shared_daemon.alive():
+        shared_daemon.start()
+    pid = shared_daemon.proc.pid
+    before = {s["name"] for s in shared_daemon.api.get("/v1/state-dicts").ok(200)["state_dicts"]}
+    yield shared_daemon
+    api = shared_daemon.api
+    assert shared_daemon.alive() and shared_daemon.proc.pid == pid, f"dcpd is gone\n{shared_daemon.tail()}"
+    for state in ("queued", "planning", "running", "committing"):
+        for j in api.get(f"/v1/jobs?filter=state%3D{state}").ok(200)["jobs"]:
+            api.post(f"/v1/jobs/{j['id']}:cancel")
+            api.wait(j["id"])
+    for s in api.get("/v1/state-dicts").ok(200)["state_dicts"]:
+        if s["name"] not in before:
+            api.delete(f"/v1/state-dicts/{s['name']}").ok(200, 204)
+    leaks = []
+    try:
+        lib.wait_for(lambda: not leaks.__setitem__(slice(None), shared_daemon.leaks()) and not leaks, 5)
+    except AssertionError:
+        raise AssertionError("leaks: " + "; ".join(leaks)) from None
+
+
+@pytest.fixture
+def spawn(tmp_path):
+    """spawn(storages, args) → a daemon of the test's own, ended with it."""
+    made = []
+
+    def make(storages=("main",), args=(), **kw):
+        home = tmp_path / f"d{len(made)}"
+        home.mkdir()
+        made.append(lib.Daemon(home, storages, args, **kw))
+        return made[-1]
+
+    yield make
+    for x in made:
+        x.discard()

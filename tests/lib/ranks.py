@@ -1,0 +1,85 @@
+"""A pool of real ranks: processes in a gloo group that live for the whole test session, since importing PyTorch costs seconds.
+
+    pool = Ranks(4)
+    results = pool.run(2, "scenarios", "save_sharded", path=…)      ranks 0 and 1, in a process group of their own; a list by rank
+
+A rank that raises fails the call with its traceback; so does one that stays silent.
+"""
+import importlib
+import multiprocessing
+import os
+import tempfile
+import traceback
+
+
+def serve(rank, pipe, meet):
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    import torch
+    import torch.distributed as dist
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    group = None
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        if job is None:
+            return
+        world, turn, module, name, kwargs = job
+        try:
+            if group != (world, turn):
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                if world > 1:
+                    dist.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{meet}/{turn}")
+                group = (world, turn)
+            pipe.send((True, getattr(importlib.import_module(module), name)(**kwargs)))
+        except BaseException as e:  # CheckpointException is no Exception
+            pipe.send((False, f"rank {rank}: {type(e).__name__}: {e}\n{traceback.format_exc()}"))
+            group = None  # the ranks may be out of step: meet again
+
+
+class Ranks:
+    def __init__(self, count):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        ctx = multiprocessing.get_context("spawn")
+        self.meet = tempfile.TemporaryDirectory(prefix="dcpd-ranks-")
+        self.turn, self.world, self.ranks = 0, None, []
+        for r in range(count):
+            mine, theirs = ctx.Pipe()
+            p = ctx.Process(target=serve, args=(r, theirs, self.meet.name), daemon=True)
+            p.start()
+            theirs.close()
+            self.ranks.append((p, mine))
+
+    def run(self, world, module, name, seconds=60, **kwargs):
+        if world != self.world:
+            self.turn, self.world = self.turn + 1, world
+        for _, pipe in self.ranks[:world]:
+            pipe.send((world, self.turn, module, name, kwargs))
+        out, wrong = [], []
+        for r, (_, pipe) in enumerate(self.ranks[:world]):
+            ok, value = pipe.recv() if pipe.poll(seconds) else (False, f"rank {r}: no answer within {seconds} s")
+            out.append(value)
+            wrong += [] if ok else [value]
+        if wrong:
+            self.world = None
+            raise AssertionError("\n".join(wrong))
+        return out
+
+    def close(self):
+        for p, pipe in self.ranks:
+            try:
+                pipe.send(None)
+            except OSError:
+                pass
+        for p, _ in self.ranks:
+            p.join(5)
+            if p.is_alive():
+                p.kill()
+        self.meet.cleanup()

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""The house rules as a test: what a reviewer would otherwise have to look for by hand.
+
+    LIB=build/lib python3 tests/tidy.py        reads the tree and the symbols of what was built; takes a second
+
+Exceptions stand in tests/tidy.allow, one a line: RULE PATH[:NAME] REASON. One that is no longer needed is an error too,
+so the list can only shrink.
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OBJ = pathlib.Path("build/obj/release")
+
+# Who may use whom (DESIGN: the dependency law). A folder may always use itself.
+LOW = {"base", "os", "tensor"}
+MID = LOW | {"ctl", "plan", "format"}
+LAW = {
+    "worker/base": set(),
+    "worker/os": {"base"},
+    "worker/tensor": {"base"},
+    "worker/ctl": LOW,
+    "worker/plan": {"base", "tensor"},
+    "worker/format": {"base", "tensor"},
+    "worker/device": MID,
+    "worker/comm": MID,
+    "worker/io": MID | {"device"},
+    "worker/ops": MID | {"device", "comm", "io"},
+    "worker": MID | {"device", "comm", "io", "ops"},
+    "server": {"base", "os", "ctl"},
+    "api": {"base", "os", "ctl", "server"},
+    "api/cli": {"base"},
+}
+LAYERS = {"base", "os", "tensor", "ctl", "plan", "format", "device", "comm", "io", "ops", "server", "api"}
+# format and plan are pure: they may compute, not call the system.
+PURE_HEADERS = set("""stdint.h stddef.h stdbool.h string.h limits.h inttypes.h stdlib.h stdio.h math.h float.h stdarg.h ctype.h
+    endian.h errno.h assert.h stdatomic.h zlib.h zstd.h xxhash.h isa-l.h isa-l/crc.h isa-l/igzip_lib.h crc.h igzip_lib.h
+    jansson.h""".split())
+BANNED = {
+    "strcpy strcat strncpy strncat sprintf vsprintf atoi atol atoll atof strtok gets alloca system popen rand srand mktemp "
+    "tmpnam tempnam": (r"", "use base/str, base/buf or the os layer"),
+    "malloc calloc realloc free strdup strndup asprintf vasprintf": (r"worker/base/", "memory comes from mem_* or an arena"),
+    "open openat openat2 creat rename renameat renameat2 fsync fdatasync fallocate posix_fallocate unlink unlinkat mkdirat "
+    "mkdir rmdir shm_open shm_unlink": (r"worker/os/|server/|api/|tests/", "files are the os layer's"),
+}
+MAX = {"columns": 100, "function": 70, "file": 800}
+UNFINISHED = re.compile("TO" + "DO|FIX" + "ME|XX" + "X[^X]|HA" + r"CK\b")
+FOREIGN = re.compile("/" + r"work/|/tmp/w\b")
+
+
+def strip_code(text):
+    """Blanks comments and literals, keeps line numbers and columns."""
+    def blank(m):
+        return re.sub(r"[^\n]", " ", m.group(0))
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', blank, text, flags=re.S)
+
+
+def width(line):
+    return len(line.expandtabs(8))
+
+
+class Tidy:
+    def __init__(self):
+        self.found = []
+        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+        names = listed.stdout.split("\n") if listed.returncode == 0 else [
+            str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file() and "build" not in p.parts]
+        names = [n for n in names if n and not n.startswith("tests/fixtures/torch-")]
+        self.text = {}
+        for n in names:
+            try:
+                self.text[n] = (ROOT / n).read_text()
+            except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+                continue
+        self.c = sorted(n for n in self.text if n.endswith((".c", ".h")))
+        self.ours = [n for n in self.c if n.startswith(("worker/", "server/", "api/"))]
+
+    def say(self, rule, path, what, line=None, name=None):
+        self.found.append((rule, path if name is None else f"{path}:{name}", f"{path}{f':{line}' if line else ''}: {what}"))
+
+    def includes(self):
+        for n in self.ours:
+            home = str(pathlib.Path(n).parent)
+            if home not in LAW:
+                self.say("layer", n, "is in a folder that the dependency law does not know")
+                continue
+            own = home.split("/")[-1]
+            for i, line in enumerate(self.text[n].split("\n"), 1):
+                m = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+                if not m:
+                    continue
+                what = m.group(2)
+                if m.group(1) == "<":
+                    if home in ("worker/format", "worker/plan") and what not in PURE_HEADERS:
+                        self.say("include", n, f"<{what}>: {home} is pure and calls no system", i, what)
+                    continue
+                top = what.split("/")[0]
+                if what.startswith("api/cli/"):
+                    if home != "api/cli":
+                        self.say("include", n, f'"{what}": only dcpctl uses api/cli', i, what)
+                elif what.endswith("assets.h") and top == "api" and home in ("server", "api"):
+                    continue
+                elif top in LAYERS and top != own and top not in LAW[home]:
+                    self.say("include", n, f'"{what}": {home} may use {", ".join(sorted(LAW[home])) or "nothing"} only', i, what)
+                if pathlib.Path(what).stem == "main":
+                    self.say("include", n, "nobody includes a main", i, what)
+
+    def symbols(self):
+        """A global name begins with its file's name, or with the leading words of it (dcp_meta_write.c: dcp_meta_)."""
+        sources = [n for n in self.ours if n.endswith(".c") and pathlib.Path(n).name != "main.c"]
+        objects = {str((OBJ / n).with_suffix(".o")): n for n in sources if (ROOT / OBJ / n).with_suffix(".o").exists()}
+        if not objects:
+            return
+        out = subprocess.run(["nm", "-A", "-g", "--defined-only", *objects], cwd=ROOT, capture_output=True, text=True).stdout
+        for line in out.splitlines():
+            obj, rest = line.split(":", 1)
+            name, n = rest.split()[-1], objects[obj]
+            words = pathlib.Path(n).stem.split("_")
+            prefixes = ["_".join(words[:k]) for k in range(1, len(words) + 1)]
+            if not any(name == p or name.startswith(p + "_") for p in prefixes):
+                self.say("prefix", n, f"global {name} does not begin with {prefixes[-1]}_", None, name)
+
+    def calls(self):
+        for n in self.c:
+            code = strip_code(self.text[n])
+            for names, (where_ok, why) in BANNED.items():
+                if where_ok and re.match(where_ok, n) or n.startswith("tests/") and "malloc" in names:
+                    continue
+                for m in re.finditer(r"(?<![\w.>])(%s)\s*\(" % "|".join(names.split()), code):
+                    self.say("call", n, f"{m.group(1)}(): {why}", code.count("\n", 0, m.start()) + 1, m.group(1))
+
+    def form(self):
+        for n in self.c:
+            text = self.text[n]
+            lines = text.split("\n")
+            if len(lines) - 1 > MAX["file"]:
+                self.say("file", n, f"{len(lines) - 1} lines, at most {MAX['file']}")
+            if not text.lstrip().startswith("/*"):
+                self.say("comment", n, "does not begin with a comment that says what it is for")
+            start = None
+            for i, line in enumerate(lines, 1):
+                if width(line) > MAX["columns"]:
+                    self.say("columns", n, f"{width(line)} columns, at most {MAX['columns']}", i)
+                if line != line.rstrip():
+                    self.say("space", n, "white space at the end of the line", i)
+                if line == "{":
+                    start = i
+                elif line.startswith("}") and start:
+                    if i - start - 1 > MAX["function"]:
+                        head = next((x for x in reversed(lines[: start - 1]) if x and not x[0].isspace()), "?")
+                        name = (re.search(r"(\w+)\s*\(", head) or re.search(r"(\w+)", head)).group(1)
+                        self.say("function", n, f"{name}() has {i - start - 1} lines, at most {MAX['function']}", start, name)
+                    start = None
+        for n, text in self.text.items():
+            for i, line in enumerate(text.split("\n"), 1):
+                if UNFINISHED.search(line) and not n.endswith((".svg", ".json")):
+                    self.say("unfinished", n, line.strip()[:80], i)
+                if FOREIGN.search(line):
+                    self.say("path", n, "names a folder of one machine", i)
+                if n.endswith((".js", ".css", ".py", ".sh")) and n not in ("tests/lib/check_ckpt.py", "tests/fixtures/make.py"):
+                    if len(line) > 130:
+                        self.say("columns", n, f"{len(line)} columns, at most 130", i)
+
+    def tests(self):
+        units = {n: t for n, t in self.text.items() if n.startswith("tests/unit/")}
+        for n in self.ours:
+            p = pathlib.Path(n)
+            if p.suffix != ".c" or p.name == "main.c":
+                continue
+            words = p.stem.split("_")
+            names = ["_".join(words[:k]) for k in range(1, len(words) + 1)]
+            header = [f'"{p.parent.name}/{x}.h"' for x in names] + [f'"{p.parent}/{x}.h"' for x in names]
+            if any(f"tests/unit/test_{x}.c" in units for x in names) or any(h in t for t in units.values() for h in header):
+                continue
+            self.say("untested", n, "no unit test includes its header")
+
+    def codes(self):
+        text = self.text.get("worker/base/err.def", "")
+        codes = [c.lower() for c in re.findall(r"^X\((\w+),", text, re.M)]
+        seen = set()
+        for n, t in self.text.items():
+            if n.startswith("tests/") and not n.startswith(("tests/lib/", "tests/tidy")):
+                seen.update(w.lower() for w in re.findall(r"ERR_([A-Z_]+)\b", t))
+                seen.update(re.findall(r"[\"']([a-z_]+)[\"']", t))
+        for c in codes:
+            if c not in seen:
+                self.say("code", "worker/base/err.def", f"no test produces {c}", None, c)
+        api = self.text.get("api/openapi.yaml")
+        if api is None:
+            return
+        listed = set()
+        for block in re.findall(r"enum:\s*\[([^\]]*)\]|enum:\s*\n((?:\s+-\s+\w+\s*\n)+)", api):
+            words = set(re.findall(r"\w+", block[0] or block[1]))
+            if "checkpoint_exists" in words:
+                listed |= words
+        for c in sorted(set(codes) ^ listed):
+            self.say("catalogue", "api/openapi.yaml", f"{c} is in {'err.def' if c in codes else 'openapi.yaml'} only", None, c)
+
+
+def main():
+    t = Tidy()
+    for rule in (t.includes, t.symbols, t.calls, t.form, t.tests, t.codes):
+        rule()
+    allowed = {}
+    path = ROOT / "tests/tidy.allow"
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if line.strip() and not line.startswith("#"):
+            rule, where, reason = line.split(None, 2)
+            allowed[rule, where] = reason
+    used, bad = set(), 0
+    for rule, where, what in t.found:
+        keys = [(rule, where), (rule, where.split(":")[0]), (rule, str(pathlib.Path(where.split(":")[0]).parent) + "/")]
+        key = next((k for k in keys if k in allowed), None)
+        if key:
+            used.add(key)
+            continue
+        bad += 1
+        print(f"{what} [{rule}]")
+    for rule, where in allowed.keys() - used:
+        if not os.environ.get("TIDY_PARTIAL"):
+            bad += 1
+            print(f"tests/tidy.allow: '{rule} {where}' is no longer needed")
+    print(f"tidy: {len(t.c)} C files, {len(t.text)} files, {bad} violations, {len(used)} exceptions")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
