@@ -46,8 +46,8 @@ BANNED = {
     "open openat openat2 creat rename renameat renameat2 fsync fdatasync fallocate posix_fallocate unlink unlinkat mkdirat "
     "mkdir rmdir shm_open shm_unlink": (r"worker/os/|server/|api/|tests/", "files are the os layer's"),
 }
-MAX = {"columns": 100, "function": 70, "file": 800}
-UNFINISHED = re.compile("TO" + "DO|FIX" + "ME|XX" + "X[^X]|HA" + r"CK\b")
+MAX = {"columns": 132, "function": 70, "file": 800}
+UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
 FOREIGN = re.compile("/" + r"work/|/tmp/w\b")
 
 
@@ -109,7 +109,7 @@ class Tidy:
                     self.say("include", n, "nobody includes a main", i, what)
 
     def symbols(self):
-        """A global name begins with its file's name, or with the leading words of it (dcp_meta_write.c: dcp_meta_)."""
+        """A global name begins with its file's name or with a part of it (dcp_meta_write.c: dcp_meta_; pickle_node.c: node_)."""
         sources = [n for n in self.ours if n.endswith(".c") and pathlib.Path(n).name != "main.c"]
         objects = {str((OBJ / n).with_suffix(".o")): n for n in sources if (ROOT / OBJ / n).with_suffix(".o").exists()}
         if not objects:
@@ -119,9 +119,10 @@ class Tidy:
             obj, rest = line.split(":", 1)
             name, n = rest.split()[-1], objects[obj]
             words = pathlib.Path(n).stem.split("_")
-            prefixes = ["_".join(words[:k]) for k in range(1, len(words) + 1)]
+            prefixes = ["_".join(words[i:k]) for i in range(len(words)) for k in range(i + 1, len(words) + 1)]
+            prefixes += [x[:-1] for x in prefixes if x.endswith("s")] + [x + "s" for x in prefixes]
             if not any(name == p or name.startswith(p + "_") for p in prefixes):
-                self.say("prefix", n, f"global {name} does not begin with {prefixes[-1]}_", None, name)
+                self.say("prefix", n, f"global {name} does not begin with {pathlib.Path(n).stem}_", None, name)
 
     def calls(self):
         for n in self.c:
@@ -158,11 +159,11 @@ class Tidy:
             for i, line in enumerate(text.split("\n"), 1):
                 if UNFINISHED.search(line) and not n.endswith((".svg", ".json")):
                     self.say("unfinished", n, line.strip()[:80], i)
-                if FOREIGN.search(line):
+                if FOREIGN.search(line) and n != "tests/tidy.py":
                     self.say("path", n, "names a folder of one machine", i)
                 if n.endswith((".js", ".css", ".py", ".sh")) and n not in ("tests/lib/check_ckpt.py", "tests/fixtures/make.py"):
-                    if len(line) > 130:
-                        self.say("columns", n, f"{len(line)} columns, at most 130", i)
+                    if len(line) > MAX["columns"] + 4:
+                        self.say("columns", n, f"{len(line)} columns", i)
 
     def tests(self):
         units = {n: t for n, t in self.text.items() if n.startswith("tests/unit/")}
@@ -171,7 +172,7 @@ class Tidy:
             if p.suffix != ".c" or p.name == "main.c":
                 continue
             words = p.stem.split("_")
-            names = ["_".join(words[:k]) for k in range(1, len(words) + 1)]
+            names = ["_".join(words[:k]) for k in range(1, len(words) + 1)] + [p.parent.name]
             header = [f'"{p.parent.name}/{x}.h"' for x in names] + [f'"{p.parent}/{x}.h"' for x in names]
             if any(f"tests/unit/test_{x}.c" in units for x in names) or any(h in t for t in units.values() for h in header):
                 continue
