@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A trainer as small as it gets: what a client of dcpd does, with nothing but Python's standard library.
 
-Each step it reserves a segment, copies its tensors in (a safetensors image in shared memory), seals it and asks for a save. Between
-seal and save it could die: the snapshot is dcpd's from then on. `--seal-only` stops there, `--save-only` saves what an earlier
-run sealed.
+Each step it reserves a segment, copies its tensors in (a safetensors image in shared memory), seals it and asks for a save.
+Between seal and save it could die: the snapshot is dcpd's from then on. `--seal-only` stops there, `--save-only` saves what an
+earlier run sealed.
 """
 
 import argparse

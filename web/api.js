@@ -70,20 +70,20 @@ export async function call(method, path, body) {
 export const get = (path) => call("GET", path);
 export const post = (path, body) => call("POST", path, body);
 
-/** One page of a list: {items, next}. */
+/** One page of a list: {items, next}. size 0: as many as the daemon gives. */
 export async function page(path, member, size, next) {
-	const query = `${path.includes("?") ? "&" : "?"}page_size=${size}` + (next ? `&page_token=${encodeURIComponent(next)}` : "");
-	const body = await get(path + query);
+	const query = [size ? `page_size=${size}` : "", next ? `page_token=${encodeURIComponent(next)}` : ""].filter(Boolean).join("&");
+	const body = await get(query ? `${path}?${query}` : path);
 	const items = body[member];
 	return { items: Array.isArray(items) ? items : [], next: body.next_page_token || "" };
 }
 
 /** All pages, up to `limit` items. */
-export async function all(path, member, limit) {
+export async function all(path, member, limit, size = 500) {
 	const items = [];
 	let next = "";
 	do {
-		const part = await page(path, member, 500, next);
+		const part = await page(path, member, size, next);
 		items.push(...part.items);
 		next = part.next;
 	} while (next && items.length < limit);

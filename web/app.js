@@ -62,7 +62,8 @@ function notices() {
 			h("button", { type: "button", "data-act": "hurry", click: () => stream?.hurry() }, "Try now")));
 	}
 	for (const s of store.storages) {
-		if (s.stalled || s.state === "stalled") list.push(notice(`Storage ${s.name} is stalled: it does not answer. Others go on.`, true));
+		if (s.state === "stalled") list.push(notice(`Storage ${s.name} is stalled: it does not answer. Others go on.`, true));
+		if (s.state === "gone") list.push(notice(`Storage ${s.name} is gone: its directory cannot be opened.`, true));
 	}
 	if (!downSince) for (const [what, why] of store.failed) list.push(notice(`Cannot list ${what}: ${why}`, false));
 	for (const [key, words] of notes) {
@@ -96,8 +97,8 @@ function connection(state, words) {
 function onEvent(event) {
 	const data = apply(event);
 	if (event.type === "worker.lost") {
-		const who = data?.pid ?? data?.worker?.pid ?? data?.worker;
-		note(`A worker process was lost${who === undefined || typeof who === "object" ? "" : ` (${who})`}.`);
+		const job = data?.job ? `, with job ${data.job}` : "";
+		note(`Worker process ${data?.pid ?? "?"} was lost${data?.signal ? ` (signal ${data.signal})` : ""}${job}.`);
 	}
 }
 

@@ -53,7 +53,8 @@ function progressCell(job) {
 	const p = job.progress;
 	if (job.state === "failed" && job.error) {
 		const where = place(job.error);
-		return [h("div", { class: "error" }, h("strong", {}, job.error.code || "error"), ` ${job.error.detail || job.error.title || ""}`),
+		return [h("div", { class: "error" },
+			h("strong", {}, job.error.code || "error"), ` ${job.error.detail || job.error.title || ""}`),
 			where ? h("div", { class: "error mono" }, where) : null];
 	}
 	if (ENDED.has(job.state)) return h("span", { class: "small" }, summary(job));
@@ -90,7 +91,8 @@ function action(job) {
 
 async function cancel(id) {
 	const job = jobById(id);
-	const words = `${job?.kind || "job"} ${what(job || {})}. What it has written so far is removed; an older checkpoint stays as it is.`;
+	const words = `${job?.kind || "job"} ${what(job || {})}. What it has written so far is removed; `
+		+ "an older checkpoint stays as it is.";
 	if (!(await confirm(`Cancel job ${id}?`, words, "Yes, cancel it"))) return;
 	await act(id, "cancel");
 }

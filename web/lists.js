@@ -18,7 +18,10 @@ function table(id, items, key, build, empty, word) {
 		go: (to) => { pages[id] = to; redraw(); } });
 }
 
-const link = (id) => (id ? h("a", { class: "mono", href: `#/jobs/${encodeURIComponent(id)}`, "data-act": `job-${id}` }, id) : "–");
+function link(id) {
+	if (!id) return "–";
+	return h("a", { class: "mono", href: `#/jobs/${encodeURIComponent(id)}`, "data-act": `job-${id}` }, id);
+}
 
 export function drawCheckpoints() {
 	const found = store.checkpoints.filter((c) => `${c.storage}:${c.name} ${c.format}`.toLowerCase().includes(filter));
@@ -57,7 +60,7 @@ export function drawStateDicts() {
 			h("th", { scope: "row", class: "name mono" }, `shm:${d.name}`),
 			h("td", { class: "num" }, d.world_size ?? "–"),
 			h("td", { class: "num" }, bytes(memory)),
-			h("td", {}, sealed === null || sealed === undefined ? "no" : `generation ${sealed}`),
+			h("td", {}, sealed !== null && sealed !== undefined ? `generation ${sealed}` : d.ranks ? "no" : "–"),
 			h("td", {}, d.ranks ? slotWords(slots) : "–"),
 			h("td", {}, users.length ? users.map((id) => h("div", {}, link(id))) : "–"),
 		];
@@ -65,10 +68,7 @@ export function drawStateDicts() {
 }
 
 function storageState(s) {
-	if (s.stalled) return "stalled";
-	if (s.state) return s.state;
-	if (s.writable === false) return "read-only";
-	return "ok";
+	return s.state === "ok" && s.writable === false ? "read-only" : s.state || "unknown";
 }
 
 export function drawStorages() {

@@ -1,7 +1,7 @@
 // store.js: what the page knows of the daemon, and how it is brought up to date.
 //
-// An event is a hint. When it carries the job, the job is taken from it; otherwise the thing it is about is fetched again, at most
-// once at a time and not more often than every half second, however many events arrive. An answer that was asked for before a
+// An event is a hint. When it carries the job, the job is taken from it; otherwise the thing it is about is fetched again, at
+// most once at a time and not more often than every half second, however many events arrive. An answer that was asked for before a
 // newer event came is thrown away, so that a job never steps back.
 
 import { Problem, all, get, page } from "./api.js";
@@ -9,6 +9,8 @@ import { Problem, all, get, page } from "./api.js";
 const JOB_PAGE = 200;
 const JOBS_MAX = 20000;
 const GAP_MS = 500;
+const DETAILS_MAX = 50;
+const DETAIL_RANKS_MAX = 1024;
 
 export const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
@@ -74,6 +76,7 @@ export async function fetchJob(id) {
 	try {
 		const job = await get(`/v1/jobs/${encodeURIComponent(id)}`);
 		if (seen.get(id) === mark || !store.jobs.has(id)) putJob(job);
+		else fetching.set(id, true);     // older than what an event said meanwhile: ask again
 	} catch (error) {
 		if (error instanceof Problem && error.status === 404) {
 			store.jobs.delete(id);
@@ -124,7 +127,7 @@ export async function moreJobs() {
 
 /** A storage that does not answer must not hide the others: each is asked on its own. */
 async function listCheckpoints() {
-	const storages = await all("/v1/storages", "storages", 1000);
+	const storages = await all("/v1/storages", "storages", 1000, 0);
 	const lists = await Promise.all(storages.map(async (storage) => {
 		const key = `checkpoints in ${storage.name}`;
 		try {
@@ -139,11 +142,20 @@ async function listCheckpoints() {
 	return lists.flat().sort((a, b) => Date.parse(b.modified_at) - Date.parse(a.modified_at) || (a.name < b.name ? -1 : 1));
 }
 
+/** The list has no slots; they are asked for one by one, where that is not too much. */
+async function listStateDicts() {
+	const dicts = await all("/v1/state-dicts", "state_dicts", 5000);
+	return Promise.all(dicts.map(async (dict, i) => {
+		if (dict.ranks || i >= DETAILS_MAX || dict.world_size > DETAIL_RANKS_MAX) return dict;
+		return { ...dict, ...await get(`/v1/state-dicts/${encodeURIComponent(dict.name)}`).catch(() => null) };
+	}));
+}
+
 const READ = {
 	checkpoints: listCheckpoints,
-	stateDicts: () => all("/v1/state-dicts", "state_dicts", 5000),
-	storages: () => all("/v1/storages", "storages", 1000),
-	workers: () => all("/v1/workers", "workers", 5000),
+	stateDicts: listStateDicts,
+	storages: () => all("/v1/storages", "storages", 1000, 0),
+	workers: () => all("/v1/workers", "workers", 5000, 0),
 };
 const reading = new Map();
 
@@ -209,6 +221,8 @@ export function apply(event) {
 		refresh("workers");
 	} else if (event.type.startsWith("storage.")) {
 		refresh("storages");
+	} else if (event.type.startsWith("state_dict.")) {
+		refresh("stateDicts");
 	} else {
 		refreshAll().catch(() => {});
 	}

@@ -45,7 +45,9 @@ segments() { compose exec -T shm sh -c 'ls -i /dev/shm | sort'; }
 up() { compose up -d --wait --no-build "$@" >"$work/up.log" 2>&1 || { cat "$work/up.log"; return 1; }; }
 holds() { # STEP...: these checkpoints are visible and whole
 	local n
-	for n in "$@"; do ctl verify "main:r/step-$n" --level digest >"$work/verify.log" 2>&1 || { cat "$work/verify.log"; return 1; }; done
+	for n in "$@"; do
+		ctl verify "main:r/step-$n" --level digest >"$work/verify.log" 2>&1 || { cat "$work/verify.log"; return 1; }
+	done
 }
 
 step "build"

@@ -52,6 +52,7 @@ class Fake:
         self.plans = {}
         self.checkpoints = []
         self.state_dicts = []
+        self.ranks = {}              # state dict → its ranks, which the list leaves out
         self.storages = []
         self.workers = []
         self.stalled = set()         # storages whose listing answers 504
@@ -185,6 +186,8 @@ class BaseHandler(BaseHTTPRequestHandler):
                 return self.listing("checkpoints", [c for c in fake.checkpoints if c["storage"] == storage], query)
             case ["state-dicts"]:
                 return self.listing("state_dicts", fake.state_dicts, query)
+            case ["state-dicts", name] if name in fake.ranks:
+                return self.json({"name": name, "ranks": fake.ranks[name]})
             case ["storages"]:
                 return self.listing("storages", fake.storages, query)
             case ["workers"]:

@@ -52,7 +52,7 @@ def fake():
 
 def storage(name, **more):
     return {"name": name, "path": f"/data/{name}", "free_bytes": 30 * MIB, "total_bytes": 100 * MIB, "fs": "ext4",
-            "writable": True, "stalled": False, **more}
+            "writable": True, "state": "ok", **more}
 
 
 def job(n, state="running", **more):
@@ -107,7 +107,8 @@ def test_asks_for_a_token_and_keeps_it_out_of_the_address(page, fake):
 def test_shows_that_there_is_nothing(page, fake):
     fake.storages = []
     enter(page, fake)
-    for view, words in (("jobs", "No jobs yet."), ("checkpoints", "No checkpoints yet."), ("storages", "No storage is configured."),
+    for view, words in (("jobs", "No jobs yet."), ("checkpoints", "No checkpoints yet."),
+                        ("storages", "No storage is configured."),
                         ("state-dicts", "No state dict is in shared memory."), ("workers", "No worker is running.")):
         page.click(f"nav a[href='#/{view}']")
         expect(page.locator(f"#{view} tbody")).to_have_text(words)
@@ -146,6 +147,24 @@ def test_an_event_without_the_job_makes_the_page_ask(page, fake):
     fake.jobs[job(1)["id"]] = job(1, "succeeded")
     fake.emit("job.state", {"job": job(1)["id"], "state": "succeeded"})
     expect(line.locator(".state")).to_have_text("succeeded")
+
+
+def test_events_that_come_while_it_asks_are_not_lost(page, fake):
+    """As the daemon does it: job.state names the job only, job.progress brings the progress only."""
+    one = job(1)["id"]
+    fake.jobs[one] = job(1, "queued")
+    enter(page, fake)
+    for n in range(20):
+        fake.jobs[one] = job(1, "running", progress=progress(n * MIB, 100 * MIB, 2))
+        fake.emit("job.state", {"job": one, "kind": "reshard", "state": "running", "stage": "copy"})
+        fake.emit("job.progress", {"job": one, "progress": progress(n * MIB, 100 * MIB, 2)})
+    line = row(page, "jobs", one)
+    expect(line.locator(".state")).to_have_text("running")
+    expect(line).to_contain_text("19.0 MiB of 100 MiB")
+    fake.emit("job.state", {"job": job(2)["id"], "kind": "save", "state": "queued", "stage": None})
+    fake.jobs[job(2)["id"]] = job(2, "queued", kind="save")
+    fake.emit("job.state", {"job": job(2)["id"], "kind": "save", "state": "queued", "stage": None})
+    expect(row(page, "jobs", job(2)["id"])).to_contain_text("save")
 
 
 def test_an_error_says_where(page, fake):
@@ -237,8 +256,9 @@ def test_lists_of_everything_else(page, fake):
          "world_size": 1, "dcpd": False}]
     slot = {"slot": 0, "segment": "/dcpd-x", "state": "sealed", "generation": 7, "bytes": MIB, "image_bytes": MIB,
             "in_use_by": [job(1)["id"]]}
-    fake.state_dicts = [{"name": "train", "world_size": 2, "ranks": [{"rank": r, "slots": [slot]} for r in (0, 1)]}]
-    fake.storages = [storage("main"), storage("cold", stalled=True)]
+    fake.state_dicts = [{"name": "train", "world_size": 2, "bytes": 2 * MIB}]
+    fake.ranks = {"train": [{"rank": r, "slots": [slot]} for r in (0, 1)]}
+    fake.storages = [storage("main"), storage("cold", state="stalled")]
     fake.stalled = {"cold"}
     fake.workers = [{"id": "w1", "pid": 4242, "role": "gang", "gang": 1, "index": 0, "state": "busy", "job": job(1)["id"],
                      "engine": "io_uring", "started_at": "2026-01-01T00:00:00Z"}]
@@ -258,18 +278,18 @@ def test_lists_of_everything_else(page, fake):
     accessible(page)
     page.click("nav a[href='#/storages']")
     expect(row(page, "storages", "main")).to_contain_text("30.0 MiB free of 100 MiB")
-    fake.storages = [storage("main"), storage("cold", stalled=True)]
+    fake.storages = [storage("main"), storage("cold", state="stalled")]
     fake.emit("storage.stalled", {"storage": "cold"})
     expect(row(page, "storages", "cold").locator(".state")).to_have_text("stalled")
     accessible(page)
     page.click("nav a[href='#/workers']")
     expect(row(page, "workers", "w1")).to_contain_text("4242")
     fake.workers = []
-    fake.emit("worker.lost", {"pid": 4242})
+    fake.emit("worker.lost", {"worker": "w1", "pid": 4242, "signal": 9, "job": job(1)["id"]})
     expect(page.locator("#workers tbody")).to_have_text("No worker is running.")
-    expect(page.locator("#notices")).to_contain_text("A worker process was lost (4242)")
+    expect(page.locator("#notices")).to_contain_text(f"Worker process 4242 was lost (signal 9), with job {job(1)['id']}")
     page.get_by_role("button", name="Dismiss").click()
-    expect(page.locator("#notices")).not_to_contain_text("worker process")
+    expect(page.locator("#notices")).not_to_contain_text("was lost")
 
 
 def test_says_when_the_daemon_is_gone_and_goes_on_by_itself(page, fake):

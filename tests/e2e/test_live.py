@@ -1,0 +1,116 @@
+"""The dashboard over the real daemon: what happens shows without a reload, and an error says where."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import expect  # noqa: E402
+
+import dcpd as lib  # noqa: E402
+from test_page import accessible, browser, page, row  # noqa: E402, F401
+
+ROWS, COLUMNS = 1024, 256
+
+
+def images(worlds=2):
+    part = ROWS // worlds
+    listed = lambda r: {"tensors": {"w": {"fqn": "model.w", "global_shape": [ROWS, COLUMNS], "offsets": [r * part, 0]}}}  # noqa: E731
+    return [lib.image({"w": ("F32", [part, COLUMNS], bytes(4 * part * COLUMNS))}, listed(r)) for r in range(worlds)]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def daemon(spawn):
+    """A daemon on a port that stays the same when it starts again."""
+    port = free_port()
+    d = spawn(args=["--listen", f"127.0.0.1:{port}"], tcp=False)
+    d.url = f"http://127.0.0.1:{port}/"
+    return d
+
+
+def enter(page, daemon):  # noqa: F811
+    token = (Path(daemon.state) / "token").read_text().strip()
+    page.goto(f"{daemon.url}#token={token}")
+    expect(page.locator("#connection")).to_have_text("Live")
+    assert token not in page.url
+
+
+def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
+    enter(page, daemon)
+    daemon.put("train", images())
+    job = daemon.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run1/step-1"})
+    line = row(page, "jobs", job["id"])
+    expect(line).to_contain_text("shm:train → main:run1/step-1")
+    expect(line.locator(".state")).to_have_text("succeeded", timeout=20000)
+    line.get_by_role("link").click()
+    expect(page.locator("#job-plan")).to_be_visible()
+    expect(page.locator("#job-body")).to_contain_text("Durable")
+    accessible(page)
+    page.click("nav a[href='#/checkpoints']")
+    saved = row(page, "checkpoints", "main:run1/step-1")
+    expect(saved).to_contain_text("dcp")
+    expect(saved.locator("td").nth(2)).to_have_text("2")
+    page.click("nav a[href='#/state-dicts']")
+    expect(row(page, "state-dicts", "train")).to_contain_text("generation 1")
+    page.click("nav a[href='#/storages']")
+    expect(row(page, "storages", "main")).to_contain_text("free of")
+    page.click("nav a[href='#/workers']")
+    expect(page.locator("#workers tbody")).to_contain_text("gang")
+    accessible(page)
+
+
+def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
+    daemon.put("train", images())
+    daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "a"})
+    file = max((daemon.storages["main"] / "a").glob("*.distcp"), key=lambda p: p.stat().st_size)
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    enter(page, daemon)
+    job = daemon.api.submit("reshard", source={"storage": "main", "name": "a"},
+                            target={"storage": "main", "name": "b", "world_size": 1})
+    line = row(page, "jobs", job["id"])
+    expect(line.locator(".state")).to_have_text("failed", timeout=20000)
+    error = daemon.api.wait(job)["error"]
+    assert error["fqn"] == "model.w" and error["file"].endswith(file.name), error
+    expect(line).to_contain_text(error["code"])
+    expect(line).to_contain_text("model.w")
+    line.get_by_role("link").click()
+    assert {"fqn", "file", "offset"} <= {k for k, v in error.items() if v is not None}, error
+    for key in ("code", "rank", "fqn", "file", "offset"):
+        if error.get(key) is not None:
+            expect(page.locator(f"[data-error={key}]")).to_have_text(str(error[key]))
+    accessible(page)
+
+
+def test_a_restart_is_seen_and_survived(page, daemon):  # noqa: F811
+    enter(page, daemon)
+    daemon.put("train", images())
+    first = daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "a"})
+    expect(row(page, "jobs", first["id"]).locator(".state")).to_have_text("succeeded")
+    daemon.kill()
+    expect(page.locator("#notices")).to_contain_text("The daemon does not answer")
+    daemon.start()
+    expect(page.locator("#connection")).to_have_text("Live", timeout=30000)
+    expect(row(page, "jobs", first["id"]).locator(".state")).to_have_text("succeeded")
+    second = daemon.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "b"})
+    expect(row(page, "jobs", second["id"]).locator(".state")).to_have_text("succeeded", timeout=20000)
+
+
+def test_the_page_is_served_with_a_strict_policy(daemon):
+    client = daemon.tcp_client(token=False)
+    for path, kind in (("/", "text/html"), ("/app.js", "text/javascript"), ("/style.css", "text/css"), ("/icon.svg", "image/svg")):
+        answer = client.get(path)
+        assert answer.status == 200, path
+        assert answer.headers["Content-Type"].startswith(kind)
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    client.get("/../api/openapi.yaml").problem("not_found", "invalid_request", "unauthenticated")
