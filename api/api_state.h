@@ -7,18 +7,17 @@
 enum { API_TOKEN_MAX = 256, API_LISTENERS_MAX = 16 };
 
 struct api {
-	struct event_base *base;
 	struct server *core;
 	struct http *http;
 	struct http_listener listeners[API_LISTENERS_MAX];
 	uint32_t listener_count;
 	const char *const *allowed_hosts;
 	uint32_t allowed_host_count;
-	const char *web_root, *token_path;
+	const char *web_root;
 	char token[API_TOKEN_MAX];
 	gid_t group;
 	bool has_group;
 	char *tls_cert_pem, *tls_key_pem;
-	struct streams *streams;           /* sse.c: open event streams and long polls */
-	struct answers *answers;           /* h_jobs.c: serialised job records */
+	struct streams *streams;           /* stream.c: open event streams */
+	struct answers *answers;           /* answers.c: job records ready to be sent */
 };

@@ -152,25 +152,6 @@ static void on_connection(void *user, struct MHD_Connection *mhd, void **context
 	}
 }
 
-void req_hold(struct req *r)
-{
-	r->refs++;
-}
-
-void req_release(struct req *r)
-{
-	must(r->refs > 0);
-	if (--r->refs > 0)
-		return;
-	must(r->finished && !r->suspended);
-	if (r->answer && !r->answer_kept)
-		MHD_destroy_response(r->answer);
-	jval_drop(&r->body);
-	buf_free(&r->raw);
-	mem_free(r->decoded);
-	mem_free(r);
-}
-
 static void on_completed(void *user, struct MHD_Connection *mhd, void **context, enum MHD_RequestTerminationCode code)
 {
 	struct req *r = *context;
@@ -428,7 +409,6 @@ void http_drain(struct http *h)
 	while (h->waiting) {
 		struct req *r = h->waiting;
 		req_fail(r, ERR(DRAINING, "the daemon is shutting down"), NULL);
-		must(!r->suspended);
 	}
 	http_kick(h);
 }
@@ -473,4 +453,9 @@ void http_free(struct http *h)
 		event_free(h->soon);
 	mem_free(h->listeners);
 	mem_free(h);
+}
+
+uint32_t http_listeners(const struct http *h)
+{
+	return h->listener_count;
 }

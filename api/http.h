@@ -43,6 +43,7 @@ struct req {
 	char *decoded;               /* holds the parts */
 	json_t *body;                /* NULL for requests without one */
 	struct buf raw;              /* the body's bytes */
+	json_t *note;                /* what a handler keeps for its later half */
 	/* the life of the request; http.c only */
 	struct MHD_Response *answer;
 	unsigned status, refs;
@@ -54,6 +55,7 @@ struct req {
 FALLIBLE enum err req_json(struct req *r, unsigned status, struct buf *b);          /* takes b */
 FALLIBLE enum err req_json_doc(struct req *r, unsigned status, const json_t *doc);
 FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b); /* takes b */
+FALLIBLE enum err req_page(struct req *r, const char *content_type, struct buf *b); /* takes b; may run scripts of ours */
 FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const char *etag);
 FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes); /* takes fd */
 FALLIBLE enum err req_empty(struct req *r, unsigned status);
@@ -71,6 +73,7 @@ FALLIBLE enum err req_stream(struct req *r, const char *content_type, MHD_Conten
 
 void req_hold(struct req *r);
 void req_release(struct req *r);
+void req_done(struct req *r, enum err e);      /* fails the request if e is an error; releases */
 
 /* ?key=value, decoded in place: ask once for a key. Absent: false. ERR_INVALID_REQUEST for bad escapes. */
 FALLIBLE enum err req_query(struct req *r, const char *key, struct str *out, bool *there_out);
@@ -106,3 +109,4 @@ void http_wake(struct req *r);                                         /* its an
 void http_kick(struct http *h);                                        /* something was resumed: run soon */
 struct http *api_http(struct api *a);
 uint64_t http_requests(const struct http *h);
+uint32_t http_listeners(const struct http *h);

@@ -54,7 +54,7 @@ static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD
 	return give(r, status, m);
 }
 
-FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b)
+static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *content_type, struct buf *b, bool page)
 {
 	struct MHD_Response *m;
 	enum err e = buf_status(b);
@@ -66,8 +66,18 @@ FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_
 	m = MHD_create_response_from_buffer_with_free_callback(b->len, b->p, mem_free);
 	if (!m)
 		buf_free(b);
-	*b = (struct buf){ .max = b->max };
-	return give_dressed(r, status, m, content_type, false);
+	*b = BUF_INIT(b->max);
+	return give_dressed(r, status, m, content_type, page);
+}
+
+FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b)
+{
+	return give_buf(r, status, content_type, b, false);
+}
+
+FALLIBLE enum err req_page(struct req *r, const char *content_type, struct buf *b)
+{
+	return give_buf(r, 200, content_type, b, true);
 }
 
 FALLIBLE enum err req_json(struct req *r, unsigned status, struct buf *b)
@@ -152,14 +162,45 @@ void req_fail(struct req *r, enum err code, const char *job)
 	if (code == ERR_INTERNAL || code == ERR_NO_MEMORY)
 		log_err("request failed", "method", r->method, "path", r->path, NULL);
 	problem_put(&b, info, r->path, job);
-	if (req_bytes(r, status, "application/problem+json", &b) != OK)
+	if (req_bytes(r, status, "application/problem+json", &b) != OK) {
+		/* No memory even for that: on_request finds no answer and cuts the connection. */
+		r->answered = true;
+		http_wake(r);
 		return;
+	}
 	if (code == ERR_UNAUTHENTICATED && req_header(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer realm=\"dcpd\"") != OK)
 		return;
 	if (code == ERR_METHOD_NOT_ALLOWED && req_header(r, MHD_HTTP_HEADER_ALLOW, r->allow) != OK)
 		return;
 	if ((status == 503 || status == 429) && req_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "1") != OK)
 		return;
+}
+
+void req_hold(struct req *r)
+{
+	r->refs++;
+}
+
+void req_release(struct req *r)
+{
+	must(r->refs > 0);
+	if (--r->refs > 0)
+		return;
+	must(r->finished && !r->suspended);
+	if (r->answer && !r->answer_kept)
+		MHD_destroy_response(r->answer);
+	jval_drop(&r->body);
+	jval_drop(&r->note);
+	buf_free(&r->raw);
+	mem_free(r->decoded);
+	mem_free(r);
+}
+
+void req_done(struct req *r, enum err e)
+{
+	if (e)
+		req_fail(r, e, NULL);
+	req_release(r);
 }
 
 const char *req_head(const struct req *r, const char *name)

@@ -1,0 +1,100 @@
+/* h_common.c: see h_common.h. */
+#include "api/h_common.h"
+
+#include <stdio.h>
+
+#include "api/jval.h"
+#include "api/ref.h"
+#include "server/job.h"
+#include "server/storage.h"
+
+FALLIBLE enum err h_page_query(struct req *r, struct h_page *out)
+{
+	uint64_t size = H_PAGE_DEFAULT;
+	bool there;
+
+	*out = (struct h_page){ 0 };
+	TRY(req_query_u64(r, "page_size", UINT32_MAX, &size));
+	if (size == 0)
+		return ERR(INVALID_REQUEST, "the query's \"page_size\" must be at least 1");
+	out->size = size < H_PAGE_MAX ? (uint32_t)size : H_PAGE_MAX;
+	TRY(req_query(r, "page_token", &out->token, &there));
+	if (out->token.n > 1024)
+		return ERR(INVALID_REQUEST, "the query's \"page_token\" is none of ours");
+	return OK;
+}
+
+FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out)
+{
+	const char *key = req_head(r, "Idempotency-Key");
+
+	*out = (struct idempotency){ .body = { (const char *)r->raw.p, r->raw.len } };
+	if (!key)
+		return OK;
+	out->key = str_of(key);
+	if (out->key.n == 0 || out->key.n > 255)
+		return ERR(INVALID_REQUEST, "an Idempotency-Key has 1 to 255 bytes");
+	return OK;
+}
+
+static FALLIBLE enum err answer_created(struct req *r, const char *id, bool existing)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	char location[64];
+	struct str text;
+
+	TRY(job_text(r->core, str_of(id), &text));
+	buf_put(&b, text.p, text.n);
+	TRY(req_json(r, 202, &b));
+	snprintf(location, sizeof location, "/v1/jobs/%s", id);
+	TRY(req_header(r, MHD_HTTP_HEADER_LOCATION, location));
+	return existing ? req_header(r, "Idempotency-Replayed", "true") : OK;
+}
+
+static void on_created(void *user, enum err e, const char *id, bool existing)
+{
+	req_done(user, e ? e : answer_created(user, id, existing));
+}
+
+FALLIBLE enum err h_submit(struct req *r, const json_t *doc, int kind)
+{
+	struct job_request rq = { .kind = (enum job_kind)kind, .spec = doc, .who = req_principal(r) };
+
+	TRY(h_idempotency(r, &rq.idem));
+	req_hold(r);
+	job_create(r->core, &rq, on_created, r);
+	return OK;
+}
+
+void h_pass_on(void *user, enum err e, const json_t *ok, int *fd)
+{
+	(void)fd;
+	req_done(user, e ? e : req_json_doc(user, 200, ok));
+}
+
+FALLIBLE enum err h_set_text(json_t *question, const char *key, struct str text)
+{
+	if (text.n == 0)
+		return OK;
+	if (!str_utf8(text))
+		return ERR(VALIDATION_FAILED, "%s is not UTF-8", key);
+	if (json_object_set_new(question, key, json_stringn(text.p, text.n)) != 0)
+		return ERR(NO_MEMORY, "cannot ask");
+	return OK;
+}
+
+FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out)
+{
+	CLEANUP(jval_drop) json_t *q = json_pack("{s:s}", "op", op);
+	struct storage *st;
+
+	if (!q)
+		return ERR(NO_MEMORY, "cannot ask");
+	TRY(ref_check_storage(r->parts[2]));
+	TRY(ref_check_name(r->parts[3]));
+	TRY(storage_find(r->core, r->parts[2], &st));
+	TRY(h_set_text(q, "storage", r->parts[2]));
+	TRY(h_set_text(q, "name", r->parts[3]));
+	*out = move(q);
+	return OK;
+}

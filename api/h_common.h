@@ -1,0 +1,28 @@
+/* h_common.h: what several handlers do the same way. */
+#pragma once
+#include "api/http.h"
+#include "server/server.h"
+
+static inline struct principal req_principal(const struct req *r)
+{
+	return (struct principal){ .uid = r->caller.uid, .admin = r->caller.admin };
+}
+
+enum { H_PAGE_DEFAULT = 100, H_PAGE_MAX = 1000 };
+
+struct h_page {
+	uint32_t size;
+	struct str token;
+};
+
+FALLIBLE enum err h_page_query(struct req *r, struct h_page *out);            /* ?page_size= &page_token= */
+/* The Idempotency-Key, and the body's bytes as they came. */
+FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
+/* Makes a job of a checked document and answers 202. */
+FALLIBLE enum err h_submit(struct req *r, const json_t *doc, int kind);
+/* A look-up's answer, as it is, is the request's. */
+void h_pass_on(void *user, enum err e, const json_t *ok, int *fd);
+/* {"op","storage","name"}: the question about one checkpoint whose path the request has. */
+FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out);
+/* Sets a text of a question; ERR_VALIDATION_FAILED if it is not UTF-8. Absent (n == 0): nothing. */
+FALLIBLE enum err h_set_text(json_t *question, const char *key, struct str text);

@@ -1,0 +1,138 @@
+/* h_jobs.c: /v1/jobs. */
+#include "api/answers.h"
+#include "api/h_common.h"
+#include "api/handlers.h"
+#include "api/jval.h"
+#include "api/spec.h"
+#include "api/stream.h"
+#include "server/job.h"
+
+FALLIBLE enum err h_jobs_list(struct req *r)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	struct str filter = { 0 };
+	struct h_page page;
+	bool there;
+
+	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", "filter", NULL }));
+	TRY(h_page_query(r, &page));
+	TRY(req_query(r, "filter", &filter, &there));
+	enum err e = job_list(r->core, filter, page.size, page.token, &b);
+	if (e) {
+		buf_free(&b);
+		return e;
+	}
+	return req_json(r, 200, &b);
+}
+
+static void on_planned(void *user, enum err e, const json_t *plan)
+{
+	req_done(user, e ? e : req_json_doc(user, 200, plan));
+}
+
+FALLIBLE enum err h_jobs_create(struct req *r)
+{
+	/* The catalogue's order is the coordinator's. */
+	static const enum job_kind kinds[SPEC_KIND_COUNT] = {
+		[SPEC_SAVE] = JOB_SAVE, [SPEC_LOAD] = JOB_LOAD, [SPEC_RESHARD] = JOB_RESHARD,
+		[SPEC_VERIFY] = JOB_VERIFY, [SPEC_DIFF] = JOB_DIFF, [SPEC_DELETE] = JOB_DELETE,
+	};
+	struct spec spec;
+	bool dry_run = false;
+
+	TRY(req_query_only(r, (const char *const[]){ "dry_run", NULL }));
+	TRY(req_query_bool(r, "dry_run", &dry_run));
+	TRY(spec_check(r->body, &spec));
+	if (!dry_run)
+		return h_submit(r, r->body, (int)kinds[spec.kind]);
+
+	struct job_request rq = { .kind = kinds[spec.kind], .spec = r->body, .who = req_principal(r) };
+	req_hold(r);
+	job_dry_run(r->core, &rq, on_planned, r);
+	return OK;
+}
+
+static void on_waited(void *user, enum err e)
+{
+	struct req *r = user;
+
+	req_done(r, e ? e : answers_job(r, r->parts[2]));
+}
+
+FALLIBLE enum err h_job_get(struct req *r)
+{
+	unsigned wait_ms = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ "wait", NULL }));
+	TRY(req_query_wait(r, &wait_ms));
+	if (wait_ms == 0)
+		return answers_job(r, r->parts[2]);
+	req_hold(r);
+	job_wait(r->core, r->parts[2], wait_ms, on_waited, r);
+	return OK;
+}
+
+FALLIBLE enum err h_job_events(struct req *r)
+{
+	enum job_state state;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	TRY(job_state_of(r->core, r->parts[2], &state));
+	return stream_start(r, r->parts[2].p);
+}
+
+FALLIBLE enum err h_job_plan(struct req *r)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	enum err e = job_plan(r->core, r->parts[2], &b);
+
+	if (e) {
+		buf_free(&b);
+		return e;
+	}
+	return req_json(r, 200, &b);
+}
+
+static FALLIBLE enum err answer_job(struct req *r, unsigned status)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	struct str text;
+
+	TRY(job_text(r->core, r->parts[2], &text));
+	buf_put(&b, text.p, text.n);
+	return req_json(r, status, &b);
+}
+
+static void on_changed(void *user, enum err e)
+{
+	req_done(user, e ? e : answer_job(user, 202));
+}
+
+/* Actions take an empty body or {}: nothing can be set. */
+static FALLIBLE enum err check_action(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body);
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	return r->body ? jval_only(&root, (const char *const[]){ NULL }) : OK;
+}
+
+FALLIBLE enum err h_job_cancel(struct req *r)
+{
+	struct principal who = req_principal(r);
+
+	TRY(check_action(r));
+	req_hold(r);
+	job_cancel(r->core, &who, r->parts[2], on_changed, r);
+	return OK;
+}
+
+FALLIBLE enum err h_job_retry(struct req *r)
+{
+	struct principal who = req_principal(r);
+
+	TRY(check_action(r));
+	req_hold(r);
+	job_retry(r->core, &who, r->parts[2], on_changed, r);
+	return OK;
+}

@@ -1,0 +1,245 @@
+/* h_state_dicts.c: /v1/state-dicts: the trainers' side: reserve, seal, renew, release. */
+#include <stdio.h>
+
+#include "api/h_common.h"
+#include "api/handlers.h"
+#include "api/jval.h"
+#include "api/spec.h"
+#include "server/lookup.h"
+#include "server/state_dict.h"
+
+static FALLIBLE enum err take(struct req *r, enum err e, struct buf *b)
+{
+	if (e) {
+		buf_free(b);
+		return e;
+	}
+	return req_json(r, 200, b);
+}
+
+FALLIBLE enum err h_sdicts_list(struct req *r)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	struct principal who = req_principal(r);
+	struct h_page page;
+
+	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", NULL }));
+	TRY(h_page_query(r, &page));
+	return take(r, state_dict_list(r->core, &who, page.size, page.token, &b), &b);
+}
+
+/* {"save":{"storage":…,"name":"run1/step-{generation}"}}: the name is checked as it will be with a number in it. */
+static FALLIBLE enum err check_owner_death(const struct jval *v)
+{
+	struct jval save = jval_get(v, "save"), name = jval_get(&save, "name");
+	struct ref ref;
+
+	if (!v->j)
+		return OK;
+	TRY(jval_only(v, (const char *const[]){ "save", NULL }));
+	TRY(ref_read(&save, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &ref));
+	if (!memmem(ref.name.p, ref.name.n, "{generation}", 12))
+		return jval_fail(&name, ERR_VALIDATION_FAILED, "must contain {generation}, or two saves would collide");
+	return OK;
+}
+
+static void on_made(void *user, enum err e, const char *name, bool existing)
+{
+	struct req *r = user;
+	struct buf b = BUF_INIT(64 << 20);
+	struct principal who = req_principal(r);
+
+	if (e == OK)
+		e = state_dict_put(r->core, &who, str_of(name), &b);
+	if (e == OK)
+		e = req_json(r, 201, &b);
+	if (e == OK && existing)
+		e = req_header(r, "Idempotency-Replayed", "true");
+	buf_free(&b);
+	req_done(r, e);
+}
+
+FALLIBLE enum err h_sdicts_create(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), name = jval_get(&root, "name"), world = jval_get(&root, "world_size");
+	struct jval death = jval_get(&root, "on_owner_death");
+	struct state_dict_request rq = { .who = req_principal(r), .on_owner_death = death.j };
+	struct jval wrapped = JVAL_ROOT(r->body);
+	int64_t lease_s = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	TRY(jval_only(&wrapped, (const char *const[]){ "name", "world_size", "slots", "on_owner_death", "lease_seconds", NULL }));
+	TRY(jval_string(&name, &rq.name));
+	if (ref_check_state_dict(rq.name) != OK) {
+		char why[ERR_TEXT_MAX];
+		memcpy(why, err_last()->text, sizeof why);
+		return jval_fail(&name, ERR_NAME_INVALID, "%s", why);
+	}
+	TRY(jval_integer(&world, 1, STATE_DICT_WORLD_MAX, &rq.world_size));
+	TRY(jval_opt_integer(&root, "slots", 1, STATE_DICT_SLOTS_MAX, &rq.slots));
+	TRY(jval_opt_integer(&root, "lease_seconds", 1, 86400, &lease_s));
+	rq.lease_ms = lease_s * 1000;
+	TRY(check_owner_death(&death));
+	TRY(h_idempotency(r, &rq.idem));
+	req_hold(r);
+	state_dict_create(r->core, &rq, on_made, r);
+	return OK;
+}
+
+FALLIBLE enum err h_sdict_get(struct req *r)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	struct principal who = req_principal(r);
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	return take(r, state_dict_put(r->core, &who, r->parts[2], &b), &b);
+}
+
+static void on_nothing(void *user, enum err e)
+{
+	req_done(user, e ? e : req_empty(user, 204));
+}
+
+FALLIBLE enum err h_sdict_delete(struct req *r)
+{
+	struct principal who = req_principal(r);
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	req_hold(r);
+	state_dict_delete(r->core, &who, r->parts[2], on_nothing, r);
+	return OK;
+}
+
+FALLIBLE enum err h_sdict_tensors(struct req *r)
+{
+	struct principal who = req_principal(r);
+	struct str prefix = { 0 };
+	uint64_t generation = UINT64_MAX;
+	struct h_page page;
+	bool there;
+
+	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", "prefix", "generation", NULL }));
+	TRY(h_page_query(r, &page));
+	TRY(req_query(r, "prefix", &prefix, &there));
+	TRY(req_query_u64(r, "generation", INT64_MAX, &generation));
+	CLEANUP(jval_drop) json_t *more = json_pack("{s:s,s:i}", "op", "tensors", "page_size", (int)page.size);
+	if (!more)
+		return ERR(NO_MEMORY, "cannot ask");
+	TRY(h_set_text(more, "prefix", prefix));
+	TRY(h_set_text(more, "page_token", page.token));
+	req_hold(r);
+	lookup_ask_state_dict(r->core, &who, r->parts[2], generation == UINT64_MAX ? -1 : (int64_t)generation, move(more),
+			      h_pass_on, r);
+	return OK;
+}
+
+static FALLIBLE enum err read_rank(const struct req *r, int64_t *out)
+{
+	uint64_t rank = 0;
+
+	if (!str_to_u64(r->parts[4], &rank) || rank >= STATE_DICT_WORLD_MAX)
+		return ERR(NOT_FOUND, "a rank is a number below %d", STATE_DICT_WORLD_MAX);
+	*out = (int64_t)rank;
+	return OK;
+}
+
+static void on_reserved(void *user, enum err e, const struct reservation *v)
+{
+	struct buf b = BUF_INIT(4096);
+	char when[CLOCK_TEXT_MAX];
+
+	if (e == OK) {
+		buf_puts(&b, "{\"segment\":");
+		buf_json_str(&b, str_of(v->segment));
+		buf_printf(&b, ",\"slot\":%u,\"bytes\":%ju,\"generation\":%jd,\"fresh\":%s", v->slot, (uintmax_t)v->bytes,
+			   (intmax_t)v->generation, v->fresh ? "true" : "false");
+		if (v->lease_expires_ms)
+			buf_printf(&b, ",\"lease_expires_at\":\"%s\"", clock_text(v->lease_expires_ms, when));
+		buf_putc(&b, '}');
+		e = req_json(user, 200, &b);
+	}
+	req_done(user, e);
+}
+
+FALLIBLE enum err h_rank_reserve(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), bytes_at = jval_get(&root, "bytes"), gen_at = jval_get(&root, "generation");
+	struct principal who = req_principal(r);
+	int64_t rank = 0, bytes = 0, generation = 0;
+	unsigned wait_ms = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ "wait", NULL }));
+	TRY(req_query_wait(r, &wait_ms));
+	TRY(read_rank(r, &rank));
+	TRY(jval_only(&root, (const char *const[]){ "bytes", "generation", NULL }));
+	TRY(jval_integer(&bytes_at, 1, INT64_MAX, &bytes));
+	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
+	req_hold(r);
+	state_dict_reserve(r->core, &who, r->parts[2], rank, (uint64_t)bytes, generation, wait_ms, on_reserved, r);
+	return OK;
+}
+
+static void on_sealed(void *user, enum err e)
+{
+	struct req *r = user;
+	struct buf b = BUF_INIT(4096);
+
+	if (e == OK) {
+		buf_printf(&b, "{\"rank\":%.*s,\"generation\":%jd,\"state\":\"sealed\"}", (int)r->parts[4].n, r->parts[4].p,
+			   (intmax_t)json_integer_value(json_object_get(r->body, "generation")));
+		e = req_json(r, 200, &b);
+	}
+	req_done(r, e);
+}
+
+FALLIBLE enum err h_rank_seal(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), bytes_at = jval_get(&root, "image_bytes");
+	struct jval gen_at = jval_get(&root, "generation");
+	struct principal who = req_principal(r);
+	int64_t rank = 0, bytes = 0, generation = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	TRY(read_rank(r, &rank));
+	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", NULL }));
+	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
+	TRY(jval_integer(&bytes_at, 8, INT64_MAX, &bytes));
+	req_hold(r);
+	state_dict_seal(r->core, &who, r->parts[2], rank, generation, (uint64_t)bytes, on_sealed, r);
+	return OK;
+}
+
+FALLIBLE enum err h_rank_release(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), gen_at = jval_get(&root, "generation");
+	struct principal who = req_principal(r);
+	int64_t rank = 0, generation = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	TRY(read_rank(r, &rank));
+	TRY(jval_only(&root, (const char *const[]){ "generation", NULL }));
+	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
+	req_hold(r);
+	state_dict_release(r->core, &who, r->parts[2], rank, generation, on_nothing, r);
+	return OK;
+}
+
+FALLIBLE enum err h_rank_renew(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body);
+	struct principal who = req_principal(r);
+	struct buf b = BUF_INIT(4096);
+	int64_t rank = 0, expires_ms = 0;
+	char when[CLOCK_TEXT_MAX];
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	TRY(read_rank(r, &rank));
+	if (r->body)
+		TRY(jval_only(&root, (const char *const[]){ NULL }));
+	TRY(state_dict_renew(r->core, &who, r->parts[2], rank, &expires_ms));
+	if (expires_ms)
+		buf_printf(&b, "{\"lease_expires_at\":\"%s\"}", clock_text(expires_ms, when));
+	else
+		buf_puts(&b, "{\"lease_expires_at\":null}");
+	return req_json(r, 200, &b);
+}

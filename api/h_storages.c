@@ -1,0 +1,70 @@
+/* h_storages.c: /v1/storages. */
+#include "api/h_common.h"
+#include "api/handlers.h"
+#include "api/jval.h"
+#include "api/ref.h"
+#include "server/storage.h"
+
+FALLIBLE enum err h_storages_list(struct req *r)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(8 << 20);
+
+	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", NULL }));
+	buf_puts(&b, "{\"storages\":[");
+	for (uint32_t i = 0; i < storage_count(r->core); i++) {
+		if (i)
+			buf_putc(&b, ',');
+		TRY(storage_put(storage_at(r->core, i), &b));
+	}
+	buf_puts(&b, "]}");
+	return req_json(r, 200, &b);
+}
+
+static FALLIBLE enum err answer_storage(struct req *r, unsigned status, struct str name)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	struct storage *st;
+
+	TRY(storage_find(r->core, name, &st));
+	TRY(storage_put(st, &b));
+	return req_json(r, status, &b);
+}
+
+FALLIBLE enum err h_storage_get(struct req *r)
+{
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	return answer_storage(r, 200, r->parts[2]);
+}
+
+static void on_made(void *user, enum err e)
+{
+	struct req *r = user;
+
+	req_done(r, e ? e : answer_storage(r, 201, str_of(json_string_value(json_object_get(r->body, "name")))));
+}
+
+FALLIBLE enum err h_storages_create(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), name = jval_get(&root, "name"), path = jval_get(&root, "path");
+	struct storage_request rq = { .who = req_principal(r) };
+	int64_t lease_s = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	if (!r->caller.over_unix || !r->caller.admin)
+		return ERR(FORBIDDEN, "storages are added over the Unix socket, by root or dcpd's own user");
+	TRY(jval_only(&root, (const char *const[]){ "name", "path", "lease_seconds", NULL }));
+	TRY(jval_string(&name, &rq.name));
+	if (ref_check_storage(rq.name) != OK) {
+		char why[ERR_TEXT_MAX];
+		memcpy(why, err_last()->text, sizeof why);
+		return jval_fail(&name, ERR_NAME_INVALID, "%s", why);
+	}
+	TRY(jval_string(&path, &rq.path));
+	if (rq.path.n == 0 || rq.path.n > 4000 || rq.path.p[0] != '/')
+		return jval_fail(&path, ERR_VALIDATION_FAILED, "must be an absolute path");
+	TRY(jval_opt_integer(&root, "lease_seconds", 1, 86400, &lease_s));
+	rq.lease_ms = lease_s * 1000;
+	req_hold(r);
+	storage_create(r->core, &rq, on_made, r);
+	return OK;
+}

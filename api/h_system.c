@@ -1,0 +1,180 @@
+/* h_system.c: the daemon itself: health, metrics, capabilities, its contract and its page. */
+#include <stdio.h>
+
+#include "api/api_state.h"
+#include "api/assets.h"
+#include "api/h_common.h"
+#include "api/handlers.h"
+#include "api/spec.h"
+#include "base/mem.h"
+#include "os/fs.h"
+#include "server/config.h"
+#include "server/gang.h"
+#include "server/job.h"
+#include "server/metrics.h"
+#include "server/state_dict.h"
+#include "server/storage.h"
+
+enum { FILE_MAX = 8 << 20, NAME_MAX_ = 512 };
+
+FALLIBLE enum err h_livez(struct req *r)
+{
+	struct buf b = BUF_INIT(64);
+
+	buf_puts(&b, "{\"status\":\"alive\"}");
+	return req_json(r, 200, &b);
+}
+
+FALLIBLE enum err h_readyz(struct req *r)
+{
+	struct buf b = BUF_INIT(64);
+
+	if (r->core->draining || http_draining(r->api->http))
+		return ERR(DRAINING, "the daemon is shutting down");
+	if (!r->core->ready) {
+		buf_puts(&b, "{\"status\":\"starting\"}");
+		return req_json(r, 503, &b);
+	}
+	buf_puts(&b, "{\"status\":\"ready\"}");
+	return req_json(r, 200, &b);
+}
+
+FALLIBLE enum err h_metrics(struct req *r)
+{
+	struct buf b = BUF_INIT(16 << 20);
+
+	metrics_set(r->core->metrics, "dcpd_http_requests", "", (double)http_requests(r->api->http));
+	metrics_render(r->core, &b);
+	return req_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
+}
+
+FALLIBLE enum err h_capabilities(struct req *r)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	uint64_t limit = 0, used = 0, unused = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	state_dict_shm(r->core, &limit, &used, &unused);
+	buf_puts(&b, "{\"version\":\"" DCPD_VERSION "\",\"api\":\"v1\",\"kinds\":[");
+	for (size_t i = 0; i < SPEC_KIND_COUNT; i++)
+		buf_printf(&b, "%s\"%s\"", i ? "," : "", spec_kind_names[i]);
+	buf_puts(&b, "],\"formats\":{\"read\":[\"dcp\"],\"write\":[\"dcp\",\"safetensors\"]}");
+	buf_printf(&b, ",\"limits\":{\"body_bytes\":%d,\"world_size\":%d,\"name_parts\":%d,\"name_part_bytes\":%d,"
+		       "\"page_size\":%d,\"jobs_waiting\":%ju}",
+		   HTTP_BODY_MAX, STATE_DICT_WORLD_MAX, REF_COMPONENTS_MAX, REF_COMPONENT_BYTES_MAX, H_PAGE_MAX,
+		   (uintmax_t)r->core->config->queue_max);
+	buf_printf(&b, ",\"workers\":%ju,\"shm\":{\"limit_bytes\":%ju,\"used_bytes\":%ju,\"free_bytes\":%ju},\"host\":",
+		   (uintmax_t)r->core->config->workers, (uintmax_t)limit, (uintmax_t)used, (uintmax_t)unused);
+	TRY(gang_put_capabilities(r->core, &b));
+	buf_printf(&b, ",\"uid\":%u,\"admin\":%s}", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false");
+	return req_json(r, 200, &b);
+}
+
+static bool find_asset(const char *name, struct str *out)
+{
+	for (const struct asset *a = assets; a->path; a++)
+		if (strcmp(a->path, name) == 0) {
+			*out = (struct str){ (const char *)a->begin, (size_t)(a->end - a->begin) };
+			return true;
+		}
+	return false;
+}
+
+static FALLIBLE enum err send_asset(struct req *r, const char *content_type, struct str bytes)
+{
+	char etag[32];
+
+	snprintf(etag, sizeof etag, "\"%016jx\"", (uintmax_t)str_hash(bytes));
+	return req_static(r, content_type, bytes, etag);
+}
+
+FALLIBLE enum err h_openapi(struct req *r)
+{
+	struct str bytes;
+
+	if (!find_asset("api/openapi.yaml", &bytes))
+		return ERR(NOT_FOUND, "this build has no openapi.yaml");
+	return send_asset(r, "application/yaml", bytes);
+}
+
+/* "css/x.css" of a path like /css/x.css, below web/; "index.html" for /. false: no such name is possible. */
+static bool page_name(const struct req *r, char out[NAME_MAX_])
+{
+	size_t n = 0;
+
+	out[0] = '\0';
+	for (uint32_t i = 0; i < r->part_count; i++) {
+		struct str p = r->parts[i];
+		if (p.n == 0 || p.p[0] == '.' || memchr(p.p, '/', p.n) || n + p.n + 2 > NAME_MAX_)
+			return false;
+		n += (size_t)snprintf(out + n, NAME_MAX_ - n, "%s%.*s", i ? "/" : "", (int)p.n, p.p);
+	}
+	if (n == 0)
+		snprintf(out, NAME_MAX_, "index.html");
+	return true;
+}
+
+/* With --web-root the files come from there, read anew each time: that is for those who write the page. */
+static FALLIBLE enum err read_web_root(const struct req *r, const char *name, void **bytes_out, uint64_t *n_out)
+{
+	CLEANUP(fs_drop) int root = -1;
+
+	TRY(fs_open_root(r->api->web_root, &root));
+	return fs_read_all(root, name, FILE_MAX, bytes_out, n_out);
+}
+
+bool h_page_exists(const struct req *r)
+{
+	char name[NAME_MAX_], path[NAME_MAX_ + 8];
+	struct str bytes;
+	void *file = NULL;
+	uint64_t n = 0;
+
+	if (!page_name(r, name))
+		return false;
+	if (r->api->web_root) {
+		bool there = read_web_root(r, name, &file, &n) == OK;
+		mem_free(file);
+		return there;
+	}
+	snprintf(path, sizeof path, "web/%s", name);
+	return find_asset(path, &bytes);
+}
+
+static const char *content_type_of(const char *name)
+{
+	static const char *const types[][2] = {
+		{ ".html", "text/html; charset=utf-8" },      { ".js", "text/javascript; charset=utf-8" },
+		{ ".css", "text/css; charset=utf-8" },        { ".svg", "image/svg+xml" },
+		{ ".png", "image/png" },                      { ".ico", "image/x-icon" },
+		{ ".json", "application/json" },              { ".woff2", "font/woff2" },
+		{ ".txt", "text/plain; charset=utf-8" },
+	};
+
+	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+		if (str_ends(str_of(name), types[i][0]))
+			return types[i][1];
+	return "application/octet-stream";
+}
+
+FALLIBLE enum err h_page(struct req *r)
+{
+	char name[NAME_MAX_], path[NAME_MAX_ + 8];
+	struct str bytes = { 0 };
+	void *file = NULL;
+	uint64_t n = 0;
+
+	if (!page_name(r, name))
+		return ERR(NOT_FOUND, "the page has no such file");
+	if (r->api->web_root) {
+		TRY(read_web_root(r, name, &file, &n));
+		struct buf b = BUF_INIT(FILE_MAX);
+		buf_put(&b, file, n);
+		mem_free(file);
+		return req_page(r, content_type_of(name), &b);
+	}
+	snprintf(path, sizeof path, "web/%s", name);
+	if (!find_asset(path, &bytes))
+		return ERR(NOT_FOUND, "the page has no such file");
+	return send_asset(r, content_type_of(name), bytes);
+}
