@@ -1,5 +1,5 @@
 /* digest.h: CRC32 (the zip's) and XXH3-128 (ours) of a block while it is hot in cache. CRC32 by ISA-L, combined by zlib's rule;
- * XXH3 by xxHash. SIGBUS-safe variants are in os/guard.h. */
+ * XXH3 by xxHash, both with the widest vectors that the CPU has. Segments may shrink: call them inside seg_guard (os/seg.h). */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -11,6 +11,16 @@ struct digest {
 
 /* Both over the same bytes in one pass over pieces that fit the L2 cache. */
 void digest_block(const void *p, size_t n, struct digest *out);
+
+/* The same for bytes that come in pieces. */
+struct digest_stream {
+	_Alignas(64) unsigned char xxh[576];
+	uint32_t crc32;
+};
+void digest_begin(struct digest_stream *s);
+void digest_add(struct digest_stream *s, const void *p, size_t n);
+void digest_end(struct digest_stream *s, struct digest *out);
+
 uint32_t digest_crc32(uint32_t before, const void *p, size_t n);       /* continues; 0 to begin */
 uint32_t digest_crc32_combine(uint32_t a, uint32_t b, uint64_t b_bytes);
 void digest_hex(const unsigned char xxh3_128[16], char hex_out[33]);

@@ -1,0 +1,92 @@
+/* test_digest.c: known values, pieces, and combining. */
+#include "lib/t.h"
+
+#include <string.h>
+#include <xxhash.h>
+#include <zlib.h>
+
+#include "base/mem.h"
+#include "io/digest.h"
+
+static void assert_digest(const char *text, uint32_t crc, const char *hex)
+{
+	struct digest d;
+	char got[33];
+
+	digest_block(text, strlen(text), &d);
+	digest_hex(d.xxh3_128, got);
+	assert_string_equal(got, hex);
+	assert_int_equal(d.crc32, crc);
+}
+
+static void test_known_values(void **state)
+{
+	(void)state;
+	/* The check value of CRC-32/ISO-HDLC; the XXH3-128 of nothing, from the xxHash specification. */
+	assert_digest("", 0, "99aa06d3014798d86001c324468d497f");
+	assert_int_equal(digest_crc32(0, "123456789", 9), 0xCBF43926u);
+	assert_digest("abc", 0x352441C2u, "06b05ab6733a618578af5f94892f3950");
+}
+
+/* Every length around the boundaries, at odd addresses, against the plain libraries. */
+static void test_against_libraries(void **state)
+{
+	static const size_t lengths[] = { 1, 15, 16, 17, 128, 240, 241, 1000, 65535, 65536, 65537, 131072, 1 << 20, 3333333 };
+	unsigned char *bytes = mem_alloc(3333340);
+	uint64_t x = 88172645463325252ull;
+
+	(void)state;
+	for (size_t i = 0; i < 3333340; i++) {
+		x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+		bytes[i] = (unsigned char)x;
+	}
+	for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+		for (size_t odd = 0; odd < 4; odd += 3) {
+			struct digest d, s;
+			struct digest_stream stream;
+			XXH128_canonical_t want;
+			size_t n = lengths[i], cut = n / 3;
+			digest_block(bytes + odd, n, &d);
+			XXH128_canonicalFromHash(&want, XXH3_128bits(bytes + odd, n));
+			assert_memory_equal(d.xxh3_128, want.digest, 16);
+			assert_int_equal(d.crc32, crc32(0, bytes + odd, (unsigned)n));
+			digest_begin(&stream);
+			digest_add(&stream, bytes + odd, cut);
+			digest_add(&stream, bytes + odd + cut, n - cut);
+			digest_end(&stream, &s);
+			assert_memory_equal(&s, &d, sizeof d);
+			uint32_t a = digest_crc32(0, bytes + odd, cut), b = digest_crc32(0, bytes + odd + cut, n - cut);
+			assert_int_equal(digest_crc32_combine(a, b, n - cut), d.crc32);
+			assert_int_equal(digest_crc32(a, bytes + odd + cut, n - cut), d.crc32);
+			bytes[odd + n / 2] ^= 1;
+			digest_block(bytes + odd, n, &s);
+			assert_memory_not_equal(s.xxh3_128, d.xxh3_128, 16);
+			assert_int_not_equal(s.crc32, d.crc32);
+		}
+	mem_free(bytes);
+}
+
+/* More than 4 GiB may follow: the combination takes 64-bit lengths. */
+static void test_combine_long(void **state)
+{
+	static unsigned char zeros[1 << 20];
+	uint32_t whole = digest_crc32(0, "x", 1), tail = 0;
+
+	(void)state;
+	for (int i = 0; i < 4097; i++) {
+		whole = digest_crc32(whole, zeros, sizeof zeros);
+		tail = digest_crc32(tail, zeros, sizeof zeros);
+	}
+	assert_int_equal(digest_crc32_combine(digest_crc32(0, "x", 1), tail, 4097ull << 20), whole);
+	assert_int_equal(digest_crc32_combine(whole, 0, 0), whole);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_known_values),
+		cmocka_unit_test(test_against_libraries),
+		cmocka_unit_test(test_combine_long),
+	};
+	return cmocka_run_group_tests_name("digest", tests, NULL, NULL);
+}

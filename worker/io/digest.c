@@ -1,0 +1,89 @@
+/* digest.c: the two checksums of a block, in one pass over memory (see digest.h).
+ *
+ * The zip format wants CRC32; XXH3-128 is ours because 32 bits are too few to compare terabytes by. Each runs at about the
+ * speed of memory, so the second one over the same piece should find it in the L2 cache. */
+#include "io/digest.h"
+
+#include <isa-l/crc.h>
+#include <stdio.h>
+#include <string.h>
+/* The state's size, so that it can live in the caller's memory. */
+#define XXH_STATIC_LINKING_ONLY
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>
+#else
+#include <xxhash.h>
+#endif
+#include <zlib.h>
+
+enum { PIECE_BYTES = 64 << 10 };
+
+_Static_assert(sizeof(XXH3_state_t) <= sizeof((struct digest_stream){ 0 }.xxh), "digest_stream holds the state");
+
+static XXH3_state_t *state_of(struct digest_stream *s)
+{
+	return (XXH3_state_t *)(void *)s->xxh;
+}
+
+void digest_begin(struct digest_stream *s)
+{
+	s->crc32 = 0;
+	memset(s->xxh, 0, sizeof s->xxh);
+	(void)XXH3_128bits_reset(state_of(s));
+}
+
+void digest_add(struct digest_stream *s, const void *p, size_t n)
+{
+	const unsigned char *at = p;
+
+	while (n > 0) {
+		size_t piece = n < PIECE_BYTES ? n : PIECE_BYTES;
+		s->crc32 = digest_crc32(s->crc32, at, piece);
+		(void)XXH3_128bits_update(state_of(s), at, piece);
+		at += piece;
+		n -= piece;
+	}
+}
+
+static void finish(XXH128_hash_t hash, uint32_t crc32, struct digest *out)
+{
+	XXH128_canonical_t canonical;
+
+	XXH128_canonicalFromHash(&canonical, hash);
+	memcpy(out->xxh3_128, canonical.digest, sizeof out->xxh3_128);
+	out->crc32 = crc32;
+}
+
+void digest_end(struct digest_stream *s, struct digest *out)
+{
+	finish(XXH3_128bits_digest(state_of(s)), s->crc32, out);
+}
+
+void digest_block(const void *p, size_t n, struct digest *out)
+{
+	struct digest_stream s;
+
+	if (n <= PIECE_BYTES) {
+		finish(XXH3_128bits(p, n), digest_crc32(0, p, n), out);
+		return;
+	}
+	digest_begin(&s);
+	digest_add(&s, p, n);
+	digest_end(&s, out);
+}
+
+uint32_t digest_crc32(uint32_t before, const void *p, size_t n)
+{
+	return n ? crc32_gzip_refl(before, p, n) : before;
+}
+
+uint32_t digest_crc32_combine(uint32_t a, uint32_t b, uint64_t b_bytes)
+{
+	return (uint32_t)crc32_combine(a, b, (z_off_t)b_bytes);
+}
+
+void digest_hex(const unsigned char xxh3_128[16], char hex_out[33])
+{
+	for (int i = 0; i < 16; i++)
+		snprintf(hex_out + 2 * i, 3, "%02x", xxh3_128[i]);
+}
