@@ -1,8 +1,8 @@
 // store.js: what the page knows of the daemon, and how it is brought up to date.
 //
 // An event is a hint. When it carries the job, the job is taken from it; otherwise the thing it is about is fetched again, at
-// most once at a time and not more often than every half second, however many events arrive. An answer that was asked for before a
-// newer event came is thrown away, so that a job never steps back.
+// most once at a time and not more often than every half second, however many events arrive. An answer that was asked for before
+// a newer event came is asked for again, so that a job never steps back.
 
 import { Problem, all, get, page } from "./api.js";
 

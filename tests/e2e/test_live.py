@@ -16,8 +16,11 @@ ROWS, COLUMNS = 1024, 256
 
 def images(worlds=2):
     part = ROWS // worlds
-    listed = lambda r: {"tensors": {"w": {"fqn": "model.w", "global_shape": [ROWS, COLUMNS], "offsets": [r * part, 0]}}}  # noqa: E731
-    return [lib.image({"w": ("F32", [part, COLUMNS], bytes(4 * part * COLUMNS))}, listed(r)) for r in range(worlds)]
+    out = []
+    for r in range(worlds):
+        entry = {"fqn": "model.w", "global_shape": [ROWS, COLUMNS], "offsets": [r * part, 0]}
+        out.append(lib.image({"w": ("F32", [part, COLUMNS], bytes(4 * part * COLUMNS))}, {"tensors": {"w": entry}}))
+    return out
 
 
 def free_port():
@@ -106,7 +109,8 @@ def test_a_restart_is_seen_and_survived(page, daemon):  # noqa: F811
 
 def test_the_page_is_served_with_a_strict_policy(daemon):
     client = daemon.tcp_client(token=False)
-    for path, kind in (("/", "text/html"), ("/app.js", "text/javascript"), ("/style.css", "text/css"), ("/icon.svg", "image/svg")):
+    for path, kind in (("/", "text/html"), ("/app.js", "text/javascript"), ("/style.css", "text/css"),
+                       ("/icon.svg", "image/svg")):
         answer = client.get(path)
         assert answer.status == 200, path
         assert answer.headers["Content-Type"].startswith(kind)
