@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 WEB = Path(__file__).resolve().parents[2] / "web"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
          ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-CSP = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+CSP = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # as api/req.c says
 ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -152,7 +152,7 @@ class BaseHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         try:
-            self.wfile.write(b"retry: 100\n: hello\n\n")
+            self.wfile.write(b"retry: 100\n\n")
             while (words := mine.get()) is not None:
                 raw = words.encode()
                 self.wfile.write(raw[:7])        # an event may come in pieces
