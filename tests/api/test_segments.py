@@ -1,0 +1,327 @@
+"""State dicts in shared memory: slots, generations, leases, owners; and images that are not what they must be."""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+import dcpd as lib
+
+F4 = ("F32", [4], bytes(range(16)))
+
+
+def save(d, sd, **more):
+    return {"source": {"state_dict": sd, **more}, "target": {"storage": "main", "name": f"seg/{lib.fresh()}"}}
+
+
+def no_checkpoint(d, job):
+    assert not (d.storages["main"] / job["target"]["name"]).exists()
+
+
+def test_life(d):
+    sd = lib.fresh()
+    made = d.create(sd, world=2, slots=2)
+    assert made["name"] == sd and made["world_size"] == 2
+    assert [len(r["slots"]) for r in d.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"]] in ([2, 2], [0, 0])
+    r0 = d.reserve(sd, 0, 5000, 1)
+    assert r0["bytes"] >= 5000 and r0["slot"] in (0, 1)
+    f = lib.segment_file(r0["segment"])
+    assert f.stat().st_mode & 0o777 == 0o600 and f.stat().st_size >= 5000
+    assert d.reserve(sd, 0, 5000, 1)["segment"] == r0["segment"], "the same again while it is open"
+    d.api.post(f"/v1/state-dicts/{sd}/ranks/0:renew").ok()
+    d.drop(sd)
+    assert not f.exists()
+    d.api.get(f"/v1/state-dicts/{sd}").problem("not_found", status=404)
+
+
+def test_save_and_look(d):
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"a": F4, "b": ("I64", [], struct.pack("<q", 7))}, {"values": {"lr": {"json": 0.5}}})], generation=3)
+    s = d.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"][0]["slots"]
+    assert [(x["state"], x["generation"]) for x in s if x["state"] == "sealed"] == [("sealed", 3)]
+    tensors = d.api.get(f"/v1/state-dicts/{sd}/tensors").ok(200)
+    assert {t["fqn"]: (t["dtype"], t["shape"]) for t in tensors["tensors"]} == {"a": ("float32", [4]), "b": ("int64", [])}
+    job = save(d, sd)
+    done = d.api.run("save", **job)
+    assert done["milestones"]["durable"] and done["result"]
+    where = d.api.storage_path("main", job["target"]["name"])
+    assert d.api.get(where).ok(200)["format"] == "dcp"
+    assert d.api.get(where + "/tensors/a?format=raw").body == F4[2]
+    assert d.api.get(where + "/tensors/a?slice=1:3&format=raw").body == F4[2][4:12]
+    d.api.get(where + "/tensors/a?slice=1:3,0:1").problem("range_invalid")
+    d.api.get(where + "/tensors/zzz").problem("not_found", status=404)
+
+
+def test_not_sealed(d):
+    sd, job = lib.fresh(), None
+    d.create(sd, world=2)
+    job = save(d, sd)
+    d.api.fails("save", "not_sealed", **job)
+    data = lib.image({"a": F4})
+    s = d.reserve(sd, 0, len(data), 1)
+    lib.write_segment(s["segment"], data)
+    d.seal(sd, 0, 1, len(data))
+    p = d.api.fails("save", "not_sealed", **job)
+    assert "1" in p["detail"], f"the rank that lacks it: {p}"
+    no_checkpoint(d, job)
+
+
+def test_ranks_seal_different_generations(d):
+    sd, data = lib.fresh(), lib.image({"a": F4})
+    d.create(sd, world=2)
+    for rank, generation in ((0, 5), (1, 6)):
+        lib.write_segment(d.reserve(sd, rank, len(data), generation)["segment"], data)
+        d.seal(sd, rank, generation, len(data))
+    job = save(d, sd)
+    d.api.fails("save", "not_sealed", **job)
+    d.api.fails("save", "not_sealed", **save(d, sd, generation=6))
+    no_checkpoint(d, job)
+
+
+def test_generations_grow(d):
+    sd, data = lib.fresh(), lib.image({"a": F4})
+    d.put(sd, [data], generation=9)
+    d.api.post(f"/v1/state-dicts/{sd}/ranks/0:reserve", {"bytes": 4096, "generation": 8}).problem("generation_stale", status=409)
+    d.api.post(f"/v1/state-dicts/{sd}/ranks/0:seal", {"generation": 8, "image_bytes": 10}).problem(
+        "generation_stale", "not_found", "state_conflict")
+    d.seal(sd, 0, 9, len(data))  # once more: fine
+    d.api.fails("save", "not_sealed", **save(d, sd, generation=10))
+
+
+def test_slots_busy_and_released(d):
+    sd, data = lib.fresh(), lib.image({"a": F4})
+    d.put(sd, [data], generation=1)
+    d.put(sd, [data], generation=2, create=False)
+    where = f"/v1/state-dicts/{sd}/ranks/0"
+    start = time.monotonic()
+    a = d.api.post(f"{where}:reserve", {"bytes": len(data), "generation": 3})
+    if a.status == 409:  # both generations are kept until one is released
+        a.problem("slots_busy")
+        d.api.post(f"{where}:reserve?wait=1s", {"bytes": len(data), "generation": 3}).problem("slots_busy")
+        assert time.monotonic() - start > 0.8
+        d.api.post(f"{where}:release", {"generation": 1}).ok()
+        a = d.api.post(f"{where}:reserve", {"bytes": len(data), "generation": 3})
+    a.ok()
+    d.api.post(f"{where}:release", {"generation": 77}).ok()  # not held: released before
+    d.api.run("save", **save(d, sd, generation=2))
+
+
+def test_exists_and_wrong_calls(d):
+    sd = lib.fresh()
+    d.create(sd, world=1)
+    d.api.post("/v1/state-dicts", {"name": sd, "world_size": 1}).problem("state_dict_exists", status=409)
+    at = f"/v1/state-dicts/{sd}/ranks"
+    d.api.post(f"{at}/1:reserve", {"bytes": 10, "generation": 1}).problem("not_found", "validation_failed")
+    d.api.post(f"{at}/x:reserve", {"bytes": 10, "generation": 1}).problem("not_found", "validation_failed")
+    d.api.post(f"{at}/0:reserve", {"bytes": -1, "generation": 1}).problem("validation_failed")
+    d.api.post(f"{at}/0:reserve", {"bytes": 0, "generation": 1}).problem("validation_failed")
+    d.api.post(f"{at}/0:reserve", {"bytes": 10}).problem("validation_failed")
+    d.api.post(f"{at}/0:reserve", {"bytes": 10, "generation": -3}).problem("validation_failed")
+    d.api.post(f"{at}/0:seal", {"generation": 1, "image_bytes": 10}).problem("state_conflict", "not_found", "generation_stale")
+    r = d.reserve(sd, 0, 4096, 1)
+    d.api.post(f"{at}/0:seal", {"generation": 1, "image_bytes": r["bytes"] + 1}).problem("validation_failed")
+    for world in (0, -1, 65537, 1.5, "2", None, True):
+        d.api.post("/v1/state-dicts", {"name": lib.fresh(), "world_size": world}).problem("validation_failed")
+    for name in ("", "a/b", "a:b", "..", "x" * 300, 7, None, "a\nb"):
+        d.api.post("/v1/state-dicts", {"name": name, "world_size": 1}).problem("name_invalid", "validation_failed")
+
+
+def test_more_than_there_is(d):
+    sd = lib.fresh()
+    d.create(sd)
+    p = d.api.post(f"/v1/state-dicts/{sd}/ranks/0:reserve", {"bytes": 1 << 50, "generation": 1}).problem("shm_exhausted", status=507)
+    assert str(1 << 50) in p["detail"] or p.get("expected"), p
+    d.api.post(f"/v1/state-dicts/{sd}/ranks/0:reserve", {"bytes": (1 << 63) + 5, "generation": 1}).problem(
+        "validation_failed", "invalid_json", "shm_exhausted")
+
+
+def test_segment_shrunk(d):
+    sd = lib.fresh()
+    seg = d.put(sd, [lib.image({"a": ("U8", [1 << 20], bytes(1 << 20))})])[0]
+    job = save(d, sd)
+    os.truncate(lib.segment_file(seg), 8192)
+    d.api.fails("save", "segment_shrunk", **job)
+    no_checkpoint(d, job)
+    d.drop(sd)
+    d.put(sd, [lib.image({"a": F4})])  # the gang works on
+    d.api.run("save", **save(d, sd))
+
+
+def test_segment_gone(d):
+    sd = lib.fresh()
+    seg = d.put(sd, [lib.image({"a": F4})])[0]
+    lib.segment_file(seg).unlink()
+    job = d.api.wait(d.api.submit("save", **save(d, sd)))  # dcpd holds it open: the content is still there
+    assert job["state"] == "succeeded" or job["error"]["code"] == "segment_gone", job
+
+
+def header(text, data=b""):
+    text = text if isinstance(text, bytes) else json.dumps(text).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(dtype="F32", shape=(4,), a=0, b=16):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [a, b]}
+
+
+def meta(**dcpd):
+    return {"__metadata__": {"dcpd": json.dumps({"version": 1, **dcpd})}, "a": entry()}
+
+
+def tensors(**t):
+    return header(meta(tensors={"a": t}), bytes(16))
+
+
+IMAGES = {
+    "nothing": b"",
+    "too short": b"\0\0\0",
+    "zeroes": bytes(64),
+    "header longer than the segment": struct.pack("<Q", 1 << 40) + b"{}",
+    "header length at the limit": struct.pack("<Q", (1 << 64) - 1) + b"{}",
+    "not JSON": header(b"hello!!!"),
+    "JSON cut short": header(b'{"a":{"dtype":"F32"'),
+    "a list": header(b"[1,2,3]"),
+    "not UTF-8": header(b'{"\xff\xfe":1}'),
+    "deep JSON": header(b"[" * 100000 + b"]" * 100000),
+    "NaN": header(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)),
+    "unknown dtype": header({"a": entry("F13")}, bytes(16)),
+    "dtype a number": header({"a": {"dtype": 3, "shape": [4], "data_offsets": [0, 16]}}, bytes(16)),
+    "no offsets": header({"a": {"dtype": "F32", "shape": [4]}}, bytes(16)),
+    "size and shape differ": header({"a": entry(shape=(5,))}, bytes(16)),
+    "end before begin": header({"a": entry(a=16, b=0)}, bytes(16)),
+    "past the end": header({"a": entry(shape=(1 << 30,), b=4 << 30)}, bytes(16)),
+    "shape overflows": header({"a": entry(shape=(1 << 62, 1 << 62))}, bytes(16)),
+    "negative shape": header({"a": entry(shape=(-4,))}, bytes(16)),
+    "fraction in shape": header({"a": entry(shape=(4.5,))}, bytes(16)),
+    "100 dims": header({"a": entry(shape=(1,) * 100, b=4)}, bytes(4)),
+    "a hole": header({"a": entry(), "b": entry(a=32, b=48)}, bytes(48)),
+    "overlap": header({"a": entry(), "b": entry(a=8, b=24)}, bytes(24)),
+    "key twice": header(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
+                        bytes(2)),
+    "metadata not text": header({"__metadata__": {"dcpd": 5}, "a": entry()}, bytes(16)),
+    "dcpd not JSON": header({"__metadata__": {"dcpd": "{{{"}, "a": entry()}, bytes(16)),
+    "dcpd of another version": header({"__metadata__": {"dcpd": '{"version":99}'}, "a": entry()}, bytes(16)),
+    "entry that is not there": header(meta(tensors={"zzz": {"fqn": "a"}}), bytes(16)),
+    "chunk outside the tensor": tensors(fqn="a", global_shape=[6], offsets=[4]),
+    "offsets of other rank": tensors(fqn="a", global_shape=[4, 4], offsets=[0]),
+    "negative offset": tensors(fqn="a", global_shape=[8], offsets=[-1]),
+    "global shape overflows": tensors(fqn="a", global_shape=[(1 << 63) - 1], offsets=[(1 << 63) - 2]),
+    "a hole in the tensor": tensors(fqn="a", global_shape=[8], offsets=[0]),
+    "dtype without size": tensors(fqn="a", dtype="qint8"),
+    "value not base64": header(meta(values={"v": {"bytes": "!!!"}}), bytes(16)),
+    "value of no kind": header(meta(values={"v": {}}), bytes(16)),
+    "value and tensor of one name": header(meta(values={"a": {"json": 1}}), bytes(16)),
+    "pickle that is none": header(meta(values={"v": {"pickle": "AAAA"}}), bytes(16)),
+}
+CODES = ("format_image", "format_safetensors", "limit_exceeded", "dtype_unsupported", "duplicate_key", "coverage_hole",
+         "plan_invalid", "format_pickle")
+
+
+@pytest.mark.parametrize("what", IMAGES)
+def test_image_invalid(d, what):
+    sd, data = lib.fresh(), IMAGES[what]
+    d.create(sd)
+    s = d.reserve(sd, 0, max(1, len(data)), 1)
+    lib.write_segment(s["segment"], data)
+    a = d.api.post(f"/v1/state-dicts/{sd}/ranks/0:seal", {"generation": 1, "image_bytes": max(1, len(data))})
+    if a.status >= 400:
+        a.problem("validation_failed", *CODES)
+        return
+    job = save(d, sd)
+    p = d.api.fails("save", *CODES, **job)
+    assert p.get("rank") == 0 or p.get("fqn"), f"says where: {p}"
+    no_checkpoint(d, job)
+
+
+@pytest.mark.parametrize("what,second,codes", [
+    ("same FQN, other shape", {"fqn": "a", "global_shape": [8], "offsets": [4]}, ("plan_invalid", "size_mismatch", "format_image")),
+    ("overlapping boxes", {"fqn": "a", "global_shape": [6], "offsets": [2]}, ("plan_invalid", "coverage_hole", "format_image")),
+])
+def test_ranks_that_do_not_fit(d, what, second, codes):
+    first = {"fqn": "a", "global_shape": [6], "offsets": [0]}
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"a": F4}, {"tensors": {"a": t}}) for t in (first, second)])
+    job = save(d, sd)
+    p = d.api.fails("save", *codes, **job)
+    assert p.get("fqn") == "a", p
+    no_checkpoint(d, job)
+
+
+def test_ranks_of_other_dtype(d):
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"a": F4}), lib.image({"a": ("I32", [4], bytes(16))})])
+    job = save(d, sd)
+    d.api.fails("save", "plan_invalid", "kind_mismatch", "format_image", "size_mismatch", **job)
+    no_checkpoint(d, job)
+
+
+def test_divergent_replicas(d):
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"a": F4}), lib.image({"a": ("F32", [4], bytes(16))})])
+    done = d.api.run("save", **save(d, sd))
+    listed = done["result"].get("divergent")
+    assert listed and listed[0]["fqn"] == "a", done["result"]
+    job = save(d, sd)
+    d.api.fails("save", "divergent", **job, options={"on_divergence": "fail"})
+    no_checkpoint(d, job)
+
+
+def test_lease_over_drops_what_is_not_sealed(spawn):
+    d = spawn()
+    d.create("short", lease_seconds=1)
+    seg = lib.segment_file(d.reserve("short", 0, 4096, 1)["segment"])
+    lib.wait_for(lambda: not seg.exists(), 10, "the open slot of a dead trainer is given back")
+
+
+def test_on_owner_death_saves(spawn):
+    d = spawn()
+    d.create("t", lease_seconds=1, on_owner_death={"save": {"storage": "main", "name": "last/step-{generation}"}})
+    d.put("t", [lib.image({"a": F4})], generation=41, create=False)
+    lib.wait_for(lambda: (d.storages["main"] / "last/step-41/.metadata").exists(), 20, "saved after its owner's death")
+    d.api.run("verify", source={"storage": "main", "name": "last/step-41"}, level="digest")
+
+
+CLIENT = """
+import json, sys
+sys.path.insert(0, {lib!r})
+import dcpd
+c = dcpd.Client({sock!r})
+a = c.request(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]) if len(sys.argv) > 3 else None)
+print(a.status, a.json.get("code", "") if a.body else "", a.json.get("segment", "") if a.body else "")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes other users' identities")
+def test_other_users(spawn):
+    with tempfile.TemporaryDirectory(prefix="dcpd-users-") as where:
+        os.chmod(where, 0o755)
+        sock = f"{where}/s"
+        d = spawn(args=["--listen", f"unix:{sock}", "--allow-group", "nogroup"])
+        code = CLIENT.format(lib=where, sock=sock)
+        with open(lib.__file__) as f, open(f"{where}/dcpd.py", "w") as out:
+            out.write(f.read())
+
+        def as_uid(uid, *args, group=65534):
+            r = subprocess.run([sys.executable, "-c", code, *args], user=uid, group=group, extra_groups=[], cwd="/",
+                               capture_output=True, text=True, timeout=30)
+            assert r.returncode == 0, r.stderr
+            return r.stdout.split()
+
+        assert as_uid(65534, "POST", "/v1/state-dicts", '{"name":"theirs","world_size":1}')[0] == "201"
+        status, segment = as_uid(65534, "POST", "/v1/state-dicts/theirs/ranks/0:reserve", '{"bytes":4096,"generation":1}')
+        assert status == "200"
+        path = str(lib.segment_file(segment))
+        opens = [sys.executable, "-c", f"open({path!r}, 'r+b').write(b'hello')"]
+        assert subprocess.run(opens, user=65534, group=65534, extra_groups=[], capture_output=True).returncode == 0
+        assert subprocess.run(opens, user=1, group=65534, extra_groups=[], capture_output=True).returncode != 0
+        for method, path, body in (("POST", "/v1/state-dicts/theirs/ranks/0:reserve", '{"bytes":4096,"generation":2}'),
+                                   ("GET", "/v1/state-dicts/theirs", "null"), ("DELETE", "/v1/state-dicts/theirs", "null")):
+            assert as_uid(1, method, path, body)[:2] in (["403", "forbidden"], ["404", "not_found"]), (method, path)
+        job = json.dumps({"kind": "save", "source": {"state_dict": "theirs"}, "target": {"storage": "main", "name": "stolen"}})
+        assert as_uid(1, "POST", "/v1/jobs", job)[1] in ("forbidden", "not_found")
+        assert as_uid(1, "GET", "/v1/jobs", "null", group=2)[1] in ("forbidden", "unauthenticated")
+        d.discard()
