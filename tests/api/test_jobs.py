@@ -20,10 +20,8 @@ def big(d, mib=256):
     """A sealed state dict of one rank, some MiB: a save of it takes a while. Its name."""
     sd = lib.fresh("big")
     n = mib * MIB
-    head = lib.image({"w": ("U8", [0], b"")})
     text = json.dumps({"w": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
     text += b" " * (-(8 + len(text)) % 4096)
-    assert head
     d.create(sd)
     s = d.reserve(sd, 0, 8 + len(text) + n, 1)
     block = os.urandom(MIB)
@@ -235,13 +233,17 @@ def test_events_of_a_job(d):
 
 
 def test_events_of_all(d):
-    n, sd, got = name(), small(d), []
-    t = threading.Thread(target=lambda: got.extend(events(d.api, "/v1/events", lambda e: n in json.dumps(e[2]) or
-                                                          (got_id and got_id[0] in json.dumps(e[2]) and "succeeded" in json.dumps(e[2])))))
-    got_id = []
+    """Made before the job: the stream tells of it from its first state to its last."""
+    n, sd, got, ids = name(), small(d), [], []
+
+    def last(e):
+        return bool(ids) and ids[0] in json.dumps(e[2]) and "succeeded" in json.dumps(e[2])
+
+    t = threading.Thread(target=lambda: got.extend(events(d.api, "/v1/events", last)))
     t.start()
     time.sleep(0.2)
-    got_id.append(d.api.run("save", source={"state_dict": sd}, target=to(n))["id"])
+    ids.append(d.api.submit("save", source={"state_dict": sd}, target=to(n))["id"])
+    d.api.wait(ids[0])
     t.join(30)
     assert got and not t.is_alive()
 

@@ -1,0 +1,194 @@
+"""The daemon's own life: kill -9 of it and of workers, SIGTERM, SIGHUP, a taken port, a newer journal, configuration."""
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import time
+
+import pytest
+
+import dcpd as lib
+from test_jobs import big
+
+F4 = ("F32", [4], bytes(range(16)))
+
+
+def save(sd, name, **more):
+    return {"source": {"state_dict": sd}, "target": {"storage": "main", "name": name}, **more}
+
+
+def test_kill_of_the_daemon_keeps_what_was_sealed(spawn):
+    d = spawn()
+    seg = d.put("train", [lib.image({"a": F4})], generation=4)[0]
+    done = d.api.run("save", **save("train", "one"))
+    workers = d.kill()
+    lib.wait_for(lambda: not any(lib.running(p) for p in workers), 10, "workers end with their socket")
+    assert lib.segment_file(seg).exists(), "a sealed generation outlives the daemon"
+    d.start()
+    again = d.api.get(f"/v1/jobs/{done['id']}").ok(200)
+    assert again == {**done, **{k: again[k] for k in again if k not in done}}
+    d.api.run("save", **save("train", "two"))
+    assert d.api.run("diff", a={"storage": "main", "name": "one"}, b={"storage": "main", "name": "two"})["result"]["equal"]
+    d.drop("train")
+    assert not lib.segment_file(seg).exists()
+
+
+def test_kill_of_the_daemon_carries_jobs_on(spawn):
+    d = spawn()
+    sd = big(d, 128)
+    jobs = [d.api.submit("save", **save(sd, f"j{i}")) for i in range(4)]
+    time.sleep(0.1)
+    d.kill()
+    d.start()
+    for i, j in enumerate(jobs):
+        end = d.api.wait(j, 60)
+        assert end["state"] == "succeeded" or (end["state"] == "failed" and lib.check_problem(end["error"])), end
+        if end["state"] == "succeeded":
+            d.api.run("verify", source={"storage": "main", "name": f"j{i}"}, level="digest")
+    lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")
+
+
+def test_kill_of_a_worker_is_the_end_of_its_job_only(spawn):
+    d = spawn()
+    sd = big(d, 256)
+    lib.wait_for(lambda: d.workers(), 10, "workers") if d.workers() else None
+    j = d.api.submit("save", **save(sd, "x"))
+    lib.wait_for(lambda: d.api.get(f"/v1/jobs/{j['id']}").ok(200)["state"] == "running", 20, "running", every=0.002)
+    for w in d.workers():
+        os.kill(w, signal.SIGKILL)
+    end = d.api.wait(j)
+    if end["state"] == "failed":
+        lib.check_problem(end["error"], "worker_lost")
+        assert end["error"]["retryable"] is True and not (d.storages["main"] / "x").exists()
+    else:
+        d.api.run("verify", source={"storage": "main", "name": "x"}, level="digest")
+    d.api.run("save", **save(sd, "y"))
+    lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")
+
+
+def test_idle_workers_killed(spawn):
+    d = spawn()
+    d.put("t", [lib.image({"a": F4})])
+    d.api.run("save", **save("t", "a"))
+    for w in d.workers():
+        os.kill(w, signal.SIGKILL)
+    d.api.run("save", **save("t", "b"))
+
+
+def test_segments_nobody_names_are_swept_at_start(spawn):
+    d = spawn()
+    d.stop()
+    left = lib.SHM / "dcpd-leftover0123456789"
+    left.write_bytes(b"x")
+    left.chmod(0o600)
+    other = lib.SHM / "notdcpd-0123456789"
+    other.write_bytes(b"x")
+    try:
+        d.start()
+        if left.exists():  # only what this state dir's journal made may be removed: others may belong to another daemon
+            assert "leftover" not in " ".join(d.listed_segments())
+        assert other.exists()
+    finally:
+        left.unlink(missing_ok=True)
+        other.unlink(missing_ok=True)
+
+
+def test_sigterm_drains(spawn):
+    d = spawn()
+    sd = big(d, 128)
+    j = d.api.submit("save", **save(sd, "x"))
+    assert d.stop(40) == 0
+    assert not d.staging()
+    d.start()
+    assert d.api.wait(j)["state"] in ("succeeded", "failed")
+    if (d.storages["main"] / "x").exists():
+        d.api.run("verify", source={"storage": "main", "name": "x"}, level="digest")
+
+
+def test_sighup_reads_the_token_again(spawn):
+    d = spawn()
+    old = d.tcp_client()
+    old.get("/v1/jobs").ok(200)
+    (d.state / "token").write_text("another-token-of-some-length-0123456789\n")
+    d.proc.send_signal(signal.SIGHUP)
+    lib.wait_for(lambda: old.get("/v1/jobs").status == 401, 10, "the old token is refused")
+    d.tcp_client().get("/v1/jobs").ok(200)
+
+
+def run(*args, env=None, seconds=20):
+    return subprocess.run([str(lib.BIN / "dcpd"), *map(str, args)], capture_output=True, text=True, timeout=seconds,
+                          env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL)
+
+
+def test_taken_port_is_fatal(spawn, tmp_path):
+    d = spawn()
+    port = d.tcp_client().tcp[1]
+    r = run("--state-dir", tmp_path / "s", "--listen", f"127.0.0.1:{port}")
+    assert r.returncode != 0 and str(port) in r.stderr, r
+    r = run("--state-dir", d.state, "--listen", f"unix:{tmp_path}/s2")
+    assert r.returncode != 0, "two daemons on one state dir"
+    d.api.get("/livez").ok(200)
+
+
+def test_newer_journal_is_refused(spawn):
+    d = spawn()
+    d.stop()
+    db = next(p for p in d.state.iterdir() if p.read_bytes()[:15] == b"SQLite format 3")
+    with sqlite3.connect(db) as c:
+        tables = [t for (t,) in c.execute("select name from sqlite_master where type='table'")]
+        c.execute("pragma user_version=9999")
+        for t in tables:
+            columns = [x[1] for x in c.execute(f"pragma table_info('{t}')")]
+            if "schema_version" in columns:
+                c.execute(f"update {t} set schema_version=9999")
+    c.close()
+    r = run(*d.command()[1:])
+    assert r.returncode != 0 and re.search(r"newer|journal", r.stderr), r
+
+
+@pytest.mark.parametrize("args", [
+    ["--nope"], ["--storage", "x"], ["--storage", "Bad=/tmp"], ["--storage", "shm=/tmp"], ["--workers", "0"], ["--workers", "x"],
+    ["--shm-limit", "lots"], ["--listen", "nonsense:x"], ["--keep-jobs", "x"], ["--log-format", "xml"], ["--config", "/nonexistent"],
+    ["extra"], ["--listen", "0.0.0.0:0"], ["--tls-cert", "/nonexistent"],
+])
+def test_wrong_options(tmp_path, args):
+    r = run("--state-dir", tmp_path / "s", "--check-config", *args)
+    assert r.returncode != 0 and r.stderr.strip() and "\n" not in r.stderr.strip()[:-1].split("usage")[0].strip(), r.stderr
+
+
+def test_configuration(tmp_path):
+    conf = tmp_path / "c.conf"
+    conf.write_text(f"# a comment\nstate-dir = {tmp_path}/s\nstorage = a={tmp_path}\nstorage = b={tmp_path}\nworkers = 3\n")
+    r = run("--config", conf, "--print-config")
+    assert r.returncode == 0 and re.search(r"workers\s*=\s*3", r.stdout) and r.stdout.count("storage =") >= 2, r
+    assert re.search(r"workers\s*=\s*5", run("--config", conf, "--workers", "5", "--print-config").stdout)
+    assert re.search(r"workers\s*=\s*4", run("--config", conf, "--print-config", env={"DCPD_WORKERS": "4"}).stdout)
+    conf.write_text("colour = red\n")
+    r = run("--config", conf, "--check-config")
+    assert r.returncode != 0 and "colour" in r.stderr
+
+
+def test_every_option_is_documented(tmp_path):
+    keys = set(re.findall(r"^#? ?([a-z][a-z-]+) *=", run("--state-dir", tmp_path, "--print-config").stdout, re.M))
+    text = run("--help").stdout
+    example = (lib.ROOT / "deploy/dcpd.conf").read_text()
+    assert len(keys) > 8
+    for k in keys:
+        assert f"--{k}" in text, f"--help lacks --{k}"
+    for k in set(re.findall(r"^#?([a-z-]+) = ", example, re.M)):
+        assert k in keys, f"deploy/dcpd.conf has {k}, the daemon has not"
+
+
+def test_cold_start_is_quick(spawn):
+    d = spawn()
+    d.stop()
+    start = time.monotonic()
+    d.start()
+    assert time.monotonic() - start < 5
+
+
+def test_a_state_dir_of_someone_else(tmp_path):
+    (tmp_path / "s").write_text("a file")
+    r = run("--state-dir", tmp_path / "s", "--listen", f"unix:{tmp_path}/x")
+    assert r.returncode != 0 and r.stderr.strip()

@@ -1,0 +1,172 @@
+"""Storages that are full, read-only or gone; ad-hoc ones; names that would leave them."""
+import os
+import shutil
+import subprocess
+
+import pytest
+from crafted import Crafted, tree
+
+import dcpd as lib
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """mounted(options) → a small tmpfs, unmounted with the test."""
+    made = []
+
+    def make(options):
+        p = tmp_path / f"m{len(made)}"
+        p.mkdir()
+        r = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "dcpd-test", str(p)], capture_output=True, text=True)
+        if r.returncode != 0:
+            pytest.skip(f"cannot mount here: {r.stderr.strip()}")
+        made.append(p)
+        return p
+
+    yield make
+    for p in made:
+        subprocess.run(["umount", "-l", str(p)], check=True)
+
+
+def state_dict(d, size):
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"w": ("U8", [size], os.urandom(size))})])
+    return sd
+
+
+@root_only
+def test_full(spawn, mounted):
+    m = mounted("size=4m")
+    d = spawn({"main": m})
+    small, big = state_dict(d, 100_000), state_dict(d, 8 << 20)
+    d.api.run("save", source={"state_dict": small}, target={"storage": "main", "name": "old"})
+    before = tree(m)
+    p = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": big}, "target": {"storage": "main", "name": "new"}}).problem(
+        "storage_full", status=507)
+    assert str(8 << 20)[:2] in p["detail"] or p.get("expected"), f"needed and free: {p}"
+    p = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": big}, "target": {"storage": "main", "name": "old"},
+                                "options": {"overwrite": True}}).problem("storage_full", status=507)
+    assert tree(m) == before and not d.leaks()
+    d.api.run("verify", source={"storage": "main", "name": "old"}, level="digest")
+
+
+@root_only
+def test_fills_up_meanwhile(spawn, mounted):
+    """Space was there when the job was accepted; something else takes it. The job fails, nothing is left."""
+    m = mounted("size=64m")
+    d = spawn({"main": m})
+    sd = state_dict(d, 40 << 20)
+    hog = m / "hog"
+    j = d.api.submit("save", source={"state_dict": sd}, target={"storage": "main", "name": "x"})
+    with open(hog, "wb") as f:
+        try:
+            while True:
+                f.write(bytes(1 << 20))
+                f.flush()
+        except OSError:
+            pass
+    j = d.api.wait(j)
+    if j["state"] == "failed":
+        lib.check_problem(j["error"], "storage_full", "storage_io")
+        assert not (m / "x").exists()
+    else:
+        d.api.run("verify", source={"storage": "main", "name": "x"}, level="digest")
+    assert not d.staging(), d.staging()
+    hog.unlink()
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "y"})
+
+
+@root_only
+def test_read_only(spawn, mounted):
+    m = mounted("size=16m")
+    d = spawn({"main": m})
+    sd = state_dict(d, 1000)
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "old"})
+    subprocess.run(["mount", "-o", "remount,ro", str(m)], check=True)
+    d.api.fails("save", "storage_readonly", source={"state_dict": sd}, target={"storage": "main", "name": "new"})
+    d.api.fails("delete", "storage_readonly", target={"storage": "main", "name": "old"})
+    d.api.run("load", source={"storage": "main", "name": "old"}, target={"state_dict": "back"})
+    subprocess.run(["mount", "-o", "remount,rw", str(m)], check=True)
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "new"})
+
+
+@root_only
+def test_disk_error_while_reading(spawn, mounted):
+    """A file of one checkpoint cannot be read: that job fails and says which; others go on."""
+    d = spawn({"main": mounted("size=16m")})
+    c = Crafted(d.storages["main"])
+    f = c.files()[0]
+    f.unlink()
+    f.mkdir()
+    p = d.api.fails("load", "storage_io", "format_item", "checkpoint_incomplete", source=c.ref, target={"state_dict": "x"})
+    assert p["file"] == f.name, p
+    d.api.run("verify", source=Crafted(d.storages["main"]).ref, level="digest")
+
+
+def test_gone(spawn):
+    d = spawn()
+    sd = state_dict(d, 1000)
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "old"})
+    away = d.storages["main"].with_name("away")
+    d.storages["main"].rename(away)
+    ref = {"storage": "main", "name": "old"}
+    d.api.fails("save", "storage_gone", source={"state_dict": sd}, target={"storage": "main", "name": "new"})
+    d.api.fails("load", "storage_gone", "not_found", source=ref, target={"state_dict": "x"})
+    d.api.get(d.api.storage_path("main", "old")).problem("storage_gone", "not_found")
+    d.api.get("/livez").ok(200)
+    away.rename(d.storages["main"])
+    d.api.run("verify", source=ref, level="digest")
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "new"})
+
+
+def test_missing_at_start(tmp_path):
+    """A storage that is not there does not keep the others from working."""
+    d = lib.Daemon(tmp_path / "d", {"main": tmp_path / "main"}, args=["--storage", f"lost={tmp_path}/nothing"])
+    try:
+        sd = state_dict(d, 10)
+        d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "a"})
+        d.api.fails("save", "storage_gone", source={"state_dict": sd}, target={"storage": "lost", "name": "a"})
+        assert not (tmp_path / "nothing").exists()
+    finally:
+        d.discard()
+
+
+def test_ad_hoc(d, tmp_path):
+    name = f"tmp-{lib.fresh()}"
+    d.api.post("/v1/storages", {"name": name, "path": str(tmp_path)}).ok(201)
+    c = Crafted(d.storages["main"])
+    d.api.run("reshard", source=c.ref, target={"storage": name, "name": "x"})
+    assert (tmp_path / "x/.metadata").exists()
+    d.api.post("/v1/storages", {"name": name, "path": str(tmp_path)}).problem()
+    d.tcp_client().post("/v1/storages", {"name": "tmp-b", "path": str(tmp_path)}).problem("forbidden", status=403)
+    for body in ({"name": "tmp-c", "path": "relative"}, {"name": "tmp-c"}, {"name": "../x", "path": "/"},
+                 {"name": "shm", "path": str(tmp_path)}, {"name": "tmp-d", "path": str(tmp_path / "no")}):
+        d.api.post("/v1/storages", body).problem("validation_failed", "name_invalid", "storage_gone", "not_found")
+
+
+def test_a_link_on_the_way(d, tmp_path):
+    """A folder of the storage that is a link to outside is not followed, for reading or writing."""
+    (d.storages["main"] / "way").unlink(missing_ok=True)
+    (d.storages["main"] / "way").symlink_to(tmp_path)
+    inside = Crafted(d.storages["main"])
+    shutil.copytree(inside.dir, tmp_path / "x")
+    codes = ("not_found", "not_a_checkpoint", "forbidden", "storage_io", "checkpoint_incomplete", "name_invalid")
+    d.api.fails("load", *codes, source={"storage": "main", "name": "way/x"}, target={"state_dict": lib.fresh()})
+    d.api.fails("reshard", *codes, source=inside.ref, target={"storage": "main", "name": "way/y"})
+    assert sorted(os.listdir(tmp_path)) == ["x"]
+    (d.storages["main"] / "way").unlink()
+
+
+def test_left_overs_are_swept_at_start(spawn):
+    d = spawn()
+    sd = state_dict(d, 10)
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "run/a"})
+    d.stop()
+    for p in ("run/.dcpd-01ARZ3NDEKTSV4RRFFQ69G5FAV-1", ".dcpd-trash-01ARZ3NDEKTSV4RRFFQ69G5FAV"):
+        (d.storages["main"] / p).mkdir()
+        (d.storages["main"] / p / "__0_0.distcp").write_bytes(b"x" * 1000)
+    d.start()
+    lib.wait_for(lambda: not d.staging(), 15, "left-overs swept")
+    d.api.run("verify", source={"storage": "main", "name": "run/a"}, level="digest")
