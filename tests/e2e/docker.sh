@@ -3,7 +3,8 @@
 #
 # Builds, comes up healthy, saves from a trainer's container of another uid; recreates, kills and restricts dcpd's container and
 # shows each time that the snapshots in shared memory and the saved checkpoints are still there and that saving goes on.
-# Everything it makes carries a name of its own and is removed at the end. DCPD_BASE=IMAGE chooses the base image.
+# Everything it makes carries a name of its own and is removed at the end. DCPD_BASE=IMAGE chooses the base image. DOCKER_START=1
+# starts an engine of its own for the time of the test, where none answers (as root; it sets packet filter rules, as engines do).
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -12,13 +13,26 @@ skip() { echo "skipped: $*"; exit 77; }
 step() { printf '%4d s  %s\n' "$SECONDS" "$*"; }
 
 command -v docker >/dev/null || skip "no docker command"
-docker info >/dev/null 2>&1 || skip "no container engine answers (${DOCKER_HOST:-/var/run/docker.sock})"
 docker compose version >/dev/null 2>&1 || skip "docker has no compose plugin"
+work=$(mktemp -d)
+engine=
+end_engine() {
+	[ -z "$engine" ] || { kill "$engine" 2>/dev/null && wait "$engine" || true; }
+	rm -rf "$work"
+}
+trap end_engine EXIT
+if ! docker info >/dev/null 2>&1 && [ -n "${DOCKER_START:-}" ] && command -v dockerd >/dev/null && [ "$(id -u)" -eq 0 ]; then
+	export DOCKER_HOST=unix://$work/docker.sock
+	dockerd -H "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work/exec" --pidfile "$work/pid" >"$work/dockerd.log" 2>&1 &
+	engine=$!
+	for _ in $(seq 100); do docker info >/dev/null 2>&1 && break; sleep 0.3; done
+	step "started an engine"
+fi
+docker info >/dev/null 2>&1 || skip "no container engine answers (${DOCKER_HOST:-/var/run/docker.sock})"
 
 export DCPD_BASE=${DCPD_BASE:-debian:bookworm-slim}
 export COMPOSE_PROJECT_NAME=dcpd-e2e-$$ DCPD_IMAGE=dcpd-e2e:$$ DCPD_TRAINER_IMAGE=dcpd-e2e-trainer:$$
 export DCPD_PORT=0 DCPD_SHM_SIZE=256mb
-work=$(mktemp -d)
 files=(-f deploy/compose.yaml)
 compose() { docker compose --progress quiet "${files[@]}" --profile example "$@"; }
 cleanup() {
@@ -26,7 +40,7 @@ cleanup() {
 	[ $rc -eq 0 ] || { echo "--- dcpd says:"; compose logs --no-log-prefix --tail 40 dcpd 2>/dev/null || true; }
 	compose down -v --remove-orphans -t 5 >/dev/null 2>&1 || true
 	docker image rm -f "$DCPD_IMAGE" "$DCPD_TRAINER_IMAGE" >/dev/null 2>&1 || true
-	rm -rf "$work"
+	end_engine
 	exit $rc
 }
 trap cleanup EXIT

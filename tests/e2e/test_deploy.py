@@ -75,6 +75,7 @@ def test_the_configuration_is_accepted(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.seconds(1300)
 def test_the_container():
     out = subprocess.run([TOP / "tests/e2e/docker.sh"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1200)
     if out.returncode == 77:
