@@ -41,7 +41,7 @@ static inline enum err push(struct pickle *pk, pnode n)
 }
 
 /* Gives the dicts among the top slots a node, now that something will hold or look at them. */
-static FALLIBLE enum err settle(struct pickle *pk, uint32_t from)
+static inline FALLIBLE enum err settle(struct pickle *pk, uint32_t from)
 {
 	for (uint32_t i = from; i < pk->stack.count; i++)
 		if (pk->stack.p[i] == N_FRESH_DICT) {

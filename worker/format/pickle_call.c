@@ -144,35 +144,27 @@ static FALLIBLE enum err make_record(struct pickle *pk, uint32_t index, pnode ar
 	return node_new(pk, PK_RECORD, index, 1 + pk->records[index].field_count, out);
 }
 
+static enum known known_of(const struct pickle *pk, pnode n)
+{
+	return pickle_kind(pk, n) == PK_GLOBAL ? (enum known)(node_head(pk, n) >> HEAD_SHIFT) : KNOWN_NOTHING;
+}
+
 static bool is_sequence(const struct pickle *pk, pnode n)
 {
 	enum pickle_kind kind = pickle_kind(pk, n);
 	return kind == PK_LIST || kind == PK_TUPLE;
 }
 
-enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out)
+static FALLIBLE enum err call_plain(struct pickle *pk, pnode callee, pnode args, pnode *out)
 {
-	enum pickle_kind callee_kind = pickle_kind(pk, callee), arg_kind;
+	enum known known = known_of(pk, callee);
 	uint64_t n = pickle_count(pk, args);
 	pnode arg = pickle_at(pk, args, 0);
 	double re, im;
 
-	if (pickle_kind(pk, args) != PK_TUPLE)
-		return BAD(pk, "arguments that are no tuple");
-	if (callee_kind != PK_GLOBAL && callee_kind != PK_OBJECT)
-		return BAD(pk, "a call of something that is no class or function");
-	arg_kind = pickle_kind(pk, arg);
-	enum known known = callee_kind == PK_GLOBAL ? (enum known)(node_head(pk, callee) >> HEAD_SHIFT) : KNOWN_NOTHING;
-	if (known == KNOWN_RECONSTRUCTOR && n == 3 && pickle_kind(pk, arg) == PK_GLOBAL &&
-	    pickle_is_global(pk, pickle_at(pk, args, 1), "builtins", "object")) {
-		callee = arg;
-		args = N_EMPTY_TUPLE;
-		n = 0;
-		known = (enum known)(node_head(pk, callee) >> HEAD_SHIFT);
-	}
 	switch (known) {
 	case KNOWN_SIZE:
-		if (n == 1 && arg_kind == PK_TUPLE)
+		if (n == 1 && pickle_kind(pk, arg) == PK_TUPLE)
 			return make_size(pk, args, out);
 		break;
 	case KNOWN_ORDERED_DICT:
@@ -196,23 +188,49 @@ enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out)
 	return make_object(pk, callee, args, out);
 }
 
-static int field_index(const struct pickle_record *r, struct str key)
+enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out)
 {
+	enum pickle_kind kind = pickle_kind(pk, callee);
+	pnode arg = pickle_at(pk, args, 0);
+
+	if (pickle_kind(pk, args) != PK_TUPLE)
+		return BAD(pk, "arguments that are no tuple");
+	if (kind != PK_GLOBAL && kind != PK_OBJECT)
+		return BAD(pk, "a call of something that is no class or function");
+	/* Protocols 0 and 1 make objects so: _reconstructor(cls, object, None). */
+	if (known_of(pk, callee) == KNOWN_RECONSTRUCTOR && pickle_count(pk, args) == 3 && pickle_kind(pk, arg) == PK_GLOBAL &&
+	    known_of(pk, pickle_at(pk, args, 1)) == KNOWN_OBJECT)
+		return call_plain(pk, arg, N_EMPTY_TUPLE, out);
+	return call_plain(pk, callee, args, out);
+}
+
+/* Attribute names come from the memo, the same node each time. A string node never moves or changes. */
+static int field_index(struct pickle *pk, uint32_t record, pnode key)
+{
+	__typeof__(&pk->fields[0]) known = &pk->fields[(key + 7 * record) % FIELDS_CACHED];
+	const struct pickle_record *r = &pk->records[record];
+	struct str name = pickle_str(pk, key);
+
+	if (known->key == key && known->record == record)
+		return known->field;
+	known->field = -1;
 	for (uint32_t i = 0; i < r->field_count; i++)
-		if (str_is(key, r->fields[i]))
-			return (int)i;
-	return -1;
+		if (str_is(name, r->fields[i]))
+			known->field = (int)i;
+	known->key = key;
+	known->record = record;
+	return known->field;
 }
 
 static void set_fields(struct pickle *pk, pnode inst, pnode dict)
 {
-	const struct pickle_record *r = &pk->records[node_head(pk, inst) >> HEAD_SHIFT];
+	uint32_t record = node_head(pk, inst) >> HEAD_SHIFT;
 	bool kept = node_shared(pk, dict);
 	struct pickle_iter it = pickle_iter(pk, dict);
 	pnode key, value;
 
 	while (pickle_next(pk, &it, &key) && pickle_next(pk, &it, &value)) {
-		int i = field_index(r, pickle_str(pk, key));
+		int i = field_index(pk, record, key);
 		if (i < 0)
 			continue;
 		pk->cells.p[inst + 1 + (uint32_t)i] = value;

@@ -15,6 +15,8 @@
 #pragma once
 #include "format/pickle.h"
 
+#include <endian.h>
+
 enum {
 	N_NONE = 1,
 	N_FALSE,
@@ -61,6 +63,8 @@ struct cells {
 	uint32_t count, cap;
 };
 
+enum { FIELDS_CACHED = 64 };
+
 struct pickle {
 	const unsigned char *in;
 	uint64_t n;
@@ -72,6 +76,11 @@ struct pickle {
 	uint64_t memo_count;       /* the id that MEMOIZE takes next */
 	bool memo_gaps;            /* PUT left some out */
 	uint64_t at, op_at;
+	struct {
+		pnode key;
+		uint32_t record;
+		int field;
+	} fields[FIELDS_CACHED];              /* what attribute names lately meant */
 	bool stopped;
 	pnode root;
 };
@@ -91,7 +100,26 @@ FALLIBLE enum err pickle_bad(const struct pickle *pk, const char *place, const c
 #define BAD(pk, ...) pickle_bad((pk), ERR_PLACE, __VA_ARGS__)
 
 /* pickle_scan.c */
-FALLIBLE enum err pickle_op_next(struct pickle *pk, struct pickle_op *op);
+enum { OP_FIXED = 0x40 };
+extern const unsigned char pickle_op_args[256];              /* OP_FIXED + bytes of argument, or how to read it */
+FALLIBLE enum err pickle_op_slow(struct pickle *pk, struct pickle_op *op);
+/* Nearly all opcodes have an argument of 0 to 8 bytes and are not the last of the stream. */
+static inline FALLIBLE enum err pickle_op_next(struct pickle *pk, struct pickle_op *op)
+{
+	if (pk->n - pk->at < 1 + sizeof(uint64_t))
+		return pickle_op_slow(pk, op);
+	const unsigned char *p = pk->in + pk->at;
+	unsigned bytes = pickle_op_args[*p] - (unsigned)OP_FIXED;
+	if (bytes > sizeof(uint64_t))
+		return pickle_op_slow(pk, op);
+	uint64_t v;
+	memcpy(&v, p + 1, sizeof v);
+	op->code = *p;
+	op->number = bytes ? le64toh(v) & UINT64_MAX >> (64 - 8 * bytes) : 0;
+	pk->op_at = pk->at;
+	pk->at += 1 + bytes;
+	return OK;
+}
 FALLIBLE enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out); /* of PUT and GET ops */
 FALLIBLE enum err pickle_scan(struct pickle *pk);
 uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id);  /* NULL if the entry is never fetched */
@@ -109,7 +137,14 @@ static inline void node_share(struct pickle *pk, pnode n)
 	if (node_is_cell(n))
 		pk->cells.p[n] |= HEAD_SHARED;
 }
-FALLIBLE enum err cells_push(struct cells *c, uint32_t value);
+FALLIBLE enum err cells_room(struct cells *c, uint64_t more);
+static inline FALLIBLE enum err cells_push(struct cells *c, uint32_t value)
+{
+	if (c->count == c->cap)
+		TRY(cells_room(c, 1));
+	c->p[c->count++] = value;
+	return OK;
+}
 FALLIBLE enum err node_new(struct pickle *pk, enum pickle_kind kind, uint32_t arg, uint32_t cells, pnode *out);
 FALLIBLE enum err node_int(struct pickle *pk, int64_t v, pnode *out);
 FALLIBLE enum err node_double(struct pickle *pk, double v, pnode *out);

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 
-static FALLIBLE enum err cells_room(struct cells *c, uint64_t more)
+enum err cells_room(struct cells *c, uint64_t more)
 {
 	uint64_t need = c->count + more, cap = c->cap ? c->cap : 256;
 
@@ -23,22 +23,16 @@ static FALLIBLE enum err cells_room(struct cells *c, uint64_t more)
 	return OK;
 }
 
-enum err cells_push(struct cells *c, uint32_t value)
-{
-	if (c->count == c->cap)
-		TRY(cells_room(c, 1));
-	c->p[c->count++] = value;
-	return OK;
-}
-
 static FALLIBLE enum err take(struct pickle *pk, uint64_t cells, uint32_t *at_out)
 {
 	if (cells > pk->cell_max - pk->cells.count)
 		return ERR(LIMIT_EXCEEDED, "the objects of the pickle need more memory than its size allows");
-	TRY(cells_room(&pk->cells, cells));
+	if (cells > pk->cells.cap - pk->cells.count)
+		TRY(cells_room(&pk->cells, cells));
 	*at_out = pk->cells.count;
 	pk->cells.count += (uint32_t)cells;
-	memset(pk->cells.p + *at_out, 0, cells * sizeof *pk->cells.p);
+	for (uint64_t i = 0; i < cells; i++)
+		pk->cells.p[*at_out + i] = 0;
 	return OK;
 }
 

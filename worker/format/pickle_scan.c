@@ -10,14 +10,14 @@
 
 enum arg {
 	ARG_UNKNOWN,
-	ARG_NO,
-	ARG_1, ARG_2, ARG_4, ARG_8,
 	ARG_LEN1, ARG_LEN4, ARG_LEN4_SIGNED, ARG_LEN8,
 	ARG_LINE, ARG_TWO_LINES,
 	ARG_REFUSED,
+	ARG_NO = OP_FIXED, /* plus the number of bytes */
+	ARG_1 = OP_FIXED + 1, ARG_2 = OP_FIXED + 2, ARG_4 = OP_FIXED + 4, ARG_8 = OP_FIXED + 8,
 };
 
-static const unsigned char args[256] = {
+const unsigned char pickle_op_args[256] = {
 	['('] = ARG_NO, ['.'] = ARG_NO, ['0'] = ARG_NO, ['1'] = ARG_NO, ['2'] = ARG_NO, ['N'] = ARG_NO, ['Q'] = ARG_NO,
 	['R'] = ARG_NO, ['b'] = ARG_NO, ['a'] = ARG_NO, ['d'] = ARG_NO, ['}'] = ARG_NO, ['e'] = ARG_NO, ['l'] = ARG_NO,
 	[']'] = ARG_NO, ['s'] = ARG_NO, ['t'] = ARG_NO, [')'] = ARG_NO, ['u'] = ARG_NO, [0x81] = ARG_NO, [0x85] = ARG_NO,
@@ -91,13 +91,13 @@ static FALLIBLE enum err fixed(struct pickle *pk, struct pickle_op *op, unsigned
 	return OK;
 }
 
-enum err pickle_op_next(struct pickle *pk, struct pickle_op *op)
+enum err pickle_op_slow(struct pickle *pk, struct pickle_op *op)
 {
 	pk->op_at = pk->at;
 	if (pk->at >= pk->n)
 		return BAD(pk, "the stream ends before STOP");
 	op->code = pk->in[pk->at++];
-	switch (args[op->code]) {
+	switch (pickle_op_args[op->code]) {
 	case ARG_NO: return OK;
 	case ARG_1: return fixed(pk, op, 1);
 	case ARG_2: return fixed(pk, op, 2);
@@ -120,7 +120,7 @@ enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *i
 {
 	uint64_t id = op->number;
 
-	if (op->code == 'g' || op->code == 'p') {
+	if (__builtin_expect(op->code == 'g' || op->code == 'p', 0)) {
 		struct str text = { (const char *)op->data, op->len };
 		if (!str_to_u64(text, &id))
 			return BAD(pk, "the memo entry is not a number");
@@ -177,6 +177,15 @@ enum err pickle_scan(struct pickle *pk)
 	return OK;
 }
 
+/* Without the popcnt instruction, which not every x86-64 has, the builtin is a call. */
+static inline uint32_t ones(uint64_t v)
+{
+	v -= v >> 1 & 0x5555555555555555;
+	v = (v & 0x3333333333333333) + (v >> 2 & 0x3333333333333333);
+	v = (v + (v >> 4)) & 0x0f0f0f0f0f0f0f0f;
+	return (uint32_t)(v * 0x0101010101010101 >> 56);
+}
+
 uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id)
 {
 	const struct memo *memo = &pk->memo;
@@ -184,7 +193,7 @@ uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id)
 
 	if (word >= memo->words || !(memo->used[word] & bit))
 		return NULL;
-	return &memo->values[memo->before[word] + (uint32_t)__builtin_popcountll(memo->used[word] & (bit - 1))];
+	return &memo->values[memo->before[word] + ones(memo->used[word] & (bit - 1))];
 }
 
 void pickle_memo_free(struct memo *memo)
