@@ -33,7 +33,7 @@ enum err box_numel(uint32_t ndim, const int64_t *sizes, uint64_t *numel_out)
 	return OK;
 }
 
-static bool inside(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, const int64_t *shape)
+bool box_inside(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, const int64_t *shape)
 {
 	for (uint32_t d = 0; d < ndim; d++)
 		if (offsets[d] < 0 || sizes[d] < 0 || offsets[d] > shape[d] ||
@@ -46,7 +46,7 @@ enum err box_check(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, 
 {
 	char o[192], s[192], t[192];
 
-	if (inside(ndim, offsets, sizes, shape))
+	if (box_inside(ndim, offsets, sizes, shape))
 		return OK;
 	return ERR(PLAN_INVALID, "chunk %s+%s is outside of %s", box_print(ndim, offsets, o, sizeof o),
 		   box_print(ndim, sizes, s, sizeof s), box_print(ndim, shape, t, sizeof t));

@@ -11,6 +11,7 @@ enum { NDIM_MAX = 64 };
 FALLIBLE enum err box_numel(uint32_t ndim, const int64_t *sizes, uint64_t *numel_out);
 /* offsets and sizes not negative, offset + size <= shape; the message says "chunk [..]+[..] is outside of [..]". */
 FALLIBLE enum err box_check(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, const int64_t *shape);
+bool box_inside(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, const int64_t *shape); /* the same, no message */
 /* True if the boxes share at least one element (0-d boxes always do, empty boxes never); then writes the intersection. */
 bool box_intersect(uint32_t ndim, const int64_t *a_off, const int64_t *a_size, const int64_t *b_off,
 		   const int64_t *b_size, int64_t *off_out, int64_t *size_out);

@@ -155,6 +155,21 @@ enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct
 	return OK;
 }
 
+enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint32_t rank, struct sd_loc loc,
+				 uint32_t *index_out)
+{
+	must(first < sd->value_count);
+	if (sd->value_count >= SD_VALUE_BIT - 2)
+		return ERR(LIMIT_EXCEEDED, "more than %ju values", (uintmax_t)sd->value_count);
+	TRY(room(sd, &sd->values, sd->value_count, &sd->value_cap, sizeof *sd->values));
+	struct sd_value v = sd->values[first];
+	v.rank = rank;
+	v.loc = loc;
+	*index_out = (uint32_t)sd->value_count;
+	sd->values[sd->value_count++] = v;
+	return OK;
+}
+
 enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out)
 {
 	struct sd_file f = { .rank = rank };

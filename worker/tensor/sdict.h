@@ -97,6 +97,9 @@ FALLIBLE enum err sdict_add_chunk(struct sdict *sd, uint32_t tensor, const int64
 				  struct sd_loc loc);
 FALLIBLE enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct sd_loc loc,
 				  uint32_t *index_out);
+/* One more rank that holds a value of which `first` is the index: the same FQN again, not looked up by name. For save plans. */
+FALLIBLE enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint32_t rank, struct sd_loc loc,
+					  uint32_t *index_out);
 FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out);
 FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
 FALLIBLE enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *out);

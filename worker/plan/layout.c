@@ -1,0 +1,372 @@
+/* layout.c: rules → boxes (see layout.h). Every kind of rule ends in the same thing, chunks in rank order, so that nothing behind
+ * it needs to know meshes and placements. Rules are checked once for what does not depend on a tensor (layout_check); what is
+ * left to go wrong per tensor names the FQN and the rule. */
+#include "plan/layout.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/num.h"
+#include "plan/tiling.h"
+#include "tensor/box.h"
+
+enum { RANKS_MAX = 65536, MATCH_SHOWN = 100 };
+
+static const struct sd_loc nowhere = { .file = SD_NO_FILE };
+
+/* One chunk to come: position says where it stands in the rule. */
+struct entry {
+	uint32_t rank, position;
+	const int64_t *dims;
+};
+
+/* The error recorded last, with the rule in front. */
+static enum err in_rule(const struct layout *l, uint32_t rule, enum err e)
+{
+	struct err_info was = *err_last();
+	struct str m = l->rules[rule].match;
+
+	if (!e)
+		return OK;
+	err_record(e, 0, was.place, "rule %u ('%.*s'): %s", rule, (int)num_min(m.n, MATCH_SHOWN), m.n ? m.p : "",
+		   was.text);
+	if (was.fqn[0])
+		return err_at_fqn(e, was.fqn, strlen(was.fqn));
+	return e;
+}
+
+static int u32_cmp(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+static FALLIBLE enum err check_ranks(const struct layout_rule *r, uint32_t world, bool once)
+{
+	CLEANUP(mem_free_ptr) uint32_t *sorted = mem_zalloc(r->rank_count, sizeof *sorted);
+
+	if (!sorted)
+		return ERR(NO_MEMORY, "no memory for %u ranks", r->rank_count);
+	for (uint32_t i = 0; i < r->rank_count; i++) {
+		sorted[i] = r->ranks[i];
+		if (r->ranks[i] >= world)
+			return ERR(WORLD_MISMATCH, "rank %u is not in a world of %u", r->ranks[i], world);
+	}
+	if (!once)
+		return OK;
+	qsort(sorted, r->rank_count, sizeof *sorted, u32_cmp);
+	for (uint32_t i = 1; i < r->rank_count; i++)
+		if (sorted[i] == sorted[i - 1])
+			return ERR(LAYOUT_INVALID, "rank %u is in the mesh twice", sorted[i]);
+	return OK;
+}
+
+static FALLIBLE enum err check_mesh(const struct layout_rule *r, uint32_t world)
+{
+	uint64_t product = 1;
+	uint32_t dims = r->mesh_ndim ? r->mesh_ndim : 1, want = r->ranks ? r->rank_count : world;
+
+	if (r->mesh_ndim == 0)
+		product = want;
+	for (uint32_t i = 0; i < r->mesh_ndim; i++) {
+		if (r->mesh[i] < 1 || r->mesh[i] > RANKS_MAX || product * (uint64_t)r->mesh[i] > RANKS_MAX)
+			return ERR(LAYOUT_INVALID, "a mesh has 1 to %d ranks", RANKS_MAX);
+		product *= (uint64_t)r->mesh[i];
+	}
+	if (r->placement_count != dims)
+		return ERR(LAYOUT_INVALID, "%u placements for %u mesh dims", r->placement_count, dims);
+	if (product != want)
+		return ERR(WORLD_MISMATCH, "the mesh has %ju ranks, %s %u", (uintmax_t)product,
+			   r->ranks ? "its list of ranks" : "the world", want);
+	for (uint32_t i = 0; i < r->placement_count; i++) {
+		if (r->placements[i].kind == PLACE_PARTIAL)
+			return ERR(LAYOUT_INVALID, "Partial() cannot be stored: it has to be reduced first");
+		if (r->placements[i].kind == PLACE_STRIDED_SHARD)
+			return ERR(LAYOUT_INVALID, "_StridedShard is not supported yet");
+	}
+	return r->ranks ? check_ranks(r, world, true) : OK;
+}
+
+static FALLIBLE enum err check_boxes(const struct layout_rule *r, uint32_t world)
+{
+	if (r->box_count == 0)
+		return ERR(LAYOUT_INVALID, "no boxes");
+	for (uint32_t i = 0; i < r->box_count; i++) {
+		const struct layout_box *b = &r->boxes[i];
+		if (b->rank >= world)
+			return ERR(WORLD_MISMATCH, "rank %u is not in a world of %u", b->rank, world);
+		if (b->ndim > NDIM_MAX || b->ndim != r->boxes[0].ndim)
+			return ERR(LAYOUT_INVALID, "boxes of %u and %u dims", r->boxes[0].ndim, b->ndim);
+		for (uint32_t d = 0; d < b->ndim * 2; d++)
+			if (b->dims[d] < 0)
+				return ERR(LAYOUT_INVALID, "offsets and sizes are not negative, box %u has %jd", i,
+					   (intmax_t)b->dims[d]);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_rule(const struct layout *l, const struct layout_rule *r)
+{
+	switch (r->kind) {
+	case LAYOUT_MESH:
+		return check_mesh(r, l->world_size);
+	case LAYOUT_CHUNKS:
+		if (!r->ranks || r->rank_count == 0)
+			return ERR(LAYOUT_INVALID, "chunks need ranks");
+		if (r->rank_count > RANKS_MAX)
+			return ERR(LAYOUT_INVALID, "more than %d chunks", RANKS_MAX);
+		return check_ranks(r, l->world_size, false);
+	case LAYOUT_BOXES:
+		return check_boxes(r, l->world_size);
+	case LAYOUT_LIKE:
+		return r->like ? OK : ERR(LAYOUT_INVALID, "no checkpoint to be like");
+	}
+	return ERR(LAYOUT_INVALID, "unknown kind of rule");
+}
+
+enum err layout_check(const struct layout *l)
+{
+	if (l->world_size < 1 || l->world_size > RANKS_MAX)
+		return ERR(WORLD_MISMATCH, "a world has 1 to %d ranks, not %u", RANKS_MAX, l->world_size);
+	for (uint32_t i = 0; i < l->rule_count; i++)
+		TRY(in_rule(l, i, check_rule(l, &l->rules[i])));
+	return OK;
+}
+
+/* torch.chunk: pieces of ceil(size / n), the last ones shorter or empty. */
+static void chunk_of(int64_t size, int64_t n, int64_t i, int64_t *start, int64_t *length)
+{
+	uint64_t s = (uint64_t)size, piece = num_div_up(s, (uint64_t)n);
+	uint64_t a = num_min((uint64_t)i * piece, s), b = num_min(a + piece, s);
+
+	*start = (int64_t)a;
+	*length = (int64_t)(b - a);
+}
+
+enum err layout_dtensor_box(uint32_t ndim, const int64_t *shape, uint32_t mesh_ndim, const int64_t *mesh,
+			    const int64_t *coord, const struct placement *placements, int64_t *dims_out)
+{
+	for (uint32_t d = 0; d < ndim; d++) {
+		dims_out[d] = 0;
+		dims_out[ndim + d] = shape[d];
+	}
+	for (uint32_t m = 0; m < mesh_ndim; m++) {
+		int64_t start, length, dim = placements[m].dim;
+
+		if (placements[m].kind == PLACE_REPLICATE)
+			continue;
+		if (placements[m].kind != PLACE_SHARD)
+			return ERR(LAYOUT_INVALID, "%s", placements[m].kind == PLACE_PARTIAL ?
+				   "Partial() cannot be stored: it has to be reduced first" :
+				   "_StridedShard is not supported yet");
+		dim = dim < 0 ? dim + (int64_t)ndim : dim;
+		if (dim < 0 || dim >= (int64_t)ndim)
+			return ERR(LAYOUT_INVALID, "Shard(%d) of a tensor of %u dims", placements[m].dim, ndim);
+		chunk_of(dims_out[ndim + dim], mesh[m], coord[m], &start, &length);
+		dims_out[ndim + dim] = length;
+		/* PyTorch pins empty shards to the end, so that they are all alike. */
+		dims_out[dim] = length ? dims_out[dim] + start : shape[dim];
+	}
+	return OK;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+	const struct entry *x = a, *y = b;
+
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	return (x->position > y->position) - (x->position < y->position);
+}
+
+/* Adds the chunks of a mesh of `count` ranks; ranks NULL: 0, 1, … */
+static FALLIBLE enum err apply_mesh(struct sdict *out, uint32_t tensor, uint32_t mesh_ndim, const int64_t *mesh,
+				    const struct placement *placements, const uint32_t *ranks, uint32_t count)
+{
+	const struct sd_tensor *t = &out->tensors[tensor];
+	CLEANUP(mem_free_ptr) struct entry *order = ranks ? mem_zalloc(count, sizeof *order) : NULL;
+	CLEANUP(mem_free_ptr) int64_t *coord = mem_zalloc(mesh_ndim, sizeof *coord);
+	int64_t dims[2 * NDIM_MAX];
+
+	if ((ranks && !order) || !coord)
+		return ERR(NO_MEMORY, "no memory for a mesh of %u ranks", count);
+	for (uint32_t i = 0; ranks && i < count; i++)
+		order[i] = (struct entry){ ranks[i], i, NULL };
+	if (ranks)
+		qsort(order, count, sizeof *order, by_rank);
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t rest = order ? order[i].position : i;
+		for (uint32_t m = mesh_ndim; m-- > 0;) {
+			coord[m] = rest % mesh[m];
+			rest = (uint32_t)(rest / mesh[m]);
+		}
+		TRY(layout_dtensor_box(t->ndim, t->shape, mesh_ndim, mesh, coord, placements, dims));
+		TRY(sdict_add_chunk(out, tensor, dims, order ? order[i].rank : i, nowhere));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err apply_mesh_rule(const struct layout *l, const struct layout_rule *r, struct sdict *out,
+					 uint32_t tensor)
+{
+	uint32_t count = r->ranks ? r->rank_count : l->world_size;
+	const int64_t line = count;
+
+	return apply_mesh(out, tensor, r->mesh_ndim ? r->mesh_ndim : 1, r->mesh_ndim ? r->mesh : &line, r->placements,
+			  r->ranks, count);
+}
+
+/* Entries must be gathered for the whole tensor first: a rank may own several, in any place of the rule. */
+static FALLIBLE enum err add_entries(struct sdict *out, uint32_t tensor, struct entry *entries, uint64_t count)
+{
+	qsort(entries, count, sizeof *entries, by_rank);
+	for (uint64_t i = 0; i < count; i++)
+		TRY(sdict_add_chunk(out, tensor, entries[i].dims, entries[i].rank, nowhere));
+	return OK;
+}
+
+static FALLIBLE enum err apply_chunks(const struct layout_rule *r, struct sdict *out, uint32_t tensor)
+{
+	const struct sd_tensor *t = &out->tensors[tensor];
+	uint32_t ndim = t->ndim, dim = (uint32_t)(r->chunk_dim < 0 ? r->chunk_dim + (int64_t)ndim : r->chunk_dim);
+	CLEANUP(mem_free_ptr) struct entry *entries = mem_zalloc(r->rank_count, sizeof *entries);
+	uint64_t size = (uint64_t)t->shape[dim], split = num_div_up(size, r->rank_count), n = 0;
+	int64_t dims[2 * NDIM_MAX];
+
+	if (!entries)
+		return ERR(NO_MEMORY, "no memory for %u chunks", r->rank_count);
+	/* PyTorch lists chunks that begin behind the end, too; a checkpoint with one cannot be saved by it. */
+	for (uint32_t i = 0; i < r->rank_count && i * split <= size; i++)
+		entries[n++] = (struct entry){ r->ranks[i], i, NULL };
+	qsort(entries, n, sizeof *entries, by_rank);
+	for (uint32_t d = 0; d < ndim; d++) {
+		dims[d] = 0;
+		dims[ndim + d] = t->shape[d];
+	}
+	for (uint64_t i = 0; i < n; i++) {
+		chunk_of((int64_t)size, r->rank_count, entries[i].position, &dims[dim], &dims[ndim + dim]);
+		TRY(sdict_add_chunk(out, tensor, dims, entries[i].rank, nowhere));
+	}
+	return OK;
+}
+
+/* The boxes must tile the tensor. */
+static FALLIBLE enum err check_tiling(struct tiling *tl, const struct sd_tensor *t, struct overlap_box *boxes, uint64_t n)
+{
+	TRY(tiling_check(tl, t->fqn, t->ndim, t->shape, boxes, n));
+	if (tl->problems)
+		return ERR(LAYOUT_INVALID, "the boxes do not tile the tensor: %.*s", (int)tl->text.len,
+			   tl->text.len ? (const char *)tl->text.p : "");
+	return OK;
+}
+
+static FALLIBLE enum err apply_boxes(const struct layout_rule *r, struct sdict *out, uint32_t tensor)
+{
+	const struct sd_tensor *t = &out->tensors[tensor];
+	CLEANUP(mem_free_ptr) struct entry *entries = mem_zalloc(r->box_count, sizeof *entries);
+	CLEANUP(tiling_free) struct tiling tl;
+	struct overlap_box *boxes;
+
+	tiling_init(&tl);
+	if (!entries)
+		return ERR(NO_MEMORY, "no memory for %u boxes", r->box_count);
+	if (r->boxes[0].ndim != t->ndim)
+		return ERR(LAYOUT_INVALID, "boxes of %u dims for a tensor of %u", r->boxes[0].ndim, t->ndim);
+	TRY(tiling_boxes(&tl, r->box_count, &boxes));
+	for (uint32_t i = 0; i < r->box_count; i++) {
+		boxes[i].dims = r->boxes[i].dims;
+		entries[i] = (struct entry){ r->boxes[i].rank, i, r->boxes[i].dims };
+	}
+	TRY(check_tiling(&tl, t, boxes, r->box_count));
+	return add_entries(out, tensor, entries, r->box_count);
+}
+
+static FALLIBLE enum err apply_like(const struct layout *l, const struct layout_rule *r, struct sdict *out,
+				    uint32_t tensor)
+{
+	const struct sd_tensor *t = &out->tensors[tensor], *other = sdict_tensor(r->like, t->fqn);
+	CLEANUP(mem_free_ptr) struct entry *entries = mem_zalloc(other->chunk_count, sizeof *entries);
+	CLEANUP(tiling_free) struct tiling tl;
+	struct overlap_box *boxes;
+	uint64_t n = 0;
+
+	tiling_init(&tl);
+	if (!entries)
+		return ERR(NO_MEMORY, "no memory for %ju boxes", (uintmax_t)other->chunk_count);
+	if (other->ndim != t->ndim || (t->ndim && memcmp(other->shape, t->shape, t->ndim * sizeof *t->shape) != 0)) {
+		char a[96], b[96];
+		return ERR(LAYOUT_INVALID, "the other checkpoint's tensor has size %s, this one %s",
+			   box_print(other->ndim, other->shape, a, sizeof a), box_print(t->ndim, t->shape, b, sizeof b));
+	}
+	TRY(tiling_boxes(&tl, other->chunk_count, &boxes));
+	for (; n < other->chunk_count; n++) {
+		const struct sd_chunk *c = &r->like->chunks[other->first_chunk + n];
+		if (c->rank >= l->world_size)
+			return ERR(LAYOUT_INVALID, "the other checkpoint has a chunk on rank %u, the world has %u",
+				   c->rank, l->world_size);
+		boxes[n].dims = c->dims;
+		entries[n] = (struct entry){ c->rank, (uint32_t)n, c->dims };
+	}
+	if (n)
+		TRY(overlap_drop_equal(t->ndim, boxes, &n)); /* replicas are fine */
+	TRY(check_tiling(&tl, t, boxes, n));
+	return add_entries(out, tensor, entries, other->chunk_count);
+}
+
+static bool has_dim(uint32_t ndim, int64_t dim)
+{
+	return dim < 0 ? -dim <= (int64_t)ndim : dim < (int64_t)ndim;
+}
+
+/* Does the rule speak of this tensor? */
+static bool matches(const struct layout_rule *r, const struct sd_tensor *t)
+{
+	if (!str_glob(r->match, t->fqn))
+		return false;
+	if (r->kind == LAYOUT_CHUNKS)
+		return has_dim(t->ndim, r->chunk_dim);
+	if (r->kind == LAYOUT_LIKE)
+		return sdict_tensor(r->like, t->fqn) != NULL;
+	for (uint32_t i = 0; r->kind == LAYOUT_MESH && i < r->placement_count; i++)
+		if (r->placements[i].kind != PLACE_REPLICATE && !has_dim(t->ndim, r->placements[i].dim))
+			return false;
+	return true;
+}
+
+static FALLIBLE enum err apply_rule(const struct layout *l, const struct layout_rule *r, struct sdict *out,
+				    uint32_t tensor)
+{
+	switch (r->kind) {
+	case LAYOUT_MESH:
+		return apply_mesh_rule(l, r, out, tensor);
+	case LAYOUT_CHUNKS:
+		return apply_chunks(r, out, tensor);
+	case LAYOUT_BOXES:
+		return apply_boxes(r, out, tensor);
+	case LAYOUT_LIKE:
+		return apply_like(l, r, out, tensor);
+	}
+	return ERR(LAYOUT_INVALID, "unknown kind of rule");
+}
+
+enum err layout_apply(const struct layout *l, struct sdict *out, uint32_t tensor, uint32_t *matched_out)
+{
+	const struct sd_tensor *t = &out->tensors[tensor];
+	const struct placement shard0 = { .kind = PLACE_SHARD };
+	const int64_t line = l->world_size;
+	enum err e;
+
+	must(tensor < out->tensor_count && t->chunk_count == 0);
+	for (uint32_t i = 0; i < l->rule_count; i++) {
+		if (!matches(&l->rules[i], t))
+			continue;
+		*matched_out = i;
+		e = apply_rule(l, &l->rules[i], out, tensor);
+		return e ? err_at_fqn(in_rule(l, i, e), t->fqn.p, t->fqn.n) : OK;
+	}
+	*matched_out = UINT32_MAX;
+	e = t->ndim ? apply_mesh(out, tensor, 1, &line, &shard0, NULL, l->world_size) :
+		      sdict_add_chunk(out, tensor, NULL, 0, nowhere);
+	return err_at_fqn(e, t->fqn.p, t->fqn.n);
+}

@@ -1,0 +1,93 @@
+/* placement.c: reading placements as PyTorch prints them and as people shorten them. */
+#include "base/num.h"
+#include "plan/layout.h"
+
+enum { TEXT_MAX = 64 };
+
+/* What stands between the parentheses: "0", "dim=0", "dim=0,sf=2". */
+static bool read_number(struct str s, const char *name, int64_t *out)
+{
+	size_t n = strlen(name);
+	uint64_t v;
+	bool minus;
+
+	if (str_starts(s, name) && s.n > n && s.p[n] == '=')
+		s = (struct str){ s.p + n + 1, s.n - n - 1 };
+	minus = str_starts(s, "-");
+	if (minus)
+		s = (struct str){ s.p + 1, s.n - 1 };
+	if (!str_to_u64(s, &v) || v > INT32_MAX)
+		return false;
+	*out = minus ? -(int64_t)v : (int64_t)v;
+	return true;
+}
+
+static bool read_shard(struct str args, struct placement *out)
+{
+	int64_t dim;
+
+	if (!read_number(args, "dim", &dim))
+		return false;
+	*out = (struct placement){ .kind = PLACE_SHARD, .dim = (int32_t)dim };
+	return true;
+}
+
+static bool read_strided(struct str args, struct placement *out)
+{
+	const char *comma = args.n ? memchr(args.p, ',', args.n) : NULL;
+	int64_t dim, sf;
+
+	if (!comma)
+		return false;
+	struct str a = { args.p, (size_t)(comma - args.p) }, b = { comma + 1, args.n - a.n - 1 };
+	if (!read_number(a, "dim", &dim))
+		return false;
+	if (!read_number(b, "sf", &sf) && !read_number(b, "split_factor", &sf))
+		return false;
+	*out = (struct placement){ .kind = PLACE_STRIDED_SHARD, .dim = (int32_t)dim, .split_factor = sf };
+	return sf > 0;
+}
+
+static bool read_placement(struct str name, bool has_args, struct str args, struct placement *out)
+{
+	bool bare = !has_args || args.n == 0;
+
+	if (str_is(name, "Shard") || str_is(name, "S"))
+		return has_args && read_shard(args, out);
+	if (str_is(name, "_StridedShard") || str_is(name, "_S"))
+		return has_args && read_strided(args, out);
+	if (str_is(name, "Replicate") || str_is(name, "R")) {
+		*out = (struct placement){ .kind = PLACE_REPLICATE };
+		return bare;
+	}
+	if (str_is(name, "Partial") || str_is(name, "P") || str_is(name, "_Partial")) {
+		*out = (struct placement){ .kind = PLACE_PARTIAL }; /* whatever the reduction */
+		return true;
+	}
+	return false;
+}
+
+enum err placement_parse(struct str text, struct placement *out)
+{
+	char bare[TEXT_MAX];
+	size_t n = 0;
+
+	for (size_t i = 0; i < text.n; i++) {
+		if (text.p[i] == ' ' || text.p[i] == '\t')
+			continue;
+		if (n == sizeof bare)
+			return ERR(LAYOUT_INVALID, "a placement is too long: %.40s…", bare);
+		bare[n++] = text.p[i];
+	}
+	struct str s = { bare, n };
+	const char *open = memchr(bare, '(', n);
+	struct str name = open ? (struct str){ bare, (size_t)(open - bare) } : s, args = { bare, 0 };
+	if (open)
+		args = (struct str){ open + 1, n - name.n - 1 };
+	bool closed = !open || (args.n && args.p[args.n - 1] == ')');
+	if (open && args.n)
+		args.n--;
+	if (closed && read_placement(name, open != NULL, args, out))
+		return OK;
+	return ERR(LAYOUT_INVALID, "'%.*s' is not a placement: Shard(dim), Replicate() …", (int)n, bare);
+}

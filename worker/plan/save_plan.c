@@ -1,0 +1,371 @@
+/* save_plan.c: dedup and order of a save (see save_plan.h).
+ *
+ * Equal boxes of one tensor form a chain; each chain gets one writer. PyTorch identifies an item by FQN and offset and balances by
+ * the size of the whole tensor; here a box counts as what it is, offsets and sizes, and by its own bytes, so that ranks end up with
+ * like amounts. All is done with arrays of chunk indices and counting sorts: a million chunks are an ordinary input. */
+#include "plan/save_plan.h"
+
+#include "base/mem.h"
+#include "base/num.h"
+#include "plan/tiling.h"
+#include "tensor/box.h"
+
+enum { RANKS_MAX = 65536 };
+#define NONE UINT32_MAX
+
+struct maker {
+	const struct sdict *held;
+	enum dedup how;
+	bool values;                     /* the items are values, not chunks */
+	uint32_t *next;                  /* item → next replica of it on another rank, or NONE */
+	uint32_t *heads, *writers;       /* one per distinct item: the first replica, the one that is written */
+	uint32_t *keys, *sorted;         /* scratch: a sort key and an order, one per distinct item */
+	uint64_t count;                  /* distinct items */
+	uint32_t *slots;                 /* hash table over one tensor's boxes: index into heads + 1 */
+	uint64_t slot_cap;
+	uint64_t *load;                  /* bytes per rank so far */
+	uint32_t *starts;                /* scratch of counting sorts */
+	struct save_plan_stats stats;
+};
+
+static void maker_free(struct maker *m)
+{
+	mem_free(m->next);
+	mem_free(m->heads);
+	mem_free(m->writers);
+	mem_free(m->keys);
+	mem_free(m->sorted);
+	mem_free(m->slots);
+	mem_free(m->load);
+	mem_free(m->starts);
+}
+
+static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, enum dedup how)
+{
+	uint64_t n = num_max(held->chunk_count, held->value_count), keys = num_max(held->tensor_count, RANKS_MAX) + 1;
+
+	*m = (struct maker){ .held = held, .how = how };
+	m->next = mem_zalloc(n, sizeof *m->next);
+	m->heads = mem_zalloc(n, sizeof *m->heads);
+	m->writers = mem_zalloc(n, sizeof *m->writers);
+	m->keys = mem_zalloc(n, sizeof *m->keys);
+	m->sorted = mem_zalloc(n, sizeof *m->sorted);
+	m->load = mem_zalloc(RANKS_MAX, sizeof *m->load);
+	m->starts = mem_zalloc(keys, sizeof *m->starts);
+	if (!m->next || !m->heads || !m->writers || !m->keys || !m->sorted || !m->load || !m->starts)
+		return ERR(NO_MEMORY, "no memory to plan %ju items", (uintmax_t)n);
+	for (uint64_t i = 0; i < n; i++)
+		if (held->chunks[i].rank >= RANKS_MAX)
+			return err_at_rank(ERR(LIMIT_EXCEEDED, "ranks go up to %d", RANKS_MAX - 1),
+					   held->chunks[i].rank);
+	for (uint64_t i = 0; i < held->value_count; i++)
+		if (held->values[i].rank >= RANKS_MAX)
+			return err_at_rank(ERR(LIMIT_EXCEEDED, "ranks go up to %d", RANKS_MAX - 1),
+					   held->values[i].rank);
+	return OK;
+}
+
+/* Negative: a lies before b, lexically by offsets, then sizes. */
+static int dims_cmp(uint32_t n, const int64_t *a, const int64_t *b)
+{
+	for (uint32_t d = 0; d < n; d++)
+		if (a[d] != b[d])
+			return a[d] < b[d] ? -1 : 1;
+	return 0;
+}
+
+/* The usual case: one rank after the other holds the next part, nothing twice. */
+static bool ascending(const struct sdict *sd, const struct sd_tensor *t)
+{
+	for (uint64_t i = t->first_chunk + 1; i < t->first_chunk + t->chunk_count; i++)
+		if (dims_cmp(t->ndim * 2, sd->chunks[i - 1].dims, sd->chunks[i].dims) >= 0)
+			return false;
+	return true;
+}
+
+static FALLIBLE enum err clear_slots(struct maker *m, uint64_t count)
+{
+	uint64_t cap = 16;
+
+	while (cap < count * 2)
+		cap *= 2;
+	if (cap > m->slot_cap) {
+		mem_free(m->slots);
+		m->slot_cap = 0;
+		m->slots = mem_alloc(cap * sizeof *m->slots);
+		if (!m->slots)
+			return ERR(NO_MEMORY, "no memory to compare %ju chunks", (uintmax_t)count);
+		m->slot_cap = cap;
+	}
+	memset(m->slots, 0, cap * sizeof *m->slots);
+	return OK;
+}
+
+/* Adds the chunk to the chain of its box; last: per distinct box of this tensor, the end of its chain (in m->keys). */
+static void chain(struct maker *m, const struct sd_tensor *t, uint32_t chunk, uint64_t first_head, uint64_t mask)
+{
+	const struct sdict *sd = m->held;
+	const int64_t *d = sd->chunks[chunk].dims;
+	uint64_t at = str_hash((struct str){ (const char *)d, t->ndim * 2 * sizeof *d }) & mask;
+
+	for (; m->slots[at]; at = (at + 1) & mask) {
+		uint64_t i = first_head + m->slots[at] - 1;
+		if (dims_cmp(t->ndim * 2, sd->chunks[m->heads[i]].dims, d) == 0) {
+			m->next[m->keys[i]] = chunk;
+			m->keys[i] = chunk;
+			return;
+		}
+	}
+	m->heads[m->count] = m->keys[m->count] = chunk;
+	m->count++;
+	m->slots[at] = (uint32_t)(m->count - first_head);
+}
+
+/* Empty boxes are not written, but a tensor without elements keeps one, else it would vanish. */
+static FALLIBLE enum err group(struct maker *m, const struct sd_tensor *t)
+{
+	uint64_t end = t->first_chunk + t->chunk_count, first_head = m->count, mask = 0;
+	bool nothing_twice = ascending(m->held, t), tensor_empty = box_empty(t->ndim, t->shape);
+
+	if (!nothing_twice && !tensor_empty) {
+		TRY(clear_slots(m, t->chunk_count));
+		mask = 15;
+		while (mask + 1 < t->chunk_count * 2)
+			mask = mask * 2 + 1;
+	}
+	for (uint64_t i = t->first_chunk; i < end; i++) {
+		m->next[i] = NONE;
+		if (tensor_empty) {
+			if (m->count == first_head)
+				m->heads[m->count++] = (uint32_t)i;
+		} else if (box_empty(t->ndim, m->held->chunks[i].dims + t->ndim)) {
+			continue;
+		} else if (nothing_twice) {
+			m->heads[m->count++] = (uint32_t)i;
+		} else {
+			chain(m, t, (uint32_t)i, first_head, mask);
+		}
+	}
+	return OK;
+}
+
+/* Boxes that leave their tensor are refused first: later arithmetic relies on it. */
+static FALLIBLE enum err check_bounds(const struct sdict *sd, const struct sd_tensor *t)
+{
+	char o[96], s[96], size[96];
+
+	for (uint64_t i = t->first_chunk; i < t->first_chunk + t->chunk_count; i++) {
+		const int64_t *d = sd->chunks[i].dims;
+		if (box_inside(t->ndim, d, d + t->ndim, t->shape))
+			continue;
+		enum err e = ERR(PLAN_INVALID, "key:%.*s has out of bounds chunk: tensor-size:%s chunk: %s+%s",
+				 (int)num_min(t->fqn.n, 200), t->fqn.p, box_print(t->ndim, t->shape, size, sizeof size),
+				 box_print(t->ndim, d, o, sizeof o), box_print(t->ndim, d + t->ndim, s, sizeof s));
+		return err_at_rank(err_at_fqn(e, t->fqn.p, t->fqn.n), sd->chunks[i].rank);
+	}
+	return OK;
+}
+
+/* Stable: sorted[] lists 0..count-1 (or `from` in its order) by keys[]. */
+static void counting_sort(struct maker *m, const uint32_t *from, uint64_t key_count, uint32_t *to)
+{
+	memset(m->starts, 0, (key_count + 1) * sizeof *m->starts);
+	for (uint64_t i = 0; i < m->count; i++)
+		m->starts[m->keys[i] + 1]++;
+	for (uint64_t k = 0; k < key_count; k++)
+		m->starts[k + 1] += m->starts[k];
+	for (uint64_t i = 0; i < m->count; i++) {
+		uint32_t item = from ? from[i] : (uint32_t)i;
+		to[m->starts[m->keys[item]]++] = item;
+	}
+}
+
+static uint64_t chunk_bytes(const struct sdict *sd, uint32_t chunk)
+{
+	const struct sd_tensor *t = &sd->tensors[sd->chunks[chunk].tensor];
+	uint64_t n = dtype_bytes(t->dtype);
+
+	for (uint32_t d = 0; d < t->ndim; d++) /* inside the tensor, whose bytes fit */
+		n *= (uint64_t)sd->chunks[chunk].dims[t->ndim + d];
+	return n;
+}
+
+static uint64_t value_bytes(const struct sd_value *v)
+{
+	return v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length;
+}
+
+static uint32_t rank_of(const struct maker *m, uint32_t item)
+{
+	return m->values ? m->held->values[item].rank : m->held->chunks[item].rank;
+}
+
+/* Gives an item to one of the ranks that hold it. */
+static void choose(struct maker *m, uint32_t distinct)
+{
+	uint32_t best = m->heads[distinct];
+	uint64_t bytes = m->values ? value_bytes(&m->held->values[best]) : chunk_bytes(m->held, best), copies = 1;
+
+	for (uint32_t i = m->next[best]; i != NONE; i = m->next[i], copies++) {
+		uint32_t rank = rank_of(m, i), best_rank = rank_of(m, best);
+		uint64_t a = m->load[rank], b = m->load[best_rank];
+		bool balanced = m->how == DEDUP_BALANCED;
+		if ((balanced && a < b) || ((!balanced || a == b) && rank < best_rank))
+			best = i;
+	}
+	m->writers[distinct] = best;
+	m->load[rank_of(m, best)] += num_max(bytes, 1);
+	m->stats.bytes_total += bytes;
+	m->stats.bytes_saved += bytes * (copies - 1);
+}
+
+/* PyTorch walks rank 0's items, then those that only later ranks have. Leaves in sorted[] the distinct items by writer. */
+static void choose_all(struct maker *m)
+{
+	for (uint64_t i = 0; i < m->count; i++) {
+		uint32_t lowest = rank_of(m, m->heads[i]);
+		for (uint32_t j = m->next[m->heads[i]]; j != NONE; j = m->next[j])
+			lowest = rank_of(m, j) < lowest ? rank_of(m, j) : lowest;
+		m->keys[i] = lowest;
+	}
+	counting_sort(m, NULL, RANKS_MAX, m->sorted);
+	for (uint64_t i = 0; i < m->count; i++)
+		choose(m, m->sorted[i]);
+	for (uint64_t i = 0; i < m->count; i++)
+		m->keys[i] = rank_of(m, m->writers[i]);
+	counting_sort(m, NULL, RANKS_MAX, m->sorted);
+}
+
+static FALLIBLE enum err add_tensor(struct maker *m, struct sdict *plan, uint32_t tensor)
+{
+	const struct sd_tensor *t = &m->held->tensors[tensor];
+	uint32_t at;
+
+	TRY(sdict_add_tensor(plan, t->fqn, t->dtype, t->ndim, t->shape, &at));
+	plan->tensors[at].requires_grad = t->requires_grad;
+	return sdict_copy_path(plan, t->path, &plan->tensors[at].path);
+}
+
+/* By writer, then as held; tensors in the order in which they come up so. */
+static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
+{
+	const struct sdict *held = m->held;
+	CLEANUP(mem_free_ptr) uint32_t *by_tensor = mem_zalloc(m->count, sizeof *by_tensor);
+	CLEANUP(mem_free_ptr) bool *done = mem_zalloc(held->tensor_count, sizeof *done);
+
+	if (!by_tensor || !done)
+		return ERR(NO_MEMORY, "no memory to plan %ju chunks", (uintmax_t)m->count);
+	for (uint64_t i = 0; i < m->count; i++)
+		m->keys[i] = held->chunks[m->writers[i]].tensor;
+	counting_sort(m, m->sorted, held->tensor_count, by_tensor);
+	for (uint64_t i = 0; i < m->count; i++) {
+		uint32_t tensor = m->keys[m->sorted[i]];
+		if (done[tensor])
+			continue;
+		done[tensor] = true;
+		TRY(add_tensor(m, plan, tensor));
+		/* counting_sort left starts[k] at the end of k's items */
+		for (uint64_t j = tensor ? m->starts[tensor - 1] : 0; j < m->starts[tensor]; j++) {
+			const struct sd_chunk *c = &held->chunks[m->writers[by_tensor[j]]];
+			TRY(sdict_add_chunk(plan, (uint32_t)plan->tensor_count - 1, c->dims, c->rank, c->loc));
+		}
+	}
+	for (uint32_t i = 0; i < held->tensor_count; i++)
+		if (!done[i]) /* nobody holds a part: validation will say so */
+			TRY(add_tensor(m, plan, i));
+	m->stats.chunk_count = m->count;
+	return OK;
+}
+
+static FALLIBLE enum err emit_value(struct sdict *plan, const struct sd_value *v)
+{
+	uint32_t at;
+
+	TRY(sdict_add_value(plan, v->fqn, v->rank, v->loc, &at));
+	struct sd_value *out = &plan->values[at];
+	out->kind = v->kind;
+	if (v->kind == SD_VALUE_INLINE)
+		TRY(arena_str(plan->arena, v->bytes, &out->bytes));
+	return sdict_copy_path(plan, v->path, &out->path);
+}
+
+/* Values are small and come last: they even out what the tensors left. */
+static FALLIBLE enum err plan_values(struct maker *m, struct sdict *plan)
+{
+	const struct sdict *held = m->held;
+	CLEANUP(mem_free_ptr) uint32_t *tail = mem_zalloc(held->value_count, sizeof *tail);
+
+	if (!tail)
+		return ERR(NO_MEMORY, "no memory to plan %ju values", (uintmax_t)held->value_count);
+	m->values = true;
+	m->count = 0;
+	for (uint32_t i = 0; i < held->value_count; i++) {
+		uint32_t first = map_get(&held->fqns, held->values[i].fqn) & ~SD_VALUE_BIT;
+		must(first <= i); /* replicas follow the one that the map knows */
+		m->next[i] = NONE;
+		if (first == i)
+			m->heads[m->count++] = i;
+		else
+			m->next[tail[first]] = i;
+		tail[first] = i;
+	}
+	choose_all(m);
+	for (uint64_t i = 0; i < m->count; i++)
+		TRY(emit_value(plan, &held->values[m->writers[m->sorted[i]]]));
+	return OK;
+}
+
+static FALLIBLE enum err copy_tables(const struct sdict *from, struct sdict *to)
+{
+	uint32_t at;
+
+	to->has_paths = from->has_paths;
+	for (uint64_t i = 0; i < from->file_count; i++)
+		TRY(sdict_add_file(to, from->files[i].name, from->files[i].rank, &at));
+	for (uint64_t i = 0; i < from->transform_count; i++)
+		TRY(sdict_add_transform(to, from->transforms[i], &at));
+	return OK;
+}
+
+enum err save_plan_make(const struct sdict *held, enum dedup how, uint64_t arena_cap_bytes,
+			struct sdict **plan_out, struct save_plan_stats *stats_out)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *plan = NULL;
+	CLEANUP(maker_free) struct maker m;
+
+	TRY(maker_init(&m, held, how));
+	TRY(sdict_new(arena_cap_bytes, &plan));
+	TRY(copy_tables(held, plan));
+	for (uint64_t i = 0; i < held->tensor_count; i++) {
+		TRY(check_bounds(held, &held->tensors[i]));
+		TRY(group(&m, &held->tensors[i]));
+	}
+	choose_all(&m);
+	TRY(emit_tensors(&m, plan));
+	TRY(plan_values(&m, plan));
+	*stats_out = m.stats;
+	*plan_out = move(plan);
+	return OK;
+}
+
+enum err save_plan_validate(const struct sdict *plan)
+{
+	CLEANUP(tiling_free) struct tiling t;
+	struct overlap_box *boxes;
+
+	tiling_init(&t);
+	for (uint64_t i = 0; i < plan->tensor_count && !tiling_full(&t); i++) {
+		const struct sd_tensor *x = &plan->tensors[i];
+		TRY(tiling_boxes(&t, x->chunk_count, &boxes));
+		for (uint64_t j = 0; j < x->chunk_count; j++)
+			boxes[j].dims = plan->chunks[x->first_chunk + j].dims;
+		TRY(tiling_check(&t, x->fqn, x->ndim, x->shape, boxes, x->chunk_count));
+	}
+	if (t.problems == 0)
+		return OK;
+	int n = (int)t.text.len;
+	const char *text = n ? (const char *)t.text.p : "";
+	enum err e = t.holes_only ? ERR(COVERAGE_HOLE, "%.*s", n, text)
+				  : ERR(PLAN_INVALID, "Failed to validate global plan: %.*s", n, text);
+	return err_at_fqn(e, t.first_key.p, t.first_key.n);
+}
