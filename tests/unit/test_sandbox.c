@@ -1,0 +1,382 @@
+/* test_sandbox.c: each probe runs in a process of its own, which enters the sandbox first. */
+#include "lib/t.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "base/mem.h"
+#include "ctl/frame.h"
+#include "io/engine.h"
+#include "lib/t_dir.h"
+#include "os/fs.h"
+#include "os/sandbox.h"
+#include "os/seg.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
+static struct {
+	struct t_dir writable, readable, outside;
+} fx;
+
+static int setup(void **state)
+{
+	(void)state;
+	t_dir_make(&fx.writable);
+	t_dir_make(&fx.readable);
+	t_dir_make(&fx.outside);
+	int fd = openat(fx.readable.fd, "f", O_CREAT | O_WRONLY, 0600);
+	int sub = openat(fx.outside.fd, "secret", O_CREAT | O_WRONLY, 0600);
+	return fd < 0 || sub < 0 || write(fd, "hello", 5) != 5 || close(fd) < 0 || close(sub) < 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	t_dir_remove(&fx.writable);
+	t_dir_remove(&fx.readable);
+	t_dir_remove(&fx.outside);
+	return 0;
+}
+
+static struct sandbox_done entered;
+
+/* In the child. The numbers are exit codes that tell which step failed. */
+static void enter(void)
+{
+	const struct sandbox_root roots[] = { { fx.writable.fd, true }, { fx.readable.fd, false } };
+	const struct sandbox_spec spec = { .roots = roots, .root_count = 2 };
+
+	if (sandbox_enter(&spec, &entered))
+		_exit(100);
+}
+
+/* The wait status of `probe` run in a child. */
+static int status_of(int (*probe)(void))
+{
+	int status;
+
+	fflush(NULL);
+	pid_t pid = fork();
+	if (pid == 0)
+		_exit(probe());
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	return status;
+}
+
+static void expect(const char *what, int (*probe)(void))
+{
+	int status = status_of(probe);
+
+	if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+		T_FAIL("%s: wait status %#x", what, (unsigned)status);
+}
+
+static int denied(long result)
+{
+	return result < 0 && (errno == EPERM || errno == EACCES) ? 0 : 1;
+}
+
+#define DENIED(name, call)             \
+	static int name(void)          \
+	{                              \
+		enter();               \
+		return denied(call);   \
+	}
+
+static struct { uint64_t flags, mode, resolve; } anywhere = { O_RDONLY, 0, 0 };
+static struct iovec nowhere;
+
+DENIED(open_file, open("/etc/hostname", O_RDONLY))
+DENIED(open_by_openat2, syscall(SYS_openat2, AT_FDCWD, "/etc/hostname", &anywhere, sizeof anywhere))
+DENIED(open_beside, syscall(SYS_openat2, fx.outside.fd, "secret", &anywhere, sizeof anywhere))
+DENIED(make_socket, socket(AF_INET, SOCK_STREAM, 0))
+DENIED(make_unix_socket, socket(AF_UNIX, SOCK_STREAM, 0))
+DENIED(do_fork, syscall(SYS_fork))
+DENIED(do_clone, syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0))
+DENIED(make_ring, syscall(SYS_io_uring_setup, 4, &(char[256]){ 0 }))
+DENIED(register_ring, syscall(SYS_io_uring_register, 3, 0, NULL, 0))
+DENIED(kill_parent, kill(getppid(), 0))
+DENIED(map_executable, (long)mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == -1 ? -1 : 0)
+DENIED(do_mount, mount("x", "/", "tmpfs", 0, NULL))
+DENIED(raise_limit, setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 }))
+DENIED(change_root, chroot("/"))
+DENIED(make_link, symlinkat("/etc", fx.writable.fd, "link"))
+DENIED(make_fifo, mknodat(fx.writable.fd, "fifo", S_IFIFO | 0600, 0))
+DENIED(write_read_only, mkdirat(fx.readable.fd, "d", 0700))
+DENIED(remove_read_only, unlinkat(fx.readable.fd, "f", 0))
+DENIED(remove_outside, unlinkat(fx.outside.fd, "secret", 0))
+
+static int landlock_abi(void)
+{
+	enter();
+	return entered.landlock_abi;
+}
+
+static void test_denied(void **state)
+{
+	static const struct { const char *what; int (*probe)(void); bool landlock; } probes[] = {
+		{ "open", open_file, false }, { "openat2", open_by_openat2, true },
+		{ "openat2 beside the roots", open_beside, true },
+		{ "socket", make_socket, false }, { "unix socket", make_unix_socket, false }, { "fork", do_fork, false },
+		{ "clone", do_clone, false }, { "io_uring_setup", make_ring, false }, { "io_uring_register", register_ring, false },
+		{ "kill", kill_parent, false }, { "mmap PROT_EXEC", map_executable, false }, { "mount", do_mount, false },
+		{ "setrlimit", raise_limit, false }, { "chroot", change_root, false }, { "symlink", make_link, false },
+		{ "mknod", make_fifo, false }, { "mkdir in a read-only root", write_read_only, true },
+		{ "unlink in a read-only root", remove_read_only, true }, { "unlink outside", remove_outside, true },
+	};
+
+	(void)state;
+	if (SANITIZED)
+		skip();
+	int abi = WEXITSTATUS(status_of(landlock_abi));
+	print_message("Landlock ABI %d\n", abi);
+	for (size_t i = 0; i < sizeof probes / sizeof *probes; i++)
+		if (abi > 0 || !probes[i].landlock)
+			expect(probes[i].what, probes[i].probe);
+}
+
+static int do_exec(void)
+{
+	char *argv[] = { (char *)(uintptr_t) "/bin/true", NULL };
+
+	enter();
+	execv("/bin/true", argv);
+	return 1;
+}
+
+static int do_ptrace(void)
+{
+	enter();
+	(void)ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+	return 1;
+}
+
+static int peek_parent(void)
+{
+	enter();
+	(void)process_vm_readv(getppid(), &nowhere, 1, &nowhere, 1, 0);
+	return 1;
+}
+
+static void test_deadly(void **state)
+{
+	int (*const probes[])(void) = { do_exec, do_ptrace, peek_parent };
+
+	(void)state;
+	if (SANITIZED)
+		skip();
+	for (size_t i = 0; i < sizeof probes / sizeof *probes; i++) {
+		int status = status_of(probes[i]);
+		assert_true(WIFSIGNALED(status));
+		assert_int_equal(WTERMSIG(status), SIGSYS);
+	}
+}
+
+static enum err ignore_entry(void *user, const char *name, unsigned char type)
+{
+	(void)name;
+	(void)type;
+	++*(int *)user;
+	return OK;
+}
+
+/* A whole save in small: staging, file, commit, overwrite, delete; reading where only that is allowed. */
+static int file_work(void)
+{
+	int root = fx.writable.fd, fd, dir, entries = 0;
+	void *bytes;
+	uint64_t n, free_bytes, total;
+
+	enter();
+	if (fs_mkdirs(root, "run/.dcpd-1", &dir) || fs_open(dir, "f", O_RDWR | O_CREAT | O_EXCL, 0644, &fd))
+		return 1;
+	if (fs_allocate(fd, 8192, "f") || fs_pwrite(fd, "hello", 5, 0, "f") || fs_fsync(fd, "f") || fs_close(&fd) ||
+	    fs_fsync(dir, "."))
+		return 2;
+	if (fs_rename_noreplace(root, "run/.dcpd-1", "run/step-1") || fs_rename_noreplace(root, "run/step-1", "moved"))
+		return 3;
+	if (fs_mkdir(root, "other", 0755) || fs_exchange(root, "other", "moved") || fs_list(dir, ignore_entry, &entries))
+		return 4;
+	if (fs_remove_tree(root, "other") || fs_remove_tree(root, "moved") || fs_remove_tree(root, "run"))
+		return 5;
+	if (fs_read_all(fx.readable.fd, "f", 100, &bytes, &n) || n != 5 || fs_free_bytes(root, &free_bytes, &total))
+		return 6;
+	(void)fs_direct_ok(root);
+	return !entered.landlock_abi || fs_open(fx.readable.fd, "f", O_RDWR, 0, &fd) == ERR_FORBIDDEN ? 0 : 7;
+}
+
+static void *thread_work(void *arg)
+{
+	char *p = mem_alloc(1 << 20);
+
+	if (p)
+		memset(p, 1, 1 << 20);
+	mem_free(p);
+	return arg;
+}
+
+static void touch(void *user)
+{
+	(void)*(volatile unsigned char *)user;
+}
+
+/* What a worker does besides files: threads, memory, descriptors, a segment that shrinks. */
+static int other_work(void)
+{
+	struct frame_conn *a, *b;
+	struct frame f;
+	struct seg_map m;
+	bool got, closed;
+	int sv[2];
+	pthread_t t[4];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv) < 0)
+		return 1;
+	enter();
+	int mem = memfd_create("run", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (mem < 0 || ftruncate(mem, 8192) < 0 || frame_conn_new(sv[0], &a) || frame_conn_new(sv[1], &b))
+		return 2;
+	if (frame_send(a, FRAME_RUN, 1, STR("{}"), &mem, 1) || frame_wait(b, 1000, &f, &got, &closed) || !got ||
+	    f.fd_count != 1)
+		return 3;
+	if (seg_map(f.fds[0], 8192, true, &m) || ftruncate(mem, 0) < 0 || seg_guard(touch, m.p) != ERR_SEGMENT_SHRUNK)
+		return 4;
+	for (int i = 0; i < 4; i++)
+		if (pthread_create(&t[i], NULL, thread_work, NULL) != 0)
+			return 5;
+	for (int i = 0; i < 4; i++)
+		pthread_join(t[i], NULL);
+	if (fcntl(mem, F_ADD_SEALS, F_SEAL_GROW) < 0)
+		return 6;
+	fprintf(stderr, "%s", "");
+	return 0;
+}
+
+static int engine_work(enum io_engine_kind kind)
+{
+	struct io_engine *e;
+	struct io_op *done, op;
+	char text[8] = "";
+	int fd;
+
+	if (io_engine_open(kind, 4, &e))
+		return kind == IO_URING ? 0 : 1;
+	enter();
+	if (fs_open(fx.writable.fd, "data", O_RDWR | O_CREAT, 0600, &fd))
+		return 2;
+	op = (struct io_op){ .kind = IO_WRITE, .fd = fd, .buf = (char[]){ "hello" }, .bytes = 5 };
+	if (io_submit(e, &op) || io_wait(e, &done) || op.error.code)
+		return 3;
+	op = (struct io_op){ .kind = IO_FSYNC, .fd = fd };
+	if (io_submit(e, &op) || io_wait(e, &done) || op.error.code)
+		return 4;
+	op = (struct io_op){ .kind = IO_READ, .fd = fd, .buf = text, .bytes = 5 };
+	if (io_submit(e, &op) || io_wait(e, &done) || op.error.code || strcmp(text, "hello") != 0)
+		return 5;
+	io_engine_close(e);
+	return 0;
+}
+
+static int ring_work(void) { return engine_work(IO_URING); }
+static int pool_work(void) { return engine_work(IO_THREADS); }
+
+static void test_work_goes_on(void **state)
+{
+	(void)state;
+	expect("files", file_work);
+	expect("threads, memory, descriptors", other_work);
+	expect("io_uring", ring_work);
+	expect("thread pool", pool_work);
+}
+
+static int report(void)
+{
+	struct rlimit core, files;
+
+	enter();
+	if (getrlimit(RLIMIT_CORE, &core) < 0 || core.rlim_max != 0)
+		return 1;
+	if (getrlimit(RLIMIT_NOFILE, &files) < 0 || files.rlim_cur != files.rlim_max)
+		return 2;
+	if (SANITIZED)
+		return entered.seccomp || entered.landlock_abi ? 3 : 0;
+	return entered.seccomp && entered.landlock_abi >= 0 ? 0 : 4;
+}
+
+static int limits(void)
+{
+	const struct sandbox_root roots[] = { { fx.writable.fd, true } };
+	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100 };
+	int fd;
+
+	if (sandbox_enter(&spec, &entered) || fs_open(fx.writable.fd, "big", O_RDWR | O_CREAT, 0600, &fd))
+		return 1;
+	if (fs_pwrite(fd, "x", 1, 1 << 20, "big") == OK || err_last()->sys_errno != EFBIG)
+		return 2;
+	for (int i = 0; i < 100; i++)
+		if (dup(fd) < 0)
+			return SANITIZED || !mem_alloc(300 << 20) ? 0 : 4;
+	return 3;
+}
+
+static void *sleeper(void *arg)
+{
+	(void)arg;
+	return (void *)(uintptr_t)(unsigned)pause();
+}
+
+static int with_threads(void)
+{
+	struct sandbox_done done;
+	const struct sandbox_spec spec = { 0 };
+	pthread_t t;
+
+	if (pthread_create(&t, NULL, sleeper, NULL) != 0)
+		return 1;
+	return SANITIZED || sandbox_enter(&spec, &done) == ERR_INTERNAL ? 0 : 2;
+}
+
+static int bad_root(void)
+{
+	const struct sandbox_root roots[] = { { 999, true } };
+	const struct sandbox_spec spec = { roots, 1, 0, 0, 0 };
+	struct sandbox_done done;
+
+	enum err e = sandbox_enter(&spec, &done);
+	return SANITIZED || e == ERR_SYSTEM ? 0 : 1;
+}
+
+static void test_entering(void **state)
+{
+	(void)state;
+	expect("report", report);
+	expect("limits", limits);
+	expect("several threads", with_threads);
+	expect("a root that is not open", bad_root);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_denied),
+		cmocka_unit_test(test_deadly),
+		cmocka_unit_test(test_work_goes_on),
+		cmocka_unit_test(test_entering),
+	};
+	return cmocka_run_group_tests_name("sandbox", tests, setup, teardown);
+}

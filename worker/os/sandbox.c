@@ -1,0 +1,264 @@
+/* sandbox.c: see sandbox.h. The order matters: Landlock needs a free descriptor and system calls that seccomp then forbids.
+ *
+ * Why an allow-list: new system calls appear with every kernel, and none of them is ours. Why EPERM and not death for most of
+ * them: the C library tries calls that it can do without. */
+#include "os/sandbox.h"
+
+#include <dirent.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <linux/landlock.h>
+#include <sched.h>
+#include <seccomp.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
+/* ---- limits ---- */
+
+static FALLIBLE enum err limit(__rlimit_resource_t what, uint64_t value, const char *name)
+{
+	struct rlimit now, want = { value, value };
+
+	if (getrlimit(what, &now) < 0)
+		return ERR_SYS(SYSTEM, "cannot read the limit on %s", name);
+	if (now.rlim_max != RLIM_INFINITY && value > now.rlim_max)
+		want = (struct rlimit){ now.rlim_max, now.rlim_max };
+	if (setrlimit(what, &want) < 0)
+		return ERR_SYS(SYSTEM, "cannot limit %s", name);
+	return OK;
+}
+
+static FALLIBLE enum err set_limits(const struct sandbox_spec *spec)
+{
+	struct rlimit files;
+
+	TRY(limit(RLIMIT_CORE, 0, "core files"));
+	if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+		return ERR_SYS(SYSTEM, "cannot read the limit on open files");
+	TRY(limit(RLIMIT_NOFILE, spec->open_files ? spec->open_files : files.rlim_max, "open files"));
+	if (spec->data_bytes)
+		TRY(limit(RLIMIT_DATA, spec->data_bytes, "memory"));
+	if (spec->file_bytes) {
+		/* The limit is an errno then, not a signal. */
+		(void)signal(SIGXFSZ, SIG_IGN);
+		TRY(limit(RLIMIT_FSIZE, spec->file_bytes, "the size of a file"));
+	}
+	return OK;
+}
+
+/* ---- Landlock ---- */
+
+/* As the kernel knows it; the header may be older than the kernel. */
+struct ruleset {
+	uint64_t fs, net, scoped;
+};
+
+enum {
+	ABI_REFER = 2, ABI_TRUNCATE = 3, ABI_NET = 4, ABI_IOCTL = 5, ABI_SCOPED = 6,
+	FS_EXECUTE = 1 << 0, FS_WRITE_FILE = 1 << 1, FS_READ_FILE = 1 << 2, FS_READ_DIR = 1 << 3, FS_REMOVE_DIR = 1 << 4,
+	FS_REMOVE_FILE = 1 << 5, FS_MAKE_DIR = 1 << 7, FS_MAKE_REG = 1 << 8,
+	FS_ALL_OF_ABI_1 = (1 << 13) - 1, FS_REFER = 1 << 13, FS_TRUNCATE = 1 << 14, FS_IOCTL_DEV = 1 << 15,
+	NET_ALL = 3, SCOPED_ALL = 3,
+	READ_ONLY = FS_READ_FILE | FS_READ_DIR,
+	READ_WRITE = READ_ONLY | FS_WRITE_FILE | FS_REMOVE_DIR | FS_REMOVE_FILE | FS_MAKE_DIR | FS_MAKE_REG | FS_REFER |
+		     FS_TRUNCATE,
+};
+
+static struct ruleset handled_by(int abi)
+{
+	struct ruleset r = { .fs = FS_ALL_OF_ABI_1 };
+
+	if (abi >= ABI_REFER)
+		r.fs |= FS_REFER;
+	if (abi >= ABI_TRUNCATE)
+		r.fs |= FS_TRUNCATE;
+	if (abi >= ABI_IOCTL)
+		r.fs |= FS_IOCTL_DEV;
+	if (abi >= ABI_NET)
+		r.net = NET_ALL;
+	if (abi >= ABI_SCOPED)
+		r.scoped = SCOPED_ALL;
+	return r;
+}
+
+static size_t ruleset_bytes(int abi)
+{
+	return abi >= ABI_SCOPED ? 24 : abi >= ABI_NET ? 16 : 8;
+}
+
+static FALLIBLE enum err add_roots(int ruleset, uint64_t handled, const struct sandbox_spec *spec)
+{
+	for (uint32_t i = 0; i < spec->root_count; i++) {
+		struct landlock_path_beneath_attr rule = {
+			.allowed_access = handled & (spec->roots[i].writable ? READ_WRITE : READ_ONLY),
+			.parent_fd = spec->roots[i].fd,
+		};
+		if (syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0) < 0)
+			return ERR_SYS(SYSTEM, "cannot let storage root %u into the sandbox", i);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err enter_landlock(const struct sandbox_spec *spec, int *abi_out)
+{
+	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
+
+	*abi_out = 0;
+	if (abi < 1 || SANITIZED)
+		return OK;
+	struct ruleset r = handled_by((int)abi);
+	int ruleset = (int)syscall(SYS_landlock_create_ruleset, &r, ruleset_bytes((int)abi), 0);
+	if (ruleset < 0)
+		return ERR_SYS(SYSTEM, "cannot make a Landlock ruleset");
+	enum err e = add_roots(ruleset, r.fs, spec);
+	if (!e && syscall(SYS_landlock_restrict_self, ruleset, 0) < 0)
+		e = ERR_SYS(SYSTEM, "cannot enter the Landlock sandbox");
+	close(ruleset);
+	if (!e)
+		*abi_out = (int)abi;
+	return e;
+}
+
+/* ---- seccomp ---- */
+
+static const int allowed[] = {
+	/* files that are open, and names beneath a directory's descriptor */
+	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(readv), SCMP_SYS(writev), SCMP_SYS(pread64), SCMP_SYS(pwrite64),
+	SCMP_SYS(preadv), SCMP_SYS(pwritev), SCMP_SYS(preadv2), SCMP_SYS(pwritev2), SCMP_SYS(lseek), SCMP_SYS(close),
+	SCMP_SYS(close_range), SCMP_SYS(dup), SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(fstat), SCMP_SYS(newfstatat),
+	SCMP_SYS(statx), SCMP_SYS(fstatfs), SCMP_SYS(getdents64), SCMP_SYS(openat2), SCMP_SYS(mkdirat),
+	SCMP_SYS(unlinkat), SCMP_SYS(linkat), SCMP_SYS(renameat), SCMP_SYS(renameat2), SCMP_SYS(fchmod),
+	SCMP_SYS(ftruncate), SCMP_SYS(fallocate), SCMP_SYS(fsync), SCMP_SYS(fdatasync), SCMP_SYS(sync_file_range),
+	SCMP_SYS(syncfs), SCMP_SYS(fadvise64), SCMP_SYS(readahead), SCMP_SYS(copy_file_range), SCMP_SYS(flock),
+	SCMP_SYS(utimensat), SCMP_SYS(io_uring_enter),
+	/* memory, threads, time, signals to ourselves */
+	SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(madvise), SCMP_SYS(mlock), SCMP_SYS(mlock2), SCMP_SYS(munlock),
+	SCMP_SYS(msync), SCMP_SYS(mincore), SCMP_SYS(brk), SCMP_SYS(memfd_create), SCMP_SYS(futex),
+	SCMP_SYS(set_robust_list), SCMP_SYS(get_robust_list), SCMP_SYS(rseq), SCMP_SYS(set_tid_address),
+	SCMP_SYS(membarrier), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(sched_yield),
+	SCMP_SYS(sched_getaffinity), SCMP_SYS(sched_setaffinity), SCMP_SYS(getcpu), SCMP_SYS(nanosleep),
+	SCMP_SYS(clock_nanosleep), SCMP_SYS(clock_gettime), SCMP_SYS(clock_getres), SCMP_SYS(gettimeofday),
+	SCMP_SYS(time), SCMP_SYS(rt_sigaction), SCMP_SYS(rt_sigprocmask), SCMP_SYS(rt_sigreturn),
+	SCMP_SYS(rt_sigpending), SCMP_SYS(rt_sigtimedwait), SCMP_SYS(sigaltstack), SCMP_SYS(restart_syscall),
+	SCMP_SYS(pause), SCMP_SYS(getpid), SCMP_SYS(gettid), SCMP_SYS(getppid), SCMP_SYS(getuid), SCMP_SYS(geteuid),
+	SCMP_SYS(getgid), SCMP_SYS(getegid), SCMP_SYS(getrusage), SCMP_SYS(getrlimit), SCMP_SYS(sysinfo),
+	SCMP_SYS(uname), SCMP_SYS(getrandom),
+	/* waiting, and talking over the sockets that are open */
+	SCMP_SYS(poll), SCMP_SYS(ppoll), SCMP_SYS(select), SCMP_SYS(pselect6), SCMP_SYS(epoll_create1),
+	SCMP_SYS(epoll_ctl), SCMP_SYS(epoll_wait), SCMP_SYS(epoll_pwait), SCMP_SYS(eventfd2), SCMP_SYS(pipe2),
+	SCMP_SYS(timerfd_create), SCMP_SYS(timerfd_settime), SCMP_SYS(sendmsg), SCMP_SYS(recvmsg), SCMP_SYS(sendto),
+	SCMP_SYS(recvfrom), SCMP_SYS(shutdown), SCMP_SYS(getsockopt),
+};
+
+static const int deadly[] = { SCMP_SYS(execve), SCMP_SYS(execveat), SCMP_SYS(ptrace), SCMP_SYS(process_vm_readv),
+			      SCMP_SYS(process_vm_writev) };
+
+static const int fcntl_commands[] = { F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_ADD_SEALS,
+				      F_GET_SEALS, F_SETLK, F_GETLK, F_OFD_SETLK, F_OFD_GETLK };
+
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+static int add_lists(scmp_filter_ctx ctx)
+{
+	int bad = 0;
+
+	for (size_t i = 0; !bad && i < COUNT(allowed); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, allowed[i], 0);
+	for (size_t i = 0; !bad && i < COUNT(deadly); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_KILL_PROCESS, deadly[i], 0);
+	for (size_t i = 0; !bad && i < COUNT(fcntl_commands); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(fcntl), 1,
+				       SCMP_A1(SCMP_CMP_EQ, (scmp_datum_t)fcntl_commands[i]));
+	return bad;
+}
+
+/* Calls that are harmless with some arguments only. */
+static int add_conditions(scmp_filter_ctx ctx)
+{
+	scmp_datum_t self = (scmp_datum_t)getpid();
+	int bad = 0;
+
+#define ALLOW_IF(call, ...) (bad = bad ? bad : seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(call), __VA_ARGS__))
+	ALLOW_IF(mmap, 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+	ALLOW_IF(mprotect, 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+	ALLOW_IF(clone, 1, SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
+	ALLOW_IF(prctl, 1, SCMP_A0(SCMP_CMP_EQ, PR_SET_NAME));
+	ALLOW_IF(prlimit64, 2, SCMP_A0(SCMP_CMP_EQ, 0), SCMP_A2(SCMP_CMP_EQ, 0));
+	ALLOW_IF(kill, 1, SCMP_A0(SCMP_CMP_EQ, self));
+	ALLOW_IF(tgkill, 1, SCMP_A0(SCMP_CMP_EQ, self));
+	ALLOW_IF(ioctl, 1, SCMP_A1(SCMP_CMP_EQ, TCGETS));
+#undef ALLOW_IF
+	/* Its flags are in memory, where no filter can look; the C library then takes clone. */
+	if (!bad)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0);
+	return bad;
+}
+
+static FALLIBLE enum err enter_seccomp(bool *entered_out)
+{
+	*entered_out = false;
+	if (SANITIZED || prctl(PR_GET_SECCOMP) < 0)
+		return OK;
+	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ERRNO(EPERM));
+	if (!ctx)
+		return ERR(NO_MEMORY, "no memory for a seccomp filter");
+	int bad = add_lists(ctx);
+	if (!bad)
+		bad = add_conditions(ctx);
+	/* As a tree, most calls take a few comparisons instead of a hundred. */
+	if (!bad)
+		bad = seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);
+	if (!bad)
+		bad = seccomp_load(ctx);
+	seccomp_release(ctx);
+	if (bad) {
+		errno = -bad;
+		return ERR_SYS(SYSTEM, "cannot enter the seccomp sandbox");
+	}
+	*entered_out = true;
+	return OK;
+}
+
+/* ---- both ---- */
+
+static FALLIBLE enum err check_single_thread(void)
+{
+	DIR *d = opendir("/proc/self/task");
+	int entries = 0;
+
+	/* Without /proc there is no telling. */
+	if (!d)
+		return OK;
+	while (readdir(d))
+		entries++;
+	closedir(d);
+	return entries > 3 && !SANITIZED ? ERR(INTERNAL, "the sandbox is entered with %d threads", entries - 2) : OK;
+}
+
+enum err sandbox_enter(const struct sandbox_spec *spec, struct sandbox_done *done_out)
+{
+	struct sandbox_done done = { 0 };
+	void *frame;
+
+	TRY(check_single_thread());
+	/* The first backtrace loads a library, which a failed must() could not do later. */
+	(void)backtrace(&frame, 1);
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+		return ERR_SYS(SYSTEM, "cannot give up new privileges");
+	TRY(set_limits(spec));
+	TRY(enter_landlock(spec, &done.landlock_abi));
+	TRY(enter_seccomp(&done.seccomp));
+	*done_out = done;
+	return OK;
+}

@@ -1,0 +1,35 @@
+/* sandbox.h: a worker gives up what it does not need, before it reads the first byte that others wrote.
+ *
+ *     open the roots, make the I/O engine (io_engine_open), map nothing hostile yet
+ *     sandbox_enter(&spec, &done)      from a process with ONE thread: threads that exist already would stay outside
+ *     done.landlock_abi, .seccomp      what was achieved, for HELLO
+ *
+ * Afterwards: no new privileges; files only beneath the roots (Landlock), and only by openat2 on a root's descriptor; no sockets,
+ * no new processes, no programs, no tracing, no memory that is both written and executed, no io_uring_setup (the ring made
+ * before works on). Threads, memory, the descriptors held, memfd_create and descriptor passing work. A forbidden call fails
+ * with EPERM; exec and ptrace, which nothing of ours ever tries, end the process. It cannot be undone, only tightened.
+ *
+ * A kernel without Landlock or seccomp is no error: `done` says so, and the coordinator shows it. Builds with address or
+ * thread sanitizer skip both, since their run time needs what is forbidden. */
+#pragma once
+#include "base/err.h"
+
+struct sandbox_root {
+	int fd;                        /* of the directory */
+	bool writable;
+};
+
+struct sandbox_spec {
+	const struct sandbox_root *roots;
+	uint32_t root_count;
+	uint64_t data_bytes;           /* of private memory (RLIMIT_DATA; segments do not count); 0: no limit */
+	uint64_t file_bytes;           /* of one file (RLIMIT_FSIZE): a larger write fails with EFBIG; 0: no limit */
+	uint64_t open_files;           /* 0: as many as the hard limit allows */
+};
+
+struct sandbox_done {
+	int landlock_abi;              /* 0: none */
+	bool seccomp;
+};
+
+FALLIBLE enum err sandbox_enter(const struct sandbox_spec *spec, struct sandbox_done *done_out);
