@@ -57,8 +57,8 @@ FUZZ_DEBS := clang libclang-rt-14-dev
 .PHONY: quickstart
 quickstart: ## install, build, and see dcpd do its main job on a PyTorch checkpoint (KEEP=1 leaves it running)
 	$(Q)$(MAKE) --no-print-directory deps
-	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all
-	$(Q)BIN=$(BIN) KEEP=$(KEEP) deploy/quickstart.sh
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all $(TESTBIN)/tools/fill
+	$(Q)BIN=$(BIN) FILL=$(TESTBIN)/tools/fill KEEP=$(KEEP) deploy/quickstart.sh
 
 .PHONY: deps
 deps: ## install from Debian what building needs, if it is missing
@@ -124,7 +124,7 @@ TOOLS := $(patsubst tests/tools/%.c,$(TESTBIN)/tools/%,$(wildcard tests/tools/*.
 $(TESTBIN)/tools/%: $(O)/tests/tools/%.o $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(ENGINE_LIBS)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
 .PRECIOUS: $(O)/tests/tools/%.o $(O)/tests/bench/%.o $(O)/tests/fuzz/%.o
 
 BENCHES := $(patsubst tests/bench/%.c,$(TESTBIN)/bench/%,$(wildcard tests/bench/*.c))
