@@ -1,4 +1,5 @@
-/* test_dcp_meta.c: `.metadata` read, written and merged; damage of every kind. Agreement with PyTorch: tests/interop/test_metadata.py. */
+/* test_dcp_meta.c: `.metadata` read, written and merged; damage of every kind. Agreement with
+ * PyTorch: tests/interop/test_metadata.py. */
 #include "lib/t.h"
 
 #include "base/mem.h"

@@ -1,4 +1,5 @@
-/* test_pickle.c: streams written by hand, one rule each. Real files: tests/interop/test_metadata.py. */
+/* test_pickle.c: streams written by hand, one rule each. Real files:
+ * tests/interop/test_metadata.py. */
 #include "lib/t.h"
 
 #include "base/mem.h"
@@ -195,7 +196,8 @@ static void memo(void **state)
 	struct pickle *pk;
 	(void)state;
 
-	PARSE("(]q\x05(h\x05K\x01" "e0]p6\n0}r\x07\x00\x00\x00" "0h\x05g6\nj\x07\x00\x00\x00t.", &pk); /* a list that holds itself */
+	/* a list that holds itself */
+	PARSE("(]q\x05(h\x05K\x01" "e0]p6\n0}r\x07\x00\x00\x00" "0h\x05g6\nj\x07\x00\x00\x00t.", &pk);
 	pnode list = pickle_at(pk, pickle_root(pk), 0), item;
 	struct pickle_iter it = pickle_iter(pk, list);
 	assert_true(pickle_next(pk, &it, &item));

@@ -1,8 +1,9 @@
-/* dcp_meta.c: reads `.metadata`. The pickle machine makes a graph in which the five classes that come once per chunk are compact
- * records; this file walks it into an sdict.
+/* dcp_meta.c: reads `.metadata`. The pickle machine makes a graph in which the five classes that
+ * come once per chunk are compact records; this file walks it into an sdict.
  *
- * Storage entries name their chunk by (FQN, offsets). They are matched through the index hint where it is right, else by a binary
- * search among the tensor's chunks sorted by offsets: no hash table, so that hostile offsets cannot make it slow. */
+ * Storage entries name their chunk by (FQN, offsets). They are matched through the index hint where
+ * it is right, else by a binary search among the tensor's chunks sorted by offsets: no hash table,
+ * so that hostile offsets cannot make it slow. */
 #include "format/dcp_meta.h"
 
 #include <stdio.h>

@@ -1,5 +1,6 @@
-/* dcp_meta_union.c: rank-local checkpoints. Each rank wrote a `.metadata` of its own that lists only its chunks; PyTorch can load
- * them with the same layout only. Their union is an ordinary checkpoint that can be resharded. */
+/* dcp_meta_union.c: rank-local checkpoints. Each rank wrote a `.metadata` of its own that lists
+ * only its chunks; PyTorch can load them with the same layout only. Their union is an ordinary
+ * checkpoint that can be resharded. */
 #include "format/dcp_meta.h"
 
 #include <stdlib.h>

@@ -1,7 +1,9 @@
-/* dcp_meta_write.c: writes `.metadata` as a protocol 2 pickle, piece by piece: nothing grows with the number of chunks.
+/* dcp_meta_write.c: writes `.metadata` as a protocol 2 pickle, piece by piece: nothing grows with
+ * the number of chunks.
  *
- * Protocol 2 and only the opcodes that torch's weights-only unpickler knows. TensorProperties has five elements, because PyTorch up
- * to 2.14 cannot read the sixth of 2.15. What repeats is fetched from the memo; the numbers are laid out beforehand:
+ * Protocol 2 and only the opcodes that torch's weights-only unpickler knows. TensorProperties has
+ * five elements, because PyTorch up to 2.14 cannot read the sixth of 2.15. What repeats is fetched
+ * from the memo; the numbers are laid out beforehand:
  *
  *     0 …  classes and attribute names, as they come up
  *     MEMO_FIXED …  FQNs of tensors, FQNs of values, offsets of chunks
@@ -131,7 +133,7 @@ static void integer(struct writer *w, uint64_t v)
 		unsigned bytes = (unsigned)(64 - __builtin_clzll(v)) / 8 + 1;
 		op_le(w, 0x8a, bytes, 1);
 		for (unsigned i = 0; i < bytes; i++)
-			op(w, i < 8 ? (unsigned char)(v >> 8 * i) : 0);
+			op(w, (unsigned char)(i < 8 ? v >> 8 * i : 0));
 	}
 }
 

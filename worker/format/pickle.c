@@ -1,5 +1,5 @@
-/* pickle.c: the stack machine. Every opcode is a small function in a table; no recursion, nothing is called or imported.
- * See pickle.h for what it makes, pickle_impl.h for how nodes look. */
+/* pickle.c: the stack machine. Every opcode is a small function in a table; no recursion, nothing
+ * is called or imported. See pickle.h for what it makes, pickle_impl.h for how nodes look. */
 #include "format/pickle_impl.h"
 
 #include <stdarg.h>
@@ -168,11 +168,16 @@ static FALLIBLE enum err push_global(struct pickle *pk, pnode module, pnode name
 	return push(pk, n);
 }
 
+static bool is_name(const unsigned char *p, uint64_t n)
+{
+	return pickle_utf8((struct str){ (const char *)p, n });
+}
+
 static enum err op_global(struct pickle *pk, const struct pickle_op *op)
 {
 	pnode module, name;
 
-	if (!pickle_utf8((struct str){ (const char *)op->data, op->len }) || !pickle_utf8((struct str){ (const char *)op->data2, op->len2 }))
+	if (!is_name(op->data, op->len) || !is_name(op->data2, op->len2))
 		return BAD(pk, "a name that is not UTF-8");
 	TRY(node_ref(pk, PK_STR, op->data, op->len, &module));
 	TRY(node_ref(pk, PK_STR, op->data2, op->len2, &name));
@@ -394,7 +399,7 @@ static enum err op_persid(struct pickle *pk, const struct pickle_op *op)
 	pnode id, n;
 
 	if (op->code == 'P') {
-		if (!pickle_utf8((struct str){ (const char *)op->data, op->len }))
+		if (!is_name(op->data, op->len))
 			return BAD(pk, "a persistent id that is not UTF-8");
 		TRY(node_ref(pk, PK_STR, op->data, op->len, &id));
 	} else {

@@ -1,5 +1,5 @@
-/* pickle.h: a pickle machine that builds a graph of typed nodes and executes nothing. It serves `.metadata` and the data.pkl of
- * torch.save archives.
+/* pickle.h: a pickle machine that builds a graph of typed nodes and executes nothing. It serves
+ * `.metadata` and the data.pkl of torch.save archives.
  *
  *     struct pickle *pk CLEANUP(pickle_free_ptr) = NULL;
  *     TRY(pickle_parse(bytes, n, NULL, &pk));            `bytes` must stay as long as pk: strings point into them
@@ -10,17 +10,19 @@
  *             while (pickle_next(pk, &it, &key) && pickle_next(pk, &it, &value)) …
  *     }
  *
- * Protocols 0 to 5, all opcodes but INST, OBJ, EXT*, NEXT_BUFFER and READONLY_BUFFER (ERR_FORMAT_PICKLE says opcode and offset).
- * What a stream would call is never called: torch.Size, OrderedDict, set, frozenset, complex, bytes and _codecs.encode(…, 'latin1')
- * of plain arguments become nodes of their kind, every other REDUCE or NEWOBJ a PK_OBJECT that remembers what it was made of.
- * Bytes after STOP are ignored, as Python does.
+ * Protocols 0 to 5, all opcodes but INST, OBJ, EXT*, NEXT_BUFFER and READONLY_BUFFER
+ * (ERR_FORMAT_PICKLE says opcode and offset). What a stream would call is never called: torch.Size,
+ * OrderedDict, set, frozenset, complex, bytes and _codecs.encode(…, 'latin1') of plain arguments
+ * become nodes of their kind, every other REDUCE or NEWOBJ a PK_OBJECT that remembers what it was
+ * made of. Bytes after STOP are ignored, as Python does.
  *
- * The graph may be cyclic and nodes may be shared, so that a small stream can describe an endless tree: whoever walks it keeps
- * a depth limit (PICKLE_DEPTH_MAX) and a limit on what it makes of it. Accessors given a node of another kind answer with nothing
- * (false, 0, an empty str), so a chain of them needs one check at its end.
+ * The graph may be cyclic and nodes may be shared, so that a small stream can describe an endless
+ * tree: whoever walks it keeps a depth limit (PICKLE_DEPTH_MAX) and a limit on what it makes of it.
+ * Accessors given a node of another kind answer with nothing (false, 0, an empty str), so a chain
+ * of them needs one check at its end.
  *
- * Memory: about 4 bytes a reference, 12 a string or number, and never more than a fixed multiple of n. A first pass finds out which
- * memo entries are ever fetched; only those are kept. */
+ * Memory: about 4 bytes a reference, 12 a string or number, and never more than a fixed multiple of
+ * n. A first pass finds out which memo entries are ever fetched; only those are kept. */
 #pragma once
 #include "base/buf.h"
 #include "base/err.h"

@@ -1,5 +1,6 @@
-/* pickle_call.c: what REDUCE, NEWOBJ and BUILD mean. In Python they run code; here a short list of harmless constructors becomes nodes
- * of their kind and everything else a node that says what would have been called with what. */
+/* pickle_call.c: what REDUCE, NEWOBJ and BUILD mean. In Python they run code; here a short list of
+ * harmless constructors becomes nodes of their kind and everything else a node that says what would
+ * have been called with what. */
 #include "format/pickle_impl.h"
 
 static const struct {
@@ -198,8 +199,8 @@ enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out)
 	if (kind != PK_GLOBAL && kind != PK_OBJECT)
 		return BAD(pk, "a call of something that is no class or function");
 	/* Protocols 0 and 1 make objects so: _reconstructor(cls, object, None). */
-	if (known_of(pk, callee) == KNOWN_RECONSTRUCTOR && pickle_count(pk, args) == 3 && pickle_kind(pk, arg) == PK_GLOBAL &&
-	    known_of(pk, pickle_at(pk, args, 1)) == KNOWN_OBJECT)
+	if (known_of(pk, callee) == KNOWN_RECONSTRUCTOR && pickle_count(pk, args) == 3 &&
+	    pickle_kind(pk, arg) == PK_GLOBAL && known_of(pk, pickle_at(pk, args, 1)) == KNOWN_OBJECT)
 		return call_plain(pk, arg, N_EMPTY_TUPLE, out);
 	return call_plain(pk, callee, args, out);
 }

@@ -1,6 +1,7 @@
 /* pickle_impl.h: what the files of the pickle machine share; nobody else includes it.
  *
- * Nodes live in one array of 32-bit cells; a pnode is an index into it, or one of a few constants, or (top bit set) a small int itself.
+ * Nodes live in one array of 32-bit cells; a pnode is an index into it, or one of a few constants,
+ * or (top bit set) a small int itself.
  *
  *     STR BYTES BIGINT   head  offset  length        offset: into the input, or with TEXT_BIT into `text`
  *     INT FLOAT          head  low  high             COMPLEX: two of them
@@ -10,8 +11,9 @@
  *     OBJECT             head  callable  args  state  items
  *     RECORD             head(index of the class)  field …
  *
- * A pnode has one owner (a stack slot, a container, a field) unless its SHARED bit is set: DUP and the memo set it. What has
- * one owner and lies at the end of the array can be given back when it is consumed; this is what keeps a chunk small. */
+ * A pnode has one owner (a stack slot, a container, a field) unless its SHARED bit is set: DUP and
+ * the memo set it. What has one owner and lies at the end of the array can be given back when it is
+ * consumed; this is what keeps a chunk small. */
 #pragma once
 #include "format/pickle.h"
 
@@ -137,11 +139,11 @@ static inline void node_share(struct pickle *pk, pnode n)
 	if (node_is_cell(n))
 		pk->cells.p[n] |= HEAD_SHARED;
 }
-FALLIBLE enum err cells_room(struct cells *c, uint64_t more);
+FALLIBLE enum err node_room(struct cells *c, uint64_t more);
 static inline FALLIBLE enum err cells_push(struct cells *c, uint32_t value)
 {
 	if (c->count == c->cap)
-		TRY(cells_room(c, 1));
+		TRY(node_room(c, 1));
 	c->p[c->count++] = value;
 	return OK;
 }

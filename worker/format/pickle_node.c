@@ -1,13 +1,15 @@
-/* pickle_node.c: the nodes of a pickle: making them (pickle_impl.h has the layout) and looking at them (pickle.h).
+/* pickle_node.c: the nodes of a pickle: making them (pickle_impl.h has the layout) and looking at
+ * them (pickle.h).
  *
- * 32-bit cells with indices, instead of structs with pointers, because the pickle of a million chunks holds ten million objects. */
+ * 32-bit cells with indices, instead of structs with pointers, because the pickle of a million
+ * chunks holds ten million objects. */
 #include "format/pickle_impl.h"
 
 #include <stdio.h>
 
 #include "base/mem.h"
 
-enum err cells_room(struct cells *c, uint64_t more)
+enum err node_room(struct cells *c, uint64_t more)
 {
 	uint64_t need = c->count + more, cap = c->cap ? c->cap : 256;
 
@@ -28,7 +30,7 @@ static FALLIBLE enum err take(struct pickle *pk, uint64_t cells, uint32_t *at_ou
 	if (cells > pk->cell_max - pk->cells.count)
 		return ERR(LIMIT_EXCEEDED, "the objects of the pickle need more memory than its size allows");
 	if (cells > pk->cells.cap - pk->cells.count)
-		TRY(cells_room(&pk->cells, cells));
+		TRY(node_room(&pk->cells, cells));
 	*at_out = pk->cells.count;
 	pk->cells.count += (uint32_t)cells;
 	for (uint64_t i = 0; i < cells; i++)

@@ -1,8 +1,9 @@
-/* pickle_scan.c: cuts the stream into opcodes, and the first pass: which memo entries does the stream ever fetch?
+/* pickle_scan.c: cuts the stream into opcodes, and the first pass: which memo entries does the
+ * stream ever fetch?
  *
- * CPython puts nearly every object into the memo (14 entries for each chunk of a checkpoint) and fetches few of them. A pass
- * that only looks at PUT and GET opcodes is cheap, and then the second pass keeps the few and knows for all other objects that
- * nobody can come back to them. */
+ * CPython puts nearly every object into the memo (14 entries for each chunk of a checkpoint) and
+ * fetches few of them. A pass that only looks at PUT and GET opcodes is cheap, and then the second
+ * pass keeps the few and knows for all other objects that nobody can come back to them. */
 #include "format/pickle_impl.h"
 
 #include "base/mem.h"

@@ -1,5 +1,6 @@
-/* pickle_text.c: strings and numbers that a stream spells out: the text opcodes of protocol 0, and bytes that travel as a str of
- * latin-1 characters up to protocol 2. Decoded text goes to pk->text; at most four bytes of it per byte of the stream. */
+/* pickle_text.c: strings and numbers that a stream spells out: the text opcodes of protocol 0, and
+ * bytes that travel as a str of latin-1 characters up to protocol 2. Decoded text goes to pk->text;
+ * at most four bytes of it per byte of the stream. */
 #include "format/pickle_impl.h"
 
 #include <stdlib.h>
