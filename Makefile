@@ -183,6 +183,11 @@ check-fault: ## kills and memory bounds, short form
 check-e2e: ## the dashboard in Chromium
 
 UNIT := $(patsubst tests/unit/%.c,$(TESTBIN)/%,$(wildcard tests/unit/test_*.c))
+# dcpctl's modules are in no library.
+$(TESTBIN)/test_cli_%: $(O)/tests/unit/test_cli_%.o $(call obj,$(CTL_SRC)) $(LIB)/libdcp.a
+	$(say) LINK $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(CTL_LIBS)
 $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)) $(LIB)/libdcpd.a $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)

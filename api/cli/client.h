@@ -1,0 +1,32 @@
+/* client.h: HTTP to the daemon, by libcurl. */
+#pragma once
+#include <jansson.h>
+#include "base/buf.h"
+#include "base/err.h"
+
+struct client;
+
+struct answer {
+	long status;
+	struct buf body;
+	json_t *json;               /* if the body is JSON; its own reference */
+	char dtype[32], shape[256]; /* of a tensor */
+};
+
+/* url: --url or NULL; then DCPD_URL, then the usual sockets. */
+FALLIBLE enum err client_new(const char *url, struct client **out);
+void client_free(struct client *c);
+const char *client_url(const struct client *c);
+/* body NULL: none. Any failure to reach the daemon is ERR_SYSTEM, see client_unreachable; ERR_CANCELLED after client_stop.
+ * A problem of the daemon is this thread's latest error, its code returned. */
+FALLIBLE enum err client_call(struct client *c, const char *method, const char *path, const json_t *body, struct answer *out);
+FALLIBLE enum err client_get(struct client *c, const char *path, struct answer *out);
+void answer_free(struct answer *a);
+/* Was the latest failure that nobody answers? */
+bool client_unreachable(const struct client *c);
+/* An endless answer, line by line, until fn returns false or *stop is not 0. */
+FALLIBLE enum err client_lines(struct client *c, const char *path, bool (*fn)(void *user, const char *line), void *user);
+/* Percent-encodes one part of a path. */
+void client_put_part(struct buf *b, const char *text);
+/* Set by the signal handler: requests under way are given up. */
+extern volatile int client_stop;

@@ -1,0 +1,301 @@
+/* follow.c: see follow.h. The daemon holds the poll until the job ends (?wait=), so the end is seen at once, and progress is as
+ * fresh as the wait is short. A daemon that restarts carries its jobs on, so a poll that finds nobody is repeated for a while. */
+#include "api/cli/follow.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "api/cli/show.h"
+
+enum { BAR_MS = 200, LINES_MS = 1000, LINE_EVERY_MS = 5000, PATIENCE_MS = 30000, BAR_WIDTH = 24 };
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void on_interrupt(int sig)
+{
+	(void)sig;
+	client_stop = 1;
+}
+
+void follow_catch_interrupts(void)
+{
+	struct sigaction a = { .sa_handler = on_interrupt };
+
+	sigemptyset(&a.sa_mask);
+	(void)sigaction(SIGINT, &a, NULL);
+}
+
+int follow_exit_code(const struct client *c, enum err e)
+{
+	switch (e) {
+	case ERR_TIMED_OUT:
+		return EXIT_TIMED_OUT;
+	case ERR_INVALID_REQUEST:
+	case ERR_INVALID_JSON:
+	case ERR_VALIDATION_FAILED:
+	case ERR_UNKNOWN_FIELD:
+	case ERR_UNKNOWN_KIND:
+	case ERR_NAME_INVALID:
+	case ERR_LAYOUT_INVALID:
+	case ERR_WORLD_MISMATCH:
+		return EXIT_USAGE;
+	default:
+		return c && client_unreachable(c) ? EXIT_NO_DAEMON : EXIT_JOB_FAILED;
+	}
+}
+
+int follow_failed(const struct client *c, enum err e)
+{
+	if (c && client_unreachable(c))
+		fprintf(stderr, "dcpctl: %s\n", err_last()->text);
+	else
+		show_error();
+	return follow_exit_code(c, e);
+}
+
+FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms, struct answer *out)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
+
+	buf_puts(&path, "/v1/jobs/");
+	client_put_part(&path, id);
+	if (wait_ms)
+		buf_printf(&path, "?wait=%ums", wait_ms);
+	buf_putc(&path, '\0');
+	TRY(buf_status(&path));
+	return client_get(c, (char *)path.p, out);
+}
+
+static bool ended(const json_t *job)
+{
+	const char *state = show_text(job, "state");
+
+	return strcmp(state, "succeeded") == 0 || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0;
+}
+
+static int terminal_columns(void)
+{
+	struct winsize w;
+
+	return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col : 80;
+}
+
+static void put_ranks(struct buf *b, const json_t *job)
+{
+	const json_t *ranks = show_at(job, "progress.ranks");
+	size_t i;
+	json_t *r;
+
+	json_array_foreach(ranks, i, r) {
+		double total = show_number(r, "bytes_total"), done = show_number(r, "bytes_done");
+		buf_printf(b, " %.0f:%.0f%%", show_number(r, "rank"), total > 0 ? 100 * done / total : 100);
+	}
+}
+
+/* One line that replaces itself: kind, state, bar, bytes, rate, ETA, then the ranks as far as the line goes. */
+static void draw_bar(const json_t *job)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	double total = show_number(job, "progress.bytes_total"), done = show_number(job, "progress.bytes_done");
+	int full = total > 0 ? (int)(done / total * BAR_WIDTH) : 0, columns = terminal_columns();
+	const char *stage = show_text(job, "stage");
+	char x[32], y[32], z[32], t[32];
+
+	buf_printf(&b, "%s %s", show_text(job, "kind"), stage[0] ? stage : show_text(job, "state"));
+	if (total > 0) {
+		buf_puts(&b, " [");
+		for (int i = 0; i < BAR_WIDTH; i++)
+			buf_putc(&b, i < full ? '#' : '.');
+		buf_printf(&b, "] %3.0f%% %s/%s", 100 * done / total, show_bytes(done, x), show_bytes(total, y));
+		if (show_number(job, "progress.rate") > 0)
+			buf_printf(&b, " %s/s", show_bytes(show_number(job, "progress.rate"), z));
+		if (show_at(job, "progress.eta_s") && !ended(job))
+			buf_printf(&b, " ETA %s", show_seconds(show_number(job, "progress.eta_s"), t));
+		put_ranks(&b, job);
+	}
+	if (buf_status(&b) == OK)
+		fprintf(stderr, "\r\033[K%.*s", (int)b.len < columns ? (int)b.len : columns - 1, (char *)b.p);
+}
+
+struct view {
+	bool terminal, drawn;
+	char last[64];              /* state and stage that were printed */
+	int64_t printed_ms;
+};
+
+static void draw(struct view *v, const json_t *job)
+{
+	char now[64], x[32], y[32], z[32];
+	double total = show_number(job, "progress.bytes_total");
+
+	if (v->terminal) {
+		draw_bar(job);
+		v->drawn = true;
+		return;
+	}
+	snprintf(now, sizeof now, "%.20s %.40s", show_text(job, "state"), show_text(job, "stage"));
+	if (strcmp(now, v->last) == 0 && now_ms() - v->printed_ms < LINE_EVERY_MS)
+		return;
+	snprintf(v->last, sizeof v->last, "%s", now);
+	v->printed_ms = now_ms();
+	if (ended(job))
+		return;
+	fprintf(stderr, "%s %s %s", show_text(job, "id"), show_text(job, "kind"), now);
+	if (total > 0)
+		fprintf(stderr, " %s of %s, %s/s", show_bytes(show_number(job, "progress.bytes_done"), x), show_bytes(total, y),
+			show_bytes(show_number(job, "progress.rate"), z));
+	fputc('\n', stderr);
+}
+
+static void clear_bar(struct view *v)
+{
+	if (v->drawn)
+		fputs("\r\033[K", stderr);
+	v->drawn = false;
+}
+
+/* Ctrl-C: what shall become of the job? true: cancel it. */
+static bool ask_cancel(struct view *v, const char *id)
+{
+	char line[16];
+
+	clear_bar(v);
+	if (!isatty(STDIN_FILENO))
+		return false;
+	fprintf(stderr, "\nJob %s goes on in the daemon. Cancel it (c) or leave it running (Enter)? ", id);
+	return fgets(line, sizeof line, stdin) && (line[0] == 'c' || line[0] == 'C');
+}
+
+static int interrupted(struct client *c, struct view *v, const char *id)
+{
+	struct answer a = { 0 };
+	char path[128];
+	enum err e;
+
+	if (!ask_cancel(v, id)) {
+		fprintf(stderr, "job %s is left running: dcpctl job %s --follow\n", id, id);
+		return EXIT_INTERRUPTED;
+	}
+	client_stop = 0;
+	snprintf(path, sizeof path, "/v1/jobs/%.64s:cancel", id);
+	json_t *nothing = json_object();
+	e = client_call(c, "POST", path, nothing, &a);
+	json_decref(nothing);
+	answer_free(&a);
+	return e ? follow_failed(c, e) : -1;
+}
+
+static void print_result(const json_t *job)
+{
+	const json_t *result = json_object_get(job, "result"), *value;
+	const char *key;
+	char x[32], y[32];
+	double bytes = show_number(job, "progress.bytes_done"), rate = show_number(job, "progress.rate");
+
+	printf("%s %s done", show_text(job, "kind"), show_text(job, "id"));
+	if (bytes > 0)
+		printf(": %s", show_bytes(bytes, x));
+	if (rate > 0)
+		printf(", %s/s", show_bytes(rate, y));
+	putchar('\n');
+	json_object_foreach((json_t *)(uintptr_t)result, key, value) {
+		if (json_is_array(value) && json_array_size(value) > 0)
+			printf("  %s: %zu\n", key, json_array_size(value));
+		else if (json_is_integer(value) || json_is_real(value))
+			printf("  %s: %.15g\n", key, json_number_value(value));
+		else if (json_is_boolean(value))
+			printf("  %s: %s\n", key, json_is_true(value) ? "yes" : "no");
+		else if (json_is_string(value))
+			printf("  %s: %s\n", key, json_string_value(value));
+	}
+}
+
+static void print_differences(const json_t *result)
+{
+	static const char *const columns[] = { "PATH=path", "WHAT=what", "A=a", "B=b", NULL };
+	const json_t *list = show_at(result, "differences");
+
+	if (json_is_true(show_at(result, "equal")))
+		puts("equal");
+	else if (json_array_size(list) > 0)
+		show_table(list, columns);
+	else
+		puts("different");
+}
+
+int follow_end(const json_t *job, bool json)
+{
+	const char *state = show_text(job, "state"), *kind = show_text(job, "kind");
+	const json_t *result = json_object_get(job, "result");
+	bool is_diff = strcmp(kind, "diff") == 0, ok = strcmp(state, "succeeded") == 0;
+
+	if (json)
+		show_json(job);
+	else if (ok && is_diff)
+		print_differences(result);
+	else if (ok)
+		print_result(job);
+	if (ok)
+		return is_diff && !json_is_true(json_object_get(result, "equal")) ? EXIT_DIFFERS : EXIT_DONE;
+	if (json_object_get(job, "error"))
+		show_problem(json_object_get(job, "error"));
+	else
+		fprintf(stderr, "dcpctl: job %s is %s\n", show_text(job, "id"), state);
+	return EXIT_JOB_FAILED;
+}
+
+int follow_job(struct client *c, const char *id, const struct follow *f)
+{
+	struct view v = { .terminal = isatty(STDERR_FILENO) && !f->json };
+	int64_t start = now_ms(), lost = 0;
+
+	for (;;) {
+		int64_t left = f->timeout_ms ? start + f->timeout_ms - now_ms() : INT64_MAX;
+		unsigned wait = v.terminal ? BAR_MS : LINES_MS;
+		struct answer a = { 0 };
+		enum err e;
+
+		if (left <= 0) {
+			clear_bar(&v);
+			fprintf(stderr, "dcpctl: timed_out: job %s still runs\n", id);
+			return EXIT_TIMED_OUT;
+		}
+		e = client_stop ? ERR_CANCELLED : follow_get(c, id, left < wait ? (unsigned)left : wait, &a);
+		if (e == ERR_CANCELLED && client_stop) {
+			int code = interrupted(c, &v, id);
+			if (code >= 0)
+				return code;
+			continue;
+		}
+		if (e && (client_unreachable(c) || e == ERR_DRAINING)) {
+			lost = lost ? lost : now_ms();
+			if (now_ms() - lost < PATIENCE_MS) {
+				(void)usleep(200000);
+				continue;
+			}
+		}
+		if (e) {
+			clear_bar(&v);
+			return follow_failed(c, e);
+		}
+		lost = 0;
+		draw(&v, a.json);
+		if (ended(a.json)) {
+			clear_bar(&v);
+			int code = follow_end(a.json, f->json);
+			answer_free(&a);
+			return code;
+		}
+		answer_free(&a);
+	}
+}

@@ -1,0 +1,22 @@
+/* follow.h: waits for a job and shows how it goes. */
+#pragma once
+#include "api/cli/client.h"
+
+enum exit_code { EXIT_DONE, EXIT_DIFFERS, EXIT_USAGE, EXIT_NO_DAEMON, EXIT_TIMED_OUT, EXIT_JOB_FAILED, EXIT_INTERRUPTED = 130 };
+
+struct follow {
+	bool json;
+	int64_t timeout_ms;         /* 0: none */
+};
+
+/* Waits for the job's end and says how it ended; with json the record goes to stdout. */
+int follow_job(struct client *c, const char *id, const struct follow *f);
+/* The exit code for this thread's latest error. */
+int follow_exit_code(const struct client *c, enum err e);
+/* Prints the latest error and gives its exit code. */
+int follow_failed(const struct client *c, enum err e);
+/* Fetches a job's record once. */
+FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms, struct answer *out);
+/* How a job that ended went: prints and gives the exit code. */
+int follow_end(const json_t *job, bool json);
+void follow_catch_interrupts(void);

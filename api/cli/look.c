@@ -1,0 +1,280 @@
+/* look.c: the commands that only look, and rm. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/cli/commands.h"
+#include "api/cli/show.h"
+#include "base/mem.h"
+
+enum { PAGE = 1000 };
+
+/* "/v1/checkpoints/main/run1%2Fa" or "/v1/state-dicts/x", and `rest`. */
+static FALLIBLE enum err put_path(struct buf *b, const char *ref, const char *rest)
+{
+	const char *colon = strchr(ref, ':');
+
+	if (!colon || colon == ref || !colon[1])
+		return ERR(INVALID_REQUEST, "\"%.200s\" is no reference: STORAGE:NAME or shm:NAME", ref);
+	if (args_is_shm(ref)) {
+		buf_puts(b, "/v1/state-dicts/");
+	} else {
+		CLEANUP(mem_free_ptr) char *storage = mem_strdup(ref);
+		if (!storage)
+			return ERR(NO_MEMORY, "cannot build a path");
+		storage[colon - ref] = '\0';
+		buf_puts(b, "/v1/checkpoints/");
+		client_put_part(b, storage);
+		buf_putc(b, '/');
+	}
+	client_put_part(b, colon + 1);
+	buf_puts(b, rest);
+	buf_putc(b, '\0');
+	return buf_status(b);
+}
+
+/* All pages of a list, as one array in *all; the first page's other members stay in *first. */
+static FALLIBLE enum err get_all(struct client *c, const char *path, const char *member, json_t *all)
+{
+	CLEANUP(mem_free_ptr) char *token = NULL;
+	size_t i;
+	json_t *item;
+
+	do {
+		CLEANUP(buf_free) struct buf url = BUF_INIT(16384);
+		struct answer a = { 0 };
+		buf_printf(&url, "%s%cpage_size=%d", path, strchr(path, '?') ? '&' : '?', PAGE);
+		if (token) {
+			buf_puts(&url, "&page_token=");
+			client_put_part(&url, token);
+		}
+		buf_putc(&url, '\0');
+		TRY(buf_status(&url));
+		TRY(client_get(c, (char *)url.p, &a));
+		json_array_foreach(json_object_get(a.json, member), i, item)
+			(void)json_array_append(all, item);
+		json_array_foreach(json_object_get(a.json, "problems"), i, item)
+			show_problem(item);
+		mem_free(token);
+		token = NULL;
+		if (show_text(a.json, "next_page_token")[0])
+			token = mem_strdup(show_text(a.json, "next_page_token"));
+		answer_free(&a);
+	} while (token);
+	return OK;
+}
+
+static FALLIBLE enum err show_list(struct client *c, const char *path, const char *member, const char *const *columns, bool json)
+{
+	json_t *all = json_array();
+	enum err e = all ? get_all(c, path, member, all) : ERR(NO_MEMORY, "cannot list");
+
+	if (e == OK && json)
+		show_json(all);
+	else if (e == OK)
+		show_table(all, columns);
+	json_decref(all);
+	return e;
+}
+
+int look_status(const struct command *self, struct client *c, const struct args *a)
+{
+	static const char *const storages[] = { "STORAGE=name", "STATE=state", "FREE=free_bytes:bytes", "TOTAL=total_bytes:bytes",
+						"PATH=path", NULL };
+	static const char *const workers[] = { "WORKER=id", "PID=pid", "ROLE=role", "STATE=state", "JOB=job", NULL };
+	struct answer caps = { 0 }, ready = { 0 };
+	enum err e = client_get(c, "/v1/capabilities", &caps);
+	char x[32], y[32];
+
+	(void)self;
+	if (e)
+		return follow_failed(c, e);
+	if (args_flag(a, "json")) {
+		show_json(caps.json);
+	} else {
+		const char *state = client_get(c, "/readyz", &ready) == OK ? "ready" : "not ready";
+		printf("dcpd %s at %s: %s\n", show_text(caps.json, "version"), client_url(c), state);
+		printf("shared memory: %s used of %s\n\n", show_bytes(show_number(caps.json, "shm.used_bytes"), x),
+		       show_bytes(show_number(caps.json, "shm.limit_bytes"), y));
+		e = show_list(c, "/v1/storages", "storages", storages, false);
+		if (e == OK) {
+			putchar('\n');
+			e = show_list(c, "/v1/workers", "workers", workers, false);
+		}
+	}
+	answer_free(&caps);
+	answer_free(&ready);
+	return e ? follow_failed(c, e) : EXIT_DONE;
+}
+
+int look_ls(const struct command *self, struct client *c, const struct args *a)
+{
+	static const char *const checkpoints[] = { "STORAGE=storage", "NAME=name", "FORMAT=format", "WORLD=world_size",
+						   "SIZE=bytes:bytes", "MODIFIED=modified_at", NULL };
+	static const char *const dicts[] = { "NAME=name", "WORLD=world_size", "SIZE=bytes:bytes", "UID=uid", "CREATED=created_at",
+					     NULL };
+	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
+	const char *what = a->word_count ? a->words[0] : "", *colon = strchr(what, ':');
+	enum err e;
+
+	(void)self;
+	if (strcmp(what, "shm:") == 0 || strcmp(what, "shm") == 0) {
+		e = show_list(c, "/v1/state-dicts", "state_dicts", dicts, args_flag(a, "json"));
+		return e ? follow_failed(c, e) : EXIT_DONE;
+	}
+	buf_puts(&path, "/v1/checkpoints");
+	if (what[0]) {
+		CLEANUP(mem_free_ptr) char *storage = mem_strdup(what);
+		if (storage && colon)
+			storage[colon - what] = '\0';
+		buf_putc(&path, '/');
+		client_put_part(&path, storage ? storage : "");
+	}
+	if (colon && colon[1]) {
+		buf_puts(&path, "?prefix=");
+		client_put_part(&path, colon + 1);
+	}
+	buf_putc(&path, '\0');
+	e = buf_status(&path);
+	if (e == OK)
+		e = show_list(c, (char *)path.p, "checkpoints", checkpoints, args_flag(a, "json"));
+	return e ? follow_failed(c, e) : EXIT_DONE;
+}
+
+/* Keeps the items whose "fqn" matches the glob. */
+static json_t *matching(const json_t *items, const char *glob)
+{
+	json_t *out = json_array(), *item;
+	size_t i;
+
+	json_array_foreach(items, i, item)
+		if (out && str_glob(str_of(glob), str_of(show_text(item, "fqn"))))
+			(void)json_array_append(out, item);
+	return out;
+}
+
+static FALLIBLE enum err show_tensors(struct client *c, const char *ref, const char *glob, bool json)
+{
+	static const char *const tensors[] = { "TENSOR=fqn", "DTYPE=dtype", "SHAPE=shape:dims", "SIZE=bytes:bytes",
+					       "CHUNKS=chunks:count", NULL };
+	static const char *const values[] = { "VALUE=fqn", "IS=value", "CLASS=opaque", NULL };
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	json_t *all = json_array(), *others = json_array(), *some = NULL;
+	enum err e = put_path(&path, ref, "/tensors");
+
+	if (e == OK)
+		e = get_all(c, (char *)path.p, "tensors", all);
+	if (e == OK && !json)
+		e = get_all(c, (char *)path.p, "values", others);
+	if (e == OK) {
+		some = matching(all, glob);
+		if (json)
+			show_json(some);
+		else if (json_array_size(some) > 0)
+			show_table(some, tensors);
+		json_decref(some);
+		some = matching(others, glob);
+		if (!json && json_array_size(some) > 0)
+			show_table(some, values);
+		json_decref(some);
+	}
+	json_decref(all);
+	json_decref(others);
+	return e;
+}
+
+static void print_members(const json_t *doc)
+{
+	const char *key;
+	json_t *value;
+
+	json_object_foreach((json_t *)(uintptr_t)doc, key, value) {
+		char text[32];
+		if (json_is_string(value))
+			printf("%-14s %s\n", key, json_string_value(value));
+		else if (strstr(key, "bytes") && json_is_number(value))
+			printf("%-14s %s\n", key, show_bytes(json_number_value(value), text));
+		else if (json_is_number(value))
+			printf("%-14s %.15g\n", key, json_number_value(value));
+		else if (json_is_boolean(value))
+			printf("%-14s %s\n", key, json_is_true(value) ? "yes" : "no");
+	}
+}
+
+/* One line for each slot of each rank. */
+static void print_slots(const json_t *doc)
+{
+	static const char *const columns[] = { "RANK=rank", "SLOT=slot", "STATE=state", "GENERATION=generation",
+					       "SIZE=bytes:bytes", "SEGMENT=segment", NULL };
+	json_t *rows = json_array(), *rank, *slot;
+	size_t i, k;
+
+	json_array_foreach(json_object_get(doc, "ranks"), i, rank) {
+		json_array_foreach(json_object_get(rank, "slots"), k, slot) {
+			json_t *row = json_copy(slot);
+			if (row && json_object_set(row, "rank", json_object_get(rank, "rank")) == 0)
+				(void)json_array_append(rows, row);
+			json_decref(row);
+		}
+	}
+	if (json_array_size(rows) > 0)
+		show_table(rows, columns);
+	json_decref(rows);
+}
+
+int look_show(const struct command *self, struct client *c, const struct args *a)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	const char *glob = args_value(a, "tensors");
+	struct answer got = { 0 };
+	enum err e;
+
+	(void)self;
+	if (glob) {
+		e = show_tensors(c, a->words[0], glob, args_flag(a, "json"));
+		return e ? follow_failed(c, e) : EXIT_DONE;
+	}
+	e = put_path(&path, a->words[0], "");
+	if (e == OK)
+		e = client_get(c, (char *)path.p, &got);
+	if (e)
+		return follow_failed(c, e);
+	if (args_flag(a, "json")) {
+		show_json(got.json);
+	} else {
+		print_members(got.json);
+		print_slots(got.json);
+	}
+	answer_free(&got);
+	return EXIT_DONE;
+}
+
+int look_rm(const struct command *self, struct client *c, const struct args *a)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	struct follow f = { .json = args_flag(a, "json") };
+	struct answer got = { 0 };
+	char id[64];
+	enum err e = put_path(&path, a->words[0], "");
+
+	(void)self;
+	if (e == OK && args_value(a, "timeout"))
+		e = args_duration(args_value(a, "timeout"), &f.timeout_ms);
+	if (e == OK)
+		e = client_call(c, "DELETE", (char *)path.p, NULL, &got);
+	if (e)
+		return follow_failed(c, e);
+	snprintf(id, sizeof id, "%s", show_text(got.json, "id"));
+	if (got.status != 202) {
+		if (!f.json)
+			printf("%s is gone\n", a->words[0]);
+		answer_free(&got);
+		return EXIT_DONE;
+	}
+	answer_free(&got);
+	if (args_flag(a, "detach")) {
+		puts(id);
+		return EXIT_DONE;
+	}
+	follow_catch_interrupts();
+	return follow_job(c, id, &f);
+}

@@ -1,0 +1,213 @@
+/* show.c: see show.h. What comes from the daemon may hold any text, so control characters never reach the terminal as they are. */
+#include "api/cli/show.h"
+
+#include <stdio.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "base/str.h"
+
+const json_t *show_at(const json_t *doc, const char *path)
+{
+	char key[64];
+
+	while (doc && *path) {
+		size_t n = strcspn(path, ".");
+		snprintf(key, sizeof key, "%.*s", (int)n, path);
+		doc = json_object_get(doc, key);
+		path += n + (path[n] == '.');
+	}
+	return doc;
+}
+
+const char *show_text(const json_t *doc, const char *path)
+{
+	const char *text = json_string_value(show_at(doc, path));
+
+	return text ? text : "";
+}
+
+double show_number(const json_t *doc, const char *path)
+{
+	return json_number_value(show_at(doc, path));
+}
+
+const char *show_bytes(double bytes, char out[32])
+{
+	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
+	size_t u = 0;
+
+	while (bytes >= 1024 && u < 5) {
+		bytes /= 1024;
+		u++;
+	}
+	snprintf(out, 32, u == 0 ? "%.0f %s" : bytes < 10 ? "%.2f %s" : bytes < 100 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
+	return out;
+}
+
+const char *show_seconds(double s, char out[32])
+{
+	long n = (long)(s + 0.5);
+
+	if (s < 60)
+		snprintf(out, 32, s < 10 ? "%.1fs" : "%.0fs", s);
+	else if (n < 3600)
+		snprintf(out, 32, "%ld:%02ld", n / 60, n % 60);
+	else
+		snprintf(out, 32, "%ld:%02ld:%02ld", n / 3600, n / 60 % 60, n % 60);
+	return out;
+}
+
+/* Control characters become '?'. */
+static void put_clean(struct buf *b, const char *text)
+{
+	for (; *text; text++)
+		buf_putc(b, (unsigned char)*text < 0x20 || *text == 0x7f ? '?' : (unsigned char)*text);
+}
+
+static void put_field(struct buf *b, const char *key, const char *value)
+{
+	if (!value[0])
+		return;
+	buf_printf(b, ", %s ", key);
+	put_clean(b, value);
+}
+
+static void print_line(struct buf *b)
+{
+	if (buf_status(b) == OK)
+		fprintf(stderr, "dcpctl: %.*s\n", (int)b->len, (char *)b->p);
+}
+
+void show_error(void)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(16384);
+	const struct err_info *e = err_last();
+
+	buf_printf(&b, "%s: ", err_code_name(e->code));
+	put_clean(&b, e->text[0] ? e->text : err_title(e->code));
+	put_field(&b, "fqn", e->fqn);
+	put_field(&b, "file", e->file);
+	if (e->offset >= 0)
+		buf_printf(&b, ", offset %jd", (intmax_t)e->offset);
+	if (e->rank >= 0)
+		buf_printf(&b, ", rank %jd", (intmax_t)e->rank);
+	put_field(&b, "expected", e->expected);
+	put_field(&b, "actual", e->actual);
+	print_line(&b);
+}
+
+void show_problem(const json_t *p)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(16384);
+	const char *detail = show_text(p, "detail");
+
+	put_clean(&b, show_text(p, "code"));
+	buf_puts(&b, ": ");
+	put_clean(&b, detail[0] ? detail : show_text(p, "title"));
+	put_field(&b, "fqn", show_text(p, "fqn"));
+	put_field(&b, "file", show_text(p, "file"));
+	if (json_is_integer(show_at(p, "offset")))
+		buf_printf(&b, ", offset %.0f", show_number(p, "offset"));
+	if (json_is_integer(show_at(p, "rank")))
+		buf_printf(&b, ", rank %.0f", show_number(p, "rank"));
+	put_field(&b, "expected", show_text(p, "expected"));
+	put_field(&b, "actual", show_text(p, "actual"));
+	print_line(&b);
+}
+
+void show_json(const json_t *doc)
+{
+	if (doc)
+		(void)json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
+	putchar('\n');
+}
+
+static void put_dims(struct buf *b, const json_t *dims)
+{
+	size_t i;
+	json_t *d;
+
+	buf_putc(b, '[');
+	json_array_foreach(dims, i, d)
+		buf_printf(b, "%s%jd", i ? ", " : "", (intmax_t)json_integer_value(d));
+	buf_putc(b, ']');
+}
+
+static int put_chunk(const char *p, size_t n, void *user)
+{
+	buf_put(user, p, n);
+	return 0;
+}
+
+/* One cell, by the column's form. */
+static void put_cell(struct buf *b, const json_t *item, const char *column)
+{
+	const char *key = strchr(column, '=') + 1, *form = strchr(key, ':');
+	char path[64], text[32];
+	const json_t *v;
+
+	snprintf(path, sizeof path, "%.*s", form ? (int)(form - key) : (int)strlen(key), key);
+	v = show_at(item, path);
+	if (!v || json_is_null(v))
+		buf_putc(b, '-');
+	else if (form && strcmp(form, ":bytes") == 0)
+		buf_puts(b, show_bytes(json_number_value(v), text));
+	else if (form && strcmp(form, ":dims") == 0)
+		put_dims(b, v);
+	else if (form && strcmp(form, ":count") == 0)
+		buf_printf(b, "%zu", json_array_size(v));
+	else if (json_is_string(v))
+		put_clean(b, json_string_value(v));
+	else
+		(void)json_dump_callback(v, put_chunk, b, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
+}
+
+/* Characters, not bytes, for the alignment. */
+static size_t width_of(const char *p, size_t n)
+{
+	size_t w = 0;
+
+	for (size_t i = 0; i < n; i++)
+		w += ((unsigned char)p[i] & 0xC0) != 0x80;
+	return w;
+}
+
+static void print_row(const json_t *item, const char *const *columns, size_t *widths, bool measure)
+{
+	for (size_t c = 0; columns[c]; c++) {
+		CLEANUP(buf_free) struct buf cell = BUF_INIT(1 << 16);
+		if (item)
+			put_cell(&cell, item, columns[c]);
+		else
+			buf_put(&cell, columns[c], strcspn(columns[c], "="));
+		if (buf_status(&cell) != OK)
+			continue;
+		size_t w = width_of((char *)cell.p, cell.len);
+		if (measure) {
+			widths[c] = w > widths[c] ? w : widths[c];
+			continue;
+		}
+		/* Sizes and counts line up on the right. */
+		const char *form = strrchr(columns[c], ':');
+		int pad = (int)(widths[c] - w);
+		bool right = form && strcmp(form, ":dims") != 0;
+		printf("%s%*s%.*s%*s", c ? "  " : "", right ? pad : 0, "", (int)cell.len, (char *)cell.p,
+		       right || !columns[c + 1] ? 0 : pad, "");
+	}
+	if (!measure)
+		putchar('\n');
+}
+
+void show_table(const json_t *items, const char *const *columns)
+{
+	size_t widths[16] = { 0 }, i;
+	json_t *item;
+
+	print_row(NULL, columns, widths, true);
+	json_array_foreach(items, i, item)
+		print_row(item, columns, widths, true);
+	print_row(NULL, columns, widths, false);
+	json_array_foreach(items, i, item)
+		print_row(item, columns, widths, false);
+}
