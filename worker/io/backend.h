@@ -18,8 +18,8 @@ struct io_backend {
 	void (*close)(void *self);         /* nothing is in flight */
 };
 
-FALLIBLE enum err io_uring_backend(uint32_t depth, struct io_backend *out);
-FALLIBLE enum err io_threads_backend(uint32_t depth, struct io_backend *out);
+FALLIBLE enum err uring_open(uint32_t depth, struct io_backend *out);
+FALLIBLE enum err threads_open(uint32_t depth, struct io_backend *out);
 
 /* Takes in the result of one call (bytes or -errno). True: the op is finished, op->fail says how. False: make the next call. */
 bool io_advance(struct io_op *op, int64_t result);

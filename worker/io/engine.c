@@ -25,9 +25,9 @@ enum err io_engine_open(enum io_engine_kind kind, uint32_t depth, struct io_engi
 	if (!e)
 		return ERR(NO_MEMORY, "no memory for an I/O engine");
 	e->depth = depth;
-	enum err bad = kind == IO_THREADS ? ERR_UNSUPPORTED : io_uring_backend(depth, &e->back);
+	enum err bad = kind == IO_THREADS ? ERR_UNSUPPORTED : uring_open(depth, &e->back);
 	if (bad && kind != IO_URING)
-		bad = io_threads_backend(depth, &e->back);
+		bad = threads_open(depth, &e->back);
 	if (bad) {
 		mem_free(e);
 		return bad;

@@ -1,5 +1,5 @@
-/* engine.h: asynchronous reads, writes and fsyncs: io_uring where the kernel lets us, else a pool of threads. Same calls, same order
- * rules (none: completions come in any order), bounded depth.
+/* engine.h: asynchronous reads, writes and fsyncs: io_uring where the kernel lets us, else a pool of threads. Same calls,
+ * same order rules (none: completions come in any order), bounded depth.
  *
  *     io_engine_open(IO_AUTO, depth, &e)          before the sandbox closes: makes the ring, restricts it to read/write/fsync
  *     io_submit(e, &op)                           op stays the caller's and must live until it comes back

@@ -173,7 +173,7 @@ static void pool_close(void *self)
 	mem_free(p);
 }
 
-enum err io_threads_backend(uint32_t depth, struct io_backend *out)
+enum err threads_open(uint32_t depth, struct io_backend *out)
 {
 	struct pool *p = mem_zalloc(1, sizeof *p);
 	pthread_condattr_t attr;

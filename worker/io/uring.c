@@ -111,7 +111,7 @@ static int restrict_ring(const struct io_uring *ring)
 	return bad < 0 ? bad : register_with(ring, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
 }
 
-enum err io_uring_backend(uint32_t depth, struct io_backend *out)
+enum err uring_open(uint32_t depth, struct io_backend *out)
 {
 	struct uring *u = mem_zalloc(1, sizeof *u);
 	struct io_uring_params params = { .flags = IORING_SETUP_R_DISABLED };

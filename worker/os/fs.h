@@ -27,7 +27,7 @@ FALLIBLE enum err fs_mkdirs(int rootfd, const char *path, int *fd_out);
 FALLIBLE enum err fs_stat(int dirfd, const char *path, struct stat *out);      /* no links */
 FALLIBLE enum err fs_allocate(int fd, uint64_t bytes, const char *name);       /* fallocate; EOPNOTSUPP falls back to ftruncate */
 FALLIBLE enum err fs_fsync(int fd, const char *name);
-/* ERR_CHECKPOINT_EXISTS if `to` exists. Where the file system lacks RENAME_NOREPLACE (NFS): an equivalent for files and directories. */
+/* ERR_CHECKPOINT_EXISTS if `to` exists. Where the file system lacks RENAME_NOREPLACE (NFS): by other means, as safe. */
 FALLIBLE enum err fs_rename_noreplace(int dirfd, const char *from, const char *to);
 FALLIBLE enum err fs_exchange(int dirfd, const char *a, const char *b);        /* ERR_OVERWRITE_UNSUPPORTED where refused */
 FALLIBLE enum err fs_rename(int from_dirfd, const char *from, int to_dirfd, const char *to);

@@ -10,6 +10,13 @@
 
 #include "os/seg.h"
 
+/* The thread sanitizer runs handlers with all signals blocked, so there the mask has to be put back. */
+#ifdef __SANITIZE_THREAD__
+enum { SAVE_MASK = 1 };
+#else
+enum { SAVE_MASK = 0 };
+#endif
+
 static _Thread_local sigjmp_buf way_out;
 static _Thread_local volatile sig_atomic_t guarded;
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -56,7 +63,7 @@ enum err seg_guard(void (*fn)(void *user), void *user)
 {
 	must(!guarded);
 	TRY(ensure_handler());
-	if (sigsetjmp(way_out, 0) != 0)
+	if (sigsetjmp(way_out, SAVE_MASK) != 0)
 		return ERR(SEGMENT_SHRUNK, "the segment became smaller while it was used");
 	guarded = 1;
 	fn(user);
