@@ -54,7 +54,7 @@ static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, e
 	m->starts = mem_zalloc(keys, sizeof *m->starts);
 	if (!m->next || !m->heads || !m->writers || !m->keys || !m->sorted || !m->load || !m->starts)
 		return ERR(NO_MEMORY, "no memory to plan %ju items", (uintmax_t)n);
-	for (uint64_t i = 0; i < n; i++)
+	for (uint64_t i = 0; i < held->chunk_count; i++)
 		if (held->chunks[i].rank >= RANKS_MAX)
 			return err_at_rank(ERR(LIMIT_EXCEEDED, "ranks go up to %d", RANKS_MAX - 1),
 					   held->chunks[i].rank);
