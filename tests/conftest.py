@@ -1,6 +1,5 @@
 """What all Python tests share: the daemon they talk to, and a look for leaks behind each of them."""
 import faulthandler
-import os
 import pathlib
 import shutil
 import signal
@@ -13,8 +12,6 @@ sys.path.insert(0, str(HERE / "lib"))
 sys.dont_write_bytecode = True
 
 import dcpd as lib  # noqa: E402
-
-FULL = os.environ.get("DCPD_FULL") == "1"
 
 
 def pytest_configure(config):

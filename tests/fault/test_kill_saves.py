@@ -11,9 +11,9 @@ import signal
 import time
 
 import pytest
-from conftest import FULL
 
 import dcpd as lib
+from dcpd import FULL
 
 SAVES = 200 if FULL else 14
 RANKS, MIB = 2, 24

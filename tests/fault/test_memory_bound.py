@@ -9,9 +9,9 @@ import threading
 import time
 
 import pytest
-from conftest import FULL
 
 import dcpd as lib
+from dcpd import FULL
 
 MIB = 1 << 20
 SIZE = int(os.environ.get("DCPD_MEMORY_MIB", 8192 if FULL else 512))

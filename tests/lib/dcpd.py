@@ -18,6 +18,7 @@ import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin"))
+FULL = os.environ.get("DCPD_FULL") == "1"
 SHM = pathlib.Path("/dev/shm")
 TERMINAL = ("succeeded", "failed", "cancelled")
 PAGE = 4096

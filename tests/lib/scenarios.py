@@ -162,3 +162,65 @@ def values_load(path, api, no_dist=False):
 
 def rank():
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+# For the bench: each rank keeps its state dict between calls, so that pages are touched before a clock starts.
+STATE = {}
+
+
+def bench_state(tensors, mib):
+    """Row-wise sharded int64 tensors over the world, as tests/tools/fill.c makes them."""
+    world, rows = dist.get_world_size(), mib * 32
+    layout = ("chunks", 0, list(range(world)))
+    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{r}/cpu" for r in layout[2]])
+    STATE.clear()
+    for t in range(tensors):
+        STATE[f"layers.{t}.weight"] = sharded_tensor.full(spec, (rows, 4096), t + 1, dtype=torch.int64)
+
+
+def bench_save(path):
+    return timed(lambda: dcp.save(STATE, storage_writer=dcp.FileSystemWriter(path, overwrite=True)))
+
+
+def bench_load(path):
+    return timed(lambda: dcp.load(STATE, storage_reader=dcp.FileSystemReader(path)))
+
+
+def timed(what):
+    import time
+
+    dist.barrier()
+    start = time.monotonic()
+    what()
+    dist.barrier()
+    return time.monotonic() - start
+
+
+def bench_plan(chunks, ranks, path):
+    """PyTorch's global plan, and its `.metadata`, for as many chunks: seconds."""
+    import pickle
+    import time
+
+    from torch.distributed.checkpoint import default_planner, metadata, planner
+
+    props = metadata.TensorProperties(dtype=torch.bfloat16)
+    tensors = chunks // ranks
+    plans = []
+    for r in range(ranks):
+        items = []
+        for t in range(tensors):
+            fqn, off = f"model.layers.{t}.attention.weight", torch.Size((4 * r, 0))
+            items.append(planner.WriteItem(
+                metadata.MetadataIndex(fqn, off), planner.WriteItemType.SHARD,
+                tensor_data=planner.TensorWriteData(metadata.ChunkStorageMetadata(off, torch.Size((4, 16))), props,
+                                                    torch.Size((ranks * 4, 16)))))
+        plans.append(planner.SavePlan(items, planner_data={f"model.layers.{t}.attention.weight": ("x",) for t in range(tensors)}))
+    p = default_planner.DefaultSavePlanner()
+    p.set_up_planner({}, is_coordinator=True)
+    start = time.monotonic()
+    _, md = p.create_global_plan(plans)
+    planned = time.monotonic()
+    md.storage_data = {i: None for i in range(0)}
+    with open(path, "wb") as f:
+        pickle.dump(md, f)
+    return planned - start, time.monotonic() - planned
