@@ -335,6 +335,8 @@ static FALLIBLE enum err remember(struct pickle *pk, uint64_t id)
 	TRY(top(pk, 1, &at));
 	node_share(pk, pk->stack.p[at]);
 	*slot = pk->stack.p[at];
+	if (id < MEMO_NEAR)
+		pk->near[id] = pk->stack.p[at];
 	return OK;
 }
 
@@ -353,6 +355,16 @@ static enum err op_put(struct pickle *pk, const struct pickle_op *op)
 	if (id == pk->memo_count)
 		pk->memo_count++;
 	return remember(pk, id);
+}
+
+/* Entries of one byte are what is fetched most: class and attribute names. */
+static enum err op_get_near(struct pickle *pk, const struct pickle_op *op)
+{
+	pnode n = pk->near[op->number];
+
+	if (!n)
+		return BAD(pk, "memo entry %ju was never set", (uintmax_t)op->number);
+	return push(pk, n);
 }
 
 static enum err op_get(struct pickle *pk, const struct pickle_op *op)
@@ -423,7 +435,7 @@ static op_fn *const ops[256] = {
 	['t'] = op_tuple, [0x85] = op_tuple, [0x86] = op_tuple, [0x87] = op_tuple,
 	[']'] = op_new_container, [0x8f] = op_new_container, ['l'] = op_from_mark, ['d'] = op_from_mark, [0x91] = op_from_mark,
 	['a'] = op_add_one, ['s'] = op_add_one, ['e'] = op_add_marked, ['u'] = op_add_marked, [0x90] = op_add_marked,
-	['p'] = op_put, ['q'] = op_put, ['r'] = op_put, [0x94] = op_put, ['g'] = op_get, ['h'] = op_get, ['j'] = op_get,
+	['p'] = op_put, ['q'] = op_put, ['r'] = op_put, [0x94] = op_put, ['g'] = op_get, ['h'] = op_get_near, ['j'] = op_get,
 	['R'] = op_call, [0x81] = op_call, [0x92] = op_call, ['b'] = op_build, ['P'] = op_persid, ['Q'] = op_persid,
 };
 

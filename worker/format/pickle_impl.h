@@ -65,7 +65,7 @@ struct cells {
 	uint32_t count, cap;
 };
 
-enum { FIELDS_CACHED = 64 };
+enum { FIELDS_CACHED = 64, MEMO_NEAR = 256 };
 
 struct pickle {
 	const unsigned char *in;
@@ -75,6 +75,7 @@ struct pickle {
 	struct buf text;           /* strings that had to be decoded */
 	const struct pickle_record *records;
 	struct memo memo;
+	pnode near[MEMO_NEAR];     /* the values of the first entries once more */
 	uint64_t memo_count;       /* the id that MEMOIZE takes next */
 	bool memo_gaps;            /* PUT left some out */
 	uint64_t at, op_at;
@@ -122,9 +123,31 @@ static inline FALLIBLE enum err pickle_op_next(struct pickle *pk, struct pickle_
 	pk->at += 1 + bytes;
 	return OK;
 }
-FALLIBLE enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out); /* of PUT and GET ops */
+/* The memo entry that a PUT or GET names. */
+FALLIBLE enum err pickle_op_id_slow(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out);
+static inline FALLIBLE enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out)
+{
+	if (op->code == 'g' || op->code == 'p' || op->number > pk->n)
+		return pickle_op_id_slow(pk, op, id_out);
+	*id_out = op->number;
+	return OK;
+}
 FALLIBLE enum err pickle_scan(struct pickle *pk);
-uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id);  /* NULL if the entry is never fetched */
+/* The place of a memo entry; NULL if it is never fetched. */
+static inline uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id)
+{
+	const struct memo *memo = &pk->memo;
+	uint64_t word = id >> 6, bit = 1ull << (id & 63);
+
+	if (word >= memo->words || !(memo->used[word] & bit))
+		return NULL;
+	/* Counts ones by hand: without the popcnt instruction, which not every x86-64 has, the builtin is a call. */
+	uint64_t v = memo->used[word] & (bit - 1);
+	v -= v >> 1 & 0x5555555555555555;
+	v = (v & 0x3333333333333333) + (v >> 2 & 0x3333333333333333);
+	v = (v + (v >> 4)) & 0x0f0f0f0f0f0f0f0f;
+	return &memo->values[memo->before[word] + (uint32_t)(v * 0x0101010101010101 >> 56)];
+}
 void pickle_memo_free(struct memo *memo);
 
 /* pickle_node.c */

@@ -33,8 +33,6 @@ static FALLIBLE enum err take(struct pickle *pk, uint64_t cells, uint32_t *at_ou
 		TRY(node_room(&pk->cells, cells));
 	*at_out = pk->cells.count;
 	pk->cells.count += (uint32_t)cells;
-	for (uint64_t i = 0; i < cells; i++)
-		pk->cells.p[*at_out + i] = 0;
 	return OK;
 }
 
@@ -42,6 +40,8 @@ enum err node_new(struct pickle *pk, enum pickle_kind kind, uint32_t arg, uint32
 {
 	TRY(take(pk, cells, out));
 	pk->cells.p[*out] = (uint32_t)kind | arg << HEAD_SHIFT;
+	for (uint32_t i = 1; i < cells; i++)
+		pk->cells.p[*out + i] = 0;
 	return OK;
 }
 
@@ -117,6 +117,7 @@ enum err node_extend(struct pickle *pk, pnode list, const pnode *items, uint64_t
 		TRY(take(pk, n, &at));
 	} else {
 		TRY(take(pk, BLOCK_HEAD + n, &at));
+		pk->cells.p[at] = pk->cells.p[at + 1] = 0;
 		pk->cells.p[last ? last : list + LIST_FIRST] = at;
 		pk->cells.p[list + LIST_LAST] = last = at;
 		at += BLOCK_HEAD;

@@ -117,11 +117,11 @@ enum err pickle_op_slow(struct pickle *pk, struct pickle_op *op)
 	}
 }
 
-enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out)
+enum err pickle_op_id_slow(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out)
 {
 	uint64_t id = op->number;
 
-	if (__builtin_expect(op->code == 'g' || op->code == 'p', 0)) {
+	if (op->code == 'g' || op->code == 'p') {
 		struct str text = { (const char *)op->data, op->len };
 		if (!str_to_u64(text, &id))
 			return BAD(pk, "the memo entry is not a number");
@@ -150,21 +150,47 @@ static FALLIBLE enum err mark_used(struct memo *memo, uint64_t id)
 	return OK;
 }
 
-enum err pickle_scan(struct pickle *pk)
+/* Goes over opcodes whose argument has a fixed size and which fetch nothing; leaves those at the end to the careful way. */
+static void skip_plain(struct pickle *pk)
 {
-	struct memo *memo = &pk->memo;
+	const unsigned char *p = pk->in + pk->at, *end = pk->in + pk->n;
+
+	while (end - p > 1 + (ptrdiff_t)sizeof(uint64_t)) {
+		unsigned bytes = pickle_op_args[*p] - (unsigned)OP_FIXED;
+		if (bytes > sizeof(uint64_t) || *p == '.' || *p == 'j')
+			break;
+		if (*p == 'h') {
+			/* one byte: the first words are always there */
+			pk->memo.used[p[1] >> 6] |= 1ull << (p[1] & 63);
+		}
+		p += 1 + bytes;
+	}
+	pk->at = (uint64_t)(p - pk->in);
+}
+
+static FALLIBLE enum err find_used(struct pickle *pk)
+{
 	struct pickle_op op = { 0 };
 
-	pk->at = 0;
+	TRY(mark_used(&pk->memo, 255)); /* makes room for those of one byte */
 	do {
+		skip_plain(pk);
 		TRY(pickle_op_next(pk, &op));
 		if (op.code == 'g' || op.code == 'h' || op.code == 'j') {
 			uint64_t id;
 			TRY(pickle_op_id(pk, &op, &id));
-			TRY(mark_used(memo, id));
+			TRY(mark_used(&pk->memo, id));
 		}
 	} while (op.code != '.');
 	pk->at = 0;
+	return OK;
+}
+
+enum err pickle_scan(struct pickle *pk)
+{
+	struct memo *memo = &pk->memo;
+
+	TRY(find_used(pk));
 	memo->before = mem_alloc(memo->words * sizeof *memo->before);
 	if (!memo->before)
 		return ERR(NO_MEMORY, "no memory for the memo");
@@ -176,25 +202,6 @@ enum err pickle_scan(struct pickle *pk)
 	if (!memo->values)
 		return ERR(NO_MEMORY, "no memory for the memo");
 	return OK;
-}
-
-/* Without the popcnt instruction, which not every x86-64 has, the builtin is a call. */
-static inline uint32_t ones(uint64_t v)
-{
-	v -= v >> 1 & 0x5555555555555555;
-	v = (v & 0x3333333333333333) + (v >> 2 & 0x3333333333333333);
-	v = (v + (v >> 4)) & 0x0f0f0f0f0f0f0f0f;
-	return (uint32_t)(v * 0x0101010101010101 >> 56);
-}
-
-uint32_t *pickle_memo_slot(struct pickle *pk, uint64_t id)
-{
-	const struct memo *memo = &pk->memo;
-	uint64_t word = id >> 6, bit = 1ull << (id & 63);
-
-	if (word >= memo->words || !(memo->used[word] & bit))
-		return NULL;
-	return &memo->values[memo->before[word] + ones(memo->used[word] & (bit - 1))];
 }
 
 void pickle_memo_free(struct memo *memo)
