@@ -125,7 +125,7 @@ $(TESTBIN)/tools/%: $(O)/tests/tools/%.o $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
-.PRECIOUS: $(O)/tests/tools/%.o $(O)/tests/bench/%.o $(O)/tests/fuzz/%.o
+
 
 BENCHES := $(patsubst tests/bench/%.c,$(TESTBIN)/bench/%,$(wildcard tests/bench/*.c))
 $(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
@@ -192,7 +192,7 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 	$(say) LINK $@
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(DAEMON_LIBS)
-.PRECIOUS: $(O)/tests/unit/%.o
+.PRECIOUS: $(O)/%.o
 
 .PHONY: check-unit
 check-unit: $(UNIT) ## the cmocka tests (SAN= works here)
