@@ -271,7 +271,8 @@ class Bench:
             t.join()
             p99.append(sorted(got)[int(len(got) * 0.99)] * 1000)
             self.delete("disk", f"busy{i}")
-        self.row("rest.p99_during_save", "ms", "<=1.00", "limit 5 ms", p99, [5.0], "GET /v1/jobs/ID 200 times a second, during a save")
+        self.row("rest.p99_during_save", "ms", "<=1.00", "limit 5 ms", p99, [5.0],
+                 "GET /v1/jobs/ID 200 times a second, during a save")
         self.row("rest.save_slowed_by", "s", "<=1.02", "the same save alone", busy, alone, "dcpctl save, with these requests")
         self.delete("disk", "rest")
 

@@ -108,7 +108,8 @@ static void put_header(const struct plan *p, uint64_t rank, struct buf *head)
 
 	buf_puts(&meta, "{\"version\":1,\"tensors\":{");
 	for (uint64_t t = 0; t < p->tensors; t++)
-		buf_printf(&meta, "%s\"layers.%ju.weight\":{\"fqn\":\"layers.%ju.weight\",\"global_shape\":[%ju,%d],\"offsets\":[%ju,0]}",
+		buf_printf(&meta, "%s\"layers.%ju.weight\":{\"fqn\":\"layers.%ju.weight\",\"global_shape\":[%ju,%d],"
+				  "\"offsets\":[%ju,0]}",
 			   t ? "," : "", (uintmax_t)t, (uintmax_t)t, (uintmax_t)p->rows, COLUMNS, (uintmax_t)first);
 	buf_puts(&meta, "},\"values\":{\"step\":{\"json\":1}}}");
 	buf_puts(head, "{\"__metadata__\":{\"dcpd\":");
