@@ -125,6 +125,18 @@ FALLIBLE enum err guard_head(struct req *r, const char *version)
 	return OK;
 }
 
+/* Everything below /v1 but event streams and a tensor's bytes is JSON. */
+static FALLIBLE enum err check_accept(const struct req *r)
+{
+	const char *accept = req_head(r, MHD_HTTP_HEADER_ACCEPT), *path = r->route->path;
+
+	if (!accept || strncmp(path, "/v1/", 4) != 0 || str_ends(str_of(path), "/events") ||
+	    str_ends(str_of(path), "/{fqn}") || strstr(accept, "*/*") || strcasestr(accept, "application/*") ||
+	    strcasestr(accept, "application/json") || strcasestr(accept, "+json"))
+		return OK;
+	return ERR(NOT_ACCEPTABLE, "this comes as application/json");
+}
+
 FALLIBLE enum err guard_body(struct req *r)
 {
 	const char *length = req_head(r, MHD_HTTP_HEADER_CONTENT_LENGTH), *type = req_head(r, MHD_HTTP_HEADER_CONTENT_TYPE);
@@ -136,6 +148,7 @@ FALLIBLE enum err guard_body(struct req *r)
 		return ERR(INVALID_REQUEST, "Content-Length is no number");
 	if (bytes > HTTP_BODY_MAX)
 		return ERR(PAYLOAD_TOO_LARGE, "a body has at most %d bytes", HTTP_BODY_MAX);
+	TRY(check_accept(r));
 	has_body = bytes > 0 || encoding;
 	if (has_body && r->route->body == ROUTE_NO_BODY)
 		return ERR(INVALID_REQUEST, "this request has no body");

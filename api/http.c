@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 32 << 10 };
+enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 192 << 10 };
 
 struct listener {
 	struct http *http;
@@ -215,6 +215,22 @@ static enum MHD_Result refuse(struct req *r, enum err e)
 	return r->answer ? send_answer(r) : MHD_NO;
 }
 
+/* An answer before the body was read would make us close with unread bytes, and the reset that follows can overtake the answer. So
+ * a client that is sending gets it at the end; one that asked first (Expect) or sends nothing gets it now. */
+static enum MHD_Result refuse_after_body(struct req *r, enum err e)
+{
+	const char *length = req_head(r, MHD_HTTP_HEADER_CONTENT_LENGTH);
+	bool sending = (length && strcmp(length, "0") != 0) || req_head(r, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+
+	if (!sending || req_head(r, MHD_HTTP_HEADER_EXPECT))
+		return refuse(r, e);
+	r->refused = mem_alloc(sizeof *r->refused);
+	if (!r->refused)
+		return MHD_NO;
+	*r->refused = *err_last();
+	return MHD_YES;
+}
+
 /* The head is complete: what can be refused is refused before the body is read. */
 static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, const char *url, const char *method,
 			     const char *version, void **context)
@@ -245,23 +261,28 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 		e = ERR(DRAINING, "the daemon is shutting down");
 	if (e == OK && r->route)
 		e = guard_body(r);
-	return e ? refuse(r, e) : MHD_YES;
+	return e ? refuse_after_body(r, e) : MHD_YES;
 }
 
-static void take_body(struct req *r, const char *data, size_t *n)
+/* Too much is read and dropped for a while, so that the client can read the answer; then the connection is cut. */
+static enum MHD_Result take_body(struct req *r, const char *data, size_t *n)
 {
-	if (!r->over_limit && r->raw.len + *n > HTTP_BODY_MAX)
-		r->over_limit = true;
-	if (!r->over_limit)
+	r->body_bytes += *n;
+	if (!r->refused && r->body_bytes <= HTTP_BODY_MAX)
 		buf_put(&r->raw, data, *n);
 	*n = 0;
+	return r->body_bytes <= HTTP_DISCARD_MAX ? MHD_YES : MHD_NO;
 }
 
 static FALLIBLE enum err handle(struct req *r)
 {
 	struct str text = { (const char *)r->raw.p, r->raw.len };
 
-	if (r->over_limit)
+	if (r->refused) {
+		err_restore(r->refused);
+		return r->refused->code;
+	}
+	if (r->body_bytes > HTTP_BODY_MAX)
 		return ERR(PAYLOAD_TOO_LARGE, "a body has at most %d bytes", HTTP_BODY_MAX);
 	TRY(buf_status(&r->raw));
 	if (!r->route)
@@ -283,10 +304,8 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const 
 
 	if (!r)
 		return begin(l, mhd, url, method, version, context);
-	if (*n > 0) {
-		take_body(r, data, n);
-		return MHD_YES;
-	}
+	if (*n > 0)
+		return take_body(r, data, n);
 	if (r->answer)
 		return send_answer(r);
 	if (r->begun)

@@ -21,7 +21,7 @@
 #include "base/err.h"
 #include "base/str.h"
 
-enum { HTTP_BODY_MAX = 1 << 20, HTTP_PARTS_MAX = 8, HTTP_CONNECTIONS_MAX = 1024 };
+enum { HTTP_BODY_MAX = 1 << 20, HTTP_DISCARD_MAX = 64 << 20, HTTP_PARTS_MAX = 8, HTTP_CONNECTIONS_MAX = 1024 };
 
 struct caller {
 	uid_t uid;
@@ -47,8 +47,10 @@ struct req {
 	/* the life of the request; http.c only */
 	struct MHD_Response *answer;
 	unsigned status, refs;
-	bool suspended, answered, answer_kept, finished, begun, over_limit;
+	bool suspended, answered, answer_kept, finished, begun;
 	struct req *prev, *next;     /* requests that are being waited for */
+	struct err_info *refused;    /* the answer, once the body has been read and dropped */
+	uint64_t body_bytes;
 	char allow[64];              /* of a 405 */
 };
 

@@ -193,6 +193,7 @@ void req_release(struct req *r)
 	jval_drop(&r->note);
 	buf_free(&r->raw);
 	mem_free(r->decoded);
+	mem_free(r->refused);
 	mem_free(r);
 }
 

@@ -172,6 +172,6 @@ int cat_tensor(const struct command *self, struct client *c, const struct args *
 		print_tensor(&got);
 	else if (fwrite(got.body.p, 1, got.body.len, stdout) != got.body.len)
 		e = ERR_SYS(SYSTEM, "cannot write");
-	answer_free(&got);
+	client_drop(&got);
 	return e ? follow_failed(c, e) : EXIT_DONE;
 }

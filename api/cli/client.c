@@ -20,9 +20,11 @@ struct client {
 	char *socket;               /* NULL: TCP */
 	char base[512], shown[512], token[512], why[CURL_ERROR_SIZE];
 	bool unreachable;
+	json_t *problem;
 };
 
 volatile int client_stop;
+bool client_json;
 
 static bool socket_there(const char *path)
 {
@@ -120,6 +122,7 @@ void client_free(struct client *c)
 		return;
 	if (c->curl)
 		curl_easy_cleanup(c->curl);
+	json_decref(c->problem);
 	mem_free(c->socket);
 	memset(c->token, 0, sizeof c->token);
 	mem_free(c);
@@ -130,12 +133,17 @@ const char *client_url(const struct client *c)
 	return c->shown;
 }
 
+const json_t *client_problem(const struct client *c)
+{
+	return c->problem;
+}
+
 bool client_unreachable(const struct client *c)
 {
 	return c->unreachable;
 }
 
-void answer_free(struct answer *a)
+void client_drop(struct answer *a)
 {
 	buf_free(&a->body);
 	json_decref(a->json);
@@ -285,6 +293,8 @@ static FALLIBLE enum err perform(struct client *c, const char *text, struct curl
 		return transport_error(c, code);
 	curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &out->status);
 	out->json = json_loadb(out->body.p ? (char *)out->body.p : "", out->body.len, JSON_REJECT_DUPLICATES, NULL);
+	json_decref(c->problem);
+	c->problem = out->status >= 400 ? json_incref(out->json) : NULL;
 	return out->status >= 400 ? take_problem(out->json, out->status) : OK;
 }
 
@@ -312,7 +322,7 @@ FALLIBLE enum err client_call(struct client *c, const char *method, const char *
 	curl_slist_free_all(heads);
 	if (e) {
 		struct err_info why = *err_last();
-		answer_free(out);
+		client_drop(out);
 		err_restore(&why);
 	}
 	return e;

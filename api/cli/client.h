@@ -6,6 +6,8 @@
 
 struct client;
 
+extern bool client_json;        /* --json: failures are printed as JSON too */
+
 struct answer {
 	long status;
 	struct buf body;
@@ -21,7 +23,9 @@ const char *client_url(const struct client *c);
  * A problem of the daemon is this thread's latest error, its code returned. */
 FALLIBLE enum err client_call(struct client *c, const char *method, const char *path, const json_t *body, struct answer *out);
 FALLIBLE enum err client_get(struct client *c, const char *path, struct answer *out);
-void answer_free(struct answer *a);
+void client_drop(struct answer *a);
+/* The problem of the latest failure, if the daemon sent one; borrowed. NULL otherwise. */
+const json_t *client_problem(const struct client *c);
 /* Was the latest failure that nobody answers? */
 bool client_unreachable(const struct client *c);
 /* An endless answer, line by line, until fn returns false or *stop is not 0. */

@@ -56,6 +56,8 @@ int follow_exit_code(const struct client *c, enum err e)
 
 int follow_failed(const struct client *c, enum err e)
 {
+	if (client_json && c && client_problem(c))
+		show_json(client_problem(c));
 	if (c && client_unreachable(c))
 		fprintf(stderr, "dcpctl: %s\n", err_last()->text);
 	else
@@ -191,7 +193,7 @@ static int interrupted(struct client *c, struct view *v, const char *id)
 	json_t *nothing = json_object();
 	e = client_call(c, "POST", path, nothing, &a);
 	json_decref(nothing);
-	answer_free(&a);
+	client_drop(&a);
 	return e ? follow_failed(c, e) : -1;
 }
 
@@ -293,9 +295,9 @@ int follow_job(struct client *c, const char *id, const struct follow *f)
 		if (ended(a.json)) {
 			clear_bar(&v);
 			int code = follow_end(a.json, f->json);
-			answer_free(&a);
+			client_drop(&a);
 			return code;
 		}
-		answer_free(&a);
+		client_drop(&a);
 	}
 }

@@ -168,7 +168,7 @@ static int send_job(struct client *c, const struct args *a, const json_t *doc)
 		show_json(got.json);
 	else if (args_flag(a, "detach"))
 		puts(id);
-	answer_free(&got);
+	client_drop(&got);
 	if (dry_run || args_flag(a, "detach"))
 		return EXIT_DONE;
 	follow_catch_interrupts();
@@ -207,7 +207,7 @@ int jobs_check(const struct command *self, struct client *c, const struct args *
 		show_json(got.json);
 	else
 		printf("%s can be loaded so\n", a->words[0]);
-	answer_free(&got);
+	client_drop(&got);
 	return EXIT_DONE;
 }
 
@@ -237,7 +237,7 @@ int jobs_list(const struct command *self, struct client *c, const struct args *a
 		show_json(got.json);
 	else
 		show_table(json_object_get(got.json, "jobs"), columns);
-	answer_free(&got);
+	client_drop(&got);
 	return EXIT_DONE;
 }
 
@@ -283,7 +283,7 @@ int jobs_one(const struct command *self, struct client *c, const struct args *a)
 		show_json(got.json);
 	else
 		print_job(got.json);
-	answer_free(&got);
+	client_drop(&got);
 	return EXIT_DONE;
 }
 
@@ -308,7 +308,7 @@ int jobs_act(const struct command *self, struct client *c, const struct args *a)
 		show_json(got.json);
 	else
 		printf("%s %s\n", show_text(got.json, "id"), show_text(got.json, "state"));
-	answer_free(&got);
+	client_drop(&got);
 	return EXIT_DONE;
 }
 

@@ -58,7 +58,7 @@ static FALLIBLE enum err get_all(struct client *c, const char *path, const char 
 		token = NULL;
 		if (show_text(a.json, "next_page_token")[0])
 			token = mem_strdup(show_text(a.json, "next_page_token"));
-		answer_free(&a);
+		client_drop(&a);
 	} while (token);
 	return OK;
 }
@@ -101,8 +101,8 @@ int look_status(const struct command *self, struct client *c, const struct args 
 			e = show_list(c, "/v1/workers", "workers", workers, false);
 		}
 	}
-	answer_free(&caps);
-	answer_free(&ready);
+	client_drop(&caps);
+	client_drop(&ready);
 	return e ? follow_failed(c, e) : EXIT_DONE;
 }
 
@@ -244,7 +244,7 @@ int look_show(const struct command *self, struct client *c, const struct args *a
 		print_members(got.json);
 		print_slots(got.json);
 	}
-	answer_free(&got);
+	client_drop(&got);
 	return EXIT_DONE;
 }
 
@@ -267,10 +267,10 @@ int look_rm(const struct command *self, struct client *c, const struct args *a)
 	if (got.status != 202) {
 		if (!f.json)
 			printf("%s is gone\n", a->words[0]);
-		answer_free(&got);
+		client_drop(&got);
 		return EXIT_DONE;
 	}
-	answer_free(&got);
+	client_drop(&got);
 	if (args_flag(a, "detach")) {
 		puts(id);
 		return EXIT_DONE;

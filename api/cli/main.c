@@ -107,6 +107,7 @@ static int run(const struct command *k, int argc, char *const *argv)
 	}
 	if (a.word_count < k->words_min || a.word_count > k->words_max)
 		return usage(k);
+	client_json = args_flag(&a, "json");
 	e = client_new(args_value(&a, "url"), &c);
 	if (e) {
 		show_error();
