@@ -5,6 +5,7 @@
 #include "api/assets.h"
 #include "api/h_common.h"
 #include "api/handlers.h"
+#include "api/routes.h"
 #include "api/spec.h"
 #include "base/mem.h"
 #include "os/fs.h"
@@ -43,8 +44,8 @@ FALLIBLE enum err h_metrics(struct req *r)
 {
 	struct buf b = BUF_INIT(16 << 20);
 
-	metrics_set(r->core->metrics, "dcpd_http_requests", "", (double)http_requests(r->api->http));
 	metrics_render(r->core, &b);
+	routes_put_metrics(r->api, &b);
 	return req_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
 }
 

@@ -45,7 +45,6 @@ struct http {
 	struct event *sweep, *soon;
 	struct conn *conns;                /* all open connections */
 	struct req *waiting;               /* requests without an answer yet */
-	uint64_t requests;
 	bool draining;
 };
 
@@ -203,6 +202,7 @@ static enum MHD_Result send_answer(struct req *r)
 {
 	enum MHD_Result ok = MHD_queue_response(r->conn, r->status, r->answer);
 
+	routes_count(r);
 	if (!r->answer_kept)
 		MHD_destroy_response(r->answer);
 	r->answer = NULL;
@@ -243,7 +243,6 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 		mem_free(r);
 		return MHD_NO;
 	}
-	l->http->requests++;
 	r->api = l->http->o.api;
 	r->core = l->http->o.core;
 	r->conn = mhd;
@@ -443,11 +442,6 @@ bool http_drained(const struct http *h)
 		if (open_connections(&h->listeners[i]) > 0)
 			return false;
 	return true;
-}
-
-uint64_t http_requests(const struct http *h)
-{
-	return h->requests;
 }
 
 void http_free(struct http *h)

@@ -110,5 +110,4 @@ void http_free(struct http *h);
 void http_wake(struct req *r);                                         /* its answer is there */
 void http_kick(struct http *h);                                        /* something was resumed: run soon */
 struct http *api_http(struct api *a);
-uint64_t http_requests(const struct http *h);
 uint32_t http_listeners(const struct http *h);

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "api/api_state.h"
 #include "api/guard.h"
 #include "api/handlers.h"
 #include "api/url.h"
@@ -182,4 +183,30 @@ FALLIBLE enum err routes_options(struct req *r)
 	snprintf(r->allow + n, sizeof r->allow - n, ", OPTIONS");
 	TRY(req_empty(r, 204));
 	return req_header(r, MHD_HTTP_HEADER_ALLOW, r->allow);
+}
+
+void routes_count(const struct req *r)
+{
+	size_t row = API_ROUTES_MAX - 1, code = r->status / 100;
+
+	if (r->route && r->route != &page_route)
+		row = (size_t)(r->route - routes);
+	if (row < API_ROUTES_MAX && code < API_CODES)
+		r->api->answered[row][code]++;
+}
+
+void routes_put_metrics(const struct api *a, struct buf *out)
+{
+	_Static_assert(sizeof routes / sizeof *routes < API_ROUTES_MAX, "the table of counts is too small");
+
+	buf_puts(out, "# HELP dcpd_http_requests_total Answers by route, method and class of status.\n"
+		      "# TYPE dcpd_http_requests_total counter\n");
+	for (size_t i = 0; i < API_ROUTES_MAX; i++)
+		for (size_t c = 1; c < API_CODES; c++) {
+			bool known = i < sizeof routes / sizeof *routes - 1;
+			if (a->answered[i][c])
+				buf_printf(out, "dcpd_http_requests_total{route=\"%s\",method=\"%s\",code=\"%zuxx\"} %ju\n",
+					   known ? routes[i].path : "other", known ? routes[i].method : "any", c,
+					   (uintmax_t)a->answered[i][c]);
+		}
 }

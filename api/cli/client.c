@@ -231,6 +231,8 @@ static FALLIBLE enum err prepare(struct client *c, const char *method, const cha
 	if ((size_t)snprintf(url, sizeof url, "%s%s", c->base, path) >= sizeof url)
 		return ERR(INVALID_REQUEST, "the name is too long");
 	curl_easy_reset(h);
+	json_decref(c->problem);
+	c->problem = NULL;
 	curl_easy_setopt(h, CURLOPT_URL, url);
 	curl_easy_setopt(h, CURLOPT_CUSTOMREQUEST, method);
 	if (c->socket)
@@ -293,7 +295,6 @@ static FALLIBLE enum err perform(struct client *c, const char *text, struct curl
 		return transport_error(c, code);
 	curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &out->status);
 	out->json = json_loadb(out->body.p ? (char *)out->body.p : "", out->body.len, JSON_REJECT_DUPLICATES, NULL);
-	json_decref(c->problem);
 	c->problem = out->status >= 400 ? json_incref(out->json) : NULL;
 	return out->status >= 400 ? take_problem(out->json, out->status) : OK;
 }

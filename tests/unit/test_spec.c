@@ -3,8 +3,10 @@
 
 #include <string.h>
 
+#include "api/jval.h"
 #include "api/layout_spec.h"
 #include "api/problem.h"
+#include "api/ref.h"
 #include "api/spec.h"
 
 static json_t *parse(const char *text)
@@ -179,7 +181,8 @@ static void test_refused_fields(void **state)
 	refused(ERR_VALIDATION_FAILED, "/labels/run", "{\"kind\":\"verify\"," SRC ",\"labels\":{\"run\":1}}");
 	refused(ERR_VALIDATION_FAILED, "/rtol", "{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"state_dict\":\"t\"},"
 						 "\"rtol\":-1}");
-	refused(ERR_VALIDATION_FAILED, "/target", "{\"kind\":\"reshard\"," SRC ",\"target\":{\"storage\":\"main\",\"name\":\"a\"}}");
+	refused(ERR_VALIDATION_FAILED, "/target",
+		"{\"kind\":\"reshard\"," SRC ",\"target\":{\"storage\":\"main\",\"name\":\"a\"}}");
 }
 
 static void test_refused_layouts(void **state)
@@ -188,7 +191,8 @@ static void test_refused_layouts(void **state)
 	refused(ERR_WORLD_MISMATCH, "/target/layout/0/mesh",
 		RESHARD(",\"world_size\":3,\"layout\":[{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"R\"]}]"));
 	refused(ERR_WORLD_MISMATCH, "/target/layout/1/mesh",
-		LAYOUT("{\"match\":\"a\",\"mesh\":[2],\"placements\":[\"R\"]},{\"match\":\"*\",\"mesh\":[4],\"placements\":[\"R\"]}"));
+		LAYOUT("{\"match\":\"a\",\"mesh\":[2],\"placements\":[\"R\"]},"
+		       "{\"match\":\"*\",\"mesh\":[4],\"placements\":[\"R\"]}"));
 	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"R\"]}"));
 	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements/0",
