@@ -329,6 +329,14 @@ static void what_cannot_be(void **state)
 	FAILS(FORMAT_METADATA, ONE(CHUNK1("K\x00", "K\x04"), INDEX1("a", SIZE1("K\x00")) INFO("b", "K\x00", "K\x01")
 	      INDEX1("a", SIZE1("K\x00")) INFO("b", "K\x01", "K\x01")), "two places", "a");
 	FAILS(FORMAT_METADATA, META(KEY("a") "c" MOD "TensorStorageMetadata\n)\x81", ""), "is a nothing", "a");
+#define WITH_PROPS(state) META(KEY("a") "c" MOD "TensorStorageMetadata\n)\x81}(" KEY("size") SIZE1("K\x04") KEY("properties") \
+	"c" MOD "TensorProperties\n)\x81(" state "tbub", "")
+	FAILS(FORMAT_METADATA, WITH_PROPS("ctorch\nint8\nNNN"), "5 or 6 values", "a");
+	FAILS(FORMAT_METADATA, WITH_PROPS("ctorch\nint8\nNNNNNN"), "5 or 6 values", "a");
+	FAILS(FORMAT_METADATA, WITH_PROPS("cnumpy\nint8\nNNNN"), "the dtype of a tensor is a numpy.int8", "a");
+	FAILS(DTYPE_UNSUPPORTED, WITH_PROPS("ctorch\nqint8\nNNNN"), "qint8", "a");
+	FAILS(FORMAT_METADATA, WITH_PROPS("ctorch\nint8\nctorch.serialization\n_get_layout\nVtorch.sparse_coo\n\x85RNNN"),
+	      "layout torch.sparse_coo", "a");
 	FAILS(FORMAT_METADATA, META(KEY("a") "c" MOD "BytesStorageMetadata\n)\x81", ""), "no entry for the value", "a");
 }
 

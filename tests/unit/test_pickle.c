@@ -219,6 +219,30 @@ static void memo(void **state)
 	REFUSED("q\x00.", "too few values", 0);
 }
 
+/* The data.pkl of torch.save(torch.zeros(4, 3)), as dcp.md 2.4 has it. */
+static void a_saved_tensor(void **state)
+{
+	struct pickle *pk;
+	(void)state;
+
+	PARSE("\x80\x02" "ctorch._utils\n_rebuild_tensor_v2\nq\x00((X\x07\x00\x00\x00storageq\x01" "ctorch\nFloatStorage\nq\x02"
+	      "X\x01\x00\x00\x00" "0q\x03X\x03\x00\x00\x00" "cpuq\x04K\x0ctq\x05QK\x00K\x04K\x03\x86q\x06K\x03K\x01\x86q\x07\x89"
+	      "ccollections\nOrderedDict\nq\x08)Rq\x09tq\x0aRq\x0b.", &pk);
+	pnode root = pickle_root(pk), args = pickle_args(pk, root);
+	assert_true(pickle_is_call(pk, root, "torch._utils", "_rebuild_tensor_v2"));
+	assert_int_equal(pickle_count(pk, args), 6);
+	pnode storage = pickle_at(pk, args, 0), id = pickle_args(pk, storage);
+	assert_int_equal(pickle_kind(pk, storage), PK_PERSID);
+	is_str(pickle_str(pk, pickle_at(pk, id, 0)), "storage");
+	assert_true(pickle_is_global(pk, pickle_at(pk, id, 1), "torch", "FloatStorage"));
+	is_int(pk, pickle_at(pk, id, 4), 12);
+	is_int(pk, pickle_at(pk, pickle_at(pk, args, 2), 1), 3);
+	is_int(pk, pickle_at(pk, pickle_at(pk, args, 3), 0), 3);
+	assert_false(pickle_is_true(pk, pickle_at(pk, args, 4)));
+	assert_int_equal(pickle_kind(pk, pickle_at(pk, args, 5)), PK_ORDERED_DICT);
+	pickle_free(pk);
+}
+
 static void dup_and_pop(void **state)
 {
 	struct pickle *pk;
@@ -382,6 +406,7 @@ int main(void)
 		cmocka_unit_test(unknown_calls_are_only_nodes),
 		cmocka_unit_test(records),
 		cmocka_unit_test(memo),
+		cmocka_unit_test(a_saved_tensor),
 		cmocka_unit_test(dup_and_pop),
 		cmocka_unit_test(structure_errors),
 		cmocka_unit_test(refused_opcodes),

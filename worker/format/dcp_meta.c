@@ -85,7 +85,8 @@ static FALLIBLE enum err read_properties(const struct reader *r, pnode n, enum d
 	pnode state = pickle_state(pk, n), type = pickle_at(pk, state, 0), layout = pickle_at(pk, state, 1);
 	char name[128];
 
-	if (!str_is(pickle_name(pk, n), "TensorProperties") || pickle_count(pk, state) < 5)
+	if (!str_is(pickle_name(pk, n), "TensorProperties") || pickle_count(pk, state) < 5 ||
+	    pickle_count(pk, state) > 6)
 		return ERR(FORMAT_METADATA, "the properties of a tensor are a %s, not TensorProperties with 5 or 6 values",
 			   pickle_class_name(pk, n, name, sizeof name));
 	if (pickle_kind(pk, type) != PK_GLOBAL || !str_is(pickle_module(pk, type), "torch"))
