@@ -50,6 +50,8 @@ static void test_against_libraries(void **state)
 			XXH128_canonicalFromHash(&want, XXH3_128bits(bytes + odd, n));
 			assert_memory_equal(d.xxh3_128, want.digest, 16);
 			assert_int_equal(d.crc32, crc32(0, bytes + odd, (unsigned)n));
+			digest_xxh3(bytes + odd, n, s.xxh3_128);
+			assert_memory_equal(s.xxh3_128, d.xxh3_128, 16);
 			digest_begin(&stream);
 			digest_add(&stream, bytes + odd, cut);
 			digest_add(&stream, bytes + odd + cut, n - cut);

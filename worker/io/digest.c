@@ -1,7 +1,8 @@
 /* digest.c: the two checksums of a block, in one pass over memory (see digest.h).
  *
  * The zip format wants CRC32; XXH3-128 is ours because 32 bits are too few to compare terabytes by. Each runs at about the
- * speed of memory, so the second one over the same piece should find it in the L2 cache. */
+ * speed of memory, so the second one over the same piece should find it in the L2 cache. That works in one order only: ISA-L
+ * reads with non-temporal prefetches, which pass L2 by, so XXH3 goes first and CRC32 finds what it left there. */
 #include "io/digest.h"
 
 #include <isa-l/crc.h>
@@ -38,8 +39,8 @@ void digest_add(struct digest_stream *s, const void *p, size_t n)
 
 	while (n > 0) {
 		size_t piece = n < PIECE_BYTES ? n : PIECE_BYTES;
-		s->crc32 = digest_crc32(s->crc32, at, piece);
 		(void)XXH3_128bits_update(state_of(s), at, piece);
+		s->crc32 = digest_crc32(s->crc32, at, piece);
 		at += piece;
 		n -= piece;
 	}
@@ -64,12 +65,21 @@ void digest_block(const void *p, size_t n, struct digest *out)
 	struct digest_stream s;
 
 	if (n <= PIECE_BYTES) {
-		finish(XXH3_128bits(p, n), digest_crc32(0, p, n), out);
+		XXH128_hash_t hash = XXH3_128bits(p, n);
+		finish(hash, digest_crc32(0, p, n), out);
 		return;
 	}
 	digest_begin(&s);
 	digest_add(&s, p, n);
 	digest_end(&s, out);
+}
+
+void digest_xxh3(const void *p, size_t n, unsigned char xxh3_128_out[16])
+{
+	XXH128_canonical_t canonical;
+
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits(p, n));
+	memcpy(xxh3_128_out, canonical.digest, sizeof canonical.digest);
 }
 
 uint32_t digest_crc32(uint32_t before, const void *p, size_t n)

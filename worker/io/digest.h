@@ -21,6 +21,8 @@ void digest_begin(struct digest_stream *s);
 void digest_add(struct digest_stream *s, const void *p, size_t n);
 void digest_end(struct digest_stream *s, struct digest *out);
 
+/* One of the two alone. */
+void digest_xxh3(const void *p, size_t n, unsigned char xxh3_128_out[16]);
 uint32_t digest_crc32(uint32_t before, const void *p, size_t n);       /* continues; 0 to begin */
 uint32_t digest_crc32_combine(uint32_t a, uint32_t b, uint64_t b_bytes);
 void digest_hex(const unsigned char xxh3_128[16], char hex_out[33]);
