@@ -25,7 +25,7 @@ struct seg_map {
 	unsigned char *p;
 	uint64_t bytes;
 };
-FALLIBLE enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out); /* ERR_SEGMENT_SHRUNK if the file is smaller */
+FALLIBLE enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out); /* ERR_SEGMENT_SHRUNK if it is smaller */
 void seg_unmap(struct seg_map *m);
 /* Runs fn(user) with SIGBUS turned into ERR_SEGMENT_SHRUNK. fn must not take locks or allocate. Per thread, not nested.
  * A SIGBUS outside of a guard goes to whoever handled it before, else it ends the process. Cheap: one system call. */
