@@ -9,15 +9,9 @@
  *   small item   the same with alignment 64 and no zeros. */
 #pragma once
 #include "base/buf.h"
+#include "format/source.h"
 #include "tensor/box.h"
 #include "tensor/dtype.h"
-
-struct item_source {
-	/* Reads exactly n bytes at `offset` of the item, or fails. */
-	enum err (*read)(void *user, uint64_t offset, void *into, size_t n);
-	void *user;
-	uint64_t length;                 /* of the item */
-};
 
 struct item_tensor {
 	enum dtype dtype;

@@ -1,0 +1,420 @@
+/* zip.c: reads the directory of a torch.save archive (see zip.h).
+ *
+ * Everything in it is hostile: each number is checked against the length of the archive before it is used, the records sorted by
+ * position must not overlap each other or the directory, and a deflated record may not claim more bytes than deflate can make
+ * of what is stored. zip64 fields count only where the classic field is saturated; where both are there they must agree, so that
+ * two readers cannot see two archives. */
+#include "format/zip.h"
+
+#include <isa-l/crc.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/num.h"
+#include "format/transform.h"
+
+enum {
+	LOCAL_SIG = 0x04034b50, CENTRAL_SIG = 0x02014b50, END_SIG = 0x06054b50,
+	END64_SIG = 0x06064b50, LOCATOR_SIG = 0x07064b50,
+	LOCAL_BYTES = 30, CENTRAL_BYTES = 46, END_BYTES = 22, END64_BYTES = 56, LOCATOR_BYTES = 20,
+	FLAGS_REFUSED = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 13, /* encrypted, patched, masked */
+	TAIL_FIRST = 1024, TAIL_MAX = END_BYTES + 65535,
+	DIRECTORY_MAX = 256 << 20,
+	DEFLATE_RATIO_MAX = 1032,
+	BLOCK = 64 << 10,
+};
+#define SATURATED 0xFFFFFFFFu
+
+static uint64_t le(const unsigned char *p, unsigned n)
+{
+	uint64_t v = 0;
+
+	for (unsigned i = n; i-- > 0;)
+		v = v << 8 | p[i];
+	return v;
+}
+
+struct end {
+	uint64_t at;                     /* of the first end record: the directory ends here at the latest */
+	uint64_t count, bytes, off;
+};
+
+/* The last end record in the tail; what lies behind it is a comment or junk, as miniz sees it. */
+static FALLIBLE enum err find_end(const struct item_source *src, unsigned char end[END_BYTES], uint64_t *at)
+{
+	CLEANUP(buf_free) struct buf tail = BUF_INIT(TAIL_MAX);
+
+	for (uint64_t want = TAIL_FIRST;; want = TAIL_MAX) {
+		size_t n = (size_t)num_min(want, src->length);
+		unsigned char *p;
+		tail.len = 0;
+		TRY(buf_reserve(&tail, n, &p));
+		TRY(source_read(src, src->length - n, p, n));
+		for (size_t i = n >= END_BYTES ? n - END_BYTES + 1 : 0; i-- > 0;) {
+			if (le(p + i, 4) == END_SIG) {
+				memcpy(end, p + i, END_BYTES);
+				*at = src->length - n + i;
+				return OK;
+			}
+		}
+		if (n == src->length || want == TAIL_MAX)
+			return ERR(FORMAT_ZIP, "no end-of-directory record in %ju bytes",
+				   (uintmax_t)src->length);
+	}
+}
+
+static FALLIBLE enum err agree(uint64_t classic, uint64_t saturated, uint64_t wide, const char *what)
+{
+	if (classic != saturated && classic != wide)
+		return ERR(FORMAT_ZIP, "the two end records disagree on the %s: %ju and %ju", what,
+			   (uintmax_t)classic, (uintmax_t)wide);
+	return OK;
+}
+
+/* The zip64 end record, if a locator stands before the classic one. */
+static FALLIBLE enum err read_end64(const struct item_source *src, struct end *e, bool needed)
+{
+	unsigned char loc[LOCATOR_BYTES], rec[END64_BYTES];
+	bool there = e->at >= LOCATOR_BYTES;
+
+	if (there) {
+		TRY(source_read(src, e->at - LOCATOR_BYTES, loc, sizeof loc));
+		there = le(loc, 4) == LOCATOR_SIG;
+	}
+	if (!there)
+		return needed ? ERR(FORMAT_ZIP, "the zip64 end record is missing") : OK;
+	uint64_t at = le(loc + 8, 8);
+	if (le(loc + 4, 4) != 0 || le(loc + 16, 4) > 1)
+		return ERR(FORMAT_ZIP, "the archive spans several disks");
+	if (!num_inside(at, END64_BYTES, e->at - LOCATOR_BYTES))
+		return ERR(FORMAT_ZIP, "the zip64 end record at %ju is beyond the archive", (uintmax_t)at);
+	TRY(source_read(src, at, rec, sizeof rec));
+	if (le(rec, 4) != END64_SIG || le(rec + 4, 8) < END64_BYTES - 12)
+		return ERR(FORMAT_ZIP, "no zip64 end record at %ju", (uintmax_t)at);
+	if (le(rec + 16, 4) != 0 || le(rec + 20, 4) != 0 || le(rec + 24, 8) != le(rec + 32, 8))
+		return ERR(FORMAT_ZIP, "the archive spans several disks");
+	TRY(agree(e->count, 0xFFFF, le(rec + 32, 8), "number of records"));
+	TRY(agree(e->bytes, SATURATED, le(rec + 40, 8), "directory's size"));
+	TRY(agree(e->off, SATURATED, le(rec + 48, 8), "directory's place"));
+	*e = (struct end){ at, le(rec + 32, 8), le(rec + 40, 8), le(rec + 48, 8) };
+	return OK;
+}
+
+static FALLIBLE enum err read_end(const struct item_source *src, struct end *e)
+{
+	unsigned char rec[END_BYTES];
+
+	TRY(find_end(src, rec, &e->at));
+	e->count = le(rec + 10, 2);
+	e->bytes = le(rec + 12, 4);
+	e->off = le(rec + 16, 4);
+	if (le(rec + 4, 2) != 0 || le(rec + 6, 2) != 0 || le(rec + 8, 2) != e->count)
+		return ERR(FORMAT_ZIP, "the archive spans several disks");
+	TRY(read_end64(src, e, e->count == 0xFFFF || e->bytes == SATURATED || e->off == SATURATED));
+	if (!num_inside(e->off, e->bytes, e->at))
+		return ERR(FORMAT_ZIP, "the directory (%ju bytes at %ju) is beyond the archive",
+			   (uintmax_t)e->bytes, (uintmax_t)e->off);
+	if (e->count > ZIP_RECORDS_MAX || e->bytes > DIRECTORY_MAX)
+		return ERR(LIMIT_EXCEEDED, "an archive of %ju records", (uintmax_t)e->count);
+	if (e->count > e->bytes / CENTRAL_BYTES)
+		return ERR(FORMAT_ZIP, "%ju records do not fit a directory of %ju bytes",
+			   (uintmax_t)e->count, (uintmax_t)e->bytes);
+	if (e->count == 0)
+		return ERR(FORMAT_ZIP, "the archive is empty");
+	return OK;
+}
+
+/* The zip64 extra field holds, in this order, those of the three that are saturated in the record. */
+static FALLIBLE enum err widen(struct zip_record *r, const unsigned char *extra, size_t n)
+{
+	uint64_t *fields[3] = { &r->bytes, &r->packed_bytes, &r->header_off };
+	const unsigned char *p = NULL;
+	size_t left = 0;
+
+	for (size_t i = 0; n - i >= 4;) {
+		size_t len = (size_t)le(extra + i + 2, 2);
+		if (len > n - i - 4)
+			break; /* PyTorch's reader ignores a damaged extra field too */
+		if (le(extra + i, 2) == 1 && !p) {
+			p = extra + i + 4;
+			left = len;
+		}
+		i += 4 + len;
+	}
+	for (unsigned f = 0; f < 3; f++) {
+		if (*fields[f] != SATURATED)
+			continue;
+		if (left < 8)
+			return ERR(FORMAT_ZIP, "a zip64 size or place is missing");
+		*fields[f] = le(p, 8);
+		p += 8;
+		left -= 8;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_record(const struct zip_record *r, unsigned method, unsigned flags, uint64_t dir_off)
+{
+	int n = (int)num_min(r->name.n, 80);
+	uint64_t room;
+
+	if (flags & FLAGS_REFUSED)
+		return ERR(FORMAT_ZIP, "record '%.*s' is encrypted", n, r->name.p);
+	if (method != 0 && method != 8)
+		return ERR(FORMAT_ZIP, "record '%.*s' is compressed by method %u", n, r->name.p, method);
+	if (method == 0 && r->bytes != r->packed_bytes)
+		return ERR(FORMAT_ZIP, "stored record '%.*s' has two sizes", n, r->name.p);
+	if (method == 8 && r->bytes / DEFLATE_RATIO_MAX > r->packed_bytes)
+		return ERR(FORMAT_ZIP, "record '%.*s' cannot unpack to %ju bytes", n, r->name.p,
+			   (uintmax_t)r->bytes);
+	TRY(num_add(r->packed_bytes, LOCAL_BYTES, &room));
+	TRY(num_add(room, r->name.n, &room));
+	if (!num_inside(r->header_off, room, dir_off))
+		return ERR(FORMAT_ZIP, "record '%.*s' (%ju bytes at %ju) is beyond the archive", n, r->name.p,
+			   (uintmax_t)r->packed_bytes, (uintmax_t)r->header_off);
+	return OK;
+}
+
+static FALLIBLE enum err read_record(struct zip *z, const unsigned char **p, size_t *left, uint64_t dir_off,
+				     struct zip_record *r)
+{
+	const unsigned char *c = *p;
+
+	if (*left < CENTRAL_BYTES || le(c, 4) != CENTRAL_SIG)
+		return ERR(FORMAT_ZIP, "the directory is damaged at record %ju", (uintmax_t)(r - z->records));
+	size_t name = (size_t)le(c + 28, 2), extra = (size_t)le(c + 30, 2), comment = (size_t)le(c + 32, 2);
+	if (name + extra + comment > *left - CENTRAL_BYTES)
+		return ERR(FORMAT_ZIP, "the directory ends inside record %ju", (uintmax_t)(r - z->records));
+	if (le(c + 34, 2) != 0)
+		return ERR(FORMAT_ZIP, "the archive spans several disks");
+	r->crc32 = (uint32_t)le(c + 16, 4);
+	r->packed_bytes = le(c + 20, 4);
+	r->bytes = le(c + 24, 4);
+	r->header_off = le(c + 42, 4);
+	r->deflated = le(c + 10, 2) == 8;
+	TRY(arena_str(z->arena, (struct str){ (const char *)c + CENTRAL_BYTES, name }, &r->name));
+	TRY(widen(r, c + CENTRAL_BYTES + name, extra));
+	TRY(check_record(r, (unsigned)le(c + 10, 2), (unsigned)le(c + 8, 2), dir_off));
+	*p += CENTRAL_BYTES + name + extra + comment;
+	*left -= CENTRAL_BYTES + name + extra + comment;
+	return OK;
+}
+
+static int by_place(const void *a, const void *b)
+{
+	const struct zip_record *x = *(struct zip_record *const *)a, *y = *(struct zip_record *const *)b;
+
+	return x->header_off < y->header_off ? -1 : x->header_off > y->header_off;
+}
+
+static FALLIBLE enum err check_overlap(struct zip *z, uint64_t dir_off)
+{
+	struct zip_record **sorted;
+
+	TRY(arena_alloc(z->arena, z->count, sizeof(struct zip_record *), &sorted));
+	for (uint64_t i = 0; i < z->count; i++)
+		sorted[i] = &z->records[i];
+	qsort(sorted, z->count, sizeof *sorted, by_place);
+	for (uint64_t i = 0; i < z->count; i++) {
+		struct zip_record *r = sorted[i];
+		r->limit = i + 1 < z->count ? sorted[i + 1]->header_off : dir_off;
+		if (r->header_off + LOCAL_BYTES + r->name.n + r->packed_bytes > r->limit)
+			return ERR(FORMAT_ZIP, "record '%.*s' overlaps the next",
+				   (int)num_min(r->name.n, 80), r->name.p);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err read_directory(struct zip *z, const struct end *e)
+{
+	CLEANUP(buf_free) struct buf dir = BUF_INIT(DIRECTORY_MAX);
+	unsigned char *at;
+
+	TRY(buf_reserve(&dir, (size_t)e->bytes, &at));
+	TRY(source_read(z->src, e->off, at, (size_t)e->bytes));
+	TRY(arena_alloc(z->arena, e->count, sizeof *z->records, &z->records));
+	z->count = e->count;
+	const unsigned char *p = at;
+	size_t left = (size_t)e->bytes;
+	for (uint64_t i = 0; i < z->count; i++)
+		TRY(read_record(z, &p, &left, e->off, &z->records[i]));
+	TRY(check_overlap(z, e->off));
+	struct str first = z->records[0].name;
+	const char *slash = first.n ? memchr(first.p, '/', first.n) : NULL;
+	if (!slash)
+		return ERR(FORMAT_ZIP, "record '%.*s' is in no folder", (int)num_min(first.n, 80), first.p);
+	z->prefix = (struct str){ first.p, (size_t)(slash - first.p) + 1 };
+	return OK;
+}
+
+enum err zip_open(const struct item_source *src, struct zip **out)
+{
+	struct zip *z CLEANUP(zip_free_ptr) = mem_zalloc(1, sizeof *z);
+	struct end e;
+
+	if (!z)
+		return ERR(NO_MEMORY, "no memory for a zip directory");
+	TRY(read_end(src, &e));
+	z->src = src;
+	/* per record: its entry, a pointer to sort, its name with alignment */
+	z->arena = arena_new((64 << 10) + e.bytes + e.count * (sizeof *z->records + 64));
+	if (!z->arena)
+		return ERR(NO_MEMORY, "no memory for a zip directory");
+	TRY(read_directory(z, &e));
+	*out = move(z);
+	return OK;
+}
+
+void zip_free(struct zip *z)
+{
+	if (!z)
+		return;
+	arena_free(z->arena);
+	mem_free(z);
+}
+
+void zip_free_ptr(struct zip **z)
+{
+	zip_free(*z);
+}
+
+enum err zip_find(const struct zip *z, struct str name, const struct zip_record **out)
+{
+	const struct zip_record *found = NULL;
+
+	for (uint64_t i = 0; i < z->count; i++) {
+		const struct zip_record *r = &z->records[i];
+		struct str tail = { r->name.p + z->prefix.n, r->name.n - z->prefix.n };
+		if (r->name.n < z->prefix.n || !str_eq(tail, name) ||
+		    memcmp(r->name.p, z->prefix.p, z->prefix.n) != 0)
+			continue;
+		if (found)
+			return ERR(FORMAT_ZIP, "record '%.*s' is there twice", (int)num_min(r->name.n, 80),
+				   r->name.p);
+		found = r;
+	}
+	*out = found;
+	return OK;
+}
+
+enum err zip_locate(const struct zip *z, const struct zip_record *r, uint64_t *data_off_out)
+{
+	unsigned char h[LOCAL_BYTES];
+	int n = (int)num_min(r->name.n, 80);
+
+	TRY(source_read(z->src, r->header_off, h, sizeof h));
+	uint64_t name = le(h + 26, 2), extra = le(h + 28, 2);
+	if (le(h, 4) != LOCAL_SIG)
+		return ERR(FORMAT_ZIP, "no local header at %ju for record '%.*s'", (uintmax_t)r->header_off, n,
+			   r->name.p);
+	if (le(h + 6, 2) & FLAGS_REFUSED || le(h + 8, 2) != (r->deflated ? 8 : 0) || name != r->name.n)
+		return ERR(FORMAT_ZIP, "the local header of record '%.*s' is not what the directory says", n,
+			   r->name.p);
+	uint64_t packed = le(h + 18, 4);
+	bool later = le(h + 6, 2) & 8 || packed == 0 || packed == SATURATED;
+	if (!later && packed != r->packed_bytes)
+		return ERR(FORMAT_ZIP, "record '%.*s' has %ju bytes, its local header says %ju", n, r->name.p,
+			   (uintmax_t)r->packed_bytes, (uintmax_t)packed);
+	uint64_t off = r->header_off + LOCAL_BYTES + name + extra;
+	if (off > r->limit || r->packed_bytes > r->limit - off)
+		return ERR(FORMAT_ZIP, "record '%.*s' overlaps the next", n, r->name.p);
+	*data_off_out = off;
+	return OK;
+}
+
+/* Gives the record's unpacked bytes to `take`, a block at a time. */
+typedef enum err (*zip_take)(void *user, const unsigned char *p, size_t n);
+
+static FALLIBLE enum err stream_stored(const struct zip *z, uint64_t off, uint64_t n, unsigned char *block,
+				       zip_take take, void *user)
+{
+	while (n > 0) {
+		size_t some = (size_t)num_min(n, BLOCK);
+		TRY(source_read(z->src, off, block, some));
+		TRY(take(user, block, some));
+		off += some;
+		n -= some;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err stream_deflated(const struct zip *z, const struct zip_record *r, uint64_t off,
+					 unsigned char *block, zip_take take, void *user)
+{
+	struct transform *t CLEANUP(transform_free_ptr) = NULL;
+	uint64_t left = r->packed_bytes, total = 0;
+	struct str in = { (char *)block, 0 };
+	unsigned char *out = block + BLOCK;
+
+	TRY(transform_new_deflate(&t));
+	while (!transform_done(t)) {
+		if (in.n == 0 && left > 0) {
+			in = (struct str){ (char *)block, (size_t)num_min(left, BLOCK) };
+			TRY(source_read(z->src, off, block, in.n));
+			off += in.n;
+			left -= in.n;
+		}
+		size_t had = in.n, n;
+		TRY(transform_feed(t, &in, out, BLOCK, &n));
+		if (n == 0 && in.n == had && left == 0)
+			TRY(transform_end(t));
+		if (n > r->bytes - total)
+			return ERR(FORMAT_ZIP, "record '%.*s' unpacks to more than its %ju bytes",
+				   (int)num_min(r->name.n, 80), r->name.p, (uintmax_t)r->bytes);
+		total += n;
+		TRY(take(user, out, n));
+	}
+	if (total != r->bytes || left > 0 || in.n > 0)
+		return ERR(FORMAT_ZIP, "record '%.*s' unpacks to %ju bytes, the directory says %ju",
+			   (int)num_min(r->name.n, 80), r->name.p, (uintmax_t)total, (uintmax_t)r->bytes);
+	return OK;
+}
+
+static FALLIBLE enum err stream(const struct zip *z, const struct zip_record *r, zip_take take, void *user)
+{
+	CLEANUP(mem_free_ptr) unsigned char *block = mem_alloc(2 * BLOCK);
+	uint64_t off;
+
+	if (!block)
+		return ERR(NO_MEMORY, "no memory to read a record");
+	TRY(zip_locate(z, r, &off));
+	return r->deflated ? stream_deflated(z, r, off, block, take, user)
+			   : stream_stored(z, off, r->packed_bytes, block, take, user);
+}
+
+static enum err take_bytes(void *user, const unsigned char *p, size_t n)
+{
+	buf_put(user, p, n);
+	return buf_status(user);
+}
+
+enum err zip_read(const struct zip *z, const struct zip_record *r, uint64_t max, struct buf *into)
+{
+	if (r->bytes > max)
+		return ERR(LIMIT_EXCEEDED, "record '%.*s' has %ju bytes, at most %ju are read",
+			   (int)num_min(r->name.n, 80), r->name.p, (uintmax_t)r->bytes, (uintmax_t)max);
+	return stream(z, r, take_bytes, into);
+}
+
+static enum err take_crc(void *user, const unsigned char *p, size_t n)
+{
+	uint32_t *crc = user;
+
+	*crc = crc32_gzip_refl(*crc, p, n);
+	return OK;
+}
+
+enum err zip_check(const struct zip *z, const struct zip_record *r)
+{
+	char expected[16], actual[16];
+	uint32_t crc = 0;
+
+	TRY(stream(z, r, take_crc, &crc));
+	if (r->crc32 == 0 || crc == r->crc32)
+		return OK;
+	snprintf(expected, sizeof expected, "%08x", r->crc32);
+	snprintf(actual, sizeof actual, "%08x", crc);
+	return err_expected(ERR(DIGEST_MISMATCH, "the CRC32 of record '%.*s' is wrong",
+				(int)num_min(r->name.n, 80), r->name.p), expected, actual);
+}

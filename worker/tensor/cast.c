@@ -1,0 +1,313 @@
+/* cast.c: see cast.h. 22 dtypes make 462 pairs; a function for each would be a table nobody reads. PyTorch's rule is simpler than
+ * that: small floats are floats with few bits, so every element passes through one of four carriers that holds it exactly
+ * (int64, uint64, float, double), and 22 loads and 4 x 13 stores say everything. A block of them stays in the L1 cache.
+ * Complex elements are two of their component. */
+#include "tensor/cast.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tensor/cast_float.h"
+
+enum { BLOCK = 512 };
+
+enum carrier { C_I64, C_U64, C_F32, C_F64 };
+
+union block {
+	int64_t i64[BLOCK];
+	uint64_t u64[BLOCK];
+	float f32[BLOCK];
+	double f64[BLOCK];
+};
+
+static enum dtype component(enum dtype d)
+{
+	switch (d) {
+	case DT_COMPLEX128:
+		return DT_FLOAT64;
+	case DT_COMPLEX64:
+		return DT_FLOAT32;
+	case DT_COMPLEX32:
+		return DT_FLOAT16;
+	case DT_BCOMPLEX32:
+		return DT_BFLOAT16;
+	default:
+		return d;
+	}
+}
+
+static enum carrier carrier_of(enum dtype d)
+{
+	if (d == DT_FLOAT64)
+		return C_F64;
+	if (dtype_is_float(d))
+		return C_F32;
+	return d == DT_UINT64 ? C_U64 : C_I64;
+}
+
+#define LOAD(type, field, expr)                                                     \
+	for (size_t i = 0; i < n; i++) {                                            \
+		type v;                                                             \
+		memcpy(&v, (const char *)src + i * step * sizeof v, sizeof v);      \
+		b->field[i] = (expr);                                               \
+	}                                                                           \
+	break
+
+/* n elements that lie `step` elements apart. table: what the 256 codes of an 8-bit float mean. */
+static void load(union block *b, enum dtype d, const void *src, size_t step, size_t n, const float *table)
+{
+	switch (d) {
+	case DT_FLOAT64: LOAD(double, f64, v);
+	case DT_FLOAT32: LOAD(float, f32, v);
+	case DT_FLOAT16: LOAD(uint16_t, f32, f16_decode(v));
+	case DT_BFLOAT16: LOAD(uint16_t, f32, bf16_decode(v));
+	case DT_INT64: LOAD(int64_t, i64, v);
+	case DT_INT32: LOAD(int32_t, i64, v);
+	case DT_INT16: LOAD(int16_t, i64, v);
+	case DT_INT8: LOAD(int8_t, i64, v);
+	case DT_UINT64: LOAD(uint64_t, u64, v);
+	case DT_UINT32: LOAD(uint32_t, i64, v);
+	case DT_UINT16: LOAD(uint16_t, i64, v);
+	case DT_UINT8: LOAD(uint8_t, i64, v);
+	case DT_BOOL: LOAD(uint8_t, i64, v != 0);
+	default: LOAD(uint8_t, f32, table[v]);
+	}
+}
+
+/* What x86 gives for a float that the integer cannot hold, so that results do not depend on the optimiser. */
+static int64_t to_i64(double v)
+{
+	return v >= -0x1p63 && v < 0x1p63 ? (int64_t)v : INT64_MIN;
+}
+
+static int32_t to_i32(double v)
+{
+	return v > -2147483649.0 && v < 2147483648.0 ? (int32_t)v : INT32_MIN;
+}
+
+static uint64_t to_u64(double v)
+{
+	if (v >= 0x1p63)
+		return v < 0x1p64 ? (uint64_t)v : 0;
+	return (uint64_t)to_i64(v);
+}
+
+static uint32_t to_u32(double v)
+{
+	if (v >= 0x1p31)
+		return v < 0x1p32 ? (uint32_t)v : 0;
+	return (uint32_t)to_i32(v);
+}
+
+#define STORE(type, expr)                                                           \
+	for (size_t i = 0; i < n; i++) {                                            \
+		type out = (type)(expr);                                            \
+		memcpy((char *)dst + i * sizeof out, &out, sizeof out);             \
+	}                                                                           \
+	return
+
+#define STORE_FLOATS(x)                                                             \
+	case DT_FLOAT64: STORE(double, x);                                          \
+	case DT_FLOAT32: STORE(float, x);                                           \
+	case DT_FLOAT16: STORE(uint16_t, f16_encode((float)(x)));                   \
+	case DT_BFLOAT16: STORE(uint16_t, bf16_encode((float)(x)));                 \
+	case DT_FLOAT8_E4M3FN: STORE(uint8_t, f8_encode(&f8_e4m3fn, (float)(x)));   \
+	case DT_FLOAT8_E5M2: STORE(uint8_t, f8_encode(&f8_e5m2, (float)(x)));       \
+	case DT_FLOAT8_E4M3FNUZ: STORE(uint8_t, f8_encode(&f8_e4m3fnuz, (float)(x))); \
+	case DT_FLOAT8_E5M2FNUZ: STORE(uint8_t, f8_encode(&f8_e5m2fnuz, (float)(x))); \
+	case DT_FLOAT8_E8M0FNU: STORE(uint8_t, f8_e8m0_encode((float)(x)));         \
+	case DT_BOOL: STORE(uint8_t, (x) != 0);                                     \
+	default: return
+
+#define STORE_INTS(x)                                                               \
+	case DT_INT64: case DT_UINT64: STORE(uint64_t, x);                          \
+	case DT_INT32: case DT_UINT32: STORE(uint32_t, x);                          \
+	case DT_INT16: case DT_UINT16: STORE(uint16_t, x);                          \
+	case DT_INT8: case DT_UINT8: STORE(uint8_t, x)
+
+#define STORE_INTS_OF_FLOAT(x, to_u8)                                               \
+	case DT_INT64: STORE(int64_t, to_i64(x));                                   \
+	case DT_UINT64: STORE(uint64_t, to_u64(x));                                 \
+	case DT_INT32: STORE(int32_t, to_i32(x));                                   \
+	case DT_UINT32: STORE(uint32_t, to_u32(x));                                 \
+	case DT_INT16: case DT_UINT16: STORE(uint16_t, to_i32(x));                  \
+	case DT_INT8: STORE(uint8_t, to_i32(x));                                    \
+	case DT_UINT8: STORE(uint8_t, to_u8(x))
+
+static void store_i64(void *dst, enum dtype d, const int64_t *b, size_t n)
+{
+	switch (d) {
+	STORE_INTS(b[i]);
+	STORE_FLOATS(b[i]);
+	}
+}
+
+static void store_u64(void *dst, enum dtype d, const uint64_t *b, size_t n)
+{
+	switch (d) {
+	STORE_INTS(b[i]);
+	STORE_FLOATS(b[i]);
+	}
+}
+
+static void store_f32(void *dst, enum dtype d, const float *b, size_t n)
+{
+	switch (d) {
+	STORE_INTS_OF_FLOAT((double)b[i], to_i32);
+	STORE_FLOATS(b[i]);
+	}
+}
+
+static void store_f64(void *dst, enum dtype d, const double *b, size_t n)
+{
+	switch (d) {
+	STORE_INTS_OF_FLOAT(b[i], to_i64);
+	STORE_FLOATS(b[i]);
+	}
+}
+
+static void store(void *dst, enum dtype d, const union block *b, enum carrier c, size_t n)
+{
+	switch (c) {
+	case C_I64:
+		store_i64(dst, d, b->i64, n);
+		return;
+	case C_U64:
+		store_u64(dst, d, b->u64, n);
+		return;
+	case C_F32:
+		store_f32(dst, d, b->f32, n);
+		return;
+	case C_F64:
+		store_f64(dst, d, b->f64, n);
+		return;
+	}
+}
+
+/* Elements of `to` two apart, zeros between: the imaginary parts. */
+static void spread(unsigned char *dst, const unsigned char *parts, size_t part_bytes, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		memcpy(dst + 2 * i * part_bytes, parts + i * part_bytes, part_bytes);
+		memset(dst + (2 * i + 1) * part_bytes, 0, part_bytes);
+	}
+}
+
+/* To or from a dtype's own complex form nothing is converted: the bits of a NaN stay. */
+static void copy_parts(unsigned char *dst, const unsigned char *src, size_t step, size_t part_bytes, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		memcpy(dst + i * part_bytes, src + i * step * part_bytes, part_bytes);
+}
+
+/* A complex number is true if one of its parts is. dst has those of the real parts already. */
+static void or_imaginary(uint8_t *dst, enum dtype part, const unsigned char *imag, size_t n)
+{
+	union block b;
+	uint8_t more[BLOCK];
+
+	load(&b, part, imag, 2, n, NULL);
+	store(more, DT_BOOL, &b, carrier_of(part), n);
+	for (size_t i = 0; i < n; i++)
+		dst[i] |= more[i];
+}
+
+enum err cast_check(enum dtype to, enum dtype from)
+{
+	if (to != from && (to == DT_FLOAT4_E2M1FN_X2 || from == DT_FLOAT4_E2M1FN_X2))
+		return ERR(DTYPE_UNSUPPORTED, "%s cannot be converted to %s", dtype_name(from), dtype_name(to));
+	return OK;
+}
+
+enum err cast_run(void *dst, enum dtype to, const void *src, enum dtype from, size_t n)
+{
+	enum dtype from_part = component(from), to_part = component(to);
+	bool both = dtype_is_complex(from) && dtype_is_complex(to);
+	size_t step = dtype_is_complex(from) && !both ? 2 : 1;
+	bool spread_out = dtype_is_complex(to) && !both;
+	unsigned char parts[BLOCK * 8], *out = dst;
+	const unsigned char *in = src;
+	float table[256];
+	union block b;
+
+	TRY(cast_check(to, from));
+	if (to == from) {
+		if (n)
+			memcpy(dst, src, n * dtype_bytes(to));
+		return OK;
+	}
+	if (dtype_is_float(from_part) && dtype_bytes(from_part) == 1)
+		f8_table(from_part, table);
+	for (size_t left = both ? 2 * n : n; left > 0;) {
+		size_t some = left < BLOCK ? left : BLOCK;
+		unsigned char *to_here = spread_out ? parts : out;
+		if (from_part == to_part && to != DT_COMPLEX32) { /* PyTorch converts in that one */
+			copy_parts(to_here, in, step, dtype_bytes(to_part), some);
+		} else {
+			load(&b, from_part, in, step, some, table);
+			store(to_here, to_part, &b, carrier_of(from_part), some);
+		}
+		if (spread_out)
+			spread(out, parts, dtype_bytes(to_part), some);
+		if (to == DT_BOOL && step == 2)
+			or_imaginary(out, from_part, in + dtype_bytes(from_part), some);
+		in += some * step * dtype_bytes(from_part);
+		out += some * dtype_bytes(to_part) * (spread_out ? 2 : 1);
+		left -= some;
+	}
+	return OK;
+}
+
+/* Flips the sign of every `step`-th component from `first` on. */
+static void flip_signs(unsigned char *p, size_t part_bytes, size_t first, size_t step, size_t count)
+{
+	p += first * part_bytes + part_bytes - 1;
+	for (size_t i = 0; i < count; i++)
+		p[i * step * part_bytes] ^= 0x80;
+}
+
+enum err cast_conj(void *p, enum dtype d, size_t n)
+{
+	if (dtype_is_complex(d))
+		flip_signs(p, dtype_bytes(d) / 2, 1, 2, n);
+	return OK;
+}
+
+static void negate_ints(unsigned char *p, size_t bytes, size_t n)
+{
+	for (size_t i = 0; i < n; i++, p += bytes) {
+		unsigned carry = 1;
+		for (size_t k = 0; k < bytes; k++) {
+			unsigned v = (unsigned char)~p[k] + carry;
+			p[k] = (unsigned char)v;
+			carry = v >> 8;
+		}
+	}
+}
+
+enum err cast_neg(void *p, enum dtype d, size_t n)
+{
+	if (d == DT_BOOL || (dtype_is_float(d) && dtype_bytes(d) == 1))
+		return ERR(DTYPE_UNSUPPORTED, "%s cannot be negated", dtype_name(d));
+	if (dtype_is_complex(d))
+		flip_signs(p, dtype_bytes(d) / 2, 0, 1, 2 * n);
+	else if (dtype_is_float(d))
+		flip_signs(p, dtype_bytes(d), 0, 1, n);
+	else
+		negate_ints(p, dtype_bytes(d), n);
+	return OK;
+}
+
+void cast_swap(void *p, enum dtype d, size_t n)
+{
+	size_t bytes = dtype_bytes(component(d));
+	unsigned char *at = p;
+
+	for (size_t i = 0; i < n * (dtype_is_complex(d) ? 2 : 1); i++, at += bytes) {
+		for (size_t k = 0; k < bytes / 2; k++) {
+			unsigned char low = at[k];
+			at[k] = at[bytes - 1 - k];
+			at[bytes - 1 - k] = low;
+		}
+	}
+}

@@ -1,0 +1,136 @@
+/* cast_float.h: floats of 16 and 8 bits ↔ float, with round to nearest even, for cast.c alone. Inline, so that the loops there can be
+ * vectorised; without branches where that was possible for the same reason. */
+#pragma once
+#include <string.h>
+
+#include "tensor/dtype.h"
+
+static inline uint32_t f32_bits(float f)
+{
+	uint32_t u;
+
+	memcpy(&u, &f, sizeof u);
+	return u;
+}
+
+static inline float f32_of(uint32_t u)
+{
+	float f;
+
+	memcpy(&f, &u, sizeof f);
+	return f;
+}
+
+static inline float bf16_decode(uint16_t h)
+{
+	return f32_of((uint32_t)h << 16);
+}
+
+static inline uint16_t bf16_encode(float f)
+{
+	uint32_t u = f32_bits(f), round = 0x7FFF + (u >> 16 & 1);
+
+	return (u & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : (uint16_t)((u + round) >> 16);
+}
+
+/* Exponent and mantissa are moved into place; subnormals get their exponent from a subtraction. */
+static inline float f16_decode(uint16_t h)
+{
+	uint32_t sign = (uint32_t)(h & 0x8000) << 16, a = h & 0x7FFF;
+	uint32_t normal = (a << 13) + 0x38000000;
+	uint32_t high = (a << 13) + 0x70000000;          /* inf and NaN */
+	uint32_t low = f32_bits(f32_of((a << 13) + 0x38800000) - f32_of(0x38800000));
+
+	high |= (uint32_t)(a > 0x7C00) << 22;            /* quiet */
+	return f32_of(sign | (a >= 0x7C00 ? high : a < 0x0400 ? low : normal));
+}
+
+static inline uint16_t f16_encode(float f)
+{
+	uint32_t u = f32_bits(f), a = u & 0x7FFFFFFF;
+	uint32_t normal = (a - 0x38000000 + 0x0FFF + (a >> 13 & 1)) >> 13;
+	uint32_t low = f32_bits(f32_of(a < 0x38800000 ? a : 0) + 0.5f) - 0x3F000000;
+	uint32_t h = a < 0x38800000 ? low : normal;
+
+	h = a >= 0x47800000 ? 0x7C00 : h;
+	h = a > 0x7F800000 ? 0x7E00 | (a >> 13 & 0x3FF) : h;
+	return (uint16_t)(h | (u >> 16 & 0x8000));
+}
+
+/* A kind of 8-bit float. Codes from `over` on are out of range. */
+struct f8 {
+	unsigned mantissa_bits, bias;
+	uint32_t over_bits;              /* the float from which on the value does not fit */
+	uint8_t over, nan;               /* what it becomes; what NaN becomes */
+	bool unsigned_zero;              /* fnuz: 0x80 is the only NaN, there is no -0 */
+};
+
+static const struct f8 f8_e4m3fn = { 3, 7, 0x43E80000, 0x7E, 0x7F, false }; /* saturates */
+static const struct f8 f8_e5m2 = { 2, 15, 0x47800000, 0x7C, 0x7F, false };
+static const struct f8 f8_e4m3fnuz = { 3, 8, 0x43800000, 0x80, 0x80, true };
+static const struct f8 f8_e5m2fnuz = { 2, 16, 0x47800000, 0x80, 0x80, true };
+
+static inline uint8_t f8_encode(const struct f8 *k, float f)
+{
+	uint32_t u = f32_bits(f), a = u & 0x7FFFFFFF, code, drop = 23 - k->mantissa_bits;
+	uint32_t smallest = (128 - k->bias) << 23;       /* the smallest normal value */
+	uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+
+	if (a > 0x7F800000)
+		return k->unsigned_zero ? 0x80 : k->nan | sign;
+	if (a >= k->over_bits) {
+		code = k->over;
+	} else if (a < smallest) {
+		/* Adding a power of two whose last bit is the smallest subnormal rounds as wanted. */
+		uint32_t magic = (128 - k->bias + drop) << 23;
+		code = f32_bits(f32_of(a) + f32_of(magic)) - magic;
+	} else {
+		code = (a - ((127 - k->bias) << 23) + (1u << (drop - 1)) - 1 + (a >> drop & 1)) >> drop;
+	}
+	if (k->unsigned_zero)
+		return code == 0 ? 0 : code >= 0x80 ? 0x80 : (uint8_t)(code | sign);
+	return (uint8_t)(code | sign);
+}
+
+static inline float f8_decode(const struct f8 *k, uint8_t code)
+{
+	uint32_t a = code & 0x7F, sign = (uint32_t)(code & 0x80) << 24, drop = 23 - k->mantissa_bits;
+	uint32_t smallest = (128 - k->bias) << 23;
+
+	if (k->unsigned_zero && code == 0x80)
+		return f32_of(0x7F800001);
+	if (k->over == 0x7C && a >= 0x7C) /* infinity and NaN as in the half that it is the upper byte of */
+		return f16_decode((uint16_t)(code << 8));
+	if (!k->unsigned_zero && a == 0x7F)
+		return f32_of(sign | 0x7FF00000);
+	if (a >> k->mantissa_bits)
+		return f32_of(sign | ((a << drop) + ((127 - k->bias) << 23)));
+	float low = f32_of(smallest + (a << drop)) - f32_of(smallest);
+	return f32_of(sign | f32_bits(low));
+}
+
+/* e8m0: an exponent and nothing else. Sign and zero are lost; rounding is to the nearest power of two. */
+static inline uint8_t f8_e8m0_encode(float f)
+{
+	uint32_t u = f32_bits(f), exponent = u >> 23 & 0xFF;
+	bool half = u & 0x400000, more = u & 0x3FFFFF;
+
+	if (exponent == 0xFF)
+		return 0xFF;
+	return (uint8_t)(exponent + (half && (more || exponent > 0)));
+}
+
+static inline float f8_e8m0_decode(uint8_t code)
+{
+	return f32_of(code == 0xFF ? 0x7F800001 : code ? (uint32_t)code << 23 : 0x00400000);
+}
+
+static inline void f8_table(enum dtype d, float table[256])
+{
+	for (unsigned c = 0; c < 256; c++)
+		table[c] = d == DT_FLOAT8_E4M3FN ? f8_decode(&f8_e4m3fn, (uint8_t)c) :
+			   d == DT_FLOAT8_E5M2 ? f8_decode(&f8_e5m2, (uint8_t)c) :
+			   d == DT_FLOAT8_E4M3FNUZ ? f8_decode(&f8_e4m3fnuz, (uint8_t)c) :
+			   d == DT_FLOAT8_E5M2FNUZ ? f8_decode(&f8_e5m2fnuz, (uint8_t)c) :
+						     f8_e8m0_decode((uint8_t)c);
+}
