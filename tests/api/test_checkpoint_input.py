@@ -296,3 +296,65 @@ def test_checkpoint_inside_a_checkpoint(d, c):
     d.api.fails("reshard", "name_invalid", "checkpoint_exists", "not_a_checkpoint", "state_conflict", source=good.ref,
                 target={"storage": "main", "name": c.name + "/inner"})
     assert not (c.dir / "inner").exists()
+
+
+def test_transform_unknown(d):
+    c = Crafted(d.storages["main"], "torch-2.15.0/zstd")
+
+    def change(md):
+        info = next(s for s in md.storage_data.values() if getattr(s, "transform_descriptors", None))
+        info.transform_descriptors = ["stream.rot13"]
+
+    p = refused(d, c.edit(change), "format_transform")
+    assert "rot13" in p["detail"] and p["fqn"], p
+
+
+@pytest.mark.parametrize("how", ["cut", "garbage", "bomb"])
+def test_transform_damaged(d, how):
+    zstandard = pytest.importorskip("zstandard")
+    c = Crafted(d.storages["main"], "torch-2.15.0/zstd")
+    md = pickle.loads(c.meta.read_bytes())
+    index, info = next((i, s) for i, s in md.storage_data.items() if getattr(i, "offset", None) is not None)
+    f = c.dir / info.relative_path
+    data = bytearray(f.read_bytes())
+    if how == "bomb":  # 4 GiB of zeroes in a few hundred kB
+        bomb = zstandard.ZstdCompressor(level=1).compressobj()
+        packed = b"".join(bomb.compress(bytes(1 << 24)) for _ in range(256)) + bomb.flush()
+        f.write_bytes(data + packed)
+        c.edit(lambda md: (setattr(md.storage_data[index], "offset", len(data)), setattr(md.storage_data[index], "length", len(packed)))
+               and None)
+    else:
+        a, n = info.offset, info.length
+        data[a + n // 2 : a + n] = bytes(n - n // 2) if how == "cut" else os.urandom(n - n // 2)
+        f.write_bytes(data)
+    p = refused(d, c, "format_transform", "format_zip", "format_item", "digest_mismatch", "limit_exceeded")
+    assert p["file"] == f.name, p
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"version":99}', b"\xff", b"[" * 100000])
+def test_manifest_damaged(d, text):
+    """What dcpd itself wrote: a manifest that cannot be read is said, not believed."""
+    name, source = f"crafted/{lib.fresh()}", Crafted(d.storages["main"])
+    d.api.run("reshard", source=source.ref, target={"storage": "main", "name": name})
+    made = d.storages["main"] / name
+    manifest = made / ".dcpd.json"
+    assert manifest.exists()
+    manifest.write_bytes(text)
+    j = d.api.wait(d.api.submit("verify", source={"storage": "main", "name": name}, level="digest"))
+    assert j["state"] == "failed" and lib.check_problem(j["error"], "format_manifest", "format_unsupported"), j
+
+
+def test_bytes_of_our_own_changed(d):
+    """One bit in a payload, below a manifest with digests: load and verify tell FQN and file."""
+    name, source = f"crafted/{lib.fresh()}", Crafted(d.storages["main"])
+    d.api.run("reshard", source=source.ref, target={"storage": "main", "name": name})
+    ref = {"storage": "main", "name": name}
+    f = max((d.storages["main"] / name).glob("*.distcp"), key=lambda p: p.stat().st_size)
+    tensors = d.api.get(d.api.storage_path("main", name, "/tensors")).ok(200)["tensors"]
+    chunk = next(c for t in tensors for c in t["chunks"] if c["file"] == f.name and c["length"] > 64)
+    raw = pickle.loads((f.parent / ".metadata").read_bytes())
+    assert raw.storage_data
+    data = bytearray(f.read_bytes())
+    data[chunk["offset"] + chunk["length"] - 300 if chunk["length"] > 5000 else chunk["offset"] + chunk["length"] // 2] ^= 1
+    f.write_bytes(data)
+    d.api.fails("verify", "digest_mismatch", "format_zip", "format_item", source=ref, level="digest")

@@ -356,3 +356,59 @@ def test_cross_storage(d):
     c, n = Crafted(d.storages["main"]), name()
     d.api.run("reshard", source=c.ref, target={"storage": "other", "name": n})
     assert d.api.run("diff", a=c.ref, b={"storage": "other", "name": n})["result"]["equal"] is True
+
+
+def test_queue_is_bounded(spawn):
+    d = spawn(args=["--queue-max", "2"])
+    sd = big(d, 128)
+    answers = [d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": to(f"q{i}")}) for i in range(20)]
+    refused = [a for a in answers if a.status != 202]
+    assert refused and all(a.problem("too_many_jobs", status=429)["retryable"] for a in refused)
+    for a in answers:
+        if a.status == 202:
+            assert d.api.wait(a.json)["state"] == "succeeded"
+
+
+def test_streams_are_bounded(d):
+    before, open_ = len(lib.fd_targets(d.proc.pid)), []
+    try:
+        for _ in range(200):
+            c = d.api.connect(timeout=10)
+            c.request("GET", "/v1/events", headers={"Accept": "text/event-stream"})
+            r = c.getresponse()
+            open_.append(c)
+            if r.status != 200:
+                p = lib.check_problem(json.loads(r.read()), "too_many_streams")
+                assert p["retryable"] is True
+                break
+        else:
+            raise AssertionError("200 streams")
+    finally:
+        for c in open_:
+            c.sock and c.sock.close()
+            c.close()
+    lib.wait_for(lambda: len(lib.fd_targets(d.proc.pid)) <= before + 2, 15, "streams given back")
+
+
+def test_replaced_while_it_is_read(d):
+    """A reader of the old one ends well, with the old bytes or the new ones, or says that it was replaced."""
+    n, sd, other = name(), big(d, 128), small(d)
+    d.api.run("save", source={"state_dict": sd}, target=to(n))
+    for i in range(3):
+        read = d.api.submit("reshard", source=to(n), target=to(f"{n}-copy{i}"))
+        d.api.run("save", source={"state_dict": (other, sd)[i % 2]}, target=to(n), options={"overwrite": True})
+        end = d.api.wait(read)
+        if end["state"] == "failed":
+            lib.check_problem(end["error"], "checkpoint_replaced")
+        else:
+            d.api.run("verify", source=to(f"{n}-copy{i}"), level="digest")
+
+
+def test_formats_that_cannot_be_used(d):
+    c, n = Crafted(d.storages["main"]), name()
+    d.api.fails("reshard", "format_unsupported", "unsupported", source=c.ref, target={**to(n), "format": "torch"})
+    where = d.storages["main"] / n
+    where.mkdir(parents=True)
+    (where / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100))
+    d.api.fails("load", "format_unsupported", "not_a_checkpoint", "not_found", "checkpoint_incomplete", source=to(n),
+                target={"state_dict": lib.fresh()})

@@ -189,7 +189,8 @@ class Bench:
 
     def reshards(self):
         for storage, directory in (("disk", self.disk), ("tmpfs", self.tmpfs)):
-            rows = [("reshard", {"world_size": 2, "layout": COLUMNS}, "<=1.30"), ("to_safetensors", {"format": "safetensors"}, "<=1.20")]
+            rows = [("reshard", {"world_size": 2, "layout": COLUMNS}, "<=1.30"),
+                    ("to_safetensors", {"format": "safetensors"}, "<=1.20")]
             rows = [r for r in rows if self.wants(f"{r[0]}.{storage}")]
             if not rows:
                 continue
@@ -215,7 +216,8 @@ class Bench:
         for _ in range(3):
             r = subprocess.run([TESTBIN / "bench/plan_million", "1000000"], capture_output=True, text=True, check=True)
             got.append(json.loads(r.stdout))
-        for name, key, limit in (("plan.global", "plan_s", 1.0), ("plan.write_metadata", "write_s", 1.0), ("plan.parse", "parse_s", 2.0)):
+        for name, key, limit in (("plan.global", "plan_s", 1.0),
+                                 ("plan.write_metadata", "write_s", 1.0), ("plan.parse", "parse_s", 2.0)):
             self.row(f"{name}.1M_chunks", "s", "<=1.00", f"limit {limit:g} s", [g[key] for g in got], [limit], "plan_million 1000000")
         self.row("plan.bytes_per_chunk", "B", "<=1.00", "limit 300 bytes", [g["bytes_per_chunk"] for g in got], [300.0],
                  "plan_million 1000000")
@@ -343,7 +345,8 @@ def main():
     b = Bench(sys.argv[1:])
     OUT.mkdir(parents=True, exist_ok=True)
     print(f"{SIZE // MIB} MiB over {RANKS} ranks, {os.cpu_count()} CPUs, disk {b.disk.parent}\n")
-    print(f"{'row':32} {'dcpd':>10} {'peer':>10} {'unit':5} {'ratio':>7} {'goal':8} {'':7} {'±dcpd':>5} {'±peer':>5}  peer", flush=True)
+    print(f"{'row':32} {'dcpd':>10} {'peer':>10} {'unit':5} {'ratio':>7} {'goal':8} {'':7} {'±dcpd':>5} {'±peer':>5}  peer",
+          flush=True)
     failed = []
     try:
         for part in (b.plans, b.start, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads):

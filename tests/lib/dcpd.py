@@ -36,6 +36,11 @@ def wait_for(condition, seconds=10.0, what="condition", every=0.02):
         time.sleep(every)
 
 
+def clean_environment(**more):
+    """Ours without what configures dcpd or these tests: it must not leak into a daemon."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("DCPD_")}, **more}
+
+
 # ---------------------------------------------------------------------------------------------------------------- HTTP
 
 
@@ -256,7 +261,7 @@ class Daemon:
         self.mark = self.log.stat().st_size if self.log.exists() else 0
         with open(self.log, "ab") as log:
             self.proc = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                         env={**os.environ, **self.env}, start_new_session=True)
+                                         env=clean_environment(**self.env), start_new_session=True)
         try:
             wait_for(self.ready, seconds, "dcpd ready")
         except AssertionError as e:
@@ -325,7 +330,7 @@ class Daemon:
             (SHM / n).unlink(missing_ok=True)
 
     def ctl(self, *args, timeout=60, env=None, **kw):
-        e = {**os.environ, "DCPD_URL": f"unix://{self.socket}", **(env or {})}
+        e = clean_environment(**{"DCPD_URL": f"unix://{self.socket}", **(env or {})})
         return subprocess.run([str(BIN / "dcpctl"), *map(str, args)], env=e, capture_output=True, text=True, timeout=timeout,
                               stdin=subprocess.DEVNULL, **kw)
 
