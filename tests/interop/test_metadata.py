@@ -78,8 +78,8 @@ def test_written_back(file, tmp_path):
     bytes_ = out.read_bytes()
     md = pickle.loads(bytes_)
     assert expected(md) == before == dump(out)
-    assert md.version == "1.0.0" and md.storage_meta.checkpoint_id == "rewritten"
-    assert md.storage_meta.load_id is None and md.storage_meta.modules == []
+    assert md.version == "1.0.0" and md.checkpoint_id == "rewritten"
+    assert md.storage_meta is None  # PyTorch 2.3 has no such class; newer readers make one
     for m in md.state_dict_metadata.values():
         if isinstance(m, metadata.TensorStorageMetadata):
             assert m.properties.layout is torch.strided and m.properties.memory_format is torch.contiguous_format

@@ -18,7 +18,7 @@ enum { PIECE_BYTES = 64 << 10, BATCH = 1000 };
 
 /* Classes, constants and attribute names: written once, then fetched. */
 enum word {
-	W_METADATA, W_TENSOR, W_PROPERTIES, W_BYTES, W_CHUNK, W_INDEX, W_STORAGE_META, W_STORAGE_INFO, W_FORMAT,
+	W_METADATA, W_TENSOR, W_PROPERTIES, W_BYTES, W_CHUNK, W_INDEX, W_STORAGE_INFO, W_FORMAT,
 	W_SIZE, W_LAYOUT, W_STRIDED,
 	W_OFFSETS, W_SIZES, W_FQN, W_INDEX_KEY, W_OFFSET, W_PATH, W_LENGTH, W_TRANSFORMS, W_PROPERTIES_KEY, W_SIZE_KEY,
 	W_CHUNKS,
@@ -36,7 +36,6 @@ static const struct {
 	[W_BYTES] = { true, MODULE "BytesStorageMetadata\n" },
 	[W_CHUNK] = { true, MODULE "ChunkStorageMetadata\n" },
 	[W_INDEX] = { true, MODULE "MetadataIndex\n" },
-	[W_STORAGE_META] = { true, MODULE "StorageMeta\n" },
 	[W_FORMAT] = { true, MODULE "_MEM_FORMAT_ENCODING\n" },
 	[W_STORAGE_INFO] = { true, "torch.distributed.checkpoint.filesystem\n_StorageInfo\n" },
 	[W_SIZE] = { true, "torch\nSize\n" },
@@ -430,16 +429,11 @@ static void all(struct writer *w, const struct dcp_meta_opts *opts)
 	dict_items(w, sd->chunk_count, chunk_storage);
 	dict_items(w, sd->value_count, value_storage);
 	string(w, STR("storage_meta"));
-	begin(w, W_STORAGE_META);
+	op(w, 'N'); /* 2.3 has no StorageMeta; newer readers make one. What it would say are attributes of Metadata's own. */
 	string(w, STR("checkpoint_id"));
 	optional(w, opts->checkpoint_id);
 	string(w, STR("save_id"));
 	optional(w, opts->save_id);
-	string(w, STR("load_id"));
-	op(w, 'N');
-	string(w, STR("modules"));
-	op(w, ']');
-	end(w);
 	string(w, STR("version"));
 	string(w, STR("1.0.0"));
 	end(w);
