@@ -14,6 +14,8 @@
 
 enum {
 	LEAF = 8,
+	SAMPLE = 61,                     /* an odd stride does not keep step with a grid */
+	ROUNDS = 64,
 	STEPS_FREE = 1 << 20,            /* node pairs looked at … */
 	STEPS_PER_BOX = 256,             /* … and more for every box, and for every pair that was found */
 	STEPS_PER_PAIR = 64,
@@ -101,33 +103,37 @@ static int64_t median3(int64_t a, int64_t b, int64_t c)
 static void select_mid(const struct tree *t, uint64_t lo, uint64_t mid, uint64_t hi, uint32_t w)
 {
 	for (int rounds = 0; hi - lo > 1; rounds++) {
-		if (rounds > 64) {
+		if (rounds > ROUNDS) {
 			qsort_r(rec(t, lo), hi - lo, t->stride * sizeof(int64_t), by_start, &w);
 			return;
 		}
-		int64_t pivot = median3(rec(t, lo)[w], rec(t, lo + (hi - lo) / 2)[w], rec(t, hi - 1)[w]);
-		uint64_t less = lo, i = lo, more = hi; /* three parts: many starts are equal */
-		while (i < more) {
-			int64_t v = rec(t, i)[w];
-			if (v < pivot)
-				swap_recs(t, i++, less++);
-			else if (v > pivot)
-				swap_recs(t, i, --more);
-			else
+		int64_t pivot = median3(rec(t, lo)[w], rec(t, mid)[w], rec(t, hi - 1)[w]);
+		uint64_t i = lo, j = hi; /* [lo, i) <= pivot <= [j, hi) */
+		while (i < j) {
+			while (rec(t, i)[w] < pivot)
 				i++;
+			while (rec(t, j - 1)[w] > pivot)
+				j--;
+			if (i + 1 < j)
+				swap_recs(t, i, j - 1);
+			if (i < j) {
+				i++;
+				j--;
+			}
 		}
-		if (mid < less)
-			hi = less;
-		else if (mid >= more)
-			lo = more;
+		if (mid < j)
+			hi = j;
+		else if (mid >= i)
+			lo = i;
 		else
 			return;
 	}
 }
 
-/* The dim along which the boxes of [lo, hi) lie in most places: the spread of starts over the mean size. */
+/* The dim along which the boxes of [lo, hi) lie in most places, by a sample: the spread of starts over the mean size. */
 static uint32_t split_word(const struct tree *t, uint64_t lo, uint64_t hi)
 {
+	uint64_t step = num_div_up(hi - lo, SAMPLE);
 	double best = -1;
 	uint32_t word = 0;
 
@@ -135,7 +141,7 @@ static uint32_t split_word(const struct tree *t, uint64_t lo, uint64_t hi)
 		int64_t min = INT64_MAX, max = 0;
 		double sum = 0;
 
-		for (uint64_t i = lo; i < hi; i++) {
+		for (uint64_t i = lo; i < hi; i += step) {
 			const int64_t *r = rec(t, i) + (size_t)d * 2;
 			min = r[0] < min ? r[0] : min;
 			max = r[0] > max ? r[0] : max;

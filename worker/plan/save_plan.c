@@ -5,6 +5,8 @@
  * like amounts. All is done with arrays of chunk indices and counting sorts: a million chunks are an ordinary input. */
 #include "plan/save_plan.h"
 
+#include <stdlib.h>
+
 #include "base/mem.h"
 #include "base/num.h"
 #include "plan/tiling.h"
@@ -20,6 +22,8 @@ struct maker {
 	uint32_t *next;                  /* item → next replica of it on another rank, or NONE */
 	uint32_t *heads, *writers;       /* one per distinct item: the first replica, the one that is written */
 	uint32_t *keys, *sorted;         /* scratch: a sort key and an order, one per distinct item */
+	uint64_t *bytes;                 /* of each distinct item */
+	uint32_t *first_head;            /* tensor → its first distinct box; one more at the end */
 	uint64_t count;                  /* distinct items */
 	uint32_t *slots;                 /* hash table over one tensor's boxes: index into heads + 1 */
 	uint64_t slot_cap;
@@ -35,6 +39,8 @@ static void maker_free(struct maker *m)
 	mem_free(m->writers);
 	mem_free(m->keys);
 	mem_free(m->sorted);
+	mem_free(m->bytes);
+	mem_free(m->first_head);
 	mem_free(m->slots);
 	mem_free(m->load);
 	mem_free(m->starts);
@@ -42,7 +48,7 @@ static void maker_free(struct maker *m)
 
 static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, enum dedup how)
 {
-	uint64_t n = num_max(held->chunk_count, held->value_count), keys = num_max(held->tensor_count, RANKS_MAX) + 1;
+	uint64_t n = num_max(held->chunk_count, held->value_count);
 
 	*m = (struct maker){ .held = held, .how = how };
 	m->next = mem_zalloc(n, sizeof *m->next);
@@ -50,9 +56,12 @@ static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, e
 	m->writers = mem_zalloc(n, sizeof *m->writers);
 	m->keys = mem_zalloc(n, sizeof *m->keys);
 	m->sorted = mem_zalloc(n, sizeof *m->sorted);
+	m->bytes = mem_zalloc(n, sizeof *m->bytes);
+	m->first_head = mem_zalloc(held->tensor_count + 1, sizeof *m->first_head);
 	m->load = mem_zalloc(RANKS_MAX, sizeof *m->load);
-	m->starts = mem_zalloc(keys, sizeof *m->starts);
-	if (!m->next || !m->heads || !m->writers || !m->keys || !m->sorted || !m->load || !m->starts)
+	m->starts = mem_zalloc(RANKS_MAX + 1, sizeof *m->starts);
+	if (!m->next || !m->heads || !m->writers || !m->keys || !m->sorted || !m->bytes || !m->first_head ||
+	    !m->load || !m->starts)
 		return ERR(NO_MEMORY, "no memory to plan %ju items", (uintmax_t)n);
 	for (uint64_t i = 0; i < held->chunk_count; i++)
 		if (held->chunks[i].rank >= RANKS_MAX)
@@ -166,18 +175,16 @@ static FALLIBLE enum err check_bounds(const struct sdict *sd, const struct sd_te
 	return OK;
 }
 
-/* Stable: sorted[] lists 0..count-1 (or `from` in its order) by keys[]. */
-static void counting_sort(struct maker *m, const uint32_t *from, uint64_t key_count, uint32_t *to)
+/* Stable: sorted[] lists the distinct items by their keys, which are ranks. */
+static void sort_by_rank(struct maker *m)
 {
-	memset(m->starts, 0, (key_count + 1) * sizeof *m->starts);
+	memset(m->starts, 0, (RANKS_MAX + 1) * sizeof *m->starts);
 	for (uint64_t i = 0; i < m->count; i++)
 		m->starts[m->keys[i] + 1]++;
-	for (uint64_t k = 0; k < key_count; k++)
+	for (uint32_t k = 0; k < RANKS_MAX; k++)
 		m->starts[k + 1] += m->starts[k];
-	for (uint64_t i = 0; i < m->count; i++) {
-		uint32_t item = from ? from[i] : (uint32_t)i;
-		to[m->starts[m->keys[item]]++] = item;
-	}
+	for (uint64_t i = 0; i < m->count; i++)
+		m->sorted[m->starts[m->keys[i]]++] = (uint32_t)i;
 }
 
 static uint64_t chunk_bytes(const struct sdict *sd, uint32_t chunk)
@@ -203,76 +210,115 @@ static uint32_t rank_of(const struct maker *m, uint32_t item)
 /* Gives an item to one of the ranks that hold it. */
 static void choose(struct maker *m, uint32_t distinct)
 {
-	uint32_t best = m->heads[distinct];
-	uint64_t bytes = m->values ? value_bytes(&m->held->values[best]) : chunk_bytes(m->held, best), copies = 1;
+	uint32_t best = m->heads[distinct], rank = rank_of(m, best);
+	bool balanced = m->how == DEDUP_BALANCED;
 
-	for (uint32_t i = m->next[best]; i != NONE; i = m->next[i], copies++) {
-		uint32_t rank = rank_of(m, i), best_rank = rank_of(m, best);
-		uint64_t a = m->load[rank], b = m->load[best_rank];
-		bool balanced = m->how == DEDUP_BALANCED;
-		if ((balanced && a < b) || ((!balanced || a == b) && rank < best_rank))
+	for (uint32_t i = m->next[best]; i != NONE; i = m->next[i]) {
+		uint32_t other = rank_of(m, i);
+		uint64_t a = m->load[other], b = m->load[rank];
+		if ((balanced && a < b) || ((!balanced || a == b) && other < rank)) {
 			best = i;
+			rank = other;
+		}
 	}
 	m->writers[distinct] = best;
-	m->load[rank_of(m, best)] += num_max(bytes, 1);
-	m->stats.bytes_total += bytes;
-	m->stats.bytes_saved += bytes * (copies - 1);
+	m->load[rank] += num_max(m->bytes[distinct], 1);
 }
 
-/* PyTorch walks rank 0's items, then those that only later ranks have. Leaves in sorted[] the distinct items by writer. */
+/* PyTorch walks rank 0's items, then those that only later ranks have. Where nothing is replicated nothing has to be chosen. */
 static void choose_all(struct maker *m)
 {
+	bool replicas = false;
+
 	for (uint64_t i = 0; i < m->count; i++) {
-		uint32_t lowest = rank_of(m, m->heads[i]);
-		for (uint32_t j = m->next[m->heads[i]]; j != NONE; j = m->next[j])
-			lowest = rank_of(m, j) < lowest ? rank_of(m, j) : lowest;
-		m->keys[i] = lowest;
+		uint32_t head = m->heads[i], copies = 1;
+		m->keys[i] = rank_of(m, head);
+		m->bytes[i] = m->values ? value_bytes(&m->held->values[head]) : chunk_bytes(m->held, head);
+		for (uint32_t j = m->next[head]; j != NONE; j = m->next[j], copies++)
+			m->keys[i] = rank_of(m, j) < m->keys[i] ? rank_of(m, j) : m->keys[i];
+		m->writers[i] = head;
+		m->stats.bytes_total += m->bytes[i];
+		m->stats.bytes_saved += m->bytes[i] * (copies - 1);
+		replicas = replicas || copies > 1;
 	}
-	counting_sort(m, NULL, RANKS_MAX, m->sorted);
-	for (uint64_t i = 0; i < m->count; i++)
-		choose(m, m->sorted[i]);
-	for (uint64_t i = 0; i < m->count; i++)
-		m->keys[i] = rank_of(m, m->writers[i]);
-	counting_sort(m, NULL, RANKS_MAX, m->sorted);
+	sort_by_rank(m);
+	for (uint64_t i = 0; i < m->count; i++) {
+		uint32_t item = m->sorted[i];
+		if (!replicas || m->next[m->heads[item]] == NONE)
+			m->load[m->keys[item]] += num_max(m->bytes[item], 1);
+		else
+			choose(m, item);
+	}
 }
 
-static FALLIBLE enum err add_tensor(struct maker *m, struct sdict *plan, uint32_t tensor)
+static FALLIBLE enum err add_tensor(struct maker *m, struct sdict *plan, uint32_t tensor, uint32_t *at)
 {
 	const struct sd_tensor *t = &m->held->tensors[tensor];
-	uint32_t at;
 
-	TRY(sdict_add_tensor(plan, t->fqn, t->dtype, t->ndim, t->shape, &at));
-	plan->tensors[at].requires_grad = t->requires_grad;
-	return sdict_copy_path(plan, t->path, &plan->tensors[at].path);
+	TRY(sdict_add_tensor(plan, t->fqn, t->dtype, t->ndim, t->shape, at));
+	plan->tensors[*at].requires_grad = t->requires_grad;
+	return sdict_copy_path(plan, t->path, &plan->tensors[*at].path);
 }
 
-/* By writer, then as held; tensors in the order in which they come up so. */
+static int by_writer(const void *a, const void *b, void *maker)
+{
+	const struct maker *m = maker;
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+	uint32_t rx = rank_of(m, m->writers[x]), ry = rank_of(m, m->writers[y]);
+
+	if (rx != ry)
+		return rx < ry ? -1 : 1;
+	return (x > y) - (x < y);
+}
+
+/* Orders the distinct boxes of each tensor by writer, then as held. */
+static void order_chunks(struct maker *m, uint32_t *order)
+{
+	for (uint32_t t = 0; t < m->held->tensor_count; t++) {
+		uint32_t from = m->first_head[t], to = m->first_head[t + 1];
+		bool sorted = true;
+
+		for (uint32_t i = from; i < to; i++) {
+			order[i] = i;
+			sorted = sorted && (i == from || by_writer(&order[i - 1], &order[i], m) < 0);
+		}
+		if (!sorted)
+			qsort_r(order + from, to - from, sizeof *order, by_writer, m);
+	}
+}
+
+/* Tensors in the order in which they come up when ranks are walked in turn. */
 static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
 {
 	const struct sdict *held = m->held;
-	CLEANUP(mem_free_ptr) uint32_t *by_tensor = mem_zalloc(m->count, sizeof *by_tensor);
-	CLEANUP(mem_free_ptr) bool *done = mem_zalloc(held->tensor_count, sizeof *done);
+	uint64_t tensors = held->tensor_count;
+	CLEANUP(mem_free_ptr) uint32_t *order = mem_zalloc(m->count, sizeof *order);
+	CLEANUP(mem_free_ptr) uint32_t *turn = mem_zalloc(tensors, sizeof *turn);
 
-	if (!by_tensor || !done)
+	if (!order || !turn)
 		return ERR(NO_MEMORY, "no memory to plan %ju chunks", (uintmax_t)m->count);
-	for (uint64_t i = 0; i < m->count; i++)
-		m->keys[i] = held->chunks[m->writers[i]].tensor;
-	counting_sort(m, m->sorted, held->tensor_count, by_tensor);
-	for (uint64_t i = 0; i < m->count; i++) {
-		uint32_t tensor = m->keys[m->sorted[i]];
-		if (done[tensor])
-			continue;
-		done[tensor] = true;
-		TRY(add_tensor(m, plan, tensor));
-		/* counting_sort left starts[k] at the end of k's items */
-		for (uint64_t j = tensor ? m->starts[tensor - 1] : 0; j < m->starts[tensor]; j++) {
-			const struct sd_chunk *c = &held->chunks[m->writers[by_tensor[j]]];
-			TRY(sdict_add_chunk(plan, (uint32_t)plan->tensor_count - 1, c->dims, c->rank, c->loc));
+	order_chunks(m, order);
+	memset(m->starts, 0, (RANKS_MAX + 1) * sizeof *m->starts);
+	for (int pass = 0; pass < 2; pass++) {
+		for (uint32_t t = 0; t < tensors; t++) {
+			bool none = m->first_head[t] == m->first_head[t + 1]; /* last: validation will complain */
+			uint32_t rank = none ? RANKS_MAX - 1 : rank_of(m, m->writers[order[m->first_head[t]]]);
+			if (pass == 0)
+				m->starts[rank + 1]++;
+			else
+				turn[m->starts[rank]++] = t;
+		}
+		for (uint32_t k = 0; pass == 0 && k < RANKS_MAX; k++)
+			m->starts[k + 1] += m->starts[k];
+	}
+	for (uint64_t i = 0; i < tensors; i++) {
+		uint32_t at, t = turn[i];
+		TRY(add_tensor(m, plan, t, &at));
+		for (uint32_t j = m->first_head[t]; j < m->first_head[t + 1]; j++) {
+			const struct sd_chunk *c = &held->chunks[m->writers[order[j]]];
+			TRY(sdict_add_chunk(plan, at, c->dims, c->rank, c->loc));
 		}
 	}
-	for (uint32_t i = 0; i < held->tensor_count; i++)
-		if (!done[i]) /* nobody holds a part: validation will say so */
-			TRY(add_tensor(m, plan, i));
 	m->stats.chunk_count = m->count;
 	return OK;
 }
@@ -311,6 +357,9 @@ static FALLIBLE enum err plan_values(struct maker *m, struct sdict *plan)
 	}
 	choose_all(m);
 	for (uint64_t i = 0; i < m->count; i++)
+		m->keys[i] = rank_of(m, m->writers[i]);
+	sort_by_rank(m);
+	for (uint64_t i = 0; i < m->count; i++)
 		TRY(emit_value(plan, &held->values[m->writers[m->sorted[i]]]));
 	return OK;
 }
@@ -337,9 +386,11 @@ enum err save_plan_make(const struct sdict *held, enum dedup how, uint64_t arena
 	TRY(sdict_new(arena_cap_bytes, &plan));
 	TRY(copy_tables(held, plan));
 	for (uint64_t i = 0; i < held->tensor_count; i++) {
+		m.first_head[i] = (uint32_t)m.count;
 		TRY(check_bounds(held, &held->tensors[i]));
 		TRY(group(&m, &held->tensors[i]));
 	}
+	m.first_head[held->tensor_count] = (uint32_t)m.count;
 	choose_all(&m);
 	TRY(emit_tensors(&m, plan));
 	TRY(plan_values(&m, plan));
