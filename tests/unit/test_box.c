@@ -1,3 +1,4 @@
+/* test_box.c: arithmetic on boxes at its edges. */
 #include "lib/t.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* test_dtype.c: names and sizes of element types. */
 #include "lib/t.h"
 #include "tensor/dtype.h"
 

@@ -1,3 +1,4 @@
+/* test_load_plan.c: reads are planned as PyTorch plans them, holes are found, odd and hostile inputs end well. */
 #include "lib/t.h"
 
 #include "lib/plan_cases.h"

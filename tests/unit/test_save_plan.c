@@ -1,3 +1,4 @@
+/* test_save_plan.c: dedup, order and validation, against brute force and PyTorch's words. */
 #include "lib/t.h"
 
 #include "lib/plan_cases.h"
@@ -105,6 +106,11 @@ static void values_take_turns(void **state)
 	assert_int_equal(stats.bytes_saved, 240);
 }
 
+static bool same(uint32_t ndim, const int64_t *a, const int64_t *b)
+{
+	return box_equal(ndim, a, a + ndim, b, b + ndim);
+}
+
 /* The greedy choice, done naively. */
 static void check_writers(const struct sdict *held, const struct sdict *plan)
 {
@@ -118,7 +124,7 @@ static void check_writers(const struct sdict *held, const struct sdict *plan)
 			const struct sd_chunk *found = NULL;
 
 			for (uint64_t j = t->first_chunk; j < t->first_chunk + t->chunk_count; j++) {
-				if (!box_equal(t->ndim, c->dims, c->dims + t->ndim, held->chunks[j].dims, held->chunks[j].dims + t->ndim))
+				if (!same(t->ndim, c->dims, held->chunks[j].dims))
 					continue;
 				first = first == UINT32_MAX ? (uint32_t)j : first;
 				holders |= 1u << held->chunks[j].rank;
@@ -136,7 +142,7 @@ static void check_writers(const struct sdict *held, const struct sdict *plan)
 			done++;
 			const struct sd_tensor *p = sdict_tensor(plan, t->fqn);
 			for (uint64_t j = p->first_chunk; j < p->first_chunk + p->chunk_count; j++)
-				if (box_equal(t->ndim, c->dims, c->dims + t->ndim, plan->chunks[j].dims, plan->chunks[j].dims + t->ndim))
+				if (same(t->ndim, c->dims, plan->chunks[j].dims))
 					found = &plan->chunks[j];
 			if (!found)
 				T_FAIL("a box was lost");

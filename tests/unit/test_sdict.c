@@ -1,3 +1,4 @@
+/* test_sdict.c: building a state dict's structure, its caps and its refusals. */
 #include "lib/t.h"
 
 #include "base/mem.h"

@@ -4,15 +4,8 @@
  * The first rule whose pattern matches the FQN *and* whose dims the tensor has wins. Without a match: Shard(0) over the world for
  * tensors of one or more dims, one copy (rank 0) for 0-d tensors. */
 #pragma once
+#include "plan/placement.h"
 #include "tensor/sdict.h"
-
-enum placement_kind { PLACE_REPLICATE, PLACE_SHARD, PLACE_STRIDED_SHARD, PLACE_PARTIAL };
-
-struct placement {
-	enum placement_kind kind;
-	int32_t dim;                     /* may be negative: counted from the end of the tensor's dims */
-	int64_t split_factor;            /* _StridedShard */
-};
 
 enum layout_kind { LAYOUT_MESH, LAYOUT_CHUNKS, LAYOUT_BOXES, LAYOUT_LIKE };
 
@@ -43,8 +36,6 @@ struct layout {
 	uint32_t world_size;
 };
 
-/* "Shard(0)", "Shard(dim=0)", "S(0)", "Replicate()", "R", "Partial()", "_StridedShard(dim=0, sf=2)"; spaces do not matter. */
-FALLIBLE enum err placement_parse(struct str text, struct placement *out);
 /* Checks what does not depend on a tensor: mesh products against the world, ranks in range and once, placements per mesh dim … */
 FALLIBLE enum err layout_check(const struct layout *l);
 

@@ -316,7 +316,7 @@ static FALLIBLE enum err plan_tensor(struct maker *m, const struct sd_tensor *fr
 	bool is_disjoint;
 
 	TRY(find_pairs(m, from, to, &is_disjoint));
-	TRY(room(&m->plan.sources, &m->sources_cap, begin + m->pair_count, sizeof *m->plan.sources));
+	TRY(room(&m->plan.sources, &m->sources_cap, begin + m->pair_count + 1, sizeof *m->plan.sources));
 	for (uint64_t i = to->first_chunk; i < end; i++)
 		first[i + 1] = 0;
 	for (uint64_t i = 0; i < m->pair_count; i++)

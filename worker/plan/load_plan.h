@@ -3,8 +3,8 @@
 #pragma once
 #include "tensor/sdict.h"
 
-/* For target chunk i, source chunks are sources[first[i]] .. sources[first[i + 1] - 1] (indices into source->chunks); the box to copy
- * is their intersection. Overlapping source chunks (replicas) are dropped where another one already covers the box. */
+/* For target chunk i, source chunks are sources[first[i]] .. sources[first[i + 1] - 1] (indices into source->chunks); the box to
+ * copy is their intersection. Overlapping source chunks (replicas) are dropped where another one already covers the box. */
 struct load_plan {
 	uint64_t *first;                 /* target->chunk_count + 1 entries */
 	uint32_t *sources;

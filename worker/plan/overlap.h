@@ -15,7 +15,7 @@ struct overlap_box {
 /* Called once per overlapping pair, in no particular order; anything but OK ends the walk and is its result. */
 typedef enum err overlap_visit(void *ctx, uint32_t a_id, uint32_t b_id);
 
-/* Pairs of a box of `a` and a box of `b`. ERR_LIMIT_EXCEEDED if the boxes are arranged so that the search takes out of proportion. */
+/* Pairs of a box of `a` and a box of `b`. ERR_LIMIT_EXCEEDED if the boxes lie so that the search would take too long. */
 FALLIBLE enum err overlap_join(uint32_t ndim, const struct overlap_box *a, uint64_t a_count,
 			       const struct overlap_box *b, uint64_t b_count, overlap_visit *visit, void *ctx);
 /* Pairs within one set, each once, never a box with itself. */

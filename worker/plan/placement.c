@@ -1,6 +1,5 @@
 /* placement.c: reading placements as PyTorch prints them and as people shorten them. */
-#include "base/num.h"
-#include "plan/layout.h"
+#include "plan/placement.h"
 
 enum { TEXT_MAX = 64 };
 

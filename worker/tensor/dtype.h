@@ -21,8 +21,8 @@ FALLIBLE enum err dtype_parse(struct str name, enum dtype *out);
 bool dtype_is_complex(enum dtype d);
 bool dtype_is_float(enum dtype d);                   /* real floating point, float8 and float4 included */
 
-/* safetensors names; NULL where safetensors has none (complex128, complex32, bcomplex32, fnuz types, float4_x2): such entries are U8
- * and the image's own metadata carries the dtype. */
+/* safetensors names; NULL where safetensors has none (complex128, complex32, bcomplex32, fnuz types, float4_x2): such entries are
+ * U8 and the image's own metadata carries the dtype. */
 const char *dtype_safetensors_name(enum dtype d);
 FALLIBLE enum err dtype_from_safetensors(struct str name, enum dtype *out);
 

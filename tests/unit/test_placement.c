@@ -1,0 +1,47 @@
+/* test_placement.c: placements as PyTorch prints them, as people type them, and as they must not be. */
+#include "lib/t.h"
+
+#include "plan/placement.h"
+
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+static void placements_are_read(void **state)
+{
+	static const struct {
+		const char *text;
+		struct placement p;
+	} good[] = {
+		{ "Shard(0)", { PLACE_SHARD, 0, 0 } }, { "Shard(dim=1)", { PLACE_SHARD, 1, 0 } },
+		{ "S(-2)", { PLACE_SHARD, -2, 0 } }, { " S ( dim = 3 ) ", { PLACE_SHARD, 3, 0 } },
+		{ "Replicate()", { PLACE_REPLICATE, 0, 0 } }, { "R", { PLACE_REPLICATE, 0, 0 } },
+		{ "Partial(sum)", { PLACE_PARTIAL, 0, 0 } },
+		{ "_StridedShard(dim=0, sf=2)", { PLACE_STRIDED_SHARD, 0, 2 } }, { "_S(1, 4)", { PLACE_STRIDED_SHARD, 1, 4 } },
+	};
+	static const char *const bad[] = { "", "Shard", "Shard()", "Shard(x)", "Shard(0", "Shard 0)", "Shard(0))", "Shard(1.5)",
+		"Replicate(1)", "S(99999999999)", "_S(0)", "_S(0,0)", "_S(0,-1)", "(", "()", ")", "Shard(--1)", "Shard(dim=)",
+		"R(", "shard(0)" };
+	char huge[300];
+	struct placement p;
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(good); i++) {
+		T_OK(placement_parse(str_of(good[i].text), &p));
+		assert_int_equal(p.kind, good[i].p.kind);
+		assert_int_equal(p.dim, good[i].p.dim);
+		assert_int_equal(p.split_factor, good[i].p.split_factor);
+	}
+	for (size_t i = 0; i < COUNT(bad); i++)
+		T_ERR(LAYOUT_INVALID, placement_parse(str_of(bad[i]), &p));
+	memset(huge, 'S', sizeof huge);
+	T_ERR(LAYOUT_INVALID, placement_parse((struct str){ huge, sizeof huge }, &p));
+	T_ERR(LAYOUT_INVALID, placement_parse((struct str){ NULL, 0 }, &p));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(placements_are_read),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
