@@ -1,6 +1,8 @@
 /* problem.c: see problem.h. */
 #include "api/problem.h"
 
+enum { INSTANCE_MAX = 2048 };
+
 static void put_text(struct buf *b, const char *key, const char *value)
 {
 	if (!value || !value[0])
@@ -18,7 +20,9 @@ void problem_put(struct buf *b, const struct err_info *info, const char *instanc
 	buf_printf(b, ",\"status\":%d,\"code\":\"%s\",\"retryable\":%s", err_http_status(info->code), code,
 		   err_retryable(info->code) ? "true" : "false");
 	put_text(b, "detail", info->text);
-	put_text(b, "instance", instance);
+	/* A URL that is refused for its length is not sent back. */
+	if (instance && strlen(instance) <= INSTANCE_MAX)
+		put_text(b, "instance", instance);
 	put_text(b, "pointer", info->pointer);
 	put_text(b, "job", job);
 	if (info->rank >= 0)
