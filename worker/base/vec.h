@@ -1,0 +1,48 @@
+/* vec.h: a growable array of any element type.
+ *
+ *     struct vec(struct item) items = { 0 };
+ *     TRY(vec_push(&items, &item_ptr));      item_ptr points at a new zeroed element
+ *     vec_free(&items);
+ */
+#pragma once
+#include <string.h>
+#include "base/mem.h"
+
+#define vec(type)           \
+	{                   \
+		type *v;    \
+		uint64_t n; \
+		uint64_t cap; \
+	}
+
+static inline FALLIBLE enum err vec_grow_(void **v, uint64_t *cap, uint64_t need, size_t bytes)
+{
+	if (need <= *cap)
+		return OK;
+	uint64_t want = *cap ? *cap + *cap / 2 : 16;
+	if (want < need)
+		want = need;
+	void *p = mem_grow(*v, want, bytes);
+	if (!p)
+		return ERR(NO_MEMORY, "no memory for %ju elements", (uintmax_t)want);
+	*v = p;
+	*cap = want;
+	return OK;
+}
+
+#define vec_reserve(a, more) \
+	vec_grow_((void **)&(a)->v, &(a)->cap, (a)->n + (more), sizeof *(a)->v)
+#define vec_push(a, ptr_out)                                                       \
+	({                                                                         \
+		enum err vec_e_ = vec_reserve(a, 1);                               \
+		if (vec_e_ == OK) {                                                \
+			*(ptr_out) = memset(&(a)->v[(a)->n++], 0, sizeof *(a)->v); \
+		}                                                                  \
+		vec_e_;                                                            \
+	})
+#define vec_free(a)                          \
+	do {                                 \
+		mem_free((a)->v);            \
+		(a)->v = NULL;               \
+		(a)->n = (a)->cap = 0;       \
+	} while (0)
