@@ -1,0 +1,253 @@
+/* exec.c: the loop that keeps slots busy and the engine full (see exec.h). */
+#include <stdio.h>
+#include "ops/exec.h"
+
+#include <stdlib.h>
+
+#include "base/num.h"
+#include "ops/exec_impl.h"
+
+enum { SLOTS_MAX = 8, PAGE = 4096, TICK_MS = 200 };
+
+enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
+{
+	const struct run_dst *d = &run->dsts[dst];
+	struct str fqn = run_dst_fqn(run, d), name = run_file_name(run, &run->files[d->file]);
+	char z[ERR_FILE_MAX];
+
+	snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
+	return err_at_rank(err_at_fqn(err_at_file(e, z, (int64_t)d->offset), fqn.p, fqn.n), d->rank);
+}
+
+struct guarded {
+	struct slot *slot;
+	enum err (*fn)(struct slot *s);
+	enum err result;
+};
+
+static void call_guarded(void *user)
+{
+	struct guarded *g = user;
+
+	g->result = g->fn(g->slot);
+}
+
+enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s))
+{
+	struct guarded g = { s, fn, OK };
+
+	if (!s->x->has_segments)
+		return fn(s);
+	TRY(seg_guard(call_guarded, &g));
+	return g.result;
+}
+
+/* ------------------------------------------------------------------------------------------------------- queue */
+
+enum err exec_queue(struct slot *s, struct wave_op *op)
+{
+	struct exec *x = s->x;
+	struct wave_op **place;
+
+	TRY(files_pin(&x->files, op->file, &op->io.fd));
+	op->pinned = true;
+	op->io.user = s;
+	TRY(vec_push(&x->queue, &place));
+	*place = op;
+	s->pending++;
+	return OK;
+}
+
+enum err exec_queue_wave(struct slot *s)
+{
+	TRY(wave_plan(&s->wave, s));
+	for (uint64_t i = 0; i < s->wave.ops.n; i++)
+		TRY(exec_queue(s, &s->wave.ops.v[i]));
+	return OK;
+}
+
+static FALLIBLE enum err pump(struct exec *x)
+{
+	while (x->queue_at < x->queue.n && io_engine_free_slots(x->spec->io) > 0)
+		TRY(io_submit(x->spec->io, &x->queue.v[x->queue_at++]->io));
+	if (x->queue_at == x->queue.n)
+		x->queue.n = x->queue_at = 0;
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- slots */
+
+static bool is_dst_driven(const struct run *r)
+{
+	return r->head->opts.mode == RUN_WRITE_FILES || r->head->opts.mode == RUN_DIFF;
+}
+
+static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
+{
+	uint64_t task = x->run->head->opts.task_bytes;
+
+	s->x = x;
+	s->gather.sources = &x->sources;
+	s->in = aligned_alloc(PAGE, 2 * task);
+	s->out = is_dst_driven(x->run) ? aligned_alloc(PAGE, task + task / 4) : NULL;
+	if (!s->in || (!s->out && is_dst_driven(x->run)))
+		return ERR(NO_MEMORY, "no memory for buffers of %ju bytes", (uintmax_t)task);
+	return OK;
+}
+
+static void slot_close(struct slot *s)
+{
+	gather_free(&s->gather);
+	wave_free(&s->wave);
+	vec_free(&s->blocks);
+	vec_free(&s->scans);
+	vec_free(&s->writes);
+	vec_free(&s->finish);
+	vec_free(&s->sync);
+	mem_free(s->in);
+	mem_free(s->out);
+	mem_free(s->edges);
+}
+
+static FALLIBLE enum err slot_begin(struct slot *s)
+{
+	return is_dst_driven(s->x->run) ? exec_block_begin(s) : exec_scan_begin(s);
+}
+
+static FALLIBLE enum err slot_advance(struct slot *s)
+{
+	return is_dst_driven(s->x->run) ? exec_block_advance(s) : exec_scan_advance(s);
+}
+
+static void keep_error(struct exec *x, enum err e)
+{
+	if (!e || x->error.code)
+		return;
+	x->error = *err_last();
+	atomic_store(&x->run->head->cancelled, 1);
+}
+
+/* Takes new tasks and drives slots without pending I/O until all wait for I/O or nothing is left. */
+static void drive(struct exec *x)
+{
+	for (uint32_t i = 0; i < x->slot_count && !x->error.code; i++) {
+		struct slot *s = &x->slots[i];
+		while (s->pending == 0 && !x->error.code) {
+			enum err e;
+			if (s->phase == SLOT_IDLE) {
+				if (atomic_load(&x->run->head->cancelled) ||
+				    !run_take_task(x->run, x->spec->index, x->spec->count, &s->task))
+					break;
+				e = slot_begin(s);
+			} else {
+				e = slot_advance(s);
+			}
+			keep_error(x, e ? e : pump(x));
+		}
+	}
+}
+
+static bool busy(const struct exec *x)
+{
+	for (uint32_t i = 0; i < x->slot_count; i++)
+		if (x->slots[i].pending || x->slots[i].phase != SLOT_IDLE)
+			return true;
+	return false;
+}
+
+static void complete(struct exec *x, struct io_op *io)
+{
+	struct wave_op *op = (struct wave_op *)io;
+	struct slot *s = io->user;
+
+	s->pending--;
+	if (op->pinned)
+		files_unpin(&x->files, op->file);
+	op->pinned = false;
+	if (io->error.code && !x->error.code) {
+		struct str name = run_file_name(x->run, &x->run->files[op->file]);
+		char z[ERR_FILE_MAX];
+		err_restore(&io->error);
+		snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
+		keep_error(x, err_at_file(io->error.code, z, (int64_t)(io->offset + io->done)));
+	}
+}
+
+/* After an error: what is in flight must come back before its buffers go. */
+static void drain(struct exec *x)
+{
+	for (; x->queue_at < x->queue.n; x->queue_at++) {
+		struct wave_op *op = x->queue.v[x->queue_at];
+		files_unpin(&x->files, op->file);
+		((struct slot *)op->io.user)->pending--;
+	}
+	while (io_in_flight(x->spec->io) > 0) {
+		struct io_op *io = NULL;
+		if (io_wait(x->spec->io, &io))
+			return;
+		complete(x, io);
+	}
+}
+
+static FALLIBLE enum err loop(struct exec *x)
+{
+	for (;;) {
+		drive(x);
+		if (x->error.code || !busy(x))
+			break;
+		keep_error(x, pump(x));
+		struct io_op *io = NULL;
+		bool timed_out = false;
+		enum err e = io_wait_for(x->spec->io, TICK_MS, &io, &timed_out);
+		keep_error(x, e);
+		if (!e && io)
+			complete(x, io);
+		keep_error(x, x->spec->tick(x->spec->user));
+	}
+	drain(x);
+	if (x->error.code) {
+		err_restore(&x->error);
+		return x->error.code;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err open_slots(struct exec *x)
+{
+	uint64_t task = x->run->head->opts.task_bytes;
+	uint64_t per_slot = is_dst_driven(x->run) ? 3 * task + task / 4 : 2 * task;
+	uint64_t n = x->spec->memory_bytes / per_slot;
+
+	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
+	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);
+	if (!x->slots)
+		return ERR(NO_MEMORY, "no memory for slots");
+	for (uint32_t i = 0; i < x->slot_count; i++)
+		TRY(slot_open(&x->slots[i], x));
+	return OK;
+}
+
+enum err exec_run(const struct exec_spec *spec)
+{
+	struct exec x = { .spec = spec, .run = spec->run };
+
+	for (uint64_t i = 0; i < spec->run->files_n; i++)
+		x.has_segments = x.has_segments || spec->run->files[i].kind == RUN_FILE_SEGMENT;
+	TRY(files_open(spec->run, spec->root_fds, spec->fds, spec->fd_count, &x.files));
+	enum err e = sources_open(spec->run, &x.files, &x.sources);
+	if (!e)
+		e = open_slots(&x);
+	if (!e)
+		e = loop(&x);
+	uint64_t read = 0;
+	for (uint32_t i = 0; x.slots && i < x.slot_count; i++) {
+		read += x.slots[i].wave.read_bytes;
+		slot_close(&x.slots[i]);
+	}
+	atomic_fetch_add(&spec->run->head->read_bytes, read);
+	mem_free(x.slots);
+	vec_free(&x.queue);
+	sources_close(&x.sources);
+	files_close(&x.files);
+	return e;
+}

@@ -1,0 +1,344 @@
+/* exec_scan.c: src-driven tasks: read a range of a stored item once, compare its digest while it is hot, and scatter it to all target
+ * chunks that need it (load), or count what is in it (verify).
+ *
+ * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. */
+#include <stdio.h>
+#include "base/num.h"
+#include "io/digest.h"
+#include "ops/exec_impl.h"
+#include "tensor/linear.h"
+#include "tensor/stats.h"
+
+static bool fills(const struct run *run)
+{
+	return run->head->opts.mode == RUN_FILL_SEGMENTS;
+}
+
+enum err exec_scan_begin(struct slot *s)
+{
+	const struct run_task *t = &s->x->run->tasks[s->task];
+	struct slot_scan *sc;
+
+	gather_begin(&s->gather);
+	s->scans.n = s->next_scan = 0;
+	s->wave.ops.n = s->wave.reads.n = 0;
+	for (uint32_t i = 0; i < t->count; i++) {
+		TRY(vec_push(&s->scans, &sc));
+		sc->scan = t->first + i;
+	}
+	s->phase = SLOT_FETCH;
+	return OK;
+}
+
+/* Where dst's payload is in memory. */
+static FALLIBLE enum err dst_memory(struct slot *s, const struct run_dst *d, unsigned char **out)
+{
+	TRY(files_segment(&s->x->files, d->file, out));
+	*out += d->offset;
+	return OK;
+}
+
+/* The whole source chunk is one run of its only target chunk: a range of it can be read to its place. */
+static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, const struct src_info *info,
+				     const struct run_scan *scan, struct slot_scan *sc)
+{
+	const struct run *run = s->x->run;
+	int64_t rel[NDIM_MAX];
+	uint64_t first;
+
+	if (!fills(run) || src->piece_count != 1 || info->conj || info->neg)
+		return OK;
+	const struct run_dst *d = &run->dsts[run->pieces[src->first_piece]];
+	const int64_t *so = run->dims + src->dims_at, *to = run->dims + d->dims_at;
+	uint32_t n = d->ndim;
+	if (d->dtype != src->dtype)
+		return OK;
+	for (uint32_t i = 0; i < n; i++) {
+		rel[i] = so[i] - to[i];
+		if (rel[i] < 0 || rel[i] + so[n + i] > to[n + i] || (info->order[i] != i && so[n + i] != 1))
+			return OK;
+	}
+	if (!linear_is_run(n, to + n, rel, so + n, &first))
+		return OK;
+	unsigned char *base;
+	TRY(dst_memory(s, d, &base));
+	sc->direct = true;
+	sc->direct_at = base + first * dtype_bytes((enum dtype)d->dtype) + scan->begin;
+	return OK;
+}
+
+/* Nothing in a row, or too little of it needed: box by box, without digests. */
+static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, uint32_t index)
+{
+	const struct run *run = s->x->run;
+
+	for (uint32_t p = 0; fills(run) && p < src->piece_count; p++) {
+		uint32_t dst = run->pieces[src->first_piece + p];
+		unsigned char *base;
+		TRY(dst_memory(s, &run->dsts[dst], &base));
+		TRY(gather_add_pair(&s->gather, index, dst, base));
+	}
+	return OK;
+}
+
+/* Counts a scan that is not digested; true if this is the one that stands for the whole source. */
+static bool stands_for_all(const struct run_scan *scan)
+{
+	return scan->begin == 0;
+}
+
+static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *full_out)
+{
+	struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+	const struct run_src *src = &run->srcs[scan->src];
+	bool small = src->kind == RUN_SRC_ITEM && src->length <= GATHER_SMALL_ITEM;
+	struct src_info *info;
+
+	*full_out = false;
+	if (src->sparse) {
+		sc->skip = true;
+		return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
+	}
+	if (small && !sources_known(&s->x->sources, scan->src)) {
+		sc->whole_item = true;
+		return wave_add(&s->wave, src->file, src->offset, src->length, NULL, &sc->read, full_out);
+	}
+	uint64_t payload_off = 0;
+	if (src->kind != RUN_SRC_RAW) {
+		TRY(sources_info(&s->x->sources, scan->src, &info));
+		if (!info->dense) {
+			sc->skip = true;
+			return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
+		}
+		if (!num_inside(scan->begin, scan->end - scan->begin, info->payload_bytes))
+			return sources_at(run, scan->src, ERR(FORMAT_ITEM, "the item's record is too short"));
+		payload_off = info->payload_off;
+		TRY(find_direct(s, src, info, scan, sc));
+	}
+	return wave_add(&s->wave, src->file, src->offset + payload_off + scan->begin, scan->end - scan->begin,
+			sc->direct ? sc->direct_at : NULL, &sc->read, full_out);
+}
+
+static FALLIBLE enum err fill_wave(struct slot *s)
+{
+	bool full = false;
+
+	wave_begin(&s->wave, s->in, 2ull * s->x->run->head->opts.task_bytes);
+	while (s->next_scan < s->scans.n && !full) {
+		struct slot_scan *sc = &s->scans.v[s->next_scan];
+		uint64_t scan = sc->scan;
+		*sc = (struct slot_scan){ .scan = scan };
+		TRY(add_scan(s, sc, &full));
+		if (!full)
+			s->next_scan++;
+	}
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ checking */
+
+static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *scan, const struct digest *got)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[scan->src];
+	uint64_t begin = 0;
+	char want_hex[33], got_hex[33];
+
+	for (uint32_t i = 0; i < src->digest_count; i++) {
+		const struct run_digest *d = &run->digests[src->digest_at + i];
+		if (begin == scan->begin && d->end == scan->end) {
+			atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
+			if (memcmp(d->xxh3_128, got->xxh3_128, sizeof d->xxh3_128) == 0)
+				return OK;
+			digest_hex(d->xxh3_128, want_hex);
+			digest_hex(got->xxh3_128, got_hex);
+			enum err e = ERR(DIGEST_MISMATCH, "bytes %ju to %ju of the payload are not those written",
+					 (uintmax_t)scan->begin, (uintmax_t)scan->end);
+			return sources_at(run, scan->src, err_expected(e, want_hex, got_hex));
+		}
+		begin = d->end;
+	}
+	return OK;
+}
+
+/* The last scan of a source without a manifest: the CRC32 of all of it against the archive's. */
+static FALLIBLE enum err check_crc(struct slot *s, uint32_t index)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[index];
+	const struct run_scan *scans = &run->scans[src->first_scan];
+	uint32_t crc = scans[0].crc32;
+	char want[16], got[16];
+
+	for (uint32_t i = 1; i < src->scan_count; i++)
+		crc = digest_crc32_combine(crc, scans[i].crc32, scans[i].end - scans[i].begin);
+	uint64_t bytes = scans[src->scan_count - 1].end;
+	if (src->kind != RUN_SRC_ITEM || src->partial || atomic_load(&src->crc_state) != RUN_CRC_KNOWN) {
+		atomic_fetch_add(&run->head->unverified_bytes, bytes);
+		return OK;
+	}
+	atomic_fetch_add(&run->head->verified_bytes, bytes);
+	if (crc == src->crc_wanted)
+		return OK;
+	snprintf(want, sizeof want, "%08x", src->crc_wanted);
+	snprintf(got, sizeof got, "%08x", crc);
+	return sources_at(run, index, err_expected(ERR(DIGEST_MISMATCH, "the payload's CRC32 is wrong"), want, got));
+}
+
+static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, const unsigned char *bytes)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[scan->src];
+	struct stats stats = { 0 };
+	struct digest digest;
+
+	if (run->head->opts.verify) {
+		digest_block(bytes, scan->end - scan->begin, &digest);
+		scan->crc32 = digest.crc32;
+		if (src->digest_count)
+			TRY(check_digest(s, scan, &digest));
+	}
+	if (run->head->opts.values && src->kind != RUN_SRC_RAW) {
+		stats_run((enum dtype)src->dtype, bytes, (scan->end - scan->begin) / dtype_bytes((enum dtype)src->dtype),
+			  &stats);
+		atomic_fetch_add(&src->nan_count, stats.nan_count);
+		atomic_fetch_add(&src->inf_count, stats.inf_count);
+		if (stats.nonzero_count)
+			atomic_store(&src->nonzero, 1);
+	}
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ scatter */
+
+/* Elements [e0, e1) in storage order, the first of them at `bytes`, to every target chunk that holds some of them. */
+static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, const struct src_info *info,
+				 const unsigned char *bytes)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[scan->src];
+	uint32_t n = src->ndim, item = dtype_bytes((enum dtype)src->dtype);
+	const int64_t *so = run->dims + src->dims_at;
+	int64_t psizes[NDIM_MAX], poff[NDIM_MAX], psize[NDIM_MAX], off[NDIM_MAX], size[NDIM_MAX], io[NDIM_MAX], is[NDIM_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		psizes[i] = so[n + info->order[i]];
+	struct linear range = linear_range(n, psizes, scan->begin / item, scan->end / item);
+	while (linear_next(&range, poff, psize)) {
+		for (uint32_t i = 0; i < n; i++) {
+			off[info->order[i]] = poff[i] + so[info->order[i]];
+			size[info->order[i]] = psize[i];
+		}
+		for (uint32_t p = 0; p < src->piece_count; p++) {
+			uint32_t dst = run->pieces[src->first_piece + p];
+			const struct run_dst *d = &run->dsts[dst];
+			const int64_t *to = run->dims + d->dims_at;
+			unsigned char *base;
+			if (!box_intersect(n, off, size, to, to + n, io, is))
+				continue;
+			uint64_t e = 0;
+			for (uint32_t i = 0; i < n; i++) {
+				e += (uint64_t)(io[i] - so[i]) * (uint64_t)info->strides[i];
+				io[i] -= to[i];
+			}
+			TRY(dst_memory(s, d, &base));
+			TRY(gather_place(run, info, dst, io, is, bytes + (e * item - scan->begin), base, 0));
+		}
+	}
+	return OK;
+}
+
+static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
+{
+	struct run *run = s->x->run;
+	struct run_scan *scan = &run->scans[sc->scan];
+	struct run_src *src = &run->srcs[scan->src];
+	struct src_info *info = NULL;
+
+	if (sc->skip)
+		return OK;
+	const unsigned char *bytes = wave_data(&s->wave, sc->read);
+	if (sc->whole_item) {
+		TRY(sources_parse(&s->x->sources, scan->src, bytes, &info));
+		if (!info->dense) {
+			sc->skip = true;
+			return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
+		}
+		if (scan->end > info->payload_bytes)
+			return sources_at(run, scan->src, ERR(FORMAT_ITEM, "the item's record is too short"));
+		bytes += info->payload_off + scan->begin;
+	} else if (src->kind != RUN_SRC_RAW) {
+		TRY(sources_info(&s->x->sources, scan->src, &info));
+	}
+	TRY(check_range(s, scan, bytes));
+	if (fills(run) && info && !sc->direct)
+		TRY(scatter(s, scan, info, bytes));
+	return OK;
+}
+
+static enum err take_wave(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->scans.n; i++) {
+		struct slot_scan *sc = &s->scans.v[i];
+		if (i < s->next_scan && !sc->skip && sc->read != UINT32_MAX) {
+			TRY(take_scan(s, sc));
+			sc->read = UINT32_MAX;
+		}
+	}
+	return OK;
+}
+
+static FALLIBLE enum err count_scans(struct slot *s)
+{
+	struct run *run = s->x->run;
+
+	for (uint64_t i = 0; i < s->scans.n; i++) {
+		const struct run_scan *scan = &run->scans[s->scans.v[i].scan];
+		struct run_src *src = &run->srcs[scan->src];
+		atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
+		if (s->scans.v[i].skip)
+			atomic_fetch_add(&run->head->unverified_bytes, scan->end - scan->begin);
+		if (atomic_fetch_sub(&src->scans_left, 1) != 1 || s->scans.v[i].skip)
+			continue;
+		if (run->head->opts.verify && src->digest_count == 0)
+			TRY(check_crc(s, scan->src));
+	}
+	return OK;
+}
+
+static enum err fill_gather(struct slot *s)
+{
+	wave_begin(&s->wave, s->in, 2ull * s->x->run->head->opts.task_bytes);
+	return gather_fill(&s->gather, &s->wave);
+}
+
+static enum err copy_gather(struct slot *s)
+{
+	return gather_copy(&s->gather, &s->wave);
+}
+
+/* First all scans in waves; then what they left to the gather. */
+enum err exec_scan_advance(struct slot *s)
+{
+	if (s->phase == SLOT_FETCH) {
+		if (s->wave.ops.n)
+			TRY(exec_guarded(s, take_wave));
+		if (s->next_scan < s->scans.n) {
+			TRY(fill_wave(s));
+			if (s->wave.reads.n)
+				return exec_queue_wave(s);
+			return OK;
+		}
+		s->phase = SLOT_FINISH;
+		s->wave.ops.n = s->wave.reads.n = 0;
+	}
+	if (s->wave.ops.n)
+		TRY(exec_guarded(s, copy_gather));
+	if (gather_more(&s->gather)) {
+		TRY(exec_guarded(s, fill_gather));
+		return s->wave.reads.n ? exec_queue_wave(s) : OK;
+	}
+	s->phase = SLOT_IDLE;
+	return count_scans(s);
+}

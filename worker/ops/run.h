@@ -1,0 +1,229 @@
+/* run.h: a planned job as flat tables in one memfd, shared by all workers of the gang.
+ *
+ * The leader plans once and builds the tables; every worker maps them and takes tasks from shared cursors until none is left, so
+ * that a slow worker never holds up the others. Results (CRC32, XXH3-128, bytes done) are written back into the same tables.
+ * Tables hold indices and offsets, never pointers. Only the bytes of tensors are elsewhere.
+ *
+ *   dst-driven task (files are written):   blocks → parts → dst → pieces → src
+ *   src-driven task (memory is filled, or nothing: verify):  scans → src → pieces → dst
+ *
+ * A block is a range of one target file that is written at once: a slice of a big payload, or a run of many small items. */
+#pragma once
+#include <stdatomic.h>
+
+#include "base/str.h"
+#include "base/vec.h"
+#include "tensor/dtype.h"
+
+enum run_file_kind {
+	RUN_FILE_SOURCE,       /* opened for reading in dirs[dir] */
+	RUN_FILE_TARGET,       /* opened for writing in dirs[dir]; made by the leader */
+	RUN_FILE_SEGMENT,      /* descriptor fd_index of the run, mapped */
+	RUN_FILE_SPOOL,        /* descriptor fd_index, read like a source file */
+};
+
+struct run_dir {
+	uint32_t root;                 /* index into the worker's roots */
+	uint32_t path_len;
+	uint64_t path_at;              /* in the string pool */
+};
+
+struct run_file {
+	uint8_t kind;
+	bool direct;                   /* O_DIRECT */
+	bool writable;                 /* segments: map for writing */
+	uint32_t dir, fd_index, rank;
+	uint32_t name_len;
+	_Atomic uint32_t blocks_left;  /* target: the worker that brings it to 0 fsyncs the file */
+	uint64_t name_at, bytes;
+};
+
+enum run_src_kind {
+	RUN_SRC_ITEM,                  /* a torch.save archive: header first, then payload */
+	RUN_SRC_PLAIN,                 /* [offset, offset + length) is the payload in C order: segments, safetensors */
+	RUN_SRC_RAW,                   /* bytes without structure: a BYTE_IO item */
+};
+
+enum run_crc_state { RUN_CRC_UNSEEN, RUN_CRC_KNOWN, RUN_CRC_UNKNOWN };
+
+struct run_src {
+	uint8_t kind, dtype;
+	bool sparse;                   /* src-driven: so little of it is needed that only that is read, unverified */
+	bool partial;                  /* src-driven: its scans do not cover the payload, so that its CRC32 says nothing */
+	uint32_t file, ndim, rank;
+	uint32_t fqn_len, digest_count;
+	uint64_t offset, length, fqn_at, dims_at;
+	uint64_t digest_at;            /* digest_count entries of `digests`: what a manifest says of this item */
+	uint64_t first_piece;          /* src-driven: pieces are dst indices */
+	uint64_t first_scan;           /* this source's scans are in a row */
+	uint32_t piece_count, scan_count;
+	_Atomic uint32_t scans_left;
+	uint32_t crc_wanted;           /* from the archive, set by whoever reads the header; see crc_state */
+	_Atomic uint32_t crc_state;    /* enum run_crc_state */
+	_Atomic uint32_t nonzero;      /* verify values: an element that is not zero was seen */
+	_Atomic uint64_t nan_count, inf_count;
+};
+
+enum run_dst_kind { RUN_DST_TENSOR, RUN_DST_RAW };
+
+struct run_dst {
+	uint8_t kind, dtype;
+	bool small;                    /* the whole item lies in one block */
+	bool bare;                     /* no archive around the payload (safetensors, segments) */
+	uint32_t file, ndim, rank, fqn_len;
+	uint64_t offset;               /* of the item in the file or segment */
+	uint64_t payload_off, payload_bytes, tail_off, length;  /* relative to offset; see item_layout */
+	uint64_t fqn_at, dims_at, first_piece;
+	uint64_t first_part, part_count;         /* in a row */
+	uint64_t inline_at, inline_len;          /* RAW: bytes from the string pool instead of a source */
+	uint32_t piece_count;
+	_Atomic uint32_t parts_left;
+	uint32_t crc32;                          /* result */
+	unsigned char xxh3_128[16];              /* result */
+};
+
+struct run_digest {
+	uint64_t end;                  /* of this block in the payload; begins where the one before ends */
+	unsigned char xxh3_128[16];
+};
+
+struct run_part {
+	uint32_t dst;
+	uint32_t crc32;                /* result */
+	uint64_t begin, end;           /* of the payload, in bytes */
+	unsigned char xxh3_128[16];    /* result */
+};
+
+struct run_block {
+	uint32_t file;
+	uint32_t part_count;
+	uint64_t offset, bytes;        /* in the file; multiples of 4096 (bytes: padded with zeros) */
+	uint64_t first_part;           /* index into block_parts */
+};
+
+struct run_scan {
+	uint32_t src;
+	uint32_t crc32;                /* result */
+	uint64_t begin, end;           /* of the payload, in bytes */
+};
+
+/* What one worker does at a time: a run of blocks or of scans. */
+struct run_task {
+	uint64_t first;
+	uint32_t count;
+	uint32_t rank_index;           /* whose tasks these are */
+};
+
+struct run_rank {
+	uint32_t rank;
+	uint64_t first_task, task_count;
+	_Atomic uint64_t next_task;    /* relative to first_task */
+	_Atomic uint64_t bytes_done;
+	uint64_t bytes_total;
+};
+
+enum run_mode {
+	RUN_WRITE_FILES,               /* dst-driven */
+	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
+	RUN_VERIFY,                    /* src-driven, no target */
+	RUN_DIFF,                      /* src-driven over A; pieces are B's sources, compared */
+};
+
+struct run_difference {
+	uint32_t src;                  /* of A */
+	uint64_t element;              /* first differing one, linear in A's chunk */
+	uint64_t count;
+	double max_abs, max_rel;
+};
+
+enum { RUN_DIFFERENCES_MAX = 4096 };
+
+#define RUN_TABLES(X)                       \
+	X(struct run_dir, dirs)             \
+	X(struct run_file, files)           \
+	X(struct run_src, srcs)             \
+	X(struct run_dst, dsts)             \
+	X(uint32_t, pieces)                 \
+	X(struct run_digest, digests)       \
+	X(struct run_part, parts)           \
+	X(struct run_block, blocks)         \
+	X(uint64_t, block_parts)            \
+	X(struct run_scan, scans)           \
+	X(struct run_task, tasks)           \
+	X(struct run_rank, ranks)           \
+	X(int64_t, dims)                    \
+	X(char, strings)
+
+struct run_table {
+	uint64_t at, n;
+};
+
+struct run_options {
+	enum run_mode mode;
+	bool verify;                   /* check digests of what is read */
+	bool values;                   /* RUN_VERIFY: count NaN, Inf, zeros */
+	uint32_t task_bytes;           /* largest block or scan */
+	double rtol, atol;
+};
+
+struct run_head {
+	uint64_t magic, total_bytes;
+	struct run_options opts;
+#define X(type, name) struct run_table name;
+	RUN_TABLES(X)
+#undef X
+	_Atomic uint64_t verified_bytes, unverified_bytes, read_bytes, needed_bytes;
+	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */
+	_Atomic uint32_t difference_count;
+	struct run_difference differences[RUN_DIFFERENCES_MAX];
+};
+
+/* The tables while the leader builds them. */
+struct run_build {
+	struct run_options opts;
+#define X(type, name) struct vec(type) name;
+	RUN_TABLES(X)
+#undef X
+};
+
+/* The tables as every worker sees them. */
+struct run {
+	struct run_head *head;
+	uint64_t bytes;
+	int fd;
+#define X(type, name) type *name; uint64_t name##_n;
+	RUN_TABLES(X)
+#undef X
+};
+
+void run_build_free(struct run_build *b);
+FALLIBLE enum err run_add_string(struct run_build *b, struct str s, uint64_t *at_out);
+/* dims: ndim offsets, then ndim sizes. */
+FALLIBLE enum err run_add_dims(struct run_build *b, const int64_t *dims, uint32_t ndim, uint64_t *at_out);
+FALLIBLE enum err run_add_dir(struct run_build *b, uint32_t root, struct str path, uint32_t *index_out);
+FALLIBLE enum err run_add_file(struct run_build *b, enum run_file_kind kind, uint32_t dir, struct str name,
+			       uint64_t bytes, uint32_t *index_out);
+
+/* Copies the tables into a new memfd and maps it. The build can be freed then. */
+FALLIBLE enum err run_share(const struct run_build *b, struct run *out);
+/* Maps a memfd made by run_share; it is owned by `out` from then on, on success only. */
+FALLIBLE enum err run_attach(int fd, struct run *out);
+void run_detach(struct run *r);
+
+struct str run_str(const struct run *r, uint64_t at, uint64_t len);
+static inline struct str run_src_fqn(const struct run *r, const struct run_src *s)
+{
+	return run_str(r, s->fqn_at, s->fqn_len);
+}
+static inline struct str run_dst_fqn(const struct run *r, const struct run_dst *d)
+{
+	return run_str(r, d->fqn_at, d->fqn_len);
+}
+static inline struct str run_file_name(const struct run *r, const struct run_file *f)
+{
+	return run_str(r, f->name_at, f->name_len);
+}
+/* The next task for worker `index` of `count`: its own ranks first, then whatever is left. False: none left. */
+bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task_out);
+uint64_t run_bytes_done(const struct run *r);
+uint64_t run_bytes_total(const struct run *r);

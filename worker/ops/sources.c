@@ -1,0 +1,181 @@
+/* sources.c: what the header of a stored item says, cached per worker (see gather.h). Headers are never trusted to agree with
+ * `.metadata`: dtype, sizes and room are compared each time. */
+#include <stdio.h>
+#include "base/num.h"
+#include "ops/gather.h"
+#include "os/fs.h"
+
+enum err sources_open(struct run *run, struct files *files, struct sources *out)
+{
+	struct src_info *cache = mem_zalloc(SRC_CACHE, sizeof *cache);
+
+	if (!cache)
+		return ERR(NO_MEMORY, "no memory for item headers");
+	for (uint32_t i = 0; i < SRC_CACHE; i++)
+		cache[i].src = UINT32_MAX;
+	*out = (struct sources){ .run = run, .files = files, .cache = cache };
+	return OK;
+}
+
+void sources_close(struct sources *s)
+{
+	mem_free(s->cache);
+	s->cache = NULL;
+}
+
+enum err sources_at(const struct run *run, uint32_t src, enum err e)
+{
+	const struct run_src *s = &run->srcs[src];
+	const struct run_file *f = &run->files[s->file];
+	struct str fqn = run_src_fqn(run, s), name = run_file_name(run, f);
+	char z[ERR_FILE_MAX];
+	int64_t offset = err_last()->offset;
+
+	snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
+	if (e && offset >= 0 && !err_last()->file[0]) { /* so far relative to the item */
+		struct err_info info = *err_last();
+		info.offset = offset + (int64_t)s->offset;
+		err_restore(&info);
+	}
+	e = err_at_file(e, z, (int64_t)s->offset);
+	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), s->rank);
+}
+
+bool sources_known(const struct sources *s, uint32_t src)
+{
+	return s->cache[src & (SRC_CACHE - 1)].src == src;
+}
+
+/* Dims by stride, largest first; dims of one element do not matter and go first. */
+static void sort_dims(struct src_info *info, uint32_t ndim, const int64_t *sizes)
+{
+	for (uint32_t i = 0; i < ndim; i++)
+		info->order[i] = (uint8_t)i;
+	for (uint32_t i = 1; i < ndim; i++)
+		for (uint32_t k = i; k > 0; k--) {
+			uint8_t a = info->order[k - 1], b = info->order[k];
+			bool swap = sizes[b] == 1 ? sizes[a] != 1
+						  : sizes[a] != 1 && info->strides[b] > info->strides[a];
+			if (!swap)
+				break;
+			info->order[k - 1] = b;
+			info->order[k] = a;
+		}
+	int64_t stride = 1;
+	info->dense = info->storage_offset == 0;
+	for (uint32_t i = ndim; i-- > 0;) {
+		uint8_t d = info->order[i];
+		if (sizes[d] == 1)
+			continue;
+		info->dense = info->dense && info->strides[d] == stride;
+		stride *= sizes[d];
+	}
+	if (!info->dense)
+		return;
+	for (uint32_t i = 0; i < ndim; i++) /* strides of single-element dims are free: give them sane ones */
+		if (sizes[i] == 1)
+			info->strides[i] = stride;
+}
+
+static void c_order(struct src_info *info, uint32_t ndim, const int64_t *sizes)
+{
+	int64_t stride = 1;
+
+	for (uint32_t i = ndim; i-- > 0;) {
+		info->strides[i] = stride;
+		stride *= sizes[i];
+	}
+}
+
+static FALLIBLE enum err check_item(const struct run_src *s, const int64_t *sizes, const struct item_tensor *t)
+{
+	char a[96], b[96];
+
+	if (t->dtype != s->dtype)
+		return err_expected(ERR(FORMAT_ITEM, "the item's dtype is %s, .metadata says %s",
+					dtype_name(t->dtype), dtype_name((enum dtype)s->dtype)),
+				    dtype_name((enum dtype)s->dtype), dtype_name(t->dtype));
+	bool same = t->ndim == s->ndim;
+	for (uint32_t i = 0; same && i < t->ndim; i++)
+		same = t->sizes[i] == sizes[i];
+	if (!same) {
+		box_print(t->ndim, t->sizes, a, sizeof a);
+		box_print(s->ndim, sizes, b, sizeof b);
+		return err_expected(ERR(FORMAT_ITEM, "the item's size is %s, .metadata says %s", a, b), b, a);
+	}
+	if (t->big_endian)
+		return ERR(FORMAT_ITEM, "the item is big-endian");
+	if (t->deflated && t->payload_bytes > GATHER_INFLATE_MAX)
+		return ERR(LIMIT_EXCEEDED, "a deflated record of %ju bytes", (uintmax_t)t->payload_bytes);
+	return OK;
+}
+
+static FALLIBLE enum err remember(struct sources *s, uint32_t src, const struct item_source *item, struct src_info **out)
+{
+	struct run_src *rs = &s->run->srcs[src];
+	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
+	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
+	struct item_tensor t;
+
+	enum err e = item_read_tensor(item, &t);
+	if (!e)
+		e = check_item(rs, sizes, &t);
+	if (e)
+		return sources_at(s->run, src, e);
+	*info = (struct src_info){ .src = src, .conj = t.conj, .neg = t.neg, .deflated = t.deflated,
+				   .dtype = rs->dtype, .payload_off = t.payload_off,
+				   .payload_bytes = t.payload_bytes, .stored_bytes = t.stored_bytes,
+				   .storage_offset = t.storage_offset };
+	memcpy(info->strides, t.strides, t.ndim * sizeof *t.strides);
+	sort_dims(info, t.ndim, sizes);
+	info->dense = info->dense && !t.deflated;
+	rs->crc_wanted = t.crc32;
+	atomic_store(&rs->crc_state, t.crc_known ? RUN_CRC_KNOWN : RUN_CRC_UNKNOWN);
+	*out = info;
+	return OK;
+}
+
+struct reader {
+	int fd;
+	uint64_t offset;
+};
+
+static enum err read_file(void *user, uint64_t offset, void *into, size_t n)
+{
+	struct reader *r = user;
+
+	return fs_pread(r->fd, into, n, r->offset + offset, "");
+}
+
+enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
+{
+	struct run_src *rs = &s->run->srcs[src];
+	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
+	struct reader r = { .offset = rs->offset };
+
+	*out = info;
+	if (info->src == src)
+		return OK;
+	if (rs->kind == RUN_SRC_ITEM) {
+		enum err e = files_pin(s->files, rs->file, &r.fd);
+		if (e)
+			return sources_at(s->run, src, e);
+		e = remember(s, src, &(struct item_source){ read_file, &r, rs->length }, out);
+		files_unpin(s->files, rs->file);
+		return e;
+	}
+	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
+	*info = (struct src_info){ .src = src, .dtype = rs->dtype, .payload_bytes = rs->length, .dense = true };
+	c_order(info, rs->ndim, sizes);
+	for (uint32_t i = 0; i < rs->ndim; i++)
+		info->order[i] = (uint8_t)i;
+	return OK;
+}
+
+enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out)
+{
+	struct str all = { (const char *)item, s->run->srcs[src].length };
+	struct item_source from = source_memory(&all);
+
+	return remember(s, src, &from, out);
+}
