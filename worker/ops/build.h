@@ -1,0 +1,53 @@
+/* build.h: from plans to a run's tables: which blocks the target files have, which ranges of the sources are read. */
+#pragma once
+#include "ops/manifest.h"
+#include "ops/run.h"
+#include "plan/load_plan.h"
+#include "tensor/box.h"
+#include "tensor/sdict.h"
+
+enum {
+	BUILD_TASK_BYTES = 4 << 20,
+	BUILD_SMALL_BYTES = 128 << 10,   /* payloads up to this share blocks with others */
+	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
+};
+
+/* Adds every chunk of sd as a source, then every stored value as a raw one. file_map: sd file → run file. manifest may be NULL.
+ * *first_out: the number of chunk 0's source; values follow the chunks. */
+FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind,
+				const uint32_t *file_map, const struct manifest *manifest, uint32_t *first_out);
+
+/* Where the items of a target checkpoint go. */
+struct build_place {
+	uint32_t file;                 /* run file */
+	uint64_t offset, length;
+};
+
+struct build_target {
+	struct sdict *sd;              /* chunks and values with their writer's rank; locs are those of the sources for values */
+	const struct load_plan *pieces;/* sources of each chunk, as indices that `first_src` is added to */
+	uint32_t first_src;
+	const uint32_t *value_src;     /* per value: run source, or UINT32_MAX: its inline bytes */
+	uint32_t dir;                  /* run dir of the staging directory */
+	uint32_t world_size, files_per_rank;
+	bool direct;                   /* O_DIRECT */
+	/* filled in */
+	struct build_place *chunk_places, *value_places;   /* mem_free */
+	uint64_t bytes;                /* of all files */
+};
+
+/* DCP: `__{rank}_{i}.distcp`, a torch.save archive per item, large payloads on page boundaries. Every rank has at least one file. */
+FALLIBLE enum err build_dcp(struct run_build *b, struct build_target *t);
+/* safetensors: whole tensors back to back in `model-{i}-of-{n}.safetensors` of at most max_file_bytes each (a larger tensor has a file of
+ * its own). headers_meta: __metadata__ pairs for every file. */
+FALLIBLE enum err build_safetensors(struct run_build *b, struct build_target *t, uint64_t max_file_bytes,
+				    const struct str (*meta)[2], uint64_t meta_count);
+
+/* Loads: target chunks lie in segments (sd locs say where). segment_files: run file of each of sd's files. */
+FALLIBLE enum err build_fill(struct run_build *b, const struct sdict *target, const uint32_t *segment_files,
+			     const struct sdict *source, uint32_t first_src, const struct load_plan *plan);
+/* Verify: every byte of every source from first_src on. */
+FALLIBLE enum err build_verify(struct run_build *b, uint32_t first_src);
+/* Diff: chunk by chunk of a; b_plan says where b has the same elements. */
+FALLIBLE enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a, uint32_t first_b,
+			     const struct load_plan *b_plan);

@@ -1,0 +1,80 @@
+/* manifest_put.c: the manifest of a finished run (see manifest.h). */
+#include <stdlib.h>
+
+#include "io/digest.h"
+#include "ops/manifest.h"
+
+static void put_item(struct buf *b, const struct run *run, const struct run_dst *d)
+{
+	char hex[33];
+
+	digest_hex(d->xxh3_128, hex);
+	buf_printf(b, "[%ju,%ju,\"%08x\",\"%s\"", (uintmax_t)d->offset, (uintmax_t)d->length, d->crc32, hex);
+	if (d->part_count > 1) {
+		buf_puts(b, ",[");
+		for (uint64_t i = 0; i < d->part_count; i++) {
+			const struct run_part *p = &run->parts[d->first_part + i];
+			digest_hex(p->xxh3_128, hex);
+			buf_printf(b, "%s%ju,\"%s\"", i ? "," : "", (uintmax_t)p->end, hex);
+		}
+		buf_puts(b, "]");
+	}
+	buf_puts(b, "]");
+}
+
+static int by_place(const void *a, const void *b, void *user)
+{
+	const struct run *run = user;
+	const struct run_dst *x = &run->dsts[*(const uint32_t *)a], *y = &run->dsts[*(const uint32_t *)b];
+
+	if (x->file != y->file)
+		return x->file < y->file ? -1 : 1;
+	return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static void put_files(struct buf *b, const struct run *run, const uint32_t *order)
+{
+	uint64_t at = 0;
+	bool first_file = true;
+
+	buf_puts(b, ",\"files\":[");
+	for (uint32_t f = 0; f < run->files_n; f++) {
+		const struct run_file *rf = &run->files[f];
+		if (rf->kind != RUN_FILE_TARGET)
+			continue;
+		buf_puts(b, first_file ? "\n{\"name\":" : ",\n{\"name\":");
+		first_file = false;
+		buf_json_str(b, run_file_name(run, rf));
+		buf_printf(b, ",\"bytes\":%ju,\"items\":[", (uintmax_t)rf->bytes);
+		for (bool first = true; at < run->dsts_n && run->dsts[order[at]].file == f; at++, first = false) {
+			buf_puts(b, first ? "" : ",");
+			put_item(b, run, &run->dsts[order[at]]);
+		}
+		buf_puts(b, "]}");
+	}
+	buf_puts(b, "]}\n");
+}
+
+enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run)
+{
+	CLEANUP(mem_free_ptr) uint32_t *order = mem_zalloc(run->dsts_n, sizeof *order);
+	uint64_t bytes = 0;
+	char hex[33];
+
+	if (!order)
+		return ERR(NO_MEMORY, "no memory for a manifest of %ju items", (uintmax_t)run->dsts_n);
+	for (uint32_t i = 0; i < run->dsts_n; i++)
+		order[i] = i;
+	qsort_r(order, run->dsts_n, sizeof *order, by_place, (void *)(uintptr_t)run);
+	for (uint64_t i = 0; i < run->files_n; i++)
+		bytes += run->files[i].kind == RUN_FILE_TARGET ? run->files[i].bytes : 0;
+	digest_hex(head->metadata_xxh3, hex);
+	buf_printf(b, "{\"dcpd\":1,\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\"", head->job,
+		   (uintmax_t)head->attempt, head->kind, head->created_at);
+	if (head->has_generation)
+		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
+	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\"}",
+		   (uintmax_t)head->world_size, (uintmax_t)bytes, head->metadata_name, (uintmax_t)head->metadata_bytes, hex);
+	put_files(b, run, order);
+	return buf_status(b);
+}
