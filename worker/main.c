@@ -1,0 +1,273 @@
+/* main.c: the worker process: says HELLO, closes its sandbox, then does jobs (in a gang) or answers questions (as a look-up worker) until
+ * its control socket closes. One thread; the order of messages is in ctl/README.md. */
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "ctl/build_id.h"
+#include "ops/job.h"
+#include "os/fs.h"
+#include "os/sandbox.h"
+
+enum { IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_MAX = 64 << 10, MEMORY_MIN = 16 << 20 };
+
+static FALLIBLE enum err open_roots(struct worker *w, const json_t *roots)
+{
+	if (json_array_size(roots) > ROOTS_MAX)
+		return ERR(LIMIT_EXCEEDED, "%zu storage roots", json_array_size(roots));
+	for (size_t i = 0; i < json_array_size(roots); i++) {
+		const char *name = json_string_value(json_object_get(json_array_get(roots, i), "name"));
+		const char *path = json_string_value(json_object_get(json_array_get(roots, i), "path"));
+		struct root *r = &w->roots[w->root_count++];
+		if (!name || !path || strlen(name) >= sizeof r->name)
+			return ERR(PROTOCOL, "a root without name or path");
+		memcpy(r->name, name, strlen(name) + 1);
+		r->fd = -1;
+		if (fs_open_root(path, &r->fd)) {
+			r->error = *err_last();
+			if (r->error.code == ERR_NOT_FOUND)
+				r->error.code = ERR_STORAGE_GONE;
+		}
+		w->root_fds[i] = r->fd;
+	}
+	return OK;
+}
+
+static enum io_engine_kind engine_kind(const json_t *hello)
+{
+	const char *name = json_string_value(json_object_get(hello, "io_engine"));
+
+	if (name && strcmp(name, "io_uring") == 0)
+		return IO_URING;
+	return name && strcmp(name, "threads") == 0 ? IO_THREADS : IO_AUTO;
+}
+
+static FALLIBLE enum err close_sandbox(const struct worker *w, struct sandbox_done *done)
+{
+	struct sandbox_root roots[ROOTS_MAX];
+	struct sandbox_spec spec = { .roots = roots };
+
+	for (uint32_t i = 0; i < w->root_count; i++)
+		if (w->roots[i].fd >= 0)
+			roots[spec.root_count++] = (struct sandbox_root){ w->roots[i].fd, true };
+	return sandbox_enter(&spec, done);
+}
+
+static FALLIBLE enum err answer_hello(struct worker *w, const struct sandbox_done *done)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+
+	buf_printf(&b, "{\"build_id\":\"%s\",\"pid\":%d,\"engine\":\"%s\",\"landlock\":%d,\"seccomp\":%s,\"roots\":[", BUILD_ID,
+		   (int)getpid(), io_engine_name(w->io), done->landlock_abi, done->seccomp ? "true" : "false");
+	for (uint32_t i = 0; i < w->root_count; i++) {
+		buf_printf(&b, "%s{\"name\":\"%s\",\"ok\":%s", i ? "," : "", w->roots[i].name,
+			   w->roots[i].fd >= 0 ? "true" : "false");
+		if (w->roots[i].fd < 0) {
+			err_restore(&w->roots[i].error);
+			buf_puts(&b, ",\"problem\":");
+			problem_put(&b, w->roots[i].error.code);
+		}
+		buf_puts(&b, "}");
+	}
+	buf_puts(&b, "]}");
+	TRY(buf_status(&b));
+	return frame_send(w->conn, FRAME_HELLO, 0, (struct str){ (char *)b.p, b.len }, NULL, 0);
+}
+
+static FALLIBLE enum err start(struct worker *w, const json_t *hello)
+{
+	const char *build = json_string_value(json_object_get(hello, "build_id"));
+	const char *role = json_string_value(json_object_get(hello, "role"));
+	struct sandbox_done done = { 0 };
+	char name[32];
+
+	if (!build || strcmp(build, BUILD_ID) != 0)
+		return ERR(PROTOCOL, "the coordinator is of build %s, this worker of %s", build ? build : "?", BUILD_ID);
+	w->lookup = role && strcmp(role, "lookup") == 0;
+	w->index = (uint32_t)json_integer_value(json_object_get(hello, "index"));
+	w->count = (uint32_t)json_integer_value(json_object_get(hello, "count"));
+	w->count = w->count ? w->count : 1;
+	w->memory_bytes = (uint64_t)json_integer_value(json_object_get(hello, "memory_bytes"));
+	w->memory_bytes = w->memory_bytes < MEMORY_MIN ? MEMORY_MIN : w->memory_bytes;
+	snprintf(name, sizeof name, "%s %u", w->lookup ? "lookup" : "worker", w->index);
+	log_init(name, json_is_true(json_object_get(hello, "log_json")), LOG_LEVEL_INFO);
+	TRY(open_roots(w, json_object_get(hello, "roots")));
+	TRY(io_engine_open(engine_kind(hello), IO_DEPTH, &w->io));
+	TRY(close_sandbox(w, &done));
+	return answer_hello(w, &done);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- jobs */
+
+static FALLIBLE enum err do_kind(struct job *j)
+{
+	static const struct { const char *kind; enum err (*fn)(struct job *j); } kinds[] = {
+		{ "save", job_save },	  { "load", job_load }, { "reshard", job_reshard },
+		{ "verify", job_verify }, { "diff", job_diff }, { "delete", job_delete },
+	};
+
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+		if (strcmp(j->kind, kinds[i].kind) == 0)
+			return kinds[i].fn(j);
+	return ERR(UNKNOWN_KIND, "a job of kind '%s'", j->kind);
+}
+
+static FALLIBLE enum err take_fds(struct job *j, struct frame *f)
+{
+	uint32_t index;
+
+	for (uint32_t i = 0; i < f->fd_count; i++) {
+		TRY(job_add_fd(j, f->fds[i], &index));
+		f->fds[i] = -1;
+	}
+	j->segment_count = j->fd_count;
+	return OK;
+}
+
+static FALLIBLE enum err run_job(struct job *j, struct frame *f)
+{
+	j->id = json_string_value(json_object_get(j->doc, "job"));
+	j->kind = json_string_value(json_object_get(j->doc, "kind"));
+	j->spec = json_object_get(j->doc, "spec");
+	j->attempt = (uint64_t)json_integer_value(json_object_get(j->doc, "attempt"));
+	j->dry_run = json_is_true(json_object_get(j->doc, "dry_run"));
+	if (!j->id || !j->kind || !j->spec)
+		return ERR(PROTOCOL, "a job without id, kind or spec");
+	TRY(take_fds(j, f));
+	return do_kind(j);
+}
+
+static FALLIBLE enum err report_job(struct job *j, enum err e)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(PROBLEM_MAX);
+
+	if (e) {
+		problem_put(&b, e);
+		TRY(buf_status(&b));
+		return job_send(j, FRAME_FAILED, (struct str){ (char *)b.p, b.len }, NULL, 0);
+	}
+	json_t *done = json_object();
+	if (j->result)
+		json_object_set(done, j->dry_run ? "plan" : "result", j->result);
+	e = job_send_json(j, FRAME_DONE, done);
+	json_decref(done);
+	return e;
+}
+
+static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
+{
+	struct job j = { .worker = w, .generation = f->generation };
+	json_error_t why;
+	enum err e;
+
+	j.doc = json_loadb(f->json.p, f->json.n, 0, &why);
+	if (!j.doc)
+		e = ERR(PROTOCOL, "a frame that is not JSON: %s", why.text);
+	else if (f->type == FRAME_JOB)
+		e = run_job(&j, f);
+	else
+		e = job_join(&j, f->fds, f->fd_count);
+	e = report_job(&j, e);
+	job_free(&j);
+	return e;
+}
+
+static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(FRAME_JSON_MAX);
+	json_error_t why;
+	int fd = -1;
+
+	json_t *q = json_loadb(f->json.p, f->json.n, 0, &why);
+	enum err e = q ? lookup_answer(w, q, f->fds, f->fd_count, &b, &fd) : ERR(PROTOCOL, "not JSON: %s", why.text);
+	if (e) {
+		buf_free(&b);
+		buf_puts(&b, "{\"problem\":");
+		problem_put(&b, e);
+		buf_puts(&b, "}");
+	}
+	e = buf_status(&b);
+	if (!e)
+		e = frame_send(w->conn, FRAME_ANSWER, f->generation, (struct str){ (char *)b.p, b.len }, &fd, fd >= 0);
+	fs_drop(&fd);
+	json_decref(q);
+	return e;
+}
+
+static FALLIBLE enum err handle(struct worker *w, struct frame *f)
+{
+	switch (f->type) {
+	case FRAME_JOB:
+	case FRAME_RUN:
+		return handle_job(w, f);
+	case FRAME_LOOKUP:
+		return handle_lookup(w, f);
+	case FRAME_CANCEL: /* of a job that has ended here already */
+	case FRAME_PEERS_DONE:
+	case FRAME_COMMIT_OK:
+	case FRAME_SEGMENTS:
+		return OK;
+	default:
+		return ERR(PROTOCOL, "a frame of type %u", f->type);
+	}
+}
+
+static FALLIBLE enum err next_frame(struct worker *w, struct frame *f, bool *closed)
+{
+	bool got = false;
+
+	*closed = false;
+	while (!got && !*closed) {
+		bool empty;
+		if (frame_wants_write(w->conn))
+			TRY(frame_flush(w->conn, &empty));
+		TRY(frame_wait(w->conn, frame_wants_write(w->conn) ? 10 : WAIT_FOREVER, f, &got, closed));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err serve(struct worker *w, int control_fd)
+{
+	struct frame f;
+	bool closed;
+	json_error_t why;
+
+	TRY(frame_conn_new(control_fd, &w->conn));
+	TRY(next_frame(w, &f, &closed));
+	if (closed)
+		return OK;
+	json_t *hello = f.type == FRAME_HELLO ? json_loadb(f.json.p, f.json.n, 0, &why) : NULL;
+	enum err e = hello ? start(w, hello) : ERR(PROTOCOL, "the first frame is no HELLO");
+	json_decref(hello);
+	while (!e) {
+		e = next_frame(w, &f, &closed);
+		if (e || closed)
+			break;
+		e = handle(w, &f);
+	}
+	return e;
+}
+
+int main(int argc, char **argv)
+{
+	static struct worker w;
+
+	if (argc != 3 || strcmp(argv[1], "--control-fd") != 0) {
+		fprintf(stderr, "dcpd-worker is started by dcpd; usage: dcpd-worker --control-fd N\n");
+		return 2;
+	}
+	uint64_t fd = 0;
+	if (!str_to_u64(str_of(argv[2]), &fd) || fd > INT_MAX)
+		return 2;
+	signal(SIGPIPE, SIG_IGN);
+	json_object_seed(0);
+	enum err e = serve(&w, (int)fd);
+	if (e)
+		log_err("worker ends", NULL);
+	io_engine_close(w.io);
+	frame_conn_free(w.conn);
+	return e ? 1 : 0;
+}

@@ -1,0 +1,327 @@
+/* checkpoint.c: see checkpoint.h. A file that metadata names is looked at (its size) before anything is planned, so that a truncated
+ * checkpoint fails at once and by name. */
+#include "ops/checkpoint.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "base/num.h"
+#include "format/dcp_meta.h"
+#include "ops/spool.h"
+#include "os/fs.h"
+
+enum { METADATA_MAX = 1 << 30, RANKS_MAX = 65536 };
+
+const char *checkpoint_format_name(enum checkpoint_format f)
+{
+	static const char *const names[] = { "none", "dcp", "dcp-rank-local", "safetensors", "torch" };
+
+	return names[f];
+}
+
+void checkpoint_free(struct checkpoint *c)
+{
+	if (!c)
+		return;
+	fs_drop(&c->dirfd);
+	sdict_free(c->sd);
+	manifest_free(c->manifest);
+	mem_free(c->file_bytes);
+	mem_free(c);
+}
+
+void checkpoint_free_ptr(struct checkpoint **c)
+{
+	checkpoint_free(*c);
+}
+
+/* ---------------------------------------------------------------------------------------------------- recognise */
+
+struct looked {
+	bool metadata, rank_metadata, safetensors;
+};
+
+/* `__{rank}.metadata` */
+static bool rank_of_metadata(const char *name, uint32_t *rank_out)
+{
+	struct str s = str_of(name);
+	uint64_t rank;
+
+	if (!str_starts(s, "__") || !str_ends(s, ".metadata") || s.n < 12)
+		return false;
+	if (!str_to_u64((struct str){ s.p + 2, s.n - 11 }, &rank) || rank >= RANKS_MAX)
+		return false;
+	*rank_out = (uint32_t)rank;
+	return true;
+}
+
+static enum err look(void *user, const char *name, unsigned char d_type)
+{
+	struct looked *l = user;
+	uint32_t rank;
+
+	(void)d_type;
+	l->metadata = l->metadata || strcmp(name, ".metadata") == 0;
+	l->rank_metadata = l->rank_metadata || rank_of_metadata(name, &rank);
+	l->safetensors = l->safetensors || str_ends(str_of(name), ".safetensors");
+	return OK;
+}
+
+static FALLIBLE enum err recognise_dir(int dirfd, enum checkpoint_format *out)
+{
+	struct looked l = { 0 };
+
+	TRY(fs_list(dirfd, look, &l));
+	*out = l.metadata	 ? CHECKPOINT_DCP
+	       : l.rank_metadata ? CHECKPOINT_DCP_RANK_LOCAL
+	       : l.safetensors	 ? CHECKPOINT_SAFETENSORS
+				 : CHECKPOINT_NONE;
+	return OK;
+}
+
+enum err checkpoint_recognise(struct worker *w, uint32_t root, const char *name, enum checkpoint_format *out)
+{
+	struct stat st;
+	int dirfd = -1;
+
+	*out = CHECKPOINT_NONE;
+	enum err e = fs_stat(w->roots[root].fd, name, &st);
+	if (e == ERR_NOT_FOUND)
+		return OK;
+	TRY(e);
+	if (S_ISREG(st.st_mode)) {
+		if (str_ends(str_of(name), ".safetensors"))
+			*out = CHECKPOINT_SAFETENSORS;
+		else if (str_ends(str_of(name), ".pt") || str_ends(str_of(name), ".pth"))
+			*out = CHECKPOINT_TORCH;
+		return OK;
+	}
+	if (!S_ISDIR(st.st_mode))
+		return OK;
+	TRY(fs_open_dir(w->roots[root].fd, name, &dirfd));
+	e = recognise_dir(dirfd, out);
+	fs_drop(&dirfd);
+	return e;
+}
+
+/* --------------------------------------------------------------------------------------------------------- read */
+
+enum err checkpoint_manifest(int dirfd, struct manifest **out)
+{
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	*out = NULL;
+	enum err e = fs_read_all(dirfd, MANIFEST_NAME, MANIFEST_MAX, &bytes, &n);
+	if (e == ERR_NOT_FOUND)
+		return OK;
+	if (!e)
+		e = manifest_parse(bytes, n, out);
+	mem_free(bytes);
+	return err_at_file(e, MANIFEST_NAME, -1);
+}
+
+static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, struct sdict **out)
+{
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	enum err e = fs_read_all(c->dirfd, name, METADATA_MAX, &bytes, &n);
+	if (e == ERR_NOT_FOUND)
+		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no %s", name);
+	if (!e)
+		e = dcp_meta_read(bytes, n, out);
+	c->metadata_bytes += n;
+	mem_free(bytes);
+	return err_at_file(e, name, -1);
+}
+
+struct rank_list {
+	struct vec(uint32_t) ranks;
+};
+
+static enum err add_rank(void *user, const char *name, unsigned char d_type)
+{
+	struct rank_list *l = user;
+	uint32_t rank, *at;
+
+	(void)d_type;
+	if (!rank_of_metadata(name, &rank))
+		return OK;
+	TRY(vec_push(&l->ranks, &at));
+	*at = rank;
+	return OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static FALLIBLE enum err read_ranks(struct checkpoint *c, struct rank_list *l, struct sdict **parts)
+{
+	char name[48];
+
+	for (uint64_t i = 0; i < l->ranks.n; i++) {
+		snprintf(name, sizeof name, "__%u.metadata", l->ranks.v[i]);
+		TRY(read_one(c, name, &parts[i]));
+	}
+	return dcp_meta_union(parts, (uint32_t)l->ranks.n, &c->sd);
+}
+
+static FALLIBLE enum err read_rank_local(struct checkpoint *c)
+{
+	struct rank_list l = { 0 };
+	struct sdict **parts = NULL;
+
+	enum err e = fs_list(c->dirfd, add_rank, &l);
+	if (!e) {
+		qsort(l.ranks.v, l.ranks.n, sizeof *l.ranks.v, by_value);
+		parts = mem_zalloc(l.ranks.n, sizeof *parts);
+		e = parts ? read_ranks(c, &l, parts) : ERR(NO_MEMORY, "no memory for %ju ranks", (uintmax_t)l.ranks.n);
+	}
+	for (uint64_t i = 0; parts && i < l.ranks.n; i++)
+		sdict_free(parts[i]);
+	mem_free(parts);
+	vec_free(&l.ranks);
+	return e;
+}
+
+/* Every file that metadata names: there, a regular file, and its size. */
+static FALLIBLE enum err stat_files(struct checkpoint *c)
+{
+	char name[4096];
+	struct stat st;
+
+	c->file_bytes = mem_zalloc(c->sd->file_count, sizeof *c->file_bytes);
+	if (!c->file_bytes)
+		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	for (uint64_t i = 0; i < c->sd->file_count; i++) {
+		const struct sd_file *f = &c->sd->files[i];
+		if (f->name.n >= sizeof name)
+			return ERR(FORMAT_METADATA, "a file name of %zu bytes", f->name.n);
+		memcpy(name, f->name.p, f->name.n);
+		name[f->name.n] = '\0';
+		enum err e = fs_stat(c->dirfd, name, &st);
+		if (e == ERR_NOT_FOUND)
+			return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the file is missing"), name, -1);
+		if (e)
+			return err_at_file(e, name, -1);
+		if (!S_ISREG(st.st_mode))
+			return err_at_file(ERR(FORMAT_METADATA, "not a regular file"), name, -1);
+		c->file_bytes[i] = (uint64_t)st.st_size;
+		if (f->rank != UINT32_MAX && f->rank + 1 > c->world_size)
+			c->world_size = f->rank + 1;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_loc(const struct checkpoint *c, struct str fqn, struct sd_loc loc, uint32_t rank)
+{
+	char name[ERR_FILE_MAX];
+
+	if (num_inside(loc.offset, loc.length, c->file_bytes[loc.file]))
+		return OK;
+	struct str f = c->sd->files[loc.file].name;
+	snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
+	enum err e = ERR(CHECKPOINT_INCOMPLETE, "an item of %ju bytes at %ju ends beyond the file's %ju",
+			 (uintmax_t)loc.length, (uintmax_t)loc.offset, (uintmax_t)c->file_bytes[loc.file]);
+	return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)loc.offset), fqn.p, fqn.n), rank);
+}
+
+static FALLIBLE enum err check_locs(const struct checkpoint *c)
+{
+	for (uint64_t i = 0; i < c->sd->chunk_count; i++) {
+		const struct sd_chunk *k = &c->sd->chunks[i];
+		TRY(check_loc(c, c->sd->tensors[k->tensor].fqn, k->loc, k->rank));
+	}
+	for (uint64_t i = 0; i < c->sd->value_count; i++) {
+		const struct sd_value *v = &c->sd->values[i];
+		if (v->kind == SD_VALUE_STORED)
+			TRY(check_loc(c, v->fqn, v->loc, v->rank));
+	}
+	return OK;
+}
+
+/* `__{rank}_{n}.distcp` files that hold nothing are named by no item, yet they tell the world size. */
+static enum err count_rank(void *user, const char *name, unsigned char d_type)
+{
+	struct checkpoint *c = user;
+	struct str s = str_of(name);
+	const char *bar = s.n > 2 ? memchr(name + 2, '_', s.n - 2) : NULL;
+	uint64_t rank;
+
+	(void)d_type;
+	if (!str_starts(s, "__") || !str_ends(s, ".distcp") || !bar)
+		return OK;
+	if (str_to_u64((struct str){ name + 2, (size_t)(bar - name - 2) }, &rank) && rank < RANKS_MAX &&
+	    rank + 1 > c->world_size)
+		c->world_size = (uint32_t)rank + 1;
+	return OK;
+}
+
+static FALLIBLE enum err read_checkpoint(struct worker *w, struct checkpoint *c)
+{
+	TRY(checkpoint_recognise(w, c->root, c->name, &c->format));
+	if (c->format == CHECKPOINT_NONE) {
+		struct stat st;
+		TRY(fs_stat(w->roots[c->root].fd, c->name, &st));
+		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no .metadata: it is no checkpoint, or not a complete one", c->name);
+	}
+	if (c->format != CHECKPOINT_DCP && c->format != CHECKPOINT_DCP_RANK_LOCAL)
+		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, which cannot be read yet", c->name,
+			   checkpoint_format_name(c->format));
+	TRY(fs_open_dir(w->roots[c->root].fd, c->name, &c->dirfd));
+	if (c->format == CHECKPOINT_DCP)
+		TRY(read_one(c, ".metadata", &c->sd));
+	else
+		TRY(read_rank_local(c));
+	TRY(checkpoint_manifest(c->dirfd, &c->manifest));
+	TRY(fs_list(c->dirfd, count_rank, c));
+	TRY(stat_files(c));
+	return check_locs(c);
+}
+
+enum err checkpoint_open(struct worker *w, const json_t *ref, struct checkpoint **out)
+{
+	const char *storage = json_string_value(json_object_get(ref, "storage"));
+	const char *name = json_string_value(json_object_get(ref, "name"));
+	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = mem_zalloc(1, sizeof *c);
+
+	if (!c)
+		return ERR(NO_MEMORY, "no memory for a checkpoint");
+	c->dirfd = -1;
+	c->world_size = 1;
+	if (!storage || !name || strlen(name) >= sizeof c->name)
+		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
+	TRY(worker_root(w, storage, &c->root));
+	memcpy(c->name, name, strlen(name) + 1);
+	enum err e = read_checkpoint(w, c);
+	if (e == ERR_NOT_FOUND)
+		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", storage, name);
+	TRY(e);
+	*out = move(c);
+	return OK;
+}
+
+enum err checkpoint_add_files(struct checkpoint *c, struct run_build *b, uint32_t **file_map_out)
+{
+	uint32_t dir;
+
+	TRY(run_add_dir(b, c->root, str_of(c->name), &dir));
+	uint32_t *map = mem_zalloc(c->sd->file_count, sizeof *map);
+	*file_map_out = map;
+	if (!map)
+		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	for (uint64_t i = 0; i < c->sd->file_count; i++) {
+		const struct sd_file *f = &c->sd->files[i];
+		bool spool = f->name.n == 0; /* the last one, see spool.h */
+		TRY(run_add_file(b, spool ? RUN_FILE_SPOOL : RUN_FILE_SOURCE, dir, f->name, c->file_bytes[i], &map[i]));
+		b->files.v[map[i]].rank = f->rank;
+		if (spool)
+			b->files.v[map[i]].fd_index = f->rank;
+	}
+	return OK;
+}

@@ -1,0 +1,36 @@
+/* checkpoint.h: a stored checkpoint, opened: recognised by content, its metadata parsed, its manifest read. */
+#pragma once
+#include "ops/job.h"
+#include "ops/manifest.h"
+#include "tensor/sdict.h"
+
+enum checkpoint_format { CHECKPOINT_NONE, CHECKPOINT_DCP, CHECKPOINT_DCP_RANK_LOCAL, CHECKPOINT_SAFETENSORS, CHECKPOINT_TORCH };
+
+struct checkpoint {
+	enum checkpoint_format format;
+	uint32_t root;
+	char name[4096];               /* beneath the root */
+	int dirfd;
+	struct sdict *sd;
+	struct manifest *manifest;     /* NULL: not ours */
+	uint64_t *file_bytes;          /* per sd file, by stat */
+	uint64_t metadata_bytes;
+	uint32_t world_size;           /* 1 + the highest rank in a file name */
+};
+
+const char *checkpoint_format_name(enum checkpoint_format f);   /* "dcp", "dcp-rank-local", "safetensors", "torch" */
+
+/* What lies at `name`: CHECKPOINT_NONE if there is nothing or it is something else. */
+FALLIBLE enum err checkpoint_recognise(struct worker *w, uint32_t root, const char *name, enum checkpoint_format *out);
+/* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
+ * ERR_FORMAT_…. ref: {"storage","name"}. */
+FALLIBLE enum err checkpoint_open(struct worker *w, const json_t *ref, struct checkpoint **out);
+void checkpoint_free(struct checkpoint *c);
+void checkpoint_free_ptr(struct checkpoint **c);
+
+/* Only the manifest, NULL if there is none. */
+FALLIBLE enum err checkpoint_manifest(int dirfd, struct manifest **out);
+
+/* Adds the checkpoint's directory and files to a run; file_map_out[i]: run file of sd file i (mem_free). Transformed items must be in a
+ * spool by now (spool.h). */
+FALLIBLE enum err checkpoint_add_files(struct checkpoint *c, struct run_build *b, uint32_t **file_map_out);

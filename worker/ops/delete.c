@@ -1,0 +1,18 @@
+/* delete.c: a checkpoint goes to trash in one step, and is then removed (see commit.c). */
+#include "ops/commit.h"
+
+enum err job_delete(struct job *j)
+{
+	const json_t *target = json_object_get(j->spec, "target");
+
+	if (j->dry_run) {
+		j->result = json_pack("{s:O}", "target", (json_t *)(uintptr_t)target);
+		return j->result ? OK : ERR(NO_MEMORY, "no memory for the plan");
+	}
+	TRY(job_state(j, "running", "delete", NULL, 0));
+	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
+	TRY(job_wait(j, &j->commit_ok));
+	TRY(commit_delete(j->worker, target, j->id));
+	j->result = json_pack("{s:O}", "deleted", (json_t *)(uintptr_t)target);
+	return j->result ? OK : ERR(NO_MEMORY, "no memory for the result");
+}

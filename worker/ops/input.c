@@ -1,0 +1,168 @@
+/* input.c: see input.h. */
+#include "ops/input.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "base/num.h"
+#include "ops/spool.h"
+#include "os/fs.h"
+
+enum { VALUE_MAX = 1 << 30 };
+
+void input_close(struct input *s)
+{
+	checkpoint_free(s->checkpoint);
+	sdict_free(s->images);
+	*s = (struct input){ 0 };
+}
+
+/* A short read of a segment means that it was shrunk. */
+static enum err segment_error(enum err e, int64_t rank)
+{
+	if (e == ERR_STORAGE_IO)
+		e = ERR(SEGMENT_SHRUNK, "the segment is smaller than its image");
+	return err_at_rank(e, rank);
+}
+
+static FALLIBLE enum err read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
+{
+	int64_t rank = json_integer_value(json_object_get(r, "rank"));
+	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
+	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes"));
+	unsigned char first[8];
+	uint64_t json_bytes;
+
+	if (index >= fd_count)
+		return ERR(PROTOCOL, "rank %jd has no descriptor", (intmax_t)rank);
+	if (image_bytes < sizeof first)
+		return err_at_rank(ERR(FORMAT_IMAGE, "an image of %ju bytes", (uintmax_t)image_bytes), rank);
+	enum err e = fs_pread(fds[index], first, sizeof first, 0, "segment");
+	if (e)
+		return segment_error(e, rank);
+	e = sft_header_bytes(first, image_bytes, &json_bytes);
+	if (e)
+		return err_at_rank(e, rank);
+	CLEANUP(mem_free_ptr) void *header = mem_alloc(8 + json_bytes);
+	if (!header)
+		return ERR(NO_MEMORY, "no memory for an image header");
+	e = fs_pread(fds[index], header, 8 + json_bytes, 0, "segment");
+	if (e)
+		return segment_error(e, rank);
+	return err_at_rank(image_parse(header, 8 + json_bytes, image_bytes, (uint32_t)rank, out), rank);
+}
+
+enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out)
+{
+	const json_t *ranks = json_object_get(entry, "ranks");
+	uint32_t n = (uint32_t)json_array_size(ranks);
+	struct image **images = mem_zalloc(n, sizeof *images);
+	enum err e = images ? OK : ERR(NO_MEMORY, "no memory for %u ranks", n);
+
+	for (uint32_t i = 0; !e && i < n; i++)
+		e = read_image(json_array_get(ranks, i), fds, fd_count, &images[i]);
+	if (!e)
+		e = image_collect(images, n, out);
+	for (uint32_t i = 0; images && i < n; i++)
+		image_free(images[i]);
+	mem_free(images);
+	return e;
+}
+
+enum err input_open(struct job *j, const json_t *ref, struct input *out)
+{
+	const char *name = json_string_value(json_object_get(ref, "state_dict"));
+
+	*out = (struct input){ .job = j };
+	if (!name) {
+		TRY(checkpoint_open(j->worker, ref, &out->checkpoint));
+		out->sd = out->checkpoint->sd;
+		out->world_size = out->checkpoint->world_size;
+		return OK;
+	}
+	out->state_dict = json_object_get(json_object_get(j->doc, "state_dicts"), name);
+	if (!out->state_dict)
+		return ERR(NOT_FOUND, "there is no state dict '%s'", name);
+	TRY(input_images(out->state_dict, j->fds, j->segment_count, &out->images));
+	out->sd = out->images;
+	out->world_size = (uint32_t)json_integer_value(json_object_get(out->state_dict, "world_size"));
+	return OK;
+}
+
+enum err input_undo_transforms(struct job *j, struct input *s)
+{
+	return s->checkpoint ? spool_transforms(j, s->checkpoint) : OK;
+}
+
+enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out)
+{
+	struct str all = { bytes, n };
+	struct item_source src = source_memory(&all);
+
+	return item_read_value(&src, out);
+}
+
+enum err input_add_files(struct input *s, struct run_build *b, bool writable, uint32_t **file_map_out)
+{
+	const json_t *ranks = json_object_get(s->state_dict, "ranks");
+
+	if (s->checkpoint)
+		return checkpoint_add_files(s->checkpoint, b, file_map_out);
+	uint32_t *map = mem_zalloc(s->sd->file_count, sizeof *map);
+	*file_map_out = map;
+	if (!map)
+		return ERR(NO_MEMORY, "no memory for %ju segments", (uintmax_t)s->sd->file_count);
+	for (uint64_t i = 0; i < s->sd->file_count; i++) {
+		const json_t *r = json_array_get(ranks, i);
+		const char *segment = json_string_value(json_object_get(r, "segment"));
+		TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, str_of(segment ? segment : "segment"),
+				 (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), &map[i]));
+		b->files.v[map[i]].fd_index = (uint32_t)json_integer_value(json_object_get(r, "fd"));
+		b->files.v[map[i]].rank = s->sd->files[i].rank;
+		b->files.v[map[i]].writable = writable;
+	}
+	return OK;
+}
+
+enum run_src_kind input_kind(const struct input *s)
+{
+	return s->checkpoint ? RUN_SRC_ITEM : RUN_SRC_PLAIN;
+}
+
+const struct manifest *input_manifest(const struct input *s)
+{
+	return s->checkpoint ? s->checkpoint->manifest : NULL;
+}
+
+enum err input_value(const struct input *s, const struct sd_value *v, void **bytes_out, uint64_t *n_out)
+{
+	uint64_t n = v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length;
+	CLEANUP(mem_free_ptr) void *bytes = n <= VALUE_MAX ? mem_alloc(n) : NULL;
+	char name[4096];
+	int fd = -1;
+
+	if (!bytes)
+		return n > VALUE_MAX ? ERR(LIMIT_EXCEEDED, "a value of %ju bytes", (uintmax_t)n)
+				     : ERR(NO_MEMORY, "no memory for a value of %ju bytes", (uintmax_t)n);
+	if (v->kind == SD_VALUE_INLINE) {
+		memcpy(bytes, v->bytes.p, n);
+	} else {
+		const struct sd_file *f = &s->sd->files[v->loc.file];
+		must(f->name.n < sizeof name);
+		memcpy(name, f->name.p, f->name.n);
+		name[f->name.n] = '\0';
+		enum err e = OK;
+		if (f->name.n == 0) /* the spool */
+			e = fs_pread(s->job->fds[f->rank], bytes, n, v->loc.offset, "spool");
+		else
+			e = fs_open(s->checkpoint->dirfd, name, O_RDONLY, 0, &fd);
+		if (!e && f->name.n)
+			e = fs_pread(fd, bytes, n, v->loc.offset, name);
+		fs_drop(&fd);
+		if (e)
+			return err_at_fqn(err_at_file(e, name, (int64_t)v->loc.offset), v->fqn.p, v->fqn.n);
+	}
+	*bytes_out = move(bytes);
+	*n_out = n;
+	return OK;
+}

@@ -1,0 +1,32 @@
+/* input.h: what a job reads: a stored checkpoint or a state dict in shared memory, behind one face. */
+#pragma once
+#include "format/image.h"
+#include "format/torch_item.h"
+#include "ops/checkpoint.h"
+
+struct input {
+	struct job *job;
+	struct checkpoint *checkpoint; /* or */
+	struct sdict *images;          /* what the ranks' segments hold, replicas included */
+	const json_t *state_dict;      /* its entry in the job's document */
+	struct sdict *sd;              /* of either */
+	uint32_t world_size;
+};
+
+/* ref: {"storage","name"} or {"state_dict"}. */
+FALLIBLE enum err input_open(struct job *j, const json_t *ref, struct input *out);
+void input_close(struct input *s);
+/* Undoes transforms into a spool; before anything copies locs. */
+FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s);
+/* What a torch.save archive in memory says (item_read_value over memory). */
+FALLIBLE enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out);
+/* Adds its files or segments to the run. *file_map_out: run file per file of s->sd (mem_free). */
+FALLIBLE enum err input_add_files(struct input *s, struct run_build *b, bool writable,
+				   uint32_t **file_map_out);
+enum run_src_kind input_kind(const struct input *s);
+const struct manifest *input_manifest(const struct input *s);
+/* A value's torch.save archive, whole (mem_free). */
+FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, void **bytes_out, uint64_t *n_out);
+
+/* Parses the images of a state dict's segments (its entry in a document: {"ranks":[{"rank","fd","bytes","image_bytes"}]}). */
+FALLIBLE enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out);

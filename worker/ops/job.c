@@ -1,0 +1,288 @@
+/* job.c: a job's line to the coordinator, and its execution by the gang (see job.h). */
+#include "ops/job.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ops/exec.h"
+#include "os/fs.h"
+
+enum { PROGRESS_MS = 250, WAIT_MS = 500, RANKS_SHOWN_MAX = 64, IDLE_LIMIT_MS = 60000 };
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+enum err worker_root(struct worker *w, const char *name, uint32_t *index_out)
+{
+	for (uint32_t i = 0; i < w->root_count; i++) {
+		if (strcmp(w->roots[i].name, name) != 0)
+			continue;
+		if (w->roots[i].fd < 0) {
+			err_restore(&w->roots[i].error);
+			return w->roots[i].error.code;
+		}
+		*index_out = i;
+		return OK;
+	}
+	return ERR(NOT_FOUND, "this worker has no storage '%s'", name);
+}
+
+enum err job_send(struct job *j, enum frame_type type, struct str json, const int *fds, uint32_t fd_count)
+{
+	bool empty = false;
+
+	TRY(frame_send(j->worker->conn, (uint16_t)type, j->generation, json, fds, fd_count));
+	while (frame_wants_write(j->worker->conn) && !empty)
+		TRY(frame_flush(j->worker->conn, &empty));
+	return OK;
+}
+
+enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc)
+{
+	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
+
+	if (doc && !text)
+		return ERR(NO_MEMORY, "no memory for a message");
+	enum err e = job_send(j, type, text ? str_of(text) : STR("{}"), NULL, 0);
+	free(text);
+	return e;
+}
+
+static void put_text(struct buf *b, const char *key, const char *value)
+{
+	if (!value[0])
+		return;
+	buf_printf(b, ",\"%s\":", key);
+	buf_json_str(b, str_of(value));
+}
+
+void problem_put(struct buf *b, enum err e)
+{
+	const struct err_info *i = err_last();
+
+	buf_printf(b, "{\"code\":\"%s\",\"detail\":", err_code_name(e));
+	buf_json_str(b, str_of(i->code == e ? i->text : err_title(e)));
+	if (i->code == e) {
+		put_text(b, "fqn", i->fqn);
+		put_text(b, "file", i->file);
+		put_text(b, "expected", i->expected);
+		put_text(b, "actual", i->actual);
+		if (i->rank >= 0)
+			buf_printf(b, ",\"rank\":%jd", (intmax_t)i->rank);
+		if (i->offset >= 0)
+			buf_printf(b, ",\"offset\":%jd", (intmax_t)i->offset);
+		put_text(b, "place", i->place ? i->place : "");
+	}
+	buf_puts(b, "}");
+}
+
+enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total)
+{
+	json_t *doc = json_pack("{s:s, s:s, s:I}", "state", state, "stage", stage, "bytes_total", (json_int_t)bytes_total);
+
+	if (doc && plan)
+		json_object_set(doc, "plan", (json_t *)(uintptr_t)plan);
+	if (!doc)
+		return ERR(NO_MEMORY, "no memory for a message");
+	enum err e = job_send_json(j, FRAME_STATE, doc);
+	json_decref(doc);
+	return e;
+}
+
+static FALLIBLE enum err send_progress(struct job *j)
+{
+	const struct run *r = j->run;
+	CLEANUP(buf_free) struct buf b = BUF_INIT(64 << 10);
+
+	buf_printf(&b, "{\"bytes_done\":%ju,\"bytes_total\":%ju,\"ranks\":[", (uintmax_t)(r ? run_bytes_done(r) : 0),
+		   (uintmax_t)(r ? run_bytes_total(r) : 0));
+	for (uint64_t i = 0; r && i < r->ranks_n && i < RANKS_SHOWN_MAX; i++)
+		buf_printf(&b, "%s{\"rank\":%u,\"bytes_done\":%ju,\"bytes_total\":%ju}", i ? "," : "", r->ranks[i].rank,
+			   (uintmax_t)atomic_load(&r->ranks[i].bytes_done), (uintmax_t)r->ranks[i].bytes_total);
+	buf_puts(&b, "]}");
+	TRY(buf_status(&b));
+	return job_send(j, FRAME_PROGRESS, (struct str){ (char *)b.p, b.len }, NULL, 0);
+}
+
+static FALLIBLE enum err take_segments(struct job *j, struct frame *f)
+{
+	json_error_t why;
+	json_t *doc = json_loadb(f->json.p, f->json.n, 0, &why);
+
+	if (!doc)
+		return ERR(PROTOCOL, "SEGMENTS is not JSON: %s", why.text);
+	json_t *ranks = json_object_get(doc, "ranks");
+	for (size_t i = 0; i < json_array_size(ranks); i++) { /* the frame's numbers become the job's */
+		json_t *fd = json_object_get(json_array_get(ranks, i), "fd");
+		json_integer_set(fd, json_integer_value(fd) + j->fd_count);
+	}
+	json_decref(j->segments);
+	j->segments = doc;
+	for (uint32_t i = 0; i < f->fd_count; i++) {
+		uint32_t index;
+		TRY(job_add_fd(j, f->fds[i], &index));
+		f->fds[i] = -1;
+	}
+	j->segment_count = j->fd_count;
+	return OK;
+}
+
+static FALLIBLE enum err take_frame(struct job *j, struct frame *f)
+{
+	if (f->generation != j->generation)
+		return OK;
+	switch (f->type) {
+	case FRAME_CANCEL:
+		j->cancelled = true;
+		return ERR(CANCELLED, "the job was cancelled");
+	case FRAME_PEERS_DONE:
+		j->peers_done = true;
+		return OK;
+	case FRAME_COMMIT_OK:
+		j->commit_ok = true;
+		return OK;
+	case FRAME_SEGMENTS:
+		return take_segments(j, f);
+	default:
+		return ERR(PROTOCOL, "a frame of type %u in a job", f->type);
+	}
+}
+
+static FALLIBLE enum err poll_frames(struct job *j, int timeout_ms)
+{
+	for (;;) {
+		struct frame f;
+		bool got = false, closed = false;
+		TRY(frame_wait(j->worker->conn, timeout_ms, &f, &got, &closed));
+		if (closed)
+			_exit(0); /* the coordinator is gone: nobody waits for this job any more */
+		if (!got)
+			return OK;
+		TRY(take_frame(j, &f));
+		timeout_ms = 0;
+	}
+}
+
+enum err job_tick(void *user)
+{
+	struct job *j = user;
+	int64_t now = now_ms();
+
+	if (now - j->last_progress_ms < PROGRESS_MS)
+		return j->cancelled ? ERR(CANCELLED, "the job was cancelled") : OK;
+	j->last_progress_ms = now;
+	TRY(poll_frames(j, 0));
+	return j->worker->index == 0 ? send_progress(j) : OK;
+}
+
+enum err job_wait(struct job *j, const bool *flag)
+{
+	while (!*flag) {
+		TRY(poll_frames(j, WAIT_MS));
+		if (!*flag)
+			TRY(send_progress(j));
+	}
+	return OK;
+}
+
+enum err job_wait_segments(struct job *j)
+{
+	while (!j->segments) {
+		TRY(poll_frames(j, WAIT_MS));
+		if (!j->segments)
+			TRY(send_progress(j));
+	}
+	return OK;
+}
+
+enum err job_add_fd(struct job *j, int fd, uint32_t *index_out)
+{
+	int *more = mem_grow(j->fds, j->fd_count + 1, sizeof *more);
+
+	if (!more)
+		return ERR(NO_MEMORY, "no memory for descriptors");
+	j->fds = more;
+	*index_out = j->fd_count;
+	j->fds[j->fd_count++] = fd;
+	return OK;
+}
+
+void job_free(struct job *j)
+{
+	for (uint32_t i = 0; i < j->fd_count; i++)
+		fs_drop(&j->fds[i]);
+	mem_free(j->fds);
+	json_decref(j->doc);
+	json_decref(j->segments);
+	json_decref(j->result);
+	*j = (struct job){ 0 };
+}
+
+static struct exec_spec exec_spec_of(struct job *j, struct run *run, const int *fds, uint32_t fd_count)
+{
+	return (struct exec_spec){ .run = run, .root_fds = j->worker->root_fds, .fds = fds, .fd_count = fd_count,
+				   .io = j->worker->io, .index = j->worker->index, .count = j->worker->count,
+				   .memory_bytes = j->worker->memory_bytes, .tick = job_tick, .user = j };
+}
+
+enum err job_execute(struct job *j, struct run *run)
+{
+	struct exec_spec spec = exec_spec_of(j, run, j->fds, j->fd_count);
+	uint32_t spools = j->fd_count - j->segment_count;
+	char text[160];
+
+	j->run = run;
+	if (j->worker->count > 1) {
+		CLEANUP(mem_free_ptr) int *fds = mem_zalloc(1 + spools, sizeof *fds);
+		if (!fds)
+			return ERR(NO_MEMORY, "no memory for descriptors");
+		fds[0] = run->fd;
+		for (uint32_t i = 0; i < spools; i++)
+			fds[1 + i] = j->fds[j->segment_count + i];
+		snprintf(text, sizeof text, "{\"job\":\"%s\",\"attempt\":%ju,\"segments\":%u,\"spools\":%u}", j->id,
+			 (uintmax_t)j->attempt, j->segment_count, spools);
+		TRY(job_send(j, FRAME_RUN, str_of(text), fds, 1 + spools));
+	} else {
+		j->peers_done = true;
+	}
+	enum err e = exec_run(&spec);
+	if (!e)
+		e = job_wait(j, &j->peers_done);
+	if (!e)
+		e = send_progress(j);
+	j->run = NULL;
+	return e;
+}
+
+/* fds: the memfd, the spools, then the segments. The run numbers segments first, then spools. */
+enum err job_join(struct job *j, int *fds, uint32_t fd_count)
+{
+	struct run run;
+	uint32_t spools = (uint32_t)json_integer_value(json_object_get(j->doc, "spools")), index;
+
+	if (fd_count < 1 + spools)
+		return ERR(PROTOCOL, "a run with %u descriptors and %u spools", fd_count, spools);
+	for (uint32_t i = 1 + spools; i < fd_count; i++) {
+		TRY(job_add_fd(j, fds[i], &index));
+		fds[i] = -1;
+	}
+	for (uint32_t i = 1; i < 1 + spools; i++) {
+		TRY(job_add_fd(j, fds[i], &index));
+		fds[i] = -1;
+	}
+	TRY(run_attach(fds[0], &run));
+	fds[0] = -1;
+	struct exec_spec spec = exec_spec_of(j, &run, j->fds, j->fd_count);
+	j->run = &run;
+	enum err e = exec_run(&spec);
+	j->run = NULL;
+	run_detach(&run);
+	return e;
+}

@@ -1,0 +1,81 @@
+/* job.h: one job as a worker sees it: its document, the descriptors that came with it, and its line to the coordinator.
+ * The order of the messages is in ctl/README.md. */
+#pragma once
+#include <jansson.h>
+
+#include "ctl/frame.h"
+#include "io/engine.h"
+#include "ops/run.h"
+
+enum { ROOTS_MAX = 64, ROOT_NAME_MAX = 33 };
+
+struct root {
+	char name[ROOT_NAME_MAX];
+	int fd;                        /* -1: could not be opened; then `error` says why */
+	struct err_info error;
+};
+
+/* What a worker process is, for its whole life. */
+struct worker {
+	struct frame_conn *conn;
+	struct io_engine *io;
+	struct root roots[ROOTS_MAX];
+	int root_fds[ROOTS_MAX];
+	uint32_t root_count;
+	uint32_t index, count;         /* in its gang */
+	uint64_t memory_bytes;         /* for buffers */
+	bool lookup;
+};
+
+struct job {
+	struct worker *worker;
+	uint64_t generation;           /* of the attempt: goes into every frame */
+	json_t *doc;                   /* the JOB frame's document */
+	const json_t *spec;
+	const char *id, *kind;
+	uint64_t attempt;
+	bool dry_run;
+	int *fds;                      /* segments: those of JOB, then those of SEGMENTS, then spools */
+	uint32_t fd_count;
+	uint32_t segment_count;        /* … without the spools */
+	bool cancelled, peers_done, commit_ok;
+	json_t *segments;              /* the SEGMENTS frame's document */
+	struct run *run;               /* while it runs: for progress */
+	int64_t last_progress_ms;
+	json_t *result;                /* filled in on the way; given to DONE */
+};
+
+FALLIBLE enum err worker_root(struct worker *w, const char *name, uint32_t *index_out);
+
+/* Messages. Texts are taken as they are. */
+FALLIBLE enum err job_send(struct job *j, enum frame_type type, struct str json, const int *fds, uint32_t fd_count);
+FALLIBLE enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc);
+/* {"code","detail",…} of err_last(). */
+void problem_put(struct buf *b, enum err e);
+FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total);
+
+/* Takes what has come without waiting; ERR_CANCELLED. Sends progress now and then. user: the job. */
+enum err job_tick(void *user);
+/* Waits until *flag (of this job) is true; ERR_CANCELLED, ERR_PROTOCOL. Heartbeats go on. */
+FALLIBLE enum err job_wait(struct job *j, const bool *flag);
+FALLIBLE enum err job_wait_segments(struct job *j);
+/* Adds a descriptor of ours (a spool) behind the segments; its index. Owned by the job from then on. */
+FALLIBLE enum err job_add_fd(struct job *j, int fd, uint32_t *index_out);
+void job_free(struct job *j);
+
+/* Shares the run with the gang, does this worker's part, waits for the others. */
+FALLIBLE enum err job_execute(struct job *j, struct run *run);
+/* Another worker's part: the RUN frame's descriptors are the memfd, then the segments and spools. */
+FALLIBLE enum err job_join(struct job *j, int *fds, uint32_t fd_count);
+
+/* The job kinds; each fills j->result (or, for a dry run, j->result is the plan). */
+FALLIBLE enum err job_save(struct job *j);
+FALLIBLE enum err job_load(struct job *j);
+FALLIBLE enum err job_reshard(struct job *j);
+FALLIBLE enum err job_verify(struct job *j);
+FALLIBLE enum err job_diff(struct job *j);
+FALLIBLE enum err job_delete(struct job *j);
+
+/* A question to a look-up worker: {"ok":…} in `answer`; *fd_out: a memfd with bytes, or -1. */
+FALLIBLE enum err lookup_answer(struct worker *w, const json_t *question, const int *fds, uint32_t fd_count,
+				struct buf *answer, int *fd_out);

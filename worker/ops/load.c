@@ -1,0 +1,152 @@
+/* load.c: a checkpoint → segments, in the layout of a state dict that exists or of one that is made here. */
+#include <stdio.h>
+
+#include "base/num.h"
+#include "ops/build.h"
+#include "ops/segments.h"
+#include "ops/input.h"
+#include "ops/target.h"
+
+struct load {
+	struct job *job;
+	struct input source;
+	struct spec_view view;
+	struct sdict *target;
+	struct arena *arena;
+	struct run_build build;
+	uint32_t *source_map, *segment_files;
+	uint32_t world_size;
+	const json_t *existing;        /* the target's entry in the job's document, NULL: it is made */
+	struct load_match match;
+	struct load_plan plan;
+};
+
+static FALLIBLE enum err cut(struct load *l)
+{
+	const json_t *target = json_object_get(l->job->spec, "target");
+	json_t *unmatched = NULL;
+
+	if (l->existing) {
+		l->world_size = (uint32_t)json_integer_value(json_object_get(l->existing, "world_size"));
+		return input_images(l->existing, l->job->fds, l->job->segment_count, &l->target);
+	}
+	TRY(spec_world_size(target, l->source.world_size, &l->world_size));
+	TRY(target_cut(l->job->worker, &l->view, json_object_get(target, "layout"), l->world_size, &l->target, &unmatched));
+	if (unmatched)
+		json_object_set_new(l->job->result, "unmatched_rules", unmatched);
+	l->target->file_count = 0; /* from here on: one per rank */
+	for (uint32_t r = 0; r < l->world_size; r++) {
+		char name[16];
+		uint32_t index;
+		snprintf(name, sizeof name, "%u", r);
+		TRY(sdict_add_file(l->target, str_of(name), r, &index));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err report(struct load *l)
+{
+	json_t *casts = NULL, *r = l->job->result;
+
+	json_object_set_new(r, "missing", target_names(l->match.missing, l->match.missing_count));
+	json_object_set_new(r, "unexpected", target_names(l->match.unexpected, l->match.unexpected_count));
+	TRY(target_casts(l->view.sd, l->target, &casts));
+	json_object_set_new(r, "cast", casts ? casts : json_array());
+	json_object_set_new(r, "world_size", json_integer(l->world_size));
+	json_object_set_new(r, "tensors", json_integer((json_int_t)l->target->tensor_count));
+	json_object_set_new(r, "values", json_integer((json_int_t)l->target->value_count));
+	return OK;
+}
+
+/* The segments as run files. Made ones come behind those of the JOB frame, in rank order. */
+static FALLIBLE enum err add_segments(struct load *l)
+{
+	const json_t *ranks = json_object_get(l->existing ? l->existing : l->job->segments, "ranks");
+
+	l->segment_files = mem_zalloc(l->world_size, sizeof *l->segment_files);
+	if (!l->segment_files)
+		return ERR(NO_MEMORY, "no memory for %u segments", l->world_size);
+	for (uint32_t i = 0; i < l->world_size; i++) {
+		const json_t *r = json_array_get(ranks, i);
+		json_int_t fd = json_integer_value(json_object_get(r, "fd"));
+		json_int_t bytes = json_integer_value(json_object_get(r, "bytes"));
+		const char *name = json_string_value(json_object_get(r, "segment"));
+		TRY(run_add_file(&l->build, RUN_FILE_SEGMENT, 0, str_of(name ? name : "segment"), (uint64_t)bytes,
+				 &l->segment_files[i]));
+		struct run_file *f = &l->build.files.v[l->segment_files[i]];
+		f->fd_index = (uint32_t)fd;
+		f->rank = i;
+		f->writable = true;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err execute(struct load *l)
+{
+	struct run run = { .fd = -1 };
+	uint32_t first;
+
+	TRY(add_segments(l));
+	TRY(input_add_files(&l->source, &l->build, false, &l->source_map));
+	TRY(build_sources(&l->build, l->view.sd, input_kind(&l->source), l->source_map, input_manifest(&l->source), &first));
+	TRY(build_fill(&l->build, l->target, l->segment_files, l->view.sd, first, &l->plan));
+	const char *verify = json_string_value(json_object_get(json_object_get(l->job->spec, "options"), "verify"));
+	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,
+					      .verify = !verify || strcmp(verify, "none") != 0 };
+	TRY(run_share(&l->build, &run));
+	run_build_free(&l->build);
+	uint64_t total = run_bytes_total(&run);
+	enum err e = job_state(l->job, "running", "copy", NULL, total);
+	if (!e)
+		e = job_execute(l->job, &run);
+	json_t *r = l->job->result;
+	json_object_set_new(r, "bytes", json_integer((json_int_t)total));
+	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
+	json_object_set_new(r, "verified_bytes", json_integer((json_int_t)atomic_load(&run.head->verified_bytes)));
+	json_object_set_new(r, "unverified_bytes", json_integer((json_int_t)atomic_load(&run.head->unverified_bytes)));
+	run_detach(&run);
+	return e;
+}
+
+static FALLIBLE enum err load(struct load *l)
+{
+	const json_t *target = json_object_get(l->job->spec, "target");
+	const char *name = json_string_value(json_object_get(target, "state_dict"));
+
+	l->job->result = json_object();
+	l->arena = arena_new(UINT64_MAX);
+	if (!l->job->result || !l->arena)
+		return ERR(NO_MEMORY, "no memory for a plan");
+	l->existing = json_object_get(json_object_get(l->job->doc, "state_dicts"), name);
+	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
+	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
+	TRY(input_undo_transforms(l->job, &l->source));
+	TRY(spec_select(l->job->spec, l->source.sd, &l->view));
+	TRY(cut(l));
+	TRY(job_state(l->job, "planning", "plan", NULL, 0));
+	l->match.strict = !json_is_false(json_object_get(l->job->spec, "strict"));
+	TRY(load_plan_make(l->view.sd, l->target, &l->match, l->arena, &l->plan));
+	TRY(report(l));
+	if (l->existing && l->job->dry_run)
+		return OK;
+	if (l->existing)
+		TRY(segments_set_values(l->job, l->existing, &l->source, l->view.sd));
+	else
+		TRY(segments_make(l->job, &l->source, l->view.sd, l->target, l->world_size));
+	return l->job->dry_run ? OK : execute(l);
+}
+
+enum err job_load(struct job *j)
+{
+	struct load l = { .job = j };
+
+	enum err e = load(&l);
+	run_build_free(&l.build);
+	mem_free(l.source_map);
+	mem_free(l.segment_files);
+	sdict_free(l.target);
+	arena_free(l.arena);
+	spec_view_free(&l.view);
+	input_close(&l.source);
+	return e;
+}

@@ -1,0 +1,168 @@
+/* reshard.c: checkpoint → checkpoint, in any layout, world size and format. Convert is a reshard; so is a plain copy. */
+#include <stdio.h>
+
+#include "base/num.h"
+#include "ops/input.h"
+#include "ops/target.h"
+#include "ops/write.h"
+
+struct reshard {
+	struct job *job;
+	struct input source;
+	struct spec_view view;
+	struct sdict *plan;
+	struct arena *arena;
+	struct run_build build;
+	uint32_t *file_map, *value_src;
+	uint32_t world_size;
+	bool safetensors;
+	struct str meta[8][2];
+	uint64_t meta_count;
+	struct buf values;             /* JSON object for __metadata__ */
+};
+
+/* Values have no place in safetensors: those that JSON can say go to __metadata__, all are listed. */
+static FALLIBLE enum err drop_values(struct reshard *r)
+{
+	json_t *dropped = json_array();
+	bool any = false;
+
+	buf_puts(&r->values, "{");
+	for (uint64_t i = 0; i < r->view.sd->value_count; i++) {
+		const struct sd_value *v = &r->view.sd->values[i];
+		struct item_value value;
+		void *bytes = NULL;
+		uint64_t n = 0;
+		json_t *fqn = json_stringn(v->fqn.p, v->fqn.n);
+		json_array_append_new(dropped, fqn ? fqn : json_string("?"));
+		TRY(input_value(&r->source, v, &bytes, &n));
+		enum err e = input_item_value(bytes, n, &value);
+		mem_free(bytes);
+		if (e)
+			return err_at_fqn(e, v->fqn.p, v->fqn.n);
+		if (value.kind == ITEM_VALUE_JSON) {
+			buf_puts(&r->values, any ? "," : "");
+			buf_json_str(&r->values, v->fqn);
+			buf_puts(&r->values, ":");
+			buf_put(&r->values, value.text.p, value.text.len);
+			any = true;
+		}
+		item_value_free(&value);
+	}
+	buf_puts(&r->values, "}");
+	r->meta[r->meta_count][0] = STR("format");
+	r->meta[r->meta_count++][1] = STR("pt");
+	if (any) {
+		r->meta[r->meta_count][0] = STR("dcpd_values");
+		r->meta[r->meta_count++][1] = (struct str){ (char *)r->values.p, r->values.len };
+	}
+	if (json_array_size(dropped))
+		json_object_set(r->job->result, "dropped", dropped);
+	json_decref(dropped);
+	return buf_status(&r->values);
+}
+
+static FALLIBLE enum err cut(struct reshard *r)
+{
+	const json_t *target = json_object_get(r->job->spec, "target");
+	CLEANUP(sdict_free_ptr) struct sdict *held = NULL;
+	struct save_plan_stats stats;
+	json_t *unmatched = NULL;
+
+	if (r->safetensors)
+		return target_whole(&r->view, &r->plan);
+	TRY(target_cut(r->job->worker, &r->view, json_object_get(target, "layout"), r->world_size, &held, &unmatched));
+	if (unmatched)
+		json_object_set_new(r->job->result, "unmatched_rules", unmatched);
+	TRY(save_plan_make(held, DEDUP_BALANCED, UINT64_MAX, &r->plan, &stats));
+	return save_plan_validate(r->plan);
+}
+
+/* Values are copied byte for byte: their sources are the raw ones behind the chunks, in the same order. */
+static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
+{
+	const struct sdict *from = r->view.sd;
+	uint32_t next = first + (uint32_t)from->chunk_count;
+
+	r->value_src = mem_alloc(r->plan->value_count * sizeof *r->value_src + 1);
+	if (!r->value_src)
+		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)r->plan->value_count);
+	for (uint64_t i = 0; i < from->value_count; i++) {
+		const struct sd_value *to = sdict_value(r->plan, from->values[i].fqn);
+		uint32_t src = from->values[i].kind == SD_VALUE_STORED ? next++ : UINT32_MAX;
+		if (to)
+			r->value_src[to - r->plan->values] = src;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err write_resharded(struct reshard *r)
+{
+	const json_t *target = json_object_get(r->job->spec, "target");
+	struct load_match match = { .strict = true };
+	struct load_plan pieces;
+	json_t *casts = NULL;
+	uint32_t first;
+
+	TRY(load_plan_make(r->view.sd, r->plan, &match, r->arena, &pieces));
+	TRY(input_add_files(&r->source, &r->build, false, &r->file_map));
+	TRY(build_sources(&r->build, r->view.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
+	if (r->safetensors) {
+		TRY(drop_values(r));
+		r->plan->value_count = 0;
+	}
+	TRY(map_values(r, first));
+	TRY(target_casts(r->view.sd, r->plan, &casts));
+	if (casts)
+		json_object_set_new(r->job->result, "cast", casts);
+	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first,
+				.value_src = r->value_src, .world_size = r->world_size, .safetensors = r->safetensors,
+				.to = NULL, .options = json_object_get(r->job->spec, "options"),
+				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
+	json_t *to = json_pack("{s:O, s:O}", "storage", json_object_get(target, "storage"), "name",
+			       json_object_get(target, "name"));
+	w.to = to;
+	enum err e = to ? write_checkpoint(r->job, &w) : ERR(NO_MEMORY, "no memory for a reference");
+	json_decref(to);
+	return e;
+}
+
+static FALLIBLE enum err reshard(struct reshard *r)
+{
+	const json_t *target = json_object_get(r->job->spec, "target");
+	const char *format = json_string_value(json_object_get(target, "format"));
+
+	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
+	r->safetensors = format && strcmp(format, "safetensors") == 0;
+	if (format && !r->safetensors && strcmp(format, "dcp") != 0)
+		return ERR(FORMAT_UNSUPPORTED, "checkpoints cannot be written in the format '%s'", format);
+	TRY(input_open(r->job, json_object_get(r->job->spec, "source"), &r->source));
+	TRY(input_undo_transforms(r->job, &r->source));
+	TRY(spec_select(r->job->spec, r->source.sd, &r->view));
+	TRY(job_state(r->job, "planning", "plan", NULL, 0));
+	TRY(spec_world_size(target, r->source.world_size, &r->world_size));
+	if (r->safetensors)
+		r->world_size = 1;
+	r->arena = arena_new(UINT64_MAX);
+	r->job->result = json_object();
+	if (!r->arena || !r->job->result)
+		return ERR(NO_MEMORY, "no memory for a plan");
+	TRY(cut(r));
+	return write_resharded(r);
+}
+
+enum err job_reshard(struct job *j)
+{
+	struct reshard r = { .job = j, .values = BUF_INIT(64 << 20) };
+
+	enum err e = reshard(&r);
+	run_build_free(&r.build);
+	mem_free(r.file_map);
+	mem_free(r.value_src);
+	buf_free(&r.values);
+	sdict_free(r.plan);
+	arena_free(r.arena);
+	spec_view_free(&r.view);
+	input_close(&r.source);
+	return e;
+}

@@ -1,0 +1,246 @@
+/* segments.c: see segments.h. */
+#include "ops/segments.h"
+
+#include <stdio.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+
+enum { HEADER_MAX = SFT_HEADER_MAX + 8192 };
+
+struct headers {
+	struct buf *bufs;              /* per rank */
+	uint64_t *image_bytes;
+	uint32_t world_size;
+	struct image_value *values;
+	uint64_t value_count;
+	struct arena *arena;
+};
+
+static FALLIBLE enum err read_value(const struct input *source, const struct sd_value *v, struct arena *a,
+				    struct image_value *out)
+{
+	struct item_value value;
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	TRY(input_value(source, v, &bytes, &n));
+	enum err e = input_item_value(bytes, n, &value);
+	if (e) {
+		mem_free(bytes);
+		return err_at_fqn(e, v->fqn.p, v->fqn.n);
+	}
+	struct str text = { (char *)value.text.p, value.text.len };
+	out->fqn = v->fqn;
+	out->path = v->path;
+	out->kind = value.kind == ITEM_VALUE_JSON    ? IMAGE_VALUE_JSON
+		    : value.kind == ITEM_VALUE_BYTES ? IMAGE_VALUE_BYTES
+						     : IMAGE_VALUE_PICKLE;
+	if (value.kind == ITEM_VALUE_OPAQUE)
+		text = (struct str){ bytes, n };
+	e = arena_str(a, text, &out->bytes);
+	item_value_free(&value);
+	mem_free(bytes);
+	return e;
+}
+
+static FALLIBLE enum err read_values(const struct input *source, const struct sdict *view, struct headers *h)
+{
+	h->values = mem_zalloc(view->value_count, sizeof *h->values);
+	if (!h->values)
+		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)view->value_count);
+	h->value_count = view->value_count;
+	for (uint64_t i = 0; i < view->value_count; i++)
+		TRY(read_value(source, &view->values[i], h->arena, &h->values[i]));
+	return OK;
+}
+
+static FALLIBLE enum err lay_out(struct headers *h, struct sdict *target)
+{
+	h->bufs = mem_zalloc(h->world_size, sizeof *h->bufs);
+	h->image_bytes = mem_zalloc(h->world_size, sizeof *h->image_bytes);
+	if (!h->bufs || !h->image_bytes)
+		return ERR(NO_MEMORY, "no memory for %u images", h->world_size);
+	for (uint32_t r = 0; r < h->world_size; r++) {
+		h->bufs[r] = BUF_INIT(HEADER_MAX);
+		enum err e = image_build(target, r, r == 0 ? h->values : NULL, r == 0 ? h->value_count : 0, &h->bufs[r],
+					 &h->image_bytes[r]);
+		if (e)
+			return err_at_rank(e, r);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err ask(struct job *j, const struct headers *h, json_t *ranks)
+{
+	for (uint32_t r = 0; r < h->world_size; r++)
+		json_array_append_new(ranks, json_pack("{s:I, s:I, s:I}", "rank", (json_int_t)r, "bytes",
+						       (json_int_t)h->image_bytes[r], "image_bytes",
+						       (json_int_t)h->image_bytes[r]));
+	json_t *doc = json_pack("{s:I, s:O}", "world_size", (json_int_t)h->world_size, "ranks", ranks);
+	if (!doc)
+		return ERR(NO_MEMORY, "no memory for a message");
+	enum err e = job_send_json(j, FRAME_WANT_SEGMENTS, doc);
+	json_decref(doc);
+	TRY(e);
+	return job_wait_segments(j);
+}
+
+static FALLIBLE enum err put_headers(struct job *j, const struct headers *h)
+{
+	const json_t *ranks = json_object_get(j->segments, "ranks");
+
+	for (uint32_t r = 0; r < h->world_size; r++) {
+		uint64_t fd = (uint64_t)json_integer_value(json_object_get(json_array_get(ranks, r), "fd"));
+		if (fd >= j->fd_count)
+			return ERR(PROTOCOL, "rank %u has no descriptor", r);
+		TRY(err_at_rank(fs_pwrite(j->fds[fd], h->bufs[r].p, h->bufs[r].len, 0, "segment"), r));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err make(struct job *j, const struct input *source, const struct sdict *view, struct sdict *target,
+			      struct headers *h)
+{
+	uint64_t total = 0;
+
+	TRY(read_values(source, view, h));
+	TRY(lay_out(h, target));
+	for (uint32_t r = 0; r < h->world_size; r++)
+		TRY(num_add(total, h->image_bytes[r], &total));
+	json_object_set_new(j->result, "segment_bytes", json_integer((json_int_t)total));
+	if (j->dry_run)
+		return OK;
+	json_t *ranks = json_array();
+	enum err e = ranks ? ask(j, h, ranks) : ERR(NO_MEMORY, "no memory for a message");
+	if (!e)
+		json_object_set(j->result, "ranks", ranks);
+	json_decref(ranks);
+	TRY(e);
+	return put_headers(j, h);
+}
+
+enum err segments_make(struct job *j, const struct input *source, const struct sdict *view, struct sdict *target,
+		       uint32_t world_size)
+{
+	struct headers h = { .world_size = world_size, .arena = arena_new(UINT64_MAX) };
+
+	enum err e = h.arena ? make(j, source, view, target, &h) : ERR(NO_MEMORY, "no memory for images");
+	for (uint32_t r = 0; h.bufs && r < world_size; r++)
+		buf_free(&h.bufs[r]);
+	mem_free(h.bufs);
+	mem_free(h.image_bytes);
+	mem_free(h.values);
+	arena_free(h.arena);
+	return e;
+}
+
+/* ------------------------------------------------------------------------------------------------- in place */
+
+static json_t *value_doc(const struct image_value *v)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1u << 30);
+
+	if (v->kind == IMAGE_VALUE_JSON) {
+		json_t *value = json_loadb(v->bytes.p, v->bytes.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+		return json_pack("{s:o}", "json", value);
+	}
+	buf_base64(&b, v->bytes.p, v->bytes.n);
+	return b.failed ? NULL
+			: json_pack("{s:o}", v->kind == IMAGE_VALUE_BYTES ? "bytes" : "pickle",
+				    json_stringn((char *)b.p, b.len));
+}
+
+/* Replaces the values that this rank's header lists. *changed: something was. */
+static FALLIBLE enum err replace_values(json_t *values, const struct sdict *view, const struct headers *h, bool *changed)
+{
+	const char *key;
+	json_t *old;
+	void *tmp;
+
+	json_object_foreach_safe(values, tmp, key, old) {
+		const struct sd_value *v = sdict_value(view, str_of(key));
+		if (!v)
+			continue;
+		json_t *fresh = value_doc(&h->values[v - view->values]);
+		if (!fresh || json_object_set_new(values, key, fresh) < 0)
+			return ERR(NO_MEMORY, "no memory for values");
+		*changed = true;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err put_header(int fd, const json_t *header, uint64_t json_bytes)
+{
+	char *text = json_dumps(header, JSON_COMPACT);
+	size_t n = text ? strlen(text) : 0;
+	CLEANUP(mem_free_ptr) char *padded = mem_alloc(json_bytes);
+	enum err e = text && padded ? OK : ERR(NO_MEMORY, "no memory for a header");
+
+	if (!e && n > json_bytes)
+		e = ERR(SHM_EXHAUSTED, "the image's header has %ju bytes, its new values need %zu", (uintmax_t)json_bytes, n);
+	if (!e) {
+		memcpy(padded, text, n);
+		memset(padded + n, ' ', json_bytes - n);
+		e = fs_pwrite(fd, padded, json_bytes, 8, "segment");
+	}
+	free(text);
+	return e;
+}
+
+static FALLIBLE enum err set_in_header(int fd, const char *json, uint64_t json_bytes, const struct sdict *view,
+				       const struct headers *h)
+{
+	bool changed = false;
+	json_t *header = json_loadb(json, json_bytes, JSON_ALLOW_NUL, NULL), *meta = json_object_get(header, "__metadata__");
+	json_t *dcpd = json_loads(json_is_string(json_object_get(meta, "dcpd"))
+					  ? json_string_value(json_object_get(meta, "dcpd")) : "{}", JSON_ALLOW_NUL, NULL);
+	json_t *values = json_object_get(dcpd, "values");
+	enum err e = header && dcpd ? OK : ERR(FORMAT_IMAGE, "the image's header cannot be read again");
+
+	if (!e && values)
+		e = replace_values(values, view, h, &changed);
+	if (!e && changed) {
+		char *text = json_dumps(dcpd, JSON_COMPACT);
+		if (!text || json_object_set_new(meta, "dcpd", json_string(text)) < 0)
+			e = ERR(NO_MEMORY, "no memory for a header");
+		free(text);
+		if (!e)
+			e = put_header(fd, header, json_bytes);
+	}
+	json_decref(header);
+	json_decref(dcpd);
+	return e;
+}
+
+static FALLIBLE enum err set_rank(struct job *j, const json_t *r, const struct sdict *view, const struct headers *h)
+{
+	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
+	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), json_bytes;
+	unsigned char first[8];
+
+	if (index >= j->fd_count)
+		return ERR(PROTOCOL, "a rank without a descriptor");
+	TRY(fs_pread(j->fds[index], first, sizeof first, 0, "segment"));
+	TRY(sft_header_bytes(first, image_bytes, &json_bytes));
+	CLEANUP(mem_free_ptr) char *json = mem_alloc(json_bytes);
+	if (!json)
+		return ERR(NO_MEMORY, "no memory for a header");
+	TRY(fs_pread(j->fds[index], json, json_bytes, 8, "segment"));
+	return set_in_header(j->fds[index], json, json_bytes, view, h);
+}
+
+enum err segments_set_values(struct job *j, const json_t *entry, const struct input *source, const struct sdict *view)
+{
+	const json_t *ranks = json_object_get(entry, "ranks");
+	struct headers h = { .arena = arena_new(UINT64_MAX) };
+
+	enum err e = h.arena ? read_values(source, view, &h) : ERR(NO_MEMORY, "no memory for values");
+	for (size_t i = 0; !e && view->value_count && i < json_array_size(ranks); i++) {
+		const json_t *r = json_array_get(ranks, i);
+		e = err_at_rank(set_rank(j, r, view, &h), json_integer_value(json_object_get(r, "rank")));
+	}
+	mem_free(h.values);
+	arena_free(h.arena);
+	return e;
+}

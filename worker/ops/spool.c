@@ -1,0 +1,165 @@
+/* spool.c: see spool.h. */
+#include "ops/spool.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/num.h"
+#include "format/transform.h"
+#include "os/fs.h"
+
+enum { SPOOL_MEMORY_MAX = 32 << 20, PIECE = 256 << 10, ITEM_PAGE = 4096 };
+
+struct spool {
+	struct job *job;
+	struct checkpoint *c;
+	int fd;
+	bool in_memory;
+	uint64_t used;
+	unsigned char *in, *out;
+};
+
+/* A file without a name on a root that can be written. */
+static FALLIBLE enum err open_on_disk(struct job *j, int *fd_out)
+{
+	enum err e = ERR(STORAGE_READONLY, "no storage of the job can hold a spool file");
+
+	for (uint32_t i = 0; i < j->worker->root_count; i++) {
+		if (j->worker->roots[i].fd < 0)
+			continue;
+		e = fs_open(j->worker->roots[i].fd, ".", O_TMPFILE | O_RDWR, 0600, fd_out);
+		if (!e)
+			return OK;
+	}
+	return e;
+}
+
+/* What was spooled so far moves to the disk when it outgrows memory. */
+static FALLIBLE enum err move_to_disk(struct spool *s)
+{
+	int fd = -1;
+
+	TRY(open_on_disk(s->job, &fd));
+	for (uint64_t at = 0; at < s->used; at += PIECE) {
+		size_t n = (size_t)num_min(PIECE, s->used - at);
+		enum err e = fs_pread(s->fd, s->out, n, at, "spool");
+		if (!e)
+			e = fs_pwrite(fd, s->out, n, at, "spool");
+		if (e) {
+			fs_drop(&fd);
+			return e;
+		}
+	}
+	if (dup3(fd, s->fd, O_CLOEXEC) < 0) {
+		fs_drop(&fd);
+		return ERR_SYS(SYSTEM, "cannot move a spool file");
+	}
+	fs_drop(&fd);
+	s->in_memory = false;
+	return OK;
+}
+
+static FALLIBLE enum err put(struct spool *s, const void *p, size_t n)
+{
+	if (s->in_memory && s->used + n > SPOOL_MEMORY_MAX) {
+		CLEANUP(mem_free_ptr) void *copy = mem_alloc(n);
+		if (!copy)
+			return ERR(NO_MEMORY, "no memory for a spool");
+		memcpy(copy, p, n);
+		TRY(move_to_disk(s));
+		TRY(fs_pwrite(s->fd, copy, n, s->used, "spool"));
+	} else {
+		TRY(fs_pwrite(s->fd, p, n, s->used, "spool"));
+	}
+	return num_add(s->used, n, &s->used);
+}
+
+static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors, const struct sd_loc *loc)
+{
+	CLEANUP(transform_free_ptr) struct transform *t = NULL;
+	struct str in = { NULL, 0 };
+	uint64_t at = 0;
+
+	TRY(transform_new(descriptors, &t));
+	while (!transform_done(t)) {
+		size_t got = 0;
+		if (in.n == 0) {
+			size_t n = (size_t)num_min(PIECE, loc->length - at);
+			if (n == 0)
+				TRY(transform_end(t));
+			TRY(fs_pread(from, s->in, n, loc->offset + at, ""));
+			in = (struct str){ (char *)s->in, n };
+			at += n;
+		}
+		TRY(transform_feed(t, &in, s->out, PIECE, &got));
+		TRY(put(s, s->out, got));
+		TRY(job_tick(s->job));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_loc *loc, uint32_t file)
+{
+	struct str name = s->c->sd->files[loc->file].name;
+	char z[ERR_FILE_MAX];
+	uint64_t begin;
+	int from = -1;
+
+	if (name.n >= sizeof z)
+		return ERR(LIMIT_EXCEEDED, "a file name of %zu bytes", name.n);
+	memcpy(z, name.p, name.n);
+	z[name.n] = '\0';
+	TRY(num_align(s->used, ITEM_PAGE, &begin));
+	s->used = begin;
+	enum err e = fs_open(s->c->dirfd, z, O_RDONLY, 0, &from);
+	if (!e)
+		e = undo(s, from, s->c->sd->transforms[loc->transform - 1], loc);
+	fs_drop(&from);
+	if (e)
+		return err_at_fqn(err_at_file(e, z, (int64_t)loc->offset), fqn.p, fqn.n);
+	*loc = (struct sd_loc){ .file = file, .offset = begin, .length = s->used - begin };
+	return OK;
+}
+
+static FALLIBLE enum err spool_all(struct spool *s, uint32_t file)
+{
+	struct sdict *sd = s->c->sd;
+
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		if (sd->chunks[i].loc.transform)
+			TRY(spool_loc(s, sd->tensors[sd->chunks[i].tensor].fqn, &sd->chunks[i].loc, file));
+	for (uint64_t i = 0; i < sd->value_count; i++)
+		if (sd->values[i].kind == SD_VALUE_STORED && sd->values[i].loc.transform)
+			TRY(spool_loc(s, sd->values[i].fqn, &sd->values[i].loc, file));
+	return OK;
+}
+
+enum err spool_transforms(struct job *j, struct checkpoint *c)
+{
+	struct spool s = { .job = j, .c = c, .in_memory = true };
+	uint32_t file, fd_index;
+
+	if (c->sd->transform_count == 0)
+		return OK;
+	s.fd = memfd_create("dcpd-spool", MFD_CLOEXEC);
+	if (s.fd < 0)
+		return ERR_SYS(SYSTEM, "cannot make a spool");
+	TRY(job_add_fd(j, s.fd, &fd_index));
+	TRY(sdict_add_file(c->sd, STR(""), fd_index, &file));
+	s.in = mem_alloc(PIECE);
+	s.out = mem_alloc(PIECE);
+	enum err e = s.in && s.out ? spool_all(&s, file) : ERR(NO_MEMORY, "no memory for a spool");
+	mem_free(s.in);
+	mem_free(s.out);
+	if (e)
+		return e;
+	uint64_t *more = mem_grow(c->file_bytes, c->sd->file_count, sizeof *more);
+	if (!more)
+		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	c->file_bytes = more;
+	more[file] = s.used;
+	return OK;
+}

@@ -1,0 +1,8 @@
+/* spool.h: items with a stream transform (zstd) cannot be read at a position. They are undone once, by the leader, into an unnamed file
+ * that all workers of the gang read: in memory while small, else on a storage of the job that can be written. */
+#pragma once
+#include "ops/checkpoint.h"
+
+/* Rewrites the locs of all transformed chunks and values of c->sd to a spool file, which becomes the sdict's last file (empty name, rank =
+ * descriptor index in the job). Nothing to do: nothing is added. */
+FALLIBLE enum err spool_transforms(struct job *j, struct checkpoint *c);

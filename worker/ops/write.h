@@ -1,0 +1,23 @@
+/* write.h: from a planned target to a visible checkpoint: staging, the run, metadata, manifest, commit. save and reshard end here. */
+#pragma once
+#include "ops/build.h"
+#include "ops/commit.h"
+#include "ops/job.h"
+
+struct write_spec {
+	struct run_build *build;       /* with the sources in it */
+	struct sdict *target;          /* what to write; locs of values are those of the source */
+	const struct load_plan *pieces;
+	uint32_t first_src;
+	const uint32_t *value_src;     /* per value of target: run source or UINT32_MAX (inline) */
+	uint32_t world_size;
+	bool safetensors;
+	const json_t *to;              /* {"storage","name"} */
+	const json_t *options;
+	bool has_generation;
+	uint64_t generation;
+	const struct str (*meta)[2];   /* safetensors __metadata__ */
+	uint64_t meta_count;
+};
+/* Fills j->result with {"checkpoint","bytes","files","tensors","values","world_size",…}; for a dry run with the plan. */
+FALLIBLE enum err write_checkpoint(struct job *j, struct write_spec *s);
