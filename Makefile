@@ -141,6 +141,7 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib $(LIB)/libdcp.a
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/image.md)
+	$(Q)for f in $(wildcard deploy/*.1); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $$f; done
 	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
 	$(Q)for f in $(wildcard deploy/dcpd.conf); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd $$f; done
 

@@ -5,10 +5,10 @@
  * because libmicrohttpd 0.9.75 lets them through and a proxy in front may count the other one. */
 #include "api/guard.h"
 
-#include <arpa/inet.h>
 #include <strings.h>
 
 #include "api/api_state.h"
+#include "api/host.h"
 #include "api/routes.h"
 
 struct heads {
@@ -41,50 +41,6 @@ static enum MHD_Result count_head(void *user, enum MHD_ValueKind kind, const cha
 	return MHD_YES;
 }
 
-static bool is_address(struct str host)
-{
-	unsigned char address[16];
-	char text[64];
-
-	if (host.n == 0 || host.n >= sizeof text)
-		return false;
-	memcpy(text, host.p, host.n);
-	text[host.n] = '\0';
-	if (text[0] == '[' && text[host.n - 1] == ']') {
-		text[host.n - 1] = '\0';
-		return inet_pton(AF_INET6, text + 1, address) == 1;
-	}
-	return inet_pton(AF_INET, text, address) == 1;
-}
-
-bool guard_host_ok(struct str host, const char *const *allowed, uint32_t allowed_count)
-{
-	const char *end = host.n ? memrchr(host.p, ':', host.n) : NULL;
-
-	if (end && !memchr(end, ']', host.n - (size_t)(end - host.p))) {
-		for (const char *p = end + 1; p < host.p + host.n; p++)
-			if (*p < '0' || *p > '9')
-				return false;
-		host.n = (size_t)(end - host.p);
-	}
-	if (is_address(host))
-		return true;
-	if (host.n == 9 && strncasecmp(host.p, "localhost", 9) == 0)
-		return true;
-	for (uint32_t i = 0; i < allowed_count; i++)
-		if (strlen(allowed[i]) == host.n && strncasecmp(allowed[i], host.p, host.n) == 0)
-			return true;
-	return false;
-}
-
-/* A page may call us only from where it was loaded: "scheme://" and the same host and port as in Host. */
-static bool origin_ok(const char *origin, const char *host)
-{
-	const char *at = strstr(origin, "://");
-
-	return at && host && strcasecmp(at + 3, host) == 0;
-}
-
 static FALLIBLE enum err check_host(struct req *r, const char *version, unsigned count)
 {
 	const char *host = req_head(r, MHD_HTTP_HEADER_HOST), *origin = req_head(r, "Origin");
@@ -95,9 +51,9 @@ static FALLIBLE enum err check_host(struct req *r, const char *version, unsigned
 		return ERR(INVALID_REQUEST, "no Host header");
 	if (r->caller.over_unix)
 		return OK;
-	if (host && !guard_host_ok(str_of(host), r->api->allowed_hosts, r->api->allowed_host_count))
+	if (host && !host_ok(str_of(host), r->api->allowed_hosts, r->api->allowed_host_count))
 		return ERR(MISDIRECTED, "the Host \"%.100s\" is not ours: see --allowed-host", host);
-	if (origin && !origin_ok(origin, host))
+	if (origin && !host_is_origin(origin, host))
 		return ERR(FORBIDDEN, "pages of another origin (%.100s) may not call this API", origin);
 	return OK;
 }

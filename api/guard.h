@@ -11,6 +11,3 @@ FALLIBLE enum err auth_need(const struct req *r);
 void auth_peer(struct api *a, int fd, bool is_unix, struct caller *out);
 /* "Bearer …" against the token, in constant time. */
 bool auth_token_ok(const struct api *a, const char *authorization);
-
-/* Is this Host header's host one of ours: localhost, an IP address, or an allowed name? */
-bool guard_host_ok(struct str host_and_port, const char *const *allowed, uint32_t allowed_count);

@@ -18,6 +18,7 @@ enum { BACKLOG = 512 };
 static FALLIBLE enum err listen_unix(const char *path, gid_t group, struct http_listener *out)
 {
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	struct stat st;
 	int fd, probe;
 
 	if (strlen(path) == 0 || strlen(path) >= sizeof a.sun_path)
@@ -31,6 +32,9 @@ static FALLIBLE enum err listen_unix(const char *path, gid_t group, struct http_
 	close(probe);
 	if (live == 0 || why == EAGAIN)
 		return ERR(CONFIG, "another daemon listens on %s", path);
+	/* A file that is no socket refuses connections too, but is not ours to remove. */
+	if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+		return ERR(CONFIG, "%s is there and is no socket", path);
 	if (why == ECONNREFUSED && unlink(path) != 0)
 		return ERR_SYS(CONFIG, "cannot remove the left-over socket %s", path);
 
