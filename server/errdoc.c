@@ -1,0 +1,80 @@
+/* errdoc.c: see errdoc.h. A worker's words are taken as data: wrong types are left out, not refused, because the job has failed
+ * already and its owner should see as much of the reason as there is. */
+#include "server/errdoc.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void put_text(json_t *o, const char *key, const char *text)
+{
+	if (!text[0])
+		return;
+	json_t *v = json_string(text);
+	if (!v)
+		v = json_string("(not UTF-8)");
+	json_object_set_new(o, key, v);
+}
+
+json_t *errdoc_of(enum err e)
+{
+	const struct err_info *info = err_last();
+	json_t *o = json_object();
+
+	if (!o)
+		return NULL;
+	put_text(o, "code", err_code_name(e));
+	put_text(o, "title", err_title(e));
+	json_object_set_new(o, "status", json_integer(err_http_status(e)));
+	json_object_set_new(o, "retryable", json_boolean(err_retryable(e)));
+	if (info->code != e)
+		return o;
+	put_text(o, "detail", info->text);
+	if (info->rank >= 0)
+		json_object_set_new(o, "rank", json_integer(info->rank));
+	put_text(o, "fqn", info->fqn);
+	put_text(o, "file", info->file);
+	if (info->offset >= 0)
+		json_object_set_new(o, "offset", json_integer(info->offset));
+	put_text(o, "expected", info->expected);
+	put_text(o, "actual", info->actual);
+	return o;
+}
+
+static void take_text(const json_t *problem, const char *key, char *into, size_t cap)
+{
+	const char *text = json_string_value(json_object_get(problem, key));
+
+	if (!text)
+		return;
+	size_t n = strnlen(text, cap - 1);
+	while (n > 0 && text[n] != '\0' && ((unsigned char)text[n] & 0xc0) == 0x80)
+		n--; /* never half a character */
+	memcpy(into, text, n);
+	into[n] = '\0';
+}
+
+static int64_t take_number(const json_t *problem, const char *key)
+{
+	const json_t *v = json_object_get(problem, key);
+
+	return json_is_integer(v) && json_integer_value(v) >= 0 ? json_integer_value(v) : -1;
+}
+
+enum err errdoc_restore(const json_t *problem)
+{
+	struct err_info info = { .rank = -1, .offset = -1, .place = "worker" };
+	const char *code = json_string_value(json_object_get(problem, "code"));
+
+	info.code = code ? err_from_name(code) : ERR_PROTOCOL;
+	info.rank = take_number(problem, "rank");
+	info.offset = take_number(problem, "offset");
+	take_text(problem, "detail", info.text, sizeof info.text);
+	take_text(problem, "fqn", info.fqn, sizeof info.fqn);
+	take_text(problem, "file", info.file, sizeof info.file);
+	take_text(problem, "expected", info.expected, sizeof info.expected);
+	take_text(problem, "actual", info.actual, sizeof info.actual);
+	if (!info.text[0])
+		snprintf(info.text, sizeof info.text, "%s", err_title(info.code));
+	err_restore(&info);
+	return info.code;
+}

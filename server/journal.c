@@ -1,0 +1,560 @@
+/* journal.c: see journal.h. The writing side.
+ *
+ * A thread rather than SQLite calls in the loop: a commit is an fsync, which waits behind a save that saturates the disk. Group
+ * commit: while one commit is in flight, the next ones pile up and then share the next fsync. Each transaction runs in a savepoint,
+ * so that a row that is refused takes only its own transaction back. */
+#include "server/journal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "server/journal_sql.h"
+#include "server/loop.h"
+
+/* Each step takes a journal of version n to n + 1, in one transaction with the new version number. */
+static const char *const migrations[JOURNAL_VERSION] = {
+	"CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;"
+	"INSERT INTO meta VALUES('boot', 0);"
+	"CREATE TABLE jobs(id TEXT PRIMARY KEY, kind INTEGER NOT NULL, state INTEGER NOT NULL, ended INTEGER NOT NULL,"
+	" attempt INTEGER NOT NULL, uid INTEGER NOT NULL, target TEXT NOT NULL, created_ms INTEGER NOT NULL,"
+	" finished_ms INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;"
+	"CREATE INDEX jobs_unended ON jobs(id) WHERE ended = 0;"
+	"CREATE INDEX jobs_finished ON jobs(finished_ms) WHERE ended = 1;"
+	"CREATE TABLE labels(job TEXT NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,"
+	" PRIMARY KEY(job, key)) WITHOUT ROWID;"
+	"CREATE TABLE plans(job TEXT PRIMARY KEY REFERENCES jobs(id) ON DELETE CASCADE, plan TEXT NOT NULL);"
+	"CREATE TABLE keys(scope TEXT NOT NULL, uid INTEGER NOT NULL, key TEXT NOT NULL, digest INTEGER NOT NULL,"
+	" resource TEXT NOT NULL, created_ms INTEGER NOT NULL, PRIMARY KEY(scope, uid, key)) WITHOUT ROWID;"
+	"CREATE INDEX keys_created ON keys(created_ms);"
+	"CREATE TABLE state_dicts(name TEXT PRIMARY KEY, uid INTEGER NOT NULL, world_size INTEGER NOT NULL,"
+	" slots INTEGER NOT NULL, lease_ms INTEGER NOT NULL, created_ms INTEGER NOT NULL, orphaned_ms INTEGER NOT NULL,"
+	" last_generation INTEGER NOT NULL, on_owner_death TEXT NOT NULL) WITHOUT ROWID;"
+	"CREATE TABLE slots(name TEXT NOT NULL REFERENCES state_dicts(name) ON DELETE CASCADE, rank INTEGER NOT NULL,"
+	" slot INTEGER NOT NULL, segment TEXT NOT NULL, bytes INTEGER NOT NULL, image_bytes INTEGER NOT NULL,"
+	" state INTEGER NOT NULL, generation INTEGER NOT NULL, PRIMARY KEY(name, rank, slot)) WITHOUT ROWID;",
+
+	"CREATE TABLE storages(name TEXT PRIMARY KEY, path TEXT NOT NULL, uid INTEGER NOT NULL, expires_ms INTEGER NOT NULL)"
+	" WITHOUT ROWID;"
+	"CREATE TABLE workers(pid INTEGER PRIMARY KEY, start_ticks INTEGER NOT NULL);"
+	"CREATE INDEX jobs_ended_count ON jobs(kind, state) WHERE ended = 1;",
+};
+
+enum change {
+	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT, PUT_SLOT,
+	DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_WORKER, DELETE_WORKER, CHANGE_MAX
+};
+
+static const char *const change_sql[CHANGE_MAX] = {
+	[PUT_JOB] = "INSERT INTO jobs VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10) ON CONFLICT(id) DO UPDATE SET state=?3, ended=?4,"
+		    " attempt=?5, finished_ms=?9, doc=?10",
+	[PUT_LABEL] = "INSERT OR REPLACE INTO labels VALUES(?1,?2,?3)",
+	[PUT_PLAN] = "INSERT OR REPLACE INTO plans VALUES(?1,?2)",
+	[PRUNE_COUNT] = "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs WHERE ended = 1"
+			" ORDER BY finished_ms DESC LIMIT -1 OFFSET ?1)",
+	[PRUNE_AGE] = "DELETE FROM jobs WHERE ended = 1 AND finished_ms < ?1",
+	[PRUNE_KEYS] = "DELETE FROM keys WHERE created_ms < ?1",
+	[PUT_KEY] = "INSERT OR REPLACE INTO keys VALUES(?1,?2,?3,?4,?5,?6)",
+	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9) ON CONFLICT(name) DO UPDATE SET"
+			   " orphaned_ms=?7, last_generation=?8",
+	[DELETE_STATE_DICT] = "DELETE FROM state_dicts WHERE name = ?1",
+	[PUT_SLOT] = "INSERT OR REPLACE INTO slots VALUES(?1,?2,?3,?4,?5,?6,?7,?8)",
+	[DELETE_SLOT] = "DELETE FROM slots WHERE name = ?1 AND rank = ?2 AND slot = ?3",
+	[PUT_STORAGE] = "INSERT OR REPLACE INTO storages VALUES(?1,?2,?3,?4)",
+	[DELETE_STORAGE] = "DELETE FROM storages WHERE name = ?1",
+	[PUT_WORKER] = "INSERT OR REPLACE INTO workers VALUES(?1,?2)",
+	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
+};
+
+enum { VALUES_MAX = 10 };
+
+struct value {
+	char *text;                 /* NULL: the integer */
+	size_t n;
+	int64_t i;
+};
+
+struct row {
+	struct row *next;
+	enum change change;
+	uint32_t count;
+	struct value values[VALUES_MAX];
+};
+
+struct journal_txn {
+	struct journal_txn *next;
+	struct journal *journal;
+	struct row *first, **last;
+	enum err failed;
+	done_fn fn;
+	void *user;
+	struct err_info info;
+};
+
+enum err journal_failed(sqlite3 *db, const char *what)
+{
+	return ERR(JOURNAL, "%s: %s", what, db ? sqlite3_errmsg(db) : "out of memory");
+}
+
+/* ---- making a transaction ---- */
+
+struct journal_txn *journal_txn_new(struct journal *j)
+{
+	struct journal_txn *t = mem_zalloc(1, sizeof *t);
+
+	must(t); /* whoever asked waits for an answer that could not be carried */
+	t->journal = j;
+	t->last = &t->first;
+	return t;
+}
+
+void journal_txn_free(struct journal_txn *t)
+{
+	if (!t)
+		return;
+	for (struct row *r = t->first, *next; r; r = next) {
+		next = r->next;
+		for (uint32_t i = 0; i < r->count; i++)
+			mem_free(r->values[i].text);
+		mem_free(r);
+	}
+	mem_free(t);
+}
+
+static struct row *add(struct journal_txn *t, enum change change)
+{
+	struct row *r = mem_zalloc(1, sizeof *r);
+
+	if (!r) {
+		t->failed = ERR(NO_MEMORY, "cannot fill a journal row");
+		return NULL;
+	}
+	r->change = change;
+	*t->last = r;
+	t->last = &r->next;
+	return r;
+}
+
+static void put_int(struct row *r, int64_t v)
+{
+	if (r)
+		r->values[r->count++] = (struct value){ .i = v };
+}
+
+static void put_str(struct journal_txn *t, struct row *r, struct str s)
+{
+	if (!r)
+		return;
+	char *copy = mem_alloc(s.n + 1);
+	if (!copy) {
+		t->failed = ERR(NO_MEMORY, "cannot fill a journal row");
+		return;
+	}
+	if (s.n)
+		memcpy(copy, s.p, s.n);
+	copy[s.n] = '\0';
+	r->values[r->count++] = (struct value){ .text = copy, .n = s.n };
+}
+
+void journal_put_job(struct journal_txn *t, const struct journal_job *job)
+{
+	struct row *r = add(t, PUT_JOB);
+
+	put_str(t, r, str_of(job->id));
+	put_int(r, job->kind);
+	put_int(r, job->state);
+	put_int(r, job->ended);
+	put_int(r, job->attempt);
+	put_int(r, job->uid);
+	put_str(t, r, str_of(job->target));
+	put_int(r, job->created_ms);
+	put_int(r, job->finished_ms);
+	put_str(t, r, job->doc);
+}
+
+void journal_put_labels(struct journal_txn *t, const char *id, const json_t *labels)
+{
+	const char *key;
+	json_t *value;
+
+	json_object_foreach((json_t *)labels, key, value) {
+		struct row *r = add(t, PUT_LABEL);
+		put_str(t, r, str_of(id));
+		put_str(t, r, str_of(key));
+		put_str(t, r, json_is_string(value) ? str_of(json_string_value(value)) : STR(""));
+	}
+}
+
+void journal_put_plan(struct journal_txn *t, const char *id, struct str plan)
+{
+	struct row *r = add(t, PUT_PLAN);
+
+	put_str(t, r, str_of(id));
+	put_str(t, r, plan);
+}
+
+void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms)
+{
+	put_int(add(t, PRUNE_COUNT), keep > INT64_MAX ? INT64_MAX : (int64_t)keep);
+	put_int(add(t, PRUNE_AGE), before_ms);
+	put_int(add(t, PRUNE_KEYS), keys_before_ms);
+}
+
+void journal_put_key(struct journal_txn *t, const struct journal_key *key)
+{
+	struct row *r = add(t, PUT_KEY);
+
+	put_str(t, r, str_of(key->scope));
+	put_int(r, key->uid);
+	put_str(t, r, key->key);
+	put_int(r, (int64_t)key->digest);
+	put_str(t, r, str_of(key->resource));
+	put_int(r, key->created_ms);
+}
+
+void journal_put_state_dict(struct journal_txn *t, const struct journal_state_dict *sd)
+{
+	struct row *r = add(t, PUT_STATE_DICT);
+
+	put_str(t, r, str_of(sd->name));
+	put_int(r, sd->uid);
+	put_int(r, sd->world_size);
+	put_int(r, sd->slots);
+	put_int(r, sd->lease_ms);
+	put_int(r, sd->created_ms);
+	put_int(r, sd->orphaned_ms);
+	put_int(r, sd->last_generation);
+	put_str(t, r, sd->on_owner_death);
+}
+
+void journal_delete_state_dict(struct journal_txn *t, const char *name)
+{
+	put_str(t, add(t, DELETE_STATE_DICT), str_of(name));
+}
+
+void journal_put_slot(struct journal_txn *t, const struct journal_slot *slot)
+{
+	struct row *r = add(t, PUT_SLOT);
+
+	put_str(t, r, str_of(slot->name));
+	put_int(r, slot->rank);
+	put_int(r, slot->slot);
+	put_str(t, r, str_of(slot->segment));
+	put_int(r, (int64_t)slot->bytes);
+	put_int(r, (int64_t)slot->image_bytes);
+	put_int(r, slot->state);
+	put_int(r, slot->generation);
+}
+
+void journal_delete_slot(struct journal_txn *t, const char *name, uint32_t rank, uint32_t slot)
+{
+	struct row *r = add(t, DELETE_SLOT);
+
+	put_str(t, r, str_of(name));
+	put_int(r, rank);
+	put_int(r, slot);
+}
+
+void journal_put_storage(struct journal_txn *t, const struct journal_storage *st)
+{
+	struct row *r = add(t, PUT_STORAGE);
+
+	put_str(t, r, str_of(st->name));
+	put_str(t, r, str_of(st->path));
+	put_int(r, st->uid);
+	put_int(r, st->expires_ms);
+}
+
+void journal_delete_storage(struct journal_txn *t, const char *name)
+{
+	put_str(t, add(t, DELETE_STORAGE), str_of(name));
+}
+
+void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks)
+{
+	struct row *r = add(t, PUT_WORKER);
+
+	put_int(r, pid);
+	put_int(r, (int64_t)start_ticks);
+}
+
+void journal_delete_worker(struct journal_txn *t, pid_t pid)
+{
+	put_int(add(t, DELETE_WORKER), pid);
+}
+
+/* ---- the journal thread ---- */
+
+static FALLIBLE enum err run(sqlite3 *db, const char *sql)
+{
+	return sqlite3_exec(db, sql, NULL, NULL, NULL) == SQLITE_OK ? OK : journal_failed(db, "journal");
+}
+
+static FALLIBLE enum err run_row(sqlite3 *db, sqlite3_stmt **made, const struct row *r)
+{
+	if (!made[r->change] && sqlite3_prepare_v3(db, change_sql[r->change], -1, SQLITE_PREPARE_PERSISTENT,
+						   &made[r->change], NULL) != SQLITE_OK)
+		return journal_failed(db, "journal");
+
+	sqlite3_stmt *s = made[r->change];
+	for (uint32_t i = 0; i < r->count; i++) {
+		const struct value *v = &r->values[i];
+		int rc = v->text ? sqlite3_bind_text(s, (int)i + 1, v->text, (int)v->n, SQLITE_STATIC) :
+				   sqlite3_bind_int64(s, (int)i + 1, v->i);
+		if (rc != SQLITE_OK)
+			return journal_failed(db, "journal");
+	}
+	int rc = sqlite3_step(s);
+	enum err e = rc == SQLITE_DONE ? OK : journal_failed(db, "journal");
+	sqlite3_reset(s);
+	sqlite3_clear_bindings(s);
+	return e;
+}
+
+static FALLIBLE enum err run_txn(sqlite3 *db, sqlite3_stmt **made, const struct journal_txn *t)
+{
+	TRY(run(db, "SAVEPOINT one"));
+	enum err e = OK;
+	for (const struct row *r = t->first; r && !e; r = r->next)
+		e = run_row(db, made, r);
+	if (e) {
+		struct err_info info = *err_last();
+		sqlite3_exec(db, "ROLLBACK TO one", NULL, NULL, NULL);
+		sqlite3_exec(db, "RELEASE one", NULL, NULL, NULL);
+		err_restore(&info);
+		return e;
+	}
+	return run(db, "RELEASE one");
+}
+
+static void fail_all(struct journal_txn *group, enum err e)
+{
+	for (struct journal_txn *t = group; t; t = t->next)
+		if (!t->failed) {
+			t->failed = e;
+			t->info = *err_last();
+		}
+}
+
+static void commit_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
+{
+	enum err e = run(j->db, "BEGIN IMMEDIATE");
+
+	for (struct journal_txn *t = group; t && !e; t = t->next) {
+		if (!t->failed)
+			t->failed = run_txn(j->db, made, t);
+		if (t->failed)
+			t->info = *err_last();
+	}
+	if (!e)
+		e = run(j->db, "COMMIT");
+	if (e) {
+		fail_all(group, e);
+		if (!sqlite3_get_autocommit(j->db))
+			sqlite3_exec(j->db, "ROLLBACK", NULL, NULL, NULL);
+	}
+	atomic_fetch_add(&j->commits, 1);
+}
+
+static void tell(void *user)
+{
+	struct journal_txn *t = user;
+
+	if (t->fn) {
+		if (t->failed)
+			err_restore(&t->info);
+		t->fn(t->user, t->failed);
+	}
+	journal_txn_free(t);
+}
+
+static void *journal_thread(void *user)
+{
+	struct journal *j = user;
+	sqlite3_stmt *made[CHANGE_MAX] = { NULL };
+
+	pthread_mutex_lock(&j->lock);
+	for (;;) {
+		while (!j->first && !j->stop)
+			pthread_cond_wait(&j->more, &j->lock);
+		if (!j->first)
+			break;
+		struct journal_txn *group = j->first;
+		j->first = NULL;
+		j->last = &j->first;
+		pthread_mutex_unlock(&j->lock);
+
+		commit_group(j, made, group);
+		uint64_t n = 0;
+		for (struct journal_txn *t = group, *next; t; t = next, n++) {
+			next = t->next;
+			must(loop_post(j->loop, tell, t) == OK);
+		}
+
+		pthread_mutex_lock(&j->lock);
+		j->waiting -= n;
+		if (j->waiting == 0)
+			pthread_cond_broadcast(&j->idle);
+	}
+	pthread_mutex_unlock(&j->lock);
+	for (int i = 0; i < CHANGE_MAX; i++)
+		sqlite3_finalize(made[i]);
+	return NULL;
+}
+
+void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *user)
+{
+	t->fn = fn;
+	t->user = user;
+	if (t->failed)
+		t->info = *err_last();
+	pthread_mutex_lock(&j->lock);
+	*j->last = t;
+	j->last = &t->next;
+	j->waiting++;
+	pthread_cond_signal(&j->more);
+	pthread_mutex_unlock(&j->lock);
+}
+
+void journal_sync(struct journal *j)
+{
+	pthread_mutex_lock(&j->lock);
+	while (j->waiting)
+		pthread_cond_wait(&j->idle, &j->lock);
+	pthread_mutex_unlock(&j->lock);
+}
+
+uint64_t journal_waiting(struct journal *j)
+{
+	pthread_mutex_lock(&j->lock);
+	uint64_t n = j->waiting;
+	pthread_mutex_unlock(&j->lock);
+	return n;
+}
+
+uint64_t journal_commits(const struct journal *j)
+{
+	return atomic_load(&j->commits);
+}
+
+/* ---- opening ---- */
+
+static FALLIBLE enum err ask_int(sqlite3 *db, const char *sql, int64_t *out)
+{
+	sqlite3_stmt *s = NULL;
+
+	if (sqlite3_prepare_v2(db, sql, -1, &s, NULL) != SQLITE_OK)
+		return journal_failed(db, "journal");
+	int rc = sqlite3_step(s);
+	int64_t v = rc == SQLITE_ROW ? sqlite3_column_int64(s, 0) : 0;
+	enum err e = rc == SQLITE_ROW ? OK : journal_failed(db, "journal");
+	sqlite3_finalize(s);
+	if (!e)
+		*out = v;
+	return e;
+}
+
+static FALLIBLE enum err check_whole(sqlite3 *db)
+{
+	sqlite3_stmt *s = NULL;
+	enum err e = OK;
+
+	if (sqlite3_prepare_v2(db, "PRAGMA quick_check(1)", -1, &s, NULL) != SQLITE_OK)
+		return journal_failed(db, "the journal is damaged");
+	int rc = sqlite3_step(s);
+	const char *said = rc == SQLITE_ROW ? (const char *)sqlite3_column_text(s, 0) : NULL;
+	if (!said)
+		e = journal_failed(db, "the journal is damaged");
+	else if (strcmp(said, "ok") != 0)
+		e = ERR(JOURNAL, "the journal is damaged: %s", said);
+	sqlite3_finalize(s);
+	return e;
+}
+
+static FALLIBLE enum err migrate(sqlite3 *db, const char *path)
+{
+	int64_t version;
+	char set[64];
+
+	TRY(ask_int(db, "PRAGMA user_version", &version));
+	if (version > JOURNAL_VERSION || version < 0)
+		return ERR(JOURNAL_NEWER, "%s has version %" PRId64 ", this program knows %d", path, version,
+			   JOURNAL_VERSION);
+	for (; version < JOURNAL_VERSION; version++) {
+		snprintf(set, sizeof set, "PRAGMA user_version = %d; COMMIT", (int)version + 1);
+		TRY(run(db, "BEGIN EXCLUSIVE"));
+		TRY(run(db, migrations[version]));
+		TRY(run(db, set));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err open_db(const char *path, struct journal *j, uint64_t *boot_out)
+{
+	int64_t boot;
+
+	if (sqlite3_open_v2(path, &j->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
+		return journal_failed(j->db, path);
+	sqlite3_busy_timeout(j->db, 5000);
+	int64_t version;
+	TRY(ask_int(j->db, "PRAGMA user_version", &version));
+	if (version > JOURNAL_VERSION)
+		return migrate(j->db, path); /* says why, before anything is written to it */
+	TRY(run(j->db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"
+		       "PRAGMA trusted_schema = OFF; PRAGMA cache_size = -4096; PRAGMA wal_autocheckpoint = 1000"));
+	TRY(check_whole(j->db));
+	TRY(migrate(j->db, path));
+	TRY(run(j->db, "UPDATE meta SET value = value + 1 WHERE key = 'boot'"));
+	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'boot'", &boot));
+	if (sqlite3_open_v2(path, &j->reader, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
+		return journal_failed(j->reader, path);
+	sqlite3_busy_timeout(j->reader, 1000);
+	TRY(run(j->reader, "PRAGMA trusted_schema = OFF; PRAGMA cache_size = -4096"));
+	*boot_out = (uint64_t)boot;
+	return OK;
+}
+
+FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journal **out, uint64_t *boot_out)
+{
+	struct journal *j = mem_zalloc(1, sizeof *j);
+	enum err e;
+
+	if (!j)
+		return ERR(NO_MEMORY, "cannot open the journal");
+	pthread_mutex_init(&j->lock, NULL);
+	pthread_cond_init(&j->more, NULL);
+	pthread_cond_init(&j->idle, NULL);
+	j->loop = loop;
+	j->last = &j->first;
+	e = open_db(path, j, boot_out);
+	if (!e && pthread_create(&j->thread, NULL, journal_thread, j) != 0)
+		e = ERR(SYSTEM, "cannot start the journal thread");
+	if (e) {
+		struct err_info info = *err_last();
+		journal_close(j);
+		err_restore(&info);
+		return e;
+	}
+	j->running = true;
+	*out = j;
+	return OK;
+}
+
+void journal_close(struct journal *j)
+{
+	if (!j)
+		return;
+	if (j->running) {
+		pthread_mutex_lock(&j->lock);
+		j->stop = true;
+		pthread_cond_signal(&j->more);
+		pthread_mutex_unlock(&j->lock);
+		pthread_join(j->thread, NULL);
+	}
+	journal_close_reader(j);
+	sqlite3_close(j->db);
+	pthread_mutex_destroy(&j->lock);
+	pthread_cond_destroy(&j->more);
+	pthread_cond_destroy(&j->idle);
+	mem_free(j);
+}

@@ -1,0 +1,112 @@
+/* journal.h: what survives a crash: jobs, plans, idempotency keys, state dicts, ad-hoc storages, worker pids. SQLite, WAL,
+ * synchronous=FULL; no SQL text outside journal.c and journal_read.c.
+ *
+ * Writing: fill a transaction and hand it over; the journal thread commits all that wait as one (group commit).
+ *
+ *     struct journal_txn *t = journal_txn_new(j);     NULL inside is carried along: journal_commit reports ERR_NO_MEMORY
+ *     journal_put_job(t, &row);
+ *     journal_commit(j, t, fn, user);                 takes t; fn(user, e) from the loop when it is on disk; fn may be NULL
+ *
+ * Transactions commit in the order of journal_commit; one that fails does not take others with it. Reading has a connection of its
+ * own on the loop's thread: queries by key, and one page of a list. */
+#pragma once
+#include "server/server.h"
+
+enum { JOURNAL_VERSION = 2 };
+
+struct journal_txn;
+
+/* Opens or makes the file, migrates an older one. ERR_JOURNAL_NEWER, ERR_JOURNAL (damaged: quick_check). *boot_out: this start's
+ * number, already on disk. */
+FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journal **out, uint64_t *boot_out);
+void journal_close(struct journal *j);      /* commits what waits; callbacks that have not run do not run */
+void journal_sync(struct journal *j);       /* waits until all handed over is on disk; for tests and for the end */
+uint64_t journal_commits(const struct journal *j);   /* SQLite commits so far: group commit is visible here */
+uint64_t journal_waiting(struct journal *j);
+
+struct journal_txn *journal_txn_new(struct journal *j);
+void journal_txn_free(struct journal_txn *t);
+void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *user);
+
+struct journal_job {
+	char id[27];
+	int kind, state, attempt;
+	bool ended;
+	uid_t uid;
+	const char *target;         /* "main:run1/step-100", "shm:serve" or "" */
+	int64_t created_ms, finished_ms;
+	struct str doc;
+};
+void journal_put_job(struct journal_txn *t, const struct journal_job *row);
+void journal_put_labels(struct journal_txn *t, const char *id, const json_t *labels);   /* once, with the first put_job */
+void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
+/* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, and old idempotency keys. */
+void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms);
+
+struct journal_key {
+	const char *scope;          /* "job", "state_dict" */
+	uid_t uid;
+	struct str key;
+	uint64_t digest;            /* of the body */
+	char resource[256];
+	int64_t created_ms;
+};
+void journal_put_key(struct journal_txn *t, const struct journal_key *row);
+
+struct journal_state_dict {
+	const char *name;
+	uid_t uid;
+	uint32_t world_size, slots;
+	int64_t lease_ms, created_ms, orphaned_ms, last_generation;
+	struct str on_owner_death;  /* JSON or empty */
+};
+struct journal_slot {
+	const char *name;
+	uint32_t rank, slot;
+	const char *segment;
+	uint64_t bytes, image_bytes;
+	int state;
+	int64_t generation;
+};
+void journal_put_state_dict(struct journal_txn *t, const struct journal_state_dict *row);
+void journal_delete_state_dict(struct journal_txn *t, const char *name);     /* with its slots */
+void journal_put_slot(struct journal_txn *t, const struct journal_slot *row);
+void journal_delete_slot(struct journal_txn *t, const char *name, uint32_t rank, uint32_t slot);
+
+struct journal_storage {
+	const char *name, *path;
+	uid_t uid;
+	int64_t expires_ms;
+};
+void journal_put_storage(struct journal_txn *t, const struct journal_storage *row);
+void journal_delete_storage(struct journal_txn *t, const char *name);
+/* Running workers, so that the next start can be sure that the ones of a killed daemon are gone. */
+void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks);
+void journal_delete_worker(struct journal_txn *t, pid_t pid);
+
+/* ---- reading (the loop's thread) ---- rows are valid during the callback; its error stops the walk. */
+typedef enum err (*journal_job_fn)(void *user, const struct journal_job *row);
+typedef enum err (*journal_state_dict_fn)(void *user, const struct journal_state_dict *row);
+typedef enum err (*journal_slot_fn)(void *user, const struct journal_slot *row);
+typedef enum err (*journal_storage_fn)(void *user, const struct journal_storage *row);
+typedef enum err (*journal_worker_fn)(void *user, pid_t pid, uint64_t start_ticks);
+
+enum { JOURNAL_FILTER_LABELS = 4 };
+struct journal_filter {
+	int state, kind;            /* -1: any */
+	struct str target;          /* n == 0: any */
+	struct str label_key[JOURNAL_FILTER_LABELS], label_value[JOURNAL_FILTER_LABELS];
+	uint32_t label_count;
+	struct str before_id;       /* n == 0: from the newest */
+};
+FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, void *user);   /* oldest first */
+FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user); /* no row: fn is not called */
+FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filter *f, uint32_t limit, journal_job_fn fn,
+				    void *user);
+FALLIBLE enum err journal_count_ended(struct journal *j, void (*fn)(void *user, int kind, int state, uint64_t n), void *user);
+FALLIBLE enum err journal_read_plan(struct journal *j, struct str id, struct buf *out, bool *found_out);
+FALLIBLE enum err journal_read_key(struct journal *j, struct journal_key *row, bool *found_out); /* by scope, uid and key */
+FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict_fn fn, void *user);
+FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void *user);
+FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user);
+FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user);

@@ -1,0 +1,311 @@
+/* journal_read.c: the reading side of the journal: one connection of the loop's thread, one prepared statement per question.
+ *
+ * WAL lets it read while the journal thread writes; it sees what is committed. Questions are by key or give one page, so that the
+ * loop is held up for microseconds, not for a scan. */
+#include "base/mem.h"
+#include "server/journal_sql.h"
+
+#define JOB_COLUMNS "id, kind, state, ended, attempt, uid, target, created_ms, finished_ms, doc"
+#define HAS_LABEL(k, v) " AND (?" k " = '' OR EXISTS(SELECT 1 FROM labels WHERE job = jobs.id AND key = ?" k " AND value = ?" v "))"
+
+static const char *const query_sql[QUERY_MAX] = {
+	[QUERY_UNENDED] = "SELECT " JOB_COLUMNS " FROM jobs WHERE ended = 0 ORDER BY id",
+	[QUERY_JOB] = "SELECT " JOB_COLUMNS " FROM jobs WHERE id = ?1",
+	[QUERY_JOBS] = "SELECT " JOB_COLUMNS " FROM jobs WHERE (?1 = '' OR id < ?1) AND (?2 < 0 OR state = ?2)"
+		       " AND (?3 < 0 OR kind = ?3) AND (?4 = '' OR target = ?4)" HAS_LABEL("6", "7") HAS_LABEL("8", "9")
+		       HAS_LABEL("10", "11") HAS_LABEL("12", "13") " ORDER BY id DESC LIMIT ?5",
+	[QUERY_COUNT] = "SELECT kind, state, count(*) FROM jobs WHERE ended = 1 GROUP BY kind, state",
+	[QUERY_PLAN] = "SELECT plan FROM plans WHERE job = ?1",
+	[QUERY_KEY] = "SELECT digest, resource, created_ms FROM keys WHERE scope = ?1 AND uid = ?2 AND key = ?3",
+	[QUERY_STATE_DICTS] = "SELECT name, uid, world_size, slots, lease_ms, created_ms, orphaned_ms, last_generation,"
+			      " on_owner_death FROM state_dicts ORDER BY name",
+	[QUERY_SLOTS] = "SELECT name, rank, slot, segment, bytes, image_bytes, state, generation FROM slots"
+			" ORDER BY name, rank, slot",
+	[QUERY_STORAGES] = "SELECT name, path, uid, expires_ms FROM storages ORDER BY name",
+	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
+};
+
+void journal_close_reader(struct journal *j)
+{
+	for (int i = 0; i < QUERY_MAX; i++)
+		sqlite3_finalize(j->queries[i]);
+	sqlite3_close(j->reader);
+	j->reader = NULL;
+}
+
+static FALLIBLE enum err prepare(struct journal *j, enum journal_query q, sqlite3_stmt **out)
+{
+	if (!j->queries[q] && sqlite3_prepare_v3(j->reader, query_sql[q], -1, SQLITE_PREPARE_PERSISTENT, &j->queries[q],
+						 NULL) != SQLITE_OK)
+		return journal_failed(j->reader, "journal");
+	*out = j->queries[q];
+	return OK;
+}
+
+static void bind_str(sqlite3_stmt *s, int at, struct str v)
+{
+	sqlite3_bind_text(s, at, v.p ? v.p : "", (int)v.n, SQLITE_STATIC);
+}
+
+static struct str column(sqlite3_stmt *s, int at)
+{
+	const char *p = (const char *)sqlite3_column_text(s, at);
+
+	return p ? (struct str){ p, (size_t)sqlite3_column_bytes(s, at) } : STR("");
+}
+
+static const char *column_z(sqlite3_stmt *s, int at)
+{
+	const char *p = (const char *)sqlite3_column_text(s, at);
+
+	return p ? p : "";
+}
+
+/* Calls row(user) for each row of the prepared statement, and ends the read either way. */
+static FALLIBLE enum err each(struct journal *j, sqlite3_stmt *s, enum err (*row)(void *user, sqlite3_stmt *s), void *user)
+{
+	enum err e = OK;
+	int rc = SQLITE_DONE;
+
+	while (!e && (rc = sqlite3_step(s)) == SQLITE_ROW)
+		e = row(user, s);
+	if (!e && rc != SQLITE_DONE)
+		e = journal_failed(j->reader, "journal");
+	sqlite3_reset(s);
+	sqlite3_clear_bindings(s);
+	return e;
+}
+
+struct call {
+	union {
+		journal_job_fn job;
+		journal_state_dict_fn state_dict;
+		journal_slot_fn slot;
+		journal_storage_fn storage;
+		journal_worker_fn worker;
+		void (*count)(void *user, int kind, int state, uint64_t n);
+	};
+	void *user;
+};
+
+static enum err row_job(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+	struct journal_job row = { .kind = sqlite3_column_int(s, 1),
+				   .state = sqlite3_column_int(s, 2),
+				   .ended = sqlite3_column_int(s, 3) != 0,
+				   .attempt = sqlite3_column_int(s, 4),
+				   .uid = (uid_t)sqlite3_column_int64(s, 5),
+				   .target = column_z(s, 6),
+				   .created_ms = sqlite3_column_int64(s, 7),
+				   .finished_ms = sqlite3_column_int64(s, 8),
+				   .doc = column(s, 9) };
+	struct str id = column(s, 0);
+
+	if (id.n != sizeof row.id - 1)
+		return ERR(JOURNAL, "the journal holds a job without a proper id");
+	memcpy(row.id, id.p, id.n);
+	return c->job(c->user, &row);
+}
+
+FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, void *user)
+{
+	struct call c = { .job = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_UNENDED, &s));
+	return each(j, s, row_job, &c);
+}
+
+FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user)
+{
+	struct call c = { .job = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_JOB, &s));
+	bind_str(s, 1, id);
+	return each(j, s, row_job, &c);
+}
+
+FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filter *f, uint32_t limit, journal_job_fn fn,
+				    void *user)
+{
+	struct call c = { .job = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_JOBS, &s));
+	bind_str(s, 1, f->before_id);
+	sqlite3_bind_int(s, 2, f->state);
+	sqlite3_bind_int(s, 3, f->kind);
+	bind_str(s, 4, f->target);
+	sqlite3_bind_int64(s, 5, limit);
+	for (int i = 0; i < JOURNAL_FILTER_LABELS; i++) {
+		bool is = (uint32_t)i < f->label_count;
+		bind_str(s, 6 + 2 * i, is ? f->label_key[i] : STR(""));
+		bind_str(s, 7 + 2 * i, is ? f->label_value[i] : STR(""));
+	}
+	return each(j, s, row_job, &c);
+}
+
+static enum err row_count(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+
+	c->count(c->user, sqlite3_column_int(s, 0), sqlite3_column_int(s, 1), (uint64_t)sqlite3_column_int64(s, 2));
+	return OK;
+}
+
+FALLIBLE enum err journal_count_ended(struct journal *j, void (*fn)(void *user, int kind, int state, uint64_t n), void *user)
+{
+	struct call c = { .count = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_COUNT, &s));
+	return each(j, s, row_count, &c);
+}
+
+struct plan_into {
+	struct buf *out;
+	bool found;
+};
+
+static enum err row_plan(void *user, sqlite3_stmt *s)
+{
+	struct plan_into *into = user;
+	struct str text = column(s, 0);
+
+	buf_put(into->out, text.p, text.n);
+	into->found = true;
+	return buf_status(into->out);
+}
+
+FALLIBLE enum err journal_read_plan(struct journal *j, struct str id, struct buf *out, bool *found_out)
+{
+	struct plan_into into = { .out = out };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_PLAN, &s));
+	bind_str(s, 1, id);
+	TRY(each(j, s, row_plan, &into));
+	*found_out = into.found;
+	return OK;
+}
+
+struct key_into {
+	struct journal_key *key;
+	bool found;
+};
+
+static enum err row_key(void *user, sqlite3_stmt *s)
+{
+	struct key_into *into = user;
+	struct str resource = column(s, 1);
+
+	if (resource.n >= sizeof into->key->resource)
+		return ERR(JOURNAL, "the journal holds a key of something with too long a name");
+	into->key->digest = (uint64_t)sqlite3_column_int64(s, 0);
+	memcpy(into->key->resource, resource.p, resource.n);
+	into->key->resource[resource.n] = '\0';
+	into->key->created_ms = sqlite3_column_int64(s, 2);
+	into->found = true;
+	return OK;
+}
+
+FALLIBLE enum err journal_read_key(struct journal *j, struct journal_key *row, bool *found_out)
+{
+	struct key_into into = { .key = row };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_KEY, &s));
+	bind_str(s, 1, str_of(row->scope));
+	sqlite3_bind_int64(s, 2, row->uid);
+	bind_str(s, 3, row->key);
+	TRY(each(j, s, row_key, &into));
+	*found_out = into.found;
+	return OK;
+}
+
+static enum err row_state_dict(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+	struct journal_state_dict row = { .name = column_z(s, 0),
+					  .uid = (uid_t)sqlite3_column_int64(s, 1),
+					  .world_size = (uint32_t)sqlite3_column_int64(s, 2),
+					  .slots = (uint32_t)sqlite3_column_int64(s, 3),
+					  .lease_ms = sqlite3_column_int64(s, 4),
+					  .created_ms = sqlite3_column_int64(s, 5),
+					  .orphaned_ms = sqlite3_column_int64(s, 6),
+					  .last_generation = sqlite3_column_int64(s, 7),
+					  .on_owner_death = column(s, 8) };
+
+	return c->state_dict(c->user, &row);
+}
+
+FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict_fn fn, void *user)
+{
+	struct call c = { .state_dict = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_STATE_DICTS, &s));
+	return each(j, s, row_state_dict, &c);
+}
+
+static enum err row_slot(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+	struct journal_slot row = { .name = column_z(s, 0),
+				    .rank = (uint32_t)sqlite3_column_int64(s, 1),
+				    .slot = (uint32_t)sqlite3_column_int64(s, 2),
+				    .segment = column_z(s, 3),
+				    .bytes = (uint64_t)sqlite3_column_int64(s, 4),
+				    .image_bytes = (uint64_t)sqlite3_column_int64(s, 5),
+				    .state = sqlite3_column_int(s, 6),
+				    .generation = sqlite3_column_int64(s, 7) };
+
+	return c->slot(c->user, &row);
+}
+
+FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void *user)
+{
+	struct call c = { .slot = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_SLOTS, &s));
+	return each(j, s, row_slot, &c);
+}
+
+static enum err row_storage(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+	struct journal_storage row = { .name = column_z(s, 0),
+				       .path = column_z(s, 1),
+				       .uid = (uid_t)sqlite3_column_int64(s, 2),
+				       .expires_ms = sqlite3_column_int64(s, 3) };
+
+	return c->storage(c->user, &row);
+}
+
+FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user)
+{
+	struct call c = { .storage = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_STORAGES, &s));
+	return each(j, s, row_storage, &c);
+}
+
+static enum err row_worker(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+
+	return c->worker(c->user, (pid_t)sqlite3_column_int64(s, 0), (uint64_t)sqlite3_column_int64(s, 1));
+}
+
+FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user)
+{
+	struct call c = { .worker = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_WORKERS, &s));
+	return each(j, s, row_worker, &c);
+}

@@ -1,0 +1,202 @@
+/* loop.c: see loop.h.
+ *
+ * Other threads append to a list under a mutex and write to an eventfd; the loop takes the whole list at once. An eventfd rather
+ * than libevent's own locking: no libevent call is made outside the loop's thread, so that nothing in it needs locks. */
+#include "server/loop.h"
+
+#include <event2/event.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+struct posted {
+	struct posted *next;
+	loop_fn fn;
+	void (*later)(void *user, enum err e);
+	void *user;
+	enum err e;
+	struct err_info *info;
+};
+
+struct loop {
+	struct event_base *base;
+	struct event *wake;
+	int fd;
+	pthread_mutex_t lock;
+	struct posted *first, **last;
+};
+
+struct timer {
+	struct event *ev;
+	loop_fn fn;
+	void *user;
+};
+
+static void run_one(struct posted *p)
+{
+	if (p->later) {
+		if (p->info)
+			err_restore(p->info);
+		p->later(p->user, p->e);
+	} else {
+		p->fn(p->user);
+	}
+	mem_free(p->info);
+	mem_free(p);
+}
+
+static struct posted *take_all(struct loop *l)
+{
+	pthread_mutex_lock(&l->lock);
+	struct posted *p = l->first;
+	l->first = NULL;
+	l->last = &l->first;
+	pthread_mutex_unlock(&l->lock);
+	return p;
+}
+
+/* One batch a turn: what the callbacks post runs in the next one, so that sockets get their share. */
+static void on_wake(evutil_socket_t fd, short what, void *user)
+{
+	uint64_t count;
+
+	(void)what;
+	(void)!read(fd, &count, sizeof count);
+	for (struct posted *p = take_all(user), *next; p; p = next) {
+		next = p->next;
+		run_one(p);
+	}
+}
+
+FALLIBLE enum err loop_new(struct event_base *base, struct loop **out)
+{
+	struct loop *l = mem_zalloc(1, sizeof *l);
+
+	if (!l)
+		return ERR(NO_MEMORY, "cannot make the loop");
+	pthread_mutex_init(&l->lock, NULL);
+	l->base = base;
+	l->last = &l->first;
+	l->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (l->fd >= 0)
+		l->wake = event_new(base, l->fd, EV_READ | EV_PERSIST, on_wake, l);
+	if (!l->wake || event_add(l->wake, NULL) != 0) {
+		loop_free(l);
+		return ERR_SYS(SYSTEM, "cannot watch an eventfd");
+	}
+	*out = l;
+	return OK;
+}
+
+void loop_free(struct loop *l)
+{
+	if (!l)
+		return;
+	for (struct posted *p = take_all(l), *next; p; p = next) {
+		next = p->next;
+		mem_free(p->info);
+		mem_free(p);
+	}
+	if (l->wake)
+		event_free(l->wake);
+	if (l->fd >= 0)
+		close(l->fd);
+	pthread_mutex_destroy(&l->lock);
+	mem_free(l);
+}
+
+static void append(struct loop *l, struct posted *p)
+{
+	static const uint64_t one = 1;
+
+	pthread_mutex_lock(&l->lock);
+	bool was_empty = !l->first;
+	*l->last = p;
+	l->last = &p->next;
+	pthread_mutex_unlock(&l->lock);
+	if (was_empty)
+		must(write(l->fd, &one, sizeof one) == (ssize_t)sizeof one || errno == EAGAIN);
+}
+
+FALLIBLE enum err loop_post(struct loop *l, loop_fn fn, void *user)
+{
+	struct posted *p = mem_zalloc(1, sizeof *p);
+
+	if (!p)
+		return ERR(NO_MEMORY, "cannot post to the loop");
+	p->fn = fn;
+	p->user = user;
+	append(l, p);
+	return OK;
+}
+
+void loop_later(struct loop *l, void (*fn)(void *user, enum err e), void *user, enum err e)
+{
+	struct posted *p = mem_zalloc(1, sizeof *p);
+
+	must(p);
+	p->later = fn;
+	p->user = user;
+	p->e = e;
+	if (e) {
+		p->info = mem_alloc(sizeof *p->info);
+		must(p->info);
+		*p->info = *err_last();
+	}
+	append(l, p);
+}
+
+void loop_run_posted(struct loop *l)
+{
+	for (struct posted *p; (p = take_all(l));)
+		for (struct posted *next; p; p = next) {
+			next = p->next;
+			run_one(p);
+		}
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *user)
+{
+	struct timer *t = user;
+	loop_fn fn = t->fn;
+	void *of = t->user;
+
+	(void)fd;
+	(void)what;
+	event_free(t->ev);
+	mem_free(t);
+	fn(of);
+}
+
+FALLIBLE enum err timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct timer **out)
+{
+	struct timer *t = mem_zalloc(1, sizeof *t);
+
+	if (!t)
+		return ERR(NO_MEMORY, "cannot make a timer");
+	if (ms < 0)
+		ms = 0;
+	struct timeval tv = { .tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000 };
+	t->fn = fn;
+	t->user = user;
+	t->ev = evtimer_new(l->base, on_timer, t);
+	if (!t->ev || evtimer_add(t->ev, &tv) != 0) {
+		if (t->ev)
+			event_free(t->ev);
+		mem_free(t);
+		return ERR(NO_MEMORY, "cannot make a timer");
+	}
+	*out = t;
+	return OK;
+}
+
+void timer_stop(struct timer **t)
+{
+	if (!*t)
+		return;
+	event_free((*t)->ev);
+	mem_free(*t);
+	*t = NULL;
+}
