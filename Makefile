@@ -196,7 +196,7 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 .PRECIOUS: $(O)/%.o
 
 .PHONY: check-unit
-check-unit: $(UNIT) ## the cmocka tests (SAN= works here)
+check-unit: $(UNIT) $(TESTBIN)/tools/fake_worker ## the cmocka tests (SAN= works here)
 	$(Q)fail=0; for t in $(UNIT); do \
 	  out=$$(CMOCKA_TEST_ABORT=$(if $(SAN),1,0) timeout 120 $$t 2>&1) || { echo "$$out"; echo "FAILED $$t"; fail=1; continue; }; \
 	  echo "ok $${t##*/} $$(grep -c '\[       OK' <<<"$$out") tests"; done; exit $$fail

@@ -1,4 +1,4 @@
-/* clock.c: the two clocks, and who may do what: the small things every module of server/ needs. */
+/* clock.c: the two clocks (see server.h). */
 #include <stdio.h>
 #include <time.h>
 
@@ -30,9 +30,4 @@ const char *clock_text(int64_t wall_ms, char out[CLOCK_TEXT_MAX])
 	n = strftime(out, CLOCK_TEXT_MAX, "%Y-%m-%dT%H:%M:%S", &tm);
 	snprintf(out + n, CLOCK_TEXT_MAX - n, ".%03dZ", (int)(wall_ms % 1000));
 	return out;
-}
-
-bool principal_may(const struct principal *p, uid_t owner)
-{
-	return p->admin || p->uid == owner;
 }

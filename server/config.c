@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <sched.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -302,17 +301,19 @@ static FALLIBLE enum err read_line(struct config *c, struct str line, unsigned n
 
 static FALLIBLE enum err read_file(struct config *c)
 {
-	char *line = NULL;
-	size_t cap = 0;
-	ssize_t n;
+	char line[CONFIG_PATH_MAX * 2];
 	enum err e = OK;
 	FILE *f = fopen(c->config_file, "re");
 
 	if (!f)
 		return ERR_SYS(CONFIG, "cannot read %s", c->config_file);
-	for (unsigned number = 1; !e && (n = getline(&line, &cap, f)) >= 0; number++)
-		e = read_line(c, (struct str){ line, (size_t)n }, number);
-	free(line); /* getline's own */
+	for (unsigned number = 1; !e && fgets(line, sizeof line, f); number++) {
+		size_t n = strlen(line);
+		if (n == sizeof line - 1 && line[n - 1] != '\n')
+			e = ERR(CONFIG, "%s:%u: the line is too long", c->config_file, number);
+		else
+			e = read_line(c, (struct str){ line, n }, number);
+	}
 	fclose(f);
 	return e;
 }
@@ -488,11 +489,11 @@ static FALLIBLE enum err load(struct config *c, int argc, char *const *argv, cha
 		if (table[i].fallback)
 			TRY(set(c, &table[i], str_of(table[i].fallback), CONFIG_DEFAULT));
 	TRY(read_env(c, env, true));
-	TRY(read_argv(c, argc, argv, false));
+	TRY(read_argv(c, argc, argv, true));
 	if (c->config_file)
 		TRY(read_file(c));
 	TRY(read_env(c, env, false));
-	TRY(read_argv(c, argc, argv, true));
+	TRY(read_argv(c, argc, argv, false));
 	return derive(c, env);
 }
 

@@ -1,11 +1,54 @@
-/* gang.h: worker processes: gangs that run jobs, kept warm, and what is known of each worker. See worker/ctl/README.md.
+/* gang.h: gangs: the sets of workers that run jobs, kept warm. See worker/ctl/README.md for what is said to them.
  *
- * A gang is keyed by the set of storage roots that its sandbox holds. A worker that dies aborts its gang, never another one. */
+ * A gang is keyed by the set of storage roots that its sandbox holds (Landlock only tightens), and runs one attempt at a time.
+ * A worker that dies aborts its gang, never another one. */
 #pragma once
 #include "server/server.h"
 
-/* Appends {"workers":[{"id","pid","role":"gang"|"lookup","gang","index","state":"starting"|"idle"|"busy"|"stalled","job",
+enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
+
+/* Appends {"workers":[{"id","pid","role":"gang"|"lookup","index","state":"starting"|"idle"|"busy"|"ending","job",
  * "storages":[…],"engine","landlock","seccomp","started_at"}…]}. */
 FALLIBLE enum err gang_put_workers(struct server *s, struct buf *out);
 /* What this host and build can do, as the first worker said it: {"engine","landlock","seccomp"}; members are null before. */
 FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out);
+struct worker;
+void gang_note_worker(struct server *s, const struct worker *w);   /* what it said of this host */
+
+/* ---- for job_run.c ---- */
+
+struct gang;
+
+/* What a run tells its owner. Bodies are borrowed. None is called before gang_run has returned. */
+struct gang_ops {
+	void (*state)(void *user, const json_t *body);
+	void (*progress)(void *user, const json_t *body);
+	void (*want_segments)(void *user, const json_t *body);
+	void (*want_commit)(void *user);
+	/* Once, and last. OK: the leader's DONE. ERR_CANCELLED: cancelled as asked. ERR_WORKER_LOST etc.: the gang is gone and no
+	 * process of it runs any more. */
+	void (*ended)(void *user, enum err e, const json_t *body);
+};
+
+struct gang_run {
+	const char *job;                /* id, for /v1/workers */
+	uint64_t generation;            /* of the attempt: never used twice */
+	const json_t *body;             /* of JOB */
+	const int *fds;                 /* the segments; duplicated */
+	uint32_t fd_count;
+	const struct gang_ops *ops;
+	void *user;
+};
+
+/* Takes a warm gang of exactly these storages, or starts one. ERR_TOO_MANY_JOBS when GANGS_MAX are busy. */
+FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, uint32_t storage_count,
+				 const struct gang_run *run, struct gang **out);
+void gang_send_segments(struct gang *g, const json_t *body, const int *fds, uint32_t fd_count);
+void gang_commit_ok(struct gang *g);
+/* The run ends soon with ERR_CANCELLED, or as it would have: workers that do not answer in 10 s are killed. */
+void gang_cancel(struct gang *g);
+/* Kills the gang; `ended` follows with the latest error. */
+void gang_abort(struct gang *g, enum err why);
+
+FALLIBLE enum err gangs_new(struct server *s);
+void gangs_free(struct gangs *gs);              /* before workers_free */

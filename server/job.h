@@ -56,3 +56,4 @@ FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_si
 FALLIBLE enum err jobs_new(struct server *s);    /* takes up the journal's unfinished jobs */
 void jobs_free(struct jobs *j);
 uint32_t jobs_live(const struct server *s);      /* not ended */
+bool jobs_use_storage(const struct server *s, const char *storage);

@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <xxhash.h>
 
 #include "base/mem.h"
 #include "server/journal_sql.h"
@@ -15,7 +16,7 @@
 /* Each step takes a journal of version n to n + 1, in one transaction with the new version number. */
 static const char *const migrations[JOURNAL_VERSION] = {
 	"CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;"
-	"INSERT INTO meta VALUES('boot', 0);"
+	"INSERT INTO meta VALUES('boot', 0), ('id', random() & 0x7fffffffffffffff);"
 	"CREATE TABLE jobs(id TEXT PRIMARY KEY, kind INTEGER NOT NULL, state INTEGER NOT NULL, ended INTEGER NOT NULL,"
 	" attempt INTEGER NOT NULL, uid INTEGER NOT NULL, target TEXT NOT NULL, created_ms INTEGER NOT NULL,"
 	" finished_ms INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;"
@@ -432,6 +433,16 @@ uint64_t journal_waiting(struct journal *j)
 	return n;
 }
 
+uint64_t journal_id(const struct journal *j)
+{
+	return j->id;
+}
+
+uint64_t journal_digest(struct str body)
+{
+	return XXH3_64bits(body.p ? body.p : "", body.n);
+}
+
 uint64_t journal_commits(const struct journal *j)
 {
 	return atomic_load(&j->commits);
@@ -506,6 +517,9 @@ static FALLIBLE enum err open_db(const char *path, struct journal *j, uint64_t *
 	TRY(migrate(j->db, path));
 	TRY(run(j->db, "UPDATE meta SET value = value + 1 WHERE key = 'boot'"));
 	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'boot'", &boot));
+	int64_t id;
+	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'id'", &id));
+	j->id = (uint64_t)id;
 	if (sqlite3_open_v2(path, &j->reader, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
 		return journal_failed(j->reader, path);
 	sqlite3_busy_timeout(j->reader, 1000);

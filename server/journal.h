@@ -23,6 +23,8 @@ void journal_close(struct journal *j);      /* commits what waits; callbacks tha
 void journal_sync(struct journal *j);       /* waits until all handed over is on disk; for tests and for the end */
 uint64_t journal_commits(const struct journal *j);   /* SQLite commits so far: group commit is visible here */
 uint64_t journal_waiting(struct journal *j);
+uint64_t journal_id(const struct journal *j);        /* random, made with the file: whose segments are whose */
+uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
 
 struct journal_txn *journal_txn_new(struct journal *j);
 void journal_txn_free(struct journal_txn *t);

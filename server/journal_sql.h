@@ -21,6 +21,7 @@ struct journal {
 	struct journal_txn *first, **last;
 	uint64_t waiting;                    /* handed over and not yet on disk */
 	bool stop, running;
+	uint64_t id;
 	_Atomic uint64_t commits;
 };
 

@@ -28,7 +28,7 @@ struct loop {
 	struct posted *first, **last;
 };
 
-struct timer {
+struct loop_timer {
 	struct event *ev;
 	loop_fn fn;
 	void *user;
@@ -159,7 +159,7 @@ void loop_run_posted(struct loop *l)
 
 static void on_timer(evutil_socket_t fd, short what, void *user)
 {
-	struct timer *t = user;
+	struct loop_timer *t = user;
 	loop_fn fn = t->fn;
 	void *of = t->user;
 
@@ -170,9 +170,9 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
 	fn(of);
 }
 
-FALLIBLE enum err timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct timer **out)
+FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
 {
-	struct timer *t = mem_zalloc(1, sizeof *t);
+	struct loop_timer *t = mem_zalloc(1, sizeof *t);
 
 	if (!t)
 		return ERR(NO_MEMORY, "cannot make a timer");
@@ -192,7 +192,7 @@ FALLIBLE enum err timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user
 	return OK;
 }
 
-void timer_stop(struct timer **t)
+void loop_timer_stop(struct loop_timer **t)
 {
 	if (!*t)
 		return;

@@ -17,7 +17,7 @@ void loop_later(struct loop *l, void (*fn)(void *user, enum err e), void *user, 
 /* Runs everything posted so far; for tests and for the end. */
 void loop_run_posted(struct loop *l);
 
-struct timer;
+struct loop_timer;
 /* Runs fn(user) once after `ms`. The timer is gone when fn is called. */
-FALLIBLE enum err timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct timer **out);
-void timer_stop(struct timer **t);            /* NULL inside is fine */
+FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out);
+void loop_timer_stop(struct loop_timer **t);            /* NULL inside is fine */

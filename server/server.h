@@ -17,6 +17,7 @@
 struct event_base;
 struct config;
 struct loop;
+struct loop_timer;
 struct journal;
 struct events;
 struct metrics;
@@ -25,6 +26,7 @@ struct state_dicts;
 struct jobs;
 struct gangs;
 struct lookups;
+struct workers;
 
 /* Who asks, as the socket or the token has proved. Root, the daemon's own uid and the token's holder are `admin`. */
 struct principal {
@@ -49,10 +51,13 @@ struct server {
 	struct jobs *jobs;
 	struct gangs *gangs;
 	struct lookups *lookups;
+	struct workers *workers;
 	int64_t started_ms;           /* wall clock */
 	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */
 	bool ready;                   /* journal open, left-overs swept: /readyz */
 	bool draining;                /* new work is refused with ERR_DRAINING */
+	struct loop_timer *drain_timer;
+	int lock_fd;                  /* of the state dir */
 };
 
 typedef void (*done_fn)(void *user, enum err e);

@@ -101,5 +101,6 @@ FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *use, 
 void state_dict_drop(struct server *s, struct state_dict_use **use);
 
 FALLIBLE enum err state_dicts_new(struct server *s);
+void state_dicts_settle(struct server *s);       /* after the journal's jobs took up what they use */
 void state_dicts_free(struct state_dicts *sd);
 uint32_t state_dict_count(const struct server *s);

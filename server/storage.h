@@ -25,6 +25,7 @@ struct storage {
 
 FALLIBLE enum err storages_new(struct server *s);
 void storages_free(struct storages *st);
+FALLIBLE enum err storages_reload(struct server *s, const struct config *fresh);  /* adds those that are new */
 
 /* ERR_NOT_FOUND names it. The pointer is valid until the loop's next turn. */
 FALLIBLE enum err storage_find(struct server *s, struct str name, struct storage **out);

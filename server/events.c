@@ -1,0 +1,143 @@
+/* events.c: see events.h. A ring: a slow reader loses the oldest events and is told so; nobody makes the daemon keep more. */
+#include "server/events.h"
+
+#include <stdio.h>
+
+#include "base/mem.h"
+
+struct kept {
+	struct event_record record;
+	char *text;
+};
+
+struct events_listener {
+	struct events_listener *next;
+	loop_fn fn;
+	void *user;
+	bool gone;
+};
+
+struct events {
+	struct loop *loop;
+	struct kept ring[EVENTS_KEPT];
+	uint64_t first_id, last_id;       /* last_id < first_id: none yet */
+	uint64_t dropped;
+	struct events_listener *listeners;
+	bool posted, calling;
+};
+
+FALLIBLE enum err events_new(struct loop *loop, uint64_t boot, struct events **out)
+{
+	struct events *ev = mem_zalloc(1, sizeof *ev);
+
+	if (!ev)
+		return ERR(NO_MEMORY, "cannot keep events");
+	ev->loop = loop;
+	ev->first_id = (boot << 32) + 1;
+	ev->last_id = boot << 32;
+	*out = ev;
+	return OK;
+}
+
+void events_free(struct events *ev)
+{
+	if (!ev)
+		return;
+	for (int i = 0; i < EVENTS_KEPT; i++)
+		mem_free(ev->ring[i].text);
+	for (struct events_listener *l = ev->listeners, *next; l; l = next) {
+		next = l->next;
+		mem_free(l);
+	}
+	mem_free(ev);
+}
+
+static void sweep_listeners(struct events *ev)
+{
+	for (struct events_listener **at = &ev->listeners; *at;) {
+		struct events_listener *l = *at;
+		if (!l->gone) {
+			at = &l->next;
+			continue;
+		}
+		*at = l->next;
+		mem_free(l);
+	}
+}
+
+static void tell(void *user)
+{
+	struct events *ev = user;
+
+	ev->posted = false;
+	ev->calling = true;
+	for (struct events_listener *l = ev->listeners; l; l = l->next)
+		if (!l->gone)
+			l->fn(l->user);
+	ev->calling = false;
+	sweep_listeners(ev);
+}
+
+void events_emit(struct events *ev, const char *type, const char *job, json_t *data)
+{
+	char *text = data ? json_dumps(data, JSON_COMPACT) : NULL;
+
+	json_decref(data);
+	if (!text || strlen(text) > EVENTS_DATA_MAX) {
+		mem_free(text);
+		ev->dropped++;
+		return;
+	}
+	struct kept *k = &ev->ring[++ev->last_id % EVENTS_KEPT];
+	mem_free(k->text);
+	*k = (struct kept){ .text = text };
+	k->record = (struct event_record){ .id = ev->last_id, .wall_ms = clock_wall_ms(), .type = type, .data = str_of(text) };
+	snprintf(k->record.job, sizeof k->record.job, "%s", job ? job : "");
+	if (ev->last_id - ev->first_id >= EVENTS_KEPT)
+		ev->first_id = ev->last_id - EVENTS_KEPT + 1;
+	if (!ev->posted && ev->listeners)
+		ev->posted = loop_post(ev->loop, tell, ev) == OK;
+}
+
+uint64_t events_last_id(const struct events *ev)
+{
+	return ev->last_id;
+}
+
+bool events_next(const struct events *ev, uint64_t after, const char *job, struct event_record *out, bool *lost_out)
+{
+	bool lost = after != 0 && after + 1 < ev->first_id;
+	uint64_t id = after + 1 < ev->first_id ? ev->first_id : after + 1;
+
+	for (; id <= ev->last_id; id++) {
+		const struct kept *k = &ev->ring[id % EVENTS_KEPT];
+		if (job && strcmp(job, k->record.job) != 0)
+			continue;
+		*out = k->record;
+		*lost_out = lost;
+		return true;
+	}
+	return false;
+}
+
+FALLIBLE enum err events_listen(struct events *ev, loop_fn fn, void *user, struct events_listener **out)
+{
+	struct events_listener *l = mem_zalloc(1, sizeof *l);
+
+	if (!l)
+		return ERR(NO_MEMORY, "cannot listen to events");
+	*l = (struct events_listener){ ev->listeners, fn, user, false };
+	ev->listeners = l;
+	*out = l;
+	return OK;
+}
+
+void events_unlisten(struct events *ev, struct events_listener **l)
+{
+	if (!*l)
+		return;
+	(*l)->gone = true;
+	*l = NULL;
+	if (!ev->calling)
+		sweep_listeners(ev);
+}

@@ -1,0 +1,527 @@
+/* gang.c: see gang.h.
+ *
+ * One run, seen from here: JOB to the leader; its RUN is relayed with the segments to the others; when all others are DONE the leader
+ * hears PEERS_DONE; the leader's DONE is the run's end. The first failure counts: it cancels the rest, and the run ends when
+ * everyone who was asked has answered, so that a gang that stays warm is really idle.
+ *
+ *   STARTING ──all said HELLO──► IDLE ──JOB──► BUSY ──all answered──► IDLE
+ *        └──────── a worker died, or would not answer: ENDING (all killed) ────► gone when the last process is reaped */
+#include "server/gang.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/config.h"
+#include "server/errdoc.h"
+#include "server/loop.h"
+#include "server/metrics.h"
+#include "server/storage.h"
+#include "server/worker.h"
+
+enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000 };
+
+enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING };
+
+struct member {
+	struct worker *worker;              /* NULL: gone */
+	bool ready, asked, answered;
+};
+
+struct gang {
+	struct gang *next;
+	struct server *server;
+	enum gang_state state;
+	char key[GANG_ROOTS_MAX * 34];
+	struct member *members;
+	uint32_t count, alive, ready;
+	struct loop_timer *timer;           /* idle, cancel or ending: one at a time */
+	/* the run; ops is NULL without one */
+	const struct gang_ops *ops;
+	void *user;
+	char job[27];
+	uint64_t generation;
+	json_t *body, *result;
+	int *fds;
+	uint32_t fd_count;
+	bool cancelled, peers_told;
+	enum err failed;
+	struct err_info info;
+};
+
+struct gangs {
+	struct gang *first;
+	uint64_t dropped_frames;
+	bool noted, seccomp;
+	int landlock;
+	char engine[16];
+};
+
+static void set_failed(struct gang *g, enum err e)
+{
+	if (g->failed && g->failed != ERR_CANCELLED)
+		return;
+	g->failed = e;
+	g->info = *err_last();
+}
+
+static void drop_run(struct gang *g)
+{
+	for (uint32_t i = 0; i < g->fd_count; i++)
+		close(g->fds[i]);
+	mem_free(g->fds);
+	json_decref(g->body);
+	json_decref(g->result);
+	g->fds = NULL;
+	g->fd_count = 0;
+	g->body = g->result = NULL;
+	g->ops = NULL;
+	g->job[0] = '\0';
+}
+
+static void free_gang(struct gang *g)
+{
+	struct gang **at = &g->server->gangs->first;
+
+	while (*at != g)
+		at = &(*at)->next;
+	*at = g->next;
+	for (uint32_t i = 0; i < g->count; i++)
+		if (g->members[i].worker)
+			worker_disown(g->members[i].worker);
+	loop_timer_stop(&g->timer);
+	drop_run(g);
+	mem_free(g->members);
+	mem_free(g);
+}
+
+/* Tells the owner; the gang itself may be gone before that. */
+static void end_run(struct gang *g, bool gone)
+{
+	const struct gang_ops *ops = g->ops;
+	void *user = g->user;
+	enum err e = g->failed;
+	struct err_info info = g->info;
+	json_t *result = json_incref(g->result);
+
+	if (gone)
+		free_gang(g);
+	else
+		drop_run(g);
+	if (e)
+		err_restore(&info);
+	if (ops)
+		ops->ended(user, e, result);
+	json_decref(result);
+}
+
+static void on_idle_over(void *user)
+{
+	struct gang *g = user;
+
+	g->timer = NULL;
+	free_gang(g);
+}
+
+static void become_idle(struct gang *g)
+{
+	loop_timer_stop(&g->timer);
+	g->state = GANG_IDLE;
+	for (uint32_t i = 0; i < g->count; i++) {
+		g->members[i].asked = g->members[i].answered = false;
+		worker_set(g->members[i].worker, "idle", NULL);
+	}
+	if (loop_timer_start(g->server->loop, g->server->config->gang_idle_ms, on_idle_over, g, &g->timer) != OK)
+		log_err("cannot watch an idle gang", NULL);
+}
+
+/* ---- ending ---- */
+
+static void on_ending_late(void *user)
+{
+	struct gang *g = user;
+
+	g->timer = NULL;
+	end_run(g, true); /* a process in an uninterruptible call: it can write only to its own attempt's staging */
+}
+
+static void become_ending(struct gang *g)
+{
+	if (g->state == GANG_ENDING)
+		return;
+	g->state = GANG_ENDING;
+	loop_timer_stop(&g->timer);
+	for (uint32_t i = 0; i < g->count; i++)
+		if (g->members[i].worker) {
+			worker_set(g->members[i].worker, "ending", g->job);
+			worker_kill(g->members[i].worker, OK);
+		}
+	if (loop_timer_start(g->server->loop, ENDING_MS, on_ending_late, g, &g->timer) != OK)
+		log_err("cannot watch a gang that ends", NULL);
+}
+
+void gang_abort(struct gang *g, enum err why)
+{
+	g->failed = why;
+	g->info = *err_last();
+	become_ending(g);
+}
+
+static void on_worker_ended(struct worker *w, enum err e)
+{
+	struct gang *g = w->owner;
+
+	if (g->state != GANG_ENDING)
+		set_failed(g, e);
+	g->members[w->index].worker = NULL;
+	g->alive--;
+	become_ending(g);
+	if (g->alive == 0)
+		end_run(g, true);
+}
+
+/* ---- the run ---- */
+
+static void ask(struct gang *g, uint32_t i, uint16_t type, const json_t *body, const int *fds, uint32_t n)
+{
+	g->members[i].asked = true;
+	worker_set(g->members[i].worker, "busy", g->job);
+	worker_send(g->members[i].worker, type, g->generation, body, fds, n);
+}
+
+static void begin_run(struct gang *g)
+{
+	loop_timer_stop(&g->timer);
+	g->state = GANG_BUSY;
+	if (g->cancelled) {
+		set_failed(g, ERR(CANCELLED, "cancelled before it began"));
+		become_idle(g);
+		end_run(g, false);
+		return;
+	}
+	ask(g, 0, FRAME_JOB, g->body, g->fds, g->fd_count);
+}
+
+static void on_ready(struct worker *w, enum err e)
+{
+	struct gang *g = w->owner;
+
+	if (e) {
+		set_failed(g, e);
+		become_ending(g);
+		return;
+	}
+	g->members[w->index].ready = true;
+	if (++g->ready == g->count && g->state == GANG_STARTING)
+		begin_run(g);
+}
+
+static void on_cancel_late(void *user)
+{
+	struct gang *g = user;
+
+	g->timer = NULL;
+	log_warn("a gang did not answer a cancel", "job", g->job, NULL);
+	set_failed(g, ERR(CANCELLED, "cancelled; workers that did not answer were killed"));
+	become_ending(g);
+}
+
+/* Everyone who was asked and has not answered hears CANCEL once. */
+static void cancel_rest(struct gang *g)
+{
+	for (uint32_t i = 0; i < g->count; i++)
+		if (g->members[i].asked && !g->members[i].answered)
+			worker_send(g->members[i].worker, FRAME_CANCEL, g->generation, NULL, NULL, 0);
+	if (g->timer)
+		return;
+	if (loop_timer_start(g->server->loop, CANCEL_MS, on_cancel_late, g, &g->timer) != OK)
+		log_err("cannot watch a cancel", "job", g->job, NULL);
+}
+
+static bool all_answered(const struct gang *g, uint32_t from)
+{
+	for (uint32_t i = from; i < g->count; i++)
+		if (g->members[i].asked && !g->members[i].answered)
+			return false;
+	return true;
+}
+
+static void after_answer(struct gang *g)
+{
+	bool peers = g->count > 1 && g->members[1].asked;
+
+	if (all_answered(g, 0)) {
+		if (!g->failed && g->cancelled && !g->result)
+			set_failed(g, ERR(CANCELLED, "cancelled"));
+		bool broken = g->failed && err_blast(g->failed) == ERR_BLAST_GANG;
+		if (broken) {
+			become_ending(g);
+			return;
+		}
+		become_idle(g);
+		end_run(g, false);
+	} else if (g->failed) {
+		cancel_rest(g);
+	} else if (peers && !g->peers_told && all_answered(g, 1)) {
+		g->peers_told = true;
+		worker_send(g->members[0].worker, FRAME_PEERS_DONE, g->generation, NULL, NULL, 0);
+	}
+}
+
+static void on_answer(struct gang *g, struct worker *w, bool done, const json_t *body)
+{
+	struct member *m = &g->members[w->index];
+
+	if (!m->asked || m->answered) {
+		worker_kill(w, ERR(PROTOCOL, "worker %s answered what it was not asked", w->id));
+		return;
+	}
+	m->answered = true;
+	if (!done) {
+		enum err e = errdoc_restore(body);
+		if (e == ERR_CANCELLED && g->failed)
+			e = OK; /* an echo of our own cancel */
+		if (e)
+			set_failed(g, e);
+	} else if (w->index == 0) {
+		g->result = json_incref((json_t *)body);
+	}
+	after_answer(g);
+}
+
+static void relay_run(struct gang *g, struct worker *w, const struct frame *f, const json_t *body)
+{
+	if (w->index != 0 || f->fd_count != 1 || g->members[0].answered || (g->count > 1 && g->members[1].asked)) {
+		worker_kill(w, ERR(PROTOCOL, "worker %s sent a RUN that does not fit", w->id));
+		return;
+	}
+	if (g->failed || g->cancelled)
+		return;
+	int *fds = mem_zalloc(g->fd_count + 1, sizeof *fds);
+	json_t *copy = json_copy((json_t *)body);
+	if (!fds || !copy) {
+		worker_kill(w, ERR(NO_MEMORY, "cannot relay a run"));
+	} else {
+		fds[0] = f->fds[0];
+		for (uint32_t i = 0; i < g->fd_count; i++)
+			fds[i + 1] = g->fds[i];
+		json_object_set_new(copy, "segments", json_integer(g->fd_count));
+		for (uint32_t i = 1; i < g->count; i++)
+			ask(g, i, FRAME_RUN, copy, fds, g->fd_count + 1);
+	}
+	json_decref(copy);
+	mem_free(fds);
+}
+
+static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
+{
+	struct gang *g = w->owner;
+	bool leads = w->index == 0;
+
+	if (g->state != GANG_BUSY || f->generation != g->generation) {
+		g->server->gangs->dropped_frames++;
+		metrics_add(g->server->metrics, "dcpd_stale_frames_total", "", 1);
+		return;
+	}
+	if (f->type == FRAME_DONE || f->type == FRAME_FAILED)
+		on_answer(g, w, f->type == FRAME_DONE, body);
+	else if (f->type == FRAME_RUN)
+		relay_run(g, w, f, body);
+	else if (f->type == FRAME_PROGRESS)
+		g->ops->progress(g->user, body);
+	else if (f->type == FRAME_STATE && leads)
+		g->ops->state(g->user, body);
+	else if (f->type == FRAME_WANT_SEGMENTS && leads)
+		g->ops->want_segments(g->user, body);
+	else if (f->type == FRAME_WANT_COMMIT && leads && !g->failed && !g->cancelled)
+		g->ops->want_commit(g->user);
+	else if (f->type != FRAME_WANT_COMMIT || !leads)
+		worker_kill(w, ERR(PROTOCOL, "worker %s sent a message of type %u", w->id, f->type));
+}
+
+static const struct worker_ops worker_calls = { .ready = on_ready, .frame = on_frame, .ended = on_worker_ended };
+
+/* ---- starting ---- */
+
+static FALLIBLE enum err keep_fds(struct gang *g, const int *fds, uint32_t n)
+{
+	if (n > NOTICED_FDS_MAX - g->fd_count)
+		return ERR(LIMIT_EXCEEDED, "a job cannot have more than %d segments", NOTICED_FDS_MAX);
+	int *grown = mem_grow(g->fds, g->fd_count + n, sizeof *grown);
+	if (!grown)
+		return ERR(NO_MEMORY, "cannot keep a job's segments");
+	g->fds = grown;
+	for (uint32_t i = 0; i < n; i++) {
+		int fd = dup(fds[i]);
+		if (fd < 0)
+			return ERR_SYS(SYSTEM, "cannot keep a job's segments");
+		g->fds[g->fd_count++] = fd;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err start_workers(struct gang *g, const struct worker_root *roots, uint32_t root_count)
+{
+	struct worker_spec spec = { .role = "gang", .count = g->count, .roots = roots, .root_count = root_count,
+				    .memory_bytes = g->server->config->job_memory / g->count, .ops = &worker_calls, .owner = g };
+
+	for (uint32_t i = 0; i < g->count; i++) {
+		spec.index = i;
+		TRY(worker_start(g->server, &spec, &g->members[i].worker));
+		g->alive++;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err new_gang(struct server *s, const char *key, const char *const *storages, uint32_t n, struct gang **out)
+{
+	struct worker_root roots[GANG_ROOTS_MAX];
+	uint32_t busy = 0;
+
+	for (const struct gang *g = s->gangs->first; g; g = g->next)
+		busy++;
+	if (busy >= GANGS_MAX)
+		return ERR(TOO_MANY_JOBS, "%u gangs of workers are running", busy);
+	for (uint32_t i = 0; i < n; i++) {
+		struct storage *st;
+		TRY(storage_find(s, str_of(storages[i]), &st));
+		snprintf(roots[i].name, sizeof roots[i].name, "%s", st->name);
+		roots[i].path = st->path;
+	}
+	struct gang *g = mem_zalloc(1, sizeof *g);
+	if (!g)
+		return ERR(NO_MEMORY, "cannot make a gang");
+	g->server = s;
+	g->count = (uint32_t)s->config->workers;
+	g->members = mem_zalloc(g->count, sizeof *g->members);
+	snprintf(g->key, sizeof g->key, "%s", key);
+	g->next = s->gangs->first;
+	s->gangs->first = g;
+	enum err e = g->members ? start_workers(g, roots, n) : ERR(NO_MEMORY, "cannot make a gang");
+	if (e) {
+		struct err_info info = *err_last();
+		g->count = g->members ? g->count : 0;
+		free_gang(g);
+		err_restore(&info);
+		return e;
+	}
+	*out = g;
+	return OK;
+}
+
+static FALLIBLE enum err take_gang(struct server *s, const char *const *storages, uint32_t n, struct gang **out)
+{
+	char key[sizeof(*out)->key] = "";
+
+	if (n > GANG_ROOTS_MAX)
+		return ERR(LIMIT_EXCEEDED, "a job cannot use more than %d storages", GANG_ROOTS_MAX);
+	for (uint32_t i = 0; i < n; i++) { /* with the paths: a name may come back with another */
+		struct storage *st;
+		TRY(storage_find(s, str_of(storages[i]), &st));
+		size_t used = strlen(key);
+		snprintf(key + used, sizeof key - used, "%s=%08x,", st->name, (unsigned)str_hash(str_of(st->path)));
+	}
+	for (struct gang *g = s->gangs->first; g; g = g->next)
+		if (g->state == GANG_IDLE && strcmp(g->key, key) == 0) {
+			*out = g;
+			return OK;
+		}
+	return new_gang(s, key, storages, n, out);
+}
+
+FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, uint32_t storage_count,
+				 const struct gang_run *run, struct gang **out)
+{
+	struct gang *g;
+
+	TRY(take_gang(s, storages, storage_count, &g));
+	enum err e = keep_fds(g, run->fds, run->fd_count);
+	if (e) {
+		struct err_info info = *err_last();
+		free_gang(g);
+		err_restore(&info);
+		return e;
+	}
+	g->ops = run->ops;
+	g->user = run->user;
+	g->generation = run->generation;
+	g->body = json_incref((json_t *)run->body);
+	g->failed = OK;
+	g->cancelled = g->peers_told = false;
+	snprintf(g->job, sizeof g->job, "%s", run->job);
+	*out = g;
+	if (g->state == GANG_IDLE)
+		begin_run(g); /* only sends: the answers come through the loop */
+	return OK;
+}
+
+void gang_send_segments(struct gang *g, const json_t *body, const int *fds, uint32_t fd_count)
+{
+	if (g->state != GANG_BUSY || g->failed || g->cancelled)
+		return;
+	enum err e = keep_fds(g, fds, fd_count);
+	if (e)
+		gang_abort(g, e);
+	else
+		worker_send(g->members[0].worker, FRAME_SEGMENTS, g->generation, body, fds, fd_count);
+}
+
+void gang_commit_ok(struct gang *g)
+{
+	if (g->state == GANG_BUSY)
+		worker_send(g->members[0].worker, FRAME_COMMIT_OK, g->generation, NULL, NULL, 0);
+}
+
+void gang_cancel(struct gang *g)
+{
+	if (g->cancelled)
+		return;
+	g->cancelled = true;
+	if (g->state == GANG_BUSY)
+		cancel_rest(g);
+}
+
+/* ---- all of them ---- */
+
+void gang_note_worker(struct server *s, const struct worker *w)
+{
+	struct gangs *gs = s->gangs;
+
+	gs->noted = true;
+	gs->landlock = w->landlock;
+	gs->seccomp = w->seccomp;
+	snprintf(gs->engine, sizeof gs->engine, "%s", w->engine);
+}
+
+FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out)
+{
+	const struct gangs *gs = s->gangs;
+
+	if (!gs->noted) {
+		buf_puts(out, "{\"engine\":null,\"landlock\":null,\"seccomp\":null}");
+		return buf_status(out);
+	}
+	buf_puts(out, "{\"engine\":");
+	buf_json_str(out, str_of(gs->engine));
+	buf_printf(out, ",\"landlock\":%d,\"seccomp\":%s}", gs->landlock, gs->seccomp ? "true" : "false");
+	return buf_status(out);
+}
+
+FALLIBLE enum err gangs_new(struct server *s)
+{
+	s->gangs = mem_zalloc(1, sizeof *s->gangs);
+	return s->gangs ? OK : ERR(NO_MEMORY, "cannot keep gangs");
+}
+
+void gangs_free(struct gangs *gs)
+{
+	if (!gs)
+		return;
+	while (gs->first) {
+		gs->first->ops = NULL;
+		free_gang(gs->first);
+	}
+	mem_free(gs);
+}

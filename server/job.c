@@ -1,0 +1,582 @@
+/* job.c: see job.h. Records: in memory while live, from the journal afterwards, and as JSON text.
+ *
+ * The text is made once per change and kept: what a thousand pollers ask for is a memcpy. The same text is the journal's document,
+ * so that a record reads the same after a restart. */
+#include "server/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/config.h"
+#include "server/events.h"
+#include "server/job_own.h"
+
+enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000, TEXT_MAX = 32 << 20 };
+
+static const char *const kind_texts[] = { "save", "load", "reshard", "verify", "diff", "delete" };
+static const char *const state_texts[] = { "queued",	"planning", "running",	"committing",
+					   "succeeded", "failed",   "cancelled" };
+
+const char *job_kind_text(enum job_kind kind)
+{
+	return kind_texts[kind];
+}
+
+const char *job_state_text(enum job_state state)
+{
+	return state_texts[state];
+}
+
+bool job_state_ended(enum job_state state)
+{
+	return state >= JOB_SUCCEEDED;
+}
+
+/* ULID: 48 bits of milliseconds and 80 random bits in Crockford's base 32: ids sort by time of birth. */
+void job_new_id(char id[JOB_ID_LEN + 1])
+{
+	static const char digits[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+	static uint64_t last_ms;
+	static unsigned char bits[10];
+	uint64_t ms = (uint64_t)clock_wall_ms();
+
+	if (ms <= last_ms) { /* the same millisecond, or a clock set back: count on */
+		ms = last_ms;
+		for (int i = 9; i >= 0 && ++bits[i] == 0; i--)
+			;
+	} else {
+		must(getrandom(bits, sizeof bits, 0) == (ssize_t)sizeof bits);
+		bits[0] &= 0x7f; /* room to count */
+	}
+	last_ms = ms;
+	for (int i = 9; i >= 0; i--, ms >>= 5)
+		id[i] = digits[ms & 31];
+	for (int i = 0; i < 16; i++) {
+		int bit = i * 5, at = bit / 8, shift = 11 - bit % 8;
+		unsigned pair = (unsigned)bits[at] << 8 | (at + 1 < 10 ? bits[at + 1] : 0);
+		id[10 + i] = digits[pair >> shift & 31];
+	}
+	id[JOB_ID_LEN] = '\0';
+}
+
+struct principal job_owner(const struct job *j)
+{
+	return (struct principal){ .uid = j->uid };
+}
+
+/* ---- memory ---- */
+
+FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *spec, uid_t uid, struct job **out)
+{
+	struct job *j = mem_zalloc(1, sizeof *j);
+
+	if (!j)
+		return ERR(NO_MEMORY, "cannot keep a job");
+	j->server = s;
+	j->kind = kind;
+	j->uid = uid;
+	j->attempt = 1;
+	j->text = BUF_INIT(TEXT_MAX);
+	j->spec = json_deep_copy(spec);
+	j->created_ms = clock_wall_ms();
+	j->version = ++s->jobs->versions;
+	job_new_id(j->id);
+	const json_t *retries = json_object_get(json_object_get(spec, "options"), "retries");
+	j->retries_left = json_is_integer(retries) ? (int)json_integer_value(retries) : 1;
+	if (!j->spec) {
+		job_free(j);
+		return ERR(NO_MEMORY, "cannot keep a job");
+	}
+	*out = j;
+	return OK;
+}
+
+void job_free(struct job *j)
+{
+	if (!j)
+		return;
+	must(!j->source_use && !j->target_use && !j->waiters);
+	loop_timer_stop(&j->timer);
+	json_decref(j->spec);
+	json_decref(j->progress_ranks);
+	json_decref(j->result);
+	json_decref(j->error);
+	mem_free(j->plan);
+	mem_free(j->target);
+	buf_free(&j->text);
+	mem_free(j);
+}
+
+void job_live_add(struct job *j)
+{
+	struct jobs *all = j->server->jobs;
+
+	j->live_prev = NULL;
+	j->live_next = all->live;
+	if (all->live)
+		all->live->live_prev = j;
+	all->live = j;
+	all->live_count++;
+}
+
+void job_live_remove(struct job *j)
+{
+	struct jobs *all = j->server->jobs;
+
+	if (j->live_prev)
+		j->live_prev->live_next = j->live_next;
+	else
+		all->live = j->live_next;
+	if (j->live_next)
+		j->live_next->live_prev = j->live_prev;
+	j->live_prev = j->live_next = NULL;
+	all->live_count--;
+}
+
+static void cache_remove(struct job *j)
+{
+	struct jobs *all = j->server->jobs;
+
+	if (j->cache_prev)
+		j->cache_prev->cache_next = j->cache_next;
+	else
+		all->cache_first = j->cache_next;
+	if (j->cache_next)
+		j->cache_next->cache_prev = j->cache_prev;
+	else
+		all->cache_last = j->cache_prev;
+	j->cache_prev = j->cache_next = NULL;
+	all->cached--;
+}
+
+/* Ended jobs that were used of late; the one unused for longest goes. Called when j is in the table already. */
+void job_cache_add(struct job *j)
+{
+	struct jobs *all = j->server->jobs;
+
+	j->cache_prev = NULL;
+	j->cache_next = all->cache_first;
+	if (all->cache_first)
+		all->cache_first->cache_prev = j;
+	else
+		all->cache_last = j;
+	all->cache_first = j;
+	if (++all->cached > JOBS_CACHED) {
+		struct job *old = all->cache_last;
+		cache_remove(old);
+		table_remove(&all->table, &old->node);
+		job_free(old);
+	}
+}
+
+void job_revive(struct job *j)
+{
+	cache_remove(j);
+	job_live_add(j);
+}
+
+/* ---- records as text ---- */
+
+static void put_time(struct buf *b, const char *key, int64_t ms)
+{
+	char stamp[CLOCK_TEXT_MAX];
+
+	if (ms)
+		buf_printf(b, ",\"%s\":\"%s\"", key, clock_text(ms, stamp));
+	else
+		buf_printf(b, ",\"%s\":null", key);
+}
+
+static void put_json(struct buf *b, const char *key, const json_t *v)
+{
+	char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+
+	if (text)
+		buf_printf(b, ",\"%s\":", key);
+	if (text)
+		buf_puts(b, text);
+	mem_free(text);
+}
+
+static void put_progress(const struct job *j, struct buf *b)
+{
+	buf_printf(b, ",\"progress\":{\"bytes_done\":%ju,\"bytes_total\":%ju", (uintmax_t)j->bytes_done, (uintmax_t)j->bytes_total);
+	if (j->rate > 0) {
+		buf_printf(b, ",\"rate\":%.0f", j->rate);
+		if (!job_state_ended(j->state) && j->bytes_total > j->bytes_done)
+			buf_printf(b, ",\"eta_s\":%.1f", (double)(j->bytes_total - j->bytes_done) / j->rate);
+	}
+	put_json(b, "ranks", j->progress_ranks);
+	buf_puts(b, "}");
+}
+
+static FALLIBLE enum err make_text(struct job *j)
+{
+	struct buf *b = &j->text;
+	static const char *const shown[] = { "source", "target", "a", "b", "labels" };
+	char stamp[CLOCK_TEXT_MAX];
+
+	buf_free(b);
+	*b = BUF_INIT(TEXT_MAX);
+	buf_printf(b, "{\"id\":\"%s\",\"kind\":\"%s\",\"state\":\"%s\",\"stage\":", j->id, kind_texts[j->kind],
+		   state_texts[j->state]);
+	buf_json_str(b, str_of(j->stalled ? "stalled" : j->stage));
+	buf_printf(b, ",\"attempt\":%d,\"retries_left\":%d,\"uid\":%u", j->attempt, j->retries_left, j->uid);
+	if (j->cancel_wanted && !job_state_ended(j->state))
+		buf_puts(b, ",\"cancelling\":true");
+	put_time(b, "created_at", j->created_ms);
+	put_time(b, "started_at", j->started_ms);
+	put_time(b, "finished_at", j->finished_ms);
+	buf_printf(b, ",\"milestones\":{\"accepted\":\"%s\"", clock_text(j->created_ms, stamp));
+	put_time(b, "snapshotted", j->snapshotted_ms);
+	put_time(b, "durable", j->durable_ms);
+	buf_puts(b, "}");
+	put_progress(j, b);
+	for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+		put_json(b, shown[i], json_object_get(j->spec, shown[i]));
+	put_json(b, "spec", j->spec);
+	if (job_state_ended(j->state)) { /* while it ends, they are there but not yet on disk */
+		put_json(b, "result", j->result);
+		put_json(b, "error", j->error);
+	}
+	buf_puts(b, "}");
+	return buf_status(b);
+}
+
+static FALLIBLE enum err text_of(struct job *j, struct str *out)
+{
+	if (j->text.len == 0)
+		TRY(make_text(j));
+	*out = (struct str){ (const char *)j->text.p, j->text.len };
+	return OK;
+}
+
+void job_changed(struct job *j)
+{
+	j->version = ++j->server->jobs->versions;
+	j->text.len = 0;
+}
+
+void job_put_row(struct journal_txn *t, struct job *j)
+{
+	struct journal_job row = { .kind = j->kind,
+				   .state = (int)j->state,
+				   .attempt = j->attempt,
+				   .ended = job_state_ended(j->state),
+				   .uid = j->uid,
+				   .target = j->target ? j->target : "",
+				   .created_ms = j->created_ms,
+				   .finished_ms = j->finished_ms };
+
+	memcpy(row.id, j->id, sizeof row.id);
+	if (text_of(j, &row.doc) != OK)
+		row.doc = STR("{}");
+	journal_put_job(t, &row);
+}
+
+/* ---- records from the journal ---- */
+
+/* "2026-11-21T09:36:08.120Z", as clock_text wrote it. */
+static int64_t read_time(const json_t *o, const char *key)
+{
+	const char *text = json_string_value(json_object_get(o, key));
+	struct tm tm = { 0 };
+	int ms = 0;
+
+	if (!text || sscanf(text, "%d-%d-%dT%d:%d:%d.%dZ", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec,
+			    &ms) != 7)
+		return 0;
+	tm.tm_year -= 1900;
+	tm.tm_mon -= 1;
+	return (int64_t)timegm(&tm) * 1000 + ms;
+}
+
+static uint64_t read_number(const json_t *o, const char *key)
+{
+	json_int_t v = json_integer_value(json_object_get(o, key));
+
+	return v > 0 ? (uint64_t)v : 0;
+}
+
+static void read_doc(struct job *j, const json_t *doc)
+{
+	const char *stage = json_string_value(json_object_get(doc, "stage"));
+	const json_t *milestones = json_object_get(doc, "milestones"), *progress = json_object_get(doc, "progress");
+
+	snprintf(j->stage, sizeof j->stage, "%s", stage ? stage : "");
+	j->started_ms = read_time(doc, "started_at");
+	j->snapshotted_ms = read_time(milestones, "snapshotted");
+	j->durable_ms = read_time(milestones, "durable");
+	j->bytes_done = read_number(progress, "bytes_done");
+	j->bytes_total = read_number(progress, "bytes_total");
+	j->rate = json_number_value(json_object_get(progress, "rate"));
+	j->progress_ranks = json_incref(json_object_get(progress, "ranks"));
+	j->result = json_incref(json_object_get(doc, "result"));
+	j->error = json_incref(json_object_get(doc, "error"));
+	j->cancel_wanted = json_is_true(json_object_get(doc, "cancelling"));
+	if (json_is_integer(json_object_get(doc, "retries_left")))
+		j->retries_left = (int)read_number(doc, "retries_left");
+}
+
+struct load {
+	struct server *server;
+	struct job *job;
+};
+
+static enum err load_row(void *user, const struct journal_job *row)
+{
+	struct load *l = user;
+	CLEANUP(json_decrefp) json_t *doc = json_loadb(row->doc.p, row->doc.n, 0, NULL);
+	json_t *spec = json_object_get(doc, "spec");
+
+	if (row->kind < 0 || row->kind >= JOB_KIND_COUNT || row->state < 0 || row->state >= JOB_STATE_COUNT || !json_is_object(spec))
+		return ERR(JOURNAL, "the journal's record of job %s cannot be read", row->id);
+	TRY(job_alloc(l->server, (enum job_kind)row->kind, spec, row->uid, &l->job));
+	struct job *j = l->job;
+	memcpy(j->id, row->id, sizeof j->id);
+	j->state = (enum job_state)row->state;
+	j->attempt = row->attempt;
+	j->created_ms = row->created_ms;
+	j->finished_ms = row->finished_ms;
+	j->in_journal = true;
+	read_doc(j, doc);
+	j->target = mem_strdup(row->target);
+	return j->target ? OK : ERR(NO_MEMORY, "cannot read a job");
+}
+
+static bool is_id(struct str id)
+{
+	if (id.n != JOB_ID_LEN)
+		return false;
+	for (size_t i = 0; i < id.n; i++)
+		if (!strchr("0123456789ABCDEFGHJKMNPQRSTVWXYZ", id.p[i]) || !id.p[i])
+			return false;
+	return true;
+}
+
+FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
+{
+	struct load l = { .server = s };
+	struct job *j = (struct job *)table_find(&s->jobs->table, id);
+
+	if (!j && is_id(id)) {
+		enum err e = journal_read_job(s->journal, id, load_row, &l);
+		if (!e && l.job)
+			e = table_add(&s->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
+		if (e) {
+			job_free(l.job);
+			return e;
+		}
+		j = l.job;
+		if (j)
+			job_cache_add(j);
+	} else if (j && j->step == STEP_NONE && s->jobs->cache_first != j) {
+		cache_remove(j);
+		job_cache_add(j);
+	}
+	if (!j)
+		return ERR(NOT_FOUND, "there is no job \"%.*s\"", (int)num_min(id.n, 64), id.p);
+	*out = j;
+	return OK;
+}
+
+FALLIBLE enum err job_text(struct server *s, struct str id, struct str *out)
+{
+	struct job *j;
+
+	TRY(job_find(s, id, &j));
+	return text_of(j, out);
+}
+
+uint64_t job_version(struct server *s, struct str id)
+{
+	const struct job *j = (const struct job *)table_find(&s->jobs->table, id);
+
+	return j ? j->version : 0;
+}
+
+FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *out)
+{
+	struct job *j;
+
+	TRY(job_find(s, id, &j));
+	*out = j->state;
+	return OK;
+}
+
+FALLIBLE enum err job_plan(struct server *s, struct str id, struct buf *out)
+{
+	struct job *j;
+	bool found = false;
+
+	TRY(job_find(s, id, &j));
+	if (j->plan) {
+		buf_puts(out, j->plan);
+		return buf_status(out);
+	}
+	TRY(journal_read_plan(s->journal, id, out, &found));
+	return found ? OK : ERR(NOT_FOUND, "job %s has no plan yet", j->id);
+}
+
+uint32_t jobs_live(const struct server *s)
+{
+	return s->jobs->live_count;
+}
+
+bool jobs_use_storage(const struct server *s, const char *storage)
+{
+	for (const struct job *j = s->jobs->live; j; j = j->live_next)
+		for (uint32_t i = 0; i < j->storage_count; i++)
+			if (strcmp(j->storages[i], storage) == 0)
+				return true;
+	return false;
+}
+
+/* ---- waiting ---- */
+
+struct waiter {
+	struct waiter *next;
+	struct job *job;
+	struct server *server;
+	done_fn fn;
+	void *user;
+	struct loop_timer *timer;
+};
+
+static void answer_waiter(void *user, enum err e)
+{
+	struct waiter *w = user;
+
+	w->fn(w->user, e);
+	mem_free(w);
+}
+
+static void on_wait_over(void *user)
+{
+	struct waiter *w = user, **at = &w->job->waiters;
+
+	while (*at != w)
+		at = &(*at)->next;
+	*at = w->next;
+	w->timer = NULL;
+	answer_waiter(w, OK);
+}
+
+void job_wake(struct job *j)
+{
+	while (j->waiters) {
+		struct waiter *w = j->waiters;
+		j->waiters = w->next;
+		loop_timer_stop(&w->timer);
+		loop_later(w->server->loop, answer_waiter, w, OK);
+	}
+}
+
+void job_wait(struct server *s, struct str id, int64_t timeout_ms, done_fn fn, void *user)
+{
+	struct waiter *w = mem_zalloc(1, sizeof *w);
+
+	must(w);
+	*w = (struct waiter){ .server = s, .fn = fn, .user = user };
+	enum err e = job_find(s, id, &w->job);
+	if (!e && !job_state_ended(w->job->state) && timeout_ms > 0) {
+		e = loop_timer_start(s->loop, timeout_ms, on_wait_over, w, &w->timer);
+		if (!e) {
+			w->next = w->job->waiters;
+			w->job->waiters = w;
+			return;
+		}
+	}
+	loop_later(s->loop, answer_waiter, w, e);
+}
+
+/* ---- start and end ---- */
+
+static enum err take_row(void *user, const struct journal_job *row)
+{
+	struct load l = { .server = user };
+	enum err e = load_row(&l, row);
+
+	if (!e)
+		e = table_add(&l.server->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
+	if (e) { /* one record that cannot be read must not keep the daemon down */
+		log_err("a job cannot be taken up", "job", row->id, NULL);
+		job_free(l.job);
+		return OK;
+	}
+	job_live_add(l.job);
+	return OK;
+}
+
+static void count_row(void *user, int kind, int state, uint64_t n)
+{
+	struct jobs *all = user;
+
+	if (kind >= 0 && kind < JOB_KIND_COUNT && state >= 0 && state < JOB_STATE_COUNT)
+		all->ended_counts[kind][state] += n;
+}
+
+static void prune(struct server *s, int64_t now)
+{
+	struct journal_txn *t = journal_txn_new(s->journal);
+
+	s->jobs->pruned_ms = now;
+	journal_prune(t, s->config->keep_jobs, now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
+	journal_commit(s->journal, t, NULL, NULL);
+}
+
+static void on_tick(void *user)
+{
+	struct server *s = user;
+	int64_t now = clock_wall_ms();
+
+	s->jobs->tick = NULL;
+	job_watch(s);
+	if (now - s->jobs->pruned_ms >= PRUNE_MS)
+		prune(s, now);
+	if (loop_timer_start(s->loop, TICK_MS, on_tick, s, &s->jobs->tick) != OK)
+		log_err("jobs are not watched any more", NULL);
+}
+
+FALLIBLE enum err jobs_new(struct server *s)
+{
+	s->jobs = mem_zalloc(1, sizeof *s->jobs);
+	if (!s->jobs)
+		return ERR(NO_MEMORY, "cannot keep jobs");
+	TRY(journal_count_ended(s->journal, count_row, s->jobs));
+	TRY(journal_read_unended(s->journal, take_row, s));
+	for (struct job *j = s->jobs->live, *next; j; j = next) {
+		next = j->live_next;
+		job_recover(j);
+	}
+	state_dicts_settle(s);
+	return loop_timer_start(s->loop, TICK_MS, on_tick, s, &s->jobs->tick);
+}
+
+void jobs_free(struct jobs *all)
+{
+	if (!all)
+		return;
+	loop_timer_stop(&all->tick);
+	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
+		struct job *j = (struct job *)n;
+		next = table_next(&all->table, n);
+		for (struct waiter *w = j->waiters, *after; w; w = after) {
+			after = w->next;
+			loop_timer_stop(&w->timer);
+			mem_free(w);
+		}
+		j->waiters = NULL;
+		job_drop_uses(j);
+		job_free(j);
+	}
+	job_lanes_free(all);
+	table_free(&all->keys);
+	table_free(&all->table);
+	mem_free(all);
+}

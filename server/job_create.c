@@ -1,0 +1,401 @@
+/* job_create.c: from a request to a job in the journal. What can be refused is refused here, before anybody is told 202:
+ *
+ *   form of the request → idempotency key → storages, state dicts, target busy → exists? → space? → journal → queue
+ *
+ * The middle asks a look-up worker, so this is a chain of callbacks; each step ends in next() or in refuse(). */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/config.h"
+#include "server/events.h"
+#include "server/job_own.h"
+#include "server/lookup.h"
+#include "server/metrics.h"
+#include "server/storage.h"
+
+enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000 };
+
+enum step { SOURCE_A, SOURCE_B, TARGET, SIZE, SPACE, JOURNAL };
+
+struct creation {
+	struct table_node node;         /* first: in jobs->keys while it has a key */
+	struct server *server;
+	struct job *job;
+	enum step step;
+	uint64_t needed;                /* bytes on the target's storage; 0: not known */
+	job_created_fn fn;
+	job_planned_fn planned;
+	void *user;
+	char key[KEY_MAX + 1], node_key[KEY_MAX + 16], existing[JOB_ID_LEN + 1];
+	uint64_t digest;
+	bool keyed;
+};
+
+static void next(struct creation *c);
+
+static void finish(struct creation *c, enum err e)
+{
+	const char *id = c->existing[0] ? c->existing : c->job ? c->job->id : NULL;
+
+	if (c->keyed)
+		table_remove(&c->server->jobs->keys, &c->node);
+	if (c->planned) {
+		if (e) /* else the job answers when it has planned */
+			c->planned(c->user, e, NULL);
+	} else {
+		c->fn(c->user, e, e ? NULL : id, c->existing[0] != '\0');
+	}
+	mem_free(c);
+}
+
+static void refuse(struct creation *c, enum err e)
+{
+	struct err_info info = *err_last();
+
+	if (c->job) {
+		job_drop_uses(c->job);
+		job_live_remove(c->job);
+		job_free(c->job);
+		c->job = NULL;
+	}
+	err_restore(&info);
+	finish(c, e);
+}
+
+static void refuse_later(void *user, enum err e)
+{
+	refuse(user, e);
+}
+
+static void finish_later(void *user, enum err e)
+{
+	finish(user, e);
+}
+
+/* ---- what is known at once ---- */
+
+static bool same_or_inside(const char *a, const char *b)
+{
+	size_t n = strlen(a);
+
+	return n && strncmp(a, b, n) == 0 && (b[n] == '\0' || b[n] == '/');
+}
+
+static FALLIBLE enum err check_target_free(const struct job *j)
+{
+	if (!j->target[0])
+		return OK;
+	for (const struct job *other = j->server->jobs->live; other; other = other->live_next)
+		if (other != j && !other->dry_run && other->target &&
+		    (same_or_inside(other->target, j->target) || same_or_inside(j->target, other->target)))
+			return ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target);
+	return OK;
+}
+
+/* What another job is about to write cannot be taken for a snapshot. */
+static FALLIBLE enum err check_source_quiet(const struct job *j)
+{
+	struct job_ref ref = job_spec_ref(j->spec, "source");
+	char text[STATE_DICT_NAME_MAX + 8];
+
+	if (!ref.state_dict)
+		return OK;
+	snprintf(text, sizeof text, "shm:%s", ref.state_dict);
+	for (const struct job *other = j->server->jobs->live; other; other = other->live_next)
+		if (other != j && other->target && strcmp(other->target, text) == 0)
+			return ERR(STATE_DICT_BUSY, "job %s is loading into state dict \"%s\"", other->id, ref.state_dict);
+	return OK;
+}
+
+static FALLIBLE enum err check_now(struct creation *c)
+{
+	struct server *s = c->server;
+	struct job *j = c->job;
+
+	if (s->draining)
+		return ERR(DRAINING, "the daemon is shutting down");
+	if (s->jobs->live_count > s->config->queue_max)
+		return ERR(TOO_MANY_JOBS, "%u jobs are waiting", s->jobs->live_count - 1);
+	if (c->planned && s->jobs->dry_count >= DRY_RUNS_MAX)
+		return ERR(TOO_MANY_JOBS, "%d dry runs are waiting", DRY_RUNS_MAX);
+	TRY(job_spec_resolve(j));
+	TRY(check_target_free(j));
+	TRY(check_source_quiet(j));
+	return job_take_uses(j);
+}
+
+static FALLIBLE enum err check_key(struct creation *c, const struct job_request *rq)
+{
+	struct journal_key key = { .scope = "job", .uid = rq->who.uid, .key = rq->idem.key };
+	bool found = false;
+
+	if (rq->idem.key.n == 0)
+		return OK;
+	if (rq->idem.key.n > KEY_MAX)
+		return ERR(VALIDATION_FAILED, "an Idempotency-Key has at most %d bytes", KEY_MAX);
+	memcpy(c->key, rq->idem.key.p, rq->idem.key.n);
+	c->digest = journal_digest(rq->idem.body);
+	int n = snprintf(c->node_key, sizeof c->node_key, "%u:%s", rq->who.uid, c->key);
+	if (table_find(&c->server->jobs->keys, (struct str){ c->node_key, (size_t)n }))
+		return ERR(IDEMPOTENCY_IN_FLIGHT, "the first request with this key is still being worked on");
+	TRY(journal_read_key(c->server->journal, &key, &found));
+	if (found && key.digest != c->digest)
+		return ERR(IDEMPOTENCY_MISMATCH, "the key was used for job %s, with another body", key.resource);
+	if (found) {
+		snprintf(c->existing, sizeof c->existing, "%.*s", JOB_ID_LEN, key.resource);
+		return OK;
+	}
+	TRY(table_add(&c->server->jobs->keys, &c->node, (struct str){ c->node_key, (size_t)n }));
+	c->keyed = true;
+	return OK;
+}
+
+/* ---- what the storage knows ---- */
+
+static void on_source(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct creation *c = user;
+	const char *what = json_string_value(json_object_get(ok, "what"));
+
+	(void)fd;
+	if (!e && what && strcmp(what, "none") == 0)
+		e = ERR(NOT_FOUND, "there is no such checkpoint");
+	else if (!e && what && strcmp(what, "other") == 0)
+		e = ERR(NOT_A_CHECKPOINT, "what is there is no checkpoint");
+	if (e == ERR_NOT_FOUND || e == ERR_NOT_A_CHECKPOINT) {
+		static const char *const members[2][2] = { { "source", "a" }, { "target", "b" } };
+		const char *const *m = members[c->step == SOURCE_B];
+		struct job_ref ref = job_spec_ref(c->job->spec, m[0]);
+		if (!ref.storage)
+			ref = job_spec_ref(c->job->spec, m[1]);
+		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref.storage, ref.name) :
+					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref.storage, ref.name);
+	}
+	if (e) {
+		refuse(c, e);
+		return;
+	}
+	c->step++;
+	next(c);
+}
+
+static void on_target(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct creation *c = user;
+	const char *what = json_string_value(json_object_get(ok, "what"));
+
+	(void)fd;
+	if (!e && what && strcmp(what, "other") == 0)
+		e = ERR(NOT_A_CHECKPOINT, "%s holds something else than a checkpoint", c->job->target);
+	else if (!e && what && strcmp(what, "checkpoint") == 0 && !job_spec_overwrites(c->job->spec))
+		e = ERR(CHECKPOINT_EXISTS, "%s exists", c->job->target);
+	if (e) {
+		refuse(c, e);
+		return;
+	}
+	c->step++;
+	next(c);
+}
+
+static void on_size(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct creation *c = user;
+	json_int_t bytes = json_integer_value(json_object_get(ok, "bytes"));
+
+	(void)fd;
+	if (e) {
+		refuse(c, e);
+		return;
+	}
+	c->needed = bytes > 0 ? (uint64_t)bytes : 0;
+	c->step++;
+	next(c);
+}
+
+static void check_space(struct creation *c, const struct storage *st)
+{
+	char needed[32], have[32];
+
+	if (!st->probed_ms || st->total_bytes == 0 || c->needed <= st->free_bytes) {
+		c->step++;
+		next(c);
+		return;
+	}
+	snprintf(needed, sizeof needed, "%ju", (uintmax_t)c->needed);
+	snprintf(have, sizeof have, "%ju", (uintmax_t)st->free_bytes);
+	enum err e = ERR(STORAGE_FULL, "storage %s: %s bytes are needed, %s are free", st->name, needed, have);
+	refuse(c, err_expected(e, needed, have));
+}
+
+static void on_probe(void *user, enum err e)
+{
+	struct creation *c = user;
+	struct storage *st = NULL;
+
+	if (!e)
+		e = storage_find(c->server, str_of(job_spec_ref(c->job->spec, "target").storage), &st);
+	if (e)
+		refuse(c, e);
+	else
+		check_space(c, st);
+}
+
+static void ask(struct creation *c, const char *op, struct job_ref ref, lookup_fn fn)
+{
+	lookup_ask(c->server, ref.storage, json_pack("{s:s, s:s, s:s}", "op", op, "storage", ref.storage, "name", ref.name), NULL, 0,
+		   fn, c);
+}
+
+static uint64_t use_bytes(const struct state_dict_use *u)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t r = 0; u && r < u->world_size; r++)
+		sum += u->ranks[r].image_bytes;
+	return sum;
+}
+
+/* ---- into the journal ---- */
+
+static void on_journalled(void *user, enum err e)
+{
+	struct creation *c = user;
+	struct job *j = c->job;
+
+	if (!e)
+		e = table_add(&c->server->jobs->table, &j->node, (struct str){ j->id, JOB_ID_LEN });
+	if (e) {
+		refuse(c, e);
+		return;
+	}
+	j->in_journal = true;
+	log_info("job accepted", "job", j->id, "kind", job_kind_text(j->kind), "target", j->target, NULL);
+	job_queue(j);
+	finish(c, OK);
+}
+
+static void write_journal(struct creation *c)
+{
+	struct job *j = c->job;
+	struct journal_txn *t = journal_txn_new(c->server->journal);
+
+	if (j->kind == JOB_SAVE) /* sealed in shared memory that outlives the trainer: it may go on */
+		j->snapshotted_ms = clock_wall_ms();
+	snprintf(j->stage, sizeof j->stage, "waiting");
+	job_put_row(t, j);
+	journal_put_labels(t, j->id, json_object_get(j->spec, "labels"));
+	if (c->keyed) {
+		struct journal_key key = { .scope = "job", .uid = j->uid, .key = str_of(c->key), .digest = c->digest,
+					   .created_ms = j->created_ms };
+		memcpy(key.resource, j->id, sizeof j->id);
+		journal_put_key(t, &key);
+	}
+	journal_commit(c->server->journal, t, on_journalled, c);
+}
+
+static bool ask_step(struct creation *c)
+{
+	struct job *j = c->job;
+	struct job_ref source = job_spec_ref(j->spec, j->kind == JOB_DIFF ? "a" : "source");
+	struct job_ref b = job_spec_ref(j->spec, j->kind == JOB_DELETE ? "target" : "b");
+	struct job_ref target = job_spec_ref(j->spec, "target");
+	struct storage *st;
+
+	switch (c->step) {
+	case SOURCE_A:
+		if (source.storage && source.name)
+			ask(c, "exists", source, on_source);
+		return source.storage && source.name;
+	case SOURCE_B:
+		if (b.storage && b.name)
+			ask(c, "exists", b, on_source);
+		return b.storage && b.name;
+	case TARGET:
+		if (job_spec_writes_checkpoint(j))
+			ask(c, "exists", target, on_target);
+		return job_spec_writes_checkpoint(j);
+	case SIZE:
+		c->needed = j->kind == JOB_SAVE ? use_bytes(j->source_use) : 0;
+		if (j->kind != JOB_RESHARD || job_spec_selects(j->spec))
+			return false;
+		ask(c, "show", source, on_size);
+		return true;
+	case SPACE:
+		if (c->needed == 0 || job_spec_selects(j->spec) || storage_find(c->server, str_of(target.storage), &st) != OK)
+			return false;
+		if (clock_wall_ms() - st->probed_ms < PROBE_FRESH_MS && c->needed < st->free_bytes / 2)
+			return false;
+		storage_probe(c->server, st, on_probe, c);
+		return true;
+	default:
+		return false;
+	}
+}
+
+static void next(struct creation *c)
+{
+	while (c->step < JOURNAL) {
+		if (ask_step(c))
+			return;
+		c->step++;
+	}
+	if (!c->planned) {
+		write_journal(c);
+		return;
+	}
+	job_queue(c->job);
+	c->job = NULL;
+	finish(c, OK);
+}
+
+static void begin(struct server *s, const struct job_request *rq, struct creation *c)
+{
+	enum err e = check_key(c, rq);
+
+	c->server = s;
+	if (e || c->existing[0]) {
+		loop_later(s->loop, finish_later, c, e);
+		return;
+	}
+	e = job_alloc(s, rq->kind, rq->spec, rq->who.uid, &c->job);
+	if (e) {
+		loop_later(s->loop, finish_later, c, e);
+		return;
+	}
+	c->job->dry_run = c->planned != NULL;
+	c->job->planned = c->planned;
+	c->job->planned_user = c->user;
+	c->job->stage[0] = '\0';
+	job_live_add(c->job);
+	if (c->planned)
+		s->jobs->dry_count++;
+	c->job->step = STEP_NONE;
+	e = check_now(c);
+	if (e)
+		loop_later(s->loop, refuse_later, c, e);
+	else
+		next(c);
+}
+
+void job_create(struct server *s, const struct job_request *rq, job_created_fn fn, void *user)
+{
+	struct creation *c = mem_zalloc(1, sizeof *c);
+
+	must(c);
+	*c = (struct creation){ .server = s, .fn = fn, .user = user };
+	begin(s, rq, c);
+}
+
+void job_dry_run(struct server *s, const struct job_request *rq, job_planned_fn fn, void *user)
+{
+	struct creation *c = mem_zalloc(1, sizeof *c);
+	struct job_request keyless = *rq;
+
+	must(c);
+	*c = (struct creation){ .server = s, .planned = fn, .user = user };
+	keyless.idem = (struct idempotency){ 0 };
+	begin(s, &keyless, c);
+}

@@ -1,0 +1,252 @@
+/* job_ops.c: what callers do to jobs that exist: cancel, retry, list. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/job_own.h"
+
+static FALLIBLE enum err find_owned(struct server *s, const struct principal *who, struct str id, struct job **out)
+{
+	struct job *j;
+
+	TRY(job_find(s, id, &j));
+	if (!principal_may(who, j->uid))
+		return ERR(FORBIDDEN, "job %s belongs to uid %u", j->id, j->uid);
+	*out = j;
+	return OK;
+}
+
+static FALLIBLE enum err check_cancel(const struct job *j)
+{
+	if (job_state_ended(j->state) || j->step == STEP_ENDING)
+		return ERR(STATE_CONFLICT, "job %s has ended (%s)", j->id,
+			   job_state_text(j->step == STEP_ENDING ? j->end_state : j->state));
+	if (j->state == JOB_COMMITTING)
+		return ERR(STATE_CONFLICT, "job %s is committing: it can no longer be cancelled", j->id);
+	return OK;
+}
+
+void job_cancel(struct server *s, const struct principal *who, struct str id, done_fn fn, void *user)
+{
+	struct job *j;
+	enum err e = find_owned(s, who, id, &j);
+
+	if (!e)
+		e = check_cancel(j);
+	if (e || j->cancel_wanted) {
+		loop_later(s->loop, fn, user, e);
+		return;
+	}
+	log_info("job cancel asked", "job", j->id, NULL);
+	job_stop(j);
+	if (j->step == STEP_ENDING) {
+		job_wait(s, id, 60000, fn, user); /* its end is on its way to the journal */
+		return;
+	}
+	struct journal_txn *t = journal_txn_new(s->journal);
+	job_put_row(t, j);
+	journal_commit(s->journal, t, fn, user);
+}
+
+/* ---- retry ---- */
+
+struct retry {
+	struct server *server;
+	char id[JOB_ID_LEN + 1];
+	done_fn fn;
+	void *user;
+};
+
+static void on_retried(void *user, enum err e)
+{
+	struct retry *r = user;
+	struct job *j = (struct job *)table_find(&r->server->jobs->table, str_of(r->id));
+
+	if (j && j->step == STEP_WAITING && !e)
+		job_queue(j);
+	else if (j && e)
+		job_fail(j, e);
+	r->fn(r->user, e);
+	mem_free(r);
+}
+
+static FALLIBLE enum err check_retry(struct server *s, struct job *j)
+{
+	if (s->draining)
+		return ERR(DRAINING, "the daemon is shutting down");
+	if (j->state != JOB_FAILED && j->state != JOB_CANCELLED)
+		return ERR(STATE_CONFLICT, "job %s is %s: only a failed or cancelled job can be tried again", j->id,
+			   job_state_text(j->state));
+	TRY(job_spec_resolve(j));
+	for (const struct job *other = s->jobs->live; other; other = other->live_next)
+		if (j->target[0] && other->target && strcmp(other->target, j->target) == 0)
+			return ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target);
+	enum err e = job_take_uses(j);
+	if (e) {
+		struct err_info info = *err_last();
+		job_drop_uses(j);
+		err_restore(&info);
+	}
+	return e;
+}
+
+static void reset(struct job *j)
+{
+	json_decref(j->error);
+	json_decref(j->result);
+	json_decref(j->progress_ranks);
+	j->error = j->result = j->progress_ranks = NULL;
+	j->attempt++;
+	j->cancel_wanted = j->commit_asked = j->stalled = false;
+	j->bytes_done = j->bytes_total = 0;
+	j->rate = 0;
+	j->finished_ms = j->started_ms = j->durable_ms = 0;
+	const json_t *retries = json_object_get(json_object_get(j->spec, "options"), "retries");
+	j->retries_left = json_is_integer(retries) ? (int)json_integer_value(retries) : 1;
+	j->state = JOB_QUEUED;
+	j->step = STEP_WAITING;
+	snprintf(j->stage, sizeof j->stage, "waiting");
+	job_changed(j);
+}
+
+void job_retry(struct server *s, const struct principal *who, struct str id, done_fn fn, void *user)
+{
+	struct job *j;
+	enum err e = find_owned(s, who, id, &j);
+
+	if (!e)
+		e = check_retry(s, j);
+	if (e) {
+		loop_later(s->loop, fn, user, e);
+		return;
+	}
+	struct retry *r = mem_zalloc(1, sizeof *r);
+	struct journal_txn *t = journal_txn_new(s->journal);
+	must(r);
+	*r = (struct retry){ .server = s, .fn = fn, .user = user };
+	memcpy(r->id, j->id, sizeof r->id);
+	s->jobs->ended_counts[j->kind][j->state] -= s->jobs->ended_counts[j->kind][j->state] > 0;
+	job_revive(j);
+	reset(j);
+	log_info("job retry asked", "job", j->id, NULL);
+	job_put_row(t, j);
+	journal_commit(s->journal, t, on_retried, r);
+}
+
+/* ---- list ---- */
+
+static FALLIBLE enum err bad_filter(struct str term)
+{
+	return ERR(VALIDATION_FAILED,
+		   "filter: \"%.*s\" is none of state=…, kind=…, target=…, labels.KEY=…, joined by \" AND \"",
+		   (int)num_min(term.n, 64), term.p);
+}
+
+static bool read_word(struct str v, const char *(*text_of)(int), int count, int *out)
+{
+	for (int i = 0; i < count; i++)
+		if (str_is(v, text_of(i))) {
+			*out = i;
+			return true;
+		}
+	return false;
+}
+
+static const char *kind_text(int i)
+{
+	return job_kind_text((enum job_kind)i);
+}
+
+static const char *state_text(int i)
+{
+	return job_state_text((enum job_state)i);
+}
+
+static FALLIBLE enum err read_term(struct str term, struct journal_filter *f)
+{
+	const char *eq = memchr(term.p, '=', term.n);
+
+	if (!eq)
+		return bad_filter(term);
+	struct str key = { term.p, (size_t)(eq - term.p) };
+	struct str value = { eq + 1, term.n - key.n - 1 };
+	if (value.n >= 2 && value.p[0] == '"' && value.p[value.n - 1] == '"')
+		value = (struct str){ value.p + 1, value.n - 2 };
+	if (str_is(key, "state"))
+		return read_word(value, state_text, JOB_STATE_COUNT, &f->state) ? OK : bad_filter(term);
+	if (str_is(key, "kind"))
+		return read_word(value, kind_text, JOB_KIND_COUNT, &f->kind) ? OK : bad_filter(term);
+	if (str_is(key, "target")) {
+		f->target = value;
+		return OK;
+	}
+	if (!str_starts(key, "labels.") || key.n == 7 || f->label_count == JOURNAL_FILTER_LABELS)
+		return bad_filter(term);
+	f->label_key[f->label_count] = (struct str){ key.p + 7, key.n - 7 };
+	f->label_value[f->label_count++] = value;
+	return OK;
+}
+
+static FALLIBLE enum err read_filter(struct str text, struct journal_filter *f)
+{
+	static const char and[] = " AND ";
+
+	while (text.n) {
+		const char *at = memmem(text.p, text.n, and, sizeof and - 1);
+		size_t n = at ? (size_t)(at - text.p) : text.n;
+		TRY(read_term((struct str){ text.p, n }, f));
+		size_t skip = at ? n + sizeof and - 1 : n;
+		text = (struct str){ text.p + skip, text.n - skip };
+		if (at && text.n == 0)
+			return bad_filter(text);
+	}
+	return OK;
+}
+
+struct listing {
+	struct server *server;
+	struct buf *out;
+	uint32_t left, shown;
+	bool more;
+	char last[JOB_ID_LEN + 1];
+};
+
+static enum err put_row(void *user, const struct journal_job *row)
+{
+	struct listing *l = user;
+	const struct job *live = (const struct job *)table_find(&l->server->jobs->table, str_of(row->id));
+	struct str text = row->doc;
+
+	if (l->left == 0) {
+		l->more = true;
+		return OK;
+	}
+	if (live)
+		TRY(job_text(l->server, str_of(row->id), &text));
+	if (l->shown++)
+		buf_putc(l->out, ',');
+	buf_put(l->out, text.p, text.n);
+	memcpy(l->last, row->id, sizeof l->last);
+	l->left--;
+	return buf_status(l->out);
+}
+
+FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_size, struct str page_token, struct buf *out)
+{
+	struct journal_filter f = { .state = -1, .kind = -1, .before_id = page_token };
+	struct listing l = { .server = s, .out = out, .left = page_size };
+
+	if (page_size < 1 || page_size > JOB_PAGE_MAX)
+		return ERR(VALIDATION_FAILED, "page_size must be from 1 to %d", JOB_PAGE_MAX);
+	if (page_token.n != 0 && page_token.n != JOB_ID_LEN)
+		return ERR(VALIDATION_FAILED, "page_token is not one that was given out");
+	TRY(read_filter(filter, &f));
+	buf_puts(out, "{\"jobs\":[");
+	TRY(journal_read_jobs(s->journal, &f, page_size + 1, put_row, &l));
+	buf_puts(out, "]");
+	if (l.more)
+		buf_printf(out, ",\"next_page_token\":\"%s\"", l.last);
+	buf_puts(out, "}");
+	return buf_status(out);
+}

@@ -1,0 +1,107 @@
+/* job_own.h: what the files job*.c share; nobody else includes it. */
+#pragma once
+#include "server/gang.h"
+#include "server/job.h"
+#include "server/journal.h"
+#include "server/loop.h"
+#include "server/state_dict.h"
+#include "server/table.h"
+
+enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024 };
+
+struct lane;
+
+/* Where a live job stands in the machinery, beside its state. */
+enum job_step {
+	STEP_NONE,                  /* ended */
+	STEP_WAITING,               /* in its lane's queue, or for a retry's time */
+	STEP_RECOVERING,            /* a look-up finds out whether an earlier attempt had committed */
+	STEP_ON_GANG,
+	STEP_MAKING,                /* the gang waits for its target's segments */
+	STEP_ENDING,                /* the end is on its way to the journal */
+};
+
+struct job {
+	struct table_node node;     /* first; the key is id */
+	struct server *server;
+	char id[JOB_ID_LEN + 1];
+	enum job_kind kind;
+	enum job_state state;
+	enum job_step step;
+	char stage[JOB_STAGE_MAX];
+	int attempt, retries_left;
+	uid_t uid;
+	bool dry_run, cancel_wanted, commit_asked, stalled, gang_gone, in_journal;
+	json_t *spec, *progress_ranks, *result, *error;
+	char *plan;                 /* JSON text */
+	char *target;               /* "main:b", "shm:serve", "" */
+	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec or names */
+	uint32_t storage_count;
+	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms;
+	uint64_t bytes_done, bytes_total;
+	double rate;                /* bytes a second, smoothed */
+	int64_t rate_at_ms, alive_ms;      /* monotone clock: last sample, last byte of progress */
+	uint64_t version;
+	struct buf text;            /* the record; empty: to be made */
+	struct lane *lane;
+	struct job *lane_next;
+	struct job *live_prev, *live_next, *cache_prev, *cache_next;
+	struct gang *gang;
+	struct state_dict_use *source_use, *target_use;
+	struct loop_timer *timer;   /* of a retry */
+	struct waiter *waiters;
+	job_planned_fn planned;     /* of a dry run */
+	void *planned_user;
+	enum job_state end_state;   /* while STEP_ENDING */
+};
+
+struct jobs {
+	struct table table;
+	struct job *live;           /* doubly linked, any order */
+	uint32_t live_count, waiting_count, dry_count;
+	struct job *cache_first, *cache_last;
+	uint32_t cached;
+	struct lane *lanes;
+	uint64_t versions, attempts;
+	struct loop_timer *tick;
+	int64_t pruned_ms;
+	uint64_t ended_counts[JOB_KIND_COUNT][JOB_STATE_COUNT];   /* in the journal, for metrics */
+	struct table keys;          /* idempotency keys of creations on their way */
+};
+
+/* ---- job.c: records ---- */
+FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *spec, uid_t uid, struct job **out); /* in no list */
+void job_free(struct job *j);
+FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out);      /* from memory or from the journal */
+void job_live_add(struct job *j);
+void job_live_remove(struct job *j);
+void job_cache_add(struct job *j);
+void job_revive(struct job *j);                      /* from the cache to the live ones */
+void job_changed(struct job *j);                     /* the text is stale; says so on the event stream */
+void job_put_row(struct journal_txn *t, struct job *j);
+void job_new_id(char id[JOB_ID_LEN + 1]);
+struct principal job_owner(const struct job *j);
+void job_wake(struct job *j);                        /* its waiters: it has ended */
+
+/* ---- job_spec.c: what a spec refers to ---- */
+struct job_ref {
+	const char *storage, *name;        /* a checkpoint */
+	const char *state_dict;            /* or a state dict */
+	int64_t generation;                /* -1: not given */
+};
+struct job_ref job_spec_ref(const json_t *spec, const char *member);
+FALLIBLE enum err job_spec_resolve(struct job *j);   /* storages and target from the spec */
+bool job_spec_overwrites(const json_t *spec);
+bool job_spec_selects(const json_t *spec);           /* not the whole source */
+bool job_spec_writes_checkpoint(const struct job *j);
+
+/* ---- job_run.c: attempts ---- */
+void job_queue(struct job *j);                       /* it has a place in its lane from now on */
+void job_recover(struct job *j);
+void job_stop(struct job *j);                        /* a cancel, at whatever step */
+void job_end(struct job *j, enum job_state state);   /* result and error are set */
+void job_fail(struct job *j, enum err e);
+FALLIBLE enum err job_take_uses(struct job *j);
+void job_drop_uses(struct job *j);
+void job_lanes_free(struct jobs *all);
+void job_watch(struct server *s);                    /* stalls; called every tick */

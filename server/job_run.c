@@ -1,0 +1,862 @@
+/* job_run.c: attempts: lanes, gangs, retries, recovery, ends.
+ *
+ * A lane runs one job at a time, in order; it is named by what kind of work it is and which storages it touches. So a save waits
+ * for saves to the same storage only, never for a long reshard, and a storage that hangs holds up its own lane.
+ * A job that may have committed without our knowing (a worker or we ourselves died) is not run again blindly: a look-up worker asks
+ * the storage first (`recover`). */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/config.h"
+#include "server/errdoc.h"
+#include "server/events.h"
+#include "server/job_own.h"
+#include "server/lookup.h"
+#include "server/metrics.h"
+#include "server/storage.h"
+
+enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, NO_GANG_MS = 1000 };
+
+struct lane {
+	struct lane *next;
+	struct server *server;
+	char key[JOB_LANE_MAX];
+	struct job *first, **last, *running;
+	struct loop_timer *timer;
+};
+
+static void start_next(struct lane *lane);
+
+/* ---- lanes ---- */
+
+static FALLIBLE enum err lane_of(struct job *j, struct lane **out)
+{
+	static const char *const classes[] = { "save", "load", "bulk", "bulk", "bulk", "delete" };
+	struct jobs *all = j->server->jobs;
+	char key[JOB_LANE_MAX];
+	size_t n = (size_t)snprintf(key, sizeof key, "%s:", j->dry_run ? "plan" : classes[j->kind]);
+
+	for (uint32_t i = 0; i < j->storage_count && n < sizeof key; i++)
+		n += (size_t)snprintf(key + n, sizeof key - n, "%s,", j->storages[i]);
+	for (struct lane *l = all->lanes; l; l = l->next)
+		if (strcmp(l->key, key) == 0) {
+			*out = l;
+			return OK;
+		}
+	struct lane *l = mem_zalloc(1, sizeof *l);
+	if (!l)
+		return ERR(NO_MEMORY, "cannot make a lane");
+	memcpy(l->key, key, sizeof key);
+	l->server = j->server;
+	l->last = &l->first;
+	l->next = all->lanes;
+	all->lanes = l;
+	*out = l;
+	return OK;
+}
+
+void job_lanes_free(struct jobs *all)
+{
+	for (struct lane *l = all->lanes, *next; l; l = next) {
+		next = l->next;
+		loop_timer_stop(&l->timer);
+		mem_free(l);
+	}
+}
+
+static void lane_take_out(struct job *j)
+{
+	struct lane *l = j->lane;
+
+	for (struct job **at = &l->first; *at; at = &(*at)->lane_next)
+		if (*at == j) {
+			*at = j->lane_next;
+			if (!*at)
+				l->last = at;
+			j->lane_next = NULL;
+			j->lane = NULL;
+			return;
+		}
+}
+
+static void leave_lane(struct job *j)
+{
+	struct lane *l = j->lane;
+
+	if (!l)
+		return;
+	j->lane = NULL;
+	if (l->running == j)
+		l->running = NULL;
+	start_next(l);
+}
+
+static void emit_state(const struct job *j)
+{
+	if (j->dry_run)
+		return;
+	json_t *doc = json_pack("{s:s, s:s, s:s, s:s, s:i}", "job", j->id, "kind", job_kind_text(j->kind), "state",
+				job_state_text(j->state), "stage", j->stalled ? "stalled" : j->stage, "attempt", j->attempt);
+	if (doc && j->error && job_state_ended(j->state))
+		json_object_set(doc, "error", j->error);
+	events_emit(j->server->events, "job.state", j->id, doc);
+}
+
+/* Every change of state goes through here: one log line, one event, one row. */
+static void set_state(struct job *j, enum job_state state, const char *stage, bool write)
+{
+	bool new_state = j->state != state;
+
+	j->state = state;
+	snprintf(j->stage, sizeof j->stage, "%s", stage);
+	job_changed(j);
+	if (new_state && !j->dry_run)
+		log_info("job state", "job", j->id, "state", job_state_text(state), NULL);
+	emit_state(j);
+	if (write && j->in_journal) {
+		struct journal_txn *t = journal_txn_new(j->server->journal);
+		job_put_row(t, j);
+		journal_commit(j->server->journal, t, NULL, NULL);
+	}
+}
+
+static void start_later(void *user, enum err e)
+{
+	(void)e;
+	start_next(user);
+}
+
+void job_queue(struct job *j)
+{
+	struct lane *l;
+	enum err e = lane_of(j, &l);
+
+	if (e) {
+		job_fail(j, e);
+		return;
+	}
+	j->step = STEP_WAITING;
+	j->lane = l;
+	j->lane_next = NULL;
+	*l->last = j;
+	l->last = &j->lane_next;
+	set_state(j, JOB_QUEUED, "waiting", false);
+	loop_later(j->server->loop, start_later, l, OK);
+}
+
+/* ---- what the workers get ---- */
+
+static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, int *fds, uint32_t *fd_count)
+{
+	json_t *ranks = json_array();
+
+	for (uint32_t r = 0; r < u->world_size; r++) {
+		const struct state_dict_rank_use *k = &u->ranks[r];
+		json_array_append_new(ranks, json_pack("{s:i, s:i, s:s, s:I, s:I}", "rank", (int)r, "fd", (int)*fd_count, "segment",
+						       k->segment, "bytes", (json_int_t)k->bytes, "image_bytes",
+						       (json_int_t)k->image_bytes));
+		fds[(*fd_count)++] = k->fd;
+	}
+	json_t *one = json_pack("{s:i, s:I, s:o}", "world_size", (int)u->world_size, "generation", (json_int_t)u->generation, "ranks",
+				ranks);
+	if (!one || json_object_set_new(dicts, u->name, one) != 0)
+		return ERR(NO_MEMORY, "cannot describe a job");
+	return OK;
+}
+
+static FALLIBLE enum err make_body(struct job *j, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
+{
+	uint32_t most = (j->source_use ? j->source_use->world_size : 0) + (j->target_use ? j->target_use->world_size : 0), n = 0;
+	int *fds = mem_zalloc(most, sizeof *fds);
+	json_t *dicts = json_object();
+	enum err e = fds && dicts ? OK : ERR(NO_MEMORY, "cannot describe a job");
+
+	if (!e && j->source_use)
+		e = add_use(dicts, j->source_use, fds, &n);
+	if (!e && j->target_use)
+		e = add_use(dicts, j->target_use, fds, &n);
+	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
+					    job_kind_text(j->kind), "dry_run", j->dry_run, "spec", j->spec, "state_dicts", dicts);
+	json_decref(dicts);
+	if (!e && !body)
+		e = ERR(NO_MEMORY, "cannot describe a job");
+	if (e) {
+		mem_free(fds);
+		return e;
+	}
+	*body_out = body;
+	*fds_out = fds;
+	*fd_count_out = n;
+	return OK;
+}
+
+FALLIBLE enum err job_take_uses(struct job *j)
+{
+	struct principal who = job_owner(j);
+	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+
+	who.admin = who.uid == 0;
+	if (source.state_dict) {
+		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
+		json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation));
+	}
+	if (target.state_dict && state_dict_exists(j->server, str_of(target.state_dict)))
+		TRY(state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use));
+	return OK;
+}
+
+void job_drop_uses(struct job *j)
+{
+	if (j->target_use)
+		state_dict_drop(j->server, &j->target_use);
+	state_dict_unuse(j->server, &j->source_use);
+}
+
+/* ---- an attempt ---- */
+
+/* A callback that comes back later names the attempt it belongs to: the job may have moved on meanwhile. */
+struct ticket {
+	struct server *server;
+	char id[JOB_ID_LEN + 1];
+	int attempt;
+};
+
+static struct ticket *new_ticket(const struct job *j)
+{
+	struct ticket *t = mem_zalloc(1, sizeof *t);
+
+	must(t);
+	t->server = j->server;
+	memcpy(t->id, j->id, sizeof t->id);
+	t->attempt = j->attempt;
+	return t;
+}
+
+static struct job *take_ticket(struct ticket *t)
+{
+	struct job *j = (struct job *)table_find(&t->server->jobs->table, str_of(t->id));
+	bool valid = j && j->attempt == t->attempt;
+
+	mem_free(t);
+	return valid ? j : NULL;
+}
+
+static void on_state(void *user, const json_t *body)
+{
+	struct job *j = user;
+	const char *state = json_string_value(json_object_get(body, "state"));
+	const char *stage = json_string_value(json_object_get(body, "stage"));
+	const json_t *plan = json_object_get(body, "plan"), *total = json_object_get(body, "bytes_total");
+	enum job_state to = j->state;
+
+	if (state && strcmp(state, "running") == 0 && j->state == JOB_PLANNING)
+		to = JOB_RUNNING;
+	if (json_is_integer(total) && json_integer_value(total) >= 0)
+		j->bytes_total = (uint64_t)json_integer_value(total);
+	if (plan && !j->dry_run) {
+		char *text = json_dumps(plan, JSON_COMPACT);
+		struct journal_txn *t = journal_txn_new(j->server->journal);
+		if (text)
+			journal_put_plan(t, j->id, str_of(text));
+		journal_commit(j->server->journal, t, NULL, NULL);
+		mem_free(j->plan);
+		j->plan = text;
+	}
+	j->alive_ms = clock_mono_ms();
+	j->stalled = false;
+	set_state(j, to, stage ? stage : job_state_text(to), to != j->state);
+}
+
+static json_t *few_ranks(const json_t *ranks)
+{
+	json_t *some;
+
+	if (json_array_size(ranks) <= JOB_RANKS_SHOWN)
+		return json_incref((json_t *)ranks);
+	some = json_array();
+	for (size_t i = 0; some && i < JOB_RANKS_SHOWN; i++)
+		json_array_append(some, json_array_get(ranks, i));
+	return some;
+}
+
+static void on_progress(void *user, const json_t *body)
+{
+	struct job *j = user;
+	json_int_t done = json_integer_value(json_object_get(body, "bytes_done"));
+	json_int_t total = json_integer_value(json_object_get(body, "bytes_total"));
+	const json_t *ranks = json_object_get(body, "ranks");
+	int64_t now = clock_mono_ms();
+
+	if (done < 0 || total < 0)
+		return;
+	if ((uint64_t)done > j->bytes_done || j->state == JOB_PLANNING) {
+		double seconds = (double)(now - j->rate_at_ms) / 1000;
+		if (seconds >= 0.05 && (uint64_t)done > j->bytes_done) {
+			double sample = (double)((uint64_t)done - j->bytes_done) / seconds;
+			j->rate = j->rate > 0 ? j->rate * 0.7 + sample * 0.3 : sample;
+			j->rate_at_ms = now;
+		}
+		j->alive_ms = now;
+		if (j->stalled)
+			log_info("job goes on", "job", j->id, NULL);
+		j->stalled = false;
+	}
+	j->bytes_done = (uint64_t)done;
+	if (total)
+		j->bytes_total = (uint64_t)total;
+	if (json_is_array(ranks)) {
+		json_decref(j->progress_ranks);
+		j->progress_ranks = few_ranks(ranks);
+	}
+	job_changed(j);
+	if (j->dry_run)
+		return;
+	json_t *doc = json_pack("{s:s, s:{s:I, s:I, s:f, s:O*}}", "job", j->id, "progress", "bytes_done", done, "bytes_total",
+				(json_int_t)j->bytes_total, "rate", j->rate, "ranks", j->progress_ranks);
+	events_emit(j->server->events, "job.progress", j->id, doc);
+}
+
+/* ---- a load's new state dict ---- */
+
+static void on_made(void *user, enum err e, struct state_dict_use *use)
+{
+	struct server *s = ((struct ticket *)user)->server;
+	struct job *j = take_ticket(user);
+
+	if (!j || !j->gang || j->step != STEP_MAKING) {
+		if (!e)
+			state_dict_drop(s, &use);
+		return;
+	}
+	j->step = STEP_ON_GANG;
+	if (e) {
+		gang_abort(j->gang, e);
+		return;
+	}
+	json_t *ranks = json_array();
+	int *fds = mem_zalloc(use->world_size, sizeof *fds);
+	j->target_use = use;
+	for (uint32_t r = 0; fds && r < use->world_size; r++) {
+		fds[r] = use->ranks[r].fd;
+		json_array_append_new(ranks, json_pack("{s:i, s:i, s:I}", "rank", (int)r, "fd", (int)r, "bytes",
+						       (json_int_t)use->ranks[r].bytes));
+	}
+	json_t *body = json_pack("{s:o}", "ranks", ranks);
+	if (!fds || !body)
+		gang_abort(j->gang, ERR(NO_MEMORY, "cannot pass segments on"));
+	else
+		gang_send_segments(j->gang, body, fds, use->world_size);
+	json_decref(body);
+	mem_free(fds);
+}
+
+static FALLIBLE enum err read_wanted(const json_t *body, uint32_t world, uint64_t *bytes, uint64_t *image_bytes)
+{
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(json_object_get(body, "ranks"), i, one) {
+		json_int_t rank = json_integer_value(json_object_get(one, "rank"));
+		json_int_t b = json_integer_value(json_object_get(one, "bytes"));
+		json_int_t image = json_integer_value(json_object_get(one, "image_bytes"));
+		if (rank < 0 || rank >= (json_int_t)world || bytes[rank] || b <= 0 || image <= 0)
+			return ERR(PROTOCOL, "a worker asked for segments that cannot be");
+		bytes[rank] = (uint64_t)b;
+		image_bytes[rank] = (uint64_t)image;
+	}
+	return OK;
+}
+
+static void on_want_segments(void *user, const json_t *body)
+{
+	struct job *j = user;
+	struct job_ref target = job_spec_ref(j->spec, "target");
+	json_int_t world = json_integer_value(json_object_get(body, "world_size"));
+
+	if (j->kind != JOB_LOAD || !target.state_dict || j->target_use || j->step != STEP_ON_GANG || world < 1 ||
+	    world > STATE_DICT_WORLD_MAX || json_array_size(json_object_get(body, "ranks")) != (size_t)world) {
+		gang_abort(j->gang, ERR(PROTOCOL, "a worker asked for segments that do not fit the job"));
+		return;
+	}
+	uint64_t *bytes = mem_zalloc((size_t)world, sizeof *bytes), *images = mem_zalloc((size_t)world, sizeof *images);
+	enum err e = bytes && images ? read_wanted(body, (uint32_t)world, bytes, images) : ERR(NO_MEMORY, "cannot make segments");
+	if (e) {
+		gang_abort(j->gang, e);
+	} else {
+		struct state_dict_make m = { .name = str_of(target.state_dict), .world_size = (uint32_t)world, .bytes = bytes,
+					     .image_bytes = images, .who = job_owner(j), .job = j->id };
+		j->step = STEP_MAKING;
+		j->alive_ms = clock_mono_ms();
+		state_dict_make(j->server, &m, on_made, new_ticket(j));
+	}
+	mem_free(bytes);
+	mem_free(images);
+}
+
+/* ---- commit ---- */
+
+static void on_may_commit(void *user, enum err e)
+{
+	struct job *j = take_ticket(user);
+
+	if (!j || !j->gang)
+		return;
+	if (e)
+		gang_abort(j->gang, e);
+	else
+		gang_commit_ok(j->gang);
+}
+
+static void on_want_commit(void *user)
+{
+	struct job *j = user;
+	struct journal_txn *t;
+
+	if (j->commit_asked || j->cancel_wanted || j->dry_run)
+		return;
+	j->commit_asked = true;
+	set_state(j, JOB_COMMITTING, "commit", false);
+	t = journal_txn_new(j->server->journal);
+	job_put_row(t, j);
+	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));
+}
+
+/* ---- the end of an attempt ---- */
+
+static void on_retry_time(void *user)
+{
+	struct job *j = user;
+
+	j->timer = NULL;
+	job_queue(j);
+}
+
+static void begin_again(struct job *j)
+{
+	j->attempt++;
+	j->commit_asked = j->stalled = false;
+	j->bytes_done = 0;
+	j->rate = 0;
+	if (j->target_use && j->kind == JOB_LOAD) { /* segments made by the failed attempt; those of an existing one are kept */
+		state_dict_drop(j->server, &j->target_use);
+		enum err e = job_spec_ref(j->spec, "target").state_dict ? OK : ERR(INTERNAL, "a load without a target");
+		struct principal who = job_owner(j);
+		who.admin = who.uid == 0;
+		struct str name = str_of(job_spec_ref(j->spec, "target").state_dict);
+		if (!e && state_dict_exists(j->server, name))
+			e = state_dict_use(j->server, &who, name, -1, j->id, &j->target_use);
+		if (e) {
+			job_fail(j, e);
+			return;
+		}
+	}
+	j->step = STEP_WAITING;
+	set_state(j, JOB_QUEUED, "retry", true);
+	if (j->server->draining)
+		return; /* the next start takes it up */
+	if (loop_timer_start(j->server->loop, RETRY_MS << (j->attempt < 6 ? j->attempt - 2 : 4), on_retry_time, j, &j->timer) != OK)
+		job_queue(j);
+}
+
+static void fail_or_retry(struct job *j, enum err e)
+{
+	if (e == ERR_CANCELLED && j->cancel_wanted) {
+		json_decref(j->error);
+		j->error = errdoc_of(e);
+		job_end(j, JOB_CANCELLED);
+	} else if (e == ERR_CANCELLED && j->server->draining) {
+		begin_again(j);
+	} else if (err_blast(e) == ERR_BLAST_GANG && j->retries_left > 0 && !j->cancel_wanted) {
+		j->retries_left--;
+		log_err("job will be tried again", "job", j->id, NULL);
+		begin_again(j);
+	} else {
+		job_fail(j, e);
+	}
+}
+
+struct recovery {
+	struct ticket *ticket;
+	enum err e;                 /* how the attempt ended; OK: the daemon was restarted */
+	struct err_info info;
+	int64_t began_ms;
+	bool restart;
+};
+
+static void ask_recover(struct job *j, struct recovery *r);
+
+static void again_later(void *user)
+{
+	struct recovery *r = user;
+	struct job *j = (struct job *)table_find(&r->ticket->server->jobs->table, str_of(r->ticket->id));
+
+	if (j) {
+		j->timer = NULL;
+		ask_recover(j, r);
+	}
+}
+
+static void settle(struct job *j, struct recovery *r, bool committed, const json_t *ok)
+{
+	struct err_info info = r->info;
+	enum err e = r->e;
+	bool restart = r->restart;
+
+	mem_free(r);
+	if (committed) {
+		json_decref(j->result);
+		j->result = json_deep_copy(json_object_get(ok, "result"));
+		if (!j->result)
+			j->result = json_object();
+		log_info("job had committed", "job", j->id, NULL);
+		job_end(j, JOB_SUCCEEDED);
+	} else if (restart && j->cancel_wanted) {
+		fail_or_retry(j, ERR(CANCELLED, "cancelled"));
+	} else if (restart) {
+		begin_again(j);
+	} else {
+		err_restore(&info);
+		fail_or_retry(j, e);
+	}
+}
+
+static void on_recovered(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct recovery *r = user;
+	struct job *j = (struct job *)table_find(&r->ticket->server->jobs->table, str_of(r->ticket->id));
+
+	(void)fd;
+	must(j && j->step == STEP_RECOVERING);
+	if (e && err_retryable(e) && clock_mono_ms() - r->began_ms < RECOVER_FOR_MS && !j->server->draining &&
+	    loop_timer_start(j->server->loop, RECOVER_AGAIN_MS, again_later, r, &j->timer) == OK)
+		return;
+	if (e && j->server->draining) { /* nothing is known: the next start asks again */
+		mem_free(r->ticket);
+		mem_free(r);
+		j->step = STEP_WAITING;
+		return;
+	}
+	mem_free(r->ticket);
+	if (e && (r->restart || r->e == OK || j->state == JOB_COMMITTING)) {
+		struct err_info info = *err_last();
+		mem_free(r);
+		err_restore(&info);
+		job_fail(j, e);
+		return;
+	}
+	settle(j, r, !e && json_is_true(json_object_get(ok, "committed")), ok);
+}
+
+static void ask_recover(struct job *j, struct recovery *r)
+{
+	struct job_ref target = job_spec_ref(j->spec, "target");
+
+	lookup_ask(j->server, target.storage,
+		   json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target.storage, "name", target.name, "job",
+			     j->id, "kind", job_kind_text(j->kind)),
+		   NULL, 0, on_recovered, r);
+}
+
+static void recover(struct job *j, enum err e, bool restart)
+{
+	struct recovery *r = mem_zalloc(1, sizeof *r);
+
+	must(r);
+	r->ticket = new_ticket(j);
+	r->e = e;
+	r->restart = restart;
+	if (e)
+		r->info = *err_last();
+	r->began_ms = clock_mono_ms();
+	j->step = STEP_RECOVERING;
+	snprintf(j->stage, sizeof j->stage, "recover");
+	job_changed(j);
+	ask_recover(j, r);
+}
+
+static void end_dry_run(struct job *j, enum err e, const json_t *body)
+{
+	job_planned_fn fn = j->planned;
+	void *user = j->planned_user;
+	struct err_info info = *err_last();
+
+	leave_lane(j);
+	job_drop_uses(j);
+	job_live_remove(j);
+	j->server->jobs->dry_count--;
+	job_free(j);
+	err_restore(&info);
+	if (!e && !json_object_get(body, "plan"))
+		e = ERR(PROTOCOL, "a dry run ended without a plan");
+	fn(user, e, e ? NULL : json_object_get(body, "plan"));
+}
+
+static void on_ended(void *user, enum err e, const json_t *body)
+{
+	struct job *j = user;
+	const json_t *result = json_object_get(body, "result");
+	struct err_info info = *err_last();
+
+	j->gang = NULL;
+	if (j->dry_run) {
+		end_dry_run(j, e, body);
+		return;
+	}
+	leave_lane(j);
+	j->step = STEP_WAITING;
+	j->stalled = false;
+	err_restore(&info);
+	if (!e) {
+		json_decref(j->result);
+		j->result = result ? json_incref((json_t *)result) : json_object();
+		job_end(j, JOB_SUCCEEDED);
+	} else if ((job_spec_writes_checkpoint(j) || j->kind == JOB_DELETE) &&
+		   (j->commit_asked || err_blast(e) == ERR_BLAST_GANG || e == ERR_STORAGE_STALLED)) {
+		recover(j, e, false);
+	} else {
+		fail_or_retry(j, e);
+	}
+}
+
+static const struct gang_ops gang_calls = { .state = on_state, .progress = on_progress, .want_segments = on_want_segments,
+					    .want_commit = on_want_commit, .ended = on_ended };
+
+static FALLIBLE enum err start_attempt(struct job *j)
+{
+	struct jobs *all = j->server->jobs;
+	json_t *body = NULL;
+	int *fds = NULL;
+	struct gang_run run = { .job = j->id, .generation = j->server->boot << 32 | (++all->attempts & 0xffffffff),
+				.ops = &gang_calls, .user = j };
+
+	TRY(make_body(j, &body, &fds, &run.fd_count));
+	run.body = body;
+	run.fds = fds;
+	enum err e = gang_start_run(j->server, j->storages, j->storage_count, &run, &j->gang);
+	json_decref(body);
+	mem_free(fds);
+	if (e)
+		return e;
+	j->step = STEP_ON_GANG;
+	j->commit_asked = false;
+	j->alive_ms = j->rate_at_ms = clock_mono_ms();
+	if (!j->started_ms)
+		j->started_ms = clock_wall_ms();
+	set_state(j, JOB_PLANNING, "starting", true);
+	return OK;
+}
+
+static void on_gang_time(void *user)
+{
+	struct lane *l = user;
+
+	l->timer = NULL;
+	start_next(l);
+}
+
+static void start_next(struct lane *l)
+{
+	struct job *j = l->first;
+
+	if (l->running || !j || l->server->draining || l->timer)
+		return;
+	lane_take_out(j);
+	j->lane = l;
+	l->running = j;
+	enum err e = start_attempt(j);
+	if (!e)
+		return;
+	l->running = NULL;
+	if (e == ERR_TOO_MANY_JOBS) { /* back to the head of the queue */
+		j->lane_next = l->first;
+		if (!l->first)
+			l->last = &j->lane_next;
+		l->first = j;
+		if (loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer) != OK)
+			log_err("a lane stands still", NULL);
+		return;
+	}
+	if (j->dry_run)
+		end_dry_run(j, e, NULL);
+	else
+		job_fail(j, e);
+	if (l->first)
+		loop_later(l->server->loop, start_later, l, OK);
+}
+
+/* ---- ends ---- */
+
+static void announce(struct job *j)
+{
+	struct server *s = j->server;
+	char labels[96];
+	double seconds = (double)(j->finished_ms - (j->started_ms ? j->started_ms : j->created_ms)) / 1000;
+	struct job_ref target = job_spec_ref(j->spec, "target");
+
+	log_info("job ended", "job", j->id, "kind", job_kind_text(j->kind), "state", job_state_text(j->state), "code",
+		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", NULL);
+	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", job_kind_text(j->kind), job_state_text(j->state));
+	metrics_add(s->metrics, "dcpd_jobs_total", labels, 1);
+	snprintf(labels, sizeof labels, "kind=\"%s\"", job_kind_text(j->kind));
+	metrics_observe(s->metrics, "dcpd_job_duration_seconds", labels, seconds);
+	emit_state(j);
+	if (j->state != JOB_SUCCEEDED)
+		return;
+	if (job_spec_writes_checkpoint(j)) {
+		metrics_set(s->metrics, "dcpd_last_durable_timestamp_seconds", "", (double)j->finished_ms / 1000);
+		if (j->kind == JOB_SAVE && j->snapshotted_ms)
+			metrics_observe(s->metrics, "dcpd_save_lag_seconds", "", (double)(j->durable_ms - j->snapshotted_ms) / 1000);
+		events_emit(s->events, "checkpoint.committed", j->id,
+			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
+	}
+	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
+}
+
+static void on_end_time(void *user)
+{
+	struct job *j = user;
+
+	j->timer = NULL;
+	job_end(j, j->end_state);
+}
+
+static void on_end_journalled(void *user, enum err e)
+{
+	struct job *j = user;
+
+	if (e) { /* the end must not be seen before it is on disk; a full disk is a matter of waiting */
+		log_err("the end of a job cannot be journalled", "job", j->id, NULL);
+		if (loop_timer_start(j->server->loop, 1000, on_end_time, j, &j->timer) == OK)
+			return;
+	}
+	j->state = j->end_state;
+	j->step = STEP_NONE;
+	state_dict_unuse(j->server, &j->target_use);
+	state_dict_unuse(j->server, &j->source_use);
+	mem_free(j->plan);
+	j->plan = NULL;
+	j->in_journal = true;
+	job_changed(j);
+	job_live_remove(j);
+	job_cache_add(j);
+	j->server->jobs->ended_counts[j->kind][j->state]++;
+	announce(j);
+	job_wake(j);
+}
+
+void job_end(struct job *j, enum job_state state)
+{
+	struct journal_txn *t = journal_txn_new(j->server->journal);
+	enum job_state before = j->state;
+	enum err e = OK;
+
+	j->step = STEP_ENDING;
+	j->end_state = state;
+	j->finished_ms = clock_wall_ms();
+	j->stage[0] = '\0';
+	j->stalled = false;
+	if (state == JOB_SUCCEEDED) {
+		json_decref(j->error);
+		j->error = NULL;
+		if (job_spec_writes_checkpoint(j))
+			j->durable_ms = j->finished_ms;
+		if (j->bytes_total > j->bytes_done)
+			j->bytes_done = j->bytes_total;
+		if (j->target_use)
+			e = state_dict_keep(j->server, j->target_use, t);
+	} else if (j->target_use) {
+		state_dict_drop(j->server, &j->target_use);
+	}
+	if (e)
+		log_err("cannot keep a loaded state dict", "job", j->id, NULL);
+	j->state = state;
+	job_changed(j);
+	job_put_row(t, j);
+	j->state = before;
+	job_changed(j);
+	journal_commit(j->server->journal, t, on_end_journalled, j);
+}
+
+void job_fail(struct job *j, enum err e)
+{
+	json_decref(j->error);
+	j->error = errdoc_of(e);
+	log_err("job failed", "job", j->id, NULL);
+	job_end(j, JOB_FAILED);
+}
+
+void job_stop(struct job *j)
+{
+	j->cancel_wanted = true;
+	job_changed(j);
+	if (j->gang) {
+		gang_cancel(j->gang);
+	} else if (j->step == STEP_WAITING) {
+		if (j->lane)
+			lane_take_out(j);
+		loop_timer_stop(&j->timer);
+		fail_or_retry(j, ERR(CANCELLED, "cancelled while it waited"));
+	}
+}
+
+/* ---- after a restart ---- */
+
+void job_recover(struct job *j)
+{
+	bool may_have_committed = j->state != JOB_QUEUED && (job_spec_writes_checkpoint(j) || j->kind == JOB_DELETE);
+	enum err e = job_spec_resolve(j);
+
+	if (!e && !may_have_committed)
+		e = job_take_uses(j);
+	if (!e && may_have_committed && job_take_uses(j) != OK)
+		log_err("the source of a job is gone", "job", j->id, NULL); /* it matters only if the job has not committed */
+	if (e) {
+		job_fail(j, e);
+		return;
+	}
+	if (may_have_committed) {
+		recover(j, OK, true);
+		return;
+	}
+	j->attempt++; /* whatever the last daemon left behind has another name */
+	if (j->cancel_wanted)
+		fail_or_retry(j, ERR(CANCELLED, "cancelled"));
+	else
+		job_queue(j);
+}
+
+/* ---- stalls ---- */
+
+static void mark_storages(const struct job *j)
+{
+	for (uint32_t i = 0; i < j->storage_count; i++) {
+		struct storage *st;
+		if (storage_find(j->server, str_of(j->storages[i]), &st) == OK)
+			storage_set_state(j->server, st, STORAGE_STATE_STALLED);
+	}
+}
+
+void job_watch(struct server *s)
+{
+	int64_t now = clock_mono_ms();
+
+	for (struct job *j = s->jobs->live, *next; j; j = next) {
+		next = j->live_next;
+		if (j->step != STEP_ON_GANG || !j->gang)
+			continue;
+		int64_t silent = now - j->alive_ms;
+		if (silent > s->config->stall_ms && !j->stalled) {
+			j->stalled = true;
+			job_changed(j);
+			log_warn("job is stalled", "job", j->id, "stage", j->stage, NULL);
+			emit_state(j);
+			mark_storages(j);
+		}
+		if (silent > s->config->stall_deadline_ms) {
+			j->alive_ms = now;
+			gang_abort(j->gang, ERR(STORAGE_STALLED, "no progress in %jd s, in stage %s",
+						(intmax_t)(s->config->stall_deadline_ms / 1000), j->stage));
+		}
+	}
+}

@@ -1,0 +1,100 @@
+/* job_spec.c: what a job's spec refers to: storages, state dicts, its target. The form was checked by the handler; a spec from the
+ * journal or from on_owner_death is trusted no more than that, so that nothing here believes in a member's type. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "server/job_own.h"
+#include "server/storage.h"
+
+struct job_ref job_spec_ref(const json_t *spec, const char *member)
+{
+	const json_t *o = json_object_get(spec, member);
+	const json_t *generation = json_object_get(o, "generation");
+
+	return (struct job_ref){ .storage = json_string_value(json_object_get(o, "storage")),
+				 .name = json_string_value(json_object_get(o, "name")),
+				 .state_dict = json_string_value(json_object_get(o, "state_dict")),
+				 .generation = json_is_integer(generation) ? json_integer_value(generation) : -1 };
+}
+
+bool job_spec_overwrites(const json_t *spec)
+{
+	return json_is_true(json_object_get(json_object_get(spec, "options"), "overwrite"));
+}
+
+bool job_spec_selects(const json_t *spec)
+{
+	return json_array_size(json_object_get(spec, "include")) || json_array_size(json_object_get(spec, "exclude")) ||
+	       json_array_size(json_object_get(spec, "dtype"));
+}
+
+bool job_spec_writes_checkpoint(const struct job *j)
+{
+	return j->kind == JOB_SAVE || j->kind == JOB_RESHARD;
+}
+
+static FALLIBLE enum err add_storage(struct job *j, const char *name)
+{
+	struct storage *st;
+	uint32_t at = j->storage_count;
+
+	TRY(storage_find(j->server, str_of(name), &st));
+	for (uint32_t i = 0; i < j->storage_count; i++)
+		if (strcmp(j->storages[i], name) == 0)
+			return OK;
+	if (j->storage_count == GANG_ROOTS_MAX)
+		return ERR(LIMIT_EXCEEDED, "a job cannot use more than %d storages", GANG_ROOTS_MAX);
+	for (; at > 0 && strcmp(j->storages[at - 1], name) > 0; at--)
+		j->storages[at] = j->storages[at - 1];
+	j->storages[at] = name;
+	j->storage_count++;
+	return OK;
+}
+
+/* {"match":…,"like":"main:other"}: the worker reads that checkpoint's boxes. */
+static FALLIBLE enum err add_likes(struct job *j)
+{
+	json_t *target = json_object_get(j->spec, "target"), *likes = NULL;
+	const json_t *rule;
+	size_t i;
+
+	json_array_foreach(json_object_get(target, "layout"), i, rule) {
+		const char *like = json_string_value(json_object_get(rule, "like"));
+		const char *colon = like ? strchr(like, ':') : NULL;
+		if (!colon || strncmp(like, "shm:", 4) == 0)
+			continue;
+		if (!likes)
+			likes = json_array();
+		json_t *name = json_stringn(like, (size_t)(colon - like));
+		if (!likes || !name || json_array_append_new(likes, name) != 0)
+			return ERR(NO_MEMORY, "cannot resolve a layout");
+	}
+	if (likes) /* in the spec, so that the names live as long as it */
+		json_object_set_new(j->spec, "like_storages", likes);
+	json_array_foreach(likes, i, rule)
+		TRY(add_storage(j, json_string_value(rule)));
+	return OK;
+}
+
+FALLIBLE enum err job_spec_resolve(struct job *j)
+{
+	static const char *const members[] = { "source", "target", "a", "b" };
+	struct job_ref target = job_spec_ref(j->spec, "target");
+	char text[4096 + 64] = "";
+
+	j->storage_count = 0;
+	for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+		struct job_ref ref = job_spec_ref(j->spec, members[i]);
+		if (ref.storage)
+			TRY(add_storage(j, ref.storage));
+	}
+	TRY(add_likes(j));
+	if (target.storage && target.name)
+		snprintf(text, sizeof text, "%s:%s", target.storage, target.name);
+	else if (target.state_dict)
+		snprintf(text, sizeof text, "shm:%s", target.state_dict);
+	mem_free(j->target);
+	j->target = mem_strdup(text);
+	return j->target ? OK : ERR(NO_MEMORY, "cannot keep a job");
+}

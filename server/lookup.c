@@ -1,0 +1,475 @@
+/* lookup.c: see lookup.h.
+ *
+ * A pool per storage: a queue of questions and up to LOOKUP_WORKERS workers, started when a question waits and gone after an idle
+ * time. A question's deadline runs from when it was asked, in the queue too: who asked waits either way. */
+#include "server/lookup.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/config.h"
+#include "server/errdoc.h"
+#include "server/events.h"
+#include "server/loop.h"
+#include "server/state_dict.h"
+#include "server/storage.h"
+#include "server/worker.h"
+
+enum { LOOKUP_MEMORY = 64 << 20 };
+
+struct pool;
+
+struct question {
+	struct question *next;
+	struct pool *pool;
+	struct lookup_worker *at;          /* NULL: it waits */
+	json_t *body;
+	int *fds;
+	uint32_t fd_count;
+	lookup_fn fn;
+	void *user;
+	uint64_t number;
+	struct loop_timer *deadline;
+};
+
+struct lookup_worker {
+	struct pool *pool;
+	struct worker *worker;             /* NULL: none */
+	struct question *question;
+	bool ready;
+	struct loop_timer *idle;
+};
+
+struct pool {
+	struct pool *next;
+	struct server *server;
+	char storage[STORAGE_NAME_MAX + 1];  /* "": segments */
+	struct lookup_worker workers[LOOKUP_WORKERS];
+	struct question *first, **last;
+	uint32_t waiting;
+};
+
+struct lookups {
+	struct pool *pools;
+	uint64_t last_number;
+};
+
+static void pump(struct pool *p);
+
+static struct storage *storage_of(const struct pool *p)
+{
+	struct storage *st;
+
+	return p->storage[0] && storage_find(p->server, str_of(p->storage), &st) == OK ? st : NULL;
+}
+
+/* Ends a question: it is out of the queue and of its worker already. */
+static void answer(struct question *q, enum err e, const json_t *ok, int *fd)
+{
+	lookup_fn fn = q->fn;
+	void *user = q->user;
+	int none = -1;
+
+	loop_timer_stop(&q->deadline);
+	for (uint32_t i = 0; i < q->fd_count; i++)
+		close(q->fds[i]);
+	mem_free(q->fds);
+	json_decref(q->body);
+	mem_free(q);
+	fn(user, e, ok, fd ? fd : &none);
+}
+
+static void take_out(struct question *q)
+{
+	struct pool *p = q->pool;
+
+	for (struct question **at = &p->first; *at; at = &(*at)->next)
+		if (*at == q) {
+			*at = q->next;
+			if (!*at)
+				p->last = at;
+			p->waiting--;
+			return;
+		}
+}
+
+static void fail_waiting(struct pool *p, enum err e)
+{
+	struct err_info info = *err_last();
+
+	while (p->first) {
+		struct question *q = p->first;
+		take_out(q);
+		err_restore(&info);
+		answer(q, e, NULL, NULL);
+	}
+}
+
+static void on_deadline(void *user)
+{
+	struct question *q = user;
+	struct pool *p = q->pool;
+	struct storage *st = storage_of(p);
+	struct lookup_worker *at = q->at;
+
+	q->deadline = NULL;
+	if (at) {
+		at->question = NULL;
+		at->ready = false;
+		worker_disown(at->worker);
+		at->worker = NULL;
+		if (st)
+			storage_set_state(p->server, st, STORAGE_STATE_STALLED);
+	} else {
+		take_out(q);
+	}
+	answer(q, ERR(STORAGE_STALLED, "%s%s did not answer in time", p->storage[0] ? "storage " : "a worker", p->storage),
+	       NULL, NULL);
+	pump(p);
+}
+
+/* ---- its workers ---- */
+
+static void on_idle(void *user)
+{
+	struct lookup_worker *lw = user;
+
+	lw->idle = NULL;
+	lw->ready = false;
+	worker_disown(lw->worker);
+	lw->worker = NULL;
+}
+
+static void rest(struct lookup_worker *lw)
+{
+	worker_set(lw->worker, "idle", NULL);
+	loop_timer_stop(&lw->idle);
+	if (loop_timer_start(lw->pool->server->loop, lw->pool->server->config->lookup_idle_ms, on_idle, lw, &lw->idle) != OK)
+		log_err("cannot watch an idle worker", NULL);
+}
+
+static void on_ready(struct worker *w, enum err e)
+{
+	struct lookup_worker *lw = w->owner;
+	struct pool *p = lw->pool;
+	struct storage *st = storage_of(p);
+
+	if (e) {
+		struct err_info info = *err_last();
+		lw->worker = NULL;
+		worker_disown(w);
+		if (st)
+			storage_set_state(p->server, st, STORAGE_STATE_GONE);
+		err_restore(&info);
+		fail_waiting(p, e);
+		return;
+	}
+	lw->ready = true;
+	rest(lw);
+	pump(p);
+}
+
+static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
+{
+	struct lookup_worker *lw = w->owner;
+	struct pool *p = lw->pool;
+	struct question *q = lw->question;
+	struct storage *st = storage_of(p);
+	const json_t *ok = json_object_get(body, "ok");
+
+	if (f->type != FRAME_ANSWER || !q || f->generation != q->number) {
+		worker_kill(w, ERR(PROTOCOL, "worker %s answered what it was not asked", w->id));
+		return;
+	}
+	lw->question = NULL;
+	rest(lw);
+	if (st && st->state != STORAGE_OK)
+		storage_set_state(p->server, st, STORAGE_OK);
+	if (ok)
+		answer(q, OK, ok, f->fd_count ? &f->fds[0] : NULL);
+	else
+		answer(q, errdoc_restore(json_object_get(body, "problem")), NULL, NULL);
+	pump(p);
+}
+
+static void on_ended(struct worker *w, enum err e)
+{
+	struct lookup_worker *lw = w->owner;
+	struct question *q = lw->question;
+	bool was_ready = lw->ready;
+	struct pool *p = lw->pool;
+
+	lw->worker = NULL;
+	lw->question = NULL;
+	lw->ready = false;
+	loop_timer_stop(&lw->idle);
+	if (q) {
+		answer(q, e, NULL, NULL);
+		pump(p);
+	} else if (!was_ready) {
+		fail_waiting(p, e); /* it cannot even start: another one would not either */
+	} else {
+		pump(p);
+	}
+}
+
+static const struct worker_ops worker_calls = { .ready = on_ready, .frame = on_frame, .ended = on_ended };
+
+static FALLIBLE enum err start_worker(struct lookup_worker *lw)
+{
+	struct pool *p = lw->pool;
+	struct worker_root root = { .path = NULL };
+	struct worker_spec spec = { .role = "lookup", .count = 1, .memory_bytes = LOOKUP_MEMORY, .ops = &worker_calls, .owner = lw };
+
+	if (p->storage[0]) {
+		struct storage *st;
+		TRY(storage_find(p->server, str_of(p->storage), &st));
+		snprintf(root.name, sizeof root.name, "%s", st->name);
+		root.path = st->path;
+		spec.roots = &root;
+		spec.root_count = 1;
+	}
+	return worker_start(p->server, &spec, &lw->worker);
+}
+
+static void pump(struct pool *p)
+{
+	uint32_t starting = 0;
+
+	for (int i = 0; i < LOOKUP_WORKERS && p->first; i++) {
+		struct lookup_worker *lw = &p->workers[i];
+		if (!lw->ready || lw->question) {
+			starting += lw->worker && !lw->ready;
+			continue;
+		}
+		struct question *q = p->first;
+		take_out(q);
+		q->at = lw;
+		lw->question = q;
+		loop_timer_stop(&lw->idle);
+		worker_set(lw->worker, "busy", NULL);
+		worker_send(lw->worker, FRAME_LOOKUP, q->number, q->body, q->fds, q->fd_count);
+	}
+	for (int i = 0; i < LOOKUP_WORKERS && p->waiting > starting; i++) {
+		if (p->workers[i].worker)
+			continue;
+		enum err e = start_worker(&p->workers[i]);
+		if (e) {
+			fail_waiting(p, e);
+			return;
+		}
+		starting++;
+	}
+}
+
+/* ---- asking ---- */
+
+static FALLIBLE enum err find_pool(struct server *s, const char *storage, struct pool **out)
+{
+	struct lookups *l = s->lookups;
+
+	for (struct pool *p = l->pools; p; p = p->next)
+		if (strcmp(p->storage, storage) == 0) {
+			*out = p;
+			return OK;
+		}
+	struct pool *p = mem_zalloc(1, sizeof *p);
+	if (!p)
+		return ERR(NO_MEMORY, "cannot ask a question");
+	p->server = s;
+	p->last = &p->first;
+	snprintf(p->storage, sizeof p->storage, "%s", storage);
+	for (int i = 0; i < LOOKUP_WORKERS; i++)
+		p->workers[i].pool = p;
+	p->next = l->pools;
+	l->pools = p;
+	*out = p;
+	return OK;
+}
+
+static FALLIBLE enum err check_storage(struct server *s, const char *storage, bool is_probe)
+{
+	struct storage *st;
+
+	TRY(storage_find(s, str_of(storage), &st));
+	if (st->state == STORAGE_STATE_STALLED && !is_probe)
+		return ERR(STORAGE_STALLED, "storage %s does not answer", storage);
+	return OK;
+}
+
+/* Removing what is left over takes as long as the tree is large; the others are short. */
+static int64_t deadline_of(const struct server *s, const json_t *body)
+{
+	const char *op = json_string_value(json_object_get(body, "op"));
+	bool slow = op && (strcmp(op, "sweep") == 0 || strcmp(op, "recover") == 0);
+
+	return s->config->lookup_deadline_ms * (slow ? 30 : 1);
+}
+
+static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct question *q, const int *fds, uint32_t fd_count)
+{
+	const char *op = json_string_value(json_object_get(q->body, "op"));
+	struct pool *p;
+
+	if (!q->body)
+		return ERR(NO_MEMORY, "cannot ask a question");
+	if (storage)
+		TRY(check_storage(s, storage, op && strcmp(op, "probe") == 0));
+	TRY(find_pool(s, storage ? storage : "", &p));
+	if (p->waiting >= LOOKUP_WAITING_MAX)
+		return ERR(STORAGE_STALLED, "%u questions to storage %s are waiting", p->waiting, p->storage);
+	q->fds = mem_zalloc(fd_count, sizeof *q->fds);
+	if (!q->fds)
+		return ERR(NO_MEMORY, "cannot ask a question");
+	for (uint32_t i = 0; i < fd_count; i++) {
+		q->fds[i] = dup(fds[i]);
+		if (q->fds[i] < 0)
+			return ERR_SYS(SYSTEM, "cannot pass a segment on");
+		q->fd_count++;
+	}
+	TRY(loop_timer_start(s->loop, deadline_of(s, q->body), on_deadline, q, &q->deadline));
+	q->pool = p;
+	*p->last = q;
+	p->last = &q->next;
+	p->waiting++;
+	return OK;
+}
+
+static void fail_later(void *user, enum err e)
+{
+	answer(user, e, NULL, NULL);
+}
+
+static void pump_later(void *user, enum err e)
+{
+	struct server *s = user;
+
+	(void)e;
+	for (struct pool *p = s->lookups->pools; p; p = p->next)
+		pump(p);
+}
+
+void lookup_ask(struct server *s, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
+		void *user)
+{
+	struct question *q = mem_zalloc(1, sizeof *q);
+
+	must(q);
+	q->body = question;
+	q->fn = fn;
+	q->user = user;
+	q->number = ++s->lookups->last_number;
+	enum err e = enqueue(s, storage, q, fds, fd_count);
+	if (e)
+		loop_later(s->loop, fail_later, q, e);
+	else
+		loop_later(s->loop, pump_later, s, OK);
+}
+
+/* ---- about state dicts ---- */
+
+struct about {
+	struct server *server;
+	struct state_dict_use *use;
+	lookup_fn fn;
+	void *user;
+};
+
+static void on_about(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct about *a = user;
+	struct err_info info = *err_last();
+
+	state_dict_unuse(a->server, &a->use);
+	err_restore(&info);
+	a->fn(a->user, e, ok, fd);
+	mem_free(a);
+}
+
+static void about_failed(void *user, enum err e)
+{
+	int none = -1;
+	struct about *a = user;
+
+	a->fn(a->user, e, NULL, &none);
+	mem_free(a);
+}
+
+static void ask_use(struct server *s, struct about *a, json_t *more)
+{
+	const struct state_dict_use *use = a->use;
+	json_t *ranks = json_array();
+	int *fds = mem_zalloc(use->world_size, sizeof *fds);
+
+	must(fds);
+	for (uint32_t i = 0; i < use->world_size; i++) {
+		fds[i] = use->ranks[i].fd;
+		json_array_append_new(ranks, json_pack("{s:i, s:i, s:I, s:I}", "rank", (int)i, "fd", (int)i, "bytes",
+						       (json_int_t)use->ranks[i].bytes, "image_bytes",
+						       (json_int_t)use->ranks[i].image_bytes));
+	}
+	json_object_set_new(more, "state_dict", json_string(use->name));
+	json_object_set_new(more, "world_size", json_integer(use->world_size));
+	json_object_set_new(more, "generation", json_integer(use->generation));
+	json_object_set_new(more, "ranks", ranks);
+	lookup_ask(s, NULL, more, fds, use->world_size, on_about, a);
+	mem_free(fds);
+}
+
+void lookup_ask_state_dict(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
+			   lookup_fn fn, void *user)
+{
+	struct about *a = mem_zalloc(1, sizeof *a);
+
+	must(a);
+	*a = (struct about){ s, NULL, fn, user };
+	enum err e = state_dict_use(s, who, name, generation, "", &a->use);
+	if (e) {
+		json_decref(more);
+		loop_later(s->loop, about_failed, a, e);
+	} else {
+		ask_use(s, a, more);
+	}
+}
+
+/* ---- */
+
+FALLIBLE enum err lookups_new(struct server *s)
+{
+	s->lookups = mem_zalloc(1, sizeof *s->lookups);
+	return s->lookups ? OK : ERR(NO_MEMORY, "cannot keep look-ups");
+}
+
+/* Nobody is called any more: whoever asked is going away too. */
+void lookups_free(struct lookups *l)
+{
+	if (!l)
+		return;
+	for (struct pool *p = l->pools, *next; p; p = next) {
+		next = p->next;
+		for (int i = 0; i < LOOKUP_WORKERS; i++) {
+			struct question *q = p->workers[i].question;
+			loop_timer_stop(&p->workers[i].idle);
+			if (p->workers[i].worker)
+				worker_disown(p->workers[i].worker);
+			if (q) {
+				*p->last = q;
+				p->last = &q->next;
+				q->next = NULL;
+			}
+		}
+		for (struct question *q = p->first, *after; q; q = after) {
+			after = q->next;
+			loop_timer_stop(&q->deadline);
+			for (uint32_t i = 0; i < q->fd_count; i++)
+				close(q->fds[i]);
+			mem_free(q->fds);
+			json_decref(q->body);
+			mem_free(q);
+		}
+		mem_free(p);
+	}
+	mem_free(l);
+}

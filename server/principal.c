@@ -1,0 +1,7 @@
+/* principal.c: who may touch what. */
+#include "server/server.h"
+
+bool principal_may(const struct principal *p, uid_t owner)
+{
+	return p->admin || p->uid == owner;
+}

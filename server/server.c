@@ -1,0 +1,205 @@
+/* server.c: the coordinator put together, in the order in which its parts need each other, and taken apart the other way round.
+ *
+ * Start: lock the state dir, open the journal, make sure that no worker of a killed daemon is left, take up state dicts, sweep
+ * segments, take up jobs. Nothing here waits for a storage: what is on one is asked when the loop runs. */
+#include "server/server.h"
+
+#include <event2/event.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/config.h"
+#include "server/events.h"
+#include "server/gang.h"
+#include "server/job_own.h"
+#include "server/journal.h"
+#include "server/lookup.h"
+#include "server/metrics.h"
+#include "server/state_dict.h"
+#include "server/storage.h"
+#include "server/worker.h"
+
+static void *json_alloc(size_t n)
+{
+	return mem_alloc(n);
+}
+
+static FALLIBLE enum err make_dirs(const char *path)
+{
+	char part[CONFIG_PATH_MAX];
+
+	for (const char *p = path + 1;; p++) {
+		if (*p != '/' && *p != '\0')
+			continue;
+		snprintf(part, sizeof part, "%.*s", (int)(p - path), path);
+		if (mkdir(part, *p ? 0755 : 0700) != 0 && errno != EEXIST)
+			return ERR_SYS(CONFIG, "cannot make %s", part);
+		if (!*p)
+			return OK;
+	}
+}
+
+/* One daemon per state dir. The lock goes with the process, however it ends. */
+static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
+{
+	char path[CONFIG_PATH_MAX + 8];
+	int fd;
+
+	TRY(make_dirs(c->state_dir));
+	snprintf(path, sizeof path, "%s/lock", c->state_dir);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return ERR_SYS(CONFIG, "cannot open %s", path);
+	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+		enum err e = ERR_SYS(CONFIG, "another daemon uses %s", c->state_dir);
+		close(fd);
+		return e;
+	}
+	*fd_out = fd;
+	return OK;
+}
+
+/* ---- what is left of jobs that nobody knows: asked of each storage once it answers ---- */
+
+static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
+{
+	char removed[24];
+
+	(void)user;
+	(void)fd;
+	snprintf(removed, sizeof removed, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "removed")));
+	if (!e && strcmp(removed, "0") != 0)
+		log_warn("left-over staging removed", "count", removed, NULL);
+}
+
+static void sweep_storage(struct server *s, const char *name)
+{
+	json_t *keep = json_array();
+	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
+
+	job_new_id(before);
+	for (const struct job *j = s->jobs->live; j; j = j->live_next)
+		json_array_append_new(keep, json_string(j->id));
+	lookup_ask(s, name, json_pack("{s:s, s:s, s:o, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before), NULL, 0, on_swept, s);
+}
+
+static void first_probes(struct server *s)
+{
+	for (uint32_t i = 0; i < storage_count(s); i++) {
+		storage_probe(s, storage_at(s, i), NULL, NULL);
+		sweep_storage(s, storage_at(s, i)->name);
+	}
+}
+
+static FALLIBLE enum err build(struct server *s, struct event_base *base)
+{
+	s->base = base;
+	s->started_ms = clock_wall_ms();
+	TRY(lock_state_dir(s->config, &s->lock_fd));
+	TRY(loop_new(base, &s->loop));
+	TRY(metrics_new(&s->metrics));
+	TRY(journal_open(s->config->journal_file, s->loop, &s->journal, &s->boot));
+	TRY(events_new(s->loop, s->boot, &s->events));
+	TRY(workers_new(s));
+	TRY(gangs_new(s));
+	TRY(lookups_new(s));
+	workers_sweep(s);
+	TRY(storages_new(s));
+	TRY(state_dicts_new(s));
+	TRY(jobs_new(s));
+	first_probes(s);
+	s->ready = true;
+	return OK;
+}
+
+FALLIBLE enum err server_new(const struct config *config, struct event_base *base, struct server **out)
+{
+	struct server *s;
+
+	json_set_alloc_funcs(json_alloc, mem_free);
+	s = mem_zalloc(1, sizeof *s);
+	if (!s)
+		return ERR(NO_MEMORY, "cannot start");
+	s->config = config;
+	s->lock_fd = -1;
+	enum err e = build(s, base);
+	if (e) {
+		struct err_info info = *err_last();
+		server_free(s);
+		err_restore(&info);
+		return e;
+	}
+	*out = s;
+	return OK;
+}
+
+void server_free(struct server *s)
+{
+	if (!s)
+		return;
+	loop_timer_stop(&s->drain_timer);
+	if (s->journal)
+		journal_sync(s->journal);
+	gangs_free(s->gangs);
+	lookups_free(s->lookups);
+	workers_free(s);
+	jobs_free(s->jobs);
+	state_dicts_free(s->state_dicts);
+	storages_free(s->storages);
+	journal_close(s->journal);
+	events_free(s->events);
+	metrics_free(s->metrics);
+	loop_free(s->loop);
+	if (s->lock_fd >= 0)
+		close(s->lock_fd);
+	mem_free(s);
+}
+
+/* ---- the end ---- */
+
+static void on_drain_over(void *user)
+{
+	struct server *s = user;
+
+	s->drain_timer = NULL;
+	log_warn("jobs still run: they are kept for the next start", NULL);
+	for (struct job *j = s->jobs->live; j; j = j->live_next)
+		if (j->gang && j->state != JOB_COMMITTING)
+			gang_cancel(j->gang);
+}
+
+void server_drain(struct server *s)
+{
+	if (s->draining)
+		return;
+	s->draining = true;
+	log_info("draining", NULL);
+	if (loop_timer_start(s->loop, s->config->drain_ms, on_drain_over, s, &s->drain_timer) != OK)
+		on_drain_over(s);
+}
+
+bool server_drained(const struct server *s)
+{
+	if (!s->draining || journal_waiting(s->journal))
+		return false;
+	for (const struct job *j = s->jobs->live; j; j = j->live_next)
+		if (j->gang || j->step == STEP_ENDING || j->step == STEP_MAKING)
+			return false;
+	return true;
+}
+
+FALLIBLE enum err server_reload(struct server *s, const struct config *fresh)
+{
+	uint32_t before = storage_count(s);
+
+	log_init("dcpd", fresh->log_json, LOG_LEVEL_INFO);
+	TRY(storages_reload(s, fresh));
+	if (storage_count(s) != before)
+		first_probes(s);
+	return OK;
+}

@@ -1,0 +1,374 @@
+/* state_dict.c: see state_dict.h. Records: making, finding, taking up from the journal, going away. The life of a slot is in
+ * state_dict_slot.c, leases in state_dict_lease.c, what jobs do in state_dict_use.c, space in state_dict_space.c. */
+#include "server/state_dict.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/config.h"
+#include "server/events.h"
+#include "server/state_dict_own.h"
+
+void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation)
+{
+	events_emit(sd->server->events, "state_dict.changed", NULL,
+		    json_pack("{s:s, s:s, s:I}", "state_dict", sd->name, "what", what, "generation", (json_int_t)generation));
+}
+
+bool state_dict_exists(const struct server *s, struct str name)
+{
+	return table_find(&s->state_dicts->table, name) != NULL;
+}
+
+uint32_t state_dict_count(const struct server *s)
+{
+	return s->state_dicts->table.count;
+}
+
+FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out)
+{
+	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, name);
+
+	if (!sd || sd->made_by_load)
+		return ERR(NOT_FOUND, "there is no state dict \"%.*s\"", (int)num_min(name.n, STATE_DICT_NAME_MAX), name.p);
+	if (!principal_may(who, sd->uid))
+		return ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u", sd->name, sd->uid);
+	*out = sd;
+	return OK;
+}
+
+/* ---- memory ---- */
+
+static void free_one(struct state_dict *sd)
+{
+	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
+		if (sd->all_slots[i].fd >= 0)
+			close(sd->all_slots[i].fd);
+	json_decref(sd->on_owner_death);
+	mem_free(sd->all_slots);
+	mem_free(sd->ranks);
+	mem_free(sd);
+}
+
+FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
+				   struct state_dict **out)
+{
+	if (s->state_dicts->table.count >= STATE_DICTS_MAX)
+		return ERR(LIMIT_EXCEEDED, "there are %d state dicts already", STATE_DICTS_MAX);
+	struct state_dict *sd = mem_zalloc(1, sizeof *sd);
+	if (!sd)
+		return ERR(NO_MEMORY, "cannot make a state dict");
+	sd->ranks = mem_zalloc(world_size, sizeof *sd->ranks);
+	sd->all_slots = mem_zalloc((size_t)world_size * slots, sizeof *sd->all_slots);
+	sd->world_size = sd->ranks && sd->all_slots ? world_size : 0;
+	sd->slot_count = slots;
+	sd->server = s;
+	sd->uid = uid;
+	sd->last_generation = -1;
+	sd->created_ms = clock_wall_ms();
+	memcpy(sd->name, name.p, name.n);
+	for (uint32_t r = 0; r < sd->world_size; r++) {
+		sd->ranks[r].slots = sd->all_slots + (size_t)r * slots;
+		sd->ranks[r].last_generation = -1;
+		for (uint32_t k = 0; k < slots; k++)
+			sd->ranks[r].slots[k].fd = -1;
+	}
+	enum err e = sd->world_size ? table_add(&s->state_dicts->table, &sd->node, (struct str){ sd->name, name.n }) :
+				      ERR(NO_MEMORY, "cannot make a state dict");
+	if (e) {
+		free_one(sd);
+		return e;
+	}
+	*out = sd;
+	return OK;
+}
+
+void state_dict_unref(struct state_dict *sd)
+{
+	must(sd->refs > 0);
+	if (--sd->refs == 0 && sd->dead)
+		free_one(sd);
+}
+
+void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
+{
+	if (sl->fd < 0)
+		return;
+	close(sl->fd);
+	if (seg_unlink(sl->segment) != OK)
+		log_err("cannot remove a segment", "segment", sl->segment, NULL);
+	sd->server->state_dicts->used_bytes -= sl->bytes;
+	sl->fd = -1;
+	sl->bytes = sl->image_bytes = 0;
+	sl->segment[0] = '\0';
+}
+
+void state_dict_kill(struct state_dict *sd)
+{
+	must(!sd->dead && !sd->uses);
+	table_remove(&sd->server->state_dicts->table, &sd->node);
+	sd->dead = true;
+	sd->refs++;
+	state_dict_fail_waiters(sd);
+	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
+		state_dict_drop_segment(sd, &sd->all_slots[i]);
+	state_dict_unref(sd);
+}
+
+/* ---- the journal's rows ---- */
+
+void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
+{
+	char *text = sd->on_owner_death ? json_dumps(sd->on_owner_death, JSON_COMPACT) : NULL;
+	struct journal_state_dict row = { .name = sd->name,
+					  .uid = sd->uid,
+					  .world_size = sd->world_size,
+					  .slots = sd->slot_count,
+					  .lease_ms = sd->lease_ms,
+					  .created_ms = sd->created_ms,
+					  .orphaned_ms = sd->orphaned_ms,
+					  .last_generation = sd->last_generation,
+					  .on_owner_death = text ? str_of(text) : STR("") };
+
+	journal_put_state_dict(t, &row);
+	mem_free(text);
+}
+
+void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state)
+{
+	size_t index = (size_t)(sl - sd->all_slots);
+	struct journal_slot row = { .name = sd->name,
+				    .rank = (uint32_t)(index / sd->slot_count),
+				    .slot = (uint32_t)(index % sd->slot_count),
+				    .segment = sl->segment,
+				    .bytes = sl->bytes,
+				    .image_bytes = sl->image_bytes,
+				    .state = state,
+				    .generation = sl->generation };
+
+	journal_put_slot(t, &row);
+}
+
+/* ---- making ---- */
+
+struct creation {
+	struct server *server;
+	state_dict_created_fn fn;
+	void *user;
+	char name[STATE_DICT_NAME_MAX + 1];
+	bool existing;
+};
+
+static void on_created(void *user, enum err e)
+{
+	struct creation *c = user;
+	struct state_dict *sd = (struct state_dict *)table_find(&c->server->state_dicts->table, str_of(c->name));
+
+	if (e && e == ERR_JOURNAL && sd && !sd->uses) {
+		struct err_info info = *err_last();
+		state_dict_kill(sd);
+		err_restore(&info);
+	} else if (!e && sd && !c->existing) {
+		state_dict_emit(sd, "created", -1);
+	}
+	c->fn(c->user, e, c->name, c->existing);
+	mem_free(c);
+}
+
+static FALLIBLE enum err check_name(struct str name)
+{
+	if (name.n == 0 || name.n > STATE_DICT_NAME_MAX || !str_utf8(name) || name.p[0] == '.' || name.p[0] == '-')
+		return ERR(NAME_INVALID, "a state dict's name has 1 to %d bytes of UTF-8 and does not begin with . or -",
+			   STATE_DICT_NAME_MAX);
+	for (size_t i = 0; i < name.n; i++)
+		if ((unsigned char)name.p[i] < 0x20 || name.p[i] == 0x7f || name.p[i] == '/' || name.p[i] == ':')
+			return ERR(NAME_INVALID, "a state dict's name has no /, : or control characters");
+	return OK;
+}
+
+static FALLIBLE enum err check_request(struct server *s, const struct state_dict_request *rq)
+{
+	if (s->draining)
+		return ERR(DRAINING, "the daemon is shutting down");
+	TRY(check_name(rq->name));
+	if (rq->world_size < 1 || rq->world_size > STATE_DICT_WORLD_MAX)
+		return ERR(VALIDATION_FAILED, "world_size must be from 1 to %d", STATE_DICT_WORLD_MAX);
+	if (rq->slots < 0 || rq->slots > STATE_DICT_SLOTS_MAX)
+		return ERR(VALIDATION_FAILED, "slots must be from 1 to %d", STATE_DICT_SLOTS_MAX);
+	if (rq->lease_ms < 0 || rq->lease_ms > 86400000)
+		return ERR(VALIDATION_FAILED, "a lease lasts at most a day");
+	return OK;
+}
+
+static FALLIBLE enum err seen_before(struct server *s, const struct state_dict_request *rq, bool *seen_out)
+{
+	struct journal_key key = { .scope = "state_dict", .uid = rq->who.uid, .key = rq->idem.key };
+	bool found = false;
+
+	*seen_out = false;
+	if (rq->idem.key.n == 0)
+		return OK;
+	TRY(journal_read_key(s->journal, &key, &found));
+	if (!found)
+		return OK;
+	if (key.digest != journal_digest(rq->idem.body))
+		return ERR(IDEMPOTENCY_MISMATCH, "the key was used to make state dict \"%s\"", key.resource);
+	*seen_out = true;
+	return OK;
+}
+
+static FALLIBLE enum err create(struct server *s, const struct state_dict_request *rq, struct creation *c, struct journal_txn **txn)
+{
+	struct state_dict *sd;
+
+	TRY(check_request(s, rq));
+	memcpy(c->name, rq->name.p, rq->name.n);
+	TRY(seen_before(s, rq, &c->existing));
+	if (c->existing)
+		return OK;
+	if (state_dict_exists(s, rq->name))
+		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists", c->name);
+	TRY(state_dict_alloc(s, rq->name, (uint32_t)rq->world_size, rq->slots ? (uint32_t)rq->slots : 2, rq->who.uid, &sd));
+	sd->lease_ms = rq->lease_ms ? rq->lease_ms : s->config->lease_ms;
+	sd->on_owner_death = rq->on_owner_death ? json_deep_copy(rq->on_owner_death) : NULL;
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		sd->ranks[r].expires_ms = sd->created_ms + sd->lease_ms;
+	*txn = journal_txn_new(s->journal);
+	state_dict_row(*txn, sd);
+	if (rq->idem.key.n) {
+		struct journal_key key = { .scope = "state_dict", .uid = rq->who.uid, .key = rq->idem.key,
+					   .digest = journal_digest(rq->idem.body), .created_ms = sd->created_ms };
+		memcpy(key.resource, sd->name, sizeof sd->name);
+		journal_put_key(*txn, &key);
+	}
+	return OK;
+}
+
+void state_dict_create(struct server *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user)
+{
+	struct creation *c = mem_zalloc(1, sizeof *c);
+	struct journal_txn *txn = NULL;
+
+	must(c);
+	*c = (struct creation){ .server = s, .fn = fn, .user = user };
+	enum err e = create(s, rq, c, &txn);
+	if (txn)
+		journal_commit(s->journal, txn, on_created, c);
+	else
+		loop_later(s->loop, on_created, c, e);
+}
+
+void state_dict_delete(struct server *s, const struct principal *who, struct str name, done_fn fn, void *user)
+{
+	struct state_dict *sd;
+	enum err e = state_dict_find(s, who, name, &sd);
+
+	if (!e && sd->uses)
+		e = ERR(STATE_DICT_BUSY, "state dict \"%s\" is used by %s", sd->name,
+			sd->uses->job[0] ? sd->uses->job : "a question");
+	if (e) {
+		loop_later(s->loop, fn, user, e);
+		return;
+	}
+	struct journal_txn *t = journal_txn_new(s->journal);
+	journal_delete_state_dict(t, sd->name);
+	journal_commit(s->journal, t, fn, user);
+	state_dict_emit(sd, "deleted", -1);
+	state_dict_kill(sd);
+}
+
+/* ---- start and end ---- */
+
+static enum err take_row(void *user, const struct journal_state_dict *row)
+{
+	struct server *s = user;
+	struct state_dict *sd;
+
+	if (strlen(row->name) > STATE_DICT_NAME_MAX || row->world_size < 1 || row->world_size > STATE_DICT_WORLD_MAX ||
+	    row->slots < 1 || row->slots > STATE_DICT_SLOTS_MAX)
+		return ERR(JOURNAL, "the journal holds a state dict that cannot be");
+	TRY(state_dict_alloc(s, str_of(row->name), row->world_size, row->slots, row->uid, &sd));
+	sd->lease_ms = row->lease_ms;
+	sd->created_ms = row->created_ms;
+	sd->orphaned_ms = row->orphaned_ms;
+	sd->last_generation = row->last_generation;
+	if (row->on_owner_death.n)
+		sd->on_owner_death = json_loadb(row->on_owner_death.p, row->on_owner_death.n, 0, NULL);
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		sd->ranks[r].expires_ms = sd->lease_ms && !sd->orphaned_ms ? clock_wall_ms() + sd->lease_ms : 0;
+	return OK;
+}
+
+/* A segment that is gone or is not as it was costs its slot only. */
+static enum err take_slot(void *user, const struct journal_slot *row)
+{
+	struct server *s = user;
+	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, str_of(row->name));
+	int fd;
+
+	if (!sd || row->rank >= sd->world_size || row->slot >= sd->slot_count || strlen(row->segment) >= SEG_NAME_MAX ||
+	    row->bytes == 0)
+		return OK;
+	if (seg_open(row->segment, row->bytes, &fd) != OK) {
+		log_err("a segment cannot be taken up again", "state_dict", sd->name, "segment", row->segment, NULL);
+		return OK;
+	}
+	struct slot *sl = &sd->ranks[row->rank].slots[row->slot];
+	state_dict_space_mark(s, fd);
+	sl->fd = fd;
+	sl->bytes = row->bytes;
+	sl->image_bytes = row->image_bytes;
+	sl->generation = row->generation;
+	sl->state = row->state == SLOT_SEALED || row->state == SLOT_OPEN || row->state == SLOT_LEAVING ? (uint8_t)row->state :
+													SLOT_FREE;
+	snprintf(sl->segment, sizeof sl->segment, "%s", row->segment);
+	if (sl->state != SLOT_FREE && sl->state != SLOT_OPEN && sl->generation > sd->ranks[row->rank].last_generation)
+		sd->ranks[row->rank].last_generation = sl->generation;
+	s->state_dicts->used_bytes += sl->bytes;
+	return OK;
+}
+
+/* Slots that were released while a job of the last run read them: free, unless the job takes them up again. */
+void state_dicts_settle(struct server *s)
+{
+	for (struct table_node *n = table_next(&s->state_dicts->table, NULL); n; n = table_next(&s->state_dicts->table, n)) {
+		struct state_dict *sd = (struct state_dict *)n;
+		for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
+			if (sd->all_slots[i].state == SLOT_LEAVING && sd->all_slots[i].uses == 0)
+				state_dict_free_slot(sd, &sd->all_slots[i]);
+	}
+}
+
+FALLIBLE enum err state_dicts_new(struct server *s)
+{
+	s->state_dicts = mem_zalloc(1, sizeof *s->state_dicts);
+	if (!s->state_dicts)
+		return ERR(NO_MEMORY, "cannot keep state dicts");
+	TRY(journal_read_state_dicts(s->journal, take_row, s));
+	TRY(journal_read_slots(s->journal, take_slot, s));
+	TRY(state_dict_space_sweep(s));
+	TRY(state_dict_space_new(s));
+	return state_dict_lease_start(s);
+}
+
+void state_dicts_free(struct state_dicts *all)
+{
+	if (!all)
+		return;
+	state_dict_space_free(all);
+	loop_timer_stop(&all->tick);
+	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
+		next = table_next(&all->table, n);
+		struct state_dict *sd = (struct state_dict *)n;
+		state_dict_fail_waiters(sd);
+		while (sd->uses)
+			state_dict_unuse(sd->server, &(struct state_dict_use *){ sd->uses });
+		free_one(sd);
+	}
+	table_free(&all->table);
+	mem_free(all);
+}

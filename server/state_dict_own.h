@@ -1,0 +1,104 @@
+/* state_dict_own.h: what the files state_dict*.c share; nobody else includes it. */
+#pragma once
+#include "os/seg.h"
+#include "server/journal.h"
+#include "server/loop.h"
+#include "server/state_dict.h"
+#include "server/table.h"
+
+/* The numbers of the states that a crash must not lose are in the journal. */
+enum slot_state {
+	SLOT_FREE = 0,              /* may be handed out; has a segment if bytes > 0 */
+	SLOT_OPEN = 1,              /* a client fills it */
+	SLOT_SEALED = 2,
+	SLOT_LEAVING = 3,           /* sealed and released, but a job still reads it; free when that ends */
+	SLOT_MAKING = 16,           /* its segment is being made */
+	SLOT_SEALING = 17,          /* waits for the journal */
+	SLOT_FREEING = 18,          /* the same */
+};
+
+struct slot {
+	uint64_t bytes, image_bytes;
+	int64_t generation;
+	int fd;
+	uint16_t uses;
+	uint8_t state;              /* enum slot_state */
+	char segment[SEG_NAME_MAX];
+};
+
+struct rank {
+	struct slot *slots;
+	int64_t expires_ms;         /* wall clock; 0: no lease */
+	int64_t last_generation;    /* sealed by this rank; -1: none */
+};
+
+struct slot_waiter;
+
+struct state_dict {
+	struct table_node node;     /* first */
+	struct server *server;
+	char name[STATE_DICT_NAME_MAX + 1];
+	uid_t uid;
+	uint32_t world_size, slot_count;
+	struct rank *ranks;
+	struct slot *all_slots;
+	int64_t lease_ms, created_ms;
+	int64_t orphaned_ms;        /* since when all leases are over; 0: they are not */
+	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
+	json_t *on_owner_death;
+	char orphan_job[27];        /* the save that on_owner_death asked for */
+	int64_t orphan_retry_ms;
+	bool orphan_asking;
+	struct state_dict_use *uses;
+	struct slot_waiter *waiters;
+	uint32_t refs;              /* those who will come back from another thread or the journal */
+	bool dead;                  /* out of the table; freed with the last ref */
+	bool made_by_load;          /* and not yet kept: invisible to the journal */
+};
+
+struct state_dicts {
+	struct table table;
+	uint64_t used_bytes;
+	struct seg_maker *maker;
+	struct loop_timer *tick;
+	char keys_in_flight[16][64];
+};
+
+/* ---- state_dict.c ---- */
+FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out);
+FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
+				   struct state_dict **out);          /* in the table, one ref fewer than none: plain */
+void state_dict_kill(struct state_dict *sd);                     /* out of the table, segments unlinked; freed when unreferenced */
+void state_dict_unref(struct state_dict *sd);
+void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state);
+void state_dict_row(struct journal_txn *t, const struct state_dict *sd);
+void state_dict_free_slot(struct state_dict *sd, struct slot *sl);   /* through the journal, then whoever waits */
+void state_dict_drop_segment(struct state_dict *sd, struct slot *sl);
+bool state_dict_complete(const struct state_dict *sd, int64_t generation);
+int64_t state_dict_newest(const struct state_dict *sd);          /* -1: none */
+struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state);
+void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation);
+
+/* ---- state_dict_space.c: accounting, and threads that make segments ---- */
+struct seg_wanted {
+	struct state_dict *sd;          /* gets a ref for the time being */
+	struct slot *slot;
+	uint64_t bytes;
+	void (*fn)(void *user, enum err e);   /* the slot has its segment (state unchanged), or e says why not */
+	void *user;
+};
+FALLIBLE enum err state_dict_space_new(struct server *s);
+void state_dict_space_free(struct state_dicts *all);
+/* Checks the quota, counts the bytes, and makes the segment on a helper thread. On error nothing was counted. */
+FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w);
+uint64_t state_dict_space_round(uint64_t bytes);
+void state_dict_space_mark(struct server *s, int fd);            /* as ours: see state_dict_space.c */
+FALLIBLE enum err state_dict_space_sweep(struct server *s);      /* segments of ours that no slot has */
+
+/* ---- state_dict_slot.c ---- */
+void state_dict_serve_waiters(struct state_dict *sd);
+void state_dict_fail_waiters(struct state_dict *sd);
+
+/* ---- state_dict_lease.c ---- */
+FALLIBLE enum err state_dict_lease_start(struct server *s);
+void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);

@@ -1,0 +1,413 @@
+/* state_dict_slot.c: the life of a slot: reserve, seal, release. See the diagram in state_dict.h.
+ *
+ * What the journal must know before the client may go on is a seal (the snapshot then outlives everybody) and the end of a seal
+ * (else a restart would take half-overwritten pages for a snapshot). Reserving a warm slot waits for nothing. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/state_dict_own.h"
+
+enum { WAITERS_MAX = 4096, WAIT_MAX_MS = 600000 };
+
+struct slot_waiter {
+	struct slot_waiter *next;
+	struct state_dict *sd;
+	uint32_t rank;
+	uint64_t bytes;
+	int64_t generation;
+	reserved_fn fn;
+	void *user;
+	struct loop_timer *timer;
+	struct slot *slot;             /* when it has one */
+	bool fresh;
+};
+
+bool state_dict_complete(const struct state_dict *sd, int64_t generation)
+{
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		if (!state_dict_slot_of(sd, r, generation, SLOT_SEALED))
+			return false;
+	return true;
+}
+
+struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state)
+{
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		struct slot *sl = &sd->ranks[rank].slots[k];
+		if (sl->state == state && sl->generation == generation)
+			return sl;
+	}
+	return NULL;
+}
+
+int64_t state_dict_newest(const struct state_dict *sd)
+{
+	int64_t best = -1;
+
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		const struct slot *sl = &sd->ranks[0].slots[k];
+		if (sl->state == SLOT_SEALED && sl->generation > best && state_dict_complete(sd, sl->generation))
+			best = sl->generation;
+	}
+	return best;
+}
+
+static FALLIBLE enum err find_rank(struct server *s, const struct principal *who, struct str name, int64_t rank,
+				   struct state_dict **out)
+{
+	struct state_dict *sd;
+
+	TRY(state_dict_find(s, who, name, &sd));
+	if (rank < 0 || rank >= sd->world_size)
+		return ERR(NOT_FOUND, "state dict \"%s\" has ranks 0 to %u", sd->name, sd->world_size - 1);
+	state_dict_lease_touch(sd, (uint32_t)rank);
+	*out = sd;
+	return OK;
+}
+
+/* ---- reserve ---- */
+
+static void answer_reserved(void *user, enum err e)
+{
+	struct slot_waiter *w = user;
+	struct slot *sl = w->slot;
+	struct reservation r = { 0 };
+
+	if (!e) {
+		const struct rank *rk = &w->sd->ranks[w->rank];
+		r = (struct reservation){ .segment = sl->segment, .slot = (uint32_t)(sl - rk->slots), .bytes = sl->bytes,
+					  .generation = w->generation, .lease_expires_ms = rk->expires_ms, .fresh = w->fresh };
+	}
+	w->fn(w->user, e, e ? NULL : &r);
+	state_dict_unref(w->sd);
+	mem_free(w);
+}
+
+static void open_slot(struct slot_waiter *w)
+{
+	struct slot *sl = w->slot;
+	struct state_dict *sd = w->sd;
+	struct journal_txn *t = journal_txn_new(sd->server->journal);
+
+	sl->state = SLOT_OPEN;
+	sl->generation = w->generation;
+	sl->image_bytes = 0;
+	state_dict_slot_row(t, sd, sl, SLOT_OPEN);
+	journal_commit(sd->server->journal, t, NULL, NULL);
+}
+
+static void on_segment(void *user, enum err e)
+{
+	struct slot_waiter *w = user;
+
+	if (e) {
+		struct err_info info = *err_last();
+		w->slot->state = SLOT_FREE;
+		if (!w->sd->dead)
+			state_dict_serve_waiters(w->sd);
+		err_restore(&info);
+	} else {
+		open_slot(w);
+	}
+	answer_reserved(w, e);
+}
+
+/* The best slot to hand out: one that fits, the smallest; else one whose segment must be made. An open slot of an older generation
+ * was given up by its client. */
+static struct slot *pick(const struct state_dict *sd, uint32_t rank, uint64_t bytes)
+{
+	struct slot *best = NULL;
+
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		struct slot *sl = &sd->ranks[rank].slots[k];
+		if ((sl->state != SLOT_FREE && sl->state != SLOT_OPEN) || sl->uses)
+			continue;
+		bool fits = sl->bytes >= bytes, best_fits = best && best->bytes >= bytes;
+		if (!best || (fits && !best_fits) || (fits && sl->bytes < best->bytes) ||
+		    (!fits && !best_fits && sl->bytes < best->bytes))
+			best = sl;
+	}
+	return best;
+}
+
+/* true: the waiter has been dealt with. */
+static bool try_reserve(struct slot_waiter *w)
+{
+	struct state_dict *sd = w->sd;
+	struct slot *sl = state_dict_slot_of(sd, w->rank, w->generation, SLOT_OPEN);
+	enum err e = OK;
+
+	if (!sl || sl->bytes < w->bytes)
+		sl = pick(sd, w->rank, w->bytes);
+	if (!sl)
+		return false;
+	w->slot = sl;
+	if (sl->bytes >= w->bytes) {
+		open_slot(w);
+		loop_later(sd->server->loop, answer_reserved, w, OK);
+		return true;
+	}
+	state_dict_drop_segment(sd, sl);
+	sl->state = SLOT_MAKING;
+	sl->generation = w->generation;
+	w->fresh = true;
+	struct seg_wanted want = { sd, sl, state_dict_space_round(w->bytes), on_segment, w };
+	e = state_dict_space_make(sd->server, &want);
+	if (e) {
+		sl->state = SLOT_FREE;
+		loop_later(sd->server->loop, answer_reserved, w, e);
+	}
+	return true;
+}
+
+static void take_out(struct slot_waiter *w)
+{
+	struct slot_waiter **at = &w->sd->waiters;
+
+	while (*at != w)
+		at = &(*at)->next;
+	*at = w->next;
+	loop_timer_stop(&w->timer);
+}
+
+static enum err busy(const struct slot_waiter *w)
+{
+	return err_at_rank(ERR(SLOTS_BUSY, "all %u slots of rank %u of state dict \"%s\" are in use; release a generation first",
+			       w->sd->slot_count, w->rank, w->sd->name), w->rank);
+}
+
+static void on_wait_over(void *user)
+{
+	struct slot_waiter *w = user;
+
+	w->timer = NULL;
+	take_out(w);
+	answer_reserved(w, busy(w));
+}
+
+void state_dict_serve_waiters(struct state_dict *sd)
+{
+	for (struct slot_waiter *w = sd->waiters, *next; w; w = next) {
+		next = w->next;
+		if (try_reserve(w)) /* answers later, never now: the list stays as it is */
+			take_out(w);
+	}
+}
+
+void state_dict_fail_waiters(struct state_dict *sd)
+{
+	while (sd->waiters) {
+		struct slot_waiter *w = sd->waiters;
+		take_out(w);
+		loop_later(sd->server->loop, answer_reserved, w, ERR(NOT_FOUND, "state dict \"%s\" was deleted", sd->name));
+	}
+}
+
+static FALLIBLE enum err check_reserve(struct state_dict *sd, uint32_t rank, uint64_t bytes, int64_t generation)
+{
+	if (sd->server->draining)
+		return ERR(DRAINING, "the daemon is shutting down");
+	if (bytes == 0 || bytes > INT64_MAX - (1 << 20))
+		return ERR(VALIDATION_FAILED, "bytes must be from 1 to 2^63");
+	if (generation < 0)
+		return ERR(VALIDATION_FAILED, "generation must not be negative");
+	int64_t last = sd->ranks[rank].last_generation > sd->last_generation ? sd->ranks[rank].last_generation :
+									      sd->last_generation;
+	if (generation <= last)
+		return err_at_rank(ERR(GENERATION_STALE, "generation %jd is not newer than %jd", (intmax_t)generation,
+				       (intmax_t)last), rank);
+	return OK;
+}
+
+void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
+			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user)
+{
+	struct slot_waiter *w = mem_zalloc(1, sizeof *w);
+	static struct state_dict nobody = { .refs = 1 }; /* keeps the answer's path the same when there is no state dict */
+
+	must(w);
+	*w = (struct slot_waiter){ .rank = (uint32_t)rank, .bytes = bytes, .generation = generation, .fn = fn, .user = user };
+	enum err e = find_rank(s, who, name, rank, &w->sd);
+	if (e)
+		w->sd = &nobody;
+	else
+		e = check_reserve(w->sd, w->rank, bytes, generation);
+	w->sd->refs++;
+	if (!e && try_reserve(w))
+		return;
+	if (!e && wait_ms <= 0)
+		e = busy(w);
+	if (!e)
+		e = loop_timer_start(s->loop, wait_ms < WAIT_MAX_MS ? wait_ms : WAIT_MAX_MS, on_wait_over, w, &w->timer);
+	if (e) {
+		loop_later(s->loop, answer_reserved, w, e);
+		return;
+	}
+	struct slot_waiter **at = &w->sd->waiters;
+	while (*at)
+		at = &(*at)->next;
+	*at = w;
+}
+
+/* ---- seal ---- */
+
+struct change {
+	struct state_dict *sd;
+	struct slot *slot;
+	uint32_t rank;
+	done_fn fn;
+	void *user;
+};
+
+static struct change *new_change(struct state_dict *sd, struct slot *slot, uint32_t rank, done_fn fn, void *user)
+{
+	struct change *c = mem_zalloc(1, sizeof *c);
+
+	must(c);
+	*c = (struct change){ sd, slot, rank, fn, user };
+	sd->refs++;
+	return c;
+}
+
+static void end_change(struct change *c, enum err e)
+{
+	if (c->fn)
+		c->fn(c->user, e);
+	state_dict_unref(c->sd);
+	mem_free(c);
+}
+
+static void on_sealed(void *user, enum err e)
+{
+	struct change *c = user;
+	struct state_dict *sd = c->sd;
+	struct slot *sl = c->slot;
+
+	if (!sd->dead && sl->state == SLOT_SEALING) {
+		sl->state = e ? SLOT_OPEN : SLOT_SEALED;
+		if (!e && state_dict_complete(sd, sl->generation)) {
+			state_dict_emit(sd, "complete", sl->generation);
+			if (sl->generation > sd->last_generation) {
+				struct journal_txn *t = journal_txn_new(sd->server->journal);
+				sd->last_generation = sl->generation;
+				state_dict_row(t, sd);
+				journal_commit(sd->server->journal, t, NULL, NULL);
+			}
+		}
+	}
+	end_change(c, e);
+}
+
+static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_t generation, uint64_t image_bytes,
+				    struct slot **slot_out)
+{
+	struct slot *sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALED);
+
+	*slot_out = NULL;
+	if (sl && sl->image_bytes == image_bytes)
+		return OK;
+	if (sl)
+		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is sealed with %ju bytes already", (intmax_t)generation,
+				       (uintmax_t)sl->image_bytes), rank);
+	sl = state_dict_slot_of(sd, rank, generation, SLOT_OPEN);
+	if (!sl && generation <= sd->ranks[rank].last_generation)
+		return err_at_rank(ERR(GENERATION_STALE, "generation %jd is not newer than %jd", (intmax_t)generation,
+				       (intmax_t)sd->ranks[rank].last_generation), rank);
+	if (!sl)
+		return err_at_rank(ERR(STATE_CONFLICT, "rank %u has no open slot for generation %jd: reserve it first", rank,
+				       (intmax_t)generation), rank);
+	if (image_bytes < 8 || image_bytes > sl->bytes)
+		return err_at_rank(ERR(VALIDATION_FAILED, "image_bytes must be from 8 to the slot's %ju", (uintmax_t)sl->bytes), rank);
+	*slot_out = sl;
+	return OK;
+}
+
+void state_dict_seal(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+		     uint64_t image_bytes, done_fn fn, void *user)
+{
+	struct state_dict *sd;
+	struct slot *sl = NULL;
+	enum err e = find_rank(s, who, name, rank, &sd);
+
+	if (!e)
+		e = check_seal(sd, (uint32_t)rank, generation, image_bytes, &sl);
+	if (e || !sl) {
+		loop_later(s->loop, fn, user, e);
+		return;
+	}
+	struct journal_txn *t = journal_txn_new(s->journal);
+	sl->state = SLOT_SEALING;
+	sl->image_bytes = image_bytes;
+	sd->ranks[rank].last_generation = generation;
+	state_dict_slot_row(t, sd, sl, SLOT_SEALED);
+	journal_commit(s->journal, t, on_sealed, new_change(sd, sl, (uint32_t)rank, fn, user));
+}
+
+/* ---- release ---- */
+
+static void on_freed(void *user, enum err e)
+{
+	struct change *c = user;
+
+	if (!c->sd->dead && c->slot->state == SLOT_FREEING) {
+		/* A journal that cannot be written leaves the slot as it was: handing it out could pass torn pages for a snapshot. */
+		c->slot->state = e ? SLOT_LEAVING : SLOT_FREE;
+		if (e)
+			log_err("cannot free a slot", "state_dict", c->sd->name, NULL);
+		else
+			state_dict_serve_waiters(c->sd);
+	}
+	end_change(c, e);
+}
+
+static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *user)
+{
+	struct journal_txn *t = journal_txn_new(sd->server->journal);
+
+	must(sl->uses == 0);
+	if (sl->bytes)
+		state_dict_slot_row(t, sd, sl, SLOT_FREE);
+	sl->state = SLOT_FREEING;
+	journal_commit(sd->server->journal, t, on_freed, new_change(sd, sl, 0, fn, user));
+}
+
+void state_dict_free_slot(struct state_dict *sd, struct slot *sl)
+{
+	free_slot(sd, sl, NULL, NULL);
+}
+
+void state_dict_release(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+			done_fn fn, void *user)
+{
+	struct state_dict *sd;
+	struct slot *sl = NULL;
+	enum err e = find_rank(s, who, name, rank, &sd);
+
+	if (!e) {
+		sl = state_dict_slot_of(sd, (uint32_t)rank, generation, SLOT_SEALED);
+		if (!sl)
+			sl = state_dict_slot_of(sd, (uint32_t)rank, generation, SLOT_OPEN);
+	}
+	if (e || !sl) {
+		loop_later(s->loop, fn, user, e);
+	} else if (sl->uses) {
+		struct journal_txn *t = journal_txn_new(s->journal);
+		sl->state = SLOT_LEAVING;
+		state_dict_slot_row(t, sd, sl, SLOT_LEAVING);
+		journal_commit(s->journal, t, fn, user);
+	} else {
+		free_slot(sd, sl, fn, user);
+	}
+}
+
+FALLIBLE enum err state_dict_renew(struct server *s, const struct principal *who, struct str name, int64_t rank,
+				   int64_t *expires_ms_out)
+{
+	struct state_dict *sd;
+
+	TRY(find_rank(s, who, name, rank, &sd));
+	*expires_ms_out = sd->ranks[rank].expires_ms;
+	return OK;
+}

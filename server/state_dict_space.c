@@ -1,0 +1,330 @@
+/* state_dict_space.c: how much shared memory is held, and the threads that make segments.
+ *
+ * Making one means to have the kernel clear its pages (fallocate): seconds for a large one, so it is done off the loop, in steps
+ * that a stop can interrupt. A few threads, because the ranks of a first save ask at the same moment. The bytes are counted when
+ * they are promised, not when they exist: two reservations cannot both believe in the same space. */
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/config.h"
+#include "server/state_dict_own.h"
+
+enum { STEP_BYTES = 64 << 20, THREADS = 4, HOLDERS_SHOWN = 3 };
+
+struct making {
+	struct making *next;
+	struct seg_maker *maker;
+	struct seg_wanted want;
+	struct server *server;
+	uid_t uid;
+	int fd;
+	char name[SEG_NAME_MAX];
+	enum err e;
+	struct err_info info;
+};
+
+struct seg_maker {
+	pthread_t threads[THREADS];
+	int thread_count;
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	struct making *first, **last;
+	bool stop;
+};
+
+uint64_t state_dict_space_round(uint64_t bytes)
+{
+	uint64_t unit = bytes > 1 << 20 ? 1 << 20 : 4096;
+
+	return (bytes + unit - 1) / unit * unit;
+}
+
+static bool stopping(struct seg_maker *m)
+{
+	pthread_mutex_lock(&m->lock);
+	bool stop = m->stop;
+	pthread_mutex_unlock(&m->lock);
+	return stop;
+}
+
+/* ---- whose segment is whose ----
+ *
+ * Several daemons of one user may run on a host. A live one holds a shared lock on each of its segments; and each segment says in
+ * an extended attribute which journal it belongs to, so that the segments of a daemon that is down are left for its next start. */
+
+static const char mark_name[] = "user.dcpd.journal";
+
+void state_dict_space_mark(struct server *s, int fd)
+{
+	uint64_t id = journal_id(s->journal);
+
+	(void)flock(fd, LOCK_SH | LOCK_NB);
+	(void)fsetxattr(fd, mark_name, &id, sizeof id, 0); /* older kernels lack it on tmpfs: then the lock alone counts */
+}
+
+static bool is_left_over(struct server *s, const char *name, uint64_t bytes)
+{
+	uint64_t id = 0;
+	int fd;
+
+	if (seg_open(name, bytes, &fd) != OK)
+		return false;
+	ssize_t n = fgetxattr(fd, mark_name, &id, sizeof id);
+	bool ours = n != (ssize_t)sizeof id || id == journal_id(s->journal);
+	bool unused = flock(fd, LOCK_EX | LOCK_NB) == 0;
+	close(fd);
+	return ours && unused;
+}
+
+struct sweep {
+	struct server *server;
+	struct map known;
+	unsigned removed;
+};
+
+static void sweep_one(void *user, const char *name, uint64_t bytes)
+{
+	struct sweep *sw = user;
+
+	if (map_get(&sw->known, str_of(name)) != MAP_NONE || !is_left_over(sw->server, name, bytes))
+		return;
+	if (seg_unlink(name) == OK)
+		sw->removed++;
+	else
+		log_err("cannot remove a left-over segment", "segment", name, NULL);
+}
+
+FALLIBLE enum err state_dict_space_sweep(struct server *s)
+{
+	const struct table *t = &s->state_dicts->table;
+	struct sweep sw = { .server = s };
+	enum err e = OK;
+	char text[16];
+
+	for (struct table_node *n = table_next(t, NULL); n && !e; n = table_next(t, n)) {
+		struct state_dict *sd = (struct state_dict *)n;
+		for (uint32_t i = 0; i < sd->world_size * sd->slot_count && !e; i++)
+			if (sd->all_slots[i].fd >= 0)
+				e = map_put(&sw.known, str_of(sd->all_slots[i].segment), 1);
+	}
+	if (!e)
+		e = seg_list(sweep_one, &sw);
+	snprintf(text, sizeof text, "%u", sw.removed);
+	if (sw.removed)
+		log_warn("left-over segments removed", "count", text, NULL);
+	map_free(&sw.known);
+	return e;
+}
+
+/* A sweep of another daemon may have come between making and marking: then there is no link any more, and we try again. */
+static FALLIBLE enum err make_marked(struct making *k)
+{
+	for (int turn = 0; turn < 3; turn++) {
+		struct stat st;
+		TRY(seg_create(k->want.bytes, k->name, &k->fd));
+		state_dict_space_mark(k->server, k->fd);
+		if (fstat(k->fd, &st) == 0 && st.st_nlink == 1)
+			return OK;
+		close(k->fd);
+		k->fd = -1;
+	}
+	return ERR(SYSTEM, "new segments vanish");
+}
+
+static FALLIBLE enum err make(struct making *k)
+{
+	TRY(make_marked(k));
+	if (k->uid != geteuid())
+		TRY(seg_grant(k->fd, k->uid));
+	for (uint64_t at = 0; at < k->want.bytes; at += STEP_BYTES) {
+		if (stopping(k->maker))
+			return ERR(DRAINING, "the daemon is shutting down");
+		TRY(seg_allocate(k->fd, at, num_min(STEP_BYTES, k->want.bytes - at)));
+	}
+	return OK;
+}
+
+static void unmake(struct making *k)
+{
+	if (k->fd >= 0) {
+		close(k->fd);
+		if (seg_unlink(k->name) != OK)
+			k->fd = -1; /* the sweep at the next start takes it */
+	}
+	k->fd = -1;
+}
+
+/* In the loop: hands the segment to its slot, or takes the promise back. */
+static void arrive(void *user)
+{
+	struct making *k = user;
+	struct state_dict *sd = k->want.sd;
+	struct slot *sl = k->want.slot;
+
+	if (!k->e && sd->dead) {
+		unmake(k);
+		k->e = ERR(NOT_FOUND, "the state dict was deleted meanwhile");
+		k->info = *err_last();
+	}
+	if (k->e) {
+		k->server->state_dicts->used_bytes -= k->want.bytes;
+		err_restore(&k->info);
+	} else {
+		sl->fd = k->fd;
+		sl->bytes = k->want.bytes;
+		memcpy(sl->segment, k->name, sizeof sl->segment);
+	}
+	k->want.fn(k->want.user, k->e);
+	state_dict_unref(sd);
+	mem_free(k);
+}
+
+static void *maker_thread(void *user)
+{
+	struct seg_maker *m = user;
+
+	pthread_mutex_lock(&m->lock);
+	while (!m->stop) {
+		struct making *k = m->first;
+		if (!k) {
+			pthread_cond_wait(&m->more, &m->lock);
+			continue;
+		}
+		m->first = k->next;
+		if (!m->first)
+			m->last = &m->first;
+		pthread_mutex_unlock(&m->lock);
+		k->e = make(k);
+		if (k->e) {
+			k->info = *err_last();
+			unmake(k);
+		}
+		must(loop_post(k->server->loop, arrive, k) == OK);
+		pthread_mutex_lock(&m->lock);
+	}
+	pthread_mutex_unlock(&m->lock);
+	return NULL;
+}
+
+/* ---- accounting ---- */
+
+static uint64_t held_by(const struct state_dict *sd)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
+		sum += sd->all_slots[i].bytes;
+	return sum;
+}
+
+static enum err exhausted(struct server *s, uint64_t needed, uint64_t free_bytes)
+{
+	char holders[512] = "";
+	size_t n = 0;
+	const struct state_dict *shown[HOLDERS_SHOWN] = { NULL };
+
+	for (int i = 0; i < HOLDERS_SHOWN; i++) {
+		const struct state_dict *best = NULL;
+		for (struct table_node *t = table_next(&s->state_dicts->table, NULL); t;
+		     t = table_next(&s->state_dicts->table, t)) {
+			const struct state_dict *sd = (const struct state_dict *)t;
+			bool seen = false;
+			for (int k = 0; k < i; k++)
+				seen |= shown[k] == sd;
+			if (!seen && held_by(sd) > (best ? held_by(best) : 0))
+				best = sd;
+		}
+		shown[i] = best;
+		if (best && n < sizeof holders)
+			n += (size_t)snprintf(holders + n, sizeof holders - n, "%s%.100s (uid %u) %ju", i ? ", " : "",
+					      best->name, best->uid, (uintmax_t)held_by(best));
+	}
+	enum err e = ERR(SHM_EXHAUSTED, "%ju bytes are needed, %ju of %ju are free; held by %s", (uintmax_t)needed,
+			 (uintmax_t)free_bytes, (uintmax_t)s->config->shm_limit, n ? holders : "nobody");
+	char want[32], have[32];
+	snprintf(want, sizeof want, "%ju", (uintmax_t)needed);
+	snprintf(have, sizeof have, "%ju", (uintmax_t)free_bytes);
+	return err_expected(e, want, have);
+}
+
+void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out)
+{
+	uint64_t limit = s->config->shm_limit, used = s->state_dicts->used_bytes;
+
+	*limit_out = limit;
+	*used_out = used;
+	*free_out = limit > used ? limit - used : 0;
+}
+
+FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w)
+{
+	struct seg_maker *m = s->state_dicts->maker;
+	uint64_t limit, used, free_bytes;
+
+	state_dict_shm(s, &limit, &used, &free_bytes);
+	if (w->bytes > free_bytes)
+		return exhausted(s, w->bytes, free_bytes);
+	struct making *k = mem_zalloc(1, sizeof *k);
+	if (!k)
+		return ERR(NO_MEMORY, "cannot make a segment");
+	k->maker = m;
+	k->want = *w;
+	k->server = s;
+	k->uid = w->sd->uid;
+	k->fd = -1;
+	w->sd->refs++;
+	s->state_dicts->used_bytes += w->bytes;
+	pthread_mutex_lock(&m->lock);
+	*m->last = k;
+	m->last = &k->next;
+	pthread_cond_signal(&m->more);
+	pthread_mutex_unlock(&m->lock);
+	return OK;
+}
+
+FALLIBLE enum err state_dict_space_new(struct server *s)
+{
+	struct seg_maker *m = mem_zalloc(1, sizeof *m);
+
+	if (!m)
+		return ERR(NO_MEMORY, "cannot make segments");
+	pthread_mutex_init(&m->lock, NULL);
+	pthread_cond_init(&m->more, NULL);
+	m->last = &m->first;
+	s->state_dicts->maker = m;
+	for (; m->thread_count < THREADS; m->thread_count++)
+		if (pthread_create(&m->threads[m->thread_count], NULL, maker_thread, m) != 0)
+			return ERR(SYSTEM, "cannot start a thread that makes segments");
+	return OK;
+}
+
+/* What is being made is finished or given up; what was not begun is dropped. Segments without a row go at the next start. */
+void state_dict_space_free(struct state_dicts *all)
+{
+	struct seg_maker *m = all->maker;
+
+	if (!m)
+		return;
+	pthread_mutex_lock(&m->lock);
+	m->stop = true;
+	pthread_cond_broadcast(&m->more);
+	pthread_mutex_unlock(&m->lock);
+	for (int i = 0; i < m->thread_count; i++)
+		pthread_join(m->threads[i], NULL);
+	for (struct making *k = m->first, *next; k; k = next) {
+		next = k->next;
+		mem_free(k);
+	}
+	pthread_mutex_destroy(&m->lock);
+	pthread_cond_destroy(&m->more);
+	mem_free(m);
+	all->maker = NULL;
+}

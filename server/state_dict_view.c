@@ -1,0 +1,148 @@
+/* state_dict_view.c: state dicts as the API shows them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/state_dict_own.h"
+
+static uint64_t bytes_of(const struct state_dict *sd)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
+		sum += sd->all_slots[i].bytes;
+	return sum;
+}
+
+static void put_head(const struct state_dict *sd, struct buf *out)
+{
+	char stamp[CLOCK_TEXT_MAX];
+	int64_t newest = state_dict_newest(sd);
+
+	buf_puts(out, "{\"name\":");
+	buf_json_str(out, str_of(sd->name));
+	buf_printf(out, ",\"world_size\":%u,\"slots\":%u,\"uid\":%u,\"bytes\":%ju,\"created_at\":\"%s\"", sd->world_size,
+		   sd->slot_count, sd->uid, (uintmax_t)bytes_of(sd), clock_text(sd->created_ms, stamp));
+	if (newest >= 0)
+		buf_printf(out, ",\"generation\":%jd", (intmax_t)newest);
+	else
+		buf_puts(out, ",\"generation\":null");
+	if (sd->orphaned_ms)
+		buf_printf(out, ",\"orphaned_at\":\"%s\"", clock_text(sd->orphaned_ms, stamp));
+	if (sd->on_owner_death) {
+		char *text = json_dumps(sd->on_owner_death, JSON_COMPACT);
+		buf_printf(out, ",\"on_owner_death\":%s", text ? text : "null");
+		mem_free(text);
+	}
+}
+
+static const char *state_text(uint8_t state)
+{
+	switch (state) {
+	case SLOT_SEALED:
+	case SLOT_LEAVING:
+		return "sealed";
+	case SLOT_FREE:
+	case SLOT_FREEING:
+		return "free";
+	default:
+		return "open";
+	}
+}
+
+static void put_users(const struct state_dict *sd, uint32_t rank, uint32_t slot, struct buf *out)
+{
+	const char *comma = "";
+
+	buf_puts(out, ",\"in_use_by\":[");
+	for (const struct state_dict_use *u = sd->uses; u; u = u->next)
+		if (u->job[0] && u->ranks[rank].bytes && u->ranks[rank].slot == slot) {
+			buf_printf(out, "%s\"%s\"", comma, u->job);
+			comma = ",";
+		}
+	buf_puts(out, "]");
+}
+
+static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)
+{
+	const struct rank *rk = &sd->ranks[r];
+	char stamp[CLOCK_TEXT_MAX];
+	const char *comma = "";
+
+	buf_printf(out, "{\"rank\":%u", r);
+	if (rk->expires_ms)
+		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(rk->expires_ms, stamp));
+	buf_puts(out, ",\"slots\":[");
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		const struct slot *sl = &rk->slots[k];
+		if (sl->bytes == 0)
+			continue;
+		buf_printf(out, "%s{\"slot\":%u,\"segment\":\"%s\",\"state\":\"%s\",\"bytes\":%ju", comma, k, sl->segment,
+			   state_text(sl->state), (uintmax_t)sl->bytes);
+		if (sl->state != SLOT_FREE && sl->state != SLOT_FREEING)
+			buf_printf(out, ",\"generation\":%jd", (intmax_t)sl->generation);
+		if (sl->image_bytes && (sl->state == SLOT_SEALED || sl->state == SLOT_LEAVING))
+			buf_printf(out, ",\"image_bytes\":%ju", (uintmax_t)sl->image_bytes);
+		put_users(sd, r, k, out);
+		buf_puts(out, "}");
+		comma = ",";
+	}
+	buf_puts(out, "]}");
+}
+
+FALLIBLE enum err state_dict_put(struct server *s, const struct principal *who, struct str name, struct buf *out)
+{
+	struct state_dict *sd;
+
+	TRY(state_dict_find(s, who, name, &sd));
+	put_head(sd, out);
+	buf_puts(out, ",\"ranks\":[");
+	for (uint32_t r = 0; r < sd->world_size; r++) {
+		if (r)
+			buf_puts(out, ",");
+		put_rank(sd, r, out);
+	}
+	buf_puts(out, "]}");
+	return buf_status(out);
+}
+
+static int by_name(const void *a, const void *b)
+{
+	const struct state_dict *const *x = a, *const *y = b;
+
+	return str_cmp((*x)->node.key, (*y)->node.key);
+}
+
+/* The token is the last name shown: stable while others come and go. */
+FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who, uint32_t page_size, struct str page_token,
+				  struct buf *out)
+{
+	const struct table *t = &s->state_dicts->table;
+	struct state_dict **all = mem_zalloc(t->count, sizeof *all);
+	uint32_t n = 0, shown = 0;
+
+	if (!all)
+		return ERR(NO_MEMORY, "cannot list state dicts");
+	for (struct table_node *x = table_next(t, NULL); x; x = table_next(t, x)) {
+		struct state_dict *sd = (struct state_dict *)x;
+		if (!sd->made_by_load && principal_may(who, sd->uid) && (page_token.n == 0 || str_cmp(x->key, page_token) > 0))
+			all[n++] = sd;
+	}
+	qsort(all, n, sizeof *all, by_name);
+	buf_puts(out, "{\"state_dicts\":[");
+	for (; shown < n && shown < page_size; shown++) {
+		if (shown)
+			buf_puts(out, ",");
+		put_head(all[shown], out);
+		buf_puts(out, "}");
+	}
+	buf_puts(out, "]");
+	if (shown < n && shown > 0) {
+		buf_puts(out, ",\"next_page_token\":");
+		buf_json_str(out, all[shown - 1]->node.key);
+	}
+	buf_puts(out, "}");
+	mem_free(all);
+	return buf_status(out);
+}

@@ -1,0 +1,502 @@
+/* worker.c: see worker.h.
+ *
+ * A worker ends in one way only: its pidfd becomes readable. Whatever goes wrong before (a bad frame, a closed socket, a deadline)
+ * kills it and leaves the rest to that event, so that its owner hears of each worker's end exactly once. The pid and its start time
+ * are in the journal while it runs: the next daemon makes sure that a worker of a killed one is gone before it recovers jobs. */
+#include "server/worker.h"
+
+#include <event2/event.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "ctl/build_id.h"
+#include "server/config.h"
+#include "server/errdoc.h"
+#include "server/events.h"
+#include "server/gang.h"
+#include "server/journal.h"
+#include "server/loop.h"
+#include "server/metrics.h"
+
+enum { HELLO_MS = 15000, FRAMES_A_TURN = 64, BODY_MAX = 16 << 20 };
+
+struct workers {
+	struct worker *first;
+	uint64_t last_number;
+};
+
+/* Field 22 of /proc/PID/stat: with it a pid names one process for ever. 0: there is none. */
+static uint64_t start_ticks(pid_t pid)
+{
+	char path[64], text[1024];
+	unsigned long long ticks = 0;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+	if (fd >= 0)
+		close(fd);
+	if (n <= 0)
+		return 0;
+	text[n] = '\0';
+	const char *p = strrchr(text, ')'); /* the name may hold anything */
+	if (p && p[1] && (p[2] == 'Z' || p[2] == 'X'))
+		return 0; /* ended; only its parent has not noticed */
+	for (int field = 2; p && field < 22; field++)
+		p = strchr(p + 1, ' ');
+	return p && sscanf(p, "%llu", &ticks) == 1 ? ticks : 0;
+}
+
+void worker_set(struct worker *w, const char *state, const char *job)
+{
+	snprintf(w->state, sizeof w->state, "%s", state);
+	snprintf(w->job, sizeof w->job, "%s", job ? job : "");
+}
+
+/* ---- ending ---- */
+
+/* A worker that cannot be killed is one that is gone: nothing follows from a failure. */
+static void kill_quietly(const struct worker *w, int signo)
+{
+	if (spawn_kill(&w->child, signo) != OK)
+		log_err("cannot kill a worker", "worker", w->id, NULL);
+}
+
+void worker_kill(struct worker *w, enum err why)
+{
+	if (w->killed)
+		return;
+	w->killed = true;
+	w->lost = why;
+	if (why)
+		w->lost_info = *err_last();
+	if (w->on_read)
+		event_del(w->on_read);
+	if (w->on_write)
+		event_del(w->on_write);
+	loop_timer_stop(&w->hello_timer);
+	kill_quietly(w, SIGKILL);
+}
+
+void worker_disown(struct worker *w)
+{
+	w->owner = NULL;
+	worker_set(w, "ending", NULL);
+	worker_kill(w, OK);
+}
+
+static void worker_free(struct worker *w)
+{
+	struct worker **at = &w->server->workers->first;
+
+	while (*at != w)
+		at = &(*at)->next;
+	*at = w->next;
+	loop_timer_stop(&w->hello_timer);
+	if (w->on_read)
+		event_free(w->on_read);
+	if (w->on_write)
+		event_free(w->on_write);
+	if (w->on_exit)
+		event_free(w->on_exit);
+	frame_conn_free(w->conn);
+	spawn_release(&w->child);
+	mem_free(w);
+}
+
+static enum err describe_end(struct worker *w, const struct spawn_exit *how)
+{
+	char what[64];
+
+	if (how->signalled)
+		snprintf(what, sizeof what, "signal %d (SIG%s)", how->code, sigabbrev_np(how->code) ? sigabbrev_np(how->code) : "?");
+	else
+		snprintf(what, sizeof what, "exit code %d", how->code);
+	if (!w->killed || !w->lost) {
+		w->lost = ERR(WORKER_LOST, "worker %s (pid %d) ended with %s", w->id, (int)w->child.pid, what);
+		return err_expected(w->lost, NULL, what);
+	}
+	err_restore(&w->lost_info);
+	return w->lost;
+}
+
+static void report_loss(struct worker *w, const struct spawn_exit *how)
+{
+	json_t *doc = json_pack("{s:s, s:i, s:s*, s:b, s:i}", "worker", w->id, "pid", (int)w->child.pid, "job",
+				w->job[0] ? w->job : NULL, "signalled", how->signalled, how->signalled ? "signal" : "exit_code",
+				how->code);
+
+	log_err("worker lost", "worker", w->id, "job", w->job, NULL);
+	events_emit(w->server->events, "worker.lost", w->job[0] ? w->job : NULL, doc);
+	metrics_add(w->server->metrics, "dcpd_workers_lost_total", "", 1);
+}
+
+static void on_exit_event(evutil_socket_t fd, short what, void *user)
+{
+	struct worker *w = user;
+	struct server *s = w->server;
+	struct spawn_exit how = { 0 };
+	bool ended = false;
+
+	(void)fd;
+	(void)what;
+	if (spawn_reap(&w->child, 0, &ended, &how) != OK || !ended)
+		return;
+	struct journal_txn *t = journal_txn_new(s->journal);
+	journal_delete_worker(t, w->child.pid);
+	journal_commit(s->journal, t, NULL, NULL);
+	w->dead = true;
+	enum err e = describe_end(w, &how);
+	if (w->owner) {
+		struct err_info info = *err_last();
+		report_loss(w, &how);
+		err_restore(&info);
+		w->ops->ended(w, e);
+	}
+	worker_free(w);
+}
+
+/* ---- talking ---- */
+
+static void update_write(struct worker *w)
+{
+	if (frame_wants_write(w->conn))
+		event_add(w->on_write, NULL);
+}
+
+static void on_write_event(evutil_socket_t fd, short what, void *user)
+{
+	struct worker *w = user;
+	bool empty = false;
+
+	(void)fd;
+	(void)what;
+	enum err e = frame_flush(w->conn, &empty);
+	if (e)
+		worker_kill(w, e);
+	else if (empty)
+		event_del(w->on_write);
+}
+
+void worker_send(struct worker *w, uint16_t type, uint64_t generation, const json_t *body, const int *fds, uint32_t fd_count)
+{
+	if (w->killed)
+		return;
+	char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+	enum err e = body && !text ? ERR(NO_MEMORY, "cannot write a message") :
+				     frame_send(w->conn, type, generation, text ? str_of(text) : STR("{}"), fds, fd_count);
+	mem_free(text); /* jansson's allocator is mem_*: server_new */
+	if (e)
+		worker_kill(w, e);
+	else
+		update_write(w);
+}
+
+static FALLIBLE enum err check_roots(const json_t *body)
+{
+	const json_t *root;
+	size_t i;
+
+	json_array_foreach(json_object_get(body, "roots"), i, root) {
+		if (json_is_true(json_object_get(root, "ok")))
+			continue;
+		const char *name = json_string_value(json_object_get(root, "name"));
+		enum err e = errdoc_restore(json_object_get(root, "problem"));
+		struct err_info info = *err_last();
+		err_record(e, 0, info.place, "storage %s: %.900s", name ? name : "?", info.text);
+		return e;
+	}
+	return OK;
+}
+
+static void take_hello(struct worker *w, const json_t *body)
+{
+	const char *build = json_string_value(json_object_get(body, "build_id"));
+	const char *engine = json_string_value(json_object_get(body, "engine"));
+
+	if (!build || strcmp(build, BUILD_ID) != 0) {
+		enum err e = ERR(PROTOCOL, "the worker program is of another build: %.60s", build ? build : "?");
+		worker_kill(w, err_expected(e, BUILD_ID, build ? build : "?"));
+		return;
+	}
+	loop_timer_stop(&w->hello_timer);
+	w->greeted = true;
+	snprintf(w->engine, sizeof w->engine, "%s", engine ? engine : "");
+	w->landlock = (int)json_integer_value(json_object_get(body, "landlock"));
+	w->seccomp = json_is_true(json_object_get(body, "seccomp"));
+	gang_note_worker(w->server, w);
+	worker_set(w, "idle", NULL);
+	w->ops->ready(w, check_roots(body));
+}
+
+static void take_frame(struct worker *w, const struct frame *f)
+{
+	json_error_t at;
+	json_t *body = NULL;
+
+	if (f->json.n <= BODY_MAX)
+		body = json_loadb(f->json.p, f->json.n, JSON_REJECT_DUPLICATES, &at);
+	if (!json_is_object(body)) {
+		worker_kill(w, ERR(PROTOCOL, "worker %s sent a message of %zu bytes that is no JSON object", w->id, f->json.n));
+	} else if (!w->greeted) {
+		if (f->type == FRAME_HELLO)
+			take_hello(w, body);
+		else
+			worker_kill(w, ERR(PROTOCOL, "worker %s did not say HELLO first", w->id));
+	} else {
+		w->ops->frame(w, f, body);
+	}
+	json_decref(body);
+}
+
+static void on_read_event(evutil_socket_t fd, short what, void *user)
+{
+	struct worker *w = user;
+	struct frame f = { 0 };
+
+	(void)fd;
+	(void)what;
+	for (int i = 0; i < FRAMES_A_TURN && !w->killed && w->owner; i++) {
+		bool got = false, closed = false;
+		enum err e = frame_read(w->conn, &f, &got, &closed);
+		if (e) {
+			worker_kill(w, e);
+		} else if (closed) {
+			event_del(w->on_read); /* its end follows */
+			w->killed = true;
+			kill_quietly(w, SIGTERM);
+			return;
+		} else if (got) {
+			take_frame(w, &f);
+		} else {
+			return;
+		}
+	}
+}
+
+static void on_hello_late(void *user)
+{
+	struct worker *w = user;
+
+	w->hello_timer = NULL;
+	worker_kill(w, ERR(STORAGE_STALLED, "worker %s did not come up in %d s", w->id, HELLO_MS / 1000));
+}
+
+/* ---- starting ---- */
+
+static json_t *make_hello(const struct server *s, const struct worker_spec *spec)
+{
+	json_t *roots = json_array();
+
+	for (uint32_t i = 0; i < spec->root_count; i++)
+		json_array_append_new(roots, json_pack("{s:s, s:s}", "name", spec->roots[i].name, "path", spec->roots[i].path));
+	return json_pack("{s:s, s:s, s:i, s:i, s:o, s:s, s:I}", "build_id", BUILD_ID, "role", spec->role, "index",
+			 (int)spec->index, "count", (int)spec->count, "roots", roots, "io_engine", s->config->io_engine,
+			 "memory_bytes", (json_int_t)spec->memory_bytes);
+}
+
+static FALLIBLE enum err attach(struct worker *w)
+{
+	struct event_base *base = w->server->base;
+
+	w->on_exit = event_new(base, w->child.pidfd, EV_READ | EV_PERSIST, on_exit_event, w);
+	if (!w->on_exit || event_add(w->on_exit, NULL) != 0)
+		return ERR(NO_MEMORY, "cannot watch a worker");
+	int fd = w->child.control_fd;
+	w->child.control_fd = -1;
+	TRY(frame_conn_new(fd, &w->conn));
+	w->on_read = event_new(base, frame_conn_fd(w->conn), EV_READ | EV_PERSIST, on_read_event, w);
+	w->on_write = event_new(base, frame_conn_fd(w->conn), EV_WRITE | EV_PERSIST, on_write_event, w);
+	if (!w->on_read || !w->on_write || event_add(w->on_read, NULL) != 0)
+		return ERR(NO_MEMORY, "cannot watch a worker");
+	return loop_timer_start(w->server->loop, HELLO_MS, on_hello_late, w, &w->hello_timer);
+}
+
+static void remember_pid(struct worker *w)
+{
+	struct journal_txn *t = journal_txn_new(w->server->journal);
+
+	journal_put_worker(t, w->child.pid, start_ticks(w->child.pid));
+	journal_commit(w->server->journal, t, NULL, NULL);
+}
+
+static void name_storages(struct worker *w, const struct worker_spec *spec)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < spec->root_count && n < sizeof w->storages; i++)
+		n += (size_t)snprintf(w->storages + n, sizeof w->storages - n, "%s%s", i ? "," : "", spec->roots[i].name);
+}
+
+FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec, struct worker **out)
+{
+	char fd_text[16];
+	struct worker *w = mem_zalloc(1, sizeof *w);
+
+	if (!w)
+		return ERR(NO_MEMORY, "cannot start a worker");
+	snprintf(fd_text, sizeof fd_text, "%d", SPAWN_CONTROL_FD);
+	char *argv[] = { (char *)s->config->worker_path, (char *)"--control-fd", fd_text, NULL };
+	struct spawn_spec how = { .path = s->config->worker_path, .argv = argv, .log_fd = -1 };
+	enum err e = spawn_start(&how, &w->child);
+	if (e) {
+		mem_free(w);
+		return e;
+	}
+	w->server = s;
+	w->owner = spec->owner;
+	w->ops = spec->ops;
+	w->index = spec->index;
+	w->role = spec->role;
+	w->number = ++s->workers->last_number;
+	w->started_ms = clock_wall_ms();
+	snprintf(w->id, sizeof w->id, "%s-%" PRIu64, spec->role, w->number);
+	worker_set(w, "starting", NULL);
+	name_storages(w, spec);
+	w->next = s->workers->first;
+	s->workers->first = w;
+	remember_pid(w);
+	e = attach(w);
+	if (e) {
+		struct err_info info = *err_last();
+		struct spawn_exit end;
+		bool ended = false;
+		kill_quietly(w, SIGKILL);
+		if (spawn_reap(&w->child, 1000, &ended, &end) != OK || !ended)
+			log_err("cannot reap a worker", "worker", w->id, NULL);
+		worker_free(w);
+		err_restore(&info);
+		return e;
+	}
+	json_t *hello = make_hello(s, spec);
+	worker_send(w, FRAME_HELLO, 0, hello, NULL, 0);
+	json_decref(hello);
+	*out = w;
+	return OK;
+}
+
+/* ---- all of them ---- */
+
+FALLIBLE enum err workers_new(struct server *s)
+{
+	s->workers = mem_zalloc(1, sizeof *s->workers);
+	return s->workers ? OK : ERR(NO_MEMORY, "cannot keep workers");
+}
+
+void workers_free(struct server *s)
+{
+	if (!s->workers)
+		return;
+	for (struct worker *w = s->workers->first; w; w = w->next)
+		kill_quietly(w, SIGKILL);
+	while (s->workers->first) {
+		struct worker *w = s->workers->first;
+		struct spawn_exit how;
+		bool ended = false;
+		if (spawn_reap(&w->child, 1000, &ended, &how) == OK && ended && s->journal) {
+			struct journal_txn *t = journal_txn_new(s->journal);
+			journal_delete_worker(t, w->child.pid);
+			journal_commit(s->journal, t, NULL, NULL);
+		}
+		worker_free(w);
+	}
+	mem_free(s->workers);
+	s->workers = NULL;
+}
+
+uint32_t workers_count(const struct server *s, const char *role, const char *state)
+{
+	uint32_t n = 0;
+
+	for (const struct worker *w = s->workers->first; w; w = w->next)
+		n += (!role || strcmp(w->role, role) == 0) && (!state || strcmp(w->state, state) == 0);
+	return n;
+}
+
+FALLIBLE enum err gang_put_workers(struct server *s, struct buf *out)
+{
+	char stamp[CLOCK_TEXT_MAX];
+	const char *comma = "";
+
+	buf_puts(out, "{\"workers\":[");
+	for (const struct worker *w = s->workers->first; w; w = w->next) {
+		buf_printf(out, "%s{\"id\":\"%s\",\"pid\":%d,\"role\":\"%s\",\"index\":%u,\"state\":\"%s\",", comma, w->id,
+			   (int)w->child.pid, w->role, w->index, w->state);
+		if (w->job[0])
+			buf_printf(out, "\"job\":\"%s\",", w->job);
+		buf_puts(out, "\"storages\":[");
+		for (const char *p = w->storages, *c = ""; *p; c = ",") {
+			size_t n = strcspn(p, ",");
+			buf_printf(out, "%s\"%.*s\"", c, (int)n, p);
+			p += n + (p[n] == ',');
+		}
+		buf_puts(out, "],\"engine\":");
+		buf_json_str(out, str_of(w->engine));
+		buf_printf(out, ",\"landlock\":%d,\"seccomp\":%s,\"started_at\":\"%s\"}", w->landlock,
+			   w->seccomp ? "true" : "false", clock_text(w->started_ms, stamp));
+		comma = ",";
+	}
+	buf_puts(out, "]}");
+	return buf_status(out);
+}
+
+/* ---- those of a killed daemon ---- */
+
+struct sweep {
+	pid_t pids[4096];
+	uint64_t ticks[4096];
+	uint32_t count;
+};
+
+static enum err note_pid(void *user, pid_t pid, uint64_t ticks)
+{
+	struct sweep *sw = user;
+
+	if (sw->count < sizeof sw->pids / sizeof *sw->pids && ticks && start_ticks(pid) == ticks) {
+		sw->pids[sw->count] = pid;
+		sw->ticks[sw->count++] = ticks;
+	}
+	return OK;
+}
+
+static enum err forget_pid(void *user, pid_t pid, uint64_t ticks)
+{
+	(void)ticks;
+	journal_delete_worker(user, pid);
+	return OK;
+}
+
+/* Between the check and the signal the pid could be another's: the pidfd is opened first and the check repeated. */
+static void kill_old(pid_t pid, uint64_t ticks)
+{
+	int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+
+	if (fd >= 0 && start_ticks(pid) == ticks)
+		(void)syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0);
+	if (fd >= 0)
+		close(fd);
+}
+
+void workers_sweep(struct server *s)
+{
+	struct sweep *sw = mem_zalloc(1, sizeof *sw);
+	struct journal_txn *t = journal_txn_new(s->journal);
+
+	if (!sw || journal_read_workers(s->journal, note_pid, sw) != OK ||
+	    journal_read_workers(s->journal, forget_pid, t) != OK)
+		log_err("cannot read the pids of an earlier start", NULL);
+	for (uint32_t i = 0; sw && i < sw->count; i++) {
+		kill_old(sw->pids[i], sw->ticks[i]);
+		for (int turn = 0; turn < 250 && start_ticks(sw->pids[i]) == sw->ticks[i]; turn++)
+			nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+	}
+	journal_commit(s->journal, t, NULL, NULL);
+	mem_free(sw);
+}

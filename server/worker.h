@@ -1,0 +1,71 @@
+/* worker.h: one worker process as the coordinator sees it: started, greeted, spoken to, watched through its pidfd, reaped.
+ * What it is for (gang, look-ups) is its owner's matter. */
+#pragma once
+#include "ctl/frame.h"
+#include "os/spawn.h"
+#include "server/server.h"
+
+struct worker;
+
+struct worker_root {
+	char name[33];
+	char *path;
+};
+
+struct worker_ops {
+	/* HELLO came, the build is ours, and all roots could be opened (e OK), or one could not: then e says why, and the worker is
+	 * of no use. */
+	void (*ready)(struct worker *w, enum err e);
+	/* A frame with its body (an object). fds not taken (set to -1) are closed afterwards. */
+	void (*frame)(struct worker *w, const struct frame *f, const json_t *body);
+	/* The process has ended and was reaped; err_last() says how (ERR_WORKER_LOST, ERR_PROTOCOL). Called once, and it is the last
+	 * call about w: the owner forgets it. */
+	void (*ended)(struct worker *w, enum err e);
+};
+
+struct worker_spec {
+	const char *role;                  /* "gang", "lookup" */
+	uint32_t index, count;
+	const struct worker_root *roots;
+	uint32_t root_count;
+	uint64_t memory_bytes;
+	const struct worker_ops *ops;
+	void *owner;
+};
+
+struct worker {
+	struct server *server;
+	struct worker *next;               /* all of them */
+	void *owner;                       /* NULL: disowned, waits to be reaped */
+	const struct worker_ops *ops;
+	struct spawn_child child;
+	struct frame_conn *conn;
+	struct event *on_read, *on_write, *on_exit;
+	struct loop_timer *hello_timer;
+	uint64_t number;
+	uint32_t index;
+	const char *role;
+	int64_t started_ms;
+	bool greeted, killed, in_callback, dead;
+	enum err lost;                     /* why we ended it; else how it ended by itself */
+	struct err_info lost_info;
+	char id[32], state[16], job[27], engine[16], storages[160];
+	int landlock;
+	bool seccomp;
+};
+
+FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec, struct worker **out);
+/* Failures end the worker; ops->ended tells. body is borrowed. */
+void worker_send(struct worker *w, uint16_t type, uint64_t generation, const json_t *body, const int *fds, uint32_t fd_count);
+/* SIGKILL. ops->ended follows, with this thread's latest error if `why` is not OK. */
+void worker_kill(struct worker *w, enum err why);
+/* Kills it and forgets the owner: no call comes any more. It is reaped in the background. */
+void worker_disown(struct worker *w);
+void worker_set(struct worker *w, const char *state, const char *job);   /* what /v1/workers shows */
+
+struct workers;
+FALLIBLE enum err workers_new(struct server *s);
+void workers_free(struct server *s);       /* kills all, waits a moment for each */
+uint32_t workers_count(const struct server *s, const char *role, const char *state);
+/* Kills workers that a killed daemon left behind; returns when they are gone, at the latest after a few seconds. */
+void workers_sweep(struct server *s);

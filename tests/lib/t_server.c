@@ -1,0 +1,244 @@
+/* t_server.c: see t_server.h. */
+#include "lib/t_server.h"
+
+#include <libgen.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "server/journal.h"
+#include "server/loop.h"
+
+static void worker_path(char out[4200])
+{
+	char self[4096];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+
+	assert_true(n > 0);
+	self[n] = '\0';
+	snprintf(out, 4200, "%s/tools/fake_worker", dirname(self));
+}
+
+void t_server_start(struct t_server *t, const char *const *options)
+{
+	char state[128], main_root[128], other_root[128], worker[4200];
+	const char *argv[64];
+	int argc = 0;
+
+	if (!t->dir[0]) {
+		snprintf(t->dir, sizeof t->dir, "/tmp/dcpd-test-XXXXXX");
+		assert_non_null(mkdtemp(t->dir));
+	}
+	snprintf(state, sizeof state, "%s/state", t->dir);
+	snprintf(main_root, sizeof main_root, "main=%s/main", t->dir);
+	snprintf(other_root, sizeof other_root, "other=%s/other", t->dir);
+	mkdir(strchr(main_root, '/'), 0755);
+	mkdir(strchr(other_root, '/'), 0755);
+	worker_path(worker);
+	const char *const fixed[] = { "dcpd", "--state-dir", state, "--storage", main_root, "--storage", other_root, "--worker-path",
+				      worker, "--workers", "2" };
+	for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+		argv[argc++] = fixed[i];
+	for (; options && *options; options++)
+		argv[argc++] = *options;
+	t->me = (struct principal){ .uid = geteuid(), .admin = true };
+	T_OK(config_load(argc, (char *const *)argv, NULL, &t->config));
+	t->base = event_base_new();
+	assert_non_null(t->base);
+	T_OK(server_new(t->config, t->base, &t->s));
+}
+
+static void drop(struct t_server *t)
+{
+	event_base_free(t->base);
+	config_free(t->config);
+	t->base = NULL;
+	t->config = NULL;
+}
+
+void t_server_stop(struct t_server *t)
+{
+	server_free(t->s);
+	t->s = NULL;
+	drop(t);
+}
+
+/* The journal thread may finish what it was handed, as a kernel may: a kill is not a power cut. */
+void t_server_crash(struct t_server *t)
+{
+	t_server_stop(t);
+}
+
+void t_server_remove(struct t_server *t)
+{
+	char command[128];
+	const char *argv[] = { "rm", "-rf", t->dir, NULL };
+
+	if (t->s)
+		t_server_stop(t);
+	snprintf(command, sizeof command, "%s", t->dir);
+	pid_t pid = fork();
+	if (pid == 0) {
+		execvp("rm", (char *const *)argv);
+		_exit(127);
+	}
+	t->dir[0] = '\0';
+}
+
+void t_server_run(struct t_server *t, int ms)
+{
+	struct timeval tv = { .tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000 };
+
+	event_base_loopexit(t->base, &tv);
+	event_base_dispatch(t->base);
+}
+
+void t_server_until(struct t_server *t, const bool *flag)
+{
+	int64_t end = clock_mono_ms() + 20000;
+
+	while (!*flag) {
+		if (clock_mono_ms() > end)
+			T_FAIL("nothing came in 20 s");
+		t_server_run(t, 5);
+	}
+}
+
+static void take(struct t_answer *a, enum err e)
+{
+	assert_false(a->called);
+	a->called = true;
+	a->e = e;
+	if (e)
+		a->info = *err_last();
+}
+
+void t_done(void *user, enum err e)
+{
+	take(user, e);
+}
+
+void t_created(void *user, enum err e, const char *id, bool existing)
+{
+	struct t_answer *a = user;
+
+	take(a, e);
+	if (!e)
+		snprintf(a->id, sizeof a->id, "%s", id);
+	a->existing = existing;
+}
+
+void t_reserved(void *user, enum err e, const struct reservation *r)
+{
+	struct t_answer *a = user;
+
+	take(a, e);
+	if (e)
+		return;
+	a->reserved = *r;
+	snprintf(a->segment, sizeof a->segment, "%s", r->segment);
+}
+
+void t_planned(void *user, enum err e, const json_t *plan)
+{
+	struct t_answer *a = user;
+
+	take(a, e);
+	a->doc = plan ? json_deep_copy(plan) : NULL;
+}
+
+static json_t *parse(const char *spec)
+{
+	char text[4096];
+	json_error_t at;
+
+	snprintf(text, sizeof text, "%s", spec);
+	for (char *p = text; *p; p++)
+		if (*p == '\'')
+			*p = '"';
+	json_t *doc = json_loads(text, 0, &at);
+	if (!doc)
+		T_FAIL("%s: %s", text, at.text);
+	return doc;
+}
+
+static enum job_kind kind_of(const json_t *doc)
+{
+	const char *kind = json_string_value(json_object_get(doc, "kind"));
+
+	for (int k = 0; k < JOB_KIND_COUNT; k++)
+		if (strcmp(kind, job_kind_text((enum job_kind)k)) == 0)
+			return (enum job_kind)k;
+	T_FAIL("no kind");
+}
+
+enum err t_job_try(struct t_server *t, const char *spec, struct t_answer *a)
+{
+	json_t *doc = parse(spec);
+	struct job_request rq = { .kind = kind_of(doc), .spec = doc, .who = t->me };
+
+	*a = (struct t_answer){ 0 };
+	job_create(t->s, &rq, t_created, a);
+	assert_false(a->called);
+	t_server_until(t, &a->called);
+	json_decref(doc);
+	if (a->e)
+		err_restore(&a->info);
+	return a->e;
+}
+
+void t_job(struct t_server *t, const char *spec, char id[27])
+{
+	struct t_answer a;
+
+	T_OK(t_job_try(t, spec, &a));
+	snprintf(id, 27, "%.26s", a.id);
+}
+
+enum job_state t_job_end(struct t_server *t, const char *id)
+{
+	struct t_answer a = { 0 };
+	enum job_state state;
+
+	job_wait(t->s, str_of(id), 15000, t_done, &a);
+	t_server_until(t, &a.called);
+	T_OK(a.e);
+	T_OK(job_state_of(t->s, str_of(id), &state));
+	return state;
+}
+
+json_t *t_job_doc(struct t_server *t, const char *id)
+{
+	struct str text;
+
+	T_OK(job_text(t->s, str_of(id), &text));
+	json_t *doc = json_loadb(text.p, text.n, 0, NULL);
+	assert_non_null(doc);
+	return doc;
+}
+
+void t_state_dict(struct t_server *t, const char *name, uint32_t world)
+{
+	struct t_answer a = { 0 };
+	struct state_dict_request rq = { .name = str_of(name), .world_size = world, .who = t->me };
+
+	state_dict_create(t->s, &rq, t_created, &a);
+	t_server_until(t, &a.called);
+	if (a.e)
+		T_FAIL("%s", a.info.text);
+}
+
+void t_seal_all(struct t_server *t, const char *name, uint32_t world, int64_t generation)
+{
+	for (uint32_t r = 0; r < world; r++) {
+		struct t_answer a = { 0 }, b = { 0 };
+		state_dict_reserve(t->s, &t->me, str_of(name), r, 10000, generation, 0, t_reserved, &a);
+		t_server_until(t, &a.called);
+		if (a.e)
+			T_FAIL("%s", a.info.text);
+		state_dict_seal(t->s, &t->me, str_of(name), r, generation, 9000, t_done, &b);
+		t_server_until(t, &b.called);
+		if (b.e)
+			T_FAIL("%s", b.info.text);
+	}
+}

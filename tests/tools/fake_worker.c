@@ -1,0 +1,360 @@
+/* fake_worker.c: a worker that only talks: it follows worker/ctl/README.md and moves no tensor. A "checkpoint" is a directory with
+ * `.dcpd.json` naming its job. The label `fake` of a job says how to misbehave:
+ *
+ *   slow:MS           runs that long, with progress          fail:CODE        answers FAILED
+ *   crash:WHERE       dies in attempt 1 at planning, running, peer, commit (before the rename) or committed (after it)
+ *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
+ *   stall:MS          no progress for that long              garbage          sends what is no JSON object
+ *
+ * A root that holds a file `.hang` makes look-ups hang; `.free` holds the free bytes that probe tells. */
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ctl/build_id.h"
+#include "ctl/frame.h"
+
+static struct frame_conn *conn;
+static char root[4096], all_roots[8][4096], root_names[8][64];
+static int root_count, my_index, my_count;
+static uint64_t generation;
+
+static void die(const char *what)
+{
+	fprintf(stderr, "fake_worker: %s: %s\n", what, err_last()->text);
+	_exit(9);
+}
+
+static void say(uint16_t type, json_t *doc, const int *fds, uint32_t n)
+{
+	char *text = json_dumps(doc, JSON_COMPACT);
+	bool empty = false;
+
+	if (frame_send(conn, type, generation, text ? str_of(text) : STR("{}"), fds, n) != OK)
+		die("send");
+	while (!empty) {
+		if (frame_flush(conn, &empty) != OK)
+			die("flush");
+		if (!empty)
+			usleep(1000);
+	}
+	free(text);
+	json_decref(doc);
+}
+
+/* The next frame within `ms` (-1: any time); false: none. The process ends with its socket. */
+static bool hear(int ms, struct frame *f)
+{
+	bool got = false, closed = false;
+
+	if (frame_wait(conn, ms, f, &got, &closed) != OK)
+		die("receive");
+	if (closed)
+		_exit(0);
+	return got;
+}
+
+static const char *path_of(const json_t *ref)
+{
+	static char path[8192];
+	const char *storage = json_string_value(json_object_get(ref, "storage"));
+	const char *name = json_string_value(json_object_get(ref, "name"));
+
+	for (int i = 0; i < root_count; i++)
+		if (storage && strcmp(storage, root_names[i]) == 0) {
+			snprintf(path, sizeof path, "%s/%s", all_roots[i], name ? name : "");
+			return path;
+		}
+	snprintf(path, sizeof path, "%s/%s", root, name ? name : "");
+	return path;
+}
+
+static bool read_small(const char *dir, const char *name, char *text, size_t cap)
+{
+	char path[9000];
+	snprintf(path, sizeof path, "%s/%s", dir, name);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, cap - 1);
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	return fd >= 0;
+}
+
+static void make_checkpoint(const char *path, const char *job)
+{
+	char part[9000];
+
+	for (const char *p = path + 1; *p; p++)
+		if (*p == '/') {
+			snprintf(part, sizeof part, "%.*s", (int)(p - path), path);
+			mkdir(part, 0755);
+		}
+	mkdir(path, 0755);
+	snprintf(part, sizeof part, "%s/.dcpd.json", path);
+	int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+	if (fd < 0 || write(fd, job, strlen(job)) < 0)
+		die("make");
+	close(fd);
+}
+
+static void remove_checkpoint(const char *path)
+{
+	char part[9000];
+
+	snprintf(part, sizeof part, "%s/.dcpd.json", path);
+	unlink(part);
+	rmdir(path);
+}
+
+/* ---- jobs ---- */
+
+static char fake[128];
+static int attempt;
+
+static void crash_at(const char *where)
+{
+	bool now = (strncmp(fake, "crash:", 6) == 0 && attempt == 1 && strcmp(fake + 6, where) == 0) ||
+		   (strncmp(fake, "always:", 7) == 0 && strcmp(fake + 7, where) == 0);
+	if (now)
+		kill(getpid(), SIGKILL);
+}
+
+/* true: cancelled, and answered. */
+static bool work(int ms, bool progress)
+{
+	struct frame f;
+
+	for (int t = 0; t <= ms; t += 20) {
+		if (progress)
+			say(FRAME_PROGRESS, json_pack("{s:i, s:i, s:[{s:i, s:i, s:i}]}", "bytes_done", ms ? 1000 * t / ms : 1000,
+						      "bytes_total", 1000, "ranks", "rank", my_index, "bytes_done",
+						      ms ? 1000 * t / ms : 1000, "bytes_total", 1000), NULL, 0);
+		if (t < ms && hear(20, &f) && f.type == FRAME_CANCEL) {
+			say(FRAME_FAILED, json_pack("{s:s, s:s}", "code", "cancelled", "detail", "as asked"), NULL, 0);
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool expect(uint16_t type)
+{
+	struct frame f;
+
+	for (;;) {
+		if (!hear(-1, &f))
+			continue;
+		if (f.type == type)
+			return true;
+		if (f.type == FRAME_CANCEL) {
+			say(FRAME_FAILED, json_pack("{s:s}", "code", "cancelled"), NULL, 0);
+			return false;
+		}
+	}
+}
+
+static bool want_segments(const json_t *spec, const json_t *dicts)
+{
+	const json_t *target = json_object_get(spec, "target");
+	const char *name = json_string_value(json_object_get(target, "state_dict"));
+
+	if (!name || json_object_get(dicts, name))
+		return true;
+	json_int_t world = json_integer_value(json_object_get(target, "world_size"));
+	json_t *ranks = json_array();
+	for (json_int_t r = 0; r < (world ? world : 1); r++)
+		json_array_append_new(ranks, json_pack("{s:I, s:i, s:i}", "rank", r, "bytes", 8192, "image_bytes", 5000));
+	say(FRAME_WANT_SEGMENTS, json_pack("{s:I, s:o}", "world_size", world ? world : 1, "ranks", ranks), NULL, 0);
+	return expect(FRAME_SEGMENTS);
+}
+
+static void do_hang(void)
+{
+	for (;;)
+		pause();
+}
+
+static bool misbehave(void)
+{
+	if (strcmp(fake, "hang") == 0)
+		do_hang();
+	if (strncmp(fake, "fail:", 5) == 0) {
+		say(FRAME_FAILED, json_pack("{s:s, s:s, s:i, s:s, s:s, s:i}", "code", fake + 5, "detail", "as the test wished", "rank", 1,
+					    "fqn", "model.w", "file", "__1_0.distcp", "offset", 4096), NULL, 0);
+		return true;
+	}
+	if (strcmp(fake, "garbage") == 0)
+		if (frame_send(conn, FRAME_STATE, generation, STR("[1,2"), NULL, 0) != OK)
+			die("garbage");
+	return false;
+}
+
+static bool commit(const json_t *spec, const char *kind, const char *job)
+{
+	bool writes = strcmp(kind, "save") == 0 || strcmp(kind, "reshard") == 0;
+
+	if (strcmp(kind, "delete") == 0)
+		remove_checkpoint(path_of(json_object_get(spec, "target")));
+	if (!writes)
+		return true;
+	say(FRAME_WANT_COMMIT, json_object(), NULL, 0);
+	if (!expect(FRAME_COMMIT_OK))
+		return false;
+	crash_at("commit");
+	make_checkpoint(path_of(json_object_get(spec, "target")), job);
+	crash_at("committed");
+	return true;
+}
+
+static void do_job(const json_t *doc)
+{
+	const json_t *spec = json_object_get(doc, "spec"), *dicts = json_object_get(doc, "state_dicts");
+	const char *script = json_string_value(json_object_get(json_object_get(spec, "labels"), "fake"));
+	const char *kind = json_string_value(json_object_get(doc, "kind")), *job = json_string_value(json_object_get(doc, "job"));
+	json_t *plan = json_pack("{s:i, s:i}", "bytes", 1000, "files", 2);
+
+	snprintf(fake, sizeof fake, "%s", script ? script : "");
+	attempt = (int)json_integer_value(json_object_get(doc, "attempt"));
+	say(FRAME_STATE, json_pack("{s:s, s:s}", "state", "planning", "stage", "metadata"), NULL, 0);
+	crash_at("planning");
+	if (misbehave())
+		return;
+	if (json_is_true(json_object_get(doc, "dry_run"))) {
+		say(FRAME_DONE, json_pack("{s:o}", "plan", plan), NULL, 0);
+		return;
+	}
+	if (!want_segments(spec, dicts))
+		return;
+	say(FRAME_STATE, json_pack("{s:s, s:s, s:i, s:o}", "state", "running", "stage", "copy", "bytes_total", 1000, "plan", plan),
+	    NULL, 0);
+	int memfd = memfd_create("run", MFD_CLOEXEC);
+	say(FRAME_RUN, json_pack("{s:s, s:i, s:s}", "job", job, "attempt", attempt, "fake", fake), &memfd, 1);
+	close(memfd);
+	crash_at("running");
+	int slow = strncmp(fake, "slow:", 5) == 0 ? atoi(fake + 5) : 0, stall = strncmp(fake, "stall:", 6) == 0 ? atoi(fake + 6) : 0;
+	if (work(stall, false) || work(slow, true))
+		return;
+	if (my_count > 1 && !expect(FRAME_PEERS_DONE))
+		return;
+	if (commit(spec, kind, job))
+		say(FRAME_DONE, json_pack("{s:{s:i, s:i}}", "result", "bytes", 1000, "attempt", attempt), NULL, 0);
+}
+
+static void do_run(const json_t *doc)
+{
+	const char *script = json_string_value(json_object_get(doc, "fake"));
+
+	snprintf(fake, sizeof fake, "%s", script ? script : "");
+	attempt = (int)json_integer_value(json_object_get(doc, "attempt"));
+	crash_at("peer");
+	if (!work(strncmp(fake, "slow:", 5) == 0 ? atoi(fake + 5) / 2 : 0, false))
+		say(FRAME_DONE, json_object(), NULL, 0);
+}
+
+/* ---- look-ups ---- */
+
+static json_t *find_what(const json_t *doc)
+{
+	const char *path = path_of(doc);
+	char job[64];
+	struct stat st;
+
+	if (stat(path, &st) != 0)
+		return json_pack("{s:b, s:s, s:n}", "exists", 0, "what", "none", "job");
+	if (read_small(path, ".dcpd.json", job, sizeof job))
+		return json_pack("{s:b, s:s, s:s}", "exists", 1, "what", "checkpoint", "job", job);
+	return json_pack("{s:b, s:s, s:n}", "exists", 1, "what", "other", "job");
+}
+
+static json_t *answer(const json_t *doc)
+{
+	const char *op = json_string_value(json_object_get(doc, "op"));
+	char text[64];
+
+	if (strcmp(op, "probe") == 0) {
+		json_int_t avail = read_small(root, ".free", text, sizeof text) ? atoll(text) : (json_int_t)1 << 40;
+		return json_pack("{s:I, s:I, s:s, s:b, s:b}", "free_bytes", avail, "total_bytes", (json_int_t)1 << 41, "fs", "fake",
+				 "direct_io", 0, "writable", 1);
+	}
+	if (strcmp(op, "exists") == 0)
+		return find_what(doc);
+	if (strcmp(op, "show") == 0)
+		return json_pack("{s:s, s:i}", "name", json_string_value(json_object_get(doc, "name")), "bytes", 5000);
+	if (strcmp(op, "recover") == 0) {
+		bool there = read_small(path_of(doc), ".dcpd.json", text, sizeof text);
+		bool mine = there && strcmp(text, json_string_value(json_object_get(doc, "job"))) == 0;
+		if (strcmp(json_string_value(json_object_get(doc, "kind")), "delete") == 0)
+			mine = !there;
+		return json_pack("{s:b, s:{s:b}}", "committed", mine, "result", "recovered", 1);
+	}
+	if (strcmp(op, "sweep") == 0)
+		return json_pack("{s:i}", "removed", 0);
+	return json_pack("{s:O}", "echo", doc);
+}
+
+static void do_lookup(const json_t *doc)
+{
+	char text[8];
+
+	if (root_count && read_small(root, ".hang", text, sizeof text))
+		do_hang();
+	say(FRAME_ANSWER, json_pack("{s:o}", "ok", answer(doc)), NULL, 0);
+}
+
+static void do_hello(const json_t *doc)
+{
+	const char *build = getenv("DCPD_FAKE_BUILD");
+	const json_t *r;
+	size_t i;
+	json_t *roots = json_array();
+
+	my_index = (int)json_integer_value(json_object_get(doc, "index"));
+	my_count = (int)json_integer_value(json_object_get(doc, "count"));
+	json_array_foreach(json_object_get(doc, "roots"), i, r) {
+		const char *name = json_string_value(json_object_get(r, "name")), *path = json_string_value(json_object_get(r, "path"));
+		snprintf(all_roots[i], sizeof all_roots[i], "%s", path);
+		snprintf(root_names[i], sizeof root_names[i], "%s", name);
+		root_count = (int)i + 1;
+		if (access(path, R_OK) == 0)
+			json_array_append_new(roots, json_pack("{s:s, s:b}", "name", name, "ok", 1));
+		else
+			json_array_append_new(roots, json_pack("{s:s, s:b, s:{s:s, s:s}}", "name", name, "ok", 0, "problem", "code",
+							       "storage_gone", "detail", strerror(errno)));
+	}
+	if (root_count)
+		memcpy(root, all_roots[0], sizeof root);
+	say(FRAME_HELLO, json_pack("{s:s, s:i, s:s, s:i, s:b, s:o}", "build_id", build ? build : BUILD_ID, "pid", (int)getpid(), "engine",
+				   "fake", "landlock", 0, "seccomp", 0, "roots", roots), NULL, 0);
+}
+
+int main(void)
+{
+	struct frame f;
+
+	if (frame_conn_new(3, &conn) != OK)
+		die("connect");
+	for (;;) {
+		if (!hear(-1, &f))
+			continue;
+		json_t *doc = json_loadb(f.json.p, f.json.n, 0, NULL);
+		generation = f.generation;
+		if (f.type == FRAME_HELLO)
+			do_hello(doc);
+		else if (f.type == FRAME_JOB)
+			do_job(doc);
+		else if (f.type == FRAME_RUN)
+			do_run(doc);
+		else if (f.type == FRAME_LOOKUP)
+			do_lookup(doc);
+		json_decref(doc);
+	}
+}
