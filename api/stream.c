@@ -30,7 +30,7 @@ struct stream {
 struct streams {
 	struct api *api;
 	struct events_listener *listener;
-	struct timer *beat;
+	struct loop_timer *beat;
 	struct stream *first;
 	unsigned count;
 	bool draining;
@@ -62,7 +62,7 @@ static void on_beat(void *user)
 		wake(s);
 	}
 	/* Without memory for the timer there are no heartbeats until the next stream starts. */
-	if (timer_start(all->api->core->loop, BEAT_MS, on_beat, all, &all->beat) != OK)
+	if (loop_timer_start(all->api->core->loop, BEAT_MS, on_beat, all, &all->beat) != OK)
 		all->beat = NULL;
 }
 
@@ -75,7 +75,7 @@ FALLIBLE enum err streams_new(struct api *a, struct streams **out)
 	all->api = a;
 	*out = all;
 	TRY(events_listen(a->core->events, on_events, all, &all->listener));
-	return timer_start(a->core->loop, BEAT_MS, on_beat, all, &all->beat);
+	return loop_timer_start(a->core->loop, BEAT_MS, on_beat, all, &all->beat);
 }
 
 void streams_drain(struct streams *all)
@@ -91,7 +91,7 @@ void streams_free(struct streams *all)
 	if (!all)
 		return;
 	must(!all->first);
-	timer_stop(&all->beat);
+	loop_timer_stop(&all->beat);
 	if (all->listener)
 		events_unlisten(all->api->core->events, &all->listener);
 	mem_free(all);
