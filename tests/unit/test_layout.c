@@ -221,6 +221,10 @@ static void bad_rules_are_refused(void **state)
 	T_ERR(LAYOUT_INVALID, layout_check(&l));
 	r.rank_count = 1;
 	T_ERR(WORLD_MISMATCH, layout_check(&l));
+	r = mesh_rule(0, NULL, &S0); /* a list of no ranks: nobody would hold anything */
+	r.placement_count = 1;
+	r.ranks = R(0);
+	T_ERR(LAYOUT_INVALID, layout_check(&l));
 	r = (struct layout_rule){ .match = STR("*"), .kind = LAYOUT_CHUNKS };
 	T_ERR(LAYOUT_INVALID, layout_check(&l));
 	r = (struct layout_rule){ .match = STR("*"), .kind = LAYOUT_BOXES };

@@ -67,6 +67,8 @@ static FALLIBLE enum err check_mesh(const struct layout_rule *r, uint32_t world)
 	uint64_t product = 1;
 	uint32_t dims = r->mesh_ndim ? r->mesh_ndim : 1, want = r->ranks ? r->rank_count : world;
 
+	if (want == 0)
+		return ERR(LAYOUT_INVALID, "the mesh has no ranks");
 	if (r->mesh_ndim == 0)
 		product = want;
 	for (uint32_t i = 0; i < r->mesh_ndim; i++) {
