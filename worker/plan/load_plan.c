@@ -27,6 +27,9 @@ struct pair {
 
 struct maker {
 	const struct sdict *source, *target;
+	uint32_t *found;                 /* for each key of the target what the source's map says */
+	uint32_t *counts;                /* pairs per target chunk of the current tensor */
+	uint64_t counts_cap;
 	struct load_plan plan;           /* `sources` on the heap until it is complete */
 	uint64_t sources_cap;
 	struct overlap_box *from, *to;   /* of the current tensor */
@@ -39,6 +42,8 @@ struct maker {
 
 static void maker_free(struct maker *m)
 {
+	mem_free(m->found);
+	mem_free(m->counts);
 	mem_free(m->plan.sources);
 	mem_free(m->from);
 	mem_free(m->to);
@@ -311,7 +316,6 @@ static FALLIBLE enum err find_pairs(struct maker *m, const struct sd_tensor *fro
 static FALLIBLE enum err plan_tensor(struct maker *m, const struct sd_tensor *from, const struct sd_tensor *to)
 {
 	uint64_t *first = m->plan.first, begin = m->plan.source_count, end = to->first_chunk + to->chunk_count;
-	CLEANUP(mem_free_ptr) uint32_t *counts = NULL;
 	uint64_t at = begin;
 	bool is_disjoint;
 
@@ -321,18 +325,16 @@ static FALLIBLE enum err plan_tensor(struct maker *m, const struct sd_tensor *fr
 		first[i + 1] = 0;
 	for (uint64_t i = 0; i < m->pair_count; i++)
 		first[m->pairs[i].target + 1]++;
-	counts = mem_zalloc(to->chunk_count, sizeof *counts);
-	if (!counts)
-		return ERR(NO_MEMORY, "no memory to plan %ju reads", (uintmax_t)to->chunk_count);
+	TRY(room(&m->counts, &m->counts_cap, to->chunk_count, sizeof *m->counts));
 	for (uint64_t i = to->first_chunk; i < end; i++) {
-		counts[i - to->first_chunk] = (uint32_t)first[i + 1];
+		m->counts[i - to->first_chunk] = (uint32_t)first[i + 1];
 		at += first[i + 1];
 		first[i + 1] = at - first[i + 1];
 	}
 	for (uint64_t i = 0; i < m->pair_count; i++)
 		m->plan.sources[first[m->pairs[i].target + 1]++] = m->pairs[i].source;
 	for (uint64_t i = to->first_chunk; i < end; i++) {
-		uint64_t n = counts[i - to->first_chunk], was = first[i + 1] - n;
+		uint64_t n = m->counts[i - to->first_chunk], was = first[i + 1] - n;
 		/* lists before may have become shorter: close the gap */
 		memmove(m->plan.sources + m->plan.source_count, m->plan.sources + was, n * sizeof *m->plan.sources);
 		TRY(check_chunk(m, from, (uint32_t)i, n, is_disjoint));
@@ -364,30 +366,40 @@ static FALLIBLE enum err kind_mismatch(struct str fqn, bool saved_is_tensor)
 			    saved_is_tensor ? "value" : "tensor");
 }
 
-/* FQNs of a that b lacks. With `kinds`, the other kind on the other side is an error. */
-static FALLIBLE enum err only_in(const struct sdict *a, const struct sdict *b, bool kinds, struct arena *arena,
-				 struct str **out, uint64_t *count)
+static struct str fqn_of(const struct sdict *sd, uint64_t item)
 {
-	uint64_t n = 0;
+	return item < sd->tensor_count ? sd->tensors[item].fqn : sd->values[item - sd->tensor_count].fqn;
+}
 
+/* Looks every key of the target up once, tensors first; `found` says where it is in the source. */
+static FALLIBLE enum err find_keys(const struct maker *m, struct load_match *match, struct arena *arena)
+{
+	const struct sdict *to = m->target, *from = m->source;
+	uint64_t to_count = to->tensor_count + to->value_count, from_count = from->tensor_count + from->value_count, n = 0;
+
+	match->missing_count = match->unexpected_count = 0;
+	for (uint64_t i = 0; i < to_count; i++) {
+		m->found[i] = map_get(&from->fqns, fqn_of(to, i));
+		match->missing_count += m->found[i] == MAP_NONE;
+	}
+	TRY(arena_alloc(arena, match->missing_count, sizeof *match->missing, &match->missing));
+	for (uint64_t i = 0; i < to_count && n < match->missing_count; i++)
+		if (m->found[i] == MAP_NONE)
+			match->missing[n++] = fqn_of(to, i);
+	if (from->fqns.count + match->missing_count <= to->fqns.count)
+		return OK; /* all of the source was found */
 	for (int pass = 0; pass < 2; pass++) {
-		if (pass == 1)
-			TRY(arena_alloc(arena, n, sizeof **out, out));
-		*count = n;
 		n = 0;
-		for (uint64_t i = 0; i < a->tensor_count + a->value_count; i++) {
-			bool tensor = i < a->tensor_count;
-			struct str fqn = tensor ? a->tensors[i].fqn : a->values[i - a->tensor_count].fqn;
-			uint32_t there = map_get(&b->fqns, fqn);
-
-			if (kinds && there != MAP_NONE && tensor == !!(there & SD_VALUE_BIT))
-				return kind_mismatch(fqn, !tensor);
-			if (there != MAP_NONE)
+		for (uint64_t i = 0; i < from_count; i++) {
+			if (map_get(&to->fqns, fqn_of(from, i)) != MAP_NONE)
 				continue;
 			if (pass == 1)
-				(*out)[n] = fqn;
+				match->unexpected[n] = fqn_of(from, i);
 			n++;
 		}
+		if (pass == 0)
+			TRY(arena_alloc(arena, n, sizeof *match->unexpected, &match->unexpected));
+		match->unexpected_count = n;
 	}
 	return OK;
 }
@@ -413,14 +425,22 @@ static FALLIBLE enum err missing_keys(const struct load_match *match)
 
 static FALLIBLE enum err match_keys(struct maker *m, struct load_match *match, struct arena *arena)
 {
-	TRY(only_in(m->target, m->source, true, arena, &match->missing, &match->missing_count));
-	TRY(only_in(m->source, m->target, false, arena, &match->unexpected, &match->unexpected_count));
+	const struct sdict *to = m->target;
+
+	m->found = mem_zalloc(to->tensor_count + to->value_count, sizeof *m->found);
+	if (!m->found)
+		return ERR(NO_MEMORY, "no memory to match %ju keys", (uintmax_t)(to->tensor_count + to->value_count));
+	TRY(find_keys(m, match, arena));
 	if (match->strict && match->missing_count)
 		return missing_keys(match);
-	for (uint64_t i = 0; i < m->target->tensor_count; i++) {
-		const struct sd_tensor *from = sdict_tensor(m->source, m->target->tensors[i].fqn);
-		if (from)
-			TRY(check_same(from, &m->target->tensors[i]));
+	for (uint64_t i = 0; i < to->tensor_count + to->value_count; i++) {
+		bool tensor = i < to->tensor_count;
+		if (m->found[i] == MAP_NONE)
+			continue;
+		if (tensor == !!(m->found[i] & SD_VALUE_BIT))
+			return kind_mismatch(fqn_of(to, i), !tensor);
+		if (tensor)
+			TRY(check_same(&m->source->tensors[m->found[i]], &to->tensors[i]));
 	}
 	return OK;
 }
@@ -435,10 +455,10 @@ enum err load_plan_make(const struct sdict *source, const struct sdict *target, 
 	TRY(arena_alloc(arena, target->chunk_count + 1, sizeof *m.plan.first, &m.plan.first));
 	for (uint64_t i = 0; i < target->chunk_count;) {
 		const struct sd_tensor *to = &target->tensors[target->chunks[i].tensor];
-		const struct sd_tensor *from = sdict_tensor(source, to->fqn);
+		uint32_t from = m.found[target->chunks[i].tensor];
 
-		if (from) {
-			enum err e = plan_tensor(&m, from, to);
+		if (from != MAP_NONE) {
+			enum err e = plan_tensor(&m, &source->tensors[from], to);
 			if (e)
 				return err_at_fqn(e, to->fqn.p, to->fqn.n);
 		} else {

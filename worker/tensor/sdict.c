@@ -78,10 +78,11 @@ static FALLIBLE enum err add_name(struct sdict *sd, struct str fqn, uint32_t ent
 {
 	uint32_t found;
 
-	if (map_get(&sd->fqns, fqn) != MAP_NONE)
-		return err_at_fqn(ERR(DUPLICATE_KEY, "the key is there twice"), fqn.p, fqn.n);
 	TRY(arena_str(sd->arena, fqn, copy_out));
-	return map_intern(&sd->fqns, *copy_out, entry, &found);
+	TRY(map_intern(&sd->fqns, *copy_out, entry, &found));
+	if (found != entry)
+		return err_at_fqn(ERR(DUPLICATE_KEY, "the key is there twice"), fqn.p, fqn.n);
+	return OK;
 }
 
 /* A shape is believed only if its bytes can be counted. */
