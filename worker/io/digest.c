@@ -28,7 +28,13 @@ static XXH3_state_t *state_of(struct digest_stream *s)
 
 void digest_begin(struct digest_stream *s)
 {
+	digest_begin_one(s, DIGEST_BOTH);
+}
+
+void digest_begin_one(struct digest_stream *s, unsigned which)
+{
 	s->crc32 = 0;
+	s->which = which;
 	memset(s->xxh, 0, sizeof s->xxh);
 	(void)XXH3_128bits_reset(state_of(s));
 }
@@ -39,8 +45,10 @@ void digest_add(struct digest_stream *s, const void *p, size_t n)
 
 	while (n > 0) {
 		size_t piece = n < PIECE_BYTES ? n : PIECE_BYTES;
-		(void)XXH3_128bits_update(state_of(s), at, piece);
-		s->crc32 = digest_crc32(s->crc32, at, piece);
+		if (s->which & DIGEST_XXH3)
+			(void)XXH3_128bits_update(state_of(s), at, piece);
+		if (s->which & DIGEST_CRC32)
+			s->crc32 = digest_crc32(s->crc32, at, piece);
 		at += piece;
 		n -= piece;
 	}

@@ -13,11 +13,14 @@ struct digest {
 void digest_block(const void *p, size_t n, struct digest *out);
 
 /* The same for bytes that come in pieces. */
+enum { DIGEST_CRC32 = 1, DIGEST_XXH3 = 2, DIGEST_BOTH = 3 };
 struct digest_stream {
 	_Alignas(64) unsigned char xxh[576];
 	uint32_t crc32;
+	unsigned which;
 };
 void digest_begin(struct digest_stream *s);
+void digest_begin_one(struct digest_stream *s, unsigned which);  /* a checker needs only the one that was stored */
 void digest_add(struct digest_stream *s, const void *p, size_t n);
 void digest_end(struct digest_stream *s, struct digest *out);
 

@@ -147,7 +147,8 @@ static FALLIBLE enum err cut_stream(struct run_build *b, uint32_t file, uint32_t
 		TRY(vec_push(&b->tasks, &task));
 		*task = (struct run_task){ b->blocks.n, 1, 0 };
 		TRY(vec_push(&b->blocks, &k));
-		*k = (struct run_block){ .file = file, .offset = off, .bytes = stop - off, .first_part = b->block_parts.n };
+		*k = (struct run_block){ .file = file, .offset = off, .first_part = b->block_parts.n };
+		k->bytes = b->files.v[file].direct ? (stop - off + PAGE - 1) & ~(uint64_t)(PAGE - 1) : stop - off;
 		atomic_fetch_add(&b->files.v[file].blocks_left, 1);
 		for (; dst < end && b->dsts.v[dst].offset < stop; dst++) {
 			struct run_dst *d = &b->dsts.v[dst];
@@ -184,6 +185,7 @@ static FALLIBLE enum err place_stream(struct stream *s, uint32_t index, uint32_t
 		TRY(num_add(at, s->wholes[i].bytes, &at));
 	}
 	s->b->files.v[file].bytes = at;
+	s->b->files.v[file].direct = s->t->direct;   /* the last block is padded; the file is cut afterwards */
 	TRY(num_add(s->t->bytes, at, &s->t->bytes));
 	return cut_stream(s->b, file, first_dst, at);
 }

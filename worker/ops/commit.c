@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/trash.h"
 #include "os/fs.h"
 
 enum { SWEEP_DEPTH = 16 };
@@ -112,6 +113,35 @@ enum err staging_make_files(struct staging *s, const struct run *run)
 	return OK;
 }
 
+enum err staging_trim_files(struct staging *s, const struct run *run)
+{
+	char name[256];
+	struct stat st;
+
+	for (uint64_t i = 0; i < run->files_n; i++) {
+		const struct run_file *f = &run->files[i];
+		struct str n = run_file_name(run, f);
+		int fd = -1;
+		if (f->kind != RUN_FILE_TARGET)
+			continue;
+		memcpy(name, n.p, n.n);
+		name[n.n] = '\0';
+		TRY(fs_stat(s->dir, name, &st));
+		if ((uint64_t)st.st_size == f->bytes)
+			continue;
+		enum err e = fs_open(s->dir, name, O_WRONLY, 0, &fd);
+		if (!e)
+			e = fs_truncate(fd, f->bytes, name);
+		if (!e)
+			e = fs_fsync(fd, name);
+		if (!e)
+			e = fs_close(&fd);
+		fs_drop(&fd);
+		TRY(err_at_file(e, name, -1));
+	}
+	return OK;
+}
+
 enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n)
 {
 	int fd = -1;
@@ -133,7 +163,7 @@ static FALLIBLE enum err check_sizes(struct staging *s, const struct run *run)
 	char name[256];
 	struct stat st;
 
-	for (uint64_t i = 0; run && i < run->files_n; i++) {
+	for (uint64_t i = 0; i < run->files_n; i++) {
 		const struct run_file *f = &run->files[i];
 		struct str n = run_file_name(run, f);
 		if (f->kind != RUN_FILE_TARGET)
@@ -166,12 +196,12 @@ static FALLIBLE enum err make_visible(struct staging *s, const char *job, bool o
 	snprintf(trash, sizeof trash, ".dcpd-trash-%s", job);
 	TRY(fs_remove_tree(s->parent, trash));
 	TRY(fs_rename(s->parent, s->name, s->parent, trash));
-	return fs_remove_tree(s->parent, trash);
+	return trash_remove(s->parent, trash);
 }
 
-enum err staging_commit(struct job *j, struct staging *s, bool overwrite)
+enum err staging_commit(struct job *j, struct staging *s, const struct run *run, bool overwrite)
 {
-	TRY(check_sizes(s, NULL));
+	TRY(check_sizes(s, run));
 	TRY(fs_fsync(s->dir, "."));
 	fs_fault("commit.synced");
 	TRY(make_visible(s, j->id, overwrite));
@@ -213,7 +243,7 @@ static FALLIBLE enum err delete_in(struct worker *w, uint32_t root, int parent, 
 	TRY(fs_fsync(parent, "."));
 	if (S_ISREG(st.st_mode))
 		return fs_unlink(parent, trash);
-	return fs_remove_tree(parent, trash);
+	return trash_remove(parent, trash);
 }
 
 enum err commit_delete(struct worker *w, const json_t *ref, const char *job)

@@ -25,9 +25,11 @@ struct staging {
 FALLIBLE enum err staging_open(struct job *j, const json_t *target, bool overwrite, struct staging *out);
 /* Makes every target file of the run at its full size. Empty ones are fsynced here. */
 FALLIBLE enum err staging_make_files(struct staging *s, const struct run *run);
+/* Cuts padding off files that were written with O_DIRECT beyond their size, and fsyncs them again. */
+FALLIBLE enum err staging_trim_files(struct staging *s, const struct run *run);
 /* A small file, written and fsynced. */
 FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
-FALLIBLE enum err staging_commit(struct job *j, struct staging *s, bool overwrite);
+FALLIBLE enum err staging_commit(struct job *j, struct staging *s, const struct run *run, bool overwrite);
 /* Removes the staging directory unless it was committed. */
 void staging_close(struct staging *s);
 

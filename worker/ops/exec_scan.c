@@ -3,11 +3,15 @@
  *
  * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. */
 #include <stdio.h>
+#include <sys/uio.h>
+
 #include "base/num.h"
 #include "io/digest.h"
 #include "ops/exec_impl.h"
 #include "tensor/linear.h"
 #include "tensor/stats.h"
+
+enum { CACHED_PIECE = 256 << 10, CACHED_MIN = 64 << 10 };
 
 static bool fills(const struct run *run)
 {
@@ -87,55 +91,6 @@ static bool stands_for_all(const struct run_scan *scan)
 	return scan->begin == 0;
 }
 
-static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *full_out)
-{
-	struct run *run = s->x->run;
-	const struct run_scan *scan = &run->scans[sc->scan];
-	const struct run_src *src = &run->srcs[scan->src];
-	bool small = src->kind == RUN_SRC_ITEM && src->length <= GATHER_SMALL_ITEM;
-	struct src_info *info;
-
-	*full_out = false;
-	if (src->sparse) {
-		sc->skip = true;
-		return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
-	}
-	if (small && !sources_known(&s->x->sources, scan->src)) {
-		sc->whole_item = true;
-		return wave_add(&s->wave, src->file, src->offset, src->length, NULL, &sc->read, full_out);
-	}
-	uint64_t payload_off = 0;
-	if (src->kind != RUN_SRC_RAW) {
-		TRY(sources_info(&s->x->sources, scan->src, &info));
-		if (!info->dense) {
-			sc->skip = true;
-			return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
-		}
-		if (!num_inside(scan->begin, scan->end - scan->begin, info->payload_bytes))
-			return sources_at(run, scan->src, ERR(FORMAT_ITEM, "the item's record is too short"));
-		payload_off = info->payload_off;
-		TRY(find_direct(s, src, info, scan, sc));
-	}
-	return wave_add(&s->wave, src->file, src->offset + payload_off + scan->begin, scan->end - scan->begin,
-			sc->direct ? sc->direct_at : NULL, &sc->read, full_out);
-}
-
-static FALLIBLE enum err fill_wave(struct slot *s)
-{
-	bool full = false;
-
-	wave_begin(&s->wave, s->in, 2ull * s->x->run->head->opts.task_bytes);
-	while (s->next_scan < s->scans.n && !full) {
-		struct slot_scan *sc = &s->scans.v[s->next_scan];
-		uint64_t scan = sc->scan;
-		*sc = (struct slot_scan){ .scan = scan };
-		TRY(add_scan(s, sc, &full));
-		if (!full)
-			s->next_scan++;
-	}
-	return OK;
-}
-
 /* ------------------------------------------------------------------------------------------------------ checking */
 
 static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *scan, const struct digest *got)
@@ -186,15 +141,31 @@ static FALLIBLE enum err check_crc(struct slot *s, uint32_t index)
 	return sources_at(run, index, err_expected(ERR(DIGEST_MISMATCH, "the payload's CRC32 is wrong"), want, got));
 }
 
-static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, const unsigned char *bytes)
+/* The one digest that there is something to compare with: ours if the manifest has it, else the archive's CRC32. */
+static unsigned which_digest(const struct run *run, const struct run_src *src)
+{
+	if (!run->head->opts.verify)
+		return 0;
+	return src->digest_count ? DIGEST_XXH3 : DIGEST_CRC32;
+}
+
+/* `stream`: the digest of these bytes, if they were hashed piece by piece as they came; else NULL. */
+static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, const unsigned char *bytes,
+				     struct digest_stream *stream)
 {
 	struct run *run = s->x->run;
 	struct run_src *src = &run->srcs[scan->src];
 	struct stats stats = { 0 };
+	struct digest_stream own;
 	struct digest digest;
 
 	if (run->head->opts.verify) {
-		digest_block(bytes, scan->end - scan->begin, &digest);
+		if (!stream) {
+			digest_begin_one(&own, which_digest(run, src));
+			digest_add(&own, bytes, scan->end - scan->begin);
+			stream = &own;
+		}
+		digest_end(stream, &digest);
 		scan->crc32 = digest.crc32;
 		if (src->digest_count)
 			TRY(check_digest(s, scan, &digest));
@@ -249,6 +220,109 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 	return OK;
 }
 
+/* ------------------------------------------------------------------------------------------------------- reading */
+
+/* What the page cache holds is taken at once and hashed piece by piece, while a piece is in the CPU's cache: half the way through memory
+ * of "read all, then hash". Bytes that go nowhere (verify) share one piece. False: not all of it was cached. */
+static bool read_cached(const struct run *run, const struct run_src *src, int fd, uint64_t offset, uint64_t bytes,
+			unsigned char *into, bool keep, struct digest_stream *stream)
+{
+	digest_begin_one(stream, which_digest(run, src));
+	for (uint64_t at = 0; at < bytes; at += CACHED_PIECE) {
+		size_t n = (size_t)num_min(CACHED_PIECE, bytes - at);
+		struct iovec piece = { into + (keep ? at : 0), n };
+		if (preadv2(fd, &piece, 1, (off_t)(offset + at), RWF_NOWAIT) != (ssize_t)n)
+			return false;
+		if (stream->which)
+			digest_add(stream, piece.iov_base, n);
+	}
+	return true;
+}
+
+/* Tries the page cache; *done_out: the scan is complete. */
+static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const struct src_info *info, uint64_t offset,
+				     bool *done_out)
+{
+	struct run *run = s->x->run;
+	struct run_scan *scan = &run->scans[sc->scan];
+	const struct run_src *src = &run->srcs[scan->src];
+	uint64_t bytes = scan->end - scan->begin;
+	unsigned char *into = sc->direct ? sc->direct_at : s->in;
+	bool keep = fills(run) || run->head->opts.values;
+	struct digest_stream stream;
+	int fd;
+
+	*done_out = false;
+	if (bytes < CACHED_MIN || run->files[src->file].kind == RUN_FILE_SEGMENT)
+		return OK;
+	TRY(files_pin(&s->x->files, src->file, &fd));
+	bool got = read_cached(run, src, fd, offset, bytes, into, keep, &stream);
+	files_unpin(&s->x->files, src->file);
+	if (!got)
+		return OK;
+	s->wave.read_bytes += bytes;
+	TRY(check_range(s, scan, into, &stream));
+	if (fills(run) && info && !sc->direct)
+		TRY(scatter(s, scan, info, into));
+	sc->read = UINT32_MAX;
+	*done_out = true;
+	return OK;
+}
+
+static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *full_out)
+{
+	struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+	const struct run_src *src = &run->srcs[scan->src];
+	bool small = src->kind == RUN_SRC_ITEM && src->length <= GATHER_SMALL_ITEM;
+	struct src_info *info;
+
+	*full_out = false;
+	if (src->sparse) {
+		sc->skip = true;
+		return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
+	}
+	if (small && !sources_known(&s->x->sources, scan->src)) {
+		sc->whole_item = true;
+		return wave_add(&s->wave, src->file, src->offset, src->length, NULL, &sc->read, full_out);
+	}
+	uint64_t payload_off = 0;
+	info = NULL;
+	if (src->kind != RUN_SRC_RAW) {
+		TRY(sources_info(&s->x->sources, scan->src, &info));
+		if (!info->dense) {
+			sc->skip = true;
+			return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
+		}
+		if (!num_inside(scan->begin, scan->end - scan->begin, info->payload_bytes))
+			return sources_at(run, scan->src, ERR(FORMAT_ITEM, "the item's record is too short"));
+		payload_off = info->payload_off;
+		TRY(find_direct(s, src, info, scan, sc));
+	}
+	bool done;
+	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
+	if (done)
+		return OK;
+	return wave_add(&s->wave, src->file, src->offset + payload_off + scan->begin, scan->end - scan->begin,
+			sc->direct ? sc->direct_at : NULL, &sc->read, full_out);
+}
+
+static enum err fill_wave(struct slot *s)
+{
+	bool full = false;
+
+	wave_begin(&s->wave, s->in, 2ull * s->x->run->head->opts.task_bytes);
+	while (s->next_scan < s->scans.n && !full) {
+		struct slot_scan *sc = &s->scans.v[s->next_scan];
+		uint64_t scan = sc->scan;
+		*sc = (struct slot_scan){ .scan = scan };
+		TRY(add_scan(s, sc, &full));
+		if (!full)
+			s->next_scan++;
+	}
+	return OK;
+}
+
 static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 {
 	struct run *run = s->x->run;
@@ -271,7 +345,7 @@ static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 	} else if (src->kind != RUN_SRC_RAW) {
 		TRY(sources_info(&s->x->sources, scan->src, &info));
 	}
-	TRY(check_range(s, scan, bytes));
+	TRY(check_range(s, scan, bytes, NULL));
 	if (fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, bytes));
 	return OK;
@@ -325,7 +399,7 @@ enum err exec_scan_advance(struct slot *s)
 		if (s->wave.ops.n)
 			TRY(exec_guarded(s, take_wave));
 		if (s->next_scan < s->scans.n) {
-			TRY(fill_wave(s));
+			TRY(exec_guarded(s, fill_wave));
 			if (s->wave.reads.n)
 				return exec_queue_wave(s);
 			return OK;

@@ -208,7 +208,7 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 		TRY(put_metadata(st, s->target, name, &head));
 	}
 	TRY(put_manifest(j, st, run, &head));
-	return staging_commit(j, st, overwrite);
+	return staging_commit(j, st, run, overwrite);
 }
 
 static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, const struct build_target *t,
@@ -244,6 +244,8 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
 	if (!e)
 		e = job_execute(j, &run);
+	if (!e && s->safetensors)
+		e = staging_trim_files(st, &run);
 	if (!e)
 		e = commit(j, s, t, st, &run);
 	if (!e)

@@ -367,6 +367,14 @@ enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **byt
 	return OK;
 }
 
+enum err fs_truncate(int fd, uint64_t bytes, const char *name)
+{
+	FS_FAULT("fs.truncate", "truncate", name);
+	if (ftruncate(fd, (off_t)bytes) < 0)
+		return FS_FAILED("truncate", name);
+	return OK;
+}
+
 enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name)
 {
 	size_t done = 0;
