@@ -1,6 +1,7 @@
 /* test_load_plan.c: reads are planned as PyTorch plans them, holes are found, odd and hostile inputs end well. */
 #include "lib/t.h"
 
+#include "base/mem.h"
 #include "lib/plan_cases.h"
 
 #define V(...) ((const int64_t[]){ __VA_ARGS__ })
@@ -299,6 +300,27 @@ static void chunks_outside_are_refused(void **state)
 	assert_string_equal(err_last()->fqn, "w");
 }
 
+static void running_out_of_memory_is_an_error(void **state)
+{
+	struct boxes from = { .ndim = 2, .shape = { 6, 6 } }, to = from;
+	enum err e = ERR_NO_MEMORY;
+
+	(void)state;
+	for (int64_t i = 0; i < 36; i++) {
+		case_add(&from, V(i / 6, i % 6, 1, 1));
+		case_add(&to, V(i % 6, i / 6, 1, 1));
+	}
+	case_add(&from, V(2, 2, 3, 3)); /* overlapping: the longest way */
+	for (uint64_t nth = 1; e; nth++) {
+		CLEANUP(fixture_free) struct fixture f = { case_sdict(&from, NULL), case_sdict(&to, NULL),
+							   .arena = arena_new(1 << 20) };
+		mem_fail_at(nth);
+		e = make(&f);
+		mem_fail_at(0);
+		assert_true(e == ERR_NO_MEMORY || (e == OK && nth > 10));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -313,6 +335,7 @@ int main(void)
 		cmocka_unit_test(a_tensor_without_chunks_is_a_hole),
 		cmocka_unit_test(large_and_hostile_inputs),
 		cmocka_unit_test(chunks_outside_are_refused),
+		cmocka_unit_test(running_out_of_memory_is_an_error),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

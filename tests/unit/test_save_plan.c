@@ -1,6 +1,7 @@
 /* test_save_plan.c: dedup, order and validation, against brute force and PyTorch's words. */
 #include "lib/t.h"
 
+#include "base/mem.h"
 #include "lib/plan_cases.h"
 
 #define V(...) ((const int64_t[]){ __VA_ARGS__ })
@@ -289,6 +290,30 @@ static void grids_validate_fast(void **state)
 	T_ERR(PLAN_INVALID, save_plan_validate(sd));
 }
 
+static void running_out_of_memory_is_an_error(void **state)
+{
+	struct boxes b = { .ndim = 1, .shape = { 6 } };
+	enum err e = ERR_NO_MEMORY;
+
+	(void)state;
+	for (int64_t i = 0; i < 24; i++)
+		case_add(&b, V(i % 6, 1));
+	for (uint64_t nth = 1; e; nth++) {
+		CLEANUP(sdict_free_ptr) struct sdict *held = case_sdict(&b, NULL);
+		CLEANUP(sdict_free_ptr) struct sdict *plan = NULL;
+		struct save_plan_stats stats;
+		uint32_t v;
+
+		T_OK(sdict_add_value(held, STR("v"), 0, nowhere, &v));
+		mem_fail_at(nth);
+		e = save_plan_make(held, DEDUP_BALANCED, 1 << 20, &plan, &stats);
+		if (!e)
+			e = save_plan_validate(plan);
+		mem_fail_at(0);
+		assert_true(e == ERR_NO_MEMORY || (e == OK && nth > 10));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -301,6 +326,7 @@ int main(void)
 		cmocka_unit_test(out_of_bounds_and_far_ranks_are_refused),
 		cmocka_unit_test(hostile_overlaps_end_early),
 		cmocka_unit_test(grids_validate_fast),
+		cmocka_unit_test(running_out_of_memory_is_an_error),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
