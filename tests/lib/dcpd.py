@@ -75,6 +75,7 @@ class Answer:
         assert self.headers.get("Content-Type", "").startswith("application/problem+json"), f"{self.headers}\n{text}"
         p = self.json
         check_problem(p, *codes)
+        assert p["type"].endswith(p["code"]), p
         assert p["status"] == self.status, text
         assert status is None or self.status == status, text
         return p
@@ -82,7 +83,7 @@ class Answer:
 
 def check_problem(p, *codes):
     assert isinstance(p, dict), p
-    for key in ("type", "title", "status", "code", "retryable"):
+    for key in ("title", "status", "code", "retryable"):
         assert key in p, f"a problem without `{key}`: {p}"
     assert isinstance(p["retryable"], bool) and isinstance(p["status"], int), p
     assert not codes or p["code"] in codes, f"{p['code']} instead of {' or '.join(codes)}: {p}"
