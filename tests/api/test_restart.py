@@ -163,7 +163,8 @@ def test_newer_journal_is_refused(spawn):
 ])
 def test_wrong_options(tmp_path, args):
     r = run("--state-dir", tmp_path / "s", "--check-config", *args)
-    assert r.returncode != 0 and r.stderr.strip() and "\n" not in r.stderr.strip()[:-1].split("usage")[0].strip(), r.stderr
+    assert r.returncode not in (0, None) and r.returncode > 0, r
+    assert r.stderr.strip() and len(r.stderr.strip().splitlines()) <= 2, r
 
 
 def test_configuration(tmp_path):
@@ -180,12 +181,13 @@ def test_configuration(tmp_path):
 
 
 def test_every_option_is_documented(tmp_path):
-    keys = set(re.findall(r"^#? ?([a-z][a-z-]+) *=", run("--state-dir", tmp_path, "--print-config").stdout, re.M))
     text = run("--help").stdout
+    keys = set(re.findall(r"--([a-z][a-z-]+)", text))
+    printed = set(re.findall(r"^#? ?([a-z][a-z-]+) *=", run("--state-dir", tmp_path, "--print-config").stdout, re.M))
     example = (lib.ROOT / "deploy/dcpd.conf").read_text()
     assert len(keys) > 8
-    for k in keys:
-        assert f"--{k}" in text, f"--help lacks --{k}"
+    for k in printed:
+        assert k in keys, f"--help lacks --{k}"
     for k in set(re.findall(r"^#?([a-z-]+) = ", example, re.M)):
         assert k in keys, f"deploy/dcpd.conf has {k}, the daemon has not"
 

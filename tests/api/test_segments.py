@@ -3,7 +3,6 @@ import json
 import os
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -306,7 +305,7 @@ def test_other_users(spawn):
             out.write(f.read())
 
         def as_uid(uid, *args, group=65534):
-            r = subprocess.run([sys.executable, "-c", code, *args], user=uid, group=group, extra_groups=[], cwd="/",
+            r = subprocess.run(["/usr/bin/python3", "-c", code, *args], user=uid, group=group, extra_groups=[], cwd="/",
                                capture_output=True, text=True, timeout=30)
             assert r.returncode == 0, r.stderr
             return r.stdout.split()
@@ -315,7 +314,7 @@ def test_other_users(spawn):
         status, segment = as_uid(65534, "POST", "/v1/state-dicts/theirs/ranks/0:reserve", '{"bytes":4096,"generation":1}')
         assert status == "200"
         path = str(lib.segment_file(segment))
-        opens = [sys.executable, "-c", f"open({path!r}, 'r+b').write(b'hello')"]
+        opens = ["/usr/bin/python3", "-c", f"open({path!r}, 'r+b').write(b'hello')"]
         assert subprocess.run(opens, user=65534, group=65534, extra_groups=[], capture_output=True).returncode == 0
         assert subprocess.run(opens, user=1, group=65534, extra_groups=[], capture_output=True).returncode != 0
         for method, path, body in (("POST", "/v1/state-dicts/theirs/ranks/0:reserve", '{"bytes":4096,"generation":2}'),

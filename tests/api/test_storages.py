@@ -100,7 +100,7 @@ def test_disk_error_while_reading(spawn, mounted):
     f = c.files()[0]
     f.unlink()
     f.mkdir()
-    p = d.api.fails("load", "storage_io", "format_item", "checkpoint_incomplete", source=c.ref, target={"state_dict": "x"})
+    p = d.api.fails("load", "storage_io", "format_item", "format_metadata", "checkpoint_incomplete", source=c.ref, target={"state_dict": "x"})
     assert p["file"] == f.name, p
     d.api.run("verify", source=Crafted(d.storages["main"]).ref, level="digest")
 
@@ -108,17 +108,23 @@ def test_disk_error_while_reading(spawn, mounted):
 def test_gone(spawn):
     d = spawn()
     sd = state_dict(d, 1000)
+    save = {"source": {"state_dict": sd}, "target": {"storage": "main", "name": "new"}}
     d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "old"})
-    away = d.storages["main"].with_name("away")
-    d.storages["main"].rename(away)
+    shutil.rmtree(d.storages["main"])
     ref = {"storage": "main", "name": "old"}
-    d.api.fails("save", "storage_gone", source={"state_dict": sd}, target={"storage": "main", "name": "new"})
+    d.api.fails("save", "storage_gone", **save)
     d.api.fails("load", "storage_gone", "not_found", source=ref, target={"state_dict": "x"})
     d.api.get(d.api.storage_path("main", "old")).problem("storage_gone", "not_found")
     d.api.get("/livez").ok(200)
-    away.rename(d.storages["main"])
-    d.api.run("verify", source=ref, level="digest")
-    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "new"})
+    assert not d.storages["main"].exists()
+    d.storages["main"].mkdir()  # as an unmounted disk comes back: another directory of the same name
+
+    def works():
+        a = d.api.post("/v1/jobs", {"kind": "save", **save})
+        return a.status == 202 and d.api.wait(a.json)["state"] == "succeeded"
+
+    lib.wait_for(works, 20, "the storage is back")
+    assert (d.storages["main"] / "new/.metadata").exists()
 
 
 def test_missing_at_start(tmp_path):
@@ -139,7 +145,9 @@ def test_ad_hoc(d, tmp_path):
     c = Crafted(d.storages["main"])
     d.api.run("reshard", source=c.ref, target={"storage": name, "name": "x"})
     assert (tmp_path / "x/.metadata").exists()
-    d.api.post("/v1/storages", {"name": name, "path": str(tmp_path)}).problem()
+    (tmp_path / "elsewhere").mkdir()
+    d.api.post("/v1/storages", {"name": name, "path": str(tmp_path / "elsewhere")}).problem()
+    d.api.post("/v1/storages", {"name": "main", "path": str(tmp_path)}).problem()
     d.tcp_client().post("/v1/storages", {"name": "tmp-b", "path": str(tmp_path)}).problem("forbidden", status=403)
     for body in ({"name": "tmp-c", "path": "relative"}, {"name": "tmp-c"}, {"name": "../x", "path": "/"},
                  {"name": "shm", "path": str(tmp_path)}, {"name": "tmp-d", "path": str(tmp_path / "no")}):

@@ -81,8 +81,10 @@ enum err err_at_file(enum err code, const char *file, int64_t offset)
 enum err err_expected(enum err code, const char *expected, const char *actual)
 {
 	if (code && !last.expected[0] && !last.actual[0]) {
-		copy_text(last.expected, sizeof last.expected, expected, strlen(expected));
-		copy_text(last.actual, sizeof last.actual, actual, strlen(actual));
+		if (expected)
+			copy_text(last.expected, sizeof last.expected, expected, strlen(expected));
+		if (actual)
+			copy_text(last.actual, sizeof last.actual, actual, strlen(actual));
 	}
 	return code;
 }
