@@ -142,7 +142,8 @@ static void bad_metadata(void **state)
 		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"offsets\\\":[0]}}}", ERR_FORMAT_IMAGE },
 		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"global_shape\\\":[1]}}}", ERR_PLAN_INVALID },
 		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"global_shape\\\":[2,2]}}}", ERR_FORMAT_IMAGE },
-		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"global_shape\\\":[4],\\\"offsets\\\":[3]}}}", ERR_PLAN_INVALID },
+		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"global_shape\\\":[4],"
+					"\\\"offsets\\\":[3]}}}", ERR_PLAN_INVALID },
 		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"global_shape\\\":[-1]}}}", ERR_FORMAT_IMAGE },
 		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"dtype\\\":\\\"float64\\\"}}}", ERR_FORMAT_IMAGE },
 		{ "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{\\\"dtype\\\":\\\"bits8\\\"}}}", ERR_DTYPE_UNSUPPORTED },
@@ -150,8 +151,10 @@ static void bad_metadata(void **state)
 		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"v\\\":{\\\"json\\\":NaN}}}", ERR_FORMAT_IMAGE },
 		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"v\\\":{\\\"bytes\\\":\\\"a===\\\"}}}", ERR_FORMAT_IMAGE },
 		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"v\\\":{\\\"json\\\":1,\\\"bytes\\\":\\\"\\\"}}}", ERR_FORMAT_IMAGE },
-		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"v\\\":{\\\"json\\\":1},\\\"v\\\":{\\\"json\\\":1}}}", ERR_DUPLICATE_KEY },
-		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"v.a\\\":{\\\"json\\\":1},\\\"v\\\":{\\\"json\\\":{\\\"a\\\":2}}}}", ERR_DUPLICATE_KEY },
+		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"v\\\":{\\\"json\\\":1},"
+					"\\\"v\\\":{\\\"json\\\":1}}}", ERR_DUPLICATE_KEY },
+		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"v.a\\\":{\\\"json\\\":1},"
+					"\\\"v\\\":{\\\"json\\\":{\\\"a\\\":2}}}}", ERR_DUPLICATE_KEY },
 		{ "{\\\"version\\\":1,\\\"values\\\":{\\\"a\\\":{\\\"json\\\":1}}}", ERR_PLAN_INVALID },
 		{ "{\\\"version\\\":1,\\\"paths\\\":{\\\"a\\\":[]}}", ERR_FORMAT_IMAGE },
 		{ "{\\\"version\\\":1,\\\"paths\\\":{\\\"a\\\":[1.5]}}", ERR_FORMAT_IMAGE },
@@ -169,23 +172,28 @@ static void bad_metadata(void **state)
 	}
 }
 
-#define LISTED(entry, fqn, shape, off) "\\\"" entry "\\\":{\\\"fqn\\\":\\\"" fqn "\\\",\\\"global_shape\\\":[" shape "],\\\"offsets\\\":[" off "]}"
+#define LISTED(entry, fqn, shape, off) "\\\"" entry "\\\":{\\\"fqn\\\":\\\"" fqn "\\\"," \
+			"\\\"global_shape\\\":[" shape "],\\\"offsets\\\":[" off "]}"
 
 static void ranks_that_disagree(void **state)
 {
 	CLEANUP(free_sd) struct sdict *sd = NULL;
 
 	(void)state;
-	T_ERR(PLAN_INVALID, join("{\"a\":" W8 "}", 8, "{\"a\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, &sd));
+	T_ERR(PLAN_INVALID, join("{\"a\":" W8 "}", 8,
+				"{\"a\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, &sd));
 	assert_string_equal(err_last()->fqn, "a");
 	assert_int_equal(err_last()->rank, 1);
-	T_ERR(PLAN_INVALID, join("{\"a\":" W8 "}", 8, "{\"a\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}", 8, &sd));
+	T_ERR(PLAN_INVALID, join("{\"a\":" W8 "}", 8,
+				"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}", 8, &sd));
 	err_clear();
-	T_ERR(PLAN_INVALID, join("{\"a\":" W8 "}", 8, "{" META("{\\\"version\\\":1,\\\"values\\\":{\\\"a\\\":{\\\"json\\\":1}}}") "}", 0, &sd));
+	T_ERR(PLAN_INVALID, join("{\"a\":" W8 "}", 8, "{" META("{\\\"version\\\":1,"
+				"\\\"values\\\":{\\\"a\\\":{\\\"json\\\":1}}}") "}", 0, &sd));
 	assert_string_equal(err_last()->fqn, "a");
 	assert_int_equal(err_last()->rank, 1);
 	err_clear();
-	T_ERR(DUPLICATE_KEY, join("{" META("{\\\"version\\\":1,\\\"tensors\\\":{" LISTED("a", "w", "4", "0") "," LISTED("b", "w", "4", "2")
+	T_ERR(DUPLICATE_KEY, join("{" META("{\\\"version\\\":1,\\\"tensors\\\":{" LISTED("a", "w", "4", "0") ","
+				LISTED("b", "w", "4", "2")
 					   "," LISTED("c", "w", "4", "0") "}}") ",\"a\":" W8
 				  ",\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]},"
 				  "\"c\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[16,24]}}", 24, NULL, 0, &sd));
@@ -223,11 +231,13 @@ static void values_are_taken_apart(void **state)
 	CLEANUP(free_sd) struct sdict *sd = NULL;
 
 	(void)state;
-	T_OK(join("{" META("{\\\"version\\\":1,\\\"values\\\":{\\\"o\\\":{\\\"json\\\":{\\\"lr\\\":0.1,\\\"e\\\":{},\\\"g\\\":[{\\\"x\\\":[1,2]},[],7],"
+	T_OK(join("{" META("{\\\"version\\\":1,\\\"values\\\":{\\\"o\\\":{\\\"json\\\":{\\\"lr\\\":0.1,\\\"e\\\":{},"
+				"\\\"g\\\":[{\\\"x\\\":[1,2]},[],7],"
 			   "\\\"l\\\":[1,[2]]}},\\\"n\\\":{\\\"json\\\":null},\\\"b\\\":{\\\"bytes\\\":\\\"AP8=\\\"},"
 			   "\\\"p\\\":{\\\"pickle\\\":\\\"gAJLAYUu\\\"},\\\"only\\\":{\\\"json\\\":[{}]}},"
 			   "\\\"paths\\\":{\\\"o\\\":[\\\"opt\\\",0]}}") "}", 0,
-		  "{" META("{\\\"version\\\":1,\\\"values\\\":{\\\"n\\\":{\\\"json\\\":5},\\\"o.y\\\":{\\\"json\\\":\\\"{\\\"}}}") "}", 0, &sd));
+		  "{" META("{\\\"version\\\":1,\\\"values\\\":{\\\"n\\\":{\\\"json\\\":5},"
+					"\\\"o.y\\\":{\\\"json\\\":\\\"{\\\"}}}") "}", 0, &sd));
 	assert_int_equal(sd->value_count, 9);
 	value_is(sd, "o.lr", "0.1", "/opt/[0]/lr");
 	value_is(sd, "o.g.0.x", "[1,2]", "/opt/[0]/g/[0]/x");
@@ -254,7 +264,8 @@ static void odd_target(struct sdict **out)
 {
 	const int64_t shape[] = { 5, 4 };
 	static const struct { const char *fqn; enum dtype dtype; } tensors[] = {
-		{ "w", DT_FLOAT32 }, { "__metadata__", DT_BFLOAT16 }, { "__dcpd_pad__/0", DT_COMPLEX128 }, { "f4", DT_FLOAT4_E2M1FN_X2 },
+		{ "w", DT_FLOAT32 }, { "__metadata__", DT_BFLOAT16 }, { "__dcpd_pad__/0", DT_COMPLEX128 },
+		{ "f4", DT_FLOAT4_E2M1FN_X2 },
 	};
 	uint32_t index;
 
@@ -328,7 +339,8 @@ static void running_out_of_memory(void **state)
 	for (uint64_t n = 1; n < 80; n++) {
 		CLEANUP(free_sd) struct sdict *sd = NULL;
 		CLEANUP(free_im) struct image *im[2] = { NULL, NULL };
-		CLEANUP(buf_free) struct buf b = header("{" META("{\\\"version\\\":1,\\\"values\\\":{\\\"v\\\":{\\\"json\\\":{\\\"a\\\":1}}}}") ",\"a\":" W8 "}");
+		CLEANUP(buf_free) struct buf b = header("{" META("{\\\"version\\\":1,"
+					"\\\"values\\\":{\\\"v\\\":{\\\"json\\\":{\\\"a\\\":1}}}}") ",\"a\":" W8 "}");
 		mem_fail_at(n);
 		enum err e = image_parse(b.p, b.len, b.len + 8, 0, &im[0]);
 		if (!e)

@@ -213,7 +213,8 @@ static void what_pickles_say_is_checked(void **state)
 		{ FLOAT, "K\14", RAW("K\0K\4K\1K\1\x86" HOOKS "tR."), ERR_FORMAT_ITEM },            /* size is an int */
 		{ "ctorch\nQInt8Storage\n", "K\14", RAW("K\0K\4\x85K\1\x85" HOOKS "tR."), ERR_DTYPE_UNSUPPORTED },
 		{ "cos\nFloatStorage\n", "K\14", RAW("K\0K\4\x85K\1\x85" HOOKS "tR."), ERR_FORMAT_ITEM },
-		{ FLOAT, "K\14", RAW("K\0\x8a\7\377\377\377\377\377\377\177\x8a\7\377\377\377\377\377\377\177\x86K\1K\1\x86" HOOKS "tR."),
+		{ FLOAT, "K\14", RAW("K\0\x8a\7\377\377\377\377\377\377\177\x8a\7\377\377\377\377\377\377\177\x86"
+				     "K\1K\1\x86" HOOKS "tR."),
 		  ERR_LIMIT_EXCEEDED },
 		{ FLOAT, "K\14", RAW("K\0K\2\x85\x8a\x08\377\377\377\377\377\377\377\177\x85" HOOKS "tR."), ERR_LIMIT_EXCEEDED },
 		{ FLOAT, "K\14", RAW("K\0K\4\x85K\1\x85" HOOKS "tRq"), ERR_FORMAT_PICKLE },

@@ -7,6 +7,7 @@
 #include <isa-l/crc.h>
 
 #include "base/mem.h"
+#include "format/source.h"
 #include "format/transform.h"
 #include "format/zip.h"
 

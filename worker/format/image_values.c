@@ -1,5 +1,5 @@
-/* image_values.c: the values of an image become stored items, as DCP would have made them: dicts are taken apart (dcp.md 3.5), lists too
- * where a dict is below; what is left is one torch.save archive each. */
+/* image_values.c: the values of an image become stored items, as DCP would have made them: dicts are taken apart
+ * (dcp.md 3.5), lists too where a dict is below; what is left is one torch.save archive each. */
 #include "format/image_impl.h"
 
 #include "base/mem.h"

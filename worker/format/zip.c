@@ -45,13 +45,15 @@ static FALLIBLE enum err find_end(const struct item_source *src, unsigned char e
 {
 	CLEANUP(buf_free) struct buf tail = BUF_INIT(TAIL_MAX);
 
+	if (src->length < END_BYTES)
+		return ERR(FORMAT_ZIP, "%ju bytes are no archive", (uintmax_t)src->length);
 	for (uint64_t want = TAIL_FIRST;; want = TAIL_MAX) {
 		size_t n = (size_t)num_min(want, src->length);
 		unsigned char *p;
 		tail.len = 0;
 		TRY(buf_reserve(&tail, n, &p));
 		TRY(source_read(src, src->length - n, p, n));
-		for (size_t i = n >= END_BYTES ? n - END_BYTES + 1 : 0; i-- > 0;) {
+		for (size_t i = n - END_BYTES + 1; i-- > 0;) {
 			if (le(p + i, 4) == END_SIG) {
 				memcpy(end, p + i, END_BYTES);
 				*at = src->length - n + i;
