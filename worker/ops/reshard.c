@@ -87,6 +87,8 @@ static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
 	r->value_src = mem_alloc(r->plan->value_count * sizeof *r->value_src + 1);
 	if (!r->value_src)
 		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)r->plan->value_count);
+	if (r->plan->value_count == 0) /* dropped: the plan still knows their names */
+		return OK;
 	for (uint64_t i = 0; i < from->value_count; i++) {
 		const struct sd_value *to = sdict_value(r->plan, from->values[i].fqn);
 		uint32_t src = from->values[i].kind == SD_VALUE_STORED ? next++ : UINT32_MAX;
