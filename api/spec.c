@@ -106,7 +106,7 @@ static FALLIBLE enum err check_options(const struct jval *doc, const char *const
 
 	struct jval o = jval_get(doc, "options");
 	bool overwrite = false;
-	int64_t files = 1, retries = 0;
+	int64_t files = 1, retries = 1;
 	size_t divergence = 0, verify = 1;
 	static const char *const divergences[] = { "report", "fail", NULL }, *const verifies[] = { "none", "digest", NULL };
 

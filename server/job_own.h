@@ -31,7 +31,7 @@ struct job {
 	char stage[JOB_STAGE_MAX];
 	int attempt, retries_left;
 	uid_t uid;
-	bool dry_run, cancel_wanted, commit_asked, stalled, gang_gone, in_journal;
+	bool dry_run, cancel_wanted, commit_asked, stalled, in_journal;
 	json_t *spec, *progress_ranks, *result, *error;
 	char *plan;                 /* JSON text */
 	char *target;               /* "main:b", "shm:serve", "" */
@@ -95,13 +95,24 @@ bool job_spec_overwrites(const json_t *spec);
 bool job_spec_selects(const json_t *spec);           /* not the whole source */
 bool job_spec_writes_checkpoint(const struct job *j);
 
-/* ---- job_run.c: attempts ---- */
+/* ---- job_lane.c ---- */
 void job_queue(struct job *j);                       /* it has a place in its lane from now on */
-void job_recover(struct job *j);
-void job_stop(struct job *j);                        /* a cancel, at whatever step */
+void job_lane_take_out(struct job *j);               /* a waiting one */
+void job_lane_leave(struct job *j);                  /* a running one; the next may start */
+void job_lanes_free(struct jobs *all);
+
+/* ---- job_end.c ---- */
+/* Every change of state goes through here: one log line, one event, one row (if `write`). */
+void job_set_state(struct job *j, enum job_state state, const char *stage, bool write);
+void job_emit_state(const struct job *j);
 void job_end(struct job *j, enum job_state state);   /* result and error are set */
 void job_fail(struct job *j, enum err e);
+
+/* ---- job_run.c: attempts ---- */
+FALLIBLE enum err job_start_attempt(struct job *j);
+void job_end_dry_run(struct job *j, enum err e, const json_t *body);
+void job_recover(struct job *j);
+void job_stop(struct job *j);                        /* a cancel, at whatever step */
 FALLIBLE enum err job_take_uses(struct job *j);
 void job_drop_uses(struct job *j);
-void job_lanes_free(struct jobs *all);
 void job_watch(struct server *s);                    /* stalls; called every tick */

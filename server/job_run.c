@@ -1,7 +1,5 @@
-/* job_run.c: attempts: lanes, gangs, retries, recovery, ends.
+/* job_run.c: attempts: what a gang is told and tells, retries, recovery, stalls.
  *
- * A lane runs one job at a time, in order; it is named by what kind of work it is and which storages it touches. So a save waits
- * for saves to the same storage only, never for a long reshard, and a storage that hangs holds up its own lane.
  * A job that may have committed without our knowing (a worker or we ourselves died) is not run again blindly: a look-up worker asks
  * the storage first (`recover`). */
 #include <stdio.h>
@@ -16,134 +14,7 @@
 #include "server/metrics.h"
 #include "server/storage.h"
 
-enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, NO_GANG_MS = 1000 };
-
-struct lane {
-	struct lane *next;
-	struct server *server;
-	char key[JOB_LANE_MAX];
-	struct job *first, **last, *running;
-	struct loop_timer *timer;
-};
-
-static void start_next(struct lane *lane);
-
-/* ---- lanes ---- */
-
-static FALLIBLE enum err lane_of(struct job *j, struct lane **out)
-{
-	static const char *const classes[] = { "save", "load", "bulk", "bulk", "bulk", "delete" };
-	struct jobs *all = j->server->jobs;
-	char key[JOB_LANE_MAX];
-	size_t n = (size_t)snprintf(key, sizeof key, "%s:", j->dry_run ? "plan" : classes[j->kind]);
-
-	for (uint32_t i = 0; i < j->storage_count && n < sizeof key; i++)
-		n += (size_t)snprintf(key + n, sizeof key - n, "%s,", j->storages[i]);
-	for (struct lane *l = all->lanes; l; l = l->next)
-		if (strcmp(l->key, key) == 0) {
-			*out = l;
-			return OK;
-		}
-	struct lane *l = mem_zalloc(1, sizeof *l);
-	if (!l)
-		return ERR(NO_MEMORY, "cannot make a lane");
-	memcpy(l->key, key, sizeof key);
-	l->server = j->server;
-	l->last = &l->first;
-	l->next = all->lanes;
-	all->lanes = l;
-	*out = l;
-	return OK;
-}
-
-void job_lanes_free(struct jobs *all)
-{
-	for (struct lane *l = all->lanes, *next; l; l = next) {
-		next = l->next;
-		loop_timer_stop(&l->timer);
-		mem_free(l);
-	}
-}
-
-static void lane_take_out(struct job *j)
-{
-	struct lane *l = j->lane;
-
-	for (struct job **at = &l->first; *at; at = &(*at)->lane_next)
-		if (*at == j) {
-			*at = j->lane_next;
-			if (!*at)
-				l->last = at;
-			j->lane_next = NULL;
-			j->lane = NULL;
-			return;
-		}
-}
-
-static void leave_lane(struct job *j)
-{
-	struct lane *l = j->lane;
-
-	if (!l)
-		return;
-	j->lane = NULL;
-	if (l->running == j)
-		l->running = NULL;
-	start_next(l);
-}
-
-static void emit_state(const struct job *j)
-{
-	if (j->dry_run)
-		return;
-	json_t *doc = json_pack("{s:s, s:s, s:s, s:s, s:i}", "job", j->id, "kind", job_kind_text(j->kind), "state",
-				job_state_text(j->state), "stage", j->stalled ? "stalled" : j->stage, "attempt", j->attempt);
-	if (doc && j->error && job_state_ended(j->state))
-		json_object_set(doc, "error", j->error);
-	events_emit(j->server->events, "job.state", j->id, doc);
-}
-
-/* Every change of state goes through here: one log line, one event, one row. */
-static void set_state(struct job *j, enum job_state state, const char *stage, bool write)
-{
-	bool new_state = j->state != state;
-
-	j->state = state;
-	snprintf(j->stage, sizeof j->stage, "%s", stage);
-	job_changed(j);
-	if (new_state && !j->dry_run)
-		log_info("job state", "job", j->id, "state", job_state_text(state), NULL);
-	emit_state(j);
-	if (write && j->in_journal) {
-		struct journal_txn *t = journal_txn_new(j->server->journal);
-		job_put_row(t, j);
-		journal_commit(j->server->journal, t, NULL, NULL);
-	}
-}
-
-static void start_later(void *user, enum err e)
-{
-	(void)e;
-	start_next(user);
-}
-
-void job_queue(struct job *j)
-{
-	struct lane *l;
-	enum err e = lane_of(j, &l);
-
-	if (e) {
-		job_fail(j, e);
-		return;
-	}
-	j->step = STEP_WAITING;
-	j->lane = l;
-	j->lane_next = NULL;
-	*l->last = j;
-	l->last = &j->lane_next;
-	set_state(j, JOB_QUEUED, "waiting", false);
-	loop_later(j->server->loop, start_later, l, OK);
-}
+enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000 };
 
 /* ---- what the workers get ---- */
 
@@ -265,7 +136,7 @@ static void on_state(void *user, const json_t *body)
 	}
 	j->alive_ms = clock_mono_ms();
 	j->stalled = false;
-	set_state(j, to, stage ? stage : job_state_text(to), to != j->state);
+	job_set_state(j, to, stage ? stage : job_state_text(to), to != j->state);
 }
 
 static json_t *few_ranks(const json_t *ranks)
@@ -416,7 +287,7 @@ static void on_want_commit(void *user)
 	if (j->commit_asked || j->cancel_wanted || j->dry_run)
 		return;
 	j->commit_asked = true;
-	set_state(j, JOB_COMMITTING, "commit", false);
+	job_set_state(j, JOB_COMMITTING, "commit", false);
 	t = journal_txn_new(j->server->journal);
 	job_put_row(t, j);
 	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));
@@ -452,7 +323,7 @@ static void begin_again(struct job *j)
 		}
 	}
 	j->step = STEP_WAITING;
-	set_state(j, JOB_QUEUED, "retry", true);
+	job_set_state(j, JOB_QUEUED, "retry", true);
 	if (j->server->draining)
 		return; /* the next start takes it up */
 	if (loop_timer_start(j->server->loop, RETRY_MS << (j->attempt < 6 ? j->attempt - 2 : 4), on_retry_time, j, &j->timer) != OK)
@@ -575,13 +446,13 @@ static void recover(struct job *j, enum err e, bool restart)
 	ask_recover(j, r);
 }
 
-static void end_dry_run(struct job *j, enum err e, const json_t *body)
+void job_end_dry_run(struct job *j, enum err e, const json_t *body)
 {
 	job_planned_fn fn = j->planned;
 	void *user = j->planned_user;
 	struct err_info info = *err_last();
 
-	leave_lane(j);
+	job_lane_leave(j);
 	job_drop_uses(j);
 	job_live_remove(j);
 	j->server->jobs->dry_count--;
@@ -600,10 +471,10 @@ static void on_ended(void *user, enum err e, const json_t *body)
 
 	j->gang = NULL;
 	if (j->dry_run) {
-		end_dry_run(j, e, body);
+		job_end_dry_run(j, e, body);
 		return;
 	}
-	leave_lane(j);
+	job_lane_leave(j);
 	j->step = STEP_WAITING;
 	j->stalled = false;
 	err_restore(&info);
@@ -622,7 +493,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 static const struct gang_ops gang_calls = { .state = on_state, .progress = on_progress, .want_segments = on_want_segments,
 					    .want_commit = on_want_commit, .ended = on_ended };
 
-static FALLIBLE enum err start_attempt(struct job *j)
+FALLIBLE enum err job_start_attempt(struct job *j)
 {
 	struct jobs *all = j->server->jobs;
 	json_t *body = NULL;
@@ -643,147 +514,8 @@ static FALLIBLE enum err start_attempt(struct job *j)
 	j->alive_ms = j->rate_at_ms = clock_mono_ms();
 	if (!j->started_ms)
 		j->started_ms = clock_wall_ms();
-	set_state(j, JOB_PLANNING, "starting", true);
+	job_set_state(j, JOB_PLANNING, "starting", true);
 	return OK;
-}
-
-static void on_gang_time(void *user)
-{
-	struct lane *l = user;
-
-	l->timer = NULL;
-	start_next(l);
-}
-
-static void start_next(struct lane *l)
-{
-	struct job *j = l->first;
-
-	if (l->running || !j || l->server->draining || l->timer)
-		return;
-	lane_take_out(j);
-	j->lane = l;
-	l->running = j;
-	enum err e = start_attempt(j);
-	if (!e)
-		return;
-	l->running = NULL;
-	if (e == ERR_TOO_MANY_JOBS) { /* back to the head of the queue */
-		j->lane_next = l->first;
-		if (!l->first)
-			l->last = &j->lane_next;
-		l->first = j;
-		if (loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer) != OK)
-			log_err("a lane stands still", NULL);
-		return;
-	}
-	if (j->dry_run)
-		end_dry_run(j, e, NULL);
-	else
-		job_fail(j, e);
-	if (l->first)
-		loop_later(l->server->loop, start_later, l, OK);
-}
-
-/* ---- ends ---- */
-
-static void announce(struct job *j)
-{
-	struct server *s = j->server;
-	char labels[96];
-	double seconds = (double)(j->finished_ms - (j->started_ms ? j->started_ms : j->created_ms)) / 1000;
-	struct job_ref target = job_spec_ref(j->spec, "target");
-
-	log_info("job ended", "job", j->id, "kind", job_kind_text(j->kind), "state", job_state_text(j->state), "code",
-		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", NULL);
-	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", job_kind_text(j->kind), job_state_text(j->state));
-	metrics_add(s->metrics, "dcpd_jobs_total", labels, 1);
-	snprintf(labels, sizeof labels, "kind=\"%s\"", job_kind_text(j->kind));
-	metrics_observe(s->metrics, "dcpd_job_duration_seconds", labels, seconds);
-	emit_state(j);
-	if (j->state != JOB_SUCCEEDED)
-		return;
-	if (job_spec_writes_checkpoint(j)) {
-		metrics_set(s->metrics, "dcpd_last_durable_timestamp_seconds", "", (double)j->finished_ms / 1000);
-		if (j->kind == JOB_SAVE && j->snapshotted_ms)
-			metrics_observe(s->metrics, "dcpd_save_lag_seconds", "", (double)(j->durable_ms - j->snapshotted_ms) / 1000);
-		events_emit(s->events, "checkpoint.committed", j->id,
-			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
-	}
-	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
-}
-
-static void on_end_time(void *user)
-{
-	struct job *j = user;
-
-	j->timer = NULL;
-	job_end(j, j->end_state);
-}
-
-static void on_end_journalled(void *user, enum err e)
-{
-	struct job *j = user;
-
-	if (e) { /* the end must not be seen before it is on disk; a full disk is a matter of waiting */
-		log_err("the end of a job cannot be journalled", "job", j->id, NULL);
-		if (loop_timer_start(j->server->loop, 1000, on_end_time, j, &j->timer) == OK)
-			return;
-	}
-	j->state = j->end_state;
-	j->step = STEP_NONE;
-	state_dict_unuse(j->server, &j->target_use);
-	state_dict_unuse(j->server, &j->source_use);
-	mem_free(j->plan);
-	j->plan = NULL;
-	j->in_journal = true;
-	job_changed(j);
-	job_live_remove(j);
-	job_cache_add(j);
-	j->server->jobs->ended_counts[j->kind][j->state]++;
-	announce(j);
-	job_wake(j);
-}
-
-void job_end(struct job *j, enum job_state state)
-{
-	struct journal_txn *t = journal_txn_new(j->server->journal);
-	enum job_state before = j->state;
-	enum err e = OK;
-
-	j->step = STEP_ENDING;
-	j->end_state = state;
-	j->finished_ms = clock_wall_ms();
-	j->stage[0] = '\0';
-	j->stalled = false;
-	if (state == JOB_SUCCEEDED) {
-		json_decref(j->error);
-		j->error = NULL;
-		if (job_spec_writes_checkpoint(j))
-			j->durable_ms = j->finished_ms;
-		if (j->bytes_total > j->bytes_done)
-			j->bytes_done = j->bytes_total;
-		if (j->target_use)
-			e = state_dict_keep(j->server, j->target_use, t);
-	} else if (j->target_use) {
-		state_dict_drop(j->server, &j->target_use);
-	}
-	if (e)
-		log_err("cannot keep a loaded state dict", "job", j->id, NULL);
-	j->state = state;
-	job_changed(j);
-	job_put_row(t, j);
-	j->state = before;
-	job_changed(j);
-	journal_commit(j->server->journal, t, on_end_journalled, j);
-}
-
-void job_fail(struct job *j, enum err e)
-{
-	json_decref(j->error);
-	j->error = errdoc_of(e);
-	log_err("job failed", "job", j->id, NULL);
-	job_end(j, JOB_FAILED);
 }
 
 void job_stop(struct job *j)
@@ -794,7 +526,7 @@ void job_stop(struct job *j)
 		gang_cancel(j->gang);
 	} else if (j->step == STEP_WAITING) {
 		if (j->lane)
-			lane_take_out(j);
+			job_lane_take_out(j);
 		loop_timer_stop(&j->timer);
 		fail_or_retry(j, ERR(CANCELLED, "cancelled while it waited"));
 	}
@@ -850,7 +582,7 @@ void job_watch(struct server *s)
 			j->stalled = true;
 			job_changed(j);
 			log_warn("job is stalled", "job", j->id, "stage", j->stage, NULL);
-			emit_state(j);
+			job_emit_state(j);
 			mark_storages(j);
 		}
 		if (silent > s->config->stall_deadline_ms) {

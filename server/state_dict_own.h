@@ -61,7 +61,6 @@ struct state_dicts {
 	uint64_t used_bytes;
 	struct seg_maker *maker;
 	struct loop_timer *tick;
-	char keys_in_flight[16][64];
 };
 
 /* ---- state_dict.c ---- */

@@ -58,9 +58,11 @@ static bool stopping(struct seg_maker *m)
 /* ---- whose segment is whose ----
  *
  * Several daemons of one user may run on a host. A live one holds a shared lock on each of its segments; and each segment says in
- * an extended attribute which journal it belongs to, so that the segments of a daemon that is down are left for its next start. */
+ * an extended attribute which journal it belongs to, so that the segments of a daemon that is down are left for its next start.
+ * One without a mark (made a moment ago, or on a kernel before 6.6) is taken for a left-over when it is no longer new. */
 
 static const char mark_name[] = "user.dcpd.journal";
+enum { UNMARKED_S = 60 };
 
 void state_dict_space_mark(struct server *s, int fd)
 {
@@ -77,8 +79,10 @@ static bool is_left_over(struct server *s, const char *name, uint64_t bytes)
 
 	if (seg_open(name, bytes, &fd) != OK)
 		return false;
-	ssize_t n = fgetxattr(fd, mark_name, &id, sizeof id);
-	bool ours = n != (ssize_t)sizeof id || id == journal_id(s->journal);
+	struct stat st;
+	bool marked = fgetxattr(fd, mark_name, &id, sizeof id) == (ssize_t)sizeof id;
+	bool old = fstat(fd, &st) == 0 && clock_wall_ms() / 1000 - st.st_mtime > UNMARKED_S;
+	bool ours = marked ? id == journal_id(s->journal) : old;
 	bool unused = flock(fd, LOCK_EX | LOCK_NB) == 0;
 	close(fd);
 	return ours && unused;

@@ -15,7 +15,7 @@
 #include "server/loop.h"
 #include "server/metrics.h"
 
-enum { TICK_MS = 5000, PROBE_EVERY_MS = 60000, LEASE_MS = 600000, LEASE_MAX_MS = 86400000 };
+enum { TICK_MS = 2000, PROBE_EVERY_MS = 60000, LEASE_MS = 600000, LEASE_MAX_MS = 86400000 };
 
 struct storages {
 	struct server *server;

@@ -121,7 +121,7 @@ static enum err describe_end(struct worker *w, const struct spawn_exit *how)
 		snprintf(what, sizeof what, "exit code %d", how->code);
 	if (!w->killed || !w->lost) {
 		w->lost = ERR(WORKER_LOST, "worker %s (pid %d) ended with %s", w->id, (int)w->child.pid, what);
-		return err_expected(w->lost, NULL, what);
+		return err_expected(w->lost, "", what);
 	}
 	err_restore(&w->lost_info);
 	return w->lost;
@@ -152,11 +152,12 @@ static void on_exit_event(evutil_socket_t fd, short what, void *user)
 	struct journal_txn *t = journal_txn_new(s->journal);
 	journal_delete_worker(t, w->child.pid);
 	journal_commit(s->journal, t, NULL, NULL);
-	w->dead = true;
+	bool ours = w->killed && !w->lost && !w->hung_up; /* one of a gang that is being ended: no loss of its own */
 	enum err e = describe_end(w, &how);
 	if (w->owner) {
 		struct err_info info = *err_last();
-		report_loss(w, &how);
+		if (!ours)
+			report_loss(w, &how);
 		err_restore(&info);
 		w->ops->ended(w, e);
 	}
@@ -270,7 +271,7 @@ static void on_read_event(evutil_socket_t fd, short what, void *user)
 			worker_kill(w, e);
 		} else if (closed) {
 			event_del(w->on_read); /* its end follows */
-			w->killed = true;
+			w->killed = w->hung_up = true;
 			kill_quietly(w, SIGTERM);
 			return;
 		} else if (got) {

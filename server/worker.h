@@ -46,7 +46,7 @@ struct worker {
 	uint32_t index;
 	const char *role;
 	int64_t started_ms;
-	bool greeted, killed, in_callback, dead;
+	bool greeted, killed, hung_up;
 	enum err lost;                     /* why we ended it; else how it ended by itself */
 	struct err_info lost_info;
 	char id[32], state[16], job[27], engine[16], storages[160];

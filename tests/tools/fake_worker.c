@@ -26,6 +26,7 @@ static struct frame_conn *conn;
 static char root[4096], all_roots[8][4096], root_names[8][64];
 static int root_count, my_index, my_count;
 static uint64_t generation;
+static bool peers_done;              /* it may come while the leader still works */
 
 static void die(const char *what)
 {
@@ -138,7 +139,10 @@ static bool work(int ms, bool progress)
 			say(FRAME_PROGRESS, json_pack("{s:i, s:i, s:[{s:i, s:i, s:i}]}", "bytes_done", ms ? 1000 * t / ms : 1000,
 						      "bytes_total", 1000, "ranks", "rank", my_index, "bytes_done",
 						      ms ? 1000 * t / ms : 1000, "bytes_total", 1000), NULL, 0);
-		if (t < ms && hear(20, &f) && f.type == FRAME_CANCEL) {
+		if (t >= ms || !hear(20, &f))
+			continue;
+		peers_done |= f.type == FRAME_PEERS_DONE;
+		if (f.type == FRAME_CANCEL) {
 			say(FRAME_FAILED, json_pack("{s:s, s:s}", "code", "cancelled", "detail", "as asked"), NULL, 0);
 			return true;
 		}
@@ -223,6 +227,7 @@ static void do_job(const json_t *doc)
 	json_t *plan = json_pack("{s:i, s:i}", "bytes", 1000, "files", 2);
 
 	snprintf(fake, sizeof fake, "%s", script ? script : "");
+	peers_done = false;
 	attempt = (int)json_integer_value(json_object_get(doc, "attempt"));
 	say(FRAME_STATE, json_pack("{s:s, s:s}", "state", "planning", "stage", "metadata"), NULL, 0);
 	crash_at("planning");
@@ -243,7 +248,7 @@ static void do_job(const json_t *doc)
 	int slow = strncmp(fake, "slow:", 5) == 0 ? atoi(fake + 5) : 0, stall = strncmp(fake, "stall:", 6) == 0 ? atoi(fake + 6) : 0;
 	if (work(stall, false) || work(slow, true))
 		return;
-	if (my_count > 1 && !expect(FRAME_PEERS_DONE))
+	if (my_count > 1 && !peers_done && !expect(FRAME_PEERS_DONE))
 		return;
 	if (commit(spec, kind, job))
 		say(FRAME_DONE, json_pack("{s:{s:i, s:i}}", "result", "bytes", 1000, "attempt", attempt), NULL, 0);

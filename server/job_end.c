@@ -1,0 +1,137 @@
+/* job_end.c: changes of state, and the end of a job: on disk first, then seen by others. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/errdoc.h"
+#include "server/events.h"
+#include "server/job_own.h"
+#include "server/metrics.h"
+
+void job_emit_state(const struct job *j)
+{
+	if (j->dry_run)
+		return;
+	json_t *doc = json_pack("{s:s, s:s, s:s, s:s, s:i}", "job", j->id, "kind", job_kind_text(j->kind), "state",
+				job_state_text(j->state), "stage", j->stalled ? "stalled" : j->stage, "attempt", j->attempt);
+	if (doc && j->error && job_state_ended(j->state))
+		json_object_set(doc, "error", j->error);
+	events_emit(j->server->events, "job.state", j->id, doc);
+}
+
+/* Every change of state goes through here: one log line, one event, one row. */
+void job_set_state(struct job *j, enum job_state state, const char *stage, bool write)
+{
+	bool new_state = j->state != state;
+
+	j->state = state;
+	snprintf(j->stage, sizeof j->stage, "%s", stage);
+	job_changed(j);
+	if (new_state && !j->dry_run)
+		log_info("job state", "job", j->id, "state", job_state_text(state), NULL);
+	job_emit_state(j);
+	if (write && j->in_journal) {
+		struct journal_txn *t = journal_txn_new(j->server->journal);
+		job_put_row(t, j);
+		journal_commit(j->server->journal, t, NULL, NULL);
+	}
+}
+
+static void announce(struct job *j)
+{
+	struct server *s = j->server;
+	char labels[96];
+	double seconds = (double)(j->finished_ms - (j->started_ms ? j->started_ms : j->created_ms)) / 1000;
+	struct job_ref target = job_spec_ref(j->spec, "target");
+
+	log_info("job ended", "job", j->id, "kind", job_kind_text(j->kind), "state", job_state_text(j->state), "code",
+		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", NULL);
+	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", job_kind_text(j->kind), job_state_text(j->state));
+	metrics_add(s->metrics, "dcpd_jobs_total", labels, 1);
+	snprintf(labels, sizeof labels, "kind=\"%s\"", job_kind_text(j->kind));
+	metrics_observe(s->metrics, "dcpd_job_duration_seconds", labels, seconds);
+	job_emit_state(j);
+	if (j->state != JOB_SUCCEEDED)
+		return;
+	if (job_spec_writes_checkpoint(j)) {
+		metrics_set(s->metrics, "dcpd_last_durable_timestamp_seconds", "", (double)j->finished_ms / 1000);
+		if (j->kind == JOB_SAVE && j->snapshotted_ms)
+			metrics_observe(s->metrics, "dcpd_save_lag_seconds", "", (double)(j->durable_ms - j->snapshotted_ms) / 1000);
+		events_emit(s->events, "checkpoint.committed", j->id,
+			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
+	}
+	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
+}
+
+static void on_end_time(void *user)
+{
+	struct job *j = user;
+
+	j->timer = NULL;
+	job_end(j, j->end_state);
+}
+
+static void on_end_journalled(void *user, enum err e)
+{
+	struct job *j = user;
+
+	if (e) { /* the end must not be seen before it is on disk; a full disk is a matter of waiting */
+		log_err("the end of a job cannot be journalled", "job", j->id, NULL);
+		if (loop_timer_start(j->server->loop, 1000, on_end_time, j, &j->timer) == OK)
+			return;
+	}
+	j->state = j->end_state;
+	j->step = STEP_NONE;
+	state_dict_unuse(j->server, &j->target_use);
+	state_dict_unuse(j->server, &j->source_use);
+	mem_free(j->plan);
+	j->plan = NULL;
+	j->in_journal = true;
+	job_changed(j);
+	job_live_remove(j);
+	job_cache_add(j);
+	j->server->jobs->ended_counts[j->kind][j->state]++;
+	announce(j);
+	job_wake(j);
+}
+
+void job_end(struct job *j, enum job_state state)
+{
+	struct journal_txn *t = journal_txn_new(j->server->journal);
+	enum job_state before = j->state;
+	enum err e = OK;
+
+	j->step = STEP_ENDING;
+	j->end_state = state;
+	j->finished_ms = clock_wall_ms();
+	j->stage[0] = '\0';
+	j->stalled = false;
+	if (state == JOB_SUCCEEDED) {
+		json_decref(j->error);
+		j->error = NULL;
+		if (job_spec_writes_checkpoint(j))
+			j->durable_ms = j->finished_ms;
+		if (j->bytes_total > j->bytes_done)
+			j->bytes_done = j->bytes_total;
+		if (j->target_use)
+			e = state_dict_keep(j->server, j->target_use, t);
+	} else if (j->target_use) {
+		state_dict_drop(j->server, &j->target_use);
+	}
+	if (e)
+		log_err("cannot keep a loaded state dict", "job", j->id, NULL);
+	j->state = state;
+	job_changed(j);
+	job_put_row(t, j);
+	j->state = before;
+	job_changed(j);
+	journal_commit(j->server->journal, t, on_end_journalled, j);
+}
+
+void job_fail(struct job *j, enum err e)
+{
+	json_decref(j->error);
+	j->error = errdoc_of(e);
+	log_err("job failed", "job", j->id, NULL);
+	job_end(j, JOB_FAILED);
+}

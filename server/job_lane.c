@@ -1,0 +1,145 @@
+/* job_lane.c: lanes: which job runs when.
+ *
+ * A lane runs one job at a time, in order; it is named by what kind of work it is and which storages it touches. So a save waits
+ * for saves to the same storage only, never for a long reshard, and a storage that hangs holds up its own lane. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/job_own.h"
+
+enum { NO_GANG_MS = 1000 };
+
+struct lane {
+	struct lane *next;
+	struct server *server;
+	char key[JOB_LANE_MAX];
+	struct job *first, **last, *running;
+	struct loop_timer *timer;
+};
+
+static void start_next(struct lane *lane);
+
+static FALLIBLE enum err lane_of(struct job *j, struct lane **out)
+{
+	static const char *const classes[] = { "save", "load", "bulk", "bulk", "bulk", "delete" };
+	struct jobs *all = j->server->jobs;
+	char key[JOB_LANE_MAX];
+	size_t n = (size_t)snprintf(key, sizeof key, "%s:", j->dry_run ? "plan" : classes[j->kind]);
+
+	for (uint32_t i = 0; i < j->storage_count && n < sizeof key; i++)
+		n += (size_t)snprintf(key + n, sizeof key - n, "%s,", j->storages[i]);
+	for (struct lane *l = all->lanes; l; l = l->next)
+		if (strcmp(l->key, key) == 0) {
+			*out = l;
+			return OK;
+		}
+	struct lane *l = mem_zalloc(1, sizeof *l);
+	if (!l)
+		return ERR(NO_MEMORY, "cannot make a lane");
+	memcpy(l->key, key, sizeof key);
+	l->server = j->server;
+	l->last = &l->first;
+	l->next = all->lanes;
+	all->lanes = l;
+	*out = l;
+	return OK;
+}
+
+void job_lanes_free(struct jobs *all)
+{
+	for (struct lane *l = all->lanes, *next; l; l = next) {
+		next = l->next;
+		loop_timer_stop(&l->timer);
+		mem_free(l);
+	}
+}
+
+void job_lane_take_out(struct job *j)
+{
+	struct lane *l = j->lane;
+
+	for (struct job **at = &l->first; *at; at = &(*at)->lane_next)
+		if (*at == j) {
+			*at = j->lane_next;
+			if (!*at)
+				l->last = at;
+			j->lane_next = NULL;
+			j->lane = NULL;
+			return;
+		}
+}
+
+void job_lane_leave(struct job *j)
+{
+	struct lane *l = j->lane;
+
+	if (!l)
+		return;
+	j->lane = NULL;
+	if (l->running == j)
+		l->running = NULL;
+	start_next(l);
+}
+
+static void start_later(void *user, enum err e)
+{
+	(void)e;
+	start_next(user);
+}
+
+void job_queue(struct job *j)
+{
+	struct lane *l;
+	enum err e = lane_of(j, &l);
+
+	if (e) {
+		job_fail(j, e);
+		return;
+	}
+	j->step = STEP_WAITING;
+	j->lane = l;
+	j->lane_next = NULL;
+	*l->last = j;
+	l->last = &j->lane_next;
+	job_set_state(j, JOB_QUEUED, "waiting", false);
+	loop_later(j->server->loop, start_later, l, OK);
+}
+
+static void on_gang_time(void *user)
+{
+	struct lane *l = user;
+
+	l->timer = NULL;
+	start_next(l);
+}
+
+static void start_next(struct lane *l)
+{
+	struct job *j = l->first;
+
+	if (l->running || !j || l->server->draining || l->timer)
+		return;
+	job_lane_take_out(j);
+	j->lane = l;
+	l->running = j;
+	enum err e = job_start_attempt(j);
+	if (!e)
+		return;
+	l->running = NULL;
+	if (e == ERR_TOO_MANY_JOBS) { /* back to the head of the queue */
+		j->lane_next = l->first;
+		if (!l->first)
+			l->last = &j->lane_next;
+		l->first = j;
+		if (loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer) != OK)
+			log_err("a lane stands still", NULL);
+		return;
+	}
+	if (j->dry_run)
+		job_end_dry_run(j, e, NULL);
+	else
+		job_fail(j, e);
+	if (l->first)
+		loop_later(l->server->loop, start_later, l, OK);
+}

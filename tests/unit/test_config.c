@@ -1,0 +1,173 @@
+/* The configuration: one table, three sources, and what is refused. */
+#include "lib/t.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/config.h"
+
+static enum err load(const char *const *args, const char *const *env, struct config **out)
+{
+	const char *argv[32] = { "dcpd" };
+	int argc = 1;
+
+	for (; args && *args; args++)
+		argv[argc++] = *args;
+	return config_load(argc, (char *const *)argv, (char *const *)env, out);
+}
+
+#define ARGS(...) ((const char *const[]){ __VA_ARGS__, NULL })
+
+static void test_defaults(void **state)
+{
+	struct config *c;
+
+	(void)state;
+	T_OK(load(ARGS("--state-dir", "/tmp/x"), NULL, &c));
+	assert_int_equal(c->listen.count, 2);
+	assert_string_equal(c->listen.items[0], "unix:/tmp/x/dcpd.sock");
+	assert_string_equal(c->listen.items[1], "127.0.0.1:8427");
+	assert_true(c->workers >= 2);
+	assert_int_equal(c->keep_jobs, 10000);
+	assert_int_equal(c->keep_jobs_ms, 30LL * 86400000);
+	assert_string_equal(c->token_file, "/tmp/x/token");
+	assert_true(c->shm_limit > 0);
+	config_free(c);
+}
+
+static void test_precedence(void **state)
+{
+	char path[] = "/tmp/dcpd-conf-XXXXXX";
+	struct config *c;
+	int fd = mkstemp(path);
+	static const char text[] = "# a comment\nworkers = 3\nshm-limit = 1GiB\n storage=a=/a\nstorage = b=/b\nlog-format = json\n\n";
+
+	(void)state;
+	assert_int_equal(write(fd, text, sizeof text - 1), sizeof text - 1);
+	close(fd);
+	T_OK(load(ARGS("--config", path, "--state-dir=/tmp/x", "--workers", "5"), ARGS("DCPD_WORKERS=4", "DCPD_SHM_LIMIT=2GiB",
+		       "DCPD_STORAGE=c=/c,d=/d", "DCPD_TOKEN=secret", "HOME=/nowhere"), &c));
+	assert_int_equal(c->workers, 5);           /* command line over environment over file */
+	assert_int_equal(c->shm_limit, 2ULL << 30);
+	assert_int_equal(c->storage.count, 2);     /* a higher list replaces a lower one */
+	assert_string_equal(c->storage.items[0], "c=/c");
+	assert_true(c->log_json);
+	config_free(c);
+	T_OK(load(ARGS("--state-dir=/tmp/x"), ARGS("DCPD_CONFIG=/dev/null"), &c));
+	assert_string_equal(c->config_file, "/dev/null");
+	config_free(c);
+	unlink(path);
+}
+
+static void refused(const char *const *args, const char *const *env, const char *says)
+{
+	struct config *c = NULL;
+
+	T_ERR(CONFIG, load(args, env, &c));
+	if (!strstr(err_last()->text, says))
+		T_FAIL("\"%s\" does not say \"%s\"", err_last()->text, says);
+}
+
+static void test_refused(void **state)
+{
+	(void)state;
+	refused(ARGS("--sorage", "a=/a"), NULL, "unknown option");
+	refused(ARGS("stray"), NULL, "unexpected argument");
+	refused(ARGS("--workers"), NULL, "needs N");
+	refused(ARGS("--workers", "0"), NULL, "workers (command line)");
+	refused(ARGS("--workers", "-1"), NULL, "workers");
+	refused(ARGS("--storage", "shm=/a"), NULL, "shm");
+	refused(ARGS("--storage", "Main=/a"), NULL, "Main");
+	refused(ARGS("--storage", "main=relative"), NULL, "main");
+	refused(ARGS("--storage", "a=/a", "--storage", "a=/b"), NULL, "twice");
+	refused(ARGS("--shm-limit", "10XB"), NULL, "size");
+	refused(ARGS("--shm-limit", "99999999999999999999"), NULL, "size");
+	refused(ARGS("--keep-jobs", "10"), NULL, "COUNT/AGE");
+	refused(ARGS("--lease", "soon"), NULL, "time");
+	refused(ARGS("--log-format", "xml"), NULL, "logfmt or json");
+	refused(ARGS("--state-dir", "relative"), NULL, "absolute");
+	refused(ARGS("--tls-cert", "/c"), NULL, "go together");
+	refused(ARGS("--config", "/nonexistent/file"), NULL, "/nonexistent/file");
+	refused(ARGS("--state-dir", "/x"), ARGS("DCPD_WROKERS=2"), "DCPD_WROKERS");
+}
+
+static void test_file_errors(void **state)
+{
+	char path[] = "/tmp/dcpd-conf-XXXXXX";
+	static const char *const texts[] = { "bogus = 1\n", "workers\n", "\n\nworkers = x\n", "help = true\n" };
+	static const char *const says[] = { ":1: unknown key \"bogus\"", ":1: expected key = value", "line 3", "unknown key \"help\"" };
+
+	(void)state;
+	close(mkstemp(path));
+	for (size_t i = 0; i < 4; i++) {
+		FILE *f = fopen(path, "w");
+		assert_non_null(f);
+		fputs(texts[i], f);
+		fclose(f);
+		refused(ARGS("--config", path), NULL, says[i]);
+	}
+	unlink(path);
+}
+
+static void test_values(void **state)
+{
+	uint64_t n;
+	int64_t ms;
+
+	(void)state;
+	T_OK(config_bytes(STR("512"), 0, &n));
+	assert_int_equal(n, 512);
+	T_OK(config_bytes(STR("64MiB"), 0, &n));
+	assert_int_equal(n, 64 << 20);
+	T_OK(config_bytes(STR("50%"), 1000, &n));
+	assert_int_equal(n, 500);
+	T_ERR(CONFIG, config_bytes(STR("50%"), 0, &n));
+	T_ERR(CONFIG, config_bytes(STR("101%"), 1000, &n));
+	T_ERR(CONFIG, config_bytes(STR("17000000T"), 0, &n));
+	T_OK(config_duration(STR("500ms"), &ms));
+	assert_int_equal(ms, 500);
+	T_OK(config_duration(STR("2h"), &ms));
+	assert_int_equal(ms, 7200000);
+	T_ERR(CONFIG, config_duration(STR("5"), &ms));
+	T_ERR(CONFIG, config_duration(STR(""), &ms));
+}
+
+/* Each option of the table is in --help, and the effective values are printed with their source. */
+static void test_help_and_print(void **state)
+{
+	char *text = NULL;
+	size_t n = 0;
+	struct config *c;
+	FILE *f = open_memstream(&text, &n);
+
+	(void)state;
+	config_help(f);
+	fclose(f);
+	for (uint32_t i = 0; config_key(i); i++) {
+		char option[64];
+		snprintf(option, sizeof option, "--%s", config_key(i));
+		if (!strstr(text, option))
+			T_FAIL("%s is not in --help", option);
+	}
+	free(text);
+	T_OK(load(ARGS("--state-dir", "/tmp/x", "--insecure-http"), ARGS("DCPD_LEASE=9s"), &c));
+	f = open_memstream(&text, &n);
+	config_print(c, f);
+	fclose(f);
+	assert_non_null(strstr(text, "insecure-http = true    # command line"));
+	assert_non_null(strstr(text, "lease = 9000ms    # environment"));
+	assert_non_null(strstr(text, "queue-max = 10000    # default"));
+	free(text);
+	config_free(c);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_defaults), cmocka_unit_test(test_precedence),  cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_values),	 cmocka_unit_test(test_file_errors), cmocka_unit_test(test_help_and_print),
+	};
+
+	return cmocka_run_group_tests_name("config", tests, NULL, NULL);
+}
