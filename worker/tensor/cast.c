@@ -2,6 +2,9 @@
  * that: small floats are floats with few bits, so every element passes through one of four carriers that holds it exactly
  * (int64, uint64, float, double), and 22 loads and 4 x 13 stores say everything. A block of them stays in the L1 cache.
  * Complex elements are two of their component. */
+/* The loops are simple enough for the vectoriser, but -O2 does not try: twice as fast to bfloat16. */
+#pragma GCC optimize("O3")
+
 #include "tensor/cast.h"
 
 #include <math.h>
