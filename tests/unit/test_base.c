@@ -31,6 +31,14 @@ static void test_error_record(void **state)
 	assert_int_equal(err_from_name("no such code"), ERR_INTERNAL);
 }
 
+static void test_half_an_expectation(void **state)
+{
+	(void)state;
+	assert_int_equal(err_expected(fails(), NULL, "signal 9"), ERR_STORAGE_FULL);
+	assert_string_equal(err_last()->expected, "");
+	assert_string_equal(err_last()->actual, "signal 9");
+}
+
 static void test_checked_arithmetic(void **state)
 {
 	uint64_t v = 1;
@@ -157,7 +165,8 @@ static void test_map(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_error_record), cmocka_unit_test(test_checked_arithmetic),
+		cmocka_unit_test(test_error_record), cmocka_unit_test(test_half_an_expectation),
+		cmocka_unit_test(test_checked_arithmetic),
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_utf8),
 		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_json_string),
 		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),

@@ -71,7 +71,7 @@ void err_record(enum err code, int sys_errno, const char *place, const char *fmt
 enum err err_at_rank(enum err code, int64_t rank);
 enum err err_at_fqn(enum err code, const char *fqn, size_t len);
 enum err err_at_file(enum err code, const char *file, int64_t offset); /* offset -1: not known */
-enum err err_expected(enum err code, const char *expected, const char *actual); /* either may be NULL */
+enum err err_expected(enum err code, const char *expected, const char *actual); /* either may be NULL */ /* either may be NULL */
 enum err err_at_pointer(enum err code, const char *pointer);
 
 const struct err_info *err_last(void);            /* this thread's record */
