@@ -189,8 +189,8 @@ def test_tcp_needs_the_token(d):
 
 def test_clients_that_go_away(d):
     """Half a request, a long-poll, a stream: the descriptors come back."""
-    before = len(lib.fd_targets(d.proc.pid))
     job = d.api.wait(d.api.submit("verify", source=Crafted(d.storages["main"]).ref, level="structure"))
+    before = len(lib.fd_targets(d.proc.pid))  # with the workers of the job
     parts = [b"", b"GET", b"GET /v1/jobs HTTP/1.1\r\nHost: loc", b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n",
              b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"kind\":",
              f"GET /v1/jobs/{job['id']}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), b"\x16\x03\x01\x02\x00", b"\x00" * 10000]

@@ -29,6 +29,9 @@ static void test_error_record(void **state)
 	assert_int_equal(err_http_status(e), 507);
 	assert_int_equal(err_from_name("storage_full"), ERR_STORAGE_FULL);
 	assert_int_equal(err_from_name("no such code"), ERR_INTERNAL);
+	e = err_expected(fails(), NULL, "what is there");
+	assert_string_equal(err_last()->expected, "");
+	assert_string_equal(err_last()->actual, "what is there");
 }
 
 static void test_half_an_expectation(void **state)
