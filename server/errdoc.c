@@ -22,6 +22,9 @@ json_t *errdoc_of(enum err e)
 
 	if (!o)
 		return NULL;
+	char type[128];
+	snprintf(type, sizeof type, "urn:dcpd:problem:%s", err_code_name(e));
+	put_text(o, "type", type);
 	put_text(o, "code", err_code_name(e));
 	put_text(o, "title", err_title(e));
 	json_object_set_new(o, "status", json_integer(err_http_status(e)));

@@ -236,7 +236,8 @@ def test_slow_clients_are_cut(d, unix):
                 out.append(time.monotonic() - start)
 
     cut = []
-    slow = [threading.Thread(target=trickle, args=(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100, cut)) for _ in range(8)]
+    head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100
+    slow = [threading.Thread(target=trickle, args=(head, cut)) for _ in range(8)]
     for t in slow:
         t.start()
     while any(t.is_alive() for t in slow):
