@@ -44,8 +44,8 @@ FALLIBLE enum err h_metrics(struct req *r)
 {
 	struct buf b = BUF_INIT(16 << 20);
 
+	routes_flush_metrics(r->api);
 	metrics_render(r->core, &b);
-	routes_put_metrics(r->api, &b);
 	return req_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
 }
 

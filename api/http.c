@@ -20,6 +20,7 @@
 #include "api/routes.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/metrics.h"
 
 enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 192 << 10 };
 
@@ -48,12 +49,17 @@ struct http {
 	bool draining;
 };
 
-static int64_t now_ms(void)
+static int64_t now_ns(void)
 {
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int64_t now_ms(void)
+{
+	return now_ns() / 1000000;
 }
 
 /* Runs a daemon until it has nothing more to do, or often enough that the loop should turn first. */
@@ -190,7 +196,7 @@ void http_wake(struct req *r)
 static void put_to_sleep(struct http *h, struct req *r)
 {
 	MHD_suspend_connection(r->conn);
-	r->suspended = true;
+	r->suspended = r->waited = true;
 	r->next = h->waiting;
 	if (r->next)
 		r->next->prev = r;
@@ -203,6 +209,10 @@ static enum MHD_Result send_answer(struct req *r)
 	enum MHD_Result ok = MHD_queue_response(r->conn, r->status, r->answer);
 
 	routes_count(r);
+	/* What waited on purpose says nothing about our speed. */
+	if (!r->waited)
+		metrics_observe(r->core->metrics, "dcpd_http_request_duration_seconds", "",
+				(double)(now_ns() - r->began_ns) / 1e9);
 	if (!r->answer_kept)
 		MHD_destroy_response(r->answer);
 	r->answer = NULL;
@@ -249,10 +259,11 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 	r->method = method;
 	r->path = url;
 	r->refs = 1;
+	r->began_ns = now_ns();
 	r->raw = BUF_INIT(HTTP_BODY_MAX);
 	r->caller = c->caller;
 	*context = r;
-	c->deadline_ms = now_ms() + BODY_MS;
+	c->deadline_ms = r->began_ns / 1000000 + BODY_MS;
 	e = guard_head(r, version);
 	if (e == OK)
 		e = routes_find(r);
@@ -436,12 +447,18 @@ bool http_draining(const struct http *h)
 	return h->draining;
 }
 
+unsigned http_connections(const struct http *h)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i < h->listener_count; i++)
+		n += open_connections(&h->listeners[i]);
+	return n;
+}
+
 bool http_drained(const struct http *h)
 {
-	for (uint32_t i = 0; i < h->listener_count; i++)
-		if (open_connections(&h->listeners[i]) > 0)
-			return false;
-	return true;
+	return http_connections(h) == 0;
 }
 
 void http_free(struct http *h)

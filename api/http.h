@@ -47,10 +47,11 @@ struct req {
 	/* the life of the request; http.c only */
 	struct MHD_Response *answer;
 	unsigned status, refs;
-	bool suspended, answered, answer_kept, finished, begun;
+	bool suspended, waited, answered, answer_kept, finished, begun;
 	struct req *prev, *next;     /* requests that are being waited for */
 	struct err_info *refused;    /* the answer, once the body has been read and dropped */
 	uint64_t body_bytes;
+	int64_t began_ns;            /* head complete */
 	char allow[64];              /* of a 405 */
 };
 
@@ -111,3 +112,4 @@ void http_wake(struct req *r);                                         /* its an
 void http_kick(struct http *h);                                        /* something was resumed: run soon */
 struct http *api_http(struct api *a);
 uint32_t http_listeners(const struct http *h);
+unsigned http_connections(const struct http *h);

@@ -35,27 +35,3 @@ void problem_put(struct buf *b, const struct err_info *info, const char *instanc
 	put_text(b, "actual", info->actual);
 	buf_putc(b, '}');
 }
-
-static const char *text_of(const json_t *problem, const char *key)
-{
-	const char *text = json_string_value(json_object_get(problem, key));
-
-	return text ? text : "";
-}
-
-enum err problem_restore(const json_t *problem)
-{
-	enum err code = err_from_name(text_of(problem, "code"));
-	const json_t *rank = json_object_get(problem, "rank"), *offset = json_object_get(problem, "offset");
-	const char *fqn = text_of(problem, "fqn"), *file = text_of(problem, "file");
-
-	err_record(code, 0, ERR_PLACE, "%s", text_of(problem, "detail"));
-	if (json_is_integer(rank))
-		(void)err_at_rank(code, json_integer_value(rank));
-	if (fqn[0])
-		(void)err_at_fqn(code, fqn, strlen(fqn));
-	if (file[0])
-		(void)err_at_file(code, file, json_is_integer(offset) ? json_integer_value(offset) : -1);
-	(void)err_at_pointer(code, text_of(problem, "pointer"));
-	return err_expected(code, text_of(problem, "expected"), text_of(problem, "actual"));
-}

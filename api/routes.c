@@ -6,8 +6,10 @@
 #include "api/api_state.h"
 #include "api/guard.h"
 #include "api/handlers.h"
+#include "api/stream.h"
 #include "api/url.h"
 #include "base/mem.h"
+#include "server/metrics.h"
 
 const struct route routes[] = {
 	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false },
@@ -195,18 +197,21 @@ void routes_count(const struct req *r)
 		r->api->answered[row][code]++;
 }
 
-void routes_put_metrics(const struct api *a, struct buf *out)
+void routes_flush_metrics(struct api *a)
 {
 	_Static_assert(sizeof routes / sizeof *routes < API_ROUTES_MAX, "the table of counts is too small");
+	char labels[256];
 
-	buf_puts(out, "# HELP dcpd_http_requests_total Answers by route, method and class of status.\n"
-		      "# TYPE dcpd_http_requests_total counter\n");
 	for (size_t i = 0; i < API_ROUTES_MAX; i++)
 		for (size_t c = 1; c < API_CODES; c++) {
 			bool known = i < sizeof routes / sizeof *routes - 1;
-			if (a->answered[i][c])
-				buf_printf(out, "dcpd_http_requests_total{route=\"%s\",method=\"%s\",code=\"%zuxx\"} %ju\n",
-					   known ? routes[i].path : "other", known ? routes[i].method : "any", c,
-					   (uintmax_t)a->answered[i][c]);
+			if (!a->answered[i][c])
+				continue;
+			snprintf(labels, sizeof labels, "route=\"%s\",method=\"%s\",code=\"%zuxx\"",
+				 known ? routes[i].path : "other", known ? routes[i].method : "any", c);
+			metrics_add(a->core->metrics, "dcpd_http_requests_total", labels, (double)a->answered[i][c]);
+			a->answered[i][c] = 0;
 		}
+	metrics_set(a->core->metrics, "dcpd_http_connections", "", http_connections(a->http));
+	metrics_set(a->core->metrics, "dcpd_http_streams", "", streams_open(a->streams));
 }

@@ -20,6 +20,6 @@ extern const struct route routes[];  /* ends with a NULL method */
  * (r->allow is set), ERR_UNAUTHENTICATED, ERR_INVALID_REQUEST. */
 FALLIBLE enum err routes_find(struct req *r);
 FALLIBLE enum err routes_options(struct req *r);       /* the answer to OPTIONS */
-/* Counts the answer that is being sent; for /metrics. */
+/* Counts the answer that is being sent. Cheap: /metrics hands the counts on. */
 void routes_count(const struct req *r);
-void routes_put_metrics(const struct api *a, struct buf *out);
+void routes_flush_metrics(struct api *a);

@@ -5,6 +5,7 @@
  * sleeps; it is woken by an event, and every ten seconds for a heartbeat, which is also how a client that has gone is noticed. */
 #include "api/stream.h"
 
+#include <event2/event.h>
 #include <stdio.h>
 #include <strings.h>
 
@@ -12,9 +13,8 @@
 #include "base/mem.h"
 #include "server/events.h"
 #include "server/job.h"
-#include "server/loop.h"
 
-enum { BEAT_MS = 10000, TEXT_MAX = EVENTS_DATA_MAX + 1024 };
+enum { BEAT_S = 10, TEXT_MAX = EVENTS_DATA_MAX + 1024 };
 
 struct stream {
 	struct streams *all;
@@ -30,7 +30,7 @@ struct stream {
 struct streams {
 	struct api *api;
 	struct events_listener *listener;
-	struct loop_timer *beat;
+	struct event *beat;
 	struct stream *first;
 	unsigned count;
 	bool draining;
@@ -53,21 +53,21 @@ static void on_events(void *user)
 		wake(s);
 }
 
-static void on_beat(void *user)
+static void on_beat(evutil_socket_t fd, short what, void *user)
 {
 	struct streams *all = user;
 
+	(void)fd;
+	(void)what;
 	for (struct stream *s = all->first; s; s = s->next) {
 		s->beat = s->asleep;
 		wake(s);
 	}
-	/* Without memory for the timer there are no heartbeats until the next stream starts. */
-	if (loop_timer_start(all->api->core->loop, BEAT_MS, on_beat, all, &all->beat) != OK)
-		all->beat = NULL;
 }
 
 FALLIBLE enum err streams_new(struct api *a, struct streams **out)
 {
+	const struct timeval every = { BEAT_S, 0 };
 	struct streams *all = mem_zalloc(1, sizeof *all);
 
 	if (!all)
@@ -75,7 +75,10 @@ FALLIBLE enum err streams_new(struct api *a, struct streams **out)
 	all->api = a;
 	*out = all;
 	TRY(events_listen(a->core->events, on_events, all, &all->listener));
-	return loop_timer_start(a->core->loop, BEAT_MS, on_beat, all, &all->beat);
+	all->beat = event_new(a->core->base, -1, EV_PERSIST, on_beat, all);
+	if (!all->beat || event_add(all->beat, &every) != 0)
+		return ERR(NO_MEMORY, "cannot keep event streams");
+	return OK;
 }
 
 void streams_drain(struct streams *all)
@@ -86,12 +89,18 @@ void streams_drain(struct streams *all)
 	on_events(all);
 }
 
+unsigned streams_open(const struct streams *all)
+{
+	return all->count;
+}
+
 void streams_free(struct streams *all)
 {
 	if (!all)
 		return;
 	must(!all->first);
-	loop_timer_stop(&all->beat);
+	if (all->beat)
+		event_free(all->beat);
 	if (all->listener)
 		events_unlisten(all->api->core->events, &all->listener);
 	mem_free(all);

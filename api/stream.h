@@ -8,6 +8,7 @@ struct streams;
 
 FALLIBLE enum err streams_new(struct api *a, struct streams **out);
 void streams_drain(struct streams *s);       /* ends all streams */
+unsigned streams_open(const struct streams *s);
 void streams_free(struct streams *s);
 /* Begins a stream. job: only events about it, from the oldest that is kept, and an end with the job's; NULL: all, from now on or
  * from Last-Event-ID. ERR_TOO_MANY_STREAMS, ERR_NOT_ACCEPTABLE. */
