@@ -153,7 +153,7 @@ clean: ## remove what was built
 # One interpreter for all Python tests: importing PyTorch and starting ranks is what costs.
 PYTEST = BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) PYTHONDONTWRITEBYTECODE=1 \
          $$(tests/venv.sh)/bin/python -m pytest -q -p no:cacheprovider $(if $(T),-k '$(T)')
-PYTESTS := $(wildcard tests/api tests/interop tests/fault tests/e2e)
+PYTESTS := $(wildcard tests/worker tests/api tests/interop tests/fault tests/e2e)
 
 .PHONY: check
 check: ## everything but the long tests: installs, builds, runs (< 5 minutes on 2 cores once installed)
@@ -175,9 +175,10 @@ check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of ki
 tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes
 	$(Q)LIB=$(LIB) python3 tests/tidy.py
 
-.PHONY: check-api check-interop check-fault check-e2e
-check-api check-interop check-fault check-e2e: check-%: all tools
+.PHONY: check-worker check-api check-interop check-fault check-e2e
+check-worker check-api check-interop check-fault check-e2e: check-%: all tools
 	$(Q)$(PYTEST) -m 'not slow' tests/$*
+check-worker: ## the worker by itself: jobs, and input that is wrong (SAN=address works here)
 check-api: ## the HTTP API and dcpctl over a real daemon, bad input too (T=WORD picks tests)
 check-interop: ## real PyTorch, both ways
 check-fault: ## kills and memory bounds, short form

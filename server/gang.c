@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -21,7 +22,7 @@
 #include "server/storage.h"
 #include "server/worker.h"
 
-enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000 };
+enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000, RUN_FDS_MAX = 16 };
 
 enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING };
 
@@ -293,23 +294,23 @@ static void on_answer(struct gang *g, struct worker *w, bool done, const json_t 
 
 static void relay_run(struct gang *g, struct worker *w, const struct frame *f, const json_t *body)
 {
-	if (w->index != 0 || f->fd_count != 1 || g->members[0].answered || (g->count > 1 && g->members[1].asked)) {
+	if (w->index != 0 || f->fd_count < 1 || f->fd_count > RUN_FDS_MAX || g->members[0].answered || (g->count > 1 && g->members[1].asked)) {
 		worker_kill(w, ERR(PROTOCOL, "worker %s sent a RUN that does not fit", w->id));
 		return;
 	}
 	if (g->failed || g->cancelled)
 		return;
-	int *fds = mem_zalloc(g->fd_count + 1, sizeof *fds);
+	int *fds = mem_zalloc((size_t)f->fd_count + g->fd_count, sizeof *fds);
 	json_t *copy = json_copy((json_t *)body);
 	if (!fds || !copy) {
 		worker_kill(w, ERR(NO_MEMORY, "cannot relay a run"));
 	} else {
-		fds[0] = f->fds[0];
+		memcpy(fds, f->fds, f->fd_count * sizeof *fds); /* the run, and its spools */
 		for (uint32_t i = 0; i < g->fd_count; i++)
-			fds[i + 1] = g->fds[i];
+			fds[f->fd_count + i] = g->fds[i];
 		json_object_set_new(copy, "segments", json_integer(g->fd_count));
 		for (uint32_t i = 1; i < g->count; i++)
-			ask(g, i, FRAME_RUN, copy, fds, g->fd_count + 1);
+			ask(g, i, FRAME_RUN, copy, fds, f->fd_count + g->fd_count);
 	}
 	json_decref(copy);
 	mem_free(fds);

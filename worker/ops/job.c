@@ -125,12 +125,12 @@ static FALLIBLE enum err take_segments(struct job *j, struct frame *f)
 	}
 	json_decref(j->segments);
 	j->segments = doc;
+	j->made_at = j->fd_count;
 	for (uint32_t i = 0; i < f->fd_count; i++) {
 		uint32_t index;
 		TRY(job_add_fd(j, f->fds[i], &index));
 		f->fds[i] = -1;
 	}
-	j->segment_count = j->fd_count;
 	return OK;
 }
 
@@ -175,6 +175,8 @@ enum err job_tick(void *user)
 	struct job *j = user;
 	int64_t now = now_ms();
 
+	if (j->worker->lookup) /* it answers one question at a time, and nothing else may come between */
+		return OK;
 	if (now - j->last_progress_ms < PROGRESS_MS)
 		return j->cancelled ? ERR(CANCELLED, "the job was cancelled") : OK;
 	j->last_progress_ms = now;
@@ -235,8 +237,8 @@ static struct exec_spec exec_spec_of(struct job *j, struct run *run, const int *
 enum err job_execute(struct job *j, struct run *run)
 {
 	struct exec_spec spec = exec_spec_of(j, run, j->fds, j->fd_count);
-	uint32_t spools = j->fd_count - j->segment_count;
-	char text[160];
+	uint32_t spools = (j->segments ? j->made_at : j->fd_count) - j->segment_count;
+	char text[200];
 
 	j->run = run;
 	if (j->worker->count > 1) {
@@ -246,8 +248,8 @@ enum err job_execute(struct job *j, struct run *run)
 		fds[0] = run->fd;
 		for (uint32_t i = 0; i < spools; i++)
 			fds[1 + i] = j->fds[j->segment_count + i];
-		snprintf(text, sizeof text, "{\"job\":\"%s\",\"attempt\":%ju,\"segments\":%u,\"spools\":%u}", j->id,
-			 (uintmax_t)j->attempt, j->segment_count, spools);
+		snprintf(text, sizeof text, "{\"job\":\"%s\",\"attempt\":%ju,\"segments\":%u,\"spools\":%u,\"spools_at\":%u}",
+			 j->id, (uintmax_t)j->attempt, j->fd_count - spools, spools, j->segment_count);
 		TRY(job_send(j, FRAME_RUN, str_of(text), fds, 1 + spools));
 	} else {
 		j->peers_done = true;
@@ -261,22 +263,30 @@ enum err job_execute(struct job *j, struct run *run)
 	return e;
 }
 
-/* fds: the memfd, the spools, then the segments. The run numbers segments first, then spools. */
+static FALLIBLE enum err take_fds(struct job *j, int *fds, uint32_t from, uint32_t to)
+{
+	uint32_t index;
+
+	for (uint32_t i = from; i < to; i++) {
+		TRY(job_add_fd(j, fds[i], &index));
+		fds[i] = -1;
+	}
+	return OK;
+}
+
+/* fds: the memfd, the spools, then the segments. The run numbers them as the leader does: the JOB frame's segments, spools, made ones. */
 enum err job_join(struct job *j, int *fds, uint32_t fd_count)
 {
 	struct run run;
-	uint32_t spools = (uint32_t)json_integer_value(json_object_get(j->doc, "spools")), index;
+	json_int_t spools = json_integer_value(json_object_get(j->doc, "spools"));
+	json_int_t at = json_integer_value(json_object_get(j->doc, "spools_at"));
 
-	if (fd_count < 1 + spools)
-		return ERR(PROTOCOL, "a run with %u descriptors and %u spools", fd_count, spools);
-	for (uint32_t i = 1 + spools; i < fd_count; i++) {
-		TRY(job_add_fd(j, fds[i], &index));
-		fds[i] = -1;
-	}
-	for (uint32_t i = 1; i < 1 + spools; i++) {
-		TRY(job_add_fd(j, fds[i], &index));
-		fds[i] = -1;
-	}
+	if (spools < 0 || at < 0 || fd_count < 1 || spools > fd_count - 1 || at > fd_count - 1 - spools)
+		return ERR(PROTOCOL, "a run with %u descriptors and %jd spools behind %jd", fd_count, (intmax_t)spools, (intmax_t)at);
+	uint32_t first = 1 + (uint32_t)spools, made = first + (uint32_t)at;
+	TRY(take_fds(j, fds, first, made));
+	TRY(take_fds(j, fds, 1, first));
+	TRY(take_fds(j, fds, made, fd_count));
 	TRY(run_attach(fds[0], &run));
 	fds[0] = -1;
 	struct exec_spec spec = exec_spec_of(j, &run, j->fds, j->fd_count);

@@ -35,9 +35,10 @@ struct job {
 	const char *id, *kind;
 	uint64_t attempt;
 	bool dry_run;
-	int *fds;                      /* segments: those of JOB, then those of SEGMENTS, then spools */
+	int *fds;                      /* the segments of JOB, then spools, then the segments of SEGMENTS */
 	uint32_t fd_count;
-	uint32_t segment_count;        /* … without the spools */
+	uint32_t segment_count;        /* those of JOB */
+	uint32_t made_at;              /* where those of SEGMENTS begin, once they are here */
 	bool cancelled, peers_done, commit_ok;
 	json_t *segments;              /* the SEGMENTS frame's document */
 	struct run *run;               /* while it runs: for progress */

@@ -10,6 +10,7 @@
 #include "ops/exec.h"
 #include "ops/lookup.h"
 #include "ops/input.h"
+#include "ops/spool.h"
 #include "os/fs.h"
 
 enum { SLICE_MAX = 1 << 30 };
@@ -191,9 +192,13 @@ static FALLIBLE enum err read_box(struct slice *s, struct job *j, struct run_bui
 	int mine = fcntl(s->fd, F_DUPFD_CLOEXEC, 0); /* the job closes its own */
 	if (mine < 0)
 		return ERR_SYS(SYSTEM, "cannot duplicate a descriptor");
-	TRY(job_add_fd(j, mine, &index));
+	enum err e = job_add_fd(j, mine, &index);
+	if (e) {
+		fs_drop(&mine);
+		return e;
+	}
 	b->files.v[segment].fd_index = index;
-	enum err e = input_add_files(&s->source, b, false, &map);
+	e = input_add_files(&s->source, b, false, &map);
 	if (!e)
 		e = build_sources(b, s->one, input_kind(&s->source), map, NULL, &first);
 	mem_free(map);
@@ -218,8 +223,9 @@ static FALLIBLE enum err fill(struct slice *s)
 	if (s->fd < 0 || !a || ftruncate(s->fd, (off_t)(s->head.len + s->bytes)) < 0)
 		return ERR_SYS(NO_MEMORY, "no memory for a slice of %ju bytes", (uintmax_t)s->bytes);
 	TRY(fs_pwrite(s->fd, s->head.p, s->head.len, 0, "slice"));
-	TRY(make_target(s));
-	enum err e = input_undo_transforms(&j, &s->source);
+	enum err e = s->bytes ? spool_tensor(&j, s->source.checkpoint, s->tensor) : OK;
+	if (!e) /* copies locs: not before they are final */
+		e = make_target(s);
 	if (!e && s->bytes)
 		e = read_box(s, &j, &b, a);
 	run_build_free(&b);

@@ -10,12 +10,14 @@
 #include "base/num.h"
 #include "format/transform.h"
 #include "os/fs.h"
+#include "tensor/box.h"
 
-enum { SPOOL_MEMORY_MAX = 32 << 20, PIECE = 256 << 10, ITEM_PAGE = 4096 };
+enum { SPOOL_MEMORY_MAX = 32 << 20, PIECE = 256 << 10, ITEM_PAGE = 4096, ITEM_MORE = 64 << 20, VALUE_MAX = 1 << 30 };
 
 struct spool {
 	struct job *job;
 	struct checkpoint *c;
+	const struct sd_tensor *only;  /* NULL: everything */
 	int fd;
 	bool in_memory;
 	uint64_t used;
@@ -77,31 +79,35 @@ static FALLIBLE enum err put(struct spool *s, const void *p, size_t n)
 	return num_add(s->used, n, &s->used);
 }
 
-static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors, const struct sd_loc *loc)
+/* A few bytes of input can give as much output as one likes: `most` is what the item may become. */
+static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors, const struct sd_loc *loc, uint64_t most)
 {
 	CLEANUP(transform_free_ptr) struct transform *t = NULL;
 	struct str in = { NULL, 0 };
-	uint64_t at = 0;
+	uint64_t at = 0, begin = s->used;
 
 	TRY(transform_new(descriptors, &t));
 	while (!transform_done(t)) {
 		size_t got = 0;
-		if (in.n == 0) {
+		if (in.n == 0 && at < loc->length) {
 			size_t n = (size_t)num_min(PIECE, loc->length - at);
-			if (n == 0)
-				TRY(transform_end(t));
 			TRY(fs_pread(from, s->in, n, loc->offset + at, ""));
 			in = (struct str){ (char *)s->in, n };
 			at += n;
 		}
+		size_t had = in.n;
 		TRY(transform_feed(t, &in, s->out, PIECE, &got));
+		if (got == 0 && in.n == had && at == loc->length) /* all is in, and nothing is left inside */
+			TRY(transform_end(t));
+		if (got > most - (s->used - begin))
+			return ERR(LIMIT_EXCEEDED, "the item becomes more than %ju bytes", (uintmax_t)most);
 		TRY(put(s, s->out, got));
 		TRY(job_tick(s->job));
 	}
 	return OK;
 }
 
-static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_loc *loc, uint32_t file)
+static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_loc *loc, uint32_t file, uint64_t most)
 {
 	struct str name = s->c->sd->files[loc->file].name;
 	char z[ERR_FILE_MAX];
@@ -116,7 +122,7 @@ static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_lo
 	s->used = begin;
 	enum err e = fs_open(s->c->dirfd, z, O_RDONLY, 0, &from);
 	if (!e)
-		e = undo(s, from, s->c->sd->transforms[loc->transform - 1], loc);
+		e = undo(s, from, s->c->sd->transforms[loc->transform - 1], loc, most);
 	fs_drop(&from);
 	if (e)
 		return err_at_fqn(err_at_file(e, z, (int64_t)loc->offset), fqn.p, fqn.n);
@@ -124,22 +130,35 @@ static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_lo
 	return OK;
 }
 
+static FALLIBLE enum err spool_chunk(struct spool *s, struct sd_chunk *c, uint32_t file)
+{
+	const struct sd_tensor *t = &s->c->sd->tensors[c->tensor];
+	uint64_t numel, bytes;
+
+	if (!c->loc.transform)
+		return OK;
+	TRY(box_numel(t->ndim, sd_sizes(c, t->ndim), &numel));
+	TRY(num_mul(numel, dtype_bytes(t->dtype), &bytes));
+	TRY(num_add(bytes, ITEM_MORE, &bytes)); /* the archive around it, or a storage that is larger than the tensor */
+	return spool_loc(s, t->fqn, &c->loc, file, bytes);
+}
+
 static FALLIBLE enum err spool_all(struct spool *s, uint32_t file)
 {
 	struct sdict *sd = s->c->sd;
 
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
-		if (sd->chunks[i].loc.transform)
-			TRY(spool_loc(s, sd->tensors[sd->chunks[i].tensor].fqn, &sd->chunks[i].loc, file));
-	for (uint64_t i = 0; i < sd->value_count; i++)
+		if (!s->only || sd->chunks[i].tensor == s->only - sd->tensors)
+			TRY(spool_chunk(s, &sd->chunks[i], file));
+	for (uint64_t i = 0; i < sd->value_count && !s->only; i++)
 		if (sd->values[i].kind == SD_VALUE_STORED && sd->values[i].loc.transform)
-			TRY(spool_loc(s, sd->values[i].fqn, &sd->values[i].loc, file));
+			TRY(spool_loc(s, sd->values[i].fqn, &sd->values[i].loc, file, VALUE_MAX));
 	return OK;
 }
 
-enum err spool_transforms(struct job *j, struct checkpoint *c)
+static FALLIBLE enum err spool_some(struct job *j, struct checkpoint *c, const struct sd_tensor *only)
 {
-	struct spool s = { .job = j, .c = c, .in_memory = true };
+	struct spool s = { .job = j, .c = c, .only = only, .in_memory = true };
 	uint32_t file, fd_index;
 
 	if (c->sd->transform_count == 0)
@@ -147,11 +166,15 @@ enum err spool_transforms(struct job *j, struct checkpoint *c)
 	s.fd = memfd_create("dcpd-spool", MFD_CLOEXEC);
 	if (s.fd < 0)
 		return ERR_SYS(SYSTEM, "cannot make a spool");
-	TRY(job_add_fd(j, s.fd, &fd_index));
+	enum err e = job_add_fd(j, s.fd, &fd_index);
+	if (e) {
+		fs_drop(&s.fd);
+		return e;
+	}
 	TRY(sdict_add_file(c->sd, STR(""), fd_index, &file));
 	s.in = mem_alloc(PIECE);
 	s.out = mem_alloc(PIECE);
-	enum err e = s.in && s.out ? spool_all(&s, file) : ERR(NO_MEMORY, "no memory for a spool");
+	e = s.in && s.out ? spool_all(&s, file) : ERR(NO_MEMORY, "no memory for a spool");
 	mem_free(s.in);
 	mem_free(s.out);
 	if (e)
@@ -162,4 +185,14 @@ enum err spool_transforms(struct job *j, struct checkpoint *c)
 	c->file_bytes = more;
 	more[file] = s.used;
 	return OK;
+}
+
+enum err spool_transforms(struct job *j, struct checkpoint *c)
+{
+	return spool_some(j, c, NULL);
+}
+
+enum err spool_tensor(struct job *j, struct checkpoint *c, const struct sd_tensor *tensor)
+{
+	return spool_some(j, c, tensor);
 }
