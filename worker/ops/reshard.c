@@ -6,6 +6,8 @@
 #include "ops/target.h"
 #include "ops/write.h"
 
+enum { VALUES_MAX = 8 << 20 };
+
 struct reshard {
 	struct job *job;
 	struct input source;
@@ -21,33 +23,49 @@ struct reshard {
 	struct buf values;             /* JSON object for __metadata__ */
 };
 
+/* JSON of one value into r->values, if JSON can say it and there is room: every file of the target repeats what is there. */
+static FALLIBLE enum err keep_value(struct reshard *r, const struct sd_value *v, bool *any)
+{
+	struct item_value value;
+	void *bytes = NULL;
+	uint64_t n = 0, room = VALUES_MAX - num_min(r->values.len, VALUES_MAX);
+
+	if ((v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length) > VALUES_MAX)
+		return OK;
+	TRY(input_value(&r->source, v, &bytes, &n));
+	enum err e = input_item_value(bytes, n, &value);
+	mem_free(bytes);
+	if (e)
+		return err_at_fqn(e, v->fqn.p, v->fqn.n);
+	if (value.kind == ITEM_VALUE_JSON && 6 * v->fqn.n + value.text.len < room) {
+		buf_puts(&r->values, *any ? "," : "");
+		buf_json_str(&r->values, v->fqn);
+		buf_puts(&r->values, ":");
+		buf_put(&r->values, value.text.p, value.text.len);
+		*any = true;
+	}
+	item_value_free(&value);
+	return OK;
+}
+
 /* Values have no place in safetensors: those that JSON can say go to __metadata__, all are listed. */
 static FALLIBLE enum err drop_values(struct reshard *r)
 {
-	json_t *dropped = json_array();
+	const struct sdict *sd = r->view.sd;
 	bool any = false;
 
+	if (sd->value_count) {
+		CLEANUP(mem_free_ptr) struct str *names = mem_zalloc(sd->value_count, sizeof *names);
+		if (!names)
+			return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)sd->value_count);
+		for (uint64_t i = 0; i < sd->value_count; i++)
+			names[i] = sd->values[i].fqn;
+		json_object_set_new(r->job->result, "dropped", target_names(names, sd->value_count));
+	}
 	buf_puts(&r->values, "{");
-	for (uint64_t i = 0; i < r->view.sd->value_count; i++) {
-		const struct sd_value *v = &r->view.sd->values[i];
-		struct item_value value;
-		void *bytes = NULL;
-		uint64_t n = 0;
-		json_t *fqn = json_stringn(v->fqn.p, v->fqn.n);
-		json_array_append_new(dropped, fqn ? fqn : json_string("?"));
-		TRY(input_value(&r->source, v, &bytes, &n));
-		enum err e = input_item_value(bytes, n, &value);
-		mem_free(bytes);
-		if (e)
-			return err_at_fqn(e, v->fqn.p, v->fqn.n);
-		if (value.kind == ITEM_VALUE_JSON) {
-			buf_puts(&r->values, any ? "," : "");
-			buf_json_str(&r->values, v->fqn);
-			buf_puts(&r->values, ":");
-			buf_put(&r->values, value.text.p, value.text.len);
-			any = true;
-		}
-		item_value_free(&value);
+	for (uint64_t i = 0; i < sd->value_count; i++) {
+		TRY(keep_value(r, &sd->values[i], &any));
+		TRY(job_tick(r->job));
 	}
 	buf_puts(&r->values, "}");
 	r->meta[r->meta_count][0] = STR("format");
@@ -56,9 +74,6 @@ static FALLIBLE enum err drop_values(struct reshard *r)
 		r->meta[r->meta_count][0] = STR("dcpd_values");
 		r->meta[r->meta_count++][1] = (struct str){ (char *)r->values.p, r->values.len };
 	}
-	if (json_array_size(dropped))
-		json_object_set(r->job->result, "dropped", dropped);
-	json_decref(dropped);
 	return buf_status(&r->values);
 }
 
@@ -111,9 +126,10 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	TRY(build_sources(&r->build, r->view.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
 	if (r->safetensors) {
 		TRY(drop_values(r));
-		r->plan->value_count = 0;
+		r->plan->value_count = 0; /* their names are still looked up: no array by value number from here on */
+	} else {
+		TRY(map_values(r, first));
 	}
-	TRY(map_values(r, first));
 	TRY(target_casts(r->view.sd, r->plan, &casts));
 	if (casts)
 		json_object_set_new(r->job->result, "cast", casts);
@@ -155,7 +171,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 
 enum err job_reshard(struct job *j)
 {
-	struct reshard r = { .job = j, .values = BUF_INIT(64 << 20) };
+	struct reshard r = { .job = j, .values = BUF_INIT(VALUES_MAX + 4096) };
 
 	enum err e = reshard(&r);
 	run_build_free(&r.build);
