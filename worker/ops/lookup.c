@@ -103,9 +103,11 @@ static void put_time(struct buf *b, time_t t)
 	char stamp[40];
 	struct tm tm;
 
-	gmtime_r(&t, &tm);
-	strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
-	buf_printf(b, "\"%s\"", stamp);
+	/* whoever owns the file may have set any time: not all have a date */
+	if (!gmtime_r(&t, &tm) || strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
+		buf_puts(b, "null");
+	else
+		buf_printf(b, "\"%s\"", stamp);
 }
 
 struct summary {
