@@ -574,7 +574,8 @@ void config_print(const struct config *c, FILE *to)
 
 void config_help(FILE *to)
 {
-	fprintf(to, "usage: dcpd [OPTION]…\n\nThe distributed checkpoint daemon: saves, loads, reshards and verifies model checkpoints.\n"
+	fprintf(to, "usage: dcpd [OPTION]…\n\n"
+		    "The distributed checkpoint daemon: saves, loads, reshards and verifies model checkpoints.\n"
 		    "Options may also stand in a file (--config) as `key = value`, or in the environment (DCPD_SHM_LIMIT=…).\n\n");
 	for (size_t i = 0; i < OPTIONS; i++) {
 		char left[64];

@@ -496,6 +496,11 @@ void gang_note_worker(struct server *s, const struct worker *w)
 	snprintf(gs->engine, sizeof gs->engine, "%s", w->engine);
 }
 
+FALLIBLE enum err gang_put_workers(struct server *s, struct buf *out)
+{
+	return worker_put_all(s, out);
+}
+
 FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out)
 {
 	const struct gangs *gs = s->gangs;

@@ -513,14 +513,6 @@ static enum err take_row(void *user, const struct journal_job *row)
 	return OK;
 }
 
-static void count_row(void *user, int kind, int state, uint64_t n)
-{
-	struct jobs *all = user;
-
-	if (kind >= 0 && kind < JOB_KIND_COUNT && state >= 0 && state < JOB_STATE_COUNT)
-		all->ended_counts[kind][state] += n;
-}
-
 static void prune(struct server *s, int64_t now)
 {
 	struct journal_txn *t = journal_txn_new(s->journal);
@@ -548,7 +540,6 @@ FALLIBLE enum err jobs_new(struct server *s)
 	s->jobs = mem_zalloc(1, sizeof *s->jobs);
 	if (!s->jobs)
 		return ERR(NO_MEMORY, "cannot keep jobs");
-	TRY(journal_count_ended(s->journal, count_row, s->jobs));
 	TRY(journal_read_unended(s->journal, take_row, s));
 	for (struct job *j = s->jobs->live, *next; j; j = next) {
 		next = j->live_next;

@@ -126,7 +126,6 @@ void job_retry(struct server *s, const struct principal *who, struct str id, don
 	must(r);
 	*r = (struct retry){ .server = s, .fn = fn, .user = user };
 	memcpy(r->id, j->id, sizeof r->id);
-	s->jobs->ended_counts[j->kind][j->state] -= s->jobs->ended_counts[j->kind][j->state] > 0;
 	job_revive(j);
 	reset(j);
 	log_info("job retry asked", "job", j->id, NULL);

@@ -65,7 +65,6 @@ struct jobs {
 	uint64_t versions, attempts;
 	struct loop_timer *tick;
 	int64_t pruned_ms;
-	uint64_t ended_counts[JOB_KIND_COUNT][JOB_STATE_COUNT];   /* in the journal, for metrics */
 	struct table keys;          /* idempotency keys of creations on their way */
 };
 

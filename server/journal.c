@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <xxhash.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "server/journal_sql.h"
 #include "server/loop.h"
@@ -37,8 +38,7 @@ static const char *const migrations[JOURNAL_VERSION] = {
 
 	"CREATE TABLE storages(name TEXT PRIMARY KEY, path TEXT NOT NULL, uid INTEGER NOT NULL, expires_ms INTEGER NOT NULL)"
 	" WITHOUT ROWID;"
-	"CREATE TABLE workers(pid INTEGER PRIMARY KEY, start_ticks INTEGER NOT NULL);"
-	"CREATE INDEX jobs_ended_count ON jobs(kind, state) WHERE ended = 1;",
+	"CREATE TABLE workers(pid INTEGER PRIMARY KEY, start_ticks INTEGER NOT NULL);",
 };
 
 enum change {
@@ -361,10 +361,18 @@ static void tell(void *user)
 {
 	struct journal_txn *t = user;
 
-	if (t->fn) {
-		if (t->failed)
-			err_restore(&t->info);
-		t->fn(t->user, t->failed);
+	if (t->failed)
+		err_restore(&t->info);
+	t->fn(t->user, t->failed);
+	journal_txn_free(t);
+}
+
+/* Nobody waits for it; what is lost is at least said. */
+static void forget(struct journal_txn *t)
+{
+	if (t->failed) {
+		err_restore(&t->info);
+		log_err("a change could not be journalled", NULL);
 	}
 	journal_txn_free(t);
 }
@@ -389,7 +397,10 @@ static void *journal_thread(void *user)
 		uint64_t n = 0;
 		for (struct journal_txn *t = group, *next; t; t = next, n++) {
 			next = t->next;
-			must(loop_post(j->loop, tell, t) == OK);
+			if (t->fn)
+				must(loop_post(j->loop, tell, t) == OK);
+			else
+				forget(t);
 		}
 
 		pthread_mutex_lock(&j->lock);

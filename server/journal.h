@@ -105,7 +105,6 @@ FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, voi
 FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user); /* no row: fn is not called */
 FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filter *f, uint32_t limit, journal_job_fn fn,
 				    void *user);
-FALLIBLE enum err journal_count_ended(struct journal *j, void (*fn)(void *user, int kind, int state, uint64_t n), void *user);
 FALLIBLE enum err journal_read_plan(struct journal *j, struct str id, struct buf *out, bool *found_out);
 FALLIBLE enum err journal_read_key(struct journal *j, struct journal_key *row, bool *found_out); /* by scope, uid and key */
 FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict_fn fn, void *user);

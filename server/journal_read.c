@@ -14,7 +14,6 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_JOBS] = "SELECT " JOB_COLUMNS " FROM jobs WHERE (?1 = '' OR id < ?1) AND (?2 < 0 OR state = ?2)"
 		       " AND (?3 < 0 OR kind = ?3) AND (?4 = '' OR target = ?4)" HAS_LABEL("6", "7") HAS_LABEL("8", "9")
 		       HAS_LABEL("10", "11") HAS_LABEL("12", "13") " ORDER BY id DESC LIMIT ?5",
-	[QUERY_COUNT] = "SELECT kind, state, count(*) FROM jobs WHERE ended = 1 GROUP BY kind, state",
 	[QUERY_PLAN] = "SELECT plan FROM plans WHERE job = ?1",
 	[QUERY_KEY] = "SELECT digest, resource, created_ms FROM keys WHERE scope = ?1 AND uid = ?2 AND key = ?3",
 	[QUERY_STATE_DICTS] = "SELECT name, uid, world_size, slots, lease_ms, created_ms, orphaned_ms, last_generation,"
@@ -83,7 +82,6 @@ struct call {
 		journal_slot_fn slot;
 		journal_storage_fn storage;
 		journal_worker_fn worker;
-		void (*count)(void *user, int kind, int state, uint64_t n);
 	};
 	void *user;
 };
@@ -145,23 +143,6 @@ FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filt
 		bind_str(s, 7 + 2 * i, is ? f->label_value[i] : STR(""));
 	}
 	return each(j, s, row_job, &c);
-}
-
-static enum err row_count(void *user, sqlite3_stmt *s)
-{
-	const struct call *c = user;
-
-	c->count(c->user, sqlite3_column_int(s, 0), sqlite3_column_int(s, 1), (uint64_t)sqlite3_column_int64(s, 2));
-	return OK;
-}
-
-FALLIBLE enum err journal_count_ended(struct journal *j, void (*fn)(void *user, int kind, int state, uint64_t n), void *user)
-{
-	struct call c = { .count = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_COUNT, &s));
-	return each(j, s, row_count, &c);
 }
 
 struct plan_into {

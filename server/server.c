@@ -85,7 +85,8 @@ static void sweep_storage(struct server *s, const char *name)
 	job_new_id(before);
 	for (const struct job *j = s->jobs->live; j; j = j->live_next)
 		json_array_append_new(keep, json_string(j->id));
-	lookup_ask(s, name, json_pack("{s:s, s:s, s:o, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before), NULL, 0, on_swept, s);
+	json_t *question = json_pack("{s:s, s:s, s:o, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before);
+	lookup_ask(s, name, question, NULL, 0, on_swept, s);
 }
 
 static void first_probes(struct server *s)
@@ -143,8 +144,11 @@ void server_free(struct server *s)
 	if (!s)
 		return;
 	loop_timer_stop(&s->drain_timer);
-	if (s->journal)
+	s->draining = true;
+	for (int turn = 0; turn < 3 && s->journal; turn++) { /* what is on its way to the disk is seen through */
 		journal_sync(s->journal);
+		loop_run_posted(s->loop);
+	}
 	gangs_free(s->gangs);
 	lookups_free(s->lookups);
 	workers_free(s);

@@ -421,7 +421,7 @@ uint32_t workers_count(const struct server *s, const char *role, const char *sta
 	return n;
 }
 
-FALLIBLE enum err gang_put_workers(struct server *s, struct buf *out)
+FALLIBLE enum err worker_put_all(struct server *s, struct buf *out)
 {
 	char stamp[CLOCK_TEXT_MAX];
 	const char *comma = "";

@@ -65,6 +65,7 @@ void worker_set(struct worker *w, const char *state, const char *job);   /* what
 
 struct workers;
 FALLIBLE enum err workers_new(struct server *s);
+FALLIBLE enum err worker_put_all(struct server *s, struct buf *out);   /* gang_put_workers */
 void workers_free(struct server *s);       /* kills all, waits a moment for each */
 uint32_t workers_count(const struct server *s, const char *role, const char *state);
 /* Kills workers that a killed daemon left behind; returns when they are gone, at the latest after a few seconds. */

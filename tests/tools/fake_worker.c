@@ -51,6 +51,11 @@ static void say(uint16_t type, json_t *doc, const int *fds, uint32_t n)
 	json_decref(doc);
 }
 
+static int number(const char *text)
+{
+	return (int)strtol(text, NULL, 10);
+}
+
 /* The next frame within `ms` (-1: any time); false: none. The process ends with its socket. */
 static bool hear(int ms, struct frame *f)
 {
@@ -192,8 +197,9 @@ static bool misbehave(void)
 	if (strcmp(fake, "hang") == 0)
 		do_hang();
 	if (strncmp(fake, "fail:", 5) == 0) {
-		say(FRAME_FAILED, json_pack("{s:s, s:s, s:i, s:s, s:s, s:i}", "code", fake + 5, "detail", "as the test wished", "rank", 1,
-					    "fqn", "model.w", "file", "__1_0.distcp", "offset", 4096), NULL, 0);
+		json_t *problem = json_pack("{s:s, s:s, s:i, s:s, s:s, s:i}", "code", fake + 5, "detail", "as the test wished", "rank",
+					    1, "fqn", "model.w", "file", "__1_0.distcp", "offset", 4096);
+		say(FRAME_FAILED, problem, NULL, 0);
 		return true;
 	}
 	if (strcmp(fake, "garbage") == 0)
@@ -245,7 +251,8 @@ static void do_job(const json_t *doc)
 	say(FRAME_RUN, json_pack("{s:s, s:i, s:s}", "job", job, "attempt", attempt, "fake", fake), &memfd, 1);
 	close(memfd);
 	crash_at("running");
-	int slow = strncmp(fake, "slow:", 5) == 0 ? atoi(fake + 5) : 0, stall = strncmp(fake, "stall:", 6) == 0 ? atoi(fake + 6) : 0;
+	int slow = strncmp(fake, "slow:", 5) == 0 ? number(fake + 5) : 0;
+	int stall = strncmp(fake, "stall:", 6) == 0 ? number(fake + 6) : 0;
 	if (work(stall, false) || work(slow, true))
 		return;
 	if (my_count > 1 && !peers_done && !expect(FRAME_PEERS_DONE))
@@ -261,7 +268,7 @@ static void do_run(const json_t *doc)
 	snprintf(fake, sizeof fake, "%s", script ? script : "");
 	attempt = (int)json_integer_value(json_object_get(doc, "attempt"));
 	crash_at("peer");
-	if (!work(strncmp(fake, "slow:", 5) == 0 ? atoi(fake + 5) / 2 : 0, false))
+	if (!work(strncmp(fake, "slow:", 5) == 0 ? number(fake + 5) / 2 : 0, false))
 		say(FRAME_DONE, json_object(), NULL, 0);
 }
 
@@ -286,7 +293,7 @@ static json_t *answer(const json_t *doc)
 	char text[64];
 
 	if (strcmp(op, "probe") == 0) {
-		json_int_t avail = read_small(root, ".free", text, sizeof text) ? atoll(text) : (json_int_t)1 << 40;
+		json_int_t avail = read_small(root, ".free", text, sizeof text) ? number(text) : (json_int_t)1 << 40;
 		return json_pack("{s:I, s:I, s:s, s:b, s:b}", "free_bytes", avail, "total_bytes", (json_int_t)1 << 41, "fs", "fake",
 				 "direct_io", 0, "writable", 1);
 	}
@@ -337,8 +344,9 @@ static void do_hello(const json_t *doc)
 	}
 	if (root_count)
 		memcpy(root, all_roots[0], sizeof root);
-	say(FRAME_HELLO, json_pack("{s:s, s:i, s:s, s:i, s:b, s:o}", "build_id", build ? build : BUILD_ID, "pid", (int)getpid(), "engine",
-				   "fake", "landlock", 0, "seccomp", 0, "roots", roots), NULL, 0);
+	json_t *hello = json_pack("{s:s, s:i, s:s, s:i, s:b, s:o}", "build_id", build ? build : BUILD_ID, "pid", (int)getpid(),
+				  "engine", "fake", "landlock", 0, "seccomp", 0, "roots", roots);
+	say(FRAME_HELLO, hello, NULL, 0);
 }
 
 int main(void)

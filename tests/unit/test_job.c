@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include "server/events.h"
+#include "server/gang.h"
+#include "server/lookup.h"
 #include "server/storage.h"
+#include "server/worker.h"
 
 static struct t_server t;
 
@@ -52,7 +55,8 @@ static void test_save(void **state)
 	json_t *doc = t_job_doc(&t, id);
 	assert_string_equal(json_string_value(json_object_get(doc, "state")), "succeeded");
 	assert_true(json_is_string(json_object_get(json_object_get(doc, "milestones"), "durable")));
-	assert_int_equal(json_integer_value(json_object_get(json_object_get(json_object_get(doc, "spec"), "source"), "generation")), 7);
+	const json_t *source = json_object_get(json_object_get(doc, "spec"), "source");
+	assert_int_equal(json_integer_value(json_object_get(source, "generation")), 7);
 	assert_int_equal(json_integer_value(json_object_get(json_object_get(doc, "result"), "bytes")), 1000);
 	json_decref(doc);
 	assert_int_equal(jobs_live(t.s), 0);
@@ -65,7 +69,8 @@ static void test_refusals(void **state)
 	char path[256];
 
 	(void)state;
-	T_ERR(NOT_FOUND, t_job_try(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'nowhere','name':'x'}}", &a));
+	T_ERR(NOT_FOUND, t_job_try(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'nowhere','name':'x'}}",
+				   &a));
 	T_ERR(NOT_FOUND, t_job_try(&t, "{'kind':'save','source':{'state_dict':'none'},'target':{'storage':'main','name':'x'}}", &a));
 	T_ERR(NOT_SEALED, t_job_try(&t, "{'kind':'save','source':{'state_dict':'train','generation':8},'target':{'storage':'main',"
 				    "'name':'x'}}", &a));
@@ -506,6 +511,60 @@ static void test_events(void **state)
 	assert_true(lost); /* those of the last start are gone, and it says so */
 }
 
+static void on_answer(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct t_answer *a = user;
+
+	assert_int_equal(*fd, -1);
+	t_done(a, e);
+	a->doc = ok ? json_deep_copy(ok) : NULL;
+}
+
+/* Questions about segments go to a worker without any root; workers are kept warm and listed. */
+static void test_lookups_and_workers(void **state)
+{
+	struct t_answer a = { 0 }, b = { 0 };
+	struct buf text = BUF_INIT(1 << 20);
+	char id[27];
+
+	(void)state;
+	lookup_ask_state_dict(t.s, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &a);
+	t_server_until(&t, &a.called);
+	T_OK(a.e);
+	const json_t *echo = json_object_get(a.doc, "echo");
+	assert_int_equal(json_array_size(json_object_get(echo, "ranks")), 2);
+	assert_int_equal(json_integer_value(json_object_get(echo, "generation")), 7);
+	json_decref(a.doc);
+	lookup_ask_state_dict(t.s, &t.me, STR("none"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &b);
+	t_server_until(&t, &b.called);
+	assert_int_equal(b.e, ERR_NOT_FOUND);
+	t_job(&t, SAVE("w1", ""), id);
+	t_job_end(&t, id);
+	assert_int_equal(workers_count(t.s, "gang", "idle"), 2);
+	t_job(&t, SAVE("w2", ""), id);
+	t_job_end(&t, id);
+	assert_int_equal(workers_count(t.s, "gang", NULL), 2); /* the same ones */
+	T_OK(gang_put_workers(t.s, &text));
+	buf_putc(&text, 0);
+	assert_non_null(strstr((char *)text.p, "\"role\":\"gang\",\"index\":1,\"state\":\"idle\""));
+	buf_free(&text);
+}
+
+/* A worker of another build is refused, and says why. */
+static void test_other_build(void **state)
+{
+	char id[27];
+
+	(void)state;
+	setenv("DCPD_FAKE_BUILD", "ancient", 1);
+	t_job(&t, SAVE("build", ",'options':{'retries':0}"), id);
+	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
+	unsetenv("DCPD_FAKE_BUILD");
+	json_t *doc = t_job_doc(&t, id);
+	assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "error"), "actual")), "ancient");
+	json_decref(doc);
+}
+
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void)
 {
@@ -514,7 +573,7 @@ int main(void)
 		T(test_crashes),  T(test_failures), T(test_stall),	     T(test_lookup_hangs),
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
-		T(test_idempotency),
+		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build),
 	};
 
 	return cmocka_run_group_tests_name("job", tests, NULL, NULL);

@@ -116,7 +116,7 @@ static void test_older_is_migrated(void **state)
 	journal_commit(t.j, x, NULL, NULL);
 	journal_close(t.j);
 	t.j = NULL;
-	run_sql("DROP TABLE storages; DROP TABLE workers; DROP INDEX jobs_ended_count; PRAGMA user_version = 1");
+	run_sql("DROP TABLE storages; DROP TABLE workers; PRAGMA user_version = 1");
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	T_OK(journal_read_unended(t.j, count, &n));
 	assert_int_equal(n, 1);

@@ -326,8 +326,11 @@ static void test_list(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		T(test_slots),		   T(test_wait_for_slot),     T(test_bad_requests), T(test_different_generations), T(test_quota),
-		T(test_release_while_used), T(test_restart_and_sweep), T(test_lease),	     T(test_owner_death),	    T(test_list),
+		T(test_slots),		    T(test_wait_for_slot),
+		T(test_bad_requests),	    T(test_different_generations),
+		T(test_quota),		    T(test_release_while_used),
+		T(test_restart_and_sweep), T(test_lease),
+		T(test_owner_death),	    T(test_list),
 	};
 
 	return cmocka_run_group_tests_name("state_dict", tests, NULL, NULL);

@@ -1,0 +1,157 @@
+/* The small parts of the coordinator: loop, table, errors as documents, metrics, clock, who may do what. */
+#include "lib/t_server.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "server/errdoc.h"
+#include "server/loop.h"
+#include "server/metrics.h"
+#include "server/table.h"
+
+struct item {
+	struct table_node node;
+	char key[16];
+};
+
+static void test_table(void **state)
+{
+	static struct item items[1000];
+	struct table table = { 0 };
+	uint32_t seen = 0;
+
+	(void)state;
+	for (int i = 0; i < 1000; i++) {
+		snprintf(items[i].key, sizeof items[i].key, "k%d", i);
+		T_OK(table_add(&table, &items[i].node, str_of(items[i].key)));
+	}
+	for (int i = 0; i < 1000; i += 2)
+		table_remove(&table, &items[i].node);
+	for (int i = 0; i < 1000; i++)
+		assert_ptr_equal(table_find(&table, str_of(items[i].key)), i % 2 ? &items[i].node : NULL);
+	for (struct table_node *n = table_next(&table, NULL); n; n = table_next(&table, n))
+		seen++;
+	assert_int_equal(seen, 500);
+	table_free(&table);
+	assert_null(table_find(&table, STR("k1")));
+}
+
+static char order[8];
+
+static void note(void *user)
+{
+	size_t n = strlen(order);
+
+	order[n] = *(const char *)user;
+	order[n + 1] = '\0';
+}
+
+static void note_error(void *user, enum err e)
+{
+	assert_int_equal(e, ERR_NOT_FOUND);
+	assert_string_equal(err_last()->text, "the thing");
+	note(user);
+}
+
+static void *post_one(void *user)
+{
+	return loop_post(user, note, (void *)"b") == OK ? NULL : user;
+}
+
+static void test_loop(void **state)
+{
+	struct event_base *base = event_base_new();
+	struct loop *loop;
+	struct loop_timer *timer, *stopped;
+	pthread_t thread;
+	void *failed;
+
+	(void)state;
+	order[0] = '\0';
+	T_OK(loop_new(base, &loop));
+	loop_later(loop, note_error, (void *)"a", ERR(NOT_FOUND, "the thing"));
+	(void)ERR(INTERNAL, "something later"); /* the outcome handed over is the one of then */
+	pthread_create(&thread, NULL, post_one, loop);
+	pthread_join(thread, &failed);
+	assert_null(failed);
+	T_OK(loop_timer_start(loop, 20, note, (void *)"c", &timer));
+	T_OK(loop_timer_start(loop, 5, note, (void *)"x", &stopped));
+	loop_timer_stop(&stopped);
+	assert_string_equal(order, "");
+	event_base_loopexit(base, &(struct timeval){ .tv_usec = 60000 });
+	event_base_dispatch(base);
+	assert_string_equal(order, "abc");
+	loop_free(loop);
+	event_base_free(base);
+}
+
+static void test_errdoc(void **state)
+{
+	(void)state;
+	enum err e = err_at_file(err_at_rank(ERR(DIGEST_MISMATCH, "wrong bytes"), 3), "__3_0.distcp", 512);
+	e = err_expected(e, "aa", "bb");
+	json_t *doc = errdoc_of(e);
+	err_clear();
+	assert_int_equal(errdoc_restore(doc), ERR_DIGEST_MISMATCH);
+	assert_int_equal(err_last()->rank, 3);
+	assert_int_equal(err_last()->offset, 512);
+	assert_string_equal(err_last()->file, "__3_0.distcp");
+	assert_string_equal(err_last()->actual, "bb");
+	json_decref(doc);
+	doc = json_pack("{s:i, s:[], s:s, s:s}", "code", 5, "detail", "rank", "two", "fqn", "w");
+	assert_int_equal(errdoc_restore(doc), ERR_PROTOCOL); /* wrong types are left out */
+	assert_string_equal(err_last()->fqn, "w");
+	assert_int_equal(err_last()->rank, -1);
+	json_decref(doc);
+	assert_int_equal(errdoc_restore(NULL), ERR_PROTOCOL);
+}
+
+static void test_clock_and_principal(void **state)
+{
+	char text[CLOCK_TEXT_MAX];
+
+	(void)state;
+	assert_string_equal(clock_text(1795253768120, text), "2026-11-21T09:36:08.120Z");
+	assert_true(principal_may(&(struct principal){ .uid = 5 }, 5));
+	assert_false(principal_may(&(struct principal){ .uid = 5 }, 6));
+	assert_true(principal_may(&(struct principal){ .uid = 5, .admin = true }, 6));
+}
+
+static void test_metrics(void **state)
+{
+	struct t_server t = { 0 };
+	struct buf b = BUF_INIT(1 << 20);
+	char labels[64];
+
+	(void)state;
+	t_server_start(&t, NULL);
+	metrics_add(t.s->metrics, "dcpd_jobs_total", "kind=\"save\",outcome=\"failed\"", 2);
+	metrics_observe(t.s->metrics, "dcpd_save_lag_seconds", "", 0.3);
+	metrics_observe(t.s->metrics, "dcpd_save_lag_seconds", "", 9999);
+	for (int i = 0; i < METRICS_SERIES_MAX + 100; i++) { /* labels that a caller chooses fill no memory */
+		snprintf(labels, sizeof labels, "route=\"r%d\"", i);
+		metrics_add(t.s->metrics, "dcpd_http_requests_total", labels, 1);
+	}
+	metrics_render(t.s, &b);
+	T_OK(buf_status(&b));
+	buf_putc(&b, 0);
+	assert_non_null(strstr((char *)b.p, "dcpd_jobs_total{kind=\"save\",outcome=\"failed\"} 2\n"));
+	assert_non_null(strstr((char *)b.p, "dcpd_save_lag_seconds_bucket{le=\"0.25\"} 0\n"));
+	assert_non_null(strstr((char *)b.p, "dcpd_save_lag_seconds_bucket{le=\"0.5\"} 1\n"));
+	assert_non_null(strstr((char *)b.p, "dcpd_save_lag_seconds_bucket{le=\"+Inf\"} 2\n"));
+	assert_non_null(strstr((char *)b.p, "dcpd_save_lag_seconds_count 2\n"));
+	assert_null(strstr((char *)b.p, "r2100"));
+	buf_free(&b);
+	t_server_remove(&t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_table),  cmocka_unit_test(test_loop),    cmocka_unit_test(test_errdoc),
+		cmocka_unit_test(test_metrics), cmocka_unit_test(test_clock_and_principal),
+	};
+
+	return cmocka_run_group_tests_name("server_parts", tests, NULL, NULL);
+}
