@@ -225,14 +225,11 @@ static enum MHD_Result refuse(struct req *r, enum err e)
 	return r->answer ? send_answer(r) : MHD_NO;
 }
 
-/* An answer before the body was read would make us close with unread bytes, and the reset that follows can overtake the answer. So
- * a client that is sending gets it at the end; one that asked first (Expect) or sends nothing gets it now. */
+/* An answer before the end of the request makes libmicrohttpd close the connection, and the reset that follows can overtake the
+ * answer. So a refusal waits until the body has been read and dropped, but for a client that asked first (Expect). */
 static enum MHD_Result refuse_after_body(struct req *r, enum err e)
 {
-	const char *length = req_head(r, MHD_HTTP_HEADER_CONTENT_LENGTH);
-	bool sending = (length && strcmp(length, "0") != 0) || req_head(r, MHD_HTTP_HEADER_TRANSFER_ENCODING);
-
-	if (!sending || req_head(r, MHD_HTTP_HEADER_EXPECT))
+	if (req_head(r, MHD_HTTP_HEADER_EXPECT))
 		return refuse(r, e);
 	r->refused = mem_alloc(sizeof *r->refused);
 	if (!r->refused)

@@ -128,6 +128,9 @@ def test_connection_goes_on_after_an_error(d, unix):
             c.send(post(b'{"kind":"explode"}'))
             status, _, body = c.answer()
             assert status == 422 and json.loads(body)["code"] == "unknown_kind"
+            for path, wanted in ((b"/v1/nope", 404), (b"/v1/jobs?x=1", 422), (b"/v1/jobs/%zz", 400)):
+                c.send(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert c.answer()[0] == wanted
         c.send(LIVE + b"\r\n" + LIVE + b"\r\n")
         assert [c.answer()[0], c.answer()[0]] == [200, 200], "pipelined"
 
