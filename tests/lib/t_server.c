@@ -4,10 +4,12 @@
 #include <libgen.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "server/journal.h"
 #include "server/loop.h"
+#include "server/state_dict_own.h"
 
 static void worker_path(char out[4200])
 {
@@ -69,19 +71,33 @@ void t_server_crash(struct t_server *t)
 	t_server_stop(t);
 }
 
+/* Segments outlive a daemon by design; without the state dir nobody would ever remove them. */
+static void unlink_segments(struct server *s)
+{
+	const struct table *all = &s->state_dicts->table;
+
+	for (struct table_node *n = table_next(all, NULL); n; n = table_next(all, n)) {
+		const struct state_dict *sd = (const struct state_dict *)n;
+		for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
+			if (sd->all_slots[i].fd >= 0)
+				T_OK(seg_unlink(sd->all_slots[i].segment));
+	}
+}
+
 void t_server_remove(struct t_server *t)
 {
-	char command[128];
 	const char *argv[] = { "rm", "-rf", t->dir, NULL };
 
-	if (t->s)
+	if (t->s) {
+		unlink_segments(t->s);
 		t_server_stop(t);
-	snprintf(command, sizeof command, "%s", t->dir);
+	}
 	pid_t pid = fork();
 	if (pid == 0) {
 		execvp("rm", (char *const *)argv);
 		_exit(127);
 	}
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
 	t->dir[0] = '\0';
 }
 
