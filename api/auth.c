@@ -58,8 +58,8 @@ bool auth_token_ok(const struct api *a, const char *authorization)
 		authorization++;
 	given = strlen(authorization);
 	/* As many steps for any guess of one length: nothing is learnt from the time. */
-	for (size_t i = 0; i < given; i++)
-		differ |= (unsigned char)(authorization[i] ^ a->token[have ? i % have : 0]);
+	for (size_t i = 0, k = 0; i < given; i++, k = k + 1 < have ? k + 1 : 0)
+		differ |= (unsigned char)(authorization[i] ^ a->token[k]);
 	return have > 0 && given == have && differ == 0;
 }
 

@@ -162,7 +162,8 @@ def test_paths_and_methods(d):
     a.problem("method_not_allowed", status=405)
     assert "POST" in a.headers["Allow"]
     d.api.request("BREW", "/v1/jobs").problem("method_not_allowed", status=405)
-    d.api.get("/v1/jobs/" + "a" * 100000).problem("uri_too_long", "not_found", "invalid_request")
+    d.api.get("/v1/jobs/" + "a" * 10000).problem("uri_too_long", status=414)
+    assert d.api.get("/v1/jobs/" + "a" * 100000).status in (414, 431)  # beyond the head's memory: the library's own words
     d.api.get("/v1/jobs/%zz").problem("invalid_request", "not_found")
     d.api.get("/v1/jobs?nope=1").problem("unknown_field", "invalid_request", "validation_failed")
     for q in ("page_size=0", "page_size=x", "page_size=-1", "filter=nonsense", "filter=colour%3Dred", "page_token=%00"):
