@@ -128,6 +128,8 @@ static FALLIBLE enum err take_items(struct jscan *js, struct manifest *m, uint32
 	struct jscan_token t;
 
 	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
+	if (m->files.v[file].item_count)
+		return jscan_bad(js, "a file with two lists of items");
 	m->files.v[file].first_item = m->items.n;
 	for (;;) {
 		TRY(jscan_next(js, &t));

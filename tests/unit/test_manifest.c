@@ -1,0 +1,192 @@
+/* `.dcpd.json`: what a run writes is what is read back; what others write is refused or does no harm. */
+#include "lib/t.h"
+
+#include <string.h>
+
+#include "io/digest.h"
+#include "ops/manifest.h"
+
+static struct run_build build;
+static struct run run;
+
+static void add_dst(uint32_t file, uint64_t offset, uint64_t length, uint64_t parts)
+{
+	struct run_dst *d;
+	struct run_part *p;
+
+	T_OK(vec_push(&build.dsts, &d));
+	*d = (struct run_dst){ .file = file, .offset = offset, .length = length, .first_part = build.parts.n, .part_count = parts,
+			       .crc32 = 0xdeadbeef };
+	memset(d->xxh3_128, (int)offset + 1, sizeof d->xxh3_128);
+	for (uint64_t i = 0; i < parts; i++) {
+		T_OK(vec_push(&build.parts, &p));
+		p->begin = length * i / parts;
+		p->end = length * (i + 1) / parts;
+		memset(p->xxh3_128, (int)(100 + i), sizeof p->xxh3_128);
+	}
+}
+
+/* Two target files, the second item of the first in three blocks, added out of order; a source file in between. */
+static int setup(void **state)
+{
+	uint32_t file;
+
+	(void)state;
+	memset(&build, 0, sizeof build);
+	T_OK(run_add_file(&build, RUN_FILE_TARGET, 0, STR("__0_0.distcp"), 9000, &file));
+	T_OK(run_add_file(&build, RUN_FILE_SOURCE, 0, STR("elsewhere"), 1, &file));
+	T_OK(run_add_file(&build, RUN_FILE_TARGET, 0, STR("__1_0 \"x\".distcp"), 77, &file));
+	add_dst(0, 4096, 3000, 3);
+	add_dst(2, 0, 77, 1);
+	add_dst(0, 0, 100, 1);
+	T_OK(run_share(&build, &run));
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	run_detach(&run);
+	run_build_free(&build);
+	return 0;
+}
+
+static const struct manifest_head head = { .job = "01J", .kind = "save", .created_at = "2026-01-01T00:00:00Z",
+					   .metadata_name = ".metadata", .attempt = 2, .generation = 7, .world_size = 2,
+					   .metadata_bytes = 55, .has_generation = true, .metadata_xxh3 = { 1, 2, 3 } };
+
+static void test_round_trip(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+
+	(void)state;
+	T_OK(manifest_put(&b, &head, &run));
+	T_OK(manifest_parse(b.p, b.len, &m));
+	assert_string_equal(m->job, "01J");
+	assert_string_equal(m->kind, "save");
+	assert_string_equal(m->metadata_name, ".metadata");
+	assert_int_equal(m->attempt, 2);
+	assert_true(m->has_generation && m->generation == 7);
+	assert_int_equal(m->bytes, 9077);
+	assert_int_equal(m->files.n, 2);
+	assert_int_equal(m->metadata_xxh3[2], 3);
+	const struct manifest_item *i = manifest_find(m, STR("__0_0.distcp"), 4096, 3000);
+	assert_non_null(i);
+	assert_int_equal(i->digest_count, 3);
+	assert_int_equal(m->digests.v[i->digest_at + 1].end, 2000);
+	assert_int_equal(m->digests.v[i->digest_at + 2].xxh3_128[15], 102);
+	i = manifest_find(m, STR("__1_0 \"x\".distcp"), 0, 77);
+	assert_non_null(i);
+	assert_int_equal(i->digest_count, 1);
+	assert_true(m->digests.v[i->digest_at].end == UINT64_MAX);
+	assert_null(manifest_find(m, STR("__0_0.distcp"), 4096, 2999));
+	assert_null(manifest_find(m, STR("__0_0.distcp"), 4097, 3000));
+	assert_null(manifest_find(m, STR("elsewhere"), 0, 1));
+}
+
+/* Every beginning of a manifest is an error, never half of one. */
+static void test_cut(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	size_t end;
+
+	(void)state;
+	T_OK(manifest_put(&b, &head, &run));
+	for (end = b.len; b.p[end - 1] != '}'; end--)
+		;
+	for (size_t n = 0; n < end; n++) {
+		struct manifest *m = NULL;
+		char *copy = mem_alloc(n); /* of its own, so that a sanitizer sees a read behind it */
+		memcpy(copy, b.p, n);
+		T_ERR(FORMAT_MANIFEST, manifest_parse(copy, n, &m));
+		assert_null(m);
+		mem_free(copy);
+	}
+}
+
+#define DIGEST "\"00112233445566778899aabbccddeeff\""
+
+static void test_hostile(void **state)
+{
+	static const char *const bad[] = {
+		"[]", "{\"job\":1}", "{\"attempt\":-1}", "{\"bytes\":1e3}", "{\"bytes\":18446744073709551616}", "{\"files\":{}}",
+		"{\"files\":[1]}", "{\"files\":[{\"name\":1}]}", "{\"files\":[{\"items\":[{}]}]}", "{\"files\":[{\"items\":[[0]]}]}",
+		"{\"files\":[{\"items\":[[0,1,\"c\",\"zz\"]]}]}", "{\"files\":[{\"items\":[[0,1,\"c\"," DIGEST ",1]]}]}",
+		"{\"files\":[{\"items\":[[0,1,\"c\"," DIGEST ",[9," DIGEST ",8," DIGEST "]]]}]}",
+		"{\"files\":[{\"items\":[[0,1,\"c\"," DIGEST ",[-1," DIGEST "]]]}]}",
+		"{\"files\":[{\"items\":[[0,1,\"c\"," DIGEST ",[1]]]}]}",
+		"{\"job\":\"0123456789012345678901234567890123456789012345678901234567890123\"}",
+		"{\"metadata\":{\"xxh3_128\":\"00112233445566778899AABBCCDDEEFF\"}}", "{} {}",
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		struct manifest *m = NULL;
+		T_ERR(FORMAT_MANIFEST, manifest_parse(bad[i], strlen(bad[i]), &m));
+	}
+}
+
+/* A list of items that begins again would have been sorted beyond the array's end. */
+static void test_two_lists(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	struct manifest *m = NULL;
+
+	(void)state;
+	buf_puts(&b, "{\"files\":[{\"name\":\"a\"");
+	for (int list = 0; list < 2; list++) {
+		buf_puts(&b, ",\"items\":[");
+		for (int i = 0; i < 16; i++)
+			buf_printf(&b, "%s[%d,1,\"c\",%s]", i ? "," : "", 100 - i, DIGEST);
+		buf_puts(&b, "]");
+	}
+	buf_puts(&b, "}]}");
+	T_OK(buf_status(&b));
+	T_ERR(FORMAT_MANIFEST, manifest_parse(b.p, b.len, &m));
+}
+
+/* Nesting that nobody needs must not use up the stack. */
+static void test_deep(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(8 << 20);
+	struct manifest *m = NULL;
+
+	(void)state;
+	buf_puts(&b, "{\"x\":");
+	buf_fill(&b, '[', 1 << 20);
+	T_OK(buf_status(&b));
+	T_ERR(FORMAT_MANIFEST, manifest_parse(b.p, b.len, &m));
+}
+
+static void test_no_memory(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+
+	(void)state;
+	T_OK(manifest_put(&b, &head, &run));
+	for (uint64_t nth = 1;; nth++) {
+		struct manifest *m = NULL;
+		mem_fail_at(nth);
+		enum err e = manifest_parse(b.p, b.len, &m);
+		mem_fail_at(0);
+		manifest_free(m);
+		if (e == OK)
+			break;
+		assert_int_equal(e, ERR_NO_MEMORY);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_cut, setup, teardown),
+		cmocka_unit_test(test_hostile),
+		cmocka_unit_test(test_two_lists),
+		cmocka_unit_test(test_deep),
+		cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
+	};
+
+	return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
+}
