@@ -55,8 +55,13 @@ static void compare_batch(const double *a, const double *b, const unsigned char 
 		if (memcmp(pa + i * bytes, pb + i * bytes, bytes) == 0)
 			continue;
 		double d = fabs(a[i] - b[i]), rel = b[i] != 0.0 ? d / fabs(b[i]) : INFINITY;
-		/* equal as doubles but not as bits: -0.0 and 0.0, or integers beyond 2^53 */
-		bool close = d <= atol + rtol * fabs(b[i]) && (d != 0.0 || a[i] == 0.0);
+		/* equal as doubles but not as bits: -0.0 and 0.0, or integers beyond 2^53, which are at least one apart */
+		if (d == 0.0 && a[i] != 0.0) {
+			d = 1.0;
+			rel = 1.0 / fabs(b[i]);
+		}
+		/* an infinity is near nothing, though rtol times it is infinite too */
+		bool close = d <= atol + rtol * fabs(b[i]) && !isinf(d);
 		if (close)
 			continue;
 		if (diff->count++ == 0)
