@@ -2,6 +2,7 @@
  * checkpoint fails at once and by name. */
 #include "ops/checkpoint.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 
@@ -60,7 +61,8 @@ static enum err look(void *user, const char *name, unsigned char d_type)
 	struct looked *l = user;
 	uint32_t rank;
 
-	(void)d_type;
+	if (d_type == DT_DIR)
+		return OK;
 	l->metadata = l->metadata || strcmp(name, ".metadata") == 0;
 	l->rank_metadata = l->rank_metadata || rank_of_metadata(name, &rank);
 	l->safetensors = l->safetensors || str_ends(str_of(name), ".safetensors");
@@ -133,6 +135,8 @@ static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, struct
 		e = dcp_meta_read(bytes, n, out);
 	c->metadata_bytes += n;
 	mem_free(bytes);
+	if (!e && c->metadata_bytes > METADATA_MAX)
+		e = ERR(LIMIT_EXCEEDED, "more than %d bytes of metadata in all", METADATA_MAX);
 	return err_at_file(e, name, -1);
 }
 
@@ -212,7 +216,7 @@ static FALLIBLE enum err stat_files(struct checkpoint *c)
 		if (!S_ISREG(st.st_mode))
 			return err_at_file(ERR(FORMAT_METADATA, "not a regular file"), name, -1);
 		c->file_bytes[i] = (uint64_t)st.st_size;
-		if (f->rank != UINT32_MAX && f->rank + 1 > c->world_size)
+		if (f->rank < RANKS_MAX && f->rank + 1 > c->world_size)
 			c->world_size = f->rank + 1;
 	}
 	return OK;
