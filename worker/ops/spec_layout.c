@@ -4,7 +4,7 @@
 #include "base/num.h"
 #include "tensor/box.h"
 
-enum { LAYOUT_ARENA = 64 << 20, RULES_MAX = 10000 };
+enum { LAYOUT_ARENA = 64 << 20, RULES_MAX = 10000, WORLD_MAX = 65536 };
 
 void spec_layout_free(struct spec_layout *l)
 {
@@ -58,8 +58,10 @@ static FALLIBLE enum err read_mesh(struct arena *a, const json_t *j, struct layo
 	}
 	TRY(read_ranks(a, json_object_get(j, "ranks"), rule));
 	TRY(arena_alloc(a, n, sizeof *p, &p));
-	for (size_t i = 0; i < n; i++)
-		TRY(placement_parse(str_of(json_string_value(json_array_get(list, i))), &p[i]));
+	for (size_t i = 0; i < n; i++) {
+		const char *text = json_string_value(json_array_get(list, i));
+		TRY(placement_parse(str_of(text ? text : ""), &p[i]));
+	}
 	rule->placements = p;
 	rule->placement_count = (uint32_t)n;
 	return OK;
@@ -157,7 +159,10 @@ enum err spec_world_size(const json_t *target, uint32_t otherwise, uint32_t *out
 	uint64_t agreed = 0;
 
 	if (json_is_integer(given)) {
-		*out = (uint32_t)json_integer_value(given);
+		json_int_t n = json_integer_value(given);
+		if (n < 1 || n > WORLD_MAX)
+			return ERR(WORLD_MISMATCH, "a world of %jd ranks", (intmax_t)n);
+		*out = (uint32_t)n;
 		return OK;
 	}
 	for (size_t i = 0; i < json_array_size(rules); i++) {
@@ -172,7 +177,7 @@ enum err spec_world_size(const json_t *target, uint32_t otherwise, uint32_t *out
 				   (uintmax_t)agreed, (uintmax_t)product);
 		agreed = product;
 	}
-	if (agreed > 65536)
+	if (agreed > WORLD_MAX)
 		return ERR(WORLD_MISMATCH, "a world of %ju ranks", (uintmax_t)agreed);
 	*out = agreed ? (uint32_t)agreed : otherwise;
 	return OK;
