@@ -142,7 +142,9 @@ static void drive(struct exec *x)
 			} else {
 				e = slot_advance(s);
 			}
-			keep_error(x, e ? e : pump(x));
+			if (!e)
+				e = pump(x);
+			keep_error(x, e ? e : x->spec->tick(x->spec->user)); /* tasks without I/O go on and on here */
 		}
 	}
 }

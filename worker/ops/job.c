@@ -51,7 +51,7 @@ enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc)
 	if (doc && !text)
 		return ERR(NO_MEMORY, "no memory for a message");
 	enum err e = job_send(j, type, text ? str_of(text) : STR("{}"), NULL, 0);
-	free(text);
+	mem_free(text);
 	return e;
 }
 
@@ -259,6 +259,8 @@ enum err job_execute(struct job *j, struct run *run)
 		e = job_wait(j, &j->peers_done);
 	if (!e)
 		e = send_progress(j);
+	if (e) /* nobody needs what the others would still do */
+		atomic_store(&run->head->cancelled, 1);
 	j->run = NULL;
 	return e;
 }
@@ -292,6 +294,8 @@ enum err job_join(struct job *j, int *fds, uint32_t fd_count)
 	struct exec_spec spec = exec_spec_of(j, &run, j->fds, j->fd_count);
 	j->run = &run;
 	enum err e = exec_run(&spec);
+	if (e)
+		atomic_store(&run.head->cancelled, 1);
 	j->run = NULL;
 	run_detach(&run);
 	return e;
