@@ -184,7 +184,7 @@ static FALLIBLE enum err put_header(int fd, const json_t *header, uint64_t json_
 		memset(padded + n, ' ', json_bytes - n);
 		e = fs_pwrite(fd, padded, json_bytes, 8, "segment");
 	}
-	free(text);
+	mem_free(text);
 	return e;
 }
 
@@ -204,7 +204,7 @@ static FALLIBLE enum err set_in_header(int fd, const char *json, uint64_t json_b
 		char *text = json_dumps(dcpd, JSON_COMPACT);
 		if (!text || json_object_set_new(meta, "dcpd", json_string(text)) < 0)
 			e = ERR(NO_MEMORY, "no memory for a header");
-		free(text);
+		mem_free(text);
 		if (!e)
 			e = put_header(fd, header, json_bytes);
 	}
