@@ -59,7 +59,10 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 static FALLIBLE enum err save(struct save *s)
 {
 	struct save_plan_stats stats = { 0 };
+	const char *divergence = json_string_value(json_object_get(json_object_get(s->job->spec, "options"), "on_divergence"));
 
+	if (divergence && strcmp(divergence, "fail") == 0) /* better refused than promised: replicas are not compared yet */
+		return ERR(UNSUPPORTED, "on_divergence 'fail' needs replicas to be compared, which this version does not do");
 	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(s->job, json_object_get(s->job->spec, "source"), &s->source));
 	TRY(spec_select(s->job->spec, s->source.sd, &s->view));
