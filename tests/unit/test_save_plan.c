@@ -78,6 +78,35 @@ static void order_is_that_of_pytorchs_metadata(void **state)
 	assert_true(str_is(plan->tensors[1].fqn, "only on 1"));
 }
 
+/* Many chunks of one tensor, dealt out like cards, are ordered by writer too. */
+static void large_tensors_are_ordered_the_same(void **state)
+{
+	enum { SMALL = 1000, LARGE = 20000 };
+
+	(void)state;
+	for (int64_t n = SMALL; n <= LARGE; n += LARGE - SMALL) {
+		CLEANUP(sdict_free_ptr) struct sdict *held = NULL;
+		CLEANUP(sdict_free_ptr) struct sdict *plan = NULL;
+		struct save_plan_stats stats;
+		uint32_t t;
+
+		T_OK(sdict_new(16 << 20, &held));
+		T_OK(sdict_add_tensor(held, STR("before"), DT_INT8, 1, V(4), &t));
+		T_OK(sdict_add_chunk(held, t, V(0, 4), 3, nowhere));
+		T_OK(sdict_add_tensor(held, STR("w"), DT_INT8, 1, V(n), &t));
+		for (int64_t i = 0; i < n; i++)
+			T_OK(sdict_add_chunk(held, t, V(i, 1), (uint32_t)(i % 7), nowhere));
+		T_OK(save_plan_make(held, DEDUP_BALANCED, 16 << 20, &plan, &stats));
+		T_OK(save_plan_validate(plan));
+		assert_true(str_is(plan->tensors[0].fqn, "w"));
+		assert_int_equal(plan->chunk_count, n + 1);
+		for (int64_t i = 1; i < n; i++) {
+			const struct sd_chunk *a = &plan->chunks[i - 1], *b = &plan->chunks[i];
+			assert_true(a->rank < b->rank || (a->rank == b->rank && a->dims[0] < b->dims[0]));
+		}
+	}
+}
+
 static void values_take_turns(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *held = NULL;
@@ -319,6 +348,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(chunks_are_shared_out),
 		cmocka_unit_test(order_is_that_of_pytorchs_metadata),
+		cmocka_unit_test(large_tensors_are_ordered_the_same),
 		cmocka_unit_test(values_take_turns),
 		cmocka_unit_test(writers_are_chosen_greedily),
 		cmocka_unit_test(validation_agrees_with_brute_force),

@@ -175,16 +175,16 @@ static FALLIBLE enum err check_bounds(const struct sdict *sd, const struct sd_te
 	return OK;
 }
 
-/* Stable: sorted[] lists the distinct items by their keys, which are ranks. */
-static void sort_by_rank(struct maker *m)
+/* Stable: lists the distinct items from..to-1 in out[from..to-1] by their keys, which are ranks. */
+static void sort_by_rank(struct maker *m, uint64_t from, uint64_t to, uint32_t *out)
 {
 	memset(m->starts, 0, (RANKS_MAX + 1) * sizeof *m->starts);
-	for (uint64_t i = 0; i < m->count; i++)
+	for (uint64_t i = from; i < to; i++)
 		m->starts[m->keys[i] + 1]++;
 	for (uint32_t k = 0; k < RANKS_MAX; k++)
 		m->starts[k + 1] += m->starts[k];
-	for (uint64_t i = 0; i < m->count; i++)
-		m->sorted[m->starts[m->keys[i]]++] = (uint32_t)i;
+	for (uint64_t i = from; i < to; i++)
+		out[from + m->starts[m->keys[i]]++] = (uint32_t)i;
 }
 
 static uint64_t chunk_bytes(const struct sdict *sd, uint32_t chunk)
@@ -241,7 +241,7 @@ static void choose_all(struct maker *m)
 		m->stats.bytes_saved += m->bytes[i] * (copies - 1);
 		replicas = replicas || copies > 1;
 	}
-	sort_by_rank(m);
+	sort_by_rank(m, 0, m->count, m->sorted);
 	for (uint64_t i = 0; i < m->count; i++) {
 		uint32_t item = m->sorted[i];
 		if (!replicas || m->next[m->heads[item]] == NONE)
@@ -260,11 +260,10 @@ static FALLIBLE enum err add_tensor(struct maker *m, struct sdict *plan, uint32_
 	return sdict_copy_path(plan, t->path, &plan->tensors[*at].path);
 }
 
-static int by_writer(const void *a, const void *b, void *maker)
+static int by_key(const void *a, const void *b, void *keys)
 {
-	const struct maker *m = maker;
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-	uint32_t rx = rank_of(m, m->writers[x]), ry = rank_of(m, m->writers[y]);
+	uint32_t rx = ((const uint32_t *)keys)[x], ry = ((const uint32_t *)keys)[y];
 
 	if (rx != ry)
 		return rx < ry ? -1 : 1;
@@ -280,10 +279,13 @@ static void order_chunks(struct maker *m, uint32_t *order)
 
 		for (uint32_t i = from; i < to; i++) {
 			order[i] = i;
-			sorted = sorted && (i == from || by_writer(&order[i - 1], &order[i], m) < 0);
+			m->keys[i] = rank_of(m, m->writers[i]);
+			sorted = sorted && (i == from || m->keys[i - 1] <= m->keys[i]);
 		}
-		if (!sorted)
-			qsort_r(order + from, to - from, sizeof *order, by_writer, m);
+		if (!sorted && to - from > RANKS_MAX / 8)
+			sort_by_rank(m, from, to, order);
+		else if (!sorted)
+			qsort_r(order + from, to - from, sizeof *order, by_key, m->keys);
 	}
 }
 
@@ -302,7 +304,7 @@ static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
 	for (int pass = 0; pass < 2; pass++) {
 		for (uint32_t t = 0; t < tensors; t++) {
 			bool none = m->first_head[t] == m->first_head[t + 1]; /* last: validation will complain */
-			uint32_t rank = none ? RANKS_MAX - 1 : rank_of(m, m->writers[order[m->first_head[t]]]);
+			uint32_t rank = none ? RANKS_MAX - 1 : m->keys[order[m->first_head[t]]];
 			if (pass == 0)
 				m->starts[rank + 1]++;
 			else
@@ -358,7 +360,7 @@ static FALLIBLE enum err plan_values(struct maker *m, struct sdict *plan)
 	choose_all(m);
 	for (uint64_t i = 0; i < m->count; i++)
 		m->keys[i] = rank_of(m, m->writers[i]);
-	sort_by_rank(m);
+	sort_by_rank(m, 0, m->count, m->sorted);
 	for (uint64_t i = 0; i < m->count; i++)
 		TRY(emit_value(plan, &held->values[m->writers[m->sorted[i]]]));
 	return OK;
