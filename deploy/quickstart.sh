@@ -36,7 +36,7 @@ run() { # prints a dcpctl command and what it says
 seconds() { # the time of a quiet command
 	local start end
 	start=$(date +%s.%N)
-	"$@" >/dev/null
+	"$@" >"$scratch/out" 2>&1 || { cat "$scratch/out" >&2; exit 1; }
 	end=$(date +%s.%N)
 	awk "BEGIN { printf \"%.2f\", $end - $start }"
 }
