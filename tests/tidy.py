@@ -46,7 +46,7 @@ BANNED = {
     "open openat openat2 creat rename renameat renameat2 fsync fdatasync fallocate posix_fallocate unlink unlinkat mkdirat "
     "mkdir rmdir shm_open shm_unlink": (r"worker/os/|server/|api/|tests/", "files are the os layer's"),
 }
-MAX = {"columns": 136, "function": 70, "file": 800}
+MAX = {"columns": 140, "function": 70, "file": 800}
 UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
 FOREIGN = re.compile("/" + r"work/|/tmp/w\b")
 
@@ -103,13 +103,16 @@ class Tidy:
                         self.say("include", n, f'"{what}": only dcpctl uses api/cli', i, what)
                 elif what.endswith("assets.h") and top == "api" and home in ("server", "api"):
                     continue
+                elif n == "server/main.c" and top == "api":  # the program puts the parts together
+                    continue
                 elif top in LAYERS and top != own and top not in LAW[home]:
                     self.say("include", n, f'"{what}": {home} may use {", ".join(sorted(LAW[home])) or "nothing"} only', i, what)
                 if pathlib.Path(what).stem == "main":
                     self.say("include", n, "nobody includes a main", i, what)
 
     def symbols(self):
-        """A global name begins with its file's or folder's name, or a part of it (dcp_meta_write.c: dcp_meta_)."""
+        """A global name begins with its file's or folder's name, or a part of it (dcp_meta_write.c: dcp_meta_); or it is a
+        verb of the layer above, on this file's matter (verify.c: job_verify)."""
         sources = [n for n in self.ours if n.endswith(".c") and pathlib.Path(n).name != "main.c"]
         objects = {str((OBJ / n).with_suffix(".o")): n for n in sources if (ROOT / OBJ / n).with_suffix(".o").exists()}
         if not objects:
@@ -122,7 +125,7 @@ class Tidy:
             prefixes = ["_".join(words[i:k]) for i in range(len(words)) for k in range(i + 1, len(words) + 1)]
             prefixes.append(pathlib.Path(n).parent.name)
             prefixes += [x[:-1] for x in prefixes if x.endswith("s")] + [x + "s" for x in prefixes]
-            if not any(name == p or name.startswith(p + "_") for p in prefixes):
+            if not name.endswith("_" + "_".join(words)) and not any(name == p or name.startswith(p + "_") for p in prefixes):
                 self.say("prefix", n, f"global {name} does not begin with {pathlib.Path(n).stem}_", None, name)
 
     def calls(self):

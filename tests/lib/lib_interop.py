@@ -48,7 +48,8 @@ def assemble(images):
             if n == 0:
                 continue
             width = len(raw) // n
-            if fqn not in data:
+            if fqn not in data or data[fqn].shape[-1] != width:
+                assert fqn not in data, f"{fqn}: items of other widths"
                 data[fqn] = np.zeros((*whole, width), np.uint8)
                 seen[fqn] = np.zeros(tuple(whole), bool)
             cut = tuple(slice(o, o + s) for o, s in zip(off, size))
