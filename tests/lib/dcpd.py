@@ -182,6 +182,10 @@ def image(entries, dcpd=None):
     return b"".join([struct.pack("<Q", len(text)), text, *parts])
 
 
+RAW_BYTES = {"complex128": 16, "complex32": 4, "bcomplex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+             "float4_e2m1fn_x2": 1}
+
+
 class Image:
     """What a segment holds: entries {name: (dtype, shape, bytes)} without filler, and the dcpd metadata."""
 
@@ -204,6 +208,10 @@ class Image:
         out = []
         for name, (dtype, shape, data) in self.entries.items():
             t = self.dcpd.get("tensors", {}).get(name, {})
+            if RAW_BYTES.get(t.get("dtype"), 1) > 1:  # safetensors lacks it: bytes, whose shape is the chunk's with one more dim, or its last one longer
+                width = RAW_BYTES[t["dtype"]]
+                dims = len(t["global_shape"]) if "global_shape" in t else len(shape) - 1
+                shape = shape[:dims] if len(shape) == dims + 1 else [*shape[:-1], shape[-1] // width]
             whole = t.get("global_shape", shape)
             out.append((t.get("fqn", name), whole, t.get("offsets", [0] * len(whole)), shape, t.get("dtype", dtype), data))
         return out
