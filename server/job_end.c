@@ -84,6 +84,7 @@ static void on_end_journalled(void *user, enum err e)
 	j->step = STEP_NONE;
 	state_dict_unuse(j->server, &j->target_use);
 	state_dict_unuse(j->server, &j->source_use);
+	state_dict_unuse(j->server, &j->other_use);
 	mem_free(j->plan);
 	j->plan = NULL;
 	j->in_journal = true;

@@ -48,6 +48,7 @@ struct job {
 	struct job *live_prev, *live_next, *cache_prev, *cache_next;
 	struct gang *gang;
 	struct state_dict_use *source_use, *target_use;
+	struct state_dict_use *other_use;   /* a diff's b; its a is source_use */
 	struct loop_timer *timer;   /* of a retry */
 	struct waiter *waiters;
 	job_planned_fn planned;     /* of a dry run */

@@ -38,15 +38,18 @@ static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, 
 
 static FALLIBLE enum err make_body(struct job *j, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
 {
-	uint32_t most = (j->source_use ? j->source_use->world_size : 0) + (j->target_use ? j->target_use->world_size : 0), n = 0;
+	const struct state_dict_use *const uses[] = { j->source_use, j->other_use, j->target_use };
+	uint32_t most = 0, n = 0;
+
+	for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
+		most += uses[i] ? uses[i]->world_size : 0;
 	int *fds = mem_zalloc(most, sizeof *fds);
 	json_t *dicts = json_object();
 	enum err e = fds && dicts ? OK : ERR(NO_MEMORY, "cannot describe a job");
 
-	if (!e && j->source_use)
-		e = add_use(dicts, j->source_use, fds, &n);
-	if (!e && j->target_use)
-		e = add_use(dicts, j->target_use, fds, &n);
+	for (size_t i = 0; !e && i < sizeof uses / sizeof uses[0]; i++)
+		if (uses[i])
+			e = add_use(dicts, uses[i], fds, &n);
 	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
 					    job_kind_text(j->kind), "dry_run", j->dry_run, "spec", j->spec, "state_dicts", dicts);
 	json_decref(dicts);
@@ -72,6 +75,13 @@ FALLIBLE enum err job_take_uses(struct job *j)
 		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
 		json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation));
 	}
+	if (j->kind == JOB_DIFF) {
+		struct job_ref a = job_spec_ref(j->spec, "a"), b = job_spec_ref(j->spec, "b");
+		if (a.state_dict)
+			TRY(state_dict_use(j->server, &who, str_of(a.state_dict), a.generation, j->id, &j->source_use));
+		if (b.state_dict)
+			TRY(state_dict_use(j->server, &who, str_of(b.state_dict), b.generation, j->id, &j->other_use));
+	}
 	if (target.state_dict && state_dict_exists(j->server, str_of(target.state_dict)))
 		TRY(state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use));
 	return OK;
@@ -82,6 +92,7 @@ void job_drop_uses(struct job *j)
 	if (j->target_use)
 		state_dict_drop(j->server, &j->target_use);
 	state_dict_unuse(j->server, &j->source_use);
+	state_dict_unuse(j->server, &j->other_use);
 }
 
 /* ---- an attempt ---- */
