@@ -376,7 +376,7 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 	uint32_t root;
 
 	TRY(root_of(w, q, &root));
-	TRY(commit_sweep(w, root, json_object_get(q, "keep"), &removed));
+	TRY(commit_sweep(w, root, json_object_get(q, "keep"), json_string_value(json_object_get(q, "before")), &removed));
 	buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
 	return OK;
 }

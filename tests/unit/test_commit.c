@@ -1,0 +1,390 @@
+/* How a checkpoint becomes visible, is replaced, goes, and what is done about jobs that never ended. */
+#include "lib/t_worker.h"
+
+#include <sys/stat.h>
+#include <time.h>
+
+#include "ops/commit.h"
+#include "ops/staging.h"
+
+static struct t_worker t;
+
+static int setup(void **state)
+{
+	(void)state;
+	t_worker_make(&t);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	t_worker_remove(&t);
+	return 0;
+}
+
+static struct job job_named(const char *id)
+{
+	return (struct job){ .worker = &t.w, .id = id, .kind = "save", .attempt = 1 };
+}
+
+static enum err open_staging(const char *job, const char *name, bool overwrite, struct staging *s)
+{
+	struct job j = job_named(job);
+	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
+	enum err e = staging_open(&j, ref, overwrite, s);
+
+	json_decref(ref);
+	return e;
+}
+
+static void put_manifest(struct staging *s, const char *job)
+{
+	char text[128];
+	int n = snprintf(text, sizeof text, "{\"dcpd\":1,\"job\":\"%s\"}", job);
+
+	T_OK(staging_put_file(s, MANIFEST_NAME, text, (uint64_t)n));
+}
+
+/* A whole save of `job`: one data file, .metadata with the job's name in it, the manifest. */
+static enum err save(const char *job, const char *name, bool overwrite)
+{
+	struct job j = job_named(job);
+	struct run none = { .fd = -1 };
+	struct staging s;
+
+	enum err e = open_staging(job, name, overwrite, &s);
+	if (!e) {
+		T_OK(staging_put_file(&s, "__0_0.distcp", "data", 4));
+		T_OK(staging_put_file(&s, ".metadata", job, strlen(job)));
+		put_manifest(&s, job);
+		e = staging_commit(&j, &s, &none, overwrite);
+	}
+	staging_close(&s);
+	return e;
+}
+
+static void assert_content(const char *path, const char *want)
+{
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	T_OK(fs_read_all(t.dir.fd, path, 4096, &bytes, &n));
+	assert_int_equal(n, strlen(want));
+	assert_memory_equal(bytes, want, n);
+	mem_free(bytes);
+}
+
+/* Trash is removed behind the job's back. */
+static void wait_for_entries(const char *path, int n)
+{
+	for (int i = 0; i < 500 && t_worker_entries(&t, path) != n; i++)
+		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+	assert_int_equal(t_worker_entries(&t, path), n);
+}
+
+static void test_appears_at_once(void **state)
+{
+	struct job j = job_named("A");
+	struct run none = { .fd = -1 };
+	struct staging s;
+
+	(void)state;
+	int fds = t_count_fds();
+	T_OK(open_staging("A", "run/step-1", false, &s));
+	T_OK(staging_put_file(&s, ".metadata", "m", 1));
+	assert_true(t_worker_has(&t, "run/.dcpd-A-1"));
+	assert_false(t_worker_has(&t, "run/step-1"));
+	T_OK(staging_commit(&j, &s, &none, false));
+	staging_close(&s);
+	assert_content("run/step-1/.metadata", "m");
+	assert_int_equal(t_worker_entries(&t, "run"), 1);
+	assert_int_equal(t_count_fds(), fds);
+}
+
+static void test_given_up(void **state)
+{
+	struct staging s;
+
+	(void)state;
+	int fds = t_count_fds();
+	T_OK(open_staging("A", "run/step-1", false, &s));
+	T_OK(staging_put_file(&s, "__0_0.distcp", "data", 4));
+	T_ERR(CHECKPOINT_EXISTS, staging_put_file(&s, "__0_0.distcp", "data", 4));
+	assert_string_equal(err_last()->file, "__0_0.distcp");
+	staging_close(&s);
+	assert_int_equal(err_last()->code, ERR_CHECKPOINT_EXISTS); /* closing does not hide why */
+	assert_int_equal(t_worker_entries(&t, "run"), 0);
+	assert_int_equal(t_count_fds(), fds);
+}
+
+static void test_exists(void **state)
+{
+	(void)state;
+	T_OK(save("A", "x", false));
+	T_ERR(CHECKPOINT_EXISTS, save("B", "x", false));
+	assert_content("x/.metadata", "A");
+	assert_int_equal(t_worker_entries(&t, "."), 1);
+}
+
+/* Two jobs, both of which saw no checkpoint when they began. */
+static void test_second_comes_too_late(void **state)
+{
+	struct job j = job_named("B");
+	struct run none = { .fd = -1 };
+	struct staging s;
+
+	(void)state;
+	T_OK(open_staging("B", "x", false, &s));
+	T_OK(staging_put_file(&s, ".metadata", "B", 1));
+	T_OK(save("A", "x", false));
+	T_ERR(CHECKPOINT_EXISTS, staging_commit(&j, &s, &none, false));
+	staging_close(&s);
+	assert_content("x/.metadata", "A");
+	assert_int_equal(t_worker_entries(&t, "."), 1);
+}
+
+static void test_overwrite(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	T_OK(save("B", "run/x", true));
+	assert_content("run/x/.metadata", "B");
+	wait_for_entries("run", 1);
+	T_OK(save("C", "run/new", true)); /* nothing to replace */
+	wait_for_entries("run", 2);
+}
+
+static void test_never_replaced(void **state)
+{
+	static const char *const others[] = { "x/notes.txt", "x/sub/.metadata", "x/.hidden" };
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+		t_worker_put(&t, others[i], "precious", 8);
+		T_ERR(NOT_A_CHECKPOINT, save("B", "x", true));
+		assert_non_null(strstr(err_last()->text, "lies there too"));
+		assert_content(others[i], "precious");
+		assert_content("x/.metadata", "A");
+		T_OK(fs_remove_tree(t.dir.fd, others[i]));
+	}
+	assert_int_equal(mkdirat(t.dir.fd, "empty", 0755), 0);
+	T_ERR(NOT_A_CHECKPOINT, save("B", "empty", true));
+	t_worker_put(&t, "file.pt", "x", 1);
+	T_ERR(NOT_A_CHECKPOINT, save("B", "file.pt", true));
+}
+
+/* What was a checkpoint when the job began is looked at again before it goes. */
+static void test_changed_meanwhile(void **state)
+{
+	struct job j = job_named("B");
+	struct run none = { .fd = -1 };
+	struct staging s;
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	T_OK(open_staging("B", "x", true, &s));
+	T_OK(staging_put_file(&s, ".metadata", "B", 1));
+	t_worker_put(&t, "x/notes.txt", "precious", 8);
+	T_ERR(NOT_A_CHECKPOINT, staging_commit(&j, &s, &none, true));
+	staging_close(&s);
+	assert_content("x/notes.txt", "precious");
+	assert_int_equal(t_worker_entries(&t, "."), 1);
+}
+
+static void test_names(void **state)
+{
+	static const char *const bad[] = { "..", "../x", "a/..", "a/../../x", "/tmp/x", "a/", "", "a//" };
+	struct staging s;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		enum err e = open_staging("A", bad[i], true, &s);
+		staging_close(&s);
+		if (e != ERR_NAME_INVALID)
+			T_FAIL("'%s' gave %s", bad[i], err_code_name(e));
+	}
+	assert_int_equal(symlinkat("/tmp", t.dir.fd, "link"), 0);
+	T_ERR(NAME_INVALID, open_staging("A", "link/x", false, &s));
+	staging_close(&s);
+	assert_int_equal(t_worker_entries(&t, "."), 1);
+}
+
+static void test_inside_a_checkpoint(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	T_ERR(NAME_INVALID, save("B", "run/x/y", false));
+	T_ERR(NAME_INVALID, save("B", "run/x/y/z", false));
+	assert_non_null(strstr(err_last()->text, "run/x"));
+	assert_int_equal(t_worker_entries(&t, "run/x"), 3);
+}
+
+/* The last look: files have the size they were planned with, padding apart. */
+static void test_sizes(void **state)
+{
+	struct run_build b = { 0 };
+	struct run run;
+	struct staging s;
+	struct job j = job_named("A");
+	uint32_t file;
+	int fd = -1;
+
+	(void)state;
+	T_OK(run_add_file(&b, RUN_FILE_TARGET, 0, STR("__0_0.distcp"), 5000, &file));
+	T_OK(run_add_file(&b, RUN_FILE_TARGET, 0, STR("__1_0.distcp"), 0, &file));
+	T_OK(run_share(&b, &run));
+	T_OK(open_staging("A", "x", false, &s));
+	T_OK(staging_make_files(&s, &run));
+	T_OK(fs_open(s.dir, "__0_0.distcp", O_WRONLY, 0, &fd));
+	assert_int_equal(ftruncate(fd, 8192), 0);
+	T_OK(staging_trim_files(&s, &run));
+	T_OK(staging_put_file(&s, ".metadata", "m", 1));
+	assert_int_equal(ftruncate(fd, 4999), 0); /* somebody cut it */
+	T_OK(staging_trim_files(&s, &run));
+	T_ERR(STORAGE_IO, staging_commit(&j, &s, &run, false));
+	assert_string_equal(err_last()->file, "__0_0.distcp");
+	assert_int_equal(ftruncate(fd, 5000), 0);
+	T_OK(staging_commit(&j, &s, &run, false));
+	staging_close(&s);
+	fs_drop(&fd);
+	run_detach(&run);
+	run_build_free(&b);
+}
+
+static enum err delete(const char *name, const char *job)
+{
+	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
+	enum err e = commit_delete(&t.w, ref, job);
+
+	json_decref(ref);
+	return e;
+}
+
+static void test_delete(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	t_worker_put(&t, "one.safetensors", "x", 1);
+	t_worker_put(&t, "plain/file", "x", 1);
+	T_OK(delete("run/x", "D"));
+	wait_for_entries("run", 0);
+	T_ERR(NOT_FOUND, delete("run/x", "D"));
+	T_ERR(NOT_FOUND, delete("no/such", "D"));
+	T_ERR(NOT_A_CHECKPOINT, delete("plain", "D"));
+	T_ERR(NAME_INVALID, delete("..", "D"));
+	T_OK(delete("one.safetensors", "E"));
+	assert_true(t_worker_has(&t, "plain/file"));
+	assert_int_equal(t_worker_entries(&t, "."), 2);
+}
+
+static bool recover(const char *name, const char *job, const char *kind)
+{
+	struct manifest *m = NULL;
+	bool committed;
+	json_t *q = json_pack("{s:s, s:s, s:s, s:s}", "storage", "main", "name", name, "job", job, "kind", kind);
+
+	T_OK(commit_recover(&t.w, q, &committed, &m));
+	json_decref(q);
+	manifest_free(m);
+	return committed;
+}
+
+static void test_recover_save(void **state)
+{
+	struct staging s;
+
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	assert_true(recover("run/x", "A", "save"));
+	T_OK(open_staging("B", "run/x", true, &s)); /* died before its commit */
+	put_manifest(&s, "B");
+	fs_drop(&s.dir);
+	fs_drop(&s.parent);
+	t_worker_put(&t, "run/.dcpd-BB-1/other", "", 0);
+	assert_false(recover("run/x", "B", "save"));
+	assert_false(t_worker_has(&t, "run/.dcpd-B-1"));
+	assert_true(t_worker_has(&t, "run/.dcpd-BB-1/other")); /* another job's */
+	assert_content("run/x/.metadata", "A");
+	assert_false(recover("no/such", "B", "save"));
+	t_worker_put(&t, "run/x/" MANIFEST_NAME, "{", 1);
+	assert_false(recover("run/x", "A", "save"));
+	t_worker_put(&t, "run/file", "x", 1);
+	assert_false(recover("run/file", "A", "save"));
+}
+
+/* Died between the exchange and the old one's removal. */
+static void test_recover_exchanged(void **state)
+{
+	(void)state;
+	T_OK(save("B", "run/x", false));
+	t_worker_put(&t, "run/.dcpd-B-1/.metadata", "old", 3);
+	t_worker_put(&t, "run/.dcpd-trash-B/.metadata", "old", 3);
+	assert_true(recover("run/x", "B", "save"));
+	assert_content("run/x/.metadata", "B");
+	assert_int_equal(t_worker_entries(&t, "run"), 1);
+}
+
+static void test_recover_delete(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	assert_false(recover("run/x", "D", "delete"));
+	T_OK(fs_rename(t.dir.fd, "run/x", t.dir.fd, "run/.dcpd-trash-D"));
+	assert_true(recover("run/x", "D", "delete"));
+	assert_int_equal(t_worker_entries(&t, "run"), 0);
+	assert_true(recover("run/x", "D", "delete")); /* the trash was gone already */
+	assert_true(recover("gone/x", "D", "delete"));
+}
+
+static void test_sweep(void **state)
+{
+	static const char *const made[] = { ".dcpd-01A-1/f", ".dcpd-trash-01B/f", "deep/er/.dcpd-01C-2/f", ".dcpd-01K-1/f",
+					    ".dcpd-01Z-1/f", "x/.dcpd-01A-1/f", ".other/f", "deep/.dcpd-01A/f" };
+	json_t *keep = json_pack("[s]", "01K");
+	uint64_t removed = 0;
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+		t_worker_put(&t, made[i], "", 0);
+	T_OK(commit_sweep(&t.w, 0, keep, "01Y", &removed));
+	assert_int_equal(removed, 3);
+	assert_false(t_worker_has(&t, ".dcpd-01A-1") || t_worker_has(&t, ".dcpd-trash-01B") || t_worker_has(&t, "deep/er/.dcpd-01C-2"));
+	assert_true(t_worker_has(&t, ".dcpd-01K-1"));     /* runs */
+	assert_true(t_worker_has(&t, ".dcpd-01Z-1"));     /* began after the question */
+	assert_true(t_worker_has(&t, "x/.dcpd-01A-1"));   /* nobody looks into checkpoints */
+	assert_true(t_worker_has(&t, ".other/f") && t_worker_has(&t, "deep/.dcpd-01A"));
+	T_OK(commit_sweep(&t.w, 0, NULL, NULL, &removed));
+	assert_int_equal(removed, 2);
+	json_decref(keep);
+}
+
+static void test_sweep_follows_no_link(void **state)
+{
+	uint64_t removed = 0;
+
+	(void)state;
+	t_worker_put(&t, "outside/.dcpd-01A-1/f", "x", 1);
+	assert_int_equal(mkdirat(t.dir.fd, "in", 0755), 0);
+	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/link"), 0);
+	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/.dcpd-01B-1"), 0);
+	T_OK(fs_rename(t.dir.fd, "outside", t.dir.fd, ".outside")); /* the sweep itself does not go there */
+	T_OK(commit_sweep(&t.w, 0, NULL, NULL, &removed));
+	assert_true(t_worker_has(&t, ".outside/.dcpd-01A-1/f"));
+	assert_true(t_worker_has(&t, "in/link"));
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
+		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
+		T(test_delete), T(test_recover_save), T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
+		T(test_sweep_follows_no_link),
+	};
+
+	return cmocka_run_group_tests_name("commit", tests, NULL, NULL);
+}

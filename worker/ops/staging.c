@@ -1,0 +1,271 @@
+/* staging.c: see staging.h. An error from the rename on is in doubt, not a failure: recovery looks at the directory and decides. */
+#include "ops/staging.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "base/num.h"
+#include "ops/trash.h"
+#include "os/fs.h"
+
+enum err staging_divide(const char *name, char *parent, size_t parent_max, char *last, size_t last_max)
+{
+	const char *slash = strrchr(name, '/');
+	struct str p = { name, slash ? (size_t)(slash - name) : 0 };
+	const char *rest = slash ? slash + 1 : name;
+
+	/* names with a point in front are ours: staging, trash; ".." is one of them */
+	if (p.n >= parent_max || strlen(rest) >= last_max || !*rest || *rest == '.')
+		return ERR(NAME_INVALID, "the name '%s' cannot be used", name);
+	memcpy(parent, p.p, p.n);
+	parent[p.n] = '\0';
+	memcpy(last, rest, strlen(rest) + 1);
+	return OK;
+}
+
+/* A name beneath a checkpoint is refused: none of its ancestors may be one. */
+static FALLIBLE enum err check_ancestors(struct worker *w, uint32_t root, const char *parent_path)
+{
+	char path[4096];
+
+	for (size_t i = 0; parent_path[i]; i++) {
+		if (parent_path[i + 1] != '/' && parent_path[i + 1] != '\0')
+			continue;
+		enum checkpoint_format format;
+		memcpy(path, parent_path, i + 1);
+		path[i + 1] = '\0';
+		TRY(checkpoint_recognise(w, root, path, &format));
+		if (format != CHECKPOINT_NONE)
+			return ERR(NAME_INVALID, "'%s' is a checkpoint, and no checkpoint lies in another", path);
+	}
+	return OK;
+}
+
+/* Files of a checkpoint, ours or PyTorch's or of the HF kind. */
+static bool is_checkpoint_file(struct str name)
+{
+	static const char *const names[] = { ".metadata", ".metadata.tmp", MANIFEST_NAME };
+	static const char *const ends[] = { ".distcp", ".metadata", ".safetensors", ".safetensors.index.json" };
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (str_is(name, names[i]))
+			return true;
+	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+		if (str_ends(name, ends[i]) && (i > 1 || str_starts(name, "__")))
+			return true;
+	return false;
+}
+
+static enum err check_entry(void *user, const char *name, unsigned char d_type)
+{
+	const int *dirfd = user;
+	struct stat st;
+
+	if (d_type == DT_UNKNOWN) {
+		TRY(fs_stat(*dirfd, name, &st));
+		d_type = S_ISREG(st.st_mode) ? DT_REG : DT_DIR;
+	}
+	if (d_type == DT_REG && is_checkpoint_file(str_of(name)))
+		return OK;
+	return err_at_file(ERR(NOT_A_CHECKPOINT, "'%s' lies there too, which is no part of a checkpoint: nothing is replaced", name), name,
+			   -1);
+}
+
+/* A directory is replaced only if nothing is lost but a checkpoint. */
+static FALLIBLE enum err check_replaced(struct worker *w, uint32_t root, const char *name)
+{
+	int dirfd = -1;
+
+	TRY(fs_open_dir(w->roots[root].fd, name, &dirfd));
+	enum err e = fs_list(dirfd, check_entry, &dirfd);
+	fs_drop(&dirfd);
+	return e;
+}
+
+static FALLIBLE enum err check_target(struct worker *w, uint32_t root, const char *name, bool overwrite)
+{
+	enum checkpoint_format format;
+	struct stat st;
+
+	enum err e = fs_stat(w->roots[root].fd, name, &st);
+	if (e == ERR_NOT_FOUND)
+		return OK;
+	TRY(e);
+	TRY(checkpoint_recognise(w, root, name, &format));
+	if (format == CHECKPOINT_NONE || !S_ISDIR(st.st_mode))
+		return ERR(NOT_A_CHECKPOINT, "'%s' is there and is no checkpoint directory", name);
+	if (!overwrite)
+		return ERR(CHECKPOINT_EXISTS, "'%s' exists; overwrite is not set", name);
+	return check_replaced(w, root, name);
+}
+
+enum err staging_open(struct job *j, const json_t *target, bool overwrite, struct staging *out)
+{
+	struct worker *w = j->worker;
+	const char *name = json_string_value(json_object_get(target, "name"));
+	struct staging *s = out;
+
+	*s = (struct staging){ .worker = w, .parent = -1, .dir = -1 };
+	TRY(worker_root(w, json_string_value(json_object_get(target, "storage")), &s->root));
+	TRY(staging_divide(name, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
+	TRY(check_ancestors(w, s->root, s->parent_path));
+	TRY(check_target(w, s->root, name, overwrite));
+	snprintf(s->name, sizeof s->name, ".dcpd-%s-%ju", j->id, (uintmax_t)j->attempt);
+	snprintf(s->path, sizeof s->path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->name);
+	if (s->parent_path[0])
+		TRY(fs_mkdirs(w->roots[s->root].fd, s->parent_path, &s->parent));
+	else
+		TRY(fs_open_dir(w->roots[s->root].fd, ".", &s->parent));
+	TRY(fs_remove_tree(s->parent, s->name));
+	TRY(fs_mkdir(s->parent, s->name, 0755));
+	s->made = true;
+	TRY(fs_fsync(s->parent, "."));
+	TRY(fs_open_dir(s->parent, s->name, &s->dir));
+	s->direct = fs_direct_ok(s->dir);
+	return OK;
+}
+
+enum err staging_make_files(struct staging *s, const struct run *run)
+{
+	char name[256];
+
+	for (uint64_t i = 0; i < run->files_n; i++) {
+		const struct run_file *f = &run->files[i];
+		struct str n = run_file_name(run, f);
+		int fd = -1;
+		if (f->kind != RUN_FILE_TARGET)
+			continue;
+		must(n.n < sizeof name);
+		memcpy(name, n.p, n.n);
+		name[n.n] = '\0';
+		enum err e = fs_open(s->dir, name, O_CREAT | O_EXCL | O_WRONLY, 0644, &fd);
+		if (!e && f->bytes)
+			e = fs_allocate(fd, f->bytes, name);
+		if (!e && f->bytes == 0)
+			e = fs_fsync(fd, name);
+		if (!e)
+			e = fs_close(&fd);
+		fs_drop(&fd);
+		if (e)
+			return err_at_rank(err_at_file(e, name, -1), f->rank);
+	}
+	return OK;
+}
+
+enum err staging_trim_files(struct staging *s, const struct run *run)
+{
+	char name[256];
+	struct stat st;
+
+	for (uint64_t i = 0; i < run->files_n; i++) {
+		const struct run_file *f = &run->files[i];
+		struct str n = run_file_name(run, f);
+		int fd = -1;
+		if (f->kind != RUN_FILE_TARGET)
+			continue;
+		memcpy(name, n.p, n.n);
+		name[n.n] = '\0';
+		TRY(fs_stat(s->dir, name, &st));
+		if ((uint64_t)st.st_size <= f->bytes) /* too short is for check_sizes() to say */
+			continue;
+		enum err e = fs_open(s->dir, name, O_WRONLY, 0, &fd);
+		if (!e)
+			e = fs_truncate(fd, f->bytes, name);
+		if (!e)
+			e = fs_fsync(fd, name);
+		if (!e)
+			e = fs_close(&fd);
+		fs_drop(&fd);
+		TRY(err_at_file(e, name, -1));
+	}
+	return OK;
+}
+
+enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n)
+{
+	int fd = -1;
+
+	enum err e = fs_open(s->dir, name, O_CREAT | O_EXCL | O_WRONLY, 0644, &fd);
+	if (!e)
+		e = fs_pwrite(fd, bytes, n, 0, name);
+	if (!e)
+		e = fs_fsync(fd, name);
+	if (!e)
+		e = fs_close(&fd);
+	fs_drop(&fd);
+	return err_at_file(e, name, -1);
+}
+
+/* Each file has the size it was planned with: the last look before it counts. */
+static FALLIBLE enum err check_sizes(struct staging *s, const struct run *run)
+{
+	char name[256];
+	struct stat st;
+
+	for (uint64_t i = 0; i < run->files_n; i++) {
+		const struct run_file *f = &run->files[i];
+		struct str n = run_file_name(run, f);
+		if (f->kind != RUN_FILE_TARGET)
+			continue;
+		memcpy(name, n.p, n.n);
+		name[n.n] = '\0';
+		TRY(fs_stat(s->dir, name, &st));
+		if ((uint64_t)st.st_size != f->bytes)
+			return err_at_file(ERR(STORAGE_IO, "the file has %jd bytes, %ju were written", (intmax_t)st.st_size,
+					       (uintmax_t)f->bytes), name, -1);
+	}
+	return OK;
+}
+
+/* The new one is durable: whatever goes wrong with the old one is no matter of this job, and the next sweep takes what is left. */
+static void drop_old(struct staging *s, const char *job)
+{
+	char trash[128];
+
+	snprintf(trash, sizeof trash, ".dcpd-trash-%s", job);
+	if (fs_remove_tree(s->parent, trash) || fs_rename(s->parent, s->name, s->parent, trash) || trash_remove(s->parent, trash))
+		err_clear();
+}
+
+static FALLIBLE enum err make_visible(struct staging *s, const char *job, bool overwrite)
+{
+	char name[sizeof s->parent_path + sizeof s->target + 1];
+
+	fs_fault("commit.rename");
+	enum err e = fs_rename_noreplace(s->parent, s->name, s->target);
+	if (!e)
+		s->done = true;
+	if (e != ERR_CHECKPOINT_EXISTS || !overwrite)
+		return e;
+	/* what is there now need not be what was there when the job began */
+	snprintf(name, sizeof name, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->target);
+	TRY(check_target(s->worker, s->root, name, true));
+	TRY(fs_exchange(s->parent, s->name, s->target));
+	s->done = true;
+	fs_fault("commit.exchanged");
+	TRY(fs_fsync(s->parent, "."));
+	drop_old(s, job);
+	return OK;
+}
+
+enum err staging_commit(struct job *j, struct staging *s, const struct run *run, bool overwrite)
+{
+	TRY(check_sizes(s, run));
+	TRY(fs_fsync(s->dir, "."));
+	fs_fault("commit.synced");
+	TRY(make_visible(s, j->id, overwrite));
+	fs_fault("commit.renamed");
+	return fs_fsync(s->parent, ".");
+}
+
+void staging_close(struct staging *s)
+{
+	struct err_info info = *err_last();
+
+	if (s->made && !s->done && fs_remove_tree(s->parent, s->name))
+		err_clear(); /* the sweep at the next start takes it */
+	fs_drop(&s->dir);
+	fs_drop(&s->parent);
+	err_restore(&info);
+}

@@ -1,0 +1,37 @@
+/* staging.h: makes a finished job's checkpoint visible, exactly once.
+ *
+ *   staging directory ──► files, fsync each ──► .metadata, manifest, fsync each ──► fsync(staging)
+ *        ──► rename (the commit point) ──► fsync(parent) ──► "durable"
+ *
+ * Everything before the rename may be thrown away; what is behind it is never modified. An overwrite exchanges the two directories
+ * in one step and then moves the old one to trash. Staging and trash lie beside the target, so that they are on its file system. */
+#pragma once
+#include "ops/checkpoint.h"
+
+struct staging {
+	struct worker *worker;
+	uint32_t root;
+	int parent, dir;               /* -1: none */
+	char parent_path[4096];        /* beneath the root, "" for the root itself */
+	char target[256];              /* last component */
+	char name[128];                /* ".dcpd-{job}-{attempt}" */
+	char path[4600];               /* of the staging directory, beneath the root */
+	bool direct;                   /* O_DIRECT works here */
+	bool made, done;
+};
+
+/* Checks the target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_NOT_A_CHECKPOINT if it is something else or holds something else too; no
+ * checkpoint in a checkpoint) and makes the staging directory. */
+FALLIBLE enum err staging_open(struct job *j, const json_t *target, bool overwrite, struct staging *out);
+/* Makes every target file of the run at its full size. Empty ones are fsynced here. */
+FALLIBLE enum err staging_make_files(struct staging *s, const struct run *run);
+/* Cuts padding off files that were written with O_DIRECT beyond their size, and fsyncs them again. */
+FALLIBLE enum err staging_trim_files(struct staging *s, const struct run *run);
+/* A small file, written and fsynced. */
+FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
+FALLIBLE enum err staging_commit(struct job *j, struct staging *s, const struct run *run, bool overwrite);
+/* Removes the staging directory unless it was committed. */
+void staging_close(struct staging *s);
+
+/* "a/b/c" → "a/b" and "c"; ERR_NAME_INVALID. */
+FALLIBLE enum err staging_divide(const char *name, char *parent, size_t parent_max, char *last, size_t last_max);
