@@ -43,8 +43,8 @@ def test_full(spawn, mounted):
     small, big = state_dict(d, 100_000), state_dict(d, 8 << 20)
     d.api.run("save", source={"state_dict": small}, target={"storage": "main", "name": "old"})
     before = tree(m)
-    p = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": big}, "target": {"storage": "main", "name": "new"}}).problem(
-        "storage_full", status=507)
+    new = {"kind": "save", "source": {"state_dict": big}, "target": {"storage": "main", "name": "new"}}
+    p = d.api.post("/v1/jobs", new).problem("storage_full", status=507)
     assert str(8 << 20)[:2] in p["detail"] or p.get("expected"), f"needed and free: {p}"
     p = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": big}, "target": {"storage": "main", "name": "old"},
                                 "options": {"overwrite": True}}).problem("storage_full", status=507)
