@@ -100,7 +100,8 @@ def test_disk_error_while_reading(spawn, mounted):
     f = c.files()[0]
     f.unlink()
     f.mkdir()
-    p = d.api.fails("load", "storage_io", "format_item", "format_metadata", "checkpoint_incomplete", source=c.ref, target={"state_dict": "x"})
+    p = d.api.fails("load", "storage_io", "format_item", "format_metadata", "checkpoint_incomplete", source=c.ref,
+                    target={"state_dict": "x"})
     assert p["file"] == f.name, p
     d.api.run("verify", source=Crafted(d.storages["main"]).ref, level="digest")
 

@@ -208,7 +208,8 @@ class Image:
         out = []
         for name, (dtype, shape, data) in self.entries.items():
             t = self.dcpd.get("tensors", {}).get(name, {})
-            if RAW_BYTES.get(t.get("dtype"), 1) > 1:  # safetensors lacks it: bytes, whose shape is the chunk's with one more dim, or its last one longer
+            if RAW_BYTES.get(t.get("dtype"), 1) > 1:
+                # safetensors lacks it: bytes, whose shape is the chunk's with one more dim, or its last one longer
                 width = RAW_BYTES[t["dtype"]]
                 dims = len(t["global_shape"]) if "global_shape" in t else len(shape) - 1
                 shape = shape[:dims] if len(shape) == dims + 1 else [*shape[:-1], shape[-1] // width]
