@@ -9,14 +9,25 @@
 #include "ops/trash.h"
 #include "os/fs.h"
 
+/* Parts with a point in front are ours (staging, trash), or "." and "..": nothing is made before that is known. */
+static bool is_plain(const char *name)
+{
+	for (const char *p = name;; p++) {
+		if (*p == '.' || *p == '/' || *p == '\0')
+			return false;
+		p = strchr(p, '/');
+		if (!p)
+			return true;
+	}
+}
+
 enum err staging_divide(const char *name, char *parent, size_t parent_max, char *last, size_t last_max)
 {
 	const char *slash = strrchr(name, '/');
 	struct str p = { name, slash ? (size_t)(slash - name) : 0 };
 	const char *rest = slash ? slash + 1 : name;
 
-	/* names with a point in front are ours: staging, trash; ".." is one of them */
-	if (p.n >= parent_max || strlen(rest) >= last_max || !*rest || *rest == '.')
+	if (p.n >= parent_max || strlen(rest) >= last_max || !is_plain(name))
 		return ERR(NAME_INVALID, "the name '%s' cannot be used", name);
 	memcpy(parent, p.p, p.n);
 	parent[p.n] = '\0';
