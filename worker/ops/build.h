@@ -7,7 +7,8 @@
 #include "tensor/sdict.h"
 
 enum {
-	BUILD_TASK_BYTES = 4 << 20,
+	BUILD_TASK_BYTES = 4 << 20,      /* a block or scan: large for the disk's sake */
+	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on a target in memory (tmpfs): small, so that it stays in the CPU's cache */
 	BUILD_SMALL_BYTES = 128 << 10,   /* payloads up to this share blocks with others */
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
 };
@@ -31,6 +32,7 @@ struct build_target {
 	uint32_t dir;                  /* run dir of the staging directory */
 	uint32_t world_size, files_per_rank;
 	bool direct;                   /* O_DIRECT */
+	uint32_t task_bytes;
 	/* filled in */
 	struct build_place *chunk_places, *value_places;   /* mem_free */
 	uint64_t bytes;                /* of all files */

@@ -32,6 +32,11 @@ struct builder {
 	uint32_t *chunk_dst;                   /* dst of each chunk, for groups */
 };
 
+static uint64_t task_bytes_of(const struct run_build *b)
+{
+	return b->opts.task_bytes;
+}
+
 static FALLIBLE enum err chunk_bytes(const struct sdict *sd, const struct sd_chunk *c, uint64_t *out)
 {
 	const struct sd_tensor *t = &sd->tensors[c->tensor];
@@ -156,8 +161,8 @@ static FALLIBLE enum err cut_large(struct builder *bd, uint32_t dst, uint32_t ra
 	struct run_build *b = bd->b;
 	uint64_t bytes = b->dsts.v[dst].payload_bytes;
 
-	for (uint64_t at = 0; at < bytes; at += BUILD_TASK_BYTES) {
-		uint64_t end = num_min(at + BUILD_TASK_BYTES, bytes), first = b->blocks.n;
+	for (uint64_t at = 0; at < bytes; at += task_bytes_of(b)) {
+		uint64_t end = num_min(at + task_bytes_of(b), bytes), first = b->blocks.n;
 		const struct run_dst *d = &b->dsts.v[dst];
 		TRY(add_block(b, d->file, d->offset + d->payload_off + at, page_up(end - at)));
 		TRY(block_part(b, b->parts.n));
@@ -185,7 +190,7 @@ static FALLIBLE enum err cut_group(struct builder *bd, const uint32_t *dsts, uin
 
 	for (uint32_t i = 0; i < n; i++)
 		all_row += row_bytes(b, &b->dsts.v[dsts[i]]);
-	uint64_t step = num_max(BUILD_TASK_BYTES / all_row, 1), steps = num_div_up(rows, step);
+	uint64_t step = num_max(task_bytes_of(b) / all_row, 1), steps = num_div_up(rows, step);
 	for (uint32_t i = 0; i < n; i++) {
 		uint64_t row = row_bytes(b, &b->dsts.v[dsts[i]]), at = 0;
 		for (uint64_t k = 1; k <= steps; k++) {
@@ -231,6 +236,12 @@ static int compare_rows(const void *a, const void *b)
 	return x->chunk < y->chunk ? -1 : 1;
 }
 
+/* Every member of a group may need a page more than its share. */
+static uint32_t group_max(const struct run_build *b)
+{
+	return (uint32_t)num_min(BUILD_GROUP_MAX, task_bytes_of(b) / (8 * PAGE));
+}
+
 /* Cuts all large chunks of a tensor: those with the same rows in groups if their rows fit a task, others one by one. */
 static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *t)
 {
@@ -253,8 +264,8 @@ static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *
 			uint32_t dst = bd->chunk_dst[rows[i + m].chunk];
 			group[m++] = dst;
 			all_row += row_bytes(b, &b->dsts.v[dst]);
-		} while (i + m < n && m < BUILD_GROUP_MAX && same_rows(sd, rows[i].chunk, rows[i + m].chunk));
-		if (m > 1 && all_row <= BUILD_TASK_BYTES)
+		} while (i + m < n && m < group_max(b) && same_rows(sd, rows[i].chunk, rows[i + m].chunk));
+		if (m > 1 && all_row <= task_bytes_of(b))
 			TRY(cut_group(bd, group, m, rank));
 		else
 			for (uint32_t k = 0; k < m; k++)
@@ -307,7 +318,7 @@ static FALLIBLE enum err place_small(struct builder *bd, struct item **items, ui
 		uint64_t length = it->layout.length;
 		if (!it->small)
 			continue;
-		if (open && at + length - begin > BUILD_TASK_BYTES) {
+		if (open && at + length - begin > task_bytes_of(b)) {
 			b->blocks.v[first].bytes = page_up(at - begin);
 			TRY(add_task(bd, first, rank));
 			begin = at = page_up(at);
@@ -513,7 +524,7 @@ enum err build_dcp(struct run_build *b, struct build_target *t)
 	enum err e = open_builder(&bd, b, t);
 
 	b->opts.mode = RUN_WRITE_FILES;
-	b->opts.task_bytes = BUILD_TASK_BYTES;
+	b->opts.task_bytes = t->task_bytes;
 	if (!e)
 		e = fill_dcp(&bd);
 	close_builder(&bd);

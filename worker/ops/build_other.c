@@ -133,7 +133,7 @@ static FALLIBLE enum err add_tensor(struct stream *s, struct whole *w, uint32_t 
 	return OK;
 }
 
-/* Blocks of BUILD_TASK_BYTES over the whole file, each with the parts of the dsts [first, end) that it touches. */
+/* Blocks of a task's size over the whole file, each with the parts of the dsts [first, end) that it touches. */
 static FALLIBLE enum err cut_stream(struct run_build *b, uint32_t file, uint32_t first, uint64_t bytes)
 {
 	uint32_t dst = first, end = (uint32_t)b->dsts.n;
@@ -142,8 +142,8 @@ static FALLIBLE enum err cut_stream(struct run_build *b, uint32_t file, uint32_t
 	struct run_part *p;
 	uint64_t *at;
 
-	for (uint64_t off = 0; off < bytes; off += BUILD_TASK_BYTES) {
-		uint64_t stop = num_min(off + BUILD_TASK_BYTES, bytes);
+	for (uint64_t off = 0; off < bytes; off += b->opts.task_bytes) {
+		uint64_t stop = num_min(off + b->opts.task_bytes, bytes);
 		TRY(vec_push(&b->tasks, &task));
 		*task = (struct run_task){ b->blocks.n, 1, 0 };
 		TRY(vec_push(&b->blocks, &k));
@@ -217,7 +217,7 @@ enum err build_safetensors(struct run_build *b, struct build_target *t, uint64_t
 	struct stream s = { .b = b, .t = t };
 
 	b->opts.mode = RUN_WRITE_FILES;
-	b->opts.task_bytes = BUILD_TASK_BYTES;
+	b->opts.task_bytes = t->task_bytes;
 	t->chunk_places = mem_zalloc(t->sd->chunk_count, sizeof *t->chunk_places);
 	t->value_places = mem_zalloc(t->sd->value_count, sizeof *t->value_places);
 	enum err e = t->chunk_places && t->value_places ? fill_streams(&s, max_file_bytes, meta, meta_count)

@@ -62,6 +62,7 @@ static FALLIBLE enum err try_in_segment(struct slot *s, const struct run_block *
 	TRY(files_segment(&s->x->files, src->file, &base));
 	sb->in_segment = true;
 	sb->data = base + at;
+	seg_populate(sb->data, p->end - p->begin, false);
 	return OK;
 }
 

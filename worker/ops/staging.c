@@ -133,7 +133,8 @@ enum err staging_open(struct job *j, const json_t *target, bool overwrite, struc
 	s->made = true;
 	TRY(fs_fsync(s->parent, "."));
 	TRY(fs_open_dir(s->parent, s->name, &s->dir));
-	s->direct = fs_direct_ok(s->dir);
+	s->in_memory = fs_in_memory(s->dir);
+	s->direct = !s->in_memory && fs_direct_ok(s->dir);
 	return OK;
 }
 

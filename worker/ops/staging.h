@@ -16,7 +16,8 @@ struct staging {
 	char target[256];              /* last component */
 	char name[128];                /* ".dcpd-{job}-{attempt}" */
 	char path[4600];               /* of the staging directory, beneath the root */
-	bool direct;                   /* O_DIRECT works here */
+	bool direct;                   /* O_DIRECT works here, and is of use */
+	bool in_memory;                /* tmpfs */
 	bool made, done;
 };
 

@@ -6,11 +6,13 @@
 #include "os/fs.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -365,6 +367,13 @@ enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **byt
 	*bytes_out = move(bytes);
 	*n_out = n;
 	return OK;
+}
+
+bool fs_in_memory(int dirfd)
+{
+	struct statfs st;
+
+	return fstatfs(dirfd, &st) == 0 && (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC);
 }
 
 enum err fs_truncate(int fd, uint64_t bytes, const char *name)
