@@ -68,7 +68,7 @@ static FALLIBLE enum err answer_hello(struct worker *w, const struct sandbox_don
 		if (w->roots[i].fd < 0) {
 			err_restore(&w->roots[i].error);
 			buf_puts(&b, ",\"problem\":");
-			problem_put(&b, w->roots[i].error.code);
+			job_problem_put(&b, w->roots[i].error.code);
 		}
 		buf_puts(&b, "}");
 	}
@@ -108,8 +108,8 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 static FALLIBLE enum err do_kind(struct job *j)
 {
 	static const struct { const char *kind; enum err (*fn)(struct job *j); } kinds[] = {
-		{ "save", job_save },	  { "load", job_load }, { "reshard", job_reshard },
-		{ "verify", job_verify }, { "diff", job_diff }, { "delete", job_delete },
+		{ "save", save_job },	  { "load", load_job }, { "reshard", reshard_job },
+		{ "verify", verify_job }, { "diff", diff_job }, { "delete", delete_job },
 	};
 
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
@@ -148,7 +148,7 @@ static FALLIBLE enum err report_job(struct job *j, enum err e)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(PROBLEM_MAX);
 
 	if (e) {
-		problem_put(&b, e);
+		job_problem_put(&b, e);
 		TRY(buf_status(&b));
 		return job_send(j, FRAME_FAILED, (struct str){ (char *)b.p, b.len }, NULL, 0);
 	}
@@ -189,7 +189,7 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 	if (e) {
 		buf_free(&b);
 		buf_puts(&b, "{\"problem\":");
-		problem_put(&b, e);
+		job_problem_put(&b, e);
 		buf_puts(&b, "}");
 	}
 	e = buf_status(&b);

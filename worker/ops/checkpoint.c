@@ -300,7 +300,7 @@ enum err checkpoint_open(struct worker *w, const json_t *ref, struct checkpoint 
 	c->world_size = 1;
 	if (!storage || !name || strlen(name) >= sizeof c->name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
-	TRY(worker_root(w, storage, &c->root));
+	TRY(job_root(w, storage, &c->root));
 	memcpy(c->name, name, strlen(name) + 1);
 	enum err e = read_checkpoint(w, c);
 	if (e == ERR_NOT_FOUND)

@@ -45,7 +45,7 @@ enum err commit_delete(struct worker *w, const json_t *ref, const char *job)
 	uint32_t root;
 	int parent = -1;
 
-	TRY(worker_root(w, json_string_value(json_object_get(ref, "storage")), &root));
+	TRY(job_root(w, json_string_value(json_object_get(ref, "storage")), &root));
 	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
 	enum err e = open_parent(w, root, parent_path, &parent);
 	if (!e)
@@ -154,7 +154,7 @@ enum err commit_recover(struct worker *w, const json_t *question, bool *committe
 	int parent = -1;
 
 	*committed_out = false;
-	TRY(worker_root(w, json_string_value(json_object_get(question, "storage")), &root));
+	TRY(job_root(w, json_string_value(json_object_get(question, "storage")), &root));
 	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
 	enum err e = open_parent(w, root, parent_path, &parent);
 	bool delete = kind && strcmp(kind, "delete") == 0;

@@ -1,7 +1,7 @@
 /* delete.c: a checkpoint goes to trash in one step, and is then removed (see commit.c). */
 #include "ops/commit.h"
 
-enum err job_delete(struct job *j)
+enum err delete_job(struct job *j)
 {
 	const json_t *target = json_object_get(j->spec, "target");
 

@@ -255,7 +255,7 @@ static FALLIBLE enum err diff(struct diff *d)
 	return OK;
 }
 
-enum err job_diff(struct job *j)
+enum err diff_job(struct job *j)
 {
 	struct diff d = { .job = j };
 

@@ -19,7 +19,7 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-enum err worker_root(struct worker *w, const char *name, uint32_t *index_out)
+enum err job_root(struct worker *w, const char *name, uint32_t *index_out)
 {
 	for (uint32_t i = 0; i < w->root_count; i++) {
 		if (strcmp(w->roots[i].name, name) != 0)
@@ -63,7 +63,7 @@ static void put_text(struct buf *b, const char *key, const char *value)
 	buf_json_str(b, str_of(value));
 }
 
-void problem_put(struct buf *b, enum err e)
+void job_problem_put(struct buf *b, enum err e)
 {
 	const struct err_info *i = err_last();
 

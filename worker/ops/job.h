@@ -46,13 +46,13 @@ struct job {
 	json_t *result;                /* filled in on the way; given to DONE */
 };
 
-FALLIBLE enum err worker_root(struct worker *w, const char *name, uint32_t *index_out);
+FALLIBLE enum err job_root(struct worker *w, const char *name, uint32_t *index_out);
 
 /* Messages. Texts are taken as they are. */
 FALLIBLE enum err job_send(struct job *j, enum frame_type type, struct str json, const int *fds, uint32_t fd_count);
 FALLIBLE enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc);
 /* {"code","detail",…} of err_last(). */
-void problem_put(struct buf *b, enum err e);
+void job_problem_put(struct buf *b, enum err e);
 FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total);
 
 /* Takes what has come without waiting; ERR_CANCELLED. Sends progress now and then. user: the job. */
@@ -70,12 +70,12 @@ FALLIBLE enum err job_execute(struct job *j, struct run *run);
 FALLIBLE enum err job_join(struct job *j, int *fds, uint32_t fd_count);
 
 /* The job kinds; each fills j->result (or, for a dry run, j->result is the plan). */
-FALLIBLE enum err job_save(struct job *j);
-FALLIBLE enum err job_load(struct job *j);
-FALLIBLE enum err job_reshard(struct job *j);
-FALLIBLE enum err job_verify(struct job *j);
-FALLIBLE enum err job_diff(struct job *j);
-FALLIBLE enum err job_delete(struct job *j);
+FALLIBLE enum err save_job(struct job *j);
+FALLIBLE enum err load_job(struct job *j);
+FALLIBLE enum err reshard_job(struct job *j);
+FALLIBLE enum err verify_job(struct job *j);
+FALLIBLE enum err diff_job(struct job *j);
+FALLIBLE enum err delete_job(struct job *j);
 
 /* A question to a look-up worker: {"ok":…} in `answer`; *fd_out: a memfd with bytes, or -1. */
 FALLIBLE enum err lookup_answer(struct worker *w, const json_t *question, const int *fds, uint32_t fd_count,

@@ -136,7 +136,7 @@ static FALLIBLE enum err load(struct load *l)
 	return l->job->dry_run ? OK : execute(l);
 }
 
-enum err job_load(struct job *j)
+enum err load_job(struct job *j)
 {
 	struct load l = { .job = j };
 

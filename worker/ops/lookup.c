@@ -17,7 +17,7 @@ static FALLIBLE enum err root_of(struct worker *w, const json_t *q, uint32_t *ro
 {
 	const char *storage = json_string_value(json_object_get(q, "storage"));
 
-	return storage ? worker_root(w, storage, root) : ERR(VALIDATION_FAILED, "a question without a storage");
+	return storage ? job_root(w, storage, root) : ERR(VALIDATION_FAILED, "a question without a storage");
 }
 
 static const char *fs_name(long magic)

@@ -169,7 +169,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	return write_resharded(r);
 }
 
-enum err job_reshard(struct job *j)
+enum err reshard_job(struct job *j)
 {
 	struct reshard r = { .job = j, .values = BUF_INIT(VALUES_MAX + 4096) };
 

@@ -74,7 +74,7 @@ static FALLIBLE enum err save(struct save *s)
 	return write_saved(s, &stats);
 }
 
-enum err job_save(struct job *j)
+enum err save_job(struct job *j)
 {
 	struct save s = { .job = j };
 

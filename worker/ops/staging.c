@@ -118,7 +118,7 @@ enum err staging_open(struct job *j, const json_t *target, bool overwrite, struc
 	struct staging *s = out;
 
 	*s = (struct staging){ .worker = w, .parent = -1, .dir = -1 };
-	TRY(worker_root(w, json_string_value(json_object_get(target, "storage")), &s->root));
+	TRY(job_root(w, json_string_value(json_object_get(target, "storage")), &s->root));
 	TRY(staging_divide(name, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
 	TRY(check_ancestors(w, s->root, s->parent_path));
 	TRY(check_target(w, s->root, name, overwrite));

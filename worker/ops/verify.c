@@ -223,7 +223,7 @@ static FALLIBLE enum err verify(struct verify *v)
 	return OK;
 }
 
-enum err job_verify(struct job *j)
+enum err verify_job(struct job *j)
 {
 	struct verify v = { .job = j };
 
