@@ -100,7 +100,8 @@ port=$(grep -oE '127\.0\.0\.1:[0-9]+' "$scratch/log" | grep -v ':0$' | head -1)
 [ -n "$port" ]
 echo "Dashboard: http://$port/#token=$(cat "$scratch/state/token")"
 if [ "${KEEP:-}" = 1 ]; then
-	echo "dcpd goes on (process $pid). Stop it:  kill $pid; rm -r $scratch"
+	"$bin/dcpctl" rm shm:big >/dev/null
+	echo "dcpd goes on (process $pid). Stop it:  DCPD_URL=$DCPD_URL $bin/dcpctl rm shm:model; kill $pid; rm -r $scratch"
 	echo "Try:  DCPD_URL=$DCPD_URL $bin/dcpctl ls main"
 else
 	echo "It stops now; KEEP=1 make quickstart leaves it running."
