@@ -266,6 +266,7 @@ int main(int argc, char **argv)
 	if (!str_to_u64(str_of(argv[2]), &fd) || fd > INT_MAX)
 		return 2;
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN); /* a limit on file size is an error of the write, not our end */
 	json_set_alloc_funcs(mem_alloc, mem_free);
 	json_object_seed(0);
 	enum err e = serve(&w, (int)fd);

@@ -3,6 +3,7 @@
 #include "ops/exec.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "base/num.h"
 #include "ops/exec_impl.h"
@@ -119,10 +120,44 @@ static FALLIBLE enum err slot_advance(struct slot *s)
 	return is_dst_driven(s->x->run) ? exec_block_advance(s) : exec_scan_advance(s);
 }
 
+/* A segment that its owner shrank is seen as a fault somewhere in a copy: which one it was is found out by looking. */
+static void name_segment(const struct exec *x)
+{
+	struct stat st;
+
+	for (uint64_t i = 0; i < x->run->files_n; i++) {
+		const struct run_file *f = &x->run->files[i];
+		if (f->kind != RUN_FILE_SEGMENT || f->fd_index >= x->spec->fd_count || fstat(x->spec->fds[f->fd_index], &st) < 0 ||
+		    (uint64_t)st.st_size >= f->bytes)
+			continue;
+		err_at_rank(ERR_SEGMENT_SHRUNK, f->rank);
+		return;
+	}
+}
+
+/* Whose bytes lie at this place of a file: I/O knows files only. */
+static void name_item(const struct exec *x, uint32_t file, uint64_t offset, enum err e)
+{
+	const struct run *run = x->run;
+
+	for (uint64_t i = 0; i < run->srcs_n; i++)
+		if (run->srcs[i].file == file && offset - run->srcs[i].offset < run->srcs[i].length) {
+			sources_at(run, (uint32_t)i, e);
+			return;
+		}
+	for (uint64_t i = 0; i < run->dsts_n && run->head->opts.mode == RUN_WRITE_FILES; i++)
+		if (run->dsts[i].file == file && offset - run->dsts[i].offset < run->dsts[i].length) {
+			exec_at_dst(run, (uint32_t)i, e);
+			return;
+		}
+}
+
 static void keep_error(struct exec *x, enum err e)
 {
 	if (!e || x->error.code)
 		return;
+	if (e == ERR_SEGMENT_SHRUNK)
+		name_segment(x);
 	x->error = *err_last();
 	atomic_store(&x->run->head->cancelled, 1);
 }
@@ -171,7 +206,10 @@ static void complete(struct exec *x, struct io_op *io)
 		char z[ERR_FILE_MAX];
 		err_restore(&io->error);
 		snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
-		keep_error(x, err_at_file(io->error.code, z, (int64_t)(io->offset + io->done)));
+		err_at_file(io->error.code, z, (int64_t)(io->offset + io->done));
+		if (io->error.code != ERR_SEGMENT_SHRUNK) /* then the fault is not the file's */
+			name_item(x, op->file, io->offset + io->done, io->error.code);
+		keep_error(x, io->error.code);
 	}
 }
 
