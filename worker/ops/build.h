@@ -11,7 +11,16 @@ enum {
 	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on a target in memory (tmpfs): small, so that it stays in the CPU's cache */
 	BUILD_SMALL_BYTES = 128 << 10,   /* payloads up to this share blocks with others */
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
+	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run: 64 TiB of large ones. Sizes come from metadata: none of them may fill our memory with a plan */
 };
+
+/* Is there room for `more` blocks behind the `n` that are there? ERR_LIMIT_EXCEEDED. */
+static inline FALLIBLE enum err build_room(uint64_t n, uint64_t more)
+{
+	if (n > BUILD_BLOCKS_MAX || more > BUILD_BLOCKS_MAX - n)
+		return ERR(LIMIT_EXCEEDED, "a job of more than %d blocks", BUILD_BLOCKS_MAX);
+	return OK;
+}
 
 /* Adds every chunk of sd as a source, then every stored value as a raw one. file_map: sd file → run file. manifest may be NULL.
  * *first_out: the number of chunk 0's source; values follow the chunks. */

@@ -161,6 +161,7 @@ static FALLIBLE enum err cut_large(struct builder *bd, uint32_t dst, uint32_t ra
 	struct run_build *b = bd->b;
 	uint64_t bytes = b->dsts.v[dst].payload_bytes;
 
+	TRY(build_room(b->parts.n, bytes / task_bytes_of(b) + 1));
 	for (uint64_t at = 0; at < bytes; at += task_bytes_of(b)) {
 		uint64_t end = num_min(at + task_bytes_of(b), bytes), first = b->blocks.n;
 		const struct run_dst *d = &b->dsts.v[dst];
@@ -191,6 +192,7 @@ static FALLIBLE enum err cut_group(struct builder *bd, const uint32_t *dsts, uin
 	for (uint32_t i = 0; i < n; i++)
 		all_row += row_bytes(b, &b->dsts.v[dsts[i]]);
 	uint64_t step = num_max(task_bytes_of(b) / all_row, 1), steps = num_div_up(rows, step);
+	TRY(build_room(b->parts.n, steps));
 	for (uint32_t i = 0; i < n; i++) {
 		uint64_t row = row_bytes(b, &b->dsts.v[dsts[i]]), at = 0;
 		for (uint64_t k = 1; k <= steps; k++) {

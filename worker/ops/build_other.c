@@ -61,7 +61,7 @@ static uint32_t split_files(struct stream *s, uint64_t max_file_bytes)
 	uint64_t filled = 0;
 
 	for (uint64_t i = 0; i < s->n; i++) {
-		if (i > 0 && filled + s->wholes[i].bytes > max_file_bytes) {
+		if (i > 0 && s->wholes[i].bytes > max_file_bytes - num_min(filled, max_file_bytes)) {
 			files++;
 			filled = 0;
 		}
@@ -142,6 +142,7 @@ static FALLIBLE enum err cut_stream(struct run_build *b, uint32_t file, uint32_t
 	struct run_part *p;
 	uint64_t *at;
 
+	TRY(build_room(b->parts.n, bytes / b->opts.task_bytes + 1));
 	for (uint64_t off = 0; off < bytes; off += b->opts.task_bytes) {
 		uint64_t stop = num_min(off + b->opts.task_bytes, bytes);
 		TRY(vec_push(&b->tasks, &task));
@@ -293,6 +294,7 @@ static FALLIBLE enum err add_pair(struct pairs *p, uint64_t chunk)
 
 	TRY(box_numel(src->ndim, p->b->dims.v + src->dims_at + src->ndim, &numel));
 	TRY(num_mul(numel, dtype_bytes((enum dtype)src->dtype), &bytes));
+	TRY(build_room(p->b->parts.n, 2 * (bytes / DIFF_HALF + 1)));
 	if (bytes > BUILD_SMALL_BYTES) {
 		TRY(add_side(p, chunk, bytes, 0, false));
 		TRY(add_side(p, chunk, bytes, DIFF_HALF, true));

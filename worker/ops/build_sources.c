@@ -111,6 +111,7 @@ static FALLIBLE enum err cut_source(struct run_build *b, uint32_t src, uint64_t 
 	uint64_t bytes = 0, at = 0;
 
 	TRY(payload_bytes(b, s, &bytes));
+	TRY(build_room(b->scans.n, bytes / BUILD_TASK_BYTES + 1));
 	s->first_scan = b->scans.n;
 	s->scan_count = 0;
 	if (!digests_usable(b, s, bytes))

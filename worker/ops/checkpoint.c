@@ -10,8 +10,9 @@
 #include "format/dcp_meta.h"
 #include "ops/spool.h"
 #include "os/fs.h"
+#include "tensor/box.h"
 
-enum { METADATA_MAX = 1 << 30, RANKS_MAX = 65536 };
+enum { METADATA_MAX = 1 << 30, RANKS_MAX = 65536, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100 };
 
 const char *checkpoint_format_name(enum checkpoint_format f)
 {
@@ -235,11 +236,32 @@ static FALLIBLE enum err check_loc(const struct checkpoint *c, struct str fqn, s
 	return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)loc.offset), fqn.p, fqn.n), rank);
 }
 
+/* No archive gives more than this from its bytes, deflated or not; the size of a small one costs nothing. */
+static FALLIBLE enum err check_payload(const struct checkpoint *c, const struct sd_chunk *k)
+{
+	const struct sd_tensor *t = &c->sd->tensors[k->tensor];
+	char name[ERR_FILE_MAX];
+	uint64_t numel, bytes;
+
+	TRY(box_numel(t->ndim, sd_sizes(k, t->ndim), &numel));
+	TRY(num_mul(numel, dtype_bytes(t->dtype), &bytes));
+	if (k->loc.transform || bytes <= PAYLOAD_SMALL || bytes / DEFLATE_MOST <= k->loc.length)
+		return OK;
+	struct str f = c->sd->files[k->loc.file].name;
+	snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
+	return err_at_file(ERR(FORMAT_METADATA, "an item of %ju bytes cannot hold a chunk of %ju", (uintmax_t)k->loc.length,
+			       (uintmax_t)bytes), name, (int64_t)k->loc.offset);
+}
+
 static FALLIBLE enum err check_locs(const struct checkpoint *c)
 {
 	for (uint64_t i = 0; i < c->sd->chunk_count; i++) {
 		const struct sd_chunk *k = &c->sd->chunks[i];
-		TRY(check_loc(c, c->sd->tensors[k->tensor].fqn, k->loc, k->rank));
+		struct str fqn = c->sd->tensors[k->tensor].fqn;
+		TRY(check_loc(c, fqn, k->loc, k->rank));
+		enum err e = check_payload(c, k);
+		if (e)
+			return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), k->rank);
 	}
 	for (uint64_t i = 0; i < c->sd->value_count; i++) {
 		const struct sd_value *v = &c->sd->values[i];
