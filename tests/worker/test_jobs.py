@@ -373,3 +373,19 @@ def test_storage_that_is_full(roots, tmp_path):
         assert p.kind == "FAILED" and p.body["file"] == "__0_0.distcp" and p.body["rank"] == 0, p.body
         assert list(tmp_path.iterdir()) == []
     s.close()
+
+
+def test_diff_tells_all_tensors_however_much_differs(gang):
+    """One large tensor that differs everywhere once took all the places for differences."""
+    n = 3 << 20
+    many = {f"t{i:04}": ("F32", (8,), struct.pack("<8f", *([i] * 8))) for i in range(5000)}
+    a = Segments([lib.image({"aaa": ("F64", (n,), bytes(8 * n)), **many})])
+    less = {k: (d, s, b[:28] + struct.pack("<f", -1)) for k, (d, s, b) in many.items()}
+    b = Segments([lib.image({"aaa": ("F64", (n,), struct.pack("<d", 2.0) * n), **less})])
+    r = done(gang.job("diff", {"a": {"state_dict": "a"}, "b": {"state_dict": "b"}}, {"a": a, "b": b}))
+    assert not r["equal"] and r["difference_count"] == 5001
+    found = {x["path"]: x for x in r["differences"]}
+    assert len(found) == 5001 and found["aaa"]["count"] == n and found["aaa"]["max_abs"] == 2.0
+    assert found["t0007"]["first_index"] == [7] and found["t0007"]["max_abs"] == 8.0
+    a.close()
+    b.close()

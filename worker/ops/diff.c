@@ -1,6 +1,7 @@
 /* diff.c: how two checkpoints or state dicts differ: keys, kinds, dtypes, shapes, then values, chunk by chunk of a, whatever the two
  * layouts are. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/num.h"
 #include "ops/build.h"
@@ -22,17 +23,20 @@ struct diff {
 	uint64_t count;
 };
 
-static void put(struct diff *d, struct str fqn, const char *what, json_t *a, json_t *b)
+/* The entry, or NULL when the list is long enough: differences are counted on. */
+static json_t *put(struct diff *d, struct str fqn, const char *what, json_t *a, json_t *b)
 {
 	d->count++;
 	if (json_array_size(d->list) >= DIFFERENCES_MAX) {
 		json_decref(a);
 		json_decref(b);
-		return;
+		return NULL;
 	}
 	json_t *path = json_stringn(fqn.p, fqn.n);
-	json_array_append_new(d->list, json_pack("{s:o, s:s, s:o, s:o}", "path", path ? path : json_string("?"), "what", what,
-						 "a", a ? a : json_null(), "b", b ? b : json_null()));
+	json_t *entry = json_pack("{s:o, s:s, s:o, s:o}", "path", path ? path : json_string("?"), "what", what, "a",
+				  a ? a : json_null(), "b", b ? b : json_null());
+	json_array_append_new(d->list, entry);
+	return entry;
 }
 
 static json_t *shape_doc(const struct sd_tensor *t)
@@ -147,14 +151,13 @@ static FALLIBLE enum err compare_values(struct diff *d)
 }
 
 /* Where element `linear` of a chunk is in the whole tensor. */
-static json_t *global_index(const struct run *run, const struct run_dst *dst, uint64_t linear)
+static json_t *global_index(const struct sd_chunk *c, uint32_t ndim, uint64_t linear)
 {
-	const int64_t *dims = run->dims + dst->dims_at;
 	json_t *list = json_array();
 
-	for (uint32_t i = dst->ndim; i-- > 0;) {
-		int64_t size = dims[dst->ndim + i];
-		json_array_insert_new(list, 0, json_integer(dims[i] + (int64_t)(linear % (uint64_t)size)));
+	for (uint32_t i = ndim; i-- > 0;) {
+		int64_t size = sd_sizes(c, ndim)[i];
+		json_array_insert_new(list, 0, json_integer(sd_offsets(c)[i] + (int64_t)(linear % (uint64_t)size)));
 		linear /= (uint64_t)size;
 	}
 	return list;
@@ -167,38 +170,38 @@ static json_t *real_doc(double v)
 	return doc ? doc : json_string(v != v ? "nan" : "inf");
 }
 
-/* Differences come per block; one entry per tensor is made of them. */
-static void report_tensors(struct diff *d, const struct run *run)
+static double largest(double so_far, uint64_t bits)
 {
-	uint32_t n = (uint32_t)num_min(atomic_load(&run->head->difference_count), RUN_DIFFERENCES_MAX);
+	double v;
 
-	for (uint32_t i = 0; i < n; i++) {
-		struct run_difference *x = &run->head->differences[i];
-		if (x->count == 0)
-			continue;
-		const struct run_dst *dst = &run->dsts[x->src];
-		struct str fqn = run_dst_fqn(run, dst);
-		struct run_difference all = *x;
-		for (uint32_t k = i + 1; k < n; k++) {
-			struct run_difference *y = &run->head->differences[k];
-			if (y->count == 0 || !str_eq(run_dst_fqn(run, &run->dsts[y->src]), fqn))
-				continue;
-			all.count += y->count;
-			if (y->src < all.src || (y->src == all.src && y->element < all.element)) {
-				all.src = y->src;
-				all.element = y->element;
-			}
-			all.max_abs = y->max_abs > all.max_abs || y->max_abs != y->max_abs ? y->max_abs : all.max_abs;
-			all.max_rel = y->max_rel > all.max_rel || y->max_rel != y->max_rel ? y->max_rel : all.max_rel;
-			y->count = 0;
+	memcpy(&v, &bits, sizeof v);
+	return v > so_far || v != v ? v : so_far;
+}
+
+/* Differences are noted per chunk; one entry per tensor is made of them. */
+static void report_tensor(struct diff *d, const struct run_src *srcs, const struct sd_tensor *t)
+{
+	const struct sd_chunk *first = NULL;
+	uint64_t count = 0, element = 0;
+	double max_abs = 0, max_rel = 0;
+
+	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++) {
+		uint64_t n = atomic_load(&srcs[c].diff_count);
+		if (n && !first) {
+			first = &d->common->chunks[c];
+			element = atomic_load(&srcs[c].diff_first) - 1;
 		}
-		put(d, fqn, "values", NULL, NULL);
-		json_t *entry = json_array_get(d->list, json_array_size(d->list) - 1);
-		json_object_set_new(entry, "count", json_integer((json_int_t)all.count));
-		json_object_set_new(entry, "max_abs", real_doc(all.max_abs));
-		json_object_set_new(entry, "max_rel", real_doc(all.max_rel));
-		json_object_set_new(entry, "first_index", global_index(run, &run->dsts[all.src], all.element));
+		count += n;
+		max_abs = largest(max_abs, atomic_load(&srcs[c].diff_max_abs));
+		max_rel = largest(max_rel, atomic_load(&srcs[c].diff_max_rel));
 	}
+	json_t *entry = count ? put(d, t->fqn, "values", NULL, NULL) : NULL;
+	if (!entry)
+		return;
+	json_object_set_new(entry, "count", json_integer((json_int_t)count));
+	json_object_set_new(entry, "max_abs", real_doc(max_abs));
+	json_object_set_new(entry, "max_rel", real_doc(max_rel));
+	json_object_set_new(entry, "first_index", global_index(first, t->ndim, element));
 }
 
 static FALLIBLE enum err compare_bytes(struct diff *d)
@@ -222,7 +225,8 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 	if (!e)
 		e = job_execute(d->job, &run);
 	if (!e) {
-		report_tensors(d, &run);
+		for (uint64_t i = 0; i < d->common->tensor_count; i++)
+			report_tensor(d, run.srcs + first_a, &d->common->tensors[i]);
 		json_object_set_new(d->job->result, "compared_bytes", json_integer((json_int_t)run_bytes_total(&run)));
 	}
 	run_detach(&run);
@@ -245,6 +249,7 @@ static FALLIBLE enum err diff(struct diff *d)
 	TRY(input_undo_transforms(d->job, &d->a));
 	TRY(input_undo_transforms(d->job, &d->b));
 	TRY(save_plan_make(d->a.sd, DEDUP_LOWEST_RANK, UINT64_MAX, &d->plan_a, &stats));
+	TRY(save_plan_validate(d->plan_a)); /* what no chunk holds would not be compared, and count as equal */
 	TRY(sdict_new(UINT64_MAX, &d->common));
 	TRY(compare_tensors(d));
 	TRY(compare_values(d));

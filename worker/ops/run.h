@@ -62,6 +62,9 @@ struct run_src {
 	_Atomic uint32_t crc_state;    /* enum run_crc_state */
 	_Atomic uint32_t nonzero;      /* verify values: an element that is not zero was seen */
 	_Atomic uint64_t nan_count, inf_count;
+	/* diff, of A's: how many elements differ, 1 + the first of them (in the chunk), and the bits of the largest differences: doubles
+	 * that are not negative sort like their bits, NaN behind all */
+	_Atomic uint64_t diff_count, diff_first, diff_max_abs, diff_max_rel;
 };
 
 enum run_dst_kind { RUN_DST_TENSOR, RUN_DST_RAW };
@@ -129,15 +132,6 @@ enum run_mode {
 	RUN_DIFF,                      /* src-driven over A; pieces are B's sources, compared */
 };
 
-struct run_difference {
-	uint32_t src;                  /* of A */
-	uint64_t element;              /* first differing one, linear in A's chunk */
-	uint64_t count;
-	double max_abs, max_rel;
-};
-
-enum { RUN_DIFFERENCES_MAX = 4096 };
-
 #define RUN_TABLES(X)                       \
 	X(struct run_dir, dirs)             \
 	X(struct run_file, files)           \
@@ -174,8 +168,6 @@ struct run_head {
 #undef X
 	_Atomic uint64_t verified_bytes, unverified_bytes, read_bytes, needed_bytes;
 	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */
-	_Atomic uint32_t difference_count;
-	struct run_difference differences[RUN_DIFFERENCES_MAX];
 };
 
 /* The tables while the leader builds them. */
