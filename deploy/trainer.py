@@ -3,7 +3,7 @@
 
 Each step it reserves a segment, copies its tensors in (a safetensors image in shared memory), seals it and asks for a save.
 Between seal and save it could die: the snapshot is dcpd's from then on. `--seal-only` stops there, `--save-only` saves what an
-earlier run sealed.
+earlier run sealed. Once the checkpoint is durable it releases the slot for a later step.
 """
 
 import argparse
@@ -82,6 +82,7 @@ def save(name, step, target):
         job = call("GET", f"/v1/jobs/{job['id']}?wait=30s")
     if job["state"] != "succeeded":
         sys.exit(f"job {job['id']} {job['state']}: {json.dumps(job.get('error'))}")
+    call("POST", f"/v1/state-dicts/{name}/ranks/0:release", {"generation": step})
     return job["id"]
 
 

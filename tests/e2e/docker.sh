@@ -56,6 +56,10 @@ fi
 trainer() { compose run --rm --no-deps -T trainer --run r --mib 4 "$@"; }
 ctl() { compose exec -T dcpd dcpctl "$@"; }
 segments() { compose exec -T shm sh -c 'ls -i /dev/shm | sort'; }
+engine_of() { # what workers read and write with, as the daemon says
+	compose exec -T dcpd curl -fsS --unix-socket /run/dcpd/dcpd.sock http://localhost/v1/capabilities |
+		python3 -c 'import json, re, sys; print(re.search(r"\"engine\": \"(\w+)\"", json.dumps(json.load(sys.stdin))).group(1))'
+}
 up() { compose up -d --wait --no-build "$@" >"$work/up.log" 2>&1 || { cat "$work/up.log"; return 1; }; }
 holds() { # STEP...: these checkpoints are visible and whole
 	local n
@@ -88,6 +92,7 @@ PY
 step "a trainer of uid 10001 saves"
 trainer --first 1 --steps 1
 holds 1
+step "workers use $(engine_of)"
 step "it seals another generation and ends"
 trainer --first 2 --steps 1 --seal-only
 before=$(segments)
@@ -115,6 +120,7 @@ files+=(-f "$work/seccomp.yaml")
 up dcpd
 trainer --first 4 --steps 1
 holds 1 2 3 4
+[ "$(engine_of)" = threads ]
 ctl status
 
 step "stopped: it ends well"
