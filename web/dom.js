@@ -46,20 +46,32 @@ export function sync(node, children) {
 	if (act && !node.contains(document.activeElement)) node.querySelector(`[data-act="${CSS.escape(act)}"]`)?.focus();
 }
 
+/**
+ * Gives cells what a narrow screen needs, where a row is a card and the head is out of sight: the column's name in front, and
+ * the roles, which browsers take from elements of another `display`.
+ */
+function labelled(cells, heads) {
+	cells.forEach((cell, i) => {
+		cell.setAttribute("role", cell.tagName === "TH" ? "rowheader" : "cell");
+		if (heads[i]) cell.dataset.label = heads[i];
+	});
+	return cells;
+}
+
 /** Makes tbody show items, one row each, found again by key; build(item) returns the cells. */
 export function rows(tbody, items, key, build, empty) {
-	const columns = tbody.parentElement.tHead.rows[0].cells.length;
+	const heads = [...tbody.parentElement.tHead.rows[0].cells].map((cell) => cell.textContent);
 	if (items.length === 0) {
-		sync(tbody, h("tr", {}, h("td", { class: "empty", colspan: columns }, empty)));
+		sync(tbody, h("tr", { role: "row" }, h("td", { class: "empty", role: "cell", colspan: heads.length }, empty)));
 		return;
 	}
 	const old = new Map([...tbody.rows].map((row) => [row.dataset.key, row]));
 	let place = tbody.firstElementChild;
 	for (const item of items) {
 		const id = key(item);
-		const row = old.get(id) || h("tr", { "data-key": id });
+		const row = old.get(id) || h("tr", { role: "row", "data-key": id });
 		old.delete(id);
-		sync(row, build(item));
+		sync(row, labelled(build(item), heads));
 		if (row === place) place = place.nextElementSibling;
 		else tbody.insertBefore(row, place);
 	}

@@ -45,7 +45,7 @@ function rankList(job, most) {
 function numbers(progress) {
 	const parts = [`${bytes(progress.bytes_done)} of ${bytes(progress.bytes_total)}`];
 	if (progress.rate > 0) parts.push(`${bytes(progress.rate)}/s`);
-	if (progress.eta_s > 0) parts.push(`${seconds(progress.eta_s)} left`);
+	if (progress.eta_s > 0) parts.push(`${seconds(Math.ceil(progress.eta_s))} left`);
 	return parts.join(" · ");
 }
 
@@ -71,7 +71,7 @@ function summary(job) {
 	const s = took(job), n = job.progress?.bytes_done;
 	const parts = [];
 	if (n > 0) parts.push(bytes(n));
-	if (s >= 0) parts.push(`in ${seconds(s)}`);
+	if (s >= 0) parts.push(seconds(s));
 	if (n > 0 && s > 0.001) parts.push(`${bytes(n / s)}/s`);
 	return parts.join(" · ") || "–";
 }
@@ -153,11 +153,16 @@ function errorPanel(error) {
 		})));
 }
 
+const milestone = (job, name) => {
+	const value = job.milestones?.[name];
+	return typeof value === "string" ? when(value) : value;
+};
+
 function facts(job) {
 	const list = [["Kind", job.kind], ["What", what(job)], ["State", state(job.state)], ["Stage", job.stage],
 		["Created", when(job.created_at)], ["Started", when(job.started_at)], ["Finished", when(job.finished_at)],
 		["Took", took(job) >= 0 ? summary(job) : null], ["Attempt", job.attempt],
-		["Snapshotted", job.milestones?.snapshotted], ["Durable", job.milestones?.durable],
+		["Snapshotted", milestone(job, "snapshotted")], ["Durable", milestone(job, "durable")],
 		["Labels", Object.entries(job.labels || {}).map(([k, v]) => `${k}=${v}`).join(", ")]];
 	return h("dl", { class: "facts" }, list.filter(([, v]) => v !== undefined && v !== null && v !== "" && v !== "–" && v !== false)
 		.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v === true ? "yes" : v)]));
@@ -180,12 +185,12 @@ export function drawJob(id) {
 	fetchPlan(job);
 	const p = job.progress;
 	sync($("job-body"), [
-		h("div", { class: "panel" }, facts(job)),
+		h("div", { class: "panel" }, facts(job), h("div", { class: "pager" }, action(job) || h("span", { class: "small" },
+			job.state === "committing" ? "Committing: it can no longer be cancelled." : ""))),
 		job.error ? errorPanel(job.error) : null,
-		h("div", { class: "pager" }, action(job) || h("span", { class: "small" },
-			job.state === "committing" ? "Committing: it can no longer be cancelled." : "")),
-		p && p.bytes_total > 0 ? h("section", { "aria-label": "Progress" }, h("h3", {}, "Progress"),
-			bar(`Job ${id}`, p.bytes_done, p.bytes_total), h("p", { class: "small" }, numbers(p)), rankList(job, RANKS_IN_VIEW)) : null,
+		p && p.bytes_total > 0 && job.state !== "succeeded" ? h("section", { class: "panel", "aria-label": "Progress" },
+			h("h3", {}, "Progress"), bar(`Job ${id}`, p.bytes_done, p.bytes_total), h("p", { class: "small" }, numbers(p)),
+			rankList(job, RANKS_IN_VIEW)) : null,
 		object("Result", "job-result", job.result),
 		object("Plan", "job-plan", store.plans.get(id)?.plan),
 		object("Request", "job-request", job.spec),

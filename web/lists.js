@@ -87,14 +87,22 @@ export function drawStorages() {
 	}, "No storage is configured.", "storages");
 }
 
+/** What holds a worker back from the rest of the machine; nothing is known before it has said hello. */
+function sandbox(w) {
+	if (w.state === "starting" || w.seccomp === undefined) return "–";
+	const on = [w.landlock > 0 ? "Landlock" : null, w.seccomp ? "seccomp" : null].filter(Boolean);
+	return on.length === 2 ? on.join(", ") : h("span", { class: "error" }, on.length ? `${on[0]} only` : "none");
+}
+
 export function drawWorkers() {
 	table("workers", store.workers, (w) => String(w.id ?? w.pid), (w) => [
 		h("th", { scope: "row", class: "mono" }, String(w.pid ?? w.id)),
 		h("td", {}, w.role || "–"),
-		h("td", {}, w.gang === undefined || w.gang === null ? "–" : `${w.gang}${w.index === undefined ? "" : ` · worker ${w.index}`}`),
 		h("td", {}, w.state ? state(w.state) : "–"),
 		h("td", {}, link(w.job)),
+		h("td", {}, (w.storages || []).join(", ") || "–"),
 		h("td", {}, w.engine || "–"),
+		h("td", {}, sandbox(w)),
 		h("td", {}, when(w.started_at)),
 	], "No worker is running.", "workers");
 }

@@ -77,8 +77,7 @@ def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
     raw[len(raw) // 2] ^= 1
     file.write_bytes(raw)
     enter(page, daemon)
-    job = daemon.api.submit("reshard", source={"storage": "main", "name": "a"},
-                            target={"storage": "main", "name": "b", "world_size": 1})
+    job = daemon.api.submit("load", source={"storage": "main", "name": "a"}, target={"state_dict": "serve", "world_size": 1})
     line = row(page, "jobs", job["id"])
     expect(line.locator(".state")).to_have_text("failed", timeout=20000)
     error = daemon.api.wait(job)["error"]

@@ -123,7 +123,7 @@ def test_a_job_appears_and_moves_without_reload(page, fake):
     fake.put_job(job(1, progress=progress(25 * MIB, 100 * MIB, 4)), "job.progress")
     expect(line.locator(".state")).to_have_text("running")
     expect(line).to_contain_text("main:a → main:b1")
-    expect(line).to_contain_text("25.0 MiB of 100 MiB · 5.0 MiB/s · 3.0 s left")
+    expect(line).to_contain_text("25.0 MiB of 100 MiB · 5.0 MiB/s · 3 s left")
     expect(line.locator(".ranks li")).to_have_count(4)
     assert line.locator("progress").first.get_attribute("value") == "25.0"
     expect(page.locator("#count-jobs")).to_have_text("1 active")
@@ -342,6 +342,27 @@ def test_dark_scheme_has_contrast_too(page, fake):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 27)"
     accessible(page)
     page.emulate_media(color_scheme="light")
+    accessible(page)
+
+
+def test_rows_are_cards_on_a_phone(page, fake):
+    """No column is out of sight: each cell is below the one before, with its column's name, and still a table's cell."""
+    page.set_viewport_size({"width": 390, "height": 800})
+    error = {"code": "digest_mismatch", "fqn": "model.layers.1.mlp.weight", "file": "__3_0.distcp", "offset": 4096, "rank": 3}
+    fake.put_job(job(1, "failed", error=error), "job.state")
+    fake.workers = [{"id": "w1", "pid": 4242, "role": "gang", "state": "busy", "job": job(1)["id"], "storages": ["main"],
+                     "engine": "threads", "landlock": 0, "seccomp": True}]
+    enter(page, fake)
+    cells = row(page, "jobs", job(1)["id"]).locator("th, td:not(:empty)")
+    expect(cells.nth(3)).to_contain_text("__3_0.distcp")
+    boxes = [cells.nth(i).bounding_box() for i in range(cells.count())]
+    assert all(b["x"] >= 0 and b["x"] + b["width"] <= 390 for b in boxes), boxes
+    assert all(a["y"] + a["height"] <= b["y"] + 1 for a, b in zip(boxes, boxes[1:])), boxes
+    assert page.get_by_role("cell", name="digest_mismatch").get_attribute("data-label") == "Progress"
+    accessible(page)
+    page.click("nav a[href='#/workers']")
+    expect(row(page, "workers", "w1")).to_contain_text("seccomp only")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     accessible(page)
 
 
