@@ -124,6 +124,21 @@ enum err run_share(const struct run_build *b, struct run *out)
 	return OK;
 }
 
+static bool table_fits(struct run_table t, uint64_t item, uint64_t bytes)
+{
+	return t.at % 16 == 0 && t.at >= sizeof(struct run_head) && t.at <= bytes && t.n <= (bytes - t.at) / item;
+}
+
+static bool tables_fit(const struct run *r)
+{
+	bool fit = true;
+
+#define X(type, name) fit = fit && table_fits(r->head->name, sizeof(type), r->bytes);
+	RUN_TABLES(X)
+#undef X
+	return fit;
+}
+
 enum err run_attach(int fd, struct run *out)
 {
 	off_t size = lseek(fd, 0, SEEK_END);
@@ -131,7 +146,7 @@ enum err run_attach(int fd, struct run *out)
 	if (size < (off_t)sizeof(struct run_head))
 		return ERR(PROTOCOL, "a run of %jd bytes", (intmax_t)size);
 	TRY(map_run(fd, (uint64_t)size, out));
-	if (out->head->magic != RUN_MAGIC || out->head->total_bytes != (uint64_t)size) {
+	if (out->head->magic != RUN_MAGIC || out->head->total_bytes != (uint64_t)size || !tables_fit(out)) {
 		out->fd = -1;
 		run_detach(out);
 		return ERR(PROTOCOL, "not a run");
