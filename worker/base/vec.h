@@ -15,10 +15,14 @@
 		uint64_t cap; \
 	}
 
-static inline FALLIBLE enum err vec_grow_(void **v, uint64_t *cap, uint64_t need, size_t bytes)
+static inline FALLIBLE enum err vec_grow_(void **v, uint64_t *cap, uint64_t n, uint64_t more, size_t bytes)
 {
-	if (need <= *cap)
+	uint64_t need = n + more;
+
+	if (more <= *cap - n)
 		return OK;
+	if (need < n)
+		return ERR(LIMIT_EXCEEDED, "too many elements");
 	uint64_t want = *cap ? *cap + *cap / 2 : 16;
 	if (want < need)
 		want = need;
@@ -31,7 +35,7 @@ static inline FALLIBLE enum err vec_grow_(void **v, uint64_t *cap, uint64_t need
 }
 
 #define vec_reserve(a, more) \
-	vec_grow_((void **)&(a)->v, &(a)->cap, (a)->n + (more), sizeof *(a)->v)
+	vec_grow_((void **)&(a)->v, &(a)->cap, (a)->n, more, sizeof *(a)->v)
 #define vec_push(a, ptr_out)                                                       \
 	({                                                                         \
 		enum err vec_e_ = vec_reserve(a, 1);                               \
