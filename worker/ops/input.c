@@ -17,12 +17,14 @@ void input_close(struct input *s)
 	*s = (struct input){ 0 };
 }
 
-/* A short read of a segment means that it was shrunk. */
+enum err input_segment_error(enum err e)
+{
+	return e == ERR_STORAGE_IO ? ERR(SEGMENT_SHRUNK, "the segment is smaller than its image") : e;
+}
+
 static enum err segment_error(enum err e, int64_t rank)
 {
-	if (e == ERR_STORAGE_IO)
-		e = ERR(SEGMENT_SHRUNK, "the segment is smaller than its image");
-	return err_at_rank(e, rank);
+	return err_at_rank(input_segment_error(e), rank);
 }
 
 static FALLIBLE enum err read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
@@ -141,9 +143,11 @@ enum err input_value(const struct input *s, const struct sd_value *v, void **byt
 	char name[4096];
 	int fd = -1;
 
-	if (!bytes)
-		return n > VALUE_MAX ? ERR(LIMIT_EXCEEDED, "a value of %ju bytes", (uintmax_t)n)
-				     : ERR(NO_MEMORY, "no memory for a value of %ju bytes", (uintmax_t)n);
+	if (!bytes) {
+		enum err none = n > VALUE_MAX ? ERR(LIMIT_EXCEEDED, "a value of %ju bytes", (uintmax_t)n)
+					      : ERR(NO_MEMORY, "no memory for a value of %ju bytes", (uintmax_t)n);
+		return err_at_fqn(none, v->fqn.p, v->fqn.n);
+	}
 	if (v->kind == SD_VALUE_INLINE) {
 		memcpy(bytes, v->bytes.p, n);
 	} else {

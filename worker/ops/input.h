@@ -28,5 +28,7 @@ const struct manifest *input_manifest(const struct input *s);
 /* A value's torch.save archive, whole (mem_free). */
 FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, void **bytes_out, uint64_t *n_out);
 
+/* Of a read of a segment: a short one means that it was shrunk. */
+enum err input_segment_error(enum err e);
 /* Parses the images of a state dict's segments (its entry in a document: {"ranks":[{"rank","fd","bytes","image_bytes"}]}). */
 FALLIBLE enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out);

@@ -4,7 +4,7 @@
 #include "ops/lookup.h"
 #include "ops/input.h"
 
-enum { PAGE_DEFAULT = 100, PAGE_MAX = 10000, CHUNKS_SHOWN = 10000 };
+enum { PAGE_DEFAULT = 100, PAGE_MAX = 10000, CHUNKS_SHOWN = 10000, VALUE_SHOWN = 1 << 20 };
 
 struct page {
 	struct input source;
@@ -85,6 +85,8 @@ static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const st
 	put_path(b, v->path);
 	if (v->loc.transform) {
 		buf_puts(b, ",\"opaque\":\"transformed\"");
+	} else if (v->kind == SD_VALUE_STORED && v->loc.length > VALUE_SHOWN) {
+		buf_puts(b, ",\"opaque\":\"too large to show\"");
 	} else {
 		TRY(input_value(&p->source, v, &bytes, &n));
 		enum err e = input_item_value(bytes, n, &value);

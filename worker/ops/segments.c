@@ -6,7 +6,7 @@
 #include "base/num.h"
 #include "os/fs.h"
 
-enum { HEADER_MAX = SFT_HEADER_MAX + 8192 };
+enum { HEADER_MAX = SFT_HEADER_MAX + 8192, VALUES_MAX = 2 * HEADER_MAX };
 
 struct headers {
 	struct buf *bufs;              /* per rank */
@@ -24,6 +24,9 @@ static FALLIBLE enum err read_value(const struct input *source, const struct sd_
 	void *bytes = NULL;
 	uint64_t n = 0;
 
+	if (v->kind == SD_VALUE_STORED && v->loc.length > HEADER_MAX)
+		return err_at_fqn(ERR(LIMIT_EXCEEDED, "a value of %ju bytes has no place in a header", (uintmax_t)v->loc.length),
+				  v->fqn.p, v->fqn.n);
 	TRY(input_value(source, v, &bytes, &n));
 	enum err e = input_item_value(bytes, n, &value);
 	if (e) {
@@ -41,7 +44,7 @@ static FALLIBLE enum err read_value(const struct input *source, const struct sd_
 	e = arena_str(a, text, &out->bytes);
 	item_value_free(&value);
 	mem_free(bytes);
-	return e;
+	return err_at_fqn(e, v->fqn.p, v->fqn.n);
 }
 
 static FALLIBLE enum err read_values(const struct input *source, const struct sdict *view, struct headers *h)
@@ -123,7 +126,7 @@ static FALLIBLE enum err make(struct job *j, const struct input *source, const s
 enum err segments_make(struct job *j, const struct input *source, const struct sdict *view, struct sdict *target,
 		       uint32_t world_size)
 {
-	struct headers h = { .world_size = world_size, .arena = arena_new(UINT64_MAX) };
+	struct headers h = { .world_size = world_size, .arena = arena_new(VALUES_MAX) };
 
 	enum err e = h.arena ? make(j, source, view, target, &h) : ERR(NO_MEMORY, "no memory for images");
 	for (uint32_t r = 0; h.bufs && r < world_size; r++)
@@ -221,19 +224,19 @@ static FALLIBLE enum err set_rank(struct job *j, const json_t *r, const struct s
 
 	if (index >= j->fd_count)
 		return ERR(PROTOCOL, "a rank without a descriptor");
-	TRY(fs_pread(j->fds[index], first, sizeof first, 0, "segment"));
+	TRY(input_segment_error(fs_pread(j->fds[index], first, sizeof first, 0, "segment")));
 	TRY(sft_header_bytes(first, image_bytes, &json_bytes));
 	CLEANUP(mem_free_ptr) char *json = mem_alloc(json_bytes);
 	if (!json)
 		return ERR(NO_MEMORY, "no memory for a header");
-	TRY(fs_pread(j->fds[index], json, json_bytes, 8, "segment"));
+	TRY(input_segment_error(fs_pread(j->fds[index], json, json_bytes, 8, "segment")));
 	return set_in_header(j->fds[index], json, json_bytes, view, h);
 }
 
 enum err segments_set_values(struct job *j, const json_t *entry, const struct input *source, const struct sdict *view)
 {
 	const json_t *ranks = json_object_get(entry, "ranks");
-	struct headers h = { .arena = arena_new(UINT64_MAX) };
+	struct headers h = { .arena = arena_new(VALUES_MAX) };
 
 	enum err e = h.arena ? read_values(source, view, &h) : ERR(NO_MEMORY, "no memory for values");
 	for (size_t i = 0; !e && view->value_count && i < json_array_size(ranks); i++) {
