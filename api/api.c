@@ -102,20 +102,26 @@ static FALLIBLE enum err find_group(struct api *a, const char *name)
 	return OK;
 }
 
+static FALLIBLE enum err check_tls(const struct config *c)
+{
+	if ((c->tls_cert != NULL) != (c->tls_key != NULL))
+		return ERR(CONFIG, "tls-cert and tls-key need each other");
+	if (c->tls_cert && MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES)
+		return ERR(CONFIG, "this libmicrohttpd has no TLS");
+	if (c->listen.count > API_LISTENERS_MAX)
+		return ERR(CONFIG, "at most %d addresses to listen on", API_LISTENERS_MAX);
+	return OK;
+}
+
 static FALLIBLE enum err open_listeners(struct api *a, const struct config *c)
 {
 	bool tls = c->tls_cert != NULL;
 
-	if (tls != (c->tls_key != NULL))
-		return ERR(CONFIG, "tls-cert and tls-key need each other");
-	if (tls && MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES)
-		return ERR(CONFIG, "this libmicrohttpd has no TLS");
+	TRY(check_tls(c));
 	if (tls) {
 		TRY(read_text(c->tls_cert, &a->tls_cert_pem));
 		TRY(read_text(c->tls_key, &a->tls_key_pem));
 	}
-	if (c->listen.count > API_LISTENERS_MAX)
-		return ERR(CONFIG, "at most %d addresses to listen on", API_LISTENERS_MAX);
 	for (uint32_t i = 0; i < c->listen.count; i++) {
 		TRY(listen_open(c->listen.items[i], tls, c->insecure_http, a->group, &a->listeners[i]));
 		a->listener_count++;
@@ -158,6 +164,17 @@ FALLIBLE enum err api_start(struct server *core, struct api **out)
 	}
 	log_debug("http", "library", MHD_get_version(), NULL);
 	*out = a;
+	return OK;
+}
+
+FALLIBLE enum err api_check(const struct config *c)
+{
+	struct api a = { 0 };
+
+	TRY(find_group(&a, c->allow_group));
+	TRY(check_tls(c));
+	for (uint32_t i = 0; i < c->listen.count; i++)
+		TRY(listen_check(c->listen.items[i], c->tls_cert != NULL, c->insecure_http));
 	return OK;
 }
 

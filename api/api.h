@@ -3,8 +3,11 @@
 #include "base/err.h"
 
 struct server;
+struct config;
 struct api;
 
+/* --check-config: whether api_start could make sense of it. Binds nothing. */
+FALLIBLE enum err api_check(const struct config *c);
 /* Binds every listener of core->config (a taken port is an error), makes the token file if there is none, and begins to answer
  * as soon as the loop runs. */
 FALLIBLE enum err api_start(struct server *core, struct api **out);

@@ -15,14 +15,22 @@
 
 enum { BACKLOG = 512 };
 
+static FALLIBLE enum err check_path(const char *path)
+{
+	const struct sockaddr_un *a = NULL;
+
+	if (strlen(path) == 0 || strlen(path) >= sizeof a->sun_path)
+		return ERR(CONFIG, "the socket's path \"%.64s\" must have 1 to %zu bytes", path, sizeof a->sun_path - 1);
+	return OK;
+}
+
 static FALLIBLE enum err listen_unix(const char *path, gid_t group, struct http_listener *out)
 {
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
 	struct stat st;
 	int fd, probe;
 
-	if (strlen(path) == 0 || strlen(path) >= sizeof a.sun_path)
-		return ERR(CONFIG, "the socket's path \"%.64s\" must have 1 to %zu bytes", path, sizeof a.sun_path - 1);
+	TRY(check_path(path));
 	memcpy(a.sun_path, path, strlen(path) + 1);
 	probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (probe < 0)
@@ -41,14 +49,14 @@ static FALLIBLE enum err listen_unix(const char *path, gid_t group, struct http_
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return ERR_SYS(CONFIG, "cannot make a Unix socket");
-	/* Born closed to others, opened afterwards: who may connect is then told apart by peer credentials. */
+	/* Born closed, and opened to the group that --allow-group names, if any: its members are told apart by peer credentials. */
 	mode_t before = umask(0177);
 	int bound = bind(fd, (struct sockaddr *)&a, sizeof a);
 	why = errno;
 	umask(before);
 	errno = why;
 	if (bound != 0 || listen(fd, BACKLOG) != 0 ||
-	    (group != (gid_t)-1 && chown(path, (uid_t)-1, group) != 0) || chmod(path, 0666) != 0) {
+	    (group != (gid_t)-1 && (chown(path, (uid_t)-1, group) != 0 || chmod(path, 0660) != 0))) {
 		enum err e = ERR_SYS(CONFIG, "cannot listen on %s", path);
 		close(fd);
 		return e;
@@ -96,13 +104,13 @@ static FALLIBLE enum err bind_tcp(const struct addrinfo *a, const char *address,
 	return OK;
 }
 
-static FALLIBLE enum err listen_tcp(const char *address, bool insecure, struct http_listener *out)
+/* The addresses that HOST:PORT stands for; the caller frees the list. */
+static FALLIBLE enum err resolve(const char *address, bool tls, bool insecure, struct addrinfo **out)
 {
 	const char *colon = strrchr(address, ':'), *port = colon ? colon + 1 : address;
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV }, *list = NULL;
 	char host[256] = "127.0.0.1";
 	uint64_t number = 0;
-	enum err e;
 
 	if (!str_to_u64(str_of(port), &number) || number > 65535)
 		return ERR(CONFIG, "\"%.100s\" is no address: unix:PATH, HOST:PORT or PORT", address);
@@ -114,12 +122,33 @@ static FALLIBLE enum err listen_tcp(const char *address, bool insecure, struct h
 	}
 	if (getaddrinfo(host, port, &hints, &list) != 0 || !list)
 		return ERR(CONFIG, "the host \"%.100s\" is not known", host);
-	if (!is_loopback(list->ai_addr) && !out->tls && !insecure)
-		e = ERR(CONFIG, "%s is beyond loopback: give --tls-cert and --tls-key, or --insecure-http", address);
-	else
-		e = bind_tcp(list, address, out);
+	if (!is_loopback(list->ai_addr) && !tls && !insecure) {
+		freeaddrinfo(list);
+		return ERR(CONFIG, "%s is beyond loopback: give --tls-cert and --tls-key, or --insecure-http", address);
+	}
+	*out = list;
+	return OK;
+}
+
+static FALLIBLE enum err listen_tcp(const char *address, bool insecure, struct http_listener *out)
+{
+	struct addrinfo *list;
+
+	TRY(resolve(address, out->tls, insecure, &list));
+	enum err e = bind_tcp(list, address, out);
 	freeaddrinfo(list);
 	return e;
+}
+
+FALLIBLE enum err listen_check(const char *address, bool tls, bool insecure)
+{
+	struct addrinfo *list;
+
+	if (str_starts(str_of(address), "unix:"))
+		return check_path(address + 5);
+	TRY(resolve(address, tls, insecure, &list));
+	freeaddrinfo(list);
+	return OK;
 }
 
 FALLIBLE enum err listen_open(const char *address, bool tls, bool insecure, gid_t group, struct http_listener *out)

@@ -2,6 +2,7 @@
 #include "server/config.h"
 
 #include <ctype.h>
+#include <grp.h>
 #include <stdarg.h>
 #include <sched.h>
 #include <stddef.h>
@@ -429,6 +430,14 @@ static FALLIBLE enum err default_state_dir(struct config *c, char *const *env)
 	return ERR(CONFIG, "state-dir: neither given nor to be found from XDG_STATE_HOME or HOME");
 }
 
+/* A system service's socket is for its group. */
+static FALLIBLE enum err default_group(struct config *c, char *const *env)
+{
+	if (!env_get(env, "RUNTIME_DIRECTORY") || c->allow_group || !getgrnam("dcpd"))
+		return OK;
+	return set_printf(&c->allow_group, "dcpd");
+}
+
 static FALLIBLE enum err default_listen(struct config *c, char *const *env)
 {
 	const char *run = env_get(env, "RUNTIME_DIRECTORY");
@@ -464,6 +473,7 @@ static FALLIBLE enum err derive(struct config *c, char *const *env)
 		return ERR(CONFIG, "state-dir: \"%s\" is not an absolute path", c->state_dir);
 	if (c->listen.count == 0)
 		TRY(default_listen(c, env));
+	TRY(default_group(c, env));
 	if (c->workers == 0)
 		c->workers = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? (uint64_t)CPU_COUNT(&cpus) : 2;
 	if (c->workers < 2)

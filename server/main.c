@@ -187,6 +187,17 @@ static int run(struct daemon *d)
 	return 0;
 }
 
+/* --check-config: what the configuration's reader does not know about, the listeners, is asked of the API. */
+static int check(struct daemon *d)
+{
+	enum err e = api_check(d->config);
+
+	if (e)
+		fprintf(stderr, "dcpd: %s\n", err_last()->text);
+	config_free(d->config);
+	return e ? 2 : 0;
+}
+
 int main(int argc, char **argv)
 {
 	extern char **environ;
@@ -202,7 +213,9 @@ int main(int argc, char **argv)
 		printf("dcpd %s\n", DCPD_VERSION);
 	} else if (d.config->print_config) {
 		config_print(d.config, stdout);
-	} else if (!d.config->check_config) {
+	} else if (d.config->check_config) {
+		return check(&d);
+	} else {
 		log_init("dcpd", d.config->log_json, LOG_LEVEL_INFO);
 		raise_limits();
 		return run(&d);

@@ -19,8 +19,14 @@ static void test_addresses(void **state)
 	struct http_listener l = { .fd = -1 };
 
 	(void)state;
-	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		T_ERR(CONFIG, listen_open(bad[i], false, false, none, &l));
+		T_ERR(CONFIG, listen_check(bad[i], false, false));
+	}
+	T_OK(listen_check("0", false, false));
+	T_OK(listen_check("unix:/run/x", false, false));
+	T_ERR(CONFIG, listen_check("0.0.0.0:0", false, false));
+	T_OK(listen_check("0.0.0.0:0", false, true));
 	T_ERR(CONFIG, listen_open("0.0.0.0:0", false, false, none, &l));
 	assert_non_null(strstr(err_last()->text, "insecure-http"));
 	T_OK(listen_open("0.0.0.0:0", false, true, none, &l));
@@ -59,6 +65,7 @@ static void test_unix_socket(void **state)
 	snprintf(address, sizeof address, "unix:%s/x.sock", dir.path);
 	T_OK(listen_open(address, false, false, none, &a));
 	assert_true(a.is_unix && stat(address + 5, &st) == 0 && S_ISSOCK(st.st_mode));
+	assert_int_equal(st.st_mode & 0777, 0600);
 	T_ERR(CONFIG, listen_open(address, false, false, none, &b));
 	assert_non_null(strstr(err_last()->text, "another daemon"));
 	/* The file of a daemon that died is taken over. */
