@@ -88,6 +88,8 @@ struct seg_wanted {
 };
 FALLIBLE enum err state_dict_space_new(struct server *s);
 void state_dict_space_free(struct state_dicts *all);
+/* Free bytes for a promise, from slots that nobody holds if need be; ERR_SHM_EXHAUSTED, and then nothing was dropped. */
+FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes);
 /* Checks the quota, counts the bytes, and makes the segment on a helper thread. On error nothing was counted. */
 FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w);
 uint64_t state_dict_space_round(uint64_t bytes);

@@ -268,14 +268,51 @@ void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_
 	*free_out = limit > used ? limit - used : 0;
 }
 
-FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w)
+static bool is_spare(const struct slot *sl)
 {
-	struct seg_maker *m = s->state_dicts->maker;
+	return sl->state == SLOT_FREE && sl->uses == 0 && sl->fd >= 0;
+}
+
+static uint64_t spare_bytes(const struct server *s)
+{
+	const struct table *t = &s->state_dicts->table;
+	uint64_t sum = 0;
+
+	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n)) {
+		const struct state_dict *sd = (const struct state_dict *)n;
+		for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
+			sum += is_spare(&sd->all_slots[i]) ? sd->all_slots[i].bytes : 0;
+	}
+	return sum;
+}
+
+/* Slots that nobody holds are kept warm for the next step. When memory runs short they go first: a reservation that is refused costs
+ * a snapshot, a warm slot only the faulting of its pages. */
+FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes)
+{
+	const struct table *t = &s->state_dicts->table;
 	uint64_t limit, used, free_bytes;
 
 	state_dict_shm(s, &limit, &used, &free_bytes);
-	if (w->bytes > free_bytes)
-		return exhausted(s, w->bytes, free_bytes);
+	if (bytes > free_bytes && bytes - free_bytes > spare_bytes(s))
+		return exhausted(s, bytes, free_bytes);
+	for (struct table_node *n = table_next(t, NULL); n && bytes > free_bytes; n = table_next(t, n)) {
+		struct state_dict *sd = (struct state_dict *)n;
+		for (uint32_t i = 0; i < sd->world_size * sd->slot_count && bytes > free_bytes; i++) {
+			if (!is_spare(&sd->all_slots[i]))
+				continue;
+			state_dict_drop_segment(sd, &sd->all_slots[i]);
+			state_dict_shm(s, &limit, &used, &free_bytes);
+		}
+	}
+	return OK;
+}
+
+FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w)
+{
+	struct seg_maker *m = s->state_dicts->maker;
+
+	TRY(state_dict_space_clear(s, w->bytes));
 	struct making *k = mem_zalloc(1, sizeof *k);
 	if (!k)
 		return ERR(NO_MEMORY, "cannot make a segment");

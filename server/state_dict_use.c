@@ -200,7 +200,7 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 {
 	struct server *s = m->server;
 	struct state_dict *sd;
-	uint64_t total = 0, limit, used, free_bytes;
+	uint64_t total = 0;
 
 	if (state_dict_exists(s, want->name))
 		return ERR(STATE_DICT_EXISTS, "state dict \"%.*s\" exists", (int)want->name.n, want->name.p);
@@ -209,7 +209,7 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 			return ERR(PROTOCOL, "a worker asked for a segment that cannot be");
 		TRY(num_add(total, state_dict_space_round(want->bytes[r]), &total));
 	}
-	state_dict_shm(s, &limit, &used, &free_bytes);
+	TRY(state_dict_space_clear(s, total)); /* at once, so that a shortage is named as a whole */
 	TRY(state_dict_alloc(s, want->name, want->world_size, 1, want->who.uid, &sd));
 	sd->made_by_load = true;
 	enum err e = new_use(sd, 0, want->job, &m->use);
@@ -220,9 +220,7 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 	m->left = 1; /* ours, so that it cannot end while we ask for more */
 	for (uint32_t r = 0; r < want->world_size && !m->e; r++) {
 		struct slot *sl = &sd->ranks[r].slots[0];
-		/* The first asks for all, so that the shortage is named as a whole. */
-		uint64_t bytes = state_dict_space_round(want->bytes[r]);
-		struct seg_wanted w = { sd, sl, r == 0 && total > free_bytes ? total : bytes, end_make, m };
+		struct seg_wanted w = { sd, sl, state_dict_space_round(want->bytes[r]), end_make, m };
 		sl->image_bytes = want->image_bytes[r];
 		sl->state = SLOT_MAKING;
 		m->left++;

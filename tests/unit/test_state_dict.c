@@ -190,6 +190,28 @@ static void test_quota(void **state)
 	assert_int_equal(used, 0);
 }
 
+/* A warm slot that nobody holds makes room, but only where that is enough. */
+static void test_warm_slots_make_room(void **state)
+{
+	uint64_t limit, used, free_bytes;
+
+	(void)state;
+	t_state_dict(&t, "big", 1);
+	t_state_dict(&t, "mine", 1);
+	T_OK(reserve("big", 0, 20 << 20, 1, 0).e);
+	T_OK(seal("big", 0, 1, 1000));
+	T_OK(release("big", 0, 1));
+	assert_int_equal(reserve("mine", 0, 41 << 20, 1, 0).e, ERR_SHM_EXHAUSTED);
+	state_dict_shm(t.s, &limit, &used, &free_bytes);
+	assert_int_equal(used, 20 << 20);
+	T_OK(reserve("mine", 0, 30 << 20, 1, 0).e);
+	state_dict_shm(t.s, &limit, &used, &free_bytes);
+	assert_int_equal(used, 30 << 20);
+	/* What is sealed is nobody's to take. */
+	T_OK(seal("mine", 0, 1, 1000));
+	assert_int_equal(reserve("big", 0, 20 << 20, 2, 0).e, ERR_SHM_EXHAUSTED);
+}
+
 static void test_release_while_used(void **state)
 {
 	char id[27];
@@ -328,7 +350,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(test_slots),		    T(test_wait_for_slot),
 		T(test_bad_requests),	    T(test_different_generations),
-		T(test_quota),		    T(test_release_while_used),
+		T(test_quota),		    T(test_warm_slots_make_room),
+				    T(test_release_while_used),
 		T(test_restart_and_sweep), T(test_lease),
 		T(test_owner_death),	    T(test_list),
 	};
