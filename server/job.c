@@ -513,13 +513,34 @@ static enum err take_row(void *user, const struct journal_job *row)
 	return OK;
 }
 
+/* A record that the journal no longer has must not be served from memory either. */
+static void on_pruned(void *user, enum err e)
+{
+	struct jobs *all = user;
+
+	(void)e;
+	while (all->cache_last) {
+		struct job *old = all->cache_last;
+		cache_remove(old);
+		table_remove(&all->table, &old->node);
+		job_free(old);
+	}
+}
+
+/* Once a minute, or sooner where many end: then no more than a few above the limit are ever kept. */
+static bool prune_due(const struct server *s, int64_t now)
+{
+	return now - s->jobs->pruned_ms >= PRUNE_MS || s->jobs->ended > s->config->keep_jobs / 32;
+}
+
 static void prune(struct server *s, int64_t now)
 {
 	struct journal_txn *t = journal_txn_new(s->journal);
 
 	s->jobs->pruned_ms = now;
+	s->jobs->ended = 0;
 	journal_prune(t, s->config->keep_jobs, now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
-	journal_commit(s->journal, t, NULL, NULL);
+	journal_commit(s->journal, t, on_pruned, s->jobs);
 }
 
 static void on_tick(void *user)
@@ -529,7 +550,7 @@ static void on_tick(void *user)
 
 	s->jobs->tick = NULL;
 	job_watch(s);
-	if (now - s->jobs->pruned_ms >= PRUNE_MS)
+	if (prune_due(s, now))
 		prune(s, now);
 	if (loop_timer_start(s->loop, TICK_MS, on_tick, s, &s->jobs->tick) != OK)
 		log_err("jobs are not watched any more", NULL);

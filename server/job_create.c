@@ -25,7 +25,6 @@ struct creation {
 	struct server *server;
 	struct job *job;
 	enum step step;
-	uint64_t needed;                /* bytes on the target's storage; 0: not known */
 	job_created_fn fn;
 	job_planned_fn planned;
 	void *user;
@@ -210,23 +209,41 @@ static void on_size(void *user, enum err e, const json_t *ok, int *fd)
 		refuse(c, e);
 		return;
 	}
-	c->needed = bytes > 0 ? (uint64_t)bytes : 0;
+	c->job->space_needed = bytes > 0 ? (uint64_t)bytes : 0;
 	c->step++;
 	next(c);
+}
+
+/* What others were promised of the same storage and do not hold yet: files are allocated whole when a job begins to run. */
+static uint64_t promised_bytes(const struct job *j)
+{
+	const char *storage = job_spec_ref(j->spec, "target").storage;
+	uint64_t sum = 0;
+
+	for (const struct job *other = j->server->jobs->live; other; other = other->live_next) {
+		const char *its = job_spec_ref(other->spec, "target").storage;
+		if (other == j || other->dry_run || other->state >= JOB_RUNNING || !its || strcmp(its, storage) != 0)
+			continue;
+		if (num_add(sum, other->space_needed, &sum) != OK)
+			return UINT64_MAX;
+	}
+	return sum;
 }
 
 static void check_space(struct creation *c, const struct storage *st)
 {
 	char needed[32], have[32];
+	uint64_t promised = promised_bytes(c->job), left = st->free_bytes > promised ? st->free_bytes - promised : 0;
 
-	if (!st->probed_ms || st->total_bytes == 0 || c->needed <= st->free_bytes) {
+	if (!st->probed_ms || st->total_bytes == 0 || c->job->space_needed <= left) {
 		c->step++;
 		next(c);
 		return;
 	}
-	snprintf(needed, sizeof needed, "%ju", (uintmax_t)c->needed);
-	snprintf(have, sizeof have, "%ju", (uintmax_t)st->free_bytes);
-	enum err e = ERR(STORAGE_FULL, "storage %s: %s bytes are needed, %s are free", st->name, needed, have);
+	snprintf(needed, sizeof needed, "%ju", (uintmax_t)c->job->space_needed);
+	snprintf(have, sizeof have, "%ju", (uintmax_t)left);
+	enum err e = ERR(STORAGE_FULL, "storage %s: %s bytes are needed, %s are free and not promised to other jobs", st->name, needed,
+			 have);
 	refuse(c, err_expected(e, needed, have));
 }
 
@@ -318,15 +335,15 @@ static bool ask_step(struct creation *c)
 			ask(c, "exists", target, on_target);
 		return job_spec_writes_checkpoint(j);
 	case SIZE:
-		c->needed = j->kind == JOB_SAVE ? use_bytes(j->source_use) : 0;
+		c->job->space_needed = j->kind == JOB_SAVE ? use_bytes(j->source_use) : 0;
 		if (j->kind != JOB_RESHARD || job_spec_selects(j->spec))
 			return false;
 		ask(c, "show", source, on_size);
 		return true;
 	case SPACE:
-		if (c->needed == 0 || job_spec_selects(j->spec) || storage_find(c->server, str_of(target.storage), &st) != OK)
+		if (c->job->space_needed == 0 || job_spec_selects(j->spec) || storage_find(c->server, str_of(target.storage), &st) != OK)
 			return false;
-		if (clock_wall_ms() - st->probed_ms < PROBE_FRESH_MS && c->needed < st->free_bytes / 2)
+		if (clock_wall_ms() - st->probed_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
 			return false;
 		storage_probe(c->server, st, on_probe, c);
 		return true;

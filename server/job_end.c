@@ -91,6 +91,7 @@ static void on_end_journalled(void *user, enum err e)
 	job_changed(j);
 	job_live_remove(j);
 	job_cache_add(j);
+	j->server->jobs->ended++;
 	announce(j);
 	job_wake(j);
 }

@@ -39,6 +39,7 @@ struct job {
 	uint32_t storage_count;
 	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms;
 	uint64_t bytes_done, bytes_total;
+	uint64_t space_needed;      /* on the target's storage; 0: not known */
 	double rate;                /* bytes a second, smoothed */
 	int64_t rate_at_ms, alive_ms;      /* monotone clock: last sample, last byte of progress */
 	uint64_t version;
@@ -66,6 +67,7 @@ struct jobs {
 	uint64_t versions, attempts;
 	struct loop_timer *tick;
 	int64_t pruned_ms;
+	uint64_t ended;             /* since the last pruning */
 	struct table keys;          /* idempotency keys of creations on their way */
 };
 

@@ -114,6 +114,19 @@ static void test_exists_and_full(void **state)
 	T_ERR(STORAGE_FULL, t_job_try(&t, SAVE("b", ""), &a));
 	assert_string_equal(a.info.expected, "18000");
 	assert_string_equal(a.info.actual, "17999");
+
+	/* What a job that waits was promised is not promised again. */
+	fd = open(path, O_WRONLY | O_TRUNC);
+	assert_int_equal(write(fd, "35999", 5), 5);
+	close(fd);
+	t_job(&t, SAVE("running", FAKE("slow:600")), id);
+	t_server_run(&t, 200);
+	T_OK(t_job_try(&t, SAVE("c", ""), &a));
+	T_ERR(STORAGE_FULL, t_job_try(&t, SAVE("d", ""), &p));
+	assert_string_equal(p.info.actual, "17999");
+	assert_int_equal(t_job_end(&t, a.id), JOB_SUCCEEDED);
+	T_OK(t_job_try(&t, SAVE("d", ""), &a));
+	assert_int_equal(t_job_end(&t, a.id), JOB_SUCCEEDED);
 }
 
 static void test_target_busy_and_cancel(void **state)
