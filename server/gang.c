@@ -256,7 +256,8 @@ static void after_answer(struct gang *g)
 	if (all_answered(g, 0)) {
 		if (!g->failed && g->cancelled && !g->result)
 			set_failed(g, ERR(CANCELLED, "cancelled"));
-		bool broken = g->failed && err_blast(g->failed) == ERR_BLAST_GANG;
+		/* A root that is gone stays gone for those who hold it: another directory of its name may be there by now. */
+		bool broken = g->failed && (err_blast(g->failed) == ERR_BLAST_GANG || g->failed == ERR_STORAGE_GONE);
 		if (broken) {
 			become_ending(g);
 			return;

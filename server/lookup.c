@@ -54,6 +54,7 @@ struct pool {
 struct lookups {
 	struct pool *pools;
 	uint64_t last_number;
+	bool ended;                        /* nothing is asked any more */
 };
 
 static void pump(struct pool *p);
@@ -132,14 +133,20 @@ static void on_deadline(void *user)
 
 /* ---- its workers ---- */
 
+static void leave(struct lookup_worker *lw)
+{
+	loop_timer_stop(&lw->idle);
+	lw->ready = false;
+	worker_disown(lw->worker);
+	lw->worker = NULL;
+}
+
 static void on_idle(void *user)
 {
 	struct lookup_worker *lw = user;
 
 	lw->idle = NULL;
-	lw->ready = false;
-	worker_disown(lw->worker);
-	lw->worker = NULL;
+	leave(lw);
 }
 
 static void rest(struct lookup_worker *lw)
@@ -184,13 +191,16 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		return;
 	}
 	lw->question = NULL;
-	rest(lw);
-	if (st && st->state != STORAGE_OK)
-		storage_set_state(p->server, st, STORAGE_OK);
-	if (ok)
-		answer(q, OK, ok, f->fd_count ? &f->fds[0] : NULL);
+	enum err e = ok ? OK : errdoc_restore(json_object_get(body, "problem"));
+	if (e == ERR_STORAGE_GONE)
+		leave(lw); /* it holds what was there: the next one opens the root anew */
 	else
-		answer(q, errdoc_restore(json_object_get(body, "problem")), NULL, NULL);
+		rest(lw);
+	if (st)
+		storage_set_state(p->server, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
+	if (e)
+		errdoc_restore(json_object_get(body, "problem"));
+	answer(q, e, ok, ok && f->fd_count ? &f->fds[0] : NULL);
 	pump(p);
 }
 
@@ -315,6 +325,8 @@ static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct q
 
 	if (!q->body)
 		return ERR(NO_MEMORY, "cannot ask a question");
+	if (s->lookups->ended)
+		return ERR(DRAINING, "the daemon is shutting down");
 	if (storage)
 		TRY(check_storage(s, storage, op && strcmp(op, "probe") == 0));
 	TRY(find_pool(s, storage ? storage : "", &p));
@@ -442,33 +454,34 @@ FALLIBLE enum err lookups_new(struct server *s)
 	return s->lookups ? OK : ERR(NO_MEMORY, "cannot keep look-ups");
 }
 
-/* Nobody is called any more: whoever asked is going away too. */
+/* Whoever asked hears that there is no answer to come: a callback that never runs leaves what it holds behind. */
+void lookups_end(struct server *s)
+{
+	struct lookups *l = s->lookups;
+
+	if (!l)
+		return;
+	l->ended = true;
+	for (struct pool *p = l->pools; p; p = p->next) {
+		for (int i = 0; i < LOOKUP_WORKERS; i++) {
+			struct question *q = p->workers[i].question;
+			p->workers[i].question = NULL;
+			if (p->workers[i].worker)
+				leave(&p->workers[i]);
+			if (q)
+				answer(q, ERR(DRAINING, "the daemon is shutting down"), NULL, NULL);
+		}
+		fail_waiting(p, ERR(DRAINING, "the daemon is shutting down"));
+	}
+}
+
 void lookups_free(struct lookups *l)
 {
 	if (!l)
 		return;
 	for (struct pool *p = l->pools, *next; p; p = next) {
 		next = p->next;
-		for (int i = 0; i < LOOKUP_WORKERS; i++) {
-			struct question *q = p->workers[i].question;
-			loop_timer_stop(&p->workers[i].idle);
-			if (p->workers[i].worker)
-				worker_disown(p->workers[i].worker);
-			if (q) {
-				*p->last = q;
-				p->last = &q->next;
-				q->next = NULL;
-			}
-		}
-		for (struct question *q = p->first, *after; q; q = after) {
-			after = q->next;
-			loop_timer_stop(&q->deadline);
-			for (uint32_t i = 0; i < q->fd_count; i++)
-				close(q->fds[i]);
-			mem_free(q->fds);
-			json_decref(q->body);
-			mem_free(q);
-		}
+		must(!p->first);
 		mem_free(p);
 	}
 	mem_free(l);

@@ -21,4 +21,5 @@ void lookup_ask_state_dict(struct server *s, const struct principal *who, struct
 			   lookup_fn fn, void *user);
 
 FALLIBLE enum err lookups_new(struct server *s);
-void lookups_free(struct lookups *l);
+void lookups_end(struct server *s);           /* ends its workers; open questions are answered with ERR_DRAINING */
+void lookups_free(struct lookups *l);         /* after lookups_end */

@@ -150,6 +150,9 @@ void server_free(struct server *s)
 		loop_run_posted(s->loop);
 	}
 	gangs_free(s->gangs);
+	lookups_end(s);
+	if (s->loop)
+		loop_run_posted(s->loop); /* what they told their askers may have been passed on */
 	lookups_free(s->lookups);
 	workers_free(s);
 	jobs_free(s->jobs);

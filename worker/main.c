@@ -132,6 +132,15 @@ static FALLIBLE enum err take_fds(struct job *j, struct frame *f)
 	return OK;
 }
 
+/* Roots are opened once. One that was removed since would answer that nothing is there, which is not the same. */
+static FALLIBLE enum err check_roots(const struct worker *w)
+{
+	for (uint32_t i = 0; i < w->root_count; i++)
+		if (w->roots[i].fd >= 0)
+			TRY(fs_check_root(w->roots[i].fd));
+	return OK;
+}
+
 static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 {
 	j->id = json_string_value(json_object_get(j->doc, "job"));
@@ -142,6 +151,7 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 	if (!j->id || !j->kind || !j->spec)
 		return ERR(PROTOCOL, "a job without id, kind or spec");
 	TRY(take_fds(j, f));
+	TRY(check_roots(j->worker));
 	return do_kind(j);
 }
 
@@ -187,7 +197,9 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 	int fd = -1;
 
 	json_t *q = json_loadb(f->json.p, f->json.n, 0, &why);
-	enum err e = q ? lookup_answer(w, q, f->fds, f->fd_count, &b, &fd) : ERR(PROTOCOL, "not JSON: %s", why.text);
+	enum err e = q ? check_roots(w) : ERR(PROTOCOL, "not JSON: %s", why.text);
+	if (!e)
+		e = lookup_answer(w, q, f->fds, f->fd_count, &b, &fd);
 	if (e) {
 		buf_free(&b);
 		buf_puts(&b, "{\"problem\":");

@@ -109,6 +109,15 @@ enum err fs_open_root(const char *path, int *fd_out)
 	return code;
 }
 
+enum err fs_check_root(int fd)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return FS_FAILED("look at", ".");
+	return st.st_nlink > 0 ? OK : ERR(STORAGE_GONE, "the storage's root was removed");
+}
+
 /* O_NONBLOCK keeps a FIFO from holding us up. It must go again: io_uring takes it as "fail rather than wait". */
 enum err fs_open(int dirfd, const char *path, int flags, mode_t mode, int *fd_out)
 {

@@ -25,6 +25,7 @@ FALLIBLE enum err fs_mkdir(int dirfd, const char *name, mode_t mode);          /
 /* Creates every missing directory of `path` and fsyncs each one's parent; returns the last directory's fd. */
 FALLIBLE enum err fs_mkdirs(int rootfd, const char *path, int *fd_out);
 FALLIBLE enum err fs_stat(int dirfd, const char *path, struct stat *out);      /* no links */
+FALLIBLE enum err fs_check_root(int fd);     /* ERR_STORAGE_GONE: the directory was removed while we hold it */
 FALLIBLE enum err fs_allocate(int fd, uint64_t bytes, const char *name);       /* fallocate; EOPNOTSUPP falls back to ftruncate */
 FALLIBLE enum err fs_truncate(int fd, uint64_t bytes, const char *name);
 FALLIBLE enum err fs_fsync(int fd, const char *name);
