@@ -27,9 +27,13 @@ static inline FALLIBLE enum err build_room(uint64_t n, uint64_t more)
 FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind,
 				const uint32_t *file_map, const struct manifest *manifest, uint32_t *first_out);
 
+/* Cuts all of a source into scans, in a row; nothing if it was cut before. */
+FALLIBLE enum err build_scans(struct run_build *b, uint32_t src);
+
 /* Where the items of a target checkpoint go. */
 struct build_place {
 	uint32_t file;                 /* run file */
+	uint32_t dst;
 	uint64_t offset, length;
 };
 
@@ -42,6 +46,8 @@ struct build_target {
 	uint32_t world_size, files_per_rank;
 	bool direct;                   /* O_DIRECT */
 	uint32_t task_bytes;
+	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
+	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
 	/* filled in */
 	struct build_place *chunk_places, *value_places;   /* mem_free */
 	uint64_t bytes;                /* of all files */

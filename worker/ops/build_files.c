@@ -22,6 +22,7 @@ struct item {
 struct blockref {
 	uint64_t first;
 	uint32_t count, rank;
+	bool scan;
 };
 
 struct builder {
@@ -30,6 +31,7 @@ struct builder {
 	struct vec(struct item) items;         /* of the rank in hand */
 	struct vec(struct blockref) tasks;     /* blocks are consecutive in each */
 	uint32_t *chunk_dst;                   /* dst of each chunk, for groups */
+	uint64_t scan_bytes;                   /* in the latest scan task */
 };
 
 static uint64_t task_bytes_of(const struct run_build *b)
@@ -70,7 +72,7 @@ static FALLIBLE enum err add_chunk_dst(struct builder *bd, struct item *it, uint
 	for (uint64_t k = p->first[it->index]; k < p->first[it->index + 1]; k++)
 		bd->b->pieces.v[bd->b->pieces.n++] = bd->t->first_src + p->sources[k];
 	bd->chunk_dst[it->index] = it->dst;
-	bd->t->chunk_places[it->index] = (struct build_place){ file, offset, it->layout.length };
+	bd->t->chunk_places[it->index] = (struct build_place){ file, it->dst, offset, it->layout.length };
 	return OK;
 }
 
@@ -95,7 +97,7 @@ static FALLIBLE enum err add_value_dst(struct builder *bd, struct item *it, uint
 		*piece = src;
 		d->piece_count = 1;
 	}
-	bd->t->value_places[it->index] = (struct build_place){ file, offset, it->bytes };
+	bd->t->value_places[it->index] = (struct build_place){ file, it->dst, offset, it->bytes };
 	return OK;
 }
 
@@ -146,7 +148,56 @@ static FALLIBLE enum err add_task(struct builder *bd, uint64_t first_block, uint
 	struct blockref *ref;
 
 	TRY(vec_push(&bd->tasks, &ref));
-	*ref = (struct blockref){ first_block, (uint32_t)(bd->b->blocks.n - first_block), rank };
+	*ref = (struct blockref){ first_block, (uint32_t)(bd->b->blocks.n - first_block), rank, false };
+	return OK;
+}
+
+/* Scans of one source as tasks of `rank`; small ones join the scan task before them. */
+static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t rank)
+{
+	struct run_build *b = bd->b;
+	uint64_t first = b->scans.n;
+	struct blockref *ref;
+
+	TRY(build_scans(b, src));
+	for (uint64_t i = first; i < b->scans.n; i++) {
+		uint64_t bytes = b->scans.v[i].end - b->scans.v[i].begin + 8192;
+		ref = bd->tasks.n ? &bd->tasks.v[bd->tasks.n - 1] : NULL;
+		if (ref && ref->scan && ref->rank == rank && ref->first + ref->count == i &&
+		    bd->scan_bytes + bytes <= task_bytes_of(b)) {
+			ref->count++;
+			bd->scan_bytes += bytes;
+			continue;
+		}
+		TRY(vec_push(&bd->tasks, &ref));
+		*ref = (struct blockref){ i, 1, rank, true };
+		bd->scan_bytes = bytes;
+	}
+	return OK;
+}
+
+/* The sources of a tensor's chunks, just before they are copied: what is checked is still in the page cache then. */
+static FALLIBLE enum err scan_tensor(struct builder *bd, const struct sd_tensor *t)
+{
+	const struct load_plan *p = bd->t->pieces;
+
+	for (uint64_t c = t->first_chunk; bd->t->check_sources && c < t->first_chunk + t->chunk_count; c++)
+		for (uint64_t k = p->first[c]; k < p->first[c + 1]; k++)
+			TRY(scan_source(bd, bd->t->first_src + p->sources[k], bd->t->sd->chunks[c].rank));
+	return OK;
+}
+
+static FALLIBLE enum err scan_others(struct builder *bd)
+{
+	const struct build_target *t = bd->t;
+
+	for (uint64_t i = 0; t->check_sources && i < t->sd->value_count; i++)
+		if (t->value_src[i] != UINT32_MAX)
+			TRY(scan_source(bd, t->value_src[i], t->sd->values[i].rank));
+	for (uint32_t i = 0; i < t->replica_count; i++) {
+		uint32_t src = t->first_replica + i;
+		TRY(scan_source(bd, src, bd->b->srcs.v[src].rank));
+	}
 	return OK;
 }
 
@@ -474,7 +525,7 @@ static FALLIBLE enum err make_tasks(struct builder *bd)
 	for (uint64_t i = 0; i < bd->tasks.n; i++) {
 		const struct blockref *ref = &bd->tasks.v[i];
 		struct run_rank *k = &b->ranks.v[ref->rank];
-		b->tasks.v[k->first_task + k->task_count++] = (struct run_task){ ref->first, ref->count, ref->rank };
+		b->tasks.v[k->first_task + k->task_count++] = (struct run_task){ ref->first, ref->count, ref->rank, ref->scan };
 	}
 	for (uint64_t i = 0; i < b->parts.n; i++)
 		b->ranks.v[b->dsts.v[b->parts.v[i].dst].rank].bytes_total += b->parts.v[i].end - b->parts.v[i].begin;
@@ -514,9 +565,12 @@ static FALLIBLE enum err fill_dcp(struct builder *bd)
 		}
 		TRY(place_rank(bd, r));
 	}
-	for (uint64_t i = 0; i < t->sd->tensor_count; i++)
+	for (uint64_t i = 0; i < t->sd->tensor_count; i++) {
+		TRY(scan_tensor(bd, &t->sd->tensors[i]));
 		if (t->sd->tensors[i].ndim > 0)
 			TRY(cut_tensor(bd, &t->sd->tensors[i]));
+	}
+	TRY(scan_others(bd));
 	return make_tasks(bd);
 }
 

@@ -129,7 +129,7 @@ static FALLIBLE enum err add_tensor(struct stream *s, struct whole *w, uint32_t 
 	TRY(vec_reserve(&s->b->pieces, d->piece_count));
 	for (uint64_t k = p->first[w->chunk]; k < p->first[w->chunk + 1]; k++)
 		s->b->pieces.v[s->b->pieces.n++] = s->t->first_src + p->sources[k];
-	s->t->chunk_places[w->chunk] = (struct build_place){ file, offset, w->bytes };
+	s->t->chunk_places[w->chunk] = (struct build_place){ file, w->dst, offset, w->bytes };
 	return OK;
 }
 
@@ -146,7 +146,7 @@ static FALLIBLE enum err cut_stream(struct run_build *b, uint32_t file, uint32_t
 	for (uint64_t off = 0; off < bytes; off += b->opts.task_bytes) {
 		uint64_t stop = num_min(off + b->opts.task_bytes, bytes);
 		TRY(vec_push(&b->tasks, &task));
-		*task = (struct run_task){ b->blocks.n, 1, 0 };
+		*task = (struct run_task){ b->blocks.n, 1, 0, false };
 		TRY(vec_push(&b->blocks, &k));
 		*k = (struct run_block){ .file = file, .offset = off, .first_part = b->block_parts.n };
 		k->bytes = b->files.v[file].direct ? (stop - off + PAGE - 1) & ~(uint64_t)(PAGE - 1) : stop - off;
@@ -191,6 +191,23 @@ static FALLIBLE enum err place_stream(struct stream *s, uint32_t index, uint32_t
 	return cut_stream(s->b, file, first_dst, at);
 }
 
+/* Every source that is needed, once. */
+static FALLIBLE enum err scan_all(struct stream *s)
+{
+	const struct load_plan *p = s->t->pieces;
+	struct run_task *task;
+
+	for (uint64_t k = 0; s->t->check_sources && k < p->source_count; k++) {
+		uint64_t first = s->b->scans.n;
+		TRY(build_scans(s->b, s->t->first_src + p->sources[k]));
+		for (uint64_t i = first; i < s->b->scans.n; i++) {
+			TRY(vec_push(&s->b->tasks, &task));
+			*task = (struct run_task){ i, 1, 0, true };
+		}
+	}
+	return OK;
+}
+
 static FALLIBLE enum err fill_streams(struct stream *s, uint64_t max_file_bytes, const struct str (*meta)[2],
 				      uint64_t meta_count)
 {
@@ -201,6 +218,7 @@ static FALLIBLE enum err fill_streams(struct stream *s, uint64_t max_file_bytes,
 	qsort_r(s->wholes, s->n, sizeof *s->wholes, by_element_size, s->t->sd);
 	TRY(vec_push(&s->b->ranks, &rank));
 	uint64_t first = 0;
+	TRY(scan_all(s));
 	for (uint32_t f = 0; f < files; f++) {
 		uint64_t count = 0;
 		while (first + count < s->n && s->wholes[first + count].file_index == f)
@@ -280,7 +298,7 @@ static FALLIBLE enum err open_block(struct pairs *p, uint32_t file, uint64_t off
 	struct run_task *task;
 
 	TRY(vec_push(&p->b->tasks, &task));
-	*task = (struct run_task){ p->b->blocks.n, 1, 0 };
+	*task = (struct run_task){ p->b->blocks.n, 1, 0, false };
 	TRY(vec_push(&p->b->blocks, &k));
 	*k = (struct run_block){ .file = file, .offset = offset, .bytes = bytes, .first_part = p->b->block_parts.n };
 	return OK;

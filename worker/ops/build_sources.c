@@ -131,6 +131,11 @@ static FALLIBLE enum err cut_source(struct run_build *b, uint32_t src, uint64_t 
 	return OK;
 }
 
+enum err build_scans(struct run_build *b, uint32_t src)
+{
+	return b->srcs.v[src].scan_count ? OK : cut_source(b, src, 0, UINT64_MAX);
+}
+
 struct scan_order {
 	uint32_t file, src, rank;
 	uint64_t offset, lo, hi;       /* lo, hi: the part of the payload that is needed */

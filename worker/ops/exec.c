@@ -8,7 +8,7 @@
 #include "base/num.h"
 #include "ops/exec_impl.h"
 
-enum { SLOTS_MAX = 8, PAGE = 4096, TICK_MS = 200 };
+enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
 
 enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
 {
@@ -89,7 +89,7 @@ static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
 
 	s->x = x;
 	s->gather.sources = &x->sources;
-	s->in = aligned_alloc(PAGE, 2 * task);
+	s->in = aligned_alloc(PAGE, x->in_bytes);
 	s->out = is_dst_driven(x->run) ? aligned_alloc(PAGE, task + task / 4) : NULL;
 	if (!s->in || (!s->out && is_dst_driven(x->run)))
 		return ERR(NO_MEMORY, "no memory for buffers of %ju bytes", (uintmax_t)task);
@@ -110,14 +110,19 @@ static void slot_close(struct slot *s)
 	mem_free(s->edges);
 }
 
+static bool is_scan(const struct slot *s)
+{
+	return !is_dst_driven(s->x->run) || s->x->run->tasks[s->task].scan;
+}
+
 static FALLIBLE enum err slot_begin(struct slot *s)
 {
-	return is_dst_driven(s->x->run) ? exec_block_begin(s) : exec_scan_begin(s);
+	return is_scan(s) ? exec_scan_begin(s) : exec_block_begin(s);
 }
 
 static FALLIBLE enum err slot_advance(struct slot *s)
 {
-	return is_dst_driven(s->x->run) ? exec_block_advance(s) : exec_scan_advance(s);
+	return is_scan(s) ? exec_scan_advance(s) : exec_block_advance(s);
 }
 
 /* A segment that its owner shrank is seen as a fault somewhere in a copy: which one it was is found out by looking. */
@@ -255,8 +260,11 @@ static FALLIBLE enum err loop(struct exec *x)
 static FALLIBLE enum err open_slots(struct exec *x)
 {
 	uint64_t task = x->run->head->opts.task_bytes;
-	uint64_t per_slot = is_dst_driven(x->run) ? 3 * task + task / 4 : 2 * task;
-	uint64_t n = x->spec->memory_bytes / per_slot;
+	x->in_bytes = 2 * task;
+	for (uint64_t i = 0; i < x->run->scans_n; i++)
+		x->in_bytes = num_max(x->in_bytes, x->run->scans[i].end - x->run->scans[i].begin + SCAN_ROOM);
+	x->in_bytes = (x->in_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	uint64_t n = x->spec->memory_bytes / (x->in_bytes + (is_dst_driven(x->run) ? task + task / 4 : 0));
 
 	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
 	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);

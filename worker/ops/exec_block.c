@@ -149,7 +149,7 @@ static FALLIBLE enum err fill(struct slot *s)
 {
 	bool full;
 
-	wave_begin(&s->wave, s->in, 2ull * s->x->run->head->opts.task_bytes);
+	wave_begin(&s->wave, s->in, s->x->in_bytes);
 	TRY(fill_raw(s, &full));
 	return full ? OK : gather_fill(&s->gather, &s->wave);
 }

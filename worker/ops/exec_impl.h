@@ -25,7 +25,7 @@ struct slot {
 	uint32_t pending;              /* I/O operations of this slot not yet done */
 	struct gather gather;
 	struct wave wave;
-	unsigned char *in, *out;       /* in: 2 * task_bytes; out: task_bytes and a page per block, dst-driven only */
+	unsigned char *in, *out;       /* in: exec.in_bytes; out: task_bytes and a page per block, dst-driven only */
 	uint64_t out_used;
 	struct vec(struct slot_block) blocks;
 	struct vec(struct slot_scan) scans;
@@ -44,6 +44,7 @@ struct exec {
 	struct slot *slots;
 	uint32_t slot_count;
 	bool has_segments;
+	uint64_t in_bytes;             /* two tasks, or the largest scan */
 	struct vec(struct wave_op *) queue;    /* waiting for room in the engine */
 	uint64_t queue_at;
 	struct err_info error;         /* the first */

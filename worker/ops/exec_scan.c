@@ -300,6 +300,12 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		payload_off = info->payload_off;
 		TRY(find_direct(s, src, info, scan, sc));
 	}
+	if (run->files[src->file].kind == RUN_FILE_SEGMENT && !fills(run)) {
+		unsigned char *base;
+		TRY(files_segment(&s->x->files, src->file, &base));
+		sc->read = UINT32_MAX;
+		return check_range(s, &run->scans[sc->scan], base + src->offset + scan->begin, NULL);
+	}
 	bool done;
 	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
 	if (done)
@@ -312,7 +318,7 @@ static enum err fill_wave(struct slot *s)
 {
 	bool full = false;
 
-	wave_begin(&s->wave, s->in, 2ull * s->x->run->head->opts.task_bytes);
+	wave_begin(&s->wave, s->in, s->x->in_bytes);
 	while (s->next_scan < s->scans.n && !full) {
 		struct slot_scan *sc = &s->scans.v[s->next_scan];
 		uint64_t scan = sc->scan;
@@ -371,7 +377,8 @@ static FALLIBLE enum err count_scans(struct slot *s)
 	for (uint64_t i = 0; i < s->scans.n; i++) {
 		const struct run_scan *scan = &run->scans[s->scans.v[i].scan];
 		struct run_src *src = &run->srcs[scan->src];
-		atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
+		if (run->head->opts.mode != RUN_WRITE_FILES) /* there, progress is what was written */
+			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
 		if (s->scans.v[i].skip)
 			atomic_fetch_add(&run->head->unverified_bytes, scan->end - scan->begin);
 		if (atomic_fetch_sub(&src->scans_left, 1) != 1 || s->scans.v[i].skip)
@@ -384,7 +391,7 @@ static FALLIBLE enum err count_scans(struct slot *s)
 
 static enum err fill_gather(struct slot *s)
 {
-	wave_begin(&s->wave, s->in, 2ull * s->x->run->head->opts.task_bytes);
+	wave_begin(&s->wave, s->in, s->x->in_bytes);
 	return gather_fill(&s->gather, &s->wave);
 }
 

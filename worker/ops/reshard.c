@@ -113,6 +113,14 @@ static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
 	return OK;
 }
 
+/* Digests are compared unless options.verify is "none". */
+static bool checks_sources(const struct reshard *r)
+{
+	const char *verify = json_string_value(json_object_get(json_object_get(r->job->spec, "options"), "verify"));
+
+	return r->source.checkpoint && (!verify || strcmp(verify, "none") != 0);
+}
+
 static FALLIBLE enum err write_resharded(struct reshard *r)
 {
 	const json_t *target = json_object_get(r->job->spec, "target");
@@ -135,6 +143,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 		json_object_set_new(r->job->result, "cast", casts);
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first,
 				.value_src = r->value_src, .world_size = r->world_size, .safetensors = r->safetensors,
+				.check_sources = checks_sources(r),
 				.to = NULL, .options = json_object_get(r->job->spec, "options"),
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
 	json_t *to = json_pack("{s:O, s:O}", "storage", json_object_get(target, "storage"), "name",

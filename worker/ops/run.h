@@ -110,11 +110,12 @@ struct run_scan {
 	uint64_t begin, end;           /* of the payload, in bytes */
 };
 
-/* What one worker does at a time: a run of blocks or of scans. */
+/* What one worker does at a time: a run of blocks or of scans. A run that writes files has scans too: what it reads is checked, once. */
 struct run_task {
 	uint64_t first;
 	uint32_t count;
 	uint32_t rank_index;           /* whose tasks these are */
+	bool scan;
 };
 
 struct run_rank {

@@ -186,6 +186,10 @@ static json_t *plan_doc(const struct write_spec *s, const struct build_target *t
 
 static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 {
+	s->build->opts.verify = s->check_sources || s->replica_count;
+	t->check_sources = s->check_sources;
+	t->first_replica = s->first_replica;
+	t->replica_count = s->replica_count;
 	if (s->safetensors)
 		return build_safetensors(s->build, t, (uint64_t)SAFETENSORS_FILE_MAX_GB * 1000000000u, s->meta, s->meta_count);
 	return build_dcp(s->build, t);
@@ -229,6 +233,11 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 	if (old)
 		json_object_update(r, old);
 	json_decref(old);
+	if (s->check_sources) {
+		json_object_set_new(r, "verified_bytes", json_integer((json_int_t)atomic_load(&run->head->verified_bytes)));
+		json_object_set_new(r, "unverified_bytes",
+				    json_integer((json_int_t)atomic_load(&run->head->unverified_bytes)));
+	}
 	j->result = r;
 	return OK;
 }
@@ -244,6 +253,8 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
 	if (!e)
 		e = job_execute(j, &run);
+	if (!e && s->after_run)
+		e = s->after_run(s->user, &run, t->chunk_places);
 	if (!e && s->safetensors)
 		e = staging_trim_files(st, &run);
 	if (!e)

@@ -16,6 +16,11 @@ struct write_spec {
 	const json_t *options;
 	bool has_generation;
 	uint64_t generation;
+	bool check_sources;            /* compare what is read with its digests (options.verify) */
+	uint32_t first_replica, replica_count;   /* sources to hash only */
+	/* called when all bytes are written, before anything is visible; its error ends the job. May be NULL */
+	enum err (*after_run)(void *user, const struct run *run, const struct build_place *chunk_places);
+	void *user;
 	const struct str (*meta)[2];   /* safetensors __metadata__ */
 	uint64_t meta_count;
 };
