@@ -104,6 +104,35 @@ enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out)
 	return item_read_value(&src, out);
 }
 
+enum err input_check_values(struct job *j, const struct input *s, uint64_t *unverifiable)
+{
+	const struct sdict *sd = s->sd;
+
+	for (uint64_t i = 0; i < sd->value_count; i++) {
+		const struct sd_value *val = &sd->values[i];
+		struct str file = sd->files[val->loc.file].name;
+		const struct manifest *m = input_manifest(s);
+		void *bytes = NULL;
+		uint64_t n = 0, checked = 0, unknown = 0;
+		if (m && manifest_find(m, file, val->loc.offset, val->loc.length))
+			continue;
+		TRY(input_value(s, val, &bytes, &n));
+		struct str all = { bytes, n };
+		struct item_source src = source_memory(&all);
+		enum err e = item_check_crc(&src, false, &checked, &unknown);
+		mem_free(bytes);
+		if (e) {
+			char name[ERR_FILE_MAX];
+			snprintf(name, sizeof name, "%.*s", (int)num_min(file.n, sizeof name - 1), file.p);
+			return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)val->loc.offset), val->fqn.p,
+						      val->fqn.n), val->rank);
+		}
+		*unverifiable += unknown > 0;
+		TRY(job_tick(j));
+	}
+	return OK;
+}
+
 enum err input_add_files(struct input *s, struct run_build *b, bool writable, uint32_t **file_map_out)
 {
 	const json_t *ranks = json_object_get(s->state_dict, "ranks");

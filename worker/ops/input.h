@@ -18,6 +18,8 @@ FALLIBLE enum err input_open(struct job *j, const json_t *ref, struct input *out
 void input_close(struct input *s);
 /* Undoes transforms into a spool; before anything copies locs. */
 FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s);
+/* Values without one of our digests: the CRC32s of their archives. *unverifiable: raised by those that have none. */
+FALLIBLE enum err input_check_values(struct job *j, const struct input *s, uint64_t *unverifiable);
 /* What a torch.save archive in memory says (item_read_value over memory). */
 FALLIBLE enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out);
 /* Adds its files or segments to the run. *file_map_out: run file per file of s->sd (mem_free). */

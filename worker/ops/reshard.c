@@ -129,6 +129,10 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	json_t *casts = NULL;
 	uint32_t first;
 
+	uint64_t unverifiable = 0;
+
+	if (checks_sources(r) && !r->job->dry_run)
+		TRY(input_check_values(r->job, &r->source, &unverifiable));
 	TRY(load_plan_make(r->view.sd, r->plan, &match, r->arena, &pieces));
 	TRY(input_add_files(&r->source, &r->build, false, &r->file_map));
 	TRY(build_sources(&r->build, r->view.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));

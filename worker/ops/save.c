@@ -3,6 +3,7 @@
 
 #include "base/num.h"
 #include "ops/input.h"
+#include "ops/replicas.h"
 #include "ops/target.h"
 #include "ops/write.h"
 
@@ -12,6 +13,7 @@ struct save {
 	struct spec_view view;
 	struct sdict *plan;
 	struct arena *arena;
+	struct replicas replicas;
 	struct run_build build;
 	uint32_t *file_map, *value_src;
 };
@@ -35,6 +37,8 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 
 	TRY(input_add_files(&s->source, &s->build, false, &s->file_map));
 	TRY(build_sources(&s->build, s->plan, RUN_SRC_PLAIN, s->file_map, NULL, &first));
+	TRY(replicas_find(j, s->view.sd, s->plan, s->view.dtypes, &s->replicas));
+	TRY(build_sources(&s->build, s->replicas.sd, RUN_SRC_PLAIN, s->file_map, NULL, &s->replicas.first_src));
 	TRY(target_identity(s->plan->chunk_count, s->arena, &pieces));
 	s->value_src = mem_alloc(s->plan->value_count * sizeof *s->value_src);
 	if (!s->value_src)
@@ -51,6 +55,8 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 				.value_src = s->value_src, .world_size = s->source.world_size,
 				.to = json_object_get(j->spec, "target"), .options = json_object_get(j->spec, "options"),
 				.has_generation = true,
+				.first_replica = s->replicas.first_src, .replica_count = (uint32_t)s->replicas.count,
+				.after_run = replicas_compare, .user = &s->replicas,
 				.generation = (uint64_t)json_integer_value(json_object_get(s->source.state_dict,
 											   "generation")) };
 	return write_checkpoint(j, &w);
@@ -61,8 +67,7 @@ static FALLIBLE enum err save(struct save *s)
 	struct save_plan_stats stats = { 0 };
 	const char *divergence = json_string_value(json_object_get(json_object_get(s->job->spec, "options"), "on_divergence"));
 
-	if (divergence && strcmp(divergence, "fail") == 0) /* better refused than promised: replicas are not compared yet */
-		return ERR(UNSUPPORTED, "on_divergence 'fail' needs replicas to be compared, which this version does not do");
+	s->replicas.fail = divergence && strcmp(divergence, "fail") == 0;
 	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(s->job, json_object_get(s->job->spec, "source"), &s->source));
 	TRY(spec_select(s->job->spec, s->source.sd, &s->view));
@@ -82,6 +87,7 @@ enum err save_job(struct job *j)
 	run_build_free(&s.build);
 	mem_free(s.file_map);
 	mem_free(s.value_src);
+	replicas_free(&s.replicas);
 	sdict_free(s.plan);
 	arena_free(s.arena);
 	spec_view_free(&s.view);

@@ -82,36 +82,6 @@ static FALLIBLE enum err check_metadata(struct verify *v)
 	return OK;
 }
 
-/* Values without one of our digests: the CRC32s of their archives. */
-static FALLIBLE enum err check_values(struct verify *v)
-{
-	const struct sdict *sd = v->source.sd;
-
-	for (uint64_t i = 0; i < sd->value_count; i++) {
-		const struct sd_value *val = &sd->values[i];
-		struct str file = sd->files[val->loc.file].name;
-		const struct manifest *m = input_manifest(&v->source);
-		void *bytes = NULL;
-		uint64_t n = 0, checked = 0, unknown = 0;
-		if (m && manifest_find(m, file, val->loc.offset, val->loc.length))
-			continue;
-		TRY(input_value(&v->source, val, &bytes, &n));
-		struct str all = { bytes, n };
-		struct item_source src = source_memory(&all);
-		enum err e = item_check_crc(&src, false, &checked, &unknown);
-		mem_free(bytes);
-		if (e) {
-			char name[ERR_FILE_MAX];
-			snprintf(name, sizeof name, "%.*s", (int)num_min(file.n, sizeof name - 1), file.p);
-			return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)val->loc.offset), val->fqn.p,
-						      val->fqn.n), val->rank);
-		}
-		v->unverifiable += unknown > 0;
-		TRY(job_tick(v->job));
-	}
-	return OK;
-}
-
 static void list_add(json_t *list, struct str fqn, uint64_t count)
 {
 	if (json_array_size(list) >= LIST_MAX)
@@ -216,7 +186,7 @@ static FALLIBLE enum err verify(struct verify *v)
 		TRY(input_undo_transforms(v->job, &v->source));
 		TRY(read_all(v));
 		if (v->source.checkpoint)
-			TRY(check_values(v));
+			TRY(input_check_values(v->job, &v->source, &v->unverifiable));
 		json_object_set_new(r, "verified_bytes", json_integer((json_int_t)v->verified));
 		json_object_set_new(r, "unverifiable", json_integer((json_int_t)v->unverifiable));
 	}
