@@ -3,6 +3,7 @@
 #include "format/image_impl.h"
 
 #include "base/mem.h"
+#include "format/pickle.h"
 #include "format/torch_item.h"
 
 /* One value on its way into the sdict. */
@@ -42,6 +43,8 @@ static FALLIBLE enum err put_archive(const struct image_item *v, struct buf *b)
 		buf_put(b, plain.p, plain.len);
 		return buf_status(b);
 	}
+	CLEANUP(pickle_free_ptr) struct pickle *pk = NULL; /* a look at its form: nobody could read it back */
+	TRY(pickle_parse(plain.p, plain.len, NULL, &pk));
 	return item_put_value_pickle(b, plain.p, plain.len);
 }
 
