@@ -8,7 +8,7 @@
 
 enum {
 	BUILD_TASK_BYTES = 4 << 20,      /* a block or scan: large for the disk's sake */
-	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on a target in memory (tmpfs): small, so that it stays in the CPU's cache */
+	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs: small, so that it stays in the CPU's cache */
 	BUILD_SMALL_BYTES = 128 << 10,   /* payloads up to this share blocks with others */
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
 	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run: 64 TiB of large ones. Sizes come from metadata: none of them may fill our memory with a plan */

@@ -1,5 +1,5 @@
-/* replicas.h: parts of a state dict that several ranks hold. One of them is written; the others are hashed as they lie in their segments, and
- * those that differ are reported: PyTorch keeps one of them and says nothing. */
+/* replicas.h: parts of a state dict that several ranks hold. One of them is written; the others are hashed as they lie in their
+ * segments, and those that differ are reported: PyTorch keeps one of them and says nothing. */
 #pragma once
 #include "ops/build.h"
 #include "ops/job.h"
