@@ -1,0 +1,165 @@
+/* A batch of reads: neighbours become one operation, everything lies where wave_data says. */
+#include "lib/t.h"
+
+#include <string.h>
+
+#include "ops/wave.h"
+
+enum { MEMORY = 1 << 20, FILE_BYTES = 3 << 20 };
+
+static unsigned char *memory, *files[2];
+static struct wave w;
+
+static int setup(void **state)
+{
+	(void)state;
+	memory = mem_alloc(MEMORY);
+	for (int f = 0; f < 2; f++) {
+		files[f] = mem_alloc(FILE_BYTES);
+		for (uint32_t i = 0; i < FILE_BYTES; i++)
+			files[f][i] = (unsigned char)(i * 2654435761u >> 24 ^ (uint32_t)f);
+	}
+	wave_begin(&w, memory, MEMORY);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	wave_free(&w);
+	mem_free(memory);
+	mem_free(files[0]);
+	mem_free(files[1]);
+	return 0;
+}
+
+static uint32_t add(uint32_t file, uint64_t offset, uint64_t bytes)
+{
+	uint32_t index = 0;
+	bool full = true;
+
+	T_OK(wave_add(&w, file, offset, bytes, NULL, &index, &full));
+	assert_false(full);
+	return index;
+}
+
+/* Does what an engine would; every operation must stay inside the memory and apart from the others. */
+static void run_all(void)
+{
+	T_OK(wave_plan(&w, &w));
+	for (uint64_t i = 0; i < w.ops.n; i++) {
+		const struct wave_op *op = &w.ops.v[i];
+		const unsigned char *p = op->io.buf;
+		assert_ptr_equal(op->io.user, &w);
+		assert_true(op->io.offset + op->io.bytes <= FILE_BYTES);
+		if (p >= memory && p < memory + MEMORY) {
+			assert_true(p + op->io.bytes <= memory + MEMORY);
+			for (uint64_t k = 0; k < i; k++) {
+				const unsigned char *q = w.ops.v[k].io.buf;
+				assert_true(q + w.ops.v[k].io.bytes <= p || p + op->io.bytes <= q);
+			}
+		}
+		memcpy(op->io.buf, files[op->file] + op->io.offset, op->io.bytes);
+	}
+}
+
+static void check(uint32_t index)
+{
+	const struct wave_read *r = &w.reads.v[index];
+
+	assert_memory_equal(wave_data(&w, index), files[r->file] + r->offset, r->bytes);
+}
+
+static void test_neighbours(void **state)
+{
+	(void)state;
+	uint32_t c = add(0, 20000, 10), a = add(0, 0, 100), b = add(0, 100 + WAVE_GAP, 50), d = add(1, 100, 1), same = add(0, 10, 20);
+	run_all();
+	assert_int_equal(w.ops.n, 3);
+	assert_int_equal(w.read_bytes, 100 + WAVE_GAP + 50 + 10 + 1);
+	for (uint32_t i = 0; i < 5; i++)
+		check(i);
+	assert_int_equal(w.reads.v[a].op, w.reads.v[b].op);
+	assert_int_equal(w.reads.v[a].op, w.reads.v[same].op);
+	assert_int_not_equal(w.reads.v[a].op, w.reads.v[c].op);
+	assert_int_not_equal(w.reads.v[c].op, w.reads.v[d].op);
+}
+
+static void test_gap_too_large(void **state)
+{
+	(void)state;
+	add(0, 0, 100);
+	add(0, 100 + WAVE_GAP + 1, 50);
+	run_all();
+	assert_int_equal(w.ops.n, 2);
+}
+
+/* A read with a place of its own stands alone, even between neighbours. */
+static void test_own_place(void **state)
+{
+	unsigned char own[100];
+	uint32_t index;
+	bool full;
+
+	(void)state;
+	add(0, 0, 100);
+	T_OK(wave_add(&w, 0, 100, sizeof own, own, &index, &full));
+	add(0, 200, 100);
+	run_all();
+	assert_int_equal(w.ops.n, 2);
+	assert_ptr_equal(wave_data(&w, index), own);
+	for (uint32_t i = 0; i < 3; i++)
+		check(i);
+}
+
+static void test_full(void **state)
+{
+	unsigned char own[8];
+	uint32_t index;
+	bool full = false;
+
+	(void)state;
+	T_ERR(INTERNAL, wave_add(&w, 0, 0, MEMORY + 1, NULL, &index, &full));
+	add(0, 0, MEMORY);
+	T_OK(wave_add(&w, 1, 0, 1, NULL, &index, &full));
+	assert_true(full);
+	T_OK(wave_add(&w, 1, 0, sizeof own, own, &index, &full)); /* takes no memory */
+	assert_false(full);
+	run_all();
+	check(0);
+	check(1);
+	wave_begin(&w, memory, MEMORY);
+	for (uint32_t i = 0; i < WAVE_READS_MAX; i++)
+		T_OK(wave_add(&w, 0, i, 1, own, &index, &full));
+	T_OK(wave_add(&w, 0, 0, 1, own, &index, &full));
+	assert_true(full);
+}
+
+static void test_random(void **state)
+{
+	(void)state;
+	srandom(1);
+	for (int round = 0; round < 300; round++) {
+		wave_begin(&w, memory, MEMORY);
+		uint64_t spread = 1ull << (8 + random() % 13);
+		for (;;) {
+			uint64_t bytes = (uint64_t)random() % (1u << (random() % 17)), offset = (uint64_t)random() % spread;
+			uint32_t index;
+			bool full;
+			T_OK(wave_add(&w, (uint32_t)random() % 2, offset, bytes, NULL, &index, &full));
+			if (full || w.reads.n == 200)
+				break;
+		}
+		run_all();
+		for (uint32_t i = 0; i < w.reads.n; i++)
+			check(i);
+	}
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = { T(test_neighbours), T(test_gap_too_large), T(test_own_place), T(test_full), T(test_random) };
+
+	return cmocka_run_group_tests_name("wave", tests, NULL, NULL);
+}
