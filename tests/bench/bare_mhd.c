@@ -1,7 +1,7 @@
 /* bare_mhd.c: the limit for REST requests: libmicrohttpd as dcpd uses it (epoll, driven from outside, one thread), with nothing
- * behind it. Answers every GET with the bytes of FILE as JSON.
+ * behind it. Answers every GET with the bytes of FILE and the headers given, so that both sides send the same.
  *
- *     bare_mhd FILE      prints its port, serves until killed */
+ *     bare_mhd FILE [NAME VALUE]…      prints its port, serves until killed */
 #include <arpa/inet.h>
 #include <microhttpd.h>
 #include <stdio.h>
@@ -10,6 +10,7 @@
 
 static char body[65536];
 static size_t body_bytes;
+static char **headers;
 
 static enum MHD_Result answer(void *user, struct MHD_Connection *c, const char *url, const char *method,
 			      const char *version, const char *data, size_t *data_bytes, void **state)
@@ -24,7 +25,8 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *c, const char *
 	struct MHD_Response *r = MHD_create_response_from_buffer(body_bytes, body, MHD_RESPMEM_PERSISTENT);
 	if (!r)
 		return MHD_NO;
-	MHD_add_response_header(r, "Content-Type", "application/json");
+	for (char **h = headers; h[0] && h[1]; h += 2)
+		MHD_add_response_header(r, h[0], h[1]);
 	enum MHD_Result ok = MHD_queue_response(c, 200, r);
 	MHD_destroy_response(r);
 	return ok;
@@ -32,11 +34,12 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *c, const char *
 
 int main(int argc, char **argv)
 {
-	FILE *f = argc == 2 ? fopen(argv[1], "rb") : NULL;
+	FILE *f = argc >= 2 ? fopen(argv[1], "rb") : NULL;
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 
 	if (!f)
-		return fprintf(stderr, "usage: bare_mhd FILE\n"), 2;
+		return fprintf(stderr, "usage: bare_mhd FILE [NAME VALUE]...\n"), 2;
+	headers = argv + 2;
 	body_bytes = fread(body, 1, sizeof body, f);
 	fclose(f);
 	struct MHD_Daemon *d = MHD_start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, answer, NULL, MHD_OPTION_SOCK_ADDR,

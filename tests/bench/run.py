@@ -246,15 +246,16 @@ class Bench:
         d = self.daemon()
         self.no_torch()
         job = d.api.run("save", seconds=300, source={"state_dict": "bench"}, target={"storage": "disk", "name": "rest"})
-        body = d.api.get(f"/v1/jobs/{job['id']}").body
-        (self.disk / "body").write_bytes(body)
-        bare = subprocess.Popen([TESTBIN / "bench/bare_mhd", self.disk / "body"], stdout=subprocess.PIPE, text=True)
+        answer = d.api.get(f"/v1/jobs/{job['id']}")
+        (self.disk / "body").write_bytes(answer.body)
+        heads = [x for k, v in answer.headers.items() if k not in ("Date", "Content-Length", "Connection") for x in (k, v)]
+        bare = subprocess.Popen([TESTBIN / "bench/bare_mhd", self.disk / "body", *heads], stdout=subprocess.PIPE, text=True)
         port = int(bare.stdout.readline())
         ours_port, token = d.tcp_client().tcp[1], (d.state / "token").read_text().strip()
         path = f"/v1/jobs/{job['id']}"
         ours, limit = [], []
         for _ in range(3):
-            limit.append(self.wrk(port, "/x")[0])
+            limit.append(self.wrk(port, path, token)[0])
             ours.append(self.wrk(ours_port, path, token)[0])
         bare.kill()
         bare.wait()
