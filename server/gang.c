@@ -47,7 +47,7 @@ struct gang {
 	json_t *body, *result;
 	int *fds;
 	uint32_t fd_count;
-	bool cancelled, peers_told;
+	bool cancelled, peers_told, lost;   /* lost: a worker ended unasked */
 	enum err failed;
 	struct err_info info;
 };
@@ -170,17 +170,33 @@ void gang_abort(struct gang *g, enum err why)
 	become_ending(g);
 }
 
+/* What a job leaves to be removed after its end (the old checkpoint of an overwrite) has nobody now. */
+static void sweep_roots(const struct gang *g)
+{
+	char name[STORAGE_NAME_MAX + 1];
+
+	for (const char *p = g->key; *p; p += strcspn(p, ",") + 1) {
+		snprintf(name, sizeof name, "%.*s", (int)strcspn(p, "="), p);
+		server_sweep(g->server, name);
+	}
+}
+
 static void on_worker_ended(struct worker *w, enum err e)
 {
 	struct gang *g = w->owner;
 
-	if (g->state != GANG_ENDING)
+	if (g->state != GANG_ENDING) {
 		set_failed(g, e);
+		g->lost = true;
+	}
 	g->members[w->index].worker = NULL;
 	g->alive--;
 	become_ending(g);
-	if (g->alive == 0)
-		end_run(g, true);
+	if (g->alive > 0)
+		return;
+	if (g->lost && !g->server->draining)
+		sweep_roots(g);
+	end_run(g, true);
 }
 
 /* ---- the run ---- */

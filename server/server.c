@@ -77,7 +77,7 @@ static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
 		log_warn("left-over staging removed", "count", removed, NULL);
 }
 
-static void sweep_storage(struct server *s, const char *name)
+void server_sweep(struct server *s, const char *name)
 {
 	json_t *keep = json_array();
 	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
@@ -93,7 +93,7 @@ static void first_probes(struct server *s)
 {
 	for (uint32_t i = 0; i < storage_count(s); i++) {
 		storage_probe(s, storage_at(s, i), NULL, NULL);
-		sweep_storage(s, storage_at(s, i)->name);
+		server_sweep(s, storage_at(s, i)->name);
 	}
 }
 

@@ -69,6 +69,8 @@ void server_drain(struct server *s);
 bool server_drained(const struct server *s);
 /* SIGHUP: takes the new storages and the log's form over from a configuration read again; the old one stays valid. */
 FALLIBLE enum err server_reload(struct server *s, const struct config *fresh);
+/* Removes from a storage what jobs left that are none any more: at start, and after a worker died. */
+void server_sweep(struct server *s, const char *storage);
 void server_free(struct server *s);          /* accepts NULL; ends all workers, commits the journal */
 
 bool principal_may(const struct principal *p, uid_t owner);
