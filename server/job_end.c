@@ -19,11 +19,33 @@ void job_emit_state(const struct job *j)
 	events_emit(j->server->events, "job.state", j->id, doc);
 }
 
+/* A label's value that others chose: no quotes to escape, and short. */
+static bool is_plain(const char *text)
+{
+	size_t n = text ? strlen(text) : 0;
+
+	return n > 0 && n <= 64 && strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:/-") == n;
+}
+
+static void leave_stage(struct job *j)
+{
+	int64_t now = clock_mono_ms(), since = j->stage_since_ms;
+	char labels[128];
+
+	j->stage_since_ms = now;
+	if (!since || j->dry_run || !is_plain(j->stage))
+		return;
+	snprintf(labels, sizeof labels, "kind=\"%s\",stage=\"%s\"", job_kind_text(j->kind), j->stage);
+	metrics_observe(j->server->metrics, "dcpd_job_stage_duration_seconds", labels, (double)(now - since) / 1000);
+}
+
 /* Every change of state goes through here: one log line, one event, one row. */
 void job_set_state(struct job *j, enum job_state state, const char *stage, bool write)
 {
 	bool new_state = j->state != state;
 
+	if (strcmp(j->stage, stage) != 0)
+		leave_stage(j);
 	j->state = state;
 	snprintf(j->stage, sizeof j->stage, "%s", stage);
 	job_changed(j);
@@ -35,6 +57,33 @@ void job_set_state(struct job *j, enum job_state state, const char *stage, bool 
 		job_put_row(t, j);
 		journal_commit(j->server->journal, t, NULL, NULL);
 	}
+}
+
+static void count_durable(struct job *j)
+{
+	struct metrics *m = j->server->metrics;
+	const char *run = json_string_value(json_object_get(json_object_get(j->spec, "labels"), "run"));
+	const json_t *generation = json_object_get(j->result, "generation");
+	json_int_t saved = json_integer_value(json_object_get(j->result, "dedup_bytes_saved"));
+	char labels[96];
+
+	snprintf(labels, sizeof labels, "run=\"%s\"", is_plain(run) ? run : "");
+	metrics_set(m, "dcpd_last_durable_timestamp_seconds", labels, (double)j->finished_ms / 1000);
+	if (json_is_integer(generation))
+		metrics_set(m, "dcpd_last_durable_step", labels, (double)json_integer_value(generation));
+	if (saved > 0)
+		metrics_add(m, "dcpd_dedup_bytes_saved_total", "", (double)saved);
+	if (j->kind == JOB_SAVE && j->snapshotted_ms)
+		metrics_observe(m, "dcpd_save_lag_seconds", "", (double)(j->durable_ms - j->snapshotted_ms) / 1000);
+}
+
+static void count_verify_failure(struct job *j)
+{
+	const char *level = json_string_value(json_object_get(j->spec, "level"));
+	char labels[96];
+
+	snprintf(labels, sizeof labels, "level=\"%s\"", is_plain(level) ? level : "");
+	metrics_add(j->server->metrics, "dcpd_verify_failures_total", labels, 1);
 }
 
 static void announce(struct job *j)
@@ -51,12 +100,12 @@ static void announce(struct job *j)
 	snprintf(labels, sizeof labels, "kind=\"%s\"", job_kind_text(j->kind));
 	metrics_observe(s->metrics, "dcpd_job_duration_seconds", labels, seconds);
 	job_emit_state(j);
+	if (j->state == JOB_FAILED && j->kind == JOB_VERIFY)
+		count_verify_failure(j);
 	if (j->state != JOB_SUCCEEDED)
 		return;
 	if (job_spec_writes_checkpoint(j)) {
-		metrics_set(s->metrics, "dcpd_last_durable_timestamp_seconds", "", (double)j->finished_ms / 1000);
-		if (j->kind == JOB_SAVE && j->snapshotted_ms)
-			metrics_observe(s->metrics, "dcpd_save_lag_seconds", "", (double)(j->durable_ms - j->snapshotted_ms) / 1000);
+		count_durable(j);
 		events_emit(s->events, "checkpoint.committed", j->id,
 			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
 	}
@@ -105,6 +154,7 @@ void job_end(struct job *j, enum job_state state)
 	j->step = STEP_ENDING;
 	j->end_state = state;
 	j->finished_ms = clock_wall_ms();
+	leave_stage(j);
 	j->stage[0] = '\0';
 	j->stalled = false;
 	if (state == JOB_SUCCEEDED) {

@@ -346,8 +346,17 @@ def test_retention(spawn):
 
 def test_metrics_and_capabilities(d):
     d.api.run("verify", source=Crafted(d.storages["main"]).ref, level="structure")
+    sd, n = lib.fresh(), name()
+    d.put(sd, [lib.image({"a": ("F32", [4], bytes(16))})], generation=41)
+    save = {"source": {"state_dict": sd}, "target": {"storage": "main", "name": n}}
+    d.api.run("save", **save, labels={"run": "metrics/1"})
+    d.api.run("save", **save, labels={"run": 'no"label'}, options={"overwrite": True})
     text = d.api.get("/metrics").body.decode()
-    assert "dcpd_" in text and "# TYPE" in text
+    assert "# TYPE dcpd_jobs_total counter" in text
+    lines = text.splitlines()
+    assert 'dcpd_last_durable_step{run="metrics/1"} 41' in lines and 'dcpd_last_durable_step{run=""} 41' in lines
+    assert any(x.startswith('dcpd_last_durable_timestamp_seconds{run="metrics/1"} ') for x in lines)
+    assert any(x.startswith('dcpd_job_stage_duration_seconds_count{kind="save",stage="commit"}') for x in lines), text
     assert d.api.get("/v1/capabilities").ok(200) and d.api.get("/v1/workers").ok(200)["workers"] is not None
     assert {s["name"] for s in d.api.get("/v1/storages").ok(200)["storages"]} >= {"main", "other", "golden"}
 
