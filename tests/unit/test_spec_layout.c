@@ -1,0 +1,162 @@
+/* Layout rules and world sizes from a request's JSON. Their meaning is test_layout.c's; here it is how they are read. */
+#include "lib/t_worker.h"
+
+#include "ops/spec.h"
+#include "tensor/box.h"
+
+static struct t_worker t;
+
+static int setup(void **state)
+{
+	(void)state;
+	t_worker_make(&t);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	t_worker_remove(&t);
+	return 0;
+}
+
+static json_t *parse(const char *text)
+{
+	char z[4096];
+	size_t n = strlen(text);
+
+	assert_true(n < sizeof z);
+	for (size_t i = 0; i <= n; i++)
+		z[i] = text[i] == '\'' ? '"' : text[i];
+	json_t *doc = json_loads(z, 0, NULL);
+	assert_non_null(doc);
+	return doc;
+}
+
+static enum err layout(const char *text, uint32_t world, struct spec_layout *out)
+{
+	json_t *doc = parse(text);
+	enum err e = spec_layout_read(&t.w, doc, world, out);
+
+	json_decref(doc);
+	return e;
+}
+
+static void test_rules(void **state)
+{
+	struct spec_layout l;
+
+	(void)state;
+	T_OK(layout("[{'match':'a.*','mesh':[2,2],'placements':['Replicate()','Shard(0)'],'ranks':[3,2,1,0]},"
+		    "{'chunks':{'dim':1,'ranks':[0,0,1]}},"
+		    "{'match':'b','boxes':[{'rank':2,'offsets':[0,1],'sizes':[3,4]}]},{'match':'c','placements':['S(-1)']}]", 4, &l));
+	const struct layout_rule *r = l.layout.rules;
+	assert_int_equal(l.layout.rule_count, 4);
+	assert_int_equal(r[0].kind, LAYOUT_MESH);
+	assert_int_equal(r[0].mesh_ndim, 2);
+	assert_int_equal(r[0].ranks[0], 3);
+	assert_int_equal(r[0].placements[1].kind, PLACE_SHARD);
+	assert_int_equal(r[1].kind, LAYOUT_CHUNKS);
+	assert_true(str_is(r[1].match, "*"));
+	assert_int_equal(r[1].chunk_dim, 1);
+	assert_int_equal(r[1].rank_count, 3);
+	assert_int_equal(r[2].boxes[0].rank, 2);
+	assert_int_equal(r[2].boxes[0].dims[3], 4);
+	assert_int_equal(r[3].mesh_ndim, 0);
+	assert_int_equal(r[3].placements[0].dim, -1);
+	spec_layout_free(&l);
+	T_OK(layout("[]", 4, &l));
+	spec_layout_free(&l);
+	T_OK(spec_layout_read(&t.w, NULL, 4, &l));
+	spec_layout_free(&l);
+}
+
+static void test_bad_rules(void **state)
+{
+	static const struct { enum err code; const char *text; } bad[] = {
+		{ ERR_LAYOUT_INVALID, "[{'placements':['Shard(x)']}]" },
+		{ ERR_LAYOUT_INVALID, "[{'placements':[7]}]" },
+		{ ERR_LAYOUT_INVALID, "[{'mesh':[4],'placements':['Shard(0)'],'ranks':[0,1,2,-1]}]" },
+		{ ERR_LAYOUT_INVALID, "[{'mesh':[4],'placements':['Shard(0)'],'ranks':[0,1,2,4294967295]}]" },
+		{ ERR_LAYOUT_INVALID, "[{'boxes':[{'rank':0,'offsets':[0],'sizes':[1,2]}]}]" },
+		{ ERR_LAYOUT_INVALID, "[{'like':'nowhere'}]" },
+		{ ERR_NOT_FOUND, "[{'like':'main:nothing'}]" },
+		{ ERR_NOT_FOUND, "[{'like':'other:x'}]" },
+		{ ERR_WORLD_MISMATCH, "[{'mesh':[3],'placements':['Shard(0)']}]" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		struct spec_layout l;
+		enum err e = layout(bad[i].text, 4, &l);
+		spec_layout_free(&l);
+		if (e != bad[i].code)
+			T_FAIL("%s gave %s: %s", bad[i].text, err_code_name(e), e ? err_last()->text : "");
+	}
+}
+
+static void test_like(void **state)
+{
+	struct spec_layout l;
+
+	(void)state;
+	t_worker_copy(&t, "torch-2.15.0/sharded_rowwise", "x/golden");
+	int fds = t_count_fds();
+	T_OK(layout("[{'like':'main:x/golden'}]", 4, &l));
+	assert_int_equal(l.layout.rules[0].kind, LAYOUT_LIKE);
+	assert_true(l.layout.rules[0].like->tensor_count > 0);
+	spec_layout_free(&l);
+	assert_int_equal(t_count_fds(), fds);
+}
+
+static void test_too_many_likes(void **state)
+{
+	char text[1024] = "[";
+	struct spec_layout l;
+
+	(void)state;
+	t_worker_copy(&t, "torch-2.15.0/empty", "e");
+	for (int i = 0; i < 17; i++)
+		snprintf(text + strlen(text), sizeof text - strlen(text), "%s{'like':'main:e'}", i ? "," : "");
+	snprintf(text + strlen(text), sizeof text - strlen(text), "]");
+	T_ERR(LIMIT_EXCEEDED, layout(text, 4, &l));
+	spec_layout_free(&l);
+}
+
+static enum err world(const char *text, uint32_t *out)
+{
+	json_t *doc = parse(text);
+	enum err e = spec_world_size(doc, 5, out);
+
+	json_decref(doc);
+	return e;
+}
+
+static void test_world_size(void **state)
+{
+	static const struct { const char *text; uint32_t want; } good[] = {
+		{ "{}", 5 }, { "{'world_size':3}", 3 }, { "{'world_size':65536}", 65536 },
+		{ "{'layout':[{'mesh':[2,3]},{'mesh':[6]},{'placements':[]}]}", 6 },
+		{ "{'world_size':9,'layout':[{'mesh':[2,3]}]}", 9 }, { "{'layout':[{'chunks':{}}]}", 5 },
+	};
+	static const char *const bad[] = { "{'world_size':0}", "{'world_size':-1}", "{'world_size':65537}", "{'world_size':4294967297}",
+					   "{'layout':[{'mesh':[2]},{'mesh':[3]}]}", "{'layout':[{'mesh':[70000]}]}" };
+	uint32_t got;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+		T_OK(world(good[i].text, &got));
+		assert_int_equal(got, good[i].want);
+	}
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+		T_ERR(WORLD_MISMATCH, world(bad[i], &got));
+	T_ERR(LIMIT_EXCEEDED, world("{'layout':[{'mesh':[4294967296,4294967296]}]}", &got));
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = { T(test_rules), T(test_bad_rules), T(test_like), T(test_too_many_likes), T(test_world_size) };
+
+	return cmocka_run_group_tests_name("spec_layout", tests, NULL, NULL);
+}
