@@ -1,0 +1,234 @@
+/* Opening a stored checkpoint: what it is, that all of it is there, and what is wrong with it if not. */
+#include "lib/t_worker.h"
+
+#include <sys/stat.h>
+
+#include "ops/checkpoint.h"
+
+static struct t_worker t;
+static const char *const GOLDEN = "torch-2.15.0/sharded_rowwise";
+
+static int setup(void **state)
+{
+	(void)state;
+	t_worker_make(&t);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	t_worker_remove(&t);
+	return 0;
+}
+
+static enum err open_it(const char *name, struct checkpoint **out)
+{
+	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
+	enum err e = checkpoint_open(&t.w, ref, out);
+
+	json_decref(ref);
+	return e;
+}
+
+static enum err try_it(const char *name)
+{
+	struct checkpoint *c = NULL;
+	enum err e = open_it(name, &c);
+
+	checkpoint_free(c);
+	return e;
+}
+
+/* The first file of the checkpoint that holds something. */
+static void data_file(const char *name, char *path, size_t max)
+{
+	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = NULL;
+
+	T_OK(open_it(name, &c));
+	const struct sd_loc *loc = &c->sd->chunks[0].loc;
+	snprintf(path, max, "%s/%.*s", name, (int)c->sd->files[loc->file].name.n, c->sd->files[loc->file].name.p);
+}
+
+static enum checkpoint_format recognise(const char *name)
+{
+	enum checkpoint_format f;
+
+	T_OK(checkpoint_recognise(&t.w, 0, name, &f));
+	return f;
+}
+
+static void test_open(void **state)
+{
+	struct checkpoint *c = NULL;
+
+	(void)state;
+	int fds = t_count_fds();
+	t_worker_copy(&t, GOLDEN, "run/x");
+	T_OK(open_it("run/x", &c));
+	assert_int_equal(c->format, CHECKPOINT_DCP);
+	assert_int_equal(c->world_size, 4);
+	assert_null(c->manifest);
+	assert_true(c->sd->tensor_count > 0 && c->metadata_bytes > 0);
+	for (uint64_t i = 0; i < c->sd->file_count; i++)
+		assert_true(c->file_bytes[i] > 0);
+	checkpoint_free(c);
+	t_worker_copy(&t, "torch-2.15.0/rank_local", "local");
+	T_OK(open_it("local", &c));
+	assert_int_equal(c->format, CHECKPOINT_DCP_RANK_LOCAL);
+	checkpoint_free(c);
+	assert_int_equal(t_count_fds(), fds);
+}
+
+static void test_recognise(void **state)
+{
+	(void)state;
+	t_worker_put(&t, "a.safetensors", "", 0);
+	t_worker_put(&t, "b.pt", "", 0);
+	t_worker_put(&t, "c.txt", "", 0);
+	t_worker_put(&t, "hf/model.safetensors", "", 0);
+	t_worker_put(&t, "local/__3.metadata", "", 0);
+	t_worker_put(&t, "not/__x.metadata", "", 0);
+	t_worker_put(&t, "tricky/.metadata/file", "", 0); /* a folder of that name */
+	t_worker_put(&t, "tricky2/x.safetensors/file", "", 0);
+	assert_int_equal(recognise("a.safetensors"), CHECKPOINT_SAFETENSORS);
+	assert_int_equal(recognise("b.pt"), CHECKPOINT_TORCH);
+	assert_int_equal(recognise("c.txt"), CHECKPOINT_NONE);
+	assert_int_equal(recognise("hf"), CHECKPOINT_SAFETENSORS);
+	assert_int_equal(recognise("local"), CHECKPOINT_DCP_RANK_LOCAL);
+	assert_int_equal(recognise("not"), CHECKPOINT_NONE);
+	assert_int_equal(recognise("tricky"), CHECKPOINT_NONE);
+	assert_int_equal(recognise("tricky2"), CHECKPOINT_NONE);
+	assert_int_equal(recognise("nothing"), CHECKPOINT_NONE);
+}
+
+static void test_not_there(void **state)
+{
+	json_t *ref = json_pack("{s:s}", "storage", "main");
+	struct checkpoint *c = NULL;
+
+	(void)state;
+	T_ERR(NOT_FOUND, try_it("nothing"));
+	t_worker_put(&t, "plain/file", "x", 1);
+	T_ERR(CHECKPOINT_INCOMPLETE, try_it("plain"));
+	t_worker_put(&t, "one.safetensors", "x", 1);
+	T_ERR(FORMAT_UNSUPPORTED, try_it("one.safetensors"));
+	T_ERR(NAME_INVALID, try_it("../x"));
+	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w, ref, &c));
+	json_object_set_new(ref, "storage", json_string("other"));
+	json_object_set_new(ref, "name", json_string("x"));
+	T_ERR(NOT_FOUND, checkpoint_open(&t.w, ref, &c));
+	json_decref(ref);
+}
+
+/* Whatever is missing or too short is named, before anything is planned. */
+static void test_missing_and_cut(void **state)
+{
+	char path[512];
+	struct stat st;
+
+	(void)state;
+	t_worker_copy(&t, GOLDEN, "x");
+	data_file("x", path, sizeof path);
+	assert_int_equal(fstatat(t.dir.fd, path, &st, 0), 0);
+	int fd = openat(t.dir.fd, path, O_RDWR | O_CLOEXEC);
+	for (int cut = 1; cut < 3; cut++) {
+		assert_int_equal(ftruncate(fd, cut == 1 ? st.st_size / 2 : 0), 0);
+		T_ERR(CHECKPOINT_INCOMPLETE, try_it("x"));
+		assert_non_null(strstr(path, err_last()->file));
+		assert_true(err_last()->fqn[0] && err_last()->offset >= 0 && err_last()->rank >= 0);
+	}
+	close(fd);
+	T_OK(fs_unlink(t.dir.fd, path));
+	T_ERR(CHECKPOINT_INCOMPLETE, try_it("x"));
+	assert_non_null(strstr(path, err_last()->file));
+	assert_int_equal(symlinkat("/etc/passwd", t.dir.fd, path), 0);
+	enum err e = try_it("x");
+	assert_true(e == ERR_NAME_INVALID || e == ERR_FORMAT_METADATA);
+	assert_int_equal(unlinkat(t.dir.fd, path, 0), 0);
+	assert_int_equal(mkfifoat(t.dir.fd, path, 0644), 0);
+	e = try_it("x");
+	assert_true(e == ERR_NAME_INVALID || e == ERR_FORMAT_METADATA);
+}
+
+/* Every beginning of .metadata, a few apart, is an error that names the file. */
+static void test_cut_metadata(void **state)
+{
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	(void)state;
+	t_worker_copy(&t, GOLDEN, "x");
+	T_OK(fs_read_all(t.dir.fd, "x/.metadata", 1 << 20, &bytes, &n));
+	for (uint64_t k = 0; k + 1 < n; k += 1 + n / 300) {
+		t_worker_put(&t, "x/.metadata", bytes, k);
+		enum err e = try_it("x");
+		if (e != ERR_FORMAT_PICKLE && e != ERR_FORMAT_METADATA)
+			T_FAIL("%ju bytes gave %s", (uintmax_t)k, err_code_name(e));
+		assert_string_equal(err_last()->file, ".metadata");
+	}
+	mem_free(bytes);
+}
+
+static void test_manifest(void **state)
+{
+	struct checkpoint *c = NULL;
+
+	(void)state;
+	t_worker_copy(&t, GOLDEN, "x");
+	t_worker_put(&t, "x/" MANIFEST_NAME, "{\"job\":\"J\"}", 11);
+	T_OK(open_it("x", &c));
+	assert_string_equal(c->manifest->job, "J");
+	checkpoint_free(c);
+	t_worker_put(&t, "x/" MANIFEST_NAME, "{\"job\":", 7);
+	T_ERR(FORMAT_MANIFEST, try_it("x"));
+	assert_string_equal(err_last()->file, MANIFEST_NAME);
+}
+
+/* Files that no item names count for the world; others do not. */
+static void test_world(void **state)
+{
+	struct checkpoint *c = NULL;
+
+	(void)state;
+	t_worker_copy(&t, GOLDEN, "x");
+	t_worker_put(&t, "x/__6_0.distcp", "", 0);
+	t_worker_put(&t, "x/__70000_0.distcp", "", 0);
+	t_worker_put(&t, "x/__99_0.distcp.tmp", "", 0);
+	t_worker_put(&t, "x/__-1_0.distcp", "", 0);
+	T_OK(open_it("x", &c));
+	assert_int_equal(c->world_size, 7);
+	checkpoint_free(c);
+}
+
+static void test_no_memory(void **state)
+{
+	(void)state;
+	t_worker_copy(&t, "torch-2.15.0/plain", "x");
+	int fds = t_count_fds();
+	for (uint64_t nth = 1;; nth++) {
+		struct checkpoint *c = NULL;
+		json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
+		mem_fail_at(nth);
+		enum err e = checkpoint_open(&t.w, ref, &c);
+		mem_fail_at(0);
+		json_decref(ref);
+		checkpoint_free(c);
+		assert_int_equal(t_count_fds(), fds);
+		if (e == OK)
+			break;
+		if (e != ERR_NO_MEMORY)
+			T_FAIL("allocation %ju: %s: %s", (uintmax_t)nth, err_code_name(e), err_last()->text);
+	}
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		T(test_open), T(test_recognise), T(test_not_there), T(test_missing_and_cut), T(test_cut_metadata), T(test_manifest),
+		T(test_world), T(test_no_memory),
+	};
+
+	return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+}
