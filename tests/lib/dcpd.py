@@ -394,7 +394,9 @@ class Daemon:
                 return names
 
     def staging(self):
-        return [str(p) for d in self.storages.values() for p in pathlib.Path(d).rglob(".dcpd-*") if p.name != ".dcpd.json"]
+        """Staging and trash, which may vanish while they are looked for: os.walk does not mind."""
+        return [os.path.join(at, name) for d in self.storages.values() for at, dirs, files in os.walk(d)
+                for name in dirs + files if name.startswith(".dcpd-")]
 
     def leaks(self):
         """What is there and should not be, while nothing runs."""
