@@ -60,7 +60,7 @@ static unsigned char type_of(DIR *d, const struct dirent *e)
 
 	if (e->d_type != DT_UNKNOWN || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		return e->d_type;
-	return IFTODT(st.st_mode);
+	return (unsigned char)IFTODT(st.st_mode);
 }
 
 enum err fs_list(int dirfd, fs_entry_fn fn, void *user)
