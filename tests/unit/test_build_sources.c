@@ -194,7 +194,8 @@ static void test_fill_sparse(void **state)
 /* Sources that nobody needs are not read; those that several need are read once. */
 static void test_fill_shares(void **state)
 {
-	const int64_t shape[] = { 20, 10 }, top[] = { 0, 0, 10, 10 }, low[] = { 10, 0, 10, 10 }, a[] = { 0, 0, 4, 10 }, c[] = { 4, 0, 6, 10 };
+	const int64_t shape[] = { 20, 10 }, top[] = { 0, 0, 10, 10 }, low[] = { 10, 0, 10, 10 };
+	const int64_t a[] = { 0, 0, 4, 10 }, c[] = { 4, 0, 6, 10 };
 	uint32_t first;
 
 	(void)state;

@@ -11,7 +11,7 @@ enum {
 	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs: small, so that it stays in the CPU's cache */
 	BUILD_SMALL_BYTES = 128 << 10,   /* payloads up to this share blocks with others */
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
-	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run, 64 TiB of large ones: sizes come from metadata, and none may fill memory with a plan */
+	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run: sizes come from metadata, and none may fill memory with a plan */
 };
 
 /* Is there room for `more` blocks behind the `n` that are there? ERR_LIMIT_EXCEEDED. */
