@@ -194,8 +194,14 @@ def test_every_option_is_documented(tmp_path):
     assert len(keys) > 8
     for k in printed:
         assert k in keys, f"--help lacks --{k}"
-    for k in set(re.findall(r"^#?([a-z-]+) = ", example, re.M)):
-        assert k in keys, f"deploy/dcpd.conf has {k}, the daemon has not"
+    shown = set(re.findall(r"^#?([a-z-]+) = ", example, re.M))
+    assert shown <= keys, f"deploy/dcpd.conf has {shown - keys}, the daemon has not"
+    missing = keys - shown - {"config", "check-config", "print-config", "version", "help"}
+    assert not missing, f"deploy/dcpd.conf lacks {missing}"
+    everything = tmp_path / "all.conf"
+    everything.write_text(re.sub(r"^#([a-z-]+ = )", r"\1", example, flags=re.M).replace("allow-group = dcpd", "allow-group = root"))
+    r = run("--config", everything, "--check-config")
+    assert r.returncode == 0, r.stderr
 
 
 def test_cold_start_is_quick(spawn):
