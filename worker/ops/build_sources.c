@@ -8,7 +8,7 @@ static FALLIBLE enum err add_digests(struct run_build *b, struct run_src *s, con
 {
 	const struct manifest_item *item = m ? manifest_find(m, file, s->offset, s->length) : NULL;
 
-	if (!item)
+	if (!item || item->digest_count == 0)
 		return OK;
 	TRY(vec_reserve(&b->digests, item->digest_count));
 	s->digest_at = b->digests.n;

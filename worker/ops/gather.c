@@ -306,7 +306,8 @@ static FALLIBLE enum err fill_spans(struct gather *g, struct wave *w, uint32_t j
 	if (j->step == 0)
 		decide_split(info, n, g->dims.v + j->dims_at + 2 * n, w->bytes / 2, j);
 	for (*full_out = false; !*full_out;) {
-		memcpy(saved, g->dims.v + j->dims_at + 3 * n, n * sizeof *saved);
+		if (n)
+			memcpy(saved, g->dims.v + j->dims_at + 3 * n, n * sizeof *saved);
 		if (!next_sub(g, j, info, n, off, size))
 			return OK;
 		uint64_t first = element_offset(info, n, g->dims.v + j->dims_at, off) * item;
@@ -318,7 +319,8 @@ static FALLIBLE enum err fill_spans(struct gather *g, struct wave *w, uint32_t j
 		unsigned char *into = direct_place(g, j, info, span, off, size);
 		TRY(wave_add(w, s->file, s->offset + info->payload_off + first, span, into, &read, full_out));
 		if (*full_out) { /* once more in the next wave */
-			memcpy(g->dims.v + j->dims_at + 3 * n, saved, n * sizeof *saved);
+			if (n)
+				memcpy(g->dims.v + j->dims_at + 3 * n, saved, n * sizeof *saved);
 			j->done = false;
 			return OK;
 		}
