@@ -182,6 +182,8 @@ static FALLIBLE enum err read_rank_local(struct checkpoint *c)
 	struct sdict **parts = NULL;
 
 	enum err e = fs_list(c->dirfd, add_rank, &l);
+	if (!e && l.ranks.n == 0) /* they were there when the folder was looked at */
+		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no rank's metadata");
 	if (!e) {
 		qsort(l.ranks.v, l.ranks.n, sizeof *l.ranks.v, by_value);
 		parts = mem_zalloc(l.ranks.n, sizeof *parts);

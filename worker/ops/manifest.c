@@ -272,7 +272,8 @@ enum err manifest_parse(const void *json, uint64_t n, struct manifest **out)
 	map_free(&m->names);
 	for (uint32_t i = 0; i < m->files.n; i++) {
 		TRY(map_put(&m->names, m->files.v[i].name, i));
-		qsort(m->items.v + m->files.v[i].first_item, m->files.v[i].item_count, sizeof *m->items.v, by_offset);
+		if (m->files.v[i].item_count)
+			qsort(m->items.v + m->files.v[i].first_item, m->files.v[i].item_count, sizeof *m->items.v, by_offset);
 	}
 	*out = move(m);
 	return OK;
@@ -283,7 +284,7 @@ const struct manifest_item *manifest_find(const struct manifest *m, struct str f
 	uint32_t f = map_get(&m->names, file);
 	struct manifest_item key = { .offset = offset };
 
-	if (f == MAP_NONE)
+	if (f == MAP_NONE || m->files.v[f].item_count == 0)
 		return NULL;
 	const struct manifest_item *item = bsearch(&key, m->items.v + m->files.v[f].first_item, m->files.v[f].item_count,
 						   sizeof key, by_offset);

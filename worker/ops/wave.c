@@ -64,6 +64,8 @@ enum err wave_plan(struct wave *w, void *user)
 {
 	uint64_t at = 0;
 
+	if (w->reads.n == 0)
+		return OK;
 	TRY(vec_reserve(&w->order, w->reads.n));
 	w->order.n = w->reads.n;
 	for (uint32_t i = 0; i < w->reads.n; i++)
