@@ -376,10 +376,26 @@ static void test_sweep_follows_no_link(void **state)
 	assert_true(t_worker_has(&t, "in/link"));
 }
 
+/* A coordinator that was killed may not know that an attempt had begun, or had exchanged the two directories already. */
+static void test_earlier_attempts_are_cleared(void **state)
+{
+	struct staging s;
+
+	(void)state;
+	T_OK(fs_mkdir(t.dir.fd, ".dcpd-JOB-7", 0755));
+	T_OK(fs_mkdir(t.dir.fd, ".dcpd-trash-JOB", 0755));
+	T_OK(fs_mkdir(t.dir.fd, ".dcpd-OTHER-1", 0755));
+	T_OK(open_staging("JOB", "step", false, &s));
+	wait_for_entries(".", 2); /* another job's, and this attempt's */
+	staging_close(&s);
+	wait_for_entries(".", 1);
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
+		T(test_earlier_attempts_are_cleared),
 		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
 		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
 		T(test_delete), T(test_recover_save), T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),

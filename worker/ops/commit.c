@@ -111,6 +111,13 @@ static FALLIBLE enum err remove_leftovers(struct leftovers *l)
 	return e;
 }
 
+enum err commit_clear(int parent, const char *job)
+{
+	struct leftovers l = { .dirfd = parent, .job = job };
+
+	return remove_leftovers(&l);
+}
+
 static FALLIBLE enum err manifest_job(int parent, const char *last, const char *job, bool *ours, struct manifest **out)
 {
 	int dir = -1;

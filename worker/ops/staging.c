@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/commit.h"
 #include "ops/trash.h"
 #include "os/fs.h"
 
@@ -128,7 +129,7 @@ enum err staging_open(struct job *j, const json_t *target, bool overwrite, struc
 		TRY(fs_mkdirs(w->roots[s->root].fd, s->parent_path, &s->parent));
 	else
 		TRY(fs_open_dir(w->roots[s->root].fd, ".", &s->parent));
-	TRY(fs_remove_tree(s->parent, s->name));
+	TRY(commit_clear(s->parent, j->id)); /* a coordinator that was killed may not know of an attempt */
 	TRY(fs_mkdir(s->parent, s->name, 0755));
 	s->made = true;
 	TRY(fs_fsync(s->parent, "."));
