@@ -36,8 +36,8 @@ def build_id():
 class Closed(Exception):
     """The worker closed its socket; `rc` is its exit status."""
 
-    def __init__(self, rc):
-        super().__init__(f"the worker ended with {rc}")
+    def __init__(self, rc, log=""):
+        super().__init__(f"the worker ended with {rc}: {log[-2000:]}")
         self.rc = rc
 
 
@@ -89,7 +89,7 @@ class Worker:
                 a.frombytes(rights[:len(rights) - len(rights) % 4])
                 self.fds += a
             if not data:
-                raise Closed(self.proc.wait(20))
+                raise Closed(self.proc.wait(20), self.proc.stderr.read().decode(errors="replace"))
             self.data += data
 
     def close(self):

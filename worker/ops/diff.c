@@ -118,8 +118,8 @@ static FALLIBLE enum err compare_value(struct diff *d, const struct sd_value *a,
 		e = err_at_fqn(input_item_value(pa, na, &va), a->fqn.p, a->fqn.n);
 	if (!e && !same)
 		e = err_at_fqn(input_item_value(pb, nb, &vb), b->fqn.p, b->fqn.n);
-	if (!e && !same && (va.kind != vb.kind || va.kind == ITEM_VALUE_OPAQUE || va.text.len != vb.text.len ||
-			    memcmp(va.text.p, vb.text.p, va.text.len) != 0))
+	struct str ta = { (char *)va.text.p, va.text.len }, tb = { (char *)vb.text.p, vb.text.len };
+	if (!e && !same && (va.kind != vb.kind || va.kind == ITEM_VALUE_OPAQUE || !str_eq(ta, tb)))
 		put(d, a->fqn, "value", value_doc(&va), value_doc(&vb));
 	item_value_free(&va);
 	item_value_free(&vb);
