@@ -66,12 +66,21 @@ static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 
 /* ---- what is left of jobs that nobody knows: asked of each storage once it answers ---- */
 
+struct sweep {
+	struct server *server;
+	char storage[STORAGE_NAME_MAX + 1];
+};
+
 static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
 {
+	struct sweep *sw = user;
+	struct storage *st;
 	char removed[24];
 
-	(void)user;
 	(void)fd;
+	if (e && err_retryable(e) && storage_find(sw->server, str_of(sw->storage), &st) == OK)
+		st->sweep_due = true;
+	mem_free(sw);
 	snprintf(removed, sizeof removed, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "removed")));
 	if (!e && strcmp(removed, "0") != 0)
 		log_warn("left-over staging removed", "count", removed, NULL);
@@ -80,13 +89,17 @@ static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
 void server_sweep(struct server *s, const char *name)
 {
 	json_t *keep = json_array();
+	struct sweep *sw = mem_zalloc(1, sizeof *sw);
 	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
 
+	must(sw);
+	sw->server = s;
+	snprintf(sw->storage, sizeof sw->storage, "%s", name);
 	job_new_id(before);
 	for (const struct job *j = s->jobs->live; j; j = j->live_next)
 		json_array_append_new(keep, json_string(j->id));
 	json_t *question = json_pack("{s:s, s:s, s:o, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before);
-	lookup_ask(s, name, question, NULL, 0, on_swept, s);
+	lookup_ask(s, name, question, NULL, 0, on_swept, sw);
 }
 
 static void first_probes(struct server *s)

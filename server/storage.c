@@ -289,6 +289,10 @@ static void on_tick(void *user)
 	all->tick = NULL;
 	for (uint32_t i = all->count; i-- > 0;) {
 		struct storage *st = all->items[i];
+		if (st->sweep_due && st->state == STORAGE_OK) {
+			st->sweep_due = false;
+			server_sweep(s, st->name);
+		}
 		if (st->expires_ms && st->expires_ms < now && !jobs_use_storage(s, st->name)) {
 			log_info("storage's lease is over", "storage", st->name, NULL);
 			forget(s, st, NULL, NULL);

@@ -19,6 +19,7 @@ struct storage {
 	/* the latest probe; 0 before it */
 	uint64_t free_bytes, total_bytes;
 	int64_t probed_ms;
+	bool sweep_due;             /* a sweep failed: again, once the storage answers */
 	bool probing;
 	json_t *probe;                  /* its answer as it came, or NULL */
 };
