@@ -47,7 +47,7 @@ static FALLIBLE enum err set_limits(const struct sandbox_spec *spec)
 	if (getrlimit(RLIMIT_NOFILE, &files) < 0)
 		return ERR_SYS(SYSTEM, "cannot read the limit on open files");
 	TRY(limit(RLIMIT_NOFILE, spec->open_files ? spec->open_files : files.rlim_max, "open files"));
-	if (spec->data_bytes)
+	if (spec->data_bytes && !SANITIZED) /* a sanitizer maps more than any limit */
 		TRY(limit(RLIMIT_DATA, spec->data_bytes, "memory"));
 	if (spec->file_bytes) {
 		/* The limit is an errno then, not a signal. */
