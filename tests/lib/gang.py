@@ -228,8 +228,8 @@ class Gang:
             self.plan = f.body.get("plan", self.plan)
 
     def close(self):
-        for w in self.workers:
-            w.close()
+        ends = [w.close() for w in self.workers]
+        assert not any("Sanitizer" in log for _, log in ends), "".join(log for _, log in ends)
 
 
 def ask(roots, fds=(), **question):
