@@ -45,6 +45,7 @@ struct build_target {
 	uint32_t dir;                  /* run dir of the staging directory */
 	uint32_t world_size, files_per_rank;
 	bool direct;                   /* O_DIRECT */
+	bool in_memory;                /* the target is on tmpfs */
 	uint32_t task_bytes;
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */

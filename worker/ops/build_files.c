@@ -426,6 +426,7 @@ static FALLIBLE enum err place_file(struct builder *bd, struct item **items, uin
 	TRY(run_add_file(bd->b, RUN_FILE_TARGET, bd->t->dir, str_of(name), 0, &file));
 	bd->b->files.v[file].rank = rank;
 	bd->b->files.v[file].direct = bd->t->direct;
+	bd->b->files.v[file].in_memory = bd->t->in_memory;
 	TRY(place_small(bd, items, n, file, rank, &cursor));
 	TRY(place_large(bd, items, n, file, rank, &cursor));
 	bd->b->files.v[file].bytes = cursor;

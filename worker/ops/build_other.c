@@ -186,6 +186,7 @@ static FALLIBLE enum err place_stream(struct stream *s, uint32_t index, uint32_t
 		TRY(num_add(at, s->wholes[i].bytes, &at));
 	}
 	s->b->files.v[file].bytes = at;
+	s->b->files.v[file].in_memory = s->t->in_memory;
 	s->b->files.v[file].direct = s->t->direct;   /* the last block is padded; the file is cut afterwards */
 	TRY(num_add(s->t->bytes, at, &s->t->bytes));
 	return cut_stream(s->b, file, first_dst, at);

@@ -9,6 +9,7 @@
 #include "format/torch_item.h"
 #include "io/digest.h"
 #include "ops/exec_impl.h"
+#include "os/fs.h"
 #include "tensor/linear.h"
 #include "tensor/stats.h"
 
@@ -223,6 +224,13 @@ static FALLIBLE enum err push_write(struct slot *s, uint32_t file, unsigned char
 
 	if (bytes == 0)
 		return OK;
+	if (s->x->run->files[file].in_memory) {
+		int fd;
+		TRY(files_pin(&s->x->files, file, &fd));
+		enum err e = fs_pwrite(fd, p, bytes, offset, "");
+		files_unpin(&s->x->files, file);
+		return e;
+	}
 	must(s->writes.n < s->writes.cap); /* reserved: the engine holds pointers into it */
 	TRY(vec_push(&s->writes, &op));
 	op->file = file;

@@ -31,6 +31,7 @@ struct run_dir {
 struct run_file {
 	uint8_t kind;
 	bool direct;                   /* O_DIRECT */
+	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
 	bool writable;                 /* segments: map for writing */
 	uint32_t dir, fd_index, rank;
 	uint32_t name_len;

@@ -271,6 +271,7 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 		TRY(staging_open(j, s->to, json_is_true(json_object_get(s->options, "overwrite")), st));
 	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
 	t->direct = st->direct;
+	t->in_memory = st->in_memory;
 	t->task_bytes = st->in_memory ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	TRY(build(s, t));
 	json_t *plan = plan_doc(s, t);
