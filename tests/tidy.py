@@ -48,7 +48,7 @@ BANNED = {
 }
 MAX = {"columns": 140, "function": 70, "file": 800}
 UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
-FOREIGN = re.compile("/" + r"work/|/tmp/w\b")
+FOREIGN = re.compile("/" + r"(?:home|work)/\w")
 
 
 def strip_code(text):
