@@ -65,7 +65,7 @@ def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
     page.click("nav a[href='#/storages']")
     expect(row(page, "storages", "main")).to_contain_text("free of")
     page.click("nav a[href='#/workers']")
-    expect(page.locator("#workers tbody")).to_contain_text("gang")
+    expect(page.locator("#workers tbody")).to_contain_text("gang", timeout=20000)  # the list is asked for now and then
     accessible(page)
 
 
