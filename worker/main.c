@@ -259,15 +259,12 @@ static FALLIBLE enum err serve(struct worker *w, int control_fd)
 	json_t *hello = f.type == FRAME_HELLO ? json_loadb(f.json.p, f.json.n, 0, &why) : NULL;
 	enum err e = hello ? start(w, hello) : ERR(PROTOCOL, "the first frame is no HELLO");
 	json_decref(hello);
-	bool empty = false;
-	while (!e && !w->stale) {
+	while (!e) {
 		e = next_frame(w, &f, &closed);
 		if (e || closed)
 			break;
 		e = handle(w, &f);
 	}
-	while (!e && frame_wants_write(w->conn) && !empty)
-		e = frame_flush(w->conn, &empty);
 	return e;
 }
 

@@ -28,11 +28,6 @@ enum err job_root(struct worker *w, const char *name, uint32_t *index_out)
 			err_restore(&w->roots[i].error);
 			return w->roots[i].error.code;
 		}
-		struct stat st;
-		if (fstat(w->roots[i].fd, &st) == 0 && st.st_nlink == 0) {
-			w->stale = true;
-			return ERR(STORAGE_GONE, "the folder of storage '%s' was removed", name);
-		}
 		*index_out = i;
 		return OK;
 	}

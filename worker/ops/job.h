@@ -25,7 +25,6 @@ struct worker {
 	uint32_t index, count;         /* in its gang */
 	uint64_t memory_bytes;         /* for buffers */
 	bool lookup;
-	bool stale;                    /* a root is gone for good: end after the answer, so that the next worker opens it anew */
 };
 
 struct job {
