@@ -31,6 +31,7 @@ struct question {
 	lookup_fn fn;
 	void *user;
 	uint64_t number;
+	bool again;                        /* its first worker died: asked once more, since no question changes by that */
 	struct loop_timer *deadline;
 };
 
@@ -94,6 +95,20 @@ static void take_out(struct question *q)
 			p->waiting--;
 			return;
 		}
+}
+
+/* Back to the head of the queue. */
+static void put_back(struct question *q)
+{
+	struct pool *p = q->pool;
+
+	q->at = NULL;
+	q->again = true;
+	q->next = p->first;
+	if (!p->first)
+		p->last = &q->next;
+	p->first = q;
+	p->waiting++;
 }
 
 static void fail_waiting(struct pool *p, enum err e)
@@ -215,7 +230,10 @@ static void on_ended(struct worker *w, enum err e)
 	lw->question = NULL;
 	lw->ready = false;
 	loop_timer_stop(&lw->idle);
-	if (q) {
+	if (q && !q->again) {
+		put_back(q);
+		pump(p);
+	} else if (q) {
 		answer(q, e, NULL, NULL);
 		pump(p);
 	} else if (!was_ready) {
