@@ -226,6 +226,7 @@ static FALLIBLE enum err handle(struct worker *w, struct frame *f)
 	case FRAME_PEERS_DONE:
 	case FRAME_COMMIT_OK:
 	case FRAME_SEGMENTS:
+	case FRAME_MEET_ALL:
 		return OK;
 	default:
 		return ERR(PROTOCOL, "a frame of type %u", f->type);

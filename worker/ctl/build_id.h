@@ -3,4 +3,4 @@
  * messages in README.md. */
 #pragma once
 
-#define BUILD_ID (DCPD_VERSION "+ctl2")
+#define BUILD_ID (DCPD_VERSION "+ctl3")

@@ -22,6 +22,7 @@ enum frame_type {
 	FRAME_SEGMENTS,        /* to the leader: the segments it asked for */
 	FRAME_PEERS_DONE,      /* to the leader: all other workers finished their part */
 	FRAME_LOOKUP,          /* to a look-up worker: a question */
+	FRAME_MEET_ALL,        /* to each member: what all of them sent by FRAME_MEET */
 	/* worker → coordinator */
 	FRAME_STATE = 32,      /* {"state":"planning"|"running"|"committing","stage","bytes_total"…} */
 	FRAME_PROGRESS,        /* {"bytes_done","bytes_total","ranks":[…]} */
@@ -30,6 +31,7 @@ enum frame_type {
 	FRAME_DONE,            /* a worker has finished its part; leader: {"result":{…}} */
 	FRAME_FAILED,          /* {problem} */
 	FRAME_ANSWER,          /* to a FRAME_LOOKUP: {"ok":{…}} or {"problem":{…}}; raw bytes may follow in a memfd */
+	FRAME_MEET,            /* how this member of a communication group is found */
 };
 
 struct frame {
