@@ -5,6 +5,7 @@
 #include "api/layout_spec.h"
 
 #include "api/ref.h"
+#include "base/num.h"
 
 struct cursor {
 	const char *p, *end;
@@ -27,7 +28,7 @@ static bool eat(struct cursor *c, const char *word)
 	return true;
 }
 
-static bool eat_integer(struct cursor *c, bool negative_too)
+static bool eat_integer(struct cursor *c, bool negative_too, int digits_max)
 {
 	const char *digits;
 
@@ -36,44 +37,80 @@ static bool eat_integer(struct cursor *c, bool negative_too)
 		c->p++;
 	for (digits = c->p; c->p < c->end && *c->p >= '0' && *c->p <= '9';)
 		c->p++;
-	return c->p > digits && c->p - digits <= 6;
+	return c->p > digits && c->p - digits <= digits_max;
 }
 
-/* "name=5" or just "5". */
-static bool eat_argument(struct cursor *c, const char *name, bool negative_too)
+/* "dim=5" or just "5". */
+static bool eat_dim(struct cursor *c)
 {
-	if (eat(c, name) && !eat(c, "="))
+	if (eat(c, "dim") && !eat(c, "="))
 		return false;
-	return eat_integer(c, negative_too);
+	return eat_integer(c, true, 6);
 }
 
-static bool eat_placement(struct cursor *c)
+/* "sf=2", "split_factor=2" or just "2"; at least 1. */
+static bool eat_factor(struct cursor *c)
 {
-	if (eat(c, "_StridedShard"))
-		return eat(c, "(") && eat_argument(c, "dim", true) && eat(c, ",") &&
-		       (eat(c, "split_factor") ? eat(c, "=") && eat_integer(c, false) :
-						 eat_argument(c, "sf", false)) && eat(c, ")");
+	if ((eat(c, "split_factor") || eat(c, "sf")) && !eat(c, "="))
+		return false;
+	skip_space(c);
+	while (c->p < c->end && *c->p == '0')
+		c->p++;
+	return eat_integer(c, false, 18);
+}
+
+/* What may follow "Partial": nothing, "()", "(sum)", "(reduce_op='max')". */
+static bool eat_reduction(struct cursor *c)
+{
+	static const char *const names[] = { "sum", "avg", "min", "max", "product", NULL };
+	const char *quote = NULL;
+
+	if (!eat(c, "(") || eat(c, ")"))
+		return true;
+	if (eat(c, "reduce_op") && !eat(c, "="))
+		return false;
+	if (eat(c, "'"))
+		quote = "'";
+	else if (eat(c, "\""))
+		quote = "\"";
+	for (size_t i = 0; names[i]; i++)
+		if (eat(c, names[i]))
+			return (!quote || eat(c, quote)) && eat(c, ")");
+	return false;
+}
+
+static bool eat_placement(struct cursor *c, bool *partial_out)
+{
+	if (eat(c, "_StridedShard") || eat(c, "_S"))
+		return eat(c, "(") && eat_dim(c) && eat(c, ",") && eat_factor(c) && eat(c, ")");
 	if (eat(c, "Shard") || eat(c, "S"))
-		return eat(c, "(") && eat_argument(c, "dim", true) && eat(c, ")");
-	if (eat(c, "Replicate"))
-		return eat(c, "(") && eat(c, ")");
-	return eat(c, "R");
+		return eat(c, "(") && eat_dim(c) && eat(c, ")");
+	*partial_out = eat(c, "_Partial") || eat(c, "Partial") || eat(c, "P");
+	if (*partial_out)
+		return eat_reduction(c);
+	if (!eat(c, "Replicate") && !eat(c, "R"))
+		return false;
+	return !eat(c, "(") || eat(c, ")");
+}
+
+static FALLIBLE enum err check_placement(struct str text, bool in_memory)
+{
+	struct cursor c = { text.p, text.p + text.n };
+	bool partial = false, good = eat_placement(&c, &partial);
+
+	skip_space(&c);
+	if (!good || c.p != c.end)
+		return ERR(LAYOUT_INVALID, "\"%.*s\" is no placement: Shard(0), Replicate(), _StridedShard(dim=0, sf=2)%s",
+			   (int)num_min(text.n, 64), text.p, in_memory ? " or Partial(sum)" : "");
+	if (partial && !in_memory)
+		return ERR(LAYOUT_INVALID, "Any checkpointing related operations are not supported for DTensor with partial placements: "
+			   "%.*s has to be reduced first", (int)num_min(text.n, 64), text.p);
+	return OK;
 }
 
 FALLIBLE enum err layout_spec_placement(struct str text)
 {
-	struct cursor c = { text.p, text.p + text.n };
-
-	skip_space(&c);
-	if (str_starts((struct str){ c.p, (size_t)(c.end - c.p) }, "P"))
-		return ERR(LAYOUT_INVALID, "Partial values cannot be stored: reduce them first");
-	if (eat_placement(&c)) {
-		skip_space(&c);
-		if (c.p == c.end)
-			return OK;
-	}
-	return ERR(LAYOUT_INVALID,
-		   "\"%.64s\" is no placement: Shard(0), Replicate() or _StridedShard(dim=0, sf=2)", text.p);
+	return check_placement(text, false);
 }
 
 static FALLIBLE enum err check_ranks(const struct jval *v, int64_t world, bool once, size_t *count_out)
@@ -96,7 +133,7 @@ static FALLIBLE enum err check_ranks(const struct jval *v, int64_t world, bool o
 	return OK;
 }
 
-static FALLIBLE enum err check_placements(const struct jval *rule, size_t mesh_dims)
+static FALLIBLE enum err check_placements(const struct jval *rule, size_t mesh_dims, bool in_memory)
 {
 	struct jval list = jval_get(rule, "placements");
 	size_t n = 0;
@@ -106,7 +143,7 @@ static FALLIBLE enum err check_placements(const struct jval *rule, size_t mesh_d
 		struct jval v = jval_at(&list, i);
 		struct str text;
 		TRY(jval_string(&v, &text));
-		if (layout_spec_placement(text) != OK) {
+		if (check_placement(text, in_memory) != OK) {
 			char why[ERR_TEXT_MAX];
 			memcpy(why, err_last()->text, sizeof why);
 			return jval_fail(&v, ERR_LAYOUT_INVALID, "%s", why);
@@ -118,11 +155,38 @@ static FALLIBLE enum err check_placements(const struct jval *rule, size_t mesh_d
 }
 
 /* *fixed: the world size that earlier rules' meshes ask for, 0 if none did. */
-static FALLIBLE enum err check_mesh_rule(const struct jval *rule, int64_t world, int64_t *fixed)
+/* "dim_names": one per mesh dim, each once, as DeviceMesh wants them. */
+static FALLIBLE enum err check_names(const struct jval *rule, size_t dims)
 {
-	struct jval mesh = jval_get(rule, "mesh"), ranks = jval_get(rule, "ranks"), names = jval_get(rule, "dim_names");
-	size_t dims = 1, listed = 0, named = 0;
-	int64_t product = 1, size = 0;
+	struct jval names = jval_get(rule, "dim_names");
+	size_t named = 0;
+
+	if (!names.j)
+		return OK;
+	TRY(jval_opt_texts(rule, "dim_names", LAYOUT_MESH_DIMS_MAX, 64));
+	TRY(jval_array(&names, LAYOUT_MESH_DIMS_MAX, &named));
+	if (named != dims)
+		return jval_fail(&names, ERR_LAYOUT_INVALID, "%zu names for %zu dims", named, dims);
+	for (size_t i = 0; i < named; i++) {
+		struct jval v = jval_at(&names, i);
+		for (size_t k = 0; k < i; k++)
+			if (json_equal(v.j, json_array_get(names.j, k)))
+				return jval_fail(&v, ERR_LAYOUT_INVALID, "Each mesh_dim_name must be unique");
+	}
+	return OK;
+}
+
+/* What the request says so far: its world (0: not given), the meshes' product (0: none yet), whether the target is in memory. */
+struct world {
+	int64_t size, fixed;
+	bool in_memory;
+};
+
+static FALLIBLE enum err check_mesh_rule(const struct jval *rule, struct world *w)
+{
+	struct jval mesh = jval_get(rule, "mesh"), ranks = jval_get(rule, "ranks");
+	size_t dims = 1, listed = 0;
+	int64_t product = 1, size = 0, world = w->size;
 
 	TRY(jval_only(rule, (const char *const[]){ "match", "mesh", "placements", "ranks", "dim_names", NULL }));
 	if (mesh.j) {
@@ -138,13 +202,8 @@ static FALLIBLE enum err check_mesh_rule(const struct jval *rule, int64_t world,
 						 LAYOUT_WORLD_MAX);
 		}
 	}
-	TRY(check_placements(rule, dims));
-	if (names.j) {
-		TRY(jval_opt_texts(rule, "dim_names", LAYOUT_MESH_DIMS_MAX, 64));
-		TRY(jval_array(&names, LAYOUT_MESH_DIMS_MAX, &named));
-		if (named != dims)
-			return jval_fail(&names, ERR_LAYOUT_INVALID, "%zu names for %zu dims", named, dims);
-	}
+	TRY(check_placements(rule, dims, w->in_memory));
+	TRY(check_names(rule, dims));
 	if (ranks.j) {
 		TRY(check_ranks(&ranks, world, true, &listed));
 		if (!mesh.j)
@@ -166,11 +225,11 @@ static FALLIBLE enum err check_mesh_rule(const struct jval *rule, int64_t world,
 		return jval_fail(&mesh, ERR_WORLD_MISMATCH, "the mesh has %jd ranks, the world %jd",
 				 (intmax_t)product, (intmax_t)world);
 	}
-	if (world == 0 && *fixed > 0 && *fixed != product)
+	if (world == 0 && w->fixed > 0 && w->fixed != product)
 		return jval_fail(mesh.j ? &mesh : &ranks, ERR_WORLD_MISMATCH,
 				 "asks for %jd ranks, an earlier rule for %jd: give world_size", (intmax_t)product,
-				 (intmax_t)*fixed);
-	*fixed = product;
+				 (intmax_t)w->fixed);
+	w->fixed = product;
 	return OK;
 }
 
@@ -222,7 +281,7 @@ static FALLIBLE enum err check_chunks(const struct jval *chunks, int64_t world)
 	return OK;
 }
 
-static FALLIBLE enum err check_rule(const struct jval *rule, int64_t world, int64_t *fixed)
+static FALLIBLE enum err check_rule(const struct jval *rule, struct world *w)
 {
 	struct jval boxes = jval_get(rule, "boxes"), chunks = jval_get(rule, "chunks"), like = jval_get(rule, "like");
 	struct jval match_at = jval_get(rule, "match");
@@ -236,11 +295,11 @@ static FALLIBLE enum err check_rule(const struct jval *rule, int64_t world, int6
 		return jval_fail(&match_at, ERR_LAYOUT_INVALID, "a pattern has 1 to 4096 bytes");
 	if (boxes.j) {
 		TRY(jval_only(rule, (const char *const[]){ "match", "boxes", NULL }));
-		return check_boxes(&boxes, world);
+		return check_boxes(&boxes, w->size);
 	}
 	if (chunks.j) {
 		TRY(jval_only(rule, (const char *const[]){ "match", "chunks", NULL }));
-		return check_chunks(&chunks, world);
+		return check_chunks(&chunks, w->size);
 	}
 	if (like.j) {
 		TRY(jval_only(rule, (const char *const[]){ "match", "like", NULL }));
@@ -249,12 +308,12 @@ static FALLIBLE enum err check_rule(const struct jval *rule, int64_t world, int6
 			return jval_fail(&like, ERR_LAYOUT_INVALID, "must be a checkpoint, STORAGE:NAME");
 		return OK;
 	}
-	return check_mesh_rule(rule, world, fixed);
+	return check_mesh_rule(rule, w);
 }
 
-FALLIBLE enum err layout_spec_check(const struct jval *v, int64_t *world)
+static FALLIBLE enum err check_rules(const struct jval *v, int64_t *world, bool in_memory)
 {
-	int64_t fixed = 0;
+	struct world w = { .size = *world, .in_memory = in_memory };
 	size_t n = 0;
 
 	if (!v->j)
@@ -262,9 +321,19 @@ FALLIBLE enum err layout_spec_check(const struct jval *v, int64_t *world)
 	TRY(jval_array(v, LAYOUT_RULES_MAX, &n));
 	for (size_t i = 0; i < n; i++) {
 		struct jval rule = jval_at(v, i);
-		TRY(check_rule(&rule, *world, &fixed));
+		TRY(check_rule(&rule, &w));
 	}
 	if (*world == 0)
-		*world = fixed;
+		*world = w.fixed;
 	return OK;
+}
+
+FALLIBLE enum err layout_spec_check(const struct jval *v, int64_t *world)
+{
+	return check_rules(v, world, false);
+}
+
+FALLIBLE enum err layout_spec_check_in_memory(const struct jval *v, int64_t *world)
+{
+	return check_rules(v, world, true);
 }

@@ -6,5 +6,7 @@ enum { LAYOUT_RULES_MAX = 1024, LAYOUT_WORLD_MAX = 65536, LAYOUT_MESH_DIMS_MAX =
 
 /* v: the array, or absent. *world is 0 when the request gives none; it becomes the product of the meshes if they fix it. */
 FALLIBLE enum err layout_spec_check(const struct jval *v, int64_t *world);
+/* The same for operations on state dicts in memory: "Partial(sum)", "P(max)" are allowed, too. */
+FALLIBLE enum err layout_spec_check_in_memory(const struct jval *v, int64_t *world);
 /* "Shard(0)", "S(-1)", "Replicate()", "R", "_StridedShard(dim=0, sf=2)"; Partial is refused: it cannot be stored. */
 FALLIBLE enum err layout_spec_placement(struct str text);

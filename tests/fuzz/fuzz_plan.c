@@ -20,7 +20,8 @@ static void try_layout(struct dice *d, const struct boxes *b)
 
 	r.placement_count = r.mesh_ndim ? r.mesh_ndim : 1;
 	for (int i = 0; i < 2; i++)
-		p[i] = (struct placement){ (enum placement_kind)roll(d, 4), (int32_t)roll(d, 7) - 3, roll(d, 3) };
+		p[i] = (struct placement){ .kind = (enum placement_kind)roll(d, 4), .dim = (int32_t)roll(d, 7) - 3,
+					    .split_factor = roll(d, 5) };
 	for (uint32_t i = 0; i < b->count; i++)
 		boxes[i] = (struct layout_box){ (uint32_t)roll(d, 4), b->ndim, b->dims[i] };
 	if (roll(d, 3) == 0 || r.kind == LAYOUT_CHUNKS) {

@@ -95,7 +95,7 @@ static void chunk_sharding_spec(void **state)
 
 	(void)state;
 	case_of(&r, 2, 2, V(10, 20), 4, V(0, 0, 0, 3, 20, 0, 9, 0, 1, 20, 1, 3, 0, 3, 20, 1, 6, 0, 3, 20));
-	case_of(&r, 2, 2, V(5, 2), 3, V(0, 0, 0, 2, 2, 1, 2, 0, 2, 2, 1, 4, 0, 1, 2)); /* the 4th would begin at 6 */
+	case_of(&r, 2, 2, V(5, 2), 4, V(0, 0, 0, 2, 2, 0, 5, 0, 0, 2, 1, 2, 0, 2, 2, 1, 4, 0, 1, 2));
 	case_of(&r, 2, 2, V(6, 2), 4, V(0, 0, 0, 2, 2, 0, 6, 0, 0, 2, 1, 2, 0, 2, 2, 1, 4, 0, 2, 2));
 }
 
@@ -189,9 +189,32 @@ static void like_another(void **state)
 	T_ERR(LAYOUT_INVALID, layout_apply(&l, narrow, t, &matched));
 }
 
+static void partial_in_memory_is_the_whole_unreduced(void **state)
+{
+	const struct placement p[] = { { .kind = PLACE_PARTIAL }, S0 }, mixed[] = { p[0], { .kind = PLACE_PARTIAL, .reduce = REDUCE_MAX } },
+			       both[] = { p[0], { .kind = PLACE_PARTIAL, .reduce = REDUCE_AVG } };
+	struct layout_rule r = mesh_rule(2, V(2, 2), p);
+	struct layout l = { &r, 1, 4 };
+	uint32_t matched, t;
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+
+	(void)state;
+	T_ERR(LAYOUT_INVALID, layout_check(&l));
+	T_OK(layout_check_in_memory(&l));
+	T_OK(sdict_new(1 << 20, &sd));
+	T_OK(sdict_add_tensor(sd, STR("g"), DT_FLOAT32, 1, V(3), &t));
+	T_OK(layout_apply(&l, sd, t, &matched));
+	same(sd, 4, V(0, 0, 2, 1, 2, 1, 2, 0, 2, 3, 2, 1));
+	r.placements = mixed;
+	T_ERR(LAYOUT_INVALID, layout_check_in_memory(&l));
+	assert_non_null(strstr(err_last()->text, "Partial(sum) and Partial(max)"));
+	r.placements = both;
+	T_OK(layout_check_in_memory(&l));
+}
+
 static void bad_rules_are_refused(void **state)
 {
-	const struct placement partial = { .kind = PLACE_PARTIAL }, strided = { .kind = PLACE_STRIDED_SHARD, .split_factor = 2 };
+	const struct placement partial = { .kind = PLACE_PARTIAL, .reduce = REDUCE_AVG }, strided = { .kind = PLACE_STRIDED_SHARD };
 	struct layout_rule r = mesh_rule(1, V(3), &S0);
 	struct layout l = { &r, 1, 2 };
 	const struct layout_box mixed[] = { { 0, 1, V(0, 1) }, { 0, 2, V(0, 0, 1, 1) } }, far = { 2, 1, V(0, 1) },
@@ -206,10 +229,13 @@ static void bad_rules_are_refused(void **state)
 	T_ERR(LAYOUT_INVALID, layout_check(&l));
 	r = mesh_rule(1, V(2), &partial);
 	T_ERR(LAYOUT_INVALID, layout_check(&l));
-	assert_non_null(strstr(err_last()->text, "Partial"));
+	assert_non_null(strstr(err_last()->text, "rule 0 ('*'): Any checkpointing related operations are not supported for DTensor with "
+			       "partial placements: Partial(avg)"));
 	r = mesh_rule(1, V(2), &strided);
 	T_ERR(LAYOUT_INVALID, layout_check(&l));
-	assert_non_null(strstr(err_last()->text, "_StridedShard"));
+	assert_non_null(strstr(err_last()->text, "rule 0 ('*'): the split factor"));
+	r = mesh_rule(9, V(1, 1, 1, 1, 1, 1, 1, 1, 2), (const struct placement[9]){ S0 });
+	T_ERR(LAYOUT_INVALID, layout_check(&l));
 	r = mesh_rule(1, V(2), &S0);
 	r.placement_count = 0;
 	T_ERR(LAYOUT_INVALID, layout_check(&l));
@@ -269,6 +295,7 @@ int main(void)
 		cmocka_unit_test(enumerable_sharding_spec),
 		cmocka_unit_test(first_rule_that_fits_wins),
 		cmocka_unit_test(like_another),
+		cmocka_unit_test(partial_in_memory_is_the_whole_unreduced),
 		cmocka_unit_test(bad_rules_are_refused),
 		cmocka_unit_test(huge_dims_do_not_overflow),
 	};

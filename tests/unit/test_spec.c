@@ -101,14 +101,41 @@ static void test_placements(void **state)
 	(void)state;
 	static const char *const good[] = { "Shard(0)", "Shard(dim=0)", "S(0)", "S(-1)", "Replicate()", "R", " Shard( dim = 1 ) ",
 					    "_StridedShard(dim=0, sf=2)", "_StridedShard(0, 2)",
-					    "_StridedShard(dim=0, split_factor=2)" };
-	static const char *const bad[] = { "", "Shard", "Shard()", "Shard(x)", "Shard(0", "Shard(0))", "Rx", "Partial()", "P",
-					   "shard(0)", "Shard(--1)", "Shard(9999999)", "_StridedShard(0)" };
+					    "_StridedShard(dim=0, split_factor=2)", "_S(-1, 1099511627776)", "R()" };
+	static const char *const partial[] = { "Partial()", "P", "Partial(sum)", "P(avg)",
+					      "_Partial(reduce_op='max')", "Partial(\"min\")" };
+	static const char *const bad[] = { "", "Shard", "Shard()", "Shard(x)", "Shard(0", "Shard(0))", "Rx", "Partial(band)", "Px",
+					   "shard(0)", "Shard(--1)", "Shard(9999999)", "_StridedShard(0)", "_S(0, 0)", "_S(0, -1)",
+					   "_S(0, 9999999999999999999)", "Replicate(0)", "Partial('sum)" };
 
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++)
 		T_OK(layout_spec_placement(str_of(good[i])));
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
 		T_ERR(LAYOUT_INVALID, layout_spec_placement(str_of(bad[i])));
+	for (size_t i = 0; i < sizeof partial / sizeof *partial; i++) {
+		T_ERR(LAYOUT_INVALID, layout_spec_placement(str_of(partial[i])));
+		assert_non_null(strstr(err_last()->text, "not supported for DTensor with partial placements"));
+	}
+}
+
+static enum err check_in_memory(const char *rules, int64_t *world)
+{
+	json_t *doc = json_loads(rules, 0, NULL);
+	struct jval root = JVAL_ROOT(doc);
+	enum err e = layout_spec_check_in_memory(&root, world);
+
+	json_decref(doc);
+	return e;
+}
+
+static void test_partial_in_memory(void **state)
+{
+	int64_t world = 0;
+
+	(void)state;
+	T_OK(check_in_memory("[{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"Partial(max)\",\"P\"]}]", &world));
+	assert_int_equal(world, 4);
+	T_ERR(LAYOUT_INVALID, check_in_memory("[{\"match\":\"*\",\"placements\":[\"Partial(xor)\"]}]", &world));
 }
 
 #define SRC "\"source\":{\"storage\":\"main\",\"name\":\"a\"}"
@@ -208,6 +235,9 @@ static void test_refused_layouts(void **state)
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"ranks\":[0],\"placements\":[\"R\"]}"));
 	refused(ERR_LAYOUT_INVALID, "/target/layout/0/boxes/0",
 		LAYOUT("{\"match\":\"*\",\"boxes\":[{\"rank\":0,\"offsets\":[0],\"sizes\":[1,2]}]}"));
+	refused(ERR_LAYOUT_INVALID, "/target/layout/0/dim_names/1",
+		LAYOUT("{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"R\",\"R\"],\"dim_names\":[\"dp\",\"dp\"]}"));
+	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements/0", LAYOUT("{\"match\":\"*\",\"placements\":[\"Partial(sum)\"]}"));
 	refused(ERR_LAYOUT_INVALID, "/target/layout/0/like", LAYOUT("{\"match\":\"*\",\"like\":\"shm:x\"}"));
 	refused(ERR_VALIDATION_FAILED, "/target/layout/0/chunks/dim",
 		LAYOUT("{\"match\":\"*\",\"chunks\":{\"ranks\":[0]}}"));
@@ -241,6 +271,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_parse),          cmocka_unit_test(test_names),
 		cmocka_unit_test(test_references),     cmocka_unit_test(test_placements),
+		cmocka_unit_test(test_partial_in_memory),
 		cmocka_unit_test(test_defaults),       cmocka_unit_test(test_refused_fields),
 		cmocka_unit_test(test_refused_layouts), cmocka_unit_test(test_problem),
 	};

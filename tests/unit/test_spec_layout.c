@@ -83,6 +83,9 @@ static void test_bad_rules(void **state)
 		{ ERR_NOT_FOUND, "[{'like':'main:nothing'}]" },
 		{ ERR_NOT_FOUND, "[{'like':'other:x'}]" },
 		{ ERR_WORLD_MISMATCH, "[{'mesh':[3],'placements':['Shard(0)']}]" },
+		{ ERR_LAYOUT_INVALID, "[{'mesh':[4],'placements':['Partial(sum)']}]" },
+		{ ERR_LAYOUT_INVALID, "[{'mesh':[4],'placements':['R'],'dim_names':['a','b']}]" },
+		{ ERR_LAYOUT_INVALID, "[{'mesh':[4],'placements':['_StridedShard(dim=0, sf=0)']}]" },
 	};
 
 	(void)state;
@@ -93,6 +96,29 @@ static void test_bad_rules(void **state)
 		if (e != bad[i].code)
 			T_FAIL("%s gave %s: %s", bad[i].text, err_code_name(e), e ? err_last()->text : "");
 	}
+}
+
+static void test_bad_rules_are_named(void **state)
+{
+	struct spec_layout l;
+
+	(void)state;
+	T_ERR(LAYOUT_INVALID, layout("[{'placements':['R']},{'match':'a.*','placements':['_S(0, -2)']}]", 4, &l));
+	assert_non_null(strstr(err_last()->text, "rule 1 ('a.*'): '_S(0,-2)'"));
+	spec_layout_free(&l);
+}
+
+static void test_in_memory(void **state)
+{
+	struct spec_layout l;
+	json_t *doc = parse("[{'mesh':[2,2],'placements':['Partial(avg)','S(0)'],'dim_names':['dp','tp']}]");
+
+	(void)state;
+	T_OK(spec_layout_read_in_memory(&t.w, doc, 4, &l));
+	assert_int_equal(l.layout.rules[0].placements[0].reduce, REDUCE_AVG);
+	assert_true(str_is(l.layout.rules[0].dim_names[1], "tp"));
+	spec_layout_free(&l);
+	json_decref(doc);
 }
 
 static void test_like(void **state)
@@ -156,7 +182,8 @@ static void test_world_size(void **state)
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-	const struct CMUnitTest tests[] = { T(test_rules), T(test_bad_rules), T(test_like), T(test_too_many_likes), T(test_world_size) };
+	const struct CMUnitTest tests[] = { T(test_rules), T(test_bad_rules), T(test_bad_rules_are_named), T(test_in_memory), T(test_like),
+					    T(test_too_many_likes), T(test_world_size) };
 
 	return cmocka_run_group_tests_name("spec_layout", tests, NULL, NULL);
 }

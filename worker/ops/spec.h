@@ -11,6 +11,9 @@ struct spec_layout {
 	uint32_t like_count;
 };
 FALLIBLE enum err spec_layout_read(struct worker *w, const json_t *list, uint32_t world_size, struct spec_layout *out);
+/* The same for a state dict in memory, where Partial is allowed (layout_check_in_memory). */
+FALLIBLE enum err spec_layout_read_in_memory(struct worker *w, const json_t *list, uint32_t world_size,
+					     struct spec_layout *out);
 void spec_layout_free(struct spec_layout *l);
 
 /* The world size of a target: given, else the meshes' product, else `otherwise`. */

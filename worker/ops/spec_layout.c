@@ -44,6 +44,24 @@ static FALLIBLE enum err read_ranks(struct arena *a, const json_t *list, struct 
 	return OK;
 }
 
+static FALLIBLE enum err read_names(struct arena *a, const json_t *list, struct layout_rule *rule)
+{
+	size_t n = json_array_size(list), dims = rule->mesh_ndim ? rule->mesh_ndim : 1;
+	struct str *names;
+
+	if (n == 0)
+		return OK;
+	if (n != dims)
+		return ERR(LAYOUT_INVALID, "%zu names for %zu mesh dims", n, dims);
+	TRY(arena_alloc(a, n, sizeof *names, &names));
+	for (size_t i = 0; i < n; i++) {
+		const char *text = json_string_value(json_array_get(list, i));
+		TRY(arena_str(a, str_of(text ? text : ""), &names[i]));
+	}
+	rule->dim_names = names;
+	return OK;
+}
+
 static FALLIBLE enum err read_mesh(struct arena *a, const json_t *j, struct layout_rule *rule)
 {
 	const json_t *list = json_object_get(j, "placements");
@@ -57,6 +75,7 @@ static FALLIBLE enum err read_mesh(struct arena *a, const json_t *j, struct layo
 		rule->mesh = mesh;
 	}
 	TRY(read_ranks(a, json_object_get(j, "ranks"), rule));
+	TRY(read_names(a, json_object_get(j, "dim_names"), rule));
 	TRY(arena_alloc(a, n, sizeof *p, &p));
 	for (size_t i = 0; i < n; i++) {
 		const char *text = json_string_value(json_array_get(list, i));
@@ -136,7 +155,20 @@ static FALLIBLE enum err read_rule(struct worker *w, const json_t *j, struct spe
 	return read_mesh(l->arena, j, rule);
 }
 
-enum err spec_layout_read(struct worker *w, const json_t *list, uint32_t world_size, struct spec_layout *out)
+/* A rule that cannot be understood is named. */
+static FALLIBLE enum err read_rule_at(struct worker *w, const json_t *j, size_t at, struct spec_layout *l,
+				      struct layout_rule *rule)
+{
+	enum err e = read_rule(w, j, l, rule);
+	struct err_info was = *err_last();
+
+	if (e == ERR_LAYOUT_INVALID)
+		err_record(e, 0, was.place, "rule %zu ('%.*s'): %s", at, (int)num_min(rule->match.n, 100), rule->match.p,
+			   was.text);
+	return e;
+}
+
+static FALLIBLE enum err read_all(struct worker *w, const json_t *list, uint32_t world_size, struct spec_layout *out)
 {
 	size_t n = json_array_size(list);
 	struct layout_rule *rules;
@@ -148,9 +180,21 @@ enum err spec_layout_read(struct worker *w, const json_t *list, uint32_t world_s
 		return ERR(LIMIT_EXCEEDED, "%zu layout rules", n);
 	TRY(arena_alloc(out->arena, n, sizeof *rules, &rules));
 	for (size_t i = 0; i < n; i++)
-		TRY(read_rule(w, json_array_get(list, i), out, &rules[i]));
+		TRY(read_rule_at(w, json_array_get(list, i), i, out, &rules[i]));
 	out->layout = (struct layout){ rules, (uint32_t)n, world_size };
+	return OK;
+}
+
+enum err spec_layout_read(struct worker *w, const json_t *list, uint32_t world_size, struct spec_layout *out)
+{
+	TRY(read_all(w, list, world_size, out));
 	return layout_check(&out->layout);
+}
+
+enum err spec_layout_read_in_memory(struct worker *w, const json_t *list, uint32_t world_size, struct spec_layout *out)
+{
+	TRY(read_all(w, list, world_size, out));
+	return layout_check_in_memory(&out->layout);
 }
 
 enum err spec_world_size(const json_t *target, uint32_t otherwise, uint32_t *out)

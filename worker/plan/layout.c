@@ -7,10 +7,11 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "plan/dtensor.h"
 #include "plan/tiling.h"
 #include "tensor/box.h"
 
-enum { RANKS_MAX = 65536, MATCH_SHOWN = 100 };
+enum { RANKS_MAX = 65536, MATCH_SHOWN = 100, CHUNKS_MAX = 1 << 22 };
 
 static const struct sd_loc nowhere = { .file = SD_NO_FILE };
 
@@ -62,13 +63,43 @@ static FALLIBLE enum err check_ranks(const struct layout_rule *r, uint32_t world
 	return OK;
 }
 
-static FALLIBLE enum err check_mesh(const struct layout_rule *r, uint32_t world)
+/* sum and avg may stand beside each other, as in PyTorch; the order of other reductions would matter. */
+static bool may_mix(enum reduce_op a, enum reduce_op b)
+{
+	return a == b || (a <= REDUCE_AVG && b <= REDUCE_AVG);
+}
+
+static FALLIBLE enum err check_placements(const struct layout_rule *r, bool unreduced)
+{
+	const struct placement *partial = NULL;
+
+	for (uint32_t i = 0; i < r->placement_count; i++) {
+		const struct placement *p = &r->placements[i];
+		if (p->kind == PLACE_STRIDED_SHARD && p->split_factor < 1)
+			return ERR(LAYOUT_INVALID, "the split factor of _StridedShard is at least 1, not %jd",
+				   (intmax_t)p->split_factor);
+		if (p->kind != PLACE_PARTIAL)
+			continue;
+		if (!unreduced)
+			return ERR(LAYOUT_INVALID, "Any checkpointing related operations are not supported for DTensor "
+				   "with partial placements: Partial(%s) has to be reduced first", placement_reduce_name(p->reduce));
+		if (partial && !may_mix(partial->reduce, p->reduce))
+			return ERR(LAYOUT_INVALID, "Partial(%s) and Partial(%s) in one mesh", placement_reduce_name(partial->reduce),
+				   placement_reduce_name(p->reduce));
+		partial = p;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_mesh(const struct layout_rule *r, uint32_t world, bool unreduced)
 {
 	uint64_t product = 1;
 	uint32_t dims = r->mesh_ndim ? r->mesh_ndim : 1, want = r->ranks ? r->rank_count : world;
 
 	if (want == 0)
 		return ERR(LAYOUT_INVALID, "the mesh has no ranks");
+	if (dims > DTENSOR_MESH_DIMS_MAX)
+		return ERR(LAYOUT_INVALID, "a mesh has at most %d dims, not %u", DTENSOR_MESH_DIMS_MAX, dims);
 	if (r->mesh_ndim == 0)
 		product = want;
 	for (uint32_t i = 0; i < r->mesh_ndim; i++) {
@@ -81,12 +112,7 @@ static FALLIBLE enum err check_mesh(const struct layout_rule *r, uint32_t world)
 	if (product != want)
 		return ERR(WORLD_MISMATCH, "the mesh has %ju ranks, %s %u", (uintmax_t)product,
 			   r->ranks ? "its list of ranks" : "the world", want);
-	for (uint32_t i = 0; i < r->placement_count; i++) {
-		if (r->placements[i].kind == PLACE_PARTIAL)
-			return ERR(LAYOUT_INVALID, "Partial() cannot be stored: it has to be reduced first");
-		if (r->placements[i].kind == PLACE_STRIDED_SHARD)
-			return ERR(LAYOUT_INVALID, "_StridedShard is not supported yet");
-	}
+	TRY(check_placements(r, unreduced));
 	return r->ranks ? check_ranks(r, world, true) : OK;
 }
 
@@ -108,11 +134,11 @@ static FALLIBLE enum err check_boxes(const struct layout_rule *r, uint32_t world
 	return OK;
 }
 
-static FALLIBLE enum err check_rule(const struct layout *l, const struct layout_rule *r)
+static FALLIBLE enum err check_rule(const struct layout *l, const struct layout_rule *r, bool unreduced)
 {
 	switch (r->kind) {
 	case LAYOUT_MESH:
-		return check_mesh(r, l->world_size);
+		return check_mesh(r, l->world_size, unreduced);
 	case LAYOUT_CHUNKS:
 		if (!r->ranks || r->rank_count == 0)
 			return ERR(LAYOUT_INVALID, "chunks need ranks");
@@ -127,50 +153,23 @@ static FALLIBLE enum err check_rule(const struct layout *l, const struct layout_
 	return ERR(LAYOUT_INVALID, "unknown kind of rule");
 }
 
-enum err layout_check(const struct layout *l)
+static FALLIBLE enum err check(const struct layout *l, bool unreduced)
 {
 	if (l->world_size < 1 || l->world_size > RANKS_MAX)
 		return ERR(WORLD_MISMATCH, "a world has 1 to %d ranks, not %u", RANKS_MAX, l->world_size);
 	for (uint32_t i = 0; i < l->rule_count; i++)
-		TRY(in_rule(l, i, check_rule(l, &l->rules[i])));
+		TRY(in_rule(l, i, check_rule(l, &l->rules[i], unreduced)));
 	return OK;
 }
 
-/* torch.chunk: pieces of ceil(size / n), the last ones shorter or empty. */
-static void chunk_of(int64_t size, int64_t n, int64_t i, int64_t *start, int64_t *length)
+enum err layout_check(const struct layout *l)
 {
-	uint64_t s = (uint64_t)size, piece = num_div_up(s, (uint64_t)n);
-	uint64_t a = num_min((uint64_t)i * piece, s), b = num_min(a + piece, s);
-
-	*start = (int64_t)a;
-	*length = (int64_t)(b - a);
+	return check(l, false);
 }
 
-enum err layout_dtensor_box(uint32_t ndim, const int64_t *shape, uint32_t mesh_ndim, const int64_t *mesh,
-			    const int64_t *coord, const struct placement *placements, int64_t *dims_out)
+enum err layout_check_in_memory(const struct layout *l)
 {
-	for (uint32_t d = 0; d < ndim; d++) {
-		dims_out[d] = 0;
-		dims_out[ndim + d] = shape[d];
-	}
-	for (uint32_t m = 0; m < mesh_ndim; m++) {
-		int64_t start, length, dim = placements[m].dim;
-
-		if (placements[m].kind == PLACE_REPLICATE)
-			continue;
-		if (placements[m].kind != PLACE_SHARD)
-			return ERR(LAYOUT_INVALID, "%s", placements[m].kind == PLACE_PARTIAL ?
-				   "Partial() cannot be stored: it has to be reduced first" :
-				   "_StridedShard is not supported yet");
-		dim = dim < 0 ? dim + (int64_t)ndim : dim;
-		if (dim < 0 || dim >= (int64_t)ndim)
-			return ERR(LAYOUT_INVALID, "Shard(%d) of a tensor of %u dims", placements[m].dim, ndim);
-		chunk_of(dims_out[ndim + dim], mesh[m], coord[m], &start, &length);
-		dims_out[ndim + dim] = length;
-		/* PyTorch pins empty shards to the end, so that they are all alike. */
-		dims_out[dim] = length ? dims_out[dim] + start : shape[dim];
-	}
-	return OK;
+	return check(l, true);
 }
 
 static int by_rank(const void *a, const void *b)
@@ -188,10 +187,11 @@ static FALLIBLE enum err apply_mesh(struct sdict *out, uint32_t tensor, uint32_t
 {
 	const struct sd_tensor *t = &out->tensors[tensor];
 	CLEANUP(mem_free_ptr) struct entry *order = ranks ? mem_zalloc(count, sizeof *order) : NULL;
-	CLEANUP(mem_free_ptr) int64_t *coord = mem_zalloc(mesh_ndim, sizeof *coord);
-	int64_t dims[2 * NDIM_MAX];
+	CLEANUP(dtensor_part_free) struct dtensor_part part = { 0 };
+	int64_t coord[DTENSOR_MESH_DIMS_MAX], dims[2 * NDIM_MAX];
+	uint64_t chunks = 0;
 
-	if ((ranks && !order) || !coord)
+	if (ranks && !order)
 		return ERR(NO_MEMORY, "no memory for a mesh of %u ranks", count);
 	for (uint32_t i = 0; ranks && i < count; i++)
 		order[i] = (struct entry){ ranks[i], i, NULL };
@@ -203,8 +203,14 @@ static FALLIBLE enum err apply_mesh(struct sdict *out, uint32_t tensor, uint32_t
 			coord[m] = rest % mesh[m];
 			rest = (uint32_t)(rest / mesh[m]);
 		}
-		TRY(layout_dtensor_box(t->ndim, t->shape, mesh_ndim, mesh, coord, placements, dims));
-		TRY(sdict_add_chunk(out, tensor, dims, order ? order[i].rank : i, nowhere));
+		TRY(dtensor_part_make(t->ndim, t->shape, mesh_ndim, mesh, coord, placements, &part));
+		chunks += part.count;
+		if (chunks > CHUNKS_MAX)
+			return ERR(LIMIT_EXCEEDED, "the tensor would be cut in more than %d chunks", CHUNKS_MAX);
+		for (uint64_t k = 0; k < part.count; k++) {
+			dtensor_part_box(&part, k, dims, NULL);
+			TRY(sdict_add_chunk(out, tensor, dims, order ? order[i].rank : i, nowhere));
+		}
 	}
 	return OK;
 }
@@ -233,21 +239,20 @@ static FALLIBLE enum err apply_chunks(const struct layout_rule *r, struct sdict 
 	const struct sd_tensor *t = &out->tensors[tensor];
 	uint32_t ndim = t->ndim, dim = (uint32_t)(r->chunk_dim < 0 ? r->chunk_dim + (int64_t)ndim : r->chunk_dim);
 	CLEANUP(mem_free_ptr) struct entry *entries = mem_zalloc(r->rank_count, sizeof *entries);
-	uint64_t size = (uint64_t)t->shape[dim], split = num_div_up(size, r->rank_count), n = 0;
 	int64_t dims[2 * NDIM_MAX];
 
 	if (!entries)
 		return ERR(NO_MEMORY, "no memory for %u chunks", r->rank_count);
-	/* PyTorch lists chunks that begin behind the end, too; a checkpoint with one cannot be saved by it. */
-	for (uint32_t i = 0; i < r->rank_count && i * split <= size; i++)
-		entries[n++] = (struct entry){ r->ranks[i], i, NULL };
-	qsort(entries, n, sizeof *entries, by_rank);
+	for (uint32_t i = 0; i < r->rank_count; i++)
+		entries[i] = (struct entry){ r->ranks[i], i, NULL };
+	qsort(entries, r->rank_count, sizeof *entries, by_rank);
 	for (uint32_t d = 0; d < ndim; d++) {
 		dims[d] = 0;
 		dims[ndim + d] = t->shape[d];
 	}
-	for (uint64_t i = 0; i < n; i++) {
-		chunk_of((int64_t)size, r->rank_count, entries[i].position, &dims[dim], &dims[ndim + dim]);
+	/* PyTorch begins empty chunks behind the end, and then cannot save them: here they begin at the end. */
+	for (uint32_t i = 0; i < r->rank_count; i++) {
+		dtensor_chunk(t->shape[dim], r->rank_count, entries[i].position, &dims[dim], &dims[ndim + dim]);
 		TRY(sdict_add_chunk(out, tensor, dims, entries[i].rank, nowhere));
 	}
 	return OK;
@@ -331,7 +336,7 @@ static bool matches(const struct layout_rule *r, const struct sd_tensor *t)
 	if (r->kind == LAYOUT_LIKE)
 		return sdict_tensor(r->like, t->fqn) != NULL;
 	for (uint32_t i = 0; r->kind == LAYOUT_MESH && i < r->placement_count; i++)
-		if (r->placements[i].kind != PLACE_REPLICATE && !has_dim(t->ndim, r->placements[i].dim))
+		if (placement_cuts(&r->placements[i]) && !has_dim(t->ndim, r->placements[i].dim))
 			return false;
 	return true;
 }

@@ -1,5 +1,5 @@
-/* layout.h: how logical tensors are cut over a world: rules → boxes per rank. Semantics are DTensor's
- * (compute_local_shape_and_global_offset), ChunkShardingSpec's and EnumerableShardingSpec's; forms: SURFACES, api/openapi.yaml.
+/* layout.h: how logical tensors are cut over a world: rules → boxes per rank. Semantics are DTensor's (plan/dtensor.h),
+ * ChunkShardingSpec's and EnumerableShardingSpec's; forms and deviations: api/layouts.md.
  *
  * The first rule whose pattern matches the FQN *and* whose dims the tensor has wins. Without a match: Shard(0) over the world for
  * tensors of one or more dims, one copy (rank 0) for 0-d tensors. */
@@ -20,6 +20,7 @@ struct layout_rule {
 	enum layout_kind kind;
 	uint32_t mesh_ndim;              /* LAYOUT_MESH; 0: 1-D mesh over the world */
 	const int64_t *mesh;             /* sizes */
+	const struct str *dim_names;     /* one per mesh dim, or NULL */
 	const uint32_t *ranks;           /* rank_count of them, row-major over the mesh; NULL: 0..product-1 */
 	uint32_t rank_count;
 	const struct placement *placements; /* one per mesh dim */
@@ -38,12 +39,11 @@ struct layout {
 
 /* Checks what does not depend on a tensor: mesh products against the world, ranks in range and once, placements per mesh dim … */
 FALLIBLE enum err layout_check(const struct layout *l);
-
-/* One rank's box of a tensor of the given shape under (mesh, placements): PyTorch's compute_local_shape_and_global_offset.
- * coord: the rank's coordinate in each mesh dim. dims_out: ndim offsets, then ndim sizes. */
-FALLIBLE enum err layout_dtensor_box(uint32_t ndim, const int64_t *shape, uint32_t mesh_ndim, const int64_t *mesh,
-				     const int64_t *coord, const struct placement *placements, int64_t *dims_out);
+/* The same for state dicts in memory: Partial is allowed, too. Each rank then holds all that the other placements leave it, not yet
+ * reduced; which reduction is in the placement. */
+FALLIBLE enum err layout_check_in_memory(const struct layout *l);
 
 /* Appends the chunks of `tensor` (an index into `out`, which must be its latest tensor) for every rank, replicas included, in rank
- * order; empty shards are kept where PyTorch keeps them. matched_out: the rule's index, or UINT32_MAX for the default. */
+ * order, a rank's own in the order of its local tensor; empty shards are listed, too. matched_out: the rule's index, or UINT32_MAX
+ * for the default. */
 FALLIBLE enum err layout_apply(const struct layout *l, struct sdict *out, uint32_t tensor, uint32_t *matched_out);

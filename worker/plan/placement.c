@@ -3,8 +3,15 @@
 
 enum { TEXT_MAX = 64 };
 
-/* What stands between the parentheses: "0", "dim=0", "dim=0,sf=2". */
-static bool read_number(struct str s, const char *name, int64_t *out)
+static const char *const reduce_names[] = { "sum", "avg", "min", "max", "product" };
+
+const char *placement_reduce_name(enum reduce_op op)
+{
+	return reduce_names[op];
+}
+
+/* What stands between the parentheses: "0", "dim=0", "-1". */
+static bool read_number(struct str s, const char *name, uint64_t max, int64_t *out)
 {
 	size_t n = strlen(name);
 	uint64_t v;
@@ -15,7 +22,7 @@ static bool read_number(struct str s, const char *name, int64_t *out)
 	minus = str_starts(s, "-");
 	if (minus)
 		s = (struct str){ s.p + 1, s.n - 1 };
-	if (!str_to_u64(s, &v) || v > INT32_MAX)
+	if (!str_to_u64(s, &v) || v > max)
 		return false;
 	*out = minus ? -(int64_t)v : (int64_t)v;
 	return true;
@@ -25,7 +32,7 @@ static bool read_shard(struct str args, struct placement *out)
 {
 	int64_t dim;
 
-	if (!read_number(args, "dim", &dim))
+	if (!read_number(args, "dim", INT32_MAX, &dim))
 		return false;
 	*out = (struct placement){ .kind = PLACE_SHARD, .dim = (int32_t)dim };
 	return true;
@@ -39,30 +46,46 @@ static bool read_strided(struct str args, struct placement *out)
 	if (!comma)
 		return false;
 	struct str a = { args.p, (size_t)(comma - args.p) }, b = { comma + 1, args.n - a.n - 1 };
-	if (!read_number(a, "dim", &dim))
+	if (!read_number(a, "dim", INT32_MAX, &dim))
 		return false;
-	if (!read_number(b, "sf", &sf) && !read_number(b, "split_factor", &sf))
+	if (!read_number(b, "sf", INT64_MAX, &sf) && !read_number(b, "split_factor", INT64_MAX, &sf))
 		return false;
 	*out = (struct placement){ .kind = PLACE_STRIDED_SHARD, .dim = (int32_t)dim, .split_factor = sf };
-	return sf > 0;
+	return true;
+}
+
+/* "", "sum", "'max'", "reduce_op=min". */
+static bool read_partial(struct str args, struct placement *out)
+{
+	static const char word[] = "reduce_op=";
+
+	*out = (struct placement){ .kind = PLACE_PARTIAL };
+	if (args.n == 0)
+		return true;
+	if (str_starts(args, word))
+		args = (struct str){ args.p + sizeof word - 1, args.n - (sizeof word - 1) };
+	if (args.n >= 2 && (args.p[0] == '\'' || args.p[0] == '"') && args.p[args.n - 1] == args.p[0])
+		args = (struct str){ args.p + 1, args.n - 2 };
+	for (uint32_t i = 0; i < sizeof reduce_names / sizeof *reduce_names; i++) {
+		out->reduce = (enum reduce_op)i;
+		if (str_is(args, reduce_names[i]))
+			return true;
+	}
+	return false;
 }
 
 static bool read_placement(struct str name, bool has_args, struct str args, struct placement *out)
 {
-	bool bare = !has_args || args.n == 0;
-
 	if (str_is(name, "Shard") || str_is(name, "S"))
 		return has_args && read_shard(args, out);
 	if (str_is(name, "_StridedShard") || str_is(name, "_S"))
 		return has_args && read_strided(args, out);
 	if (str_is(name, "Replicate") || str_is(name, "R")) {
 		*out = (struct placement){ .kind = PLACE_REPLICATE };
-		return bare;
+		return args.n == 0;
 	}
-	if (str_is(name, "Partial") || str_is(name, "P") || str_is(name, "_Partial")) {
-		*out = (struct placement){ .kind = PLACE_PARTIAL }; /* whatever the reduction */
-		return true;
-	}
+	if (str_is(name, "Partial") || str_is(name, "P") || str_is(name, "_Partial"))
+		return read_partial(args, out);
 	return false;
 }
 
@@ -86,7 +109,9 @@ enum err placement_parse(struct str text, struct placement *out)
 	bool closed = !open || (args.n && args.p[args.n - 1] == ')');
 	if (open && args.n)
 		args.n--;
-	if (closed && read_placement(name, open != NULL, args, out))
-		return OK;
-	return ERR(LAYOUT_INVALID, "'%.*s' is not a placement: Shard(dim), Replicate() …", (int)n, bare);
+	if (!closed || !read_placement(name, open != NULL, args, out))
+		return ERR(LAYOUT_INVALID, "'%.*s' is not a placement: Shard(dim), Replicate() …", (int)n, bare);
+	if (out->kind == PLACE_STRIDED_SHARD && out->split_factor < 1)
+		return ERR(LAYOUT_INVALID, "'%.*s': the split factor must be at least 1", (int)n, bare);
+	return OK;
 }

@@ -4,12 +4,21 @@
 #include "base/str.h"
 
 enum placement_kind { PLACE_REPLICATE, PLACE_SHARD, PLACE_STRIDED_SHARD, PLACE_PARTIAL };
+enum reduce_op { REDUCE_SUM, REDUCE_AVG, REDUCE_MIN, REDUCE_MAX, REDUCE_PRODUCT };
 
 struct placement {
 	enum placement_kind kind;
 	int32_t dim;                     /* may be negative: counted from the end of the tensor's dims */
 	int64_t split_factor;            /* _StridedShard */
+	enum reduce_op reduce;           /* Partial */
 };
 
-/* "Shard(0)", "Shard(dim=0)", "S(0)", "Replicate()", "R", "Partial()", "_StridedShard(dim=0, sf=2)"; spaces do not matter. */
+/* "Shard(0)", "Shard(dim=0)", "S(0)", "Replicate()", "R", "Partial()", "Partial(max)", "P(avg)", "_StridedShard(dim=0, sf=2)",
+ * "_S(0, 2)"; spaces do not matter. */
 FALLIBLE enum err placement_parse(struct str text, struct placement *out);
+const char *placement_reduce_name(enum reduce_op op);   /* "sum" */
+
+static inline bool placement_cuts(const struct placement *p)
+{
+	return p->kind == PLACE_SHARD || p->kind == PLACE_STRIDED_SHARD;
+}
