@@ -1,8 +1,10 @@
 /* sdop.h: the state-dict operations as pure functions: the trees of all ranks and the request → the trees of the target and what has to
  * move. torch.distributed._state_dict_utils with one difference: nothing is copied here, so that the same plan is carried out
- * through shared memory, TCP or NCCL, by a gang of workers or by a program that links libdcp.
+ * through shared memory, TCP or NCCL, by a gang of workers or by a program that links libdcp. What each operation does, and where it
+ * differs from PyTorch: api/state-dict-ops.md.
  *
- * All operations are built on one walk (iterate.h). Every rank plans the same: the plan depends on its arguments only. */
+ * All operations are built on one walk (iterate.h). Every rank plans the same: the plan depends on its arguments only. A worker that
+ * serves some ranks asks for their moves only (plan_for): gathering to all of n ranks has n times as many moves as there are shards. */
 #pragma once
 #include "plan/layout.h"
 #include "plan/tree.h"
@@ -11,55 +13,77 @@ enum sdop_kind {
 	SDOP_CREATE, SDOP_COPY, SDOP_OFFLOAD, SDOP_GATHER, SDOP_BROADCAST, SDOP_DISTRIBUTE, SDOP_COMPARE, SDOP_REDISTRIBUTE, SDOP_KINDS
 };
 
+enum {
+	SDOP_DIFFERENCES_MAX = 1000,   /* kept; all are counted */
+	SDOP_MOVES_MAX = 1 << 25,      /* ERR_LIMIT_EXCEEDED beyond: plan for fewer ranks at a time */
+};
+
 struct sdop_request {
 	enum sdop_kind kind;
 	const uint32_t *group;         /* ranks of the world that take part, in group order; NULL: all */
 	uint32_t group_count;
-	const uint32_t *ranks_only;    /* ranks in the group that get a result; none: all */
+	const uint32_t *ranks_only;    /* gather, offload: numbers within the group that get a result; none: all */
 	uint32_t ranks_only_count;
 	uint32_t root;                 /* in the group: broadcast, and distribute's holder of the full state dict */
 	bool type_check, strict, cpu_offload, pin_memory, share_memory, values;
-	const struct layout *layout;   /* distribute into a new target, redistribute */
+	bool has_device;               /* `device` is where new tensors go; else they stay where the source's are */
+	enum tree_device device;
+	const struct layout *layout;   /* a target that is not there yet, of broadcast, distribute, redistribute; NULL: see there */
 	uint32_t world_size;           /* of source and target */
+	const uint32_t *plan_for;      /* ranks of the world whose moves are wanted; NULL: all. Trees and notes are made for all */
+	uint32_t plan_for_count;
 };
 
-/* One box on its way. Where two sources could give it, the target rank's own is taken, then the nearest by `host`. */
+/* One box on its way. Of several holders the target's rank itself is taken, then one of its host, then the one that gives least. */
 struct sdop_move {
 	uint32_t from_rank, to_rank;
 	const struct tree *from, *to;  /* tensors of the source and target trees */
 	uint32_t from_shard, to_shard;
-	const int64_t *dims;           /* global offsets, then sizes, of the box */
+	const int64_t *dims;           /* global offsets, then sizes, of the box; shared between moves */
 	uint32_t reduce;               /* moves with the same number > 0 in a row give one box: reduced by `op` */
-	uint8_t op;                    /* enum placement's Partial op */
+	uint16_t divisor;              /* REDUCE_AVG: the sum is divided by it (sum and avg may be mixed over the dims of a mesh) */
+	uint8_t op;                    /* enum reduce_op */
+};
+
+enum sdop_what {
+	SDOP_NOTE_CAST,                /* the dtype changes: from, to */
+	SDOP_NOTE_RESIZED,             /* a plain target took the source's size or dtype: "float32 [4, 2]" */
+	SDOP_NOTE_MISSING,             /* the source lacks this key of the target: it keeps what it has; with strict it was taken out */
+	SDOP_NOTE_DROPPED,             /* the target lacks this key of the source, which was left out */
 };
 
 struct sdop_note {
-	enum { SDOP_NOTE_CAST, SDOP_NOTE_RESIZED, SDOP_NOTE_MISSING, SDOP_NOTE_DROPPED } what;
+	enum sdop_what what;
 	uint32_t rank;
 	struct str path, from, to;
 };
 
-/* First differences are enough for compare's `equal`; all are listed up to a limit. */
 struct sdop_difference {
 	uint32_t rank;
-	struct str path, what, a, b;
+	struct str path, what, a, b;   /* what: "missing in a", "missing in b", "kind", "length", "dtype", "size", "layout", "value" */
 };
 
 struct sdop_plan {
-	struct tree **target;          /* world_size; NULL: this rank has no result (None) */
-	struct sdop_move *moves;       /* ordered by (to_rank, target order) */
+	struct tree **target;          /* world_size; NULL: this rank has no result (None). compare: all NULL */
+	uint64_t *made;                /* world_size: shards that have no bytes yet (tree_shard.made): `at` 0 .. made - 1 */
+	struct sdop_move *moves;       /* ordered by to_rank, then as the walk goes. compare with `values`: from a to b, to compare */
 	uint64_t move_count;
-	struct sdop_note *notes;
+	struct sdop_note *notes;       /* in the order of the walk */
 	uint64_t note_count;
 	struct sdop_difference *differences;
-	uint64_t difference_count;
-	bool equal;                    /* compare */
-	uint64_t bytes_total;          /* of all boxes */
-	uint64_t bytes_needed;         /* of boxes that the target's rank does not hold already */
+	uint64_t difference_count;     /* of those kept */
+	uint64_t difference_total;
+	bool equal;                    /* compare: structure, dtypes, sizes, and with `values` the values that are no tensors */
+	uint64_t bytes_total;          /* of all moves' boxes, in the source's dtype */
+	uint64_t bytes_needed;         /* of those that come from another rank */
 };
 
 /* source: world_size trees (NULL: that rank takes no part). companion: the target's present trees, or NULL: there is none yet.
- * All results live in `arena`. Errors name rank and FQN: ERR_COMPANION_MISMATCH (the first differing path), ERR_VALUE_TYPE,
- * ERR_SIZE_MISMATCH, ERR_COVERAGE_HOLE, ERR_PLAN_INVALID (overlap; ranks whose structures differ), ERR_LAYOUT_INVALID. */
+ * compare: a is `source`, b is `companion`. hosts: a number for each rank's host, or NULL: all one. New tensors are zeroed bytes
+ * until the moves fill them. Results live in `arena` and refer to the trees given.
+ *
+ * Errors name rank and FQN: ERR_COMPANION_MISMATCH (the first differing path), ERR_VALUE_TYPE, ERR_SIZE_MISMATCH, ERR_COVERAGE_HOLE,
+ * ERR_PLAN_INVALID (overlap; ranks whose structures differ), ERR_KIND_MISMATCH, ERR_MISSING_KEY, ERR_DTYPE_UNSUPPORTED,
+ * ERR_LAYOUT_INVALID, ERR_INVALID_REQUEST (the request itself: root, group, a companion that is needed). */
 FALLIBLE enum err sdop_plan(const struct sdop_request *rq, struct tree *const *source, struct tree *const *companion,
 			    const uint32_t *hosts, struct arena *arena, struct sdop_plan *out);
