@@ -1,16 +1,11 @@
-"""The planner against PyTorch's own functions: boxes of DTensors and ChunkShardingSpecs, dedup, order and reads.
+"""The planner against PyTorch's own functions: dedup, order and reads. Boxes: test_layout_parts.py.
 
 Random cases with a fixed seed. Nothing is saved here: metadata in, metadata out.
 """
-import json
-import os
 import random
-import subprocess
 
 import pytest
 import torch
-from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as ShardedProperties
-from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import (
     _validate_global_plan,
@@ -26,20 +21,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-
-
-@pytest.fixture(scope="module")
-def plan():
-    tool = os.path.join(os.environ["TESTBIN"], "tools", "plan_tool")
-    with subprocess.Popen([tool], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-
-        def ask(**question):
-            process.stdin.write(json.dumps(question) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield ask
-        process.stdin.close()
 
 
 def coordinates(mesh):
@@ -61,54 +42,6 @@ def dtensor_boxes(shape, mesh, placements):
     for coordinate in coordinates(mesh):
         size, offset = _compute_local_shape_and_global_offset(tuple(shape), tuple(mesh), coordinate, placements)
         yield list(offset), list(size)
-
-
-def random_dtensor(rng):
-    """(rule, expected [[rank, offsets, sizes], …], world, shape)"""
-    shape, mesh = random_shape(rng), random_mesh(rng)
-    placements = [rng.choice([Replicate(), Shard(rng.randrange(len(shape)))]) for _ in mesh]
-    boxes = list(dtensor_boxes(shape, mesh, placements))
-    words = [str(p) if rng.random() < 0.5 else repr(p) for p in placements]
-    rule = {"match": "*", "mesh": mesh, "placements": words}
-    world, ranks = len(boxes), list(range(len(boxes)))
-    if rng.random() < 0.3:
-        world += rng.randint(0, 5)
-        ranks = rng.sample(range(world), len(boxes))
-        rule["ranks"] = ranks
-    return rule, sorted([r, *b] for r, b in zip(ranks, boxes)), world, shape
-
-
-def test_dtensor_boxes(plan):
-    rng = random.Random(1)
-    for _ in range(1500):
-        rule, expected, world, shape = random_dtensor(rng)
-        got = plan(op="layout", world=world, rules=[rule], tensors=[{"fqn": "w", "shape": shape}])
-        assert got["tensors"]["w"] == expected, (rule, shape)
-
-
-def test_negative_dims(plan):
-    for dim in range(-3, 3):
-        rules = [{"match": "*", "mesh": [3], "placements": [f"Shard(dim={dim})"]}]
-        got = plan(op="layout", world=3, rules=rules, tensors=[{"fqn": "w", "shape": [4, 5, 7]}])
-        boxes = dtensor_boxes([4, 5, 7], [3], [Shard(dim % 3)])
-        assert got["tensors"]["w"] == [[r, *b] for r, b in enumerate(boxes)]
-
-
-def test_chunk_sharding_spec(plan):
-    rng = random.Random(2)
-    for _ in range(500):
-        shape = random_shape(rng)
-        dim = rng.randrange(-len(shape), len(shape))
-        ranks = [rng.randrange(4) for _ in range(rng.randint(1, 7))]
-        spec = ChunkShardingSpec(dim=dim, placements=[f"rank:{r}/cpu" for r in ranks])
-        shards = spec.build_metadata(torch.Size(shape), ShardedProperties()).shards_metadata
-        expected = [
-            [s.placement.rank(), [min(o, n) for o, n in zip(s.shard_offsets, shape)], list(s.shard_sizes)]
-            for s in shards  # PyTorch lets empty shards begin behind the end, then cannot save them
-        ]
-        rules = [{"match": "*", "chunks": {"dim": dim, "ranks": ranks}}]
-        got = plan(op="layout", world=4, rules=rules, tensors=[{"fqn": "w", "shape": shape}])
-        assert got["tensors"]["w"] == sorted(expected, key=lambda c: c[0]), (spec, shape)
 
 
 def test_default_is_shard_0_over_the_world(plan):

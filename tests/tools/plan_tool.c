@@ -3,14 +3,17 @@
  *     {"op":"layout","world":4,"rules":[{"match":"*","mesh":[2,2],"ranks":[…],"placements":["Shard(0)","R"]} |
  *         {"match":"*","chunks":{"dim":0,"ranks":[0,1]}} | {"match":"*","boxes":[{"rank":0,"offsets":[],"sizes":[]}]}],
  *      "tensors":[{"fqn":"w","shape":[8,4]}]}                       → {"tensors":{"w":[[rank,[offsets],[sizes]],…]}}
+ *     {"op":"parts","shape":[8,4],"mesh":[2,2],"placements":["Shard(0)","R"]}
+ *         → {"parts":[{"size":[…],"boxes":[[[offsets],[sizes],[offsets in the local tensor]],…]} per rank, row by row]}
  *     {"op":"save","dedup":"lowest"|"balanced","tensors":[{"fqn","shape","chunks":[[rank,[offsets],[sizes]],…]}]}     → the same
  *     {"op":"load","source":[tensors],"target":[tensors]}           → {"reads":[[source chunk, …] per target chunk]}
  *
- * An error is {"error":"code","text":"…"}. Input is a test's: wrong forms end the program. */
+ * An error is {"error":"code","text":"…","fqn":"…"}. Input is a test's: wrong forms end the program. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "plan/dtensor.h"
 #include "plan/layout.h"
 #include "plan/load_plan.h"
 #include "plan/save_plan.h"
@@ -184,6 +187,43 @@ static enum err do_layout(json_t *in, json_t **out)
 	return OK;
 }
 
+static json_t *show_part(const struct dtensor_part *part)
+{
+	json_t *boxes = json_array();
+	int64_t dims[2 * NDIM_MAX], local[NDIM_MAX];
+
+	for (uint64_t i = 0; i < part->count; i++) {
+		dtensor_part_box(part, i, dims, local);
+		json_array_append_new(boxes, json_pack("[o,o,o]", int_list(part->ndim, dims), int_list(part->ndim, dims + part->ndim),
+						       int_list(part->ndim, local)));
+	}
+	return json_pack("{s:o,s:o}", "size", int_list(part->ndim, part->sizes), "boxes", boxes);
+}
+
+static enum err do_parts(json_t *in, json_t **out)
+{
+	CLEANUP(dtensor_part_free) struct dtensor_part part = { 0 };
+	struct layout_rule r = { .match = STR("*") };
+	json_t *parts = json_array();
+	uint32_t ndim, ranks = 1;
+	int64_t *shape = ints(json_object_get(in, "shape"), &ndim), coord[DTENSOR_MESH_DIMS_MAX];
+
+	*out = json_pack("{s:o}", "parts", parts);
+	TRY(read_mesh(in, &r));
+	for (uint32_t m = 0; m < r.mesh_ndim; m++)
+		ranks *= (uint32_t)r.mesh[m];
+	TRY(layout_check_in_memory(&(struct layout){ &r, 1, ranks }));
+	for (uint32_t i = 0; i < ranks; i++) {
+		uint32_t rest = i;
+		for (uint32_t m = r.mesh_ndim; m-- > 0; rest /= (uint32_t)r.mesh[m])
+			coord[m] = rest % r.mesh[m];
+		TRY(dtensor_part_make(ndim, shape, r.mesh_ndim, r.mesh, coord, r.placements, &part));
+		json_array_append_new(parts, show_part(&part));
+	}
+	free(shape);
+	return OK;
+}
+
 static enum err do_save(json_t *in, json_t **out)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
@@ -231,10 +271,10 @@ int main(void)
 		const char *op = json_string_value(json_object_get(in, "op"));
 		need(op != NULL, "no op");
 		enum err e = !strcmp(op, "layout") ? do_layout(in, &out) : !strcmp(op, "save") ? do_save(in, &out) :
-			     do_load(in, &out);
+			     !strcmp(op, "parts") ? do_parts(in, &out) : do_load(in, &out);
 		if (e) {
 			json_decref(out);
-			out = json_pack("{s:s,s:s}", "error", err_code_name(e), "text", err_last()->text);
+			out = json_pack("{s:s,s:s,s:s}", "error", err_code_name(e), "text", err_last()->text, "fqn", err_last()->fqn);
 		}
 		json_dumpf(out, stdout, JSON_COMPACT);
 		printf("\n");
