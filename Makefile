@@ -204,8 +204,30 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(DAEMON_LIBS)
 .PRECIOUS: $(O)/%.o
 
+# A driver and an NCCL without GPUs. They keep the real names, so that what loads the real ones loads them, from LD_LIBRARY_PATH.
+FAKES := build/test/fakes/libcuda.so.1 build/test/fakes/libnccl.so.2
+build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c
+build/test/fakes/libnccl.so.2: tests/fakes/libnccl.c worker/comm/nccl_abi.h
+$(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
+	$(say) FAKE $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iworker -Itests -Wl,-soname,$(@F) -o $@ $(filter %.c,$^)
+GPU_TESTS := $(TESTBIN)/test_device
+$(GPU_TESTS): | $(FAKES)
+
+CUDA_INCLUDE ?= /usr/local/cuda/include
+.PHONY: check-abi
+check-abi: ## our declarations of CUDA and NCCL beside their headers, where those are (CUDA_INCLUDE=DIR)
+	$(Q)fail=0; for x in cuda nccl; do \
+	  if [ ! -e $(CUDA_INCLUDE)/$$x.h ]; then echo "skipped: no $$x.h in $(CUDA_INCLUDE)"; continue; fi; \
+	  $(CC) -std=gnu17 -Wall -Wextra -Werror -fsyntax-only -Iworker -I$(CUDA_INCLUDE) tests/abi/$${x}_abi.c && echo "ok $${x}_abi" || fail=1; done; exit $$fail
+
+.PHONY: check-gpu
+check-gpu: $(GPU_TESTS) check-abi ## the tests of device memory with the real libcuda and libnccl; they skip without a GPU
+	$(Q)for t in $(GPU_TESTS); do DCPD_TEST_GPU=1 timeout 300 $$t || exit 1; done
+
 .PHONY: check-unit
-check-unit: $(UNIT) $(TESTBIN)/tools/fake_worker ## the cmocka tests (SAN= works here)
+check-unit: $(UNIT) $(TESTBIN)/tools/fake_worker check-abi ## the cmocka tests (SAN= works here)
 	$(Q)fail=0; for t in $(UNIT); do \
 	  out=$$(CMOCKA_TEST_ABORT=$(if $(SAN),1,0) timeout 120 $$t 2>&1) || { echo "$$out"; echo "FAILED $$t"; fail=1; continue; }; \
 	  echo "ok $${t##*/} $$(grep -c '\[       OK' <<<"$$out") tests"; done; exit $$fail

@@ -26,7 +26,7 @@ LAW = {
     "worker/plan": {"base", "tensor"},
     "worker/format": {"base", "tensor"},
     "worker/device": MID,
-    "worker/comm": MID,
+    "worker/comm": MID | {"device"},
     "worker/io": MID | {"device"},
     "worker/ops": MID | {"device", "comm", "io"},
     "worker": MID | {"device", "comm", "io", "ops"},
@@ -188,7 +188,7 @@ class Tidy:
         seen = set()
         for n, t in self.text.items():
             if n.startswith("tests/") and not n.startswith(("tests/lib/", "tests/tidy")):
-                seen.update(w.lower() for w in re.findall(r"ERR_([A-Z_]+)\b", t))
+                seen.update(w.lower() for w in re.findall(r"(?:ERR_|\b[CT]_ERR\()([A-Z_]+)\b", t))
                 seen.update(re.findall(r"[\"']([a-z_]+)[\"']", t))
         for c in codes:
             if c not in seen:

@@ -1,0 +1,84 @@
+/* cpu.c: host memory as a device, so that who moves bytes needs no second path: a copy is done when it has begun. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "device/device_impl.h"
+
+static void cpu_close(struct device *d)
+{
+	mem_free(d);
+}
+
+static enum err cpu_alloc(struct device *d, uint64_t bytes, void **out)
+{
+	(void)d;
+	*out = mem_alloc(bytes);
+	return *out ? OK : ERR(NO_MEMORY, "no memory for %ju bytes", (uintmax_t)bytes);
+}
+
+static void cpu_free(struct device *d, void *p)
+{
+	(void)d;
+	mem_free(p);
+}
+
+static enum err cpu_copy(struct device *d, void *to, const void *from, uint64_t bytes, enum device_way way)
+{
+	(void)d;
+	(void)way;
+	memmove(to, from, bytes);
+	return OK;
+}
+
+static enum err cpu_done(struct device *d, bool *done_out)
+{
+	(void)d;
+	*done_out = true;
+	return OK;
+}
+
+static enum err cpu_mark(struct device *d, uint32_t mark)
+{
+	(void)d;
+	(void)mark;
+	return OK;
+}
+
+static enum err cpu_mark_done(struct device *d, uint32_t mark, bool *done_out)
+{
+	(void)mark;
+	return cpu_done(d, done_out);
+}
+
+static enum err cpu_pin(struct device *d, void *p, uint64_t bytes)
+{
+	(void)d;
+	(void)p;
+	return ERR(BACKEND_UNAVAILABLE, "%ju bytes cannot be pinned: that needs a GPU", (uintmax_t)bytes);
+}
+
+static enum err cpu_unpin(struct device *d, void *p)
+{
+	return cpu_pin(d, p, 0);
+}
+
+static enum err cpu_enter(struct device *d)
+{
+	(void)d;
+	return OK;
+}
+
+FALLIBLE enum err device_cpu_new(struct device **out)
+{
+	static const struct device_ops ops = {
+		.close = cpu_close, .alloc = cpu_alloc, .free = cpu_free, .copy = cpu_copy, .done = cpu_done, .mark = cpu_mark,
+		.mark_done = cpu_mark_done, .pin = cpu_pin, .unpin = cpu_unpin, .enter = cpu_enter,
+	};
+	struct device *d = mem_zalloc(1, sizeof *d);
+
+	if (!d)
+		return ERR(NO_MEMORY, "no memory for a device");
+	d->ops = &ops;
+	*out = d;
+	return OK;
+}

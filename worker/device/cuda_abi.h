@@ -1,0 +1,48 @@
+/* cuda_abi.h: the part of the CUDA driver's binary interface that we call, in declarations of our own, so that building needs no
+ * toolkit. Where a toolkit is, tests/abi/cuda_abi.c compares each line of this with its cuda.h.
+ *
+ * The driver keeps these symbols and forms for ever: a changed function gets a new one (_v2). */
+#pragma once
+#include <stddef.h>
+
+typedef unsigned cuda_result;               /* enum CUresult */
+typedef int cuda_device;
+typedef unsigned long long cuda_ptr;
+struct CUctx_st;
+struct CUstream_st;
+struct CUevent_st;
+struct CUuuid_st;                           /* 16 bytes */
+
+enum {
+	CUDA_OK = 0, CUDA_OUT_OF_MEMORY = 2, CUDA_NO_DEVICE = 100, CUDA_NOT_READY = 600,
+	CUDA_UUID_BYTES = 16, CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_DISABLE_TIMING = 2, CUDA_HOST_PORTABLE = 1,
+};
+
+/* X(member, symbol, parameters) */
+#define CUDA_FUNCTIONS(X)                                                                                        \
+	X(init, cuInit, (unsigned flags))                                                                        \
+	X(error_name, cuGetErrorName, (cuda_result r, const char **out))                                         \
+	X(error_string, cuGetErrorString, (cuda_result r, const char **out))                                     \
+	X(driver_version, cuDriverGetVersion, (int *out))                                                        \
+	X(device_count, cuDeviceGetCount, (int *out))                                                            \
+	X(device_get, cuDeviceGet, (cuda_device *out, int ordinal))                                              \
+	X(device_name, cuDeviceGetName, (char *out, int bytes, cuda_device d))                                   \
+	X(device_uuid, cuDeviceGetUuid_v2, (struct CUuuid_st *out, cuda_device d))                               \
+	X(device_memory, cuDeviceTotalMem_v2, (size_t *out, cuda_device d))                                      \
+	X(ctx_retain, cuDevicePrimaryCtxRetain, (struct CUctx_st **out, cuda_device d))                          \
+	X(ctx_release, cuDevicePrimaryCtxRelease_v2, (cuda_device d))                                            \
+	X(ctx_set, cuCtxSetCurrent, (struct CUctx_st *ctx))                                                      \
+	X(mem_alloc, cuMemAlloc_v2, (cuda_ptr *out, size_t bytes))                                               \
+	X(mem_free, cuMemFree_v2, (cuda_ptr p))                                                                  \
+	X(copy_put, cuMemcpyHtoDAsync_v2, (cuda_ptr to, const void *from, size_t bytes, struct CUstream_st *s))  \
+	X(copy_get, cuMemcpyDtoHAsync_v2, (void *to, cuda_ptr from, size_t bytes, struct CUstream_st *s))        \
+	X(copy_move, cuMemcpyDtoDAsync_v2, (cuda_ptr to, cuda_ptr from, size_t bytes, struct CUstream_st *s))    \
+	X(stream_create, cuStreamCreate, (struct CUstream_st **out, unsigned flags))                             \
+	X(stream_destroy, cuStreamDestroy_v2, (struct CUstream_st *s))                                           \
+	X(stream_query, cuStreamQuery, (struct CUstream_st *s))                                                  \
+	X(event_create, cuEventCreate, (struct CUevent_st **out, unsigned flags))                                \
+	X(event_destroy, cuEventDestroy_v2, (struct CUevent_st *e))                                              \
+	X(event_record, cuEventRecord, (struct CUevent_st *e, struct CUstream_st *s))                            \
+	X(event_query, cuEventQuery, (struct CUevent_st *e))                                                     \
+	X(host_register, cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags))                          \
+	X(host_unregister, cuMemHostUnregister, (void *p))

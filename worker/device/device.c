@@ -1,0 +1,110 @@
+/* device.c: see device.h. What CPU and GPU have in common: the choice between them, and waiting with a deadline.
+ *
+ * Why polling and not the driver's own wait: that has no deadline, and a collective on the stream may never end. */
+#include "device/device.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include "device/device_impl.h"
+
+enum { SPINS = 200, NAP_NS = 50000 };
+
+static uint64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+FALLIBLE enum err device_open(int32_t index, struct device **out)
+{
+	if (index == DEVICE_CPU)
+		return device_cpu_new(out);
+	if (index < 0)
+		return ERR(VALIDATION_FAILED, "there is no device %d", index);
+	return device_cuda_new((uint32_t)index, out);
+}
+
+void device_close(struct device *d)
+{
+	if (d)
+		d->ops->close(d);
+}
+
+bool device_is_cpu(const struct device *d)
+{
+	return d->ops->stream == NULL;
+}
+
+FALLIBLE enum err device_alloc(struct device *d, uint64_t bytes, void **out)
+{
+	return d->ops->alloc(d, bytes ? bytes : 1, out);
+}
+
+void device_free(struct device *d, void *p)
+{
+	if (p)
+		d->ops->free(d, p);
+}
+
+FALLIBLE enum err device_copy(struct device *d, void *to, const void *from, uint64_t bytes, enum device_way way)
+{
+	return bytes ? d->ops->copy(d, to, from, bytes, way) : OK;
+}
+
+FALLIBLE enum err device_done(struct device *d, bool *done_out)
+{
+	return d->ops->done(d, done_out);
+}
+
+FALLIBLE enum err device_wait(struct device *d, uint32_t deadline_ms)
+{
+	uint64_t end = now_ms() + deadline_ms;
+	bool done = false;
+
+	for (uint32_t turn = 0;; turn++) {
+		TRY(d->ops->done(d, &done));
+		if (done)
+			return OK;
+		if (now_ms() >= end)
+			return ERR(TIMED_OUT, "the device was not done within %u ms", deadline_ms);
+		if (turn < SPINS)
+			sched_yield();
+		else
+			nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+	}
+}
+
+FALLIBLE enum err device_mark(struct device *d, uint32_t mark)
+{
+	must(mark < DEVICE_MARKS);
+	return d->ops->mark(d, mark);
+}
+
+FALLIBLE enum err device_mark_done(struct device *d, uint32_t mark, bool *done_out)
+{
+	must(mark < DEVICE_MARKS);
+	return d->ops->mark_done(d, mark, done_out);
+}
+
+FALLIBLE enum err device_pin(struct device *d, void *p, uint64_t bytes)
+{
+	return d->ops->pin(d, p, bytes);
+}
+
+FALLIBLE enum err device_unpin(struct device *d, void *p)
+{
+	return d->ops->unpin(d, p);
+}
+
+FALLIBLE enum err device_enter(struct device *d)
+{
+	return d->ops->enter(d);
+}
+
+void *device_stream(struct device *d)
+{
+	return d->ops->stream ? d->ops->stream(d) : NULL;
+}

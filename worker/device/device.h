@@ -1,0 +1,59 @@
+/* device.h: where bytes live besides host memory, and how they get there and back: one GPU, or the CPU with the same calls.
+ *
+ *     device_cuda_open()                   OK, or why there is no GPU: "libcuda.so.1 was not found"
+ *     device_open(0, &d)                   a context and a stream on GPU 0; DEVICE_CPU: host memory
+ *     device_alloc(d, n, &p)
+ *     device_copy(d, p, segment, n, DEVICE_PUT)      begins; source and target stay as they are until …
+ *     device_wait(d, 5000)                 … all copies begun so far are done
+ *     device_free(d, p), device_close(d)
+ *
+ * libcuda.so.1 is opened at run time, so one binary serves hosts with and without GPUs; nothing is loaded before device_cuda_open.
+ * It opens files of /dev and may start threads: call it before sandbox_enter, or never. One thread per device; the calls about the
+ * library as a whole (open, count, info) from one thread.
+ *
+ * Errors: ERR_BACKEND_UNAVAILABLE when there is no driver or GPU, ERR_NO_MEMORY when the device's memory is used up, ERR_TIMED_OUT,
+ * ERR_DEVICE_FAILED for the rest; the text names the driver's call, its error and what the driver says about it. After
+ * ERR_DEVICE_FAILED the process's context is usually lost: the gang is renewed. */
+#pragma once
+#include "base/err.h"
+
+enum { DEVICE_CPU = -1, DEVICE_MARKS = 8, DEVICE_NAME_MAX = 128, DEVICE_UUID_MAX = 48 };
+
+enum device_way { DEVICE_PUT, DEVICE_GET, DEVICE_MOVE }; /* host to device, device to host, within the device */
+
+struct device;
+
+struct device_info {
+	char name[DEVICE_NAME_MAX];    /* "NVIDIA H100 80GB HBM3" */
+	char uuid[DEVICE_UUID_MAX];    /* "GPU-…" as nvidia-smi prints it */
+	uint64_t memory_bytes;
+};
+
+/* Opens the driver once; later calls give the first answer. */
+FALLIBLE enum err device_cuda_open(void);
+uint32_t device_cuda_count(void);                      /* 0 unless device_cuda_open was OK */
+FALLIBLE enum err device_cuda_info(uint32_t index, struct device_info *out);
+
+FALLIBLE enum err device_open(int32_t index, struct device **out);
+void device_close(struct device *d);                   /* accepts NULL; waits for nothing; free what was allocated before */
+bool device_is_cpu(const struct device *d);
+
+FALLIBLE enum err device_alloc(struct device *d, uint64_t bytes, void **out);   /* contents undefined; 0 bytes: a valid pointer */
+void device_free(struct device *d, void *p);           /* accepts NULL */
+
+/* In order on the device's stream. Host memory that is not pinned is allowed, and slower. */
+FALLIBLE enum err device_copy(struct device *d, void *to, const void *from, uint64_t bytes, enum device_way way);
+FALLIBLE enum err device_wait(struct device *d, uint32_t deadline_ms);          /* all begun before; ERR_TIMED_OUT */
+FALLIBLE enum err device_done(struct device *d, bool *done_out);                /* the same without waiting */
+/* Marks what has been begun so far; a ring of buffers uses a mark for each. A mark never set is done. */
+FALLIBLE enum err device_mark(struct device *d, uint32_t mark);
+FALLIBLE enum err device_mark_done(struct device *d, uint32_t mark, bool *done_out);
+
+/* Pins host memory, page by page where it lies (a mapped segment), so that copies go by DMA. CPU: ERR_BACKEND_UNAVAILABLE, because
+ * pinning is a matter between host memory and a GPU's driver. */
+FALLIBLE enum err device_pin(struct device *d, void *p, uint64_t bytes);
+FALLIBLE enum err device_unpin(struct device *d, void *p);
+
+/* For nccl: makes the device's context this thread's, and hands out its CUstream. NULL for the CPU. */
+FALLIBLE enum err device_enter(struct device *d);
+void *device_stream(struct device *d);

@@ -1,0 +1,24 @@
+/* device_impl.h: what cpu.c and cuda.c each give to device.c. */
+#pragma once
+#include "device/device.h"
+
+struct device_ops {
+	void (*close)(struct device *d);
+	enum err (*alloc)(struct device *d, uint64_t bytes, void **out);
+	void (*free)(struct device *d, void *p);
+	enum err (*copy)(struct device *d, void *to, const void *from, uint64_t bytes, enum device_way way);
+	enum err (*done)(struct device *d, bool *done_out);
+	enum err (*mark)(struct device *d, uint32_t mark);
+	enum err (*mark_done)(struct device *d, uint32_t mark, bool *done_out);
+	enum err (*pin)(struct device *d, void *p, uint64_t bytes);
+	enum err (*unpin)(struct device *d, void *p);
+	enum err (*enter)(struct device *d);
+	void *(*stream)(struct device *d);
+};
+
+struct device {
+	const struct device_ops *ops;
+};
+
+FALLIBLE enum err device_cpu_new(struct device **out);
+FALLIBLE enum err device_cuda_new(uint32_t index, struct device **out);
