@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from lib_dtensor import coordinates
 from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import (
     _validate_global_plan,
@@ -21,13 +22,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-
-
-def coordinates(mesh):
-    out = [[]]
-    for size in mesh:
-        out = [c + [i] for c in out for i in range(size)]
-    return out
 
 
 def random_shape(rng, most=4):

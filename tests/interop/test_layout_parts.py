@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lib_dtensor import coordinates, local_tensor, positive
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
@@ -21,13 +22,6 @@ from dcpd import FULL
 def cases(few, many):
     return settings(max_examples=many if FULL else few, deadline=None, derandomize=not FULL, database=None,
                     suppress_health_check=list(HealthCheck))
-
-
-def coordinates(mesh):
-    out = [[]]
-    for size in mesh:
-        out = [c + [i] for c in out for i in range(size)]
-    return out
 
 
 SIZES = st.one_of(st.integers(0, 9), st.sampled_from([12, 16, 17, 23, 30]))
@@ -46,25 +40,8 @@ def dtensors(draw, partial=True, most=24):
     return shape, mesh, [draw(st.one_of(*kinds)) for _ in mesh]
 
 
-def positive(placement, ndim):
-    """As distribute_tensor does it before anything else."""
-    if isinstance(placement, Shard):
-        return Shard(placement.dim % ndim)
-    if isinstance(placement, _StridedShard):
-        return _StridedShard(placement.dim % ndim, split_factor=placement.split_factor)
-    return placement
-
-
 def numbered(shape):
     return torch.arange(math.prod(shape)).view(shape)
-
-
-def local_tensor(whole, mesh, coordinate, placements):
-    """distribute_tensor(src_data_rank=None), without a process group."""
-    for size, index, placement in zip(mesh, coordinate, placements):
-        if isinstance(placement, (Shard, _StridedShard)):
-            whole = placement._split_tensor(whole, size, with_padding=False, contiguous=False)[0][index]
-    return whole
 
 
 def box(tensor, offsets, sizes):
@@ -94,7 +71,7 @@ def check_parts(plan, shape, mesh, placements, words):
 
 
 def test_values_of_every_rank(plan):
-    @cases(300, 20000)
+    @cases(300, 5000)
     @given(dtensors(), st.booleans())
     def check(case, short):
         shape, mesh, placements = case
@@ -123,7 +100,7 @@ def test_fsdp_over_tensor_parallel(plan):
 def test_chunks_of_all_ranks(plan):
     """The layout's chunks are the parts, under their ranks; on a sub-mesh in any order, the others hold nothing."""
 
-    @cases(150, 6000)
+    @cases(150, 3000)
     @given(dtensors(partial=False), st.randoms(use_true_random=False), st.integers(0, 5))
     def check(case, rng, more):
         shape, mesh, placements = case
@@ -214,7 +191,7 @@ def box_lists(draw):
 
 
 def test_enumerable_sharding_spec(plan):
-    @cases(200, 8000)
+    @cases(200, 5000)
     @given(box_lists())
     def check(case):
         shape, boxes = case

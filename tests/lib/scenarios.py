@@ -8,6 +8,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 # Boxes as (rank, offsets, sizes); dim and ranks for chunks: one description for PyTorch, for dcpd and for images.
 LAYOUTS = {
@@ -117,6 +120,26 @@ def load_sharded(jobs, shape, api, name="sharded"):
         assert not equal(t, full(shape)) or not getattr(t, "local_shards", lambda: [1])(), "the target is equal before the load"
         load({name: t}, path, api)
         assert equal(t, full(shape)), f"{path}: differs from what was saved ({layout})"
+
+
+def dtensor_of(whole, mesh, placements):
+    """`placements` as text; every rank cuts its own part."""
+    places = [eval(p, {"Shard": Shard, "Replicate": Replicate, "_StridedShard": _StridedShard}) for p in placements]
+    return distribute_tensor(whole, init_device_mesh("cpu", tuple(mesh)), places, src_data_rank=None)
+
+
+def dtensor_save(path, shapes, mesh, placements):
+    save({k: dtensor_of(full(s, i), mesh, placements) for i, (k, s) in enumerate(shapes.items())}, path)
+
+
+def dtensor_load(paths, shapes, mesh, placements):
+    """Each path into DTensors of this layout, bit for bit."""
+    for path in paths:
+        sd = {k: dtensor_of(torch.full(s, -7.0), mesh, placements) for k, s in shapes.items()}
+        load(sd, path)
+        for i, (k, s) in enumerate(shapes.items()):
+            want = dtensor_of(full(s, i), mesh, placements).to_local()
+            assert same(sd[k].to_local(), want), f"{path}: {k} differs from what was saved"
 
 
 class Module(torch.nn.Module):
