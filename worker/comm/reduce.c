@@ -1,0 +1,205 @@
+/* reduce.c: elementwise reductions, as torch.distributed's gloo does them.
+ *
+ * Sources are taken in rank order, a block of elements at a time, into an accumulator: so the result is the same wherever it is
+ * computed, and 16-bit and 8-bit floats are rounded once at the end and not after each member. Loops are over plain arrays without
+ * branches that the compiler could not turn into selects. */
+#include "comm/comm_impl.h"
+
+#include <string.h>
+
+#include "tensor/cast.h"
+
+enum { BLOCK = 512 };
+
+/* As PyTorch's minimum and maximum: a NaN on either side is the result. */
+#define FLOAT_MIN(a, b) ((a) != (a) ? (a) : (b) < (a) || (b) != (b) ? (b) : (a))
+#define FLOAT_MAX(a, b) ((a) != (a) ? (a) : (b) > (a) || (b) != (b) ? (b) : (a))
+#define INT_MIN_OF(a, b) ((b) < (a) ? (b) : (a))
+#define INT_MAX_OF(a, b) ((b) > (a) ? (b) : (a))
+
+/* acc[i] = acc[i] op in[i]. Sums and products of integers wrap around, as unsigned ones do. */
+#define FOLD(name, type, wide, min, max)                                                                \
+	static void name(type *restrict acc, const type *restrict in, uint64_t n, enum comm_op op)      \
+	{                                                                                               \
+		switch (op) {                                                                           \
+		case COMM_MIN:                                                                          \
+			for (uint64_t i = 0; i < n; i++)                                                \
+				acc[i] = min(acc[i], in[i]);                                            \
+			break;                                                                          \
+		case COMM_MAX:                                                                          \
+			for (uint64_t i = 0; i < n; i++)                                                \
+				acc[i] = max(acc[i], in[i]);                                            \
+			break;                                                                          \
+		case COMM_PRODUCT:                                                                      \
+			for (uint64_t i = 0; i < n; i++)                                                \
+				acc[i] = (type)((wide)acc[i] * (wide)in[i]);                            \
+			break;                                                                          \
+		default:                                                                                \
+			for (uint64_t i = 0; i < n; i++)                                                \
+				acc[i] = (type)((wide)acc[i] + (wide)in[i]);                            \
+		}                                                                                       \
+	}
+
+FOLD(fold_f64, double, double, FLOAT_MIN, FLOAT_MAX)
+FOLD(fold_f32, float, float, FLOAT_MIN, FLOAT_MAX)
+FOLD(fold_i64, int64_t, uint64_t, INT_MIN_OF, INT_MAX_OF)
+FOLD(fold_i32, int32_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+FOLD(fold_i16, int16_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+FOLD(fold_i8, int8_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+FOLD(fold_u64, uint64_t, uint64_t, INT_MIN_OF, INT_MAX_OF)
+FOLD(fold_u32, uint32_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+FOLD(fold_u16, uint16_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+FOLD(fold_u8, uint8_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+
+/* How a dtype is reduced: as which one, with how many of them an element, and what its accumulator is cast to in between. */
+struct way {
+	enum dtype as;                 /* of the accumulator: one of those with a fold */
+	uint32_t per;                  /* of it to an element: 2 for complex */
+	bool cast;
+};
+
+static struct way way_of(enum dtype d)
+{
+	switch (d) {
+	case DT_COMPLEX128:
+		return (struct way){ DT_FLOAT64, 2, false };
+	case DT_COMPLEX64:
+		return (struct way){ DT_FLOAT32, 2, false };
+	case DT_COMPLEX32:
+	case DT_BCOMPLEX32:
+		return (struct way){ DT_FLOAT32, 2, true };
+	case DT_BOOL:
+		return (struct way){ DT_UINT8, 1, false };
+	default:
+		return dtype_is_float(d) && d != DT_FLOAT64 && d != DT_FLOAT32 ? (struct way){ DT_FLOAT32, 1, true }
+									      : (struct way){ d, 1, false };
+	}
+}
+
+enum err comm_reduce_check(enum dtype d, enum comm_op op)
+{
+	static const char *const names[COMM_OPS] = { "sum", "avg", "min", "max", "product" };
+	bool sums = op == COMM_SUM || op == COMM_AVG;
+
+	if (d == DT_FLOAT4_E2M1FN_X2 || (dtype_is_complex(d) && !sums) || (d == DT_BOOL && op == COMM_AVG))
+		return ERR(DTYPE_UNSUPPORTED, "%s is not defined for %s", names[op], dtype_name(d));
+	return OK;
+}
+
+static void fold(void *acc, const void *in, uint64_t n, enum dtype as, enum comm_op op)
+{
+	switch (as) {
+	case DT_FLOAT64:
+		fold_f64(acc, in, n, op);
+		break;
+	case DT_FLOAT32:
+		fold_f32(acc, in, n, op);
+		break;
+	case DT_INT64:
+		fold_i64(acc, in, n, op);
+		break;
+	case DT_INT32:
+		fold_i32(acc, in, n, op);
+		break;
+	case DT_INT16:
+		fold_i16(acc, in, n, op);
+		break;
+	case DT_INT8:
+		fold_i8(acc, in, n, op);
+		break;
+	case DT_UINT64:
+		fold_u64(acc, in, n, op);
+		break;
+	case DT_UINT32:
+		fold_u32(acc, in, n, op);
+		break;
+	case DT_UINT16:
+		fold_u16(acc, in, n, op);
+		break;
+	default:
+		fold_u8(acc, in, n, op);
+	}
+}
+
+#define DIVIDE(type, by)                                         \
+	for (uint64_t i = 0; i < n; i++)                         \
+		((type *)acc)[i] = (type)(((type *)acc)[i] / (by))
+
+static void divide(void *acc, uint64_t n, enum dtype as, uint32_t by)
+{
+	switch (as) {
+	case DT_FLOAT64:
+		DIVIDE(double, (double)by);
+		break;
+	case DT_FLOAT32:
+		DIVIDE(float, (float)by);
+		break;
+	case DT_INT64:
+		DIVIDE(int64_t, (int64_t)by);
+		break;
+	case DT_INT32:
+		DIVIDE(int32_t, (int32_t)by);
+		break;
+	case DT_INT16:
+		DIVIDE(int16_t, (int32_t)by);
+		break;
+	case DT_INT8:
+		DIVIDE(int8_t, (int32_t)by);
+		break;
+	case DT_UINT64:
+		DIVIDE(uint64_t, (uint64_t)by);
+		break;
+	case DT_UINT32:
+		DIVIDE(uint32_t, by);
+		break;
+	case DT_UINT16:
+		DIVIDE(uint16_t, by);
+		break;
+	default:
+		DIVIDE(uint8_t, by);
+	}
+}
+
+/* Of bool, sum and max are "any", product and min are "all"; a byte of a bool may be anything but 0. */
+static void as_bools(unsigned char *p, uint64_t n)
+{
+	for (uint64_t i = 0; i < n; i++)
+		p[i] = p[i] != 0;
+}
+
+static FALLIBLE enum err take(void *to, const void *from, uint64_t n, enum dtype d, const struct way *w)
+{
+	if (w->cast)
+		return cast_run(to, w->per == 2 ? DT_COMPLEX64 : w->as, from, d, n);
+	memcpy(to, from, n * dtype_bytes(d));
+	if (d == DT_BOOL)
+		as_bools(to, n);
+	return OK;
+}
+
+void comm_reduce_run(void *out, const void *const *in, uint32_t n, uint64_t count, enum dtype d, enum comm_op op)
+{
+	_Alignas(16) unsigned char acc[BLOCK * 16], next[BLOCK * 16];
+	const struct way w = way_of(d);
+	enum comm_op how = d != DT_BOOL ? op : op == COMM_SUM ? COMM_MAX : op == COMM_PRODUCT ? COMM_MIN : op;
+	uint64_t item = dtype_bytes(d);
+
+	for (uint64_t at = 0; at < count; at += BLOCK) {
+		uint64_t some = count - at < BLOCK ? count - at : BLOCK;
+		must(take(acc, (const unsigned char *)in[0] + at * item, some, d, &w) == OK);
+		for (uint32_t k = 1; k < n; k++) {
+			const void *from = (const unsigned char *)in[k] + at * item;
+			if (w.cast || d == DT_BOOL) {
+				must(take(next, from, some, d, &w) == OK);
+				from = next;
+			}
+			fold(acc, from, some * w.per, w.as, how);
+		}
+		if (op == COMM_AVG)
+			divide(acc, some * w.per, w.as, n);
+		if (w.cast)
+			must(cast_run((unsigned char *)out + at * item, d, acc, w.per == 2 ? DT_COMPLEX64 : w.as, some) == OK);
+		else
+			memcpy((unsigned char *)out + at * item, acc, some * item);
+	}
+}
