@@ -32,11 +32,17 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 static FALLIBLE enum err check_owner_death(const struct jval *v)
 {
 	struct jval save = jval_get(v, "save"), name = jval_get(&save, "name");
+	bool drop = false;
 	struct ref ref;
 
 	if (!v->j)
 		return OK;
-	TRY(jval_only(v, (const char *const[]){ "save", NULL }));
+	TRY(jval_only(v, (const char *const[]){ "save", "drop", NULL }));
+	TRY(jval_opt_bool(v, "drop", &drop));
+	if (drop && save.j)
+		return jval_fail(v, ERR_VALIDATION_FAILED, "save or drop, not both");
+	if (!save.j)
+		return OK;
 	TRY(ref_read(&save, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &ref));
 	if (!memmem(ref.name.p, ref.name.n, "{generation}", 12))
 		return jval_fail(&name, ERR_VALIDATION_FAILED, "must contain {generation}, or two saves would collide");

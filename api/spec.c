@@ -170,13 +170,15 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
+	int64_t lease_s = 0;
 	bool strict = true;
 
 	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
 						  "rename", "dtype", "strict", NULL }));
 	TRY(ref_read(&source, REF_CHECKPOINT, NULL, &s->source));
-	TRY(ref_read(&target, REF_STATE_DICT, (const char *const[]){ "world_size", "layout", NULL }, &s->target));
+	TRY(ref_read(&target, REF_STATE_DICT, (const char *const[]){ "world_size", "layout", "lease_seconds", NULL }, &s->target));
 	TRY(check_world(&target));
+	TRY(jval_opt_integer(&target, "lease_seconds", 1, 86400, &lease_s));
 	TRY(jval_opt_bool(doc, "strict", &strict));
 	TRY(put_default(doc->j, "strict", json_boolean(strict)));
 	TRY(check_selection(doc));

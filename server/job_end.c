@@ -162,6 +162,8 @@ void job_end(struct job *j, enum job_state state)
 		j->error = NULL;
 		if (job_spec_writes_checkpoint(j))
 			j->durable_ms = j->finished_ms;
+		if (j->kind == JOB_SAVE && j->source_use)
+			state_dict_saved(j->source_use);
 		if (j->bytes_total > j->bytes_done)
 			j->bytes_done = j->bytes_total;
 		if (j->target_use)

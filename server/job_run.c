@@ -267,7 +267,9 @@ static void on_want_segments(void *user, const json_t *body)
 		gang_abort(j->gang, e);
 	} else {
 		struct state_dict_make m = { .name = str_of(target.state_dict), .world_size = (uint32_t)world, .bytes = bytes,
-					     .image_bytes = images, .who = job_owner(j), .job = j->id };
+					     .image_bytes = images, .who = job_owner(j), .job = j->id,
+					     .lease_ms = 1000 * json_integer_value(json_object_get(json_object_get(j->spec, "target"),
+												   "lease_seconds")) };
 		j->step = STEP_MAKING;
 		j->alive_ms = clock_mono_ms();
 		state_dict_make(j->server, &m, on_made, new_ticket(j));

@@ -69,6 +69,7 @@ FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t w
 	sd->server = s;
 	sd->uid = uid;
 	sd->last_generation = -1;
+	sd->saved_generation = -1;
 	sd->created_ms = clock_wall_ms();
 	memcpy(sd->name, name.p, name.n);
 	for (uint32_t r = 0; r < sd->world_size; r++) {

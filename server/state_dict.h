@@ -7,7 +7,8 @@
  * A slot in use by a job is never handed out again: a release (or an expired lease) then waits for the job. Generations are
  * chosen by the client, the same on all ranks, and grow. What is sealed is in the journal before the seal is answered, so that a
  * restart opens the segments again by name; a segment that no row names is removed at start.
- * Leases are per rank; any call about the rank renews it. A state dict made by a load has none: it stays until it is deleted. */
+ * Leases are per rank; any call about the rank renews it. A state dict made by a load has
+ * none unless the load asks for one: it stays until it is deleted. */
 #pragma once
 #include "server/server.h"
 
@@ -92,11 +93,14 @@ struct state_dict_make {
 	const uint64_t *bytes, *image_bytes; /* world_size of each; copied */
 	struct principal who;
 	const char *job;
+	int64_t lease_ms;                /* 0: it stays until it is deleted; else it is dropped when nobody renews it */
 };
 typedef void (*made_fn)(void *user, enum err e, struct state_dict_use *use);   /* use: owned by the receiver */
 void state_dict_make(struct server *s, const struct state_dict_make *m, made_fn fn, void *user);
 struct journal_txn;
 /* Adds its rows to the transaction that ends the job. */
+/* A save of what is used has succeeded: its owner's death need not keep it any longer. */
+void state_dict_saved(struct state_dict_use *use);
 FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *use, struct journal_txn *txn);
 void state_dict_drop(struct server *s, struct state_dict_use **use);
 

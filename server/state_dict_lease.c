@@ -133,11 +133,15 @@ static bool tend_orphan(struct state_dict *sd, int64_t now)
 		remove_orphan(sd, "nothing sealed by all ranks");
 		return true;
 	}
+	if (newest == sd->saved_generation || json_is_true(json_object_get(sd->on_owner_death, "drop"))) {
+		remove_orphan(sd, newest == sd->saved_generation ? "saved by a job" : "as asked");
+		return true;
+	}
 	if (now - sd->orphaned_ms > sd->server->config->keep_sealed_ms) {
 		remove_orphan(sd, "kept long enough");
 		return true;
 	}
-	if (!sd->on_owner_death)
+	if (!json_object_get(sd->on_owner_death, "save"))
 		return false;
 	if (sd->orphan_job[0]) {
 		bool known = job_state_of(sd->server, str_of(sd->orphan_job), &state) == OK;

@@ -45,6 +45,7 @@ struct state_dict {
 	int64_t lease_ms, created_ms;
 	int64_t orphaned_ms;        /* since when all leases are over; 0: they are not */
 	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
+	int64_t saved_generation;   /* the newest that a job brought to a storage, as far as this run knows; -1: none */
 	json_t *on_owner_death;
 	char orphan_job[27];        /* the save that on_owner_death asked for */
 	int64_t orphan_retry_ms;

@@ -212,6 +212,8 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 	TRY(state_dict_space_clear(s, total)); /* at once, so that a shortage is named as a whole */
 	TRY(state_dict_alloc(s, want->name, want->world_size, 1, want->who.uid, &sd));
 	sd->made_by_load = true;
+	sd->lease_ms = want->lease_ms;
+	sd->on_owner_death = want->lease_ms ? json_pack("{s:b}", "drop", 1) : NULL;
 	enum err e = new_use(sd, 0, want->job, &m->use);
 	if (e) {
 		state_dict_kill(sd);
@@ -255,10 +257,18 @@ FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *use, 
 	state_dict_row(txn, sd);
 	for (uint32_t r = 0; r < sd->world_size; r++) {
 		sd->ranks[r].last_generation = 0;
+		if (sd->lease_ms)
+			sd->ranks[r].expires_ms = clock_wall_ms() + sd->lease_ms;
 		state_dict_slot_row(txn, sd, &sd->ranks[r].slots[0], SLOT_SEALED);
 	}
 	state_dict_emit(sd, "created", 0);
 	return OK;
+}
+
+void state_dict_saved(struct state_dict_use *use)
+{
+	if (use->generation > use->owner->saved_generation)
+		use->owner->saved_generation = use->generation;
 }
 
 void state_dict_drop(struct server *s, struct state_dict_use **use)

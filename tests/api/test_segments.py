@@ -329,3 +329,29 @@ def test_other_users(spawn):
         assert stat.S_IMODE(os.stat(sock).st_mode) == 0o660 and os.stat(sock).st_gid == 65534
         assert stat.S_IMODE(os.stat(d.socket).st_mode) == 0o660
         d.discard()
+
+
+def test_load_with_a_lease_is_dropped_when_nobody_renews(spawn):
+    d = spawn()
+    d.put("src", [lib.image({"w": ("F32", [4], bytes(16))})])
+    d.api.run("save", source={"state_dict": "src"}, target={"storage": "main", "name": "c"})
+    d.api.run("load", source={"storage": "main", "name": "c"}, target={"state_dict": "leased", "lease_seconds": 1})
+    d.api.run("load", source={"storage": "main", "name": "c"}, target={"state_dict": "stays"})
+    lib.wait_for(lambda: d.api.get("/v1/state-dicts/leased").status == 404, 10, "dropped")
+    d.api.get("/v1/state-dicts/stays").ok(200)
+    d.api.post("/v1/jobs", {"kind": "load", "source": {"storage": "main", "name": "c"},
+                            "target": {"state_dict": "x", "lease_seconds": 0}}).problem("validation_failed", status=422)
+
+
+def test_owner_death_keeps_nothing_that_is_saved_or_not_wanted(spawn):
+    d = spawn()
+    one = lib.image({"w": ("F32", [4], bytes(16))})
+    d.put("saved", [one], lease_seconds=1)
+    d.api.run("save", source={"state_dict": "saved"}, target={"storage": "main", "name": "c"})
+    d.put("unwanted", [one], lease_seconds=1, on_owner_death={"drop": True})
+    d.put("kept", [one], lease_seconds=1)
+    for name in ("saved", "unwanted"):
+        lib.wait_for(lambda n=name: d.api.get(f"/v1/state-dicts/{n}").status == 404, 10, f"{name} dropped")
+    d.api.get("/v1/state-dicts/kept").ok(200)
+    both = {"drop": True, "save": {"storage": "main", "name": "x-{generation}"}}
+    d.api.post("/v1/state-dicts", {"name": "b", "world_size": 1, "on_owner_death": both}).problem("validation_failed")
