@@ -136,6 +136,11 @@ $(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
 .PHONY: tools
 tools: $(TOOLS) $(BENCHES) ## build the programs that tests and bench use
 
+.PHONY: wheel
+wheel: ## the Python package as build/wheel/dcpd-*.whl, without network
+	$(Q)mkdir -p build/wheel && cd api/python && python3 -c "import backend; backend.build_wheel('../../build/wheel')"
+	@ls build/wheel/*.whl
+
 .PHONY: install
 install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl
@@ -164,6 +169,7 @@ check: ## everything but the long tests: installs, builds, runs (< 5 minutes on 
 	$(Q)$(MAKE) --no-print-directory tidy
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) check-unit
 	$(Q)$(PYTEST) -m 'not slow' $(PYTESTS)
+	$(Q)$(PYTEST) -m 'not slow' tests/python
 
 .PHONY: check-full
 check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of kills (hours)
@@ -172,19 +178,21 @@ check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of ki
 	$(Q)$(MAKE) --no-print-directory tidy
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) check-unit
 	$(Q)DCPD_FULL=1 $(PYTEST) $(PYTESTS)
+	$(Q)DCPD_FULL=1 $(PYTEST) tests/python
 
 .PHONY: tidy
 tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes
 	$(Q)LIB=$(LIB) python3 tests/tidy.py
 
-.PHONY: check-worker check-api check-interop check-fault check-e2e
-check-worker check-api check-interop check-fault check-e2e: check-%: all tools
+.PHONY: check-worker check-api check-interop check-fault check-e2e check-python
+check-worker check-api check-interop check-fault check-e2e check-python: check-%: all tools
 	$(Q)$(PYTEST) -m 'not slow' tests/$*
 check-worker: ## the worker by itself: jobs, and input that is wrong (SAN=address works here)
 check-api: ## the HTTP API and dcpctl over a real daemon, bad input too (T=WORD picks tests)
 check-interop: ## real PyTorch, both ways
 check-fault: ## kills and memory bounds, short form
 check-e2e: ## the dashboard in Chromium
+check-python: ## the Python package, with real PyTorch and several ranks
 
 UNIT := $(patsubst tests/unit/%.c,$(TESTBIN)/%,$(wildcard tests/unit/test_*.c))
 # dcpctl's modules are in no library.

@@ -1,0 +1,54 @@
+"""dcpd: save and load model checkpoints without stalling the trainer.
+
+    import dcpd
+    dcpd.save(state_dict, "main:run1/step-100")                  # blocks until durable
+    h = dcpd.async_save(state_dict, "main:run1/step-100")        # returns after the copy into shared memory
+    sd = dcpd.load("main:run1/step-100")                         # new tensors
+    dcpd.load("main:run1/step-100", into=state_dict)             # in place, any layout
+    dcpd.open("main:run1/step-100")["model.w"][0:4]              # reads only that
+
+Importing connects to nothing, starts no thread and imports neither torch nor numpy; everything below is loaded at first use.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, List
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "save": "_save", "async_save": "_save", "wait": "_save", "close": "_save",
+    "load": "_load", "open": "_open", "Checkpoint": "_open", "TensorSlice": "_open",
+    "connect": "client", "Client": "client", "Job": "client",
+    "local": "_local", "attach": "_views", "StateDictView": "_views",
+    "Opaque": "values", "SaveFuture": "future",
+    **dict.fromkeys((
+        "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "Busy", "SlotsBusy",
+        "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch",
+        "JobFailed", "JobCancelled", "WaitTimeout", "RanksDisagree", "RankFailed", "SeveralHosts", "ProtocolMismatch"), "errors"),
+}
+__all__ = [*_WHERE, "__version__"]
+
+if TYPE_CHECKING:
+    from ._load import load as load
+    from ._local import local as local
+    from ._open import Checkpoint as Checkpoint, TensorSlice as TensorSlice, open as open
+    from ._save import async_save as async_save, close as close, save as save, wait as wait
+    from ._views import StateDictView as StateDictView, attach as attach
+    from .client import Client as Client, Job as Job, connect as connect
+    from .errors import *  # noqa: F403
+    from .future import SaveFuture as SaveFuture
+    from .values import Opaque as Opaque
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        import importlib
+
+        value = getattr(importlib.import_module("." + _WHERE[name], __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

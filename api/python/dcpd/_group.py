@@ -1,0 +1,117 @@
+"""The ranks that act together: a torch.distributed process group, or just this process.
+
+Every step that may fail ends in `agree`, so that a fault on one rank is raised on all of them, and nobody waits for one that has left.
+"""
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any, List, Optional, Tuple
+
+from . import errors
+
+
+class Group:
+    """rank, size; gather and broadcast of picklable objects. Every rank calls the same methods in the same order."""
+
+    rank, size = 0, 1
+
+    def gather(self, x: Any) -> List[Any]:
+        """Everybody's x, by rank, on every rank."""
+        return [x]
+
+    def broadcast(self, x: Any) -> Any:
+        """Rank 0's x, on every rank."""
+        return x
+
+    def agree(self, x: Any, e: Optional[BaseException]) -> List[Any]:
+        """Everybody's x; or raises on every rank, if any rank came with an exception."""
+        got = self.gather((x, _portable(e)))
+        if e is not None:
+            raise e
+        for rank, (_, other) in enumerate(got):
+            if other is not None:
+                raise _elsewhere(rank, other)
+        return [g[0] for g in got]
+
+    @property
+    def key(self) -> Any:
+        return "alone"
+
+
+class TorchGroup(Group):
+    def __init__(self, pg: Any) -> None:
+        import torch.distributed as dist
+
+        self._dist, self._pg = dist, pg
+        self.rank, self.size = dist.get_rank(pg), dist.get_world_size(pg)
+        self._first = 0 if pg is None else dist.get_global_rank(pg, 0)
+
+    def gather(self, x: Any) -> List[Any]:
+        out: List[Any] = [None] * self.size
+        self._dist.all_gather_object(out, x, group=self._pg)
+        return out
+
+    def broadcast(self, x: Any) -> Any:
+        box = [x]
+        self._dist.broadcast_object_list(box, src=self._first, group=self._pg)
+        return box[0]
+
+    @property
+    def key(self) -> Any:
+        return ("group", id(self._pg) if self._pg is not None else 0, self.size, self.rank)
+
+
+def group(process_group: Any = None, no_dist: bool = False) -> Group:
+    """The process group given, else the default one if torch.distributed is initialised, else this process alone."""
+    if no_dist:
+        return Group()
+    dist = sys.modules.get("torch.distributed")
+    if process_group is None and (dist is None or not dist.is_available() or not dist.is_initialized()):
+        return Group()
+    g = TorchGroup(process_group)
+    return g if g.size > 1 else Group()
+
+
+def _portable(e: Optional[BaseException]) -> Any:
+    if e is None or isinstance(e, errors.DcpdError):
+        return e
+    return errors.RankFailed(f"{type(e).__name__}: {e}")
+
+
+def _elsewhere(rank: int, e: Any) -> BaseException:
+    if not isinstance(e, errors.DcpdError):
+        return errors.RankFailed(f"rank {rank}: {e}", rank=rank)
+    if e.rank is None:
+        e.rank = rank
+    e.message = f"rank {rank}: {e.message}"
+    e.args = (e.message,)
+    return e
+
+
+def place() -> Tuple[str, str]:
+    """(what two ranks share if one segment can serve both, this host's name). DCPD_PLACE stands in for the first, for tests."""
+    host = socket.gethostname()
+    if os.environ.get("DCPD_PLACE"):
+        return os.environ["DCPD_PLACE"], f"{host} ({os.environ['DCPD_PLACE']})"
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+            boot = f.read().strip()
+        return f"{boot}:{os.stat('/dev/shm').st_dev}", host
+    except OSError:
+        return host, host
+
+
+def one_place(places: List[Tuple[str, str]]) -> None:
+    """Raises SeveralHosts, naming them, unless all ranks share their shared memory."""
+    if len({p for p, _ in places}) == 1:
+        return
+    by: "dict[str, List[int]]" = {}
+    for rank, (_, host) in enumerate(places):
+        by.setdefault(host, []).append(rank)
+    if len(by) == 1:
+        raise errors.SeveralHosts(f"the ranks on {next(iter(by))} do not share one /dev/shm: run their containers with --ipc=host")
+    text = "; ".join(f"{h}: rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for h, r in by.items())
+    raise errors.SeveralHosts(f"the ranks are on {len(by)} hosts ({text}); one daemon serves the ranks of one host. Save by a process "
+                              "group of each host to checkpoints of their own, or use PyTorch's writer")

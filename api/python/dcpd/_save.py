@@ -1,0 +1,292 @@
+"""save and async_save.
+
+One save, as its ranks see it: describe what is here → agree on target and generation (one gather) → reserve, copy, seal → agree that
+all did (one gather) → rank 0 submits the job, and tells its id. Whatever fails on one rank is raised on all. Once the job is submitted it
+is the daemon's: the trainer may go on, or die.
+"""
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from . import _group, _session, _tensors, _where, errors, values
+from .client import Client, Job
+from .future import SaveFuture
+from .image import Layout
+
+log = logging.getLogger("dcpd")
+_BUSY = ("wait", "warn", "fail")
+_open_futures: "weakref.WeakSet[SaveFuture]" = weakref.WeakSet()
+_in_save = threading.RLock()
+_at_exit = "wait"
+
+
+def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
+         step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None, on_divergence: Optional[str] = None,
+         labels: Optional[Mapping[str, str]] = None, slots: int = 2, when_busy: str = "wait", progress: bool = False,
+         timeout: Optional[float] = None, client: Optional[Client] = None) -> Job:
+    """Saves a state dict and returns when it is durable.
+
+    state_dict: nested mappings and lists of torch tensors of any device, strides and dtype, DTensors, ShardedTensors, numpy arrays, and
+    values; a Stateful object (module, optimizer, scheduler), at the top or as a member, stands for its state_dict(). checkpoint:
+    "STORAGE:NAME", or a directory path. In a torch.distributed job every rank of `process_group` calls it; no_dist: this rank alone.
+
+    overwrite: replace an existing checkpoint, atomically. step: a number that all ranks must share, kept as label `step`.
+    format: "dcp" or "safetensors". on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
+    slots: snapshots that may be in flight, each as large as the state dict; when_busy: "wait", "warn" (and wait) or "fail" when
+    all are. progress: a progress bar on rank 0. timeout: seconds; the job goes on after it.
+    Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
+    """
+    h = _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, _labels(labels, step), slots, when_busy),
+               process_group, no_dist, client, look_first=True)
+    if progress and h.rank == 0:
+        from . import show
+
+        show.follow(h.future)
+    try:
+        return h.future.result(timeout)  # type: ignore[no-any-return]
+    except TimeoutError as e:
+        if isinstance(e, errors.DcpdError):
+            raise
+        raise errors.WaitTimeout(f"{checkpoint} is not durable after {timeout:g} s; job {h.future.job_id} goes on",
+                                 job=h.future.job_id) from None
+
+
+def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
+               step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None,
+               on_divergence: Optional[str] = None, labels: Optional[Mapping[str, str]] = None, slots: int = 2,
+               when_busy: str = "wait", at_exit: Optional[str] = None, client: Optional[Client] = None) -> SaveFuture:
+    """Copies the state dict into shared memory and returns; dcpd brings it to the disk. Arguments as for `save`.
+
+    When it returns the snapshot outlives this process, and the tensors may be changed. at_exit: what an interpreter that ends does
+    with saves in flight: "wait" (the default) until they are durable, or "leave" them to the daemon; it holds for the whole process.
+    """
+    global _at_exit
+    if at_exit is not None:
+        if at_exit not in ("wait", "leave"):
+            raise ValueError(f"at_exit={at_exit!r}: 'wait' or 'leave'")
+        _at_exit = at_exit
+    return _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, _labels(labels, step), slots,
+                                                   when_busy), process_group, no_dist, client).future
+
+
+def wait(timeout: Optional[float] = None) -> None:
+    """Until all saves of this process are durable. Raises the first error of one."""
+    for f in list(_open_futures):
+        f.result(timeout)
+
+
+def close() -> None:
+    """Waits for nothing, gives back this process's slots in shared memory. Saves in flight go on."""
+    _session.close_all()
+
+
+class _Options(NamedTuple):
+    overwrite: bool
+    format: str
+    files_per_rank: Optional[int]
+    on_divergence: Optional[str]
+    labels: Mapping[str, str]
+    slots: int
+    when_busy: str
+
+    def job(self) -> Dict[str, Any]:
+        o: Dict[str, Any] = {"overwrite": self.overwrite}
+        if self.files_per_rank is not None:
+            o["files_per_rank"] = self.files_per_rank
+        if self.on_divergence is not None:
+            o["on_divergence"] = self.on_divergence
+        return o
+
+
+def _labels(labels: Optional[Mapping[str, str]], step: Optional[int]) -> Dict[str, str]:
+    out = {str(k): str(v) for k, v in (labels or {}).items()}
+    if step is not None:
+        out["step"] = str(int(step))
+    return out
+
+
+class _Started(NamedTuple):
+    future: SaveFuture
+    rank: int
+
+
+class _Offer(NamedTuple):
+    """What a rank brings to the first gather."""
+
+    place: Tuple[str, str]
+    target: str
+    options: _Options
+    url: Optional[str] = None          # the rest by rank 0
+    storage: str = ""
+    name: str = ""
+    state_dict: str = ""
+    generation: int = 0
+
+
+def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: Any, no_dist: bool, client: Optional[Client],
+           look_first: bool = False) -> _Started:
+    if o.when_busy not in _BUSY:
+        raise ValueError(f"when_busy={o.when_busy!r}: one of {', '.join(_BUSY)}")
+    with _in_save:
+        g = _group.group(process_group, no_dist)
+        for again in (True, False):
+            try:
+                return _Started(_attempt(state_dict, target, o, g, client, look_first), g.rank)
+            except _Stale:
+                if not again:
+                    raise errors.NotFound("the state dict in shared memory vanished twice: is dcpd being restarted?") from None
+        raise AssertionError("not reached")
+
+
+class _Stale(errors.DcpdError):
+    """The session's state dict is gone: its lease was over, or dcpd lost its journal. All ranks start again, once."""
+
+
+def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Group, client: Optional[Client],
+             look_first: bool) -> SaveFuture:
+    offer = _Offer(_group.place(), _text(target), o)
+    place: Optional[_where.Place] = None
+    failure: Optional[BaseException] = None
+    described: Optional[_tensors.Described] = None
+    try:
+        described = _tensors.describe(state_dict)
+        if g.rank == 0:
+            place = _where.resolve(target, client, make=True)
+            if look_first and not o.overwrite and place.client.checkpoints.exists(place.object):
+                raise errors.CheckpointExists(f"{place} exists; overwrite=True replaces it", code="checkpoint_exists")
+            s = _session.find(place.client, g, o.slots) or _session.create(place.client, g, o.slots)
+            s.generation += 1
+            offer = offer._replace(url=place.client.url, storage=place.storage, name=place.name, state_dict=s.name,
+                                   generation=s.generation)
+    except Exception as e:
+        failure = e
+    offers = g.agree(offer, failure)
+    assert described is not None
+    _same(offers)
+    first: _Offer = offers[0]
+    session, size = _snapshot(described, first, place, g, o, client)
+    return _submit(session, first, o, g, size)
+
+
+def _same(offers: Sequence[_Offer]) -> None:
+    _group.one_place([x.place for x in offers])
+    for rank, x in enumerate(offers):
+        if x.target != offers[0].target:
+            raise errors.RanksDisagree(f"rank 0 saves to {offers[0].target!r}, rank {rank} to {x.target!r}", rank=rank)
+        if x.options != offers[0].options:
+            a, b = offers[0].options._asdict(), x.options._asdict()
+            what = ", ".join(f"{k}={a[k]!r} and {b[k]!r}" for k in a if a[k] != b[k])
+            raise errors.RanksDisagree(f"ranks 0 and {rank} pass different options: {what}", rank=rank)
+
+
+def _text(target: _where.Target) -> str:
+    return str(target) if _where.is_reference(target) else os.path.abspath(os.fspath(target))
+
+
+def _snapshot(d: _tensors.Described, first: _Offer, place: Optional[_where.Place], g: _group.Group, o: _Options,
+              client: Optional[Client]) -> Tuple[_session.Session, int]:
+    """Reserve, copy, seal; and everybody knows that everybody did."""
+    session: Optional[_session.Session] = None
+    failure: Optional[BaseException] = None
+    size = 0
+    try:
+        c = place.client if place else client or _client_at(str(first.url))
+        session = _session.join(c, g, o.slots, first.state_dict)
+        with session.lock:
+            size = _write(session, d, first, o)
+    except Exception as e:
+        failure = e
+        if isinstance(e, errors.NotFound) and e.code == "not_found":
+            failure = _Stale(e.message)
+    try:
+        g.agree(None, failure)
+    except BaseException as e:
+        if session is not None:
+            _give_up(session, first.generation)
+            if isinstance(e, _Stale):
+                _session.discard(session)
+        raise
+    assert session is not None
+    return session, size
+
+
+def _write(session: _session.Session, d: _tensors.Described, first: _Offer, o: _Options) -> int:
+    layout: Layout = session.layout_of(d)
+    header = layout.header({k: values.encode(v, k) for k, v in d.values.items()})
+    size = len(header) + layout.data_bytes
+    _check_meta(d, layout)
+    slot = session.reserve(size, first.generation, o.when_busy, lambda: log.warning(
+        "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target))
+    views = session.fill(slot, layout, header)
+    _tensors.copy_out(d, views)
+    session.in_flight.add(first.generation)
+    session.client.state_dicts.seal(session.name, session.rank, first.generation, size)
+    return size
+
+
+def _check_meta(d: _tensors.Described, layout: Layout) -> None:
+    torch = _tensors.torch_module()
+    if torch is None:
+        return
+    for t, c in zip(d.sources, layout.chunks):
+        if getattr(t, "is_meta", False):
+            raise errors.StateDictMismatch(f"{c.fqn}: a meta tensor has no data to save", fqn=c.fqn)
+
+
+def _give_up(session: _session.Session, generation: int) -> None:
+    try:
+        session.release(generation)
+    except errors.DcpdError:
+        pass  # it is freed with the next generation, or when the lease is over
+
+
+def _client_at(url: str) -> Client:
+    from ._http import Transport, default_token, parse_url
+
+    return Client(Transport(parse_url(url), default_token())).check()
+
+
+def _submit(session: _session.Session, first: _Offer, o: _Options, g: _group.Group, size: int) -> SaveFuture:
+    job: Any = None
+    if g.rank == 0:
+        try:
+            job = session.client.jobs.create(
+                "save", source={"state_dict": session.name, "generation": first.generation},
+                target={"storage": first.storage, "name": first.name, "format": o.format}, options=o.job(), labels=dict(o.labels))
+        except Exception as e:
+            job = e
+    told = g.broadcast(dict(job) if isinstance(job, Job) else _group._portable(job))
+    if isinstance(told, BaseException):
+        _give_up(session, first.generation)
+        raise job if isinstance(job, BaseException) else told
+    generation = first.generation
+    # rank 0's client goes into the thread; each thread has its own connection
+    f = SaveFuture(session.client, Job(told), f"{first.storage}:{first.name}", lambda: session.release(generation))
+    _open_futures.add(f)
+    return f
+
+
+def _after_fork() -> None:
+    global _in_save
+    _open_futures.clear()
+    _in_save = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _exit() -> None:
+    """Saves in flight are waited for, or left to the daemon; then the slots are given back."""
+    for f in list(_open_futures):
+        if not f.done() and _at_exit == "wait":
+            try:
+                f.result()
+            except Exception:
+                pass  # logged by its thread
+    _session.close_all(1.0 if _at_exit == "wait" else 0.0)

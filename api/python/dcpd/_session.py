@@ -1,0 +1,211 @@
+"""Where a process keeps its snapshots: one state dict at the daemon per process group, with a few slots that stay warm.
+
+A slot is a segment in /dev/shm. The first save makes its pages, each further one finds them mapped and, if the structure is the same,
+the header's text and the views of all tensors ready: what is left is the copy. The lease is renewed in the background as long as the
+process lives; when it dies, dcpd saves or frees what was sealed.
+"""
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from . import _tensors, errors, image
+from .client import Client
+from ._group import Group
+
+LEASE_SECONDS = 60
+WAIT_STEP = 20.0
+
+
+class Slot:
+    """A mapped segment with what was written into it last."""
+
+    def __init__(self, segment: image.Segment) -> None:
+        self.segment = segment
+        self.views: Optional[_tensors.Views] = None
+        self.header: Optional[bytes] = None
+
+
+class Session:
+    """One rank's side of a state dict with `slots` slots. Not for two threads at once: hold `lock`."""
+
+    def __init__(self, client: Client, name: str, rank: int, world: int, owner: bool, slots: int) -> None:
+        self.client, self.name, self.rank, self.world, self.owner, self.slots = client, name, rank, world, owner, slots
+        self.generation = 0
+        self.lock = threading.RLock()
+        self.pid = os.getpid()
+        self.mapped: Dict[str, Slot] = {}
+        self.layout: Optional[image.Layout] = None
+        self.keys: List[Any] = []
+        self.paths: Dict[str, Any] = {}
+        self.in_flight: "set[int]" = set()
+        self.used = 0.0
+
+    # ---- one generation ----
+
+    def layout_of(self, d: _tensors.Described) -> image.Layout:
+        """The layout of the step before, if the structure is the same."""
+        if self.layout is None or self.keys != d.keys or self.paths != d.paths:
+            self.layout, self.keys, self.paths = image.Layout(d.specs(), d.paths), d.keys, d.paths
+        return self.layout
+
+    def reserve(self, size: int, generation: int, when_busy: str, warn: Callable[[], None]) -> Slot:
+        """A slot of at least `size` bytes, mapped. when_busy: "wait", "warn" (and wait) or "fail"."""
+        warned = when_busy != "warn"
+        while True:
+            try:
+                wait = None if when_busy == "fail" or not warned else WAIT_STEP
+                r = self.client.state_dicts.reserve(self.name, self.rank, size, generation, wait=wait)
+                break
+            except errors.SlotsBusy:
+                if when_busy == "fail":
+                    raise
+                if not warned:
+                    warn()
+                    warned = True
+        name = r["segment"]
+        slot = self.mapped.get(name)
+        if slot is None or slot.segment.size < size:
+            self._forget_dead(keep=name)
+            slot = self.mapped[name] = Slot(image.Segment(name))
+        return slot
+
+    def _forget_dead(self, keep: str) -> None:
+        """Slots whose segment was replaced by a larger one: their memory is freed when the last view goes."""
+        for name in [n for n in self.mapped if n != keep and not os.path.exists(image.SHM + n)]:
+            self.drop(name)
+        if keep in self.mapped:
+            self.drop(keep)
+
+    def drop(self, name: str) -> None:
+        slot = self.mapped.pop(name)
+        slot.views = None
+        slot.segment.close()
+
+    def fill(self, slot: Slot, layout: image.Layout, header: bytes) -> _tensors.Views:
+        """Header into the slot; the views of its tensors."""
+        if slot.views is None or slot.views.layout is not layout or slot.views._begin != len(header):
+            slot.views = _tensors.Views(slot.segment.map, len(header), layout)
+        if slot.header != header:
+            slot.segment.map[:len(header)] = header
+            slot.header = header
+        return slot.views
+
+    def release(self, generation: int) -> None:
+        """Ends this rank's hold on a generation. A state dict that is gone already is no error."""
+        try:
+            self.client.state_dicts.release(self.name, self.rank, generation)
+        except errors.NotFound:
+            pass
+        finally:
+            self.in_flight.discard(generation)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Unmaps everything, and deletes the state dict if it was made here and no job uses it."""
+        for name in list(self.mapped):
+            self.drop(name)
+        if not self.owner or self.pid != os.getpid():
+            return
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                self.client.state_dicts.delete(self.name)
+                return
+            except errors.NotFound:
+                return
+            except errors.Busy:
+                if time.monotonic() > end:
+                    return  # dcpd frees it when the jobs are done and the lease is over
+                time.sleep(0.05)
+            except errors.DcpdError:
+                return
+
+
+_sessions: Dict[Any, Session] = {}
+_guard = threading.Lock()
+_renewer: Optional[threading.Thread] = None
+
+
+def new_name() -> str:
+    host = "".join(c if c.isalnum() or c in "-_" else "-" for c in socket.gethostname())[:40]
+    return f"py-{host}-{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def find(client: Client, group: Group, slots: int) -> Optional[Session]:
+    with _guard:
+        return _sessions.get((client.url, group.key, slots))
+
+
+def create(client: Client, group: Group, slots: int, **more: Any) -> Session:
+    """Makes the state dict at the daemon; the caller is rank 0."""
+    name = new_name()
+    client.state_dicts.create(name, group.size, slots, lease_seconds=LEASE_SECONDS, **more)
+    return keep(Session(client, name, group.rank, group.size, True, slots), group)
+
+
+def join(client: Client, group: Group, slots: int, name: str) -> Session:
+    """The session of a state dict that rank 0 made."""
+    s = find(client, group, slots)
+    if s is None or s.name != name:
+        if s is not None:
+            discard(s)
+        s = keep(Session(client, name, group.rank, group.size, False, slots), group)
+    return s
+
+
+def keep(s: Session, group: Group) -> Session:
+    global _renewer
+    with _guard:
+        _sessions[(s.client.url, group.key, s.slots)] = s
+        if _renewer is None or not _renewer.is_alive():
+            _renewer = threading.Thread(target=_renew, name="dcpd-lease", daemon=True)
+            _renewer.start()
+    return s
+
+
+def discard(s: Session) -> None:
+    with _guard:
+        for k in [k for k, v in _sessions.items() if v is s]:
+            del _sessions[k]
+    s.close(0.0)
+
+
+def all_sessions() -> List[Session]:
+    with _guard:
+        return list(_sessions.values())
+
+
+def _renew() -> None:
+    while True:
+        time.sleep(LEASE_SECONDS / 4)
+        for s in all_sessions():
+            try:
+                s.client.state_dicts.renew(s.name, s.rank)
+            except errors.NotFound:
+                discard(s)
+            except errors.DcpdError:
+                pass  # the next call says it
+
+
+def close_all(timeout: float = 5.0) -> None:
+    """Gives back all slots of this process. What is being saved goes on."""
+    for s in all_sessions():
+        with _guard:
+            for k in [k for k, v in _sessions.items() if v is s]:
+                del _sessions[k]
+        s.close(timeout)
+
+
+def _after_fork() -> None:
+    """A child has no part in its parent's snapshots: it would write over them."""
+    global _guard, _renewer
+    _sessions.clear()
+    _guard = threading.Lock()
+    _renewer = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

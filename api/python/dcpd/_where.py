@@ -1,0 +1,124 @@
+"""From what a caller writes to a daemon and a name there: references ("main:run1/step-100") and directory paths."""
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from . import errors
+from .client import Client, connect
+
+_REFERENCE = re.compile(r"[a-z][a-z0-9_-]*:[^/]")
+Target = Union[str, "os.PathLike[str]"]
+
+
+class Place(NamedTuple):
+    """A checkpoint's name at one daemon."""
+
+    client: Client
+    storage: str
+    name: str
+
+    @property
+    def object(self) -> Dict[str, str]:
+        return {"storage": self.storage, "name": self.name}
+
+    def __str__(self) -> str:
+        return f"{self.storage}:{self.name}"
+
+
+_default: Optional[Tuple[int, Tuple[Optional[str], ...], Client]] = None
+_stack: List[Client] = []  # daemons that dcpd.local() made the default
+
+
+def is_reference(target: Target) -> bool:
+    """Whether it is STORAGE:NAME; everything else, and every PathLike, is a path."""
+    return isinstance(target, str) and _REFERENCE.match(target) is not None
+
+
+def default_client() -> Client:
+    """The client that calls without one use: what dcpd.local() started, else the daemon that is found. Looked for once per process
+    and environment; a failure is not remembered."""
+    global _default
+    if _stack:
+        return _stack[-1]
+    env = tuple(os.environ.get(k) for k in ("DCPD_URL", "DCPD_TOKEN", "DCPD_TOKEN_FILE", "XDG_STATE_HOME", "HOME"))
+    if _default is None or _default[:2] != (os.getpid(), env):
+        _default = (os.getpid(), env, connect())
+    return _default[2]
+
+
+def forget() -> None:
+    global _default
+    _default = None
+
+
+def resolve(target: Target, client: Optional[Client] = None, make: bool = False) -> Place:
+    """The daemon and the name. make: the directory above a path may be created (a save).
+
+    A path under a root of the daemon goes there. Any other: an ad-hoc root at the daemon found, if it runs as our own user (or takes
+    us for an administrator), else at the user's private daemon, which is started now if need be. Raises NoDaemon, RequestRefused.
+    """
+    if is_reference(target):
+        storage, _, name = str(target).partition(":")
+        if storage == "shm":
+            raise errors.RequestRefused(f"{target!r} is a state dict in shared memory; a checkpoint is STORAGE:NAME or a path")
+        return Place(client or default_client(), storage, name)
+    path = os.path.abspath(os.fspath(target))
+    found = client
+    if found is None:
+        try:
+            found = default_client()
+        except errors.NoDaemon:
+            if os.environ.get("DCPD_URL"):
+                raise  # it was named: another one would be a surprise
+    if found is not None:
+        place = _under_root(found, path) or _ad_hoc(found, path, make)
+        if place is not None:
+            return place
+        if client is not None:
+            raise errors.RequestRefused(f"{path} is under none of the storage roots of {client.url}, which runs as another user; "
+                                        f"its roots: {_roots(client)}")
+    from . import _local
+
+    place = _ad_hoc(_local.private(), path, make)
+    if place is None:
+        raise errors.NoDaemon("the private daemon does not take an ad-hoc storage")
+    return place
+
+
+def _roots(client: Client) -> str:
+    return ", ".join(f"{s['name']}={s.get('path')}" for s in client.storages.list() if not s.get("adhoc")) or "none"
+
+
+def _under_root(client: Client, path: str) -> Optional[Place]:
+    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    best: Optional[Tuple[str, Dict[str, Any]]] = None
+    for s in client.storages.list():
+        root = os.path.realpath(str(s.get("path") or "")) if s.get("path") else ""
+        if root and real.startswith(root.rstrip("/") + "/") and not s.get("adhoc") and (best is None or len(root) > len(best[0])):
+            best = (root, s)
+    if best is None:
+        return None
+    return Place(client, best[1]["name"], os.path.relpath(real, best[0]))
+
+
+def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
+    caps = client._caps or client.capabilities()
+    if not caps.get("admin") or not client.url.startswith("unix://"):
+        return None
+    folder, name = os.path.split(path)
+    if not name or name.startswith((".", "-")):
+        raise errors.RequestRefused(f"{path}: a checkpoint's name must not begin with . or -")
+    if make:
+        os.makedirs(folder, exist_ok=True)
+    elif not os.path.isdir(folder):
+        raise errors.NotFound(f"{path}: no such directory", code="not_found")
+    folder = os.path.realpath(folder)
+    storage = "path-" + hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:20]
+    try:
+        client.storages.create(storage, folder, lease_seconds=86400)
+    except errors.Forbidden:
+        return None
+    return Place(client, storage, name)

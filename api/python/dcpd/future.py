@@ -1,0 +1,87 @@
+"""What async_save returns."""
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from typing import Any, Callable, Dict, Generator, Optional
+
+from . import errors
+from .client import Client, Job
+
+log = logging.getLogger("dcpd")
+
+
+class SaveFuture(Future):  # type: ignore[type-arg]
+    """A save that dcpd brings to the disk. A concurrent.futures.Future whose result is the job's record; `await` works too.
+
+    snapshotted: the data are in shared memory and outlive this process (always true: async_save returns when it is so).
+    durable: the checkpoint is on the disk, visible and complete. progress: {"bytes_done", "bytes_total", "rate", "eta_s"}.
+    job_id: for `dcpctl job`. reference: where it goes. `result(timeout)` raises the job's error, by class, or TimeoutError.
+    """
+
+    def __init__(self, client: Client, job: Job, reference: str, finish: Callable[[], None]) -> None:
+        super().__init__()
+        self._client, self._record, self.reference = client, job, reference
+        self._finish = finish
+        self.set_running_or_notify_cancel()
+        self._thread = threading.Thread(target=self._wait, name=f"dcpd-save-{job.id[-6:]}", daemon=True)
+        self._thread.start()
+
+    @property
+    def job_id(self) -> str:
+        return self._record.id
+
+    @property
+    def snapshotted(self) -> bool:
+        return True
+
+    @property
+    def durable(self) -> bool:
+        return self.done() and self.exception() is None
+
+    @property
+    def progress(self) -> Dict[str, Any]:
+        if not self.done():
+            try:
+                self._record = self._client.jobs.get(self.job_id)
+            except errors.DcpdError:
+                pass  # the waiting thread says it, if it lasts
+        return dict(self._record.get("progress") or {})
+
+    def cancel(self) -> bool:
+        """Asks the daemon to stop the job. False if it is too late; else result() raises JobCancelled."""
+        if self.done():
+            return False
+        try:
+            self._client.jobs.cancel(self.job_id)
+            return True
+        except errors.DcpdError:
+            return False
+
+    def _wait(self) -> None:
+        failure: Optional[BaseException] = None
+        try:
+            self._record = self._client.jobs.wait(self.job_id)
+        except BaseException as e:  # everything must reach result()
+            failure = e
+        try:
+            self._finish()
+        except errors.DcpdError as e:
+            log.debug("dcpd: the slot of %s is not released: %s", self.reference, e)
+        finally:
+            self._client.close()
+        if failure is None:
+            self.set_result(self._record)
+        else:
+            log.error("dcpd: saving %s failed: %s", self.reference, failure)
+            self.set_exception(failure)
+
+    def __await__(self) -> Generator[Any, None, Job]:
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "durable" if self.exception() is None else f"failed: {self.exception()}"
+        return f"<dcpd.SaveFuture {self.reference}, job {self.job_id}, {state}>"

@@ -1,0 +1,52 @@
+"""The package `dcpd` under test, from the tree, at a real daemon.
+
+The tests' own harness has the same name (tests/lib/dcpd.py) and is loaded already, as `lib` of the conftest above; here the package
+takes the name, which is why `make check-python` is an interpreter of its own.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "api" / "python"
+if "Daemon" in vars(sys.modules.get("dcpd", object)):
+    sys.modules["harness"] = sys.modules.pop("dcpd")
+sys.path.insert(0, str(PACKAGE))
+
+import dcpd  # noqa: E402
+
+assert str(PACKAGE) in str(dcpd.__file__), dcpd.__file__
+
+
+@pytest.fixture
+def at(d, monkeypatch):
+    """The daemon, found as users' programs find it; afterwards this process holds nothing there."""
+    monkeypatch.setenv("DCPD_URL", f"unix://{d.socket}")
+    yield d
+    dcpd.close()
+
+
+@pytest.fixture
+def script(d, tmp_path):
+    """script(code, *args) → the finished process: Python of its own, with the package and the daemon's address."""
+    def run(code, *args, timeout=60, env=None, check=True, wait=True):
+        file = tmp_path / f"s{len(list(tmp_path.iterdir()))}.py"
+        file.write_text(code)
+        e = {**os.environ, "DCPD_URL": f"unix://{d.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1",
+             "OMP_NUM_THREADS": "1", **(env or {})}
+        p = subprocess.Popen([sys.executable, str(file), *map(str, args)], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True)
+        if not wait:
+            return p
+        try:
+            out, err = p.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            out, err = p.communicate()
+            raise AssertionError(f"hangs\n{out}\n{err}") from None
+        assert not check or p.returncode == 0, f"rc {p.returncode}\n{out}\n{err}"
+        return subprocess.CompletedProcess(p.args, p.returncode, out, err)
+
+    return run
