@@ -56,13 +56,52 @@ static void scatter(struct dice *d, struct boxes *b)
 	}
 }
 
+/* Each dim cut in random places, perhaps with holes; every cell a box, in a random order; one of them perhaps spoilt. */
+static void grid(struct dice *d, struct boxes *b)
+{
+	int64_t starts[CASE_NDIM][CASE_DIM], ends[CASE_NDIM][CASE_DIM], counts[CASE_NDIM], cells = 1;
+
+	for (uint32_t k = 0; k < b->ndim; k++) {
+		counts[k] = 0;
+		for (int64_t at = roll(d, 2); at < b->shape[k];) {
+			int64_t size = 1 + roll(d, 3), end = at + size < b->shape[k] ? at + size : b->shape[k];
+			starts[k][counts[k]] = at;
+			ends[k][counts[k]++] = end;
+			at = end + (roll(d, 4) == 0);
+		}
+		cells *= counts[k];
+	}
+	b->count = 0;
+	for (int64_t i = 0; i < cells; i++) {
+		int64_t rest = i, dims[2 * CASE_NDIM];
+		for (uint32_t k = b->ndim; k-- > 0; rest /= counts[k]) {
+			dims[k] = starts[k][rest % counts[k]];
+			dims[b->ndim + k] = ends[k][rest % counts[k]] - dims[k];
+		}
+		case_add(b, dims);
+	}
+	for (uint32_t i = b->count; i-- > 1 && roll(d, 50);) {
+		int64_t tmp[2 * CASE_NDIM], j = roll(d, 3) ? i : roll(d, i + 1);
+		memcpy(tmp, b->dims[i], sizeof tmp);
+		memcpy(b->dims[i], b->dims[j], sizeof tmp);
+		memcpy(b->dims[j], tmp, sizeof tmp);
+	}
+	if (b->count && b->ndim && roll(d, 3) == 0) {
+		uint32_t i = (uint32_t)roll(d, b->count);
+		int64_t *x = &b->dims[i][roll(d, b->ndim * 2)], was = *x;
+		*x += roll(d, 2) ? 1 : -1;
+		if (!case_inside(b, i))
+			*x = was;
+	}
+}
+
 static void all_pairs_once(void **state)
 {
 	struct dice d = { .state = 99 };
 	uint64_t found = 0;
 
 	(void)state;
-	for (int round = 0; round < 3000; round++) {
+	for (int round = 0; round < 9000; round++) {
 		struct boxes a, b;
 		struct overlap_box x[CASE_CHUNKS], y[CASE_CHUNKS];
 		struct seen cross = { .pairs = 0 }, self = { .pairs = 0 };
@@ -71,8 +110,8 @@ static void all_pairs_once(void **state)
 			case_shape(&d, &a);
 		while (case_numel(&a) == 0);
 		b = a;
-		scatter(&d, &a);
-		scatter(&d, &b);
+		(round % 3 == 1 ? grid : scatter)(&d, &a);
+		(round % 3 == 2 ? grid : scatter)(&d, &b);
 		uint64_t n = gather(&a, x), m = gather(&b, y);
 		T_OK(overlap_join(a.ndim, x, n, y, m, see, &cross));
 		T_OK(overlap_self(a.ndim, x, n, see, &self));
@@ -132,11 +171,12 @@ static void unlucky_orders_do_not_matter(void **state)
 	(void)state;
 	assert_non_null(dims);
 	assert_non_null(boxes);
-	for (int order = 0; order < 4; order++) {
+	for (int order = 0; order < 5; order++) {
 		for (uint32_t ndim = 1; ndim <= 2; ndim++) {
 			uint64_t pairs = 0;
 			for (int64_t i = 0; i < N; i++) {
 				int64_t *x = dims + i * 4, at = order == 0 ? i : order == 1 ? N - i : i % 2 ? i : 2 * N - i;
+				at = order == 4 ? i * 1237 % 60013 : at; /* scattered, each once */
 				x[0] = order == 3 && ndim == 2 ? 0 : at;
 				x[ndim] = 1;
 				if (ndim == 2) {

@@ -1,4 +1,4 @@
-/* overlap.c: the tree walk behind every question about overlapping boxes (see overlap.h).
+/* overlap.c: the tree walk behind every question about overlapping boxes that form no grid (see overlap.h, grid.h).
  *
  * A tree is implicit: its records are ordered so that the node over [lo, hi) has children over [lo, mid) and [mid, hi), and only
  * bounding boxes are stored, in heap order. A record is (start, end) per dim that matters, then the id. */
@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/str.h"
+#include "plan/grid.h"
 #include "tensor/box.h"
 
 enum {
@@ -298,16 +299,11 @@ static FALLIBLE enum err within(struct walk *w, struct node n)
 	return OK;
 }
 
-enum err overlap_join(uint32_t ndim, const struct overlap_box *a, uint64_t a_count,
-		      const struct overlap_box *b, uint64_t b_count, overlap_visit *visit, void *ctx)
+static FALLIBLE enum err join_trees(uint32_t ndim, const struct overlap_box *a, uint64_t a_count, const struct overlap_box *b,
+				    uint64_t b_count, const uint32_t *dims, uint32_t k, overlap_visit *visit, void *ctx)
 {
-	uint32_t dims[NDIM_MAX];
 	struct tree ta, tb;
 
-	must(ndim <= NDIM_MAX);
-	if (a_count == 0 || b_count == 0)
-		return OK;
-	uint32_t k = dims_that_matter(ndim, a, a_count, b, b_count, dims);
 	TRY(tree_make(ndim, a, a_count, dims, k, &ta));
 	enum err e = tree_make(ndim, b, b_count, dims, k, &tb);
 	if (!e) {
@@ -319,16 +315,41 @@ enum err overlap_join(uint32_t ndim, const struct overlap_box *a, uint64_t a_cou
 	return e;
 }
 
+enum err overlap_join(uint32_t ndim, const struct overlap_box *a, uint64_t a_count,
+		      const struct overlap_box *b, uint64_t b_count, overlap_visit *visit, void *ctx)
+{
+	CLEANUP(grid_free) struct grid g = { 0 };
+	uint32_t dims[NDIM_MAX];
+	bool is_grid;
+
+	must(ndim <= NDIM_MAX);
+	if (a_count == 0 || b_count == 0)
+		return OK;
+	uint32_t k = dims_that_matter(ndim, a, a_count, b, b_count, dims);
+	TRY(grid_make(ndim, k, dims, b, b_count, &g, &is_grid));
+	if (is_grid)
+		return grid_join(&g, a, a_count, false, visit, ctx);
+	TRY(grid_make(ndim, k, dims, a, a_count, &g, &is_grid));
+	if (is_grid)
+		return grid_join(&g, b, b_count, true, visit, ctx);
+	return join_trees(ndim, a, a_count, b, b_count, dims, k, visit, ctx);
+}
+
 enum err overlap_self(uint32_t ndim, const struct overlap_box *boxes, uint64_t count,
 		      overlap_visit *visit, void *ctx)
 {
+	CLEANUP(grid_free) struct grid g = { 0 };
 	uint32_t dims[NDIM_MAX];
 	struct tree t;
+	bool is_grid;
 
 	must(ndim <= NDIM_MAX);
 	if (count < 2)
 		return OK;
 	uint32_t k = dims_that_matter(ndim, boxes, count, NULL, 0, dims);
+	TRY(grid_make(ndim, k, dims, boxes, count, &g, &is_grid));
+	if (is_grid)
+		return OK;
 	TRY(tree_make(ndim, boxes, count, dims, k, &t));
 	struct walk w = { &t, &t, visit, ctx, STEPS_FREE + STEPS_PER_BOX * count };
 	enum err e = within(&w, (struct node){ 0, 0, count });

@@ -1,9 +1,10 @@
 /* overlap.h: which boxes of two sets, or of one set, share an element. It serves validation (no two chunks overlap), read planning
  * (which stored chunks feed a target chunk) and the check that boxes tile a tensor.
  *
- * A trie of intervals or a sweep line is fast for tensors cut along one dim only; checkpoints are cut along two and more. So
- * each set becomes a balanced tree of bounding boxes over the dims in which boxes differ, and the two trees are walked together:
- * O(n log n) to build, and for boxes that tile a tensor little more than the pairs that are found. */
+ * A trie of intervals or a sweep line is fast for tensors cut along one dim only; checkpoints are cut along two and more. Boxes
+ * that form a grid, as most layouts do, are looked up in it (grid.h). Of others each set becomes a balanced tree of bounding boxes
+ * over the dims in which boxes differ, and the two trees are walked together: O(n log n) to build, and for boxes that tile a tensor
+ * little more than the pairs that are found. */
 #pragma once
 #include "base/err.h"
 
