@@ -220,7 +220,7 @@ $(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
 	$(say) FAKE $@
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iworker -Itests -Wl,-soname,$(@F) -o $@ $(filter %.c,$^)
-GPU_TESTS := $(TESTBIN)/test_device
+GPU_TESTS := $(addprefix $(TESTBIN)/test_,device comm_nccl comm_nccl_errors)
 $(GPU_TESTS): | $(FAKES)
 
 CUDA_INCLUDE ?= /usr/local/cuda/include

@@ -2,6 +2,5 @@
 #include "comm/comm_impl.h"
 
 const struct comm_ops *comm_tcp_ops(void) { return NULL; }
-const struct comm_ops *comm_nccl_ops(void) { return NULL; }
 const struct comm_ops *comm_shm_ops(void) { return NULL; }
 const struct comm_ops *comm_hier_ops(void) { return NULL; }

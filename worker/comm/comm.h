@@ -28,6 +28,8 @@ enum {
 	COMM_BLOCK_MAX = 1 << 20,      /* of one message of comm_exchange */
 };
 
+struct device;
+
 /* Brings every member's `mine` to every member by other means (the coordinator; a pipe in tests): all_out has size * COMM_MEET_BYTES
  * bytes, in rank order. Called while a group is opened, the same number of times by each. */
 typedef enum err (*comm_meet_fn)(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all_out);
@@ -42,6 +44,7 @@ struct comm_spec {
 	unsigned char secret[COMM_SECRET_BYTES]; /* of the group: a stranger cannot join */
 	int arena_fd;                  /* shm: of comm_arena_new, the same file in all members of the host; borrowed */
 	const char *listen;            /* tcp: address to listen on, "127.0.0.1", "::1", or an interface "eth1"; NULL: 127.0.0.1 */
+	struct device *device;         /* nccl: the GPU whose memory the buffers are; borrowed. See nccl.h for what differs there */
 	uint32_t connections;          /* tcp: per peer; 0: chosen */
 	uint32_t deadline_ms;          /* of one collective; 0: 30 s */
 	comm_meet_fn meet;

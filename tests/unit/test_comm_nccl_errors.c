@@ -1,0 +1,296 @@
+/* test_comm_nccl_errors.c: what goes wrong in a group over libnccl: members that differ, fail, hang, die, never come; libraries that are
+ * not there. All members end within the deadline, and where it can be known they agree on the rank. */
+#include "comm/nccl.h"
+
+#include "lib/t_nccl.h"
+
+/* ---- errors ---- */
+
+static void mismatch(void)
+{
+	void *p;
+
+	open_group();
+	C_OK(device_alloc(me.d, 64, &p));
+	C_ERR(COLLECTIVE_MISMATCH, comm_broadcast(me.c, p, me.rank == 1 ? 32 : 64, 0));
+	C_TRUE(err_last()->rank == 1);
+	C_ERR(COLLECTIVE_MISMATCH, comm_barrier(me.c)); /* from then on */
+	device_free(me.d, p);
+	close_group();
+}
+
+static void callback_fails(void)
+{
+	open_group();
+	struct traffic t = traffic_of(400, 60000, 5);
+	struct comm_exchange x = { t.messages, t.count, pack, unpack, &t };
+	t.fail = me.rank == 2 ? ERR_FORMAT_IMAGE : OK;
+	while (t.messages[t.fail_at].from != 2)
+		t.fail_at++;
+	C_ERR(FORMAT_IMAGE, comm_exchange(me.c, &x));
+	C_TRUE(err_last()->rank == 2);
+	C_TEXT("is cut off");
+	if (me.rank == 2)
+		C_TRUE(strcmp(err_last()->fqn, "model.w") == 0);
+	mem_free(t.messages);
+	close_group();
+}
+
+static void told_abort(void)
+{
+	open_group();
+	C_OK(comm_barrier(me.c));
+	if (me.rank == 1)
+		comm_abort(me.c, err_at_rank(ERR(SEGMENT_SHRUNK, "the segment became smaller"), 1));
+	C_ERR(SEGMENT_SHRUNK, comm_barrier(me.c));
+	C_TRUE(err_last()->rank == 1);
+	C_TEXT("the segment became smaller");
+	close_group();
+}
+
+static void no_memory_there(void)
+{
+	open_group();
+	if (me.rank == 0)
+		setenv("FAKE_CUDA_MEMORY", "4194304", 1); /* not enough for the slots */
+	struct traffic t = traffic_of(10, 100, 3);
+	struct comm_exchange x = { t.messages, t.count, pack, unpack, &t };
+	C_ERR(NO_MEMORY, comm_exchange(me.c, &x));
+	C_TRUE(err_last()->rank == 0 && t.packed == 0);
+	C_TEXT("out of memory");
+	mem_free(t.messages);
+	close_group();
+}
+
+static void async_error(void)
+{
+	setenv("FAKE_NCCL_ASYNC_AFTER", "3", 1);
+	setenv("FAKE_NCCL_RANK", "1", 1);
+	open_group();
+	C_OK(comm_barrier(me.c));
+	C_OK(comm_barrier(me.c));
+	C_OK(comm_barrier(me.c));
+	uint64_t start = now_ms();
+	if (me.rank == 1) {
+		C_ERR(DEVICE_FAILED, comm_barrier(me.c));
+		C_TEXT("unhandled system error (NCCL error 2): fake: as the environment asked");
+	} else {
+		C_ERR(PEER_LOST, comm_barrier(me.c));
+		C_TEXT("remote process exited or there was a network error");
+	}
+	C_TRUE(now_ms() - start < DEADLINE_MS);
+	close_group();
+}
+
+static void hang(void)
+{
+	setenv("FAKE_NCCL_HANG_AFTER", "2", 1);
+	setenv("FAKE_NCCL_QUIET", "1", 1);
+	me.deadline_ms = DEADLINE_MS;
+	open_group();
+	C_OK(comm_barrier(me.c));
+	C_OK(comm_barrier(me.c));
+	uint64_t start = now_ms();
+	C_ERR(PEER_TIMEOUT, comm_barrier(me.c));
+	C_TEXT("did not come in time");
+	C_TRUE(now_ms() - start >= DEADLINE_MS && now_ms() - start < DEADLINE_MS + SLACK_MS);
+	start = now_ms();
+	C_ERR(PEER_TIMEOUT, comm_barrier(me.c)); /* at once */
+	C_TRUE(now_ms() - start < SLACK_MS);
+	close_group();
+}
+
+static void dead_peer(void)
+{
+	setenv("FAKE_NCCL_QUIET", "1", 1);
+	me.deadline_ms = DEADLINE_MS;
+	open_group();
+	void *p = to_device("x", 1);
+	C_OK(comm_broadcast(me.c, p, 1, 0));
+	if (me.rank == 1) {
+		atomic_fetch_add(&shared->passed, 1);
+		_exit(0);
+	}
+	uint64_t start = now_ms();
+	C_ERR(PEER_TIMEOUT, comm_broadcast(me.c, p, 1, 0));
+	C_TRUE(now_ms() - start < DEADLINE_MS + SLACK_MS);
+	device_free(me.d, p);
+	close_group();
+}
+
+static void ticked(void)
+{
+	open_group();
+	C_OK(comm_barrier(me.c));
+	if (me.rank == 0) {
+		while (atomic_load(&shared->turn) < me.size - 1)
+			sched_yield();
+	} else {
+		me.tick = ERR_CANCELLED;
+		C_ERR(CANCELLED, comm_barrier(me.c));
+		C_TEXT("the coordinator said so");
+		C_TRUE(err_last()->rank == me.rank);
+		atomic_fetch_add(&shared->turn, 1);
+	}
+	close_group();
+}
+
+static void call_fails(void)
+{
+	open_group();
+	/* a pointer of the host where one of the device is wanted: NCCL refuses the call itself */
+	char host[64];
+	uint64_t bytes[RANKS] = { 1, 2, 3, 4 };
+	C_ERR(DEVICE_FAILED, comm_all_gather_v(me.c, host, bytes, host));
+	close_group();
+}
+
+static void test_errors(void **state)
+{
+	(void)state;
+	run(mismatch, 4);
+	run(callback_fails, 4);
+	run(told_abort, 3);
+	if (t_gpu())
+		return;
+	run(no_memory_there, 3);
+	run(async_error, 3);
+	run(hang, 3);
+	run(dead_peer, 3);
+	run(ticked, 3);
+	run(call_fails, 1);
+}
+
+/* ---- opening ---- */
+
+static void one_without(void)
+{
+	struct comm_spec spec = spec_of();
+
+	if (me.rank == 1)
+		spec.device = NULL;
+	else
+		C_OK(device_open(0, &spec.device));
+	C_ERR(BACKEND_UNAVAILABLE, comm_open(&spec, &me.c));
+	C_TRUE(err_last()->rank == 1);
+	C_TEXT("rank 1: an NCCL group needs a GPU, and this member has none");
+	device_close(spec.device);
+}
+
+static void init_fails(void)
+{
+	struct comm_spec spec = spec_of();
+
+	setenv("FAKE_NCCL_INIT", "2", 1);
+	C_OK(device_open(0, &spec.device));
+	C_ERR(DEVICE_FAILED, comm_open(&spec, &me.c));
+	C_TEXT("ncclCommInitRankConfig: unhandled system error (NCCL error 2)");
+	device_close(spec.device);
+}
+
+/* Two met, and one never gets to NCCL: the other one's deadline counts. */
+static void never_joins(void)
+{
+	struct comm_spec spec = spec_of();
+
+	spec.deadline_ms = DEADLINE_MS;
+	C_OK(device_open(0, &spec.device));
+	if (me.rank == 1)
+		setenv("FAKE_NCCL_INIT", "2", 1);
+	uint64_t start = now_ms();
+	if (me.rank == 1)
+		C_ERR(DEVICE_FAILED, comm_open(&spec, &me.c));
+	else
+		C_ERR(PEER_TIMEOUT, comm_open(&spec, &me.c));
+	C_TRUE(now_ms() - start < DEADLINE_MS + SLACK_MS);
+	device_close(spec.device);
+}
+
+static void old_library(void)
+{
+	int version = 7;
+
+	setenv("FAKE_NCCL_VERSION", "21304", 1);
+	C_ERR(BACKEND_UNAVAILABLE, comm_nccl_available(&version));
+	C_TEXT("libnccl.so.2 is of version 21304: older than 2.14");
+	C_ERR(BACKEND_UNAVAILABLE, comm_nccl_available(NULL));
+	C_TEXT("older than 2.14");
+	C_TRUE(version == 0);
+}
+
+static void this_library(void)
+{
+	int version = 0;
+
+	if (t_gpu() && comm_nccl_available(NULL) != OK)
+		return;
+	C_OK(comm_nccl_available(&version));
+	C_TRUE(version >= 21400);
+	C_TRUE(strcmp(comm_backend_name(COMM_NCCL), "nccl") == 0);
+}
+
+static void test_open(void **state)
+{
+	(void)state;
+	run(this_library, 1);
+	if (t_gpu())
+		return;
+	run(one_without, 3);
+	run(init_fails, 2);
+	run(never_joins, 2);
+	run(old_library, 1);
+}
+
+/* The search path is read at start, so these are the program again. */
+static void run_alone(const char *path, const char *how, const char *reason)
+{
+	fflush(NULL);
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		setenv("LD_LIBRARY_PATH", path, 1);
+		execl("/proc/self/exe", "test_comm_nccl_errors", how, reason, NULL);
+		_exit(1);
+	}
+	t_fakes_end(pid);
+}
+
+static void test_libraries(void **state)
+{
+	char dir[] = "/tmp/dcpd-nccl-XXXXXX", lib[64], fake[4300];
+
+	(void)state;
+	if (t_gpu())
+		skip();
+	assert_non_null(mkdtemp(dir));
+	run_alone(dir, "--absent", "libnccl.so.2 was not found: NCCL is not installed here");
+	snprintf(lib, sizeof lib, "%s/libnccl.so.2", dir);
+	FILE *f = fopen(lib, "w");
+	assert_true(f && fputs("no library", f) >= 0 && fclose(f) == 0);
+	run_alone(dir, "--reason", "libnccl.so.2 cannot be loaded: ");
+	unlink(lib);
+	snprintf(fake, sizeof fake, "%s/libcuda.so.1", getenv("DCPD_TEST_FAKES"));
+	assert_int_equal(symlink(fake, lib), 0);
+	run_alone(dir, "--reason", "libnccl.so.2 lacks ncclGetVersion: it is older than 2.14");
+	unlink(lib);
+	rmdir(dir);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_errors), cmocka_unit_test(test_open), cmocka_unit_test(test_libraries) };
+
+	if (argc == 3 && argv[1][0] == '-') {
+		int version;
+		if (strcmp(argv[1], "--absent") == 0 && comm_nccl_available(&version) == OK) {
+			fprintf(stderr, "NCCL %d is installed here: its absence was not tested\n", version);
+			return 0;
+		}
+		C_ERR(BACKEND_UNAVAILABLE, comm_nccl_available(NULL));
+		C_TEXT(argv[2]);
+		return 0;
+	}
+	t_fakes_use(argv);
+	return share() ? cmocka_run_group_tests_name("comm_nccl_errors", tests, NULL, NULL) : 1;
+}

@@ -1,0 +1,501 @@
+/* nccl.c: see nccl.h. The library, opening and ending a group, waiting, and agreeing.
+ *
+ * Why a word from everybody before each collective: NCCL itself compares nothing. Members that call different things hang, or end with
+ * wrong bytes; and one that fails by itself leaves the others to their deadline. The word costs a small all-gather.
+ * Why non-blocking communicators: a blocking call of NCCL that waits for a dead peer never returns, and cannot be aborted. */
+#include "comm/nccl.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "comm/nccl_impl.h"
+
+enum { SPINS = 200, NAP_NS = 20000, LAST_WORD_MS = 200, REASON_MS = 100, LEAVE_MS = 1000 };
+
+_Static_assert(sizeof(struct nccl_word) == 256, "words are sent as they are");
+_Static_assert(NCCL_ID_BYTES + 8 + NCCL_TEXT_MAX <= COMM_MEET_BYTES, "an id fits what members tell each other");
+
+/* ---- the library ---- */
+
+static struct nccl_api api;
+const struct nccl_api *const comm_nccl_api = &api;
+static struct {
+	bool tried;
+	enum err state;
+	struct err_info why;
+	int version;
+} library;
+
+static FALLIBLE enum err load(void)
+{
+	void *lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+	const char *why = lib ? NULL : dlerror();
+
+	if (!lib && why && strstr(why, "libnccl.so.2: cannot open shared object file: No such file"))
+		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 was not found: NCCL is not installed here");
+	if (!lib)
+		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 cannot be loaded: %.300s", why ? why : "no reason given");
+#define X(member, symbol, result, params)                                                              \
+	if (!(*(void **)&api.member = dlsym(lib, #symbol)))                                            \
+		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 lacks " #symbol ": it is older than 2.14");
+	NCCL_FUNCTIONS(X)
+#undef X
+	if (api.get_version(&library.version) != NCCL_OK || library.version < NCCL_OLDEST)
+		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 is of version %d: older than 2.14", library.version);
+	return OK;
+}
+
+enum err comm_nccl_available(int *version_out)
+{
+	if (!library.tried) {
+		library.tried = true;
+		library.state = load();
+		if (library.state)
+			library.why = *err_last();
+	} else if (library.state) {
+		err_restore(&library.why);
+	}
+	if (version_out)
+		*version_out = library.state ? 0 : library.version;
+	return library.state;
+}
+
+static enum err failed(struct comm *c, nccl_result r, const char *call)
+{
+	const char *last = api.last_error(nccl_of(c)->comm);
+	const char *text = api.error_string(r);
+
+	last = last ? last : "";
+	if (r == NCCL_REMOTE_ERROR)
+		return ERR(PEER_LOST, "%s: %s: %.300s", call, text, last);
+	return ERR(DEVICE_FAILED, "%s: %s (NCCL error %u): %.300s", call, text, r, last);
+}
+
+/* ---- waiting ---- */
+
+static void pause_a_little(uint32_t turn)
+{
+	if (turn < SPINS)
+		sched_yield();
+	else
+		nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+}
+
+static FALLIBLE enum err check_deadline(struct comm *c, const char *what)
+{
+	bool late;
+
+	TRY(comm_wait(c, &late));
+	if (late)
+		return ERR(PEER_TIMEOUT, "a member of the NCCL group did not come in time: %s", what);
+	return OK;
+}
+
+/* NCCL says that a member is gone, not why. The coordinator may know, and tells each member in its tick: it is given a moment. */
+static FALLIBLE enum err lost(struct comm *c, nccl_result r, const char *call)
+{
+	uint64_t end = comm_now_ns() + (uint64_t)REASON_MS * 1000000;
+	bool late = false;
+
+	while (r == NCCL_REMOTE_ERROR && c->root->spec.tick && comm_now_ns() < end) {
+		TRY(comm_wait(c, &late));
+		nanosleep(&(struct timespec){ .tv_nsec = REASON_MS * 1000000 / 20 }, NULL);
+	}
+	return failed(c, r, call);
+}
+
+enum err comm_nccl_called(struct comm *c, nccl_result r, const char *call)
+{
+	for (uint32_t turn = 0; r == NCCL_IN_PROGRESS; turn++) {
+		if (api.async_error(nccl_of(c)->comm, &r) != NCCL_OK)
+			return failed(c, r, "ncclCommGetAsyncError");
+		if (r != NCCL_IN_PROGRESS)
+			break;
+		TRY(check_deadline(c, call));
+		pause_a_little(turn);
+	}
+	return r == NCCL_OK ? OK : lost(c, r, call);
+}
+
+enum err comm_nccl_wait(struct comm *c, int mark)
+{
+	struct nccl *g = nccl_of(c);
+	bool done = false;
+
+	for (uint32_t turn = 0;; turn++) {
+		nccl_result r = NCCL_OK;
+		TRY(mark < 0 ? device_done(g->device, &done) : device_mark_done(g->device, (uint32_t)mark, &done));
+		if (done)
+			break;
+		if (api.async_error(g->comm, &r) != NCCL_OK || (r != NCCL_OK && r != NCCL_IN_PROGRESS))
+			return lost(c, r, "a collective");
+		TRY(check_deadline(c, "a collective"));
+		pause_a_little(turn);
+	}
+	g->busy = g->busy && mark >= 0;
+	return OK;
+}
+
+struct CUstream_st *comm_nccl_stream(const struct comm *c)
+{
+	return device_stream(nccl_of(c)->device);
+}
+
+/* ---- agreeing ---- */
+
+static void fill_word(struct comm *c, struct nccl_word *w, enum err status)
+{
+	const struct err_info *i = err_last();
+
+	memset(w, 0, sizeof *w);
+	w->call = c->call;
+	w->rank = -1;
+	if (!status)
+		return;
+	w->code = status;
+	w->rank = i->rank >= 0 ? i->rank : (int64_t)c->names[c->rank];
+	snprintf(w->text, sizeof w->text, "%.*s", (int)sizeof w->text - 1, i->text);
+}
+
+static enum err told(struct comm *c, uint32_t member, struct nccl_word *w)
+{
+	enum err code = w->code < ERR_COUNT ? (enum err)w->code : ERR_COMM_PROTOCOL;
+
+	w->text[sizeof w->text - 1] = '\0';
+	nccl_of(c)->agreed = true;
+	if (member != c->rank) /* one's own error is told in full here */
+		err_record(code, 0, ERR_PLACE, "%s", w->text);
+	return w->rank >= 0 ? err_at_rank(code, w->rank) : comm_at(c, code, member);
+}
+
+/* The first member that differs from member 0 is blamed, by all alike. */
+static FALLIBLE enum err compare(struct comm *c, struct nccl_word *all)
+{
+	for (uint32_t r = 0; r < c->size; r++)
+		if (all[r].code)
+			return told(c, r, &all[r]);
+	for (uint32_t r = 1; r < c->size; r++) {
+		if (comm_call_same(&all[r].call, &all[0].call))
+			continue;
+		nccl_of(c)->agreed = true;
+		enum err e = comm_mismatch(c, r == c->rank ? 0 : r, &all[r == c->rank ? 0 : r].call);
+		struct err_info info = *err_last();
+		info.rank = c->names[r];
+		err_restore(&info);
+		return e;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err exchange_words(struct comm *c, enum err status)
+{
+	struct nccl *g = nccl_of(c);
+	struct nccl_word *mine = g->words, *all = g->words + 1;
+	size_t n = sizeof *mine;
+	struct err_info info = *err_last();
+
+	fill_word(c, mine, status);
+	TRY(device_enter(g->device));
+	g->busy = true;
+	TRY(device_copy(g->device, g->device_words, mine, n, DEVICE_PUT));
+	TRY(comm_nccl_called(c, api.all_gather(g->device_words, (char *)g->device_words + n, n, NCCL_UINT8, g->comm, comm_nccl_stream(c)),
+			     "ncclAllGather"));
+	TRY(device_copy(g->device, all, (char *)g->device_words + n, n * c->size, DEVICE_GET));
+	TRY(comm_nccl_wait(c, NCCL_WAIT_ALL));
+	if (status)
+		err_restore(&info);
+	return compare(c, all);
+}
+
+enum err comm_nccl_agree(struct comm *c, enum err status)
+{
+	if (!nccl_of(c)->comm)
+		return ERR(PEER_LOST, "the NCCL group was aborted");
+	return exchange_words(c, status);
+}
+
+/* ---- opening ---- */
+
+struct introduction {
+	uint32_t code, spare;
+	char text[NCCL_TEXT_MAX];
+	ncclUniqueId id;
+};
+
+static void *new_words(struct nccl *g, uint32_t size)
+{
+	size_t n = (1 + (size_t)size) * sizeof *g->words;
+
+	g->size = size;
+	g->words = mem_zalloc(1, n);
+	if (g->words && device_pin(g->device, g->words, n) == OK)
+		g->words_pinned = true; /* else it works as well, a little slower */
+	return g->words;
+}
+
+static void free_group(struct nccl *g)
+{
+	if (!g)
+		return;
+	comm_nccl_free_slots(g);
+	if (g->words_pinned && device_unpin(g->device, g->words) != OK)
+		g->words_pinned = false;
+	device_free(g->device, g->device_words);
+	mem_free(g->words);
+	mem_free(g);
+}
+
+static FALLIBLE enum err new_group(struct comm *c, struct device *d)
+{
+	struct nccl *g = mem_zalloc(1, sizeof *g);
+
+	if (!g)
+		return ERR(NO_MEMORY, "no memory for an NCCL group");
+	g->device = d;
+	c->impl = g;
+	if (!new_words(g, c->size))
+		return ERR(NO_MEMORY, "no memory for an NCCL group of %u", c->size);
+	return device_alloc(d, (1 + (uint64_t)c->size) * sizeof *g->words, &g->device_words);
+}
+
+static FALLIBLE enum err join(struct comm *c, const ncclUniqueId *id)
+{
+	ncclConfig_t how = { .size = sizeof how, .magic = (unsigned)NCCL_CONFIG_MAGIC, .version = NCCL_OLDEST };
+	struct nccl *g = nccl_of(c);
+
+	TRY(device_enter(g->device));
+	nccl_result r = api.init(&g->comm, (int)c->size, *id, (int)c->rank, &how);
+	if (r != NCCL_OK && r != NCCL_IN_PROGRESS)
+		return failed(c, r, "ncclCommInitRankConfig");
+	return comm_nccl_called(c, r, "ncclCommInitRankConfig");
+}
+
+static void abort_one(struct nccl *g)
+{
+	struct ncclComm *comm = g->comm;
+
+	g->comm = NULL;
+	if (comm && device_enter(g->device) == OK)
+		(void)api.abort(comm); /* there is nothing left to be told */
+	if (g->busy && device_wait(g->device, LEAVE_MS) == OK)
+		g->busy = false;
+}
+
+static void drop(struct comm *c)
+{
+	struct err_info info = *err_last();
+
+	if (c->impl) {
+		abort_one(c->impl);
+		free_group(c->impl);
+	}
+	c->impl = NULL;
+	err_restore(&info);
+}
+
+static FALLIBLE enum err prepare(struct comm *c, const struct comm_spec *spec, ncclUniqueId *id)
+{
+	TRY(comm_nccl_available(NULL));
+	if (!spec->device || device_is_cpu(spec->device))
+		return ERR(BACKEND_UNAVAILABLE, "an NCCL group needs a GPU, and this member has none");
+	TRY(new_group(c, spec->device));
+	if (c->rank == 0 && api.get_id(id) != NCCL_OK)
+		return ERR(DEVICE_FAILED, "ncclGetUniqueId: %.300s", api.last_error(NULL));
+	return OK;
+}
+
+/* Everybody's reason, or the group's id. Who could not prepare is told by all alike. */
+static FALLIBLE enum err introduce(struct comm *c, const struct comm_spec *spec, struct introduction *mine)
+{
+	CLEANUP(mem_free_ptr) unsigned char *all = mem_zalloc(c->size, COMM_MEET_BYTES);
+	unsigned char blob[COMM_MEET_BYTES] = { 0 };
+
+	if (!all)
+		return ERR(NO_MEMORY, "no memory to open a group of %u", c->size);
+	memcpy(blob, mine, sizeof *mine);
+	if (spec->meet)
+		TRY(spec->meet(spec->user, blob, all));
+	else
+		memcpy(all, blob, sizeof blob);
+	for (uint32_t r = 0; r < c->size; r++) {
+		struct introduction other;
+		memcpy(&other, all + (size_t)r * COMM_MEET_BYTES, sizeof other);
+		other.text[sizeof other.text - 1] = '\0';
+		if (other.code) {
+			enum err e = other.code < ERR_COUNT ? (enum err)other.code : ERR_COMM_PROTOCOL;
+			err_record(e, 0, ERR_PLACE, "rank %u: %s", c->names[r], other.text);
+			return comm_at(c, e, r);
+		}
+		if (r == 0)
+			mine->id = other.id;
+	}
+	return OK;
+}
+
+static enum err nccl_open(struct comm *c, const struct comm_spec *spec)
+{
+	struct introduction mine = { 0 };
+
+	c->impl = NULL;
+	enum err e = prepare(c, spec, &mine.id);
+	if (e) {
+		mine.code = e;
+		snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, err_last()->text);
+	}
+	e = introduce(c, spec, &mine);
+	if (!e)
+		e = join(c, &mine.id);
+	if (e)
+		drop(c);
+	return e;
+}
+
+/* ---- subgroups ---- */
+
+/* The first of them makes the id and sends it through the parent: the other members of the parent do not take part. */
+static FALLIBLE enum err send_id(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm *sub, struct nccl_word *word)
+{
+	struct nccl *g = nccl_of(parent);
+	struct CUstream_st *s = comm_nccl_stream(parent);
+	size_t n = sizeof *word;
+	nccl_result r = NCCL_OK;
+
+	parent->deadline_ns = sub->deadline_ns;
+	g->busy = true;
+	TRY(device_copy(g->device, g->device_words, word, n, DEVICE_PUT));
+	if (api.group_start() != NCCL_OK)
+		return ERR(DEVICE_FAILED, "ncclGroupStart failed");
+	for (uint32_t i = 1; sub->rank == 0 && i < count && r == NCCL_OK; i++)
+		r = api.send(g->device_words, n, NCCL_UINT8, (int)ranks[i], g->comm, s);
+	if (sub->rank != 0)
+		r = api.recv(g->device_words, n, NCCL_UINT8, (int)ranks[0], g->comm, s);
+	nccl_result end = api.group_end();
+	TRY(comm_nccl_called(parent, r == NCCL_OK || r == NCCL_IN_PROGRESS ? end : r, "ncclGroupEnd"));
+	TRY(device_copy(g->device, word, g->device_words, n, DEVICE_GET));
+	return comm_nccl_wait(parent, NCCL_WAIT_ALL);
+}
+
+static FALLIBLE enum err make_subgroup(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm *sub)
+{
+	struct nccl_word word = { .call = sub->call };
+	ncclUniqueId id = { 0 };
+
+	_Static_assert(sizeof word.text >= sizeof id, "an id fits a word");
+	TRY(new_group(sub, nccl_of(parent)->device));
+	if (sub->rank == 0 && api.get_id(&id) != NCCL_OK)
+		word.code = ERR(DEVICE_FAILED, "ncclGetUniqueId: %.300s", api.last_error(NULL));
+	memcpy(word.text, &id, sizeof id);
+	TRY(device_enter(nccl_of(parent)->device));
+	if (count > 1)
+		TRY(send_id(parent, ranks, count, sub, &word));
+	if (word.code)
+		return ERR(DEVICE_FAILED, "the first member of the subgroup has no id for it");
+	if (!comm_call_same(&word.call, &sub->call))
+		return comm_mismatch(sub, 0, &word.call);
+	memcpy(&id, word.text, sizeof id);
+	return join(sub, &id);
+}
+
+static enum err nccl_split(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm *sub)
+{
+	if (!nccl_of(parent)->comm)
+		return ERR(PEER_LOST, "the NCCL group was aborted");
+	enum err e = make_subgroup(parent, ranks, count, sub);
+	if (e) {
+		drop(sub);
+		return e;
+	}
+	struct nccl *root = nccl_of(sub->root), *g = nccl_of(sub);
+	g->next = root->next;
+	root->next = g;
+	return OK;
+}
+
+/* ---- ending ---- */
+
+/* Leaving in order waits until the others have what we sent; a group that will not end so is aborted. */
+static void leave(struct nccl *g)
+{
+	uint64_t end = comm_now_ns() + (uint64_t)LEAVE_MS * 1000000;
+
+	if (!g->comm || g->busy || device_enter(g->device) != OK) {
+		abort_one(g);
+		return;
+	}
+	nccl_result r = api.finalize(g->comm);
+	for (uint32_t turn = 0; r == NCCL_IN_PROGRESS && comm_now_ns() < end; turn++) {
+		if (api.async_error(g->comm, &r) != NCCL_OK)
+			break;
+		pause_a_little(turn);
+	}
+	if (r != NCCL_OK) {
+		abort_one(g);
+		return;
+	}
+	struct ncclComm *comm = g->comm;
+	g->comm = NULL;
+	(void)api.destroy(comm);
+}
+
+static void nccl_close(struct comm *c)
+{
+	struct nccl *g = nccl_of(c);
+
+	if (c->root != c)
+		for (struct nccl *at = nccl_of(c->root); at; at = at->next)
+			if (at->next == g)
+				at->next = g->next;
+	leave(g);
+	free_group(g);
+	c->impl = NULL;
+}
+
+/* Our last word goes where the others wait for the first one of their next collective. If they are elsewhere they hear it from NCCL. */
+static void nccl_abort(struct comm *c, struct err_info *f)
+{
+	struct nccl *g = nccl_of(c);
+
+	if (g->comm && !g->busy && !g->agreed && c->size > 1) {
+		comm_tick_fn tick = c->spec.tick;
+		c->spec.tick = NULL;
+		c->deadline_ns = comm_now_ns() + (uint64_t)LAST_WORD_MS * 1000000;
+		err_restore(f);
+		(void)!exchange_words(c, f->code);
+		if (g->agreed && err_last()->rank != f->rank)
+			*f = *err_last(); /* a member before us failed by itself as well: its word counts for all */
+		c->spec.tick = tick;
+	}
+	/* An error that all know of came in a collective that all ended: they may still be reading our word. */
+	for (struct nccl *at = g; at; at = at->next) {
+		if (at->agreed)
+			leave(at);
+		abort_one(at);
+	}
+}
+
+static enum err nccl_poll(struct comm *c)
+{
+	nccl_result r = NCCL_OK;
+
+	if (!nccl_of(c)->comm)
+		return ERR(PEER_LOST, "the NCCL group was aborted");
+	if (api.async_error(nccl_of(c)->comm, &r) != NCCL_OK || (r != NCCL_OK && r != NCCL_IN_PROGRESS))
+		return failed(c, r, "between collectives");
+	return OK;
+}
+
+const struct comm_ops *comm_nccl_ops(void)
+{
+	static const struct comm_ops ops = {
+		.name = "nccl", .open = nccl_open, .split = nccl_split, .close = nccl_close, .abort = nccl_abort, .poll = nccl_poll,
+		.barrier = comm_nccl_barrier, .broadcast = comm_nccl_broadcast, .all_gather_v = comm_nccl_all_gather_v,
+		.exchange = comm_nccl_exchange, .gather = comm_nccl_gather, .scatter = comm_nccl_scatter, .reduce = comm_nccl_reduce,
+		.all_reduce = comm_nccl_all_reduce, .reduce_scatter = comm_nccl_reduce_scatter,
+	};
+
+	return &ops;
+}

@@ -1,0 +1,186 @@
+/* nccl_reduce.c: reductions of device memory: NCCL's own where it has the dtype and the operation, else piece by piece on the host, each
+ * piece brought to those that need its result, which sum in rank order and get the same bits. */
+#include "comm/nccl_impl.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/num.h"
+
+enum { PIECES_BYTES = 8 << 20 };
+
+static bool native_type(enum dtype d, enum comm_op op, unsigned *out)
+{
+	static const struct { enum dtype d; unsigned type; } types[] = {
+		{ DT_FLOAT32, NCCL_FLOAT32 }, { DT_FLOAT64, NCCL_FLOAT64 }, { DT_FLOAT16, NCCL_FLOAT16 }, { DT_BFLOAT16, NCCL_BFLOAT16 },
+		{ DT_INT64, NCCL_INT64 },     { DT_INT32, NCCL_INT32 },     { DT_INT8, NCCL_INT8 },	  { DT_UINT64, NCCL_UINT64 },
+		{ DT_UINT32, NCCL_UINT32 },   { DT_UINT8, NCCL_UINT8 },
+	};
+
+	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+		if (types[i].d == d) {
+			*out = types[i].type;
+			return op != COMM_AVG || dtype_is_float(d);
+		}
+	return false;
+}
+
+static unsigned native_op(enum comm_op op)
+{
+	static const unsigned ops[COMM_OPS] = {
+		[COMM_SUM] = NCCL_SUM, [COMM_AVG] = NCCL_AVG, [COMM_MIN] = NCCL_MIN, [COMM_MAX] = NCCL_MAX, [COMM_PRODUCT] = NCCL_PROD,
+	};
+
+	return ops[op];
+}
+
+/* ---- on the host ---- */
+
+enum result { TO_ROOT, TO_ALL, SCATTERED };
+
+struct host {
+	struct comm *c;
+	const unsigned char *in;       /* device */
+	unsigned char *out;
+	uint64_t count, item, room;    /* room: elements of a piece */
+	enum result to;
+	uint32_t root;
+	unsigned char *mine;           /* of this piece: what goes to each target (TO_ROOT, TO_ALL: the same) */
+	unsigned char *all;            /* from each member */
+	struct comm_message *messages;
+	uint64_t n;                    /* elements of this piece */
+};
+
+static enum err pack_piece(void *user, uint64_t i, void *out)
+{
+	const struct host *h = user;
+
+	memcpy(out, h->mine + (h->to == SCATTERED ? h->messages[i].to * h->n * h->item : 0), h->messages[i].bytes);
+	return OK;
+}
+
+static enum err unpack_piece(void *user, uint64_t i, const void *in)
+{
+	const struct host *h = user;
+
+	memcpy(h->all + h->messages[i].from * h->room * h->item, in, h->messages[i].bytes);
+	return OK;
+}
+
+static FALLIBLE enum err fetch(struct host *h, uint64_t done)
+{
+	uint32_t targets = h->to == SCATTERED ? h->c->size : 1;
+
+	nccl_of(h->c)->busy = true;
+	for (uint32_t t = 0; t < targets; t++)
+		TRY(device_copy(nccl_of(h->c)->device, h->mine + t * h->n * h->item, h->in + (t * h->count + done) * h->item,
+				h->n * h->item, DEVICE_GET));
+	return comm_nccl_wait(h->c, NCCL_WAIT_ALL);
+}
+
+static FALLIBLE enum err reduce_piece(struct host *h, uint64_t done, enum dtype d, enum comm_op op)
+{
+	const void *sources[COMM_RANKS_MAX];
+	struct comm *c = h->c;
+	uint64_t k = 0;
+
+	TRY(fetch(h, done));
+	for (uint32_t from = 0; from < c->size; from++) {
+		sources[from] = h->all + from * h->room * h->item;
+		for (uint32_t to = 0; to < c->size; to++)
+			if (h->to != TO_ROOT || to == h->root)
+				h->messages[k++] = (struct comm_message){ from, to, (uint32_t)(h->n * h->item) };
+	}
+	struct comm_exchange x = { h->messages, k, pack_piece, unpack_piece, h };
+	TRY(comm_nccl_exchange(c, &x));
+	comm_step(c);
+	if ((h->to == TO_ROOT && c->rank != h->root) || h->n == 0)
+		return OK;
+	comm_reduce_run(h->all, sources, c->size, h->n, d, op);
+	nccl_of(c)->busy = true;
+	TRY(device_copy(nccl_of(c)->device, h->out + done * h->item, h->all, h->n * h->item, DEVICE_PUT));
+	return comm_nccl_wait(c, NCCL_WAIT_ALL);
+}
+
+static FALLIBLE enum err reduce_on_host(struct host *h, enum dtype d, enum comm_op op)
+{
+	uint64_t size = h->c->size, done = 0;
+	enum err e = OK;
+
+	h->item = dtype_bytes(d);
+	h->room = num_max(num_min(COMM_BLOCK_MAX, PIECES_BYTES / size) / h->item, 1);
+	h->mine = mem_alloc((h->to == SCATTERED ? size : 1) * h->room * h->item);
+	h->all = mem_alloc(size * h->room * h->item);
+	h->messages = mem_zalloc(size * size, sizeof *h->messages);
+	if (!h->mine || !h->all || !h->messages)
+		e = ERR(NO_MEMORY, "no memory for a reduction over %ju members", (uintmax_t)size);
+	do {
+		h->n = num_min(h->count - done, h->room);
+		if (!e)
+			e = reduce_piece(h, done, d, op);
+		done += h->n;
+	} while (!e && done < h->count);
+	mem_free(h->mine);
+	mem_free(h->all);
+	mem_free(h->messages);
+	return e;
+}
+
+/* ---- the three ---- */
+
+static FALLIBLE enum err end_native(struct comm *c, nccl_result r, const char *call, uint64_t sent, uint64_t received)
+{
+	TRY(comm_nccl_called(c, r, call));
+	c->root->counts.sent_bytes += sent;
+	c->root->counts.received_bytes += received;
+	return comm_nccl_wait(c, NCCL_WAIT_ALL);
+}
+
+enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op, uint32_t root)
+{
+	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ROOT, .root = root };
+	uint64_t bytes = count * dtype_bytes(d);
+	unsigned type;
+
+	if (!native_type(d, op, &type))
+		return reduce_on_host(&h, d, op);
+	TRY(comm_nccl_agree(c, OK));
+	if (count == 0)
+		return OK;
+	nccl_of(c)->busy = true;
+	nccl_result r = comm_nccl_api->reduce(in, c->rank == root ? out : NULL, count, type, native_op(op), (int)root, nccl_of(c)->comm,
+					      comm_nccl_stream(c));
+	return end_native(c, r, "ncclReduce", c->rank == root ? 0 : bytes, c->rank == root ? bytes * (c->size - 1) : 0);
+}
+
+enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op)
+{
+	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ALL };
+	uint64_t bytes = count * dtype_bytes(d);
+	unsigned type;
+
+	if (!native_type(d, op, &type))
+		return reduce_on_host(&h, d, op);
+	TRY(comm_nccl_agree(c, OK));
+	if (count == 0)
+		return OK;
+	nccl_of(c)->busy = true;
+	nccl_result r = comm_nccl_api->all_reduce(in, out, count, type, native_op(op), nccl_of(c)->comm, comm_nccl_stream(c));
+	return end_native(c, r, "ncclAllReduce", bytes, bytes);
+}
+
+enum err comm_nccl_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op)
+{
+	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = SCATTERED };
+	uint64_t bytes = count * dtype_bytes(d);
+	unsigned type;
+
+	if (!native_type(d, op, &type))
+		return reduce_on_host(&h, d, op);
+	TRY(comm_nccl_agree(c, OK));
+	if (count == 0)
+		return OK;
+	nccl_of(c)->busy = true;
+	nccl_result r = comm_nccl_api->reduce_scatter(in, out, count, type, native_op(op), nccl_of(c)->comm, comm_nccl_stream(c));
+	return end_native(c, r, "ncclReduceScatter", bytes * (c->size - 1), bytes * (c->size - 1));
+}
