@@ -5,14 +5,13 @@
 #include "api/spec.h"
 
 #include "api/layout_spec.h"
+#include "api/spec_own.h"
 
 enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096 };
 
-const char *const spec_kind_names[SPEC_KIND_COUNT + 1] = { "save", "load", "reshard", "verify", "diff", "delete", NULL };
-
-/* The kinds of DESIGN that work on state dicts only: known, but not to this build. */
-static const char *const later_kinds[] = { "gather", "broadcast", "distribute", "copy", "compare", "offload", "create",
-					   "redistribute", NULL };
+const char *const spec_kind_names[SPEC_KIND_COUNT + 1] = { "save",    "load",	"reshard", "verify",	"diff",	      "delete",	 "create",
+							   "copy",    "offload", "gather",  "broadcast", "distribute", "compare",
+							   "redistribute", NULL };
 
 static const char *const formats[] = { "dcp", "safetensors", "torch", NULL };
 static const char *const dtypes[] = {
@@ -21,7 +20,7 @@ static const char *const dtypes[] = {
 	"uint64", "uint32", "uint16", "uint8", "bool", NULL
 };
 
-static FALLIBLE enum err put_default(json_t *object, const char *key, json_t *fallback_new)
+FALLIBLE enum err spec_put_default(json_t *object, const char *key, json_t *fallback_new)
 {
 	if (!fallback_new)
 		return ERR(NO_MEMORY, "cannot fill in %s", key);
@@ -93,16 +92,16 @@ static FALLIBLE enum err check_selection(const struct jval *doc)
 	TRY(jval_opt_texts(doc, "exclude", GLOBS_MAX, GLOB_BYTES_MAX));
 	TRY(check_pairs(doc, "rename", false));
 	TRY(check_pairs(doc, "dtype", true));
-	TRY(put_default(doc->j, "include", json_array()));
-	TRY(put_default(doc->j, "exclude", json_array()));
-	TRY(put_default(doc->j, "rename", json_array()));
-	return put_default(doc->j, "dtype", json_array());
+	TRY(spec_put_default(doc->j, "include", json_array()));
+	TRY(spec_put_default(doc->j, "exclude", json_array()));
+	TRY(spec_put_default(doc->j, "rename", json_array()));
+	return spec_put_default(doc->j, "dtype", json_array());
 }
 
 /* options: those of `keys` are allowed; each has one meaning wherever it is. */
-static FALLIBLE enum err check_options(const struct jval *doc, const char *const *keys)
+FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *keys)
 {
-	TRY(put_default(doc->j, "options", json_object()));
+	TRY(spec_put_default(doc->j, "options", json_object()));
 
 	struct jval o = jval_get(doc, "options");
 	bool overwrite = false;
@@ -119,15 +118,15 @@ static FALLIBLE enum err check_options(const struct jval *doc, const char *const
 	for (size_t i = 0; keys[i]; i++) {
 		const char *k = keys[i];
 		if (strcmp(k, "overwrite") == 0)
-			TRY(put_default(o.j, k, json_boolean(overwrite)));
+			TRY(spec_put_default(o.j, k, json_boolean(overwrite)));
 		else if (strcmp(k, "files_per_rank") == 0)
-			TRY(put_default(o.j, k, json_integer(files)));
+			TRY(spec_put_default(o.j, k, json_integer(files)));
 		else if (strcmp(k, "retries") == 0)
-			TRY(put_default(o.j, k, json_integer(retries)));
+			TRY(spec_put_default(o.j, k, json_integer(retries)));
 		else if (strcmp(k, "on_divergence") == 0)
-			TRY(put_default(o.j, k, json_string(divergences[divergence])));
+			TRY(spec_put_default(o.j, k, json_string(divergences[divergence])));
 		else
-			TRY(put_default(o.j, k, json_string(verifies[verify])));
+			TRY(spec_put_default(o.j, k, json_string(verifies[verify])));
 	}
 	return OK;
 }
@@ -140,8 +139,8 @@ static FALLIBLE enum err check_world(const struct jval *target)
 
 	TRY(jval_opt_integer(target, "world_size", 1, LAYOUT_WORLD_MAX, &world));
 	TRY(layout_spec_check(&layout, &world));
-	TRY(put_default(target->j, "layout", json_array()));
-	return world > 0 ? put_default(target->j, "world_size", json_integer(world)) : OK;
+	TRY(spec_put_default(target->j, "layout", json_array()));
+	return world > 0 ? spec_put_default(target->j, "world_size", json_integer(world)) : OK;
 }
 
 static FALLIBLE enum err check_format(const struct jval *target)
@@ -149,7 +148,7 @@ static FALLIBLE enum err check_format(const struct jval *target)
 	size_t format = 0;
 
 	TRY(jval_opt_word(target, "format", formats, &format));
-	return put_default(target->j, "format", json_string(formats[format]));
+	return spec_put_default(target->j, "format", json_string(formats[format]));
 }
 
 static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
@@ -164,7 +163,7 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &s->target));
 	TRY(check_format(&target));
 	TRY(check_selection(doc));
-	return check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "retries", NULL });
+	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "retries", NULL });
 }
 
 static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
@@ -180,9 +179,9 @@ static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
 	TRY(check_world(&target));
 	TRY(jval_opt_integer(&target, "lease_seconds", 1, 86400, &lease_s));
 	TRY(jval_opt_bool(doc, "strict", &strict));
-	TRY(put_default(doc->j, "strict", json_boolean(strict)));
+	TRY(spec_put_default(doc->j, "strict", json_boolean(strict)));
 	TRY(check_selection(doc));
-	return check_options(doc, (const char *const[]){ "retries", "verify", NULL });
+	return spec_check_options(doc, (const char *const[]){ "retries", "verify", NULL });
 }
 
 static FALLIBLE enum err check_reshard(const struct jval *doc, struct spec *s)
@@ -198,7 +197,7 @@ static FALLIBLE enum err check_reshard(const struct jval *doc, struct spec *s)
 	TRY(check_format(&target));
 	TRY(check_world(&target));
 	TRY(check_selection(doc));
-	return check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "retries", "verify", NULL });
+	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "retries", "verify", NULL });
 }
 
 static FALLIBLE enum err check_verify(const struct jval *doc, struct spec *s)
@@ -211,12 +210,12 @@ static FALLIBLE enum err check_verify(const struct jval *doc, struct spec *s)
 						  NULL }));
 	TRY(ref_read(&source, REF_CHECKPOINT, NULL, &s->source));
 	TRY(jval_opt_word(doc, "level", levels, &level));
-	TRY(put_default(doc->j, "level", json_string(levels[level])));
+	TRY(spec_put_default(doc->j, "level", json_string(levels[level])));
 	TRY(jval_opt_texts(doc, "include", GLOBS_MAX, GLOB_BYTES_MAX));
 	TRY(jval_opt_texts(doc, "exclude", GLOBS_MAX, GLOB_BYTES_MAX));
-	TRY(put_default(doc->j, "include", json_array()));
-	TRY(put_default(doc->j, "exclude", json_array()));
-	return check_options(doc, (const char *const[]){ "retries", NULL });
+	TRY(spec_put_default(doc->j, "include", json_array()));
+	TRY(spec_put_default(doc->j, "exclude", json_array()));
+	return spec_check_options(doc, (const char *const[]){ "retries", NULL });
 }
 
 static FALLIBLE enum err check_diff(const struct jval *doc, struct spec *s)
@@ -230,13 +229,13 @@ static FALLIBLE enum err check_diff(const struct jval *doc, struct spec *s)
 	TRY(ref_read(&b, REF_CHECKPOINT | REF_STATE_DICT, NULL, &s->b));
 	TRY(jval_opt_number(doc, "rtol", 0, &rtol));
 	TRY(jval_opt_number(doc, "atol", 0, &atol));
-	TRY(put_default(doc->j, "rtol", json_real(rtol)));
-	TRY(put_default(doc->j, "atol", json_real(atol)));
+	TRY(spec_put_default(doc->j, "rtol", json_real(rtol)));
+	TRY(spec_put_default(doc->j, "atol", json_real(atol)));
 	TRY(jval_opt_texts(doc, "include", GLOBS_MAX, GLOB_BYTES_MAX));
 	TRY(jval_opt_texts(doc, "exclude", GLOBS_MAX, GLOB_BYTES_MAX));
-	TRY(put_default(doc->j, "include", json_array()));
-	TRY(put_default(doc->j, "exclude", json_array()));
-	return check_options(doc, (const char *const[]){ "retries", NULL });
+	TRY(spec_put_default(doc->j, "include", json_array()));
+	TRY(spec_put_default(doc->j, "exclude", json_array()));
+	return spec_check_options(doc, (const char *const[]){ "retries", NULL });
 }
 
 static FALLIBLE enum err check_delete(const struct jval *doc, struct spec *s)
@@ -245,7 +244,7 @@ static FALLIBLE enum err check_delete(const struct jval *doc, struct spec *s)
 
 	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "target", "options", NULL }));
 	TRY(ref_read(&target, REF_CHECKPOINT, NULL, &s->target));
-	return check_options(doc, (const char *const[]){ "retries", NULL });
+	return spec_check_options(doc, (const char *const[]){ "retries", NULL });
 }
 
 static FALLIBLE enum err read_kind(const struct jval *root, struct spec *s)
@@ -260,17 +259,17 @@ static FALLIBLE enum err read_kind(const struct jval *root, struct spec *s)
 			s->kind_name = spec_kind_names[i];
 			return OK;
 		}
-	for (size_t i = 0; later_kinds[i]; i++)
-		if (str_is(kind, later_kinds[i]))
-			return jval_fail(&v, ERR_UNKNOWN_KIND, "this version of dcpd does not do \"%s\" yet", kind.p);
 	return jval_fail(&v, ERR_UNKNOWN_KIND,
-			 "\"%.32s\" is no kind of job: save, load, reshard, verify, diff or delete", kind.p);
+			 "\"%.32s\" is no kind of job: save, load, reshard, verify, diff, delete, or an operation on state dicts: create, "
+			 "copy, offload, gather, broadcast, distribute, compare, redistribute", kind.p);
 }
 
 FALLIBLE enum err spec_check(json_t *doc, struct spec *out)
 {
 	static enum err (*const checks[SPEC_KIND_COUNT])(const struct jval *, struct spec *) = {
-		check_save, check_load, check_reshard, check_verify, check_diff, check_delete
+		check_save, check_load, check_reshard, check_verify, check_diff, check_delete, spec_check_create, spec_check_copy,
+		spec_check_offload, spec_check_gather, spec_check_broadcast, spec_check_distribute, spec_check_compare,
+		spec_check_redistribute
 	};
 	struct jval root = JVAL_ROOT(doc), labels = jval_get(&root, "labels");
 	struct spec s = { 0 };
@@ -278,7 +277,7 @@ FALLIBLE enum err spec_check(json_t *doc, struct spec *out)
 	TRY(read_kind(&root, &s));
 	TRY(checks[s.kind](&root, &s));
 	TRY(spec_check_labels(&labels));
-	TRY(put_default(doc, "labels", json_object()));
+	TRY(spec_put_default(doc, "labels", json_object()));
 	*out = s;
 	return OK;
 }

@@ -32,6 +32,8 @@ struct config {
 	/* finer ones, in the same table */
 	char *worker_path;                     /* dcpd-worker; default: beside this program, else in libexec */
 	char *io_engine;                       /* auto, io_uring, threads */
+	char *comm_listen;                     /* an address or an interface */
+	int64_t comm_deadline_ms;              /* of one collective, and of a group's meeting */
 	int64_t gang_idle_ms, lookup_idle_ms;
 	int64_t stall_ms;                      /* no byte of progress for so long: the job's stage is `stalled` */
 	int64_t stall_deadline_ms;             /* … and after so long it fails with storage_stalled */

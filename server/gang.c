@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "server/config.h"
 #include "server/errdoc.h"
+#include "server/gang_meet.h"
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/storage.h"
@@ -36,6 +37,7 @@ struct gang {
 	struct server *server;
 	enum gang_state state;
 	char key[GANG_ROOTS_MAX * 34];
+	bool network, device;
 	struct member *members;
 	uint32_t count, alive, ready;
 	struct loop_timer *timer;           /* idle, cancel or ending: one at a time */
@@ -47,6 +49,8 @@ struct gang {
 	json_t *body, *result;
 	int *fds;
 	uint32_t fd_count;
+	struct gang_meet meet;
+	struct loop_timer *meet_timer;
 	bool cancelled, peers_told, lost;   /* lost: a worker ended unasked */
 	enum err failed;
 	struct err_info info;
@@ -75,6 +79,8 @@ static void drop_run(struct gang *g)
 	mem_free(g->fds);
 	json_decref(g->body);
 	json_decref(g->result);
+	gang_meet_drop(&g->meet);
+	loop_timer_stop(&g->meet_timer);
 	g->fds = NULL;
 	g->fd_count = 0;
 	g->body = g->result = NULL;
@@ -333,6 +339,45 @@ static void relay_run(struct gang *g, struct worker *w, const struct frame *f, c
 	mem_free(fds);
 }
 
+/* ---- meeting ---- */
+
+static void on_meet_late(void *user)
+{
+	struct gang *g = user;
+	int64_t missing = gang_meet_missing(&g->meet);
+
+	g->meet_timer = NULL;
+	gang_meet_drop(&g->meet);
+	set_failed(g, err_at_rank(ERR(PEER_TIMEOUT, "worker %jd did not join the group in %jd ms", (intmax_t)missing,
+				      (intmax_t)g->server->config->comm_deadline_ms), missing));
+	cancel_rest(g);
+}
+
+static void take_meet(struct gang *g, struct worker *w, const json_t *body)
+{
+	CLEANUP(json_decrefp) json_t *all = NULL;
+	bool first = !g->meet.all;
+
+	if (g->failed || g->cancelled)
+		return; /* all have heard CANCEL */
+	if (!g->members[w->index].asked || g->members[w->index].answered) {
+		worker_kill(w, ERR(PROTOCOL, "worker %s meets without a run", w->id));
+		return;
+	}
+	enum err e = gang_meet_take(&g->meet, w->index, g->count, body, &all);
+	if (!e && !all && first)
+		e = loop_timer_start(g->server->loop, g->server->config->comm_deadline_ms, on_meet_late, g, &g->meet_timer);
+	if (e) {
+		worker_kill(w, e);
+		return;
+	}
+	if (!all)
+		return;
+	loop_timer_stop(&g->meet_timer);
+	for (uint32_t i = 0; i < json_array_size(json_object_get(all, "all")); i++)
+		worker_send(g->members[i].worker, FRAME_MEET_ALL, g->generation, all, NULL, 0);
+}
+
 static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
 {
 	struct gang *g = w->owner;
@@ -347,6 +392,8 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		on_answer(g, w, f->type == FRAME_DONE, body);
 	else if (f->type == FRAME_RUN)
 		relay_run(g, w, f, body);
+	else if (f->type == FRAME_MEET)
+		take_meet(g, w, body);
 	else if (f->type == FRAME_PROGRESS)
 		g->ops->progress(g->user, body);
 	else if (f->type == FRAME_STATE && leads)
@@ -383,7 +430,8 @@ static FALLIBLE enum err keep_fds(struct gang *g, const int *fds, uint32_t n)
 static FALLIBLE enum err start_workers(struct gang *g, const struct worker_root *roots, uint32_t root_count)
 {
 	struct worker_spec spec = { .role = "gang", .count = g->count, .roots = roots, .root_count = root_count,
-				    .memory_bytes = g->server->config->job_memory / g->count, .ops = &worker_calls, .owner = g };
+				    .memory_bytes = g->server->config->job_memory / g->count, .network = g->network,
+				    .device = g->device, .ops = &worker_calls, .owner = g };
 
 	for (uint32_t i = 0; i < g->count; i++) {
 		spec.index = i;
@@ -393,7 +441,8 @@ static FALLIBLE enum err start_workers(struct gang *g, const struct worker_root 
 	return OK;
 }
 
-static FALLIBLE enum err new_gang(struct server *s, const char *key, const char *const *storages, uint32_t n, struct gang **out)
+static FALLIBLE enum err new_gang(struct server *s, const char *key, const char *const *storages, uint32_t n,
+				  const struct gang_run *run, struct gang **out)
 {
 	struct worker_root roots[GANG_ROOTS_MAX];
 	uint32_t busy = 0;
@@ -412,6 +461,8 @@ static FALLIBLE enum err new_gang(struct server *s, const char *key, const char 
 	if (!g)
 		return ERR(NO_MEMORY, "cannot make a gang");
 	g->server = s;
+	g->network = run->network;
+	g->device = run->device;
 	g->count = (uint32_t)s->config->workers;
 	g->members = mem_zalloc(g->count, sizeof *g->members);
 	snprintf(g->key, sizeof g->key, "%s", key);
@@ -429,7 +480,8 @@ static FALLIBLE enum err new_gang(struct server *s, const char *key, const char 
 	return OK;
 }
 
-static FALLIBLE enum err take_gang(struct server *s, const char *const *storages, uint32_t n, struct gang **out)
+static FALLIBLE enum err take_gang(struct server *s, const char *const *storages, uint32_t n, const struct gang_run *run,
+				   struct gang **out)
 {
 	char key[sizeof(*out)->key] = "";
 
@@ -442,11 +494,11 @@ static FALLIBLE enum err take_gang(struct server *s, const char *const *storages
 		snprintf(key + used, sizeof key - used, "%s=%08x,", st->name, (unsigned)str_hash(str_of(st->path)));
 	}
 	for (struct gang *g = s->gangs->first; g; g = g->next)
-		if (g->state == GANG_IDLE && strcmp(g->key, key) == 0) {
+		if (g->state == GANG_IDLE && strcmp(g->key, key) == 0 && g->network == run->network && g->device == run->device) {
 			*out = g;
 			return OK;
 		}
-	return new_gang(s, key, storages, n, out);
+	return new_gang(s, key, storages, n, run, out);
 }
 
 FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, uint32_t storage_count,
@@ -454,7 +506,7 @@ FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, 
 {
 	struct gang *g;
 
-	TRY(take_gang(s, storages, storage_count, &g));
+	TRY(take_gang(s, storages, storage_count, run, &g));
 	enum err e = keep_fds(g, run->fds, run->fd_count);
 	if (e) {
 		struct err_info info = *err_last();

@@ -1,6 +1,7 @@
 /* gang.h: gangs: the sets of workers that run jobs, kept warm. See worker/ctl/README.md for what is said to them.
  *
- * A gang is keyed by the set of storage roots that its sandbox holds (Landlock only tightens), and runs one attempt at a time.
+ * A gang is keyed by what its sandbox lets through (Landlock only tightens): its set of storage roots, sockets, a GPU. It runs one
+ * attempt at a time.
  * A worker that dies aborts its gang, never another one. */
 #pragma once
 #include "server/server.h"
@@ -36,6 +37,7 @@ struct gang_run {
 	const json_t *body;             /* of JOB */
 	const int *fds;                 /* the segments; duplicated */
 	uint32_t fd_count;
+	bool network, device;           /* workers that may open sockets, or a GPU */
 	const struct gang_ops *ops;
 	void *user;
 };

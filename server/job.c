@@ -18,7 +18,9 @@
 
 enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000, TEXT_MAX = 32 << 20 };
 
-static const char *const kind_texts[] = { "save", "load", "reshard", "verify", "diff", "delete" };
+static const char *const kind_texts[JOB_KIND_COUNT] = { "save",    "load",   "reshard",   "verify",	 "diff",    "delete",
+							"create",  "copy",   "offload",   "gather",	 "broadcast", "distribute",
+							"compare", "redistribute" };
 static const char *const state_texts[] = { "queued",	"planning", "running",	"committing",
 					   "succeeded", "failed",   "cancelled" };
 
@@ -100,7 +102,7 @@ void job_free(struct job *j)
 {
 	if (!j)
 		return;
-	must(!j->source_use && !j->target_use && !j->other_use && !j->waiters);
+	must(!j->source_use && !j->target_use && !j->other_use && !j->made_use && !j->waiters);
 	loop_timer_stop(&j->timer);
 	json_decref(j->spec);
 	json_decref(j->progress_ranks);

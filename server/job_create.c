@@ -95,17 +95,22 @@ static FALLIBLE enum err check_target_free(const struct job *j)
 }
 
 /* What another job is about to write cannot be taken for a snapshot. */
-static FALLIBLE enum err check_source_quiet(const struct job *j)
+static FALLIBLE enum err check_quiet(const struct job *j, const char *member)
 {
-	struct job_ref ref = job_spec_ref(j->spec, "source");
+	struct job_ref ref = job_spec_ref(j->spec, member);
 	char text[STATE_DICT_NAME_MAX + 8];
 
 	if (!ref.state_dict)
 		return OK;
 	snprintf(text, sizeof text, "shm:%s", ref.state_dict);
-	for (const struct job *other = j->server->jobs->live; other; other = other->live_next)
-		if (other != j && other->target && strcmp(other->target, text) == 0)
-			return ERR(STATE_DICT_BUSY, "job %s is loading into state dict \"%s\"", other->id, ref.state_dict);
+	for (const struct job *other = j->server->jobs->live; other; other = other->live_next) {
+		if (other == j || other->dry_run || !other->target || strcmp(other->target, text) != 0)
+			continue;
+		/* An operation writes the next generation beside the one that is there. */
+		if (other->kind == JOB_LOAD || state_dict_world(j->server, str_of(ref.state_dict)) == 0)
+			return ERR(STATE_DICT_BUSY, "job %s is %s state dict \"%s\"", other->id,
+				   other->kind == JOB_LOAD ? "loading into" : "making", ref.state_dict);
+	}
 	return OK;
 }
 
@@ -122,8 +127,11 @@ static FALLIBLE enum err check_now(struct creation *c)
 		return ERR(TOO_MANY_JOBS, "%d dry runs are waiting", DRY_RUNS_MAX);
 	TRY(job_spec_resolve(j));
 	TRY(check_target_free(j));
-	TRY(check_source_quiet(j));
-	return job_take_uses(j);
+	TRY(check_quiet(j, "source"));
+	TRY(check_quiet(j, "a"));
+	TRY(check_quiet(j, "b"));
+	TRY(job_take_uses(j));
+	return job_sdop_check(j);
 }
 
 static FALLIBLE enum err check_key(struct creation *c, const struct job_request *rq)
@@ -316,7 +324,7 @@ static void write_journal(struct creation *c)
 static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
-	struct job_ref source = job_spec_ref(j->spec, j->kind == JOB_DIFF ? "a" : "source");
+	struct job_ref source = job_spec_ref(j->spec, job_spec_compares(j) ? "a" : "source");
 	struct job_ref b = job_spec_ref(j->spec, j->kind == JOB_DELETE ? "target" : "b");
 	struct job_ref target = job_spec_ref(j->spec, "target");
 	struct storage *st;

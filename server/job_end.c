@@ -86,6 +86,17 @@ static void count_verify_failure(struct job *j)
 	metrics_add(j->server->metrics, "dcpd_verify_failures_total", labels, 1);
 }
 
+static void count_moved(struct job *j)
+{
+	const char *backend = json_string_value(json_object_get(j->result, "backend"));
+	json_int_t moved = json_integer_value(json_object_get(j->result, "moved_bytes"));
+	char labels[96];
+
+	snprintf(labels, sizeof labels, "kind=\"%s\",backend=\"%s\"", job_kind_text(j->kind), is_plain(backend) ? backend : "");
+	if (moved >= 0)
+		metrics_add(j->server->metrics, "dcpd_comm_bytes_total", labels, (double)moved);
+}
+
 static void announce(struct job *j)
 {
 	struct server *s = j->server;
@@ -110,6 +121,8 @@ static void announce(struct job *j)
 			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
 	}
 	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
+	if (job_sdop_is(j))
+		count_moved(j);
 }
 
 static void on_end_time(void *user)
@@ -131,6 +144,9 @@ static void on_end_journalled(void *user, enum err e)
 	}
 	j->state = j->end_state;
 	j->step = STEP_NONE;
+	if (j->made_use)
+		state_dict_announce(j->server, j->made_use);
+	state_dict_unuse(j->server, &j->made_use);
 	state_dict_unuse(j->server, &j->target_use);
 	state_dict_unuse(j->server, &j->source_use);
 	state_dict_unuse(j->server, &j->other_use);
@@ -166,13 +182,14 @@ void job_end(struct job *j, enum job_state state)
 			state_dict_saved(j->source_use);
 		if (j->bytes_total > j->bytes_done)
 			j->bytes_done = j->bytes_total;
-		if (j->target_use)
-			e = state_dict_keep(j->server, j->target_use, t);
-	} else if (j->target_use) {
-		state_dict_drop(j->server, &j->target_use);
+		if (j->made_use)
+			e = state_dict_keep(j->server, j->made_use, t);
+		job_sdop_note_result(j);
+	} else if (j->made_use) {
+		state_dict_drop(j->server, &j->made_use);
 	}
 	if (e)
-		log_err("cannot keep a loaded state dict", "job", j->id, NULL);
+		log_err("cannot keep what a job made", "job", j->id, NULL);
 	j->state = state;
 	job_changed(j);
 	job_put_row(t, j);

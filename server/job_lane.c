@@ -22,10 +22,10 @@ static void start_next(struct lane *lane);
 
 static FALLIBLE enum err lane_of(struct job *j, struct lane **out)
 {
-	static const char *const classes[] = { "save", "load", "bulk", "bulk", "bulk", "delete" };
+	static const char *const classes[JOB_CREATE] = { "save", "load", "bulk", "bulk", "bulk", "delete" };
 	struct jobs *all = j->server->jobs;
 	char key[JOB_LANE_MAX];
-	size_t n = (size_t)snprintf(key, sizeof key, "%s:", j->dry_run ? "plan" : classes[j->kind]);
+	size_t n = (size_t)snprintf(key, sizeof key, "%s:", j->dry_run ? "plan" : job_sdop_is(j) ? "memory" : classes[j->kind]);
 
 	for (uint32_t i = 0; i < j->storage_count && n < sizeof key; i++)
 		n += (size_t)snprintf(key + n, sizeof key - n, "%s,", j->storages[i]);

@@ -83,6 +83,8 @@ static FALLIBLE enum err check_retry(struct server *s, struct job *j)
 		if (j->target[0] && other->target && strcmp(other->target, j->target) == 0)
 			return ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target);
 	enum err e = job_take_uses(j);
+	if (!e)
+		e = job_sdop_check(j);
 	if (e) {
 		struct err_info info = *err_last();
 		job_drop_uses(j);

@@ -50,7 +50,8 @@ struct job {
 	struct job *live_prev, *live_next, *cache_prev, *cache_next;
 	struct gang *gang;
 	struct state_dict_use *source_use, *target_use;
-	struct state_dict_use *other_use;   /* a diff's b; its a is source_use */
+	struct state_dict_use *other_use;   /* b of a diff or compare; its a is source_use */
+	struct state_dict_use *made_use;    /* the segments that this attempt fills: a new state dict, or a next generation */
 	struct loop_timer *timer;   /* of a retry */
 	struct waiter *waiters;
 	job_planned_fn planned;     /* of a dry run */
@@ -97,6 +98,17 @@ FALLIBLE enum err job_spec_resolve(struct job *j);   /* storages and target from
 bool job_spec_overwrites(const json_t *spec);
 bool job_spec_selects(const json_t *spec);           /* not the whole source */
 bool job_spec_writes_checkpoint(const struct job *j);
+bool job_spec_compares(const struct job *j);         /* it has an a and a b */
+
+/* ---- job_sdop.c: operations on state dicts ---- */
+bool job_sdop_is(const struct job *j);
+/* What the request says against what is there: ranks in group, group in world, back end and device on this host. After
+ * job_take_uses. */
+FALLIBLE enum err job_sdop_check(const struct job *j);
+bool job_sdop_network(const struct job *j);          /* its workers need sockets */
+bool job_sdop_device(const struct job *j);           /* … a GPU */
+json_t *job_sdop_comm(const struct job *j, uint64_t group_id);    /* "comm" of JOB: new for every attempt; NULL: no memory */
+void job_sdop_note_result(struct job *j);            /* the generation made into the result; metrics */
 
 /* ---- job_lane.c ---- */
 void job_queue(struct job *j);                       /* it has a place in its lane from now on */

@@ -36,7 +36,7 @@ static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, 
 	return OK;
 }
 
-static FALLIBLE enum err make_body(struct job *j, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
+static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
 {
 	const struct state_dict_use *const uses[] = { j->source_use, j->other_use, j->target_use };
 	uint32_t most = 0, n = 0;
@@ -53,9 +53,10 @@ static FALLIBLE enum err make_body(struct job *j, json_t **body_out, int **fds_o
 	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
 					    job_kind_text(j->kind), "dry_run", j->dry_run, "spec", j->spec, "state_dicts", dicts);
 	json_decref(dicts);
-	if (!e && !body)
+	if (!e && (!body || (job_sdop_is(j) && json_object_set_new(body, "comm", job_sdop_comm(j, group_id)) != 0)))
 		e = ERR(NO_MEMORY, "cannot describe a job");
 	if (e) {
+		json_decref(body);
 		mem_free(fds);
 		return e;
 	}
@@ -65,32 +66,46 @@ static FALLIBLE enum err make_body(struct job *j, json_t **body_out, int **fds_o
 	return OK;
 }
 
-FALLIBLE enum err job_take_uses(struct job *j)
+/* Of a load: what it fills. Of an operation: its companion, if it has sealed anything; the source itself is none. */
+static FALLIBLE enum err take_target(struct job *j)
 {
 	struct principal who = job_owner(j);
 	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+
+	who.admin = who.uid == 0;
+	if (!target.state_dict || j->target_use || !state_dict_exists(j->server, str_of(target.state_dict)))
+		return OK;
+	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
+		return OK;
+	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
+	return e == ERR_NOT_SEALED && job_sdop_is(j) ? OK : e;
+}
+
+FALLIBLE enum err job_take_uses(struct job *j)
+{
+	struct principal who = job_owner(j);
+	struct job_ref source = job_spec_ref(j->spec, "source");
 
 	who.admin = who.uid == 0;
 	if (source.state_dict) {
 		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
 		json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation));
 	}
-	if (j->kind == JOB_DIFF) {
+	if (job_spec_compares(j)) {
 		struct job_ref a = job_spec_ref(j->spec, "a"), b = job_spec_ref(j->spec, "b");
 		if (a.state_dict)
 			TRY(state_dict_use(j->server, &who, str_of(a.state_dict), a.generation, j->id, &j->source_use));
-		if (b.state_dict)
+		if (b.state_dict && !(a.state_dict && strcmp(a.state_dict, b.state_dict) == 0))
 			TRY(state_dict_use(j->server, &who, str_of(b.state_dict), b.generation, j->id, &j->other_use));
 	}
-	if (target.state_dict && state_dict_exists(j->server, str_of(target.state_dict)))
-		TRY(state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use));
-	return OK;
+	return take_target(j);
 }
 
 void job_drop_uses(struct job *j)
 {
-	if (j->target_use)
-		state_dict_drop(j->server, &j->target_use);
+	if (j->made_use)
+		state_dict_drop(j->server, &j->made_use);
+	state_dict_unuse(j->server, &j->target_use);
 	state_dict_unuse(j->server, &j->source_use);
 	state_dict_unuse(j->server, &j->other_use);
 }
@@ -199,7 +214,7 @@ static void on_progress(void *user, const json_t *body)
 	events_emit(j->server->events, "job.progress", j->id, doc);
 }
 
-/* ---- a load's new state dict ---- */
+/* ---- the target's segments ---- */
 
 static void on_made(void *user, enum err e, struct state_dict_use *use)
 {
@@ -218,7 +233,7 @@ static void on_made(void *user, enum err e, struct state_dict_use *use)
 	}
 	json_t *ranks = json_array();
 	int *fds = mem_zalloc(use->world_size, sizeof *fds);
-	j->target_use = use;
+	j->made_use = use;
 	for (uint32_t r = 0; fds && r < use->world_size; r++) {
 		fds[r] = use->ranks[r].fd;
 		json_array_append_new(ranks, json_pack("{s:i, s:i, s:I}", "rank", (int)r, "fd", (int)r, "bytes",
@@ -255,8 +270,9 @@ static void on_want_segments(void *user, const json_t *body)
 	struct job *j = user;
 	struct job_ref target = job_spec_ref(j->spec, "target");
 	json_int_t world = json_integer_value(json_object_get(body, "world_size"));
+	bool operation = job_sdop_is(j), makes = operation || (j->kind == JOB_LOAD && !j->target_use);
 
-	if (j->kind != JOB_LOAD || !target.state_dict || j->target_use || j->step != STEP_ON_GANG || world < 1 ||
+	if (!target.state_dict || !makes || j->made_use || j->dry_run || j->step != STEP_ON_GANG || world < 1 ||
 	    world > STATE_DICT_WORLD_MAX || json_array_size(json_object_get(body, "ranks")) != (size_t)world) {
 		gang_abort(j->gang, ERR(PROTOCOL, "a worker asked for segments that do not fit the job"));
 		return;
@@ -269,7 +285,9 @@ static void on_want_segments(void *user, const json_t *body)
 		struct state_dict_make m = { .name = str_of(target.state_dict), .world_size = (uint32_t)world, .bytes = bytes,
 					     .image_bytes = images, .who = job_owner(j), .job = j->id,
 					     .lease_ms = 1000 * json_integer_value(json_object_get(json_object_get(j->spec, "target"),
-												   "lease_seconds")) };
+												   "lease_seconds")),
+					     .next_generation = operation,
+					     .at_least = operation && j->source_use ? j->source_use->generation : 0 };
 		j->step = STEP_MAKING;
 		j->alive_ms = clock_mono_ms();
 		state_dict_make(j->server, &m, on_made, new_ticket(j));
@@ -322,18 +340,12 @@ static void begin_again(struct job *j)
 	j->commit_asked = j->stalled = false;
 	j->bytes_done = 0;
 	j->rate = 0;
-	if (j->target_use && j->kind == JOB_LOAD) { /* segments made by the failed attempt; those of an existing one are kept */
-		state_dict_drop(j->server, &j->target_use);
-		enum err e = job_spec_ref(j->spec, "target").state_dict ? OK : ERR(INTERNAL, "a load without a target");
-		struct principal who = job_owner(j);
-		who.admin = who.uid == 0;
-		struct str name = str_of(job_spec_ref(j->spec, "target").state_dict);
-		if (!e && state_dict_exists(j->server, name))
-			e = state_dict_use(j->server, &who, name, -1, j->id, &j->target_use);
-		if (e) {
-			job_fail(j, e);
-			return;
-		}
+	if (j->made_use) /* by the failed attempt */
+		state_dict_drop(j->server, &j->made_use);
+	enum err e = take_target(j);
+	if (e) {
+		job_fail(j, e);
+		return;
 	}
 	j->step = STEP_WAITING;
 	job_set_state(j, JOB_QUEUED, "retry", true);
@@ -512,9 +524,9 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	json_t *body = NULL;
 	int *fds = NULL;
 	struct gang_run run = { .job = j->id, .generation = j->server->boot << 32 | (++all->attempts & 0xffffffff),
-				.ops = &gang_calls, .user = j };
+				.network = job_sdop_network(j), .device = job_sdop_device(j), .ops = &gang_calls, .user = j };
 
-	TRY(make_body(j, &body, &fds, &run.fd_count));
+	TRY(make_body(j, run.generation, &body, &fds, &run.fd_count));
 	run.body = body;
 	run.fds = fds;
 	enum err e = gang_start_run(j->server, j->storages, j->storage_count, &run, &j->gang);

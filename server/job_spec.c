@@ -29,6 +29,11 @@ bool job_spec_selects(const json_t *spec)
 	       json_array_size(json_object_get(spec, "dtype"));
 }
 
+bool job_spec_compares(const struct job *j)
+{
+	return j->kind == JOB_DIFF || j->kind == JOB_COMPARE;
+}
+
 bool job_spec_writes_checkpoint(const struct job *j)
 {
 	return j->kind == JOB_SAVE || j->kind == JOB_RESHARD;

@@ -26,6 +26,7 @@ static const struct family {
 	{ "dcpd_job_duration_seconds", HISTOGRAM, "from the first attempt's start to the end" },
 	{ "dcpd_job_stage_duration_seconds", HISTOGRAM, "time that jobs spent in each stage" },
 	{ "dcpd_job_bytes_total", COUNTER, "bytes moved by jobs that succeeded" },
+	{ "dcpd_comm_bytes_total", COUNTER, "bytes that operations on state dicts moved between ranks, by kind and back end" },
 	{ "dcpd_save_lag_seconds", HISTOGRAM, "from snapshotted to durable" },
 	{ "dcpd_last_durable_timestamp_seconds", GAUGE, "when the last checkpoint became durable, by the job's label run" },
 	{ "dcpd_last_durable_step", GAUGE, "the generation of the last durable save, by the job's label run" },

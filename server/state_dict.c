@@ -1,5 +1,6 @@
 /* state_dict.c: see state_dict.h. Records: making, finding, taking up from the journal, going away. The life of a slot is in
- * state_dict_slot.c, leases in state_dict_lease.c, what jobs do in state_dict_use.c, space in state_dict_space.c. */
+ * state_dict_slot.c, leases in state_dict_lease.c, what jobs do in state_dict_use.c and state_dict_make.c, space in
+ * state_dict_space.c. */
 #include "server/state_dict.h"
 
 #include <stdio.h>
@@ -33,7 +34,7 @@ FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who,
 {
 	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, name);
 
-	if (!sd || sd->made_by_load)
+	if (!sd || sd->hidden)
 		return ERR(NOT_FOUND, "there is no state dict \"%.*s\"", (int)num_min(name.n, STATE_DICT_NAME_MAX), name.p);
 	if (!principal_may(who, sd->uid))
 		return ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u", sd->name, sd->uid);
@@ -45,13 +46,29 @@ FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who,
 
 static void free_one(struct state_dict *sd)
 {
-	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
-		if (sd->all_slots[i].fd >= 0)
-			close(sd->all_slots[i].fd);
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		if (state_dict_nth(sd, i)->fd >= 0)
+			close(state_dict_nth(sd, i)->fd);
 	json_decref(sd->on_owner_death);
-	mem_free(sd->all_slots);
+	for (uint32_t k = 0; k < sd->slot_count; k++)
+		mem_free(sd->slots[k]);
 	mem_free(sd->ranks);
 	mem_free(sd);
+}
+
+FALLIBLE enum err state_dict_add_slots(struct state_dict *sd)
+{
+	uint32_t k = sd->slot_count;
+
+	if (k == STATE_DICT_SLOTS_MAX)
+		return ERR(SLOTS_BUSY, "all %u slots of state dict \"%s\" are in use", k, sd->name);
+	sd->slots[k] = mem_zalloc(sd->world_size, sizeof *sd->slots[k]);
+	if (!sd->slots[k])
+		return ERR(NO_MEMORY, "cannot add slots to a state dict");
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		sd->slots[k][r] = (struct slot){ .fd = -1, .rank = r, .number = (uint16_t)k };
+	sd->slot_count++;
+	return OK;
 }
 
 FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
@@ -63,23 +80,21 @@ FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t w
 	if (!sd)
 		return ERR(NO_MEMORY, "cannot make a state dict");
 	sd->ranks = mem_zalloc(world_size, sizeof *sd->ranks);
-	sd->all_slots = mem_zalloc((size_t)world_size * slots, sizeof *sd->all_slots);
-	sd->world_size = sd->ranks && sd->all_slots ? world_size : 0;
-	sd->slot_count = slots;
+	sd->world_size = world_size;
+	sd->own_slots = slots;
 	sd->server = s;
 	sd->uid = uid;
 	sd->last_generation = -1;
 	sd->saved_generation = -1;
 	sd->created_ms = clock_wall_ms();
 	memcpy(sd->name, name.p, name.n);
-	for (uint32_t r = 0; r < sd->world_size; r++) {
-		sd->ranks[r].slots = sd->all_slots + (size_t)r * slots;
+	enum err e = sd->ranks ? OK : ERR(NO_MEMORY, "cannot make a state dict");
+	for (uint32_t k = 0; k < slots && !e; k++)
+		e = state_dict_add_slots(sd);
+	for (uint32_t r = 0; !e && r < sd->world_size; r++)
 		sd->ranks[r].last_generation = -1;
-		for (uint32_t k = 0; k < slots; k++)
-			sd->ranks[r].slots[k].fd = -1;
-	}
-	enum err e = sd->world_size ? table_add(&s->state_dicts->table, &sd->node, (struct str){ sd->name, name.n }) :
-				      ERR(NO_MEMORY, "cannot make a state dict");
+	if (!e)
+		e = table_add(&s->state_dicts->table, &sd->node, (struct str){ sd->name, name.n });
 	if (e) {
 		free_one(sd);
 		return e;
@@ -115,8 +130,8 @@ void state_dict_kill(struct state_dict *sd)
 	sd->dead = true;
 	sd->refs++;
 	state_dict_fail_waiters(sd);
-	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
-		state_dict_drop_segment(sd, &sd->all_slots[i]);
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		state_dict_drop_segment(sd, state_dict_nth(sd, i));
 	state_dict_unref(sd);
 }
 
@@ -128,7 +143,7 @@ void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 	struct journal_state_dict row = { .name = sd->name,
 					  .uid = sd->uid,
 					  .world_size = sd->world_size,
-					  .slots = sd->slot_count,
+					  .slots = sd->own_slots,
 					  .lease_ms = sd->lease_ms,
 					  .created_ms = sd->created_ms,
 					  .orphaned_ms = sd->orphaned_ms,
@@ -141,10 +156,9 @@ void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 
 void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state)
 {
-	size_t index = (size_t)(sl - sd->all_slots);
 	struct journal_slot row = { .name = sd->name,
-				    .rank = (uint32_t)(index / sd->slot_count),
-				    .slot = (uint32_t)(index % sd->slot_count),
+				    .rank = sl->rank,
+				    .slot = sl->number,
 				    .segment = sl->segment,
 				    .bytes = sl->bytes,
 				    .image_bytes = sl->image_bytes,
@@ -311,21 +325,28 @@ static enum err take_slot(void *user, const struct journal_slot *row)
 	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, str_of(row->name));
 	int fd;
 
-	if (!sd || row->rank >= sd->world_size || row->slot >= sd->slot_count || strlen(row->segment) >= SEG_NAME_MAX ||
+	if (!sd || row->rank >= sd->world_size || row->slot >= STATE_DICT_SLOTS_MAX || strlen(row->segment) >= SEG_NAME_MAX ||
 	    row->bytes == 0)
 		return OK;
+	while (sd->slot_count <= row->slot) /* added by jobs */
+		TRY(state_dict_add_slots(sd));
 	if (seg_open(row->segment, row->bytes, &fd) != OK) {
-		log_err("a segment cannot be taken up again", "state_dict", sd->name, "segment", row->segment, NULL);
+		if (row->state != SLOT_FREE) /* a free one may have been dropped to make room */
+			log_err("a segment cannot be taken up again", "state_dict", sd->name, "segment", row->segment, NULL);
 		return OK;
 	}
-	struct slot *sl = &sd->ranks[row->rank].slots[row->slot];
+	struct slot *sl = state_dict_slot(sd, row->rank, row->slot);
 	state_dict_space_mark(s, fd);
 	sl->fd = fd;
 	sl->bytes = row->bytes;
 	sl->image_bytes = row->image_bytes;
 	sl->generation = row->generation;
-	sl->state = row->state == SLOT_SEALED || row->state == SLOT_OPEN || row->state == SLOT_LEAVING ? (uint8_t)row->state :
-													SLOT_FREE;
+	sl->made = row->state == SLOT_MADE || sd->lease_ms == 0; /* without a lease: all it has was made by jobs */
+	if (row->state == SLOT_MADE)
+		sl->state = SLOT_SEALED;
+	else
+		sl->state = row->state == SLOT_SEALED || row->state == SLOT_OPEN || row->state == SLOT_LEAVING ? (uint8_t)row->state :
+														SLOT_FREE;
 	snprintf(sl->segment, sizeof sl->segment, "%s", row->segment);
 	if (sl->state != SLOT_FREE && sl->state != SLOT_OPEN && sl->generation > sd->ranks[row->rank].last_generation)
 		sd->ranks[row->rank].last_generation = sl->generation;
@@ -338,9 +359,9 @@ void state_dicts_settle(struct server *s)
 {
 	for (struct table_node *n = table_next(&s->state_dicts->table, NULL); n; n = table_next(&s->state_dicts->table, n)) {
 		struct state_dict *sd = (struct state_dict *)n;
-		for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
-			if (sd->all_slots[i].state == SLOT_LEAVING && sd->all_slots[i].uses == 0)
-				state_dict_free_slot(sd, &sd->all_slots[i]);
+		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+			if (state_dict_nth(sd, i)->state == SLOT_LEAVING && state_dict_nth(sd, i)->uses == 0)
+				state_dict_free_slot(sd, state_dict_nth(sd, i));
 	}
 }
 

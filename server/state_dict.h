@@ -73,6 +73,7 @@ struct state_dict_use {
 	int64_t generation;
 	struct state_dict_rank_use *ranks;   /* world_size of them */
 	char job[27];
+	bool makes, numbered;                /* of state_dict_make: not yet announced; its generation is known */
 	struct state_dict_use *next;         /* all uses of one state dict */
 	struct state_dict *owner;
 };
@@ -84,12 +85,18 @@ FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who
 				   int64_t *generation_out, uint64_t *image_bytes_out);
 void state_dict_unuse(struct server *s, struct state_dict_use **use);
 bool state_dict_exists(const struct server *s, struct str name);
+uint32_t state_dict_world(const struct server *s, struct str name);   /* 0: there is none */
 
-/* The target of a load that makes its state dict: segments are made off the loop, then fn gets the use. It becomes visible to
- * others as a sealed generation with state_dict_keep, or goes away with state_dict_drop. */
+/* The target of a job: the segments of a new state dict, or of the next generation of one that exists, are made off the loop; then
+ * fn gets the use. They become visible to others, all at once and as a sealed generation, with state_dict_keep and then, when the
+ * transaction is on disk, state_dict_announce; or they go away with state_dict_drop, and nothing has changed.
+ * Their generation is the state dict's last + 1, or `at_least` where that is larger; use->generation has it after state_dict_keep.
+ * What a job made before is released when nobody uses it any more; what a trainer sealed stays until the trainer releases it. */
 struct state_dict_make {
 	struct str name;
 	uint32_t world_size;
+	bool next_generation;           /* of a state dict that may exist; else ERR_STATE_DICT_EXISTS */
+	int64_t at_least;
 	const uint64_t *bytes, *image_bytes; /* world_size of each; copied */
 	struct principal who;
 	const char *job;
@@ -98,10 +105,11 @@ struct state_dict_make {
 typedef void (*made_fn)(void *user, enum err e, struct state_dict_use *use);   /* use: owned by the receiver */
 void state_dict_make(struct server *s, const struct state_dict_make *m, made_fn fn, void *user);
 struct journal_txn;
-/* Adds its rows to the transaction that ends the job. */
 /* A save of what is used has succeeded: its owner's death need not keep it any longer. */
 void state_dict_saved(struct state_dict_use *use);
+/* Adds its rows to the transaction that ends the job; again, if that one fails. */
 FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *use, struct journal_txn *txn);
+void state_dict_announce(struct server *s, struct state_dict_use *use);
 void state_dict_drop(struct server *s, struct state_dict_use **use);
 
 FALLIBLE enum err state_dicts_new(struct server *s);

@@ -30,14 +30,14 @@ void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
 static void drop_open(struct state_dict *sd, uint32_t rank)
 {
 	for (uint32_t k = 0; k < sd->slot_count; k++)
-		if (sd->ranks[rank].slots[k].state == SLOT_OPEN && sd->ranks[rank].slots[k].uses == 0)
-			state_dict_free_slot(sd, &sd->ranks[rank].slots[k]);
+		if (state_dict_slot(sd, rank, k)->state == SLOT_OPEN && state_dict_slot(sd, rank, k)->uses == 0)
+			state_dict_free_slot(sd, state_dict_slot(sd, rank, k));
 }
 
 static void drop_sealed_but(struct state_dict *sd, int64_t keep)
 {
-	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++) {
-		struct slot *sl = &sd->all_slots[i];
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++) {
+		struct slot *sl = state_dict_nth(sd, i);
 		if (sl->state == SLOT_SEALED && sl->generation != keep && sl->uses == 0)
 			state_dict_free_slot(sd, sl);
 	}
@@ -161,7 +161,7 @@ static void tend(struct state_dict *sd, int64_t now)
 {
 	bool all_over = true;
 
-	if (!sd->lease_ms || sd->made_by_load)
+	if (!sd->lease_ms || sd->hidden)
 		return;
 	for (uint32_t r = 0; r < sd->world_size; r++) {
 		if (sd->ranks[r].expires_ms > now) {

@@ -12,22 +12,25 @@ enum slot_state {
 	SLOT_OPEN = 1,              /* a client fills it */
 	SLOT_SEALED = 2,
 	SLOT_LEAVING = 3,           /* sealed and released, but a job still reads it; free when that ends */
+	SLOT_MADE = 4,              /* in the journal only: sealed, and made by a job (slot.made) */
 	SLOT_MAKING = 16,           /* its segment is being made */
 	SLOT_SEALING = 17,          /* waits for the journal */
 	SLOT_FREEING = 18,          /* the same */
+	SLOT_FILLING = 19,          /* a job writes what will be the next generation; nobody else sees it */
 };
 
 struct slot {
 	uint64_t bytes, image_bytes;
 	int64_t generation;
 	int fd;
-	uint16_t uses;
+	uint32_t rank;
+	uint16_t number, uses;
 	uint8_t state;              /* enum slot_state */
+	bool made;                  /* what it holds was made by a job: nobody releases it but the job that makes the next */
 	char segment[SEG_NAME_MAX];
 };
 
 struct rank {
-	struct slot *slots;
 	int64_t expires_ms;         /* wall clock; 0: no lease */
 	int64_t last_generation;    /* sealed by this rank; -1: none */
 };
@@ -39,9 +42,10 @@ struct state_dict {
 	struct server *server;
 	char name[STATE_DICT_NAME_MAX + 1];
 	uid_t uid;
-	uint32_t world_size, slot_count;
+	uint32_t world_size;
+	uint32_t slot_count, own_slots;      /* own: those its maker asked for; jobs that write into it may have added more */
 	struct rank *ranks;
-	struct slot *all_slots;
+	struct slot *slots[STATE_DICT_SLOTS_MAX]; /* slots[number][rank]: they stay where they are when more are added */
 	int64_t lease_ms, created_ms;
 	int64_t orphaned_ms;        /* since when all leases are over; 0: they are not */
 	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
@@ -54,7 +58,7 @@ struct state_dict {
 	struct slot_waiter *waiters;
 	uint32_t refs;              /* those who will come back from another thread or the journal */
 	bool dead;                  /* out of the table; freed with the last ref */
-	bool made_by_load;          /* and not yet kept: invisible to the journal */
+	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
 };
 
 struct state_dicts {
@@ -70,6 +74,20 @@ FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t w
 				   struct state_dict **out);          /* in the table, one ref fewer than none: plain */
 void state_dict_kill(struct state_dict *sd);                     /* out of the table, segments unlinked; freed when unreferenced */
 void state_dict_unref(struct state_dict *sd);
+FALLIBLE enum err state_dict_add_slots(struct state_dict *sd);   /* one more for each rank; ERR_SLOTS_BUSY at STATE_DICT_SLOTS_MAX */
+static inline struct slot *state_dict_slot(const struct state_dict *sd, uint32_t rank, uint32_t number)
+{
+	return &sd->slots[number][rank];
+}
+/* All slots, numbered through. */
+static inline uint32_t state_dict_slots(const struct state_dict *sd)
+{
+	return sd->world_size * sd->slot_count;
+}
+static inline struct slot *state_dict_nth(const struct state_dict *sd, uint32_t i)
+{
+	return &sd->slots[i / sd->world_size][i % sd->world_size];
+}
 void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state);
 void state_dict_row(struct journal_txn *t, const struct state_dict *sd);
 void state_dict_free_slot(struct state_dict *sd, struct slot *sl);   /* through the journal, then whoever waits */
@@ -78,6 +96,9 @@ bool state_dict_complete(const struct state_dict *sd, int64_t generation);
 int64_t state_dict_newest(const struct state_dict *sd);          /* -1: none */
 struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state);
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation);
+
+/* ---- state_dict_use.c ---- */
+FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
 
 /* ---- state_dict_space.c: accounting, and threads that make segments ---- */
 struct seg_wanted {

@@ -35,7 +35,7 @@ bool state_dict_complete(const struct state_dict *sd, int64_t generation)
 struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state)
 {
 	for (uint32_t k = 0; k < sd->slot_count; k++) {
-		struct slot *sl = &sd->ranks[rank].slots[k];
+		struct slot *sl = state_dict_slot(sd, rank, k);
 		if (sl->state == state && sl->generation == generation)
 			return sl;
 	}
@@ -47,7 +47,7 @@ int64_t state_dict_newest(const struct state_dict *sd)
 	int64_t best = -1;
 
 	for (uint32_t k = 0; k < sd->slot_count; k++) {
-		const struct slot *sl = &sd->ranks[0].slots[k];
+		const struct slot *sl = state_dict_slot(sd, 0, k);
 		if (sl->state == SLOT_SEALED && sl->generation > best && state_dict_complete(sd, sl->generation))
 			best = sl->generation;
 	}
@@ -77,7 +77,7 @@ static void answer_reserved(void *user, enum err e)
 
 	if (!e) {
 		const struct rank *rk = &w->sd->ranks[w->rank];
-		r = (struct reservation){ .segment = sl->segment, .slot = (uint32_t)(sl - rk->slots), .bytes = sl->bytes,
+		r = (struct reservation){ .segment = sl->segment, .slot = sl->number, .bytes = sl->bytes,
 					  .generation = w->generation, .lease_expires_ms = rk->expires_ms, .fresh = w->fresh };
 	}
 	w->fn(w->user, e, e ? NULL : &r);
@@ -92,6 +92,7 @@ static void open_slot(struct slot_waiter *w)
 	struct journal_txn *t = journal_txn_new(sd->server->journal);
 
 	sl->state = SLOT_OPEN;
+	sl->made = false;
 	sl->generation = w->generation;
 	sl->image_bytes = 0;
 	state_dict_slot_row(t, sd, sl, SLOT_OPEN);
@@ -121,7 +122,7 @@ static struct slot *pick(const struct state_dict *sd, uint32_t rank, uint64_t by
 	struct slot *best = NULL;
 
 	for (uint32_t k = 0; k < sd->slot_count; k++) {
-		struct slot *sl = &sd->ranks[rank].slots[k];
+		struct slot *sl = state_dict_slot(sd, rank, k);
 		if ((sl->state != SLOT_FREE && sl->state != SLOT_OPEN) || sl->uses)
 			continue;
 		bool fits = sl->bytes >= bytes, best_fits = best && best->bytes >= bytes;
@@ -354,6 +355,10 @@ static void on_freed(void *user, enum err e)
 	if (!c->sd->dead && c->slot->state == SLOT_FREEING) {
 		/* A journal that cannot be written leaves the slot as it was: handing it out could pass torn pages for a snapshot. */
 		c->slot->state = e ? SLOT_LEAVING : SLOT_FREE;
+		if (!e && c->slot->made) { /* who has it mapped goes on reading it: its pages are not used again */
+			state_dict_drop_segment(c->sd, c->slot);
+			c->slot->made = false;
+		}
 		if (e)
 			log_err("cannot free a slot", "state_dict", c->sd->name, NULL);
 		else
@@ -367,7 +372,9 @@ static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *
 	struct journal_txn *t = journal_txn_new(sd->server->journal);
 
 	must(sl->uses == 0);
-	if (sl->bytes)
+	if (sl->bytes && sl->made)
+		journal_delete_slot(t, sd->name, sl->rank, sl->number);
+	else if (sl->bytes)
 		state_dict_slot_row(t, sd, sl, SLOT_FREE);
 	sl->state = SLOT_FREEING;
 	journal_commit(sd->server->journal, t, on_freed, new_change(sd, sl, 0, fn, user));

@@ -115,9 +115,9 @@ FALLIBLE enum err state_dict_space_sweep(struct server *s)
 
 	for (struct table_node *n = table_next(t, NULL); n && !e; n = table_next(t, n)) {
 		struct state_dict *sd = (struct state_dict *)n;
-		for (uint32_t i = 0; i < sd->world_size * sd->slot_count && !e; i++)
-			if (sd->all_slots[i].fd >= 0)
-				e = map_put(&sw.known, str_of(sd->all_slots[i].segment), 1);
+		for (uint32_t i = 0; i < state_dict_slots(sd) && !e; i++)
+			if (state_dict_nth(sd, i)->fd >= 0)
+				e = map_put(&sw.known, str_of(state_dict_nth(sd, i)->segment), 1);
 	}
 	if (!e)
 		e = seg_list(sweep_one, &sw);
@@ -224,8 +224,8 @@ static uint64_t held_by(const struct state_dict *sd)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
-		sum += sd->all_slots[i].bytes;
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		sum += state_dict_nth(sd, i)->bytes;
 	return sum;
 }
 
@@ -280,8 +280,8 @@ static uint64_t spare_bytes(const struct server *s)
 
 	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n)) {
 		const struct state_dict *sd = (const struct state_dict *)n;
-		for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
-			sum += is_spare(&sd->all_slots[i]) ? sd->all_slots[i].bytes : 0;
+		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+			sum += is_spare(state_dict_nth(sd, i)) ? state_dict_nth(sd, i)->bytes : 0;
 	}
 	return sum;
 }
@@ -298,10 +298,10 @@ FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes)
 		return exhausted(s, bytes, free_bytes);
 	for (struct table_node *n = table_next(t, NULL); n && bytes > free_bytes; n = table_next(t, n)) {
 		struct state_dict *sd = (struct state_dict *)n;
-		for (uint32_t i = 0; i < sd->world_size * sd->slot_count && bytes > free_bytes; i++) {
-			if (!is_spare(&sd->all_slots[i]))
+		for (uint32_t i = 0; i < state_dict_slots(sd) && bytes > free_bytes; i++) {
+			if (!is_spare(state_dict_nth(sd, i)))
 				continue;
-			state_dict_drop_segment(sd, &sd->all_slots[i]);
+			state_dict_drop_segment(sd, state_dict_nth(sd, i));
 			state_dict_shm(s, &limit, &used, &free_bytes);
 		}
 	}

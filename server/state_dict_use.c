@@ -1,4 +1,4 @@
-/* state_dict_use.c: what jobs and questions do with state dicts: hold a generation, or make a new state dict for a load. */
+/* state_dict_use.c: what jobs and questions do with state dicts: hold a generation. What they make is in state_dict_make.c. */
 #include <stdio.h>
 
 #include "base/log.h"
@@ -16,7 +16,7 @@ static enum err not_sealed(const struct state_dict *sd, int64_t generation)
 	for (uint32_t r = 0; r < sd->world_size; r++) {
 		bool has = false;
 		for (uint32_t k = 0; k < sd->slot_count; k++) {
-			const struct slot *sl = &sd->ranks[r].slots[k];
+			const struct slot *sl = state_dict_slot(sd, r, k);
 			has |= sl->state == SLOT_SEALED && (generation < 0 || sl->generation == generation);
 		}
 		if (has)
@@ -58,6 +58,13 @@ static FALLIBLE enum err choose(struct server *s, const struct principal *who, s
 	return OK;
 }
 
+uint32_t state_dict_world(const struct server *s, struct str name)
+{
+	const struct state_dict *sd = (const struct state_dict *)table_find(&s->state_dicts->table, name);
+
+	return sd && !sd->hidden ? sd->world_size : 0;
+}
+
 FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out)
 {
@@ -71,7 +78,7 @@ FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who
 	return OK;
 }
 
-static FALLIBLE enum err new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out)
+FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out)
 {
 	struct state_dict_use *u = mem_zalloc(1, sizeof *u);
 
@@ -96,7 +103,7 @@ static FALLIBLE enum err new_use(struct state_dict *sd, int64_t generation, cons
 static void fill_rank(struct state_dict_use *u, uint32_t rank, struct slot *sl)
 {
 	u->ranks[rank] = (struct state_dict_rank_use){ .rank = rank,
-						       .slot = (uint32_t)(sl - u->owner->ranks[rank].slots),
+						       .slot = sl->number,
 						       .fd = sl->fd,
 						       .segment = sl->segment,
 						       .bytes = sl->bytes,
@@ -112,7 +119,7 @@ FALLIBLE enum err state_dict_use(struct server *s, const struct principal *who, 
 	int64_t chosen;
 
 	TRY(choose(s, who, name, generation, job[0] != '\0', &sd, &chosen));
-	TRY(new_use(sd, chosen, job, &u));
+	TRY(state_dict_new_use(sd, chosen, job, &u));
 	for (uint32_t r = 0; r < sd->world_size; r++)
 		fill_rank(u, r, usable(sd, r, chosen, true));
 	*out = u;
@@ -133,9 +140,16 @@ static void free_use(struct state_dict_use *u)
 	struct state_dict *sd = u->owner;
 
 	unlink_use(u);
-	for (uint32_t r = 0; r < sd->world_size; r++)
-		if (u->ranks[r].bytes)
-			sd->ranks[r].slots[u->ranks[r].slot].uses--;
+	for (uint32_t r = 0; r < sd->world_size; r++) {
+		if (!u->ranks[r].bytes)
+			continue;
+		struct slot *sl = state_dict_slot(sd, r, u->ranks[r].slot);
+		sl->uses--;
+		if (sl->state == SLOT_MAKING || sl->state == SLOT_FILLING) { /* it came to nothing */
+			state_dict_drop_segment(sd, sl);
+			sl->state = SLOT_FREE;
+		}
+	}
 	mem_free(u->ranks);
 	mem_free(u);
 }
@@ -150,136 +164,16 @@ void state_dict_unuse(struct server *s, struct state_dict_use **use)
 		return;
 	struct state_dict *sd = u->owner;
 	free_use(u);
-	for (uint32_t i = 0; !sd->dead && i < sd->world_size * sd->slot_count; i++)
-		if (sd->all_slots[i].state == SLOT_LEAVING && sd->all_slots[i].uses == 0)
-			state_dict_free_slot(sd, &sd->all_slots[i]);
+	for (uint32_t i = 0; !sd->dead && i < state_dict_slots(sd); i++)
+		if (state_dict_nth(sd, i)->state == SLOT_LEAVING && state_dict_nth(sd, i)->uses == 0)
+			state_dict_free_slot(sd, state_dict_nth(sd, i));
 	if (!sd->dead)
 		state_dict_serve_waiters(sd);
 	state_dict_unref(sd);
-}
-
-/* ---- the target of a load ---- */
-
-struct make {
-	struct server *server;
-	struct state_dict_use *use;
-	uint32_t left;
-	enum err e;
-	struct err_info info;
-	made_fn fn;
-	void *user;
-};
-
-static void end_make(void *user, enum err e)
-{
-	struct make *m = user;
-
-	if (e && !m->e) {
-		m->e = e;
-		m->info = *err_last();
-	}
-	if (m->left > 0 && --m->left > 0)
-		return;
-	if (m->e) {
-		if (m->use)
-			state_dict_drop(m->server, &m->use);
-		err_restore(&m->info);
-	} else {
-		struct state_dict *sd = m->use->owner;
-		for (uint32_t r = 0; r < sd->world_size; r++) {
-			struct slot *sl = &sd->ranks[r].slots[0];
-			sl->state = SLOT_SEALED;
-			fill_rank(m->use, r, sl);
-		}
-	}
-	m->fn(m->user, m->e, m->use);
-	mem_free(m);
-}
-
-static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make *want)
-{
-	struct server *s = m->server;
-	struct state_dict *sd;
-	uint64_t total = 0;
-
-	if (state_dict_exists(s, want->name))
-		return ERR(STATE_DICT_EXISTS, "state dict \"%.*s\" exists", (int)want->name.n, want->name.p);
-	for (uint32_t r = 0; r < want->world_size; r++) {
-		if (want->image_bytes[r] < 8 || want->image_bytes[r] > want->bytes[r])
-			return ERR(PROTOCOL, "a worker asked for a segment that cannot be");
-		TRY(num_add(total, state_dict_space_round(want->bytes[r]), &total));
-	}
-	TRY(state_dict_space_clear(s, total)); /* at once, so that a shortage is named as a whole */
-	TRY(state_dict_alloc(s, want->name, want->world_size, 1, want->who.uid, &sd));
-	sd->made_by_load = true;
-	sd->lease_ms = want->lease_ms;
-	sd->on_owner_death = want->lease_ms ? json_pack("{s:b}", "drop", 1) : NULL;
-	enum err e = new_use(sd, 0, want->job, &m->use);
-	if (e) {
-		state_dict_kill(sd);
-		return e;
-	}
-	m->left = 1; /* ours, so that it cannot end while we ask for more */
-	for (uint32_t r = 0; r < want->world_size && !m->e; r++) {
-		struct slot *sl = &sd->ranks[r].slots[0];
-		struct seg_wanted w = { sd, sl, state_dict_space_round(want->bytes[r]), end_make, m };
-		sl->image_bytes = want->image_bytes[r];
-		sl->state = SLOT_MAKING;
-		m->left++;
-		e = state_dict_space_make(s, &w);
-		if (e)
-			end_make(m, e);
-	}
-	return OK;
-}
-
-void state_dict_make(struct server *s, const struct state_dict_make *want, made_fn fn, void *user)
-{
-	struct make *m = mem_zalloc(1, sizeof *m);
-
-	must(m);
-	*m = (struct make){ .server = s, .fn = fn, .user = user };
-	enum err e = begin_make(m, want);
-	if (e)
-		m->left = 0;
-	loop_later(s->loop, end_make, m, e);
-}
-
-FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *use, struct journal_txn *txn)
-{
-	struct state_dict *sd = use->owner;
-
-	(void)s;
-	if (!sd->made_by_load)
-		return OK;
-	sd->made_by_load = false;
-	sd->last_generation = 0;
-	state_dict_row(txn, sd);
-	for (uint32_t r = 0; r < sd->world_size; r++) {
-		sd->ranks[r].last_generation = 0;
-		if (sd->lease_ms)
-			sd->ranks[r].expires_ms = clock_wall_ms() + sd->lease_ms;
-		state_dict_slot_row(txn, sd, &sd->ranks[r].slots[0], SLOT_SEALED);
-	}
-	state_dict_emit(sd, "created", 0);
-	return OK;
 }
 
 void state_dict_saved(struct state_dict_use *use)
 {
 	if (use->generation > use->owner->saved_generation)
 		use->owner->saved_generation = use->generation;
-}
-
-void state_dict_drop(struct server *s, struct state_dict_use **use)
-{
-	struct state_dict *sd = (*use)->owner;
-	bool kill = sd->made_by_load;
-
-	(void)s;
-	sd->refs++;
-	state_dict_unuse(s, use);
-	if (kill && !sd->uses)
-		state_dict_kill(sd);
-	state_dict_unref(sd);
 }

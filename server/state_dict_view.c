@@ -10,8 +10,8 @@ static uint64_t bytes_of(const struct state_dict *sd)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
-		sum += sd->all_slots[i].bytes;
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		sum += state_dict_nth(sd, i)->bytes;
 	return sum;
 }
 
@@ -75,7 +75,7 @@ static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)
 		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(rk->expires_ms, stamp));
 	buf_puts(out, ",\"slots\":[");
 	for (uint32_t k = 0; k < sd->slot_count; k++) {
-		const struct slot *sl = &rk->slots[k];
+		const struct slot *sl = state_dict_slot(sd, r, k);
 		if (sl->bytes == 0)
 			continue;
 		buf_printf(out, "%s{\"slot\":%u,\"segment\":\"%s\",\"state\":\"%s\",\"bytes\":%ju", comma, k, sl->segment,
@@ -126,7 +126,7 @@ FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who,
 		return ERR(NO_MEMORY, "cannot list state dicts");
 	for (struct table_node *x = table_next(t, NULL); x; x = table_next(t, x)) {
 		struct state_dict *sd = (struct state_dict *)x;
-		if (!sd->made_by_load && principal_may(who, sd->uid) && (page_token.n == 0 || str_cmp(x->key, page_token) > 0))
+		if (!sd->hidden && principal_may(who, sd->uid) && (page_token.n == 0 || str_cmp(x->key, page_token) > 0))
 			all[n++] = sd;
 	}
 	qsort(all, n, sizeof *all, by_name);

@@ -298,9 +298,10 @@ static json_t *make_hello(const struct server *s, const struct worker_spec *spec
 
 	for (uint32_t i = 0; i < spec->root_count; i++)
 		json_array_append_new(roots, json_pack("{s:s, s:s}", "name", spec->roots[i].name, "path", spec->roots[i].path));
-	return json_pack("{s:s, s:s, s:i, s:i, s:o, s:s, s:I}", "build_id", BUILD_ID, "role", spec->role, "index",
+	return json_pack("{s:s, s:s, s:i, s:i, s:o, s:s, s:I, s:b, s:s, s:b}", "build_id", BUILD_ID, "role", spec->role, "index",
 			 (int)spec->index, "count", (int)spec->count, "roots", roots, "io_engine", s->config->io_engine,
-			 "memory_bytes", (json_int_t)spec->memory_bytes);
+			 "memory_bytes", (json_int_t)spec->memory_bytes, "network", spec->network, "listen", s->config->comm_listen,
+			 "device", spec->device);
 }
 
 static FALLIBLE enum err attach(struct worker *w)

@@ -29,6 +29,7 @@ struct worker_spec {
 	const struct worker_root *roots;
 	uint32_t root_count;
 	uint64_t memory_bytes;
+	bool network, device;              /* what its sandbox lets through */
 	const struct worker_ops *ops;
 	void *owner;
 };

@@ -36,8 +36,10 @@ def test_codes():
 def test_kinds():
     table = re.search(r"spec_kind_names\[.*?\{(.*?)\}", (ROOT / "api/spec.c").read_text(), re.S)[1]
     kinds = re.findall(r'"(\w+)"', table)
-    assert re.findall(r"kind: \{const: (\w+)\}", YAML) == kinds
+    assert len(kinds) == 14 and re.findall(r"kind: \{const: (\w+)\}", YAML) == kinds
     assert re.findall(r"\w+", re.search(r"kind: \{type: string, enum: \[([^\]]*)\]", YAML)[1]) == kinds
+    server = re.search(r"kind_texts\[.*?\{(.*?)\}", (ROOT / "server/job.c").read_text(), re.S)[1]
+    assert re.findall(r'"(\w+)"', server) == kinds
 
 
 def test_references_resolve():
@@ -47,10 +49,15 @@ def test_references_resolve():
 
 
 def test_fields_of_requests():
-    """The fields that spec.c knows at the top of a job are in the contract, and the other way round."""
-    code = (ROOT / "api/spec.c").read_text()
-    for kind in ("save", "load", "reshard", "verify", "diff", "delete"):
+    """The fields that spec*.c know at the top of a job are in the contract, and the other way round."""
+    code = (ROOT / "api/spec.c").read_text() + (ROOT / "api/spec_sdops.c").read_text()
+    macros = dict(re.findall(r"#define (\w+) (.*)", code))
+    kinds = re.findall(r"kind: \{const: (\w+)\}", YAML)
+    for kind in kinds:
         body = re.search(rf"check_{kind}\(.*?\n\}}\n", code, re.S)[0]
-        known = set(re.findall(r'"(\w+)"', re.search(r"jval_only\(doc, .*?\}\)\)", body, re.S)[0]))
+        listed = re.search(r"jval_only\(doc, .*?\}\)\)", body, re.S)[0]
+        for _ in macros:
+            listed = re.sub(r"\b[A-Z_]+KINDS\b", lambda m: macros[m[0]], listed)
+        known = set(re.findall(r'"(\w+)"', listed))
         spec = re.search(rf"\n    {kind.capitalize()}Spec:\n.*?\n      properties:\n(.*?)(?=\n    \w)", YAML, re.S)[1]
         assert set(re.findall(r"^        (\w+):", spec, re.M)) == known, kind

@@ -78,9 +78,9 @@ static void unlink_segments(struct server *s)
 
 	for (struct table_node *n = table_next(all, NULL); n; n = table_next(all, n)) {
 		const struct state_dict *sd = (const struct state_dict *)n;
-		for (uint32_t i = 0; i < sd->world_size * sd->slot_count; i++)
-			if (sd->all_slots[i].fd >= 0)
-				T_OK(seg_unlink(sd->all_slots[i].segment));
+		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+			if (state_dict_nth(sd, i)->fd >= 0)
+				T_OK(seg_unlink(state_dict_nth(sd, i)->segment));
 	}
 }
 

@@ -5,6 +5,10 @@
  *   crash:WHERE       dies in attempt 1 at planning, running, peer, commit (before the rename) or committed (after it)
  *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
  *   stall:MS          no progress for that long              garbage          sends what is no JSON object
+ *   meet              leader and peers meet twice; the result says who was there        meet-alone: the peers do not come
+ *   meet-twice        the leader sends its part twice
+ *
+ * An operation on state dicts asks for a segment for each rank of its source, of the first byte count of the label `bytes`.
  *
  * A root that holds a file `.hang` makes look-ups hang; `.free` holds the free bytes that probe tells. */
 #include <errno.h>
@@ -171,17 +175,31 @@ static bool expect(uint16_t type)
 	}
 }
 
-static bool want_segments(const json_t *spec, const json_t *dicts)
+/* How many ranks an operation's target gets: those of its source. 0: it is none. */
+static json_int_t operation_world(const json_t *spec, const json_t *dicts, const char *kind)
+{
+	const char *source = json_string_value(json_object_get(json_object_get(spec, "source"), "state_dict"));
+
+	if (strcmp(kind, "save") == 0 || !source || !json_object_get(spec, "backend"))
+		return 0;
+	return json_integer_value(json_object_get(json_object_get(dicts, source), "world_size"));
+}
+
+static bool want_segments(const json_t *spec, const json_t *dicts, const char *kind)
 {
 	const json_t *target = json_object_get(spec, "target");
 	const char *name = json_string_value(json_object_get(target, "state_dict"));
+	const char *bytes = json_string_value(json_object_get(json_object_get(spec, "labels"), "bytes"));
+	json_int_t world = operation_world(spec, dicts, kind);
 
-	if (!name || json_object_get(dicts, name))
+	if (!name || (!world && json_object_get(dicts, name)))
 		return true;
-	json_int_t world = json_integer_value(json_object_get(target, "world_size"));
+	if (!world)
+		world = json_integer_value(json_object_get(target, "world_size"));
 	json_t *ranks = json_array();
 	for (json_int_t r = 0; r < (world ? world : 1); r++)
-		json_array_append_new(ranks, json_pack("{s:I, s:i, s:i}", "rank", r, "bytes", 8192, "image_bytes", 5000));
+		json_array_append_new(ranks, json_pack("{s:I, s:i, s:i}", "rank", r, "bytes", bytes ? number(bytes) : 8192, "image_bytes",
+						       5000));
 	say(FRAME_WANT_SEGMENTS, json_pack("{s:I, s:o}", "world_size", world ? world : 1, "ranks", ranks), NULL, 0);
 	return expect(FRAME_SEGMENTS);
 }
@@ -225,6 +243,37 @@ static bool commit(const json_t *spec, const char *kind, const char *job)
 	return true;
 }
 
+/* Two rounds of finding each other; false: it was answered with FAILED. */
+static bool meet(void)
+{
+	char data[32];
+	struct frame f;
+
+	for (int round = 0; round < 2; round++) {
+		snprintf(data, sizeof data, "w%d-%d", my_index, round);
+		for (int i = 0; i < 1 + (strcmp(fake, "meet-twice") == 0 && my_index == 0); i++)
+			say(FRAME_MEET, json_pack("{s:i, s:i, s:s}", "round", round, "size", my_count, "data", data), NULL, 0);
+		do {
+			if (!hear(-1, &f))
+				f.type = 0;
+			peers_done |= f.type == FRAME_PEERS_DONE;
+		} while (f.type != FRAME_MEET_ALL && f.type != FRAME_CANCEL);
+		json_t *all = json_loadb(f.json.p, f.json.n, 0, NULL);
+		for (int i = 0; i < my_count && f.type == FRAME_MEET_ALL; i++) {
+			snprintf(data, sizeof data, "w%d-%d", i, round);
+			const char *got = json_string_value(json_array_get(json_object_get(all, "all"), (size_t)i));
+			if (!got || strcmp(got, data) != 0)
+				die("meet");
+		}
+		json_decref(all);
+		if (f.type == FRAME_CANCEL) {
+			say(FRAME_FAILED, json_pack("{s:s}", "code", "cancelled"), NULL, 0);
+			return false;
+		}
+	}
+	return true;
+}
+
 static void do_job(const json_t *doc)
 {
 	const json_t *spec = json_object_get(doc, "spec"), *dicts = json_object_get(doc, "state_dicts");
@@ -243,7 +292,7 @@ static void do_job(const json_t *doc)
 		say(FRAME_DONE, json_pack("{s:o}", "plan", plan), NULL, 0);
 		return;
 	}
-	if (!want_segments(spec, dicts))
+	if (!want_segments(spec, dicts, kind))
 		return;
 	say(FRAME_STATE, json_pack("{s:s, s:s, s:i, s:o}", "state", "running", "stage", "copy", "bytes_total", 1000, "plan", plan),
 	    NULL, 0);
@@ -251,6 +300,8 @@ static void do_job(const json_t *doc)
 	say(FRAME_RUN, json_pack("{s:s, s:i, s:s}", "job", job, "attempt", attempt, "fake", fake), &memfd, 1);
 	close(memfd);
 	crash_at("running");
+	if (strncmp(fake, "meet", 4) == 0 && !meet())
+		return;
 	int slow = strncmp(fake, "slow:", 5) == 0 ? number(fake + 5) : 0;
 	int stall = strncmp(fake, "stall:", 6) == 0 ? number(fake + 6) : 0;
 	if (work(stall, false) || work(slow, true))
@@ -258,7 +309,9 @@ static void do_job(const json_t *doc)
 	if (my_count > 1 && !peers_done && !expect(FRAME_PEERS_DONE))
 		return;
 	if (commit(spec, kind, job))
-		say(FRAME_DONE, json_pack("{s:{s:i, s:i}}", "result", "bytes", 1000, "attempt", attempt), NULL, 0);
+		say(FRAME_DONE, json_pack("{s:{s:i, s:i, s:i, s:i, s:s, s:O*}}", "result", "bytes", 1000, "attempt", attempt,
+					  "state_dicts", (int)json_object_size(dicts), "moved_bytes", 700, "backend", "shm", "comm",
+					  json_object_get(doc, "comm")), NULL, 0);
 }
 
 static void do_run(const json_t *doc)
@@ -268,7 +321,11 @@ static void do_run(const json_t *doc)
 	snprintf(fake, sizeof fake, "%s", script ? script : "");
 	attempt = (int)json_integer_value(json_object_get(doc, "attempt"));
 	crash_at("peer");
-	if (!work(strncmp(fake, "slow:", 5) == 0 ? number(fake + 5) / 2 : 0, false))
+	if (strcmp(fake, "meet-alone") == 0) /* deaf until it is told to stop */
+		(void)(expect(FRAME_SEGMENTS));
+	else if (strncmp(fake, "meet", 4) == 0 && !meet())
+		return;
+	else if (!work(strncmp(fake, "slow:", 5) == 0 ? number(fake + 5) / 2 : 0, false))
 		say(FRAME_DONE, json_object(), NULL, 0);
 }
 

@@ -181,7 +181,6 @@ static void test_refused_fields(void **state)
 	(void)state;
 	refused(ERR_VALIDATION_FAILED, "/kind", "{}");
 	refused(ERR_UNKNOWN_KIND, "/kind", "{\"kind\":\"explode\"}");
-	refused(ERR_UNKNOWN_KIND, "/kind", "{\"kind\":\"gather\"}");
 	refused(ERR_VALIDATION_FAILED, "/kind", "{\"kind\":3}");
 	refused(ERR_UNKNOWN_FIELD, "/sauce", "{\"kind\":\"verify\"," SRC ",\"sauce\":1}");
 	refused(ERR_VALIDATION_FAILED, "/source", "{\"kind\":\"verify\"}");

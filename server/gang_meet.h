@@ -1,0 +1,18 @@
+/* gang_meet.h: how the members of a communication group find each other through the coordinator: MEET and MEET_ALL of
+ * worker/ctl/README.md. What they say is passed on, not looked into. */
+#pragma once
+#include <jansson.h>
+#include "base/err.h"
+
+struct gang_meet {
+	json_t *all;                    /* of the round that is going on; NULL: none is */
+	uint32_t come;
+	json_int_t round;
+};
+
+/* Takes the MEET of worker `index` of `count`. *all_out: the body of MEET_ALL for workers 0 to its size - 1, to be released, when
+ * this was the last; else NULL. ERR_PROTOCOL: it does not fit the round. */
+FALLIBLE enum err gang_meet_take(struct gang_meet *m, uint32_t index, uint32_t count, const json_t *body, json_t **all_out);
+/* Who has not come yet; -1: nobody is awaited. */
+int64_t gang_meet_missing(const struct gang_meet *m);
+void gang_meet_drop(struct gang_meet *m);

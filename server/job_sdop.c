@@ -1,0 +1,149 @@
+/* job_sdop.c: operations on state dicts: what only who knows the state dicts can check, what their workers get beside the request,
+ * and what is left in the record and the metrics. The form of the request was checked by api/spec_sdops.c. */
+#include <stdio.h>
+#include <sys/random.h>
+
+#include "base/num.h"
+#include "server/config.h"
+#include "server/gpu.h"
+#include "server/job_own.h"
+
+enum { SECRET_BYTES = 32 };
+
+bool job_sdop_is(const struct job *j)
+{
+	return j->kind >= JOB_CREATE;
+}
+
+static bool is_word(const struct job *j, const char *key, const char *word)
+{
+	const char *text = json_string_value(json_object_get(j->spec, key));
+
+	return text && strcmp(text, word) == 0;
+}
+
+bool job_sdop_network(const struct job *j)
+{
+	return job_sdop_is(j) && (is_word(j, "backend", "tcp") || is_word(j, "backend", "nccl"));
+}
+
+bool job_sdop_device(const struct job *j)
+{
+	return job_sdop_is(j) && !gpu_missing() &&
+	       (is_word(j, "backend", "nccl") || is_word(j, "device", "cuda") || json_is_true(json_object_get(j->spec, "pin_memory")));
+}
+
+/* ---- ranks ---- */
+
+static FALLIBLE enum err refuse(const char *pointer, json_int_t rank, json_int_t end, const char *of)
+{
+	return err_at_pointer(ERR(VALIDATION_FAILED, "%jd is not between 0 and %jd: %s has %jd ranks", (intmax_t)rank,
+				  (intmax_t)end - 1, of, (intmax_t)end), pointer);
+}
+
+static FALLIBLE enum err check_list(const struct job *j, const char *key, json_int_t end, const char *of)
+{
+	const json_t *list = json_object_get(j->spec, key), *one;
+	char pointer[64];
+	size_t i;
+
+	json_array_foreach(list, i, one) {
+		json_int_t rank = json_integer_value(one);
+		snprintf(pointer, sizeof pointer, "/%s/%zu", key, i);
+		if (rank < 0 || rank >= end)
+			return refuse(pointer, rank, end, of);
+	}
+	return OK;
+}
+
+static json_int_t product(const json_t *mesh)
+{
+	json_int_t n = 1;
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(mesh, i, one) {
+		json_int_t size = json_integer_value(one);
+		if (size < 1 || size > STATE_DICT_WORLD_MAX || (n *= size) > STATE_DICT_WORLD_MAX)
+			return -1;
+	}
+	return n;
+}
+
+/* A mesh without a list of ranks is over the whole world. */
+static FALLIBLE enum err check_meshes(const struct job *j, json_int_t world)
+{
+	const json_t *rule;
+	char pointer[64];
+	size_t i;
+
+	json_array_foreach(json_object_get(j->spec, "layout"), i, rule) {
+		const json_t *mesh = json_object_get(rule, "mesh");
+		json_int_t n = product(mesh);
+		snprintf(pointer, sizeof pointer, "/layout/%zu/mesh", i);
+		if (mesh && !json_object_get(rule, "ranks") && n != world)
+			return err_at_pointer(ERR(WORLD_MISMATCH, "the mesh has %jd ranks, the world %jd", (intmax_t)n, (intmax_t)world),
+					      pointer);
+	}
+	return OK;
+}
+
+/* Source and target have one world: the target's, if it is there or the request names its size. */
+static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
+{
+	struct job_ref ref = job_spec_ref(j->spec, "target");
+	const json_t *asked = json_object_get(json_object_get(j->spec, "target"), "world_size");
+	json_int_t there = ref.state_dict ? (json_int_t)state_dict_world(j->server, str_of(ref.state_dict)) : 0;
+	json_int_t source = j->source_use ? (json_int_t)j->source_use->world_size : 0;
+
+	if (asked && there && json_integer_value(asked) != there)
+		return err_at_pointer(ERR(WORLD_MISMATCH, "state dict \"%s\" has %jd ranks, not %jd", ref.state_dict, (intmax_t)there,
+					  (intmax_t)json_integer_value(asked)), "/target/world_size");
+	if (there && !json_object_get(j->spec, "layout") && source != there)
+		return err_at_pointer(ERR(WORLD_MISMATCH, "state dict \"%s\" has %jd ranks, the source %jd", ref.state_dict,
+					  (intmax_t)there, (intmax_t)source), "/target");
+	if (j->other_use && (json_int_t)j->other_use->world_size != source)
+		return err_at_pointer(ERR(WORLD_MISMATCH, "a has %jd ranks, b %u", (intmax_t)source, j->other_use->world_size), "/b");
+	*world_out = there ? there : asked ? json_integer_value(asked) : source;
+	return OK;
+}
+
+FALLIBLE enum err job_sdop_check(const struct job *j)
+{
+	json_int_t world = 0, members;
+	const json_t *root = json_object_get(j->spec, "root");
+	bool nccl = is_word(j, "backend", "nccl");
+
+	if (!job_sdop_is(j))
+		return OK;
+	if ((nccl || is_word(j, "device", "cuda")) && gpu_missing())
+		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", gpu_missing()), nccl ? "/backend" : "/device");
+	TRY(check_world(j, &world));
+	TRY(check_list(j, "group", world, "the world"));
+	members = (json_int_t)json_array_size(json_object_get(j->spec, "group"));
+	members = members ? members : world;
+	TRY(check_list(j, "ranks_only", members, "the group"));
+	if (root && (json_integer_value(root) < 0 || json_integer_value(root) >= members))
+		return refuse("/root", json_integer_value(root), members, "the group");
+	return check_meshes(j, world);
+}
+
+/* ---- an attempt ---- */
+
+json_t *job_sdop_comm(const struct job *j, uint64_t group_id)
+{
+	unsigned char secret[SECRET_BYTES];
+	char text[2 * SECRET_BYTES + 1];
+
+	must(getrandom(secret, sizeof secret, 0) == (ssize_t)sizeof secret);
+	for (size_t i = 0; i < sizeof secret; i++)
+		snprintf(text + 2 * i, 3, "%02x", secret[i]);
+	return json_pack("{s:I, s:s, s:i}", "group_id", (json_int_t)(group_id & INT64_MAX), "secret", text, "deadline_ms",
+			 (json_int_t)j->server->config->comm_deadline_ms);
+}
+
+void job_sdop_note_result(struct job *j)
+{
+	if (job_sdop_is(j) && j->made_use && j->made_use->numbered)
+		json_object_set_new(j->result, "generation", json_integer(j->made_use->generation));
+}

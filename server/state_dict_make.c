@@ -1,0 +1,260 @@
+/* state_dict_make.c: what jobs make: the segments of a state dict's next generation.
+ *
+ * They are filled where nobody sees them, and announced all together when the job has succeeded and the journal says so; whatever
+ * else happens, they go, and the state dict is as it was. So nobody ever meets a half-written target, also not after a crash: what
+ * has no row in the journal is removed at the next start.
+ *
+ * Where from the slots: a free one, but the slots that a trainer asked for are left to it as long as others can be added, else a job
+ * that writes into its state dict would make its next reservation wait. What a job made before is released by the job that makes
+ * the next; its segments are unlinked, not used again: a process that has them mapped goes on reading what it mapped. */
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/state_dict_own.h"
+
+struct make {
+	struct server *server;
+	struct state_dict_use *use;
+	uint32_t left;
+	enum err e;
+	struct err_info info;
+	made_fn fn;
+	void *user;
+};
+
+static void end_make(void *user, enum err e)
+{
+	struct make *m = user;
+
+	if (e && !m->e) {
+		m->e = e;
+		m->info = *err_last();
+	}
+	if (m->left > 0 && --m->left > 0)
+		return;
+	if (m->e) {
+		if (m->use)
+			state_dict_drop(m->server, &m->use);
+		err_restore(&m->info);
+	} else {
+		struct state_dict *sd = m->use->owner;
+		for (uint32_t r = 0; r < sd->world_size; r++) {
+			struct state_dict_rank_use *k = &m->use->ranks[r];
+			struct slot *sl = state_dict_slot(sd, r, k->slot);
+			sl->state = SLOT_FILLING;
+			sl->image_bytes = k->image_bytes;
+			k->fd = sl->fd;
+			k->segment = sl->segment;
+			k->bytes = sl->bytes;
+		}
+	}
+	m->fn(m->user, m->e, m->use);
+	mem_free(m);
+}
+
+/* ---- slots ---- */
+
+static struct slot *free_slot(const struct state_dict *sd, uint32_t rank, uint32_t from)
+{
+	for (uint32_t k = from; k < sd->slot_count; k++) {
+		struct slot *sl = state_dict_slot(sd, rank, k);
+		if (sl->state == SLOT_FREE && sl->uses == 0)
+			return sl;
+	}
+	return NULL;
+}
+
+static FALLIBLE enum err pick(struct state_dict *sd, uint32_t rank, struct slot **out)
+{
+	struct slot *sl = free_slot(sd, rank, sd->lease_ms ? sd->own_slots : 0);
+
+	if (!sl && sd->slot_count < STATE_DICT_SLOTS_MAX) {
+		TRY(state_dict_add_slots(sd));
+		sl = free_slot(sd, rank, sd->slot_count - 1);
+	}
+	if (!sl)
+		sl = free_slot(sd, rank, 0);
+	if (!sl)
+		return err_at_rank(ERR(SLOTS_BUSY, "all %u slots of rank %u of state dict \"%s\" are in use", sd->slot_count, rank,
+				       sd->name), rank);
+	*out = sl;
+	return OK;
+}
+
+/* A warm segment serves if it is large enough and not twice as large. */
+static bool fits(const struct slot *sl, uint64_t bytes)
+{
+	return sl->bytes >= bytes && sl->bytes / 2 <= bytes;
+}
+
+static FALLIBLE enum err take_slots(struct state_dict_use *u, const struct state_dict_make *want, uint64_t *total_out)
+{
+	struct state_dict *sd = u->owner;
+	uint64_t total = 0;
+
+	for (uint32_t r = 0; r < want->world_size; r++) {
+		struct slot *sl = NULL;
+		uint64_t bytes = state_dict_space_round(want->bytes[r]);
+		if (want->image_bytes[r] < 8 || want->image_bytes[r] > want->bytes[r])
+			return ERR(PROTOCOL, "a worker asked for a segment that cannot be");
+		TRY(pick(sd, r, &sl));
+		must(sl);
+		u->ranks[r] = (struct state_dict_rank_use){ .rank = r, .slot = sl->number, .fd = -1, .bytes = bytes,
+							   .image_bytes = want->image_bytes[r] };
+		sl->uses++;
+		sl->state = SLOT_MAKING;
+		sl->made = true;
+		sl->generation = 0; /* not known before the end */
+		if (fits(sl, bytes))
+			continue;
+		state_dict_drop_segment(sd, sl);
+		TRY(num_add(total, bytes, &total));
+	}
+	*total_out = total;
+	return OK;
+}
+
+static FALLIBLE enum err find_or_alloc(struct server *s, const struct state_dict_make *want, struct state_dict **out)
+{
+	struct principal who = want->who;
+
+	who.admin = who.uid == 0;
+	if (!state_dict_exists(s, want->name)) {
+		TRY(state_dict_alloc(s, want->name, want->world_size, 1, want->who.uid, out));
+		(*out)->hidden = true;
+		(*out)->lease_ms = want->lease_ms;
+		(*out)->on_owner_death = want->lease_ms ? json_pack("{s:b}", "drop", 1) : NULL;
+		return OK;
+	}
+	if (!want->next_generation)
+		return ERR(STATE_DICT_EXISTS, "state dict \"%.*s\" exists", (int)want->name.n, want->name.p);
+	TRY(state_dict_find(s, &who, want->name, out));
+	if ((*out)->world_size != want->world_size)
+		return ERR(WORLD_MISMATCH, "state dict \"%s\" has %u ranks, the result has %u", (*out)->name, (*out)->world_size,
+			   want->world_size);
+	return OK;
+}
+
+static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make *want)
+{
+	struct server *s = m->server;
+	struct state_dict *sd;
+	uint64_t total = 0;
+
+	TRY(find_or_alloc(s, want, &sd));
+	enum err e = state_dict_new_use(sd, want->at_least, want->job, &m->use);
+	if (e) {
+		if (sd->hidden)
+			state_dict_kill(sd);
+		return e;
+	}
+	m->use->makes = true;
+	TRY(take_slots(m->use, want, &total));
+	TRY(state_dict_space_clear(s, total)); /* at once, so that a shortage is named as a whole */
+	m->left = 1; /* ours, so that it cannot end while we ask for more */
+	for (uint32_t r = 0; r < want->world_size && !m->e; r++) {
+		struct slot *sl = state_dict_slot(sd, r, m->use->ranks[r].slot);
+		struct seg_wanted w = { sd, sl, m->use->ranks[r].bytes, end_make, m };
+		if (sl->fd >= 0)
+			continue;
+		m->left++;
+		e = state_dict_space_make(s, &w);
+		if (e)
+			end_make(m, e);
+	}
+	return OK;
+}
+
+void state_dict_make(struct server *s, const struct state_dict_make *want, made_fn fn, void *user)
+{
+	struct make *m = mem_zalloc(1, sizeof *m);
+
+	must(m);
+	*m = (struct make){ .server = s, .fn = fn, .user = user };
+	enum err e = begin_make(m, want);
+	if (e)
+		m->left = 0;
+	loop_later(s->loop, end_make, m, e);
+}
+
+/* ---- the end of the job ---- */
+
+/* One more than anything a client has seen or been promised. */
+static int64_t next_generation(const struct state_dict *sd, int64_t at_least)
+{
+	int64_t last = sd->last_generation;
+
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		if (sd->ranks[r].last_generation > last)
+			last = sd->ranks[r].last_generation;
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++) {
+		const struct slot *sl = state_dict_nth(sd, i);
+		if (sl->state != SLOT_FREE && sl->generation > last)
+			last = sl->generation;
+	}
+	if (last == INT64_MAX) /* a client's choice: nothing is newer than that */
+		return last;
+	return last + 1 > at_least ? last + 1 : at_least;
+}
+
+static bool superseded(const struct slot *sl, const struct state_dict_use *u)
+{
+	return sl->state == SLOT_SEALED && sl->made && sl->generation < u->generation;
+}
+
+FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *u, struct journal_txn *txn)
+{
+	struct state_dict *sd = u->owner;
+
+	(void)s;
+	if (!u->makes)
+		return OK;
+	if (!u->numbered) {
+		u->generation = next_generation(sd, u->generation);
+		u->numbered = true;
+		sd->last_generation = u->generation; /* from now on nobody reserves it */
+	}
+	state_dict_row(txn, sd);
+	for (uint32_t r = 0; r < sd->world_size; r++) {
+		struct slot *sl = state_dict_slot(sd, r, u->ranks[r].slot);
+		sl->generation = sd->ranks[r].last_generation = u->generation;
+		state_dict_slot_row(txn, sd, sl, SLOT_MADE);
+	}
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		if (superseded(state_dict_nth(sd, i), u))
+			state_dict_slot_row(txn, sd, state_dict_nth(sd, i), SLOT_LEAVING);
+	return OK;
+}
+
+void state_dict_announce(struct server *s, struct state_dict_use *u)
+{
+	struct state_dict *sd = u->owner;
+	bool fresh = sd->hidden;
+
+	(void)s;
+	if (!u->makes || !u->numbered)
+		return;
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		if (superseded(state_dict_nth(sd, i), u))
+			state_dict_nth(sd, i)->state = SLOT_LEAVING; /* freed with the last use, ours at the latest */
+	for (uint32_t r = 0; r < sd->world_size; r++) {
+		state_dict_slot(sd, r, u->ranks[r].slot)->state = SLOT_SEALED;
+		if (fresh && sd->lease_ms)
+			sd->ranks[r].expires_ms = clock_wall_ms() + sd->lease_ms;
+	}
+	sd->hidden = false;
+	u->makes = false;
+	state_dict_emit(sd, fresh ? "created" : "complete", u->generation);
+}
+
+void state_dict_drop(struct server *s, struct state_dict_use **use)
+{
+	struct state_dict *sd = (*use)->owner;
+	bool kill = sd->hidden && (*use)->makes;
+
+	sd->refs++;
+	state_dict_unuse(s, use);
+	if (kill && !sd->uses)
+		state_dict_kill(sd);
+	state_dict_unref(sd);
+}
