@@ -239,7 +239,7 @@ int follow_end(const json_t *job, bool json)
 {
 	const char *state = show_text(job, "state"), *kind = show_text(job, "kind");
 	const json_t *result = json_object_get(job, "result");
-	bool is_diff = strcmp(kind, "diff") == 0, ok = strcmp(state, "succeeded") == 0;
+	bool is_diff = strcmp(kind, "diff") == 0 || strcmp(kind, "compare") == 0, ok = strcmp(state, "succeeded") == 0;
 
 	if (json)
 		show_json(job);

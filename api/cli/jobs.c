@@ -4,142 +4,49 @@
 #include <unistd.h>
 
 #include "api/cli/commands.h"
+#include "api/cli/request.h"
 #include "api/cli/show.h"
-
-static FALLIBLE enum err set(json_t *o, const char *key, json_t *value_new)
-{
-	if (json_object_set_new(o, key, value_new) != 0)
-		return ERR(INVALID_REQUEST, "--%s is not UTF-8", key);
-	return OK;
-}
-
-/* An object inside o, made when it is not there. */
-static json_t *child(json_t *o, const char *key)
-{
-	if (!json_object_get(o, key))
-		(void)json_object_set_new(o, key, json_object());
-	return json_object_get(o, key);
-}
-
-static FALLIBLE enum err set_integer(const struct args *a, const char *option, json_t *o, const char *key)
-{
-	const char *text = args_value(a, option);
-	uint64_t n = 0;
-
-	if (!text)
-		return OK;
-	if (!str_to_u64(str_of(text), &n) || n > INT64_MAX)
-		return ERR(INVALID_REQUEST, "--%s must be a number, not \"%.50s\"", option, text);
-	return set(o, key, json_integer((json_int_t)n));
-}
-
-static FALLIBLE enum err set_real(const struct args *a, const char *option, json_t *o)
-{
-	const char *text = args_value(a, option);
-	char *end = NULL;
-	double n = text ? strtod(text, &end) : 0;
-
-	if (!text)
-		return OK;
-	if (end == text || *end)
-		return ERR(INVALID_REQUEST, "--%s must be a number, not \"%.50s\"", option, text);
-	return set(o, option, json_real(n));
-}
-
-static FALLIBLE enum err set_text(const struct args *a, const char *option, json_t *o, const char *key)
-{
-	const char *text = args_value(a, option);
-
-	return text ? set(o, key, json_string(text)) : OK;
-}
-
-typedef enum err (*reader)(const char *text, json_t **out);
-
-static enum err read_plain(const char *text, json_t **out)
-{
-	*out = json_string(text);
-	return *out ? OK : ERR(INVALID_REQUEST, "an argument is not UTF-8");
-}
-
-/* Every value of a repeated option, as an array. */
-static FALLIBLE enum err set_list(const struct args *a, const char *option, json_t *o, reader read)
-{
-	json_t *list = NULL, *item = NULL;
-	const char *text;
-	unsigned at = 0;
-
-	while ((text = args_next(a, option, &at))) {
-		if (!list) {
-			list = json_array();
-			TRY(set(o, option, list));
-		}
-		TRY(read(text, &item));
-		if (json_array_append_new(list, item) != 0)
-			return ERR(NO_MEMORY, "cannot keep --%s", option);
-	}
-	return OK;
-}
-
-static FALLIBLE enum err set_labels(const struct args *a, json_t *doc)
-{
-	const char *text;
-	unsigned at = 0;
-
-	while ((text = args_next(a, "label", &at))) {
-		const char *equals = strchr(text, '=');
-		char key[128];
-		if (!equals || equals == text || (size_t)(equals - text) >= sizeof key)
-			return ERR(INVALID_REQUEST, "--label has the form KEY=VALUE");
-		snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
-		TRY(set(child(doc, "labels"), key, json_string(equals + 1)));
-	}
-	return OK;
-}
-
-static FALLIBLE enum err set_ref(json_t *doc, const char *key, const char *text)
-{
-	json_t *ref = NULL;
-
-	TRY(args_ref(text, &ref));
-	return set(doc, key, ref);
-}
 
 /* The request that the options describe; only those that the command's row allows can be there. */
 static FALLIBLE enum err build(const struct command *self, const struct args *a, json_t *doc)
 {
-	bool is_diff = strcmp(self->name, "diff") == 0;
+	bool is_diff = strcmp(self->name, "diff") == 0 || strcmp(self->name, "compare") == 0;
 
-	TRY(set(doc, "kind", json_string(self->name)));
-	TRY(set_ref(doc, is_diff ? "a" : "source", a->words[0]));
+	TRY(request_set(doc, "kind", json_string(self->name)));
+	TRY(request_ref(doc, is_diff ? "a" : "source", a->words[0]));
 	if (a->word_count > 1)
-		TRY(set_ref(doc, is_diff ? "b" : "target", a->words[1]));
+		TRY(request_ref(doc, is_diff ? "b" : "target", a->words[1]));
+	else if (sdops_is(self->name)) /* into itself: its next generation */
+		TRY(request_ref(doc, "target", a->words[0]));
 	json_t *target = json_object_get(doc, "target");
-	TRY(set_integer(a, "generation", json_object_get(doc, "source"), "generation"));
+	TRY(request_integer(a, "generation", json_object_get(doc, "source"), "generation"));
 	if (target) {
-		TRY(set_integer(a, "world-size", target, "world_size"));
-		TRY(set_text(a, "format", target, "format"));
-		TRY(set_list(a, "layout", target, args_layout));
+		TRY(request_integer(a, "world-size", target, "world_size"));
+		TRY(request_text(a, "format", target, "format"));
+		TRY(request_list(a, "layout", sdops_is(self->name) ? doc : target, args_layout));
 	}
-	TRY(set_list(a, "include", doc, read_plain));
-	TRY(set_list(a, "exclude", doc, read_plain));
-	TRY(set_list(a, "rename", doc, args_rename));
-	TRY(set_list(a, "dtype", doc, args_pair));
-	TRY(set_text(a, "level", doc, "level"));
-	TRY(set_real(a, "rtol", doc));
-	TRY(set_real(a, "atol", doc));
+	if (sdops_is(self->name))
+		TRY(sdops_fields(a, doc));
+	TRY(request_list(a, "include", doc, request_plain));
+	TRY(request_list(a, "exclude", doc, request_plain));
+	TRY(request_list(a, "rename", doc, args_rename));
+	TRY(request_list(a, "dtype", doc, args_pair));
+	TRY(request_text(a, "level", doc, "level"));
+	TRY(request_real(a, "rtol", doc));
+	TRY(request_real(a, "atol", doc));
 	if (args_flag(a, "no-strict"))
-		TRY(set(doc, "strict", json_false()));
+		TRY(request_set(doc, "strict", json_false()));
 	if (args_flag(a, "overwrite"))
-		TRY(set(child(doc, "options"), "overwrite", json_true()));
+		TRY(request_set(request_child(doc, "options"), "overwrite", json_true()));
 	if (args_flag(a, "files-per-rank"))
-		TRY(set_integer(a, "files-per-rank", child(doc, "options"), "files_per_rank"));
+		TRY(request_integer(a, "files-per-rank", request_child(doc, "options"), "files_per_rank"));
 	if (args_flag(a, "retries"))
-		TRY(set_integer(a, "retries", child(doc, "options"), "retries"));
+		TRY(request_integer(a, "retries", request_child(doc, "options"), "retries"));
 	if (args_flag(a, "on-divergence"))
-		TRY(set_text(a, "on-divergence", child(doc, "options"), "on_divergence"));
+		TRY(request_text(a, "on-divergence", request_child(doc, "options"), "on_divergence"));
 	if (args_flag(a, "verify"))
-		TRY(set_text(a, "verify", child(doc, "options"), "verify"));
-	return set_labels(a, doc);
+		TRY(request_text(a, "verify", request_child(doc, "options"), "verify"));
+	return request_labels(a, doc);
 }
 
 static FALLIBLE enum err read_timeout(const struct args *a, struct follow *f)
@@ -191,13 +98,13 @@ int jobs_check(const struct command *self, struct client *c, const struct args *
 	json_t *doc = json_pack("{s:s,s:{s:s}}", "kind", "load", "target", "state_dict", "dcpctl-check");
 	json_t *target = doc ? json_object_get(doc, "target") : NULL;
 	struct answer got = { 0 };
-	enum err e = doc ? set_ref(doc, "source", a->words[0]) : ERR(NO_MEMORY, "cannot build the request");
+	enum err e = doc ? request_ref(doc, "source", a->words[0]) : ERR(NO_MEMORY, "cannot build the request");
 
 	(void)self;
 	if (e == OK)
-		e = set_integer(a, "world-size", target, "world_size");
+		e = request_integer(a, "world-size", target, "world_size");
 	if (e == OK)
-		e = set_list(a, "layout", target, args_layout);
+		e = request_list(a, "layout", target, args_layout);
 	if (e == OK)
 		e = client_call(c, "POST", "/v1/jobs?dry_run=true", doc, &got);
 	json_decref(doc);

@@ -9,6 +9,7 @@
 #define PICKING "include= exclude= "
 #define CHANGING PICKING "rename= dtype= "
 #define COMMON "label= retries= "
+#define GROUPED WAITING COMMON "group= device= no-type-check backend= "
 
 static const struct command commands[] = {
 	{ "status", "status", "", "the daemon, its storages and workers", 0, 0, look_status },
@@ -38,6 +39,22 @@ static const struct command commands[] = {
 	  "what differs between two checkpoints or state dicts; exit 1 if anything does", 2, 2, jobs_submit },
 	{ "check", "check REF --world-size N [--layout RULE]...", "world-size= layout=",
 	  "can the checkpoint be loaded so? Nothing is read but metadata", 1, 1, jobs_check },
+	{ "create", "create shm:SRC shm:DST [--pin-memory] [--no-share-memory]", GROUPED "generation= pin-memory no-share-memory",
+	  "a state dict of the same structure, with new tensors", 2, 2, jobs_submit },
+	{ "copy", "copy shm:SRC shm:DST", GROUPED "generation=", "tensors and values into a state dict of the same structure", 2, 2,
+	  jobs_submit },
+	{ "offload", "offload shm:SRC [shm:DST] [--ranks-only 0,2]", GROUPED "generation= ranks-only=",
+	  "each rank's own part, as CPU tensors", 1, 2, jobs_submit },
+	{ "gather", "gather shm:SRC [shm:DST] [--ranks-only 0,2] [--cpu-offload]", GROUPED "generation= ranks-only= cpu-offload",
+	  "whole tensors from their shards", 1, 2, jobs_submit },
+	{ "broadcast", "broadcast shm:SRC [shm:DST] [--root N] [--strict] [--cpu-offload]",
+	  GROUPED "generation= root= strict cpu-offload", "what the root holds, to all ranks", 1, 2, jobs_submit },
+	{ "distribute", "distribute shm:SRC [shm:DST] [--layout RULE]... [--world-size N]", GROUPED "generation= layout= world-size=",
+	  "whole tensors, cut over the ranks", 1, 2, jobs_submit },
+	{ "redistribute", "redistribute shm:SRC [shm:DST] [--layout RULE]... [--world-size N]",
+	  GROUPED "generation= layout= world-size=", "sharded tensors in another layout", 1, 2, jobs_submit },
+	{ "compare", "compare shm:A shm:B [--values] [--rtol R] [--atol A]", GROUPED "values rtol= atol=",
+	  "what differs between two state dicts in memory; exit 1 if anything does", 2, 2, jobs_submit },
 	{ NULL, NULL, NULL, NULL, 0, 0, NULL },
 };
 
@@ -48,6 +65,9 @@ static void print_words(void)
 	      "\n"
 	      "Job commands wait and show their progress. --detach prints the job's id at once, --dry-run the plan.\n"
 	      "--include G, --exclude G (globs), --rename 's/^module\\.//', --dtype G=bfloat16 may be repeated;\n"
+	      "Operations on state dicts (create, copy, offload, gather, broadcast, distribute, redistribute, compare) take\n"
+	      "--group 0,2,3 (default: all ranks; --ranks-only and --root count within it), --device cpu|cuda,\n"
+	      "--backend auto|shm|tcp|nccl and --no-type-check. Without DST they write the next generation of SRC.\n"
 	      "--label KEY=VALUE marks the job, --retries N lets it start again after a lost worker.\n"
 	      "Every command takes --json (the API's object), --timeout 90s, --url URL and --help.\n"
 	      "\n"

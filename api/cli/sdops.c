@@ -1,0 +1,31 @@
+/* sdops.c: the options of operations on state dicts in shared memory. */
+#include "api/cli/request.h"
+
+bool sdops_is(const char *kind)
+{
+	static const char *const kinds[] = { "create", "copy", "offload", "gather", "broadcast", "distribute", "redistribute", "compare" };
+
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+		if (strcmp(kind, kinds[i]) == 0)
+			return true;
+	return false;
+}
+
+FALLIBLE enum err sdops_fields(const struct args *a, json_t *doc)
+{
+	static const struct {
+		const char *option, *key;
+		bool value;
+	} flags[] = { { "no-type-check", "type_check", false }, { "cpu-offload", "cpu_offload", true }, { "strict", "strict", true },
+		      { "no-share-memory", "share_memory", false }, { "pin-memory", "pin_memory", true }, { "values", "values", true } };
+
+	TRY(request_ranks(a, "group", doc, "group"));
+	TRY(request_ranks(a, "ranks-only", doc, "ranks_only"));
+	TRY(request_integer(a, "root", doc, "root"));
+	TRY(request_text(a, "device", doc, "device"));
+	TRY(request_text(a, "backend", doc, "backend"));
+	for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+		if (args_flag(a, flags[i].option))
+			TRY(request_set(doc, flags[i].key, json_boolean(flags[i].value)));
+	return OK;
+}
