@@ -18,7 +18,7 @@ TESTBIN := build/test/$(VARIANT)
 
 CC ?= gcc
 PKGS := libmicrohttpd libevent libevent_pthreads jansson sqlite3 liburing libxxhash libisal zlib libzstd \
-        libseccomp libpcre2-8 libsystemd libcurl libacl
+        libseccomp libpcre2-8 libsystemd libcurl libacl libsodium
 PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS) 2>/dev/null))$(PKG_CFLAGS)
 WARN := -Wall -Wextra -Werror -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes \
         -Wundef -Wvla -Wformat=2 -Wnull-dereference
@@ -34,7 +34,7 @@ PREFIX ?= /usr/local
 ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(FORTIFY) $(SANFLAGS) -pthread -MMD -MP \
              -Iworker -I. -Itests -DDCPD_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDCPD_FAULTS) $(PKG_CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -rdynamic $(SANFLAGS) -pthread $(LDFLAGS)
-ENGINE_LIBS := -lxxhash -lisal -lz -lzstd -luring -lseccomp -ljansson -lpcre2-8 -lacl -lm
+ENGINE_LIBS := -levent -lsodium -lxxhash -lisal -lz -lzstd -luring -lseccomp -ljansson -lpcre2-8 -lacl -lm
 DAEMON_LIBS := -lmicrohttpd -levent -levent_pthreads -lsqlite3 -lsystemd $(ENGINE_LIBS)
 CTL_LIBS := -lcurl $(ENGINE_LIBS)
 
@@ -49,7 +49,7 @@ ASSETS := $(sort $(shell find web api/openapi.yaml -type f 2>/dev/null))
 ##@ Start here
 BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libjansson-dev libsqlite3-dev liburing-dev \
               libxxhash-dev libisal-dev zlib1g-dev libzstd-dev libseccomp-dev libpcre2-dev libsystemd-dev \
-              libcurl4-openssl-dev libacl1-dev
+              libcurl4-openssl-dev libacl1-dev libsodium-dev
 TEST_DEBS := libcmocka-dev python3 python3-venv strace chromium
 BENCH_DEBS := fio wrk python3 python3-venv
 FUZZ_DEBS := clang libclang-rt-14-dev
