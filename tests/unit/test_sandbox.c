@@ -15,9 +15,16 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+
 #include "base/mem.h"
+#include "comm/comm.h"
 #include "ctl/frame.h"
 #include "io/engine.h"
+#include "lib/t_comm.h"
 #include "lib/t_dir.h"
 #include "os/fs.h"
 #include "os/sandbox.h"
@@ -321,7 +328,7 @@ static int report(void)
 static int limits(void)
 {
 	const struct sandbox_root roots[] = { { fx.writable.fd, true } };
-	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100 };
+	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100, false };
 	int fd;
 
 	if (sandbox_enter(&spec, &entered) || fs_open(fx.writable.fd, "big", O_RDWR | O_CREAT, 0600, &fd))
@@ -354,7 +361,7 @@ static int with_threads(void)
 static int bad_root(void)
 {
 	const struct sandbox_root roots[] = { { 999, true } };
-	const struct sandbox_spec spec = { roots, 1, 0, 0, 0 };
+	const struct sandbox_spec spec = { roots, 1, 0, 0, 0, false };
 	struct sandbox_done done;
 
 	enum err e = sandbox_enter(&spec, &done);
@@ -370,6 +377,82 @@ static void test_entering(void **state)
 	expect("a root that is not open", bad_root);
 }
 
+/* ---- network ---- */
+
+static void enter_with_network(void)
+{
+	const struct sandbox_root roots[] = { { fx.writable.fd, true } };
+	const struct sandbox_spec spec = { .roots = roots, .root_count = 1, .network = true };
+
+	if (sandbox_enter(&spec, &entered))
+		_exit(100);
+}
+
+#define NETWORK_DENIED(name, call)     \
+	static int name(void)          \
+	{                              \
+		enter_with_network();  \
+		return denied(call);   \
+	}
+
+static int tcp_socket(void)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	return fd < 0 ? _exit(50), 0 : fd;
+}
+
+static struct sockaddr_in well_known = { .sin_family = AF_INET, .sin_port = 0x5000 };
+static struct ifreq loopback = { .ifr_name = "lo" };
+
+NETWORK_DENIED(net_unix, socket(AF_UNIX, SOCK_STREAM, 0))
+NETWORK_DENIED(net_udp, socket(AF_INET, SOCK_DGRAM, 0))
+NETWORK_DENIED(net_raw, socket(AF_INET, SOCK_RAW, IPPROTO_ICMP))
+NETWORK_DENIED(net_netlink, socket(AF_NETLINK, SOCK_RAW, 0))
+NETWORK_DENIED(net_option, setsockopt(tcp_socket(), SOL_SOCKET, SO_BINDTODEVICE, "lo", 3))
+NETWORK_DENIED(net_ioctl, ioctl(tcp_socket(), SIOCSIFADDR, &loopback))
+NETWORK_DENIED(net_bind, bind(tcp_socket(), (struct sockaddr *)&well_known, sizeof well_known))
+NETWORK_DENIED(net_file, open("/etc/hostname", O_RDONLY))
+
+static void sandbox_before(struct t_group *g, uint32_t rank)
+{
+	(void)g;
+	(void)rank;
+	enter_with_network();
+}
+
+static int gather_in_sandbox(struct t_group *g, struct comm *c)
+{
+	unsigned char mine = (unsigned char)(g->rank + 1), all[3] = { 0 };
+
+	if (comm_all_gather(c, &mine, 1, all) || comm_barrier(c))
+		return 1;
+	return all[0] == 1 && all[1] == 2 && all[2] == 3 ? 0 : 2;
+}
+
+static void test_network(void **state)
+{
+	static const char *const addresses[] = { "127.0.0.1", "::1", "lo" };
+	static const struct { const char *what; int (*probe)(void); bool landlock; } probes[] = {
+		{ "unix socket", net_unix, false }, { "udp", net_udp, false }, { "raw socket", net_raw, false },
+		{ "netlink", net_netlink, false }, { "SO_BINDTODEVICE", net_option, false }, { "SIOCSIFADDR", net_ioctl, false },
+		{ "bind to port 80", net_bind, true }, { "open", net_file, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++) {
+		struct t_group g = { .spec = { .size = 3, .inside = COMM_TCP, .listen = addresses[i] }, .before = sandbox_before,
+				     .body = gather_in_sandbox };
+		t_group_run(&g);
+	}
+	if (SANITIZED)
+		skip();
+	int abi = WEXITSTATUS(status_of(landlock_abi));
+	for (size_t i = 0; i < sizeof probes / sizeof *probes; i++)
+		if (abi >= 4 || !probes[i].landlock)
+			expect(probes[i].what, probes[i].probe);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -377,6 +460,7 @@ int main(void)
 		cmocka_unit_test(test_deadly),
 		cmocka_unit_test(test_work_goes_on),
 		cmocka_unit_test(test_entering),
+		cmocka_unit_test(test_network),
 	};
 	return cmocka_run_group_tests_name("sandbox", tests, setup, teardown);
 }

@@ -8,6 +8,8 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <linux/landlock.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <seccomp.h>
 #include <signal.h>
@@ -15,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -69,13 +72,13 @@ enum {
 	FS_EXECUTE = 1 << 0, FS_WRITE_FILE = 1 << 1, FS_READ_FILE = 1 << 2, FS_READ_DIR = 1 << 3, FS_REMOVE_DIR = 1 << 4,
 	FS_REMOVE_FILE = 1 << 5, FS_MAKE_DIR = 1 << 7, FS_MAKE_REG = 1 << 8,
 	FS_ALL_OF_ABI_1 = (1 << 13) - 1, FS_REFER = 1 << 13, FS_TRUNCATE = 1 << 14, FS_IOCTL_DEV = 1 << 15,
-	NET_ALL = 3, SCOPED_ALL = 3,
+	NET_BIND = 1, NET_ALL = 3, RULE_NET_PORT = 2, SCOPED_ALL = 3,
 	READ_ONLY = FS_READ_FILE | FS_READ_DIR,
 	READ_WRITE = READ_ONLY | FS_WRITE_FILE | FS_REMOVE_DIR | FS_REMOVE_FILE | FS_MAKE_DIR | FS_MAKE_REG | FS_REFER |
 		     FS_TRUNCATE,
 };
 
-static struct ruleset handled_by(int abi)
+static struct ruleset handled_by(int abi, bool network)
 {
 	struct ruleset r = { .fs = FS_ALL_OF_ABI_1 };
 
@@ -86,7 +89,7 @@ static struct ruleset handled_by(int abi)
 	if (abi >= ABI_IOCTL)
 		r.fs |= FS_IOCTL_DEV;
 	if (abi >= ABI_NET)
-		r.net = NET_ALL;
+		r.net = network ? NET_BIND : NET_ALL; /* peers' ports are not known yet */
 	if (abi >= ABI_SCOPED)
 		r.scoped = SCOPED_ALL;
 	return r;
@@ -110,6 +113,16 @@ static FALLIBLE enum err add_roots(int ruleset, uint64_t handled, const struct s
 	return OK;
 }
 
+/* Port 0 stands for what the system chooses: no port that somebody relies on can be taken. */
+static FALLIBLE enum err add_port(int ruleset, uint64_t handled)
+{
+	const struct { uint64_t allowed, port; } rule = { NET_BIND, 0 };
+
+	if (handled && syscall(SYS_landlock_add_rule, ruleset, RULE_NET_PORT, &rule, 0) < 0)
+		return ERR_SYS(SYSTEM, "cannot let TCP into the sandbox");
+	return OK;
+}
+
 static FALLIBLE enum err enter_landlock(const struct sandbox_spec *spec, int *abi_out)
 {
 	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
@@ -117,11 +130,13 @@ static FALLIBLE enum err enter_landlock(const struct sandbox_spec *spec, int *ab
 	*abi_out = 0;
 	if (abi < 1 || SANITIZED)
 		return OK;
-	struct ruleset r = handled_by((int)abi);
+	struct ruleset r = handled_by((int)abi, spec->network);
 	int ruleset = (int)syscall(SYS_landlock_create_ruleset, &r, ruleset_bytes((int)abi), 0);
 	if (ruleset < 0)
 		return ERR_SYS(SYSTEM, "cannot make a Landlock ruleset");
 	enum err e = add_roots(ruleset, r.fs, spec);
+	if (!e && spec->network)
+		e = add_port(ruleset, r.net);
 	if (!e && syscall(SYS_landlock_restrict_self, ruleset, 0) < 0)
 		e = ERR_SYS(SYSTEM, "cannot enter the Landlock sandbox");
 	close(ruleset);
@@ -205,7 +220,32 @@ static int add_conditions(scmp_filter_ctx ctx)
 	return bad;
 }
 
-static FALLIBLE enum err enter_seccomp(bool *entered_out)
+/* What the tcp back end of comm needs, down to the options that it sets. */
+static int add_network(scmp_filter_ctx ctx)
+{
+	static const int calls[] = { SCMP_SYS(bind), SCMP_SYS(listen), SCMP_SYS(accept4), SCMP_SYS(connect), SCMP_SYS(getsockname) };
+	static const struct { int level, name; } options[] = {
+		{ SOL_SOCKET, SO_KEEPALIVE }, { IPPROTO_IPV6, IPV6_V6ONLY }, { IPPROTO_TCP, TCP_NODELAY }, { IPPROTO_TCP, TCP_KEEPIDLE },
+		{ IPPROTO_TCP, TCP_KEEPINTVL }, { IPPROTO_TCP, TCP_KEEPCNT }, { IPPROTO_TCP, TCP_USER_TIMEOUT },
+	};
+	static const scmp_datum_t families[] = { AF_INET, AF_INET6 };
+	const scmp_datum_t kind = ~(scmp_datum_t)(SOCK_CLOEXEC | SOCK_NONBLOCK) & UINT32_MAX;
+	int bad = 0;
+
+	for (size_t i = 0; !bad && i < COUNT(calls); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, calls[i], 0);
+	for (size_t i = 0; !bad && i < COUNT(families); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(socket), 3, SCMP_A0(SCMP_CMP_EQ, families[i]),
+				       SCMP_A1(SCMP_CMP_MASKED_EQ, kind, SOCK_STREAM), SCMP_A2(SCMP_CMP_EQ, 0));
+	for (size_t i = 0; !bad && i < COUNT(options); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(setsockopt), 2, SCMP_A1(SCMP_CMP_EQ, (scmp_datum_t)options[i].level),
+				       SCMP_A2(SCMP_CMP_EQ, (scmp_datum_t)options[i].name));
+	if (!bad)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(ioctl), 1, SCMP_A1(SCMP_CMP_EQ, SIOCGIFADDR));
+	return bad;
+}
+
+static FALLIBLE enum err enter_seccomp(bool network, bool *entered_out)
 {
 	*entered_out = false;
 	if (SANITIZED || prctl(PR_GET_SECCOMP) < 0)
@@ -216,6 +256,8 @@ static FALLIBLE enum err enter_seccomp(bool *entered_out)
 	int bad = add_lists(ctx);
 	if (!bad)
 		bad = add_conditions(ctx);
+	if (!bad && network)
+		bad = add_network(ctx);
 	/* As a tree, most calls take a few comparisons instead of a hundred. */
 	if (!bad)
 		bad = seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);
@@ -258,7 +300,7 @@ enum err sandbox_enter(const struct sandbox_spec *spec, struct sandbox_done *don
 		return ERR_SYS(SYSTEM, "cannot give up new privileges");
 	TRY(set_limits(spec));
 	TRY(enter_landlock(spec, &done.landlock_abi));
-	TRY(enter_seccomp(&done.seccomp));
+	TRY(enter_seccomp(spec->network, &done.seccomp));
 	*done_out = done;
 	return OK;
 }

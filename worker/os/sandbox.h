@@ -6,7 +6,8 @@
  *
  * Afterwards: no new privileges; files only beneath the roots (Landlock), and only by openat2 on a root's descriptor; no sockets,
  * no new processes, no programs, no tracing, no memory that is both written and executed, no io_uring_setup (the ring made
- * before works on). Threads, memory, the descriptors held, memfd_create and descriptor passing work. A forbidden call fails
+ * before works on). With `network`, TCP over IPv4 and IPv6 is added, and nothing else of sockets: what the tcp back end of comm uses.
+ * Threads, memory, the descriptors held, memfd_create and descriptor passing work. A forbidden call fails
  * with EPERM; exec and ptrace, which nothing of ours ever tries, end the process. It cannot be undone, only tightened.
  *
  * A kernel without Landlock or seccomp is no error: `done` says so, and the coordinator shows it. Builds with address or
@@ -25,6 +26,7 @@ struct sandbox_spec {
 	uint64_t data_bytes;           /* of private memory (RLIMIT_DATA; segments do not count); 0: no limit */
 	uint64_t file_bytes;           /* of one file (RLIMIT_FSIZE): a larger write fails with EFBIG; 0: no limit */
 	uint64_t open_files;           /* 0: as many as the hard limit allows */
+	bool network;                  /* TCP: connect anywhere, listen on ports that the system chooses */
 };
 
 struct sandbox_done {
