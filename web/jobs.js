@@ -2,13 +2,14 @@
 
 import { post } from "./api.js";
 import { $, confirm, h, pager, rows, sync, text } from "./dom.js";
-import { ago, bytes, percent, place, seconds, what } from "./format.js";
+import { ago, bytes, percent, place, ref, seconds, what } from "./format.js";
 import { ENDED, fetchJob, fetchPlan, jobById, jobsInOrder, moreJobs, putJob, store } from "./store.js";
 
 const PAGE = 50;
 const RANKS_IN_LIST = 8;
 const RANKS_IN_VIEW = 512;
 const TEXT_MAX = 200000;
+const DIFFERENCES_SHOWN = 100;
 
 const view = { page: 0, text: "", state: "" };
 
@@ -67,9 +68,16 @@ function took(job) {
 	return (Date.parse(job.finished_at) - Date.parse(job.started_at)) / 1000;
 }
 
+/** In words: do the two sides of a diff or a compare agree? */
+function verdict(result) {
+	if (result.equal) return "equal";
+	const n = result.difference_count ?? (result.differences || []).length;
+	return `${n} difference${n === 1 ? "" : "s"}`;
+}
+
 function summary(job) {
 	const s = took(job), n = job.progress?.bytes_done;
-	const parts = [];
+	const parts = typeof job.result?.equal === "boolean" ? [verdict(job.result)] : [];
 	if (n > 0) parts.push(bytes(n));
 	if (s >= 0) parts.push(seconds(s));
 	if (n > 0 && s > 0.001) parts.push(`${bytes(n / s)}/s`);
@@ -92,7 +100,7 @@ function action(job) {
 async function cancel(id) {
 	const job = jobById(id);
 	const words = `${job?.kind || "job"} ${what(job || {})}. What it has written so far is removed; `
-		+ "an older checkpoint stays as it is.";
+		+ "what was there before stays as it is.";
 	if (!(await confirm(`Cancel job ${id}?`, words, "Yes, cancel it"))) return;
 	await act(id, "cancel");
 }
@@ -158,8 +166,44 @@ const milestone = (job, name) => {
 	return typeof value === "string" ? when(value) : value;
 };
 
+/** The same words as `what`, with a way to the state dicts in shared memory. */
+function whatLinked(job) {
+	const spec = job.spec || job;
+	const both = [ref(spec.source) || ref(spec.a), ref(spec.target) || ref(spec.b)].filter(Boolean);
+	return both.flatMap((words, i) => [i ? (spec.a ? " ↔ " : " → ") : null, words.startsWith("shm:")
+		? h("a", { class: "mono", href: "#/state-dicts", "data-act": `shm-${i}` }, words) : h("span", { class: "mono" }, words)]);
+}
+
+function differences(result) {
+	const list = result.differences || [];
+	if (list.length === 0) return null;
+	const cell = (v) => h("td", { class: "name mono" }, v === undefined || v === null ? "–" : typeof v === "object" ? JSON.stringify(v) : String(v));
+	return h("table", { id: "job-differences" },
+		h("caption", {}, list.length > DIFFERENCES_SHOWN ? `The first ${DIFFERENCES_SHOWN} differences` : "Differences"),
+		h("thead", {}, h("tr", {}, ["Path", "What", "A", "B"].map((word) => h("th", { scope: "col" }, word)))),
+		h("tbody", {}, list.slice(0, DIFFERENCES_SHOWN).map((d) => h("tr", {},
+			h("th", { scope: "row", class: "name mono" }, d.path || "–"), cell(d.what), cell(d.a), cell(d.b)))));
+}
+
+/** What came of a comparison, or of an operation on state dicts; the whole result stands below as it is. */
+function outcome(job) {
+	const r = job.result;
+	if (job.state !== "succeeded" || !r) return null;
+	const list = [];
+	if (typeof r.equal === "boolean") list.push(["Verdict", verdict(r)]);
+	if (Number.isInteger(r.moved_bytes)) {
+		list.push(["Generation", r.generation], ["Back end", r.backend], ["Tensors", r.tensors],
+			["Moved between ranks", `${bytes(r.moved_bytes)} of ${bytes(r.needed_bytes ?? r.moved_bytes)} needed`],
+			...["cast", "resized", "missing", "dropped"].filter((k) => r[k]?.length).map((k) => [k, `${r[k].length}`]));
+	}
+	if (list.length === 0) return null;
+	return h("section", { class: "panel", id: "job-outcome", "aria-label": "Outcome" },
+		h("dl", { class: "facts" }, list.filter(([, v]) => v !== undefined).map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),
+		differences(r));
+}
+
 function facts(job) {
-	const list = [["Kind", job.kind], ["What", what(job)], ["State", state(job.state)], ["Stage", job.stage],
+	const list = [["Kind", job.kind], ["What", whatLinked(job)], ["State", state(job.state)], ["Stage", job.stage],
 		["Created", when(job.created_at)], ["Started", when(job.started_at)], ["Finished", when(job.finished_at)],
 		["Took", took(job) >= 0 ? summary(job) : null], ["Attempt", job.attempt],
 		["Snapshotted", milestone(job, "snapshotted")], ["Durable", milestone(job, "durable")],
@@ -188,6 +232,7 @@ export function drawJob(id) {
 		h("div", { class: "panel" }, facts(job), h("div", { class: "pager" }, action(job) || h("span", { class: "small" },
 			job.state === "committing" ? "Committing: it can no longer be cancelled." : ""))),
 		job.error ? errorPanel(job.error) : null,
+		outcome(job),
 		p && p.bytes_total > 0 && job.state !== "succeeded" ? h("section", { class: "panel", "aria-label": "Progress" },
 			h("h3", {}, "Progress"), bar(`Job ${id}`, p.bytes_done, p.bytes_total), h("p", { class: "small" }, numbers(p)),
 			rankList(job, RANKS_IN_VIEW)) : null,

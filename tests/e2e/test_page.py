@@ -182,6 +182,31 @@ def test_an_error_says_where(page, fake):
     accessible(page)
 
 
+def test_what_came_of_operations_on_state_dicts(page, fake):
+    ended = {"finished_at": "2026-01-01T00:00:02Z"}
+    moved = {"backend": "shm", "generation": 8, "tensors": 3, "moved_bytes": 2 * MIB, "needed_bytes": 2 * MIB, "cast": [{"path": "w"}]}
+    differing = {"equal": False, "difference_count": 2, "differences": [
+        {"path": "model.<b>w", "what": "size", "a": "[4, 2]", "b": "[4, 3]"}, {"path": "step", "what": "value", "a": 7, "b": None}]}
+    shm = {"source": {"state_dict": "train"}, "target": {"state_dict": "full"}}
+    fake.jobs[job(1)["id"]] = job(1, "succeeded", kind="gather", result=moved, **shm, **ended)
+    pair = {"a": {"state_dict": "train"}, "b": {"state_dict": "full"}}
+    fake.jobs[job(2)["id"]] = {**job(2, "succeeded", kind="compare", result=differing, **ended), "source": None, "target": None, **pair}
+    enter(page, fake)
+    expect(row(page, "jobs", job(1)["id"])).to_contain_text("shm:train → shm:full")
+    expect(row(page, "jobs", job(2)["id"])).to_contain_text("2 differences")
+    row(page, "jobs", job(1)["id"]).get_by_role("link").click()
+    for words in ("2.0 MiB of 2.0 MiB needed", "shm", "8", "cast"):
+        expect(page.locator("#job-outcome")).to_contain_text(words)
+    accessible(page)
+    page.get_by_role("link", name="shm:full").click()
+    expect(page.locator("#h-state-dicts")).to_be_visible()
+    page.goto(f"{fake.url}#/jobs/{job(2)['id']}")
+    table = page.locator("#job-differences")
+    expect(table.locator("tbody tr")).to_have_count(2)
+    expect(table).to_contain_text("model.<b>w")
+    accessible(page)
+
+
 def test_cancel_and_retry_ask_first(page, fake):
     fake.jobs[job(1)["id"]] = job(1)
     fake.jobs[job(2)["id"]] = job(2, "committing")
