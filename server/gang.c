@@ -553,6 +553,16 @@ void gang_cancel(struct gang *g)
 		cancel_rest(g);
 }
 
+void gang_fail(struct gang *g, enum err why)
+{
+	if (g->state != GANG_BUSY) {
+		gang_abort(g, why);
+		return;
+	}
+	set_failed(g, why);
+	cancel_rest(g);
+}
+
 /* ---- all of them ---- */
 
 void gang_note_worker(struct server *s, const struct worker *w)

@@ -49,6 +49,8 @@ void gang_send_segments(struct gang *g, const json_t *body, const int *fds, uint
 void gang_commit_ok(struct gang *g);
 /* The run ends soon with ERR_CANCELLED, or as it would have: workers that do not answer in 10 s are killed. */
 void gang_cancel(struct gang *g);
+/* The run ends soon with the latest error, and the gang goes on: for what is no worker's fault. */
+void gang_fail(struct gang *g, enum err why);
 /* Kills the gang; `ended` follows with the latest error. */
 void gang_abort(struct gang *g, enum err why);
 

@@ -228,7 +228,7 @@ static void on_made(void *user, enum err e, struct state_dict_use *use)
 	}
 	j->step = STEP_ON_GANG;
 	if (e) {
-		gang_abort(j->gang, e);
+		gang_fail(j->gang, e);
 		return;
 	}
 	json_t *ranks = json_array();

@@ -10,6 +10,7 @@
 #include "server/gang_meet.h"
 #include "server/metrics.h"
 #include "server/state_dict_own.h"
+#include "server/worker.h"
 
 static struct t_server t;
 
@@ -190,6 +191,7 @@ static void test_no_room(void **state)
 	(void)state;
 	assert_int_equal(run(OP("create", "train", "full", "")), JOB_SUCCEEDED);
 	uint64_t before = used();
+	uint32_t workers = workers_count(t.s, "gang", NULL);
 	t_job(&t, OP("copy", "train", "full", ",'labels':{'bytes':'1500000'}"), id);
 	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
 	json_t *doc = t_job_doc(&t, id);
@@ -197,6 +199,7 @@ static void test_no_room(void **state)
 	json_decref(doc);
 	assert_true(used() == before);
 	assert_int_equal(newest("full"), 7);
+	assert_int_equal(workers_count(t.s, "gang", "idle"), workers); /* no worker's fault */
 	t_state_dict(&t, "small", 3); /* a target of another world */
 	refused(ERR_WORLD_MISMATCH, "/target", OP("copy", "train", "small", ""));
 }
