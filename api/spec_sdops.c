@@ -110,18 +110,6 @@ FALLIBLE enum err spec_check_gather(const struct jval *doc, struct spec *s)
 	return check_ranks(doc, "ranks_only", members, &n);
 }
 
-FALLIBLE enum err spec_check_broadcast(const struct jval *doc, struct spec *s)
-{
-	int64_t members = 0, root = 0;
-
-	TRY(jval_only(doc, (const char *const[]){ MOVING_KINDS, "root", "strict", "cpu_offload", NULL }));
-	TRY(ends(doc, NULL, s, &members));
-	TRY(jval_opt_integer(doc, "root", 0, members - 1, &root));
-	TRY(spec_put_default(doc->j, "root", json_integer(root)));
-	TRY(flag(doc, "strict", false));
-	return flag(doc, "cpu_offload", false);
-}
-
 /* "layout" and, for a new target, its world size. */
 static FALLIBLE enum err check_cut(const struct jval *doc)
 {
@@ -132,6 +120,19 @@ static FALLIBLE enum err check_cut(const struct jval *doc)
 	TRY(layout_spec_check_in_memory(&layout, &world));
 	TRY(spec_put_default(doc->j, "layout", json_array()));
 	return world > 0 ? spec_put_default(target.j, "world_size", json_integer(world)) : OK;
+}
+
+FALLIBLE enum err spec_check_broadcast(const struct jval *doc, struct spec *s)
+{
+	int64_t members = 0, root = 0;
+
+	TRY(jval_only(doc, (const char *const[]){ MOVING_KINDS, "root", "strict", "cpu_offload", "layout", NULL }));
+	TRY(ends(doc, (const char *const[]){ "world_size", NULL }, s, &members));
+	TRY(jval_opt_integer(doc, "root", 0, members - 1, &root));
+	TRY(spec_put_default(doc->j, "root", json_integer(root)));
+	TRY(flag(doc, "strict", false));
+	TRY(flag(doc, "cpu_offload", false));
+	return check_cut(doc);
 }
 
 FALLIBLE enum err spec_check_distribute(const struct jval *doc, struct spec *s)

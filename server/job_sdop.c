@@ -88,23 +88,30 @@ static FALLIBLE enum err check_meshes(const struct job *j, json_int_t world)
 	return OK;
 }
 
-/* Source and target have one world: the target's, if it is there or the request names its size. */
+static json_int_t larger(json_int_t a, json_int_t b)
+{
+	return a > b ? a : b;
+}
+
+/* The world of an operation is as large as the larger of its state dicts; so a target cannot be smaller than its source. */
 static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 {
 	struct job_ref ref = job_spec_ref(j->spec, "target");
-	const json_t *asked = json_object_get(json_object_get(j->spec, "target"), "world_size");
+	json_int_t asked = json_integer_value(json_object_get(json_object_get(j->spec, "target"), "world_size"));
 	json_int_t there = ref.state_dict ? (json_int_t)state_dict_world(j->server, str_of(ref.state_dict)) : 0;
 	json_int_t source = j->source_use ? (json_int_t)j->source_use->world_size : 0;
+	json_int_t other = j->other_use ? (json_int_t)j->other_use->world_size : 0;
 
-	if (asked && there && json_integer_value(asked) != there)
+	if (asked && there && asked != there)
 		return err_at_pointer(ERR(WORLD_MISMATCH, "state dict \"%s\" has %jd ranks, not %jd", ref.state_dict, (intmax_t)there,
-					  (intmax_t)json_integer_value(asked)), "/target/world_size");
-	if (there && !json_object_get(j->spec, "layout") && source != there)
-		return err_at_pointer(ERR(WORLD_MISMATCH, "state dict \"%s\" has %jd ranks, the source %jd", ref.state_dict,
-					  (intmax_t)there, (intmax_t)source), "/target");
-	if (j->other_use && (json_int_t)j->other_use->world_size != source)
-		return err_at_pointer(ERR(WORLD_MISMATCH, "a has %jd ranks, b %u", (intmax_t)source, j->other_use->world_size), "/b");
-	*world_out = there ? there : asked ? json_integer_value(asked) : source;
+					  (intmax_t)asked), "/target/world_size");
+	if (there && there < source)
+		return err_at_pointer(ERR(WORLD_MISMATCH, "the source has %jd ranks, state dict \"%s\" only %jd", (intmax_t)source,
+					  ref.state_dict, (intmax_t)there), "/target");
+	if (asked && asked < source)
+		return err_at_pointer(ERR(WORLD_MISMATCH, "the source has %jd ranks, the target cannot have %jd: ranks of a mesh may be "
+					  "listed, the others then hold nothing", (intmax_t)source, (intmax_t)asked), "/target/world_size");
+	*world_out = larger(larger(source, other), larger(there, asked));
 	return OK;
 }
 

@@ -177,7 +177,8 @@ function whatLinked(job) {
 function differences(result) {
 	const list = result.differences || [];
 	if (list.length === 0) return null;
-	const cell = (v) => h("td", { class: "name mono" }, v === undefined || v === null ? "–" : typeof v === "object" ? JSON.stringify(v) : String(v));
+	const words = (v) => (v === undefined || v === null ? "–" : typeof v === "object" ? JSON.stringify(v) : String(v));
+	const cell = (v) => h("td", { class: "name mono" }, words(v));
 	return h("table", { id: "job-differences" },
 		h("caption", {}, list.length > DIFFERENCES_SHOWN ? `The first ${DIFFERENCES_SHOWN} differences` : "Differences"),
 		h("thead", {}, h("tr", {}, ["Path", "What", "A", "B"].map((word) => h("th", { scope: "col" }, word)))),

@@ -200,7 +200,7 @@ static void test_no_room(void **state)
 	assert_true(used() == before);
 	assert_int_equal(newest("full"), 7);
 	assert_int_equal(workers_count(t.s, "gang", "idle"), workers); /* no worker's fault */
-	t_state_dict(&t, "small", 3); /* a target of another world */
+	t_state_dict(&t, "small", 1); /* a target of a smaller world */
 	refused(ERR_WORLD_MISMATCH, "/target", OP("copy", "train", "small", ""));
 }
 
@@ -243,6 +243,8 @@ static void test_refusals(void **state)
 	refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", "train", "full", ",'group':[2]"));
 	refused(ERR_VALIDATION_FAILED, "/root", OP("broadcast", "train", "full", ",'root':2"));
 	refused(ERR_VALIDATION_FAILED, "/root", OP("broadcast", "train", "full", ",'root':1,'group':[1]"));
+	refused(ERR_WORLD_MISMATCH, "/target/world_size", "{'kind':'distribute','source':{'state_dict':'train'},'target':"
+		"{'state_dict':'full','world_size':1},'backend':'auto'}");
 	refused(ERR_WORLD_MISMATCH, "/layout/0/mesh",
 		OP("distribute", "train", "full", ",'layout':[{'match':'*','mesh':[3],'placements':['R']}]"));
 	if (gpu_missing()) {
