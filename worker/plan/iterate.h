@@ -7,7 +7,7 @@
  * iterate() gives each rank a result of its own: the function for the node's kind makes each tensor's. iterate_rows() is the walk
  * itself, for operations whose result follows the target instead of the source. */
 #pragma once
-#include "plan/tree.h"
+#include "plan/traverse.h"
 
 /* One who has the row's path. */
 struct iterate_place {
@@ -56,7 +56,7 @@ struct iterate_leaf {
 /* *out: the rank's result (with a companion: what becomes of the companion). Not looked at if the rank is not listed. */
 typedef enum err iterate_fn(void *ctx, const struct iterate_leaf *leaf, struct tree **out);
 
-/* The structures differ here; NULL: not there. OK goes on without this part. */
+/* The structures differ here; NULL: not there. OK goes on without this part; the result is not complete then. ctx: the functions'. */
 typedef enum err iterate_differ(void *ctx, const struct iterate_row *row, uint32_t rank, const struct tree *source,
 				const struct tree *companion);
 
@@ -74,6 +74,7 @@ struct iterate_options {
 
 struct iterate_fns {
 	iterate_fn *sharded, *dtensor, *tensor;
+	iterate_fn *value;               /* NULL: the result is the source's */
 	void *ctx;
 };
 

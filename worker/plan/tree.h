@@ -92,6 +92,8 @@ FALLIBLE enum err tree_new(struct arena *a, enum tree_kind container, struct tre
 /* Sets dict[key], as Python does: a key that is there keeps its place. */
 FALLIBLE enum err tree_put(struct arena *a, struct tree *dict, struct tree_key key, struct tree *child);
 FALLIBLE enum err tree_append(struct arena *a, struct tree *list, struct tree *child);     /* a list or tuple */
+/* A container of the same kind and keys; the children are NULL, to be set. */
+FALLIBLE enum err tree_shell(struct arena *a, const struct tree *like, struct tree **out);
 FALLIBLE enum err tree_value(struct arena *a, enum tree_value_kind kind, struct str bytes, struct tree **out);
 FALLIBLE enum err tree_none(struct arena *a, struct tree **out);
 /* kind says how shards are read; `tensor` is copied. The caller fills shape, shards, mesh …; tree_check looks at them. */
@@ -113,3 +115,6 @@ uint64_t tree_mesh_size(const struct tree_mesh *mesh);
 FALLIBLE enum err tree_check(const struct tree *t, uint32_t rank, uint32_t world_size);
 /* The same structure, tensors (dtype, shape, boxes, mesh, placements) and values? `at`, device and requires_grad do not count. */
 bool tree_equal(const struct tree *a, const struct tree *b);
+bool tree_same_shape(const struct tree *a, const struct tree *b);  /* of two tensors */
+bool tree_same_mesh(const struct tree *a, const struct tree *b);   /* of two of the same kind; true unless they are DTensors */
+bool tree_same_layout(const struct tree *a, const struct tree *b); /* kind, the ranks' boxes, mesh and placements */
