@@ -6,6 +6,20 @@
 #include "base/num.h"
 #include "base/vec.h"
 
+enum err flatten_rule_parse(struct str text, enum flatten_rule *out)
+{
+	if (str_is(text, "utils"))
+		*out = FLATTEN_UTILS;
+	else if (str_is(text, "dcp"))
+		*out = FLATTEN_DCP;
+	else if (str_is(text, "dcp-2.3"))
+		*out = FLATTEN_DCP_2_3;
+	else
+		return ERR(VALIDATION_FAILED, "a rule is utils, dcp or dcp-2.3, not '%.*s'", (int)(text.n < 40 ? text.n : 40),
+			   text.n ? text.p : "");
+	return OK;
+}
+
 struct entry {
 	struct str key;
 	struct tree_path path;
@@ -26,7 +40,7 @@ static enum err add(void *ctx, struct tree_path path, struct tree *value)
 	struct str key;
 	uint32_t found;
 
-	TRY(tree_path_text(m->arena, path, &key));
+	TRY(traverse_path_text(m->arena, path, &key));
 	if (m->entries.n >= MAP_NONE)
 		return ERR(LIMIT_EXCEEDED, "too many keys");
 	TRY(map_intern(&m->seen, key, (uint32_t)m->entries.n, &found));
@@ -73,13 +87,13 @@ enum err flatten(const struct tree *root, enum flatten_rule rule, struct arena *
 	return e;
 }
 
-enum err unflatten(const struct flat *flat, struct arena *arena, struct tree **out)
+enum err flatten_undo(const struct flat *flat, struct arena *arena, struct tree **out)
 {
 	struct tree *root;
 
 	TRY(tree_new(arena, TREE_DICT, &root));
 	for (uint64_t i = 0; i < flat->count; i++) {
-		enum err e = tree_set_element(arena, root, flat->paths[i], flat->values[i]);
+		enum err e = traverse_set_element(arena, root, flat->paths[i], flat->values[i]);
 		if (e)
 			return err_at_fqn(e, flat->keys[i].p, flat->keys[i].n);
 	}

@@ -215,7 +215,7 @@ enum err iterate_path(const struct iterate_row *row, struct arena *a, struct str
 
 	for (; row->parent; row = row->parent)
 		parts[row->depth - 1] = row->key;
-	return tree_path_text(a, (struct tree_path){ parts, at }, out);
+	return traverse_path_text(a, (struct tree_path){ parts, at }, out);
 }
 
 enum err iterate_error(enum err e, const struct iterate_row *row, int64_t rank)

@@ -96,7 +96,10 @@ static FALLIBLE enum err made(struct sdop_build *b, uint32_t rank, enum tree_kin
 		shards[i] = (struct tree_shard){ .dims = kind == TREE_TENSOR ? NULL : t.shards[i].dims, .made = true,
 						 .at = b->out->made[rank]++ };
 	t.shards = shards;
-	if (b->rq->has_device)
+	/* Set here, not by iterate: the moves name this very node. */
+	if (b->rq->cpu_offload || b->rq->kind == SDOP_OFFLOAD)
+		t.device = TREE_CPU;
+	else if (b->rq->has_device)
 		t.device = b->rq->device;
 	return tree_tensor_new(b->arena, kind, &t, out);
 }

@@ -15,7 +15,7 @@ enum sdop_kind {
 
 enum {
 	SDOP_DIFFERENCES_MAX = 1000,   /* kept; all are counted */
-	SDOP_MOVES_MAX = 1 << 25,      /* ERR_LIMIT_EXCEEDED beyond: plan for fewer ranks at a time */
+	SDOP_MOVES_MAX = 1 << 23,      /* ERR_LIMIT_EXCEEDED beyond: plan for fewer ranks at a time */
 };
 
 struct sdop_request {

@@ -92,8 +92,6 @@ static FALLIBLE enum err fill_plain(struct filler *f, const struct iterate_row *
 			TRY(sdop_note_add(f->b, SDOP_NOTE_RESIZED, row, rank, was, is));
 		}
 	}
-	if (f->b->rq->cpu_offload && !f->b->companion)
-		(*out)->tensor.device = TREE_CPU;
 	return move_whole(f, from, rank, *out);
 }
 

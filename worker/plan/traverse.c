@@ -18,20 +18,6 @@ struct walk {
 	char numbers[TREE_DEPTH_MAX + 1][24]; /* text of int keys */
 };
 
-enum err flatten_rule_parse(struct str text, enum flatten_rule *out)
-{
-	if (str_is(text, "utils"))
-		*out = FLATTEN_UTILS;
-	else if (str_is(text, "dcp"))
-		*out = FLATTEN_DCP;
-	else if (str_is(text, "dcp-2.3"))
-		*out = FLATTEN_DCP_2_3;
-	else
-		return ERR(VALIDATION_FAILED, "a rule is utils, dcp or dcp-2.3, not '%.*s'", (int)(text.n < 40 ? text.n : 40),
-			   text.n ? text.p : "");
-	return OK;
-}
-
 static FALLIBLE enum err note_container(struct walk *w, uint64_t *place_out)
 {
 	if (w->count == w->cap) {
@@ -182,7 +168,7 @@ static FALLIBLE enum err step(struct arena *a, struct tree *cur, const struct tr
 	return OK;
 }
 
-enum err tree_set_element(struct arena *a, struct tree *root, struct tree_path path, struct tree *value)
+enum err traverse_set_element(struct arena *a, struct tree *root, struct tree_path path, struct tree *value)
 {
 	struct tree *cur = root;
 	uint32_t at;
@@ -203,7 +189,7 @@ enum err tree_set_element(struct arena *a, struct tree *root, struct tree_path p
 	return OK;
 }
 
-struct tree *tree_get_element(const struct tree *root, struct tree_path path)
+struct tree *traverse_get_element(const struct tree *root, struct tree_path path)
 {
 	struct tree *cur = (struct tree *)(uintptr_t)root; /* what is found may be changed by whoever owns the tree */
 	uint32_t at;
@@ -220,7 +206,7 @@ struct tree *tree_get_element(const struct tree *root, struct tree_path path)
 	return cur;
 }
 
-enum err tree_path_text(struct arena *a, struct tree_path path, struct str *out)
+enum err traverse_path_text(struct arena *a, struct tree_path path, struct str *out)
 {
 	uint64_t bytes = 1;
 	size_t n = 0;

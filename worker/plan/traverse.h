@@ -16,16 +16,14 @@ struct tree_path {
 	uint32_t count;
 };
 
-FALLIBLE enum err flatten_rule_parse(struct str text, enum flatten_rule *out);   /* "utils", "dcp", "dcp-2.3" */
-
 /* Calls visit for each terminal value. The path lives until visit returns. */
 typedef enum err traverse_visit(void *ctx, struct tree_path path, struct tree *value);
 FALLIBLE enum err traverse(const struct tree *root, enum flatten_rule rule, traverse_visit *visit, void *ctx);
 
 /* root[path[0]][path[1]]… = value, making dicts for text and lists for ints on the way, lists filled up with None. What Python
  * answers with TypeError is ERR_KIND_MISMATCH. Containers that are on the path must be in arena `a`. */
-FALLIBLE enum err tree_set_element(struct arena *a, struct tree *root, struct tree_path path, struct tree *value);
+FALLIBLE enum err traverse_set_element(struct arena *a, struct tree *root, struct tree_path path, struct tree *value);
 /* NULL: not there. (PyTorch raises IndexError for a list's length as index; that is not there either.) */
-struct tree *tree_get_element(const struct tree *root, struct tree_path path);
+struct tree *traverse_get_element(const struct tree *root, struct tree_path path);
 /* "a.b.0" */
-FALLIBLE enum err tree_path_text(struct arena *a, struct tree_path path, struct str *out);
+FALLIBLE enum err traverse_path_text(struct arena *a, struct tree_path path, struct str *out);

@@ -3,7 +3,7 @@
  *
  * sdict.h is the flat structure of all ranks together; a tree is one rank's own, keeps what flattening loses (empty containers,
  * tuples, int keys) and allows ranks to differ. No tensor bytes: a shard says where its bytes are by a number of the owner's.
- * A tree lives in one arena and is not changed once it is built, but for tree_set_element (traverse.h).
+ * A tree lives in one arena and is not changed once it is built, but for traverse_set_element (traverse.h).
  *
  *     TRY(tree_new(arena, TREE_DICT, &root));
  *     TRY(tree_whole(arena, DT_FLOAT32, 2, shape, at, &w));
