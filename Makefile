@@ -133,8 +133,17 @@ $(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lmicrohttpd $(ENGINE_LIBS)
 
+# A driver and an NCCL without GPUs. They keep the real names, so that what loads the real ones loads them, from LD_LIBRARY_PATH.
+FAKES := build/test/fakes/libcuda.so.1 build/test/fakes/libnccl.so.2
+build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c
+build/test/fakes/libnccl.so.2: tests/fakes/libnccl.c worker/comm/nccl_abi.h
+$(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
+	$(say) FAKE $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iworker -Itests -Wl,-soname,$(@F) -o $@ $(filter %.c,$^)
+
 .PHONY: tools
-tools: $(TOOLS) $(BENCHES) ## build the programs that tests and bench use
+tools: $(TOOLS) $(BENCHES) $(FAKES) ## build the programs that tests and bench use
 
 .PHONY: wheel
 wheel: ## the Python package as build/wheel/dcpd-*.whl, without network
@@ -212,14 +221,6 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(DAEMON_LIBS)
 .PRECIOUS: $(O)/%.o
 
-# A driver and an NCCL without GPUs. They keep the real names, so that what loads the real ones loads them, from LD_LIBRARY_PATH.
-FAKES := build/test/fakes/libcuda.so.1 build/test/fakes/libnccl.so.2
-build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c
-build/test/fakes/libnccl.so.2: tests/fakes/libnccl.c worker/comm/nccl_abi.h
-$(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
-	$(say) FAKE $@
-	@mkdir -p $(@D)
-	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iworker -Itests -Wl,-soname,$(@F) -o $@ $(filter %.c,$^)
 GPU_TESTS := $(addprefix $(TESTBIN)/test_,device comm_nccl comm_nccl_errors)
 $(GPU_TESTS): | $(FAKES)
 

@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "os/fs.h"
 #include "server/config.h"
-#include "server/gpu.h"
+#include "server/devices.h"
 #include "server/gang.h"
 #include "server/job.h"
 #include "server/metrics.h"
@@ -68,8 +68,8 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	buf_printf(&b, ",\"workers\":%ju,\"shm\":{\"limit_bytes\":%ju,\"used_bytes\":%ju,\"free_bytes\":%ju},\"host\":",
 		   (uintmax_t)r->core->config->workers, (uintmax_t)limit, (uintmax_t)used, (uintmax_t)unused);
 	TRY(gang_put_capabilities(r->core, &b));
-	buf_puts(&b, ",\"backends\":");
-	TRY(gpu_put_backends(&b));
+	buf_putc(&b, ',');
+	TRY(devices_put(r->core, &b));
 	buf_printf(&b, ",\"uid\":%u,\"admin\":%s}", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false");
 	return req_json(r, 200, &b);
 }

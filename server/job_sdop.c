@@ -5,7 +5,7 @@
 
 #include "base/num.h"
 #include "server/config.h"
-#include "server/gpu.h"
+#include "server/devices.h"
 #include "server/job_own.h"
 
 enum { SECRET_BYTES = 32 };
@@ -29,7 +29,7 @@ bool job_sdop_network(const struct job *j)
 
 bool job_sdop_device(const struct job *j)
 {
-	return job_sdop_is(j) && !gpu_missing() &&
+	return job_sdop_is(j) && !devices_missing(j->server, is_word(j, "backend", "nccl") ? "nccl" : "cuda") &&
 	       (is_word(j, "backend", "nccl") || is_word(j, "device", "cuda") || json_is_true(json_object_get(j->spec, "pin_memory")));
 }
 
@@ -120,11 +120,12 @@ FALLIBLE enum err job_sdop_check(const struct job *j)
 	json_int_t world = 0, members;
 	const json_t *root = json_object_get(j->spec, "root");
 	bool nccl = is_word(j, "backend", "nccl");
+	const char *missing = nccl || is_word(j, "device", "cuda") ? devices_missing(j->server, nccl ? "nccl" : "cuda") : NULL;
 
 	if (!job_sdop_is(j))
 		return OK;
-	if ((nccl || is_word(j, "device", "cuda")) && gpu_missing())
-		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", gpu_missing()), nccl ? "/backend" : "/device");
+	if (missing)
+		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", missing), nccl ? "/backend" : "/device");
 	TRY(check_world(j, &world));
 	TRY(check_list(j, "group", world, "the world"));
 	members = (json_int_t)json_array_size(json_object_get(j->spec, "group"));

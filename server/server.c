@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/config.h"
+#include "server/devices.h"
 #include "server/events.h"
 #include "server/gang.h"
 #include "server/job_own.h"
@@ -126,6 +127,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(storages_new(s));
 	TRY(state_dicts_new(s));
 	TRY(jobs_new(s));
+	TRY(devices_new(s));
 	first_probes(s);
 	s->ready = true;
 	return OK;
@@ -167,6 +169,7 @@ void server_free(struct server *s)
 	if (s->loop)
 		loop_run_posted(s->loop); /* what they told their askers may have been passed on */
 	lookups_free(s->lookups);
+	devices_free(s->devices);
 	workers_free(s);
 	jobs_free(s->jobs);
 	state_dicts_free(s->state_dicts);
@@ -218,6 +221,7 @@ FALLIBLE enum err server_reload(struct server *s, const struct config *fresh)
 	uint32_t before = storage_count(s);
 
 	log_init("dcpd", fresh->log_json, LOG_LEVEL_INFO);
+	devices_probe(s);
 	TRY(storages_reload(s, fresh));
 	if (storage_count(s) != before)
 		first_probes(s);

@@ -27,6 +27,7 @@ struct jobs;
 struct gangs;
 struct lookups;
 struct workers;
+struct devices;
 
 /* Who asks, as the socket or the token has proved. Root, the daemon's own uid and the token's holder are `admin`. */
 struct principal {
@@ -52,6 +53,7 @@ struct server {
 	struct gangs *gangs;
 	struct lookups *lookups;
 	struct workers *workers;
+	struct devices *devices;
 	int64_t started_ms;           /* wall clock */
 	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */
 	bool ready;                   /* journal open, left-overs swept: /readyz */

@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "ctl/build_id.h"
 #include "server/config.h"
+#include "server/devices.h"
 #include "server/errdoc.h"
 #include "server/events.h"
 #include "server/gang.h"
@@ -232,7 +233,10 @@ static void take_hello(struct worker *w, const json_t *body)
 	snprintf(w->engine, sizeof w->engine, "%s", engine ? engine : "");
 	w->landlock = (int)json_integer_value(json_object_get(body, "landlock"));
 	w->seccomp = json_is_true(json_object_get(body, "seccomp"));
-	gang_note_worker(w->server, w);
+	if (strcmp(w->role, "probe") == 0) /* it has no sandbox to tell of */
+		devices_note(w->server, body);
+	else
+		gang_note_worker(w->server, w);
 	worker_set(w, "idle", NULL);
 	w->ops->ready(w, check_roots(body));
 }

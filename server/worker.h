@@ -24,7 +24,7 @@ struct worker_ops {
 };
 
 struct worker_spec {
-	const char *role;                  /* "gang", "lookup" */
+	const char *role;                  /* "gang", "lookup", "probe" */
 	uint32_t index, count;
 	const struct worker_root *roots;
 	uint32_t root_count;

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "ctl/build_id.h"
+#include "ops/capabilities.h"
 #include "ops/job.h"
 #include "os/fs.h"
 #include "os/sandbox.h"
@@ -79,6 +80,20 @@ static FALLIBLE enum err answer_hello(struct worker *w, const struct sandbox_don
 	return frame_send(w->conn, FRAME_HELLO, 0, (struct str){ (char *)b.p, b.len }, NULL, 0);
 }
 
+/* A probe opens drivers, says what it found, and waits for its end. No byte of others gets here: it needs no sandbox, and has none. */
+static FALLIBLE enum err answer_probe(struct worker *w)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+
+	log_init("probe", false, LOG_LEVEL_INFO);
+	buf_printf(&b, "{\"build_id\":\"%s\",\"pid\":%d,\"engine\":\"\",\"landlock\":0,\"seccomp\":false,\"roots\":[],", BUILD_ID,
+		   (int)getpid());
+	capabilities_put(&b);
+	buf_putc(&b, '}');
+	TRY(buf_status(&b));
+	return frame_send(w->conn, FRAME_HELLO, 0, (struct str){ (char *)b.p, b.len }, NULL, 0);
+}
+
 static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 {
 	const char *build = json_string_value(json_object_get(hello, "build_id"));
@@ -88,6 +103,8 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 
 	if (!build || strcmp(build, BUILD_ID) != 0)
 		return ERR(PROTOCOL, "the coordinator is of build %s, this worker of %s", build ? build : "?", BUILD_ID);
+	if (role && strcmp(role, "probe") == 0)
+		return answer_probe(w);
 	w->lookup = role && strcmp(role, "lookup") == 0;
 	w->index = (uint32_t)json_integer_value(json_object_get(hello, "index"));
 	w->count = (uint32_t)json_integer_value(json_object_get(hello, "count"));

@@ -76,6 +76,34 @@ static FALLIBLE enum err show_list(struct client *c, const char *path, const cha
 	return e;
 }
 
+/* "backends: shm, tcp; no cuda: …" and a line for each GPU. */
+static void print_devices(const json_t *caps)
+{
+	static const char *const names[] = { "shm", "tcp", "cuda", "nccl" };
+	const json_t *device, *backends = json_object_get(caps, "backends");
+	const char *comma = "", *last = "";
+	char x[32];
+	size_t i;
+
+	printf("back ends: ");
+	for (i = 0; i < sizeof names / sizeof *names; i++)
+		if (json_is_true(json_object_get(json_object_get(backends, names[i]), "available"))) {
+			printf("%s%s", comma, names[i]);
+			comma = ", ";
+		}
+	putchar('\n');
+	for (i = 0; i < sizeof names / sizeof *names; i++) {
+		const char *why = json_string_value(json_object_get(json_object_get(backends, names[i]), "reason"));
+		if (why && strcmp(why, last) != 0)
+			printf("no %s: %s\n", names[i], why);
+		last = why ? why : last;
+	}
+	json_array_foreach(json_object_get(caps, "devices"), i, device)
+		printf("GPU %zu: %s, %s\n", i, show_text(device, "name"),
+		       show_bytes(show_number(device, "memory_bytes"), x));
+	putchar('\n');
+}
+
 int look_status(const struct command *self, struct client *c, const struct args *a)
 {
 	static const char *const storages[] = { "STORAGE=name", "STATE=state", "FREE=free_bytes:bytes", "TOTAL=total_bytes:bytes",
@@ -93,8 +121,9 @@ int look_status(const struct command *self, struct client *c, const struct args 
 	} else {
 		const char *state = client_get(c, "/readyz", &ready) == OK ? "ready" : "not ready";
 		printf("dcpd %s at %s: %s\n", show_text(caps.json, "version"), client_url(c), state);
-		printf("shared memory: %s used of %s\n\n", show_bytes(show_number(caps.json, "shm.used_bytes"), x),
+		printf("shared memory: %s used of %s\n", show_bytes(show_number(caps.json, "shm.used_bytes"), x),
 		       show_bytes(show_number(caps.json, "shm.limit_bytes"), y));
+		print_devices(caps.json);
 		e = show_list(c, "/v1/storages", "storages", storages, false);
 		if (e == OK) {
 			putchar('\n');

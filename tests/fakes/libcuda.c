@@ -4,15 +4,18 @@
  * nothing on a stream happens before somebody asks whether it is done, one piece of work per question.
  *
  *     FAKE_CUDA_INIT=100          cuInit fails with this error
+ *     FAKE_CUDA_CRASH=FILE        cuInit ends the process while there is such a file
  *     FAKE_CUDA_DEVICES=2         how many there are; default 1
  *     FAKE_CUDA_MEMORY=1048576    bytes of device memory; default 1 GiB
  *     FAKE_CUDA_FAIL=cuMemHostRegister_v2:2:999     the second call of that name fails with error 999; 0: every call */
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "fakes/fake_cuda.h"
 
@@ -97,7 +100,10 @@ CUDA_FUNCTIONS(X)
 cuda_result cuInit(unsigned flags)
 {
 	cuda_result r = (cuda_result)number_of("FAKE_CUDA_INIT", CUDA_OK);
+	const char *crash = getenv("FAKE_CUDA_CRASH");
 
+	if (crash && access(crash, F_OK) == 0)
+		raise(SIGSEGV);
 	if (r == CUDA_OK && flags)
 		r = INVALID_VALUE;
 	initialized = r == CUDA_OK;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/devices.h"
 #include "server/errdoc.h"
 #include "server/loop.h"
 #include "server/metrics.h"
@@ -146,11 +147,49 @@ static void test_metrics(void **state)
 	t_server_remove(&t);
 }
 
+static void check_devices(struct t_server *t, const char *part)
+{
+	struct buf b = BUF_INIT(1 << 16);
+
+	T_OK(devices_put(t->s, &b));
+	buf_putc(&b, 0);
+	if (!strstr((char *)b.p, part))
+		T_FAIL("'%s' is not in %s", part, (char *)b.p);
+	buf_free(&b);
+}
+
+/* The fake worker greets as one that knows nothing of GPUs. */
+static void test_devices(void **state)
+{
+	struct t_server t = { 0 };
+
+	(void)state;
+	t_server_start(&t, NULL);
+	assert_string_equal(devices_missing(t.s, "nccl"), "not yet known: the probe has not answered");
+	check_devices(&t, "\"nccl\":{\"available\":false,\"reason\":\"not yet known: the probe has not answered\"}},\"devices\":[]");
+	t_server_run(&t, 500);
+	check_devices(&t, "\"cuda\":{\"available\":false,\"reason\":\"the probe said nothing of GPUs\"}");
+	json_t *hello = json_pack("{s:{s:{s:b}, s:{s:b, s:s}}, s:[{s:i}]}", "backends", "cuda", "available", 1, "nccl", "available", 0,
+				  "reason", "none", "devices", "index", 0);
+	assert_non_null(hello);
+	devices_note(t.s, hello);
+	json_decref(hello);
+	assert_null(devices_missing(t.s, "cuda"));
+	assert_string_equal(devices_missing(t.s, "nccl"), "none");
+	check_devices(&t, "\"backends\":{\"cuda\":{\"available\":true},\"nccl\":{\"available\":false,\"reason\":\"none\"}},"
+			  "\"devices\":[{\"index\":0}]");
+	devices_note(t.s, NULL); /* what is known stays */
+	check_devices(&t, "\"devices\":[{\"index\":0}]");
+	t_server_stop(&t);
+	t_server_remove(&t);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_table),  cmocka_unit_test(test_loop),    cmocka_unit_test(test_errdoc),
 		cmocka_unit_test(test_metrics), cmocka_unit_test(test_clock_and_principal),
+		cmocka_unit_test(test_devices),
 	};
 
 	return cmocka_run_group_tests_name("server_parts", tests, NULL, NULL);

@@ -3,4 +3,4 @@
  * messages in README.md. */
 #pragma once
 
-#define BUILD_ID (DCPD_VERSION "+ctl3")
+#define BUILD_ID (DCPD_VERSION "+ctl4")

@@ -1,0 +1,146 @@
+/* devices.c: see devices.h. */
+#include "server/devices.h"
+
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/worker.h"
+
+struct devices {
+	struct worker *worker;              /* NULL: no probe is under way */
+	json_t *backends, *found;
+	char reason[ERR_TEXT_MAX + 64];     /* while there is no answer */
+};
+
+static void set_reason(struct devices *d, const char *what, const char *text)
+{
+	snprintf(d->reason, sizeof d->reason, "%s%s", what, text);
+}
+
+static void on_ready(struct worker *w, enum err e)
+{
+	struct devices *d = w->owner;
+
+	if (e)
+		set_reason(d, "the probe failed: ", err_last()->text);
+	d->worker = NULL;
+	worker_disown(w); /* it has said all there is */
+}
+
+static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
+{
+	(void)body;
+	worker_kill(w, ERR(PROTOCOL, "a probe sent a message of type %u", f->type));
+}
+
+static void on_ended(struct worker *w, enum err e)
+{
+	struct devices *d = w->owner;
+
+	(void)e;
+	set_reason(d, "the probe failed: ", err_last()->text);
+	d->worker = NULL;
+}
+
+void devices_note(struct server *s, const json_t *hello)
+{
+	json_t *backends = json_object_get(hello, "backends"), *found = json_object_get(hello, "devices");
+	struct devices *d = s->devices;
+
+	if (!json_is_object(json_object_get(backends, "nccl")) || !json_is_array(found)) {
+		set_reason(d, "", "the probe said nothing of GPUs");
+		return;
+	}
+	json_decref(d->backends);
+	json_decref(d->found);
+	d->backends = json_incref(backends);
+	d->found = json_incref(found);
+	const char *why = json_string_value(json_object_get(json_object_get(backends, "nccl"), "reason"));
+	char count[24];
+	snprintf(count, sizeof count, "%zu", json_array_size(found));
+	log_info("devices", "gpus", count, "nccl", why ? why : "available", NULL);
+}
+
+void devices_probe(struct server *s)
+{
+	static const struct worker_ops ops = { .ready = on_ready, .frame = on_frame, .ended = on_ended };
+	struct worker_spec spec = { .role = "probe", .count = 1, .ops = &ops, .owner = s->devices };
+
+	if (s->devices->worker)
+		return;
+	if (worker_start(s, &spec, &s->devices->worker) != OK) {
+		set_reason(s->devices, "the probe could not be started: ", err_last()->text);
+		log_err("cannot look for devices", NULL);
+	}
+}
+
+FALLIBLE enum err devices_new(struct server *s)
+{
+	s->devices = mem_zalloc(1, sizeof *s->devices);
+	if (!s->devices)
+		return ERR(NO_MEMORY, "cannot look for devices");
+	set_reason(s->devices, "", "not yet known: the probe has not answered");
+	devices_probe(s);
+	return OK;
+}
+
+static FALLIBLE enum err put_json(struct buf *out, const json_t *value)
+{
+	char *text = json_dumps(value, JSON_COMPACT);
+
+	if (!text)
+		return ERR(NO_MEMORY, "cannot show devices");
+	buf_puts(out, text);
+	mem_free(text);
+	return OK;
+}
+
+static void put_unknown(struct buf *out, const char *name, const char *reason)
+{
+	buf_printf(out, ",\"%s\":{\"available\":false,\"reason\":", name);
+	buf_json_str(out, str_of(reason));
+	buf_putc(out, '}');
+}
+
+FALLIBLE enum err devices_put(struct server *s, struct buf *out)
+{
+	const struct devices *d = s->devices;
+
+	if (!d->backends) {
+		buf_puts(out, "\"backends\":{\"shm\":{\"available\":true},\"tcp\":{\"available\":true}");
+		put_unknown(out, "cuda", d->reason);
+		put_unknown(out, "nccl", d->reason);
+		buf_puts(out, "},\"devices\":[]");
+		return buf_status(out);
+	}
+	buf_puts(out, "\"backends\":");
+	TRY(put_json(out, d->backends));
+	buf_puts(out, ",\"devices\":");
+	TRY(put_json(out, d->found));
+	return buf_status(out);
+}
+
+const char *devices_missing(const struct server *s, const char *backend)
+{
+	const struct devices *d = s->devices;
+	const json_t *b = json_object_get(d->backends, backend);
+	const char *reason = json_string_value(json_object_get(b, "reason"));
+
+	if (!d->backends)
+		return d->reason;
+	if (json_is_true(json_object_get(b, "available")))
+		return NULL;
+	return reason ? reason : "the probe did not say why";
+}
+
+void devices_free(struct devices *d)
+{
+	if (!d)
+		return;
+	if (d->worker)
+		worker_disown(d->worker);
+	json_decref(d->backends);
+	json_decref(d->found);
+	mem_free(d);
+}
