@@ -13,7 +13,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "api" / "python"
 if "Daemon" in vars(sys.modules.get("dcpd", object)):
     sys.modules["harness"] = sys.modules.pop("dcpd")
-sys.path.insert(0, str(PACKAGE))
+sys.path[:0] = [str(PACKAGE), str(pathlib.Path(__file__).resolve().parent)]
 
 import dcpd  # noqa: E402
 
@@ -50,3 +50,21 @@ def script(d, tmp_path):
         return subprocess.CompletedProcess(p.args, p.returncode, out, err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def rank_pool(shared_daemon):
+    import lib_ranks
+
+    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{shared_daemon.socket}"})
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ranks(rank_pool, d):
+    """Four ranks over gloo; ranks(on_ranks.function, …, world=2) uses the first two. Afterwards they hold nothing."""
+    import on_ranks
+
+    yield rank_pool
+    rank_pool(on_ranks.let_go)

@@ -288,16 +288,13 @@ def materialize(tree: Any) -> bool:
     for k, x in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
         if isinstance(x, (dict, list)):
             found = materialize(x) or found
-        elif isinstance(x, torch.Tensor) and x.is_meta:
+        elif isinstance(x, torch.Tensor) and type(x).__name__ != "ShardedTensor" and x.is_meta:
             tree[k], found = _real(torch, x), True
     return found
 
 
 def _real(torch: Any, x: Any) -> Any:
-    kind = type(x).__name__
-    if kind == "ShardedTensor":
-        raise errors.StateDictMismatch("a ShardedTensor on the meta device cannot be loaded into")
-    if kind == "DTensor":
+    if type(x).__name__ == "DTensor":
         device = x.device_mesh.device_type
         if device == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())

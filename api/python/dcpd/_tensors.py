@@ -178,9 +178,10 @@ def torch_parts(fqn: str, t: Any) -> Tuple[str, Tuple[int, ...], List[Part]]:
     """(dtype, global shape, the boxes that are here) of a torch tensor of any kind."""
     torch = torch_module()
     kind = type(t).__name__
-    dtype = _dtypes.torch_name(t.dtype)
+    element = t.metadata().tensor_properties.dtype if kind == "ShardedTensor" else t.dtype
+    dtype = _dtypes.torch_name(element)
     if dtype is None:
-        raise errors.StateDictMismatch(f"{fqn}: no checkpoint can hold dtype {t.dtype}", fqn=fqn, code="dtype_unsupported")
+        raise errors.StateDictMismatch(f"{fqn}: no checkpoint can hold dtype {element}", fqn=fqn, code="dtype_unsupported")
     if kind == "ShardedTensor":
         shape, parts = _sharded_parts(fqn, t)
         return dtype, shape, parts

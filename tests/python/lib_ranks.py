@@ -1,0 +1,165 @@
+"""Ranks of torch.distributed (gloo) that stay for a session: importing PyTorch four times costs more than all the tests.
+
+    ranks = Ranks(4, environment); ranks(on_ranks.function, arguments…) → what each rank returned (or raised, as an exception)
+
+A rank is this file run as a program: it reads pickled calls of functions of on_ranks.py from its standard input. `ranks(f, world=2)` calls it
+on the first two only, with that group's `pg`.
+"""
+import os
+import pathlib
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1] / "api" / "python"
+
+
+class Remote(Exception):
+    """What a rank raised; args[0] is the original if it could be pickled."""
+
+
+def send(f, x):
+    data = pickle.dumps(x)
+    f.write(struct.pack("<Q", len(data)) + data)
+    f.flush()
+
+
+def receive(f):
+    head = f.read(8)
+    if len(head) < 8:
+        raise Ended
+    return pickle.loads(f.read(struct.unpack("<Q", head)[0]))
+
+
+class Ended(Exception):
+    """The other side closed its pipe."""
+
+
+class Ranks:
+    def __init__(self, n, env):
+        self.n = n
+        self.dir = tempfile.TemporaryDirectory()
+        self.pipes, theirs = [], []
+        for _ in range(n):
+            (r1, w1), (r2, w2) = os.pipe(), os.pipe()
+            self.pipes.append((os.fdopen(w1, "wb"), os.fdopen(r2, "rb")))
+            theirs += [r1, w2]
+        e = {**os.environ, **env, "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": f"{PACKAGE}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1", "TEST_STORE": f"{self.dir.name}/store"}
+        self.parent = subprocess.Popen([sys.executable, "-u", __file__, *map(str, theirs)], env=e, pass_fds=theirs,
+                                       stdin=subprocess.DEVNULL, start_new_session=True)
+        for fd in theirs:
+            os.close(fd)
+
+    def __call__(self, function, *args, world=None, seconds=40, env=None, check=True):
+        world = world or self.n
+        for to, _ in self.pipes[:world]:
+            send(to, (function.__name__, args, world, env or {}))
+        timer = threading.Timer(seconds, self.interrupt)
+        timer.start()
+        try:
+            out = [self.answer(r) for r in range(world)]
+        finally:
+            timer.cancel()
+        if check:
+            for r, o in enumerate(out):
+                if isinstance(o, Ended):
+                    raise AssertionError(f"rank {r} ended")
+                if isinstance(o, Remote):
+                    raise AssertionError(f"rank {r}: {o.args[1]}")
+        return [o.args[0] if isinstance(o, Remote) else o for o in out]
+
+    def answer(self, r):
+        try:
+            return receive(self.pipes[r][1])
+        except Ended as e:
+            return e
+
+    def interrupt(self):
+        os.killpg(self.parent.pid, signal.SIGABRT)  # the fault handler shows where it stood
+
+    def close(self):
+        for to, frm in self.pipes:
+            to.close()
+        try:
+            self.parent.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.parent.pid, signal.SIGKILL)
+            self.parent.wait()
+        for to, frm in self.pipes:
+            frm.close()
+        self.dir.cleanup()
+
+
+def main():
+    """Imports everything once, then forks the ranks: before any thread and any connection is made."""
+    import faulthandler
+
+    import torch
+    import on_ranks
+
+    faulthandler.enable()
+    fds = list(map(int, sys.argv[1:]))
+    pids = []
+    for rank in range(len(fds) // 2):
+        pid = os.fork()
+        if pid == 0:
+            for i, fd in enumerate(fds):
+                if i // 2 != rank:
+                    os.close(fd)
+            try:
+                serve(torch, on_ranks, rank, os.fdopen(fds[2 * rank], "rb"), os.fdopen(fds[2 * rank + 1], "wb"))
+            except BaseException:
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(0)
+        pids.append(pid)
+    for fd in fds:
+        os.close(fd)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def serve(torch, on_ranks, rank, calls, out):
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    n = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method="file://" + os.environ["TEST_STORE"], rank=rank, world_size=n)
+    groups = {n: None, **{k: dist.new_group(list(range(k))) for k in range(1, n)}}
+    on_ranks.make_meshes()
+    while True:
+        try:
+            name, args, world, env = receive(calls)
+        except Ended:
+            break
+        old = dict(os.environ)
+        os.environ.update({k: str(v[rank] if isinstance(v, (list, tuple)) else v) for k, v in env.items()})
+        try:
+            answer = getattr(on_ranks, name)(groups[world], rank, *args)
+        except BaseException as e:
+            try:
+                pickle.loads(pickle.dumps(e))
+            except Exception:
+                e = RuntimeError(f"{type(e).__name__}: {e}")
+            answer = Remote(e, traceback.format_exc())
+        os.environ.clear()
+        os.environ.update(old)
+        send(out, answer)
+    import dcpd
+
+    dcpd.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import lib_ranks  # so that its classes have the names by which the other side knows them
+
+    lib_ranks.main()
