@@ -2,8 +2,8 @@
 
     ranks = Ranks(4, environment); ranks(on_ranks.function, arguments…) → what each rank returned (or raised, as an exception)
 
-A rank is this file run as a program: it reads pickled calls of functions of on_ranks.py from its standard input. `ranks(f, world=2)` calls it
-on the first two only, with that group's `pg`.
+A rank is a fork of this file run as a program: it reads pickled calls of functions of on_ranks.py from a pipe. With `world=2` only
+the first two are called, with that group as `pg`.
 """
 import os
 import pathlib

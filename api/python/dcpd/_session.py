@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional
 from . import _tensors, errors, image
 from .client import Client
 from ._group import Group
+from ._http import Transport
 
 LEASE_SECONDS = 60
 WAIT_STEP = 20.0
@@ -111,9 +112,11 @@ class Session:
         if not self.owner or self.pid != os.getpid():
             return
         end = time.monotonic() + timeout
+        t = self.client._t  # one that does not wait for a daemon that has gone
+        sdicts = Client(Transport(t.endpoint, t.token, timeout=5.0, reconnect=0.0)).state_dicts
         while True:
             try:
-                self.client.state_dicts.delete(self.name)
+                sdicts.delete(self.name)
                 return
             except errors.NotFound:
                 return

@@ -70,7 +70,7 @@ class SaveFuture(Future):  # type: ignore[type-arg]
         except errors.DcpdError as e:
             log.debug("dcpd: the slot of %s is not released: %s", self.reference, e)
         finally:
-            self._client.close()
+            self._client._t.close()  # this thread's connection
         if failure is None:
             self.set_result(self._record)
         else:

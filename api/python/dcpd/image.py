@@ -155,11 +155,9 @@ class Segment:
         self.size = len(self.map)
 
     def close(self) -> None:
-        """Unmaps it, unless views of it are still in use; then the last of them does."""
-        try:
-            self.map.close()
-        except BufferError:
-            pass
+        """Lets it go: it is unmapped with the last view. Never by force: torch's views hold the mapping, but not as a buffer, so
+        mmap.close() would take the memory from under them."""
+        self.map: Any = b""
 
     def __repr__(self) -> str:
         return f"<Segment {self.name}, {self.size} bytes>"

@@ -1,0 +1,160 @@
+"""open, attach, the client's resources, and what people see: reprs, trees, plots, the doctor."""
+import os
+import subprocess
+import sys
+
+import harness as lib
+import numpy as np
+import on_ranks
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+
+import dcpd
+
+
+def test_open_reads_slices(at):
+    name = lib.fresh()
+    w = torch.arange(2 * 3 * 40.0).reshape(6, 40)
+    sd = {"model": {"w": w, "h": torch.randn(5).bfloat16(), "c": torch.randn(2, 2, dtype=torch.complex128), "z": torch.tensor(4)},
+          "lr": 0.5, "betas": (0.9, 0.99), "none": torch.empty(0, 4)}
+    dcpd.save(sd, f"main:{name}")
+    ck = dcpd.open(f"main:{name}")
+    assert set(ck) == {"model.w", "model.h", "model.c", "model.z", "lr", "betas", "none"} and len(ck) == 7 and "lr" in ck
+    t = ck["model.w"]
+    assert (t.shape, t.dtype, t.nbytes, t.ndim, len(t)) == ((6, 40), "float32", 960, 2, 6)
+    for i in [slice(0, 4), (slice(None), slice(3, 7)), (slice(1, 5), 2), -1, (Ellipsis, 0), (slice(None, None, 2), slice(1, 30, 7)),
+              slice(None), (2, 3), slice(4, 2), slice(-2, None)]:
+        assert torch.equal(t[i], w[i]), i
+    assert torch.equal(t.read(), w) and np.array_equal(np.asarray(t), w.numpy())
+    assert torch.equal(ck["model.h"][1:3], sd["model"]["h"][1:3]) and torch.equal(ck["model.c"][:, 1], sd["model"]["c"][:, 1])
+    assert ck["model.z"].read() == 4 and ck["none"][:].shape == (0, 4)
+    assert ck["lr"] == 0.5 and ck["betas"] == (0.9, 0.99)
+    for bad in (7, (0, 0, 0), (Ellipsis, Ellipsis), slice(None, None, -1), [1, 2], None):
+        with pytest.raises(IndexError):
+            t[bad]
+    with pytest.raises(KeyError, match="nope"):
+        ck["nope"]
+    with pytest.raises(dcpd.NotFound):
+        dcpd.open(f"main:{lib.fresh()}")
+
+
+def test_large_reads_are_cut(at, monkeypatch):
+    from dcpd import _open
+
+    monkeypatch.setattr(_open, "_PIECE", 1000)
+    name = lib.fresh()
+    w = torch.randn(50, 30)
+    dcpd.save({"w": w}, f"main:{name}")
+    assert torch.equal(dcpd.open(f"main:{name}")["w"][3:], w[3:])
+
+
+def test_plots_and_reprs(ranks, at):
+    name = lib.fresh()
+    ranks(on_ranks.save_tensors, f"main:{name}", {"w": ((8, 6), (4,), [Shard(1)]), "b": ((5,), (4,), [Shard(0)])})
+    ck = dcpd.open(f"main:{name}")
+    text = ck["m.w"].plot()
+    # 6 columns over 4 ranks: 2, 2, 2, 0
+    assert "001122" in text.replace("  ", "") and "rank 2 [0:8, 4:6]" in text
+    assert "00112" in ck["m.b"].plot()
+    assert "m.value.betas" in ck.tree() and "float32[8, 6]" in ck.tree()
+    for page in (ck._repr_html_(), ck["m.w"]._repr_html_(), dcpd.connect()._repr_html_()):
+        assert page.count("<") == page.count(">") and "m.w" in page or "dcpd" in page
+    assert ck["m.w"]._repr_html_().count("<rect") == 3
+    assert "world size 4" in repr(ck) and "4 chunks" in repr(ck["m.w"]) or "3 chunks" in repr(ck["m.w"])
+
+
+def test_html_is_escaped(at):
+    name = lib.fresh()
+    dcpd.save({"<script>": torch.ones(1), "v": "<b>"}, f"main:{name}")
+    ck = dcpd.open(f"main:{name}")
+    assert "<script>" not in ck._repr_html_() and "<b>\"" not in ck._repr_html_()
+    assert "<script>" not in ck["<script>"]._repr_html_()
+
+
+def test_attach_shows_the_segment_itself(at):
+    name, sd = lib.fresh(), lib.fresh()
+    dcpd.save({"w": torch.arange(4.0), "n": 3}, f"main:{name}")
+    c = dcpd.connect()
+    c.jobs.run("load", source=f"main:{name}", target=f"shm:{sd}")
+    with dcpd.attach(f"shm:{sd}") as view:
+        w = view["w"]
+        assert w.tolist() == [0, 1, 2, 3] and view["n"] == 3 and len(view) == 2 and sd in repr(view)
+        a = dcpd.attach(sd, as_numpy=True)
+        with pytest.raises(ValueError, match="read-only"):
+            a["w"][0] = 1
+        slot = c.state_dicts.get(sd)["ranks"][0]["slots"][0]
+        file = lib.segment_file(slot["segment"])
+        data = bytearray(file.read_bytes())
+        at_ = data.index(w.numpy().tobytes(), 4096)
+        with open(file, "r+b") as f:
+            f.seek(at_)
+            f.write(np.float32(7).tobytes())
+        assert w[0] == 7 and a["w"][0] == 7, "one memory"
+        a.close()
+    c.state_dicts.delete(sd)
+    assert w[0] == 7, "the memory stays while somebody looks at it"
+    with pytest.raises(dcpd.NotFound):
+        dcpd.attach(f"shm:{sd}")
+    at.create(sd)
+    with pytest.raises(dcpd.NotSealed):
+        dcpd.attach(f"shm:{sd}")
+
+
+def test_client_resources(at):
+    name = lib.fresh()
+    dcpd.save({"w": torch.ones(4, 4)}, f"main:{name}")
+    with dcpd.connect() as c:
+        assert name in [x["name"] for x in c.checkpoints.list("main", prefix=name)]
+        assert c.checkpoints.get(f"main:{name}")["tensors"] == 1 and c.checkpoints.exists(("main", name))
+        plan = c.jobs.plan("reshard", source=f"main:{name}", target={"storage": "main", "name": name + "-r", "world_size": 2})
+        assert plan and not c.checkpoints.exists(f"main:{name}-r")
+        job = c.jobs.run("reshard", source=f"main:{name}", target={"storage": "main", "name": name + "-r", "world_size": 2})
+        assert c.jobs.run("diff", a=f"main:{name}", b=f"main:{name}-r")["result"]["equal"]
+        assert c.jobs.get(job.id).done and job.id in [j.id for j in c.jobs.list(limit=5)] and "succeeded" in repr(job)
+        assert c.files if hasattr(c, "files") else c.checkpoints.files(f"main:{name}")
+        c.jobs.wait(c.checkpoints.delete(f"main:{name}-r"))
+        assert not c.checkpoints.exists(f"main:{name}-r")
+        with pytest.raises(dcpd.RequestRefused):
+            c.jobs.create("save", source="nonsense", target=f"main:{name}")
+        with pytest.raises(dcpd.ProtocolMismatch, match="versions"):
+            c.jobs.create("save", source="shm:x", target=f"main:{name}", from_the_future=1)
+        with pytest.raises(dcpd.StateDictMismatch) as e:
+            c.jobs.run("load", source=f"main:{name}", target={"state_dict": _target(at, name), })
+        assert e.value.job and "w" in str(e.value)
+
+
+def _target(at, name):
+    at.put(name, [lib.image({"w": ("F32", [2], bytes(8))})])
+    return name
+
+
+def test_tcp_with_a_token(at, monkeypatch):
+    tcp = at.tcp_client()
+    url = "http://{}:{}".format(*tcp.tcp)
+    with pytest.raises(dcpd.Forbidden):
+        dcpd.connect(url)
+    token = (at.state / "token").read_text().strip()
+    name = lib.fresh()
+    c = dcpd.connect(url, token=token)
+    dcpd.save({"x": 1}, f"main:{name}", client=c)
+    assert dcpd.load(f"main:{name}", client=c) == {"x": 1}
+    monkeypatch.setenv("DCPD_URL", url)
+    monkeypatch.setenv("DCPD_TOKEN_FILE", str(at.state / "token"))
+    assert dcpd.load(f"main:{name}") == {"x": 1}
+
+
+def test_doctor(at, tmp_path):
+    def run(**env):
+        e = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dcpd.__file__)), **env}
+        return subprocess.run([sys.executable, "-m", "dcpd", "doctor"], env=e, capture_output=True, text=True, timeout=60)
+
+    good = run()
+    assert good.returncode == 0 and "FAIL" not in good.stdout and "storage main" in good.stdout, good.stdout + good.stderr
+    bad = run(DCPD_URL=f"unix://{tmp_path}/none")
+    assert bad.returncode == 1 and "FAIL" in bad.stdout and "start one" in bad.stdout
+
+
+def test_progress_is_shown(at, capsys):
+    dcpd.save({"x": torch.ones(1000)}, f"main:{lib.fresh()}", progress=True)
+    assert "succeeded" in capsys.readouterr().err
