@@ -92,6 +92,7 @@ int main(int argc, char **argv)
 	else
 		cut(held, tensors, (int64_t)ranks * 4, ranks);
 	t[1] = now();
+	long held_peak = peak_kib();
 	ok(save_plan_make(held, DEDUP_BALANCED, CAP, &plan, &stats));
 	t[2] = now();
 	ok(save_plan_validate(plan));
@@ -107,8 +108,9 @@ int main(int argc, char **argv)
 	ok(load_plan_make(plan, target, &match, arena, &loads));
 	t[5] = now();
 	printf("{\"chunks\":%ju,\"layout_s\":%.3f,\"save_plan_s\":%.3f,\"validate_s\":%.3f,\"load_plan_s\":%.3f,"
-	       "\"reads\":%ju,\"save_peak_bytes_per_chunk\":%.0f,\"peak_rss_bytes\":%ju}\n",
+	       "\"reads\":%ju,\"held_bytes_per_chunk\":%.0f,\"save_peak_bytes_per_chunk\":%.0f,\"peak_rss_bytes\":%ju}\n",
 	       (uintmax_t)chunks, t[1] - t[0], t[2] - t[1], t[3] - t[2], t[5] - t[4], (uintmax_t)loads.source_count,
+	       (double)(held_peak - before) * 1024 / (double)chunks,
 	       (double)(save_peak - before) * 1024 / (double)chunks, (uintmax_t)peak_kib() * 1024);
 	return 0;
 }

@@ -89,6 +89,84 @@ static void bad_things_are_refused(void **state)
 	T_ERR(LIMIT_EXCEEDED, sdict_add_transform(sd, STR("one more"), &i));
 }
 
+static void a_whole_chunk_costs_nothing_more(void **state)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	uint32_t t;
+
+	(void)state;
+	T_OK(sdict_new(1 << 20, &sd));
+	T_OK(sdict_add_tensor(sd, STR("w"), DT_INT8, 2, V(3, 4), &t));
+	T_OK(sdict_add_chunk(sd, t, V(0, 0, 3, 4), 0, nowhere));
+	T_OK(sdict_add_chunk(sd, t, V(0, 0, 3, 4), 1, nowhere));
+	T_OK(sdict_add_chunk(sd, t, V(0, 0, 3, 3), 2, nowhere));
+	T_OK(sdict_add_tensor(sd, STR("s"), DT_INT8, 0, NULL, &t));
+	T_OK(sdict_add_chunk(sd, t, NULL, 0, nowhere));
+	assert_ptr_equal(sd->chunks[0].dims, sd->chunks[1].dims);
+	assert_memory_equal(sd->chunks[1].dims, V(0, 0, 3, 4), 4 * sizeof(int64_t));
+	assert_memory_equal(sd->chunks[2].dims, V(0, 0, 3, 3), 4 * sizeof(int64_t));
+}
+
+static void what_is_borrowed_stays(void **state)
+{
+	struct sdict *a = NULL, *b = NULL, *c = NULL;
+	const struct sd_path_part parts[] = { { STR("model"), 0 }, { STR("w"), 0 } };
+	uint32_t t;
+
+	(void)state;
+	T_OK(sdict_new(1 << 20, &a));
+	T_OK(sdict_add_tensor(a, STR("model.w"), DT_INT8, 1, V(9), &t));
+	T_OK(sdict_copy_path(a, (struct sd_path){ parts, 2 }, &a->tensors[t].path));
+	T_OK(sdict_add_chunk(a, t, V(0, 4), 3, nowhere));
+	T_OK(sdict_add_chunk(a, t, V(4, 5), 4, nowhere));
+	for (int i = 0; i < 2; i++) { /* b of a, c of b */
+		struct sdict *from = i ? b : a, **to = i ? &c : &b;
+		T_OK(sdict_new(1 << 20, to));
+		T_OK(sdict_reserve(*to, 1, 1, 2));
+		sdict_borrow(*to, from);
+		T_OK(sdict_add_tensor_of(*to, &from->tensors[0], &t));
+		T_ERR(DUPLICATE_KEY, sdict_add_tensor_of(*to, &from->tensors[0], &t));
+		T_OK(sdict_add_chunk_of(*to, t, &from->chunks[1]));
+		T_OK(sdict_add_chunk_of(*to, t, &from->chunks[0]));
+		sdict_free(from);
+	}
+	const struct sd_tensor *w = sdict_tensor(c, STR("model.w"));
+	assert_non_null(w);
+	assert_int_equal(w->shape[0], 9);
+	assert_true(str_is(w->path.parts[1].key, "w"));
+	assert_int_equal(w->chunk_count, 2);
+	assert_int_equal(c->chunks[0].rank, 3); /* turned round twice */
+	assert_int_equal(c->chunks[1].dims[0], 4);
+	assert_int_equal(c->chunks[1].tensor, 0);
+	sdict_free(c);
+}
+
+static void room_may_be_made_in_advance(void **state)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	uint32_t t;
+
+	(void)state;
+	T_OK(sdict_new(1 << 20, &sd));
+	T_ERR(LIMIT_EXCEEDED, sdict_reserve(sd, 1 << 20, 0, 0));
+	T_ERR(LIMIT_EXCEEDED, sdict_reserve(sd, 0, 1ULL << 60, 0));
+	T_ERR(LIMIT_EXCEEDED, sdict_reserve(sd, UINT64_MAX, 0, 0));
+	T_OK(sdict_reserve(sd, 1000, 10, 10));
+	const struct sd_name *names = sd->names;
+	for (uint32_t i = 0; i < 1000; i++) {
+		char name[16];
+		snprintf(name, sizeof name, "t%u", i);
+		T_OK(sdict_add_tensor(sd, str_of(name), DT_INT8, 0, NULL, &t));
+	}
+	assert_ptr_equal(sd->names, names);
+	for (uint32_t i = 0; i < 1000; i++) {
+		char name[16];
+		snprintf(name, sizeof name, "t%u", i);
+		assert_int_equal(sdict_find(sd, str_of(name)), i);
+	}
+	assert_int_equal(sdict_find(sd, STR("t1000")), SD_NONE);
+}
+
 static void the_cap_holds_for_arrays_too(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
@@ -133,6 +211,9 @@ int main(void)
 		cmocka_unit_test(what_was_added_is_found),
 		cmocka_unit_test(paths_are_copied),
 		cmocka_unit_test(bad_things_are_refused),
+		cmocka_unit_test(a_whole_chunk_costs_nothing_more),
+		cmocka_unit_test(what_is_borrowed_stays),
+		cmocka_unit_test(room_may_be_made_in_advance),
 		cmocka_unit_test(the_cap_holds_for_arrays_too),
 		cmocka_unit_test(running_out_of_memory_is_an_error),
 	};

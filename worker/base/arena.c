@@ -18,6 +18,8 @@ struct block {
 struct arena {
 	struct block *head;
 	uint64_t cap, taken, next_size;
+	struct arena *kept;
+	_Atomic uint32_t keepers;
 };
 
 struct arena *arena_new(uint64_t cap_bytes)
@@ -31,14 +33,23 @@ struct arena *arena_new(uint64_t cap_bytes)
 	return a;
 }
 
+void arena_keep(struct arena *a, struct arena *other)
+{
+	must(!a->kept && a != other);
+	other->keepers++;
+	a->kept = other;
+}
+
+/* The owner and every keeper call it once. */
 void arena_free(struct arena *a)
 {
-	if (!a)
+	if (!a || a->keepers-- > 0)
 		return;
 	for (struct block *b = a->head, *next; b; b = next) {
 		next = b->next;
 		mem_free(b);
 	}
+	arena_free(a->kept);
 	mem_free(a);
 }
 

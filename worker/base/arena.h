@@ -4,7 +4,8 @@
  *     TRY(arena_alloc(a, n, sizeof *items, &items));    zeroed; ERR_LIMIT_EXCEEDED beyond the cap, ERR_NO_MEMORY
  *     arena_free(a);                                    accepts NULL
  *
- * Not thread-safe: one arena, one thread. Pointers stay valid until arena_free (blocks never move). */
+ * Not thread-safe: one arena, one thread. Pointers stay valid until arena_free (blocks never move). An arena that
+ * another one keeps (arena_keep) is freed when both were let go. */
 #pragma once
 #include "base/err.h"
 #include "base/str.h"
@@ -13,6 +14,7 @@ struct arena;
 
 struct arena *arena_new(uint64_t cap_bytes);   /* NULL when out of memory */
 void arena_free(struct arena *a);
+void arena_keep(struct arena *a, struct arena *other);   /* what is in `other` stays as long as `a` is there; one other at most */
 void arena_free_ptr(struct arena **a);         /* for CLEANUP(arena_free_ptr) */
 uint64_t arena_used(const struct arena *a);    /* bytes taken from the system */
 

@@ -1,4 +1,4 @@
-/* map.c: linear probing, grows at 3/4. The hash is XXH3 with a per-process seed, so that hostile keys cannot be made to collide. */
+/* map.c: linear probing, grows at 3/4. */
 #include "base/map.h"
 
 #include <sys/random.h>
@@ -8,7 +8,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-static uint32_t key_hash(struct str key)
+uint32_t map_hash(struct str key)
 {
 	static uint64_t seed;
 
@@ -37,7 +37,7 @@ uint32_t map_get(const struct map *m, struct str key)
 {
 	if (!m->slots)
 		return MAP_NONE;
-	const struct map_slot *s = probe(m, key, key_hash(key));
+	const struct map_slot *s = probe(m, key, map_hash(key));
 	return s->hash ? s->value : MAP_NONE;
 }
 
@@ -63,7 +63,7 @@ enum err map_intern(struct map *m, struct str key, uint32_t value, uint32_t *fou
 {
 	if (!m->slots || (uint64_t)m->count + 1 > ((uint64_t)m->mask + 1) / 4 * 3)
 		TRY(grow(m));
-	uint32_t hash = key_hash(key);
+	uint32_t hash = map_hash(key);
 	struct map_slot *s = probe(m, key, hash);
 	if (!s->hash) {
 		*s = (struct map_slot){ key, value, hash };
@@ -78,6 +78,6 @@ enum err map_put(struct map *m, struct str key, uint32_t value)
 	uint32_t found;
 
 	TRY(map_intern(m, key, value, &found));
-	probe(m, key, key_hash(key))->value = value;
+	probe(m, key, map_hash(key))->value = value;
 	return OK;
 }

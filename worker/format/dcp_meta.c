@@ -367,8 +367,8 @@ static FALLIBLE enum err place(struct reader *r, pnode index, pnode info)
 	if (pickle_record_id(r->pk, index) != REC_INDEX)
 		return OK;
 	struct str fqn = pickle_str(r->pk, pickle_field(r->pk, index, INDEX_FQN));
-	uint32_t at = map_get(&sd->fqns, fqn);
-	if (at == MAP_NONE)
+	uint32_t at = sdict_find(sd, fqn);
+	if (at == SD_NONE)
 		return OK;
 	if (at & SD_VALUE_BIT) {
 		enum pickle_kind kind = pickle_kind(r->pk, pickle_field(r->pk, index, INDEX_OFFSET));
@@ -457,8 +457,8 @@ static FALLIBLE enum err read_planner(struct reader *r, pnode dict)
 	r->sd->has_paths = kind == PK_DICT || kind == PK_ORDERED_DICT;
 	while (pickle_next(r->pk, &it, &key) && pickle_next(r->pk, &it, &value) && r->sd->has_paths) {
 		struct str fqn = pickle_str(r->pk, key);
-		uint32_t at = pickle_kind(r->pk, key) == PK_STR ? map_get(&r->sd->fqns, fqn) : MAP_NONE;
-		if (at == MAP_NONE)
+		uint32_t at = pickle_kind(r->pk, key) == PK_STR ? sdict_find(r->sd, fqn) : SD_NONE;
+		if (at == SD_NONE)
 			continue;
 		struct sd_path *to = at & SD_VALUE_BIT ? &r->sd->values[at & ~SD_VALUE_BIT].path :
 							 &r->sd->tensors[at].path;

@@ -379,19 +379,19 @@ static FALLIBLE enum err find_keys(const struct maker *m, struct load_match *mat
 
 	match->missing_count = match->unexpected_count = 0;
 	for (uint64_t i = 0; i < to_count; i++) {
-		m->found[i] = map_get(&from->fqns, fqn_of(to, i));
-		match->missing_count += m->found[i] == MAP_NONE;
+		m->found[i] = sdict_find(from, fqn_of(to, i));
+		match->missing_count += m->found[i] == SD_NONE;
 	}
 	TRY(arena_alloc(arena, match->missing_count, sizeof *match->missing, &match->missing));
 	for (uint64_t i = 0; i < to_count && n < match->missing_count; i++)
-		if (m->found[i] == MAP_NONE)
+		if (m->found[i] == SD_NONE)
 			match->missing[n++] = fqn_of(to, i);
-	if (from->fqns.count + match->missing_count <= to->fqns.count)
+	if (from->name_count + match->missing_count <= to->name_count)
 		return OK; /* all of the source was found */
 	for (int pass = 0; pass < 2; pass++) {
 		n = 0;
 		for (uint64_t i = 0; i < from_count; i++) {
-			if (map_get(&to->fqns, fqn_of(from, i)) != MAP_NONE)
+			if (sdict_find(to, fqn_of(from, i)) != SD_NONE)
 				continue;
 			if (pass == 1)
 				match->unexpected[n] = fqn_of(from, i);
@@ -435,7 +435,7 @@ static FALLIBLE enum err match_keys(struct maker *m, struct load_match *match, s
 		return missing_keys(match);
 	for (uint64_t i = 0; i < to->tensor_count + to->value_count; i++) {
 		bool tensor = i < to->tensor_count;
-		if (m->found[i] == MAP_NONE)
+		if (m->found[i] == SD_NONE)
 			continue;
 		if (tensor == !!(m->found[i] & SD_VALUE_BIT))
 			return kind_mismatch(fqn_of(to, i), !tensor);
@@ -457,7 +457,7 @@ enum err load_plan_make(const struct sdict *source, const struct sdict *target, 
 		const struct sd_tensor *to = &target->tensors[target->chunks[i].tensor];
 		uint32_t from = m.found[target->chunks[i].tensor];
 
-		if (from != MAP_NONE) {
+		if (from != SD_NONE) {
 			enum err e = plan_tensor(&m, &source->tensors[from], to);
 			if (e)
 				return err_at_fqn(e, to->fqn.p, to->fqn.n);

@@ -32,37 +32,64 @@ struct maker {
 	struct save_plan_stats stats;
 };
 
+static void drop(void *array_ptr)
+{
+	void *none = NULL;
+
+	mem_free_ptr(array_ptr);
+	memcpy(array_ptr, &none, sizeof none);
+}
+
+/* What is of no use once the writers are known. */
+static void choice_free(struct maker *m)
+{
+	drop(&m->next);
+	drop(&m->heads);
+	drop(&m->bytes);
+}
+
+static void items_free(struct maker *m)
+{
+	choice_free(m);
+	drop(&m->writers);
+	drop(&m->keys);
+	drop(&m->sorted);
+}
+
 static void maker_free(struct maker *m)
 {
-	mem_free(m->next);
-	mem_free(m->heads);
-	mem_free(m->writers);
-	mem_free(m->keys);
-	mem_free(m->sorted);
-	mem_free(m->bytes);
+	items_free(m);
 	mem_free(m->first_head);
 	mem_free(m->slots);
 	mem_free(m->load);
 	mem_free(m->starts);
 }
 
-static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, enum dedup how)
+/* Arrays over n items: chunks first, then values. */
+static FALLIBLE enum err items_init(struct maker *m, uint64_t n)
 {
-	uint64_t n = num_max(held->chunk_count, held->value_count);
-
-	*m = (struct maker){ .held = held, .how = how };
+	items_free(m);
+	m->count = 0;
 	m->next = mem_zalloc(n, sizeof *m->next);
 	m->heads = mem_zalloc(n, sizeof *m->heads);
 	m->writers = mem_zalloc(n, sizeof *m->writers);
 	m->keys = mem_zalloc(n, sizeof *m->keys);
 	m->sorted = mem_zalloc(n, sizeof *m->sorted);
 	m->bytes = mem_zalloc(n, sizeof *m->bytes);
+	if (!m->next || !m->heads || !m->writers || !m->keys || !m->sorted || !m->bytes)
+		return ERR(NO_MEMORY, "no memory to plan %ju items", (uintmax_t)n);
+	return OK;
+}
+
+static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, enum dedup how)
+{
+	*m = (struct maker){ .held = held, .how = how };
+	TRY(items_init(m, held->chunk_count));
 	m->first_head = mem_zalloc(held->tensor_count + 1, sizeof *m->first_head);
 	m->load = mem_zalloc(RANKS_MAX, sizeof *m->load);
 	m->starts = mem_zalloc(RANKS_MAX + 1, sizeof *m->starts);
-	if (!m->next || !m->heads || !m->writers || !m->keys || !m->sorted || !m->bytes || !m->first_head ||
-	    !m->load || !m->starts)
-		return ERR(NO_MEMORY, "no memory to plan %ju items", (uintmax_t)n);
+	if (!m->first_head || !m->load || !m->starts)
+		return ERR(NO_MEMORY, "no memory to plan %ju tensors", (uintmax_t)held->tensor_count);
 	for (uint64_t i = 0; i < held->chunk_count; i++)
 		if (held->chunks[i].rank >= RANKS_MAX)
 			return err_at_rank(ERR(LIMIT_EXCEEDED, "ranks go up to %d", RANKS_MAX - 1),
@@ -139,7 +166,7 @@ static FALLIBLE enum err group(struct maker *m, const struct sd_tensor *t)
 	if (!nothing_twice && !tensor_empty) {
 		TRY(clear_slots(m, t->chunk_count));
 		mask = 15;
-		while (mask + 1 < t->chunk_count * 2)
+		while (mask + 1 < (uint64_t)t->chunk_count * 2)
 			mask = mask * 2 + 1;
 	}
 	for (uint64_t i = t->first_chunk; i < end; i++) {
@@ -251,10 +278,18 @@ static void choose_all(struct maker *m)
 	}
 }
 
+/* Where much is replicated, a plan that kept what every rank holds would keep too much: then it has copies. */
+static bool shares(const struct maker *m)
+{
+	return m->held->chunk_count <= m->count * 2;
+}
+
 static FALLIBLE enum err add_tensor(struct maker *m, struct sdict *plan, uint32_t tensor, uint32_t *at)
 {
 	const struct sd_tensor *t = &m->held->tensors[tensor];
 
+	if (shares(m))
+		return sdict_add_tensor_of(plan, t, at);
 	TRY(sdict_add_tensor(plan, t->fqn, t->dtype, t->ndim, t->shape, at));
 	plan->tensors[*at].requires_grad = t->requires_grad;
 	return sdict_copy_path(plan, t->path, &plan->tensors[*at].path);
@@ -294,11 +329,12 @@ static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
 {
 	const struct sdict *held = m->held;
 	uint64_t tensors = held->tensor_count;
-	CLEANUP(mem_free_ptr) uint32_t *order = mem_zalloc(m->count, sizeof *order);
 	CLEANUP(mem_free_ptr) uint32_t *turn = mem_zalloc(tensors, sizeof *turn);
+	uint32_t *order = m->sorted;
 
-	if (!order || !turn)
-		return ERR(NO_MEMORY, "no memory to plan %ju chunks", (uintmax_t)m->count);
+	if (!turn)
+		return ERR(NO_MEMORY, "no memory to plan %ju tensors", (uintmax_t)tensors);
+	choice_free(m);
 	order_chunks(m, order);
 	memset(m->starts, 0, (RANKS_MAX + 1) * sizeof *m->starts);
 	for (int pass = 0; pass < 2; pass++) {
@@ -318,7 +354,7 @@ static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
 		TRY(add_tensor(m, plan, t, &at));
 		for (uint32_t j = m->first_head[t]; j < m->first_head[t + 1]; j++) {
 			const struct sd_chunk *c = &held->chunks[m->writers[order[j]]];
-			TRY(sdict_add_chunk(plan, at, c->dims, c->rank, c->loc));
+			TRY(shares(m) ? sdict_add_chunk_of(plan, at, c) : sdict_add_chunk(plan, at, c->dims, c->rank, c->loc));
 		}
 	}
 	m->stats.chunk_count = m->count;
@@ -346,9 +382,9 @@ static FALLIBLE enum err plan_values(struct maker *m, struct sdict *plan)
 	if (!tail)
 		return ERR(NO_MEMORY, "no memory to plan %ju values", (uintmax_t)held->value_count);
 	m->values = true;
-	m->count = 0;
+	TRY(items_init(m, held->value_count));
 	for (uint32_t i = 0; i < held->value_count; i++) {
-		uint32_t first = map_get(&held->fqns, held->values[i].fqn) & ~SD_VALUE_BIT;
+		uint32_t first = sdict_find(held, held->values[i].fqn) & ~SD_VALUE_BIT;
 		must(first <= i); /* replicas follow the one that the map knows */
 		m->next[i] = NONE;
 		if (first == i)
@@ -394,6 +430,9 @@ enum err save_plan_make(const struct sdict *held, enum dedup how, uint64_t arena
 	}
 	m.first_head[held->tensor_count] = (uint32_t)m.count;
 	choose_all(&m);
+	TRY(sdict_reserve(plan, held->name_count, held->tensor_count, m.count));
+	if (shares(&m))
+		sdict_borrow(plan, held);
 	TRY(emit_tensors(&m, plan));
 	TRY(plan_values(&m, plan));
 	*stats_out = m.stats;

@@ -33,7 +33,7 @@ void sdict_free(struct sdict *sd)
 	mem_free(sd->values);
 	mem_free(sd->files);
 	mem_free(sd->transforms);
-	map_free(&sd->fqns);
+	mem_free(sd->names);
 	arena_free(sd->arena);
 	mem_free(sd);
 }
@@ -54,14 +54,11 @@ static FALLIBLE enum err check_cap(const struct sdict *sd, uint64_t more)
 	return OK;
 }
 
-/* Makes room for one more entry: half as many again each time. */
-static FALLIBLE enum err room(struct sdict *sd, void *array_ptr, uint64_t count, uint64_t *cap, size_t bytes)
+static FALLIBLE enum err grow(struct sdict *sd, void *array_ptr, uint64_t want, uint64_t *cap, size_t bytes)
 {
+	uint64_t more;
 	void *old;
 
-	if (count < *cap)
-		return check_cap(sd, 0);
-	uint64_t want = *cap ? *cap + *cap / 2 : FIRST_CAP, more;
 	TRY(num_mul(want - *cap, bytes, &more));
 	TRY(check_cap(sd, more));
 	memcpy(&old, array_ptr, sizeof old);
@@ -74,15 +71,80 @@ static FALLIBLE enum err room(struct sdict *sd, void *array_ptr, uint64_t count,
 	return OK;
 }
 
-static FALLIBLE enum err add_name(struct sdict *sd, struct str fqn, uint32_t entry, struct str *copy_out)
+/* Makes room for one more entry: half as many again each time. */
+static FALLIBLE enum err room(struct sdict *sd, void *array_ptr, uint64_t count, uint64_t *cap, size_t bytes)
 {
-	uint32_t found;
+	if (count < *cap)
+		return check_cap(sd, 0);
+	return grow(sd, array_ptr, *cap ? *cap + *cap / 2 : FIRST_CAP, cap, bytes);
+}
 
-	TRY(arena_str(sd->arena, fqn, copy_out));
-	TRY(map_intern(&sd->fqns, *copy_out, entry, &found));
-	if (found != entry)
-		return err_at_fqn(ERR(DUPLICATE_KEY, "the key is there twice"), fqn.p, fqn.n);
+static struct str fqn_of(const struct sdict *sd, uint32_t item)
+{
+	return item & SD_VALUE_BIT ? sd->values[item & ~SD_VALUE_BIT].fqn : sd->tensors[item].fqn;
+}
+
+/* Its place in the table, or the free one where it would be. */
+static struct sd_name *probe(const struct sdict *sd, struct str fqn, uint32_t hash)
+{
+	for (uint32_t i = hash & sd->name_mask;; i = (i + 1) & sd->name_mask) {
+		struct sd_name *n = &sd->names[i];
+		if (n->hash == 0 || (n->hash == hash && str_eq(fqn_of(sd, n->item), fqn)))
+			return n;
+	}
+}
+
+/* It is filled to three quarters at most. */
+static FALLIBLE enum err grow_names(struct sdict *sd, uint64_t keys)
+{
+	uint64_t old = sd->names ? (uint64_t)sd->name_mask + 1 : 0, cap = FIRST_CAP;
+
+	while (cap / 4 * 3 < keys && cap <= UINT32_MAX)
+		cap *= 2;
+	if (cap > UINT32_MAX / 2)
+		return ERR(LIMIT_EXCEEDED, "more than %u keys", sd->name_count);
+	if (cap <= old)
+		return OK;
+	uint32_t mask = (uint32_t)(cap - 1);
+	TRY(check_cap(sd, cap * sizeof *sd->names));
+	struct sd_name *names = mem_zalloc(cap, sizeof *names);
+	if (!names)
+		return ERR(NO_MEMORY, "no memory for %ju keys", (uintmax_t)cap);
+	for (uint64_t i = 0; i < old; i++) {
+		uint32_t at = sd->names[i].hash & mask;
+		if (!sd->names[i].hash)
+			continue;
+		while (names[at].hash)
+			at = (at + 1) & mask;
+		names[at] = sd->names[i];
+	}
+	sd->array_bytes += (cap - old) * sizeof *names;
+	mem_free(sd->names);
+	sd->names = names;
+	sd->name_mask = mask;
 	return OK;
+}
+
+/* The item is not there yet: the caller puts it where `item` says. */
+static FALLIBLE enum err add_name(struct sdict *sd, struct str fqn, uint32_t item)
+{
+	if (!sd->names || (uint64_t)sd->name_count + 1 > ((uint64_t)sd->name_mask + 1) / 4 * 3)
+		TRY(grow_names(sd, (uint64_t)sd->name_count + 1));
+	uint32_t hash = map_hash(fqn);
+	struct sd_name *n = probe(sd, fqn, hash);
+	if (n->hash)
+		return err_at_fqn(ERR(DUPLICATE_KEY, "the key is there twice"), fqn.p, fqn.n);
+	*n = (struct sd_name){ hash, item };
+	sd->name_count++;
+	return OK;
+}
+
+enum err sdict_reserve(struct sdict *sd, uint64_t keys, uint64_t tensors, uint64_t chunks)
+{
+	TRY(grow_names(sd, keys));
+	if (tensors > sd->tensor_cap)
+		TRY(grow(sd, &sd->tensors, tensors, &sd->tensor_cap, sizeof *sd->tensors));
+	return chunks > sd->chunk_cap ? grow(sd, &sd->chunks, chunks, &sd->chunk_cap, sizeof *sd->chunks) : OK;
 }
 
 /* A shape is believed only if its bytes can be counted. */
@@ -100,46 +162,91 @@ static FALLIBLE enum err check_shape(enum dtype dtype, uint32_t ndim, const int6
 	return OK;
 }
 
+static FALLIBLE enum err tensor_room(struct sdict *sd)
+{
+	if (sd->tensor_count >= SD_VALUE_BIT - 1)
+		return ERR(LIMIT_EXCEEDED, "more than %ju tensors", (uintmax_t)sd->tensor_count);
+	return room(sd, &sd->tensors, sd->tensor_count, &sd->tensor_cap, sizeof *sd->tensors);
+}
+
+/* In front of a shape stand as many zeros: together they are the dims of a chunk that is the whole tensor. */
 enum err sdict_add_tensor(struct sdict *sd, struct str fqn, enum dtype dtype, uint32_t ndim,
 			  const int64_t *shape, uint32_t *index_out)
 {
-	struct sd_tensor t = { .dtype = dtype, .ndim = ndim, .first_chunk = sd->chunk_count };
+	struct sd_tensor t = { .dtype = dtype, .ndim = (uint16_t)ndim, .first_chunk = (uint32_t)sd->chunk_count };
 	int64_t *copy;
 	enum err e = check_shape(dtype, ndim, shape);
 
 	if (e)
 		return err_at_fqn(e, fqn.p, fqn.n);
-	if (sd->tensor_count >= SD_VALUE_BIT - 1)
-		return ERR(LIMIT_EXCEEDED, "more than %ju tensors", (uintmax_t)sd->tensor_count);
-	TRY(room(sd, &sd->tensors, sd->tensor_count, &sd->tensor_cap, sizeof *sd->tensors));
-	TRY(arena_i64(sd->arena, ndim, &copy));
+	TRY(tensor_room(sd));
+	TRY(arena_i64(sd->arena, (uint64_t)ndim * 2, &copy));
 	if (ndim)
-		memcpy(copy, shape, ndim * sizeof *copy);
-	t.shape = copy;
-	TRY(add_name(sd, fqn, (uint32_t)sd->tensor_count, &t.fqn));
+		memcpy(copy + ndim, shape, ndim * sizeof *copy);
+	t.shape = copy + ndim;
+	TRY(arena_str(sd->arena, fqn, &t.fqn));
+	TRY(add_name(sd, fqn, (uint32_t)sd->tensor_count));
 	*index_out = (uint32_t)sd->tensor_count;
 	sd->tensors[sd->tensor_count++] = t;
 	return OK;
 }
 
-enum err sdict_add_chunk(struct sdict *sd, uint32_t tensor, const int64_t *dims, uint32_t rank, struct sd_loc loc)
+static FALLIBLE enum err chunk_room(struct sdict *sd, uint32_t tensor)
 {
 	must(tensor < sd->tensor_count);
 	struct sd_tensor *t = &sd->tensors[tensor];
-	int64_t *copy;
 
-	if (t->chunk_count == 0)
-		t->first_chunk = sd->chunk_count;
-	must(t->first_chunk + t->chunk_count == sd->chunk_count);
 	if (sd->chunk_count >= UINT32_MAX - 1) /* plans index chunks with 32 bits */
 		return ERR(LIMIT_EXCEEDED, "more than %ju chunks", (uintmax_t)sd->chunk_count);
-	TRY(room(sd, &sd->chunks, sd->chunk_count, &sd->chunk_cap, sizeof *sd->chunks));
-	TRY(arena_i64(sd->arena, (uint64_t)t->ndim * 2, &copy));
-	if (t->ndim)
-		memcpy(copy, dims, (size_t)t->ndim * 2 * sizeof *copy);
-	sd->chunks[sd->chunk_count++] =
-		(struct sd_chunk){ .dims = copy, .tensor = tensor, .rank = rank, .loc = loc };
-	t->chunk_count++;
+	if (t->chunk_count == 0)
+		t->first_chunk = (uint32_t)sd->chunk_count;
+	must(t->first_chunk + t->chunk_count == sd->chunk_count);
+	return room(sd, &sd->chunks, sd->chunk_count, &sd->chunk_cap, sizeof *sd->chunks);
+}
+
+static void put_chunk(struct sdict *sd, const struct sd_chunk *c)
+{
+	sd->chunks[sd->chunk_count++] = *c;
+	sd->tensors[c->tensor].chunk_count++;
+}
+
+enum err sdict_add_chunk(struct sdict *sd, uint32_t tensor, const int64_t *dims, uint32_t rank, struct sd_loc loc)
+{
+	TRY(chunk_room(sd, tensor));
+	const struct sd_tensor *t = &sd->tensors[tensor];
+	struct sd_chunk c = { t->ndim ? t->shape - t->ndim : t->shape, tensor, rank, loc };
+	size_t bytes = (size_t)t->ndim * 2 * sizeof *dims;
+	int64_t *copy;
+
+	if (t->ndim && memcmp(dims, c.dims, bytes) != 0) {
+		TRY(arena_i64(sd->arena, (uint64_t)t->ndim * 2, &copy));
+		c.dims = memcpy(copy, dims, bytes);
+	}
+	put_chunk(sd, &c);
+	return OK;
+}
+
+void sdict_borrow(struct sdict *sd, const struct sdict *other)
+{
+	arena_keep(sd->arena, other->arena);
+}
+
+enum err sdict_add_tensor_of(struct sdict *sd, const struct sd_tensor *t, uint32_t *index_out)
+{
+	TRY(tensor_room(sd));
+	TRY(add_name(sd, t->fqn, (uint32_t)sd->tensor_count));
+	*index_out = (uint32_t)sd->tensor_count;
+	struct sd_tensor *out = &sd->tensors[sd->tensor_count++];
+	*out = *t;
+	out->first_chunk = (uint32_t)sd->chunk_count;
+	out->chunk_count = 0;
+	return OK;
+}
+
+enum err sdict_add_chunk_of(struct sdict *sd, uint32_t tensor, const struct sd_chunk *c)
+{
+	TRY(chunk_room(sd, tensor));
+	put_chunk(sd, &(struct sd_chunk){ c->dims, tensor, c->rank, c->loc });
 	return OK;
 }
 
@@ -150,7 +257,8 @@ enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct
 	if (sd->value_count >= SD_VALUE_BIT - 2)
 		return ERR(LIMIT_EXCEEDED, "more than %ju values", (uintmax_t)sd->value_count);
 	TRY(room(sd, &sd->values, sd->value_count, &sd->value_cap, sizeof *sd->values));
-	TRY(add_name(sd, fqn, SD_VALUE_BIT | (uint32_t)sd->value_count, &v.fqn));
+	TRY(arena_str(sd->arena, fqn, &v.fqn));
+	TRY(add_name(sd, fqn, SD_VALUE_BIT | (uint32_t)sd->value_count));
 	*index_out = (uint32_t)sd->value_count;
 	sd->values[sd->value_count++] = v;
 	return OK;
@@ -218,16 +326,24 @@ enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *
 	return OK;
 }
 
+uint32_t sdict_find(const struct sdict *sd, struct str fqn)
+{
+	if (!sd->names)
+		return SD_NONE;
+	const struct sd_name *n = probe(sd, fqn, map_hash(fqn));
+	return n->hash ? n->item : SD_NONE;
+}
+
 struct sd_tensor *sdict_tensor(const struct sdict *sd, struct str fqn)
 {
-	uint32_t at = map_get(&sd->fqns, fqn);
+	uint32_t at = sdict_find(sd, fqn);
 
-	return at == MAP_NONE || (at & SD_VALUE_BIT) ? NULL : &sd->tensors[at];
+	return at == SD_NONE || (at & SD_VALUE_BIT) ? NULL : &sd->tensors[at];
 }
 
 struct sd_value *sdict_value(const struct sdict *sd, struct str fqn)
 {
-	uint32_t at = map_get(&sd->fqns, fqn);
+	uint32_t at = sdict_find(sd, fqn);
 
-	return at == MAP_NONE || !(at & SD_VALUE_BIT) ? NULL : &sd->values[at & ~SD_VALUE_BIT];
+	return at == SD_NONE || !(at & SD_VALUE_BIT) ? NULL : &sd->values[at & ~SD_VALUE_BIT];
 }

@@ -41,10 +41,10 @@ struct sd_chunk {
 struct sd_tensor {
 	struct str fqn;
 	const int64_t *shape;         /* global, ndim entries */
-	uint32_t ndim;
-	enum dtype dtype;
-	uint64_t first_chunk, chunk_count;
 	struct sd_path path;
+	uint32_t first_chunk, chunk_count;
+	enum dtype dtype;
+	uint16_t ndim;
 	bool requires_grad;
 };
 
@@ -80,15 +80,25 @@ struct sdict {
 	struct str *transforms;       /* descriptor lists joined by ' ' in stored order, e.g. "stream.zstd/1" */
 	uint64_t transform_count, transform_cap;
 	bool has_paths;               /* false: planner_data was None */
-	struct map fqns;              /* fqn → tensor index, or SD_VALUE_BIT | value index */
+	struct sd_name *names;        /* hash table of FQNs, see sdict_find */
+	uint32_t name_count, name_mask;
 	uint64_t cap_bytes, array_bytes; /* the arena's cap holds for arena and arrays together */
 };
 #define SD_VALUE_BIT 0x80000000u
+#define SD_NONE UINT32_MAX
+
+/* An entry of the table has no key of its own: that is in the tensor or value. */
+struct sd_name {
+	uint32_t hash;                /* 0: free */
+	uint32_t item;
+};
 
 FALLIBLE enum err sdict_new(uint64_t arena_cap_bytes, struct sdict **out);
 void sdict_free(struct sdict *sd);
 void sdict_free_ptr(struct sdict **sd);                        /* for CLEANUP */
 
+/* Room for so many keys (tensors and values), tensors and chunks in all, to spare growing; adding more is still possible. */
+FALLIBLE enum err sdict_reserve(struct sdict *sd, uint64_t keys, uint64_t tensors, uint64_t chunks);
 /* Adding. FQN and shape are copied into the arena; a second one of the same FQN is ERR_DUPLICATE_KEY. */
 FALLIBLE enum err sdict_add_tensor(struct sdict *sd, struct str fqn, enum dtype dtype, uint32_t ndim,
 				   const int64_t *shape, uint32_t *index_out);
@@ -102,8 +112,15 @@ FALLIBLE enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint
 					  uint32_t *index_out);
 FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out);
 FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
+/* Tensors and chunks of another sdict, by reference: FQN, shape, path and dims are not copied. sdict_borrow comes first: it keeps
+ * the other's arena for as long as this one is there. One other at most. */
+void sdict_borrow(struct sdict *sd, const struct sdict *other);
+FALLIBLE enum err sdict_add_tensor_of(struct sdict *sd, const struct sd_tensor *t, uint32_t *index_out);
+FALLIBLE enum err sdict_add_chunk_of(struct sdict *sd, uint32_t tensor, const struct sd_chunk *c);
 FALLIBLE enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *out);
 
+/* The tensor's index, SD_VALUE_BIT | the value's, or SD_NONE. */
+uint32_t sdict_find(const struct sdict *sd, struct str fqn);
 /* NULL if absent or of the other kind. Good until the next tensor or value is added. */
 struct sd_tensor *sdict_tensor(const struct sdict *sd, struct str fqn);
 struct sd_value *sdict_value(const struct sdict *sd, struct str fqn);
