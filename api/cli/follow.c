@@ -222,6 +222,17 @@ static void print_result(const json_t *job)
 	}
 }
 
+/* A rule that no tensor took is likely a slip. */
+static void warn_of_rules(const json_t *result)
+{
+	const json_t *list = show_at(result, "unmatched_rules");
+
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		const char *match = json_string_value(json_array_get(list, i));
+		fprintf(stderr, "dcpctl: warning: the layout rule for '%.200s' matches no tensor\n", match ? match : "");
+	}
+}
+
 static void print_differences(const json_t *result)
 {
 	static const char *const columns[] = { "PATH=path", "WHAT=what", "A=a", "B=b", NULL };
@@ -247,6 +258,8 @@ int follow_end(const json_t *job, bool json)
 		print_differences(result);
 	else if (ok)
 		print_result(job);
+	if (ok && !json)
+		warn_of_rules(result);
 	if (ok)
 		return is_diff && !json_is_true(json_object_get(result, "equal")) ? EXIT_DIFFERS : EXIT_DONE;
 	if (json_object_get(job, "error"))

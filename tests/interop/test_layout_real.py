@@ -157,6 +157,11 @@ def test_pipeline_stages_and_experts(d):
     read_whole(path(d, saved), want)
 
 
+def test_a_rule_without_tensors_is_a_warning(d, source):
+    r = d.ctl("reshard", f"main:{source}", f"main:{source}-{lib.fresh()}", "--world-size", "2", "--layout", "nothing.*=S(0)@2")
+    assert r.returncode == 0 and "layout rule for 'nothing.*' matches no tensor" in r.stderr
+
+
 def test_layouts_that_cannot_be(d, source):
     def fails(rule, *codes, world=2):
         return d.api.fails("reshard", *codes, source=ref(source), target={**ref(f"{source}-bad"), "world_size": world, "layout": [rule]})
