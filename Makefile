@@ -185,7 +185,7 @@ check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of ki
 	$(Q)$(MAKE) --no-print-directory deps deps-test
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools
 	$(Q)$(MAKE) --no-print-directory tidy
-	$(Q)$(MAKE) --no-print-directory -j$(JOBS) check-unit
+	$(Q)DCPD_FULL=1 $(MAKE) --no-print-directory -j$(JOBS) check-unit
 	$(Q)DCPD_FULL=1 $(PYTEST) $(PYTESTS)
 	$(Q)DCPD_FULL=1 $(PYTEST) tests/python
 

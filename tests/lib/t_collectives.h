@@ -179,33 +179,46 @@ static inline enum err t_transposition(struct comm *c, int64_t rows, int64_t col
 	return OK;
 }
 
+/* Closes sub whatever comes of it. */
+static inline enum err t_in_subgroup(struct comm *sub, uint32_t me, int which)
+{
+	uint32_t sum = 0;
+	enum err e;
+
+	if (which == 0) {
+		e = comm_all_reduce(sub, &me, &sum, 1, DT_UINT32, COMM_SUM);
+		T_CHECK(e || (comm_size(sub) == 2 && comm_rank(sub) == me % 2 && sum == (me & ~1u) * 2 + 1));
+		e = e ? e : t_all_gathers(sub, 300000, 1);
+	} else if (which == 1) {
+		T_CHECK(comm_rank(sub) == me / 2);
+		e = t_exchanges(sub, 50, 5);
+	} else {
+		T_CHECK(comm_rank(sub) == comm_size(sub) - 1 - me);
+		e = t_rooted(sub, 1000, 0);
+	}
+	comm_close(sub);
+	return e;
+}
+
 /* Subgroups of a mesh of size/2 × 2, and one of a list in another order; twice, since they may come and go. */
 static inline enum err t_subgroups(struct comm *c)
 {
-	uint32_t me = comm_rank(c), size = comm_size(c), sum, mine = me;
+	uint32_t me = comm_rank(c), size = comm_size(c);
 	int64_t mesh[2] = { size / 2, 2 };
 	uint32_t back[T_RANKS];
 	struct comm *sub;
 
 	if (size % 2)
 		return OK;
+	for (uint32_t r = 0; r < size; r++)
+		back[r] = size - 1 - r;
 	for (int round = 0; round < 2; round++) {
 		TRY(comm_split_mesh(c, mesh, 2, 1, &sub));
-		T_CHECK(comm_size(sub) == 2 && comm_rank(sub) == me % 2);
-		TRY(comm_all_reduce(sub, &mine, &sum, 1, DT_UINT32, COMM_SUM));
-		T_CHECK(sum == (me & ~1u) * 2 + 1);
-		TRY(t_all_gathers(sub, 300000, 1));
-		comm_close(sub);
+		TRY(t_in_subgroup(sub, me, 0));
 		TRY(comm_split_mesh(c, mesh, 2, 0, &sub));
-		T_CHECK(comm_size(sub) == size / 2 && comm_rank(sub) == me / 2);
-		TRY(t_exchanges(sub, 50, 5));
-		comm_close(sub);
-		for (uint32_t r = 0; r < size; r++)
-			back[r] = size - 1 - r;
+		TRY(t_in_subgroup(sub, me, 1));
 		TRY(comm_split(c, back, size, &sub));
-		T_CHECK(comm_rank(sub) == size - 1 - me);
-		TRY(t_rooted(sub, 1000, 0));
-		comm_close(sub);
+		TRY(t_in_subgroup(sub, me, 2));
 	}
 	return comm_barrier(c);
 }

@@ -1,4 +1,5 @@
-/* test_comm_shm.c: groups of real processes over shared memory: every collective, and every way to be a bad member. */
+/* test_comm_shm.c: groups of real processes over shared memory: every collective, and every way to be a bad member.
+ * DCPD_FULL=1: a hundred random kills instead of a few; DCPD_KILLS=n: as many. */
 #include "lib/t_collectives.h"
 
 static void every_collective(void **state)
@@ -10,9 +11,351 @@ static void every_collective(void **state)
 		t_group_run(COMM_SHM, sizes[i], t_every_collective, NULL);
 }
 
+/* ---- windows ---- */
+
+enum { PART = 3000000 };
+
+/* Parts lie in memory that all know: nothing is copied but to where it must be. One member's does not, and goes through blocks. */
+static enum err use_windows(struct comm *c, struct t_group *g)
+{
+	unsigned char *shared = (unsigned char *)(uintptr_t)g->arg;
+	uint32_t me = comm_rank(c), size = comm_size(c);
+	unsigned char *mine = shared + (size_t)me * PART, *out = malloc((size_t)size * PART), *all = malloc((size_t)size * PART);
+	uint64_t parts[T_RANKS];
+
+	T_CHECK(out && all);
+	for (uint64_t i = 0; i < PART; i++)
+		mine[i] = t_byte(me, 1, i);
+	TRY(comm_window_add(c, 77, shared, (uint64_t)size * PART));
+	uint64_t before = comm_counts(c).copied_bytes;
+	unsigned char *in = me == 1 ? memcpy(all, mine, PART) : mine;
+	TRY(comm_all_gather(c, in, PART, out));
+	T_CHECK(comm_counts(c).copied_bytes - before == (uint64_t)(size - 1) * PART);
+	for (uint32_t r = 0; r < size; r++)
+		T_CHECK(t_is(out + (size_t)r * PART, r, 1, 0, PART));
+	TRY(comm_broadcast(c, me == 2 ? mine : out, PART, 2));
+	T_CHECK(t_is(me == 2 ? mine : out, 2, 1, 0, PART));
+	for (uint32_t r = 0; r < size; r++)
+		parts[r] = PART - r;
+	TRY(comm_gather(c, mine, parts, out, 0));
+	for (uint64_t r = 0, at = 0; me == 0 && r < size; at += parts[r++])
+		T_CHECK(t_is(out + at, (uint32_t)r, 1, 0, parts[r]));
+	for (uint32_t r = 0; r < size; r++)
+		parts[r] = 20000 + r;
+	TRY(comm_scatter(c, me == 3 ? shared : NULL, parts, out, 3));
+	uint64_t at = me * 20000 + me * (me - 1) / 2;
+	T_CHECK(memcmp(out, shared + at, parts[me]) == 0);
+	free(out);
+	free(all);
+	return comm_barrier(c);
+}
+
+static void windows(void **state)
+{
+	void *shared = mmap(NULL, (size_t)4 * PART, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	(void)state;
+	assert_true(shared != MAP_FAILED);
+	t_group_run(COMM_SHM, 4, use_windows, shared);
+	munmap(shared, (size_t)4 * PART);
+}
+
+/* ---- failures: all members end with the same error and rank ---- */
+
+static void expect_all(struct t_group *g, uint32_t but, enum err code, int64_t rank, uint64_t within_ms)
+{
+	t_group_start(g);
+	assert_int_equal(t_group_wait(g, within_ms + 3000), 0);
+	for (uint32_t r = 0; r < g->spec.size; r++) {
+		if (r == but)
+			continue;
+		t_group_expect(g, r, code, rank);
+		if (g->shared->ends[r].took_ms > within_ms)
+			T_FAIL("rank %u took %llu ms", r, (unsigned long long)g->shared->ends[r].took_ms);
+	}
+	t_group_end(g);
+}
+
+static enum err mismatch(struct comm *c, struct t_group *g)
+{
+	unsigned char data[4096] = { 0 }, out[4 * 4096];
+
+	switch (*(const int *)g->arg) {
+	case 0:
+		return comm_broadcast(c, data, comm_rank(c) == 2 ? 100 : 101, 0);
+	case 1:
+		return comm_broadcast(c, data, 10, comm_rank(c) == 2);
+	case 2:
+		return comm_rank(c) == 2 ? comm_barrier(c) : comm_all_gather(c, data, 4096, out);
+	case 3:
+		return comm_all_reduce(c, data, data, 4, comm_rank(c) == 2 ? DT_INT32 : DT_FLOAT32, COMM_SUM);
+	default:
+		return comm_all_reduce(c, data, data, 4, DT_INT32, comm_rank(c) == 2 ? COMM_MIN : COMM_MAX);
+	}
+}
+
+static void mismatches(void **state)
+{
+	(void)state;
+	for (int kind = 0; kind < 5; kind++) {
+		struct t_group g;
+		t_group_init(&g, COMM_SHM, 4, mismatch);
+		g.arg = &kind;
+		expect_all(&g, UINT32_MAX, ERR_COLLECTIVE_MISMATCH, -2, 2000);
+	}
+}
+
+static enum err unsupported(struct comm *c, struct t_group *g)
+{
+	unsigned char data[16] = { 0 };
+
+	(void)g;
+	T_CHECK(comm_all_reduce(c, data, data, 4, DT_FLOAT4_E2M1FN_X2, COMM_SUM) == ERR_DTYPE_UNSUPPORTED);
+	T_CHECK(comm_reduce(c, data, data, 1, DT_COMPLEX64, COMM_MAX, 0) == ERR_DTYPE_UNSUPPORTED);
+	T_CHECK(comm_broadcast(c, data, 1, comm_size(c)) == ERR_INVALID_REQUEST);
+	return comm_barrier(c); /* the group is as good as before */
+}
+
+static void not_every_dtype(void **state)
+{
+	(void)state;
+	t_group_run(COMM_SHM, 3, unsupported, NULL);
+}
+
+static enum err cancel_in_tick(void *user)
+{
+	struct t_group *g = user;
+
+	/* Not the first time: a tick comes back. */
+	return g->spec.rank == 1 && atomic_fetch_add(&g->shared->flags[1], 1) == 3 ? ERR(CANCELLED, "the job was cancelled") : OK;
+}
+
+static enum err wait_for_nobody(struct comm *c, struct t_group *g)
+{
+	if (comm_rank(c) == 0) {
+		t_sleep_ms(*(const int *)g->arg);
+		return comm_barrier(c);
+	}
+	return comm_barrier(c);
+}
+
+static void a_tick_that_fails(void **state)
+{
+	struct t_group g;
+	int ms = 600;
+
+	(void)state;
+	t_group_init(&g, COMM_SHM, 4, wait_for_nobody);
+	g.arg = &ms;
+	g.spec.tick = cancel_in_tick;
+	expect_all(&g, UINT32_MAX, ERR_CANCELLED, 1, 1500);
+}
+
+static enum err abort_it(struct comm *c, struct t_group *g)
+{
+	(void)g;
+	if (comm_rank(c) == 3) {
+		t_sleep_ms(50);
+		comm_abort(c, err_at_fqn(ERR(SHM_EXHAUSTED, "no room here"), "model.w", 7));
+	}
+	enum err e = comm_barrier(c);
+	T_CHECK(strcmp(err_last()->fqn, "model.w") == 0 && strcmp(err_last()->text, "no room here") == 0);
+	T_CHECK(comm_barrier(c) == e);
+	return e;
+}
+
+static void an_abort(void **state)
+{
+	struct t_group g;
+
+	(void)state;
+	t_group_init(&g, COMM_SHM, 4, abort_it);
+	expect_all(&g, UINT32_MAX, ERR_SHM_EXHAUSTED, 3, 1000);
+}
+
+/* A failure in a subgroup is the group's, and the other way round. */
+static enum err fail_in_subgroup(struct comm *c, struct t_group *g)
+{
+	int64_t mesh[2] = { 2, 2 };
+	struct comm *sub;
+	enum err e;
+
+	TRY(comm_split_mesh(c, mesh, 2, 1, &sub));
+	if (comm_rank(c) == 2)
+		_exit(1);
+	if (*(const int *)g->arg == 0)
+		e = comm_rank(c) == 3 ? comm_barrier(sub) : comm_barrier(c);
+	else
+		e = comm_rank(c) == 3 ? comm_barrier(c) : OK;
+	while (!e) {
+		t_sleep_ms(5);
+		e = comm_barrier(sub);
+	}
+	comm_close(sub);
+	return e;
+}
+
+static void subgroups_fail_together(void **state)
+{
+	(void)state;
+	for (int kind = 0; kind < 2; kind++) {
+		struct t_group g;
+		t_group_init(&g, COMM_SHM, 4, fail_in_subgroup);
+		g.arg = &kind;
+		expect_all(&g, 2, ERR_PEER_LOST, 2, 1500);
+	}
+}
+
+/* ---- members that are gone, stopped, late, or strangers ---- */
+
+static void one_never_joins(void **state)
+{
+	(void)state;
+	for (uint32_t r = 0; r < 3; r += 2) {
+		struct t_group g;
+		t_group_init(&g, COMM_SHM, 3, wait_for_nobody);
+		g.absent = 1u << r;
+		g.spec.deadline_ms = 300;
+		expect_all(&g, r, ERR_PEER_TIMEOUT, r, 1500);
+	}
+}
+
+static void one_is_late(void **state)
+{
+	struct t_group g;
+	int ms = 900;
+
+	(void)state;
+	t_group_init(&g, COMM_SHM, 3, wait_for_nobody);
+	g.arg = &ms;
+	g.spec.deadline_ms = 300;
+	expect_all(&g, UINT32_MAX, ERR_PEER_TIMEOUT, 0, 1500);
+}
+
+static void another_arena(void **state)
+{
+	struct t_group g;
+	int fd = memfd_create("other", 0);
+
+	(void)state;
+	t_group_init(&g, COMM_SHM, 2, wait_for_nobody);
+	g.spec.arena_fd = fd; /* not sealed, not an arena */
+	expect_all(&g, UINT32_MAX, ERR_BACKEND_UNAVAILABLE, -1, 1000);
+	close(fd);
+}
+
+/* Collectives of all kinds without an end. */
+static enum err churn(struct comm *c, struct t_group *g)
+{
+	uint32_t n = 0;
+
+	for (;;) {
+		atomic_fetch_add(&g->shared->flags[comm_rank(c)], 1);
+		TRY(t_all_gathers(c, n % 3 ? 700000 : 100, n));
+		TRY(t_rooted(c, n % 2 ? 500000 : 10, n));
+		TRY(t_exchanges(c, 40, n));
+		TRY(t_reductions(c, 20000, n));
+		TRY(t_subgroups(c));
+		n++;
+	}
+}
+
+static void hurt(uint32_t size, uint32_t victim, int signal_number, long after_us, enum err code, uint32_t deadline_ms)
+{
+	struct t_group g;
+
+	t_group_init(&g, COMM_SHM, size, churn);
+	g.spec.deadline_ms = deadline_ms;
+	t_group_start(&g);
+	while (!atomic_load(&g.shared->flags[victim]))
+		t_sleep_ms(1);
+	usleep((useconds_t)after_us);
+	kill(g.pids[victim], signal_number);
+	uint64_t began = t_now_ms();
+	pid_t pid = g.pids[victim];
+	g.pids[victim] = 0;
+	uint32_t hung = t_group_wait(&g, 8000);
+	uint64_t took = t_now_ms() - began;
+	kill(pid, SIGKILL);
+	waitpid(pid, &g.status[victim], 0);
+	if (hung)
+		T_FAIL("%u members hung after rank %u got signal %d", hung, victim, signal_number);
+	assert_true(took < deadline_ms + 2000);
+	for (uint32_t r = 0; r < size; r++)
+		if (r != victim)
+			t_group_expect(&g, r, code, victim);
+	t_group_end(&g);
+}
+
+static void random_kills(void **state)
+{
+	const char *kills = getenv("DCPD_KILLS");
+	long count = kills ? strtol(kills, NULL, 10) : getenv("DCPD_FULL") ? 100 : 8;
+	uint32_t seed = (uint32_t)time(NULL);
+
+	(void)state;
+	for (long i = 0; i < count; i++) {
+		seed = seed * 1664525 + 1013904223;
+		hurt(4, seed >> 30, SIGKILL, (long)(seed >> 8 & 0x3FFFF), ERR_PEER_LOST, 10000);
+	}
+}
+
+static void one_is_stopped(void **state)
+{
+	(void)state;
+	hurt(4, 2, SIGSTOP, 20000, ERR_PEER_TIMEOUT, 500);
+	hurt(3, 0, SIGSTOP, 33333, ERR_PEER_TIMEOUT, 500);
+}
+
+/* One member writes at random into all that it can reach in the arena: the others end, with whatever, and do not crash. */
+static enum err go_mad(struct comm *c, struct t_group *g)
+{
+	static unsigned char noise[8192];
+	uint32_t seed = *(const uint32_t *)g->arg;
+
+	if (comm_rank(c) != 1)
+		return churn(c, g);
+	while (!atomic_load(&g->shared->flags[0]))
+		t_sleep_ms(1);
+	for (int i = 0; i < 2000; i++) {
+		seed = seed * 1664525 + 1013904223;
+		for (size_t k = 0; k < sizeof noise; k++)
+			noise[k] = (unsigned char)(seed >> (k % 24));
+		/* The arena's head, and the region's head and members behind it. */
+		if (pwrite(g->arena, noise, 1 + (seed >> 16) % 64, 4096 + (off_t)(seed >> 8) % (4096 * 5)) < 0)
+			break;
+		if (i % 50 == 0)
+			t_sleep_ms(1);
+	}
+	_exit(0);
+}
+
+static void a_mad_member(void **state)
+{
+	(void)state;
+	for (uint32_t seed = 1; seed <= 4; seed++) {
+		struct t_group g;
+		t_group_init(&g, COMM_SHM, 4, go_mad);
+		g.arg = &seed;
+		g.spec.deadline_ms = 700;
+		t_group_start(&g);
+		assert_int_equal(t_group_wait(&g, 10000), 0);
+		for (uint32_t r = 0; r < 4; r++)
+			if (!WIFEXITED(g.status[r]))
+				T_FAIL("seed %u: rank %u crashed, status %x", seed, r, g.status[r]);
+		t_group_end(&g);
+	}
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(every_collective) };
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_collective), cmocka_unit_test(windows), cmocka_unit_test(mismatches),
+		cmocka_unit_test(not_every_dtype), cmocka_unit_test(a_tick_that_fails), cmocka_unit_test(an_abort),
+		cmocka_unit_test(subgroups_fail_together), cmocka_unit_test(one_never_joins), cmocka_unit_test(one_is_late),
+		cmocka_unit_test(another_arena), cmocka_unit_test(random_kills), cmocka_unit_test(one_is_stopped),
+		cmocka_unit_test(a_mad_member),
+	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

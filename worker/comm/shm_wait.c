@@ -146,9 +146,11 @@ void shm_life_end(struct shm *s)
 {
 	if (!s->life)
 		return;
-	/* The library unlinks it from this thread's list, which must be done before the page goes. */
-	must(pthread_mutex_unlock(life_of(s)) == 0);
-	munmap(s->life, 2 * (size_t)SHM_PAGE);
+	/* The library unlinks it from this thread's list, which must be done before the page goes. It refuses a word that is not ours:
+	 * a peer wrote to it. If one does so again in between, the pages stay for as long as the process. */
+	atomic_store((_Atomic uint32_t *)life_of(s), (uint32_t)gettid());
+	if (pthread_mutex_unlock(life_of(s)) == 0)
+		munmap(s->life, 2 * (size_t)SHM_PAGE);
 	s->life = NULL;
 }
 
@@ -331,6 +333,8 @@ enum err shm_arrive(struct shm *s, const struct shm_post *post)
 	struct comm *c = s->c;
 	struct shm_member *me = shm_member(s, c->rank);
 
+	/* Who comes after the others have given up must not take them for present. */
+	TRY(shm_aborted(s));
 	s->round++;
 	me->posts[s->round & 1] = *post;
 	me->posts[s->round & 1].call = c->call;
@@ -343,6 +347,7 @@ enum err shm_arrive(struct shm *s, const struct shm_post *post)
 	} else {
 		TRY(wait_for_all(s));
 	}
+	TRY(shm_aborted(s));
 	for (uint32_t r = 0; r < c->size; r++) {
 		struct comm_call theirs = shm_member(s, r)->posts[s->round & 1].call;
 		if (r != c->rank && !comm_call_same(&c->call, &theirs))
