@@ -61,6 +61,7 @@ static FALLIBLE enum err resolve(struct image *im, struct image_chunk *c)
 	int64_t *zeros;
 
 	c->sizes = e->shape;
+	c->boxed = c->shape != NULL;
 	if (!c->dtype_given)
 		c->dtype = e->dtype;
 	else if (c->dtype != e->dtype && e->dtype != DT_UINT8)
@@ -159,6 +160,48 @@ struct sd_path image_path(const struct image *im, struct str fqn, struct sd_path
 		return im->paths[i];
 	*self = (struct sd_path_part){ .key = fqn.p ? fqn : STR("") };
 	return (struct sd_path){ self, 1 };
+}
+
+uint32_t image_part_count(const struct image *im)
+{
+	return im->chunk_count;
+}
+
+struct image_part image_part_at(const struct image *im, uint32_t i)
+{
+	const struct image_chunk *c = &im->chunks[i];
+
+	must(i < im->chunk_count);
+	return (struct image_part){ .fqn = c->fqn, .dtype = c->dtype, .boxed = c->boxed, .ndim = c->ndim, .shape = c->shape,
+				    .offsets = c->offsets, .sizes = c->sizes, .offset = im->sft.data_off + c->entry->begin,
+				    .bytes = c->entry->end - c->entry->begin };
+}
+
+uint32_t image_text_count(const struct image *im)
+{
+	return im->value_count;
+}
+
+struct image_text image_text_at(const struct image *im, uint32_t i)
+{
+	must(i < im->value_count);
+	return im->values[i];
+}
+
+uint32_t image_tuple_count(const struct image *im)
+{
+	return im->tuple_count;
+}
+
+struct sd_path image_tuple_at(const struct image *im, uint32_t i)
+{
+	must(i < im->tuple_count);
+	return im->tuples[i];
+}
+
+struct str image_layout(const struct image *im)
+{
+	return im->layout;
 }
 
 /* A tensor while the images are joined. */

@@ -12,6 +12,31 @@ FALLIBLE enum err image_parse(const void *header, uint64_t header_bytes, uint64_
 			      struct image **out);
 void image_free(struct image *im);
 
+/* What one rank's image says, part by part, for those who want that rank's own state dict and not the union of all. Everything lives as
+ * long as the image. */
+struct image_part {
+	struct str fqn;
+	enum dtype dtype;
+	bool boxed;                      /* it has a global_shape: a part of a sharded tensor, else a plain tensor */
+	uint32_t ndim;
+	const int64_t *shape, *offsets, *sizes;
+	uint64_t offset, bytes;          /* in the segment */
+};
+enum image_text_kind { IMAGE_TEXT_JSON, IMAGE_TEXT_BYTES, IMAGE_TEXT_PICKLE };
+struct image_text {
+	struct str fqn, text;            /* JSON as written, or base64 */
+	enum image_text_kind kind;
+};
+uint32_t image_part_count(const struct image *im);
+struct image_part image_part_at(const struct image *im, uint32_t i);
+uint32_t image_text_count(const struct image *im);
+struct image_text image_text_at(const struct image *im, uint32_t i);
+/* paths[fqn], or one part: the FQN itself (*self gives it room). */
+struct sd_path image_path(const struct image *im, struct str fqn, struct sd_path_part *self);
+uint32_t image_tuple_count(const struct image *im);
+struct sd_path image_tuple_at(const struct image *im, uint32_t i); /* a container that is a tuple, not a list */
+struct str image_layout(const struct image *im);                   /* the list of rules as JSON text; p NULL: none */
+
 /* All ranks' images → what every rank holds (replicas included, as save_plan_make wants it). loc.file = rank (file r is added for
  * rank r), loc.offset = the entry's first byte in the segment. Values are SD_VALUE_INLINE torch.save archives; dict values are
  * flattened by DCP's rules (dcp.md 3.5), lists only where a tensor or mapping is below. Ranks that disagree on dtype, shape or kind
@@ -29,3 +54,12 @@ struct image_value {
 };
 FALLIBLE enum err image_build(struct sdict *sd, uint32_t rank, const struct image_value *values, uint64_t value_count,
 			      struct buf *header, uint64_t *image_bytes_out);
+/* What only a state dict in memory has. `plain`: per tensor of sd, it is no part of a sharded one, whatever other ranks have. */
+struct image_more {
+	const bool *plain;
+	const struct sd_path *tuples;
+	uint64_t tuple_count;
+	struct str layout;               /* JSON text; n 0: none */
+};
+FALLIBLE enum err image_build_more(struct sdict *sd, uint32_t rank, const struct image_value *values, uint64_t value_count,
+				   const struct image_more *more, struct buf *header, uint64_t *image_bytes_out);

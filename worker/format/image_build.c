@@ -12,6 +12,7 @@ struct build {
 	struct sft_entry *entries;
 	uint64_t count, at, pads, named;
 	struct buf tensors, values, paths;       /* members of the JSON objects */
+	const struct image_more *more;
 };
 
 static void drop_build(struct build *b)
@@ -56,6 +57,21 @@ static FALLIBLE enum err put_key(struct buf *b, struct str key)
 	return buf_status(b);
 }
 
+static FALLIBLE enum err put_parts(struct buf *b, struct sd_path path)
+{
+	buf_putc(b, '[');
+	for (uint32_t i = 0; i < path.count; i++) {
+		if (i)
+			buf_putc(b, ',');
+		if (path.parts[i].key.p)
+			TRY(jscan_put_str(b, path.parts[i].key));
+		else
+			buf_printf(b, "%jd", (intmax_t)path.parts[i].index);
+	}
+	buf_putc(b, ']');
+	return buf_status(b);
+}
+
 static FALLIBLE enum err put_path(struct build *b, struct str fqn, struct sd_path path)
 {
 	bool self = path.count == 1 && path.parts[0].key.p && str_eq(path.parts[0].key, fqn);
@@ -63,17 +79,7 @@ static FALLIBLE enum err put_path(struct build *b, struct str fqn, struct sd_pat
 	if (path.count == 0 || self)
 		return OK;
 	TRY(put_key(&b->paths, fqn));
-	buf_putc(&b->paths, '[');
-	for (uint32_t i = 0; i < path.count; i++) {
-		if (i)
-			buf_putc(&b->paths, ',');
-		if (path.parts[i].key.p)
-			TRY(jscan_put_str(&b->paths, path.parts[i].key));
-		else
-			buf_printf(&b->paths, "%jd", (intmax_t)path.parts[i].index);
-	}
-	buf_putc(&b->paths, ']');
-	return buf_status(&b->paths);
+	return put_parts(&b->paths, path);
 }
 
 /* The entry's dtype, shape and name; what they cannot say goes into the metadata. */
@@ -102,13 +108,16 @@ static FALLIBLE enum err name_chunk(struct build *b, const struct sd_tensor *t, 
 	e->name = t->fqn;
 	if (!plain)
 		TRY(arena_printf(b->arena, &e->name, IMAGE_OWN_PREFIX "_/%ju", (uintmax_t)b->named++));
-	if (plain && whole && !raw)
+	bool boxed = b->more ? !b->more->plain[t - b->sd->tensors] : !whole || raw || !plain;
+	if (plain && !boxed && !raw)
 		return OK;
 	TRY(put_key(&b->tensors, e->name));
 	buf_puts(&b->tensors, "{\"fqn\":");
 	TRY(jscan_put_str(&b->tensors, t->fqn));
-	put_dims(&b->tensors, "global_shape", t->ndim, t->shape);
-	put_dims(&b->tensors, "offsets", t->ndim, offsets);
+	if (boxed) {
+		put_dims(&b->tensors, "global_shape", t->ndim, t->shape);
+		put_dims(&b->tensors, "offsets", t->ndim, offsets);
+	}
 	if (raw)
 		buf_printf(&b->tensors, ",\"dtype\":\"%s\"", dtype_name(t->dtype));
 	buf_putc(&b->tensors, '}');
@@ -187,6 +196,16 @@ static FALLIBLE enum err put_header(struct build *b, struct buf *header, uint64_
 	put_object(&text, "tensors", &b->tensors);
 	put_object(&text, "values", &b->values);
 	put_object(&text, "paths", &b->paths);
+	for (uint64_t i = 0; b->more && i < b->more->tuple_count; i++) {
+		buf_puts(&text, i ? "," : ",\"tuples\":[");
+		TRY(put_parts(&text, b->more->tuples[i]));
+	}
+	if (b->more && b->more->tuple_count)
+		buf_putc(&text, ']');
+	if (b->more && b->more->layout.n) {
+		buf_puts(&text, ",\"layout\":");
+		buf_put(&text, b->more->layout.p, b->more->layout.n);
+	}
 	buf_putc(&text, '}');
 	TRY(buf_status(&text));
 	const struct str meta[1][2] = { { STR("dcpd"), { (char *)text.p, text.len } } };
@@ -207,7 +226,13 @@ static uint64_t count_chunks(const struct sdict *sd, uint32_t rank)
 enum err image_build(struct sdict *sd, uint32_t rank, const struct image_value *values, uint64_t value_count,
 		     struct buf *header, uint64_t *image_bytes_out)
 {
-	CLEANUP(drop_build) struct build b = { .sd = sd, .rank = rank, .tensors = BUF_INIT(SFT_HEADER_MAX),
+	return image_build_more(sd, rank, values, value_count, NULL, header, image_bytes_out);
+}
+
+enum err image_build_more(struct sdict *sd, uint32_t rank, const struct image_value *values, uint64_t value_count,
+			  const struct image_more *more, struct buf *header, uint64_t *image_bytes_out)
+{
+	CLEANUP(drop_build) struct build b = { .sd = sd, .rank = rank, .more = more, .tensors = BUF_INIT(SFT_HEADER_MAX),
 					       .values = BUF_INIT(SFT_HEADER_MAX), .paths = BUF_INIT(SFT_HEADER_MAX) };
 	uint64_t chunks = count_chunks(sd, rank), data_off;
 

@@ -102,19 +102,19 @@ static FALLIBLE enum err read_tensors(struct image *im, struct jscan *js)
 	}
 }
 
-static FALLIBLE enum err read_value(struct image *im, struct jscan *js, struct image_item *v)
+static FALLIBLE enum err read_value(struct image *im, struct jscan *js, struct image_text *v)
 {
 	struct jscan_token t;
 
 	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
 	TRY(jscan_expect(js, JSCAN_KEY, &t));
 	if (str_is(t.raw, "json")) {
-		v->form = IMAGE_JSON;
+		v->kind = IMAGE_TEXT_JSON;
 		TRY(jscan_next(js, &t));
 		TRY(jscan_skip(js, &t, &v->text));
 	} else {
-		v->form = str_is(t.raw, "bytes") ? IMAGE_BASE64_BYTES : IMAGE_BASE64_PICKLE;
-		if (v->form == IMAGE_BASE64_PICKLE && !str_is(t.raw, "pickle"))
+		v->kind = str_is(t.raw, "bytes") ? IMAGE_TEXT_BYTES : IMAGE_TEXT_PICKLE;
+		if (v->kind == IMAGE_TEXT_PICKLE && !str_is(t.raw, "pickle"))
 			return jscan_bad(js, "a value that is neither json, bytes nor pickle");
 		TRY(jscan_expect(js, JSCAN_STRING, &t));
 		TRY(jscan_str(js, &t, im->arena, &v->text));
@@ -135,7 +135,7 @@ static FALLIBLE enum err read_values(struct image *im, struct jscan *js)
 		TRY(jscan_next(js, &t));
 		if (t.kind == JSCAN_OBJECT_END)
 			return OK;
-		struct image_item *v = &im->values[im->value_count];
+		struct image_text *v = &im->values[im->value_count];
 		TRY(jscan_str(js, &t, im->arena, &v->fqn));
 		TRY(map_intern(&seen, v->fqn, im->value_count, &found));
 		if (found != im->value_count)
@@ -172,6 +172,19 @@ static FALLIBLE enum err read_path(struct image *im, struct jscan *js, struct sd
 	return jscan_expect(js, JSCAN_ARRAY_END, &t);
 }
 
+static FALLIBLE enum err read_tuples(struct image *im, struct jscan *js)
+{
+	struct jscan_token t;
+	uint32_t n;
+
+	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
+	TRY(count_members(js, &t, &n));
+	TRY(arena_alloc(im->arena, (uint64_t)n + 1, sizeof *im->tuples, &im->tuples));
+	while (im->tuple_count < n)
+		TRY(read_path(im, js, &im->tuples[im->tuple_count++]));
+	return jscan_expect(js, JSCAN_ARRAY_END, &t);
+}
+
 static FALLIBLE enum err read_paths(struct image *im, struct jscan *js)
 {
 	struct jscan_token t;
@@ -196,12 +209,21 @@ static FALLIBLE enum err read_paths(struct image *im, struct jscan *js)
 	}
 }
 
+static unsigned field_of(struct str name)
+{
+	static const char *const names[] = { "version", "tensors", "values", "paths", "layout", "tuples" };
+
+	for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+		if (str_is(name, names[i]))
+			return 1u << i;
+	return 0;
+}
+
 enum err image_read_dcpd(struct image *im, struct str text)
 {
-	enum { VERSION = 1, TENSORS = 2, VALUES = 4, PATHS = 8, LAYOUT = 16 };
+	enum { VERSION = 1, TENSORS = 2, VALUES = 4, PATHS = 8, LAYOUT = 16, TUPLES = 32 };
 	struct jscan js = jscan_of(text, ERR_FORMAT_IMAGE);
 	struct jscan_token t;
-	struct str ignored;
 	int64_t version = 0;
 	unsigned seen = 0;
 
@@ -210,17 +232,17 @@ enum err image_read_dcpd(struct image *im, struct str text)
 		TRY(jscan_next(&js, &t));
 		if (t.kind == JSCAN_OBJECT_END)
 			break;
-		unsigned field = str_is(t.raw, "version") ? VERSION : str_is(t.raw, "tensors") ? TENSORS :
-				 str_is(t.raw, "values") ? VALUES : str_is(t.raw, "paths") ? PATHS :
-				 str_is(t.raw, "layout") ? LAYOUT : 0;
+		unsigned field = field_of(t.raw);
 		TRY(again(&js, field, &seen));
 		if (field == VERSION) {
 			TRY(jscan_next(&js, &t));
 			if (!jscan_i64(&t, &version) || version != 1)
 				return jscan_bad(&js, "a version other than 1");
-		} else if (field == LAYOUT) { /* for the client that wrote it */
+		} else if (field == LAYOUT) { /* a checkpoint has no use for it, operations in memory do */
 			TRY(jscan_expect(&js, JSCAN_ARRAY, &t));
-			TRY(jscan_skip(&js, &t, &ignored));
+			TRY(jscan_skip(&js, &t, &im->layout));
+		} else if (field == TUPLES) {
+			TRY(read_tuples(im, &js));
 		} else {
 			TRY(field == TENSORS ? read_tensors(im, &js) : field == VALUES ? read_values(im, &js)
 										    : read_paths(im, &js));

@@ -27,17 +27,17 @@ static FALLIBLE enum err holds_dict(struct str json, bool *out)
 	return OK;
 }
 
-static FALLIBLE enum err put_archive(const struct image_item *v, struct buf *b)
+static FALLIBLE enum err put_archive(const struct image_text *v, struct buf *b)
 {
 	CLEANUP(buf_free) struct buf plain = BUF_INIT(v->text.n + 1);
 	enum err e;
 
-	if (v->form == IMAGE_JSON)
+	if (v->kind == IMAGE_TEXT_JSON)
 		return item_put_value_json(b, v->text);
 	e = buf_unbase64(&plain, v->text);
 	if (e)
 		return ERR(FORMAT_IMAGE, "the value is not base64: %s", err_last()->text);
-	if (v->form == IMAGE_BASE64_BYTES)
+	if (v->kind == IMAGE_TEXT_BYTES)
 		return item_put_value_bytes(b, plain.p, plain.len);
 	if (item_is_archive(plain.p, plain.len)) {
 		buf_put(b, plain.p, plain.len);
@@ -49,7 +49,7 @@ static FALLIBLE enum err put_archive(const struct image_item *v, struct buf *b)
 }
 
 /* The lowest rank's value counts, as in PyTorch; within a rank a key may be there once. */
-static FALLIBLE enum err add_leaf(const struct flat *f, struct str fqn, struct sd_path path, const struct image_item *v)
+static FALLIBLE enum err add_leaf(const struct flat *f, struct str fqn, struct sd_path path, const struct image_text *v)
 {
 	const struct sd_value *there = sdict_value(f->sd, fqn);
 	CLEANUP(buf_free) struct buf b = BUF_INIT(v->text.n * 4 + 4096);
@@ -70,13 +70,13 @@ static FALLIBLE enum err add_leaf(const struct flat *f, struct str fqn, struct s
 	return arena_str(f->sd->arena, (struct str){ (char *)b.p, b.len }, &out->bytes);
 }
 
-static FALLIBLE enum err add_value(const struct flat *f, struct str fqn, struct sd_path path, const struct image_item *v);
+static FALLIBLE enum err add_value(const struct flat *f, struct str fqn, struct sd_path path, const struct image_text *v);
 
 /* One member of a dict or list: fqn.key, path + key. */
 static FALLIBLE enum err add_member(const struct flat *f, struct str fqn, struct sd_path path,
 				    struct sd_path_part part, struct str json)
 {
-	struct image_item child = { .text = json, .form = IMAGE_JSON };
+	struct image_text child = { .text = json, .kind = IMAGE_TEXT_JSON };
 	CLEANUP(buf_free) struct buf name = BUF_INIT(UINT32_MAX);
 	CLEANUP(mem_free_ptr) struct sd_path_part *parts = mem_zalloc((size_t)path.count + 1, sizeof *parts);
 
@@ -94,14 +94,14 @@ static FALLIBLE enum err add_member(const struct flat *f, struct str fqn, struct
 	return add_value(f, (struct str){ (char *)name.p, name.len }, (struct sd_path){ parts, path.count + 1 }, &child);
 }
 
-static FALLIBLE enum err add_value(const struct flat *f, struct str fqn, struct sd_path path, const struct image_item *v)
+static FALLIBLE enum err add_value(const struct flat *f, struct str fqn, struct sd_path path, const struct image_text *v)
 {
 	struct jscan js = jscan_of(v->text, ERR_FORMAT_IMAGE);
 	struct jscan_token t;
 	struct str json;
 	bool dict = false;
 
-	if (v->form == IMAGE_JSON)
+	if (v->kind == IMAGE_TEXT_JSON)
 		TRY(holds_dict(v->text, &dict));
 	if (!dict) {
 		enum err e = add_leaf(f, fqn, path, v);

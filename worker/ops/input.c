@@ -27,7 +27,7 @@ static enum err segment_error(enum err e, int64_t rank)
 	return err_at_rank(input_segment_error(e), rank);
 }
 
-static FALLIBLE enum err read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
+enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
 {
 	int64_t rank = json_integer_value(json_object_get(r, "rank"));
 	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
@@ -62,7 +62,7 @@ enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, st
 	enum err e = images ? OK : ERR(NO_MEMORY, "no memory for %u ranks", n);
 
 	for (uint32_t i = 0; !e && i < n; i++)
-		e = read_image(json_array_get(ranks, i), fds, fd_count, &images[i]);
+		e = input_read_image(json_array_get(ranks, i), fds, fd_count, &images[i]);
 	if (!e)
 		e = image_collect(images, n, out);
 	for (uint32_t i = 0; images && i < n; i++)

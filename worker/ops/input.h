@@ -32,5 +32,7 @@ FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, v
 
 /* Of a read of a segment: a short one means that it was shrunk. */
 enum err input_segment_error(enum err e);
+/* One rank's. */
+FALLIBLE enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out);
 /* Parses the images of a state dict's segments (its entry in a document: {"ranks":[{"rank","fd","bytes","image_bytes"}]}). */
 FALLIBLE enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out);

@@ -1,0 +1,162 @@
+/* sdop_rules.c: see sdop_rules.h. A state dict of thousands of DTensors has as many rules, each for one FQN: those are found by
+ * a map, and only patterns are tried one by one. */
+#include "ops/sdop_rules.h"
+
+void sdop_rules_free(struct sdop_rules *r)
+{
+	spec_layout_free(&r->spec);
+	map_free(&r->exact);
+	mem_free(r->wild);
+	*r = (struct sdop_rules){ 0 };
+}
+
+/* The rules that name placements; `like` and boxes are nothing that an image may ask for. */
+static FALLIBLE enum err mesh_rules(struct str text, json_t **out)
+{
+	json_error_t why;
+	json_t *all = json_loadb(text.p, text.n, JSON_ALLOW_NUL, &why), *some = json_array(), *rule;
+	enum err e = all && some ? OK : ERR(FORMAT_IMAGE, "the layout is not JSON: %s", why.text);
+	size_t i;
+
+	json_array_foreach(all, i, rule) {
+		bool good = json_is_string(json_object_get(rule, "match")) && json_is_array(json_object_get(rule, "placements")) &&
+			    !json_object_get(rule, "like") && !json_object_get(rule, "boxes") && !json_object_get(rule, "chunks");
+		if (!e && good && json_array_append(some, rule) < 0)
+			e = ERR(NO_MEMORY, "no memory for a layout");
+	}
+	json_decref(all);
+	if (e)
+		json_decref(some);
+	else
+		*out = some;
+	return e;
+}
+
+static FALLIBLE enum err make_mesh(struct arena *a, const struct layout_rule *rule, uint32_t world_size, struct tree_mesh *out)
+{
+	uint64_t n = 1;
+	int64_t *sizes;
+	uint32_t *ranks;
+
+	out->ndim = rule->mesh_ndim ? rule->mesh_ndim : 1;
+	out->names = rule->dim_names;
+	TRY(arena_i64(a, out->ndim, &sizes));
+	for (uint32_t i = 0; i < out->ndim; i++) {
+		sizes[i] = rule->mesh_ndim ? rule->mesh[i] : rule->ranks ? rule->rank_count : world_size;
+		n *= (uint64_t)sizes[i]; /* its product was checked against the ranks */
+	}
+	TRY(arena_alloc(a, n, sizeof *ranks, &ranks));
+	for (uint64_t i = 0; i < n; i++)
+		ranks[i] = rule->ranks ? rule->ranks[i] : (uint32_t)i;
+	out->sizes = sizes;
+	out->ranks = ranks;
+	return OK;
+}
+
+static FALLIBLE enum err index_rules(struct sdop_rules *r)
+{
+	const struct layout *l = &r->spec.layout;
+	uint32_t found;
+
+	TRY(arena_alloc(r->spec.arena, (uint64_t)l->rule_count + 1, sizeof *r->meshes, &r->meshes));
+	r->wild = mem_zalloc((uint64_t)l->rule_count + 1, sizeof *r->wild);
+	if (!r->wild)
+		return ERR(NO_MEMORY, "no memory for a layout");
+	for (uint32_t i = 0; i < l->rule_count; i++) {
+		TRY(make_mesh(r->spec.arena, &l->rules[i], l->world_size, &r->meshes[i]));
+		if (l->rules[i].match.n && memchr(l->rules[i].match.p, '*', l->rules[i].match.n))
+			r->wild[r->wild_count++] = i;
+		else
+			TRY(map_intern(&r->exact, l->rules[i].match, i, &found));
+	}
+	return OK;
+}
+
+enum err sdop_rules_read(struct worker *w, struct str text, uint32_t world_size, struct sdop_rules *out)
+{
+	json_t *list = NULL;
+
+	if (out->text.p && str_eq(out->text, text))
+		return OK;
+	sdop_rules_free(out);
+	if (!text.p)
+		return OK;
+	TRY(mesh_rules(text, &list));
+	enum err e = spec_layout_read_in_memory(w, list, world_size, &out->spec);
+	json_decref(list);
+	TRY(e);
+	TRY(index_rules(out));
+	out->text = text;
+	return OK;
+}
+
+static bool has_dims(const struct layout_rule *rule, uint32_t ndim)
+{
+	for (uint32_t i = 0; i < rule->placement_count; i++) {
+		int32_t d = rule->placements[i].dim;
+		if (placement_cuts(&rule->placements[i]) && (d < 0 ? (int64_t)d + ndim < 0 : (uint32_t)d >= ndim))
+			return false;
+	}
+	return true;
+}
+
+bool sdop_rules_find(const struct sdop_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,
+		     const struct placement **placements_out)
+{
+	const struct layout *l = &r->spec.layout;
+	uint32_t best = map_get(&r->exact, fqn);
+
+	if (best != MAP_NONE && !has_dims(&l->rules[best], ndim))
+		best = MAP_NONE;
+	for (uint32_t i = 0; i < r->wild_count && r->wild[i] < best; i++)
+		if (str_glob(l->rules[r->wild[i]].match, fqn) && has_dims(&l->rules[r->wild[i]], ndim))
+			best = r->wild[i];
+	if (best == MAP_NONE)
+		return false;
+	*mesh_out = &r->meshes[best];
+	*placements_out = l->rules[best].placements;
+	return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------ writing */
+
+static void put_placement(struct buf *b, const struct placement *p)
+{
+	if (p->kind == PLACE_SHARD)
+		buf_printf(b, "\"Shard(%d)\"", p->dim);
+	else if (p->kind == PLACE_STRIDED_SHARD)
+		buf_printf(b, "\"_StridedShard(dim=%d, sf=%jd)\"", p->dim, (intmax_t)p->split_factor);
+	else if (p->kind == PLACE_PARTIAL)
+		buf_printf(b, "\"Partial(%s)\"", placement_reduce_name(p->reduce));
+	else
+		buf_puts(b, "\"Replicate()\"");
+}
+
+enum err sdop_rules_put(struct buf *b, struct str match, const struct tree_mesh *mesh, const struct placement *placements)
+{
+	uint64_t n = 1;
+
+	buf_puts(b, "{\"match\":");
+	buf_json_str(b, match);
+	buf_puts(b, ",\"mesh\":[");
+	for (uint32_t i = 0; i < mesh->ndim; i++) {
+		buf_printf(b, "%s%jd", i ? "," : "", (intmax_t)mesh->sizes[i]);
+		n *= (uint64_t)mesh->sizes[i];
+	}
+	buf_puts(b, "],\"ranks\":[");
+	for (uint64_t i = 0; i < n; i++)
+		buf_printf(b, "%s%u", i ? "," : "", mesh->ranks[i]);
+	buf_puts(b, "]");
+	for (uint32_t i = 0; mesh->names && i < mesh->ndim; i++) {
+		buf_puts(b, i ? "," : ",\"dim_names\":[");
+		buf_json_str(b, mesh->names[i]);
+	}
+	buf_puts(b, mesh->names ? "],\"placements\":[" : ",\"placements\":[");
+	for (uint32_t i = 0; i < mesh->ndim; i++) {
+		if (i)
+			buf_putc(b, ',');
+		put_placement(b, &placements[i]);
+	}
+	buf_puts(b, "]}");
+	return buf_status(b);
+}
