@@ -111,6 +111,15 @@ struct run_scan {
 	uint64_t begin, end;           /* of the payload, in bytes */
 };
 
+/* One box on its way from a shard to a shard. */
+struct run_move {
+	uint32_t src, dst;
+	uint64_t dims_at;              /* of the box: ndim global offsets, then sizes */
+	uint32_t reduce;               /* moves with the same number > 0 in a row bring one box, reduced by `op` */
+	uint16_t divisor;              /* of an average */
+	uint8_t op;                    /* enum reduce_op */
+};
+
 /* What one worker does at a time: a run of blocks or of scans. A run that writes files has scans too: what it reads is checked, once. */
 struct run_task {
 	uint64_t first;
@@ -132,6 +141,8 @@ enum run_mode {
 	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
 	RUN_VERIFY,                    /* src-driven, no target */
 	RUN_DIFF,                      /* src-driven over A; pieces are B's sources, compared */
+	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (sdop_run.c, exchange.c) */
+	RUN_COMPARE_BOXES,             /* the same, but `dst` is a source, too: both are compared */
 };
 
 #define RUN_TABLES(X)                       \
@@ -147,6 +158,7 @@ enum run_mode {
 	X(struct run_scan, scans)           \
 	X(struct run_task, tasks)           \
 	X(struct run_rank, ranks)           \
+	X(struct run_move, moves)           \
 	X(int64_t, dims)                    \
 	X(char, strings)
 
@@ -168,7 +180,7 @@ struct run_head {
 #define X(type, name) struct run_table name;
 	RUN_TABLES(X)
 #undef X
-	_Atomic uint64_t verified_bytes, unverified_bytes, read_bytes, needed_bytes;
+	_Atomic uint64_t verified_bytes, unverified_bytes, read_bytes, needed_bytes, moved_bytes;
 	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */
 };
 
