@@ -51,7 +51,8 @@ static FALLIBLE enum err close_sandbox(const struct worker *w, struct sandbox_do
 	struct sandbox_root roots[ROOTS_MAX];
 	/* a plan that a hostile .metadata asks for ends in an error of ours, not in the host's memory being used up */
 	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
-	struct sandbox_spec spec = { .roots = roots, .data_bytes = memory < DATA_MIN ? DATA_MIN : memory };
+	struct sandbox_spec spec = { .roots = roots, .data_bytes = memory < DATA_MIN ? DATA_MIN : memory, .network = w->network,
+				     .device = w->device };
 
 	for (uint32_t i = 0; i < w->root_count; i++)
 		if (w->roots[i].fd >= 0)
@@ -111,6 +112,10 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 	w->count = w->count ? w->count : 1;
 	w->memory_bytes = (uint64_t)json_integer_value(json_object_get(hello, "memory_bytes"));
 	w->memory_bytes = w->memory_bytes < MEMORY_MIN ? MEMORY_MIN : w->memory_bytes;
+	const char *listen = json_string_value(json_object_get(hello, "listen"));
+	w->device = json_is_true(json_object_get(hello, "device"));
+	w->network = json_is_true(json_object_get(hello, "network"));
+	snprintf(w->listen, sizeof w->listen, "%s", listen ? listen : "");
 	snprintf(name, sizeof name, "%s %u", w->lookup ? "lookup" : "worker", w->index);
 	log_init(name, json_is_true(json_object_get(hello, "log_json")), LOG_LEVEL_INFO);
 	/* the coordinator's answers and the trainer's steps come before our bytes when the CPU is short; 0 and -1 are both fine */
@@ -129,6 +134,9 @@ static FALLIBLE enum err do_kind(struct job *j)
 	static const struct { const char *kind; enum err (*fn)(struct job *j); } kinds[] = {
 		{ "save", save_job },	  { "load", load_job }, { "reshard", reshard_job },
 		{ "verify", verify_job }, { "diff", diff_job }, { "delete", delete_job },
+		{ "create", sdop_job },	  { "copy", sdop_job }, { "offload", sdop_job },
+		{ "gather", sdop_job },	  { "broadcast", sdop_job }, { "distribute", sdop_job },
+		{ "redistribute", sdop_job }, { "compare", sdop_job },
 	};
 
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)

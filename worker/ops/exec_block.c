@@ -262,26 +262,6 @@ static FALLIBLE enum err write_blocks(struct slot *s)
 
 /* ------------------------------------------------------------------------------------------------------- diff */
 
-static void keep_larger(_Atomic uint64_t *at, double v)
-{
-	uint64_t bits, old = atomic_load(at);
-
-	memcpy(&bits, &v, sizeof bits);
-	while (bits > old && !atomic_compare_exchange_weak(at, &old, bits))
-		;
-}
-
-static void note_difference(struct run_src *src, const struct stats_diff *diff)
-{
-	uint64_t first = diff->first + 1, old = atomic_load(&src->diff_first);
-
-	atomic_fetch_add(&src->diff_count, diff->count);
-	while ((old == 0 || first < old) && !atomic_compare_exchange_weak(&src->diff_first, &old, first))
-		;
-	keep_larger(&src->diff_max_abs, diff->max_abs);
-	keep_larger(&src->diff_max_rel, diff->max_rel);
-}
-
 static void compare_blocks(struct slot *s)
 {
 	struct run *run = s->x->run;
@@ -301,7 +281,7 @@ static void compare_blocks(struct slot *s)
 					 pa->end - pa->begin);
 			if (diff.count == 0)
 				continue;
-			note_difference(&run->srcs[run->pieces[d->first_piece]], &diff);
+			run_note_difference(&run->srcs[run->pieces[d->first_piece]], &diff);
 		}
 	}
 	s->phase = SLOT_IDLE;

@@ -6,7 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ops/exchange.h"
 #include "ops/exec.h"
+#include "ops/sdop_run.h"
 #include "os/fs.h"
 
 enum { PROGRESS_MS = 250, WAIT_MS = 500, RANKS_SHOWN_MAX = 64, IDLE_LIMIT_MS = 60000 };
@@ -150,6 +152,10 @@ static FALLIBLE enum err take_frame(struct job *j, struct frame *f)
 		return OK;
 	case FRAME_SEGMENTS:
 		return take_segments(j, f);
+	case FRAME_MEET_ALL:
+		json_decref(j->met);
+		j->met = json_loadb(f->json.p, f->json.n, 0, NULL);
+		return j->met ? OK : ERR(PROTOCOL, "MEET_ALL is not JSON");
 	default:
 		return ERR(PROTOCOL, "a frame of type %u in a job", f->type);
 	}
@@ -204,6 +210,24 @@ enum err job_wait_segments(struct job *j)
 	return OK;
 }
 
+enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out)
+{
+	int64_t until = now_ms() + deadline_ms;
+
+	TRY(job_send(j, FRAME_MEET, mine, NULL, 0));
+	while (!j->met) {
+		TRY(poll_frames(j, WAIT_MS));
+		if (!j->met && j->worker->index == 0)
+			TRY(send_progress(j));
+		if (!j->met && now_ms() > until)
+			return ERR(PEER_TIMEOUT, "the members of the group did not meet within %u ms", deadline_ms);
+	}
+	*all_out = json_incref(json_object_get(j->met, "all"));
+	json_decref(j->met);
+	j->met = NULL;
+	return OK;
+}
+
 enum err job_add_fd(struct job *j, int fd, uint32_t *index_out)
 {
 	int *more = mem_grow(j->fds, j->fd_count + 1, sizeof *more);
@@ -224,6 +248,7 @@ void job_free(struct job *j)
 	json_decref(j->doc);
 	json_decref(j->segments);
 	json_decref(j->result);
+	json_decref(j->met);
 	*j = (struct job){ 0 };
 }
 
@@ -234,27 +259,67 @@ static struct exec_spec exec_spec_of(struct job *j, struct run *run, const int *
 				   .memory_bytes = j->worker->memory_bytes, .tick = job_tick, .user = j };
 }
 
+/* This worker's part. group: of members that talk; NULL: all segments are on this host. */
+static FALLIBLE enum err do_part(struct job *j, const json_t *group, const struct exec_spec *spec)
+{
+	enum run_mode mode = spec->run->head->opts.mode;
+
+	if (mode != RUN_MOVE_BOXES && mode != RUN_COMPARE_BOXES)
+		return exec_run(spec);
+	return group ? exchange_part(j, group, spec) : sdop_run(spec);
+}
+
+/* RUN's document. *group_out: its `comm`, borrowed from it. */
+static json_t *run_doc(const struct job *j, uint32_t spools, const json_t **group_out)
+{
+	json_t *doc = json_pack("{s:s, s:I, s:I, s:I, s:I}", "job", j->id, "attempt", (json_int_t)j->attempt, "segments",
+				(json_int_t)(j->fd_count - spools), "spools", (json_int_t)spools, "spools_at",
+				(json_int_t)j->segment_count);
+
+	*group_out = NULL;
+	if (!doc || j->backend == COMM_SHM)
+		return doc;
+	json_t *group = json_copy(json_object_get(j->doc, "comm"));
+	json_object_set_new(group, "backend", json_string(comm_backend_name((enum comm_backend)j->backend)));
+	json_object_set_new(group, "members", json_integer(j->members));
+	json_object_set_new(doc, "comm", group);
+	*group_out = group;
+	return doc;
+}
+
+static FALLIBLE enum err share_run(struct job *j, struct run *run, uint32_t spools, const json_t *doc)
+{
+	CLEANUP(mem_free_ptr) int *fds = mem_zalloc(1 + spools, sizeof *fds);
+	char *text = json_dumps(doc, JSON_COMPACT);
+	enum err e = fds && text ? OK : ERR(NO_MEMORY, "no memory for a message");
+
+	if (!e) {
+		fds[0] = run->fd;
+		for (uint32_t i = 0; i < spools; i++)
+			fds[1 + i] = j->fds[j->segment_count + i];
+		e = job_send(j, FRAME_RUN, str_of(text), fds, 1 + spools);
+	}
+	mem_free(text);
+	return e;
+}
+
 enum err job_execute(struct job *j, struct run *run)
 {
 	struct exec_spec spec = exec_spec_of(j, run, j->fds, j->fd_count);
 	uint32_t spools = (j->segments ? j->made_at : j->fd_count) - j->segment_count;
-	char text[200];
+	const json_t *group;
+	json_t *doc = run_doc(j, spools, &group);
 
+	if (!doc)
+		return ERR(NO_MEMORY, "no memory for a message");
 	j->run = run;
-	if (j->worker->count > 1) {
-		CLEANUP(mem_free_ptr) int *fds = mem_zalloc(1 + spools, sizeof *fds);
-		if (!fds)
-			return ERR(NO_MEMORY, "no memory for descriptors");
-		fds[0] = run->fd;
-		for (uint32_t i = 0; i < spools; i++)
-			fds[1 + i] = j->fds[j->segment_count + i];
-		snprintf(text, sizeof text, "{\"job\":\"%s\",\"attempt\":%ju,\"segments\":%u,\"spools\":%u,\"spools_at\":%u}",
-			 j->id, (uintmax_t)j->attempt, j->fd_count - spools, spools, j->segment_count);
-		TRY(job_send(j, FRAME_RUN, str_of(text), fds, 1 + spools));
-	} else {
+	enum err e = OK;
+	if (j->worker->count > 1)
+		e = share_run(j, run, spools, doc);
+	else
 		j->peers_done = true;
-	}
-	enum err e = exec_run(&spec);
+	if (!e)
+		e = do_part(j, group, &spec);
 	if (!e)
 		e = job_wait(j, &j->peers_done);
 	if (!e)
@@ -262,6 +327,7 @@ enum err job_execute(struct job *j, struct run *run)
 	if (e) /* nobody needs what the others would still do */
 		atomic_store(&run->head->cancelled, 1);
 	j->run = NULL;
+	json_decref(doc);
 	return e;
 }
 
@@ -293,7 +359,7 @@ enum err job_join(struct job *j, int *fds, uint32_t fd_count)
 	fds[0] = -1;
 	struct exec_spec spec = exec_spec_of(j, &run, j->fds, j->fd_count);
 	j->run = &run;
-	enum err e = exec_run(&spec);
+	enum err e = do_part(j, json_object_get(j->doc, "comm"), &spec);
 	if (e)
 		atomic_store(&run.head->cancelled, 1);
 	j->run = NULL;

@@ -25,6 +25,8 @@ struct worker {
 	uint32_t index, count;         /* in its gang */
 	uint64_t memory_bytes;         /* for buffers */
 	bool lookup;
+	bool network, device;          /* the sandbox lets sockets through; there is none, for the sake of a GPU's driver */
+	char listen[64];               /* address or interface for them; empty: loopback */
 };
 
 struct job {
@@ -43,6 +45,9 @@ struct job {
 	json_t *segments;              /* the SEGMENTS frame's document */
 	struct run *run;               /* while it runs: for progress */
 	int64_t last_progress_ms;
+	int backend;                   /* enum comm_backend: how a state-dict operation moves its bytes */
+	uint32_t members;              /* of the group that does it */
+	json_t *met;                   /* MEET_ALL's, until it is taken */
 	json_t *result;                /* filled in on the way; given to DONE */
 };
 
@@ -60,6 +65,8 @@ enum err job_tick(void *user);
 /* Waits until *flag (of this job) is true; ERR_CANCELLED, ERR_PROTOCOL. Heartbeats go on. */
 FALLIBLE enum err job_wait(struct job *j, const bool *flag);
 FALLIBLE enum err job_wait_segments(struct job *j);
+/* Sends MEET and waits for MEET_ALL; *all_out: its list (json_decref). ERR_PEER_TIMEOUT. */
+FALLIBLE enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out);
 /* Adds a descriptor of ours (a spool) behind the segments; its index. Owned by the job from then on. */
 FALLIBLE enum err job_add_fd(struct job *j, int fd, uint32_t *index_out);
 void job_free(struct job *j);
@@ -76,6 +83,7 @@ FALLIBLE enum err reshard_job(struct job *j);
 FALLIBLE enum err verify_job(struct job *j);
 FALLIBLE enum err diff_job(struct job *j);
 FALLIBLE enum err delete_job(struct job *j);
+FALLIBLE enum err sdop_job(struct job *j);
 
 /* A question to a look-up worker: {"ok":…} in `answer`; *fd_out: a memfd with bytes, or -1. */
 FALLIBLE enum err lookup_answer(struct worker *w, const json_t *question, const int *fds, uint32_t fd_count,

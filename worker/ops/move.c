@@ -171,3 +171,18 @@ enum err move_error(struct files *f, const struct run *run, const struct run_mov
 		rank = s->rank;
 	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), rank);
 }
+
+uint64_t move_shard_element(const struct run *run, uint32_t src, const int64_t *off, const int64_t *size, uint64_t at)
+{
+	const struct run_src *s = &run->srcs[src];
+	const int64_t *shard = run->dims + s->dims_at;
+	uint64_t element = 0, pitch = 1;
+
+	for (uint32_t i = s->ndim; i-- > 0;) {
+		uint64_t index = (uint64_t)(off[i] - shard[i]) + at % (uint64_t)size[i];
+		at /= (uint64_t)size[i];
+		element += index * pitch;
+		pitch *= (uint64_t)shard[s->ndim + i];
+	}
+	return element;
+}

@@ -31,3 +31,5 @@ FALLIBLE enum err move_unpack(struct files *f, const struct run *run, uint32_t d
 			      const int64_t *size, const void *in);
 /* Adds the FQN and the rank whose fault it is: of a shrunk segment the one that is smaller. */
 enum err move_error(struct files *f, const struct run *run, const struct run_move *m, enum err e);
+/* Element `at` of a piece (off, size), as an element of the source's shard. */
+uint64_t move_shard_element(const struct run *run, uint32_t src, const int64_t *off, const int64_t *size, uint64_t at);

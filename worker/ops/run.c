@@ -204,3 +204,23 @@ uint64_t run_bytes_total(const struct run *r)
 		sum += r->ranks[i].bytes_total;
 	return sum;
 }
+
+static void keep_larger(_Atomic uint64_t *at, double v)
+{
+	uint64_t bits, old = atomic_load(at);
+
+	memcpy(&bits, &v, sizeof bits);
+	while (bits > old && !atomic_compare_exchange_weak(at, &old, bits))
+		;
+}
+
+void run_note_difference(struct run_src *src, const struct stats_diff *diff)
+{
+	uint64_t first = diff->first + 1, old = atomic_load(&src->diff_first);
+
+	atomic_fetch_add(&src->diff_count, diff->count);
+	while ((old == 0 || first < old) && !atomic_compare_exchange_weak(&src->diff_first, &old, first))
+		;
+	keep_larger(&src->diff_max_abs, diff->max_abs);
+	keep_larger(&src->diff_max_rel, diff->max_rel);
+}

@@ -13,7 +13,7 @@
 
 #include "base/str.h"
 #include "base/vec.h"
-#include "tensor/dtype.h"
+#include "tensor/stats.h"
 
 enum run_file_kind {
 	RUN_FILE_SOURCE,       /* opened for reading in dirs[dir] */
@@ -233,3 +233,5 @@ static inline struct str run_file_name(const struct run *r, const struct run_fil
 bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task_out);
 uint64_t run_bytes_done(const struct run *r);
 uint64_t run_bytes_total(const struct run *r);
+/* Adds what differs in a part of A's source to what is known: counts, the first element, the largest differences. */
+void run_note_difference(struct run_src *src, const struct stats_diff *diff);

@@ -50,7 +50,7 @@ static FALLIBLE enum err set_limits(const struct sandbox_spec *spec)
 	if (getrlimit(RLIMIT_NOFILE, &files) < 0)
 		return ERR_SYS(SYSTEM, "cannot read the limit on open files");
 	TRY(limit(RLIMIT_NOFILE, spec->open_files ? spec->open_files : files.rlim_max, "open files"));
-	if (spec->data_bytes && !SANITIZED) /* a sanitizer maps more than any limit */
+	if (spec->data_bytes && !SANITIZED && !spec->device) /* a sanitizer maps more than any limit */
 		TRY(limit(RLIMIT_DATA, spec->data_bytes, "memory"));
 	if (spec->file_bytes) {
 		/* The limit is an errno then, not a signal. */
@@ -128,7 +128,7 @@ static FALLIBLE enum err enter_landlock(const struct sandbox_spec *spec, int *ab
 	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 
 	*abi_out = 0;
-	if (abi < 1 || SANITIZED)
+	if (abi < 1 || SANITIZED || spec->device)
 		return OK;
 	struct ruleset r = handled_by((int)abi, spec->network);
 	int ruleset = (int)syscall(SYS_landlock_create_ruleset, &r, ruleset_bytes((int)abi), 0);
@@ -300,7 +300,8 @@ enum err sandbox_enter(const struct sandbox_spec *spec, struct sandbox_done *don
 		return ERR_SYS(SYSTEM, "cannot give up new privileges");
 	TRY(set_limits(spec));
 	TRY(enter_landlock(spec, &done.landlock_abi));
-	TRY(enter_seccomp(spec->network, &done.seccomp));
+	if (!spec->device)
+		TRY(enter_seccomp(spec->network, &done.seccomp));
 	*done_out = done;
 	return OK;
 }

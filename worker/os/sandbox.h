@@ -27,6 +27,7 @@ struct sandbox_spec {
 	uint64_t file_bytes;           /* of one file (RLIMIT_FSIZE): a larger write fails with EFBIG; 0: no limit */
 	uint64_t open_files;           /* 0: as many as the hard limit allows */
 	bool network;                  /* TCP: connect anywhere, listen on ports that the system chooses */
+	bool device;                   /* a GPU's driver opens devices and libraries: limits only, neither Landlock nor seccomp */
 };
 
 struct sandbox_done {

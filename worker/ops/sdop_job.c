@@ -1,0 +1,241 @@
+/* sdop_job.c: the job kinds on state dicts in shared memory: create, copy, offload, gather, broadcast, distribute, redistribute, compare.
+ *
+ * All are one way: images → trees, sdop_plan, new segments for every rank of the target, moves. A target's bytes are never changed in
+ * place: what fails leaves the old generation as it was. */
+#include <stdio.h>
+
+#include "base/num.h"
+#include "ops/exchange.h"
+#include "ops/fold.h"
+#include "ops/sdop_report.h"
+#include "ops/sdop_tables.h"
+#include "ops/spec.h"
+
+enum { SIDE_SOURCE, SIDE_COMPANION };
+
+struct op {
+	struct job *job;
+	struct arena *arena;
+	struct sdop_request rq;
+	struct spec_layout layout;
+	struct sdop_places places;
+	struct sdop_trees trees[SDOP_DICTS];
+	const json_t *dicts[SDOP_DICTS];
+	struct sdop_plan plan;
+	struct sdop_images images;
+	struct run_build build;
+};
+
+static const char *const kinds[SDOP_KINDS] = {
+	[SDOP_CREATE] = "create",	  [SDOP_COPY] = "copy",		    [SDOP_OFFLOAD] = "offload", [SDOP_GATHER] = "gather",
+	[SDOP_BROADCAST] = "broadcast", [SDOP_DISTRIBUTE] = "distribute", [SDOP_COMPARE] = "compare",
+	[SDOP_REDISTRIBUTE] = "redistribute",
+};
+
+/* ----------------------------------------------------------------------------------------------------- request */
+
+static FALLIBLE enum err read_ranks(const json_t *spec, const char *name, struct arena *a, const uint32_t **out, uint32_t *count_out)
+{
+	const json_t *list = json_object_get(spec, name);
+	size_t n = json_array_size(list);
+	uint32_t *ranks;
+
+	if (n == 0)
+		return OK;
+	TRY(arena_alloc(a, n, sizeof *ranks, &ranks));
+	for (size_t i = 0; i < n; i++) {
+		json_int_t r = json_integer_value(json_array_get(list, i));
+		if (r < 0 || r >= UINT32_MAX)
+			return ERR(INVALID_REQUEST, "rank %jd in %s", (intmax_t)r, name);
+		ranks[i] = (uint32_t)r;
+	}
+	*out = ranks;
+	*count_out = (uint32_t)n;
+	return OK;
+}
+
+static bool flag(const json_t *spec, const char *name, bool otherwise)
+{
+	const json_t *v = json_object_get(spec, name);
+
+	return json_is_boolean(v) ? json_is_true(v) : otherwise;
+}
+
+static FALLIBLE enum err read_request(struct op *o)
+{
+	const json_t *spec = o->job->spec;
+	const json_t *rules = json_object_get(spec, "layout");
+	json_int_t root = json_integer_value(json_object_get(spec, "root"));
+
+	if (!rules)
+		rules = json_object_get(json_object_get(spec, "target"), "layout");
+	if (root < 0 || root >= (json_int_t)o->rq.world_size)
+		return ERR(INVALID_REQUEST, "root %jd in a world of %u", (intmax_t)root, o->rq.world_size);
+	TRY(read_ranks(spec, "group", o->arena, &o->rq.group, &o->rq.group_count));
+	TRY(read_ranks(spec, "ranks_only", o->arena, &o->rq.ranks_only, &o->rq.ranks_only_count));
+	o->rq.root = (uint32_t)root;
+	o->rq.type_check = flag(spec, "type_check", true);
+	o->rq.strict = flag(spec, "strict", false);
+	o->rq.cpu_offload = flag(spec, "cpu_offload", false);
+	o->rq.pin_memory = flag(spec, "pin_memory", false);
+	o->rq.share_memory = flag(spec, "share_memory", true);
+	o->rq.values = flag(spec, "values", false);
+	if (!rules)
+		return OK;
+	TRY(spec_layout_read_in_memory(o->job->worker, rules, o->rq.world_size, &o->layout));
+	o->rq.layout = &o->layout.layout;
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ inputs */
+
+static const json_t *dict_of(const struct job *j, const char *member)
+{
+	const char *name = json_string_value(json_object_get(json_object_get(j->spec, member), "state_dict"));
+
+	return name ? json_object_get(json_object_get(j->doc, "state_dicts"), name) : NULL;
+}
+
+static uint32_t world_of(const json_t *dict)
+{
+	return (uint32_t)json_array_size(json_object_get(dict, "ranks"));
+}
+
+static bool same_name(const json_t *a, const json_t *b)
+{
+	const char *x = json_string_value(json_object_get(a, "state_dict")), *y = json_string_value(json_object_get(b, "state_dict"));
+
+	return x && y && strcmp(x, y) == 0;
+}
+
+/* The world is as large as the larger state dict, or as is asked for. */
+static FALLIBLE enum err find_dicts(struct op *o)
+{
+	const json_t *spec = o->job->spec, *target = json_object_get(spec, "target");
+	bool compare = o->rq.kind == SDOP_COMPARE;
+	json_int_t asked = json_integer_value(json_object_get(target, "world_size"));
+
+	o->dicts[SIDE_SOURCE] = dict_of(o->job, compare ? "a" : "source");
+	o->dicts[SIDE_COMPANION] = dict_of(o->job, compare ? "b" : "target");
+	if (!o->dicts[SIDE_SOURCE] || (compare && !o->dicts[SIDE_COMPANION]))
+		return ERR(NOT_FOUND, "a state dict of the job is not there");
+	if (!compare && same_name(target, json_object_get(spec, "source")))
+		o->dicts[SIDE_COMPANION] = NULL;
+	if (asked < 0 || asked > UINT16_MAX + 1)
+		return ERR(WORLD_MISMATCH, "a world of %jd ranks", (intmax_t)asked);
+	o->rq.world_size = world_of(o->dicts[SIDE_SOURCE]);
+	for (uint32_t i = 0; i < SDOP_DICTS; i++)
+		o->rq.world_size = (uint32_t)num_max(o->rq.world_size, world_of(o->dicts[i]));
+	o->rq.world_size = (uint32_t)num_max(o->rq.world_size, (uint64_t)asked);
+	o->job->members = (uint32_t)num_min(o->rq.world_size, o->job->worker->count);
+	return o->rq.world_size ? OK : ERR(PROTOCOL, "a state dict without ranks");
+}
+
+static FALLIBLE enum err read_trees(struct op *o)
+{
+	for (uint32_t i = 0; i < SDOP_DICTS; i++) {
+		if (!o->dicts[i])
+			continue;
+		TRY(sdop_trees_read(o->job, o->dicts[i], i, o->rq.world_size, o->arena, &o->places, &o->trees[i]));
+		for (uint32_t r = 0; r < o->rq.world_size; r++)
+			if (o->trees[i].ranks[r])
+				TRY(tree_check(o->trees[i].ranks[r], r, o->rq.world_size));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_folds(const struct op *o)
+{
+	for (uint64_t i = 0; i < o->plan.move_count; i++) {
+		const struct sdop_move *m = &o->plan.moves[i];
+		struct run_move probe = { .op = m->op, .divisor = m->divisor };
+		if (!m->reduce || (i > 0 && m[-1].from == m->from))
+			continue;
+		enum err e = fold_check(m->from->tensor.dtype, &probe);
+		struct str fqn = m->from_shard < m->from->tensor.shard_count
+					 ? o->places.v[m->from->tensor.shards[m->from_shard].at].fqn : STR("");
+		if (e)
+			return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), m->from_rank);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err plan(struct op *o)
+{
+	TRY(job_state(o->job, "planning", "metadata", NULL, 0));
+	TRY(find_dicts(o));
+	TRY(read_request(o));
+	TRY(read_trees(o));
+	TRY(job_state(o->job, "planning", "plan", NULL, 0));
+	TRY(sdop_plan(&o->rq, o->trees[SIDE_SOURCE].ranks, o->trees[SIDE_COMPANION].ranks, NULL, o->arena, &o->plan));
+	TRY(check_folds(o));
+	return sdop_report_plan(o->job, &o->rq, &o->plan);
+}
+
+/* --------------------------------------------------------------------------------------------------- execution */
+
+static FALLIBLE enum err share(struct op *o, bool compare, struct run *run)
+{
+	struct sdop_tables t = { .dicts = { o->dicts[0], o->dicts[1] }, .made = compare ? NULL : o->job->segments,
+				 .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
+
+	TRY(sdop_tables_make(&t, &o->build));
+	o->build.opts.rtol = json_number_value(json_object_get(o->job->spec, "rtol"));
+	o->build.opts.atol = json_number_value(json_object_get(o->job->spec, "atol"));
+	return run_share(&o->build, run);
+}
+
+static FALLIBLE enum err execute(struct op *o, bool compare)
+{
+	struct run run = { .fd = -1 };
+
+	enum err e = share(o, compare, &run);
+	run_build_free(&o->build);
+	if (!e)
+		e = job_state(o->job, "running", compare ? "compare" : "copy", NULL, run_bytes_total(&run));
+	if (!e)
+		e = job_execute(o->job, &run);
+	if (!e)
+		e = sdop_report_run(o->job, &run, &o->places, compare);
+	run_detach(&run);
+	return e;
+}
+
+static FALLIBLE enum err operate(struct op *o)
+{
+	bool compare = o->rq.kind == SDOP_COMPARE;
+
+	o->job->result = json_object();
+	o->arena = arena_new(UINT64_MAX);
+	if (!o->job->result || !o->arena)
+		return ERR(NO_MEMORY, "no memory for a plan");
+	TRY(exchange_choose(o->job));
+	TRY(plan(o));
+	if (compare && (!o->plan.move_count || o->job->dry_run))
+		return OK;
+	if (!compare) {
+		TRY(sdop_images_make(o->plan.target, o->rq.world_size, o->arena, &o->images));
+		json_object_set_new(o->job->result, "tensors", json_integer((json_int_t)o->images.tensors));
+		json_object_set_new(o->job->result, "values", json_integer((json_int_t)o->images.values));
+		TRY(sdop_images_place(o->job, &o->images));
+	}
+	return o->job->dry_run ? OK : execute(o, compare);
+}
+
+enum err sdop_job(struct job *j)
+{
+	struct op o = { .job = j, .rq.kind = SDOP_KINDS };
+
+	for (uint32_t k = 0; k < SDOP_KINDS; k++)
+		if (strcmp(j->kind, kinds[k]) == 0)
+			o.rq.kind = (enum sdop_kind)k;
+	enum err e = o.rq.kind < SDOP_KINDS ? operate(&o) : ERR(UNKNOWN_KIND, "a job of kind '%s'", j->kind);
+	run_build_free(&o.build);
+	sdop_images_free(&o.images);
+	for (uint32_t i = 0; i < SDOP_DICTS; i++)
+		sdop_trees_free(&o.trees[i]);
+	vec_free(&o.places);
+	spec_layout_free(&o.layout);
+	arena_free(o.arena);
+	return e;
+}

@@ -1,0 +1,146 @@
+/* sdop_report.c: see sdop_report.h. */
+#include "ops/sdop_report.h"
+
+enum { NOTES_MAX = 10000 };
+
+static json_t *text(struct str s)
+{
+	json_t *t = json_stringn(s.p ? s.p : "", s.p ? s.n : 0);
+
+	return t ? t : json_string("?");   /* an FQN that is not UTF-8 */
+}
+
+static FALLIBLE enum err put_notes(json_t *result, const struct sdop_plan *p)
+{
+	static const char *const names[] = { [SDOP_NOTE_CAST] = "cast", [SDOP_NOTE_RESIZED] = "resized",
+					     [SDOP_NOTE_MISSING] = "missing", [SDOP_NOTE_DROPPED] = "dropped" };
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		json_object_set_new(result, names[i], json_array());
+	for (uint64_t i = 0; i < p->note_count && i < NOTES_MAX; i++) {
+		const struct sdop_note *n = &p->notes[i];
+		json_t *one = json_pack("{s:o, s:I}", "path", text(n->path), "rank", (json_int_t)n->rank);
+		if (n->from.p)
+			json_object_set_new(one, "from", text(n->from));
+		if (n->to.p)
+			json_object_set_new(one, "to", text(n->to));
+		if (json_array_append_new(json_object_get(result, names[n->what]), one) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+	}
+	return OK;
+}
+
+static FALLIBLE enum err put_differences(json_t *result, const struct sdop_plan *p)
+{
+	json_t *list = json_array();
+
+	json_object_set_new(result, "equal", json_boolean(p->equal));
+	json_object_set_new(result, "difference_count", json_integer((json_int_t)p->difference_total));
+	json_object_set_new(result, "differences", list);
+	for (uint64_t i = 0; i < p->difference_count; i++) {
+		const struct sdop_difference *d = &p->differences[i];
+		json_t *one = json_pack("{s:o, s:o, s:o, s:o, s:I}", "path", text(d->path), "what", text(d->what), "a",
+					d->a.p ? text(d->a) : json_null(), "b", d->b.p ? text(d->b) : json_null(), "rank",
+					(json_int_t)d->rank);
+		if (json_array_append_new(list, one) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+	}
+	return OK;
+}
+
+enum err sdop_report_plan(struct job *j, const struct sdop_request *rq, const struct sdop_plan *p)
+{
+	json_object_set_new(j->result, "world_size", json_integer(rq->world_size));
+	if (rq->kind == SDOP_COMPARE)
+		return put_differences(j->result, p);
+	json_object_set_new(j->result, "bytes", json_integer((json_int_t)p->bytes_total));
+	json_object_set_new(j->result, "needed_bytes", json_integer((json_int_t)p->bytes_needed));
+	json_object_set_new(j->result, "moved_bytes", json_integer(0));
+	/* segments are not registered with a GPU yet when the job ends: the process that maps them does that for itself */
+	json_object_set_new(j->result, "pinned", json_false());
+	return put_notes(j->result, p);
+}
+
+/* ----------------------------------------------------------------------------------------------------- compare */
+
+static json_t *real_doc(uint64_t bits)
+{
+	double v;
+
+	memcpy(&v, &bits, sizeof v);
+	json_t *doc = json_real(v);
+	return doc ? doc : json_string(v != v ? "nan" : "inf");
+}
+
+/* Where element `linear` of a shard is in the whole tensor. */
+static json_t *global_index(const struct sdop_place *p, uint64_t linear)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = p->ndim; i-- > 0;) {
+		uint64_t size = (uint64_t)p->dims[p->ndim + i];
+		json_array_insert_new(list, 0, json_integer(p->dims[i] + (int64_t)(linear % size)));
+		linear /= size;
+	}
+	return list;
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
+/* Shards of one tensor and rank lie side by side: one entry for them. */
+static FALLIBLE enum err put_tensor(json_t *list, const struct run *run, const struct sdop_places *places, uint64_t first, uint64_t end)
+{
+	uint64_t count = 0, max_abs = 0, max_rel = 0;
+	json_t *index = NULL;
+
+	for (uint64_t i = first; i < end; i++) {
+		const struct run_src *s = &run->srcs[i];
+		uint64_t n = atomic_load(&s->diff_count);
+		if (n && !index)
+			index = global_index(&places->v[i], atomic_load(&s->diff_first) - 1);
+		count += n;
+		max_abs = larger(max_abs, atomic_load(&s->diff_max_abs));
+		max_rel = larger(max_rel, atomic_load(&s->diff_max_rel));
+	}
+	if (!count)
+		return OK;
+	const struct sdop_place *p = &places->v[first];
+	json_t *one = json_pack("{s:o, s:s, s:n, s:n, s:I, s:I, s:o, s:o, s:o}", "path", text(p->fqn), "what", "values", "a", "b", "rank",
+				(json_int_t)p->rank, "count", (json_int_t)count, "max_abs", real_doc(max_abs), "max_rel",
+				real_doc(max_rel), "first_index", index);
+	return json_array_append_new(list, one) < 0 ? ERR(NO_MEMORY, "no memory for a report") : OK;
+}
+
+static FALLIBLE enum err put_values(struct job *j, const struct run *run, const struct sdop_places *places)
+{
+	json_t *list = json_object_get(j->result, "differences");
+	size_t before = json_array_size(list);
+
+	for (uint64_t i = 0, end; i < places->n; i = end) {
+		const struct sdop_place *p = &places->v[i];
+		for (end = i + 1; end < places->n; end++) {
+			const struct sdop_place *q = &places->v[end];
+			if (q->rank != p->rank || q->dict != p->dict || !str_eq(q->fqn, p->fqn))
+				break;
+		}
+		TRY(put_tensor(list, run, places, i, end));
+	}
+	json_int_t more = (json_int_t)(json_array_size(list) - before);
+	json_int_t count = json_integer_value(json_object_get(j->result, "difference_count")) + more;
+	json_object_set_new(j->result, "difference_count", json_integer(count));
+	json_object_set_new(j->result, "compared_bytes", json_integer((json_int_t)run_bytes_total(run)));
+	if (more)
+		json_object_set_new(j->result, "equal", json_false());
+	return OK;
+}
+
+enum err sdop_report_run(struct job *j, const struct run *run, const struct sdop_places *places, bool compare)
+{
+	if (compare)
+		return put_values(j, run, places);
+	json_object_set_new(j->result, "moved_bytes", json_integer((json_int_t)atomic_load(&run->head->moved_bytes)));
+	return OK;
+}
