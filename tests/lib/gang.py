@@ -42,14 +42,14 @@ class Closed(Exception):
 
 
 class Worker:
-    def __init__(self, roots, role="gang", index=0, count=1, memory=96 << 20, engine="auto", hello=None):
+    def __init__(self, roots, role="gang", index=0, count=1, memory=96 << 20, engine="auto", hello=None, network=False, listen="127.0.0.1"):
         ours, theirs = socket.socketpair()
         self.proc = subprocess.Popen([str(BIN / "dcpd-worker"), "--control-fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                                      stderr=subprocess.PIPE)
         theirs.close()
         self.sock, self.data, self.fds, self.queue = ours, b"", [], []
         doc = {"build_id": build_id(), "role": role, "index": index, "count": count, "io_engine": engine, "memory_bytes": memory,
-               "roots": [{"name": k, "path": str(v)} for k, v in roots.items()]}
+               "network": network, "listen": listen, "roots": [{"name": k, "path": str(v)} for k, v in roots.items()]}
         self.send("HELLO", 0, doc if hello is None else hello)
         self.hello = self.recv().body if hello is None else None
 
@@ -149,6 +149,7 @@ class Gang:
     def __init__(self, count, roots, on=None, **kw):
         self.workers = [Worker(roots, index=i, count=count, **kw) for i in range(count)]
         self.generation, self.on, self.seen, self.plan, self.made = 0, on, [], None, None
+        self.deadline_ms = 10000
 
     def __enter__(self):
         return self
@@ -167,8 +168,10 @@ class Gang:
                 r["fd"] += len(self.segments)
             self.segments += s.fds
         self.id = job or f"01TEST{time.time_ns():020d}"[:26]
+        self.meeting = {}
+        group = {"group_id": self.generation, "secret": os.urandom(32).hex(), "deadline_ms": self.deadline_ms}
         self.workers[0].send("JOB", self.generation, {"job": self.id, "attempt": attempt, "kind": kind, "dry_run": dry_run,
-                                                      "spec": spec, "state_dicts": docs}, self.segments)
+                                                      "spec": spec, "state_dicts": docs, "comm": group}, self.segments)
 
     def job(self, kind, spec, *args, seconds=60, **kw):
         self.start(kind, spec, *args, **kw)
@@ -182,21 +185,21 @@ class Gang:
                 self.seen.append((i, f.type))
                 if self.on and self.on(self, i, f):
                     continue
-                if f.type in ("DONE", "FAILED"):
-                    if i == 0:
-                        leader = End(f.type, f.body)
-                        if f.type == "FAILED":
-                            for p in self.waiting:
-                                self.workers[p].send("CANCEL", self.generation, {})
-                        continue
-                    self.waiting.discard(i)
-                    if f.type == "FAILED" and leader is None:
-                        bad = bad or End(f.type, f.body)
-                        self.workers[0].send("CANCEL", self.generation, {})
-                    elif not self.waiting and not bad:
-                        self.workers[0].send("PEERS_DONE", self.generation, {})
-                else:
-                    self.answer(f)
+                if f.type not in ("DONE", "FAILED"):
+                    self.answer(i, f)
+                    continue
+                end = End(f.type, f.body)
+                self.waiting.discard(i)
+                if i == 0:
+                    leader = end
+                if f.type == "FAILED":
+                    if bad is None:
+                        for p in self.waiting | ({0} if leader is None else set()):
+                            self.workers[p].send("CANCEL", self.generation, {})
+                    if bad is None or bad.body["code"] == "cancelled":  # who heard of a failure says less than who had it
+                        bad = end
+                elif not self.waiting and not bad and leader is None:
+                    self.workers[0].send("PEERS_DONE", self.generation, {})
         return bad or leader
 
     def frames(self, seconds):
@@ -208,7 +211,16 @@ class Gang:
             raise TimeoutError("the gang says nothing")
         return [(i, w.recv()) for i, w in enumerate(self.workers) if w.sock in ready]
 
-    def answer(self, f):
+    def meet(self, i, f):
+        """Each of `size` members sends one; then each gets all."""
+        self.meeting[i] = f.body
+        if len(self.meeting) == f.body["size"]:
+            for w in range(f.body["size"]):
+                self.workers[w].send("MEET_ALL", self.generation, {"round": f.body["round"], "all": [
+                    self.meeting[k]["data"] for k in range(f.body["size"])]})
+            self.meeting = {}
+
+    def answer(self, i, f):
         leader = self.workers[0]
         if f.type == "RUN":
             for i, w in enumerate(self.workers[1:], 1):
@@ -216,6 +228,8 @@ class Gang:
                 self.waiting.add(i)
             for fd in f.fds:
                 os.close(fd)
+        elif f.type == "MEET":
+            self.meet(i, f)
         elif f.type == "WANT_COMMIT":
             leader.send("COMMIT_OK", self.generation, {})
         elif f.type == "WANT_SEGMENTS":

@@ -172,13 +172,27 @@ static FALLIBLE enum err read_path(struct image *im, struct jscan *js, struct sd
 	return jscan_expect(js, JSCAN_ARRAY_END, &t);
 }
 
+/* The lists in the list that was just entered. */
+static FALLIBLE enum err count_lists(const struct jscan *at, uint32_t *out)
+{
+	struct jscan js = *at;
+	struct jscan_token t;
+	uint32_t depth = js.depth;
+
+	for (*out = 0; js.depth >= depth;) {
+		TRY(jscan_next(&js, &t));
+		*out += t.kind == JSCAN_ARRAY && js.depth == depth + 1;
+	}
+	return OK;
+}
+
 static FALLIBLE enum err read_tuples(struct image *im, struct jscan *js)
 {
 	struct jscan_token t;
 	uint32_t n;
 
 	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
-	TRY(count_members(js, &t, &n));
+	TRY(count_lists(js, &n));
 	TRY(arena_alloc(im->arena, (uint64_t)n + 1, sizeof *im->tuples, &im->tuples));
 	while (im->tuple_count < n)
 		TRY(read_path(im, js, &im->tuples[im->tuple_count++]));

@@ -393,7 +393,8 @@ static enum err meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsi
 	buf_puts(&b, "\"}");
 	TRY(buf_status(&b));
 	TRY(job_meet(m->job, (struct str){ (char *)b.p, b.len }, m->deadline_ms, &all));
-	enum err e = json_array_size(all) == m->size ? OK : ERR(PROTOCOL, "a meeting of %zu members, not %u", json_array_size(all), m->size);
+	size_t n = json_array_size(all);
+	enum err e = n == m->size ? OK : ERR(PROTOCOL, "a meeting of %zu members, not %u", n, m->size);
 	for (uint32_t i = 0; !e && i < m->size; i++) {
 		CLEANUP(buf_free) struct buf one = BUF_INIT(COMM_MEET_BYTES);
 		const char *text = json_string_value(json_array_get(all, i));

@@ -122,6 +122,10 @@ enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out)
 {
 	const struct run_file *rf = &f->run->files[file];
 
+	if (rf->kind == RUN_FILE_MEMORY) {
+		*p_out = NULL;
+		return OK;
+	}
 	must(rf->kind == RUN_FILE_SEGMENT && rf->fd_index < f->fd_count);
 	if (!f->maps[file].p)
 		TRY(seg_map(f->fds[rf->fd_index], rf->bytes, rf->writable, &f->maps[file]));

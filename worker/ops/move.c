@@ -92,10 +92,12 @@ enum err move_map(struct files *f, const struct run *run, const struct run_move 
 	return to ? files_segment(f, run->dsts[m->dst].file, &p) : OK;
 }
 
-static unsigned char *mapped(struct files *f, uint32_t file)
+static unsigned char *byte_at(struct files *f, uint32_t file, uint64_t offset)
 {
+	if (f->run->files[file].kind == RUN_FILE_MEMORY)
+		return (unsigned char *)(uintptr_t)offset;
 	must(f->maps[file].p);
-	return f->maps[file].p;
+	return f->maps[file].p + offset;
 }
 
 /* The little of a source that gather_place looks at, but for the strides. */
@@ -119,7 +121,7 @@ enum err move_unpack(struct files *f, const struct run *run, uint32_t dst, enum 
 		stride *= size[i];
 		rel[i] = off[i] - shard[i];
 	}
-	return gather_place(run, &info, dst, rel, size, in, mapped(f, d->file) + d->offset, 0);
+	return gather_place(run, &info, dst, rel, size, in, byte_at(f, d->file, d->offset), 0);
 }
 
 enum err move_copy(struct files *f, const struct run *run, const struct run_move *m, const int64_t *off, const int64_t *size)
@@ -134,7 +136,7 @@ enum err move_copy(struct files *f, const struct run *run, const struct run_move
 	uint64_t at = element_at(s->ndim, run->dims + s->dims_at, off, info.strides) * dtype_bytes((enum dtype)s->dtype);
 	for (uint32_t i = 0; i < s->ndim; i++)
 		rel[i] = off[i] - to[i];
-	return gather_place(run, &info, m->dst, rel, size, mapped(f, s->file) + s->offset + at, mapped(f, d->file) + d->offset, 0);
+	return gather_place(run, &info, m->dst, rel, size, byte_at(f, s->file, s->offset + at), byte_at(f, d->file, d->offset), 0);
 }
 
 void move_pack(struct files *f, const struct run *run, uint32_t src, const int64_t *off, const int64_t *size, void *out)
@@ -149,7 +151,7 @@ void move_pack(struct files *f, const struct run *run, uint32_t src, const int64
 		from[i] *= item;
 	strided_c_order(s->ndim, size, item, to);
 	strided_init(&copy, s->ndim, size, to, from, item);
-	strided_copy(&copy, out, mapped(f, s->file) + s->offset + at);
+	strided_copy(&copy, out, byte_at(f, s->file, s->offset + at));
 }
 
 static bool shrunk(const struct files *f, uint32_t file)

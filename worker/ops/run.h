@@ -19,6 +19,7 @@ enum run_file_kind {
 	RUN_FILE_SOURCE,       /* opened for reading in dirs[dir] */
 	RUN_FILE_TARGET,       /* opened for writing in dirs[dir]; made by the leader */
 	RUN_FILE_SEGMENT,      /* descriptor fd_index of the run, mapped */
+	RUN_FILE_MEMORY,       /* this process's own: offsets are addresses (libdcp) */
 	RUN_FILE_SPOOL,        /* descriptor fd_index, read like a source file */
 };
 

@@ -1,7 +1,7 @@
 /* sdop_images.c: see sdop_images.h.
  *
- * A subtree that holds nothing but JSON becomes one value, so that a config of a thousand numbers is one entry and empty dicts stay;
- * dicts and lists on the way to tensors become paths. The entries themselves are image_build's: one sdict per rank. */
+ * A list of JSON leaves becomes one value; dicts, and lists that hold dicts or tensors, become paths; what is empty stays. The entries
+ * themselves are image_build's: one sdict per rank. */
 #include "ops/sdop_images.h"
 
 #include "base/num.h"
@@ -70,12 +70,15 @@ static FALLIBLE enum err enter(struct writing *w, const struct tree *t, uint32_t
 
 /* ------------------------------------------------------------------------------------------------------ values */
 
-static bool all_json(const struct tree *t)
+/* One value of the image: JSON leaves, what is empty, and lists of such. Dicts are taken apart, so that each key has its FQN. */
+static bool one_json(const struct tree *t)
 {
 	if (!tree_is_container(t))
 		return t->kind == TREE_VALUE && t->value.kind == TREE_JSON;
+	if (t->kind == TREE_DICT)
+		return t->count == 0;
 	for (uint32_t i = 0; i < t->count; i++)
-		if (!all_json(t->children[i]))
+		if (!one_json(t->children[i]))
 			return false;
 	return true;
 }
@@ -215,7 +218,7 @@ static FALLIBLE enum err add_node(struct writing *w, const struct tree *t)
 
 	TRY(fqn_of(w, &fqn));
 	enum err e = tree_is_tensor(t)				    ? add_tensor(w, fqn, t)
-		     : !tree_is_container(t) || all_json(t) ? add_value(w, fqn, t)
+		     : !tree_is_container(t) || one_json(t) ? add_value(w, fqn, t)
 								    : add_children(w, t);
 	return err_at_fqn(e, fqn.p, fqn.n);
 }

@@ -15,6 +15,25 @@ struct making {
 	uint32_t groups;
 };
 
+/* In a program of its own each rank is a process: one "file" per rank, and offsets are addresses. */
+static FALLIBLE enum err add_memories(struct making *m)
+{
+	uint32_t n = m->t->memories;
+
+	for (uint32_t i = 0; i < SDOP_DICTS; i++)
+		m->files[i] = mem_zalloc(n, sizeof **m->files);
+	m->made = mem_zalloc(n, sizeof *m->made);
+	if (!m->files[0] || !m->files[1] || !m->made)
+		return ERR(NO_MEMORY, "no memory for %u ranks", n);
+	for (uint32_t r = 0; r < n; r++) {
+		TRY(run_add_file(m->b, RUN_FILE_MEMORY, 0, STR(""), 0, &m->made[r]));
+		m->b->files.v[m->made[r]].rank = r;
+		for (uint32_t i = 0; i < SDOP_DICTS; i++)
+			m->files[i][r] = m->made[r];
+	}
+	return OK;
+}
+
 static FALLIBLE enum err add_files(struct run_build *b, const json_t *entry, bool writable, uint32_t **out)
 {
 	const json_t *ranks = json_object_get(entry, "ranks");
@@ -240,7 +259,7 @@ static FALLIBLE enum err add_all(struct making *m)
 enum err sdop_tables_make(const struct sdop_tables *t, struct run_build *b)
 {
 	struct making m = { .t = t, .b = b };
-	enum err e = OK;
+	enum err e = t->memories ? add_memories(&m) : OK;
 
 	b->opts.mode = t->images ? RUN_MOVE_BOXES : RUN_COMPARE_BOXES;
 	b->opts.task_bytes = BUILD_TASK_BYTES;

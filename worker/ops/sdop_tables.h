@@ -10,6 +10,7 @@ enum { SDOP_DICTS = 2 };               /* source (or a), and companion (or b) */
 struct sdop_tables {
 	const json_t *dicts[SDOP_DICTS];       /* entries of the job's document; NULL: none */
 	const json_t *made;                    /* the SEGMENTS document; NULL: compare */
+	uint32_t memories;                     /* libdcp: so many processes and no segments; offsets of places and slots are addresses */
 	const struct sdop_places *places;
 	struct sdop_images *images;            /* NULL: compare */
 	const struct sdop_plan *plan;

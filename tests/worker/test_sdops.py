@@ -1,0 +1,325 @@
+"""State-dict operations in a gang of workers, with a coordinator that does as worker/ctl/README.md says: what moves, what is kept, what
+fails. Beside PyTorch's own functions they are judged in tests/interop."""
+import os
+import struct
+
+import pytest
+
+import dcpd as lib
+from gang import Gang, Segments
+
+BACKENDS = ["shm", "tcp"]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def gang(request):
+    with Gang(2, {}, network=request.param == "tcp") as g:
+        g.backend = request.param
+        yield g
+
+
+def f32(*v):
+    return struct.pack(f"<{len(v)}f", *v)
+
+
+def i64(*v):
+    return struct.pack(f"<{len(v)}q", *v)
+
+
+def done(end):
+    assert end.kind == "DONE", end.body
+    return end.body.get("result", end.body)
+
+
+def failed(end, code):
+    assert end.kind == "FAILED", end.body
+    assert end.body["code"] == code, end.body
+    return end.body
+
+
+def run(gang, kind, source, target=None, **spec):
+    dicts = {"s": source, **({"t": target} if target else {})}
+    return gang.job(kind, {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": gang.backend, **spec}, dicts)
+
+
+def images(segments):
+    return [lib.Image(segments.read(r)) for r in range(len(segments.fds))]
+
+
+def rows(world=4, height=8, width=6, mesh=True, dtype="F32", make=f32):
+    """w cut by rows; rank r's first element is r * 1000."""
+    each = height // world
+    out = []
+    for r in range(world):
+        part = make(*[r * 1000 + i for i in range(each * width)])
+        meta = {"tensors": {"w": {"fqn": "w", "global_shape": [height, width], "offsets": [r * each, 0]}},
+                "values": {"step": {"json": 7}, "cfg": {"json": {"a": [1, 2.5], "e": {}}}, "blob": {"bytes": "AAEC"}}}
+        if mesh:
+            meta["layout"] = [{"match": "w", "mesh": [world], "placements": ["Shard(0)"]}]
+        out.append(lib.image({"w": (dtype, (each, width), part), "p": ("I64", (3,), i64(r, r + 1, r + 2)),
+                              "z": ("F64", (), struct.pack("<d", r))}, meta))
+    return Segments(out)
+
+
+def whole(segments):
+    return b"".join(im.entries["w"][2] for im in images(segments))
+
+
+# ------------------------------------------------------------------------------------------------------ gather
+
+
+@pytest.mark.parametrize("mesh", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_gather_gives_every_rank_the_whole(gang, mesh, world):
+    s = rows(world, mesh=mesh)
+    r = done(run(gang, "gather", s))
+    for rank, im in enumerate(images(gang.made)):
+        assert im.entries["w"] == ("F32", [8, 6], whole(s))
+        assert im.entries["p"][2] == i64(rank, rank + 1, rank + 2)
+        assert im.values["cfg.a"] == {"json": [1, 2.5]} and im.values["cfg.e"] == {"json": {}}
+        assert im.dcpd["paths"]["cfg.a"] == ["cfg", "a"] and im.values["blob"] == {"bytes": "AAEC"}
+        assert "layout" not in im.dcpd
+    assert r["backend"] == gang.backend and r["world_size"] == world
+    assert r["needed_bytes"] == (world - 1) * 8 * 6 * 4 == r["moved_bytes"]
+    assert r["segment_bytes"] == sum(gang.made.bytes)
+    gang.made.close()
+    s.close()
+
+
+def test_gather_to_some_ranks_leaves_the_others_empty(gang):
+    s = rows(4)
+    r = done(run(gang, "gather", s, ranks_only=[0, 2]))
+    ims = images(gang.made)
+    assert ims[1].entries == {} and ims[3].entries == {} and ims[1].values == {}
+    assert ims[0].entries["w"][2] == ims[2].entries["w"][2] == whole(s)
+    assert r["moved_bytes"] == 2 * 3 * 2 * 6 * 4
+    gang.made.close()
+    s.close()
+
+
+def test_a_partial_tensor_is_reduced(gang):
+    op = {"sum": sum, "avg": lambda v: sum(v) / len(v), "min": min, "max": max}
+    for name, fn in op.items():
+        parts = [[float((r + 2) * (i + 1) % 7) for i in range(12)] for r in range(4)]
+        s = Segments([lib.image({"w": ("F32", (3, 4), f32(*parts[r]))},
+                                {"tensors": {"w": {"fqn": "w", "global_shape": [3, 4], "offsets": [0, 0]}},
+                                 "layout": [{"match": "*", "mesh": [4], "placements": [f"Partial({name})"]}]}) for r in range(4)])
+        done(run(gang, "gather", s))
+        want = f32(*[fn(p[i] for p in parts) if name != "avg" else fn([p[i] for p in parts]) for i in range(12)])
+        assert all(im.entries["w"][2] == want for im in images(gang.made)), name
+        gang.made.close()
+        s.close()
+
+
+# --------------------------------------------------------------------------------------------- redistribute, copy
+
+
+def test_redistribute_rows_to_columns_and_back(gang):
+    s = rows(4, 16, 12)
+    r = done(run(gang, "redistribute", s, layout=[{"match": "*", "mesh": [4], "placements": ["Shard(1)"]}]))
+    cols = gang.made
+    want = struct.unpack("<192f", whole(s))
+    for rank, im in enumerate(images(cols)):
+        got = struct.unpack("<48f", im.entries["w"][2])
+        assert list(got) == [want[i * 12 + rank * 3 + k] for i in range(16) for k in range(3)]
+        assert im.dcpd["layout"][0]["placements"] == ["Shard(1)"]
+    assert r["moved_bytes"] == r["needed_bytes"] == 16 * 12 * 4 * 3 // 4
+    done(run(gang, "redistribute", cols, layout=[{"match": "*", "mesh": [4], "placements": ["Shard(0)"]}]))
+    assert whole(gang.made) == whole(s)
+    gang.made.close()
+    cols.close()
+    s.close()
+
+
+def test_copy_casts_and_keeps_the_targets_dtype(gang):
+    s, t = rows(2), rows(2, dtype="F64", make=lambda *v: struct.pack(f"<{len(v)}d", *[-1.0] * len(v)))
+    before = [t.read(r) for r in range(2)]
+    r = done(run(gang, "copy", s, t))
+    for a, b in zip(images(s), images(gang.made)):
+        n = 8 * 6 // 2
+        assert b.entries["w"][0] == "F64"
+        assert struct.unpack(f"<{n}d", b.entries["w"][2]) == struct.unpack(f"<{n}f", a.entries["w"][2])
+        assert b.entries["p"] == a.entries["p"]
+    assert {c["path"] for c in r["cast"]} == {"w"} and r["cast"][0]["from"] == "float32"
+    assert [t.read(r) for r in range(2)] == before, "a target's bytes were changed in place"
+    gang.made.close()
+    s.close()
+    t.close()
+
+
+def test_copy_into_another_structure_names_the_path(gang):
+    s = rows(2)
+    t = Segments([lib.image({"p": ("I64", (3,), i64(0, 0, 0)), "z": ("F64", (), bytes(8))}, {"values": {"step": {"json": 1}}})] * 2)
+    p = failed(run(gang, "copy", s, t), "companion_mismatch")
+    assert "WANT_SEGMENTS" not in [k for _, k in gang.seen] and p["detail"]
+    s.close()
+    t.close()
+
+
+# ----------------------------------------------------------------------------------------------- create, offload
+
+
+def test_create_is_empty_and_alike(gang):
+    s = rows(2)
+    r = done(run(gang, "create", s, pin_memory=True))
+    for a, b in zip(images(s), images(gang.made)):
+        assert {k: v[:2] for k, v in a.entries.items()} == {k: v[:2] for k, v in b.entries.items()}
+        assert not any(any(v[2]) for v in b.entries.values())
+    assert r["moved_bytes"] == 0 and r["pinned"] is False
+    gang.made.close()
+    s.close()
+
+
+def test_offload_to_some_ranks(gang):
+    s = Segments([lib.image({"a": ("I64", (10,), i64(*range(10))), "b": ("I64", (10,), i64(*[1] * 10))}) for _ in range(4)])
+    done(run(gang, "offload", s, ranks_only=[0, 2]))
+    ims = images(gang.made)
+    assert ims[0].entries == ims[2].entries == images(s)[0].entries and ims[1].entries == ims[3].entries == {}
+    gang.made.close()
+    s.close()
+
+
+# --------------------------------------------------------------------------------------- broadcast, distribute
+
+
+def full(height=8, width=6):
+    return lib.image({"w": ("F32", (height, width), f32(*range(height * width))), "extra": ("I64", (2,), i64(5, 6)),
+                      "z": ("F64", (), struct.pack("<d", 2.5))}, {"values": {"step": {"json": 9}, "more": {"json": "x"}}})
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_broadcast_fills_what_the_target_has(gang, strict):
+    s, t = Segments([full()]), rows(4)
+    r = done(run(gang, "broadcast", s, t, strict=strict))
+    ims = images(gang.made)
+    assert b"".join(im.entries["w"][2] for im in ims) == f32(*range(48))
+    for rank, im in enumerate(ims):
+        assert ("p" in im.entries) == (not strict) and "extra" not in im.entries
+        assert strict or im.entries["p"][2] == i64(rank, rank + 1, rank + 2)
+        assert im.values["step"] == {"json": 9} and "more" not in im.values
+        assert im.dcpd["layout"][0]["placements"] == ["Shard(0)"]
+    assert {d["path"] for d in r["dropped"]} >= {"extra"} and {m["path"] for m in r["missing"]} >= {"p"}
+    gang.made.close()
+    s.close()
+    t.close()
+
+
+def test_broadcast_to_nobody_yet_takes_every_key(gang):
+    s = Segments([full()])
+    done(gang.job("broadcast", {"source": {"state_dict": "s"}, "target": {"state_dict": "t", "world_size": 3},
+                                "backend": gang.backend}, {"s": s}))
+    for im in images(gang.made):
+        assert im.entries["w"] == ("F32", [8, 6], f32(*range(48))) and im.values["more"] == {"json": "x"}
+    gang.made.close()
+    s.close()
+
+
+def test_distribute_uneven_by_a_layout(gang):
+    s = Segments([full(7, 3)])
+    done(gang.job("distribute", {"source": {"state_dict": "s"}, "target": {"state_dict": "t", "world_size": 4}, "backend": gang.backend,
+                                 "layout": [{"match": "w", "mesh": [4], "placements": ["Shard(0)"]},
+                                            {"match": "*", "mesh": [4], "placements": ["Replicate()"]}]}, {"s": s}))
+    ims = images(gang.made)
+    assert [im.entries["w"][1] for im in ims] == [[2, 3], [2, 3], [2, 3], [1, 3]]
+    assert b"".join(im.entries["w"][2] for im in ims) == f32(*range(21))
+    assert all(im.entries["extra"][2] == i64(5, 6) for im in ims)
+    gang.made.close()
+    s.close()
+
+
+# ----------------------------------------------------------------------------------------------------- compare
+
+
+def compare(gang, a, b, **spec):
+    return done(gang.job("compare", {"a": {"state_dict": "s"}, "b": {"state_dict": "t"}, "backend": gang.backend, **spec},
+                         {"s": a, "t": b}))
+
+
+def test_compare(gang):
+    a, b = rows(2), rows(2)
+    assert compare(gang, a, b)["equal"] and compare(gang, a, b, values=True)["equal"]
+    im = bytearray(b.read(1))
+    at = im.index(f32(1000.0, 1001.0)) + 4 * 8
+    im[at:at + 4] = f32(1010.0)
+    os.pwrite(b.fds[1], bytes(im), 0)
+    assert compare(gang, a, b)["equal"], "values were looked at"
+    r = compare(gang, a, b, values=True)
+    assert not r["equal"] and r["difference_count"] == 1
+    d = r["differences"][0]
+    assert (d["path"], d["what"], d["rank"], d["count"], d["first_index"], d["max_abs"]) == ("w", "values", 1, 1, [5, 2], 2.0)
+    assert compare(gang, a, b, values=True, atol=2)["equal"]
+    a.close()
+    b.close()
+
+
+def test_compare_names_what_is_of_another_size(gang):
+    a = Segments([lib.image({"t": ("I64", (10,), i64(*range(10)))})])
+    b = Segments([lib.image({"t": ("I64", (11,), i64(*range(11)))})])
+    r = compare(gang, a, b)
+    assert not r["equal"] and r["differences"][0]["path"] == "t"
+    a.close()
+    b.close()
+
+
+# ------------------------------------------------------------------------------------------------ values, structure
+
+
+def test_nested_tuples_and_opaque_values(gang):
+    meta = {"values": {"o.betas": {"json": [0.9, 0.999]}, "sched": {"pickle": "gAJLAS4="}, "l.0": {"json": "x"}},
+            "paths": {"o.betas": ["o", "betas"], "l.0": ["l", 0], "l.1": ["l", 1]}, "tuples": [["o", "betas"], ["l"]]}
+    s = Segments([lib.image({"l.1": ("F32", (2,), f32(1, 2))}, meta)])
+    assert failed(run(gang, "offload", s), "value_type")["fqn"] == "sched"
+    done(run(gang, "offload", s, type_check=False))
+    im = images(gang.made)[0]
+    assert im.values["sched"] == meta["values"]["sched"] and im.values["o.betas"] == {"json": [0.9, 0.999]}
+    assert sorted(im.dcpd["tuples"]) == [["l"], ["o", "betas"]] and im.dcpd["paths"]["l.1"] == ["l", 1]
+    gang.made.close()
+    s.close()
+
+
+# -------------------------------------------------------------------------------------------------------- faults
+
+
+def test_holes_and_overlaps_are_named(gang):
+    def two(first, second):
+        return Segments([lib.image({"w": ("F32", (2, 2), f32(1, 2, 3, 4))},
+                                   {"tensors": {"w": {"fqn": "m.w", "global_shape": [4, 2], "offsets": [o, 0]}}})
+                         for o in (first, second)])
+    for offsets, code in (((0, 1), "plan_invalid"), ((0, 0), "coverage_hole")):
+        s = two(*offsets)
+        p = failed(run(gang, "gather", s), code)
+        assert p["fqn"] == "m.w", p
+        s.close()
+
+
+def test_a_segment_that_shrank_is_named(gang):
+    s = Segments([lib.image({"w": ("F32", (64, 1024), bytes(64 * 1024 * 4))},
+                            {"tensors": {"w": {"fqn": "w", "global_shape": [128, 1024], "offsets": [r * 64, 0]}}}) for r in range(2)])
+    shrink = []
+
+    def on(g, i, f):
+        if f.type == "WANT_SEGMENTS" and not shrink:
+            os.ftruncate(s.fds[1], 8192)
+            shrink.append(1)
+        return False
+    gang.on = on
+    try:
+        p = failed(run(gang, "gather", s), "segment_shrunk")
+    finally:
+        gang.on = None
+    assert p["rank"] == 1 and p["fqn"] == "w"
+    gang.made.close()
+    s.close()
+    s = rows(2)
+    done(run(gang, "gather", s))
+    gang.made.close()
+    s.close()
+
+
+def test_dry_run_asks_for_nothing(gang):
+    s = rows(4)
+    end = gang.job("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": gang.backend}, {"s": s},
+                   dry_run=True)
+    assert end.body["plan"]["needed_bytes"] == 3 * 8 * 6 * 4 and end.body["plan"]["segment_bytes"] > 4 * 4096
+    assert not {"WANT_SEGMENTS", "RUN"} & {k for _, k in gang.seen}
+    s.close()
