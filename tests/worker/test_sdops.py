@@ -1,7 +1,9 @@
 """State-dict operations in a gang of workers, with a coordinator that does as worker/ctl/README.md says: what moves, what is kept, what
 fails. Beside PyTorch's own functions they are judged in tests/interop."""
 import os
+import signal
 import struct
+import time
 
 import pytest
 
@@ -323,3 +325,121 @@ def test_dry_run_asks_for_nothing(gang):
     assert end.body["plan"]["needed_bytes"] == 3 * 8 * 6 * 4 and end.body["plan"]["segment_bytes"] > 4 * 4096
     assert not {"WANT_SEGMENTS", "RUN"} & {k for _, k in gang.seen}
     s.close()
+
+
+# ------------------------------------------------------------------------------------------- members that are not there
+
+
+@pytest.fixture
+def pair():
+    """A gang over tcp of its own, with a short deadline, whose second worker may come to harm."""
+    g = Gang(2, {}, network=True)
+    g.backend, g.deadline_ms = "tcp", 1500
+    yield g
+    for w in g.workers:
+        w.proc.kill()
+        w.proc.wait()
+        w.proc.stderr.close()
+        w.sock.close()
+
+
+def big(world=2, rows=64, cols=1 << 16):
+    part = bytes(rows // world * cols * 4)
+    return Segments([lib.image({"w": ("F32", (rows // world, cols), part)}, {"tensors": {
+        "w": {"fqn": "w", "global_shape": [rows, cols], "offsets": [r * rows // world, 0]}}}) for r in range(world)])
+
+
+@pytest.mark.parametrize("harm", ["killed", "stopped", "never told"])
+def test_a_member_that_is_gone_fails_the_others_in_time(pair, harm):
+    s = big()
+
+    def on(g, i, f):
+        if f.type != "RUN":
+            return False
+        if harm == "never told":
+            return True
+        g.answer(0, f)
+        os.kill(g.workers[1].proc.pid, signal.SIGKILL if harm == "killed" else signal.SIGSTOP)
+        return True
+    pair.on = on
+    pair.start("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "tcp"}, {"s": s})
+    began = time.monotonic()
+    while True:
+        f = pair.workers[0].recv(20)
+        if f.type in ("DONE", "FAILED"):
+            break
+        if not on(pair, 0, f):
+            pair.answer(0, f)
+    assert f.type == "FAILED" and f.body["code"] in ("peer_timeout", "peer_lost"), f.body
+    assert time.monotonic() - began < 2 * 1.5 + 3
+    pair.made.close()
+    s.close()
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_member_lost_while_bytes_are_on_their_way(pair, harm):
+    """Both have met; then the second is no more."""
+    s = big(rows=256)
+    pair.start("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "tcp"}, {"s": s})
+    met = 0
+    while met < 2:
+        for i, f in pair.frames(20):
+            pair.answer(i, f)
+            met += f.type == "MEET"
+    os.kill(pair.workers[1].proc.pid, harm)
+    began = time.monotonic()
+    while True:
+        f = pair.workers[0].recv(20)
+        if f.type in ("DONE", "FAILED"):
+            break
+        if f.type != "PROGRESS":
+            pair.answer(0, f)
+    assert f.type == "FAILED" and f.body["code"] in ("peer_timeout", "peer_lost") and f.body["rank"] == 1, f.body
+    assert time.monotonic() - began < 1.5 + 3
+    pair.made.close()
+    s.close()
+
+
+def test_cancel(gang):
+    s = big(rows=512)
+    cancelled = []
+
+    def on(g, i, f):
+        if f.type == "RUN":
+            g.answer(i, f)
+            for w in g.workers:
+                w.send("CANCEL", g.generation, {})
+            cancelled.append(1)
+            return True
+        return False
+    gang.on = on
+    try:
+        failed(run(gang, "gather", s), "cancelled")
+    finally:
+        gang.on = None
+        gang.made.close()
+        s.close()
+    s = rows(2)
+    done(run(gang, "gather", s))
+    gang.made.close()
+    s.close()
+
+
+def test_memory_is_bounded(gang):
+    """Each worker's own memory, not the segments', while 64 MiB are gathered twice."""
+    s = big(rows=256)
+    done(run(gang, "gather", s))
+    for w in gang.workers:
+        status = open(f"/proc/{w.proc.pid}/status").read()
+        peak = int(status.split("RssAnon:")[1].split()[0]) >> 10
+        assert peak < 64, f"{peak} MiB"
+    gang.made.close()
+    s.close()
+
+
+def test_without_a_network_there_is_no_tcp():
+    with Gang(1, {}) as g:
+        s = rows(2)
+        g.backend = "tcp"
+        failed(run(g, "gather", s), "backend_unavailable")
+        s.close()
