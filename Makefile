@@ -222,7 +222,7 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 .PRECIOUS: $(O)/%.o
 
 GPU_TESTS := $(addprefix $(TESTBIN)/test_,device comm_nccl comm_nccl_errors)
-$(GPU_TESTS): | $(FAKES)
+$(GPU_TESTS) check-worker: | $(FAKES)
 
 CUDA_INCLUDE ?= /usr/local/cuda/include
 .PHONY: check-abi

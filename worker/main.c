@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "ctl/build_id.h"
+#include "device/device.h"
 #include "ops/capabilities.h"
 #include "ops/job.h"
 #include "os/fs.h"
@@ -312,6 +313,7 @@ int main(int argc, char **argv)
 	enum err e = serve(&w, (int)fd);
 	if (e)
 		log_err("worker ends", NULL);
+	device_close(w.gpu);
 	io_engine_close(w.io);
 	frame_conn_free(w.conn);
 	return e ? 1 : 0;

@@ -42,14 +42,15 @@ class Closed(Exception):
 
 
 class Worker:
-    def __init__(self, roots, role="gang", index=0, count=1, memory=96 << 20, engine="auto", hello=None, network=False, listen="127.0.0.1"):
+    def __init__(self, roots, role="gang", index=0, count=1, memory=96 << 20, engine="auto", hello=None, network=False,
+                 listen="127.0.0.1", device=False, env=None):
         ours, theirs = socket.socketpair()
         self.proc = subprocess.Popen([str(BIN / "dcpd-worker"), "--control-fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                                     stderr=subprocess.PIPE)
+                                     stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
         theirs.close()
         self.sock, self.data, self.fds, self.queue = ours, b"", [], []
         doc = {"build_id": build_id(), "role": role, "index": index, "count": count, "io_engine": engine, "memory_bytes": memory,
-               "network": network, "listen": listen, "roots": [{"name": k, "path": str(v)} for k, v in roots.items()]}
+               "network": network, "listen": listen, "device": device, "roots": [{"name": k, "path": str(v)} for k, v in roots.items()]}
         self.send("HELLO", 0, doc if hello is None else hello)
         self.hello = self.recv().body if hello is None else None
 

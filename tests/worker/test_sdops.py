@@ -1,6 +1,7 @@
 """State-dict operations in a gang of workers, with a coordinator that does as worker/ctl/README.md says: what moves, what is kept, what
 fails. Beside PyTorch's own functions they are judged in tests/interop."""
 import os
+import pathlib
 import signal
 import struct
 import time
@@ -10,12 +11,15 @@ import pytest
 import dcpd as lib
 from gang import Gang, Segments
 
-BACKENDS = ["shm", "tcp"]
+BACKENDS = ["shm", "tcp", "nccl"]
+FAKES = {"LD_LIBRARY_PATH": str(pathlib.Path(lib.ROOT) / "build/test/fakes"), "FAKE_CUDA_DEVICES": "2"}
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def gang(request):
-    with Gang(2, {}, network=request.param == "tcp") as g:
+    """nccl: over a libcuda and a libnccl of the tests' own, so that it runs without a GPU."""
+    nccl = request.param == "nccl"
+    with Gang(2, {}, network=request.param != "shm", device=nccl, env=FAKES if nccl else None) as g:
         g.backend = request.param
         yield g
 

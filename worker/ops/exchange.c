@@ -2,6 +2,7 @@
 #include "ops/exchange.h"
 
 #include "base/num.h"
+#include "device/device.h"
 #include "ops/fold.h"
 #include "ops/move.h"
 
@@ -350,11 +351,29 @@ enum err exchange_choose(struct job *j)
 	json_object_set_new(j->result, "backend", json_string(comm_backend_name(j->backend)));
 	if (j->backend == COMM_SHM || j->dry_run)
 		return OK;
-	if (!j->worker->network)
-		return ERR(BACKEND_UNAVAILABLE, "the gang was started without a network");
+	if (j->backend == COMM_NCCL && j->worker->device)
+		TRY(device_cuda_open());
+	if (!j->worker->network || (j->backend == COMM_NCCL && !j->worker->device))
+		return ERR(BACKEND_UNAVAILABLE, "the gang was started without what %s needs", comm_backend_name(j->backend));
 	if (!json_is_object(json_object_get(j->doc, "comm")))
 		return ERR(PROTOCOL, "a job over %s without a group", comm_backend_name(j->backend));
 	return OK;
+}
+
+uint32_t exchange_members(const struct job *j, uint32_t world_size)
+{
+	uint32_t n = (uint32_t)num_min(world_size, j->worker->count);
+
+	return j->backend == COMM_NCCL ? (uint32_t)num_max(num_min(n, device_cuda_count()), 1) : n; /* NCCL wants a GPU for each */
+}
+
+/* Kept as long as the worker: a context takes long to make. */
+static FALLIBLE enum err open_gpu(struct worker *w)
+{
+	if (w->gpu)
+		return OK;
+	TRY(device_cuda_open());
+	return device_open((int32_t)w->index, &w->gpu);
 }
 
 static int hex_digit(char c)
@@ -430,6 +449,9 @@ enum err exchange_part(struct job *j, const json_t *group, const struct exec_spe
 		return OK;
 	comm.inside = comm.between = strcmp(backend, "nccl") == 0 ? COMM_NCCL : COMM_TCP;
 	TRY(read_secret(group, comm.secret));
+	if (comm.inside == COMM_NCCL)
+		TRY(open_gpu(j->worker));
+	comm.device = j->worker->gpu;
 	TRY(comm_open(&comm, &c));
 	enum err e = exchange_run(spec, c);
 	struct err_info info = *err_last();

@@ -10,6 +10,8 @@
 
 /* The back end for this job: j->backend and the result's `backend`. ERR_BACKEND_UNAVAILABLE. */
 FALLIBLE enum err exchange_choose(struct job *j);
+/* How many members do a job over so many ranks: no more than there are workers, or GPUs. */
+uint32_t exchange_members(const struct job *j, uint32_t world_size);
 /* Joins the gang's group and takes part. group: the document's `comm`. */
 FALLIBLE enum err exchange_part(struct job *j, const json_t *group, const struct exec_spec *spec);
 /* The moves over a group that is open already. Members are the group's. */

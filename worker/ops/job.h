@@ -7,6 +7,8 @@
 #include "io/engine.h"
 #include "ops/run.h"
 
+struct device;
+
 enum { ROOTS_MAX = 64, ROOT_NAME_MAX = 33 };
 
 struct root {
@@ -26,6 +28,7 @@ struct worker {
 	uint64_t memory_bytes;         /* for buffers */
 	bool lookup;
 	bool network, device;          /* the sandbox lets sockets through; there is none, for the sake of a GPU's driver */
+	struct device *gpu;            /* once a job needed it */
 	char listen[64];               /* address or interface for them; empty: loopback */
 };
 

@@ -127,7 +127,7 @@ static FALLIBLE enum err find_dicts(struct op *o)
 	for (uint32_t i = 0; i < SDOP_DICTS; i++)
 		o->rq.world_size = (uint32_t)num_max(o->rq.world_size, world_of(o->dicts[i]));
 	o->rq.world_size = (uint32_t)num_max(o->rq.world_size, (uint64_t)asked);
-	o->job->members = (uint32_t)num_min(o->rq.world_size, o->job->worker->count);
+	o->job->members = exchange_members(o->job, o->rq.world_size);
 	return o->rq.world_size ? OK : ERR(PROTOCOL, "a state dict without ranks");
 }
 
