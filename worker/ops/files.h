@@ -24,6 +24,7 @@ void files_close(struct files *f);
 /* The file's descriptor, pinned until files_unpin. Errors name the file. */
 FALLIBLE enum err files_pin(struct files *f, uint32_t file, int *fd_out);
 void files_unpin(struct files *f, uint32_t file);
-/* A segment's memory (all of file.bytes); of RUN_FILE_MEMORY NULL, since offsets are addresses. ERR_SEGMENT_SHRUNK if it is smaller by now. */
+/* A segment's memory (all of file.bytes). ERR_SEGMENT_SHRUNK if it is smaller by now. Of RUN_FILE_MEMORY NULL: offsets are
+ * addresses. */
 FALLIBLE enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out);
 FALLIBLE enum err files_dir(struct files *f, uint32_t dir, int *fd_out);
