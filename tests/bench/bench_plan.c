@@ -98,7 +98,9 @@ int main(int argc, char **argv)
 	ok(save_plan_validate(plan));
 	t[3] = now();
 	long save_peak = peak_kib();
-	uint64_t chunks = held->chunk_count;
+	uint64_t chunks = held->chunk_count, names = 0;
+	for (uint64_t i = 0; i < held->tensor_count; i++)
+		names += held->tensors[i].fqn.n;
 	sdict_free(held);
 	if (grid)
 		cut_grid(target, (int64_t)grid * 6, grid / 2, grid * 3, 512);
@@ -108,9 +110,10 @@ int main(int argc, char **argv)
 	ok(load_plan_make(plan, target, &match, arena, &loads));
 	t[5] = now();
 	printf("{\"chunks\":%ju,\"layout_s\":%.3f,\"save_plan_s\":%.3f,\"validate_s\":%.3f,\"load_plan_s\":%.3f,"
-	       "\"reads\":%ju,\"held_bytes_per_chunk\":%.0f,\"save_peak_bytes_per_chunk\":%.0f,\"peak_rss_bytes\":%ju}\n",
+	       "\"reads\":%ju,\"name_bytes_per_chunk\":%.1f,\"held_bytes_per_chunk\":%.0f,"
+	       "\"save_peak_bytes_per_chunk\":%.0f,\"peak_rss_bytes\":%ju}\n",
 	       (uintmax_t)chunks, t[1] - t[0], t[2] - t[1], t[3] - t[2], t[5] - t[4], (uintmax_t)loads.source_count,
-	       (double)(held_peak - before) * 1024 / (double)chunks,
+	       (double)names / (double)chunks, (double)(held_peak - before) * 1024 / (double)chunks,
 	       (double)(save_peak - before) * 1024 / (double)chunks, (uintmax_t)peak_kib() * 1024);
 	return 0;
 }

@@ -221,6 +221,16 @@ class Bench:
             self.row(f"{name}.1M_chunks", "s", "<=1.00", f"limit {limit:g} s", [g[key] for g in got], [limit], "plan_million 1000000")
         self.row("plan.bytes_per_chunk", "B", "<=1.00", "limit 300 bytes", [g["bytes_per_chunk"] for g in got], [300.0],
                  "plan_million 1000000")
+        for name, args in (("grid_1000x1000", "1 1024 1000"), ("1M_chunks", "977 1024"), ("1M_tensors", "1000000 1")):
+            got_of = []
+            for _ in range(3):
+                r = subprocess.run([TESTBIN / "bench/bench_plan", *args.split()], capture_output=True, text=True, check=True)
+                got_of.append(json.loads(r.stdout))
+            for row, key in (("plan.save", "save_plan_s"), ("plan.validate", "validate_s"), ("plan.load", "load_plan_s")):
+                self.row(f"{row}.{name}", "s", "<=1.00", "limit 1 s", [g[key] for g in got_of], [1.0], f"bench_plan {args}")
+            self.row(f"plan.save_bytes.{name}", "B", "<=1.00", "limit 300 bytes and the name",
+                     [g["save_peak_bytes_per_chunk"] for g in got_of], [300 + g["name_bytes_per_chunk"] for g in got_of],
+                     f"bench_plan {args}")
         import scenarios
 
         n = 50000  # PyTorch's cost grows at least linearly; a million takes it most of a minute and 2.5 GB

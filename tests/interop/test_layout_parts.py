@@ -2,6 +2,7 @@
 functions make, and random ShardedTensor specs against its checks. What differs on purpose is in api/layouts.md."""
 import math
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dcpd import FULL
+
+pytestmark = pytest.mark.seconds(600 if FULL else 120)
 
 
 def cases(few, many):
