@@ -11,6 +11,8 @@
 #include <unistd.h>
 #include "lib/t.h"
 
+enum { T_NO_GPU = 77 }; /* a case that ends so could not be tried here: the test is skipped, not passed */
+
 static inline bool t_gpu(void)
 {
 	return getenv("DCPD_TEST_GPU") != NULL;
@@ -53,6 +55,8 @@ static inline void t_fakes_end(pid_t pid)
 	int status = 0;
 
 	assert_int_equal(waitpid(pid, &status, 0), pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == T_NO_GPU)
+		skip();
 	if (!WIFEXITED(status) || WEXITSTATUS(status))
 		T_FAIL("the process of this case ended with status %#x", (unsigned)status);
 }

@@ -51,6 +51,7 @@ static void test_moves(void **state)
 {
 	(void)state;
 	run_sizes(moves);
+	finish();
 }
 
 static void uneven(void)
@@ -100,6 +101,7 @@ static void test_uneven(void **state)
 {
 	(void)state;
 	run_sizes(uneven);
+	finish();
 }
 
 /* ---- reductions ---- */
@@ -229,6 +231,7 @@ static void test_reductions(void **state)
 	(void)state;
 	run(reductions, 1);
 	run(reductions, 3);
+	finish();
 }
 
 /* ---- exchange ---- */
@@ -257,6 +260,7 @@ static void test_exchange(void **state)
 {
 	(void)state;
 	run_sizes(exchanges);
+	finish();
 }
 
 /* Rows to columns of an 8 × 12 matrix of host memory. */
@@ -290,6 +294,7 @@ static void test_boxes(void **state)
 	run(boxes, 1);
 	run(boxes, 2);
 	run(boxes, 4);
+	finish();
 }
 
 /* ---- subgroups ---- */
@@ -348,6 +353,7 @@ static void test_subgroups(void **state)
 {
 	(void)state;
 	run(subgroups, 4);
+	finish();
 }
 
 int main(int argc, char **argv)

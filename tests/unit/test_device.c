@@ -19,7 +19,7 @@ static void need_device(void)
 	if (e)
 		fprintf(stderr, "skipped: %s\n", err_last()->text);
 	if (e)
-		_exit(0);
+		_exit(T_NO_GPU);
 }
 
 static void fill(unsigned char *p, size_t n, unsigned seed)
