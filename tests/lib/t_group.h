@@ -27,7 +27,7 @@ struct t_group {
 	struct comm_spec spec;
 	enum err (*fn)(struct comm *c, struct t_group *g);
 	const void *arg;
-	int arena;
+	int arena, arena2;             /* arena2: of the second host, if there is one */
 	uint32_t absent;               /* bits of ranks that never come */
 	struct t_shared *shared;
 	uint32_t round;
@@ -129,6 +129,8 @@ static inline void t_group_start(struct t_group *g)
 			for (size_t k = 0; k < sizeof crashes / sizeof *crashes; k++)
 				signal(crashes[k], SIG_DFL);
 			g->spec.rank = r;
+			if (g->arena2 && g->spec.hosts[r] == 1)
+				g->spec.arena_fd = g->arena2;
 			int code = t_member(g);
 			fflush(NULL);
 			_exit(code);
@@ -166,6 +168,8 @@ static inline void t_group_end(struct t_group *g)
 		}
 	}
 	close(g->arena);
+	if (g->arena2)
+		close(g->arena2);
 	munmap(g->shared, sizeof *g->shared);
 }
 

@@ -168,7 +168,7 @@ static bool one_host(const struct comm_spec *spec)
 	return true;
 }
 
-static const struct comm_ops *ops_of(enum comm_backend b)
+const struct comm_ops *comm_backend_ops(enum comm_backend b)
 {
 	switch (b) {
 	case COMM_SHM:
@@ -186,8 +186,8 @@ static const struct comm_ops *ops_of(enum comm_backend b)
 static const struct comm_ops *choose(const struct comm_spec *spec)
 {
 	if (one_host(spec))
-		return ops_of(spec->inside);
-	return spec->inside == spec->between ? ops_of(spec->between) : comm_hier_ops();
+		return comm_backend_ops(spec->inside);
+	return spec->inside == spec->between ? comm_backend_ops(spec->between) : comm_hier_ops();
 }
 
 const char *comm_backend_name(enum comm_backend b)
@@ -250,11 +250,6 @@ void comm_close(struct comm *c)
 	destroy(c);
 }
 
-void comm_inner_close(struct comm *c)
-{
-	comm_close(c);
-}
-
 static FALLIBLE enum err split_rank(const struct comm *parent, const uint32_t *ranks, uint32_t count, uint32_t *rank_out)
 {
 	unsigned char seen[COMM_RANKS_MAX] = { 0 };
@@ -273,14 +268,11 @@ static FALLIBLE enum err split_rank(const struct comm *parent, const uint32_t *r
 	return OK;
 }
 
-enum err comm_split(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm **out)
+enum err comm_inner_split(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm **out)
 {
 	struct comm *c;
 	uint32_t rank;
 
-	TRY(failed(parent));
-	if (count < 1 || count > parent->size)
-		return ERR(INVALID_REQUEST, "a subgroup of %u in a group of %u", count, parent->size);
 	TRY(split_rank(parent, ranks, count, &rank));
 	TRY(create(rank, count, &c));
 	for (uint32_t i = 0; i < count; i++)
@@ -293,11 +285,22 @@ enum err comm_split(struct comm *parent, const uint32_t *ranks, uint32_t count, 
 	enum err e = parent->ops->split(parent, ranks, count, c);
 	if (e) {
 		destroy(c);
-		return settle(parent, e);
+		return e;
 	}
 	parent->children++;
 	*out = c;
 	return OK;
+}
+
+enum err comm_split(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm **out)
+{
+	uint32_t rank;
+
+	TRY(failed(parent));
+	if (count < 1 || count > parent->size)
+		return ERR(INVALID_REQUEST, "a subgroup of %u in a group of %u", count, parent->size);
+	TRY(split_rank(parent, ranks, count, &rank));
+	return settle(parent, comm_inner_split(parent, ranks, count, out));
 }
 
 enum err comm_split_mesh(struct comm *parent, const int64_t *mesh, uint32_t mesh_ndim, uint32_t dim, struct comm **out)

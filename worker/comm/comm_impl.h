@@ -48,6 +48,7 @@ struct comm {
 struct comm_ops {
 	const char *name;
 	/* c has rank, size, names, spec and deadline. Sets c->impl; on failure leaves nothing behind. */
+	/* spec->meet is called exactly once, or (shm) never. */
 	enum err (*open)(struct comm *c, const struct comm_spec *spec);
 	/* sub has rank, size, names; ranks: its members' ranks in parent. */
 	enum err (*split)(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm *sub);
@@ -88,11 +89,12 @@ enum err comm_at(const struct comm *c, enum err e, uint32_t member);
 /* The next use of the back end is another step of the same call. */
 void comm_step(struct comm *c);
 
-/* A group within a group, for hier.c: opened without settling errors. `names` is copied. */
+/* A group within a group, for hier.c: errors are not settled, the callers do that. `names` is copied. Closed by comm_close. */
 FALLIBLE enum err comm_inner_open(const struct comm_ops *ops, const struct comm_spec *spec, const uint32_t *names, struct comm **out);
-void comm_inner_close(struct comm *c);
+FALLIBLE enum err comm_inner_split(struct comm *parent, const uint32_t *ranks, uint32_t count, struct comm **out);
+const struct comm_ops *comm_backend_ops(enum comm_backend b);   /* NULL: not in this build */
 
-/* comm_generic.c: composed from exchange and all_gather_v. */
+/* generic.c: composed from exchange and all_gather_v. */
 FALLIBLE enum err comm_generic_gather(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
 FALLIBLE enum err comm_generic_scatter(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
 FALLIBLE enum err comm_generic_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op,
