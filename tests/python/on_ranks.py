@@ -26,6 +26,8 @@ def make_meshes():
         for names in (None, ("dp", "tp"), ("r", "s")):
             names = names and names[-len(shape):]
             n = torch.Size(shape).numel()
+            if n > dist.get_world_size():
+                continue
             MESHES[shape, names] = DeviceMesh("cpu", torch.arange(n).reshape(shape), mesh_dim_names=names)
 
 
@@ -274,6 +276,17 @@ def busy(pg, rank, ref, mode):
     t = torch.ones(1 << 22)
     handles = [dcpd.async_save({f"t{rank}": t}, f"{ref}-{i}", process_group=pg, when_busy=mode, slots=1) for i in range(2)]
     return [h.result(60)["state"] for h in handles]
+
+
+def dies_in_copy(pg, rank, ref):
+    import os
+
+    from dcpd import _session, _tensors
+
+    _session.LEASE_SECONDS = 1
+    if rank == 1:
+        _tensors.copy_out = lambda *_: os._exit(9)
+    return dcpd.save({"t": torch.ones(1000)}, ref)["state"]
 
 
 def let_go(pg, rank):

@@ -202,7 +202,13 @@ class Transport:
 
     def request(self, method: str, path: str, body: Any = None, **kw: Any) -> Any:
         """The decoded JSON of a good answer, None if it is empty; raises for any other."""
-        return checked(self.raw(method, path, body, **kw), f"{self.endpoint} {method} {path}").json
+        what = f"{self.endpoint} {method} {path}"
+        try:
+            return checked(self.raw(method, path, body, **kw), what).json
+        except ValueError as e:
+            if isinstance(e, errors.DcpdError):
+                raise
+            raise errors.ProtocolMismatch(f"{what}: the answer is not JSON; is it a dcpd?") from e
 
     def __repr__(self) -> str:
         return f"<Transport {self.endpoint}>"
