@@ -214,9 +214,9 @@ h = dcpd.async_save({"w": np.ones(10)}, ref)
 signal.setitimer(signal.ITIMER_REAL, 0.3)
 try:
     h.result()
-    print("not interrupted")
+    print("not broken off")
 except Late:
-    print("interrupted")
+    print("broken off")
 try:
     h.result(0.05)
 except TimeoutError:
@@ -226,7 +226,7 @@ print(h.result(30)["state"])
 
 
 def test_a_signal_in_wait(d, script):
-    assert script(SIGNAL, f"main:{lib.fresh()}").stdout == "interrupted\ntimeout\nsucceeded\n"
+    assert script(SIGNAL, f"main:{lib.fresh()}").stdout == "broken off\ntimeout\nsucceeded\n"
 
 
 def test_timeout_of_save_leaves_the_job(at):
