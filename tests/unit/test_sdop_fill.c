@@ -130,6 +130,13 @@ static void test_values_replace_anything(void **state)
 		t_is(p.target[0], "{a: [1, 2], b: 5, c: {x: 1}, d: T float32 [], e: T float32 [3]}");
 		t_all_covered(&p, from, 0, p.target[0]);
 	}
+	from[0] = t_tree("{'a':'T f32 3','b':'T f32'}", 0);
+	to[0] = t_tree("{'a':null,'b':null}", 0);
+	for (enum sdop_kind k = SDOP_BROADCAST; k <= SDOP_DISTRIBUTE; k++) {
+		struct sdop_plan p = plan(k, 1, from, to, false);
+		t_is(p.target[0], "{a: null, b: T float32 []}"); /* so does PyTorch: None is as good as absent */
+		assert_true(noted(&p, SDOP_NOTE_DROPPED, 0, "a"));
+	}
 }
 
 static void test_distribute(void **state)
@@ -222,12 +229,91 @@ static void test_redistribute_not_strict(void **state)
 	assert_int_equal(p.note_count, 6);
 }
 
+static uint32_t seed;
+
+static uint32_t below(uint32_t n)
+{
+	seed = seed * 1664525 + 1013904223;
+	return (seed >> 8) % n;
+}
+
+/* Cuts a box in two, at random, until it is given to a rank, or with replicas to two. */
+static void cut(struct tree_shard *shards, uint32_t *counts, uint32_t per_rank, const int64_t *box, uint32_t world, bool replicas)
+{
+	uint32_t d = below(3), rank = below(world);
+
+	if (box[3 + d] > 1 && below(4)) {
+		int64_t a[6], b[6], at = 1 + below((uint32_t)box[3 + d] - 1);
+		memcpy(a, box, sizeof a);
+		memcpy(b, box, sizeof b);
+		a[3 + d] = at;
+		b[d] += at;
+		b[3 + d] -= at;
+		cut(shards, counts, per_rank, a, world, replicas);
+		cut(shards, counts, per_rank, b, world, replicas);
+		return;
+	}
+	for (uint32_t i = 0; i < (replicas && world > 1 && below(3) == 0 ? 2 : 1); i++, rank = (rank + 1) % world) {
+		int64_t *dims = t_alloc(6, sizeof *dims);
+		memcpy(dims, box, 6 * sizeof *dims);
+		assert_true(counts[rank] < per_rank);
+		shards[rank * per_rank + counts[rank]++].dims = dims;
+	}
+}
+
+static struct tree **random_cut(const int64_t *shape, uint32_t world, bool replicas)
+{
+	enum { PER_RANK = 512 };
+	struct tree_shard *shards = t_alloc((uint64_t)world * PER_RANK, sizeof *shards);
+	struct tree **trees = t_alloc(world, sizeof *trees);
+	uint32_t *counts = t_alloc(world, sizeof *counts);
+	const int64_t box[6] = { 0, 0, 0, shape[0], shape[1], shape[2] };
+
+	cut(shards, counts, PER_RANK, box, world, replicas);
+	for (uint32_t r = 0; r < world; r++) {
+		const struct tree_tensor t = { .dtype = DT_FLOAT32, .ndim = 3, .shape = shape, .shards = shards + (uint64_t)r * PER_RANK,
+					       .shard_count = counts[r] };
+		T_OK(tree_tensor_new(t_arena, TREE_SHARDED, &t, &trees[r]));
+	}
+	return trees;
+}
+
+static void test_random_cuts(void **state)
+{
+	(void)state;
+	seed = 7;
+	for (int i = 0; i < 300; i++) {
+		uint32_t world = 1 + below(5);
+		int64_t *shape = t_alloc(3, sizeof *shape);
+		uint64_t needed = 0;
+
+		for (int d = 0; d < 3; d++)
+			shape[d] = 1 + below(7);
+		struct tree **from = random_cut(shape, world, i % 2), **to = random_cut(shape, world, i % 3 == 0);
+		struct sdop_plan p = plan(SDOP_REDISTRIBUTE, world, from, to, true);
+		for (uint32_t r = 0; r < world; r++) {
+			t_covered(&p, from, r, to[r], 1);
+			for (int64_t e = 0; e < shape[0] * shape[1] * shape[2]; e++) {
+				const int64_t at[6] = { e / shape[2] / shape[1], e / shape[2] % shape[1], e % shape[2], 1, 1, 1 };
+				bool in = false, own = false;
+				for (uint32_t s = 0; s < to[r]->tensor.shard_count; s++)
+					in |= t_holds(to[r], s, at);
+				for (uint32_t s = 0; s < from[r]->tensor.shard_count; s++)
+					own |= t_holds(from[r], s, at);
+				needed += in && !own;
+			}
+		}
+		assert_int_equal(p.bytes_needed, needed * 4);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T_CASE(test_broadcast), T_CASE(test_broadcast_root_in_a_group), T_CASE(test_fill_errors),
 				T_CASE(test_values_replace_anything),
 		T_CASE(test_distribute), T_CASE(test_redistribute_any_to_any), T_CASE(test_redistribute_not_strict),
+		T_CASE(test_random_cuts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

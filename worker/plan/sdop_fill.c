@@ -147,6 +147,11 @@ static FALLIBLE enum err fill_leaf(struct filler *f, const struct iterate_row *r
 	if (tree_is_tensor(from->node)) {
 		if (redistribute)
 			return refill(f, row, rank, target, out);
+		/* PyTorch cannot tell a key that is None from one that is not there. */
+		if (target && tree_is_none(target) && from->node->tensor.ndim) {
+			*out = (struct tree *)(uintptr_t)target;
+			return sdop_note_add(f->b, SDOP_NOTE_DROPPED, row, rank, (struct str){ 0 }, (struct str){ 0 });
+		}
 		return target && tree_is_sharded(target) && from->node->tensor.ndim ?
 			       fill_sharded(f, row, from, rank, target, out) :
 			       fill_plain(f, row, from, rank, target, out);
