@@ -233,7 +233,7 @@ static FALLIBLE enum err make_layout(struct cut *c)
 		return ERR(WORLD_MISMATCH, "the layout is for a world of %u, the state dict has %u", given->world_size,
 			   rq->world_size);
 	TRY(layout_check(&c->layout));
-	return arena_alloc(c->b->scratch, (uint64_t)n + 1, sizeof *c->meshes, &c->meshes);
+	return arena_alloc(c->b->arena, (uint64_t)n + 1, sizeof *c->meshes, &c->meshes); /* results refer to it */
 }
 
 enum err sdop_cut(struct sdop_build *b, struct tree *const *source, struct tree **trees)
