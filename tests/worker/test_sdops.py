@@ -331,6 +331,59 @@ def test_dry_run_asks_for_nothing(gang):
     s.close()
 
 
+# ------------------------------------------------------------------------------------------------ images that are wrong
+
+ONE = {"w": ("F32", (2,), f32(1, 2))}
+BOX = {"w": {"fqn": "w", "global_shape": [4], "offsets": [0]}}
+WRONG = {
+    "a list at the root": ({"paths": {"w": [0]}}, "format_image"),
+    "a dict that is a list": ({"paths": {"w": ["a", 0], "v": ["a", "b"]}, "values": {"v": {"json": 1}}}, "format_image"),
+    "a leaf that is a dict": ({"paths": {"w": ["a"], "v": ["a", "b"]}, "values": {"v": {"json": 1}}}, "format_image"),
+    "two things of one path": ({"paths": {"w": ["a"], "v": ["a"]}, "values": {"v": {"json": 1}}}, "duplicate_key"),
+    "a list with a hole of millions": ({"paths": {"w": ["a", 5000000]}}, "format_image"),
+    "a path of a thousand parts": ({"paths": {"w": ["a"] * 1000}}, "limit_exceeded"),
+    "a tuple that is a tensor": ({"tuples": [["w"]]}, "format_image"),
+    "a tuple that is a dict": ({"paths": {"w": ["a", "b"]}, "tuples": [["a"]]}, "format_image"),
+    "an empty path of a tuple": ({"tuples": [[]]}, "format_image"),
+    "a mesh of more ranks than there are": ({"tensors": BOX, "layout": [{"match": "*", "mesh": [7], "placements": ["Shard(0)"]}]},
+                                           "world_mismatch"),
+    "a mesh of nothing": ({"tensors": BOX, "layout": [{"match": "*", "mesh": [0], "placements": ["Shard(0)"]}]}, "layout_invalid"),
+    "a mesh that overflows": ({"tensors": BOX, "layout": [{"match": "*", "mesh": [1 << 62, 1 << 62, 4], "placements": ["R", "R", "R"]}]},
+                              None),
+    "a mesh of another world": ({"tensors": BOX, "layout": [{"match": "*", "mesh": [1], "ranks": [900], "placements": ["R"]}]}, None),
+    "no placement at all": ({"tensors": BOX, "layout": [{"match": "*", "placements": ["Shard(zero)"]}]}, "layout_invalid"),
+    "a value that is no base64": ({"values": {"v": {"bytes": "%%%"}}}, "format_image"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_images_are_refused_with_their_rank(what):
+    meta, code = WRONG[what]
+    with Gang(1, {}) as g:
+        g.backend = "shm"
+        s = Segments([lib.image(ONE, meta)])
+        end = run(g, "offload", s)
+        assert end.kind == "FAILED" and (code is None or end.body["code"] == code), end
+        assert "mesh" in what or "placement" in what or end.body["rank"] == 0, end.body
+        s.close()
+        s = rows(1)
+        done(run(g, "offload", s))
+        g.made.close()
+        s.close()
+
+
+def test_what_else_a_layout_asks_for_is_not_looked_at():
+    """`like` would open a checkpoint, boxes and chunks say nothing of an image."""
+    meta = {"tensors": BOX, "layout": [{"match": "*", "like": "main:../../etc"}, {"match": "*", "boxes": 7}, {"match": 5}]}
+    with Gang(1, {}) as g:
+        g.backend = "shm"
+        s = Segments([lib.image({"w": ("F32", (4,), f32(1, 2, 3, 4))}, meta)])
+        done(run(g, "gather", s))
+        assert images(g.made)[0].entries["w"][2] == f32(1, 2, 3, 4)
+        g.made.close()
+        s.close()
+
+
 # ------------------------------------------------------------------------------------------- members that are not there
 
 
