@@ -154,6 +154,7 @@ static enum err pack(void *user, uint64_t index, void *out)
 
 	point_at(x, x->pieces.v[index].move, x->pieces.v[index].dims_at);
 	x->out = out;
+	move_populate(&x->files, x->run, x->move, x->off, x->size, true, false);
 	return guarded(x, pack_guarded);
 }
 
@@ -169,6 +170,7 @@ static enum err unpack(void *user, uint64_t index, const void *in)
 		memcpy(x->fold + p->fold_at, in, piece_bytes(x));
 		return OK;
 	}
+	move_populate(&x->files, x->run, x->move, x->off, x->size, false, true);
 	if (!compares(x))
 		return guarded(x, unpack_guarded);
 	TRY(guarded(x, compare_guarded));
@@ -251,6 +253,7 @@ static FALLIBLE enum err copy_local(struct exchanging *x, uint64_t move)
 			x->move = m;
 			x->off = dims;
 			x->size = dims + s->ndim;
+			move_populate(&x->files, x->run, x->move, x->off, x->size, true, true);
 			TRY(guarded(x, copy_guarded));
 			count_done(x, piece_bytes(x));
 			TRY(x->spec->tick(x->spec->user));

@@ -4,7 +4,10 @@
 #include <sys/stat.h>
 
 #include "base/num.h"
+#include "tensor/linear.h"
 #include "tensor/strided.h"
+
+enum { POPULATE_MIN = 64 << 10 };
 
 uint64_t move_elements(uint32_t ndim, const int64_t *sizes)
 {
@@ -152,6 +155,34 @@ void move_pack(struct files *f, const struct run *run, uint32_t src, const int64
 	strided_c_order(s->ndim, size, item, to);
 	strided_init(&copy, s->ndim, size, to, from, item);
 	strided_copy(&copy, out, byte_at(f, s->file, s->offset + at));
+}
+
+/* One call instead of a fault for every page, where the box is one run of bytes. */
+static void populate(struct files *f, uint32_t file, uint64_t offset, uint32_t ndim, const int64_t *shard, uint32_t item,
+		     const int64_t *off, const int64_t *size, bool writable)
+{
+	uint64_t bytes = move_elements(ndim, size) * item, first;
+	int64_t rel[NDIM_MAX];
+
+	if (bytes < POPULATE_MIN || f->run->files[file].kind != RUN_FILE_SEGMENT)
+		return;
+	for (uint32_t i = 0; i < ndim; i++)
+		rel[i] = off[i] - shard[i];
+	if (linear_is_run(ndim, shard + ndim, rel, size, &first))
+		seg_populate(byte_at(f, file, offset + first * item), bytes, writable);
+}
+
+void move_populate(struct files *f, const struct run *run, const struct run_move *m, const int64_t *off, const int64_t *size,
+		   bool from, bool to)
+{
+	const struct run_src *s = &run->srcs[m->src];
+
+	if (from)
+		populate(f, s->file, s->offset, s->ndim, run->dims + s->dims_at, dtype_bytes((enum dtype)s->dtype), off, size, false);
+	if (to && run->head->opts.mode == RUN_MOVE_BOXES) {
+		const struct run_dst *d = &run->dsts[m->dst];
+		populate(f, d->file, d->offset, d->ndim, run->dims + d->dims_at, dtype_bytes((enum dtype)d->dtype), off, size, true);
+	}
 }
 
 static bool shrunk(const struct files *f, uint32_t file)

@@ -22,6 +22,9 @@ uint64_t move_bytes(const struct run *run, const struct run_move *m);   /* of it
 
 /* Offsets are global. Segments are mapped already (move_map): these may run under seg_guard. */
 FALLIBLE enum err move_map(struct files *f, const struct run *run, const struct run_move *m, bool from, bool to);
+/* A hint, outside of seg_guard: the pages of a piece come into the page tables at once. */
+void move_populate(struct files *f, const struct run *run, const struct run_move *m, const int64_t *off, const int64_t *size,
+		   bool from, bool to);
 /* Straight from segment to segment, cast on the way. */
 FALLIBLE enum err move_copy(struct files *f, const struct run *run, const struct run_move *m, const int64_t *off, const int64_t *size);
 /* The source's elements, dense, in the source's dtype. */

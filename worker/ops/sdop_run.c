@@ -103,6 +103,7 @@ static FALLIBLE enum err do_piece(struct moving *x)
 			run_note_difference(s, &x->diff);
 		return OK;
 	}
+	move_populate(&x->files, x->run, x->move, x->off, x->size, true, true);
 	if (!x->move->reduce)
 		return guarded(x, copy_piece);
 	TRY(need(x, x->parts * bytes));
