@@ -8,8 +8,8 @@
 
 #include "base/log.h"
 #include "ctl/build_id.h"
-#include "device/device.h"
 #include "ops/capabilities.h"
+#include "ops/gpu.h"
 #include "ops/job.h"
 #include "os/fs.h"
 #include "os/sandbox.h"
@@ -204,6 +204,7 @@ static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 	json_error_t why;
 	enum err e;
 
+	gpu_sweep(w);
 	j.doc = json_loadb(f->json.p, f->json.n, 0, &why);
 	if (!j.doc)
 		e = ERR(PROTOCOL, "a frame that is not JSON: %s", why.text);
@@ -313,7 +314,7 @@ int main(int argc, char **argv)
 	enum err e = serve(&w, (int)fd);
 	if (e)
 		log_err("worker ends", NULL);
-	device_close(w.gpu);
+	gpu_close(&w);
 	io_engine_close(w.io);
 	frame_conn_free(w.conn);
 	return e ? 1 : 0;

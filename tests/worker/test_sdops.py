@@ -171,9 +171,26 @@ def test_create_is_empty_and_alike(gang):
     for a, b in zip(images(s), images(gang.made)):
         assert {k: v[:2] for k, v in a.entries.items()} == {k: v[:2] for k, v in b.entries.items()}
         assert not any(any(v[2]) for v in b.entries.values())
-    assert r["moved_bytes"] == 0 and r["pinned"] is False
+    assert r["moved_bytes"] == 0 and r["pinned"] is (gang.backend == "nccl") and ("pin_problem" in r) is not r["pinned"]
     gang.made.close()
     s.close()
+
+
+def test_pinning_that_fails_is_told_and_leaves_nothing_pinned():
+    env = {**FAKES, "FAKE_CUDA_FAIL": "cuMemHostRegister_v2:2:2"}
+    with Gang(1, {}, device=True, env=env) as g:
+        g.backend = "shm"
+        s = rows(2)
+        r = done(run(g, "create", s, pin_memory=True))
+        assert r["pinned"] is False and "cuMemHostRegister" in r["pin_problem"]
+        maps = open(f"/proc/{g.workers[0].proc.pid}/maps").read()
+        assert "dcpd-test" not in maps
+        r = done(run(g, "create", s, pin_memory=True))
+        assert r["pinned"] is True
+        assert open(f"/proc/{g.workers[0].proc.pid}/maps").read().count("dcpd-test") == 2
+        done(run(g, "create", s))  # these segments have no name any more: the next job lets them go
+        assert "dcpd-test" not in open(f"/proc/{g.workers[0].proc.pid}/maps").read()
+        s.close()
 
 
 def test_offload_to_some_ranks(gang):

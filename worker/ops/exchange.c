@@ -4,6 +4,7 @@
 #include "base/num.h"
 #include "device/device.h"
 #include "ops/fold.h"
+#include "ops/gpu.h"
 #include "ops/move.h"
 
 enum {
@@ -370,15 +371,6 @@ uint32_t exchange_members(const struct job *j, uint32_t world_size)
 	return j->backend == COMM_NCCL ? (uint32_t)num_max(num_min(n, device_cuda_count()), 1) : n; /* NCCL wants a GPU for each */
 }
 
-/* Kept as long as the worker: a context takes long to make. */
-static FALLIBLE enum err open_gpu(struct worker *w)
-{
-	if (w->gpu)
-		return OK;
-	TRY(device_cuda_open());
-	return device_open((int32_t)w->index, &w->gpu);
-}
-
 static int hex_digit(char c)
 {
 	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
@@ -453,7 +445,7 @@ enum err exchange_part(struct job *j, const json_t *group, const struct exec_spe
 	comm.inside = comm.between = strcmp(backend, "nccl") == 0 ? COMM_NCCL : COMM_TCP;
 	TRY(read_secret(group, comm.secret));
 	if (comm.inside == COMM_NCCL)
-		TRY(open_gpu(j->worker));
+		TRY(gpu_open(j->worker));
 	comm.device = j->worker->gpu;
 	TRY(comm_open(&comm, &c));
 	enum err e = exchange_run(spec, c);

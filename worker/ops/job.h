@@ -8,6 +8,7 @@
 #include "ops/run.h"
 
 struct device;
+struct gpu_pin;
 
 enum { ROOTS_MAX = 64, ROOT_NAME_MAX = 33 };
 
@@ -28,7 +29,8 @@ struct worker {
 	uint64_t memory_bytes;         /* for buffers */
 	bool lookup;
 	bool network, device;          /* the sandbox lets sockets through; there is none, for the sake of a GPU's driver */
-	struct device *gpu;            /* once a job needed it */
+	struct device *gpu;            /* once a job needed it; see gpu.h */
+	struct vec(struct gpu_pin) pins;
 	char listen[64];               /* address or interface for them; empty: loopback */
 };
 

@@ -7,6 +7,7 @@
 #include "base/num.h"
 #include "ops/exchange.h"
 #include "ops/fold.h"
+#include "ops/gpu.h"
 #include "ops/sdop_report.h"
 #include "ops/sdop_tables.h"
 #include "ops/spec.h"
@@ -201,6 +202,16 @@ static FALLIBLE enum err execute(struct op *o, bool compare)
 	return e;
 }
 
+/* Not being able to is no failure of the job: the memory is there, and the result says so. */
+static void pin(struct op *o)
+{
+	enum err e = o->rq.pin_memory ? gpu_pin_made(o->job) : OK;
+
+	json_object_set_new(o->job->result, "pinned", json_boolean(o->rq.pin_memory && !e));
+	if (e)
+		json_object_set_new(o->job->result, "pin_problem", json_string(err_last()->text));
+}
+
 static FALLIBLE enum err operate(struct op *o)
 {
 	bool compare = o->rq.kind == SDOP_COMPARE;
@@ -219,7 +230,12 @@ static FALLIBLE enum err operate(struct op *o)
 		json_object_set_new(o->job->result, "values", json_integer((json_int_t)o->images.values));
 		TRY(sdop_images_place(o->job, &o->images));
 	}
-	return o->job->dry_run ? OK : execute(o, compare);
+	if (o->job->dry_run)
+		return OK;
+	TRY(execute(o, compare));
+	if (!compare)
+		pin(o);
+	return OK;
 }
 
 enum err sdop_job(struct job *j)

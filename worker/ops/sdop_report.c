@@ -56,8 +56,6 @@ enum err sdop_report_plan(struct job *j, const struct sdop_request *rq, const st
 	json_object_set_new(j->result, "bytes", json_integer((json_int_t)p->bytes_total));
 	json_object_set_new(j->result, "needed_bytes", json_integer((json_int_t)p->bytes_needed));
 	json_object_set_new(j->result, "moved_bytes", json_integer(0));
-	/* segments are not registered with a GPU yet when the job ends: the process that maps them does that for itself */
-	json_object_set_new(j->result, "pinned", json_false());
 	return put_notes(j->result, p);
 }
 
