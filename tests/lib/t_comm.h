@@ -37,6 +37,8 @@ struct t_group {
 	int (*body)(struct t_group *g, struct comm *c);   /* c: NULL if `unopened`; the exit code */
 	void (*before)(struct t_group *g, uint32_t rank); /* in the member, before it opens; may be NULL */
 	bool unopened;                 /* the body opens */
+	uint32_t lingerer;             /* this one goes on `linger_ms` after the others once all have met; 0 ms: nobody */
+	long linger_ms;
 	const void *arg;
 	/* out */
 	struct t_shared *shared;
@@ -75,6 +77,8 @@ static inline enum err t_comm_meet(void *user, const unsigned char mine[COMM_MEE
 		t_sleep_ms(1);
 	}
 	memcpy(all_out, s->cards[turn], (size_t)g->spec.size * COMM_MEET_BYTES);
+	if (g->linger_ms && g->rank == g->lingerer)
+		t_sleep_ms(g->linger_ms);
 	return OK;
 }
 

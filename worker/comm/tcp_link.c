@@ -129,7 +129,8 @@ static bool advance(struct tcp_link *l)
 {
 	enum err e = OK;
 
-	while (!e && !l->mesh->failed && l->fd >= 0) {
+	/* What others say about a failure is heard in a group that failed, too. */
+	while (!e && l->fd >= 0 && (l->index == 0 || !l->mesh->failed)) {
 		if (l->in_body ? l->body_got < l->in.length : l->head_got < TCP_HEAD_BYTES)
 			return true;
 		if (l->in_body) {

@@ -47,6 +47,7 @@ struct call {
 	uint64_t again_ns;
 	bool busy, done;
 	int refused;                   /* errno of the latest attempt */
+	bool liar;                     /* who answered does not know the secret */
 };
 
 struct meeting {
@@ -186,11 +187,11 @@ static bool on_proof(struct guest *g)
 static bool on_challenge(struct guest *g)
 {
 	unsigned char mac[TCP_MAC_BYTES];
-	struct tcp_mesh *m = g->in->m;
 
 	memcpy(g->greeting.nonce, g->got, TCP_NONCE_BYTES);
 	if (!tcp_mac_ok(g->in->spec->secret, &g->greeting, TCP_CHALLENGE, g->got + TCP_NONCE_BYTES)) {
-		tcp_fail(m, tcp_at(m, ERR(COMM_PROTOCOL, "what listens there does not know the group's secret"), g->peer));
+		/* Told at the deadline, when all others miss that member too: who fails at once is taken for the culprit. */
+		call_of(g->in, g)->liar = true;
 		return false;
 	}
 	tcp_mac(g->in->spec->secret, &g->greeting, TCP_PROOF, mac);
@@ -356,12 +357,15 @@ static void missing(struct meeting *t, uint32_t peer)
 {
 	struct tcp_mesh *m = t->m;
 
-	for (uint32_t i = 0; i < t->call_count; i++)
-		if (t->calls[i].peer == peer && !t->calls[i].done && t->calls[i].refused) {
-			errno = t->calls[i].refused;
-			tcp_fail(m, tcp_at(m, ERR_SYS(PEER_TIMEOUT, "no connection to a member of the group"), peer));
-			return;
-		}
+	for (uint32_t i = 0; i < t->call_count; i++) {
+		const struct call *c = &t->calls[i];
+		if (c->peer != peer || c->done || !c->refused)
+			continue;
+		errno = c->refused;
+		tcp_fail(m, tcp_at(m, c->liar ? ERR(COMM_PROTOCOL, "what listens there does not know the group's secret") :
+						ERR_SYS(PEER_TIMEOUT, "no connection to a member of the group"), peer));
+		return;
+	}
 	tcp_fail(m, tcp_at(m, ERR(PEER_TIMEOUT, "a member of the group did not come"), peer));
 }
 

@@ -18,7 +18,7 @@ enum {
 	QUIET_MS = 20,                 /* a call that is over sooner says nothing */
 	SAY_MIN_MS = 25, SAY_MAX_MS = 250,
 	SUSPECT_MS = 100,              /* a data link broke: link 0 has this long to explain */
-	SETTLE_MS = 60,
+	SETTLE_MS = 100,               /* callers are promised 200 */
 };
 
 void tcp_fail(struct tcp_mesh *m, enum err e)

@@ -1,0 +1,566 @@
+/* test_tcp_faults.c: what can go wrong over tcp: strangers at the port, members that die, stop, come late, call something else, or send
+ * what is no message. All members that are left must fail within the deadline, with one code that names one rank. */
+#include "lib/t_comm.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "comm/comm.h"
+#include "comm/tcp_impl.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOWER = 4 };
+#else
+enum { SLOWER = 1 };
+#endif
+
+enum { SIZE = 4, BAD = 2, DEADLINE_MS = 1500, BYTES = 3 << 20 };
+
+/* ---- one member does wrong in the middle of a stream of calls ---- */
+
+struct wrong {
+	const char *what;
+	int (*act)(struct t_group *g, struct comm *c);    /* of member BAD; its exit code */
+	enum err want, or_else;
+	bool any_rank;                 /* two members accuse each other: which of them is named is not ours to say */
+	double at_most;                /* seconds until all others know */
+};
+
+static enum err work(struct comm *c)
+{
+	unsigned char *p = malloc(BYTES), *all = malloc(SIZE * BYTES);
+	enum err e = OK;
+
+	memset(p, 7, BYTES);
+	for (int i = 0; !e && i < 4; i++) {
+		e = comm_broadcast(c, p, BYTES, (uint32_t)i);
+		if (!e)
+			e = comm_all_gather(c, p, BYTES, all);
+		if (!e)
+			e = comm_barrier(c);
+	}
+	free(p);
+	free(all);
+	return e;
+}
+
+static int member(struct t_group *g, struct comm *c)
+{
+	const struct wrong *w = g->arg;
+
+	/* The first work may still go on here when it is over there. */
+	enum err e = work(c);
+	double since = t_now();
+	if (g->rank == BAD)
+		return e ? 1 : w->act(g, c);
+	e = t_say(g, e ? e : work(c), since);
+	/* A group that failed stays so, at once. */
+	if (!e || comm_barrier(c) != e || err_last()->rank != g->shared->said[g->rank].rank)
+		return 2;
+	return T_ENDED;
+}
+
+static void check(const struct wrong *w)
+{
+	struct t_group g = { .spec = { .size = SIZE, .inside = COMM_TCP, .deadline_ms = DEADLINE_MS * SLOWER }, .body = member, .arg = w };
+	enum err first = OK;
+	int64_t rank = -1;
+
+	t_group_start(&g);
+	for (uint32_t r = 0; r < SIZE; r++) {
+		int status;
+		if (r == BAD)
+			continue;
+		waitpid(g.shared->pids[r], &status, 0);
+		const struct t_said *s = &g.shared->said[r];
+		if (!WIFEXITED(status) || WEXITSTATUS(status) != T_ENDED)
+			T_FAIL("%s: member %u ended with %#x: %s", w->what, r, (unsigned)status, s->text);
+		if (!first) {
+			first = s->code;
+			rank = s->rank;
+		}
+		if ((s->code != w->want && s->code != w->or_else) || s->code != first)
+			T_FAIL("%s: member %u got %s, not %s: %s", w->what, r, err_code_name(s->code), err_code_name(w->want), s->text);
+		if (s->rank != rank || (!w->any_rank && rank != BAD))
+			T_FAIL("%s: member %u names rank %lld: %s", w->what, r, (long long)s->rank, s->text);
+		if (s->seconds > w->at_most * SLOWER)
+			T_FAIL("%s: member %u needed %.3f s: %s", w->what, r, s->seconds, s->text);
+	}
+	kill(g.shared->pids[BAD], SIGKILL);
+	waitpid(g.shared->pids[BAD], &g.end[BAD], 0);
+	t_group_free(&g);
+}
+
+static int die(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	(void)c;
+	return raise(SIGKILL);
+}
+
+static int stop(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	(void)c;
+	return raise(SIGSTOP);
+}
+
+static int come_late(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	t_sleep_ms(20000);
+	return work(c) ? 0 : 1;
+}
+
+static int leave(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	comm_close(c);
+	_exit(0);
+}
+
+static int die_half_way(struct t_group *g, struct comm *c)
+{
+	/* Another thread would do; a timer is simpler. */
+	(void)g;
+	alarm(0);
+	struct timespec t = { 0, 3000000 };
+	pid_t me = getpid(), killer = fork();
+	if (killer == 0) {
+		nanosleep(&t, NULL);
+		kill(me, SIGKILL);
+		_exit(0);
+	}
+	for (;;)
+		if (work(c))
+			return 0;
+}
+
+static int other_kind(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	return comm_barrier(c) == ERR_COLLECTIVE_MISMATCH ? 0 : 1;
+}
+
+static int other_bytes(struct t_group *g, struct comm *c)
+{
+	unsigned char *p = calloc(1, BYTES);
+
+	(void)g;
+	return comm_broadcast(c, p, BYTES - 1, 0) == ERR_COLLECTIVE_MISMATCH ? 0 : 1;
+}
+
+static int other_root(struct t_group *g, struct comm *c)
+{
+	unsigned char *p = calloc(1, BYTES);
+
+	(void)g;
+	return comm_broadcast(c, p, BYTES, 3) == ERR_COLLECTIVE_MISMATCH ? 0 : 1;
+}
+
+static int abort_all(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	comm_abort(c, ERR(CANCELLED, "enough of it"));
+	return 0;
+}
+
+/* ---- frames that are none ---- */
+
+static struct tcp_head good_head(struct comm *c)
+{
+	const struct tcp_group *g = c->impl;
+
+	return (struct tcp_head){ .type = TCP_DATA, .channel = g->channel, .call = { .number = c->call.number + 1 } };
+}
+
+/* Sends n bytes to all others on a link, then waits to be killed. */
+static int send_all(struct comm *c, uint32_t index, const void *p, size_t n)
+{
+	struct tcp_group *g = c->impl;
+
+	for (uint32_t r = 0; r < SIZE; r++)
+		if (r != BAD)
+			(void)!send(tcp_link_of(g->mesh, r, index)->fd, p, n, MSG_NOSIGNAL);
+	t_sleep_ms(20000);
+	return 0;
+}
+
+static int garbage(struct t_group *g, struct comm *c)
+{
+	static const char request[] = "GET / HTTP/1.1\r\nHost: x\r\nAccept: all kinds of things, so that this is longer than the head of "
+				      "a frame is\r\n\r\n";
+
+	(void)g;
+	return send_all(c, 1, request, sizeof request - 1);
+}
+
+static int send_head(struct comm *c, uint32_t index, const struct tcp_head *h, int group, int generation)
+{
+	struct tcp_group *g = c->impl;
+	struct tcp_identity id = { g->mesh->id.group_id + (unsigned)group, g->mesh->id.generation + (unsigned)generation };
+	unsigned char raw[TCP_HEAD_BYTES + 64] = { 0 };
+
+	tcp_head_put(&id, h, raw);
+	return send_all(c, index, raw, sizeof raw);
+}
+
+static int wrong_group(struct t_group *g, struct comm *c)
+{
+	struct tcp_head h = good_head(c);
+
+	(void)g;
+	return send_head(c, 1, &h, 1, 0);
+}
+
+static int wrong_generation(struct t_group *g, struct comm *c)
+{
+	struct tcp_head h = good_head(c);
+
+	(void)g;
+	return send_head(c, 0, &h, 0, 1);
+}
+
+static int too_long(struct t_group *g, struct comm *c)
+{
+	struct tcp_head h = good_head(c);
+
+	(void)g;
+	h.length = TCP_BODY_MAX + 1;
+	return send_head(c, 1, &h, 0, 0);
+}
+
+static int old_call(struct t_group *g, struct comm *c)
+{
+	struct tcp_head h = good_head(c);
+
+	(void)g;
+	h.call = c->call;
+	return send_head(c, 1, &h, 0, 0);
+}
+
+static int data_on_control(struct t_group *g, struct comm *c)
+{
+	struct tcp_head h = good_head(c);
+
+	(void)g;
+	return send_head(c, 0, &h, 0, 0);
+}
+
+static int bad_note(struct t_group *g, struct comm *c)
+{
+	struct tcp_head h = { .type = TCP_ABORT, .length = 64 };
+	unsigned char zeros[64] = { 0 };
+
+	(void)g;
+	h.check = tcp_check(zeros, sizeof zeros);
+	return send_head(c, 0, &h, 0, 0);
+}
+
+/* The right chunk at the right time, but for one bit. */
+static int damaged(struct t_group *g, struct comm *c)
+{
+	enum { CHUNK = BYTES / 16 };
+	struct tcp_head h = good_head(c);
+	unsigned char *raw = malloc(TCP_HEAD_BYTES + CHUNK);
+
+	(void)g;
+	memset(raw, 7, TCP_HEAD_BYTES + CHUNK);
+	h.call.kind = COMM_BROADCAST;
+	h.call.bytes = BYTES;
+	h.length = CHUNK;
+	h.check = tcp_check(raw, CHUNK);
+	raw[TCP_HEAD_BYTES + 1000] ^= 4;
+	tcp_head_put(&((struct tcp_group *)c->impl)->mesh->id, &h, raw);
+	return send_all(c, 1, raw, TCP_HEAD_BYTES + CHUNK);
+}
+
+static int half_close_data(struct t_group *g, struct comm *c)
+{
+	struct tcp_group *t = c->impl;
+
+	(void)g;
+	for (uint32_t r = 0; r < SIZE; r++)
+		if (r != BAD)
+			shutdown(tcp_link_of(t->mesh, r, 1)->fd, SHUT_WR);
+	t_sleep_ms(20000);
+	return 0;
+}
+
+static int half_close_control(struct t_group *g, struct comm *c)
+{
+	struct tcp_group *t = c->impl;
+
+	(void)g;
+	for (uint32_t r = 0; r < SIZE; r++)
+		if (r != BAD)
+			shutdown(tcp_link_of(t->mesh, r, 0)->fd, SHUT_WR);
+	t_sleep_ms(20000);
+	return 0;
+}
+
+/* Frames of a call that is far ahead, as fast as the sockets take them: they stay in the sockets. */
+static int flood(struct t_group *g, struct comm *c)
+{
+	struct tcp_group *t = c->impl;
+	struct tcp_head h = good_head(c);
+	size_t n = TCP_HEAD_BYTES + (1 << 20);
+	unsigned char *raw = calloc(1, n);
+
+	(void)g;
+	h.call.number += 1000;
+	h.length = 1 << 20;
+	tcp_head_put(&t->mesh->id, &h, raw);
+	for (double end = t_now() + 20; t_now() < end;) {
+		for (uint32_t r = 0; r < SIZE; r++)
+			if (r != BAD)
+				(void)!send(tcp_link_of(t->mesh, r, 1)->fd, raw, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+		t_sleep_ms(1);
+	}
+	return 0;
+}
+
+static const struct wrong wrongs[] = {
+	{ "a member is killed", die, ERR_PEER_LOST, 0, false, 0.7 },
+	{ "a member is killed half way", die_half_way, ERR_PEER_LOST, 0, false, 1.5 },
+	{ "a member leaves", leave, ERR_PEER_LOST, 0, false, 0.7 },
+	{ "a member is stopped", stop, ERR_PEER_TIMEOUT, 0, false, 1.9 },
+	{ "a member is late", come_late, ERR_PEER_TIMEOUT, 0, false, 1.9 },
+	{ "another kind of call", other_kind, ERR_COLLECTIVE_MISMATCH, 0, true, 1 },
+	{ "other bytes", other_bytes, ERR_COLLECTIVE_MISMATCH, 0, true, 1 },
+	{ "another root", other_root, ERR_COLLECTIVE_MISMATCH, 0, true, 1 },
+	{ "a member aborts", abort_all, ERR_CANCELLED, 0, false, 1 },
+	{ "garbage", garbage, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "another group", wrong_group, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "another generation", wrong_generation, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "a frame that is too long", too_long, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "a frame of an old call", old_call, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "data on the control link", data_on_control, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "an ABORT that says nothing", bad_note, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "a damaged body", damaged, ERR_COMM_PROTOCOL, 0, false, 1 },
+	{ "a data link closed half way", half_close_data, ERR_PEER_LOST, 0, false, 1 },
+	{ "the control link closed half way", half_close_control, ERR_PEER_LOST, 0, false, 1 },
+	{ "a flood", flood, ERR_PEER_TIMEOUT, ERR_PEER_LOST, false, 1.9 },
+};
+
+static void test_members_that_do_wrong(void **state)
+{
+	const char *only = getenv("WRONG");
+
+	(void)state;
+	for (size_t i = 0; i < sizeof wrongs / sizeof *wrongs; i++)
+		if (!only || strstr(wrongs[i].what, only))
+			check(&wrongs[i]);
+}
+
+/* ---- opening ---- */
+
+static int greet_and_work(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	return work(c) ? 1 : 0;
+}
+
+static int connect_to(const struct tcp_card *card, const void *p, size_t n)
+{
+	int fd = socket(card->at.ss_family, SOCK_STREAM, 0);
+
+	if (fd < 0 || connect(fd, (const struct sockaddr *)&card->at, sizeof(struct sockaddr_in6)) < 0)
+		return -1;
+	if (n)
+		(void)!send(fd, p, n, MSG_NOSIGNAL);
+	return fd;
+}
+
+/* Looks at all ports that are open, in every way, until the group is there; keeps what it has open. */
+static void bother(struct t_group *g)
+{
+	struct tcp_identity id = { g->spec.group_id, g->spec.generation };
+	unsigned char hello[TCP_HELLO_BYTES], mine[TCP_HELLO_BYTES + TCP_MAC_BYTES] = { 0 };
+	struct tcp_hello h = { .rank = SIZE - 1, .link = 1 };
+	struct tcp_card card;
+	int held = 0;
+
+	while (atomic_load(&g->shared->met[0]) < SIZE)
+		t_sleep_ms(1);
+	tcp_hello_put(&id, &h, hello);
+	memcpy(mine, hello, sizeof hello);
+	for (int turn = 0; turn < 150; turn++)
+		for (uint32_t r = 0; r < SIZE; r++) {
+			if (tcp_card_get(g->shared->cards[0][r], &card))
+				_exit(1);
+			int fds[] = { connect_to(&card, NULL, 0), connect_to(&card, "SSH-2.0-x\r\n", 11),
+				      connect_to(&card, hello, sizeof hello), connect_to(&card, mine, sizeof mine) };
+			for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
+				held += fds[i] >= 0;
+				if (fds[i] >= 0 && (turn + (int)i) % 3 == 0)
+					close(fds[i]);
+			}
+		}
+	_exit(held > 100 ? 0 : 1);
+}
+
+static void test_strangers(void **state)
+{
+	struct t_group g = { .spec = { .size = SIZE, .inside = COMM_TCP, .group_id = 3, .secret = "of members", .deadline_ms = 8000 },
+			     .body = greet_and_work, .lingerer = SIZE - 1, .linger_ms = 400 };
+	int status;
+
+	(void)state;
+	t_group_start(&g);
+	pid_t stranger = fork();
+	if (stranger == 0)
+		bother(&g);
+	t_group_wait(&g);
+	for (uint32_t r = 0; r < SIZE; r++)
+		if (g.end[r])
+			T_FAIL("member %u ended with %d: %s", r, g.end[r], g.shared->said[r].text);
+	assert_int_equal(waitpid(stranger, &status, 0), stranger);
+	assert_int_equal(status, 0);
+	t_group_free(&g);
+}
+
+static void alter_secret(struct t_group *g, uint32_t rank)
+{
+	if (rank == 1)
+		g->spec.secret[5] ^= 1;
+}
+
+static void alter_group(struct t_group *g, uint32_t rank)
+{
+	if (rank == 1)
+		g->spec.group_id++;
+}
+
+static void stay_away(struct t_group *g, uint32_t rank)
+{
+	unsigned char all[SIZE * COMM_MEET_BYTES], mine[COMM_MEET_BYTES];
+	struct tcp_card card = { .connections = 1, .at = { .ss_family = AF_INET } };
+
+	if (rank != 1)
+		return;
+	/* It has an address, where nobody is. */
+	((struct sockaddr_in *)(void *)&card.at)->sin_port = htons(1);
+	((struct sockaddr_in *)(void *)&card.at)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	tcp_card_put(&card, mine);
+	_exit(t_comm_meet(g, mine, all) ? 1 : T_ENDED);
+}
+
+static void cannot_listen(struct t_group *g, uint32_t rank)
+{
+	if (rank == 1)
+		g->spec.listen = "no-such-interface";
+}
+
+static int nothing(struct t_group *g, struct comm *c)
+{
+	(void)g;
+	(void)c;
+	return 0;
+}
+
+static void test_opening(void **state)
+{
+	static const struct {
+		const char *what;
+		void (*before)(struct t_group *, uint32_t);
+		enum err others, other, its;
+	} cases[] = {
+		{ "another secret", alter_secret, ERR_PEER_TIMEOUT, ERR_COMM_PROTOCOL, OK },
+		{ "another group", alter_group, ERR_PEER_TIMEOUT, ERR_PEER_LOST, OK },
+		{ "a member that never comes", stay_away, ERR_PEER_TIMEOUT, ERR_PEER_LOST, OK },
+		{ "a member that cannot listen", cannot_listen, ERR_PEER_LOST, OK, ERR_BACKEND_UNAVAILABLE },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct t_group g = { .spec = { .size = SIZE, .inside = COMM_TCP, .deadline_ms = 700 * SLOWER }, .body = nothing,
+				     .before = cases[i].before };
+		t_group_start(&g);
+		t_group_wait(&g);
+		for (uint32_t r = 0; r < SIZE; r++) {
+			const struct t_said *s = &g.shared->said[r];
+			bool named = r == 1 || s->rank == 1;
+			bool its = !cases[i].its || s->code == cases[i].its;
+			bool code = r == 1 ? its : s->code == cases[i].others || s->code == cases[i].other;
+			if (g.end[r] != T_ENDED || !code || !named || s->seconds > 1.2 * SLOWER)
+				T_FAIL("%s: member %u ended with %d: %s, rank %lld, %.3f s: %s", cases[i].what, r, g.end[r],
+				       err_code_name(s->code), (long long)s->rank, s->seconds, s->text);
+		}
+		t_group_free(&g);
+	}
+}
+
+/* ---- callbacks ---- */
+
+static enum err tick(void *user)
+{
+	struct t_group *g = user;
+
+	return g->rank == BAD && atomic_load(&g->shared->flags[0]) ? ERR(CANCELLED, "no more") : OK;
+}
+
+static enum err pack_fails(void *user, uint64_t index, void *out)
+{
+	(void)user;
+	(void)out;
+	return index == 3 ? ERR(MISSING_KEY, "nothing to pack") : OK;
+}
+
+static enum err unpack_any(void *user, uint64_t index, const void *in)
+{
+	(void)user;
+	(void)index;
+	(void)in;
+	return OK;
+}
+
+static int callbacks(struct t_group *g, struct comm *c)
+{
+	const struct comm_message list[] = { { 0, 1, 100 }, { 1, 3, 5 }, { 3, 0, 9 }, { BAD, 1, 10 }, { 0, 3, 1 << 20 } };
+	const struct comm_exchange x = { list, 5, pack_fails, unpack_any, NULL };
+
+	if (g->arg) {
+		atomic_store(&g->shared->flags[0], 1);
+		if (g->rank != 0)
+			t_say(g, comm_barrier(c), t_now());
+		else
+			t_sleep_ms(500);
+		if (g->rank == 0)
+			t_say(g, comm_barrier(c), t_now());
+		return 0;
+	}
+	enum err e = comm_exchange(c, &x);
+	t_say(g, e ? e : comm_barrier(c), t_now());
+	return 0;
+}
+
+static void test_callbacks(void **state)
+{
+	(void)state;
+	for (int with_tick = 0; with_tick < 2; with_tick++) {
+		struct t_group g = { .spec = { .size = SIZE, .inside = COMM_TCP, .deadline_ms = 5000, .tick = tick }, .body = callbacks,
+				     .arg = with_tick ? "" : NULL };
+		t_group_start(&g);
+		t_group_wait(&g);
+		for (uint32_t r = 0; r < SIZE; r++) {
+			const struct t_said *s = &g.shared->said[r];
+			if (s->code != (with_tick ? ERR_CANCELLED : ERR_MISSING_KEY) || s->rank != BAD)
+				T_FAIL("member %u: %s, rank %lld: %s", r, err_code_name(s->code), (long long)s->rank, s->text);
+		}
+		t_group_free(&g);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_members_that_do_wrong),
+		cmocka_unit_test(test_strangers),
+		cmocka_unit_test(test_opening),
+		cmocka_unit_test(test_callbacks),
+	};
+	return cmocka_run_group_tests_name("tcp_faults", tests, NULL, NULL);
+}
