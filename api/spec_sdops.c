@@ -55,7 +55,7 @@ static FALLIBLE enum err read_dict(const struct jval *v, const char *const *more
 	return jval_opt_integer(v, "generation", 0, INT64_MAX, &generation);
 }
 
-/* Whence and where to. The target may be the source itself: what is there is replaced when the job has succeeded. */
+/* Whence and where to. The target may be the source itself: the result is its next generation. */
 static FALLIBLE enum err ends(const struct jval *doc, const char *const *of_target, struct spec *s, int64_t *members_out)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
@@ -85,8 +85,11 @@ FALLIBLE enum err spec_check_copy(const struct jval *doc, struct spec *s)
 {
 	int64_t members = 0;
 
+	struct jval target = jval_get(doc, "target");
+
 	TRY(jval_only(doc, (const char *const[]){ MOVING_KINDS, NULL }));
-	return ends(doc, NULL, s, &members);
+	TRY(ends(doc, NULL, s, &members));
+	return str_eq(s->source.name, s->target.name) ? jval_fail(&target, ERR_VALIDATION_FAILED, "is the source itself") : OK;
 }
 
 FALLIBLE enum err spec_check_offload(const struct jval *doc, struct spec *s)
@@ -110,15 +113,16 @@ FALLIBLE enum err spec_check_gather(const struct jval *doc, struct spec *s)
 	return check_ranks(doc, "ranks_only", members, &n);
 }
 
-/* "layout" and, for a new target, its world size. */
-static FALLIBLE enum err check_cut(const struct jval *doc)
+/* "layout" and, for a new target, its world size. A broadcast without a layout cuts nothing. */
+static FALLIBLE enum err check_cut(const struct jval *doc, bool always)
 {
 	struct jval layout = jval_get(doc, "layout"), target = jval_get(doc, "target");
 	int64_t world = 0;
 
 	TRY(jval_opt_integer(&target, "world_size", 1, LAYOUT_WORLD_MAX, &world));
 	TRY(layout_spec_check_in_memory(&layout, &world));
-	TRY(spec_put_default(doc->j, "layout", json_array()));
+	if (always)
+		TRY(spec_put_default(doc->j, "layout", json_array()));
 	return world > 0 ? spec_put_default(target.j, "world_size", json_integer(world)) : OK;
 }
 
@@ -132,7 +136,7 @@ FALLIBLE enum err spec_check_broadcast(const struct jval *doc, struct spec *s)
 	TRY(spec_put_default(doc->j, "root", json_integer(root)));
 	TRY(flag(doc, "strict", false));
 	TRY(flag(doc, "cpu_offload", false));
-	return check_cut(doc);
+	return check_cut(doc, false);
 }
 
 FALLIBLE enum err spec_check_distribute(const struct jval *doc, struct spec *s)
@@ -141,7 +145,7 @@ FALLIBLE enum err spec_check_distribute(const struct jval *doc, struct spec *s)
 
 	TRY(jval_only(doc, (const char *const[]){ MOVING_KINDS, "layout", NULL }));
 	TRY(ends(doc, (const char *const[]){ "world_size", NULL }, s, &members));
-	return check_cut(doc);
+	return check_cut(doc, true);
 }
 
 FALLIBLE enum err spec_check_redistribute(const struct jval *doc, struct spec *s)
@@ -150,7 +154,7 @@ FALLIBLE enum err spec_check_redistribute(const struct jval *doc, struct spec *s
 
 	TRY(jval_only(doc, (const char *const[]){ MOVING_KINDS, "layout", NULL }));
 	TRY(ends(doc, (const char *const[]){ "world_size", NULL }, s, &members));
-	return check_cut(doc);
+	return check_cut(doc, true);
 }
 
 FALLIBLE enum err spec_check_compare(const struct jval *doc, struct spec *s)

@@ -78,7 +78,7 @@ static FALLIBLE enum err take_target(struct job *j)
 	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
 		return OK;
 	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
-	return e == ERR_NOT_SEALED && job_sdop_is(j) ? OK : e;
+	return e == ERR_NOT_SEALED && job_sdop_is(j) && j->kind != JOB_COPY ? OK : e;
 }
 
 FALLIBLE enum err job_take_uses(struct job *j)

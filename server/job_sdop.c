@@ -115,6 +115,20 @@ static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 	return OK;
 }
 
+/* create makes what is not there, copy fills what is. */
+static FALLIBLE enum err check_target(const struct job *j)
+{
+	struct job_ref ref = job_spec_ref(j->spec, "target");
+	bool there = ref.state_dict && state_dict_exists(j->server, str_of(ref.state_dict));
+
+	if (j->kind == JOB_CREATE && there)
+		return err_at_pointer(ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists", ref.state_dict), "/target");
+	if (j->kind == JOB_COPY && !there)
+		return err_at_pointer(ERR(NOT_FOUND, "there is no state dict \"%s\" to copy into: create makes one", ref.state_dict),
+				      "/target");
+	return OK;
+}
+
 FALLIBLE enum err job_sdop_check(const struct job *j)
 {
 	json_int_t world = 0, members;
@@ -126,6 +140,7 @@ FALLIBLE enum err job_sdop_check(const struct job *j)
 		return OK;
 	if (missing)
 		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", missing), nccl ? "/backend" : "/device");
+	TRY(check_target(j));
 	TRY(check_world(j, &world));
 	TRY(check_list(j, "group", world, "the world"));
 	members = (json_int_t)json_array_size(json_object_get(j->spec, "group"));

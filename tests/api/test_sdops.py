@@ -36,6 +36,12 @@ def whole(start=0.0):
     return f32([start + i for i in range(HEIGHT * WIDTH)])
 
 
+def plain(world=2):
+    """Whole tensors, which differ between ranks."""
+    return [lib.image({"w": ("F32", [HEIGHT, WIDTH], whole(100.0 * r)), "p": ("I64", [2], struct.pack("<2q", r, 7))},
+                      {"values": {"lr": {"json": 0.5 + r}}}) for r in range(world)]
+
+
 def sd(name):
     return {"state_dict": name}
 
@@ -68,11 +74,6 @@ def train(d):
     name = lib.fresh("train")
     d.put(name, rows(), generation=5)
     return name
-
-
-def new(kind, **more):
-    """The fields that this kind needs to be told apart from the others."""
-    return {"redistribute": {"layout": [{"match": "w", "placements": ["Shard(1)"]}]}, "copy": {}}.get(kind, {}) | more
 
 
 # ------------------------------------------------------------------------------------------------- each kind's result
@@ -125,10 +126,13 @@ def test_offload(d, train):
     assert none.entries == {} and kept.entries == images(d, train)[0][1].entries
 
 
-def test_broadcast(d, train):
-    out = lib.fresh("out")
-    d.api.run("broadcast", source=sd(train), target=sd(out), root=1)
-    assert all(image.entries["p"][2] == struct.pack("<2q", 1, 7) for _, image in images(d, out))
+def test_broadcast(d):
+    source, out = lib.fresh("source"), lib.fresh("out")
+    d.put(source, plain())
+    d.api.run("broadcast", source=sd(source), target=sd(out), root=1)
+    for _, image in images(d, out):
+        assert image.entries["w"][2] == whole(100.0) and image.entries["p"][2] == struct.pack("<2q", 1, 7)
+        assert image.values["lr"] == {"json": 1.5}
 
 
 def test_distribute_into_a_larger_world(d):
@@ -176,7 +180,7 @@ def test_next_generation_and_what_is_released(d, train):
 def test_a_trainers_slots_stay(d, train):
     mine = frozen(d, train)
     for generation in (6, 7):
-        assert d.api.run("copy", source=sd(train) | {"generation": 5}, target=sd(train))["result"]["generation"] == generation
+        assert d.api.run("offload", source=sd(train) | {"generation": 5}, target=sd(train))["result"]["generation"] == generation
     seen = [[s[3] for s in r] for r in frozen(d, train)]
     lib.wait_for(lambda: [[s[3] for s in r] for r in frozen(d, train)] == [[5, 7], [5, 7]], 5, f"{seen}")
     assert [r[0] for r in frozen(d, train)] == [r[0] for r in mine]
@@ -187,7 +191,7 @@ def test_a_trainers_slots_stay(d, train):
 def test_a_reader_keeps_what_it_reads(d, train):
     """The source of a running job stays while another job makes its next generation."""
     slow = d.api.submit("save", source=sd(train), target={"storage": "main", "name": f"sdops/{lib.fresh()}"})
-    d.api.run("broadcast", source=sd(train), target=sd(train))
+    d.api.run("offload", source=sd(train), target=sd(train))
     assert d.api.wait(slow)["state"] == "succeeded"
 
 
@@ -215,7 +219,9 @@ def small(tmp_path):
 def test_too_little_shared_memory(small):
     small.put("train", rows())
     before, bytes_before = frozen(small, "train"), used(small)
-    small.put("filler", [bytes(lib.image({"x": ("U8", [160 << 10], bytes(160 << 10))}))])
+    size = (256 << 10) - bytes_before - (20 << 10)  # room for one rank's part, not for both
+    small.create("filler")
+    small.reserve("filler", 0, size // 4096 * 4096, 1)
     filled = used(small)
     for target in ("train", "full"):
         p = small.api.fails("gather", "shm_exhausted", source=sd("train"), target=sd(target))
@@ -226,7 +232,7 @@ def test_too_little_shared_memory(small):
     small.api.run("gather", source=sd("train"), target=sd("full"))
 
 
-def large(d, mib=96):
+def large(d, mib=40):
     """Enough that a job on it can be met while it runs."""
     name, part = lib.fresh("large"), mib << 20
     d.create(name, 2)
@@ -249,7 +255,7 @@ def running(d, job):
 
 def test_a_killed_worker(d):
     source, full = large(d), lib.fresh("full")
-    d.api.run("create", source=sd(source), target=sd(full))
+    d.api.run("gather", source=sd(source), target=sd(full))
     before, bytes_before = [[s[:4] for s in r] for r in frozen(d, full)], used(d)
     job = d.api.submit("gather", source=sd(source), target=sd(full), options={"retries": 0})
     running(d, job)
@@ -269,7 +275,7 @@ def test_cancel(d):
     source, full = large(d), lib.fresh("full")
     bytes_before = used(d)
     job = d.api.submit("gather", source=sd(source), target=sd(full))
-    d.api.fails("copy", "target_busy", source=sd(source), target=sd(full))
+    d.api.fails("offload", "target_busy", source=sd(source), target=sd(full))
     d.api.post(f"/v1/jobs/{job['id']}:cancel")
     end = d.api.wait(job)
     if end["state"] == "cancelled":
@@ -281,7 +287,7 @@ def test_many_at_once(d):
     names = [lib.fresh("t") for _ in range(6)]
     for i, name in enumerate(names):
         d.put(name, rows(start=100.0 * i))
-    jobs = [d.api.submit(kind, source=sd(name), target=sd(f"{name}-{kind}"), **new(kind)) for name in names for kind in ("gather", "redistribute")]
+    jobs = [d.api.submit(kind, source=sd(name), target=sd(f"{name}-{kind}")) for name in names for kind in ("gather", "redistribute")]
     for j in jobs:
         assert d.api.wait(j)["state"] == "succeeded", j
     for i, name in enumerate(names):
@@ -292,18 +298,18 @@ def test_restart(tmp_path):
     d = lib.Daemon(tmp_path)
     try:
         source = large(d)
-        d.api.run("create", source=sd(source), target=sd("full"))
-        d.api.run("copy", source=sd(source), target=sd(source))
+        d.api.run("gather", source=sd(source), target=sd("full"))
+        d.api.run("offload", source=sd(source), target=sd(source))
         job = d.api.submit("gather", source=sd(source), target=sd("full"))
         running(d, job)
         d.kill()
         d.start()
         assert d.api.wait(job)["state"] == "succeeded"
-        lib.wait_for(lambda: [[s[3] for s in r] for r in frozen(d, "full")] == [[3], [3]], 5, "one generation, the next")
+        lib.wait_for(lambda: [[s[3] for s in r] for r in frozen(d, "full")] == [[2], [2]], 5, "one generation, the next")
         assert [[s[3] for s in r] for r in frozen(d, source)] == [[1, 2], [1, 2]]
         d.stop()
         d.start()
-        assert d.api.run("copy", source=sd(source), target=sd(source))["result"]["generation"] == 3
+        assert d.api.run("offload", source=sd(source), target=sd(source))["result"]["generation"] == 3
         lib.wait_for(lambda: [[s[3] for s in r] for r in frozen(d, source)] == [[1, 3], [1, 3]], 5, "made by a job: still known")
         for name in ("full", source):
             d.drop(name)
@@ -342,6 +348,10 @@ def test_refused_for_what_is_there(d, train):
     d.create(empty, 2)
     post = lambda **doc: d.api.post("/v1/jobs", doc)  # noqa: E731
     post(kind="copy", source=sd("nothing"), target=sd(train)).problem("not_found", status=404)
+    assert post(kind="copy", source=sd(train), target=sd("nothing")).problem("not_found")["pointer"] == "/target"
+    assert post(kind="copy", source=sd(train), target=sd(train)).problem("validation_failed")["pointer"] == "/target"
+    assert post(kind="create", source=sd(train), target=sd(one)).problem("state_dict_exists", status=409)["pointer"] == "/target"
+    post(kind="copy", source=sd(train), target=sd(empty)).problem("not_sealed", status=409)
     assert post(kind="copy", source=sd(train), target=sd(one)).problem("world_mismatch")["pointer"] == "/target"
     post(kind="copy", source=sd(empty), target=sd(train)).problem("not_sealed", status=409)
     post(kind="compare", a=sd(train), b=sd(empty)).problem("not_sealed", status=409)
@@ -355,7 +365,7 @@ def test_without_a_gpu(d, train):
     if can["backends"]["nccl"]["available"]:
         pytest.skip("there is one")
     for more, pointer in (({"backend": "nccl"}, "/backend"), ({"device": "cuda"}, "/device")):
-        p = d.api.post("/v1/jobs", {"kind": "copy", "source": sd(train), "target": sd("never"), **more}).problem(
+        p = d.api.post("/v1/jobs", {"kind": "gather", "source": sd(train), "target": sd("never"), **more}).problem(
             "backend_unavailable", status=501)
         assert p["pointer"] == pointer and p["detail"] == can["backends"]["nccl"]["reason"]
 
@@ -389,20 +399,29 @@ def test_somebody_elses(d, train):
 
 @pytest.mark.parametrize("kind", MOVING)
 def test_dcpctl(d, train, kind):
-    out = lib.fresh("out")
+    if kind in ("broadcast", "distribute"):
+        d.put(train := lib.fresh("plain"), plain(), generation=5)
     options = {"create": ["--pin-memory"], "offload": ["--ranks-only", "0"], "gather": ["--ranks-only", "1", "--cpu-offload"],
                "broadcast": ["--root", "1", "--strict"], "redistribute": ["--layout", "w=Shard(1)@2"]}.get(kind, [])
-    r = d.ctl(kind, f"shm:{train}", f"shm:{out}", "--group", "0,1", "--backend", "shm", *options)
+    names = iter([lib.fresh("out") for _ in range(4)] if kind == "create" else [lib.fresh("out")] * 4)
+    if kind == "copy":
+        d.api.run("create", source=sd(train), target=sd(next(names)))
+
+    def run(*more):
+        return d.ctl(kind, f"shm:{train}", f"shm:{next(names)}", *options, *more)
+
+    r = run("--group", "0,1", "--backend", "shm")
     assert r.returncode == 0 and f"{kind} " in r.stdout, r
-    again = d.ctl(kind, f"shm:{train}", f"shm:{out}", "--json", *options)
-    assert again.returncode == 0, again
-    job = json.loads(again.stdout)
-    assert job["kind"] == kind and job["result"]["generation"] == 6 and job["spec"].get("group") == []
-    job = d.ctl(kind, f"shm:{train}", f"shm:{out}", "--detach", *options).stdout.strip()
-    assert d.api.wait(job)["state"] == "succeeded"
-    assert json.loads(d.ctl(kind, f"shm:{train}", f"shm:{out}", "--dry-run", *options).stdout)
-    assert record(d, out)["generation"] == 7
-    assert d.ctl(kind, "--help").returncode == 0
+    r = run("--json")
+    assert r.returncode == 0, r
+    job = json.loads(r.stdout)
+    assert job["kind"] == kind and job["spec"]["group"] == [] and job["result"]["generation"] == {"create": 5, "copy": 7}.get(kind, 6)
+    if kind != "copy":
+        assert d.api.wait(run("--detach").stdout.strip())["state"] == "succeeded"
+    before = used(d)
+    assert json.loads(run("--dry-run").stdout)
+    assert used(d) <= before, "nothing is made"
+    assert kind in d.ctl(kind, "--help").stdout
 
 
 def test_dcpctl_compare_and_in_place(d, train):

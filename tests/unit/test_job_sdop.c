@@ -99,7 +99,7 @@ static void test_new_target(void **state)
 	struct state_dict *sd;
 	T_ERR(NOT_FOUND, state_dict_find(t.s, &t.me, STR("full"), &sd)); /* nobody sees it yet */
 	refused(ERR_TARGET_BUSY, "", OP("copy", "train", "full", ""));
-	refused(ERR_STATE_DICT_BUSY, "", OP("copy", "full", "small", ""));
+	refused(ERR_STATE_DICT_BUSY, "", OP("offload", "full", "small", ""));
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 	assert_int_equal(newest("full"), 7); /* the source's */
 	json_t *doc = t_job_doc(&t, id), *result = json_object_get(doc, "result");
@@ -237,7 +237,9 @@ static void test_restart(void **state)
 static void test_refusals(void **state)
 {
 	(void)state;
-	refused(ERR_NOT_FOUND, "", OP("copy", "nothing", "full", ""));
+	refused(ERR_NOT_FOUND, "", OP("offload", "nothing", "full", ""));
+	refused(ERR_NOT_FOUND, "/target", OP("copy", "train", "full", ""));
+	refused(ERR_STATE_DICT_EXISTS, "/target", OP("create", "train", "train", ""));
 	refused(ERR_VALIDATION_FAILED, "/ranks_only/1", OP("gather", "train", "full", ",'ranks_only':[0,2]"));
 	refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", "train", "full", ",'group':[2]"));
 	refused(ERR_VALIDATION_FAILED, "/root", OP("broadcast", "train", "full", ",'root':2"));
@@ -247,8 +249,8 @@ static void test_refusals(void **state)
 	refused(ERR_WORLD_MISMATCH, "/layout/0/mesh",
 		OP("distribute", "train", "full", ",'layout':[{'match':'*','mesh':[3],'placements':['R']}]"));
 	refused(ERR_BACKEND_UNAVAILABLE, "/backend", /* the fake worker's probe finds nothing */
-		"{'kind':'copy','source':{'state_dict':'train'},'target':{'state_dict':'full'},'backend':'nccl'}");
-	refused(ERR_BACKEND_UNAVAILABLE, "/device", OP("copy", "train", "full", ",'device':'cuda'"));
+		"{'kind':'gather','source':{'state_dict':'train'},'target':{'state_dict':'full'},'backend':'nccl'}");
+	refused(ERR_BACKEND_UNAVAILABLE, "/device", OP("gather", "train", "full", ",'device':'cuda'"));
 	T_ERR(STATE_DICT_EXISTS, ({
 		      struct t_answer a = { 0 };
 		      struct state_dict_request rq = { .name = STR("train"), .world_size = 1, .who = t.me };

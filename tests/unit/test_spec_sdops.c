@@ -71,6 +71,8 @@ static void test_refused(void **state)
 		"{\"kind\":\"distribute\",\"source\":{\"state_dict\":\"s\"},\"target\":{\"state_dict\":\"t\",\"layout\":[]}}");
 	refused(ERR_UNKNOWN_FIELD, "/target/world_size",
 		"{\"kind\":\"copy\",\"source\":{\"state_dict\":\"s\"},\"target\":{\"state_dict\":\"t\",\"world_size\":2}}");
+	refused(ERR_VALIDATION_FAILED, "/target",
+		"{\"kind\":\"copy\",\"source\":{\"state_dict\":\"s\"},\"target\":{\"state_dict\":\"s\"}}");
 	refused(ERR_UNKNOWN_FIELD, "/root", OP("gather", ",\"root\":0"));
 	refused(ERR_UNKNOWN_FIELD, "/ranks_only", OP("broadcast", ",\"ranks_only\":[0]"));
 	refused(ERR_UNKNOWN_FIELD, "/strict", OP("distribute", ",\"strict\":true"));
