@@ -381,13 +381,15 @@ def test_somebody_elses(d, train):
     script = ("import http.client, json, os, socket, sys\n"
               "os.setuid(65534)\n"
               "c = http.client.HTTPConnection('x'); c.sock = socket.socket(socket.AF_UNIX); c.sock.connect(sys.argv[1])\n"
-              "c.request('POST', '/v1/jobs', sys.argv[2], json.loads(sys.argv[3])); r = c.getresponse(); print(r.status, r.read().decode())")
+              "c.request('POST', '/v1/jobs', sys.argv[2], json.loads(sys.argv[3])); r = c.getresponse()\n"
+              "print(r.status, r.read().decode())")
     if os.geteuid() != 0:
         pytest.skip("needs two users")
     token = (d.state / "token").read_text().strip()
     head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     body = {"kind": "copy", "source": sd(train), "target": sd("theirs")}
-    r = subprocess.run(["/usr/bin/python3", "-c", script, str(d.socket), json.dumps(body), json.dumps(head)], capture_output=True, text=True)
+    r = subprocess.run(["/usr/bin/python3", "-c", script, str(d.socket), json.dumps(body), json.dumps(head)], capture_output=True,
+                       text=True)
     if r.returncode:  # the state dir may be closed to others, which is as good
         assert "Permission" in r.stderr
     else:
@@ -436,7 +438,8 @@ def test_dcpctl_compare_and_in_place(d, train):
 
 
 @pytest.mark.parametrize("args,code", [
-    (["gather"], 2), (["copy", "shm:a"], 2), (["gather", "shm:a", "shm:b", "--root", "1"], 2), (["gather", "shm:a", "shm:b", "--group", "0,x"], 2),
+    (["gather"], 2), (["copy", "shm:a"], 2), (["gather", "shm:a", "shm:b", "--root", "1"], 2),
+    (["gather", "shm:a", "shm:b", "--group", "0,x"], 2),
     (["broadcast", "shm:a", "shm:b", "--root", "-1"], 2), (["gather", "shm:nothing-there", "shm:b"], 5), (["gather", "main:a", "shm:b"], 2),
     (["distribute", "shm:a", "shm:b", "--layout", "nonsense"], 2), (["compare", "shm:a", "shm:b", "--values=1"], 2),
 ], ids=lambda v: " ".join(v) if isinstance(v, list) else str(v))

@@ -200,7 +200,7 @@ static void test_no_room(void **state)
 	assert_int_equal(newest("full"), 7);
 	assert_int_equal(workers_count(t.s, "gang", "idle"), workers); /* no worker's fault */
 	t_state_dict(&t, "small", 1); /* a target of a smaller world */
-	refused(ERR_WORLD_MISMATCH, "/target", OP("copy", "train", "small", ""));
+	refused(ERR_WORLD_MISMATCH, "/target", OP("gather", "train", "small", ""));
 }
 
 static void test_restart(void **state)
