@@ -7,7 +7,7 @@ has, and they are copied in place.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import _group, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client, Job
@@ -181,49 +181,65 @@ def _into(ask: _Ask, into: Any, keys: Optional[List[str]]) -> Any:
 
 def _into_once(ask: _Ask, into: Any, keys: Optional[List[str]], room: int) -> Any:
     g = ask.group
-    select: Optional[Callable[[str], bool]] = None if keys is None else lambda f: _selected(keys, f)
-    made = _Made()
-    d: Optional[_tensors.Described] = None
     plan: Any = None
     failure: Optional[BaseException] = None
     name, c = "", ask.client
     try:
-        d = _tensors.describe(into, select, made.extend_from)
         if g.rank == 0:
             place = _where.resolve(ask.checkpoint, ask.client)
             c, name = place.client, _session.new_name()
-            c.state_dicts.create(name, g.size, 1, lease_seconds=_LEASE)
-            plan = (c.url, name, place.object)
+            fresh = [k for k in _fresh_optimizers(into) if _has_state(place, k)]
+            c.state_dicts.create(name, g.size, 1, lease_seconds=_LEASE, on_owner_death={"drop": True})
+            plan = (c.url, name, place.object, fresh)
     except Exception as e:
         failure = e
     try:
         seen = g.agree((ask.text, keys, _group.place(), plan), failure)
         _same_call(seen)
-        assert d is not None
-        url, name, source = seen[0][3]
-        _fill(ask, d, c or _client(ask, url), name, source, room)
+        url, name, source, fresh = seen[0][3]
+        target = _Target(into, keys, fresh, room)
+        _fill(ask, target, c, url, name, source)
     finally:
         if g.rank == 0 and c is not None and name:
             _remove(c, name)
-    _give_back(into, d, made.any)
+    _give_back(into, target.described, target.made)
     return into
 
 
-def _fill(ask: _Ask, d: _tensors.Described, c: Client, name: str, source: Mapping[str, str], room: int) -> None:
+class _Target:
+    """What is loaded into, on this rank; described when all ranks know where to load from."""
+
+    def __init__(self, into: Any, keys: Optional[List[str]], fresh: Sequence[str], room: int) -> None:
+        self.into, self.keys, self.fresh, self.room, self.made = into, keys, fresh, room, False
+
+    def describe(self) -> None:
+        for k in self.fresh:
+            _start_optimizer(self.into if k == "" else self.into[k])
+        keys = self.keys
+        self.described = _tensors.describe(self.into, None if keys is None else lambda f: _selected(keys, f), self._materialize)
+        self.layout = image.Layout(self.described.specs(), self.described.paths)
+        values = self.described.values
+        self.header = self.layout.header({k: {"json": None} for k in values}, self.room if values else 0)
+
+    def _materialize(self, tree: Any) -> None:
+        self.made = materialize(tree)
+
+
+def _fill(ask: _Ask, t: _Target, c: Optional[Client], url: str, name: str, source: Mapping[str, str]) -> None:
     g = ask.group
     failure: Optional[BaseException] = None
     job: Any = None
     try:
-        layout = image.Layout(d.specs(), d.paths)
-        header = layout.header({k: {"json": None} for k in d.values}, room if d.values else 0)
-        size = len(header) + layout.data_bytes
-        r = c.state_dicts.reserve(name, g.rank, size, 1)
-        segment = image.Segment(r["segment"])
-        segment.map[:len(header)] = header
+        c = c or _client(ask, url)
+        t.describe()
+        size = len(t.header) + t.layout.data_bytes
+        segment = image.Segment(c.state_dicts.reserve(name, g.rank, size, 1)["segment"])
+        segment.map[:len(t.header)] = t.header
         c.state_dicts.seal(name, g.rank, 1, size)
     except Exception as e:
         failure = e
     g.agree(None, failure)
+    assert c is not None
     if g.rank == 0:
         try:
             job = dict(ask.submit(c, source, {"state_dict": name}, None))
@@ -235,14 +251,49 @@ def _fill(ask: _Ask, d: _tensors.Described, c: Client, name: str, source: Mappin
             raise job if isinstance(job, BaseException) else told
         done = ask.wait(c, told["id"])
         missing = set(done.get("result", {}).get("missing", []))
-        _tensors.copy_in(d, _tensors.Views(segment.map, len(header), layout), missing.__contains__)
-        _put_values(ask, d, segment, missing)
+        _tensors.copy_in(t.described, _tensors.Views(segment.map, len(t.header), t.layout), missing.__contains__)
+        _put_values(ask, t.described, segment, missing)
         failure = None
     except Exception as e:
         failure = e
     finally:
         segment.close()
     g.agree(None, failure)
+
+
+def _fresh_optimizers(into: Any) -> List[str]:
+    """Keys of optimizers that have not made a step: their state dicts lack what a checkpoint has."""
+    torch = _tensors.torch_module()
+    if torch is None or not hasattr(torch, "optim"):
+        return []
+    pairs = list(into.items()) if isinstance(into, Mapping) else [("", into)]
+    return [k for k, x in pairs if isinstance(x, torch.optim.Optimizer) and not x.state]
+
+
+def _has_state(place: _where.Place, key: str) -> bool:
+    tensors, found = place.client.checkpoints.tensors(place.object, prefix=(key + "." if key else "") + "state.")
+    return bool(tensors or found)
+
+
+def _start_optimizer(optimizer: Any) -> None:
+    """Makes the state by a step that changes nothing (no gradient, no learning rate), as PyTorch's get_optimizer_state_dict does."""
+    torch = _tensors.torch_module()
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if any(p.grad is not None for p in parameters):
+        return
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    try:
+        for p in parameters:
+            p.grad = torch.zeros_like(p)
+        for group, rate in zip(optimizer.param_groups, rates):
+            if rate is not None:
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        optimizer.step(closure=None)
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates):
+            if rate is not None:
+                group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _put_values(ask: _Ask, d: _tensors.Described, segment: image.Segment, missing: "set[str]") -> None:
@@ -254,9 +305,8 @@ def _put_values(ask: _Ask, d: _tensors.Described, segment: image.Segment, missin
             _tree.replace(d.tree, d.paths[fqn], values.decode(got[fqn], fqn, ask.weights_only))
 
 
-def _give_back(into: Any, d: Optional[_tensors.Described], made: bool) -> None:
+def _give_back(into: Any, d: _tensors.Described, made: bool) -> None:
     """Stateful members take what was loaded. made: some of it lies in tensors that were on the meta device."""
-    assert d is not None
     if d.tree is not into and isinstance(into, dict):
         for k, x in d.tree.items():
             if k not in d.stateful:
@@ -268,15 +318,6 @@ def _give_back(into: Any, d: Optional[_tensors.Described], made: bool) -> None:
             x.load_state_dict(tree, assign=True)
         else:
             x.load_state_dict(tree)
-
-
-class _Made:
-    """Notes whether any meta tensor was replaced."""
-
-    any = False
-
-    def extend_from(self, tree: Any) -> None:
-        self.any = materialize(tree) or self.any
 
 
 def materialize(tree: Any) -> bool:

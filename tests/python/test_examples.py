@@ -1,0 +1,58 @@
+"""The examples do what they say: go on after a crash, with the same numbers as a run that never crashed."""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import harness as lib
+import pytest
+from conftest import PACKAGE
+
+import dcpd
+
+EXAMPLES = pathlib.Path(PACKAGE) / "examples"
+
+
+def start(d, name, *args, **env):
+    e = {**os.environ, "DCPD_URL": f"unix://{d.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1",
+         "OMP_NUM_THREADS": "1", **env}
+    return subprocess.Popen([sys.executable, str(EXAMPLES / name), *args], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(p, rc=0):
+    out, err = p.communicate(timeout=100)
+    assert p.returncode == rc, f"rc {p.returncode}\n{out}\n{err}"
+    return out
+
+
+def test_single_process(d):
+    ref = f"main:{lib.fresh()}"
+    finish(start(d, "single.py", ref, "--steps", "10"))
+    out = finish(start(d, "single.py", ref, "--steps", "20"))
+    assert "goes on from step 10" in out
+    whole = finish(start(d, "single.py", ref + "-whole", "--steps", "20"))
+    assert re.search(r"step 20, loss .*", out)[0] == re.search(r"step 20, loss .*", whole)[0]
+    shared = finish(start(d, "sharing.py", ref + "/step-20"))
+    sums = re.findall(r"sum (\S+)", shared)
+    assert len(sums) == 3 and len(set(sums)) == 1, shared
+
+
+def ranks(d, n, ref, *args, rc=0):
+    store = lib.fresh()
+    ps = [start(d, "fsdp2.py", ref, *args, RANK=str(r), WORLD_SIZE=str(n), LOCAL_RANK=str(r), LOCAL_WORLD_SIZE=str(n),
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + int(store[-4:], 16) % 20000)) for r in range(n)]
+    return [finish(p, rc) for p in ps][0]
+
+
+@pytest.mark.seconds(240)
+def test_fsdp2_crashes_on_four_ranks_and_goes_on_with_two(d):
+    ref = f"main:{lib.fresh()}"
+    ranks(d, 4, ref, "--crash-at", "7", rc=13)
+    c = dcpd.connect(f"unix://{d.socket}")
+    lib.wait_for(lambda: c.checkpoints.exists(ref + "/step-6"), 20, "the save of the dead")
+    out = ranks(d, 2, ref)
+    assert "goes on from step 6 on 2 ranks" in out
+    a = dcpd.load(ref + "/step-9", client=c)
+    assert a["step"] == 9 and a["model"]["0.weight"].shape == (48, 16)
+    assert c.checkpoints.get(ref + "/step-3")["world_size"] == 4 and c.checkpoints.get(ref + "/step-9")["world_size"] == 2
