@@ -2,6 +2,8 @@
  * DCPD_FULL=1: a hundred random kills instead of a few; DCPD_KILLS=n: as many. */
 #include "lib/t_collectives.h"
 
+#include "comm/comm_impl.h"
+
 static void every_collective(void **state)
 {
 	static const uint32_t sizes[] = { 1, 2, 3, 4, 6 };
@@ -244,6 +246,25 @@ static void another_arena(void **state)
 	close(fd);
 }
 
+/* Who has done everything may go: looking after the group is no reason to fail, but waiting for it is. */
+static enum err leave_early(struct comm *c, struct t_group *g)
+{
+	if (comm_rank(c) == 1)
+		return OK;
+	while (*(volatile int *)&g->shared->ends[1].code != 0)
+		t_sleep_ms(1);
+	t_sleep_ms(100);
+	TRY(c->ops->poll(c));
+	T_CHECK(comm_barrier(c) == ERR_PEER_LOST && err_last()->rank == 1);
+	return OK;
+}
+
+static void leaving_is_no_failure(void **state)
+{
+	(void)state;
+	t_group_run(COMM_SHM, 2, leave_early, NULL);
+}
+
 /* Collectives of all kinds without an end. */
 static enum err churn(struct comm *c, struct t_group *g)
 {
@@ -353,7 +374,8 @@ int main(void)
 		cmocka_unit_test(every_collective), cmocka_unit_test(windows), cmocka_unit_test(mismatches),
 		cmocka_unit_test(not_every_dtype), cmocka_unit_test(a_tick_that_fails), cmocka_unit_test(an_abort),
 		cmocka_unit_test(subgroups_fail_together), cmocka_unit_test(one_never_joins), cmocka_unit_test(one_is_late),
-		cmocka_unit_test(another_arena), cmocka_unit_test(random_kills), cmocka_unit_test(one_is_stopped),
+		cmocka_unit_test(another_arena), cmocka_unit_test(leaving_is_no_failure),
+		cmocka_unit_test(random_kills), cmocka_unit_test(one_is_stopped),
 		cmocka_unit_test(a_mad_member),
 	};
 

@@ -159,6 +159,11 @@ static uint32_t life_word(const struct shm *s, uint32_t member)
 	return atomic_load((_Atomic uint32_t *)((unsigned char *)shm_member(s, member) + SHM_LIFE));
 }
 
+static bool died(const struct shm *s, uint32_t member)
+{
+	return atomic_load(&shm_member(s, member)->joined) && (life_word(s, member) & FUTEX_OWNER_DIED);
+}
+
 enum err shm_lost(const struct shm *s, uint32_t member)
 {
 	enum err e;
@@ -271,8 +276,9 @@ enum err shm_poll(struct comm *c)
 
 	beat(s);
 	TRY(shm_aborted(s));
+	/* Who left may have done all that it had to do: that is for a wait to say. */
 	for (uint32_t r = 0; r < c->size; r++)
-		if (r != c->rank)
+		if (r != c->rank && died(s, r))
 			TRY(shm_lost(s, r));
 	return OK;
 }
