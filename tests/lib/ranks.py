@@ -57,7 +57,7 @@ class Ranks:
             theirs.close()
             self.ranks.append((p, mine))
 
-    def run(self, world, module, name, seconds=60, **kwargs):
+    def run(self, world, module, name, /, seconds=60, **kwargs):
         if world != self.world:
             self.turn, self.world = self.turn + 1, world
         for _, pipe in self.ranks[:world]:
