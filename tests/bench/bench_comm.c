@@ -22,11 +22,11 @@
 
 #include "comm/comm.h"
 
-enum { RANKS = 16, RUNS = 4096, MEETS = 8 };
-enum op { ALL_GATHER, BROADCAST, GATHER, OPS };
+enum { RANKS = 16, RUNS = 4096, MEETS = 8, COLUMNS = 64, ITEM = 4 };
+enum op { ALL_GATHER, BROADCAST, GATHER, REDISTRIBUTE, OPS };
 enum source { PRIVATE, WINDOW, MAPPED, SOURCES };
 
-static const char *const op_names[OPS] = { "all_gather", "broadcast", "gather" };
+static const char *const op_names[OPS] = { "all_gather", "broadcast", "gather", "redistribute" };
 static const char *const source_names[SOURCES] = { "private", "window", "mapped" };
 
 static struct {
@@ -103,7 +103,23 @@ static bool receives(uint32_t rank)
 
 static uint64_t out_bytes(void)
 {
-	return want.op == BROADCAST ? want.bytes : want.bytes * want.ranks;
+	return want.op == BROADCAST || want.op == REDISTRIBUTE ? want.bytes : want.bytes * want.ranks;
+}
+
+/* Rows → columns: from every member a box of its rows and of this member's columns. */
+static enum err redistribute(struct comm *c, const unsigned char *in, unsigned char *out)
+{
+	struct comm_box boxes[RANKS * RANKS];
+	const int64_t width = COLUMNS * ITEM, pitch = width * want.ranks;
+	const int64_t rows = (int64_t)want.bytes / pitch;
+	const int64_t sizes[2] = { rows, COLUMNS }, from[2] = { pitch, ITEM }, to[2] = { width, ITEM };
+
+	for (uint32_t i = 0; i < want.ranks * want.ranks; i++) {
+		uint32_t a = i / want.ranks, b = i % want.ranks;
+		boxes[i] = (struct comm_box){ .from = a, .to = b, .ndim = 2, .item_bytes = ITEM, .sizes = sizes, .src_strides = from,
+					      .dst_strides = to, .src = in + b * width, .dst = out + a * rows * width };
+	}
+	return comm_all_to_all(c, boxes, want.ranks * want.ranks);
 }
 
 static enum err run_once(struct comm *c, unsigned char *in, unsigned char *out)
@@ -123,16 +139,33 @@ static enum err run_once(struct comm *c, unsigned char *in, unsigned char *out)
 		return comm_broadcast(c, spec.rank == 0 ? in : out, want.bytes, 0);
 	if (want.op == ALL_GATHER)
 		return comm_all_gather(c, in, want.bytes, out);
+	if (want.op == REDISTRIBUTE)
+		return redistribute(c, in, out);
 	for (uint32_t r = 0; r < want.ranks; r++)
 		parts[r] = want.bytes;
 	return comm_gather(c, in, parts, out, 0);
+}
+
+/* What redistribute must give, straight from the definition. */
+static void fill_columns(unsigned char *expected)
+{
+	const uint64_t width = COLUMNS * ITEM, pitch = width * want.ranks, rows = want.bytes / pitch;
+	unsigned char *part = private_memory(want.bytes);
+
+	for (uint32_t r = 0; r < want.ranks; r++) {
+		fill(part, r);
+		for (uint64_t i = 0; i < rows; i++)
+			memcpy(expected + (r * rows + i) * width, part + i * pitch + spec.rank * width, width);
+	}
 }
 
 static void check(const unsigned char *out)
 {
 	unsigned char *expected = private_memory(out_bytes());
 
-	for (uint32_t r = 0; r < (want.op == BROADCAST ? 1 : want.ranks); r++)
+	if (want.op == REDISTRIBUTE)
+		fill_columns(expected);
+	for (uint32_t r = 0; want.op != REDISTRIBUTE && r < (want.op == BROADCAST ? 1 : want.ranks); r++)
 		fill(expected + r * want.bytes, r);
 	if (XXH3_64bits(out, out_bytes()) != XXH3_64bits(expected, out_bytes()))
 		fail("the copy is not what was sent");
@@ -203,7 +236,7 @@ static void report(void)
 		copied += shared->counts[r].copied_bytes;
 		sent += shared->counts[r].sent_bytes;
 	}
-	uint64_t needed = want.op == GATHER || want.op == BROADCAST ? want.bytes * (want.ranks - 1) :
+	uint64_t needed = want.op != ALL_GATHER ? want.bytes * (want.ranks - 1) :
 			  want.bytes * want.ranks * (want.ranks - 1);
 	printf("{\"backend\":\"%s\",\"op\":\"%s\",\"ranks\":%u,\"bytes\":%llu,\"source\":\"%s\",\"runs\":%u,\"seconds\":%.9f,"
 	       "\"seconds_min\":%.9f,\"seconds_max\":%.9f,\"moved_bytes\":%llu,\"needed_bytes\":%llu,\"cpu_seconds\":%.9f,"
@@ -245,7 +278,8 @@ static void parse(int argc, char **argv)
 		else
 			exit(2);
 	}
-	if (want.ranks < 1 || want.ranks > RANKS || want.runs < 1 || want.runs > RUNS || want.bytes > UINT64_C(1) << 34) {
+	if (want.ranks < 1 || want.ranks > RANKS || want.runs < 1 || want.runs > RUNS || want.bytes > UINT64_C(1) << 34 ||
+	    (want.op == REDISTRIBUTE && (want.bytes == 0 || want.bytes % (COLUMNS * ITEM * want.ranks)))) {
 		fprintf(stderr, "bench_comm: 1 to %d ranks, 1 to %d runs, at most 16 GiB\n", RANKS, RUNS);
 		exit(2);
 	}

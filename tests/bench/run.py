@@ -23,6 +23,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "lib"))
 sys.dont_write_bytecode = True
 
+import comm_rows  # noqa: E402
 import dcpd as lib  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
@@ -46,14 +47,14 @@ class Bench:
     def wants(self, name):
         return not self.words or any(w in name for w in self.words)
 
-    def row(self, name, unit, goal, peer_name, ours, peer, command):
-        """ours, peer: lists of figures."""
+    def row(self, name, unit, goal, peer_name, ours, peer, command, **more):
+        """ours, peer: lists of figures. more: figures beside the ratio."""
         a, b = statistics.median(ours), statistics.median(peer)
         ratio = a / b if b else 0.0
         limit = float(goal[2:])
         met = ratio <= limit if goal.startswith("<=") else ratio >= limit
         self.rows.append({"name": name, "ours": a, "peer": b, "peer_name": peer_name, "unit": unit, "ratio": round(ratio, 4),
-                          "goal": goal, "met": met, "command": command, "runs": {"ours": ours, "peer": peer}})
+                          "goal": goal, "met": met, "command": command, "runs": {"ours": ours, "peer": peer}, **more})
         print(f"{name:32} {a:10.3f} {b:10.3f} {unit:5} {ratio:7.2f} {goal:8} {'' if met else 'MISSED':7} "
               f"{spread(ours):>5} {spread(peer):>5}  {peer_name}", flush=True)
 
@@ -74,6 +75,12 @@ class Bench:
         if self.pool is None:
             self.pool = Ranks(RANKS)
             self.pool.run(RANKS, "scenarios", "bench_state", tensors=TENSORS, mib=SIZE // MIB // TENSORS)
+        return self.pool
+
+    def ranks(self):
+        """PyTorch's ranks without a state dict, for the collectives."""
+        if self.pool is None:
+            self.pool = Ranks(RANKS)
         return self.pool
 
     def no_torch(self):
@@ -122,6 +129,10 @@ class Bench:
         return [float(x) / 1e9 for x in r.stdout.split()]
 
     # ---- rows
+    def collectives(self):
+        comm_rows.rows(self, TESTBIN)
+        self.no_torch()
+
     def saves(self):
         if not (self.wants("save.disk") or self.wants("save.first") or self.wants("save.pytorch")):
             return
@@ -360,7 +371,7 @@ def main():
           flush=True)
     failed = []
     try:
-        for part in (b.plans, b.start, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads):
+        for part in (b.collectives, b.plans, b.start, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads):
             try:
                 part()
             except (AssertionError, OSError, subprocess.SubprocessError) as e:

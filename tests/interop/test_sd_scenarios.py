@@ -20,8 +20,8 @@ def daemon(tmp_path_factory):
     assert not d.leaks()
 
 
-def call(ranks, name, **kw):
-    return ranks.run(WORLD, "sd_cases", name, **kw)
+def call(ranks, function, /, **kw):
+    return ranks.run(WORLD, "sd_cases", function, **kw)
 
 
 # ---------------------------------------------------------------------------------------------------- neutral ↔ image

@@ -184,8 +184,9 @@ def scenario(name, seed=0):
         return {"list": sharded + plain, "sharded": rows(torch.arange(8.0) + me), "range": list(range(10))}
     if name == "companion":
         buffer = io.BytesIO(b"\x00bytes\xff")
-        return {"tensor1": torch.arange(10), "tensor2": torch.ones(10), "non_tensor_bytes_io": buffer, "non_tensor_bytes": buffer.getvalue(),
-                "step": torch.tensor(7, dtype=torch.float), "lr": 1.5, "nested": {"list": [1, 2, 3, 4]}}
+        return {"tensor1": torch.arange(10), "tensor2": torch.ones(10), "non_tensor_bytes_io": buffer,
+                "non_tensor_bytes": buffer.getvalue(), "step": torch.tensor(7, dtype=torch.float), "lr": 1.5,
+                "nested": {"list": [1, 2, 3, 4]}}
     if name == "random":
         return random_dict(seed)
     if name == "partial":
