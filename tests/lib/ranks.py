@@ -9,7 +9,10 @@ import importlib
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
+
+START_SECONDS = 300
 
 
 def serve(rank, pipe, meet):
@@ -23,6 +26,7 @@ def serve(rank, pipe, meet):
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     group = None
+    pipe.send((0, True, None))  # ready: the import may take longer than a call
     while True:
         try:
             job = pipe.recv()
@@ -30,7 +34,7 @@ def serve(rank, pipe, meet):
             return
         if job is None:
             return
-        world, turn, module, name, kwargs = job
+        call, world, turn, module, name, kwargs = job
         try:
             if group != (world, turn):
                 if dist.is_initialized():
@@ -38,9 +42,9 @@ def serve(rank, pipe, meet):
                 if world > 1:
                     dist.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{meet}/{turn}")
                 group = (world, turn)
-            pipe.send((True, getattr(importlib.import_module(module), name)(**kwargs)))
+            pipe.send((call, True, getattr(importlib.import_module(module), name)(**kwargs)))
         except BaseException as e:  # CheckpointException is no Exception
-            pipe.send((False, f"rank {rank}: {type(e).__name__}: {e}\n{traceback.format_exc()}"))
+            pipe.send((call, False, f"rank {rank}: {type(e).__name__}: {e}\n{traceback.format_exc()}"))
             group = None  # the ranks may be out of step: meet again
 
 
@@ -49,22 +53,35 @@ class Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         ctx = multiprocessing.get_context("spawn")
         self.meet = tempfile.TemporaryDirectory(prefix="dcpd-ranks-")
-        self.turn, self.world, self.ranks = 0, None, []
+        self.turn, self.world, self.calls, self.ranks = 0, None, 0, []
         for r in range(count):
             mine, theirs = ctx.Pipe()
             p = ctx.Process(target=serve, args=(r, theirs, self.meet.name), daemon=True)
             p.start()
             theirs.close()
             self.ranks.append((p, mine))
+        for r in range(count):
+            assert self.answer(r, 0, START_SECONDS)[0], f"rank {r} does not start"
+
+    def answer(self, rank, call, seconds):
+        """(ok, value) of this call; what came too late for an earlier one is dropped."""
+        end = time.monotonic() + seconds
+        pipe = self.ranks[rank][1]
+        while pipe.poll(max(0, end - time.monotonic())):
+            number, ok, value = pipe.recv()
+            if number == call:
+                return ok, value
+        return False, f"rank {rank}: no answer within {seconds} s"
 
     def run(self, world, module, name, /, seconds=60, **kwargs):
         if world != self.world:
             self.turn, self.world = self.turn + 1, world
+        self.calls += 1
         for _, pipe in self.ranks[:world]:
-            pipe.send((world, self.turn, module, name, kwargs))
+            pipe.send((self.calls, world, self.turn, module, name, kwargs))
         out, wrong = [], []
-        for r, (_, pipe) in enumerate(self.ranks[:world]):
-            ok, value = pipe.recv() if pipe.poll(seconds) else (False, f"rank {r}: no answer within {seconds} s")
+        for r in range(world):
+            ok, value = self.answer(r, self.calls, seconds)
             out.append(value)
             wrong += [] if ok else [value]
         if wrong:
