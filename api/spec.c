@@ -106,7 +106,9 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 	struct jval o = jval_get(doc, "options");
 	bool overwrite = false;
 	int64_t files = 1, retries = 1;
-	size_t divergence = 0, verify = 1;
+	size_t divergence = 0, verify = 1, dedup = 0;
+	bool flatten = true;
+	static const char *const dedups[] = { "balanced", "lowest_rank", NULL };
 	static const char *const divergences[] = { "report", "fail", NULL }, *const verifies[] = { "none", "digest", NULL };
 
 	TRY(jval_only(&o, keys));
@@ -115,6 +117,8 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 	TRY(jval_opt_integer(&o, "retries", 0, 10, &retries));
 	TRY(jval_opt_word(&o, "on_divergence", divergences, &divergence));
 	TRY(jval_opt_word(&o, "verify", verifies, &verify));
+	TRY(jval_opt_word(&o, "dedup", dedups, &dedup));
+	TRY(jval_opt_bool(&o, "flatten_state_dict", &flatten));
 	for (size_t i = 0; keys[i]; i++) {
 		const char *k = keys[i];
 		if (strcmp(k, "overwrite") == 0)
@@ -125,6 +129,10 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 			TRY(spec_put_default(o.j, k, json_integer(retries)));
 		else if (strcmp(k, "on_divergence") == 0)
 			TRY(spec_put_default(o.j, k, json_string(divergences[divergence])));
+		else if (strcmp(k, "dedup") == 0)
+			TRY(spec_put_default(o.j, k, json_string(dedups[dedup])));
+		else if (strcmp(k, "flatten_state_dict") == 0)
+			TRY(spec_put_default(o.j, k, json_boolean(flatten)));
 		else
 			TRY(spec_put_default(o.j, k, json_string(verifies[verify])));
 	}
@@ -163,7 +171,8 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &s->target));
 	TRY(check_format(&target));
 	TRY(check_selection(doc));
-	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "retries", NULL });
+	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
+							     "retries", NULL });
 }
 
 static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
@@ -197,7 +206,7 @@ static FALLIBLE enum err check_reshard(const struct jval *doc, struct spec *s)
 	TRY(check_format(&target));
 	TRY(check_world(&target));
 	TRY(check_selection(doc));
-	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "retries", "verify", NULL });
+	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "dedup", "retries", "verify", NULL });
 }
 
 static FALLIBLE enum err check_verify(const struct jval *doc, struct spec *s)

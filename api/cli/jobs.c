@@ -44,6 +44,10 @@ static FALLIBLE enum err build(const struct command *self, const struct args *a,
 		TRY(request_integer(a, "retries", request_child(doc, "options"), "retries"));
 	if (args_flag(a, "on-divergence"))
 		TRY(request_text(a, "on-divergence", request_child(doc, "options"), "on_divergence"));
+	if (args_flag(a, "dedup"))
+		TRY(request_text(a, "dedup", request_child(doc, "options"), "dedup"));
+	if (args_flag(a, "no-flatten"))
+		TRY(request_set(request_child(doc, "options"), "flatten_state_dict", json_false()));
 	if (args_flag(a, "verify"))
 		TRY(request_text(a, "verify", request_child(doc, "options"), "verify"));
 	return request_labels(a, doc);

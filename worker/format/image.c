@@ -333,6 +333,7 @@ static FALLIBLE enum err add_tensor(struct sdict *sd, const struct join *j, cons
 
 static FALLIBLE enum err collect(struct image *const *images, uint32_t count, struct join *j, struct sdict *sd)
 {
+	CLEANUP(image_seen_free) struct image_seen seen = { 0 };
 	char name[16];
 	uint32_t index;
 
@@ -350,7 +351,7 @@ static FALLIBLE enum err collect(struct image *const *images, uint32_t count, st
 					   j->slots[s].im->rank);
 	}
 	for (uint32_t r = 0; r < count; r++)
-		TRY(image_add_values(sd, images[r]));
+		TRY(image_add_values(sd, images[r], &seen));
 	return OK;
 }
 

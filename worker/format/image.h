@@ -40,7 +40,7 @@ struct str image_layout(const struct image *im);                   /* the list o
 /* All ranks' images → what every rank holds (replicas included, as save_plan_make wants it). loc.file = rank (file r is added for
  * rank r), loc.offset = the entry's first byte in the segment. Values are SD_VALUE_INLINE torch.save archives; dict values are
  * flattened by DCP's rules (dcp.md 3.5), lists only where a tensor or mapping is below. Ranks that disagree on dtype, shape or kind
- * of an FQN: ERR_PLAN_INVALID names FQN and rank. */
+ * of an FQN: ERR_PLAN_INVALID names FQN and rank. A value is the lowest rank's; what other ranks have instead is in sd->differing. */
 FALLIBLE enum err image_collect(struct image *const *images, uint32_t count, struct sdict **out);
 
 /* For a target: lays out rank `rank`'s chunks of `sd` as an image and appends the header. Chunk locs of that rank are set:

@@ -38,4 +38,10 @@ struct image {
 };
 
 FALLIBLE enum err image_read_dcpd(struct image *im, struct str text);
-FALLIBLE enum err image_add_values(struct sdict *sd, const struct image *im);
+/* While the values of all ranks are joined: per value of the sdict what its first rank wrote, and who had it last. */
+struct image_seen {
+	struct { struct image_text text; uint32_t rank; } *v;
+	uint64_t cap;
+};
+FALLIBLE enum err image_add_values(struct sdict *sd, const struct image *im, struct image_seen *seen);
+void image_seen_free(struct image_seen *seen);

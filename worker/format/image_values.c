@@ -11,7 +11,31 @@ struct flat {
 	struct sdict *sd;
 	const struct image *im;
 	struct arena *scratch;
+	struct image_seen *seen;
 };
+
+void image_seen_free(struct image_seen *seen)
+{
+	mem_free(seen->v);
+}
+
+/* Notes whose value number i is, as written. */
+static FALLIBLE enum err see(const struct flat *f, uint32_t i, const struct image_text *v)
+{
+	struct image_seen *s = f->seen;
+
+	if (i >= s->cap) {
+		uint64_t want = 64 + s->cap * 2;
+		void *more = mem_grow(s->v, want, sizeof *s->v);
+		if (!more)
+			return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)want);
+		s->v = more;
+		s->cap = want;
+	}
+	s->v[i].text = *v;
+	s->v[i].rank = f->im->rank;
+	return OK;
+}
 
 /* Is there a dict anywhere in this JSON text? Brackets inside of strings do not count, so it is scanned. */
 static FALLIBLE enum err holds_dict(struct str json, bool *out)
@@ -48,6 +72,23 @@ static FALLIBLE enum err put_archive(const struct image_text *v, struct buf *b)
 	return item_put_value_pickle(b, plain.p, plain.len);
 }
 
+/* A further rank's value. What is written alike is not looked at again; 0.1 and 1e-1 are the same, too. */
+static FALLIBLE enum err add_replica(const struct flat *f, const struct sd_value *there, const struct image_text *v)
+{
+	uint32_t i = (uint32_t)(there - f->sd->values);
+	CLEANUP(buf_free) struct buf b = BUF_INIT(v->text.n * 4 + 4096);
+	const struct image_text *first = &f->seen->v[i].text;
+
+	if (f->seen->v[i].rank == f->im->rank)
+		return ERR(DUPLICATE_KEY, "a key for the second time");
+	f->seen->v[i].rank = f->im->rank;
+	if (first->kind == v->kind && str_eq(first->text, v->text))
+		return OK;
+	TRY(put_archive(v, &b));
+	struct str bytes = { (char *)b.p, b.len };
+	return str_eq(bytes, there->bytes) ? OK : sdict_add_differing(f->sd, i, f->im->rank, bytes);
+}
+
 /* The lowest rank's value counts, as in PyTorch; within a rank a key may be there once. */
 static FALLIBLE enum err add_leaf(const struct flat *f, struct str fqn, struct sd_path path, const struct image_text *v)
 {
@@ -58,15 +99,14 @@ static FALLIBLE enum err add_leaf(const struct flat *f, struct str fqn, struct s
 
 	if (sdict_tensor(f->sd, fqn))
 		return ERR(PLAN_INVALID, "a value here, a tensor of the same key elsewhere");
-	if (there && there->rank == f->im->rank)
-		return ERR(DUPLICATE_KEY, "a key for the second time");
 	if (there)
-		return OK;
+		return add_replica(f, there, v);
 	TRY(put_archive(v, &b));
 	TRY(sdict_add_value(f->sd, fqn, f->im->rank, nowhere, &i));
 	struct sd_value *out = &f->sd->values[i];
 	out->kind = SD_VALUE_INLINE;
 	TRY(sdict_copy_path(f->sd, path, &out->path));
+	TRY(see(f, i, v));
 	return arena_str(f->sd->arena, (struct str){ (char *)b.p, b.len }, &out->bytes);
 }
 
@@ -124,10 +164,10 @@ static FALLIBLE enum err add_value(const struct flat *f, struct str fqn, struct 
 	}
 }
 
-enum err image_add_values(struct sdict *sd, const struct image *im)
+enum err image_add_values(struct sdict *sd, const struct image *im, struct image_seen *seen)
 {
 	struct arena *scratch CLEANUP(arena_free_ptr) = arena_new((1 << 20) + im->sft.data_off * JSCAN_DEPTH_MAX);
-	struct flat f = { sd, im, scratch };
+	struct flat f = { sd, im, scratch, seen };
 
 	if (!scratch)
 		return ERR(NO_MEMORY, "no memory for values");

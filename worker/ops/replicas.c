@@ -11,7 +11,50 @@ void replicas_free(struct replicas *r)
 {
 	sdict_free(r->sd);
 	mem_free(r->plan_chunk);
+	json_decref(r->list);
 	*r = (struct replicas){ 0 };
+}
+
+static FALLIBLE enum err differ(uint32_t a, uint32_t b, struct str fqn)
+{
+	enum err e = ERR(DIVERGENT, "the replicas of ranks %u and %u differ", a, b);
+
+	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), b);
+}
+
+static void add_digest(json_t *entry, uint32_t rank, uint32_t crc)
+{
+	json_array_append_new(json_object_get(entry, "ranks"), json_integer(rank));
+	json_array_append_new(json_object_get(entry, "digests"), json_sprintf("crc32:%08x", crc));
+}
+
+/* Those of a value come one rank after the other, but among those of other values. */
+enum err replicas_values(const struct sdict *held, struct replicas *out)
+{
+	CLEANUP(mem_free_ptr) json_t **entries = mem_zalloc(held->value_count, sizeof *entries);
+
+	out->list = json_array();
+	if (!entries || !out->list)
+		return ERR(NO_MEMORY, "no memory to compare replicas");
+	for (uint64_t i = 0; i < held->differing_count; i++) {
+		const struct sd_differing *d = &held->differing[i];
+		const struct sd_value *v = &held->values[d->value];
+		if (out->fail)
+			return differ(v->rank, d->rank, v->fqn);
+		json_t *entry = entries[d->value];
+		if (!entry && json_array_size(out->list) >= DIVERGENT_MAX)
+			continue;
+		if (!entry) {
+			json_t *fqn = json_stringn(v->fqn.p, v->fqn.n);
+			entry = json_pack("{s:o, s:[], s:[]}", "fqn", fqn ? fqn : json_string("?"), "ranks", "digests");
+			if (!entry || json_array_append_new(out->list, entry) < 0)
+				return ERR(NO_MEMORY, "no memory to list replicas");
+			entries[d->value] = entry;
+			add_digest(entry, v->rank, digest_crc32(0, v->bytes.p, v->bytes.n));
+		}
+		add_digest(entry, d->rank, digest_crc32(0, d->bytes.p, d->bytes.n));
+	}
+	return OK;
 }
 
 static struct str box_key(const struct sd_chunk *c, uint32_t ndim)
@@ -97,11 +140,11 @@ static json_t *entry_of(const struct replicas *r, uint32_t plan_chunk, uint32_t 
 			 (json_int_t)c->rank, "digests", json_sprintf("crc32:%08x", crc));
 }
 
-static json_t *find_entry(const struct replicas *r, json_t *list, json_t **entries, uint32_t plan_chunk, uint32_t crc)
+static json_t *find_entry(const struct replicas *r, json_t **entries, uint32_t plan_chunk, uint32_t crc)
 {
-	if (!entries[plan_chunk] && json_array_size(list) < DIVERGENT_MAX) {
+	if (!entries[plan_chunk] && json_array_size(r->list) < DIVERGENT_MAX) {
 		entries[plan_chunk] = entry_of(r, plan_chunk, crc);
-		json_array_append_new(list, entries[plan_chunk]);
+		json_array_append_new(r->list, entries[plan_chunk]);
 	}
 	return entries[plan_chunk];
 }
@@ -110,11 +153,9 @@ enum err replicas_compare(void *user, const struct run *run, const struct build_
 {
 	struct replicas *r = user;
 	CLEANUP(mem_free_ptr) json_t **entries = mem_zalloc(r->plan->chunk_count, sizeof *entries);
-	json_t *list = json_array();
 
-	if (!entries || !list)
+	if (!entries)
 		return ERR(NO_MEMORY, "no memory to compare replicas");
-	json_object_set_new(r->job->result, "divergent", list);
 	for (uint64_t i = 0; i < r->count; i++) {
 		uint32_t written = run->dsts[places[r->plan_chunk[i]].dst].crc32;
 		uint32_t crc = crc_of(run, &run->srcs[r->first_src + i]);
@@ -123,12 +164,10 @@ enum err replicas_compare(void *user, const struct run *run, const struct build_
 			continue;
 		struct str fqn = r->sd->tensors[c->tensor].fqn;
 		if (r->fail)
-			return err_at_rank(err_at_fqn(ERR(DIVERGENT, "the replicas of ranks %u and %u differ",
-							  r->plan->chunks[r->plan_chunk[i]].rank, c->rank),
-						      fqn.p, fqn.n), c->rank);
-		json_t *entry = find_entry(r, list, entries, r->plan_chunk[i], written);
-		json_array_append_new(json_object_get(entry, "ranks"), json_integer(c->rank));
-		json_array_append_new(json_object_get(entry, "digests"), json_sprintf("crc32:%08x", crc));
+			return differ(r->plan->chunks[r->plan_chunk[i]].rank, c->rank, fqn);
+		json_t *entry = find_entry(r, entries, r->plan_chunk[i], written);
+		if (entry)
+			add_digest(entry, c->rank, crc);
 	}
 	return OK;
 }

@@ -12,11 +12,15 @@ struct replicas {
 	struct job *job;
 	uint32_t first_src;            /* set when the sources are added to a run */
 	bool fail;                     /* options.on_divergence is "fail" */
+	json_t *list;                  /* what differs, as `result.divergent` shows it */
 };
+
+/* Values are compared while they are read: what of them differs is listed, or ERR_DIVERGENT. Comes first. */
+FALLIBLE enum err replicas_values(const struct sdict *held, struct replicas *out);
 
 /* held: all ranks' chunks. Tensors whose dtype is changed on the way are left out: their bytes cannot be compared. */
 FALLIBLE enum err replicas_find(struct job *j, const struct sdict *held, const struct sdict *plan, const enum dtype *dtypes,
 				struct replicas *out);
 void replicas_free(struct replicas *r);
-/* For write_spec.after_run: j->result gets "divergent", or ERR_DIVERGENT. user: the replicas. */
+/* For write_spec.after_run: r->list has what differs, or ERR_DIVERGENT. user: the replicas. */
 enum err replicas_compare(void *user, const struct run *run, const struct build_place *places);

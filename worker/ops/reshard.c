@@ -89,7 +89,8 @@ static FALLIBLE enum err cut(struct reshard *r)
 	TRY(target_cut(r->job->worker, &r->view, json_object_get(target, "layout"), r->world_size, &held, &unmatched));
 	if (unmatched)
 		json_object_set_new(r->job->result, "unmatched_rules", unmatched);
-	TRY(save_plan_make(held, DEDUP_BALANCED, UINT64_MAX, &r->plan, &stats));
+	TRY(save_plan_make(held, target_dedup(json_object_get(r->job->spec, "options")), UINT64_MAX, &r->plan, &stats));
+	json_object_set_new(r->job->result, "dedup_bytes_saved", json_integer((json_int_t)stats.bytes_saved));
 	return save_plan_validate(r->plan);
 }
 

@@ -51,6 +51,7 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 			      (json_int_t)stats->bytes_saved);
 	if (casts)
 		json_object_set_new(j->result, "cast", casts);
+	json_object_set(j->result, "divergent", s->replicas.list);
 	struct write_spec w = { .build = &s->build, .target = s->plan, .pieces = &pieces, .first_src = first,
 				.value_src = s->value_src, .world_size = s->source.world_size,
 				.to = json_object_get(j->spec, "target"), .options = json_object_get(j->spec, "options"),
@@ -65,14 +66,17 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 static FALLIBLE enum err save(struct save *s)
 {
 	struct save_plan_stats stats = { 0 };
-	const char *divergence = json_string_value(json_object_get(json_object_get(s->job->spec, "options"), "on_divergence"));
+	const json_t *options = json_object_get(s->job->spec, "options");
+	const char *divergence = json_string_value(json_object_get(options, "on_divergence"));
 
 	s->replicas.fail = divergence && strcmp(divergence, "fail") == 0;
 	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(s->job, json_object_get(s->job->spec, "source"), &s->source));
 	TRY(spec_select(s->job->spec, s->source.sd, &s->view));
-	TRY(save_plan_make(s->view.sd, DEDUP_BALANCED, UINT64_MAX, &s->plan, &stats));
+	TRY(replicas_values(s->view.sd, &s->replicas));
+	TRY(save_plan_make(s->view.sd, target_dedup(options), UINT64_MAX, &s->plan, &stats));
 	TRY(save_plan_validate(s->plan));
+	s->plan->has_paths = s->plan->has_paths && !json_is_false(json_object_get(options, "flatten_state_dict"));
 	s->arena = arena_new(UINT64_MAX);
 	if (!s->arena)
 		return ERR(NO_MEMORY, "no memory for a plan");

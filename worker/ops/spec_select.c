@@ -207,8 +207,23 @@ static FALLIBLE enum err copy_files(const struct sdict *from, struct sdict *to)
 	return OK;
 }
 
+/* What other ranks have instead of the values that take part; kept[i]: where value i of `from` is now. */
+static FALLIBLE enum err copy_differing(const struct sdict *from, const uint32_t *kept, struct sdict *to)
+{
+	for (uint64_t i = 0; i < from->differing_count; i++) {
+		const struct sd_differing *d = &from->differing[i];
+		if (kept[d->value] != SD_NONE)
+			TRY(sdict_add_differing(to, kept[d->value], d->rank, d->bytes));
+	}
+	return OK;
+}
+
 static FALLIBLE enum err select_all(struct selector *s, const struct sdict *from, struct spec_view *v)
 {
+	CLEANUP(mem_free_ptr) uint32_t *kept = mem_alloc((from->value_count + 1) * sizeof *kept);
+
+	if (!kept)
+		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)from->value_count);
 	TRY(copy_files(from, v->sd));
 	for (uint64_t i = 0; i < from->tensor_count; i++) {
 		if (!is_wanted(s, from->tensors[i].fqn))
@@ -217,12 +232,13 @@ static FALLIBLE enum err select_all(struct selector *s, const struct sdict *from
 			TRY(copy_tensor(s, from, &from->tensors[i], v));
 	}
 	for (uint64_t i = 0; i < from->value_count; i++) {
-		if (!is_wanted(s, from->values[i].fqn))
+		kept[i] = is_wanted(s, from->values[i].fqn) ? (uint32_t)v->sd->value_count : SD_NONE;
+		if (kept[i] == SD_NONE)
 			v->skipped++;
 		else
 			TRY(copy_value(s, &from->values[i], v));
 	}
-	return OK;
+	return copy_differing(from, kept, v->sd);
 }
 
 enum err spec_select(const json_t *spec, const struct sdict *source, struct spec_view *out)

@@ -31,6 +31,7 @@ void sdict_free(struct sdict *sd)
 	mem_free(sd->tensors);
 	mem_free(sd->chunks);
 	mem_free(sd->values);
+	mem_free(sd->differing);
 	mem_free(sd->files);
 	mem_free(sd->transforms);
 	mem_free(sd->names);
@@ -276,6 +277,17 @@ enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint32_t rank
 	v.loc = loc;
 	*index_out = (uint32_t)sd->value_count;
 	sd->values[sd->value_count++] = v;
+	return OK;
+}
+
+enum err sdict_add_differing(struct sdict *sd, uint32_t value, uint32_t rank, struct str bytes)
+{
+	struct sd_differing d = { .value = value, .rank = rank };
+
+	must(value < sd->value_count);
+	TRY(room(sd, &sd->differing, sd->differing_count, &sd->differing_cap, sizeof *sd->differing));
+	TRY(arena_str(sd->arena, bytes, &d.bytes));
+	sd->differing[sd->differing_count++] = d;
 	return OK;
 }
 

@@ -62,6 +62,12 @@ struct sd_value {
 	struct str bytes;
 };
 
+/* What a rank has instead of a value that it should share with others (image_collect): only the first rank's is a value. */
+struct sd_differing {
+	uint32_t value, rank;
+	struct str bytes;             /* a torch.save archive */
+};
+
 struct sd_file {
 	struct str name;              /* relative to the checkpoint directory; for images the rank's decimal number */
 	uint32_t rank;
@@ -75,6 +81,8 @@ struct sdict {
 	uint64_t chunk_count, chunk_cap;
 	struct sd_value *values;
 	uint64_t value_count, value_cap;
+	struct sd_differing *differing;
+	uint64_t differing_count, differing_cap;
 	struct sd_file *files;
 	uint64_t file_count, file_cap;
 	struct str *transforms;       /* descriptor lists joined by ' ' in stored order, e.g. "stream.zstd/1" */
@@ -110,6 +118,7 @@ FALLIBLE enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t ran
 /* One more rank that holds a value of which `first` is the index: the same FQN again, not looked up by name. For save plans. */
 FALLIBLE enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint32_t rank, struct sd_loc loc,
 					  uint32_t *index_out);
+FALLIBLE enum err sdict_add_differing(struct sdict *sd, uint32_t value, uint32_t rank, struct str bytes);
 FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out);
 FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
 /* Tensors and chunks of another sdict, by reference: FQN, shape, path and dims are not copied. sdict_borrow comes first: it keeps
