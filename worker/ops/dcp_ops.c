@@ -10,7 +10,7 @@
 #include "ops/sdop_rules.h"
 #include "ops/sdop_tables.h"
 
-enum { SIDES = SDOP_DICTS, SHARD_UNKNOWN = 0 };
+enum { SIDES = SDOP_SIDES, SHARD_UNKNOWN = 0 };
 
 struct op {
 	struct comm *comm;
@@ -72,7 +72,7 @@ static FALLIBLE enum err make_headers(struct op *o, struct buf *both, struct tol
 		if (!o->mine[i])
 			continue;
 		TRY(tree_check(o->mine[i], o->me, o->size));
-		TRY(sdop_images_make(trees, o->size, o->out->arena, &o->told[i]));
+		TRY(sdop_images_make(trees, o->size, NULL, o->out->arena, &o->told[i]));
 		told[i] = (struct told){ o->told[i].headers[o->me].len, o->told[i].image_bytes[o->me] };
 		buf_put(both, o->told[i].headers[o->me].p, o->told[i].headers[o->me].len);
 	}
@@ -253,7 +253,7 @@ static FALLIBLE enum err operate(struct op *o)
 	o->equal = o->plan.equal;
 	if (compare)
 		return o->plan.move_count ? move_all(o, true) : OK;
-	TRY(sdop_images_make(o->plan.target, o->size, o->out->arena, &o->images));
+	TRY(sdop_images_make(o->plan.target, o->size, o->trees, o->out->arena, &o->images));
 	TRY(place_slots(o));
 	TRY(move_all(o, false));
 	return o->plan.target[o->me] ? with_addresses(o, o->plan.target[o->me], &o->out->tree) : OK;

@@ -1,6 +1,6 @@
 /* sdop_images.c: see sdop_images.h.
  *
- * A list of JSON leaves becomes one value; dicts, and lists that hold dicts or tensors, become paths; what is empty stays. The entries
+ * Dicts and lists become paths; a list of JSON leaves stays one value where it was one; what is empty stays. The entries
  * themselves are image_build's: one sdict per rank. */
 #include "ops/sdop_images.h"
 
@@ -15,6 +15,7 @@ enum { HEADER_MAX = 100 << 20 };
 struct writing {
 	struct sdop_images *out;
 	struct arena *arena;
+	const struct sdop_trees *from;         /* SDOP_SIDES of them, or NULL */
 	uint32_t rank;
 	struct sdict *sd;
 	struct vec(struct image_value) values;
@@ -70,17 +71,28 @@ static FALLIBLE enum err enter(struct writing *w, const struct tree *t, uint32_t
 
 /* ------------------------------------------------------------------------------------------------------ values */
 
-/* One value of the image: JSON leaves, what is empty, and lists of such. Dicts are taken apart, so that each key has its FQN. */
-static bool one_json(const struct tree *t)
+/* JSON leaves, what is empty, and lists of such. Dicts are taken apart, so that each key has its FQN. */
+static bool all_json(const struct tree *t)
 {
 	if (!tree_is_container(t))
 		return t->kind == TREE_VALUE && t->value.kind == TREE_JSON;
 	if (t->kind == TREE_DICT)
 		return t->count == 0;
 	for (uint32_t i = 0; i < t->count; i++)
-		if (!one_json(t->children[i]))
+		if (!all_json(t->children[i]))
 			return false;
 	return true;
+}
+
+/* Is this one value of the image? A list is if it was one where it came from. */
+static bool is_value(const struct writing *w, struct str fqn, const struct tree *t)
+{
+	if (!tree_is_container(t) || t->count == 0)
+		return true;
+	for (uint32_t i = 0; w->from && i < SDOP_SIDES; i++)
+		if (map_get(&w->from[i].lists, fqn) != MAP_NONE)
+			return all_json(t);
+	return false;
 }
 
 static FALLIBLE enum err note_tuple(struct writing *w)
@@ -217,9 +229,7 @@ static FALLIBLE enum err add_node(struct writing *w, const struct tree *t)
 	struct str fqn;
 
 	TRY(fqn_of(w, &fqn));
-	enum err e = tree_is_tensor(t)				    ? add_tensor(w, fqn, t)
-		     : !tree_is_container(t) || one_json(t) ? add_value(w, fqn, t)
-								    : add_children(w, t);
+	enum err e = tree_is_tensor(t) ? add_tensor(w, fqn, t) : is_value(w, fqn, t) ? add_value(w, fqn, t) : add_children(w, t);
 	return err_at_fqn(e, fqn.p, fqn.n);
 }
 
@@ -282,9 +292,10 @@ static FALLIBLE enum err build(struct writing *w, const struct tree *root)
 	return at == w->out->slots.n ? OK : ERR(INTERNAL, "an image lacks a shard");
 }
 
-static FALLIBLE enum err write_rank(struct sdop_images *out, struct arena *a, uint32_t rank, const struct tree *root)
+static FALLIBLE enum err write_rank(struct sdop_images *out, const struct sdop_trees *from, struct arena *a, uint32_t rank,
+				    const struct tree *root)
 {
-	struct writing w = { .out = out, .arena = a, .rank = rank, .exact = BUF_INIT(HEADER_MAX), .wild = BUF_INIT(HEADER_MAX),
+	struct writing w = { .out = out, .arena = a, .from = from, .rank = rank, .exact = BUF_INIT(HEADER_MAX), .wild = BUF_INIT(HEADER_MAX),
 			     .first = BUF_INIT(HEADER_MAX) };
 
 	enum err e = sdict_new(UINT64_MAX, &w.sd);
@@ -300,14 +311,15 @@ static FALLIBLE enum err write_rank(struct sdop_images *out, struct arena *a, ui
 	return err_at_rank(e, rank);
 }
 
-enum err sdop_images_make(struct tree *const *trees, uint32_t world_size, struct arena *a, struct sdop_images *out)
+enum err sdop_images_make(struct tree *const *trees, uint32_t world_size, const struct sdop_trees *from, struct arena *a,
+			  struct sdop_images *out)
 {
 	*out = (struct sdop_images){ .world_size = world_size, .headers = mem_zalloc(world_size, sizeof *out->headers),
 				     .image_bytes = mem_zalloc(world_size, sizeof *out->image_bytes) };
 	if (!out->headers || !out->image_bytes)
 		return ERR(NO_MEMORY, "no memory for %u images", world_size);
 	for (uint32_t r = 0; r < world_size; r++)
-		TRY(write_rank(out, a, r, trees[r]));
+		TRY(write_rank(out, from, a, r, trees[r]));
 	return OK;
 }
 

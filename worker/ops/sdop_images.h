@@ -23,8 +23,10 @@ struct sdop_images {
 	uint64_t tensors, values;      /* distinct per rank, summed up */
 };
 
-/* trees: world_size; NULL: an image without anything. What is kept lives in `a`. */
-FALLIBLE enum err sdop_images_make(struct tree *const *trees, uint32_t world_size, struct arena *a, struct sdop_images *out);
+/* trees: world_size; NULL: an image without anything. What is kept lives in `a`. from: the state dicts they were made from, which say
+ * what lists of values are written as one; NULL: none. */
+FALLIBLE enum err sdop_images_make(struct tree *const *trees, uint32_t world_size, const struct sdop_trees *from, struct arena *a,
+				   struct sdop_images *out);
 /* The slot of a shard of a tensor of `rank`'s tree; UINT64_MAX: no such. */
 uint64_t sdop_images_slot(const struct sdop_images *im, uint32_t rank, const struct tree *node, uint32_t shard);
 /* Asks the coordinator for segments and writes the headers. j->result gets "segment_bytes" and "ranks"; a dry run stops there. */

@@ -20,8 +20,8 @@ struct op {
 	struct sdop_request rq;
 	struct spec_layout layout;
 	struct sdop_places places;
-	struct sdop_trees trees[SDOP_DICTS];
-	const json_t *dicts[SDOP_DICTS];
+	struct sdop_trees trees[SDOP_SIDES];
+	const json_t *dicts[SDOP_SIDES];
 	struct sdop_plan plan;
 	struct sdop_images images;
 	struct run_build build;
@@ -125,7 +125,7 @@ static FALLIBLE enum err find_dicts(struct op *o)
 	if (asked < 0 || asked > UINT16_MAX + 1)
 		return ERR(WORLD_MISMATCH, "a world of %jd ranks", (intmax_t)asked);
 	o->rq.world_size = world_of(o->dicts[SIDE_SOURCE]);
-	for (uint32_t i = 0; i < SDOP_DICTS; i++)
+	for (uint32_t i = 0; i < SDOP_SIDES; i++)
 		o->rq.world_size = (uint32_t)num_max(o->rq.world_size, world_of(o->dicts[i]));
 	o->rq.world_size = (uint32_t)num_max(o->rq.world_size, (uint64_t)asked);
 	o->job->members = exchange_members(o->job, o->rq.world_size);
@@ -134,7 +134,7 @@ static FALLIBLE enum err find_dicts(struct op *o)
 
 static FALLIBLE enum err read_trees(struct op *o)
 {
-	for (uint32_t i = 0; i < SDOP_DICTS; i++) {
+	for (uint32_t i = 0; i < SDOP_SIDES; i++) {
 		if (!o->dicts[i])
 			continue;
 		TRY(sdop_trees_read(o->job, o->dicts[i], i, o->rq.world_size, o->arena, &o->places, &o->trees[i]));
@@ -225,7 +225,7 @@ static FALLIBLE enum err operate(struct op *o)
 	if (compare && (!o->plan.move_count || o->job->dry_run))
 		return OK;
 	if (!compare) {
-		TRY(sdop_images_make(o->plan.target, o->rq.world_size, o->arena, &o->images));
+		TRY(sdop_images_make(o->plan.target, o->rq.world_size, o->trees, o->arena, &o->images));
 		json_object_set_new(o->job->result, "tensors", json_integer((json_int_t)o->images.tensors));
 		json_object_set_new(o->job->result, "values", json_integer((json_int_t)o->images.values));
 		TRY(sdop_images_place(o->job, &o->images));
@@ -248,7 +248,7 @@ enum err sdop_job(struct job *j)
 	enum err e = o.rq.kind < SDOP_KINDS ? operate(&o) : ERR(UNKNOWN_KIND, "a job of kind '%s'", j->kind);
 	run_build_free(&o.build);
 	sdop_images_free(&o.images);
-	for (uint32_t i = 0; i < SDOP_DICTS; i++)
+	for (uint32_t i = 0; i < SDOP_SIDES; i++)
 		sdop_trees_free(&o.trees[i]);
 	vec_free(&o.places);
 	spec_layout_free(&o.layout);

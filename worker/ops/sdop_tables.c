@@ -10,7 +10,7 @@
 struct making {
 	const struct sdop_tables *t;
 	struct run_build *b;
-	uint32_t *files[SDOP_DICTS], *made;    /* run files by rank */
+	uint32_t *files[SDOP_SIDES], *made;    /* run files by rank */
 	uint64_t filled;                       /* bytes in the task being made */
 	uint32_t groups;
 };
@@ -20,7 +20,7 @@ static FALLIBLE enum err add_memories(struct making *m)
 {
 	uint32_t n = m->t->memories;
 
-	for (uint32_t i = 0; i < SDOP_DICTS; i++)
+	for (uint32_t i = 0; i < SDOP_SIDES; i++)
 		m->files[i] = mem_zalloc(n, sizeof **m->files);
 	m->made = mem_zalloc(n, sizeof *m->made);
 	if (!m->files[0] || !m->files[1] || !m->made)
@@ -28,7 +28,7 @@ static FALLIBLE enum err add_memories(struct making *m)
 	for (uint32_t r = 0; r < n; r++) {
 		TRY(run_add_file(m->b, RUN_FILE_MEMORY, 0, STR(""), 0, &m->made[r]));
 		m->b->files.v[m->made[r]].rank = r;
-		for (uint32_t i = 0; i < SDOP_DICTS; i++)
+		for (uint32_t i = 0; i < SDOP_SIDES; i++)
 			m->files[i][r] = m->made[r];
 	}
 	return OK;
@@ -263,7 +263,7 @@ enum err sdop_tables_make(const struct sdop_tables *t, struct run_build *b)
 
 	b->opts.mode = t->images ? RUN_MOVE_BOXES : RUN_COMPARE_BOXES;
 	b->opts.task_bytes = BUILD_TASK_BYTES;
-	for (uint32_t i = 0; !e && i < SDOP_DICTS; i++)
+	for (uint32_t i = 0; !e && i < SDOP_SIDES; i++)
 		if (t->dicts[i])
 			e = add_files(b, t->dicts[i], false, &m.files[i]);
 	if (!e && t->made)
@@ -274,7 +274,7 @@ enum err sdop_tables_make(const struct sdop_tables *t, struct run_build *b)
 		e = add_targets(&m);
 	if (!e)
 		e = add_all(&m);
-	for (uint32_t i = 0; i < SDOP_DICTS; i++)
+	for (uint32_t i = 0; i < SDOP_SIDES; i++)
 		mem_free(m.files[i]);
 	mem_free(m.made);
 	return e;

@@ -5,10 +5,8 @@
 #include "ops/sdop_images.h"
 #include "plan/sdop.h"
 
-enum { SDOP_DICTS = 2 };               /* source (or a), and companion (or b) */
-
 struct sdop_tables {
-	const json_t *dicts[SDOP_DICTS];       /* entries of the job's document; NULL: none */
+	const json_t *dicts[SDOP_SIDES];       /* entries of the job's document; NULL: none */
 	const json_t *made;                    /* the SEGMENTS document; NULL: compare */
 	uint32_t memories;                     /* libdcp: so many processes and no segments; offsets of places and slots are addresses */
 	const struct sdop_places *places;

@@ -14,7 +14,7 @@ enum { PATH_MAX_PARTS = 64, LIST_HOLES_MAX = 1024, NONE = UINT32_MAX };
 enum node_kind { NODE_OPEN, NODE_DICT, NODE_LIST, NODE_TUPLE, NODE_LEAF };
 
 struct node {
-	uint32_t first, last, next, count;     /* children */
+	uint32_t parent, first, last, next, count;
 	uint8_t kind;
 	struct tree_key key;
 	struct tree *leaf;
@@ -28,6 +28,7 @@ struct growing {
 	uint32_t rank, dict;
 	struct sdop_places *places;
 	const struct sdop_rules *rules;
+	struct map *lists;
 };
 
 static FALLIBLE enum err new_node(struct growing *g, uint32_t *out)
@@ -77,6 +78,7 @@ static FALLIBLE enum err child_of(struct growing *g, uint32_t parent, struct sd_
 	TRY(map_put(&g->children, copy, *out));
 	struct node *p = &g->nodes.v[parent], *n = &g->nodes.v[*out];
 	n->key = (struct tree_key){ .text = part.key, .index = part.index };
+	n->parent = parent;
 	if (p->last == NONE)
 		p->first = *out;
 	else
@@ -133,6 +135,33 @@ static FALLIBLE enum err json_leaf(struct growing *g, const struct jscan *js, co
 	return arena_str(g->arena, (struct str){ (char *)b.p, b.len }, &out->value.bytes);
 }
 
+static void put_path(const struct growing *g, uint32_t node, struct buf *b)
+{
+	const struct node *n = &g->nodes.v[node];
+
+	if (n->parent) {
+		put_path(g, n->parent, b);
+		buf_putc(b, '.');
+	}
+	if (n->key.text.p)
+		buf_put(b, n->key.text.p, n->key.text.n);
+	else
+		buf_printf(b, "%jd", (intmax_t)n->key.index);
+}
+
+/* Here a list is one value, and not one for each of its members: so it will be in what is made of it. */
+static FALLIBLE enum err note_list(struct growing *g, uint32_t node)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	struct str path;
+	uint32_t found;
+
+	put_path(g, node, &b);
+	TRY(buf_status(&b));
+	TRY(arena_str(g->arena, (struct str){ (char *)b.p, b.len }, &path));
+	return map_intern(g->lists, path, 1, &found);
+}
+
 /* The value whose first token is `t`, at `node`. The scanner's own limit on depth holds here. */
 static FALLIBLE enum err add_json(struct growing *g, uint32_t node, struct jscan *js, struct jscan_token t)
 {
@@ -144,6 +173,8 @@ static FALLIBLE enum err add_json(struct growing *g, uint32_t node, struct jscan
 		return set_leaf(g, node, &leaf);
 	}
 	TRY(open_as(g, node, dict ? NODE_DICT : NODE_LIST));
+	if (!dict && g->nodes.v[g->nodes.v[node].parent].kind == NODE_DICT)
+		TRY(note_list(g, node));
 	for (int64_t i = 0;; i++) {
 		struct sd_path_part part = { .index = i };
 		uint32_t child;
@@ -383,7 +414,7 @@ static FALLIBLE enum err rules_of(struct worker *w, const struct image *im, uint
 enum err sdop_trees_add(struct worker *w, struct image *im, uint32_t rank, uint32_t dict, struct arena *a,
 			struct sdop_places *places, struct sdop_trees *t)
 {
-	struct growing g = { .arena = a, .im = im, .rank = rank, .dict = dict, .places = places };
+	struct growing g = { .arena = a, .im = im, .rank = rank, .dict = dict, .places = places, .lists = &t->lists };
 
 	enum err e = rules_of(w, im, t->world_size, t, &g.rules);
 	if (!e)
@@ -427,5 +458,6 @@ void sdop_trees_free(struct sdop_trees *t)
 		mem_free(t->rules.v[i]);
 	}
 	vec_free(&t->rules);
+	map_free(&t->lists);
 	*t = (struct sdop_trees){ 0 };
 }

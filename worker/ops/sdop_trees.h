@@ -6,6 +6,8 @@
 #include "ops/input.h"
 #include "plan/tree.h"
 
+enum { SDOP_SIDES = 2 };               /* source (or a), and companion (or b) */
+
 struct sdop_place {
 	struct str fqn;
 	enum dtype dtype;
@@ -21,6 +23,7 @@ struct sdop_trees {
 	struct image **images;
 	uint32_t world_size;
 	struct vec(struct sdop_rules *) rules;
+	struct map lists;              /* paths ("a.b") at which a rank's image has a list as one value; keys live in the arena */
 };
 
 FALLIBLE enum err sdop_trees_begin(uint32_t world_size, struct arena *a, struct sdop_trees *out);
