@@ -295,7 +295,8 @@ static FALLIBLE enum err build(struct writing *w, const struct tree *root)
 static FALLIBLE enum err write_rank(struct sdop_images *out, const struct sdop_trees *from, struct arena *a, uint32_t rank,
 				    const struct tree *root)
 {
-	struct writing w = { .out = out, .arena = a, .from = from, .rank = rank, .exact = BUF_INIT(HEADER_MAX), .wild = BUF_INIT(HEADER_MAX),
+	struct writing w = { .out = out, .arena = a, .from = from, .rank = rank, .exact = BUF_INIT(HEADER_MAX),
+			     .wild = BUF_INIT(HEADER_MAX),
 			     .first = BUF_INIT(HEADER_MAX) };
 
 	enum err e = sdict_new(UINT64_MAX, &w.sd);
