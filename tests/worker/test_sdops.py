@@ -511,6 +511,19 @@ def test_memory_is_bounded(gang):
     s.close()
 
 
+def test_auto_is_shm_on_one_host_whatever_the_device():
+    with Gang(2, {}) as g:
+        g.backend = "auto"
+        s = rows(2)
+        for device in ("cpu", "cuda"):
+            assert done(run(g, "gather", s, device=device))["backend"] == "shm"
+            assert images(g.made)[1].entries["w"][2] == whole(s)
+            g.made.close()
+        failed(g.job("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "gloo"}, {"s": s}),
+               "invalid_request")
+        s.close()
+
+
 def test_without_a_network_there_is_no_tcp():
     with Gang(1, {}) as g:
         s = rows(2)

@@ -342,13 +342,12 @@ enum err exchange_run(const struct exec_spec *spec, struct comm *c)
 enum err exchange_choose(struct job *j)
 {
 	const char *asked = json_string_value(json_object_get(j->spec, "backend"));
-	const char *device = json_string_value(json_object_get(j->spec, "device"));
-	bool cuda = device && strncmp(device, "cuda", 4) == 0;
 
+	/* `device` says no more: segments are host memory, whatever their bytes pass through, and on one host shm is the shortest way */
 	j->backend = COMM_SHM;
 	if (asked && strcmp(asked, "tcp") == 0)
 		j->backend = COMM_TCP;
-	else if ((asked && strcmp(asked, "nccl") == 0) || ((!asked || strcmp(asked, "auto") == 0) && cuda))
+	else if (asked && strcmp(asked, "nccl") == 0)
 		j->backend = COMM_NCCL;
 	else if (asked && strcmp(asked, "shm") != 0 && strcmp(asked, "auto") != 0)
 		return ERR(INVALID_REQUEST, "a backend '%s'", asked);
