@@ -34,6 +34,15 @@ def torch_name(dtype: Any) -> Optional[str]:
     return name
 
 
+def known_to_torch() -> Dict[Any, str]:
+    """{torch.dtype: name} of those that this torch has."""
+    if not _torch_names:
+        import torch
+
+        _torch_names.update({getattr(torch, n): n for n in TABLE if hasattr(torch, n)})
+    return _torch_names
+
+
 def to_torch(name: str) -> Any:
     """The torch.dtype; the raw bytes (uint8) if this torch has none of that name."""
     import torch

@@ -5,9 +5,10 @@ placements (FSDP2 over tensor parallelism) may own several runs of rows: each ru
 """
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _dtypes, _tree, errors
 from .image import ChunkSpec, Layout
@@ -220,8 +221,8 @@ def _spec_of(key: Tuple[Any, ...]) -> ChunkSpec:
 
 def is_stateful(x: Any) -> bool:
     """An object that keeps its own state dict: a module, an optimizer, a scheduler."""
-    return not is_tensor(x) and not isinstance(x, (Mapping, type)) and callable(getattr(x, "state_dict", None)) \
-        and callable(getattr(x, "load_state_dict", None))
+    return callable(getattr(x, "state_dict", None)) and callable(getattr(x, "load_state_dict", None)) \
+        and not isinstance(x, (Mapping, type)) and not is_tensor(x)
 
 
 def describe(state_dict: Any, select: Optional[Callable[[str], bool]] = None,
@@ -240,26 +241,38 @@ def describe(state_dict: Any, select: Optional[Callable[[str], bool]] = None,
         for k, v in state_dict.items():
             if is_stateful(v):
                 stateful[k], v = v, v.state_dict()
-            tree[k] = v  # type: ignore[index]
+            tree[k] = v
     else:
         tree = state_dict
     if prepare is not None:
         prepare(tree)
-    leaves, paths = _tree.flatten(tree, is_tensor)
-    if select is not None:
-        leaves = {k: v for k, v in leaves.items() if select(k)}
+    torch, np = torch_module(), numpy_module()
+    simple = frozenset((torch.Tensor, torch.nn.Parameter)) if torch is not None and hasattr(torch, "nn") else frozenset()
+    collecting = gc.isenabled()
+    gc.disable()  # tens of thousands of small tuples would set it off, and there is no cycle to be found
+    try:
+        leaves, paths = _tree.flatten(tree, is_tensor, simple)
+        if select is not None:
+            leaves = {k: v for k, v in leaves.items() if select(k)}
+        return _list(leaves, paths, tree, stateful, torch, np, simple)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _list(leaves: Dict[str, Any], paths: Dict[str, _tree.Path], tree: Any, stateful: Dict[str, Any], torch: Any, np: Any,
+          simple: FrozenSet[Any]) -> Described:
     keys: List[Any] = []
     sources: List[Any] = []
     values: Dict[str, Any] = {}
-    torch, np = torch_module(), numpy_module()
-    simple = (torch.Tensor, torch.nn.Parameter) if torch is not None and hasattr(torch, "nn") else ()
     tensor_type = torch.Tensor if torch is not None else ()
     array_type = np.ndarray if np is not None else ()
     strided = torch.strided if torch is not None else None
+    known = _dtypes.known_to_torch() if torch is not None else {}
     for fqn, x in leaves.items():
-        if type(x) in simple and x.layout is strided and x.dtype in _dtypes._torch_names and not x.is_nested \
-                and not hasattr(x, "global_shape"):
-            keys.append((fqn, x.dtype, x.shape))
+        if type(x) in simple and x.layout is strided and (dtype := x.dtype) in known and not x.is_nested \
+                and (not x.__dict__ or not hasattr(x, "global_shape")):
+            keys.append((fqn, dtype, x.shape))
             sources.append(x)
         elif isinstance(x, tensor_type):
             dtype, shape, parts = torch_parts(fqn, x)
@@ -371,14 +384,10 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
     theirs: List[Any] = []
     tensor_type = torch.Tensor if torch is not None else ()
     cached = v._torch
-    for i, t in enumerate(d.sources):
-        spec = chunks[i]
-        if skip is not None and skip(spec.fqn):
+    for i, (t, n) in enumerate(zip(d.sources, v.layout.sizes)):
+        if n == 0 or (skip is not None and skip(chunks[i].fqn)):
             continue
         if isinstance(t, tensor_type):
-            n = t.numel() * t.element_size()
-            if n == 0:
-                continue
             if n >= BIG and _plain_cpu(t, n):
                 blocks.append((base + v.at(i), t.data_ptr(), n) if out else (t.data_ptr(), base + v.at(i), n))
                 continue

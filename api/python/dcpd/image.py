@@ -45,20 +45,20 @@ def _dumps(x: Any) -> str:
 class Layout:
     """Where the chunks of one structure lie in an image: tensors at multiples of 4096, filler between them.
 
-    positions[i]: offset of chunk i from the start of the data; data_bytes: all of the data. The header's text is made once; only the
-    values in it are new each time.
+    positions[i], sizes[i]: offset of chunk i from the start of the data, and its bytes; data_bytes: all of the data. The header's text
+    is made once; only the values in it are new each time.
     """
 
     def __init__(self, chunks: Sequence[ChunkSpec], paths: Mapping[str, Sequence[Any]]) -> None:
         self.chunks = list(chunks)
         self.positions: List[int] = []
+        self.sizes = [c.nbytes for c in self.chunks]
         entries: List[str] = []
         listed: Dict[str, Any] = {}
         taken: Dict[str, int] = {}
         names = {c.fqn for c in chunks}
         pos = pads = 0
-        for c in self.chunks:
-            n = c.nbytes
+        for c, n in zip(self.chunks, self.sizes):
             name = self._entry_name(c.fqn, taken, names)
             self.positions.append(pos)
             entries.append(self._entry(name, c, pos, n))
@@ -149,7 +149,7 @@ class Segment:
             if bytes is not None and size < bytes:
                 raise errors.CheckpointDamaged(f"{name} has {size} bytes, not {bytes}", code="segment_shrunk")
             access = {"w": mmap.ACCESS_WRITE, "r": mmap.ACCESS_READ, "c": mmap.ACCESS_COPY}[mode]
-            self.map = mmap.mmap(fd, size if bytes is None else bytes, access=access)
+            self.map: Any = mmap.mmap(fd, size if bytes is None else bytes, access=access)
         finally:
             os.close(fd)
         self.size = len(self.map)
@@ -157,7 +157,7 @@ class Segment:
     def close(self) -> None:
         """Lets it go: it is unmapped with the last view. Never by force: torch's views hold the mapping, but not as a buffer, so
         mmap.close() would take the memory from under them."""
-        self.map: Any = b""
+        self.map = b""
 
     def __repr__(self) -> str:
         return f"<Segment {self.name}, {self.size} bytes>"

@@ -13,7 +13,7 @@ import pickletools
 import sys
 import warnings
 import zipfile
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from . import _tree, errors
 
@@ -160,7 +160,7 @@ def class_of(data: bytes) -> Optional[str]:
     if not pickled:
         return None
     first: Optional[str] = None
-    strings = []
+    strings: List[str] = []
     try:
         for op, arg, _ in pickletools.genops(pickled):
             if op.name == "GLOBAL":
