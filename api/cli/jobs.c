@@ -18,6 +18,8 @@ static FALLIBLE enum err build(const struct command *self, const struct args *a,
 		TRY(request_ref(doc, is_diff ? "b" : "target", a->words[1]));
 	else if (sdops_is(self->name)) /* into itself: its next generation */
 		TRY(request_ref(doc, "target", a->words[0]));
+	else if (strcmp(self->name, "load") == 0) /* check: a state dict that nobody makes */
+		TRY(request_ref(doc, "target", "shm:dcpctl-check"));
 	json_t *target = json_object_get(doc, "target");
 	TRY(request_integer(a, "generation", json_object_get(doc, "source"), "generation"));
 	if (target) {
@@ -96,30 +98,49 @@ int jobs_submit(const struct command *self, struct client *c, const struct args 
 	return code;
 }
 
-/* Can this checkpoint be loaded in that layout? A dry run of a load says it, and what it would read. */
+static void print_check(const char *ref, const json_t *plan)
+{
+	const json_t *problems = json_object_get(plan, "problems"), *rules = json_object_get(plan, "unmatched_rules"), *item;
+	size_t i;
+	char x[32], y[32];
+
+	json_array_foreach(rules, i, item)
+		fprintf(stderr, "warning: no tensor takes the rule '%s'\n", json_string_value(item));
+	json_array_foreach(problems, i, item)
+		printf("%s: %s\n", show_text(item, "code"), show_text(item, "detail"));
+	double count = show_number(plan, "problem_count");
+	if (count > (double)json_array_size(problems))
+		printf("... and %.0f more\n", count - (double)json_array_size(problems));
+	if (!json_is_true(json_object_get(plan, "loads"))) {
+		printf("%s cannot be loaded so: %.0f mismatches\n", ref, count);
+		return;
+	}
+	printf("%s can be loaded so: %s to read, %.2f x what is needed, at most %s of memory besides the segments\n", ref,
+	       show_bytes(show_number(plan, "read_bytes"), x), show_number(plan, "over_read_ratio"),
+	       show_bytes(show_number(plan, "peak_memory_bytes"), y));
+}
+
+/* Can this checkpoint be loaded in that layout, or into that state dict? A dry run of a load says it, and all that does not fit. */
 int jobs_check(const struct command *self, struct client *c, const struct args *a)
 {
-	json_t *doc = json_pack("{s:s,s:{s:s}}", "kind", "load", "target", "state_dict", "dcpctl-check");
-	json_t *target = doc ? json_object_get(doc, "target") : NULL;
+	const struct command load = { .name = "load" };
+	json_t *doc = json_object();
 	struct answer got = { 0 };
-	enum err e = doc ? request_ref(doc, "source", a->words[0]) : ERR(NO_MEMORY, "cannot build the request");
+	enum err e = doc ? build(&load, a, doc) : ERR(NO_MEMORY, "cannot build the request");
 
 	(void)self;
-	if (e == OK)
-		e = request_integer(a, "world-size", target, "world_size");
-	if (e == OK)
-		e = request_list(a, "layout", target, args_layout);
 	if (e == OK)
 		e = client_call(c, "POST", "/v1/jobs?dry_run=true", doc, &got);
 	json_decref(doc);
 	if (e)
 		return follow_failed(c, e);
+	bool loads = json_is_true(json_object_get(got.json, "loads"));
 	if (args_flag(a, "json"))
 		show_json(got.json);
 	else
-		printf("%s can be loaded so\n", a->words[0]);
+		print_check(a->words[0], got.json);
 	client_drop(&got);
-	return EXIT_DONE;
+	return loads ? EXIT_DONE : EXIT_DIFFERS;
 }
 
 int jobs_list(const struct command *self, struct client *c, const struct args *a)

@@ -38,8 +38,8 @@ static const struct command commands[] = {
 	  "is the checkpoint whole and unchanged?", 1, 1, jobs_submit },
 	{ "diff", "diff A B [--rtol R] [--atol A]", WAITING PICKING COMMON "rtol= atol=",
 	  "what differs between two checkpoints or state dicts; exit 1 if anything does", 2, 2, jobs_submit },
-	{ "check", "check REF --world-size N [--layout RULE]...", "world-size= layout=",
-	  "can the checkpoint be loaded so? Nothing is read but metadata", 1, 1, jobs_check },
+	{ "check", "check REF [shm:NAME] [--world-size N] [--layout RULE]... [--no-strict]", CHANGING "world-size= layout= no-strict",
+	  "can the checkpoint be loaded so, or into that state dict? Nothing is read but metadata; exit 1 if not", 1, 2, jobs_check },
 	{ "create", "create shm:SRC shm:DST [--pin-memory] [--no-share-memory]", GROUPED "generation= pin-memory no-share-memory",
 	  "a state dict of the same structure, with new tensors", 2, 2, jobs_submit },
 	{ "copy", "copy shm:SRC shm:DST", GROUPED "generation=", "tensors and values into a state dict of the same structure", 2, 2,
@@ -75,7 +75,7 @@ static void print_words(void)
 	      "The daemon is found by DCPD_URL (http://... or unix:///path, with DCPD_TOKEN or DCPD_TOKEN_FILE), else at\n"
 	      "$XDG_STATE_HOME/dcpd/dcpd.sock, then /run/dcpd/dcpd.sock.\n"
 	      "\n"
-	      "Exit: 0 done, 1 differs, 2 wrong usage, 3 no daemon, 4 timed out, 5 the job failed.\n", stdout);
+	      "Exit: 0 done, 1 differs or does not fit, 2 wrong usage, 3 no daemon, 4 timed out, 5 the job failed.\n", stdout);
 }
 
 static void print_help(void)

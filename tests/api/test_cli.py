@@ -64,6 +64,22 @@ def test_detach_and_dry_run(d, c):
     assert not (d.storages["main"] / f"{out}-dry").exists()
 
 
+def test_check(d, c):
+    out = good(d.ctl("check", f"main:{c.name}", "--world-size", "3", "--layout", "*=Shard(0)@3"))
+    assert "can be loaded so" in out
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"no.such": ("F32", [1], bytes(4)), "nor.this": ("F32", [1], bytes(4))})])
+    r = d.ctl("check", f"main:{c.name}", f"shm:{sd}")
+    assert r.returncode == 1 and "missing_key" in r.stdout and "no.such" in r.stdout and "nor.this" in r.stdout, r
+    j = json.loads(d.ctl("check", f"main:{c.name}", f"shm:{sd}", "--json").stdout)
+    assert j["loads"] is False and [p["fqn"] for p in j["problems"]] == ["no.such", "nor.this"]
+    assert good(d.ctl("check", f"main:{c.name}", f"shm:{sd}", "--no-strict"))
+    r = d.ctl("check", f"main:{c.name}", "--layout", "zzz*=Shard(0)", "--world-size", "2")
+    assert r.returncode == 0 and "zzz*" in r.stderr
+    assert d.ctl("check", "main:no/such").returncode == 5
+    d.drop(sd)
+
+
 @pytest.mark.parametrize("args", [
     [], ["nonsense"], ["verify"], ["verify", "no-colon"], ["verify", "main:a", "--level", "deep"], ["reshard", "main:a"],
     ["reshard", "main:a", "main:b", "--layout", "nonsense"], ["reshard", "main:a", "main:b", "--world-size", "x"],

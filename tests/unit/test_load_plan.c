@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "lib/plan_cases.h"
+#include "plan/problems.h"
 
 #define V(...) ((const int64_t[]){ __VA_ARGS__ })
 static const struct sd_loc nowhere = { .file = SD_NO_FILE };
@@ -209,6 +210,67 @@ static void sides_must_agree(void **state)
 	assert_string_equal(err_last()->fqn, "w");
 }
 
+/* A key that is missing, one of another size, one with a hole, one that fits: all that is wrong is said at once. */
+static void everything_wrong_is_told(void **state)
+{
+	CLEANUP(fixture_free) struct fixture f = { line(8, 2), line(9, 1), .match.strict = true };
+	struct problems p = { 0 };
+	int64_t half[2] = { 0, 4 };
+	uint32_t t;
+
+	(void)state;
+	add_line(f.target, "gone", 4, 1);
+	add_line(f.target, "holed", 8, 2);
+	add_line(f.target, "fits", 8, 2);
+	T_OK(sdict_add_tensor(f.source, STR("holed"), DT_FLOAT32, 1, (int64_t[]){ 8 }, &t));
+	T_OK(sdict_add_chunk(f.source, t, half, 0, (struct sd_loc){ .file = SD_NO_FILE }));
+	add_line(f.source, "fits", 8, 4);
+	T_ERR(MISSING_KEY, make(&f));
+	assert_string_equal(err_last()->fqn, "gone");
+	assert_non_null(strstr(err_last()->text, "Missing key in checkpoint state_dict: gone; Size mismatch between saved [8] and "
+						 "current: [9] for w; "));
+	assert_non_null(strstr(err_last()->text, "holed"));
+
+	p.arena = f.arena;
+	f.match.problems = &p;
+	T_OK(make(&f));
+	assert_int_equal(p.count, 3);
+	assert_int_equal(p.list.v[0].code, ERR_MISSING_KEY);
+	assert_int_equal(p.list.v[1].code, ERR_SIZE_MISMATCH);
+	assert_string_equal(p.list.v[1].actual.p, "[9]");
+	assert_int_equal(p.list.v[2].code, ERR_COVERAGE_HOLE);
+	assert_true(str_is(p.list.v[2].fqn, "holed"));
+	/* w, gone and both chunks of holed have no sources, each half of fits has two */
+	assert_int_equal(f.plan.first[f.target->chunk_count], 4);
+	assert_int_equal(f.plan.first[f.target->chunk_count - 2], 0);
+	problems_free(&p);
+}
+
+static void problems_are_those_of_keys(void **state)
+{
+	CLEANUP(problems_free) struct problems p = { .arena = arena_new(64 << 20) };
+	char name[32];
+
+	(void)state;
+	T_OK(problems_note(&p, OK));
+	T_ERR(NO_MEMORY, problems_note(&p, ERR(NO_MEMORY, "no memory")));
+	T_ERR(LIMIT_EXCEEDED, problems_note(&p, err_at_fqn(ERR(LIMIT_EXCEEDED, "too many"), "w", 1)));
+	T_ERR(SIZE_MISMATCH, problems_note(&p, ERR(SIZE_MISMATCH, "of no key")));
+	T_OK(problems_raise(&p));
+	for (int i = 0; i < PROBLEMS_KEPT + 5; i++) {
+		int n = snprintf(name, sizeof name, "k%d", i);
+		T_OK(problems_note(&p, err_at_rank(err_at_fqn(ERR(LAYOUT_INVALID, "bad %d", i), name, (size_t)n), 3)));
+	}
+	assert_int_equal(p.list.n, PROBLEMS_KEPT);
+	assert_int_equal(p.count, PROBLEMS_KEPT + 5);
+	T_ERR(LAYOUT_INVALID, problems_raise(&p));
+	assert_string_equal(err_last()->fqn, "k0");
+	assert_int_equal(err_last()->rank, 3);
+	assert_non_null(strstr(err_last()->text, "bad 0; bad 1; "));
+	assert_non_null(strstr(err_last()->text, " more"));
+	arena_free(p.arena);
+}
+
 static void scalars_and_empty_tensors(void **state)
 {
 	CLEANUP(fixture_free) struct fixture f = { .match.strict = true };
@@ -331,6 +393,8 @@ int main(void)
 		cmocka_unit_test(keys_are_matched),
 		cmocka_unit_test(many_missing_keys_are_cut_in_the_text_only),
 		cmocka_unit_test(sides_must_agree),
+		cmocka_unit_test(everything_wrong_is_told),
+		cmocka_unit_test(problems_are_those_of_keys),
 		cmocka_unit_test(scalars_and_empty_tensors),
 		cmocka_unit_test(a_tensor_without_chunks_is_a_hole),
 		cmocka_unit_test(large_and_hostile_inputs),

@@ -5,6 +5,7 @@
 #include "ops/build.h"
 #include "ops/segments.h"
 #include "ops/input.h"
+#include "ops/plan_doc.h"
 #include "ops/target.h"
 
 struct load {
@@ -19,6 +20,7 @@ struct load {
 	const json_t *existing;        /* the target's entry in the job's document, NULL: it is made */
 	struct load_match match;
 	struct load_plan plan;
+	struct problems problems;
 };
 
 static FALLIBLE enum err cut(struct load *l)
@@ -31,7 +33,8 @@ static FALLIBLE enum err cut(struct load *l)
 		return input_images(l->existing, l->job->fds, l->job->segment_count, &l->target);
 	}
 	TRY(spec_world_size(target, l->source.world_size, &l->world_size));
-	TRY(target_cut(l->job->worker, &l->view, json_object_get(target, "layout"), l->world_size, &l->target, &unmatched));
+	TRY(target_cut(l->job->worker, &l->view, json_object_get(target, "layout"), l->world_size, &l->problems,
+		       &l->target, &unmatched));
 	if (unmatched)
 		json_object_set_new(l->job->result, "unmatched_rules", unmatched);
 	l->target->file_count = 0; /* from here on: one per rank */
@@ -50,7 +53,7 @@ static FALLIBLE enum err report(struct load *l)
 
 	json_object_set_new(r, "missing", target_names(l->match.missing, l->match.missing_count));
 	json_object_set_new(r, "unexpected", target_names(l->match.unexpected, l->match.unexpected_count));
-	TRY(target_casts(l->view.sd, l->target, &casts));
+	TRY(target_casts(l->view.sd, l->target, &l->problems, &casts));
 	json_object_set_new(r, "cast", casts ? casts : json_array());
 	json_object_set_new(r, "world_size", json_integer(l->world_size));
 	json_object_set_new(r, "tensors", json_integer((json_int_t)l->target->tensor_count));
@@ -81,9 +84,19 @@ static FALLIBLE enum err add_segments(struct load *l)
 	return OK;
 }
 
-static FALLIBLE enum err execute(struct load *l)
+/* What GET …/plan shows; of a dry run with what does not fit. */
+static FALLIBLE enum err plan_doc(const struct load *l, json_t *doc)
 {
-	struct run run = { .fd = -1 };
+	struct plan_figures f;
+
+	TRY(plan_figures_make(l->view.sd, l->target, &l->plan, &f));
+	TRY(plan_doc_files(doc, &l->build, input_kind(&l->source) == RUN_SRC_ITEM ? RUN_FILE_SOURCE : RUN_FILE_SEGMENT));
+	return plan_doc_figures(doc, l->job, &l->build, &f,
+				plan_sdict_bytes(l->source.sd) + plan_sdict_bytes(l->view.sd) + plan_sdict_bytes(l->target));
+}
+
+static FALLIBLE enum err build(struct load *l)
+{
 	uint32_t first;
 
 	TRY(add_segments(l));
@@ -93,10 +106,25 @@ static FALLIBLE enum err execute(struct load *l)
 	const char *verify = json_string_value(json_object_get(json_object_get(l->job->spec, "options"), "verify"));
 	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,
 					      .verify = !verify || strcmp(verify, "none") != 0 };
-	TRY(run_share(&l->build, &run));
+	return OK;
+}
+
+static FALLIBLE enum err execute(struct load *l)
+{
+	struct run run = { .fd = -1 };
+	json_t *plan = json_copy(l->job->result);
+
+	enum err e = plan ? plan_doc(l, plan) : ERR(NO_MEMORY, "no memory for the plan");
+	if (!e)
+		e = run_share(&l->build, &run);
 	run_build_free(&l->build);
+	if (e) {
+		json_decref(plan);
+		return e;
+	}
 	uint64_t total = run_bytes_total(&run);
-	enum err e = job_state(l->job, "running", "copy", NULL, total);
+	e = job_state(l->job, "running", "copy", plan, total);
+	json_decref(plan);
 	if (!e)
 		e = job_execute(l->job, &run);
 	json_t *r = l->job->result;
@@ -108,6 +136,17 @@ static FALLIBLE enum err execute(struct load *l)
 	return e;
 }
 
+/* "loads" says whether the job would succeed. */
+static FALLIBLE enum err dry_run(struct load *l)
+{
+	json_t *doc = l->job->result;
+
+	json_object_set_new(doc, "chunks", json_integer((json_int_t)l->target->chunk_count));
+	json_object_set_new(doc, "loads", json_boolean(l->problems.count == 0));
+	TRY(plan_doc_problems(doc, &l->problems));
+	return plan_doc(l, doc);
+}
+
 static FALLIBLE enum err load(struct load *l)
 {
 	const json_t *target = json_object_get(l->job->spec, "target");
@@ -117,6 +156,7 @@ static FALLIBLE enum err load(struct load *l)
 	l->arena = arena_new(UINT64_MAX);
 	if (!l->job->result || !l->arena)
 		return ERR(NO_MEMORY, "no memory for a plan");
+	l->problems.arena = l->arena;
 	l->existing = json_object_get(json_object_get(l->job->doc, "state_dicts"), name);
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
@@ -124,16 +164,18 @@ static FALLIBLE enum err load(struct load *l)
 	TRY(spec_select(l->job->spec, l->source.sd, &l->view));
 	TRY(cut(l));
 	TRY(job_state(l->job, "planning", "plan", NULL, 0));
+	l->match.problems = &l->problems;
 	l->match.strict = !json_is_false(json_object_get(l->job->spec, "strict"));
 	TRY(load_plan_make(l->view.sd, l->target, &l->match, l->arena, &l->plan));
 	TRY(report(l));
-	if (l->existing && l->job->dry_run)
-		return OK;
-	if (l->existing)
+	if (!l->job->dry_run)
+		TRY(problems_raise(&l->problems));
+	if (l->existing && !l->job->dry_run)
 		TRY(segments_set_values(l->job, l->existing, &l->source, l->view.sd));
-	else
+	else if (!l->existing)
 		TRY(segments_make(l->job, &l->source, l->view.sd, l->target, l->world_size));
-	return l->job->dry_run ? OK : execute(l);
+	TRY(build(l));
+	return l->job->dry_run ? dry_run(l) : execute(l);
 }
 
 enum err load_job(struct job *j)
@@ -145,6 +187,7 @@ enum err load_job(struct job *j)
 	mem_free(l.source_map);
 	mem_free(l.segment_files);
 	sdict_free(l.target);
+	problems_free(&l.problems);
 	arena_free(l.arena);
 	spec_view_free(&l.view);
 	input_close(&l.source);

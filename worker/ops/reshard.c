@@ -86,7 +86,8 @@ static FALLIBLE enum err cut(struct reshard *r)
 
 	if (r->safetensors)
 		return target_whole(&r->view, &r->plan);
-	TRY(target_cut(r->job->worker, &r->view, json_object_get(target, "layout"), r->world_size, &held, &unmatched));
+	TRY(target_cut(r->job->worker, &r->view, json_object_get(target, "layout"), r->world_size, NULL, &held,
+		       &unmatched));
 	if (unmatched)
 		json_object_set_new(r->job->result, "unmatched_rules", unmatched);
 	TRY(save_plan_make(held, target_dedup(json_object_get(r->job->spec, "options")), UINT64_MAX, &r->plan, &stats));
@@ -143,12 +144,12 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	} else {
 		TRY(map_values(r, first));
 	}
-	TRY(target_casts(r->view.sd, r->plan, &casts));
+	TRY(target_casts(r->view.sd, r->plan, NULL, &casts));
 	if (casts)
 		json_object_set_new(r->job->result, "cast", casts);
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first,
 				.value_src = r->value_src, .world_size = r->world_size, .safetensors = r->safetensors,
-				.check_sources = checks_sources(r),
+				.check_sources = checks_sources(r), .source = r->view.sd,
 				.to = NULL, .options = json_object_get(r->job->spec, "options"),
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
 	json_t *to = json_pack("{s:O, s:O}", "storage", json_object_get(target, "storage"), "name",

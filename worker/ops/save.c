@@ -45,7 +45,7 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)s->plan->value_count);
 	memset(s->value_src, 0xFF, s->plan->value_count * sizeof *s->value_src); /* all inline */
 	TRY(set_dtypes(&s->view, s->plan));
-	TRY(target_casts(s->view.sd, s->plan, &casts));
+	TRY(target_casts(s->view.sd, s->plan, NULL, &casts));
 	j->result = json_pack("{s:I, s:I}", "generation",
 			      json_integer_value(json_object_get(s->source.state_dict, "generation")), "dedup_bytes_saved",
 			      (json_int_t)stats->bytes_saved);

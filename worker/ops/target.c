@@ -35,7 +35,21 @@ static FALLIBLE enum err add_values(const struct spec_view *v, struct sdict *out
 	return OK;
 }
 
-static FALLIBLE enum err cut_all(const struct spec_view *v, const struct layout *l, struct sdict *out, bool *used)
+/* A tensor that cannot be cut: what was cut of it is dropped. */
+static FALLIBLE enum err not_cut(struct sdict *out, uint32_t index, struct problems *problems, enum err e)
+{
+	struct sd_tensor *t = &out->tensors[index];
+
+	e = err_at_fqn(e, t->fqn.p, t->fqn.n);
+	if (!problems)
+		return e;
+	out->chunk_count -= t->chunk_count;
+	t->chunk_count = 0;
+	return problems_note(problems, e);
+}
+
+static FALLIBLE enum err cut_all(const struct spec_view *v, const struct layout *l, struct sdict *out, struct problems *problems,
+				  bool *used)
 {
 	uint32_t index, rule;
 
@@ -43,7 +57,7 @@ static FALLIBLE enum err cut_all(const struct spec_view *v, const struct layout 
 		TRY(add_tensor(v, i, out, &index));
 		enum err e = layout_apply(l, out, index, &rule);
 		if (e)
-			return err_at_fqn(e, out->tensors[index].fqn.p, out->tensors[index].fqn.n);
+			TRY(not_cut(out, index, problems, e));
 		if (rule < l->rule_count)
 			used[rule] = true;
 	}
@@ -65,7 +79,7 @@ static json_t *list_unmatched(const struct layout *l, const bool *used)
 }
 
 enum err target_cut(struct worker *w, const struct spec_view *view, const json_t *layout, uint32_t world_size,
-		    struct sdict **out, json_t **unmatched_out)
+		    struct problems *problems, struct sdict **out, json_t **unmatched_out)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
 	struct spec_layout l;
@@ -77,7 +91,7 @@ enum err target_cut(struct worker *w, const struct spec_view *view, const json_t
 	if (!e)
 		e = sdict_new(UINT64_MAX, &sd);
 	if (!e)
-		e = cut_all(view, &l.layout, sd, used);
+		e = cut_all(view, &l.layout, sd, problems, used);
 	*unmatched_out = e ? NULL : list_unmatched(&l.layout, used);
 	spec_layout_free(&l);
 	if (!e)
@@ -106,7 +120,7 @@ enum err target_whole(const struct spec_view *view, struct sdict **out)
 	return OK;
 }
 
-enum err target_casts(const struct sdict *source, const struct sdict *target, json_t **out)
+enum err target_casts(const struct sdict *source, const struct sdict *target, struct problems *problems, json_t **out)
 {
 	*out = NULL;
 	for (uint64_t i = 0; i < target->tensor_count; i++) {
@@ -114,8 +128,11 @@ enum err target_casts(const struct sdict *source, const struct sdict *target, js
 		if (!s || s->dtype == t->dtype)
 			continue;
 		enum err e = cast_check(t->dtype, s->dtype);
-		if (e)
-			return err_at_fqn(e, t->fqn.p, t->fqn.n);
+		if (e) {
+			e = err_at_fqn(e, t->fqn.p, t->fqn.n);
+			TRY(problems ? problems_note(problems, e) : e);
+			continue;
+		}
 		if (!*out)
 			*out = json_array();
 		if (json_array_size(*out) >= NAMES_MAX)

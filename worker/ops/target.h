@@ -6,13 +6,14 @@
 #include "plan/save_plan.h"
 
 /* Tensors of `view` cut by the layout over `world_size` ranks, replicas included; values on rank 0, pointing where they are. The layout's
- * unmatched rules are listed in *unmatched_out (a JSON array, may come back NULL). */
+ * unmatched rules are listed in *unmatched_out (a JSON array, may come back NULL). Tensors that cannot be cut so are noted in
+ * `problems`, and have no chunks; NULL: an error. */
 FALLIBLE enum err target_cut(struct worker *w, const struct spec_view *view, const json_t *layout, uint32_t world_size,
-			     struct sdict **out, json_t **unmatched_out);
+			     struct problems *problems, struct sdict **out, json_t **unmatched_out);
 /* Every tensor whole, on rank 0. */
 FALLIBLE enum err target_whole(const struct spec_view *view, struct sdict **out);
-/* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. */
-FALLIBLE enum err target_casts(const struct sdict *source, const struct sdict *target, json_t **out);
+/* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. Those that cannot be cast: as in target_cut. */
+FALLIBLE enum err target_casts(const struct sdict *source, const struct sdict *target, struct problems *problems, json_t **out);
 
 /* plan->sources[i] == i: every target chunk is one source chunk. */
 FALLIBLE enum err target_identity(uint64_t chunks, struct arena *a, struct load_plan *out);

@@ -8,12 +8,13 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "ops/plan_doc.h"
 #include "os/fs.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { SINK_BYTES = 1 << 20, PLAN_FILES_SHOWN = 256, SAFETENSORS_FILE_MAX_GB = 5 };
+enum { SINK_BYTES = 1 << 20, SAFETENSORS_FILE_MAX_GB = 5 };
 
 struct sink {
 	int fd;
@@ -162,26 +163,26 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 }
 
 /* What GET …/plan shows. */
-static json_t *plan_doc(const struct write_spec *s, const struct build_target *t)
+static FALLIBLE enum err plan_doc(const struct job *j, const struct write_spec *s, const struct build_target *t, json_t **out)
 {
-	const struct run_build *b = s->build;
-	json_t *files = json_array(), *ranks = json_array();
-	uint64_t count = 0;
+	struct plan_figures f = { 0 };
+	json_t *doc = json_pack("{s:I, s:I, s:I, s:I, s:I}", "world_size", (json_int_t)s->world_size, "bytes", (json_int_t)t->bytes,
+				"tensors", (json_int_t)s->target->tensor_count, "values", (json_int_t)s->target->value_count,
+				"chunks", (json_int_t)s->target->chunk_count);
+	enum err e = doc ? plan_doc_files(doc, s->build, RUN_FILE_TARGET) : ERR(NO_MEMORY, "no memory for the plan");
 
-	for (uint64_t i = 0; i < b->files.n; i++) {
-		const struct run_file *f = &b->files.v[i];
-		if (f->kind != RUN_FILE_TARGET || count++ >= PLAN_FILES_SHOWN)
-			continue;
-		json_array_append_new(files, json_pack("{s:s%, s:I, s:I}", "name", b->strings.v + f->name_at, (size_t)f->name_len,
-						       "rank", (json_int_t)f->rank, "bytes", (json_int_t)f->bytes));
-	}
-	for (uint64_t i = 0; i < b->ranks.n && i < PLAN_FILES_SHOWN; i++)
-		json_array_append_new(ranks, json_pack("{s:I, s:I}", "rank", (json_int_t)b->ranks.v[i].rank, "bytes",
-						       (json_int_t)b->ranks.v[i].bytes_total));
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "world_size", (json_int_t)s->world_size, "bytes",
-			 (json_int_t)t->bytes, "tensors", (json_int_t)s->target->tensor_count, "values",
-			 (json_int_t)s->target->value_count, "chunks", (json_int_t)s->target->chunk_count, "file_count",
-			 (json_int_t)count, "files", files, "ranks", ranks);
+	for (uint64_t i = 0; !s->source && i < s->target->chunk_count; i++)
+		f.needed_bytes += s->target->chunks[i].loc.length;
+	f.read_bytes = f.needed_bytes;
+	if (!e && s->source)
+		e = plan_figures_make(s->source, s->target, s->pieces, &f);
+	if (!e)
+		e = plan_doc_figures(doc, j, s->build, &f, plan_sdict_bytes(s->source) + plan_sdict_bytes(s->target));
+	if (e)
+		json_decref(doc);
+	else
+		*out = doc;
+	return e;
 }
 
 static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
@@ -274,9 +275,8 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	t->in_memory = st->in_memory;
 	t->task_bytes = st->in_memory ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	TRY(build(s, t));
-	json_t *plan = plan_doc(s, t);
-	if (!plan)
-		return ERR(NO_MEMORY, "no memory for the plan");
+	json_t *plan = NULL;
+	TRY(plan_doc(j, s, t, &plan));
 	if (j->dry_run) {
 		if (j->result)
 			json_object_update(plan, j->result);

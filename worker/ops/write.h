@@ -8,6 +8,7 @@ struct write_spec {
 	struct run_build *build;       /* with the sources in it */
 	struct sdict *target;          /* what to write; locs of values are those of the source */
 	const struct load_plan *pieces;
+	const struct sdict *source;    /* whose chunks `pieces` means; NULL: all of them are the target's, whole */
 	uint32_t first_src;
 	const uint32_t *value_src;     /* per value of target: run source or UINT32_MAX (inline) */
 	uint32_t world_size;

@@ -18,7 +18,6 @@ enum {
 	PAIRS_MAX = 1 << 25,             /* a plan larger than that does not fit anywhere */
 	FEW = 16,                        /* so few pairs are compared one by one */
 	CUTS_MAX = 1 << 24,              /* boxes looked at while cutting, in one plan */
-	KEYS_SHOWN = 900,
 };
 
 struct pair {
@@ -404,43 +403,64 @@ static FALLIBLE enum err find_keys(const struct maker *m, struct load_match *mat
 	return OK;
 }
 
-static FALLIBLE enum err missing_keys(const struct load_match *match)
+/* All of them; the keys that do not fit are as if they were not there. */
+static FALLIBLE enum err note_missing(const struct load_match *match, struct problems *p)
 {
-	CLEANUP(buf_free) struct buf b = BUF_INIT(KEYS_SHOWN + 64);
-	uint64_t shown = 0;
-
-	for (; shown < match->missing_count; shown++) {
-		struct str s = match->missing[shown];
-		if (s.n + 2 > KEYS_SHOWN - b.len && shown > 0)
-			break;
-		buf_printf(&b, "%s%.*s", shown ? ", " : "", (int)num_min(s.n, 500), s.p);
+	for (uint64_t i = 0; i < match->missing_count; i++) {
+		struct str s = match->missing[i];
+		enum err e = ERR(MISSING_KEY, "Missing key in checkpoint state_dict: %.*s", (int)num_min(s.n, 500), s.p);
+		TRY(problems_note(p, err_at_fqn(e, s.p, s.n)));
 	}
-	if (shown < match->missing_count)
-		buf_printf(&b, " and %ju more", (uintmax_t)(match->missing_count - shown));
-	TRY(buf_status(&b));
-	enum err e = ERR(MISSING_KEY, "Missing key%s in checkpoint state_dict: %.*s",
-			 match->missing_count > 1 ? "s" : "", (int)b.len, (const char *)b.p);
-	return err_at_fqn(e, match->missing[0].p, match->missing[0].n);
+	return OK;
 }
 
-static FALLIBLE enum err match_keys(struct maker *m, struct load_match *match, struct arena *arena)
+static FALLIBLE enum err match_keys(struct maker *m, struct load_match *match, struct arena *arena, struct problems *p)
 {
 	const struct sdict *to = m->target;
+	enum err e = OK;
 
 	m->found = mem_zalloc(to->tensor_count + to->value_count, sizeof *m->found);
 	if (!m->found)
 		return ERR(NO_MEMORY, "no memory to match %ju keys", (uintmax_t)(to->tensor_count + to->value_count));
 	TRY(find_keys(m, match, arena));
-	if (match->strict && match->missing_count)
-		return missing_keys(match);
+	if (match->strict)
+		TRY(note_missing(match, p));
 	for (uint64_t i = 0; i < to->tensor_count + to->value_count; i++) {
 		bool tensor = i < to->tensor_count;
 		if (m->found[i] == SD_NONE)
 			continue;
 		if (tensor == !!(m->found[i] & SD_VALUE_BIT))
-			return kind_mismatch(fqn_of(to, i), !tensor);
-		if (tensor)
-			TRY(check_same(&m->source->tensors[m->found[i]], &to->tensors[i]));
+			e = kind_mismatch(fqn_of(to, i), !tensor);
+		else
+			e = tensor ? check_same(&m->source->tensors[m->found[i]], &to->tensors[i]) : OK;
+		if (e)
+			m->found[i] = SD_NONE;
+		TRY(problems_note(p, e));
+	}
+	return OK;
+}
+
+static void plan_nothing(struct maker *m, const struct sd_tensor *to, uint64_t sources)
+{
+	m->plan.source_count = sources;
+	for (uint64_t j = to->first_chunk; j < to->first_chunk + to->chunk_count; j++)
+		m->plan.first[j + 1] = sources;
+}
+
+static FALLIBLE enum err plan_all(struct maker *m, struct load_match *match, struct arena *arena, struct problems *p)
+{
+	TRY(match_keys(m, match, arena, p));
+	TRY(arena_alloc(arena, m->target->chunk_count + 1, sizeof *m->plan.first, &m->plan.first));
+	for (uint64_t i = 0; i < m->target->chunk_count;) {
+		const struct sd_tensor *to = &m->target->tensors[m->target->chunks[i].tensor];
+		uint32_t from = m->found[m->target->chunks[i].tensor];
+		uint64_t before = m->plan.source_count;
+		enum err e = from != SD_NONE ? plan_tensor(m, &m->source->tensors[from], to) : OK;
+
+		if (e || from == SD_NONE)
+			plan_nothing(m, to, before);
+		TRY(problems_note(p, err_at_fqn(e, to->fqn.p, to->fqn.n)));
+		i += to->chunk_count;
 	}
 	return OK;
 }
@@ -449,24 +469,11 @@ enum err load_plan_make(const struct sdict *source, const struct sdict *target, 
 			struct arena *arena, struct load_plan *out)
 {
 	CLEANUP(maker_free) struct maker m = { .source = source, .target = target };
+	CLEANUP(problems_free) struct problems own = { .arena = arena };
 	uint32_t *sources;
 
-	TRY(match_keys(&m, match, arena));
-	TRY(arena_alloc(arena, target->chunk_count + 1, sizeof *m.plan.first, &m.plan.first));
-	for (uint64_t i = 0; i < target->chunk_count;) {
-		const struct sd_tensor *to = &target->tensors[target->chunks[i].tensor];
-		uint32_t from = m.found[target->chunks[i].tensor];
-
-		if (from != SD_NONE) {
-			enum err e = plan_tensor(&m, &source->tensors[from], to);
-			if (e)
-				return err_at_fqn(e, to->fqn.p, to->fqn.n);
-		} else {
-			for (uint64_t j = i; j < i + to->chunk_count; j++)
-				m.plan.first[j + 1] = m.plan.source_count;
-		}
-		i += to->chunk_count;
-	}
+	TRY(plan_all(&m, match, arena, match->problems ? match->problems : &own));
+	TRY(problems_raise(&own));
 	TRY(arena_alloc(arena, m.plan.source_count, sizeof *sources, &sources));
 	if (m.plan.source_count)
 		memcpy(sources, m.plan.sources, m.plan.source_count * sizeof *sources);

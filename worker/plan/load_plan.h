@@ -1,6 +1,7 @@
 /* load_plan.h: which stored chunks feed which target chunks: PyTorch's create_read_items_for_chunk_list, with the coverage check
  * that PyTorch lacks. */
 #pragma once
+#include "plan/problems.h"
 #include "tensor/sdict.h"
 
 /* For target chunk i, source chunks are sources[first[i]] .. sources[first[i + 1] - 1] (indices into source->chunks); the box to
@@ -12,14 +13,15 @@ struct load_plan {
 };
 
 struct load_match {
-	bool strict;                     /* a target key missing in the source is an error that lists all such keys */
+	bool strict;                     /* a target key missing in the source is an error */
+	struct problems *problems;       /* what does not fit is noted here, and no error; NULL: an error that lists all */
 	/* filled in: FQNs only one side has */
 	struct str *missing, *unexpected;
 	uint64_t missing_count, unexpected_count;
 };
 
 /* target: the sdict to fill; its FQNs are looked up in source. Sizes must be equal (ERR_SIZE_MISMATCH, PyTorch's words), a tensor
- * never meets a value (ERR_KIND_MISMATCH). Every element of every target chunk must be covered (ERR_COVERAGE_HOLE).
- * O(n log n). Everything is allocated in `arena`. */
+ * never meets a value (ERR_KIND_MISMATCH). Every element of every target chunk must be covered (ERR_COVERAGE_HOLE). What is noted in
+ * match->problems takes no part in the plan. O(n log n). Everything is allocated in `arena`. */
 FALLIBLE enum err load_plan_make(const struct sdict *source, const struct sdict *target, struct load_match *match,
 				 struct arena *arena, struct load_plan *out);
