@@ -97,14 +97,19 @@ def test_a_rank_is_killed(d):
     gone(d, files)
 
 
-def test_daemon_restarted_between_reserve_and_seal(own, monkeypatch):
+@pytest.mark.parametrize("late", [0, 0.5])
+def test_daemon_restarted_between_reserve_and_seal(own, monkeypatch, late):
+    """At once, when the journal may not have the reservation yet; and later."""
     d = own()
     real = _tensors.copy_out
+    kills = [1]
 
     def copy(*args):
-        d.kill()
+        if kills:
+            time.sleep(late * kills.pop())
+            d.kill()
+            threading.Timer(0.3, d.start).start()
         real(*args)
-        threading.Timer(0.3, d.start).start()
 
     monkeypatch.setattr(_tensors, "copy_out", copy)
     dcpd.save({"w": np.arange(1000)}, "main:a")

@@ -220,13 +220,17 @@ def _write(session: _session.Session, d: _tensors.Described, first: _Offer, o: _
     header = layout.header({k: values.encode(v, k) for k, v in d.values.items()})
     size = len(header) + layout.data_bytes
     _check_meta(d, layout)
-    slot = session.reserve(size, first.generation, o.when_busy, lambda: log.warning(
-        "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target))
-    views = session.fill(slot, layout, header)
-    _tensors.copy_out(d, views)
-    session.in_flight.add(first.generation)
-    session.client.state_dicts.seal(session.name, session.rank, first.generation, size)
-    return size
+    for again in (True, False):
+        slot = session.reserve(size, first.generation, o.when_busy, lambda: log.warning(
+            "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target))
+        _tensors.copy_out(d, session.fill(slot, layout, header))
+        try:
+            session.client.state_dicts.seal(session.name, session.rank, first.generation, size)
+            return size
+        except errors.RequestRefused as e:
+            if e.code != "state_conflict" or not again:
+                raise  # else the daemon was restarted since, and a reservation need not outlive that: once more
+    raise AssertionError("not reached")
 
 
 def _check_meta(d: _tensors.Described, layout: Layout) -> None:

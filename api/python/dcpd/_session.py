@@ -43,8 +43,6 @@ class Session:
         self.layout: Optional[image.Layout] = None
         self.keys: List[Any] = []
         self.paths: Dict[str, Any] = {}
-        self.in_flight: "set[int]" = set()
-        self.used = 0.0
 
     # ---- one generation ----
 
@@ -102,8 +100,6 @@ class Session:
             self.client.state_dicts.release(self.name, self.rank, generation)
         except errors.NotFound:
             pass
-        finally:
-            self.in_flight.discard(generation)
 
     def close(self, timeout: float = 5.0) -> None:
         """Unmaps everything, and deletes the state dict if it was made here and no job uses it."""
