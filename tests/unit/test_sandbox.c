@@ -328,7 +328,7 @@ static int report(void)
 static int limits(void)
 {
 	const struct sandbox_root roots[] = { { fx.writable.fd, true } };
-	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100, false };
+	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100, false, false };
 	int fd;
 
 	if (sandbox_enter(&spec, &entered) || fs_open(fx.writable.fd, "big", O_RDWR | O_CREAT, 0600, &fd))
@@ -361,7 +361,7 @@ static int with_threads(void)
 static int bad_root(void)
 {
 	const struct sandbox_root roots[] = { { 999, true } };
-	const struct sandbox_spec spec = { roots, 1, 0, 0, 0, false };
+	const struct sandbox_spec spec = { roots, 1, 0, 0, 0, false, false };
 	struct sandbox_done done;
 
 	enum err e = sandbox_enter(&spec, &done);
@@ -453,6 +453,52 @@ static void test_network(void **state)
 			expect(probes[i].what, probes[i].probe);
 }
 
+/* ---- with shared memory: the arena is handed over before, as a descriptor ---- */
+
+static void no_network_before(struct t_group *g, uint32_t rank)
+{
+	(void)g;
+	(void)rank;
+	enter();
+}
+
+/* Small, in blocks, and in a subgroup, which maps the arena anew; then a member's death, which the kernel tells through the robust list. */
+static int shm_in_sandbox(struct t_group *g, struct comm *c)
+{
+	enum { BYTES = 1 << 20 };
+	const uint32_t back[] = { 2, 1, 0 };
+	unsigned char mine = (unsigned char)(g->rank + 1), all[3] = { 0 };
+	unsigned char *part = calloc(1, BYTES), *parts = malloc((size_t)3 * BYTES);
+	struct comm *sub;
+
+	if (!part || !parts)
+		return 1;
+	part[BYTES - 1] = mine;
+	if (comm_all_gather(c, &mine, 1, all) || comm_all_gather(c, part, BYTES, parts) || comm_split(c, back, 3, &sub) ||
+	    comm_broadcast(sub, part, BYTES, 0))
+		return 2;
+	comm_close(sub);
+	if (all[2] != 3 || parts[BYTES - 1] != 1 || parts[3 * BYTES - 1] != 3 || part[BYTES - 1] != 3)
+		return 3;
+	if (g->rank == 1)
+		_exit(0);
+	enum err e = comm_barrier(c);
+	free(part);
+	free(parts);
+	return e == ERR_PEER_LOST && err_last()->rank == 1 ? 0 : 4;
+}
+
+static void test_shared_memory(void **state)
+{
+	struct t_group g = { .spec = { .size = 3, .inside = COMM_SHM, .deadline_ms = 20000 }, .before = no_network_before,
+			     .body = shm_in_sandbox };
+
+	(void)state;
+	T_OK(comm_arena_new(3, &g.spec.arena_fd));
+	t_group_run(&g);
+	close(g.spec.arena_fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -461,6 +507,7 @@ int main(void)
 		cmocka_unit_test(test_work_goes_on),
 		cmocka_unit_test(test_entering),
 		cmocka_unit_test(test_network),
+		cmocka_unit_test(test_shared_memory),
 	};
 	return cmocka_run_group_tests_name("sandbox", tests, setup, teardown);
 }
