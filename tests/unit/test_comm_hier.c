@@ -1,5 +1,5 @@
 /* test_comm_hier.c: groups over several hosts, played by processes of one: shm inside each, tcp on loopback between them. */
-#include "lib/t_collectives.h"
+#include "lib/t_hurt.h"
 
 /* Each host has an arena of its own. */
 static void with_hosts(struct t_group *g, uint32_t size, const uint32_t *hosts, enum err (*fn)(struct comm *c, struct t_group *g))
@@ -68,38 +68,14 @@ static void bytes_cross_once(void **state)
 	t_group_end(&g);
 }
 
-static enum err churn(struct comm *c, struct t_group *g)
-{
-	for (uint32_t n = 0;; n++) {
-		atomic_fetch_add(&g->shared->flags[comm_rank(c)], 1);
-		TRY(t_all_gathers(c, n % 3 ? 300000 : 100, n));
-		TRY(t_exchanges(c, 40, n));
-		TRY(t_rooted(c, 1000, n));
-	}
-}
-
 static void hurt(uint32_t victim, int signal_number, enum err code, uint32_t deadline_ms)
 {
 	static const uint32_t hosts[] = { 0, 0, 1, 1 };
 	struct t_group g;
 
-	with_hosts(&g, 4, hosts, churn);
+	with_hosts(&g, 4, hosts, t_churn);
 	g.spec.deadline_ms = deadline_ms;
-	t_group_start(&g);
-	while (atomic_load(&g.shared->flags[victim]) < 2)
-		t_sleep_ms(1);
-	kill(g.pids[victim], signal_number);
-	pid_t pid = g.pids[victim];
-	g.pids[victim] = 0;
-	uint64_t began = t_now_ms();
-	assert_int_equal(t_group_wait(&g, 10000), 0);
-	assert_true(t_now_ms() - began < deadline_ms + 2000);
-	kill(pid, SIGKILL);
-	waitpid(pid, NULL, 0);
-	for (uint32_t r = 0; r < 4; r++)
-		if (r != victim)
-			t_group_expect(&g, r, code, victim);
-	t_group_end(&g);
+	t_hurt(&g, victim, signal_number, 3000, code);
 }
 
 static void all_hear_of_a_death(void **state)

@@ -1,6 +1,6 @@
 /* test_comm_shm.c: groups of real processes over shared memory: every collective, and every way to be a bad member.
- * DCPD_FULL=1: a hundred random kills instead of a few; DCPD_KILLS=n: as many. */
-#include "lib/t_collectives.h"
+ * Kills at random moments: test_comm_kills.c. */
+#include "lib/t_hurt.h"
 
 #include "comm/comm_impl.h"
 
@@ -265,60 +265,13 @@ static void leaving_is_no_failure(void **state)
 	t_group_run(COMM_SHM, 2, leave_early, NULL);
 }
 
-/* Collectives of all kinds without an end. */
-static enum err churn(struct comm *c, struct t_group *g)
-{
-	uint32_t n = 0;
-
-	for (;;) {
-		atomic_fetch_add(&g->shared->flags[comm_rank(c)], 1);
-		TRY(t_all_gathers(c, n % 3 ? 700000 : 100, n));
-		TRY(t_rooted(c, n % 2 ? 500000 : 10, n));
-		TRY(t_exchanges(c, 40, n));
-		TRY(t_reductions(c, 20000, n));
-		TRY(t_subgroups(c));
-		n++;
-	}
-}
-
 static void hurt(uint32_t size, uint32_t victim, int signal_number, long after_us, enum err code, uint32_t deadline_ms)
 {
 	struct t_group g;
 
-	t_group_init(&g, COMM_SHM, size, churn);
+	t_group_init(&g, COMM_SHM, size, t_churn);
 	g.spec.deadline_ms = deadline_ms;
-	t_group_start(&g);
-	while (!atomic_load(&g.shared->flags[victim]))
-		t_sleep_ms(1);
-	usleep((useconds_t)after_us);
-	kill(g.pids[victim], signal_number);
-	uint64_t began = t_now_ms();
-	pid_t pid = g.pids[victim];
-	g.pids[victim] = 0;
-	uint32_t hung = t_group_wait(&g, 8000);
-	uint64_t took = t_now_ms() - began;
-	kill(pid, SIGKILL);
-	waitpid(pid, &g.status[victim], 0);
-	if (hung)
-		T_FAIL("%u members hung after rank %u got signal %d", hung, victim, signal_number);
-	assert_true(took < deadline_ms + 2000);
-	for (uint32_t r = 0; r < size; r++)
-		if (r != victim)
-			t_group_expect(&g, r, code, victim);
-	t_group_end(&g);
-}
-
-static void random_kills(void **state)
-{
-	const char *kills = getenv("DCPD_KILLS");
-	long count = kills ? strtol(kills, NULL, 10) : getenv("DCPD_FULL") ? 100 : 8;
-	uint32_t seed = (uint32_t)time(NULL);
-
-	(void)state;
-	for (long i = 0; i < count; i++) {
-		seed = seed * 1664525 + 1013904223;
-		hurt(4, seed >> 30, SIGKILL, (long)(seed >> 8 & 0x3FFFF), ERR_PEER_LOST, 10000);
-	}
+	t_hurt(&g, victim, signal_number, after_us, code);
 }
 
 static void one_is_stopped(void **state)
@@ -335,7 +288,7 @@ static enum err go_mad(struct comm *c, struct t_group *g)
 	uint32_t seed = *(const uint32_t *)g->arg;
 
 	if (comm_rank(c) != 1)
-		return churn(c, g);
+		return t_churn(c, g);
 	while (!atomic_load(&g->shared->flags[0]))
 		t_sleep_ms(1);
 	for (int i = 0; i < 2000; i++) {
@@ -375,7 +328,7 @@ int main(void)
 		cmocka_unit_test(not_every_dtype), cmocka_unit_test(a_tick_that_fails), cmocka_unit_test(an_abort),
 		cmocka_unit_test(subgroups_fail_together), cmocka_unit_test(one_never_joins), cmocka_unit_test(one_is_late),
 		cmocka_unit_test(another_arena), cmocka_unit_test(leaving_is_no_failure),
-		cmocka_unit_test(random_kills), cmocka_unit_test(one_is_stopped),
+		cmocka_unit_test(one_is_stopped),
 		cmocka_unit_test(a_mad_member),
 	};
 
