@@ -1,6 +1,7 @@
 """Paths: under a root, ad hoc, and at a private daemon of the user's own."""
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -41,7 +42,7 @@ def test_an_ad_hoc_path(at, tmp_path):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(request, tmp_path, monkeypatch):
     """No daemon to be found, and private ones in a folder of the test's."""
     for k in ("DCPD_URL", "DCPD_TOKEN", "DCPD_TOKEN_FILE"):
         monkeypatch.delenv(k, raising=False)
@@ -58,9 +59,14 @@ def own(tmp_path, monkeypatch):
         if folder not in before:
             os.close(_local._holds.pop(folder))
     lib.wait_for(lambda: not pids(run), 30, f"daemons of {run} gone")
+    names = {m.decode() for f in run.rglob("journal*") for m in re.findall(rb"dcpd-[0-9a-f]{32}", f.read_bytes())}
+    left = {n for n in names if (lib.SHM / n).exists()}
+    for n in left:
+        (lib.SHM / n).unlink()
     for f in sorted(run.rglob("*"), reverse=True):
         f.rmdir() if f.is_dir() else f.unlink()
     run.rmdir()
+    assert not left or "supervisor" in request.node.name, f"left in shared memory: {left}"
 
 
 def _none_found():

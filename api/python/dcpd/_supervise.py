@@ -23,9 +23,10 @@ def _die_with_parent() -> None:
 
 
 def busy(socket: str) -> bool:
-    """Whether a job has not ended."""
+    """Whether a job has not ended, or there is a state dict: without a daemon nobody would free its shared memory when its time is over."""
     try:
-        return any(j["state"] not in TERMINAL for j in Client(Transport(Endpoint(socket), timeout=5)).jobs.list(limit=100))
+        c = Client(Transport(Endpoint(socket), timeout=5))
+        return bool(c.state_dicts.list()) or any(j["state"] not in TERMINAL for j in c.jobs.list(limit=100))
     except errors.DcpdError:
         return False
 
