@@ -331,6 +331,62 @@ static void built_images_are_read_back(void **state)
 	}
 }
 
+#define OUTER(more) "{\\\"version\\\":1,\\\"tensors\\\":{\\\"a\\\":{" more "}}}"
+#define INNER "\\\"global_shape\\\":[3],\\\"offsets\\\":[1],"
+
+/* A ShardedTensor in a ShardedTensor: rows 1 and 2 of a slice that begins at row 4 of 9. */
+static void nested_shards(void **state)
+{
+	static const char *const bad[] = {
+		OUTER("\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4]}"),           /* no global_shape of its own */
+		OUTER(INNER "\\\"outer\\\":{\\\"offsets\\\":[4]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9,1],\\\"offsets\\\":[4,0]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4],\\\"x\\\":1}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4],\\\"ranks\\\":[]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4],\\\"ranks\\\":[-1]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4],\\\"ranks\\\":[1.5]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4],\\\"ranks\\\":[[1]]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4],\\\"types\\\":[\\\"DTensor\\\"]}"),
+		OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[4],\\\"types\\\":[\\\"x\\\",\\\"y\\\"]}"),
+		OUTER(INNER "\\\"outer\\\":[]"),
+	};
+	static const int64_t shape[] = { 9 }, dims[] = { 5, 2 }, at[] = { 4 }, size[] = { 3 };
+	static const uint32_t ranks[] = { 2, 0 };
+	const struct sd_outer outer = { at, size, ranks, 2, false, false }, *outers[] = { &outer };
+	CLEANUP(free_sd) struct sdict *sd = NULL;
+	CLEANUP(free_im) struct image *im[2] = { NULL, NULL };
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	char json[600];
+	uint64_t bytes;
+	uint32_t t;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		snprintf(json, sizeof json, "{" META("%s") ",\"a\":" W8 "}", bad[i]);
+		enum err e = refused(json, 8);
+		if (e != ERR_FORMAT_IMAGE)
+			T_FAIL("case %zu (%s): %s", i, bad[i], err_code_name(e));
+	}
+	T_ERR(PLAN_INVALID,
+	      refused("{" META(OUTER(INNER "\\\"outer\\\":{\\\"global_shape\\\":[9],\\\"offsets\\\":[7]}")) ",\"a\":" W8 "}", 8));
+	T_OK(sdict_new(1 << 20, &sd));
+	T_OK(sdict_add_file(sd, STR("0"), 0, &t));
+	T_OK(sdict_add_tensor(sd, STR("a"), DT_FLOAT32, 1, shape, &t));
+	T_OK(sdict_add_chunk(sd, t, dims, 0, (struct sd_loc){ .file = SD_NO_FILE }));
+	T_OK(image_build_more(sd, 0, NULL, 0, &(struct image_more){ .outers = outers }, &b, &bytes));
+	assert_non_null(memmem(b.p, b.len, "global_shape\\\":[3],\\\"offsets\\\":[1]", 33));
+	T_OK(image_parse(b.p, b.len, bytes, 0, &im[0]));
+	struct image_part p = image_part_at(im[0], 0);
+	assert_int_equal(p.shape[0], 9); /* seen from outside it is a part of the whole */
+	assert_int_equal(p.offsets[0], 5);
+	assert_int_equal(p.sizes[0], 2);
+	assert_int_equal(p.outer->offsets[0], 4);
+	assert_int_equal(p.outer->sizes[0], 3);
+	assert_int_equal(p.outer->rank_count, 2);
+	assert_memory_equal(p.outer->ranks, ranks, sizeof ranks);
+}
+
 static void running_out_of_memory(void **state)
 {
 	unsigned failed = 0;
@@ -363,6 +419,7 @@ int main(void)
 		cmocka_unit_test(values_are_taken_apart),
 		cmocka_unit_test(cut_headers),
 		cmocka_unit_test(built_images_are_read_back),
+		cmocka_unit_test(nested_shards),
 		cmocka_unit_test(running_out_of_memory),
 	};
 

@@ -54,6 +54,26 @@ static FALLIBLE enum err raw_sizes(struct image *im, struct image_chunk *c, uint
 	return OK;
 }
 
+/* What was said of the inner tensor is from here on said of the outer one. */
+static FALLIBLE enum err unnest(struct image *im, struct image_chunk *c)
+{
+	int64_t *offsets;
+
+	if (!c->boxed)
+		return ERR(FORMAT_IMAGE, "outer without a global_shape");
+	if (c->outer_shape_ndim != c->ndim || c->outer_offsets_ndim != c->ndim)
+		return ERR(FORMAT_IMAGE, "%u dims in the entry, %u in outer.global_shape, %u in outer.offsets", c->ndim,
+			   c->outer_shape_ndim, c->outer_offsets_ndim);
+	c->outer->sizes = c->shape;
+	TRY(box_check(c->ndim, c->outer->offsets, c->outer->sizes, c->outer_shape));
+	TRY(arena_i64(im->arena, (uint64_t)c->ndim + 1, &offsets));
+	for (uint32_t d = 0; d < c->ndim; d++)
+		offsets[d] = c->outer->offsets[d] + c->offsets[d];
+	c->offsets = offsets;
+	c->shape = c->outer_shape;
+	return OK;
+}
+
 static FALLIBLE enum err resolve(struct image *im, struct image_chunk *c)
 {
 	const struct sft_entry *e = c->entry;
@@ -86,7 +106,8 @@ static FALLIBLE enum err resolve(struct image *im, struct image_chunk *c)
 	if (c->shape_ndim != ndim || c->offsets_ndim != ndim)
 		return ERR(FORMAT_IMAGE, "%u dims in the entry, %u in global_shape, %u in offsets", ndim,
 			   c->shape_ndim, c->offsets_ndim);
-	return box_check(ndim, c->offsets, c->sizes, c->shape);
+	TRY(box_check(ndim, c->offsets, c->sizes, c->shape));
+	return c->outer ? unnest(im, c) : OK;
 }
 
 static FALLIBLE enum err make_chunks(struct image *im)
@@ -173,7 +194,8 @@ struct image_part image_part_at(const struct image *im, uint32_t i)
 
 	must(i < im->chunk_count);
 	return (struct image_part){ .fqn = c->fqn, .dtype = c->dtype, .boxed = c->boxed, .ndim = c->ndim, .shape = c->shape,
-				    .offsets = c->offsets, .sizes = c->sizes, .offset = im->sft.data_off + c->entry->begin,
+				    .offsets = c->offsets, .sizes = c->sizes, .outer = c->outer,
+				    .offset = im->sft.data_off + c->entry->begin,
 				    .bytes = c->entry->end - c->entry->begin };
 }
 

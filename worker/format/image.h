@@ -20,6 +20,7 @@ struct image_part {
 	bool boxed;                      /* it has a global_shape: a part of a sharded tensor, else a plain tensor */
 	uint32_t ndim;
 	const int64_t *shape, *offsets, *sizes;
+	const struct sd_outer *outer;    /* NULL: none. shape and offsets are those in the whole tensor nevertheless */
 	uint64_t offset, bytes;          /* in the segment */
 };
 enum image_text_kind { IMAGE_TEXT_JSON, IMAGE_TEXT_BYTES, IMAGE_TEXT_PICKLE };
@@ -54,9 +55,11 @@ struct image_value {
 };
 FALLIBLE enum err image_build(struct sdict *sd, uint32_t rank, const struct image_value *values, uint64_t value_count,
 			      struct buf *header, uint64_t *image_bytes_out);
-/* What only a state dict in memory has. `plain`: per tensor of sd, it is no part of a sharded one, whatever other ranks have. */
+/* What only a state dict in memory has. `plain`: per tensor of sd, it is no part of a sharded one, whatever other ranks have; `outers`:
+ * per chunk of sd, the shard that it is a part of. Either may be NULL. */
 struct image_more {
 	const bool *plain;
+	const struct sd_outer *const *outers;
 	const struct sd_path *tuples;
 	uint64_t tuple_count;
 	struct str layout;               /* JSON text; n 0: none */

@@ -82,6 +82,25 @@ static FALLIBLE enum err put_path(struct build *b, struct str fqn, struct sd_pat
 	return put_parts(&b->paths, path);
 }
 
+/* A part of a nested shard: its box in that shard, and the shard's box in the tensor. */
+static void put_nested(struct buf *b, const struct sd_tensor *t, const struct sd_chunk *c, const struct sd_outer *outer)
+{
+	int64_t inside[NDIM_MAX];
+
+	for (uint32_t d = 0; d < t->ndim; d++)
+		inside[d] = c->dims[d] - outer->offsets[d];
+	put_dims(b, "global_shape", t->ndim, outer->sizes);
+	put_dims(b, "offsets", t->ndim, inside);
+	buf_puts(b, ",\"outer\":{\"global_shape\":");
+	for (uint32_t d = 0; d < t->ndim; d++)
+		buf_printf(b, "%s%jd", d ? "," : "[", (intmax_t)t->shape[d]);
+	buf_puts(b, t->ndim ? "]" : "[]");
+	put_dims(b, "offsets", t->ndim, outer->offsets);
+	for (uint32_t i = 0; i < outer->rank_count; i++)
+		buf_printf(b, "%s%u", i ? "," : ",\"ranks\":[", outer->ranks[i]);
+	buf_puts(b, outer->rank_count ? "]}" : "}");
+}
+
 /* The entry's dtype, shape and name; what they cannot say goes into the metadata. */
 static FALLIBLE enum err name_chunk(struct build *b, const struct sd_tensor *t, const struct sd_chunk *c, bool first,
 				    struct sft_entry *e)
@@ -108,13 +127,17 @@ static FALLIBLE enum err name_chunk(struct build *b, const struct sd_tensor *t, 
 	e->name = t->fqn;
 	if (!plain)
 		TRY(arena_printf(b->arena, &e->name, IMAGE_OWN_PREFIX "_/%ju", (uintmax_t)b->named++));
-	bool boxed = b->more ? !b->more->plain[t - b->sd->tensors] : !whole || raw || !plain;
+	bool boxed = b->more && b->more->plain ? !b->more->plain[t - b->sd->tensors] : !whole || raw || !plain;
+	const struct sd_outer *outer = b->more && b->more->outers ? b->more->outers[c - b->sd->chunks] : NULL;
+	boxed |= outer != NULL;
 	if (plain && !boxed && !raw)
 		return OK;
 	TRY(put_key(&b->tensors, e->name));
 	buf_puts(&b->tensors, "{\"fqn\":");
 	TRY(jscan_put_str(&b->tensors, t->fqn));
-	if (boxed) {
+	if (outer) {
+		put_nested(&b->tensors, t, c, outer);
+	} else if (boxed) {
 		put_dims(&b->tensors, "global_shape", t->ndim, t->shape);
 		put_dims(&b->tensors, "offsets", t->ndim, offsets);
 	}

@@ -49,9 +49,74 @@ static FALLIBLE enum err read_dims(struct jscan *js, struct arena *a, uint32_t *
 	return OK;
 }
 
+static FALLIBLE enum err read_ranks(struct jscan *js, struct arena *a, struct sd_outer *out)
+{
+	struct jscan_token t;
+	uint32_t *ranks, n;
+	int64_t rank;
+
+	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
+	TRY(count_members(js, &t, &n));
+	if (n == 0)
+		return jscan_bad(js, "a group without ranks");
+	TRY(arena_alloc(a, n, sizeof *ranks, &ranks));
+	for (uint32_t i = 0; i < n; i++) {
+		TRY(jscan_next(js, &t));
+		if (!jscan_i64(&t, &rank) || rank < 0 || rank >= UINT32_MAX)
+			return jscan_bad(js, "not a rank");
+		ranks[i] = (uint32_t)rank;
+	}
+	out->ranks = ranks;
+	out->rank_count = n;
+	return jscan_expect(js, JSCAN_ARRAY_END, &t);
+}
+
+/* ["ShardedTensor","DTensor"]: what the outer and what the inner tensor is. */
+static FALLIBLE enum err read_types(struct jscan *js, struct sd_outer *out)
+{
+	bool *const dtensor[] = { &out->outer_dtensor, &out->inner_dtensor };
+	struct jscan_token t;
+
+	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
+	for (size_t i = 0; i < 2; i++) {
+		TRY(jscan_expect(js, JSCAN_STRING, &t));
+		*dtensor[i] = str_is(t.raw, "DTensor");
+		if (!*dtensor[i] && !str_is(t.raw, "ShardedTensor"))
+			return jscan_bad(js, "a type that is neither ShardedTensor nor DTensor");
+	}
+	return jscan_expect(js, JSCAN_ARRAY_END, &t);
+}
+
+static FALLIBLE enum err read_outer(struct image *im, struct jscan *js, struct image_chunk *c)
+{
+	enum { SHAPE = 1, OFFSETS = 2, RANKS = 4, TYPES = 8 };
+	struct jscan_token t;
+	unsigned seen = 0;
+
+	TRY(arena_alloc(im->arena, 1, sizeof *c->outer, &c->outer));
+	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
+	for (;;) {
+		TRY(jscan_next(js, &t));
+		if (t.kind == JSCAN_OBJECT_END)
+			break;
+		unsigned field = str_is(t.raw, "global_shape") ? SHAPE : str_is(t.raw, "offsets") ? OFFSETS :
+				 str_is(t.raw, "ranks") ? RANKS : str_is(t.raw, "types") ? TYPES : 0;
+		TRY(again(js, field, &seen));
+		if (field == SHAPE)
+			TRY(read_dims(js, im->arena, &c->outer_shape_ndim, &c->outer_shape));
+		else if (field == OFFSETS)
+			TRY(read_dims(js, im->arena, &c->outer_offsets_ndim, &c->outer->offsets));
+		else if (field == RANKS)
+			TRY(read_ranks(js, im->arena, c->outer));
+		else
+			TRY(read_types(js, c->outer));
+	}
+	return (seen & (SHAPE | OFFSETS)) == (SHAPE | OFFSETS) ? OK : jscan_bad(js, "outer needs a global_shape and offsets");
+}
+
 static FALLIBLE enum err read_chunk(struct image *im, struct jscan *js, struct image_chunk *c)
 {
-	enum { FQN = 1, SHAPE = 2, OFFSETS = 4, DTYPE = 8 };
+	enum { FQN = 1, SHAPE = 2, OFFSETS = 4, DTYPE = 8, OUTER = 16 };
 	struct jscan_token t;
 	unsigned seen = 0;
 
@@ -61,12 +126,15 @@ static FALLIBLE enum err read_chunk(struct image *im, struct jscan *js, struct i
 		if (t.kind == JSCAN_OBJECT_END)
 			return OK;
 		unsigned field = str_is(t.raw, "fqn") ? FQN : str_is(t.raw, "global_shape") ? SHAPE :
-				 str_is(t.raw, "offsets") ? OFFSETS : str_is(t.raw, "dtype") ? DTYPE : 0;
+				 str_is(t.raw, "offsets") ? OFFSETS : str_is(t.raw, "dtype") ? DTYPE :
+				 str_is(t.raw, "outer") ? OUTER : 0;
 		TRY(again(js, field, &seen));
 		if (field == SHAPE) {
 			TRY(read_dims(js, im->arena, &c->shape_ndim, &c->shape));
 		} else if (field == OFFSETS) {
 			TRY(read_dims(js, im->arena, &c->offsets_ndim, &c->offsets));
+		} else if (field == OUTER) {
+			TRY(read_outer(im, js, c));
 		} else {
 			TRY(jscan_expect(js, JSCAN_STRING, &t));
 			if (field == FQN)

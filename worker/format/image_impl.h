@@ -17,8 +17,10 @@ struct image_chunk {
 	const int64_t *shape, *offsets, *sizes;
 	uint32_t shape_ndim, offsets_ndim;       /* as given; ndim once resolved */
 	bool dtype_given;
+	struct sd_outer *outer;                  /* NULL: not nested. sizes: once resolved */
+	const int64_t *outer_shape;
+	uint32_t outer_shape_ndim, outer_offsets_ndim;
 };
-
 
 struct image {
 	struct arena *arena;

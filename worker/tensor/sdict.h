@@ -38,6 +38,15 @@ struct sd_chunk {
 	struct sd_loc loc;
 };
 
+/* A rank's shard of a tensor may itself be sharded (FSDP over tensor parallelism: a ShardedTensor in a ShardedTensor): the box of that
+ * shard in the whole tensor, and the ranks that share it. */
+struct sd_outer {
+	const int64_t *offsets, *sizes; /* ndim each */
+	const uint32_t *ranks;         /* of the inner tensor's process group, in its order; NULL: the ranks with the same box */
+	uint32_t rank_count;
+	bool outer_dtensor, inner_dtensor; /* DTensors instead of ShardedTensors */
+};
+
 struct sd_tensor {
 	struct str fqn;
 	const int64_t *shape;         /* global, ndim entries */
