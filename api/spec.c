@@ -175,6 +175,26 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 							     "retries", NULL });
 }
 
+/* {"key","model":{"state_dict"}}: the model says how the optimizer's tensors are cut, so that a layout would contradict it. */
+static FALLIBLE enum err check_optimizer(const struct jval *doc, const struct jval *target)
+{
+	struct jval o = jval_get(doc, "optimizer"), model = jval_get(&o, "model"), key = jval_get(&o, "key");
+	struct jval layout = jval_get(target, "layout");
+	struct ref ref;
+	struct str text;
+
+	if (!o.j)
+		return OK;
+	TRY(jval_only(&o, (const char *const[]){ "key", "model", NULL }));
+	TRY(jval_string(&key, &text));
+	if (text.n == 0 || text.n > GLOB_BYTES_MAX)
+		return jval_fail(&key, ERR_VALIDATION_FAILED, "a key has 1 to %d bytes", GLOB_BYTES_MAX);
+	TRY(ref_read(&model, REF_STATE_DICT, NULL, &ref));
+	if (layout.j)
+		return jval_fail(&layout, ERR_VALIDATION_FAILED, "the layout of optimizer state follows from its model");
+	return OK;
+}
+
 static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
@@ -182,9 +202,10 @@ static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
 	bool strict = true;
 
 	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
-						  "rename", "dtype", "strict", NULL }));
+						  "rename", "dtype", "strict", "optimizer", NULL }));
 	TRY(ref_read(&source, REF_CHECKPOINT, NULL, &s->source));
 	TRY(ref_read(&target, REF_STATE_DICT, (const char *const[]){ "world_size", "layout", "lease_seconds", NULL }, &s->target));
+	TRY(check_optimizer(doc, &target));
 	TRY(check_world(&target));
 	TRY(jval_opt_integer(&target, "lease_seconds", 1, 86400, &lease_s));
 	TRY(jval_opt_bool(doc, "strict", &strict));

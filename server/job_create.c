@@ -95,9 +95,8 @@ static FALLIBLE enum err check_target_free(const struct job *j)
 }
 
 /* What another job is about to write cannot be taken for a snapshot. */
-static FALLIBLE enum err check_quiet(const struct job *j, const char *member)
+static FALLIBLE enum err check_quiet(const struct job *j, struct job_ref ref)
 {
-	struct job_ref ref = job_spec_ref(j->spec, member);
 	char text[STATE_DICT_NAME_MAX + 8];
 
 	if (!ref.state_dict)
@@ -127,9 +126,10 @@ static FALLIBLE enum err check_now(struct creation *c)
 		return ERR(TOO_MANY_JOBS, "%d dry runs are waiting", DRY_RUNS_MAX);
 	TRY(job_spec_resolve(j));
 	TRY(check_target_free(j));
-	TRY(check_quiet(j, "source"));
-	TRY(check_quiet(j, "a"));
-	TRY(check_quiet(j, "b"));
+	TRY(check_quiet(j, job_spec_ref(j->spec, "source")));
+	TRY(check_quiet(j, job_spec_ref(j->spec, "a")));
+	TRY(check_quiet(j, job_spec_ref(j->spec, "b")));
+	TRY(check_quiet(j, job_spec_model(j->spec)));
 	TRY(job_take_uses(j));
 	return job_sdop_check(j);
 }

@@ -50,7 +50,7 @@ struct job {
 	struct job *live_prev, *live_next, *cache_prev, *cache_next;
 	struct gang *gang;
 	struct state_dict_use *source_use, *target_use;
-	struct state_dict_use *other_use;   /* b of a diff or compare; its a is source_use */
+	struct state_dict_use *other_use;   /* b of a diff or compare (its a is source_use); the model of a load of optimizer state */
 	struct state_dict_use *made_use;    /* the segments that this attempt fills: a new state dict, or a next generation */
 	struct loop_timer *timer;   /* of a retry */
 	struct waiter *waiters;
@@ -94,6 +94,7 @@ struct job_ref {
 	int64_t generation;                /* -1: not given */
 };
 struct job_ref job_spec_ref(const json_t *spec, const char *member);
+struct job_ref job_spec_model(const json_t *spec);   /* of a load of optimizer state; else it has no state_dict */
 FALLIBLE enum err job_spec_resolve(struct job *j);   /* storages and target from the spec */
 bool job_spec_overwrites(const json_t *spec);
 bool job_spec_selects(const json_t *spec);           /* not the whole source */

@@ -75,6 +75,8 @@ static FALLIBLE enum err take_target(struct job *j)
 	who.admin = who.uid == 0;
 	if (!target.state_dict || j->target_use || !state_dict_exists(j->server, str_of(target.state_dict)))
 		return OK;
+	if (job_spec_model(j->spec).state_dict)
+		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target.state_dict);
 	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
 		return OK;
 	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
@@ -91,6 +93,8 @@ FALLIBLE enum err job_take_uses(struct job *j)
 		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
 		json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation));
 	}
+	if (job_spec_model(j->spec).state_dict)
+		TRY(state_dict_use(j->server, &who, str_of(job_spec_model(j->spec).state_dict), -1, j->id, &j->other_use));
 	if (job_spec_compares(j)) {
 		struct job_ref a = job_spec_ref(j->spec, "a"), b = job_spec_ref(j->spec, "b");
 		if (a.state_dict)

@@ -18,6 +18,11 @@ struct job_ref job_spec_ref(const json_t *spec, const char *member)
 				 .generation = json_is_integer(generation) ? json_integer_value(generation) : -1 };
 }
 
+struct job_ref job_spec_model(const json_t *spec)
+{
+	return job_spec_ref(json_object_get(spec, "optimizer"), "model");
+}
+
 bool job_spec_overwrites(const json_t *spec)
 {
 	return json_is_true(json_object_get(json_object_get(spec, "options"), "overwrite"));

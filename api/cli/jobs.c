@@ -7,6 +7,20 @@
 #include "api/cli/request.h"
 #include "api/cli/show.h"
 
+/* --optimizer KEY --model shm:NAME: one says nothing without the other. */
+static FALLIBLE enum err add_optimizer(const struct args *a, json_t *doc)
+{
+	const char *key = args_value(a, "optimizer"), *model = args_value(a, "model");
+
+	if (!key && !model)
+		return OK;
+	if (!key || !model || !args_is_shm(model))
+		return ERR(INVALID_REQUEST, "--optimizer KEY goes with --model shm:NAME");
+	json_t *o = request_child(doc, "optimizer");
+	TRY(request_set(o, "key", json_string(key)));
+	return request_ref(o, "model", model);
+}
+
 /* The request that the options describe; only those that the command's row allows can be there. */
 static FALLIBLE enum err build(const struct command *self, const struct args *a, json_t *doc)
 {
@@ -36,6 +50,7 @@ static FALLIBLE enum err build(const struct command *self, const struct args *a,
 	TRY(request_text(a, "level", doc, "level"));
 	TRY(request_real(a, "rtol", doc));
 	TRY(request_real(a, "atol", doc));
+	TRY(add_optimizer(a, doc));
 	if (args_flag(a, "no-strict"))
 		TRY(request_set(doc, "strict", json_false()));
 	if (args_flag(a, "overwrite"))

@@ -25,8 +25,10 @@ static const struct command commands[] = {
 	{ "cancel", "cancel ID", "", "cancel a job", 1, 1, jobs_act },
 	{ "retry", "retry ID", "", "run a failed or cancelled job again", 1, 1, jobs_act },
 	{ "events", "events [ID]", "", "what happens, as it happens; of one job with ID", 0, 1, jobs_events },
-	{ "load", "load REF shm:NAME [--world-size N] [--layout RULE]... [--no-strict] [--verify none|digest]",
-	  WAITING CHANGING COMMON "world-size= layout= no-strict verify=", "a checkpoint into shared memory", 2, 2, jobs_submit },
+	{ "load", "load REF shm:NAME [--world-size N] [--layout RULE]... [--no-strict] [--verify none|digest] "
+	  "[--optimizer KEY --model shm:NAME]",
+	  WAITING CHANGING COMMON "world-size= layout= no-strict verify= optimizer= model=",
+	  "a checkpoint into shared memory", 2, 2, jobs_submit },
 	{ "save", "save shm:NAME REF [--generation N] [--overwrite] [--files-per-rank N] [--on-divergence report|fail] "
 	  "[--dedup balanced|lowest_rank] [--no-flatten]",
 	  WAITING CHANGING COMMON "generation= format= overwrite files-per-rank= on-divergence= dedup= no-flatten",

@@ -1,10 +1,12 @@
-/* load.c: a checkpoint → segments, in the layout of a state dict that exists or of one that is made here. */
+/* load.c: a checkpoint → segments, in the layout of a state dict that exists or of one that is made here; optimizer state as a model's
+ * ranks need it. */
 #include <stdio.h>
 
 #include "base/num.h"
 #include "ops/build.h"
 #include "ops/segments.h"
 #include "ops/input.h"
+#include "ops/optim_load.h"
 #include "ops/plan_doc.h"
 #include "ops/target.h"
 
@@ -21,13 +23,45 @@ struct load {
 	struct load_match match;
 	struct load_plan plan;
 	struct problems problems;
+	const json_t *optimizer;       /* of the request, NULL: a plain load */
+	struct optim_load optim;
 };
+
+/* The files of a target are its segments, one per rank. */
+static FALLIBLE enum err one_file_per_rank(struct load *l)
+{
+	char name[16];
+	uint32_t index;
+
+	l->target->file_count = 0;
+	for (uint32_t r = 0; r < l->world_size; r++) {
+		snprintf(name, sizeof name, "%u", r);
+		TRY(sdict_add_file(l->target, str_of(name), r, &index));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err cut_optimizer(struct load *l)
+{
+	json_int_t asked = json_integer_value(json_object_get(json_object_get(l->job->spec, "target"), "world_size"));
+
+	if (l->existing)
+		return ERR(STATE_DICT_EXISTS, "a load of optimizer state makes its state dict: the target exists");
+	TRY(optim_load_plan(l->job, l->optimizer, &l->view, &l->optim));
+	l->world_size = l->optim.world_size;
+	l->target = move(l->optim.plan.sd);
+	if (asked && asked != (json_int_t)l->world_size)
+		return ERR(WORLD_MISMATCH, "the model has %u ranks, the target is to have %jd", l->world_size, (intmax_t)asked);
+	return one_file_per_rank(l);
+}
 
 static FALLIBLE enum err cut(struct load *l)
 {
 	const json_t *target = json_object_get(l->job->spec, "target");
 	json_t *unmatched = NULL;
 
+	if (l->optimizer)
+		return cut_optimizer(l);
 	if (l->existing) {
 		l->world_size = (uint32_t)json_integer_value(json_object_get(l->existing, "world_size"));
 		return input_images(l->existing, l->job->fds, l->job->segment_count, &l->target);
@@ -37,20 +71,15 @@ static FALLIBLE enum err cut(struct load *l)
 		       &l->target, &unmatched));
 	if (unmatched)
 		json_object_set_new(l->job->result, "unmatched_rules", unmatched);
-	l->target->file_count = 0; /* from here on: one per rank */
-	for (uint32_t r = 0; r < l->world_size; r++) {
-		char name[16];
-		uint32_t index;
-		snprintf(name, sizeof name, "%u", r);
-		TRY(sdict_add_file(l->target, str_of(name), r, &index));
-	}
-	return OK;
+	return one_file_per_rank(l);
 }
 
 static FALLIBLE enum err report(struct load *l)
 {
 	json_t *casts = NULL, *r = l->job->result;
 
+	if (l->optimizer) /* the rest was not asked for */
+		l->match.unexpected_count = 0;
 	json_object_set_new(r, "missing", target_names(l->match.missing, l->match.missing_count));
 	json_object_set_new(r, "unexpected", target_names(l->match.unexpected, l->match.unexpected_count));
 	TRY(target_casts(l->view.sd, l->target, &l->problems, &casts));
@@ -157,6 +186,7 @@ static FALLIBLE enum err load(struct load *l)
 	if (!l->job->result || !l->arena)
 		return ERR(NO_MEMORY, "no memory for a plan");
 	l->problems.arena = l->arena;
+	l->optimizer = json_object_get(l->job->spec, "optimizer");
 	l->existing = json_object_get(json_object_get(l->job->doc, "state_dicts"), name);
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
@@ -170,10 +200,12 @@ static FALLIBLE enum err load(struct load *l)
 	TRY(report(l));
 	if (!l->job->dry_run)
 		TRY(problems_raise(&l->problems));
+	struct segments_form form = { true, l->optim.plan.plain, l->optim.plan.outers };
 	if (l->existing && !l->job->dry_run)
 		TRY(segments_set_values(l->job, l->existing, &l->source, l->view.sd));
 	else if (!l->existing)
-		TRY(segments_make(l->job, &l->source, l->view.sd, l->target, l->world_size));
+		TRY(segments_make(l->job, &l->source, l->optimizer ? l->target : l->view.sd, l->target, l->world_size,
+				  l->optimizer ? &form : NULL));
 	TRY(build(l));
 	return l->job->dry_run ? dry_run(l) : execute(l);
 }
@@ -190,6 +222,7 @@ enum err load_job(struct job *j)
 	problems_free(&l.problems);
 	arena_free(l.arena);
 	spec_view_free(&l.view);
+	optim_load_free(&l.optim);
 	input_close(&l.source);
 	return e;
 }

@@ -15,6 +15,7 @@ struct headers {
 	struct image_value *values;
 	uint64_t value_count;
 	struct arena *arena;
+	struct segments_form form;
 };
 
 static FALLIBLE enum err read_value(const struct input *source, const struct sd_value *v, struct arena *a,
@@ -64,10 +65,12 @@ static FALLIBLE enum err lay_out(struct headers *h, struct sdict *target)
 	h->image_bytes = mem_zalloc(h->world_size, sizeof *h->image_bytes);
 	if (!h->bufs || !h->image_bytes)
 		return ERR(NO_MEMORY, "no memory for %u images", h->world_size);
+	struct image_more more = { .plain = h->form.plain, .outers = h->form.outers };
 	for (uint32_t r = 0; r < h->world_size; r++) {
+		bool valued = r == 0 || h->form.values_everywhere;
 		h->bufs[r] = BUF_INIT(HEADER_MAX);
-		enum err e = image_build(target, r, r == 0 ? h->values : NULL, r == 0 ? h->value_count : 0, &h->bufs[r],
-					 &h->image_bytes[r]);
+		enum err e = image_build_more(target, r, valued ? h->values : NULL, valued ? h->value_count : 0, &more, &h->bufs[r],
+					      &h->image_bytes[r]);
 		if (e)
 			return err_at_rank(e, r);
 	}
@@ -124,10 +127,12 @@ static FALLIBLE enum err make(struct job *j, const struct input *source, const s
 }
 
 enum err segments_make(struct job *j, const struct input *source, const struct sdict *view, struct sdict *target,
-		       uint32_t world_size)
+		       uint32_t world_size, const struct segments_form *form)
 {
 	struct headers h = { .world_size = world_size, .arena = arena_new(VALUES_MAX) };
 
+	if (form)
+		h.form = *form;
 	enum err e = h.arena ? make(j, source, view, target, &h) : ERR(NO_MEMORY, "no memory for images");
 	for (uint32_t r = 0; h.bufs && r < world_size; r++)
 		buf_free(&h.bufs[r]);
