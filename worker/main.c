@@ -11,6 +11,7 @@
 #include "ops/capabilities.h"
 #include "ops/gpu.h"
 #include "ops/job.h"
+#include "ops/plan_cache.h"
 #include "os/fs.h"
 #include "os/sandbox.h"
 
@@ -299,6 +300,7 @@ static FALLIBLE enum err serve(struct worker *w, int control_fd)
 int main(int argc, char **argv)
 {
 	static struct worker w;
+	static struct plan_cache plans;
 
 	if (argc != 3 || strcmp(argv[1], "--control-fd") != 0) {
 		fprintf(stderr, "dcpd-worker is started by dcpd; usage: dcpd-worker --control-fd N\n");
@@ -311,9 +313,11 @@ int main(int argc, char **argv)
 	signal(SIGXFSZ, SIG_IGN); /* a limit on file size is an error of the write, not our end */
 	json_set_alloc_funcs(mem_alloc, mem_free);
 	json_object_seed(0);
+	w.plans = &plans;
 	enum err e = serve(&w, (int)fd);
 	if (e)
 		log_err("worker ends", NULL);
+	plan_cache_free(&plans);
 	gpu_close(&w);
 	io_engine_close(w.io);
 	frame_conn_free(w.conn);

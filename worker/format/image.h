@@ -44,6 +44,15 @@ struct str image_layout(const struct image *im);                   /* the list o
  * of an FQN: ERR_PLAN_INVALID names FQN and rank. A value is the lowest rank's; what other ranks have instead is in sd->differing. */
 FALLIBLE enum err image_collect(struct image *const *images, uint32_t count, struct sdict **out);
 
+/* Steps of a training differ in values only. Where they lie in a header (8 length bytes and JSON) that was parsed: an object, escaped as it
+ * is inside a string; begin == end == 0: there are none. A header that is the same before `begin` and from `end` on, and has one object
+ * of values between, parses to the same but for the values. */
+FALLIBLE enum err image_values_span(const void *header, uint64_t header_bytes, uint64_t *begin_out, uint64_t *end_out);
+/* An image that has but values: those of `raw`, which is such a span, or empty. Key paths are those of `like`. */
+FALLIBLE enum err image_parse_values(struct str raw, uint32_t rank, const struct image *like, struct image **out);
+bool image_same_values(const struct image *a, const struct image *b); /* the same keys and kinds in the same order */
+FALLIBLE enum err image_collect_values(struct image *const *images, uint32_t count, struct sdict **out);
+
 /* For a target: lays out rank `rank`'s chunks of `sd` as an image and appends the header. Chunk locs of that rank are set:
  * file = rank's file index in sd (added by the caller beforehand as file r), offset in the segment, length. Filler entries align each
  * chunk to 4096. values: JSON where possible, else base64; may be given to every rank or only to rank 0. */

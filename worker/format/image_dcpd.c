@@ -215,6 +215,15 @@ static FALLIBLE enum err read_values(struct image *im, struct jscan *js)
 	}
 }
 
+enum err image_read_values(struct image *im, struct str text)
+{
+	struct jscan js = jscan_of(text, ERR_FORMAT_IMAGE);
+	struct jscan_token t;
+
+	TRY(read_values(im, &js));
+	return jscan_expect(&js, JSCAN_END, &t);
+}
+
 static FALLIBLE enum err read_path(struct image *im, struct jscan *js, struct sd_path *path)
 {
 	struct sd_path_part *parts;

@@ -39,6 +39,7 @@ struct image {
 	struct str layout;
 };
 
+FALLIBLE enum err image_read_values(struct image *im, struct str text); /* an object of values, nothing behind it */
 FALLIBLE enum err image_read_dcpd(struct image *im, struct str text);
 /* While the values of all ranks are joined: per value of the sdict what its first rank wrote, and who had it last. */
 struct image_seen {

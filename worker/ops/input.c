@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/plan_cache.h"
 #include "ops/spool.h"
 #include "os/fs.h"
 
@@ -27,7 +28,8 @@ static enum err segment_error(enum err e, int64_t rank)
 	return err_at_rank(input_segment_error(e), rank);
 }
 
-enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
+static FALLIBLE enum err read_noted(const json_t *r, const int *fds, uint32_t fd_count, struct plan_prints *prints,
+				    struct image **out)
 {
 	int64_t rank = json_integer_value(json_object_get(r, "rank"));
 	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
@@ -51,10 +53,19 @@ enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, st
 	e = fs_pread(fds[index], header, 8 + json_bytes, 0, "segment");
 	if (e)
 		return segment_error(e, rank);
-	return err_at_rank(image_parse(header, 8 + json_bytes, image_bytes, (uint32_t)rank, out), rank);
+	TRY(err_at_rank(image_parse(header, 8 + json_bytes, image_bytes, (uint32_t)rank, out), rank));
+	if (prints)
+		plan_prints_note(prints, header, 8 + json_bytes, *out);
+	return OK;
 }
 
-enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out)
+enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
+{
+	return read_noted(r, fds, fd_count, NULL, out);
+}
+
+static FALLIBLE enum err images_noted(const json_t *entry, const int *fds, uint32_t fd_count, struct plan_prints *prints,
+				      struct sdict **out)
 {
 	const json_t *ranks = json_object_get(entry, "ranks");
 	uint32_t n = (uint32_t)json_array_size(ranks);
@@ -62,7 +73,7 @@ enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, st
 	enum err e = images ? OK : ERR(NO_MEMORY, "no memory for %u ranks", n);
 
 	for (uint32_t i = 0; !e && i < n; i++)
-		e = input_read_image(json_array_get(ranks, i), fds, fd_count, &images[i]);
+		e = read_noted(json_array_get(ranks, i), fds, fd_count, prints, &images[i]);
 	if (!e)
 		e = image_collect(images, n, out);
 	for (uint32_t i = 0; images && i < n; i++)
@@ -71,7 +82,17 @@ enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, st
 	return e;
 }
 
+enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out)
+{
+	return images_noted(entry, fds, fd_count, NULL, out);
+}
+
 enum err input_open(struct job *j, const json_t *ref, struct input *out)
+{
+	return input_open_noted(j, ref, NULL, out);
+}
+
+enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out)
 {
 	const char *name = json_string_value(json_object_get(ref, "state_dict"));
 
@@ -85,7 +106,7 @@ enum err input_open(struct job *j, const json_t *ref, struct input *out)
 	out->state_dict = json_object_get(json_object_get(j->doc, "state_dicts"), name);
 	if (!out->state_dict)
 		return ERR(NOT_FOUND, "there is no state dict '%s'", name);
-	TRY(input_images(out->state_dict, j->fds, j->segment_count, &out->images));
+	TRY(images_noted(out->state_dict, j->fds, j->segment_count, prints, &out->images));
 	out->sd = out->images;
 	out->world_size = (uint32_t)json_integer_value(json_object_get(out->state_dict, "world_size"));
 	return OK;

@@ -4,6 +4,8 @@
 #include "format/torch_item.h"
 #include "ops/checkpoint.h"
 
+struct plan_prints;
+
 struct input {
 	struct job *job;
 	struct checkpoint *checkpoint; /* or */
@@ -34,5 +36,7 @@ FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, v
 enum err input_segment_error(enum err e);
 /* One rank's. */
 FALLIBLE enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out);
+/* The same, and notes each header in `prints` (plan_cache.h). */
+FALLIBLE enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out);
 /* Parses the images of a state dict's segments (its entry in a document: {"ranks":[{"rank","fd","bytes","image_bytes"}]}). */
 FALLIBLE enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out);

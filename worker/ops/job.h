@@ -8,6 +8,7 @@
 #include "ops/run.h"
 
 struct device;
+struct plan_cache;
 struct gpu_pin;
 
 enum { ROOTS_MAX = 64, ROOT_NAME_MAX = 33 };
@@ -31,6 +32,7 @@ struct worker {
 	bool network, device;          /* the sandbox lets sockets through; there is none, for the sake of a GPU's driver */
 	struct device *gpu;            /* once a job needed it; see gpu.h */
 	struct vec(struct gpu_pin) pins;
+	struct plan_cache *plans;      /* NULL: none are kept */
 	char listen[64];               /* address or interface for them; empty: loopback */
 };
 

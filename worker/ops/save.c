@@ -3,6 +3,7 @@
 
 #include "base/num.h"
 #include "ops/input.h"
+#include "ops/plan_cache.h"
 #include "ops/replicas.h"
 #include "ops/target.h"
 #include "ops/write.h"
@@ -16,6 +17,10 @@ struct save {
 	struct replicas replicas;
 	struct run_build build;
 	uint32_t *file_map, *value_src;
+	const json_t *entry;           /* of the source in the job's document */
+	json_t *casts;
+	struct plan_prints prints;
+	struct write_ready ready;
 };
 
 static FALLIBLE enum err set_dtypes(const struct spec_view *v, struct sdict *plan)
@@ -28,12 +33,42 @@ static FALLIBLE enum err set_dtypes(const struct spec_view *v, struct sdict *pla
 	return OK;
 }
 
+static json_int_t generation_of(const struct save *s)
+{
+	return json_integer_value(json_object_get(s->entry, "generation"));
+}
+
+/* What is known before anything is written. */
+static FALLIBLE enum err begin_result(struct save *s, uint64_t bytes_saved, json_t *casts, bool reused)
+{
+	json_t *r = json_pack("{s:I, s:I, s:b}", "generation", generation_of(s), "dedup_bytes_saved", (json_int_t)bytes_saved,
+			      "plan_reused", reused);
+
+	if (!r)
+		return ERR(NO_MEMORY, "no memory for the result");
+	json_decref(s->job->result);
+	s->job->result = r;
+	if (casts)
+		json_object_set(r, "cast", casts);
+	json_object_set(r, "divergent", s->replicas.list);
+	return OK;
+}
+
+static struct write_spec spec_of(struct save *s, struct sdict *plan, const struct replicas *replicas)
+{
+	return (struct write_spec){ .build = &s->build, .target = plan, .value_src = s->value_src,
+				    .world_size = (uint32_t)json_integer_value(json_object_get(s->entry, "world_size")),
+				    .to = json_object_get(s->job->spec, "target"), .options = json_object_get(s->job->spec, "options"),
+				    .has_generation = true, .generation = (uint64_t)generation_of(s),
+				    .first_replica = replicas->first_src, .replica_count = (uint32_t)replicas->count,
+				    .after_run = replicas_compare };
+}
+
 static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stats *stats)
 {
 	struct job *j = s->job;
 	struct load_plan pieces;
 	uint32_t first;
-	json_t *casts = NULL;
 
 	TRY(input_add_files(&s->source, &s->build, false, &s->file_map));
 	TRY(build_sources(&s->build, s->plan, RUN_SRC_PLAIN, s->file_map, NULL, &first));
@@ -45,33 +80,41 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)s->plan->value_count);
 	memset(s->value_src, 0xFF, s->plan->value_count * sizeof *s->value_src); /* all inline */
 	TRY(set_dtypes(&s->view, s->plan));
-	TRY(target_casts(s->view.sd, s->plan, NULL, &casts));
-	j->result = json_pack("{s:I, s:I}", "generation",
-			      json_integer_value(json_object_get(s->source.state_dict, "generation")), "dedup_bytes_saved",
-			      (json_int_t)stats->bytes_saved);
-	if (casts)
-		json_object_set_new(j->result, "cast", casts);
-	json_object_set(j->result, "divergent", s->replicas.list);
-	struct write_spec w = { .build = &s->build, .target = s->plan, .pieces = &pieces, .first_src = first,
-				.value_src = s->value_src, .world_size = s->source.world_size,
-				.to = json_object_get(j->spec, "target"), .options = json_object_get(j->spec, "options"),
-				.has_generation = true,
-				.first_replica = s->replicas.first_src, .replica_count = (uint32_t)s->replicas.count,
-				.after_run = replicas_compare, .user = &s->replicas,
-				.generation = (uint64_t)json_integer_value(json_object_get(s->source.state_dict,
-											   "generation")) };
+	TRY(target_casts(s->view.sd, s->plan, NULL, &s->casts));
+	TRY(begin_result(s, stats->bytes_saved, s->casts, false));
+	struct write_spec w = spec_of(s, s->plan, &s->replicas);
+	w.pieces = &pieces;
+	w.first_src = first;
+	w.user = &s->replicas;
+	w.ready = s->job->worker->plans && !s->prints.failed ? &s->ready : NULL;
 	return write_checkpoint(j, &w);
+}
+
+/* The next step of the same training may be the same but for its values. */
+static void keep(struct save *s, const struct save_plan_stats *stats)
+{
+	CLEANUP(mem_free_ptr) struct image **images = mem_zalloc(s->prints.count, sizeof(struct image *));
+	struct plan_kept k = { .plan = move(s->plan), .ready = s->ready, .replicas = s->replicas, .segment_files = move(s->file_map),
+			       .casts = move(s->casts), .prints = s->prints, .bytes_saved = stats->bytes_saved };
+
+	for (uint32_t i = 0; images && i < s->prints.count; i++)
+		images[i] = s->prints.v[i].values;
+	s->ready = (struct write_ready){ 0 };
+	s->prints = (struct plan_prints){ 0 };
+	s->replicas = (struct replicas){ 0 };
+	json_decref(k.replicas.list);
+	k.replicas.list = NULL;
+	if (!images || image_collect_values(images, k.prints.count, &k.known) != OK)
+		k.prints.failed = true;
+	plan_cache_keep(s->job, &k);
 }
 
 static FALLIBLE enum err save(struct save *s)
 {
 	struct save_plan_stats stats = { 0 };
 	const json_t *options = json_object_get(s->job->spec, "options");
-	const char *divergence = json_string_value(json_object_get(options, "on_divergence"));
 
-	s->replicas.fail = divergence && strcmp(divergence, "fail") == 0;
-	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(s->job, json_object_get(s->job->spec, "source"), &s->source));
+	TRY(input_open_noted(s->job, json_object_get(s->job->spec, "source"), s->job->dry_run ? NULL : &s->prints, &s->source));
 	TRY(spec_select(s->job->spec, s->source.sd, &s->view));
 	TRY(replicas_values(s->view.sd, &s->replicas));
 	TRY(save_plan_make(s->view.sd, target_dedup(options), UINT64_MAX, &s->plan, &stats));
@@ -80,14 +123,61 @@ static FALLIBLE enum err save(struct save *s)
 	s->arena = arena_new(UINT64_MAX);
 	if (!s->arena)
 		return ERR(NO_MEMORY, "no memory for a plan");
-	return write_saved(s, &stats);
+	TRY(write_saved(s, &stats));
+	if (s->ready.plan)
+		keep(s, &stats);
+	return OK;
+}
+
+/* As a step before was saved. *stale_out: it has to be planned after all. */
+static FALLIBLE enum err save_again(struct save *s, struct plan_kept *k, bool *stale_out)
+{
+	TRY(replicas_values(s->view.sd, &s->replicas));
+	TRY(plan_kept_renew(k, s->entry, s->view.sd));
+	TRY(begin_result(s, k->bytes_saved, k->casts, true));
+	k->replicas.job = s->job;
+	k->replicas.plan = k->plan;
+	k->replicas.fail = s->replicas.fail;
+	k->replicas.list = json_incref(s->replicas.list);
+	struct write_spec w = spec_of(s, k->plan, &k->replicas);
+	w.user = &k->replicas;
+	enum err e = write_again(s->job, &w, &k->ready, stale_out);
+	json_decref(k->replicas.list);
+	k->replicas.list = NULL;
+	return e;
+}
+
+static FALLIBLE enum err find_and_save(struct save *s)
+{
+	const char *name = json_string_value(json_object_get(json_object_get(s->job->spec, "source"), "state_dict"));
+	const char *divergence = json_string_value(json_object_get(json_object_get(s->job->spec, "options"), "on_divergence"));
+	bool fail = divergence && strcmp(divergence, "fail") == 0, stale = true;
+
+	s->replicas.fail = fail;
+	s->entry = json_object_get(json_object_get(s->job->doc, "state_dicts"), name ? name : "");
+	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
+	struct plan_kept *k = s->entry ? plan_cache_find(s->job, s->entry, &s->view) : NULL;
+	if (!k)
+		return save(s);
+	enum err e = save_again(s, k, &stale);
+	if (e || stale)
+		plan_cache_drop(s->job->worker->plans, k);
+	if (e || !stale)
+		return e;
+	replicas_free(&s->replicas);
+	s->replicas.fail = fail;
+	spec_view_free(&s->view);
+	return save(s);
 }
 
 enum err save_job(struct job *j)
 {
 	struct save s = { .job = j };
 
-	enum err e = save(&s);
+	enum err e = find_and_save(&s);
+	plan_prints_free(&s.prints);
+	write_ready_free(&s.ready);
+	json_decref(s.casts);
 	run_build_free(&s.build);
 	mem_free(s.file_map);
 	mem_free(s.value_src);

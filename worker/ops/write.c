@@ -209,7 +209,8 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 	if (s->safetensors)
 		TRY(put_index(st, s->target, t, run, &head));
 	else {
-		TRY(set_locs(s->target, t, run));
+		if (!s->again)
+			TRY(set_locs(s->target, t, run));
 		TRY(put_metadata(st, s->target, name, &head));
 	}
 	TRY(put_manifest(j, st, run, &head));
@@ -248,7 +249,8 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 	struct run run = { .fd = -1 };
 
 	TRY(run_share(s->build, &run));
-	run_build_free(s->build);
+	if (!s->ready && !s->again)
+		run_build_free(s->build);
 	enum err e = staging_make_files(st, &run);
 	if (!e)
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
@@ -285,7 +287,41 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 		return OK;
 	}
 	enum err e = run_it(j, s, t, st, plan);
+	if (!e && s->ready) {
+		*s->ready = (struct write_ready){ .build = *s->build, .strings_n = s->build->strings.n, .target = *t,
+						  .plan = json_incref(plan) };
+		*s->build = (struct run_build){ 0 };
+		t->chunk_places = t->value_places = NULL;
+	}
 	json_decref(plan);
+	return e;
+}
+
+void write_ready_free(struct write_ready *r)
+{
+	run_build_free(&r->build);
+	mem_free(r->target.chunk_places);
+	mem_free(r->target.value_places);
+	json_decref(r->plan);
+	*r = (struct write_ready){ 0 };
+}
+
+enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r, bool *stale_out)
+{
+	struct staging st = { .parent = -1, .dir = -1 };
+	struct run_dir *d = &r->build.dirs.v[r->target.dir];
+
+	s->build = &r->build;
+	s->again = true;
+	enum err e = staging_open(j, s->to, json_is_true(json_object_get(s->options, "overwrite")), &st);
+	*stale_out = !e && (st.root != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
+	if (!e && !*stale_out) {
+		d->path_len = (uint32_t)strlen(st.path);
+		e = run_add_string(&r->build, str_of(st.path), &d->path_at);
+		if (!e)
+			e = run_it(j, s, &r->target, &st, r->plan);
+	}
+	staging_close(&st);
 	return e;
 }
 

@@ -4,6 +4,8 @@
 #include "ops/commit.h"
 #include "ops/job.h"
 
+struct write_ready;
+
 struct write_spec {
 	struct run_build *build;       /* with the sources in it */
 	struct sdict *target;          /* what to write; locs of values are those of the source */
@@ -24,6 +26,18 @@ struct write_spec {
 	void *user;
 	const struct str (*meta)[2];   /* safetensors __metadata__ */
 	uint64_t meta_count;
+	bool again;                    /* set by write_again */
+	struct write_ready *ready;     /* on success gets what write_again needs; may be NULL. Then build and places are its */
 };
+/* What was written, ready to be written again with other bytes of the same sizes. */
+struct write_ready {
+	struct run_build build;
+	uint64_t strings_n;            /* of the strings that stay */
+	struct build_target target;    /* owns its places */
+	json_t *plan;                  /* what GET …/plan shows */
+};
+void write_ready_free(struct write_ready *r);
+/* The same once more: the target's locs are known. *stale_out: the place is of another kind than it was, nothing was done. */
+FALLIBLE enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r, bool *stale_out);
 /* Fills j->result with {"checkpoint","bytes","files","tensors","values","world_size",…}; for a dry run with the plan. */
 FALLIBLE enum err write_checkpoint(struct job *j, struct write_spec *s);
