@@ -10,7 +10,7 @@ from ranks import Ranks
 import dcpd as lib
 
 FULL = bool(os.environ.get("DCPD_FULL"))
-WORLDS = (1, 2, 3, 6, 8) if FULL else (1, 3)
+WORLDS = (1, 2, 3, 6, 8) if FULL else (1, 2, 3)
 KINDS = {"adamw": {}, **({"sgd": {}, "adam fused": {}, "sgd plain": {}} if FULL else {})}
 
 
@@ -37,6 +37,16 @@ def trained(request, pool, shared_daemon):
     return request.param, name, path, got[0][1], got[0][2]
 
 
+def goes_on_alike(a, b, how):
+    """Losses and final parameters of two runs, rank by rank and bit for bit."""
+    assert len(a) == len(b)
+    for rank, (x, y) in enumerate(zip(a, b)):
+        assert x[0] == y[0], f"{how}: losses of rank {rank}"
+        assert x[1].keys() == y[1].keys()
+        for k, v in x[1].items():
+            assert y[1][k].tobytes() == v.tobytes(), f"{how}: {k} on rank {rank}"
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_training_goes_on_on_another_mesh(d, pool, trained, world):
     kind, name, path, unbroken, parameters = trained
@@ -44,12 +54,22 @@ def test_training_goes_on_on_another_mesh(d, pool, trained, world):
     made = f"{name}-on-{world}"
     d.api.run("reshard", source={"storage": "main", "name": name}, target={"storage": "main", "name": made, "world_size": world},
               options={"overwrite": True})
-    ours = {"resharded by dcpd": call(pool, world, "resume", path=str(d.storages["main"] / made), kind=kind)}
+    ours = {"resharded by dcpd": call(pool, world, "resume", path=str(d.storages["main"] / made), kind=kind),
+            "loaded by dcpd": call(pool, world, "resume", path=path, kind=kind, by="dcpd", url=f"unix://{d.socket}")}
     for how, got in ours.items():
-        for rank in range(world):
-            assert got[rank][0] == theirs[rank][0], f"{how}: losses of rank {rank}"
-            for k, v in theirs[rank][1].items():
-                assert got[rank][1][k].tobytes() == v.tobytes(), f"{how}: {k} on rank {rank}"
+        goes_on_alike(theirs, got, how)
     assert np.allclose(theirs[0][0], unbroken, rtol=0, atol=1e-5)
     for k, v in parameters.items():
         assert np.allclose(theirs[0][1][k], v, rtol=0, atol=1e-5), k
+
+
+def test_flattened_state_goes_on(d, pool):
+    """flatten_optimizer_state_dict: saved by each of the two, loaded by each of them."""
+    name, url = "optim/" + lib.fresh(), f"unix://{d.socket}"
+    runs = []
+    for by in ("pytorch", "dcpd"):
+        path = str(d.storages["main"] / f"{name}-{by}")
+        call(pool, 4, "train_and_save", path=path, by=by, url=url, flatten_optimizer_state_dict=True)
+        runs += [call(pool, 2, "resume", path=path, by=other, url=url, flatten_optimizer_state_dict=True) for other in ("pytorch", "dcpd")]
+    for how, got in zip(("saved by PyTorch, loaded by dcpd", "saved by dcpd, loaded by PyTorch", "saved and loaded by dcpd"), runs[1:]):
+        goes_on_alike(runs[0], got, how)

@@ -1,6 +1,7 @@
 """A small transformer trained with FSDP2 and tensor parallelism on CPU ranks, for the tests of optimizer state: runs inside a rank of
 lib/ranks.py. Every rank sees the whole batch of a step, so that runs on other meshes follow the same path up to rounding.
 """
+import package
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -98,11 +99,16 @@ def alone():
     return not dist.is_initialized()
 
 
-def train_and_save(path, before=5, kind="adamw", **options):
-    """Trains, saves with PyTorch, trains on: (losses before, losses of the unbroken run, its final parameters)."""
+def train_and_save(path, before=5, kind="adamw", by="pytorch", url=None, **options):
+    """Trains, saves, trains on: (losses before, losses of the unbroken run, its final parameters)."""
     model, optimizer = trainer(kind)
     a = steps(model, optimizer, 0, before)
-    dcp.save(state(model, optimizer, **options), checkpoint_id=path, no_dist=alone())
+    sd = state(model, optimizer, **options)
+    if by == "pytorch":
+        dcp.save(sd, checkpoint_id=path, no_dist=alone())
+    else:
+        with package.daemon(url) as dcpd:
+            dcpd.save(sd, path, no_dist=alone())
     return a, steps(model, optimizer, before, 10), full(model)
 
 
@@ -113,9 +119,7 @@ def resume(path, before=5, kind="adamw", by="pytorch", url=None, **options):
     if by == "pytorch":
         dcp.load(sd, checkpoint_id=path, no_dist=alone())
     else:
-        import dcpd
-
-        with dcpd.connect(url) as client:
-            dcpd.load(path, into=sd, client=client, no_dist=alone())
+        with package.daemon(url) as dcpd:
+            dcpd.load(path, into=sd, no_dist=alone())
     restore(model, optimizer, sd, **options)
     return steps(model, optimizer, before, 10), full(model)

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _dtypes, _tree, errors
-from .image import ChunkSpec, Layout
+from .image import ChunkSpec, Layout, Outer
 
 Range = Tuple[int, int]
 
@@ -168,6 +168,24 @@ def _sharded_parts(fqn: str, t: Any) -> Tuple[Tuple[int, ...], List[Part]]:
     return shape, parts
 
 
+def nesting(t: Any) -> List[Any]:
+    """For each part of a ShardedTensor that is sharded again, the shard that it is a part of (image.Outer); else nothing."""
+    out: List[Any] = []
+    for shard in t.local_shards():
+        inner, kind = shard.tensor, type(shard.tensor).__name__
+        if kind not in ("ShardedTensor", "DTensor"):
+            return []
+        ranks: Optional[Tuple[int, ...]] = None
+        if kind == "ShardedTensor":
+            count = len(inner.local_shards())
+            ranks = tuple(torch_module().distributed.get_process_group_ranks(inner._process_group))
+        else:
+            count = len(_dtensor_parts("", inner))
+        outer = Outer(tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes), ranks, ("ShardedTensor", kind))
+        out += [outer] * count
+    return out
+
+
 def _boxed_parts(t: Any) -> Tuple[Tuple[int, ...], List[Part]]:
     """A tensor that says itself which slices of it are which boxes of a global tensor (PyTorch's CheckpointableTensor)."""
     base = t.detach()
@@ -216,7 +234,7 @@ def _spec_of(key: Tuple[Any, ...]) -> ChunkSpec:
     name = dtype if isinstance(dtype, str) else str(_dtypes.torch_name(dtype))
     if len(key) == 3:
         return ChunkSpec(fqn, name, shape, (0,) * len(shape), shape)
-    return ChunkSpec(fqn, name, shape, key[3], key[4])
+    return ChunkSpec(fqn, name, shape, *key[3:])
 
 
 def is_stateful(x: Any) -> bool:
@@ -276,8 +294,9 @@ def _list(leaves: Dict[str, Any], paths: Dict[str, _tree.Path], tree: Any, state
             sources.append(x)
         elif isinstance(x, tensor_type):
             dtype, shape, parts = torch_parts(fqn, x)
-            for offsets, sizes, local in parts:
-                keys.append((fqn, dtype, shape, offsets, sizes))
+            nested = nesting(x) if type(x).__name__ == "ShardedTensor" else []
+            for i, (offsets, sizes, local) in enumerate(parts):
+                keys.append((fqn, dtype, shape, offsets, sizes, nested[i]) if nested else (fqn, dtype, shape, offsets, sizes))
                 sources.append(local)
         elif isinstance(x, array_type) and _dtypes.numpy_name(x.dtype) is not None:
             keys.append((fqn, _dtypes.numpy_name(x.dtype), x.shape))

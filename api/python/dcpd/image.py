@@ -21,14 +21,24 @@ SHM = "/dev/shm"
 _NAME = re.compile(r"/dcpd-[A-Za-z0-9._-]+")
 
 
+class Outer(NamedTuple):
+    """The shard of a larger tensor that is itself sharded: its box, the ranks that divide it, and what the two tensors are."""
+
+    offsets: Tuple[int, ...]
+    sizes: Tuple[int, ...]
+    ranks: Optional[Tuple[int, ...]] = None
+    types: Tuple[str, str] = ("ShardedTensor", "ShardedTensor")
+
+
 class ChunkSpec(NamedTuple):
-    """A box of a tensor that this rank holds: offsets and sizes, one number a dim."""
+    """A box of a tensor that this rank holds: offsets and sizes in the whole tensor, one number a dim."""
 
     fqn: str
     dtype: str
     shape: Tuple[int, ...]
     offsets: Tuple[int, ...]
     sizes: Tuple[int, ...]
+    outer: Optional[Outer] = None
 
     @property
     def nbytes(self) -> int:
@@ -111,6 +121,14 @@ class Layout:
         if _dtypes.TABLE[c.dtype][0] is None:
             more["dtype"] = c.dtype
             more["global_shape"] = list(c.shape)
+        if c.outer is not None:
+            o = c.outer
+            more["global_shape"], more["offsets"] = list(o.sizes), [a - b for a, b in zip(c.offsets, o.offsets)]
+            more["outer"] = {"global_shape": list(c.shape), "offsets": list(o.offsets)}
+            if o.ranks is not None:
+                more["outer"]["ranks"] = list(o.ranks)
+            if o.types != ("ShardedTensor", "ShardedTensor"):
+                more["outer"]["types"] = list(o.types)
         return more
 
     def header(self, values: Mapping[str, Mapping[str, Any]], room: int = 0) -> bytes:
@@ -209,6 +227,12 @@ def _begin(e: Mapping[str, Any], limit: int) -> int:
     return a
 
 
+def _outer(o: Mapping[str, Any], sizes: Sequence[int]) -> Outer:
+    ranks = o.get("ranks")
+    a, b = o.get("types", ("ShardedTensor", "ShardedTensor"))
+    return Outer(tuple(int(x) for x in o["offsets"]), tuple(sizes), None if ranks is None else tuple(int(r) for r in ranks), (a, b))
+
+
 def _spec(name: str, e: Mapping[str, Any], more: Mapping[str, Any]) -> ChunkSpec:
     dtype = more.get("dtype") or _dtypes.FROM_SAFETENSORS[e["dtype"]]
     if dtype not in _dtypes.TABLE:
@@ -224,7 +248,12 @@ def _spec(name: str, e: Mapping[str, Any], more: Mapping[str, Any]) -> ChunkSpec
     shape = [int(s) for s in more.get("global_shape", sizes)]
     if any(s < 0 for s in sizes):
         raise ValueError(f"sizes {sizes}")
-    spec = ChunkSpec(str(more.get("fqn", name)), dtype, tuple(shape), tuple(more.get("offsets", [0] * len(shape))), tuple(sizes))
+    offsets = tuple(int(a) for a in more.get("offsets", [0] * len(shape)))
+    outer = _outer(more["outer"], shape) if "outer" in more else None
+    if outer is not None:
+        shape = [int(s) for s in more["outer"]["global_shape"]]
+        offsets = tuple(a + b for a, b in zip(outer.offsets, offsets))
+    spec = ChunkSpec(str(more.get("fqn", name)), dtype, tuple(shape), offsets, tuple(sizes), outer)
     if e["data_offsets"][1] - e["data_offsets"][0] != spec.nbytes:
         raise ValueError(f"{spec.fqn}: {e['data_offsets']} for {spec.nbytes} bytes")
     return spec
