@@ -7,7 +7,7 @@
 #include "api/layout_spec.h"
 #include "api/spec_own.h"
 
-enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096 };
+enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096, PARTS_MAX = 4096 };
 
 const char *const spec_kind_names[SPEC_KIND_COUNT + 1] = { "save",    "load",	"reshard", "verify",	"diff",	      "delete",	 "create",
 							   "copy",    "offload", "gather",  "broadcast", "distribute", "compare",
@@ -106,8 +106,9 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 	struct jval o = jval_get(doc, "options");
 	bool overwrite = false;
 	int64_t files = 1, retries = 1;
-	size_t divergence = 0, verify = 1, dedup = 0;
-	bool flatten = true;
+	size_t divergence = 0, verify = 1, dedup = 0, beside = 0;
+	bool flatten = true, sync_files = true;
+	static const char *const besides[] = { "never", "needed", "always", NULL };
 	static const char *const dedups[] = { "balanced", "lowest_rank", NULL };
 	static const char *const divergences[] = { "report", "fail", NULL }, *const verifies[] = { "none", "digest", NULL };
 
@@ -119,6 +120,8 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 	TRY(jval_opt_word(&o, "verify", verifies, &verify));
 	TRY(jval_opt_word(&o, "dedup", dedups, &dedup));
 	TRY(jval_opt_bool(&o, "flatten_state_dict", &flatten));
+	TRY(jval_opt_word(&o, "beside", besides, &beside));
+	TRY(jval_opt_bool(&o, "sync_files", &sync_files));
 	for (size_t i = 0; keys[i]; i++) {
 		const char *k = keys[i];
 		if (strcmp(k, "overwrite") == 0)
@@ -133,6 +136,10 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 			TRY(spec_put_default(o.j, k, json_string(dedups[dedup])));
 		else if (strcmp(k, "flatten_state_dict") == 0)
 			TRY(spec_put_default(o.j, k, json_boolean(flatten)));
+		else if (strcmp(k, "beside") == 0)
+			TRY(spec_put_default(o.j, k, json_string(besides[beside])));
+		else if (strcmp(k, "sync_files") == 0)
+			TRY(spec_put_default(o.j, k, json_boolean(sync_files)));
 		else
 			TRY(spec_put_default(o.j, k, json_string(verifies[verify])));
 	}
@@ -159,6 +166,25 @@ static FALLIBLE enum err check_format(const struct jval *target)
 	return spec_put_default(target->j, "format", json_string(formats[format]));
 }
 
+/* A listed save: the state dict is a list of items, the parts hold their bytes (worker/ops/listed.h). */
+static FALLIBLE enum err check_parts(const struct jval *source)
+{
+	struct jval parts = jval_get(source, "parts");
+	size_t count = 0;
+
+	if (!parts.j)
+		return OK;
+	TRY(jval_array(&parts, PARTS_MAX, &count));
+	for (size_t i = 0; i < count; i++) {
+		struct jval part = jval_at(&parts, i), generation = jval_get(&part, "generation");
+		struct ref ref;
+		int64_t number;
+		TRY(ref_read(&part, REF_STATE_DICT, (const char *const[]){ "generation", NULL }, &ref));
+		TRY(jval_integer(&generation, 0, INT64_MAX, &number));
+	}
+	return OK;
+}
+
 static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
@@ -166,13 +192,14 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 
 	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
 						  "rename", "dtype", NULL }));
-	TRY(ref_read(&source, REF_STATE_DICT, (const char *const[]){ "generation", NULL }, &s->source));
+	TRY(ref_read(&source, REF_STATE_DICT, (const char *const[]){ "generation", "parts", NULL }, &s->source));
 	TRY(jval_opt_integer(&source, "generation", 0, INT64_MAX, &generation));
+	TRY(check_parts(&source));
 	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &s->target));
 	TRY(check_format(&target));
 	TRY(check_selection(doc));
 	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
-							     "retries", NULL });
+							     "retries", "beside", "sync_files", NULL });
 }
 
 /* {"key","model":{"state_dict"}}: the model says how the optimizer's tensors are cut, so that a layout would contradict it. */

@@ -195,7 +195,7 @@ static void on_target(void *user, enum err e, const json_t *ok, int *fd)
 	const char *what = json_string_value(json_object_get(ok, "what"));
 
 	(void)fd;
-	if (!e && what && strcmp(what, "other") == 0)
+	if (!e && what && strcmp(what, "other") == 0 && !job_spec_beside(c->job->spec))
 		e = ERR(NOT_A_CHECKPOINT, "%s holds something else than a checkpoint", c->job->target);
 	else if (!e && what && strcmp(what, "checkpoint") == 0 && !job_spec_overwrites(c->job->spec))
 		e = ERR(CHECKPOINT_EXISTS, "%s exists", c->job->target);
@@ -344,6 +344,8 @@ static bool ask_step(struct creation *c)
 		return job_spec_writes_checkpoint(j);
 	case SIZE:
 		c->job->space_needed = j->kind == JOB_SAVE ? use_bytes(j->source_use) : 0;
+		for (uint32_t i = 0; i < j->part_count; i++)
+			c->job->space_needed += use_bytes(j->part_uses[i]);
 		if (j->kind != JOB_RESHARD || job_spec_selects(j->spec))
 			return false;
 		ask(c, "show", source, on_size);

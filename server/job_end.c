@@ -147,9 +147,7 @@ static void on_end_journalled(void *user, enum err e)
 	if (j->made_use)
 		state_dict_announce(j->server, j->made_use);
 	state_dict_unuse(j->server, &j->made_use);
-	state_dict_unuse(j->server, &j->target_use);
-	state_dict_unuse(j->server, &j->source_use);
-	state_dict_unuse(j->server, &j->other_use);
+	job_drop_sources(j);
 	mem_free(j->plan);
 	j->plan = NULL;
 	j->in_journal = true;

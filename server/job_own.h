@@ -51,6 +51,8 @@ struct job {
 	struct gang *gang;
 	struct state_dict_use *source_use, *target_use;
 	struct state_dict_use *other_use;   /* b of a diff or compare (its a is source_use); the model of a load of optimizer state */
+	struct state_dict_use **part_uses;  /* of a listed save: what holds the bytes; part_count of them */
+	uint32_t part_count;
 	struct state_dict_use *made_use;    /* the segments that this attempt fills: a new state dict, or a next generation */
 	struct loop_timer *timer;   /* of a retry */
 	struct waiter *waiters;
@@ -97,6 +99,7 @@ struct job_ref job_spec_ref(const json_t *spec, const char *member);
 struct job_ref job_spec_model(const json_t *spec);   /* of a load of optimizer state; else it has no state_dict */
 FALLIBLE enum err job_spec_resolve(struct job *j);   /* storages and target from the spec */
 bool job_spec_overwrites(const json_t *spec);
+bool job_spec_beside(const json_t *spec);       /* may write into a directory that holds other things */
 bool job_spec_selects(const json_t *spec);           /* not the whole source */
 bool job_spec_writes_checkpoint(const struct job *j);
 bool job_spec_compares(const struct job *j);         /* it has an a and a b */
@@ -131,4 +134,5 @@ void job_recover(struct job *j);
 void job_stop(struct job *j);                        /* a cancel, at whatever step */
 FALLIBLE enum err job_take_uses(struct job *j);
 void job_drop_uses(struct job *j);
+void job_drop_sources(struct job *j);           /* all but what the job made */
 void job_watch(struct server *s);                    /* stalls; called every tick */

@@ -43,6 +43,8 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 
 	for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
 		most += uses[i] ? uses[i]->world_size : 0;
+	for (uint32_t i = 0; i < j->part_count; i++)
+		most += j->part_uses[i] ? j->part_uses[i]->world_size : 0;
 	int *fds = mem_zalloc(most, sizeof *fds);
 	json_t *dicts = json_object();
 	enum err e = fds && dicts ? OK : ERR(NO_MEMORY, "cannot describe a job");
@@ -50,6 +52,8 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 	for (size_t i = 0; !e && i < sizeof uses / sizeof uses[0]; i++)
 		if (uses[i])
 			e = add_use(dicts, uses[i], fds, &n);
+	for (uint32_t i = 0; !e && i < j->part_count; i++)
+		e = add_use(dicts, j->part_uses[i], fds, &n);
 	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
 					    job_kind_text(j->kind), "dry_run", j->dry_run, "spec", j->spec, "state_dicts", dicts);
 	json_decref(dicts);
@@ -83,6 +87,39 @@ static FALLIBLE enum err take_target(struct job *j)
 	return e == ERR_NOT_SEALED && job_sdop_is(j) && j->kind != JOB_COPY ? OK : e;
 }
 
+static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
+{
+	const json_t *parts = json_object_get(json_object_get(j->spec, "source"), "parts"), *part;
+	size_t i;
+
+	if (json_array_size(parts) == 0)
+		return OK;
+	j->part_uses = mem_zalloc(json_array_size(parts), sizeof *j->part_uses);
+	if (!j->part_uses)
+		return ERR(NO_MEMORY, "cannot use %zu state dicts", json_array_size(parts));
+	json_array_foreach(parts, i, part) {
+		const char *name = json_string_value(json_object_get(part, "state_dict"));
+		json_int_t generation = json_integer_value(json_object_get(part, "generation"));
+		for (size_t k = 0; name && k < i; k++)
+			if (strcmp(j->part_uses[k]->name, name) == 0)
+				name = NULL;
+		if (!name)
+			return ERR(VALIDATION_FAILED, "part %zu names no state dict, or one that another part names", i);
+		TRY(state_dict_use(j->server, who, str_of(name), generation, j->id, &j->part_uses[i]));
+		j->part_count++;
+	}
+	return OK;
+}
+
+static void drop_parts(struct job *j)
+{
+	for (uint32_t i = 0; i < j->part_count; i++)
+		state_dict_unuse(j->server, &j->part_uses[i]);
+	mem_free(j->part_uses);
+	j->part_uses = NULL;
+	j->part_count = 0;
+}
+
 FALLIBLE enum err job_take_uses(struct job *j)
 {
 	struct principal who = job_owner(j);
@@ -92,6 +129,7 @@ FALLIBLE enum err job_take_uses(struct job *j)
 	if (source.state_dict) {
 		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
 		json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation));
+		TRY(take_parts(j, &who));
 	}
 	if (job_spec_model(j->spec).state_dict)
 		TRY(state_dict_use(j->server, &who, str_of(job_spec_model(j->spec).state_dict), -1, j->id, &j->other_use));
@@ -105,13 +143,19 @@ FALLIBLE enum err job_take_uses(struct job *j)
 	return take_target(j);
 }
 
+void job_drop_sources(struct job *j)
+{
+	state_dict_unuse(j->server, &j->target_use);
+	state_dict_unuse(j->server, &j->source_use);
+	state_dict_unuse(j->server, &j->other_use);
+	drop_parts(j);
+}
+
 void job_drop_uses(struct job *j)
 {
 	if (j->made_use)
 		state_dict_drop(j->server, &j->made_use);
-	state_dict_unuse(j->server, &j->target_use);
-	state_dict_unuse(j->server, &j->source_use);
-	state_dict_unuse(j->server, &j->other_use);
+	job_drop_sources(j);
 }
 
 /* ---- an attempt ---- */

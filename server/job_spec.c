@@ -28,6 +28,13 @@ bool job_spec_overwrites(const json_t *spec)
 	return json_is_true(json_object_get(json_object_get(spec, "options"), "overwrite"));
 }
 
+bool job_spec_beside(const json_t *spec)
+{
+	const char *word = json_string_value(json_object_get(json_object_get(spec, "options"), "beside"));
+
+	return word && strcmp(word, "never") != 0;
+}
+
 bool job_spec_selects(const json_t *spec)
 {
 	return json_array_size(json_object_get(spec, "include")) || json_array_size(json_object_get(spec, "exclude")) ||

@@ -32,7 +32,9 @@ static enum err open_staging(const char *job, const char *name, bool overwrite, 
 {
 	struct job j = job_named(job);
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
-	enum err e = staging_open(&j, ref, overwrite, s);
+	json_t *options = json_pack("{s:b}", "overwrite", overwrite);
+	enum err e = staging_open(&j, ref, options, s);
+	json_decref(options);
 
 	json_decref(ref);
 	return e;

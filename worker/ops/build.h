@@ -37,6 +37,16 @@ struct build_place {
 	uint64_t offset, length;
 };
 
+/* Files and items that the client chose (a listed save). */
+struct build_listed {
+	uint32_t file_count;
+	const struct str *names;
+	const uint32_t *ranks;         /* per file */
+	const bool *exact;             /* per file: it ends where its last item ends, not on a page */
+	const uint32_t *chunk_file;    /* per chunk of sd */
+	const bool *chunk_raw;         /* … written as it is, without an archive around it */
+};
+
 struct build_target {
 	struct sdict *sd;              /* chunks and values with their writer's rank; locs are those of the sources for values */
 	const struct load_plan *pieces;/* sources of each chunk, as indices that `first_src` is added to */
@@ -49,6 +59,7 @@ struct build_target {
 	uint32_t task_bytes;
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
+	const struct build_listed *listed;       /* NULL: files are chosen here */
 	/* filled in */
 	struct build_place *chunk_places, *value_places;   /* mem_free */
 	uint64_t bytes;                /* of all files */

@@ -12,7 +12,7 @@ enum { PAGE = 4096, ITEM_ALIGN_SMALL = 64, EDGE_MAX = 1 << 20 };
 
 /* One item on its way to a file: a chunk or a value. */
 struct item {
-	bool is_value, small;
+	bool is_value, small, bare;
 	uint32_t index;                /* into sd->chunks or sd->values */
 	uint32_t dst;
 	uint64_t bytes;                /* payload */
@@ -50,7 +50,7 @@ static FALLIBLE enum err chunk_bytes(const struct sdict *sd, const struct sd_chu
 
 /* ------------------------------------------------------------------------------------------------------- dsts */
 
-static FALLIBLE enum err add_chunk_dst(struct builder *bd, struct item *it, uint32_t file, uint64_t offset, bool bare)
+static FALLIBLE enum err add_chunk_dst(struct builder *bd, struct item *it, uint32_t file, uint64_t offset)
 {
 	const struct sdict *sd = bd->t->sd;
 	const struct sd_chunk *c = &sd->chunks[it->index];
@@ -60,7 +60,7 @@ static FALLIBLE enum err add_chunk_dst(struct builder *bd, struct item *it, uint
 
 	it->dst = (uint32_t)bd->b->dsts.n;
 	TRY(vec_push(&bd->b->dsts, &d));
-	*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)t->dtype, .small = it->small, .bare = bare,
+	*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)t->dtype, .small = it->small, .bare = it->bare,
 			       .file = file, .ndim = t->ndim, .rank = c->rank, .offset = offset,
 			       .payload_off = it->layout.payload_off, .payload_bytes = it->bytes,
 			       .tail_off = it->layout.tail_off, .length = it->layout.length,
@@ -103,7 +103,7 @@ static FALLIBLE enum err add_value_dst(struct builder *bd, struct item *it, uint
 
 static FALLIBLE enum err add_dst(struct builder *bd, struct item *it, uint32_t file, uint64_t offset)
 {
-	return it->is_value ? add_value_dst(bd, it, file, offset) : add_chunk_dst(bd, it, file, offset, false);
+	return it->is_value ? add_value_dst(bd, it, file, offset) : add_chunk_dst(bd, it, file, offset);
 }
 
 /* ------------------------------------------------------------------------------------------------------ blocks */
@@ -330,8 +330,10 @@ static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *
 
 /* ---------------------------------------------------------------------------------------------------------- dcp */
 
-static FALLIBLE enum err lay_out(const struct sdict *sd, struct item *it)
+static FALLIBLE enum err lay_out(const struct build_target *target, struct item *it)
 {
+	const struct sdict *sd = target->sd;
+
 	if (it->is_value) {
 		const struct sd_value *v = &sd->values[it->index];
 		it->bytes = v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length;
@@ -343,6 +345,10 @@ static FALLIBLE enum err lay_out(const struct sdict *sd, struct item *it)
 	const struct sd_tensor *t = &sd->tensors[c->tensor];
 	TRY(chunk_bytes(sd, c, &it->bytes));
 	it->small = it->bytes <= BUILD_SMALL_BYTES;
+	it->bare = target->listed && target->listed->chunk_raw[it->index];
+	it->layout = (struct item_layout){ 0, it->bytes, it->bytes, it->bytes };
+	if (it->bare)
+		return OK;
 	enum err e = item_layout_tensor(t->dtype, t->ndim, sd_sizes(c, t->ndim), it->small ? ITEM_ALIGN_SMALL : PAGE,
 					&it->layout);
 	return err_at_fqn(e, t->fqn.p, t->fqn.n);
@@ -355,7 +361,7 @@ static FALLIBLE enum err push_item(struct builder *bd, bool is_value, uint64_t i
 	TRY(vec_push(&bd->items, &it));
 	it->is_value = is_value;
 	it->index = (uint32_t)index;
-	return lay_out(bd->t->sd, it);
+	return lay_out(bd->t, it);
 }
 
 /* Small items one behind the other, in blocks that are whole pages. */
@@ -410,25 +416,33 @@ static FALLIBLE enum err place_large(struct builder *bd, struct item **items, ui
 		*cursor = end;
 		if (it->is_value)
 			TRY(cut_large(bd, it->dst, rank));
-		else
+		else if (!it->bare)
 			atomic_fetch_add(&bd->b->files.v[file].blocks_left, 1); /* its head and tail */
 	}
 	return OK;
 }
 
-static FALLIBLE enum err place_file(struct builder *bd, struct item **items, uint64_t n, uint32_t rank, uint32_t number)
+static uint64_t item_end(const struct builder *bd, const struct item *it)
 {
-	char name[64];
+	const struct run_dst *d = &bd->b->dsts.v[it->dst];
+
+	return d->offset + d->length;
+}
+
+static FALLIBLE enum err place_file(struct builder *bd, struct item **items, uint64_t n, uint32_t rank, struct str name, bool exact)
+{
 	uint32_t file;
 	uint64_t cursor = 0;
 
-	snprintf(name, sizeof name, "__%u_%u.distcp", rank, number);
-	TRY(run_add_file(bd->b, RUN_FILE_TARGET, bd->t->dir, str_of(name), 0, &file));
+	TRY(run_add_file(bd->b, RUN_FILE_TARGET, bd->t->dir, name, 0, &file));
 	bd->b->files.v[file].rank = rank;
 	bd->b->files.v[file].direct = bd->t->direct;
 	bd->b->files.v[file].in_memory = bd->t->in_memory;
 	TRY(place_small(bd, items, n, file, rank, &cursor));
 	TRY(place_large(bd, items, n, file, rank, &cursor));
+	for (uint64_t i = 0; exact && i < n; i++) /* the last one's padding is cut off in the end */
+		if (page_up(item_end(bd, items[i])) == cursor)
+			cursor = item_end(bd, items[i]);
 	bd->b->files.v[file].bytes = cursor;
 	return num_add(bd->t->bytes, cursor, &bd->t->bytes);
 }
@@ -473,7 +487,9 @@ static FALLIBLE enum err place_rank(struct builder *bd, uint32_t rank)
 		for (uint64_t i = 0; i < n; i++)
 			if (choice[i] == f)
 				bucket[m++] = sorted[i];
-		TRY(place_file(bd, bucket, m, rank, f));
+		char name[64];
+		snprintf(name, sizeof name, "__%u_%u.distcp", rank, f);
+		TRY(place_file(bd, bucket, m, rank, str_of(name), false));
 	}
 	return OK;
 }
@@ -551,7 +567,30 @@ static void close_builder(struct builder *bd)
 	mem_free(bd->chunk_dst);
 }
 
-static FALLIBLE enum err fill_dcp(struct builder *bd)
+/* Every item in the file that was chosen for it, in the order in which they are listed. */
+static FALLIBLE enum err place_listed(struct builder *bd)
+{
+	const struct build_listed *l = bd->t->listed;
+	uint64_t n = bd->t->sd->chunk_count;
+	CLEANUP(mem_free_ptr) struct item **bucket = mem_zalloc(n, sizeof *bucket);
+	CLEANUP(mem_free_ptr) uint64_t *first = mem_zalloc((uint64_t)l->file_count + 2, sizeof *first);
+
+	if (!bucket || !first)
+		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)n);
+	for (uint64_t i = 0; i < n; i++) {
+		TRY(push_item(bd, false, i));
+		first[l->chunk_file[i] + 2]++;
+	}
+	for (uint32_t f = 2; f < l->file_count + 2; f++)
+		first[f] += first[f - 1];
+	for (uint64_t i = 0; i < n; i++)
+		bucket[first[l->chunk_file[i] + 1]++] = &bd->items.v[i];
+	for (uint32_t f = 0; f < l->file_count; f++)
+		TRY(place_file(bd, bucket + first[f], first[f + 1] - first[f], l->ranks[f], l->names[f], l->exact[f]));
+	return OK;
+}
+
+static FALLIBLE enum err place_ranks(struct builder *bd)
 {
 	struct build_target *t = bd->t;
 	CLEANUP(mem_free_ptr) uint64_t *order = NULL;
@@ -566,6 +605,14 @@ static FALLIBLE enum err fill_dcp(struct builder *bd)
 		}
 		TRY(place_rank(bd, r));
 	}
+	return OK;
+}
+
+static FALLIBLE enum err fill_dcp(struct builder *bd)
+{
+	struct build_target *t = bd->t;
+
+	TRY(t->listed ? place_listed(bd) : place_ranks(bd));
 	for (uint64_t i = 0; i < t->sd->tensor_count; i++) {
 		TRY(scan_tensor(bd, &t->sd->tensors[i]));
 		if (t->sd->tensors[i].ndim > 0)

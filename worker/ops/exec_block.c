@@ -295,6 +295,8 @@ static FALLIBLE enum err count_file(struct slot *s, uint32_t file)
 
 	if (atomic_fetch_sub(&s->x->run->files[file].blocks_left, 1) != 1)
 		return OK;
+	if (s->x->run->head->opts.no_sync)
+		return OK;
 	TRY(vec_push(&s->sync, &due));
 	*due = file;
 	return OK;

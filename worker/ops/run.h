@@ -170,6 +170,7 @@ struct run_table {
 struct run_options {
 	enum run_mode mode;
 	bool verify;                   /* check digests of what is read */
+	bool no_sync;                  /* target files are not fsynced */
 	bool values;                   /* RUN_VERIFY: count NaN, Inf, zeros */
 	uint32_t task_bytes;           /* largest block or scan */
 	double rtol, atol;

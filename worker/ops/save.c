@@ -3,6 +3,7 @@
 
 #include "base/num.h"
 #include "ops/input.h"
+#include "ops/listed.h"
 #include "ops/plan_cache.h"
 #include "ops/replicas.h"
 #include "ops/target.h"
@@ -174,6 +175,8 @@ enum err save_job(struct job *j)
 {
 	struct save s = { .job = j };
 
+	if (json_is_array(json_object_get(json_object_get(j->spec, "source"), "parts")))
+		return listed_job(j);
 	enum err e = find_and_save(&s);
 	plan_prints_free(&s.prints);
 	write_ready_free(&s.ready);

@@ -112,7 +112,23 @@ static FALLIBLE enum err check_target(struct worker *w, uint32_t root, const cha
 	return check_replaced(w, root, name);
 }
 
-enum err staging_open(struct job *j, const json_t *target, bool overwrite, struct staging *out)
+static FALLIBLE enum err check_options(struct staging *s, const char *name, const json_t *options)
+{
+	const char *beside = json_string_value(json_object_get(options, "beside"));
+
+	s->no_sync = json_is_false(json_object_get(options, "sync_files"));
+	s->beside = beside && strcmp(beside, "always") == 0;
+	if (s->beside)
+		return OK;
+	enum err e = check_target(s->worker, s->root, name, json_is_true(json_object_get(options, "overwrite")));
+	if (e != ERR_NOT_A_CHECKPOINT || !beside || strcmp(beside, "needed") != 0)
+		return e;
+	err_clear();
+	s->beside = true;
+	return OK;
+}
+
+enum err staging_open(struct job *j, const json_t *target, const json_t *options, struct staging *out)
 {
 	struct worker *w = j->worker;
 	const char *name = json_string_value(json_object_get(target, "name"));
@@ -122,7 +138,7 @@ enum err staging_open(struct job *j, const json_t *target, bool overwrite, struc
 	TRY(job_root(w, json_string_value(json_object_get(target, "storage")), &s->root));
 	TRY(staging_divide(name, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
 	TRY(check_ancestors(w, s->root, s->parent_path));
-	TRY(check_target(w, s->root, name, overwrite));
+	TRY(check_options(s, name, options));
 	snprintf(s->name, sizeof s->name, ".dcpd-%s-%ju", j->id, (uintmax_t)j->attempt);
 	snprintf(s->path, sizeof s->path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->name);
 	if (s->parent_path[0])
@@ -155,7 +171,7 @@ enum err staging_make_files(struct staging *s, const struct run *run)
 		enum err e = fs_open(s->dir, name, O_CREAT | O_EXCL | O_WRONLY, 0644, &fd);
 		if (!e && f->bytes)
 			e = fs_allocate(fd, f->bytes, name);
-		if (!e && f->bytes == 0)
+		if (!e && f->bytes == 0 && !s->no_sync)
 			e = fs_fsync(fd, name);
 		if (!e)
 			e = fs_close(&fd);
@@ -185,7 +201,7 @@ enum err staging_trim_files(struct staging *s, const struct run *run)
 		enum err e = fs_open(s->dir, name, O_WRONLY, 0, &fd);
 		if (!e)
 			e = fs_truncate(fd, f->bytes, name);
-		if (!e)
+		if (!e && !s->no_sync)
 			e = fs_fsync(fd, name);
 		if (!e)
 			e = fs_close(&fd);
@@ -202,7 +218,7 @@ enum err staging_put_file(struct staging *s, const char *name, const void *bytes
 	enum err e = fs_open(s->dir, name, O_CREAT | O_EXCL | O_WRONLY, 0644, &fd);
 	if (!e)
 		e = fs_pwrite(fd, bytes, n, 0, name);
-	if (!e)
+	if (!e && !s->no_sync)
 		e = fs_fsync(fd, name);
 	if (!e)
 		e = fs_close(&fd);
@@ -270,6 +286,53 @@ enum err staging_commit(struct job *j, struct staging *s, const struct run *run,
 	TRY(make_visible(s, j->id, overwrite));
 	fs_fault("commit.renamed");
 	return fs_fsync(s->parent, ".");
+}
+
+static FALLIBLE enum err unlink_old(int dir, const char *name)
+{
+	enum err e = fs_unlink(dir, name);
+
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	return err_at_file(e, name, -1);
+}
+
+static FALLIBLE enum err move_into(struct staging *s, int to, const struct run *run, const char *metadata, bool manifest)
+{
+	char name[256];
+
+	TRY(unlink_old(to, metadata));
+	if (manifest)
+		TRY(unlink_old(to, MANIFEST_NAME));
+	TRY(fs_fsync(to, "."));
+	for (uint64_t i = 0; i < run->files_n; i++) {
+		struct str n = run_file_name(run, &run->files[i]);
+		if (run->files[i].kind != RUN_FILE_TARGET)
+			continue;
+		memcpy(name, n.p, n.n);
+		name[n.n] = '\0';
+		TRY(err_at_file(fs_rename(s->dir, name, to, name), name, -1));
+	}
+	if (manifest)
+		TRY(fs_rename(s->dir, MANIFEST_NAME, to, MANIFEST_NAME));
+	TRY(fs_fsync(to, "."));
+	fs_fault("commit.beside");
+	TRY(err_at_file(fs_rename(s->dir, metadata, to, metadata), metadata, -1));
+	return fs_fsync(to, ".");
+}
+
+enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata, bool manifest)
+{
+	int to = -1;
+
+	TRY(check_sizes(s, run));
+	TRY(fs_fsync(s->dir, "."));
+	TRY(fs_mkdirs(s->parent, s->target, &to));
+	enum err e = move_into(s, to, run, metadata, manifest);
+	fs_drop(&to);
+	return e; /* staging_close() takes what is left of the staging directory */
 }
 
 void staging_close(struct staging *s)

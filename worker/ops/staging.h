@@ -19,11 +19,13 @@ struct staging {
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
 	bool made, done;
+	bool beside;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
+	bool no_sync;                  /* data files and metadata are not fsynced */
 };
 
 /* Checks the target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_NOT_A_CHECKPOINT if it is something else or holds something else too; no
  * checkpoint in a checkpoint) and makes the staging directory. */
-FALLIBLE enum err staging_open(struct job *j, const json_t *target, bool overwrite, struct staging *out);
+FALLIBLE enum err staging_open(struct job *j, const json_t *target, const json_t *options, struct staging *out);
 /* Makes every target file of the run at its full size. Empty ones are fsynced here. */
 FALLIBLE enum err staging_make_files(struct staging *s, const struct run *run);
 /* Cuts padding off files that were written with O_DIRECT beyond their size, and fsyncs them again. */
@@ -31,6 +33,8 @@ FALLIBLE enum err staging_trim_files(struct staging *s, const struct run *run);
 /* A small file, written and fsynced. */
 FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
 FALLIBLE enum err staging_commit(struct job *j, struct staging *s, const struct run *run, bool overwrite);
+/* Moves all into a directory that may hold other things: its old metadata goes first, the new comes last. `manifest`: move that too. */
+FALLIBLE enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata, bool manifest);
 /* Removes the staging directory unless it was committed. */
 void staging_close(struct staging *s);
 

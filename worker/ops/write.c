@@ -191,9 +191,39 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 	t->check_sources = s->check_sources;
 	t->first_replica = s->first_replica;
 	t->replica_count = s->replica_count;
+	t->listed = s->listed;
+	s->build->opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
 	if (s->safetensors)
 		return build_safetensors(s->build, t, (uint64_t)SAFETENSORS_FILE_MAX_GB * 1000000000u, s->meta, s->meta_count);
 	return build_dcp(s->build, t);
+}
+
+/* Only the one of all ranks makes a checkpoint that a manifest can speak for. */
+static const char *metadata_name(const struct write_spec *s)
+{
+	return s->metadata_name ? s->metadata_name : ".metadata";
+}
+
+static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *s, struct manifest_head *head)
+{
+	XXH128_canonical_t canonical;
+
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits(s->metadata.p, s->metadata.n));
+	memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
+	head->metadata_bytes = s->metadata.n;
+	head->metadata_name = metadata_name(s);
+	return staging_put_file(st, head->metadata_name, s->metadata.p, s->metadata.n);
+}
+
+/* Where each listed item will lie: the client's metadata says the same. */
+static json_t *places_doc(const struct write_spec *s, const struct build_target *t)
+{
+	json_t *places = json_array();
+
+	for (uint64_t i = 0; i < s->target->chunk_count; i++)
+		json_array_append_new(places, json_pack("[I, I]", (json_int_t)t->chunk_places[i].offset,
+							(json_int_t)t->chunk_places[i].length));
+	return places;
 }
 
 static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
@@ -202,18 +232,23 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 	struct manifest_head head = { .world_size = s->world_size, .generation = s->generation,
 				      .has_generation = s->has_generation };
 	const char *name = json_string_value(json_object_get(s->to, "name"));
-	bool overwrite = json_is_true(json_object_get(s->options, "overwrite"));
+	bool overwrite = json_is_true(json_object_get(s->options, "overwrite")), whole = strcmp(metadata_name(s), ".metadata") == 0;
 
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
-	if (s->safetensors)
+	if (s->listed)
+		TRY(put_given(st, s, &head));
+	else if (s->safetensors)
 		TRY(put_index(st, s->target, t, run, &head));
 	else {
 		if (!s->again)
 			TRY(set_locs(s->target, t, run));
 		TRY(put_metadata(st, s->target, name, &head));
 	}
-	TRY(put_manifest(j, st, run, &head));
+	if (whole)
+		TRY(put_manifest(j, st, run, &head));
+	if (st->beside)
+		return staging_commit_beside(st, run, metadata_name(s), whole);
 	return staging_commit(j, st, run, overwrite);
 }
 
@@ -258,7 +293,7 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 		e = job_execute(j, &run);
 	if (!e && s->after_run)
 		e = s->after_run(s->user, &run, t->chunk_places);
-	if (!e && s->safetensors)
+	if (!e && (s->safetensors || s->listed))
 		e = staging_trim_files(st, &run);
 	if (!e)
 		e = commit(j, s, t, st, &run);
@@ -271,7 +306,7 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
 {
 	if (!j->dry_run)
-		TRY(staging_open(j, s->to, json_is_true(json_object_get(s->options, "overwrite")), st));
+		TRY(staging_open(j, s->to, s->options, st));
 	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
@@ -279,6 +314,8 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	TRY(build(s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));
+	if (j->dry_run && s->listed)
+		json_object_set_new(plan, "places", places_doc(s, t));
 	if (j->dry_run) {
 		if (j->result)
 			json_object_update(plan, j->result);

@@ -24,6 +24,9 @@ struct write_spec {
 	/* called when all bytes are written, before anything is visible; its error ends the job. May be NULL */
 	enum err (*after_run)(void *user, const struct run *run, const struct build_place *chunk_places);
 	void *user;
+	const struct build_listed *listed;       /* files and items as the client chose them; then `.metadata` is its too: */
+	struct str metadata;           /* p NULL: none yet, a dry run */
+	const char *metadata_name;
 	const struct str (*meta)[2];   /* safetensors __metadata__ */
 	uint64_t meta_count;
 	bool again;                    /* set by write_again */

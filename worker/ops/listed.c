@@ -1,0 +1,402 @@
+/* listed.c: see listed.h. The client is believed about what its bytes mean, not about where they lie: offsets are checked against the
+ * segments, and the metadata that it brings must name no place that was not written. */
+#include "ops/listed.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/num.h"
+#include "format/dcp_meta.h"
+#include "format/image.h"
+#include "ops/input.h"
+#include "ops/target.h"
+#include "ops/write.h"
+#include "os/fs.h"
+
+enum { NAME_MAX_BYTES = 200, LISTED_FILES_MAX = 1 << 20, LISTED_WORLD_MAX = 65536, LISTED_BYTES_MAX = 1 << 30 };
+
+struct listed {
+	struct job *job;
+	struct input source;
+	json_t *doc;                   /* of `items` */
+	void *items, *metadata;
+	uint64_t items_bytes, metadata_bytes;
+	struct sdict *target;
+	struct build_listed build;
+	struct str *names;
+	uint32_t *ranks, *chunk_file, *part_file;
+	bool *exact, *chunk_raw;
+	uint32_t world_size, part_count;
+	const char *metadata_name;
+	struct run_build run;
+	struct arena *arena;
+};
+
+static enum err wrong(const char *what, size_t index)
+{
+	return ERR(VALIDATION_FAILED, "the list of items: %s %zu cannot be used", what, index);
+}
+
+/* ---- what the client sent ---- */
+
+/* A tensor of the source's image, whole. */
+static FALLIBLE enum err read_bytes(struct listed *l, const char *fqn, void **out, uint64_t *n_out)
+{
+	const struct sd_tensor *t = sdict_tensor(l->source.sd, str_of(fqn));
+	const json_t *rank = json_array_get(json_object_get(l->source.state_dict, "ranks"), 0);
+
+	if (!t)
+		return OK;
+	const struct sd_loc *loc = &l->source.sd->chunks[t->first_chunk].loc;
+	if (t->dtype != DT_UINT8 || t->chunk_count != 1 || loc->length > LISTED_BYTES_MAX)
+		return ERR(VALIDATION_FAILED, "'%s' of the list must be at most %d bytes of dtype uint8", fqn, LISTED_BYTES_MAX);
+	CLEANUP(mem_free_ptr) void *bytes = mem_alloc(loc->length + 1);
+	if (!bytes)
+		return ERR(NO_MEMORY, "no memory for %ju bytes of '%s'", (uintmax_t)loc->length, fqn);
+	TRY(input_segment_error(fs_pread(l->job->fds[json_integer_value(json_object_get(rank, "fd"))], bytes, loc->length, loc->offset,
+					 "segment")));
+	*n_out = loc->length;
+	*out = move(bytes);
+	return OK;
+}
+
+static bool name_usable(const char *name)
+{
+	size_t n = name ? strlen(name) : 0;
+
+	if (n == 0 || n > NAME_MAX_BYTES || name[0] == '.')
+		return false;
+	for (const char *p = name; *p; p++)
+		if (*p == '/' || (unsigned char)*p < 32)
+			return false;
+	return true;
+}
+
+/* ".metadata" or "__{rank}.metadata". */
+static bool metadata_name_usable(const char *name)
+{
+	size_t n = name ? strlen(name) : 0, digits = 0;
+
+	if (!name || strcmp(name, ".metadata") == 0)
+		return name != NULL;
+	if (n > 24 || strncmp(name, "__", 2) != 0)
+		return false;
+	while (name[2 + digits] >= '0' && name[2 + digits] <= '9')
+		digits++;
+	return digits && strcmp(name + 2 + digits, ".metadata") == 0;
+}
+
+static FALLIBLE enum err read_files(struct listed *l)
+{
+	const json_t *files = json_object_get(l->doc, "files"), *one;
+	size_t n = json_array_size(files), i;
+
+	l->names = mem_zalloc(n, sizeof *l->names);
+	l->ranks = mem_zalloc(n, sizeof *l->ranks);
+	l->exact = mem_zalloc(n, sizeof *l->exact);
+	if (!l->names || !l->ranks || !l->exact)
+		return ERR(NO_MEMORY, "no memory for %zu files", n);
+	if (n > LISTED_FILES_MAX)
+		return ERR(LIMIT_EXCEEDED, "a save of more than %d files", LISTED_FILES_MAX);
+	json_array_foreach(files, i, one) {
+		const char *name = json_string_value(json_array_get(one, 0));
+		const json_t *rank = json_array_get(one, 1);
+		if (!name_usable(name) || !json_is_integer(rank) || json_integer_value(rank) < 0 ||
+		    json_integer_value(rank) >= LISTED_WORLD_MAX)
+			return wrong("file", i);
+		l->names[i] = str_of(name);
+		l->ranks[i] = (uint32_t)json_integer_value(rank);
+		l->exact[i] = json_is_true(json_array_get(one, 2));
+		if (l->ranks[i] >= l->world_size)
+			l->world_size = l->ranks[i] + 1;
+	}
+	l->build.file_count = (uint32_t)n;
+	l->build.names = l->names;
+	l->build.ranks = l->ranks;
+	l->build.exact = l->exact;
+	return OK;
+}
+
+static FALLIBLE enum err read_list(struct listed *l)
+{
+	json_error_t error;
+
+	TRY(read_bytes(l, "items", &l->items, &l->items_bytes));
+	TRY(read_bytes(l, "metadata", &l->metadata, &l->metadata_bytes));
+	if (!l->items)
+		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `items` in its source");
+	if (!l->metadata && !l->job->dry_run)
+		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `metadata` in its source");
+	l->doc = json_loadb(l->items, l->items_bytes, JSON_REJECT_DUPLICATES, &error);
+	if (!l->doc)
+		return ERR(VALIDATION_FAILED, "the list of items is no JSON: %s", error.text);
+	l->metadata_name = json_string_value(json_object_get(l->doc, "metadata_name"));
+	if (!metadata_name_usable(l->metadata_name))
+		return ERR(VALIDATION_FAILED, "the metadata's file is .metadata or __RANK.metadata");
+	l->world_size = 1;
+	return read_files(l);
+}
+
+/* ---- parts ---- */
+
+static const json_t *part_rank(const struct listed *l, size_t i)
+{
+	const json_t *parts = json_object_get(json_object_get(l->job->spec, "source"), "parts");
+	const char *name = json_string_value(json_object_get(json_array_get(parts, i), "state_dict"));
+	const json_t *dict = name ? json_object_get(json_object_get(l->job->doc, "state_dicts"), name) : NULL;
+
+	return json_array_get(json_object_get(dict, "ranks"), 0);
+}
+
+static FALLIBLE enum err add_parts(struct listed *l)
+{
+	const json_t *parts = json_object_get(json_object_get(l->job->spec, "source"), "parts");
+
+	l->part_count = (uint32_t)json_array_size(parts);
+	l->part_file = mem_zalloc(l->part_count, sizeof *l->part_file);
+	if (!l->part_file)
+		return ERR(NO_MEMORY, "no memory for %u segments", l->part_count);
+	for (uint32_t i = 0; i < l->part_count; i++) {
+		const json_t *rank = part_rank(l, i);
+		const char *segment = json_string_value(json_object_get(rank, "segment"));
+		if (!rank)
+			return ERR(NOT_FOUND, "part %u of the source is no state dict", i);
+		TRY(run_add_file(&l->run, RUN_FILE_SEGMENT, 0, str_of(segment ? segment : "segment"),
+				 (uint64_t)json_integer_value(json_object_get(rank, "image_bytes")), &l->part_file[i]));
+		l->run.files.v[l->part_file[i]].fd_index = (uint32_t)json_integer_value(json_object_get(rank, "fd"));
+		uint32_t file;
+		char number[16];
+		snprintf(number, sizeof number, "%u", i);
+		TRY(sdict_add_file(l->target, str_of(number), 0, &file));
+		must(file == i);
+	}
+	return OK;
+}
+
+/* ---- items ---- */
+
+static bool read_number(const json_t *v, uint64_t end, uint64_t *out)
+{
+	if (!json_is_integer(v) || json_integer_value(v) < 0 || (uint64_t)json_integer_value(v) >= end)
+		return false;
+	*out = (uint64_t)json_integer_value(v);
+	return true;
+}
+
+struct listed_item {
+	uint64_t file, part, at, bytes;
+	struct str fqn;
+	enum dtype dtype;
+	uint32_t ndim;
+	int64_t dims[2 * NDIM_MAX];    /* offsets, all 0, then sizes */
+	bool raw;
+};
+
+static FALLIBLE enum err read_shape(const json_t *one, size_t index, struct listed_item *it)
+{
+	const char *dtype = json_string_value(json_array_get(one, 5));
+	const json_t *sizes = json_array_get(one, 6), *size;
+	uint64_t numel, bytes;
+	size_t d;
+
+	it->raw = dtype == NULL;
+	it->ndim = it->raw ? 1 : (uint32_t)json_array_size(sizes);
+	if (it->ndim > NDIM_MAX)
+		return wrong("item", index);
+	memset(it->dims, 0, 2 * it->ndim * sizeof *it->dims);
+	it->dtype = DT_UINT8;
+	if (it->raw) {
+		it->dims[1] = (int64_t)it->bytes;
+		return OK;
+	}
+	enum err e = dtype_parse(str_of(dtype), &it->dtype);
+	if (e)
+		return err_at_fqn(e, it->fqn.p, it->fqn.n);
+	json_array_foreach(sizes, d, size) {
+		if (!json_is_integer(size) || json_integer_value(size) < 0)
+			return wrong("item", index);
+		it->dims[it->ndim + d] = json_integer_value(size);
+	}
+	TRY(box_numel(it->ndim, it->dims + it->ndim, &numel));
+	TRY(num_mul(numel, dtype_bytes(it->dtype), &bytes));
+	return bytes == it->bytes ? OK : wrong("item", index);
+}
+
+static FALLIBLE enum err read_item(const struct listed *l, const json_t *one, size_t index, struct listed_item *it)
+{
+	const char *fqn = json_string_value(json_array_get(one, 4));
+
+	if (!read_number(json_array_get(one, 0), l->build.file_count, &it->file) ||
+	    !read_number(json_array_get(one, 1), l->part_count, &it->part) ||
+	    !read_number(json_array_get(one, 2), INT64_MAX, &it->at) ||
+	    !read_number(json_array_get(one, 3), INT64_MAX, &it->bytes) || !fqn)
+		return wrong("item", index);
+	it->fqn = (struct str){ fqn, json_string_length(json_array_get(one, 4)) };
+	uint64_t image = l->run.files.v[l->part_file[it->part]].bytes;
+	if (it->at > image || it->bytes > image - it->at)
+		return err_at_fqn(ERR(VALIDATION_FAILED, "item %zu goes beyond the end of its segment", index), it->fqn.p, it->fqn.n);
+	return read_shape(one, index, it);
+}
+
+/* Each item is a tensor of its own here: chunks of one FQN, or items of one name from several ranks, are the client's matter. */
+static FALLIBLE enum err add_item(struct listed *l, const struct listed_item *it, size_t index)
+{
+	char other[64];
+	struct str name = it->fqn;
+	uint32_t tensor;
+
+	if (sdict_find(l->target, name) != SD_NONE) {
+		snprintf(other, sizeof other, "\x01%zu", index);
+		name = str_of(other);
+	}
+	TRY(sdict_add_tensor(l->target, name, it->dtype, it->ndim, it->dims + it->ndim, &tensor));
+	l->target->tensors[tensor].fqn = name;
+	TRY(arena_str(l->target->arena, it->fqn, &l->target->tensors[tensor].fqn));
+	l->chunk_file[index] = (uint32_t)it->file;
+	l->chunk_raw[index] = it->raw;
+	return sdict_add_chunk(l->target, tensor, it->dims, l->ranks[it->file],
+			       (struct sd_loc){ (uint32_t)it->part, 0, it->at, it->bytes });
+}
+
+static FALLIBLE enum err read_items(struct listed *l)
+{
+	const json_t *items = json_object_get(l->doc, "items"), *one;
+	struct listed_item it;
+	size_t n = json_array_size(items), i;
+
+	l->chunk_file = mem_zalloc(n, sizeof *l->chunk_file);
+	l->chunk_raw = mem_zalloc(n, sizeof *l->chunk_raw);
+	if (!l->chunk_file || !l->chunk_raw)
+		return ERR(NO_MEMORY, "no memory for %zu items", n);
+	l->build.chunk_file = l->chunk_file;
+	l->build.chunk_raw = l->chunk_raw;
+	json_array_foreach(items, i, one) {
+		TRY(read_item(l, one, i, &it));
+		TRY(add_item(l, &it, i));
+	}
+	return OK;
+}
+
+/* ---- metadata ---- */
+
+struct place {
+	struct str file;
+	uint64_t offset, length;
+};
+
+static int compare_places(const void *a, const void *b)
+{
+	const struct place *x = a, *y = b;
+	int by_name = str_cmp(x->file, y->file);
+
+	if (by_name)
+		return by_name;
+	if (x->offset != y->offset)
+		return x->offset < y->offset ? -1 : 1;
+	return x->length < y->length ? -1 : x->length > y->length;
+}
+
+static FALLIBLE enum err check_place(const struct place *all, uint64_t n, const struct sdict *sd, const struct sd_loc *loc, struct str fqn)
+{
+	struct place p = { sd->files[loc->file].name, loc->offset, UINT64_MAX };
+	char name[ERR_FILE_MAX];
+	uint64_t lo = 0, hi = n;
+
+	while (lo < hi) { /* the last place that begins at the offset or before */
+		uint64_t mid = lo + (hi - lo) / 2;
+		if (compare_places(&all[mid], &p) <= 0)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo && str_cmp(all[lo - 1].file, p.file) == 0 && loc->offset - all[lo - 1].offset <= all[lo - 1].length &&
+	    loc->length <= all[lo - 1].length - (loc->offset - all[lo - 1].offset))
+		return OK;
+	snprintf(name, sizeof name, "%.*s", (int)num_min(p.file.n, sizeof name - 1), p.file.p);
+	return err_at_fqn(err_at_file(ERR(FORMAT_METADATA, "the metadata names %ju bytes that were not written as an item",
+					  (uintmax_t)loc->length), name, (int64_t)p.offset), fqn.p, fqn.n);
+}
+
+/* When all is written, before anything can be seen: what the metadata points at is there. Metadata with objects that only its owner's
+ * Python knows cannot be read here; that is noted. */
+static enum err check_metadata(void *user, const struct run *run, const struct build_place *places)
+{
+	struct listed *l = user;
+	uint64_t n = l->target->chunk_count;
+	CLEANUP(mem_free_ptr) struct place *all = mem_zalloc(n, sizeof *all);
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+
+	if (!all)
+		return ERR(NO_MEMORY, "no memory for %ju places", (uintmax_t)n);
+	enum err e = dcp_meta_read(l->metadata, l->metadata_bytes, &sd);
+	json_object_set_new(l->job->result, "metadata_checked", json_boolean(e == OK));
+	if (e == ERR_NO_MEMORY)
+		return e;
+	if (e) {
+		err_clear();
+		return OK;
+	}
+	json_object_set_new(l->job->result, "tensors", json_integer((json_int_t)sd->tensor_count));
+	json_object_set_new(l->job->result, "values", json_integer((json_int_t)sd->value_count));
+	for (uint64_t i = 0; i < n; i++)
+		all[i] = (struct place){ run_file_name(run, &run->files[places[i].file]), places[i].offset, places[i].length };
+	qsort(all, n, sizeof *all, compare_places);
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		TRY(check_place(all, n, sd, &sd->chunks[i].loc, sd->tensors[sd->chunks[i].tensor].fqn));
+	for (uint64_t i = 0; i < sd->value_count; i++)
+		TRY(check_place(all, n, sd, &sd->values[i].loc, sd->values[i].fqn));
+	return OK;
+}
+
+/* ---- the job ---- */
+
+static FALLIBLE enum err write_listed(struct listed *l)
+{
+	struct load_plan pieces;
+	uint32_t first;
+
+	TRY(build_sources(&l->run, l->target, RUN_SRC_PLAIN, l->part_file, NULL, &first));
+	TRY(target_identity(l->target->chunk_count, l->arena, &pieces));
+	l->job->result = json_object();
+	struct write_spec w = { .build = &l->run, .target = l->target, .pieces = &pieces, .first_src = first,
+				.world_size = l->world_size, .to = json_object_get(l->job->spec, "target"),
+				.options = json_object_get(l->job->spec, "options"), .after_run = check_metadata, .user = l,
+				.listed = &l->build, .metadata = { l->metadata, l->metadata_bytes },
+				.metadata_name = l->metadata_name };
+	return write_checkpoint(l->job, &w);
+}
+
+static FALLIBLE enum err listed(struct listed *l)
+{
+	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
+	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
+	TRY(read_list(l));
+	TRY(sdict_new(UINT64_MAX, &l->target));
+	TRY(add_parts(l));
+	TRY(read_items(l));
+	l->arena = arena_new(UINT64_MAX);
+	if (!l->arena)
+		return ERR(NO_MEMORY, "no memory for a plan");
+	return write_listed(l);
+}
+
+enum err listed_job(struct job *j)
+{
+	struct listed l = { .job = j };
+
+	enum err e = listed(&l);
+	run_build_free(&l.run);
+	json_decref(l.doc);
+	mem_free(l.items);
+	mem_free(l.metadata);
+	mem_free(l.names);
+	mem_free(l.ranks);
+	mem_free(l.exact);
+	mem_free(l.chunk_file);
+	mem_free(l.chunk_raw);
+	mem_free(l.part_file);
+	sdict_free(l.target);
+	arena_free(l.arena);
+	input_close(&l.source);
+	return e;
+}
