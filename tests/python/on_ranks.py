@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import dcpd
+from on_dropin import *  # noqa: F403
 
 
 def whole(shape, seed=0, dtype=torch.float32):

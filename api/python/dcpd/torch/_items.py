@@ -1,0 +1,185 @@
+"""From a plan's items to bytes in a segment: which file an item goes to, and what of it is written how.
+
+A tensor goes into the segment once, as it is; dcpd puts the torch.save archive around it. What this package cannot describe to dcpd (a
+value, an item of an extension, a quantized or sparse tensor, a safetensors file) goes there as the bytes of the file.
+"""
+from __future__ import annotations
+
+import ctypes
+import io
+import operator
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from .. import _copy, _dtypes
+
+
+class Entry(NamedTuple):
+    """One item of a file. data: a CPU or device tensor, or a bytes-like object."""
+
+    file: str
+    exact: bool
+    data: Any
+    nbytes: int
+    fqn: str
+    dtype: Optional[str]
+    sizes: Optional[Tuple[int, ...]]
+    results: List[Tuple[Any, int]]  # (index, length if it is not the whole item) of each write item that it holds
+    transforms: Optional[List[str]]
+
+
+def item_size(item: Any) -> int:
+    import torch
+
+    size = 1
+    for s in item.tensor_data.size:
+        size *= s
+    return size * torch.empty((), dtype=item.tensor_data.properties.dtype).element_size()
+
+
+def is_bytes(item: Any) -> bool:
+    from torch.distributed.checkpoint.planner import WriteItemType
+
+    return bool(item.type == WriteItemType.BYTE_IO)
+
+
+def split(bins: int, items: Sequence[Any]) -> List[List[Any]]:
+    """Over `bins` files as PyTorch does it: values in turn, then tensors, the largest first, each to the file with the least."""
+    if bins == 1:
+        return [list(items)]
+    buckets: List[List[Any]] = [[] for _ in range(bins)]
+    sums = [0] * bins
+    for i, item in enumerate(x for x in items if is_bytes(x)):
+        buckets[i % bins].append(item)
+    for item in sorted((x for x in items if not is_bytes(x)), key=item_size, reverse=True):
+        k = min(enumerate(sums), key=operator.itemgetter(1))[0]
+        buckets[k].append(item)
+        sums[k] += item_size(item)
+    return buckets
+
+
+class _Open(io.RawIOBase):
+    """Extensions close what they write to; this one stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    writeable = writable
+
+    def write(self, b: Any) -> int:
+        self.bytes += b
+        return len(b)
+
+    def close(self) -> None:
+        pass
+
+
+def transformed(extensions: Sequence[Any], write: Any) -> Tuple[bytearray, List[str]]:
+    raw = _Open()
+    to: Any = raw
+    for x in extensions:
+        to = x.transform_to(to)
+    write(to)
+    to.close()
+    return raw.bytes, [x.get_descriptor() for x in reversed(extensions)]
+
+
+def resolve(planner: Any, item: Any) -> Any:
+    """The tensor (of any device) or the buffer that an item stands for."""
+    data = planner.resolve_data(item)
+    if is_bytes(item):
+        if not isinstance(data, io.BytesIO):
+            raise AssertionError("Data must be io.BytesIO for BYTE_IO write items")
+        return data.getbuffer()
+    import torch
+
+    if not isinstance(data, torch.Tensor):
+        raise AssertionError("Data must be torch.Tensor for non-BYTE_IO write items")
+    data = data.detach()
+    if hasattr(data, "wait"):
+        data = data.wait()
+    return data
+
+
+def entries(file: str, bucket: Sequence[Any], planner: Any, extensions: Sequence[Any], safetensors: bool) -> List[Entry]:
+    """The items of one file, values first."""
+    out = [_value(file, x, resolve(planner, x), extensions, safetensors) for x in bucket if is_bytes(x)]
+    tensors = [x for x in bucket if not is_bytes(x)]
+    if safetensors:
+        if tensors:
+            out.append(_safetensors(file, tensors, planner))
+        return out
+    return out + [_tensor(file, x, resolve(planner, x), extensions) for x in tensors]
+
+
+def _value(file: str, item: Any, data: Any, extensions: Sequence[Any], exact: bool) -> Entry:
+    names: Optional[List[str]] = None
+    if extensions:
+        data, names = transformed(extensions, lambda to: to.write(data))
+    return Entry(file, exact, data, len(data), item.index.fqn, None, None, [(item.index, -1)], names)
+
+
+def _tensor(file: str, item: Any, t: Any, extensions: Sequence[Any]) -> Entry:
+    import torch
+
+    name = _dtypes.torch_name(t.dtype) if t.layout is torch.strided and not getattr(t, "is_nested", False) else None
+    if name is None or extensions or t.is_meta:
+        def write(to: Any) -> None:
+            cpu = t.cpu()
+            torch.save(cpu.clone() if cpu.untyped_storage().size() != cpu.nbytes else cpu, to)
+
+        data, names = transformed(extensions, write)
+        return Entry(file, False, data, len(data), item.index.fqn, None, None, [(item.index, -1)], names or None)
+    return Entry(file, False, t, t.numel() * t.element_size(), item.index.fqn, name, tuple(t.shape), [(item.index, -1)], None)
+
+
+def _safetensors(file: str, items: Sequence[Any], planner: Any) -> Entry:
+    """All tensors of a file as PyTorch's SAFETENSORS writes them: with the offsets of what was saved, and what is in there twice once."""
+    import json
+
+    from safetensors.torch import save
+    from torch.distributed.checkpoint import _hf_utils as hf
+
+    tensors: Dict[str, Any] = {}
+    offsets: Dict[str, Any] = {}
+    results: List[Tuple[Any, int]] = []
+    for x in items:
+        t = resolve(planner, x).cpu()
+        t = t.clone() if t.untyped_storage().size() != t.nbytes else t
+        tensors[x.index.fqn], offsets[x.index.fqn] = t, {"saved_offsets": x.tensor_data.chunk.offsets}
+        results.append((x.index, t.numel() * t.element_size()))
+    data = save(tensors, metadata={hf.CUSTOM_METADATA_KEY: json.dumps(offsets), hf.DCP_VERSION_KEY: str(hf.HF_DCP_VERSION),
+                                   hf.FORMAT_KEY: hf.FORMAT_VALUE})
+    return Entry(file, True, data, len(data), file, None, None, results, None)
+
+
+def fill(base: Any, address: int, jobs: Sequence[Tuple[int, Entry]]) -> None:
+    """Copies entries to their places: large ones by threads, tensors of other kinds by torch."""
+    import torch
+
+    from .. import _tensors
+
+    blocks: List[_copy.Block] = []
+    ours: List[Any] = []
+    theirs: List[Any] = []
+    keep: List[Any] = []
+    for at, e in jobs:
+        if e.nbytes == 0:
+            continue
+        if not isinstance(e.data, torch.Tensor):
+            view = (ctypes.c_char * e.nbytes).from_buffer_copy(e.data) if isinstance(e.data, bytes) else \
+                (ctypes.c_char * e.nbytes).from_buffer(e.data)
+            keep.append(view)
+            blocks.append((address + at, ctypes.addressof(view), e.nbytes))
+        elif _tensors._plain_cpu(e.data, e.nbytes):
+            blocks.append((address + at, e.data.data_ptr(), e.nbytes))
+        else:
+            ours.append(base[at:at + e.nbytes].view(e.data.dtype).view(e.data.shape))
+            theirs.append(e.data)
+    if ours:
+        with torch.no_grad():
+            _tensors._bulk(torch, ours, theirs)
+    _copy.copy(blocks)

@@ -1,0 +1,189 @@
+"""Segments that a rank of PyTorch's save writes into: each a state dict of its own, of one rank and one slot, kept warm.
+
+PyTorch brings ranks together in its own way (a custom planner, cached plans, no collectives at all), so nothing here is agreed upon:
+every rank fills a lane of its own, and whoever finishes the save lists what lies where in whose lane.
+
+A lane is free again when nobody can need it any more: the views that stage() gave out are gone, and the thread that handed it to a
+save has ended or is here for its next one (then the save before is over: PyTorch's ranks end a save together).
+"""
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import struct
+import threading
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+from .. import _session, errors
+from ..client import Client
+
+HEAD = 4096      # of a lane's image; the data follows
+LARGE = 128 << 10  # from here on items begin on a page, so that they are written straight from the segment
+SMALL_ALIGN = 64
+
+_lanes: List["Lane"] = []
+_guard = threading.RLock()
+_pid = os.getpid()
+
+
+class _Key:
+    def __init__(self, name: str) -> None:
+        self.key = ("lane", name)
+
+
+def place(at: int, nbytes: int) -> Tuple[int, int]:
+    """Where an item begins that comes behind `at`, and where it ends."""
+    step = HEAD if nbytes >= LARGE else SMALL_ALIGN
+    begin = -(-at // step) * step
+    return begin, begin + nbytes
+
+
+class Lane:
+    def __init__(self, client: Client, use: str) -> None:
+        name = _session.new_name()
+        client.state_dicts.create(name, 1, 1, lease_seconds=_session.LEASE_SECONDS, on_owner_death={"drop": True})
+        self.session = _session.Session(client, name, 0, 1, True, 1)
+        _session.keep(self.session, _Key(name))  # type: ignore[arg-type]
+        self.client, self.name, self.use, self.generation, self.size = client, name, use, 0, 0
+        self.sealed = False
+        self.taken = True
+        self.holder: Optional[threading.Thread] = None
+        self.token: Any = None     # weak: the buffer behind staged tensors
+        self.map: Any = None
+        self.base: Any = None
+
+    def free(self) -> bool:
+        if self.taken or (self.token is not None and self.token() is not None):
+            return False
+        return self.holder is None or not self.holder.is_alive() or self.holder is threading.current_thread()
+
+    def alive(self) -> bool:
+        return self.session in _session.all_sessions()
+
+    def open(self, size: int) -> None:
+        """Room for `size` bytes of a new generation."""
+        self._give_back()
+        self.generation += 1
+        slot = self.session.reserve(HEAD + size, self.generation, "wait", lambda: None)
+        self.map, self.size, self.sealed, self.token = slot.segment.map, HEAD + size, False, None
+
+    def _give_back(self) -> None:
+        if self.generation:
+            self.session.release(self.generation)
+
+    def buffer(self) -> Any:
+        """All of it, as a ctypes array; every view of it keeps it alive."""
+        return (ctypes.c_char * len(self.map)).from_buffer(self.map)
+
+    def seal(self) -> None:
+        if self.sealed:
+            return
+        n = self.size - HEAD
+        text = json.dumps({"data": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
+        self.map[:HEAD] = struct.pack("<Q", HEAD - 8) + text + b" " * (HEAD - 8 - len(text))
+        self.client.state_dicts.seal(self.name, 0, self.generation, self.size)
+        self.sealed = True
+
+    def put_image(self, data: bytes) -> None:
+        """A whole image of somebody else's making."""
+        self._give_back()
+        self.generation += 1
+        slot = self.session.reserve(len(data), self.generation, "wait", lambda: None)
+        slot.segment.map[:len(data)] = data
+        self.client.state_dicts.seal(self.name, 0, self.generation, len(data))
+        self.sealed = True
+
+    def hand_over(self) -> None:
+        """To the save that this thread is in."""
+        with _guard:
+            self.holder, self.taken = threading.current_thread(), False
+
+    def let_go(self) -> None:
+        with _guard:
+            self.holder, self.taken = None, False
+
+    def drop(self) -> None:
+        with _guard:
+            if self in _lanes:
+                _lanes.remove(self)
+        self.map = self.base = None
+        _session.discard(self.session)
+
+
+def _fresh_process() -> None:
+    global _pid
+    if _pid != os.getpid():
+        _lanes.clear()
+        _pid = os.getpid()
+
+
+def take(client: Client, size: int, use: str = "data") -> Lane:
+    """A lane with room for `size` bytes: a free one that is large enough if there is one, the smallest of them. use: the list of a save
+    ("list") comes from other lanes than its data, which the same thread has just handed over."""
+    with _guard:
+        _fresh_process()
+        for dead in [x for x in _lanes if not x.alive()]:
+            _lanes.remove(dead)
+        free = [x for x in _lanes if x.use == use and x.client.url == client.url and x.free()]
+        free.sort(key=lambda x: (x.size < HEAD + size, x.size if x.size >= HEAD + size else -x.size))
+        lane = free[0] if free else None
+        if lane is not None:
+            lane.taken = True
+    for again in (True, False):
+        if lane is None:
+            lane = Lane(client, use)
+            with _guard:
+                _lanes.append(lane)
+        try:
+            lane.open(size)
+            return lane
+        except errors.NotFound:
+            lane.drop()
+            lane = None
+            if not again:
+                raise
+        except BaseException:
+            lane.let_go()
+            raise
+    raise AssertionError("not reached")
+
+
+def of(address: int, nbytes: int) -> Optional[Tuple[Lane, int]]:
+    """The lane whose staged data this is, and where in it."""
+    with _guard:
+        _fresh_process()
+        for x in _lanes:
+            staged = x.token() if x.token is not None else None
+            if staged is None:
+                continue
+            at = address - ctypes.addressof(staged)
+            if 0 <= at and at + nbytes <= x.size:
+                return x, at
+    return None
+
+
+def stage_token(lane: Lane, buffer: Any) -> None:
+    with _guard:
+        lane.token, lane.taken = weakref.ref(buffer), False
+
+
+def host() -> Dict[str, Any]:
+    """Where this process's segments are: ranks of another host cannot be read by our daemon."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as f:
+            boot = f.read().strip()
+    except OSError:
+        boot = ""
+    return {"name": socket.gethostname(), "boot": boot, "shm": os.stat("/dev/shm").st_dev}
+
+
+def _after_fork() -> None:
+    global _guard
+    _guard = threading.RLock()
+    _lanes.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

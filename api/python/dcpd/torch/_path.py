@@ -1,0 +1,34 @@
+"""What PyTorch calls a checkpoint id: a directory path, or a dcpd reference."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Union
+
+from .. import _where
+
+Id = Union[str, "os.PathLike[str]"]
+
+
+def parse(checkpoint_id: Id) -> Any:
+    """A reference stays a string; everything else becomes a Path, as PyTorch's own classes have it."""
+    if _where.is_reference(checkpoint_id):
+        return str(checkpoint_id)
+    return checkpoint_id if isinstance(checkpoint_id, Path) else Path(os.fspath(checkpoint_id))
+
+
+def usable(checkpoint_id: Id) -> bool:
+    """A reference, or a local path beneath a directory that can be written."""
+    if isinstance(checkpoint_id, Path) or _where.is_reference(checkpoint_id):
+        return True
+    if "://" in str(checkpoint_id):
+        return False
+    return any(p.exists() and os.access(str(p), os.W_OK) for p in Path(os.fspath(checkpoint_id)).parents)
+
+
+def folder(path: Any) -> Path:
+    """The checkpoint's directory on this host."""
+    if not _where.is_reference(path):
+        return Path(path)
+    place = _where.resolve(path)
+    return Path(str(place.client.storages.get(place.storage)["path"]), *place.name.split("/"))

@@ -1,0 +1,204 @@
+"""StorageReader: what FileSystemReader does, done by dcpd.
+
+The boxes of tensors that this rank's plan asks for are described in one segment, which one job fills; from there they are copied to where
+the planner wants them. Values, items that extensions have transformed, and checkpoints that every rank wrote for itself are read item by
+item.
+"""
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import uuid
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from torch.distributed.checkpoint import storage as _storage
+
+from .. import _dtypes, _session, _tensors, _where, errors, image
+from . import _path
+
+_LEASE = 120
+
+
+class StorageReader(_storage.StorageReader):  # type: ignore[misc]
+    """Reads a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemReader.
+
+    path: a directory, or a dcpd reference ("main:run1/step-100"); it need not exist yet. _extension_registry: where extensions of the
+    checkpoint are looked up by their descriptors; the default knows PyTorch's own.
+    """
+
+    def __init__(self, path: _path.Id, _extension_registry: Any = None) -> None:
+        super().__init__()
+        self.path = _path.parse(path)
+        self.storage_data: Dict[Any, Any] = {}
+        self.load_id = str(uuid.uuid4())
+        self.extension_registry = _extension_registry
+        self.rank: Optional[int] = None
+        self.use_collectives = True
+        self._metadata: Any = None
+
+    def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
+        self.storage_data, self._metadata = {}, None
+        if checkpoint_id:
+            self.path = _path.parse(checkpoint_id)
+        self.load_id = str(uuid.uuid4())
+
+    @property
+    def checkpoint_id(self) -> Any:
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: _path.Id) -> bool:
+        return _path.usable(checkpoint_id)
+
+    def __repr__(self) -> str:
+        return f"<dcpd StorageReader of {self.path}>"
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        """The checkpoint's Metadata; `rank=` asks for the one that this rank wrote for itself. Raises where it is absent."""
+        rank = kwargs.get("rank")
+        name = ".metadata" if rank is None else f"__{rank}.metadata"
+        metadata = pickle.loads((_path.folder(self.path) / name).read_bytes())  # as PyTorch does: its metadata are Python objects
+        try:
+            from torch.distributed.checkpoint.metadata import StorageMeta
+        except ImportError:
+            return metadata
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.storage_data, self._metadata = metadata.storage_data, metadata
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
+        if self.storage_data is None:
+            raise AssertionError("storage_data must not be None in metadata")
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
+        return plans
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        from torch.distributed.checkpoint.planner import LoadItemType
+        from torch.futures import Future
+
+        boxes: List[Tuple[Any, image.ChunkSpec]] = []
+        single: List[Any] = []
+        for item in plan.items:
+            spec = None if item.type == LoadItemType.BYTE_IO else self._box(item)
+            if spec is None:
+                single.append(item)
+            else:
+                boxes.append((item, spec))
+        _Files(self).read(single, planner)
+        if boxes:
+            self._fill(boxes, planner)
+        done: Any = Future()
+        done.set_result(None)
+        return done
+
+    def _box(self, item: Any) -> Optional[image.ChunkSpec]:
+        """The part of the global tensor that an item asks for; None where dcpd cannot know it as that."""
+        index = item.storage_index
+        md = self._metadata.state_dict_metadata.get(index.fqn)
+        info = self.storage_data[index]
+        if getattr(info, "transform_descriptors", None) or not self.use_collectives or index.offset is None \
+                or not hasattr(md, "chunks"):
+            return None
+        dtype = _dtypes.torch_name(md.properties.dtype)
+        if dtype is None:
+            return None
+        offsets = tuple(a + b for a, b in zip(index.offset, item.storage_offsets))
+        return image.ChunkSpec(index.fqn, dtype, tuple(md.size), offsets, tuple(item.lengths))
+
+    def _fill(self, boxes: Sequence[Tuple[Any, image.ChunkSpec]], planner: Any) -> None:
+        place = _where.resolve(self.path)
+        layout = image.Layout(list(dict.fromkeys(spec for _, spec in boxes)), {})
+        number = {spec: i for i, spec in enumerate(layout.chunks)}
+        header = layout.header({})
+        size = len(header) + layout.data_bytes
+        name = _session.new_name()
+        dicts = place.client.state_dicts
+        dicts.create(name, 1, 1, lease_seconds=_LEASE, on_owner_death={"drop": True})
+        try:
+            segment = image.Segment(dicts.reserve(name, 0, size, 1)["segment"])
+            segment.map[:len(header)] = header
+            dicts.seal(name, 0, 1, size)
+            place.client.jobs.run("load", source=place.object, target={"state_dict": name})
+            views = _tensors.Views(segment.map, len(header), layout)
+            for item, spec in boxes:
+                _put(planner, item, views.torch(number[spec]))
+            segment.close()
+        finally:
+            try:
+                dicts.delete(name)
+            except errors.NotFound:
+                pass
+
+
+def _put(planner: Any, item: Any, tensor: Any) -> None:
+    target = planner.resolve_tensor(item).detach()
+    if target.size() != tensor.size():
+        raise AssertionError(f"req {item.storage_index} mismatch sizes {target.size()} vs {tensor.size()}")
+    target.copy_(tensor)
+    planner.commit_tensor(item, target)
+
+
+class _Files:
+    """Items by the bytes of their files."""
+
+    def __init__(self, reader: StorageReader) -> None:
+        self.reader = reader
+
+    def read(self, items: Sequence[Any], planner: Any) -> None:
+        per_file: Dict[str, List[Any]] = {}
+        for item in items:
+            per_file.setdefault(self.reader.storage_data[item.storage_index].relative_path, []).append(item)
+        if not per_file:
+            return
+        folder = _path.folder(self.reader.path)
+        for name, wanted in per_file.items():
+            fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for item in sorted(wanted, key=lambda x: self.reader.storage_data[x.storage_index].offset):
+                    self._one(item, self._stream(fd, name, item), planner)
+            finally:
+                os.close(fd)
+
+    def _stream(self, fd: int, name: str, item: Any) -> Any:
+        info = self.reader.storage_data[item.storage_index]
+        data = bytearray()
+        while len(data) < info.length:
+            piece = os.pread(fd, min(info.length - len(data), 1 << 30), info.offset + len(data))
+            if not piece:
+                raise errors.CheckpointDamaged(f"{name} ends before its item {item.storage_index.fqn}", file=name,
+                                               fqn=item.storage_index.fqn, offset=info.offset)
+            data += piece
+        stream: Any = io.BytesIO(data)
+        descriptors = getattr(info, "transform_descriptors", None)
+        if descriptors:
+            from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+
+            if self.reader.extension_registry is None:
+                self.reader.extension_registry = ExtensionRegistry()
+            for x in self.reader.extension_registry.from_descriptor_list(descriptors):
+                if isinstance(x, StreamTransformExtension):
+                    stream = x.transform_from(stream)
+            stream = io.BytesIO(stream.read(-1))
+        return stream
+
+    def _one(self, item: Any, stream: Any, planner: Any) -> None:
+        import torch
+        from torch.distributed.checkpoint.planner import LoadItemType
+
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, stream)
+            return
+        tensor = torch.load(stream, map_location="cpu", weights_only=True)
+        for d, (a, n) in enumerate(zip(item.storage_offsets, item.lengths)):
+            if a or n != tensor.shape[d]:
+                tensor = tensor.narrow(d, a, n)
+        _put(planner, item, tensor)

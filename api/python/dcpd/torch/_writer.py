@@ -1,0 +1,323 @@
+"""StorageWriter: what FileSystemWriter does, done by dcpd.
+
+    every rank                                   coordinator
+      write_data: items into a segment, sealed ──► finish: one list of all items → dcpd says where each will lie
+      a list of results, each with its place       → the metadata that says the same → one job writes and commits all
+
+Nothing is written by this process; the checkpoint appears when it is whole (or, in a directory that holds other things, when its
+`.metadata` does).
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+import uuid
+import warnings
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from torch.distributed.checkpoint import storage as _storage
+from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
+
+from .. import _where, errors, image
+from . import _items, _lane, _path, _pickle, _stage
+
+VERSION = "1.0.0"
+_AHEAD = 10_000_000
+
+
+class _Transforms(NamedTuple):
+    extensions: Sequence[Any]
+
+
+class Part(NamedTuple):
+    """A segment of one rank."""
+
+    url: str
+    state_dict: str
+    generation: int
+    host: Tuple[Tuple[str, Any], ...]
+
+
+@dataclasses.dataclass
+class Placed(_StorageInfo):  # type: ignore[misc]
+    """Where an item's bytes lie now, on the way to the coordinator: there it becomes a plain _StorageInfo."""
+
+    part: Any = None
+    at: int = 0
+    nbytes: int = 0
+    fqn: str = ""
+    dtype: Optional[str] = None
+    sizes: Optional[Tuple[int, ...]] = None
+    rank: int = 0
+    exact: bool = False
+    part_of: int = -1   # length, where the item holds more than this result
+
+    def key(self) -> Tuple[Any, ...]:
+        return self.relative_path, self.part, self.at, self.fqn
+
+
+def _formats() -> Any:
+    from torch.distributed.checkpoint import filesystem
+
+    return getattr(filesystem, "SerializationFormat", None)
+
+
+class StorageWriter(_storage.StorageWriter):  # type: ignore[misc]
+    """Writes a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemWriter.
+
+    path: a directory, or a dcpd reference ("main:run1/step-100"). single_file_per_rank: False gives each item a file of its own.
+    sync_files: False leaves out the fsyncs of the files. thread_count: files per rank, filled as PyTorch fills them; how many processes
+    write is the daemon's choice. overwrite: False refuses to replace a checkpoint. _extensions: applied to every item, here.
+    serialization_format: PyTorch's; with SAFETENSORS the tensors of a file are one safetensors file.
+
+    Two have no effect. per_thread_copy_ahead: a warning says so if it is set, as tensors of a GPU are copied straight into the
+    segment. cache_staged_state_dict: segments are kept and used again in any case, and what is saved are the data at the call.
+    """
+
+    _synchronize_after_execute: bool = True
+
+    def __init__(self, path: _path.Id, single_file_per_rank: bool = True, sync_files: bool = True, thread_count: int = 1,
+                 per_thread_copy_ahead: int = _AHEAD, cache_staged_state_dict: bool = False, overwrite: bool = True,
+                 _extensions: Optional[Sequence[Any]] = None, serialization_format: Any = None) -> None:
+        super().__init__()
+        if per_thread_copy_ahead not in (_AHEAD, 0):
+            warnings.warn("per_thread_copy_ahead has no effect: dcpd copies tensors straight into shared memory", stacklevel=2)
+        formats = _formats()
+        self.path = _path.parse(path)
+        self.single_file_per_rank, self.sync_files, self.thread_count = single_file_per_rank, sync_files, thread_count
+        self.per_thread_copy_ahead, self.cache_staged_state_dict = per_thread_copy_ahead, cache_staged_state_dict
+        self.overwrite = overwrite
+        self.transforms = _Transforms(() if _extensions is None else tuple(_extensions))
+        self.serialization_format = formats.TORCH_SAVE if serialization_format is None and formats else serialization_format
+        self.save_id = str(uuid.uuid4())
+        self.rank: Optional[int] = None
+        self.use_collectives = True
+
+    # ---- what a checkpoint id is ----
+
+    def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
+        if checkpoint_id:
+            self.path = _path.parse(checkpoint_id)
+        self.save_id = str(uuid.uuid4())
+
+    @property
+    def checkpoint_id(self) -> Any:
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: _path.Id) -> bool:
+        return _path.usable(checkpoint_id)
+
+    def storage_meta(self) -> Any:
+        try:
+            from torch.distributed.checkpoint.metadata import StorageMeta
+        except ImportError:
+            return None
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
+
+    def __repr__(self) -> str:
+        return f"<dcpd StorageWriter to {self.path}>"
+
+    # ---- staging ----
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: Any) -> Any:
+        """A twin of the state dict with its data in shared memory, from where they are saved without another copy."""
+        return _stage.stage(_where.resolve(self.path, make=True).client, state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Staging is over when stage() returns."""
+
+    def close(self) -> None:
+        """Nothing is held here: segments are the process's, and are given back by dcpd.close() or at its end."""
+
+    # ---- a save ----
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
+
+    def _metadata_name(self) -> str:
+        return ".metadata" if self.use_collectives or self.rank is None else f"__{self.rank}.metadata"
+
+    def _exists(self) -> bool:
+        try:
+            folder = _path.folder(self.path)
+        except errors.NotFound:
+            return False
+        return (folder / (".metadata" if self.use_collectives else "__0.metadata")).exists()
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        if self._exists():
+            if not self.overwrite:
+                raise RuntimeError(f"Checkpoint already exists and {self.overwrite=}.")
+            warnings.warn(f"Detected an existing checkpoint in {self.path}, overwriting since {self.overwrite=}.", stacklevel=2)
+        if self.rank is not None and not self.use_collectives:
+            plan = dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self.rank}_"))
+        return plan
+
+    def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
+        return [dataclasses.replace(p, storage_data=_StoragePrefix(f"__{i}_")) if p.storage_data is None else p
+                for i, p in enumerate(plans)]
+
+    def _files(self, plan: Any) -> List[Tuple[str, List[Any]]]:
+        if self.single_file_per_rank:
+            buckets = _items.split(self.thread_count, plan.items)
+        else:
+            buckets = [[x] for x in plan.items]
+        return [(f"{plan.storage_data.prefix}{i}.distcp", b) for i, b in enumerate(buckets)]
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        from torch.futures import Future
+
+        formats = _formats()
+        safetensors = formats is not None and self.serialization_format == formats.SAFETENSORS
+        entries: List[_items.Entry] = []
+        for name, bucket in self._files(plan):
+            entries += _items.entries(name, bucket, planner, self.transforms.extensions, safetensors)
+        done: Any = Future()
+        done.set_result(self._into_segments(entries))
+        return done
+
+    def _into_segments(self, entries: List[_items.Entry]) -> List[Any]:
+        import torch
+
+        places: List[Optional[Tuple[_lane.Lane, int]]] = []
+        copies: List[Tuple[int, _items.Entry]] = []
+        at = 0
+        for e in entries:
+            found = None
+            if isinstance(e.data, torch.Tensor) and e.nbytes and e.data.is_cpu and e.data.is_contiguous() \
+                    and not e.data.is_conj() and not e.data.is_neg():
+                found = _lane.of(e.data.data_ptr(), e.nbytes)
+            places.append(found)
+            if found is None:
+                begin, at = _lane.place(at, e.nbytes)
+                copies.append((_lane.HEAD + begin, e))
+        lanes = {x[0].name: x[0] for x in places if x is not None}
+        own: Optional[_lane.Lane] = None
+        if copies:
+            own = _lane.take(_where.resolve(self.path, make=True).client, at)
+            lanes[own.name] = own
+        try:
+            if own is not None:
+                base = torch.frombuffer(own.buffer(), dtype=torch.uint8)
+                _items.fill(base, base.data_ptr(), copies)
+                del base
+            for lane in lanes.values():
+                lane.seal()
+                lane.hand_over()
+        except BaseException:
+            if own is not None:
+                own.let_go()
+            raise
+        rest = iter(copies)
+        return self._results(entries, [x if x is not None else (own, next(rest)[0]) for x in places])
+
+    def _results(self, entries: List[_items.Entry], places: Sequence[Any]) -> List[Any]:
+        host = tuple(sorted(_lane.host().items()))
+        parts: Dict[str, Part] = {}
+        out = []
+        for e, (lane, at) in zip(entries, places):
+            part = parts.setdefault(lane.name, Part(lane.client.url, lane.name, lane.generation, host))
+            for index, length in e.results:
+                info = Placed(e.file, 0, 0, part=part, at=at, nbytes=e.nbytes, fqn=e.fqn, dtype=e.dtype, sizes=e.sizes,
+                              rank=self.rank or 0, exact=e.exact, part_of=length)
+                info.transform_descriptors = e.transforms
+                out.append(_storage.WriteResult(index=index, size_in_bytes=e.nbytes if length < 0 else length, storage_data=info))
+        return out
+
+    # ---- the coordinator's part ----
+
+    def finish(self, metadata: Any, results: List[List[Any]]) -> None:
+        metadata.version = VERSION
+        metadata.storage_meta = self.storage_meta()
+        place = _where.resolve(self.path, make=True)
+        flat = [r for one in results for r in one]
+        listed = _List(place.client, flat, self._metadata_name())
+        lane = _lane.take(place.client, 1, "list")
+        try:
+            spec = {"target": place.object, "options": self._options(), "labels": {"save_id": self.save_id}}
+            lane.put_image(listed.image(None))
+            plan = place.client.jobs.plan("save", source=listed.source(lane), **spec)
+            metadata.storage_data = listed.storage_data(plan["places"])
+            lane.put_image(listed.image(_pickle.dumps(metadata)))
+            self._run(place.client, source=listed.source(lane), **spec)
+        finally:
+            lane.hand_over()
+
+    def _options(self) -> Dict[str, Any]:
+        return {"overwrite": self.overwrite or not self.use_collectives, "sync_files": bool(self.sync_files),
+                "beside": "needed" if self.use_collectives else "always"}
+
+    @staticmethod
+    def _run(client: Any, **spec: Any) -> None:
+        """Ranks that save on their own, without collectives, take turns at their directory."""
+        end, pause = time.monotonic() + 600, 0.02
+        while True:
+            try:
+                client.jobs.wait(client.jobs.create("save", **spec))
+                return
+            except errors.Busy as e:
+                if e.code != "target_busy" or time.monotonic() > end:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+
+class _List:
+    """All ranks' items as dcpd takes them."""
+
+    def __init__(self, client: Any, flat: Sequence[Any], metadata_name: str) -> None:
+        self.flat, self.metadata_name = flat, metadata_name
+        self.parts: Dict[Part, int] = {}
+        self.files: Dict[str, int] = {}
+        self.heads: List[List[Any]] = []
+        self.index: Dict[Tuple[Any, ...], int] = {}
+        self.items: List[List[Any]] = []
+        here = tuple(sorted(_lane.host().items()))
+        for r in flat:
+            s = r.storage_data
+            if not isinstance(s, Placed):
+                raise TypeError(f"{r.index}: a result that is not of dcpd's write_data")
+            if s.part.host != here:
+                there = dict(s.part.host)["name"]
+                raise errors.SeveralHosts(f"ranks of hosts {dict(here)['name']} and {there} save together: dcpd's segments are of one "
+                                          "host; use dcpd.save over a storage that all daemons share")
+            self._add(s)
+
+    def _add(self, s: Placed) -> None:
+        if s.key() in self.index:
+            return
+        file = self.files.get(s.relative_path)
+        if file is None:
+            file = self.files[s.relative_path] = len(self.files)
+            self.heads.append([s.relative_path, s.rank, s.exact])
+        part = self.parts.setdefault(s.part, len(self.parts))
+        self.index[s.key()] = len(self.items)
+        self.items.append([file, part, s.at, s.nbytes, s.fqn, s.dtype, None if s.sizes is None else list(s.sizes)])
+
+    def source(self, lane: _lane.Lane) -> Dict[str, Any]:
+        return {"state_dict": lane.name, "generation": lane.generation,
+                "parts": [{"state_dict": p.state_dict, "generation": p.generation} for p in self.parts]}
+
+    def image(self, metadata: Optional[bytes]) -> bytes:
+        text = json.dumps({"metadata_name": self.metadata_name, "files": self.heads, "items": self.items}).encode()
+        pairs = [("items", text)] + ([] if metadata is None else [("metadata", metadata)])
+        return image.dump([(image.ChunkSpec(k, "uint8", (len(v),), (0,), (len(v),)), v) for k, v in pairs])
+
+    def storage_data(self, places: Sequence[Tuple[int, int]]) -> Dict[Any, Any]:
+        out = {}
+        for r in self.flat:
+            s = r.storage_data
+            offset, length = places[self.index[s.key()]]
+            info = _StorageInfo(s.relative_path, offset, length if s.part_of < 0 else s.part_of)
+            if s.transform_descriptors is not None:
+                info.transform_descriptors = s.transform_descriptors
+            out[r.index] = info
+        return out

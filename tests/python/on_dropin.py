@@ -1,0 +1,96 @@
+"""What the tests of the drop-in run on each rank; see on_ranks.py, which has these too."""
+import contextlib
+import warnings
+
+import torch
+
+__all__ = ["dropin_save", "dropin_load", "dropin_fails", "dropin_rank_local"]
+
+
+@contextlib.contextmanager
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def state(pg, specs):
+    import on_ranks
+
+    sd = {k: on_ranks.placed(pg, *s, seed=i) for i, (k, s) in enumerate(specs.items())}
+    sd["plain"] = on_ranks.whole((3, 2), 99)
+    sd["value"] = {"step": 7, "betas": (0.9, 0.99)}
+    return {"m": sd}
+
+
+def dropin_save(pg, rank, path, specs, kwargs=None, how="save"):
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    sd = state(pg, specs)
+    with quiet():
+        w = StorageWriter(path, **(kwargs or {}))
+        if how == "save":
+            dcp.save(sd, storage_writer=w, process_group=pg)
+        else:
+            f = dcp.async_save(sd, storage_writer=w, process_group=pg)
+            for t in sd["m"].values():
+                if isinstance(t, torch.Tensor):
+                    t.zero_()
+            f.result(60)
+    return w.save_id
+
+
+def dropin_load(pg, rank, path, specs):
+    import on_ranks
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageReader
+
+    sd = {k: on_ranks.distribute_tensor(torch.zeros(s[0]), on_ranks.mesh_of(pg, s[1]), s[2]) for k, s in specs.items()}
+    sd["plain"] = torch.zeros(3, 2)
+    sd["value"] = {"step": 0, "betas": ()}
+    held = dict(sd)
+    with quiet():
+        dcp.load({"m": sd}, storage_reader=StorageReader(path), process_group=pg)
+    for i, (k, s) in enumerate(specs.items()):
+        want = on_ranks.distribute_tensor(on_ranks.whole(s[0], i), on_ranks.mesh_of(pg, s[1]), s[2])
+        assert sd[k] is held[k] and torch.equal(sd[k].to_local(), want.to_local()), k
+    assert torch.equal(sd["plain"], on_ranks.whole((3, 2), 99)) and sd["value"] == {"step": 7, "betas": (0.9, 0.99)}
+
+
+def dropin_fails(pg, rank, path, where):
+    """A planner that fails on rank 1; what each rank gets."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    class Planner(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            if rank == 1 and where == "resolve":
+                raise ValueError("no such data")
+            return super().resolve_data(item)
+
+        def create_local_plan(self):
+            if rank == 1 and where == "plan":
+                raise ValueError("no such plan")
+            return super().create_local_plan()
+
+    try:
+        with quiet():
+            dcp.save({f"t{rank}": torch.ones(5)}, storage_writer=StorageWriter(path), planner=Planner(), process_group=pg)
+    except dcp.CheckpointException as e:
+        return {r: str(x[0] if isinstance(x, tuple) else x) for r, x in e.failures.items()}
+    return None
+
+
+def dropin_rank_local(pg, rank, path, ours_write, ours_read):
+    """Every rank writes and reads its own metadata."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageReader, StorageWriter
+
+    sd = {"t": torch.full((1000,), float(rank)), "n": {"rank": rank}}
+    new = {"t": torch.zeros(1000), "n": {"rank": -1}}
+    with quiet():
+        dcp.save(sd, storage_writer=(StorageWriter if ours_write else dcp.FileSystemWriter)(path), process_group=pg, use_collectives=False)
+        torch.distributed.barrier(pg)
+        dcp.load(new, storage_reader=(StorageReader if ours_read else dcp.FileSystemReader)(path), process_group=pg)
+    return bool(torch.equal(new["t"], sd["t"])), new["n"]
