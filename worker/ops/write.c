@@ -350,7 +350,8 @@ enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r,
 
 	s->build = &r->build;
 	s->again = true;
-	enum err e = staging_open(j, s->to, json_is_true(json_object_get(s->options, "overwrite")), &st);
+	r->build.opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
+	enum err e = staging_open(j, s->to, s->options, &st);
 	*stale_out = !e && (st.root != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
 	if (!e && !*stale_out) {
 		d->path_len = (uint32_t)strlen(st.path);
