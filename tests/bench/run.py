@@ -242,13 +242,36 @@ class Bench:
             self.row(f"plan.save_bytes.{name}", "B", "<=1.00", "limit 300 bytes and the name",
                      [g["save_peak_bytes_per_chunk"] for g in got_of], [300 + g["name_bytes_per_chunk"] for g in got_of],
                      f"bench_plan {args}")
+        self.plans_pytorch()
+        self.steps()
+
+    def plans_pytorch(self):
         import scenarios
 
-        n = 50000  # PyTorch's cost grows at least linearly; a million takes it most of a minute and 2.5 GB
-        planned, written = scenarios.bench_plan(n, 1000, str(self.disk / "metadata"))
-        ours = [(g["plan_s"] + g["write_s"]) * n / 1e6 for g in got]
-        self.row("plan.pytorch", "s", "<=1.00", f"PyTorch, {n} chunks (ours scaled from 1M)", ours, [planned + written],
-                 "DefaultSavePlanner.create_global_plan, pickle.dump")
+        n = 100000  # a million takes PyTorch most of a minute and 2.5 GB
+        ours = {"plan": [], "write": []}
+        theirs = {"plan": [], "write": []}
+        for _ in range(3):
+            r = subprocess.run([TESTBIN / "bench/plan_million", str(n)], capture_output=True, text=True, check=True)
+            g = json.loads(r.stdout)
+            planned, written = scenarios.bench_plan(n, 1000, str(self.disk / "metadata"))
+            for part, mine, its in (("plan", g["plan_s"] + g["validate_s"], planned), ("write", g["write_s"], written)):
+                ours[part].append(n / mine)
+                theirs[part].append(n / its)
+        for part, what in (("plan", "create_global_plan, which validates"), ("write", "pickle.dump of its Metadata")):
+            self.row(f"plan.pytorch.{part}", "chunks/s", ">=20.00", f"PyTorch {what}, {n} chunks", ours[part], theirs[part],
+                     f"plan_million {n}")
+
+    def steps(self):
+        got = []
+        for _ in range(3):
+            r = subprocess.run([TESTBIN / "bench/bench_step", "10000", "4"], capture_output=True, text=True, check=True)
+            got.append(json.loads(r.stdout))
+        planned = [g["parse_ms"] + g["plan_ms"] + g["tables_ms"] for g in got]
+        self.row("plan.step_again.10k_tensors", "ms", "<=1.00", "limit 1 ms", [g["again_plan_ms"] for g in got], [1.0],
+                 "bench_step 10000 4")
+        self.row("plan.step_headers.10k_tensors", "ms", "<=1.00", "headers of 4 ranks read and planned",
+                 [g["again_match_ms"] + g["again_plan_ms"] + g["again_share_ms"] for g in got], planned, "bench_step 10000 4")
 
     def wrk(self, port, path, token=None, seconds=3, threads=1):
         c = ["wrk", f"-t{threads}", "-c16", f"-d{seconds}", "--latency"]
