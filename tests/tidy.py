@@ -182,6 +182,14 @@ class Tidy:
                 continue
             self.say("untested", n, "no unit test includes its header")
 
+    def names(self):
+        """pytest imports test files by their bare name: two of one name are an error, or one that is not run."""
+        seen = {}
+        for path in sorted(ROOT.glob("tests/*/test_*.py")):
+            other = seen.setdefault(path.name, path)
+            if other != path:
+                self.say("names", path.relative_to(ROOT), f"has the name of {other.relative_to(ROOT)}")
+
     def codes(self):
         text = self.text.get("worker/base/err.def", "")
         codes = [c.lower() for c in re.findall(r"^X\((\w+),", text, re.M)]
@@ -207,7 +215,7 @@ class Tidy:
 
 def main():
     t = Tidy()
-    for rule in (t.includes, t.symbols, t.calls, t.form, t.tests, t.codes):
+    for rule in (t.includes, t.symbols, t.calls, t.form, t.tests, t.names, t.codes):
         rule()
     allowed = {}
     path = ROOT / "tests/tidy.allow"
