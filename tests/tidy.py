@@ -188,7 +188,7 @@ class Tidy:
         for path in sorted(ROOT.glob("tests/*/test_*.py")):
             other = seen.setdefault(path.name, path)
             if other != path:
-                self.say("names", path.relative_to(ROOT), f"has the name of {other.relative_to(ROOT)}")
+                self.say("names", str(path.relative_to(ROOT)), f"has the name of {other.relative_to(ROOT)}")
 
     def codes(self):
         text = self.text.get("worker/base/err.def", "")
