@@ -164,13 +164,22 @@ void tcp_broken(struct tcp_link *l, int sys_errno)
 		lost(m, l->peer, 0);
 }
 
+/* now may be older than what is looked at: a link may break between the two. */
+static bool suspect_long(const struct tcp_peer *p, uint64_t now)
+{
+	return !p->gone && !p->noted && now > p->suspect_ns && now - p->suspect_ns > (uint64_t)SUSPECT_MS * MS;
+}
+
 static void check_peers(struct tcp_mesh *m, uint64_t now)
 {
 	for (uint32_t i = 0; i < m->size && !m->failed; i++) {
 		const struct tcp_peer *p = &m->peers[i];
 		if (!p->suspect_ns)
 			continue;
-		if (p->left ? needs(m, i) && nothing_more(m, i) : !p->gone && now - p->suspect_ns > (uint64_t)SUSPECT_MS * MS)
+		/* We may have been away for so long: what it said may be here. */
+		if (!p->left && suspect_long(p, now))
+			tcp_link_drain(tcp_link_of(m, i, 0));
+		if (!m->failed && (p->left ? needs(m, i) && nothing_more(m, i) : suspect_long(p, now)))
 			lost(m, i, 0);
 	}
 }
