@@ -200,6 +200,6 @@ static inline void t_group_expect(const struct t_group *g, uint32_t r, enum err 
 {
 	if (!WIFEXITED(g->status[r]) || WEXITSTATUS(g->status[r]) != 1 || g->shared->ends[r].code != (int)code ||
 	    (rank != -2 && g->shared->ends[r].rank != rank))
-		T_FAIL("rank %u: status %x, error %d of rank %lld: %s", r, g->status[r], g->shared->ends[r].code,
-		       (long long)g->shared->ends[r].rank, g->shared->ends[r].text);
+		T_FAIL("rank %u: status %x, error %d of rank %lld, not of %lld: %s", r, g->status[r], g->shared->ends[r].code,
+		       (long long)g->shared->ends[r].rank, (long long)rank, g->shared->ends[r].text);
 }

@@ -127,11 +127,11 @@ static void expect(struct t_group *g, enum err code, int64_t rank)
 /* What t_every_collective does, shorter: a sanitizer is slow. */
 static enum err collectives(struct comm *c, struct t_group *g)
 {
-	static const uint64_t sizes[] = { 0, 7, 16385, 700001 };
+	static const uint64_t sizes[] = { 0, 16385, 7, 300001 };
 
 	(void)g;
-	for (uint32_t n = 0; n < 12; n++) {
-		uint64_t bytes = sizes[n % 4];
+	for (uint32_t n = 0; n < 4; n++) {
+		uint64_t bytes = sizes[n];
 		TRY(comm_barrier(c));
 		TRY(t_all_gathers(c, bytes, n));
 		TRY(t_rooted(c, bytes, n));
@@ -149,7 +149,7 @@ static void each_collective(void **state)
 	struct t_group g;
 
 	(void)state;
-	for (uint32_t size = 2; size <= 4; size++) {
+	for (uint32_t size = 2; size <= 4; size += 2) {
 		start(&g, COMM_SHM, size, NULL, collectives);
 		run(&g);
 		assert_true(one.shared >= 2 * (size - 1)); /* or this test shows nothing */
@@ -165,7 +165,7 @@ static void each_collective(void **state)
 
 /* ---- windows ---- */
 
-enum { PART = 600000 };
+enum { PART = 300000 };
 static unsigned char window[4][PART];
 
 static enum err use_windows(struct comm *c, struct t_group *g)
@@ -227,7 +227,7 @@ static void an_abort(void **state)
 	struct t_group g;
 
 	(void)state;
-	for (uint32_t ms = 0; ms < 50; ms += 7) {
+	for (uint32_t ms = 0; ms < 30; ms += 7) {
 		start(&g, COMM_SHM, 4, ms % 2 ? two_hosts : NULL, one_aborts);
 		g.arg = &ms;
 		run(&g);
@@ -258,7 +258,7 @@ static void two_aborts(void **state)
 	struct t_group g;
 
 	(void)state;
-	for (int i = 0; i < 20; i++) {
+	for (int i = 0; i < 10; i++) {
 		start(&g, COMM_SHM, 4, NULL, two_abort);
 		run(&g);
 		int code = g.shared->ends[0].code;
