@@ -30,6 +30,7 @@ enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING };
 struct member {
 	struct worker *worker;              /* NULL: gone */
 	bool ready, asked, answered;
+	int64_t heard_ms;                   /* a frame of this run, or its beginning */
 };
 
 struct gang {
@@ -192,7 +193,7 @@ static void on_worker_ended(struct worker *w, enum err e)
 	struct gang *g = w->owner;
 
 	if (g->state != GANG_ENDING) {
-		set_failed(g, e);
+		set_failed(g, e == ERR_WORKER_LOST && g->ops && g->count > 1 ? err_at_rank(e, w->index) : e);
 		g->lost = true;
 	}
 	g->members[w->index].worker = NULL;
@@ -210,6 +211,7 @@ static void on_worker_ended(struct worker *w, enum err e)
 static void ask(struct gang *g, uint32_t i, uint16_t type, const json_t *body, const int *fds, uint32_t n)
 {
 	g->members[i].asked = true;
+	g->members[i].heard_ms = clock_mono_ms();
 	worker_set(g->members[i].worker, "busy", g->job);
 	worker_send(g->members[i].worker, type, g->generation, body, fds, n);
 }
@@ -249,6 +251,23 @@ static void on_cancel_late(void *user)
 	log_warn("a gang did not answer a cancel", "job", g->job, NULL);
 	set_failed(g, ERR(CANCELLED, "cancelled; workers that did not answer were killed"));
 	become_ending(g);
+}
+
+void gang_give_up_silent(struct gang *g, int64_t ms)
+{
+	int64_t now = clock_mono_ms(), longest = ms;
+	uint32_t who = g->count;
+
+	for (uint32_t i = 0; g->state == GANG_BUSY && i < g->count; i++) {
+		const struct member *m = &g->members[i];
+		if (!m->asked || m->answered || now - m->heard_ms <= longest)
+			continue;
+		longest = now - m->heard_ms;
+		who = i;
+	}
+	if (who < g->count)
+		gang_abort(g, err_at_rank(ERR(PEER_TIMEOUT, "worker %u of %u did not show itself in %jd ms", who, g->count, (intmax_t)longest),
+					  who));
 }
 
 /* Everyone who was asked and has not answered hears CANCEL once. */
@@ -388,13 +407,14 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		metrics_add(g->server->metrics, "dcpd_stale_frames_total", "", 1);
 		return;
 	}
+	g->members[w->index].heard_ms = clock_mono_ms();
 	if (f->type == FRAME_DONE || f->type == FRAME_FAILED)
 		on_answer(g, w, f->type == FRAME_DONE, body);
 	else if (f->type == FRAME_RUN)
 		relay_run(g, w, f, body);
 	else if (f->type == FRAME_MEET)
 		take_meet(g, w, body);
-	else if (f->type == FRAME_PROGRESS)
+	else if (f->type == FRAME_PROGRESS && leads)
 		g->ops->progress(g->user, body);
 	else if (f->type == FRAME_STATE && leads)
 		g->ops->state(g->user, body);
@@ -402,7 +422,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		g->ops->want_segments(g->user, body);
 	else if (f->type == FRAME_WANT_COMMIT && leads && !g->failed && !g->cancelled)
 		g->ops->want_commit(g->user);
-	else if (f->type != FRAME_WANT_COMMIT || !leads)
+	else if (f->type != FRAME_PROGRESS && (f->type != FRAME_WANT_COMMIT || !leads))
 		worker_kill(w, ERR(PROTOCOL, "worker %s sent a message of type %u", w->id, f->type));
 }
 

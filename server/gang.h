@@ -51,6 +51,8 @@ void gang_commit_ok(struct gang *g);
 void gang_cancel(struct gang *g);
 /* The run ends soon with the latest error, and the gang goes on: for what is no worker's fault. */
 void gang_fail(struct gang *g, enum err why);
+/* Kills the gang if a worker of it that has not answered yet has said nothing for so long; `ended` names it. */
+void gang_give_up_silent(struct gang *g, int64_t ms);
 /* Kills the gang; `ended` follows with the latest error. */
 void gang_abort(struct gang *g, enum err why);
 

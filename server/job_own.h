@@ -69,6 +69,7 @@ struct jobs {
 	uint32_t cached;
 	struct lane *lanes;
 	uint64_t versions, attempts;
+	int64_t watched_ms;                 /* when jobs were looked at last */
 	struct loop_timer *tick;
 	int64_t pruned_ms;
 	uint64_t ended;             /* since the last pruning */

@@ -14,7 +14,7 @@
 #include "server/metrics.h"
 #include "server/storage.h"
 
-enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000 };
+enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, DEAF_MS = 3000 };
 
 /* ---- what the workers get ---- */
 
@@ -645,11 +645,16 @@ static void mark_storages(const struct job *j)
 void job_watch(struct server *s)
 {
 	int64_t now = clock_mono_ms();
+	bool deaf = now - s->jobs->watched_ms > DEAF_MS;
 
+	s->jobs->watched_ms = now;
 	for (struct job *j = s->jobs->live, *next; j; j = next) {
 		next = j->live_next;
 		if (j->step != STEP_ON_GANG || !j->gang)
 			continue;
+		/* Planning says little. If we have been stopped ourselves, nobody could be heard. */
+		if (job_sdop_is(j) && !deaf)
+			gang_give_up_silent(j->gang, j->server->config->comm_deadline_ms * (j->state == JOB_PLANNING ? 4 : 1));
 		int64_t silent = now - j->alive_ms;
 		if (silent > s->config->stall_ms && !j->stalled) {
 			j->stalled = true;

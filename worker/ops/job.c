@@ -113,6 +113,12 @@ static FALLIBLE enum err send_progress(struct job *j)
 	return job_send(j, FRAME_PROGRESS, (struct str){ (char *)b.p, b.len }, NULL, 0);
 }
 
+/* The leader tells how far all are; the others, that they are there. */
+static FALLIBLE enum err show_life(struct job *j)
+{
+	return j->worker->index == 0 ? send_progress(j) : job_send(j, FRAME_PROGRESS, str_of("{}"), NULL, 0);
+}
+
 static FALLIBLE enum err take_segments(struct job *j, struct frame *f)
 {
 	json_error_t why;
@@ -187,7 +193,7 @@ enum err job_tick(void *user)
 		return j->cancelled ? ERR(CANCELLED, "the job was cancelled") : OK;
 	j->last_progress_ms = now;
 	TRY(poll_frames(j, 0));
-	return j->worker->index == 0 ? send_progress(j) : OK;
+	return show_life(j);
 }
 
 enum err job_wait(struct job *j, const bool *flag)
@@ -217,8 +223,8 @@ enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t *
 	TRY(job_send(j, FRAME_MEET, mine, NULL, 0));
 	while (!j->met) {
 		TRY(poll_frames(j, WAIT_MS));
-		if (!j->met && j->worker->index == 0)
-			TRY(send_progress(j));
+		if (!j->met)
+			TRY(show_life(j));
 		if (!j->met && now_ms() > until)
 			return ERR(PEER_TIMEOUT, "the members of the group did not meet within %u ms", deadline_ms);
 	}
