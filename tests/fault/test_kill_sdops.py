@@ -62,11 +62,11 @@ def jobs_of(n):
     """Each kind's fields, by the number of the job where that matters."""
     sd = lambda name: {"state_dict": name}  # noqa: E731
     return {
-        "gather": {"source": sd("rows"), "target": sd("full"), "ranks_only": [[], [0, 2]][n % 2]},
+        "gather": {"source": sd("rows"), "target": sd(f"full{n % 2}"), "ranks_only": [[], [0, 2]][n % 2]},
         "offload": {"source": sd("rows"), "target": sd("off")},
         "copy": {"source": sd("rows"), "target": sd("twin")},
         "create": {"source": sd("rows"), "target": sd(f"new{n}")},
-        "broadcast": {"source": sd("plain"), "target": sd("cast"), "root": n % RANKS},
+        "broadcast": {"source": sd("plain"), "target": sd(f"cast{n % RANKS}"), "root": n % RANKS},
         "distribute": {"source": sd("plain"), "target": sd("cut"), "layout": SHARD[1]},
         "redistribute": {"source": sd("rows"), "target": sd("columns"), "layout": SHARD[1]},
         "compare": {"a": sd("rows"), "b": sd("twin"), "values": True},
