@@ -38,9 +38,9 @@ def test_single_process(d):
     assert len(sums) == 3 and len(set(sums)) == 1, shared
 
 
-def ranks(d, n, ref, *args, rc=0):
+def ranks(d, n, ref, *args, rc=0, program="fsdp2.py"):
     store = lib.fresh()
-    ps = [start(d, "fsdp2.py", ref, *args, RANK=str(r), WORLD_SIZE=str(n), LOCAL_RANK=str(r), LOCAL_WORLD_SIZE=str(n),
+    ps = [start(d, program, ref, *args, RANK=str(r), WORLD_SIZE=str(n), LOCAL_RANK=str(r), LOCAL_WORLD_SIZE=str(n),
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + int(store[-4:], 16) % 20000)) for r in range(n)]
     return [finish(p, rc) for p in ps][0]
 
@@ -56,3 +56,22 @@ def test_fsdp2_crashes_on_four_ranks_and_goes_on_with_two(d):
     a = dcpd.load(ref + "/step-9", client=c)
     assert a["step"] == 9 and a["model"]["0.weight"].shape == (48, 16)
     assert c.checkpoints.get(ref + "/step-3")["world_size"] == 4 and c.checkpoints.get(ref + "/step-9")["world_size"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.seconds(400)
+def test_loop_like_torchtitans(d):
+    """Four ranks, FSDP2 over tensor parallelism, crash; two ranks without it end where one run over four would."""
+    ref = f"main:{lib.fresh()}"
+    ranks(d, 4, ref, "--tp", "2", "--crash-at", "9", "--interval", "2", rc=13, program="titan.py")
+    c = dcpd.connect(f"unix://{d.socket}")
+    lib.wait_for(lambda: c.checkpoints.exists(ref + "/step-8"), 20, "the save of the dead")
+    names = {x["name"].rsplit("/", 1)[1] for x in c.checkpoints.list("main", prefix=ref[5:] + "/")}
+    assert {"step-8", "step-6"} <= names <= {"step-8", "step-6", "step-4"}, "the newest two are kept"
+    out = ranks(d, 2, ref, program="titan.py")
+    assert "goes on from step 8, 64 tokens, on 2 ranks" in out
+    whole = ranks(d, 2, ref + "-whole", program="titan.py")
+    a, b = (float(re.search(r"step 12, loss (\S+)", x)[1]) for x in (out, whole))
+    assert abs(a - b) < 1e-3 * b, (out, whole)
+    got = dcpd.load(ref + "/step-12", client=c)
+    assert got["train_state"] == {"step": 12, "ntokens_seen": 96} and got["dataloader"]["at"] == 12

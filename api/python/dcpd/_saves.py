@@ -1,0 +1,85 @@
+"""Saves of a framework's integration that are under way, and the removals that must not come before them.
+
+A trainer that keeps the newest checkpoints removes an old one as soon as the save of a new one has returned. Here that is when the copy
+is done: the old one goes when the new one is durable, and stays if that failed.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from typing import Any, Dict, List, Optional
+
+from . import _where, errors
+from ._save import async_save
+from .client import Client
+from .future import SaveFuture
+
+log = logging.getLogger("dcpd")
+
+
+class Saves:
+    """Saves by target. Errors of earlier ones are raised by the next call."""
+
+    def __init__(self, client: Optional[Client] = None) -> None:
+        self._client = client
+        self._running: Dict[str, SaveFuture] = {}
+        self._removals: List["Future[None]"] = []
+
+    def save(self, state: Any, target: _where.Target, **options: Any) -> SaveFuture:
+        """async_save; a save to the same name before it is waited for."""
+        before = self._running.get(str(target))
+        if before is not None:
+            before.result()
+        self._collect()
+        f = self._running[str(target)] = async_save(state, target, client=self._client, **options)
+        return f
+
+    def remove(self, target: _where.Target) -> None:
+        """Removes a checkpoint once all saves so far are durable. Returns at once; one that is not there is no error."""
+        done: "Future[None]" = Future()
+        self._removals.append(done)
+        threading.Thread(target=self._remove, args=(target, list(self._running.values()), done), name="dcpd-remove").start()
+
+    def _remove(self, target: _where.Target, before: List[SaveFuture], done: "Future[None]") -> None:
+        try:
+            for f in before:
+                if f.exception() is not None:
+                    log.warning("dcpd: %s is kept: the save to %s after it failed", target, f.reference)
+                    done.set_result(None)
+                    return
+            place = _where.resolve(target, self._client)
+            place.client.jobs.wait(place.client.checkpoints.delete(place.object))
+            done.set_result(None)
+        except errors.NotFound:
+            done.set_result(None)
+        except BaseException as e:  # told by the next call
+            done.set_exception(e)
+
+    def _collect(self) -> None:
+        """Forgets what is done; raises what failed, once."""
+        for name, f in [(n, f) for n, f in self._running.items() if f.done()]:
+            del self._running[name]
+            f.result()
+        for r in [r for r in self._removals if r.done()]:
+            self._removals.remove(r)
+            r.result()
+
+    def settle(self, target: _where.Target) -> _where.Place:
+        """Waits for saves to `target` that any process has under way at the daemon; where it is."""
+        f = self._running.get(str(target))
+        if f is not None:
+            f.result()
+        place = _where.resolve(target, self._client)
+        for job in place.client.jobs.list(filter=f'target="{place}"', limit=3):
+            if not job.done and job["kind"] == "save":
+                place.client.jobs.wait(job)
+        return place
+
+    def wait(self) -> None:
+        """Until everything is durable, and what was to be removed is gone. Raises the first error."""
+        for f in list(self._running.values()):
+            f.exception()
+        for r in list(self._removals):
+            r.exception()
+        self._collect()
