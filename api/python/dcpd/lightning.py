@@ -30,8 +30,9 @@ else:
 class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc]
     """Saves, loads and removes Lightning's checkpoints by dcpd.
 
-    wait: save_checkpoint returns when the checkpoint is durable, not when the copy is done. options: as for `dcpd.async_save`; an existing checkpoint of the name is replaced, as Lightning expects. For strategies whose rank 0
-    saves (one device, DDP); those that shard (FSDP, ModelParallel) write distributed checkpoints by themselves.
+    wait: save_checkpoint returns when the checkpoint is durable, not when the copy is done. options: as for `dcpd.async_save`; an
+    existing checkpoint of the name is replaced, as Lightning expects. For strategies whose rank 0 saves (one device, DDP); those that
+    shard (FSDP, ModelParallel) write distributed checkpoints by themselves.
     """
 
     def __init__(self, *, wait: bool = False, client: Optional[Client] = None, **options: Any) -> None:
