@@ -166,6 +166,18 @@ static FALLIBLE enum err check_format(const struct jval *target)
 	return spec_put_default(target->j, "format", json_string(formats[format]));
 }
 
+/* A save writes what trainers write; other formats are made of that by a reshard. */
+FALLIBLE enum err spec_check_save_format(const struct jval *target)
+{
+	struct jval format = jval_get(target, "format");
+
+	TRY(check_format(target));
+	format.j = json_object_get(target->j, "format");
+	if (strcmp(json_string_value(format.j), "dcp") != 0)
+		return jval_fail(&format, ERR_VALIDATION_FAILED, "a save writes \"dcp\"; reshard what it wrote to another format");
+	return OK;
+}
+
 /* A listed save: the state dict is a list of items, the parts hold their bytes (worker/ops/listed.h). */
 static FALLIBLE enum err check_parts(const struct jval *source)
 {
@@ -196,7 +208,7 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	TRY(jval_opt_integer(&source, "generation", 0, INT64_MAX, &generation));
 	TRY(check_parts(&source));
 	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &s->target));
-	TRY(check_format(&target));
+	TRY(spec_check_save_format(&target));
 	TRY(check_selection(doc));
 	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
 							     "retries", "beside", "sync_files", NULL });

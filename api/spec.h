@@ -28,3 +28,5 @@ FALLIBLE enum err spec_check(json_t *doc, struct spec *out);
 
 /* `labels` of a job or a storage: at most 32 of key → text. */
 FALLIBLE enum err spec_check_labels(const struct jval *v);
+/* `format` of the target of a save: "dcp". */
+FALLIBLE enum err spec_check_save_format(const struct jval *target);

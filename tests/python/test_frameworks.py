@@ -44,21 +44,24 @@ def test_structure_that_flat_keys_lack_comes_back(at):
 
 
 def test_safetensors_reads_files_and_segments(at):
-    """What format="safetensors" writes, and a segment as it is: an image is a safetensors file."""
+    """What a reshard to safetensors writes, and a segment as it is: an image is a safetensors file."""
     w = torch.randn(5, 3, dtype=torch.bfloat16)
     name = lib.fresh()
-    dcpd.save({"w": w, "i": torch.arange(4)}, f"main:{name}", format="safetensors")
+    with pytest.raises(dcpd.RequestRefused, match="dcp"):
+        dcpd.save({"w": w}, f"main:{name}", format="safetensors")
+    dcpd.save({"w": w, "i": torch.arange(4)}, f"main:{name}-dcp")
+    dcpd.connect().jobs.run("reshard", source=f"main:{name}-dcp",
+                            target={"storage": "main", "name": name, "format": "safetensors", "world_size": 1})
     path = at.storages["main"] / name
     files = [path] if path.is_file() else list(path.glob("*.safetensors"))
-    assert files, list(path.parent.glob(name + "*")) + list(path.glob("*"))
+    assert files
     found = {}
     for file in files:
         with safetensors.safe_open(file, "pt") as f:
             found.update({k: f.get_tensor(k) for k in f.keys()})
     assert torch.equal(found["w"], w) and torch.equal(found["i"], torch.arange(4))
-    assert torch.equal(dcpd.load(f"main:{name}")["w"], w)
     sd = lib.fresh()
-    at.api.run("load", source={"storage": "main", "name": name}, target={"state_dict": sd, "world_size": 1})
+    at.api.run("load", source={"storage": "main", "name": name + "-dcp"}, target={"state_dict": sd, "world_size": 1})
     slot = at.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"][0]["slots"][0]
     data = lib.segment_file(slot["segment"]).read_bytes()[:slot["image_bytes"]]
     tensors = dict(safetensors.deserialize(data))

@@ -36,7 +36,7 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     "STORAGE:NAME", or a directory path. In a torch.distributed job every rank of `process_group` calls it; no_dist: this rank alone.
 
     overwrite: replace an existing checkpoint, atomically. step: a number that all ranks must share, kept as label `step`.
-    format: "dcp" or "safetensors". on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
+    format: "dcp"; a reshard makes other formats of it. on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
     slots: snapshots that may be in flight, each as large as the state dict; when_busy: "wait", "warn" (and wait) or "fail" when
     all are. progress: a progress bar on rank 0. timeout: seconds; the job goes on after it.
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
