@@ -45,10 +45,10 @@ static void drop(struct made *m)
 
 static enum err plan(const struct sdict *source, struct optim_model *m, const char *key, struct made *out)
 {
-	enum dtype dtypes[64];
+	enum dtype dtypes[512];
 
 	out->arena = arena_new(1 << 20);
-	for (size_t i = 0; i < 64; i++)
+	for (size_t i = 0; i < 512; i++)
 		dtypes[i] = DT_FLOAT32;
 	return optim_plan_make(source, dtypes, m, str_of(key), out->arena, &out->plan);
 }
@@ -212,6 +212,7 @@ static void names_are_found_without_paths(void **state)
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
 	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
 	CLEANUP(drop) struct made made = { 0 };
+	const int64_t *square = V(4, 4);
 	const struct sd_outer upper = { .offsets = V(0, 0), .sizes = V(2, 4) };
 	struct sd_path_part parts[4];
 
@@ -220,7 +221,7 @@ static void names_are_found_without_paths(void **state)
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
 		add(sd, cases[i].fqn, cases[i].path, 2, V(4, 4));
 	T_OK(optim_model_new(1, &m));
-	T_OK(optim_model_add(m, 0, STR("model.layer.w"), path_of("model/layer/w", parts), 2, V(4, 4), &upper));
+	T_OK(optim_model_add(m, 0, STR("model.layer.w"), path_of("model/layer/w", parts), 2, square, &upper));
 	T_OK(optim_model_done(m));
 	T_OK(plan(sd, m, "optim", &made));
 	assert_int_equal(made.plan.sd->tensor_count, sizeof cases / sizeof *cases);
@@ -240,8 +241,8 @@ static void a_tail_that_two_tensors_have(void **state)
 	T_OK(sdict_new(1 << 20, &sd));
 	add(sd, "optim.state.w.m", "optim/state/w/m", 2, V(6, 5));
 	T_OK(optim_model_new(1, &m));
-	T_OK(optim_model_add(m, 0, STR("model.w"), path_of("model/w", parts), 2, V(6, 5), &left));
-	T_OK(optim_model_add(m, 0, STR("ema.w"), path_of("ema/w", parts), 2, V(6, 5), &left));
+	T_OK(optim_model_add(m, 0, STR("model.w"), path_of("model/w", parts), 2, w_shape, &left));
+	T_OK(optim_model_add(m, 0, STR("ema.w"), path_of("ema/w", parts), 2, w_shape, &left));
 	T_OK(optim_model_done(m));
 	T_ERR(PLAN_INVALID, plan(sd, m, "optim", &made));
 	assert_string_equal(err_last()->fqn, "optim.state.w.m");
@@ -308,6 +309,53 @@ static void models_that_contradict_themselves(void **state)
 	assert_int_equal(err_last()->rank, 1);
 }
 
+static void too_many_parts_are_not_planned(void **state)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(drop) struct made made = { 0 };
+	char fqn[32];
+
+	(void)state;
+	T_OK(sdict_new(8 << 20, &sd));
+	for (int i = 0; i < 300; i++) {
+		snprintf(fqn, sizeof fqn, "optim.state.%d.m", i);
+		add(sd, fqn, NULL, 1, V(4));
+	}
+	T_OK(optim_model_new(65536, &m));
+	T_OK(optim_model_done(m));
+	T_ERR(LIMIT_EXCEEDED, plan(sd, m, "optim", &made));
+}
+
+static void running_out_of_memory(void **state)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	unsigned failed = 0;
+
+	(void)state;
+	T_OK(sdict_new(1 << 20, &sd));
+	add(sd, "optim.state.w.m", "optim/state/w/m", 2, w_shape);
+	add(sd, "optim.state.w.b.m", NULL, 1, b_shape);
+	for (uint64_t n = 1; n < 60; n++) {
+		CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+		CLEANUP(drop) struct made made = { .arena = arena_new(1 << 20) };
+		enum dtype dtypes[2] = { DT_FLOAT32, DT_FLOAT32 };
+		mem_fail_at(n);
+		enum err e = optim_model_new(4, &m);
+		for (uint32_t r = 0; r < 4 && !e; r++)
+			e = optim_model_add(m, r, STR("w"), nowhere(), 2, w_shape, r % 2 ? &right : &left);
+		if (!e)
+			e = optim_model_done(m);
+		if (!e)
+			e = optim_plan_make(sd, dtypes, m, STR("optim"), made.arena, &made.plan);
+		mem_fail_at(0);
+		assert_true(e == OK || e == ERR_NO_MEMORY);
+		assert_true(e == OK || !made.plan.sd);
+		failed += e != OK;
+	}
+	assert_true(failed > 10);
+}
+
 static void slices_of_meshes(void **state)
 {
 	static const struct str names[] = { { "dp", 2 }, { "tp", 2 } };
@@ -339,6 +387,8 @@ int main(void)
 		cmocka_unit_test(a_tail_that_two_tensors_have),
 		cmocka_unit_test(keys_that_are_not_there_are_listed),
 		cmocka_unit_test(models_that_contradict_themselves),
+		cmocka_unit_test(too_many_parts_are_not_planned),
+		cmocka_unit_test(running_out_of_memory),
 		cmocka_unit_test(slices_of_meshes),
 	};
 

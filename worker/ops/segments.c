@@ -7,6 +7,7 @@
 #include "os/fs.h"
 
 enum { HEADER_MAX = SFT_HEADER_MAX + 8192, VALUES_MAX = 2 * HEADER_MAX };
+#define ALL_HEADERS_MAX (UINT64_C(1) << 30)
 
 struct headers {
 	struct buf *bufs;              /* per rank */
@@ -65,6 +66,7 @@ static FALLIBLE enum err lay_out(struct headers *h, struct sdict *target)
 	h->image_bytes = mem_zalloc(h->world_size, sizeof *h->image_bytes);
 	if (!h->bufs || !h->image_bytes)
 		return ERR(NO_MEMORY, "no memory for %u images", h->world_size);
+	uint64_t total = 0;
 	struct image_more more = { .plain = h->form.plain, .outers = h->form.outers };
 	for (uint32_t r = 0; r < h->world_size; r++) {
 		bool valued = r == 0 || h->form.values_everywhere;
@@ -73,6 +75,10 @@ static FALLIBLE enum err lay_out(struct headers *h, struct sdict *target)
 					      &h->image_bytes[r]);
 		if (e)
 			return err_at_rank(e, r);
+		total += h->bufs[r].len;
+		if (total > ALL_HEADERS_MAX) /* values on every rank: a large one times many ranks */
+			return err_at_rank(ERR(LIMIT_EXCEEDED, "the images' headers, with the values in them, are more than %ju bytes",
+					       (uintmax_t)ALL_HEADERS_MAX), r);
 	}
 	return OK;
 }

@@ -12,7 +12,7 @@
 #include "plan/dtensor.h"
 #include "tensor/box.h"
 
-enum { NAME_PARTS_MAX = 1024, KEYS_SHOWN = 20, KEY_SHOWN = 100 };
+enum { NAME_PARTS_MAX = 1024, KEYS_SHOWN = 20, KEY_SHOWN = 100, CHUNKS_MAX = 1 << 24 };
 
 struct maker {
 	const struct sdict *source;
@@ -258,6 +258,9 @@ enum err optim_plan_make(const struct sdict *source, const enum dtype *dtypes, c
 	for (uint64_t i = 0; i < source->tensor_count; i++)
 		tensors += under_key(key, source->tensors[i].fqn, source->tensors[i].path, &used);
 	TRY(num_mul(tensors, model->world_size, &chunks));
+	if (chunks > CHUNKS_MAX)
+		return ERR(LIMIT_EXCEEDED, "%ju optimizer tensors on %u ranks are more than %d parts", (uintmax_t)tensors,
+			   model->world_size, CHUNKS_MAX);
 	TRY(sdict_new(UINT64_MAX, &sd));
 	TRY(arena_alloc(a, tensors + 1, sizeof *out->plain, &out->plain));
 	TRY(arena_alloc(a, chunks + 1, sizeof *out->outers, &out->outers));
