@@ -28,8 +28,9 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 	return take(r, state_dict_list(r->core, &who, page.size, page.token, &b), &b);
 }
 
-/* {"save":{"storage":…,"name":"run1/step-{generation}"}}: the name is checked as it will be with a number in it. */
-static FALLIBLE enum err check_owner_death(const struct jval *v)
+/* {"save":{"storage":…,"name":"run1/step-{generation}"}}: the name is checked as it will be with a number in it. one: for one
+ * generation only, whose name is as it is, with options and labels of the save. */
+static FALLIBLE enum err check_owner_death(const struct jval *v, bool one)
 {
 	struct jval save = jval_get(v, "save"), name = jval_get(&save, "name");
 	bool drop = false;
@@ -43,7 +44,10 @@ static FALLIBLE enum err check_owner_death(const struct jval *v)
 		return jval_fail(v, ERR_VALIDATION_FAILED, "save or drop, not both");
 	if (!save.j)
 		return OK;
+	if (one)
+		return spec_check_save_wish(&save);
 	TRY(ref_read(&save, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &ref));
+	TRY(spec_check_save_format(&save));
 	if (!memmem(ref.name.p, ref.name.n, "{generation}", 12))
 		return jval_fail(&name, ERR_VALIDATION_FAILED, "must contain {generation}, or two saves would collide");
 	return OK;
@@ -85,7 +89,7 @@ FALLIBLE enum err h_sdicts_create(struct req *r)
 	TRY(jval_opt_integer(&root, "slots", 1, STATE_DICT_SLOTS_MAX, &rq.slots));
 	TRY(jval_opt_integer(&root, "lease_seconds", 1, 86400, &lease_s));
 	rq.lease_ms = lease_s * 1000;
-	TRY(check_owner_death(&death));
+	TRY(check_owner_death(&death, false));
 	TRY(h_idempotency(r, &rq.idem));
 	req_hold(r);
 	state_dict_create(r->core, &rq, on_made, r);
@@ -201,17 +205,18 @@ static void on_sealed(void *user, enum err e)
 FALLIBLE enum err h_rank_seal(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), bytes_at = jval_get(&root, "image_bytes");
-	struct jval gen_at = jval_get(&root, "generation");
+	struct jval gen_at = jval_get(&root, "generation"), wish = jval_get(&root, "on_owner_death");
 	struct principal who = req_principal(r);
 	int64_t rank = 0, bytes = 0, generation = 0;
 
 	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(read_rank(r, &rank));
-	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", "on_owner_death", NULL }));
+	TRY(check_owner_death(&wish, true));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	TRY(jval_integer(&bytes_at, 8, INT64_MAX, &bytes));
 	req_hold(r);
-	state_dict_seal(r->core, &who, r->parts[2], rank, generation, (uint64_t)bytes, on_sealed, r);
+	state_dict_seal(r->core, &who, r->parts[2], rank, generation, (uint64_t)bytes, wish.j, on_sealed, r);
 	return OK;
 }
 

@@ -197,6 +197,20 @@ static FALLIBLE enum err check_parts(const struct jval *source)
 	return OK;
 }
 
+static const char *const save_options[] = { "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
+							     "retries", "beside", "sync_files", NULL };
+
+FALLIBLE enum err spec_check_save_wish(const struct jval *save)
+{
+	struct jval labels = jval_get(save, "labels");
+	struct ref ref;
+
+	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", NULL }, &ref));
+	TRY(spec_check_save_format(save));
+	TRY(spec_check_labels(&labels));
+	return spec_check_options(save, save_options);
+}
+
 static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
@@ -210,8 +224,7 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &s->target));
 	TRY(spec_check_save_format(&target));
 	TRY(check_selection(doc));
-	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
-							     "retries", "beside", "sync_files", NULL });
+	return spec_check_options(doc, save_options);
 }
 
 /* {"key","model":{"state_dict"}}: the model says how the optimizer's tensors are cut, so that a layout would contradict it. */

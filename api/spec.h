@@ -30,3 +30,5 @@ FALLIBLE enum err spec_check(json_t *doc, struct spec *out);
 FALLIBLE enum err spec_check_labels(const struct jval *v);
 /* `format` of the target of a save: "dcp". */
 FALLIBLE enum err spec_check_save_format(const struct jval *target);
+/* The target of a save to come, with "options" and "labels" beside storage, name and format; defaults are filled in. */
+FALLIBLE enum err spec_check_save_wish(const struct jval *save);

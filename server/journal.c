@@ -57,7 +57,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[PRUNE_KEYS] = "DELETE FROM keys WHERE created_ms < ?1",
 	[PUT_KEY] = "INSERT OR REPLACE INTO keys VALUES(?1,?2,?3,?4,?5,?6)",
 	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9) ON CONFLICT(name) DO UPDATE SET"
-			   " orphaned_ms=?7, last_generation=?8",
+			   " orphaned_ms=?7, last_generation=?8, on_owner_death=?9",
 	[DELETE_STATE_DICT] = "DELETE FROM state_dicts WHERE name = ?1",
 	[PUT_SLOT] = "INSERT OR REPLACE INTO slots VALUES(?1,?2,?3,?4,?5,?6,?7,?8)",
 	[DELETE_SLOT] = "DELETE FROM slots WHERE name = ?1 AND rank = ?2 AND slot = ?3",

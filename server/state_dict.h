@@ -38,9 +38,10 @@ typedef void (*reserved_fn)(void *user, enum err e, const struct reservation *r)
  * The same rank and generation again gives the same slot back while it is open. */
 void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
 			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user);
-/* Sealing what is sealed already with the same generation and image_bytes is fine. */
+/* Sealing what is sealed already with the same generation and image_bytes is fine. wish: what becomes of this generation when its owner
+ * dies, in place of what the state dict says; checked, copied, in the journal with the seal; NULL: nothing is said. */
 void state_dict_seal(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-		     uint64_t image_bytes, done_fn fn, void *user);
+		     uint64_t image_bytes, const json_t *wish, done_fn fn, void *user);
 /* Frees the rank's slot of this generation, once no job uses it; a generation that is not held is fine (it was released before). */
 void state_dict_release(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 			done_fn fn, void *user);

@@ -63,20 +63,59 @@ static json_t *fill_name(const char *name, int64_t generation)
 	return text;
 }
 
+/* What was said about one generation when it was sealed; NULL: nothing. */
+static const json_t *wish_of(const struct state_dict *sd, int64_t generation)
+{
+	char key[24];
+
+	snprintf(key, sizeof key, "%jd", (intmax_t)generation);
+	return json_object_get(json_object_get(sd->on_owner_death, "generations"), key);
+}
+
+void state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish)
+{
+	char key[24];
+	const char *old;
+	json_t *value;
+	void *next;
+
+	if (!sd->on_owner_death)
+		sd->on_owner_death = json_object();
+	json_t *wishes = json_object_get(sd->on_owner_death, "generations");
+	if (!wishes)
+		json_object_set_new(sd->on_owner_death, "generations", wishes = json_object());
+	json_object_foreach_safe(wishes, next, old, value) { /* of generations that nobody holds any more */
+		bool held = false;
+		for (uint32_t i = 0; i < state_dict_slots(sd) && !held; i++) {
+			snprintf(key, sizeof key, "%jd", (intmax_t)state_dict_nth(sd, i)->generation);
+			held = state_dict_nth(sd, i)->state != SLOT_FREE && strcmp(key, old) == 0;
+		}
+		if (!held)
+			json_object_del(wishes, old);
+	}
+	snprintf(key, sizeof key, "%jd", (intmax_t)generation);
+	json_object_set_new(wishes, key, json_deep_copy(wish));
+}
+
 static json_t *make_spec(const struct state_dict *sd, int64_t generation)
 {
-	const json_t *save = json_object_get(sd->on_owner_death, "save");
+	const json_t *wish = wish_of(sd, generation);
+	const json_t *save = json_object_get(wish ? wish : sd->on_owner_death, "save");
 	const char *name = json_string_value(json_object_get(save, "name"));
 	json_t *target = json_deep_copy(save);
 	json_t *options = json_object_get(save, "options") ? json_deep_copy(json_object_get(save, "options")) :
 							     json_pack("{s:b}", "overwrite", 0);
 
+	json_t *labels = json_object_get(save, "labels") ? json_deep_copy(json_object_get(save, "labels")) : json_object();
+
 	json_object_del(target, "options");
-	json_object_set_new(target, "name", fill_name(name ? name : "", generation));
+	json_object_del(target, "labels");
+	if (!wish)
+		json_object_set_new(target, "name", fill_name(name ? name : "", generation));
 	if (!json_object_get(target, "format"))
 		json_object_set_new(target, "format", json_string("dcp"));
-	return json_pack("{s:s, s:{s:s, s:I}, s:o, s:o, s:[], s:[], s:[], s:[]}", "kind", "save", "source", "state_dict", sd->name,
-			 "generation", (json_int_t)generation, "target", target, "options", options, "include", "exclude",
+	return json_pack("{s:s, s:{s:s, s:I}, s:o, s:o, s:o, s:[], s:[], s:[], s:[]}", "kind", "save", "source", "state_dict", sd->name,
+			 "generation", (json_int_t)generation, "target", target, "options", options, "labels", labels, "include", "exclude",
 			 "rename", "dtype");
 }
 
@@ -124,6 +163,7 @@ static void remove_orphan(struct state_dict *sd, const char *why)
 static bool tend_orphan(struct state_dict *sd, int64_t now)
 {
 	int64_t newest = state_dict_newest(sd);
+	const json_t *wish = wish_of(sd, newest) ? wish_of(sd, newest) : sd->on_owner_death;
 	enum job_state state;
 
 	if (sd->uses || sd->orphan_asking)
@@ -133,7 +173,7 @@ static bool tend_orphan(struct state_dict *sd, int64_t now)
 		remove_orphan(sd, "nothing sealed by all ranks");
 		return true;
 	}
-	if (newest == sd->saved_generation || json_is_true(json_object_get(sd->on_owner_death, "drop"))) {
+	if (newest == sd->saved_generation || json_is_true(json_object_get(wish, "drop"))) {
 		remove_orphan(sd, newest == sd->saved_generation ? "saved by a job" : "as asked");
 		return true;
 	}
@@ -141,7 +181,7 @@ static bool tend_orphan(struct state_dict *sd, int64_t now)
 		remove_orphan(sd, "kept long enough");
 		return true;
 	}
-	if (!json_object_get(sd->on_owner_death, "save"))
+	if (!json_object_get(wish, "save"))
 		return false;
 	if (sd->orphan_job[0]) {
 		bool known = job_state_of(sd->server, str_of(sd->orphan_job), &state) == OK;

@@ -50,7 +50,7 @@ struct state_dict {
 	int64_t orphaned_ms;        /* since when all leases are over; 0: they are not */
 	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
 	int64_t saved_generation;   /* the newest that a job brought to a storage, as far as this run knows; -1: none */
-	json_t *on_owner_death;
+	json_t *on_owner_death;     /* {"save" or "drop", "generations": {"7": the same for one, …}}; NULL: nothing is asked for */
 	char orphan_job[27];        /* the save that on_owner_death asked for */
 	int64_t orphan_retry_ms;
 	bool orphan_asking;
@@ -125,3 +125,4 @@ void state_dict_fail_waiters(struct state_dict *sd);
 /* ---- state_dict_lease.c ---- */
 FALLIBLE enum err state_dict_lease_start(struct server *s);
 void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
+void state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish);   /* without a row; wish is copied */

@@ -326,7 +326,7 @@ static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_
 }
 
 void state_dict_seal(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-		     uint64_t image_bytes, done_fn fn, void *user)
+		     uint64_t image_bytes, const json_t *wish, done_fn fn, void *user)
 {
 	struct state_dict *sd;
 	struct slot *sl = NULL;
@@ -343,6 +343,10 @@ void state_dict_seal(struct server *s, const struct principal *who, struct str n
 	sl->image_bytes = image_bytes;
 	sd->ranks[rank].last_generation = generation;
 	state_dict_slot_row(t, sd, sl, SLOT_SEALED);
+	if (wish) {
+		state_dict_lease_wish(sd, generation, wish);
+		state_dict_row(t, sd);
+	}
 	journal_commit(s->journal, t, on_sealed, new_change(sd, sl, (uint32_t)rank, fn, user));
 }
 

@@ -176,4 +176,14 @@ void state_dict_saved(struct state_dict_use *use)
 {
 	if (use->generation > use->owner->saved_generation)
 		use->owner->saved_generation = use->generation;
+	/* Another run must not save it again: by then its name may hold something newer. */
+	json_t *wishes = json_object_get(use->owner->on_owner_death, "generations");
+	char key[24];
+	snprintf(key, sizeof key, "%jd", (intmax_t)use->generation);
+	if (!json_object_get(wishes, key))
+		return;
+	json_object_set_new(wishes, key, json_pack("{s:b}", "drop", 1));
+	struct journal_txn *t = journal_txn_new(use->owner->server->journal);
+	state_dict_row(t, use->owner);
+	journal_commit(use->owner->server->journal, t, NULL, NULL);
 }

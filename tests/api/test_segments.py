@@ -285,6 +285,68 @@ def test_on_owner_death_saves(spawn):
     d.api.run("verify", source={"storage": "main", "name": "last/step-41"}, level="digest")
 
 
+def seal(d, name, rank, data, generation, **more):
+    lib.write_segment(d.reserve(name, rank, len(data), generation)["segment"], data)
+    return d.api.post(f"/v1/state-dicts/{name}/ranks/{rank}:seal", {"generation": generation, "image_bytes": len(data), **more})
+
+
+def to(name, **more):
+    return {"on_owner_death": {"save": {"storage": "main", "name": name, **more}}}
+
+
+def test_on_owner_death_of_one_generation(spawn):
+    """What one rank said when it sealed goes before what the state dict says, and outlives a restart."""
+    d = spawn()
+    one = lib.image({"a": F4})
+    d.create("t", world_size=2, lease_seconds=2, **to("never-{generation}"))
+    seal(d, "t", 0, one, 5, **to("five", options={"overwrite": True, "files_per_rank": 2}, labels={"step": "5"})).ok(200)
+    seal(d, "t", 1, one, 5).ok(200)
+    seal(d, "t", 0, one, 6, **to("six")).ok(200)  # rank 1 dies before it seals: the fifth is the newest whole one
+    d.kill()
+    d.start()
+    lib.wait_for(lambda: (d.storages["main"] / "five/.metadata").exists(), 20, "saved under the name that was said")
+    job = d.api.get("/v1/jobs").ok(200)["jobs"][0]
+    assert job["labels"] == {"step": "5"} and job["target"]["name"] == "five"
+    lib.wait_for(lambda: d.api.get("/v1/state-dicts/t").status == 404, 10, "then dropped")
+    assert sorted(p.name for p in d.storages["main"].iterdir() if not p.name.startswith(".")) == ["five"]
+
+
+def test_generation_saved_by_a_job_is_not_saved_again(spawn):
+    """Also not by a later run of the daemon, which could replace something newer of that name."""
+    d = spawn()
+    d.create("t", lease_seconds=2)
+    seal(d, "t", 0, lib.image({"a": F4}), 1, **to("c", options={"overwrite": True})).ok(200)
+    d.api.run("save", source={"state_dict": "t"}, target={"storage": "main", "name": "c"}, options={"overwrite": True})
+    assert d.api.get("/v1/state-dicts/t").ok(200)["on_owner_death"]["generations"] == {"1": {"drop": True}}
+    d.kill()
+    d.start()
+    lib.wait_for(lambda: d.api.get("/v1/state-dicts/t").status == 404, 10, "dropped")
+    assert len(d.api.get("/v1/jobs").ok(200)["jobs"]) == 1
+
+
+def test_on_owner_death_of_one_generation_is_checked(d):
+    name = lib.fresh()
+    d.create(name)
+    data = lib.image({"a": F4})
+    for more, code, pointer in (
+            ({"on_owner_death": {"save": {"storage": "main", "name": "a"}, "drop": True}}, "validation_failed", "/on_owner_death"),
+            ({"on_owner_death": 7}, "validation_failed", "/on_owner_death"),
+            (to("../x"), "name_invalid", "/on_owner_death/save/name"),
+            (to("x", format="torch"), "validation_failed", "/on_owner_death/save/format"),
+            (to("x", options={"overwrite": 1}), "validation_failed", "/on_owner_death/save/options/overwrite"),
+            (to("x", options={"what": 1}), "unknown_field", "/on_owner_death/save/options/what"),
+            (to("x", labels={"a": 1}), "validation_failed", "/on_owner_death/save/labels/a"),
+            ({"on_owner_death": {"keep": 1}}, "unknown_field", "/on_owner_death/keep")):
+        p = seal(d, name, 0, data, 1, **more).problem(code, status=422)
+        assert p["pointer"] == pointer, p
+    for g in range(1, 5):  # wishes of generations that are gone are not kept
+        seal(d, name, 0, data, g, **to(f"x{g}")).ok(200)
+        d.api.post(f"/v1/state-dicts/{name}/ranks/0:release", {"generation": g}).ok(200, 204)
+    assert list(d.api.get(f"/v1/state-dicts/{name}").ok(200)["on_owner_death"]["generations"]) == ["4"]
+    job = {"source": {"state_dict": name}, "target": {"storage": "main", "name": "x", "format": "safetensors"}}
+    assert d.api.post("/v1/jobs", {"kind": "save", **job}).problem("validation_failed")["pointer"] == "/target/format"
+
+
 CLIENT = """
 import json, sys
 sys.path.insert(0, {lib!r})

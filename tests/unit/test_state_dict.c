@@ -52,7 +52,7 @@ static enum err seal(const char *name, int64_t rank, int64_t generation, uint64_
 {
 	struct t_answer a = { 0 };
 
-	state_dict_seal(t.s, &t.me, str_of(name), rank, generation, bytes, t_done, &a);
+	state_dict_seal(t.s, &t.me, str_of(name), rank, generation, bytes, NULL, t_done, &a);
 	t_server_until(&t, &a.called);
 	if (a.e)
 		err_restore(&a.info);

@@ -220,12 +220,15 @@ def _write(session: _session.Session, d: _tensors.Described, first: _Offer, o: _
     header = layout.header({k: values.encode(v, k) for k, v in d.values.items()})
     size = len(header) + layout.data_bytes
     _check_meta(d, layout)
+    wish = None
+    if session.rank == 0:  # who dies between here and the job has it saved all the same
+        wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": o.job(), "labels": dict(o.labels)}}
     for again in (True, False):
         slot = session.reserve(size, first.generation, o.when_busy, lambda: log.warning(
             "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target))
         _tensors.copy_out(d, session.fill(slot, layout, header))
         try:
-            session.client.state_dicts.seal(session.name, session.rank, first.generation, size)
+            session.client.state_dicts.seal(session.name, session.rank, first.generation, size, wish)
             return size
         except errors.RequestRefused as e:
             if e.code != "state_conflict" or not again:

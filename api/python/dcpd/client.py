@@ -219,10 +219,14 @@ class StateDicts(_Resource):
         return dict(self._t.request("POST", path, {"bytes": bytes, "generation": generation}, idempotent=True,
                                     timeout=self._t.timeout + (wait or 0)))
 
-    def seal(self, name: str, rank: int, generation: int, image_bytes: int) -> None:
-        """From here on the slot is left alone, and outlives this process."""
-        self._t.request("POST", self._path(name, f"/ranks/{rank}:seal"), {"generation": generation, "image_bytes": image_bytes},
-                        idempotent=True)
+    def seal(self, name: str, rank: int, generation: int, image_bytes: int,
+             on_owner_death: Optional[Mapping[str, Any]] = None) -> None:
+        """From here on the slot is left alone, and outlives this process. on_owner_death: what becomes of this generation when all its
+        owners die before a job has saved it: {"save": {"storage", "name", "options", "labels"}} or {"drop": True}."""
+        body: Dict[str, Any] = {"generation": generation, "image_bytes": image_bytes}
+        if on_owner_death is not None:
+            body["on_owner_death"] = dict(on_owner_death)
+        self._t.request("POST", self._path(name, f"/ranks/{rank}:seal"), body, idempotent=True)
 
     def release(self, name: str, rank: int, generation: int) -> None:
         """The slot is free, once no job uses it."""
