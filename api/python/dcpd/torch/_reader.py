@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import uuid
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch.distributed.checkpoint import storage as _storage
 
 from .. import _dtypes, _session, _tensors, _where, errors, image
-from . import _path
+from . import _path, _pickle
 
 _LEASE = 120
 
@@ -58,14 +57,9 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc]
         """The checkpoint's Metadata; `rank=` asks for the one that this rank wrote for itself. Raises where it is absent."""
         rank = kwargs.get("rank")
         name = ".metadata" if rank is None else f"__{rank}.metadata"
-        metadata = pickle.loads((_path.folder(self.path) / name).read_bytes())  # as PyTorch does: its metadata are Python objects
-        try:
-            from torch.distributed.checkpoint.metadata import StorageMeta
-        except ImportError:
-            return metadata
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
+        metadata = _pickle.loads((_path.folder(self.path) / name).read_bytes())
+        if getattr(metadata, "storage_meta", None) is not None:
+            metadata.storage_meta.load_id = self.load_id
         return metadata
 
     def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
