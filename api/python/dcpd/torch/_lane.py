@@ -96,6 +96,12 @@ class Lane:
         self.client.state_dicts.seal(self.name, 0, self.generation, len(data))
         self.sealed = True
 
+    def put_head(self, header: bytes, size: int) -> None:
+        """An image's header; its data will be filled by a job."""
+        self.map[:len(header)] = header
+        self.client.state_dicts.seal(self.name, 0, self.generation, size)
+        self.sealed = True
+
     def hand_over(self) -> None:
         """To the save that this thread is in."""
         with _guard:

@@ -13,10 +13,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch.distributed.checkpoint import storage as _storage
 
-from .. import _dtypes, _session, _tensors, _where, errors, image
-from . import _path, _pickle
-
-_LEASE = 120
+from .. import _dtypes, _tensors, _where, errors, image
+from . import _lane, _path, _pickle
 
 
 class StorageReader(_storage.StorageReader):  # type: ignore[misc]
@@ -113,24 +111,15 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc]
         layout = image.Layout(list(dict.fromkeys(spec for _, spec in boxes)), {})
         number = {spec: i for i, spec in enumerate(layout.chunks)}
         header = layout.header({})
-        size = len(header) + layout.data_bytes
-        name = _session.new_name()
-        dicts = place.client.state_dicts
-        dicts.create(name, 1, 1, lease_seconds=_LEASE, on_owner_death={"drop": True})
+        lane = _lane.take(place.client, len(header) + layout.data_bytes)  # its pages serve the next save
         try:
-            segment = image.Segment(dicts.reserve(name, 0, size, 1)["segment"])
-            segment.map[:len(header)] = header
-            dicts.seal(name, 0, 1, size)
-            place.client.jobs.run("load", source=place.object, target={"state_dict": name})
-            views = _tensors.Views(segment.map, len(header), layout)
+            lane.put_head(header, len(header) + layout.data_bytes)
+            place.client.jobs.run("load", source=place.object, target={"state_dict": lane.name})
+            views = _tensors.Views(lane.map, len(header), layout)
             for item, spec in boxes:
                 _put(planner, item, views.torch(number[spec]))
-            segment.close()
         finally:
-            try:
-                dicts.delete(name)
-            except errors.NotFound:
-                pass
+            lane.let_go()
 
 
 def _put(planner: Any, item: Any, tensor: Any) -> None:

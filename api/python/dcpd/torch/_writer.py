@@ -244,10 +244,10 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc]
         try:
             spec = {"target": place.object, "options": self._options(), "labels": {"save_id": self.save_id}}
             lane.put_image(listed.image(None))
-            plan = place.client.jobs.plan("save", source=listed.source(lane), **spec)
+            plan = self._in_turn(place.client.jobs.plan, source=listed.source(lane), **spec)
             metadata.storage_data = listed.storage_data(plan["places"])
             lane.put_image(listed.image(_pickle.dumps(metadata)))
-            self._run(place.client, source=listed.source(lane), **spec)
+            place.client.jobs.wait(self._in_turn(place.client.jobs.create, source=listed.source(lane), **spec))
         finally:
             lane.hand_over()
 
@@ -256,13 +256,12 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc]
                 "beside": "needed" if self.use_collectives else "always"}
 
     @staticmethod
-    def _run(client: Any, **spec: Any) -> None:
+    def _in_turn(call: Any, **spec: Any) -> Any:
         """Ranks that save on their own, without collectives, take turns at their directory."""
         end, pause = time.monotonic() + 600, 0.02
         while True:
             try:
-                client.jobs.wait(client.jobs.create("save", **spec))
-                return
+                return call("save", **spec)
             except errors.Busy as e:
                 if e.code != "target_busy" or time.monotonic() > end:
                     raise
