@@ -25,6 +25,7 @@ sys.dont_write_bytecode = True
 
 import comm_rows  # noqa: E402
 import dcpd as lib  # noqa: E402
+import python_rows  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 MIB = 1 << 20
@@ -131,6 +132,9 @@ class Bench:
     # ---- rows
     def collectives(self):
         comm_rows.rows(self, TESTBIN)
+
+    def python(self):
+        python_rows.rows(self, SIZE)
         self.no_torch()
 
     def saves(self):
@@ -394,7 +398,7 @@ def main():
           flush=True)
     failed = []
     try:
-        for part in (b.collectives, b.plans, b.start, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads):
+        for part in (b.collectives, b.plans, b.start, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python):
             try:
                 part()
             except (AssertionError, OSError, subprocess.SubprocessError) as e:

@@ -251,10 +251,12 @@ def describe(state_dict: Any, select: Optional[Callable[[str], bool]] = None,
     checkpoint can hold: meta tensors are left to the caller.
     """
     stateful: Dict[str, Any] = {}
+    torch, np = torch_module(), numpy_module()
+    simple = frozenset((torch.Tensor, torch.nn.Parameter)) if torch is not None and hasattr(torch, "nn") else frozenset()
     if is_stateful(state_dict):
         stateful[""] = state_dict
         tree: Mapping[Any, Any] = state_dict.state_dict()
-    elif isinstance(state_dict, Mapping) and any(is_stateful(v) for v in state_dict.values()):
+    elif isinstance(state_dict, Mapping) and any([is_stateful(v) for v in state_dict.values() if type(v) not in simple]):
         tree = {}
         for k, v in state_dict.items():
             if is_stateful(v):
@@ -264,8 +266,6 @@ def describe(state_dict: Any, select: Optional[Callable[[str], bool]] = None,
         tree = state_dict
     if prepare is not None:
         prepare(tree)
-    torch, np = torch_module(), numpy_module()
-    simple = frozenset((torch.Tensor, torch.nn.Parameter)) if torch is not None and hasattr(torch, "nn") else frozenset()
     collecting = gc.isenabled()
     gc.disable()  # tens of thousands of small tuples would set it off, and there is no cycle to be found
     try:
@@ -320,6 +320,7 @@ class Views:
         self._numpy: Dict[int, Any] = {}
         self._base: Any = None
         self._address: Optional[int] = None
+        self.small: Optional[Tuple[List[int], List[Any]]] = None  # the torch chunks, where all are small
 
     @property
     def address(self) -> int:
@@ -403,6 +404,11 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
     theirs: List[Any] = []
     tensor_type = torch.Tensor if torch is not None else ()
     cached = v._torch
+    if out and v.small is not None:  # a layout that was copied before: equal keys, so equal kinds and sizes
+        some, views = v.small
+        _bulk_out(torch, views, d.sources if len(some) == len(d.sources) else [d.sources[i] for i in some])
+        return
+    picked: List[int] = []
     for i, (t, n) in enumerate(zip(d.sources, v.layout.sizes)):
         if n == 0 or (skip is not None and skip(chunks[i].fqn)):
             continue
@@ -412,19 +418,27 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
                 continue
             ours.append(cached.get(i) if i in cached else v.torch(i))
             theirs.append(t)
+            picked.append(i)
         elif t.nbytes >= BIG and t.flags.c_contiguous and t.dtype.isnative:
             blocks.append((base + v.at(i), t.ctypes.data, t.nbytes) if out else (t.ctypes.data, base + v.at(i), t.nbytes))
         elif out:
             np.copyto(v.numpy(i), t, casting="no" if t.dtype.isnative else "equiv")
         else:
             np.copyto(t, v.numpy(i))
-    if ours:
+    if out:
+        _bulk_out(torch, ours, theirs)
+        if ours and len(ours) == sum(n > 0 and n < BIG for n in v.layout.sizes) == sum(n > 0 for n in v.layout.sizes):
+            v.small = picked, ours
+    elif ours:
         with torch.no_grad():
-            if out:
-                _bulk(torch, ours, theirs)
-            else:
-                _bulk(torch, theirs, ours)
+            _bulk(torch, theirs, ours)
     _copy.copy(blocks)
+
+
+def _bulk_out(torch: Any, views: List[Any], sources: List[Any]) -> None:
+    if views:
+        with torch.no_grad():
+            _bulk(torch, views, sources)
 
 
 def _bulk(torch: Any, to: List[Any], frm: List[Any]) -> None:
