@@ -198,7 +198,7 @@ static FALLIBLE enum err check_parts(const struct jval *source)
 }
 
 static const char *const save_options[] = { "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
-							     "retries", "beside", "sync_files", NULL };
+					     "retries", "beside", "sync_files", NULL };
 
 FALLIBLE enum err spec_check_save_wish(const struct jval *save)
 {

@@ -2,7 +2,7 @@
 
     python_peer.py ranks N BYTES RUNS DIR      N ranks over gloo: stalls, saves and loads of dcpd and of PyTorch, taking turns
     python_peer.py small RUNS                  10,000 small tensors, plain and DTensors
-    python_peer.py step SECONDS PACE           training steps with saves under way; PACE "none": without a save
+    python_peer.py step SECONDS SAVES          training steps with saves under way; SAVES "none": without
 
 Prints one JSON object of lists of seconds. DCPD_URL says which daemon; references go to its storage `disk`.
 """
@@ -22,13 +22,16 @@ from dcpd import _copy
 warnings.filterwarnings("ignore")
 
 
+control = None  # a group of our own: PyTorch's asynchronous saves use the default one from threads of theirs
+
+
 def timed(f, *args, **kw):
     """Seconds of the slowest rank."""
-    dist.barrier()
+    dist.barrier(group=control)
     start = time.perf_counter()
     got = f(*args, **kw)
     t = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-    dist.all_reduce(t, op=dist.ReduceOp.MAX)
+    dist.all_reduce(t, op=dist.ReduceOp.MAX, group=control)
     return t.item(), got
 
 
@@ -82,9 +85,12 @@ class Ranks:
                 planner = dcp.DefaultSavePlanner(enable_plan_caching=cached)
             except TypeError:
                 planner = dcp.DefaultSavePlanner()
-            writer = dcp.FileSystemWriter(self.path("a"), cache_staged_state_dict=cached)
+            more = {}
+            if cached:  # its buffers are kept from save to save; pinned ones need CUDA
+                from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+                more = {"async_stager": DefaultStager(StagingOptions(False, True, False, False))}
             for again in range(self.runs + 1):
-                more = {"storage_writer": writer} if cached else {}
                 try:
                     t, f = timed(dcp.async_save, self.state, checkpoint_id=self.path("a"), planner=planner,
                                  async_checkpointer_type=kind, **more)
@@ -94,6 +100,8 @@ class Ranks:
                 getattr(f, "upload_completion", f).result()
                 if again or not cached:
                     self.put("torch_" + name, t)
+            if more:
+                more["async_stager"].close()
 
     def loads(self):
         import torch.distributed.checkpoint as dcp
@@ -117,6 +125,7 @@ class Ranks:
 
 
 def ranks(n, size, runs, folder):
+    global control
     store = tempfile.mktemp(prefix="dcpd-bench-store-")
     pids = []
     for rank in range(n):
@@ -130,6 +139,7 @@ def ranks(n, size, runs, folder):
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n))
             torch.set_num_threads(_copy.threads())
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
+            control = dist.new_group()
             r = Ranks(rank, size, runs, folder)
             for part in (r.copies, r.ours, r.torch_first, r.torch_async, r.loads):
                 part()
@@ -176,15 +186,15 @@ def small(runs):
     return out
 
 
-def step(seconds, pace):
-    """Steps of a small model on one thread; with a save always under way unless pace is none."""
+def step(seconds, saves):
+    """Steps of a small model on one thread; with a save always under way unless saves is none."""
     torch.set_num_threads(1)
     a, state = torch.randn(512, 512), {f"w{i}": torch.rand(32 << 20) for i in range(4)}
     out, h, n = [], None, 0
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        if pace != "none" and (h is None or h.done()):
-            h, n = dcpd.async_save(state, f"disk:step{n % 2}", overwrite=True, **({"pace": pace} if pace == "background" else {})), n + 1
+        if saves != "none" and (h is None or h.done()):
+            h, n = dcpd.async_save(state, f"disk:step{n % 2}", overwrite=True), n + 1
         start = time.perf_counter()
         for _ in range(10):
             a = torch.tanh(a @ a)

@@ -37,7 +37,7 @@ def rows(bench, size):
         of_ranks(bench, 4, size // 2)
     if any(bench.wants(n) for n in ("py.small.plain", "py.small.dtensor")):
         of_small(bench)
-    if any(bench.wants(n) for n in ("py.step.background", "py.step.unpaced")):
+    if bench.wants("py.step.unpaced"):
         of_steps(bench)
     if bench.wants("py.import"):
         got = [float(subprocess.run([sys.executable, "-c", IMPORT], env=environment(bench), capture_output=True, text=True,
@@ -51,7 +51,8 @@ def of_ranks(bench, n, size):
     with tempfile.TemporaryDirectory(dir=bench.disk) as folder:
         m = measure(bench, "ranks", n, size, RUNS, folder)
     what = f"dcpd.async_save, {n} ranks x {size >> 20} MiB"
-    best = min((k for k in m if k in ("torch_default", "torch_thread_cached", "torch_process_cached")), key=lambda k: statistics.median(m[k]))
+    best = min((k for k in m if k in ("torch_default", "torch_thread_cached", "torch_process_cached")),
+               key=lambda k: statistics.median(m[k]))
 
     def row(name, ours, goal, peer_name, peer, command=what):
         if bench.wants(name):
@@ -63,7 +64,7 @@ def of_ranks(bench, n, size):
     row("py.stall.torch_default", "stall", "<=0.33", "torch's async_save", "torch_default")
     row("py.save.first", "durable_first", "<=0.50", "torch's save", "torch_save", "dcpd.save, the first")
     row("py.load.warm", "load", "<=0.50", "torch's load", "torch_load", "dcpd.load(into=)")
-    row("py.dropin.save", "dropin_save", "<=1.00", "FileSystemWriter", "torch_save_again", "dcp.save(storage_writer=dcpd.torch.StorageWriter)")
+    row("py.dropin.save", "dropin_save", "<=1.00", "FileSystemWriter", "torch_save_again", "dcp.save(storage_writer=StorageWriter(…))")
     row("py.dropin.load", "dropin_load", "<=1.00", "FileSystemReader", "torch_load", "dcp.load(storage_reader=dcpd.torch.StorageReader)")
     for name, key, rw in (("py.save.durable", "durable", "write"), ("py.load.cold", "load_cold", "read")):
         if bench.wants(name):
@@ -78,18 +79,16 @@ def of_small(bench):
     m = measure(bench, "small", 7)
     ms = {k: [t * 1e3 for t in v] for k, v in m.items()}
     if bench.wants("py.small.plain"):
-        bench.row("py.small.plain", "ms", "<=1.00", "the limit of 60 ms", ms["plain"], [60.0] * 7, "dcpd.async_save, 10,000 tensors of 1 KiB")
+        bench.row("py.small.plain", "ms", "<=1.00", "the limit of 60 ms", ms["plain"], [60.0] * 7, "async_save, 10,000 tensors of 1 KiB")
     if bench.wants("py.small.dtensor"):
         bench.row("py.small.dtensor", "ms", "<=1.00", "their to_local() + 60 ms", ms["dtensor"], [t + 60 for t in ms["to_local"]],
                   "dcpd.async_save, 10,000 DTensors")
 
 
 def of_steps(bench):
-    """Without a save, with one unpaced, with one paced, taking turns."""
-    got = {"none": [], "normal": [], "background": []}
+    """Without a save and with one, taking turns."""
+    got = {"none": [], "some": []}
     for _ in range(RUNS):
-        for pace, into in got.items():
-            into.append(statistics.mean(measure(bench, "step", 6, pace)["steps"]) * 1e3)
-    for name, pace, goal in (("py.step.background", "background", "<=1.05"), ("py.step.unpaced", "normal", "<=2.00")):
-        if bench.wants(name):
-            bench.row(name, "ms", goal, "steps without a save", got[pace], got["none"], f"training steps while a save runs, pace {pace}")
+        for saves, into in got.items():
+            into.append(statistics.mean(measure(bench, "step", 6, saves)["steps"]) * 1e3)
+    bench.row("py.step.unpaced", "ms", "<=2.00", "steps without a save", got["some"], got["none"], "training steps while a save runs")
