@@ -314,6 +314,9 @@ static void test_recover_save(void **state)
 	assert_false(recover("run/x", "A", "save"));
 	t_worker_put(&t, "run/file", "x", 1);
 	assert_false(recover("run/file", "A", "save"));
+	T_OK(save("C", "run/y", false)); /* moved in beside other things: its metadata come last */
+	T_OK(fs_unlink(t.w.roots[0].fd, "run/y/.metadata"));
+	assert_false(recover("run/y", "C", "save"));
 }
 
 /* Died between the exchange and the old one's removal. */

@@ -118,6 +118,22 @@ enum err commit_clear(int parent, const char *job)
 	return remove_leftovers(&l);
 }
 
+/* Files that are moved into a directory one by one have the manifest before the metadata: without that nothing is committed. */
+static FALLIBLE enum err has_metadata(int dir, bool *out)
+{
+	static const char *const names[] = { ".metadata", "model.safetensors.index.json" };
+	struct stat st;
+
+	*out = false;
+	for (size_t i = 0; i < sizeof names / sizeof *names && !*out; i++) {
+		enum err e = fs_stat(dir, names[i], &st);
+		if (e && e != ERR_NOT_FOUND)
+			return e;
+		*out = e == OK;
+	}
+	return OK;
+}
+
 static FALLIBLE enum err manifest_job(int parent, const char *last, const char *job, bool *ours, struct manifest **out)
 {
 	int dir = -1;
@@ -126,12 +142,15 @@ static FALLIBLE enum err manifest_job(int parent, const char *last, const char *
 	enum err e = fs_open_dir(parent, last, &dir);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
+	bool whole = false;
 	e = checkpoint_manifest(dir, out);
+	if (!e)
+		e = has_metadata(dir, &whole);
 	fs_drop(&dir);
 	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED)
 		return OK; /* not one that we finished */
 	if (!e && *out)
-		*ours = strcmp((*out)->job, job) == 0;
+		*ours = whole && strcmp((*out)->job, job) == 0;
 	return e;
 }
 
