@@ -8,6 +8,7 @@ A rank that raises fails the call with its traceback; so does one that stays sil
 import importlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -39,6 +40,7 @@ def serve(rank, pipe, meet):
             if group != (world, turn):
                 if dist.is_initialized():
                     dist.destroy_process_group()
+                    forget_group()
                 if world > 1:
                     dist.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{meet}/{turn}")
                 group = (world, turn)
@@ -46,6 +48,19 @@ def serve(rank, pipe, meet):
         except BaseException as e:  # CheckpointException is no Exception
             pipe.send((call, False, f"rank {rank}: {type(e).__name__}: {e}\n{traceback.format_exc()}"))
             group = None  # the ranks may be out of step: meet again
+
+
+def forget_group():
+    """What refers to a group that is gone: PyTorch's cache of DTensor operations finds the old mesh by the new one's numbers."""
+    try:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+    except ImportError:
+        pass  # older releases have no such cache, or no name for it
+    for m in list(sys.modules.values()):
+        for made in vars(m).get("MADE_FOR_GROUP", ()) if hasattr(m, "__dict__") else ():
+            made.clear()
 
 
 class Ranks:

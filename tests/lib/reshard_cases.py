@@ -118,10 +118,11 @@ def put(sd, path, v):
 
 
 _made = {}
+MADE_FOR_GROUP = (_made,)  # cleared when the ranks meet anew
 
 
 def mesh_of(shape, ranks):
-    key = (shape, tuple(ranks), id(dist.group.WORLD))
+    key = (shape, tuple(ranks))
     if key not in _made:
         _made[key] = DeviceMesh("cpu", torch.tensor(ranks).reshape(shape), _init_backend=False, _rank=dist.get_rank())
     return _made[key]
