@@ -1,6 +1,7 @@
 """Jobs: idempotency, names in use, overwrite, long-poll, events, cancel, retry, dry run, plan, lists, selections."""
 import json
 import os
+import struct
 import threading
 import time
 
@@ -421,3 +422,22 @@ def test_formats_that_cannot_be_used(d):
     (where / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100))
     d.api.fails("load", "format_unsupported", "not_a_checkpoint", "not_found", "checkpoint_incomplete", source=to(n),
                 target={"state_dict": lib.fresh()})
+
+
+def test_what_is_not_selected_is_neither_compared_nor_verified(d):
+    a, b = lib.fresh(), lib.fresh()
+    one, two = struct.pack("<4f", 1, 2, 3, 4), struct.pack("<4f", 1, 2, 3, 5)
+    values = {"values": {"lr": {"json": 1.5}, "model.step": {"json": 1}}}
+    d.put(a, [lib.image({"model.w": ("F32", [4], one), "optim.m": ("F32", [4], one)}, values)])
+    d.put(b, [lib.image({"model.w": ("F32", [4], one), "optim.m": ("F32", [4], two), "optim.more": ("F32", [4], two)}, values)])
+    both = {"a": {"state_dict": a}, "b": {"state_dict": b}}
+    whole = d.api.run("diff", **both)["result"]
+    assert {x["path"] for x in whole["differences"]} == {"optim.m", "optim.more"}
+    assert d.api.run("diff", **both, include=["model.*"])["result"]["equal"] is True
+    assert {x["path"] for x in d.api.run("diff", **both, exclude=["*.more"])["result"]["differences"]} == {"optim.m"}
+    name = {"storage": "main", "name": lib.fresh()}
+    d.api.run("save", source={"state_dict": a}, target=name)
+    for level in ("structure", "digest", "values"):
+        got = d.api.run("verify", source=name, level=level, include=["model.*"])["result"]
+        assert (got["tensors"], got["values"] if level != "values" else 1) == (1, 1), got
+    d.drop(a, b)

@@ -15,6 +15,7 @@ enum { DIFFERENCES_MAX = 10000, TEXT_MAX = 200 };
 struct diff {
 	struct job *job;
 	struct input a, b;
+	struct spec_view view_a, view_b;
 	struct sdict *plan_a, *common; /* a without replicas; of it, the tensors that both have in one form */
 	struct arena *arena;
 	struct run_build build;
@@ -248,6 +249,8 @@ static FALLIBLE enum err diff(struct diff *d)
 	TRY(input_open(d->job, json_object_get(d->job->spec, "b"), &d->b));
 	TRY(input_undo_transforms(d->job, &d->a));
 	TRY(input_undo_transforms(d->job, &d->b));
+	TRY(input_select(&d->a, d->job->spec, &d->view_a));
+	TRY(input_select(&d->b, d->job->spec, &d->view_b));
 	TRY(save_plan_make(d->a.sd, DEDUP_LOWEST_RANK, UINT64_MAX, &d->plan_a, &stats));
 	TRY(save_plan_validate(d->plan_a)); /* what no chunk holds would not be compared, and count as equal */
 	TRY(sdict_new(UINT64_MAX, &d->common));
@@ -273,6 +276,8 @@ enum err diff_job(struct job *j)
 	arena_free(d.arena);
 	input_close(&d.a);
 	input_close(&d.b);
+	spec_view_free(&d.view_a);
+	spec_view_free(&d.view_b);
 	json_decref(d.list);
 	return e;
 }

@@ -117,6 +117,13 @@ enum err input_undo_transforms(struct job *j, struct input *s)
 	return s->checkpoint ? spool_transforms(j, s->checkpoint) : OK;
 }
 
+enum err input_select(struct input *s, const json_t *spec, struct spec_view *view)
+{
+	TRY(spec_select(spec, s->sd, view));
+	s->sd = view->sd;
+	return OK;
+}
+
 enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out)
 {
 	struct str all = { bytes, n };

@@ -3,6 +3,7 @@
 #include "format/image.h"
 #include "format/torch_item.h"
 #include "ops/checkpoint.h"
+#include "ops/spec.h"
 
 struct plan_prints;
 
@@ -20,6 +21,9 @@ FALLIBLE enum err input_open(struct job *j, const json_t *ref, struct input *out
 void input_close(struct input *s);
 /* Undoes transforms into a spool; before anything copies locs. */
 FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s);
+/* From now on the input shows only what `spec` selects (include, exclude). After the transforms; the view is the caller's, and is freed
+ * after the input was used. */
+FALLIBLE enum err input_select(struct input *s, const json_t *spec, struct spec_view *view);
 /* Values without one of our digests: the CRC32s of their archives. *unverifiable: raised by those that have none. */
 FALLIBLE enum err input_check_values(struct job *j, const struct input *s, uint64_t *unverifiable);
 /* What a torch.save archive in memory says (item_read_value over memory). */

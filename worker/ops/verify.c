@@ -17,6 +17,7 @@ enum { LIST_MAX = 1000 };
 struct verify {
 	struct job *job;
 	struct input source;
+	struct spec_view view;
 	struct run_build build;
 	uint32_t *file_map;
 	bool digest, values;
@@ -160,6 +161,15 @@ static FALLIBLE enum err read_all(struct verify *v)
 	return e;
 }
 
+/* They change where items lie, so that what is selected is looked up again. */
+static FALLIBLE enum err undo_transforms(struct verify *v)
+{
+	v->source.sd = v->source.checkpoint ? v->source.checkpoint->sd : v->source.images;
+	spec_view_free(&v->view);
+	TRY(input_undo_transforms(v->job, &v->source));
+	return input_select(&v->source, v->job->spec, &v->view);
+}
+
 static FALLIBLE enum err verify(struct verify *v)
 {
 	const char *level = json_string_value(json_object_get(v->job->spec, "level"));
@@ -171,6 +181,7 @@ static FALLIBLE enum err verify(struct verify *v)
 	v->digest = v->values || !level || strcmp(level, "digest") == 0;
 	TRY(job_state(v->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(v->job, json_object_get(v->job->spec, "source"), &v->source));
+	TRY(input_select(&v->source, v->job->spec, &v->view));
 	const struct sdict *sd = v->source.sd;
 	json_object_set_new(r, "level", json_string(level ? level : "digest"));
 	json_object_set_new(r, "tensors", json_integer((json_int_t)sd->tensor_count));
@@ -183,7 +194,7 @@ static FALLIBLE enum err verify(struct verify *v)
 	if (v->digest && !v->job->dry_run) {
 		if (v->source.checkpoint)
 			TRY(check_metadata(v));
-		TRY(input_undo_transforms(v->job, &v->source));
+		TRY(undo_transforms(v));
 		TRY(read_all(v));
 		if (v->source.checkpoint)
 			TRY(input_check_values(v->job, &v->source, &v->unverifiable));
@@ -201,5 +212,6 @@ enum err verify_job(struct job *j)
 	run_build_free(&v.build);
 	mem_free(v.file_map);
 	input_close(&v.source);
+	spec_view_free(&v.view);
 	return e;
 }
