@@ -136,18 +136,28 @@ static FALLIBLE enum err end_native(struct comm *c, nccl_result r, const char *c
 	return comm_nccl_wait(c, NCCL_WAIT_ALL);
 }
 
+/* Done on the host, or nothing to do: *native false. Else the members agree, and NCCL may be called. */
+static FALLIBLE enum err begin(struct host *h, enum dtype d, enum comm_op op, unsigned *type, bool *native)
+{
+	*native = native_type(d, op, type);
+	if (!*native)
+		return reduce_on_host(h, d, op);
+	TRY(comm_nccl_agree(h->c, OK));
+	*native = h->count > 0;
+	nccl_of(h->c)->busy = nccl_of(h->c)->busy || *native;
+	return OK;
+}
+
 enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op, uint32_t root)
 {
 	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ROOT, .root = root };
 	uint64_t bytes = count * dtype_bytes(d);
+	bool native;
 	unsigned type;
 
-	if (!native_type(d, op, &type))
-		return reduce_on_host(&h, d, op);
-	TRY(comm_nccl_agree(c, OK));
-	if (count == 0)
+	TRY(begin(&h, d, op, &type, &native));
+	if (!native)
 		return OK;
-	nccl_of(c)->busy = true;
 	nccl_result r = comm_nccl_api->reduce(in, c->rank == root ? out : NULL, count, type, native_op(op), (int)root, nccl_of(c)->comm,
 					      comm_nccl_stream(c));
 	return end_native(c, r, "ncclReduce", c->rank == root ? 0 : bytes, c->rank == root ? bytes * (c->size - 1) : 0);
@@ -157,14 +167,12 @@ enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_
 {
 	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ALL };
 	uint64_t bytes = count * dtype_bytes(d);
+	bool native;
 	unsigned type;
 
-	if (!native_type(d, op, &type))
-		return reduce_on_host(&h, d, op);
-	TRY(comm_nccl_agree(c, OK));
-	if (count == 0)
+	TRY(begin(&h, d, op, &type, &native));
+	if (!native)
 		return OK;
-	nccl_of(c)->busy = true;
 	nccl_result r = comm_nccl_api->all_reduce(in, out, count, type, native_op(op), nccl_of(c)->comm, comm_nccl_stream(c));
 	return end_native(c, r, "ncclAllReduce", bytes, bytes);
 }
@@ -173,14 +181,12 @@ enum err comm_nccl_reduce_scatter(struct comm *c, const void *in, void *out, uin
 {
 	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = SCATTERED };
 	uint64_t bytes = count * dtype_bytes(d);
+	bool native;
 	unsigned type;
 
-	if (!native_type(d, op, &type))
-		return reduce_on_host(&h, d, op);
-	TRY(comm_nccl_agree(c, OK));
-	if (count == 0)
+	TRY(begin(&h, d, op, &type, &native));
+	if (!native)
 		return OK;
-	nccl_of(c)->busy = true;
 	nccl_result r = comm_nccl_api->reduce_scatter(in, out, count, type, native_op(op), nccl_of(c)->comm, comm_nccl_stream(c));
 	return end_native(c, r, "ncclReduceScatter", bytes * (c->size - 1), bytes * (c->size - 1));
 }
