@@ -1,33 +1,11 @@
 /* test_spec.c: JSON readers, references, layouts and job specs: what is accepted, and the place named when it is not. */
-#include "lib/t.h"
+#include "lib/t_spec.h"
 
 #include <string.h>
 
-#include "api/jval.h"
 #include "api/layout_spec.h"
 #include "api/problem.h"
 #include "api/ref.h"
-#include "api/spec.h"
-
-static json_t *parse(const char *text)
-{
-	json_t *doc = NULL;
-
-	T_OK(jval_parse(str_of(text), &doc));
-	return doc;
-}
-
-/* Checks a spec; on an error compares code and pointer. */
-static void refused(enum err code, const char *pointer, const char *text)
-{
-	json_t *doc = parse(text);
-	struct spec s;
-	enum err e = spec_check(doc, &s);
-
-	if (e != code || strcmp(err_last()->pointer, pointer) != 0)
-		T_FAIL("%s: got %s at %s (%s)", text, err_code_name(e), err_last()->pointer, err_last()->text);
-	json_decref(doc);
-}
 
 static void test_parse(void **state)
 {
@@ -144,7 +122,7 @@ static void test_partial_in_memory(void **state)
 
 static void test_defaults(void **state)
 {
-	json_t *doc = parse(RESHARD(",\"layout\":[{\"match\":\"*\",\"mesh\":[2,4],\"placements\":[\"R\",\"S(0)\"]}]"));
+	json_t *doc = t_spec_parse(RESHARD(",\"layout\":[{\"match\":\"*\",\"mesh\":[2,4],\"placements\":[\"R\",\"S(0)\"]}]"));
 	struct spec s;
 
 	(void)state;
@@ -161,16 +139,16 @@ static void test_defaults(void **state)
 	assert_true(json_is_array(json_object_get(doc, "dtype")));
 	json_decref(doc);
 
-	doc = parse("{\"kind\":\"save\",\"source\":{\"state_dict\":\"train\",\"generation\":7},"
+	doc = t_spec_parse("{\"kind\":\"save\",\"source\":{\"state_dict\":\"train\",\"generation\":7},"
 		    "\"target\":{\"storage\":\"main\",\"name\":\"x\"},\"options\":{\"on_divergence\":\"fail\"}}");
 	T_OK(spec_check(doc, &s));
 	assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "options"), "on_divergence")), "fail");
 	json_decref(doc);
-	doc = parse("{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"}}");
+	doc = t_spec_parse("{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"}}");
 	T_OK(spec_check(doc, &s));
 	assert_true(json_is_true(json_object_get(doc, "strict")));
 	json_decref(doc);
-	doc = parse("{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"storage\":\"main\",\"name\":\"x\"},\"rtol\":1}");
+	doc = t_spec_parse("{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"storage\":\"main\",\"name\":\"x\"},\"rtol\":1}");
 	T_OK(spec_check(doc, &s));
 	assert_true(s.a.kind == REF_STATE_DICT && s.b.kind == REF_CHECKPOINT);
 	json_decref(doc);
@@ -179,68 +157,68 @@ static void test_defaults(void **state)
 static void test_refused_fields(void **state)
 {
 	(void)state;
-	refused(ERR_VALIDATION_FAILED, "/kind", "{}");
-	refused(ERR_UNKNOWN_KIND, "/kind", "{\"kind\":\"explode\"}");
-	refused(ERR_VALIDATION_FAILED, "/kind", "{\"kind\":3}");
-	refused(ERR_UNKNOWN_FIELD, "/sauce", "{\"kind\":\"verify\"," SRC ",\"sauce\":1}");
-	refused(ERR_VALIDATION_FAILED, "/source", "{\"kind\":\"verify\"}");
-	refused(ERR_VALIDATION_FAILED, "/source", "{\"kind\":\"verify\",\"source\":\"main:a\"}");
-	refused(ERR_VALIDATION_FAILED, "/level", "{\"kind\":\"verify\"," SRC ",\"level\":\"deep\"}");
-	refused(ERR_VALIDATION_FAILED, "/level", "{\"kind\":\"verify\"," SRC ",\"level\":null}");
-	refused(ERR_UNKNOWN_FIELD, "/source/path", "{\"kind\":\"verify\",\"source\":{\"path\":\"/etc\"}}");
-	refused(ERR_NAME_INVALID, "/source/name", "{\"kind\":\"verify\",\"source\":{\"storage\":\"m\",\"name\":\"../x\"}}");
-	refused(ERR_NAME_INVALID, "/source/storage", "{\"kind\":\"verify\",\"source\":{\"storage\":\"M\",\"name\":\"x\"}}");
-	refused(ERR_UNKNOWN_FIELD, "/source/state_dict", "{\"kind\":\"verify\",\"source\":{\"state_dict\":\"x\"}}");
-	refused(ERR_UNKNOWN_FIELD, "/target/format~1x", RESHARD(",\"format/x\":1"));
-	refused(ERR_VALIDATION_FAILED, "/target/format", RESHARD(",\"format\":\"gguf\""));
-	refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":2.0"));
-	refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":0"));
-	refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":65537"));
-	refused(ERR_UNKNOWN_FIELD, "/options/force", "{\"kind\":\"delete\",\"target\":{\"storage\":\"m\",\"name\":\"x\"},"
+	t_spec_refused(ERR_VALIDATION_FAILED, "/kind", "{}");
+	t_spec_refused(ERR_UNKNOWN_KIND, "/kind", "{\"kind\":\"explode\"}");
+	t_spec_refused(ERR_VALIDATION_FAILED, "/kind", "{\"kind\":3}");
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/sauce", "{\"kind\":\"verify\"," SRC ",\"sauce\":1}");
+	t_spec_refused(ERR_VALIDATION_FAILED, "/source", "{\"kind\":\"verify\"}");
+	t_spec_refused(ERR_VALIDATION_FAILED, "/source", "{\"kind\":\"verify\",\"source\":\"main:a\"}");
+	t_spec_refused(ERR_VALIDATION_FAILED, "/level", "{\"kind\":\"verify\"," SRC ",\"level\":\"deep\"}");
+	t_spec_refused(ERR_VALIDATION_FAILED, "/level", "{\"kind\":\"verify\"," SRC ",\"level\":null}");
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/source/path", "{\"kind\":\"verify\",\"source\":{\"path\":\"/etc\"}}");
+	t_spec_refused(ERR_NAME_INVALID, "/source/name", "{\"kind\":\"verify\",\"source\":{\"storage\":\"m\",\"name\":\"../x\"}}");
+	t_spec_refused(ERR_NAME_INVALID, "/source/storage", "{\"kind\":\"verify\",\"source\":{\"storage\":\"M\",\"name\":\"x\"}}");
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/source/state_dict", "{\"kind\":\"verify\",\"source\":{\"state_dict\":\"x\"}}");
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/target/format~1x", RESHARD(",\"format/x\":1"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target/format", RESHARD(",\"format\":\"gguf\""));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":2.0"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":0"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":65537"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/options/force", "{\"kind\":\"delete\",\"target\":{\"storage\":\"m\",\"name\":\"x\"},"
 						      "\"options\":{\"force\":true}}");
-	refused(ERR_VALIDATION_FAILED, "/rename/0", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
+	t_spec_refused(ERR_VALIDATION_FAILED, "/rename/0", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
 						     "\"rename\":[[\"a\"]]}");
-	refused(ERR_VALIDATION_FAILED, "/dtype/0/1", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
+	t_spec_refused(ERR_VALIDATION_FAILED, "/dtype/0/1", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
 						      "\"dtype\":[[\"*\",\"bf16\"]]}");
-	refused(ERR_VALIDATION_FAILED, "/include/1", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
+	t_spec_refused(ERR_VALIDATION_FAILED, "/include/1", "{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},"
 						      "\"include\":[\"a\",2]}");
-	refused(ERR_VALIDATION_FAILED, "/labels/run", "{\"kind\":\"verify\"," SRC ",\"labels\":{\"run\":1}}");
-	refused(ERR_VALIDATION_FAILED, "/rtol", "{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"state_dict\":\"t\"},"
+	t_spec_refused(ERR_VALIDATION_FAILED, "/labels/run", "{\"kind\":\"verify\"," SRC ",\"labels\":{\"run\":1}}");
+	t_spec_refused(ERR_VALIDATION_FAILED, "/rtol", "{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"state_dict\":\"t\"},"
 						 "\"rtol\":-1}");
-	refused(ERR_VALIDATION_FAILED, "/target",
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target",
 		"{\"kind\":\"reshard\"," SRC ",\"target\":{\"storage\":\"main\",\"name\":\"a\"}}");
 }
 
 static void test_refused_layouts(void **state)
 {
 	(void)state;
-	refused(ERR_WORLD_MISMATCH, "/target/layout/0/mesh",
+	t_spec_refused(ERR_WORLD_MISMATCH, "/target/layout/0/mesh",
 		RESHARD(",\"world_size\":3,\"layout\":[{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"R\"]}]"));
-	refused(ERR_WORLD_MISMATCH, "/target/layout/1/mesh",
+	t_spec_refused(ERR_WORLD_MISMATCH, "/target/layout/1/mesh",
 		LAYOUT("{\"match\":\"a\",\"mesh\":[2],\"placements\":[\"R\"]},"
 		       "{\"match\":\"*\",\"mesh\":[4],\"placements\":[\"R\"]}"));
-	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements",
+	t_spec_refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"R\"]}"));
-	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements/0",
+	t_spec_refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements/0",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"Partial()\"]}"));
-	refused(ERR_UNKNOWN_FIELD, "/target/layout/0/dim",
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/target/layout/0/dim",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"R\"],\"dim\":0}"));
-	refused(ERR_VALIDATION_FAILED, "/target/layout/0/match", LAYOUT("{\"mesh\":[2],\"placements\":[\"R\"]}"));
-	refused(ERR_WORLD_MISMATCH, "/target/layout/0/ranks/1",
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target/layout/0/match", LAYOUT("{\"mesh\":[2],\"placements\":[\"R\"]}"));
+	t_spec_refused(ERR_WORLD_MISMATCH, "/target/layout/0/ranks/1",
 		RESHARD(",\"world_size\":2,\"layout\":[{\"match\":\"*\",\"mesh\":[2],\"ranks\":[0,5],\"placements\":[\"R\"]}]"));
-	refused(ERR_LAYOUT_INVALID, "/target/layout/0/ranks/1",
+	t_spec_refused(ERR_LAYOUT_INVALID, "/target/layout/0/ranks/1",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"ranks\":[0,0],\"placements\":[\"R\"]}"));
-	refused(ERR_WORLD_MISMATCH, "/target/layout/0/ranks",
+	t_spec_refused(ERR_WORLD_MISMATCH, "/target/layout/0/ranks",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2],\"ranks\":[0],\"placements\":[\"R\"]}"));
-	refused(ERR_LAYOUT_INVALID, "/target/layout/0/boxes/0",
+	t_spec_refused(ERR_LAYOUT_INVALID, "/target/layout/0/boxes/0",
 		LAYOUT("{\"match\":\"*\",\"boxes\":[{\"rank\":0,\"offsets\":[0],\"sizes\":[1,2]}]}"));
-	refused(ERR_LAYOUT_INVALID, "/target/layout/0/dim_names/1",
+	t_spec_refused(ERR_LAYOUT_INVALID, "/target/layout/0/dim_names/1",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"R\",\"R\"],\"dim_names\":[\"dp\",\"dp\"]}"));
-	refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements/0", LAYOUT("{\"match\":\"*\",\"placements\":[\"Partial(sum)\"]}"));
-	refused(ERR_LAYOUT_INVALID, "/target/layout/0/like", LAYOUT("{\"match\":\"*\",\"like\":\"shm:x\"}"));
-	refused(ERR_VALIDATION_FAILED, "/target/layout/0/chunks/dim",
+	t_spec_refused(ERR_LAYOUT_INVALID, "/target/layout/0/placements/0", LAYOUT("{\"match\":\"*\",\"placements\":[\"Partial(sum)\"]}"));
+	t_spec_refused(ERR_LAYOUT_INVALID, "/target/layout/0/like", LAYOUT("{\"match\":\"*\",\"like\":\"shm:x\"}"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target/layout/0/chunks/dim",
 		LAYOUT("{\"match\":\"*\",\"chunks\":{\"ranks\":[0]}}"));
-	refused(ERR_WORLD_MISMATCH, "/target/layout/0/mesh",
+	t_spec_refused(ERR_WORLD_MISMATCH, "/target/layout/0/mesh",
 		LAYOUT("{\"match\":\"*\",\"mesh\":[65536,65536,65536,65536],\"placements\":[\"R\",\"R\",\"R\",\"R\"]}"));
 }
 

@@ -1,29 +1,7 @@
 /* Requests for operations on state dicts: defaults, and the place named when one is refused. */
-#include "lib/t.h"
+#include "lib/t_spec.h"
 
 #include <string.h>
-
-#include "api/jval.h"
-#include "api/spec.h"
-
-static json_t *parse(const char *text)
-{
-	json_t *doc = NULL;
-
-	T_OK(jval_parse(str_of(text), &doc));
-	return doc;
-}
-
-static void refused(enum err code, const char *pointer, const char *text)
-{
-	json_t *doc = parse(text);
-	struct spec s;
-	enum err e = spec_check(doc, &s);
-
-	if (e != code || strcmp(err_last()->pointer, pointer) != 0)
-		T_FAIL("%s: got %s at %s (%s)", text, err_code_name(e), err_last()->pointer, err_last()->text);
-	json_decref(doc);
-}
 
 #define ENDS "\"source\":{\"state_dict\":\"s\"},\"target\":{\"state_dict\":\"t\"}"
 #define OP(kind, more) "{\"kind\":\"" kind "\"," ENDS more "}"
@@ -49,7 +27,7 @@ static void test_defaults(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		json_t *doc = parse(cases[i].text), *expected = parse(cases[i].expected), *value;
+		json_t *doc = t_spec_parse(cases[i].text), *expected = t_spec_parse(cases[i].expected), *value;
 		const char *key;
 		struct spec s;
 		T_OK(spec_check(doc, &s));
@@ -64,38 +42,38 @@ static void test_defaults(void **state)
 static void test_refused(void **state)
 {
 	(void)state;
-	refused(ERR_VALIDATION_FAILED, "/target", "{\"kind\":\"gather\",\"source\":{\"state_dict\":\"s\"}}");
-	refused(ERR_UNKNOWN_FIELD, "/source/storage", "{\"kind\":\"gather\",\"source\":{\"storage\":\"main\",\"name\":\"x\"},"
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target", "{\"kind\":\"gather\",\"source\":{\"state_dict\":\"s\"}}");
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/source/storage", "{\"kind\":\"gather\",\"source\":{\"storage\":\"main\",\"name\":\"x\"},"
 						       "\"target\":{\"state_dict\":\"t\"}}");
-	refused(ERR_UNKNOWN_FIELD, "/target/layout",
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/target/layout",
 		"{\"kind\":\"distribute\",\"source\":{\"state_dict\":\"s\"},\"target\":{\"state_dict\":\"t\",\"layout\":[]}}");
-	refused(ERR_UNKNOWN_FIELD, "/target/world_size",
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/target/world_size",
 		"{\"kind\":\"copy\",\"source\":{\"state_dict\":\"s\"},\"target\":{\"state_dict\":\"t\",\"world_size\":2}}");
-	refused(ERR_VALIDATION_FAILED, "/target",
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target",
 		"{\"kind\":\"copy\",\"source\":{\"state_dict\":\"s\"},\"target\":{\"state_dict\":\"s\"}}");
-	refused(ERR_UNKNOWN_FIELD, "/root", OP("gather", ",\"root\":0"));
-	refused(ERR_UNKNOWN_FIELD, "/ranks_only", OP("broadcast", ",\"ranks_only\":[0]"));
-	refused(ERR_UNKNOWN_FIELD, "/strict", OP("distribute", ",\"strict\":true"));
-	refused(ERR_UNKNOWN_FIELD, "/layout", OP("copy", ",\"layout\":[]"));
-	refused(ERR_UNKNOWN_FIELD, "/include", OP("copy", ",\"include\":[\"a\"]"));
-	refused(ERR_UNKNOWN_FIELD, "/cpu_offload", OP("create", ",\"cpu_offload\":true"));
-	refused(ERR_UNKNOWN_FIELD, "/options/overwrite", OP("copy", ",\"options\":{\"overwrite\":true}"));
-	refused(ERR_UNKNOWN_FIELD, "/target", COMPARE(",\"target\":{\"state_dict\":\"t\"}"));
-	refused(ERR_VALIDATION_FAILED, "/group/1", OP("gather", ",\"group\":[1,1]"));
-	refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", ",\"group\":[-1]"));
-	refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", ",\"group\":[65536]"));
-	refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", ",\"group\":[true]"));
-	refused(ERR_VALIDATION_FAILED, "/group", OP("gather", ",\"group\":2"));
-	refused(ERR_VALIDATION_FAILED, "/ranks_only/0", OP("offload", ",\"group\":[4,5],\"ranks_only\":[4]"));
-	refused(ERR_VALIDATION_FAILED, "/root", OP("broadcast", ",\"group\":[4,5],\"root\":2"));
-	refused(ERR_VALIDATION_FAILED, "/backend", OP("copy", ",\"backend\":\"mpi\""));
-	refused(ERR_VALIDATION_FAILED, "/device", OP("copy", ",\"device\":\"tpu\""));
-	refused(ERR_VALIDATION_FAILED, "/type_check", OP("copy", ",\"type_check\":1"));
-	refused(ERR_VALIDATION_FAILED, "/rtol", COMPARE(",\"rtol\":0.5"));
-	refused(ERR_VALIDATION_FAILED, "/atol", COMPARE(",\"values\":true,\"atol\":-1"));
-	refused(ERR_WORLD_MISMATCH, "/layout/0/mesh", "{\"kind\":\"redistribute\",\"source\":{\"state_dict\":\"s\"},"
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/root", OP("gather", ",\"root\":0"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/ranks_only", OP("broadcast", ",\"ranks_only\":[0]"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/strict", OP("distribute", ",\"strict\":true"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/layout", OP("copy", ",\"layout\":[]"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/include", OP("copy", ",\"include\":[\"a\"]"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/cpu_offload", OP("create", ",\"cpu_offload\":true"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/options/overwrite", OP("copy", ",\"options\":{\"overwrite\":true}"));
+	t_spec_refused(ERR_UNKNOWN_FIELD, "/target", COMPARE(",\"target\":{\"state_dict\":\"t\"}"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/group/1", OP("gather", ",\"group\":[1,1]"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", ",\"group\":[-1]"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", ",\"group\":[65536]"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/group/0", OP("gather", ",\"group\":[true]"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/group", OP("gather", ",\"group\":2"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/ranks_only/0", OP("offload", ",\"group\":[4,5],\"ranks_only\":[4]"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/root", OP("broadcast", ",\"group\":[4,5],\"root\":2"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/backend", OP("copy", ",\"backend\":\"mpi\""));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/device", OP("copy", ",\"device\":\"tpu\""));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/type_check", OP("copy", ",\"type_check\":1"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/rtol", COMPARE(",\"rtol\":0.5"));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/atol", COMPARE(",\"values\":true,\"atol\":-1"));
+	t_spec_refused(ERR_WORLD_MISMATCH, "/layout/0/mesh", "{\"kind\":\"redistribute\",\"source\":{\"state_dict\":\"s\"},"
 		"\"target\":{\"state_dict\":\"t\",\"world_size\":3},\"layout\":[{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"R\"]}]}");
-	refused(ERR_LAYOUT_INVALID, "/layout/0/placements/0",
+	t_spec_refused(ERR_LAYOUT_INVALID, "/layout/0/placements/0",
 		OP("distribute", ",\"layout\":[{\"match\":\"*\",\"mesh\":[2],\"placements\":[\"X\"]}]"));
 }
 
