@@ -1,34 +1,5 @@
 /* Target files before a byte is written: every item has its place, every byte its block. */
-#include "lib/t.h"
-
-#include "lib/t_build.h"
-
-static struct sdict *sd;
-static struct run_build b;
-static struct arena *arena;
-static struct load_plan plan;
-static struct build_target target;
-
-static int setup(void **state)
-{
-	(void)state;
-	memset(&b, 0, sizeof b);
-	memset(&target, 0, sizeof target);
-	T_OK(sdict_new(UINT64_MAX, &sd));
-	arena = arena_new(UINT64_MAX);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	mem_free(target.chunk_places);
-	mem_free(target.value_places);
-	run_build_free(&b);
-	sdict_free(sd);
-	arena_free(arena);
-	return 0;
-}
+#include "lib/t_target.h"
 
 /* Rows of a matrix dealt to `world` ranks, `columns` chunks side by side in each. */
 static void add_matrix(const char *fqn, int64_t rows, int64_t cols, uint32_t world, uint32_t columns)
@@ -146,8 +117,8 @@ static void test_large_and_uneven(void **state)
 	T_OK(build(3, 1, true, BUILD_TASK_BYTES));
 	check();
 	assert_int_equal(b.files.n, 3);
-	teardown(NULL);
-	setup(NULL);
+	t_target_teardown(NULL);
+	t_target_setup(NULL);
 	add_matrix("columns", 1031, 2053, 1, 3);
 	add_matrix("many", 2000, 4096, 1, 100);
 	T_OK(build(1, 1, true, BUILD_MEMORY_TASK_BYTES));
@@ -194,8 +165,8 @@ static void test_more_blocks_than_there_can_be(void **state)
 	(void)state;
 	add_matrix("huge", 1ll << 40, 1 << 10, 1, 1);
 	T_ERR(LIMIT_EXCEEDED, build(1, 1, true, BUILD_TASK_BYTES));
-	teardown(NULL);
-	setup(NULL);
+	t_target_teardown(NULL);
+	t_target_setup(NULL);
 	add_matrix("huge", 1ll << 40, 1 << 10, 1, 2);
 	T_ERR(LIMIT_EXCEEDED, build(2, 1, true, BUILD_TASK_BYTES));
 }
@@ -222,14 +193,14 @@ static void test_no_memory(void **state)
 		if (e == OK)
 			break;
 		assert_int_equal(e, ERR_NO_MEMORY);
-		teardown(NULL);
-		setup(NULL);
+		t_target_teardown(NULL);
+		t_target_setup(NULL);
 	}
 }
 
 int main(void)
 {
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T(name) cmocka_unit_test_setup_teardown(name, t_target_setup, t_target_teardown)
 	const struct CMUnitTest tests[] = {
 		T(test_small_items_share_blocks), T(test_large_and_uneven), T(test_files_per_rank), T(test_nothing),
 		T(test_rank_outside_of_the_world), T(test_more_blocks_than_there_can_be), T(test_no_memory),

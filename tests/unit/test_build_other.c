@@ -1,35 +1,6 @@
 /* Plans of safetensors files, which have no holes, and of diffs. */
-#include "lib/t.h"
-
 #include "format/safetensors.h"
-#include "lib/t_build.h"
-
-static struct sdict *sd;
-static struct run_build b;
-static struct arena *arena;
-static struct load_plan plan;
-static struct build_target target;
-
-static int setup(void **state)
-{
-	(void)state;
-	memset(&b, 0, sizeof b);
-	memset(&target, 0, sizeof target);
-	T_OK(sdict_new(UINT64_MAX, &sd));
-	arena = arena_new(UINT64_MAX);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	mem_free(target.chunk_places);
-	mem_free(target.value_places);
-	run_build_free(&b);
-	sdict_free(sd);
-	arena_free(arena);
-	return 0;
-}
+#include "lib/t_target.h"
 
 static void add(const char *fqn, enum dtype dtype, uint32_t ndim, const int64_t *shape)
 {
@@ -148,12 +119,12 @@ static void test_no_place(void **state)
 	add_1d("c", DT_COMPLEX128, 2);
 	T_ERR(DTYPE_UNSUPPORTED, build(4000, false));
 	assert_string_equal(err_last()->fqn, "c");
-	teardown(NULL);
-	setup(NULL);
+	t_target_teardown(NULL);
+	t_target_setup(NULL);
 	add_1d("__metadata__", DT_FLOAT32, 2);
 	T_ERR(NAME_INVALID, build(4000, false));
-	teardown(NULL);
-	setup(NULL);
+	t_target_teardown(NULL);
+	t_target_setup(NULL);
 	add_1d("\xff\xfe", DT_FLOAT32, 2);
 	T_ERR(NAME_INVALID, build(4000, false));
 }
@@ -166,8 +137,8 @@ static void test_sizes_that_lie(void **state)
 	add_1d("b", DT_UINT8, INT64_MAX);
 	add_1d("c", DT_UINT8, INT64_MAX);
 	T_ERR(LIMIT_EXCEEDED, build(1ull << 33, false));
-	teardown(NULL);
-	setup(NULL);
+	t_target_teardown(NULL);
+	t_target_setup(NULL);
 	add_1d("a", DT_UINT8, 1ll << 50);
 	T_ERR(LIMIT_EXCEEDED, build(1ull << 33, false));
 }
@@ -228,7 +199,7 @@ static void test_diff_too_large(void **state)
 
 int main(void)
 {
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T(name) cmocka_unit_test_setup_teardown(name, t_target_setup, t_target_teardown)
 	const struct CMUnitTest tests[] = {
 		T(test_one_file), T(test_header), T(test_many_files), T(test_nothing), T(test_no_place), T(test_sizes_that_lie),
 		T(test_diff), T(test_diff_too_large),
