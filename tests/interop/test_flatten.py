@@ -2,10 +2,7 @@
 
 Tensors are told apart by their length. Where PyTorch raises, ours must answer with an error, and with its words for duplicate keys.
 """
-import json
-import os
 import random
-import subprocess
 
 import pytest
 import torch
@@ -13,20 +10,6 @@ from torch.distributed import _state_dict_utils as utils
 from torch.distributed.checkpoint import _nested_dict, _traverse, _version
 
 CASES = 400
-
-
-@pytest.fixture(scope="module")
-def ask():
-    tool = os.path.join(os.environ["TESTBIN"], "tools", "tree_tool")
-    with subprocess.Popen([tool], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-
-        def question(**q):
-            process.stdin.write(json.dumps(q) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield question
-        process.stdin.close()
 
 
 def encode(v):
