@@ -281,6 +281,45 @@ static void one_is_stopped(void **state)
 	hurt(3, 0, SIGSTOP, 33333, ERR_PEER_TIMEOUT, 500);
 }
 
+/* Rank 3 waits for rank 2 in a subgroup; the others wait for rank 3, which makes the next one, and are late first: 2 is to blame. */
+static enum err wait_for_one_that_waits(struct comm *c, struct t_group *g)
+{
+	uint32_t last_first[4] = { 3, 2, 1, 0 };
+	int64_t mesh[2] = { 2, 2 };
+	struct comm *sub;
+
+	(void)g;
+	if (comm_rank(c) == 2)
+		for (;;)
+			pause();
+	if (comm_rank(c) == 3)
+		t_sleep_ms(200);
+	TRY(comm_split_mesh(c, mesh, 2, 1, &sub));
+	comm_close(sub);
+	TRY(comm_split(c, last_first, 4, &sub));
+	comm_close(sub);
+	return OK;
+}
+
+static void one_waits_for_another(void **state)
+{
+	struct t_group g;
+
+	(void)state;
+	t_group_init(&g, COMM_SHM, 4, wait_for_one_that_waits);
+	g.spec.deadline_ms = 600;
+	t_group_start(&g);
+	pid_t pid = g.pids[2];
+	g.pids[2] = 0;
+	assert_int_equal(t_group_wait(&g, 8000), 0);
+	kill(pid, SIGKILL);
+	waitpid(pid, &g.status[2], 0);
+	for (uint32_t r = 0; r < 4; r++)
+		if (r != 2)
+			t_group_expect(&g, r, ERR_PEER_TIMEOUT, 2);
+	t_group_end(&g);
+}
+
 /* One member writes at random into all that it can reach in the arena: the others end, with whatever, and do not crash. */
 static enum err go_mad(struct comm *c, struct t_group *g)
 {
@@ -329,6 +368,7 @@ int main(void)
 		cmocka_unit_test(subgroups_fail_together), cmocka_unit_test(one_never_joins), cmocka_unit_test(one_is_late),
 		cmocka_unit_test(another_arena), cmocka_unit_test(leaving_is_no_failure),
 		cmocka_unit_test(one_is_stopped),
+		cmocka_unit_test(one_waits_for_another),
 		cmocka_unit_test(a_mad_member),
 	};
 

@@ -140,7 +140,7 @@ static FALLIBLE enum err wait_for_key(struct shm *s, const struct shm *parent, u
 		if (parent)
 			TRY(shm_lost(parent, first));
 		if (late)
-			return comm_at(s->c, ERR(PEER_TIMEOUT, "rank %u did not come in time", s->c->names[0]), 0);
+			return shm_late(s, 0);
 	}
 }
 

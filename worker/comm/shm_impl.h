@@ -59,7 +59,7 @@ struct shm_slot {
 struct shm_member {
 	_Alignas(64) _Atomic uint32_t joined;
 	_Atomic uint32_t round;                     /* reached by this member */
-	_Atomic uint64_t beat;                      /* when it last waited or moved a block, ns */
+	_Atomic uint64_t beat;                      /* when it last waited or moved a block anywhere, ns; in the opened group's region */
 	_Alignas(64) _Atomic uint32_t bell;         /* futex: something happened that it waits for */
 	_Atomic uint32_t asleep;
 	struct shm_post posts[2];
@@ -130,7 +130,8 @@ FALLIBLE enum err shm_sleep(struct shm *s, _Atomic uint32_t *word, uint32_t seen
 FALLIBLE enum err shm_alive(struct shm *s);
 /* ERR_PEER_LOST when `member` died or left. */
 FALLIBLE enum err shm_lost(const struct shm *s, uint32_t member);
-/* ERR_PEER_TIMEOUT for the member that has shown itself the longest time ago, or for `suspect` if all wait. */
+/* ERR_PEER_TIMEOUT for the member that has not shown itself for the longest time, be it one that the others of this group wait for
+ * elsewhere, or for `suspect` if all do. */
 FALLIBLE enum err shm_late(const struct shm *s, uint32_t suspect);
 /* Brings `post` (its call is set here) to all, waits until all have come, and compares. */
 FALLIBLE enum err shm_arrive(struct shm *s, const struct shm_post *post);

@@ -29,13 +29,14 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
 	(void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
 }
 
+/* In the opened group's page only, so that a member that waits in one subgroup counts as alive in all of them. */
 static void beat(const struct shm *s)
 {
 	const struct shm *root = s->c->root->impl;
 
-	if (s->region)
-		atomic_store_explicit(&shm_member(s, s->c->rank)->beat, comm_now_ns(), memory_order_relaxed);
-	else if (root) /* a subgroup that is being made */
+	if (!root) /* which is being opened */
+		root = s;
+	if (root->region)
 		atomic_store_explicit(&shm_member(root, root->c->rank)->beat, comm_now_ns(), memory_order_relaxed);
 }
 
@@ -179,18 +180,34 @@ enum err shm_lost(const struct shm *s, uint32_t member)
 	return comm_at(s->c, e, member);
 }
 
+struct stalest {
+	uint64_t now, oldest;
+	uint32_t member;                            /* of the opened group; UINT32_MAX: all show themselves */
+};
+
+static void look_at_beat(const struct shm *root, uint32_t member, struct stalest *z)
+{
+	uint64_t shown = atomic_load(&shm_member(root, member)->beat);
+
+	if (member == root->c->rank || shown >= z->oldest || z->now - shown < SHM_STALE_MS * UINT64_C(1000000))
+		return;
+	z->oldest = shown;
+	z->member = member;
+}
+
 enum err shm_late(const struct shm *s, uint32_t suspect)
 {
-	uint64_t now = comm_now_ns(), oldest = UINT64_MAX;
+	const struct shm *root = s->c->root->impl;
+	struct stalest z = { .now = comm_now_ns(), .oldest = UINT64_MAX, .member = UINT32_MAX };
 
-	for (uint32_t r = 0; r < s->c->size; r++) {
-		uint64_t shown = atomic_load(&shm_member(s, r)->beat);
-		if (r == s->c->rank || shown >= oldest || now - shown < SHM_STALE_MS * UINT64_C(1000000))
-			continue;
-		oldest = shown;
-		suspect = r;
-	}
-	return comm_at(s->c, ERR(PEER_TIMEOUT, "rank %u did not answer in time", s->c->names[suspect]), suspect);
+	for (uint32_t r = 0; root && r < s->c->size; r++)
+		look_at_beat(root, s->in_root[r], &z);
+	/* All of this group wait as we do: some of them for one that is not in it. */
+	for (uint32_t r = 0; root && z.member == UINT32_MAX && r < root->c->size; r++)
+		look_at_beat(root, r, &z);
+	if (z.member != UINT32_MAX)
+		return comm_at(root->c, ERR(PEER_TIMEOUT, "rank %u did not answer in time", root->c->names[z.member]), z.member);
+	return comm_at(s->c, ERR(PEER_TIMEOUT, "rank %u did not come in time", s->c->names[suspect]), suspect);
 }
 
 /* ---- failing together ---- */
@@ -290,11 +307,10 @@ static bool reached(const struct shm *s)
 	return (int32_t)(atomic_load(&shm_head(s)->round) - s->round) >= 0;
 }
 
-/* Of those that have not come, the first that shows no life; else the first. */
+/* Of those that have not come, who is gone; and who is late. */
 static FALLIBLE enum err missing(const struct shm *s, bool late)
 {
-	uint32_t first = UINT32_MAX, stale = UINT32_MAX;
-	uint64_t now = comm_now_ns();
+	uint32_t first = UINT32_MAX;
 
 	for (uint32_t r = 0; r < s->c->size; r++) {
 		const struct shm_member *m = shm_member(s, r);
@@ -307,13 +323,10 @@ static FALLIBLE enum err missing(const struct shm *s, bool late)
 		if (e && !reached(s))
 			return e;
 		first = first == UINT32_MAX ? r : first;
-		if (stale == UINT32_MAX && now - atomic_load(&m->beat) >= SHM_STALE_MS * UINT64_C(1000000))
-			stale = r;
 	}
 	if (!late || first == UINT32_MAX || reached(s))
 		return OK;
-	first = stale != UINT32_MAX ? stale : first;
-	return comm_at(s->c, ERR(PEER_TIMEOUT, "rank %u did not come in time", s->c->names[first]), first);
+	return shm_late(s, first);
 }
 
 static FALLIBLE enum err wait_for_all(struct shm *s)
