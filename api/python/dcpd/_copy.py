@@ -63,8 +63,13 @@ def copy(blocks: List[Block], workers: Optional[int] = None) -> None:
                 part, left = [], share
     if part:
         parts.append(part)
-    pool = _get_pool(n)
-    running = [pool.submit(_run, p) for p in parts[1:]]
-    _run(parts[0])
+    running = []
+    try:
+        pool = _get_pool(n)
+        running = [pool.submit(_run, p) for p in parts[1:]]
+    except RuntimeError:  # the interpreter is ending, and starts no thread any more: the rest is copied here
+        pass
+    for p in [parts[0], *parts[1 + len(running):]]:
+        _run(p)
     for r in running:
         r.result()

@@ -54,19 +54,23 @@ class Session:
 
     def reserve(self, size: int, generation: int, when_busy: str, warn: Callable[[], None]) -> Slot:
         """A slot of at least `size` bytes, mapped. when_busy: "wait", "warn" (and wait) or "fail"."""
-        warned = when_busy != "warn"
+        warned, again = when_busy != "warn", True
         while True:
             try:
                 wait = None if when_busy == "fail" or not warned else WAIT_STEP
-                r = self.client.state_dicts.reserve(self.name, self.rank, size, generation, wait=wait)
-                break
+                return self._map(self.client.state_dicts.reserve(self.name, self.rank, size, generation, wait=wait)["segment"], size)
             except errors.SlotsBusy:
                 if when_busy == "fail":
                     raise
                 if not warned:
                     warn()
                     warned = True
-        name = r["segment"]
+            except errors.NotFound as e:
+                if e.code != "segment_gone" or not again:
+                    raise
+                again = False  # the daemon was restarted just now, and had not written down that it made the segment
+
+    def _map(self, name: str, size: int) -> Slot:
         slot = self.mapped.get(name)
         if slot is None or slot.segment.size < size:
             self._forget_dead(keep=name)

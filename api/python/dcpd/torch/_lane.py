@@ -43,17 +43,18 @@ def place(at: int, nbytes: int) -> Tuple[int, int]:
 
 class Lane:
     def __init__(self, client: Client, use: str) -> None:
-        name = _session.new_name()
-        client.state_dicts.create(name, 1, 1, lease_seconds=_session.LEASE_SECONDS, on_owner_death={"drop": True})
-        self.session = _session.Session(client, name, 0, 1, True, 1)
-        _session.keep(self.session, _Key(name))  # type: ignore[arg-type]
-        self.client, self.name, self.use, self.generation, self.size = client, name, use, 0, 0
-        self.sealed = False
+        self.client, self.use, self.size = client, use, 0
+        self._begin()
         self.taken = True
         self.holder: Optional[threading.Thread] = None
         self.token: Any = None     # weak: the buffer behind staged tensors
         self.map: Any = None
-        self.base: Any = None
+
+    def _begin(self) -> None:
+        self.name, self.generation, self.sealed = _session.new_name(), 0, False
+        self.client.state_dicts.create(self.name, 1, 1, lease_seconds=_session.LEASE_SECONDS, on_owner_death={"drop": True})
+        self.session = _session.Session(self.client, self.name, 0, 1, True, 1)
+        _session.keep(self.session, _Key(self.name))  # type: ignore[arg-type]
 
     def free(self) -> bool:
         if self.taken or (self.token is not None and self.token() is not None):
@@ -65,10 +66,14 @@ class Lane:
 
     def open(self, size: int) -> None:
         """Room for `size` bytes of a new generation."""
+        self._reserve(HEAD + size)
+        self.token = None
+
+    def _reserve(self, size: int) -> None:
         self._give_back()
         self.generation += 1
-        slot = self.session.reserve(HEAD + size, self.generation, "wait", lambda: None)
-        self.map, self.size, self.sealed, self.token = slot.segment.map, HEAD + size, False, None
+        slot = self.session.reserve(size, self.generation, "wait", lambda: None)
+        self.map, self.size, self.sealed = slot.segment.map, size, False
 
     def _give_back(self) -> None:
         if self.generation:
@@ -84,23 +89,40 @@ class Lane:
         n = self.size - HEAD
         text = json.dumps({"data": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
         self.map[:HEAD] = struct.pack("<Q", HEAD - 8) + text + b" " * (HEAD - 8 - len(text))
-        self.client.state_dicts.seal(self.name, 0, self.generation, self.size)
-        self.sealed = True
+        self._seal()
 
     def put_image(self, data: bytes) -> None:
         """A whole image of somebody else's making."""
-        self._give_back()
-        self.generation += 1
-        slot = self.session.reserve(len(data), self.generation, "wait", lambda: None)
-        slot.segment.map[:len(data)] = data
-        self.client.state_dicts.seal(self.name, 0, self.generation, len(data))
-        self.sealed = True
+        self._reserve(len(data))
+        self.map[:len(data)] = data
+        self._seal()
 
     def put_head(self, header: bytes, size: int) -> None:
         """An image's header; its data will be filled by a job."""
         self.map[:len(header)] = header
-        self.client.state_dicts.seal(self.name, 0, self.generation, size)
+        self.size = size
+        self._seal()
+
+    def _seal(self) -> None:
+        try:
+            self.client.state_dicts.seal(self.name, 0, self.generation, self.size)
+        except (errors.NotFound, errors.RequestRefused) as e:
+            if e.code not in ("not_found", "state_conflict"):
+                raise
+            self._move(e.code == "not_found")
+            self.client.state_dicts.seal(self.name, 0, self.generation, self.size)
         self.sealed = True
+
+    def _move(self, begin: bool) -> None:
+        """To another segment: a daemon that was restarted has forgotten the reservation, or the lease was over and the whole state dict is
+        gone. The data are still mapped here."""
+        before, size = self.map, self.size
+        if begin:
+            _session.discard(self.session)
+            self._begin()
+        self._reserve(size)
+        if self.map is not before:
+            self.map[:size] = before[:size]
 
     def hand_over(self) -> None:
         """To the save that this thread is in."""
@@ -115,7 +137,7 @@ class Lane:
         with _guard:
             if self in _lanes:
                 _lanes.remove(self)
-        self.map = self.base = None
+        self.map = None
         _session.discard(self.session)
 
 
