@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include "io/digest.h"
 #include "ops/checkpoint.h"
 
 static struct t_worker t;
@@ -185,6 +186,76 @@ static void test_manifest(void **state)
 	assert_string_equal(err_last()->file, MANIFEST_NAME);
 }
 
+static void put_manifest_of(const char *file, const char *metadata, const void *bytes, uint64_t n, const char *job)
+{
+	unsigned char digest[16];
+	char hex[33], text[512];
+
+	digest_xxh3(bytes, n, digest);
+	digest_hex(digest, hex);
+	int len = snprintf(text, sizeof text, "{\"job\":\"%s\",\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\"},"
+			   "\"files\":[{\"name\":\"of-%s\",\"items\":[[0,1,\"c\",\"%s\"]]}]}", job, metadata, (uintmax_t)n, hex, job, hex);
+	t_worker_put(&t, file, text, (uint64_t)len);
+}
+
+/* Somebody has saved over ours: the manifest does not speak for what is there now. */
+static void test_manifest_of_other_metadata(void **state)
+{
+	struct checkpoint *c = NULL;
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	(void)state;
+	t_worker_copy(&t, GOLDEN, "x");
+	T_OK(fs_read_all(t.dir.fd, "x/.metadata", 1 << 20, &bytes, &n));
+	put_manifest_of("x/" MANIFEST_NAME, ".metadata", bytes, n, "J");
+	T_OK(open_it("x", &c));
+	assert_string_equal(c->manifest->job, "J");
+	assert_string_equal(c->differs, "");
+	checkpoint_free(c);
+	put_manifest_of("x/" MANIFEST_NAME, ".metadata", bytes, n - 1, "J");
+	T_OK(open_it("x", &c));
+	assert_null(c->manifest);
+	assert_string_equal(c->differs, ".metadata");
+	checkpoint_free(c);
+	put_manifest_of("x/" MANIFEST_NAME, "__0.metadata", bytes, n, "J");
+	T_OK(open_it("x", &c));
+	assert_null(c->manifest);
+	checkpoint_free(c);
+	mem_free(bytes);
+}
+
+/* Each rank's manifest is joined, if it is of that rank's metadata. */
+static void test_manifests_of_ranks(void **state)
+{
+	struct checkpoint *c = NULL;
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	(void)state;
+	t_worker_copy(&t, "torch-2.15.0/rank_local", "x");
+	T_OK(fs_read_all(t.dir.fd, "x/__0.metadata", 1 << 20, &bytes, &n));
+	put_manifest_of("x/.dcpd.0.json", "__0.metadata", bytes, n, "A");
+	put_manifest_of("x/.dcpd.1.json", "__0.metadata", bytes, n, "B"); /* a copy of another's */
+	mem_free(bytes);
+	T_OK(fs_read_all(t.dir.fd, "x/__1.metadata", 1 << 20, &bytes, &n));
+	T_OK(open_it("x", &c));
+	assert_int_equal(c->format, CHECKPOINT_DCP_RANK_LOCAL);
+	assert_int_equal(c->manifest->files.n, 1);
+	assert_string_equal(c->differs, "__1.metadata");
+	checkpoint_free(c);
+	put_manifest_of("x/.dcpd.1.json", "__1.metadata", bytes, n, "B");
+	T_OK(open_it("x", &c));
+	assert_non_null(manifest_find(c->manifest, STR("of-A"), 0, 1));
+	assert_non_null(manifest_find(c->manifest, STR("of-B"), 0, 1));
+	assert_string_equal(c->differs, "");
+	checkpoint_free(c);
+	t_worker_put(&t, "x/.dcpd.1.json", "{", 1);
+	T_ERR(FORMAT_MANIFEST, try_it("x"));
+	assert_string_equal(err_last()->file, ".dcpd.1.json");
+	mem_free(bytes);
+}
+
 /* Files that no item names count for the world; others do not. */
 static void test_world(void **state)
 {
@@ -227,7 +298,7 @@ int main(void)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		T(test_open), T(test_recognise), T(test_not_there), T(test_missing_and_cut), T(test_cut_metadata), T(test_manifest),
-		T(test_world), T(test_no_memory),
+		T(test_world), T(test_manifest_of_other_metadata), T(test_manifests_of_ranks), T(test_no_memory),
 	};
 
 	return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);

@@ -319,6 +319,21 @@ static void test_recover_save(void **state)
 	assert_false(recover("run/y", "C", "save"));
 }
 
+/* Each rank's save without collectives is a job, with a manifest of its own. */
+static void test_recover_rank_local(void **state)
+{
+	(void)state;
+	t_worker_put(&t, "x/.dcpd.0.json", "{\"job\":\"A\"}", 11);
+	t_worker_put(&t, "x/__0.metadata", "m", 1);
+	t_worker_put(&t, "x/.dcpd.11.json", "{\"job\":\"B\"}", 11);
+	t_worker_put(&t, "x/.dcpd.2.json", "{", 1);
+	assert_true(recover("x", "A", "save"));
+	assert_false(recover("x", "B", "save")); /* its metadata had not come yet */
+	t_worker_put(&t, "x/__11.metadata", "m", 1);
+	assert_true(recover("x", "B", "save"));
+	assert_false(recover("x", "C", "save"));
+}
+
 /* Died between the exchange and the old one's removal. */
 static void test_recover_exchanged(void **state)
 {
@@ -403,7 +418,8 @@ int main(void)
 		T(test_earlier_attempts_are_cleared),
 		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
 		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
-		T(test_delete), T(test_recover_save), T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
+		T(test_delete), T(test_recover_save), T(test_recover_rank_local),
+		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
 		T(test_sweep_follows_no_link),
 	};
 

@@ -85,6 +85,55 @@ static void test_round_trip(void **state)
 	assert_null(manifest_find(m, STR("elsewhere"), 0, 1));
 }
 
+static void test_names(void **state)
+{
+	static const char *const of[][2] = {
+		{ ".metadata", ".dcpd.json" }, { "model.safetensors.index.json", ".dcpd.json" }, { "__0.metadata", ".dcpd.0.json" },
+		{ "__4711.metadata", ".dcpd.4711.json" }, { "__.metadata", ".dcpd.json" }, { "__x.metadata", ".dcpd.json" },
+	};
+	static const char *const none[] = { ".dcpd..json", ".dcpd.-1.json", ".dcpd.1.jso", ".dcpd.01.json", ".dcpd.1x.json",
+					    ".dcpd-1.json", "dcpd.json", ".dcpd.99999999999.json", ".dcpd", "" };
+	char name[MANIFEST_NAME_MAX];
+	int64_t rank;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+		manifest_name(of[i][0], name);
+		assert_string_equal(name, of[i][1]);
+		assert_true(manifest_is(name, &rank));
+		assert_int_equal(rank, i == 2 ? 0 : i == 3 ? 4711 : -1);
+	}
+	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+		assert_false(manifest_is(none[i], &rank));
+}
+
+/* Files of a second manifest join the first's; one that both list is as the first has it. */
+static void test_join(void **state)
+{
+	static const char second[] = "{\"bytes\":5,\"files\":[{\"name\":\"new\",\"bytes\":5,\"items\":"
+				     "[[7,8,\"c\",\"00112233445566778899aabbccddeeff\",[4,\"00112233445566778899aabbccddeeff\",8,"
+				     "\"10112233445566778899aabbccddeeff\"]]]},{\"name\":\"__0_0.distcp\",\"items\":"
+				     "[[9999,1,\"c\",\"00112233445566778899aabbccddeeff\"]]}]}";
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	struct manifest *from = NULL;
+
+	(void)state;
+	T_OK(manifest_put(&b, &head, &run));
+	T_OK(manifest_parse(b.p, b.len, &m));
+	T_OK(manifest_parse(second, strlen(second), &from));
+	T_OK(manifest_join(m, from));
+	manifest_free(from);
+	assert_int_equal(m->files.n, 3);
+	assert_int_equal(m->bytes, 9082);
+	const struct manifest_item *i = manifest_find(m, STR("new"), 7, 8);
+	assert_non_null(i);
+	assert_int_equal(i->digest_count, 2);
+	assert_int_equal(m->digests.v[i->digest_at + 1].xxh3_128[0], 0x10);
+	assert_non_null(manifest_find(m, STR("__0_0.distcp"), 4096, 3000));
+	assert_null(manifest_find(m, STR("__0_0.distcp"), 9999, 1));
+}
+
 /* Every beginning of a manifest is an error, never half of one. */
 static void test_cut(void **state)
 {
@@ -181,6 +230,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
+		cmocka_unit_test(test_names),
+		cmocka_unit_test_setup_teardown(test_join, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_cut, setup, teardown),
 		cmocka_unit_test(test_hostile),
 		cmocka_unit_test(test_two_lists),

@@ -27,6 +27,10 @@ static inline FALLIBLE enum err build_room(uint64_t n, uint64_t more)
 FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind,
 				const uint32_t *file_map, const struct manifest *manifest, uint32_t *first_out);
 
+/* For those who only check: a source that the manifest knows by all its bytes is read as that, whatever its metadata call it. Of several
+ * in one such item the first stands for all. */
+FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
+
 /* Cuts all of a source into scans, in a row; nothing if it was cut before. */
 FALLIBLE enum err build_scans(struct run_build *b, uint32_t src);
 

@@ -4,18 +4,49 @@
 #include "base/num.h"
 #include "ops/build.h"
 
+static FALLIBLE enum err copy_digests(struct run_build *b, struct run_src *s, const struct manifest *m, const struct manifest_item *item)
+{
+	TRY(vec_reserve(&b->digests, item->digest_count));
+	s->digest_at = b->digests.n;
+	s->digest_count = item->digest_count;
+	if (item->digest_count)
+		memcpy(b->digests.v + b->digests.n, m->digests.v + item->digest_at, item->digest_count * sizeof *b->digests.v);
+	b->digests.n += item->digest_count;
+	return OK;
+}
+
 static FALLIBLE enum err add_digests(struct run_build *b, struct run_src *s, const struct manifest *m, struct str file)
 {
 	const struct manifest_item *item = m ? manifest_find(m, file, s->offset, s->length) : NULL;
 
-	if (!item || item->digest_count == 0)
+	if (!item || (item->raw && s->kind == RUN_SRC_ITEM))
 		return OK;
-	TRY(vec_reserve(&b->digests, item->digest_count));
-	s->digest_at = b->digests.n;
-	s->digest_count = item->digest_count;
-	memcpy(b->digests.v + b->digests.n, m->digests.v + item->digest_at,
-	       item->digest_count * sizeof *b->digests.v);
-	b->digests.n += item->digest_count;
+	return copy_digests(b, s, m, item);
+}
+
+enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first)
+{
+	CLEANUP(mem_free_ptr) bool *seen = m ? mem_zalloc(m->items.n, sizeof *seen) : NULL;
+
+	if (!m)
+		return OK;
+	if (!seen)
+		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)m->items.n);
+	for (uint64_t i = 0; i < sd->chunk_count; i++) {
+		const struct sd_loc *loc = &sd->chunks[i].loc;
+		struct run_src *s = &b->srcs.v[first + i];
+		const struct manifest_item *item = manifest_covering(m, sd->files[loc->file].name, loc->offset, loc->length);
+		if (!item || !num_inside(item->offset, item->length, b->files.v[s->file].bytes))
+			continue;
+		bool *done = &seen[item - m->items.v];
+		s->kind = RUN_SRC_RAW;
+		s->offset = item->offset;
+		s->length = *done ? 0 : item->length;
+		s->digest_count = 0;
+		if (!*done)
+			TRY(copy_digests(b, s, m, item));
+		*done = true;
+	}
 	return OK;
 }
 

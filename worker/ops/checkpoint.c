@@ -8,6 +8,7 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "io/digest.h"
 #include "ops/spool.h"
 #include "os/fs.h"
 #include "tensor/box.h"
@@ -29,6 +30,7 @@ void checkpoint_free(struct checkpoint *c)
 	sdict_free(c->sd);
 	manifest_free(c->manifest);
 	mem_free(c->file_bytes);
+	mem_free(c->ranks);
 	mem_free(c);
 }
 
@@ -109,22 +111,47 @@ enum err checkpoint_recognise(struct worker *w, uint32_t root, const char *name,
 
 /* --------------------------------------------------------------------------------------------------------- read */
 
-enum err checkpoint_manifest(int dirfd, struct manifest **out)
+enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out)
 {
 	void *bytes = NULL;
 	uint64_t n = 0;
 
 	*out = NULL;
-	enum err e = fs_read_all(dirfd, MANIFEST_NAME, MANIFEST_MAX, &bytes, &n);
+	enum err e = fs_read_all(dirfd, name, MANIFEST_MAX, &bytes, &n);
 	if (e == ERR_NOT_FOUND)
 		return OK;
 	if (!e)
 		e = manifest_parse(bytes, n, out);
 	mem_free(bytes);
-	return err_at_file(e, MANIFEST_NAME, -1);
+	return err_at_file(e, name, -1);
 }
 
-static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, struct sdict **out)
+/* A manifest speaks for the checkpoint that it was written with. When somebody else has saved over that since, with the same names, its
+ * digests are of bytes that are gone; that is told by the metadata, and verify says so. */
+static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadata, const void *bytes, uint64_t n)
+{
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	char name[MANIFEST_NAME_MAX];
+	unsigned char xxh3[16];
+
+	manifest_name(metadata, name);
+	TRY(checkpoint_manifest(c->dirfd, name, &m));
+	if (!m)
+		return OK;
+	digest_xxh3(bytes, n, xxh3);
+	if (m->metadata_name[0] && (strcmp(m->metadata_name, metadata) != 0 || n != m->metadata_bytes ||
+				    memcmp(xxh3, m->metadata_xxh3, sizeof xxh3) != 0)) {
+		if (!c->differs[0])
+			snprintf(c->differs, sizeof c->differs, "%s", metadata);
+		return OK;
+	}
+	if (c->manifest)
+		return manifest_join(c->manifest, m);
+	c->manifest = move(m);
+	return OK;
+}
+
+static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, bool manifest, struct sdict **out)
 {
 	void *bytes = NULL;
 	uint64_t n = 0;
@@ -134,8 +161,10 @@ static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, struct
 		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no %s", name);
 	if (!e)
 		e = dcp_meta_read(bytes, n, out);
+	enum err of_manifest = e || !manifest ? OK : read_manifest(c, name, bytes, n);
 	c->metadata_bytes += n;
 	mem_free(bytes);
+	TRY(of_manifest);
 	if (!e && c->metadata_bytes > METADATA_MAX)
 		e = ERR(LIMIT_EXCEEDED, "more than %d bytes of metadata in all", METADATA_MAX);
 	return err_at_file(e, name, -1);
@@ -165,15 +194,19 @@ static int by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-static FALLIBLE enum err read_ranks(struct checkpoint *c, struct rank_list *l, struct sdict **parts)
+static FALLIBLE enum err read_rank(struct checkpoint *c, uint32_t rank, bool manifest, struct sdict **out)
 {
 	char name[48];
 
-	for (uint64_t i = 0; i < l->ranks.n; i++) {
-		snprintf(name, sizeof name, "__%u.metadata", l->ranks.v[i]);
-		TRY(read_one(c, name, &parts[i]));
-	}
-	return dcp_meta_union(parts, (uint32_t)l->ranks.n, &c->sd);
+	snprintf(name, sizeof name, "__%u.metadata", rank);
+	return read_one(c, name, manifest, out);
+}
+
+static FALLIBLE enum err read_ranks(struct checkpoint *c, struct sdict **parts)
+{
+	for (uint64_t i = 0; i < c->rank_count; i++)
+		TRY(read_rank(c, c->ranks[i], true, &parts[i]));
+	return dcp_meta_union(parts, (uint32_t)c->rank_count, &c->sd);
 }
 
 static FALLIBLE enum err read_rank_local(struct checkpoint *c)
@@ -182,17 +215,18 @@ static FALLIBLE enum err read_rank_local(struct checkpoint *c)
 	struct sdict **parts = NULL;
 
 	enum err e = fs_list(c->dirfd, add_rank, &l);
+	c->ranks = l.ranks.v;
+	c->rank_count = l.ranks.n;
 	if (!e && l.ranks.n == 0) /* they were there when the folder was looked at */
 		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no rank's metadata");
 	if (!e) {
-		qsort(l.ranks.v, l.ranks.n, sizeof *l.ranks.v, by_value);
+		qsort(c->ranks, c->rank_count, sizeof *c->ranks, by_value);
 		parts = mem_zalloc(l.ranks.n, sizeof *parts);
-		e = parts ? read_ranks(c, &l, parts) : ERR(NO_MEMORY, "no memory for %ju ranks", (uintmax_t)l.ranks.n);
+		e = parts ? read_ranks(c, parts) : ERR(NO_MEMORY, "no memory for %ju ranks", (uintmax_t)l.ranks.n);
 	}
 	for (uint64_t i = 0; parts && i < l.ranks.n; i++)
 		sdict_free(parts[i]);
 	mem_free(parts);
-	vec_free(&l.ranks);
 	return e;
 }
 
@@ -303,11 +337,24 @@ static FALLIBLE enum err read_checkpoint(struct worker *w, struct checkpoint *c)
 			   checkpoint_format_name(c->format));
 	TRY(fs_open_dir(w->roots[c->root].fd, c->name, &c->dirfd));
 	if (c->format == CHECKPOINT_DCP)
-		TRY(read_one(c, ".metadata", &c->sd));
+		TRY(read_one(c, ".metadata", true, &c->sd));
 	else
 		TRY(read_rank_local(c));
-	TRY(checkpoint_manifest(c->dirfd, &c->manifest));
 	TRY(fs_list(c->dirfd, count_rank, c));
+	TRY(stat_files(c));
+	return check_locs(c);
+}
+
+enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+
+	c->metadata_bytes = 0;
+	TRY(read_rank(c, c->ranks[i], false, &sd));
+	sdict_free(c->sd);
+	mem_free(c->file_bytes);
+	c->file_bytes = NULL;
+	c->sd = move(sd);
 	TRY(stat_files(c));
 	return check_locs(c);
 }

@@ -12,10 +12,13 @@ struct checkpoint {
 	char name[4096];               /* beneath the root */
 	int dirfd;
 	struct sdict *sd;
-	struct manifest *manifest;     /* NULL: not ours */
+	struct manifest *manifest;     /* NULL: not ours, or of other metadata than are there now */
+	char differs[64];              /* "": none; else the metadata file that is not the one its manifest was written with */
 	uint64_t *file_bytes;          /* per sd file, by stat */
 	uint64_t metadata_bytes;
 	uint32_t world_size;           /* 1 + the highest rank in a file name */
+	uint32_t *ranks;               /* of a rank-local one: those that have metadata, in order; sd is their union */
+	uint64_t rank_count;
 };
 
 const char *checkpoint_format_name(enum checkpoint_format f);   /* "dcp", "dcp-rank-local", "safetensors", "torch" */
@@ -28,8 +31,11 @@ FALLIBLE enum err checkpoint_open(struct worker *w, const json_t *ref, struct ch
 void checkpoint_free(struct checkpoint *c);
 void checkpoint_free_ptr(struct checkpoint **c);
 
-/* Only the manifest, NULL if there is none. */
-FALLIBLE enum err checkpoint_manifest(int dirfd, struct manifest **out);
+/* From now on a rank-local checkpoint is what its i-th rank wrote, all of it: the union has each box once, whoever wrote it too. */
+FALLIBLE enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i);
+
+/* Only the manifest (MANIFEST_NAME, or a rank's), NULL if there is none. */
+FALLIBLE enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out);
 
 /* Adds the checkpoint's directory and files to a run; file_map_out[i]: run file of sd file i (mem_free). Transformed items must be in a
  * spool by now (spool.h). */

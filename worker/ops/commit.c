@@ -118,14 +118,22 @@ enum err commit_clear(int parent, const char *job)
 	return remove_leftovers(&l);
 }
 
+struct own {
+	int dir;
+	const char *job;
+	struct manifest *manifest;     /* of the job, once found */
+};
+
 /* Files that are moved into a directory one by one have the manifest before the metadata: without that nothing is committed. */
-static FALLIBLE enum err has_metadata(int dir, bool *out)
+static FALLIBLE enum err has_metadata(int dir, int64_t rank, bool *out)
 {
-	static const char *const names[] = { ".metadata", "model.safetensors.index.json" };
+	char own[48];
+	const char *const names[] = { own, "model.safetensors.index.json" };
 	struct stat st;
 
 	*out = false;
-	for (size_t i = 0; i < sizeof names / sizeof *names && !*out; i++) {
+	snprintf(own, sizeof own, rank < 0 ? ".metadata" : "__%jd.metadata", (intmax_t)rank);
+	for (size_t i = 0; i < (rank < 0 ? 2 : 1) && !*out; i++) {
 		enum err e = fs_stat(dir, names[i], &st);
 		if (e && e != ERR_NOT_FOUND)
 			return e;
@@ -134,23 +142,42 @@ static FALLIBLE enum err has_metadata(int dir, bool *out)
 	return OK;
 }
 
+static enum err look_for_own(void *user, const char *name, unsigned char d_type)
+{
+	struct own *o = user;
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	int64_t rank;
+	bool whole;
+
+	(void)d_type;
+	if (o->manifest || !manifest_is(name, &rank))
+		return OK;
+	enum err e = checkpoint_manifest(o->dir, name, &m);
+	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED) {
+		err_clear(); /* not one that we finished */
+		return OK;
+	}
+	TRY(e);
+	if (!m || strcmp(m->job, o->job) != 0)
+		return OK;
+	TRY(has_metadata(o->dir, rank, &whole));
+	if (whole)
+		o->manifest = move(m);
+	return OK;
+}
+
 static FALLIBLE enum err manifest_job(int parent, const char *last, const char *job, bool *ours, struct manifest **out)
 {
-	int dir = -1;
+	struct own o = { .dir = -1, .job = job };
 
 	*ours = false;
-	enum err e = fs_open_dir(parent, last, &dir);
+	enum err e = fs_open_dir(parent, last, &o.dir);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
-	bool whole = false;
-	e = checkpoint_manifest(dir, out);
-	if (!e)
-		e = has_metadata(dir, &whole);
-	fs_drop(&dir);
-	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED)
-		return OK; /* not one that we finished */
-	if (!e && *out)
-		*ours = whole && strcmp((*out)->job, job) == 0;
+	e = fs_list(o.dir, look_for_own, &o);
+	fs_drop(&o.dir);
+	*ours = !e && o.manifest;
+	*out = o.manifest;
 	return e;
 }
 

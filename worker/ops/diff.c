@@ -247,8 +247,8 @@ static FALLIBLE enum err diff(struct diff *d)
 	TRY(job_state(d->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(d->job, json_object_get(d->job->spec, "a"), &d->a));
 	TRY(input_open(d->job, json_object_get(d->job->spec, "b"), &d->b));
-	TRY(input_undo_transforms(d->job, &d->a));
-	TRY(input_undo_transforms(d->job, &d->b));
+	TRY(input_undo_transforms(d->job, &d->a, false));
+	TRY(input_undo_transforms(d->job, &d->b, false));
 	TRY(input_select(&d->a, d->job->spec, &d->view_a));
 	TRY(input_select(&d->b, d->job->spec, &d->view_b));
 	TRY(save_plan_make(d->a.sd, DEDUP_LOWEST_RANK, UINT64_MAX, &d->plan_a, &stats));

@@ -112,9 +112,9 @@ enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *
 	return OK;
 }
 
-enum err input_undo_transforms(struct job *j, struct input *s)
+enum err input_undo_transforms(struct job *j, struct input *s, bool digested)
 {
-	return s->checkpoint ? spool_transforms(j, s->checkpoint) : OK;
+	return s->checkpoint ? spool_transforms(j, s->checkpoint, digested) : OK;
 }
 
 enum err input_select(struct input *s, const json_t *spec, struct spec_view *view)

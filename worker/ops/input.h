@@ -19,8 +19,8 @@ struct input {
 /* ref: {"storage","name"} or {"state_dict"}. */
 FALLIBLE enum err input_open(struct job *j, const json_t *ref, struct input *out);
 void input_close(struct input *s);
-/* Undoes transforms into a spool; before anything copies locs. */
-FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s);
+/* Undoes transforms into a spool; before anything copies locs. digested: but for what can be checked as it is (spool.h). */
+FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s, bool digested);
 /* From now on the input shows only what `spec` selects (include, exclude). After the transforms; the view is the caller's, and is freed
  * after the input was used. */
 FALLIBLE enum err input_select(struct input *s, const json_t *spec, struct spec_view *view);

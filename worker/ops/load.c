@@ -190,7 +190,7 @@ static FALLIBLE enum err load(struct load *l)
 	l->existing = json_object_get(json_object_get(l->job->doc, "state_dicts"), name);
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
-	TRY(input_undo_transforms(l->job, &l->source));
+	TRY(input_undo_transforms(l->job, &l->source, false));
 	TRY(spec_select(l->job->spec, l->source.sd, &l->view));
 	TRY(cut(l));
 	TRY(job_state(l->job, "planning", "plan", NULL, 0));

@@ -73,7 +73,7 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	TRY(e);
 	TRY(checkpoint_recognise(w, root, name, &format));
 	if (format != CHECKPOINT_NONE && S_ISDIR(st.st_mode) && fs_open_dir(w->roots[root].fd, name, &dir) == OK &&
-	    checkpoint_manifest(dir, &m))
+	    checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
 	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"job\":", format == CHECKPOINT_NONE ? "other" : "checkpoint");
 	if (m)
@@ -124,11 +124,12 @@ static enum err sum_file(void *user, const char *name, unsigned char d_type)
 	struct str n = str_of(name);
 	struct stat st;
 	uint64_t rank;
+	int64_t of_rank;
 
 	(void)d_type;
 	if (fs_stat(s->dirfd, name, &st) == OK && S_ISREG(st.st_mode))
 		s->bytes += (uint64_t)st.st_size;
-	s->dcpd = s->dcpd || strcmp(name, MANIFEST_NAME) == 0;
+	s->dcpd = s->dcpd || manifest_is(name, &of_rank);
 	const char *bar = n.n > 2 ? memchr(name + 2, '_', n.n - 2) : NULL;
 	if (str_starts(n, "__") && str_ends(n, ".distcp") && bar &&
 	    str_to_u64((struct str){ name + 2, (size_t)(bar - name - 2) }, &rank) && rank < 65536)
@@ -334,7 +335,7 @@ enum err lookup_files(struct worker *w, const json_t *q, struct buf *out)
 	if (format == CHECKPOINT_NONE)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
 	TRY(fs_open_dir(w->roots[root].fd, name, &dir));
-	if (checkpoint_manifest(dir, &m))
+	if (checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
 	struct file_list l = { .out = out, .manifest = m, .dirfd = dir };
 	buf_puts(out, "{\"files\":[");

@@ -2,6 +2,7 @@
  * it can make a checkpoint fail its verification, and nothing else. */
 #include "ops/manifest.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/num.h"
@@ -22,6 +23,37 @@ void manifest_free(struct manifest *m)
 void manifest_free_ptr(struct manifest **m)
 {
 	manifest_free(*m);
+}
+
+/* Digits alone, without zeros in front: no two names for one rank. */
+static bool rank_digits(struct str s, uint64_t *out)
+{
+	return s.n && s.n < 10 && (s.p[0] != '0' || s.n == 1) && str_to_u64(s, out);
+}
+
+void manifest_name(const char *metadata, char out[MANIFEST_NAME_MAX])
+{
+	struct str s = str_of(metadata);
+	uint64_t rank;
+
+	if (str_starts(s, "__") && str_ends(s, ".metadata") && s.n > 11 && rank_digits((struct str){ s.p + 2, s.n - 11 }, &rank))
+		snprintf(out, MANIFEST_NAME_MAX, ".dcpd.%ju.json", (uintmax_t)rank);
+	else
+		snprintf(out, MANIFEST_NAME_MAX, MANIFEST_NAME);
+}
+
+bool manifest_is(const char *name, int64_t *rank_out)
+{
+	struct str s = str_of(name);
+	uint64_t rank;
+
+	*rank_out = -1;
+	if (str_is(s, MANIFEST_NAME))
+		return true;
+	if (!str_starts(s, ".dcpd.") || !str_ends(s, ".json") || s.n < 12 || !rank_digits((struct str){ s.p + 6, s.n - 11 }, &rank))
+		return false;
+	*rank_out = (int64_t)rank;
+	return true;
 }
 
 static bool nibble(char c, unsigned *out)
@@ -93,8 +125,8 @@ static FALLIBLE enum err take_blocks(struct jscan *js, struct manifest *m, struc
 	}
 }
 
-/* [offset, length, "crc32", "xxh3_128", [blocks]?]: without blocks the one digest is that of the whole payload, whose size is not told:
- * its end is UINT64_MAX until the item's size is known. */
+/* [offset, length, "crc32", "xxh3_128", [blocks]?, true?]: without blocks the one digest is that of the whole payload, whose size is not
+ * told: its end is UINT64_MAX until the item's size is known. */
 static FALLIBLE enum err take_item(struct jscan *js, struct manifest *m, uint32_t file)
 {
 	struct manifest_item *item;
@@ -110,12 +142,18 @@ static FALLIBLE enum err take_item(struct jscan *js, struct manifest *m, uint32_
 	TRY(jscan_expect(js, JSCAN_STRING, &t));
 	TRY(take_digest(js, whole));
 	TRY(jscan_next(js, &t));
-	if (t.kind == JSCAN_ARRAY) {
+	bool blocks = t.kind == JSCAN_ARRAY;
+	if (blocks) {
 		TRY(take_blocks(js, m, item));
-		return jscan_expect(js, JSCAN_ARRAY_END, &t);
+		TRY(jscan_next(js, &t));
 	}
+	item->raw = t.kind == JSCAN_TRUE;
+	if (item->raw)
+		TRY(jscan_next(js, &t));
 	if (t.kind != JSCAN_ARRAY_END)
 		return jscan_bad(js, "an item with more than it should have");
+	if (blocks)
+		return OK;
 	TRY(vec_push(&m->digests, &d));
 	d->end = UINT64_MAX;
 	memcpy(d->xxh3_128, whole, sizeof whole);
@@ -279,6 +317,40 @@ enum err manifest_parse(const void *json, uint64_t n, struct manifest **out)
 	return OK;
 }
 
+static FALLIBLE enum err join_file(struct manifest *m, const struct manifest *from, const struct manifest_file *f)
+{
+	struct manifest_file *to;
+	struct manifest_item *item;
+	struct run_digest *d;
+
+	if (map_get(&m->names, f->name) != MAP_NONE)
+		return OK;
+	TRY(vec_push(&m->files, &to));
+	*to = *f;
+	to->first_item = m->items.n;
+	TRY(arena_str(m->arena, f->name, &to->name));
+	for (uint64_t i = 0; i < f->item_count; i++) {
+		const struct manifest_item *one = &from->items.v[f->first_item + i];
+		TRY(vec_push(&m->items, &item));
+		*item = *one;
+		item->file = (uint32_t)(m->files.n - 1);
+		item->digest_at = m->digests.n;
+		for (uint32_t k = 0; k < one->digest_count; k++) {
+			TRY(vec_push(&m->digests, &d));
+			*d = from->digests.v[one->digest_at + k];
+		}
+	}
+	return map_put(&m->names, to->name, (uint32_t)(m->files.n - 1));
+}
+
+enum err manifest_join(struct manifest *m, const struct manifest *from)
+{
+	for (uint64_t i = 0; i < from->files.n; i++)
+		TRY(join_file(m, from, &from->files.v[i]));
+	m->bytes += from->bytes;
+	return OK;
+}
+
 const struct manifest_item *manifest_find(const struct manifest *m, struct str file, uint64_t offset, uint64_t length)
 {
 	uint32_t f = map_get(&m->names, file);
@@ -289,4 +361,25 @@ const struct manifest_item *manifest_find(const struct manifest *m, struct str f
 	const struct manifest_item *item = bsearch(&key, m->items.v + m->files.v[f].first_item, m->files.v[f].item_count,
 						   sizeof key, by_offset);
 	return item && item->length == length ? item : NULL;
+}
+
+const struct manifest_item *manifest_covering(const struct manifest *m, struct str file, uint64_t offset, uint64_t length)
+{
+	uint32_t f = map_get(&m->names, file);
+
+	if (f == MAP_NONE)
+		return NULL;
+	const struct manifest_item *items = m->items.v + m->files.v[f].first_item;
+	uint64_t lo = 0, hi = m->files.v[f].item_count;
+	while (lo < hi) { /* the last one that begins at the offset or before */
+		uint64_t mid = lo + (hi - lo) / 2;
+		if (items[mid].offset <= offset)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo == 0 || !items[lo - 1].raw)
+		return NULL;
+	uint64_t skip = offset - items[lo - 1].offset;
+	return skip <= items[lo - 1].length && length <= items[lo - 1].length - skip ? &items[lo - 1] : NULL;
 }

@@ -19,7 +19,7 @@ static void put_item(struct buf *b, const struct run *run, const struct run_dst 
 		}
 		buf_puts(b, "]");
 	}
-	buf_puts(b, "]");
+	buf_puts(b, d->bare || d->kind == RUN_DST_RAW ? ",true]" : "]");
 }
 
 static int by_place(const void *a, const void *b, void *user)

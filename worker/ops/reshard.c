@@ -170,7 +170,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	if (format && !r->safetensors && strcmp(format, "dcp") != 0)
 		return ERR(FORMAT_UNSUPPORTED, "checkpoints cannot be written in the format '%s'", format);
 	TRY(input_open(r->job, json_object_get(r->job->spec, "source"), &r->source));
-	TRY(input_undo_transforms(r->job, &r->source));
+	TRY(input_undo_transforms(r->job, &r->source, false));
 	TRY(spec_select(r->job->spec, r->source.sd, &r->view));
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));
 	TRY(spec_world_size(target, r->source.world_size, &r->world_size));

@@ -18,6 +18,7 @@ struct spool {
 	struct job *job;
 	struct checkpoint *c;
 	const struct sd_tensor *only;  /* NULL: everything */
+	bool digested;                 /* what the manifest has a digest of stays */
 	int fd;
 	bool in_memory;
 	uint64_t used;
@@ -130,12 +131,18 @@ static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_lo
 	return OK;
 }
 
+static bool stays(const struct spool *s, const struct sd_loc *loc)
+{
+	return !loc->transform || (s->digested && s->c->manifest && manifest_covering(s->c->manifest, s->c->sd->files[loc->file].name,
+										       loc->offset, loc->length));
+}
+
 static FALLIBLE enum err spool_chunk(struct spool *s, struct sd_chunk *c, uint32_t file)
 {
 	const struct sd_tensor *t = &s->c->sd->tensors[c->tensor];
 	uint64_t numel, bytes;
 
-	if (!c->loc.transform)
+	if (stays(s, &c->loc))
 		return OK;
 	TRY(box_numel(t->ndim, sd_sizes(c, t->ndim), &numel));
 	TRY(num_mul(numel, dtype_bytes(t->dtype), &bytes));
@@ -151,14 +158,14 @@ static FALLIBLE enum err spool_all(struct spool *s, uint32_t file)
 		if (!s->only || sd->chunks[i].tensor == s->only - sd->tensors)
 			TRY(spool_chunk(s, &sd->chunks[i], file));
 	for (uint64_t i = 0; i < sd->value_count && !s->only; i++)
-		if (sd->values[i].kind == SD_VALUE_STORED && sd->values[i].loc.transform)
+		if (sd->values[i].kind == SD_VALUE_STORED && !stays(s, &sd->values[i].loc))
 			TRY(spool_loc(s, sd->values[i].fqn, &sd->values[i].loc, file, VALUE_MAX));
 	return OK;
 }
 
-static FALLIBLE enum err spool_some(struct job *j, struct checkpoint *c, const struct sd_tensor *only)
+static FALLIBLE enum err spool_some(struct job *j, struct checkpoint *c, const struct sd_tensor *only, bool digested)
 {
-	struct spool s = { .job = j, .c = c, .only = only, .in_memory = true };
+	struct spool s = { .job = j, .c = c, .only = only, .digested = digested, .in_memory = true };
 	uint32_t file, fd_index;
 
 	if (c->sd->transform_count == 0)
@@ -187,12 +194,12 @@ static FALLIBLE enum err spool_some(struct job *j, struct checkpoint *c, const s
 	return OK;
 }
 
-enum err spool_transforms(struct job *j, struct checkpoint *c)
+enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested)
 {
-	return spool_some(j, c, NULL);
+	return spool_some(j, c, NULL, digested);
 }
 
 enum err spool_tensor(struct job *j, struct checkpoint *c, const struct sd_tensor *tensor)
 {
-	return spool_some(j, c, tensor);
+	return spool_some(j, c, tensor, false);
 }

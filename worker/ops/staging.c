@@ -55,16 +55,20 @@ static FALLIBLE enum err check_ancestors(struct worker *w, uint32_t root, const 
 }
 
 /* Files of a checkpoint, ours or PyTorch's or of the HF kind. */
-static bool is_checkpoint_file(struct str name)
+static bool is_checkpoint_file(const char *file)
 {
-	static const char *const names[] = { ".metadata", ".metadata.tmp", MANIFEST_NAME };
-	static const char *const ends[] = { ".distcp", ".metadata", ".safetensors", ".safetensors.index.json" };
+	static const char *const names[] = { ".metadata", ".metadata.tmp" };
+	static const char *const ends[] = { ".distcp", ".metadata", ".metadata.tmp", ".safetensors", ".safetensors.index.json" };
+	struct str name = str_of(file);
+	int64_t rank;
 
+	if (manifest_is(file, &rank))
+		return true;
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		if (str_is(name, names[i]))
 			return true;
 	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-		if (str_ends(name, ends[i]) && (i > 1 || str_starts(name, "__")))
+		if (str_ends(name, ends[i]) && (i > 2 || str_starts(name, "__")))
 			return true;
 	return false;
 }
@@ -78,7 +82,7 @@ static enum err check_entry(void *user, const char *name, unsigned char d_type)
 		TRY(fs_stat(*dirfd, name, &st));
 		d_type = S_ISREG(st.st_mode) ? DT_REG : DT_DIR;
 	}
-	if (d_type == DT_REG && is_checkpoint_file(str_of(name)))
+	if (d_type == DT_REG && is_checkpoint_file(name))
 		return OK;
 	return err_at_file(ERR(NOT_A_CHECKPOINT, "'%s' lies there too, which is no part of a checkpoint: nothing is replaced", name), name,
 			   -1);
@@ -299,13 +303,13 @@ static FALLIBLE enum err unlink_old(int dir, const char *name)
 	return err_at_file(e, name, -1);
 }
 
-static FALLIBLE enum err move_into(struct staging *s, int to, const struct run *run, const char *metadata, bool manifest)
+static FALLIBLE enum err move_into(struct staging *s, int to, const struct run *run, const char *metadata)
 {
-	char name[256];
+	char name[256], manifest[MANIFEST_NAME_MAX];
 
+	manifest_name(metadata, manifest);
 	TRY(unlink_old(to, metadata));
-	if (manifest)
-		TRY(unlink_old(to, MANIFEST_NAME));
+	TRY(unlink_old(to, manifest));
 	TRY(fs_fsync(to, "."));
 	for (uint64_t i = 0; i < run->files_n; i++) {
 		struct str n = run_file_name(run, &run->files[i]);
@@ -315,22 +319,21 @@ static FALLIBLE enum err move_into(struct staging *s, int to, const struct run *
 		name[n.n] = '\0';
 		TRY(err_at_file(fs_rename(s->dir, name, to, name), name, -1));
 	}
-	if (manifest)
-		TRY(fs_rename(s->dir, MANIFEST_NAME, to, MANIFEST_NAME));
+	TRY(err_at_file(fs_rename(s->dir, manifest, to, manifest), manifest, -1));
 	TRY(fs_fsync(to, "."));
 	fs_fault("commit.beside");
 	TRY(err_at_file(fs_rename(s->dir, metadata, to, metadata), metadata, -1));
 	return fs_fsync(to, ".");
 }
 
-enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata, bool manifest)
+enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata)
 {
 	int to = -1;
 
 	TRY(check_sizes(s, run));
 	TRY(fs_fsync(s->dir, "."));
 	TRY(fs_mkdirs(s->parent, s->target, &to));
-	enum err e = move_into(s, to, run, metadata, manifest);
+	enum err e = move_into(s, to, run, metadata);
 	fs_drop(&to);
 	return e; /* staging_close() takes what is left of the staging directory */
 }

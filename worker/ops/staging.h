@@ -33,8 +33,8 @@ FALLIBLE enum err staging_trim_files(struct staging *s, const struct run *run);
 /* A small file, written and fsynced. */
 FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
 FALLIBLE enum err staging_commit(struct job *j, struct staging *s, const struct run *run, bool overwrite);
-/* Moves all into a directory that may hold other things: its old metadata goes first, the new comes last. `manifest`: move that too. */
-FALLIBLE enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata, bool manifest);
+/* Moves all into a directory that may hold other things: its old metadata goes first, the new comes last. */
+FALLIBLE enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata);
 /* Removes the staging directory unless it was committed. */
 void staging_close(struct staging *s);
 

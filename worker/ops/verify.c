@@ -9,19 +9,21 @@
 #include "os/fs.h"
 #include "plan/save_plan.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 enum { LIST_MAX = 1000 };
+
+/* The sources that come from one sdict: its chunks, then its values. */
+struct part {
+	uint64_t first, chunks;
+};
 
 struct verify {
 	struct job *job;
 	struct input source;
 	struct spec_view view;
-	struct run_build build;
-	uint32_t *file_map;
+	struct run_build build;        /* of all parts: a job has one run */
+	struct vec(struct part) parts;
 	bool digest, values;
-	uint64_t verified, unverifiable;
+	uint64_t unverifiable;
 };
 
 struct place {
@@ -40,8 +42,16 @@ static int by_place(const void *a, const void *b)
 	return x->loc.length < y->loc.length ? -1 : x->loc.length > y->loc.length;
 }
 
+/* Both are parts of one item that was written as a whole: PyTorch gives the tensors of a safetensors file no places of their own. */
+static bool in_one_item(const struct manifest *m, struct str file, struct sd_loc a, struct sd_loc b)
+{
+	const struct manifest_item *item = m ? manifest_covering(m, file, a.offset, a.length) : NULL;
+
+	return item && item == manifest_covering(m, file, b.offset, b.length);
+}
+
 /* No two items share bytes. */
-static FALLIBLE enum err check_items(const struct sdict *sd)
+static FALLIBLE enum err check_items(const struct sdict *sd, const struct manifest *m)
 {
 	uint64_t n = 0;
 	CLEANUP(mem_free_ptr) struct place *p = mem_zalloc(sd->chunk_count + sd->value_count, sizeof *p);
@@ -58,6 +68,8 @@ static FALLIBLE enum err check_items(const struct sdict *sd)
 		if (p[i].loc.file != p[i - 1].loc.file || p[i].loc.offset >= p[i - 1].loc.offset + p[i - 1].loc.length)
 			continue;
 		struct str f = sd->files[p[i].loc.file].name;
+		if (in_one_item(m, f, p[i].loc, p[i - 1].loc))
+			continue;
 		snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
 		enum err e = ERR(FORMAT_METADATA, "the item overlaps that of '%.*s'", (int)num_min(p[i - 1].fqn.n, 200),
 				 p[i - 1].fqn.p);
@@ -66,21 +78,11 @@ static FALLIBLE enum err check_items(const struct sdict *sd)
 	return OK;
 }
 
-static FALLIBLE enum err check_metadata(struct verify *v)
+static FALLIBLE enum err check_metadata(const struct checkpoint *c)
 {
-	const struct manifest *m = v->source.checkpoint->manifest;
-	XXH128_canonical_t canonical;
-	void *bytes = NULL;
-	uint64_t n = 0;
-
-	if (!m || !m->metadata_name[0])
+	if (!c->differs[0])
 		return OK;
-	TRY(fs_read_all(v->source.checkpoint->dirfd, m->metadata_name, MANIFEST_MAX, &bytes, &n));
-	XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, n));
-	mem_free(bytes);
-	if (n != m->metadata_bytes || memcmp(canonical.digest, m->metadata_xxh3, sizeof m->metadata_xxh3) != 0)
-		return err_at_file(ERR(DIGEST_MISMATCH, "the metadata is not what was written"), m->metadata_name, 0);
-	return OK;
+	return err_at_file(ERR(DIGEST_MISMATCH, "the metadata is not what was written"), c->differs, 0);
 }
 
 static void list_add(json_t *list, struct str fqn, uint64_t count)
@@ -93,16 +95,16 @@ static void list_add(json_t *list, struct str fqn, uint64_t count)
 }
 
 /* Per tensor: NaN, Inf, nothing but zeros. */
-static void report_values(struct verify *v, const struct run *run)
+static void report_values(struct verify *v, const struct run *run, const struct part *p)
 {
-	const struct sdict *sd = v->source.sd;
-	json_t *nan = json_array(), *inf = json_array(), *zero = json_array();
+	json_t *r = v->job->result, *nan = json_object_get(r, "nan"), *inf = json_object_get(r, "inf"), *zero = json_object_get(r, "all_zero");
 
-	for (uint64_t t = 0; t < sd->tensor_count; t++) {
+	for (uint64_t i = p->first, next; i < p->first + p->chunks; i = next) {
+		const struct run_src *t = &run->srcs[i];
 		uint64_t nans = 0, infs = 0, elements = 0;
-		bool nonzero = false;
-		for (uint64_t c = 0; c < sd->tensors[t].chunk_count; c++) {
-			const struct run_src *s = &run->srcs[sd->tensors[t].first_chunk + c];
+		bool nonzero = t->kind == RUN_SRC_RAW; /* nobody has looked into it */
+		for (next = i; next < p->first + p->chunks && run->srcs[next].fqn_at == t->fqn_at; next++) {
+			const struct run_src *s = &run->srcs[next];
 			nans += atomic_load(&s->nan_count);
 			infs += atomic_load(&s->inf_count);
 			nonzero = nonzero || atomic_load(&s->nonzero);
@@ -111,63 +113,144 @@ static void report_values(struct verify *v, const struct run *run)
 				elements += numel;
 		}
 		if (nans)
-			list_add(nan, sd->tensors[t].fqn, nans);
+			list_add(nan, run_src_fqn(run, t), nans);
 		if (infs)
-			list_add(inf, sd->tensors[t].fqn, infs);
+			list_add(inf, run_src_fqn(run, t), infs);
 		if (!nonzero && elements)
-			list_add(zero, sd->tensors[t].fqn, elements);
+			list_add(zero, run_src_fqn(run, t), elements);
 	}
-	json_object_set_new(v->job->result, "nan", nan);
-	json_object_set_new(v->job->result, "inf", inf);
-	json_object_set_new(v->job->result, "all_zero", zero);
 }
 
-static uint64_t count_unverifiable(const struct run *run)
+/* Values are counted elsewhere: input_check_values(). */
+static uint64_t count_unverifiable(const struct run *run, const struct part *p)
 {
 	uint64_t n = 0;
 
-	for (uint64_t i = 0; i < run->srcs_n; i++) {
+	for (uint64_t i = p->first; i < p->first + p->chunks; i++) {
 		const struct run_src *s = &run->srcs[i];
-		if (s->digest_count == 0 && s->kind == RUN_SRC_ITEM && atomic_load(&s->crc_state) != RUN_CRC_KNOWN)
-			n++;
+		if (s->digest_count)
+			continue;
+		n += s->kind == RUN_SRC_ITEM ? atomic_load(&s->crc_state) != RUN_CRC_KNOWN : s->kind == RUN_SRC_RAW && s->length;
 	}
 	return n;
+}
+
+/* What the input shows now, as sources of the run. */
+static FALLIBLE enum err add_part(struct verify *v, struct part **out)
+{
+	CLEANUP(mem_free_ptr) uint32_t *map = NULL;
+	const struct manifest *m = input_manifest(&v->source);
+	uint32_t first;
+
+	TRY(input_add_files(&v->source, &v->build, false, &map));
+	TRY(build_sources(&v->build, v->source.sd, input_kind(&v->source), map, m, &first));
+	TRY(build_raw_sources(&v->build, v->source.sd, m, first));
+	TRY(vec_push(&v->parts, out));
+	**out = (struct part){ first, v->source.sd->chunk_count };
+	return OK;
+}
+
+static bool transformed(const struct sdict *sd, uint64_t i)
+{
+	return i < sd->chunk_count ? sd->chunks[i].loc.transform != 0 : sd->values[i - sd->chunk_count].loc.transform != 0;
+}
+
+/* The stored bytes of transformed items: besides what is in them, if that is looked at. */
+static FALLIBLE enum err add_stored(struct verify *v)
+{
+	const struct sdict *sd = v->source.sd;
+	struct part *p;
+
+	TRY(add_part(v, &p));
+	for (uint64_t i = p->first; i < v->build.srcs.n; i++) {
+		struct run_src *s = &v->build.srcs.v[i];
+		if (s->kind == RUN_SRC_RAW && s->digest_count && transformed(sd, i - p->first))
+			continue;
+		s->kind = RUN_SRC_RAW;
+		s->length = 0;
+		s->digest_count = 0;
+	}
+	return OK;
+}
+
+/* All that one set of metadata names. Transforms are undone where nobody has a digest of the stored bytes, or where values are looked at;
+ * that changes where items lie, so that what is selected is looked up again. */
+static FALLIBLE enum err add_source(struct verify *v)
+{
+	struct checkpoint *c = v->source.checkpoint;
+	struct part *p;
+
+	v->source.sd = c ? c->sd : v->source.images;
+	spec_view_free(&v->view);
+	if (v->values && c && c->sd->transform_count) {
+		TRY(input_select(&v->source, v->job->spec, &v->view));
+		TRY(add_stored(v));
+		v->source.sd = c->sd;
+		spec_view_free(&v->view);
+	}
+	TRY(input_undo_transforms(v->job, &v->source, !v->values));
+	TRY(input_select(&v->source, v->job->spec, &v->view));
+	TRY(add_part(v, &p));
+	return c ? input_check_values(v->job, &v->source, &v->unverifiable) : OK;
+}
+
+/* A rank-local checkpoint: all that each rank wrote. Some of it another one wrote too, and a load takes one of them. */
+static FALLIBLE enum err add_sources(struct verify *v)
+{
+	struct checkpoint *c = v->source.checkpoint;
+
+	if (!c || c->format != CHECKPOINT_DCP_RANK_LOCAL)
+		return add_source(v);
+	for (uint64_t i = 0; i < c->rank_count; i++) {
+		TRY(checkpoint_take_rank(c, i));
+		TRY(check_items(c->sd, c->manifest));
+		TRY(add_source(v));
+	}
+	return OK;
+}
+
+static void report(struct verify *v, const struct run *run)
+{
+	json_t *r = v->job->result;
+
+	for (uint64_t i = 0; i < v->parts.n; i++) {
+		v->unverifiable += count_unverifiable(run, &v->parts.v[i]);
+		if (v->values)
+			report_values(v, run, &v->parts.v[i]);
+	}
+	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run->head->read_bytes)));
+	json_object_set_new(r, "verified_bytes", json_integer((json_int_t)atomic_load(&run->head->verified_bytes)));
+	json_object_set_new(r, "unverifiable", json_integer((json_int_t)v->unverifiable));
 }
 
 static FALLIBLE enum err read_all(struct verify *v)
 {
 	struct run run = { .fd = -1 };
-	uint32_t first;
 
-	TRY(input_add_files(&v->source, &v->build, false, &v->file_map));
-	TRY(build_sources(&v->build, v->source.sd, input_kind(&v->source), v->file_map, input_manifest(&v->source), &first));
 	v->build.opts = (struct run_options){ .mode = RUN_VERIFY, .task_bytes = BUILD_TASK_BYTES, .verify = true,
 					      .values = v->values };
-	TRY(build_verify(&v->build, first));
+	TRY(build_verify(&v->build, 0));
 	TRY(run_share(&v->build, &run));
 	run_build_free(&v->build);
 	enum err e = job_state(v->job, "running", "read", NULL, run_bytes_total(&run));
 	if (!e)
 		e = job_execute(v->job, &run);
-	if (!e) {
-		v->verified = atomic_load(&run.head->verified_bytes);
-		v->unverifiable += count_unverifiable(&run);
-		json_object_set_new(v->job->result, "read_bytes",
-				    json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
-		if (v->values)
-			report_values(v, &run);
-	}
+	if (!e)
+		report(v, &run);
 	run_detach(&run);
 	return e;
 }
 
-/* They change where items lie, so that what is selected is looked up again. */
-static FALLIBLE enum err undo_transforms(struct verify *v)
+static FALLIBLE enum err check_digests(struct verify *v)
 {
-	v->source.sd = v->source.checkpoint ? v->source.checkpoint->sd : v->source.images;
-	spec_view_free(&v->view);
-	TRY(input_undo_transforms(v->job, &v->source));
-	return input_select(&v->source, v->job->spec, &v->view);
+	static const char *const lists[] = { "nan", "inf", "all_zero" };
+
+	for (size_t i = 0; v->values && i < sizeof lists / sizeof *lists; i++)
+		json_object_set_new(v->job->result, lists[i], json_array());
+	if (v->source.checkpoint)
+		TRY(check_metadata(v->source.checkpoint));
+	TRY(add_sources(v));
+	return read_all(v);
 }
 
 static FALLIBLE enum err verify(struct verify *v)
@@ -189,19 +272,9 @@ static FALLIBLE enum err verify(struct verify *v)
 	json_object_set_new(r, "chunks", json_integer((json_int_t)sd->chunk_count));
 	if (v->source.checkpoint) {
 		TRY(save_plan_validate(sd));
-		TRY(check_items(sd));
+		TRY(check_items(sd, v->source.checkpoint->manifest));
 	}
-	if (v->digest && !v->job->dry_run) {
-		if (v->source.checkpoint)
-			TRY(check_metadata(v));
-		TRY(undo_transforms(v));
-		TRY(read_all(v));
-		if (v->source.checkpoint)
-			TRY(input_check_values(v->job, &v->source, &v->unverifiable));
-		json_object_set_new(r, "verified_bytes", json_integer((json_int_t)v->verified));
-		json_object_set_new(r, "unverifiable", json_integer((json_int_t)v->unverifiable));
-	}
-	return OK;
+	return v->digest && !v->job->dry_run ? check_digests(v) : OK;
 }
 
 enum err verify_job(struct job *j)
@@ -210,7 +283,7 @@ enum err verify_job(struct job *j)
 
 	enum err e = verify(&v);
 	run_build_free(&v.build);
-	mem_free(v.file_map);
+	vec_free(&v.parts);
 	input_close(&v.source);
 	spec_view_free(&v.view);
 	return e;

@@ -148,7 +148,7 @@ static FALLIBLE enum err put_index(struct staging *st, const struct sdict *sd, c
 static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const struct run *run, struct manifest_head *head)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
-	char stamp[40];
+	char stamp[40], name[MANIFEST_NAME_MAX];
 	time_t now = time(NULL);
 	struct tm tm;
 
@@ -159,7 +159,8 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 	head->kind = j->kind;
 	head->attempt = j->attempt;
 	TRY(manifest_put(&b, head, run));
-	return staging_put_file(st, MANIFEST_NAME, b.p, b.len);
+	manifest_name(head->metadata_name, name);
+	return staging_put_file(st, name, b.p, b.len);
 }
 
 /* What GET …/plan shows. */
@@ -198,7 +199,6 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 	return build_dcp(s->build, t);
 }
 
-/* Only the one of all ranks makes a checkpoint that a manifest can speak for. */
 static const char *metadata_name(const struct write_spec *s)
 {
 	return s->metadata_name ? s->metadata_name : ".metadata";
@@ -232,7 +232,7 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 	struct manifest_head head = { .world_size = s->world_size, .generation = s->generation,
 				      .has_generation = s->has_generation };
 	const char *name = json_string_value(json_object_get(s->to, "name"));
-	bool overwrite = json_is_true(json_object_get(s->options, "overwrite")), whole = strcmp(metadata_name(s), ".metadata") == 0;
+	bool overwrite = json_is_true(json_object_get(s->options, "overwrite"));
 
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
@@ -245,10 +245,9 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 			TRY(set_locs(s->target, t, run));
 		TRY(put_metadata(st, s->target, name, &head));
 	}
-	if (whole)
-		TRY(put_manifest(j, st, run, &head));
+	TRY(put_manifest(j, st, run, &head));
 	if (st->beside)
-		return staging_commit_beside(st, run, metadata_name(s), whole);
+		return staging_commit_beside(st, run, head.metadata_name);
 	return staging_commit(j, st, run, overwrite);
 }
 

@@ -1,7 +1,8 @@
 """From a plan's items to bytes in a segment: which file an item goes to, and what of it is written how.
 
 A tensor goes into the segment once, as it is; dcpd puts the torch.save archive around it. What this package cannot describe to dcpd (a
-value, an item of an extension, a quantized or sparse tensor, a safetensors file) goes there as the bytes of the file.
+value, an item of an extension, a quantized or sparse tensor, one that a planner has made something else of than its metadata say, a
+safetensors file) goes there as the bytes of the file.
 """
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def _tensor(file: str, item: Any, t: Any, extensions: Sequence[Any]) -> Entry:
     import torch
 
     name = _dtypes.torch_name(t.dtype) if t.layout is torch.strided and not getattr(t, "is_nested", False) else None
-    if name is None or extensions or t.is_meta:
+    said = item.tensor_data
+    if name is None or extensions or t.is_meta or t.dtype != said.properties.dtype or t.shape != said.chunk.sizes:
         def write(to: Any) -> None:
             cpu = t.cpu()
             torch.save(cpu.clone() if cpu.untyped_storage().size() != cpu.nbytes else cpu, to)
