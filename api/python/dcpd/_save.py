@@ -240,12 +240,11 @@ def _check_meta(d: _tensors.Described, layout: Layout) -> None:
     torch = _tensors.torch_module()
     if torch is None:
         return
-    tensor = torch.Tensor
-    if not any([t.is_meta for t in d.sources if isinstance(t, tensor)]):
-        return
-    for t, c in zip(d.sources, layout.chunks):
-        if getattr(t, "is_meta", False):
-            raise errors.StateDictMismatch(f"{c.fqn}: a meta tensor has no data to save", fqn=c.fqn)
+    chunks = d.outline.rest if d.outline is not None else range(len(d.sources))  # what is flat lies in host memory
+    for i in chunks:
+        if getattr(d.sources[i], "is_meta", False):
+            fqn = layout.chunks[i].fqn
+            raise errors.StateDictMismatch(f"{fqn}: a meta tensor has no data to save", fqn=fqn)
 
 
 def _give_up(session: _session.Session, generation: int) -> None:

@@ -41,15 +41,17 @@ class Session:
         self.pid = os.getpid()
         self.mapped: Dict[str, Slot] = {}
         self.layout: Optional[image.Layout] = None
-        self.keys: List[Any] = []
-        self.paths: Dict[str, Any] = {}
+        self.described: Any = None
 
     # ---- one generation ----
 
     def layout_of(self, d: _tensors.Described) -> image.Layout:
         """The layout of the step before, if the structure is the same."""
-        if self.layout is None or self.keys != d.keys or self.paths != d.paths:
-            self.layout, self.keys, self.paths = image.Layout(d.specs(), d.paths), d.keys, d.paths
+        before = self.described
+        if self.layout is None or d.outline is None or d.outline is not before[2]:
+            if self.layout is None or before[0] != d.keys or before[1] != d.paths:
+                self.layout = image.Layout(d.specs(), d.paths)
+            self.described = (d.keys, d.paths, d.outline)
         return self.layout
 
     def reserve(self, size: int, generation: int, when_busy: str, warn: Callable[[], None]) -> Slot:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _dtypes, _tree, errors
+from . import _dtypes, _outline, _tree, errors
 from .image import ChunkSpec, Layout, Outer
 
 Range = Tuple[int, int]
@@ -137,9 +137,7 @@ def _dtensor_parts(fqn: str, t: Any) -> List[Part]:
         if len(_mesh_cache) > 100_000:
             _mesh_cache.clear()
         found = _mesh_cache[key] = boxes(mesh_ranges(shape, key[0], key[1], placements))
-    local = t.to_local() if t.requires_grad is False else t.detach().to_local()
-    if hasattr(local, "wait"):
-        local = local.wait()
+    local = _local(t)
     if len(found) == 1:
         offsets, sizes, _ = found[0]
         if tuple(local.shape) != sizes:
@@ -148,6 +146,16 @@ def _dtensor_parts(fqn: str, t: Any) -> List[Part]:
     if not found and not all(shape):
         return [((0,) * len(shape), shape, local)]  # a tensor without elements: somebody must say that it is there
     return [(offsets, sizes, _narrow(local, at, sizes)) for offsets, sizes, at in found]
+
+
+def _local(t: Any) -> Any:
+    """What to_local() gives, without its way through autograd where the tensor lies in plain sight."""
+    torch = torch_module()
+    local = getattr(t, "_local_tensor", None)
+    if type(local) is torch.Tensor or type(local) is torch.nn.Parameter:
+        return local
+    local = t.to_local() if t.requires_grad is False else t.detach().to_local()
+    return local.wait() if hasattr(local, "wait") else local
 
 
 def _sharded_parts(fqn: str, t: Any) -> Tuple[Tuple[int, ...], List[Part]]:
@@ -218,7 +226,8 @@ def torch_parts(fqn: str, t: Any) -> Tuple[str, Tuple[int, ...], List[Part]]:
 
 
 class Described(NamedTuple):
-    """A state dict on this rank. keys: what a layout depends on, comparable with that of the step before."""
+    """A state dict on this rank. keys: what a layout depends on, comparable with that of the step before; outline: the same one for equal
+    structures, as long as it is remembered, and addresses of its flat chunks."""
 
     keys: List[Any]
     specs: Callable[[], List[ChunkSpec]]
@@ -227,6 +236,8 @@ class Described(NamedTuple):
     paths: Dict[str, _tree.Path]
     tree: Mapping[Any, Any]
     stateful: Dict[str, Any]
+    outline: Optional[_outline.Outline] = None
+    addresses: Sequence[int] = ()
 
 
 def _spec_of(key: Tuple[Any, ...]) -> ChunkSpec:
@@ -243,6 +254,12 @@ def is_stateful(x: Any) -> bool:
         and not isinstance(x, (Mapping, type)) and not is_tensor(x)
 
 
+def _not_tensors(xs: Collection[Any], torch: Any) -> List[Any]:
+    kinds = frozenset(map(type, xs))
+    others = frozenset(k for k in kinds if k not in _tree.PLAIN and not (torch is not None and issubclass(k, torch.Tensor)))
+    return [x for x in xs if type(x) in others] if others else []
+
+
 def describe(state_dict: Any, select: Optional[Callable[[str], bool]] = None,
              prepare: Optional[Callable[[Any], Any]] = None) -> Described:
     """Everything that this rank holds. select: only the flat keys for which it is true. prepare: called with the tree first.
@@ -256,7 +273,7 @@ def describe(state_dict: Any, select: Optional[Callable[[str], bool]] = None,
     if is_stateful(state_dict):
         stateful[""] = state_dict
         tree: Mapping[Any, Any] = state_dict.state_dict()
-    elif isinstance(state_dict, Mapping) and any([is_stateful(v) for v in state_dict.values() if type(v) not in simple]):
+    elif isinstance(state_dict, Mapping) and any([is_stateful(v) for v in _not_tensors(state_dict.values(), torch)]):
         tree = {}
         for k, v in state_dict.items():
             if is_stateful(v):
@@ -269,41 +286,63 @@ def describe(state_dict: Any, select: Optional[Callable[[str], bool]] = None,
     collecting = gc.isenabled()
     gc.disable()  # tens of thousands of small tuples would set it off, and there is no cycle to be found
     try:
-        leaves, paths = _tree.flatten(tree, is_tensor, simple)
-        if select is not None:
-            leaves = {k: v for k, v in leaves.items() if select(k)}
-        return _list(leaves, paths, tree, stateful, torch, np, simple)
+        return _described(tree, stateful, simple, select, remember=select is None and prepare is None)
     finally:
         if collecting:
             gc.enable()
 
 
-def _list(leaves: Dict[str, Any], paths: Dict[str, _tree.Path], tree: Any, stateful: Dict[str, Any], torch: Any, np: Any,
-          simple: FrozenSet[Any]) -> Described:
-    keys: List[Any] = []
-    sources: List[Any] = []
-    values: Dict[str, Any] = {}
+def _described(tree: Any, stateful: Dict[str, Any], simple: FrozenSet[Any], select: Optional[Callable[[str], bool]],
+               remember: bool) -> Described:
+    one = _describer(simple)
+    marks = _outline.skim(tree, is_tensor, simple.union(_tree.PLAIN)) if remember else None
+    known = _outline.find(marks, one) if marks is not None else None
+    if known is not None:
+        return _recalled(*known, tree, stateful)
+    leaves, paths = _tree.flatten(tree, is_tensor, simple)
+    if select is not None:
+        leaves = {k: v for k, v in leaves.items() if select(k)}
+    described = [one(fqn, x) for fqn, x in leaves.items()]
+    known = _outline.keep(marks, leaves, described, paths, one) if marks is not None else None
+    if known is not None:
+        return _recalled(*known, tree, stateful)
+    keys = [k for d in described for k in d.keys]
+    values = {fqn: x for (fqn, x), d in zip(leaves.items(), described) if d.kind == "value"}
+    return Described(keys, lambda: [_spec_of(k) for k in keys], [s for d in described for s in d.sources], values, paths, tree, stateful)
+
+
+def _recalled(o: _outline.Outline, f: _outline.Found, tree: Any, stateful: Dict[str, Any]) -> Described:
+    return Described(o.keys, lambda: [_spec_of(k) for k in o.keys], f.sources, f.values, o.paths, tree, stateful, o, f.addresses)
+
+
+def _describer(simple: FrozenSet[Any]) -> Callable[[str, Any], _outline.Leaf]:
+    torch, np = torch_module(), numpy_module()
     tensor_type = torch.Tensor if torch is not None else ()
     array_type = np.ndarray if np is not None else ()
     strided = torch.strided if torch is not None else None
     known = _dtypes.known_to_torch() if torch is not None else {}
-    for fqn, x in leaves.items():
-        if type(x) in simple and x.layout is strided and (dtype := x.dtype) in known and not x.is_nested \
-                and (not x.__dict__ or not hasattr(x, "global_shape")):
-            keys.append((fqn, dtype, x.shape))
-            sources.append(x)
-        elif isinstance(x, tensor_type):
+
+    def one(fqn: str, x: Any) -> _outline.Leaf:
+        if type(x) in simple and x.layout is strided and x.dtype in known and not x.is_nested and not hasattr(x, "global_shape"):
+            return _outline.Leaf("plain", [(fqn, x.dtype, x.shape)], [x])
+        if isinstance(x, tensor_type):
             dtype, shape, parts = torch_parts(fqn, x)
             nested = nesting(x) if type(x).__name__ == "ShardedTensor" else []
-            for i, (offsets, sizes, local) in enumerate(parts):
-                keys.append((fqn, dtype, shape, offsets, sizes, nested[i]) if nested else (fqn, dtype, shape, offsets, sizes))
-                sources.append(local)
-        elif isinstance(x, array_type) and _dtypes.numpy_name(x.dtype) is not None:
-            keys.append((fqn, _dtypes.numpy_name(x.dtype), x.shape))
-            sources.append(x)
-        else:
-            values[fqn] = x
-    return Described(keys, lambda: [_spec_of(k) for k in keys], sources, values, paths, tree, stateful)
+            keys = [(fqn, dtype, shape, offsets, sizes, nested[i]) if nested else (fqn, dtype, shape, offsets, sizes)
+                    for i, (offsets, sizes, _) in enumerate(parts)]
+            sources = [p[2] for p in parts]
+            return _outline.Leaf("dtensor" if _in_sight(x, sources, simple) else "other", keys, sources)
+        if isinstance(x, array_type) and _dtypes.numpy_name(x.dtype) is not None:
+            return _outline.Leaf("other", [(fqn, _dtypes.numpy_name(x.dtype), x.shape)], [x])
+        return _outline.Leaf("value", [], [])
+
+    return one
+
+
+def _in_sight(x: Any, sources: Sequence[Any], simple: FrozenSet[Any]) -> bool:
+    """A DTensor whose one box here is the tensor that it holds."""
+    return type(x).__name__ == "DTensor" and len(sources) == 1 and type(sources[0]) in simple \
+        and getattr(x, "_local_tensor", None) is sources[0]
 
 
 # -------------------------------------------------------------------------------------------------------- in a segment
@@ -320,7 +359,12 @@ class Views:
         self._numpy: Dict[int, Any] = {}
         self._base: Any = None
         self._address: Optional[int] = None
-        self.small: Optional[Tuple[List[int], List[Any]]] = None  # the torch chunks, where all are small
+        self._plan: Optional[_Plan] = None
+
+    def plan(self, d: Described) -> "_Plan":
+        if self._plan is None or self._plan.outline is not d.outline:
+            self._plan = _Plan(d, self)
+        return self._plan
 
     @property
     def address(self) -> int:
@@ -380,13 +424,60 @@ def numpy_view(buffer: Any, spec: ChunkSpec, at: int) -> Any:
     return np.frombuffer(buffer, np.uint8, spec.nbytes, at).view(dtype).reshape(spec.sizes)
 
 
+_LOW = 1 << 36  # no memory lies below: such an address is an offset into a storage that was freed, or that never was
+
+
 def _plain_cpu(t: Any, nbytes: int) -> bool:
     return nbytes >= BIG and t.device.type == "cpu" and t.is_contiguous() and not t.is_conj() and not t.is_neg()
 
 
+class _Plan:
+    """How the chunks of an outline come into one slot: small flat ones in a batch, large ones in blocks by several threads, and those
+    that are strided, cast, or on a device by torch."""
+
+    def __init__(self, d: Described, v: Views) -> None:
+        from . import _copy
+
+        self.outline = d.outline
+        assert d.outline is not None
+        sizes, flat = v.layout.sizes, d.outline.flat
+        base = v.address if flat else 0
+        small = [k for k, c in enumerate(flat) if sizes[c] <= _copy.SMALL]
+        self._small = small if len(small) < len(flat) else None
+        self._batch = _copy.Batch([base + v.at(flat[k]) for k in small], [sizes[flat[k]] for k in small])
+        self._large = [(k, base + v.at(c), sizes[c]) for k, c in enumerate(flat) if sizes[c] > _copy.SMALL]
+        rest = [c for c in d.outline.rest if sizes[c]]
+        tensor_type = torch.Tensor if (torch := torch_module()) is not None else ()
+        bulk = [c for c in rest if isinstance(d.sources[c], tensor_type) and not (sizes[c] >= BIG and d.sources[c].is_cpu)]
+        chosen = frozenset(bulk)
+        self._bulk, self._views = bulk, [v.torch(c) for c in bulk]
+        self._single = [c for c in rest if c not in chosen]
+
+    def run(self, d: Described, v: Views) -> None:
+        from . import _copy
+
+        at = d.addresses
+        self._batch.run(at if self._small is None else [at[k] for k in self._small])
+        _bulk_out(torch_module(), self._views, [d.sources[c] for c in self._bulk])
+        if self._single:
+            _move(d, v, True, only=self._single)
+        _copy.copy([(to, at[k], n) for k, to, n in self._large])
+
+
+def _is_freed(t: Any) -> bool:
+    """Torch would read, or write, where nothing is."""
+    if not t.is_cpu or t.is_meta or t.data_ptr() >= _LOW or t._is_zerotensor():
+        return False
+    last = t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+    return bool(t.untyped_storage().nbytes() < (last + 1) * t.element_size())
+
+
 def copy_out(d: Described, v: Views) -> None:
     """Tensors → segment."""
-    _move(d, v, True)
+    if d.outline is None or (d.addresses and min(d.addresses) < _LOW):
+        _move(d, v, True)
+    else:
+        v.plan(d).run(d, v)
 
 
 def copy_in(d: Described, v: Views, skip: Callable[[str], bool]) -> None:
@@ -394,7 +485,7 @@ def copy_in(d: Described, v: Views, skip: Callable[[str], bool]) -> None:
     _move(d, v, False, skip)
 
 
-def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None) -> None:
+def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None, only: Optional[Sequence[int]] = None) -> None:
     from . import _copy
 
     torch, np = torch_module(), numpy_module()
@@ -403,22 +494,18 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
     ours: List[Any] = []
     theirs: List[Any] = []
     tensor_type = torch.Tensor if torch is not None else ()
-    cached = v._torch
-    if out and v.small is not None:  # a layout that was copied before: equal keys, so equal kinds and sizes
-        some, views = v.small
-        _bulk_out(torch, views, d.sources if len(some) == len(d.sources) else [d.sources[i] for i in some])
-        return
-    picked: List[int] = []
-    for i, (t, n) in enumerate(zip(d.sources, v.layout.sizes)):
+    for i in range(len(d.sources)) if only is None else only:
+        t, n = d.sources[i], v.layout.sizes[i]
         if n == 0 or (skip is not None and skip(chunks[i].fqn)):
             continue
         if isinstance(t, tensor_type):
-            if n >= BIG and _plain_cpu(t, n):
+            if _is_freed(t):
+                raise errors.StateDictMismatch(f"{chunks[i].fqn}: the tensor's storage was freed", fqn=chunks[i].fqn)
+            if _plain_cpu(t, n):
                 blocks.append((base + v.at(i), t.data_ptr(), n) if out else (t.data_ptr(), base + v.at(i), n))
                 continue
-            ours.append(cached.get(i) if i in cached else v.torch(i))
+            ours.append(v.torch(i))
             theirs.append(t)
-            picked.append(i)
         elif t.nbytes >= BIG and t.flags.c_contiguous and t.dtype.isnative:
             blocks.append((base + v.at(i), t.ctypes.data, t.nbytes) if out else (t.ctypes.data, base + v.at(i), t.nbytes))
         elif out:
@@ -427,8 +514,6 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
             np.copyto(t, v.numpy(i))
     if out:
         _bulk_out(torch, ours, theirs)
-        if ours and len(ours) == sum(n > 0 and n < BIG for n in v.layout.sizes) == sum(n > 0 for n in v.layout.sizes):
-            v.small = picked, ours
     elif ours:
         with torch.no_grad():
             _bulk(torch, theirs, ours)

@@ -11,14 +11,14 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, MutableMappin
 from . import errors
 
 Path = Tuple[Union[str, int], ...]
-_PLAIN = frozenset((int, float, str, bytes, bool, type(None)))
+PLAIN = frozenset((int, float, str, bytes, bool, type(None)))
 
 
 def _opens(x: Any, is_tensor: Callable[[Any], bool]) -> bool:
     """A list is taken apart if it holds a tensor or a mapping, however deep."""
     for y in x:
         t = type(y)
-        if t in _PLAIN:
+        if t in PLAIN:
             continue
         if isinstance(y, Mapping) or is_tensor(y) or (isinstance(y, list) and _opens(y, is_tensor)):
             return True
@@ -33,7 +33,7 @@ def flatten(tree: Mapping[Any, Any], is_tensor: Callable[[Any], bool],
     """
     leaves: Dict[str, Any] = {}
     paths: Dict[str, Path] = {}
-    quick = leaf_types.union(_PLAIN)
+    quick = leaf_types.union(PLAIN)
 
     def walk(pairs: Iterable[Tuple[Any, Any]], path: Path, prefix: str, listed: bool) -> None:
         for k, y in pairs:

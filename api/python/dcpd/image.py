@@ -89,7 +89,8 @@ class Layout:
         if self._paths:
             head += ',"paths":' + _dumps(self._paths)
         self._dcpd = _dumps(head)[1:-1]
-        self._entries = ("," if entries else "") + ",".join(entries) + "}"
+        self._entries = (("," if entries else "") + ",".join(entries) + "}").encode("utf-8", "surrogatepass")
+        self._last: Tuple[str, int, bytes] = ("", -1, b"")
 
     @staticmethod
     def _entry_name(fqn: str, taken: Dict[str, int], names: "set[str]") -> str:
@@ -134,13 +135,16 @@ class Layout:
     def header(self, values: Mapping[str, Mapping[str, Any]], room: int = 0) -> bytes:
         """Length and JSON, padded so that the data begins at a multiple of 4096. room: bytes to leave for values that grow."""
         inner = self._dcpd + _dumps("" if not values else ',"values":' + _dumps(values))[1:-1] + "}"
-        text = ('{"__metadata__":{"dcpd":"' + inner + '"}' + self._entries).encode("utf-8", "surrogatepass")
+        if self._last[:2] == (inner, room):
+            return self._last[2]
+        text = ('{"__metadata__":{"dcpd":"' + inner + '"}').encode("utf-8", "surrogatepass") + self._entries
         n = len(text) + room
         n += -(8 + n) % PAGE
         if n > HEADER_MAX:
             raise errors.StateDictMismatch(f"the values and the structure of this rank need a header of {n} bytes; at most "
                                            f"{HEADER_MAX} are possible")
-        return struct.pack("<Q", n) + text + b" " * (n - len(text))
+        self._last = (inner, room, struct.pack("<Q", n) + text + b" " * (n - len(text)))
+        return self._last[2]
 
 
 class Segment:
