@@ -1,7 +1,7 @@
 """From a plan's items to bytes in a segment: which file an item goes to, and what of it is written how.
 
 A tensor goes into the segment once, as it is; dcpd puts the torch.save archive around it. What this package cannot describe to dcpd (a
-value, an item of an extension, a quantized or sparse tensor, one that a planner has made something else of than its metadata say, a
+value, an item of an extension, a quantized tensor, one that a planner has made something else of than its metadata say, a
 safetensors file) goes there as the bytes of the file.
 """
 from __future__ import annotations

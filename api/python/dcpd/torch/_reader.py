@@ -7,7 +7,9 @@ item.
 from __future__ import annotations
 
 import io
+import logging
 import os
+import pickle
 import uuid
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -15,6 +17,14 @@ from torch.distributed.checkpoint import storage as _storage
 
 from .. import _dtypes, _tensors, _where, errors, image
 from . import _lane, _path, _pickle
+
+
+_log = logging.getLogger("dcpd")
+# What dcpd refuses for what it is, and PyTorch may read nevertheless: a planner stored another dtype than its metadata say, a tensor has
+# a kind or a number of dims that dcpd lacks, a file that is not asked for is gone, files are links. Never a wrong digest.
+_UNUSUAL = frozenset(("format_item", "format_pickle", "format_metadata", "format_manifest", "format_unsupported", "dtype_unsupported",
+                      "checkpoint_incomplete", "coverage_hole", "limit_exceeded", "name_invalid", "forbidden", "size_mismatch",
+                      "kind_mismatch", "plan_invalid", "missing_key", "duplicate_key", "unsupported", "not_a_checkpoint"))
 
 
 class StorageReader(_storage.StorageReader):  # type: ignore[misc]
@@ -87,7 +97,7 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc]
                 boxes.append((item, spec))
         _Files(self).read(single, planner)
         if boxes:
-            self._fill(boxes, planner)
+            self._tensors(boxes, planner)
         done: Any = Future()
         done.set_result(None)
         return done
@@ -101,10 +111,22 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc]
                 or not hasattr(md, "chunks"):
             return None
         dtype = _dtypes.torch_name(md.properties.dtype)
-        if dtype is None:
+        if dtype is None or str(getattr(md.properties, "layout", "torch.strided")) != "torch.strided":
             return None
         offsets = tuple(a + b for a, b in zip(index.offset, item.storage_offsets))
         return image.ChunkSpec(index.fqn, dtype, tuple(md.size), offsets, tuple(item.lengths))
+
+    def _tensors(self, boxes: Sequence[Tuple[Any, image.ChunkSpec]], planner: Any) -> None:
+        try:
+            self._fill(boxes, planner)
+        except errors.DcpdError as e:
+            if e.code not in _UNUSUAL:
+                raise
+            _log.info("%s: dcpd does not load it: %s; item by item then", self.path, e)
+            try:
+                _Files(self).read([item for item, _ in boxes], planner)
+            except (OSError, errors.CheckpointDamaged):
+                raise e from None
 
     def _fill(self, boxes: Sequence[Tuple[Any, image.ChunkSpec]], planner: Any) -> None:
         place = _where.resolve(self.path)
@@ -180,7 +202,12 @@ class _Files:
         if item.type == LoadItemType.BYTE_IO:
             planner.load_bytes(item, stream)
             return
-        tensor = torch.load(stream, map_location="cpu", weights_only=True)
+        try:
+            tensor = torch.load(stream, map_location="cpu", weights_only=True)
+        except (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as e:
+            info = self.reader.storage_data[item.storage_index]
+            raise errors.CheckpointDamaged(f"the item cannot be read: {e}", file=info.relative_path, fqn=item.storage_index.fqn,
+                                           offset=info.offset) from e
         for d, (a, n) in enumerate(zip(item.storage_offsets, item.lengths)):
             if a or n != tensor.shape[d]:
                 tensor = tensor.narrow(d, a, n)
