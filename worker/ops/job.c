@@ -182,18 +182,29 @@ static FALLIBLE enum err poll_frames(struct job *j, int timeout_ms)
 	}
 }
 
-enum err job_tick(void *user)
+static FALLIBLE enum err talk(struct job *j)
 {
-	struct job *j = user;
 	int64_t now = now_ms();
 
-	if (j->worker->lookup) /* it answers one question at a time, and nothing else may come between */
-		return OK;
 	if (now - j->last_progress_ms < PROGRESS_MS)
 		return j->cancelled ? ERR(CANCELLED, "the job was cancelled") : OK;
 	j->last_progress_ms = now;
 	TRY(poll_frames(j, 0));
 	return show_life(j);
+}
+
+enum err job_tick(void *user)
+{
+	struct job *j = user;
+
+	if (j->worker->lookup) /* it answers one question at a time, and nothing else may come between */
+		return OK;
+	TRY(talk(j));
+	for (int ms; (ms = pace_rest_ms(&j->pace)) > 0 && !atomic_load(&j->run->head->cancelled);) {
+		TRY(poll_frames(j, ms));
+		TRY(talk(j));
+	}
+	return OK;
 }
 
 enum err job_wait(struct job *j, const bool *flag)
@@ -270,9 +281,12 @@ static FALLIBLE enum err do_part(struct job *j, const json_t *group, const struc
 {
 	enum run_mode mode = spec->run->head->opts.mode;
 
-	if (mode != RUN_MOVE_BOXES && mode != RUN_COMPARE_BOXES)
-		return exec_run(spec);
-	return group ? exchange_part(j, group, spec) : sdop_run(spec);
+	if (mode == RUN_MOVE_BOXES || mode == RUN_COMPARE_BOXES)
+		return group ? exchange_part(j, group, spec) : sdop_run(spec);
+	pace_begin(&j->pace, spec->run->head->opts.pace);
+	enum err e = exec_run(spec);
+	pace_begin(&j->pace, PACE_FULL);
+	return e;
 }
 
 /* RUN's document. *group_out: its `comm`, borrowed from it. */
@@ -318,6 +332,7 @@ enum err job_execute(struct job *j, struct run *run)
 
 	if (!doc)
 		return ERR(NO_MEMORY, "no memory for a message");
+	run->head->opts.pace = pace_kind_of(json_string_value(json_object_get(json_object_get(j->spec, "options"), "pace")));
 	j->run = run;
 	enum err e = OK;
 	if (j->worker->count > 1)

@@ -5,6 +5,7 @@
 
 #include "ctl/frame.h"
 #include "io/engine.h"
+#include "io/pace.h"
 #include "ops/run.h"
 
 struct device;
@@ -52,6 +53,7 @@ struct job {
 	json_t *segments;              /* the SEGMENTS frame's document */
 	struct run *run;               /* while it runs: for progress */
 	int64_t last_progress_ms;
+	struct pace pace;              /* of its bytes; in other jobs PACE_FULL */
 	int backend;                   /* enum comm_backend: how a state-dict operation moves its bytes */
 	uint32_t members;              /* of the group that does it */
 	json_t *met;                   /* MEET_ALL's, until it is taken */
@@ -67,7 +69,7 @@ FALLIBLE enum err job_send_json(struct job *j, enum frame_type type, const json_
 void job_problem_put(struct buf *b, enum err e);
 FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total);
 
-/* Takes what has come without waiting; ERR_CANCELLED. Sends progress now and then. user: the job. */
+/* Takes what has come; ERR_CANCELLED. Sends progress now and then, and rests as the job's pace says. user: the job. */
 enum err job_tick(void *user);
 /* Waits until *flag (of this job) is true; ERR_CANCELLED, ERR_PROTOCOL. Heartbeats go on. */
 FALLIBLE enum err job_wait(struct job *j, const bool *flag);

@@ -13,6 +13,7 @@
 
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/pace.h"
 #include "tensor/stats.h"
 
 enum run_file_kind {
@@ -172,6 +173,7 @@ struct run_options {
 	bool verify;                   /* check digests of what is read */
 	bool no_sync;                  /* target files are not fsynced */
 	bool values;                   /* RUN_VERIFY: count NaN, Inf, zeros */
+	enum pace_kind pace;
 	uint32_t task_bytes;           /* largest block or scan */
 	double rtol, atol;
 };

@@ -1,0 +1,77 @@
+/* test_pace.c: how much CPU time a background job gets, over clocks of our own. */
+#include "lib/t.h"
+
+#include "io/pace.h"
+
+#define MS 1000000ll
+
+enum { SHARE_MS = PACE_PERIOD_MS * PACE_BACKGROUND_PERMILLE / 1000 };
+
+/* Works in blocks of block_ns whenever it may; CPU time used after so many periods. start_ns: where in a period it begins. */
+static int64_t used(struct pace *p, int64_t start_ns, int64_t block_ns, int periods)
+{
+	int64_t now = start_ns, cpu = 7 * MS, end = start_ns + periods * PACE_PERIOD_MS * MS;
+
+	*p = (struct pace){ .kind = PACE_BACKGROUND, .cpu_ns = cpu, .period = now / (PACE_PERIOD_MS * MS) };
+	while (now < end) {
+		int rest = pace_rest_at(p, now, cpu);
+		assert_in_range(rest, 0, PACE_PERIOD_MS);
+		if (rest > 0) {
+			now += rest * MS;
+			assert_true(now % (PACE_PERIOD_MS * MS) < MS); /* all processes wake at the same instants */
+			continue;
+		}
+		now += block_ns;
+		cpu += block_ns;
+	}
+	return cpu - 7 * MS;
+}
+
+static void test_share(void **state)
+{
+	static const int64_t blocks[] = { MS / 100, MS / 2, 2 * MS - 3, SHARE_MS * MS, 7 * MS, 450 * MS };
+	struct pace p;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+		int64_t allowed = 1000 * SHARE_MS * MS, got = used(&p, 12345 * PACE_PERIOD_MS * MS + 42 * MS, blocks[i], 1000);
+		assert_in_range(got, allowed - blocks[i] - SHARE_MS * MS, allowed + blocks[i] + SHARE_MS * MS);
+	}
+}
+
+static void test_nothing_is_saved_up(void **state)
+{
+	struct pace p;
+	int64_t at = 99 * PACE_PERIOD_MS * MS;
+
+	(void)state;
+	(void)used(&p, 0, MS, 10);
+	int64_t cpu = p.cpu_ns;
+	assert_int_equal(pace_rest_at(&p, at, cpu), 0); /* a minute later */
+	assert_int_equal(pace_rest_at(&p, at + SHARE_MS * MS, cpu + SHARE_MS * MS), PACE_PERIOD_MS - SHARE_MS);
+}
+
+static void test_full(void **state)
+{
+	struct pace p = { .left_ns = -1 };
+
+	(void)state;
+	assert_int_equal(pace_kind_of("background"), PACE_BACKGROUND);
+	assert_int_equal(pace_kind_of("full"), PACE_FULL);
+	assert_int_equal(pace_kind_of(NULL), PACE_FULL);
+	pace_begin(&p, PACE_FULL);
+	assert_int_equal(pace_rest_ms(&p), 0);
+	pace_begin(&p, PACE_BACKGROUND);
+	assert_in_range(pace_rest_ms(&p), 0, PACE_PERIOD_MS);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_share),
+		cmocka_unit_test(test_nothing_is_saved_up),
+		cmocka_unit_test(test_full),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
