@@ -106,9 +106,10 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 	struct jval o = jval_get(doc, "options");
 	bool overwrite = false;
 	int64_t files = 1, retries = 1;
-	size_t divergence = 0, verify = 1, dedup = 0, beside = 0;
+	size_t divergence = 0, verify = 1, dedup = 0, beside = 0, pace = 0;
 	bool flatten = true, sync_files = true;
 	static const char *const besides[] = { "never", "needed", "always", NULL };
+	static const char *const paces[] = { "full", "background", NULL };
 	static const char *const dedups[] = { "balanced", "lowest_rank", NULL };
 	static const char *const divergences[] = { "report", "fail", NULL }, *const verifies[] = { "none", "digest", NULL };
 
@@ -122,6 +123,7 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 	TRY(jval_opt_bool(&o, "flatten_state_dict", &flatten));
 	TRY(jval_opt_word(&o, "beside", besides, &beside));
 	TRY(jval_opt_bool(&o, "sync_files", &sync_files));
+	TRY(jval_opt_word(&o, "pace", paces, &pace));
 	for (size_t i = 0; keys[i]; i++) {
 		const char *k = keys[i];
 		if (strcmp(k, "overwrite") == 0)
@@ -140,6 +142,8 @@ FALLIBLE enum err spec_check_options(const struct jval *doc, const char *const *
 			TRY(spec_put_default(o.j, k, json_string(besides[beside])));
 		else if (strcmp(k, "sync_files") == 0)
 			TRY(spec_put_default(o.j, k, json_boolean(sync_files)));
+		else if (strcmp(k, "pace") == 0)
+			TRY(spec_put_default(o.j, k, json_string(paces[pace])));
 		else
 			TRY(spec_put_default(o.j, k, json_string(verifies[verify])));
 	}
@@ -198,7 +202,7 @@ static FALLIBLE enum err check_parts(const struct jval *source)
 }
 
 static const char *const save_options[] = { "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
-					     "retries", "beside", "sync_files", NULL };
+					     "retries", "beside", "sync_files", "pace", NULL };
 
 FALLIBLE enum err spec_check_save_wish(const struct jval *save)
 {
@@ -263,7 +267,7 @@ static FALLIBLE enum err check_load(const struct jval *doc, struct spec *s)
 	TRY(jval_opt_bool(doc, "strict", &strict));
 	TRY(spec_put_default(doc->j, "strict", json_boolean(strict)));
 	TRY(check_selection(doc));
-	return spec_check_options(doc, (const char *const[]){ "retries", "verify", NULL });
+	return spec_check_options(doc, (const char *const[]){ "retries", "verify", "pace", NULL });
 }
 
 static FALLIBLE enum err check_reshard(const struct jval *doc, struct spec *s)
@@ -279,7 +283,7 @@ static FALLIBLE enum err check_reshard(const struct jval *doc, struct spec *s)
 	TRY(check_format(&target));
 	TRY(check_world(&target));
 	TRY(check_selection(doc));
-	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "dedup", "retries", "verify", NULL });
+	return spec_check_options(doc, (const char *const[]){ "overwrite", "files_per_rank", "dedup", "retries", "verify", "pace", NULL });
 }
 
 static FALLIBLE enum err check_verify(const struct jval *doc, struct spec *s)
@@ -297,7 +301,7 @@ static FALLIBLE enum err check_verify(const struct jval *doc, struct spec *s)
 	TRY(jval_opt_texts(doc, "exclude", GLOBS_MAX, GLOB_BYTES_MAX));
 	TRY(spec_put_default(doc->j, "include", json_array()));
 	TRY(spec_put_default(doc->j, "exclude", json_array()));
-	return spec_check_options(doc, (const char *const[]){ "retries", NULL });
+	return spec_check_options(doc, (const char *const[]){ "retries", "pace", NULL });
 }
 
 static FALLIBLE enum err check_diff(const struct jval *doc, struct spec *s)

@@ -61,6 +61,8 @@ static FALLIBLE enum err build(const struct command *self, const struct args *a,
 		TRY(request_integer(a, "retries", request_child(doc, "options"), "retries"));
 	if (args_flag(a, "on-divergence"))
 		TRY(request_text(a, "on-divergence", request_child(doc, "options"), "on_divergence"));
+	if (args_flag(a, "pace"))
+		TRY(request_text(a, "pace", request_child(doc, "options"), "pace"));
 	if (args_flag(a, "dedup"))
 		TRY(request_text(a, "dedup", request_child(doc, "options"), "dedup"));
 	if (args_flag(a, "no-flatten"))

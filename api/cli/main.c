@@ -9,6 +9,7 @@
 #define PICKING "include= exclude= "
 #define CHANGING PICKING "rename= dtype= "
 #define COMMON "label= retries= "
+#define PACED COMMON "pace= "
 #define GROUPED WAITING COMMON "group= device= no-type-check backend= "
 
 static const struct command commands[] = {
@@ -26,17 +27,18 @@ static const struct command commands[] = {
 	{ "retry", "retry ID", "", "run a failed or cancelled job again", 1, 1, jobs_act },
 	{ "events", "events [ID]", "", "what happens, as it happens; of one job with ID", 0, 1, jobs_events },
 	{ "load", "load REF shm:NAME [--world-size N] [--layout RULE]... [--no-strict] [--verify none|digest] "
-	  "[--optimizer KEY --model shm:NAME]",
-	  WAITING CHANGING COMMON "world-size= layout= no-strict verify= optimizer= model=",
+	  "[--optimizer KEY --model shm:NAME] [--pace full|background]",
+	  WAITING CHANGING PACED "world-size= layout= no-strict verify= optimizer= model=",
 	  "a checkpoint into shared memory", 2, 2, jobs_submit },
 	{ "save", "save shm:NAME REF [--generation N] [--overwrite] [--files-per-rank N] [--on-divergence report|fail] "
-	  "[--dedup balanced|lowest_rank] [--no-flatten]",
-	  WAITING CHANGING COMMON "generation= format= overwrite files-per-rank= on-divergence= dedup= no-flatten",
+	  "[--dedup balanced|lowest_rank] [--no-flatten] [--pace full|background]",
+	  WAITING CHANGING PACED "generation= format= overwrite files-per-rank= on-divergence= dedup= no-flatten",
 	  "a state dict in shared memory as a checkpoint", 2, 2, jobs_submit },
-	{ "reshard", "reshard SRC DST [--world-size N] [--layout RULE]... [--format dcp|safetensors|torch] [--overwrite]",
-	  WAITING CHANGING COMMON "world-size= layout= format= overwrite files-per-rank= dedup= verify=",
+	{ "reshard", "reshard SRC DST [--world-size N] [--layout RULE]... [--format dcp|safetensors|torch] [--overwrite] "
+	  "[--pace full|background]",
+	  WAITING CHANGING PACED "world-size= layout= format= overwrite files-per-rank= dedup= verify=",
 	  "a checkpoint in another layout, world size or format", 2, 2, jobs_submit },
-	{ "verify", "verify REF [--level structure|digest|values]", WAITING PICKING COMMON "level=",
+	{ "verify", "verify REF [--level structure|digest|values] [--pace full|background]", WAITING PICKING PACED "level=",
 	  "is the checkpoint whole and unchanged?", 1, 1, jobs_submit },
 	{ "diff", "diff A B [--rtol R] [--atol A]", WAITING PICKING COMMON "rtol= atol=",
 	  "what differs between two checkpoints or state dicts; exit 1 if anything does", 2, 2, jobs_submit },
@@ -71,6 +73,7 @@ static void print_words(void)
 	      "Operations on state dicts (create, copy, offload, gather, broadcast, distribute, redistribute, compare) take\n"
 	      "--group 0,2,3 (default: all ranks; --ranks-only and --root count within it), --device cpu|cuda,\n"
 	      "--backend auto|shm|tcp|nccl and --no-type-check. Without DST they write the next generation of SRC.\n"
+	      "--pace background takes 3 % of a core per worker, so that training on the same cores is not slowed.\n"
 	      "--label KEY=VALUE marks the job, --retries N lets it start again after a lost worker.\n"
 	      "Every command takes --json (the API's object), --timeout 90s, --url URL and --help.\n"
 	      "\n"

@@ -43,6 +43,15 @@ def test_main_path(d, c):
     assert not (d.storages["main"] / f"{out}-2").exists()
 
 
+def test_pace(d, c):
+    sd, out = lib.fresh(), f"cli/{lib.fresh()}"
+    for words in (["load", f"main:{c.name}", f"shm:{sd}"], ["save", f"shm:{sd}", f"main:{out}"],
+                  ["reshard", f"main:{out}", f"main:{out}-2", "--world-size", "2"], ["verify", f"main:{out}-2"]):
+        j = json.loads(good(d.ctl(*words, "--pace", "background", "--json")))
+        assert j["state"] == "succeeded" and d.api.get(f"/v1/jobs/{j['id']}").ok(200)["spec"]["options"]["pace"] == "background"
+    d.drop(sd)
+
+
 def test_json(d, c):
     j = json.loads(good(d.ctl("verify", f"main:{c.name}", "--json")))
     assert j["kind"] == "verify" and j["state"] == "succeeded"
@@ -84,7 +93,8 @@ def test_check(d, c):
     [], ["nonsense"], ["verify"], ["verify", "no-colon"], ["verify", "main:a", "--level", "deep"], ["reshard", "main:a"],
     ["reshard", "main:a", "main:b", "--layout", "nonsense"], ["reshard", "main:a", "main:b", "--world-size", "x"],
     ["diff", "main:a"], ["load", "main:a", "main:b"], ["--nope"], ["ls", "a", "b", "c"], ["verify", "main:../a"], ["cancel"],
-    ["reshard", "main:a", "main:b", "--rename", "s/unfinished"], ["show", "main:"],
+    ["reshard", "main:a", "main:b", "--rename", "s/unfinished"], ["show", "main:"], ["verify", "main:a", "--pace", "slow"],
+    ["diff", "main:a", "main:b", "--pace", "full"],
 ], ids=" ".join)
 def test_wrong_usage(d, args):
     r = d.ctl(*args)

@@ -65,6 +65,7 @@ def test_unknown_field(d, where, field):
     {"source": {"name": "a"}}, {"source": {"storage": 1, "name": "a"}}, {"source": {"storage": "main", "name": ["a"]}},
     {"source": {"state_dict": "x"}}, {"source": {"storage": "main", "name": "a", "state_dict": "x"}},
     {"target": 7}, {"options": []}, {"options": {"overwrite": 1}}, {"options": {"overwrite": "true"}},
+    {"options": {"pace": "slow"}}, {"options": {"pace": 1}}, {"options": {"pace": None}},
     {"options": {"files_per_rank": 0}}, {"options": {"files_per_rank": 1.5}}, {"options": {"files_per_rank": 1 << 40}},
     {"include": "model.*"}, {"include": [1]}, {"exclude": {"a": 1}}, {"rename": [["a"]]}, {"rename": "s/a/b/"},
     {"rename": [[1, 2]]}, {"dtype": [["*", "float99"]]}, {"dtype": [["*"]]}, {"labels": ["a"]}, {"labels": {"a": 1}},

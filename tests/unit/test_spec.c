@@ -143,6 +143,7 @@ static void test_defaults(void **state)
 		    "\"target\":{\"storage\":\"main\",\"name\":\"x\"},\"options\":{\"on_divergence\":\"fail\"}}");
 	T_OK(spec_check(doc, &s));
 	assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "options"), "on_divergence")), "fail");
+	assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "options"), "pace")), "full");
 	json_decref(doc);
 	doc = t_spec_parse("{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"}}");
 	T_OK(spec_check(doc, &s));
