@@ -20,6 +20,7 @@ from .image import Layout
 
 log = logging.getLogger("dcpd")
 _BUSY = ("wait", "warn", "fail")
+_PACES = ("full", "background")
 _open_futures: "weakref.WeakSet[SaveFuture]" = weakref.WeakSet()
 _in_save = threading.RLock()
 _at_exit = "wait"
@@ -27,8 +28,8 @@ _at_exit = "wait"
 
 def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
          step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None, on_divergence: Optional[str] = None,
-         labels: Optional[Mapping[str, str]] = None, slots: int = 2, when_busy: str = "wait", progress: bool = False,
-         timeout: Optional[float] = None, client: Optional[Client] = None) -> Job:
+         pace: Optional[str] = None, labels: Optional[Mapping[str, str]] = None, slots: int = 2, when_busy: str = "wait",
+         progress: bool = False, timeout: Optional[float] = None, client: Optional[Client] = None) -> Job:
     """Saves a state dict and returns when it is durable.
 
     state_dict: nested mappings and lists of torch tensors of any device, strides and dtype, DTensors, ShardedTensors, numpy arrays, and
@@ -37,12 +38,14 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
 
     overwrite: replace an existing checkpoint, atomically. step: a number that all ranks must share, kept as label `step`.
     format: "dcp"; a reshard makes other formats of it. on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
+    pace: "background" takes 3 % of a core per worker, so that training beside it is not slowed, and takes longer; "full" all there is;
+    None asks the environment's DCPD_PACE, and without that is "full".
     slots: snapshots that may be in flight, each as large as the state dict; when_busy: "wait", "warn" (and wait) or "fail" when
     all are. progress: a progress bar on rank 0. timeout: seconds; the job goes on after it.
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
     """
-    h = _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, _labels(labels, step), slots, when_busy),
-               process_group, no_dist, client, look_first=True)
+    h = _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
+                                                slots, when_busy), process_group, no_dist, client, look_first=True)
     if progress and h.rank == 0:
         from . import show
 
@@ -58,8 +61,8 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
 
 def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
                step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None,
-               on_divergence: Optional[str] = None, labels: Optional[Mapping[str, str]] = None, slots: int = 2,
-               when_busy: str = "wait", at_exit: Optional[str] = None, client: Optional[Client] = None) -> SaveFuture:
+               on_divergence: Optional[str] = None, pace: Optional[str] = None, labels: Optional[Mapping[str, str]] = None,
+               slots: int = 2, when_busy: str = "wait", at_exit: Optional[str] = None, client: Optional[Client] = None) -> SaveFuture:
     """Copies the state dict into shared memory and returns; dcpd brings it to the disk. Arguments as for `save`.
 
     When it returns the snapshot outlives this process, and the tensors may be changed. at_exit: what an interpreter that ends does
@@ -70,8 +73,8 @@ def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = 
         if at_exit not in ("wait", "leave"):
             raise ValueError(f"at_exit={at_exit!r}: 'wait' or 'leave'")
         _at_exit = at_exit
-    return _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, _labels(labels, step), slots,
-                                                   when_busy), process_group, no_dist, client).future
+    return _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
+                                                   slots, when_busy), process_group, no_dist, client).future
 
 
 def wait(timeout: Optional[float] = None) -> None:
@@ -85,11 +88,20 @@ def close() -> None:
     _session.close_all()
 
 
+def pace_of(pace: Optional[str]) -> Optional[str]:
+    """What a save is asked for: the argument, else DCPD_PACE. A wrong word is an error before anything is copied."""
+    source, value = ("pace", pace) if pace is not None else ("DCPD_PACE", os.environ.get("DCPD_PACE") or None)
+    if value is not None and value not in _PACES:
+        raise ValueError(f"{source}={value!r}: one of {', '.join(_PACES)}")
+    return value
+
+
 class _Options(NamedTuple):
     overwrite: bool
     format: str
     files_per_rank: Optional[int]
     on_divergence: Optional[str]
+    pace: Optional[str]
     labels: Mapping[str, str]
     slots: int
     when_busy: str
@@ -100,6 +112,8 @@ class _Options(NamedTuple):
             o["files_per_rank"] = self.files_per_rank
         if self.on_divergence is not None:
             o["on_divergence"] = self.on_divergence
+        if self.pace is not None:
+            o["pace"] = self.pace
         return o
 
 

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 
 from .. import _where, errors, image
+from .._save import pace_of
 from . import _items, _lane, _path, _pickle, _stage
 
 VERSION = "1.0.0"
@@ -74,6 +75,8 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc]
 
     Two have no effect. per_thread_copy_ahead: a warning says so if it is set, as tensors of a GPU are copied straight into the
     segment. cache_staged_state_dict: segments are kept and used again in any case, and what is saved are the data at the call.
+
+    DCPD_PACE=background in the environment of the coordinator rank: the bytes are written at that pace (see dcpd.save).
     """
 
     _synchronize_after_execute: bool = True
@@ -252,8 +255,9 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc]
             lane.hand_over()
 
     def _options(self) -> Dict[str, Any]:
+        pace = pace_of(None)
         return {"overwrite": self.overwrite or not self.use_collectives, "sync_files": bool(self.sync_files),
-                "beside": "needed" if self.use_collectives else "always"}
+                "beside": "needed" if self.use_collectives else "always", **({"pace": pace} if pace else {})}
 
     @staticmethod
     def _in_turn(call: Any, **spec: Any) -> Any:
