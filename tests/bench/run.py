@@ -25,6 +25,7 @@ sys.dont_write_bytecode = True
 
 import comm_rows  # noqa: E402
 import dcpd as lib  # noqa: E402
+import pace_rows  # noqa: E402
 import python_rows  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
@@ -135,6 +136,7 @@ class Bench:
 
     def python(self):
         python_rows.rows(self, SIZE)
+        pace_rows.rows(self, SIZE)
         self.no_torch()
 
     def saves(self):
