@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import dcpd
 from on_dropin import *  # noqa: F403
+from on_faults import *  # noqa: F403
 
 
 def whole(shape, seed=0, dtype=torch.float32):
@@ -277,17 +278,6 @@ def busy(pg, rank, ref, mode):
     t = torch.ones(1 << 22)
     handles = [dcpd.async_save({f"t{rank}": t}, f"{ref}-{i}", process_group=pg, when_busy=mode, slots=1) for i in range(2)]
     return [h.result(60)["state"] for h in handles]
-
-
-def dies_in_copy(pg, rank, ref):
-    import os
-
-    from dcpd import _session, _tensors
-
-    _session.LEASE_SECONDS = 1
-    if rank == 1:
-        _tensors.copy_out = lambda *_: os._exit(9)
-    return dcpd.save({"t": torch.ones(1000)}, ref)["state"]
 
 
 def let_go(pg, rank):

@@ -5,9 +5,7 @@ import threading
 import time
 
 import harness as lib
-import lib_ranks
 import numpy as np
-import on_ranks
 import pytest
 
 import dcpd
@@ -75,21 +73,6 @@ def test_trainer_killed(d, script, where):
     if where in ("submit", "done"):
         lib.wait_for(lambda: (d.storages["main"] / name / ".metadata").exists(), 10, "the save goes on without its trainer")
         assert np.array_equal(dcpd.load(f"main:{name}", client=dcpd.connect(f"unix://{d.socket}"))["w"].numpy(), np.arange(1 << 20))
-    gone(d, files)
-
-
-def test_a_rank_is_killed(d):
-    """The others get an error, and what they had reserved goes."""
-    pool = lib_ranks.Ranks(2, {"DCPD_URL": f"unix://{d.socket}"})
-    try:
-        t = time.monotonic()
-        got = pool(on_ranks.dies_in_copy, f"main:{lib.fresh()}", check=False, seconds=100)
-        assert isinstance(got[1], lib_ranks.Ended), got
-        assert isinstance(got[0], Exception) and not isinstance(got[0], lib_ranks.Ended), got
-        assert time.monotonic() - t < 90
-        files = segments(d)
-    finally:
-        pool.close()
     gone(d, files)
 
 

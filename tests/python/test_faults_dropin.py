@@ -101,14 +101,15 @@ else:
 def test_trainer_killed(at, script, path, where, how):
     """The checkpoint that was there stays, until the job is submitted; then the new one comes without its trainer."""
     save(state(1), path)
-    mine = set(ours(at))
+    mine, before = set(ours(at)), path.stat().st_ino
     p = script(KILLED, where, how, path, wait=False)
     assert p.stdout.readline() == "here\n", p.stderr.read()
     files = segments(at)
     p.kill()
     p.communicate()
     if where == "wait":
-        lib.wait_for(lambda: load(path) == 2, 10, "the save goes on without its trainer")
+        lib.wait_for(lambda: path.stat().st_ino != before, 10, "the save goes on without its trainer")
+        assert load(path) == 2
     else:
         assert load(path) == 1
     lib.wait_for(lambda: set(ours(at)) <= mine, 20, "the state dicts of the dead")

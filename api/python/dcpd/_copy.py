@@ -120,13 +120,18 @@ def copy(blocks: List[Block], workers: Optional[int] = None) -> None:
                 part, left = [], share
     if part:
         parts.append(part)
-    running = []
+    running: List[Any] = []
     try:
-        pool = _get_pool(n)
-        running = [pool.submit(_run, p) for p in parts[1:]]
-    except RuntimeError:  # the interpreter is ending, and starts no thread any more: the rest is copied here
-        pass
-    for p in [parts[0], *parts[1 + len(running):]]:
-        _run(p)
+        try:
+            pool = _get_pool(n)
+            for p in parts[1:]:
+                running.append(pool.submit(_run, p))
+        except RuntimeError:  # the interpreter is ending, and starts no thread any more: the rest is copied here
+            pass
+        for p in [parts[0], *parts[1 + len(running):]]:
+            _run(p)
+    finally:  # also after a KeyboardInterrupt: what they write to will be somebody else's
+        for r in running:
+            r.exception()
     for r in running:
         r.result()

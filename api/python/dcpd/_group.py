@@ -40,6 +40,10 @@ class Group:
         return "alone"
 
 
+class Broken(errors.RankFailed):
+    """The ranks cannot talk any more, as one of them has died, or is too late."""
+
+
 class TorchGroup(Group):
     def __init__(self, pg: Any) -> None:
         import torch.distributed as dist
@@ -50,13 +54,23 @@ class TorchGroup(Group):
 
     def gather(self, x: Any) -> List[Any]:
         out: List[Any] = [None] * self.size
-        self._dist.all_gather_object(out, x, group=self._pg)
+        try:
+            self._dist.all_gather_object(out, x, group=self._pg)
+        except RuntimeError as e:
+            raise self._broken(e) from e
         return out
 
     def broadcast(self, x: Any) -> Any:
         box = [x]
-        self._dist.broadcast_object_list(box, src=self._first, group=self._pg)
+        try:
+            self._dist.broadcast_object_list(box, src=self._first, group=self._pg)
+        except RuntimeError as e:
+            raise self._broken(e) from e
         return box[0]
+
+    @staticmethod
+    def _broken(e: RuntimeError) -> Broken:
+        return Broken(f"the process group is broken: has a rank died, or left with an error of its own? ({e})")
 
     @property
     def key(self) -> Any:

@@ -154,6 +154,9 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
             except _Stale:
                 if not again:
                     raise errors.NotFound("the state dict in shared memory vanished twice: is dcpd being restarted?") from None
+            except _group.Broken:
+                _session.discard_group(g)
+                raise
         raise AssertionError("not reached")
 
 
@@ -217,6 +220,10 @@ def _snapshot(d: _tensors.Described, first: _Offer, place: Optional[_where.Place
         failure = e
         if isinstance(e, errors.NotFound) and e.code == "not_found":
             failure = _Stale(e.message)
+    except BaseException:  # a signal's
+        if session is not None:
+            _give_up(session, first.generation)
+        raise
     try:
         g.agree(None, failure)
     except BaseException as e:
@@ -274,24 +281,30 @@ def _client_at(url: str) -> Client:
     return Client(Transport(parse_url(url), default_token())).check()
 
 
+def _create_job(session: _session.Session, first: _Offer, o: _Options) -> Any:
+    try:
+        return session.client.jobs.create(
+            "save", source={"state_dict": session.name, "generation": first.generation},
+            target={"storage": first.storage, "name": first.name, "format": o.format}, options=o.job(), labels=dict(o.labels))
+    except Exception as e:
+        return e
+
+
 def _submit(session: _session.Session, first: _Offer, o: _Options, g: _group.Group, size: int) -> SaveFuture:
-    job: Any = None
-    if g.rank == 0:
-        try:
-            job = session.client.jobs.create(
-                "save", source={"state_dict": session.name, "generation": first.generation},
-                target={"storage": first.storage, "name": first.name, "format": o.format}, options=o.job(), labels=dict(o.labels))
-        except Exception as e:
-            job = e
-    told = g.broadcast(dict(job) if isinstance(job, Job) else _group._portable(job))
-    if isinstance(told, BaseException):
+    try:
+        job = _create_job(session, first, o) if g.rank == 0 else None
+        told = g.broadcast(dict(job) if isinstance(job, Job) else _group._portable(job))
+        if isinstance(told, BaseException):
+            raise job if isinstance(job, BaseException) else told
+        # rank 0's client goes into the thread; each thread has its own connection
+        f = SaveFuture(session.client, Job(told), f"{first.storage}:{first.name}", lambda: session.release(first.generation))
+        _open_futures.add(f)
+        return f
+    except _group.Broken:
+        raise  # all have sealed: dcpd saves it when the leases are over, if it has no job yet
+    except BaseException:  # a signal's too; a job that was submitted all the same keeps its slots until it is done
         _give_up(session, first.generation)
-        raise job if isinstance(job, BaseException) else told
-    generation = first.generation
-    # rank 0's client goes into the thread; each thread has its own connection
-    f = SaveFuture(session.client, Job(told), f"{first.storage}:{first.name}", lambda: session.release(generation))
-    _open_futures.add(f)
-    return f
+        raise
 
 
 def _after_fork() -> None:
@@ -312,4 +325,6 @@ def _exit() -> None:
                 f.result()
             except Exception:
                 pass  # logged by its thread
+            except BaseException:  # Ctrl-C: the rest is left to the daemon
+                break
     _session.close_all(1.0 if _at_exit == "wait" else 0.0)

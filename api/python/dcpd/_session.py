@@ -179,6 +179,14 @@ def discard(s: Session) -> None:
     s.close(0.0)
 
 
+def discard_group(group: Group) -> None:
+    """Of ranks that cannot save together any more: no lease keeps their slots, and dcpd saves or frees what is in them."""
+    with _guard:
+        found = [s for k, s in _sessions.items() if k[1] == group.key]
+    for s in found:
+        discard(s)
+
+
 def all_sessions() -> List[Session]:
     with _guard:
         return list(_sessions.values())

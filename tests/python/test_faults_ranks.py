@@ -1,0 +1,84 @@
+"""Faults of several ranks: one of them dies, the others get an error, and can go on without it. Groups shrink from 4 ranks to 2."""
+import harness as lib
+import lib_ranks
+import on_ranks
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import dcpd
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
+
+
+@pytest.fixture
+def mortal(d):
+    """Ranks of this test's own."""
+    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{d.socket}", "TEST_PATIENCE": "8"})
+    yield pool
+    pool.close()
+
+
+def ours(d):
+    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
+
+
+def load(path, world):
+    """x of on_faults.state(rank, x), the same in all that is there."""
+    sd = {f"t{r}": torch.zeros(1 << 16) for r in range(world)}
+    sd.update(all=torch.zeros(1000), v={"x": 0})
+    dcp.load(sd, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    x = sd["v"]["x"]
+    assert all(t.eq(x).all() for t in sd.values() if isinstance(t, torch.Tensor)), "a mix"
+    return x
+
+
+def one_dies(pool, world, victim, function, *args):
+    got = pool(function, *args, world=world, check=False, seconds=60)
+    assert isinstance(got[victim], lib_ranks.Ended), got
+    for r, e in enumerate(got):
+        assert r == victim or (isinstance(e, BaseException) and not isinstance(e, lib_ranks.Ended)), (r, e)
+    return [e for r, e in enumerate(got) if r != victim]
+
+
+@pytest.mark.parametrize("how", ["save", "async"])
+def test_a_rank_dies_in_the_drop_in(mortal, d, how):
+    """In the copy, after it, and the coordinator in finish: the old checkpoint stays, and the next save into the same path works."""
+    path = d.storages["main"] / lib.fresh()
+    mortal(on_ranks.dropin_with_a_death, str(path), 1)
+    assert load(path, 4) == 1
+    x = 1
+    for world, where in ((4, "copy"), (3, "written")):
+        one_dies(mortal, world, world - 1, on_ranks.dropin_with_a_death, str(path), x + 1, world - 1, where, how)
+        assert load(path, world) == x
+        x += 2
+        mortal(on_ranks.dropin_with_a_death, str(path), x, None, "", how, world=world - 1)
+        assert load(path, world - 1) == x
+    one_dies(mortal, 2, 0, on_ranks.dropin_with_a_death, str(path), x + 1, 0, "finish", how)
+    assert load(path, 2) == x
+    mortal.close()
+    lib.wait_for(lambda: not ours(d), 20, "the state dicts of the dead")
+    lib.wait_for(lambda: not d.staging(), 5, "staging swept")
+
+
+def test_a_rank_dies_in_a_save(mortal, d):
+    """And the last time, after all have sealed: then the daemon saves it by itself, though one of the ranks is alive."""
+    name = lib.fresh()
+    path, ref = d.storages["main"] / name, f"main:{name}"
+    mortal(on_ranks.save_with_a_death, ref, 1)
+    x = 1
+    for world, where in ((4, "copy"), (3, "sealed")):
+        errors = one_dies(mortal, world, world - 1, on_ranks.save_with_a_death, ref, x + 1, world - 1, where)
+        assert all(isinstance(e, dcpd.RankFailed) and "broken" in str(e) for e in errors), errors
+        assert load(path, world) == x
+        x += 2
+        mortal(on_ranks.save_with_a_death, ref, x, world=world - 1)
+        assert load(path, world - 1) == x
+    lib.wait_for(lambda: len(ours(d)) == 1, 20, "the state dicts of groups that broke")
+    before = path.stat().st_ino
+    one_dies(mortal, 2, 0, on_ranks.save_with_a_death, ref, x + 1, 0, "submit")
+    lib.wait_for(lambda: path.stat().st_ino != before, 20, "the save of what all had sealed")
+    assert load(path, 2) == x + 1
+    mortal.close()
+    lib.wait_for(lambda: not ours(d), 20, "the state dicts of the dead")
+    lib.wait_for(lambda: not d.staging(), 5, "staging swept")
