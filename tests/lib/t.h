@@ -9,6 +9,9 @@
 #include <cmocka.h>
 #include "base/err.h"
 
+/* Who is not there by then hangs. What a test waits for has no closer limit: a busy machine is no failure. */
+enum { T_HUNG_MS = 120000 };
+
 /* abort() tells the compiler that a failed test does not go on. */
 #define T_FAIL(...)                  \
 	do {                         \

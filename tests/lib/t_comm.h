@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -124,8 +125,11 @@ static inline void t_group_start(struct t_group *g)
 	for (uint32_t r = 0; r < g->spec.size; r++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);
-		if (pid == 0)
+		if (pid == 0) {
+			/* One that is stopped would outlive a test that fails, and hold its output open. */
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			_exit(t_member(g, r));
+		}
 		atomic_store(&g->shared->pids[r], pid);
 	}
 }

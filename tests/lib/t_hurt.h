@@ -1,4 +1,5 @@
-/* t_hurt.h: collectives without an end in each member, until a signal hits one of them: the others end soon, with one error naming it. */
+/* t_hurt.h: collectives without an end in each member, until a signal hits one of them: the others end, with one error
+ * naming it. That a death is seen before the deadline shows in the error: at the deadline it would be another. */
 #pragma once
 #include "lib/t_collectives.h"
 
@@ -22,16 +23,13 @@ static inline void t_hurt(struct t_group *g, uint32_t victim, int signal_number,
 		t_sleep_ms(1);
 	usleep((useconds_t)after_us);
 	kill(g->pids[victim], signal_number);
-	uint64_t began = t_now_ms();
 	pid_t pid = g->pids[victim];
 	g->pids[victim] = 0;
-	uint32_t hung = t_group_wait(g, 8000);
-	uint64_t took = t_now_ms() - began;
+	uint32_t hung = t_group_wait(g);
 	kill(pid, SIGKILL);
 	waitpid(pid, &g->status[victim], 0);
 	if (hung)
 		T_FAIL("%u members hung after rank %u got signal %d", hung, victim, signal_number);
-	assert_true(took < g->spec.deadline_ms + 2000);
 	for (uint32_t r = 0; r < g->spec.size; r++)
 		if (r != victim)
 			t_group_expect(g, r, code, victim);

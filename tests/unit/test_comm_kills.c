@@ -20,7 +20,7 @@ static void kills(enum comm_backend inside, const uint32_t *hosts)
 		struct t_group g;
 		uint32_t victim = next() >> 30;
 		t_group_init(&g, inside, 4, t_churn);
-		g.spec.deadline_ms = 10000;
+		g.spec.deadline_ms = 60000;
 		if (hosts) {
 			g.spec.hosts = hosts;
 			g.spec.between = COMM_TCP;

@@ -64,17 +64,13 @@ static void windows(void **state)
 
 /* ---- failures: all members end with the same error and rank ---- */
 
-static void expect_all(struct t_group *g, uint32_t but, enum err code, int64_t rank, uint64_t within_ms)
+static void expect_all(struct t_group *g, uint32_t but, enum err code, int64_t rank)
 {
 	t_group_start(g);
-	assert_int_equal(t_group_wait(g, within_ms + 3000), 0);
-	for (uint32_t r = 0; r < g->spec.size; r++) {
-		if (r == but)
-			continue;
-		t_group_expect(g, r, code, rank);
-		if (g->shared->ends[r].took_ms > within_ms)
-			T_FAIL("rank %u took %llu ms", r, (unsigned long long)g->shared->ends[r].took_ms);
-	}
+	assert_int_equal(t_group_wait(g), 0);
+	for (uint32_t r = 0; r < g->spec.size; r++)
+		if (r != but)
+			t_group_expect(g, r, code, rank);
 	t_group_end(g);
 }
 
@@ -103,7 +99,7 @@ static void mismatches(void **state)
 		struct t_group g;
 		t_group_init(&g, COMM_SHM, 4, mismatch);
 		g.arg = &kind;
-		expect_all(&g, UINT32_MAX, ERR_COLLECTIVE_MISMATCH, -2, 2000);
+		expect_all(&g, UINT32_MAX, ERR_COLLECTIVE_MISMATCH, -2);
 	}
 }
 
@@ -132,25 +128,23 @@ static enum err cancel_in_tick(void *user)
 	return g->spec.rank == 1 && atomic_fetch_add(&g->shared->flags[1], 1) == 3 ? ERR(CANCELLED, "the job was cancelled") : OK;
 }
 
-static enum err wait_for_nobody(struct comm *c, struct t_group *g)
+/* Rank 0 comes when the others have failed; if it were early, they would not. */
+static enum err come_when_all_is_over(struct comm *c, struct t_group *g)
 {
-	if (comm_rank(c) == 0) {
-		t_sleep_ms(*(const int *)g->arg);
-		return comm_barrier(c);
-	}
+	for (uint32_t r = 1; comm_rank(c) == 0 && r < g->spec.size; r++)
+		while (g->shared->ends[r].code == -1)
+			t_sleep_ms(1);
 	return comm_barrier(c);
 }
 
 static void a_tick_that_fails(void **state)
 {
 	struct t_group g;
-	int ms = 600;
 
 	(void)state;
-	t_group_init(&g, COMM_SHM, 4, wait_for_nobody);
-	g.arg = &ms;
+	t_group_init(&g, COMM_SHM, 4, come_when_all_is_over);
 	g.spec.tick = cancel_in_tick;
-	expect_all(&g, UINT32_MAX, ERR_CANCELLED, 1, 1500);
+	expect_all(&g, UINT32_MAX, ERR_CANCELLED, 1);
 }
 
 static enum err abort_it(struct comm *c, struct t_group *g)
@@ -172,7 +166,7 @@ static void an_abort(void **state)
 
 	(void)state;
 	t_group_init(&g, COMM_SHM, 4, abort_it);
-	expect_all(&g, UINT32_MAX, ERR_SHM_EXHAUSTED, 3, 1000);
+	expect_all(&g, UINT32_MAX, ERR_SHM_EXHAUSTED, 3);
 }
 
 /* A failure in a subgroup is the group's, and the other way round. */
@@ -204,7 +198,7 @@ static void subgroups_fail_together(void **state)
 		struct t_group g;
 		t_group_init(&g, COMM_SHM, 4, fail_in_subgroup);
 		g.arg = &kind;
-		expect_all(&g, 2, ERR_PEER_LOST, 2, 1500);
+		expect_all(&g, 2, ERR_PEER_LOST, 2);
 	}
 }
 
@@ -215,23 +209,21 @@ static void one_never_joins(void **state)
 	(void)state;
 	for (uint32_t r = 0; r < 3; r += 2) {
 		struct t_group g;
-		t_group_init(&g, COMM_SHM, 3, wait_for_nobody);
+		t_group_init(&g, COMM_SHM, 3, come_when_all_is_over);
 		g.absent = 1u << r;
-		g.spec.deadline_ms = 300;
-		expect_all(&g, r, ERR_PEER_TIMEOUT, r, 1500);
+		g.spec.deadline_ms = 1000;
+		expect_all(&g, r, ERR_PEER_TIMEOUT, r);
 	}
 }
 
 static void one_is_late(void **state)
 {
 	struct t_group g;
-	int ms = 900;
 
 	(void)state;
-	t_group_init(&g, COMM_SHM, 3, wait_for_nobody);
-	g.arg = &ms;
+	t_group_init(&g, COMM_SHM, 3, come_when_all_is_over);
 	g.spec.deadline_ms = 300;
-	expect_all(&g, UINT32_MAX, ERR_PEER_TIMEOUT, 0, 1500);
+	expect_all(&g, UINT32_MAX, ERR_PEER_TIMEOUT, 0);
 }
 
 static void another_arena(void **state)
@@ -240,9 +232,9 @@ static void another_arena(void **state)
 	int fd = memfd_create("other", 0);
 
 	(void)state;
-	t_group_init(&g, COMM_SHM, 2, wait_for_nobody);
+	t_group_init(&g, COMM_SHM, 2, come_when_all_is_over);
 	g.spec.arena_fd = fd; /* not sealed, not an arena */
-	expect_all(&g, UINT32_MAX, ERR_BACKEND_UNAVAILABLE, -1, 1000);
+	expect_all(&g, UINT32_MAX, ERR_BACKEND_UNAVAILABLE, -1);
 	close(fd);
 }
 
@@ -277,8 +269,8 @@ static void hurt(uint32_t size, uint32_t victim, int signal_number, long after_u
 static void one_is_stopped(void **state)
 {
 	(void)state;
-	hurt(4, 2, SIGSTOP, 20000, ERR_PEER_TIMEOUT, 500);
-	hurt(3, 0, SIGSTOP, 33333, ERR_PEER_TIMEOUT, 500);
+	hurt(4, 2, SIGSTOP, 20000, ERR_PEER_TIMEOUT, 1500);
+	hurt(3, 0, SIGSTOP, 33333, ERR_PEER_TIMEOUT, 1500);
 }
 
 /* Rank 3 waits for rank 2 in a subgroup; the others wait for rank 3, which makes the next one, and are late first: 2 is to blame. */
@@ -293,7 +285,7 @@ static enum err wait_for_one_that_waits(struct comm *c, struct t_group *g)
 		for (;;)
 			pause();
 	if (comm_rank(c) == 3)
-		t_sleep_ms(200);
+		t_sleep_ms(500);
 	TRY(comm_split_mesh(c, mesh, 2, 1, &sub));
 	comm_close(sub);
 	TRY(comm_split(c, last_first, 4, &sub));
@@ -307,11 +299,11 @@ static void one_waits_for_another(void **state)
 
 	(void)state;
 	t_group_init(&g, COMM_SHM, 4, wait_for_one_that_waits);
-	g.spec.deadline_ms = 600;
+	g.spec.deadline_ms = 1500;
 	t_group_start(&g);
 	pid_t pid = g.pids[2];
 	g.pids[2] = 0;
-	assert_int_equal(t_group_wait(&g, 8000), 0);
+	assert_int_equal(t_group_wait(&g), 0);
 	kill(pid, SIGKILL);
 	waitpid(pid, &g.status[2], 0);
 	for (uint32_t r = 0; r < 4; r++)
@@ -352,7 +344,7 @@ static void a_mad_member(void **state)
 		g.arg = &seed;
 		g.spec.deadline_ms = 700;
 		t_group_start(&g);
-		assert_int_equal(t_group_wait(&g, 10000), 0);
+		assert_int_equal(t_group_wait(&g), 0);
 		for (uint32_t r = 0; r < 4; r++)
 			if (!WIFEXITED(g.status[r]))
 				T_FAIL("seed %u: rank %u crashed, status %x", seed, r, g.status[r]);

@@ -36,7 +36,9 @@ enum err comm_wait(struct comm *c, bool *late_out)
 	*late_out = now >= c->deadline_ns;
 	if (root->spec.tick && now - root->ticked_ns >= TICK_NS) {
 		root->ticked_ns = now;
+		root->waiting = c;
 		enum err e = root->spec.tick(root->spec.user);
+		root->waiting = NULL;
 		if (e)
 			return comm_at(root, e, root->rank);
 	}

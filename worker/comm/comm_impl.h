@@ -40,6 +40,11 @@ struct comm {
 	struct comm_spec spec;         /* of the root; hosts, meet and listen are valid during open only */
 	struct comm_call call;
 	uint64_t deadline_ns, ticked_ns; /* CLOCK_MONOTONIC */
+	/* Of an opened group: the one on it whose wait calls the tick; NULL: none. */
+	struct comm *waiting;
+	/* Of an opened group that is part of another; may be NULL: the one that the member of this rank waits for in the other parts, or
+	 * itself, if that one shows no life; else UINT32_MAX. */
+	uint32_t (*beyond)(void *user, uint32_t rank);
 	struct comm_counts counts;     /* the root's are everybody's */
 	bool failed;                   /* the root's too */
 	struct err_info failure;
@@ -58,6 +63,13 @@ struct comm_ops {
 	void (*abort)(struct comm *c, struct err_info *f);
 	/* Has the group failed? Does not wait. Called between collectives of another group that this member is in. */
 	enum err (*poll)(struct comm *c);
+	/* These three may be NULL; they find who is late across the parts of a group. Members are those of the opened group.
+	 * The one that shows no life, of those that c waits for; UINT32_MAX: all do. */
+	uint32_t (*stalest)(const struct comm *c);
+	/* Tells the others that this member waits for that one in another group; UINT32_MAX: it cannot say for whom. */
+	void (*show)(struct comm *c, uint32_t member);
+	/* Who waits for whom, from this member on: the one that is silent; UINT32_MAX: none is. */
+	uint32_t (*silent)(struct comm *c, uint32_t member);
 	enum err (*window_add)(struct comm *c, uint64_t key, const void *p, uint64_t bytes);   /* NULL: ignored */
 
 	enum err (*barrier)(struct comm *c);

@@ -107,7 +107,7 @@ static void list_firsts(const struct hier *h, uint32_t *firsts)
 
 /* ---- open, split, close ---- */
 
-/* While one of the groups waits, the others' failures are heard, and this member shows in them that it is alive. */
+/* While one of the groups waits, the others' failures are heard, and this member shows in them that it is alive, and for whom it waits. */
 static enum err tick(void *user)
 {
 	struct hier *h = user;
@@ -117,7 +117,18 @@ static enum err tick(void *user)
 		TRY(h->inside->ops->poll(h->inside));
 	if (h->all)
 		TRY(h->all->ops->poll(h->all));
+	if (h->all && h->all->ops->show && h->inside && h->inside->waiting) {
+		uint32_t late_one = h->inside->ops->stalest(h->inside->waiting);
+		h->all->ops->show(h->all, late_one != UINT32_MAX ? h->inside->names[late_one] : UINT32_MAX);
+	}
 	return comm_wait(h->c, &late);
+}
+
+static uint32_t beyond(void *user, uint32_t rank)
+{
+	struct hier *h = user;
+
+	return h->all && h->all->ops->silent ? h->all->ops->silent(h->all, rank) : UINT32_MAX;
 }
 
 static FALLIBLE enum err split_between(struct hier *h)
@@ -150,6 +161,7 @@ static FALLIBLE enum err open_all(struct hier *h, const struct comm_spec *spec)
 	local.size = mine_count(h);
 	local.user = h;
 	TRY(comm_inner_open(inside, &local, mine(h), &h->inside));
+	h->inside->beyond = beyond;
 	inner.tick = NULL; /* meet and tick share `user` */
 	TRY(comm_inner_open(between, &inner, NULL, &h->all));
 	h->all->spec.tick = tick;

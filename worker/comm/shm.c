@@ -348,7 +348,8 @@ static enum err shm_window_add(struct comm *c, uint64_t key, const void *p, uint
 }
 
 static const struct comm_ops ops = {
-	.name = "shm", .open = shm_open_group, .split = shm_split, .close = shm_close, .abort = shm_abort, .poll = shm_poll,
+	.name = "shm", .open = shm_open_group, .split = shm_split, .close = shm_close, .abort = shm_abort,
+	.poll = shm_poll, .stalest = shm_stalest,
 	.window_add = shm_window_add, .barrier = shm_barrier, .broadcast = shm_broadcast, .all_gather_v = shm_all_gather_v,
 	.exchange = shm_exchange, .gather = shm_gather, .scatter = shm_scatter,
 };

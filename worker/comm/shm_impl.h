@@ -130,6 +130,7 @@ FALLIBLE enum err shm_sleep(struct shm *s, _Atomic uint32_t *word, uint32_t seen
 FALLIBLE enum err shm_alive(struct shm *s);
 /* ERR_PEER_LOST when `member` died or left. */
 FALLIBLE enum err shm_lost(const struct shm *s, uint32_t member);
+uint32_t shm_stalest(const struct comm *c);
 /* ERR_PEER_TIMEOUT for the member that has not shown itself for the longest time, be it one that the others of this group wait for
  * elsewhere, or for `suspect` if all do. */
 FALLIBLE enum err shm_late(const struct shm *s, uint32_t suspect);

@@ -195,7 +195,7 @@ static void look_at_beat(const struct shm *root, uint32_t member, struct stalest
 	z->member = member;
 }
 
-enum err shm_late(const struct shm *s, uint32_t suspect)
+static uint32_t stalest(const struct shm *s)
 {
 	const struct shm *root = s->c->root->impl;
 	struct stalest z = { .now = comm_now_ns(), .oldest = UINT64_MAX, .member = UINT32_MAX };
@@ -205,9 +205,24 @@ enum err shm_late(const struct shm *s, uint32_t suspect)
 	/* All of this group wait as we do: some of them for one that is not in it. */
 	for (uint32_t r = 0; root && z.member == UINT32_MAX && r < root->c->size; r++)
 		look_at_beat(root, r, &z);
-	if (z.member != UINT32_MAX)
-		return comm_at(root->c, ERR(PEER_TIMEOUT, "rank %u did not answer in time", root->c->names[z.member]), z.member);
-	return comm_at(s->c, ERR(PEER_TIMEOUT, "rank %u did not come in time", s->c->names[suspect]), suspect);
+	return z.member;
+}
+
+uint32_t shm_stalest(const struct comm *c)
+{
+	return c->impl ? stalest(c->impl) : UINT32_MAX;
+}
+
+enum err shm_late(const struct shm *s, uint32_t suspect)
+{
+	const struct comm *root = s->c->root;
+	uint32_t member = stalest(s);
+	uint32_t rank = member != UINT32_MAX ? root->names[member] : s->c->names[suspect];
+	/* On a busy host it may have been kept from showing itself, and wait for one of another host. */
+	uint32_t other = root->beyond ? root->beyond(root->spec.user, rank) : UINT32_MAX;
+
+	rank = other != UINT32_MAX ? other : rank;
+	return err_at_rank(ERR(PEER_TIMEOUT, "rank %u did not answer in time", rank), rank);
 }
 
 /* ---- failing together ---- */

@@ -351,6 +351,7 @@ const struct comm_ops *comm_tcp_ops(void)
 {
 	static const struct comm_ops ops = {
 		.name = "tcp", .open = tcp_open, .split = tcp_split, .close = tcp_close, .abort = tcp_abort, .poll = tcp_poll,
+		.show = tcp_show, .silent = tcp_silent,
 		.barrier = tcp_barrier, .broadcast = tcp_broadcast, .all_gather_v = tcp_all_gather_v, .exchange = tcp_exchange,
 		.gather = tcp_gather, .scatter = tcp_scatter,
 	};

@@ -163,6 +163,37 @@ static bool needs(const struct tcp_op *op, uint32_t peer)
 	return ((const struct blocks_op *)op)->pending[peer] != 0;
 }
 
+/* Is something ready for this send that is not taken? */
+static bool ready(const struct blocks_op *o, uint32_t i)
+{
+	const struct tcp_send *s = &o->sends[i];
+	const struct tcp_block *b = &o->blocks[s->block];
+
+	for (uint32_t k = 0; k < o->links; k++) {
+		if (tcp_link_of(o->op.g->mesh, s->to, k + 1)->sending)
+			return true;
+		if (!over(b, s->next[k]) && (o->in_steps ? step_open(o, i) : b->from == TCP_NOBODY || b->next[k] > s->next[k]))
+			return true;
+	}
+	return false;
+}
+
+/* Who passes a block on does not wait for the next one while it has nothing for it. */
+static bool awaits(const struct tcp_op *op, uint32_t peer)
+{
+	const struct blocks_op *o = (const struct blocks_op *)op;
+
+	if (o->pending[peer] == 0)
+		return false;
+	for (uint32_t i = 0; i < o->block_count; i++)
+		if (o->blocks[i].from == peer && o->blocks[i].missing)
+			return true;
+	for (uint32_t i = o->first[peer]; i != TCP_NOBODY; i = o->sends[i].same_peer)
+		if (ready(o, i))
+			return true;
+	return false;
+}
+
 /* Room for what is counted per peer, and for the checksums of the blocks that are sent. */
 static FALLIBLE enum err reserve(struct blocks_op *o, uint32_t peers)
 {
@@ -222,7 +253,8 @@ enum err tcp_blocks_run(struct comm *c, struct tcp_block *blocks, uint32_t block
 {
 	struct tcp_mesh *m = ((struct tcp_group *)c->impl)->mesh;
 	struct blocks_op o = {
-		.op = { .target = target, .arrived = arrived, .next = next, .sent = sent, .done = done, .needs = needs },
+		.op = { .target = target, .arrived = arrived, .next = next, .sent = sent, .done = done, .needs = needs,
+			.awaits = awaits },
 		.blocks = blocks, .sends = sends, .block_count = block_count, .send_count = send_count, .in_steps = in_steps,
 		.links = m->data_links,
 	};

@@ -251,7 +251,8 @@ enum err tcp_exchange(struct comm *c, const struct comm_exchange *x)
 {
 	const struct tcp_mesh *m = ((struct tcp_group *)c->impl)->mesh;
 	struct exchange_op o = {
-		.op = { .target = target, .arrived = arrived, .next = next, .sent = sent, .idle = idle, .done = done, .needs = needs },
+		.op = { .target = target, .arrived = arrived, .next = next, .sent = sent, .idle = idle, .done = done, .needs = needs,
+			.awaits = needs },
 		.x = x, .peers = m->size, .links = m->data_links,
 	};
 

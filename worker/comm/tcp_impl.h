@@ -69,6 +69,8 @@ struct tcp_op {
 	enum err (*idle)(struct tcp_op *op, bool *more_out);              /* may be NULL: work between events */
 	bool (*done)(const struct tcp_op *op);
 	bool (*needs)(const struct tcp_op *op, uint32_t peer);            /* something to or from this peer is missing */
+	/* It is this peer's turn: to send, or to take what is ready for it. */
+	bool (*awaits)(const struct tcp_op *op, uint32_t peer);
 };
 
 /* A group on a mesh: the one that was opened, or a part of it. */
@@ -99,6 +101,7 @@ struct tcp_mesh {
 	struct tcp_op *op;
 	bool beaten;                   /* the beat has come */
 	uint64_t began_ns, said_ns;    /* of the operation; our latest STATE */
+	uint64_t turned_ns, back_ns;   /* in the operation: the latest turn; when we came back from being away, 0: never */
 	enum err failed;
 	struct err_info failure;
 	bool noted;                    /* our ABORT is out */
@@ -129,6 +132,8 @@ void tcp_heard(struct tcp_link *l);             /* a whole frame on link 0 */
 void tcp_broken(struct tcp_link *l, int sys_errno); /* 0: the end of the stream */
 uint32_t tcp_member(const struct tcp_group *g, uint32_t peer);
 FALLIBLE enum err tcp_poll(struct comm *c);
+void tcp_show(struct comm *c, uint32_t member);
+uint32_t tcp_silent(struct comm *c, uint32_t member);
 void tcp_abort(struct comm *c, struct err_info *f);
 
 /* tcp_block.c */

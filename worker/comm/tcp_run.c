@@ -1,9 +1,9 @@
 /* tcp_run.c: the loop of the tcp back end, and how it ends when something goes wrong.
  *
  * Who is to blame for silence? The member that one waits for may itself wait for another. So a member that waits says so to all, again
- * and again (STATE: in which call, and for whom). When the deadline is over, the chain of who waits for whom is followed to the first
- * member that says nothing: that one is stopped, gone or elsewhere. STATE also finds members that wait for each other in different
- * calls.
+ * and again (STATE: in which call, and for whom). When the deadline is over, the chain of who waits for whom is followed to the member that
+ * has said nothing for the longest time: that one is stopped, gone or elsewhere. STATE also finds members that wait for each other in
+ * different calls.
  *
  * How do all get the same error? Each tells all others what it failed with, then listens for a moment to what they say, and takes the
  * most telling of all: what is said about a member's mistake before a loss, a loss before a timeout, a low rank before a high one. */
@@ -17,6 +17,7 @@ enum {
 	MS = 1000000,
 	QUIET_MS = 20,                 /* a call that is over sooner says nothing */
 	SAY_MIN_MS = 25, SAY_MAX_MS = 250,
+	AWAY_MS = 100,                 /* a turn is over sooner, but where this process is kept from running */
 	SUSPECT_MS = 100,              /* a data link broke: link 0 has this long to explain */
 	SETTLE_MS = 100,               /* callers are promised 200 */
 };
@@ -194,48 +195,102 @@ static uint64_t say_ns(const struct tcp_mesh *m)
 	return ms * MS * num_max(1, m->size / 64);
 }
 
-static uint32_t first_needed(const struct tcp_mesh *m, uint32_t from)
+static uint32_t first_awaited(const struct tcp_mesh *m, uint32_t from)
 {
 	for (uint32_t i = from; i < m->size; i++)
-		if (i != m->rank && needs(m, i))
+		if (i != m->rank && m->op && m->op->awaits(m->op, i))
 			return i;
 	return TCP_NOBODY;
 }
 
-static void say_state(struct tcp_mesh *m, uint64_t now)
+static void say(struct tcp_mesh *m, const struct tcp_head *h, uint64_t now)
 {
-	uint32_t whom = first_needed(m, 0);
-	struct tcp_head h = { .type = TCP_STATE, .channel = m->op->g->channel, .call = m->op->c->call, .stream = whom };
-
-	if (whom == TCP_NOBODY || now - m->began_ns < (uint64_t)QUIET_MS * MS || now - m->said_ns < say_ns(m))
+	if (now - m->said_ns < say_ns(m))
 		return;
 	m->said_ns = now;
 	for (uint32_t i = 0; i < m->size; i++)
 		if (i != m->rank)
-			tcp_link_tell(tcp_link_of(m, i, 0), &h, NULL);
+			tcp_link_tell(tcp_link_of(m, i, 0), h, NULL);
 }
 
-static uint32_t find_silent(const struct tcp_mesh *m, uint64_t now)
+static void say_state(struct tcp_mesh *m, uint64_t now)
 {
-	uint64_t fresh = say_ns(m) * 5 / 2 + (uint64_t)QUIET_MS * MS;
-	uint32_t worst = TCP_NOBODY;
+	uint32_t whom = first_awaited(m, 0);
+	const struct tcp_head h = { .type = TCP_STATE, .channel = m->op->g->channel, .call = m->op->c->call, .stream = whom };
 
-	for (uint32_t i = first_needed(m, 0); i != TCP_NOBODY; i = first_needed(m, i + 1)) {
-		uint32_t at = i, steps = 0;
-		while (at != m->rank && m->peers[at].heard_ns + fresh > now && steps++ < m->size)
-			at = m->peers[at].waits_for;
-		/* A circle: all wait, so the one that we wait for is too slow. */
-		if (at == m->rank || steps > m->size)
-			continue;
-		if (at < worst)
-			worst = at;
+	if (whom != TCP_NOBODY && now - m->began_ns >= (uint64_t)QUIET_MS * MS)
+		say(m, &h, now);
+}
+
+/* No call has the number 0, so this one is compared with none. For nobody in particular: for itself. */
+void tcp_show(struct comm *c, uint32_t member)
+{
+	struct tcp_mesh *m = ((struct tcp_group *)c->impl)->mesh;
+	const struct tcp_head h = { .type = TCP_STATE, .stream = member < m->size ? member : m->rank };
+
+	if (!m->op && !m->failed)
+		say(m, &h, comm_now_ns());
+}
+
+/* As long as this, who waits is silent at most. */
+static uint64_t fresh_ns(const struct tcp_mesh *m)
+{
+	return say_ns(m) * 5 / 2 + (uint64_t)QUIET_MS * MS;
+}
+
+struct silent {
+	uint64_t now, oldest;
+	uint32_t peer;                 /* the one that has been silent the longest; TCP_NOBODY: none is */
+};
+
+/* All that a chain leads to are looked at, also behind a silent one: on a busy host a member that waits may be silent for a while, but
+ * not for as long as the one that it waits for. What was said before this deadline began tells nothing. */
+static void follow(const struct tcp_mesh *m, uint32_t at, struct silent *z)
+{
+	uint64_t patience = (uint64_t)m->c->spec.deadline_ms * MS;
+
+	for (uint32_t steps = 0; at != m->rank && steps < m->size; steps++) {
+		const struct tcp_peer *p = &m->peers[at];
+		if (p->heard_ns + fresh_ns(m) <= z->now && (p->heard_ns < z->oldest || (p->heard_ns == z->oldest && at < z->peer))) {
+			z->oldest = p->heard_ns;
+			z->peer = at;
+		}
+		if (p->heard_ns == 0 || p->heard_ns + patience < z->now || p->waits_for == at)
+			return;
+		at = p->waits_for;
 	}
-	return worst != TCP_NOBODY ? worst : first_needed(m, 0);
+}
+
+uint32_t tcp_silent(struct comm *c, uint32_t member)
+{
+	const struct tcp_mesh *m = ((struct tcp_group *)c->impl)->mesh;
+	struct silent z = { .now = comm_now_ns(), .oldest = UINT64_MAX, .peer = TCP_NOBODY };
+
+	follow(m, member, &z);
+	return z.peer;
+}
+
+/* Nobody silent: all wait, so the one that we wait for is too slow. */
+static uint32_t find_late(const struct tcp_mesh *m)
+{
+	struct silent z = { .now = comm_now_ns(), .oldest = UINT64_MAX, .peer = TCP_NOBODY };
+
+	for (uint32_t i = first_awaited(m, 0); i != TCP_NOBODY; i = first_awaited(m, i + 1))
+		follow(m, i, &z);
+	return z.peer != TCP_NOBODY ? z.peer : first_awaited(m, 0);
+}
+
+/* Who was kept from running finds what the others said meanwhile all at once, and cannot tell who has been silent since: it listens on. */
+static bool listens_on(const struct tcp_mesh *m, uint64_t deadline_ns)
+{
+	uint64_t now = comm_now_ns();
+
+	return m->back_ns && now - m->back_ns < fresh_ns(m) && now < deadline_ns + 2 * fresh_ns(m);
 }
 
 static void give_up(struct tcp_mesh *m)
 {
-	uint32_t whom = find_silent(m, comm_now_ns());
+	uint32_t whom = find_late(m);
 
 	if (whom == TCP_NOBODY)
 		tcp_fail(m, ERR(PEER_TIMEOUT, "the deadline of %u ms is over", m->c->spec.deadline_ms));
@@ -261,7 +316,8 @@ static void begin(struct tcp_op *op, struct comm *c)
 	op->c = c;
 	op->g = g;
 	m->op = op;
-	m->began_ns = comm_now_ns();
+	m->began_ns = m->turned_ns = comm_now_ns();
+	m->back_ns = 0;
 	g->recent[c->call.number % (sizeof g->recent / sizeof *g->recent)] = c->call;
 	for (uint32_t i = 0; i < g->size; i++) {
 		if (g->peers[i] == m->rank)
@@ -281,19 +337,22 @@ static void turn(struct tcp_mesh *m, struct tcp_op *op, bool more)
 	(void)event_base_loop(m->base, more ? EVLOOP_NONBLOCK : EVLOOP_ONCE);
 	if (m->failed)
 		return;
+	uint64_t now = comm_now_ns();
+	if (now - m->turned_ns > (uint64_t)AWAY_MS * MS)
+		m->back_ns = now;
+	m->turned_ns = now;
 	enum err e = comm_wait(op->c, &late);
 	if (e) {
 		tcp_fail(m, e);
 		return;
 	}
 	if (m->beaten) {
-		uint64_t now = comm_now_ns();
 		m->beaten = false;
-		check_peers(m, now);
+		check_peers(m, comm_now_ns());
 		if (!m->failed)
-			say_state(m, now);
+			say_state(m, comm_now_ns());
 	}
-	if (late && !m->failed && !op->done(op))
+	if (late && !m->failed && !op->done(op) && !listens_on(m, op->c->deadline_ns))
 		give_up(m);
 }
 
