@@ -43,7 +43,7 @@ static inline pid_t t_fakes_start(void (*fn)(void *arg), void *arg)
 
 	assert_true(pid >= 0);
 	if (pid == 0) {
-		alarm(60);
+		alarm(T_HUNG_MS / 1000);
 		fn(arg);
 		_exit(0);
 	}

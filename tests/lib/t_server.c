@@ -111,13 +111,7 @@ void t_server_run(struct t_server *t, int ms)
 
 void t_server_until(struct t_server *t, const bool *flag)
 {
-	int64_t end = clock_mono_ms() + 20000;
-
-	while (!*flag) {
-		if (clock_mono_ms() > end)
-			T_FAIL("nothing came in 20 s");
-		t_server_run(t, 5);
-	}
+	T_UNTIL(t, *flag);
 }
 
 static void take(struct t_answer *a, enum err e)
@@ -209,6 +203,14 @@ void t_job(struct t_server *t, const char *spec, char id[27])
 
 	T_OK(t_job_try(t, spec, &a));
 	snprintf(id, 27, "%.26s", a.id);
+}
+
+void t_job_runs(struct t_server *t, const char *id)
+{
+	enum job_state st = JOB_QUEUED;
+
+	T_UNTIL(t, job_state_of(t->s, str_of(id), &st) || st == JOB_RUNNING || job_state_ended(st));
+	assert_int_equal(st, JOB_RUNNING);
 }
 
 enum job_state t_job_end(struct t_server *t, const char *id)

@@ -20,9 +20,18 @@ void t_server_start(struct t_server *t, const char *const *options);
 void t_server_stop(struct t_server *t);          /* orderly; the directory stays */
 void t_server_crash(struct t_server *t);         /* as kill -9 does: what is not in the journal is lost */
 void t_server_remove(struct t_server *t);        /* the directory, and segments the daemon would sweep */
-/* Runs the loop until *flag, or fails the test after 20 s. */
+/* Runs the loop until *flag, or fails the test when that hangs. */
 void t_server_until(struct t_server *t, const bool *flag);
 void t_server_run(struct t_server *t, int ms);
+/* The same for any condition. */
+#define T_UNTIL(t, cond)                                               \
+	do {                                                           \
+		for (int t_ms_ = 0; !(cond); t_ms_ += 5) {             \
+			if (t_ms_ > T_HUNG_MS)                         \
+				T_FAIL("it does not become so: " #cond); \
+			t_server_run(t, 5);                            \
+		}                                                      \
+	} while (0)
 
 /* What a callback left behind. */
 struct t_answer {
@@ -42,6 +51,8 @@ void t_planned(void *user, enum err e, const json_t *plan);
 /* Creates a job from a JSON text with ' for "; the id, or fails. t_job_try gives the error. */
 enum err t_job_try(struct t_server *t, const char *spec, struct t_answer *a);
 void t_job(struct t_server *t, const char *spec, char id[27]);
+/* Waits until it is running. */
+void t_job_runs(struct t_server *t, const char *id);
 /* Waits for its end; its state. */
 enum job_state t_job_end(struct t_server *t, const char *id);
 /* The record, parsed; the caller frees it. */

@@ -80,7 +80,7 @@ static void assert_content(const char *path, const char *want)
 /* Trash is removed behind the job's back. */
 static void wait_for_entries(const char *path, int n)
 {
-	for (int i = 0; i < 500 && t_worker_entries(&t, path) != n; i++)
+	for (int i = 0; i < T_HUNG_MS / 10 && t_worker_entries(&t, path) != n; i++)
 		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
 	assert_int_equal(t_worker_entries(&t, path), n);
 }

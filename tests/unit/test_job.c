@@ -14,16 +14,45 @@
 
 static struct t_server t;
 
-static int setup(void **state)
+static int setup_with(const char *const *options)
 {
-	static const char *const options[] = { "--stall-after", "300ms", "--stall-deadline", "2s", "--lookup-deadline", "1s", NULL };
-
-	(void)state;
 	memset(&t, 0, sizeof t);
 	t_server_start(&t, options);
 	t_state_dict(&t, "train", 2);
 	t_seal_all(&t, "train", 2, 7);
 	return 0;
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	return setup_with(NULL);
+}
+
+static int setup_stalls(void **state)
+{
+	static const char *const options[] = { "--stall-after", "300ms", "--stall-deadline", "5s", NULL };
+
+	(void)state;
+	return setup_with(options);
+}
+
+static int setup_lookups(void **state)
+{
+	static const char *const options[] = { "--lookup-deadline", "3s", NULL };
+
+	(void)state;
+	return setup_with(options);
+}
+
+static void cancel(const char *id)
+{
+	struct t_answer c = { 0 };
+
+	job_cancel(t.s, &t.me, str_of(id), t_done, &c);
+	t_server_until(&t, &c.called);
+	T_OK(c.e);
+	assert_int_equal(t_job_end(&t, id), JOB_CANCELLED);
 }
 
 static int teardown(void **state)
@@ -119,11 +148,12 @@ static void test_exists_and_full(void **state)
 	fd = open(path, O_WRONLY | O_TRUNC);
 	assert_int_equal(write(fd, "35999", 5), 5);
 	close(fd);
-	t_job(&t, SAVE("running", FAKE("slow:600")), id);
-	t_server_run(&t, 200);
+	t_job(&t, SAVE("running", FAKE("slow:60000")), id);
+	t_job_runs(&t, id);
 	T_OK(t_job_try(&t, SAVE("c", ""), &a));
 	T_ERR(STORAGE_FULL, t_job_try(&t, SAVE("d", ""), &p));
 	assert_string_equal(p.info.actual, "17999");
+	cancel(id);
 	assert_int_equal(t_job_end(&t, a.id), JOB_SUCCEEDED);
 	T_OK(t_job_try(&t, SAVE("d", ""), &a));
 	assert_int_equal(t_job_end(&t, a.id), JOB_SUCCEEDED);
@@ -131,23 +161,20 @@ static void test_exists_and_full(void **state)
 
 static void test_target_busy_and_cancel(void **state)
 {
-	struct t_answer a, c = { 0 }, again = { 0 };
+	struct t_answer a, again = { 0 };
 	char id[27];
 
 	(void)state;
-	t_job(&t, SAVE("a", FAKE("slow:10000")), id);
+	t_job(&t, SAVE("a", FAKE("slow:60000")), id);
 	T_ERR(TARGET_BUSY, t_job_try(&t, SAVE("a", ""), &a));
 	T_ERR(TARGET_BUSY, t_job_try(&t, SAVE("a/inside", ""), &a));
-	t_server_run(&t, 200);
+	t_job_runs(&t, id);
 	struct principal other = { .uid = 12345 };
 	struct t_answer f = { 0 };
 	job_cancel(t.s, &other, str_of(id), t_done, &f);
 	t_server_until(&t, &f.called);
 	assert_int_equal(f.e, ERR_FORBIDDEN);
-	job_cancel(t.s, &t.me, str_of(id), t_done, &c);
-	t_server_until(&t, &c.called);
-	T_OK(c.e);
-	assert_int_equal(t_job_end(&t, id), JOB_CANCELLED);
+	cancel(id);
 	json_t *doc = t_job_doc(&t, id);
 	assert_string_equal(error_code(doc), "cancelled");
 	json_decref(doc);
@@ -158,26 +185,22 @@ static void test_target_busy_and_cancel(void **state)
 
 static void test_cancel_waiting_and_lanes(void **state)
 {
-	struct t_answer c = { 0 };
 	char slow[27], waiting[27], verify[27];
 
 	(void)state;
-	t_job(&t, SAVE("a", FAKE("slow:3000")), slow);
+	t_job(&t, SAVE("a", FAKE("slow:60000")), slow);
 	t_job(&t, SAVE("b", ""), waiting);
-	t_server_run(&t, 300);
+	t_job_runs(&t, slow);
 	enum job_state st;
 	T_OK(job_state_of(t.s, str_of(waiting), &st));
 	assert_int_equal(st, JOB_QUEUED);
-	job_cancel(t.s, &t.me, str_of(waiting), t_done, &c);
-	t_server_until(&t, &c.called);
-	T_OK(c.e);
-	assert_int_equal(t_job_end(&t, waiting), JOB_CANCELLED);
+	cancel(waiting);
 	/* Another storage is another lane: it does not wait for the slow save. */
 	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'other','name':'c'}}", verify);
 	assert_int_equal(t_job_end(&t, verify), JOB_SUCCEEDED);
 	T_OK(job_state_of(t.s, str_of(slow), &st));
 	assert_int_equal(st, JOB_RUNNING);
-	assert_int_equal(t_job_end(&t, slow), JOB_SUCCEEDED);
+	cancel(slow);
 }
 
 static void check_attempts(const char *script, enum job_state want, int attempt, const char *code)
@@ -239,17 +262,23 @@ static void test_failures(void **state)
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 }
 
+static bool is_stalled(const char *id)
+{
+	json_t *doc = t_job_doc(&t, id);
+	bool is = strcmp(json_string_value(json_object_get(doc, "stage")), "stalled") == 0;
+
+	json_decref(doc);
+	return is;
+}
+
 static void test_stall(void **state)
 {
 	char id[27], hung[27];
 	struct storage *st;
 
 	(void)state;
-	t_job(&t, SAVE("a", FAKE("stall:1700")), id);
-	t_server_run(&t, 1500);
-	json_t *doc = t_job_doc(&t, id);
-	assert_string_equal(json_string_value(json_object_get(doc, "stage")), "stalled");
-	json_decref(doc);
+	t_job(&t, SAVE("a", FAKE("stall:2500")), id);
+	T_UNTIL(&t, is_stalled(id));
 	T_OK(storage_find(t.s, STR("main"), &st));
 	assert_int_equal(st->state, STORAGE_STATE_STALLED);
 	T_OK(storage_find(t.s, STR("other"), &st));
@@ -258,7 +287,7 @@ static void test_stall(void **state)
 	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'other','name':'h'},'labels':{'fake':'hang'}}",
 	      hung);
 	assert_int_equal(t_job_end(&t, hung), JOB_FAILED);
-	doc = t_job_doc(&t, hung);
+	json_t *doc = t_job_doc(&t, hung);
 	assert_string_equal(error_code(doc), "storage_stalled");
 	json_decref(doc);
 }
@@ -279,9 +308,7 @@ static void test_lookup_hangs(void **state)
 	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'other','name':'c'}}", id);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 	unlink(path);
-	for (int i = 0; i < 100 && st->state != STORAGE_OK; i++)
-		t_server_run(&t, 100); /* a probe finds out */
-	assert_int_equal(st->state, STORAGE_OK);
+	T_UNTIL(&t, st->state == STORAGE_OK); /* a probe finds out */
 }
 
 static enum err create_keyed(const char *name, const char *key, const char *body, struct t_answer *a)
@@ -326,7 +353,7 @@ static void test_idempotency(void **state)
 
 static void test_restart(void **state)
 {
-	static const char *const scripts[] = { "slow:400", "slow:700", "slow:400", "slow:1" };
+	static const char *const scripts[] = { "slow:1500", "slow:1500", "slow:1", "slow:1" };
 	char ids[4][27], spec[256];
 
 	(void)state;
@@ -335,7 +362,7 @@ static void test_restart(void **state)
 					    "'labels':{'fake':'%s'}}", i % 2 ? "other" : "main", i, scripts[i]);
 		t_job(&t, spec, ids[i]);
 	}
-	t_server_run(&t, 250);
+	t_job_runs(&t, ids[0]);
 	t_server_crash(&t);
 	t_server_start(&t, NULL);
 	assert_int_equal(jobs_live(t.s), 4);
@@ -345,8 +372,7 @@ static void test_restart(void **state)
 	char id[27], path[256];
 	t_job(&t, SAVE("done", FAKE("always:committed")), id);
 	snprintf(path, sizeof path, "%s/main/done/.dcpd.json", t.dir);
-	while (access(path, F_OK) != 0)
-		t_server_run(&t, 5);
+	T_UNTIL(&t, access(path, F_OK) == 0);
 	t_server_crash(&t);
 	t_server_start(&t, NULL);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
@@ -362,14 +388,12 @@ static void test_drain(void **state)
 	struct t_answer a;
 
 	(void)state;
-	t_job(&t, SAVE("a", FAKE("slow:500")), quick);
+	t_job(&t, SAVE("a", FAKE("slow:1500")), quick);
 	t_job(&t, SAVE("b", ""), waiting);
-	t_server_run(&t, 100);
+	t_job_runs(&t, quick);
 	server_drain(t.s);
 	T_ERR(DRAINING, t_job_try(&t, SAVE("c", ""), &a));
-	for (int i = 0; i < 400 && !server_drained(t.s); i++)
-		t_server_run(&t, 10);
-	assert_true(server_drained(t.s));
+	T_UNTIL(&t, server_drained(t.s));
 	enum job_state st;
 	T_OK(job_state_of(t.s, str_of(quick), &st));
 	assert_int_equal(st, JOB_SUCCEEDED);
@@ -578,12 +602,13 @@ static void test_other_build(void **state)
 	json_decref(doc);
 }
 
-#define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+#define WITH(begin, fn) cmocka_unit_test_setup_teardown(fn, begin, teardown)
+#define T(fn) WITH(setup, fn)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(test_save),	  T(test_refusals), T(test_exists_and_full), T(test_target_busy_and_cancel),
-		T(test_crashes),  T(test_failures), T(test_stall),	     T(test_lookup_hangs),
+		T(test_crashes),  T(test_failures), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
 		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build),

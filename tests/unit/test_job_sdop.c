@@ -15,7 +15,7 @@ static struct t_server t;
 
 static int setup(void **state)
 {
-	static const char *const options[] = { "--shm-limit", "2MiB", "--comm-deadline", "700ms", NULL };
+	static const char *const options[] = { "--shm-limit", "2MiB", "--comm-deadline", "3s", NULL };
 
 	(void)state;
 	memset(&t, 0, sizeof t);
@@ -94,8 +94,8 @@ static void test_new_target(void **state)
 	char id[27];
 
 	(void)state;
-	t_job(&t, OP("gather", "train", "full", ",'labels':{'fake':'slow:300'}"), id);
-	t_server_run(&t, 150);
+	t_job(&t, OP("gather", "train", "full", ",'labels':{'fake':'slow:1500'}"), id);
+	t_job_runs(&t, id);
 	struct state_dict *sd;
 	T_ERR(NOT_FOUND, state_dict_find(t.s, &t.me, STR("full"), &sd)); /* nobody sees it yet */
 	refused(ERR_TARGET_BUSY, "", OP("copy", "train", "full", ""));
@@ -106,7 +106,7 @@ static void test_new_target(void **state)
 	assert_int_equal(json_integer_value(json_object_get(result, "generation")), 7);
 	const json_t *comm = json_object_get(result, "comm");
 	assert_int_equal(strlen(json_string_value(json_object_get(comm, "secret"))), 64);
-	assert_int_equal(json_integer_value(json_object_get(comm, "deadline_ms")), 700);
+	assert_int_equal(json_integer_value(json_object_get(comm, "deadline_ms")), 3000);
 	json_decref(doc);
 	struct buf b = BUF_INIT(1 << 20);
 	metrics_render(t.s, &b);
@@ -124,9 +124,7 @@ static void test_next_generation(void **state)
 	uint64_t after_one = used();
 	assert_int_equal(run(OP("copy", "train", "full", "")), JOB_SUCCEEDED);
 	assert_int_equal(newest("full"), 8);
-	t_server_run(&t, 50);
-	assert_int_equal(sealed("full"), 1); /* the one before is released */
-	assert_true(used() == after_one);
+	T_UNTIL(&t, sealed("full") == 1 && used() == after_one); /* the one before is released */
 	/* Into itself; a job that reads the old generation keeps it until it ends. */
 	char slow[27];
 	t_job(&t, "{'kind':'save','source':{'state_dict':'full'},'target':{'storage':'main','name':'x'},'labels':{'fake':'slow:500'}}",
@@ -134,15 +132,13 @@ static void test_next_generation(void **state)
 	assert_int_equal(run(OP("redistribute", "full", "full", "")), JOB_SUCCEEDED);
 	assert_int_equal(newest("full"), 9);
 	assert_int_equal(t_job_end(&t, slow), JOB_SUCCEEDED);
-	t_server_run(&t, 50);
-	assert_true(used() == after_one);
+	T_UNTIL(&t, used() == after_one);
 	/* What a trainer sealed stays, and its own slots stay free for it. */
 	assert_int_equal(run(OP("copy", "full", "train", "")), JOB_SUCCEEDED);
 	assert_int_equal(newest("train"), 9);
 	assert_int_equal(run(OP("copy", "full", "train", "")), JOB_SUCCEEDED);
 	assert_int_equal(newest("train"), 10);
-	t_server_run(&t, 50);
-	assert_int_equal(sealed("train"), 2);
+	T_UNTIL(&t, sealed("train") == 2);
 	state_dict_reserve(t.s, &t.me, STR("train"), 0, 10000, 10, 0, t_reserved, &a);
 	t_server_until(&t, &a.called);
 	assert_int_equal(a.e, ERR_GENERATION_STALE);
@@ -166,21 +162,20 @@ static void test_failures_change_nothing(void **state)
 			assert_int_equal(run(spec), JOB_FAILED);
 			assert_false(state_dict_exists(t.s, STR("small")));
 			assert_int_equal(newest("full"), 7);
-			assert_true(used() == before);
+			T_UNTIL(&t, used() == before);
 		}
 	}
 	assert_int_equal(run(OP("gather", "train", "full", FAKE("crash:running"))), JOB_SUCCEEDED); /* the second attempt */
 	assert_int_equal(newest("full"), 8);
-	t_job(&t, OP("gather", "train", "full", FAKE("slow:5000")), id);
-	t_server_run(&t, 150);
+	t_job(&t, OP("gather", "train", "full", FAKE("slow:60000")), id);
+	t_job_runs(&t, id);
 	struct t_answer a = { 0 };
 	job_cancel(t.s, &t.me, str_of(id), t_done, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 	assert_int_equal(t_job_end(&t, id), JOB_CANCELLED);
 	assert_int_equal(newest("full"), 8);
-	t_server_run(&t, 50);
-	assert_true(used() == before);
+	T_UNTIL(&t, used() == before);
 }
 
 static void test_no_room(void **state)
@@ -210,10 +205,10 @@ static void test_restart(void **state)
 	(void)state;
 	assert_int_equal(run(OP("create", "train", "full", "")), JOB_SUCCEEDED);
 	assert_int_equal(run(OP("copy", "full", "train", "")), JOB_SUCCEEDED); /* in slots added to a trainer's */
-	t_server_run(&t, 50);
+	T_UNTIL(&t, sealed("train") == 2);
 	uint64_t before = used();
-	t_job(&t, OP("gather", "train", "full", FAKE("slow:400")), id);
-	t_server_run(&t, 200);
+	t_job(&t, OP("gather", "train", "full", FAKE("slow:1500")), id);
+	t_job_runs(&t, id);
 	t_server_crash(&t);
 	t_server_start(&t, NULL);
 	assert_int_equal(newest("full"), 7);
@@ -221,17 +216,14 @@ static void test_restart(void **state)
 	assert_int_equal(sealed("train"), 2);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 	assert_int_equal(newest("full"), 8);
-	t_server_run(&t, 50);
-	assert_true(used() == before);
+	T_UNTIL(&t, used() == before);
 	t_server_stop(&t);
 	t_server_start(&t, NULL);
 	assert_int_equal(newest("full"), 8);
 	assert_int_equal(sealed("full"), 1);
 	/* Known as made by a job also after a restart. */
 	assert_int_equal(run(OP("copy", "full", "train", "")), JOB_SUCCEEDED);
-	t_server_run(&t, 50);
-	assert_int_equal(sealed("train"), 2);
-	assert_true(used() == before);
+	T_UNTIL(&t, sealed("train") == 2 && used() == before);
 }
 
 static void test_refusals(void **state)
