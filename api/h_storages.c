@@ -3,6 +3,7 @@
 #include "api/handlers.h"
 #include "api/jval.h"
 #include "api/ref.h"
+#include "server/lookup.h"
 #include "server/storage.h"
 
 FALLIBLE enum err h_storages_list(struct req *r)
@@ -66,5 +67,32 @@ FALLIBLE enum err h_storages_create(struct req *r)
 	rq.lease_ms = lease_s * 1000;
 	req_hold(r);
 	storage_create(r->core, &rq, on_made, r);
+	return OK;
+}
+
+/* Do two daemons see the same storage? One puts a token that the other looks for. */
+FALLIBLE enum err h_storage_meet(struct req *r)
+{
+	static const char *const actions[] = { "look", "put", "drop", NULL };
+	struct jval root = JVAL_ROOT(r->body), name = jval_get(&root, "name"), token = jval_get(&root, "token");
+	struct storage *st;
+	struct str target, text;
+	size_t action = 0;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "name", "token", "action", NULL }));
+	TRY(jval_string(&name, &target));
+	TRY(ref_check_name(target));
+	TRY(jval_string(&token, &text));
+	if (text.n < 8 || text.n > 64 || strspn(text.p, "abcdefghijklmnopqrstuvwxyz0123456789") != text.n)
+		return jval_fail(&token, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z and 0-9");
+	TRY(jval_opt_word(&root, "action", actions, &action));
+	TRY(storage_find(r->core, r->parts[2], &st));
+	json_t *q = json_pack("{s:s, s:s, s:s%, s:s%, s:s}", "op", "meet", "storage", st->name, "name", target.p, target.n, "token",
+			      text.p, text.n, "action", actions[action]);
+	if (!q)
+		return ERR(NO_MEMORY, "cannot ask");
+	req_hold(r);
+	lookup_ask(r->core, st->name, q, NULL, 0, h_pass_on, r);
 	return OK;
 }

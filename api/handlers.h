@@ -31,6 +31,7 @@ FALLIBLE enum err h_checkpoint_files(struct req *r);
 FALLIBLE enum err h_storages_list(struct req *r);
 FALLIBLE enum err h_storages_create(struct req *r);
 FALLIBLE enum err h_storage_get(struct req *r);
+FALLIBLE enum err h_storage_meet(struct req *r);
 FALLIBLE enum err h_workers_list(struct req *r);
 FALLIBLE enum err h_events(struct req *r);
 

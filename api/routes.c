@@ -41,6 +41,7 @@ const struct route routes[] = {
 	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false },
 	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true },
 	{ "GET", "/v1/storages/{storage}", h_storage_get, ROUTE_NO_BODY, false, false },
+	{ "POST", "/v1/storages/{storage}:meet", h_storage_meet, ROUTE_BODY, false, false },
 	{ "GET", "/v1/workers", h_workers_list, ROUTE_NO_BODY, false, false },
 	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false },
 	{ "GET", "/v1/capabilities", h_capabilities, ROUTE_NO_BODY, false, false },

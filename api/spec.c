@@ -7,7 +7,7 @@
 #include "api/layout_spec.h"
 #include "api/spec_own.h"
 
-enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096, PARTS_MAX = 4096 };
+enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096, PARTS_MAX = 4096, HOSTS_MAX = 1024 };
 
 const char *const spec_kind_names[SPEC_KIND_COUNT + 1] = { "save",    "load",	"reshard", "verify",	"diff",	      "delete",	 "create",
 							   "copy",    "offload", "gather",  "broadcast", "distribute", "compare",
@@ -204,6 +204,37 @@ static FALLIBLE enum err check_parts(const struct jval *source)
 static const char *const save_options[] = { "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
 					     "retries", "beside", "sync_files", "pace", NULL };
 
+/* A save whose ranks are on several hosts (worker/ops/hosts.h): which of them this daemon has. */
+static FALLIBLE enum err check_hosts(const struct jval *doc)
+{
+	struct jval h = jval_get(doc, "hosts"), id = jval_get(&h, "id"), ranks = jval_get(&h, "ranks"), index = jval_get(&h, "index");
+	int64_t number = 0, timeout_s = 20;
+	size_t count = 0, some = 0;
+	struct str text;
+
+	if (!h.j)
+		return OK;
+	TRY(jval_only(&h, (const char *const[]){ "id", "index", "names", "ranks", "timeout_s", NULL }));
+	TRY(jval_string(&id, &text));
+	if (text.n < 8 || text.n > 64 || strspn(text.p, "abcdefghijklmnopqrstuvwxyz0123456789-") != text.n)
+		return jval_fail(&id, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z, 0-9 and -");
+	TRY(jval_array(&ranks, HOSTS_MAX, &count));
+	if (count < 2)
+		return jval_fail(&ranks, ERR_VALIDATION_FAILED, "needs the ranks of 2 hosts or more");
+	for (size_t i = 0; i < count; i++) {
+		struct jval one = jval_at(&ranks, i);
+		TRY(jval_array(&one, LAYOUT_WORLD_MAX, &some));
+		for (size_t k = 0; k < some; k++) {
+			struct jval rank = jval_at(&one, k);
+			TRY(jval_integer(&rank, 0, LAYOUT_WORLD_MAX - 1, &number));
+		}
+	}
+	TRY(jval_opt_texts(&h, "names", count, 256));
+	TRY(jval_integer(&index, 0, (int64_t)count - 1, &number));
+	TRY(jval_opt_integer(&h, "timeout_s", 1, 3600, &timeout_s));
+	return spec_put_default(h.j, "timeout_s", json_integer(timeout_s));
+}
+
 FALLIBLE enum err spec_check_save_wish(const struct jval *save)
 {
 	struct jval labels = jval_get(save, "labels");
@@ -221,7 +252,8 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	int64_t generation = 0;
 
 	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
-						  "rename", "dtype", NULL }));
+						  "rename", "dtype", "hosts", NULL }));
+	TRY(check_hosts(doc));
 	TRY(ref_read(&source, REF_STATE_DICT, (const char *const[]){ "generation", "parts", NULL }, &s->source));
 	TRY(jval_opt_integer(&source, "generation", 0, INT64_MAX, &generation));
 	TRY(check_parts(&source));

@@ -64,6 +64,7 @@ struct build_target {
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
 	const struct build_listed *listed;       /* NULL: files are chosen here */
+	const bool *local;             /* per rank: its tasks are done here; NULL: all. What others write has its place all the same */
 	/* filled in */
 	struct build_place *chunk_places, *value_places;   /* mem_free */
 	uint64_t bytes;                /* of all files */

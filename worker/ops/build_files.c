@@ -318,7 +318,7 @@ static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *
 			group[m++] = dst;
 			all_row += row_bytes(b, &b->dsts.v[dst]);
 		} while (i + m < n && m < group_max(b) && same_rows(sd, rows[i].chunk, rows[i + m].chunk));
-		if (m > 1 && all_row <= task_bytes_of(b))
+		if (m > 1 && all_row <= task_bytes_of(b) && !bd->t->local) /* a task is of one host */
 			TRY(cut_group(bd, group, m, rank));
 		else
 			for (uint32_t k = 0; k < m; k++)
@@ -519,11 +519,30 @@ static FALLIBLE enum err sort_by_rank(const struct build_target *t, uint64_t **o
 	return OK;
 }
 
+/* Tasks of ranks that are elsewhere are done there. */
+static void drop_tasks(struct builder *bd)
+{
+	uint64_t n = 0;
+
+	for (uint64_t i = 0; i < bd->tasks.n; i++)
+		if (bd->t->local[bd->tasks.v[i].rank])
+			bd->tasks.v[n++] = bd->tasks.v[i];
+	bd->tasks.n = n;
+}
+
+static bool is_local(const struct build_target *t, uint32_t rank)
+{
+	return !t->local || t->local[rank];
+}
+
 static FALLIBLE enum err make_tasks(struct builder *bd)
 {
 	struct run_build *b = bd->b;
 	uint32_t w = bd->t->world_size;
 	struct run_task *task;
+
+	if (bd->t->local)
+		drop_tasks(bd);
 
 	TRY(vec_reserve(&b->ranks, w));
 	memset(b->ranks.v, 0, w * sizeof *b->ranks.v);
@@ -544,8 +563,11 @@ static FALLIBLE enum err make_tasks(struct builder *bd)
 		struct run_rank *k = &b->ranks.v[ref->rank];
 		b->tasks.v[k->first_task + k->task_count++] = (struct run_task){ ref->first, ref->count, ref->rank, ref->scan };
 	}
-	for (uint64_t i = 0; i < b->parts.n; i++)
-		b->ranks.v[b->dsts.v[b->parts.v[i].dst].rank].bytes_total += b->parts.v[i].end - b->parts.v[i].begin;
+	for (uint64_t i = 0; i < b->parts.n; i++) {
+		uint32_t rank = b->dsts.v[b->parts.v[i].dst].rank;
+		if (is_local(bd->t, rank))
+			b->ranks.v[rank].bytes_total += b->parts.v[i].end - b->parts.v[i].begin;
+	}
 	return OK;
 }
 

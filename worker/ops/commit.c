@@ -6,10 +6,11 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/hosts.h"
 #include "ops/trash.h"
 #include "os/fs.h"
 
-enum { SWEEP_DEPTH = 16 };
+enum { SWEEP_DEPTH = 16, HOSTS_STALE_S = 3600 };
 
 /* ------------------------------------------------------------------------------------------------------- delete */
 
@@ -250,7 +251,8 @@ static FALLIBLE enum err sweep_dir(struct sweep *s)
 	struct leftovers l = { .keep = s->keep, .before = s->before };
 
 	TRY(fs_open_dir(s->w->roots[s->root].fd, s->path[0] ? s->path : ".", &l.dirfd));
-	enum err e = remove_leftovers(&l);
+	enum err e = remove_leftovers(&l), old = hosts_sweep(l.dirfd, HOSTS_STALE_S, &l.removed);
+	e = e ? e : old;
 	s->removed += l.removed;
 	s->dirfd = l.dirfd;
 	if (s->depth < SWEEP_DEPTH) { /* deeper, even if something stayed here */

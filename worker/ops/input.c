@@ -28,8 +28,7 @@ static enum err segment_error(enum err e, int64_t rank)
 	return err_at_rank(input_segment_error(e), rank);
 }
 
-static FALLIBLE enum err read_noted(const json_t *r, const int *fds, uint32_t fd_count, struct plan_prints *prints,
-				    struct image **out)
+enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, void **out, uint64_t *n_out)
 {
 	int64_t rank = json_integer_value(json_object_get(r, "rank"));
 	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
@@ -53,9 +52,22 @@ static FALLIBLE enum err read_noted(const json_t *r, const int *fds, uint32_t fd
 	e = fs_pread(fds[index], header, 8 + json_bytes, 0, "segment");
 	if (e)
 		return segment_error(e, rank);
-	TRY(err_at_rank(image_parse(header, 8 + json_bytes, image_bytes, (uint32_t)rank, out), rank));
+	*n_out = 8 + json_bytes;
+	*out = move(header);
+	return OK;
+}
+
+static FALLIBLE enum err read_noted(const json_t *r, const int *fds, uint32_t fd_count, struct plan_prints *prints,
+				    struct image **out)
+{
+	int64_t rank = json_integer_value(json_object_get(r, "rank"));
+	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), n = 0;
+	CLEANUP(mem_free_ptr) void *header = NULL;
+
+	TRY(input_read_header(r, fds, fd_count, &header, &n));
+	TRY(err_at_rank(image_parse(header, n, image_bytes, (uint32_t)rank, out), rank));
 	if (prints)
-		plan_prints_note(prints, header, 8 + json_bytes, *out);
+		plan_prints_note(prints, header, n, *out);
 	return OK;
 }
 

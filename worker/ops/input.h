@@ -38,7 +38,8 @@ FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, v
 
 /* Of a read of a segment: a short one means that it was shrunk. */
 enum err input_segment_error(enum err e);
-/* One rank's. */
+/* One rank's: its image's header as it is (mem_free), or parsed. r: {"rank","fd","image_bytes"}. */
+FALLIBLE enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, void **out, uint64_t *n_out);
 FALLIBLE enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out);
 /* The same, and notes each header in `prints` (plan_cache.h). */
 FALLIBLE enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out);

@@ -217,6 +217,15 @@ enum err job_wait(struct job *j, const bool *flag)
 	return OK;
 }
 
+enum err job_pause(struct job *j, int ms)
+{
+	int64_t until = now_ms() + ms;
+
+	for (int64_t left = ms; left > 0; left = until - now_ms())
+		TRY(poll_frames(j, (int)left));
+	return job_tick(j);
+}
+
 enum err job_wait_segments(struct job *j)
 {
 	while (!j->segments) {

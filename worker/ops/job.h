@@ -73,6 +73,8 @@ FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage,
 enum err job_tick(void *user);
 /* Waits until *flag (of this job) is true; ERR_CANCELLED, ERR_PROTOCOL. Heartbeats go on. */
 FALLIBLE enum err job_wait(struct job *j, const bool *flag);
+/* Waits a moment for nothing: ERR_CANCELLED. Heartbeats go on. */
+FALLIBLE enum err job_pause(struct job *j, int ms);
 FALLIBLE enum err job_wait_segments(struct job *j);
 /* Sends MEET and waits for MEET_ALL; *all_out: its list (json_decref). ERR_PEER_TIMEOUT. */
 FALLIBLE enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out);

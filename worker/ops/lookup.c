@@ -9,6 +9,7 @@
 
 #include "base/num.h"
 #include "ops/commit.h"
+#include "ops/hosts.h"
 #include "os/fs.h"
 
 enum { LIST_MAX = 100000, LIST_DEPTH = 16 };
@@ -382,6 +383,20 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 	return OK;
 }
 
+/* A directory of that name beside the target: made here, or by another daemon, if the storage is the same. */
+static FALLIBLE enum err meet(struct worker *w, const json_t *q, struct buf *out)
+{
+	const char *action = json_string_value(json_object_get(q, "action"));
+	bool seen = false;
+	uint32_t root;
+
+	TRY(root_of(w, q, &root));
+	TRY(hosts_token(w->roots[root].fd, json_string_value(json_object_get(q, "name")),
+			json_string_value(json_object_get(q, "token")), action ? action : "look", &seen));
+	buf_printf(out, "{\"seen\":%s}", seen ? "true" : "false");
+	return OK;
+}
+
 enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *answer, int *fd_out)
 {
 	const char *op = json_string_value(json_object_get(q, "op"));
@@ -407,6 +422,8 @@ enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32
 		e = lookup_slice(w, q, answer, fd_out);
 	else if (strcmp(op, "recover") == 0)
 		e = recover(w, q, answer);
+	else if (strcmp(op, "meet") == 0)
+		e = meet(w, q, answer);
 	else if (strcmp(op, "sweep") == 0)
 		e = sweep(w, q, answer);
 	else

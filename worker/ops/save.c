@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/hosts.h"
 #include "ops/input.h"
 #include "ops/listed.h"
 #include "ops/plan_cache.h"
@@ -22,6 +23,7 @@ struct save {
 	json_t *casts;
 	struct plan_prints prints;
 	struct write_ready ready;
+	struct hosts *hosts;
 };
 
 static FALLIBLE enum err set_dtypes(const struct spec_view *v, struct sdict *plan)
@@ -62,7 +64,7 @@ static struct write_spec spec_of(struct save *s, struct sdict *plan, const struc
 				    .to = json_object_get(s->job->spec, "target"), .options = json_object_get(s->job->spec, "options"),
 				    .has_generation = true, .generation = (uint64_t)generation_of(s),
 				    .first_replica = replicas->first_src, .replica_count = (uint32_t)replicas->count,
-				    .after_run = replicas_compare };
+				    .after_run = replicas_compare, .hosts = s->hosts };
 }
 
 static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stats *stats)
@@ -87,7 +89,7 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 	w.pieces = &pieces;
 	w.first_src = first;
 	w.user = &s->replicas;
-	w.ready = s->job->worker->plans && !s->prints.failed ? &s->ready : NULL;
+	w.ready = s->job->worker->plans && !s->prints.failed && !s->hosts ? &s->ready : NULL;
 	return write_checkpoint(j, &w);
 }
 
@@ -115,7 +117,12 @@ static FALLIBLE enum err save(struct save *s)
 	struct save_plan_stats stats = { 0 };
 	const json_t *options = json_object_get(s->job->spec, "options");
 
-	TRY(input_open_noted(s->job, json_object_get(s->job->spec, "source"), s->job->dry_run ? NULL : &s->prints, &s->source));
+	if (s->hosts)
+		TRY(hosts_input(s->hosts, &s->source));
+	else
+		TRY(input_open_noted(s->job, json_object_get(s->job->spec, "source"), s->job->dry_run ? NULL : &s->prints, &s->source));
+	if (s->hosts)
+		s->entry = s->source.state_dict;
 	TRY(spec_select(s->job->spec, s->source.sd, &s->view));
 	TRY(replicas_values(s->view.sd, &s->replicas));
 	TRY(save_plan_make(s->view.sd, target_dedup(options), UINT64_MAX, &s->plan, &stats));
@@ -157,6 +164,8 @@ static FALLIBLE enum err find_and_save(struct save *s)
 	s->replicas.fail = fail;
 	s->entry = json_object_get(json_object_get(s->job->doc, "state_dicts"), name ? name : "");
 	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
+	if (s->hosts)
+		return hosts_written(s->hosts) ? hosts_await_again(s->hosts) : save(s);
 	struct plan_kept *k = s->entry ? plan_cache_find(s->job, s->entry, &s->view) : NULL;
 	if (!k)
 		return save(s);
@@ -177,7 +186,10 @@ enum err save_job(struct job *j)
 
 	if (json_is_array(json_object_get(json_object_get(j->spec, "source"), "parts")))
 		return listed_job(j);
-	enum err e = find_and_save(&s);
+	enum err e = hosts_open(j, &s.hosts);
+	if (!e)
+		e = find_and_save(&s);
+	hosts_close(s.hosts, e);
 	plan_prints_free(&s.prints);
 	write_ready_free(&s.ready);
 	json_decref(s.casts);

@@ -132,7 +132,28 @@ static FALLIBLE enum err check_options(struct staging *s, const char *name, cons
 	return OK;
 }
 
+static FALLIBLE enum err make_dir(struct staging *s, bool may_exist)
+{
+	enum err e = fs_mkdir(s->parent, s->name, 0755);
+
+	if (e == ERR_CHECKPOINT_EXISTS && may_exist)
+		err_clear();
+	else if (e)
+		return e;
+	s->made = true;
+	TRY(fs_fsync(s->parent, "."));
+	TRY(fs_open_dir(s->parent, s->name, &s->dir));
+	s->in_memory = fs_in_memory(s->dir);
+	s->direct = !s->in_memory && fs_direct_ok(s->dir);
+	return OK;
+}
+
 enum err staging_open(struct job *j, const json_t *target, const json_t *options, struct staging *out)
+{
+	return staging_open_as(j, target, options, NULL, out);
+}
+
+enum err staging_open_as(struct job *j, const json_t *target, const json_t *options, const char *staging_name, struct staging *out)
 {
 	struct worker *w = j->worker;
 	const char *name = json_string_value(json_object_get(target, "name"));
@@ -143,20 +164,28 @@ enum err staging_open(struct job *j, const json_t *target, const json_t *options
 	TRY(staging_divide(name, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
 	TRY(check_ancestors(w, s->root, s->parent_path));
 	TRY(check_options(s, name, options));
-	snprintf(s->name, sizeof s->name, ".dcpd-%s-%ju", j->id, (uintmax_t)j->attempt);
+	if (staging_name)
+		snprintf(s->name, sizeof s->name, "%s", staging_name);
+	else
+		snprintf(s->name, sizeof s->name, ".dcpd-%s-%ju", j->id, (uintmax_t)j->attempt);
 	snprintf(s->path, sizeof s->path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->name);
 	if (s->parent_path[0])
 		TRY(fs_mkdirs(w->roots[s->root].fd, s->parent_path, &s->parent));
 	else
 		TRY(fs_open_dir(w->roots[s->root].fd, ".", &s->parent));
 	TRY(commit_clear(s->parent, j->id)); /* a coordinator that was killed may not know of an attempt */
-	TRY(fs_mkdir(s->parent, s->name, 0755));
-	s->made = true;
-	TRY(fs_fsync(s->parent, "."));
-	TRY(fs_open_dir(s->parent, s->name, &s->dir));
-	s->in_memory = fs_in_memory(s->dir);
-	s->direct = !s->in_memory && fs_direct_ok(s->dir);
-	return OK;
+	return make_dir(s, staging_name != NULL);
+}
+
+static FALLIBLE enum err unlink_old(int dir, const char *name)
+{
+	enum err e = fs_unlink(dir, name);
+
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	return err_at_file(e, name, -1);
 }
 
 enum err staging_make_files(struct staging *s, const struct run *run)
@@ -167,11 +196,13 @@ enum err staging_make_files(struct staging *s, const struct run *run)
 		const struct run_file *f = &run->files[i];
 		struct str n = run_file_name(run, f);
 		int fd = -1;
-		if (f->kind != RUN_FILE_TARGET)
+		if (f->kind != RUN_FILE_TARGET || (s->local && !s->local[f->rank]))
 			continue;
 		must(n.n < sizeof name);
 		memcpy(name, n.p, n.n);
 		name[n.n] = '\0';
+		if (s->local) /* an earlier attempt's, in a directory that is kept */
+			TRY(unlink_old(s->dir, name));
 		enum err e = fs_open(s->dir, name, O_CREAT | O_EXCL | O_WRONLY, 0644, &fd);
 		if (!e && f->bytes)
 			e = fs_allocate(fd, f->bytes, name);
@@ -290,17 +321,6 @@ enum err staging_commit(struct job *j, struct staging *s, const struct run *run,
 	TRY(make_visible(s, j->id, overwrite));
 	fs_fault("commit.renamed");
 	return fs_fsync(s->parent, ".");
-}
-
-static FALLIBLE enum err unlink_old(int dir, const char *name)
-{
-	enum err e = fs_unlink(dir, name);
-
-	if (e == ERR_NOT_FOUND) {
-		err_clear();
-		return OK;
-	}
-	return err_at_file(e, name, -1);
 }
 
 static FALLIBLE enum err move_into(struct staging *s, int to, const struct run *run, const char *metadata)

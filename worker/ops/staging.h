@@ -21,11 +21,15 @@ struct staging {
 	bool made, done;
 	bool beside;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
 	bool no_sync;                  /* data files and metadata are not fsynced */
+	const bool *local;             /* per rank: its files are made here; NULL: all of them (hosts.h) */
 };
 
 /* Checks the target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_NOT_A_CHECKPOINT if it is something else or holds something else too; no
  * checkpoint in a checkpoint) and makes the staging directory. */
 FALLIBLE enum err staging_open(struct job *j, const json_t *target, const json_t *options, struct staging *out);
+/* The same with another name for the staging directory, beside the target; it may be there already. */
+FALLIBLE enum err staging_open_as(struct job *j, const json_t *target, const json_t *options, const char *staging_name,
+				  struct staging *out);
 /* Makes every target file of the run at its full size. Empty ones are fsynced here. */
 FALLIBLE enum err staging_make_files(struct staging *s, const struct run *run);
 /* Cuts padding off files that were written with O_DIRECT beyond their size, and fsyncs them again. */

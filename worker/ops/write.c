@@ -8,6 +8,7 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "ops/hosts.h"
 #include "ops/plan_doc.h"
 #include "os/fs.h"
 
@@ -193,6 +194,7 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 	t->first_replica = s->first_replica;
 	t->replica_count = s->replica_count;
 	t->listed = s->listed;
+	t->local = s->hosts ? hosts_local(s->hosts) : NULL;
 	s->build->opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
 	if (s->safetensors)
 		return build_safetensors(s->build, t, (uint64_t)SAFETENSORS_FILE_MAX_GB * 1000000000u, s->meta, s->meta_count);
@@ -278,6 +280,17 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 	return OK;
 }
 
+/* All bytes are written: to be checked and made visible. */
+static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
+				const struct run *run)
+{
+	if (s->after_run)
+		TRY(s->after_run(s->user, run, t->chunk_places));
+	if (s->safetensors || s->listed)
+		TRY(staging_trim_files(st, run));
+	return commit(j, s, t, st, run);
+}
+
 static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st, json_t *plan)
 {
 	struct run run = { .fd = -1 };
@@ -290,12 +303,12 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
 	if (!e)
 		e = job_execute(j, &run);
-	if (!e && s->after_run)
-		e = s->after_run(s->user, &run, t->chunk_places);
-	if (!e && (s->safetensors || s->listed))
-		e = staging_trim_files(st, &run);
-	if (!e)
-		e = commit(j, s, t, st, &run);
+	if (!e && s->hosts)
+		e = hosts_exchange(s->hosts, &run);
+	if (!e && s->hosts && !hosts_leads(s->hosts))
+		e = hosts_await(s->hosts);
+	else if (!e)
+		e = finish(j, s, t, st, &run);
 	if (!e)
 		e = set_result(j, s, t, &run);
 	run_detach(&run);
@@ -304,12 +317,14 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 
 static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
 {
-	if (!j->dry_run)
+	if (s->hosts)
+		TRY(hosts_stage(s->hosts, s->to, s->options, st));
+	else if (!j->dry_run)
 		TRY(staging_open(j, s->to, s->options, st));
 	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
-	t->task_bytes = st->in_memory ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	t->task_bytes = st->in_memory && !s->hosts ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	TRY(build(s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));

@@ -4,6 +4,7 @@
 #include "ops/commit.h"
 #include "ops/job.h"
 
+struct hosts;
 struct write_ready;
 
 struct write_spec {
@@ -29,6 +30,7 @@ struct write_spec {
 	const char *metadata_name;
 	const struct str (*meta)[2];   /* safetensors __metadata__ */
 	uint64_t meta_count;
+	struct hosts *hosts;           /* NULL: all ranks are here */
 	bool again;                    /* set by write_again */
 	struct write_ready *ready;     /* on success gets what write_again needs; may be NULL. Then build and places are its */
 };
