@@ -6,6 +6,7 @@ A rank is a fork of this file run as a program: it reads pickled calls of functi
 the first two are called, with that group as `pg`.
 """
 import datetime
+import importlib
 import os
 import pathlib
 import pickle
@@ -43,25 +44,31 @@ class Ended(Exception):
 
 
 class Ranks:
-    def __init__(self, n, env):
+    def __init__(self, n, env, hosts=None):
+        """hosts: [(words before the command, environment, ranks)]; default: all ranks here."""
         self.n = n
         self.dir = tempfile.TemporaryDirectory()
-        self.pipes, theirs = [], []
-        for _ in range(n):
+        self.pipes, self.parents = [], []
+        for prefix, more, count in hosts or [((), {}, n)]:
+            self.start(list(prefix), {**env, **more}, len(self.pipes), count)
+
+    def start(self, prefix, env, first, count):
+        theirs = []
+        for _ in range(count):
             (r1, w1), (r2, w2) = os.pipe(), os.pipe()
             self.pipes.append((os.fdopen(w1, "wb"), os.fdopen(r2, "rb")))
             theirs += [r1, w2]
-        e = {**os.environ, **env, "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1",
-             "PYTHONPATH": f"{PACKAGE}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1", "TEST_STORE": f"{self.dir.name}/store"}
-        self.parent = subprocess.Popen([sys.executable, "-u", __file__, *map(str, theirs)], env=e, pass_fds=theirs,
-                                       stdin=subprocess.DEVNULL, start_new_session=True)
+        e = {**os.environ, "WORLD_SIZE": str(self.n), "LOCAL_WORLD_SIZE": str(count), "FIRST_RANK": str(first), "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": f"{PACKAGE}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1", "TEST_STORE": f"{self.dir.name}/store", **env}
+        self.parents.append(subprocess.Popen([*prefix, sys.executable, "-u", __file__, *map(str, theirs)], env=e, pass_fds=theirs,
+                                             stdin=subprocess.DEVNULL, start_new_session=True))
         for fd in theirs:
             os.close(fd)
 
     def __call__(self, function, *args, world=None, seconds=40, env=None, check=True):
         world = world or self.n
         for to, _ in self.pipes[:world]:
-            send(to, (function.__name__, args, world, env or {}))
+            send(to, (function.__module__, function.__name__, args, world, env or {}))
         timer = threading.Timer(seconds, self.interrupt)
         timer.start()
         try:
@@ -83,16 +90,18 @@ class Ranks:
             return e
 
     def interrupt(self):
-        os.killpg(self.parent.pid, signal.SIGABRT)  # the fault handler shows where it stood
+        for p in self.parents:
+            os.killpg(p.pid, signal.SIGABRT)  # the fault handler shows where it stood
 
     def close(self):
         for to, frm in self.pipes:
             to.close()
-        try:
-            self.parent.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.parent.pid, signal.SIGKILL)
-            self.parent.wait()
+        for p in self.parents:
+            try:
+                p.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(p.pid, signal.SIGKILL)
+                p.wait()
         for to, frm in self.pipes:
             frm.close()
         self.dir.cleanup()
@@ -108,14 +117,15 @@ def main():
     faulthandler.enable()
     fds = list(map(int, sys.argv[1:]))
     pids = []
-    for rank in range(len(fds) // 2):
+    for here in range(len(fds) // 2):
         pid = os.fork()
         if pid == 0:
             for i, fd in enumerate(fds):
-                if i // 2 != rank:
+                if i // 2 != here:
                     os.close(fd)
             try:
-                serve(torch, on_ranks, rank, os.fdopen(fds[2 * rank], "rb"), os.fdopen(fds[2 * rank + 1], "wb"))
+                serve(torch, on_ranks, here + int(os.environ["FIRST_RANK"]), os.fdopen(fds[2 * here], "rb"),
+                      os.fdopen(fds[2 * here + 1], "wb"))
             except BaseException:
                 traceback.print_exc()
             sys.stderr.flush()
@@ -142,13 +152,13 @@ def serve(torch, on_ranks, rank, calls, out):
         on_ranks.make_meshes()
     while True:
         try:
-            name, args, world, env = receive(calls)
+            module, name, args, world, env = receive(calls)
         except Ended:
             break
         old = dict(os.environ)
         os.environ.update({k: str(v[rank] if isinstance(v, (list, tuple)) else v) for k, v in env.items()})
         try:
-            answer = getattr(on_ranks, name)(groups[world], rank, *args)
+            answer = getattr(importlib.import_module(module), name)(groups[world], rank, *args)
         except BaseException as e:
             try:
                 pickle.loads(pickle.dumps(e))

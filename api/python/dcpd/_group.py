@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import errors
 
@@ -38,6 +38,27 @@ class Group:
     @property
     def key(self) -> Any:
         return "alone"
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of all ranks, of whatever host."""
+        return self.rank == 0
+
+    def told(self, x: Any, e: Optional[BaseException]) -> Any:
+        """Rank 0's x; its exception is raised on every rank."""
+        got = self.broadcast(x if e is None else _portable(e))
+        if e is not None:
+            raise e
+        if isinstance(got, BaseException):
+            raise got
+        return got
+
+    def check(self, what: str, x: Any) -> None:
+        """Raises RanksDisagree if ranks of other hosts say something else; those of one host are compared by their callers."""
+
+    def meet(self, offer: Any, place: Any) -> Optional[Dict[str, Any]]:
+        """How a save job finds those of other hosts: see _hosts.py."""
+        return None
 
 
 class Broken(errors.RankFailed):
@@ -78,14 +99,25 @@ class TorchGroup(Group):
 
 
 def group(process_group: Any = None, no_dist: bool = False) -> Group:
-    """The process group given, else the default one if torch.distributed is initialised, else this process alone."""
+    """The process group given, else the default one if torch.distributed is initialised, else this process alone; of ranks that are on
+    several hosts those of this one, as a _hosts.HostGroup."""
     if no_dist:
         return Group()
     dist = sys.modules.get("torch.distributed")
     if process_group is None and (dist is None or not dist.is_available() or not dist.is_initialized()):
         return Group()
     g = TorchGroup(process_group)
-    return g if g.size > 1 else Group()
+    if g.size == 1:
+        return Group()
+    from . import _hosts
+
+    return _hosts.split(g)
+
+
+def world_rank() -> int:
+    """This process's rank among all, of whatever host."""
+    dist = sys.modules.get("torch.distributed")
+    return 0 if dist is None or not dist.is_available() or not dist.is_initialized() else int(dist.get_rank())
 
 
 def _portable(e: Optional[BaseException]) -> Any:
@@ -115,17 +147,3 @@ def place() -> Tuple[str, str]:
         return f"{boot}:{os.stat('/dev/shm').st_dev}", host
     except OSError:
         return host, host
-
-
-def one_place(places: List[Tuple[str, str]]) -> None:
-    """Raises SeveralHosts, naming them, unless all ranks share their shared memory."""
-    if len({p for p, _ in places}) == 1:
-        return
-    by: "dict[str, List[int]]" = {}
-    for rank, (_, host) in enumerate(places):
-        by.setdefault(host, []).append(rank)
-    if len(by) == 1:
-        raise errors.SeveralHosts(f"the ranks on {next(iter(by))} do not share one /dev/shm: run their containers with --ipc=host")
-    text = "; ".join(f"{h}: rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for h, r in by.items())
-    raise errors.SeveralHosts(f"the ranks are on {len(by)} hosts ({text}); one daemon serves the ranks of one host. Save by a process "
-                              "group of each host to checkpoints of their own, or use PyTorch's writer")

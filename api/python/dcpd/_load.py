@@ -34,7 +34,8 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     wanted = None if keys is None else list(keys)
     if isinstance(keys, str):
         raise TypeError("keys: a list of keys, not one string")
-    ask = _Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.rank == 0, timeout)
+    ask = _Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.first, timeout)
+    g.check("load", (ask.text, wanted))
     if into is None:
         return _new(ask, wanted, device)
     return _into(ask, into, wanted)
@@ -118,7 +119,6 @@ def _new(ask: _Ask, keys: Optional[List[str]], device: Any) -> Any:
 
 
 def _same_call(seen: Sequence[Tuple[Any, ...]]) -> None:
-    _group.one_place([x[2] for x in seen])
     for rank, x in enumerate(seen):
         if x[:2] != seen[0][:2]:
             raise errors.RanksDisagree(f"rank 0 loads {seen[0][0]!r}, rank {rank} {x[0]!r}" if x[0] != seen[0][0] else

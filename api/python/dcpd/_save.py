@@ -140,6 +140,7 @@ class _Offer(NamedTuple):
     name: str = ""
     state_dict: str = ""
     generation: int = 0
+    hosts: Optional[Dict[str, Any]] = None
 
 
 def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: Any, no_dist: bool, client: Optional[Client],
@@ -150,7 +151,7 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
         g = _group.group(process_group, no_dist)
         for again in (True, False):
             try:
-                return _Started(_attempt(state_dict, target, o, g, client, look_first), g.rank)
+                return _Started(_attempt(state_dict, target, o, g, client, look_first), 0 if g.first else 1)
             except _Stale:
                 if not again:
                     raise errors.NotFound("the state dict in shared memory vanished twice: is dcpd being restarted?") from None
@@ -185,13 +186,12 @@ def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Grou
     offers = g.agree(offer, failure)
     assert described is not None
     _same(offers)
-    first: _Offer = offers[0]
+    first: _Offer = offers[0]._replace(hosts=g.meet(offers[0], place))
     session, size = _snapshot(described, first, place, g, o, client)
     return _submit(session, first, o, g, size)
 
 
 def _same(offers: Sequence[_Offer]) -> None:
-    _group.one_place([x.place for x in offers])
     for rank, x in enumerate(offers):
         if x.target != offers[0].target:
             raise errors.RanksDisagree(f"rank 0 saves to {offers[0].target!r}, rank {rank} to {x.target!r}", rank=rank)
@@ -241,8 +241,10 @@ def _write(session: _session.Session, d: _tensors.Described, first: _Offer, o: _
     header = layout.header({k: values.encode(v, k) for k, v in d.values.items()})
     size = len(header) + layout.data_bytes
     _check_meta(d, layout)
-    wish = None
-    if session.rank == 0:  # who dies between here and the job has it saved all the same
+    wish: Optional[Dict[str, Any]] = None
+    if session.rank == 0 and first.hosts is not None:
+        wish = {"drop": True}  # a host alone would save its ranks only
+    elif session.rank == 0:  # who dies between here and the job has it saved all the same
         wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": o.job(), "labels": dict(o.labels)}}
     for again in (True, False):
         slot = session.reserve(size, first.generation, o.when_busy, lambda: log.warning(
@@ -282,20 +284,29 @@ def _client_at(url: str) -> Client:
 
 
 def _create_job(session: _session.Session, first: _Offer, o: _Options) -> Any:
+    more = {} if first.hosts is None else {"hosts": first.hosts}
+    options = {**o.job(), "retries": 0} if more else o.job()  # hosts that fail do so together
     try:
         return session.client.jobs.create(
             "save", source={"state_dict": session.name, "generation": first.generation},
-            target={"storage": first.storage, "name": first.name, "format": o.format}, options=o.job(), labels=dict(o.labels))
+            target={"storage": first.storage, "name": first.name, "format": o.format}, options=options, labels=dict(o.labels), **more)
     except Exception as e:
         return e
 
 
+def _cancel(client: Client, job: Job) -> None:
+    """Another host has none."""
+    try:
+        client.jobs.cancel(job.id)
+    except errors.DcpdError:
+        pass  # it ends by itself when the others do not come
+
+
 def _submit(session: _session.Session, first: _Offer, o: _Options, g: _group.Group, size: int) -> SaveFuture:
+    job: Any = None
     try:
         job = _create_job(session, first, o) if g.rank == 0 else None
-        told = g.broadcast(dict(job) if isinstance(job, Job) else _group._portable(job))
-        if isinstance(told, BaseException):
-            raise job if isinstance(job, BaseException) else told
+        told = g.told(dict(job) if isinstance(job, Job) else None, job if isinstance(job, BaseException) else None)
         # rank 0's client goes into the thread; each thread has its own connection
         f = SaveFuture(session.client, Job(told), f"{first.storage}:{first.name}", lambda: session.release(first.generation))
         _open_futures.add(f)
@@ -303,6 +314,8 @@ def _submit(session: _session.Session, first: _Offer, o: _Options, g: _group.Gro
     except _group.Broken:
         raise  # all have sealed: dcpd saves it when the leases are over, if it has no job yet
     except BaseException:  # a signal's too; a job that was submitted all the same keeps its slots until it is done
+        if first.hosts is not None and isinstance(job, Job):
+            _cancel(session.client, job)
         _give_up(session, first.generation)
         raise
 

@@ -40,7 +40,7 @@ def save_state(accelerator: Any, checkpoint: _where.Target, **options: Any) -> S
     """Copies the state of everything that `accelerator` has prepared and returns; all ranks call it. options: as for dcpd.async_save."""
     tree: Dict[str, Any] = {f"part_{i}": _train.state_of(m, o) for i, (m, o) in enumerate(_parts(accelerator))}
     tree.update({k: o.state_dict() for k, o in _small(accelerator).items()})
-    tree["rng"] = {str(_group.group().rank): _train.random_state()}
+    tree["rng"] = {str(_group.world_rank()): _train.random_state()}
     return async_save(_exact.pack(tree), checkpoint, **options)
 
 
@@ -49,7 +49,7 @@ def load_state(accelerator: Any, checkpoint: _where.Target, *, client: Optional[
     place = _where.resolve(checkpoint, client)
     for i, (m, o) in enumerate(_parts(accelerator)):
         _train.restore(m, o, f"{place}", ("model", "optim"), place.client, f"part_{i}")
-    rank, small = str(_group.group().rank), _small(accelerator)
+    rank, small = str(_group.world_rank()), _small(accelerator)
     found = _train.rest(f"{place}", [*small, f"rng.{rank}"], place.client)
     for k, o in small.items():
         if k in found:

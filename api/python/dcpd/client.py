@@ -250,6 +250,12 @@ class Storages(_Resource):
             body["lease_seconds"] = lease_seconds
         return dict(self._t.request("POST", "/v1/storages", body, idempotent=True))
 
+    def meet(self, storage: str, name: str, token: str, action: str = "look") -> bool:
+        """Whether the mark `token` lies beside checkpoint `name`; "put" makes it, "drop" removes it. Two daemons that see each other's
+        marks share the storage."""
+        return bool(self._t.request("POST", f"/v1/storages/{quote(storage)}:meet", {"name": name, "token": token, "action": action},
+                                    idempotent=True)["seen"])
+
 
 class Client:
     """A connection to one daemon. Threads and forked children may use it; it can be pickled. `with` closes it."""

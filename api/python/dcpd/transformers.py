@@ -54,7 +54,7 @@ class DcpdCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step == self._last:
             return  # both ways asked for this step
         self._last = state.global_step
-        optimizer, scheduler, rank = _bare(kw.get("optimizer")), kw.get("lr_scheduler"), _group.group().rank
+        optimizer, scheduler, rank = _bare(kw.get("optimizer")), kw.get("lr_scheduler"), _group.world_rank()
         tree: Dict[str, Any] = _train.state_of(kw["model"], [optimizer] if optimizer is not None else [])
         if rank == 0:
             tree["trainer"] = json.dumps(_common(state), sort_keys=True)
@@ -111,7 +111,7 @@ def resume(trainer: Any, where: str, *, client: Optional[Client] = None) -> Opti
             trainer.lr_scheduler.load_state_dict(found["scheduler"])
 
     def numbers(*a: Any, **kw: Any) -> None:
-        rank = str(_group.group().rank)
+        rank = str(_group.world_rank())
         found = _train.rest(f"{place}", [f"rng.{rank}"], place.client)
         _train.set_random_state(found.get("rng", {}).get(rank))
 

@@ -1,0 +1,188 @@
+"""Ranks on two hosts: namespaces of this machine with a name, a /dev/shm and a daemon of their own, over one directory.
+
+Two ranks on each; what they write is judged by PyTorch's own reader, by verify, and by loads on both hosts and on one.
+"""
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+import dcpd
+import harness
+
+pytest.importorskip("torch", reason="DCPD_TEST_VENV has no torch")
+
+import lib_ranks  # noqa: E402
+import on_hosts  # noqa: E402
+
+SCRIPT = "hostname {0} && mount -t tmpfs -o size=512m tmpfs /dev/shm && echo ready && exec sleep 3600"
+
+
+class Host:
+    """Namespaces that a sleeping process holds."""
+
+    def __init__(self, name):
+        self.name = name
+        self.holder = subprocess.Popen(["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", SCRIPT.format(name)],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if self.holder.stdout.readline().strip() != "ready":
+            self.holder.wait(5)
+            pytest.skip(f"namespaces are not permitted here: {self.holder.stderr.read().strip()}")
+        self.enter = ["nsenter", f"--target={self.holder.pid}", "--mount", "--uts", "--"]
+
+    def segments(self):
+        return sorted(os.listdir(f"/proc/{self.holder.pid}/root/dev/shm"))
+
+    def close(self):
+        self.holder.kill()
+        self.holder.wait()
+
+
+class HostDaemon(harness.Daemon):
+    def __init__(self, host, home, storages):
+        self.host = host
+        super().__init__(home, storages, tcp=False)
+
+    def command(self):
+        return self.host.enter + super().command()
+
+    def ref(self, name):
+        return f"main:{name}"
+
+
+class Hosts:
+    def __init__(self, home):
+        self.home, self.all = home, []
+        try:
+            self.all += [Host("alpha"), Host("beta")]
+            self.dir = home / "shared"
+            self.daemons = [HostDaemon(h, home / h.name, {"main": self.dir, "own": home / h.name / "own"}) for h in self.all]
+            env = {"GLOO_SOCKET_IFNAME": "lo", "DCPD_HOSTS_TIMEOUT": "4"}
+            self.ranks = lib_ranks.Ranks(4, env, [(h.enter, {"DCPD_URL": f"unix://{d.socket}"}, 2)
+                                                  for h, d in zip(self.all, self.daemons)])
+            self.outside = harness.Daemon(home / "outside", {"main": self.dir}, tcp=False)
+            self.client = dcpd.connect(f"unix://{self.outside.socket}")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        if hasattr(self, "ranks"):
+            self.ranks.close()
+        for d in getattr(self, "daemons", []) + [getattr(self, "outside", None)]:
+            if d is not None:
+                d.discard()
+        for h in self.all:
+            h.close()
+
+    def left(self):
+        return sorted(str(p.relative_to(self.dir)) for p in self.dir.rglob(".dcpd-*") if p.name != ".dcpd.json")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    if not (shutil.which("unshare") and shutil.which("nsenter")) or os.geteuid() != 0:
+        pytest.skip("hosts are namespaces: that needs root, unshare and nsenter")
+    h = Hosts(tmp_path_factory.mktemp("hosts"))
+    yield h
+    h.close()
+
+
+@pytest.fixture
+def hosts(two):
+    for d in two.daemons:
+        if not d.alive():
+            d.start()
+    yield two
+    import on_ranks
+
+    if not any(p.poll() is not None for p in two.ranks.parents):
+        two.ranks(on_ranks.let_go)
+    assert two.left() == []
+
+
+def test_hosts_are_hosts(hosts):
+    got = hosts.ranks(on_hosts.where)
+    assert [g[:5] for g in got] == [("alpha", "HostGroup", 0, 2, True), ("alpha", "HostGroup", 1, 2, False),
+                                    ("beta", "HostGroup", 0, 2, False), ("beta", "HostGroup", 1, 2, False)]
+    assert got[0][5] == got[1][5] != got[2][5] == got[3][5]
+
+
+def test_save_and_load(hosts):
+    got = hosts.ranks(on_hosts.save, "main:run/a", 3)
+    assert [g[:2] for g in got] == [("succeeded", [])] * 4
+    hosts.ranks(on_hosts.load, "main:run/a", 3)
+    hosts.ranks(on_hosts.stock, str(hosts.dir / "run/a"), 3)
+    client = hosts.client
+    checked = client.jobs.run("verify", source="main:run/a", level="digest")["result"]
+    assert checked.get("unverified_bytes", 0) == 0 and checked["verified_bytes"] > 0, checked
+    made = client.checkpoints.get("main:run/a")
+    assert made["world_size"] == 4 and made["manifest"]["generation"] == 1
+    files = {f["name"] for f in client.checkpoints.files("main:run/a")}
+    assert files == {".metadata", ".dcpd.json"} | {f"__{r}_0.distcp" for r in range(4)}
+    # one copy of what all have, written where it is: of the world's 4 · "c" nothing but one is in the files
+    tensors, values = client.checkpoints.tensors("main:run/a")
+    assert len(next(t for t in tensors if t["fqn"] == "m.c")["chunks"]) == 1
+    assert {v["fqn"] for v in values} >= {"m.step", *(f"m.opt.only{r}" for r in range(4))}
+    assert dcpd.load("main:run/a", client=client)["m"]["a"].shape == (8, 6)  # a process of no host at all, whole
+
+
+def test_new_tensors_on_all_hosts(hosts):
+    hosts.ranks(on_hosts.save, "main:run/new", 5)
+    for got in hosts.ranks(on_hosts.load_new, "main:run/new"):
+        assert got["step"] == 5 and got["opt"]["betas"] == (0.9, 0.99) and got["opt"]["only3"] == 3
+
+
+def test_many_steps(hosts):
+    assert hosts.ranks(on_hosts.steps, "main:run/step", 5) == [["succeeded"] * 5] * 4
+    client = hosts.client
+    for i in range(5):
+        got = dcpd.load(f"main:run/step-{i}", client=client)["m"]
+        assert got["step"] == i and got["plain"].eq(i).all()
+
+
+def test_fsdp(hosts):
+    import torch
+
+    assert hosts.ranks(on_hosts.fsdp, "main:run/fsdp", True) == ["succeeded"] * 4
+    got = hosts.ranks(on_hosts.fsdp, "main:run/fsdp", False)
+    saved = dcpd.load("main:run/fsdp", client=hosts.client)["model"]
+    for weights, lr in got:
+        assert lr == 0.1 and all(torch.equal(w, got[0][0][k]) for k, w in weights.items())
+        assert all(torch.equal(saved[k] if k in saved else saved[k.split(".")[0]][k.split(".")[1]], w) for k, w in weights.items())
+
+
+def test_replicas_of_hosts_are_compared(hosts):
+    for divergent in hosts.ranks(on_hosts.diverge, "main:run/d", "report")[:2]:
+        assert [x["fqn"] for x in divergent] == ["t"] and len(divergent[0]["ranks"]) in (3, 4)
+    for e in hosts.ranks(on_hosts.diverge, "main:run/d2", "fail", check=False):
+        assert isinstance(e, dcpd.DcpdError) and e.code == "divergent", e
+    assert not (hosts.dir / "run/d2").exists()
+
+
+def test_overwrite(hosts):
+    hosts.ranks(on_hosts.save, "main:run/o", 1)
+    for e in hosts.ranks(on_hosts.save, "main:run/o", 2, check=False):
+        assert isinstance(e, dcpd.CheckpointExists)
+    hosts.ranks(on_hosts.save, "main:run/o", 2, 8, True)
+    hosts.ranks(on_hosts.load, "main:run/o", 2)
+
+
+def test_a_storage_that_is_not_shared(hosts):
+    before, began = [h.segments() for h in hosts.all], time.monotonic()
+    for e in hosts.ranks(on_hosts.save, "own:x", check=False):
+        assert isinstance(e, dcpd.SeveralHosts), e
+        assert "alpha: ranks 0, 1; beta: ranks 2, 3" in str(e) and "beta does not see" in str(e)
+    assert time.monotonic() - began < 10
+    assert [list((d.home / "own").iterdir()) for d in hosts.daemons] == [[], []]
+    assert [h.segments() for h in hosts.all] == before, "nothing is copied before it is known"
+
+
+def test_a_directory_path(hosts):
+    """No root of the daemons: an ad-hoc storage at each."""
+    path = str(hosts.home / "elsewhere" / "ck")
+    hosts.ranks(on_hosts.save, path, 4)
+    hosts.ranks(on_hosts.load, path, 4)
+    hosts.ranks(on_hosts.stock, path, 4)
