@@ -11,7 +11,7 @@ Importing connects to nothing, starts no thread and imports neither torch nor nu
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List
+TYPE_CHECKING = False  # type checkers read it as true; importing typing would take longer than all the rest
 
 __version__ = "0.1.0"
 
@@ -29,6 +29,8 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
+    from typing import Any, List
+
     from ._load import load as load
     from ._local import local as local
     from ._open import Checkpoint as Checkpoint, TensorSlice as TensorSlice, open as open
