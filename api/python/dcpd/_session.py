@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import _tensors, errors, image
+from . import _copy, _tensors, errors, image
 from .client import Client
 from ._group import Group
 from ._http import Transport
@@ -77,6 +77,7 @@ class Session:
         if slot is None or slot.segment.size < size:
             self._forget_dead(keep=name)
             slot = self.mapped[name] = Slot(image.Segment(name))
+            _copy.populate(image.address(slot.segment.map), size)
         return slot
 
     def _forget_dead(self, keep: str) -> None:

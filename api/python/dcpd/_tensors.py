@@ -10,7 +10,7 @@ import itertools
 import sys
 from typing import Any, Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _dtypes, _outline, _tree, errors
+from . import _dtypes, _outline, _tree, errors, image
 from .image import ChunkSpec, Layout, Outer
 
 Range = Tuple[int, int]
@@ -369,9 +369,7 @@ class Views:
     @property
     def address(self) -> int:
         if self._address is None:
-            import ctypes
-
-            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+            self._address = image.address(self._buffer)
         return self._address
 
     def at(self, i: int) -> int:

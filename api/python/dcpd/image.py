@@ -147,6 +147,13 @@ class Layout:
         return self._last[2]
 
 
+def address(buffer: Any) -> int:
+    """Where a writable buffer lies."""
+    import ctypes
+
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
 class Segment:
     """A mapping of a named segment ("/dcpd-…") of dcpd's, of `bytes` bytes or all of it.
 
