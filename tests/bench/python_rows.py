@@ -1,11 +1,13 @@
 """Bench rows of the Python package: what a trainer waits for, beside memcpy, PyTorch's checkpointing and fio, in one run.
 
-Four ranks with half of the bench's bytes each (512 MiB by default), one process with 10,000 small tensors, and training steps with a save
-under way. The processes that are measured are tests/bench/python_peer.py.
+Four ranks with half of the bench's bytes each (512 MiB by default), and one process with 10,000 small tensors. The processes that are
+measured are tests/bench/python_peer.py. Each form of PyTorch's saves runs for itself: one that fails takes its own row only. The rows of
+the drop-in are in dropin_rows.py.
 """
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -15,6 +17,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "api" / "python"
 RUNS = 3
 IMPORT = "import time; t = time.perf_counter(); import dcpd; print(time.perf_counter() - t)"
+RIVALS = ("default", "thread_cached", "process_cached")
+SAVES = ("py.stall.warm", "py.stall.first", "py.save.durable", "py.save.first")
+LOADS = ("py.load.warm", "py.load.cold")
 
 
 def environment(bench):
@@ -22,57 +27,105 @@ def environment(bench):
 
 
 def measure(bench, *args):
-    r = subprocess.run([sys.executable, HERE / "python_peer.py", *map(str, args)], env=environment(bench), capture_output=True, text=True,
-                       timeout=900)
-    if r.returncode != 0:
-        raise AssertionError(f"python_peer.py {args[0]}: {r.stderr[-600:]}")
-    return json.loads(r.stdout.splitlines()[-1])
+    """What python_peer.py prints. What it says on stderr is kept beside the results; its last line is the reason if it fails."""
+    with tempfile.TemporaryFile("w+") as err:
+        p = subprocess.Popen([sys.executable, HERE / "python_peer.py", *map(str, args)], env=environment(bench), stdout=subprocess.PIPE,
+                             stderr=err, text=True, start_new_session=True)
+        try:
+            out = p.communicate(timeout=300)[0]
+        finally:
+            if p.poll() is None:
+                os.killpg(p.pid, signal.SIGKILL)
+                p.wait()
+        err.seek(0)
+        lines = [x for x in err.read().splitlines() if x.strip()]
+    if p.returncode != 0:
+        raise AssertionError(f"python_peer.py {args[0]}: {lines[-1] if lines else p.returncode}")
+    return json.loads(out.splitlines()[-1])
+
+
+class Part:
+    """The figures of one part; a part that fails has none, and says so for each row that wants them."""
+
+    def __init__(self, bench, size, part):
+        bench.no_torch()
+        bench.daemon()
+        self.bench, self.figures, self.why = bench, {}, ""
+        try:
+            with tempfile.TemporaryDirectory(dir=bench.disk) as folder:
+                self.figures = measure(bench, part, 4, size, RUNS, folder)
+        except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as e:
+            self.why = str(e)[:400]
+
+    def __getitem__(self, key):
+        return self.figures.get(key)
+
+
+def row(bench, name, unit, goal, peer_name, ours, peer, command, why, **more):
+    """A row, or why there is none; true if it was measured."""
+    if not bench.wants(name):
+        return True
+    if ours and peer:
+        bench.row(name, unit, goal, peer_name, ours, peer, command, **more)
+        return True
+    print(f"{name}: not measured: {why or 'no figures'}", flush=True)
+    return False
 
 
 def rows(bench, size):
     """size: the bench's bytes."""
-    ranks = ("py.stall.warm", "py.stall.torch_best", "py.stall.torch_default", "py.stall.first", "py.save.durable", "py.save.first",
-             "py.load.warm", "py.load.cold", "py.dropin.save", "py.dropin.load")
-    if any(bench.wants(n) for n in ranks):
-        of_ranks(bench, 4, size // 2)
+    wanted = [bench.wants(n) for n in (*SAVES, *LOADS, "py.stall.torch_best", "py.stall.torch_default")]
+    done = []
+    if any(wanted[:4]) or any(wanted[6:]):
+        done += of_saves(bench, size // 2, any(wanted[6:]))
+    if any(wanted[4:6]):
+        done += of_loads(bench, size // 2)
     if any(bench.wants(n) for n in ("py.small.plain", "py.small.dtensor")):
         of_small(bench)
-    if bench.wants("py.step.unpaced"):
-        of_steps(bench)
     if bench.wants("py.import"):
         got = [float(subprocess.run([sys.executable, "-c", IMPORT], env=environment(bench), capture_output=True, text=True,
                                     check=True).stdout) * 1e3 for _ in range(5)]
         bench.row("py.import", "ms", "<=1.00", "the limit of 50 ms", got, [50.0] * 5, "python -c 'import dcpd'")
+    if not all(done):
+        raise AssertionError("rows of the package are missing")
 
 
-def of_ranks(bench, n, size):
-    bench.no_torch()
-    bench.daemon()
-    with tempfile.TemporaryDirectory(dir=bench.disk) as folder:
-        m = measure(bench, "ranks", n, size, RUNS, folder)
-    what = f"dcpd.async_save, {n} ranks x {size >> 20} MiB"
-    best = min((k for k in m if k in ("torch_default", "torch_thread_cached", "torch_process_cached")),
-               key=lambda k: statistics.median(m[k]))
+def of_saves(bench, size, with_rivals):
+    """Rivals that cannot be measured lose their own row only; so does the best of them, as long as there is one."""
+    m = Part(bench, size, "saves")
+    what = f"dcpd.async_save, 4 ranks x {size >> 20} MiB"
+    done = [row(bench, "py.stall.warm", "s", "<=1.15", "threaded memcpy, warm", m["stall"], m["copy"], what, m.why),
+            row(bench, "py.stall.first", "s", "<=1.30", "copy into new pages", m["stall_first"], m["copy_first"], what, m.why),
+            row(bench, "py.save.first", "s", "<=0.50", "torch's save", m["durable_first"], m["torch_save"], "dcpd.save, the first", m.why)]
+    if bench.wants("py.save.durable") and m["durable"]:
+        fio = [bench.fio("write") for _ in range(RUNS)]
+        done.append(row(bench, "py.save.durable", "GB/s", ">=0.90", "fio sequential write", [4 * size / t / 1e9 for t in m["durable"]], fio,
+                        "dcpd.save, warm", m.why))
+    if not with_rivals:
+        return done
+    rivals = {k: Part(bench, size, k) for k in RIVALS}
+    for k, r in rivals.items():
+        if r.why:
+            print(f"torch's async_save, {k}: not measured: {r.why}", flush=True)
+    best = min((k for k in RIVALS if rivals[k]["stall"]), key=lambda k: statistics.median(rivals[k]["stall"]), default=RIVALS[0])
+    row(bench, "py.stall.torch_best", "s", "<=0.77", f"torch's async_save, {best}", m["stall"], rivals[best]["stall"], what,
+        m.why or rivals[best].why)
+    row(bench, "py.stall.torch_default", "s", "<=0.33", "torch's async_save", m["stall"], rivals["default"]["stall"], what,
+        m.why or rivals["default"].why)
+    return done
 
-    def row(name, ours, goal, peer_name, peer, command=what):
-        if bench.wants(name):
-            bench.row(name, "s", goal, peer_name, m[ours], m[peer], command)
 
-    row("py.stall.warm", "stall", "<=1.15", "threaded memcpy, warm", "copy_warm")
-    row("py.stall.first", "stall_first", "<=1.30", "copy into new pages", "copy_new")
-    row("py.stall.torch_best", "stall", "<=0.77", f"async_save of {best}", best)
-    row("py.stall.torch_default", "stall", "<=0.33", "torch's async_save", "torch_default")
-    row("py.save.first", "durable_first", "<=0.50", "torch's save", "torch_save", "dcpd.save, the first")
-    row("py.load.warm", "load", "<=0.50", "torch's load", "torch_load", "dcpd.load(into=)")
-    row("py.dropin.save", "dropin_save", "<=1.00", "FileSystemWriter", "torch_save_again", "dcp.save(storage_writer=StorageWriter(…))")
-    row("py.dropin.load", "dropin_load", "<=1.00", "FileSystemReader", "torch_load", "dcp.load(storage_reader=dcpd.torch.StorageReader)")
-    for name, key, rw in (("py.save.durable", "durable", "write"), ("py.load.cold", "load_cold", "read")):
-        if bench.wants(name):
-            if rw == "read":
-                bench.fio("write")
-            fio = [bench.fio(rw) for _ in range(RUNS)]
-            bench.row(name, "GB/s", ">=0.90", f"fio sequential {rw}", [n * size / t / 1e9 for t in m[key]], fio,
-                      "dcpd.save, warm" if rw == "write" else "drop_caches; dcpd.load(into=)")
+def of_loads(bench, size):
+    m = Part(bench, size, "loads")
+    done = [row(bench, "py.load.warm", "s", "<=0.50", "torch's load", m["load"], m["torch_load"], "dcpd.load(into=)", m.why)]
+    if bench.wants("py.load.cold"):
+        fio = []
+        if m["load_cold"]:
+            bench.fio("write")
+            fio = [bench.fio("read") for _ in range(RUNS)]
+        done.append(row(bench, "py.load.cold", "GB/s", ">=0.90", "fio sequential read", [4 * size / t / 1e9 for t in m["load_cold"] or ()],
+                        fio, "drop_caches; dcpd.load(into=)", m.why, torch=statistics.median(m["torch_load_cold"] or [0])))
+    return done
 
 
 def of_small(bench):
@@ -83,12 +136,3 @@ def of_small(bench):
     if bench.wants("py.small.dtensor"):
         bench.row("py.small.dtensor", "ms", "<=1.00", "their to_local() + 60 ms", ms["dtensor"], [t + 60 for t in ms["to_local"]],
                   "dcpd.async_save, 10,000 DTensors")
-
-
-def of_steps(bench):
-    """Without a save and with one, taking turns."""
-    got = {"none": [], "some": []}
-    for _ in range(RUNS):
-        for saves, into in got.items():
-            into.append(statistics.mean(measure(bench, "step", 6, saves)["steps"]) * 1e3)
-    bench.row("py.step.unpaced", "ms", "<=2.00", "steps without a save", got["some"], got["none"], "training steps while a save runs")
