@@ -102,7 +102,7 @@ static unsigned char *noise(size_t n)
 static void test_nothing_to_do(void **state)
 {
 	(void)state;
-	T_OK(spool_transforms(&j, &c));
+	T_OK(spool_transforms(&j, &c, false));
 	assert_int_equal(j.fd_count, 0);
 	assert_int_equal(c.sd->file_count, 1);
 }
@@ -114,7 +114,7 @@ static void test_small(void **state)
 	(void)state;
 	add_tensor("a", 30, text, sizeof text, 0);
 	add_tensor("b", 30, text + 5, 4, 0);
-	T_OK(spool_transforms(&j, &c));
+	T_OK(spool_transforms(&j, &c, false));
 	assert_int_equal(j.fd_count, 1);
 	check_chunk(0, text, sizeof text);
 	check_chunk(1, text + 5, 4);
@@ -133,7 +133,7 @@ static void test_output_waits_inside(void **state)
 		snprintf(fqn, sizeof fqn, "z%ju", (uintmax_t)count++);
 		add_tensor(fqn, (int64_t)n, zeros, n, 0);
 	}
-	T_OK(spool_transforms(&j, &c));
+	T_OK(spool_transforms(&j, &c, false));
 	for (uint64_t i = 0; i < count; i++)
 		check_chunk(i, zeros, (size_t)c.sd->tensors[i].shape[0]);
 }
@@ -147,7 +147,7 @@ static void test_moves_to_the_disk(void **state)
 	(void)state;
 	add_tensor("a", (int64_t)n, p, n, 0);
 	add_tensor("b", (int64_t)n, p, n, 0);
-	T_OK(spool_transforms(&j, &c));
+	T_OK(spool_transforms(&j, &c, false));
 	check_chunk(0, p, n);
 	check_chunk(1, p, n);
 	assert_int_equal(t_worker_entries(&t, "."), 1);
@@ -160,7 +160,7 @@ static void test_cut_off(void **state)
 
 	(void)state;
 	add_tensor("model.w", 300000, p, 300000, 5);
-	T_ERR(FORMAT_TRANSFORM, spool_transforms(&j, &c));
+	T_ERR(FORMAT_TRANSFORM, spool_transforms(&j, &c, false));
 	assert_string_equal(err_last()->fqn, "model.w");
 	assert_string_equal(err_last()->file, "data");
 	assert_int_equal(err_last()->offset, 0);
@@ -175,7 +175,7 @@ static void test_not_zstd(void **state)
 	(void)state;
 	T_OK(sdict_add_tensor(c.sd, STR("w"), DT_UINT8, 1, &n, &index));
 	T_OK(sdict_add_chunk(c.sd, index, dims, 0, store("no zstd frame", 13, zstd_id())));
-	T_ERR(FORMAT_TRANSFORM, spool_transforms(&j, &c));
+	T_ERR(FORMAT_TRANSFORM, spool_transforms(&j, &c, false));
 }
 
 /* 200 MiB of zeros in a few KiB, for a tensor of 16 bytes. */
@@ -187,7 +187,7 @@ static void test_bomb(void **state)
 	(void)state;
 	add_tensor("w", 16, zeros, n, 0);
 	mem_free(zeros);
-	T_ERR(LIMIT_EXCEEDED, spool_transforms(&j, &c));
+	T_ERR(LIMIT_EXCEEDED, spool_transforms(&j, &c, false));
 	assert_string_equal(err_last()->fqn, "w");
 }
 
@@ -208,7 +208,7 @@ static void test_file_gone(void **state)
 	(void)state;
 	add_tensor("a", 30, "abc", 3, 0);
 	T_OK(fs_unlink(t.dir.fd, "data"));
-	T_ERR(NOT_FOUND, spool_transforms(&j, &c));
+	T_ERR(NOT_FOUND, spool_transforms(&j, &c, false));
 	assert_string_equal(err_last()->file, "data");
 	t_worker_put(&t, "data", "", 0);
 }
