@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import dcpd
 from on_dropin import *  # noqa: F403
 from on_faults import *  # noqa: F403
+from on_layouts import *  # noqa: F403
 
 
 def whole(shape, seed=0, dtype=torch.float32):

@@ -1,0 +1,70 @@
+"""Layouts through the drop-in on real ranks: what was saved in one is loaded in another, each half beside PyTorch's own."""
+import harness as lib
+import on_ranks
+import pytest
+
+PAIRS = [("ours", "theirs"), ("theirs", "ours")]
+halves = pytest.mark.parametrize("writer, reader", PAIRS, ids=["-".join(p) for p in PAIRS])
+KINDS = ["plain", "view", "old", "fsdp", "tp", "hsdp", "2d", "twice"]
+
+
+def some(values, quick):
+    """All of them in `make check-full`."""
+    return [v if v in quick else pytest.param(v, marks=pytest.mark.slow) for v in values]
+
+
+@pytest.fixture
+def path(d):
+    return str(d.storages["main"] / lib.fresh())
+
+
+@halves
+@pytest.mark.parametrize("saved", some(KINDS, ("old", "2d")))
+def test_every_layout_to_every_other(ranks, path, saved, writer, reader):
+    ranks(on_ranks.write_as, path, writer, saved)
+    for held in KINDS:
+        ranks(on_ranks.read_as, path, reader, held)
+    for held in ("old", "fsdp", "tp"):
+        ranks(on_ranks.read_as, path, reader, held, world=2)
+
+
+@halves
+@pytest.mark.parametrize("saved", some(["old", "fsdp", "tp"], ("fsdp",)))
+def test_two_ranks_to_four(ranks, path, saved, writer, reader):
+    ranks(on_ranks.write_as, path, writer, saved, world=2)
+    for held in ("old", "2d", "hsdp", "plain"):
+        ranks(on_ranks.read_as, path, reader, held)
+
+
+@pytest.mark.parametrize("saved", some(["old", "2d", "view"], ("old",)))
+def test_staged(ranks, path, saved):
+    ranks(on_ranks.write_as, path, "ours", saved, True)
+    ranks(on_ranks.read_as, path, "theirs", "fsdp")
+    ranks(on_ranks.read_as, path, "ours", "old", world=2)
+
+
+MODELS = {"fsdp1": ("fsdp1", None, 2), "fsdp2": ("fsdp2", (4,), 4), "hsdp": ("fsdp2", (2, 2), 4), "two": ("fsdp2", (2,), 2)}
+
+
+@halves
+@pytest.mark.parametrize("saved", some(["fsdp1", "fsdp2", "hsdp"], ("fsdp1", "hsdp")))
+def test_models_and_optimizers(ranks, path, writer, reader, saved):
+    """FSDP1 on two ranks only: PyTorch's planner wants a key of the fourth one that its optimizer never had."""
+    kind, mesh, world = MODELS[saved]
+    want = ranks(on_ranks.train_write, path, writer, kind, mesh, world=world)[0]
+    assert any("exp_avg" in k for k in want)
+    for kind, mesh, world in MODELS.values():
+        assert ranks(on_ranks.train_read, path, reader, kind, mesh, world=world) == [want] * world
+
+
+@pytest.mark.parametrize("writer, planner, whose", [("ours", "none", "theirs"), ("ours", "given", "theirs"), ("theirs", "none", "ours"),
+                                                    ("theirs", "given", "ours")])
+def test_sharded_optimizer_state(ranks, path, writer, planner, whose):
+    names = ranks(on_ranks.optimizer_state, path, writer, planner, whose)
+    assert any("exp_avg_sq" in n for n in names[0]) and len({tuple(n) for n in names}) == 1
+
+
+@pytest.mark.parametrize("writer, planner, whose", [("ours", "none", "theirs"), ("theirs", "given", "ours")])
+def test_sharded_optimizer_state_of_two_dims(ranks, path, writer, planner, whose):
+    got = ranks(on_ranks.optimizer_state_2d, path, writer, planner, whose)
+    assert got == [(3.0, [{"lr": 0.1}])] * 2 + [None] * 2
