@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -27,6 +28,7 @@ struct making {
 	uid_t uid;
 	int fd;
 	char name[SEG_NAME_MAX];
+	bool again;            /* warm slots made room for it */
 	enum err e;
 	struct err_info info;
 };
@@ -128,6 +130,96 @@ FALLIBLE enum err state_dict_space_sweep(struct server *s)
 	return e;
 }
 
+/* ---- accounting ---- */
+
+static uint64_t held_by(const struct state_dict *sd)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		sum += state_dict_nth(sd, i)->bytes;
+	return sum;
+}
+
+static enum err exhausted(struct server *s, uint64_t needed, uint64_t free_bytes, uint64_t total, uint64_t others)
+{
+	char holders[512] = "";
+	size_t n = 0;
+	const struct state_dict *shown[HOLDERS_SHOWN] = { NULL };
+
+	for (int i = 0; i < HOLDERS_SHOWN; i++) {
+		const struct state_dict *best = NULL;
+		for (struct table_node *t = table_next(&s->state_dicts->table, NULL); t;
+		     t = table_next(&s->state_dicts->table, t)) {
+			const struct state_dict *sd = (const struct state_dict *)t;
+			bool seen = false;
+			for (int k = 0; k < i; k++)
+				seen |= shown[k] == sd;
+			if (!seen && held_by(sd) > (best ? held_by(best) : 0))
+				best = sd;
+		}
+		shown[i] = best;
+		if (best && n < sizeof holders)
+			n += (size_t)snprintf(holders + n, sizeof holders - n, "%s%.100s (uid %u) %ju", i ? ", " : "",
+					      best->name, best->uid, (uintmax_t)held_by(best));
+	}
+	if (others && n < sizeof holders)
+		n += (size_t)snprintf(holders + n, sizeof holders - n, "%sothers, not through dcpd, %ju", n ? ", " : "",
+				      (uintmax_t)others);
+	enum err e = ERR(SHM_EXHAUSTED, "%ju bytes are needed, %ju of %ju are free; held by %s", (uintmax_t)needed,
+			 (uintmax_t)free_bytes, (uintmax_t)total, n ? holders : "nobody");
+	char want[32], have[32];
+	snprintf(want, sizeof want, "%ju", (uintmax_t)needed);
+	snprintf(have, sizeof have, "%ju", (uintmax_t)free_bytes);
+	return err_expected(e, want, have);
+}
+
+void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out)
+{
+	uint64_t limit = s->config->shm_limit, used = s->state_dicts->used_bytes;
+
+	*limit_out = limit;
+	*used_out = used;
+	*free_out = limit > used ? limit - used : 0;
+}
+
+static bool is_spare(const struct slot *sl)
+{
+	return sl->state == SLOT_FREE && sl->uses == 0 && sl->fd >= 0;
+}
+
+static uint64_t spare_bytes(const struct server *s)
+{
+	const struct table *t = &s->state_dicts->table;
+	uint64_t sum = 0;
+
+	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n)) {
+		const struct state_dict *sd = (const struct state_dict *)n;
+		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+			sum += is_spare(state_dict_nth(sd, i)) ? state_dict_nth(sd, i)->bytes : 0;
+	}
+	return sum;
+}
+
+/* Slots that nobody holds are kept warm for the next step. When memory runs short they go first: a reservation that is refused costs
+ * a snapshot, a warm slot only the faulting of its pages. The bytes that they had, until `bytes` are found. */
+static uint64_t drop_spares(struct server *s, uint64_t bytes)
+{
+	const struct table *t = &s->state_dicts->table;
+	uint64_t found = 0;
+
+	for (struct table_node *n = table_next(t, NULL); n && found < bytes; n = table_next(t, n)) {
+		struct state_dict *sd = (struct state_dict *)n;
+		for (uint32_t i = 0; i < state_dict_slots(sd) && found < bytes; i++) {
+			if (!is_spare(state_dict_nth(sd, i)))
+				continue;
+			found += state_dict_nth(sd, i)->bytes;
+			state_dict_drop_segment(sd, state_dict_nth(sd, i));
+		}
+	}
+	return found;
+}
+
 /* A sweep of another daemon may have come between making and marking: then there is no link any more, and we try again. */
 static FALLIBLE enum err make_marked(struct making *k)
 {
@@ -166,6 +258,38 @@ static void unmake(struct making *k)
 	k->fd = -1;
 }
 
+static void enqueue(struct making *k)
+{
+	struct seg_maker *m = k->maker;
+
+	k->next = NULL;
+	pthread_mutex_lock(&m->lock);
+	*m->last = k;
+	m->last = &k->next;
+	pthread_cond_signal(&m->more);
+	pthread_mutex_unlock(&m->lock);
+}
+
+/* /dev/shm is full before our limit is reached: others use it too. true: it is tried once more, without our warm slots. */
+static bool make_room(struct making *k)
+{
+	struct server *s = k->server;
+	struct statvfs v;
+
+	if (!k->again && drop_spares(s, k->want.bytes)) {
+		k->again = true;
+		enqueue(k);
+		return true;
+	}
+	if (statvfs("/dev/shm", &v) == 0) {
+		uint64_t unit = v.f_frsize, gone = (v.f_blocks - v.f_bfree) * unit;
+		uint64_t held = s->state_dicts->used_bytes - k->want.bytes;
+		k->e = exhausted(s, k->want.bytes, v.f_bavail * unit, v.f_blocks * unit, gone > held ? gone - held : 0);
+		k->info = *err_last();
+	}
+	return false;
+}
+
 /* In the loop: hands the segment to its slot, or takes the promise back. */
 static void arrive(void *user)
 {
@@ -178,6 +302,8 @@ static void arrive(void *user)
 		k->e = ERR(NOT_FOUND, "the state dict was deleted meanwhile");
 		k->info = *err_last();
 	}
+	if (k->e == ERR_SHM_EXHAUSTED && make_room(k))
+		return;
 	if (k->e) {
 		k->server->state_dicts->used_bytes -= k->want.bytes;
 		err_restore(&k->info);
@@ -218,93 +344,15 @@ static void *maker_thread(void *user)
 	return NULL;
 }
 
-/* ---- accounting ---- */
-
-static uint64_t held_by(const struct state_dict *sd)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
-		sum += state_dict_nth(sd, i)->bytes;
-	return sum;
-}
-
-static enum err exhausted(struct server *s, uint64_t needed, uint64_t free_bytes)
-{
-	char holders[512] = "";
-	size_t n = 0;
-	const struct state_dict *shown[HOLDERS_SHOWN] = { NULL };
-
-	for (int i = 0; i < HOLDERS_SHOWN; i++) {
-		const struct state_dict *best = NULL;
-		for (struct table_node *t = table_next(&s->state_dicts->table, NULL); t;
-		     t = table_next(&s->state_dicts->table, t)) {
-			const struct state_dict *sd = (const struct state_dict *)t;
-			bool seen = false;
-			for (int k = 0; k < i; k++)
-				seen |= shown[k] == sd;
-			if (!seen && held_by(sd) > (best ? held_by(best) : 0))
-				best = sd;
-		}
-		shown[i] = best;
-		if (best && n < sizeof holders)
-			n += (size_t)snprintf(holders + n, sizeof holders - n, "%s%.100s (uid %u) %ju", i ? ", " : "",
-					      best->name, best->uid, (uintmax_t)held_by(best));
-	}
-	enum err e = ERR(SHM_EXHAUSTED, "%ju bytes are needed, %ju of %ju are free; held by %s", (uintmax_t)needed,
-			 (uintmax_t)free_bytes, (uintmax_t)s->config->shm_limit, n ? holders : "nobody");
-	char want[32], have[32];
-	snprintf(want, sizeof want, "%ju", (uintmax_t)needed);
-	snprintf(have, sizeof have, "%ju", (uintmax_t)free_bytes);
-	return err_expected(e, want, have);
-}
-
-void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out)
-{
-	uint64_t limit = s->config->shm_limit, used = s->state_dicts->used_bytes;
-
-	*limit_out = limit;
-	*used_out = used;
-	*free_out = limit > used ? limit - used : 0;
-}
-
-static bool is_spare(const struct slot *sl)
-{
-	return sl->state == SLOT_FREE && sl->uses == 0 && sl->fd >= 0;
-}
-
-static uint64_t spare_bytes(const struct server *s)
-{
-	const struct table *t = &s->state_dicts->table;
-	uint64_t sum = 0;
-
-	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n)) {
-		const struct state_dict *sd = (const struct state_dict *)n;
-		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
-			sum += is_spare(state_dict_nth(sd, i)) ? state_dict_nth(sd, i)->bytes : 0;
-	}
-	return sum;
-}
-
-/* Slots that nobody holds are kept warm for the next step. When memory runs short they go first: a reservation that is refused costs
- * a snapshot, a warm slot only the faulting of its pages. */
 FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes)
 {
-	const struct table *t = &s->state_dicts->table;
 	uint64_t limit, used, free_bytes;
 
 	state_dict_shm(s, &limit, &used, &free_bytes);
 	if (bytes > free_bytes && bytes - free_bytes > spare_bytes(s))
-		return exhausted(s, bytes, free_bytes);
-	for (struct table_node *n = table_next(t, NULL); n && bytes > free_bytes; n = table_next(t, n)) {
-		struct state_dict *sd = (struct state_dict *)n;
-		for (uint32_t i = 0; i < state_dict_slots(sd) && bytes > free_bytes; i++) {
-			if (!is_spare(state_dict_nth(sd, i)))
-				continue;
-			state_dict_drop_segment(sd, state_dict_nth(sd, i));
-			state_dict_shm(s, &limit, &used, &free_bytes);
-		}
-	}
+		return exhausted(s, bytes, free_bytes, limit, 0);
+	if (bytes > free_bytes)
+		(void)drop_spares(s, bytes - free_bytes);
 	return OK;
 }
 
@@ -323,11 +371,7 @@ FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wante
 	k->fd = -1;
 	w->sd->refs++;
 	s->state_dicts->used_bytes += w->bytes;
-	pthread_mutex_lock(&m->lock);
-	*m->last = k;
-	m->last = &k->next;
-	pthread_cond_signal(&m->more);
-	pthread_mutex_unlock(&m->lock);
+	enqueue(k);
 	return OK;
 }
 

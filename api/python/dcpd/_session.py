@@ -56,7 +56,7 @@ class Session:
 
     def reserve(self, size: int, generation: int, when_busy: str, warn: Callable[[], None]) -> Slot:
         """A slot of at least `size` bytes, mapped. when_busy: "wait", "warn" (and wait) or "fail"."""
-        warned, again = when_busy != "warn", True
+        warned, again, room = when_busy != "warn", True, True
         while True:
             try:
                 wait = None if when_busy == "fail" or not warned else WAIT_STEP
@@ -71,6 +71,11 @@ class Session:
                 if e.code != "segment_gone" or not again:
                     raise
                 again = False  # the daemon was restarted just now, and had not written down that it made the segment
+            except errors.SharedMemoryFull:
+                # dcpd has dropped warm slots, but their memory is free only when nobody maps them any more
+                if not room or not sum([s._forget_dead() for s in all_sessions()]):
+                    raise
+                room = False
 
     def _map(self, name: str, size: int) -> Slot:
         slot = self.mapped.get(name)
@@ -80,15 +85,17 @@ class Session:
             _copy.populate(image.address(slot.segment.map), size)
         return slot
 
-    def _forget_dead(self, keep: str) -> None:
-        """Slots whose segment was replaced by a larger one: their memory is freed when the last view goes."""
-        for name in [n for n in self.mapped if n != keep and not os.path.exists(image.SHM + n)]:
+    def _forget_dead(self, keep: str = "") -> int:
+        """Slots whose segment was replaced by a larger one, or dropped: their memory is freed when the last view goes. How many."""
+        dead = [n for n in list(self.mapped) if n == keep or not os.path.exists(image.SHM + n)]
+        for name in dead:
             self.drop(name)
-        if keep in self.mapped:
-            self.drop(keep)
+        return len(dead)
 
     def drop(self, name: str) -> None:
-        slot = self.mapped.pop(name)
+        slot = self.mapped.pop(name, None)
+        if slot is None:
+            return
         slot.views = None
         slot.segment.close()
 
