@@ -62,7 +62,7 @@ def to_numpy(name: str) -> Any:
 
     if name in _ML_DTYPES:
         try:
-            import ml_dtypes
+            import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
 
             return np.dtype(getattr(ml_dtypes, name))
         except (ImportError, AttributeError):

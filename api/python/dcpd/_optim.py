@@ -29,7 +29,8 @@ def load_sharded_optimizer_state_dict(model_state_dict: Mapping[str, Any], optim
     checkpoint = getattr(storage_reader, "checkpoint_id", None) or getattr(storage_reader, "path", None) or storage_reader
     g = _group.group(process_group)
     ask = _load._Ask(checkpoint, g, client, True, weights_only, verify, False, timeout)
-    specs, dp = [], None
+    specs: List[image.ChunkSpec] = []
+    dp: Any = None
     name, c, plan = "", client, None
     failure: Optional[BaseException] = None
     try:
@@ -141,8 +142,10 @@ def _there() -> bool:
 
 def _sharded(torch: Any, spec: image.ChunkSpec, local: Any, dp: Any) -> Any:
     """The ShardedTensor that PyTorch would make: in 1-D without the empty chunks at the end, in 2-D with them."""
-    from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
-    from torch.distributed._shard.sharding_spec import ShardMetadata
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.shard import Shard
     from torch.distributed.distributed_c10d import _get_pg_default_device
 
     dist = torch.distributed

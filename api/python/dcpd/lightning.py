@@ -22,12 +22,12 @@ if "lightning.fabric" not in sys.modules and ("lightning_fabric" in sys.modules 
     from lightning_fabric.plugins import CheckpointIO
 else:
     try:
-        from lightning.fabric.plugins import CheckpointIO
+        from lightning.fabric.plugins import CheckpointIO  # type: ignore[assignment,unused-ignore]
     except ImportError:
         from lightning_fabric.plugins import CheckpointIO
 
 
-class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc]
+class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc,unused-ignore]
     """Saves, loads and removes Lightning's checkpoints by dcpd.
 
     wait: save_checkpoint returns when the checkpoint is durable, not when the copy is done. options: as for `dcpd.async_save`; an

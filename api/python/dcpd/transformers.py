@@ -23,7 +23,7 @@ from .client import Client
 _STATE = "trainer_state.json"
 
 
-class DcpdCallback(TrainerCallback):  # type: ignore[misc]
+class DcpdCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Saves to `where`/checkpoint-STEP whenever Trainer saves and, if given, `every` so many steps; training goes on after the copy.
 
     where: "STORAGE:NAME" or a directory. keep: how many checkpoints of this run stay, the newest; None keeps all. Further options as for

@@ -25,7 +25,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(x, PurePath):
             return str, (str(x),)
         if type(x) is self._properties_class:
-            state = x.__getstate__()
+            state = x.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
             if isinstance(state, tuple) and len(state) > 5:
                 return copyreg.__newobj__, (type(x),), state[:5]  # type: ignore[attr-defined]
         return NotImplemented

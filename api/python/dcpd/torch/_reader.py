@@ -27,7 +27,7 @@ _UNUSUAL = frozenset(("format_item", "format_pickle", "format_metadata", "format
                       "kind_mismatch", "plan_invalid", "missing_key", "duplicate_key", "unsupported", "not_a_checkpoint"))
 
 
-class StorageReader(_storage.StorageReader):  # type: ignore[misc]
+class StorageReader(_storage.StorageReader):  # type: ignore[misc,unused-ignore]
     """Reads a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemReader.
 
     path: a directory, or a dcpd reference ("main:run1/step-100"); it need not exist yet. _extension_registry: where extensions of the

@@ -89,7 +89,7 @@ def stage(client: Client, state_dict: Any) -> Any:
         buffer = lane.buffer()
         base = torch.frombuffer(buffer, dtype=torch.uint8)
         _items.fill(base, base.data_ptr(), list(zip(places, c.entries)))
-        c.views = [base[a:a + e.nbytes].view(e.data.dtype).view(e.sizes) for a, e in zip(places, c.entries)]
+        c.views = [base[a:a + e.nbytes].view(e.data.dtype).view(e.sizes or ()) for a, e in zip(places, c.entries)]
         c.views.reverse()
         twin = c.walk(state_dict, True)
         _lane.stage_token(lane, buffer)

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass
-class Placed(_StorageInfo):  # type: ignore[misc]
+class Placed(_StorageInfo):  # type: ignore[misc,unused-ignore]
     """Where an item's bytes lie now, on the way to the coordinator: there it becomes a plain _StorageInfo."""
 
     part: Any = None
@@ -65,7 +65,7 @@ def _formats() -> Any:
     return getattr(filesystem, "SerializationFormat", None)
 
 
-class StorageWriter(_storage.StorageWriter):  # type: ignore[misc]
+class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     """Writes a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemWriter.
 
     path: a directory, or a dcpd reference ("main:run1/step-100"). single_file_per_rank: False gives each item a file of its own.
