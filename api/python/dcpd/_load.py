@@ -62,7 +62,7 @@ class _Ask:
         if self.progress:
             from . import show
 
-            return show.follow_job(c, job, self.timeout)
+            return show.follow_job(c, job, self.timeout, f"load {self.text}")
         return c.jobs.wait(job, self.timeout)
 
 
@@ -139,13 +139,12 @@ def _map(segment: str, size: int, mode: str, ask: _Ask, keys: Optional[List[str]
     s = image.Segment(segment, mode, size)
     parsed = image.parse(s.map)
     leaves = tensors_of(s.map, parsed, device)
-    for fqn, v in parsed.values.items():
-        leaves[fqn] = values.decode(v, fqn, ask.weights_only)
+    leaves.update(values.decode_all(parsed.values, ask.weights_only))
     if keys is not None:
         lacking = [k for k in keys if not any(_selected([k], f) for f in leaves)]
         if lacking and ask.strict:
             raise errors.MissingKey(f"{ask.text} has no {_tree.listing(lacking)}", code="missing_key", fqn=lacking[0])
-    return _tree.nest((parsed.paths.get(f, [f]), v) for f, v in leaves.items())
+    return _tree.numbered(_tree.nest((parsed.paths.get(f, [f]), v) for f, v in leaves.items()))
 
 
 def tensors_of(buffer: Any, parsed: image.Parsed, device: Any = None) -> Dict[str, Any]:
@@ -300,9 +299,8 @@ def _put_values(ask: _Ask, d: _tensors.Described, segment: image.Segment, missin
     if not d.values:
         return
     got = image.parse(segment.map).values
-    for fqn in d.values:
-        if fqn not in missing and fqn in got:
-            _tree.replace(d.tree, d.paths[fqn], values.decode(got[fqn], fqn, ask.weights_only))
+    for fqn, x in values.decode_all({k: got[k] for k in d.values if k not in missing and k in got}, ask.weights_only).items():
+        _tree.replace(d.tree, d.paths[fqn], x)
 
 
 def _give_back(into: Any, d: _tensors.Described, made: bool) -> None:

@@ -29,7 +29,8 @@ def is_tensor(x: Any) -> bool:
     torch, np = torch_module(), numpy_module()
     if torch is not None and isinstance(x, torch.Tensor):
         return True
-    return np is not None and isinstance(x, np.ndarray) and _dtypes.numpy_name(x.dtype) is not None
+    return np is not None and isinstance(x, np.ndarray) and _dtypes.numpy_name(x.dtype) is not None \
+        and not hasattr(x, "mask")  # a masked array is more than its elements: a value
 
 
 # ---------------------------------------------------------------------------------------------------------------- boxes
@@ -332,7 +333,7 @@ def _describer(simple: FrozenSet[Any]) -> Callable[[str, Any], _outline.Leaf]:
                     for i, (offsets, sizes, _) in enumerate(parts)]
             sources = [p[2] for p in parts]
             return _outline.Leaf("dtensor" if _in_sight(x, sources, simple) else "other", keys, sources)
-        if isinstance(x, array_type) and _dtypes.numpy_name(x.dtype) is not None:
+        if isinstance(x, array_type) and is_tensor(x):
             return _outline.Leaf("other", [(fqn, _dtypes.numpy_name(x.dtype), x.shape)], [x])
         return _outline.Leaf("value", [], [])
 

@@ -95,6 +95,20 @@ def nest(leaves: Iterable[Tuple[Sequence[Union[str, int]], Any]]) -> Dict[str, A
     return root
 
 
+def numbered(tree: Dict[str, Any]) -> Dict[str, Any]:
+    """The same tree, whose optimizer states have the numbers of their parameters again as keys, not as text: load_state_dict would take
+    {"0": …} without a word and ignore it. An optimizer's state is known by {"state", "param_groups": [{"params": [numbers]}]}."""
+    groups, state = tree.get("param_groups"), tree.get("state")
+    if isinstance(groups, list) and isinstance(state, dict) and all(isinstance(g, dict) for g in groups):
+        ids = {str(p): p for g in groups if isinstance(g.get("params"), list) for p in g["params"] if type(p) is int}
+        if state and all(k in ids for k in state):
+            tree["state"] = {ids[k]: v for k, v in state.items()}
+    for x in tree.values():
+        if isinstance(x, dict):
+            numbered(x)
+    return tree
+
+
 def plain(x: Any) -> bool:
     """What JSON can hold without loss: exact None, bool, int of 64 bits, finite float, str of valid text, lists of them."""
     t = type(x)

@@ -38,8 +38,7 @@ class StateDictView(MappingBase):  # type: ignore[type-arg]
         self._items: Dict[str, Any] = {}
         for e in parsed.entries:
             self._put(e.spec.fqn, self._view(e, as_numpy))
-        for fqn, v in parsed.values.items():
-            self._items[fqn] = values.decode(v, fqn, weights_only)
+        self._items.update(values.decode_all(parsed.values, weights_only))
         self.chunks: List[image.ChunkSpec] = [e.spec for e in parsed.entries]
         self._stop = threading.Event()
         threading.Thread(target=self._renew, name="dcpd-view", daemon=True).start()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import pickle
 import pickletools
+import re
 import sys
 import warnings
 import zipfile
@@ -69,19 +71,48 @@ def _dump(x: Any) -> bytes:
     return pickle.dumps(x, protocol=2)
 
 
+def decode_all(found: Mapping[str, Mapping[str, Any]], weights_only: bool = True) -> Dict[str, Any]:
+    """Leaves by key, with one warning for all that stay Opaque, which names the caller's line."""
+    out = {k: _decode(v, k, weights_only) for k, v in found.items()}
+    _warn({k: v.class_name for k, v in out.items() if isinstance(v, Opaque)})
+    return out
+
+
+def _warn(opaque: Mapping[str, str]) -> None:
+    """A warning at the line that called this package. opaque: class names by key."""
+    if not opaque:
+        return
+    level, frame, here = 1, sys._getframe(), os.path.dirname(__file__)
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
+        level, frame = level + 1, frame.f_back
+    names = _tree.listing([f"{k}: a {c}" for k, c in opaque.items()], 5)
+    warnings.warn(f"{names} {'is' if len(opaque) == 1 else 'are'} left as dcpd.Opaque; weights_only=False unpickles "
+                  + ("it" if len(opaque) == 1 else "them"), stacklevel=level)
+
+
 def decode(v: Mapping[str, Any], fqn: str = "", weights_only: bool = True) -> Any:
     """The leaf again. weights_only: classes that are not plain data come as Opaque, with a warning; False unpickles in this process."""
+    return decode_all({fqn: v}, weights_only)[fqn]
+
+
+def _decode(v: Mapping[str, Any], fqn: str, weights_only: bool) -> Any:
     if "json" in v:
         return v["json"]
     if "bytes" in v:
         return base64.b64decode(v["bytes"])
     if "pickle" not in v:
         raise errors.CheckpointDamaged(f"{fqn}: a value of no known kind ({', '.join(v)})", fqn=fqn)
-    return from_pickle(base64.b64decode(v["pickle"]), fqn, weights_only)
+    return _from_pickle(base64.b64decode(v["pickle"]), fqn, weights_only)
 
 
 def from_pickle(data: bytes, fqn: str = "", weights_only: bool = True) -> Any:
     """What a pickle or a torch.save archive holds; see decode."""
+    x = _from_pickle(data, fqn, weights_only)
+    _warn({fqn: x.class_name} if isinstance(x, Opaque) else {})
+    return x
+
+
+def _from_pickle(data: bytes, fqn: str, weights_only: bool) -> Any:
     if not weights_only:
         try:
             return unpickle(data)
@@ -90,9 +121,7 @@ def from_pickle(data: bytes, fqn: str = "", weights_only: bool = True) -> Any:
     try:
         return _safe(data)
     except Exception:  # whatever a hostile or foreign pickle makes of it: it stays closed
-        o = Opaque(class_of(data) or "?", data)
-        warnings.warn(f"{fqn}: a {o.class_name} is left as dcpd.Opaque; weights_only=False unpickles it", stacklevel=3)
-        return o
+        return Opaque(class_of(data) or "?", data)
 
 
 def unpickle(data: bytes) -> Any:
@@ -111,12 +140,43 @@ _SAFE = {
     ("builtins", "str"), ("builtins", "bool"), ("datetime", "datetime"), ("datetime", "timedelta"), ("datetime", "date"),
     ("fractions", "Fraction"), ("decimal", "Decimal"), ("torch", "Size"),
 }
-_OLD = {"__builtin__": "builtins"}
+_OLD = {"__builtin__": "builtins", "numpy.core.multiarray": "numpy._core.multiarray"}
+_NUMBER = re.compile(r"[biufc]\d{1,2}|b1")
+
+
+class _Dtype:
+    """What a pickled numpy.dtype says, of numbers only; the real one would take anything into its C code."""
+
+    def __init__(self, code: str, align: Any = False, copy: Any = True) -> None:
+        if not isinstance(code, str) or not _NUMBER.fullmatch(code):
+            raise pickle.UnpicklingError("numpy.dtype")
+        self.code = code
+
+    def __setstate__(self, state: Any) -> None:
+        if len(state) < 5 or state[1] not in ("<", ">", "|", "=") or any(x is not None for x in state[2:5]):
+            raise pickle.UnpicklingError("numpy.dtype")
+        self.code = state[1] + self.code
+
+
+def _scalar(dtype: Any, data: Any) -> Any:
+    """A numpy number, such as the best loss so far."""
+    import numpy as np
+
+    if type(dtype) is not _Dtype or type(data) is not bytes:
+        raise pickle.UnpicklingError("numpy.scalar")
+    real = np.dtype(dtype.code)
+    if len(data) != real.itemsize:
+        raise pickle.UnpicklingError("numpy.scalar")
+    return np.frombuffer(data, real).astype(real.newbyteorder("="))[0]
 
 
 class _Restricted(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         module = _OLD.get(module, module)
+        if (module, name) == ("numpy._core.multiarray", "scalar"):
+            return _scalar
+        if (module, name) == ("numpy", "dtype"):
+            return _Dtype
         if (module, name) == ("_codecs", "encode"):
             import codecs
 
@@ -156,6 +216,11 @@ def _record(data: bytes) -> Optional[bytes]:
 
 def class_of(data: bytes) -> Optional[str]:
     """The class that a pickle makes at the top, read from its opcodes; nothing is run."""
+    found = _first_class(data)
+    return "numpy.number" if found in ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar") else found
+
+
+def _first_class(data: bytes) -> Optional[str]:
     pickled = _record(data) if data[:4] == _ZIP else data
     if not pickled:
         return None
@@ -172,7 +237,7 @@ def class_of(data: bytes) -> Optional[str]:
                     strings = [*strings[-_MAX_NAMES:], arg]
                 continue
             if name not in ("copyreg._reconstructor", "copy_reg._reconstructor", "copyreg.__newobj__", "builtins.object",
-                            "__builtin__.object"):
+                            "__builtin__.object", "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"):
                 first = name
                 break
     except Exception:
