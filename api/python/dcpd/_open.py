@@ -5,7 +5,6 @@
 """
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -86,7 +85,10 @@ class TensorSlice:
         return show.cut_text(self.fqn, self.shape, self.chunks)
 
     def __repr__(self) -> str:
-        return f"<TensorSlice {self.fqn}: {self.dtype}{list(self.shape)}, {len(self.chunks)} chunks>"
+        from . import show
+
+        chunks = show.count(len(self.chunks), "chunk")
+        return f"<TensorSlice {self.fqn}: {self.dtype}{list(self.shape)}, {show.size(self.nbytes)}, {chunks}>"
 
     def _repr_html_(self) -> str:
         from . import show
@@ -147,7 +149,7 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
 
     def __init__(self, place: _where.Place, weights_only: bool) -> None:
         self._client, self._ref, self._weights_only = place.client, place.object, weights_only
-        self.reference = str(place)
+        self.reference = place.shown
         self.record: Dict[str, Any] = self._client.checkpoints.get(self._ref)
         self._found: Optional[Tuple[Dict[str, TensorSlice], Dict[str, Any]]] = None
 
@@ -212,9 +214,9 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
         return self._client.checkpoints.files(self._ref)
 
     def __repr__(self) -> str:
-        r = self.record
-        return (f"<Checkpoint {self.reference}: {r.get('format', '?')}, {r.get('bytes', 0) / 1e6:.1f} MB, {r.get('tensors', '?')} tensors, "
-                f"{r.get('values', '?')} values, world size {r.get('world_size', '?')}>")
+        from . import show
+
+        return f"<Checkpoint {self.reference}: {', '.join(show.facts(self.record))}>"
 
     def _repr_html_(self) -> str:
         from . import show
@@ -228,11 +230,3 @@ def open(checkpoint: _where.Target, *, weights_only: bool = True, client: Option
     weights_only: values of other than plain classes come as `Opaque`; False unpickles them here. Raises NotFound, CheckpointDamaged.
     """
     return Checkpoint(_where.resolve(checkpoint, client), weights_only)
-
-
-def dumps(x: Any) -> str:
-    """A value for people, on one line."""
-    try:
-        return json.dumps(x)
-    except (TypeError, ValueError):
-        return repr(x)

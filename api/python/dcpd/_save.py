@@ -107,7 +107,7 @@ class _Options(NamedTuple):
     when_busy: str
 
     def job(self) -> Dict[str, Any]:
-        o: Dict[str, Any] = {"overwrite": self.overwrite}
+        o: Dict[str, Any] = {"overwrite": bool(self.overwrite)}
         if self.files_per_rank is not None:
             o["files_per_rank"] = self.files_per_rank
         if self.on_divergence is not None:
@@ -147,6 +147,10 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
            look_first: bool = False) -> _Started:
     if o.when_busy not in _BUSY:
         raise ValueError(f"when_busy={o.when_busy!r}: one of {', '.join(_BUSY)}")
+    if o.on_divergence not in (None, "report", "fail"):
+        raise ValueError(f"on_divergence={o.on_divergence!r}: 'report' or 'fail'")
+    if not 1 <= o.slots <= 16:
+        raise ValueError(f"slots={o.slots!r}: 1 to 16")
     with _in_save:
         g = _group.group(process_group, no_dist)
         for again in (True, False):
@@ -176,7 +180,7 @@ def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Grou
         if g.rank == 0:
             place = _where.resolve(target, client, make=True)
             if look_first and not o.overwrite and place.client.checkpoints.exists(place.object):
-                raise errors.CheckpointExists(f"{place} exists; overwrite=True replaces it", code="checkpoint_exists")
+                raise errors.CheckpointExists(f"{place.shown} exists; overwrite=True replaces it", code="checkpoint_exists")
             s = _session.find(place.client, g, o.slots) or _session.create(place.client, g, o.slots)
             s.generation += 1
             offer = offer._replace(url=place.client.url, storage=place.storage, name=place.name, state_dict=s.name,
@@ -187,8 +191,8 @@ def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Grou
     assert described is not None
     _same(offers)
     first: _Offer = offers[0]._replace(hosts=g.meet(offers[0], place))
-    session, size = _snapshot(described, first, place, g, o, client)
-    return _submit(session, first, o, g, size)
+    session, _ = _snapshot(described, first, place, g, o, client)
+    return _submit(session, first, o, g, look_first)
 
 
 def _same(offers: Sequence[_Offer]) -> None:
@@ -302,13 +306,14 @@ def _cancel(client: Client, job: Job) -> None:
         pass  # it ends by itself when the others do not come
 
 
-def _submit(session: _session.Session, first: _Offer, o: _Options, g: _group.Group, size: int) -> SaveFuture:
+def _submit(session: _session.Session, first: _Offer, o: _Options, g: _group.Group, watched: bool) -> SaveFuture:
     job: Any = None
     try:
         job = _create_job(session, first, o) if g.rank == 0 else None
         told = g.told(dict(job) if isinstance(job, Job) else None, job if isinstance(job, BaseException) else None)
         # rank 0's client goes into the thread; each thread has its own connection
-        f = SaveFuture(session.client, Job(told), f"{first.storage}:{first.name}", lambda: session.release(first.generation))
+        reference = first.target if first.storage.startswith("path-") else f"{first.storage}:{first.name}"
+        f = SaveFuture(session.client, Job(told), reference, lambda: session.release(first.generation), watched)
         _open_futures.add(f)
         return f
     except _group.Broken:

@@ -67,8 +67,8 @@ class Session:
                 if not warned:
                     warn()
                     warned = True
-            except errors.NotFound as e:
-                if e.code != "segment_gone" or not again:
+            except errors.NoSharedMemory:
+                if not again:
                     raise
                 again = False  # the daemon was restarted just now, and had not written down that it made the segment
             except errors.SharedMemoryFull:

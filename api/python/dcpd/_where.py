@@ -10,6 +10,7 @@ from . import errors
 from .client import Client, connect
 
 _REFERENCE = re.compile(r"[a-z][a-z0-9_-]*:[^/]")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 Target = Union[str, "os.PathLike[str]"]
 
 
@@ -26,6 +27,11 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.storage}:{self.name}"
+
+    @property
+    def shown(self) -> str:
+        """For people: the path, if the caller gave one that is under no root of the daemon's."""
+        return errors.shown(str(self))
 
 
 _default: Optional[Tuple[int, Tuple[Optional[str], ...], Client]] = None
@@ -65,12 +71,14 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False)
         if storage == "shm":
             raise errors.RequestRefused(f"{target!r} is a state dict in shared memory; a checkpoint is STORAGE:NAME or a path")
         return Place(client or default_client(), storage, name)
+    if isinstance(target, str) and _URL.match(target):
+        raise errors.RequestRefused(f"{target!r}: no URLs; a checkpoint is STORAGE:NAME or a directory path (a mounted one)")
     path = os.path.abspath(os.fspath(target))
     found = client
     if found is None:
         try:
             found = default_client()
-        except errors.NoDaemon:
+        except (errors.NoDaemon, errors.Forbidden):
             if os.environ.get("DCPD_URL"):
                 raise  # it was named: another one would be a surprise
     if found is not None:
@@ -78,18 +86,22 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False)
         if place is not None:
             return place
         if client is not None:
-            raise errors.RequestRefused(f"{path} is under none of the storage roots of {client.url}, which runs as another user; "
-                                        f"its roots: {_roots(client)}")
+            raise errors.RequestRefused(f"{path} is {_outside(client)}")
     from . import _local
 
-    place = _ad_hoc(_local.private(), path, make)
+    try:
+        private = _local.private()
+    except errors.NoDaemon as e:
+        raise e if found is None else errors.NoDaemon(f"{path} is {_outside(found)}; and there is no private one: {e}") from e
+    place = _ad_hoc(private, path, make)
     if place is None:
         raise errors.NoDaemon("the private daemon does not take an ad-hoc storage")
     return place
 
 
-def _roots(client: Client) -> str:
-    return ", ".join(f"{s['name']}={s.get('path')}" for s in client.storages.list() if not s.get("adhoc")) or "none"
+def _outside(client: Client) -> str:
+    roots = ", ".join(f"{s['name']}={s.get('path')}" for s in client.storages.list() if not s.get("adhoc")) or "none"
+    return f"under none of the storage roots of {client.url} ({roots}), which takes no others from here"
 
 
 def _under_root(client: Client, path: str) -> Optional[Place]:
@@ -112,6 +124,7 @@ def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
     if not name or name.startswith((".", "-")):
         raise errors.RequestRefused(f"{path}: a checkpoint's name must not begin with . or -")
     if make:
+        _not_inside(path, os.path.realpath(folder))
         os.makedirs(folder, exist_ok=True)
     elif not os.path.isdir(folder):
         raise errors.NotFound(f"{path}: no such directory", code="not_found")
@@ -121,4 +134,14 @@ def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
         client.storages.create(storage, folder, lease_seconds=86400)
     except errors.Forbidden:
         return None
+    errors._folders[storage] = folder
     return Place(client, storage, name)
+
+
+def _not_inside(path: str, folder: str) -> None:
+    """A storage whose root is a checkpoint would take what no other takes: a checkpoint in a checkpoint."""
+    above = folder
+    while above != "/":
+        if os.path.isfile(os.path.join(above, ".metadata")):
+            raise errors.RequestRefused(f"{path}: {above} is a checkpoint, and no checkpoint lies in another", code="name_invalid")
+        above = os.path.dirname(above)

@@ -49,10 +49,16 @@ class Job(Dict[str, Any]):
         return self
 
     def __repr__(self) -> str:
+        from .show import size
+
         p = self.get("progress") or {}
         parts = [f"{self.get('kind')} {self.id}", str(self.get("state"))]
+        to = self.get("target") or {}
+        if to.get("name") or to.get("state_dict"):
+            parts[0] += " → " + errors.shown(f"{to['storage']}:{to['name']}" if to.get("name") else f"shm:{to['state_dict']}")
         if p.get("bytes_total"):
-            parts.append(f"{p.get('bytes_done', 0) / 1e6:.1f} of {p['bytes_total'] / 1e6:.1f} MB")
+            done, total = p.get("bytes_done", 0), p["bytes_total"]
+            parts.append(size(total) if done == total else f"{size(done)} of {size(total)}")
         if self.get("error"):
             parts.append(str(self["error"].get("detail") or self["error"].get("title")))
         return f"<Job {', '.join(parts)}>"
@@ -332,10 +338,15 @@ def connect(url: Optional[str] = None, token: Optional[str] = None, *, timeout: 
         return Client(Transport(parse_url(url), token, timeout)).check()
     ends = default_endpoints()
     failures: List[str] = []
+    locked: Optional[errors.Forbidden] = None
     for e in ends:
         try:
             return Client(Transport(e, token, timeout)).check()
         except errors.NoDaemon as x:
             failures.append(f"{e} ({getattr(x.__cause__, 'strerror', None) or x.__cause__})")
+        except errors.Forbidden as x:
+            locked = locked or x
+    if locked is not None:
+        raise locked
     raise errors.NoDaemon(f"no dcpd found: {'; '.join(failures)}. Start one with `dcpd --storage main=/some/dir`, or set DCPD_URL "
                           "to where it is; `python -m dcpd doctor` helps")

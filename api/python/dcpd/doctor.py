@@ -39,6 +39,8 @@ def _shm() -> Line:
         return "fail", f"{image.SHM}: {e.strerror}", "mount a tmpfs there"
     free, total = s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
     text = f"{image.SHM}: {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+    if free < total // 10:
+        return "warn", text, "`dcpctl ls shm:` says what dcpd holds, `ls -l /dev/shm` what others do"
     if total < 1 << 30:
         return "warn", text, "that is little: a snapshot needs the state dict's bytes, twice. Docker: --shm-size=64g or --ipc=host"
     return "ok", text, ""
@@ -46,24 +48,43 @@ def _shm() -> Line:
 
 def _program() -> Line:
     try:
-        return "ok", f"dcpd program: {_local.find_program()}", ""
-    except errors.NoDaemon as e:
-        return "warn", "no dcpd program on this host", f"only a daemon that runs already can be used ({e})"
+        return "ok", f"dcpd program, for private daemons: {_local.find_program()}", ""
+    except errors.NoDaemon:
+        return "warn", "no dcpd program here, so no private daemons: a running daemon must be found", \
+               "build it (`make`), or install it; DCPD_BIN names it where it is not in PATH"
 
 
 def _daemon(found: List[Client]) -> Line:
     try:
         c = connect()
     except errors.NoDaemon as e:
-        return "fail", str(e), "start one, or pass a directory path: a private daemon then serves it"
+        return _no_daemon(str(e))
+    except errors.Forbidden as e:
+        if e.code == "unauthenticated":
+            return "fail", f"{os.environ.get('DCPD_URL')} answers, but not us", str(e)
+        text, _, todo = str(e).partition("; ")
+        return "fail", text, f"{todo} (you are uid {os.geteuid()}); a directory path goes to a private daemon"
     except errors.DcpdError as e:
-        return "fail", str(e), "see above"
+        return "fail", f"DCPD_URL={os.environ.get('DCPD_URL', '')}: {e}", "http://host:port, https://host:port or unix:///path/to/dcpd.sock"
     found.append(c)
     caps = c.capabilities()
     text = f"daemon {caps.get('version')} at {c.url}, {caps.get('workers')} workers, you are uid {caps.get('uid')}"
     if str(caps.get("version")) != __version__:
-        return "warn", text, f"the package is {__version__}: they should be of one version"
+        return "warn", text, f"the package is {__version__}: install the one of the daemon's tree (`pip install ./api/python`)"
     return "ok", text, ""
+
+
+def _no_daemon(text: str) -> Line:
+    """What was looked for, without the advice that an exception gives: it ends with "ask the doctor"."""
+    text = text.partition(". Start one")[0]
+    start = "start one: `dcpd --storage main=/some/dir`"
+    if os.environ.get("DCPD_URL"):
+        return "fail", text, f"{start} there, or set DCPD_URL to where it is, or unset it"
+    try:
+        _local.find_program()
+        return "warn", text, f"directory paths work all the same, by a private daemon; for STORAGE:NAME {start}"
+    except errors.NoDaemon:
+        return "fail", text, f"{start}, or set DCPD_URL to where it is"
 
 
 def _same_shm(c: Client) -> Line:
@@ -76,8 +97,9 @@ def _same_shm(c: Client) -> Line:
         s.map[:8] = b"dcpdtest"
         s.close()
         return "ok", "shared memory: the daemon's segments can be written here", ""
-    except errors.NotFound:
-        return "fail", "the daemon's shared memory is not this one", "daemon and trainer must share /dev/shm: --ipc=host, one host"
+    except errors.NoSharedMemory:
+        return "fail", "the daemon's shared memory is not this one: nothing can be saved or loaded from here, only looked at", \
+               "run trainer and daemon on one host with one /dev/shm; containers: --ipc=host for both"
     except errors.DcpdError as e:
         return "fail", str(e), "--shm-limit and /dev/shm must hold the state dict twice; the daemon's group must let you in"
     finally:
@@ -90,7 +112,8 @@ def _same_shm(c: Client) -> Line:
 def _storages(c: Client) -> List[Line]:
     out: List[Line] = []
     for s in c.storages.list():
-        text = f"storage {s['name']}: {s.get('path', '')} {s.get('fs', '')}, {s.get('free_bytes', 0) / 1e9:.1f} GB free"
+        name = "for directory paths" if s.get("adhoc") else s["name"]
+        text = f"storage {name}: {s.get('path', '')} {s.get('fs', '')}, {s.get('free_bytes', 0) / 1e9:.1f} GB free"
         state = s.get("state")
         good = state in ("ok", "unknown")
         out.append(("ok", text, "") if good else ("fail", f"{text}, {state}", "is it mounted? `dcpctl status` says more"))

@@ -6,12 +6,14 @@ expect (`FileExistsError`, `KeyError`-like lookups, `TimeoutError`, `ConnectionE
 """
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Type
+import os
+import re
+from typing import Any, Dict, Mapping, Optional, Type
 
 __all__ = [
     "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "Busy", "SlotsBusy",
     "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch", "JobFailed",
-    "JobCancelled", "WaitTimeout", "RanksDisagree", "RankFailed", "SeveralHosts", "ProtocolMismatch", "from_problem",
+    "JobCancelled", "WaitTimeout", "RanksDisagree", "RankFailed", "SeveralHosts", "NoSharedMemory", "ProtocolMismatch", "from_problem",
 ]
 
 
@@ -131,6 +133,10 @@ class SeveralHosts(DcpdError, RuntimeError):
     """The ranks are on several hosts, and their daemons cannot write one checkpoint together."""
 
 
+class NoSharedMemory(DcpdError, RuntimeError):
+    """This process and the daemon do not share one /dev/shm: another host, or a container with one of its own."""
+
+
 class ProtocolMismatch(DcpdError, RuntimeError):
     """Client and daemon are of versions that do not understand each other."""
 
@@ -160,12 +166,25 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
 }
 
 
+_folders: Dict[str, str] = {}  # storages that stand for directories given as paths, by name
+_FOLDER = re.compile(r"path-[0-9a-f]{20}:")
+
+
+def shown(text: str) -> str:
+    """A text of the daemon's with directories as the caller wrote them, not the names that storages for them were given."""
+    return _FOLDER.sub(lambda m: os.path.join(_folders[m[0][:-1]], "") if m[0][:-1] in _folders else m[0], text)
+
+
 def from_problem(problem: Mapping[str, Any], job: Optional[str] = None) -> DcpdError:
     """The exception that fits a problem+json object. job: the job's id, where the problem is a job's `error`."""
     code = str(problem.get("code", ""))
     text = str(problem.get("detail") or problem.get("title") or code or "the daemon refused")
-    if problem.get("pointer"):
+    text = shown(text)
+    if problem.get("pointer") and str(problem["pointer"]) not in text:
         text += f" (field {problem['pointer']})"
+    if code == "unauthenticated":
+        text = "the daemon wants its token, and not the one given, if any: it is in the file `token` of its state directory; " \
+               "pass token=, or set DCPD_TOKEN or DCPD_TOKEN_FILE"
     cls = _CLASSES.get(code, JobFailed if job else DcpdError)
     if cls is ProtocolMismatch:
         text += "; this client and the daemon may be of different versions: `python -m dcpd doctor` shows both"

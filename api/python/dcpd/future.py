@@ -20,8 +20,10 @@ class SaveFuture(Future):  # type: ignore[type-arg]
     job_id: for `dcpctl job`. reference: where it goes. `result(timeout)` raises the job's error, by class, or TimeoutError.
     """
 
-    def __init__(self, client: Client, job: Job, reference: str, finish: Callable[[], None]) -> None:
+    def __init__(self, client: Client, job: Job, reference: str, finish: Callable[[], None], watched: bool = False) -> None:
+        """watched: the caller waits for it, so that nothing need be logged."""
         super().__init__()
+        self._watched, self._guard = watched, threading.Lock()
         self._client, self._record, self.reference = client, job, reference
         self._finish = finish
         self.set_running_or_notify_cancel()
@@ -43,11 +45,20 @@ class SaveFuture(Future):  # type: ignore[type-arg]
     @property
     def progress(self) -> Dict[str, Any]:
         if not self.done():
-            try:
-                self._record = self._client.jobs.get(self.job_id)
-            except errors.DcpdError:
-                pass  # the waiting thread says it, if it lasts
+            self._look()
         return dict(self._record.get("progress") or {})
+
+    def _look(self) -> None:
+        try:
+            self._seen(self._client.jobs.get(self.job_id))
+        except errors.DcpdError:
+            pass  # the waiting thread says it, if it lasts
+
+    def _seen(self, record: Job) -> None:
+        """A record that was under way while the job ended does not replace the last one."""
+        with self._guard:
+            if not self._record.done:
+                self._record = record
 
     def cancel(self) -> bool:
         """Asks the daemon to stop the job. False if it is too late; else result() raises JobCancelled."""
@@ -62,9 +73,11 @@ class SaveFuture(Future):  # type: ignore[type-arg]
     def _wait(self) -> None:
         failure: Optional[BaseException] = None
         try:
-            self._record = self._client.jobs.wait(self.job_id)
+            self._seen(self._client.jobs.wait(self.job_id))
         except BaseException as e:  # everything must reach result()
             failure = e
+            if not isinstance(e, ConnectionError):
+                self._look()
         try:
             self._finish()
         except errors.DcpdError as e:
@@ -74,7 +87,7 @@ class SaveFuture(Future):  # type: ignore[type-arg]
         if failure is None:
             self.set_result(self._record)
         else:
-            log.error("dcpd: saving %s failed: %s", self.reference, failure)
+            log.log(logging.DEBUG if self._watched else logging.ERROR, "dcpd: saving %s failed: %s", self.reference, failure)
             self.set_exception(failure)
 
     def __await__(self) -> Generator[Any, None, Job]:

@@ -158,7 +158,7 @@ class Segment:
     """A mapping of a named segment ("/dcpd-…") of dcpd's, of `bytes` bytes or all of it.
 
     mode "w" writes what everybody sees, "r" only reads, "c" gives this process copies of the pages that it writes. The memory stays
-    as long as somebody maps it, also when the name is gone. Raises NotFound, Forbidden.
+    as long as somebody maps it, also when the name is gone. Raises NoSharedMemory, Forbidden.
     """
 
     def __init__(self, name: str, mode: str = "w", bytes: Optional[int] = None) -> None:
@@ -169,8 +169,9 @@ class Segment:
         try:
             fd = os.open(SHM + name, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError as e:
-            raise errors.NotFound(f"{SHM}{name} is not there; is dcpd on this host, and /dev/shm the same (containers: --ipc)?",
-                                  code="segment_gone") from e
+            raise errors.NoSharedMemory(
+                f"{SHM}{name} is not there: this process and dcpd must be on one host, with one /dev/shm (containers: --ipc=host for "
+                "both). From elsewhere dcpd.open() reads tensors, and jobs run at the daemon", code="segment_gone") from e
         except PermissionError as e:
             raise errors.Forbidden(f"{SHM}{name} belongs to another user", code="forbidden") from e
         try:
