@@ -3,7 +3,9 @@ import dataclasses
 import json
 import os
 import pickle
+import shutil
 
+import harness as lib
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -96,6 +98,55 @@ def test_a_file_that_is_not_asked_for_is_gone(path):  # noqa: F811
     assert torch.equal(load({"a": torch.zeros(5)}, StorageReader(path))["a"], sd["a"])
     with pytest.raises(dcp.CheckpointException, match="__0_1.distcp"):
         load({"b": torch.zeros(7)}, StorageReader(path))
+
+
+# ---- paths ----
+
+
+@pytest.fixture
+def aside(tmp_path, monkeypatch):
+    """A path under a daemon of its own: directories become storages here."""
+    d = lib.Daemon(tmp_path / "own")
+    monkeypatch.setenv("DCPD_URL", f"unix://{d.socket}")
+    yield d.storages["main"] / lib.fresh()
+    dcpd.close()
+    d.discard()
+
+
+def test_a_checkpoint_in_another(aside):
+    """As the parts of a training state are laid by some; each may be saved anew, and the other stays."""
+    path, inner = aside, aside / "optim" / "0"
+    for i in range(2):
+        save(state(i), StorageWriter(path))
+        save(state(i + 5), StorageWriter(inner))
+        same(load(state(9), dcp.FileSystemReader(path)), state(i))
+        same(load(state(9), StorageReader(inner)), state(i + 5))
+        same(load(state(9), dcp.FileSystemReader(inner)), state(i + 5))
+    assert not [n for n in os.listdir(path) + os.listdir(path / "optim") if n.startswith(".dcpd-")]
+    (path / "model.safetensors").write_bytes(b"")
+    save(state(7), StorageWriter(path / "sub"))
+    same(load(state(9), StorageReader(path / "sub")), state(7))
+
+
+def test_below_a_hidden_directory(aside):
+    for deep in (aside / ".cache" / "x", aside / "-a" / "x", aside / "/".join("d" * 20)):
+        save(state(), StorageWriter(deep))
+        same(load(state(9), StorageReader(deep)), state())
+        same(load(state(9), dcp.FileSystemReader(deep)), state())
+
+
+@pytest.mark.parametrize("name", [".hidden", "-rf", "new\nline", "x" * 220])
+def test_a_name_that_dcpd_lacks(path, name):  # noqa: F811
+    """It cannot be written, which is said; what PyTorch wrote there is read."""
+    there = path.parent / name
+    with pytest.raises(dcp.CheckpointException, match="name") as e:
+        save(state(), StorageWriter(there))
+    assert any(isinstance(x[0] if isinstance(x, tuple) else x, dcpd.RequestRefused) for x in e.value.failures.values())
+    save(state(), dcp.FileSystemWriter(there))
+    try:
+        same(load(state(1), StorageReader(there)), state())
+    finally:
+        shutil.rmtree(there)
 
 
 @pytest.mark.parametrize("hurt", ["payload", "cut", "archive"])

@@ -113,7 +113,11 @@ def _under_root(client: Client, path: str) -> Optional[Place]:
             best = (root, s)
     if best is None:
         return None
-    return Place(client, best[1]["name"], os.path.relpath(real, best[0]))
+    name = os.path.relpath(real, best[0])
+    above = name.split("/")[:-1]
+    if len(above) > 15 or any(p.startswith((".", "-")) for p in above):
+        return None  # no name there can say it
+    return Place(client, best[1]["name"], name)
 
 
 def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
@@ -122,7 +126,7 @@ def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
         return None
     folder, name = os.path.split(path)
     if not name or name.startswith((".", "-")):
-        raise errors.RequestRefused(f"{path}: a checkpoint's name must not begin with . or -")
+        raise errors.RequestRefused(f"{path}: a checkpoint's name must not begin with . or -", code="name_invalid")
     if make:
         _not_inside(path, os.path.realpath(folder))
         os.makedirs(folder, exist_ok=True)

@@ -26,6 +26,24 @@ def usable(checkpoint_id: Id) -> bool:
     return any(p.exists() and os.access(str(p), os.W_OK) for p in Path(os.fspath(checkpoint_id)).parents)
 
 
+def place(path: Any) -> _where.Place:
+    """Where a save goes. No name of a storage says that a checkpoint lies in another, as PyTorch's may: the directory around it is a
+    storage then."""
+    found = _where.resolve(path, make=True)
+    above = [] if _where.is_reference(path) else list(Path(os.path.abspath(path)).parents)[:found.name.count("/")]
+    if any(_holds_checkpoint(x) for x in above):
+        return _where._ad_hoc(found.client, os.path.abspath(path), True) or found
+    return found
+
+
+def _holds_checkpoint(directory: Path) -> bool:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    return any(x == ".metadata" or x.endswith(".safetensors") or (x.startswith("__") and x.endswith(".metadata")) for x in names)
+
+
 def folder(path: Any) -> Path:
     """The checkpoint's directory on this host."""
     if not _where.is_reference(path):

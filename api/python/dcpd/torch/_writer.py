@@ -240,7 +240,7 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     def finish(self, metadata: Any, results: List[List[Any]]) -> None:
         metadata.version = VERSION
         metadata.storage_meta = self.storage_meta()
-        place = _where.resolve(self.path, make=True)
+        place = _path.place(self.path)
         flat = [r for one in results for r in one]
         listed = _List(place.client, flat, self._metadata_name())
         lane = _lane.take(place.client, 1, "list")
