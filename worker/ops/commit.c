@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/beside.h"
 #include "ops/hosts.h"
 #include "ops/trash.h"
 #include "os/fs.h"
@@ -68,6 +69,11 @@ struct leftovers {
 	struct vec(char *) names;
 };
 
+struct restore {
+	int parent, to;
+	const char *job;
+};
+
 /* The job of ".dcpd-{job}-{attempt}" or ".dcpd-trash-{job}". */
 static struct str job_of(const char *name)
 {
@@ -124,6 +130,33 @@ struct own {
 	const char *job;
 	struct manifest *manifest;     /* of the job, once found */
 };
+
+/* A job that ended while it moved its files into a directory that others use: what was there before is put back. */
+static enum err restore_leftover(void *user, const char *name, unsigned char d_type)
+{
+	struct restore *r = user;
+	int staging = -1;
+
+	(void)d_type;
+	if (!str_is(job_of(name), r->job) || str_starts(str_of(name), ".dcpd-trash-"))
+		return OK;
+	TRY(fs_open_dir(r->parent, name, &staging));
+	enum err e = beside_restore(staging, r->to);
+	fs_drop(&staging);
+	return e;
+}
+
+static FALLIBLE enum err restore(int parent, const char *last, const char *job)
+{
+	struct restore r = { .parent = parent, .to = -1, .job = job };
+
+	enum err e = fs_open_dir(parent, last, &r.to);
+	if (e)
+		return e == ERR_NOT_FOUND ? OK : e;
+	e = fs_list(parent, restore_leftover, &r);
+	fs_drop(&r.to);
+	return e;
+}
 
 /* Files that are moved into a directory one by one have the manifest before the metadata: without that nothing is committed. */
 static FALLIBLE enum err has_metadata(int dir, int64_t rank, bool *out)
@@ -221,7 +254,9 @@ enum err commit_recover(struct worker *w, const json_t *question, bool *committe
 	if (delete) {
 		e = deleted(parent, last, job, committed_out);
 	} else {
-		e = manifest_job(parent, last, job, committed_out, manifest_out);
+		e = restore(parent, last, job);
+		if (!e)
+			e = manifest_job(parent, last, job, committed_out, manifest_out);
 	}
 	if (!e && *committed_out)
 		e = fs_fsync(parent, ".");

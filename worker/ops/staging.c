@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/beside.h"
 #include "ops/commit.h"
 #include "ops/trash.h"
 #include "os/fs.h"
@@ -323,29 +324,6 @@ enum err staging_commit(struct job *j, struct staging *s, const struct run *run,
 	return fs_fsync(s->parent, ".");
 }
 
-static FALLIBLE enum err move_into(struct staging *s, int to, const struct run *run, const char *metadata)
-{
-	char name[256], manifest[MANIFEST_NAME_MAX];
-
-	manifest_name(metadata, manifest);
-	TRY(unlink_old(to, metadata));
-	TRY(unlink_old(to, manifest));
-	TRY(fs_fsync(to, "."));
-	for (uint64_t i = 0; i < run->files_n; i++) {
-		struct str n = run_file_name(run, &run->files[i]);
-		if (run->files[i].kind != RUN_FILE_TARGET)
-			continue;
-		memcpy(name, n.p, n.n);
-		name[n.n] = '\0';
-		TRY(err_at_file(fs_rename(s->dir, name, to, name), name, -1));
-	}
-	TRY(err_at_file(fs_rename(s->dir, manifest, to, manifest), manifest, -1));
-	TRY(fs_fsync(to, "."));
-	fs_fault("commit.beside");
-	TRY(err_at_file(fs_rename(s->dir, metadata, to, metadata), metadata, -1));
-	return fs_fsync(to, ".");
-}
-
 enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata)
 {
 	int to = -1;
@@ -353,9 +331,12 @@ enum err staging_commit_beside(struct staging *s, const struct run *run, const c
 	TRY(check_sizes(s, run));
 	TRY(fs_fsync(s->dir, "."));
 	TRY(fs_mkdirs(s->parent, s->target, &to));
-	enum err e = move_into(s, to, run, metadata);
+	s->done = true; /* if it breaks off, the recovery puts back what lies in there */
+	enum err e = beside_move(s->dir, to, run, metadata);
+	if (!e)
+		s->done = false; /* staging_close() takes what is left of it */
 	fs_drop(&to);
-	return e; /* staging_close() takes what is left of the staging directory */
+	return e;
 }
 
 void staging_close(struct staging *s)

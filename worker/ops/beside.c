@@ -1,0 +1,133 @@
+/* beside.c: see beside.h. */
+#include "ops/beside.h"
+
+#include "base/mem.h"
+#include "base/vec.h"
+#include "ops/manifest.h"
+#include "os/fs.h"
+
+static const char old_dir[] = ".old";
+
+/* `from`'s, if it is there. */
+static FALLIBLE enum err move_one(int from, int to, const char *name)
+{
+	enum err e = fs_rename(from, name, to, name);
+
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	return err_at_file(e, name, -1);
+}
+
+static FALLIBLE enum err for_files(int from, int to, const struct run *run)
+{
+	char name[256];
+
+	for (uint64_t i = 0; i < run->files_n; i++) {
+		struct str n = run_file_name(run, &run->files[i]);
+		if (run->files[i].kind != RUN_FILE_TARGET)
+			continue;
+		must(n.n < sizeof name);
+		memcpy(name, n.p, n.n);
+		name[n.n] = '\0';
+		TRY(move_one(from, to, name));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err put_away(int to, int old, const struct run *run, const char *metadata, const char *manifest)
+{
+	TRY(move_one(to, old, metadata));
+	TRY(fs_fsync(old, old_dir));
+	TRY(fs_fsync(to, "."));
+	TRY(move_one(to, old, manifest));
+	return for_files(to, old, run);
+}
+
+enum err beside_move(int staging, int to, const struct run *run, const char *metadata)
+{
+	char manifest[MANIFEST_NAME_MAX];
+	int old = -1;
+
+	manifest_name(metadata, manifest);
+	enum err e = fs_mkdir(staging, old_dir, 0755);
+	if (e == ERR_CHECKPOINT_EXISTS) { /* an earlier attempt's, in a staging directory that is kept */
+		err_clear();
+		TRY(beside_restore(staging, to));
+		TRY(fs_remove_tree(staging, old_dir));
+		e = fs_mkdir(staging, old_dir, 0755);
+	}
+	TRY(e);
+	TRY(fs_open_dir(staging, old_dir, &old));
+	e = put_away(to, old, run, metadata, manifest);
+	fs_drop(&old);
+	TRY(e);
+	TRY(for_files(staging, to, run));
+	TRY(err_at_file(fs_rename(staging, manifest, to, manifest), manifest, -1));
+	TRY(fs_fsync(to, "."));
+	fs_fault("commit.beside");
+	TRY(err_at_file(fs_rename(staging, metadata, to, metadata), metadata, -1));
+	return fs_fsync(to, ".");
+}
+
+/* ---- back ---- */
+
+struct put_back {
+	struct vec(char *) names;
+	const char *metadata;          /* one of them */
+};
+
+static enum err collect(void *user, const char *name, unsigned char d_type)
+{
+	struct put_back *p = user;
+	char **at;
+
+	(void)d_type;
+	TRY(vec_push(&p->names, &at));
+	*at = mem_strdup(name);
+	if (!*at)
+		return ERR(NO_MEMORY, "no memory for a name");
+	if (str_ends(str_of(name), ".metadata"))
+		p->metadata = *at;
+	return OK;
+}
+
+static FALLIBLE enum err put_back(const struct put_back *p, int old, int to)
+{
+	struct stat st;
+
+	enum err e = p->metadata ? fs_stat(to, p->metadata, &st) : OK;
+	if (!e) /* there was none that could be loaded, or there is a newer one */
+		return OK;
+	if (e != ERR_NOT_FOUND)
+		return e;
+	err_clear();
+	for (uint64_t i = 0; i < p->names.n; i++)
+		if (p->names.v[i] != p->metadata)
+			TRY(err_at_file(fs_rename(old, p->names.v[i], to, p->names.v[i]), p->names.v[i], -1));
+	TRY(fs_fsync(to, "."));
+	TRY(err_at_file(fs_rename(old, p->metadata, to, p->metadata), p->metadata, -1));
+	return fs_fsync(to, ".");
+}
+
+enum err beside_restore(int staging, int to)
+{
+	struct put_back p = { .metadata = NULL };
+	int old = -1;
+
+	enum err e = fs_open_dir(staging, old_dir, &old);
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	e = fs_list(old, collect, &p);
+	if (!e)
+		e = put_back(&p, old, to);
+	fs_drop(&old);
+	for (uint64_t i = 0; i < p.names.n; i++)
+		mem_free(p.names.v[i]);
+	vec_free(&p.names);
+	return e;
+}
