@@ -4,7 +4,8 @@ import warnings
 
 import torch
 
-__all__ = ["dropin_save", "dropin_load", "dropin_fails", "dropin_rank_local"]
+__all__ = ["dropin_save", "dropin_load", "dropin_fails", "dropin_rank_local", "dropin_coordinator",
+           "dropin_cached_plans", "dropin_local_again"]
 
 
 @contextlib.contextmanager
@@ -94,3 +95,65 @@ def dropin_rank_local(pg, rank, path, ours_write, ours_read):
         torch.distributed.barrier(pg)
         dcp.load(new, storage_reader=(StorageReader if ours_read else dcp.FileSystemReader)(path), process_group=pg)
     return bool(torch.equal(new["t"], sd["t"])), new["n"]
+
+
+def dropin_coordinator(pg, rank, path, coordinator):
+    """finish() is called on the coordinator, whoever that is."""
+    from dcpd.torch import StorageReader, StorageWriter
+    from torch.distributed.checkpoint import load_state_dict, save_state_dict
+
+    finished = []
+
+    class Writer(StorageWriter):
+        def finish(self, metadata, results):
+            finished.append(rank)
+            super().finish(metadata, results)
+
+    new = {"t": torch.zeros(10), "own": {"rank": -1}}
+    with quiet():
+        save_state_dict({"t": torch.arange(10.0), "own": {"rank": 5}}, Writer(path), process_group=pg, coordinator_rank=coordinator)
+        load_state_dict(new, StorageReader(path), process_group=pg, coordinator_rank=coordinator)
+    assert finished == ([rank] if rank == coordinator else []) and torch.equal(new["t"], torch.arange(10.0))
+
+
+def dropin_cached_plans(pg, rank, path, times):
+    """enable_plan_caching: the second save has plans of the first one."""
+    import on_ranks
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+    from torch.distributed.tensor import Shard
+
+    out = []
+    for i in range(times):
+        t = on_ranks.distribute_tensor(torch.full((9, 2), float(i)), on_ranks.mesh_of(pg, (4,)), [Shard(0)])
+        new = {"t": on_ranks.distribute_tensor(torch.full((9, 2), -1.0), on_ranks.mesh_of(pg, (4,)), [Shard(0)]), "v": {"i": -1}}
+        with quiet():
+            dcp.save({"t": t, "v": {"i": i}}, storage_writer=StorageWriter(path), process_group=pg,
+                     planner=dcp.DefaultSavePlanner(enable_plan_caching=True))
+            dcp.load(new, storage_reader=dcp.FileSystemReader(path), process_group=pg)
+        assert torch.equal(new["t"].to_local(), t.to_local())
+        out.append(new["v"]["i"])
+    return out
+
+
+def dropin_local_again(pg, rank, path, how):
+    """use_collectives=False: over what is there, by the caller or by a thread; then refused without overwrite."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    new = {"t": torch.zeros(100)}
+    with quiet():
+        for i in range(2):
+            sd = {"t": torch.full((100,), float(rank + i))}
+            if how == "save":
+                dcp.save(sd, storage_writer=StorageWriter(path), process_group=pg, use_collectives=False)
+            else:
+                dcp.async_save(sd, storage_writer=StorageWriter(path), process_group=pg, use_collectives=False).result(60)
+            torch.distributed.barrier(pg)
+        dcp.load(new, storage_reader=dcp.FileSystemReader(path), process_group=pg)
+        torch.distributed.barrier(pg)
+        try:
+            dcp.save(sd, storage_writer=StorageWriter(path, overwrite=False), process_group=pg, use_collectives=False)
+        except RuntimeError as e:
+            return new["t"][0].item(), str(e)[:25]
+    return new["t"][0].item(), None

@@ -14,6 +14,7 @@ import uuid
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch.distributed.checkpoint import storage as _storage
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from .. import _dtypes, _tensors, _where, errors, image
 from . import _lane, _path, _pickle
@@ -212,3 +213,6 @@ class _Files:
             if a or n != tensor.shape[d]:
                 tensor = tensor.narrow(d, a, n)
         _put(planner, item, tensor)
+
+
+FileSystemReader.register(StorageReader)  # isinstance is asked by some; nothing is inherited

@@ -18,7 +18,7 @@ import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch.distributed.checkpoint import storage as _storage
-from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
 
 from .. import _where, errors, image
 from .._save import pace_of
@@ -324,3 +324,6 @@ class _List:
                 info.transform_descriptors = s.transform_descriptors
             out[r.index] = info
         return out
+
+
+FileSystemWriter.register(StorageWriter)  # isinstance is asked by some; nothing is inherited
