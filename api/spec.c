@@ -240,7 +240,8 @@ FALLIBLE enum err spec_check_save_wish(const struct jval *save)
 	struct jval labels = jval_get(save, "labels");
 	struct ref ref;
 
-	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", NULL }, &ref));
+	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", "hosts", NULL }, &ref));
+	TRY(check_hosts(save));
 	TRY(spec_check_save_format(save));
 	TRY(spec_check_labels(&labels));
 	return spec_check_options(save, save_options);

@@ -110,13 +110,17 @@ static json_t *make_spec(const struct state_dict *sd, int64_t generation)
 
 	json_object_del(target, "options");
 	json_object_del(target, "labels");
+	json_object_del(target, "hosts");
 	if (!wish)
 		json_object_set_new(target, "name", fill_name(name ? name : "", generation));
 	if (!json_object_get(target, "format"))
 		json_object_set_new(target, "format", json_string("dcp"));
-	return json_pack("{s:s, s:{s:s, s:I}, s:o, s:o, s:o, s:[], s:[], s:[], s:[]}", "kind", "save", "source", "state_dict", sd->name,
-			 "generation", (json_int_t)generation, "target", target, "options", options, "labels", labels, "include", "exclude",
-			 "rename", "dtype");
+	json_t *spec = json_pack("{s:s, s:{s:s, s:I}, s:o, s:o, s:o, s:[], s:[], s:[], s:[]}", "kind", "save", "source", "state_dict",
+				 sd->name, "generation", (json_int_t)generation, "target", target, "options", options, "labels", labels,
+				 "include", "exclude", "rename", "dtype");
+	if (spec && json_object_get(save, "hosts")) /* the daemons of the others do the same, and they meet */
+		json_object_set_new(spec, "hosts", json_deep_copy(json_object_get(save, "hosts")));
+	return spec;
 }
 
 static void on_save_asked(void *user, enum err e, const char *id, bool existing)

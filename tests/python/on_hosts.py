@@ -97,12 +97,32 @@ def diverge(pg, rank, ref, how):
     return dcpd.save({"t": t, "same": torch.ones(3)}, ref, process_group=pg, on_divergence=how)["result"]["divergent"]
 
 
-def big(pg, rank, ref, mib, overwrite):
-    """A save that lasts; what it ends with, and when."""
-    t = torch.full((mib << 18,), float(rank))
+def begin(pg, rank, ref):
+    """A save whose future is kept for `end`."""
+    state = {"m": tensors(rank, 9), f"big{rank}": torch.ones(16 << 20 if rank > 1 else 1)}
+    on_ranks.HELD = dcpd.async_save(state, ref, process_group=pg, overwrite=True)
+    return on_ranks.HELD.job_id
+
+
+def end(pg, rank):
     began = time.monotonic()
-    f = dcpd.async_save({f"t{rank}": t, "step": 1}, ref, process_group=pg, overwrite=overwrite)
     try:
-        return f.result(60)["state"], time.monotonic() - began
+        return on_ranks.HELD.result(60)["state"], time.monotonic() - began
     except Exception as e:
         return e, time.monotonic() - began
+
+
+def seal_and_leave(pg, rank, ref):
+    """As a trainer does that dies between its seal and the job: nobody renews the lease any more."""
+    from dcpd import _save, _session
+
+    def leave(session, *_):
+        for k in [k for k, v in _session._sessions.items() if v is session]:
+            del _session._sessions[k]
+
+    old = _save._submit, _session.LEASE_SECONDS
+    _save._submit, _session.LEASE_SECONDS = leave, 1
+    try:
+        assert dcpd.async_save({"m": tensors(rank, 6)}, ref, process_group=pg, slots=3) is None
+    finally:
+        _save._submit, _session.LEASE_SECONDS = old

@@ -2,8 +2,11 @@
 
 Two ranks on each; what they write is judged by PyTorch's own reader, by verify, and by loads on both hosts and on one.
 """
+import concurrent.futures
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 
@@ -186,3 +189,102 @@ def test_a_directory_path(hosts):
     hosts.ranks(on_hosts.save, path, 4)
     hosts.ranks(on_hosts.load, path, 4)
     hosts.ranks(on_hosts.stock, path, 4)
+
+
+def stop(pids, how):
+    for p in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(p, how)
+
+
+def hold(hosts, pids, ref):
+    """Begins a save and stops beta amid its part; False: it was too fast, and all is saved."""
+    folder = hosts.dir / "run"
+    begun = concurrent.futures.ThreadPoolExecutor(1).submit(hosts.ranks, on_hosts.begin, ref)
+    harness.wait_for(lambda: list(folder.glob(".dcpd-*/heads-1")), 30, "beta's part has begun", every=0.001)
+    stop(pids, signal.SIGSTOP)
+    begun.result(40)
+    harness.wait_for(lambda: list(folder.glob(".dcpd-*/part-0")) or not hosts.left(), 20, "alpha's part")
+    if hosts.left() and not list(folder.glob(".dcpd-*/part-1")):
+        return True
+    stop(pids, signal.SIGCONT)
+    hosts.ranks(on_hosts.end)
+    return False
+
+
+@contextlib.contextmanager
+def interrupted(hosts, ref):
+    """A save of which alpha has done its part, and beta is stopped amid its own."""
+    hosts.ranks(on_hosts.save, f"main:run/{time.monotonic_ns()}", 0)  # the workers are there
+    pids = [w["pid"] for w in hosts.daemons[1].api.get("/v1/workers").ok()["workers"] if w["role"] == "gang"]
+    try:
+        assert any(hold(hosts, pids, ref) for _ in range(3)), "beta was too fast"
+        yield
+    finally:
+        stop(pids, signal.SIGCONT)
+
+
+def in_a_thread(hosts):
+    """What the ranks' saves end with, while this goes on."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    return pool.submit(hosts.ranks, on_hosts.end)
+
+
+def failed(outcome, *words):
+    e, seconds = outcome
+    assert isinstance(e, dcpd.DcpdError) and any(w in str(e) for w in words), e
+    return seconds
+
+
+def test_a_daemon_that_dies(hosts):
+    """alpha says within the timeout that beta is silent; beta's own ranks hear it when their daemon is back. The old one stays."""
+    alpha, beta = hosts.daemons
+    hosts.ranks(on_hosts.save, "main:run/k", 1)
+    with interrupted(hosts, "main:run/k"):
+        answers = in_a_thread(hosts)
+        beta.kill()
+        harness.wait_for(lambda: hosts.left() == [], 30, "alpha gives the save up")
+    beta.start()
+    got = answers.result(60)
+    assert max(failed(x, "host beta is silent") for x in got[:2]) < 30
+    assert max(failed(x, "alpha") for x in got[2:]) < 40
+    hosts.ranks(on_hosts.load, "main:run/k", 1)
+    hosts.ranks(on_hosts.save, "main:run/k", 2, 8, True)
+    hosts.ranks(on_hosts.load, "main:run/k", 2)
+
+
+def test_a_leader_that_dies(hosts):
+    """beta gives up; alpha's daemon, back again, finds that it did, and leaves nothing."""
+    alpha, beta = hosts.daemons
+    with interrupted(hosts, "main:run/l"):
+        answers = in_a_thread(hosts)
+        alpha.kill()
+    harness.wait_for(lambda: list(hosts.dir.rglob("end-1")), 15, "beta gives the save up")
+    alpha.start()
+    got = answers.result(60)
+    assert max(failed(x, "host beta") for x in got[:2]) < 40
+    assert max(failed(x, "host alpha is silent") for x in got[2:]) < 30
+    assert not (hosts.dir / "run/l").exists()
+    hosts.ranks(on_hosts.save, "main:run/l", 2)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_daemon_that_comes_back_in_time(hosts, which):
+    """The save goes on as if nothing had been."""
+    ref = f"main:run/back{which}"
+    with interrupted(hosts, ref):
+        hosts.daemons[which].kill()
+        hosts.daemons[which].start()
+    got = hosts.ranks(on_hosts.end)
+    assert [x[0] for x in got] == ["succeeded"] * 4, got
+    assert hosts.client.jobs.run("verify", source=ref, level="digest")["result"]["verified_bytes"] > 0
+
+
+def test_trainers_that_die_behind_the_seal(hosts):
+    """The daemons find each other all the same; nothing of one host alone is ever seen."""
+    hosts.ranks(on_hosts.seal_and_leave, "main:run/orphan")
+    harness.wait_for(lambda: (hosts.dir / "run/orphan").exists(), 30, "the daemons save it")
+    hosts.ranks(on_hosts.load, "main:run/orphan", 6)
+    assert hosts.client.checkpoints.get("main:run/orphan")["world_size"] == 4
+    for d in hosts.daemons:
+        harness.wait_for(lambda d=d: not d.api.get("/v1/state-dicts").ok()["state_dicts"], 20, "nothing is kept")

@@ -246,10 +246,10 @@ def _write(session: _session.Session, d: _tensors.Described, first: _Offer, o: _
     size = len(header) + layout.data_bytes
     _check_meta(d, layout)
     wish: Optional[Dict[str, Any]] = None
-    if session.rank == 0 and first.hosts is not None:
-        wish = {"drop": True}  # a host alone would save its ranks only
-    elif session.rank == 0:  # who dies between here and the job has it saved all the same
-        wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": o.job(), "labels": dict(o.labels)}}
+    if session.rank == 0:  # who dies between here and the job has it saved all the same
+        options, more = _job_options(first, o)
+        wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": options, "labels": dict(o.labels),
+                         **more}}
     for again in (True, False):
         slot = session.reserve(size, first.generation, o.when_busy, lambda: log.warning(
             "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target))
@@ -287,9 +287,15 @@ def _client_at(url: str) -> Client:
     return Client(Transport(parse_url(url), default_token())).check()
 
 
+def _job_options(first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """A job's options, and what else it has if other hosts take part."""
+    if first.hosts is None:
+        return o.job(), {}
+    return {**o.job(), "retries": 0}, {"hosts": first.hosts}  # hosts that fail do so together
+
+
 def _create_job(session: _session.Session, first: _Offer, o: _Options) -> Any:
-    more = {} if first.hosts is None else {"hosts": first.hosts}
-    options = {**o.job(), "retries": 0} if more else o.job()  # hosts that fail do so together
+    options, more = _job_options(first, o)
     try:
         return session.client.jobs.create(
             "save", source={"state_dict": session.name, "generation": first.generation},
