@@ -73,7 +73,7 @@ static void print_words(void)
 	      "Operations on state dicts (create, copy, offload, gather, broadcast, distribute, redistribute, compare) take\n"
 	      "--group 0,2,3 (default: all ranks; --ranks-only and --root count within it), --device cpu|cuda,\n"
 	      "--backend auto|shm|tcp|nccl and --no-type-check. Without DST they write the next generation of SRC.\n"
-	      "--pace background takes 3 % of a core per worker, so that training on the same cores is not slowed.\n"
+	      "--pace background takes little of each core, and longer, so that training on the same cores is hardly slowed.\n"
 	      "--label KEY=VALUE marks the job, --retries N lets it start again after a lost worker.\n"
 	      "Every command takes --json (the API's object), --timeout 90s, --url URL and --help.\n"
 	      "\n"

@@ -14,11 +14,11 @@ static int64_t used(struct pace *p, int64_t start_ns, int64_t block_ns, int peri
 
 	*p = (struct pace){ .kind = PACE_BACKGROUND, .cpu_ns = cpu, .period = now / (PACE_PERIOD_MS * MS) };
 	while (now < end) {
-		int rest = pace_rest_at(p, now, cpu);
-		assert_in_range(rest, 0, PACE_PERIOD_MS);
+		int64_t rest = pace_rest_at(p, now, cpu);
+		assert_in_range(rest, 0, PACE_PERIOD_MS * MS);
 		if (rest > 0) {
-			now += rest * MS;
-			assert_true(now % (PACE_PERIOD_MS * MS) < MS); /* all processes wake at the same instants */
+			now += rest;
+			assert_int_equal(now % (PACE_PERIOD_MS * MS), 0); /* all processes wake at the same instants */
 			continue;
 		}
 		now += block_ns;
@@ -48,7 +48,7 @@ static void test_nothing_is_saved_up(void **state)
 	(void)used(&p, 0, MS, 10);
 	int64_t cpu = p.cpu_ns;
 	assert_int_equal(pace_rest_at(&p, at, cpu), 0); /* a minute later */
-	assert_int_equal(pace_rest_at(&p, at + SHARE_MS * MS, cpu + SHARE_MS * MS), PACE_PERIOD_MS - SHARE_MS);
+	assert_int_equal(pace_rest_at(&p, at + SHARE_MS * MS, cpu + SHARE_MS * MS), (PACE_PERIOD_MS - SHARE_MS) * MS);
 }
 
 static void test_full(void **state)
@@ -59,10 +59,50 @@ static void test_full(void **state)
 	assert_int_equal(pace_kind_of("background"), PACE_BACKGROUND);
 	assert_int_equal(pace_kind_of("full"), PACE_FULL);
 	assert_int_equal(pace_kind_of(NULL), PACE_FULL);
-	pace_begin(&p, PACE_FULL);
+	pace_begin(&p, PACE_FULL, 0, 1);
 	assert_int_equal(pace_rest_ms(&p), 0);
-	pace_begin(&p, PACE_BACKGROUND);
+	pace_begin(&p, PACE_BACKGROUND, 0, 1);
 	assert_in_range(pace_rest_ms(&p), 0, PACE_PERIOD_MS);
+}
+
+/* Workers share no core that they need not share. */
+static void test_cores(void **state)
+{
+	static const unsigned some[] = { 0, 3, 4, 17, 1023 };
+	cpu_set_t all, seen;
+
+	(void)state;
+	CPU_ZERO(&all);
+	assert_int_equal(pace_core(&all, 0, 1), -1);
+	for (size_t n = 0; n < sizeof some / sizeof *some; n++) {
+		CPU_SET(some[n], &all);
+		for (uint32_t count = 1; count < 12; count++) {
+			CPU_ZERO(&seen);
+			for (uint32_t i = 0; i < count; i++) {
+				int core = pace_core(&all, i, count);
+				assert_in_range(core, 0, CPU_SETSIZE - 1);
+				assert_true(CPU_ISSET((unsigned)core, &all));
+				CPU_SET((unsigned)core, &seen);
+			}
+			assert_int_equal(CPU_COUNT(&seen), count < n + 1 ? count : n + 1);
+		}
+	}
+}
+
+static void test_no_core_is_kept(void **state)
+{
+	cpu_set_t before, after;
+	struct pace p;
+
+	(void)state;
+	assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		pace_begin(&p, PACE_BACKGROUND, i, 3);
+		while (pace_rest_ms(&p) == 0)
+			;
+		assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+		assert_true(CPU_EQUAL(&before, &after));
+	}
 }
 
 int main(void)
@@ -71,6 +111,8 @@ int main(void)
 		cmocka_unit_test(test_share),
 		cmocka_unit_test(test_nothing_is_saved_up),
 		cmocka_unit_test(test_full),
+		cmocka_unit_test(test_cores),
+		cmocka_unit_test(test_no_core_is_kept),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

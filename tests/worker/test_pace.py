@@ -9,7 +9,7 @@ from gang import Gang, Segments
 
 MIB = 1 << 20
 BYTES = 96 * MIB  # of each of two ranks
-SHARE = 0.03  # of a core, per worker: worker/io/pace.h
+SHARE = 0.02  # of a core, per worker: worker/io/pace.h
 PACED = 0.5  # of the CPU time, at least: plan and commit take the rest at once
 
 

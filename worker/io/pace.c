@@ -19,16 +19,46 @@ enum pace_kind pace_kind_of(const char *name)
 	return name && strcmp(name, "background") == 0 ? PACE_BACKGROUND : PACE_FULL;
 }
 
-void pace_begin(struct pace *p, enum pace_kind kind)
+int pace_core(const cpu_set_t *cpus, uint32_t index, uint32_t count)
 {
-	*p = (struct pace){ .kind = kind };
+	uint64_t n = (uint64_t)CPU_COUNT(cpus);
+
+	if (n == 0 || count == 0)
+		return -1;
+	uint64_t at = count > n ? index % n : index * n / count;
+	for (int i = 0; i < CPU_SETSIZE; i++)
+		if (CPU_ISSET((unsigned)i, cpus) && at-- == 0)
+			return i;
+	return -1;
+}
+
+/* The scheduler leaves two workers on one core for long: they hardly weigh anything. It leaves them apart as well, so they are put
+ * apart and then may run anywhere again: a core that is idle when a period begins is better still. */
+static void move_apart(const struct pace *p)
+{
+	cpu_set_t all, one;
+
+	if (sched_getaffinity(0, sizeof all, &all) < 0)
+		return;
+	int core = pace_core(&all, p->index, p->count);
+	if (core < 0)
+		return;
+	CPU_ZERO(&one);
+	CPU_SET((unsigned)core, &one);
+	if (sched_setaffinity(0, sizeof one, &one) == 0)
+		(void)sched_setaffinity(0, sizeof all, &all);
+}
+
+void pace_begin(struct pace *p, enum pace_kind kind, uint32_t index, uint32_t count)
+{
+	*p = (struct pace){ .kind = kind, .index = index, .count = count };
 	if (kind == PACE_FULL)
 		return;
 	p->cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
 	p->period = clock_ns(CLOCK_MONOTONIC) / PERIOD_NS;
 }
 
-int pace_rest_at(struct pace *p, int64_t now_ns, int64_t cpu_ns)
+int64_t pace_rest_at(struct pace *p, int64_t now_ns, int64_t cpu_ns)
 {
 	int64_t period = now_ns / PERIOD_NS, begun = period - p->period;
 
@@ -39,14 +69,20 @@ int pace_rest_at(struct pace *p, int64_t now_ns, int64_t cpu_ns)
 		p->left_ns += begun * ALLOWED_NS;
 		p->left_ns = p->left_ns > ALLOWED_NS ? ALLOWED_NS : p->left_ns;
 	}
-	if (p->left_ns > 0)
-		return 0;
-	return (int)(((period + 1) * PERIOD_NS - now_ns + NS_PER_MS - 1) / NS_PER_MS);
+	return p->left_ns > 0 ? 0 : (period + 1) * PERIOD_NS - now_ns;
 }
 
 int pace_rest_ms(struct pace *p)
 {
 	if (p->kind == PACE_FULL)
 		return 0;
-	return pace_rest_at(p, clock_ns(CLOCK_MONOTONIC), clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+	int64_t rest = pace_rest_at(p, clock_ns(CLOCK_MONOTONIC), clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+	if (rest >= NS_PER_MS)
+		move_apart(p);
+	while (rest > 0 && rest < NS_PER_MS) {
+		/* to the point: a timeout in milliseconds would set the workers apart in time */
+		(void)nanosleep(&(struct timespec){ .tv_nsec = (long)rest }, NULL);
+		rest = pace_rest_at(p, clock_ns(CLOCK_MONOTONIC), clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+	}
+	return (int)(rest / NS_PER_MS);
 }

@@ -4,32 +4,38 @@
  * not keep that small, since it counts within a cgroup or a session only, and the trainer is mostly in another one. What does is to take
  * little: of every PACE_PERIOD_MS a worker of a background job uses PACE_BACKGROUND_PERMILLE of CPU time and rests otherwise, whatever
  * else runs or does not. That bounds its use of memory bandwidth and caches, too. Periods begin at the same instants in all
- * processes, so that the workers of a gang disturb all cores at once and the trainer waits once, not for one after the other.
+ * processes, and each worker of a gang begins them on a core of its own, so that all cores are disturbed at once: the trainer waits once,
+ * not for one after the other.
  *
  * Nothing is saved up: what waited for a disk goes on as slowly as it began. What a block took too much, later periods give back.
  *
- *     pace_begin(&p, PACE_BACKGROUND)          before the first block
+ *     pace_begin(&p, PACE_BACKGROUND, 0, 2)    before the first block, by the thread that works
  *     ms = pace_rest_ms(&p)                    after each: rest so long, and ask again; 0: go on
  *
  * CPU time is that of the whole process, threads of the I/O engine too. */
 #pragma once
+#include <sched.h>
 #include <stdint.h>
 
 enum pace_kind { PACE_FULL, PACE_BACKGROUND };
 
-enum { PACE_PERIOD_MS = 100, PACE_BACKGROUND_PERMILLE = 30 };
+enum { PACE_PERIOD_MS = 100, PACE_BACKGROUND_PERMILLE = 20 };
 
 struct pace {
 	enum pace_kind kind;
 	int64_t cpu_ns;                /* used when last asked */
 	int64_t left_ns;               /* of what this period allows; below 0: a debt */
 	int64_t period;                /* number of the last one seen */
+	uint32_t index, count;
 };
 
 /* "background"; anything else, NULL too, is PACE_FULL. */
 enum pace_kind pace_kind_of(const char *name);
-void pace_begin(struct pace *p, enum pace_kind kind);
-/* At most a period, so that who asks can look after other things in between. */
+/* This is worker `index` of `count`. */
+void pace_begin(struct pace *p, enum pace_kind kind, uint32_t index, uint32_t count);
+/* At most a period, so that who asks can look after other things in between. Less than a millisecond it rests itself. */
 int pace_rest_ms(struct pace *p);
-/* The same at given clocks. */
-int pace_rest_at(struct pace *p, int64_t now_ns, int64_t cpu_ns);
+/* The core of `cpus` that worker `index` of `count` begins on; -1: none. */
+int pace_core(const cpu_set_t *cpus, uint32_t index, uint32_t count);
+/* How long to rest at given clocks, in nanoseconds. */
+int64_t pace_rest_at(struct pace *p, int64_t now_ns, int64_t cpu_ns);

@@ -292,9 +292,9 @@ static FALLIBLE enum err do_part(struct job *j, const json_t *group, const struc
 
 	if (mode == RUN_MOVE_BOXES || mode == RUN_COMPARE_BOXES)
 		return group ? exchange_part(j, group, spec) : sdop_run(spec);
-	pace_begin(&j->pace, spec->run->head->opts.pace);
+	pace_begin(&j->pace, spec->run->head->opts.pace, spec->index, spec->count);
 	enum err e = exec_run(spec);
-	pace_begin(&j->pace, PACE_FULL);
+	pace_begin(&j->pace, PACE_FULL, 0, 0);
 	return e;
 }
 

@@ -38,8 +38,8 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
 
     overwrite: replace an existing checkpoint, atomically. step: a number that all ranks must share, kept as label `step`.
     format: "dcp"; a reshard makes other formats of it. on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
-    pace: "background" takes 3 % of a core per worker, so that training beside it is not slowed, and takes longer; "full" all there is;
-    None asks the environment's DCPD_PACE, and without that is "full".
+    pace: "background" takes a few percent of a core per worker, so that training beside it is hardly slowed, and takes longer; "full"
+    takes all there is; None asks the environment's DCPD_PACE, and without that is "full".
     slots: snapshots that may be in flight, each as large as the state dict; when_busy: "wait", "warn" (and wait) or "fail" when
     all are. progress: a progress bar on rank 0. timeout: seconds; the job goes on after it.
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
