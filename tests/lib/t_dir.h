@@ -1,6 +1,7 @@
 /* t_dir.h: a scratch directory for a test, removed with all that is in it. */
 #pragma once
 #include <dirent.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <unistd.h>

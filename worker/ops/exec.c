@@ -180,8 +180,10 @@ static void keep_error(struct exec *x, enum err e)
 		return;
 	if (e == ERR_SEGMENT_SHRUNK)
 		name_segment(x);
+	/* What fails after another worker has failed may fail for that: the leader removes what was written. Its reason is the job's. */
+	if (atomic_exchange(&x->run->head->cancelled, 1))
+		err_record(ERR_CANCELLED, 0, ERR_PLACE, "another worker of the job has failed");
 	x->error = *err_last();
-	atomic_store(&x->run->head->cancelled, 1);
 }
 
 /* Takes new tasks and drives slots without pending I/O until all wait for I/O or nothing is left. */
