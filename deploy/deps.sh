@@ -26,8 +26,18 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "deps: installing from Debian:$missing"
 export DEBIAN_FRONTEND=noninteractive
-# Lists as old as the image they came with name packages that are gone: fetch them first.
-$as_root apt-get -q update >/dev/null
-# shellcheck disable=SC2086
-$as_root apt-get -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends $missing >/dev/null
+# Lists as old as the image they came with name packages that are gone: fetch them first. A mirror that is slow, busy or just being
+# updated is asked again; what is here already is not fetched twice.
+install() {
+	$as_root apt-get -q -o Acquire::Retries=3 update >/dev/null &&
+		# shellcheck disable=SC2086
+		$as_root apt-get -q -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install \
+			--no-install-recommends $missing >/dev/null
+}
+for pause in 5 30 0; do
+	install && break
+	[ "$pause" -ne 0 ] || exit 1
+	echo "deps: that failed; once more in $pause s" >&2
+	sleep "$pause"
+done
 echo "deps: done"

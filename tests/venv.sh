@@ -19,7 +19,13 @@ if [ ! -e "$venv/.complete" ]; then
 		echo "deps-test: installing Python packages into $venv: $(cat "$@" | grep -v '^ *\(#\|$\)' | tr '\n' ' ')" >&2
 		rm -rf "$venv"
 		python3 -m venv "$venv"
-		"$venv/bin/pip" -q --disable-pip-version-check install "${@/#/-r}" >&2
+		# A mirror that is slow or drops a connection is asked again; what has been fetched is in pip's cache.
+		for pause in 5 30 0; do
+			"$venv/bin/pip" -q --disable-pip-version-check --retries 5 --timeout 60 install "${@/#/-r}" >&2 && break
+			[ "$pause" -ne 0 ] || exit 1
+			echo "deps-test: that failed; once more in $pause s" >&2
+			sleep "$pause"
+		done
 		touch "$venv/.complete"
 		echo "deps-test: done" >&2
 	fi
