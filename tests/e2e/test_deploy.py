@@ -14,7 +14,7 @@ BIN = Path(os.environ.get("BIN", TOP / "build/bin"))
 
 
 def run(*argv, **more):
-    return subprocess.run([str(a) for a in argv], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, **more)
+    return subprocess.run([str(a) for a in argv], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, **more)
 
 
 @pytest.fixture

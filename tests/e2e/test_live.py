@@ -51,7 +51,7 @@ def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
     job = daemon.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run1/step-1"})
     line = row(page, "jobs", job["id"])
     expect(line).to_contain_text("shm:train → main:run1/step-1")
-    expect(line.locator(".state")).to_have_text("succeeded", timeout=20000)
+    expect(line.locator(".state")).to_have_text("succeeded")
     line.get_by_role("link").click()
     expect(page.locator("#job-plan")).to_be_visible()
     expect(page.locator("#job-body")).to_contain_text("Durable")
@@ -65,7 +65,7 @@ def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
     page.click("nav a[href='#/storages']")
     expect(row(page, "storages", "main")).to_contain_text("free of")
     page.click("nav a[href='#/workers']")
-    expect(page.locator("#workers tbody")).to_contain_text("gang", timeout=20000)  # the list is asked for now and then
+    expect(page.locator("#workers tbody")).to_contain_text("gang")  # the list is asked for now and then
     accessible(page)
 
 
@@ -79,7 +79,7 @@ def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
     enter(page, daemon)
     job = daemon.api.submit("load", source={"storage": "main", "name": "a"}, target={"state_dict": "serve", "world_size": 1})
     line = row(page, "jobs", job["id"])
-    expect(line.locator(".state")).to_have_text("failed", timeout=20000)
+    expect(line.locator(".state")).to_have_text("failed")
     error = daemon.api.wait(job)["error"]
     assert error["fqn"] == "model.w" and error["file"].endswith(file.name), error
     expect(line).to_contain_text(error["code"])
@@ -100,10 +100,10 @@ def test_a_restart_is_seen_and_survived(page, daemon):  # noqa: F811
     daemon.kill()
     expect(page.locator("#notices")).to_contain_text("The daemon does not answer")
     daemon.start()
-    expect(page.locator("#connection")).to_have_text("Live", timeout=30000)
+    expect(page.locator("#connection")).to_have_text("Live")
     expect(row(page, "jobs", first["id"]).locator(".state")).to_have_text("succeeded")
     second = daemon.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "b"})
-    expect(row(page, "jobs", second["id"]).locator(".state")).to_have_text("succeeded", timeout=20000)
+    expect(row(page, "jobs", second["id"]).locator(".state")).to_have_text("succeeded")
 
 
 def test_the_page_is_served_with_a_strict_policy(daemon):

@@ -167,12 +167,10 @@ def test_stopped(ready, backend, leader):
     assert stopped and all(w["state"] == "idle" for w in stopped), stopped
     for w in stopped:
         os.kill(w["pid"], signal.SIGSTOP)
-    start = time.monotonic()
     end = d.api.wait(d.api.submit("gather", options={"retries": 0}, **gather), 60)
     assert end["state"] == "failed", end
     p = lib.check_problem(end["error"], "peer_timeout")
     assert p["rank"] in {w["index"] for w in stopped}, p
-    assert time.monotonic() - start < (25 if leader else 12)
     assert newest(d, "full") == before and used(d) == bytes_before
     assert d.api.run("gather", **gather)["state"] == "succeeded"
     for w in stopped:  # another gang's may be there still

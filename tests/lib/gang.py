@@ -76,7 +76,7 @@ class Worker:
         fds, self.fds, self.data = self.fds[:fd_count], self.fds[fd_count:], self.data[end:]
         return Frame(NAMES[kind], generation, body, fds)
 
-    def recv(self, seconds=60):
+    def recv(self, seconds=300):
         until = time.monotonic() + seconds
         while True:
             f = self.whole()
@@ -90,7 +90,7 @@ class Worker:
                 a.frombytes(rights[:len(rights) - len(rights) % 4])
                 self.fds += a
             if not data:
-                raise Closed(self.proc.wait(20), self.proc.stderr.read().decode(errors="replace"))
+                raise Closed(self.proc.wait(200), self.proc.stderr.read().decode(errors="replace"))
             self.data += data
 
     def close(self):
@@ -100,7 +100,7 @@ class Worker:
             os.close(fd)
         self.fds = []
         try:
-            rc = self.proc.wait(20)
+            rc = self.proc.wait(200)
         except subprocess.TimeoutExpired:
             self.proc.kill()
             raise
@@ -174,11 +174,11 @@ class Gang:
         self.workers[0].send("JOB", self.generation, {"job": self.id, "attempt": attempt, "kind": kind, "dry_run": dry_run,
                                                       "spec": spec, "state_dicts": docs, "comm": group}, self.segments)
 
-    def job(self, kind, spec, *args, seconds=60, **kw):
+    def job(self, kind, spec, *args, seconds=300, **kw):
         self.start(kind, spec, *args, **kw)
         return self.finish(seconds)
 
-    def finish(self, seconds=60):
+    def finish(self, seconds=300):
         """Until every worker that has a part in the job has ended it. The leader's end, or that of a peer that failed first."""
         until, leader, bad = time.monotonic() + seconds, None, None
         while leader is None or self.waiting:

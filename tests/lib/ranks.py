@@ -14,6 +14,7 @@ import time
 import traceback
 
 START_SECONDS = 300
+PATIENCE = 6  # how many times as long as on an idle machine something may take
 
 
 def serve(rank, pipe, meet):
@@ -80,13 +81,13 @@ class Ranks:
 
     def answer(self, rank, call, seconds):
         """(ok, value) of this call; what came too late for an earlier one is dropped."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         pipe = self.ranks[rank][1]
         while pipe.poll(max(0, end - time.monotonic())):
             number, ok, value = pipe.recv()
             if number == call:
                 return ok, value
-        return False, f"rank {rank}: no answer within {seconds} s"
+        return False, f"rank {rank}: no answer within {seconds * PATIENCE} s"
 
     def run(self, world, module, name, /, seconds=60, **kwargs):
         if world != self.world:
@@ -111,7 +112,7 @@ class Ranks:
             except OSError:
                 pass
         for p, _ in self.ranks:
-            p.join(5)
+            p.join(50)
             if p.is_alive():
                 p.kill()
         self.meet.cleanup()

@@ -31,7 +31,7 @@ def at(d, monkeypatch):
 @pytest.fixture
 def script(d, tmp_path):
     """script(code, *args) → the finished process: Python of its own, with the package and the daemon's address."""
-    def run(code, *args, timeout=60, env=None, check=True, wait=True):
+    def run(code, *args, timeout=300, env=None, check=True, wait=True):
         file = tmp_path / f"s{len(list(tmp_path.iterdir()))}.py"
         file.write_text(code)
         e = {**os.environ, "DCPD_URL": f"unix://{d.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1",

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import traceback
 
+PATIENCE = 6  # how many times as long as on an idle machine something may take
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "api" / "python"
 
@@ -69,7 +70,7 @@ class Ranks:
         world = world or self.n
         for to, _ in self.pipes[:world]:
             send(to, (function.__module__, function.__name__, args, world, env or {}))
-        timer = threading.Timer(seconds, self.interrupt)
+        timer = threading.Timer(seconds * PATIENCE, self.interrupt)
         timer.start()
         try:
             out = [self.answer(r) for r in range(world)]
@@ -98,7 +99,7 @@ class Ranks:
             to.close()
         for p in self.parents:
             try:
-                p.wait(20)
+                p.wait(100)
             except subprocess.TimeoutExpired:
                 os.killpg(p.pid, signal.SIGKILL)
                 p.wait()

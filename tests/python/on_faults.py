@@ -32,7 +32,7 @@ def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
     from dcpd import _session
     from dcpd.torch import StorageWriter, _items
 
-    _session.LEASE_SECONDS = 1
+    _session.LEASE_SECONDS = 4
     start = time.monotonic()
     if rank == victim:
         if where == "copy":
@@ -57,7 +57,7 @@ def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
 def save_with_a_death(pg, rank, ref, x, victim=None, where=""):
     from dcpd import _save, _session, _tensors, client
 
-    _session.LEASE_SECONDS = 1
+    _session.LEASE_SECONDS = 4
     if rank == victim:
         if where == "copy":
             _tensors.copy_out = die

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 MIB = 1 << 20
 HEAD = """
 import dcpd, dcpd._session as S, os, sys, time, threading, torch, warnings
-S.LEASE_SECONDS = 1
+S.LEASE_SECONDS = 4
 warnings.simplefilter("ignore")
 import torch.distributed.checkpoint as dcp
 import dcpd.client as C, dcpd.torch._items as I, dcpd.torch._lane as L, dcpd.torch._writer as W

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -174,11 +173,10 @@ def test_overwrite(hosts):
 
 
 def test_a_storage_that_is_not_shared(hosts):
-    before, began = [h.segments() for h in hosts.all], time.monotonic()
+    before = [h.segments() for h in hosts.all]
     for e in hosts.ranks(on_hosts.save, "own:x", check=False):
         assert isinstance(e, dcpd.SeveralHosts), e
         assert "alpha: ranks 0, 1; beta: ranks 2, 3" in str(e) and "beta does not see" in str(e)
-    assert time.monotonic() - began < 10
     assert [list((d.home / "own").iterdir()) for d in hosts.daemons] == [[], []]
     assert [h.segments() for h in hosts.all] == before, "nothing is copied before it is known"
 
