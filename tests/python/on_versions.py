@@ -27,6 +27,73 @@ def check(reader=None, **kw):
     assert new["sub"]["lr"] == 0.1 or torch.__version__.startswith("2.3.")  # whose load() leaves values in nested dicts alone
 
 
+class Planner(dcp.DefaultSavePlanner):
+    """With something of its own in the metadata."""
+
+    def create_global_plan(self, plans):
+        plans, md = super().create_global_plan(plans)
+        md.mine = {"k": [1]}
+        return plans, md
+
+
+def arguments(mine):
+    """Each of those that this version has."""
+    known = inspect.signature(dcp.FileSystemWriter.__init__).parameters
+    dcp.save(state(), storage_writer=StorageWriter(mine + "-threads", thread_count=3), planner=Planner(), **ALONE)
+    check(dcp.FileSystemReader(mine + "-threads"))
+    assert sorted(n for n in os.listdir(mine + "-threads") if n[0] != ".") == ["__0_0.distcp", "__0_1.distcp", "__0_2.distcp"]
+    assert dcp.FileSystemReader(mine + "-threads").read_metadata().mine == {"k": [1]}
+    dcp.save(state(), storage_writer=StorageWriter(mine + "-files", single_file_per_rank=False, sync_files=False), **ALONE)
+    check(dcp.FileSystemReader(mine + "-files"))
+    if "overwrite" in known:
+        try:
+            dcp.save(state(2), storage_writer=StorageWriter(mine + "-files", overwrite=False), **ALONE)
+            raise SystemExit("it was overwritten")
+        except dcp.CheckpointException as e:
+            assert "Checkpoint already exists" in str(e)
+    if "_extensions" in known:
+        from torch.distributed.checkpoint._extension import ZStandard
+
+        try:
+            import zstandard  # noqa: F401
+        except ImportError:
+            return
+        dcp.save(state(), storage_writer=StorageWriter(mine + "-zstd", _extensions=[ZStandard()]), **ALONE)
+        check(dcp.FileSystemReader(mine + "-zstd"))
+        check(StorageReader(mine + "-zstd"))
+
+
+def asynchronous(mine):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{mine}.store", rank=0, world_size=1)
+    sd = state()
+    f = dcp.async_save(sd, storage_writer=StorageWriter(mine + "-async"))
+    if hasattr(dcp.storage, "StorageMeta"):  # 2.3 has no stagers, and does not copy what is on the CPU
+        sd["w"].zero_()
+    f.result(120)
+    check(dcp.FileSystemReader(mine + "-async"))
+    if "use_collectives" in inspect.signature(dcp.save).parameters:
+        dcp.save(state(), storage_writer=StorageWriter(mine + "-local"), use_collectives=False)
+        assert "__0.metadata" in os.listdir(mine + "-local")
+        check(StorageReader(mine + "-local"))
+        check(dcp.FileSystemReader(mine + "-local"))
+    dist.destroy_process_group()
+
+
+def identity(mine):
+    """What a save leaves in its metadata, and what the reader makes of it."""
+    w = StorageWriter(mine + "-id")
+    dcp.save(state(), storage_writer=w, **ALONE)
+    for name, reader in (("theirs", dcp.FileSystemReader), ("ours", StorageReader), ("newest", dcp.FileSystemReader)):
+        if name != "newest" and not hasattr(dcp.metadata, "StorageMeta"):
+            continue  # 2.3
+        md = reader(mine + "-id" if name != "newest" else os.path.join(os.path.dirname(mine), "newest")).read_metadata()
+        assert md.storage_meta.save_id and (name == "newest" or md.storage_meta.save_id == w.save_id)
+        assert isinstance(md.storage_meta, getattr(dcp.metadata, "StorageMeta", object)), type(md.storage_meta)
+    assert isinstance(w, dcp.FileSystemWriter)
+
+
 def main(folder):
     mine = os.path.join(folder, torch.__version__)
     dcp.save(state(), storage_writer=StorageWriter(mine + "-ours"), **ALONE)
@@ -40,6 +107,9 @@ def main(folder):
     assert os.path.exists(mine + "-installed/.dcpd.json")
     for reader in (dcp.FileSystemReader, StorageReader):
         check(reader(os.path.join(folder, "newest")))
+    arguments(mine)
+    identity(mine)
+    asynchronous(mine)
 
 
 if __name__ == "__main__":
