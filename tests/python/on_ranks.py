@@ -285,3 +285,22 @@ def let_go(pg, rank):
     dist.barrier()
     dcpd.close()
     dist.barrier()
+
+
+def in_groups(pg, rank, least, f, *args):
+    """f with groups of `least` bytes in load(into=)."""
+    from dcpd import _into
+
+    before, _into.GROUP_MIN = _into.GROUP_MIN, least
+    try:
+        return f(pg, rank, *args)
+    finally:
+        _into.GROUP_MIN = before
+
+
+def load_some(pg, rank, ref, wishes):
+    """wishes: for each rank {name: shape} of whole tensors under "m"."""
+    sd = {"m": {k: torch.full(tuple(s), -1.0) for k, s in wishes[rank].items()}}
+    dcpd.load(ref, into=sd, process_group=pg)
+    assert not any(t.eq(-1).any() for t in sd["m"].values())
+    return sorted(sd["m"])

@@ -1,12 +1,12 @@
 """load: a checkpoint as new tensors, or into those that are there.
 
 New tensors: dcpd loads into a segment, which is mapped here and then forgotten by its name; the tensors are views of it, so nothing
-is copied. Into a state dict: each rank describes its own boxes in a segment, dcpd fills them from whatever layout the checkpoint
-has, and they are copied in place.
+is copied. Into a state dict: see _into.py.
 """
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import _group, _session, _tensors, _tree, _where, errors, image, values
@@ -24,7 +24,8 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     numpy. They are views of shared memory that this call has made (on `device`, if given: copies there).
     With `into`: fills its tensors, DTensors, ShardedTensors and arrays in place, whatever the layout of the checkpoint, casting dtypes as
     copy_ does; meta tensors are replaced by real ones; values are replaced in their containers; Stateful members get
-    load_state_dict(). Returns `into`. strict: a key that the checkpoint lacks is an error that lists all of them; False leaves it as it is.
+    load_state_dict(). Returns `into`. strict: a key that the checkpoint lacks is an error that lists all of them, before anything is
+    changed; False leaves it as it is. After other errors a part may have been loaded.
 
     keys: flat keys ("model.w") or their beginnings ("model"); default all. weights_only: values of other than plain classes come as
     `Opaque`, with a warning; False unpickles them here. verify: check digests of what is read. timeout: seconds.
@@ -38,7 +39,9 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     g.check("load", (ask.text, wanted))
     if into is None:
         return _new(ask, wanted, device)
-    return _into(ask, into, wanted)
+    from . import _into
+
+    return _into.fill(ask, into, wanted)
 
 
 class _Ask:
@@ -46,6 +49,7 @@ class _Ask:
                  verify: bool, progress: bool, timeout: Optional[float]) -> None:
         self.checkpoint, self.group, self.client, self.strict = checkpoint, group, client, strict
         self.weights_only, self.verify, self.progress, self.timeout = weights_only, verify, progress, timeout
+        self.end: Optional[float] = None
 
     @property
     def text(self) -> str:
@@ -59,11 +63,17 @@ class _Ask:
         return c.jobs.create("load", **spec)
 
     def wait(self, c: Client, job: Any) -> Job:
+        """The timeout is that of all jobs of this load."""
+        left = self.timeout
+        if left is not None:
+            now = time.monotonic()
+            self.end = self.end or now + left
+            left = max(0.0, self.end - now)
         if self.progress:
             from . import show
 
-            return show.follow_job(c, job, self.timeout, f"load {self.text}")
-        return c.jobs.wait(job, self.timeout)
+            return show.follow_job(c, job, left, f"load {self.text}")
+        return c.jobs.wait(job, left)
 
 
 def _globs(keys: Sequence[str]) -> List[str]:
@@ -161,181 +171,3 @@ def tensors_of(buffer: Any, parsed: image.Parsed, device: Any = None) -> Dict[st
         t = _tensors.torch_view(base, e.spec, e.begin)
         out[e.spec.fqn] = t if device is None or torch.device(device).type == "cpu" else t.to(device)
     return out
-
-
-# ---------------------------------------------------------------------------------------------------------------- into
-
-
-def _into(ask: _Ask, into: Any, keys: Optional[List[str]]) -> Any:
-    """Retried with more room for values if those of the checkpoint are longer than expected."""
-    room = 1 << 16
-    while True:
-        try:
-            return _into_once(ask, into, keys, room)
-        except errors.SharedMemoryFull as e:
-            if "header" not in e.message or room >= image.HEADER_MAX // 2:
-                raise
-            room *= 16
-
-
-def _into_once(ask: _Ask, into: Any, keys: Optional[List[str]], room: int) -> Any:
-    g = ask.group
-    plan: Any = None
-    failure: Optional[BaseException] = None
-    name, c = "", ask.client
-    try:
-        if g.rank == 0:
-            place = _where.resolve(ask.checkpoint, ask.client)
-            c, name = place.client, _session.new_name()
-            fresh = [k for k in _fresh_optimizers(into) if _has_state(place, k)]
-            c.state_dicts.create(name, g.size, 1, lease_seconds=_LEASE, on_owner_death={"drop": True})
-            plan = (c.url, name, place.object, fresh)
-    except Exception as e:
-        failure = e
-    try:
-        seen = g.agree((ask.text, keys, _group.place(), plan), failure)
-        _same_call(seen)
-        url, name, source, fresh = seen[0][3]
-        target = _Target(into, keys, fresh, room)
-        _fill(ask, target, c, url, name, source)
-    finally:
-        if g.rank == 0 and c is not None and name:
-            _remove(c, name)
-    _give_back(into, target.described, target.made)
-    return into
-
-
-class _Target:
-    """What is loaded into, on this rank; described when all ranks know where to load from."""
-
-    def __init__(self, into: Any, keys: Optional[List[str]], fresh: Sequence[str], room: int) -> None:
-        self.into, self.keys, self.fresh, self.room, self.made = into, keys, fresh, room, False
-
-    def describe(self) -> None:
-        for k in self.fresh:
-            _start_optimizer(self.into if k == "" else self.into[k])
-        keys = self.keys
-        self.described = _tensors.describe(self.into, None if keys is None else lambda f: _selected(keys, f), self._materialize)
-        self.layout = image.Layout(self.described.specs(), self.described.paths)
-        values = self.described.values
-        self.header = self.layout.header({k: {"json": None} for k in values}, self.room if values else 0)
-
-    def _materialize(self, tree: Any) -> None:
-        self.made = materialize(tree)
-
-
-def _fill(ask: _Ask, t: _Target, c: Optional[Client], url: str, name: str, source: Mapping[str, str]) -> None:
-    g = ask.group
-    failure: Optional[BaseException] = None
-    job: Any = None
-    try:
-        c = c or _client(ask, url)
-        t.describe()
-        size = len(t.header) + t.layout.data_bytes
-        segment = image.Segment(c.state_dicts.reserve(name, g.rank, size, 1)["segment"])
-        segment.map[:len(t.header)] = t.header
-        c.state_dicts.seal(name, g.rank, 1, size)
-    except Exception as e:
-        failure = e
-    g.agree(None, failure)
-    assert c is not None
-    if g.rank == 0:
-        try:
-            job = dict(ask.submit(c, source, {"state_dict": name}, None))
-        except Exception as e:
-            job = e
-    told = g.broadcast(_group._portable(job) if isinstance(job, BaseException) else job)
-    try:
-        if isinstance(told, BaseException):
-            raise job if isinstance(job, BaseException) else told
-        done = ask.wait(c, told["id"])
-        missing = set(done.get("result", {}).get("missing", []))
-        _tensors.copy_in(t.described, _tensors.Views(segment.map, len(t.header), t.layout), missing.__contains__)
-        _put_values(ask, t.described, segment, missing)
-        failure = None
-    except Exception as e:
-        failure = e
-    finally:
-        segment.close()
-    g.agree(None, failure)
-
-
-def _fresh_optimizers(into: Any) -> List[str]:
-    """Keys of optimizers that have not made a step: their state dicts lack what a checkpoint has."""
-    torch = _tensors.torch_module()
-    if torch is None or not hasattr(torch, "optim"):
-        return []
-    pairs = list(into.items()) if isinstance(into, Mapping) else [("", into)]
-    return [k for k, x in pairs if isinstance(x, torch.optim.Optimizer) and not x.state]
-
-
-def _has_state(place: _where.Place, key: str) -> bool:
-    tensors, found = place.client.checkpoints.tensors(place.object, prefix=(key + "." if key else "") + "state.")
-    return bool(tensors or found)
-
-
-def _start_optimizer(optimizer: Any) -> None:
-    """Makes the state by a step that changes nothing (no gradient, no learning rate), as PyTorch's get_optimizer_state_dict does."""
-    torch = _tensors.torch_module()
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if any(p.grad is not None for p in parameters):
-        return
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    try:
-        for p in parameters:
-            p.grad = torch.zeros_like(p)
-        for group, rate in zip(optimizer.param_groups, rates):
-            if rate is not None:
-                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
-        optimizer.step(closure=None)
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates):
-            if rate is not None:
-                group["lr"] = rate
-        optimizer.zero_grad(set_to_none=True)
-
-
-def _put_values(ask: _Ask, d: _tensors.Described, segment: image.Segment, missing: "set[str]") -> None:
-    if not d.values:
-        return
-    got = image.parse(segment.map).values
-    for fqn, x in values.decode_all({k: got[k] for k in d.values if k not in missing and k in got}, ask.weights_only).items():
-        _tree.replace(d.tree, d.paths[fqn], x)
-
-
-def _give_back(into: Any, d: _tensors.Described, made: bool) -> None:
-    """Stateful members take what was loaded. made: some of it lies in tensors that were on the meta device."""
-    if d.tree is not into and isinstance(into, dict):
-        for k, x in d.tree.items():
-            if k not in d.stateful:
-                into[k] = x
-    torch = _tensors.torch_module()
-    for k, x in d.stateful.items():
-        tree = d.tree if k == "" else d.tree[k]
-        if made and isinstance(x, torch.nn.Module):
-            x.load_state_dict(tree, assign=True)
-        else:
-            x.load_state_dict(tree)
-
-
-def materialize(tree: Any) -> bool:
-    """Replaces meta tensors in the containers of a state dict by empty ones, DTensors on their mesh's current device."""
-    torch = _tensors.torch_module()
-    found = False
-    if torch is None or not isinstance(tree, (dict, list)):
-        return False
-    for k, x in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-        if isinstance(x, (dict, list)):
-            found = materialize(x) or found
-        elif isinstance(x, torch.Tensor) and type(x).__name__ != "ShardedTensor" and x.is_meta:
-            tree[k], found = _real(torch, x), True
-    return found
-
-
-def _real(torch: Any, x: Any) -> Any:
-    if type(x).__name__ == "DTensor":
-        device = x.device_mesh.device_type
-        if device == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
-        return torch.empty_like(x, device=device)
-    return torch.empty_like(x, device="cpu")

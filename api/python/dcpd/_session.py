@@ -180,11 +180,11 @@ def keep(s: Session, group: Group) -> Session:
     return s
 
 
-def discard(s: Session) -> None:
+def discard(s: Session, timeout: float = 0.0) -> None:
     with _guard:
         for k in [k for k, v in _sessions.items() if v is s]:
             del _sessions[k]
-    s.close(0.0)
+    s.close(timeout)
 
 
 def discard_group(group: Group) -> None:

@@ -1,0 +1,349 @@
+"""load(into=): fills what a state dict has, in place.
+
+Each rank describes its own boxes in a segment, dcpd fills them from whatever layout the checkpoint has, and they are copied to their
+places. A large state dict goes in groups, through two lanes by turns: while one group is copied, dcpd reads the next. A segment for all of
+it would have to be cleared and mapped first, which takes longer than reading, and nothing would happen meanwhile.
+
+Whatever may fail ends in `_agree`, so that all ranks take the same way. A daemon that was restarted may have lost a reservation, or the
+whole state dict: then all begin again, once.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from . import _group, _load, _session, _tensors, _tree, _where, errors, image, values
+from .client import Client
+
+GROUP_MIN = 64 << 20  # bytes of a rank
+GROUPS_MAX = 16       # each is a job
+
+
+class _Again(errors.DcpdError):
+    """What was reserved is gone."""
+
+
+def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
+    """ask: the rest of load's arguments (_load._Ask). Retried with more room for values if those of the checkpoint are longer than
+    expected."""
+    room, again = 1 << 16, True
+    while True:
+        try:
+            return _once(ask, into, keys, room)
+        except errors.SharedMemoryFull as e:
+            if "header" not in e.message or room >= image.HEADER_MAX // 2:
+                raise
+            room *= 16
+        except _Again as e:
+            if not again:
+                raise errors.NotFound(f"what was reserved in shared memory vanished twice: is dcpd being restarted? {e.message}") from None
+            again = False
+
+
+def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int) -> Any:
+    g = ask.group
+    plan: Any = None
+    failure: Optional[BaseException] = None
+    c: Optional[Client] = ask.client
+    try:
+        if g.rank == 0:
+            place = _where.resolve(ask.checkpoint, ask.client)
+            c = place.client
+            fresh = [k for k in _fresh_optimizers(into) if _has_state(place, k)]
+            plan = (c.url, [_session.new_name(), _session.new_name()], place.object, fresh)
+    except Exception as e:
+        failure = e
+    seen = g.agree((ask.text, keys, _group.place(), plan), failure)
+    _load._same_call(seen)
+    url, names, source, fresh = seen[0][3]
+    target = _Target(into, keys, fresh, room)
+    run = _Run(ask, target, names, source)
+    try:
+        run.begin(c, url)
+        run.all()
+    finally:
+        run.end()
+    _give_back(into, target.described, target.made)
+    return into
+
+
+class _Part(NamedTuple):
+    """A group of this rank's boxes, and how they lie in a segment."""
+
+    described: _tensors.Described
+    layout: image.Layout
+    header: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + self.layout.data_bytes
+
+
+class _Target:
+    """What is loaded into, on this rank; described when all ranks know where to load from."""
+
+    def __init__(self, into: Any, keys: Optional[List[str]], fresh: Sequence[str], room: int) -> None:
+        self.into, self.keys, self.fresh, self.room, self.made = into, keys, fresh, room, False
+        self.parts: List[_Part] = []
+
+    def describe(self) -> None:
+        for k in self.fresh:
+            _start_optimizer(self.into if k == "" else self.into[k])
+        keys = self.keys
+        self.described = _tensors.describe(self.into, None if keys is None else lambda f: _load._selected(keys, f), self._materialize)
+        self.specs = self.described.specs()
+
+    def _materialize(self, tree: Any) -> None:
+        self.made = materialize(tree)
+
+    def groups(self) -> List[range]:
+        """The chunks in groups, in their order: a checkpoint has them in much the same."""
+        sizes = [s.nbytes for s in self.specs]
+        most = max(GROUP_MIN, -(-sum(sizes) // GROUPS_MAX))
+        ends, held = [], 0
+        for i, n in enumerate(sizes):
+            if held and held + n > most:
+                ends.append(i)
+                held = 0
+            held += n
+        return [range(a, b) for a, b in zip([0, *ends], [*ends, len(sizes)])]
+
+    def cut(self, groups: Sequence[range]) -> None:
+        """Values, and the paths of all, go with the first group."""
+        d = self.described
+        for i, r in enumerate(groups):
+            layout = image.Layout([self.specs[k] for k in r], d.paths if i == 0 else {})
+            held = {k: {"json": None} for k in d.values} if i == 0 else {}
+            part = d._replace(sources=[d.sources[k] for k in r], values=d.values if i == 0 else {})
+            self.parts.append(_Part(part, layout, layout.header(held, self.room if held else 0)))
+        self.largest = max(p.size for p in self.parts)
+
+
+class _Key:
+    def __init__(self, name: str) -> None:
+        self.key = ("load", name)
+
+
+class _Step(NamedTuple):
+    part: _Part
+    lane: _session.Session
+    generation: int
+    segment: image.Segment
+    job: str
+
+
+class _Run:
+    """One load. lanes: state dicts of one slot for each rank, made by rank 0 and used by turns."""
+
+    def __init__(self, ask: Any, target: _Target, names: Sequence[str], source: Mapping[str, str]) -> None:
+        self.ask, self.g, self.target, self.names, self.source = ask, ask.group, target, names, source
+        self.everyone: _group.Group = getattr(self.g, "all", self.g)
+        self.lanes: List[_session.Session] = []
+        self.running: List[_Step] = []
+
+    def begin(self, c: Optional[Client], url: str) -> None:
+        """Describes what is here, and in how many groups it goes on all ranks."""
+        failure: Optional[BaseException] = None
+        groups: List[range] = []
+        try:
+            self.c = c or _load._client(self.ask, url)
+            self.target.describe()
+            groups = self.target.groups()
+        except Exception as e:
+            failure = e
+        self._agree(failure)
+        told = self.everyone.gather((len(groups), self.ask.progress))
+        n = 1 if any(p for _, p in told) else max(k for k, _ in told)
+        if n > 1 and self.ask.strict and not self._complete():
+            n = 1  # one job says all that is missing, and nothing has been changed then
+        if n == 1:
+            groups = [range(len(self.target.specs))]
+        end = len(self.target.specs)
+        self.target.cut([*groups, *[range(end, end)] * (n - len(groups))])
+        self._open(min(n, 2))
+
+    def _complete(self) -> bool:
+        """Whether the checkpoint has all keys that any rank asks for."""
+        names: Any = None
+        if self.g.rank == 0:
+            try:
+                tensors, found = self.c.checkpoints.tensors(self.source)
+                names = {x["fqn"] for x in (*tensors, *found)}
+            except errors.DcpdError:
+                pass  # the job will say it
+        names = self.g.broadcast(names)
+        d = self.target.described
+        mine = names is not None and names.issuperset(s.fqn for s in self.target.specs) and names.issuperset(d.values)
+        return all(self.everyone.gather(mine))
+
+    def _open(self, n: int) -> None:
+        failure: Optional[BaseException] = None
+        for name in self.names[:n]:
+            try:
+                if self.g.rank == 0 and failure is None:
+                    self.c.state_dicts.create(name, self.g.size, 1, lease_seconds=_load._LEASE, on_owner_death={"drop": True})
+                lane = _session.Session(self.c, name, self.g.rank, self.g.size, self.g.rank == 0, 1)
+                self.lanes.append(_session.keep(lane, _Key(name)))  # type: ignore[arg-type]
+            except Exception as e:
+                failure = e
+        self._agree(failure)
+
+    def all(self) -> None:
+        for i in range(len(self.target.parts)):
+            self.running.append(self._start(i))
+            if len(self.running) == len(self.lanes):
+                self._finish(self.running[0])
+                self.running.pop(0)
+        while self.running:
+            self._finish(self.running[0])
+            self.running.pop(0)
+
+    def _start(self, i: int) -> _Step:
+        part, lane = self.target.parts[i], self.lanes[i % len(self.lanes)]
+        generation = i // len(self.lanes) + 1
+        failure: Optional[BaseException] = None
+        job: Any = None
+        try:
+            segment = lane.reserve(self.target.largest, generation, "wait", lambda: None).segment
+            segment.map[:len(part.header)] = part.header
+            self.c.state_dicts.seal(lane.name, self.g.rank, generation, part.size)
+        except Exception as e:
+            failure = e
+            if isinstance(e, errors.DcpdError) and e.code in ("not_found", "segment_gone", "state_conflict"):
+                failure = _Again(e.message)
+        self._agree(failure)
+        if self.g.rank == 0:
+            try:
+                job = self.ask.submit(self.c, self.source, {"state_dict": lane.name}, None).id
+            except Exception as e:
+                failure = self._why(lane, e)
+        self._agree(failure)
+        return _Step(part, lane, generation, segment, self.g.broadcast(job))
+
+    def _finish(self, step: _Step) -> None:
+        failure: Optional[BaseException] = None
+        try:
+            done = self.ask.wait(self.c, step.job)
+            missing = set(done.get("result", {}).get("missing", []))
+            views = _tensors.Views(step.segment.map, len(step.part.header), step.part.layout)
+            _tensors.copy_in(step.part.described, views, missing.__contains__)
+            _put_values(self.ask, step.part.described, step.segment, missing)
+            step.lane.release(step.generation)
+        except Exception as e:
+            failure = self._why(step.lane, e)
+        self._agree(failure)
+
+    def _why(self, lane: _session.Session, e: Exception) -> BaseException:
+        """Of a job that could not be: has the lane gone?"""
+        if isinstance(e, errors.NotSealed):
+            return _Again(e.message)
+        if isinstance(e, errors.DcpdError) and not isinstance(e, (errors.WaitTimeout, errors.ConnectionLost)):
+            try:
+                self.c.state_dicts.get(lane.name)
+            except errors.NotFound:
+                return _Again(e.message)
+            except errors.DcpdError:
+                pass
+        return e
+
+    def _agree(self, failure: Optional[BaseException]) -> None:
+        """Raises on all ranks what went wrong on one; _Again on all, if it is that on any."""
+        got = self.everyone.gather((isinstance(failure, _Again), _group._portable(failure)))
+        for rank, (again, _) in enumerate(got):
+            if again:
+                raise failure if isinstance(failure, _Again) else _Again(f"on rank {rank}")
+        if failure is not None:
+            raise failure
+        for rank, (_, e) in enumerate(got):
+            if e is not None:
+                raise _group._elsewhere(rank, e)
+
+    def end(self) -> None:
+        if self.g.rank == 0:
+            for step in self.running:
+                try:
+                    self.c.jobs.cancel(step.job)
+                except errors.DcpdError:
+                    pass  # it is over
+        for lane in self.lanes:
+            _session.discard(lane, 5.0)
+
+
+def _fresh_optimizers(into: Any) -> List[str]:
+    """Keys of optimizers that have not made a step: their state dicts lack what a checkpoint has."""
+    torch = _tensors.torch_module()
+    if torch is None or not hasattr(torch, "optim"):
+        return []
+    pairs = list(into.items()) if isinstance(into, Mapping) else [("", into)]
+    return [k for k, x in pairs if isinstance(x, torch.optim.Optimizer) and not x.state]
+
+
+def _has_state(place: _where.Place, key: str) -> bool:
+    tensors, found = place.client.checkpoints.tensors(place.object, prefix=(key + "." if key else "") + "state.")
+    return bool(tensors or found)
+
+
+def _start_optimizer(optimizer: Any) -> None:
+    """Makes the state by a step that changes nothing (no gradient, no learning rate), as PyTorch's get_optimizer_state_dict does."""
+    torch = _tensors.torch_module()
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if any(p.grad is not None for p in parameters):
+        return
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    try:
+        for p in parameters:
+            p.grad = torch.zeros_like(p)
+        for group, rate in zip(optimizer.param_groups, rates):
+            if rate is not None:
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        optimizer.step(closure=None)
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates):
+            if rate is not None:
+                group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _put_values(ask: Any, d: _tensors.Described, segment: image.Segment, missing: "set[str]") -> None:
+    if not d.values:
+        return
+    got = image.parse(segment.map).values
+    for fqn, x in values.decode_all({k: got[k] for k in d.values if k not in missing and k in got}, ask.weights_only).items():
+        _tree.replace(d.tree, d.paths[fqn], x)
+
+
+def _give_back(into: Any, d: _tensors.Described, made: bool) -> None:
+    """Stateful members take what was loaded. made: some of it lies in tensors that were on the meta device."""
+    if d.tree is not into and isinstance(into, dict):
+        for k, x in d.tree.items():
+            if k not in d.stateful:
+                into[k] = x
+    torch = _tensors.torch_module()
+    for k, x in d.stateful.items():
+        tree = d.tree if k == "" else d.tree[k]
+        if made and isinstance(x, torch.nn.Module):
+            x.load_state_dict(tree, assign=True)
+        else:
+            x.load_state_dict(tree)
+
+
+def materialize(tree: Any) -> bool:
+    """Replaces meta tensors in the containers of a state dict by empty ones, DTensors on their mesh's current device."""
+    torch = _tensors.torch_module()
+    found = False
+    if torch is None or not isinstance(tree, (dict, list)):
+        return False
+    for k, x in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
+        if isinstance(x, (dict, list)):
+            found = materialize(x) or found
+        elif isinstance(x, torch.Tensor) and type(x).__name__ != "ShardedTensor" and x.is_meta:
+            tree[k], found = _real(torch, x), True
+    return found
+
+
+def _real(torch: Any, x: Any) -> Any:
+    if type(x).__name__ == "DTensor":
+        device = x.device_mesh.device_type
+        if device == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        return torch.empty_like(x, device=device)
+    return torch.empty_like(x, device="cpu")
