@@ -1,13 +1,15 @@
 """What the tests of faults run on each rank; see on_ranks.py, which has these too."""
+import datetime
 import os
-import time
+import signal
 
 import torch
+import torch.distributed as dist
 from on_dropin import quiet
 
 import dcpd
 
-__all__ = ["dropin_with_a_death", "save_with_a_death", "held"]
+__all__ = ["dropin_with_a_death", "save_with_a_death"]
 
 
 def state(rank, x):
@@ -26,15 +28,36 @@ def after(real):
     return wrapped
 
 
+def slayer(pid, real):
+    """Kills the daemon, and goes on."""
+    def wrapped(*args, **kw):
+        if done:
+            return real(*args, **kw)
+        done.append(1)
+        os.kill(pid, signal.SIGKILL)
+        return real(*args, **kw)
+
+    done = []
+    return wrapped
+
+
+def patient(pg, victim):
+    """gloo does not tell all ranks that one has died: those wait as long as the group has patience."""
+    if victim is not None:
+        dist.set_timeout(datetime.timedelta(seconds=6), pg or dist.group.WORLD)
+
+
 def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
-    """Saves state(rank, x) by the drop-in; `victim` dies at `where`. Returns how long it took."""
+    """Saves state(rank, x) by the drop-in; `victim` dies at `where`. Where a number is given, rank 1 kills that process in its copy."""
     import torch.distributed.checkpoint as dcp
     from dcpd import _session
     from dcpd.torch import StorageWriter, _items
 
+    patient(pg, victim)
     _session.LEASE_SECONDS = 4
-    start = time.monotonic()
-    if rank == victim:
+    if isinstance(where, int) and rank == 1:
+        _items.fill = slayer(where, _items.fill)
+    elif rank == victim:
         if where == "copy":
             _items.fill = die
         elif where == "written":
@@ -51,14 +74,16 @@ def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
             for t in (sd[f"t{rank}"], sd["all"]):
                 t.zero_()
             f.result(60)
-    return time.monotonic() - start
 
 
 def save_with_a_death(pg, rank, ref, x, victim=None, where=""):
     from dcpd import _save, _session, _tensors, client
 
+    patient(pg, victim)
     _session.LEASE_SECONDS = 4
-    if rank == victim:
+    if isinstance(where, int) and rank == 1:
+        _tensors.copy_out = slayer(where, _tensors.copy_out)
+    elif rank == victim:
         if where == "copy":
             _tensors.copy_out = die
         elif where == "sealed":
@@ -66,9 +91,3 @@ def save_with_a_death(pg, rank, ref, x, victim=None, where=""):
         else:
             _save._submit = die
     return dcpd.save(state(rank, x), ref, process_group=pg, overwrite=True)["state"]
-
-
-def held(pg, rank):
-    """Segments that this process maps."""
-    with open("/proc/self/maps") as f:
-        return sorted({line.split()[5] for line in f if "/dev/shm/dcpd-" in line})

@@ -1,4 +1,5 @@
-"""A save into a directory that holds other files too, killed at each of its steps: what PyTorch finds there is old or new, never a mix."""
+"""The drop-in's commits, killed at each of their steps, most of all where it writes beside other files: what PyTorch finds there is the
+old checkpoint or the new one, never a mix."""
 import contextlib
 import os
 import signal
@@ -98,3 +99,20 @@ def test_all_die_and_the_daemon_comes_back(beside, nth):
     d.start()
     f.result(60)
     settled(d, path, 2)
+
+
+@pytest.mark.parametrize("call, nth, x", [("renameat2", 1, 1), ("renameat2", 2, 1), ("renameat", 1, 2)])
+def test_a_worker_dies_in_an_exchange(own, call, nth, x):  # noqa: F811
+    """Where the whole directory is replaced in one step: before it, in it, after it."""
+    d = own()
+    path = d.storages["main"] / "a"
+    save(state(1), path)
+    d.kill()
+    d.start()
+    with strikes(d, call, nth, "signal=KILL"):
+        with contextlib.nullcontext() if x == 2 else pytest.raises(dcp.CheckpointException):
+            save(state(2), path)
+    assert load(path) == load(path, StorageReader) == x
+    lib.wait_for(lambda: not d.staging(), 5, "staging swept")
+    save(state(3), path)
+    assert load(path) == 3

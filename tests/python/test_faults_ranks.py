@@ -1,4 +1,7 @@
 """Faults of several ranks: one of them dies, the others get an error, and can go on without it. Groups shrink from 4 ranks to 2."""
+import contextlib
+import threading
+
 import harness as lib
 import lib_ranks
 import on_ranks
@@ -12,11 +15,30 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureW
 
 
 @pytest.fixture
-def mortal(d):
+def own(spawn):
+    return spawn()
+
+
+@pytest.fixture
+def mortal(own):
     """Ranks of this test's own."""
-    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{d.socket}", "TEST_PATIENCE": "8"})
+    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{own.socket}", "TEST_NO_MESHES": "1"})
     yield pool
     pool.close()
+
+
+@contextlib.contextmanager
+def started_again(d):
+    """Whoever kills the daemon."""
+    def watch():
+        d.proc.wait()
+        d.start()
+
+    t = threading.Thread(target=watch)
+    t.start()
+    yield d.proc.pid
+    t.join(40)
+    assert not t.is_alive(), "nobody killed it"
 
 
 def ours(d):
@@ -41,12 +63,43 @@ def one_dies(pool, world, victim, function, *args):
     return [e for r, e in enumerate(got) if r != victim]
 
 
-@pytest.mark.parametrize("how", ["save", "async"])
-def test_a_rank_dies_in_the_drop_in(mortal, d, how):
-    """In the copy, after it, and the coordinator in finish: the old checkpoint stays, and the next save into the same path works."""
-    path = d.storages["main"] / lib.fresh()
-    mortal(on_ranks.dropin_with_a_death, str(path), 1)
+def settled(d, pool):
+    pool.close()
+    lib.wait_for(lambda: not ours(d), 20, "the state dicts of the dead")
+    lib.wait_for(lambda: not d.leaks(), 5, "nothing left")
+
+
+def test_ranks_die_one_by_one(mortal, own):
+    """One in its copy, one of the drop-in's that has written, and rank 0 when all have sealed: then the daemon saves by itself, though
+    another rank is alive. What was there before stays, and those that are left go on, into the same path. The daemon dies too."""
+    path, ref = own.storages["main"] / "a", "main:a"
+    with started_again(own) as pid:
+        mortal(on_ranks.save_with_a_death, ref, 1, None, pid)
     assert load(path, 4) == 1
+    with started_again(own) as pid:
+        mortal(on_ranks.dropin_with_a_death, str(path), 2, None, pid, "async")
+    assert load(path, 4) == 2
+    errors = one_dies(mortal, 4, 3, on_ranks.save_with_a_death, ref, 3, 3, "copy")
+    assert all(isinstance(e, dcpd.RankFailed) and "broken" in str(e) for e in errors), errors
+    assert load(path, 4) == 2
+    mortal(on_ranks.dropin_with_a_death, str(path), 4, world=3)
+    one_dies(mortal, 3, 2, on_ranks.dropin_with_a_death, str(path), 5, 2, "written", "async")
+    assert load(path, 3) == 4
+    mortal(on_ranks.save_with_a_death, ref, 6, world=2)
+    assert load(path, 2) == 6
+    before = path.stat().st_ino
+    one_dies(mortal, 2, 0, on_ranks.save_with_a_death, ref, 7, 0, "submit")
+    lib.wait_for(lambda: path.stat().st_ino != before, 20, "the save of what all had sealed")
+    assert load(path, 2) == 7
+    settled(own, mortal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["save", "async"])
+def test_a_rank_dies_in_the_drop_in(mortal, own, how):
+    """In the copy, after it, and the coordinator in finish: the old checkpoint stays, and the next save into the same path works."""
+    path = own.storages["main"] / "a"
+    mortal(on_ranks.dropin_with_a_death, str(path), 1)
     x = 1
     for world, where in ((4, "copy"), (3, "written")):
         one_dies(mortal, world, world - 1, on_ranks.dropin_with_a_death, str(path), x + 1, world - 1, where, how)
@@ -56,29 +109,19 @@ def test_a_rank_dies_in_the_drop_in(mortal, d, how):
         assert load(path, world - 1) == x
     one_dies(mortal, 2, 0, on_ranks.dropin_with_a_death, str(path), x + 1, 0, "finish", how)
     assert load(path, 2) == x
-    mortal.close()
-    lib.wait_for(lambda: not ours(d), 20, "the state dicts of the dead")
-    lib.wait_for(lambda: not d.staging(), 5, "staging swept")
+    settled(own, mortal)
 
 
-def test_a_rank_dies_in_a_save(mortal, d):
-    """And the last time, after all have sealed: then the daemon saves it by itself, though one of the ranks is alive."""
-    name = lib.fresh()
-    path, ref = d.storages["main"] / name, f"main:{name}"
+@pytest.mark.slow
+def test_a_rank_dies_in_a_save(mortal, own):
+    path, ref = own.storages["main"] / "a", "main:a"
     mortal(on_ranks.save_with_a_death, ref, 1)
     x = 1
     for world, where in ((4, "copy"), (3, "sealed")):
-        errors = one_dies(mortal, world, world - 1, on_ranks.save_with_a_death, ref, x + 1, world - 1, where)
-        assert all(isinstance(e, dcpd.RankFailed) and "broken" in str(e) for e in errors), errors
+        one_dies(mortal, world, world - 1, on_ranks.save_with_a_death, ref, x + 1, world - 1, where)
         assert load(path, world) == x
         x += 2
         mortal(on_ranks.save_with_a_death, ref, x, world=world - 1)
         assert load(path, world - 1) == x
-    lib.wait_for(lambda: len(ours(d)) == 1, 20, "the state dicts of groups that broke")
-    before = path.stat().st_ino
-    one_dies(mortal, 2, 0, on_ranks.save_with_a_death, ref, x + 1, 0, "submit")
-    lib.wait_for(lambda: path.stat().st_ino != before, 20, "the save of what all had sealed")
-    assert load(path, 2) == x + 1
-    mortal.close()
-    lib.wait_for(lambda: not ours(d), 20, "the state dicts of the dead")
-    lib.wait_for(lambda: not d.staging(), 5, "staging swept")
+    lib.wait_for(lambda: len(ours(own)) == 1, 20, "the state dicts of groups that broke")
+    settled(own, mortal)
