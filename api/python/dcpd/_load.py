@@ -18,7 +18,7 @@ _LEASE = 120
 def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable[str]] = None, device: Any = None, strict: bool = True,
          weights_only: bool = True, verify: bool = True, process_group: Any = None, no_dist: bool = False, progress: bool = False,
          timeout: Optional[float] = None, client: Optional[Client] = None) -> Any:
-    """Loads a checkpoint ("STORAGE:NAME", or a path to a DCP directory, safetensors or a .pt file).
+    """Loads a checkpoint ("STORAGE:NAME", or a path to a DCP directory).
 
     Without `into`: returns a new state dict, nested as it was saved, with whole tensors of torch if it is installed, else arrays of
     numpy. They are views of shared memory that this call has made (on `device`, if given: copies there).

@@ -153,15 +153,15 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     "shm_exhausted": SharedMemoryFull,
     **dict.fromkeys(("storage_io", "storage_readonly", "storage_gone", "storage_stalled"), StorageFailed),
     **dict.fromkeys(("checkpoint_incomplete", "format_zip", "format_pickle", "format_metadata", "format_item", "format_transform",
-                     "format_safetensors", "format_manifest", "limit_exceeded", "digest_mismatch", "coverage_hole",
-                     "format_unsupported"), CheckpointDamaged),
+                     "format_safetensors", "format_manifest", "limit_exceeded", "digest_mismatch", "coverage_hole"),
+                    CheckpointDamaged),
     "missing_key": MissingKey,
     **dict.fromkeys(("size_mismatch", "kind_mismatch", "duplicate_key", "plan_invalid", "divergent"), StateDictMismatch),
     "cancelled": JobCancelled,
     **dict.fromkeys(("timed_out",), WaitTimeout),
     **dict.fromkeys(("invalid_json", "invalid_request", "validation_failed", "world_mismatch", "layout_invalid", "name_invalid",
                      "range_invalid", "state_conflict", "generation_stale", "not_a_checkpoint", "overwrite_unsupported",
-                     "dtype_unsupported", "format_image", "idempotency_mismatch", "payload_too_large"), RequestRefused),
+                     "dtype_unsupported", "format_unsupported", "format_image", "idempotency_mismatch", "payload_too_large"), RequestRefused),
     **dict.fromkeys(("unknown_field", "unknown_kind", "method_not_allowed", "not_acceptable"), ProtocolMismatch),
 }
 

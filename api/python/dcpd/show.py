@@ -181,9 +181,9 @@ _STYLE = """<style>
 .dcpd{font-size:13px;line-height:1.5}.dcpd summary{cursor:pointer}.dcpd .m{opacity:.65}.dcpd code{color:inherit;background:none;padding:0}
 .dcpd table{border-collapse:collapse;margin:2px 0 6px 18px}.dcpd tr{background:none!important}
 .dcpd th,.dcpd td{text-align:left!important;padding:1px 14px 1px 0;border-bottom:1px solid rgba(128,128,128,.25);vertical-align:middle}
-.dcpd th{font-weight:600;opacity:.65}.dcpd .n{text-align:right!important;white-space:nowrap}
+.dcpd .w{white-space:nowrap}.dcpd th{font-weight:600;opacity:.65}.dcpd .n{text-align:right!important;white-space:nowrap}
 .dcpd .b{display:inline-flex;width:120px;height:10px;border-radius:2px;overflow:hidden;background:rgba(128,128,128,.2)}
-.dcpd .b span{height:100%;flex:none}.dcpd .k{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 4px 0 12px}
+.dcpd .b span{height:100%;flex:none}.dcpd .k{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 4px 0 0}.dcpd .l{margin-right:12px}
 .dcpd svg{display:block;background:rgba(128,128,128,.15);margin:4px 0}
 .dcpd svg text{font:11px sans-serif;fill:#fff;text-anchor:middle;dominant-baseline:central;pointer-events:none}
 </style>"""
@@ -199,8 +199,8 @@ def _colour(rank: Any, i: int = 0) -> str:
 
 def _legend(ranks: Iterable[Any]) -> str:
     known = sorted({r for r in ranks if isinstance(r, int)})
-    keys = [f'<span class="k" style="background:{_colour(r)}"></span>rank {r}' for r in known[:16]]
-    return "".join(keys) + (" …" if len(known) > 16 else "")
+    keys = [f'<span class="l"><span class="k" style="background:{_colour(r)}"></span>rank {r}</span>' for r in known[:16]]
+    return "<div>" + "".join(keys) + ("…" if len(known) > 16 else "") + "</div>" if keys else ""
 
 
 def cut_html(fqn: str, dtype: str, shape: Sequence[int], chunks: Sequence[Mapping[str, Any]]) -> str:
@@ -266,12 +266,12 @@ def checkpoint_html(ck: Any, limit: int = 200) -> str:
     for name, keys in sorted(groups.items(), key=lambda g: g[0] == ""):
         rows = "".join(_row(k, tensors, found) for k in keys[:limit])
         more = f'<tr><td class=m colspan=4>… and {len(keys) - limit} more</td></tr>' if len(keys) > limit else ""
-        table = f"<table><tr><th>key<th>type<th class=n>bytes<th>cut</tr>{rows}{more}</table>"
         inside = [k for k in keys if k in tensors]
-        total = size(sum(tensors[k].nbytes for k in inside))
-        about = f"{count(len(inside), 'tensor')}, {total} · {count(len(keys) - len(inside), 'value')}"
+        table = f"<table><tr><th>key<th>{'type<th class=n>bytes<th>cut' if inside else 'value'}</tr>{rows}{more}</table>"
+        about = [f"{count(len(inside), 'tensor')}, {size(sum(tensors[k].nbytes for k in inside))}"] if inside else []
+        about += [count(len(keys) - len(inside), "value")] if len(keys) > len(inside) else []
         folds.append(table if not name else f"<details{' open' if len(keys) <= 40 else ''}><summary><code>{html.escape(name)}</code> "
-                     f"<span class=m>{about}</span></summary>{table}</details>")
+                     f"<span class=m>{' · '.join(about)}</span></summary>{table}</details>")
     ranks = {c.get("rank") for t in tensors.values() for c in t.chunks}
     return _page(f"<b>{html.escape(ck.reference)}</b> <span class=m>{html.escape(' · '.join(facts(ck.record)))}</span>",
                  _legend(ranks) if len(ranks) > 1 else "", *folds)
@@ -281,7 +281,7 @@ def _row(k: str, tensors: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     head = f"<tr><td><code>{html.escape(k)}</code></td>"
     if k in tensors:
         t = tensors[k]
-        return f"{head}<td>{html.escape(t.dtype)}{list(t.shape)}</td><td class=n>{size(t.nbytes)}</td><td>{_share(t)}</td></tr>"
+        return f"{head}<td class=w>{html.escape(t.dtype)}{list(t.shape)}</td><td class=n>{size(t.nbytes)}</td><td>{_share(t)}</td></tr>"
     return f"{head}<td colspan=3>{html.escape(_value(found[k], 120))}</td></tr>"
 
 
