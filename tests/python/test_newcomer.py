@@ -218,7 +218,7 @@ except dcpd.RequestRefused as e:
 
 def test_lines_of_progress(script):
     name = f"main:{lib.fresh()}"
-    lines = script(PROGRESS, name).stderr.splitlines()
+    lines = script(PROGRESS, name, timeout=110).stderr.splitlines()
     for line, what in zip(lines, (f"save {name}", f"load {name}", f"load {name}")):
         assert re.fullmatch(rf"{what}: 67\.1 MB(, [\d.]+ .B/s)?, succeeded", line), line
     assert lines[3:] == [f"save {name}/in: failed"]
@@ -230,7 +230,7 @@ def test_a_bar_on_a_terminal(at, tmp_path):
     file.write_text(PROGRESS)
     env = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     out = subprocess.run(["script", "-qec", f"stty cols 60; {sys.executable} {file} {name}", "/dev/null"], env=env, capture_output=True,
-                         timeout=60)
+                         timeout=110)
     assert out.returncode == 0, out.stdout
     text = out.stdout.decode()
     shown = [line.rpartition("\x1b[K")[2] for line in text.split("\r\n")]

@@ -178,6 +178,7 @@ def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Grou
     try:
         described = _tensors.describe(state_dict)
         if g.rank == 0:
+            _where.not_inside(target)
             place = _where.resolve(target, client, make=True)
             if look_first and not o.overwrite and place.client.checkpoints.exists(place.object):
                 raise errors.CheckpointExists(f"{place.shown} exists; overwrite=True replaces it", code="checkpoint_exists")

@@ -128,7 +128,6 @@ def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
     if not name or name.startswith((".", "-")):
         raise errors.RequestRefused(f"{path}: a checkpoint's name must not begin with . or -", code="name_invalid")
     if make:
-        _not_inside(path, os.path.realpath(folder))
         os.makedirs(folder, exist_ok=True)
     elif not os.path.isdir(folder):
         raise errors.NotFound(f"{path}: no such directory", code="not_found")
@@ -142,9 +141,13 @@ def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
     return Place(client, storage, name)
 
 
-def _not_inside(path: str, folder: str) -> None:
-    """A storage whose root is a checkpoint would take what no other takes: a checkpoint in a checkpoint."""
-    above = folder
+def not_inside(target: Target) -> None:
+    """A path in a checkpoint would make a storage of it, which takes what no other takes: a checkpoint in a checkpoint, which goes when
+    the outer one is replaced. (dcpd.torch allows it, as PyTorch does.)"""
+    if is_reference(target):
+        return
+    path = os.path.abspath(os.fspath(target))
+    above = os.path.realpath(os.path.dirname(path))
     while above != "/":
         if os.path.isfile(os.path.join(above, ".metadata")):
             raise errors.RequestRefused(f"{path}: {above} is a checkpoint, and no checkpoint lies in another", code="name_invalid")

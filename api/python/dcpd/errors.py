@@ -161,7 +161,8 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     **dict.fromkeys(("timed_out",), WaitTimeout),
     **dict.fromkeys(("invalid_json", "invalid_request", "validation_failed", "world_mismatch", "layout_invalid", "name_invalid",
                      "range_invalid", "state_conflict", "generation_stale", "not_a_checkpoint", "overwrite_unsupported",
-                     "dtype_unsupported", "format_unsupported", "format_image", "idempotency_mismatch", "payload_too_large"), RequestRefused),
+                     "dtype_unsupported", "format_unsupported", "format_image", "idempotency_mismatch",
+                     "payload_too_large"), RequestRefused),
     **dict.fromkeys(("unknown_field", "unknown_kind", "method_not_allowed", "not_acceptable"), ProtocolMismatch),
 }
 

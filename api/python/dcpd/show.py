@@ -183,7 +183,8 @@ _STYLE = """<style>
 .dcpd th,.dcpd td{text-align:left!important;padding:1px 14px 1px 0;border-bottom:1px solid rgba(128,128,128,.25);vertical-align:middle}
 .dcpd .w{white-space:nowrap}.dcpd th{font-weight:600;opacity:.65}.dcpd .n{text-align:right!important;white-space:nowrap}
 .dcpd .b{display:inline-flex;width:120px;height:10px;border-radius:2px;overflow:hidden;background:rgba(128,128,128,.2)}
-.dcpd .b span{height:100%;flex:none}.dcpd .k{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 4px 0 0}.dcpd .l{margin-right:12px}
+.dcpd .b span{height:100%;flex:none}.dcpd .k{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 4px 0 0}
+.dcpd .l{margin-right:12px}
 .dcpd svg{display:block;background:rgba(128,128,128,.15);margin:4px 0}
 .dcpd svg text{font:11px sans-serif;fill:#fff;text-anchor:middle;dominant-baseline:central;pointer-events:none}
 </style>"""
