@@ -37,6 +37,17 @@ def sharded(pg, rank, full, own, fill):
     return init_from_local_shards(shards, *full.shape, process_group=pg)
 
 
+def buffer(full, box, fill):
+    offsets, sizes = box
+    t = torch.full([n + 2 for n in sizes], -1.0)
+    if fill:
+        t[tuple(slice(1, n + 1) for n in sizes)] = full[tuple(slice(a, a + n) for a, n in zip(offsets, sizes))]
+    some = 0 not in sizes
+    t.global_shape, t.global_offsets = tuple(full.shape), (tuple(offsets),) * some
+    t.local_offsets, t.local_sizes = ((1,) * len(sizes),) * some, (tuple(sizes),) * some
+    return t
+
+
 def tensors(pg, rank, how, fill):
     """{name: how this rank holds it}, with the data or with -1."""
     import on_ranks
@@ -62,6 +73,9 @@ def tensors(pg, rank, how, fill):
         row["tiny"] = [([0, 0], [1, 2]), ([1, 0], [1, 2])] if rank == world - 1 else []
         return full, {**{k: full[k].clone() if fill else torch.full_like(full[k], -1) for k in ("none", "scalar")},
                       **{k: sharded(pg, rank, full[k], [x for x in b if 0 not in x[1]], fill) for k, b in row.items()}}
+    if how == "own":  # CheckpointableTensor: a buffer with a rim, and a box of the global tensor within it
+        return full, {k: buffer(t, boxes(t.shape, 0, world, rank), fill) if k in ("wide", "tall", "flat") else
+                      t.clone() if fill else torch.full_like(t, -1) for k, t in full.items()}
     rows, cols, both_ways = [Shard(0)], [Shard(1)], [Shard(0), Shard(1)]
     mesh, places = {"fsdp": ((world,), lambda n: rows if n else [Replicate()]),
                     "tp": ((world,), lambda n: cols if n > 1 else rows if n else [Replicate()]),

@@ -5,7 +5,7 @@ import pytest
 
 PAIRS = [("ours", "theirs"), ("theirs", "ours")]
 halves = pytest.mark.parametrize("writer, reader", PAIRS, ids=["-".join(p) for p in PAIRS])
-KINDS = ["plain", "view", "old", "fsdp", "tp", "hsdp", "2d", "twice"]
+KINDS = ["plain", "view", "old", "fsdp", "tp", "hsdp", "2d", "twice", "own"]
 
 
 def some(values, quick):
@@ -36,7 +36,7 @@ def test_two_ranks_to_four(ranks, path, saved, writer, reader):
         ranks(on_ranks.read_as, path, reader, held)
 
 
-@pytest.mark.parametrize("saved", some(["old", "2d", "view"], ("old",)))
+@pytest.mark.parametrize("saved", some(["old", "2d", "view", "own"], ("old", "own")))
 def test_staged(ranks, path, saved):
     ranks(on_ranks.write_as, path, "ours", saved, True)
     ranks(on_ranks.read_as, path, "theirs", "fsdp")

@@ -58,9 +58,13 @@ class _Collector:
         if kind == "DTensor":
             local = self._local(x.detach().to_local(), build)
             return _dtensor(x, local) if build else x
-        if hasattr(x, "global_shape") or (type(x) not in (_plain()) and hasattr(x, "__create_write_items__")):
-            return copy.copy(x) if build else x
-        return self._local(x, build)
+        if type(x) not in (_plain()) and hasattr(x, "__create_write_items__"):
+            return copy.deepcopy(x) if build else x
+        twin = self._local(x, build)
+        if build and hasattr(x, "global_shape"):  # CheckpointableTensor: a tensor whose attributes say which boxes it holds
+            for k in ("global_shape", "global_offsets", "local_offsets", "local_sizes"):
+                setattr(twin, k, getattr(x, k))
+        return twin
 
 
 def _plain() -> Tuple[type, ...]:

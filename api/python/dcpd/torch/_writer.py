@@ -73,10 +73,8 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     write is the daemon's choice. overwrite: False refuses to replace a checkpoint. _extensions: applied to every item, here.
     serialization_format: PyTorch's; with SAFETENSORS the tensors of a file are one safetensors file.
 
-    Two have no effect. per_thread_copy_ahead: a warning says so if it is set, as tensors of a GPU are copied straight into the
-    segment. cache_staged_state_dict: segments are kept and used again in any case, and what is saved are the data at the call.
-
-    DCPD_PACE=background in the environment of the coordinator rank: the bytes are written at that pace (see dcpd.save).
+    cache_staged_state_dict: what it asks for is always so: staging memory is kept and used again, and what is saved are the data at the
+    call. per_thread_copy_ahead has no effect, and a warning says so if it is set: tensors of a GPU are copied straight into the segment.
     """
 
     _synchronize_after_execute: bool = True
