@@ -75,6 +75,8 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
 
     cache_staged_state_dict: what it asks for is always so: staging memory is kept and used again, and what is saved are the data at the
     call. per_thread_copy_ahead has no effect, and a warning says so if it is set: tensors of a GPU are copied straight into the segment.
+
+    DCPD_PACE=background in the environment of the coordinator rank: the bytes are written at that pace (see dcpd.save).
     """
 
     _synchronize_after_execute: bool = True
