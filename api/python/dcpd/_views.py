@@ -22,6 +22,7 @@ class StateDictView(MappingBase):  # type: ignore[type-arg]
     Tensors are views of shared memory: read-only as arrays; torch has no read-only tensors, so do not write to those. The state dict's
     lease is renewed until `close()` (or the end of the `with`); the views stay valid even then, as long as they are referenced. What
     is attached is left alone by others only while the owner does not release that generation.
+    `file` is the segment's path in /dev/shm: a safetensors file (entries `__dcpd_pad__/N` are filler).
     """
 
     def __init__(self, client: Client, name: str, rank: int, generation: Optional[int], weights_only: bool, as_numpy: bool) -> None:
@@ -33,6 +34,7 @@ class StateDictView(MappingBase):  # type: ignore[type-arg]
         slot = max(slots, key=lambda s: s.get("generation") or 0)
         self.generation: int = slot.get("generation") or 0
         self._segment = image.Segment(slot["segment"], "r", slot["image_bytes"])
+        self.file = image.SHM + slot["segment"]
         parsed = image.parse(self._segment.map)
         self.paths = parsed.paths
         self._items: Dict[str, Any] = {}
