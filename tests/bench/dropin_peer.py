@@ -1,0 +1,166 @@
+"""What the rows of the drop-in measure, in processes of their own: one state dict saved and loaded through dcpd.torch and through
+PyTorch's file system classes, taking turns.
+
+    dropin_peer.py FORM RANKS BYTES RUNS DIR      FORM: few, dtensor, small
+
+Prints {"ours": {"save": [seconds …], …}, "theirs": …}, of the slowest rank each. DCPD_URL says which daemon; ours go to its storage `disk`,
+theirs into DIR. Before a "first", dcpd's segments are given back: what a process pays that has just begun.
+"""
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+import dcpd
+from dcpd import _copy
+from dcpd.torch import StorageReader, StorageWriter
+
+warnings.filterwarnings("ignore")
+SMALL, FEW = 10_000, 8
+
+
+class Peer:
+    def __init__(self, form, rank, ranks, size, folder):
+        self.rank, self.ranks, self.folder, self.n = rank, ranks, folder, 0
+        self.client = dcpd.connect()
+        self.state = self.make(form, size)
+        self.out = {"ours": {}, "theirs": {}}
+        self.control = dist.new_group() if ranks > 1 else None  # asynchronous saves use the default group from threads of theirs
+
+    def make(self, form, size):
+        if form == "small":
+            return {f"layers.{i // 10}.w{i % 10}": torch.randn(16, 16) for i in range(SMALL)}
+        if form == "few":
+            return {f"w{i}": torch.rand(size // FEW // 4) for i in range(FEW)}
+        from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+        mesh, rows = init_device_mesh("cpu", (self.ranks,)), size // FEW // 4 // 1024 // self.ranks
+        return {f"w{i}": DTensor.from_local(torch.rand(rows, 1024), mesh, [Shard(0)], run_check=False) for i in range(FEW)}
+
+    def meet(self):
+        if self.control:
+            dist.barrier(group=self.control)
+
+    def timed(self, who, name, call, *args, **kw):
+        """Seconds of the slowest rank."""
+        self.meet()
+        start = time.perf_counter()
+        got = call(*args, **kw)
+        t = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        if self.control:
+            dist.all_reduce(t, op=dist.ReduceOp.MAX, group=self.control)
+        self.out[who].setdefault(name, []).append(t.item())
+        return got
+
+    # ---- where
+
+    def new(self, who):
+        self.n += 1
+        return f"disk:drop{self.n}" if who == "ours" else f"{self.folder}/t{self.n}"
+
+    def writer(self, who, path):
+        return {"storage_writer": (StorageWriter if who == "ours" else dcp.FileSystemWriter)(path)}
+
+    def reader(self, who, path):
+        return {"storage_reader": (StorageReader if who == "ours" else dcp.FileSystemReader)(path)}
+
+    def remove(self, who, path):
+        self.meet()
+        if self.rank == 0 and who == "ours":
+            self.client.jobs.run("delete", target=dict(zip(("storage", "name"), path.split(":"))))
+        elif self.rank == 0:
+            shutil.rmtree(path)
+
+    def as_new(self, who):
+        self.meet()
+        if who == "ours":
+            dcpd.close()
+
+    # ---- what
+
+    def warm_up(self):
+        """Imports, connections, threads: not what is measured."""
+        for who in self.out:
+            path = self.new(who)
+            dcp.async_save({"x": torch.ones(4)}, **self.writer(who, path)).result()
+            dcp.load({"x": torch.ones(4)}, **self.reader(who, path))
+            self.remove(who, path)
+
+    def saves(self, who):
+        self.as_new(who)
+        for name in ("save.first", "save"):
+            path = self.new(who)
+            self.timed(who, name, dcp.save, self.state, **self.writer(who, path))
+            self.remove(who, path)
+        path = self.new(who)
+        self.timed(who, "async", dcp.async_save, self.state, **self.writer(who, path)).result()
+        self.remove(who, path)
+
+    def loads(self, who, path):
+        for name in ("load.first", "load", "load.cold"):
+            if name != "load":
+                self.as_new(who)
+            if name != "load.cold" or self.drop_caches():
+                self.timed(who, name, dcp.load, self.state, **self.reader(who, path))
+
+    def drop_caches(self):
+        ok = os.access("/proc/sys/vm/drop_caches", os.W_OK)
+        if ok and self.rank == 0:
+            os.sync()
+            with open("/proc/sys/vm/drop_caches", "w") as f:
+                f.write("3")
+        return ok
+
+    def run(self, runs):
+        self.warm_up()
+        kept = {who: self.new(who) for who in self.out}
+        for who, path in kept.items():
+            dcp.save(self.state, **self.writer(who, path))
+        for k in range(runs):
+            for who in sorted(self.out, reverse=bool(k % 2)):
+                self.saves(who)
+                dcp.load(self.state, **self.reader(who, kept[who]))  # the page cache has the files again
+                self.loads(who, kept[who])
+        for who, path in kept.items():
+            self.remove(who, path)
+        self.meet()
+        dcpd.close()
+        return self.out
+
+
+def begin(rank, ranks, store):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    torch.set_num_threads(_copy.threads())
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+
+
+def main(form, ranks, size, runs, folder):
+    store, pids = tempfile.mktemp(prefix="dcpd-bench-store-"), []
+    for rank in range(1, ranks):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                begin(rank, ranks, store)
+                Peer(form, rank, ranks, size, folder).run(runs)
+                code = 0
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    begin(0, ranks, store)
+    out = Peer(form, 0, ranks, size, folder).run(runs)
+    for pid in pids:
+        assert os.waitpid(pid, 0)[1] == 0, "a rank failed"
+    os.unlink(store)
+    print(json.dumps(out), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5])

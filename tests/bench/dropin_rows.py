@@ -1,0 +1,42 @@
+"""Bench rows of dcpd.torch under PyTorch's own save and load, beside FileSystemWriter and FileSystemReader: same tensors, same run, same
+disk, durable beside durable (sync_files is PyTorch's default).
+
+Three forms of a state dict: one rank with few large tensors, four ranks with DTensors, one rank with 10,000 small tensors. The processes
+that are measured are tests/bench/dropin_peer.py.
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import python_rows
+
+HERE = pathlib.Path(__file__).resolve().parent
+FORMS = {"few": (1, 3), "dtensor": (4, 3), "small": (1, 3)}  # ranks, runs
+WHAT = {"save": "save to a new name, the second of two", "save.first": "save into new segments, imports done",
+        "async": "what async_save keeps the caller", "load": "load, files in the page cache", "load.first": "the same, segments new",
+        "load.cold": "load, caches dropped, segments new"}
+
+
+def rows(bench, size):
+    """size: bytes of a state dict of large tensors."""
+    for form, (ranks, runs) in FORMS.items():
+        names = {k: f"drop.{form}.{k}" for k in WHAT}
+        if any(bench.wants(n) for n in names.values()):
+            got = measure(bench, form, ranks, size, runs)
+            for kind, name in names.items():
+                if bench.wants(name) and got["theirs"].get(kind):
+                    bench.row(name, "s", "<=1.00", f"PyTorch's: {WHAT[kind]}", got["ours"][kind], got["theirs"][kind],
+                              f"dropin_peer.py {form} {ranks} {size} {runs} DIR")
+
+
+def measure(bench, form, ranks, size, runs):
+    bench.no_torch()
+    bench.daemon()
+    with tempfile.TemporaryDirectory(dir=bench.disk) as folder:
+        r = subprocess.run([sys.executable, HERE / "dropin_peer.py", form, str(ranks), str(size), str(runs), folder],
+                           env=python_rows.environment(bench), capture_output=True, text=True, timeout=600)
+    if r.returncode != 0:
+        raise AssertionError(f"dropin_peer.py {form}: {r.stderr[-600:]}")
+    return json.loads(r.stdout.splitlines()[-1])
