@@ -1,6 +1,6 @@
 """StorageReader: what FileSystemReader does, done by dcpd.
 
-The boxes of tensors that this rank's plan asks for are described in one segment, which one job fills; from there they are copied to where
+The boxes of tensors that this rank's plan asks for are described in segments, each filled by a job; from there they are copied to where
 the planner wants them. Values, items that extensions have transformed, and checkpoints that every rank wrote for itself are read item by
 item.
 """
@@ -19,6 +19,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from .. import _dtypes, _tensors, _where, errors, image
 from . import _lane, _path, _pickle
 
+_GROUP_MIN = 64 << 20  # bytes
+_GROUPS = 16
+_AHEAD = 2
+_Boxes = List[Tuple[Any, image.ChunkSpec]]
 
 _log = logging.getLogger("dcpd")
 # What dcpd refuses for what it is, and PyTorch may read nevertheless: a planner stored another dtype than its metadata say, a tensor has
@@ -88,7 +92,7 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc,unused-ignore]
         from torch.distributed.checkpoint.planner import LoadItemType
         from torch.futures import Future
 
-        boxes: List[Tuple[Any, image.ChunkSpec]] = []
+        boxes: _Boxes = []
         single: List[Any] = []
         for item in plan.items:
             spec = None if item.type == LoadItemType.BYTE_IO else self._box(item)
@@ -117,32 +121,90 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc,unused-ignore]
         offsets = tuple(a + b for a, b in zip(index.offset, item.storage_offsets))
         return image.ChunkSpec(index.fqn, dtype, tuple(md.size), offsets, tuple(item.lengths))
 
-    def _tensors(self, boxes: Sequence[Tuple[Any, image.ChunkSpec]], planner: Any) -> None:
+    def _tensors(self, boxes: _Boxes, planner: Any) -> None:
+        groups = _groups(sorted(boxes, key=lambda x: self._place(x[0])))
         try:
-            self._fill(boxes, planner)
+            self._fill(groups, planner)
         except errors.DcpdError as e:
             if e.code not in _UNUSUAL:
                 raise
             _log.info("%s: dcpd does not load it: %s; item by item then", self.path, e)
             try:
-                _Files(self).read([item for item, _ in boxes], planner)
+                _Files(self).read([item for group in groups for item, _ in group], planner)
             except (OSError, errors.CheckpointDamaged):
                 raise e from None
 
-    def _fill(self, boxes: Sequence[Tuple[Any, image.ChunkSpec]], planner: Any) -> None:
+    def _fill(self, groups: List[_Boxes], planner: Any) -> None:
+        """While one group is copied to where it is wanted, dcpd reads the next. Two small segments, used in turn, are soon warm; one for
+        everything would cost its new pages more time than the reading takes. What is done is taken out of `groups`."""
         place = _where.resolve(self.path)
-        layout = image.Layout(list(dict.fromkeys(spec for _, spec in boxes)), {})
-        number = {spec: i for i, spec in enumerate(layout.chunks)}
-        header = layout.header({})
-        lane = _lane.take(place.client, len(header) + layout.data_bytes)  # its pages serve the next save
+        ahead: List[_Group] = []
         try:
-            lane.put_head(header, len(header) + layout.data_bytes)
-            place.client.jobs.run("load", source=place.object, target={"state_dict": lane.name})
-            views = _tensors.Views(lane.map, len(header), layout)
-            for item, spec in boxes:
+            for boxes in list(groups):
+                ahead.append(_Group(place, boxes))
+                if len(ahead) == _AHEAD:
+                    ahead.pop(0).take(planner)
+                    groups.pop(0)
+            while ahead:
+                ahead.pop(0).take(planner)
+                groups.pop(0)
+        finally:
+            for one in ahead:
+                one.give_up()
+
+    def _place(self, item: Any) -> Tuple[str, int]:
+        info = self.storage_data[item.storage_index]
+        return info.relative_path, info.offset
+
+
+def _groups(boxes: _Boxes) -> List[_Boxes]:
+    """Of _GROUP_MIN bytes and at most _GROUPS of them, however large a load is: each is a job."""
+    most = max(_GROUP_MIN, -(-sum(spec.nbytes for _, spec in boxes) // _GROUPS))
+    groups: List[_Boxes] = []
+    room = 0
+    for item, spec in boxes:
+        if not groups or spec.nbytes > room:
+            groups.append([])
+            room = most
+        groups[-1].append((item, spec))
+        room -= spec.nbytes
+    return groups
+
+
+class _Group:
+    """Boxes on their way through one segment: a job that fills it has been submitted."""
+
+    def __init__(self, place: Any, boxes: _Boxes) -> None:
+        self.boxes, self.jobs = boxes, place.client.jobs
+        self.layout = image.Layout(list(dict.fromkeys(spec for _, spec in boxes)), {})
+        header = self.layout.header({})
+        size = len(header) + self.layout.data_bytes
+        self.begin = len(header)
+        self.lane = _lane.take(place.client, size)  # its pages serve the next save
+        try:
+            self.lane.put_head(header, size)
+            self.job = self.jobs.create("load", source=place.object, target={"state_dict": self.lane.name})
+        except BaseException:
+            self.lane.let_go()
+            raise
+
+    def take(self, planner: Any) -> None:
+        try:
+            self.jobs.wait(self.job)
+            number = {spec: i for i, spec in enumerate(self.layout.chunks)}
+            views = _tensors.Views(self.lane.map, self.begin, self.layout)
+            for item, spec in self.boxes:
                 _put(planner, item, views.torch(number[spec]))
         finally:
-            lane.let_go()
+            self.lane.let_go()
+
+    def give_up(self) -> None:
+        """Another has failed; dcpd lends the segment again when this job is over."""
+        try:
+            self.jobs.cancel(self.job.id)
+        except errors.DcpdError:
+            pass
+        self.lane.let_go()
 
 
 def _put(planner: Any, item: Any, tensor: Any) -> None:
