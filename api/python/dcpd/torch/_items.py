@@ -159,29 +159,51 @@ def _safetensors(file: str, items: Sequence[Any], planner: Any) -> Entry:
 
 
 def fill(base: Any, address: int, jobs: Sequence[Tuple[int, Entry]]) -> None:
-    """Copies entries to their places: large ones by threads, tensors of other kinds by torch."""
+    """Copies entries to their places."""
+    import torch
+
+    blocks: List[_copy.Block] = []
+    keep: List[Any] = []
+    places: List[int] = []
+    tensors: List[Any] = []
+    sizes: List[int] = []
+    for at, e in jobs:
+        if isinstance(e.data, torch.Tensor):
+            places.append(at)
+            tensors.append(e.data)
+            sizes.append(e.nbytes)
+        elif e.nbytes:
+            view = (ctypes.c_char * e.nbytes).from_buffer_copy(e.data) if isinstance(e.data, bytes) else \
+                (ctypes.c_char * e.nbytes).from_buffer(e.data)
+            keep.append(view)
+            blocks.append((address + at, ctypes.addressof(view), e.nbytes))
+    _copy.copy(blocks)
+    copy_tensors(base, address, places, tensors, sizes)
+
+
+def copy_tensors(base: Any, address: int, places: Sequence[int], tensors: Sequence[Any], sizes: Sequence[int]) -> None:
+    """Tensors to their places in a segment, contiguous: in bulk if they are small, large ones by threads, other kinds by torch."""
     import torch
 
     from .. import _tensors
 
     blocks: List[_copy.Block] = []
+    small: List[Tuple[int, int, int]] = []
     ours: List[Any] = []
     theirs: List[Any] = []
-    keep: List[Any] = []
-    for at, e in jobs:
-        if e.nbytes == 0:
+    plain = (torch.Tensor, torch.nn.Parameter)
+    for at, t, n in zip(places, tensors, sizes):
+        if n == 0:
             continue
-        if not isinstance(e.data, torch.Tensor):
-            view = (ctypes.c_char * e.nbytes).from_buffer_copy(e.data) if isinstance(e.data, bytes) else \
-                (ctypes.c_char * e.nbytes).from_buffer(e.data)
-            keep.append(view)
-            blocks.append((address + at, ctypes.addressof(view), e.nbytes))
-        elif _tensors._plain_cpu(e.data, e.nbytes):
-            blocks.append((address + at, e.data.data_ptr(), e.nbytes))
+        if type(t) in plain and t.is_cpu and t.is_contiguous() and not t.is_conj() and not t.is_neg():
+            (small if n <= _copy.SMALL else blocks).append((address + at, t.data_ptr(), n))
         else:
-            ours.append(base[at:at + e.nbytes].view(e.data.dtype).view(e.data.shape))
-            theirs.append(e.data)
+            ours.append(base[at:at + n].view(t.dtype).view(t.shape))
+            theirs.append(t)
     if ours:
         with torch.no_grad():
             _tensors._bulk(torch, ours, theirs)
+    if small:
+        to, frm, lengths = zip(*small)
+        _copy.Batch(to, lengths).run(frm)
     _copy.copy(blocks)

@@ -2,75 +2,104 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 from .. import _dtypes
 from ..client import Client
 from . import _items, _lane
 
 
-class _Collector:
-    """Walks a state dict twice in the same order: first to see what is there, then to build its twin."""
+class _Twins:
+    """Walks a state dict twice in the same order: first to see what is there, then to build its twin. Plain tensors come first
+    in every choice: there are ten thousand of them, and the trainer waits."""
 
     def __init__(self) -> None:
-        self.entries: List[_items.Entry] = []
-        self.views: List[Any] = []
-
-    def _local(self, t: Any, build: bool) -> Any:
         import torch
 
-        t = t.detach()
-        if hasattr(t, "wait"):
-            t = t.wait()
-        name = _dtypes.torch_name(t.dtype)
-        if name is None or t.layout is not torch.strided or t.is_meta or getattr(t, "is_nested", False):
-            return t.clone().cpu() if build and not t.is_meta else t
-        if build:
-            return self.views.pop()
-        self.entries.append(_items.Entry("", False, t, t.numel() * t.element_size(), "", name, tuple(t.shape), [], None))
-        return t
+        self.torch = torch
+        self.plain = frozenset((torch.Tensor, torch.nn.Parameter))
+        self.found: List[Any] = []   # tensors that a segment can hold
+        self.odd: List[bool] = []    # of every tensor: it cannot
+        self._views: Iterator[Any] = iter(())
+        self._odd: Iterator[bool] = iter(())
 
-    def walk(self, x: Any, build: bool) -> Any:
-        import torch
+    # ---- what is there
 
-        if isinstance(x, torch.Tensor):
-            return self._tensor(x, build)
-        if isinstance(x, dict):
-            return {k: self.walk(v, build) for k, v in x.items()}
-        if isinstance(x, (list, tuple)):
-            items = [self.walk(v, build) for v in x]
-            if not build or isinstance(x, list):
-                return items
-            return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
-        return copy.deepcopy(x) if build else x
+    def look(self, x: Any) -> None:
+        if type(x) in self.plain:
+            self._note(x)
+        elif isinstance(x, self.torch.Tensor):
+            for t in self._locals(x):
+                if type(t) not in self.plain:
+                    t = t.detach()
+                    t = t.wait() if hasattr(t, "wait") else t
+                self._note(t)
+        elif isinstance(x, dict):
+            for v in x.values():
+                self.look(v)
+        elif isinstance(x, (list, tuple)):
+            for v in x:
+                self.look(v)
 
-    def _tensor(self, x: Any, build: bool) -> Any:
+    def _locals(self, x: Any) -> List[Any]:
         kind = type(x).__name__
         if kind == "ShardedTensor":
-            shards = [self._local(s.tensor, build) for s in x.local_shards()]
-            if not build:
-                return x
+            return [s.tensor for s in x.local_shards()]
+        if kind == "DTensor":
+            return [x.detach().to_local()]
+        return [] if hasattr(x, "__create_write_items__") else [x]  # of somebody else's class, which makes its items itself
+
+    def _note(self, t: Any) -> None:
+        odd = _dtypes.torch_name(t.dtype) is None or t.layout is not self.torch.strided or t.is_meta or t.is_nested
+        self.odd.append(odd)
+        if not odd:
+            self.found.append(t)
+
+    # ---- its twin
+
+    def build(self, x: Any, views: List[Any]) -> Any:
+        self._views, self._odd = iter(views), iter(self.odd)
+        return self._twin(x)
+
+    def _local(self, t: Any) -> Any:
+        if not next(self._odd):
+            return next(self._views)
+        t = t.detach()
+        t = t.wait() if hasattr(t, "wait") else t
+        return t if t.is_meta else t.clone().cpu()
+
+    def _twin(self, x: Any) -> Any:
+        if type(x) in self.plain:
+            return self._boxed(x)
+        if isinstance(x, self.torch.Tensor):
+            return self._tensor(x)
+        if isinstance(x, dict):
+            return {k: self._twin(v) for k, v in x.items()}
+        if isinstance(x, (list, tuple)):
+            items = [self._twin(v) for v in x]
+            if isinstance(x, list):
+                return items
+            return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
+        return copy.deepcopy(x)
+
+    def _tensor(self, x: Any) -> Any:
+        kind = type(x).__name__
+        if kind == "ShardedTensor":
             twin = copy.copy(x)
             twin._local_shards = [copy.copy(s) for s in x.local_shards()]
-            for s, t in zip(twin._local_shards, shards):
-                s.tensor = t
+            for s in twin._local_shards:
+                s.tensor = self._local(s.tensor)
             return twin
         if kind == "DTensor":
-            local = self._local(x.detach().to_local(), build)
-            return _dtensor(x, local) if build else x
-        if type(x) not in (_plain()) and hasattr(x, "__create_write_items__"):
-            return copy.deepcopy(x) if build else x
-        twin = self._local(x, build)
-        if build and hasattr(x, "global_shape"):  # CheckpointableTensor: a tensor whose attributes say which boxes it holds
+            return _dtensor(x, self._local(x.detach().to_local()))
+        return copy.deepcopy(x) if hasattr(x, "__create_write_items__") else self._boxed(x)
+
+    def _boxed(self, x: Any) -> Any:
+        twin = self._local(x)
+        if hasattr(x, "global_shape"):  # CheckpointableTensor: a tensor whose attributes say which boxes it holds
             for k in ("global_shape", "global_offsets", "local_offsets", "local_sizes"):
                 setattr(twin, k, getattr(x, k))
         return twin
-
-
-def _plain() -> Tuple[type, ...]:
-    import torch
-
-    return torch.Tensor, torch.nn.Parameter
 
 
 def _dtensor(x: Any, local: Any) -> Any:
@@ -79,23 +108,43 @@ def _dtensor(x: Any, local: Any) -> Any:
     return type(x)(local, x._spec, requires_grad=False)  # from_local would move it back to the mesh's device
 
 
+def _places(sizes: List[int]) -> Tuple[List[int], int]:
+    places, at = [], 0
+    for n in sizes:
+        begin, at = _lane.place(at, n)
+        places.append(_lane.HEAD + begin)
+    return places, at
+
+
+def _views(base: Any, places: List[int], tensors: List[Any]) -> List[Any]:
+    """Contiguous tensors in the segment; one call each where the source is contiguous, too."""
+    of: Dict[Any, Tuple[Any, int]] = {}
+    out = []
+    for at, t in zip(places, tensors):
+        kind = t.dtype
+        if kind not in of:
+            of[kind] = (base[:len(base) - len(base) % 16].view(kind), t.element_size())
+        flat, width = of[kind]
+        if t.is_contiguous():
+            out.append(flat.as_strided(t.shape, t.stride(), at // width))
+        else:
+            out.append(base[at:at + t.numel() * width].view(kind).view(t.shape))
+    return out
+
+
 def stage(client: Client, state_dict: Any) -> Any:
     import torch
 
-    c = _Collector()
-    c.walk(state_dict, False)
-    places, at = [], 0
-    for e in c.entries:
-        begin, at = _lane.place(at, e.nbytes)
-        places.append(_lane.HEAD + begin)
-    lane = _lane.take(client, at)
+    twins = _Twins()
+    twins.look(state_dict)
+    sizes = [t.numel() * t.element_size() for t in twins.found]
+    places, total = _places(sizes)
+    lane = _lane.take(client, total)
     try:
         buffer = lane.buffer()
         base = torch.frombuffer(buffer, dtype=torch.uint8)
-        _items.fill(base, base.data_ptr(), list(zip(places, c.entries)))
-        c.views = [base[a:a + e.nbytes].view(e.data.dtype).view(e.sizes or ()) for a, e in zip(places, c.entries)]
-        c.views.reverse()
-        twin = c.walk(state_dict, True)
+        _items.copy_tensors(base, base.data_ptr(), places, twins.found, sizes)
+        twin = twins.build(state_dict, _views(base, places, twins.found))
         _lane.stage_token(lane, buffer)
         return twin
     except BaseException:
