@@ -68,7 +68,7 @@ static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, 
 	TRY(dst_memory(s, d, &base));
 	sc->direct = true;
 	sc->direct_at = base + first * dtype_bytes((enum dtype)d->dtype) + scan->begin;
-	seg_populate(sc->direct_at, scan->end - scan->begin, true);
+	seg_populate(sc->direct_at, scan->end - scan->begin, false);
 	return OK;
 }
 

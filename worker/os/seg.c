@@ -240,12 +240,12 @@ enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
 	return OK;
 }
 
-void seg_populate(const void *p, uint64_t bytes, bool writable)
+void seg_populate(const void *p, uint64_t bytes, bool fresh)
 {
 	uintptr_t begin = (uintptr_t)p & ~(uintptr_t)4095, end = ((uintptr_t)p + bytes + 4095) & ~(uintptr_t)4095;
 
 	/* what cannot be had now faults later, where it is handled */
-	(void)madvise((void *)begin, end - begin, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+	(void)madvise((void *)begin, end - begin, fresh ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
 }
 
 void seg_unmap(struct seg_map *m)
