@@ -158,7 +158,7 @@ def _safetensors(file: str, items: Sequence[Any], planner: Any) -> Entry:
     return Entry(file, True, data, len(data), file, None, None, results, None)
 
 
-def fill(base: Any, address: int, jobs: Sequence[Tuple[int, Entry]]) -> None:
+def fill(base: Any, into: _copy.Into, jobs: Sequence[Tuple[int, Entry]]) -> None:
     """Copies entries to their places."""
     import torch
 
@@ -167,6 +167,7 @@ def fill(base: Any, address: int, jobs: Sequence[Tuple[int, Entry]]) -> None:
     places: List[int] = []
     tensors: List[Any] = []
     sizes: List[int] = []
+    address = into.address
     for at, e in jobs:
         if isinstance(e.data, torch.Tensor):
             places.append(at)
@@ -177,17 +178,17 @@ def fill(base: Any, address: int, jobs: Sequence[Tuple[int, Entry]]) -> None:
                 (ctypes.c_char * e.nbytes).from_buffer(e.data)
             keep.append(view)
             blocks.append((address + at, ctypes.addressof(view), e.nbytes))
-    _copy.copy(blocks)
-    copy_tensors(base, address, places, tensors, sizes)
+    copy_tensors(base, into, places, tensors, sizes, blocks)
 
 
-def copy_tensors(base: Any, address: int, places: Sequence[int], tensors: Sequence[Any], sizes: Sequence[int]) -> None:
+def copy_tensors(base: Any, into: _copy.Into, places: Sequence[int], tensors: Sequence[Any], sizes: Sequence[int],
+                 more: Sequence[_copy.Block] = ()) -> None:
     """Tensors to their places in a segment, contiguous: in bulk if they are small, large ones by threads, other kinds by torch."""
     import torch
 
     from .. import _tensors
 
-    blocks: List[_copy.Block] = []
+    blocks, address = list(more), into.address
     small: List[Tuple[int, int, int]] = []
     ours: List[Any] = []
     theirs: List[Any] = []
@@ -206,4 +207,4 @@ def copy_tensors(base: Any, address: int, places: Sequence[int], tensors: Sequen
     if small:
         to, frm, lengths = zip(*small)
         _copy.Batch(to, lengths).run(frm)
-    _copy.copy(blocks)
+    _copy.copy_into(into, blocks)

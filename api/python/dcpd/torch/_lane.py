@@ -17,7 +17,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
-from .. import _session, errors
+from .. import _copy, _session, errors, image
 from ..client import Client
 
 HEAD = 4096      # of a lane's image; the data follows
@@ -49,6 +49,8 @@ class Lane:
         self.holder: Optional[threading.Thread] = None
         self.token: Any = None     # weak: the buffer behind staged tensors
         self.map: Any = None
+        self._into: Optional[_copy.Into] = None
+        self.segment = ""
 
     def _begin(self) -> None:
         self.name, self.generation, self.sealed = _session.new_name(), 0, False
@@ -73,7 +75,9 @@ class Lane:
         self._give_back()
         self.generation += 1
         slot = self.session.reserve(size, self.generation, "wait", lambda: None)
-        self.map, self.size, self.sealed = slot.segment.map, size, False
+        if slot.segment.map is not self.map:
+            self._into = None
+        self.map, self.segment, self.size, self.sealed = slot.segment.map, slot.segment.name, size, False
 
     def _give_back(self) -> None:
         if self.generation:
@@ -82,6 +86,13 @@ class Lane:
     def buffer(self) -> Any:
         """All of it, as a ctypes array; every view of it keeps it alive."""
         return (ctypes.c_char * len(self.map)).from_buffer(self.map)
+
+    def into(self) -> _copy.Into:
+        """Where copies go; it knows what of the segment has been touched."""
+        if self._into is None:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+            self._into = _copy.Into(image.SHM + self.segment, address, len(self.map))
+        return self._into
 
     def seal(self) -> None:
         if self.sealed:
@@ -137,7 +148,7 @@ class Lane:
         with _guard:
             if self in _lanes:
                 _lanes.remove(self)
-        self.map = None
+        self.map = self._into = None
         _session.discard(self.session)
 
 

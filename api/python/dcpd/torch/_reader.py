@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from .. import _dtypes, _tensors, _where, errors, image
 from . import _lane, _path, _pickle
 
-_GROUP_MIN = 64 << 20  # bytes
+_GROUP_MIN = 64 << 20  # bytes; half of it where other ranks are beside: their new pages add up
 _GROUPS = 16
 _AHEAD = 2
 _Boxes = List[Tuple[Any, image.ChunkSpec]]
@@ -158,8 +158,9 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc,unused-ignore]
 
 
 def _groups(boxes: _Boxes) -> List[_Boxes]:
-    """Of _GROUP_MIN bytes and at most _GROUPS of them, however large a load is: each is a job."""
-    most = max(_GROUP_MIN, -(-sum(spec.nbytes for _, spec in boxes) // _GROUPS))
+    """Of 64 MiB and at most _GROUPS of them, however large a load is: each is a job."""
+    least = _GROUP_MIN >> (os.environ.get("LOCAL_WORLD_SIZE", "1") != "1")
+    most = max(least, -(-sum(spec.nbytes for _, spec in boxes) // _GROUPS))
     groups: List[_Boxes] = []
     room = 0
     for item, spec in boxes:

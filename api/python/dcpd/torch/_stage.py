@@ -143,7 +143,7 @@ def stage(client: Client, state_dict: Any) -> Any:
     try:
         buffer = lane.buffer()
         base = torch.frombuffer(buffer, dtype=torch.uint8)
-        _items.copy_tensors(base, base.data_ptr(), places, twins.found, sizes)
+        _items.copy_tensors(base, lane.into(), places, twins.found, sizes)
         twin = twins.build(state_dict, _views(base, places, twins.found))
         _lane.stage_token(lane, buffer)
         return twin

@@ -210,7 +210,7 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         try:
             if own is not None:
                 base = torch.frombuffer(own.buffer(), dtype=torch.uint8)
-                _items.fill(base, base.data_ptr(), copies)
+                _items.fill(base, own.into(), copies)
                 del base
             for lane in lanes.values():
                 lane.seal()
