@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from . import _group, _load, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
-GROUP_MIN = 64 << 20  # bytes of a rank
-GROUPS_MAX = 16       # each is a job
+GROUP_MIN = 128 << 20  # bytes of a rank
+GROUPS_MAX = 16        # each is a job
 
 
 class _Again(errors.DcpdError):
