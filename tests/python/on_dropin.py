@@ -5,7 +5,7 @@ import warnings
 import torch
 
 __all__ = ["dropin_save", "dropin_load", "dropin_fails", "dropin_rank_local", "dropin_coordinator",
-           "dropin_cached_plans", "dropin_local_again"]
+           "dropin_cached_plans", "dropin_local_again", "dropin_refused"]
 
 
 @contextlib.contextmanager
@@ -157,3 +157,18 @@ def dropin_local_again(pg, rank, path, how):
         except RuntimeError as e:
             return new["t"][0].item(), str(e)[:25]
     return new["t"][0].item(), None
+
+
+def dropin_refused(pg, rank, path, alone):
+    """How a save that dcpd refuses ends here: (kind, the ranks that failed, text)."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    try:
+        with quiet():
+            dcp.save({f"t{rank}": torch.ones(5)}, storage_writer=StorageWriter(path), process_group=pg, use_collectives=not alone)
+    except dcp.CheckpointException as e:
+        return "CheckpointException", sorted(e.failures), str(e)
+    except Exception as e:
+        return "other", [], f"{type(e).__name__} {e} {path}"
+    return "saved", [], ""

@@ -266,3 +266,34 @@ def test_the_newest_of_two_storages_by_reference(at, path):  # noqa: F811
     same(new, state(1))
     with pytest.raises(dcpd.DcpdError):
         StorageReader("nowhere:x").read_metadata()
+
+
+def test_containers_stay_the_same_objects(path):  # noqa: F811
+    sd = {"deep": {"list": [torch.ones(2), {"x": torch.ones(1), "n": 5}], "t": torch.ones(3)}, "v": {"k": [1, 2]}}
+    save(sd, StorageWriter(path))
+    new = {"deep": {"list": [torch.zeros(2), {"x": torch.zeros(1), "n": 0}], "t": torch.zeros(3)}, "v": {"k": [0, 0]}}
+    what = lambda: (new["deep"], new["deep"]["list"][1], new["v"], new["deep"]["list"][0], new["deep"]["t"])  # noqa: E731
+    held = what()
+    load(new, StorageReader(path))
+    assert all(a is b for a, b in zip(held, what()))
+    assert held[3].all() and held[4].all() and held[1]["x"].all() and held[1]["n"] == 5 and new["v"]["k"] == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["file", "nowhere", "local"])
+def test_a_save_that_cannot_be_fails_on_all_ranks(ranks, d, path, how):  # noqa: F811
+    """In the coordinator's part, and without collectives in each rank's; and the group goes on."""
+    path.write_text("in the way")
+    where = "nowhere:x" if how == "nowhere" else str(path)
+    for r, (kind, failed, text) in enumerate(ranks(on_ranks.dropin_refused, where, how == "local")):
+        assert kind == ("other" if how == "local" else "CheckpointException"), text
+        assert failed == ([] if how == "local" else [0]) and ("nowhere" if how == "nowhere" else path.name) in text
+    assert path.read_text() == "in the way"
+    path.unlink()
+    ranks(on_ranks.dropin_coordinator, str(path), 0)
+
+
+def test_a_damaged_one_fails_on_all_ranks(ranks, d, path):  # noqa: F811
+    ranks(on_ranks.write_as, str(path), "ours", "fsdp")
+    (path / "__2_0.distcp").unlink()
+    for e in ranks(on_ranks.read_as, str(path), "ours", "hsdp", check=False):
+        assert isinstance(e, dcp.CheckpointException) and "__2_0.distcp" in str(e), e
