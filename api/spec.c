@@ -210,14 +210,20 @@ static FALLIBLE enum err check_hosts(const struct jval *doc)
 	struct jval h = jval_get(doc, "hosts"), id = jval_get(&h, "id"), ranks = jval_get(&h, "ranks"), index = jval_get(&h, "index");
 	int64_t number = 0, timeout_s = 20;
 	size_t count = 0, some = 0;
+	bool part = false;
 	struct str text;
 
 	if (!h.j)
 		return OK;
-	TRY(jval_only(&h, (const char *const[]){ "id", "index", "names", "ranks", "timeout_s", NULL }));
+	TRY(jval_only(&h, (const char *const[]){ "id", "part", "index", "names", "ranks", "timeout_s", NULL }));
 	TRY(jval_string(&id, &text));
 	if (text.n < 8 || text.n > 64 || strspn(text.p, "abcdefghijklmnopqrstuvwxyz0123456789-") != text.n)
 		return jval_fail(&id, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z, 0-9 and -");
+	TRY(jval_opt_bool(&h, "part", &part));
+	if (part && !json_object_get(json_object_get(doc->j, "source"), "parts"))
+		return jval_fail(&h, ERR_VALIDATION_FAILED, "a part is of a listed save, which has source.parts");
+	if (part)
+		return jval_only(&h, (const char *const[]){ "id", "part", NULL });
 	TRY(jval_array(&ranks, HOSTS_MAX, &count));
 	if (count < 2)
 		return jval_fail(&ranks, ERR_VALIDATION_FAILED, "needs the ranks of 2 hosts or more");

@@ -35,6 +35,11 @@ bool job_spec_beside(const json_t *spec)
 	return word && strcmp(word, "never") != 0;
 }
 
+bool job_spec_is_part(const struct job *j)
+{
+	return json_is_true(json_object_get(json_object_get(j->spec, "hosts"), "part"));
+}
+
 bool job_spec_selects(const json_t *spec)
 {
 	return json_array_size(json_object_get(spec, "include")) || json_array_size(json_object_get(spec, "exclude")) ||

@@ -126,3 +126,44 @@ def seal_and_leave(pg, rank, ref):
         assert dcpd.async_save({"m": tensors(rank, 6)}, ref, process_group=pg, slots=3) is None
     finally:
         _save._submit, _session.LEASE_SECONDS = old
+
+
+def dropin_save(pg, rank, ref, seed=0, wait="", **more):
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    state = {"m": tensors(rank, seed)}
+    ref = ref[rank] if isinstance(ref, list) else ref
+    if wait == "async":
+        dcp.async_save(state, storage_writer=StorageWriter(ref), process_group=pg).result()
+    else:
+        dcp.save(state, storage_writer=StorageWriter(ref), process_group=pg)
+
+
+def dropin_load(pg, rank, ref, seed=0):
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageReader
+
+    want, got = tensors(rank, seed), tensors(rank, seed + 500)
+    dcp.load({"m": got}, storage_reader=StorageReader(ref), process_group=pg)
+    for k, v in want.items():
+        if isinstance(v, torch.Tensor):
+            a, b = (getattr(x, "to_local", lambda x=x: x)() for x in (got[k], v))
+            assert torch.equal(a, b), k
+    assert got["step"] == seed
+
+
+def collect(pg, rank):
+    import gc
+
+    gc.collect()
+
+
+def dropin_cached(pg, rank, ref, n):
+    """Plans that PyTorch keeps from one save to the next."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    for i in range(n):
+        dcp.save({"m": {k: v for k, v in tensors(rank, i).items() if isinstance(v, torch.Tensor)}}, process_group=pg,
+                 storage_writer=StorageWriter(f"{ref}-{i}"), planner=dcp.DefaultSavePlanner(enable_plan_caching=True))

@@ -39,6 +39,19 @@ FALLIBLE enum err hosts_await_again(struct hosts *h);
 /* Tells the others how it ended here (e: err_last() has why), and tidies up. */
 void hosts_close(struct hosts *h, enum err e);
 
+/* ---- a listed save in parts (listed.h) ----
+ *
+ * PyTorch's ranks write before the coordinator has the list of all. A rank on another host than the coordinator's has its daemon write its
+ * files to a place of its own, `.dcpd-hosts-{id}`, with a manifest; the coordinator's save names the places, and moves the files. */
+/* Opens such a place for writing; removed by staging_close unless hosts_part_done. */
+FALLIBLE enum err hosts_part_stage(struct job *j, const char *id, struct staging *out);
+/* All is written: the manifest says what. */
+FALLIBLE enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run);
+/* Takes these files of the run from place `id` into the staging directory, their digests into the run. */
+FALLIBLE enum err hosts_part_take(struct staging *s, struct run *run, const char *id, const uint32_t *files, uint32_t count);
+void hosts_part_drop(struct job *j, const char *id);         /* the save failed: nobody takes it */
+bool hosts_part_id(const char *id);
+
 /* A mark beside the target that says whether two daemons see one storage. action: "put", "look" (*seen: is it there?) or "drop". */
 FALLIBLE enum err hosts_token(int root, const char *name, const char *token, const char *action, bool *seen);
 

@@ -8,6 +8,7 @@
 #include "base/num.h"
 #include "format/dcp_meta.h"
 #include "format/image.h"
+#include "ops/hosts.h"
 #include "ops/input.h"
 #include "ops/target.h"
 #include "ops/write.h"
@@ -26,6 +27,8 @@ struct listed {
 	struct str *names;
 	uint32_t *ranks, *chunk_file, *part_file;
 	bool *exact, *chunk_raw;
+	const char **places;           /* per file: where another host has written it (hosts.h), or NULL */
+	bool *local;                   /* per rank; NULL: all are here */
 	uint32_t world_size, part_count;
 	const char *metadata_name;
 	struct run_build run;
@@ -35,6 +38,14 @@ struct listed {
 static enum err wrong(const char *what, size_t index)
 {
 	return ERR(VALIDATION_FAILED, "the list of items: %s %zu cannot be used", what, index);
+}
+
+/* This save is but a part: "hosts": {"id","part":true}. */
+static const char *part_of(const struct listed *l)
+{
+	const json_t *hosts = json_object_get(l->job->spec, "hosts");
+
+	return json_is_true(json_object_get(hosts, "part")) ? json_string_value(json_object_get(hosts, "id")) : NULL;
 }
 
 /* ---- what the client sent ---- */
@@ -86,6 +97,28 @@ static bool metadata_name_usable(const char *name)
 	return digits && strcmp(name + 2 + digits, ".metadata") == 0;
 }
 
+/* Which ranks are here: one that has a file elsewhere has all of them there. */
+static FALLIBLE enum err read_locals(struct listed *l)
+{
+	bool elsewhere = false;
+
+	for (uint32_t i = 0; i < l->build.file_count; i++)
+		elsewhere = elsewhere || l->places[i];
+	if (!elsewhere)
+		return OK;
+	l->local = mem_alloc(l->world_size * sizeof *l->local);
+	if (!l->local)
+		return ERR(NO_MEMORY, "no memory for %u ranks", l->world_size);
+	memset(l->local, 1, l->world_size * sizeof *l->local);
+	for (uint32_t i = 0; i < l->build.file_count; i++)
+		if (l->places[i])
+			l->local[l->ranks[i]] = false;
+	for (uint32_t i = 0; i < l->build.file_count; i++)
+		if (!l->places[i] && !l->local[l->ranks[i]])
+			return wrong("file", i);
+	return OK;
+}
+
 static FALLIBLE enum err read_files(struct listed *l)
 {
 	const json_t *files = json_object_get(l->doc, "files"), *one;
@@ -94,7 +127,8 @@ static FALLIBLE enum err read_files(struct listed *l)
 	l->names = mem_zalloc(n, sizeof *l->names);
 	l->ranks = mem_zalloc(n, sizeof *l->ranks);
 	l->exact = mem_zalloc(n, sizeof *l->exact);
-	if (!l->names || !l->ranks || !l->exact)
+	l->places = mem_zalloc(n, sizeof *l->places);
+	if (!l->names || !l->ranks || !l->exact || !l->places)
 		return ERR(NO_MEMORY, "no memory for %zu files", n);
 	if (n > LISTED_FILES_MAX)
 		return ERR(LIMIT_EXCEEDED, "a save of more than %d files", LISTED_FILES_MAX);
@@ -107,6 +141,9 @@ static FALLIBLE enum err read_files(struct listed *l)
 		l->names[i] = str_of(name);
 		l->ranks[i] = (uint32_t)json_integer_value(rank);
 		l->exact[i] = json_is_true(json_array_get(one, 2));
+		l->places[i] = json_string_value(json_array_get(one, 3));
+		if (l->places[i] && !hosts_part_id(l->places[i]))
+			return wrong("file", i);
 		if (l->ranks[i] >= l->world_size)
 			l->world_size = l->ranks[i] + 1;
 	}
@@ -114,7 +151,7 @@ static FALLIBLE enum err read_files(struct listed *l)
 	l->build.names = l->names;
 	l->build.ranks = l->ranks;
 	l->build.exact = l->exact;
-	return OK;
+	return read_locals(l);
 }
 
 static FALLIBLE enum err read_list(struct listed *l)
@@ -125,7 +162,7 @@ static FALLIBLE enum err read_list(struct listed *l)
 	TRY(read_bytes(l, "metadata", &l->metadata, &l->metadata_bytes));
 	if (!l->items)
 		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `items` in its source");
-	if (!l->metadata && !l->job->dry_run)
+	if (!l->metadata && !l->job->dry_run && !part_of(l))
 		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `metadata` in its source");
 	l->doc = json_loadb(l->items, l->items_bytes, JSON_REJECT_DUPLICATES, &error);
 	if (!l->doc)
@@ -148,12 +185,21 @@ static const json_t *part_rank(const struct listed *l, size_t i)
 	return json_array_get(json_object_get(dict, "ranks"), 0);
 }
 
+/* Items of other hosts have a source that nobody reads. */
+static FALLIBLE enum err add_elsewhere(struct listed *l)
+{
+	uint32_t file;
+
+	TRY(run_add_file(&l->run, RUN_FILE_SEGMENT, 0, STR("elsewhere"), 0, &l->part_file[l->part_count]));
+	return sdict_add_file(l->target, STR("elsewhere"), 0, &file);
+}
+
 static FALLIBLE enum err add_parts(struct listed *l)
 {
 	const json_t *parts = json_object_get(json_object_get(l->job->spec, "source"), "parts");
 
 	l->part_count = (uint32_t)json_array_size(parts);
-	l->part_file = mem_zalloc(l->part_count, sizeof *l->part_file);
+	l->part_file = mem_zalloc((uint64_t)l->part_count + 1, sizeof *l->part_file);
 	if (!l->part_file)
 		return ERR(NO_MEMORY, "no memory for %u segments", l->part_count);
 	for (uint32_t i = 0; i < l->part_count; i++) {
@@ -170,7 +216,7 @@ static FALLIBLE enum err add_parts(struct listed *l)
 		TRY(sdict_add_file(l->target, str_of(number), 0, &file));
 		must(file == i);
 	}
-	return OK;
+	return l->local ? add_elsewhere(l) : OK;
 }
 
 /* ---- items ---- */
@@ -227,11 +273,17 @@ static FALLIBLE enum err read_item(const struct listed *l, const json_t *one, si
 	const char *fqn = json_string_value(json_array_get(one, 4));
 
 	if (!read_number(json_array_get(one, 0), l->build.file_count, &it->file) ||
-	    !read_number(json_array_get(one, 1), l->part_count, &it->part) ||
+	    !read_number(json_array_get(one, 1), (uint64_t)l->part_count + (l->local != NULL), &it->part) ||
 	    !read_number(json_array_get(one, 2), INT64_MAX, &it->at) ||
 	    !read_number(json_array_get(one, 3), INT64_MAX, &it->bytes) || !fqn)
 		return wrong("item", index);
 	it->fqn = (struct str){ fqn, json_string_length(json_array_get(one, 4)) };
+	if ((it->part == l->part_count) != (l->places[it->file] != NULL))
+		return wrong("item", index);
+	if (it->part == l->part_count) {
+		it->at = 0;
+		return read_shape(one, index, it);
+	}
 	uint64_t image = l->run.files.v[l->part_file[it->part]].bytes;
 	if (it->at > image || it->bytes > image - it->at)
 		return err_at_fqn(ERR(VALIDATION_FAILED, "item %zu goes beyond the end of its segment", index), it->fqn.p, it->fqn.n);
@@ -350,6 +402,33 @@ static enum err check_metadata(void *user, const struct run *run, const struct b
 
 /* ---- the job ---- */
 
+/* Every place once, with its files. */
+static enum err gather_parts(void *user, struct run *run, struct staging *st)
+{
+	struct listed *l = user;
+	CLEANUP(mem_free_ptr) uint32_t *files = mem_alloc(l->build.file_count * sizeof *files);
+	CLEANUP(mem_free_ptr) uint32_t *targets = mem_alloc(l->build.file_count * sizeof *targets);
+	uint32_t n = 0;
+
+	if (!files || !targets)
+		return ERR(NO_MEMORY, "no memory for %u files", l->build.file_count);
+	for (uint32_t i = 0; i < run->files_n; i++)
+		if (run->files[i].kind == RUN_FILE_TARGET && n < l->build.file_count)
+			targets[n++] = i;
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t count = 0;
+		bool before = !l->places[i];
+		for (uint32_t k = 0; k < i && !before; k++)
+			before = l->places[k] && strcmp(l->places[k], l->places[i]) == 0;
+		for (uint32_t k = i; k < n && !before; k++)
+			if (l->places[k] && strcmp(l->places[k], l->places[i]) == 0)
+				files[count++] = targets[k];
+		if (count)
+			TRY(hosts_part_take(st, run, l->places[i], files, count));
+	}
+	return OK;
+}
+
 static FALLIBLE enum err write_listed(struct listed *l)
 {
 	struct load_plan pieces;
@@ -362,7 +441,8 @@ static FALLIBLE enum err write_listed(struct listed *l)
 				.world_size = l->world_size, .to = json_object_get(l->job->spec, "target"),
 				.options = json_object_get(l->job->spec, "options"), .after_run = check_metadata, .user = l,
 				.listed = &l->build, .metadata = { l->metadata, l->metadata_bytes },
-				.metadata_name = l->metadata_name };
+				.metadata_name = l->metadata_name, .part = part_of(l), .local = l->local,
+				.gather = l->local ? gather_parts : NULL };
 	return write_checkpoint(l->job, &w);
 }
 
@@ -385,6 +465,9 @@ enum err listed_job(struct job *j)
 	struct listed l = { .job = j };
 
 	enum err e = listed(&l);
+	for (uint32_t i = 0; e && !j->dry_run && l.local && i < l.build.file_count; i++)
+		if (l.places[i])
+			hosts_part_drop(j, l.places[i]);
 	run_build_free(&l.run);
 	json_decref(l.doc);
 	mem_free(l.items);
@@ -392,6 +475,8 @@ enum err listed_job(struct job *j)
 	mem_free(l.names);
 	mem_free(l.ranks);
 	mem_free(l.exact);
+	mem_free(l.places);
+	mem_free(l.local);
 	mem_free(l.chunk_file);
 	mem_free(l.chunk_raw);
 	mem_free(l.part_file);

@@ -6,6 +6,8 @@
  *     {"metadata_name":".metadata", "files":[["__0_0.distcp",0,false],…],        name, rank, ends where its last item ends
  *      "items":[[file, part, offset in the part's segment, bytes, "model.w", "float32", [8,4]],…]}
  *
+ * A file that a rank of another host has written already (hosts.h) has the place's id as a fourth member; its items' part is the number of
+ * parts.
  * dtype null: bytes that go into the file as they are (a value, an item that an extension has transformed). */
 #pragma once
 #include "ops/job.h"

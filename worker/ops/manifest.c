@@ -104,6 +104,21 @@ static FALLIBLE enum err take_text(struct jscan *js, struct manifest *m, char *i
 	return OK;
 }
 
+static FALLIBLE enum err take_crc(struct jscan *js, uint32_t *out)
+{
+	struct jscan_token t;
+	unsigned digit;
+
+	TRY(jscan_expect(js, JSCAN_STRING, &t));
+	*out = 0;
+	for (size_t i = 0; i < 8 && t.raw.n == 8; i++) {
+		if (!nibble(t.raw.p[i], &digit))
+			return jscan_bad(js, "a CRC32 that is not 8 hex digits");
+		*out = *out << 4 | digit;
+	}
+	return OK;
+}
+
 /* [end, "digest", …] */
 static FALLIBLE enum err take_blocks(struct jscan *js, struct manifest *m, struct manifest_item *item)
 {
@@ -139,8 +154,9 @@ static FALLIBLE enum err take_item(struct jscan *js, struct manifest *m, uint32_
 	item->digest_at = m->digests.n;
 	TRY(take_u64(js, &item->offset));
 	TRY(take_u64(js, &item->length));
-	TRY(jscan_expect(js, JSCAN_STRING, &t));
+	TRY(take_crc(js, &item->crc32));
 	TRY(take_digest(js, whole));
+	memcpy(item->xxh3_128, whole, sizeof whole);
 	TRY(jscan_next(js, &t));
 	bool blocks = t.kind == JSCAN_ARRAY;
 	if (blocks) {

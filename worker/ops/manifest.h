@@ -18,7 +18,8 @@
 
 struct manifest_item {
 	uint32_t file;
-	uint32_t digest_count;
+	uint32_t digest_count, crc32;
+	unsigned char xxh3_128[16];            /* of the item, also if it has blocks */
 	uint64_t offset, length, digest_at;    /* into digests; one entry for an item of one block */
 	bool raw;                              /* digests are of all its bytes, not of the payload in an archive */
 };

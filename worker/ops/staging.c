@@ -227,7 +227,7 @@ enum err staging_trim_files(struct staging *s, const struct run *run)
 		const struct run_file *f = &run->files[i];
 		struct str n = run_file_name(run, f);
 		int fd = -1;
-		if (f->kind != RUN_FILE_TARGET)
+		if (f->kind != RUN_FILE_TARGET || (s->local && !s->local[f->rank]))
 			continue;
 		memcpy(name, n.p, n.n);
 		name[n.n] = '\0';

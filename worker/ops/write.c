@@ -194,7 +194,7 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 	t->first_replica = s->first_replica;
 	t->replica_count = s->replica_count;
 	t->listed = s->listed;
-	t->local = s->hosts ? hosts_local(s->hosts) : NULL;
+	t->local = s->hosts ? hosts_local(s->hosts) : s->local;
 	s->build->opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
 	if (s->safetensors)
 		return build_safetensors(s->build, t, (uint64_t)SAFETENSORS_FILE_MAX_GB * 1000000000u, s->meta, s->meta_count);
@@ -282,12 +282,16 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 
 /* All bytes are written: to be checked and made visible. */
 static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
-				const struct run *run)
+				struct run *run)
 {
-	if (s->after_run)
-		TRY(s->after_run(s->user, run, t->chunk_places));
 	if (s->safetensors || s->listed)
 		TRY(staging_trim_files(st, run));
+	if (s->part)
+		return hosts_part_done(j, st, run);
+	if (s->gather)
+		TRY(s->gather(s->user, run, st));
+	if (s->after_run)
+		TRY(s->after_run(s->user, run, t->chunk_places));
 	return commit(j, s, t, st, run);
 }
 
@@ -319,12 +323,16 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 {
 	if (s->hosts)
 		TRY(hosts_stage(s->hosts, s->to, s->options, st));
+	else if (s->part && !j->dry_run)
+		TRY(hosts_part_stage(j, s->part, st));
 	else if (!j->dry_run)
 		TRY(staging_open(j, s->to, s->options, st));
+	if (s->local)
+		st->local = s->local;
 	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
-	t->task_bytes = st->in_memory && !s->hosts ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	t->task_bytes = st->in_memory && !s->hosts && !s->part && !s->local ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	TRY(build(s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));

@@ -25,6 +25,10 @@ struct write_spec {
 	/* called when all bytes are written, before anything is visible; its error ends the job. May be NULL */
 	enum err (*after_run)(void *user, const struct run *run, const struct build_place *chunk_places);
 	void *user;
+	const char *part;              /* hosts.h: the files go to this place, and nothing is committed. NULL: no */
+	const bool *local;             /* per rank: its files are written here; NULL: all */
+	/* takes what others have written, before after_run. May be NULL */
+	enum err (*gather)(void *user, struct run *run, struct staging *st);
 	const struct build_listed *listed;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;

@@ -20,9 +20,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
 
-from .. import _where, errors, image
+from .. import _group, _where, errors, image
 from .._save import pace_of
-from . import _items, _lane, _path, _pickle, _stage
+from . import _hosts as _torch_hosts, _items, _lane, _path, _pickle, _stage
 
 VERSION = "1.0.0"
 _AHEAD = 10_000_000
@@ -33,12 +33,21 @@ class _Transforms(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A segment of one rank."""
+    """A segment of one rank. elsewhere: of a rank of another host than the coordinator's, where its daemon has written its files."""
 
     url: str
     state_dict: str
     generation: int
     host: Tuple[Tuple[str, Any], ...]
+    elsewhere: str = ""
+
+
+@dataclasses.dataclass
+class _OnHost(_StoragePrefix):  # type: ignore[misc]
+    """A local plan tells the coordinator which host it is of; a global one tells a rank of another host than its own."""
+
+    place: Tuple[str, str] = ("", "")
+    token: str = ""
 
 
 @dataclasses.dataclass
@@ -97,6 +106,7 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         self.save_id = str(uuid.uuid4())
         self.rank: Optional[int] = None
         self.use_collectives = True
+        self._token = ""
 
     # ---- what a checkpoint id is ----
 
@@ -162,11 +172,17 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             warnings.warn(f"Detected an existing checkpoint in {self.path}, overwriting since {self.overwrite=}.", stacklevel=2)
         if self.rank is not None and not self.use_collectives:
             plan = dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self.rank}_"))
+        if plan.storage_data is None:
+            plan = dataclasses.replace(plan, storage_data=_OnHost("", _group.place()))
         return plan
 
     def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
-        return [dataclasses.replace(p, storage_data=_StoragePrefix(f"__{i}_")) if p.storage_data is None else p
-                for i, p in enumerate(plans)]
+        here = _group.place()
+        others = [isinstance(p.storage_data, _OnHost) and p.storage_data.place[0] != here[0] for p in plans]
+        self._token = _torch_hosts.mark(self) if any(others) else ""
+        return [dataclasses.replace(p, storage_data=_OnHost(f"__{i}_", here, self._token) if other else _StoragePrefix(f"__{i}_"))
+                if p.storage_data is None or isinstance(p.storage_data, _OnHost) else p
+                for i, (p, other) in enumerate(zip(plans, others))]
 
     def _files(self, plan: Any) -> List[Tuple[str, List[Any]]]:
         if self.single_file_per_rank:
@@ -180,14 +196,37 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
 
         formats = _formats()
         safetensors = formats is not None and self.serialization_format == formats.SAFETENSORS
+        elsewhere = isinstance(plan.storage_data, _OnHost)
+        if elsewhere:
+            _torch_hosts.look(self.path, plan.storage_data)
         entries: List[_items.Entry] = []
         for name, bucket in self._files(plan):
             entries += _items.entries(name, bucket, planner, self.transforms.extensions, safetensors)
         done: Any = Future()
-        done.set_result(self._into_segments(entries))
+        results = self._into_segments(entries, _number(plan.storage_data.prefix, self.rank))
+        done.set_result(self._write_here(results) if elsewhere else results)
         return done
 
-    def _into_segments(self, entries: List[_items.Entry]) -> List[Any]:
+    def _write_here(self, results: List[Any]) -> List[Any]:
+        """The files of this rank, by the daemon of its host; the coordinator's moves them into the checkpoint."""
+        place = _path.place(self.path)
+        ident = uuid.uuid4().hex
+        listed = _List(place.client, results, self._metadata_name())
+        if not listed.items:
+            return results
+        lane = _lane.take(place.client, 1, "list")
+        try:
+            lane.put_image(listed.image(None))
+            place.client.jobs.wait(place.client.jobs.create(
+                "save", source=listed.source(lane), target=place.object, options={**self._options(), "retries": 0},
+                labels={"save_id": self.save_id}, hosts={"id": ident, "part": True}))
+        finally:
+            lane.hand_over()
+        for r in results:
+            r.storage_data.part = r.storage_data.part._replace(elsewhere=ident)
+        return results
+
+    def _into_segments(self, entries: List[_items.Entry], rank: int) -> List[Any]:
         import torch
 
         places: List[Optional[Tuple[_lane.Lane, int]]] = []
@@ -220,9 +259,9 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
                 own.let_go()
             raise
         rest = iter(copies)
-        return self._results(entries, [x if x is not None else (own, next(rest)[0]) for x in places])
+        return self._results(rank, entries, [x if x is not None else (own, next(rest)[0]) for x in places])
 
-    def _results(self, entries: List[_items.Entry], places: Sequence[Any]) -> List[Any]:
+    def _results(self, rank: int, entries: List[_items.Entry], places: Sequence[Any]) -> List[Any]:
         host = tuple(sorted(_lane.host().items()))
         parts: Dict[str, Part] = {}
         out = []
@@ -230,7 +269,7 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             part = parts.setdefault(lane.name, Part(lane.client.url, lane.name, lane.generation, host))
             for index, length in e.results:
                 info = Placed(e.file, 0, 0, part=part, at=at, nbytes=e.nbytes, fqn=e.fqn, dtype=e.dtype, sizes=e.sizes,
-                              rank=self.rank or 0, exact=e.exact, part_of=length)
+                              rank=rank, exact=e.exact, part_of=length)
                 info.transform_descriptors = e.transforms
                 out.append(_storage.WriteResult(index=index, size_in_bytes=e.nbytes if length < 0 else length, storage_data=info))
         return out
@@ -245,7 +284,8 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
         listed = _List(place.client, flat, self._metadata_name())
         lane = _lane.take(place.client, 1, "list")
         try:
-            spec = {"target": place.object, "options": self._options(), "labels": {"save_id": self.save_id}}
+            options = {**self._options(), **({"retries": 0} if listed.elsewhere else {})}  # its files are moved, once
+            spec = {"target": place.object, "options": options, "labels": {"save_id": self.save_id}}
             lane.put_image(listed.image(None))
             plan = self._in_turn(place.client.jobs.plan, source=listed.source(lane), **spec)
             metadata.storage_data = listed.storage_data(plan["places"])
@@ -253,6 +293,7 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             place.client.jobs.wait(self._in_turn(place.client.jobs.create, source=listed.source(lane), **spec))
         finally:
             lane.hand_over()
+            _torch_hosts.unmark(self._token)
 
     def _options(self) -> Dict[str, Any]:
         pace = pace_of(None)
@@ -273,6 +314,12 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
             pause = min(pause * 2, 0.5)
 
 
+def _number(prefix: str, rank: Optional[int]) -> int:
+    """The rank whose files begin so: releases that tell a writer its rank are new."""
+    middle = prefix[2:-1]
+    return int(middle) if prefix.startswith("__") and prefix.endswith("_") and middle.isdigit() else rank or 0
+
+
 class _List:
     """All ranks' items as dcpd takes them."""
 
@@ -288,10 +335,10 @@ class _List:
             s = r.storage_data
             if not isinstance(s, Placed):
                 raise TypeError(f"{r.index}: a result that is not of dcpd's write_data")
-            if s.part.host != here:
+            if s.part.host != here and not s.part.elsewhere:
                 there = dict(s.part.host)["name"]
-                raise errors.SeveralHosts(f"ranks of hosts {dict(here)['name']} and {there} save together: dcpd's segments are of one "
-                                          "host; use dcpd.save over a storage that all daemons share")
+                raise errors.SeveralHosts(f"ranks of hosts {dict(here)['name']} and {there} save together without a plan that says so: "
+                                          "dcpd's segments are of one host")
             self._add(s)
 
     def _add(self, s: Placed) -> None:
@@ -300,17 +347,22 @@ class _List:
         file = self.files.get(s.relative_path)
         if file is None:
             file = self.files[s.relative_path] = len(self.files)
-            self.heads.append([s.relative_path, s.rank, s.exact])
-        part = self.parts.setdefault(s.part, len(self.parts))
+            self.heads.append([s.relative_path, s.rank, s.exact] + ([s.part.elsewhere] if s.part.elsewhere else []))
+        part = None if s.part.elsewhere else self.parts.setdefault(s.part, len(self.parts))
         self.index[s.key()] = len(self.items)
         self.items.append([file, part, s.at, s.nbytes, s.fqn, s.dtype, None if s.sizes is None else list(s.sizes)])
+
+    @property
+    def elsewhere(self) -> bool:
+        return any(len(h) > 3 for h in self.heads)
 
     def source(self, lane: _lane.Lane) -> Dict[str, Any]:
         return {"state_dict": lane.name, "generation": lane.generation,
                 "parts": [{"state_dict": p.state_dict, "generation": p.generation} for p in self.parts]}
 
     def image(self, metadata: Optional[bytes]) -> bytes:
-        text = json.dumps({"metadata_name": self.metadata_name, "files": self.heads, "items": self.items}).encode()
+        items = [[x[0], len(self.parts) if x[1] is None else x[1], *x[2:]] for x in self.items]
+        text = json.dumps({"metadata_name": self.metadata_name, "files": self.heads, "items": items}).encode()
         pairs = [("items", text)] + ([] if metadata is None else [("metadata", metadata)])
         return image.dump([(image.ChunkSpec(k, "uint8", (len(v),), (0,), (len(v),)), v) for k, v in pairs])
 
