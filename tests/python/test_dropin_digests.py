@@ -76,8 +76,9 @@ def hurt(path, file, at):  # noqa: F811
     flip(path / file, at)
 
 
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("way", sorted(WAYS))
+@pytest.mark.parametrize("way, beside", [
+    pytest.param(w, b, marks=[pytest.mark.slow] if b and w not in ("plain", "zstd") or w == "unsynced" else [])
+    for w in sorted(WAYS) for b in (False, True)])
 def test_every_item_has_a_digest(path, way, beside):  # noqa: F811
     if beside:
         path.mkdir()
@@ -167,7 +168,7 @@ def test_the_values_of_ranks_by_themselves(ranks, d, at, path):  # noqa: F811
     assert r["all_zero"] == [{"fqn": "t", "count": 1000}] and r["nan"] == [] == r["inf"]  # rank 0's
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_ranks_manifest_that_is_gone_or_wrong(ranks, d, at, path, rank):  # noqa: F811
     rank_local(ranks, path)
     manifest, other = path / f".dcpd.{rank}.json", path / f".dcpd.{rank ^ 1}.json"

@@ -18,6 +18,7 @@ from dcpd.torch import StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 HALVES = [(StorageWriter, dcp.FileSystemReader), (dcp.FileSystemWriter, StorageReader), (StorageWriter, StorageReader)]
+HALVES[2] = pytest.param(*HALVES[2], marks=pytest.mark.slow)
 halves = pytest.mark.parametrize("writer, reader", HALVES, ids=["ours-theirs", "theirs-ours", "ours-ours"])
 
 

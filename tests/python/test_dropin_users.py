@@ -149,8 +149,9 @@ print([os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in pids])
 """
 
 
+@pytest.mark.seconds(200)
 def test_ranks_that_fork_after_the_import(script, path):  # noqa: F811
-    assert script(FORK, path).stdout == "[0, 0, 0]\n"
+    assert script(FORK, path, timeout=180).stdout == "[0, 0, 0]\n"
 
 
 def test_pickled_before_and_after_use(path):  # noqa: F811
