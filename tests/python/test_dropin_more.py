@@ -310,3 +310,18 @@ def test_older_pytorch(d, at, version):
     r = subprocess.run([python, HERE / "on_versions.py", folder], capture_output=True, text=True, timeout=600,
                        env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "api/python"), "DCPD_URL": f"unix://{d.socket}"})
     assert r.returncode == 0, r.stdout[-2000:] + r.stderr[-4000:]
+
+
+def test_a_checkpoint_whose_files_are_not_here(path, monkeypatch, tmp_path):  # noqa: F811
+    """The daemon has it, this process has not its directory: an error that says so, and what can be done; else as PyTorch has it."""
+    save({"a": torch.ones(3)}, StorageWriter(path))
+    reference = f"main:{path.name}"
+    real = dcpd.client.Storages.get
+    monkeypatch.setattr(dcpd.client.Storages, "get", lambda self, name: {**real(self, name), "path": str(tmp_path / "elsewhere")})
+    with pytest.raises(dcpd.errors.Forbidden) as e:
+        StorageReader(reference).read_metadata()
+    assert e.value.file == ".metadata" and reference in str(e.value) and "elsewhere" in str(e.value) and "dcpd.load()" in str(e.value)
+    for absent in (lambda: StorageReader(reference).read_metadata(rank=3), StorageReader("main:no-such").read_metadata,
+                   StorageReader(tmp_path / "nothing").read_metadata):
+        with pytest.raises(FileNotFoundError):
+            absent()

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, Union
 
-from .. import _where
+from .. import _where, errors
 
 Id = Union[str, "os.PathLike[str]"]
 
@@ -50,3 +50,21 @@ def folder(path: Any) -> Path:
         return Path(path)
     place = _where.resolve(path)
     return Path(str(place.client.storages.get(place.storage)["path"]), *place.name.split("/"))
+
+
+def open_file(path: Any, inside: Path, name: str) -> int:
+    """A file of the checkpoint in directory `inside`, to read. PyTorch's part of a load (the metadata, values) is done here: a daemon that
+    has the checkpoint while we cannot open it is named, and what to do."""
+    file = inside / name
+    try:
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError) as e:
+        if not _where.is_reference(path):
+            raise
+        at = _where.resolve(path)
+        listed = {x["name"] for x in at.client.checkpoints.files(at.object)} if at.client.checkpoints.exists(at.object) else set()
+        if name not in listed:
+            raise
+        raise errors.Forbidden(f"{path}: the daemon at {at.client.url} has {name}, and this process cannot open it as {file} "
+                               f"({e.strerror}): is the directory mounted here, and may this user read it? dcpd.load() reads all of a "
+                               "checkpoint through the daemon", code="forbidden", file=name) from e

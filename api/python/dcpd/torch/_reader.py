@@ -70,7 +70,8 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc,unused-ignore]
         """The checkpoint's Metadata; `rank=` asks for the one that this rank wrote for itself. Raises where it is absent."""
         rank = kwargs.get("rank")
         name = ".metadata" if rank is None else f"__{rank}.metadata"
-        metadata = _pickle.loads((_path.folder(self.path) / name).read_bytes())
+        with open(_path.open_file(self.path, _path.folder(self.path), name), "rb") as f:
+            metadata = _pickle.loads(f.read())
         if getattr(metadata, "storage_meta", None) is not None:
             metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -230,7 +231,7 @@ class _Files:
             return
         folder = _path.folder(self.reader.path)
         for name, wanted in per_file.items():
-            fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _path.open_file(self.reader.path, folder, name)
             try:
                 for item in sorted(wanted, key=lambda x: self.reader.storage_data[x.storage_index].offset):
                     self._one(item, self._stream(fd, name, item), planner)
