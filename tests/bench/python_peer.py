@@ -212,16 +212,17 @@ def ranks(part, n, size, runs, folder):
 
 def small(runs):
     plain = {f"layers.{i // 10}.w{i % 10}": torch.randn(16, 16) for i in range(10_000)}
-    out = {"plain": [], "dtensor": [], "to_local": []}
+    out = {"plain": [], "plain_cpu": [], "dtensor": [], "dtensor_cpu": [], "to_local": []}
 
     def go(sd, name):
         for k in range(runs + 2):
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.thread_time()
             h = dcpd.async_save(sd, f"disk:small-{name}", overwrite=True)
-            t = time.perf_counter() - start
+            t, cpu = time.perf_counter() - start, time.thread_time() - cpu
             h.result()
             if k > 1:  # both slots are warm
                 out[name].append(t)
+                out[name + "_cpu"].append(cpu)
 
     go(plain, "plain")
     with tempfile.TemporaryDirectory() as place:
