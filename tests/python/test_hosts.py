@@ -213,7 +213,7 @@ def hold(hosts, pids, ref):
 @contextlib.contextmanager
 def interrupted(hosts, ref):
     """A save of which alpha has done its part, and beta is stopped amid its own."""
-    hosts.ranks(on_hosts.save, f"main:run/{time.monotonic_ns()}", 0)  # the workers are there
+    hosts.ranks(on_hosts.save, f"main:run/{harness.fresh()}", 0)  # the workers are there
     pids = [w["pid"] for w in hosts.daemons[1].api.get("/v1/workers").ok()["workers"] if w["role"] == "gang"]
     try:
         assert any(hold(hosts, pids, ref) for _ in range(3)), "beta was too fast"
