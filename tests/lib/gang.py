@@ -114,18 +114,22 @@ class Segments:
 
     def __init__(self, images=()):
         self.fds, self.bytes = [], []
-        for data in images:
-            self.make(len(data), data)
+        try:
+            for data in images:
+                self.make(len(data), data)
+        except OSError:
+            self.close()
+            raise
 
     def make(self, n, data=b""):
         path = f"/dev/shm/dcpd-test-{os.getpid()}-{time.monotonic_ns()}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.fds.append(fd)
+        self.bytes.append(n)
         os.unlink(path)
         os.ftruncate(fd, n)
         if data:
             os.pwrite(fd, data, 0)
-        self.fds.append(fd)
-        self.bytes.append(n)
         return fd
 
     def doc(self, generation=1):
