@@ -2,14 +2,20 @@
 
 They are in an environment of their own (requirements-frameworks.txt): test_frameworks.py runs this file there, in make check-full.
 """
+import gc
 import json
 import logging
 import os
+import pathlib
+import re
+import subprocess
+import sys
 import warnings
 
 import harness as lib
 import pytest
 import torch
+from conftest import PACKAGE
 
 import dcpd
 
@@ -31,7 +37,7 @@ def equal(a, b):
 # ------------------------------------------------------------------------------------------------------------ Lightning
 
 
-def lightning_run(folder, epochs, ckpt_path=None, plugin=None, **options):
+def lightning_run(folder, epochs, ckpt_path=None, plugin=None, keep=None, **options):
     L = pytest.importorskip("lightning")
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -56,7 +62,7 @@ def lightning_run(folder, epochs, ckpt_path=None, plugin=None, **options):
     torch.manual_seed(0)
     net = Net()
     data = torch.utils.data.DataLoader(torch.randn(32, 8, generator=torch.Generator().manual_seed(1)), batch_size=8)
-    keep = ModelCheckpoint(dirpath=str(folder), save_top_k=1, monitor="loss", save_last=True, filename="{epoch}")
+    keep = keep or ModelCheckpoint(dirpath=str(folder), save_top_k=1, monitor="loss", save_last=True, filename="{epoch}")
     plugin = plugin or DcpdCheckpointIO(**options)
     trainer = L.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
                         callbacks=[keep], plugins=[plugin], default_root_dir=str(folder))
@@ -81,6 +87,21 @@ def test_lightning_resumes(at, folder, options):
     assert sorted(p.name for p in folder.iterdir()) == ["epoch=3.ckpt", "last.ckpt"] and keep.best_model_path.endswith("epoch=3.ckpt")
     jobs = dcpd.connect().jobs.list(filter=f'target="main:{folder.name}/last.ckpt"')
     assert {j["kind"] for j in jobs} == {"save"} and all(j["state"] == "succeeded" for j in jobs) and len(jobs) == 4
+
+
+def test_lightning_links_the_last_one(at, folder):
+    """A link to what is still being written; training goes on from it, and removing it leaves what it names."""
+    L = pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    keep = ModelCheckpoint(dirpath=str(folder), save_top_k=2, monitor="epoch", mode="max", save_last="link", filename="{epoch}")
+    trainer, net, _ = lightning_run(folder, 3, keep=keep)
+    assert sorted(p.name for p in folder.glob("*.ckpt")) == ["epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"]
+    assert (folder / "last.ckpt").is_symlink()
+    again, net, _ = lightning_run(folder, 4, ckpt_path=str(folder / "last.ckpt"))
+    assert again.current_epoch == 4
+    trainer.strategy.checkpoint_io.remove_checkpoint(folder / "last.ckpt")
+    assert not (folder / "last.ckpt").is_symlink() and (folder / "epoch=2.ckpt/.metadata").exists() and L
 
 
 def test_lightning_takes_references_and_its_own_files(at, folder):
@@ -179,6 +200,38 @@ def test_transformers_resumes(at, folder, tmp_path):
     assert "model.embed_tokens.weight" in state["optim"]["0"]["state"]
 
 
+@pytest.mark.seconds(240)
+def test_transformers_crashes_and_keeps_what_it_was_told_to(at, folder, tmp_path):
+    """A trainer that dies at a step in the middle; the one that goes on counts what is there among what it keeps."""
+    pytest.importorskip("transformers")
+    from transformers import TrainerCallback
+
+    from dcpd.transformers import DcpdCallback, resume
+
+    class Crash(TrainerCallback):
+        def on_step_end(self, args, state, control, **kw):
+            if state.global_step == 5:
+                raise RuntimeError("crash")
+
+    where = f"main:{folder.name}"
+    first = trainer_of(tmp_path, 8, [DcpdCallback(where, every=2, keep=2), Crash()])
+    with pytest.raises(RuntimeError, match="crash"):
+        first.train()
+    dcpd.wait(60)
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    again = trainer_of(tmp_path, 8, [DcpdCallback(where, every=2, keep=2)])
+    own = resume(again, where)
+    again.train(resume_from_checkpoint=own)
+    assert sorted(p.name for p in folder.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
+    whole = trainer_of(tmp_path, 8, [])
+    whole.train()
+    equal(again.model.state_dict(), whole.model.state_dict())
+    assert pathlib.Path(own).exists()
+    del again, first
+    gc.collect()
+    assert not pathlib.Path(own).exists(), "the small directory goes with the trainer"
+
+
 def test_transformers_saves_when_trainer_does(at, folder, tmp_path):
     pytest.importorskip("transformers")
     from dcpd.transformers import DcpdCallback, resume
@@ -247,3 +300,40 @@ def test_accelerate_resumes(at):
     train(*two, 2)
     equal(one[1].state_dict(), two[1].state_dict())
     assert one[3].state_dict() == two[3].state_dict()
+
+
+# ---------------------------------------------------------------------------------------------------------------- types
+
+PROGRAM = '''
+import dcpd
+from typing import Any, Dict
+
+def resume(into: Dict[str, Any]) -> int:
+    try:
+        dcpd.load("main:run", into=into, strict=False)
+    except dcpd.NotFound as e:
+        reveal_type(e.code)
+        return 0
+    h = dcpd.async_save(into, "main:run", step=3)
+    reveal_type(h.job_id)
+    reveal_type(dcpd.open("main:run")["w"])
+    with dcpd.connect("http://h:1", token="t") as c:
+        reveal_type(c.jobs.run("verify", source="main:run"))
+    return len(dcpd.save(into, "main:run", overwrite=True).id)
+'''
+
+
+@pytest.mark.seconds(500)
+def test_a_typed_program(tmp_path):
+    """py.typed holds what it promises: a strict user's program needs no ignores, and the package itself passes."""
+    pytest.importorskip("mypy")
+    file = tmp_path / "user.py"
+    file.write_text(PROGRAM)
+    env = {**os.environ, "MYPYPATH": str(PACKAGE)}
+    out = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "c"), str(file)], env=env,
+                         capture_output=True, text=True, timeout=300)
+    whole = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "c"), str(PACKAGE / "dcpd")],
+                           capture_output=True, text=True, timeout=400)
+    assert whole.returncode == 0, whole.stdout
+    revealed = re.findall(r'Revealed type is "(?:builtins\.)?(.*?)"', out.stdout)
+    assert out.returncode == 0 and revealed[:2] == ["str", "str"] and "Job" in revealed[3], out.stdout

@@ -106,6 +106,23 @@ def test_no_checkpoint_in_another_by_a_path(at, tmp_path):
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(p.name for p in (tmp_path / "a").iterdir() if p.is_file())
 
 
+def test_a_link_to_the_latest_is_followed(at, tmp_path):
+    for folder in (tmp_path, at.storages["main"] / lib.fresh()):
+        dcpd.save({"x": 1}, folder / "step-1")
+        (folder / "latest").symlink_to("step-1")
+        assert dcpd.load(folder / "latest") == {"x": 1} and dcpd.open(str(folder / "latest"))["x"] == 1
+
+
+def test_checkpoints_by_their_numbers(at):
+    from dcpd import _train
+
+    where = f"main:{lib.fresh()}"
+    assert _train.numbered(where) == [] and _train.newest(where) is None
+    for n in ("checkpoint-10", "checkpoint-9", "other", "checkpoint-9-old"):
+        dcpd.save({"x": 1}, f"{where}/{n}")
+    assert _train.numbered(where) == [(9, "checkpoint-9"), (10, "checkpoint-10")] and _train.newest(where) == f"{where}/checkpoint-10"
+
+
 def test_urls_are_no_directories(at, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for url in ("s3://bucket/run", "file:///tmp/x", "hf://a"):

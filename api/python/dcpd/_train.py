@@ -75,17 +75,19 @@ def _numpy() -> Any:
     return numpy
 
 
-def newest(where: str, client: Optional[Client] = None) -> Optional[str]:
-    """The checkpoint of the highest number in `where` ("main:run1": "main:run1/checkpoint-20"), or None; the same on all ranks if they
-    ask together. A complete one only: dcpd shows no other."""
+def numbered(where: str, client: Optional[Client] = None) -> List[Tuple[int, str]]:
+    """The checkpoints in `where` whose names end in a number ("checkpoint-20"), in its order. Complete ones only: dcpd shows no others."""
     try:
         place = _where.resolve(f"{where}/x" if _where.is_reference(where) else where.rstrip("/") + "/x", client)
     except errors.NotFound:
-        return None
+        return []
     prefix = place.name[:-1]
-    best: Tuple[int, Optional[str]] = (-1, None)
-    for c in place.client.checkpoints.list(place.storage, prefix=prefix):
-        m = re.fullmatch(r"[A-Za-z]*-?(\d+)", c["name"][len(prefix):])
-        if m and int(m[1]) > best[0]:
-            best = int(m[1]), c["name"][len(prefix):]
-    return None if best[1] is None else f"{where.rstrip('/')}/{best[1]}"
+    names = [c["name"][len(prefix):] for c in place.client.checkpoints.list(place.storage, prefix=prefix)]
+    return sorted((int(m[1]), n) for n in names if (m := re.fullmatch(r"[A-Za-z]*-?(\d+)", n)))
+
+
+def newest(where: str, client: Optional[Client] = None) -> Optional[str]:
+    """The checkpoint of the highest number in `where` ("main:run1": "main:run1/checkpoint-20"), or None; the same on all ranks if they
+    ask together."""
+    found = numbered(where, client)
+    return f"{where.rstrip('/')}/{found[-1][1]}" if found else None

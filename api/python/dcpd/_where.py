@@ -74,6 +74,8 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False)
     if isinstance(target, str) and _URL.match(target):
         raise errors.RequestRefused(f"{target!r}: no URLs; a checkpoint is STORAGE:NAME or a directory path (a mounted one)")
     path = os.path.abspath(os.fspath(target))
+    if not make and os.path.islink(path):
+        path = os.path.realpath(path)  # such as "latest"; dcpd itself follows no links
     found = client
     if found is None:
         try:

@@ -8,6 +8,7 @@ under a storage root goes to that daemon, and `ckpt_path` may be a reference ("m
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any, Dict, Optional
@@ -40,6 +41,9 @@ class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc,unused-ignore]
 
     def save_checkpoint(self, checkpoint: Dict[str, Any], path: _where.Target, storage_options: Optional[Any] = None) -> None:
         """storage_options: a dict that goes before the options of the plugin. Raises what an earlier save failed with."""
+        if not _where.is_reference(path):  # save_last="link" puts its link there at once
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         f = self._saves.save(_exact.pack(checkpoint), path, **{"overwrite": True, "no_dist": True, **self._options,
                                                               **(storage_options or {})})
         if self._wait:
@@ -60,7 +64,7 @@ class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc,unused-ignore]
 
     def remove_checkpoint(self, path: _where.Target) -> None:
         """Removes it once all saves before are durable; returns at once."""
-        if not _where.is_reference(path) and os.path.isfile(path):
+        if not _where.is_reference(path) and (os.path.islink(path) or os.path.isfile(path)):
             os.remove(path)
         else:
             self._saves.remove(path)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import tempfile
+import weakref
 from typing import Any, Callable, Dict, List, Optional
 
 from transformers import TrainerCallback
@@ -26,8 +28,9 @@ _STATE = "trainer_state.json"
 class DcpdCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Saves to `where`/checkpoint-STEP whenever Trainer saves and, if given, `every` so many steps; training goes on after the copy.
 
-    where: "STORAGE:NAME" or a directory. keep: how many checkpoints of this run stay, the newest; None keeps all. Further options as for
-    `dcpd.async_save`. On several ranks all take part, whatever wraps the model. The end of training waits until all are durable.
+    where: "STORAGE:NAME" or a directory. keep: how many checkpoints of this run stay, the newest, also over a resume; None keeps all.
+    Further options as for `dcpd.async_save`. On several ranks all take part, whatever wraps the model. The end of training waits until all
+    are durable.
     """
 
     def __init__(self, where: str, *, every: Optional[int] = None, keep: Optional[int] = None, client: Optional[Client] = None,
@@ -36,6 +39,11 @@ class DcpdCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             raise ValueError("every and keep: at least 1")
         self.where, self.every, self.keep, self._options = os.fspath(where).rstrip("/"), every, keep, options
         self._saves, self._last, self._made = Saves(client), -1, []  # type: Saves, int, List[str]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """A run that goes on counts what it has saved before among those to keep."""
+        if self.keep is not None and state.global_step and _group.group().rank == 0:
+            self._made = [f"{self.where}/{name}" for n, name in _train.numbered(self.where, self._saves._client) if n <= state.global_step]
 
     def on_save(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Trainer has decided to save."""
@@ -96,6 +104,7 @@ def resume(trainer: Any, where: str, *, client: Optional[Client] = None) -> Opti
         return None
     place = _where.resolve(ref, client)
     folder = tempfile.mkdtemp(prefix="dcpd-resume-")
+    weakref.finalize(trainer, shutil.rmtree, folder, True)
     with open(os.path.join(folder, _STATE), "w", encoding="utf-8") as f:
         f.write(_train.rest(f"{place}", ["trainer"], place.client)["trainer"])
 
