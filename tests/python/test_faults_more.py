@@ -74,7 +74,7 @@ def test_interrupted_saves_of_the_drop_in(at, path, monkeypatch, where):  # noqa
     assert len(ours(at)) == lanes, "the same lanes, again and again"
 
 
-def test_an_interrupted_copy_has_ended(monkeypatch):
+def test_an_interrupted_copy_has_ended():
     """No thread of it goes on to write into what is somebody else's by then."""
     done = []
 
@@ -84,9 +84,8 @@ def test_an_interrupted_copy_has_ended(monkeypatch):
         time.sleep(0.2)
         done.append(blocks)
 
-    monkeypatch.setattr(_copy, "_run", run)
     with pytest.raises(KeyboardInterrupt):
-        _copy.copy([(0, 0, 64 * MIB)], workers=3)
+        _copy.copy([(0, 0, 64 * MIB)], 3, run)
     assert len(done) == 2
 
 
