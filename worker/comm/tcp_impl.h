@@ -101,7 +101,8 @@ struct tcp_mesh {
 	struct tcp_op *op;
 	bool beaten;                   /* the beat has come */
 	uint64_t began_ns, said_ns;    /* of the operation; our latest STATE */
-	uint64_t turned_ns, back_ns;   /* in the operation: the latest turn; when we came back from being away, 0: never */
+	/* In the operation: the latest turn; when we came back from being away, and when the deadline was found to be over, 0: never. */
+	uint64_t turned_ns, back_ns, late_ns;
 	enum err failed;
 	struct err_info failure;
 	bool noted;                    /* our ABORT is out */

@@ -281,11 +281,12 @@ static uint32_t find_late(const struct tcp_mesh *m)
 }
 
 /* Who was kept from running finds what the others said meanwhile all at once, and cannot tell who has been silent since: it listens on. */
-static bool listens_on(const struct tcp_mesh *m, uint64_t deadline_ns)
+static bool listens_on(struct tcp_mesh *m)
 {
 	uint64_t now = comm_now_ns();
 
-	return m->back_ns && now - m->back_ns < fresh_ns(m) && now < deadline_ns + 2 * fresh_ns(m);
+	m->late_ns = m->late_ns ? m->late_ns : now;
+	return m->back_ns && now - m->back_ns < fresh_ns(m) && now - m->late_ns < 4 * fresh_ns(m);
 }
 
 static void give_up(struct tcp_mesh *m)
@@ -317,7 +318,7 @@ static void begin(struct tcp_op *op, struct comm *c)
 	op->g = g;
 	m->op = op;
 	m->began_ns = m->turned_ns = comm_now_ns();
-	m->back_ns = 0;
+	m->back_ns = m->late_ns = 0;
 	g->recent[c->call.number % (sizeof g->recent / sizeof *g->recent)] = c->call;
 	for (uint32_t i = 0; i < g->size; i++) {
 		if (g->peers[i] == m->rank)
@@ -352,7 +353,7 @@ static void turn(struct tcp_mesh *m, struct tcp_op *op, bool more)
 		if (!m->failed)
 			say_state(m, comm_now_ns());
 	}
-	if (late && !m->failed && !op->done(op) && !listens_on(m, op->c->deadline_ns))
+	if (late && !m->failed && !op->done(op) && !listens_on(m))
 		give_up(m);
 }
 
