@@ -15,6 +15,7 @@
 #include "server/config.h"
 #include "server/events.h"
 #include "server/job_own.h"
+#include "server/journal.h"
 
 enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000, TEXT_MAX = 32 << 20 };
 
@@ -39,17 +40,27 @@ bool job_state_ended(enum job_state state)
 	return state >= JOB_SUCCEEDED;
 }
 
-/* ULID: 48 bits of milliseconds and 80 random bits in Crockford's base 32: ids sort by time of birth. */
-void job_new_id(char id[JOB_ID_LEN + 1])
+static const char digits[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+
+void job_id_mark(const struct server *s, char mark[JOB_MARK_LEN + 1])
 {
-	static const char digits[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+	uint64_t id = journal_id(s->journal);
+
+	for (int i = 0; i < JOB_MARK_LEN; i++, id >>= 5)
+		mark[i] = digits[id & 31];
+	mark[JOB_MARK_LEN] = '\0';
+}
+
+/* ULID: 48 bits of milliseconds and 80 others in Crockford's base 32, 50 of them random: ids sort by time of birth. */
+void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1])
+{
 	static uint64_t last_ms;
-	static unsigned char bits[10];
+	static unsigned char bits[7];
 	uint64_t ms = (uint64_t)clock_wall_ms();
 
 	if (ms <= last_ms) { /* the same millisecond, or a clock set back: count on */
 		ms = last_ms;
-		for (int i = 9; i >= 0 && ++bits[i] == 0; i--)
+		for (int i = 5; i >= 0 && ++bits[i] == 0; i--)
 			;
 	} else {
 		must(getrandom(bits, sizeof bits, 0) == (ssize_t)sizeof bits);
@@ -58,12 +69,12 @@ void job_new_id(char id[JOB_ID_LEN + 1])
 	last_ms = ms;
 	for (int i = 9; i >= 0; i--, ms >>= 5)
 		id[i] = digits[ms & 31];
-	for (int i = 0; i < 16; i++) {
+	for (int i = 0; i < 10; i++) {
 		int bit = i * 5, at = bit / 8, shift = 11 - bit % 8;
-		unsigned pair = (unsigned)bits[at] << 8 | (at + 1 < 10 ? bits[at + 1] : 0);
+		unsigned pair = (unsigned)bits[at] << 8 | (at + 1 < 7 ? bits[at + 1] : 0);
 		id[10 + i] = digits[pair >> shift & 31];
 	}
-	id[JOB_ID_LEN] = '\0';
+	job_id_mark(s, id + JOB_ID_LEN - JOB_MARK_LEN);
 }
 
 struct principal job_owner(const struct job *j)
@@ -87,7 +98,7 @@ FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *
 	j->spec = json_deep_copy(spec);
 	j->created_ms = clock_wall_ms();
 	j->version = ++s->jobs->versions;
-	job_new_id(j->id);
+	job_new_id(s, j->id);
 	const json_t *retries = json_object_get(json_object_get(spec, "options"), "retries");
 	j->retries_left = json_is_integer(retries) ? (int)json_integer_value(retries) : 1;
 	if (!j->spec) {

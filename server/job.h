@@ -7,7 +7,7 @@
 #pragma once
 #include "server/server.h"
 
-enum { JOB_ID_LEN = 26, JOB_PAGE_MAX = 1000 };
+enum { JOB_ID_LEN = 26, JOB_MARK_LEN = 6, JOB_PAGE_MAX = 1000 };
 
 /* The numbers are in the journal: new ones go behind. From JOB_CREATE on: operations on state dicts in shared memory. */
 enum job_kind {

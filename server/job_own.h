@@ -86,7 +86,9 @@ void job_cache_add(struct job *j);
 void job_revive(struct job *j);                      /* from the cache to the live ones */
 void job_changed(struct job *j);                     /* the text is stale; says so on the event stream */
 void job_put_row(struct journal_txn *t, struct job *j);
-void job_new_id(char id[JOB_ID_LEN + 1]);
+/* Its end is the daemon's mark: of what jobs leave on a storage that several daemons see, each knows its own. */
+void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1]);
+void job_id_mark(const struct server *s, char mark[JOB_MARK_LEN + 1]);
 struct principal job_owner(const struct job *j);
 void job_wake(struct job *j);                        /* its waiters: it has ended */
 

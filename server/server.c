@@ -92,14 +92,17 @@ void server_sweep(struct server *s, const char *name)
 	json_t *keep = json_array();
 	struct sweep *sw = mem_zalloc(1, sizeof *sw);
 	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
+	char mark[JOB_MARK_LEN + 1];
 
 	must(sw);
 	sw->server = s;
 	snprintf(sw->storage, sizeof sw->storage, "%s", name);
-	job_new_id(before);
+	job_new_id(s, before);
+	job_id_mark(s, mark);
 	for (const struct job *j = s->jobs->live; j; j = j->live_next)
 		json_array_append_new(keep, json_string(j->id));
-	json_t *question = json_pack("{s:s, s:s, s:o, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before);
+	json_t *question = json_pack("{s:s, s:s, s:o, s:s, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before,
+				    "mark", mark);
 	lookup_ask(s, name, question, NULL, 0, on_swept, sw);
 }
 

@@ -171,11 +171,15 @@ def test_a_link_on_the_way(d, tmp_path):
 def test_left_overs_are_swept_at_start(spawn):
     d = spawn()
     sd = state_dict(d, 10)
-    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "run/a"})
+    job = d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "run/a"})
     d.stop()
-    for p in ("run/.dcpd-01ARZ3NDEKTSV4RRFFQ69G5FAV-1", ".dcpd-trash-01ARZ3NDEKTSV4RRFFQ69G5FAV"):
-        (d.storages["main"] / p).mkdir()
-        (d.storages["main"] / p / "__0_0.distcp").write_bytes(b"x" * 1000)
+    ours = "01ARZ3NDEKTSV4RRFFQ6" + job["id"][-6:]
+    others = d.storages["main"] / ("run/.dcpd-01ARZ3NDEKTSV4RRFFQ6" + job["id"][:-7:-1] + "-1")  # of another daemon, at work there
+    for p in (d.storages["main"] / f"run/.dcpd-{ours}-1", d.storages["main"] / f".dcpd-trash-{ours}", others):
+        p.mkdir()
+        (p / "__0_0.distcp").write_bytes(b"x" * 1000)
     d.start()
-    lib.wait_for(lambda: not d.staging(), 15, "left-overs swept")
+    lib.wait_for(lambda: len(d.staging()) == 1, 15, "left-overs swept")
+    assert others.is_dir()
+    shutil.rmtree(others)
     d.api.run("verify", source={"storage": "main", "name": "run/a"}, level="digest")

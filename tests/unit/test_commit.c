@@ -369,16 +369,38 @@ static void test_sweep(void **state)
 	T_OK(save("A", "x", false));
 	for (size_t i = 0; i < sizeof made / sizeof *made; i++)
 		t_worker_put(&t, made[i], "", 0);
-	T_OK(commit_sweep(&t.w, 0, keep, "01Y", &removed));
+	T_OK(commit_sweep(&t.w, 0, &(struct commit_keep){ .jobs = keep, .before = "01Y" }, &removed));
 	assert_int_equal(removed, 3);
 	assert_false(t_worker_has(&t, ".dcpd-01A-1") || t_worker_has(&t, ".dcpd-trash-01B") || t_worker_has(&t, "deep/er/.dcpd-01C-2"));
 	assert_true(t_worker_has(&t, ".dcpd-01K-1"));     /* runs */
 	assert_true(t_worker_has(&t, ".dcpd-01Z-1"));     /* began after the question */
 	assert_true(t_worker_has(&t, "x/.dcpd-01A-1"));   /* nobody looks into checkpoints */
 	assert_true(t_worker_has(&t, ".other/f") && t_worker_has(&t, "deep/.dcpd-01A"));
-	T_OK(commit_sweep(&t.w, 0, NULL, NULL, &removed));
+	T_OK(commit_sweep(&t.w, 0, NULL, &removed));
 	assert_int_equal(removed, 2);
 	json_decref(keep);
+}
+
+/* Another daemon on the same storage may be at it. */
+static void test_sweep_leaves_others_alone(void **state)
+{
+	static const char *const made[] = { ".dcpd-01AOURS-1/f", ".dcpd-01ATHEIRS-1/f", ".dcpd-trash-01BTHEIRS/f", ".dcpd-01COLD-1/f",
+					    ".dcpd-01DBEGUN-1/f" };
+	struct commit_keep keep = { .before = "01Y", .mark = "OURS" };
+	struct timespec old[2] = { { .tv_sec = time(NULL) - 90000 }, { .tv_sec = time(NULL) - 90000 } };
+	uint64_t removed = 0;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+		t_worker_put(&t, made[i], "", 0);
+	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1/f", old, 0), 0);
+	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1", old, 0), 0);
+	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01DBEGUN-1", old, 0), 0); /* its file is new */
+	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
+	assert_int_equal(removed, 2);
+	assert_false(t_worker_has(&t, ".dcpd-01AOURS-1") || t_worker_has(&t, ".dcpd-01COLD-1"));
+	assert_true(t_worker_has(&t, ".dcpd-01ATHEIRS-1/f") && t_worker_has(&t, ".dcpd-trash-01BTHEIRS/f"));
+	assert_true(t_worker_has(&t, ".dcpd-01DBEGUN-1/f"));
 }
 
 static void test_sweep_follows_no_link(void **state)
@@ -391,7 +413,7 @@ static void test_sweep_follows_no_link(void **state)
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/link"), 0);
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/.dcpd-01B-1"), 0);
 	T_OK(fs_rename(t.dir.fd, "outside", t.dir.fd, ".outside")); /* the sweep itself does not go there */
-	T_OK(commit_sweep(&t.w, 0, NULL, NULL, &removed));
+	T_OK(commit_sweep(&t.w, 0, NULL, &removed));
 	assert_true(t_worker_has(&t, ".outside/.dcpd-01A-1/f"));
 	assert_true(t_worker_has(&t, "in/link"));
 }
@@ -419,7 +441,7 @@ int main(void)
 		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
 		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
 		T(test_delete), T(test_recover_save), T(test_recover_rank_local),
-		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
+		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep), T(test_sweep_leaves_others_alone),
 		T(test_sweep_follows_no_link),
 	};
 

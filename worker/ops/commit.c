@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <time.h>
 
 #include "base/num.h"
 #include "ops/beside.h"
@@ -11,7 +12,7 @@
 #include "ops/trash.h"
 #include "os/fs.h"
 
-enum { SWEEP_DEPTH = 16, HOSTS_STALE_S = 3600 };
+enum { SWEEP_DEPTH = 16, HOSTS_STALE_S = 3600, OTHERS_STALE_S = 86400 };
 
 /* ------------------------------------------------------------------------------------------------------- delete */
 
@@ -62,9 +63,8 @@ enum err commit_delete(struct worker *w, const json_t *ref, const char *job)
 
 struct leftovers {
 	int dirfd;
-	const char *job;               /* NULL: any job that is not in keep */
-	const json_t *keep;
-	const char *before;            /* NULL: whatever their id */
+	const char *job;               /* NULL: any job that is not kept */
+	const struct commit_keep *keep;
 	uint64_t removed;
 	struct vec(char *) names;
 };
@@ -87,6 +87,56 @@ static struct str job_of(const char *name)
 	return dash ? (struct str){ name + 6, (size_t)(dash - name - 6) } : (struct str){ NULL, 0 };
 }
 
+struct newest {
+	int dir;
+	int64_t mtime;
+};
+
+static enum err look_at_mtime(void *user, const char *name, unsigned char d_type)
+{
+	struct newest *n = user;
+	struct stat st;
+
+	(void)d_type;
+	if (fs_stat(n->dir, name, &st))
+		err_clear(); /* gone by now */
+	else if (st.st_mtime > n->mtime)
+		n->mtime = st.st_mtime;
+	return OK;
+}
+
+/* Does anybody still work there? Whoever cannot tell leaves it alone. */
+static bool is_stale(int parent, const char *name)
+{
+	struct newest n = { .dir = -1 };
+	struct stat st;
+
+	if (fs_stat(parent, name, &st) || (S_ISDIR(st.st_mode) && fs_open_dir(parent, name, &n.dir))) {
+		err_clear();
+		return false;
+	}
+	n.mtime = st.st_mtime;
+	enum err e = n.dir >= 0 ? fs_list(n.dir, look_at_mtime, &n) : OK;
+	fs_drop(&n.dir);
+	if (e)
+		err_clear();
+	return !e && n.mtime + OTHERS_STALE_S < time(NULL);
+}
+
+static bool is_kept(const struct leftovers *l, struct str job, const char *name)
+{
+	const struct commit_keep *k = l->keep;
+
+	if (!k)
+		return false;
+	if (k->before && str_cmp(job, str_of(k->before)) >= 0)
+		return true;
+	for (size_t i = 0; i < json_array_size(k->jobs); i++)
+		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
+			return true;
+	return k->mark && !str_ends(job, k->mark) && !is_stale(l->dirfd, name);
+}
+
 static enum err find_leftover(void *user, const char *name, unsigned char d_type)
 {
 	struct leftovers *l = user;
@@ -94,11 +144,8 @@ static enum err find_leftover(void *user, const char *name, unsigned char d_type
 	char **at;
 
 	(void)d_type;
-	if (!job.p || (l->job && !str_is(job, l->job)) || (l->before && str_cmp(job, str_of(l->before)) >= 0))
+	if (!job.p || (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
 		return OK;
-	for (size_t i = 0; i < json_array_size(l->keep); i++)
-		if (str_is(job, json_string_value(json_array_get(l->keep, i))))
-			return OK;
 	TRY(vec_push(&l->names, &at));
 	*at = mem_strdup(name);
 	return *at ? OK : ERR(NO_MEMORY, "no memory for a name");
@@ -271,8 +318,7 @@ enum err commit_recover(struct worker *w, const json_t *question, bool *committe
 struct sweep {
 	struct worker *w;
 	uint32_t root;
-	const json_t *keep;
-	const char *before;
+	const struct commit_keep *keep;
 	int dirfd;
 	char path[4096];
 	uint32_t depth;
@@ -283,7 +329,7 @@ static enum err sweep_entry(void *user, const char *name, unsigned char d_type);
 
 static FALLIBLE enum err sweep_dir(struct sweep *s)
 {
-	struct leftovers l = { .keep = s->keep, .before = s->before };
+	struct leftovers l = { .keep = s->keep };
 
 	TRY(fs_open_dir(s->w->roots[s->root].fd, s->path[0] ? s->path : ".", &l.dirfd));
 	enum err e = remove_leftovers(&l), old = hosts_sweep(l.dirfd, HOSTS_STALE_S, &l.removed);
@@ -319,9 +365,9 @@ static enum err sweep_entry(void *user, const char *name, unsigned char d_type)
 	return e == ERR_NOT_FOUND || e == ERR_FORBIDDEN || e == ERR_NAME_INVALID ? OK : e;
 }
 
-enum err commit_sweep(struct worker *w, uint32_t root, const json_t *keep, const char *before, uint64_t *removed_out)
+enum err commit_sweep(struct worker *w, uint32_t root, const struct commit_keep *keep, uint64_t *removed_out)
 {
-	struct sweep s = { .w = w, .root = root, .keep = keep, .before = before };
+	struct sweep s = { .w = w, .root = root, .keep = keep };
 
 	enum err e = sweep_dir(&s);
 	*removed_out = s.removed;

@@ -8,5 +8,13 @@ FALLIBLE enum err commit_delete(struct worker *w, const json_t *ref, const char 
 FALLIBLE enum err commit_recover(struct worker *w, const json_t *question, bool *committed_out, struct manifest **manifest_out);
 /* Removes what earlier attempts of this job left beside its target, before another one begins. */
 FALLIBLE enum err commit_clear(int parent, const char *job);
-/* Removes staging and trash of all jobs but those listed and those whose id does not sort before `before` (NULL: all). */
-FALLIBLE enum err commit_sweep(struct worker *w, uint32_t root, const json_t *keep, const char *before, uint64_t *removed_out);
+/* What a sweep leaves alone. */
+struct commit_keep {
+	const json_t *jobs;            /* these; NULL: none */
+	const char *before;            /* those whose id does not sort before this; NULL: none */
+	const char *mark;              /* those whose id does not end so, until nothing of theirs has changed for a day: they are another
+					* daemon's, which sees the same storage. NULL: all are ours */
+};
+
+/* Removes staging and trash of all other jobs. */
+FALLIBLE enum err commit_sweep(struct worker *w, uint32_t root, const struct commit_keep *keep, uint64_t *removed_out);

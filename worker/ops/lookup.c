@@ -374,11 +374,13 @@ static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *
 
 static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *out)
 {
+	struct commit_keep keep = { .jobs = json_object_get(q, "keep"), .before = json_string_value(json_object_get(q, "before")),
+				    .mark = json_string_value(json_object_get(q, "mark")) };
 	uint64_t removed = 0;
 	uint32_t root;
 
 	TRY(root_of(w, q, &root));
-	TRY(commit_sweep(w, root, json_object_get(q, "keep"), json_string_value(json_object_get(q, "before")), &removed));
+	TRY(commit_sweep(w, root, &keep, &removed));
 	buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
 	return OK;
 }
