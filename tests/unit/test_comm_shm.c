@@ -312,6 +312,57 @@ static void one_waits_for_another(void **state)
 	t_group_end(&g);
 }
 
+/* Rank 0 hangs while it packs; rank 1 still sends to 2, slowly, when its deadline is over, which is first: 0 is to blame. */
+static enum err pack_slowly(void *user, uint64_t index, void *out)
+{
+	const struct t_group *g = user;
+
+	(void)index;
+	memset(out, 1, COMM_BLOCK_MAX);
+	while (g->spec.rank == 0)
+		pause();
+	t_sleep_ms(300);
+	return OK;
+}
+
+static enum err unpack_nothing(void *user, uint64_t index, const void *in)
+{
+	(void)user;
+	(void)index;
+	(void)in;
+	return OK;
+}
+
+static enum err move_beside_one_that_hangs(struct comm *c, struct t_group *g)
+{
+	struct comm_message list[20] = { { 0, 2, COMM_BLOCK_MAX } };
+	const struct comm_exchange x = { list, 20, pack_slowly, unpack_nothing, g };
+
+	for (int i = 1; i < 20; i++)
+		list[i] = (struct comm_message){ 1, 2, COMM_BLOCK_MAX };
+	if (comm_rank(c) != 1)
+		t_sleep_ms(500);
+	return comm_exchange(c, &x);
+}
+
+static void one_hangs_beside_others(void **state)
+{
+	struct t_group g;
+
+	(void)state;
+	t_group_init(&g, COMM_SHM, 3, move_beside_one_that_hangs);
+	g.spec.deadline_ms = 1500;
+	t_group_start(&g);
+	pid_t pid = g.pids[0];
+	g.pids[0] = 0;
+	assert_int_equal(t_group_wait(&g), 0);
+	kill(pid, SIGKILL);
+	waitpid(pid, &g.status[0], 0);
+	for (uint32_t r = 1; r < 3; r++)
+		t_group_expect(&g, r, ERR_PEER_TIMEOUT, 0);
+	t_group_end(&g);
+}
+
 /* One member writes at random into all that it can reach in the arena: the others end, with whatever, and do not crash. */
 static enum err go_mad(struct comm *c, struct t_group *g)
 {
@@ -360,9 +411,11 @@ int main(void)
 		cmocka_unit_test(subgroups_fail_together), cmocka_unit_test(one_never_joins), cmocka_unit_test(one_is_late),
 		cmocka_unit_test(another_arena), cmocka_unit_test(leaving_is_no_failure),
 		cmocka_unit_test(one_is_stopped),
-		cmocka_unit_test(one_waits_for_another),
+		cmocka_unit_test(one_waits_for_another), cmocka_unit_test(one_hangs_beside_others),
 		cmocka_unit_test(a_mad_member),
 	};
 
+	if (getenv("ONLY"))
+		cmocka_set_test_filter(getenv("ONLY"));
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -82,9 +82,9 @@ enum err shm_alive(struct shm *s)
 	beat(s);
 	TRY(shm_aborted(s));
 	TRY(comm_wait(s->c, &late));
-	if (late)
+	if (late && shm_stalest(s->c) == UINT32_MAX)
 		return comm_at(s->c, ERR(PEER_TIMEOUT, "moving the bytes took longer than the deadline"), s->c->rank);
-	return OK;
+	return late ? shm_late(s, s->c->rank) : OK;
 }
 
 void shm_ring(struct shm *s, uint32_t member)
