@@ -56,10 +56,10 @@ def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
     patient(pg, victim)
     _session.LEASE_SECONDS = 4
     if isinstance(where, int) and rank == 1:
-        _items.fill = slayer(where, _items.fill)
+        _items.copy_tensors = slayer(where, _items.copy_tensors)
     elif rank == victim:
         if where == "copy":
-            _items.fill = die
+            _items.copy_tensors = die
         elif where == "written":
             StorageWriter.write_data = after(StorageWriter.write_data)
         else:

@@ -91,7 +91,8 @@ def stop(*_, **__):
     time.sleep(60)
 def victim(where, how, path):
     dcpd._load._LEASE = 1
-    at = {"copy": (I, "fill"), "seal": (C.StateDicts, "seal"), "write": (StorageWriter, "write_data"), "finish": (StorageWriter, "finish"),
+    at = {"copy": (I, "copy_tensors"), "seal": (C.StateDicts, "seal"), "write": (StorageWriter, "write_data"),
+          "finish": (StorageWriter, "finish"),
           "plan": (C.Jobs, "plan"), "create": (C.Jobs, "create"), "wait": (C.Jobs, "wait")}[where]
     setattr(*at, stop)
     if how == "save":
@@ -257,7 +258,8 @@ def restarts(own, monkeypatch):
 
 MOMENTS = {
     "reserve": (C.StateDicts, "reserve", True, 0), "not yet mapped": (C.StateDicts, "reserve", False, 0),
-    "reserved": (_items, "fill", True, 0), "reserved and in the journal": (_items, "fill", True, 0.5), "copied": (_items, "fill", False, 0),
+    "reserved": (_items, "copy_tensors", True, 0), "reserved and in the journal": (_items, "copy_tensors", True, 0.5),
+    "copied": (_items, "copy_tensors", False, 0),
     "between stage and write": (StorageWriter, "write_data", True, 0), "sealed": (StorageWriter, "write_data", False, 0),
     "list written": (_lane.Lane, "put_image", True, 0), "list sealed": (_lane.Lane, "put_image", False, 0),
     "plan": (C.Jobs, "plan", True, 0), "planned": (C.Jobs, "plan", False, 0), "submitted": (C.Jobs, "create", False, 0),
