@@ -327,10 +327,12 @@ def test_doctor_and_memory(monkeypatch):
     class Small:
         f_frsize, f_blocks, f_bavail = 4096, 16384, 16384
 
-    monkeypatch.setattr(os, "statvfs", lambda p: Small)
-    assert "--shm-size" in doctor._shm()[2]
-    Small.f_bavail = 100
-    assert "dcpctl ls shm:" in doctor._shm()[2]
+    with monkeypatch.context() as m:
+        m.setattr(os, "statvfs", lambda p: Small)
+        small = doctor._shm()
+        Small.f_bavail = 100
+        full = doctor._shm()
+    assert "--shm-size" in small[2] and "dcpctl ls shm:" in full[2]
 
 
 def test_importing_costs_little():
@@ -345,3 +347,18 @@ def test_importing_costs_little():
         assert loaded == "[]", loaded
         best = min(best, float(seconds))
     assert best < 0.05, best
+
+
+def test_nothing_is_left_open(script):
+    """With all warnings as errors, also those of what is collected at the end."""
+    code = """
+import gc, sys, dcpd
+dcpd.save({"x": 1, "t": (1, 2)}, sys.argv[1])
+dcpd.async_save({"x": 2}, sys.argv[1], overwrite=True).result()
+with dcpd.connect() as c:
+    assert dcpd.open(sys.argv[1])["x"] == 2 and dcpd.load(sys.argv[1], client=c) == {"x": 2}
+dcpd.close()
+gc.collect()
+"""
+    out = script(code, f"main:{lib.fresh()}", env={"PYTHONWARNINGS": "error"})
+    assert not out.stderr, out.stderr

@@ -208,7 +208,7 @@ class _Run:
             self.c.state_dicts.seal(lane.name, self.g.rank, generation, part.size)
         except Exception as e:
             failure = e
-            if isinstance(e, errors.DcpdError) and e.code in ("not_found", "segment_gone", "state_conflict"):
+            if isinstance(e, errors.DcpdError) and e.code in ("not_found", "state_conflict"):
                 failure = _Again(e.message)
         self._agree(failure)
         if self.g.rank == 0:

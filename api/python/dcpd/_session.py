@@ -121,14 +121,14 @@ class Session:
             self.drop(name)
         if not self.owner or self.pid != os.getpid():
             return
-        end = time.monotonic() + timeout
         t = self.client._t  # one that does not wait for a daemon that has gone
-        sdicts = Client(Transport(t.endpoint, t.token, timeout=5.0, reconnect=0.0)).state_dicts
+        with Client(Transport(t.endpoint, t.token, timeout=5.0, reconnect=0.0)) as client:
+            self._delete(client, time.monotonic() + timeout)
+
+    def _delete(self, client: Client, end: float) -> None:
         while True:
             try:
-                sdicts.delete(self.name)
-                return
-            except errors.NotFound:
+                client.state_dicts.delete(self.name)
                 return
             except errors.Busy:
                 if time.monotonic() > end:

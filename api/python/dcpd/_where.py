@@ -1,6 +1,7 @@
 """From what a caller writes to a daemon and a name there: references ("main:run1/step-100") and directory paths."""
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import re
@@ -58,6 +59,12 @@ def default_client() -> Client:
 def forget() -> None:
     global _default
     _default = None
+
+
+@atexit.register
+def _exit() -> None:
+    if _default is not None and _default[0] == os.getpid():
+        _default[2].close()
 
 
 def resolve(target: Target, client: Optional[Client] = None, make: bool = False) -> Place:
