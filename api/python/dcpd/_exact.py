@@ -33,16 +33,34 @@ def _look(x: Any, path: List[Any], notes: List[Any]) -> None:
             _look(v, [*path, i], notes)
 
 
+def _as_text(at: Any) -> Any:
+    """load gives an optimizer's state its numbers back by itself; the notes speak of the text that was stored."""
+    if isinstance(at, dict) and any(type(k) is int for k in at):
+        items = [(str(k) if type(k) is int else k, v) for k, v in at.items()]
+        at.clear()
+        at.update(items)
+    return at
+
+
 def unpack(tree: Dict[Any, Any], keys: Optional[Sequence[str]] = None) -> Dict[Any, Any]:
     """What `pack` was given; a tree without notes as it is. keys: it holds these at the top only, loaded together with NOTES."""
     notes = [n for n in tree.pop(NOTES, []) if keys is None or (n[0] and n[0][0] in keys)]
+    for path, names in notes:
+        at: Any = tree
+        for part in path if names is not None else path[:-1]:
+            at = _as_text(at)
+            if part not in at if isinstance(at, dict) else part >= len(at):
+                break
+            at = at[part]
+        else:
+            _as_text(at)
     for path, names in notes:
         if names is None:
             _tree.set_at(tree, path, {})
     for path, names in reversed(notes):  # the inner ones first: the outer ones change the keys on the way there
         if names is None:
             continue
-        at: Any = tree
+        at = tree
         for part in path:
             at = at[part]
         found = dict(at)
