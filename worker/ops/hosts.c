@@ -208,6 +208,8 @@ static FALLIBLE enum err check_host(struct hosts *h, const struct hosts_view *v,
 	if (here)
 		return OK;
 	read_beat(h, host);
+	if (!h->seen[host].at_ms && has(v, "heads", host)) /* it began, and stopped before its first beat */
+		h->seen[host].at_ms = now;
 	if (h->seen[host].at_ms && now - h->seen[host].at_ms > h->timeout_ms)
 		return ERR(PEER_TIMEOUT, "host %s is silent for %jd s: its daemon or its storage does not answer", hosts_name(h, host),
 			   (intmax_t)((now - h->seen[host].at_ms) / 1000));
