@@ -340,7 +340,9 @@ static FALLIBLE enum err read_env_item(struct config *c, const struct option *o,
 /* Variables that belong to clients or tests and share the prefix. */
 static bool foreign_variable(struct str name)
 {
-	static const char *const known[] = { "DCPD_URL", "DCPD_TOKEN", "DCPD_TOKEN_FILE", "DCPD_FAULT", NULL };
+	static const char *const known[] = { "DCPD_URL", "DCPD_TOKEN", "DCPD_TOKEN_FILE", "DCPD_FAULT",
+					     /* api/python/README.md */
+					     "DCPD_BIN", "DCPD_COPY_THREADS", "DCPD_HOSTS_TIMEOUT", "DCPD_PACE", NULL };
 
 	for (size_t i = 0; known[i]; i++)
 		if (str_is(name, known[i]))

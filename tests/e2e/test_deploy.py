@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import dcpd as lib
+
 TOP = Path(__file__).resolve().parents[2]
 DEPLOY = TOP / "deploy"
 BIN = Path(os.environ.get("BIN", TOP / "build/bin"))
 
 
 def run(*argv, **more):
-    return subprocess.run([str(a) for a in argv], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, **more)
+    return subprocess.run([str(a) for a in argv], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
+                          **{"env": lib.clean_environment(), **more})
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ static void test_precedence(void **state)
 	assert_int_equal(write(fd, text, sizeof text - 1), sizeof text - 1);
 	close(fd);
 	T_OK(load(ARGS("--config", path, "--state-dir=/tmp/x", "--workers", "5"), ARGS("DCPD_WORKERS=4", "DCPD_SHM_LIMIT=2GiB",
-		       "DCPD_STORAGE=c=/c,d=/d", "DCPD_TOKEN=secret", "HOME=/nowhere"), &c));
+		       "DCPD_STORAGE=c=/c,d=/d", "DCPD_TOKEN=secret", "DCPD_PACE=background", "HOME=/nowhere"), &c));
 	assert_int_equal(c->workers, 5);           /* command line over environment over file */
 	assert_int_equal(c->shm_limit, 2ULL << 30);
 	assert_int_equal(c->storage.count, 2);     /* a higher list replaces a lower one */
