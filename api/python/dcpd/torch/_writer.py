@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass
-class _OnHost(_StoragePrefix):  # type: ignore[misc]
+class _OnHost(_StoragePrefix):
     """A local plan tells the coordinator which host it is of; a global one tells a rank of another host than its own."""
 
     place: Tuple[str, str] = ("", "")
