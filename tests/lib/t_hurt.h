@@ -35,3 +35,18 @@ static inline void t_hurt(struct t_group *g, uint32_t victim, int signal_number,
 			t_group_expect(g, r, code, victim);
 	t_group_end(g);
 }
+
+/* One member hangs, by what it runs: the others end by themselves, late, and name it. g: ended here. */
+static inline void t_hangs(struct t_group *g, uint32_t victim)
+{
+	t_group_start(g);
+	pid_t pid = g->pids[victim];
+	g->pids[victim] = 0;
+	assert_int_equal(t_group_wait(g), 0);
+	kill(pid, SIGKILL);
+	waitpid(pid, &g->status[victim], 0);
+	for (uint32_t r = 0; r < g->spec.size; r++)
+		if (r != victim)
+			t_group_expect(g, r, ERR_PEER_TIMEOUT, victim);
+	t_group_end(g);
+}

@@ -29,6 +29,18 @@ def at(d, monkeypatch):
 
 
 @pytest.fixture
+def own(spawn, monkeypatch):
+    """A daemon that a test may kill, found by this process."""
+    def make(*args, **kw):
+        d = spawn(args=args, **kw)
+        monkeypatch.setenv("DCPD_URL", f"unix://{d.socket}")
+        return d
+
+    yield make
+    dcpd.close()
+
+
+@pytest.fixture
 def script(d, tmp_path):
     """script(code, *args) → the finished process: Python of its own, with the package and the daemon's address."""
     def run(code, *args, timeout=300, env=None, check=True, wait=True):

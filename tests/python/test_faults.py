@@ -15,18 +15,6 @@ SHORT = "import dcpd._session as S; S.LEASE_SECONDS = 4\n"
 MIB = 1 << 20
 
 
-@pytest.fixture
-def own(spawn, monkeypatch):
-    """A daemon that a test may kill, found by this process."""
-    def make(*args, **kw):
-        d = spawn(args=args, **kw)
-        monkeypatch.setenv("DCPD_URL", f"unix://{d.socket}")
-        return d
-
-    yield make
-    dcpd.close()
-
-
 def segments(d):
     return {s["segment"] for sd in ours(d) for r in d.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"] for s in r["slots"]
             if s.get("segment")}

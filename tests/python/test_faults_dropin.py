@@ -54,18 +54,6 @@ def path(d):
     return d.storages["main"] / lib.fresh()
 
 
-@pytest.fixture
-def own(spawn, monkeypatch):
-    """A daemon that a test may kill, found by this process."""
-    def make(*args, **kw):
-        d = spawn(args=args, **kw)
-        monkeypatch.setenv("DCPD_URL", f"unix://{d.socket}")
-        return d
-
-    yield make
-    dcpd.close()
-
-
 def ours(d):
     return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
 

@@ -300,16 +300,7 @@ static void one_waits_for_another(void **state)
 	(void)state;
 	t_group_init(&g, COMM_SHM, 4, wait_for_one_that_waits);
 	g.spec.deadline_ms = 1500;
-	t_group_start(&g);
-	pid_t pid = g.pids[2];
-	g.pids[2] = 0;
-	assert_int_equal(t_group_wait(&g), 0);
-	kill(pid, SIGKILL);
-	waitpid(pid, &g.status[2], 0);
-	for (uint32_t r = 0; r < 4; r++)
-		if (r != 2)
-			t_group_expect(&g, r, ERR_PEER_TIMEOUT, 2);
-	t_group_end(&g);
+	t_hangs(&g, 2);
 }
 
 /* Rank 0 hangs while it packs; rank 1 still sends to 2, slowly, when its deadline is over, which is first: 0 is to blame. */
@@ -352,15 +343,7 @@ static void one_hangs_beside_others(void **state)
 	(void)state;
 	t_group_init(&g, COMM_SHM, 3, move_beside_one_that_hangs);
 	g.spec.deadline_ms = 1500;
-	t_group_start(&g);
-	pid_t pid = g.pids[0];
-	g.pids[0] = 0;
-	assert_int_equal(t_group_wait(&g), 0);
-	kill(pid, SIGKILL);
-	waitpid(pid, &g.status[0], 0);
-	for (uint32_t r = 1; r < 3; r++)
-		t_group_expect(&g, r, ERR_PEER_TIMEOUT, 0);
-	t_group_end(&g);
+	t_hangs(&g, 0);
 }
 
 /* One member writes at random into all that it can reach in the arena: the others end, with whatever, and do not crash. */
