@@ -9,7 +9,7 @@ import time
 import harness as lib
 import pytest
 import torch.distributed.checkpoint as dcp
-from test_faults_dropin import load, own, save, state  # noqa: F401
+from test_faults_dropin import load, save, state  # noqa: F401
 
 import dcpd
 from dcpd.torch import StorageReader, StorageWriter

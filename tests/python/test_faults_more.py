@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from conftest import PACKAGE
-from test_faults_dropin import gone, load, ours, own, path, restarts, save, segments, state  # noqa: F401
+from test_faults_dropin import gone, load, ours, path, restarts, save, segments, state  # noqa: F401
 
 import dcpd
 from dcpd import _copy, _tensors, _where
