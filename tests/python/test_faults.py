@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dcpd
-from dcpd import _tensors, _where
+from dcpd import _save, _tensors, _where
 
 SHORT = "import dcpd._session as S; S.LEASE_SECONDS = 4\n"
 MIB = 1 << 20
@@ -84,6 +84,14 @@ def test_daemon_restarted_between_reserve_and_seal(own, monkeypatch, late):
     assert np.array_equal(dcpd.load("main:a")["w"].numpy(), np.arange(1000))
     dcpd.save({"w": np.arange(1000)}, "main:b")
     lib.wait_for(lambda: not d.leaks(), 5, "no leaks")
+
+
+def test_a_rank_that_comes_while_the_daemon_restarts(own):
+    """Rank 0 met the daemon; another rank's first request finds none, and waits for it."""
+    d = own()
+    d.kill()
+    threading.Timer(0.5, d.start).start()
+    assert _save._client_at(f"unix://{d.socket}").state_dicts.list() == []
 
 
 def test_daemon_restarted_in_a_save(own):

@@ -285,7 +285,9 @@ def _give_up(session: _session.Session, generation: int) -> None:
 def _client_at(url: str) -> Client:
     from ._http import Transport, default_token, parse_url
 
-    return Client(Transport(parse_url(url), default_token())).check()
+    t = Transport(parse_url(url), default_token())
+    t.known = True  # rank 0 has met it: if it does not answer now, it is being restarted
+    return Client(t).check()
 
 
 def _job_options(first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, Any]]:
