@@ -178,7 +178,7 @@ FLAKY := build/test/flaky
 retrying = tests/retry.sh $(FLAKY) env $(PYTEST) $(1)
 
 .PHONY: check
-check: ## everything but the long tests: installs, builds, runs (< 5 minutes on 2 cores once installed)
+check: ## everything but the long tests: installs, builds, runs (about 16 minutes on 2 cores once installed)
 	$(Q)$(MAKE) --no-print-directory deps deps-test
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools
 	$(Q)$(MAKE) --no-print-directory tidy
