@@ -67,12 +67,14 @@ class Ranks:
         return [(a, t.data_ptr(), t.nbytes) for a, t in zip(at, self.state.values())], maps
 
     def save(self, name):
-        """One save: what the caller waits for, and until it is durable."""
+        """One save to a new name, as PyTorch's: what the caller waits for, and until it is durable."""
+        path = self.path("py")
         dist.barrier(group=self.control)
         start = time.perf_counter()
-        h = self.timed("stall" + name, dcpd.async_save, self.state, "disk:py", overwrite=True)
+        h = self.timed("stall" + name, dcpd.async_save, self.state, path)
         h.result()
         self.put("durable" + name, time.perf_counter() - start)
+        self.drop(path)
 
     def saves(self):
         import torch.distributed.checkpoint as dcp
