@@ -90,8 +90,12 @@ def test_a_rank_that_comes_while_the_daemon_restarts(own):
     """Rank 0 met the daemon; another rank's first request finds none, and waits for it."""
     d = own()
     d.kill()
-    threading.Timer(0.5, d.start).start()
-    assert _save._client_at(f"unix://{d.socket}").state_dicts.list() == []
+    again = threading.Timer(0.5, d.start)
+    again.start()
+    try:
+        assert _save._client_at(f"unix://{d.socket}").state_dicts.list() == []
+    finally:
+        again.join()
 
 
 def test_daemon_restarted_in_a_save(own):
