@@ -251,6 +251,23 @@ class Gang:
         assert not any("Sanitizer" in log for _, log in ends), "".join(log for _, log in ends)
 
 
+def at(name, storage="out"):
+    return {"storage": storage, "name": name}
+
+
+def done(end):
+    """The result of a job that went well, or the plan of a dry run."""
+    assert end.kind == "DONE", end.body
+    return end.body.get("result", end.body.get("plan", end.body))
+
+
+def failed(end, code):
+    assert end.kind == "FAILED", end.body
+    assert end.body["code"] == code, end.body
+    assert end.body["detail"]
+    return end.body
+
+
 def ask(roots, fds=(), **question):
     """One question to a look-up worker: (answer's body, descriptors). The worker must say nothing else."""
     w = Worker(roots, role="lookup")

@@ -47,23 +47,29 @@ def patient(pg, victim):
         dist.set_timeout(datetime.timedelta(seconds=6), pg or dist.group.WORLD)
 
 
+def deadly(rank, victim, where, module, copy):
+    """The copy, which is module.copy: in it `victim` dies, or rank 1 kills the process whose number `where` is. Leases are short."""
+    from dcpd import _session
+
+    _session.LEASE_SECONDS = 4
+    real = getattr(module, copy)
+    if isinstance(where, int) and rank == 1:
+        setattr(module, copy, slayer(where, real))
+    elif rank == victim and where == "copy":
+        setattr(module, copy, die)
+
+
 def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
     """Saves state(rank, x) by the drop-in; `victim` dies at `where`. Where a number is given, rank 1 kills that process in its copy."""
     import torch.distributed.checkpoint as dcp
-    from dcpd import _session
     from dcpd.torch import StorageWriter, _items
 
     patient(pg, victim)
-    _session.LEASE_SECONDS = 4
-    if isinstance(where, int) and rank == 1:
-        _items.copy_tensors = slayer(where, _items.copy_tensors)
-    elif rank == victim:
-        if where == "copy":
-            _items.copy_tensors = die
-        elif where == "written":
-            StorageWriter.write_data = after(StorageWriter.write_data)
-        else:
-            setattr(StorageWriter, where, die)
+    deadly(rank, victim, where, _items, "copy_tensors")
+    if rank == victim and where == "written":
+        StorageWriter.write_data = after(StorageWriter.write_data)
+    elif rank == victim and where != "copy":
+        setattr(StorageWriter, where, die)
     sd = state(rank, x)
     with quiet():
         w = StorageWriter(path)
@@ -77,17 +83,12 @@ def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
 
 
 def save_with_a_death(pg, rank, ref, x, victim=None, where=""):
-    from dcpd import _save, _session, _tensors, client
+    from dcpd import _save, _tensors, client
 
     patient(pg, victim)
-    _session.LEASE_SECONDS = 4
-    if isinstance(where, int) and rank == 1:
-        _tensors.copy_out = slayer(where, _tensors.copy_out)
-    elif rank == victim:
-        if where == "copy":
-            _tensors.copy_out = die
-        elif where == "sealed":
-            client.StateDicts.seal = after(client.StateDicts.seal)
-        else:
-            _save._submit = die
+    deadly(rank, victim, where, _tensors, "copy_out")
+    if rank == victim and where == "sealed":
+        client.StateDicts.seal = after(client.StateDicts.seal)
+    elif rank == victim and where != "copy":
+        _save._submit = die
     return dcpd.save(state(rank, x), ref, process_group=pg, overwrite=True)["state"]

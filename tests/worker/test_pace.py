@@ -5,7 +5,7 @@ import time
 import pytest
 
 import dcpd as lib
-from gang import Gang, Segments
+from gang import Gang, Segments, at
 
 MIB = 1 << 20
 BYTES = 96 * MIB  # of each of two ranks
@@ -14,25 +14,10 @@ PACED = 0.5  # of the CPU time, at least: plan and commit take the rest at once
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory):
-    return {"out": tmp_path_factory.mktemp("out")}
-
-
-@pytest.fixture(scope="module")
-def gang(roots):
-    with Gang(2, roots) as g:
-        yield g
-
-
-@pytest.fixture(scope="module")
 def state():
     s = Segments([lib.image({f"w{r}": ("U8", (BYTES,), bytes(range(r, r + 64)) * (BYTES // 64))}) for r in range(2)])
     yield s
     s.close()
-
-
-def at(name):
-    return {"storage": "out", "name": name}
 
 
 def saving(name, pace=None):

@@ -5,27 +5,13 @@ import struct
 import pytest
 
 import dcpd as lib
-from gang import Gang, Segments
-
-
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory):
-    return {"out": tmp_path_factory.mktemp("out")}
+from gang import Gang, Segments, at, done
 
 
 @pytest.fixture
 def gang(roots):
     with Gang(2, roots) as g:
         yield g
-
-
-def at(name):
-    return {"storage": "out", "name": name}
-
-
-def done(end):
-    assert end.kind == "DONE", end.body
-    return end.body.get("result", end.body)
 
 
 def step(n, world=2, names=("w", "v"), dtype="F32", rows=8, values=None, paths=None, extra=None):

@@ -2,32 +2,7 @@
 import pytest
 
 import dcpd as lib
-from gang import Gang, Segments
-
-
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory):
-    return {"out": tmp_path_factory.mktemp("out")}
-
-
-@pytest.fixture(scope="module")
-def gang(roots):
-    with Gang(2, roots) as g:
-        yield g
-
-
-def at(name):
-    return {"storage": "out", "name": name}
-
-
-def done(end):
-    assert end.kind == "DONE", end.body
-    return end.body.get("result", end.body.get("plan", end.body))
-
-
-def failed(end, code):
-    assert end.kind == "FAILED" and end.body["code"] == code, end.body
-    return end.body
+from gang import Segments, at, done, failed
 
 
 def save(gang, images, name, dry_run=False, spec=None, **options):

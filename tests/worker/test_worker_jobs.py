@@ -8,7 +8,8 @@ import struct
 import pytest
 
 import dcpd as lib
-from gang import Gang, Segments, Worker, ask
+import gang as G
+from gang import Gang, Segments, Worker, ask, done, failed
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 ROWS = "torch-2.15.0/sharded_rowwise/checkpoint"
@@ -20,26 +21,8 @@ def roots(tmp_path_factory):
     return {"fx": FIXTURES, "out": tmp_path_factory.mktemp("out")}
 
 
-@pytest.fixture(scope="module")
-def gang(roots):
-    with Gang(2, roots) as g:
-        yield g
-
-
 def at(name, storage="fx"):
-    return {"storage": storage, "name": name}
-
-
-def done(end):
-    assert end.kind == "DONE", end.body
-    return end.body.get("result", end.body)
-
-
-def failed(end, code):
-    assert end.kind == "FAILED", end.body
-    assert end.body["code"] == code, end.body
-    assert end.body["detail"]
-    return end.body
+    return G.at(name, storage)
 
 
 def differences(gang, a, b, state_dicts=None):

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from .. import _where, errors
 
@@ -24,6 +25,26 @@ def usable(checkpoint_id: Id) -> bool:
     if "://" in str(checkpoint_id):
         return False
     return any(p.exists() and os.access(str(p), os.W_OK) for p in Path(os.fspath(checkpoint_id)).parents)
+
+
+class Named:
+    """What writer and reader have in common: PyTorch asks both what they are of."""
+
+    path: Any
+
+    def _name(self, checkpoint_id: Optional[Id]) -> str:
+        """Of the checkpoint given, if one is; a new id of this save or load."""
+        if checkpoint_id:
+            self.path = parse(checkpoint_id)
+        return str(uuid.uuid4())
+
+    @property
+    def checkpoint_id(self) -> Any:
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Id) -> bool:
+        return usable(checkpoint_id)
 
 
 def place(path: Any) -> _where.Place:

@@ -32,7 +32,7 @@ _UNUSUAL = frozenset(("format_item", "format_pickle", "format_metadata", "format
                       "kind_mismatch", "plan_invalid", "missing_key", "duplicate_key", "unsupported", "not_a_checkpoint"))
 
 
-class StorageReader(_storage.StorageReader):  # type: ignore[misc,unused-ignore]
+class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,unused-ignore]
     """Reads a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemReader.
 
     path: a directory, or a dcpd reference ("main:run1/step-100"); it need not exist yet. _extension_registry: where extensions of the
@@ -51,17 +51,7 @@ class StorageReader(_storage.StorageReader):  # type: ignore[misc,unused-ignore]
 
     def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
         self.storage_data, self._metadata = {}, None
-        if checkpoint_id:
-            self.path = _path.parse(checkpoint_id)
-        self.load_id = str(uuid.uuid4())
-
-    @property
-    def checkpoint_id(self) -> Any:
-        return self.path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: _path.Id) -> bool:
-        return _path.usable(checkpoint_id)
+        self.load_id = self._name(checkpoint_id)
 
     def __repr__(self) -> str:
         return f"<dcpd StorageReader of {self.path}>"

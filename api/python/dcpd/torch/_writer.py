@@ -74,7 +74,7 @@ def _formats() -> Any:
     return getattr(filesystem, "SerializationFormat", None)
 
 
-class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
+class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     """Writes a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemWriter.
 
     path: a directory, or a dcpd reference ("main:run1/step-100"). single_file_per_rank: False gives each item a file of its own.
@@ -111,17 +111,7 @@ class StorageWriter(_storage.StorageWriter):  # type: ignore[misc,unused-ignore]
     # ---- what a checkpoint id is ----
 
     def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
-        if checkpoint_id:
-            self.path = _path.parse(checkpoint_id)
-        self.save_id = str(uuid.uuid4())
-
-    @property
-    def checkpoint_id(self) -> Any:
-        return self.path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: _path.Id) -> bool:
-        return _path.usable(checkpoint_id)
+        self.save_id = self._name(checkpoint_id)
 
     def storage_meta(self) -> Any:
         try:
