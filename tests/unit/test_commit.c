@@ -381,6 +381,20 @@ static void test_sweep(void **state)
 	json_decref(keep);
 }
 
+/* The old checkpoint of a save beside other files, whose job nobody knows any more. */
+static void test_sweep_keeps_what_was_put_away(void **state)
+{
+	struct commit_keep keep = { .before = "01Y" };
+	uint64_t removed = 0;
+
+	(void)state;
+	t_worker_put(&t, ".dcpd-01A-1/.old/.metadata", "old", 3);
+	t_worker_put(&t, ".dcpd-01B-1/.old/__0_0.distcp", "x", 1); /* its metadata was put back */
+	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
+	assert_int_equal(removed, 1);
+	assert_true(t_worker_has(&t, ".dcpd-01A-1/.old/.metadata"));
+}
+
 /* Another daemon on the same storage may be at it. */
 static void test_sweep_leaves_others_alone(void **state)
 {
@@ -441,7 +455,7 @@ int main(void)
 		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
 		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
 		T(test_delete), T(test_recover_save), T(test_recover_rank_local),
-		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep), T(test_sweep_leaves_others_alone),
+		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep), T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
 		T(test_sweep_follows_no_link),
 	};
 

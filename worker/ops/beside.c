@@ -111,6 +111,28 @@ static FALLIBLE enum err put_back(const struct put_back *p, int old, int to)
 	return fs_fsync(to, ".");
 }
 
+static void drop_names(struct put_back *p)
+{
+	for (uint64_t i = 0; i < p->names.n; i++)
+		mem_free(p->names.v[i]);
+	vec_free(&p->names);
+}
+
+bool beside_holds_old(int staging)
+{
+	struct put_back p = { .metadata = NULL };
+	int old = -1;
+
+	enum err e = fs_open_dir(staging, old_dir, &old);
+	bool holds = e && e != ERR_NOT_FOUND;
+	if (!e)
+		holds = fs_list(old, collect, &p) || p.metadata;
+	fs_drop(&old);
+	drop_names(&p);
+	err_clear();
+	return holds;
+}
+
 enum err beside_restore(int staging, int to)
 {
 	struct put_back p = { .metadata = NULL };
@@ -126,8 +148,6 @@ enum err beside_restore(int staging, int to)
 	if (!e)
 		e = put_back(&p, old, to);
 	fs_drop(&old);
-	for (uint64_t i = 0; i < p.names.n; i++)
-		mem_free(p.names.v[i]);
-	vec_free(&p.names);
+	drop_names(&p);
 	return e;
 }

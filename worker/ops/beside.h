@@ -13,3 +13,5 @@
 FALLIBLE enum err beside_move(int staging, int to, const struct run *run, const char *metadata);
 /* Puts back what lies in staging/.old, unless the new checkpoint is complete. Nothing to put back is fine. */
 FALLIBLE enum err beside_restore(int staging, int to);
+/* Is a checkpoint put away in there that beside_restore would put back? True if it cannot be told. */
+bool beside_holds_old(int staging);

@@ -123,6 +123,20 @@ static bool is_stale(int parent, const char *name)
 	return !e && n.mtime + OTHERS_STALE_S < time(NULL);
 }
 
+/* Nobody knows any more where it belongs, and it may be the only one: for a person to look at. */
+static bool holds_old(int parent, const char *name)
+{
+	int dir = -1;
+
+	if (fs_open_dir(parent, name, &dir)) {
+		err_clear(); /* a file, or a link: nothing was put away in it */
+		return false;
+	}
+	bool holds = beside_holds_old(dir);
+	fs_drop(&dir);
+	return holds;
+}
+
 static bool is_kept(const struct leftovers *l, struct str job, const char *name)
 {
 	const struct commit_keep *k = l->keep;
@@ -134,7 +148,7 @@ static bool is_kept(const struct leftovers *l, struct str job, const char *name)
 	for (size_t i = 0; i < json_array_size(k->jobs); i++)
 		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
 			return true;
-	return k->mark && !str_ends(job, k->mark) && !is_stale(l->dirfd, name);
+	return (k->mark && !str_ends(job, k->mark) && !is_stale(l->dirfd, name)) || holds_old(l->dirfd, name);
 }
 
 static enum err find_leftover(void *user, const char *name, unsigned char d_type)

@@ -16,5 +16,5 @@ struct commit_keep {
 					* daemon's, which sees the same storage. NULL: all are ours */
 };
 
-/* Removes staging and trash of all other jobs. */
+/* Removes staging and trash of all other jobs, but never the one copy of a checkpoint that a job had put away (beside.h). */
 FALLIBLE enum err commit_sweep(struct worker *w, uint32_t root, const struct commit_keep *keep, uint64_t *removed_out);
