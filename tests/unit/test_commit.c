@@ -455,7 +455,8 @@ int main(void)
 		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
 		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
 		T(test_delete), T(test_recover_save), T(test_recover_rank_local),
-		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep), T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
+		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
+		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
 		T(test_sweep_follows_no_link),
 	};
 
