@@ -182,6 +182,51 @@ def test_async_by_a_process(script, path):  # noqa: F811
     assert "both" in script(PROCESS, path, timeout=180).stdout
 
 
+KILLED = """
+import multiprocessing, os, signal, sys, torch, warnings
+warnings.simplefilter("ignore")
+import torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import _async_process_executor as executor
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from dcpd.torch import StorageWriter
+
+def begin(x):
+    return dcp.async_save({"w": torch.full((300, 300), x)}, storage_writer=StorageWriter(sys.argv[1]),
+                          async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+
+def holds(x):
+    new = {"w": torch.zeros(300, 300)}
+    dcp.load(new, storage_reader=dcp.FileSystemReader(sys.argv[1]))
+    assert torch.equal(new["w"], torch.full((300, 300), x)), new
+
+def main():
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + ".store", rank=0, world_size=1)
+    os.environ["MASTER_ADDR"] = "localhost"
+    begin(1.0).result(120)
+    child = multiprocessing.active_children()[0].pid
+    os.kill(child, signal.SIGSTOP)
+    f = begin(2.0)
+    os.kill(child, signal.SIGKILL)
+    try:
+        f.result(60)
+    except Exception as e:
+        print("told:", type(e).__name__)
+    holds(1.0)
+    executor._CHECKPOINT_PROCESS = None
+    begin(3.0).result(120)
+    holds(3.0)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.seconds(200)
+def test_the_process_of_an_async_save_is_killed(script, path):  # noqa: F811
+    """PyTorch says it at the future; what was saved before is there, and the next save is made."""
+    assert "told:" in script(KILLED, path, timeout=180).stdout
+
+
 def test_an_optimizers_state(path):  # noqa: F811
     from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict as theirs
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
