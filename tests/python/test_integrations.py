@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import warnings
@@ -300,6 +301,69 @@ def test_accelerate_resumes(at):
     train(*two, 2)
     equal(one[1].state_dict(), two[1].state_dict())
     assert one[3].state_dict() == two[3].state_dict()
+
+
+RANKED = """
+import sys, torch, accelerate, dcpd, dcpd.accelerate
+name, what, steps, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+torch.manual_seed(0)
+a = accelerate.Accelerator(cpu=True)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model, optim, sched = a.prepare(model, optim, torch.optim.lr_scheduler.StepLR(optim, 1, 0.9))
+torch.manual_seed(a.process_index)  # each rank has its own data and dropout
+
+def train(steps):
+    for _ in range(steps):
+        a.backward(model(torch.randn(8, 4)).pow(2).mean())
+        optim.step()
+        sched.step()
+        optim.zero_grad()
+
+if what == "resume":
+    torch.manual_seed(99)
+    dcpd.accelerate.load_state(a, name)
+else:
+    train(3)
+    dcpd.accelerate.save_state(a, name, step=3).result(60)
+train(steps)
+if a.is_main_process:
+    torch.save({"model": a.unwrap_model(model).state_dict(), "sched": sched.state_dict(), "world": a.num_processes}, out)
+a.end_training()
+"""
+
+
+def accelerate_ranks(at, tmp_path, world, *args):
+    """RANKED on `world` ranks, as accelerate's launcher starts them; what rank 0 ends with."""
+    file, out = tmp_path / "ranked.py", tmp_path / lib.fresh()
+    file.write_text(RANKED)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = {**os.environ, "DCPD_URL": f"unix://{at.socket}", "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world),
+           "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    run = [subprocess.Popen([sys.executable, file, *map(str, args), out], env={**env, "RANK": str(r), "LOCAL_RANK": str(r)},
+                            stderr=subprocess.PIPE, text=True) for r in range(world)]
+    try:
+        said = [p.communicate(timeout=240)[1] for p in run]
+    finally:
+        for p in run:
+            p.kill()
+    assert [p.returncode for p in run] == [0] * world, said
+    return torch.load(out)
+
+
+@pytest.mark.seconds(500)
+def test_accelerate_resumes_on_ranks(at, tmp_path):
+    """Two ranks of DDP go on with their own random numbers; one alone takes up the same checkpoint."""
+    pytest.importorskip("accelerate")
+    name = f"main:{lib.fresh()}"
+    straight = accelerate_ranks(at, tmp_path, 2, name, "save", 2)
+    resumed = accelerate_ranks(at, tmp_path, 2, name, "resume", 2)
+    assert straight["world"] == resumed["world"] == 2 and straight["sched"] == resumed["sched"]
+    equal(straight["model"], resumed["model"])
+    here = accelerate_ranks(at, tmp_path, 1, name, "resume", 0)
+    saved = dcpd.load(name, keys=["part_0.model"])["part_0"]["model"]
+    equal(here["model"], saved)
 
 
 # ---------------------------------------------------------------------------------------------------------------- types
