@@ -253,6 +253,28 @@ FALLIBLE enum err spec_check_save_wish(const struct jval *save)
 	return spec_check_options(save, save_options);
 }
 
+/* {"await_seal": true}: the job is made before its generation is sealed, and waits for that. */
+static FALLIBLE enum err check_await_seal(const struct jval *doc, const struct jval *source)
+{
+	struct jval wish = jval_get(source, "await_seal"), generation = jval_get(source, "generation");
+	struct jval timeout = jval_get(source, "timeout_s");
+	int64_t number = 0, timeout_s = 600;
+	bool wanted = false;
+
+	TRY(jval_opt_bool(source, "await_seal", &wanted));
+	TRY(jval_opt_integer(source, "timeout_s", 1, 86400, &timeout_s));
+	if (!wanted && timeout.j)
+		return jval_fail(&timeout, ERR_VALIDATION_FAILED, "is how long await_seal waits");
+	if (!wanted)
+		return OK;
+	TRY(jval_integer(&generation, 0, INT64_MAX, &number));
+	if (json_object_get(source->j, "parts"))
+		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a listed save is of what is sealed already");
+	if (json_object_get(doc->j, "hosts"))
+		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a save by several hosts is of what is sealed already");
+	return spec_put_default(source->j, "timeout_s", json_integer(timeout_s));
+}
+
 static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
@@ -261,8 +283,9 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	TRY(jval_only(doc, (const char *const[]){ "kind", "labels", "source", "target", "options", "include", "exclude",
 						  "rename", "dtype", "hosts", NULL }));
 	TRY(check_hosts(doc));
-	TRY(ref_read(&source, REF_STATE_DICT, (const char *const[]){ "generation", "parts", NULL }, &s->source));
+	TRY(ref_read(&source, REF_STATE_DICT, (const char *const[]){ "generation", "parts", "await_seal", "timeout_s", NULL }, &s->source));
 	TRY(jval_opt_integer(&source, "generation", 0, INT64_MAX, &generation));
+	TRY(check_await_seal(doc, &source));
 	TRY(check_parts(&source));
 	TRY(ref_read(&target, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &s->target));
 	TRY(spec_check_save_format(&target));

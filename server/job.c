@@ -113,7 +113,7 @@ void job_free(struct job *j)
 {
 	if (!j)
 		return;
-	must(!j->source_use && !j->target_use && !j->other_use && !j->part_uses && !j->made_use && !j->waiters);
+	must(!j->source_use && !j->target_use && !j->other_use && !j->part_uses && !j->made_use && !j->waiters && !j->await);
 	loop_timer_stop(&j->timer);
 	json_decref(j->spec);
 	json_decref(j->progress_ranks);

@@ -2,6 +2,7 @@
  *
  *   queued → planning → running → committing → succeeded | failed | cancelled
  *
+ * A save whose source has "await_seal" is queued, outside its lane, until all ranks have sealed its generation (job_await.c).
  * A job is in the journal before job_create's callback is called, and each end before anybody can see it. Live jobs are in
  * memory; finished ones are read from the journal when asked for (with a small cache). */
 #pragma once

@@ -274,15 +274,6 @@ static void ask(struct creation *c, const char *op, struct job_ref ref, lookup_f
 		   fn, c);
 }
 
-static uint64_t use_bytes(const struct state_dict_use *u)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t r = 0; u && r < u->world_size; r++)
-		sum += u->ranks[r].image_bytes;
-	return sum;
-}
-
 /* ---- into the journal ---- */
 
 static void on_journalled(void *user, enum err e)
@@ -307,7 +298,7 @@ static void write_journal(struct creation *c)
 	struct job *j = c->job;
 	struct journal_txn *t = journal_txn_new(c->server->journal);
 
-	if (j->kind == JOB_SAVE) /* sealed in shared memory that outlives the trainer: it may go on */
+	if (j->kind == JOB_SAVE && !j->await) /* sealed in shared memory that outlives the trainer: it may go on */
 		j->snapshotted_ms = clock_wall_ms();
 	snprintf(j->stage, sizeof j->stage, "waiting");
 	job_put_row(t, j);
@@ -343,9 +334,9 @@ static bool ask_step(struct creation *c)
 			ask(c, "exists", target, on_target);
 		return job_spec_writes_checkpoint(j);
 	case SIZE:
-		c->job->space_needed = j->kind == JOB_SAVE ? use_bytes(j->source_use) : 0;
+		c->job->space_needed = j->kind == JOB_SAVE ? job_use_bytes(j->source_use) : 0;
 		for (uint32_t i = 0; i < j->part_count; i++)
-			c->job->space_needed += use_bytes(j->part_uses[i]);
+			c->job->space_needed += job_use_bytes(j->part_uses[i]);
 		if (j->kind != JOB_RESHARD || job_spec_selects(j->spec))
 			return false;
 		ask(c, "show", source, on_size);

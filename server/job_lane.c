@@ -95,8 +95,10 @@ static void start_later(void *user, enum err e)
 void job_queue(struct job *j)
 {
 	struct lane *l;
-	enum err e = lane_of(j, &l);
 
+	if (job_await_holds(j))
+		return;
+	enum err e = lane_of(j, &l);
 	if (e) {
 		job_fail(j, e);
 		return;

@@ -14,6 +14,7 @@ struct lane;
 /* Where a live job stands in the machinery, beside its state. */
 enum job_step {
 	STEP_NONE,                  /* ended */
+	STEP_AWAITING,              /* its generation is not sealed yet */
 	STEP_WAITING,               /* in its lane's queue, or for a retry's time */
 	STEP_RECOVERING,            /* a look-up finds out whether an earlier attempt had committed */
 	STEP_ON_GANG,
@@ -50,6 +51,8 @@ struct job {
 	struct job *live_prev, *live_next, *cache_prev, *cache_next;
 	struct gang *gang;
 	struct state_dict_use *source_use, *target_use;
+	struct state_dict_await *await;     /* of a save with await_seal, until its source is sealed */
+	struct err_info lost;               /* … or why it will not be; code 0: nothing is known */
 	struct state_dict_use *other_use;   /* b of a diff or compare (its a is source_use); the model of a load of optimizer state */
 	struct state_dict_use **part_uses;  /* of a listed save: what holds the bytes; part_count of them */
 	uint32_t part_count;
@@ -118,6 +121,12 @@ bool job_sdop_device(const struct job *j);           /* … a GPU */
 json_t *job_sdop_comm(const struct job *j, uint64_t group_id);    /* "comm" of JOB: new for every attempt; NULL: no memory */
 void job_sdop_note_result(struct job *j);            /* the generation made into the result; metrics */
 
+/* ---- job_await.c: saves that are made before their generation is sealed ---- */
+bool job_await_wanted(const struct job *j);
+FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who);      /* in place of taking its source's use */
+bool job_await_holds(struct job *j);                 /* true: it waits on, or has failed: no lane for it yet */
+void job_await_stop(struct job *j);
+
 /* ---- job_lane.c ---- */
 void job_queue(struct job *j);                       /* it has a place in its lane from now on */
 void job_lane_take_out(struct job *j);               /* a waiting one */
@@ -139,4 +148,5 @@ void job_stop(struct job *j);                        /* a cancel, at whatever st
 FALLIBLE enum err job_take_uses(struct job *j);
 void job_drop_uses(struct job *j);
 void job_drop_sources(struct job *j);           /* all but what the job made */
+uint64_t job_use_bytes(const struct state_dict_use *u);     /* of its images; u may be NULL */
 void job_watch(struct server *s);                    /* stalls; called every tick */

@@ -126,7 +126,9 @@ FALLIBLE enum err job_take_uses(struct job *j)
 	struct job_ref source = job_spec_ref(j->spec, "source");
 
 	who.admin = who.uid == 0;
-	if (source.state_dict) {
+	if (job_await_wanted(j)) {
+		TRY(job_await_begin(j, &who));
+	} else if (source.state_dict) {
 		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
 		json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation));
 		TRY(take_parts(j, &who));
@@ -145,6 +147,7 @@ FALLIBLE enum err job_take_uses(struct job *j)
 
 void job_drop_sources(struct job *j)
 {
+	job_await_stop(j);
 	state_dict_unuse(j->server, &j->target_use);
 	state_dict_unuse(j->server, &j->source_use);
 	state_dict_unuse(j->server, &j->other_use);
@@ -597,7 +600,7 @@ void job_stop(struct job *j)
 	job_changed(j);
 	if (j->gang) {
 		gang_cancel(j->gang);
-	} else if (j->step == STEP_WAITING) {
+	} else if (j->step == STEP_WAITING || j->step == STEP_AWAITING) {
 		if (j->lane)
 			job_lane_take_out(j);
 		loop_timer_stop(&j->timer);

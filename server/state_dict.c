@@ -130,6 +130,7 @@ void state_dict_kill(struct state_dict *sd)
 	sd->dead = true;
 	sd->refs++;
 	state_dict_fail_waiters(sd);
+	state_dict_await_deleted(sd);
 	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 		state_dict_drop_segment(sd, state_dict_nth(sd, i));
 	state_dict_unref(sd);

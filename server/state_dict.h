@@ -85,6 +85,27 @@ FALLIBLE enum err state_dict_use(struct server *s, const struct principal *who, 
 FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out);
 void state_dict_unuse(struct server *s, struct state_dict_use **use);
+
+/* A job may be made before its generation is sealed. fn is told of each seal (NEWS_MORE), and in the end that all ranks have sealed, with
+ * the use, which is the receiver's, or with ERR_NOT_SEALED that this will not come: released, deleted, a rank's lease over, a rank gone
+ * on to a newer generation, timeout. After these two the await is gone. */
+enum state_dict_news { NEWS_MORE, NEWS_SEALED, NEWS_LOST };
+typedef void (*state_dict_news_fn)(void *user, enum state_dict_news news, struct state_dict_use *use, enum err e);
+struct state_dict_wish {
+	const struct principal *who;
+	struct str name;
+	int64_t generation, timeout_ms;
+	const char *job;
+	state_dict_news_fn fn;          /* never called before state_dict_await has returned */
+	void *user;
+};
+struct state_dict_await;
+/* All sealed already: *use_out, and no await. ERR_NOT_SEALED if it is certain that it does not come. */
+FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
+				   struct state_dict_await **out);
+void state_dict_await_stop(struct state_dict_await **await);      /* NULL inside is fine */
+/* "awaiting seals of ranks 1, 3" */
+void state_dict_await_missing(const struct state_dict_await *a, char *text, size_t n);
 bool state_dict_exists(const struct server *s, struct str name);
 uint32_t state_dict_world(const struct server *s, struct str name);   /* 0: there is none */
 

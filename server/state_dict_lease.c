@@ -213,6 +213,7 @@ static void tend(struct state_dict *sd, int64_t now)
 		} else if (sd->ranks[r].expires_ms) {
 			sd->ranks[r].expires_ms = 0;
 			drop_open(sd, r);
+			state_dict_await_look(sd);
 		}
 	}
 	if (all_over && !sd->orphaned_ms) {

@@ -36,6 +36,7 @@ struct rank {
 };
 
 struct slot_waiter;
+struct state_dict_await;
 
 struct state_dict {
 	struct table_node node;     /* first */
@@ -56,6 +57,7 @@ struct state_dict {
 	bool orphan_asking;
 	struct state_dict_use *uses;
 	struct slot_waiter *waiters;
+	struct state_dict_await *awaits;     /* jobs that were made before their generation is sealed */
 	uint32_t refs;              /* those who will come back from another thread or the journal */
 	bool dead;                  /* out of the table; freed with the last ref */
 	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
@@ -99,6 +101,15 @@ void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation
 
 /* ---- state_dict_use.c ---- */
 FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
+/* A use of a generation that all ranks have sealed. */
+FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
+
+/* ---- state_dict_await.c ---- */
+/* The ranks that lack a sealed slot of this generation (< 0: of any) as text, "1, 3"; how many, and the first. */
+uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, char *ranks, size_t n, int64_t *first_out);
+void state_dict_await_look(struct state_dict *sd);               /* something has happened to its slots or leases */
+void state_dict_await_given_up(struct state_dict *sd, uint32_t rank, int64_t generation);
+void state_dict_await_deleted(struct state_dict *sd);
 
 /* ---- state_dict_space.c: accounting, and threads that make segments ---- */
 struct seg_wanted {

@@ -97,6 +97,7 @@ static void open_slot(struct slot_waiter *w)
 	sl->image_bytes = 0;
 	state_dict_slot_row(t, sd, sl, SLOT_OPEN);
 	journal_commit(sd->server->journal, t, NULL, NULL);
+	state_dict_await_look(sd);
 }
 
 static void on_segment(void *user, enum err e)
@@ -297,6 +298,7 @@ static void on_sealed(void *user, enum err e)
 				journal_commit(sd->server->journal, t, NULL, NULL);
 			}
 		}
+		state_dict_await_look(sd);
 	}
 	end_change(c, e);
 }
@@ -411,6 +413,8 @@ void state_dict_release(struct server *s, const struct principal *who, struct st
 	} else {
 		free_slot(sd, sl, fn, user);
 	}
+	if (!e)
+		state_dict_await_given_up(sd, (uint32_t)rank, generation);
 }
 
 FALLIBLE enum err state_dict_renew(struct server *s, const struct principal *who, struct str name, int64_t rank,

@@ -8,31 +8,17 @@
 
 static enum err not_sealed(const struct state_dict *sd, int64_t generation)
 {
-	char ranks[256] = "";
-	size_t n = 0;
-	uint32_t missing = 0;
-	int64_t first = -1;
+	char ranks[256];
+	int64_t first;
+	uint32_t missing = state_dict_missing(sd, generation, ranks, sizeof ranks, &first);
 
-	for (uint32_t r = 0; r < sd->world_size; r++) {
-		bool has = false;
-		for (uint32_t k = 0; k < sd->slot_count; k++) {
-			const struct slot *sl = state_dict_slot(sd, r, k);
-			has |= sl->state == SLOT_SEALED && (generation < 0 || sl->generation == generation);
-		}
-		if (has)
-			continue;
-		if (missing++ == 0)
-			first = r;
-		if (n + 16 < sizeof ranks)
-			n += (size_t)snprintf(ranks + n, sizeof ranks - n, "%s%u", missing > 1 ? ", " : "", r);
-	}
 	if (missing == 0)
 		return ERR(NOT_SEALED, "the ranks of state dict \"%s\" have sealed different generations", sd->name);
 	if (generation < 0)
-		return err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": nothing is sealed by rank%s %s%s", sd->name,
-				       missing > 1 ? "s" : "", ranks, n + 16 >= sizeof ranks ? ", …" : ""), first);
-	return err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd is not sealed by rank%s %s%s", sd->name,
-			       (intmax_t)generation, missing > 1 ? "s" : "", ranks, n + 16 >= sizeof ranks ? ", …" : ""), first);
+		return err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": nothing is sealed by rank%s %s", sd->name, missing > 1 ? "s" : "",
+				       ranks), first);
+	return err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd is not sealed by rank%s %s", sd->name,
+			       (intmax_t)generation, missing > 1 ? "s" : "", ranks), first);
 }
 
 /* A job that a restart takes up again may find its slots released meanwhile: LEAVING counts for it. */
@@ -111,19 +97,25 @@ static void fill_rank(struct state_dict_use *u, uint32_t rank, struct slot *sl)
 	sl->uses++;
 }
 
+FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out)
+{
+	struct state_dict_use *u;
+
+	TRY(state_dict_new_use(sd, generation, job, &u));
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		fill_rank(u, r, usable(sd, r, generation, true));
+	*out = u;
+	return OK;
+}
+
 FALLIBLE enum err state_dict_use(struct server *s, const struct principal *who, struct str name, int64_t generation,
 				 const char *job, struct state_dict_use **out)
 {
 	struct state_dict *sd;
-	struct state_dict_use *u;
 	int64_t chosen;
 
 	TRY(choose(s, who, name, generation, job[0] != '\0', &sd, &chosen));
-	TRY(state_dict_new_use(sd, chosen, job, &u));
-	for (uint32_t r = 0; r < sd->world_size; r++)
-		fill_rank(u, r, usable(sd, r, chosen, true));
-	*out = u;
-	return OK;
+	return state_dict_hold(sd, chosen, job, out);
 }
 
 static void unlink_use(struct state_dict_use *u)

@@ -1,0 +1,108 @@
+/* job_await.c: saves that are made before their generation is sealed ("await_seal").
+ *
+ * So a trainer's rank 0 can ask for the save while the others still copy: nobody waits for the last seal but the job. It waits outside
+ * its lane, with no workers, and holds nothing up. With the last seal it has its source as every other job, and queues. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/job_own.h"
+
+enum { AWAIT_MS = 600000 };
+
+bool job_await_wanted(const struct job *j)
+{
+	return j->kind == JOB_SAVE && !j->dry_run && json_is_true(json_object_get(json_object_get(j->spec, "source"), "await_seal"));
+}
+
+uint64_t job_use_bytes(const struct state_dict_use *u)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t r = 0; u && r < u->world_size; r++)
+		sum += u->ranks[r].image_bytes;
+	return sum;
+}
+
+static void show_stage(struct job *j)
+{
+	char text[JOB_STAGE_MAX];
+
+	state_dict_await_missing(j->await, text, sizeof text);
+	if (strcmp(text, j->stage) != 0)
+		job_set_state(j, JOB_QUEUED, text, false);
+}
+
+static void on_all_sealed(struct job *j, struct state_dict_use *use)
+{
+	j->source_use = use;
+	j->await = NULL;
+	j->snapshotted_ms = clock_wall_ms();
+	j->space_needed = job_use_bytes(use);
+	if (j->step != STEP_AWAITING)
+		return; /* it is being made, or comes back from a restart: job_queue is next */
+	job_queue(j);
+	struct journal_txn *t = journal_txn_new(j->server->journal);
+	job_put_row(t, j);
+	journal_commit(j->server->journal, t, NULL, NULL);
+}
+
+static void on_lost(struct job *j, enum err e)
+{
+	j->await = NULL;
+	j->lost = *err_last();
+	if (j->step == STEP_WAITING) { /* for a retry's time */
+		if (j->lane)
+			job_lane_take_out(j);
+		loop_timer_stop(&j->timer);
+		job_fail(j, e);
+	} else if (j->step == STEP_AWAITING) {
+		job_fail(j, e);
+	}
+}
+
+static void on_news(void *user, enum state_dict_news news, struct state_dict_use *use, enum err e)
+{
+	struct job *j = user;
+
+	if (news == NEWS_SEALED)
+		on_all_sealed(j, use);
+	else if (news == NEWS_LOST)
+		on_lost(j, e);
+	else if (j->step == STEP_AWAITING)
+		show_stage(j);
+}
+
+FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who)
+{
+	struct job_ref source = job_spec_ref(j->spec, "source");
+	json_int_t timeout_s = json_integer_value(json_object_get(json_object_get(j->spec, "source"), "timeout_s"));
+	struct state_dict_wish w = { .who = who, .name = str_of(source.state_dict), .generation = source.generation, .job = j->id,
+				     .timeout_ms = timeout_s > 0 ? timeout_s * 1000 : AWAIT_MS, .fn = on_news, .user = j };
+
+	must(!j->await && !j->source_use);
+	j->lost = (struct err_info){ 0 };
+	enum err e = state_dict_await(j->server, &w, &j->source_use, &j->await);
+	if (e)
+		j->lost = *err_last();
+	return e;
+}
+
+bool job_await_holds(struct job *j)
+{
+	if (!job_await_wanted(j) || j->source_use)
+		return false;
+	if (!j->await) {
+		err_restore(&j->lost);
+		job_fail(j, j->lost.code);
+		return true;
+	}
+	j->step = STEP_AWAITING;
+	show_stage(j);
+	return true;
+}
+
+void job_await_stop(struct job *j)
+{
+	state_dict_await_stop(&j->await);
+}

@@ -1,0 +1,231 @@
+/* state_dict_await.c: jobs that were made before their generation is sealed. Whoever waits is told when all ranks have sealed it, and has
+ * its use from that moment on; or, as soon as it is certain, that it will not come: nobody waits for a trainer that is gone.
+ *
+ * What is certain is read off the slots each time something happens to one (state_dict_await_look): there is no second book. */
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "server/state_dict_own.h"
+
+struct state_dict_await {
+	struct state_dict_await *next;
+	struct state_dict *sd;
+	int64_t generation, timeout_ms;
+	char job[27];
+	state_dict_news_fn fn;
+	void *user;
+	struct loop_timer *timer;
+};
+
+uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, char *ranks, size_t n, int64_t *first_out)
+{
+	uint32_t missing = 0;
+	size_t used = 0;
+	bool full = false;
+
+	*first_out = -1;
+	ranks[0] = '\0';
+	for (uint32_t r = 0; r < sd->world_size; r++) {
+		bool has = false;
+		for (uint32_t k = 0; k < sd->slot_count; k++) {
+			const struct slot *sl = state_dict_slot(sd, r, k);
+			has |= sl->state == SLOT_SEALED && (generation < 0 || sl->generation == generation);
+		}
+		if (has)
+			continue;
+		if (missing++ == 0)
+			*first_out = r;
+		if (used + 16 < n)
+			used += (size_t)snprintf(ranks + used, n - used, "%s%u", missing > 1 ? ", " : "", r);
+		else if (!full)
+			used += (size_t)snprintf(ranks + used, n - used, ", …");
+		full = used + 16 >= n;
+	}
+	return missing;
+}
+
+void state_dict_await_missing(const struct state_dict_await *a, char *text, size_t n)
+{
+	char ranks[32];
+	int64_t first;
+	uint32_t missing = state_dict_missing(a->sd, a->generation, ranks, sizeof ranks, &first);
+
+	snprintf(text, n, "awaiting seal%s of rank%s %s", missing > 1 ? "s" : "", missing > 1 ? "s" : "", ranks);
+}
+
+/* ---- what is certain ---- */
+
+static bool has_slot(const struct state_dict *sd, uint32_t rank, int64_t generation)
+{
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		const struct slot *sl = state_dict_slot(sd, rank, k);
+		if (sl->generation == generation && (sl->state == SLOT_OPEN || sl->state == SLOT_MAKING))
+			return true;
+	}
+	return false;
+}
+
+static int64_t newest_begun(const struct state_dict *sd, uint32_t rank)
+{
+	int64_t newest = sd->ranks[rank].last_generation;
+
+	if (sd->last_generation > newest)
+		newest = sd->last_generation;
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		const struct slot *sl = state_dict_slot(sd, rank, k);
+		if (sl->state == SLOT_OPEN && sl->generation > newest)
+			newest = sl->generation;
+	}
+	return newest;
+}
+
+/* Why this rank will never seal this generation; false: it has, or it may. */
+static bool never_comes(const struct state_dict *sd, uint32_t rank, int64_t generation, char *why, size_t n)
+{
+	int64_t newest = newest_begun(sd, rank);
+
+	if (state_dict_slot_of(sd, rank, generation, SLOT_SEALED) || state_dict_slot_of(sd, rank, generation, SLOT_SEALING))
+		return false;
+	if (newest > generation)
+		snprintf(why, n, "it went on to generation %jd", (intmax_t)newest);
+	else if (newest == generation && !has_slot(sd, rank, generation))
+		snprintf(why, n, "it has released it");
+	else if (!sd->lease_ms)
+		snprintf(why, n, "the state dict was made by a job");
+	else if (!sd->ranks[rank].expires_ms)
+		snprintf(why, n, "its lease is over");
+	else
+		return false;
+	return true;
+}
+
+static FALLIBLE enum err check_may_come(const struct state_dict *sd, int64_t generation)
+{
+	char why[80];
+
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		if (never_comes(sd, r, generation, why, sizeof why))
+			return err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd will not be sealed by rank %u: %s", sd->name,
+					       (intmax_t)generation, r, why), r);
+	return OK;
+}
+
+/* ---- waiting ---- */
+
+static void take_out(struct state_dict_await *a)
+{
+	struct state_dict_await **at = &a->sd->awaits;
+
+	while (*at != a)
+		at = &(*at)->next;
+	*at = a->next;
+	loop_timer_stop(&a->timer);
+}
+
+static void lose(struct state_dict_await *a, enum err e)
+{
+	take_out(a);
+	a->fn(a->user, NEWS_LOST, NULL, e);
+	mem_free(a);
+}
+
+static void on_timeout(void *user)
+{
+	struct state_dict_await *a = user;
+	char ranks[256];
+	int64_t first;
+	uint32_t missing = state_dict_missing(a->sd, a->generation, ranks, sizeof ranks, &first);
+
+	a->timer = NULL;
+	lose(a, err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd was not sealed by rank%s %s in %jd s", a->sd->name,
+				(intmax_t)a->generation, missing > 1 ? "s" : "", ranks, (intmax_t)(a->timeout_ms / 1000)), first));
+}
+
+static void look(struct state_dict_await *a)
+{
+	struct state_dict_use *use;
+
+	if (!state_dict_complete(a->sd, a->generation)) {
+		enum err e = check_may_come(a->sd, a->generation);
+		if (e)
+			lose(a, e);
+		else
+			a->fn(a->user, NEWS_MORE, NULL, OK);
+		return;
+	}
+	enum err e = state_dict_hold(a->sd, a->generation, a->job, &use);
+	if (e) {
+		lose(a, e);
+		return;
+	}
+	take_out(a);
+	a->fn(a->user, NEWS_SEALED, use, OK);
+	mem_free(a);
+}
+
+void state_dict_await_look(struct state_dict *sd)
+{
+	for (struct state_dict_await *a = sd->awaits, *next; a; a = next) {
+		next = a->next;
+		look(a);
+	}
+}
+
+void state_dict_await_given_up(struct state_dict *sd, uint32_t rank, int64_t generation)
+{
+	for (struct state_dict_await *a = sd->awaits, *next; a; a = next) {
+		next = a->next;
+		if (a->generation == generation)
+			lose(a, err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd will not be sealed: rank %u has released it",
+						sd->name, (intmax_t)generation, rank), rank));
+	}
+}
+
+void state_dict_await_deleted(struct state_dict *sd)
+{
+	while (sd->awaits) {
+		char ranks[256];
+		int64_t first;
+		uint32_t missing = state_dict_missing(sd, sd->awaits->generation, ranks, sizeof ranks, &first);
+		enum err e = ERR(NOT_SEALED, "state dict \"%s\" was deleted before rank%s %s sealed generation %jd", sd->name,
+				 missing > 1 ? "s" : "", ranks, (intmax_t)sd->awaits->generation);
+		lose(sd->awaits, err_at_rank(e, first));
+	}
+}
+
+FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
+				   struct state_dict_await **out)
+{
+	struct state_dict *sd;
+
+	TRY(state_dict_find(s, w->who, w->name, &sd));
+	enum err e = state_dict_use(s, w->who, w->name, w->generation, w->job, use_out);
+	if (e != ERR_NOT_SEALED)
+		return e;
+	TRY(check_may_come(sd, w->generation));
+	struct state_dict_await *a = mem_zalloc(1, sizeof *a);
+	if (!a)
+		return ERR(NO_MEMORY, "cannot wait for a seal");
+	*a = (struct state_dict_await){ .next = sd->awaits, .sd = sd, .generation = w->generation, .timeout_ms = w->timeout_ms,
+					.fn = w->fn, .user = w->user };
+	snprintf(a->job, sizeof a->job, "%s", w->job);
+	e = loop_timer_start(s->loop, w->timeout_ms, on_timeout, a, &a->timer);
+	if (e) {
+		mem_free(a);
+		return e;
+	}
+	sd->awaits = a;
+	*out = a;
+	return OK;
+}
+
+void state_dict_await_stop(struct state_dict_await **await)
+{
+	struct state_dict_await *a = *await;
+
+	*await = NULL;
+	if (!a)
+		return;
+	take_out(a);
+	mem_free(a);
+}
