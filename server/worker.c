@@ -247,7 +247,7 @@ static void take_frame(struct worker *w, const struct frame *f)
 	json_t *body = NULL;
 
 	if (f->json.n <= BODY_MAX)
-		body = json_loadb(f->json.p, f->json.n, JSON_REJECT_DUPLICATES, &at);
+		body = json_loadb(f->json.p, f->json.n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &at);
 	if (!json_is_object(body)) {
 		worker_kill(w, ERR(PROTOCOL, "worker %s sent a message of %zu bytes that is no JSON object", w->id, f->json.n));
 	} else if (!w->greeted) {

@@ -56,6 +56,19 @@ def test_save_and_look(d):
     d.api.get(where + "/tensors/zzz").problem("not_found", status=404)
 
 
+def test_look_at_texts_that_json_hardly_says(d):
+    """A NUL is shown; half a surrogate pair and a key with a NUL are not, and stop nothing."""
+    sd, values = lib.fresh(), {"nul": "a\0b", "half": "\ud800", "key": [{"a\0b": 1}], "deep": [[[["x"]]]]}
+    d.put(sd, [lib.image({"a\0b": F4}, {"values": {k: {"json": v} for k, v in values.items()}})])
+    job = save(d, sd)
+    d.api.run("save", **job)
+    where = d.api.storage_path("main", job["target"]["name"])
+    seen = d.api.get(where + "/tensors").ok(200)
+    assert [t["fqn"] for t in seen["tensors"]] == ["a\0b"]
+    shown = {v["fqn"]: v.get("value", v.get("opaque")) for v in seen["values"]}
+    assert shown == {**values, "half": "str", "key": "not to be said in JSON"}
+
+
 def test_not_sealed(d):
     sd, job = lib.fresh(), None
     d.create(sd, world=2)
