@@ -60,12 +60,26 @@ static void test_is_run(void **state)
 	assert_int_equal(first, 12);
 }
 
+/* Dims of one element do not matter, wherever their strides lead. */
+static void test_is_packed(void **state)
+{
+	(void)state;
+	assert_true(linear_is_packed(0, NULL, NULL));
+	assert_true(linear_is_packed(2, (int64_t[]){ 6, 1 }, (int64_t[]){ 4, 6 }));
+	assert_true(linear_is_packed(2, (int64_t[]){ 6, 1 }, (int64_t[]){ 1, 3 }));
+	assert_false(linear_is_packed(2, (int64_t[]){ 6, 1 }, (int64_t[]){ 2, 3 }));
+	assert_false(linear_is_packed(2, (int64_t[]){ 1, 4 }, (int64_t[]){ 4, 6 }));
+	assert_true(linear_is_packed(3, (int64_t[]){ 8, 77, 1 }, (int64_t[]){ 4, 1, 8 }));
+	assert_false(linear_is_packed(1, (int64_t[]){ 2 }, (int64_t[]){ 2 }));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_all_ranges),
 		cmocka_unit_test(test_scalar),
 		cmocka_unit_test(test_is_run),
+		cmocka_unit_test(test_is_packed),
 	};
 
 	return cmocka_run_group_tests_name("linear", tests, NULL, NULL);

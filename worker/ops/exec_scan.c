@@ -42,32 +42,23 @@ static FALLIBLE enum err dst_memory(struct slot *s, const struct run_dst *d, uns
 	return OK;
 }
 
-/* The whole source chunk is one run of its only target chunk: a range of it can be read to its place. */
+/* The range is a part of one run of the only target chunk: it can be read to its place. */
 static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, const struct src_info *info,
 				     const struct run_scan *scan, struct slot_scan *sc)
 {
 	const struct run *run = s->x->run;
-	int64_t rel[NDIM_MAX];
-	uint64_t first;
+	struct src_row row;
+	unsigned char *base;
 
-	if (!fills(run) || src->piece_count != 1 || info->conj || info->neg)
+	if (!fills(run) || src->piece_count != 1)
 		return OK;
 	const struct run_dst *d = &run->dsts[run->pieces[src->first_piece]];
-	const int64_t *so = run->dims + src->dims_at, *to = run->dims + d->dims_at;
-	uint32_t n = d->ndim;
-	if (d->dtype != src->dtype)
+	if (!sources_row(run, src, info, (enum dtype)d->dtype, run->dims + d->dims_at, &row) || scan->begin < row.from ||
+	    scan->end - row.from > row.bytes)
 		return OK;
-	for (uint32_t i = 0; i < n; i++) {
-		rel[i] = so[i] - to[i];
-		if (rel[i] < 0 || rel[i] + so[n + i] > to[n + i] || (info->order[i] != i && so[n + i] != 1))
-			return OK;
-	}
-	if (!linear_is_run(n, to + n, rel, so + n, &first))
-		return OK;
-	unsigned char *base;
 	TRY(dst_memory(s, d, &base));
 	sc->direct = true;
-	sc->direct_at = base + first * dtype_bytes((enum dtype)d->dtype) + scan->begin;
+	sc->direct_at = base + row.at + (scan->begin - row.from);
 	seg_populate(sc->direct_at, scan->end - scan->begin, false);
 	return OK;
 }

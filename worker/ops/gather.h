@@ -44,6 +44,16 @@ FALLIBLE enum err sources_info(struct sources *s, uint32_t src, struct src_info 
 /* From an item in memory (all of it). */
 FALLIBLE enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out);
 bool sources_known(const struct sources *s, uint32_t src);
+
+/* What a source has for a box of a tensor, if that is one run of bytes in the storage and in the box's own memory (in C order), and is
+ * taken as it is: no cast, no lazy bits, not deflated. */
+struct src_row {
+	uint64_t from, bytes;          /* of the storage */
+	uint64_t at;                   /* of the box */
+};
+/* dims: the box's offsets, then sizes. False: it is not, or they have nothing in common. */
+bool sources_row(const struct run *run, const struct run_src *src, const struct src_info *info, enum dtype dtype,
+		 const int64_t *dims, struct src_row *out);
 /* Adds what is known of a source to an error. */
 enum err sources_at(const struct run *run, uint32_t src, enum err e);
 

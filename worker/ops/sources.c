@@ -4,6 +4,7 @@
 #include "base/num.h"
 #include "ops/gather.h"
 #include "os/fs.h"
+#include "tensor/linear.h"
 
 enum err sources_open(struct run *run, struct files *files, struct sources *out)
 {
@@ -178,4 +179,26 @@ enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *ite
 	struct item_source from = source_memory(&all);
 
 	return remember(s, src, &from, out);
+}
+
+bool sources_row(const struct run *run, const struct run_src *src, const struct src_info *info, enum dtype dtype,
+		 const int64_t *dims, struct src_row *out)
+{
+	const int64_t *so = run->dims + src->dims_at;
+	uint64_t from = info->storage_offset, numel = 1, first;
+	int64_t off[NDIM_MAX], size[NDIM_MAX];
+	uint32_t n = src->ndim, item = dtype_bytes(dtype);
+
+	if (src->dtype != dtype || info->deflated || info->conj || info->neg ||
+	    !box_intersect(n, so, so + n, dims, dims + n, off, size) || !linear_is_packed(n, info->strides, size))
+		return false;
+	for (uint32_t i = 0; i < n; i++) {
+		from += (uint64_t)(off[i] - so[i]) * (uint64_t)info->strides[i];
+		numel *= (uint64_t)size[i];
+		off[i] -= dims[i];
+	}
+	if (!linear_is_run(n, dims + n, off, size, &first))
+		return false;
+	*out = (struct src_row){ from * item, numel * item, first * item };
+	return true;
 }

@@ -47,3 +47,15 @@ bool linear_is_run(uint32_t ndim, const int64_t *shape, const int64_t *off, cons
 	*first_out = first;
 	return true;
 }
+
+bool linear_is_packed(uint32_t ndim, const int64_t *strides, const int64_t *size)
+{
+	int64_t stride = 1;
+
+	for (uint32_t i = ndim; i-- > 0;) {
+		if (size[i] != 1 && strides[i] != stride)
+			return false;
+		stride *= size[i];
+	}
+	return true;
+}

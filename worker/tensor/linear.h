@@ -18,3 +18,5 @@ static inline struct linear linear_range(uint32_t ndim, const int64_t *sizes, ui
 bool linear_next(struct linear *l, int64_t *offsets_out, int64_t *sizes_out);
 /* Is the box [off, off + size) of a C-order tensor one run of elements? *first_out: its first element. */
 bool linear_is_run(uint32_t ndim, const int64_t *shape, const int64_t *off, const int64_t *size, uint64_t *first_out);
+/* The same of a box that lies with these strides, in elements: does its next element, in C order, always lie behind the one before? */
+bool linear_is_packed(uint32_t ndim, const int64_t *strides, const int64_t *size);
