@@ -26,6 +26,7 @@ FALLIBLE enum err h_checkpoint_get(struct req *r);
 FALLIBLE enum err h_checkpoint_delete(struct req *r);
 FALLIBLE enum err h_checkpoint_tensors(struct req *r);
 FALLIBLE enum err h_checkpoint_tensor(struct req *r);
+FALLIBLE enum err h_checkpoint_locate(struct req *r);
 FALLIBLE enum err h_checkpoint_files(struct req *r);
 
 FALLIBLE enum err h_storages_list(struct req *r);

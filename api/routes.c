@@ -36,6 +36,7 @@ const struct route routes[] = {
 	{ "DELETE", "/v1/checkpoints/{storage}/{name}", h_checkpoint_delete, ROUTE_NO_BODY, false, true },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors", h_checkpoint_tensors, ROUTE_NO_BODY, false, false },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors/{fqn}", h_checkpoint_tensor, ROUTE_NO_BODY, false, false },
+	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false },
 
 	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false },
@@ -105,13 +106,13 @@ static const struct route *scan(struct req *r, bool with_verb)
 	return NULL;
 }
 
-/* "01J…:cancel" as the last raw component: the verb is what follows its last colon. */
+/* "01J…:cancel" as the last raw component: the verb is what follows its last colon. "%3A" is a colon inside a name. */
 static void cut_verb(struct req *r)
 {
 	struct str *last = r->part_count ? &r->parts[r->part_count - 1] : NULL;
 	const char *colon = last ? memrchr(last->p, ':', last->n) : NULL;
 
-	if (!colon || colon == last->p)
+	if (!colon || colon == last->p || !strchr(strrchr(r->path, '/'), ':'))
 		return;
 	r->verb = (struct str){ colon + 1, last->n - (size_t)(colon + 1 - last->p) };
 }

@@ -37,6 +37,7 @@ struct maker {
 	uint64_t pair_count, pairs_cap;
 	int64_t *rest, *rest2;           /* boxes not yet covered, while cutting */
 	uint64_t rest_cap, rest2_cap, cuts;
+	uint64_t pieces_max;
 };
 
 static void maker_free(struct maker *m)
@@ -92,8 +93,8 @@ static enum err add_pair(void *ctx, uint32_t target, uint32_t source)
 {
 	struct maker *m = ctx;
 
-	if (m->pair_count + m->plan.source_count >= PAIRS_MAX)
-		return ERR(LIMIT_EXCEEDED, "more than %d pieces to read", PAIRS_MAX);
+	if (m->pair_count + m->plan.source_count >= m->pieces_max)
+		return ERR(LIMIT_EXCEEDED, "more than %ju pieces to read", (uintmax_t)m->pieces_max);
 	TRY(room(&m->pairs, &m->pairs_cap, m->pair_count + 1, sizeof *m->pairs));
 	m->pairs[m->pair_count++] = (struct pair){ target, source };
 	return OK;
@@ -385,7 +386,7 @@ static FALLIBLE enum err find_keys(const struct maker *m, struct load_match *mat
 	for (uint64_t i = 0; i < to_count && n < match->missing_count; i++)
 		if (m->found[i] == SD_NONE)
 			match->missing[n++] = fqn_of(to, i);
-	if (from->name_count + match->missing_count <= to->name_count)
+	if (match->a_part || from->name_count + match->missing_count <= to->name_count)
 		return OK; /* all of the source was found */
 	for (int pass = 0; pass < 2; pass++) {
 		n = 0;
@@ -468,10 +469,12 @@ static FALLIBLE enum err plan_all(struct maker *m, struct load_match *match, str
 enum err load_plan_make(const struct sdict *source, const struct sdict *target, struct load_match *match,
 			struct arena *arena, struct load_plan *out)
 {
-	CLEANUP(maker_free) struct maker m = { .source = source, .target = target };
+	CLEANUP(maker_free) struct maker m = { .source = source, .target = target, .pieces_max = PAIRS_MAX };
 	CLEANUP(problems_free) struct problems own = { .arena = arena };
 	uint32_t *sources;
 
+	if (match->pieces_max)
+		m.pieces_max = match->pieces_max;
 	TRY(plan_all(&m, match, arena, match->problems ? match->problems : &own));
 	TRY(problems_raise(&own));
 	TRY(arena_alloc(arena, m.plan.source_count, sizeof *sources, &sources));

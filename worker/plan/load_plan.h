@@ -14,6 +14,8 @@ struct load_plan {
 
 struct load_match {
 	bool strict;                     /* a target key missing in the source is an error */
+	bool a_part;                     /* the target is a part of what is wanted: what else the source has is not looked for */
+	uint64_t pieces_max;             /* 0: as many as fit anywhere */
 	struct problems *problems;       /* what does not fit is noted here, and no error; NULL: an error that lists all */
 	/* filled in: FQNs only one side has */
 	struct str *missing, *unexpected;

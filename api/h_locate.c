@@ -1,0 +1,71 @@
+/* h_locate.c: POST /v1/checkpoints/{storage}/{name}:locate: where the bytes of boxes lie, for a client that reads them itself. The boxes
+ * are checked here, so that what a worker gets is well formed; what they mean is the worker's to say. */
+#include "api/h_common.h"
+#include "api/handlers.h"
+#include "api/jval.h"
+#include "server/lookup.h"
+
+enum { BOXES_MAX = 16384, DIMS_MAX = 64 };
+
+/* A list of `dims` numbers that are not negative. */
+static FALLIBLE enum err check_list(const struct jval *box, const char *key, size_t dims)
+{
+	struct jval list = jval_get(box, key);
+	int64_t v;
+	size_t n;
+
+	TRY(jval_array(&list, DIMS_MAX, &n));
+	if (n != dims)
+		return jval_fail(&list, ERR_VALIDATION_FAILED, "has %zu numbers, \"shape\" has %zu", n, dims);
+	for (size_t i = 0; i < n; i++) {
+		struct jval one = jval_at(&list, i);
+		TRY(jval_integer(&one, 0, INT64_MAX, &v));
+	}
+	return OK;
+}
+
+static int64_t number_at(const json_t *box, const char *key, size_t i)
+{
+	return json_integer_value(json_array_get(json_object_get(box, key), i));
+}
+
+static FALLIBLE enum err check_box(const struct jval *box)
+{
+	struct jval sizes = jval_get(box, "sizes");
+	struct str text;
+
+	TRY(jval_only(box, (const char *const[]){ "fqn", "dtype", "shape", "offsets", "sizes", NULL }));
+	TRY(jval_must_text(box, "fqn", &text));
+	TRY(jval_must_text(box, "dtype", &text));
+	size_t dims = json_array_size(json_object_get(box->j, "shape"));
+	TRY(check_list(box, "shape", dims));
+	TRY(check_list(box, "offsets", dims));
+	TRY(check_list(box, "sizes", dims));
+	for (size_t i = 0; i < dims; i++)
+		if (number_at(box->j, "offsets", i) > number_at(box->j, "shape", i) - number_at(box->j, "sizes", i))
+			return jval_fail(&sizes, ERR_VALIDATION_FAILED, "the box is not inside the tensor in dim %zu", i);
+	return OK;
+}
+
+FALLIBLE enum err h_checkpoint_locate(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), boxes = jval_get(&root, "boxes");
+	CLEANUP(jval_drop) json_t *q = NULL;
+	bool verify = true;
+	size_t n;
+
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	TRY(h_question(r, "locate", &q));
+	TRY(jval_only(&root, (const char *const[]){ "boxes", "verify", NULL }));
+	TRY(jval_opt_bool(&root, "verify", &verify));
+	TRY(jval_array(&boxes, BOXES_MAX, &n));
+	for (size_t i = 0; i < n; i++) {
+		struct jval box = jval_at(&boxes, i);
+		TRY(check_box(&box));
+	}
+	if (json_object_set(q, "boxes", boxes.j) != 0 || json_object_set_new(q, "verify", json_boolean(verify)) != 0)
+		return ERR(NO_MEMORY, "cannot ask");
+	req_hold(r);
+	lookup_ask(r->core, r->parts[2].p, move(q), NULL, 0, h_pass_on, r);
+	return OK;
+}
