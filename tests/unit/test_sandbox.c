@@ -219,6 +219,9 @@ static int file_work(void)
 		return 3;
 	if (fs_mkdir(root, "other", 0755) || fs_exchange(root, "other", "moved") || fs_list(dir, ignore_entry, &entries))
 		return 4;
+	if (fs_open(dir, "f", O_WRONLY, 0, &fd) || fs_unlink(dir, "f") || (fs_is_local(root) && !fs_is_sole(fd)) ||
+	    fs_truncate(fd, 4096, "f") || fs_close(&fd))
+		return 8;
 	if (fs_remove_tree(root, "other") || fs_remove_tree(root, "moved") || fs_remove_tree(root, "run"))
 		return 5;
 	if (fs_read_all(fx.readable.fd, "f", 100, &bytes, &n) || n != 5 || fs_free_bytes(root, &free_bytes, &total))

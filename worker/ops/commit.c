@@ -36,7 +36,7 @@ static FALLIBLE enum err delete_in(struct worker *w, uint32_t root, int parent, 
 	TRY(fs_rename_noreplace(parent, last, trash));
 	TRY(fs_fsync(parent, "."));
 	/* it is gone for good; what cannot be removed now, the next sweep takes */
-	if (S_ISREG(st.st_mode) ? fs_unlink(parent, trash) : trash_remove(parent, trash))
+	if (trash_remove(parent, trash))
 		err_clear();
 	return OK;
 }

@@ -1,7 +1,22 @@
-/* trash.h: removes a directory that nobody can see any more, behind the job's back: taking back the blocks of a large checkpoint can last
- * as long as writing it did. What a dying worker leaves is swept at the next start (commit_sweep). */
+/* trash.h: removes what nobody can see any more, behind the job's back and without slowing the next save: taking back the blocks of a large
+ * checkpoint can keep a disk as busy as writing it did. Whoever has a file open or mapped, or has another link to it, keeps it whole.
+ *
+ * It lasts up to ten times as long as it would at full speed, but no longer than TRASH_GENTLE_MS where full speed can do it in that time;
+ * a storage that runs out of space gets all of its own back at full speed. What a dying worker leaves is swept (commit_sweep). */
 #pragma once
+#include <stdbool.h>
 #include "base/err.h"
 
-/* dirfd is duplicated. Removes at once if no thread can be started. */
+enum { TRASH_GENTLE_MS = 45000 };      /* less than a gang stays warm when it is idle */
+
+/* A file or a directory. dirfd is duplicated. Removes at once if no thread can be started. */
 FALLIBLE enum err trash_remove(int dirfd, const char *name);
+/* Is there no time for rests, with so much free, and so much in the trash? */
+bool trash_is_short(uint64_t free_bytes, uint64_t total_bytes, uint64_t held_bytes);
+/* Of this process, so far. */
+struct trash_stats {
+	uint64_t held;                 /* bytes in the trash now */
+	uint64_t steps, rests;         /* that files were shrunk by, that were taken between them */
+	uint64_t removals;             /* ended */
+};
+struct trash_stats trash_stats(void);

@@ -10,7 +10,7 @@
  *     POINT:N:ERRNO      the N-th pass fails: ENOSPC, EIO, …; for fs_fault(), the thread's next fs_ call fails with it
  *     POINT:N+:ERRNO     every pass from the N-th on
  * Points are those that callers name with fs_fault("commit.rename"), and one in each call here: "fs.open", "fs.mkdir", "fs.stat",
- * "fs.allocate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread", "fs.pwrite", "fs.list", "fs.close". */
+ * "fs.allocate", "fs.truncate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread", "fs.pwrite", "fs.list", "fs.close". */
 #pragma once
 #include <sys/stat.h>
 #include "base/err.h"
@@ -36,6 +36,14 @@ FALLIBLE enum err fs_rename(int from_dirfd, const char *from, int to_dirfd, cons
 FALLIBLE enum err fs_unlink(int dirfd, const char *path);
 /* Depth-bounded, follows no link, enters no other file system; ENOENT is fine. */
 FALLIBLE enum err fs_remove_tree(int dirfd, const char *path);
+/* The same, each file by a function of the caller's, which comes to fs_unlink_here(dirfd, name), and returns what that does. */
+typedef int (*fs_unlink_fn)(void *user, int dirfd, const char *name);
+int fs_unlink_here(int dirfd, const char *name);          /* unlinkat(): 0, or -1 and errno */
+FALLIBLE enum err fs_remove_tree_by(int dirfd, const char *path, fs_unlink_fn unlink_one, void *user);
+bool fs_is_local(int dirfd);                              /* a known file system of this host alone: no other host opens files there */
+/* Has the file no name any more, and nobody else (here or in any process) it open or mapped? fd: open for writing, the caller's only one.
+ * Somebody who is in the middle of open() is not seen. On a local file system only. SIGIO must be ignored. */
+bool fs_is_sole(int fd);
 FALLIBLE enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out); /* mem_free */
 FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
 FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);

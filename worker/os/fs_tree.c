@@ -1,13 +1,15 @@
-/* fs_tree.c: listing and removing directories, and the O_DIRECT probe (see fs.h).
+/* fs_tree.c: listing and removing directories, what else must be known of a file to remove it, and the O_DIRECT probe (see fs.h).
  *
  * A tree to be removed may be hostile: links are unlinked, never followed; other file systems mounted inside are refused; the
  * depth is bounded by a table of open directories instead of the call stack. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -89,6 +91,8 @@ struct removal {
 	int top;                       /* descriptor that the first level's name is in */
 	struct level *levels;
 	uint32_t depth;
+	fs_unlink_fn unlink;
+	void *user;
 };
 
 static int parent_fd(const struct removal *r)
@@ -141,23 +145,23 @@ static FALLIBLE enum err remove_levels(struct removal *r)
 			TRY(ascend(r));
 		else if (type_of(d, e) == DT_DIR)
 			TRY(descend(r, dirfd(d), e->d_name));
-		else if (unlinkat(dirfd(d), e->d_name, 0) < 0 && errno != ENOENT)
+		else if (r->unlink(r->user, dirfd(d), e->d_name) < 0 && errno != ENOENT)
 			return FS_FAILED("remove a file in", r->path);
 	}
 	return OK;
 }
 
-enum err fs_remove_tree(int dirfd, const char *path)
+enum err fs_remove_tree_by(int dirfd, const char *path, fs_unlink_fn unlink_one, void *user)
 {
 	CLEANUP(fs_place_free) struct fs_place at = FS_PLACE_NONE;
-	struct removal r = { .path = path };
+	struct removal r = { .path = path, .unlink = unlink_one, .user = user };
 
 	FS_FAULT("fs.unlink", "remove", path);
 	enum err e = fs_parent(dirfd, path, &at);
 	if (e == ERR_NOT_FOUND)
 		return OK;
 	TRY(e);
-	if (unlinkat(at.dirfd, at.base, 0) == 0 || errno == ENOENT)
+	if (unlink_one(user, at.dirfd, at.base) == 0 || errno == ENOENT)
 		return OK;
 	if (errno != EISDIR && errno != EPERM)
 		return FS_FAILED("remove", path);
@@ -172,6 +176,45 @@ enum err fs_remove_tree(int dirfd, const char *path)
 		closedir(r.levels[--r.depth].d);
 	mem_free(r.levels);
 	return e;
+}
+
+int fs_unlink_here(int dirfd, const char *name)
+{
+	return unlinkat(dirfd, name, 0);
+}
+
+static int unlink_plainly(void *user, int dirfd, const char *name)
+{
+	(void)user;
+	return fs_unlink_here(dirfd, name);
+}
+
+enum err fs_remove_tree(int dirfd, const char *path)
+{
+	return fs_remove_tree_by(dirfd, path, unlink_plainly, NULL);
+}
+
+bool fs_is_local(int dirfd)
+{
+	struct statfs st;
+
+	if (fstatfs(dirfd, &st) < 0)
+		return false;
+	switch (st.f_type) {
+	case EXT4_SUPER_MAGIC: case XFS_SUPER_MAGIC: case BTRFS_SUPER_MAGIC: case F2FS_SUPER_MAGIC: case TMPFS_MAGIC: return true;
+	default: return false;
+	}
+}
+
+/* A lease for writing is given to the only descriptor of a file, and mappings count as what they were made of. It is given back at once:
+ * without a name nobody comes any more. Whoever cannot have it (another's file) cannot tell. */
+bool fs_is_sole(int fd)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0 || st.st_nlink > 0 || fcntl(fd, F_SETLEASE, F_WRLCK) < 0)
+		return false;
+	return fcntl(fd, F_SETLEASE, F_UNLCK) == 0;
 }
 
 /* ---- O_DIRECT ---- */

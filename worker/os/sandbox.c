@@ -180,7 +180,7 @@ static const int deadly[] = { SCMP_SYS(execve), SCMP_SYS(execveat), SCMP_SYS(ptr
 			      SCMP_SYS(process_vm_writev) };
 
 static const int fcntl_commands[] = { F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_ADD_SEALS,
-				      F_GET_SEALS, F_SETLK, F_GETLK, F_OFD_SETLK, F_OFD_GETLK };
+				      F_GET_SEALS, F_SETLK, F_GETLK, F_OFD_SETLK, F_OFD_GETLK, F_SETLEASE };
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
