@@ -73,16 +73,6 @@ static FALLIBLE enum err put_tensor(struct buf *b, const struct sdict *sd, const
 	return OK;
 }
 
-/* Can the coordinator read it? Python's texts may hold half a surrogate pair, and its keys a NUL. */
-static bool can_be_sent(struct str json)
-{
-	json_t *j = json_loadb(json.p, json.n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
-	bool ok = j != NULL;
-
-	json_decref(j);
-	return ok;
-}
-
 static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const struct sd_value *v)
 {
 	struct item_value value;
@@ -104,13 +94,11 @@ static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const st
 		if (e)
 			return err_at_fqn(e, v->fqn.p, v->fqn.n);
 		struct str text = { (char *)value.text.p, value.text.len };
-		bool shown = value.kind == ITEM_VALUE_JSON && can_be_sent(text);
-		buf_puts(b, shown ? ",\"value\":" : ",\"opaque\":");
-		if (shown)
+		buf_puts(b, value.kind == ITEM_VALUE_JSON ? ",\"value\":" : ",\"opaque\":");
+		if (value.kind == ITEM_VALUE_JSON)
 			buf_put(b, text.p, text.n);
 		else
-			buf_json_str(b, value.kind == ITEM_VALUE_OPAQUE ? text
-					: value.kind == ITEM_VALUE_BYTES ? STR("bytes") : STR("not to be said in JSON"));
+			buf_json_str(b, value.kind == ITEM_VALUE_BYTES ? STR("bytes") : text);
 		item_value_free(&value);
 	}
 	if (v->kind == SD_VALUE_STORED)
