@@ -53,6 +53,7 @@ struct gang {
 	struct gang_meet meet;
 	struct loop_timer *meet_timer;
 	bool cancelled, peers_told, lost;   /* lost: a worker ended unasked */
+	int64_t trash_ms;                   /* for so long the leader removed what jobs had replaced, after the last of them */
 	enum err failed;
 	struct err_info info;
 };
@@ -125,11 +126,24 @@ static void end_run(struct gang *g, bool gone)
 	json_decref(result);
 }
 
+/* What a job leaves to be removed after its end (the old checkpoint of an overwrite) has nobody now. */
+static void sweep_roots(const struct gang *g)
+{
+	char name[STORAGE_NAME_MAX + 1];
+
+	for (const char *p = g->key; *p; p += strcspn(p, ",") + 1) {
+		snprintf(name, sizeof name, "%.*s", (int)strcspn(p, "="), p);
+		server_sweep(g->server, name);
+	}
+}
+
 static void on_idle_over(void *user)
 {
 	struct gang *g = user;
 
 	g->timer = NULL;
+	if (g->trash_ms > g->server->config->gang_idle_ms)
+		sweep_roots(g);
 	free_gang(g);
 }
 
@@ -177,17 +191,6 @@ void gang_abort(struct gang *g, enum err why)
 	become_ending(g);
 }
 
-/* What a job leaves to be removed after its end (the old checkpoint of an overwrite) has nobody now. */
-static void sweep_roots(const struct gang *g)
-{
-	char name[STORAGE_NAME_MAX + 1];
-
-	for (const char *p = g->key; *p; p += strcspn(p, ",") + 1) {
-		snprintf(name, sizeof name, "%.*s", (int)strcspn(p, "="), p);
-		server_sweep(g->server, name);
-	}
-}
-
 static void on_worker_ended(struct worker *w, enum err e)
 {
 	struct gang *g = w->owner;
@@ -201,7 +204,7 @@ static void on_worker_ended(struct worker *w, enum err e)
 	become_ending(g);
 	if (g->alive > 0)
 		return;
-	if (g->lost && !g->server->draining)
+	if ((g->lost || g->trash_ms > 0) && !g->server->draining)
 		sweep_roots(g);
 	end_run(g, true);
 }
@@ -330,6 +333,7 @@ static void on_answer(struct gang *g, struct worker *w, bool done, const json_t 
 			set_failed(g, e);
 	} else if (w->index == 0) {
 		g->result = json_incref((json_t *)body);
+		g->trash_ms = json_integer_value(json_object_get(body, "trash_ms"));
 	}
 	after_answer(g);
 }

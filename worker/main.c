@@ -12,6 +12,7 @@
 #include "ops/gpu.h"
 #include "ops/job.h"
 #include "ops/plan_cache.h"
+#include "ops/trash.h"
 #include "os/fs.h"
 #include "os/sandbox.h"
 
@@ -194,6 +195,8 @@ static FALLIBLE enum err report_job(struct job *j, enum err e)
 	json_t *done = json_object();
 	if (j->result)
 		json_object_set(done, j->dry_run ? "plan" : "result", j->result);
+	if (trash_ms() > 0)
+		json_object_set_new(done, "trash_ms", json_integer(trash_ms()));
 	e = job_send_json(j, FRAME_DONE, done);
 	json_decref(done);
 	return e;

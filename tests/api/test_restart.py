@@ -208,3 +208,12 @@ def test_a_state_dir_of_someone_else(tmp_path):
     (tmp_path / "s").write_text("a file")
     r = run("--state-dir", tmp_path / "s", "--listen", f"unix:{tmp_path}/x")
     assert r.returncode != 0 and r.stderr.strip()
+
+
+def test_what_an_idle_gang_was_removing_is_swept(spawn):
+    d = spawn(args=["--gang-idle", "1ms"])
+    sd = big(d, 64)
+    for name in ("one", "one", "one"):
+        d.api.run("save", **save(sd, name), options={"overwrite": True})
+    lib.wait_for(lambda: not d.staging(), 10, "trash swept")
+    lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")

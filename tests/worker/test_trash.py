@@ -20,7 +20,10 @@ def train(mark):
 
 
 def save(gang, state, name):
-    return done(gang.job("save", {"source": {"state_dict": "train"}, "target": at(name), "options": {"overwrite": True}}, {"train": state}))
+    """How long the worker may yet remove what was replaced, in ms."""
+    end = gang.job("save", {"source": {"state_dict": "train"}, "target": at(name), "options": {"overwrite": True}}, {"train": state})
+    done(end)
+    return end.body.get("trash_ms", 0)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +80,12 @@ def test_it_goes_bit_by_bit(gang, roots, states):
     if not is_gentle(roots["out"]):
         pytest.skip("a file system that nothing is removed gently from, or a full one")
     save(gang, states[0], "bits/x")
-    save(gang, states[1], "bits/x")
+    assert save(gang, states[1], "bits/x") >= 10000
     seen = set()
     lib.wait_for(lambda: seen.update(removed_files(gang.workers[0])) or gone(roots, "bits"), 60, "trash", every=0.001)
     assert len([n for n in seen if n < (MIB << 20) - STEP]) >= 2, seen
     assert not removed_files(gang.workers[0])
+    assert save(gang, states[1], "bits/y") == 0
 
 
 @pytest.mark.parametrize("how", ["ends", "killed"])

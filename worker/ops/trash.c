@@ -28,6 +28,7 @@ enum {
 	REST_MAX_NS = 1000000000,
 	OPENING_NS = 20000000,         /* whoever has found a file's name has it open by then */
 	SPARE_SHARE = 20,              /* of the file system: less is short */
+	SLOW_BYTES_PER_MS = 256 << 10, /* freed by a slow disk without rests */
 	COUNTED_MAX = 1000,            /* files; so many are small, or few of them tell enough */
 };
 
@@ -51,6 +52,13 @@ static _Atomic uint64_t held, steps, rests, removals;
 struct trash_stats trash_stats(void)
 {
 	return (struct trash_stats){ .held = held, .steps = steps, .rests = rests, .removals = removals };
+}
+
+int64_t trash_ms(void)
+{
+	uint64_t bytes = held, slow = bytes / SLOW_BYTES_PER_MS;
+
+	return bytes == 0 ? 0 : slow > TRASH_GENTLE_MS ? (int64_t)slow : TRASH_GENTLE_MS;
 }
 
 static int64_t now_ns(void)

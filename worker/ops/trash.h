@@ -20,3 +20,5 @@ struct trash_stats {
 	uint64_t removals;             /* ended */
 };
 struct trash_stats trash_stats(void);
+/* How long it may yet take until the trash is empty, on a disk that is not too slow; 0: it is. */
+int64_t trash_ms(void);
