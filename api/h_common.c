@@ -2,6 +2,7 @@
 #include "api/h_common.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
 
 #include "api/jval.h"
 #include "api/ref.h"
@@ -70,6 +71,20 @@ void h_pass_on(void *user, enum err e, const json_t *ok, int *fd)
 {
 	(void)fd;
 	req_done(user, e ? e : req_json_doc(user, 200, ok));
+}
+
+FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd)
+{
+	const json_t *bytes = json_object_get(ok, "bytes");
+	struct stat st;
+
+	/* What a worker says is not believed: a wrong size would have us send what is not there. */
+	if (!json_is_integer(bytes) || *fd < 0 || fstat(*fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+	    json_integer_value(bytes) < 0 || json_integer_value(bytes) > st.st_size)
+		return ERR(PROTOCOL, "the look-up's answer has not the bytes that it announces");
+	int taken = *fd;
+	*fd = -1;
+	return req_fd(r, content_type, taken, (uint64_t)json_integer_value(bytes));
 }
 
 FALLIBLE enum err h_set_text(json_t *question, const char *key, struct str text)

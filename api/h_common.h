@@ -22,6 +22,8 @@ FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
 FALLIBLE enum err h_submit(struct req *r, const json_t *doc, int kind);
 /* A look-up's answer, as it is, is the request's. */
 void h_pass_on(void *user, enum err e, const json_t *ok, int *fd);
+/* The "bytes" of the memfd that came with it are. Takes the fd. */
+FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd);
 /* {"op","storage","name"}: the question about one checkpoint whose path the request has. */
 FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out);
 /* Sets a text of a question; ERR_VALIDATION_FAILED if it is not UTF-8. Absent (n == 0): nothing. */

@@ -47,6 +47,11 @@ static FALLIBLE enum err check_box(const struct jval *box)
 	return OK;
 }
 
+static void on_located(void *user, enum err e, const json_t *ok, int *fd)
+{
+	req_done(user, e ? e : h_pass_fd(user, "application/json", ok, fd));
+}
+
 FALLIBLE enum err h_checkpoint_locate(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), boxes = jval_get(&root, "boxes");
@@ -66,6 +71,6 @@ FALLIBLE enum err h_checkpoint_locate(struct req *r)
 	if (json_object_set(q, "boxes", boxes.j) != 0 || json_object_set_new(q, "verify", json_boolean(verify)) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
 	req_hold(r);
-	lookup_ask(r->core, r->parts[2].p, move(q), NULL, 0, h_pass_on, r);
+	lookup_ask(r->core, r->parts[2].p, move(q), NULL, 0, on_located, r);
 	return OK;
 }

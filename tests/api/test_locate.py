@@ -328,6 +328,22 @@ def test_spoiled_manifest(d):
     assert b"".join(got) == data and all("crc32" in r and r["bytes"] == len(data) for r in a["reads"])
 
 
+def test_items_of_dcpd_are_not_looked_at(d):
+    """With digests to compare with, the place of a payload follows from its box; without, the item is asked."""
+    c = saved(d, {"w": ("F32", [512, 1024], noise(2 * MIB)), "s": ("F32", [4], noise(16)), "u": ("C64", [3, 0, 2], b"")})
+    f, boxes = c.dir / "__0_0.distcp", [c.box("w"), c.box("s"), c.box("u"), c.box("w", [512 - 300, 0], [300, 1024])]
+    assert c.check(boxes) == [None] * 4
+    data = bytearray(f.read_bytes())
+    for t in c.tensors.values():
+        at = t["chunks"][0]["offset"]
+        assert data[at : at + 4] == b"PK\3\4"
+        data[at] = 0
+    f.write_bytes(data)
+    assert b"".join(c.read(boxes[:2])[0]) == noise(2 * MIB) + noise(16)
+    p = c.ask(boxes, verify=False).problem("format_item")
+    assert p["file"] == f.name and p["fqn"] in ("w", "s") and p["offset"] == c.tensors[p["fqn"]]["chunks"][0]["offset"]
+
+
 BOX = {"fqn": "w", "dtype": "float32", "shape": [4, 2], "offsets": [0, 0], "sizes": [4, 2]}
 
 

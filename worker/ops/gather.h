@@ -44,6 +44,9 @@ FALLIBLE enum err sources_info(struct sources *s, uint32_t src, struct src_info 
 /* From an item in memory (all of it). */
 FALLIBLE enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out);
 bool sources_known(const struct sources *s, uint32_t src);
+/* For those who compare what they read with the manifest's digests: an item that has them and is as long as one that dcpd writes of this
+ * box is laid out like that, and no byte of it is read to know. False: it is not such a one. */
+bool sources_by_layout(struct sources *s, uint32_t src, struct src_info **out);
 
 /* What a source has for a box of a tensor, if that is one run of bytes in the storage and in the box's own memory (in C order), and is
  * taken as it is: no cast, no lazy bits, not deflated. */

@@ -421,7 +421,7 @@ enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32
 	else if (strcmp(op, "tensors") == 0)
 		e = lookup_tensors(w, q, fds, fd_count, answer);
 	else if (strcmp(op, "locate") == 0)
-		e = lookup_locate(w, q, answer);
+		e = lookup_locate(w, q, answer, fd_out);
 	else if (strcmp(op, "slice") == 0)
 		e = lookup_slice(w, q, answer, fd_out);
 	else if (strcmp(op, "recover") == 0)

@@ -4,6 +4,7 @@
  * A box that is not wholly made of runs of stored bytes is no error: it is among `others`, and is loaded in the ordinary way. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "base/num.h"
@@ -12,6 +13,7 @@
 #include "ops/checkpoint.h"
 #include "ops/gather.h"
 #include "ops/lookup.h"
+#include "os/fs.h"
 
 enum {
 	BOXES_MAX = 1 << 20,
@@ -278,7 +280,8 @@ static FALLIBLE enum err add_source(struct locate *l, const struct sd_chunk *chu
 		*why_out = TRANSFORMED;
 		return OK;
 	}
-	TRY(sources_info(&l->sources, index, &info));
+	if (!sources_by_layout(&l->sources, index, &info))
+		TRY(sources_info(&l->sources, index, &info));
 	if (!sources_row(&l->run, src, info, (enum dtype)src->dtype, chunk->dims, &row)) {
 		*why_out = info->deflated ? DEFLATED : info->conj || info->neg ? LAZY : LAYOUT;
 		return OK;
@@ -366,7 +369,7 @@ static void put_place(struct buf *out, const struct locate *l, const struct plac
 	buf_puts(out, "}");
 }
 
-static FALLIBLE enum err answer(struct locate *l, struct buf *out)
+static FALLIBLE enum err put_answer(struct locate *l, struct buf *out)
 {
 	uint64_t bytes = 0, n = 0;
 
@@ -384,10 +387,23 @@ static FALLIBLE enum err answer(struct locate *l, struct buf *out)
 		if (l->why[i])
 			buf_printf(out, "%s{\"box\":%ju,\"why\":\"%s\"}", n++ ? "," : "", (uintmax_t)i, why_names[l->why[i]]);
 	buf_printf(out, "],\"bytes\":%ju}", (uintmax_t)bytes);
-	return OK;
+	return buf_status(out);
 }
 
-static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t *q, struct buf *out)
+/* The text goes in a memfd, as a slice's bytes do: it may be long, and the coordinator need not look into it. */
+static FALLIBLE enum err answer(struct locate *l, struct buf *out, int *fd_out)
+{
+	CLEANUP(buf_free) struct buf text = BUF_INIT(FRAME_JSON_MAX);
+
+	TRY(put_answer(l, &text));
+	*fd_out = memfd_create("dcpd-located", MFD_CLOEXEC);
+	if (*fd_out < 0)
+		return ERR_SYS(SYSTEM, "cannot make a memfd for an answer");
+	buf_printf(out, "{\"bytes\":%zu}", text.len);
+	return fs_pwrite(*fd_out, text.p, text.len, 0, "answer");
+}
+
+static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t *q, struct buf *out, int *fd_out)
 {
 	size_t n = json_array_size(l->boxes);
 
@@ -407,15 +423,17 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 	TRY(sources_open(&l->run, &l->files, &l->sources));
 	for (uint64_t i = 0; i < l->wanted.n; i++)
 		TRY(place_box(l, i));
-	return answer(l, out);
+	return answer(l, out, fd_out);
 }
 
-enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out)
+enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out)
 {
 	struct locate l = { .boxes = json_object_get(q, "boxes"), .verify = !json_is_false(json_object_get(q, "verify")),
 			    .run = { .fd = -1 } };
 
-	enum err e = locate(&l, w, q, out);
+	enum err e = locate(&l, w, q, out, fd_out);
+	if (e)
+		fs_drop(fd_out);
 	sources_close(&l.sources);
 	if (l.files.run)
 		files_close(&l.files);

@@ -6,6 +6,8 @@
 #include "os/fs.h"
 #include "tensor/linear.h"
 
+enum { WINDOW = 4096 };
+
 enum err sources_open(struct run *run, struct files *files, struct sources *out)
 {
 	struct src_info *cache = mem_zalloc(SRC_CACHE, sizeof *cache);
@@ -78,16 +80,6 @@ static void sort_dims(struct src_info *info, uint32_t ndim, const int64_t *sizes
 			info->strides[i] = stride;
 }
 
-static void c_order(struct src_info *info, uint32_t ndim, const int64_t *sizes)
-{
-	int64_t stride = 1;
-
-	for (uint32_t i = ndim; i-- > 0;) {
-		info->strides[i] = stride;
-		stride *= sizes[i];
-	}
-}
-
 static FALLIBLE enum err check_item(const struct run_src *s, const int64_t *sizes, const struct item_tensor *t)
 {
 	char a[96], b[96];
@@ -136,28 +128,84 @@ static FALLIBLE enum err remember(struct sources *s, uint32_t src, const struct 
 	return OK;
 }
 
+/* An archive is looked at in a dozen places, all of them near its begin or its end: a read for each of the two. */
 struct reader {
 	int fd;
-	uint64_t offset;
+	uint64_t offset, length;
+	struct window {
+		bool read;
+		unsigned char bytes[WINDOW];
+	} head, tail;
 };
+
+static FALLIBLE enum err read_window(struct reader *r, struct window *w, uint64_t at, uint64_t offset, void *into, size_t n)
+{
+	if (!w->read)
+		TRY(fs_pread(r->fd, w->bytes, (size_t)num_min(WINDOW, r->length), r->offset + at, ""));
+	w->read = true;
+	memcpy(into, w->bytes + (offset - at), n);
+	return OK;
+}
 
 static enum err read_file(void *user, uint64_t offset, void *into, size_t n)
 {
 	struct reader *r = user;
+	uint64_t tail = r->length - num_min(WINDOW, r->length);
 
+	if (num_inside(offset, n, num_min(WINDOW, r->length)))
+		return read_window(r, &r->head, 0, offset, into, n);
+	if (offset >= tail && num_inside(offset, n, r->length))
+		return read_window(r, &r->tail, tail, offset, into, n);
 	return fs_pread(r->fd, into, n, r->offset + offset, "");
+}
+
+static void c_order(struct src_info *info, uint32_t ndim, const int64_t *sizes)
+{
+	int64_t stride = 1;
+
+	for (uint32_t i = ndim; i-- > 0;) {
+		info->strides[i] = stride;
+		info->order[i] = (uint8_t)i;
+		stride *= sizes[i];
+	}
+}
+
+bool sources_by_layout(struct sources *s, uint32_t src, struct src_info **out)
+{
+	const struct run_src *rs = &s->run->srcs[src];
+	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
+	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
+	uint32_t item = dtype_bytes((enum dtype)rs->dtype);
+	struct item_layout l;
+	uint64_t numel;
+
+	*out = info;
+	if (info->src == src)
+		return true;
+	if (rs->kind != RUN_SRC_ITEM || rs->digest_count == 0 || box_numel(rs->ndim, sizes, &numel) || numel > rs->length / item)
+		return false;
+	if (item_layout_tensor((enum dtype)rs->dtype, rs->ndim, sizes, rs->length - numel * item > 4096 ? 4096 : 64, &l) ||
+	    l.length != rs->length)
+		return false;
+	*info = (struct src_info){ .src = src, .dtype = rs->dtype, .payload_off = l.payload_off, .payload_bytes = l.payload_bytes,
+				   .stored_bytes = l.payload_bytes, .dense = true };
+	c_order(info, rs->ndim, sizes);
+	return true;
 }
 
 enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
 {
 	struct run_src *rs = &s->run->srcs[src];
 	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
-	struct reader r = { .offset = rs->offset };
+	struct reader r;
 
 	*out = info;
 	if (info->src == src)
 		return OK;
 	if (rs->kind == RUN_SRC_ITEM) {
+		r.offset = rs->offset;
+		r.length = rs->length;
+		r.head.read = r.tail.read = false;
 		enum err e = files_pin(s->files, rs->file, &r.fd);
 		if (e)
 			return sources_at(s->run, src, e);
@@ -168,8 +216,6 @@ enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
 	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
 	*info = (struct src_info){ .src = src, .dtype = rs->dtype, .payload_bytes = rs->length, .dense = true };
 	c_order(info, rs->ndim, sizes);
-	for (uint32_t i = 0; i < rs->ndim; i++)
-		info->order[i] = (uint8_t)i;
 	return OK;
 }
 
