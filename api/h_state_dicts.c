@@ -189,17 +189,19 @@ FALLIBLE enum err h_rank_reserve(struct req *r)
 	return OK;
 }
 
-static void on_sealed(void *user, enum err e)
+static FALLIBLE enum err answer_sealed(struct req *r)
 {
-	struct req *r = user;
 	struct buf b = BUF_INIT(4096);
 
-	if (e == OK) {
-		buf_printf(&b, "{\"rank\":%.*s,\"generation\":%jd,\"state\":\"sealed\"}", (int)r->parts[4].n, r->parts[4].p,
-			   (intmax_t)json_integer_value(json_object_get(r->body, "generation")));
-		e = req_json(r, 200, &b);
-	}
-	req_done(r, e);
+	buf_printf(&b, "{\"rank\":%.*s,\"generation\":%jd,\"state\":\"%s\"}", (int)r->parts[4].n, r->parts[4].p,
+		   (intmax_t)json_integer_value(json_object_get(r->body, "generation")),
+		   json_is_true(json_object_get(r->body, "filling")) ? "filling" : "sealed");
+	return req_json(r, 200, &b);
+}
+
+static void on_sealed(void *user, enum err e)
+{
+	req_done(user, e ? e : answer_sealed(user));
 }
 
 FALLIBLE enum err h_rank_seal(struct req *r)
@@ -208,13 +210,21 @@ FALLIBLE enum err h_rank_seal(struct req *r)
 	struct jval gen_at = jval_get(&root, "generation"), wish = jval_get(&root, "on_owner_death");
 	struct principal who = req_principal(r);
 	int64_t rank = 0, bytes = 0, generation = 0;
+	bool filling = false;
 
 	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(read_rank(r, &rank));
-	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", "on_owner_death", NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", "on_owner_death", "filling", NULL }));
+	TRY(jval_opt_bool(&root, "filling", &filling));
+	if (filling && wish.j)
+		return jval_fail(&wish, ERR_VALIDATION_FAILED, "is said with the seal, not while it is being filled");
 	TRY(check_owner_death(&wish, true));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	TRY(jval_integer(&bytes_at, 8, INT64_MAX, &bytes));
+	if (filling) {
+		TRY(state_dict_fill(r->core, &who, r->parts[2], rank, generation, (uint64_t)bytes));
+		return answer_sealed(r);
+	}
 	req_hold(r);
 	state_dict_seal(r->core, &who, r->parts[2], rank, generation, (uint64_t)bytes, wish.j, on_sealed, r);
 	return OK;

@@ -52,6 +52,7 @@ struct gang {
 	uint32_t fd_count;
 	struct gang_meet meet;
 	struct loop_timer *meet_timer;
+	bool sealed;                        /* said, or to be said when the run begins */
 	bool cancelled, peers_told, lost;   /* lost: a worker ended unasked */
 	int64_t trash_ms;                   /* for so long the leader removed what jobs had replaced, after the last of them */
 	enum err failed;
@@ -230,6 +231,8 @@ static void begin_run(struct gang *g)
 		return;
 	}
 	ask(g, 0, FRAME_JOB, g->body, g->fds, g->fd_count);
+	if (g->sealed)
+		worker_send(g->members[0].worker, FRAME_SEALED, g->generation, NULL, NULL, 0);
 }
 
 static void on_ready(struct worker *w, enum err e)
@@ -543,7 +546,7 @@ FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, 
 	g->generation = run->generation;
 	g->body = json_incref((json_t *)run->body);
 	g->failed = OK;
-	g->cancelled = g->peers_told = false;
+	g->cancelled = g->peers_told = g->sealed = false;
 	snprintf(g->job, sizeof g->job, "%s", run->job);
 	*out = g;
 	if (g->state == GANG_IDLE)
@@ -560,6 +563,13 @@ void gang_send_segments(struct gang *g, const json_t *body, const int *fds, uint
 		gang_abort(g, e);
 	else
 		worker_send(g->members[0].worker, FRAME_SEGMENTS, g->generation, body, fds, fd_count);
+}
+
+void gang_sealed(struct gang *g)
+{
+	g->sealed = true;
+	if (g->state == GANG_BUSY && !g->members[0].answered)
+		worker_send(g->members[0].worker, FRAME_SEALED, g->generation, NULL, NULL, 0);
 }
 
 void gang_commit_ok(struct gang *g)

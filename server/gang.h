@@ -46,6 +46,8 @@ struct gang_run {
 FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, uint32_t storage_count,
 				 const struct gang_run *run, struct gang **out);
 void gang_send_segments(struct gang *g, const json_t *body, const int *fds, uint32_t fd_count);
+/* The source that the run began to read while it was being filled is sealed. */
+void gang_sealed(struct gang *g);
 void gang_commit_ok(struct gang *g);
 /* The run ends soon with ERR_CANCELLED, or as it would have: workers that do not answer in 10 s are killed. */
 void gang_cancel(struct gang *g);

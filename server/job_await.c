@@ -1,7 +1,11 @@
 /* job_await.c: saves that are made before their generation is sealed ("await_seal").
  *
  * So a trainer's rank 0 can ask for the save while the others still copy: nobody waits for the last seal but the job. It waits outside
- * its lane, with no workers, and holds nothing up. With the last seal it has its source as every other job, and queues. */
+ * its lane, with no workers, and holds nothing up. With the last seal it has its source as every other job, and queues.
+ *
+ * If the ranks announce their images while they fill them, it queues as soon as all have, and its workers read what is there
+ * (worker/ops/gate.h) while the rest is copied. It commits after the last seal only. Where the bytes come so slowly that workers would
+ * stand and wait, it gives them back and is from then on as if nothing had been announced. */
 #include <stdio.h>
 
 #include "base/log.h"
@@ -33,15 +37,30 @@ static void show_stage(struct job *j)
 		job_set_state(j, JOB_QUEUED, text, false);
 }
 
-static void on_all_sealed(struct job *j, struct state_dict_use *use)
+static void on_filling(struct job *j, struct state_dict_use *use)
 {
 	j->source_use = use;
+	j->space_needed = job_use_bytes(use);
+	if (j->step == STEP_AWAITING)
+		job_queue(j);
+}
+
+static void on_all_sealed(struct job *j, struct state_dict_use *use)
+{
+	if (use) {
+		j->source_use = use;
+		j->space_needed = job_use_bytes(use);
+	}
 	j->await = NULL;
 	j->snapshotted_ms = clock_wall_ms();
-	j->space_needed = job_use_bytes(use);
-	if (j->step != STEP_AWAITING)
-		return; /* it is being made, or comes back from a restart: job_queue is next */
-	job_queue(j);
+	j->alive_ms = clock_mono_ms();
+	job_changed(j);
+	if (j->step == STEP_AWAITING)
+		job_queue(j);
+	else if (j->step == STEP_ON_GANG)
+		gang_sealed(j->gang);
+	if (!j->in_journal || j->step == STEP_ENDING)
+		return; /* its row is on its way */
 	struct journal_txn *t = journal_txn_new(j->server->journal);
 	job_put_row(t, j);
 	journal_commit(j->server->journal, t, NULL, NULL);
@@ -51,21 +70,24 @@ static void on_lost(struct job *j, enum err e)
 {
 	j->await = NULL;
 	j->lost = *err_last();
-	if (j->step == STEP_WAITING) { /* for a retry's time */
+	if (j->step == STEP_ON_GANG) {
+		if (!j->cancel_wanted)
+			gang_fail(j->gang, e);
+	} else if (j->step == STEP_WAITING || j->step == STEP_AWAITING) {
 		if (j->lane)
 			job_lane_take_out(j);
 		loop_timer_stop(&j->timer);
 		job_fail(j, e);
-	} else if (j->step == STEP_AWAITING) {
-		job_fail(j, e);
-	}
+	} /* else it is being made, recovered, or ending: job_queue will see it, if it comes to that */
 }
 
 static void on_news(void *user, enum state_dict_news news, struct state_dict_use *use, enum err e)
 {
 	struct job *j = user;
 
-	if (news == NEWS_SEALED)
+	if (news == NEWS_FILLING)
+		on_filling(j, use);
+	else if (news == NEWS_SEALED)
 		on_all_sealed(j, use);
 	else if (news == NEWS_LOST)
 		on_lost(j, e);
@@ -82,6 +104,7 @@ FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who)
 
 	must(!j->await && !j->source_use);
 	j->lost = (struct err_info){ 0 };
+	j->resting = false;
 	enum err e = state_dict_await(j->server, &w, &j->source_use, &j->await);
 	if (e)
 		j->lost = *err_last();
@@ -90,15 +113,24 @@ FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who)
 
 bool job_await_holds(struct job *j)
 {
-	if (!job_await_wanted(j) || j->source_use)
+	if (!job_await_wanted(j) || (j->source_use && !j->lost.code && !(j->await && j->resting)))
 		return false;
-	if (!j->await) {
+	if (j->lost.code) {
 		err_restore(&j->lost);
 		job_fail(j, j->lost.code);
 		return true;
 	}
 	j->step = STEP_AWAITING;
 	show_stage(j);
+	return true;
+}
+
+bool job_await_rests(struct job *j)
+{
+	if (!j->await || j->cancel_wanted)
+		return false;
+	log_warn("a save waits for the seals without its workers", "job", j->id, NULL);
+	j->resting = true;
 	return true;
 }
 

@@ -52,6 +52,7 @@ struct job {
 	struct gang *gang;
 	struct state_dict_use *source_use, *target_use;
 	struct state_dict_await *await;     /* of a save with await_seal, until its source is sealed */
+	bool resting;                       /* … not read before that, for it came too slowly */
 	struct err_info lost;               /* … or why it will not be; code 0: nothing is known */
 	struct state_dict_use *other_use;   /* b of a diff or compare (its a is source_use); the model of a load of optimizer state */
 	struct state_dict_use **part_uses;  /* of a listed save: what holds the bytes; part_count of them */
@@ -125,6 +126,7 @@ void job_sdop_note_result(struct job *j);            /* the generation made into
 bool job_await_wanted(const struct job *j);
 FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who);      /* in place of taking its source's use */
 bool job_await_holds(struct job *j);                 /* true: it waits on, or has failed: no lane for it yet */
+bool job_await_rests(struct job *j);                 /* its workers waited too long: it begins again with the last seal. false: none such */
 void job_await_stop(struct job *j);
 
 /* ---- job_lane.c ---- */

@@ -24,9 +24,11 @@ static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, 
 
 	for (uint32_t r = 0; r < u->world_size; r++) {
 		const struct state_dict_rank_use *k = &u->ranks[r];
-		json_array_append_new(ranks, json_pack("{s:i, s:i, s:s, s:I, s:I}", "rank", (int)r, "fd", (int)*fd_count, "segment",
-						       k->segment, "bytes", (json_int_t)k->bytes, "image_bytes",
-						       (json_int_t)k->image_bytes));
+		json_t *one = json_pack("{s:i, s:i, s:s, s:I, s:I}", "rank", (int)r, "fd", (int)*fd_count, "segment", k->segment,
+					"bytes", (json_int_t)k->bytes, "image_bytes", (json_int_t)k->image_bytes);
+		if (k->filling)
+			json_object_set_new(one, "filling", json_true());
+		json_array_append_new(ranks, one);
 		fds[(*fd_count)++] = k->fd;
 	}
 	json_t *one = json_pack("{s:i, s:I, s:o}", "world_size", (int)u->world_size, "generation", (json_int_t)u->generation, "ranks",
@@ -368,6 +370,10 @@ static void on_want_commit(void *user)
 
 	if (j->commit_asked || j->cancel_wanted || j->dry_run)
 		return;
+	if (j->await) {
+		gang_abort(j->gang, ERR(PROTOCOL, "a worker would commit what is not sealed yet"));
+		return;
+	}
 	j->commit_asked = true;
 	job_set_state(j, JOB_COMMITTING, "commit", false);
 	t = journal_txn_new(j->server->journal);
@@ -413,6 +419,8 @@ static void fail_or_retry(struct job *j, enum err e)
 		j->error = errdoc_of(e);
 		job_end(j, JOB_CANCELLED);
 	} else if (e == ERR_CANCELLED && j->server->draining) {
+		begin_again(j);
+	} else if (e == ERR_NOT_SEALED && job_await_rests(j)) {
 		begin_again(j);
 	} else if (err_blast(e) == ERR_BLAST_GANG && j->retries_left > 0 && !j->cancel_wanted) {
 		j->retries_left--;
@@ -655,6 +663,8 @@ void job_watch(struct server *s)
 		next = j->live_next;
 		if (j->step != STEP_ON_GANG || !j->gang)
 			continue;
+		if (j->await) /* it waits for its trainer, not for its storage */
+			j->alive_ms = now;
 		/* Planning says little. If we have been stopped ourselves, nobody could be heard. */
 		if (job_sdop_is(j) && !deaf)
 			gang_give_up_silent(j->gang, j->server->config->comm_deadline_ms * (j->state == JOB_PLANNING ? 4 : 1));

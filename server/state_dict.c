@@ -278,11 +278,21 @@ void state_dict_create(struct server *s, const struct state_dict_request *rq, st
 		loop_later(s->loop, on_created, c, e);
 }
 
+static bool only_awaited(const struct state_dict *sd)
+{
+	for (const struct state_dict_use *u = sd->uses; u; u = u->next)
+		if (!state_dict_await_uses(sd, u))
+			return false;
+	return true;
+}
+
 void state_dict_delete(struct server *s, const struct principal *who, struct str name, done_fn fn, void *user)
 {
 	struct state_dict *sd;
 	enum err e = state_dict_find(s, who, name, &sd);
 
+	if (!e && only_awaited(sd)) /* who deletes it will not seal it: it is free as soon as the jobs have let go */
+		state_dict_await_deleted(sd);
 	if (!e && sd->uses)
 		e = ERR(STATE_DICT_BUSY, "state dict \"%s\" is used by %s", sd->name,
 			sd->uses->job[0] ? sd->uses->job : "a question");

@@ -3,7 +3,10 @@
  * A state dict has `world_size` ranks, each `slot_count` slots; a slot is one named segment.
  *
  *   free ──reserve──► open ──seal──► sealed ──release, or lease over──► free
+ *                      └─fill─► filling ─┘
  *
+ * Filling: the image's header is there and its length is fixed; how much of it is there says a number behind it, which a save that was
+ * made with "await_seal" reads while it streams (worker/ops/gate.h). It is known to this run only: a restart finds the slot open.
  * A slot in use by a job is never handed out again: a release (or an expired lease) then waits for the job. Generations are
  * chosen by the client, the same on all ranks, and grow. What is sealed is in the journal before the seal is answered, so that a
  * restart opens the segments again by name; a segment that no row names is removed at start.
@@ -38,6 +41,10 @@ typedef void (*reserved_fn)(void *user, enum err e, const struct reservation *r)
  * The same rank and generation again gives the same slot back while it is open. */
 void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
 			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user);
+/* The image's header is written and its length fixed; the rest comes, and then the seal with the same image_bytes. The slot has room for
+ * the page behind the image. Once more with the same image_bytes is fine. */
+FALLIBLE enum err state_dict_fill(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+				  uint64_t image_bytes);
 /* Sealing what is sealed already with the same generation and image_bytes is fine. wish: what becomes of this generation when its owner
  * dies, in place of what the state dict says; checked, copied, in the journal with the seal; NULL: nothing is said. */
 void state_dict_seal(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
@@ -67,6 +74,7 @@ struct state_dict_rank_use {
 	int fd;                         /* the slot's own: do not close */
 	const char *segment;
 	uint64_t bytes, image_bytes;
+	bool filling;                   /* not sealed yet: see state_dict_await */
 };
 struct state_dict_use {
 	char *name;
@@ -86,17 +94,18 @@ FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who
 				   int64_t *generation_out, uint64_t *image_bytes_out);
 void state_dict_unuse(struct server *s, struct state_dict_use **use);
 
-/* A job may be made before its generation is sealed. fn is told of each seal (NEWS_MORE), and in the end that all ranks have sealed, with
- * the use, which is the receiver's, or with ERR_NOT_SEALED that this will not come: released, deleted, a rank's lease over, a rank gone
- * on to a newer generation, timeout. After these two the await is gone. */
-enum state_dict_news { NEWS_MORE, NEWS_SEALED, NEWS_LOST };
+/* A job may be made before its generation is sealed. fn is told of each seal (NEWS_MORE); that all ranks are filling or sealed, with the
+ * use, which is the receiver's (NEWS_FILLING); and in the end that all ranks have sealed, with the use unless it was given before, or with
+ * ERR_NOT_SEALED that this will not come: released, deleted, a rank's lease over, a rank gone on to a newer generation, timeout. After
+ * these two the await is gone. A use that was given is let go of after the await. */
+enum state_dict_news { NEWS_MORE, NEWS_FILLING, NEWS_SEALED, NEWS_LOST };
 typedef void (*state_dict_news_fn)(void *user, enum state_dict_news news, struct state_dict_use *use, enum err e);
 struct state_dict_wish {
 	const struct principal *who;
 	struct str name;
 	int64_t generation, timeout_ms;
 	const char *job;
-	state_dict_news_fn fn;          /* never called before state_dict_await has returned */
+	state_dict_news_fn fn;          /* NEWS_FILLING may come before state_dict_await has returned, the others not */
 	void *user;
 };
 struct state_dict_await;

@@ -15,6 +15,7 @@ struct state_dict_await {
 	state_dict_news_fn fn;
 	void *user;
 	struct loop_timer *timer;
+	struct state_dict_use *use;     /* given, for it is being filled; the receiver's */
 };
 
 uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, char *ranks, size_t n, int64_t *first_out)
@@ -110,7 +111,30 @@ static FALLIBLE enum err check_may_come(const struct state_dict *sd, int64_t gen
 	return OK;
 }
 
+static bool all_begun(const struct state_dict *sd, int64_t generation)
+{
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		if (!state_dict_begun(sd, r, generation))
+			return false;
+	return true;
+}
+
 /* ---- waiting ---- */
+
+bool state_dict_await_uses(const struct state_dict *sd, const struct state_dict_use *u)
+{
+	const struct state_dict_await *a = sd->awaits;
+
+	while (a && a->use != u)
+		a = a->next;
+	return a != NULL;
+}
+
+static void note_seals(struct state_dict_await *a)
+{
+	for (uint32_t r = 0; a->use && r < a->sd->world_size; r++)
+		a->use->ranks[r].filling = state_dict_slot(a->sd, r, a->use->ranks[r].slot)->filling;
+}
 
 static void take_out(struct state_dict_await *a)
 {
@@ -141,19 +165,11 @@ static void on_timeout(void *user)
 				(intmax_t)a->generation, missing > 1 ? "s" : "", ranks, (intmax_t)(a->timeout_ms / 1000)), first));
 }
 
-static void look(struct state_dict_await *a)
+static void all_sealed(struct state_dict_await *a)
 {
-	struct state_dict_use *use;
+	struct state_dict_use *use = NULL;
+	enum err e = a->use ? OK : state_dict_hold(a->sd, a->generation, a->job, &use);
 
-	if (!state_dict_complete(a->sd, a->generation)) {
-		enum err e = check_may_come(a->sd, a->generation);
-		if (e)
-			lose(a, e);
-		else
-			a->fn(a->user, NEWS_MORE, NULL, OK);
-		return;
-	}
-	enum err e = state_dict_hold(a->sd, a->generation, a->job, &use);
 	if (e) {
 		lose(a, e);
 		return;
@@ -161,6 +177,27 @@ static void look(struct state_dict_await *a)
 	take_out(a);
 	a->fn(a->user, NEWS_SEALED, use, OK);
 	mem_free(a);
+}
+
+static void look(struct state_dict_await *a)
+{
+	enum err e;
+
+	note_seals(a);
+	if (state_dict_complete(a->sd, a->generation)) {
+		all_sealed(a);
+		return;
+	}
+	e = check_may_come(a->sd, a->generation);
+	if (!e && !a->use && all_begun(a->sd, a->generation)) {
+		e = state_dict_hold(a->sd, a->generation, a->job, &a->use);
+		if (!e)
+			a->fn(a->user, NEWS_FILLING, a->use, OK);
+	}
+	if (e)
+		lose(a, e);
+	else
+		a->fn(a->user, NEWS_MORE, NULL, OK);
 }
 
 void state_dict_await_look(struct state_dict *sd)
@@ -216,6 +253,7 @@ FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wis
 	}
 	sd->awaits = a;
 	*out = a;
+	look(a); /* they may be filling already */
 	return OK;
 }
 

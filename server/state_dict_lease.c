@@ -29,9 +29,13 @@ void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
 
 static void drop_open(struct state_dict *sd, uint32_t rank)
 {
-	for (uint32_t k = 0; k < sd->slot_count; k++)
-		if (state_dict_slot(sd, rank, k)->state == SLOT_OPEN && state_dict_slot(sd, rank, k)->uses == 0)
-			state_dict_free_slot(sd, state_dict_slot(sd, rank, k));
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		struct slot *sl = state_dict_slot(sd, rank, k);
+		if (sl->state == SLOT_OPEN && sl->uses == 0)
+			state_dict_free_slot(sd, sl);
+		else if (sl->state == SLOT_OPEN)
+			state_dict_abandon_slot(sd, sl);
+	}
 }
 
 static void drop_sealed_but(struct state_dict *sd, int64_t keep)

@@ -26,6 +26,7 @@ struct slot {
 	uint32_t rank;
 	uint16_t number, uses;
 	uint8_t state;              /* enum slot_state */
+	bool filling;               /* open, or leaving before it was sealed: image_bytes is fixed, its bytes are on their way */
 	bool made;                  /* what it holds was made by a job: nobody releases it but the job that makes the next */
 	char segment[SEG_NAME_MAX];
 };
@@ -97,11 +98,13 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl);
 bool state_dict_complete(const struct state_dict *sd, int64_t generation);
 int64_t state_dict_newest(const struct state_dict *sd);          /* -1: none */
 struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state);
+/* The rank's slot of this generation if it is filling or sealed; else NULL. */
+struct slot *state_dict_begun(const struct state_dict *sd, uint32_t rank, int64_t generation);
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation);
 
 /* ---- state_dict_use.c ---- */
 FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
-/* A use of a generation that all ranks have sealed. */
+/* A use of a generation that all ranks have sealed, or are filling. */
 FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
 
 /* ---- state_dict_await.c ---- */
@@ -110,6 +113,7 @@ uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, cha
 void state_dict_await_look(struct state_dict *sd);               /* something has happened to its slots or leases */
 void state_dict_await_given_up(struct state_dict *sd, uint32_t rank, int64_t generation);
 void state_dict_await_deleted(struct state_dict *sd);
+bool state_dict_await_uses(const struct state_dict *sd, const struct state_dict_use *u);   /* one that it has given, and watches */
 
 /* ---- state_dict_space.c: accounting, and threads that make segments ---- */
 struct seg_wanted {
@@ -132,6 +136,8 @@ FALLIBLE enum err state_dict_space_sweep(struct server *s);      /* segments of 
 /* ---- state_dict_slot.c ---- */
 void state_dict_serve_waiters(struct state_dict *sd);
 void state_dict_fail_waiters(struct state_dict *sd);
+/* A slot that was not sealed and will not be, while a job reads it: free when that ends. */
+void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
 
 /* ---- state_dict_lease.c ---- */
 FALLIBLE enum err state_dict_lease_start(struct server *s);

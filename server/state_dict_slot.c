@@ -42,6 +42,17 @@ struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int6
 	return NULL;
 }
 
+struct slot *state_dict_begun(const struct state_dict *sd, uint32_t rank, int64_t generation)
+{
+	struct slot *sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALED);
+
+	if (!sl)
+		sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALING);
+	if (!sl)
+		sl = state_dict_slot_of(sd, rank, generation, SLOT_OPEN);
+	return sl && (sl->filling || sl->state == SLOT_SEALED) ? sl : NULL;
+}
+
 int64_t state_dict_newest(const struct state_dict *sd)
 {
 	int64_t best = -1;
@@ -92,7 +103,7 @@ static void open_slot(struct slot_waiter *w)
 	struct journal_txn *t = journal_txn_new(sd->server->journal);
 
 	sl->state = SLOT_OPEN;
-	sl->made = false;
+	sl->made = sl->filling = false;
 	sl->generation = w->generation;
 	sl->image_bytes = 0;
 	state_dict_slot_row(t, sd, sl, SLOT_OPEN);
@@ -141,6 +152,11 @@ static bool try_reserve(struct slot_waiter *w)
 	struct slot *sl = state_dict_slot_of(sd, w->rank, w->generation, SLOT_OPEN);
 	enum err e = OK;
 
+	if (sl && sl->uses) { /* it begins again what a job is reading: not in the same place */
+		state_dict_abandon_slot(sd, sl);
+		state_dict_await_given_up(sd, w->rank, w->generation);
+		sl = NULL;
+	}
 	if (!sl || sl->bytes < w->bytes)
 		sl = pick(sd, w->rank, w->bytes);
 	if (!sl)
@@ -253,7 +269,19 @@ void state_dict_reserve(struct server *s, const struct principal *who, struct st
 	*at = w;
 }
 
+void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl)
+{
+	struct journal_txn *t = journal_txn_new(sd->server->journal);
+
+	must(sl->filling && sl->uses);
+	sl->state = SLOT_LEAVING;
+	state_dict_slot_row(t, sd, sl, SLOT_FREE);
+	journal_commit(sd->server->journal, t, NULL, NULL);
+}
+
 /* ---- seal ---- */
+
+enum { PAGE = 4096 };
 
 struct change {
 	struct state_dict *sd;
@@ -289,6 +317,7 @@ static void on_sealed(void *user, enum err e)
 
 	if (!sd->dead && sl->state == SLOT_SEALING) {
 		sl->state = e ? SLOT_OPEN : SLOT_SEALED;
+		sl->filling = sl->filling && e;
 		if (!e && state_dict_complete(sd, sl->generation)) {
 			state_dict_emit(sd, "complete", sl->generation);
 			if (sl->generation > sd->last_generation) {
@@ -323,7 +352,30 @@ static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_
 				       (intmax_t)generation), rank);
 	if (image_bytes < 8 || image_bytes > sl->bytes)
 		return err_at_rank(ERR(VALIDATION_FAILED, "image_bytes must be from 8 to the slot's %ju", (uintmax_t)sl->bytes), rank);
+	if (sl->filling && sl->image_bytes != image_bytes)
+		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is being filled with %ju bytes", (intmax_t)generation,
+				       (uintmax_t)sl->image_bytes), rank);
 	*slot_out = sl;
+	return OK;
+}
+
+FALLIBLE enum err state_dict_fill(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+				  uint64_t image_bytes)
+{
+	struct state_dict *sd;
+	struct slot *sl;
+
+	TRY(find_rank(s, who, name, rank, &sd));
+	TRY(check_seal(sd, (uint32_t)rank, generation, image_bytes, &sl));
+	if (!sl)
+		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is sealed already", (intmax_t)generation), rank);
+	uint64_t room = (image_bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+	if (room > sl->bytes)
+		return err_at_rank(ERR(VALIDATION_FAILED, "an image of %ju bytes that is being filled needs %ju, with the page behind it: "
+				       "the slot has %ju", (uintmax_t)image_bytes, (uintmax_t)room, (uintmax_t)sl->bytes), rank);
+	sl->filling = true;
+	sl->image_bytes = image_bytes;
+	state_dict_await_look(sd);
 	return OK;
 }
 
@@ -405,6 +457,9 @@ void state_dict_release(struct server *s, const struct principal *who, struct st
 	}
 	if (e || !sl) {
 		loop_later(s->loop, fn, user, e);
+	} else if (sl->uses && sl->filling) {
+		state_dict_abandon_slot(sd, sl);
+		loop_later(s->loop, fn, user, OK);
 	} else if (sl->uses) {
 		struct journal_txn *t = journal_txn_new(s->journal);
 		sl->state = SLOT_LEAVING;

@@ -26,7 +26,9 @@ static struct slot *usable(const struct state_dict *sd, uint32_t rank, int64_t g
 {
 	struct slot *sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALED);
 
-	return !sl && again ? state_dict_slot_of(sd, rank, generation, SLOT_LEAVING) : sl;
+	if (!sl && again)
+		sl = state_dict_slot_of(sd, rank, generation, SLOT_LEAVING);
+	return sl && sl->filling ? NULL : sl;
 }
 
 static FALLIBLE enum err choose(struct server *s, const struct principal *who, struct str name, int64_t generation, bool again,
@@ -93,7 +95,8 @@ static void fill_rank(struct state_dict_use *u, uint32_t rank, struct slot *sl)
 						       .fd = sl->fd,
 						       .segment = sl->segment,
 						       .bytes = sl->bytes,
-						       .image_bytes = sl->image_bytes };
+						       .image_bytes = sl->image_bytes,
+						       .filling = sl->filling };
 	sl->uses++;
 }
 
@@ -102,8 +105,10 @@ FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, con
 	struct state_dict_use *u;
 
 	TRY(state_dict_new_use(sd, generation, job, &u));
-	for (uint32_t r = 0; r < sd->world_size; r++)
-		fill_rank(u, r, usable(sd, r, generation, true));
+	for (uint32_t r = 0; r < sd->world_size; r++) {
+		struct slot *sl = usable(sd, r, generation, true);
+		fill_rank(u, r, sl ? sl : state_dict_begun(sd, r, generation));
+	}
 	*out = u;
 	return OK;
 }

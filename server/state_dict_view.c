@@ -37,12 +37,15 @@ static void put_head(const struct state_dict *sd, struct buf *out)
 	}
 }
 
-static const char *state_text(uint8_t state)
+static const char *state_text(const struct slot *sl)
 {
-	switch (state) {
+	switch (sl->state) {
 	case SLOT_SEALED:
-	case SLOT_LEAVING:
 		return "sealed";
+	case SLOT_LEAVING:
+		return sl->filling ? "filling" : "sealed";
+	case SLOT_OPEN:
+		return sl->filling ? "filling" : "open";
 	case SLOT_FREE:
 	case SLOT_FREEING:
 		return "free";
@@ -79,10 +82,10 @@ static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)
 		if (sl->bytes == 0)
 			continue;
 		buf_printf(out, "%s{\"slot\":%u,\"segment\":\"%s\",\"state\":\"%s\",\"bytes\":%ju", comma, k, sl->segment,
-			   state_text(sl->state), (uintmax_t)sl->bytes);
+			   state_text(sl), (uintmax_t)sl->bytes);
 		if (sl->state != SLOT_FREE && sl->state != SLOT_FREEING)
 			buf_printf(out, ",\"generation\":%jd", (intmax_t)sl->generation);
-		if (sl->image_bytes && (sl->state == SLOT_SEALED || sl->state == SLOT_LEAVING))
+		if (sl->image_bytes && (sl->state == SLOT_SEALED || sl->state == SLOT_LEAVING || sl->filling))
 			buf_printf(out, ",\"image_bytes\":%ju", (uintmax_t)sl->image_bytes);
 		put_users(sd, r, k, out);
 		buf_puts(out, "}");

@@ -258,6 +258,7 @@ static FALLIBLE enum err handle(struct worker *w, struct frame *f)
 	case FRAME_COMMIT_OK:
 	case FRAME_SEGMENTS:
 	case FRAME_MEET_ALL:
+	case FRAME_SEALED:
 		return OK;
 	default:
 		return ERR(PROTOCOL, "a frame of type %u", f->type);

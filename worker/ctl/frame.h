@@ -23,6 +23,7 @@ enum frame_type {
 	FRAME_PEERS_DONE,      /* to the leader: all other workers finished their part */
 	FRAME_LOOKUP,          /* to a look-up worker: a question */
 	FRAME_MEET_ALL,        /* to each member: what all of them sent by FRAME_MEET */
+	FRAME_SEALED,          /* to the leader: all ranks have sealed what it began to read while it was being filled */
 	/* worker → coordinator */
 	FRAME_STATE = 32,      /* {"state":"planning"|"running"|"committing","stage","bytes_total"…} */
 	FRAME_PROGRESS,        /* {"bytes_done","bytes_total","ranks":[…]} */

@@ -561,7 +561,8 @@ static FALLIBLE enum err make_tasks(struct builder *bd)
 	for (uint64_t i = 0; i < bd->tasks.n; i++) {
 		const struct blockref *ref = &bd->tasks.v[i];
 		struct run_rank *k = &b->ranks.v[ref->rank];
-		b->tasks.v[k->first_task + k->task_count++] = (struct run_task){ ref->first, ref->count, ref->rank, ref->scan };
+		b->tasks.v[k->first_task + k->task_count++] = (struct run_task){
+			.first = ref->first, .count = ref->count, .rank_index = ref->rank, .scan = ref->scan };
 	}
 	for (uint64_t i = 0; i < b->parts.n; i++) {
 		uint32_t rank = b->dsts.v[b->parts.v[i].dst].rank;

@@ -146,7 +146,7 @@ static FALLIBLE enum err cut_stream(struct run_build *b, uint32_t file, uint32_t
 	for (uint64_t off = 0; off < bytes; off += b->opts.task_bytes) {
 		uint64_t stop = num_min(off + b->opts.task_bytes, bytes);
 		TRY(vec_push(&b->tasks, &task));
-		*task = (struct run_task){ b->blocks.n, 1, 0, false };
+		*task = (struct run_task){ .first = b->blocks.n, .count = 1 };
 		TRY(vec_push(&b->blocks, &k));
 		*k = (struct run_block){ .file = file, .offset = off, .first_part = b->block_parts.n };
 		k->bytes = b->files.v[file].direct ? (stop - off + PAGE - 1) & ~(uint64_t)(PAGE - 1) : stop - off;
@@ -203,7 +203,7 @@ static FALLIBLE enum err scan_all(struct stream *s)
 		TRY(build_scans(s->b, s->t->first_src + p->sources[k]));
 		for (uint64_t i = first; i < s->b->scans.n; i++) {
 			TRY(vec_push(&s->b->tasks, &task));
-			*task = (struct run_task){ i, 1, 0, true };
+			*task = (struct run_task){ .first = i, .count = 1, .scan = true };
 		}
 	}
 	return OK;
@@ -299,7 +299,7 @@ static FALLIBLE enum err open_block(struct pairs *p, uint32_t file, uint64_t off
 	struct run_task *task;
 
 	TRY(vec_push(&p->b->tasks, &task));
-	*task = (struct run_task){ p->b->blocks.n, 1, 0, false };
+	*task = (struct run_task){ .first = p->b->blocks.n, .count = 1 };
 	TRY(vec_push(&p->b->blocks, &k));
 	*k = (struct run_block){ .file = file, .offset = offset, .bytes = bytes, .first_part = p->b->block_parts.n };
 	return OK;

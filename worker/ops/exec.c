@@ -5,11 +5,12 @@
 #include <stdlib.h>
 #include <sys/uio.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "base/num.h"
 #include "ops/exec_impl.h"
 
-enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
+enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200, HELD_MS = 2 };
 
 enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
 {
@@ -186,6 +187,21 @@ static void keep_error(struct exec *x, enum err e)
 	x->error = *err_last();
 }
 
+static FALLIBLE enum err take_task(struct exec *x, uint64_t *task_out, bool *taken_out)
+{
+	*taken_out = false;
+	if (atomic_load(&x->run->head->cancelled)) {
+		x->gate.held = false;
+		return OK;
+	}
+	if (x->gate.held) /* seen a moment ago */
+		return OK;
+	if (x->gated)
+		return gate_take(&x->gate, x->spec->index, x->spec->count, task_out, taken_out);
+	*taken_out = run_take_task(x->run, x->spec->index, x->spec->count, task_out);
+	return OK;
+}
+
 /* Takes new tasks and drives slots without pending I/O until all wait for I/O or nothing is left. */
 static void drive(struct exec *x)
 {
@@ -194,10 +210,12 @@ static void drive(struct exec *x)
 		while (s->pending == 0 && !x->error.code) {
 			enum err e;
 			if (s->phase == SLOT_IDLE) {
-				if (atomic_load(&x->run->head->cancelled) ||
-				    !run_take_task(x->run, x->spec->index, x->spec->count, &s->task))
+				bool taken;
+				e = take_task(x, &s->task, &taken);
+				if (!e && !taken)
 					break;
-				e = slot_begin(s);
+				if (!e)
+					e = slot_begin(s);
 			} else {
 				e = slot_advance(s);
 			}
@@ -253,19 +271,32 @@ static void drain(struct exec *x)
 	}
 }
 
+/* For the next operation that is done; or, where tasks are held, for a moment. */
+static void wait_some(struct exec *x)
+{
+	struct io_op *io = NULL;
+	bool timed_out = false;
+	struct timespec rest = { .tv_nsec = x->gate.rest_us * 1000L };
+
+	if (x->gate.held && io_in_flight(x->spec->io) == 0) {
+		nanosleep(&rest, NULL);
+		return;
+	}
+	enum err e = io_wait_for(x->spec->io, x->gate.held ? HELD_MS : TICK_MS, &io, &timed_out);
+	keep_error(x, e);
+	if (!e && io)
+		complete(x, io);
+}
+
 static FALLIBLE enum err loop(struct exec *x)
 {
 	for (;;) {
+		x->gate.held = false;
 		drive(x);
-		if (x->error.code || !busy(x))
+		if (x->error.code || (!busy(x) && !x->gate.held))
 			break;
 		keep_error(x, pump(x));
-		struct io_op *io = NULL;
-		bool timed_out = false;
-		enum err e = io_wait_for(x->spec->io, TICK_MS, &io, &timed_out);
-		keep_error(x, e);
-		if (!e && io)
-			complete(x, io);
+		wait_some(x);
 		keep_error(x, x->spec->tick(x->spec->user));
 	}
 	drain(x);
@@ -303,6 +334,8 @@ enum err exec_run(const struct exec_spec *spec)
 	TRY(files_open(spec->run, spec->root_fds, spec->fds, spec->fd_count, &x.files));
 	enum err e = sources_open(spec->run, &x.files, &x.sources);
 	if (!e)
+		e = gate_open(spec->run, spec->fds, spec->fd_count, &x.gate, &x.gated);
+	if (!e)
 		e = open_slots(&x);
 	if (!e)
 		e = loop(&x);
@@ -313,6 +346,7 @@ enum err exec_run(const struct exec_spec *spec)
 	}
 	atomic_fetch_add(&spec->run->head->read_bytes, read);
 	mem_free(x.slots);
+	gate_close(&x.gate);
 	vec_free(&x.queue);
 	sources_close(&x.sources);
 	files_close(&x.files);

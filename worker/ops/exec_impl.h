@@ -1,6 +1,7 @@
 /* exec_impl.h: what exec.c, exec_block.c and exec_scan.c share: the slot, which is one task on its way. */
 #pragma once
 #include "ops/exec.h"
+#include "ops/gate.h"
 
 enum slot_phase { SLOT_IDLE, SLOT_FETCH, SLOT_WRITE, SLOT_FINISH, SLOT_SYNC };
 
@@ -44,6 +45,8 @@ struct exec {
 	struct slot *slots;
 	uint32_t slot_count;
 	bool has_segments;
+	bool gated;                    /* tasks are taken when what they read is there */
+	struct gate gate;
 	uint64_t in_bytes;             /* two tasks, or the largest scan */
 	struct vec(struct wave_op *) queue;    /* waiting for room in the engine */
 	uint64_t queue_at;

@@ -191,6 +191,7 @@ enum err input_add_files(struct input *s, struct run_build *b, bool writable, ui
 		b->files.v[map[i]].fd_index = (uint32_t)json_integer_value(json_object_get(r, "fd"));
 		b->files.v[map[i]].rank = s->sd->files[i].rank;
 		b->files.v[map[i]].writable = writable;
+		b->files.v[map[i]].filling = json_is_true(json_object_get(r, "filling"));
 	}
 	return OK;
 }

@@ -8,6 +8,7 @@
 
 #include "ops/exchange.h"
 #include "ops/exec.h"
+#include "ops/gate.h"
 #include "ops/sdop_run.h"
 #include "os/fs.h"
 
@@ -155,6 +156,11 @@ static FALLIBLE enum err take_frame(struct job *j, struct frame *f)
 		return OK;
 	case FRAME_COMMIT_OK:
 		j->commit_ok = true;
+		return OK;
+	case FRAME_SEALED:
+		j->sealed = true;
+		if (j->run)
+			atomic_store(&j->run->head->sealed, 1);
 		return OK;
 	case FRAME_SEGMENTS:
 		return take_segments(j, f);
@@ -332,6 +338,22 @@ static FALLIBLE enum err share_run(struct job *j, struct run *run, uint32_t spoo
 	return e;
 }
 
+/* All bytes of a job that streams are written, but only the seal says that it was all. */
+static FALLIBLE enum err wait_sealed(struct job *j)
+{
+	int64_t until = now_ms() + GATE_STALL_MS;
+
+	if (!j->streams || j->sealed)
+		return OK;
+	TRY(job_state(j, "running", "await_seal", NULL, run_bytes_total(j->run)));
+	while (!j->sealed && now_ms() < until) {
+		TRY(poll_frames(j, WAIT_MS));
+		if (!j->sealed)
+			TRY(send_progress(j));
+	}
+	return j->sealed ? OK : ERR(NOT_SEALED, "all is filled, and %d s later not sealed", GATE_STALL_MS / 1000);
+}
+
 enum err job_execute(struct job *j, struct run *run)
 {
 	struct exec_spec spec = exec_spec_of(j, run, j->fds, j->fd_count);
@@ -343,6 +365,7 @@ enum err job_execute(struct job *j, struct run *run)
 		return ERR(NO_MEMORY, "no memory for a message");
 	run->head->opts.pace = pace_kind_of(json_string_value(json_object_get(json_object_get(j->spec, "options"), "pace")));
 	j->run = run;
+	atomic_store(&run->head->sealed, !j->streams || j->sealed);
 	enum err e = OK;
 	if (j->worker->count > 1)
 		e = share_run(j, run, spools, doc);
@@ -352,6 +375,8 @@ enum err job_execute(struct job *j, struct run *run)
 		e = do_part(j, group, &spec);
 	if (!e)
 		e = job_wait(j, &j->peers_done);
+	if (!e)
+		e = wait_sealed(j);
 	if (!e)
 		e = send_progress(j);
 	if (e) /* nobody needs what the others would still do */

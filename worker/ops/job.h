@@ -50,6 +50,7 @@ struct job {
 	uint32_t segment_count;        /* those of JOB */
 	uint32_t made_at;              /* where those of SEGMENTS begin, once they are here */
 	bool cancelled, peers_done, commit_ok;
+	bool streams, sealed;          /* its source was being filled when it began (gate.h); it is sealed by now */
 	json_t *segments;              /* the SEGMENTS frame's document */
 	struct run *run;               /* while it runs: for progress */
 	int64_t last_progress_ms;
@@ -82,7 +83,8 @@ FALLIBLE enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms,
 FALLIBLE enum err job_add_fd(struct job *j, int fd, uint32_t *index_out);
 void job_free(struct job *j);
 
-/* Shares the run with the gang, does this worker's part, waits for the others. */
+/* Shares the run with the gang, does this worker's part, waits for the others; if it streams, for the seals too: ERR_NOT_SEALED when they
+ * do not come soon, for then it is begun again when they have. */
 FALLIBLE enum err job_execute(struct job *j, struct run *run);
 /* Another worker's part: the RUN frame's descriptors are the memfd, then the segments and spools. */
 FALLIBLE enum err job_join(struct job *j, int *fds, uint32_t fd_count);

@@ -274,6 +274,7 @@ enum err plan_kept_renew(struct plan_kept *k, const json_t *entry, const struct 
 		f->name_len = (uint32_t)s.n;
 		f->bytes = (uint64_t)json_integer_value(json_object_get(x, "image_bytes"));
 		f->fd_index = (uint32_t)json_integer_value(json_object_get(x, "fd"));
+		f->filling = json_is_true(json_object_get(x, "filling"));
 	}
 	for (uint64_t i = 0; i < values->value_count; i++) {
 		const struct sd_value *v = &values->values[i], *p = sdict_value(k->plan, v->fqn);

@@ -35,6 +35,7 @@ struct run_file {
 	bool direct;                   /* O_DIRECT */
 	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
 	bool writable;                 /* segments: map for writing */
+	bool filling;                  /* a segment that its rank still fills: see gate.h */
 	uint32_t dir, fd_index, rank;
 	uint32_t name_len;
 	_Atomic uint32_t blocks_left;  /* target: the worker that brings it to 0 fsyncs the file */
@@ -122,12 +123,20 @@ struct run_move {
 	uint8_t op;                    /* enum reduce_op */
 };
 
+/* How much of a segment a task reads, if that is still being filled (gate.h). */
+struct run_gate {
+	uint32_t file;
+	uint64_t end;
+};
+
 /* What one worker does at a time: a run of blocks or of scans. A run that writes files has scans too: what it reads is checked, once. */
 struct run_task {
 	uint64_t first;
 	uint32_t count;
 	uint32_t rank_index;           /* whose tasks these are */
 	bool scan;
+	uint32_t gate_count;
+	uint64_t first_gate;
 };
 
 struct run_rank {
@@ -159,6 +168,7 @@ enum run_mode {
 	X(uint64_t, block_parts)            \
 	X(struct run_scan, scans)           \
 	X(struct run_task, tasks)           \
+	X(struct run_gate, gates)           \
 	X(struct run_rank, ranks)           \
 	X(struct run_move, moves)           \
 	X(int64_t, dims)                    \
@@ -185,6 +195,7 @@ struct run_head {
 	RUN_TABLES(X)
 #undef X
 	_Atomic uint64_t verified_bytes, unverified_bytes, read_bytes, needed_bytes, moved_bytes;
+	_Atomic uint32_t sealed;       /* all segments are: none is being filled any more */
 	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */
 };
 

@@ -155,6 +155,18 @@ static FALLIBLE enum err save_again(struct save *s, struct plan_kept *k, bool *s
 	return e;
 }
 
+/* A rank that is not sealed yet. */
+static bool is_filling(const json_t *entry)
+{
+	const json_t *r;
+	size_t i;
+
+	json_array_foreach(json_object_get(entry, "ranks"), i, r)
+		if (json_is_true(json_object_get(r, "filling")))
+			return true;
+	return false;
+}
+
 static FALLIBLE enum err find_and_save(struct save *s)
 {
 	const char *name = json_string_value(json_object_get(json_object_get(s->job->spec, "source"), "state_dict"));
@@ -163,6 +175,7 @@ static FALLIBLE enum err find_and_save(struct save *s)
 
 	s->replicas.fail = fail;
 	s->entry = json_object_get(json_object_get(s->job->doc, "state_dicts"), name ? name : "");
+	s->job->streams = is_filling(s->entry);
 	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
 	if (s->hosts)
 		return hosts_written(s->hosts) ? hosts_await_again(s->hosts) : save(s);

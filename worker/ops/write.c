@@ -8,6 +8,7 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "ops/gate.h"
 #include "ops/hosts.h"
 #include "ops/plan_doc.h"
 #include "os/fs.h"
@@ -299,10 +300,14 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 {
 	struct run run = { .fd = -1 };
 
+	if (j->streams && s->build->gates.n == 0)
+		TRY(gate_tasks(s->build));
 	TRY(run_share(s->build, &run));
 	if (!s->ready && !s->again)
 		run_build_free(s->build);
-	enum err e = staging_make_files(st, &run);
+	enum err e = j->streams ? gate_sort(&run) : OK;
+	if (!e)
+		e = staging_make_files(st, &run);
 	if (!e)
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
 	if (!e)
