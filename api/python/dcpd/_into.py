@@ -1,21 +1,28 @@
 """load(into=): fills what a state dict has, in place.
 
-Each rank describes its own boxes in a segment, dcpd fills them from whatever layout the checkpoint has, and they are copied to their
-places. A large state dict goes in groups, through two lanes by turns: while one group is copied, dcpd reads the next. A segment for all of
-it would have to be cleared and mapped first, which takes longer than reading, and nothing would happen meanwhile.
+What a rank can read by itself goes straight from the files into its tensors (_direct.py): most of a model, if this process may open the
+checkpoint. The rest comes through dcpd: each rank describes its own boxes in a segment, dcpd fills them from whatever layout the
+checkpoint has, and they are copied to their places. If they are many they go in groups, through two lanes by turns: while one group is
+copied, dcpd reads the next. A segment for all of it would have to be cleared and mapped first, which takes longer than reading, and
+nothing would happen meanwhile. That comes first, as it finds what is missing before anything is changed.
 
 Whatever may fail ends in `_agree`, so that all ranks take the same way. A daemon that was restarted may have lost a reservation, or the
 whole state dict: then all begin again, once.
 """
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from . import _group, _load, _session, _tensors, _tree, _where, errors, image, values
+from . import _direct, _group, _load, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 GROUP_MIN = 128 << 20  # bytes of a rank
 GROUPS_MAX = 16        # each is a job
+
+
+_log = logging.getLogger("dcpd")
 
 
 class _Again(errors.DcpdError):
@@ -49,7 +56,7 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int) -> Any:
             place = _where.resolve(ask.checkpoint, ask.client)
             c = place.client
             fresh = [k for k in _fresh_optimizers(into) if _has_state(place, k)]
-            plan = (c.url, [_session.new_name(), _session.new_name()], place.object, fresh)
+            plan = (c.url, [_session.new_name(), _session.new_name()], (place.storage, place.name, place.root), fresh)
     except Exception as e:
         failure = e
     seen = g.agree((ask.text, keys, _group.place(), plan), failure)
@@ -60,6 +67,7 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int) -> Any:
     try:
         run.begin(c, url)
         run.all()
+        run.read()
     finally:
         run.end()
     _give_back(into, target.described, target.made)
@@ -84,6 +92,9 @@ class _Target:
     def __init__(self, into: Any, keys: Optional[List[str]], fresh: Sequence[str], room: int) -> None:
         self.into, self.keys, self.fresh, self.room, self.made = into, keys, fresh, room, False
         self.parts: List[_Part] = []
+        self.direct: Optional[_direct.Plan] = None
+        self.addresses: Dict[int, int] = {}  # by box of `direct`
+        self.largest = 0
 
     def describe(self) -> None:
         for k in self.fresh:
@@ -91,31 +102,64 @@ class _Target:
         keys = self.keys
         self.described = _tensors.describe(self.into, None if keys is None else lambda f: _load._selected(keys, f), self._materialize)
         self.specs = self.described.specs()
+        self.rest = list(range(len(self.specs)))
+
+    def locate(self, place: _where.Place, verify: bool) -> None:
+        """What this rank reads by itself; the rest is left in `rest`."""
+        if not _direct.enabled():
+            return
+        found = [(i, at) for i, (t, s) in enumerate(zip(self.described.sources, self.specs))
+                 if (at := _tensors.memory(t, s)) is not None]
+        self.direct = _direct.find(place, [self.specs[i] for i, _ in found], verify)
+        if self.direct is not None:
+            self.addresses = {k: found[k][1] for k in self.direct.boxes}
+            taken = {found[k][0] for k in self.direct.boxes}
+            self.rest = [i for i in self.rest if i not in taken]
+
+    def mostly_direct(self) -> bool:
+        return self.direct is not None and self.direct.bytes > sum(self.specs[i].nbytes for i in self.rest)
+
+    def all_by_jobs(self) -> None:
+        if self.direct is not None:
+            self.direct.close()
+        self.direct, self.rest = None, list(range(len(self.specs)))
 
     def _materialize(self, tree: Any) -> None:
         self.made = materialize(tree)
 
-    def groups(self) -> List[range]:
-        """The chunks in groups, in their order: a checkpoint has them in much the same."""
-        sizes = [s.nbytes for s in self.specs]
-        most = max(GROUP_MIN, -(-sum(sizes) // GROUPS_MAX))
-        ends, held = [], 0
-        for i, n in enumerate(sizes):
+    def groups(self) -> List[List[int]]:
+        """The rest in groups, in its order: a checkpoint has it in much the same."""
+        most = max(GROUP_MIN, -(-sum(self.specs[i].nbytes for i in self.rest) // GROUPS_MAX))
+        groups: List[List[int]] = [[]]
+        held = 0
+        for i in self.rest:
+            n = self.specs[i].nbytes
             if held and held + n > most:
-                ends.append(i)
+                groups.append([])
                 held = 0
+            groups[-1].append(i)
             held += n
-        return [range(a, b) for a, b in zip([0, *ends], [*ends, len(sizes)])]
+        return groups
 
-    def cut(self, groups: Sequence[range]) -> None:
+    def cut(self, groups: Sequence[Sequence[int]]) -> None:
         """Values, and the paths of all, go with the first group."""
         d = self.described
-        for i, r in enumerate(groups):
-            layout = image.Layout([self.specs[k] for k in r], d.paths if i == 0 else {})
+        for i, boxes in enumerate(groups):
+            layout = image.Layout([self.specs[k] for k in boxes], d.paths if i == 0 else {})
             held = {k: {"json": None} for k in d.values} if i == 0 else {}
-            part = d._replace(sources=[d.sources[k] for k in r], values=d.values if i == 0 else {})
+            part = d._replace(sources=[d.sources[k] for k in boxes], values=d.values if i == 0 else {})
             self.parts.append(_Part(part, layout, layout.header(held, self.room if held else 0)))
-        self.largest = max(p.size for p in self.parts)
+        self.largest = max((p.size for p in self.parts), default=0)
+
+
+class _Told(NamedTuple):
+    """What a rank says before a load begins. ident: of the checkpoint's directory that it reads; rest: whether it needs jobs."""
+
+    host: int
+    ident: str
+    groups: int
+    rest: bool
+    progress: bool
 
 
 class _Key:
@@ -134,32 +178,47 @@ class _Step(NamedTuple):
 class _Run:
     """One load. lanes: state dicts of one slot for each rank, made by rank 0 and used by turns."""
 
-    def __init__(self, ask: Any, target: _Target, names: Sequence[str], source: Mapping[str, str]) -> None:
-        self.ask, self.g, self.target, self.names, self.source = ask, ask.group, target, names, source
+    def __init__(self, ask: Any, target: _Target, names: Sequence[str], source: Sequence[str]) -> None:
+        self.ask, self.g, self.target, self.names, self.where = ask, ask.group, target, names, source
+        self.source = {"storage": source[0], "name": source[1]}
         self.everyone: _group.Group = getattr(self.g, "all", self.g)
         self.lanes: List[_session.Session] = []
         self.running: List[_Step] = []
+        self.directly = False  # whether any rank reads files
 
     def begin(self, c: Optional[Client], url: str) -> None:
-        """Describes what is here, and in how many groups it goes on all ranks."""
+        """Describes what is here, what of it is read directly, and in how many groups the rest goes on all ranks."""
         failure: Optional[BaseException] = None
-        groups: List[range] = []
         try:
             self.c = c or _load._client(self.ask, url)
             self.target.describe()
-            groups = self.target.groups()
+            self.target.locate(_where.Place(self.c, *self.where), self.ask.verify)
         except Exception as e:
             failure = e
-        self._agree(failure)
-        told = self.everyone.gather((len(groups), self.ask.progress))
-        n = 1 if any(p for _, p in told) else max(k for k, _ in told)
+        told = self._settle(failure)
+        n = 1 if any(x.progress for x in told) else max(x.groups for x in told)
+        self.directly = any(x.ident for x in told)
+        if self.directly and not any(x.rest for x in told):
+            n = 0
         if n > 1 and self.ask.strict and not self._complete():
             n = 1  # one job says all that is missing, and nothing has been changed then
-        if n == 1:
-            groups = [range(len(self.target.specs))]
-        end = len(self.target.specs)
-        self.target.cut([*groups, *[range(end, end)] * (n - len(groups))])
-        self._open(min(n, 2))
+        groups = self.target.groups() if n > 1 else [self.target.rest] * n
+        self.target.cut([*groups, *[[]] * (n - len(groups))])
+        if n:
+            self._open(min(n, 2))
+
+    def _settle(self, failure: Optional[BaseException]) -> List["_Told"]:
+        """What all ranks are about to do. Those of a host must have seen one checkpoint, else jobs do it all."""
+        while True:
+            me = None
+            if failure is None:
+                t = self.target
+                me = _Told(getattr(self.g, "index", 0), t.direct.ident if t.direct else "", len(t.groups()),
+                           bool(t.rest or t.described.values), self.ask.progress)
+            told: List[_Told] = self._agree(failure, me)
+            if len({(x.host, x.ident) for x in told if x.ident}) == len({x.host for x in told if x.ident}):
+                return told
+            self.target.all_by_jobs()
 
     def _complete(self) -> bool:
         """Whether the checkpoint has all keys that any rank asks for."""
@@ -216,13 +275,13 @@ class _Run:
                 job = self.ask.submit(self.c, self.source, {"state_dict": lane.name}, None).id
             except Exception as e:
                 failure = self._why(lane, e)
-        self._agree(failure)
-        return _Step(part, lane, generation, segment, self.g.broadcast(job))
+        told = self._agree(failure, job)
+        return _Step(part, lane, generation, segment, told[getattr(self.g, "mine", (0,))[0]])
 
     def _finish(self, step: _Step) -> None:
         failure: Optional[BaseException] = None
         try:
-            done = self.ask.wait(self.c, step.job)
+            done = self.ask.wait(self.c, step.job, self.target.mostly_direct())
             missing = set(done.get("result", {}).get("missing", []))
             views = _tensors.Views(step.segment.map, len(step.part.header), step.part.layout)
             _tensors.copy_in(step.part.described, views, missing.__contains__)
@@ -231,6 +290,34 @@ class _Run:
         except Exception as e:
             failure = self._why(step.lane, e)
         self._agree(failure)
+
+    def read(self) -> None:
+        """The rest of it: what is read here."""
+        if not self.directly:
+            return
+        failure: Optional[BaseException] = None
+        start, plan = time.monotonic(), self.target.direct
+        try:
+            if plan is not None:
+                self._read(plan)
+                _log.info("%s: %d tensors, %d bytes read from its files in %.3f s; %d through dcpd", self.ask.text, len(plan.boxes),
+                          plan.bytes, time.monotonic() - start, len(self.target.rest))
+        except Exception as e:
+            failure = e
+        self._agree(failure)
+
+    def _read(self, plan: _direct.Plan) -> None:
+        end = self.ask.deadline()
+        try:
+            if self.ask.progress:
+                from . import show
+
+                with show.reading(f"load {self.ask.text}", plan.bytes) as tick:
+                    plan.read(self.target.addresses, end, tick)
+            else:
+                plan.read(self.target.addresses, end)
+        except errors.WaitTimeout:
+            raise errors.WaitTimeout(f"{self.ask.text} is not loaded after {self.ask.timeout:g} s; a part of it is") from None
 
     def _why(self, lane: _session.Session, e: Exception) -> BaseException:
         """Of a job that could not be: has the lane gone?"""
@@ -245,19 +332,22 @@ class _Run:
                 pass
         return e
 
-    def _agree(self, failure: Optional[BaseException]) -> None:
-        """Raises on all ranks what went wrong on one; _Again on all, if it is that on any."""
-        got = self.everyone.gather((isinstance(failure, _Again), _group._portable(failure)))
-        for rank, (again, _) in enumerate(got):
+    def _agree(self, failure: Optional[BaseException], x: Any = None) -> List[Any]:
+        """Everybody's x; raises on all ranks what went wrong on one; _Again on all, if it is that on any."""
+        got = self.everyone.gather((isinstance(failure, _Again), _group._portable(failure), x))
+        for rank, (again, _, _) in enumerate(got):
             if again:
                 raise failure if isinstance(failure, _Again) else _Again(f"on rank {rank}")
         if failure is not None:
             raise failure
-        for rank, (_, e) in enumerate(got):
+        for rank, (_, e, _) in enumerate(got):
             if e is not None:
                 raise _group._elsewhere(rank, e)
+        return [x for _, _, x in got]
 
     def end(self) -> None:
+        if self.target.direct is not None:
+            self.target.direct.close()
         if self.g.rank == 0:
             for step in self.running:
                 try:

@@ -62,14 +62,20 @@ class _Ask:
             spec["include"] = list(include)
         return c.jobs.create("load", **spec)
 
-    def wait(self, c: Client, job: Any) -> Job:
+    def deadline(self) -> Optional[float]:
+        """When the timeout is over, which counts from the first time that this is asked."""
+        if self.timeout is not None:
+            self.end = self.end or time.monotonic() + self.timeout
+        return self.end
+
+    def wait(self, c: Client, job: Any, quiet: bool = False) -> Job:
         """The timeout is that of all jobs of this load."""
         left = self.timeout
         if left is not None:
             now = time.monotonic()
             self.end = self.end or now + left
             left = max(0.0, self.end - now)
-        if self.progress:
+        if self.progress and not quiet:
             from . import show
 
             return show.follow_job(c, job, left, f"load {self.text}")

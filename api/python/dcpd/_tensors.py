@@ -430,6 +430,21 @@ def _plain_cpu(t: Any, nbytes: int) -> bool:
     return nbytes >= BIG and t.device.type == "cpu" and t.is_contiguous() and not t.is_conj() and not t.is_neg()
 
 
+def memory(t: Any, spec: ChunkSpec) -> Optional[int]:
+    """Where chunk `spec` lies that this local tensor or array holds, if bytes of it can be put there: plain memory of this process, in
+    order, of the stored dtype, that may be written. 0 for one without bytes, None where it is not so."""
+    torch, np = torch_module(), numpy_module()
+    if torch is not None and type(t) in (torch.Tensor, torch.nn.Parameter):
+        if not t.is_cpu or t.layout is not torch.strided or not t.is_contiguous() or t.is_conj() or t.is_neg() \
+                or _dtypes.torch_name(t.dtype) != spec.dtype or t.numel() * t.element_size() != spec.nbytes:
+            return None
+        return 0 if spec.nbytes == 0 else None if t.data_ptr() < _LOW or _is_freed(t) else int(t.data_ptr())
+    if np is not None and isinstance(t, np.ndarray) and t.flags.c_contiguous and t.flags.writeable and t.dtype.isnative \
+            and _dtypes.numpy_name(t.dtype) == spec.dtype and t.nbytes == spec.nbytes:
+        return int(t.ctypes.data) if t.nbytes else 0
+    return None
+
+
 class _Plan:
     """How the chunks of an outline come into one slot: small flat ones in a batch, large ones in blocks by several threads, and those
     that are strided, cast, or on a device by torch."""

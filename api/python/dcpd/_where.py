@@ -16,11 +16,12 @@ Target = Union[str, "os.PathLike[str]"]
 
 
 class Place(NamedTuple):
-    """A checkpoint's name at one daemon."""
+    """A checkpoint's name at one daemon. root: the storage's directory, if it is known already."""
 
     client: Client
     storage: str
     name: str
+    root: str = ""
 
     @property
     def object(self) -> Dict[str, str]:
@@ -126,7 +127,7 @@ def _under_root(client: Client, path: str) -> Optional[Place]:
     above = name.split("/")[:-1]
     if len(above) > 15 or any(p.startswith((".", "-")) for p in above):
         return None  # no name there can say it
-    return Place(client, best[1]["name"], name)
+    return Place(client, best[1]["name"], name, best[0])
 
 
 def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
@@ -147,7 +148,7 @@ def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
     except errors.Forbidden:
         return None
     errors._folders[storage] = folder
-    return Place(client, storage, name)
+    return Place(client, storage, name, folder)
 
 
 def not_inside(target: Target) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import errors
 from ._http import Answer, Endpoint, Transport, checked, default_endpoints, default_token, parse_url, query, quote
@@ -191,6 +191,11 @@ class Checkpoints(_Resource):
         """A tensor's bytes, or a slice of it ("0:128,:"); `headers` has x-dcpd-dtype and x-dcpd-shape."""
         path = query(self._path(ref, f"/tensors/{quote(fqn)}"), slice=slice, format=format)
         return checked(self._t.raw("GET", path), path)
+
+    def locate(self, ref: Ref, boxes: Sequence[Mapping[str, Any]], verify: bool = True) -> Dict[str, Any]:
+        """Where on the storage the bytes of boxes of tensors lie ("fqn", "dtype", "shape", "offsets", "sizes" each), with the digests to
+        check them by: "id" of the directory, "files", "reads", and "others", which only a job can load."""
+        return dict(self._t.request("POST", self._path(ref, ":locate"), {"boxes": list(boxes), "verify": verify}, idempotent=True))
 
     def files(self, ref: Ref) -> List[Dict[str, Any]]:
         return list(self._t.request("GET", self._path(ref, "/files"))["files"])

@@ -1,13 +1,14 @@
 """What people see: progress bars, trees, how a tensor is cut; as text and as HTML for notebooks, on light and dark pages."""
 from __future__ import annotations
 
+import contextlib
 import html
 import math
 import os
 import sys
 import time
 from concurrent import futures
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .client import TERMINAL, Client, Job
 
@@ -101,6 +102,21 @@ def follow_job(client: Client, job: Any, timeout: Optional[float] = None, what: 
     bar = _Bar(what or f"{'job' if isinstance(job, str) else job['kind']} {ident[-6:]}")
     try:
         return client.jobs.wait(ident, timeout, on_progress=bar)
+    finally:
+        bar.close()
+
+
+@contextlib.contextmanager
+def reading(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for what this process reads itself: it is told how many bytes of `total` it has."""
+    bar = _Bar(what)
+
+    def at(done: int) -> None:
+        bar({"state": "running", "progress": {"bytes_done": done, "bytes_total": total}})
+
+    try:
+        yield at
+        bar({"state": "succeeded", "progress": {"bytes_done": total, "bytes_total": total}})
     finally:
         bar.close()
 

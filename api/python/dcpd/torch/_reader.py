@@ -1,8 +1,8 @@
 """StorageReader: what FileSystemReader does, done by dcpd.
 
-The boxes of tensors that this rank's plan asks for are described in segments, each filled by a job; from there they are copied to where
-the planner wants them. Values, items that extensions have transformed, and checkpoints that every rank wrote for itself are read item by
-item.
+The boxes of tensors that this rank's plan asks for are read straight into the tensors that the planner gives for them, where dcpd says
+where their bytes lie (_direct.py). The others are described in segments, each filled by a job; from there they are copied to where the
+planner wants them. Values, items that extensions have transformed, and checkpoints that every rank wrote for itself are read item by item.
 """
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from .. import _dtypes, _tensors, _where, errors, image
+from .. import _direct, _dtypes, _tensors, _where, errors, image
 from . import _lane, _path, _pickle
 
 _GROUP_MIN = 64 << 20  # bytes; half of it where other ranks are beside: their new pages add up
 _GROUPS = 16
 _AHEAD = 2
+_AT_ONCE = 128 << 20  # bytes of tensors that a planner holds for us
 _Boxes = List[Tuple[Any, image.ChunkSpec]]
 
 _log = logging.getLogger("dcpd")
@@ -113,9 +114,18 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         return image.ChunkSpec(index.fqn, dtype, tuple(md.size), offsets, tuple(item.lengths))
 
     def _tensors(self, boxes: _Boxes, planner: Any) -> None:
-        groups = _groups(sorted(boxes, key=lambda x: self._place(x[0])))
+        boxes = sorted(boxes, key=lambda x: self._place(x[0]))
+        place = _where.resolve(self.path)
+        plan = _direct.find(place, [spec for _, spec in boxes], True)
+        if plan is not None:
+            try:
+                _Direct(plan, boxes).take(planner)
+            finally:
+                plan.close()
+            boxes = [boxes[i] for i in plan.others]
+        groups = _groups(boxes)
         try:
-            self._fill(groups, planner)
+            self._fill(place, groups, planner)
         except errors.DcpdError as e:
             if e.code not in _UNUSUAL:
                 raise
@@ -125,10 +135,9 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
             except (OSError, errors.CheckpointDamaged):
                 raise e from None
 
-    def _fill(self, groups: List[_Boxes], planner: Any) -> None:
+    def _fill(self, place: _where.Place, groups: List[_Boxes], planner: Any) -> None:
         """While one group is copied to where it is wanted, dcpd reads the next. Two small segments, used in turn, are soon warm; one for
         everything would cost its new pages more time than the reading takes. What is done is taken out of `groups`."""
-        place = _where.resolve(self.path)
         ahead: List[_Group] = []
         try:
             for boxes in list(groups):
@@ -161,6 +170,51 @@ def _groups(boxes: _Boxes) -> List[_Boxes]:
         groups[-1].append((item, spec))
         room -= spec.nbytes
     return groups
+
+
+class _Direct:
+    """Boxes that are read from the files, some at a time: a planner may make a tensor for each and drop it in commit_tensor."""
+
+    def __init__(self, plan: _direct.Plan, boxes: _Boxes) -> None:
+        self.plan, self.boxes = plan, boxes
+        self.room: Any = None  # for what cannot be read to its place
+
+    def take(self, planner: Any) -> None:
+        groups: List[List[int]] = [[]]
+        held = 0
+        for i in self.plan.boxes:
+            n = self.boxes[i][1].nbytes
+            if held and held + n > _AT_ONCE:
+                groups.append([])
+                held = 0
+            groups[-1].append(i)
+            held += n
+        for some, then in zip(groups, [*groups[1:], []]):
+            self._some(some, then, planner)
+
+    def _some(self, some: Sequence[int], then: Sequence[int], planner: Any) -> None:
+        targets = [_target(planner, self.boxes[i][0], self.boxes[i][1].sizes) for i in some]
+        places = [_tensors.memory(t, self.boxes[i][1]) for i, t in zip(some, targets)]
+        beside = [i for i, at in zip(some, places) if at is None]
+        views = dict(zip(beside, self._views(beside)))
+        self.plan.read({i: views[i].data_ptr() if at is None else at for i, at in zip(some, places)}, then=then)
+        for i, target in zip(some, targets):
+            if i in views:
+                target.copy_(views[i])
+            planner.commit_tensor(self.boxes[i][0], target)
+
+    def _views(self, beside: Sequence[int]) -> List[Any]:
+        """Tensors of our own for these boxes, of memory that serves for all groups."""
+        import torch
+
+        begins, at = [], 0
+        for i in beside:
+            begins.append(at)
+            at += -(-self.boxes[i][1].nbytes // 64) * 64
+        if beside and (self.room is None or len(self.room) < at):
+            self.room = None
+            self.room = torch.empty(at, dtype=torch.uint8)
+        return [_tensors.torch_view(self.room, self.boxes[i][1], b) for i, b in zip(beside, begins)]
 
 
 class _Group:
@@ -199,10 +253,15 @@ class _Group:
         self.lane.let_go()
 
 
-def _put(planner: Any, item: Any, tensor: Any) -> None:
+def _target(planner: Any, item: Any, sizes: Sequence[int]) -> Any:
     target = planner.resolve_tensor(item).detach()
-    if target.size() != tensor.size():
-        raise AssertionError(f"req {item.storage_index} mismatch sizes {target.size()} vs {tensor.size()}")
+    if tuple(target.size()) != tuple(sizes):
+        raise AssertionError(f"req {item.storage_index} mismatch sizes {target.size()} vs {tuple(sizes)}")
+    return target
+
+
+def _put(planner: Any, item: Any, tensor: Any) -> None:
+    target = _target(planner, item, tensor.size())
     target.copy_(tensor)
     planner.commit_tensor(item, target)
 

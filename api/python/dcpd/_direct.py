@@ -1,0 +1,492 @@
+"""Tensors straight from the checkpoint's files, by this process: one copy, where a segment between would make it three.
+
+dcpd plans the load and parses the formats; it says which bytes of which files are which bytes of our tensors, and their digests
+(`POST …:locate`). They are read by a few threads without the interpreter's lock, and digested while they are in the cache. What dcpd
+does not locate (columns, other dtypes, what is compressed) is loaded by a job, through a segment; so is everything where this process
+cannot read the files: another user's, in another container, by another daemon, without the libraries that the digests need. What is
+wrong before the first byte is read is left to the job as well, which finds and says it.
+
+Nothing that is told is trusted: the directory must be the one that the daemon has open, each box must be covered once and no more.
+"""
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import stat
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from . import _copy, _digest, errors
+from .image import ChunkSpec
+
+AVERAGE_MIN = 16 << 10  # bytes of a box: below, what each costs here is more than a job costs
+BOXES_MAX = 1 << 16      # of one question
+PIECE = 256 << 10        # read and digested at once: it stays in the cache of a core
+AHEAD = 32 << 20         # bytes that the kernel is asked to read before they are waited for
+_ADVICE = 1 << 20        # by one call: it takes no more
+_RWF_NOWAIT = 8
+_QUESTION = 900 << 10    # bytes of a request
+_OPEN_MAX = 256          # files that stay open; others are opened when they are read
+
+counts = {"boxes": 0, "bytes": 0}  # of this process: what went this way
+
+
+class Read(NamedTuple):
+    """Bytes [begin, begin + size) of a unit are those of a box from byte `at`. A unit: `bytes` bytes of a file that one digest is of;
+    without a digest only what is needed is read."""
+
+    file: int
+    offset: int
+    bytes: int
+    kind: Optional[str]
+    digest: str
+    begin: int
+    size: int
+    box: int
+    at: int
+
+
+Unit = List[Read]  # of one unit, in order and without overlaps
+
+
+class Plan:
+    """What is read from one checkpoint, with its files open. boxes: those that are, by their places in what was asked for; others: the
+    rest; ident: of the directory; bytes: of the boxes."""
+
+    def __init__(self, ident: str, files: "_Files", reads: Dict[int, List[Read]], specs: Sequence[ChunkSpec]) -> None:
+        self.ident, self.files, self.reads, self.specs = ident, files, reads, specs
+        self.boxes = sorted(reads)
+        self.others = [i for i in range(len(specs)) if i not in reads]
+        self.bytes = sum(specs[i].nbytes for i in self.boxes)
+
+    def close(self) -> None:
+        self.files.close()
+
+    def read(self, addresses: Mapping[int, int], end: Optional[float] = None, tick: Optional[Callable[[int], None]] = None,
+             then: Sequence[int] = ()) -> None:
+        """Fills boxes: their memory, C-contiguous, of their size and dtype, begins at these addresses; it must stay alive.
+
+        end: time.monotonic() at which WaitTimeout is raised. tick: called by this thread now and then with the bytes read so far. then:
+        boxes that will be read next. Raises CheckpointDamaged with FQN, file and offset, StorageFailed; when it returns or raises
+        nothing writes there any more.
+        """
+        done = 0
+        for layer in self._layers(addresses):
+            units = self.units(layer)
+            _Reading(self, units, addresses, end, None if tick is None else lambda n, so_far=done: tick(so_far + n),  # type: ignore[misc]
+                     self.units(then)).run()
+            done += sum(self.specs[i].nbytes for i in layer)
+        counts["boxes"] += len(addresses)
+        counts["bytes"] += done
+
+    def _layers(self, addresses: Mapping[int, int]) -> List[List[int]]:
+        """Boxes that share memory (tied weights) one after the other: what one thread digests, no other may write to."""
+        layers: List[List[int]] = [[]]
+        ends = [0]
+        for i in sorted((i for i in addresses if self.specs[i].nbytes), key=lambda i: addresses[i]):
+            k = next((k for k, e in enumerate(ends) if e <= addresses[i]), len(ends))
+            if k == len(ends):
+                ends.append(0)
+                layers.append([])
+            ends[k] = addresses[i] + self.specs[i].nbytes
+            layers[k].append(i)
+        return layers
+
+    def units(self, boxes: Sequence[int]) -> List[Unit]:
+        """In the order of the files."""
+        found: Dict[Tuple[Any, ...], List[Read]] = {}
+        for i in boxes:
+            for r in self.reads[i]:
+                found.setdefault(r[:5], []).append(r)
+        return [u for k in sorted(found, key=lambda k: k[:3]) for u in _apart(found[k])]
+
+
+def enabled() -> bool:
+    return os.environ.get("DCPD_DIRECT", "1") != "0" and ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def worth(sizes: Sequence[int]) -> bool:
+    """Whether boxes of so many bytes each are read faster here than by a job."""
+    return 0 < len(sizes) <= BOXES_MAX and sum(sizes) >= AVERAGE_MIN * len(sizes)
+
+
+def find(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]:
+    """What of these boxes can be read here; None if nothing. Never raises what a job would say better."""
+    if not enabled() or not place.client.url.startswith("unix://") or not worth([s.nbytes for s in specs]):
+        return None
+    try:
+        root = place.root or str(place.client.storages.get(place.storage)["path"])
+        plan = _find(place, root, specs, verify)
+        if plan is None:  # replaced between our look and the daemon's?
+            plan = _find(place, root, specs, verify)
+    except (errors.DcpdError, OSError, KeyError, TypeError, ValueError):
+        return None
+    if plan is None or plan.boxes:
+        return plan
+    plan.close()
+    return None
+
+
+def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]:
+    """None if the directory is not the one that the daemon has looked at."""
+    fd = _open_below(root, place.name)
+    try:
+        told = _ask(place, specs, verify)
+        st = os.fstat(fd)
+        if told["id"] != f"{st.st_dev}:{st.st_ino}":
+            return None
+        reads = _reads(told, specs)
+        needed: Dict[int, int] = {}
+        for r in (r for rows in reads.values() for r in rows):
+            needed[r.file] = max(needed.get(r.file, 0), r.offset + r.bytes)
+        if any(_digest.new(k) is None for k in {r.kind for rows in reads.values() for r in rows} if k):
+            raise ValueError("no library for these digests")
+        files = _Files(fd, list(told["files"]), needed)
+        fd = -1
+        return Plan(str(told["id"]), files, reads, specs)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _ask(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Dict[str, Any]:
+    """The daemon's answer for all boxes; it takes so many bytes in one request."""
+    told: Dict[str, Any] = {"id": None, "files": [], "reads": [], "others": []}
+    known: Dict[str, int] = {}
+    first = 0
+    while first < len(specs):
+        boxes: List[Dict[str, Any]] = []
+        room = _QUESTION
+        for s in specs[first:]:
+            box = {"fqn": s.fqn, "dtype": s.dtype, "shape": s.shape, "offsets": s.offsets, "sizes": s.sizes}
+            room -= len(s.fqn) * 6 + sum(len(str(n)) + 1 for x in (s.shape, s.offsets, s.sizes) for n in x) + 100
+            if boxes and room < 0:
+                break
+            boxes.append(box)
+        got = place.client.checkpoints.locate(place.object, boxes, verify)
+        files = [known.setdefault(name, len(known)) for name in got["files"]]
+        told["reads"] += [{**r, "box": r["box"] + first, "file": files[r["file"]]} for r in got["reads"]] if first else got["reads"]
+        told["others"] += [{**x, "box": x["box"] + first} for x in got["others"]]
+        told["id"] = got["id"] if told["id"] in (None, got["id"]) else ""
+        first += len(boxes)
+    told["files"] = list(known)
+    return told
+
+
+def _open_below(root: str, name: str) -> int:
+    """The checkpoint's directory; below the storage's root no link is followed."""
+    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in name.split("/"):
+            if part in ("", ".", ".."):
+                raise ValueError(name)
+            deeper = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = deeper
+        return at
+    except BaseException:
+        os.close(at)
+        raise
+
+
+# ----------------------------------------------------------------------------------------------------- what the daemon says
+
+
+def _reads(told: Mapping[str, Any], specs: Sequence[ChunkSpec]) -> Dict[int, List[Read]]:
+    """Those of each box that is located. What does not add up is not. Raises ValueError, KeyError, TypeError for no answer at all."""
+    others = {x["box"] for x in told["others"]}
+    found: Dict[int, List[Read]] = {i: [] for i in range(len(specs)) if i not in others}
+    for x in told["reads"]:
+        kind = _digest.XXH3 if "xxh3" in x else _digest.CRC32 if "crc32" in x else None
+        r = Read(x["file"], x["offset"], x["bytes"], kind, str(x[kind]) if kind else "", x["from"], x["count"], x["box"], x["at"])
+        numbers = (r.file, r.offset, r.bytes, r.begin, r.size, r.at)
+        if not all(type(n) is int and n >= 0 for n in numbers) or r.begin + r.size > r.bytes or r.file >= len(told["files"]) \
+                or r.offset + r.bytes >= 1 << 63:
+            raise ValueError(f"not a read: {x}")
+        found[r.box].append(r)
+    return {i: rows for i, rows in found.items() if _tiles(rows, specs[i].nbytes)}
+
+
+def _tiles(rows: Sequence[Read], size: int) -> bool:
+    """Whether they cover [0, size) once."""
+    at = 0
+    for r in sorted(rows, key=lambda r: r.at):
+        if r.at != at:
+            return False
+        at += r.size
+    return at == size
+
+
+def _apart(rows: Sequence[Read]) -> Iterator[Unit]:
+    """In lists without overlaps: a unit of which two boxes want the same bytes is read twice."""
+    rest = sorted((r for r in rows if r.size), key=lambda r: r.begin)
+    while rest:
+        take: Unit = []
+        left: Unit = []
+        end = 0
+        for r in rest:
+            if r.begin >= end:
+                take.append(r)
+                end = r.begin + r.size
+            else:
+                left.append(r)
+        yield take
+        rest = left
+
+
+# ------------------------------------------------------------------------------------------------------------------ files
+
+
+class _Files:
+    """The files of a checkpoint, beneath its directory. Raises OSError if one that is needed cannot be read or is too short."""
+
+    def __init__(self, directory: int, names: List[str], needed: Mapping[int, int]) -> None:
+        self.directory, self.names = directory, names
+        self.fds: Dict[int, int] = {}
+        try:
+            most = min(_OPEN_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+            for i, size in needed.items():
+                fd = self._open(i)
+                if len(self.fds) < most:
+                    self.fds[i] = fd
+                st = os.fstat(fd)
+                if i not in self.fds:
+                    os.close(fd)
+                if not stat.S_ISREG(st.st_mode) or st.st_size < size:
+                    raise OSError(errno.EINVAL, "not what was told", names[i])
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, i: int) -> int:
+        at = self.directory
+        folders = self.names[i].split("/")
+        if any(x in ("", ".", "..") for x in folders):
+            raise OSError(errno.EINVAL, "not a file's name", self.names[i])
+        try:
+            for name in folders[:-1]:
+                deeper = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+                if at != self.directory:
+                    os.close(at)
+                at = deeper
+            return os.open(folders[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        finally:
+            if at != self.directory:
+                os.close(at)
+
+    def take(self, i: int) -> int:
+        fd = self.fds.get(i)
+        return self._open(i) if fd is None else fd
+
+    def done(self, i: int, fd: int) -> None:
+        if i not in self.fds:
+            os.close(fd)
+
+    def close(self) -> None:
+        for fd in self.fds.values():
+            os.close(fd)
+        self.fds.clear()
+        if self.directory >= 0:
+            os.close(self.directory)
+            self.directory = -1
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+def _libc() -> Any:
+    if not _library:
+        lib = ctypes.CDLL(None, use_errno=True)
+        lib.pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+        lib.pread.restype = ctypes.c_ssize_t
+        if hasattr(lib, "preadv2"):
+            lib.preadv2.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int)
+            lib.preadv2.restype = ctypes.c_ssize_t
+        _library.append(lib)
+    return _library[0]
+
+
+_library: List[Any] = []
+
+
+class _Reading:
+    """Threads that take one unit after the other, in the order of the files."""
+
+    def __init__(self, plan: Plan, units: Sequence[Unit], addresses: Mapping[int, int], end: Optional[float],
+                 tick: Optional[Callable[[int], None]], then: Sequence[Unit]) -> None:
+        self.plan, self.units, self.addresses, self.end, self.tick = plan, units, addresses, end, tick
+        self.pread, self.guard, self.next = _libc().pread, threading.Lock(), 0
+        self.cold = not hasattr(_libc(), "preadv2")  # whether something was not in the page cache
+        self.stopped, self.done, self.shown = False, 0, 0.0
+        self.passed = self.advised = 0
+        self.advice = self._advice([*units, *then])
+
+    def run(self) -> None:
+        n = min(_copy.threads(), 1 + sum(r.size for u in self.units for r in u) // _copy.ALONE, len(self.units))
+        running: List[Any] = []
+        try:
+            try:
+                for _ in range(n - 1):
+                    running.append(_copy._get_pool(n).submit(self._work, False))
+            except RuntimeError:  # the interpreter is ending, and starts no thread any more
+                pass
+            self._work(True)
+            self._wait(running)
+        finally:  # also after a KeyboardInterrupt, and a second one: what they write to will be somebody else's
+            self.stopped = True
+            for r in running:
+                _outlive(r)
+        for r in running:
+            r.result()
+
+    def _wait(self, running: List[Any]) -> None:
+        from concurrent import futures
+
+        while running and not self.stopped and futures.wait(running, 0.2).not_done:
+            self.show()
+
+    def show(self) -> None:
+        if self.tick is not None and time.monotonic() - self.shown > 0.1:
+            self.shown = time.monotonic()
+            self.tick(self.done)
+
+    def _work(self, mine: bool) -> None:
+        """mine: in the caller's thread, which shows how far it is."""
+        one = _Thread(self, mine)
+        try:
+            while not self.stopped:
+                with self.guard:
+                    i = self.next
+                    self.next += 1
+                if i >= len(self.units):
+                    return
+                one.unit(self.units[i])
+        except BaseException:
+            self.stopped = True
+            raise
+
+    def _advice(self, units: Sequence[Unit]) -> Iterator[Tuple[int, int, int]]:
+        """All that will be read, in steps for the kernel."""
+        for u in units:
+            fd = self.plan.files.fds.get(u[0].file, -1)
+            for begin, count in [(0, u[0].bytes)] if u[0].kind else [(r.begin, r.size) for r in u]:
+                for at in range(begin, begin + count, _ADVICE):
+                    yield fd, u[0].offset + at, min(_ADVICE, begin + count - at)
+
+    def passes(self, n: int) -> None:
+        """n bytes are about to be read: so many more are asked for. Where all is in the cache that would take a tenth of the time."""
+        steps: List[Tuple[int, int, int]] = []
+        with self.guard:
+            self.passed += n
+            while self.cold and self.advised < self.passed + AHEAD:
+                step = next(self.advice, (-1, 0, 1 << 63))
+                self.advised += step[2]
+                if self.advised > self.passed:
+                    steps.append(step)
+        for fd, offset, size in steps:
+            if fd >= 0:
+                os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def _outlive(running: Any) -> None:
+    while True:
+        try:
+            running.exception()
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+class _Thread:
+    """One thread's share: its digests, and room for bytes that belong to no box."""
+
+    def __init__(self, reading: _Reading, mine: bool) -> None:
+        self.all, self.mine = reading, mine
+        self.digests: Dict[str, Any] = {}
+        self.waste: Any = None
+        self.vector = (ctypes.c_size_t * 2)()  # a struct iovec
+        self.vector_at = ctypes.addressof(self.vector)
+
+    def _pread(self, fd: int, to: int, n: int, at: int) -> int:
+        """As pread(2). As long as all is in the page cache, only what is there: the first time that it is not is noticed."""
+        if not self.all.cold:
+            self.vector[0], self.vector[1] = to, n
+            got = int(_libc().preadv2(fd, self.vector_at, 1, at, _RWF_NOWAIT))
+            if got > 0:
+                return got
+            self.all.cold = True
+            self.all.passes(0)
+        return int(self.all.pread(fd, to, n, at))
+
+    def unit(self, u: Unit) -> None:
+        files, first = self.all.plan.files, u[0]
+        digest: Any = None
+        if first.kind:
+            digest = self.digests.get(first.kind)
+            if digest is None:
+                digest = self.digests[first.kind] = _digest.new(first.kind)
+            digest.begin()
+        try:
+            fd = files.take(first.file)
+        except OSError as e:
+            raise self._failed(first, first.offset, e) from e
+        try:
+            at = 0
+            for r in u:
+                self._skip(r, fd, at, r.begin, digest)
+                self._bytes(r, fd, r.begin, r.size, self.all.addresses[r.box] + r.at, True, digest)
+                at = r.begin + r.size
+            self._skip(first, fd, at, first.bytes, digest)
+        finally:
+            files.done(first.file, fd)
+        if digest is not None and not self.all.stopped and digest.text() != first.digest:
+            raise errors.CheckpointDamaged(
+                f"{self._where(first)}: bytes {first.offset} to {first.offset + first.bytes} are not those written: expected "
+                f"{first.digest}, found {digest.text()}", code="digest_mismatch", **self._fields(first, first.offset))
+
+    def _skip(self, r: Read, fd: int, begin: int, end: int, digest: Any) -> None:
+        """Bytes that only the digest is of."""
+        if digest is not None and begin < end:
+            if self.waste is None:
+                self.waste = (ctypes.c_char * PIECE)()
+            self._bytes(r, fd, begin, end - begin, ctypes.addressof(self.waste), False, digest)
+
+    def _bytes(self, r: Read, fd: int, begin: int, n: int, address: int, keep: bool, digest: Any) -> None:
+        """keep: one piece behind the other; else each to the same place."""
+        reading, at, end = self.all, r.offset + begin, r.offset + begin + n
+        while at < end and not reading.stopped:
+            if reading.end is not None and time.monotonic() > reading.end:
+                raise errors.WaitTimeout("it was not read in time")
+            piece = min(PIECE, end - at)
+            reading.passes(piece)
+            to, left = address, piece
+            while left:
+                got = self._pread(fd, to, left, at)
+                if got <= 0:
+                    number = ctypes.get_errno() if got < 0 else 0
+                    if number == errno.EINTR:
+                        continue
+                    raise self._failed(r, at, OSError(number, os.strerror(number)) if number else None)
+                if digest is not None:
+                    digest.add(to, got)
+                to, at, left = to + got, at + got, left - got
+            if keep:
+                address = to
+                reading.done += piece  # for people: an addition that is lost does no harm
+            if self.mine:
+                reading.show()
+
+    def _where(self, r: Read) -> str:
+        return f"{self.all.plan.files.names[r.file]}, {self.all.plan.specs[r.box].fqn}"
+
+    def _fields(self, r: Read, offset: int) -> Dict[str, Any]:
+        return {"fqn": self.all.plan.specs[r.box].fqn, "file": self.all.plan.files.names[r.file], "offset": offset}
+
+    def _failed(self, r: Read, offset: int, e: Optional[OSError]) -> errors.DcpdError:
+        if e is None or e.errno == errno.ENOENT:
+            why = "the file is missing" if e is not None else f"the file ends at byte {offset}"
+            return errors.CheckpointDamaged(f"{self._where(r)}: {why}", code="checkpoint_incomplete", **self._fields(r, offset))
+        return errors.StorageFailed(f"{self._where(r)}: cannot be read: {e.strerror}", code="storage_io", **self._fields(r, offset))

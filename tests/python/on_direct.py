@@ -1,0 +1,52 @@
+"""What the tests of direct reads run on each rank; see on_ranks.py."""
+import contextlib
+
+import dcpd
+from dcpd import _direct
+
+
+@contextlib.contextmanager
+def always():
+    """However small the tensors are."""
+    kept = _direct.AVERAGE_MIN
+    _direct.AVERAGE_MIN = 0
+    try:
+        yield
+    finally:
+        _direct.AVERAGE_MIN = kept
+
+
+def directly(pg, rank, function, *args):
+    """function(pg, rank, …), and how many boxes were read directly meanwhile."""
+    before = _direct.counts["boxes"]
+    with always():
+        out = function(pg, rank, *args)
+    return out, _direct.counts["boxes"] - before
+
+
+def one_that_fails(pg, rank, ref, specs, victim, what):
+    """Rank `victim` finds the disk broken, or the checkpoint to be another one; the others find nothing wrong. How many were direct."""
+    import on_ranks
+
+    real = _direct.Plan.read, _direct.find
+
+    def read(self, *args, **kw):
+        raise dcpd.errors.StorageFailed("cannot be read: Input/output error", code="storage_io", file="f")
+
+    def find(place, specs, verify):
+        plan = real[1](place, specs, verify)
+        if plan is not None:
+            plan.ident = "1:2" if what == "other" else plan.ident
+        if what == "none" and plan is not None:
+            plan.close()
+            plan = None
+        return plan
+
+    if rank == victim and what == "read":
+        _direct.Plan.read = read
+    elif rank == victim:
+        _direct.find = find
+    try:
+        return directly(pg, rank, on_ranks.load_tensors, ref, specs)[1]
+    finally:
+        _direct.Plan.read, _direct.find = real

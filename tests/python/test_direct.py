@@ -1,0 +1,749 @@
+"""Loads that read the files themselves: that they do, what comes, what stays the daemon's, and what is said of damage.
+
+`direct(d)` counts: boxes read here, and load jobs of the daemon. Tensors here are small, so that the fixture takes the limit away below
+which a job is faster.
+"""
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+
+import harness as lib
+import numpy as np
+import on_direct
+import on_ranks
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from conftest import PACKAGE
+from test_dropin_digests import flip
+from test_ranks import FOUR, TWO
+
+import dcpd
+from dcpd import _digest, _direct, client, image
+from dcpd.torch import StorageReader
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(_direct, "AVERAGE_MIN", 0)
+
+
+def jobs(d):
+    return {j["id"]: j for j in d.api.get("/v1/jobs?page_size=1000").ok(200)["jobs"] if j["kind"] == "load"}
+
+
+class Seen:
+    boxes = bytes = 0
+    jobs = ()
+
+
+@contextlib.contextmanager
+def direct(d):
+    before, known, seen = dict(_direct.counts), jobs(d), Seen()
+    yield seen
+    seen.boxes, seen.bytes = (_direct.counts[k] - before[k] for k in ("boxes", "bytes"))
+    seen.jobs = [j for k, j in jobs(d).items() if k not in known]
+
+
+def saved(sd, **kw):
+    ref = f"main:{lib.fresh()}"
+    dcpd.save(sd, ref, **kw)
+    return ref
+
+
+def folder(d, ref):
+    return d.storages["main"] / ref[5:]
+
+
+def tensors(n=4, size=50_000):
+    return {f"w{i}": torch.arange(size, dtype=torch.float32) + 1000 * i for i in range(n)}
+
+
+def like(sd):
+    return {k: torch.zeros_like(v) for k, v in sd.items()}
+
+
+def same(a, b):
+    for k, x in b.items():
+        assert a[k].dtype == x.dtype and a[k].shape == x.shape, k
+        assert bytes(a[k].contiguous().reshape(-1).view(torch.uint8).numpy()) == \
+            bytes(x.contiguous().reshape(-1).view(torch.uint8).numpy()), k
+
+
+def item(d, ref, fqn):
+    """Where the bytes of a tensor of one dim begin that was saved by this process: its first unit."""
+    t = next(t for t in dcpd.connect().checkpoints.tensors(ref)[0] if t["fqn"] == fqn)
+    dtype = t["dtype"].replace("torch.", "")
+    x = dcpd.connect().checkpoints.locate(ref, [{"fqn": fqn, "dtype": dtype, "shape": t["shape"], "offsets": [0] * len(t["shape"]),
+                                                 "sizes": t["shape"]}])
+    return x["files"][x["reads"][0]["file"]], x["reads"][0]["offset"]
+
+
+# ---- that it is done, and when ----
+
+
+def test_no_job_where_nothing_needs_one(at):
+    sd = tensors()
+    ref = saved(sd)
+    into = like(sd)
+    places = [t.data_ptr() for t in into.values()]
+    requests = []
+    real = client.Transport.raw
+
+    def raw(self, method, path, *args, **kw):
+        requests.append((method, path.split("?")[0]))
+        return real(self, method, path, *args, **kw)
+
+    with direct(at) as seen, pytest.MonkeyPatch.context() as m:
+        m.setattr(client.Transport, "raw", raw)
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert [t.data_ptr() for t in into.values()] == places
+    assert (seen.boxes, seen.bytes, seen.jobs) == (4, 800_000, [])
+    assert requests == [("GET", "/v1/storages/main"), ("POST", f"/v1/checkpoints/main/{ref[5:]}:locate")]
+
+
+def test_values_come_by_a_tiny_job(at):
+    sd = {**tensors(), "step": 7, "sched": {"last": [1, 2]}}
+    ref = saved(sd)
+    into = {**like(tensors()), "step": 0, "sched": {"last": None}}
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    assert into.pop("step") == 7 and into.pop("sched") == {"last": [1, 2]}
+    same(into, tensors())
+    assert seen.boxes == 4 and len(seen.jobs) == 1 and seen.jobs[0]["progress"].get("bytes_total", 0) < 1000
+
+
+def test_many_small_ones_are_left_to_a_job(at):
+    sd = {f"l{i}.w": torch.full((256,), float(i)) for i in range(300)}
+    ref, into = saved(sd), like(sd)
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert seen.boxes == 0 and len(seen.jobs) == 1
+
+
+@pytest.mark.parametrize("why", ["DCPD_DIRECT", "library", "old daemon", "other url", "unreadable", "elsewhere"])
+def test_by_jobs_where_it_cannot_be(at, monkeypatch, why):
+    sd = tensors()
+    ref, into = saved(sd), like(sd)
+    if why == "DCPD_DIRECT":
+        monkeypatch.setenv("DCPD_DIRECT", "0")
+    elif why == "library":
+        monkeypatch.setitem(_digest._found, "xxh3", None)
+    elif why == "old daemon":
+        def locate(self, r, *_):
+            return self._t.request("POST", self._path(r, ":nothing"), {})
+        monkeypatch.setattr(client.Checkpoints, "locate", locate)
+    elif why == "other url":
+        monkeypatch.setenv("DCPD_URL", "http://%s:%d" % at.tcp_client().tcp)
+        monkeypatch.setenv("DCPD_TOKEN", (at.state / "token").read_text().strip())
+    elif why == "unreadable":
+        real = os.open
+
+        def opens(path, flags, *args, **kw):
+            if str(path).endswith(".distcp"):
+                raise PermissionError(13, "Permission denied", path)
+            return real(path, flags, *args, **kw)
+
+        monkeypatch.setattr(os, "open", opens)
+    else:
+        real_get = client.Storages.get
+        monkeypatch.setattr(client.Storages, "get", lambda self, name: {**real_get(self, name), "path": str(at.home)})
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert seen.boxes == 0 and len(seen.jobs) == 1
+    if why == "library":  # and none is needed where nothing is verified
+        with direct(at) as seen:
+            dcpd.load(ref, into=into, verify=False)
+        assert seen.boxes == 4
+
+
+def test_files_of_another_user(own, tmp_path):
+    """The trainer may talk to the daemon, and not open its files."""
+    d = own("--allow-group", "nogroup")
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    sd = tensors()
+    ref = saved(sd)
+    code = tmp_path / "other.py"
+    code.write_text("import os, sys, torch, dcpd\n"
+                    "from dcpd import _direct, _where\n"
+                    "into = {f'w{i}': torch.zeros(50_000) for i in range(4)}\n"
+                    "for how in '10':  # all is imported then: Python itself may be root's\n"
+                    "    os.environ['DCPD_DIRECT'] = how\n"
+                    "    dcpd.load(sys.argv[1], into=into)\n"
+                    "dcpd.close()\n"
+                    "_where.forget()\n"
+                    "del os.environ['DCPD_DIRECT']\n"
+                    "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+                    "[t.zero_() for t in into.values()]\n"
+                    "_direct.counts['boxes'] = 0\n"
+                    "dcpd.load(sys.argv[1], into=into)\n"
+                    "print([float(into[f'w{i}'][-1]) for i in range(4)], _direct.counts['boxes'])\n"
+                    "dcpd.close()\n")
+    for p in (d.home, *d.home.parents):
+        if p.stat().st_uid == os.geteuid() and p != p.parent:
+            p.chmod(p.stat().st_mode | 0o011)
+    tmp_path.chmod(0o755)
+    code.chmod(0o644)
+    for mode, boxes in ((0o700, 0), (0o755, 4)):
+        folder(d, ref).chmod(mode)
+        for p in (d.storages["main"], *folder(d, ref).iterdir()):
+            p.chmod(0o755)
+        p = subprocess.run([sys.executable, str(code), ref], capture_output=True, text=True, timeout=100, cwd="/",
+                           env={**os.environ, "DCPD_URL": f"unix://{d.socket}", "PYTHONPATH": str(PACKAGE),
+                                "PYTHONDONTWRITEBYTECODE": "1"})
+        assert p.stdout.strip() == f"{[49999.0 + 1000 * i for i in range(4)]} {boxes}", p.stderr
+
+
+# ---- what comes ----
+
+DTYPES = [t for t in ("bfloat16", "float16", "float64", "int8", "int16", "int64", "uint8", "uint16", "bool", "complex64", "complex128",
+                      "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu") if hasattr(torch, t)]
+
+
+def test_all_dtypes_and_forms(at, always):
+    raw = torch.randint(0, 2, (64 * 16,), dtype=torch.uint8)
+    sd = {t: raw.clone().view(getattr(torch, t)).reshape(8, -1) for t in DTYPES}
+    sd |= {"scalar": torch.tensor(3.5), "none": torch.empty(0, 4), "one": torch.ones(1, 1, 1), "param": torch.nn.Parameter(torch.rand(7))}
+    ref, into = saved(sd), {k: torch.zeros_like(v) for k, v in sd.items()}
+    into["param"] = torch.nn.Parameter(torch.zeros(7))
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same({k: v.detach() for k, v in into.items()}, {k: v.detach() for k, v in sd.items()})
+    assert seen.boxes == len(sd) and not seen.jobs and isinstance(into["param"], torch.nn.Parameter)
+
+
+def test_what_needs_more_than_bytes_goes_the_other_way(at, always):
+    sd = {"plain": torch.rand(64, 64), "cast": torch.rand(64, 64), "t": torch.rand(64, 32), "strided": torch.rand(64, 64),
+          "conj": torch.rand(16, dtype=torch.complex64), "stored_t": torch.rand(32, 8).t()}
+    into = {"plain": torch.zeros(64, 64), "cast": torch.zeros(64, 64, dtype=torch.float64), "t": torch.zeros(32, 64).t(),
+            "strided": torch.zeros(64, 128)[:, ::2], "conj": torch.zeros(16, dtype=torch.complex64).conj(), "stored_t": torch.zeros(8, 32)}
+    ref = saved(sd)
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    for k, x in sd.items():
+        assert torch.equal(into[k].resolve_conj(), x.to(into[k].dtype)), k
+    assert seen.boxes == 2 and len(seen.jobs) == 1
+
+
+def test_arrays(at, always):
+    sd = {"a": np.arange(5000, dtype=np.float32), "f": np.asfortranarray(np.random.rand(20, 30)), "be": np.arange(9, dtype=">i4")}
+    ref = saved(sd)
+    into = {"a": np.zeros(5000, np.float32), "f": np.zeros((20, 30), order="F"), "be": np.zeros(9, ">i4")}
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    assert all((into[k] == sd[k]).all() for k in sd) and seen.boxes == 1
+    frozen = np.zeros(5000, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises((ValueError, dcpd.DcpdError), match="read-only"):
+        dcpd.load(ref, into={"a": frozen})
+    assert not frozen.any()
+
+
+def test_tied_weights_and_modules(at, always):
+    """Two keys share one memory, and the checkpoint has different bytes for them: one of them is there in the end, and no digest is
+    wrong because the other was written meanwhile."""
+    big = {"a": torch.full((1 << 20,), 1.0), "b": torch.full((1 << 20,), 2.0), "c": torch.full((1 << 19,), 3.0)}
+    ref, t = saved(big), torch.zeros(1 << 20)
+    for _ in range(3):
+        into = {"a": t, "b": t, "c": t[1 << 19:]}
+        dcpd.load(ref, into=into)
+        assert t[0] in (1, 2) and t[:1 << 19].eq(t[0]).all() and (t[-1] == 3 or t[-1] == t[0])
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    optim = torch.optim.AdamW(model.parameters())
+    model(torch.rand(3, 64)).sum().backward()
+    optim.step()
+    ref = saved({"model": model, "optim": optim})
+    fresh = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    other = torch.optim.AdamW(fresh.parameters())
+    with direct(at) as seen:
+        dcpd.load(ref, into={"model": fresh, "optim": other})
+    same(fresh.state_dict(), model.state_dict())
+    assert seen.boxes > 8 and torch.equal(other.state_dict()["state"][0]["exp_avg"], optim.state_dict()["state"][0]["exp_avg"])
+    with torch.device("meta"):
+        meta = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    with direct(at) as seen:
+        dcpd.load(ref, into={"model": meta})
+    same(meta.state_dict(), model.state_dict())
+    assert seen.boxes == 4
+
+
+def boxed(t, shape, offsets):
+    """A part of a global tensor, as PyTorch's CheckpointableTensor says it."""
+    t.global_shape, t.global_offsets, t.local_offsets, t.local_sizes = shape, [offsets], [(0,) * t.dim()], [tuple(t.shape)]
+    return t
+
+
+def test_parts_of_units_and_columns(at, always):
+    """Rows that begin and end within a digest's block are read directly, the digest is of all of it; few rows of a block are not worth it,
+    unless nothing is verified, and columns are no bytes in a row."""
+    whole = torch.arange(3_000_000, dtype=torch.float32).reshape(3000, 1000)  # 12 MB: more than a block
+    ref = saved({"w": whole})
+    for rows, n in (((0, 3000), 1), ((1, 2), 1), ((1040, 1060), 0), ((900, 1900), 1), ((7, 2993), 1)):
+        t = torch.zeros(rows[1] - rows[0], 1000)
+        with direct(at) as seen:
+            dcpd.load(ref, into={"w": boxed(t, (3000, 1000), (rows[0], 0))}, verify=rows != (1, 2))
+        assert torch.equal(t, whole[rows[0]:rows[1]]), rows
+        assert seen.boxes == n, rows
+    t = torch.zeros(3000, 100)
+    with direct(at) as seen:
+        dcpd.load(ref, into={"w": boxed(t, (3000, 1000), (0, 450))})
+    assert torch.equal(t, whole[:, 450:550]) and seen.boxes == 0 and len(seen.jobs) == 1
+
+
+@pytest.mark.parametrize("writer", ["dcpd", "pytorch"])
+def test_layouts_on_ranks(ranks, d, writer):
+    name = lib.fresh()
+    if writer == "dcpd":
+        ranks(on_ranks.save_tensors, f"main:{name}", FOUR)
+    else:
+        ranks(on_ranks.pytorch_save, str(d.storages["main"] / name), FOUR)
+    for specs, world in ((FOUR, 4), (TWO, 2)):
+        got = ranks(on_direct.directly, on_ranks.load_tensors, f"main:{name}", specs, world=world)
+        assert all(n >= 5 for _, n in got), got
+        ranks(on_direct.directly, on_ranks.load_tensors, str(d.storages["main"] / name), specs, world=world)
+    ref = f"main:{lib.fresh()}"
+    ranks(on_ranks.save_tensors, ref, TWO, world=2)
+    ranks(on_direct.directly, on_ranks.load_tensors, ref, FOUR)
+    ref = f"main:{lib.fresh()}"
+    for save in (True, False):
+        ranks(on_direct.directly, on_ranks.gaps, f"{ref}g", save)
+        ranks(on_direct.directly, on_ranks.sharded_tensors, f"{ref}s", save)
+        ranks(on_direct.directly, on_ranks.strided, f"{ref}t", 7, save)
+
+
+def test_what_pytorch_wrote_is_checked_by_its_crc(at, always):
+    name, sd = lib.fresh(), tensors()
+    place = at.storages["main"] / name
+    dcp.save(sd, checkpoint_id=str(place), no_dist=True)
+    into = like(sd)
+    with direct(at) as seen:
+        dcpd.load(str(place), into=into)
+    same(into, sd)
+    assert seen.boxes == 4 and not seen.jobs
+    file, at_byte = item(at, f"main:{name}", "w2")
+    flip(place / file, at_byte + 5)
+    with pytest.raises(dcpd.CheckpointDamaged) as e:
+        dcpd.load(str(place), into=into)
+    assert (e.value.code, e.value.fqn, e.value.file, e.value.offset) == ("digest_mismatch", "w2", file, at_byte)
+
+
+def test_nothing_beside_the_target_is_written(at, always):
+    sd = tensors(3, 70_001)
+    ref = saved(sd)
+    room = torch.full((3 * 70_001 + 40,), -1.0)
+    at_ = [10, 10 + 70_001 + 10, 10 + 2 * (70_001 + 10)]
+    dcpd.load(ref, into={f"w{i}": room[a:a + 70_001] for i, a in enumerate(at_)})
+    for i, a in enumerate(at_):
+        assert torch.equal(room[a:a + 70_001], sd[f"w{i}"])
+        room[a:a + 70_001] = -1
+    assert room.eq(-1).all()
+
+
+# ---- damage ----
+
+
+def error_of(ref, into, **kw):
+    with pytest.raises(dcpd.DcpdError) as e:
+        dcpd.load(ref, into=into, **kw)
+    return e.value
+
+
+def test_a_byte_that_has_changed(at, always, monkeypatch):
+    sd = tensors(5, 1_500_000)  # two blocks each
+    ref = saved(sd)
+    file, begin = item(at, ref, "w3")
+    flip(folder(at, ref) / file, begin + 4_500_000)
+    for threads in ("1", "3"):
+        monkeypatch.setenv("DCPD_COPY_THREADS", threads)
+        e = error_of(ref, like(sd))
+        assert isinstance(e, dcpd.CheckpointDamaged) and (e.code, e.fqn, e.file) == ("digest_mismatch", "w3", file)
+        assert begin <= e.offset <= begin + 4_500_000 < e.offset + (4 << 20) and "are not those written: expected" in str(e)
+    into = like(sd)
+    dcpd.load(ref, into=into, verify=False)
+    assert torch.equal(into["w2"], sd["w2"]) and (into["w3"] != sd["w3"]).sum() == 1
+    monkeypatch.setenv("DCPD_DIRECT", "0")
+    by_job = error_of(ref, like(sd))
+    assert (type(by_job), by_job.code, by_job.fqn, by_job.file) == (type(e), e.code, e.fqn, e.file)
+
+
+def test_damage_on_one_rank_is_everybodys(ranks, d):
+    ref = f"main:{lib.fresh()}"
+    ranks(on_ranks.save_tensors, ref, FOUR)
+    client = dcpd.connect(f"unix://{d.socket}")
+    boxes = [{"fqn": "m.rows", "dtype": "float32", "shape": [8, 3], "offsets": [6, 0], "sizes": [2, 3]}]
+    told = client.checkpoints.locate(ref, boxes)
+    file, begin = told["files"][0], told["reads"][0]["offset"]
+    flip(folder(d, ref) / file, begin + 3)
+    for specs, world in ((FOUR, 4), ({"rows": TWO["uneven"][:0] or ((8, 3), *TWO["uneven"][1:])}, 2)):
+        got = ranks(on_direct.directly, on_ranks.load_tensors, ref, specs, world=world, check=False)
+        for rank, e in enumerate(got):
+            assert isinstance(e, dcpd.CheckpointDamaged), got
+            assert (e.code, e.fqn, e.file, e.offset) == ("digest_mismatch", "m.rows", file, begin), (rank, e)
+
+
+def test_one_rank_cannot_read(ranks, d):
+    ref = f"main:{lib.fresh()}"
+    ranks(on_ranks.save_tensors, ref, FOUR)
+    got = ranks(on_direct.one_that_fails, ref, FOUR, 2, "read", check=False)
+    assert all(isinstance(e, dcpd.errors.StorageFailed) for e in got), got
+    assert ranks(on_direct.one_that_fails, ref, FOUR, 1, "other") == [0] * 4  # ranks that see two checkpoints read none of them
+    mixed = ranks(on_direct.one_that_fails, ref, FOUR, 3, "none")
+    assert mixed[3] == 0 and min(mixed[:3]) > 4
+
+
+@pytest.mark.parametrize("how", ["truncated", "removed", "link", "directory gone"])
+def test_what_is_wrong_before_is_said_by_a_job(at, always, monkeypatch, how):
+    sd = tensors()
+    ref = saved(sd)
+    place = folder(at, ref)
+    file = place / "__0_0.distcp"
+    if how == "truncated":
+        os.truncate(file, file.stat().st_size - 700_000)
+    elif how == "removed":
+        file.unlink()
+    elif how == "link":
+        shutil.move(file, place / "other")
+        file.symlink_to("other")
+    else:
+        shutil.rmtree(place)
+    e = error_of(ref, like(sd))
+    monkeypatch.setenv("DCPD_DIRECT", "0")
+    by_job = error_of(ref, like(sd))
+    assert (type(e), e.code, e.file, e.fqn) == (type(by_job), by_job.code, by_job.file, by_job.fqn) and e.code != ""
+
+
+def test_a_file_that_ends_while_it_is_read(at, always, monkeypatch):
+    sd = tensors()
+    ref = saved(sd)
+    file = folder(at, ref) / "__0_0.distcp"
+    _, begin = item(at, ref, "w1")
+    real = _direct.Plan.read
+
+    def read(self, *args, **kw):
+        os.truncate(file, begin + 100)
+        return real(self, *args, **kw)
+
+    monkeypatch.setattr(_direct.Plan, "read", read)
+    e = error_of(ref, like(sd))
+    assert isinstance(e, dcpd.CheckpointDamaged) and e.file == file.name and e.offset == begin + 100 and e.fqn == "w1", e
+
+
+def test_errors_of_the_disk(at, always, monkeypatch):
+    sd = tensors()
+    ref = saved(sd)
+    real = _direct._Thread._pread
+
+    def pread(self, fd, to, n, offset):
+        ctypes.set_errno(5)
+        return -1
+
+    monkeypatch.setattr(_direct._Thread, "_pread", pread)
+    e = error_of(ref, like(sd))
+    assert isinstance(e, dcpd.errors.StorageFailed) and e.file == "__0_0.distcp" and e.fqn and "Input/output error" in str(e)
+
+    calls = []
+
+    def slow(self, fd, to, n, offset):  # a signal, and a byte at a time: as a pipe would
+        calls.append(1)
+        if len(calls) % 2:
+            ctypes.set_errno(4)
+            return -1
+        return real(self, fd, to, max(1, n // 2), offset)
+
+    monkeypatch.setattr(_direct._Thread, "_pread", slow)
+    into = like(sd)
+    dcpd.load(ref, into=into)
+    same(into, sd)
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_the_checkpoint_is_replaced_meanwhile(at, always, monkeypatch, times):
+    """Between our look at the directory and the daemon's: once it is asked again, else a job loads it."""
+    old, new = tensors(), {k: v + 1 for k, v in tensors().items()}
+    ref = saved(old)
+    left, real = [times], client.Checkpoints.locate
+
+    def locate(self, *args):
+        if left[0]:
+            left[0] -= 1
+            dcpd.save(new, ref, overwrite=True)
+        return real(self, *args)
+
+    monkeypatch.setattr(client.Checkpoints, "locate", locate)
+    into = like(old)
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, new)
+    assert (seen.boxes, len(seen.jobs)) == ((4, 0) if times == 1 else (0, 1))
+
+
+def test_replaced_after_it_was_opened(at, always, monkeypatch):
+    """What was opened is read to its end, whatever has its name now."""
+    old, new = tensors(), {k: v + 1 for k, v in tensors().items()}
+    ref = saved(old)
+    real = _direct.Plan.read
+
+    def read(self, *args, **kw):
+        dcpd.save(new, ref, overwrite=True)
+        return real(self, *args, **kw)
+
+    monkeypatch.setattr(_direct.Plan, "read", read)
+    into = like(old)
+    dcpd.load(ref, into=into)
+    same(into, old)
+
+
+WRONG = {
+    "hole": lambda x: x["reads"].pop(1), "twice": lambda x: x["reads"].append(dict(x["reads"][0])),
+    "beyond": lambda x: x["reads"][0].update(at=x["reads"][0]["at"] + 4), "negative": lambda x: x["reads"][0].update(at=-4),
+    "long": lambda x: x["reads"][0].update(count=x["reads"][0]["bytes"] + 1), "no file": lambda x: x["reads"][0].update(file=7),
+    "text": lambda x: x["reads"][0].update(offset="0"), "lists": lambda x: x.update(reads=None),
+    "far": lambda x: x["reads"][0].update(offset=1 << 62),
+    "up": lambda x: x["files"].__setitem__(0, "../x"), "root": lambda x: x["files"].__setitem__(0, "/etc/passwd"),
+    "no box": lambda x: x["reads"][0].update(box=99), "id": lambda x: x.update(id="1:1"),
+    "huge": lambda x: x["reads"][0].update(offset=1 << 80),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_answers_that_are_wrong(at, always, monkeypatch, what):
+    sd = tensors()
+    ref = saved(sd)
+    real = client.Checkpoints.locate
+
+    def locate(self, *args):
+        x = real(self, *args)
+        WRONG[what](x)
+        return x
+
+    monkeypatch.setattr(client.Checkpoints, "locate", locate)
+    into = like(sd)
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert seen.boxes < 4 and len(seen.jobs) == 1
+
+
+def test_missing_keys_change_nothing(at, always):
+    sd = tensors()
+    ref = saved(sd)
+    into = {**like(sd), "more": torch.zeros(3)}
+    with pytest.raises(dcpd.MissingKey, match="more"):
+        dcpd.load(ref, into=into)
+    assert not any(t.any() for t in into.values())
+    dcpd.load(ref, into=into, strict=False)
+    assert not into.pop("more").any()
+    same(into, sd)
+    wrong = {**like(sd), "w1": torch.zeros(3)}
+    with pytest.raises(dcpd.StateDictMismatch, match="w1"):
+        dcpd.load(ref, into=wrong)
+    assert not wrong["w0"].any()
+
+
+# ---- signals, time, progress ----
+
+
+def test_a_signal_while_it_is_read(at, always, monkeypatch):
+    """KeyboardInterrupt is raised when no thread writes to the tensors any more."""
+    monkeypatch.setenv("DCPD_COPY_THREADS", "3")
+    sd = tensors(8, 3_000_000)
+    ref, into = saved(sd), like(sd)
+    real, calls, inside = _direct._Thread._pread, [], []
+
+    def pread(self, fd, to, n, offset):
+        calls.append(1)
+        if len(calls) == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        inside.append(1)
+        try:
+            time.sleep(0.002)
+            return real(self, fd, to, n, offset)
+        finally:
+            inside.pop()
+
+    with monkeypatch.context() as m:
+        m.setattr(_direct._Thread, "_pread", pread)
+        with pytest.raises(KeyboardInterrupt):
+            dcpd.load(ref, into=into)
+        assert not inside
+        n = len(calls)
+        time.sleep(0.05)
+    assert len(calls) == n < 8 * 12_000_000 // _direct.PIECE
+    dcpd.load(ref, into=into)
+    same(into, sd)
+
+
+def test_the_timeout_holds(at, always, monkeypatch):
+    sd = tensors(2, 1_000_000)
+    ref = saved(sd)
+    real = _direct._Thread._pread
+    monkeypatch.setattr(_direct._Thread, "_pread", lambda self, *args: time.sleep(0.05) or real(self, *args))
+    start = time.monotonic()
+    with pytest.raises(dcpd.WaitTimeout, match="not loaded after 0.2 s"):
+        dcpd.load(ref, into=like(sd), timeout=0.2)
+    assert time.monotonic() - start < 5
+
+
+def test_progress(at, always, capfd):
+    sd = tensors(2, 1_000_000)
+    ref = saved({**sd, "v": 1})
+    dcpd.load(ref, into={**like(sd), "v": 0}, progress=True)
+    assert "8" in capfd.readouterr().err
+
+
+def test_no_file_stays_open(at, always):
+    sd = tensors()
+    ref = saved(sd)
+    dcpd.load(ref, into=like(sd))
+    before = sorted(os.listdir("/proc/self/fd"))
+    flipped = saved(sd)
+    file, begin = item(at, flipped, "w0")
+    for _ in range(3):
+        dcpd.load(ref, into=like(sd))
+        dcpd.load(ref, into=like(sd), verify=False)
+    flip(folder(at, flipped) / file, begin)
+    error_of(flipped, like(sd))
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_more_files_than_may_be_open(at, always, monkeypatch):
+    monkeypatch.setattr(_direct, "_OPEN_MAX", 1)
+    name, sd = lib.fresh(), tensors(6)
+    dcp.save(sd, storage_writer=dcp.FileSystemWriter(str(at.storages["main"] / name), single_file_per_rank=False), no_dist=True)
+    into, before = like(sd), len(os.listdir("/proc/self/fd"))
+    with direct(at) as seen:
+        dcpd.load(f"main:{name}", into=into)
+    same(into, sd)
+    assert seen.boxes == 6 and len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_a_question_in_parts(at, always, monkeypatch):
+    monkeypatch.setattr(_direct, "_QUESTION", 500)
+    sd = tensors(20, 100)
+    ref, into = saved(sd), like(sd)
+    asked, real = [], client.Checkpoints.locate
+    monkeypatch.setattr(client.Checkpoints, "locate", lambda self, r, boxes, ok: asked.append(len(boxes)) or real(self, r, boxes, ok))
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert seen.boxes == 20 and sum(asked) == 20 and len(asked) > 3
+
+
+# ---- digests ----
+
+
+def test_digests_are_the_same_whoever_computes_them(monkeypatch):
+    data = (ctypes.c_char * 100_000).from_buffer(bytearray(os.urandom(100_000)))
+    at = ctypes.addressof(data)
+
+    def of(kind):
+        _digest._found.clear()
+        h = _digest.new(kind)
+        if h is None:
+            return None
+        h.begin()
+        h.add(at, 5)
+        h.begin()
+        for i in range(0, 100_000, 30_000):
+            h.add(at + i, min(30_000, 100_000 - i))
+        return h.text()
+
+    native, crc = of("xxh3"), of("crc32")
+    assert crc == f"{zlib.crc32(bytes(data)):08x}" and len(native) == 32
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: (_ for _ in ()).throw(OSError("not there")))
+    assert of("crc32") == crc
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    assert of("xxh3") is None
+    monkeypatch.undo()
+    _digest._found.clear()
+
+
+def test_units_and_layers():
+    """Two boxes of the same stored bytes, and boxes of the same memory."""
+    spec = image.ChunkSpec("w", "uint8", (100,), (0,), (100,))
+    reads = {i: [_direct.Read(0, 0, 100, None, "", b, n, i, 0)] for i, (b, n) in enumerate(((0, 50), (40, 60), (50, 50), (0, 100)))}
+    specs = [spec._replace(sizes=(n,)) for n in (50, 60, 50, 100)]
+    plan = _direct.Plan("1:1", None, reads, specs)
+    assert [[r.box for r in u] for u in plan.units([0, 1, 2, 3])] == [[0, 2], [3], [1]]
+    assert plan._layers({0: 1000, 1: 1050, 2: 1110}) == [[0, 1, 2]]
+    assert plan._layers({0: 1000, 1: 1000, 2: 1049, 3: 1100}) == [[0, 3], [1], [2]]
+
+
+# ---- the drop-in ----
+
+
+def test_the_reader_reads_directly(at):
+    sd = tensors()
+    ref = saved({**sd, "v": {"x": 1}})
+    into = {**like(sd), "v": {"x": 0}}
+    with direct(at) as seen:
+        dcp.load(into, storage_reader=StorageReader(ref), no_dist=True)
+    assert into.pop("v") == {"x": 1}
+    same(into, sd)
+    assert (seen.boxes, seen.jobs) == (4, [])
+
+
+class Other(dcp.DefaultLoadPlanner):
+    """Gives targets that bytes cannot be read into, and takes them in commit_tensor."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.order, self.held, self.most = how, [], 0, 0
+
+    def resolve_tensor(self, item):
+        t = super().resolve_tensor(item)
+        self.order.append(("resolve", item.dest_index.fqn))
+        self.held += t.nbytes
+        self.most = max(self.most, self.held)
+        return self.how(t)
+
+    def commit_tensor(self, item, tensor):
+        t = super().resolve_tensor(item)
+        self.order.append(("commit", item.dest_index.fqn))
+        self.held -= t.nbytes
+        t.copy_(tensor.reshape(t.shape))
+
+
+@pytest.mark.parametrize("how", ["cast", "strided", "fresh"])
+def test_planners_with_targets_of_their_own(at, monkeypatch, how):
+    from dcpd.torch import _reader
+
+    monkeypatch.setattr(_reader, "_AT_ONCE", 300_000)
+    made = {"cast": lambda t: torch.zeros_like(t, dtype=torch.float64), "strided": lambda t: torch.zeros(len(t), 2)[:, 0],
+            "fresh": torch.zeros_like}[how]
+    sd = tensors(6)
+    ref, into, planner = saved(sd), like(sd), Other(made)
+    with direct(at) as seen:
+        dcp.load(into, storage_reader=StorageReader(ref), planner=planner, no_dist=True)
+    same(into, sd)
+    assert seen.boxes == 6 and planner.most <= 400_000 and planner.held == 0
+    assert len(planner.order) == 12
+
+
+def test_the_reader_finds_damage(at):
+    sd = tensors()
+    ref = saved(sd)
+    file, begin = item(at, ref, "w1")
+    flip(folder(at, ref) / file, begin + 9)
+    with pytest.raises((dcpd.CheckpointDamaged, dcp.CheckpointException), match="are not those written") as e:
+        dcp.load(like(sd), storage_reader=StorageReader(ref), no_dist=True)
+    assert "w1" in str(e.value) and file in str(e.value)
+
+
+def test_the_reader_on_ranks(ranks, d):
+    path = str(d.storages["main"] / lib.fresh())
+    ranks(on_ranks.pytorch_save, path, FOUR)
+    got = ranks(on_direct.directly, on_ranks.dropin_load, path, TWO, world=2)
+    assert min(n for _, n in got) >= 5, got
