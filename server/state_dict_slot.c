@@ -435,6 +435,7 @@ static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *
 	else if (sl->bytes)
 		state_dict_slot_row(t, sd, sl, SLOT_FREE);
 	sl->state = SLOT_FREEING;
+	sl->filling = false;
 	journal_commit(sd->server->journal, t, on_freed, new_change(sd, sl, 0, fn, user));
 }
 

@@ -251,6 +251,26 @@ def test_slow_ranks_give_the_workers_back(d):
     assert saved(d, j, [image])["attempt"] == 2
 
 
+def test_waiting_costs_next_to_nothing(d):
+    def cpu():
+        return sum(sum(map(int, open(f"/proc/{p}/stat").read().rsplit(")", 1)[1].split()[11:13])) for p in d.workers())
+
+    sd = lib.fresh()
+    d.create(sd, world=8)
+    ranks = [Filling(d, sd, r, small(r)) for r in range(8)]
+    j = submit(d, sd)
+    lib.wait_for(lambda: job(d, j)["state"] == "running", 20, "it streams")
+    time.sleep(0.3)
+    before, start = cpu(), time.monotonic()
+    time.sleep(4)
+    used, passed = (cpu() - before) / os.sysconf("SC_CLK_TCK"), time.monotonic() - start
+    assert job(d, j)["state"] == "running"
+    assert used < passed / 5, f"{used} s of CPU time in {passed} s of waiting"
+    for r in ranks:
+        r.seal().ok(200)
+    assert d.api.wait(j)["state"] == "succeeded"
+
+
 def test_cancel_while_it_streams(d, two):
     sd = lib.fresh()
     d.create(sd, world=2)

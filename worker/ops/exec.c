@@ -10,7 +10,7 @@
 #include "base/num.h"
 #include "ops/exec_impl.h"
 
-enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200, HELD_MS = 2 };
+enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
 
 enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
 {
@@ -282,7 +282,7 @@ static void wait_some(struct exec *x)
 		nanosleep(&rest, NULL);
 		return;
 	}
-	enum err e = io_wait_for(x->spec->io, x->gate.held ? HELD_MS : TICK_MS, &io, &timed_out);
+	enum err e = io_wait_for(x->spec->io, x->gate.held ? 1 + x->gate.rest_us / 1000 : TICK_MS, &io, &timed_out);
 	keep_error(x, e);
 	if (!e && io)
 		complete(x, io);

@@ -9,7 +9,7 @@
 #include "os/fs.h"
 #include "tensor/dtype.h"
 
-enum { PAGE = 4096, REST_MIN_US = 250, REST_MAX_US = 5000 };
+enum { PAGE = 4096, REST_MIN_US = 250, REST_MAX_US = 5000, REST_RANK_US = 20, REST_LIMIT_US = 100000 };
 
 static int64_t now_ms(void)
 {
@@ -139,7 +139,7 @@ enum err gate_open(struct run *run, const int *fds, uint32_t fd_count, struct ga
 	if (!*active_out)
 		return OK;
 	*out = (struct gate){ .run = run, .fds = fds, .marks = mem_zalloc(run->files_n, sizeof(uint64_t)), .moved_ms = now_ms(),
-			      .rest_us = REST_MIN_US };
+			      .rest_us = REST_MIN_US }; /* a look costs a call for each rank: the more there are, the rarer it is */
 	return out->marks ? OK : ERR(NO_MEMORY, "no memory to wait for %ju files", (uintmax_t)run->files_n);
 }
 
@@ -233,6 +233,6 @@ enum err gate_take(struct gate *g, uint32_t index, uint32_t count, uint64_t *tas
 		g->rest_us = REST_MIN_US;
 		return OK;
 	}
-	g->rest_us = (int)num_min((uint64_t)g->rest_us * 2, REST_MAX_US);
+	g->rest_us = (int)num_min((uint64_t)g->rest_us * 2, num_min(REST_MAX_US + run->ranks_n * REST_RANK_US, REST_LIMIT_US));
 	return g->held && now_ms() - g->moved_ms > GATE_STALL_MS ? stalled(g) : OK;
 }
