@@ -25,7 +25,7 @@ from test_dropin_digests import flip
 from test_ranks import FOUR, TWO
 
 import dcpd
-from dcpd import _digest, _direct, client, image
+from dcpd import _digest, _direct, client, doctor, image
 from dcpd.torch import StorageReader
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -129,6 +129,22 @@ def test_many_small_ones_are_left_to_a_job(at):
         dcpd.load(ref, into=into)
     same(into, sd)
     assert seen.boxes == 0 and len(seen.jobs) == 1
+
+
+def test_large_ones_among_many_small(at, monkeypatch):
+    monkeypatch.setattr(_direct, "LARGE", 1 << 16)
+    monkeypatch.setattr(_direct, "LARGE_ALL", 1 << 17)
+    sd = {**{f"l{i}.w": torch.full((16,), float(i)) for i in range(300)}, **tensors(2, 20_000)}
+    ref, into = saved(sd), like(sd)
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert seen.boxes == 2 and len(seen.jobs) == 1
+    into = like(sd)
+    with direct(at) as seen:
+        dcp.load(into, storage_reader=StorageReader(ref), no_dist=True)
+    same(into, sd)
+    assert seen.boxes == 2 and len(seen.jobs) == 1
 
 
 @pytest.mark.parametrize("why", ["DCPD_DIRECT", "library", "old daemon", "other url", "unreadable", "elsewhere"])
@@ -668,6 +684,14 @@ def test_digests_are_the_same_whoever_computes_them(monkeypatch):
     assert of("xxh3") is None
     monkeypatch.undo()
     _digest._found.clear()
+
+
+def test_the_doctor_says_whether(monkeypatch):
+    assert doctor._direct_reads()[0] == "ok"
+    monkeypatch.setitem(_digest._found, "xxh3", None)
+    assert doctor._direct_reads()[0] == "warn" and "libxxhash0" in doctor._direct_reads()[2]
+    monkeypatch.setenv("DCPD_DIRECT", "0")
+    assert doctor._direct_reads()[1].startswith("DCPD_DIRECT=0") and doctor._direct_reads() in doctor.examine()
 
 
 def test_units_and_layers():

@@ -110,7 +110,8 @@ def victims(shared_daemon, tmp_path_factory):
     """victims(where, how, path): kills it there; gives back the segments that were there then."""
     file = tmp_path_factory.mktemp("victims") / "v.py"
     file.write_text(VICTIMS)
-    env = {**os.environ, "DCPD_URL": f"unix://{shared_daemon.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "DCPD_URL": f"unix://{shared_daemon.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1",
+           "DCPD_DIRECT": "0"}  # a load has segments, and jobs, that it may leave behind
     p = subprocess.Popen([sys.executable, file], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def kill(*args):
@@ -282,9 +283,11 @@ def test_daemon_restarted_in_a_save(restarts, moment, how):
 
 
 @pytest.mark.parametrize("thing, name, before", [(_lane.Lane, "put_head", True), (_lane.Lane, "put_head", False),
-                                                 (C.Jobs, "create", False)])
-def test_daemon_restarted_in_a_load(restarts, thing, name, before):
+                                                 (C.Jobs, "create", False), (C.Checkpoints, "locate", True),
+                                                 (C.Checkpoints, "locate", False)])
+def test_daemon_restarted_in_a_load(restarts, monkeypatch, thing, name, before):
     d = restarts.d
+    monkeypatch.setenv("DCPD_DIRECT", str(int(name == "locate")))
     path = d.storages["main"] / "a"
     save(state(1), path)
     restarts.at(thing, name, before)

@@ -23,6 +23,7 @@ from . import _copy, _digest, errors
 from .image import ChunkSpec
 
 AVERAGE_MIN = 16 << 10  # bytes of a box: below, what each costs here is more than a job costs
+LARGE, LARGE_ALL = 1 << 20, 64 << 20  # where the average is less: one box, and all such that are worth another way for them
 BOXES_MAX = 1 << 16      # of one question
 PIECE = 256 << 10        # read and digested at once: it stays in the cache of a core
 AHEAD = 32 << 20         # bytes that the kernel is asked to read before they are waited for
@@ -108,14 +109,17 @@ def enabled() -> bool:
     return os.environ.get("DCPD_DIRECT", "1") != "0" and ctypes.sizeof(ctypes.c_void_p) == 8
 
 
-def worth(sizes: Sequence[int]) -> bool:
-    """Whether boxes of so many bytes each are read faster here than by a job."""
-    return 0 < len(sizes) <= BOXES_MAX and sum(sizes) >= AVERAGE_MIN * len(sizes)
+def choose(sizes: Sequence[int]) -> List[int]:
+    """Which of boxes of so many bytes each are read faster here than by a job: all, or none, or large ones among very many small."""
+    if sizes and sum(sizes) >= AVERAGE_MIN * len(sizes) and len(sizes) <= BOXES_MAX:
+        return list(range(len(sizes)))
+    large = [i for i, n in enumerate(sizes) if n >= LARGE]
+    return large if sum(sizes[i] for i in large) >= LARGE_ALL and len(large) <= BOXES_MAX else []
 
 
 def find(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]:
     """What of these boxes can be read here; None if nothing. Never raises what a job would say better."""
-    if not enabled() or not place.client.url.startswith("unix://") or not worth([s.nbytes for s in specs]):
+    if not specs or not enabled() or not place.client.url.startswith("unix://"):
         return None
     try:
         root = place.root or str(place.client.storages.get(place.storage)["path"])

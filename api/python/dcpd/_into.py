@@ -110,6 +110,7 @@ class _Target:
             return
         found = [(i, at) for i, (t, s) in enumerate(zip(self.described.sources, self.specs))
                  if (at := _tensors.memory(t, s)) is not None]
+        found = [found[k] for k in _direct.choose([self.specs[i].nbytes for i, _ in found])]
         self.direct = _direct.find(place, [self.specs[i] for i, _ in found], verify)
         if self.direct is not None:
             self.addresses = {k: found[k][1] for k in self.direct.boxes}

@@ -135,11 +135,22 @@ def _copy_speed() -> Line:
     return "ok", f"copy: {n / (time.perf_counter() - t) / 1e9:.1f} GB/s with {_copy.threads()} threads", ""
 
 
+def _direct_reads() -> Line:
+    from . import _digest, _direct
+
+    slower = "loads go through shared memory, and take about twice as long"
+    if not _direct.enabled():
+        return "warn", f"DCPD_DIRECT=0: {slower}", "unset it, unless you compare"
+    if _digest.new(_digest.XXH3) is None:
+        return "warn", f"no libxxhash: {slower}", "apt install libxxhash0, or pip install xxhash"
+    return "ok", "loads read the files themselves, where this process may open them", ""
+
+
 def examine() -> List[Line]:
     """All findings. Never raises."""
     out: List[Line] = []
     found: List[Client] = []
-    checks: List[Callable[[], Any]] = [_python, _libraries, _shm, _program, lambda: _daemon(found), _copy_speed]
+    checks: List[Callable[[], Any]] = [_python, _libraries, _shm, _program, lambda: _daemon(found), _copy_speed, _direct_reads]
     for check in checks:
         out.append(_safe(check))
     for c in found:

@@ -116,13 +116,16 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
     def _tensors(self, boxes: _Boxes, planner: Any) -> None:
         boxes = sorted(boxes, key=lambda x: self._place(x[0]))
         place = _where.resolve(self.path)
-        plan = _direct.find(place, [spec for _, spec in boxes], True)
+        chosen = _direct.choose([spec.nbytes for _, spec in boxes])
+        some = [boxes[i] for i in chosen]
+        plan = _direct.find(place, [spec for _, spec in some], True)
         if plan is not None:
             try:
-                _Direct(plan, boxes).take(planner)
+                _Direct(plan, some).take(planner)
             finally:
                 plan.close()
-            boxes = [boxes[i] for i in plan.others]
+            taken = {chosen[i] for i in plan.boxes}
+            boxes = [x for i, x in enumerate(boxes) if i not in taken]
         groups = _groups(boxes)
         try:
             self._fill(place, groups, planner)
