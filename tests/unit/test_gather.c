@@ -284,6 +284,101 @@ static void test_rows_go_straight_to_their_place(void **state)
 	end(&k);
 }
 
+static uint64_t place_of(uint32_t ndim, const int64_t *dims, const int64_t *at)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < ndim; i++)
+		n = n * (uint64_t)dims[ndim + i] + (uint64_t)(at[i] - dims[i]);
+	return n;
+}
+
+/* Element by element: is what a source has for a box one run on both sides, and where? */
+static void check_row(struct world *k, uint32_t src, const int64_t *box)
+{
+	const int64_t *from = k->run.dims + k->run.srcs[src].dims_at;
+	int64_t part[8], at[4] = { 0 }, whole[4];
+	struct src_row row = { 0 };
+	struct src_info *info;
+	bool run = box_intersect(k->ndim, from, from + k->ndim, box, box + k->ndim, part, part + 4);
+	uint64_t n = 0, first[2] = { 0 };
+
+	do {
+		for (uint32_t i = 0; i < k->ndim; i++)
+			whole[i] = part[i] + at[i];
+		uint64_t there[2] = { run ? place_of(k->ndim, from, whole) : 0, run ? place_of(k->ndim, box, whole) : 0 };
+		if (n == 0)
+			memcpy(first, there, sizeof first);
+		run = run && there[0] == first[0] + n && there[1] == first[1] + n;
+		n++;
+	} while (run && next(k->ndim, part + 4, at));
+	T_OK(sources_info(&k->sources, src, &info));
+	assert_int_equal(sources_row(&k->run, &k->run.srcs[src], info, DT_UINT32, box, &row), run);
+	if (run) {
+		assert_int_equal(row.from, first[0] * 4);
+		assert_int_equal(row.at, first[1] * 4);
+		assert_int_equal(row.bytes, n * 4);
+	}
+	assert_false(sources_row(&k->run, &k->run.srcs[src], info, DT_INT32, box, &row));
+}
+
+static void test_rows(void **state)
+{
+	int64_t shape[4], dims[8];
+	struct world k;
+
+	(void)state;
+	srandom(9);
+	for (int i = 0; i < 100; i++) {
+		uint32_t ndim = (uint32_t)random() % 5;
+		for (uint32_t d = 0; d < ndim; d++)
+			shape[d] = 1 + below(5);
+		begin(&k, ndim, shape);
+		add_grid(&k, true);
+		ready(&k, RUN_FILE_SPOOL);
+		for (int j = 0; j < 20; j++) {
+			random_box(&k, dims);
+			for (uint32_t s = 0; s < k.run.srcs_n; s++)
+				check_row(&k, s, dims);
+		}
+		end(&k);
+	}
+}
+
+/* What is told of an item that was not read is what reading it tells; but only where a digest will be compared. */
+static void test_items_by_their_layout(void **state)
+{
+	const int64_t shape[] = { 300, 200 }, all[] = { 0, 0, 300, 200 }, one[] = { 3, 4, 1, 1 }, none[] = { 0, 0, 0, 200 };
+	const int64_t *boxes[] = { all, one, none };
+	struct src_info *info, told;
+	struct world k;
+
+	(void)state;
+	begin(&k, 2, shape);
+	for (int i = 0; i < 3; i++)
+		add_source(&k, RUN_SRC_ITEM, boxes[i]);
+	add_source(&k, RUN_SRC_PLAIN, all);
+	ready(&k, RUN_FILE_SPOOL);
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_false(sources_by_layout(&k.sources, i, &info));
+		k.run.srcs[i].digest_count = 1;
+		assert_int_equal(sources_by_layout(&k.sources, i, &info), i < 3);
+		told = *info;
+		info->src = UINT32_MAX;
+		k.run.srcs[i].length++;
+		assert_false(sources_by_layout(&k.sources, i, &info));
+		k.run.srcs[i].length--;
+		T_OK(sources_info(&k.sources, i, &info));
+		if (i == 3)
+			continue;
+		assert_int_equal(told.payload_off, info->payload_off);
+		assert_int_equal(told.payload_bytes, info->payload_bytes);
+		assert_memory_equal(told.strides, info->strides, (i == 0 ? 2 : 0) * sizeof *told.strides);
+		assert_true(told.dense && !told.conj && !told.neg && !told.deflated && told.storage_offset == 0);
+	}
+	end(&k);
+}
+
 static void test_cast(void **state)
 {
 	const int64_t shape[] = { 8, 9 }, all[] = { 0, 0, 8, 9 }, part[] = { 2, 3, 4, 5 };
@@ -360,6 +455,8 @@ int main(void)
 		cmocka_unit_test(test_random_segments),
 		cmocka_unit_test(test_columns_in_little_memory),
 		cmocka_unit_test(test_rows_go_straight_to_their_place),
+		cmocka_unit_test(test_rows),
+		cmocka_unit_test(test_items_by_their_layout),
 		cmocka_unit_test(test_cast),
 		cmocka_unit_test(test_items_that_disagree),
 	};

@@ -165,6 +165,10 @@ static void keys_are_matched(void **state)
 	assert_int_equal(f.match.missing_count, 2);
 	assert_int_equal(f.plan.first[1], 2); /* what is there is planned, what is not has no sources */
 	assert_int_equal(f.plan.first[3], 2);
+	f.match.a_part = true;
+	T_OK(make(&f));
+	assert_int_equal(f.match.missing_count, 2);
+	assert_int_equal(f.match.unexpected_count, 0);
 }
 
 static void many_missing_keys_are_cut_in_the_text_only(void **state)
@@ -339,6 +343,10 @@ static void large_and_hostile_inputs(void **state)
 	grid(g.target, 512, 1, 512);
 	T_OK(make(&g));
 	assert_int_equal(g.plan.source_count, 512 * 512);
+	g.match.pieces_max = 512 * 512;
+	T_OK(make(&g));
+	g.match.pieces_max = 512 * 512 - 1;
+	T_ERR(LIMIT_EXCEEDED, make(&g));
 	T_OK(sdict_new(64 << 20, &n.source));
 	T_OK(sdict_add_tensor(n.source, STR("w"), DT_INT8, 1, V(4000), &t));
 	for (int64_t i = 1; i <= 4000; i++)
