@@ -176,6 +176,19 @@ def big(d, ranks=1):
     return saved(d, images), data
 
 
+def big_small(d):
+    """Tensors of all sorts over two ranks, one of them in several digest blocks."""
+    images = []
+    for r in range(2):
+        t = {"w": {"fqn": "w", "global_shape": [4096, 1024], "offsets": [r * 2048, 0]},
+             "c": {"fqn": "c", "global_shape": [6, 4], "offsets": [0, r * 2]}}
+        entries = {"w": ("F32", [2048, 1024], noise(8 * MIB, r)), "c": ("BF16", [6, 2], noise(24, r))}
+        if r == 0:
+            entries.update({"s": ("I64", [], noise(8)), "e": ("F32", [0], b"")})
+        images.append(lib.image(entries, {"tensors": t}))
+    return saved(d, images)
+
+
 def test_same_layout(d):
     """A resume: a whole stored chunk is whole digest blocks and nothing else."""
     c, data = big(d, 4)
@@ -342,6 +355,39 @@ def test_items_of_dcpd_are_not_looked_at(d):
     assert b"".join(c.read(boxes[:2])[0]) == noise(2 * MIB) + noise(16)
     p = c.ask(boxes, verify=False).problem("format_item")
     assert p["file"] == f.name and p["fqn"] in ("w", "s") and p["offset"] == c.tensors[p["fqn"]]["chunks"][0]["offset"]
+
+
+SPOILED = ("checkpoint_incomplete", "format_pickle", "format_metadata", "format_manifest", "format_item", "format_zip",
+           "dtype_unsupported", "limit_exceeded", "plan_invalid", "duplicate_key", "unsupported", "format_unsupported")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_spoiled_bytes(d, ours):
+    """Whatever a byte is changed to: an answer that stays inside the files, or one clear problem; never the end of a worker."""
+    c = big_small(d) if ours else Looked(d, Crafted(d.storages["main"], "torch-2.15.0/dtensor_2d_shard_shard").name)
+    rng, boxes, seen = random.Random(5), c.chunks() + c.rows(3), set()
+    files = [c.dir / ".metadata", *sorted(c.dir.glob("*.distcp")), *c.dir.glob(".dcpd.json")]
+    assert c.ask(boxes).ok(200)["reads"]
+    for i in range(150):
+        f = files[0] if i % 3 == 0 else rng.choice(files)
+        data = f.read_bytes()
+        spoiled, at = bytearray(data), rng.randrange(len(data))
+        if rng.random() < 0.5:
+            spoiled[at] ^= 1 << rng.randrange(8)
+        else:
+            spoiled[at : at + 8] = rng.choice([bytes(8), b"\xff" * 8, b"0" * 8, struct.pack("<Q", 1 << 62), rng.randbytes(8)])
+        f.write_bytes(spoiled)
+        a = c.ask(boxes, verify=rng.random() < 0.7)
+        if a.status == 200:
+            seen.add("ok")
+            for r in a.json["reads"]:
+                assert 0 <= r["from"] and 0 < r["count"] <= r["bytes"] - r["from"]
+                assert 0 <= r["offset"] and r["offset"] + r["bytes"] <= (c.dir / a.json["files"][r["file"]]).stat().st_size
+        else:
+            seen.add(a.problem(*SPOILED)["code"])
+        f.write_bytes(data)
+    assert len(seen) > 2, seen
+    assert not c.ask(c.chunks()).ok(200)["others"]
 
 
 BOX = {"fqn": "w", "dtype": "float32", "shape": [4, 2], "offsets": [0, 0], "sizes": [4, 2]}
