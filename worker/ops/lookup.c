@@ -1,4 +1,5 @@
-/* lookup.c: answers about storages and what lies there, cheap ones; tensors and slices are in lookup_tensors.c and lookup_slice.c. */
+/* lookup.c: answers about storages and what lies there, cheap ones; tensors, slices and places are in lookup_tensors.c, lookup_slice.c and
+ * lookup_locate.c. */
 #include "ops/lookup.h"
 
 #include <dirent.h>
