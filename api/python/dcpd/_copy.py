@@ -6,16 +6,18 @@ of the kernel (process_vm_writev, from this process to itself), which needs no c
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from array import array
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 ALONE = 8 << 20    # up to here one thread does it
 PIECE = 256 << 20  # of one call: the C library passes the cache by only in long ones, but a signal waits for the end of it
 SMALL = 16 << 10  # up to here a batch is the faster way
 _AT_ONCE = 1024   # IOV_MAX
 Block = Tuple[int, int, int]  # to, from, bytes
+Way = Callable[[List[Block]], None]
 
 _pool: Optional[Any] = None
 _pool_size = 0
@@ -158,26 +160,69 @@ def _libc() -> Any:
 _library: List[Any] = []
 
 
-def copy_into(into: Into, blocks: List[Block]) -> None:
-    """As copy, all of it to one segment; the first time, and the second, in the ways that new pages want."""
+@contextlib.contextmanager
+def way(into: Optional[Into]) -> Iterator[Way]:
+    """How blocks get into a segment now: the first time, and the second, in the ways that new pages want."""
+    if into is None or not (into.new or into.unmapped):
+        yield _run
+        return
     if not into.new:
-        copy(blocks, None, into.map if into.unmapped else _run)
+        yield into.map
         into.unmapped = False
         return
     into.new = False
     try:
         fd = os.open(into.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # its name is gone
-        copy(blocks)
+        yield _run
         return
     try:
-        copy(blocks, None, lambda part: into.write(fd, part))
+        yield lambda part: into.write(fd, part)
         into.unmapped = True
     finally:
         os.close(fd)
 
 
-def copy(blocks: List[Block], workers: Optional[int] = None, run: Callable[[List[Block]], None] = _run) -> None:
+def copy_into(into: Into, blocks: List[Block]) -> None:
+    """As copy, all of it to one segment."""
+    with way(into) as run:
+        copy(blocks, None, run)
+
+
+Told = Callable[[int], None]
+
+
+def step() -> int:
+    """Bytes after which is told how far a copy is: long enough for calls that pass the cache by, short enough for the disk not to wait."""
+    return min(threads(), 4) * (16 << 20)
+
+
+def copy_in_order(blocks: List[Block], told: Told, run: Way = _run) -> None:
+    """Copies blocks in the order of where they go, all threads at the same ones, and tells after each step() up to which address all
+    is there."""
+    part: List[Block] = []
+    most = left = step()
+    for to, frm, size in sorted(blocks):
+        while size:
+            n = min(size, left)
+            part.append((to, frm, n))
+            to, frm, size, left = to + n, frm + n, size - n, left - n
+            if left == 0:
+                copy(part, None, run)
+                told(to)
+                part, left = [], most
+    if part:
+        copy(part, None, run)
+        told(part[-1][0] + part[-1][2])
+
+
+def store(address: int, number: int) -> None:
+    """Eight bytes, little-endian, at once. Whoever sees them sees all that was copied before: between two foreign calls the
+    interpreter's lock is given back and taken, which no processor moves a write across."""
+    ctypes.memmove(address, number.to_bytes(8, "little"), 8)
+
+
+def copy(blocks: List[Block], workers: Optional[int] = None, run: Way = _run) -> None:
     """Copies all blocks. They must not overlap, and what they point to must stay alive meanwhile. run: does it for some of them."""
     total = sum(b[2] for b in blocks)
     n = workers or threads()

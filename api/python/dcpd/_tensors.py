@@ -5,12 +5,13 @@ placements (FSDP2 over tensor parallelism) may own several runs of rows: each ru
 """
 from __future__ import annotations
 
+import bisect
 import gc
 import itertools
 import sys
 from typing import Any, Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _dtypes, _outline, _tree, errors, image
+from . import _copy, _dtypes, _outline, _tree, errors, image
 from .image import ChunkSpec, Layout, Outer
 
 Range = Tuple[int, int]
@@ -360,18 +361,24 @@ class Views:
         self._numpy: Dict[int, Any] = {}
         self._base: Any = None
         self._address: Optional[int] = None
-        self._plan: Optional[_Plan] = None
+        self._plans: Dict[bool, _Plan] = {}
 
-    def plan(self, d: Described) -> "_Plan":
-        if self._plan is None or self._plan.outline is not d.outline:
-            self._plan = _Plan(d, self)
-        return self._plan
+    def plan(self, d: Described, in_order: bool = False) -> "_Plan":
+        p = self._plans.get(in_order)
+        if p is None or p.outline is not d.outline:
+            p = self._plans[in_order] = _Plan(d, self, in_order)
+        return p
 
     @property
     def address(self) -> int:
         if self._address is None:
             self._address = image.address(self._buffer)
         return self._address
+
+    @property
+    def end(self) -> int:
+        """The image's bytes."""
+        return self._begin + self.layout.data_bytes
 
     def at(self, i: int) -> int:
         """Where chunk i begins, from the start of the buffer."""
@@ -447,35 +454,62 @@ def memory(t: Any, spec: ChunkSpec) -> Optional[int]:
 
 class _Plan:
     """How the chunks of an outline come into one slot: small flat ones in a batch, large ones in blocks by several threads, and those
-    that are strided, cast, or on a device by torch."""
+    that are strided, cast, or on a device by torch; all of them at once, or, in order, some megabytes after the other."""
 
-    def __init__(self, d: Described, v: Views) -> None:
-        from . import _copy
-
+    def __init__(self, d: Described, v: Views, in_order: bool) -> None:
         self.outline = d.outline
         assert d.outline is not None
-        sizes, flat = v.layout.sizes, d.outline.flat
+        ranges = v.layout.ranges(_copy.step()) if in_order else [range(len(v.layout.chunks))]
+        flat, rest = d.outline.flat, d.outline.rest
+        order: Sequence[int] = sorted(range(len(flat)), key=flat.__getitem__) if in_order else range(len(flat))
+        at = [flat[k] for k in order]
+        self._parts: List[_Part] = []
+        for r in ranges:
+            mine = order[bisect.bisect_left(at, r.start):bisect.bisect_left(at, r.stop)] if in_order else order
+            self._parts.append(_Part(d, v, r, mine, rest[bisect.bisect_left(rest, r.start):bisect.bisect_left(rest, r.stop)]))
+
+    def run(self, d: Described, v: Views, told: Optional[_copy.Told], into: Optional[_copy.Into]) -> None:
+        new = into is not None and into.new
+        with _copy.way(into) as way:
+            for p in self._parts:
+                p.run(d, v, told, way, new)
+
+
+class _Part:
+    """The chunks `r` of a plan: of those that are flat the numbers in outline.flat, and the rest."""
+
+    def __init__(self, d: Described, v: Views, r: range, flat: Sequence[int], rest: Sequence[int]) -> None:
+        assert d.outline is not None
+        sizes, chunk = v.layout.sizes, d.outline.flat
         base = v.address if flat else 0
-        small = [k for k, c in enumerate(flat) if sizes[c] <= _copy.SMALL]
-        self._small = small if len(small) < len(flat) else None
-        self._batch = _copy.Batch([base + v.at(flat[k]) for k in small], [sizes[flat[k]] for k in small])
-        self._large = [(k, base + v.at(c), sizes[c]) for k, c in enumerate(flat) if sizes[c] > _copy.SMALL]
-        rest = [c for c in d.outline.rest if sizes[c]]
+        small = [k for k in flat if sizes[chunk[k]] <= _copy.SMALL]
+        self._small = None if isinstance(flat, range) and len(small) == len(chunk) else small
+        self._batch = _copy.Batch([base + v.at(chunk[k]) for k in small], [sizes[chunk[k]] for k in small])
+        self._large = [(k, base + v.at(chunk[k]), sizes[chunk[k]]) for k in flat if sizes[chunk[k]] > _copy.SMALL]
+        rest = [c for c in rest if sizes[c]]
         tensor_type = torch.Tensor if (torch := torch_module()) is not None else ()
         bulk = [c for c in rest if isinstance(d.sources[c], tensor_type) and not (sizes[c] >= BIG and d.sources[c].is_cpu)]
         chosen = frozenset(bulk)
         self._bulk, self._views = bulk, [v.torch(c) for c in bulk]
         self._single = [c for c in rest if c not in chosen]
+        self._begin, self._end = v.at(r.start) if r else v.end, v.at(r.stop) if r.stop < len(sizes) else v.end
+        self._scattered = 2 * sum([n for _, _, n in self._large]) < self._end - self._begin
 
-    def run(self, d: Described, v: Views) -> None:
-        from . import _copy
-
+    def run(self, d: Described, v: Views, told: Optional[_copy.Told], way: _copy.Way, new: bool) -> None:
         at = d.addresses
+        if new and self._scattered:
+            _copy.populate(v.address + self._begin, self._end - self._begin)
         self._batch.run(at if self._small is None else [at[k] for k in self._small])
         _bulk_out(torch_module(), self._views, [d.sources[c] for c in self._bulk])
         if self._single:
-            _move(d, v, True, only=self._single)
-        _copy.copy([(to, at[k], n) for k, to, n in self._large])
+            _move(d, v, True, only=self._single, way=way)
+        blocks = [(to, at[k], n) for k, to, n in self._large]
+        if told is None:
+            _copy.copy(blocks, None, way)
+        else:
+            base = v.address
+            _copy.copy_in_order(blocks, lambda to: told(to - base), way)
+            told(self._end)
 
 
 def _is_freed(t: Any) -> bool:
@@ -486,12 +520,19 @@ def _is_freed(t: Any) -> bool:
     return bool(t.untyped_storage().nbytes() < (last + 1) * t.element_size())
 
 
-def copy_out(d: Described, v: Views) -> None:
-    """Tensors → segment."""
-    if d.outline is None or (d.addresses and min(d.addresses) < _LOW):
-        _move(d, v, True)
-    else:
-        v.plan(d).run(d, v)
+def copy_out(d: Described, v: Views, told: Optional[_copy.Told] = None, into: Optional[_copy.Into] = None) -> None:
+    """Tensors → segment. told: is called again and again with the bytes, from the segment's start, that are there for good. into: the
+    segment, if its pages are new."""
+    if d.outline is not None and not (d.addresses and min(d.addresses) < _LOW):
+        v.plan(d, told is not None).run(d, v, told, into)
+        return
+    with _copy.way(into) as way:
+        if told is None:
+            _move(d, v, True, way=way)
+            return
+        for r in v.layout.ranges(_copy.step()):
+            _move(d, v, True, only=r, way=way, told=told)
+            told(v.at(r.stop) if r.stop < len(d.sources) else v.end)
 
 
 def copy_in(d: Described, v: Views, skip: Callable[[str], bool]) -> None:
@@ -499,9 +540,8 @@ def copy_in(d: Described, v: Views, skip: Callable[[str], bool]) -> None:
     _move(d, v, False, skip)
 
 
-def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None, only: Optional[Sequence[int]] = None) -> None:
-    from . import _copy
-
+def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None, only: Optional[Sequence[int]] = None,
+          way: Optional[_copy.Way] = None, told: Optional[_copy.Told] = None) -> None:
     torch, np = torch_module(), numpy_module()
     chunks, base = v.layout.chunks, v.address if v.layout.data_bytes else 0
     blocks: List[_copy.Block] = []
@@ -531,7 +571,10 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
     elif ours:
         with torch.no_grad():
             _bulk(torch, theirs, ours)
-    _copy.copy(blocks)
+    if told is None:
+        _copy.copy(blocks, None, way or _copy._run)
+    else:
+        _copy.copy_in_order(blocks, lambda to: told(to - base), way or _copy._run)
 
 
 def _bulk_out(torch: Any, views: List[Any], sources: List[Any]) -> None:

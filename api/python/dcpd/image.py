@@ -132,6 +132,18 @@ class Layout:
                 more["outer"]["types"] = list(o.types)
         return more
 
+    def ranges(self, room: int) -> List[range]:
+        """The chunks in order, in runs of about so many bytes; a larger chunk is one by itself."""
+        out: List[range] = []
+        first = begin = 0
+        for i, (at, n) in enumerate(zip(self.positions, self.sizes)):
+            if i > first and at + n - begin > room:
+                out.append(range(first, i))
+                first, begin = i, at
+        if first < len(self.sizes):
+            out.append(range(first, len(self.sizes)))
+        return out
+
     def header(self, values: Mapping[str, Mapping[str, Any]], room: int = 0) -> bytes:
         """Length and JSON, padded so that the data begins at a multiple of 4096. room: bytes to leave for values that grow."""
         inner = self._dcpd + _dumps("" if not values else ',"values":' + _dumps(values))[1:-1] + "}"
