@@ -1,8 +1,11 @@
 """save and async_save.
 
-One save, as its ranks see it: describe what is here → agree on target and generation (one gather) → reserve, copy, seal → agree that
-all did (one gather) → rank 0 submits the job, and tells its id. Whatever fails on one rank is raised on all. Once the job is submitted it
-is the daemon's: the trainer may go on, or die.
+One save, as its ranks see it: describe what is here → agree on target and generation (one gather) → reserve, copy, seal, while rank 0
+has the job made → agree that all did, which tells its id too (one gather). Whatever fails on one rank is raised on all, and the job is
+cancelled. Once all have sealed it is the daemon's: the trainer may go on, or die.
+
+A save that blocks copies in the order of the image and says how far it has come, so that dcpd writes meanwhile (see _early.py). One that
+returns after the copy does not: the trainer waits for the copy alone, and dcpd would take the processors from it.
 """
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import threading
 import weakref
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _group, _session, _tensors, _where, errors, values
+from . import _copy, _early, _group, _session, _tensors, _where, errors, values
 from .client import Client, Job
 from .future import SaveFuture
 from .image import Layout
@@ -45,7 +48,7 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
     """
     h = _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
-                                                slots, when_busy), process_group, no_dist, client, look_first=True)
+                                                slots, when_busy), process_group, no_dist, client, blocking=True)
     if progress and h.rank == 0:
         from . import show
 
@@ -144,7 +147,7 @@ class _Offer(NamedTuple):
 
 
 def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: Any, no_dist: bool, client: Optional[Client],
-           look_first: bool = False) -> _Started:
+           blocking: bool = False) -> _Started:
     if o.when_busy not in _BUSY:
         raise ValueError(f"when_busy={o.when_busy!r}: one of {', '.join(_BUSY)}")
     if o.on_divergence not in (None, "report", "fail"):
@@ -155,7 +158,7 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
         g = _group.group(process_group, no_dist)
         for again in (True, False):
             try:
-                return _Started(_attempt(state_dict, target, o, g, client, look_first), 0 if g.first else 1)
+                return _Started(_attempt(state_dict, target, o, g, client, blocking), 0 if g.first else 1)
             except _Stale:
                 if not again:
                     raise errors.NotFound("the state dict in shared memory vanished twice: is dcpd being restarted?") from None
@@ -170,7 +173,7 @@ class _Stale(errors.DcpdError):
 
 
 def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Group, client: Optional[Client],
-             look_first: bool) -> SaveFuture:
+             blocking: bool) -> SaveFuture:
     offer = _Offer(_group.place(), _text(target), o)
     place: Optional[_where.Place] = None
     failure: Optional[BaseException] = None
@@ -180,7 +183,7 @@ def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Grou
         if g.rank == 0:
             _where.not_inside(target)
             place = _where.resolve(target, client, make=True)
-            if look_first and not o.overwrite and place.client.checkpoints.exists(place.object):
+            if blocking and not o.overwrite and place.client.checkpoints.exists(place.object):
                 raise errors.CheckpointExists(f"{place.shown} exists; overwrite=True replaces it", code="checkpoint_exists")
             s = _session.find(place.client, g, o.slots) or _session.create(place.client, g, o.slots)
             s.generation += 1
@@ -192,8 +195,9 @@ def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Grou
     assert described is not None
     _same(offers)
     first: _Offer = offers[0]._replace(hosts=g.meet(offers[0], place))
-    session, _ = _snapshot(described, first, place, g, o, client)
-    return _submit(session, first, o, g, look_first)
+    snapshot = _Snapshot(described, first, o, blocking)
+    session = snapshot.take(place.client if place else client, g)
+    return _submit(session, snapshot, first, o, g, blocking)
 
 
 def _same(offers: Sequence[_Offer]) -> None:
@@ -210,58 +214,94 @@ def _text(target: _where.Target) -> str:
     return str(target) if _where.is_reference(target) else os.path.abspath(os.fspath(target))
 
 
-def _snapshot(d: _tensors.Described, first: _Offer, place: Optional[_where.Place], g: _group.Group, o: _Options,
-              client: Optional[Client]) -> Tuple[_session.Session, int]:
-    """Reserve, copy, seal; and everybody knows that everybody did."""
-    session: Optional[_session.Session] = None
-    failure: Optional[BaseException] = None
-    size = 0
-    try:
-        c = place.client if place else client or _client_at(str(first.url))
-        session = _session.join(c, g, o.slots, first.state_dict)
-        with session.lock:
-            size = _write(session, d, first, o)
-    except Exception as e:
-        failure = e
-        if isinstance(e, errors.NotFound) and e.code == "not_found":
-            failure = _Stale(e.message)
-    except BaseException:  # a signal's
-        if session is not None:
-            _give_up(session, first.generation)
-        raise
-    try:
-        g.agree(None, failure)
-    except BaseException as e:
-        if session is not None:
-            _give_up(session, first.generation)
-            if isinstance(e, _Stale):
-                _session.discard(session)
-        raise
-    assert session is not None
-    return session, size
+class _Snapshot:
+    """Reserve, copy, seal; and everybody knows that everybody did. job: what rank 0 had made meanwhile; None, and it is still to be made.
+    again: a rank had to begin again, as the daemon was restarted."""
 
+    def __init__(self, d: _tensors.Described, first: _Offer, o: _Options, streams: bool) -> None:
+        self.d, self.first, self.o, self.streams = d, first, o, streams and first.hosts is None
+        self.job: Optional[Job] = None
+        self.again = False
+        self._early: Optional[_early.Early] = None
 
-def _write(session: _session.Session, d: _tensors.Described, first: _Offer, o: _Options) -> int:
-    layout: Layout = session.layout_of(d)
-    header = layout.header({k: values.encode(v, k) for k, v in d.values.items()})
-    size = len(header) + layout.data_bytes
-    _check_meta(d, layout)
-    wish: Optional[Dict[str, Any]] = None
-    if session.rank == 0:  # who dies between here and the job has it saved all the same
-        options, more = _job_options(first, o)
-        wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": options, "labels": dict(o.labels),
-                         **more}}
-    for again in (True, False):
-        slot = session.reserve(size, first.generation, o.when_busy, lambda: log.warning(
-            "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target))
-        _tensors.copy_out(d, session.fill(slot, layout, header))
+    def take(self, c: Optional[Client], g: _group.Group) -> _session.Session:
+        session: Optional[_session.Session] = None
+        failure: Optional[BaseException] = None
+        written = False
         try:
-            session.client.state_dicts.seal(session.name, session.rank, first.generation, size, wish)
-            return size
-        except errors.RequestRefused as e:
-            if e.code != "state_conflict" or not again:
-                raise  # else the daemon was restarted since, and a reservation need not outlive that: once more
-    raise AssertionError("not reached")
+            session = _session.join(c or _client_at(str(self.first.url)), g, self.o.slots, self.first.state_dict)
+            with session.lock:
+                self._write(session)
+            written = True
+            if self._early is not None:
+                self.job = self._early.job()
+        except Exception as e:
+            failure = e
+            if isinstance(e, errors.NotFound) and e.code == "not_found" and not written:  # else it is the storage
+                failure = _Stale(e.message)
+        except BaseException:  # a signal's
+            self._give_up(session)
+            raise
+        try:
+            told = g.agree((None if self.job is None else dict(self.job), self.again), failure)
+        except BaseException as e:
+            self._give_up(session, isinstance(e, Exception))
+            if session is not None and isinstance(e, _Stale):
+                _session.discard(session)
+            raise
+        assert session is not None
+        self.job, self.again = None if told[0][0] is None else Job(told[0][0]), any(a for _, a in told)
+        return session
+
+    def _give_up(self, session: Optional[_session.Session], wait: bool = False) -> None:
+        if self._early is not None:
+            self._early.drop()
+        if session is not None:
+            _give_up(session, self.first.generation)
+        if self._early is not None and wait:
+            self._early.end()
+
+    def _write(self, session: _session.Session) -> None:
+        d, first, o = self.d, self.first, self.o
+        layout: Layout = session.layout_of(d)
+        header = layout.header({k: values.encode(v, k) for k, v in d.values.items()})
+        size = len(header) + layout.data_bytes
+        _check_meta(d, layout)
+        wish: Optional[Dict[str, Any]] = None
+        if session.rank == 0:  # who dies between here and the job has it saved all the same
+            options, more = _job_options(first, o)
+            wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": options,
+                             "labels": dict(o.labels), **more}}
+        while True:
+            slot = session.reserve(_early.room_for(size), first.generation, o.when_busy, lambda: log.warning(
+                "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target), not self.streams)
+            self._submit_early(session)
+            try:
+                self._fill(session, slot, layout, header, size)
+                session.client.state_dicts.seal(session.name, session.rank, first.generation, size, wish)
+                return
+            except errors.RequestRefused as e:
+                if e.code != "state_conflict" or self.again:
+                    raise  # else the daemon was restarted since, and a reservation need not outlive that: once more
+                self.again = True
+
+    def _fill(self, session: _session.Session, slot: _session.Slot, layout: Layout, header: bytes, size: int) -> None:
+        views = session.fill(slot, layout, header)
+        told = None
+        if self.streams and layout.data_bytes > _copy.step():
+            filling = _early.announce(session.client, session.name, session.rank, self.first.generation, slot.segment, len(header), size)
+            told = filling.told if filling is not None else None
+        _tensors.copy_out(self.d, views, told, slot.into)
+
+    def _submit_early(self, session: _session.Session) -> None:
+        """A single rank that goes on after its copy asks afterwards: a second thread would cost it more than it gains."""
+        c, first = session.client, self.first
+        if session.rank or first.hosts is not None or not c.early or self._early is not None or not (self.streams or session.world > 1):
+            return
+        try:
+            self._early = _early.Early(c, lambda: _create_job(session, first, self.o, await_seal=True, timeout_s=_early.TIMEOUT_SECONDS))
+        except RuntimeError:  # the interpreter is ending, and starts no thread any more
+            pass
 
 
 def _check_meta(d: _tensors.Described, layout: Layout) -> None:
@@ -297,41 +337,47 @@ def _job_options(first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, 
     return {**o.job(), "retries": 0}, {"hosts": first.hosts}  # hosts that fail do so together
 
 
-def _create_job(session: _session.Session, first: _Offer, o: _Options) -> Any:
+def _create_job(session: _session.Session, first: _Offer, o: _Options, **source: Any) -> Job:
     options, more = _job_options(first, o)
+    return session.client.jobs.create(
+        "save", source={"state_dict": session.name, "generation": first.generation, **source},
+        target={"storage": first.storage, "name": first.name, "format": o.format}, options=options, labels=dict(o.labels), **more)
+
+
+def _submit(session: _session.Session, taken: _Snapshot, first: _Offer, o: _Options, g: _group.Group, watched: bool) -> SaveFuture:
+    """All have sealed."""
+    job: Optional[Job] = taken.job
     try:
-        return session.client.jobs.create(
-            "save", source={"state_dict": session.name, "generation": first.generation},
-            target={"storage": first.storage, "name": first.name, "format": o.format}, options=options, labels=dict(o.labels), **more)
-    except Exception as e:
-        return e
-
-
-def _cancel(client: Client, job: Job) -> None:
-    """Another host has none."""
-    try:
-        client.jobs.cancel(job.id)
-    except errors.DcpdError:
-        pass  # it ends by itself when the others do not come
-
-
-def _submit(session: _session.Session, first: _Offer, o: _Options, g: _group.Group, watched: bool) -> SaveFuture:
-    job: Any = None
-    try:
-        job = _create_job(session, first, o) if g.rank == 0 else None
-        told = g.told(dict(job) if isinstance(job, Job) else None, job if isinstance(job, BaseException) else None)
+        if job is None or taken.again:
+            job = _told(session, job, first, o, g)
         # rank 0's client goes into the thread; each thread has its own connection
         reference = first.target if first.storage.startswith("path-") else f"{first.storage}:{first.name}"
-        f = SaveFuture(session.client, Job(told), reference, lambda: session.release(first.generation), watched)
+        f = SaveFuture(session.client, job, reference, lambda: session.release(first.generation), watched)
         _open_futures.add(f)
         return f
     except _group.Broken:
         raise  # all have sealed: dcpd saves it when the leases are over, if it has no job yet
     except BaseException:  # a signal's too; a job that was submitted all the same keeps its slots until it is done
         if first.hosts is not None and isinstance(job, Job):
-            _cancel(session.client, job)
+            _early.cancel(session.client, job)  # another host has none
         _give_up(session, first.generation)
         raise
+
+
+def _told(session: _session.Session, job: Optional[Job], first: _Offer, o: _Options, g: _group.Group) -> Job:
+    """The job that rank 0 makes now; or the one that it made before, if a restart of the daemon has not ended that."""
+    failure: Optional[BaseException] = None
+    if g.rank == 0:
+        try:
+            if job is not None:
+                job = session.client.jobs.get(job.id)
+                error = job.get("error") or {}
+                if job["state"] == "failed" and error.get("code") == "not_sealed":
+                    job = None
+            job = job or _create_job(session, first, o)
+        except Exception as e:
+            failure = e
+    return Job(g.told(None if job is None else dict(job), failure))
 
 
 def _after_fork() -> None:

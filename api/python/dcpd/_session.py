@@ -27,6 +27,7 @@ class Slot:
 
     def __init__(self, segment: image.Segment) -> None:
         self.segment = segment
+        self.into: Optional[_copy.Into] = None  # if its pages were new and not touched
         self.views: Optional[_tensors.Views] = None
         self.header: Optional[bytes] = None
 
@@ -54,13 +55,15 @@ class Session:
             self.described = (d.keys, d.paths, d.outline)
         return self.layout
 
-    def reserve(self, size: int, generation: int, when_busy: str, warn: Callable[[], None]) -> Slot:
-        """A slot of at least `size` bytes, mapped. when_busy: "wait", "warn" (and wait) or "fail"."""
+    def reserve(self, size: int, generation: int, when_busy: str, warn: Callable[[], None], populate: bool = True) -> Slot:
+        """A slot of at least `size` bytes, mapped. when_busy: "wait", "warn" (and wait) or "fail". populate: all its pages are there when
+        this returns; else those of a new one come as they are written."""
         warned, again, room = when_busy != "warn", True, True
         while True:
             try:
                 wait = None if when_busy == "fail" or not warned else WAIT_STEP
-                return self._map(self.client.state_dicts.reserve(self.name, self.rank, size, generation, wait=wait)["segment"], size)
+                return self._map(self.client.state_dicts.reserve(self.name, self.rank, size, generation, wait=wait)["segment"], size,
+                                 populate)
             except errors.SlotsBusy:
                 if when_busy == "fail":
                     raise
@@ -77,12 +80,15 @@ class Session:
                     raise
                 room = False
 
-    def _map(self, name: str, size: int) -> Slot:
+    def _map(self, name: str, size: int, populate: bool) -> Slot:
         slot = self.mapped.get(name)
         if slot is None or slot.segment.size < size:
             self._forget_dead(keep=name)
             slot = self.mapped[name] = Slot(image.Segment(name))
-            _copy.populate(image.address(slot.segment.map), size)
+            if populate:
+                _copy.populate(image.address(slot.segment.map), size)
+            else:
+                slot.into = _copy.Into(image.SHM + name, image.address(slot.segment.map), slot.segment.size)
         return slot
 
     def _forget_dead(self, keep: str = "") -> int:

@@ -239,6 +239,12 @@ class StateDicts(_Resource):
             body["on_owner_death"] = dict(on_owner_death)
         self._t.request("POST", self._path(name, f"/ranks/{rank}:seal"), body, idempotent=True)
 
+    def fill(self, name: str, rank: int, generation: int, image_bytes: int) -> None:
+        """The image's header is there, and its length will not change: a save that awaits the seal may write what is there already. How
+        many bytes that is says a little-endian u64 in the page behind the image (api/image.md)."""
+        self._t.request("POST", self._path(name, f"/ranks/{rank}:seal"),
+                        {"generation": generation, "image_bytes": image_bytes, "filling": True}, idempotent=True)
+
     def release(self, name: str, rank: int, generation: int) -> None:
         """The slot is free, once no job uses it."""
         self._t.request("POST", self._path(name, f"/ranks/{rank}:release"), {"generation": generation}, idempotent=True)
@@ -276,6 +282,7 @@ class Client:
         self.jobs, self.checkpoints = Jobs(transport), Checkpoints(transport)
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
         self._caps: Optional[Dict[str, Any]] = None
+        self.early = self.filling = True  # until this daemon refuses: see _early.py
 
     @property
     def url(self) -> str:

@@ -1,0 +1,227 @@
+"""What the tests of saves that are written while they are copied run on each rank: function(process group, rank, arguments…)."""
+import contextlib
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard
+
+import dcpd
+
+KIB = 1 << 10
+
+
+@contextlib.contextmanager
+def put(thing, name, x):
+    """thing.name is x, for a while."""
+    old = getattr(thing, name)
+    setattr(thing, name, x)
+    try:
+        yield old
+    finally:
+        setattr(thing, name, old)
+
+
+def small_steps():
+    """Pieces of 64 KiB, so that small state dicts stream too."""
+    from dcpd import _copy
+
+    return put(_copy, "step", lambda: 64 * KIB)
+
+
+def state(pg, rank, world, seed=0):
+    """Odd sizes, strides, many small, bfloat16, DTensors (of which some ranks may hold nothing), numpy, empty ones; rank 1 has none of its
+    own."""
+    import on_ranks
+
+    g = torch.Generator().manual_seed(100 * seed + rank)
+    sd = {"value": {"seed": seed}, "all": on_ranks.whole((700, 333), seed)}
+    sd["cut"] = on_ranks.placed(pg, (1001, 77), (world,), [Shard(0)], seed)
+    sd["few"] = on_ranks.placed(pg, (2, 50000), (world,), [Shard(0)], seed)
+    sd["none"] = on_ranks.placed(pg, (0, 3), (world,), [Shard(0)])
+    if rank != 1:
+        sd[f"r{rank}"] = {
+            "odd": torch.randn(123457, generator=g), "strided": torch.randn(301, 407, generator=g).t(),
+            "bf16": torch.randn(99999, generator=g).to(torch.bfloat16), "large": torch.randn(700, 999, generator=g),
+            "wide": torch.randn(600, 900, generator=g)[:, ::2], "array": torch.randn(70001, generator=g).numpy(),
+            "z": torch.zeros(0, 5), "scalar": torch.tensor(7 + seed), "small": {f"s{i}": torch.randn(i % 50 + 1, generator=g)
+                                                                             for i in range(300)},
+            "conj": torch.randn(300, 500, generator=g, dtype=torch.complex64).conj()}
+    return sd
+
+
+def save(pg, rank, world, ref, seeds, **more):
+    """Saves one state dict after the other to REF-SEED, streaming; the job's ids."""
+    with small_steps():
+        return [dcpd.save(state(pg, rank, world, s), f"{ref}-{s}", process_group=pg, **more)["id"] for s in seeds]
+
+
+def check(pg, rank, world, path, seeds):
+    """PyTorch's own reader finds the same bits."""
+    import torch.distributed.checkpoint as dcp
+
+    for s in seeds:
+        want, sd = state(pg, rank, world, s), state(pg, rank, world, s)
+        flat, got = leaves(want), leaves(sd)
+        for t in got.values():
+            if isinstance(t, torch.Tensor):
+                (t.to_local() if hasattr(t, "to_local") else t).zero_()
+        loaded = {k: torch.zeros_like(t).contiguous() if plain(t) and (t.is_conj() or not t.is_contiguous()) else t for k, t in got.items()}
+        dcp.load(nest(loaded), checkpoint_id=f"{path}-{s}", process_group=pg)
+        for k, t in flat.items():
+            if isinstance(t, torch.Tensor):
+                a, b = (x.to_local() if hasattr(x, "to_local") else x for x in (loaded[k], t))
+                assert torch.equal(a, b.resolve_conj()), (s, k)
+
+
+def plain(t):
+    return isinstance(t, torch.Tensor) and not hasattr(t, "to_local")
+
+
+def leaves(x, at=()):
+    out = {}
+    for k, v in x.items():
+        if isinstance(v, dict):
+            out.update(leaves(v, (*at, k)))
+        else:
+            out[(*at, k)] = torch.from_numpy(v.copy()) if type(v).__module__ == "numpy" else v
+    return out
+
+
+def nest(flat):
+    out = {}
+    for path, v in flat.items():
+        d = out
+        for k in path[:-1]:
+            d = d.setdefault(k, {})
+        d[path[-1]] = v
+    return out
+
+
+def plain_state(rank, x, mib=2):
+    return {f"t{rank}": torch.full((mib << 18,), float(x)), "all": torch.full((1000,), float(x)), "v": {"x": x}}
+
+
+def counted(pg, rank, ref, how):
+    """What a save of a structure that is known costs in collectives, its job's id, and what the others were told."""
+    names = [n for n in dir(dist) if n.startswith(("all_", "broadcast", "gather", "scatter", "reduce", "barrier", "send", "recv"))
+             and callable(getattr(dist, n))]
+    run = (lambda i: dcpd.save(plain_state(rank, i), f"{ref}-{i}", process_group=pg)["id"]) if how == "save" else \
+        (lambda i: dcpd.async_save(plain_state(rank, i), f"{ref}-{i}", process_group=pg).result()["id"])
+    run(0)
+    calls = []
+    with contextlib.ExitStack() as stack:
+        for n in names:
+            stack.enter_context(put(dist, n, counting(getattr(dist, n), n, calls)))
+        return run(1), calls
+
+
+def counting(real, name, calls):
+    def wrapped(*args, **kw):
+        calls.append(name)
+        return real(*args, **kw)
+
+    return wrapped
+
+
+class Failure(RuntimeError):
+    pass
+
+
+def nth_told(n, act):
+    """Filling.told that calls act(real) in its nth call; the first is before the copy."""
+    from dcpd import _early
+
+    real, count = _early.Filling.told, [0]
+
+    def told(self, bytes_):
+        count[0] += 1
+        if count[0] == n:
+            act()
+        real(self, bytes_)
+
+    return put(_early.Filling, "told", told)
+
+
+def fails(pg, rank, ref, victim, where, how, x):
+    """`victim` raises in its copy, before its seal, or instead of it; the others save."""
+    from dcpd import _tensors, client, errors
+
+    def stop(*_, **__):
+        raise Failure("on purpose")
+
+    def busy(*_, **__):
+        raise errors.SlotsBusy("on purpose", code="slots_busy")
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(small_steps())
+        if rank == victim:
+            stack.enter_context({"copy": lambda: put(_tensors, "copy_out", stop), "seal": lambda: put(client.StateDicts, "seal", stop),
+                                 "reserve": lambda: put(client.StateDicts, "reserve", busy),
+                                 "middle": lambda: nth_told(5, stop)}[where]())
+        f = dcpd.save if how == "save" else dcpd.async_save
+        return f(plain_state(rank, x), ref, process_group=pg, slots=1, when_busy="fail" if where == "reserve" else "wait")
+
+
+def saves(pg, rank, ref, x, how="save", **more):
+    with small_steps():
+        if how == "save":
+            return dcpd.save(plain_state(rank, x), ref, process_group=pg, **more)["state"]
+        return dcpd.async_save(plain_state(rank, x), ref, process_group=pg, **more).result()["state"]
+
+
+def saves_in_one_slot(pg, rank, ref, x, how):
+    return saves(pg, rank, ref, x, how, slots=1)
+
+
+def dies(pg, rank, ref, x, victim):
+    """`victim` is killed in the middle of its copy, when dcpd has been told of some of it."""
+    import on_faults
+    from dcpd import _session
+
+    on_faults.patient(pg, victim)
+    _session.LEASE_SECONDS = 4
+    with small_steps(), nth_told(6, (lambda: os.kill(os.getpid(), signal.SIGKILL)) if rank == victim else lambda: None):
+        return dcpd.save(plain_state(rank, x), ref, process_group=pg, overwrite=True)["state"]
+
+
+def kills_daemon(pg, rank, ref, x, pid, how):
+    from dcpd import _tensors
+    from on_faults import slayer
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(small_steps())
+        if rank == 1 and how == "save":
+            stack.enter_context(nth_told(6, lambda: os.kill(pid, signal.SIGKILL)))
+        elif rank == 1:
+            stack.enter_context(put(_tensors, "copy_out", slayer(pid, _tensors.copy_out)))
+        return saves(pg, rank, ref, x, how)
+
+
+def old_daemon(pg, rank, ref, x, how):
+    """A daemon of before refuses what it does not know, once: what was asked for after."""
+    from dcpd import _http, _where, errors
+
+    asked = []
+    real = _http.Transport.request
+
+    def request(self, method, path, body=None, **kw):
+        field = "await_seal" if "await_seal" in (body or {}).get("source", {}) else "filling" if "filling" in (body or {}) else None
+        if field:
+            asked.append(field)
+            raise errors.from_problem({"code": "unknown_field", "detail": f"unknown field \"{field}\"", "pointer": f"/{field}"})
+        return real(self, method, path, body, **kw)
+
+    c = _where.default_client()  # rank 0's; the others make one with a new session
+    with put(_http.Transport, "request", request), put(c, "early", True), put(c, "filling", True):
+        states = [saves(pg, rank, f"{ref}-{i}", x + i, how, slots=3) for i in range(3)]
+    return states, asked
+
+
+def gathers(pg, rank, sizes):
+    """Whatever its length, everybody's comes to all."""
+    from dcpd import _group
+
+    g = _group.TorchGroup(pg)
+    return [g.gather((rank, "x" * n[rank])) == [(r, "x" * n[r]) for r in range(g.size)] for n in sizes]

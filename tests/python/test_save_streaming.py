@@ -1,0 +1,230 @@
+"""Saves that are written while they are copied, and jobs that are made before the seals: what arrives is right bit for bit, no more
+collectives are used than planned, and whatever breaks off leaves nothing. Steps are small here, so that small state dicts stream."""
+import os
+import signal
+
+import harness as lib
+import numpy as np
+import on_streaming
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from test_faults_ranks import mortal, one_dies, settled, started_again  # noqa: F401
+from test_outline import check
+
+import dcpd
+from dcpd import _copy, _early, _load, _tensors, image
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def own(spawn):
+    return spawn()
+
+
+def jobs(d, ref):
+    name = ref.split(":")[1]
+    return [j for j in d.api.get("/v1/jobs?page_size=1000").ok(200)["jobs"] if (j.get("target") or {}).get("name") == name]
+
+
+def verified(d, ref):
+    job = d.api.run("verify", source={"storage": "main", "name": ref.split(":")[1]}, level="digest")
+    return job["result"]
+
+
+def load(path, world):
+    """x of on_streaming.plain_state(rank, x), the same in all that is there."""
+    sd = {f"t{r}": torch.zeros(2 << 18) for r in range(world)}
+    sd.update(all=torch.zeros(1000), v={"x": 0})
+    dcp.load(sd, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    x = sd["v"]["x"]
+    assert all(t.eq(x).all() for t in sd.values() if isinstance(t, torch.Tensor)), "a mix"
+    return x
+
+
+# ---- the copy ----
+
+
+def kinds():
+    g = torch.Generator().manual_seed(1)
+    few = {f"s{i}": torch.randn(i % 40 + 1, generator=g) for i in range(500)}
+    yield "mixed", {**few, "big": torch.randn(1_000_003, generator=g), "t": torch.randn(900, 700, generator=g).t(),
+                    "half": torch.randn(777_777, generator=g).to(torch.bfloat16), "z": torch.zeros(0), "n": np.arange(300_000.0),
+                    "conj": torch.randn(500, 500, generator=g, dtype=torch.complex64).conj(), **{f"b{k}": v for k, v in few.items()}}
+    yield "small", few
+    yield "one", {"big": torch.randn(3_000_001, generator=g)}
+    yield "other order", {"a": torch.randn(200_000, generator=g), "x": np.arange(100_000.0), "b": torch.randn(200_000, generator=g)}
+    yield "nothing", {"z": torch.zeros(0, 3), "v": 1}
+
+
+def segment(size):
+    """A file in shared memory with pages that were never touched."""
+    name = f"/dcpd-test-{os.getpid()}-{lib.fresh()}"
+    with open("/dev/shm" + name, "wb") as f:
+        f.truncate(size)
+    return image.Segment(name)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("known", [True, False], ids=["outline", "none"])
+@pytest.mark.parametrize("new", [True, False], ids=["new", "mapped"])
+@pytest.mark.parametrize("kind, sd", list(kinds()))
+def test_what_is_told_is_there(monkeypatch, kind, sd, new, known, threads):
+    """After each word all bytes below are those that stay, whatever way the tensors go; and the last word is of all of it."""
+    monkeypatch.setenv("DCPD_COPY_THREADS", threads)
+    monkeypatch.setattr(_copy, "step", lambda: 100_000)
+    d = _tensors.describe(sd)
+    d = d if known else d._replace(outline=None)
+    layout = image.Layout(d.specs(), d.paths)
+    header = layout.header({})
+    size = len(header) + layout.data_bytes
+    s = segment(size + 4096)
+    try:
+        s.map[:len(header)] = header
+        into = _copy.Into("/dev/shm" + s.name, image.address(s.map), s.size) if new else None
+        for again in range(3):  # new pages, pages that are not mapped, and then plain ones
+            if again or not new:
+                s.map[len(header):size] = b"\xa5" * (size - len(header))
+            seen, parts = [len(header)], [header]
+
+            def told(n):
+                assert seen[-1] <= n <= size
+                parts.append(bytes(s.map[seen[-1]:n]))
+                seen.append(n)
+
+            _tensors.copy_out(d, _tensors.Views(s.map, len(header), layout), told, into)
+            assert b"".join(parts) == s.map[:size] and seen[-1] == size
+            if layout.data_bytes > 1_000_000:
+                assert len(seen) > 3
+            assert not new or into.unmapped == (again == 0)
+            check(_load.tensors_of(s.map, image.parse(s.map)), {k: x for k, x in sd.items() if k != "v"})
+    finally:
+        os.unlink("/dev/shm" + s.name)
+
+
+# ---- ranks ----
+
+
+def test_what_ranks_gather(ranks):
+    sizes = [[0, 0, 0, 0], [4000, 10, 0, 4000], [5000, 0, 1, 2], [3, 100_000, 4096, 4088]]
+    assert ranks(on_streaming.gathers, sizes) == [[True] * 4] * 4
+
+
+@pytest.mark.parametrize("how", ["save", "async"])
+def test_two_collectives_and_one_job(ranks, d, how):
+    """And all ranks have the id of the one job that was made."""
+    ref = f"main:{lib.fresh()}"
+    got = ranks(on_streaming.counted, ref, how)
+    assert len({g[0] for g in got}) == 1
+    assert [j["id"] for j in jobs(d, ref + "-1")] == [got[0][0]]
+    assert [g[1] for g in got] == [["all_gather"] * 2] * 4
+
+
+@pytest.mark.parametrize("world", [4, 1])
+def test_bit_for_bit(ranks, d, world):
+    """Structures that change from save to save, in two slots; PyTorch's reader judges."""
+    ref = f"main:{lib.fresh()}"
+    seeds = [0, 1, 2, 3]
+    ids = ranks(on_streaming.save, 4, ref, seeds) if world == 4 else None
+    if world == 1:
+        with on_streaming.small_steps():
+            for s in seeds:
+                dcpd.save(dict(kinds())["mixed"], f"{ref}-{s}", client=dcpd.connect(f"unix://{d.socket}"))
+        check((dcpd.load(ref + "-3", client=dcpd.connect(f"unix://{d.socket}"))), dict(kinds())["mixed"])
+    else:
+        assert all(i == ids[0] for i in ids)
+        ranks(on_streaming.check, 4, str(d.storages["main"] / ref[5:]), seeds)
+    for s in seeds:
+        r = verified(d, f"{ref}-{s}")
+        assert r["verified_bytes"] and r["unverifiable"] == 0, r
+
+
+def test_written_while_it_is_copied(d, monkeypatch):
+    """Before the last piece is there dcpd has written some of it; and nothing is visible before the seal."""
+    c = dcpd.connect(f"unix://{d.socket}")
+    ref, seen = f"main:{lib.fresh()}", []
+    real = _early.Filling.told
+    n = 64 * MIB
+
+    def told(self, have):
+        real(self, have)
+        if have > n * 3 // 4 and not seen:
+            lib.wait_for(lambda: any((j.get("progress") or {}).get("bytes_done", 0) > 0 for j in jobs(d, ref)), 20, "bytes written")
+            seen.append(not (d.storages["main"] / ref[5:]).exists())
+
+    monkeypatch.setattr(_early.Filling, "told", told)
+    dcpd.save({f"w{i}": torch.full((n // 16,), float(i)) for i in range(4)}, ref, client=c)
+    assert seen == [True]
+    assert all(t.eq(int(k[1:])).all() for k, t in dcpd.load(ref, client=c).items())
+    dcpd.close()
+
+
+@pytest.mark.parametrize("how, where", [("async", "copy"), ("async", "seal"), ("async", "reserve"), ("save", "copy"), ("save", "seal"),
+                                        ("save", "reserve"), ("save", "middle")])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_fails(ranks, d, how, where, victim):
+    """All raise; the job is no more, nothing is visible, and the one slot is free for the next save to the same name."""
+    ref = f"main:{lib.fresh()}"
+    got = ranks(on_streaming.fails, ref, victim, where, how, 1, check=False)
+    assert all("on purpose" in str(e) for e in got), got
+    assert not (d.storages["main"] / ref[5:]).exists()
+    assert all(j["state"] in ("cancelled", "failed") for j in jobs(d, ref)), jobs(d, ref)
+    assert ranks(on_streaming.saves_in_one_slot, ref, 2, how) == ["succeeded"] * 4
+    assert load(d.storages["main"] / ref[5:], 4) == 2
+
+
+@pytest.mark.parametrize("how", ["async", "save"])
+def test_a_daemon_of_before(ranks, d, how):
+    """It is asked once, and then as it knows."""
+    ref = f"main:{lib.fresh()}"
+    got = ranks(on_streaming.old_daemon, ref, 5, how)
+    assert [g[0] for g in got] == [["succeeded"] * 3] * 4
+    later = ["filling"] if how == "save" else []
+    assert [sorted(g[1]) for g in got] == [["await_seal", *later], later, later, later]
+    assert load(d.storages["main"] / f"{ref[5:]}-2", 4) == 7
+
+
+@pytest.mark.parametrize("how", ["async", "save"])
+def test_the_daemon_is_restarted_in_the_copy(mortal, own, how):  # noqa: F811
+    path, ref = own.storages["main"] / "a", "main:a"
+    with started_again(own) as pid:
+        assert mortal(on_streaming.kills_daemon, ref, 3, pid, how, seconds=60) == ["succeeded"] * 4
+    assert load(path, 4) == 3
+    assert mortal(on_streaming.saves, "main:b", 4, how) == ["succeeded"] * 4
+    assert load(own.storages["main"] / "b", 4) == 4
+    settled(own, mortal)
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_rank_is_killed_in_the_copy(mortal, own, victim):  # noqa: F811
+    path, ref = own.storages["main"] / "a", "main:a"
+    assert mortal(on_streaming.saves, ref, 1) == ["succeeded"] * 4
+    errors = one_dies(mortal, 4, victim, on_streaming.dies, ref, 2, victim)
+    assert all(isinstance(e, dcpd.RankFailed) for e in errors), errors
+    assert load(path, 4) == 1
+    if victim == 3:
+        assert mortal(on_streaming.saves, "main:b", 3, world=2) == ["succeeded"] * 2
+    settled(own, mortal)
+    assert load(path, 4) == 1
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["signal", "raised"])
+def test_interrupted_in_the_copy(at, in_thread):
+    """One slot only; an interrupted save holds it no longer than it must."""
+    def stop():
+        if in_thread:
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for i in range(3):
+        ref = f"main:{lib.fresh()}"
+        with on_streaming.small_steps(), on_streaming.nth_told(5, stop), pytest.raises(KeyboardInterrupt):
+            dcpd.save(on_streaming.plain_state(0, 1), ref, slots=1)
+        with on_streaming.small_steps():
+            dcpd.save(on_streaming.plain_state(0, 2 + i), ref + "-next", slots=1)
+        assert load(at.storages["main"] / f"{ref[5:]}-next", 1) == 2 + i
+        assert not (at.storages["main"] / ref[5:]).exists()
+        (job,) = jobs(at, ref)
+        assert job["state"] in ("cancelled", "failed")
