@@ -66,14 +66,28 @@ class Ranks:
         at = [torch.frombuffer(m, dtype=torch.uint8).data_ptr() for m in maps]
         return [(a, t.data_ptr(), t.nbytes) for a, t in zip(at, self.state.values())], maps
 
-    def save(self, name):
-        """One save to a new name, as PyTorch's: what the caller waits for, and until it is durable."""
-        path = self.path("py")
+    def settle(self):
+        """Nobody is at work: what came before (segments given back, files removed) runs into nobody's time, ours or PyTorch's."""
         dist.barrier(group=self.control)
-        start = time.perf_counter()
-        h = self.timed("stall" + name, dcpd.async_save, self.state, path)
-        h.result()
-        self.put("durable" + name, time.perf_counter() - start)
+        if self.rank == 0:
+            os.sync()
+            end = time.monotonic() + 10
+            while time.monotonic() < end and busy(0.2) > 0.05:
+                pass
+        dist.barrier(group=self.control)
+
+    def stall(self, name):
+        """One async_save to a new name, as PyTorch's: what the caller waits for."""
+        path = self.path("py")
+        self.settle()
+        self.timed("stall" + name, dcpd.async_save, self.state, path).result()
+        self.drop(path)
+
+    def save(self, name):
+        """One save to a new name, until it is durable."""
+        path = self.path("py")
+        self.settle()
+        self.timed("save" + name, dcpd.save, self.state, path)
         self.drop(path)
 
     def saves(self):
@@ -82,17 +96,25 @@ class Ranks:
         for _ in range(self.runs):
             dcpd.close()  # the slots: their pages are made anew
             blocks, maps = self.maps()
+            self.settle()
             self.timed("copy_first", _copy.copy, blocks)
             del blocks, maps
+            self.stall("_first")
+            dcpd.close()
             self.save("_first")
             path = self.path("t")
+            self.settle()
             self.timed("torch_save", dcp.save, self.state, checkpoint_id=path)
             self.drop(path)
-        self.save("_second")  # the other slot's pages
+        for _ in range(2):  # the other slot's pages, and how both are mapped
+            self.stall("_second")
         blocks, maps = self.maps()
         _copy.copy(blocks)
         for _ in range(2 * self.runs):
+            self.settle()
             self.timed("copy", _copy.copy, blocks)
+            self.stall("")
+        for _ in range(self.runs):
             self.save("")
 
     def torch_async(self, kind, cached):
@@ -153,6 +175,18 @@ class Ranks:
             os.sync()
             with open("/proc/sys/vm/drop_caches", "w") as c:
                 c.write("3")
+
+
+def busy(seconds):
+    """How much of the machine's time is worked or waited for the disk in."""
+    def look():
+        with open("/proc/stat") as f:
+            x = list(map(int, f.readline().split()[1:9]))
+        return sum(x), x[3]
+
+    (a, idle), _ = look(), time.sleep(seconds)
+    b, later = look()
+    return 1 - (later - idle) / max(b - a, 1)
 
 
 def rank(part, n, me, size, runs, folder, store, out):

@@ -96,10 +96,10 @@ def of_saves(bench, size, with_rivals):
     what = f"dcpd.async_save, 4 ranks x {size >> 20} MiB"
     done = [row(bench, "py.stall.warm", "s", "<=1.15", "threaded memcpy, warm", m["stall"], m["copy"], what, m.why),
             row(bench, "py.stall.first", "s", "<=1.30", "copy into new pages", m["stall_first"], m["copy_first"], what, m.why),
-            row(bench, "py.save.first", "s", "<=0.50", "torch's save", m["durable_first"], m["torch_save"], "dcpd.save, the first", m.why)]
-    if bench.wants("py.save.durable") and m["durable"]:
+            row(bench, "py.save.first", "s", "<=0.50", "torch's save", m["save_first"], m["torch_save"], "dcpd.save, the first", m.why)]
+    if bench.wants("py.save.durable") and m["save"]:
         fio = [bench.fio("write") for _ in range(RUNS)]
-        done.append(row(bench, "py.save.durable", "GB/s", ">=0.90", "fio sequential write", [4 * size / t / 1e9 for t in m["durable"]], fio,
+        done.append(row(bench, "py.save.durable", "GB/s", ">=0.90", "fio sequential write", [4 * size / t / 1e9 for t in m["save"]], fio,
                         "dcpd.save, warm", m.why))
     if not with_rivals:
         return done
