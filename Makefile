@@ -4,6 +4,7 @@
 #   SAN=address|undefined|thread build with a sanitizer (objects in a tree of their own)
 #   FAULTS=1                     compile the fault points in (tests/fault)
 #   DCPD_RETRY=1                 a test that fails is run once more, and listed as flaky if it passes then
+#   LONG=1                       make check runs the tests marked `long` too
 #   JOBS=N T=WORD KEEP=1 PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 DCPD_TEST_VENV=DIR
 
 .DEFAULT_GOAL := all
@@ -169,24 +170,39 @@ clean: ## remove what was built
 	rm -rf build
 
 ##@ Test
-# One interpreter for all Python tests: importing PyTorch and starting ranks is what costs.
+# One interpreter for many Python tests: importing PyTorch and starting ranks is what costs.
 PYTEST = BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) PYTHONDONTWRITEBYTECODE=1 \
          $$(tests/venv.sh)/bin/python -m pytest -q -o cache_dir=$(abspath build/test/pytest) $(if $(T),-k '$(T)')
 PYTESTS := $(wildcard tests/worker tests/api tests/interop tests/fault tests/e2e)
 FLAKY := build/test/flaky
+FAILED := build/test/failed
 # Given pytest's arguments. With DCPD_RETRY=1, five failures at most are run once more.
-retrying = tests/retry.sh $(FLAKY) env $(PYTEST) $(1)
+retrying = tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
+QUICK = -m 'not slow$(if $(LONG),, and not long)'
+
+# Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
+# has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
+STREAMS := package faults torch services
+STREAM_services := $(wildcard tests/worker tests/api tests/fault tests/e2e)
+STREAM_torch := tests/interop
+STREAM_faults := $(wildcard tests/python/test_faults*.py tests/python/test_hosts.py)
+STREAM_package := $(filter-out $(STREAM_faults),$(wildcard tests/python/test_*.py))
 
 .PHONY: check
-check: ## everything but the long tests: installs, builds, runs (about 16 minutes on 2 cores once installed)
+check: ## what a change must pass: installs, builds, runs (under five minutes on 2 cores once installed; LONG=1 for more)
 	$(Q)$(MAKE) --no-print-directory deps deps-test
-	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools $(UNIT)
 	$(Q)$(MAKE) --no-print-directory tidy
-	@rm -f $(FLAKY)
-	$(Q)$(MAKE) --no-print-directory -j$(JOBS) check-unit
-	$(Q)$(call retrying,-m 'not slow' $(PYTESTS))
-	$(Q)$(call retrying,-m 'not slow' tests/python)
-	@if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi
+	@rm -f $(FLAKY) $(FAILED)
+	@echo 'Tests, side by side: $(STREAMS) units. Each shows what came of it when it has ended.'
+	$(Q)$(MAKE) --no-print-directory -k -O -j5 $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
+	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
+	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
+
+.PHONY: $(STREAMS:%=check-stream-%)
+$(STREAMS:%=check-stream-%): check-stream-%: all tools
+	@echo; echo "$*: $(STREAM_$*)"
+	$(Q)$(call retrying,$(QUICK) $(STREAM_$*))
 
 .PHONY: check-full
 check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of kills (hours)
@@ -245,14 +261,17 @@ check-abi: ## our declarations of CUDA and NCCL beside their headers, where thos
 check-gpu: $(GPU_TESTS) check-abi ## the tests of device memory with the real libcuda and libnccl; they skip without a GPU
 	$(Q)for t in $(GPU_TESTS); do DCPD_TEST_GPU=1 timeout 300 $$t || exit 1; done
 
-.PHONY: check-unit
+.PHONY: check-unit check-units $(UNIT:$(TESTBIN)/%=run-%)
 check-unit: $(UNIT) $(TESTBIN)/tools/fake_worker check-abi ## the cmocka tests (SAN= works here)
-	$(Q)fail=0; for t in $(UNIT); do \
-	  run() { out=$$(CMOCKA_TEST_ABORT=$(if $(SAN),1,0) timeout -k 10 600 $$t 2>&1); }; \
-	  run || { echo "$$out"; echo "FAILED $$t"; \
-	    if [ "$(DCPD_RETRY)" = 1 ] && run; then echo "FLAKY $${t##*/}: passed when run again" | tee -a $(FLAKY); \
-	    else fail=1; continue; fi; }; \
-	  echo "ok $${t##*/} $$(grep -c '\[       OK' <<<"$$out") tests"; done; exit $$fail
+	$(Q)$(MAKE) --no-print-directory -k -O check-units
+check-units: $(UNIT:$(TESTBIN)/%=run-%)
+$(UNIT:$(TESTBIN)/%=run-%): run-%: $(TESTBIN)/% $(TESTBIN)/tools/fake_worker
+	@mkdir -p $(dir $(FLAKY))
+	$(Q)run() { out=$$(CMOCKA_TEST_ABORT=$(if $(SAN),1,0) timeout -k 10 600 $< 2>&1); }; \
+	  run || { echo "$$out"; echo "FAILED $<"; \
+	    if [ "$(DCPD_RETRY)" = 1 ] && run; then echo "FLAKY $*: passed when run again" | tee -a $(FLAKY); \
+	    else echo $* >>$(FAILED); exit 1; fi; }; \
+	  echo "ok $* $$(grep -c '\[       OK' <<<"$$out") tests"
 
 FUZZERS := $(patsubst tests/fuzz/%.c,$(TESTBIN)/%,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SECONDS ?= 60
