@@ -40,16 +40,34 @@ def own(spawn, monkeypatch):
     dcpd.close()
 
 
+def program_environment(d, **more):
+    return {**os.environ, "DCPD_URL": f"unix://{d.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.fixture(scope="session")
+def forks(shared_daemon):
+    """What needs PyTorch, and no interpreter that has just started, is forked: see lib_forks."""
+    import lib_forks
+
+    f = lib_forks.Forks(program_environment(shared_daemon))
+    yield f
+    f.close()
+
+
 @pytest.fixture
-def script(d, tmp_path):
-    """script(code, *args) → the finished process: Python of its own, with the package and the daemon's address."""
-    def run(code, *args, timeout=300, env=None, check=True, wait=True):
+def script(d, tmp_path, request):
+    """script(code, *args) → the finished process: a program with the package and the daemon's address. `new`: in an interpreter that
+    has just started."""
+    def run(code, *args, timeout=300, env=None, check=True, wait=True, new=False):
         file = tmp_path / f"s{len(list(tmp_path.iterdir()))}.py"
         file.write_text(code)
-        e = {**os.environ, "DCPD_URL": f"unix://{d.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1",
-             "OMP_NUM_THREADS": "1", **(env or {})}
-        p = subprocess.Popen([sys.executable, str(file), *map(str, args)], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True)
+        e = program_environment(d, **(env or {}))
+        if new or "torch" not in code:
+            p = subprocess.Popen([sys.executable, str(file), *map(str, args)], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 text=True)
+        else:
+            p = request.getfixturevalue("forks").start(file, *args, env=e)
         if not wait:
             return p
         try:

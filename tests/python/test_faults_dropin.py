@@ -1,8 +1,4 @@
 """Faults under dcpd.torch's writer and reader, one rank: whoever dies, and whenever. PyTorch's own reader says what is there afterwards."""
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -10,7 +6,6 @@ import harness as lib
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import PACKAGE
 
 import dcpd
 from dcpd import _where
@@ -71,7 +66,6 @@ def gone(d, files, seconds=20):
 
 # ---- the trainer ----
 
-# Forks a victim for each line that it reads: importing PyTorch costs more than all of them.
 VICTIMS = HEAD + """
 import dcpd._load
 def stop(*_, **__):
@@ -92,12 +86,7 @@ def victim(where, how, path):
         dcp.load(state(2), storage_reader=StorageReader(path), no_dist=True)
     else:
         dcpd.load(path, into=state(2))
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        victim(*line.split())
-    print(pid, flush=True)
-    os.waitpid(pid, 0)
+victim(*sys.argv[1:])
 """
 KILLS = [("copy", "async"), ("write", "async"), ("create", "save"), ("wait", "async"), ("wait", "load"), ("wait", "into")]
 if lib.FULL:
@@ -105,27 +94,18 @@ if lib.FULL:
               ("seal", "load"), ("seal", "into")]
 
 
-@pytest.fixture(scope="module")
-def victims(shared_daemon, tmp_path_factory):
+@pytest.fixture
+def victims(d, script):
     """victims(where, how, path): kills it there; gives back the segments that were there then."""
-    file = tmp_path_factory.mktemp("victims") / "v.py"
-    file.write_text(VICTIMS)
-    env = {**os.environ, "DCPD_URL": f"unix://{shared_daemon.socket}", "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1",
-           "DCPD_DIRECT": "0"}  # a load has segments, and jobs, that it may leave behind
-    p = subprocess.Popen([sys.executable, file], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
     def kill(*args):
-        p.stdin.write(" ".join(map(str, args)) + "\n")
-        p.stdin.flush()
-        pid = [p.stdout.readline().strip() for _ in range(2)]  # and "here", in any order
-        assert "here" in pid, pid
-        files = segments(shared_daemon)
-        os.kill(int(max(pid, key=str.isdigit)), signal.SIGKILL)
+        p = script(VICTIMS, *args, wait=False, env={"DCPD_DIRECT": "0"})  # a load has segments, and jobs, that it may leave behind
+        assert p.stdout.readline() == "here\n", p.communicate()
+        files = segments(d)
+        p.kill()
+        p.communicate()
         return files
 
-    yield kill
-    p.kill()
-    p.communicate()
+    return kill
 
 
 @pytest.mark.parametrize("where, how", KILLS)

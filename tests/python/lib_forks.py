@@ -1,0 +1,139 @@
+"""Programs that start at once: forks of an interpreter that has PyTorch imported, which costs more than what most of them do.
+
+    forks = Forks(environment); p = forks.start(file, *arguments, env=…); out, err = p.communicate(timeout=60); p.returncode
+
+A program has its own standard files and environment, is `__main__`, and ends as an interpreter does. Only what is read while an
+interpreter starts (PYTHONWARNINGS, the number of OpenMP threads, LD_…) is as it was for the first.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+
+MORE = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor")
+
+
+class Forked:
+    """As much of subprocess.Popen as tests use. The status comes from a process between, whose child the program is."""
+
+    def __init__(self, args, status, stdin, stdout, stderr):
+        self.args, self.status, self.returncode = args, status, None
+        self.stdin, self.stdout, self.stderr, self.readers = stdin, stdout, stderr, []
+        self.pid = int(status.readline())
+
+    def poll(self):
+        return self.wait(0)
+
+    def wait(self, timeout=None):
+        if self.returncode is None and select.select([self.status], [], [], timeout)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(self.status.readline()))
+            self.status.close()
+        if self.returncode is None and timeout:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout=None):
+        end = None if timeout is None else time.monotonic() + timeout
+        if self.stdin:
+            self.stdin.close()
+        if not self.readers:
+            for f in (self.stdout, self.stderr):
+                text = []
+                t = threading.Thread(target=lambda f=f, text=text: text.append(f.read()), daemon=True)
+                t.start()
+                self.readers.append((t, text))
+        for t, _ in self.readers:
+            t.join(None if end is None else max(0, end - time.monotonic()))
+            if t.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        self.wait(None if end is None else max(0.001, end - time.monotonic()))
+        out, err = (text[0] for _, text in self.readers)
+        return out, err
+
+
+class Forks:
+    def __init__(self, env):
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.parent = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env, pass_fds=[theirs.fileno()],
+                                       stdin=subprocess.DEVNULL, start_new_session=True)
+        theirs.close()
+
+    def start(self, file, *args, env, stdin=False):
+        (outr, outw), (errr, errw), (str_, stw) = os.pipe(), os.pipe(), os.pipe()
+        inr, inw = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY), None)
+        call = {"args": [str(file), *map(str, args)], "env": {k: str(v) for k, v in env.items()}, "cwd": os.getcwd()}
+        socket.send_fds(self.socket, [json.dumps(call).encode()], [inr, outw, errw, stw])
+        for fd in (inr, outw, errw, stw):
+            os.close(fd)
+        return Forked(call["args"], os.fdopen(str_), os.fdopen(inw, "w") if stdin else None, os.fdopen(outr), os.fdopen(errr))
+
+    def close(self):
+        self.socket.close()
+        self.parent.wait(100)
+
+
+def serve(calls):
+    """Returns in a child, with the call that it is to run; ends with the other side."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(calls, 1 << 20, 4)
+        if not data:
+            os._exit(0)
+        if os.fork() == 0:
+            calls.close()
+            pid = os.fork()
+            if pid == 0:
+                for i in range(3):
+                    os.dup2(fds[i], i)
+                for fd in fds:
+                    os.close(fd)
+                return json.loads(data)
+            for fd in fds[:3]:
+                os.close(fd)
+            os.write(fds[3], b"%d\n" % pid)
+            os.write(fds[3], b"%d\n" % os.waitpid(pid, 0)[1])
+            os._exit(0)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def run(call):
+    """The program, in a `__main__` of its own, until the interpreter ends."""
+    os.environ.clear()
+    os.environ.update(call["env"])
+    os.chdir(call["cwd"])
+    sys.argv = call["args"]
+    sys.path[0] = str(pathlib.Path(sys.argv[0]).parent)
+    main = types.ModuleType("__main__")
+    main.__file__ = sys.argv[0]
+    sys.modules["__main__"] = main
+    exec(compile(pathlib.Path(sys.argv[0]).read_text(), sys.argv[0], "exec"), vars(main))
+
+
+if __name__ == "__main__":
+    import gc
+    import importlib
+
+    import torch  # noqa: F401
+
+    for name in MORE:
+        importlib.import_module(name)
+    gc.freeze()  # else each program looks through all of PyTorch once more when it ends
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))
