@@ -1,4 +1,5 @@
-"""A pool of real ranks: processes in a gloo group that live for the whole test session, since importing PyTorch costs seconds.
+"""A pool of real ranks: processes in a gloo group that live for the whole test session, since importing PyTorch costs seconds. They are
+forks of one process that has imported it, and nothing else.
 
     pool = Ranks(4)
     results = pool.run(2, "scenarios", "save_sharded", path=…)      ranks 0 and 1, in a process group of their own; a list by rank
@@ -67,7 +68,9 @@ def forget_group():
 class Ranks:
     def __init__(self, count):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        ctx = multiprocessing.get_context("spawn")
+        ctx = multiprocessing.get_context("forkserver")
+        ctx.set_forkserver_preload(["torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
+                                    "torch.distributed.tensor.parallel", "torch._dynamo"])
         self.meet = tempfile.TemporaryDirectory(prefix="dcpd-ranks-")
         self.turn, self.world, self.calls, self.ranks = 0, None, 0, []
         for r in range(count):

@@ -114,6 +114,8 @@ def main():
     import torch
     import on_ranks
 
+    if "TEST_NO_MESHES" not in os.environ:
+        import torch._dynamo  # noqa: F401: FSDP asks for it, in each rank
     faulthandler.enable()
     fds = list(map(int, sys.argv[1:]))
     pids = []
