@@ -69,6 +69,7 @@ def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
     daemon.put("train", images())
     daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "a"})

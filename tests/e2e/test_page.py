@@ -104,6 +104,7 @@ def test_asks_for_a_token_and_keeps_it_out_of_the_address(page, fake):
     assert not [path for _, path, _ in fake.log if fake.token in path]
 
 
+@pytest.mark.long
 def test_shows_that_there_is_nothing(page, fake):
     fake.storages = []
     enter(page, fake)
@@ -139,6 +140,7 @@ def test_a_job_appears_and_moves_without_reload(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_an_event_without_the_job_makes_the_page_ask(page, fake):
     fake.jobs[job(1)["id"]] = job(1)
     enter(page, fake)
@@ -149,6 +151,7 @@ def test_an_event_without_the_job_makes_the_page_ask(page, fake):
     expect(line.locator(".state")).to_have_text("succeeded")
 
 
+@pytest.mark.long
 def test_events_that_come_while_it_asks_are_not_lost(page, fake):
     """As the daemon does it: job.state names the job only, job.progress brings the progress only."""
     one = job(1)["id"]
@@ -182,6 +185,7 @@ def test_an_error_says_where(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_what_came_of_operations_on_state_dicts(page, fake):
     ended = {"finished_at": "2026-01-01T00:00:02Z"}
     moved = {"backend": "shm", "generation": 8, "tensors": 3, "moved_bytes": 2 * MIB, "needed_bytes": 2 * MIB, "cast": [{"path": "w"}]}
@@ -241,6 +245,7 @@ def test_a_refused_cancel_is_shown(page, fake):
     expect(line.locator(".state")).to_have_text("committing")
 
 
+@pytest.mark.long
 def test_buttons_survive_live_updates(page, fake):
     fake.jobs[job(1)["id"]] = job(1)
     enter(page, fake)
@@ -253,6 +258,7 @@ def test_buttons_survive_live_updates(page, fake):
     assert handle.evaluate("b => b.isConnected && document.activeElement === b")
 
 
+@pytest.mark.long
 def test_ten_thousand_jobs_are_paged_and_found(page, fake):
     for n in range(10000):
         fake.jobs[job(n)["id"]] = job(n, "failed" if n == 7 else "succeeded", labels={"run": f"r{n % 10}"})
@@ -315,6 +321,7 @@ def test_lists_of_everything_else(page, fake):
     expect(page.locator("#notices")).not_to_contain_text("was lost")
 
 
+@pytest.mark.long
 def test_says_when_the_daemon_is_gone_and_goes_on_by_itself(page, fake):
     fake.jobs[job(1)["id"]] = job(1)
     enter(page, fake)
@@ -354,6 +361,7 @@ def test_hostile_and_long_names_are_only_text(page, fake):
     expect(page.locator("#checkpoints tbody")).to_contain_text(name)
 
 
+@pytest.mark.long
 def test_dark_scheme_has_contrast_too(page, fake):
     page.emulate_media(color_scheme="dark")
     states = ("queued", "planning", "running", "committing", "succeeded", "failed", "cancelled")
@@ -368,6 +376,7 @@ def test_dark_scheme_has_contrast_too(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_rows_are_cards_on_a_phone(page, fake):
     """No column is out of sight: each cell is below the one before, with its column's name, and still a table's cell."""
     page.set_viewport_size({"width": 390, "height": 800})
@@ -389,6 +398,7 @@ def test_rows_are_cards_on_a_phone(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_many_ranks_stay_readable(page, fake):
     fake.jobs[job(1)["id"]] = job(1, progress=progress(0, 4096 * MIB, 4096))
     enter(page, fake)

@@ -155,8 +155,8 @@ def test_kills(ready):
             assert d.api.run(kind, **fields)["state"] == "succeeded"
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
-@pytest.mark.parametrize("leader", [False, True])
+@pytest.mark.parametrize("leader, backend", [(False, "shm"), (True, "tcp"), pytest.param(False, "tcp", marks=pytest.mark.long),
+                                             pytest.param(True, "shm", marks=pytest.mark.long)])
 def test_stopped(ready, backend, leader):
     """A worker that is stopped is given up: its job fails, naming it, its gang is renewed, and the next one runs."""
     d = ready

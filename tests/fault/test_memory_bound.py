@@ -54,7 +54,7 @@ def words(np, tensor, first, count):
 
 
 @pytest.mark.seconds(1800 if FULL else 150)
-@pytest.mark.parametrize("tensors", [1, 8])
+@pytest.mark.parametrize("tensors", [pytest.param(1, marks=pytest.mark.long), 8])
 def test_reshard_in_bounded_memory(spawn, tensors):
     np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp

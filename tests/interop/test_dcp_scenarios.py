@@ -13,8 +13,8 @@ from scenarios import LAYOUTS, LAYOUTS_32, boxes, full, module_content, rule
 
 import dcpd as lib
 
-APIS = ["new", "legacy"]
-THREADS = [1, 2]
+VARIANTS = pytest.mark.parametrize("threads, api", [(1, "new"), (2, "legacy"), pytest.param(2, "new", marks=pytest.mark.long),
+                                                    pytest.param(1, "legacy", marks=pytest.mark.long)])
 
 
 def name(*parts):
@@ -40,8 +40,7 @@ def through(d, source, layout, world, tag):
     return [via_shm, direct]
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("threads", THREADS)
+@VARIANTS
 @pytest.mark.parametrize("source", LAYOUTS)
 def test_sharded_10x20_through_dcpd(d, ranks, source, threads, api):
     shape, base, loads = (10, 20), name(), []
@@ -53,8 +52,7 @@ def test_sharded_10x20_through_dcpd(d, ranks, source, threads, api):
     ranks.run(2, "scenarios", "load_sharded", jobs=loads, shape=shape, api=api)
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("threads", THREADS)
+@VARIANTS
 @pytest.mark.parametrize("source", LAYOUTS)
 def test_sharded_10x20_from_dcpd(d, ranks, source, threads, api):
     shape, base, sd = (10, 20), name(), lib.fresh()
@@ -76,8 +74,7 @@ def test_sharded_10x20_from_dcpd(d, ranks, source, threads, api):
         d.drop(again)
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("threads", THREADS)
+@VARIANTS
 @pytest.mark.parametrize("source", [None, *LAYOUTS_32])
 def test_sharded_32_as_plain_and_back(d, ranks, source, threads, api):
     shape, base, loads = (32,), name(), []
@@ -99,8 +96,7 @@ def test_sharded_32_from_dcpd(d, ranks, source):
     ranks.run(2, "scenarios", "load_sharded", jobs=loads, shape=shape, api="new")
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("threads", THREADS)
+@VARIANTS
 @pytest.mark.parametrize("world,no_dist", [(1, True), (2, False)])
 def test_plain_module(d, ranks, world, no_dist, threads, api):
     base = name()
@@ -118,8 +114,7 @@ def test_plain_module_from_dcpd(d, ranks):
         ranks.run(world, "scenarios", "module_load", path=path(d, base), api="new", no_dist=no_dist)
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("threads", THREADS)
+@VARIANTS
 @pytest.mark.parametrize("world,no_dist", [(1, True), (2, False)])
 def test_values_over_other_values(d, ranks, world, no_dist, threads, api):
     base = name()

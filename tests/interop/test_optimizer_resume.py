@@ -47,7 +47,7 @@ def goes_on_alike(a, b, how):
             assert y[1][k].tobytes() == v.tobytes(), f"{how}: {k} on rank {rank}"
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [w if w == 2 else pytest.param(w, marks=pytest.mark.long) for w in WORLDS])
 def test_training_goes_on_on_another_mesh(d, pool, trained, world):
     kind, name, path, unbroken, parameters = trained
     theirs = call(pool, world, "resume", path=path, kind=kind)
@@ -63,6 +63,7 @@ def test_training_goes_on_on_another_mesh(d, pool, trained, world):
         assert np.allclose(theirs[0][1][k], v, rtol=0, atol=1e-5), k
 
 
+@pytest.mark.long
 def test_flattened_state_goes_on(d, pool):
     """flatten_optimizer_state_dict: saved by each of the two, loaded by each of them."""
     name, url = "optim/" + lib.fresh(), f"unix://{d.socket}"
