@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin"))
 HEAD = struct.Struct("<4sHHIIQ")
 TYPES = {"HELLO": 1, "JOB": 2, "RUN": 3, "CANCEL": 4, "COMMIT_OK": 5, "SEGMENTS": 6, "PEERS_DONE": 7, "LOOKUP": 8, "MEET_ALL": 9,
+         "SEALED": 10,
          "STATE": 32, "PROGRESS": 33, "WANT_SEGMENTS": 34, "WANT_COMMIT": 35, "DONE": 36, "FAILED": 37, "ANSWER": 38, "MEET": 39}
 NAMES = {v: k for k, v in TYPES.items()}
 BATCH = 250
