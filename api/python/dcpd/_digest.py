@@ -30,9 +30,14 @@ class _Hash128(ctypes.Structure):
     _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
 
 
+def _update(lib: Any) -> Any:
+    """On x86 the library has one that asks the processor what it can; the other is for any of them, and takes twice as long."""
+    return getattr(lib, "XXH3_128bits_update_dispatch", None) or lib.XXH3_128bits_update
+
+
 class _Native(Digest):
     def __init__(self, lib: Any) -> None:
-        self._lib, self._state, self._add = lib, lib.XXH3_createState(), lib.XXH3_128bits_update
+        self._lib, self._state, self._add = lib, lib.XXH3_createState(), _update(lib)
         if not self._state:
             raise MemoryError("XXH3_createState")
 
@@ -88,7 +93,7 @@ def _xxhash() -> Optional[Callable[[], Digest]]:
         lib = ctypes.CDLL("libxxhash.so.0")
         lib.XXH3_createState.restype, lib.XXH3_createState.argtypes = word, ()
         lib.XXH3_freeState.argtypes = lib.XXH3_128bits_reset.argtypes = (word,)
-        lib.XXH3_128bits_update.argtypes = (word, word, ctypes.c_size_t)
+        _update(lib).argtypes = (word, word, ctypes.c_size_t)
         lib.XXH3_128bits_digest.argtypes, lib.XXH3_128bits_digest.restype = (word,), _Hash128
         return lambda: _Native(lib)
     except (OSError, AttributeError):  # not there, or older than 0.8
