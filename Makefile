@@ -182,8 +182,9 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
-STREAMS := package faults torch services
-STREAM_services := $(wildcard tests/worker tests/api tests/fault tests/e2e)
+STREAMS := package faults torch services api
+STREAM_api := tests/api
+STREAM_services := $(wildcard tests/worker tests/fault tests/e2e)
 STREAM_torch := tests/interop
 STREAM_faults := $(wildcard tests/python/test_faults*.py tests/python/test_hosts.py)
 STREAM_package := $(filter-out $(STREAM_faults),$(wildcard tests/python/test_*.py))
@@ -195,7 +196,7 @@ check: ## what a change must pass: installs, builds, runs (under five minutes on
 	$(Q)$(MAKE) --no-print-directory tidy
 	@rm -f $(FLAKY) $(FAILED)
 	@echo 'Tests, side by side: $(STREAMS) units. Each shows what came of it when it has ended.'
-	$(Q)$(MAKE) --no-print-directory -k -O -j5 $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
+	$(Q)$(MAKE) --no-print-directory -k -O -j6 $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
 	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
 	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
 
