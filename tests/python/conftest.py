@@ -47,7 +47,7 @@ def program_environment(d, **more):
 
 @pytest.fixture(scope="session")
 def forks(shared_daemon):
-    """What needs PyTorch, and no interpreter that has just started, is forked: see lib_forks."""
+    """What needs PyTorch is forked: see lib_forks."""
     import lib_forks
 
     f = lib_forks.Forks(program_environment(shared_daemon))
@@ -57,13 +57,12 @@ def forks(shared_daemon):
 
 @pytest.fixture
 def script(d, tmp_path, request):
-    """script(code, *args) → the finished process: a program with the package and the daemon's address. `new`: in an interpreter that
-    has just started."""
-    def run(code, *args, timeout=300, env=None, check=True, wait=True, new=False):
+    """script(code, *args) → the finished process: a program with the package and the daemon's address."""
+    def run(code, *args, timeout=300, env=None, check=True, wait=True):
         file = tmp_path / f"s{len(list(tmp_path.iterdir()))}.py"
         file.write_text(code)
         e = program_environment(d, **(env or {}))
-        if new or "torch" not in code:
+        if "torch" not in code:
             p = subprocess.Popen([sys.executable, str(file), *map(str, args)], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True)
         else:

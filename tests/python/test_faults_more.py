@@ -4,8 +4,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import PACKAGE
 from test_faults_dropin import gone, load, ours, path, restarts, save, segments, state  # noqa: F401
 
 import dcpd
@@ -95,7 +92,7 @@ def test_an_interrupted_copy_has_ended():
 
 
 SIGINT = """
-import dcpd, numpy as np, sys
+import dcpd, numpy as np, sys, torch
 sd, ref = {"w": np.ones(1 << 22)}, sys.argv[1]
 dcpd.save(sd, ref)
 print("go", flush=True)
@@ -163,14 +160,17 @@ def test_a_third_save_while_two_are_in_flight(at, monkeypatch, caplog, mode):
 # ---- /dev/shm ----
 
 SMALL = """
-import dcpd, numpy as np, os, subprocess, sys, time
+import ctypes, dcpd, numpy as np, os, subprocess, sys, time
 import torch, warnings, torch.distributed.checkpoint as dcp
 from dcpd.torch import StorageWriter
 warnings.simplefilter("ignore")
 program, home = sys.argv[1:]
+assert ctypes.CDLL(None).unshare(0x20000) == 0    # CLONE_NEWNS
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", "/dev/shm"], check=True)
 p = subprocess.Popen([program, "--state-dir", home + "/state", "--listen", f"unix:{home}/s", "--storage", f"main={home}/main",
-                      "--shm-limit", "1GiB"], stderr=open(home + "/log", "w"))
+                      "--shm-limit", "1GiB"], stderr=open(home + "/log", "w"),
+                     env={k: v for k, v in os.environ.items() if not k.startswith("DCPD_")})
 os.environ["DCPD_URL"] = f"unix://{home}/s"
 for _ in range(500):
     try:
@@ -219,13 +219,10 @@ finally:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm of its own")
-def test_dev_shm_is_full(tmp_path):
+def test_dev_shm_is_full(script, tmp_path):
     """By us, and by others: who needs how much, what is free, who holds it; and the trainer goes on."""
     (tmp_path / "main").mkdir()
-    (tmp_path / "s.py").write_text(SMALL)
-    r = subprocess.run(["unshare", "-m", sys.executable, tmp_path / "s.py", lib.BIN / "dcpd", tmp_path], capture_output=True, text=True,
-                       timeout=100, env={**lib.clean_environment(), "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1"})
-    assert r.returncode == 0, r.stdout + r.stderr
+    r = script(SMALL, lib.BIN / "dcpd", tmp_path, timeout=100)
     lines = r.stdout.splitlines()
     full = [x for x in lines if "SharedMemoryFull" in x]
     assert len(full) == 3 and full[1].startswith("dropin"), r.stdout
