@@ -221,6 +221,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.seconds(200)
 def test_the_process_of_an_async_save_is_killed(script, path):  # noqa: F811
     """PyTorch says it at the future; what was saved before is there, and the next save is made."""

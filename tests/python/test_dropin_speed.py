@@ -109,7 +109,7 @@ def test_what_dcpd_refuses_in_a_later_group_is_read_once(path, groups, monkeypat
 # -------------------------------------------------------------------------------------------------- copies into segments
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_copies_into_a_new_segment(tmp_path, named):
     """First through the file, then with pages mapped at once, then as ever; also where the file has lost its name."""
     import ctypes

@@ -241,6 +241,7 @@ def test_lines_of_progress(script):
     assert lines[3:] == [f"save {name}/in: failed"]
 
 
+@pytest.mark.long
 def test_a_bar_on_a_terminal(at, tmp_path):
     """On a terminal one line is written over, and is never left open."""
     file, name = tmp_path / "p.py", f"main:{lib.fresh()}"
