@@ -50,3 +50,31 @@ def one_that_fails(pg, rank, ref, specs, victim, what):
         return directly(pg, rank, on_ranks.load_tensors, ref, specs)[1]
     finally:
         _direct.Plan.read, _direct.find = real
+
+
+def trips(pg, rank, ref):
+    """What a load of one large tensor a rank asks the daemon for, and how often the ranks wait for each other."""
+    import torch
+
+    from dcpd import _group, _http
+
+    into = {f"w{rank}": torch.zeros(50_000)}
+    dcpd.load(ref, into=into, process_group=pg)  # connections are there
+    asked, met = [], []
+    real = _http.Transport.raw, _group.TorchGroup.gather
+
+    def raw(self, method, path, *args, **kw):
+        asked.append(path.partition("?")[0].rpartition("/")[2].rpartition(":")[2])
+        return real[0](self, method, path, *args, **kw)
+
+    def gather(self, x):
+        met.append(1)
+        return real[1](self, x)
+
+    _http.Transport.raw, _group.TorchGroup.gather = raw, gather
+    try:
+        dcpd.load(ref, into=into, process_group=pg)
+    finally:
+        _http.Transport.raw, _group.TorchGroup.gather = real
+    assert into[f"w{rank}"].eq(torch.arange(50_000) + 1000 * rank).all()
+    return asked, len(met)

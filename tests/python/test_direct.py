@@ -6,10 +6,12 @@ which a job is faster.
 import contextlib
 import ctypes
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 
@@ -111,6 +113,14 @@ def test_no_job_where_nothing_needs_one(at):
     assert requests == [("GET", "/v1/storages/main"), ("POST", f"/v1/checkpoints/main/{ref[5:]}:locate")]
 
 
+def test_ranks_make_no_trip_in_vain(ranks, d, monkeypatch):
+    monkeypatch.setenv("DCPD_URL", f"unix://{d.socket}")
+    ref = saved(tensors())
+    dcpd.close()
+    got = ranks(on_direct.trips, ref)
+    assert got == [(["main", "locate"], 3)] + [(["locate"], 3)] * 3
+
+
 def test_values_come_by_a_tiny_job(at):
     sd = {**tensors(), "step": 7, "sched": {"last": [1, 2]}}
     ref = saved(sd)
@@ -184,14 +194,25 @@ def test_by_jobs_where_it_cannot_be(at, monkeypatch, why):
         assert seen.boxes == 4
 
 
-def test_files_of_another_user(own, tmp_path):
+@pytest.fixture
+def open_to_all(monkeypatch):
+    """A daemon in a folder that every user may enter; pytest's own are closed, whenever another run begins."""
+    with tempfile.TemporaryDirectory(prefix="dcpd-open-") as home:
+        os.chmod(home, 0o755)
+        d = lib.Daemon(pathlib.Path(home), args=["--allow-group", "nogroup"])
+        monkeypatch.setenv("DCPD_URL", f"unix://{d.socket}")
+        yield d
+        dcpd.close()
+        d.discard()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_files_of_another_user(open_to_all):
     """The trainer may talk to the daemon, and not open its files."""
-    d = own("--allow-group", "nogroup")
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+    d = open_to_all
     sd = tensors()
     ref = saved(sd)
-    code = tmp_path / "other.py"
+    code = d.home / "other.py"
     code.write_text("import os, sys, torch, dcpd\n"
                     "from dcpd import _direct, _where\n"
                     "into = {f'w{i}': torch.zeros(50_000) for i in range(4)}\n"
@@ -207,11 +228,8 @@ def test_files_of_another_user(own, tmp_path):
                     "dcpd.load(sys.argv[1], into=into)\n"
                     "print([float(into[f'w{i}'][-1]) for i in range(4)], _direct.counts['boxes'])\n"
                     "dcpd.close()\n")
-    for p in (d.home, *d.home.parents):
-        if p.stat().st_uid == os.geteuid() and p != p.parent:
-            p.chmod(p.stat().st_mode | 0o011)
-    tmp_path.chmod(0o755)
     code.chmod(0o644)
+    d.state.chmod(0o755)
     for mode, boxes in ((0o700, 0), (0o755, 4)):
         folder(d, ref).chmod(mode)
         for p in (d.storages["main"], *folder(d, ref).iterdir()):

@@ -94,7 +94,8 @@ def test_a_save_is_a_job_and_every_item_has_a_digest(path):
     assert r["unverifiable"] == 0 and r["tensors"] == 8 and r["values"] == 2
 
 
-def test_loading_does_not_use_pytorchs_files(path):
+def test_loading_does_not_use_pytorchs_files(path, monkeypatch):
+    monkeypatch.setenv("DCPD_DIRECT", "0")
     save(state(), StorageWriter(path))
     before = len(dcpd.connect().jobs.list(filter="kind=load"))
     load(state(1), StorageReader(path))

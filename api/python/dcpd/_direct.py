@@ -117,12 +117,22 @@ def choose(sizes: Sequence[int]) -> List[int]:
     return large if sum(sizes[i] for i in large) >= LARGE_ALL and len(large) <= BOXES_MAX else []
 
 
+def root_of(place: Any) -> str:
+    """The storage's directory; "" if nothing will be read there, or if it cannot be told: the job will say why."""
+    if place.root or not enabled():
+        return str(place.root)
+    try:
+        return str(place.client.storages.get(place.storage).get("path") or "")
+    except errors.DcpdError:
+        return ""
+
+
 def find(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]:
     """What of these boxes can be read here; None if nothing. Never raises what a job would say better."""
     if not specs or not enabled() or not place.client.url.startswith("unix://"):
         return None
     try:
-        root = place.root or str(place.client.storages.get(place.storage)["path"])
+        root = root_of(place)
         plan = _find(place, root, specs, verify)
         if plan is None:  # replaced between our look and the daemon's?
             plan = _find(place, root, specs, verify)

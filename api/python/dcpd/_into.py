@@ -56,7 +56,7 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int) -> Any:
             place = _where.resolve(ask.checkpoint, ask.client)
             c = place.client
             fresh = [k for k in _fresh_optimizers(into) if _has_state(place, k)]
-            plan = (c.url, [_session.new_name(), _session.new_name()], (place.storage, place.name, place.root), fresh)
+            plan = (c.url, [_session.new_name(), _session.new_name()], (place.storage, place.name, _direct.root_of(place)), fresh)
     except Exception as e:
         failure = e
     seen = g.agree((ask.text, keys, _group.place(), plan), failure)

@@ -322,12 +322,20 @@ def _give_up(session: _session.Session, generation: int) -> None:
         pass  # it is freed with the next generation, or when the lease is over
 
 
+_clients: Dict[Tuple[int, str, Optional[str]], Client] = {}
+
+
 def _client_at(url: str) -> Client:
+    """Of the daemon that rank 0 has found; the same one each time."""
     from ._http import Transport, default_token, parse_url
 
-    t = Transport(parse_url(url), default_token())
-    t.known = True  # rank 0 has met it: if it does not answer now, it is being restarted
-    return Client(t).check()
+    key = (os.getpid(), url, default_token())
+    found = _clients.get(key)
+    if found is None:
+        t = Transport(parse_url(url), key[2])
+        t.known = True  # rank 0 has met it: if it does not answer now, it is being restarted
+        found = _clients[key] = Client(t).check()
+    return found
 
 
 def _job_options(first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, Any]]:
