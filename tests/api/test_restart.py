@@ -211,8 +211,8 @@ def test_a_state_dir_of_someone_else(tmp_path):
 
 
 def test_what_an_idle_gang_was_removing_is_swept(spawn):
-    d = spawn(args=["--gang-idle", "1ms"])
-    sd = big(d, 64)
+    d = spawn(args=["--gang-idle", "1s"])  # a save's old checkpoint is removed for longer, and the save is over by then
+    sd = big(d, 256)
     for name in ("one", "one", "one"):
         d.api.run("save", **save(sd, name), options={"overwrite": True})
     lib.wait_for(lambda: not d.staging(), 10, "trash swept")
