@@ -2,7 +2,8 @@
  * `.dcpd.json` naming its job. The label `fake` of a job says how to misbehave:
  *
  *   slow:MS           runs that long, with progress          fail:CODE        answers FAILED
- *   crash:WHERE       dies in attempt 1 at planning, running, peer, commit (before the rename) or committed (after it)
+ *   crash:WHERE       dies in attempt 1 at planning, running, peer, commit (before the rename) or committed (after it);
+ *                     crash:WHERE+slow:MS: the next one takes that long
  *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
  *   stall:MS          no progress for that long              garbage          sends what is no JSON object
  *   meet              leader and peers meet twice; the result says who was there        meet-alone: the peers do not come
@@ -130,9 +131,17 @@ static void remove_checkpoint(const char *path)
 static char fake[128];
 static int attempt;
 
+static int slow(void)
+{
+	const char *at = strstr(fake, "slow:");
+
+	return at ? number(at + 5) : 0;
+}
+
 static void crash_at(const char *where)
 {
-	bool now = (strncmp(fake, "crash:", 6) == 0 && attempt == 1 && strcmp(fake + 6, where) == 0) ||
+	size_t n = strncmp(fake, "crash:", 6) == 0 ? strcspn(fake + 6, "+") : 0;
+	bool now = (n != 0 && attempt == 1 && strlen(where) == n && strncmp(fake + 6, where, n) == 0) ||
 		   (strncmp(fake, "always:", 7) == 0 && strcmp(fake + 7, where) == 0);
 	if (now)
 		kill(getpid(), SIGKILL);
@@ -302,9 +311,8 @@ static void do_job(const json_t *doc)
 	crash_at("running");
 	if (strncmp(fake, "meet", 4) == 0 && !meet())
 		return;
-	int slow = strncmp(fake, "slow:", 5) == 0 ? number(fake + 5) : 0;
 	int stall = strncmp(fake, "stall:", 6) == 0 ? number(fake + 6) : 0;
-	if (work(stall, false) || work(slow, true))
+	if (work(stall, false) || work(slow(), true))
 		return;
 	if (my_count > 1 && !peers_done && !expect(FRAME_PEERS_DONE))
 		return;
@@ -325,7 +333,7 @@ static void do_run(const json_t *doc)
 		(void)(expect(FRAME_SEGMENTS));
 	else if (strncmp(fake, "meet", 4) == 0 && !meet())
 		return;
-	else if (!work(strncmp(fake, "slow:", 5) == 0 ? number(fake + 5) / 2 : 0, false))
+	else if (!work(slow() / 2, false))
 		say(FRAME_DONE, json_object(), NULL, 0);
 }
 

@@ -216,8 +216,8 @@ static void test_crash_of_a_worker(void **state)
 
 	(void)state;
 	fill();
-	t_job(&t, SAVE("a", FAKE("crash:running")), id);
-	t_job_runs(&t, id);
+	t_job(&t, SAVE("a", FAKE("crash:running+slow:2000")), id); /* slow: the seals come before the second attempt commits */
+	T_UNTIL(&t, attempt_of(id) == 2);
 	seal(0);
 	seal(1);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
