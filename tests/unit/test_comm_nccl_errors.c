@@ -62,6 +62,14 @@ static void no_memory_there(void)
 	close_group();
 }
 
+/* Nobody is still in the collective before, when what comes next breaks. */
+static void all_are_out(void)
+{
+	atomic_fetch_add(&shared->turn, 1);
+	while (atomic_load(&shared->turn) < me.size)
+		sched_yield();
+}
+
 static void async_error(void)
 {
 	setenv("FAKE_NCCL_ASYNC_AFTER", "3", 1);
@@ -70,9 +78,7 @@ static void async_error(void)
 	C_OK(comm_barrier(me.c));
 	C_OK(comm_barrier(me.c));
 	C_OK(comm_barrier(me.c));
-	atomic_fetch_add(&shared->turn, 1); /* nobody is still in the third when rank 1 breaks the fourth */
-	while (atomic_load(&shared->turn) < me.size)
-		sched_yield();
+	all_are_out();
 	if (me.rank == 1) {
 		C_ERR(DEVICE_FAILED, comm_barrier(me.c));
 		C_TEXT("unhandled system error (NCCL error 2): fake: as the environment asked");
@@ -119,8 +125,9 @@ static void ticked(void)
 {
 	open_group();
 	C_OK(comm_barrier(me.c));
+	all_are_out();
 	if (me.rank == 0) {
-		while (atomic_load(&shared->turn) < me.size - 1)
+		while (atomic_load(&shared->turn) < me.size + me.size - 1)
 			sched_yield();
 	} else {
 		me.tick = ERR_CANCELLED;
