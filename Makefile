@@ -182,12 +182,12 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
-STREAMS := package faults torch services api
+STREAMS := package1 package2 torch services api
 STREAM_api := tests/api
 STREAM_services := $(wildcard tests/worker tests/fault tests/e2e)
 STREAM_torch := tests/interop
-STREAM_faults := $(wildcard tests/python/test_faults*.py tests/python/test_hosts.py)
-STREAM_package := $(filter-out $(STREAM_faults),$(wildcard tests/python/test_*.py))
+STREAM_package1 := $(wildcard tests/python/test_[f-z]*.py)
+STREAM_package2 := $(filter-out $(STREAM_package1),$(wildcard tests/python/test_*.py))
 
 .PHONY: check
 check: ## what a change must pass: installs, builds, runs (under five minutes on 2 cores once installed; LONG=1 for more)
