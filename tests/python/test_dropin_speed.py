@@ -20,7 +20,8 @@ Pair = collections.namedtuple("Pair", "a b")
 
 @pytest.fixture
 def groups(monkeypatch):
-    """Groups of 64 KiB, as many as are needed."""
+    """Groups of 64 KiB, as many as are needed, all through the daemon."""
+    monkeypatch.setenv("DCPD_DIRECT", "0")
     monkeypatch.setattr(_reader, "_GROUP_MIN", 64 << 10)
     monkeypatch.setattr(_reader, "_GROUPS", 1000)
 
