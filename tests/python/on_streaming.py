@@ -175,13 +175,18 @@ def saves_in_one_slot(pg, rank, ref, x, how):
     return saves(pg, rank, ref, x, how, slots=1)
 
 
+def short_leases(pg, rank):
+    """What the dead hold is free after seconds."""
+    from dcpd import _session
+
+    _session.LEASE_SECONDS = 4
+
+
 def dies(pg, rank, ref, x, victim):
     """`victim` is killed in the middle of its copy, when dcpd has been told of some of it."""
     import on_faults
-    from dcpd import _session
 
     on_faults.patient(pg, victim)
-    _session.LEASE_SECONDS = 4
     with small_steps(), nth_told(6, (lambda: os.kill(os.getpid(), signal.SIGKILL)) if rank == victim else lambda: None):
         return dcpd.save(plain_state(rank, x), ref, process_group=pg, overwrite=True)["state"]
 

@@ -163,7 +163,7 @@ def test_written_while_it_is_copied(d, monkeypatch):
 
 @pytest.mark.parametrize("how, where", [("async", "copy"), ("async", "seal"), ("async", "reserve"), ("save", "copy"), ("save", "seal"),
                                         ("save", "reserve"), ("save", "middle")])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_rank_fails(ranks, d, how, where, victim):
     """All raise; the job is no more, nothing is visible, and the one slot is free for the next save to the same name."""
     ref = f"main:{lib.fresh()}"
@@ -197,9 +197,10 @@ def test_the_daemon_is_restarted_in_the_copy(mortal, own, how):  # noqa: F811
     settled(own, mortal)
 
 
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_is_killed_in_the_copy(mortal, own, victim):  # noqa: F811
     path, ref = own.storages["main"] / "a", "main:a"
+    mortal(on_streaming.short_leases)
     assert mortal(on_streaming.saves, ref, 1) == ["succeeded"] * 4
     errors = one_dies(mortal, 4, victim, on_streaming.dies, ref, 2, victim)
     assert all(isinstance(e, dcpd.RankFailed) for e in errors), errors
