@@ -182,12 +182,13 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
-STREAMS := package1 package2 torch services api
+STREAMS := package1 package2 package3 torch services api
 STREAM_api := tests/api
 STREAM_services := $(wildcard tests/worker tests/fault tests/e2e)
 STREAM_torch := tests/interop
-STREAM_package1 := $(wildcard tests/python/test_[f-z]*.py)
-STREAM_package2 := $(filter-out $(STREAM_package1),$(wildcard tests/python/test_*.py))
+STREAM_package1 := $(wildcard tests/python/test_[f-h]*.py)
+STREAM_package2 := $(wildcard tests/python/test_[i-z]*.py)
+STREAM_package3 := $(filter-out $(STREAM_package1) $(STREAM_package2),$(wildcard tests/python/test_*.py))
 
 .PHONY: check
 check: ## what a change must pass: installs, builds, runs (under five minutes on 2 cores once installed; LONG=1 for more)
@@ -196,7 +197,7 @@ check: ## what a change must pass: installs, builds, runs (under five minutes on
 	$(Q)$(MAKE) --no-print-directory tidy
 	@rm -f $(FLAKY) $(FAILED)
 	@echo 'Tests, side by side: $(STREAMS) units. Each shows what came of it when it has ended.'
-	$(Q)$(MAKE) --no-print-directory -k -O -j6 $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
+	$(Q)$(MAKE) --no-print-directory -k -O -j7 $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
 	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
 	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
 
