@@ -47,7 +47,8 @@ def goes_on_alike(a, b, how):
             assert y[1][k].tobytes() == v.tobytes(), f"{how}: {k} on rank {rank}"
 
 
-@pytest.mark.parametrize("world", [w if w == 2 else pytest.param(w, marks=pytest.mark.long) for w in WORLDS])
+@pytest.mark.long
+@pytest.mark.parametrize("world", WORLDS)
 def test_training_goes_on_on_another_mesh(d, pool, trained, world):
     kind, name, path, unbroken, parameters = trained
     theirs = call(pool, world, "resume", path=path, kind=kind)

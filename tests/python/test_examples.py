@@ -25,6 +25,7 @@ def finish(p, rc=0):
     return out
 
 
+@pytest.mark.long
 def test_single_process(d, start):
     ref = f"main:{lib.fresh()}"
     finish(start("single.py", ref, "--steps", "10"))
