@@ -5,6 +5,7 @@
 #   FAULTS=1                     compile the fault points in (tests/fault)
 #   DCPD_RETRY=1                 a test that fails is run once more, and listed as flaky if it passes then
 #   LONG=1                       make check runs the tests marked `long` too
+#   SETS=N                       make check runs N sets of tests at a time (all)
 #   JOBS=N T=WORD KEEP=1 PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 DCPD_TEST_VENV=DIR
 
 .DEFAULT_GOAL := all
@@ -183,6 +184,7 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
 STREAMS := package1 package2 package3 torch services api
+SETS ?= 7
 STREAM_api := tests/api
 STREAM_services := $(wildcard tests/worker tests/fault tests/e2e)
 STREAM_torch := tests/interop
@@ -197,7 +199,7 @@ check: ## what a change must pass: installs, builds, runs (under five minutes on
 	$(Q)$(MAKE) --no-print-directory tidy
 	@rm -f $(FLAKY) $(FAILED)
 	@echo 'Tests, side by side: $(STREAMS) units. Each shows what came of it when it has ended.'
-	$(Q)$(MAKE) --no-print-directory -k -O -j7 $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
+	$(Q)$(MAKE) --no-print-directory -k -O -j$(SETS) $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
 	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
 	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
 
