@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import pickle
 import uuid
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -321,7 +320,7 @@ class _Files:
             return
         try:
             tensor = torch.load(stream, map_location="cpu", weights_only=True)
-        except (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as e:
+        except Exception as e:  # an unpickler trips over damage in many ways
             info = self.reader.storage_data[item.storage_index]
             raise errors.CheckpointDamaged(f"the item cannot be read: {e}", file=info.relative_path, fqn=item.storage_index.fqn,
                                            offset=info.offset) from e
