@@ -36,6 +36,18 @@ def small(rank=0):
     return lib.image({f"w{rank}": ("U8", [3 * MIB], os.urandom(3 * MIB))})
 
 
+def streaming(d, filled=0):
+    """(image, its filler, the job that streams it): one rank, with so many bytes of its data there."""
+    sd, image = lib.fresh(), small()
+    d.create(sd)
+    r = Filling(d, sd, 0, image)
+    j = submit(d, sd)
+    if filled:
+        r.upto(r.head + filled)
+    lib.wait_for(lambda: job(d, j)["state"] == "running", 20, "it streams")
+    return image, r, j
+
+
 def test_written_while_it_is_filled(d, two):
     sd = lib.fresh()
     d.create(sd, world=2)
@@ -128,11 +140,7 @@ def test_some_filling_some_sealed(d, two):
 
 
 def test_the_seal_counts_where_the_number_was_left_behind(d):
-    sd, image = lib.fresh(), small()
-    d.create(sd)
-    r = Filling(d, sd, 0, image)
-    j = submit(d, sd)
-    lib.wait_for(lambda: job(d, j)["state"] == "running", 20, "it streams")
+    image, r, j = streaming(d)
     r.put(r.head, image[r.head:])
     r.seal(fill=False).ok(200)
     saved(d, j, [image])
@@ -210,23 +218,14 @@ def test_timeout(d):
 
 @pytest.mark.parametrize("mark", ["beyond", "back", "huge"])
 def test_a_number_that_lies(d, mark):
-    sd, image = lib.fresh(), small()
-    d.create(sd)
-    r = Filling(d, sd, 0, image)
-    j = submit(d, sd)
-    r.upto(r.head + 1 * MIB)
-    lib.wait_for(lambda: job(d, j)["state"] == "running", 20, "it streams")
+    image, r, j = streaming(d, MIB)
     time.sleep(0.3)
     r.mark({"beyond": len(image) + 1, "back": 5, "huge": 2**64 - 1}[mark])
     lost(d, j, "are said to be there", code="format_image", rank=0)
 
 
 def test_segment_shrunk(d):
-    sd, image = lib.fresh(), small()
-    d.create(sd)
-    r = Filling(d, sd, 0, image)
-    j = submit(d, sd)
-    lib.wait_for(lambda: job(d, j)["state"] == "running", 20, "it streams")
+    _, r, j = streaming(d)
     os.truncate(r.file, 4096)
     lost(d, j, code="segment_shrunk", rank=0)
 

@@ -7,7 +7,6 @@ import collections
 import os
 import pathlib
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pytest
 import dcpd as lib
 from dcpd import FULL
 from streaming import Filling, job, lost, submit
+from test_kill_saves import strike
 
 SAVES = 60 if FULL else 9
 RANKS, MIB = 2, 1 << 20
@@ -65,16 +65,6 @@ class Trainer(threading.Thread):
             self.error = e
 
 
-def strike(d, who, rng):
-    """Kills; a coordinator is started again."""
-    workers = d.workers()
-    if who in ("worker", "both") and workers:
-        os.kill(rng.choice(workers), signal.SIGKILL)
-    if who in ("coordinator", "both"):
-        d.kill()
-        d.start()
-
-
 def streams(d, j):
     state = job(d, j)
     return state["state"] in ("running", "committing", *lib.TERMINAL)
@@ -96,7 +86,8 @@ def test_kills_while_it_streams(spawn):
             t.start()
         lib.wait_for(lambda: streams(d, j), 30, "it streams", every=0.002)
         time.sleep(rng.uniform(0, 0.2))
-        strike(d, who, rng)
+        if strike(d, who, rng):
+            d.start()
         for t in ranks:
             t.join()
             assert not t.error, f"seed {seed}, save {i}, {who}: {t.error!r}"

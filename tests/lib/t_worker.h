@@ -40,6 +40,23 @@ static inline void t_worker_remove(struct t_worker *t)
 	t_dir_remove(&t->dir);
 }
 
+/* A worker of each test's own, for cmocka: `t`, setup() and teardown(). */
+#define T_WORKER_EACH(t) \
+	static struct t_worker t; \
+	static int setup(void **state) \
+	{ \
+		(void)state; \
+		t_worker_make(&t); \
+		return 0; \
+	} \
+	static int teardown(void **state) \
+	{ \
+		(void)state; \
+		t_worker_remove(&t); \
+		return 0; \
+	} \
+	_Static_assert(true, "a semicolon follows")
+
 /* Says what the coordinator would say later: the worker reads it when it asks. */
 static inline void t_worker_say(struct t_worker *t, enum frame_type type, uint64_t generation)
 {

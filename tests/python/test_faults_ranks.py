@@ -45,9 +45,9 @@ def ours(d):
     return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
 
 
-def load(path, world):
-    """x of on_faults.state(rank, x), the same in all that is there."""
-    sd = {f"t{r}": torch.zeros(1 << 16) for r in range(world)}
+def load(path, world, size=1 << 16):
+    """x of on_faults.state(rank, x), or of on_streaming.plain_state(rank, x), the same in all that is there. size: of a rank's tensor."""
+    sd = {f"t{r}": torch.zeros(size) for r in range(world)}
     sd.update(all=torch.zeros(1000), v={"x": 0})
     dcp.load(sd, storage_reader=dcp.FileSystemReader(path), no_dist=True)
     x = sd["v"]["x"]

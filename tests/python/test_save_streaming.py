@@ -8,7 +8,7 @@ import numpy as np
 import on_streaming
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from test_faults_ranks import load as load_ranks
 from test_faults_ranks import mortal, one_dies, settled, started_again  # noqa: F401
 from test_outline import check
 
@@ -35,13 +35,7 @@ def verified(d, ref):
 
 
 def load(path, world):
-    """x of on_streaming.plain_state(rank, x), the same in all that is there."""
-    sd = {f"t{r}": torch.zeros(2 << 18) for r in range(world)}
-    sd.update(all=torch.zeros(1000), v={"x": 0})
-    dcp.load(sd, storage_reader=dcp.FileSystemReader(path), no_dist=True)
-    x = sd["v"]["x"]
-    assert all(t.eq(x).all() for t in sd.values() if isinstance(t, torch.Tensor)), "a mix"
-    return x
+    return load_ranks(path, world, 2 << 18)
 
 
 # ---- the copy ----

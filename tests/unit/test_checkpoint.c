@@ -6,22 +6,8 @@
 #include "io/digest.h"
 #include "ops/checkpoint.h"
 
-static struct t_worker t;
+T_WORKER_EACH(t);
 static const char *const GOLDEN = "torch-2.15.0/sharded_rowwise";
-
-static int setup(void **state)
-{
-	(void)state;
-	t_worker_make(&t);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	t_worker_remove(&t);
-	return 0;
-}
 
 static enum err open_it(const char *name, struct checkpoint **out)
 {

@@ -7,21 +7,7 @@
 #include "ops/commit.h"
 #include "ops/staging.h"
 
-static struct t_worker t;
-
-static int setup(void **state)
-{
-	(void)state;
-	t_worker_make(&t);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	t_worker_remove(&t);
-	return 0;
-}
+T_WORKER_EACH(t);
 
 static struct job job_named(const char *id)
 {

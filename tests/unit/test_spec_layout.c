@@ -4,21 +4,7 @@
 #include "ops/spec.h"
 #include "tensor/box.h"
 
-static struct t_worker t;
-
-static int setup(void **state)
-{
-	(void)state;
-	t_worker_make(&t);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	t_worker_remove(&t);
-	return 0;
-}
+T_WORKER_EACH(t);
 
 static json_t *parse(const char *text)
 {

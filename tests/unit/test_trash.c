@@ -13,22 +13,8 @@
 
 enum { MIB = 1 << 20, LARGE = 40 * MIB };
 
-static struct t_worker t;
+T_WORKER_EACH(t);
 static uint64_t asked;                 /* removals */
-
-static int setup(void **state)
-{
-	(void)state;
-	t_worker_make(&t);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	t_worker_remove(&t);
-	return 0;
-}
 
 static unsigned char at(uint64_t i) { return (unsigned char)(i * 7 / 4096 + i); }
 
