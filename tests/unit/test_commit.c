@@ -377,8 +377,10 @@ static void test_sweep_keeps_what_was_put_away(void **state)
 	(void)state;
 	t_worker_put(&t, ".dcpd-01A-1/.old/.metadata", "old", 3);
 	t_worker_put(&t, ".dcpd-01B-1/.old/__0_0.distcp", "x", 1); /* its metadata was put back */
+	t_worker_put(&t, ".dcpd-trash-01C/.old/x.metadata", "gone", 4); /* of a checkpoint that was deleted */
 	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
-	assert_int_equal(removed, 1);
+	assert_int_equal(removed, 2);
+	assert_false(t_worker_has(&t, ".dcpd-trash-01C"));
 	assert_true(t_worker_has(&t, ".dcpd-01A-1/.old/.metadata"));
 }
 

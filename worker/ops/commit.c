@@ -28,7 +28,7 @@ static FALLIBLE enum err delete_in(struct worker *w, uint32_t root, int parent, 
 	char trash[128];
 	struct stat st;
 
-	snprintf(trash, sizeof trash, ".dcpd-trash-%s", job);
+	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", job);
 	TRY(fs_stat(w->roots[root].fd, name, &st));
 	TRY(checkpoint_recognise(w, root, name, &format));
 	if (format == CHECKPOINT_NONE)
@@ -79,8 +79,8 @@ static struct str job_of(const char *name)
 {
 	struct str s = str_of(name);
 
-	if (str_starts(s, ".dcpd-trash-"))
-		return (struct str){ name + 12, s.n - 12 };
+	if (str_starts(s, TRASH_PREFIX))
+		return (struct str){ name + strlen(TRASH_PREFIX), s.n - strlen(TRASH_PREFIX) };
 	if (!str_starts(s, ".dcpd-"))
 		return (struct str){ NULL, 0 };
 	const char *dash = strrchr(name + 6, '-');
@@ -148,7 +148,8 @@ static bool is_kept(const struct leftovers *l, struct str job, const char *name)
 	for (size_t i = 0; i < json_array_size(k->jobs); i++)
 		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
 			return true;
-	return (k->mark && !str_ends(job, k->mark) && !is_stale(l->dirfd, name)) || holds_old(l->dirfd, name);
+	bool trash = str_starts(str_of(name), TRASH_PREFIX); /* given up, whatever is in it */
+	return (k->mark && !str_ends(job, k->mark) && !is_stale(l->dirfd, name)) || (!trash && holds_old(l->dirfd, name));
 }
 
 static enum err find_leftover(void *user, const char *name, unsigned char d_type)
@@ -199,7 +200,7 @@ static enum err restore_leftover(void *user, const char *name, unsigned char d_t
 	int staging = -1;
 
 	(void)d_type;
-	if (!str_is(job_of(name), r->job) || str_starts(str_of(name), ".dcpd-trash-"))
+	if (!str_is(job_of(name), r->job) || str_starts(str_of(name), TRASH_PREFIX))
 		return OK;
 	TRY(fs_open_dir(r->parent, name, &staging));
 	enum err e = beside_restore(staging, r->to);
@@ -282,7 +283,7 @@ static FALLIBLE enum err deleted(int parent, const char *last, const char *job, 
 	char trash[128];
 	struct stat st;
 
-	snprintf(trash, sizeof trash, ".dcpd-trash-%s", job);
+	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", job);
 	*out = true;
 	enum err e = fs_stat(parent, trash, &st);
 	if (e == ERR_NOT_FOUND) {

@@ -288,7 +288,7 @@ static void drop_old(struct staging *s, const char *job)
 {
 	char trash[128];
 
-	snprintf(trash, sizeof trash, ".dcpd-trash-%s", job);
+	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", job);
 	if (fs_remove_tree(s->parent, trash) || fs_rename(s->parent, s->name, s->parent, trash) || trash_remove(s->parent, trash))
 		err_clear();
 }

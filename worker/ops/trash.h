@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include "base/err.h"
 
+#define TRASH_PREFIX ".dcpd-trash-"    /* and the id of the job that put it there */
+
 enum { TRASH_GENTLE_MS = 45000 };      /* less than a gang stays warm when it is idle */
 
 /* A file or a directory. dirfd is duplicated. Removes at once if no thread can be started. */
