@@ -108,6 +108,8 @@ FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who)
 	enum err e = state_dict_await(j->server, &w, &j->source_use, &j->await);
 	if (e)
 		j->lost = *err_last();
+	else if (!j->await && !j->snapshotted_ms) /* sealed, and the coordinator ended before that was in the job's row */
+		j->snapshotted_ms = clock_wall_ms();
 	return e;
 }
 
@@ -125,9 +127,10 @@ bool job_await_holds(struct job *j)
 	return true;
 }
 
+/* Also if the last seal came while its workers were giving up: what is lost fails, and nothing else. */
 bool job_await_rests(struct job *j)
 {
-	if (!j->await || j->cancel_wanted)
+	if (!j->streamed || j->lost.code || j->cancel_wanted)
 		return false;
 	log_warn("a save waits for the seals without its workers", "job", j->id, NULL);
 	j->resting = true;

@@ -53,6 +53,7 @@ struct job {
 	struct state_dict_use *source_use, *target_use;
 	struct state_dict_await *await;     /* of a save with await_seal, until its source is sealed */
 	bool resting;                       /* … not read before that, for it came too slowly */
+	bool streamed;                      /* … read by this attempt before it was sealed */
 	struct err_info lost;               /* … or why it will not be; code 0: nothing is known */
 	struct state_dict_use *other_use;   /* b of a diff or compare (its a is source_use); the model of a load of optimizer state */
 	struct state_dict_use **part_uses;  /* of a listed save: what holds the bytes; part_count of them */

@@ -595,6 +595,7 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 		return e;
 	j->step = STEP_ON_GANG;
 	j->commit_asked = false;
+	j->streamed = j->await != NULL;
 	j->alive_ms = j->rate_at_ms = clock_mono_ms();
 	if (!j->started_ms)
 		j->started_ms = clock_wall_ms();

@@ -5,6 +5,7 @@
  *   crash:WHERE       dies in attempt 1 at planning, running, peer, commit (before the rename) or committed (after it);
  *                     crash:WHERE+slow:MS: the next one takes that long
  *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
+ *   slow:MS+fail:CODE runs that long and answers FAILED in attempt 1
  *   stall:MS          no progress for that long              garbage          sends what is no JSON object
  *   meet              leader and peers meet twice; the result says who was there        meet-alone: the peers do not come
  *   meet-twice        the leader sends its part twice
@@ -314,6 +315,11 @@ static void do_job(const json_t *doc)
 	int stall = strncmp(fake, "stall:", 6) == 0 ? number(fake + 6) : 0;
 	if (work(stall, false) || work(slow(), true))
 		return;
+	const char *late = strstr(fake, "+fail:");
+	if (late && attempt == 1) {
+		say(FRAME_FAILED, json_pack("{s:s, s:s}", "code", late + 6, "detail", "as the test wished"), NULL, 0);
+		return;
+	}
 	if (my_count > 1 && !peers_done && !expect(FRAME_PEERS_DONE))
 		return;
 	if (commit(spec, kind, job))

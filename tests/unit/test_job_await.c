@@ -163,6 +163,21 @@ static void test_rests(void **state)
 	check(id, "failed", NULL, 2, "not_sealed");
 }
 
+/* The last seal comes when the workers have given up, and have not all said so. */
+static void test_sealed_while_workers_give_up(void **state)
+{
+	char id[27];
+
+	(void)state;
+	fill();
+	t_job(&t, SAVE("a", FAKE("slow:800+fail:not_sealed")), id);
+	t_job_runs(&t, id);
+	seal(0);
+	seal(1);
+	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
+	check(id, "succeeded", NULL, 2, NULL);
+}
+
 static void test_lost(void **state)
 {
 	struct t_answer a = { 0 };
@@ -249,7 +264,8 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		T(test_runs_before_the_seal_and_commits_after), T(test_no_commit_before_the_seal), T(test_waiting_is_no_stall),
-		T(test_rests), T(test_lost), T(test_a_sealed_source_keeps_the_state_dict), T(test_crash_of_a_worker), T(test_restart),
+		T(test_rests), T(test_sealed_while_workers_give_up), T(test_lost), T(test_a_sealed_source_keeps_the_state_dict),
+		T(test_crash_of_a_worker), T(test_restart),
 	};
 #undef T
 
