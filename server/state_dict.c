@@ -120,6 +120,7 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
 	sd->server->state_dicts->used_bytes -= sl->bytes;
 	sl->fd = -1;
 	sl->bytes = sl->image_bytes = 0;
+	sl->filling = false;
 	sl->segment[0] = '\0';
 }
 
