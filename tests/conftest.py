@@ -87,7 +87,7 @@ def d(shared_daemon):
             api.delete(f"/v1/state-dicts/{s['name']}").ok(200, 204)
     leaks = []
     try:
-        lib.wait_for(lambda: not leaks.__setitem__(slice(None), shared_daemon.leaks()) and not leaks, 5)
+        lib.wait_for(lambda: not leaks.__setitem__(slice(None), shared_daemon.leaks()) and not leaks, 10)
     except AssertionError:
         raise AssertionError("leaks: " + "; ".join(leaks)) from None
 
