@@ -62,6 +62,31 @@ def load_tensors(pg, rank, ref, specs):
     assert torch.equal(sd["plain"], whole((3, 2), 99)) and sd["value"] == {"step": 7, "betas": (0.9, 0.99)}
 
 
+def default_device(pg, rank, ref, path):
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageReader, StorageWriter
+
+    def state(x, cut):
+        sd = {"t": x.t(), "empty": torch.full((0, 3), 1.)}
+        return {**sd, "cut": distribute_tensor(x, mesh_of(pg, (2,)), [Shard(0)]), "value": {"a": rank}} if cut else sd
+
+    full, zero = whole((512, 640)), torch.zeros(512, 640)
+    mine, into = state(full, True), state(zero, True)
+    plain, again = state(full, False), state(zero.clone(), False)  # PyTorch's planner cannot cut DTensors there
+    with torch.device("meta"):
+        dcpd.save(mine, ref, process_group=pg)
+        dcpd.async_save(mine, ref + "-async", process_group=pg).result()
+        dcpd.load(ref + "-async", into=into, process_group=pg)
+        got = dcpd.load(ref, process_group=pg)
+        with dcpd.open(ref) as c:
+            assert c["empty"][:].device.type == c["t"][:2].device.type == "cpu"
+        dcp.save(plain, storage_writer=StorageWriter(path), process_group=pg)
+        dcp.load(again, storage_reader=StorageReader(path), process_group=pg)
+    assert into["value"] == got["value"] == {"a": 0} and got["empty"].shape == (0, 3) and torch.equal(got["cut"], full)
+    assert torch.equal(into["cut"].to_local(), full[256 * rank:256 * (rank + 1)])
+    return all(torch.equal(x["t"], full.t()) for x in (into, again, got))
+
+
 def load_whole(pg, rank, ref, specs):
     got = dcpd.load(ref, process_group=pg)["m"]
     for i, (k, s) in enumerate(specs.items()):

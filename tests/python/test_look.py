@@ -27,6 +27,8 @@ def test_open_reads_slices(at):
               slice(None), (2, 3), slice(4, 2), slice(-2, None)]:
         assert torch.equal(t[i], w[i]), i
     assert torch.equal(t.read(), w) and np.array_equal(np.asarray(t), w.numpy())
+    with ck as same:
+        assert same is ck
     assert torch.equal(ck["model.h"][1:3], sd["model"]["h"][1:3]) and torch.equal(ck["model.c"][:, 1], sd["model"]["c"][:, 1])
     assert ck["model.z"].read() == 4 and ck["none"][:].shape == (0, 4)
     assert ck["lr"] == 0.5 and ck["betas"] == (0.9, 0.99)

@@ -115,6 +115,12 @@ def test_no_dist(ranks):
     assert ranks(on_ranks.alone, f"main:{lib.fresh()}") == [(r, [r] * 3) for r in range(4)]
 
 
+def test_under_another_default_device(ranks, d):
+    """Models are often made under torch.device("meta"): what is ours stays on the CPU, whatever the default."""
+    ref = f"main:{lib.fresh()}"
+    assert ranks(on_ranks.default_device, ref, str(d.storages["main"] / f"{ref[5:]}-dcp"), world=2) == [True] * 2
+
+
 def test_more_saves_than_slots(ranks, d):
     ref = f"main:{lib.fresh()}"
     assert ranks(on_ranks.many_steps, ref, 6, world=2) == [["succeeded"] * 6] * 2

@@ -108,7 +108,7 @@ class TorchGroup(Group):
 
     def _all(self, torch: Any, data: bytes, size: int) -> List[bytes]:
         mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-        out = torch.empty(self.size * size, dtype=torch.uint8)
+        out = torch.empty(self.size * size, dtype=torch.uint8, device="cpu")
         self._dist.all_gather(list(out.chunk(self.size)), mine, group=self._pg)
         return [ctypes.string_at(out.data_ptr() + i * size, size) for i in range(self.size)]
 

@@ -105,7 +105,7 @@ def _tensor(data: Any, dtype: str, sizes: Sequence[int]) -> Any:
         import torch
     except ImportError:
         return _tensors.numpy_view(data, spec, 0)
-    base = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    base = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
     return _tensors.torch_view(base, spec, 0)
 
 
@@ -203,6 +203,13 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
 
     def __contains__(self, fqn: object) -> bool:
         return fqn in self._all[0] or fqn in self._all[1]
+
+    def __enter__(self) -> "Checkpoint":
+        """For those who write `with dcpd.open(…) as ck`, as for a file: nothing is held that had to be closed."""
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        pass
 
     def tree(self) -> str:
         """All keys with dtypes and shapes, one a line."""

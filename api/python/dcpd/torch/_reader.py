@@ -215,7 +215,7 @@ class _Direct:
             at += -(-self.boxes[i][1].nbytes // 64) * 64
         if beside and (self.room is None or len(self.room) < at):
             self.room = None
-            self.room = torch.empty(at, dtype=torch.uint8)
+            self.room = torch.empty(at, dtype=torch.uint8, device="cpu")
         return [_tensors.torch_view(self.room, self.boxes[i][1], b) for i, b in zip(beside, begins)]
 
 
