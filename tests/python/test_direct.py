@@ -652,6 +652,34 @@ def test_no_file_stays_open(at, always):
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
+def test_files_that_cannot_be_opened_are_closed_once(at, always, monkeypatch):
+    """A descriptor that is closed twice may be somebody else's by then."""
+    sd = tensors()
+    ref, into = saved(sd), like(sd)
+    closed, bad, real, real_open = [], [], os.close, os.open
+
+    def close(fd):
+        try:
+            real(fd)
+        except OSError:
+            bad.append(fd)
+            raise
+        closed.append(fd)
+
+    def opens(path, *args, **kw):
+        if str(path).endswith(".distcp"):
+            raise OSError(5, "Input/output error", path)
+        return real_open(path, *args, **kw)
+
+    monkeypatch.setattr(os, "close", close)
+    monkeypatch.setattr(os, "open", opens)
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    monkeypatch.undo()
+    same(into, sd)
+    assert seen.boxes == 0 and closed and not bad
+
+
 def test_more_files_than_may_be_open(at, always, monkeypatch):
     monkeypatch.setattr(_direct, "_OPEN_MAX", 1)
     name, sd = lib.fresh(), tensors(6)

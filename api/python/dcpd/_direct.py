@@ -158,9 +158,8 @@ def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Op
             needed[r.file] = max(needed.get(r.file, 0), r.offset + r.bytes)
         if any(_digest.new(k) is None for k in {r.kind for rows in reads.values() for r in rows} if k):
             raise ValueError("no library for these digests")
-        files = _Files(fd, list(told["files"]), needed)
-        fd = -1
-        return Plan(str(told["id"]), files, reads, specs)
+        directory, fd = fd, -1  # from here on it is closed by those, also if they cannot be opened
+        return Plan(str(told["id"]), _Files(directory, list(told["files"]), needed), reads, specs)
     finally:
         if fd >= 0:
             os.close(fd)
