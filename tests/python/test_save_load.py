@@ -293,3 +293,27 @@ def test_no_daemon_is_said_at_once(monkeypatch, tmp_path):
         dcpd.save({}, "main:x")
     with pytest.raises(ConnectionError):
         dcpd.connect()
+
+
+@pytest.mark.parametrize("method, path, body", [("GET", "/v1/jobs", None), ("POST", "/v1/jobs", {})])
+def test_a_socket_that_we_may_not_enter_any_more(at, monkeypatch, method, path, body):
+    """A daemon that starts anew makes its socket before it says who may enter; for long it stays closed only if that is meant."""
+    t = dcpd.connect(f"unix://{at.socket}")._t
+    calls, real = [], t._once
+    t.request("GET", "/v1/jobs")
+
+    def once(refusals):
+        def f(*args):
+            calls.append(args)
+            if len(calls) <= refusals:
+                raise PermissionError(13, "Permission denied")
+            return real(*args)
+        return f
+
+    monkeypatch.setattr(t, "_once", once(1))
+    assert t.raw(method, path, body).status == (200 if body is None else 422) and len(calls) == 2
+    calls.clear()
+    monkeypatch.setattr(t, "_once", once(1000))
+    with pytest.raises(dcpd.Forbidden, match="allow-group"):
+        t.raw(method, path, body)
+    assert len(calls) == 2

@@ -184,9 +184,9 @@ class Transport:
                 raise errors.ConnectionLost(f"{self.endpoint}: no answer within {timeout or self.timeout:g} s ({method} {path})",
                                             retryable=True) from e
             except (OSError, HTTPException) as e:
-                refused = isinstance(e, (FileNotFoundError, ConnectionRefusedError))  # nothing was sent
+                refused = isinstance(e, (FileNotFoundError, ConnectionRefusedError, PermissionError))  # nothing was sent
                 stale = first and not fresh and not isinstance(e, socket.timeout)
-                if not self.known:
+                if not self.known or (isinstance(e, PermissionError) and end is not None):  # it may be about to be granted, once
                     raise _no_daemon(self.endpoint, e) from e
                 if not (again or refused or (stale and isinstance(e, (BrokenPipeError,)))):
                     raise errors.ConnectionLost(f"{self.endpoint}: the connection broke in {method} {path}: {e}",
