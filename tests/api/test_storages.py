@@ -7,6 +7,7 @@ import pytest
 from crafted import Crafted, tree
 
 import dcpd as lib
+import streaming
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
 
@@ -48,6 +49,29 @@ def test_full(spawn, mounted):
     assert str(8 << 20)[:2] in p["detail"] or p.get("expected"), f"needed and free: {p}"
     p = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": big}, "target": {"storage": "main", "name": "old"},
                                 "options": {"overwrite": True}}).problem("storage_full", status=507)
+    assert tree(m) == before and not d.leaks()
+    d.api.run("verify", source={"storage": "main", "name": "old"}, level="digest")
+
+
+@root_only
+@pytest.mark.parametrize("sealed", [False, True], ids=["filling", "sealed"])
+def test_full_while_it_awaits_seals(spawn, mounted, sealed):
+    """How much it would write was not known when the job was made."""
+    m = mounted("size=4m")
+    d = spawn({"main": m})
+    d.api.run("save", source={"state_dict": state_dict(d, 100_000)}, target={"storage": "main", "name": "old"})
+    before, sd = tree(m), lib.fresh()
+    d.create(sd)
+    j = streaming.submit(d, sd, name="old", options={"overwrite": True})
+    r = streaming.Filling(d, sd, 0, lib.image({"w": ("U8", [8 << 20], os.urandom(8 << 20))}))
+    if sealed:
+        r.seal().ok(200)
+    j = d.api.wait(j, 20)
+    assert j["state"] == "failed", j
+    p = lib.check_problem(j["error"], "storage_full")
+    assert p["file"] == "__0_0.distcp" and "allocate 839" in p["detail"], p  # bytes
+    if not sealed:  # the trainer goes on as if nothing had been
+        r.seal().ok(200)
     assert tree(m) == before and not d.leaks()
     d.api.run("verify", source={"storage": "main", "name": "old"}, level="digest")
 

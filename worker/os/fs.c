@@ -249,7 +249,13 @@ enum err fs_allocate(int fd, uint64_t bytes, const char *name)
 	while (bad < 0 && errno == EINTR);
 	if (bad < 0 && (errno == EOPNOTSUPP || errno == ENOSYS))
 		bad = ftruncate(fd, (off_t)bytes);
-	return bad < 0 ? FS_FAILED("allocate", name) : OK;
+	if (bad == 0)
+		return OK;
+	char what[64];
+	int why = errno;
+	snprintf(what, sizeof what, "allocate %ju bytes for", (uintmax_t)bytes);
+	errno = why;
+	return FS_FAILED(what, name);
 }
 
 /* Never tried again after a failure: the kernel has dropped the pages, and a second call would report success. */
