@@ -182,6 +182,7 @@ export async function refresh(list) {
 export const refreshAll = () => Promise.all([reloadJobs(), ...Object.keys(READ).map(refresh)]);
 
 export async function fetchPlan(job) {
+	if (job.state === "queued") return; /* nothing to be asked yet */
 	const known = store.plans.get(job.id);
 	if (known && (known.plan || known.state === job.state)) return;
 	store.plans.set(job.id, { state: job.state, plan: null });

@@ -9,6 +9,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import expect  # noqa: E402
 
 import dcpd as lib  # noqa: E402
+import streaming  # noqa: E402
 from test_page import accessible, browser, page, row  # noqa: E402, F401
 
 ROWS, COLUMNS = 1024, 256
@@ -66,6 +67,25 @@ def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
     expect(row(page, "storages", "main")).to_contain_text("free of")
     page.click("nav a[href='#/workers']")
     expect(page.locator("#workers tbody")).to_contain_text("gang")  # the list is asked for now and then
+    accessible(page)
+
+
+def test_a_save_that_awaits_its_seals(page, daemon):  # noqa: F811
+    asked = []
+    page.on("request", lambda r: asked.append(r.url))
+    enter(page, daemon)
+    daemon.create("early", world=2)
+    job = streaming.submit(daemon, "early", name="run1/early")
+    line = row(page, "jobs", job["id"])
+    expect(line).to_contain_text("awaiting seals of ranks 0, 1")
+    line.get_by_role("link").click()
+    expect(page.locator("#job-body")).to_contain_text("Created")
+    ranks = [streaming.Filling(daemon, "early", r, image) for r, image in enumerate(images())]
+    ranks[0].seal().ok(200)
+    assert not [u for u in asked if u.endswith("/plan")]
+    ranks[1].seal().ok(200)
+    expect(page.locator("#job-plan")).to_contain_text("__0_0.distcp")
+    expect(page.locator("#job-body")).to_contain_text("succeeded")
     accessible(page)
 
 
