@@ -3,6 +3,7 @@ import threading
 import time
 
 import harness as lib
+import numpy as np
 import on_ranks
 import pytest
 import torch
@@ -189,3 +190,33 @@ def test_the_state_dict_vanishes(spawn, monkeypatch):
         dcpd.load("main:a", into=zeros())
     assert time.monotonic() - start < 20
     dcpd.close()
+
+
+# ---- what cannot be filled ----
+
+
+def read_only(n):
+    a = np.zeros(n, np.float32)
+    a.flags.writeable = False
+    return a
+
+
+UNFILLABLE = {"expanded": lambda: torch.zeros(1, 600).expand(500, 600), "array": lambda: read_only(300_000),
+              "small array": lambda: read_only(30), "broadcast": lambda: np.broadcast_to(np.float32(0), (7, 3)),
+              "expanded parameter": lambda: torch.nn.Parameter(torch.zeros(())).expand(9)}
+
+
+@pytest.mark.parametrize("direct", ["0", "1"])
+@pytest.mark.parametrize("what", UNFILLABLE)
+def test_what_cannot_be_filled(at, monkeypatch, what, direct):
+    """Elements that lie in one place, and memory that may not be written: said with the key, and nothing has been changed."""
+    monkeypatch.setenv("DCPD_DIRECT", direct)
+    bad, ref = UNFILLABLE[what](), f"main:{lib.fresh()}"
+    dcpd.save({"a": torch.ones(100_000), "bad": torch.ones(tuple(bad.shape)), "step": 7}, ref)
+    sd = {"a": torch.zeros(100_000), "bad": bad, "step": 0}
+    with pytest.raises(dcpd.StateDictMismatch, match="^bad: .*(lie in one place|read-only)") as e:
+        dcpd.load(ref, into=sd)
+    assert e.value.fqn == "bad" and sd["step"] == 0 and not sd["a"].any() and not bad.any()
+    del sd["bad"]
+    dcpd.load(ref, into=sd)
+    assert sd["step"] == 7 and sd["a"].all()

@@ -101,6 +101,7 @@ class _Target:
             _start_optimizer(self.into if k == "" else self.into[k])
         keys = self.keys
         self.described = _tensors.describe(self.into, None if keys is None else lambda f: _load._selected(keys, f), self._materialize)
+        _tensors.check_targets(self.described)
         self.specs = self.described.specs()
         self.rest = list(range(len(self.specs)))
 

@@ -452,6 +452,21 @@ def memory(t: Any, spec: ChunkSpec) -> Optional[int]:
     return None
 
 
+def check_targets(d: Described) -> None:
+    """Raises StateDictMismatch naming the FQN for what nothing can be copied into."""
+    torch = torch_module()
+    tensor_type = torch.Tensor if torch is not None else ()
+    for t, key in zip(d.sources, d.keys):
+        why = ""
+        if not isinstance(t, tensor_type):
+            if not t.flags.writeable and t.nbytes:
+                why = "the array is read-only"
+        elif t.layout is torch.strided and not t.is_contiguous() and any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride())):
+            why = "several elements of the tensor lie in one place, as expand() makes it: clone() it first"
+        if why:
+            raise errors.StateDictMismatch(f"{key[0]}: {why}", fqn=key[0])
+
+
 class _Plan:
     """How the chunks of an outline come into one slot: small flat ones in a batch, large ones in blocks by several threads, and those
     that are strided, cast, or on a device by torch; all of them at once, or, in order, some megabytes after the other."""
@@ -593,4 +608,7 @@ def _bulk(torch: Any, to: List[Any], frm: List[Any]) -> None:
         try:
             a.copy_(b)
         except (RuntimeError, NotImplementedError):
-            a.reshape(-1).view(torch.uint8).copy_(b.contiguous().reshape(-1).view(torch.uint8))
+            bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size())
+            if bits is None or a.dtype != b.dtype or b.is_conj() or b.is_neg():
+                raise
+            a.view(bits).copy_(b.view(bits))
