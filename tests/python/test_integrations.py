@@ -71,11 +71,16 @@ def lightning_run(folder, epochs, ckpt_path=None, plugin=None, keep=None, **opti
     return trainer, net, keep
 
 
+def there(folder):
+    """What is in it, once what was removed or replaced has gone."""
+    lib.wait_for(lambda: not list(folder.glob(".dcpd-trash-*")), 10, "the trash is empty")
+    return sorted(p.name for p in folder.iterdir())
+
+
 @pytest.mark.parametrize("options", [{}, {"wait": True}])
 def test_lightning_resumes(at, folder, options):
     lightning_run(folder, 2, **options)
-    found = sorted(p.name for p in folder.iterdir())
-    assert found == ["epoch=1.ckpt", "last.ckpt"], "the worse one is removed"
+    assert there(folder) == ["epoch=1.ckpt", "last.ckpt"], "the worse one is removed"
     assert (folder / "last.ckpt/.metadata").exists() and dcpd.open(folder / "last.ckpt")["epoch"] == 1
     trainer, net, keep = lightning_run(folder, 4, ckpt_path=str(folder / "last.ckpt"), **options)
     assert trainer.current_epoch == 4 and trainer.global_step == 16
@@ -85,7 +90,7 @@ def test_lightning_resumes(at, folder, options):
     assert one["param_groups"] == two["param_groups"] and one["state"].keys() == two["state"].keys() == {0, 1, 2, 3}
     for k in one["state"]:
         equal(one["state"][k], two["state"][k])
-    assert sorted(p.name for p in folder.iterdir()) == ["epoch=3.ckpt", "last.ckpt"] and keep.best_model_path.endswith("epoch=3.ckpt")
+    assert there(folder) == ["epoch=3.ckpt", "last.ckpt"] and keep.best_model_path.endswith("epoch=3.ckpt")
     jobs = dcpd.connect().jobs.list(filter=f'target="main:{folder.name}/last.ckpt"')
     assert {j["kind"] for j in jobs} == {"save"} and all(j["state"] == "succeeded" for j in jobs) and len(jobs) == 4
 
@@ -185,7 +190,7 @@ def test_transformers_resumes(at, folder, tmp_path):
     first = scheduled(trainer_of(tmp_path, 5, [DcpdCallback(where, every=2, keep=1)]))
     assert resume(first, where) is None, "nothing there: starts anew"
     first.train(resume_from_checkpoint=resume(first, where))
-    assert [p.name for p in folder.iterdir()] == ["checkpoint-4"], "the newest one is kept"
+    assert there(folder) == ["checkpoint-4"], "the newest one is kept"
     again = scheduled(trainer_of(tmp_path, 8, []))
     with torch.no_grad():
         for p in again.model.parameters():
@@ -219,7 +224,7 @@ def test_transformers_crashes_and_keeps_what_it_was_told_to(at, folder, tmp_path
     with pytest.raises(RuntimeError, match="crash"):
         first.train()
     dcpd.wait(60)
-    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    assert there(folder) == ["checkpoint-2", "checkpoint-4"]
     again = trainer_of(tmp_path, 8, [DcpdCallback(where, every=2, keep=2)])
     own = resume(again, where)
     again.train(resume_from_checkpoint=own)
@@ -239,7 +244,7 @@ def test_transformers_saves_when_trainer_does(at, folder, tmp_path):
 
     trainer = trainer_of(tmp_path, 4, [DcpdCallback(str(folder), labels={"run": "hf"})], save_strategy="steps", save_steps=2)
     trainer.train()
-    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    assert there(folder) == ["checkpoint-2", "checkpoint-4"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"], "and its own"
     job = dcpd.connect().jobs.list(filter=f'target="main:{folder.name}/checkpoint-2"')[0]
     assert job["labels"] == {"run": "hf", "step": "2"}
