@@ -1,4 +1,5 @@
 """Faults under dcpd.torch's writer and reader, one rank: whoever dies, and whenever. PyTorch's own reader says what is there afterwards."""
+import http.client
 import threading
 import time
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import dcpd
-from dcpd import _where
+from dcpd import _http, _where
 from dcpd import client as C
 from dcpd.torch import StorageReader, StorageWriter, _items, _lane
 
@@ -274,6 +275,44 @@ def test_daemon_restarted_in_a_load(restarts, monkeypatch, thing, name, before):
     assert load(path, StorageReader) == 1 and restarts.struck == 1
     assert load(path, StorageReader) == 1
     lib.wait_for(lambda: not d.leaks(), 5, "no leaks")
+
+
+def load_into(path):
+    sd = state(-1)
+    dcpd.load(path, into=sd)
+    return sd["v"]["x"]
+
+
+WAYS = {"drop-in": lambda path, x: save(state(x), path), "save": lambda path, x: dcpd.save(state(x), path, overwrite=True),
+        "async": lambda path, x: dcpd.async_save(state(x), path, overwrite=True).result(60),
+        "reader": lambda path, x: load(path, StorageReader), "into": lambda path, x: load_into(path),
+        "new": lambda path, x: dcpd.load(path)["v"]["x"]}
+
+
+@pytest.mark.parametrize("way", [w if w in ("drop-in", "new") else pytest.param(w, marks=pytest.mark.long) for w in WAYS])
+def test_any_answer_may_be_lost(at, path, monkeypatch, way):
+    """As if the daemon had died when it had done what it was asked for: the client asks again, whatever it was."""
+    real, asked = _http.Transport._once, []
+    _where.default_client()
+    save(state(0), path)
+
+    def once(self, method, name, *args):
+        answer = real(self, method, name, *args)
+        asked.append(f"{method} {name}")
+        if len(asked) == nth and self.reconnect:
+            self.close()
+            raise http.client.RemoteDisconnected("Remote end closed connection without response")
+        return answer
+
+    monkeypatch.setattr(_http.Transport, "_once", once)
+    nth = 0
+    while len(asked) >= nth:
+        nth += 1
+        dcpd.close()
+        asked.clear()
+        out = WAYS[way](path, nth)
+        assert out == 0 if way in ("reader", "into", "new") else load(path) == nth, asked
+    assert nth > 2
 
 
 @pytest.mark.parametrize("when", ["free", "staged"])

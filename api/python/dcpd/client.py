@@ -103,7 +103,7 @@ class Jobs(_Resource):
         for k in ("source", "target", "a", "b"):
             if k in spec and not isinstance(spec[k], Mapping):
                 spec[k] = ref_object(spec[k])
-        return dict(self._t.request("POST", "/v1/jobs?dry_run=true", {"kind": kind, **spec}))
+        return dict(self._t.request("POST", "/v1/jobs?dry_run=true", {"kind": kind, **spec}, idempotent=True))
 
     def get(self, job: str, *, wait: Optional[float] = None) -> Job:
         """The record. wait: seconds (at most 60) to wait for the job's end."""
@@ -222,7 +222,8 @@ class StateDicts(_Resource):
         return dict(self._t.request("GET", self._path(name)))
 
     def delete(self, name: str) -> None:
-        self._t.request("DELETE", self._path(name))
+        """Raises NotFound, also where the answer was lost and it is gone by the time that it is asked for again."""
+        self._t.request("DELETE", self._path(name), idempotent=True)
 
     def reserve(self, name: str, rank: int, bytes: int, generation: int, wait: Optional[float] = None) -> Dict[str, Any]:
         """A slot of at least so many bytes. wait: seconds (at most 60) to wait for a free one. Raises SlotsBusy, SharedMemoryFull."""
