@@ -61,6 +61,8 @@ def test_training_goes_on_on_another_mesh(d, pool, trained, world):
         goes_on_alike(theirs, got, how)
     assert np.allclose(theirs[0][0], unbroken, rtol=0, atol=1e-5)
     for k, v in parameters.items():
+        if k.endswith(".k.bias"):
+            continue  # softmax takes no notice of it: its gradient is rounding, which Adam makes as large as any other
         assert np.allclose(theirs[0][1][k], v, rtol=0, atol=1e-5), k
 
 
