@@ -1,6 +1,7 @@
 """Run under an older PyTorch: `on_versions.py DIRECTORY`. Both halves of the drop-in beside that version's own, and what 2.15 wrote."""
 import inspect
 import os
+import subprocess
 import sys
 import warnings
 
@@ -94,6 +95,61 @@ def identity(mine):
     assert isinstance(w, dcp.FileSystemWriter)
 
 
+def rank_of_two(mine, rank):
+    """Both at once: DTensors cut by rows, then by columns; in inference mode; and what ranks tell each other in one go, and in two."""
+    import dcpd
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    try:
+        from torch.distributed.tensor import Shard, distribute_tensor
+    except ImportError:
+        from torch.distributed._tensor import Shard, distribute_tensor
+    dist.init_process_group("gloo", init_method=f"file://{mine}.two", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    full = {f"layer.{i}.{'x' * 60}": torch.arange(30_000.).view(300, 100) + i for i in range(100)}
+
+    def cut(dim, by=1.0):
+        return {"m": {k: distribute_tensor(v * by, mesh, [Shard(dim)]) for k, v in full.items()}, "lr": by,
+                "t": next(iter(full.values())).t() * by}
+
+    def same(sd, by=1.0):
+        assert sd["lr"] == by and all(torch.equal(sd["m"][k].full_tensor(), v * by) for k, v in full.items())
+        assert torch.equal(sd["t"], next(iter(full.values())).t() * by)
+
+    source, target, columns = cut(0), cut(0, 0.0), cut(1, 0.0)
+    with torch.inference_mode():
+        futures = [dcpd.async_save(source, f"{mine}-two-{i}", step=i) for i in range(3)]
+        [f.result(120) for f in futures]
+        dcpd.load(f"{mine}-two-0", into=target)
+    same(target)
+    dcpd.load(f"{mine}-two-2", into=columns)
+    same(columns)
+    keys = [f"m.{k}" for k in full]
+    assert dcpd.load(f"{mine}-two-1", keys=keys)["m"].keys() == full.keys()
+    try:
+        dcpd.save(source, f"{mine}-of-{rank}")
+        raise SystemExit("ranks that save to different targets")
+    except dcpd.RanksDisagree:
+        pass
+    dcpd.save(cut(1, 2.0), f"{mine}-two-columns")
+    for reader in (dcp.FileSystemReader, StorageReader):
+        target = {k: v for k, v in cut(0, 0.0).items() if k != "lr"}
+        dcp.load(target, storage_reader=reader(mine + "-two-columns"))
+        same({**target, "lr": 2.0}, 2.0)
+    dcp.save(source, storage_writer=StorageWriter(mine + "-two-dropin"))
+    target = cut(1, 0.0)
+    dcpd.load(mine + "-two-dropin", into=target)
+    same(target)
+    dcpd.close()
+    dist.destroy_process_group()
+
+
+def together(folder):
+    ps = [subprocess.Popen([sys.executable, __file__, folder, str(rank)]) for rank in range(2)]
+    assert [p.wait(240) for p in ps] == [0, 0]
+
+
 def main(folder):
     mine = os.path.join(folder, torch.__version__)
     dcp.save(state(), storage_writer=StorageWriter(mine + "-ours"), **ALONE)
@@ -110,7 +166,11 @@ def main(folder):
     arguments(mine)
     identity(mine)
     asynchronous(mine)
+    together(folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) == 2:
+        main(sys.argv[1])
+    else:
+        rank_of_two(os.path.join(sys.argv[1], torch.__version__), int(sys.argv[2]))

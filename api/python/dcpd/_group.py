@@ -79,13 +79,19 @@ class TorchGroup(Group):
 
     def gather(self, x: Any) -> List[Any]:
         try:
-            if self._on_cpu():
-                return self._at_once(x)
-            out: List[Any] = [None] * self.size
-            self._dist.all_gather_object(out, x, group=self._pg)
-            return out
+            with self._as_ever():
+                if self._on_cpu():
+                    return self._at_once(x)
+                out: List[Any] = [None] * self.size
+                self._dist.all_gather_object(out, x, group=self._pg)
+                return out
         except RuntimeError as e:
             raise self._broken(e) from e
+
+    @staticmethod
+    def _as_ever() -> Any:
+        """Tensors that are made in inference mode are none for the process groups of 2.3."""
+        return sys.modules["torch"].inference_mode(False)
 
     def _on_cpu(self) -> bool:
         """Whether gloo gathers tensors of the CPU for this group."""
@@ -115,7 +121,8 @@ class TorchGroup(Group):
     def broadcast(self, x: Any) -> Any:
         box = [x]
         try:
-            self._dist.broadcast_object_list(box, src=self._first, group=self._pg)
+            with self._as_ever():
+                self._dist.broadcast_object_list(box, src=self._first, group=self._pg)
         except RuntimeError as e:
             raise self._broken(e) from e
         return box[0]
