@@ -102,7 +102,7 @@ def hosts(two):
 
     if not any(p.poll() is not None for p in two.ranks.parents):
         two.ranks(on_ranks.let_go)
-    assert two.left() == []
+    harness.wait_for(lambda: two.left() == [], 10, "nothing is left")
 
 
 def test_hosts_are_hosts(hosts):
