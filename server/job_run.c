@@ -559,6 +559,8 @@ static void on_ended(void *user, enum err e, const json_t *body)
 		return;
 	}
 	job_lane_leave(j);
+	if (j->step == STEP_MAKING)
+		state_dict_make_stop(j->server, str_of(job_spec_ref(j->spec, "target").state_dict));
 	j->step = STEP_WAITING;
 	j->stalled = false;
 	err_restore(&info);

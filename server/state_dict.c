@@ -126,7 +126,7 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
 
 void state_dict_kill(struct state_dict *sd)
 {
-	must(!sd->dead && !sd->uses);
+	must(!sd->dead && (!sd->uses || sd->hidden));
 	table_remove(&sd->server->state_dicts->table, &sd->node);
 	sd->dead = true;
 	sd->refs++;

@@ -135,6 +135,8 @@ struct state_dict_make {
 };
 typedef void (*made_fn)(void *user, enum err e, struct state_dict_use *use);   /* use: owned by the receiver */
 void state_dict_make(struct server *s, const struct state_dict_make *m, made_fn fn, void *user);
+/* Nobody wants what is being made: if it is a new state dict, its name is free from now on. fn is called all the same. */
+void state_dict_make_stop(struct server *s, struct str name);
 struct journal_txn;
 /* A save of what is used has succeeded: its owner's death need not keep it any longer. */
 void state_dict_saved(struct state_dict_use *use);

@@ -177,6 +177,14 @@ void state_dict_make(struct server *s, const struct state_dict_make *want, made_
 	loop_later(s->loop, end_make, m, e);
 }
 
+void state_dict_make_stop(struct server *s, struct str name)
+{
+	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, name);
+
+	if (sd && sd->hidden)
+		state_dict_kill(sd); /* what arrives from now on is removed, see state_dict_space.c */
+}
+
 /* ---- the end of the job ---- */
 
 /* One more than anything a client has seen or been promised. */
@@ -250,7 +258,7 @@ void state_dict_announce(struct server *s, struct state_dict_use *u)
 void state_dict_drop(struct server *s, struct state_dict_use **use)
 {
 	struct state_dict *sd = (*use)->owner;
-	bool kill = sd->hidden && (*use)->makes;
+	bool kill = sd->hidden && !sd->dead && (*use)->makes;
 
 	sd->refs++;
 	state_dict_unuse(s, use);

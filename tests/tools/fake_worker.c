@@ -2,8 +2,8 @@
  * `.dcpd.json` naming its job. The label `fake` of a job says how to misbehave:
  *
  *   slow:MS           runs that long, with progress          fail:CODE        answers FAILED
- *   crash:WHERE       dies in attempt 1 at planning, running, peer, commit (before the rename) or committed (after it);
- *                     crash:WHERE+slow:MS: the next one takes that long
+ *   crash:WHERE       dies in attempt 1 at planning, making (its segments), running, peer, commit (before the rename) or committed
+ *                     (after it); crash:WHERE+slow:MS: the next one takes that long
  *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
  *   slow:MS+fail:CODE runs that long and answers FAILED in attempt 1
  *   stall:MS          no progress for that long              garbage          sends what is no JSON object
@@ -211,6 +211,7 @@ static bool want_segments(const json_t *spec, const json_t *dicts, const char *k
 		json_array_append_new(ranks, json_pack("{s:I, s:i, s:i}", "rank", r, "bytes", bytes ? number(bytes) : 8192, "image_bytes",
 						       5000));
 	say(FRAME_WANT_SEGMENTS, json_pack("{s:I, s:o}", "world_size", world ? world : 1, "ranks", ranks), NULL, 0);
+	crash_at("making");
 	return expect(FRAME_SEGMENTS);
 }
 

@@ -178,6 +178,29 @@ static void test_failures_change_nothing(void **state)
 	T_UNTIL(&t, used() == before);
 }
 
+/* What it asked for is being made when it dies: large enough to take longer than that. */
+static void test_leader_dies_while_segments_are_made(void **state)
+{
+	static const char *const options[] = { "--shm-limit", "400MiB", NULL };
+
+	(void)state;
+	t_server_stop(&t);
+	t_server_start(&t, options);
+	uint64_t before = used();
+	assert_int_equal(run(OP("gather", "train", "full", ",'options':{'retries':0},'labels':{'fake':'crash:making','bytes':'60000000'}")),
+			 JOB_FAILED);
+	assert_false(state_dict_exists(t.s, STR("full"))); /* the name is free at once */
+	assert_int_equal(run(OP("gather", "train", "full", ",'labels':{'fake':'crash:making','bytes':'60000000'}")), JOB_SUCCEEDED);
+	assert_int_equal(newest("full"), 7);
+	T_UNTIL(&t, used() > before + 100000000 && used() < before + 150000000);
+	assert_int_equal(run(OP("gather", "train", "full", ",'labels':{'fake':'crash:making','bytes':'60000000'}")), JOB_SUCCEEDED);
+	assert_int_equal(newest("full"), 8);
+	T_UNTIL(&t, used() < before + 150000000);
+	assert_int_equal(run("{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'main','name':'x'}}"), JOB_SUCCEEDED);
+	assert_int_equal(run("{'kind':'load','source':{'storage':'main','name':'x'},'target':{'state_dict':'small','world_size':2},"
+			     "'labels':{'fake':'crash:making','bytes':'60000000'}}"), JOB_SUCCEEDED);
+}
+
 static void test_no_room(void **state)
 {
 	char id[27];
@@ -349,6 +372,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(test_new_target), T(test_next_generation), T(test_failures_change_nothing), T(test_no_room), T(test_restart),
 		T(test_refusals),   T(test_owner),	     T(test_slot_limit),		  T(test_meeting),
+		T(test_leader_dies_while_segments_are_made),
 		cmocka_unit_test(test_meet_rules),
 	};
 
