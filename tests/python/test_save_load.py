@@ -9,6 +9,7 @@ import harness as lib
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import dcpd
 
@@ -110,6 +111,30 @@ def test_pickles_of_others_run_nothing(at, tmp_path):
     with pytest.warns(UserWarning):
         dcpd.load(f"main:{name}")
     assert not (tmp_path / "ran").exists()
+
+
+def test_arrays_in_values_are_plain_data(at):
+    """numpy's random state is in most trainers' checkpoints."""
+    sd = {"rng": np.random.get_state(), "deep": ((np.arange(6.0).reshape(2, 3), {"x"}), [np.zeros((0, 4), np.int8), np.array(7)]),
+          "f": (np.asfortranarray(np.random.rand(3, 5)),), "be": (np.arange(4, dtype=">i4"),), "flags": (np.array([True, False]),),
+          "twice": (lambda x: (x, x))(np.arange(3))}
+    name = lib.fresh()
+    dcpd.save(sd, f"main:{name}")
+    dcp.save(sd, storage_writer=dcp.FileSystemWriter(str(at.storages["main"] / f"{name}-t")), no_dist=True)
+
+    def arrays(x):
+        return [x] if isinstance(x, np.ndarray) else [a for y in x for a in arrays(y)] if isinstance(x, (tuple, list)) else []
+
+    for ref in (name, f"{name}-t"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = dcpd.load(f"main:{ref}")
+        assert got["rng"][0] == "MT19937" and got["rng"][2:] == sd["rng"][2:] and got["twice"][0] is got["twice"][1]
+        for k in sd:
+            for a, b in zip(arrays(sd[k]), arrays(got[k]), strict=True):
+                assert type(b) is np.ndarray and b.dtype == a.dtype.newbyteorder("=") and b.shape == a.shape and np.array_equal(a, b), k
+                assert b.flags.writeable and b.flags.f_contiguous == a.flags.f_contiguous
+        np.random.set_state(got["rng"])
 
 
 def test_numpy(at):

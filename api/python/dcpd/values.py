@@ -2,7 +2,8 @@
 
 None, bool, int, finite float, str and lists of them travel as JSON, bytes as bytes. Everything else is pickled here (by torch.save
 where torch is loaded, so that tensors inside go along) and never unpickled by the daemon. Reading with `weights_only=True` builds
-plain containers and numbers (tuples, sets, OrderedDict, torch.Size, tensors …); a value of another class comes as `Opaque`.
+plain containers and numbers (tuples, sets, OrderedDict, torch.Size, tensors, numpy's numbers and arrays of them …); a value of another
+class comes as `Opaque`.
 """
 from __future__ import annotations
 
@@ -11,13 +12,12 @@ import io
 import os
 import pickle
 import pickletools
-import re
 import sys
 import warnings
 import zipfile
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import _tree, errors
+from . import _plain_pickle, _tree, errors
 
 _ZIP = b"PK\x03\x04"
 _MAX_NAMES = 64
@@ -133,69 +133,12 @@ def unpickle(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-_SAFE = {
-    ("collections", "OrderedDict"), ("collections", "Counter"), ("collections", "deque"), ("builtins", "set"),
-    ("builtins", "frozenset"), ("builtins", "complex"), ("builtins", "bytearray"), ("builtins", "slice"), ("builtins", "range"),
-    ("builtins", "list"), ("builtins", "dict"), ("builtins", "tuple"), ("builtins", "int"), ("builtins", "float"),
-    ("builtins", "str"), ("builtins", "bool"), ("datetime", "datetime"), ("datetime", "timedelta"), ("datetime", "date"),
-    ("fractions", "Fraction"), ("decimal", "Decimal"), ("torch", "Size"),
-}
-_OLD = {"__builtin__": "builtins", "numpy.core.multiarray": "numpy._core.multiarray"}
-_NUMBER = re.compile(r"[biufc]\d{1,2}|b1")
-
-
-class _Dtype:
-    """What a pickled numpy.dtype says, of numbers only; the real one would take anything into its C code."""
-
-    def __init__(self, code: str, align: Any = False, copy: Any = True) -> None:
-        if not isinstance(code, str) or not _NUMBER.fullmatch(code):
-            raise pickle.UnpicklingError("numpy.dtype")
-        self.code = code
-
-    def __setstate__(self, state: Any) -> None:
-        if len(state) < 5 or state[1] not in ("<", ">", "|", "=") or any(x is not None for x in state[2:5]):
-            raise pickle.UnpicklingError("numpy.dtype")
-        self.code = state[1] + self.code
-
-
-def _scalar(dtype: Any, data: Any) -> Any:
-    """A numpy number, such as the best loss so far."""
-    import numpy as np
-
-    if type(dtype) is not _Dtype or type(data) is not bytes:
-        raise pickle.UnpicklingError("numpy.scalar")
-    real = np.dtype(dtype.code)
-    if len(data) != real.itemsize:
-        raise pickle.UnpicklingError("numpy.scalar")
-    return np.frombuffer(data, real).astype(real.newbyteorder("="))[0]
-
-
-class _Restricted(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        module = _OLD.get(module, module)
-        if (module, name) == ("numpy._core.multiarray", "scalar"):
-            return _scalar
-        if (module, name) == ("numpy", "dtype"):
-            return _Dtype
-        if (module, name) == ("_codecs", "encode"):
-            import codecs
-
-            return codecs.encode  # how protocol 2 writes bytes
-        if (module, name) not in _SAFE:
-            raise pickle.UnpicklingError(f"{module}.{name}")
-        if module == "torch":
-            import torch
-
-            return torch.Size
-        return getattr(__import__(module), name)
-
-
 def _safe(data: bytes) -> Any:
     if data[:4] != _ZIP:
-        return _Restricted(io.BytesIO(data)).load()
+        return _plain_pickle.loads(data)
     inner = _record(data)
     try:
-        return _Restricted(io.BytesIO(inner or b"")).load()
+        return _plain_pickle.loads(inner or b"")
     except Exception:
         import torch
 
