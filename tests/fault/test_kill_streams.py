@@ -169,5 +169,6 @@ def test_restart_and_the_trainer_never_seals(spawn):
     d.kill()
     d.start()
     lib.wait_for(lambda: job(d, j)["stage"] == "awaiting seals of ranks 0, 1", 20, "it waits")
-    assert not d.staging() and not (d.storages["main"] / "never").exists()
+    lib.wait_for(lambda: not d.staging(), 10, "no staging is left")
+    assert not (d.storages["main"] / "never").exists()
     lost(d, j, "lease")
