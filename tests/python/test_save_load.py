@@ -137,6 +137,22 @@ def test_arrays_in_values_are_plain_data(at):
         np.random.set_state(got["rng"])
 
 
+def test_arrays_that_pytorch_pickled(at):
+    """Into arrays, as what dcpd saves of them: in place where they fit."""
+    name, lr = lib.fresh(), np.linspace(0, 1, 7)
+    sd = {"opt": {"lr": lr, "count": np.arange(4), "w": torch.ones(3)}, "seed": np.arange(3, dtype=np.uint32), "v": 5}
+    dcp.save(sd, storage_writer=dcp.FileSystemWriter(str(at.storages["main"] / name)), no_dist=True)
+    same, longer = np.zeros(7), np.zeros(9, int)
+    into = {"opt": {"lr": same, "count": longer, "w": torch.zeros(3)}, "seed": np.zeros(3, dtype=">u4"), "v": 0}
+    seed = into["seed"]
+    dcpd.load(f"main:{name}", into=into)
+    assert into["opt"]["lr"] is same and np.array_equal(same, lr) and into["seed"] is seed and seed.tolist() == [0, 1, 2]
+    assert into["opt"]["count"].tolist() == [0, 1, 2, 3] and into["opt"]["w"].eq(1).all() and into["v"] == 5
+    with pytest.raises(dcpd.MissingKey, match="nope"):
+        dcpd.load(f"main:{name}", into={"opt": {"lr": same}, "nope": np.zeros(2)})
+    dcpd.load(f"main:{name}", into={"opt": {"lr": same}, "nope": np.zeros(2)}, strict=False)
+
+
 def test_numpy(at):
     sd = {"a": np.arange(6, dtype=np.int16).reshape(2, 3), "f": np.asfortranarray(np.random.rand(300, 500)), "s": np.array(["x"]),
           "big": np.arange(1 << 19, dtype=np.float64), "b": np.array([True, False]), "be": np.arange(4, dtype=">f4"), "z": np.float64(2.5),

@@ -12,6 +12,7 @@ whole state dict: then all begin again, once.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -96,12 +97,17 @@ class _Target:
         self.addresses: Dict[int, int] = {}  # by box of `direct`
         self.largest = 0
 
-    def describe(self) -> None:
+    def describe(self, place: _where.Place) -> None:
         for k in self.fresh:
             _start_optimizer(self.into if k == "" else self.into[k])
         keys = self.keys
         self.described = _tensors.describe(self.into, None if keys is None else lambda f: _load._selected(keys, f), self._materialize)
         _tensors.check_targets(self.described)
+        arrays = self.described.arrays()
+        if arrays:
+            found = place.client.checkpoints.tensors(place.object, prefix=os.path.commonprefix(list(arrays)) or None)[1]
+            pickled = {v["fqn"]: arrays[v["fqn"]] for v in found if v["fqn"] in arrays}
+            self.described = self.described.as_values(pickled) if pickled else self.described
         self.specs = self.described.specs()
         self.rest = list(range(len(self.specs)))
 
@@ -193,8 +199,9 @@ class _Run:
         failure: Optional[BaseException] = None
         try:
             self.c = c or _load._client(self.ask, url)
-            self.target.describe()
-            self.target.locate(_where.Place(self.c, *self.where), self.ask.verify)
+            place = _where.Place(self.c, *self.where)
+            self.target.describe(place)
+            self.target.locate(place, self.ask.verify)
         except Exception as e:
             failure = e
         told = self._settle(failure)
@@ -400,7 +407,18 @@ def _put_values(ask: Any, d: _tensors.Described, segment: image.Segment, missing
         return
     got = image.parse(segment.map).values
     for fqn, x in values.decode_all({k: got[k] for k in d.values if k not in missing and k in got}, ask.weights_only).items():
-        _tree.replace(d.tree, d.paths[fqn], x)
+        if not _copied(d.values[fqn], x):
+            _tree.replace(d.tree, d.paths[fqn], x)
+
+
+def _copied(target: Any, x: Any) -> bool:
+    """An array that can take what was pickled stays the same object."""
+    np = _tensors.numpy_module()
+    if np is None or type(target) is not np.ndarray or type(x) is not np.ndarray or x.dtype != target.dtype.newbyteorder("=") \
+            or x.shape != target.shape or not target.flags.writeable:
+        return False
+    np.copyto(target, x)
+    return True
 
 
 def _give_back(into: Any, d: _tensors.Described, made: bool) -> None:

@@ -241,6 +241,18 @@ class Described(NamedTuple):
     outline: Optional[_outline.Outline] = None
     addresses: Sequence[int] = ()
 
+    def arrays(self) -> Dict[str, Any]:
+        """Those leaves that are numpy arrays, which PyTorch's checkpoints have as values."""
+        np = numpy_module()
+        return {k[0]: x for k, x in zip(self.keys, self.sources) if isinstance(x, np.ndarray)} if np is not None else {}
+
+    def as_values(self, arrays: Mapping[str, Any]) -> "Described":
+        """The same with these arrays as values."""
+        left = [i for i, k in enumerate(self.keys) if k[0] not in arrays]
+        keys = [self.keys[i] for i in left]
+        return self._replace(keys=keys, specs=lambda: [_spec_of(k) for k in keys], sources=[self.sources[i] for i in left],
+                             values={**self.values, **arrays})
+
 
 def _spec_of(key: Tuple[Any, ...]) -> ChunkSpec:
     fqn, dtype, shape = key[0], key[1], tuple(key[2])
