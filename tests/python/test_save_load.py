@@ -143,6 +143,7 @@ def test_arrays_that_pytorch_pickled(at):
     sd = {"opt": {"lr": lr, "count": np.arange(4), "w": torch.ones(3)}, "seed": np.arange(3, dtype=np.uint32), "v": 5}
     dcp.save(sd, storage_writer=dcp.FileSystemWriter(str(at.storages["main"] / name)), no_dist=True)
     same, longer = np.zeros(7), np.zeros(9, int)
+    longer.flags.writeable = False
     into = {"opt": {"lr": same, "count": longer, "w": torch.zeros(3)}, "seed": np.zeros(3, dtype=">u4"), "v": 0}
     seed = into["seed"]
     dcpd.load(f"main:{name}", into=into)

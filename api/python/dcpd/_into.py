@@ -102,12 +102,12 @@ class _Target:
             _start_optimizer(self.into if k == "" else self.into[k])
         keys = self.keys
         self.described = _tensors.describe(self.into, None if keys is None else lambda f: _load._selected(keys, f), self._materialize)
-        _tensors.check_targets(self.described)
         arrays = self.described.arrays()
         if arrays:
             found = place.client.checkpoints.tensors(place.object, prefix=os.path.commonprefix(list(arrays)) or None)[1]
             pickled = {v["fqn"]: arrays[v["fqn"]] for v in found if v["fqn"] in arrays}
             self.described = self.described.as_values(pickled) if pickled else self.described
+        _tensors.check_targets(self.described)
         self.specs = self.described.specs()
         self.rest = list(range(len(self.specs)))
 
