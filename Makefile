@@ -238,7 +238,7 @@ $(TESTBIN)/test_cli_%: $(O)/tests/unit/test_cli_%.o $(call obj,$(CTL_SRC)) $(LIB
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(CTL_LIBS)
 # The worker's jobs and the coordinator's are two modules of one name: who tests the first links without the second.
-OPS_TESTS := build_files build_other build_sources checkpoint commit dcp_ops exec gather manifest plan_sound run spec_layout spec_select spool trash wave
+OPS_TESTS := build_files build_other build_sources checkpoint commit dcp_ops exec gather locate manifest plan_sound run spec_layout spec_select spool trash wave
 $(OPS_TESTS:%=$(TESTBIN)/test_%): $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)
@@ -249,6 +249,8 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(DAEMON_LIBS)
 # Members that are threads share one mapping: see there.
 $(TESTBIN)/test_comm_threads: LDFLAGS_ALL += -Wl,--wrap=mmap,--wrap=munmap
+# A clock that goes as the test says.
+$(TESTBIN)/test_locate: LDFLAGS_ALL += -Wl,--wrap=clock_gettime
 .PRECIOUS: $(O)/%.o
 
 GPU_TESTS := $(addprefix $(TESTBIN)/test_,device comm_nccl comm_nccl_errors)

@@ -1,11 +1,14 @@
 /* lookup_locate.c: where on the disk the bytes of boxes of tensors lie, and which digests they have: for a client that can open the files
  * itself, and reads them straight into its tensors. What to read is planned as for a load; instead of being read it is told.
  *
- * A box that is not wholly made of runs of stored bytes is no error: it is among `others`, and is loaded in the ordinary way. */
+ * A box that is not wholly made of runs of stored bytes is no error: it is among `others`, and is loaded in the ordinary way. So is what
+ * is left when the question has taken a few seconds: storages whose look-ups take longer count as stalled, and neither a huge question
+ * nor a spoiled checkpoint may bring that about. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "base/num.h"
 #include "io/digest.h"
@@ -20,6 +23,9 @@ enum {
 	READS_MAX = 1 << 16,             /* in one answer */
 	PIECES_MAX = 1 << 20,            /* of the plan: more than can be answered, less than would fill a narrow worker */
 	WASTE_FREE = 1 << 20,            /* so many bytes more than are needed do not matter */
+	TIME_MAX_MS = 4000,              /* of one question, before its answer is put together */
+	CHUNKS_MAX = 1 << 17,            /* stored ones of a tensor: more take seconds to compare if they lie oddly */
+	BLOCKS_AT_ONCE = 1 << 12,        /* looked at without a look at the clock */
 };
 
 /* Why a box is read in the ordinary way. */
@@ -40,6 +46,8 @@ struct wanted {
 };
 
 struct locate {
+	int64_t end_ms;
+	bool late;
 	struct checkpoint *checkpoint;
 	const json_t *boxes;
 	unsigned char *why;            /* per box */
@@ -56,6 +64,25 @@ struct locate {
 	uint32_t *file_map, *shown;    /* of the checkpoint's files: in the run, in the answer */
 	struct vec(struct place) places;
 };
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static bool is_late(struct locate *l)
+{
+	l->late = l->late || now_ms() >= l->end_ms;
+	return l->late;
+}
+
+static enum err in_time(void *user)
+{
+	return is_late(user) ? ERR(LIMIT_EXCEEDED, "what was asked for takes too long to find") : OK;
+}
 
 /* ------------------------------------------------------------------------------------------------------ the boxes */
 
@@ -101,6 +128,8 @@ static FALLIBLE enum err want_box(struct locate *l, uint32_t index)
 		l->why[index] = SHAPE;
 	} else if (!str_is(dtype, dtype_name(t->dtype))) {
 		l->why[index] = DTYPE;
+	} else if (t->chunk_count > CHUNKS_MAX) {
+		l->why[index] = LIMIT;
 	} else {
 		TRY(vec_push(&l->wanted, &w));
 		*w = (struct wanted){ found, index };
@@ -190,7 +219,7 @@ static FALLIBLE enum err keep_used(struct locate *l)
 
 static FALLIBLE enum err plan(struct locate *l)
 {
-	struct load_match match = { .problems = &l->problems, .a_part = true, .pieces_max = PIECES_MAX };
+	struct load_match match = { .problems = &l->problems, .a_part = true, .pieces_max = PIECES_MAX, .tick = in_time, .user = l };
 	uint32_t first;
 
 	TRY(load_plan_make(l->checkpoint->sd, l->target, &match, l->arena, &l->plan));
@@ -231,8 +260,8 @@ static FALLIBLE enum err add_blocks(struct locate *l, const struct run_src *src,
 	}
 	for (uint64_t i = lo; i < src->digest_count && l->places.n <= READS_MAX; i++) {
 		uint64_t begin = i ? d[i - 1].end : 0, from = num_max(begin, row->from);
-		if (begin >= end)
-			break;
+		if (begin >= end || ((i - lo + 1) % BLOCKS_AT_ONCE == 0 && is_late(l)))
+			break; /* there may be a million of no bytes */
 		struct place one = base;
 		one.offset += begin;
 		one.bytes = d[i].end - begin;
@@ -306,8 +335,9 @@ static FALLIBLE enum err place_box(struct locate *l, uint64_t i)
 	if (numel && l->plan.first[i] == l->plan.first[i + 1])
 		why = HOLE;
 	for (uint64_t k = l->plan.first[i]; k < l->plan.first[i + 1] && !why; k++) {
-		TRY(add_source(l, chunk, box, l->plan.sources[k], &why));
-		if (l->places.n > READS_MAX)
+		if (!is_late(l)) /* it may read an item's head from a slow disk */
+			TRY(add_source(l, chunk, box, l->plan.sources[k], &why));
+		if (!why && (l->late || l->places.n > READS_MAX))
 			why = LIMIT;
 	}
 	for (uint64_t k = first; k < l->places.n; k++)
@@ -403,6 +433,23 @@ static FALLIBLE enum err answer(struct locate *l, struct buf *out, int *fd_out)
 	return fs_pwrite(*fd_out, text.p, text.len, 0, "answer");
 }
 
+/* The time is up before anything has its place. */
+static void give_up(struct locate *l)
+{
+	err_clear();
+	for (uint64_t i = 0; i < l->wanted.n; i++)
+		l->why[l->wanted.v[i].box] = LIMIT;
+}
+
+static FALLIBLE enum err place(struct locate *l, const struct worker *w)
+{
+	TRY(files_open(&l->run, w->root_fds, NULL, 0, &l->files));
+	TRY(sources_open(&l->run, &l->files, &l->sources));
+	for (uint64_t i = 0; i < l->wanted.n; i++)
+		TRY(place_box(l, i));
+	return OK;
+}
+
 static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t *q, struct buf *out, int *fd_out)
 {
 	size_t n = json_array_size(l->boxes);
@@ -418,18 +465,20 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 	for (uint32_t i = 0; i < n; i++)
 		TRY(want_box(l, i));
 	TRY(make_target(l));
-	TRY(plan(l));
-	TRY(files_open(&l->run, w->root_fds, NULL, 0, &l->files));
-	TRY(sources_open(&l->run, &l->files, &l->sources));
-	for (uint64_t i = 0; i < l->wanted.n; i++)
-		TRY(place_box(l, i));
+	enum err e = plan(l);
+	if (e && !l->late)
+		return e;
+	if (l->late)
+		give_up(l);
+	else
+		TRY(place(l, w));
 	return answer(l, out, fd_out);
 }
 
 enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out)
 {
 	struct locate l = { .boxes = json_object_get(q, "boxes"), .verify = !json_is_false(json_object_get(q, "verify")),
-			    .run = { .fd = -1 } };
+			    .run = { .fd = -1 }, .end_ms = now_ms() + TIME_MAX_MS };
 
 	enum err e = locate(&l, w, q, out, fd_out);
 	if (e)

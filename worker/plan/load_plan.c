@@ -38,6 +38,7 @@ struct maker {
 	int64_t *rest, *rest2;           /* boxes not yet covered, while cutting */
 	uint64_t rest_cap, rest2_cap, cuts;
 	uint64_t pieces_max;
+	const struct load_match *match;
 };
 
 static void maker_free(struct maker *m)
@@ -67,6 +68,11 @@ static FALLIBLE enum err room(void *array_ptr, uint64_t *cap, uint64_t want, siz
 	memcpy(array_ptr, &p, sizeof p);
 	*cap = want;
 	return OK;
+}
+
+static FALLIBLE enum err tick(const struct maker *m)
+{
+	return m->match->tick ? m->match->tick(m->match->user) : OK;
 }
 
 /* Chunks with elements; each must lie inside the tensor. */
@@ -239,6 +245,7 @@ static FALLIBLE enum err choose(struct maker *m, uint32_t ndim, const int64_t *t
 	TRY(room(&m->rest, &m->rest_cap, ndim * 2 + 1, sizeof *m->rest));
 	memcpy(m->rest, target, ndim * 2 * sizeof *target);
 	for (uint64_t i = 0; i < *count && rest; i++) {
+		TRY(tick(m));
 		TRY(cover(m, ndim, m->source->chunks[pieces[i].source].dims, &rest, &used));
 		if (used)
 			list[kept++] = pieces[i].source;
@@ -319,6 +326,7 @@ static FALLIBLE enum err plan_tensor(struct maker *m, const struct sd_tensor *fr
 	uint64_t at = begin;
 	bool is_disjoint;
 
+	TRY(tick(m));
 	TRY(find_pairs(m, from, to, &is_disjoint));
 	TRY(room(&m->plan.sources, &m->sources_cap, begin + m->pair_count + 1, sizeof *m->plan.sources));
 	for (uint64_t i = to->first_chunk; i < end; i++)
@@ -469,7 +477,7 @@ static FALLIBLE enum err plan_all(struct maker *m, struct load_match *match, str
 enum err load_plan_make(const struct sdict *source, const struct sdict *target, struct load_match *match,
 			struct arena *arena, struct load_plan *out)
 {
-	CLEANUP(maker_free) struct maker m = { .source = source, .target = target, .pieces_max = PAIRS_MAX };
+	CLEANUP(maker_free) struct maker m = { .source = source, .target = target, .pieces_max = PAIRS_MAX, .match = match };
 	CLEANUP(problems_free) struct problems own = { .arena = arena };
 	uint32_t *sources;
 

@@ -16,6 +16,8 @@ struct load_match {
 	bool strict;                     /* a target key missing in the source is an error */
 	bool a_part;                     /* the target is a part of what is wanted: what else the source has is not looked for */
 	uint64_t pieces_max;             /* 0: as many as fit anywhere */
+	enum err (*tick)(void *user);    /* called now and then if not NULL; its error ends it all */
+	void *user;
 	struct problems *problems;       /* what does not fit is noted here, and no error; NULL: an error that lists all */
 	/* filled in: FQNs only one side has */
 	struct str *missing, *unexpected;
