@@ -5,6 +5,7 @@ import json
 import pathlib
 import random
 import struct
+import time
 import urllib.parse
 import zlib
 
@@ -59,6 +60,13 @@ class Looked:
         return {"fqn": fqn, "dtype": t["dtype"], "shape": t["shape"], "offsets": offsets or [0] * len(t["shape"]),
                 "sizes": t["shape"] if sizes is None else sizes, **other}
 
+    def ident(self):
+        """Of this version; none where each rank has metadata of its own."""
+        if not (self.dir / ".metadata").exists():
+            return ""
+        st, md = self.dir.stat(), (self.dir / ".metadata").stat()
+        return f"{st.st_dev}:{st.st_ino}:{md.st_ino}:{md.st_ctime_ns}"
+
     def ask(self, boxes, **more):
         return self.d.api.post(self.path + ":locate", {"boxes": boxes, **more})
 
@@ -71,8 +79,7 @@ class Looked:
     def read(self, boxes, verify=True, digests=None):
         """Boxes' bytes as the answer says: (list of bytes or why, answer). Each read's digest is compared; every byte comes once."""
         a = self.ask(boxes, verify=verify).ok(200)
-        st = self.dir.stat()
-        assert a["id"] == f"{st.st_dev}:{st.st_ino}"
+        assert a["id"] == self.ident()
         assert set(a) == {"id", "files", "reads", "others", "bytes"}
         out = [bytearray(numel(b["sizes"]) * ITEM.get(b["dtype"], 1)) for b in boxes]
         filled, used = [0] * len(boxes), set()
@@ -291,6 +298,27 @@ def test_a_large_payload_of_torch(d):
     got, a = c.read([half, row, c.box("w")])
     assert got == [w[512:].numpy().tobytes(), "sparse", w.numpy().tobytes()] and [r["bytes"] for r in a["reads"]] == [4 * MIB] * 2
     assert c.check([half, row], verify=False) == [None, None]
+
+
+def test_the_id_tells_versions_apart(d):
+    """Those saved one after the other to a directory that has other files too, which stays; not what else happens there."""
+    c, ids = saved(d, {"w": ("F32", [4], noise(16))}), []
+    (c.dir / "notes.txt").write_text("somebody's")
+    for i in range(3):
+        ids.append(c.read([c.box("w")])[1]["id"])
+        (c.dir / "notes.txt").write_text(f"{i}")
+        assert c.read([c.box("w")])[1]["id"] == ids[-1]
+        sd = lib.fresh()
+        d.put(sd, [lib.image({"w": ("F32", [4], noise(16, i + 2))})])
+        d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": c.name},
+                  options={"overwrite": True, "beside": "needed"})
+        d.drop(sd)
+    assert (c.dir / "notes.txt").exists() and len(set(ids)) == 3 and len({i.split(":")[1] for i in ids}) == 1
+    dirs = c.ask([c.box("w")]).ok(200)["id"]
+    time.sleep(0.02)  # a tick of the file system's clock
+    (c.dir / ".metadata").rename(c.dir / "away")  # as a save does that fails, and puts back what was there
+    (c.dir / "away").rename(c.dir / ".metadata")
+    assert c.read([c.box("w")])[1]["id"] != dirs
 
 
 def test_damaged(d):

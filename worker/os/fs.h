@@ -45,6 +45,9 @@ bool fs_is_local(int dirfd);                              /* a known file system
  * Somebody who is in the middle of open() is not seen. On a local file system only. SIGIO must be ignored. */
 bool fs_is_sole(int fd);
 FALLIBLE enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out); /* mem_free */
+/* The same. st_out: what that very file was, before it was read. */
+FALLIBLE enum err fs_read_all_stat(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out,
+				   struct stat *st_out);
 FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
 FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);
 FALLIBLE enum err fs_free_bytes(int dirfd, uint64_t *free_out, uint64_t *total_out);

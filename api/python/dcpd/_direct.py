@@ -6,7 +6,8 @@ does not locate (columns, other dtypes, what is compressed) is loaded by a job, 
 cannot read the files: another user's, in another container, by another daemon, without the libraries that the digests need. What is
 wrong before the first byte is read is left to the job as well, which finds and says it.
 
-Nothing that is told is trusted: the directory must be the one that the daemon has open, each box must be covered once and no more.
+Nothing that is told is trusted: the directory must be the one that the daemon has open, each box must be covered once and no more. Nor
+is the checkpoint what it was for ever: what comes is of one version of it, or `Replaced` is raised (see `_find`).
 """
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ _RWF_NOWAIT = 8
 _QUESTION = 900 << 10    # bytes of a request
 _OPEN_MAX = 256          # files that stay open; others are opened when they are read
 
+GONE = "gone"
 counts = {"boxes": 0, "bytes": 0}  # of this process: what went this way
 
 
@@ -53,9 +55,13 @@ class Read(NamedTuple):
 Unit = List[Read]  # of one unit, in order and without overlaps
 
 
+class Replaced(errors.Busy):
+    """The files that were found are not the checkpoint any more, or have been written to."""
+
+
 class Plan:
     """What is read from one checkpoint, with its files open. boxes: those that are, by their places in what was asked for; others: the
-    rest; ident: of the directory; bytes: of the boxes."""
+    rest; ident: of this version of it; bytes: of the boxes."""
 
     def __init__(self, ident: str, files: "_Files", reads: Dict[int, List[Read]], specs: Sequence[ChunkSpec]) -> None:
         self.ident, self.files, self.reads, self.specs = ident, files, reads, specs
@@ -71,8 +77,8 @@ class Plan:
         """Fills boxes: their memory, C-contiguous, of their size and dtype, begins at these addresses; it must stay alive.
 
         end: time.monotonic() at which WaitTimeout is raised. tick: called by this thread now and then with the bytes read so far. then:
-        boxes that will be read next. Raises CheckpointDamaged with FQN, file and offset, StorageFailed; when it returns or raises
-        nothing writes there any more.
+        boxes that will be read next. Raises CheckpointDamaged with FQN, file and offset, Replaced, StorageFailed; when it returns or
+        raises nothing writes there any more.
         """
         done = 0
         for layer in self._layers(addresses):
@@ -134,7 +140,7 @@ def find(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]
     try:
         root = root_of(place)
         plan = _find(place, root, specs, verify)
-        if plan is None:  # replaced between our look and the daemon's?
+        if plan is None:  # it was being replaced
             plan = _find(place, root, specs, verify)
     except (errors.DcpdError, OSError, KeyError, TypeError, ValueError):
         return None
@@ -145,12 +151,20 @@ def find(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]
 
 
 def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]:
-    """None if the directory is not the one that the daemon has looked at."""
+    """None if what the daemon has looked at is not there any more.
+
+    A save replaces the whole directory; or, where other files are in it, it puts away .metadata, then the old files, moves in its own, and
+    last its .metadata. Files are moved, never written again: what is open stays whole. So they are of the version that the daemon knows,
+    all of them, if the .metadata that it has parsed still lies there, never moved, when the last of them is open: no save had begun to
+    move files then. (PyTorch's own writer writes to the files that are there: what no digest speaks for is looked at again when it was
+    read.)
+    """
     fd = _open_below(root, place.name)
     try:
         told = _ask(place, specs, verify)
-        st = os.fstat(fd)
-        if told["id"] != f"{st.st_dev}:{st.st_ino}":
+        if not told["id"]:
+            raise ValueError("nothing tells versions of this checkpoint apart")
+        if told["id"] != _ident(fd):
             return None
         reads = _reads(told, specs)
         needed: Dict[int, int] = {}
@@ -159,10 +173,42 @@ def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Op
         if any(_digest.new(k) is None for k in {r.kind for rows in reads.values() for r in rows} if k):
             raise ValueError("no library for these digests")
         directory, fd = fd, -1  # from here on it is closed by those, also if they cannot be opened
-        return Plan(str(told["id"]), _Files(directory, list(told["files"]), needed), reads, specs)
+        plan = Plan(str(told["id"]), _Files(directory, list(told["files"]), needed), reads, specs)
+    except FileNotFoundError:
+        return None
     finally:
         if fd >= 0:
             os.close(fd)
+    if plan.files.ident() == plan.ident:
+        return plan
+    plan.close()
+    return None
+
+
+def _ident(directory: int) -> str:
+    """Which checkpoint lies there, and which version of it, as the daemon says it. "" if it has no .metadata (of all ranks). A .metadata
+    that was put away and put back, when a save failed, has another ctime."""
+    try:
+        st, md = os.fstat(directory), os.stat(".metadata", dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return ""
+    return f"{st.st_dev}:{st.st_ino}:{md.st_ino}:{md.st_ctime_ns}"
+
+
+def version(root: str, name: str) -> str:
+    """`Plan.ident` of what is there now; GONE if there is nothing; "" if it cannot be told. root: "" if that is not known."""
+    try:
+        fd = _open_below(root, name) if root else -1
+    except FileNotFoundError:
+        return GONE
+    except (OSError, ValueError):
+        return ""
+    if fd < 0:
+        return ""
+    try:
+        return _ident(fd)
+    finally:
+        os.close(fd)
 
 
 def _ask(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Dict[str, Any]:
@@ -183,7 +229,7 @@ def _ask(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Dict[str, Any]
         files = [known.setdefault(name, len(known)) for name in got["files"]]
         told["reads"] += [{**r, "box": r["box"] + first, "file": files[r["file"]]} for r in got["reads"]] if first else got["reads"]
         told["others"] += [{**x, "box": x["box"] + first} for x in got["others"]]
-        told["id"] = got["id"] if told["id"] in (None, got["id"]) else ""
+        told["id"] = got["id"] if told["id"] in (None, got["id"]) else "several"
         first += len(boxes)
     told["files"] = list(known)
     return told
@@ -259,6 +305,7 @@ class _Files:
     def __init__(self, directory: int, names: List[str], needed: Mapping[int, int]) -> None:
         self.directory, self.names = directory, names
         self.fds: Dict[int, int] = {}
+        self.known: Dict[int, Tuple[int, ...]] = {}
         try:
             most = min(_OPEN_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
             for i, size in needed.items():
@@ -270,6 +317,7 @@ class _Files:
                     os.close(fd)
                 if not stat.S_ISREG(st.st_mode) or st.st_size < size:
                     raise OSError(errno.EINVAL, "not what was told", names[i])
+                self.known[i] = _stamp(st)
         except BaseException:
             self.close()
             raise
@@ -291,8 +339,29 @@ class _Files:
                 os.close(at)
 
     def take(self, i: int) -> int:
+        """Raises Replaced if its name is another file's by now, or nobody's."""
         fd = self.fds.get(i)
-        return self._open(i) if fd is None else fd
+        if fd is not None:
+            return fd
+        try:
+            fd = self._open(i)
+        except FileNotFoundError as e:
+            raise self.replaced(i) from e
+        if self.changed(i, fd):
+            os.close(fd)
+            raise self.replaced(i)
+        return fd
+
+    def changed(self, i: int, fd: int) -> bool:
+        """Whether it is another file than the one that was found, or was written to since."""
+        return _stamp(os.fstat(fd)) != self.known[i]
+
+    def replaced(self, i: int) -> Replaced:
+        return Replaced(f"{self.names[i]}: the checkpoint was replaced while it was read", code="checkpoint_replaced", retryable=True,
+                        file=self.names[i])
+
+    def ident(self) -> str:
+        return _ident(self.directory)
 
     def done(self, i: int, fd: int) -> None:
         if i not in self.fds:
@@ -305,6 +374,10 @@ class _Files:
         if self.directory >= 0:
             os.close(self.directory)
             self.directory = -1
+
+
+def _stamp(st: os.stat_result) -> Tuple[int, ...]:
+    return st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns
 
 
 # ---------------------------------------------------------------------------------------------------------------- reading
@@ -447,14 +520,24 @@ class _Thread:
         except OSError as e:
             raise self._failed(first, first.offset, e) from e
         try:
-            at = 0
-            for r in u:
-                self._skip(r, fd, at, r.begin, digest)
-                self._bytes(r, fd, r.begin, r.size, self.all.addresses[r.box] + r.at, True, digest)
-                at = r.begin + r.size
-            self._skip(first, fd, at, first.bytes, digest)
+            self._whole(u, fd, digest)
+        except errors.CheckpointDamaged as e:
+            if files.changed(first.file, fd):
+                raise files.replaced(first.file) from e
+            raise
+        else:
+            if digest is None and files.changed(first.file, fd):
+                raise files.replaced(first.file)
         finally:
             files.done(first.file, fd)
+
+    def _whole(self, u: Unit, fd: int, digest: Any) -> None:
+        at, first = 0, u[0]
+        for r in u:
+            self._skip(r, fd, at, r.begin, digest)
+            self._bytes(r, fd, r.begin, r.size, self.all.addresses[r.box] + r.at, True, digest)
+            at = r.begin + r.size
+        self._skip(first, fd, at, first.bytes, digest)
         if digest is not None and not self.all.stopped and digest.text() != first.digest:
             raise errors.CheckpointDamaged(
                 f"{self._where(first)}: bytes {first.offset} to {first.offset + first.bytes} are not those written: expected "

@@ -7,7 +7,7 @@ copied, dcpd reads the next. A segment for all of it would have to be cleared an
 nothing would happen meanwhile. That comes first, as it finds what is missing before anything is changed.
 
 Whatever may fail ends in `_agree`, so that all ranks take the same way. A daemon that was restarted may have lost a reservation, or the
-whole state dict: then all begin again, once.
+whole state dict: then all begin again, once. So they do when the checkpoint is replaced meanwhile, so that all comes from one version.
 """
 from __future__ import annotations
 
@@ -26,14 +26,21 @@ GROUPS_MAX = 16        # each is a job
 _log = logging.getLogger("dcpd")
 
 
+_REPLACED_MAX = 3  # times
+
+
 class _Again(errors.DcpdError):
     """What was reserved is gone."""
+
+
+class _Replaced(_Again):
+    """The checkpoint is another one than when the load began."""
 
 
 def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
     """ask: the rest of load's arguments (_load._Ask). Retried with more room for values if those of the checkpoint are longer than
     expected."""
-    room, again = 1 << 16, True
+    room, again, replaced = 1 << 16, True, 0
     while True:
         try:
             return _once(ask, into, keys, room)
@@ -41,6 +48,11 @@ def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
             if "header" not in e.message or room >= image.HEADER_MAX // 2:
                 raise
             room *= 16
+        except _Replaced as e:
+            replaced += 1
+            if replaced == _REPLACED_MAX:
+                raise errors.Busy(f"{ask.text} was replaced {replaced} times while it was loaded; what was loaded is of several versions",
+                                  code="checkpoint_replaced", retryable=True, file=e.file) from None
         except _Again as e:
             if not again:
                 raise errors.NotFound(f"what was reserved in shared memory vanished twice: is dcpd being restarted? {e.message}") from None
@@ -193,6 +205,7 @@ class _Run:
         self.lanes: List[_session.Session] = []
         self.running: List[_Step] = []
         self.directly = False  # whether any rank reads files
+        self.version = ""      # of the checkpoint, as far as this rank can tell
 
     def begin(self, c: Optional[Client], url: str) -> None:
         """Describes what is here, what of it is read directly, and in how many groups the rest goes on all ranks."""
@@ -214,6 +227,7 @@ class _Run:
         groups = self.target.groups() if n > 1 else [self.target.rest] * n
         self.target.cut([*groups, *[[]] * (n - len(groups))])
         if n:
+            self.version = self.target.direct.ident if self.target.direct is not None else _direct.version(self.where[2], self.where[1])
             self._open(min(n, 2))
 
     def _settle(self, failure: Optional[BaseException]) -> List["_Told"]:
@@ -291,6 +305,8 @@ class _Run:
         failure: Optional[BaseException] = None
         try:
             done = self.ask.wait(self.c, step.job, self.target.mostly_direct())
+            if self._replaced():
+                raise _Replaced("before a job had read it")
             missing = set(done.get("result", {}).get("missing", []))
             views = _tensors.Views(step.segment.map, len(step.part.header), step.part.layout)
             _tensors.copy_in(step.part.described, views, missing.__contains__)
@@ -311,6 +327,8 @@ class _Run:
                 self._read(plan)
                 _log.info("%s: %d tensors, %d bytes read from its files in %.3f s; %d through dcpd", self.ask.text, len(plan.boxes),
                           plan.bytes, time.monotonic() - start, len(self.target.rest))
+        except _direct.Replaced as e:
+            failure = _Replaced(e.message, file=e.file)
         except Exception as e:
             failure = e
         self._agree(failure)
@@ -328,11 +346,19 @@ class _Run:
         except errors.WaitTimeout:
             raise errors.WaitTimeout(f"{self.ask.text} is not loaded after {self.ask.timeout:g} s; a part of it is") from None
 
+    def _replaced(self) -> bool:
+        """Whether another version is there by now, as far as this process can tell. What has been deleted is no other one."""
+        return _direct.version(self.where[2], self.where[1]) not in (self.version, _direct.GONE)
+
     def _why(self, lane: _session.Session, e: Exception) -> BaseException:
-        """Of a job that could not be: has the lane gone?"""
+        """Of a job that could not be: has the lane gone, or another checkpoint come?"""
         if isinstance(e, errors.NotSealed):
             return _Again(e.message)
+        if isinstance(e, _Again):
+            return e
         if isinstance(e, errors.DcpdError) and not isinstance(e, (errors.WaitTimeout, errors.ConnectionLost)):
+            if self._replaced():
+                return _Replaced(e.message)
             try:
                 self.c.state_dicts.get(lane.name)
             except errors.NotFound:
@@ -343,10 +369,11 @@ class _Run:
 
     def _agree(self, failure: Optional[BaseException], x: Any = None) -> List[Any]:
         """Everybody's x; raises on all ranks what went wrong on one; _Again on all, if it is that on any."""
-        got = self.everyone.gather((isinstance(failure, _Again), _group._portable(failure), x))
+        why = type(failure) if isinstance(failure, _Again) else None
+        got = self.everyone.gather((why, _group._portable(failure), x))
         for rank, (again, _, _) in enumerate(got):
-            if again:
-                raise failure if isinstance(failure, _Again) else _Again(f"on rank {rank}")
+            if again:  # on all ranks the same
+                raise failure if again is why and failure is not None else again(f"on rank {rank}")
         if failure is not None:
             raise failure
         for rank, (_, e, _) in enumerate(got):

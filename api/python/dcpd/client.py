@@ -194,7 +194,7 @@ class Checkpoints(_Resource):
 
     def locate(self, ref: Ref, boxes: Sequence[Mapping[str, Any]], verify: bool = True) -> Dict[str, Any]:
         """Where on the storage the bytes of boxes of tensors lie ("fqn", "dtype", "shape", "offsets", "sizes" each), with the digests to
-        check them by: "id" of the directory, "files", "reads", and "others", which only a job can load."""
+        check them by: "id" of this version of it, "files", "reads", and "others", which only a job can load."""
         return dict(self._t.request("POST", self._path(ref, ":locate"), {"boxes": list(boxes), "verify": verify}, idempotent=True))
 
     def files(self, ref: Ref) -> List[Dict[str, Any]]:

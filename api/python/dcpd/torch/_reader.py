@@ -48,9 +48,10 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         self.rank: Optional[int] = None
         self.use_collectives = True
         self._metadata: Any = None
+        self._looked: Any = None  # the directory, and the metadata file that was read from it
 
     def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
-        self.storage_data, self._metadata = {}, None
+        self.storage_data, self._metadata, self._looked = {}, None, None
         self.load_id = self._name(checkpoint_id)
 
     def __repr__(self) -> str:
@@ -60,7 +61,9 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         """The checkpoint's Metadata; `rank=` asks for the one that this rank wrote for itself. Raises where it is absent."""
         rank = kwargs.get("rank")
         name = ".metadata" if rank is None else f"__{rank}.metadata"
-        with open(_path.open_file(self.path, _path.folder(self.path), name), "rb") as f:
+        inside = _path.folder(self.path)
+        with open(_path.open_file(self.path, inside, name), "rb") as f:
+            self._looked = inside, name, _stamp(os.fstat(f.fileno()))
             metadata = _pickle.loads(f.read())
         if getattr(metadata, "storage_meta", None) is not None:
             metadata.storage_meta.load_id = self.load_id
@@ -80,8 +83,35 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        from torch.distributed.checkpoint.planner import LoadItemType
         from torch.futures import Future
+
+        failure: Optional[Exception] = None
+        try:
+            self._read(plan, planner)
+        except Exception as e:
+            failure = e
+        if self._replaced():
+            raise errors.Busy(f"{self.path} was replaced while it was loaded; what was loaded may be of two versions",
+                              code="checkpoint_replaced", retryable=True) from failure
+        if failure is not None:
+            raise failure
+        done: Any = Future()
+        done.set_result(None)
+        return done
+
+    def _replaced(self) -> bool:
+        """Whether another version is there by now than the one whose metadata were read: values, tensors read here and those that come by
+        jobs were all looked up in between. What has been deleted is no other version."""
+        if self._looked is None:
+            return False
+        inside, name, stamp = self._looked
+        try:
+            return bool(_stamp(os.stat(inside / name)) != stamp)
+        except OSError:
+            return bool(inside.exists())
+
+    def _read(self, plan: Any, planner: Any) -> None:
+        from torch.distributed.checkpoint.planner import LoadItemType
 
         boxes: _Boxes = []
         single: List[Any] = []
@@ -94,9 +124,6 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         _Files(self).read(single, planner)
         if boxes:
             self._tensors(boxes, planner)
-        done: Any = Future()
-        done.set_result(None)
-        return done
 
     def _box(self, item: Any) -> Optional[image.ChunkSpec]:
         """The part of the global tensor that an item asks for; None where dcpd cannot know it as that."""
@@ -157,6 +184,10 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
     def _place(self, item: Any) -> Tuple[str, int]:
         info = self.storage_data[item.storage_index]
         return info.relative_path, info.offset
+
+
+def _stamp(st: os.stat_result) -> Tuple[int, int, int]:
+    return st.st_dev, st.st_ino, st.st_ctime_ns
 
 
 def _groups(boxes: _Boxes) -> List[_Boxes]:
