@@ -239,6 +239,15 @@ def test_keys_and_strict(at):
     assert half["model"]["a"].tolist() == [1, 1] and half["lr"] == 0.0
 
 
+def test_values_that_are_empty_in_place(at):
+    sd = {"b": b"", "s": "", "t": (), "l": [], "set": set(), "n": None, "": {"": ""}}
+    ref = f"main:{lib.fresh()}"
+    dcpd.save(sd, ref)
+    into = {**dict.fromkeys(sd, 1), "": {"": 1}}
+    dcpd.load(ref, into=into)
+    assert into == sd and dcpd.load(ref) == sd
+
+
 def test_values_longer_than_expected(at):
     name = lib.fresh()
     text = "x" * 3_000_000

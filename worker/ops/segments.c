@@ -162,7 +162,7 @@ static json_t *value_doc(const struct image_value *v)
 	buf_base64(&b, v->bytes.p, v->bytes.n);
 	return b.failed ? NULL
 			: json_pack("{s:o}", v->kind == IMAGE_VALUE_BYTES ? "bytes" : "pickle",
-				    json_stringn((char *)b.p, b.len));
+				    json_stringn(b.p ? (char *)b.p : "", b.len));
 }
 
 /* Replaces the values that this rank's header lists. *changed: something was. */
