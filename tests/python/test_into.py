@@ -220,3 +220,44 @@ def test_what_cannot_be_filled(at, monkeypatch, what, direct):
     del sd["bad"]
     dcpd.load(ref, into=sd)
     assert sd["step"] == 7 and sd["a"].all()
+
+
+# ---- what PyTorch before 2.4 wrote ----
+
+
+def blank(x):
+    if isinstance(x, dict):
+        return {k: blank(v) for k, v in x.items()}
+    if isinstance(x, list):
+        return [blank(v) for v in x]
+    return torch.zeros_like(x) if isinstance(x, torch.Tensor) else None
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_containers_that_were_stored_whole(at, strict):
+    """Mappings and lists without a tensor were one value each then."""
+    ref = "golden:torch-2.2.2/nested_v23/checkpoint"
+    want = dcpd.load(ref)
+    sd = blank(want)
+    groups, dicts = sd["optim"]["param_groups"], sd["list_of_dicts"]
+    assert isinstance(groups[0], dict) and isinstance(dicts[1], dict)
+    dcpd.load(ref, into=sd, strict=strict)
+    assert repr(sd) == repr(want) and sd["optim"]["param_groups"][0]["betas"] == (0.9, 0.999)
+    part = blank({k: want[k] for k in ("optim", "list_of_dicts")})
+    dcpd.load(ref, into=part, keys=["optim"], strict=strict)
+    assert repr(part["optim"]) == repr(want["optim"]) and part["list_of_dicts"] == [{"a": None}, {"b": None}]
+    sd = {**blank(want), "more": {"x": 1}}
+    if strict:
+        with pytest.raises(dcpd.MissingKey, match=r"more\.x") as e:
+            dcpd.load(ref, into=sd)
+        assert "param_groups" not in str(e.value) and not sd["model"]["scale"]
+    else:
+        dcpd.load(ref, into=sd, strict=False)
+        assert repr(sd) == repr({**want, "more": {"x": 1}})
+
+
+@pytest.mark.parametrize("strict", ["both", "0", "1", ""])
+def test_containers_that_were_stored_whole_come_to_all_ranks(ranks, strict):
+    ref = "golden:torch-2.2.2/nested_v23/checkpoint"
+    a, b = ranks(on_ranks.load_older, ref, strict, world=2)
+    assert a["optim"]["param_groups"] == b["groups"] and b["groups"][0]["lr"] == 0.001 and a["optim"]["state"][1]["step"] == 3

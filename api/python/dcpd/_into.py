@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from . import _direct, _group, _load, _session, _tensors, _tree, _where, errors, image, values
+from . import _direct, _group, _load, _older, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 GROUP_MIN = 128 << 20  # bytes of a rank
@@ -41,15 +41,18 @@ def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
     """ask: the rest of load's arguments (_load._Ask). Retried with more room for values if those of the checkpoint are longer than
     expected."""
     room, again, replaced = 1 << 16, True, 0
+    older: Optional[Collection[str]] = None
     while True:
         try:
-            return _once(ask, into, keys, room)
+            return _once(ask, into, keys, room, older)
+        except _older.Older as e:
+            older = e.names
         except errors.SharedMemoryFull as e:
             if "header" not in e.message or room >= image.HEADER_MAX // 2:
                 raise
             room *= 16
         except _Replaced as e:
-            replaced += 1
+            replaced, older = replaced + 1, None
             if replaced == _REPLACED_MAX:
                 raise errors.Busy(f"{ask.text} was replaced {replaced} times while it was loaded; what was loaded is of several versions",
                                   code="checkpoint_replaced", retryable=True, file=e.file) from None
@@ -59,7 +62,7 @@ def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
             again = False
 
 
-def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int) -> Any:
+def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int, older: Optional[Collection[str]]) -> Any:
     g = ask.group
     plan: Any = None
     failure: Optional[BaseException] = None
@@ -75,12 +78,17 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int) -> Any:
     seen = g.agree((ask.text, keys, _group.place(), plan), failure)
     _load._same_call(seen)
     url, names, source, fresh = seen[0][3]
-    target = _Target(into, keys, fresh, room)
+    target = _Target(into, keys, fresh, room, older)
     run = _Run(ask, target, names, source)
     try:
         run.begin(c, url)
         run.all()
         run.read()
+        run.look_for_older()
+    except Exception:
+        if run.lacking:
+            run.look_for_older(True)
+        raise
     finally:
         run.end()
     _give_back(into, target.described, target.made)
@@ -102,8 +110,8 @@ class _Part(NamedTuple):
 class _Target:
     """What is loaded into, on this rank; described when all ranks know where to load from."""
 
-    def __init__(self, into: Any, keys: Optional[List[str]], fresh: Sequence[str], room: int) -> None:
-        self.into, self.keys, self.fresh, self.room, self.made = into, keys, fresh, room, False
+    def __init__(self, into: Any, keys: Optional[List[str]], fresh: Sequence[str], room: int, older: Optional[Collection[str]]) -> None:
+        self.into, self.keys, self.fresh, self.room, self.older, self.made = into, keys, fresh, room, older, False
         self.parts: List[_Part] = []
         self.direct: Optional[_direct.Plan] = None
         self.addresses: Dict[int, int] = {}  # by box of `direct`
@@ -120,6 +128,8 @@ class _Target:
             pickled = {v["fqn"]: arrays[v["fqn"]] for v in found if v["fqn"] in arrays}
             self.described = self.described.as_values(pickled) if pickled else self.described
         _tensors.check_targets(self.described)
+        if self.older is not None:
+            self.described = _older.described(self.described, self.older, keys)
         self.specs = self.described.specs()
         self.rest = list(range(len(self.specs)))
 
@@ -173,13 +183,15 @@ class _Target:
 
 
 class _Told(NamedTuple):
-    """What a rank says before a load begins. ident: of the checkpoint's directory that it reads; rest: whether it needs jobs."""
+    """What a rank says before a load begins. ident: of the checkpoint's directory that it reads; rest: whether it needs jobs; strict: the
+    first one's counts."""
 
     host: int
     ident: str
     groups: int
     rest: bool
     progress: bool
+    strict: bool
 
 
 class _Key:
@@ -206,6 +218,8 @@ class _Run:
         self.running: List[_Step] = []
         self.directly = False  # whether any rank reads files
         self.version = ""      # of the checkpoint, as far as this rank can tell
+        self.lacked = False   # whether a value of this rank was missing
+        self.lacking = False  # whether a load failed for that, on any rank
 
     def begin(self, c: Optional[Client], url: str) -> None:
         """Describes what is here, what of it is read directly, and in how many groups the rest goes on all ranks."""
@@ -222,7 +236,8 @@ class _Run:
         self.directly = any(x.ident for x in told)
         if self.directly and not any(x.rest for x in told):
             n = 0
-        if n > 1 and self.ask.strict and not self._complete():
+        self.strict = told[0].strict
+        if n > 1 and self.strict and not self._complete():
             n = 1  # one job says all that is missing, and nothing has been changed then
         groups = self.target.groups() if n > 1 else [self.target.rest] * n
         self.target.cut([*groups, *[[]] * (n - len(groups))])
@@ -237,7 +252,7 @@ class _Run:
             if failure is None:
                 t = self.target
                 me = _Told(getattr(self.g, "index", 0), t.direct.ident if t.direct else "", len(t.groups()),
-                           bool(t.rest or t.described.values), self.ask.progress)
+                           bool(t.rest or t.described.values), self.ask.progress, self.ask.strict)
             told: List[_Told] = self._agree(failure, me)
             if len({(x.host, x.ident) for x in told if x.ident}) == len({x.host for x in told if x.ident}):
                 return told
@@ -308,6 +323,7 @@ class _Run:
             if self._replaced():
                 raise _Replaced("before a job had read it")
             missing = set(done.get("result", {}).get("missing", []))
+            self.lacked = self.lacked or not missing.isdisjoint(step.part.described.values)
             views = _tensors.Views(step.segment.map, len(step.part.header), step.part.layout)
             _tensors.copy_in(step.part.described, views, missing.__contains__)
             _put_values(self.ask, step.part.described, step.segment, missing)
@@ -350,6 +366,11 @@ class _Run:
         """Whether another version is there by now, as far as this process can tell. What has been deleted is no other one."""
         return _direct.version(self.where[2], self.where[1]) not in (self.version, _direct.GONE)
 
+    def look_for_older(self, missing: bool = False) -> None:
+        """missing: it has failed for that. What is left out without an error is looked for as well."""
+        if self.target.older is None and (missing or (not self.strict and any(self.everyone.gather(self.lacked)))):
+            _older.look(self.g, self.everyone, self.c, self.source, self.target.described, self.target.keys)
+
     def _why(self, lane: _session.Session, e: Exception) -> BaseException:
         """Of a job that could not be: has the lane gone, or another checkpoint come?"""
         if isinstance(e, errors.NotSealed):
@@ -374,6 +395,7 @@ class _Run:
         for rank, (again, _, _) in enumerate(got):
             if again:  # on all ranks the same
                 raise failure if again is why and failure is not None else again(f"on rank {rank}")
+        self.lacking = any(isinstance(e, errors.MissingKey) for _, e, _ in got)
         if failure is not None:
             raise failure
         for rank, (_, e, _) in enumerate(got):
