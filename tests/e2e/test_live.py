@@ -80,10 +80,10 @@ def test_a_save_that_awaits_its_seals(page, daemon):  # noqa: F811
     expect(line).to_contain_text("awaiting seals of ranks 0, 1")
     line.get_by_role("link").click()
     expect(page.locator("#job-body")).to_contain_text("Created")
-    ranks = [streaming.Filling(daemon, "early", r, image) for r, image in enumerate(images())]
-    ranks[0].seal().ok(200)
+    streaming.Filling(daemon, "early", 0, images()[0]).seal().ok(200)
+    expect(page.locator("#job-body")).to_contain_text("awaiting seal of rank 1")
     assert not [u for u in asked if u.endswith("/plan")]
-    ranks[1].seal().ok(200)
+    streaming.Filling(daemon, "early", 1, images()[1]).seal().ok(200)
     expect(page.locator("#job-plan")).to_contain_text("__0_0.distcp")
     expect(page.locator("#job-body")).to_contain_text("succeeded")
     accessible(page)
