@@ -104,6 +104,17 @@ def test_fills_up_meanwhile(spawn, mounted):
 
 
 @root_only
+def test_what_goes_makes_room_for_the_next(spawn, mounted):
+    """There is room for two: who has heard of the end of a job that replaced or deleted one can save the next."""
+    d = spawn({"main": mounted("size=64m")})
+    source = {"state_dict": state_dict(d, 24 << 20)}
+    for name in "aaabbb":
+        d.api.run("save", source=source, target={"storage": "main", "name": name}, options={"overwrite": True})
+        if name == "b":
+            d.api.run("delete", target={"storage": "main", "name": name})
+
+
+@root_only
 def test_read_only(spawn, mounted):
     m = mounted("size=16m")
     d = spawn({"main": m})

@@ -287,6 +287,18 @@ static bool put(struct removal *r)
 	return ok;
 }
 
+/* The next checkpoint may not fit before it is gone: then no job must end before it is. */
+static bool is_needed(const struct removal *r)
+{
+	uint64_t free_bytes, total;
+
+	if (fs_free_bytes(r->dirfd, &free_bytes, &total)) {
+		err_clear();
+		return true;
+	}
+	return free_bytes / 2 < held;
+}
+
 enum err trash_remove(int dirfd, const char *name)
 {
 	struct removal *r = mem_zalloc(1, sizeof *r);
@@ -301,8 +313,9 @@ enum err trash_remove(int dirfd, const char *name)
 	r->until_ns = now_ns() + TRASH_GENTLE_MS * 1000000ll;
 	r->held = count(dirfd, name);
 	held += r->held;
-	if (r->dirfd >= 0 && put(r))
+	if (!is_needed(r) && r->dirfd >= 0 && put(r))
 		return OK;
 	forget(r);
+	removals++;
 	return fs_remove_tree(dirfd, name);
 }

@@ -2,7 +2,8 @@
  * checkpoint can keep a disk as busy as writing it did. Whoever has a file open or mapped, or has another link to it, keeps it whole.
  *
  * It lasts up to ten times as long as it would at full speed, but no longer than TRASH_GENTLE_MS where full speed can do it in that time;
- * a storage that runs out of space gets all of its own back at full speed. What a dying worker leaves is swept (commit_sweep). */
+ * a storage that runs out of space gets all of its own back at full speed; where the next checkpoint might not fit before, the job waits
+ * for that. What a dying worker leaves is swept (commit_sweep). */
 #pragma once
 #include <stdbool.h>
 #include "base/err.h"
@@ -11,7 +12,7 @@
 
 enum { TRASH_GENTLE_MS = 45000 };      /* less than a gang stays warm when it is idle */
 
-/* A file or a directory. dirfd is duplicated. Removes at once if no thread can be started. */
+/* A file or a directory. dirfd is duplicated. Removes at once if no thread can be started, or less than twice what is held is free. */
 FALLIBLE enum err trash_remove(int dirfd, const char *name);
 /* Is there no time for rests, with so much free, and so much in the trash? */
 bool trash_is_short(uint64_t free_bytes, uint64_t total_bytes, uint64_t held_bytes);
