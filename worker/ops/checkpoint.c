@@ -26,12 +26,22 @@ void checkpoint_free(struct checkpoint *c)
 {
 	if (!c)
 		return;
+	if (c->shares) {
+		c->shares--;
+		return;
+	}
 	fs_drop(&c->dirfd);
 	sdict_free(c->sd);
 	manifest_free(c->manifest);
 	mem_free(c->file_bytes);
 	mem_free(c->ranks);
 	mem_free(c);
+}
+
+struct checkpoint *checkpoint_share(struct checkpoint *c)
+{
+	c->shares++;
+	return c;
 }
 
 void checkpoint_free_ptr(struct checkpoint **c)

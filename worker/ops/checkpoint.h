@@ -8,6 +8,7 @@
 enum checkpoint_format { CHECKPOINT_NONE, CHECKPOINT_DCP, CHECKPOINT_DCP_RANK_LOCAL, CHECKPOINT_SAFETENSORS, CHECKPOINT_TORCH };
 
 struct checkpoint {
+	uint32_t shares;               /* to be freed so many times more */
 	enum checkpoint_format format;
 	uint32_t root;
 	char name[4096];               /* beneath the root */
@@ -31,6 +32,7 @@ FALLIBLE enum err checkpoint_recognise(struct worker *w, uint32_t root, const ch
  * ERR_FORMAT_…. ref: {"storage","name"}. */
 FALLIBLE enum err checkpoint_open(struct worker *w, const json_t *ref, struct checkpoint **out);
 void checkpoint_free(struct checkpoint *c);
+struct checkpoint *checkpoint_share(struct checkpoint *c);   /* the same one, to be freed once more */
 void checkpoint_free_ptr(struct checkpoint **c);
 
 /* From now on a rank-local checkpoint is what its i-th rank wrote, all of it: the union has each box once, whoever wrote it too. */

@@ -10,6 +10,7 @@
 
 struct device;
 struct plan_cache;
+struct lookup_kept;
 struct gpu_pin;
 
 enum { ROOTS_MAX = 64, ROOT_NAME_MAX = 33 };
@@ -34,6 +35,7 @@ struct worker {
 	struct device *gpu;            /* once a job needed it; see gpu.h */
 	struct vec(struct gpu_pin) pins;
 	struct plan_cache *plans;      /* NULL: none are kept */
+	struct lookup_kept *kept;      /* the same, of a checkpoint between questions */
 	char listen[64];               /* address or interface for them; empty: loopback */
 };
 

@@ -11,6 +11,7 @@
 #include "base/num.h"
 #include "ops/commit.h"
 #include "ops/hosts.h"
+#include "ops/lookup_kept.h"
 #include "os/fs.h"
 
 enum { LIST_MAX = 100000, LIST_DEPTH = 16 };
@@ -265,7 +266,7 @@ static FALLIBLE enum err show_dcp(struct worker *w, const json_t *q, struct buf 
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = NULL;
 	uint64_t files = 0;
 
-	TRY(checkpoint_open(w, q, &c));
+	TRY(lookup_checkpoint(w, q, &c));
 	TRY(count_files(c, &files));
 	buf_printf(out, ",\"files\":%ju,\"tensors\":%ju,\"values\":%ju,\"chunks\":%ju,\"version\":\"1.0.0\",\"manifest\":",
 		   (uintmax_t)files, (uintmax_t)c->sd->tensor_count, (uintmax_t)c->sd->value_count,
@@ -433,6 +434,8 @@ enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32
 		e = sweep(w, q, answer);
 	else
 		e = ERR(PROTOCOL, "a question '%s'", op);
+	if (w->kept)
+		lookup_kept_rest(w->kept);
 	TRY(e);
 	buf_puts(answer, "}");
 	return buf_status(answer);

@@ -16,6 +16,7 @@
 #include "ops/checkpoint.h"
 #include "ops/gather.h"
 #include "ops/lookup.h"
+#include "ops/lookup_kept.h"
 #include "os/fs.h"
 
 enum {
@@ -478,7 +479,7 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 	if (!l->why || !l->arena)
 		return ERR(NO_MEMORY, "no memory for %zu boxes", n);
 	l->problems.arena = l->arena;
-	TRY(checkpoint_open(w, q, &l->checkpoint));
+	TRY(lookup_checkpoint(w, q, &l->checkpoint));
 	for (uint32_t i = 0; i < n; i++)
 		TRY(want_box(l, i));
 	TRY(make_target(l));

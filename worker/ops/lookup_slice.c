@@ -8,8 +8,9 @@
 #include "base/num.h"
 #include "ops/build.h"
 #include "ops/exec.h"
-#include "ops/lookup.h"
 #include "ops/input.h"
+#include "ops/lookup.h"
+#include "ops/lookup_kept.h"
 #include "ops/spool.h"
 #include "os/fs.h"
 
@@ -240,7 +241,7 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 	int64_t shape[NDIM_MAX];
 	uint64_t numel;
 
-	TRY(checkpoint_open(s->w, q, &s->source.checkpoint));
+	TRY(lookup_checkpoint(s->w, q, &s->source.checkpoint));
 	s->source.sd = s->source.checkpoint->sd;
 	s->tensor = sdict_tensor(s->source.sd, (struct str){ json_string_value(fqn), json_string_length(fqn) });
 	if (!s->tensor)

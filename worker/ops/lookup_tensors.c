@@ -1,8 +1,9 @@
 /* lookup_tensors.c: a page of what a checkpoint or state dict holds. The page token is the number of the entry to go on with: tensors
  * first, then values, each in the order of the metadata. */
 #include "base/num.h"
-#include "ops/lookup.h"
 #include "ops/input.h"
+#include "ops/lookup.h"
+#include "ops/lookup_kept.h"
 
 enum { PAGE_DEFAULT = 100, PAGE_MAX = 10000, CHUNKS_SHOWN = 10000, VALUE_SHOWN = 1 << 20 };
 
@@ -160,7 +161,7 @@ static FALLIBLE enum err open_source(struct worker *w, const json_t *q, const in
 		out->sd = out->images;
 		return OK;
 	}
-	TRY(checkpoint_open(w, q, &out->checkpoint));
+	TRY(lookup_checkpoint(w, q, &out->checkpoint));
 	out->sd = out->checkpoint->sd;
 	return OK;
 }
