@@ -602,7 +602,9 @@ def test_a_signal_while_it_is_read(at, always, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         inside.append(1)
         try:
-            time.sleep(0.002)
+            end = time.monotonic() + 20
+            while len(calls) >= 20 and not self.all.stopped and time.monotonic() < end:
+                time.sleep(0.001)  # the main thread takes its time on a busy machine
             return real(self, fd, to, n, offset)
         finally:
             inside.pop()
@@ -614,7 +616,7 @@ def test_a_signal_while_it_is_read(at, always, monkeypatch):
         assert not inside
         n = len(calls)
         time.sleep(0.05)
-    assert len(calls) == n < 8 * 12_000_000 // _direct.PIECE - 10
+    assert len(calls) == n < 30
     dcpd.load(ref, into=into)
     same(into, sd)
 
