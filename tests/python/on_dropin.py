@@ -5,7 +5,7 @@ import warnings
 import torch
 
 __all__ = ["dropin_save", "dropin_load", "dropin_fails", "dropin_rank_local", "dropin_coordinator",
-           "dropin_cached_plans", "dropin_local_again", "dropin_refused"]
+           "dropin_cached_plans", "dropin_local_again", "dropin_refused", "dropin_unstaged"]
 
 
 @contextlib.contextmanager
@@ -172,3 +172,27 @@ def dropin_refused(pg, rank, path, alone):
     except Exception as e:
         return "other", [], f"{type(e).__name__} {e} {path}"
     return "saved", [], ""
+
+
+def dropin_unstaged(pg, rank, path):
+    """Rank 1 cannot stage: all hear of it, soon, and the next save with the same writer succeeds."""
+    import time
+
+    import dcpd
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter, _stage
+
+    def full(*args):
+        raise dcpd.SharedMemoryFull("no room in /dev/shm")
+
+    sd, w, real, start = {"t": torch.ones(1000), f"r{rank}": torch.ones(3)}, StorageWriter(path), _stage.stage, time.monotonic()
+    with quiet():
+        try:
+            _stage.stage = full if rank == 1 else real
+            f = dcp.async_save(sd, storage_writer=w, process_group=pg)
+            failed = {r: repr(e[0]) for r, e in f.exception(60).failures.items()}
+        finally:
+            _stage.stage = real
+        seconds = time.monotonic() - start
+        dcp.async_save(sd, storage_writer=w, process_group=pg).result(60)
+    return failed, seconds < 30

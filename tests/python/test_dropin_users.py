@@ -298,3 +298,12 @@ def test_a_damaged_one_fails_on_all_ranks(ranks, d, path):  # noqa: F811
     (path / "__2_0.distcp").unlink()
     for e in ranks(on_ranks.read_as, str(path), "ours", "hsdp", check=False):
         assert isinstance(e, dcp.CheckpointException) and "__2_0.distcp" in str(e), e
+
+
+def test_a_rank_that_cannot_stage(ranks, path):
+    """Its copy is made before the ranks meet: it must not stay away."""
+    for failed, soon in ranks(on_ranks.dropin_unstaged, str(path), world=2):
+        assert list(failed) == [1] and "no room" in failed[1] and soon, failed
+    got = {"t": torch.zeros(1000), "r0": torch.zeros(3), "r1": torch.zeros(3)}
+    dcp.load(got, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    assert all(t.eq(1).all() for t in got.values())

@@ -158,6 +158,12 @@ def world_rank() -> int:
     return 0 if dist is None or not dist.is_available() or not dist.is_initialized() else int(dist.get_rank())
 
 
+def world_size() -> int:
+    """How many ranks there are, on whatever hosts."""
+    dist = sys.modules.get("torch.distributed")
+    return 1 if dist is None or not dist.is_available() or not dist.is_initialized() else int(dist.get_world_size())
+
+
 def _portable(e: Optional[BaseException]) -> Any:
     if e is None or isinstance(e, errors.DcpdError):
         return e

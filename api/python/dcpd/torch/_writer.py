@@ -107,6 +107,7 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         self.rank: Optional[int] = None
         self.use_collectives = True
         self._token = ""
+        self._unstaged: Optional[BaseException] = None
 
     # ---- what a checkpoint id is ----
 
@@ -130,8 +131,17 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         return self._synchronize_after_execute
 
     def stage(self, state_dict: Any) -> Any:
-        """A twin of the state dict with its data in shared memory, from where they are saved without another copy."""
-        return _stage.stage(_where.resolve(self.path, make=True).client, state_dict)
+        """A twin of the state dict with its data in shared memory, from where they are saved without another copy. Where other ranks take
+        part, what goes wrong here is raised by prepare_local_plan: there they hear of it. From here they would go on to meet this one,
+        and wait for it until the process group's timeout."""
+        self._unstaged = None
+        try:
+            return _stage.stage(_where.resolve(self.path, make=True).client, state_dict)
+        except Exception as e:
+            if _group.world_size() == 1:
+                raise
+            self._unstaged = _group._portable(e)
+            return state_dict
 
     def synchronize_staging(self) -> None:
         """Staging is over when stage() returns."""
@@ -156,6 +166,9 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         return (folder / (".metadata" if self.use_collectives else "__0.metadata")).exists()
 
     def prepare_local_plan(self, plan: Any) -> Any:
+        if self._unstaged is not None:
+            failure, self._unstaged = self._unstaged, None
+            raise failure
         if self._exists():
             if not self.overwrite:
                 raise RuntimeError(f"Checkpoint already exists and {self.overwrite=}.")
