@@ -10,7 +10,7 @@ import on_ranks
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from test_direct import direct, like, same
+from lib_direct import direct, like, same
 from test_ranks import FOUR
 
 import dcpd

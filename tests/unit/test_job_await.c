@@ -50,6 +50,14 @@ static void fill(void)
 	}
 }
 
+/* A job that reads what is being filled. */
+static void stream(const char *spec, char *id)
+{
+	fill();
+	t_job(&t, spec, id);
+	t_job_runs(&t, id);
+}
+
 static void seal(int64_t rank)
 {
 	struct t_answer a = { 0 };
@@ -133,9 +141,7 @@ static void test_waiting_is_no_stall(void **state)
 	char id[27];
 
 	(void)state;
-	fill();
-	t_job(&t, SAVE("a", FAKE("stall:4000")), id);
-	t_job_runs(&t, id);
+	stream(SAVE("a", FAKE("stall:4000")), id);
 	t_server_run(&t, 2500);
 	check(id, "running", "copy", 1, NULL);
 	T_OK(storage_find(t.s, STR("main"), &st));
@@ -169,9 +175,7 @@ static void test_sealed_while_workers_give_up(void **state)
 	char id[27];
 
 	(void)state;
-	fill();
-	t_job(&t, SAVE("a", FAKE("slow:800+fail:not_sealed")), id);
-	t_job_runs(&t, id);
+	stream(SAVE("a", FAKE("slow:800+fail:not_sealed")), id);
 	seal(0);
 	seal(1);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
@@ -184,9 +188,7 @@ static void test_lost(void **state)
 	char id[27];
 
 	(void)state;
-	fill();
-	t_job(&t, SAVE("a", FAKE("slow:60000")), id);
-	t_job_runs(&t, id);
+	stream(SAVE("a", FAKE("slow:60000")), id);
 	state_dict_delete(t.s, &t.me, STR("train"), t_done, &a);
 	t_server_until(&t, &a.called);
 	T_ERR(STATE_DICT_BUSY, a.e);
@@ -244,9 +246,7 @@ static void test_restart(void **state)
 	char id[27];
 
 	(void)state;
-	fill();
-	t_job(&t, SAVE("a", FAKE("slow:60000")), id);
-	t_job_runs(&t, id);
+	stream(SAVE("a", FAKE("slow:60000")), id);
 	t_server_crash(&t);
 	t_server_start(&t, NULL);
 	T_UNTIL(&t, is_in(id, JOB_QUEUED));
