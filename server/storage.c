@@ -109,6 +109,21 @@ void storage_set_state(struct server *s, struct storage *st, enum storage_state 
 		    json_pack("{s:s, s:s}", "storage", st->name, "state", storage_state_text(state)));
 }
 
+void storage_count_io(struct server *s, const json_t *body)
+{
+	const char *name;
+	json_t *pair;
+
+	json_object_foreach((json_t *)body, name, pair) {
+		json_int_t r = json_integer_value(json_array_get(pair, 0)), w = json_integer_value(json_array_get(pair, 1));
+		struct storage *st;
+		if (r < 0 || w < 0 || storage_find(s, str_of(name), &st) != OK)
+			continue;
+		st->read_bytes += (uint64_t)r;
+		st->written_bytes += (uint64_t)w;
+	}
+}
+
 struct probe {
 	struct server *server;
 	char name[STORAGE_NAME_MAX + 1];

@@ -21,6 +21,7 @@ struct storage {
 	int64_t probed_ms;
 	bool sweep_due;             /* a sweep failed: again, once the storage answers */
 	bool probing;
+	uint64_t read_bytes, written_bytes; /* by workers, since it is known here */
 	json_t *probe;                  /* its answer as it came, or NULL */
 };
 
@@ -47,6 +48,8 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 void storage_delete(struct server *s, struct str name, const struct principal *who, done_fn fn, void *user); /* ad-hoc ones only */
 
 /* Modules report what they see. */
+/* body: {"main":[bytes read, bytes written],…} of a worker; names that are not known are passed over. */
+void storage_count_io(struct server *s, const json_t *body);
 void storage_set_state(struct server *s, struct storage *st, enum storage_state state);
 /* Asks for free space again; the answer lands in the storage. fn may be NULL. */
 void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user);

@@ -25,6 +25,7 @@
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/metrics.h"
+#include "server/storage.h"
 
 enum { HELLO_MS = 15000, FRAMES_A_TURN = 64, BODY_MAX = 16 << 20 };
 
@@ -255,6 +256,8 @@ static void take_frame(struct worker *w, const struct frame *f)
 			take_hello(w, body);
 		else
 			worker_kill(w, ERR(PROTOCOL, "worker %s did not say HELLO first", w->id));
+	} else if (f->type == FRAME_IO) {
+		storage_count_io(w->server, body);
 	} else {
 		w->ops->frame(w, f, body);
 	}

@@ -187,7 +187,10 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 static FALLIBLE enum err report_job(struct job *j, enum err e)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(PROBLEM_MAX);
+	struct err_info info = *err_last();
 
+	TRY(job_tell_io(j->worker));
+	err_restore(&info);
 	if (e) {
 		job_problem_put(&b, e);
 		TRY(buf_status(&b));
@@ -239,6 +242,8 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 		buf_puts(&b, "}");
 	}
 	e = buf_status(&b);
+	if (!e)
+		e = job_tell_io(w);
 	if (!e)
 		e = frame_send(w->conn, FRAME_ANSWER, f->generation, (struct str){ (char *)b.p, b.len }, &fd, fd >= 0);
 	fs_drop(&fd);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 
@@ -139,6 +140,33 @@ static void test_directories(void **state)
 	fs_drop(&fd);
 	write_file("file", "x");
 	assert_int_not_equal(fs_mkdirs(fx.root.fd, "file/x", &fd), OK);
+}
+
+/* Bytes count for the root that a descriptor was opened beneath, however deep; a number that is used again brings nothing along. */
+static void test_counts(void **state)
+{
+	int other = -1, fd;
+	char text[8];
+
+	(void)state;
+	T_OK(fs_open_root(fx.root.path, &other));
+	make_dir("sub");
+	(void)fs_count_take(other, true);
+	T_OK(fs_open(other, "sub/f", O_RDWR | O_CREAT, 0644, &fd));
+	T_OK(fs_pwrite(fd, "12345", 5, 0, "f"));
+	T_OK(fs_pread(fd, text, 3, 1, "f"));
+	fs_count(fd, false, 100);
+	int was = fd;
+	T_OK(fs_close(&fd));
+	assert_int_equal(fs_count_take(other, true), 5);
+	assert_int_equal(fs_count_take(other, false), 103);
+	assert_int_equal(fs_count_take(other, false), 0);
+	int memory = memfd_create("t", MFD_CLOEXEC);
+	assert_int_equal(memory, was);
+	T_OK(fs_pwrite(memory, "12345", 5, 0, "m"));
+	assert_int_equal(fs_count_take(other, true), 0);
+	fs_drop(&memory);
+	fs_drop(&other);
 }
 
 static void test_rename(void **state)
@@ -384,6 +412,7 @@ int main(void)
 		WITH_ROOT(test_nothing_leaves_the_root),
 		WITH_ROOT(test_only_files_and_directories),
 		WITH_ROOT(test_directories),
+		WITH_ROOT(test_counts),
 		WITH_ROOT(test_rename),
 		WITH_ROOT(test_read_and_write),
 		WITH_ROOT(test_list),

@@ -32,6 +32,7 @@ enum frame_type {
 	FRAME_DONE,            /* a worker has finished its part; leader: {"result":{…}} */
 	FRAME_FAILED,          /* {problem} */
 	FRAME_ANSWER,          /* to a FRAME_LOOKUP: {"ok":{…}} or {"problem":{…}}; raw bytes may follow in a memfd */
+	FRAME_IO,              /* {"main":[bytes read, bytes written],…}: by this worker, since the frame before */
 	FRAME_MEET,            /* how this member of a communication group is found */
 };
 

@@ -162,6 +162,7 @@ enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op **done_ou
 	}
 	e->in_flight--;
 	op->next = NULL;
+	fs_count(op->fd, op->kind == IO_WRITE, op->done);
 	if (op->fail == IO_EOF && op->eof_ok)
 		op->fail = 0;
 	if (op->fail)

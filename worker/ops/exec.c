@@ -9,6 +9,7 @@
 
 #include "base/num.h"
 #include "ops/exec_impl.h"
+#include "os/fs.h"
 
 enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
 
@@ -69,6 +70,7 @@ static FALLIBLE enum err read_cached(struct slot *s, struct wave_op *op, bool *d
 
 	TRY(files_pin(&s->x->files, op->file, &fd));
 	*done_out = preadv2(fd, &into, 1, (off_t)op->io.offset, RWF_NOWAIT) == (ssize_t)op->io.bytes;
+	fs_count(fd, false, *done_out ? op->io.bytes : 0);
 	files_unpin(&s->x->files, op->file);
 	return OK;
 }

@@ -8,6 +8,7 @@
 #include "base/num.h"
 #include "io/digest.h"
 #include "ops/exec_impl.h"
+#include "os/fs.h"
 #include "tensor/linear.h"
 #include "tensor/stats.h"
 
@@ -225,6 +226,7 @@ static bool read_cached(const struct run *run, const struct run_src *src, int fd
 		struct iovec piece = { into + (keep ? at : 0), n };
 		if (preadv2(fd, &piece, 1, (off_t)(offset + at), RWF_NOWAIT) != (ssize_t)n)
 			return false;
+		fs_count(fd, false, n);
 		if (stream->which)
 			digest_add(stream, piece.iov_base, n);
 	}

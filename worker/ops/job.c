@@ -114,9 +114,31 @@ static FALLIBLE enum err send_progress(struct job *j)
 	return job_send(j, FRAME_PROGRESS, (struct str){ (char *)b.p, b.len }, NULL, 0);
 }
 
+enum err job_tell_io(struct worker *w)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(64 << 10);
+	bool empty = false;
+
+	for (uint32_t i = 0; i < w->root_count; i++) {
+		uint64_t bytes_read = fs_count_take(w->root_fds[i], false), written = fs_count_take(w->root_fds[i], true);
+		if (bytes_read || written)
+			buf_printf(&b, "%c\"%s\":[%ju,%ju]", b.len ? ',' : '{', w->roots[i].name, (uintmax_t)bytes_read,
+				   (uintmax_t)written);
+	}
+	if (b.len == 0)
+		return OK;
+	buf_putc(&b, '}');
+	TRY(buf_status(&b));
+	TRY(frame_send(w->conn, FRAME_IO, 0, (struct str){ (char *)b.p, b.len }, NULL, 0));
+	while (frame_wants_write(w->conn) && !empty)
+		TRY(frame_flush(w->conn, &empty));
+	return OK;
+}
+
 /* The leader tells how far all are; the others, that they are there. */
 static FALLIBLE enum err show_life(struct job *j)
 {
+	TRY(job_tell_io(j->worker));
 	return j->worker->index == 0 ? send_progress(j) : job_send(j, FRAME_PROGRESS, str_of("{}"), NULL, 0);
 }
 

@@ -70,6 +70,8 @@ FALLIBLE enum err job_send(struct job *j, enum frame_type type, struct str json,
 FALLIBLE enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc);
 /* {"code","detail",…} of err_last(). */
 void job_problem_put(struct buf *b, enum err e);
+/* Tells the coordinator what this worker has read from and written to its roots since the last time, if anything. */
+FALLIBLE enum err job_tell_io(struct worker *w);
 FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total);
 
 /* Takes what has come; ERR_CANCELLED. Sends progress now and then, and rests as the job's pace says. user: the job. */

@@ -66,6 +66,7 @@ enum err fs_openat2(int dirfd, const char *path, int flags, mode_t mode, uint64_
 	if (fd < 0)
 		return FS_FAILED("open", path);
 	*fd_out = (int)fd;
+	fs_count_opened((int)fd, dirfd);
 	return OK;
 }
 
@@ -101,6 +102,7 @@ enum err fs_open_root(const char *path, int *fd_out)
 		fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	while (fd < 0 && errno == EINTR);
 	if (fd >= 0) {
+		fs_count_root(fd);
 		*fd_out = fd;
 		return OK;
 	}
@@ -155,6 +157,7 @@ enum err fs_close(int *fd)
 	if (was < 0)
 		return OK;
 	*fd = -1;
+	fs_count_closed(was);
 	bad = close(was);
 	FS_FAULT("fs.close", "close", "the file");
 	if (bad < 0 && errno != EINTR) {
@@ -167,8 +170,10 @@ enum err fs_close(int *fd)
 
 void fs_drop(int *fd)
 {
-	if (*fd >= 0)
+	if (*fd >= 0) {
+		fs_count_closed(*fd);
 		close(*fd);
+	}
 	*fd = -1;
 }
 
@@ -354,6 +359,7 @@ static FALLIBLE enum err read_up_to(int fd, unsigned char *into, uint64_t max, c
 		got += (uint64_t)n;
 	}
 	*n_out = got;
+	fs_count(fd, false, got);
 	return OK;
 }
 
@@ -425,6 +431,7 @@ enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *nam
 					   name, (int64_t)(offset + done));
 		done += (size_t)got;
 	}
+	fs_count(fd, false, n);
 	return OK;
 }
 
@@ -441,6 +448,7 @@ enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const ch
 			return FS_FAILED("write", name);
 		done += (size_t)put;
 	}
+	fs_count(fd, true, n);
 	return OK;
 }
 

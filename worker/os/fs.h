@@ -50,6 +50,10 @@ FALLIBLE enum err fs_read_all_stat(int dirfd, const char *path, uint64_t max_byt
 				   struct stat *st_out);
 FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
 FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);
+/* Counts bytes read or written through fd by another way than fs_pread and fs_pwrite, if fd was opened beneath a root. */
+void fs_count(int fd, bool written, uint64_t bytes);
+/* Bytes moved beneath root_fd by this process since the last call. */
+uint64_t fs_count_take(int root_fd, bool written);
 FALLIBLE enum err fs_free_bytes(int dirfd, uint64_t *free_out, uint64_t *total_out);
 /* Calls fn for every entry but "." and ".."; fn's error stops the walk. */
 typedef enum err (*fs_entry_fn)(void *user, const char *name, unsigned char d_type);

@@ -23,6 +23,10 @@ int fs_fault_pending(const char *point);
 
 FALLIBLE enum err fs_openat2(int dirfd, const char *path, int flags, mode_t mode, uint64_t resolve, int *fd_out);
 
+void fs_count_root(int fd);                    /* fd is a storage root: what is opened beneath it counts for it */
+void fs_count_opened(int fd, int dirfd);       /* fd was opened beneath dirfd */
+void fs_count_closed(int fd);                  /* before close() */
+
 struct fs_place {
 	int dirfd;             /* of the parent: the caller's, or own */
 	int own;

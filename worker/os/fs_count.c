@@ -1,0 +1,46 @@
+/* fs_count.c: bytes that this process reads from and writes to each storage root (see fs.h).
+ *
+ * Counted where descriptors are used, not where jobs move tensors, so that metadata, checks, look-ups and retries are in it. A
+ * descriptor opened beneath a root inherits the root's number from its directory; segments and memfds have none. */
+#include <stdatomic.h>
+
+#include "os/fs_path.h"
+
+enum { FDS_MAX = 1 << 20, ROOTS_MAX = 64 };
+
+static unsigned char root_of[FDS_MAX];      /* by descriptor; 0: not beneath a root */
+static _Atomic uint64_t counts[1 + ROOTS_MAX][2];
+static _Atomic unsigned roots;
+
+void fs_count_root(int fd)
+{
+	unsigned n = atomic_fetch_add(&roots, 1) + 1;
+
+	if (fd < FDS_MAX && n <= ROOTS_MAX)
+		root_of[fd] = (unsigned char)n;
+}
+
+void fs_count_opened(int fd, int dirfd)
+{
+	if (fd < FDS_MAX && dirfd >= 0 && dirfd < FDS_MAX)
+		root_of[fd] = root_of[dirfd];
+}
+
+void fs_count_closed(int fd)
+{
+	if (fd < FDS_MAX)
+		root_of[fd] = 0;
+}
+
+void fs_count(int fd, bool written, uint64_t bytes)
+{
+	if (fd >= 0 && fd < FDS_MAX && root_of[fd])
+		atomic_fetch_add_explicit(&counts[root_of[fd]][written], bytes, memory_order_relaxed);
+}
+
+uint64_t fs_count_take(int root_fd, bool written)
+{
+	unsigned n = root_fd >= 0 && root_fd < FDS_MAX ? root_of[root_fd] : 0;
+
+	return n ? atomic_exchange(&counts[n][written], 0) : 0;
+}
