@@ -13,6 +13,7 @@
 #include "server/devices.h"
 #include "server/gang.h"
 #include "server/job.h"
+#include "server/gauges.h"
 #include "server/metrics.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
@@ -46,7 +47,8 @@ FALLIBLE enum err h_metrics(struct req *r)
 	struct buf b = BUF_INIT(16 << 20);
 
 	routes_flush_metrics(r->api);
-	metrics_render(r->core, &b);
+	gauges_fill(r->core);
+	metrics_render(r->core->metrics, &b);
 	return req_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
 }
 

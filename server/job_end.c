@@ -7,6 +7,7 @@
 #include "server/events.h"
 #include "server/job_own.h"
 #include "server/metrics.h"
+#include "server/runs.h"
 
 void job_emit_state(const struct job *j)
 {
@@ -62,19 +63,36 @@ void job_set_state(struct job *j, enum job_state state, const char *stage, bool 
 static void count_durable(struct job *j)
 {
 	struct metrics *m = j->server->metrics;
-	const char *run = json_string_value(json_object_get(json_object_get(j->spec, "labels"), "run"));
-	const json_t *generation = json_object_get(j->result, "generation");
 	json_int_t saved = json_integer_value(json_object_get(j->result, "dedup_bytes_saved"));
-	char labels[96];
 
-	snprintf(labels, sizeof labels, "run=\"%s\"", is_plain(run) ? run : "");
-	metrics_set(m, "dcpd_last_durable_timestamp_seconds", labels, (double)j->finished_ms / 1000);
-	if (json_is_integer(generation))
-		metrics_set(m, "dcpd_last_durable_step", labels, (double)json_integer_value(generation));
 	if (saved > 0)
 		metrics_add(m, "dcpd_dedup_bytes_saved_total", "", (double)saved);
 	if (j->kind == JOB_SAVE && j->snapshotted_ms)
 		metrics_observe(m, "dcpd_save_lag_seconds", "", (double)(j->durable_ms - j->snapshotted_ms) / 1000);
+}
+
+/* A copy that stays within its run is no progress of the training. */
+static bool is_progress(const struct job *j)
+{
+	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+
+	return j->kind == JOB_SAVE || !source.storage || !source.name || strcmp(source.storage, target.storage) != 0 ||
+	       !str_eq(run_of(source.name), run_of(target.name));
+}
+
+static void note_run(struct job *j, struct journal_txn *t)
+{
+	static const char *const levels[RUN_MARK_COUNT] = { "", "structure", "digest", "values" };
+	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+	const json_t *generation = json_object_get(j->result, "generation");
+	const char *level = json_string_value(json_object_get(j->spec, "level"));
+
+	if (job_spec_writes_checkpoint(j) && target.storage && target.name && is_progress(j))
+		run_note(j->server, t, RUN_DURABLE, target.storage, target.name,
+			 run_step(target.name, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
+	for (int m = RUN_VERIFIED_STRUCTURE; m < RUN_MARK_COUNT && j->kind == JOB_VERIFY && source.storage && source.name; m++)
+		if (level && strcmp(level, levels[m]) == 0)
+			run_note(j->server, t, (enum run_mark)m, source.storage, source.name, -1, j->finished_ms);
 }
 
 static void count_verify_failure(struct job *j)
@@ -183,6 +201,7 @@ void job_end(struct job *j, enum job_state state)
 		if (j->made_use)
 			e = state_dict_keep(j->server, j->made_use, t);
 		job_sdop_note_result(j);
+		note_run(j, t);
 	} else if (j->made_use) {
 		state_dict_drop(j->server, &j->made_use);
 	}

@@ -104,6 +104,7 @@ void job_queue(struct job *j)
 		return;
 	}
 	j->step = STEP_WAITING;
+	j->queued_ms = clock_mono_ms();
 	j->lane = l;
 	j->lane_next = NULL;
 	*l->last = j;

@@ -43,6 +43,7 @@ struct job {
 	uint64_t space_needed;      /* on the target's storage; 0: not known */
 	double rate;                /* bytes a second, smoothed */
 	int64_t stage_since_ms;     /* monotone clock */
+	int64_t queued_ms;          /* monotone clock; when it took its place in the lane */
 	int64_t rate_at_ms, alive_ms;      /* monotone clock: last sample, last byte of progress */
 	uint64_t version;
 	struct buf text;            /* the record; empty: to be made */

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "server/journal_sql.h"
 #include "server/loop.h"
+#include "server/runs.h"
 
 /* Each step takes a journal of version n to n + 1, in one transaction with the new version number. */
 static const char *const migrations[JOURNAL_VERSION] = {
@@ -39,11 +40,21 @@ static const char *const migrations[JOURNAL_VERSION] = {
 	"CREATE TABLE storages(name TEXT PRIMARY KEY, path TEXT NOT NULL, uid INTEGER NOT NULL, expires_ms INTEGER NOT NULL)"
 	" WITHOUT ROWID;"
 	"CREATE TABLE workers(pid INTEGER PRIMARY KEY, start_ticks INTEGER NOT NULL);",
+
+	/* Runs of the saves (kind 0) that succeeded (state 4): rtrim() cuts the last component, or the digits at the end. */
+	"CREATE TABLE runs(storage TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, durable_ms INTEGER NOT NULL,"
+	" structure_ms INTEGER NOT NULL, digest_ms INTEGER NOT NULL, values_ms INTEGER NOT NULL, PRIMARY KEY(storage, name))"
+	" WITHOUT ROWID;"
+	"INSERT INTO runs SELECT storage, iif(instr(name, '/'), rtrim(rtrim(name, replace(name, '/', '')), '/'), '-') AS run,"
+	" iif(rtrim(name, '0123456789') <> name, CAST(substr(name, 1 + length(rtrim(name, '0123456789'))) AS INTEGER),"
+	" coalesce(json_extract(doc, '$.result.generation'), -1)), max(finished_ms), 0, 0, 0 FROM"
+	" (SELECT substr(target, 1, instr(target, ':') - 1) AS storage, substr(target, instr(target, ':') + 1) AS name,"
+	" finished_ms, doc FROM jobs WHERE kind = 0 AND state = 4 AND ended = 1) GROUP BY storage, run;",
 };
 
 enum change {
 	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT, PUT_SLOT,
-	DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_WORKER, DELETE_WORKER, CHANGE_MAX
+	DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, PUT_WORKER, DELETE_WORKER, CHANGE_MAX
 };
 
 static const char *const change_sql[CHANGE_MAX] = {
@@ -63,6 +74,8 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[DELETE_SLOT] = "DELETE FROM slots WHERE name = ?1 AND rank = ?2 AND slot = ?3",
 	[PUT_STORAGE] = "INSERT OR REPLACE INTO storages VALUES(?1,?2,?3,?4)",
 	[DELETE_STORAGE] = "DELETE FROM storages WHERE name = ?1",
+	[PUT_RUN] = "INSERT OR REPLACE INTO runs VALUES(?1,?2,?3,?4,?5,?6,?7)",
+	[DELETE_RUN] = "DELETE FROM runs WHERE storage = ?1 AND name = ?2",
 	[PUT_WORKER] = "INSERT OR REPLACE INTO workers VALUES(?1,?2)",
 	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
 };
@@ -269,6 +282,25 @@ void journal_put_storage(struct journal_txn *t, const struct journal_storage *st
 void journal_delete_storage(struct journal_txn *t, const char *name)
 {
 	put_str(t, add(t, DELETE_STORAGE), str_of(name));
+}
+
+void journal_put_run(struct journal_txn *t, const struct journal_run *run)
+{
+	struct row *r = add(t, PUT_RUN);
+
+	put_str(t, r, str_of(run->storage));
+	put_str(t, r, str_of(run->name));
+	put_int(r, run->step);
+	for (int m = 0; m < RUN_MARK_COUNT; m++)
+		put_int(r, run->at_ms[m]);
+}
+
+void journal_delete_run(struct journal_txn *t, const char *storage, const char *name)
+{
+	struct row *r = add(t, DELETE_RUN);
+
+	put_str(t, r, str_of(storage));
+	put_str(t, r, str_of(name));
 }
 
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks)

@@ -12,7 +12,7 @@
 #pragma once
 #include "server/server.h"
 
-enum { JOURNAL_VERSION = 2 };
+enum { JOURNAL_VERSION = 3 };
 
 struct journal_txn;
 
@@ -82,6 +82,13 @@ struct journal_storage {
 };
 void journal_put_storage(struct journal_txn *t, const struct journal_storage *row);
 void journal_delete_storage(struct journal_txn *t, const char *name);
+struct journal_run {
+	const char *storage, *name;
+	int64_t step;
+	const int64_t *at_ms;       /* by enum run_mark (server/runs.h) */
+};
+void journal_put_run(struct journal_txn *t, const struct journal_run *row);
+void journal_delete_run(struct journal_txn *t, const char *storage, const char *name);
 /* Running workers, so that the next start can be sure that the ones of a killed daemon are gone. */
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks);
 void journal_delete_worker(struct journal_txn *t, pid_t pid);
@@ -91,6 +98,7 @@ typedef enum err (*journal_job_fn)(void *user, const struct journal_job *row);
 typedef enum err (*journal_state_dict_fn)(void *user, const struct journal_state_dict *row);
 typedef enum err (*journal_slot_fn)(void *user, const struct journal_slot *row);
 typedef enum err (*journal_storage_fn)(void *user, const struct journal_storage *row);
+typedef enum err (*journal_run_fn)(void *user, const struct journal_run *row);
 typedef enum err (*journal_worker_fn)(void *user, pid_t pid, uint64_t start_ticks);
 
 enum { JOURNAL_FILTER_LABELS = 4 };
@@ -110,4 +118,5 @@ FALLIBLE enum err journal_read_key(struct journal *j, struct journal_key *row, b
 FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict_fn fn, void *user);
 FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void *user);
 FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user);
+FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user);     /* the newest */
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user);

@@ -4,6 +4,7 @@
  * loop is held up for microseconds, not for a scan. */
 #include "base/mem.h"
 #include "server/journal_sql.h"
+#include "server/runs.h"
 
 #define JOB_COLUMNS "id, kind, state, ended, attempt, uid, target, created_ms, finished_ms, doc"
 #define HAS_LABEL(k, v) " AND (?" k " = '' OR EXISTS(SELECT 1 FROM labels WHERE job = jobs.id AND key = ?" k " AND value = ?" v "))"
@@ -21,6 +22,8 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_SLOTS] = "SELECT name, rank, slot, segment, bytes, image_bytes, state, generation FROM slots"
 			" ORDER BY name, rank, slot",
 	[QUERY_STORAGES] = "SELECT name, path, uid, expires_ms FROM storages ORDER BY name",
+	[QUERY_RUNS] = "SELECT storage, name, step, durable_ms, structure_ms, digest_ms, values_ms FROM runs"
+		       " ORDER BY max(durable_ms, structure_ms, digest_ms, values_ms) DESC LIMIT ?1",
 	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
 };
 
@@ -81,6 +84,7 @@ struct call {
 		journal_state_dict_fn state_dict;
 		journal_slot_fn slot;
 		journal_storage_fn storage;
+		journal_run_fn run;
 		journal_worker_fn worker;
 	};
 	void *user;
@@ -273,6 +277,26 @@ FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn
 
 	TRY(prepare(j, QUERY_STORAGES, &s));
 	return each(j, s, row_storage, &c);
+}
+
+static enum err row_run(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+	int64_t at_ms[RUN_MARK_COUNT];
+
+	for (int m = 0; m < RUN_MARK_COUNT; m++)
+		at_ms[m] = sqlite3_column_int64(s, 3 + m);
+	return c->run(c->user, &(struct journal_run){ column_z(s, 0), column_z(s, 1), sqlite3_column_int64(s, 2), at_ms });
+}
+
+FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user)
+{
+	struct call c = { .run = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_RUNS, &s));
+	sqlite3_bind_int64(s, 1, limit);
+	return each(j, s, row_run, &c);
 }
 
 static enum err row_worker(void *user, sqlite3_stmt *s)

@@ -3,14 +3,12 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/mem.h"
-#include "server/job_own.h"
-#include "server/storage.h"
-#include "server/worker.h"
 
 enum type { COUNTER, GAUGE, HISTOGRAM };
-enum { BUCKETS = 14, LABELS_MAX = 160 };
+enum { BUCKETS = 14 };
 
 static const double bounds[BUCKETS] = { 0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800 };
 
@@ -28,8 +26,10 @@ static const struct family {
 	{ "dcpd_job_bytes_total", COUNTER, "bytes moved by jobs that succeeded" },
 	{ "dcpd_comm_bytes_total", COUNTER, "bytes that operations on state dicts moved between ranks, by kind and back end" },
 	{ "dcpd_save_lag_seconds", HISTOGRAM, "from snapshotted to durable" },
-	{ "dcpd_last_durable_timestamp_seconds", GAUGE, "when the last checkpoint became durable, by the job's label run" },
-	{ "dcpd_last_durable_step", GAUGE, "the generation of the last durable save, by the job's label run" },
+	{ "dcpd_queue_oldest_seconds", GAUGE, "how long the job at the head of its kind has waited for a lane; 0: none waits" },
+	{ "dcpd_last_durable_timestamp_seconds", GAUGE, "when a run's last checkpoint became durable, since 1970" },
+	{ "dcpd_last_durable_step", GAUGE, "step of a run's last durable checkpoint: the number at its name's end, or the generation" },
+	{ "dcpd_last_verified_timestamp_seconds", GAUGE, "when a checkpoint of a run was last verified without a fault, by level" },
 	{ "dcpd_dedup_bytes_saved_total", COUNTER, "bytes of replicas that saves did not write" },
 	{ "dcpd_verify_failures_total", COUNTER, "verify jobs that failed, by level" },
 	{ "dcpd_workers", GAUGE, "worker processes" },
@@ -38,27 +38,35 @@ static const struct family {
 	{ "dcpd_shm_bytes", GAUGE, "shared memory of state dicts" },
 	{ "dcpd_state_dicts", GAUGE, "state dicts in shared memory" },
 	{ "dcpd_storage_free_bytes", GAUGE, "at the latest probe" },
+	{ "dcpd_storage_read_bytes_total", COUNTER, "bytes that workers read from the storage, page cache included" },
+	{ "dcpd_storage_written_bytes_total", COUNTER, "bytes that workers wrote to the storage" },
 	{ "dcpd_storage_state", GAUGE, "1 for the state that the storage is in" },
 	{ "dcpd_journal_commits_total", COUNTER, "group commits of the journal" },
 	{ "dcpd_journal_waiting", GAUGE, "transactions that wait for the disk" },
-	{ "dcpd_http_requests_total", COUNTER, "answers by route and status" },
+	{ "dcpd_http_requests_total", COUNTER, "answers by route, method and class of status" },
 	{ "dcpd_http_request_duration_seconds", HISTOGRAM, "from the first byte to the answer" },
 	{ "dcpd_http_connections", GAUGE, "open connections" },
 	{ "dcpd_http_streams", GAUGE, "open event streams" },
+	{ "process_cpu_seconds_total", COUNTER, "CPU time of the daemon, without its workers" },
+	{ "process_resident_memory_bytes", GAUGE, "memory of the daemon, without its workers" },
+	{ "process_virtual_memory_bytes", GAUGE, "address space of the daemon" },
+	{ "process_open_fds", GAUGE, "descriptors that the daemon holds" },
+	{ "process_max_fds", GAUGE, "descriptors that it may hold" },
+	{ "process_start_time_seconds", GAUGE, "when the process started, since 1970" },
 };
 
 enum { FAMILIES = sizeof families / sizeof *families };
 
 struct series {
 	struct series *next;
-	char labels[LABELS_MAX];
 	double value;                      /* a histogram's sum */
 	uint64_t buckets[BUCKETS + 1], count;
+	char labels[];
 };
 
 struct metrics {
 	struct series *first[FAMILIES];
-	uint32_t count, dropped;
+	uint32_t count;
 };
 
 FALLIBLE enum err metrics_new(struct metrics **out)
@@ -94,13 +102,23 @@ static struct series *find(struct metrics *m, const char *name, const char *labe
 		at = &(*at)->next;
 	if (*at)
 		return *at;
-	if (m->count >= METRICS_SERIES_MAX || strlen(labels) >= LABELS_MAX || !(*at = mem_zalloc(1, sizeof **at))) {
-		m->dropped++;
+	if (m->count >= METRICS_SERIES_MAX || !(*at = mem_zalloc(1, sizeof **at + strlen(labels) + 1)))
 		return NULL;
-	}
 	m->count++;
-	snprintf((*at)->labels, sizeof(*at)->labels, "%s", labels);
+	memcpy((*at)->labels, labels, strlen(labels) + 1);
 	return *at;
+}
+
+void metrics_clear(struct metrics *m, const char *family)
+{
+	struct series **first = &m->first[family_of(family)];
+
+	while (*first) {
+		struct series *s = *first;
+		*first = s->next;
+		mem_free(s);
+		m->count--;
+	}
 }
 
 void metrics_add(struct metrics *m, const char *family, const char *labels, double by)
@@ -133,72 +151,16 @@ void metrics_observe(struct metrics *m, const char *family, const char *labels, 
 	s->value += value;
 }
 
-/* ---- gauges that mirror state ---- */
-
-static void fill_jobs(struct server *s)
-{
-	uint32_t counts[JOB_KIND_COUNT][JOB_STATE_COUNT] = { { 0 } };
-	char labels[LABELS_MAX];
-
-	for (const struct job *j = s->jobs->live; j; j = j->live_next)
-		if (!j->dry_run)
-			counts[j->kind][j->state]++;
-	for (int k = 0; k < JOB_KIND_COUNT; k++)
-		for (int st = 0; st < JOB_SUCCEEDED; st++) {
-			snprintf(labels, sizeof labels, "kind=\"%s\",state=\"%s\"", job_kind_text((enum job_kind)k),
-				 job_state_text((enum job_state)st));
-			metrics_set(s->metrics, "dcpd_jobs", labels, counts[k][st]);
-		}
-}
-
-static void fill_storages(struct server *s)
-{
-	char labels[LABELS_MAX];
-
-	for (uint32_t i = 0; i < storage_count(s); i++) {
-		const struct storage *st = storage_at(s, i);
-		snprintf(labels, sizeof labels, "storage=\"%s\"", st->name);
-		if (st->probed_ms)
-			metrics_set(s->metrics, "dcpd_storage_free_bytes", labels, (double)st->free_bytes);
-		for (int state = STORAGE_UNKNOWN; state <= STORAGE_STATE_GONE; state++) {
-			snprintf(labels, sizeof labels, "storage=\"%s\",state=\"%s\"", st->name,
-				 storage_state_text((enum storage_state)state));
-			metrics_set(s->metrics, "dcpd_storage_state", labels, (int)st->state == state);
-		}
-	}
-}
-
-static void fill(struct server *s)
-{
-	struct metrics *m = s->metrics;
-	static const char *const states[] = { "starting", "idle", "busy", "ending" };
-	uint64_t limit, used, free_bytes;
-	char labels[LABELS_MAX];
-
-	metrics_set(m, "dcpd_build_info", "version=\"" DCPD_VERSION "\"", 1);
-	metrics_set(m, "dcpd_start_time_seconds", "", (double)s->started_ms / 1000);
-	fill_jobs(s);
-	fill_storages(s);
-	for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
-		snprintf(labels, sizeof labels, "state=\"%s\"", states[i]);
-		metrics_set(m, "dcpd_workers", labels, workers_count(s, NULL, states[i]));
-	}
-	state_dict_shm(s, &limit, &used, &free_bytes);
-	metrics_set(m, "dcpd_shm_bytes", "state=\"used\"", (double)used);
-	metrics_set(m, "dcpd_shm_bytes", "state=\"limit\"", (double)limit);
-	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s));
-	metrics_set(m, "dcpd_journal_commits_total", "", (double)journal_commits(s->journal));
-	metrics_set(m, "dcpd_journal_waiting", "", (double)journal_waiting(s->journal));
-}
-
 /* ---- text ---- */
 
 static void put_value(struct buf *out, double v)
 {
-	if (v == floor(v) && fabs(v) < 1e15)
-		buf_printf(out, " %.0f\n", v);
-	else
-		buf_printf(out, " %.9g\n", v);
+	char text[32];
+
+	snprintf(text, sizeof text, v == floor(v) && fabs(v) < 1e15 ? "%.0f" : "%.15g", v);
+	if (strtod(text, NULL) != v) /* the shortest text that a scraper reads as the same number */
+		snprintf(text, sizeof text, "%.17g", v);
+	buf_printf(out, " %s\n", text);
 }
 
 static void put_histogram(struct buf *out, const struct family *f, const struct series *s)
@@ -220,17 +182,16 @@ static void put_histogram(struct buf *out, const struct family *f, const struct 
 	buf_printf(out, "%s_count%s%s%s %ju\n", f->name, open, s->labels, close, (uintmax_t)s->count);
 }
 
-void metrics_render(struct server *server, struct buf *out)
+void metrics_render(const struct metrics *m, struct buf *out)
 {
 	static const char *const types[] = { "counter", "gauge", "histogram" };
 
-	fill(server);
 	for (int i = 0; i < FAMILIES; i++) {
 		const struct family *f = &families[i];
-		if (!server->metrics->first[i])
+		if (!m->first[i])
 			continue;
 		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", f->name, f->help, f->name, types[f->type]);
-		for (const struct series *s = server->metrics->first[i]; s; s = s->next) {
+		for (const struct series *s = m->first[i]; s; s = s->next) {
 			if (f->type == HISTOGRAM) {
 				put_histogram(out, f, s);
 				continue;

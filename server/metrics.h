@@ -3,7 +3,7 @@
 #pragma once
 #include "server/server.h"
 
-enum { METRICS_SERIES_MAX = 2048 };
+enum { METRICS_SERIES_MAX = 8192 };
 
 FALLIBLE enum err metrics_new(struct metrics **out);
 void metrics_free(struct metrics *m);
@@ -11,5 +11,6 @@ void metrics_free(struct metrics *m);
 void metrics_add(struct metrics *m, const char *family, const char *labels, double by);
 void metrics_set(struct metrics *m, const char *family, const char *labels, double value);
 void metrics_observe(struct metrics *m, const char *family, const char *labels, double value); /* histograms */
-/* All families; gauges that mirror state (jobs, workers, shared memory, storages) are filled in from the server first. */
-void metrics_render(struct server *s, struct buf *out);
+/* Removes a family's series: of gauges that mirror things which come and go. */
+void metrics_clear(struct metrics *m, const char *family);
+void metrics_render(const struct metrics *m, struct buf *out);

@@ -21,6 +21,7 @@
 #include "server/journal.h"
 #include "server/lookup.h"
 #include "server/metrics.h"
+#include "server/runs.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
 #include "server/worker.h"
@@ -127,6 +128,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(gangs_new(s));
 	TRY(lookups_new(s));
 	workers_sweep(s);
+	TRY(runs_new(s));
 	TRY(storages_new(s));
 	TRY(state_dicts_new(s));
 	TRY(jobs_new(s));
@@ -177,6 +179,7 @@ void server_free(struct server *s)
 	jobs_free(s->jobs);
 	state_dicts_free(s->state_dicts);
 	storages_free(s->storages);
+	runs_free(s->runs);
 	journal_close(s->journal);
 	events_free(s->events);
 	metrics_free(s->metrics);

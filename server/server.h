@@ -28,6 +28,7 @@ struct gangs;
 struct lookups;
 struct workers;
 struct devices;
+struct runs;
 
 /* Who asks, as the socket or the token has proved. Root, the daemon's own uid and the token's holder are `admin`. */
 struct principal {
@@ -54,6 +55,7 @@ struct server {
 	struct lookups *lookups;
 	struct workers *workers;
 	struct devices *devices;
+	struct runs *runs;
 	int64_t started_ms;           /* wall clock */
 	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */
 	bool ready;                   /* journal open, left-overs swept: /readyz */

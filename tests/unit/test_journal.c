@@ -8,6 +8,7 @@
 
 #include "server/journal.h"
 #include "server/loop.h"
+#include "server/runs.h"
 
 static struct {
 	char dir[64], path[96];
@@ -98,7 +99,7 @@ static void test_newer_is_refused(void **state)
 	t.j = NULL;
 	run_sql("PRAGMA user_version = 999");
 	T_ERR(JOURNAL_NEWER, journal_open(t.path, t.loop, &t.j, &t.boot));
-	run_sql("PRAGMA user_version = 2");
+	run_sql("PRAGMA user_version = 3");
 	reopen();
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
@@ -116,7 +117,7 @@ static void test_older_is_migrated(void **state)
 	journal_commit(t.j, x, NULL, NULL);
 	journal_close(t.j);
 	t.j = NULL;
-	run_sql("DROP TABLE storages; DROP TABLE workers; PRAGMA user_version = 1");
+	run_sql("DROP TABLE runs; DROP TABLE storages; DROP TABLE workers; PRAGMA user_version = 1");
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	T_OK(journal_read_unended(t.j, count, &n));
 	assert_int_equal(n, 1);
@@ -128,6 +129,82 @@ static void test_older_is_migrated(void **state)
 	loop_run_posted(t.loop);
 	assert_true(a.called);
 	T_OK(a.e);
+}
+
+struct runs_seen {
+	int count;
+	struct {
+		char storage[40], name[40];
+		int64_t step, durable_ms;
+	} rows[8];
+};
+
+static enum err see_run(void *user, const struct journal_run *row)
+{
+	struct runs_seen *seen = user;
+
+	assert_true(seen->count < 8);
+	snprintf(seen->rows[seen->count].storage, 40, "%s", row->storage);
+	snprintf(seen->rows[seen->count].name, 40, "%s", row->name);
+	seen->rows[seen->count].step = row->step;
+	seen->rows[seen->count++].durable_ms = row->at_ms[RUN_DURABLE];
+	return OK;
+}
+
+/* Version 2 knew of runs only by the records of saves: the newest of each run counts, others' and failed jobs do not. */
+static void test_runs_come_from_older_records(void **state)
+{
+	static const struct {
+		const char *target, *doc;
+		int kind, state;
+		int64_t finished_ms;
+	} jobs[] = {
+		{ "main:a/b/step-0007", "{}", 0, 4, 5000 },	  { "main:a/b/step-0006", "{}", 0, 4, 4000 },
+		{ "main:a/b/step-8", "{}", 0, 5, 6000 },	  { "main:a/b/step-9", "{}", 2, 4, 7000 },
+		{ "other:final", "{\"result\":{\"generation\":12}}", 0, 4, 3000 }, { "main:c/last", "{}", 0, 4, 2000 },
+	};
+	struct runs_seen seen = { 0 };
+
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	struct journal_txn *x = journal_txn_new(t.j);
+	for (int i = 0; i < 6; i++) {
+		struct journal_job row = row_of(i, true, jobs[i].finished_ms);
+		row.target = jobs[i].target;
+		row.kind = jobs[i].kind;
+		row.state = jobs[i].state;
+		row.doc = str_of(jobs[i].doc);
+		journal_put_job(x, &row);
+	}
+	journal_commit(t.j, x, NULL, NULL);
+	journal_close(t.j);
+	t.j = NULL;
+	run_sql("DROP TABLE runs; PRAGMA user_version = 2");
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	T_OK(journal_read_runs(t.j, RUNS_MAX, see_run, &seen));
+	assert_int_equal(seen.count, 3);
+	assert_string_equal(seen.rows[0].name, "a/b");
+	assert_string_equal(seen.rows[0].storage, "main");
+	assert_int_equal(seen.rows[0].step, 7);
+	assert_int_equal(seen.rows[0].durable_ms, 5000);
+	assert_string_equal(seen.rows[1].name, "-");
+	assert_string_equal(seen.rows[1].storage, "other");
+	assert_int_equal(seen.rows[1].step, 12);
+	assert_string_equal(seen.rows[2].name, "c");
+	assert_int_equal(seen.rows[2].step, -1);
+}
+
+static void test_names_of_runs(void **state)
+{
+	(void)state;
+	assert_true(str_is(run_of("run1/step-100"), "run1"));
+	assert_true(str_is(run_of("a/b/c"), "a/b"));
+	assert_true(str_is(run_of("alone"), "-"));
+	assert_int_equal(run_step("run1/step-00100", 3), 100);
+	assert_int_equal(run_step("run1/100", 3), 100);
+	assert_int_equal(run_step("run1/last", 3), 3);
+	assert_int_equal(run_step("run1/x99999999999999999999", 3), 3);
+	assert_int_equal(run_step("run1/x9223372036854775808", -1), -1);
 }
 
 static void test_damage_is_refused(void **state)
@@ -234,6 +311,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(test_boot_counts),	  T(test_newer_is_refused), T(test_older_is_migrated), T(test_damage_is_refused),
+		T(test_runs_come_from_older_records), cmocka_unit_test(test_names_of_runs),
 		T(test_group_commit), T(test_prune),		T(test_start_time),
 	};
 

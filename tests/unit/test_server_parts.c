@@ -7,6 +7,7 @@
 
 #include "server/devices.h"
 #include "server/errdoc.h"
+#include "server/gauges.h"
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/table.h"
@@ -130,11 +131,13 @@ static void test_metrics(void **state)
 	metrics_add(t.s->metrics, "dcpd_jobs_total", "kind=\"save\",outcome=\"failed\"", 2);
 	metrics_observe(t.s->metrics, "dcpd_save_lag_seconds", "", 0.3);
 	metrics_observe(t.s->metrics, "dcpd_save_lag_seconds", "", 9999);
+	gauges_fill(t.s);
+	metrics_set(t.s->metrics, "dcpd_last_durable_timestamp_seconds", "", 1795340856.051);
 	for (int i = 0; i < METRICS_SERIES_MAX + 100; i++) { /* labels that a caller chooses fill no memory */
 		snprintf(labels, sizeof labels, "route=\"r%d\"", i);
 		metrics_add(t.s->metrics, "dcpd_http_requests_total", labels, 1);
 	}
-	metrics_render(t.s, &b);
+	metrics_render(t.s->metrics, &b);
 	T_OK(buf_status(&b));
 	buf_putc(&b, 0);
 	assert_non_null(strstr((char *)b.p, "dcpd_jobs_total{kind=\"save\",outcome=\"failed\"} 2\n"));
@@ -142,7 +145,9 @@ static void test_metrics(void **state)
 	assert_non_null(strstr((char *)b.p, "dcpd_save_lag_seconds_bucket{le=\"0.5\"} 1\n"));
 	assert_non_null(strstr((char *)b.p, "dcpd_save_lag_seconds_bucket{le=\"+Inf\"} 2\n"));
 	assert_non_null(strstr((char *)b.p, "dcpd_save_lag_seconds_count 2\n"));
-	assert_null(strstr((char *)b.p, "r2100"));
+	assert_non_null(strstr((char *)b.p, "dcpd_last_durable_timestamp_seconds 1795340856.051\n"));
+	assert_non_null(strstr((char *)b.p, "dcpd_queue_oldest_seconds{kind=\"save\"} 0\n"));
+	assert_null(strstr((char *)b.p, "r8200"));
 	buf_free(&b);
 	t_server_remove(&t);
 }

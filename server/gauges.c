@@ -1,0 +1,132 @@
+/* gauges.c: see gauges.h. A family whose labels name things that come and go is emptied first: a storage that was removed while it
+ * stalled would else be reported as stalled for ever. */
+#include "server/gauges.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "server/job_own.h"
+#include "server/metrics.h"
+#include "server/runs.h"
+#include "server/storage.h"
+#include "server/worker.h"
+
+enum { LABELS_MAX = 160 };
+
+static void fill_jobs(struct server *s)
+{
+	uint32_t counts[JOB_KIND_COUNT][JOB_STATE_COUNT] = { { 0 } };
+	int64_t now = clock_mono_ms(), oldest[JOB_KIND_COUNT] = { 0 };
+	char labels[LABELS_MAX];
+
+	for (const struct job *j = s->jobs->live; j; j = j->live_next) {
+		if (j->dry_run)
+			continue;
+		counts[j->kind][j->state]++;
+		if (j->step == STEP_WAITING && j->lane && now - j->queued_ms > oldest[j->kind])
+			oldest[j->kind] = now - j->queued_ms;
+	}
+	for (int k = 0; k < JOB_KIND_COUNT; k++) {
+		snprintf(labels, sizeof labels, "kind=\"%s\"", job_kind_text((enum job_kind)k));
+		metrics_set(s->metrics, "dcpd_queue_oldest_seconds", labels, (double)oldest[k] / 1000);
+		for (int st = 0; st < JOB_SUCCEEDED; st++) {
+			snprintf(labels, sizeof labels, "kind=\"%s\",state=\"%s\"", job_kind_text((enum job_kind)k),
+				 job_state_text((enum job_state)st));
+			metrics_set(s->metrics, "dcpd_jobs", labels, counts[k][st]);
+		}
+	}
+}
+
+static void fill_storages(struct server *s)
+{
+	char labels[LABELS_MAX];
+
+	metrics_clear(s->metrics, "dcpd_storage_free_bytes");
+	metrics_clear(s->metrics, "dcpd_storage_state");
+	metrics_clear(s->metrics, "dcpd_storage_read_bytes_total");
+	metrics_clear(s->metrics, "dcpd_storage_written_bytes_total");
+	for (uint32_t i = 0; i < storage_count(s); i++) {
+		const struct storage *st = storage_at(s, i);
+		snprintf(labels, sizeof labels, "storage=\"%s\"", st->name);
+		if (st->probed_ms)
+			metrics_set(s->metrics, "dcpd_storage_free_bytes", labels, (double)st->free_bytes);
+		metrics_set(s->metrics, "dcpd_storage_read_bytes_total", labels, (double)st->read_bytes);
+		metrics_set(s->metrics, "dcpd_storage_written_bytes_total", labels, (double)st->written_bytes);
+		for (int state = STORAGE_UNKNOWN; state <= STORAGE_STATE_GONE; state++) {
+			snprintf(labels, sizeof labels, "storage=\"%s\",state=\"%s\"", st->name,
+				 storage_state_text((enum storage_state)state));
+			metrics_set(s->metrics, "dcpd_storage_state", labels, (int)st->state == state);
+		}
+	}
+}
+
+/* Linux tells the number of descriptors as the folder's size since 6.2; before that the entries are counted. */
+static uint64_t open_fds(void)
+{
+	struct stat st;
+	uint64_t n = 0;
+	DIR *d;
+
+	if (stat("/proc/self/fd", &st) == 0 && st.st_size > 0)
+		return (uint64_t)st.st_size;
+	d = opendir("/proc/self/fd");
+	while (d && readdir(d))
+		n++;
+	if (d)
+		closedir(d);
+	return n > 3 ? n - 3 : 0; /* without ".", ".." and the folder itself */
+}
+
+/* The names and meanings are those of every Prometheus client library. */
+static void fill_process(struct server *s)
+{
+	struct metrics *m = s->metrics;
+	unsigned long long pages = 0, resident = 0;
+	struct rusage use;
+	struct rlimit fds;
+	FILE *f = fopen("/proc/self/statm", "re");
+
+	if (f && fscanf(f, "%llu %llu", &pages, &resident) == 2) {
+		metrics_set(m, "process_virtual_memory_bytes", "", (double)pages * (double)sysconf(_SC_PAGESIZE));
+		metrics_set(m, "process_resident_memory_bytes", "", (double)resident * (double)sysconf(_SC_PAGESIZE));
+	}
+	if (f)
+		fclose(f);
+	if (getrusage(RUSAGE_SELF, &use) == 0)
+		metrics_set(m, "process_cpu_seconds_total", "",
+			    (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+				    (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) / 1e6);
+	if (getrlimit(RLIMIT_NOFILE, &fds) == 0)
+		metrics_set(m, "process_max_fds", "", (double)fds.rlim_cur);
+	metrics_set(m, "process_open_fds", "", (double)open_fds());
+	metrics_set(m, "process_start_time_seconds", "", (double)s->started_ms / 1000);
+}
+
+void gauges_fill(struct server *s)
+{
+	struct metrics *m = s->metrics;
+	static const char *const states[] = { "starting", "idle", "busy", "ending" };
+	uint64_t limit, used, free_bytes;
+	char labels[LABELS_MAX];
+
+	metrics_set(m, "dcpd_build_info", "version=\"" DCPD_VERSION "\"", 1);
+	metrics_set(m, "dcpd_start_time_seconds", "", (double)s->started_ms / 1000);
+	fill_jobs(s);
+	fill_storages(s);
+	fill_process(s);
+	runs_fill(s);
+	for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+		snprintf(labels, sizeof labels, "state=\"%s\"", states[i]);
+		metrics_set(m, "dcpd_workers", labels, workers_count(s, NULL, states[i]));
+	}
+	state_dict_shm(s, &limit, &used, &free_bytes);
+	metrics_set(m, "dcpd_shm_bytes", "state=\"used\"", (double)used);
+	metrics_set(m, "dcpd_shm_bytes", "state=\"limit\"", (double)limit);
+	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s));
+	metrics_set(m, "dcpd_journal_commits_total", "", (double)journal_commits(s->journal));
+	metrics_set(m, "dcpd_journal_waiting", "", (double)journal_waiting(s->journal));
+}
+

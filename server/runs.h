@@ -1,0 +1,24 @@
+/* runs.h: trainings as their checkpoints' names tell them apart, and when each last had a durable or verified checkpoint.
+ *
+ * A run is a checkpoint's name without its last component, "-" for a name of one component. The newest RUNS_MAX runs are kept, in
+ * memory and in the journal, so that a restart does not silence an alert and a sweep of thousands of runs does not fill /metrics. */
+#pragma once
+#include "server/server.h"
+
+enum { RUNS_MAX = 256 };
+enum run_mark { RUN_DURABLE, RUN_VERIFIED_STRUCTURE, RUN_VERIFIED_DIGEST, RUN_VERIFIED_VALUES, RUN_MARK_COUNT };
+
+struct journal_txn;
+
+FALLIBLE enum err runs_new(struct server *s);    /* reads the journal */
+void runs_free(struct runs *r);
+
+/* The run of a checkpoint's name. */
+struct str run_of(const char *name);
+/* The number at the end of the name, else `generation`, else -1. */
+int64_t run_step(const char *name, int64_t generation);
+/* Notes that a checkpoint reached the mark at at_ms (wall clock). step counts for RUN_DURABLE only. The row goes into txn. */
+void run_note(struct server *s, struct journal_txn *txn, enum run_mark mark, const char *storage, const char *name, int64_t step,
+	      int64_t at_ms);
+/* Sets the gauges dcpd_last_durable_* and dcpd_last_verified_*. */
+void runs_fill(struct server *s);

@@ -1,0 +1,185 @@
+"""/metrics: what an operator's alerts stand on: exact times, runs that everybody knows by their names, values that survive a restart."""
+import calendar
+import os
+import pathlib
+import re
+import time
+
+from crafted import Crafted
+
+import dcpd as lib
+
+LINE = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
+README = lib.ROOT / "deploy/README.md"
+
+
+def scrape(d):
+    """{(family, labels): value}, after a look at the form of every line."""
+    out, typed = {}, {}
+    for line in d.api.get("/metrics").body.decode().splitlines():
+        if line.startswith("#"):
+            words = line.split(" ", 3)
+            if words[1] == "TYPE":
+                typed[words[2]] = words[3]
+            continue
+        m = LINE.fullmatch(line)
+        assert m, line
+        base = re.sub(r"_(bucket|sum|count)$", "", m[1])
+        assert m[1] in typed or typed.get(base) == "histogram", line
+        key = (m[1], m[2] or "")
+        assert key not in out, f"twice: {line}"
+        out[key] = float(m[3])
+    return out
+
+
+def save(d, name, generation=1, storage="main", **more):
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"a": ("F32", [4096], bytes(16384))})], generation=generation)
+    j = d.api.run("save", source={"state_dict": sd}, target={"storage": storage, "name": name}, **more)
+    d.drop(sd)
+    return j
+
+
+def run_labels(run, storage="main"):
+    return f'run="{run}",storage="{storage}"'
+
+
+def seconds(text):
+    head, millis = text.rstrip("Z").split(".")
+    return calendar.timegm(time.strptime(head, "%Y-%m-%dT%H:%M:%S")) + int(millis) / 1000
+
+
+def test_last_durable_is_exact_and_survives_a_restart(spawn):
+    d = spawn(args=["--keep-jobs", "2/30d"])
+    odd = 'odd "run" \\ ü'
+    a = save(d, "run1/step-000100", generation=3)
+    save(d, f"{odd}/final", generation=8)
+    save(d, "alone", generation=9)
+    b = save(d, "run1/step-200", generation=4)
+    d.api.run("reshard", source={"storage": "main", "name": "run1/step-200"}, target={"storage": "main", "name": "run1/step-200-tp2"})
+    for _ in range(4):  # the records of the saves are pruned
+        d.api.run("verify", source={"storage": "main", "name": "alone"}, level="structure")
+    escaped = odd.replace("\\", "\\\\").replace('"', '\\"')
+    want = {("dcpd_last_durable_step", run_labels("run1")): 200, ("dcpd_last_durable_step", run_labels(escaped)): 8,
+            ("dcpd_last_durable_step", run_labels("-")): 9}
+    for _ in range(2):
+        got = scrape(d)
+        assert {k: v for k, v in got.items() if k[0] == "dcpd_last_durable_step"} == want
+        at = got["dcpd_last_durable_timestamp_seconds", run_labels("run1")]
+        assert at == seconds(b["milestones"]["durable"]), "a copy within the run is no progress, and the clock's milliseconds are there"
+        assert at > seconds(a["milestones"]["durable"])
+        assert got["dcpd_last_verified_timestamp_seconds", run_labels("-") + ',level="structure"'] > at
+        lib.wait_for(lambda: len(d.api.get("/v1/jobs").ok(200)["jobs"]) <= 2, 15, "old job records gone")
+        d.kill()
+        d.start()
+
+
+def test_a_run_of_another_name_made_by_reshard_counts(spawn):
+    d = spawn()
+    c = Crafted(d.storages["main"])
+    d.api.run("reshard", source=c.ref, target={"storage": "main", "name": "exports/step-7"})
+    assert scrape(d)["dcpd_last_durable_step", run_labels("exports")] == 7
+
+
+def test_runs_are_bounded(spawn):
+    """A run per checkpoint, as sweeps make them, fills neither the memory nor the scraper: the newest remain."""
+    d = spawn()
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"a": ("F32", [4], bytes(16))})])
+    n = 270
+    save_of = {"source": {"state_dict": sd}}
+    jobs = [d.api.submit("save", target={"storage": "main", "name": f"sweep-{i:03}/step-1"}, **save_of) for i in range(n)]
+    for j in jobs:
+        assert d.api.wait(j)["state"] == "succeeded"
+    for _ in range(2):
+        runs = [k[1] for k in scrape(d) if k[0] == "dcpd_last_durable_timestamp_seconds"]
+        assert len(runs) == 256 and run_labels(f"sweep-{n - 1:03}") in runs and run_labels("sweep-000") not in runs
+        d.stop()
+        d.start()
+
+
+def test_process_metrics(d):
+    got = scrape(d)
+    pid = d.proc.pid
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    cpu = (int(stat[11]) + int(stat[12])) / ticks
+    assert abs(got["process_cpu_seconds_total", ""] - cpu) <= 0.2
+    rss = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert 0.5 * rss < got["process_resident_memory_bytes", ""] < 2 * rss
+    assert abs(got["process_open_fds", ""] - len(os.listdir(f"/proc/{pid}/fd"))) <= 4
+    assert got["process_max_fds", ""] >= got["process_open_fds", ""]
+    boot = next(int(x.split()[1]) for x in open("/proc/stat") if x.startswith("btime"))
+    assert abs(got["process_start_time_seconds", ""] - (boot + int(stat[19]) / ticks)) < 2
+
+
+def test_queue_age(spawn):
+    """A save that waits behind another for a while shows for how long; one that awaits its trainer's seal is in no queue."""
+    d = spawn()
+    first, second = lib.fresh(), lib.fresh()
+    d.create(first)
+    d.reserve(first, 0, 16384, 1)
+    d.api.submit("save", source={"state_dict": first, "generation": 1, "await_seal": True}, target={"storage": "main", "name": "q/0"})
+    time.sleep(0.5)
+    assert scrape(d)["dcpd_queue_oldest_seconds", 'kind="save"'] == 0
+    big = lib.image({"a": ("F32", [64 << 20], bytes(256 << 20))})
+    d.put(second, [big])
+    slow = {"source": {"state_dict": second}, "options": {"pace": "background"}}
+    jobs = [d.api.submit("save", target={"storage": "main", "name": f"q/{i}"}, **slow) for i in (1, 2)]
+    time.sleep(1.2)
+    queued = [x for x in (d.api.get(f"/v1/jobs/{j['id']}").ok(200) for j in jobs) if x["state"] == "queued"]
+    age = scrape(d)["dcpd_queue_oldest_seconds", 'kind="save"']
+    assert queued and age >= 1, (queued, age)
+    for j in jobs:
+        d.api.post(f"/v1/jobs/{j['id']}:cancel")
+        d.api.wait(j)
+    assert scrape(d)["dcpd_queue_oldest_seconds", 'kind="save"'] == 0
+
+
+def test_bytes_of_each_storage(spawn):
+    d = spawn(["main", "other"])
+
+    def moved():
+        got = scrape(d)
+        return {(s, way): got.get((f"dcpd_storage_{way}_bytes_total", f'storage="{s}"'), 0)
+                for s in ("main", "other") for way in ("read", "written")}
+
+    sd, size = lib.fresh(), 32 << 20
+    d.put(sd, [lib.image({"a": ("F32", [size // 4], bytes(size))})])
+    before = moved()
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "io/1"})
+    saved = moved()
+    assert size <= saved["main", "written"] - before["main", "written"] < 1.1 * size
+    d.api.run("reshard", source={"storage": "main", "name": "io/1"}, target={"storage": "other", "name": "io/2"})
+    copied = moved()
+    assert size <= copied["main", "read"] - saved["main", "read"] < 2.2 * size
+    assert size <= copied["other", "written"] - saved["other", "written"] < 1.1 * size
+    assert copied["main", "written"] - saved["main", "written"] < 1 << 16
+    raw = d.api.get(d.api.storage_path("other", "io/2", "/tensors/a?format=raw"))
+    assert raw.status == 200 and len(raw.body) == size
+    assert moved()["other", "read"] - copied["other", "read"] >= size, "look-ups count as well"
+
+
+def test_a_storage_that_is_gone_has_no_series(d, tmp_path):
+    name = lib.fresh()
+    d.api.post("/v1/storages", {"name": name, "path": str(tmp_path), "lease_seconds": 1}).ok(201, 200)
+    assert any(name in k[1] for k in scrape(d))
+    lib.wait_for(lambda: d.api.get(f"/v1/storages/{name}").status == 404, 10, "the storage's lease over")
+    assert not [k for k in scrape(d) if name in k[1]], "an alert on its state would last for ever"
+
+
+def test_the_manual_names_every_metric(d):
+    """deploy/README.md: a row for each family, and two alerts whose metrics exist."""
+    text = README.read_text()
+    source = (lib.ROOT / "server/metrics.c").read_text()
+    families = set(re.findall(r'\{ "((?:dcpd|process)_[a-z_]+)", (?:COUNTER|GAUGE|HISTOGRAM)', source))
+    assert len(families) > 30
+    rows = set(re.findall(r"^\| `((?:dcpd|process)_[a-z_]+)`", text, re.M))
+    assert rows == families
+    rules = re.search(r"```yaml\n(groups:.*?)```", text, re.S)[1].split("- alert: ")[1:]
+    assert len(rules) >= 2
+    for rule in rules:
+        expr = re.search(r"^\s+expr: (.+)$", rule, re.M)[1]
+        used = set(re.findall(r"\b(?:dcpd|process)_[a-z_]+", expr))
+        assert used and used <= families and {k[0] for k in scrape(d)} >= used - {"dcpd_last_durable_timestamp_seconds"}, rule
+        assert re.search(r"^\s+for: \w+$", rule, re.M) and "summary:" in rule
