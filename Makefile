@@ -249,6 +249,8 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(DAEMON_LIBS)
 # Members that are threads share one mapping: see there.
 $(TESTBIN)/test_comm_threads: LDFLAGS_ALL += -Wl,--wrap=mmap,--wrap=munmap
+# An fsync that fails as the test says.
+$(TESTBIN)/test_commit: LDFLAGS_ALL += -Wl,--wrap=fsync
 # A clock that goes as the test says.
 $(TESTBIN)/test_locate: LDFLAGS_ALL += -Wl,--wrap=clock_gettime
 .PRECIOUS: $(O)/%.o

@@ -87,7 +87,7 @@ static void note_run(struct job *j, struct journal_txn *t)
 	const json_t *generation = json_object_get(j->result, "generation");
 	const char *level = json_string_value(json_object_get(j->spec, "level"));
 
-	if (job_spec_writes_checkpoint(j) && target.storage && target.name && is_progress(j))
+	if (j->durable_ms && target.storage && target.name && is_progress(j))
 		run_note(j->server, t, RUN_DURABLE, target.storage, target.name,
 			 run_step(target.name, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
 	for (int m = RUN_VERIFIED_STRUCTURE; m < RUN_MARK_COUNT && j->kind == JOB_VERIFY && source.storage && source.name; m++)
@@ -134,7 +134,8 @@ static void announce(struct job *j)
 	if (j->state != JOB_SUCCEEDED)
 		return;
 	if (job_spec_writes_checkpoint(j)) {
-		count_durable(j);
+		if (j->durable_ms)
+			count_durable(j);
 		events_emit(s->events, "checkpoint.committed", j->id,
 			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
 	}
@@ -192,7 +193,8 @@ void job_end(struct job *j, enum job_state state)
 	if (state == JOB_SUCCEEDED) {
 		json_decref(j->error);
 		j->error = NULL;
-		if (job_spec_writes_checkpoint(j))
+		bool unsynced = json_is_false(json_object_get(json_object_get(j->spec, "options"), "sync_files"));
+		if (job_spec_writes_checkpoint(j) && !unsynced)
 			j->durable_ms = j->finished_ms;
 		if (j->kind == JOB_SAVE && j->source_use)
 			state_dict_saved(j->source_use);

@@ -568,7 +568,8 @@ static void on_ended(void *user, enum err e, const json_t *body)
 		json_decref(j->result);
 		j->result = result ? json_incref((json_t *)result) : json_object();
 		job_end(j, JOB_SUCCEEDED);
-	} else if ((job_spec_writes_checkpoint(j) || j->kind == JOB_DELETE) &&
+	} else if (e != ERR_NOT_DURABLE && /* a recovery's fsync would prove nothing */
+		   (job_spec_writes_checkpoint(j) || j->kind == JOB_DELETE) &&
 		   (j->commit_asked || err_blast(e) == ERR_BLAST_GANG || e == ERR_STORAGE_STALLED)) {
 		recover(j, e, false);
 	} else {

@@ -2,6 +2,7 @@
 
 Standard library only, and on purpose not the `dcpd` package: a fault there must not hide one in the daemon.
 """
+import contextlib
 import http.client
 import json
 import mmap
@@ -413,6 +414,24 @@ class Daemon:
             found += [f"{who} holds {f}" for f in shm_files(pid) if os.path.basename(f).split(" ")[0] not in listed]
             found += [f"{who} holds {f}" for f in checkpoint_files(pid, self.storages.values())]
         return found
+
+
+@contextlib.contextmanager
+def strikes(d, call, when, what, path=None):
+    """What happens to the `when`-th `call` of each process that the daemon makes from here on: signal=KILL, error=EIO, …; with `path`, to
+    the `when`-th on that file. A worker that runs already is struck as well, counted from here on. Needs strace."""
+    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(d.proc.pid), *(["-P", str(path)] if path else []), "-e",
+                          f"trace={call}", "-e", f"inject={call}:{what}:when={when}"])
+    try:
+        def attached():
+            with open(f"/proc/{d.proc.pid}/status") as f:
+                return "TracerPid:\t0" not in f.read()
+
+        wait_for(attached, 10, "strace")
+        yield
+    finally:
+        p.terminate()
+        p.wait()
 
 
 def shm_files(pid):

@@ -3,7 +3,6 @@ old checkpoint or the new one, never a mix."""
 import contextlib
 import os
 import signal
-import subprocess
 import time
 
 import harness as lib
@@ -18,23 +17,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureW
               pytest.mark.skipif(not os.path.exists("/usr/bin/strace"), reason="needs strace")]
 # away: .metadata, manifest, data; in: data, manifest, .metadata
 RENAMES = 6
-
-
-@contextlib.contextmanager
-def strikes(d, call, when, what):
-    """What happens to the `when`-th `call` of each process that the daemon makes from here on: signal=KILL, error=EIO, …"""
-    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(d.proc.pid), "-e", f"trace={call}", "-e",
-                          f"inject={call}:{what}:when={when}"])
-    try:
-        def attached():
-            with open(f"/proc/{d.proc.pid}/status") as f:
-                return "TracerPid:\t0" not in f.read()
-
-        lib.wait_for(attached, 10, "strace")
-        yield
-    finally:
-        p.terminate()
-        p.wait()
 
 
 @pytest.fixture
@@ -63,7 +45,7 @@ def settled(d, path, x):
 def test_a_save_that_breaks_off_puts_back_what_was_there(beside, nth, what):
     """Each worker that tries it is struck: the job fails."""
     d, path = beside
-    with strikes(d, "renameat", nth, what):
+    with lib.strikes(d, "renameat", nth, what):
         with pytest.raises(dcp.CheckpointException):
             save(state(2), path)
     settled(d, path, 1)
@@ -71,7 +53,7 @@ def test_a_save_that_breaks_off_puts_back_what_was_there(beside, nth, what):
 
 def test_a_save_that_fails_puts_back_what_was_there(beside):
     d, path = beside
-    with strikes(d, "renameat", 5, "error=EIO"):
+    with lib.strikes(d, "renameat", 5, "error=EIO"):
         with pytest.raises(dcp.CheckpointException, match="dcpd.json"):
             save(state(2), path)
     settled(d, path, 1)
@@ -79,7 +61,7 @@ def test_a_save_that_fails_puts_back_what_was_there(beside):
 
 def test_a_worker_dies_after_the_commit(beside):
     d, path = beside
-    with strikes(d, "unlinkat", 1, "signal=KILL"):
+    with lib.strikes(d, "unlinkat", 1, "signal=KILL"):
         save(state(2), path)
     settled(d, path, 2)
 
@@ -88,7 +70,7 @@ def test_a_worker_dies_after_the_commit(beside):
 def test_all_die_and_the_daemon_comes_back(beside, nth):
     """The job is done again, from the segments."""
     d, path = beside
-    with strikes(d, "renameat", nth, "signal=KILL:delay_enter=600000"):
+    with lib.strikes(d, "renameat", nth, "signal=KILL:delay_enter=600000"):
         f = dcp.async_save(state(2), storage_writer=StorageWriter(path), no_dist=True)
         lib.wait_for(lambda: dcpd.connect().jobs.list(filter="state=committing"), 20, "a worker in its commit", every=0.001)
         time.sleep(0.1)
@@ -109,7 +91,7 @@ def test_a_worker_dies_in_an_exchange(own, call, nth, x):  # noqa: F811
     save(state(1), path)
     d.kill()
     d.start()
-    with strikes(d, call, nth, "signal=KILL"):
+    with lib.strikes(d, call, nth, "signal=KILL"):
         with contextlib.nullcontext() if x == 2 else pytest.raises(dcp.CheckpointException):
             save(state(2), path)
     assert load(path) == load(path, StorageReader) == x

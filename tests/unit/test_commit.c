@@ -1,6 +1,7 @@
 /* How a checkpoint becomes visible, is replaced, goes, and what is done about jobs that never ended. */
 #include "lib/t_worker.h"
 
+#include <limits.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -8,6 +9,45 @@
 #include "ops/staging.h"
 
 T_WORKER_EACH(t);
+
+/* ---- fsync, linked in the C library's place: fails as EIO for one directory, in passes [first, last], counted from 1 ---- */
+
+static struct {
+	ino_t dir;
+	unsigned first, last, passes;
+} unsynced;
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd)
+{
+	struct stat st;
+
+	if (unsynced.dir && fstat(fd, &st) == 0 && st.st_ino == unsynced.dir && ++unsynced.passes >= unsynced.first &&
+	    unsynced.passes <= unsynced.last) {
+		errno = EIO;
+		return -1;
+	}
+	return __real_fsync(fd);
+}
+
+/* first 0: counts only. */
+static void fail_fsync(const char *dir, unsigned first, unsigned last)
+{
+	struct stat st;
+
+	unsynced.dir = 0;
+	T_OK(fs_stat(t.dir.fd, dir, &st));
+	unsynced.first = first ? first : UINT_MAX;
+	unsynced.last = last;
+	unsynced.passes = 0;
+	unsynced.dir = st.st_ino;
+}
+
+static void pass_fsync(void)
+{
+	unsynced.dir = 0;
+}
 
 static struct job job_named(const char *id)
 {
@@ -384,6 +424,148 @@ static void test_sweep_keeps_what_was_put_away(void **state)
 	assert_true(t_worker_has(&t, ".dcpd-01A-1/.old/.metadata"));
 }
 
+/* ---- a directory that could not be fsynced: what a second fsync says proves nothing ---- */
+
+/* The staging directory takes the parent's first fsync, the commit its second, taking the commit back its third. */
+static void test_unsynced_commit_is_taken_back(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	fail_fsync("run", 2, 2);
+	T_ERR(STORAGE_IO, save("B", "run/new", false));
+	assert_int_equal(t_worker_entries(&t, "run"), 1);
+	fail_fsync("run", 2, 2);
+	T_ERR(STORAGE_IO, save("C", "run/x", true));
+	pass_fsync();
+	assert_content("run/x/.metadata", "A");
+	assert_int_equal(t_worker_entries(&t, "run"), 1);
+	assert_false(recover("run/x", "C", "save"));
+	T_OK(save("D", "run/new", false));
+}
+
+/* Neither the commit nor its undoing is known to be on the disk: both directories stay whole. */
+static void test_unsynced_commit_in_doubt(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	fail_fsync("run", 2, 3);
+	T_ERR(NOT_DURABLE, save("B", "run/x", true));
+	pass_fsync();
+	assert_content("run/x/.metadata", "A");
+	assert_content("run/.dcpd-B-1/.metadata", "B");
+	assert_false(err_retryable(ERR_NOT_DURABLE)); /* or the coordinator would ask the recovery again */
+}
+
+static void test_unsynced_recovery(void **state)
+{
+	struct manifest *m = NULL;
+	bool committed = false;
+	json_t *q = json_pack("{s:s, s:s, s:s, s:s}", "storage", "main", "name", "run/x", "job", "A", "kind", "save");
+
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	t_worker_put(&t, "run/.dcpd-A-1/.metadata", "old", 3);
+	fail_fsync("run", 1, 1);
+	T_ERR(NOT_DURABLE, commit_recover(&t.w, q, &committed, &m));
+	pass_fsync();
+	assert_content("run/.dcpd-A-1/.metadata", "old"); /* may be the only one after a power cut */
+	manifest_free(m);
+	json_decref(q);
+}
+
+static void test_unsynced_delete(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	fail_fsync("run", 1, 1);
+	T_ERR(STORAGE_IO, delete("run/x", "D"));
+	assert_content("run/x/.metadata", "A");
+	assert_false(recover("run/x", "D", "delete"));
+	fail_fsync("run", 1, 2);
+	T_ERR(NOT_DURABLE, delete("run/x", "E"));
+	pass_fsync();
+	T_OK(delete("run/x", "F"));
+}
+
+/* A directory on the way whose entry may be lost is not built upon; one that is there already may have been made by a job that died
+ * before its fsync. */
+static void test_unsynced_directories(void **state)
+{
+	struct staging s;
+
+	(void)state;
+	fail_fsync(".", 1, 1);
+	T_ERR(STORAGE_IO, save("A", "run/deep/x", false));
+	pass_fsync();
+	assert_false(t_worker_has(&t, "run"));
+	assert_int_equal(mkdirat(t.dir.fd, "run", 0755), 0);
+	fail_fsync(".", 0, 0);
+	T_OK(open_staging("A", "run/x", false, &s));
+	assert_true(unsynced.passes >= 1);
+	pass_fsync();
+	staging_close(&s);
+}
+
+/* ---- beside other files ---- */
+
+struct beside {
+	struct run_build build;
+	struct run run;
+	struct staging s;
+};
+
+static void beside_open(struct beside *b, const char *job)
+{
+	struct job j = job_named(job);
+	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
+	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
+	uint32_t file;
+
+	*b = (struct beside){ .run = { .fd = -1 } };
+	T_OK(run_add_file(&b->build, RUN_FILE_TARGET, 0, STR("__0_0.distcp"), 4, &file));
+	T_OK(run_share(&b->build, &b->run));
+	T_OK(staging_open(&j, ref, options, &b->s));
+	T_OK(staging_put_file(&b->s, "__0_0.distcp", job, 4));
+	T_OK(staging_put_file(&b->s, ".metadata", job, 4));
+	put_manifest(&b->s, job);
+	json_decref(options);
+	json_decref(ref);
+}
+
+static void beside_close(struct beside *b)
+{
+	staging_close(&b->s);
+	run_detach(&b->run);
+	run_build_free(&b->build);
+}
+
+/* The target's fsyncs: the old files away, the manifest in, the metadata in: the commit; then two more to put the old back. */
+static void test_unsynced_beside(void **state)
+{
+	struct beside b;
+
+	(void)state;
+	t_worker_put(&t, "x/config.json", "{}", 2);
+	t_worker_put(&t, "x/.metadata", "old1", 4); /* PyTorch's: without a manifest */
+	t_worker_put(&t, "x/__0_0.distcp", "old1", 4);
+	beside_open(&b, "JOB1");
+	fail_fsync("x", 3, 3);
+	T_ERR(STORAGE_IO, staging_commit_beside(&b.s, &b.run, ".metadata"));
+	pass_fsync();
+	beside_close(&b);
+	assert_content("x/.metadata", "old1");
+	assert_content("x/__0_0.distcp", "old1");
+	assert_false(t_worker_has(&t, "x/" MANIFEST_NAME)); /* it would speak of other bytes */
+	assert_false(recover("x", "JOB1", "save"));
+	assert_int_equal(t_worker_entries(&t, "."), 1);
+	beside_open(&b, "JOB2");
+	fail_fsync("x", 3, UINT_MAX);
+	T_ERR(NOT_DURABLE, staging_commit_beside(&b.s, &b.run, ".metadata"));
+	pass_fsync();
+	beside_close(&b);
+	assert_true(t_worker_has(&t, ".dcpd-JOB2-1"));
+}
+
 /* Another daemon on the same storage may be at it. */
 static void test_sweep_leaves_others_alone(void **state)
 {
@@ -447,6 +629,8 @@ int main(void)
 		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
 		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
 		T(test_sweep_follows_no_link),
+		T(test_unsynced_commit_is_taken_back), T(test_unsynced_commit_in_doubt), T(test_unsynced_recovery),
+		T(test_unsynced_delete), T(test_unsynced_directories), T(test_unsynced_beside),
 	};
 
 	return cmocka_run_group_tests_name("commit", tests, NULL, NULL);

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "base/vec.h"
+#include "ops/commit.h"
 #include "ops/manifest.h"
 #include "os/fs.h"
 
@@ -45,6 +46,24 @@ static FALLIBLE enum err put_away(int to, int old, const struct run *run, const 
 	return for_files(to, old, run);
 }
 
+/* The commit could not be fsynced: undoes it (commit.h). */
+static FALLIBLE enum err take_back(int staging, int to, const struct run *run, const char *metadata)
+{
+	struct err_info info = *err_last();
+
+	enum err e = fs_rename(to, metadata, staging, metadata);
+	if (!e)
+		e = for_files(to, staging, run);
+	if (!e)
+		e = beside_restore(staging, to);
+	if (!e)
+		e = fs_fsync(to, ".");
+	if (e)
+		return commit_in_doubt("was moved to its directory", metadata);
+	err_restore(&info);
+	return info.code;
+}
+
 enum err beside_move(int staging, int to, const struct run *run, const char *metadata)
 {
 	char manifest[MANIFEST_NAME_MAX];
@@ -68,7 +87,7 @@ enum err beside_move(int staging, int to, const struct run *run, const char *met
 	TRY(fs_fsync(to, "."));
 	fs_fault("commit.beside");
 	TRY(err_at_file(fs_rename(staging, metadata, to, metadata), metadata, -1));
-	return fs_fsync(to, ".");
+	return fs_fsync(to, ".") ? take_back(staging, to, run, metadata) : OK;
 }
 
 /* ---- back ---- */
@@ -93,6 +112,22 @@ static enum err collect(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
+/* The broken-off save's manifest, where the old checkpoint has none to take its place: it speaks of other bytes. */
+static FALLIBLE enum err drop_manifest(const struct put_back *p, int to)
+{
+	char manifest[MANIFEST_NAME_MAX];
+
+	manifest_name(p->metadata, manifest);
+	for (uint64_t i = 0; i < p->names.n; i++)
+		if (strcmp(p->names.v[i], manifest) == 0)
+			return OK;
+	enum err e = fs_unlink(to, manifest);
+	if (e != ERR_NOT_FOUND)
+		return e;
+	err_clear();
+	return OK;
+}
+
 static FALLIBLE enum err put_back(const struct put_back *p, int old, int to)
 {
 	struct stat st;
@@ -103,6 +138,7 @@ static FALLIBLE enum err put_back(const struct put_back *p, int old, int to)
 	if (e != ERR_NOT_FOUND)
 		return e;
 	err_clear();
+	TRY(drop_manifest(p, to));
 	for (uint64_t i = 0; i < p->names.n; i++)
 		if (p->names.v[i] != p->metadata)
 			TRY(err_at_file(fs_rename(old, p->names.v[i], to, p->names.v[i]), p->names.v[i], -1));

@@ -14,6 +14,15 @@
 
 enum { SWEEP_DEPTH = 16, HOSTS_STALE_S = 3600, OTHERS_STALE_S = 86400 };
 
+enum err commit_in_doubt(const char *what, const char *name)
+{
+	struct err_info why = *err_last();
+
+	err_record(ERR_NOT_DURABLE, why.sys_errno, why.place,
+		   "'%s' %s, but the storage did not confirm it (%.600s): a power cut may undo it", name, what, why.text);
+	return ERR_NOT_DURABLE;
+}
+
 /* ------------------------------------------------------------------------------------------------------- delete */
 
 static FALLIBLE enum err open_parent(struct worker *w, uint32_t root, const char *parent_path, int *fd_out)
@@ -34,7 +43,13 @@ static FALLIBLE enum err delete_in(struct worker *w, uint32_t root, int parent, 
 	if (format == CHECKPOINT_NONE)
 		return ERR(NOT_A_CHECKPOINT, "'%s' is no checkpoint, and is not deleted", name);
 	TRY(fs_rename_noreplace(parent, last, trash));
-	TRY(fs_fsync(parent, "."));
+	if (fs_fsync(parent, ".")) {
+		struct err_info info = *err_last();
+		if (fs_rename_noreplace(parent, trash, last) || fs_fsync(parent, "."))
+			return commit_in_doubt("is being deleted", name);
+		err_restore(&info);
+		return info.code;
+	}
 	/* it is gone for good; what cannot be removed now, the next sweep takes */
 	if (trash_remove(parent, trash))
 		err_clear();
@@ -320,8 +335,8 @@ enum err commit_recover(struct worker *w, const json_t *question, bool *committe
 		if (!e)
 			e = manifest_job(parent, last, job, committed_out, manifest_out);
 	}
-	if (!e && *committed_out)
-		e = fs_fsync(parent, ".");
+	if (!e && *committed_out && fs_fsync(parent, "."))
+		e = commit_in_doubt(delete ? "is deleted" : "is there and whole", name);
 	if (!e)
 		e = remove_leftovers(&l);
 	fs_drop(&parent);

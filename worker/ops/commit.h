@@ -1,9 +1,20 @@
-/* commit.h: checkpoints that go, and what jobs that never ended left behind. How they come: staging.h. */
+/* commit.h: checkpoints that go, and what jobs that never ended left behind. How they come: staging.h.
+ *
+ * A commit is acknowledged only when the fsync of the parent directory has succeeded. After a failed fsync the kernel may have marked
+ * what it could not write as clean, so a second fsync that succeeds proves nothing about the first. Therefore:
+ *   - a commit (save, overwrite, delete, a save beside other files) whose fsync fails is taken back by the opposite rename, which makes
+ *     the directory dirty anew, and that is fsynced: the job fails with the storage's error, and nothing has changed;
+ *   - if that fails too, or the fsync of a recovery does, the job fails with ERR_NOT_DURABLE: what is visible is whole, but a power cut may
+ *     bring the other state back. Nothing is removed then, no recovery is asked, and no retry follows;
+ *   - a directory on the way to a target is removed again if its parent cannot be fsynced, so that no later save relies on it.
+ * A worker that is killed between a failed fsync and its report leaves a recovery that cannot know of it. */
 #pragma once
 #include "ops/staging.h"
 
 /* Moves a checkpoint to trash and removes it. ERR_NOT_FOUND. */
 FALLIBLE enum err commit_delete(struct worker *w, const json_t *ref, const char *job);
+/* Records ERR_NOT_DURABLE: "'name' what, but …", and why: this thread's latest error. */
+enum err commit_in_doubt(const char *what, const char *name);
 /* After a crash: is the job's checkpoint there? If not, what it left is removed. */
 FALLIBLE enum err commit_recover(struct worker *w, const json_t *question, bool *committed_out, struct manifest **manifest_out);
 /* Removes what earlier attempts of this job left beside its target, before another one begins. */

@@ -548,7 +548,7 @@ void hosts_close(struct hosts *h, enum err e)
 		return;
 	if (h->dir >= 0)
 		put_end(h, e);
-	if (h->leads && h->dir >= 0)
+	if (h->leads && h->dir >= 0 && e != ERR_NOT_DURABLE) /* the meeting place may hold the only copy that is on the disk: hosts_sweep */
 		say_goodbye(h, e != OK);
 	end_beat(h);
 	fs_drop(&h->beat_fd);

@@ -1,4 +1,4 @@
-/* staging.c: see staging.h. An error from the rename on is in doubt, not a failure: recovery looks at the directory and decides. */
+/* staging.c: see staging.h. An error of the rename itself is in doubt, not a failure: recovery looks at the directory and decides. */
 #include "ops/staging.h"
 
 #include <dirent.h>
@@ -293,10 +293,11 @@ static void drop_old(struct staging *s, const char *job)
 		err_clear();
 }
 
-static FALLIBLE enum err make_visible(struct staging *s, const char *job, bool overwrite)
+static FALLIBLE enum err make_visible(struct staging *s, bool overwrite, bool *exchanged_out)
 {
 	char name[sizeof s->parent_path + sizeof s->target + 1];
 
+	*exchanged_out = false;
 	fs_fault("commit.rename");
 	enum err e = fs_rename_noreplace(s->parent, s->name, s->target);
 	if (!e)
@@ -307,21 +308,40 @@ static FALLIBLE enum err make_visible(struct staging *s, const char *job, bool o
 	snprintf(name, sizeof name, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->target);
 	TRY(check_target(s->worker, s->root, name, true));
 	TRY(fs_exchange(s->parent, s->name, s->target));
-	s->done = true;
-	fs_fault("commit.exchanged");
-	TRY(fs_fsync(s->parent, "."));
-	drop_old(s, job);
+	s->done = *exchanged_out = true;
 	return OK;
+}
+
+/* Undoes a commit whose fsync failed (commit.h). While the undoing is not on the disk either, both directories stay as they are: after a
+ * power cut the target's name may lead to each of them. */
+static FALLIBLE enum err take_back(struct staging *s, bool exchanged)
+{
+	struct err_info info = *err_last();
+
+	enum err e = exchanged ? fs_exchange(s->parent, s->name, s->target) : fs_rename_noreplace(s->parent, s->target, s->name);
+	if (e)
+		return commit_in_doubt("is there and whole", s->target);
+	if (fs_fsync(s->parent, "."))
+		return commit_in_doubt("was taken back", s->target);
+	s->done = false;
+	err_restore(&info);
+	return info.code;
 }
 
 enum err staging_commit(struct job *j, struct staging *s, const struct run *run, bool overwrite)
 {
+	bool exchanged;
+
 	TRY(check_sizes(s, run));
 	TRY(fs_fsync(s->dir, "."));
 	fs_fault("commit.synced");
-	TRY(make_visible(s, j->id, overwrite));
+	TRY(make_visible(s, overwrite, &exchanged));
 	fs_fault("commit.renamed");
-	return fs_fsync(s->parent, ".");
+	if (fs_fsync(s->parent, "."))
+		return take_back(s, exchanged);
+	if (exchanged)
+		drop_old(s, j->id);
+	return OK;
 }
 
 enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata)

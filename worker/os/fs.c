@@ -186,19 +186,27 @@ enum err fs_mkdir(int dirfd, const char *name, mode_t mode)
 	return mkdirat(at.dirfd, at.base, mode) < 0 ? FS_FAILED("make directory", name) : OK;
 }
 
-/* One step down: opens `name`, making it first if it is missing. */
+/* One step down: opens `name`, making it first if it is missing. One that is there is fsynced as well: whoever made it may have died
+ * before that. One whose fsync fails is removed again: a later fsync would succeed and prove nothing. */
 static FALLIBLE enum err enter_or_make(int dirfd, const char *name, int *fd_out)
 {
 	enum err e = fs_open_dir(dirfd, name, fd_out);
+	bool made = false;
 
-	if (e != ERR_NOT_FOUND || err_last()->sys_errno != ENOENT)
-		return e;
-	e = fs_mkdir(dirfd, name, 0777);
-	if (e == OK)
-		TRY(fs_fsync(dirfd, "."));
-	else if (e != ERR_CHECKPOINT_EXISTS)
-		return e;
-	return fs_open_dir(dirfd, name, fd_out);
+	if (e == ERR_NOT_FOUND && err_last()->sys_errno == ENOENT) {
+		e = fs_mkdir(dirfd, name, 0777);
+		made = e == OK;
+		if (made || e == ERR_CHECKPOINT_EXISTS)
+			e = fs_open_dir(dirfd, name, fd_out);
+	}
+	TRY(e);
+	e = fs_fsync(dirfd, ".");
+	if (!e)
+		return OK;
+	fs_drop(fd_out);
+	if (made)
+		(void)unlinkat(dirfd, name, AT_REMOVEDIR);
+	return e;
 }
 
 enum err fs_mkdirs(int rootfd, const char *path, int *fd_out)

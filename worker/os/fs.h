@@ -22,7 +22,7 @@ FALLIBLE enum err fs_open_dir(int dirfd, const char *path, int *fd_out);
 FALLIBLE enum err fs_close(int *fd);                      /* checks close(); *fd = -1 */
 void fs_drop(int *fd);                                    /* close without checking, for CLEANUP(fs_drop) */
 FALLIBLE enum err fs_mkdir(int dirfd, const char *name, mode_t mode);          /* EEXIST → ERR_CHECKPOINT_EXISTS */
-/* Creates every missing directory of `path` and fsyncs each one's parent; returns the last directory's fd. */
+/* Creates every missing directory of `path` and fsyncs each one's parent, also of those that exist; returns the last directory's fd. */
 FALLIBLE enum err fs_mkdirs(int rootfd, const char *path, int *fd_out);
 FALLIBLE enum err fs_stat(int dirfd, const char *path, struct stat *out);      /* no links */
 FALLIBLE enum err fs_check_root(int fd);     /* ERR_STORAGE_GONE: the directory was removed while we hold it */

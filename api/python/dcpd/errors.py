@@ -151,7 +151,7 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     "not_sealed": NotSealed,
     "storage_full": NoSpace,
     "shm_exhausted": SharedMemoryFull,
-    **dict.fromkeys(("storage_io", "storage_readonly", "storage_gone", "storage_stalled"), StorageFailed),
+    **dict.fromkeys(("storage_io", "not_durable", "storage_readonly", "storage_gone", "storage_stalled"), StorageFailed),
     **dict.fromkeys(("checkpoint_incomplete", "format_zip", "format_pickle", "format_metadata", "format_item", "format_transform",
                      "format_safetensors", "format_manifest", "limit_exceeded", "digest_mismatch", "coverage_hole"),
                     CheckpointDamaged),
