@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "os/watch.h"
 
 struct posted {
 	struct posted *next;
@@ -22,8 +23,7 @@ struct posted {
 
 struct loop {
 	struct event_base *base;
-	struct event *wake;
-	int fd;
+	struct watch *wake;
 	pthread_mutex_t lock;
 	struct posted *first, **last;
 };
@@ -32,6 +32,7 @@ struct loop_timer {
 	struct event *ev;
 	loop_fn fn;
 	void *user;
+	bool once;
 };
 
 static void run_one(struct posted *p)
@@ -58,13 +59,13 @@ static struct posted *take_all(struct loop *l)
 }
 
 /* One batch a turn: what the callbacks post runs in the next one, so that sockets get their share. */
-static void on_wake(evutil_socket_t fd, short what, void *user)
+static void on_wake(void *user)
 {
+	struct loop *l = user;
 	uint64_t count;
 
-	(void)what;
-	(void)!read(fd, &count, sizeof count);
-	for (struct posted *p = take_all(user), *next; p; p = next) {
+	(void)!read(watch_fd(l->wake), &count, sizeof count);
+	for (struct posted *p = take_all(l), *next; p; p = next) {
 		next = p->next;
 		run_one(p);
 	}
@@ -79,12 +80,15 @@ FALLIBLE enum err loop_new(struct event_base *base, struct loop **out)
 	pthread_mutex_init(&l->lock, NULL);
 	l->base = base;
 	l->last = &l->first;
-	l->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (l->fd >= 0)
-		l->wake = event_new(base, l->fd, EV_READ | EV_PERSIST, on_wake, l);
-	if (!l->wake || event_add(l->wake, NULL) != 0) {
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	enum err e = fd < 0 ? ERR_SYS(SYSTEM, "cannot make an eventfd") : watch_new(base, &fd, on_wake, NULL, l, &l->wake);
+	if (!e)
+		e = watch_reads(l->wake, true);
+	if (e) {
+		if (fd >= 0)
+			close(fd);
 		loop_free(l);
-		return ERR_SYS(SYSTEM, "cannot watch an eventfd");
+		return e;
 	}
 	*out = l;
 	return OK;
@@ -99,10 +103,7 @@ void loop_free(struct loop *l)
 		mem_free(p->info);
 		mem_free(p);
 	}
-	if (l->wake)
-		event_free(l->wake);
-	if (l->fd >= 0)
-		close(l->fd);
+	watch_free(&l->wake);
 	pthread_mutex_destroy(&l->lock);
 	mem_free(l);
 }
@@ -117,7 +118,7 @@ static void append(struct loop *l, struct posted *p)
 	l->last = &p->next;
 	pthread_mutex_unlock(&l->lock);
 	if (was_empty)
-		must(write(l->fd, &one, sizeof one) == (ssize_t)sizeof one || errno == EAGAIN);
+		must(write(watch_fd(l->wake), &one, sizeof one) == (ssize_t)sizeof one || errno == EAGAIN);
 }
 
 FALLIBLE enum err loop_post(struct loop *l, loop_fn fn, void *user)
@@ -165,12 +166,14 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
 
 	(void)fd;
 	(void)what;
-	event_free(t->ev);
-	mem_free(t);
+	if (t->once) {
+		event_free(t->ev);
+		mem_free(t);
+	}
 	fn(of);
 }
 
-FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
+static FALLIBLE enum err timer_new(struct loop *l, int64_t ms, const struct loop_timer *how, struct loop_timer **out)
 {
 	struct loop_timer *t = mem_zalloc(1, sizeof *t);
 
@@ -179,9 +182,8 @@ FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void 
 	if (ms < 0)
 		ms = 0;
 	struct timeval tv = { .tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000 };
-	t->fn = fn;
-	t->user = user;
-	t->ev = evtimer_new(l->base, on_timer, t);
+	*t = *how;
+	t->ev = event_new(l->base, -1, t->once ? 0 : EV_PERSIST, on_timer, t);
 	if (!t->ev || evtimer_add(t->ev, &tv) != 0) {
 		if (t->ev)
 			event_free(t->ev);
@@ -190,6 +192,16 @@ FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void 
 	}
 	*out = t;
 	return OK;
+}
+
+FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
+{
+	return timer_new(l, ms, &(struct loop_timer){ .fn = fn, .user = user, .once = true }, out);
+}
+
+FALLIBLE enum err loop_every(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
+{
+	return timer_new(l, ms, &(struct loop_timer){ .fn = fn, .user = user }, out);
 }
 
 void loop_timer_stop(struct loop_timer **t)

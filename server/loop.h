@@ -1,4 +1,4 @@
-/* loop.h: what other threads use to get back into the event loop, and one-shot timers. */
+/* loop.h: what other threads use to get back into the event loop, and timers. */
 #pragma once
 #include "base/err.h"
 
@@ -20,4 +20,6 @@ void loop_run_posted(struct loop *l);
 struct loop_timer;
 /* Runs fn(user) once after `ms`. The timer is gone when fn is called. */
 FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out);
+/* Runs fn(user) every `ms` until it is stopped. */
+FALLIBLE enum err loop_every(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out);
 void loop_timer_stop(struct loop_timer **t);            /* NULL inside is fine */

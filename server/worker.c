@@ -1,11 +1,12 @@
 /* worker.c: see worker.h.
  *
  * A worker ends in one way only: its pidfd becomes readable. Whatever goes wrong before (a bad frame, a closed socket, a deadline)
- * kills it and leaves the rest to that event, so that its owner hears of each worker's end exactly once. The pid and its start time
- * are in the journal while it runs: the next daemon makes sure that a worker of a killed one is gone before it recovers jobs. */
+ * kills it and leaves the rest to that event, so that its owner hears of each worker's end exactly once. A worker whose end goes
+ * unnoticed hangs its job and blocks its lane, so a second look every LOOK_MS finds zombies that no event told of. The pid and its
+ * start time are in the journal while it runs: the next daemon makes sure that a worker of a killed one is gone before it recovers
+ * jobs. */
 #include "server/worker.h"
 
-#include <event2/event.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -27,10 +28,11 @@
 #include "server/metrics.h"
 #include "server/storage.h"
 
-enum { HELLO_MS = 15000, FRAMES_A_TURN = 64, BODY_MAX = 16 << 20 };
+enum { HELLO_MS = 15000, LOOK_MS = 2000, COLLECT_MAX = 256, FRAMES_A_TURN = 64, BODY_MAX = 16 << 20 };
 
 struct workers {
 	struct worker *first;
+	struct loop_timer *look;
 	uint64_t last_number;
 };
 
@@ -67,7 +69,7 @@ void worker_set(struct worker *w, const char *state, const char *job)
 /* A worker that cannot be killed is one that is gone: nothing follows from a failure. */
 static void kill_quietly(const struct worker *w, int signo)
 {
-	if (spawn_kill(&w->child, signo) != OK)
+	if (spawn_kill(w->exit ? watch_fd(w->exit) : w->child.pidfd, signo) != OK)
 		log_err("cannot kill a worker", "worker", w->id, NULL);
 }
 
@@ -79,10 +81,7 @@ void worker_kill(struct worker *w, enum err why)
 	w->lost = why;
 	if (why)
 		w->lost_info = *err_last();
-	if (w->on_read)
-		event_del(w->on_read);
-	if (w->on_write)
-		event_del(w->on_write);
+	watch_free(&w->control);
 	loop_timer_stop(&w->hello_timer);
 	kill_quietly(w, SIGKILL);
 }
@@ -102,13 +101,9 @@ static void worker_free(struct worker *w)
 		at = &(*at)->next;
 	*at = w->next;
 	loop_timer_stop(&w->hello_timer);
-	if (w->on_read)
-		event_free(w->on_read);
-	if (w->on_write)
-		event_free(w->on_write);
-	if (w->on_exit)
-		event_free(w->on_exit);
 	frame_conn_free(w->conn);
+	watch_free(&w->control);
+	watch_free(&w->exit);
 	spawn_release(&w->child);
 	mem_free(w);
 }
@@ -140,20 +135,26 @@ static void report_loss(struct worker *w, const struct spawn_exit *how)
 	metrics_add(w->server->metrics, "dcpd_workers_lost_total", "", 1);
 }
 
-static void on_exit_event(evutil_socket_t fd, short what, void *user)
+static void forget_worker(struct server *s, pid_t pid)
+{
+	struct journal_txn *t = journal_txn_new(s->journal);
+
+	journal_delete_worker(t, pid);
+	journal_commit(s->journal, t, NULL, NULL);
+}
+
+/* The owner may start other workers from within `ended`: until worker_free, the pidfd stays open and its number taken. */
+static void on_exit_event(void *user)
 {
 	struct worker *w = user;
-	struct server *s = w->server;
 	struct spawn_exit how = { 0 };
 	bool ended = false;
 
-	(void)fd;
-	(void)what;
-	if (spawn_reap(&w->child, 0, &ended, &how) != OK || !ended)
+	if (spawn_reap(watch_fd(w->exit), 0, &ended, &how) != OK)
+		log_err("it is not known how a worker ended", "worker", w->id, NULL); /* it has: something else collected it */
+	else if (!ended)
 		return;
-	struct journal_txn *t = journal_txn_new(s->journal);
-	journal_delete_worker(t, w->child.pid);
-	journal_commit(s->journal, t, NULL, NULL);
+	forget_worker(w->server, w->child.pid);
 	bool ours = w->killed && !w->lost && !w->hung_up; /* one of a gang that is being ended: no loss of its own */
 	enum err e = describe_end(w, &how);
 	if (w->owner) {
@@ -166,26 +167,50 @@ static void on_exit_event(evutil_socket_t fd, short what, void *user)
 	worker_free(w);
 }
 
-/* ---- talking ---- */
-
-static void update_write(struct worker *w)
+static struct worker *worker_of(const struct server *s, pid_t pid)
 {
-	if (frame_wants_write(w->conn))
-		event_add(w->on_write, NULL);
+	struct worker *w = s->workers->first;
+
+	while (w && w->child.pid != pid)
+		w = w->next;
+	return w;
 }
 
-static void on_write_event(evutil_socket_t fd, short what, void *user)
+/* Finds every zombie child, whatever the reason why no event told of it: a worker's end that is lost would hang its job for ever.
+ * A worker gets one look of grace, since its event may be due in this turn of the loop. A child that is no worker is one whose start
+ * failed halfway, or an orphan if the daemon is its container's init. */
+static void look_for_ended(void *user)
+{
+	struct server *s = user;
+	pid_t pid;
+
+	for (int i = 0; i < COLLECT_MAX && (pid = spawn_find_ended()) != 0; i++) {
+		struct worker *w = worker_of(s, pid);
+		if (!w) {
+			spawn_collect(pid);
+			forget_worker(s, pid);
+		} else if (!w->seen_ended) {
+			w->seen_ended = true;
+			return;
+		} else {
+			log_warn("no event told of a worker's end", "worker", w->id, "job", w->job, NULL);
+			on_exit_event(w);
+		}
+	}
+}
+
+/* ---- talking ---- */
+
+static void on_write_event(void *user)
 {
 	struct worker *w = user;
 	bool empty = false;
 
-	(void)fd;
-	(void)what;
 	enum err e = frame_flush(w->conn, &empty);
+	if (!e)
+		e = watch_writes(w->control, !empty);
 	if (e)
 		worker_kill(w, e);
-	else if (empty)
-		event_del(w->on_write);
 }
 
 void worker_send(struct worker *w, uint16_t type, uint64_t generation, const json_t *body, const int *fds, uint32_t fd_count)
@@ -196,10 +221,10 @@ void worker_send(struct worker *w, uint16_t type, uint64_t generation, const jso
 	enum err e = body && !text ? ERR(NO_MEMORY, "cannot write a message") :
 				     frame_send(w->conn, type, generation, text ? str_of(text) : STR("{}"), fds, fd_count);
 	mem_free(text); /* jansson's allocator is mem_*: server_new */
+	if (!e)
+		e = watch_writes(w->control, frame_wants_write(w->conn));
 	if (e)
 		worker_kill(w, e);
-	else
-		update_write(w);
 }
 
 static FALLIBLE enum err check_roots(const json_t *body)
@@ -264,20 +289,18 @@ static void take_frame(struct worker *w, const struct frame *f)
 	json_decref(body);
 }
 
-static void on_read_event(evutil_socket_t fd, short what, void *user)
+static void on_read_event(void *user)
 {
 	struct worker *w = user;
 	struct frame f = { 0 };
 
-	(void)fd;
-	(void)what;
 	for (int i = 0; i < FRAMES_A_TURN && !w->killed && w->owner; i++) {
 		bool got = false, closed = false;
 		enum err e = frame_read(w->conn, &f, &got, &closed);
 		if (e) {
 			worker_kill(w, e);
 		} else if (closed) {
-			event_del(w->on_read); /* its end follows */
+			watch_free(&w->control); /* its end follows */
 			w->killed = w->hung_up = true;
 			kill_quietly(w, SIGTERM);
 			return;
@@ -315,16 +338,11 @@ static FALLIBLE enum err attach(struct worker *w)
 {
 	struct event_base *base = w->server->base;
 
-	w->on_exit = event_new(base, w->child.pidfd, EV_READ | EV_PERSIST, on_exit_event, w);
-	if (!w->on_exit || event_add(w->on_exit, NULL) != 0)
-		return ERR(NO_MEMORY, "cannot watch a worker");
-	int fd = w->child.control_fd;
-	w->child.control_fd = -1;
-	TRY(frame_conn_new(fd, &w->conn));
-	w->on_read = event_new(base, frame_conn_fd(w->conn), EV_READ | EV_PERSIST, on_read_event, w);
-	w->on_write = event_new(base, frame_conn_fd(w->conn), EV_WRITE | EV_PERSIST, on_write_event, w);
-	if (!w->on_read || !w->on_write || event_add(w->on_read, NULL) != 0)
-		return ERR(NO_MEMORY, "cannot watch a worker");
+	TRY(watch_new(base, &w->child.pidfd, on_exit_event, NULL, w, &w->exit));
+	TRY(watch_reads(w->exit, true));
+	TRY(watch_new(base, &w->child.control_fd, on_read_event, on_write_event, w, &w->control));
+	TRY(watch_reads(w->control, true));
+	TRY(frame_conn_new(watch_fd(w->control), &w->conn));
 	return loop_timer_start(w->server->loop, HELLO_MS, on_hello_late, w, &w->hello_timer);
 }
 
@@ -375,12 +393,8 @@ FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec,
 	e = attach(w);
 	if (e) {
 		struct err_info info = *err_last();
-		struct spawn_exit end;
-		bool ended = false;
 		kill_quietly(w, SIGKILL);
-		if (spawn_reap(&w->child, 1000, &ended, &end) != OK || !ended)
-			log_err("cannot reap a worker", "worker", w->id, NULL);
-		worker_free(w);
+		worker_free(w); /* its socket closes too, and look_for_ended collects it */
 		err_restore(&info);
 		return e;
 	}
@@ -396,24 +410,24 @@ FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec,
 FALLIBLE enum err workers_new(struct server *s)
 {
 	s->workers = mem_zalloc(1, sizeof *s->workers);
-	return s->workers ? OK : ERR(NO_MEMORY, "cannot keep workers");
+	if (!s->workers)
+		return ERR(NO_MEMORY, "cannot keep workers");
+	return loop_every(s->loop, LOOK_MS, look_for_ended, s, &s->workers->look);
 }
 
 void workers_free(struct server *s)
 {
 	if (!s->workers)
 		return;
+	loop_timer_stop(&s->workers->look);
 	for (struct worker *w = s->workers->first; w; w = w->next)
 		kill_quietly(w, SIGKILL);
 	while (s->workers->first) {
 		struct worker *w = s->workers->first;
 		struct spawn_exit how;
 		bool ended = false;
-		if (spawn_reap(&w->child, 1000, &ended, &how) == OK && ended && s->journal) {
-			struct journal_txn *t = journal_txn_new(s->journal);
-			journal_delete_worker(t, w->child.pid);
-			journal_commit(s->journal, t, NULL, NULL);
-		}
+		if (spawn_reap(watch_fd(w->exit), 1000, &ended, &how) == OK && ended && s->journal)
+			forget_worker(s, w->child.pid);
 		worker_free(w);
 	}
 	mem_free(s->workers);

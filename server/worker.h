@@ -3,6 +3,7 @@
 #pragma once
 #include "ctl/frame.h"
 #include "os/spawn.h"
+#include "os/watch.h"
 #include "server/server.h"
 
 struct worker;
@@ -41,13 +42,14 @@ struct worker {
 	const struct worker_ops *ops;
 	struct spawn_child child;
 	struct frame_conn *conn;
-	struct event *on_read, *on_write, *on_exit;
+	struct watch *exit, *control;      /* own the pidfd and the socket */
 	struct loop_timer *hello_timer;
 	uint64_t number;
 	uint32_t index;
 	const char *role;
 	int64_t started_ms;
 	bool greeted, killed, hung_up;
+	bool seen_ended;                   /* a zombie at the latest look */
 	enum err lost;                     /* why we ended it; else how it ended by itself */
 	struct err_info lost_info;
 	char id[32], state[16], job[27], engine[16], storages[160];

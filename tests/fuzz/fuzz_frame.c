@@ -90,6 +90,7 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t n)
 			break;
 	}
 	frame_conn_free(c);
+	close(ends[0]);
 	close(ends[1]);
 	must(lowest_free() == before);
 	return 0;

@@ -26,30 +26,36 @@ static int count_fds(void)
 
 struct pair {
 	struct frame_conn *a, *b;
-	int raw;               /* the other end of b, when a is NULL */
+	int ends[2];           /* a's, which is the test's when a is NULL; b's */
 	int fds_before;
 };
 
 static struct pair pair_new(bool raw)
 {
-	struct pair p = { .raw = -1, .fds_before = count_fds() };
-	int sv[2];
+	struct pair p = { .fds_before = count_fds() };
 
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv), 0);
-	if (raw)
-		p.raw = sv[0];
-	else
-		T_OK(frame_conn_new(sv[0], &p.a));
-	T_OK(frame_conn_new(sv[1], &p.b));
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, p.ends), 0);
+	if (!raw)
+		T_OK(frame_conn_new(p.ends[0], &p.a));
+	T_OK(frame_conn_new(p.ends[1], &p.b));
 	return p;
+}
+
+static void hang_up(struct pair *p)
+{
+	frame_conn_free(p->a);
+	p->a = NULL;
+	close(p->ends[0]);
+	p->ends[0] = -1;
 }
 
 static void pair_end(struct pair *p)
 {
 	frame_conn_free(p->a);
 	frame_conn_free(p->b);
-	if (p->raw >= 0)
-		close(p->raw);
+	if (p->ends[0] >= 0)
+		close(p->ends[0]);
+	close(p->ends[1]);
 	assert_int_equal(count_fds(), p->fds_before);
 }
 
@@ -108,8 +114,7 @@ static void test_round_trip(void **state)
 	assert_true(got && f.type == FRAME_CANCEL && f.json.n == 0 && f.generation == 8);
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_false(got || closed);
-	frame_conn_free(p.a);
-	p.a = NULL;
+	hang_up(&p);
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_true(closed && !got);
 	pair_end(&p);
@@ -201,11 +206,11 @@ static void test_one_byte_at_a_time(void **state)
 	for (size_t i = 0; i < sizeof bytes; i++) {
 		T_OK(frame_read(p.b, &f, &got, &closed));
 		assert_false(got || closed);
-		assert_int_equal(send(p.raw, bytes + i, 1, 0), 1);
+		assert_int_equal(send(p.ends[0], bytes + i, 1, 0), 1);
 	}
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_false(got);
-	send_with_fds(p.raw, "", 1, null, 2);
+	send_with_fds(p.ends[0], "", 1, null, 2);
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_true(got && str_is(f.json, "[1,2]") && f.fd_count == 2);
 	close(null);
@@ -220,7 +225,7 @@ static void expect_refused(struct raw_head h, const char *text)
 	bool got, closed;
 
 	put_head(bytes, h);
-	assert_int_equal(send(p.raw, bytes, 24, 0), 24);
+	assert_int_equal(send(p.ends[0], bytes, 24, 0), 24);
 	T_ERR(PROTOCOL, frame_read(p.b, &f, &got, &closed));
 	assert_non_null(strstr(err_last()->text, text));
 	T_ERR(PROTOCOL, frame_read(p.b, &f, &got, &closed));
@@ -248,7 +253,7 @@ static void test_half_frame_then_close(void **state)
 
 	(void)state;
 	put_head(bytes, (struct raw_head){ "DCPD", 1, FRAME_DONE, FRAME_JSON_MAX, FRAME_FDS_MAX, 3 });
-	assert_int_equal(send(p.raw, bytes, sizeof bytes, 0), sizeof bytes);
+	assert_int_equal(send(p.ends[0], bytes, sizeof bytes, 0), sizeof bytes);
 	assert_int_equal(getrlimit(RLIMIT_DATA, &old), 0);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 	struct rlimit small = { .rlim_cur = 32 << 20, .rlim_max = old.rlim_max };
@@ -257,8 +262,7 @@ static void test_half_frame_then_close(void **state)
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_false(got || closed);
 	assert_int_equal(setrlimit(RLIMIT_DATA, &old), 0);
-	close(p.raw);
-	p.raw = -1;
+	hang_up(&p);
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_true(closed && !got);
 	pair_end(&p);
@@ -282,15 +286,15 @@ static void test_fd_floods(void **state)
 
 		put_head(bytes, (struct raw_head){ "DCPD", 1, FRAME_JOB, 2, 3, 1 });
 		if (cases[i].with_head)
-			send_with_fds(p.raw, bytes, 24, null, cases[i].with_head);
+			send_with_fds(p.ends[0], bytes, 24, null, cases[i].with_head);
 		else
-			assert_int_equal(send(p.raw, bytes, 24, 0), 24);
+			assert_int_equal(send(p.ends[0], bytes, 24, 0), 24);
 		if (cases[i].with_body)
-			send_with_fds(p.raw, "{}", 2, null, cases[i].with_body);
+			send_with_fds(p.ends[0], "{}", 2, null, cases[i].with_body);
 		else
-			assert_int_equal(send(p.raw, "{}", 2, 0), 2);
+			assert_int_equal(send(p.ends[0], "{}", 2, 0), 2);
 		if (cases[i].with_batch)
-			send_with_fds(p.raw, cases[i].byte, 1, null, cases[i].with_batch);
+			send_with_fds(p.ends[0], cases[i].byte, 1, null, cases[i].with_batch);
 		T_ERR(PROTOCOL, frame_read(p.b, &f, &got, &closed));
 		assert_int_equal(count_fds(), p.fds_before + 3);
 		close(null);
@@ -311,8 +315,8 @@ static void test_no_room_for_fds(void **state)
 	(void)state;
 	put_head(bytes, (struct raw_head){ "DCPD", 1, FRAME_JOB, 2, 100, 1 });
 	memcpy(bytes + 24, "{}", 2);
-	assert_int_equal(send(p.raw, bytes, 26, 0), 26);
-	send_with_fds(p.raw, "", 1, null, 100);
+	assert_int_equal(send(p.ends[0], bytes, 26, 0), 26);
+	send_with_fds(p.ends[0], "", 1, null, 100);
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
 	tight = old;
 	tight.rlim_cur = (rlim_t)null + 20;
@@ -337,8 +341,7 @@ static void test_peer_that_does_not_read(void **state)
 		sent++;
 	}
 	assert_int_equal(e, ERR_LIMIT_EXCEEDED);
-	close(p.raw);
-	p.raw = -1;
+	hang_up(&p);
 	bool empty;
 	T_ERR(WORKER_LOST, frame_flush(p.b, &empty));
 	assert_false(frame_wants_write(p.b));
@@ -355,8 +358,7 @@ static void test_last_words(void **state)
 
 	(void)state;
 	T_OK(frame_send(p.a, FRAME_FAILED, 4, STR("{\"code\":\"storage_full\"}"), NULL, 0));
-	frame_conn_free(p.a);
-	p.a = NULL;
+	hang_up(&p);
 	T_ERR(WORKER_LOST, frame_send(p.b, FRAME_CANCEL, 4, STR("{}"), NULL, 0));
 	T_OK(frame_wait(p.b, 1000, &f, &got, &closed));
 	assert_true(got && f.type == FRAME_FAILED && f.json.n == 23);

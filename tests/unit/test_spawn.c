@@ -31,7 +31,7 @@ static struct spawn_exit finish(struct spawn_child *c)
 	struct spawn_exit how = { 0 };
 	bool ended = false;
 
-	T_OK(spawn_reap(c, 10000, &ended, &how));
+	T_OK(spawn_reap(c->pidfd, 10000, &ended, &how));
 	assert_true(ended);
 	spawn_release(c);
 	return how;
@@ -131,20 +131,41 @@ static void test_kill_and_reap(void **state)
 	bool ended = true;
 
 	(void)state;
-	T_OK(spawn_reap(&c, 0, &ended, &how));
+	T_OK(spawn_reap(c.pidfd, 0, &ended, &how));
 	assert_false(ended);
-	T_OK(spawn_reap(&c, 20, &ended, &how));
+	T_OK(spawn_reap(c.pidfd, 20, &ended, &how));
 	assert_false(ended);
-	T_OK(spawn_kill(&c, SIGKILL));
+	T_OK(spawn_kill(c.pidfd, SIGKILL));
 	struct pollfd p = { .fd = c.pidfd, .events = POLLIN };
 	assert_int_equal(poll(&p, 1, 10000), 1);
-	T_OK(spawn_reap(&c, 0, &ended, &how));
+	assert_int_equal(spawn_find_ended(), c.pid);
+	assert_int_equal(spawn_find_ended(), c.pid); /* looking collects nothing */
+	T_OK(spawn_reap(c.pidfd, 0, &ended, &how));
 	assert_true(ended && how.signalled);
 	assert_int_equal(how.code, SIGKILL);
-	T_OK(spawn_kill(&c, SIGKILL));
-	T_ERR(INTERNAL, spawn_reap(&c, 0, &ended, &how));
+	T_OK(spawn_kill(c.pidfd, SIGKILL));
+	T_ERR(SYSTEM, spawn_reap(c.pidfd, 0, &ended, &how));
+	assert_int_equal(spawn_find_ended(), 0);
+	assert_true(fcntl(c.pidfd, F_GETFD) >= 0); /* whoever watches the pidfd closes it */
 	spawn_release(&c);
 	spawn_release(&c);
+}
+
+static void test_collect_without_a_pidfd(void **state)
+{
+	struct spawn_child c = start("until-closed");
+	pid_t pid = c.pid;
+
+	(void)state;
+	assert_int_equal(spawn_find_ended(), 0);
+	spawn_collect(pid);                /* it runs: nothing happens */
+	assert_int_equal(kill(pid, 0), 0);
+	spawn_release(&c);
+	for (int i = 0; i < T_HUNG_MS / 10 && spawn_find_ended() != pid; i++)
+		usleep(10000);
+	spawn_collect(pid);
+	assert_int_equal(spawn_find_ended(), 0);
+	assert_int_equal(kill(pid, 0), -1);
 }
 
 static void test_ends_with_socket(void **state)
@@ -167,7 +188,7 @@ static void test_dies_with_parent(void **state)
 	(void)state;
 	assert_int_equal(read(c.control_fd, &grandchild, sizeof grandchild), sizeof grandchild);
 	assert_int_equal(kill(grandchild, 0), 0);
-	T_OK(spawn_kill(&c, SIGKILL));
+	T_OK(spawn_kill(c.pidfd, SIGKILL));
 	finish(&c);
 	for (int i = 0; i < T_HUNG_MS / 10; i++) {
 		char path[64], line[256] = "";
@@ -194,7 +215,7 @@ static void *start_some(void *arg)
 	for (int i = 0; i < 8; i++) {
 		struct spawn_exit how = { 0 };
 		bool ended = false;
-		if (spawn_reap(&c[i], 10000, &ended, &how) || !ended || how.signalled || how.code != 7)
+		if (spawn_reap(c[i].pidfd, 10000, &ended, &how) || !ended || how.signalled || how.code != 7)
 			return arg;
 		spawn_release(&c[i]);
 	}
@@ -239,6 +260,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_clean_child),
 		cmocka_unit_test(test_missing_program),
 		cmocka_unit_test(test_kill_and_reap),
+		cmocka_unit_test(test_collect_without_a_pidfd),
 		cmocka_unit_test(test_ends_with_socket),
 		cmocka_unit_test(test_dies_with_parent),
 		cmocka_unit_test(test_from_many_threads),

@@ -136,13 +136,7 @@ void frame_conn_free(struct frame_conn *c)
 	reset_reader(c);
 	buf_free(&c->body);
 	mem_free(c->fds);
-	close(c->fd);
 	mem_free(c);
-}
-
-int frame_conn_fd(const struct frame_conn *c)
-{
-	return c->fd;
 }
 
 bool frame_wants_write(const struct frame_conn *c)

@@ -46,9 +46,9 @@ struct frame {
 
 struct frame_conn;
 
-FALLIBLE enum err frame_conn_new(int fd, struct frame_conn **out);  /* owns fd */
+/* fd stays the caller's, whose event loop may watch it: frame_conn_free closes queued and received descriptors only. */
+FALLIBLE enum err frame_conn_new(int fd, struct frame_conn **out);
 void frame_conn_free(struct frame_conn *c);
-int frame_conn_fd(const struct frame_conn *c);
 /* got_out: a whole frame is in *f. false: no more for now. closed_out: the peer is gone. */
 FALLIBLE enum err frame_read(struct frame_conn *c, struct frame *f, bool *got_out, bool *closed_out);
 /* Queues and tries to send. fds are duplicated: the caller keeps its own. */

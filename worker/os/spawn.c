@@ -166,7 +166,7 @@ enum err spawn_start(const struct spawn_spec *spec, struct spawn_child *child_ou
 	if (!e && p.why) {
 		bool ended;
 		struct spawn_exit ignored;
-		e = spawn_reap(&child, -1, &ended, &ignored);
+		e = spawn_reap(child.pidfd, -1, &ended, &ignored);
 		errno = p.why;
 		if (!e)
 			e = ERR_SYS(SYSTEM, "cannot start '%s': cannot %s", spec->path, p.what);
@@ -179,31 +179,42 @@ enum err spawn_start(const struct spawn_spec *spec, struct spawn_child *child_ou
 	return OK;
 }
 
-enum err spawn_kill(const struct spawn_child *child, int signo)
+enum err spawn_kill(int pidfd, int signo)
 {
-	if (child->pidfd < 0 || pidfd_send_signal(child->pidfd, signo, NULL, 0) == 0 || errno == ESRCH)
+	if (pidfd < 0 || pidfd_send_signal(pidfd, signo, NULL, 0) == 0 || errno == ESRCH)
 		return OK;
-	return ERR_SYS(SYSTEM, "cannot send signal %d to worker %d", signo, (int)child->pid);
+	return ERR_SYS(SYSTEM, "cannot send signal %d to a worker", signo);
 }
 
-enum err spawn_reap(struct spawn_child *child, int timeout_ms, bool *ended_out, struct spawn_exit *exit_out)
+enum err spawn_reap(int pidfd, int timeout_ms, bool *ended_out, struct spawn_exit *exit_out)
 {
-	struct pollfd p = { .fd = child->pidfd, .events = POLLIN };
+	struct pollfd p = { .fd = pidfd, .events = POLLIN };
 	siginfo_t info = { 0 };
 
 	*ended_out = false;
-	if (child->pidfd < 0)
-		return ERR(INTERNAL, "this worker was reaped before");
 	if (timeout_ms != 0 && poll(&p, 1, timeout_ms) < 0 && errno != EINTR)
-		return ERR_SYS(SYSTEM, "cannot wait for worker %d", (int)child->pid);
-	if (waitid(P_PIDFD, (id_t)child->pidfd, &info, WEXITED | WNOHANG) < 0)
-		return ERR_SYS(SYSTEM, "cannot collect worker %d", (int)child->pid);
+		return ERR_SYS(SYSTEM, "cannot wait for a worker");
+	if (waitid(P_PIDFD, (id_t)pidfd, &info, WEXITED | WNOHANG) < 0)
+		return ERR_SYS(SYSTEM, "cannot collect how a worker ended");
 	if (info.si_pid == 0)
 		return OK;
 	*exit_out = (struct spawn_exit){ .signalled = info.si_code != CLD_EXITED, .code = info.si_status };
 	*ended_out = true;
-	close_fd(&child->pidfd);
 	return OK;
+}
+
+pid_t spawn_find_ended(void)
+{
+	siginfo_t info = { 0 };
+
+	return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ? 0 : info.si_pid;
+}
+
+void spawn_collect(pid_t pid)
+{
+	siginfo_t info;
+
+	(void)waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG);
 }
 
 void spawn_release(struct spawn_child *child)

@@ -1,11 +1,12 @@
 /* spawn.h: starting a worker process, and ending it.
  *
  *     spawn_start(&spec, &child)       the program runs with one end of a Unix stream socket as descriptor 3
- *     child.control_fd                 the other end: give it to frame_conn_new, or close it with spawn_release
+ *     child.control_fd                 the other end, for frame_conn_new
  *     child.pidfd                      readable (poll, epoll) when the process has ended
- *     spawn_kill(&child, SIGKILL)      never hits another process: it goes through the pidfd
- *     spawn_reap(&child, 0, …)         collects how it ended
- *     spawn_release(&child)            closes what is left; does not kill
+ *     spawn_kill(pidfd, SIGKILL)       never hits another process: it goes through the pidfd
+ *     spawn_reap(pidfd, 0, …)          collects how it ended; closes nothing, since an event loop may watch the pidfd
+ *     spawn_release(&child)            closes what the caller has not moved elsewhere; does not kill
+ *     spawn_find_ended()               finds a zombie among all children, whatever became of its pidfd
  *
  * The child has /dev/null as standard input, ours (or `log_fd`) as output and error, descriptor 3, and no others; all signals
  * at their defaults and none blocked; a process group of its own, so that Ctrl-C at a terminal reaches the daemon only.
@@ -26,7 +27,7 @@ struct spawn_spec {
 
 struct spawn_child {
 	pid_t pid;
-	int pidfd, control_fd;         /* -1 when closed or taken */
+	int pidfd, control_fd;         /* -1 when closed, or moved to another owner */
 };
 
 struct spawn_exit {
@@ -37,7 +38,10 @@ struct spawn_exit {
 #define SPAWN_NONE ((struct spawn_child){ .pid = -1, .pidfd = -1, .control_fd = -1 })
 
 FALLIBLE enum err spawn_start(const struct spawn_spec *spec, struct spawn_child *child_out);
-FALLIBLE enum err spawn_kill(const struct spawn_child *child, int signo);   /* already ended is fine */
-/* Waits up to timeout_ms (-1: for ever) for the end. ended_out false: it still runs. May be called once after true. */
-FALLIBLE enum err spawn_reap(struct spawn_child *child, int timeout_ms, bool *ended_out, struct spawn_exit *exit_out);
+FALLIBLE enum err spawn_kill(int pidfd, int signo);            /* already ended, or no pidfd (-1), is fine */
+/* Waits up to timeout_ms (-1: for ever) for the end. ended_out false: it still runs. Fails for a child that was collected before. */
+FALLIBLE enum err spawn_reap(int pidfd, int timeout_ms, bool *ended_out, struct spawn_exit *exit_out);
+/* The pid of a child that has ended and was not collected yet, without collecting it; 0: there is none. One waitid call. */
+pid_t spawn_find_ended(void);
+void spawn_collect(pid_t pid);                                 /* for an ended child without a pidfd; never waits */
 void spawn_release(struct spawn_child *child);
