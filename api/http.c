@@ -10,6 +10,7 @@
 #include "api/http.h"
 
 #include <event2/event.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -20,6 +21,7 @@
 #include "api/routes.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "os/watch.h"
 #include "server/metrics.h"
 
 /* libmicrohttpd clears a connection's memory for each request, so more of it costs speed; a head beyond it is answered by the
@@ -29,7 +31,7 @@ enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_
 struct listener {
 	struct http *http;
 	struct MHD_Daemon *daemon;
-	struct event *readable;
+	struct watch *readable;
 	int fd;
 	bool is_unix, quiesced;
 };
@@ -77,12 +79,10 @@ static void run_daemon(struct http *h, struct listener *l)
 	http_kick(h);
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *user)
+static void on_readable(void *user)
 {
 	struct listener *l = user;
 
-	(void)fd;
-	(void)what;
 	run_daemon(l->http, l);
 }
 
@@ -387,10 +387,13 @@ static FALLIBLE enum err start_listener(struct event_base *base, struct http *h,
 	info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
 	if (!info)
 		return ERR(INTERNAL, "libmicrohttpd has no epoll descriptor");
-	l->readable = event_new(base, info->epoll_fd, EV_READ | EV_PERSIST, on_readable, l);
-	if (!l->readable || event_add(l->readable, NULL) != 0)
-		return ERR(NO_MEMORY, "cannot watch %s", from->url);
-	return OK;
+	int fd = fcntl(info->epoll_fd, F_DUPFD_CLOEXEC, 0); /* libmicrohttpd closes its own when it likes */
+	if (fd < 0)
+		return ERR_SYS(SYSTEM, "cannot watch %s", from->url);
+	enum err e = watch_new(base, &fd, on_readable, NULL, l, &l->readable);
+	if (e)
+		close(fd);
+	return e ? e : watch_reads(l->readable, true);
 }
 
 FALLIBLE enum err http_start(struct event_base *base, const struct http_options *o, struct http **out)
@@ -469,8 +472,7 @@ void http_free(struct http *h)
 		struct listener *l = &h->listeners[i];
 		if (l->daemon) {
 			run_daemon(h, l);
-			if (l->readable)
-				event_free(l->readable);
+			watch_free(&l->readable);
 			MHD_stop_daemon(l->daemon);
 		}
 		if (l->quiesced)

@@ -46,6 +46,8 @@ BANNED = {
     "open openat openat2 creat rename renameat renameat2 fsync fdatasync fallocate posix_fallocate unlink unlinkat mkdirat "
     "mkdir rmdir shm_open shm_unlink": (r"worker/os/|server/|api/|tests/", "files are the os layer's"),
 }
+# libevent's table and epoll's part when a watched descriptor is closed, so one module owns all of them; timers have none (-1).
+WATCHING = re.compile(r"\b(event_(?:assign|base_once|new)|bufferevent_\w+|evconnlistener_\w+)\s*\((?!\s*[\w>.-]+,\s*-1\b)")
 MAX = {"columns": 140, "function": 70, "file": 800}
 UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
 FOREIGN = re.compile("/" + r"(?:home|work)/\w")
@@ -136,6 +138,8 @@ class Tidy:
                     continue
                 for m in re.finditer(r"(?<![\w.>])(%s)\s*\(" % "|".join(names.split()), code):
                     self.say("call", n, f"{m.group(1)}(): {why}", code.count("\n", 0, m.start()) + 1, m.group(1))
+            for m in WATCHING.finditer(code) if n in self.ours and n != "worker/os/watch.c" else ():
+                self.say("call", n, f"{m.group(1)}(): os/watch.h watches descriptors", code.count("\n", 0, m.start()) + 1, m.group(1))
 
     def form(self):
         for n in self.c:

@@ -182,7 +182,7 @@ static int send_all(struct comm *c, uint32_t index, const void *p, size_t n)
 
 	for (uint32_t r = 0; r < SIZE; r++)
 		if (r != BAD)
-			(void)!send(tcp_link_of(g->mesh, r, index)->fd, p, n, MSG_NOSIGNAL);
+			(void)!send(watch_fd(tcp_link_of(g->mesh, r, index)->watch), p, n, MSG_NOSIGNAL);
 	t_sleep_ms(LONGER_MS);
 	return 0;
 }
@@ -283,7 +283,7 @@ static int half_close_data(struct t_group *g, struct comm *c)
 	(void)g;
 	for (uint32_t r = 0; r < SIZE; r++)
 		if (r != BAD)
-			shutdown(tcp_link_of(t->mesh, r, 1)->fd, SHUT_WR);
+			shutdown(watch_fd(tcp_link_of(t->mesh, r, 1)->watch), SHUT_WR);
 	t_sleep_ms(LONGER_MS);
 	return 0;
 }
@@ -295,7 +295,7 @@ static int half_close_control(struct t_group *g, struct comm *c)
 	(void)g;
 	for (uint32_t r = 0; r < SIZE; r++)
 		if (r != BAD)
-			shutdown(tcp_link_of(t->mesh, r, 0)->fd, SHUT_WR);
+			shutdown(watch_fd(tcp_link_of(t->mesh, r, 0)->watch), SHUT_WR);
 	t_sleep_ms(LONGER_MS);
 	return 0;
 }
@@ -315,7 +315,7 @@ static int flood(struct t_group *g, struct comm *c)
 	for (double end = t_now() + LONGER_MS / 1000; t_now() < end;) {
 		for (uint32_t r = 0; r < SIZE; r++)
 			if (r != BAD)
-				(void)!send(tcp_link_of(t->mesh, r, 1)->fd, raw, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+				(void)!send(watch_fd(tcp_link_of(t->mesh, r, 1)->watch), raw, n, MSG_NOSIGNAL | MSG_DONTWAIT);
 		t_sleep_ms(1);
 	}
 	return 0;

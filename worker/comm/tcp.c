@@ -203,10 +203,10 @@ static void tcp_close(struct comm *c)
 	m->op = NULL;
 	for (uint32_t i = 0; i < m->size; i++) {
 		struct tcp_link *l = i == m->rank || !m->peers[i].links ? NULL : tcp_link_of(m, i, 0);
-		if (!l || l->fd < 0)
+		if (!l || !l->watch)
 			continue;
 		tcp_link_tell(l, &bye, NULL);
-		(void)shutdown(l->fd, SHUT_WR);
+		(void)shutdown(watch_fd(l->watch), SHUT_WR);
 		/* A socket that is closed with something unread resets the connection, which could overtake the goodbye. */
 		tcp_link_drain(l);
 	}

@@ -15,6 +15,7 @@
 #pragma once
 #include <event2/event.h>
 #include "comm/tcp_frame.h"
+#include "os/watch.h"
 
 enum { TCP_NOBODY = UINT32_MAX };
 
@@ -23,9 +24,7 @@ struct tcp_mesh;
 struct tcp_link {
 	struct tcp_mesh *mesh;
 	uint32_t peer, index;
-	int fd;                        /* -1: none, or over */
-	struct event *readable, *writable;
-	bool reading, writing;         /* the events are set */
+	struct watch *watch;           /* owns the socket; NULL: not connected yet, or over */
 	bool parked;                   /* a head is in `in` that has no place yet */
 	/* in */
 	unsigned char head[TCP_HEAD_BYTES];

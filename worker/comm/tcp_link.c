@@ -18,51 +18,45 @@ enum {
 	QUEUE_STATE_BYTES = 16 << 10,  /* beyond it, only an ABORT or BYE still gets in */
 };
 
-static void on_readable(evutil_socket_t fd, short what, void *user);
-static void on_writable(evutil_socket_t fd, short what, void *user);
+static void on_readable(void *user);
+static void on_writable(void *user);
 
 enum err tcp_link_open(struct tcp_mesh *m, uint32_t peer, uint32_t index, int fd)
 {
 	struct tcp_link *l = tcp_link_of(m, peer, index);
 
-	*l = (struct tcp_link){ .mesh = m, .peer = peer, .index = index, .fd = fd };
-	l->readable = event_new(m->base, fd, EV_READ | EV_PERSIST, on_readable, l);
-	l->writable = event_new(m->base, fd, EV_WRITE | EV_PERSIST, on_writable, l);
+	*l = (struct tcp_link){ .mesh = m, .peer = peer, .index = index };
+	enum err e = watch_new(m->base, &fd, on_readable, on_writable, l, &l->watch);
+	if (e) {
+		close(fd);
+		return e;
+	}
 	if (index == 0) {
 		l->queue = mem_alloc(QUEUE_BYTES);
 		l->note = mem_alloc(TCP_NOTE_MAX);
+		if (!l->queue || !l->note)
+			e = ERR(NO_MEMORY, "no memory for a connection");
 	}
-	if (!l->readable || !l->writable || (index == 0 && (!l->queue || !l->note)) || event_add(l->readable, NULL) < 0) {
+	if (!e)
+		e = watch_reads(l->watch, true);
+	if (e)
 		tcp_link_close(l);
-		return ERR(NO_MEMORY, "no memory for a connection");
-	}
-	l->reading = true;
-	return OK;
+	return e;
 }
 
 void tcp_link_close(struct tcp_link *l)
 {
-	if (l->readable)
-		event_free(l->readable);
-	if (l->writable)
-		event_free(l->writable);
-	l->readable = l->writable = NULL;
-	l->reading = l->writing = l->parked = l->sending = false;
-	if (l->fd >= 0)
-		close(l->fd);
-	l->fd = -1;
+	watch_free(&l->watch);
+	l->parked = l->sending = false;
 	mem_free(l->queue);
 	mem_free(l->note);
 	l->queue = l->note = NULL;
 }
 
-static void set_event(struct tcp_link *l, struct event *ev, bool *is, bool want)
+static void check_watch(struct tcp_link *l, enum err e)
 {
-	if (*is == want)
-		return;
-	if (want ? event_add(ev, NULL) : event_del(ev))
-		tcp_fail(l->mesh, ERR(NO_MEMORY, "cannot watch a connection"));
-	*is = want;
+	if (e)
+		tcp_fail(l->mesh, e);
 }
 
 static void fail_at(struct tcp_link *l, enum err e)
@@ -91,7 +85,7 @@ static bool place(struct tcp_link *l)
 			e = op->target(op, l, &body);
 	}
 	l->parked = !e && !body;
-	set_event(l, l->readable, &l->reading, !e && body);
+	check_watch(l, watch_reads(l->watch, !e && body));
 	if (e)
 		fail_at(l, e);
 	l->body = body;
@@ -130,7 +124,7 @@ static bool advance(struct tcp_link *l)
 	enum err e = OK;
 
 	/* What others say about a failure is heard in a group that failed, too. */
-	while (!e && l->fd >= 0 && (l->index == 0 || !l->mesh->failed)) {
+	while (!e && l->watch && (l->index == 0 || !l->mesh->failed)) {
 		if (l->in_body ? l->body_got < l->in.length : l->head_got < TCP_HEAD_BYTES)
 			return true;
 		if (l->in_body) {
@@ -148,7 +142,7 @@ static bool advance(struct tcp_link *l)
 	}
 	if (e)
 		fail_at(l, e);
-	return !e && l->index == 0 && l->fd >= 0;
+	return !e && l->index == 0 && l->watch;
 }
 
 /* The rest of the body, and the next head with it: one call instead of two. */
@@ -162,7 +156,7 @@ static ssize_t receive(struct tcp_link *l, size_t *want_out)
 	v[n++] = (struct iovec){ l->head + l->head_got, TCP_HEAD_BYTES - l->head_got };
 	struct msghdr h = { .msg_iov = v, .msg_iovlen = n };
 	*want_out = v[0].iov_len + (n > 1 ? v[1].iov_len : 0);
-	ssize_t got = recvmsg(l->fd, &h, MSG_DONTWAIT);
+	ssize_t got = recvmsg(watch_fd(l->watch), &h, MSG_DONTWAIT);
 	if (got <= 0)
 		return got;
 	size_t body = n > 1 ? (size_t)num_min((uint64_t)got, v[0].iov_len) : 0;
@@ -192,14 +186,12 @@ static void read_turn(struct tcp_link *l, size_t budget)
 	}
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *user)
+static void on_readable(void *user)
 {
 	struct tcp_link *l = user;
 
-	(void)fd;
-	(void)what;
 	if (l->index && (!l->mesh->op || l->mesh->failed)) {
-		set_event(l, l->readable, &l->reading, false);
+		check_watch(l, watch_reads(l->watch, false));
 		return;
 	}
 	read_turn(l, TURN_BYTES);
@@ -207,16 +199,16 @@ static void on_readable(evutil_socket_t fd, short what, void *user)
 
 void tcp_link_drain(struct tcp_link *l)
 {
-	if (l->fd >= 0 && !l->mesh->peers[l->peer].gone)
+	if (l->watch && !l->mesh->peers[l->peer].gone)
 		read_turn(l, QUEUE_BYTES);
 }
 
 void tcp_link_resume(struct tcp_link *l)
 {
-	if (l->fd < 0 || l->mesh->failed)
+	if (!l->watch || l->mesh->failed)
 		return;
 	if (!l->parked) {
-		set_event(l, l->readable, &l->reading, true);
+		check_watch(l, watch_reads(l->watch, true));
 		return;
 	}
 	if (place(l))
@@ -233,7 +225,7 @@ static bool push(struct tcp_link *l)
 	struct iovec v[2] = { { l->out_head + TCP_HEAD_BYTES - head, head },
 			      { (void *)((uintptr_t)l->out_body + body), l->out_bytes - body } };
 	struct msghdr h = { .msg_iov = v + !head, .msg_iovlen = head ? 2 : 1 };
-	ssize_t n = sendmsg(l->fd, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
+	ssize_t n = sendmsg(watch_fd(l->watch), &h, MSG_DONTWAIT | MSG_NOSIGNAL);
 
 	if (n < 0 && errno != EAGAIN && errno != EINTR) {
 		tcp_broken(l, errno);
@@ -267,9 +259,9 @@ static void write_data(struct tcp_link *l)
 {
 	struct tcp_mesh *m = l->mesh;
 
-	for (size_t budget = TURN_BYTES; !m->failed && m->op && l->fd >= 0;) {
+	for (size_t budget = TURN_BYTES; !m->failed && m->op && l->watch;) {
 		if (!l->sending && !load(l)) {
-			set_event(l, l->writable, &l->writing, false);
+			check_watch(l, watch_writes(l->watch, false));
 			return;
 		}
 		if (!push(l))
@@ -283,16 +275,16 @@ static void write_data(struct tcp_link *l)
 			break;
 		budget -= l->out_bytes;
 	}
-	if (l->fd >= 0)
-		set_event(l, l->writable, &l->writing, true);
+	if (l->watch)
+		check_watch(l, watch_writes(l->watch, true));
 }
 
 static void write_queue(struct tcp_link *l)
 {
-	if (l->fd < 0)
+	if (!l->watch)
 		return;
 	while (l->queued) {
-		ssize_t n = send(l->fd, l->queue, l->queued, MSG_DONTWAIT | MSG_NOSIGNAL);
+		ssize_t n = send(watch_fd(l->watch), l->queue, l->queued, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (n < 0 && (errno == EAGAIN || errno == EINTR))
 			break;
 		if (n < 0) {
@@ -303,26 +295,24 @@ static void write_queue(struct tcp_link *l)
 		l->queued -= (uint32_t)n;
 		memmove(l->queue, l->queue + n, l->queued);
 	}
-	set_event(l, l->writable, &l->writing, l->queued != 0);
+	check_watch(l, watch_writes(l->watch, l->queued != 0));
 }
 
-static void on_writable(evutil_socket_t fd, short what, void *user)
+static void on_writable(void *user)
 {
 	struct tcp_link *l = user;
 
-	(void)fd;
-	(void)what;
 	if (l->index == 0)
 		write_queue(l);
 	else if (l->mesh->op && !l->mesh->failed)
 		write_data(l);
 	else
-		set_event(l, l->writable, &l->writing, false);
+		check_watch(l, watch_writes(l->watch, false));
 }
 
 void tcp_link_kick(struct tcp_link *l)
 {
-	if (l->fd >= 0 && !l->writing && !l->mesh->failed)
+	if (l->watch && !watch_is_writing(l->watch) && !l->mesh->failed)
 		write_data(l);
 }
 
@@ -331,7 +321,7 @@ void tcp_link_tell(struct tcp_link *l, const struct tcp_head *h, const unsigned 
 	uint32_t n = TCP_HEAD_BYTES + h->length;
 	struct tcp_head with = *h;
 
-	if (l->fd < 0 || n > QUEUE_BYTES - l->queued || (h->type == TCP_STATE && l->queued > QUEUE_STATE_BYTES))
+	if (!l->watch || n > QUEUE_BYTES - l->queued || (h->type == TCP_STATE && l->queued > QUEUE_STATE_BYTES))
 		return;
 	with.check = tcp_check(body, h->length);
 	tcp_head_put(&l->mesh->id, &with, l->queue + l->queued);

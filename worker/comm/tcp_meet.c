@@ -31,8 +31,7 @@ struct meeting;
 struct guest {
 	struct meeting *in;
 	struct guest *next, *prev;
-	struct event *ev;
-	int fd;
+	struct watch *watch;
 	enum stage stage;
 	uint64_t until_ns;
 	uint32_t peer, link;           /* known, or claimed */
@@ -53,8 +52,7 @@ struct call {
 struct meeting {
 	struct tcp_mesh *m;
 	const struct comm_spec *spec;
-	int listener;
-	struct event *ev;
+	struct watch *listener;
 	struct tcp_card *cards;
 	struct call *calls;
 	uint32_t call_count, guest_count, guests_max;
@@ -70,10 +68,7 @@ static void dismiss(struct guest *g)
 	*(g->prev ? &g->prev->next : &t->first) = g->next;
 	*(g->next ? &g->next->prev : &t->last) = g->prev;
 	t->guest_count--;
-	if (g->ev)
-		event_free(g->ev);
-	if (g->fd >= 0)
-		close(g->fd);
+	watch_free(&g->watch);
 	mem_free(g);
 }
 
@@ -97,7 +92,7 @@ static void give_up_guest(struct guest *g, int why)
 static bool say(struct guest *g, const void *p, size_t n)
 {
 	/* It fits into an empty socket, or the peer is not worth waiting for. */
-	return send(g->fd, p, n, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)n;
+	return send(watch_fd(g->watch), p, n, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)n;
 }
 
 static void mark_here(struct tcp_mesh *m, uint32_t peer)
@@ -105,7 +100,7 @@ static void mark_here(struct tcp_mesh *m, uint32_t peer)
 	bool all = true;
 
 	for (uint32_t k = 0; k <= m->data_links; k++)
-		all = all && tcp_link_of(m, peer, k)->fd >= 0;
+		all = all && tcp_link_of(m, peer, k)->watch;
 	m->peers[peer].here = m->peers[peer].here || all;
 }
 
@@ -113,12 +108,11 @@ static void mark_here(struct tcp_mesh *m, uint32_t peer)
 static void welcome(struct guest *g)
 {
 	struct tcp_mesh *m = g->in->m;
-	int fd = g->fd;
+	int fd = watch_take(&g->watch);
 	uint32_t peer = g->peer, link = g->link;
 
 	if (g->stage == AWAIT_WELCOME)
 		call_of(g->in, g)->done = true;
-	g->fd = -1;
 	dismiss(g);
 	tcp_tune(fd, m->c->spec.deadline_ms);
 	enum err e = tcp_link_open(m, peer, link, fd);
@@ -145,7 +139,7 @@ static bool hello_ok(struct guest *g, struct tcp_hello *h)
 		return false;
 	if (h->rank <= m->rank || h->rank >= m->size || h->link > m->data_links)
 		return false;
-	return tcp_link_of(m, h->rank, h->link)->fd < 0 && !m->peers[h->rank].here;
+	return !tcp_link_of(m, h->rank, h->link)->watch && !m->peers[h->rank].here;
 }
 
 static bool on_hello(struct guest *g)
@@ -173,7 +167,7 @@ static bool on_proof(struct guest *g)
 	if (!tcp_mac_ok(g->in->spec->secret, &g->greeting, TCP_PROOF, g->got))
 		return false;
 	/* Another connection may have said the same meanwhile. */
-	if (tcp_link_of(m, g->peer, g->link)->fd >= 0)
+	if (tcp_link_of(m, g->peer, g->link)->watch)
 		return false;
 	tcp_mac(g->in->spec->secret, &g->greeting, TCP_WELCOME, mac);
 	if (!say(g, mac, sizeof mac))
@@ -207,32 +201,24 @@ static bool on_welcome(struct guest *g)
 	return true;
 }
 
-static void on_guest(evutil_socket_t fd, short what, void *user);
-
-static bool watch(struct guest *g, short what)
-{
-	if (g->ev)
-		event_free(g->ev);
-	g->ev = event_new(g->in->m->base, g->fd, (short)(what | EV_PERSIST), on_guest, g);
-	return g->ev && event_add(g->ev, NULL) == 0;
-}
-
 static bool on_connected(struct guest *g, int *why)
 {
 	struct tcp_hello h = { .rank = g->in->m->rank, .link = g->link };
 	socklen_t n = sizeof *why;
 
-	if (getsockopt(g->fd, SOL_SOCKET, SO_ERROR, why, &n) < 0 || *why)
+	if (getsockopt(watch_fd(g->watch), SOL_SOCKET, SO_ERROR, why, &n) < 0 || *why)
 		return false;
 	if (getrandom(h.nonce, TCP_NONCE_BYTES, 0) != TCP_NONCE_BYTES)
 		return false;
 	tcp_hello_put(&g->in->m->id, &h, g->greeting.hello);
 	g->greeting.listener = g->peer;
 	await(g, AWAIT_CHALLENGE, TCP_CHALLENGE_BYTES);
-	return watch(g, EV_READ) && say(g, g->greeting.hello, TCP_HELLO_BYTES);
+	if (watch_writes(g->watch, false) || watch_reads(g->watch, true))
+		return false;
+	return say(g, g->greeting.hello, TCP_HELLO_BYTES);
 }
 
-static void on_guest(evutil_socket_t fd, short what, void *user)
+static void on_guest(void *user)
 {
 	static bool (*const steps[])(struct guest *) = {
 		[AWAIT_CHALLENGE] = on_challenge, [AWAIT_WELCOME] = on_welcome, [AWAIT_HELLO] = on_hello, [AWAIT_PROOF] = on_proof,
@@ -240,13 +226,12 @@ static void on_guest(evutil_socket_t fd, short what, void *user)
 	struct guest *g = user;
 	int why = 0;
 
-	(void)what;
 	if (g->stage == CONNECT) {
 		if (!on_connected(g, &why))
 			give_up_guest(g, why);
 		return;
 	}
-	ssize_t n = recv(fd, g->got + g->have, g->want - g->have, MSG_DONTWAIT);
+	ssize_t n = recv(watch_fd(g->watch), g->got + g->have, g->want - g->have, MSG_DONTWAIT);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n <= 0) {
@@ -262,12 +247,12 @@ static struct guest *admit(struct meeting *t, int fd, enum stage stage, uint32_t
 {
 	struct guest *g = mem_zalloc(1, sizeof *g);
 
-	if (!g) {
+	if (!g || watch_new(t->m->base, &fd, on_guest, on_guest, g, &g->watch)) {
 		close(fd);
+		mem_free(g);
 		return NULL;
 	}
 	g->in = t;
-	g->fd = fd;
 	g->until_ns = comm_now_ns() + (uint64_t)GREET_MS * MS;
 	await(g, stage, bytes);
 	g->prev = t->last;
@@ -286,13 +271,12 @@ static void drop_oldest_stranger(struct meeting *t)
 		}
 }
 
-static void on_accept(evutil_socket_t fd, short what, void *user)
+static void on_accept(void *user)
 {
 	struct meeting *t = user;
 
-	(void)what;
 	for (int i = 0; i < ACCEPT_TURN; i++) {
-		int new = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int new = accept4(watch_fd(t->listener), NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (new < 0) {
 			if (errno == EMFILE || errno == ENFILE)
 				drop_oldest_stranger(t);
@@ -301,7 +285,7 @@ static void on_accept(evutil_socket_t fd, short what, void *user)
 		if (t->guest_count >= t->guests_max)
 			drop_oldest_stranger(t);
 		struct guest *g = admit(t, new, AWAIT_HELLO, TCP_HELLO_BYTES);
-		if (g && !watch(g, EV_READ))
+		if (g && watch_reads(g->watch, true))
 			dismiss(g);
 	}
 }
@@ -327,7 +311,7 @@ static void make_call(struct meeting *t, struct call *c)
 	}
 	g->peer = c->peer;
 	g->link = c->link;
-	if (!watch(g, EV_WRITE))
+	if (watch_writes(g->watch, true))
 		give_up_guest(g, ENOMEM);
 }
 
@@ -413,8 +397,6 @@ static FALLIBLE enum err plan_calls(struct meeting *t)
 		m->peers[i].links = mem_zalloc(per, sizeof *m->peers[i].links);
 		if (!m->peers[i].links)
 			return ERR(NO_MEMORY, "no memory for the connections of a group");
-		for (uint32_t k = 0; k < per; k++)
-			m->peers[i].links[k].fd = -1;
 	}
 	return OK;
 }
@@ -459,30 +441,29 @@ static void end_meeting(struct meeting *t)
 {
 	while (t->first)
 		dismiss(t->first);
-	if (t->ev)
-		event_free(t->ev);
-	if (t->listener >= 0)
-		close(t->listener);
+	watch_free(&t->listener);
 	mem_free(t->cards);
 	mem_free(t->calls);
 }
 
 enum err tcp_meet(struct tcp_mesh *m, const struct comm_spec *spec)
 {
-	struct meeting t = { .m = m, .spec = spec, .listener = -1 };
+	struct meeting t = { .m = m, .spec = spec };
 	struct tcp_card card = { .connections = choose_connections(spec) };
 	uint32_t backlog = (uint32_t)num_min(4096, 64 + m->size * (1 + card.connections));
 
-	enum err e = tcp_listen(spec->listen, backlog, &t.listener, &card.at);
+	int fd = -1;
+	enum err e = tcp_listen(spec->listen, backlog, &fd, &card.at);
+	if (!e)
+		e = watch_new(m->base, &fd, on_accept, NULL, &t, &t.listener);
+	if (fd >= 0)
+		close(fd);
 	card.failed = e != OK;
 	e = swap_cards(&t, e, &card);
 	if (!e)
 		e = plan_calls(&t);
-	if (!e) {
-		t.ev = event_new(m->base, t.listener, EV_READ | EV_PERSIST, on_accept, &t);
-		if (!t.ev || event_add(t.ev, NULL) < 0)
-			e = ERR(NO_MEMORY, "no memory for a listening socket");
-	}
+	if (!e)
+		e = watch_reads(t.listener, true);
 	if (!e) {
 		gather_all(&t);
 		e = m->failed;

@@ -140,7 +140,7 @@ static bool nothing_more(const struct tcp_mesh *m, uint32_t peer)
 {
 	for (uint32_t k = 1; k <= m->data_links; k++) {
 		const struct tcp_link *l = &m->peers[peer].links[k];
-		if (l->fd >= 0 && !l->parked)
+		if (l->watch && !l->parked)
 			return false;
 	}
 	return true;
@@ -394,7 +394,7 @@ static struct tcp_link *control(struct tcp_mesh *m, uint32_t peer)
 {
 	struct tcp_link *l = peer == m->rank || !m->peers[peer].links ? NULL : tcp_link_of(m, peer, 0);
 
-	return l && l->fd >= 0 ? l : NULL;
+	return l && l->watch ? l : NULL;
 }
 
 static bool all_heard(struct tcp_mesh *m)
