@@ -118,6 +118,7 @@ struct summary {
 	uint32_t world_size;
 	bool dcpd;
 	int dirfd;
+	struct identity id;
 };
 
 /* A file of a checkpoint: its size and, if its name says so, its rank. */
@@ -130,8 +131,10 @@ static enum err sum_file(void *user, const char *name, unsigned char d_type)
 	int64_t of_rank;
 
 	(void)d_type;
-	if (fs_stat(s->dirfd, name, &st) == OK && S_ISREG(st.st_mode))
+	if (fs_stat(s->dirfd, name, &st) == OK && S_ISREG(st.st_mode)) {
 		s->bytes += (uint64_t)st.st_size;
+		identity_add(&s->id, name, &st);
+	}
 	s->dcpd = s->dcpd || manifest_is(name, &of_rank);
 	const char *bar = n.n > 2 ? memchr(name + 2, '_', n.n - 2) : NULL;
 	if (str_starts(n, "__") && str_ends(n, ".distcp") && bar &&
@@ -145,9 +148,11 @@ static FALLIBLE enum err put_summary(struct worker *w, uint32_t root, const char
 				     struct buf *out)
 {
 	struct summary s = { .world_size = 1, .dirfd = -1 };
+	char id[IDENTITY_MAX];
 	struct stat st;
 
 	TRY(fs_stat(w->roots[root].fd, path, &st));
+	identity_begin(&s.id, &st);
 	if (S_ISDIR(st.st_mode)) {
 		TRY(fs_open_dir(w->roots[root].fd, path, &s.dirfd));
 		enum err e = fs_list(s.dirfd, sum_file, &s);
@@ -160,8 +165,8 @@ static FALLIBLE enum err put_summary(struct worker *w, uint32_t root, const char
 	buf_json_str(out, str_of(path));
 	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", checkpoint_format_name(format), (uintmax_t)s.bytes);
 	put_time(out, st.st_mtime);
-	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%jx-%jx-%jx\"", s.world_size, s.dcpd ? "true" : "false",
-		   (uintmax_t)st.st_ino, (uintmax_t)st.st_mtim.tv_sec, (uintmax_t)st.st_mtim.tv_nsec);
+	identity_text(&s.id, id);
+	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
 	return OK;
 }
 

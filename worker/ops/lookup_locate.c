@@ -367,17 +367,14 @@ static int by_box(const void *a, const void *b)
  * there is no one file that would tell. */
 static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)
 {
+	char id[IDENTITY_VERSION_MAX] = "";
 	struct stat st;
-	int64_t ns;
 
 	if (fstat(c->dirfd, &st) < 0)
 		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
-	const struct timespec *t = &c->metadata.st_ctim;
-	buf_puts(out, "{\"id\":\"");
-	if (c->format == CHECKPOINT_DCP && !__builtin_mul_overflow((int64_t)t->tv_sec, 1000000000, &ns) &&
-	    !__builtin_add_overflow(ns, (int64_t)t->tv_nsec, &ns))
-		buf_printf(out, "%ju:%ju:%ju:%jd", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino, (uintmax_t)c->metadata.st_ino, (intmax_t)ns);
-	buf_puts(out, "\"");
+	if (c->format == CHECKPOINT_DCP)
+		identity_version(&st, &c->metadata, id);
+	buf_printf(out, "{\"id\":\"%s\"", id);
 	return OK;
 }
 
