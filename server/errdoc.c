@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
+
 static void put_text(json_t *o, const char *key, const char *text)
 {
 	if (!text[0])
@@ -80,4 +82,52 @@ enum err errdoc_restore(const json_t *problem)
 		snprintf(info.text, sizeof info.text, "%s", err_title(info.code));
 	err_restore(&info);
 	return info.code;
+}
+
+/* The longest list of an object, NULL: all are empty. */
+static json_t *longest_list(json_t *o)
+{
+	json_t *longest = NULL, *v;
+	const char *key;
+
+	json_object_foreach(o, key, v)
+		if (json_is_array(v) && json_array_size(v) > json_array_size(longest))
+			longest = v;
+	return longest;
+}
+
+json_t *errdoc_more(const json_t *problem)
+{
+	json_t *more = json_object_get(problem, "more"), *list;
+
+	if (!json_is_object(more) || !(more = json_deep_copy(more)))
+		return NULL;
+	while (json_dumpb(more, NULL, 0, JSON_COMPACT) > ERRDOC_MORE_MAX) {
+		list = longest_list(more);
+		if (!list) {
+			json_decref(more);
+			return NULL;
+		}
+		for (size_t n = json_array_size(list), keep = n / 2; n > keep; n--)
+			json_array_remove(list, n - 1);
+	}
+	return more;
+}
+
+void errdoc_add(json_t *doc, const json_t *more)
+{
+	if (doc && more && json_object_update_missing(doc, (json_t *)(uintptr_t)more) != 0)
+		log_warn("no memory for all that an error says", NULL);
+}
+
+json_t *errdoc_brief(const json_t *doc)
+{
+	json_t *brief = json_copy((json_t *)(uintptr_t)doc), *v;
+	const char *key;
+	void *next;
+
+	json_object_foreach_safe(brief, next, key, v)
+		if (json_is_array(v))
+			json_object_del(brief, key);
+	return brief;
 }

@@ -4,7 +4,16 @@
 #include <jansson.h>
 #include "base/err.h"
 
+enum { ERRDOC_MORE_MAX = 1 << 20 };
+
 /* The latest error of this thread. NULL when out of memory. */
 json_t *errdoc_of(enum err e);
+/* What a worker's problem says beyond the members above ("more": its lists of damage and the like): at most ERRDOC_MORE_MAX bytes of
+ * JSON, for which lists lose their last entries. A new object; NULL: there is nothing. */
+json_t *errdoc_more(const json_t *problem);
+/* Adds those to an error's document; what it says already stays as it is. */
+void errdoc_add(json_t *doc, const json_t *more);
+/* A copy without lists, for events and lists of jobs. */
+json_t *errdoc_brief(const json_t *doc);
 /* A worker's problem as this thread's latest error; unknown members are ignored, texts are cut to their limits. */
 enum err errdoc_restore(const json_t *problem);

@@ -47,7 +47,7 @@ struct gang {
 	void *user;
 	char job[27];
 	uint64_t generation;
-	json_t *body, *result;
+	json_t *body, *result, *problem;    /* JOB's; the leader's DONE; the FAILED that failed the run */
 	int *fds;
 	uint32_t fd_count;
 	struct gang_meet meet;
@@ -67,12 +67,20 @@ struct gangs {
 	char engine[16];
 };
 
-static void set_failed(struct gang *g, enum err e)
+/* problem: the worker's document, NULL: the error is the gang's own. The first error counts. */
+static void set_problem(struct gang *g, enum err e, const json_t *problem)
 {
 	if (g->failed && g->failed != ERR_CANCELLED)
 		return;
 	g->failed = e;
 	g->info = *err_last();
+	json_decref(g->problem);
+	g->problem = json_incref((json_t *)(uintptr_t)problem);
+}
+
+static void set_failed(struct gang *g, enum err e)
+{
+	set_problem(g, e, NULL);
 }
 
 static void drop_run(struct gang *g)
@@ -82,11 +90,12 @@ static void drop_run(struct gang *g)
 	mem_free(g->fds);
 	json_decref(g->body);
 	json_decref(g->result);
+	json_decref(g->problem);
 	gang_meet_drop(&g->meet);
 	loop_timer_stop(&g->meet_timer);
 	g->fds = NULL;
 	g->fd_count = 0;
-	g->body = g->result = NULL;
+	g->body = g->result = g->problem = NULL;
 	g->ops = NULL;
 	g->job[0] = '\0';
 }
@@ -114,7 +123,7 @@ static void end_run(struct gang *g, bool gone)
 	void *user = g->user;
 	enum err e = g->failed;
 	struct err_info info = g->info;
-	json_t *result = json_incref(g->result);
+	json_t *said = json_incref(e ? g->problem : g->result);
 
 	if (gone)
 		free_gang(g);
@@ -123,8 +132,8 @@ static void end_run(struct gang *g, bool gone)
 	if (e)
 		err_restore(&info);
 	if (ops)
-		ops->ended(user, e, result);
-	json_decref(result);
+		ops->ended(user, e, said);
+	json_decref(said);
 }
 
 /* What a job leaves to be removed after its end (the old checkpoint of an overwrite) has nobody now. */
@@ -187,8 +196,8 @@ static void become_ending(struct gang *g)
 
 void gang_abort(struct gang *g, enum err why)
 {
-	g->failed = why;
-	g->info = *err_last();
+	g->failed = OK;
+	set_failed(g, why);
 	become_ending(g);
 }
 
@@ -333,7 +342,7 @@ static void on_answer(struct gang *g, struct worker *w, bool done, const json_t 
 		if (e == ERR_CANCELLED && g->failed)
 			e = OK; /* an echo of our own cancel */
 		if (e)
-			set_failed(g, e);
+			set_problem(g, e, body);
 	} else if (w->index == 0) {
 		g->result = json_incref((json_t *)body);
 		g->trash_ms = json_integer_value(json_object_get(body, "trash_ms"));

@@ -26,8 +26,8 @@ struct gang_ops {
 	void (*progress)(void *user, const json_t *body);
 	void (*want_segments)(void *user, const json_t *body);
 	void (*want_commit)(void *user);
-	/* Once, and last. OK: the leader's DONE. ERR_CANCELLED: cancelled as asked. ERR_WORKER_LOST etc.: the gang is gone and no
-	 * process of it runs any more. */
+	/* Once, and last. OK: body is the leader's DONE; else the problem that a worker sent, NULL if none did. ERR_CANCELLED: cancelled
+	 * as asked. ERR_WORKER_LOST etc.: the gang is gone and no process of it runs any more. */
 	void (*ended)(void *user, enum err e, const json_t *body);
 };
 

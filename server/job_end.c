@@ -16,7 +16,7 @@ void job_emit_state(const struct job *j)
 	json_t *doc = json_pack("{s:s, s:s, s:s, s:s, s:i}", "job", j->id, "kind", job_kind_text(j->kind), "state",
 				job_state_text(j->state), "stage", j->stalled ? "stalled" : j->stage, "attempt", j->attempt);
 	if (doc && j->error && job_state_ended(j->state))
-		json_object_set(doc, "error", j->error);
+		json_object_set_new(doc, "error", errdoc_brief(j->error));
 	events_emit(j->server->events, "job.state", j->id, doc);
 }
 
@@ -221,6 +221,9 @@ void job_fail(struct job *j, enum err e)
 {
 	json_decref(j->error);
 	j->error = errdoc_of(e);
+	errdoc_add(j->error, j->error_more);
+	json_decref(j->error_more);
+	j->error_more = NULL;
 	log_err("job failed", "job", j->id, NULL);
 	job_end(j, JOB_FAILED);
 }

@@ -34,6 +34,7 @@ struct job {
 	uid_t uid;
 	bool dry_run, cancel_wanted, commit_asked, stalled, in_journal;
 	json_t *spec, *progress_ranks, *result, *error;
+	json_t *error_more;         /* what the attempt's worker adds to its error (errdoc_more), until the job fails with it */
 	char *plan;                 /* JSON text */
 	char *target;               /* "main:b", "shm:serve", "" */
 	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec or names */

@@ -391,8 +391,16 @@ static void on_retry_time(void *user)
 	job_queue(j);
 }
 
+/* problem: of the attempt that has just failed; NULL: another one begins. */
+static void note_more(struct job *j, const json_t *problem)
+{
+	json_decref(j->error_more);
+	j->error_more = errdoc_more(problem);
+}
+
 static void begin_again(struct job *j)
 {
+	note_more(j, NULL);
 	j->attempt++;
 	j->commit_asked = j->stalled = false;
 	j->bytes_done = 0;
@@ -573,6 +581,8 @@ static void on_ended(void *user, enum err e, const json_t *body)
 		   (j->commit_asked || err_blast(e) == ERR_BLAST_GANG || e == ERR_STORAGE_STALLED)) {
 		recover(j, e, false);
 	} else {
+		if (e != ERR_CANCELLED)
+			note_more(j, body);
 		fail_or_retry(j, e);
 	}
 }

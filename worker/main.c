@@ -17,7 +17,7 @@
 #include "os/fs.h"
 #include "os/sandbox.h"
 
-enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_MAX = 64 << 10, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30 };
+enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30 };
 
 static FALLIBLE enum err open_roots(struct worker *w, const json_t *roots)
 {
@@ -184,19 +184,35 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 	return do_kind(j);
 }
 
+/* The problem, with what the job adds to it; without that, if it is more than a frame holds. */
+static FALLIBLE enum err report_failure(struct job *j, enum err e)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(FRAME_JSON_MAX);
+
+	if (j->identity[0] && (j->error_more || (j->error_more = json_object())))
+		json_object_set_new(j->error_more, "identity", json_string(j->identity));
+	job_problem_put(&b, e);
+	char *more = j->error_more ? json_dumps(j->error_more, JSON_COMPACT) : NULL;
+	if (more && b.len + strlen(more) + PROBLEM_ROOM <= FRAME_JSON_MAX) {
+		b.len--; /* its closing brace */
+		buf_printf(&b, ",\"more\":%s}", more);
+	}
+	mem_free(more);
+	TRY(buf_status(&b));
+	return job_send(j, FRAME_FAILED, (struct str){ (char *)b.p, b.len }, NULL, 0);
+}
+
 static FALLIBLE enum err report_job(struct job *j, enum err e)
 {
-	CLEANUP(buf_free) struct buf b = BUF_INIT(PROBLEM_MAX);
 	struct err_info info = *err_last();
 
 	TRY(job_tell_io(j->worker));
 	err_restore(&info);
-	if (e) {
-		job_problem_put(&b, e);
-		TRY(buf_status(&b));
-		return job_send(j, FRAME_FAILED, (struct str){ (char *)b.p, b.len }, NULL, 0);
-	}
+	if (e)
+		return report_failure(j, e);
 	json_t *done = json_object();
+	if (j->result && j->identity[0] && !j->dry_run)
+		json_object_set_new(j->result, "identity", json_string(j->identity));
 	if (j->result)
 		json_object_set(done, j->dry_run ? "plan" : "result", j->result);
 	if (trash_ms() > 0)

@@ -2,6 +2,7 @@
  * `.dcpd.json` naming its job. The label `fake` of a job says how to misbehave:
  *
  *   slow:MS           runs that long, with progress          fail:CODE        answers FAILED
+ *   damage:N          answers FAILED checkpoint_damaged with N entries and the identity "1-a"
  *   crash:WHERE       dies in attempt 1 at planning, making (its segments), running, peer, commit (before the rename) or committed
  *                     (after it); crash:WHERE+slow:MS: the next one takes that long
  *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
@@ -221,6 +222,21 @@ static void do_hang(void)
 		pause();
 }
 
+/* A verify that found N damaged chunks, each with an FQN of 500 characters. */
+static void say_damage(int n)
+{
+	json_t *list = json_array();
+	char fqn[501];
+
+	memset(fqn, 'w', sizeof fqn - 1);
+	fqn[sizeof fqn - 1] = '\0';
+	for (int i = 0; i < n; i++)
+		json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:i, s:i}", "fqn", fqn, "rank", i, "file", "__0_0.distcp",
+						      "offset", 4096 * i, "bytes", 16));
+	say(FRAME_FAILED, json_pack("{s:s, s:s, s:{s:o, s:i, s:s, s:s}}", "code", "checkpoint_damaged", "detail", "as the test wished",
+				    "more", "damage", list, "damage_count", n, "code", "ok", "identity", "1-a"), NULL, 0);
+}
+
 static bool misbehave(void)
 {
 	if (strcmp(fake, "hang") == 0)
@@ -229,6 +245,10 @@ static bool misbehave(void)
 		json_t *problem = json_pack("{s:s, s:s, s:i, s:s, s:s, s:i}", "code", fake + 5, "detail", "as the test wished", "rank",
 					    1, "fqn", "model.w", "file", "__1_0.distcp", "offset", 4096);
 		say(FRAME_FAILED, problem, NULL, 0);
+		return true;
+	}
+	if (strncmp(fake, "damage:", 7) == 0) {
+		say_damage(number(fake + 7));
 		return true;
 	}
 	if (strcmp(fake, "garbage") == 0)

@@ -262,6 +262,36 @@ static void test_failures(void **state)
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 }
 
+/* The lists of a worker's error are in the record, before and after a restart; an event carries the count alone. */
+static void test_damage(void **state)
+{
+	uint64_t after = events_last_id(t.s->events);
+	struct event_record r;
+	bool lost, told = false;
+	char id[27];
+
+	(void)state;
+	t_job(&t, SAVE("a", FAKE("damage:1000")), id);
+	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
+	for (int i = 0; i < 2; i++) {
+		json_t *doc = t_job_doc(&t, id), *error = json_object_get(doc, "error"), *damage = json_object_get(error, "damage");
+		assert_string_equal(error_code(doc), "checkpoint_damaged"); /* what a problem says always is not the lists' to change */
+		assert_int_equal(json_array_size(damage), 1000);
+		assert_int_equal(json_integer_value(json_object_get(json_array_get(damage, 999), "offset")), 4096 * 999);
+		assert_int_equal(json_integer_value(json_object_get(error, "damage_count")), 1000);
+		assert_string_equal(json_string_value(json_object_get(error, "identity")), "1-a");
+		json_decref(doc);
+		while (i == 0 && events_next(t.s->events, after, id, &r, &lost)) {
+			after = r.id;
+			if (strcmp(r.type, "job.state") == 0 && strstr(r.data.p, "checkpoint_damaged"))
+				told = strstr(r.data.p, "\"damage_count\":1000") && !strstr(r.data.p, "__0_0.distcp");
+		}
+		t_server_stop(&t);
+		t_server_start(&t, NULL);
+	}
+	assert_true(told);
+}
+
 static bool is_stalled(const char *id)
 {
 	json_t *doc = t_job_doc(&t, id);
@@ -608,7 +638,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(test_save),	  T(test_refusals), T(test_exists_and_full), T(test_target_busy_and_cancel),
-		T(test_crashes),  T(test_failures), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
+		T(test_crashes),  T(test_failures), T(test_damage), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
 		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build),

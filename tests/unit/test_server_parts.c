@@ -109,6 +109,53 @@ static void test_errdoc(void **state)
 	assert_int_equal(errdoc_restore(NULL), ERR_PROTOCOL);
 }
 
+/* A worker's lists are data of others: they end up in records, which stay small, and in nothing else. */
+static void test_errdoc_more(void **state)
+{
+	char fqn[4001];
+
+	(void)state;
+	memset(fqn, 'w', sizeof fqn - 1);
+	fqn[sizeof fqn - 1] = '\0';
+	json_t *problem = json_pack("{s:s, s:{s:[], s:[s, s], s:i, s:s}}", "code", "checkpoint_damaged", "more", "damage", "padding", "x",
+				    "y", "damage_count", 1000, "code", "ok");
+	json_t *more = json_object_get(problem, "more"), *damage = json_object_get(more, "damage");
+	for (int i = 0; i < 1000; i++)
+		json_array_append_new(damage, json_pack("{s:s, s:i}", "fqn", fqn, "offset", i));
+	more = errdoc_more(problem);
+	assert_true(json_dumpb(more, NULL, 0, JSON_COMPACT) <= ERRDOC_MORE_MAX);
+	damage = json_object_get(more, "damage");
+	assert_in_range(json_array_size(damage), 100, 999);
+	assert_int_equal(json_integer_value(json_object_get(json_array_get(damage, 99), "offset")), 99); /* the first ones are kept */
+	assert_int_equal(json_integer_value(json_object_get(more, "damage_count")), 1000);
+	assert_int_equal(json_array_size(json_object_get(more, "padding")), 2);
+
+	json_t *doc = errdoc_of(ERR(CHECKPOINT_DAMAGED, "1000 chunks"));
+	errdoc_add(doc, more);
+	assert_string_equal(json_string_value(json_object_get(doc, "code")), "checkpoint_damaged");
+	assert_true(json_array_size(json_object_get(doc, "damage")) >= 100);
+	json_t *brief = errdoc_brief(doc);
+	assert_null(json_object_get(brief, "damage"));
+	assert_int_equal(json_integer_value(json_object_get(brief, "damage_count")), 1000);
+	json_decref(brief);
+	json_decref(doc);
+	json_decref(more);
+	json_object_set_new(problem, "more", json_pack("{s:s+}", "note", fqn, fqn));
+	more = errdoc_more(problem);
+	assert_int_equal(json_object_size(more), 1);
+	json_decref(more);
+	char *big = malloc(ERRDOC_MORE_MAX + 1);
+	memset(big, 'x', ERRDOC_MORE_MAX);
+	big[ERRDOC_MORE_MAX] = '\0';
+	json_object_set_new(problem, "more", json_pack("{s:s}", "note", big)); /* no list to cut */
+	assert_null(errdoc_more(problem));
+	json_object_set_new(problem, "more", json_array());
+	assert_null(errdoc_more(problem));
+	assert_null(errdoc_more(NULL));
+	free(big);
+	json_decref(problem);
+}
+
 static void test_clock_and_principal(void **state)
 {
 	char text[CLOCK_TEXT_MAX];
@@ -193,7 +240,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_table),  cmocka_unit_test(test_loop),    cmocka_unit_test(test_errdoc),
-		cmocka_unit_test(test_metrics), cmocka_unit_test(test_clock_and_principal),
+		cmocka_unit_test(test_errdoc_more), cmocka_unit_test(test_metrics), cmocka_unit_test(test_clock_and_principal),
 		cmocka_unit_test(test_devices),
 	};
 

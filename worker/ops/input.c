@@ -104,12 +104,26 @@ enum err input_open(struct job *j, const json_t *ref, struct input *out)
 	return input_open_noted(j, ref, NULL, out);
 }
 
+/* Of spec.source only. A checkpoint that cannot be looked at has none: opening it says why. */
+static void note_identity(struct job *j, const json_t *ref)
+{
+	const char *storage = json_string_value(json_object_get(ref, "storage")), *name = json_string_value(json_object_get(ref, "name"));
+	uint32_t root;
+
+	if (ref != json_object_get(j->spec, "source") || !storage || !name)
+		return;
+	if (job_root(j->worker, storage, &root) || identity_of(j->worker, root, name, j->identity))
+		j->identity[0] = '\0';
+	err_clear();
+}
+
 enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out)
 {
 	const char *name = json_string_value(json_object_get(ref, "state_dict"));
 
 	*out = (struct input){ .job = j };
 	if (!name) {
+		note_identity(j, ref);
 		TRY(checkpoint_open(j->worker, ref, &out->checkpoint));
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;

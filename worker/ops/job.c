@@ -302,6 +302,7 @@ void job_free(struct job *j)
 	json_decref(j->doc);
 	json_decref(j->segments);
 	json_decref(j->result);
+	json_decref(j->error_more);
 	json_decref(j->met);
 	*j = (struct job){ 0 };
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, Mapping, Optional, Type
+from typing import Any, Dict, List, Mapping, Optional, Type
 
 __all__ = [
     "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "Busy", "SlotsBusy",
@@ -96,7 +96,19 @@ class StorageFailed(DcpdError, OSError):
 
 
 class CheckpointDamaged(DcpdError, ValueError):
-    """What is stored is not what must be there: a wrong digest, holes, a format error."""
+    """What is stored is not what must be there: a wrong digest, holes, a format error.
+
+    damage: of a verify, all that it found, the first 1,000 ({"fqn", "rank", "file", "offset", "bytes", "part", "code"}; fqn and rank
+    may be None); [] of any other call. damage_count: how many there are in all.
+    """
+
+    @property
+    def damage(self) -> List[Dict[str, Any]]:
+        return list(self.problem.get("damage") or [])
+
+    @property
+    def damage_count(self) -> int:
+        return int(self.problem.get("damage_count") or len(self.damage))
 
 
 class StateDictMismatch(DcpdError, ValueError):
@@ -152,8 +164,8 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     "storage_full": NoSpace,
     "shm_exhausted": SharedMemoryFull,
     **dict.fromkeys(("storage_io", "not_durable", "storage_readonly", "storage_gone", "storage_stalled"), StorageFailed),
-    **dict.fromkeys(("checkpoint_incomplete", "format_zip", "format_pickle", "format_metadata", "format_item", "format_transform",
-                     "format_safetensors", "format_manifest", "limit_exceeded", "digest_mismatch", "coverage_hole"),
+    **dict.fromkeys(("checkpoint_damaged", "checkpoint_incomplete", "format_zip", "format_pickle", "format_metadata", "format_item",
+                     "format_transform", "format_safetensors", "format_manifest", "limit_exceeded", "digest_mismatch", "coverage_hole"),
                     CheckpointDamaged),
     "missing_key": MissingKey,
     **dict.fromkeys(("size_mismatch", "kind_mismatch", "duplicate_key", "plan_invalid", "divergent"), StateDictMismatch),
