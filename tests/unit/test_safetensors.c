@@ -192,6 +192,11 @@ static void numbers_and_strings(void **state)
 		assert_true(!numbers[k].is_i64 || i == numbers[k].i);
 		assert_true(jscan_double(&t, &d) && d == numbers[k].d);
 	}
+	static const enum jscan_kind no_numbers[] = { JSCAN_ARRAY, JSCAN_OBJECT, JSCAN_END }; /* tokens without text */
+	for (size_t k = 0; k < sizeof no_numbers / sizeof *no_numbers; k++) {
+		t = (struct jscan_token){ .kind = no_numbers[k] };
+		assert_false(jscan_i64(&t, &i) || jscan_double(&t, &d));
+	}
 	struct jscan js = jscan_of(STR("[\"\\ud83d\\ude00\\ud800x\\u0000\\/\",1e999]"), ERR_FORMAT_IMAGE);
 	T_OK(jscan_next(&js, &t));
 	T_OK(jscan_next(&js, &t));

@@ -3,7 +3,8 @@
  *     struct vec(struct item) items = { 0 };
  *     TRY(vec_push(&items, &item_ptr));      item_ptr points at a new zeroed element
  *     vec_free(&items);
- */
+ *
+ * After a successful vec_reserve(), of no elements too, v is not NULL: pointer arithmetic on NULL is undefined, even with 0. */
 #pragma once
 #include <string.h>
 #include "base/mem.h"
@@ -19,7 +20,7 @@ static inline FALLIBLE enum err vec_grow_(void **v, uint64_t *cap, uint64_t n, u
 {
 	uint64_t need = n + more;
 
-	if (more <= *cap - n)
+	if (more <= *cap - n && *v)
 		return OK;
 	if (need < n)
 		return ERR(LIMIT_EXCEEDED, "too many elements");

@@ -102,9 +102,10 @@ static uint64_t prepare(struct tcp_block *b, uint64_t offset, uint32_t length)
 	uint64_t *check = &b->checks[offset / b->chunk];
 
 	if (*check == 0) {
+		unsigned char *p = length ? b->p + offset : NULL; /* a block of no bytes may have no address */
 		if (b->source && length)
-			memcpy(b->p + offset, b->source + offset, length);
-		*check = tcp_check(b->p + offset, length);
+			memcpy(p, b->source + offset, length);
+		*check = tcp_check(p, length);
 	}
 	return *check;
 }

@@ -320,11 +320,13 @@ enum err jscan_str(const struct jscan *js, const struct jscan_token *t, struct a
 
 bool jscan_i64(const struct jscan_token *t, int64_t *out)
 {
-	bool minus = t->raw.n && t->raw.p[0] == '-';
-	struct str d = { t->raw.p + minus, t->raw.n - minus };
 	uint64_t v;
 
-	if (t->kind != JSCAN_NUMBER || !t->integer || !str_to_u64(d, &v) || v > (uint64_t)INT64_MAX + minus)
+	if (t->kind != JSCAN_NUMBER || !t->integer)
+		return false;
+	bool minus = t->raw.p[0] == '-';
+	struct str magnitude = { t->raw.p + minus, t->raw.n - minus };
+	if (!str_to_u64(magnitude, &v) || v > (uint64_t)INT64_MAX + minus)
 		return false;
 	*out = minus ? (int64_t)(0 - v) : (int64_t)v;
 	return true;

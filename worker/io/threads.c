@@ -55,7 +55,7 @@ static void perform(struct io_op *op)
 	ssize_t n;
 
 	do {
-		char *at = (char *)op->buf + op->done;
+		char *at = op->buf ? (char *)op->buf + op->done : NULL; /* an fsync has no buffer */
 		off_t offset = (off_t)(op->offset + op->done);
 		if (op->kind == IO_READ)
 			n = pread(op->fd, at, io_next_bytes(op), offset);

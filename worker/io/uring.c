@@ -20,7 +20,7 @@ static void prepare(struct uring *u, struct io_op *op)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
 	unsigned n = (unsigned)io_next_bytes(op);
-	char *at = (char *)op->buf + op->done;
+	char *at = op->buf ? (char *)op->buf + op->done : NULL; /* an fsync has no buffer */
 
 	if (!sqe) {
 		/* Entries are still waiting to be taken by the kernel. */
