@@ -1,5 +1,5 @@
 /* answers.c: see answers.h. A table with one place per hash: a job that is watched stays, one that is not makes room. libmicrohttpd
- * counts references, so an entry can go while it is still being sent. */
+ * counts references, so an entry can go while it is still being sent. A large record is not kept: it is counted as unread.h does. */
 #include "api/answers.h"
 
 #include <stdio.h>
@@ -7,6 +7,7 @@
 #include "api/api_state.h"
 #include "base/mem.h"
 #include "server/job.h"
+#include "server/unread.h"
 
 enum { PLACES = 512, ETAG_MAX = 64 };
 
@@ -56,11 +57,8 @@ static struct MHD_Response *make_response(struct str text, const char *etag)
 	return m;
 }
 
-static FALLIBLE enum err fill_place(struct req *r, struct place *p, struct str id, uint64_t version)
+static FALLIBLE enum err fill_place(struct req *r, struct place *p, struct str id, struct str text, uint64_t version)
 {
-	struct str text;
-
-	TRY(job_text(r->core, id, &text));
 	clear_place(p);
 	snprintf(p->etag, sizeof p->etag, "\"%jx-%jx\"", (uintmax_t)r->core->boot, (uintmax_t)version);
 	p->full = make_response(text, p->etag);
@@ -78,16 +76,18 @@ FALLIBLE enum err answers_job(struct req *r, struct str id)
 {
 	uint64_t version = id.n == JOB_ID_LEN ? job_version(r->core, id) : 0;
 	struct place *p = &r->api->answers->places[str_hash(id) % PLACES];
+	bool may_keep = version != 0 && !r->suspended && r->refs == 1;
 	struct buf b = BUF_INIT(64 << 20);
 	struct str text;
 
-	if (version == 0 || r->suspended || r->refs > 1) {
+	if (!may_keep || p->version != version || memcmp(p->id, id.p, JOB_ID_LEN) != 0) {
 		TRY(job_text(r->core, id, &text));
-		buf_put(&b, text.p, text.n);
-		return req_json(r, 200, &b);
+		if (!may_keep || text.n > UNREAD_SMALL) {
+			buf_put(&b, text.p, text.n);
+			return req_json(r, 200, &b);
+		}
+		TRY(fill_place(r, p, id, text, version));
 	}
-	if (p->version != version || memcmp(p->id, id.p, JOB_ID_LEN) != 0)
-		TRY(fill_place(r, p, id, version));
 	if (req_etag_matches(r, p->etag))
 		return req_ready(r, 304, p->same);
 	return req_ready(r, 200, p->full);

@@ -2,11 +2,11 @@
 #include "api/h_common.h"
 
 #include <stdio.h>
-#include <sys/stat.h>
 
 #include "api/jval.h"
 #include "api/ref.h"
 #include "server/job.h"
+#include "server/lookup.h"
 #include "server/storage.h"
 
 FALLIBLE enum err h_page_query(struct req *r, struct h_page *out)
@@ -76,15 +76,14 @@ void h_pass_on(void *user, enum err e, const json_t *ok, int *fd)
 FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd)
 {
 	const json_t *bytes = json_object_get(ok, "bytes");
-	struct stat st;
+	uint64_t held = *fd >= 0 ? lookup_fd_bytes(*fd) : 0;
 
 	/* What a worker says is not believed: a wrong size would have us send what is not there. */
-	if (!json_is_integer(bytes) || *fd < 0 || fstat(*fd, &st) != 0 || !S_ISREG(st.st_mode) ||
-	    json_integer_value(bytes) < 0 || json_integer_value(bytes) > st.st_size)
+	if (!json_is_integer(bytes) || *fd < 0 || json_integer_value(bytes) < 0 || (uint64_t)json_integer_value(bytes) > held)
 		return ERR(PROTOCOL, "the look-up's answer has not the bytes that it announces");
 	int taken = *fd;
 	*fd = -1;
-	return req_fd(r, content_type, taken, (uint64_t)json_integer_value(bytes));
+	return req_fd(r, content_type, taken, (uint64_t)json_integer_value(bytes), held);
 }
 
 FALLIBLE enum err h_set_text(json_t *question, const char *key, struct str text)

@@ -28,6 +28,9 @@
  * library itself. */
 enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 32 << 10 };
 
+/* Bodies of all requests together, but for the first BODY_SMALL bytes of each: as parsed JSON they take many times their size. */
+enum { BODY_SMALL = 64 << 10, BODIES_MAX = 32 << 20 };
+
 struct listener {
 	struct http *http;
 	struct MHD_Daemon *daemon;
@@ -50,6 +53,7 @@ struct http {
 	struct event *sweep, *soon;
 	struct conn *conns;                /* all open connections */
 	struct req *waiting;               /* requests without an answer yet */
+	uint64_t bodies;                   /* what BODIES_MAX counts */
 	bool draining;
 };
 
@@ -159,6 +163,13 @@ static void on_connection(void *user, struct MHD_Connection *mhd, void **context
 	}
 }
 
+static void uncount_body(struct req *r)
+{
+	if (r->body_counted)
+		api_http(r->api)->bodies -= r->body_counted;
+	r->body_counted = 0;
+}
+
 static void on_completed(void *user, struct MHD_Connection *mhd, void **context, enum MHD_RequestTerminationCode code)
 {
 	struct req *r = *context;
@@ -171,6 +182,7 @@ static void on_completed(void *user, struct MHD_Connection *mhd, void **context,
 	if (!r)
 		return;
 	*context = NULL;
+	uncount_body(r); /* now: a holder may release the request after HTTP has ended */
 	r->finished = true;
 	r->conn = NULL;
 	req_release(r);
@@ -218,6 +230,8 @@ static enum MHD_Result send_answer(struct req *r)
 	if (!r->answer_kept)
 		MHD_destroy_response(r->answer);
 	r->answer = NULL;
+	if (r->refs == 1)
+		http_drop_body(r);
 	return ok;
 }
 
@@ -229,15 +243,18 @@ static enum MHD_Result refuse(struct req *r, enum err e)
 
 /* An answer before the end of the request makes libmicrohttpd close the connection, and the reset that follows can overtake the
  * answer. So a refusal waits until the body has been read and dropped, but for a client that asked first (Expect). */
-static enum MHD_Result refuse_after_body(struct req *r, enum err e)
+static enum MHD_Result keep_refusal(struct req *r)
 {
-	if (req_head(r, MHD_HTTP_HEADER_EXPECT))
-		return refuse(r, e);
 	r->refused = mem_alloc(sizeof *r->refused);
 	if (!r->refused)
 		return MHD_NO;
 	*r->refused = *err_last();
 	return MHD_YES;
+}
+
+static enum MHD_Result refuse_after_body(struct req *r, enum err e)
+{
+	return req_head(r, MHD_HTTP_HEADER_EXPECT) ? refuse(r, e) : keep_refusal(r);
 }
 
 /* The head is complete: what can be refused is refused before the body is read. */
@@ -273,14 +290,42 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 	return e ? refuse_after_body(r, e) : MHD_YES;
 }
 
+void http_drop_body(struct req *r)
+{
+	uncount_body(r);
+	jval_drop(&r->body);
+	buf_free(&r->raw);
+}
+
+/* false: other requests' bodies leave no room for this one. */
+static bool count_body(struct req *r)
+{
+	struct http *h = api_http(r->api);
+	uint64_t more = r->body_bytes > BODY_SMALL ? r->body_bytes - BODY_SMALL - r->body_counted : 0;
+
+	if (more > BODIES_MAX - h->bodies)
+		return false;
+	h->bodies += more;
+	r->body_counted += more;
+	return true;
+}
+
 /* Too much is read and dropped for a while, so that the client can read the answer; then the connection is cut. */
 static enum MHD_Result take_body(struct req *r, const char *data, size_t *n)
 {
-	r->body_bytes += *n;
-	if (!r->refused && r->body_bytes <= HTTP_BODY_MAX)
-		buf_put(&r->raw, data, *n);
+	size_t size = *n;
+
 	*n = 0;
-	return r->body_bytes <= HTTP_DISCARD_MAX ? MHD_YES : MHD_NO;
+	r->body_bytes += size;
+	if (r->refused || r->body_bytes > HTTP_BODY_MAX)
+		return r->body_bytes <= HTTP_DISCARD_MAX ? MHD_YES : MHD_NO;
+	if (count_body(r)) {
+		buf_put(&r->raw, data, size);
+		return MHD_YES;
+	}
+	(void)ERR(BUSY, "the bodies of other requests leave no room for this one");
+	http_drop_body(r);
+	return keep_refusal(r);
 }
 
 static FALLIBLE enum err handle(struct req *r)

@@ -50,7 +50,8 @@ struct req {
 	bool suspended, waited, answered, answer_kept, finished, begun;
 	struct req *prev, *next;     /* requests that are being waited for */
 	struct err_info *refused;    /* the answer, once the body has been read and dropped */
-	uint64_t body_bytes;
+	uint64_t body_bytes, body_counted;
+	uint64_t unread;             /* bytes of the answer that unread.h counts */
 	int64_t began_ns;            /* head complete */
 	char allow[64];              /* of a 405 */
 };
@@ -60,7 +61,8 @@ FALLIBLE enum err req_json_doc(struct req *r, unsigned status, const json_t *doc
 FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b); /* takes b */
 FALLIBLE enum err req_page(struct req *r, const char *content_type, struct buf *b); /* takes b; may run scripts of ours */
 FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const char *etag);
-FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes); /* takes fd */
+/* Takes fd, and `held` bytes of unread.h: the request gives them back. */
+FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes, uint64_t held);
 FALLIBLE enum err req_empty(struct req *r, unsigned status);
 /* Sends a response made earlier, headers and all, which stays the caller's. Only from within the handler. */
 FALLIBLE enum err req_ready(struct req *r, unsigned status, struct MHD_Response *response);
@@ -109,6 +111,7 @@ bool http_drained(const struct http *h);
 bool http_draining(const struct http *h);
 void http_free(struct http *h);
 void http_wake(struct req *r);                                         /* its answer is there */
+void http_drop_body(struct req *r);                                    /* nobody looks at it any more */
 void http_kick(struct http *h);                                        /* something was resumed: run soon */
 struct http *api_http(struct api *a);
 uint32_t http_listeners(const struct http *h);

@@ -8,6 +8,7 @@
 #include "api/url.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/unread.h"
 
 static const char policy_api[] = "default-src 'none'; frame-ancestors 'none'";
 static const char policy_page[] = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -54,15 +55,25 @@ static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD
 	return give(r, status, m);
 }
 
+/* What is not counted is not given back: a request may have tried several answers. */
+static void note_unread(struct req *r, uint64_t bytes)
+{
+	if (bytes > UNREAD_SMALL)
+		r->unread += bytes;
+}
+
 static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *content_type, struct buf *b, bool page)
 {
 	struct MHD_Response *m;
 	enum err e = buf_status(b);
 
+	if (!e && !unread_take(r->core, b->len))
+		e = ERR(BUSY, "answers that other clients have not read yet leave no room for %zu bytes", b->len);
 	if (e) {
 		buf_free(b);
 		return e;
 	}
+	note_unread(r, b->len);
 	m = MHD_create_response_from_buffer_with_free_callback(b->len, b->p, mem_free);
 	if (!m)
 		buf_free(b);
@@ -109,10 +120,11 @@ FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str
 	return give_dressed(r, same ? 304 : 200, m, content_type, true);
 }
 
-FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes)
+FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes, uint64_t held)
 {
 	struct MHD_Response *m = MHD_create_response_from_fd64(bytes, fd);
 
+	note_unread(r, held);
 	if (!m)
 		close(fd);
 	return give_dressed(r, 200, m, content_type, false);
@@ -189,9 +201,9 @@ void req_release(struct req *r)
 	must(r->finished && !r->suspended);
 	if (r->answer && !r->answer_kept)
 		MHD_destroy_response(r->answer);
-	jval_drop(&r->body);
+	unread_give(r->core, r->unread);
+	http_drop_body(r);
 	jval_drop(&r->note);
-	buf_free(&r->raw);
 	mem_free(r->decoded);
 	mem_free(r->refused);
 	mem_free(r);

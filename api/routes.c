@@ -10,6 +10,7 @@
 #include "api/url.h"
 #include "base/mem.h"
 #include "server/metrics.h"
+#include "server/unread.h"
 
 const struct route routes[] = {
 	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false },
@@ -216,4 +217,5 @@ void routes_flush_metrics(struct api *a)
 		}
 	metrics_set(a->core->metrics, "dcpd_http_connections", "", http_connections(a->http));
 	metrics_set(a->core->metrics, "dcpd_http_streams", "", streams_open(a->streams));
+	metrics_set(a->core->metrics, "dcpd_http_unread_bytes", "", (double)unread_bytes(a->core));
 }

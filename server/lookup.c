@@ -1,10 +1,14 @@
 /* lookup.c: see lookup.h.
  *
  * A pool per storage: a queue of questions and up to LOOKUP_WORKERS workers, started when a question waits and gone after an idle
- * time. A question's deadline runs from when it was asked, in the queue too: who asked waits either way. */
+ * time. A question's deadline runs from when it was asked, in the queue too: who asked waits either way.
+ *
+ * An answer that comes in a memfd is made only when unread.h has room for it. The room is taken before the worker gets the question,
+ * which says how much it is; a worker whose answer needs more says so (ERR_BUSY, `actual` bytes), and the question waits for that. */
 #include "server/lookup.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -15,9 +19,16 @@
 #include "server/loop.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
+#include "server/unread.h"
 #include "server/worker.h"
 
-enum { LOOKUP_MEMORY = 64 << 20 };
+enum { LOOKUP_MEMORY = 64 << 20, ANSWER_MAX = (1 << 30) + (1 << 20) };
+
+/* Questions whose answers come in a memfd, and the room that they are first asked with. */
+static const struct { const char *op; uint64_t room; } in_memfd[] = {
+	{ "slice", UNREAD_SMALL },
+	{ "locate", 4 << 20 },
+};
 
 struct pool;
 
@@ -31,6 +42,8 @@ struct question {
 	lookup_fn fn;
 	void *user;
 	uint64_t number;
+	uint64_t needs;                    /* room for its answer; 0: it comes without a memfd */
+	uint64_t room;                     /* taken for it, while a worker has it */
 	bool again;                        /* its first worker died: asked once more, since no question changes by that */
 	struct loop_timer *deadline;
 };
@@ -60,6 +73,12 @@ struct lookups {
 
 static void pump(struct pool *p);
 
+static void give_room(struct question *q)
+{
+	unread_give(q->pool->server, q->room);
+	q->room = 0;
+}
+
 static struct storage *storage_of(const struct pool *p)
 {
 	struct storage *st;
@@ -67,9 +86,11 @@ static struct storage *storage_of(const struct pool *p)
 	return p->storage[0] && storage_find(p->server, str_of(p->storage), &st) == OK ? st : NULL;
 }
 
-/* Ends a question: it is out of the queue and of its worker already. */
+/* Ends a question: it is out of the queue and of its worker already. A memfd's room goes to whoever takes the memfd. */
 static void answer(struct question *q, enum err e, const json_t *ok, int *fd)
 {
+	struct server *s = q->pool ? q->pool->server : NULL;
+	uint64_t room = q->room;
 	lookup_fn fn = q->fn;
 	void *user = q->user;
 	int none = -1;
@@ -81,6 +102,8 @@ static void answer(struct question *q, enum err e, const json_t *ok, int *fd)
 	json_decref(q->body);
 	mem_free(q);
 	fn(user, e, ok, fd ? fd : &none);
+	if (room && (!fd || *fd >= 0))
+		unread_give(s, room);
 }
 
 static void take_out(struct question *q)
@@ -102,8 +125,8 @@ static void put_back(struct question *q)
 {
 	struct pool *p = q->pool;
 
+	give_room(q);
 	q->at = NULL;
-	q->again = true;
 	q->next = p->first;
 	if (!p->first)
 		p->last = &q->next;
@@ -141,8 +164,12 @@ static void on_deadline(void *user)
 	} else {
 		take_out(q);
 	}
-	answer(q, ERR(STORAGE_STALLED, "%s%s did not answer in time", p->storage[0] ? "storage " : "a worker", p->storage),
-	       NULL, NULL);
+	if (!at && q->needs > UNREAD_SMALL)
+		answer(q, ERR(BUSY, "answers that other clients have not read yet leave no room for %ju bytes", (uintmax_t)q->needs),
+		       NULL, NULL);
+	else
+		answer(q, ERR(STORAGE_STALLED, "%s%s did not answer in time", p->storage[0] ? "storage " : "a worker", p->storage),
+		       NULL, NULL);
 	pump(p);
 }
 
@@ -193,6 +220,37 @@ static void on_ready(struct worker *w, enum err e)
 	pump(p);
 }
 
+uint64_t lookup_fd_bytes(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
+}
+
+/* The answer needs more room than the question came with: it waits for that, at the head of the queue. */
+static bool needs_more(struct question *q, enum err e)
+{
+	uint64_t needs;
+
+	if (e != ERR_BUSY || q->needs == 0 || !str_to_u64(str_of(err_last()->actual), &needs) || needs <= q->needs || needs > ANSWER_MAX)
+		return false;
+	q->needs = needs;
+	put_back(q);
+	return true;
+}
+
+/* What a worker says is not believed: a memfd has the room that was taken for it, and not more. */
+static FALLIBLE enum err settle_room(struct question *q, const struct frame *f)
+{
+	uint64_t bytes = f->fd_count ? lookup_fd_bytes(f->fds[0]) : 0;
+
+	if (f->fd_count > 1 || bytes > q->room)
+		return ERR(PROTOCOL, "an answer of %ju bytes, where %ju were granted", (uintmax_t)bytes, (uintmax_t)q->room);
+	unread_shrink(q->pool->server, q->room, bytes);
+	q->room = bytes;
+	return OK;
+}
+
 static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
 {
 	struct lookup_worker *lw = w->owner;
@@ -205,8 +263,13 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		worker_kill(w, ERR(PROTOCOL, "worker %s answered what it was not asked", w->id));
 		return;
 	}
+	enum err e = settle_room(q, f);
+	if (e) {
+		worker_kill(w, e);
+		return;
+	}
 	lw->question = NULL;
-	enum err e = ok ? OK : errdoc_restore(json_object_get(body, "problem"));
+	e = ok ? OK : errdoc_restore(json_object_get(body, "problem"));
 	if (e == ERR_STORAGE_GONE)
 		leave(lw); /* it holds what was there: the next one opens the root anew */
 	else
@@ -215,7 +278,8 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		storage_set_state(p->server, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
 	if (e)
 		errdoc_restore(json_object_get(body, "problem"));
-	answer(q, e, ok, ok && f->fd_count ? &f->fds[0] : NULL);
+	if (!needs_more(q, e))
+		answer(q, e, ok, ok && f->fd_count ? &f->fds[0] : NULL);
 	pump(p);
 }
 
@@ -231,6 +295,7 @@ static void on_ended(struct worker *w, enum err e)
 	lw->ready = false;
 	loop_timer_stop(&lw->idle);
 	if (q && !q->again) {
+		q->again = true;
 		put_back(q);
 		pump(p);
 	} else if (q) {
@@ -262,23 +327,49 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 	return worker_start(p->server, &spec, &lw->worker);
 }
 
+/* The first question that can be asked now. One that waits for room lets those pass that need none, and no other. */
+static struct question *next_question(struct pool *p)
+{
+	bool full = false;
+
+	for (struct question *q = p->first; q; q = q->next) {
+		bool needs_room = q->needs > UNREAD_SMALL;
+		if (needs_room && (full || !unread_take(p->server, q->needs))) {
+			full = true;
+			continue;
+		}
+		q->room = q->needs;
+		return q;
+	}
+	return NULL;
+}
+
+static void ask_worker(struct lookup_worker *lw, struct question *q)
+{
+	take_out(q);
+	q->at = lw;
+	lw->question = q;
+	loop_timer_stop(&lw->idle);
+	worker_set(lw->worker, "busy", NULL);
+	if (q->needs)
+		json_object_set_new(q->body, "room", json_integer((json_int_t)q->room));
+	worker_send(lw->worker, FRAME_LOOKUP, q->number, q->body, q->fds, q->fd_count);
+}
+
 static void pump(struct pool *p)
 {
 	uint32_t starting = 0;
 
-	for (int i = 0; i < LOOKUP_WORKERS && p->first; i++) {
+	for (int i = 0; i < LOOKUP_WORKERS; i++) {
 		struct lookup_worker *lw = &p->workers[i];
 		if (!lw->ready || lw->question) {
 			starting += lw->worker && !lw->ready;
 			continue;
 		}
-		struct question *q = p->first;
-		take_out(q);
-		q->at = lw;
-		lw->question = q;
-		loop_timer_stop(&lw->idle);
-		worker_set(lw->worker, "busy", NULL);
-		worker_send(lw->worker, FRAME_LOOKUP, q->number, q->body, q->fds, q->fd_count);
+		struct question *q = next_question(p);
+		if (!q)
+			return;
+		ask_worker(lw, q);
 	}
 	for (int i = 0; i < LOOKUP_WORKERS && p->waiting > starting; i++) {
 		if (p->workers[i].worker)
@@ -336,6 +427,14 @@ static int64_t deadline_of(const struct server *s, const json_t *body)
 	return s->config->lookup_deadline_ms * (slow ? 30 : 1);
 }
 
+static uint64_t first_room(const char *op)
+{
+	for (size_t i = 0; i < sizeof in_memfd / sizeof *in_memfd; i++)
+		if (op && strcmp(op, in_memfd[i].op) == 0)
+			return in_memfd[i].room;
+	return 0;
+}
+
 static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct question *q, const int *fds, uint32_t fd_count)
 {
 	const char *op = json_string_value(json_object_get(q->body, "op"));
@@ -361,6 +460,7 @@ static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct q
 	}
 	TRY(loop_timer_start(s->loop, deadline_of(s, q->body), on_deadline, q, &q->deadline));
 	q->pool = p;
+	q->needs = first_room(op);
 	*p->last = q;
 	p->last = &q->next;
 	p->waiting++;
@@ -469,7 +569,10 @@ void lookup_ask_state_dict(struct server *s, const struct principal *who, struct
 FALLIBLE enum err lookups_new(struct server *s)
 {
 	s->lookups = mem_zalloc(1, sizeof *s->lookups);
-	return s->lookups ? OK : ERR(NO_MEMORY, "cannot keep look-ups");
+	if (!s->lookups)
+		return ERR(NO_MEMORY, "cannot keep look-ups");
+	unread_listen(s, pump_later, s);
+	return OK;
 }
 
 /* Whoever asked hears that there is no answer to come: a callback that never runs leaves what it holds behind. */

@@ -8,7 +8,8 @@
 
 enum { LOOKUP_WORKERS = 2, LOOKUP_WAITING_MAX = 1024 };
 
-/* ok: the answer's object; fd: the memfd that came with it, or -1. The callback may take the fd over by setting *fd = -1. */
+/* ok: the answer's object; fd: the memfd that came with it, or -1. The callback may take the fd over by setting *fd = -1; it then owes
+ * unread_give() of the memfd's size, which lookup_fd_bytes() tells. */
 typedef void (*lookup_fn)(void *user, enum err e, const json_t *ok, int *fd);
 
 /* storage: a root's name, or NULL for questions about segments (which come with fds). Takes `question`. The fds are duplicated. */
@@ -19,6 +20,8 @@ void lookup_ask(struct server *s, const char *storage, json_t *question, const i
  * The segments are kept from reuse until the answer. */
 void lookup_ask_state_dict(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
 			   lookup_fn fn, void *user);
+
+uint64_t lookup_fd_bytes(int fd);
 
 FALLIBLE enum err lookups_new(struct server *s);
 void lookups_end(struct server *s);           /* ends its workers; open questions are answered with ERR_DRAINING */

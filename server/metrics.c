@@ -47,6 +47,7 @@ static const struct family {
 	{ "dcpd_http_request_duration_seconds", HISTOGRAM, "from the first byte to the answer" },
 	{ "dcpd_http_connections", GAUGE, "open connections" },
 	{ "dcpd_http_streams", GAUGE, "open event streams" },
+	{ "dcpd_http_unread_bytes", GAUGE, "bytes of answers that wait for their clients to read them" },
 	{ "process_cpu_seconds_total", COUNTER, "CPU time of the daemon, without its workers" },
 	{ "process_resident_memory_bytes", GAUGE, "memory of the daemon, without its workers" },
 	{ "process_virtual_memory_bytes", GAUGE, "address space of the daemon" },

@@ -24,6 +24,7 @@
 #include "server/runs.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
+#include "server/unread.h"
 #include "server/worker.h"
 
 static void *json_alloc(size_t n)
@@ -126,6 +127,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(events_new(s->loop, s->boot, &s->events));
 	TRY(workers_new(s));
 	TRY(gangs_new(s));
+	TRY(unread_new(s));
 	TRY(lookups_new(s));
 	workers_sweep(s);
 	TRY(runs_new(s));
@@ -183,6 +185,7 @@ void server_free(struct server *s)
 	journal_close(s->journal);
 	events_free(s->events);
 	metrics_free(s->metrics);
+	unread_free(s->unread);
 	loop_free(s->loop);
 	if (s->lock_fd >= 0)
 		close(s->lock_fd);

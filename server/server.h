@@ -26,6 +26,7 @@ struct state_dicts;
 struct jobs;
 struct gangs;
 struct lookups;
+struct unread;
 struct workers;
 struct devices;
 struct runs;
@@ -52,6 +53,7 @@ struct server {
 	struct state_dicts *state_dicts;
 	struct jobs *jobs;
 	struct gangs *gangs;
+	struct unread *unread;
 	struct lookups *lookups;
 	struct workers *workers;
 	struct devices *devices;

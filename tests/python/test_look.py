@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import harness as lib
 import numpy as np
@@ -9,6 +10,7 @@ import on_ranks
 import pytest
 import torch
 from torch.distributed.tensor import Shard
+from unread import Unread, memfds
 
 import dcpd
 
@@ -49,6 +51,19 @@ def test_large_reads_are_cut(at, monkeypatch):
     w = torch.randn(50, 30)
     dcpd.save({"w": w}, f"main:{name}")
     assert torch.equal(dcpd.open(f"main:{name}")["w"][3:], w[3:])
+
+
+def test_reads_wait_while_the_daemon_is_busy(own):
+    """Other clients hold all that the daemon keeps for clients that have not read yet: a read goes on when they are gone."""
+    d = own("--lookup-deadline", "4s")
+    w = np.arange(64 << 20, dtype=np.uint32).reshape(64, -1)
+    dcpd.save({"w": w}, "main:x")
+    held = Unread(d, d.api.storage_path("main", "x", "/tensors/w"))
+    lib.wait_for(lambda: memfds(d) == w.nbytes, 10, "the answer that nobody reads")
+    t = threading.Timer(6, held.close)
+    t.start()
+    assert np.array_equal(np.asarray(dcpd.open("main:x")["w"][1:3]), w[1:3])
+    t.join()
 
 
 def test_plots_and_reprs(ranks, at):

@@ -11,6 +11,7 @@
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/table.h"
+#include "server/unread.h"
 
 struct item {
 	struct table_node node;
@@ -236,12 +237,49 @@ static void test_devices(void **state)
 	t_server_remove(&t);
 }
 
+static void count_call(void *user, enum err e)
+{
+	assert_int_equal(e, OK);
+	++*(int *)user;
+}
+
+static void test_unread(void **state)
+{
+	struct t_server t = { 0 };
+	int calls = 0;
+
+	(void)state;
+	t_server_start(&t, NULL);
+	unread_listen(t.s, count_call, &calls);
+	assert_true(unread_take(t.s, UNREAD_MAX - 100000));
+	assert_true(unread_take(t.s, 100000));
+	assert_false(unread_take(t.s, UNREAD_SMALL + 1));
+	assert_true(unread_take(t.s, UNREAD_SMALL)); /* not counted, given or taken */
+	unread_give(t.s, UNREAD_SMALL);
+	t_server_run(&t, 5);
+	assert_int_equal(calls, 0);
+	unread_shrink(t.s, UNREAD_MAX - 100000, 100000);
+	unread_give(t.s, 100000);
+	assert_int_equal(calls, 0); /* from the loop, once a turn */
+	t_server_run(&t, 5);
+	assert_int_equal(calls, 1);
+	assert_int_equal(unread_bytes(t.s), 100000);
+	assert_false(unread_take(t.s, (uint64_t)UNREAD_MAX * 3)); /* alone or not at all */
+	unread_give(t.s, 100000);
+	assert_true(unread_take(t.s, (uint64_t)UNREAD_MAX * 3));
+	assert_false(unread_take(t.s, UNREAD_SMALL + 1));
+	unread_give(t.s, (uint64_t)UNREAD_MAX * 3);
+	assert_int_equal(unread_bytes(t.s), 0);
+	t_server_stop(&t);
+	t_server_remove(&t);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_table),  cmocka_unit_test(test_loop),    cmocka_unit_test(test_errdoc),
 		cmocka_unit_test(test_errdoc_more), cmocka_unit_test(test_metrics), cmocka_unit_test(test_clock_and_principal),
-		cmocka_unit_test(test_devices),
+		cmocka_unit_test(test_devices),	       cmocka_unit_test(test_unread),
 	};
 
 	return cmocka_run_group_tests_name("server_parts", tests, NULL, NULL);

@@ -16,6 +16,18 @@
 
 enum { LIST_MAX = 100000, LIST_DEPTH = 16 };
 
+enum err lookup_room(const json_t *q, uint64_t bytes)
+{
+	const json_t *granted = json_object_get(q, "room");
+	char needed[24];
+
+	if (!granted || bytes <= (uint64_t)json_integer_value(granted))
+		return OK;
+	snprintf(needed, sizeof needed, "%ju", (uintmax_t)bytes);
+	enum err e = ERR(BUSY, "an answer of %s bytes; %jd are granted", needed, (intmax_t)json_integer_value(granted));
+	return err_expected(e, NULL, needed);
+}
+
 static FALLIBLE enum err root_of(struct worker *w, const json_t *q, uint32_t *root)
 {
 	const char *storage = json_string_value(json_object_get(q, "storage"));

@@ -2,6 +2,8 @@
 #pragma once
 #include "ops/job.h"
 
+/* ERR_BUSY with `actual` bytes: the coordinator has granted less room for an answer in a memfd. It asks again once it has that. */
+FALLIBLE enum err lookup_room(const json_t *q, uint64_t bytes);
 FALLIBLE enum err lookup_list(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct buf *out);

@@ -257,6 +257,7 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 		TRY(put_npy(s, shape, m));
 	if (sft)
 		TRY(put_safetensors(s, shape, m));
+	TRY(lookup_room(q, s->head.len + s->bytes));
 	TRY(fill(s));
 	buf_printf(out, "{\"bytes\":%ju,\"dtype\":\"%s\",\"shape\":[", (uintmax_t)(s->head.len + s->bytes),
 		   dtype_name(s->tensor->dtype));

@@ -2,7 +2,8 @@
 
 A connection belongs to one thread of one process: a fork after `connect` just makes a new one, and background threads never wait for
 each other. A connection that broke is made again, and the request sent again if it may be: GET, and what the API says is idempotent
-(seal, reserve and release of one generation, a POST with an Idempotency-Key). So a restart of the daemon is a pause, not an error.
+(seal, reserve and release of one generation, a POST with an Idempotency-Key). So a restart of the daemon is a pause, not an error. So is
+`busy`, by which a daemon says that it has begun nothing: any request is sent again then, for as long.
 """
 from __future__ import annotations
 
@@ -173,13 +174,20 @@ class Transport:
             h["Content-Type"] = "application/json"
         again = idempotent if idempotent is not None else method == "GET" or "Idempotency-Key" in h
         end: Optional[float] = None
+        busy_end: Optional[float] = None
         pause, first = 0.02, True
         while True:
             fresh = getattr(self._local, "connection", None) is None or getattr(self._local, "pid", 0) != os.getpid()
             try:
                 answer = self._once(method, path, data, h, timeout or self.timeout)
                 self.known = True
-                return answer
+                if answer.status != 503 or b'"code":"busy"' not in answer.body:
+                    return answer
+                busy_end = busy_end or time.monotonic() + self.reconnect
+                if time.monotonic() > busy_end:
+                    return answer
+                time.sleep(pause)
+                pause = min(pause * 2, 0.5)
             except socket.timeout as e:
                 raise errors.ConnectionLost(f"{self.endpoint}: no answer within {timeout or self.timeout:g} s ({method} {path})",
                                             retryable=True) from e

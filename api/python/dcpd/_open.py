@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from . import _dtypes, _load, _session, _tensors, _where, errors, image, values
 from .client import Client
 
-_PIECE = 256 << 20  # bytes of one answer
+_PIECE = 32 << 20  # bytes of one answer: a few readers at once fit into what the daemon keeps for clients
 
 
 class TensorSlice:

@@ -72,7 +72,7 @@ class CheckpointExists(DcpdError, FileExistsError):
 
 
 class Busy(DcpdError):
-    """Something else uses the target or the state dict now."""
+    """Something else uses the target or the state dict now, or other requests take all that the daemon has for them."""
 
 
 class SlotsBusy(Busy):
@@ -157,7 +157,7 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     **dict.fromkeys(("unauthenticated", "forbidden", "misdirected"), Forbidden),
     "not_found": NotFound,
     "checkpoint_exists": CheckpointExists,
-    **dict.fromkeys(("target_busy", "state_dict_busy", "state_dict_exists", "too_many_jobs", "too_many_streams", "draining",
+    **dict.fromkeys(("target_busy", "state_dict_busy", "state_dict_exists", "too_many_jobs", "too_many_streams", "draining", "busy",
                      "checkpoint_replaced", "idempotency_in_flight"), Busy),
     "slots_busy": SlotsBusy,
     "not_sealed": NotSealed,

@@ -1,0 +1,19 @@
+/* unread.h: bytes of answers that are made, or being made, and that their clients have not read yet: slices and places of boxes (memfds),
+ * lists, plans, records. All clients together hold at most UNREAD_MAX, so that clients that ask and do not read cannot use up the host's
+ * memory. An answer larger than that is made when no other is there. Small answers are not counted: HTTP_CONNECTIONS_MAX bounds them. */
+#pragma once
+#include "server/server.h"
+
+enum { UNREAD_SMALL = 64 << 10, UNREAD_MAX = 256 << 20 };
+
+struct unread;
+
+FALLIBLE enum err unread_new(struct server *s);
+void unread_free(struct unread *u);
+/* fn(user) is called from the loop after unread_give() has made room. One listener: the look-ups, whose questions wait for room. */
+void unread_listen(struct server *s, done_fn fn, void *user);
+
+bool unread_take(struct server *s, uint64_t bytes);                        /* false: no room now */
+void unread_shrink(struct server *s, uint64_t taken, uint64_t needed);     /* of what was taken only so much is needed */
+void unread_give(struct server *s, uint64_t taken);                        /* the client has read the answer, or is gone */
+uint64_t unread_bytes(const struct server *s);
