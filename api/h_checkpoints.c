@@ -8,6 +8,7 @@
 #include "api/problem.h"
 #include "api/spec.h"
 #include "base/mem.h"
+#include "base/near.h"
 #include "server/errdoc.h"
 #include "server/job.h"
 #include "server/lookup.h"
@@ -241,12 +242,17 @@ static const struct {
 
 static FALLIBLE enum err find_form(struct str name, size_t *out)
 {
-	for (size_t i = 0; tensor_forms[i].name; i++)
+	struct near near = near_begin(name);
+	char hint[NEAR_HINT_MAX];
+
+	for (size_t i = 0; tensor_forms[i].name; i++) {
+		near_try(&near, str_of(tensor_forms[i].name));
 		if (str_is(name, tensor_forms[i].name)) {
 			*out = i;
 			return OK;
 		}
-	return ERR(INVALID_REQUEST, "the query's \"format\" must be raw, npy or safetensors");
+	}
+	return ERR(INVALID_REQUEST, "the query's \"format\" must be raw, npy or safetensors%s", near_text(&near, hint));
 }
 
 static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)

@@ -87,8 +87,9 @@ FALLIBLE enum err h_job_events(struct req *r)
 FALLIBLE enum err h_job_plan(struct req *r)
 {
 	struct buf b = BUF_INIT(64 << 20);
-	enum err e = job_plan(r->core, r->parts[2], &b);
 
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	enum err e = job_plan(r->core, r->parts[2], &b);
 	if (e) {
 		buf_free(&b);
 		return e;

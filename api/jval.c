@@ -8,6 +8,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/near.h"
+
 static FALLIBLE enum err check_depth(struct str text)
 {
 	unsigned depth = 0, line = 1;
@@ -137,6 +139,28 @@ static enum err wrong_type(const struct jval *v, const char *wanted)
 			    wanted, type_name(v->j));
 }
 
+/* The list as text for a message, "a, b, c"; empty if there is no memory for it. */
+static const char *join(const char *const *words, char *out, size_t max)
+{
+	size_t n = 0;
+
+	out[0] = '\0';
+	for (size_t i = 0; words[i] && n < max; i++)
+		n += (size_t)snprintf(out + n, max - n, "%s%s", i ? ", " : "", words[i]);
+	return out;
+}
+
+static enum err unknown_field(const struct jval *v, const char *const *keys)
+{
+	char hint[NEAR_HINT_MAX], list[384];
+
+	near_hint(str_of(v->key), keys, hint);
+	if (!keys[0])
+		return jval_fail(v, ERR_UNKNOWN_FIELD, "this field is not known here: no field is");
+	return err_expected(jval_fail(v, ERR_UNKNOWN_FIELD, "this field is not known here%s; known are: %s", hint,
+				      join(keys, list, sizeof list)), list, v->key);
+}
+
 FALLIBLE enum err jval_only(const struct jval *object, const char *const *keys)
 {
 	const char *key;
@@ -150,7 +174,7 @@ FALLIBLE enum err jval_only(const struct jval *object, const char *const *keys)
 			i++;
 		if (!keys[i]) {
 			struct jval v = { value, object, key, 0 };
-			return jval_fail(&v, ERR_UNKNOWN_FIELD, "this field is not known here");
+			return unknown_field(&v, keys);
 		}
 	}
 	return OK;
@@ -237,23 +261,20 @@ FALLIBLE enum err jval_opt_bool(const struct jval *object, const char *key, bool
 
 FALLIBLE enum err jval_opt_word(const struct jval *object, const char *key, const char *const *words, size_t *out)
 {
-	CLEANUP(buf_free) struct buf list = BUF_INIT(512);
 	struct jval v = jval_get(object, key);
 	struct str word = { 0 };
+	char hint[NEAR_HINT_MAX], list[384];
 
 	if (!v.j)
 		return OK;
 	TRY(jval_string(&v, &word));
-	for (size_t i = 0; words[i]; i++) {
+	for (size_t i = 0; words[i]; i++)
 		if (str_is(word, words[i])) {
 			*out = i;
 			return OK;
 		}
-		buf_printf(&list, "%s%s", i ? ", " : "", words[i]);
-	}
-	buf_putc(&list, '\0');
-	TRY(buf_status(&list));
-	return jval_fail(&v, ERR_VALIDATION_FAILED, "\"%.64s\" is none of: %s", word.p, (const char *)list.p);
+	return jval_fail(&v, ERR_VALIDATION_FAILED, "\"%.64s\" is none of: %s%s", word.p, join(words, list, sizeof list),
+			 near_hint(word, words, hint));
 }
 
 FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, size_t count_max, size_t bytes_max)

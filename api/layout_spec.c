@@ -5,6 +5,7 @@
 #include "api/layout_spec.h"
 
 #include "api/ref.h"
+#include "base/near.h"
 #include "base/num.h"
 
 struct cursor {
@@ -97,11 +98,15 @@ static FALLIBLE enum err check_placement(struct str text, bool in_memory)
 {
 	struct cursor c = { text.p, text.p + text.n };
 	bool partial = false, good = eat_placement(&c, &partial);
+	const char *paren = text.n ? memchr(text.p, '(', text.n) : NULL;
+	struct str word = { text.p, paren ? (size_t)(paren - text.p) : text.n };
+	static const char *const names[] = { "Shard", "Replicate", "_StridedShard", "Partial", NULL };
+	char hint[NEAR_HINT_MAX];
 
 	skip_space(&c);
 	if (!good || c.p != c.end)
-		return ERR(LAYOUT_INVALID, "\"%.*s\" is no placement: Shard(0), Replicate(), _StridedShard(dim=0, sf=2)%s",
-			   (int)num_min(text.n, 64), text.p, in_memory ? " or Partial(sum)" : "");
+		return ERR(LAYOUT_INVALID, "\"%.*s\" is no placement: Shard(0), Replicate(), _StridedShard(dim=0, sf=2)%s%s",
+			   (int)num_min(text.n, 64), text.p, in_memory ? " or Partial(sum)" : "", near_hint(word, names, hint));
 	if (partial && !in_memory)
 		return ERR(LAYOUT_INVALID, "Any checkpointing related operations are not supported for DTensor with partial placements: "
 			   "%.*s has to be reduced first", (int)num_min(text.n, 64), text.p);

@@ -8,6 +8,7 @@
 #include "api/url.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/near.h"
 #include "server/unread.h"
 
 static const char policy_api[] = "default-src 'none'; frame-ancestors 'none'";
@@ -320,12 +321,22 @@ static enum MHD_Result check_key(void *user, enum MHD_ValueKind kind, const char
 	return MHD_NO;
 }
 
+static enum err unknown_query(const char *bad, const char *const *keys)
+{
+	char hint[NEAR_HINT_MAX], list[256] = "no field is";
+	size_t n = 0;
+
+	for (size_t i = 0; keys[i] && n < sizeof list; i++)
+		n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? ", " : "known are: ", keys[i]);
+	return ERR(UNKNOWN_FIELD, "the query's \"%s\" is not known here%s; %s", bad, near_hint(str_of(bad), keys, hint), list);
+}
+
 FALLIBLE enum err req_query_only(struct req *r, const char *const *keys)
 {
 	struct only o = { .keys = keys };
 
 	MHD_get_connection_values(r->conn, MHD_GET_ARGUMENT_KIND, check_key, &o);
 	if (o.bad[0])
-		return ERR(UNKNOWN_FIELD, "the query's \"%s\" is not known here", o.bad);
+		return unknown_query(o.bad, keys);
 	return OK;
 }

@@ -6,6 +6,7 @@
 
 #include "api/layout_spec.h"
 #include "api/spec_own.h"
+#include "base/near.h"
 
 enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096, PARTS_MAX = 4096, HOSTS_MAX = 1024 };
 
@@ -13,7 +14,7 @@ const char *const spec_kind_names[SPEC_KIND_COUNT + 1] = { "save",    "load",	"r
 							   "copy",    "offload", "gather",  "broadcast", "distribute", "compare",
 							   "redistribute", NULL };
 
-static const char *const formats[] = { "dcp", "safetensors", "torch", NULL };
+static const char *const formats[] = { "dcp", "safetensors", NULL };
 static const char *const dtypes[] = {
 	"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
 	"float8_e8m0fnu", "float4_e2m1fn_x2", "complex128", "complex64", "complex32", "int64", "int32", "int16", "int8",
@@ -60,6 +61,7 @@ FALLIBLE enum err spec_check_labels(const struct jval *v)
 static FALLIBLE enum err check_pairs(const struct jval *doc, const char *key, bool is_dtype)
 {
 	struct jval list = jval_get(doc, key);
+	char hint[NEAR_HINT_MAX];
 	size_t n = 0, two = 0;
 
 	if (!list.j)
@@ -79,8 +81,8 @@ static FALLIBLE enum err check_pairs(const struct jval *doc, const char *key, bo
 		while (is_dtype && dtypes[k] && !str_is(b, dtypes[k]))
 			k++;
 		if (is_dtype && !dtypes[k])
-			return jval_fail(&right, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"",
-					 b.p);
+			return jval_fail(&right, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"%s", b.p,
+					 near_hint(b, dtypes, hint));
 	}
 	return OK;
 }
@@ -164,8 +166,11 @@ static FALLIBLE enum err check_world(const struct jval *target)
 
 static FALLIBLE enum err check_format(const struct jval *target)
 {
+	struct jval v = jval_get(target, "format");
 	size_t format = 0;
 
+	if (v.j && json_is_string(v.j) && strcmp(json_string_value(v.j), "torch") == 0)
+		return jval_fail(&v, ERR_FORMAT_UNSUPPORTED, "checkpoints cannot be written as \"torch\", only as: dcp, safetensors");
 	TRY(jval_opt_word(target, "format", formats, &format));
 	return spec_put_default(target->j, "format", json_string(formats[format]));
 }
@@ -398,6 +403,7 @@ static FALLIBLE enum err check_delete(const struct jval *doc, struct spec *s)
 static FALLIBLE enum err read_kind(const struct jval *root, struct spec *s)
 {
 	struct jval v = jval_get(root, "kind");
+	char hint[NEAR_HINT_MAX];
 	struct str kind;
 
 	TRY(jval_string(&v, &kind));
@@ -409,7 +415,8 @@ static FALLIBLE enum err read_kind(const struct jval *root, struct spec *s)
 		}
 	return jval_fail(&v, ERR_UNKNOWN_KIND,
 			 "\"%.32s\" is no kind of job: save, load, reshard, verify, diff, delete, or an operation on state dicts: create, "
-			 "copy, offload, gather, broadcast, distribute, compare, redistribute", kind.p);
+			 "copy, offload, gather, broadcast, distribute, compare, redistribute%s", kind.p,
+			 near_hint(kind, spec_kind_names, hint));
 }
 
 FALLIBLE enum err spec_check(json_t *doc, struct spec *out)

@@ -11,6 +11,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/near.h"
 
 enum kind { TEXT, LIST, BYTES, COUNT, DURATION, FLAG, KEEP, FORMAT, ENGINE };
 
@@ -269,6 +270,15 @@ static const struct option *find(struct str key)
 	return NULL;
 }
 
+static const char *hint_of(struct str key, char hint[NEAR_HINT_MAX])
+{
+	struct near near = near_begin(key);
+
+	for (size_t i = 0; i < OPTIONS; i++)
+		near_try(&near, str_of(table[i].key));
+	return near_text(&near, hint);
+}
+
 /* Options that ask for something once, and so have no place in a file. */
 static bool is_command(const struct option *o)
 {
@@ -287,6 +297,8 @@ static struct str trim(struct str s)
 
 static FALLIBLE enum err read_line(struct config *c, struct str line, unsigned number)
 {
+	char hint[NEAR_HINT_MAX];
+
 	line = trim(line);
 	if (line.n == 0 || line.p[0] == '#')
 		return OK;
@@ -298,7 +310,7 @@ static FALLIBLE enum err read_line(struct config *c, struct str line, unsigned n
 	struct str value = trim((struct str){ eq + 1, line.n - (size_t)(eq - line.p) - 1 });
 	const struct option *o = find(key);
 	if (!o || is_command(o))
-		return ERR(CONFIG, "%s:%u: unknown key \"%.*s\"", c->config_file, number, (int)key.n, key.p);
+		return ERR(CONFIG, "%s:%u: unknown key \"%.*s\"%s", c->config_file, number, (int)key.n, key.p, hint_of(key, hint));
 	char where[CONFIG_PATH_MAX + 32];
 	snprintf(where, sizeof where, "line %u", number);
 	return at_option(set(c, o, value, CONFIG_FILE), c->config_file, where);
@@ -355,7 +367,7 @@ static FALLIBLE enum err read_env(struct config *c, char *const *env, bool only_
 {
 	for (; env && *env; env++) {
 		size_t n = strcspn(*env, "=");
-		char key[64];
+		char key[64], hint[NEAR_HINT_MAX];
 
 		if (strncmp(*env, "DCPD_", 5) != 0 || (*env)[n] != '=' || n - 5 >= sizeof key)
 			continue;
@@ -367,7 +379,7 @@ static FALLIBLE enum err read_env(struct config *c, char *const *env, bool only_
 		if (is_config != only_config || foreign_variable((struct str){ *env, n }))
 			continue;
 		if (!o)
-			return ERR(CONFIG, "environment: unknown key %.*s", (int)n, *env);
+			return ERR(CONFIG, "environment: unknown key %.*s%s", (int)n, *env, hint_of(str_of(key), hint));
 		TRY(read_env_item(c, o, *env + n + 1));
 	}
 	return OK;
@@ -377,12 +389,13 @@ static FALLIBLE enum err read_argv(struct config *c, int argc, char *const *argv
 {
 	for (int i = 1; i < argc; i++) {
 		const char *a = argv[i], *value = NULL;
+		char hint[NEAR_HINT_MAX];
 		if (strncmp(a, "--", 2) != 0)
 			return ERR(CONFIG, "unexpected argument \"%s\"; see dcpd --help", a);
 		size_t n = strcspn(a + 2, "=");
 		const struct option *o = find((struct str){ a + 2, n });
 		if (!o)
-			return ERR(CONFIG, "unknown option \"%s\"; see dcpd --help", a);
+			return ERR(CONFIG, "unknown option \"%s\"%s; see dcpd --help", a, hint_of((struct str){ a + 2, n }, hint));
 		if (a[2 + n] == '=')
 			value = a + 2 + n + 1;
 		else if (o->kind == FLAG)

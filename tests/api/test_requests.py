@@ -1,5 +1,6 @@
 """Requests that are wrong: each gets one clear problem with the right status, nothing is made, and the daemon goes on."""
 import json
+import re
 import socket
 
 import pytest
@@ -214,3 +215,59 @@ def test_every_problem_is_in_the_contract(d):
     text = d.api.get("/openapi.yaml").body.decode()
     for code in ("unknown_field", "target_busy", "checkpoint_exists", "segment_shrunk"):
         assert code in text
+
+
+def routes():
+    """(method, path) of the table in api/routes.c, with something in place of what is in braces."""
+    text = (lib.ROOT / "api/routes.c").read_text()
+    for method, path in re.findall(r'^\t\{ "([A-Z]+)", "([^"]+)", h_\w+', text, re.M):
+        for part, value in {"storage": "main", "rank": "0", "name": "a", "id": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "fqn": "w"}.items():
+            path = path.replace("{" + part + "}", value)
+        yield method, path
+
+
+@pytest.mark.parametrize("method,path", [pytest.param(*x, id=" ".join(x)) for x in routes() if x[1].startswith("/v1/")])
+def test_every_route_says_which_query_it_knows(d, method, path):
+    """A page_size with a slip in it would else be obeyed in silence."""
+    p = d.api.request(method, f"{path}?page_sise=1", body={} if method == "POST" else None).problem("unknown_field", status=422)
+    known = re.search(r"known are: ([a-z_, ]+)$|no field is$", p["detail"])
+    assert known, p
+    assert ("page_size" in (known[1] or "").split(", ")) == ('did you mean "page_size"?' in p["detail"]), p
+
+
+BODIES = [
+    ("/v1/state-dicts", {"name": "a", "world_sise": 1}, "world_size"),
+    ("/v1/state-dicts", {"name": "a", "world_size": 1, "on_owner_death": {"keep_sealed_second": 1}}, "save"),
+    ("/v1/state-dicts/a/ranks/0:reserve", {"byte": 1}, "bytes"), ("/v1/state-dicts/a/ranks/0:seal", {"generatoin": 1}, "generation"),
+    ("/v1/state-dicts/a/ranks/0:release", {"generatoin": 1}, "generation"), ("/v1/state-dicts/a/ranks/0:renew", {"x": 1}, None),
+    ("/v1/storages", {"name": "a", "paht": "/"}, "path"), ("/v1/storages/main:meet", {"tokn": "x"}, "token"),
+    ("/v1/checkpoints/main/a:locate", {"boxs": []}, "boxes"),
+    ("/v1/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV:cancel", {"x": 1}, None), ("/v1/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV:retry", {"x": 1}, None),
+    *[("/v1/jobs", {"kind": k, "lables": {}}, "labels") for k in
+      "save load reshard verify diff delete create copy offload gather broadcast distribute compare redistribute".split()],
+    ("/v1/jobs", {**RESHARD, "target": {"storage": "main", "name": "b", "layuot": []}}, "layout"),
+    ("/v1/jobs", {**RESHARD, "options": {"overwriet": True}}, "overwrite"),
+    ("/v1/jobs", {**RESHARD, "target": {**RESHARD["target"], "layout": [{"match": "*", "placement": ["R"]}]}}, "placements"),
+    ("/v1/jobs", {**RESHARD, "target": {**RESHARD["target"], "layout": [{"match": "*", "chunks": {"dmi": 0, "ranks": [0]}}]}}, "dim"),
+    ("/v1/jobs", {**RESHARD, "target": {**RESHARD["target"], "layout": [{"match": "*", "boxes": [{"rnak": 0}]}]}}, "rank"),
+    ("/v1/jobs", {"kind": "load", "source": RESHARD["source"], "target": {"state_dict": "x"},
+                  "optimizer": {"kye": "a", "model": {"state_dict": "m"}}}, "key"),
+]
+
+
+@pytest.mark.parametrize("path,body,meant", BODIES, ids=lambda x: x if isinstance(x, str) else None)
+def test_unknown_fields_list_the_known_ones(d, path, body, meant):
+    p = d.api.post(path, body).problem("unknown_field", status=422)
+    known = re.search(r"; known are: ([a-z_, ]+)$|: no field is$", p["detail"])
+    assert known and (meant is None or meant in known[1].split(", ")), p
+    assert meant in (None, "save") or f'did you mean "{meant}"?' in p["detail"], p
+
+
+@pytest.mark.parametrize("body,meant", [
+    ({**RESHARD, "kind": "reshrad"}, "reshard"), ({"kind": "verify", "source": RESHARD["source"], "level": "value"}, "values"),
+    ({**RESHARD, "target": {**RESHARD["target"], "format": "safe"}}, "safetensors"), ({**RESHARD, "dtype": [["*", "flaot16"]]}, "float16"),
+    ({**RESHARD, "options": {"verify": "digests"}}, "digest"), ({**RESHARD, "options": {"dedup": "lowestrank"}}, "lowest_rank"),
+])
+def test_unknown_words_suggest_the_nearest(d, body, meant):
+    p = d.api.post("/v1/jobs", body).problem(status=422)
+    assert f'did you mean "{meant}"?' in p["detail"], p

@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/near.h"
 #include "base/num.h"
 
 static FALLIBLE enum err fails(void)
@@ -66,6 +67,39 @@ static void test_glob(void **state)
 	assert_false(str_glob(STR("a*b*c"), STR("a__b_b")));
 	assert_false(str_glob(STR("model.*"), STR("optim.model.x")));
 	assert_true(str_glob(STR("*.exp_avg*"), STR("optim.state.w.exp_avg_sq")));
+}
+
+static void test_natural_order(void **state)
+{
+	static const char *const sorted[] = { "", "a", "best", "run1/step-0", "run1/step-1", "run1/step-2", "run1/step-09", "run1/step-9",
+					      "run1/step-10", "run1/step-10-tp2", "run1/step-99999999999999999999999", "run2", "run10",
+					      "step", "step-" };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof sorted / sizeof *sorted; i++)
+		for (size_t k = 0; k < sizeof sorted / sizeof *sorted; k++) {
+			int c = str_cmp_natural(str_of(sorted[i]), str_of(sorted[k]));
+			if ((i < k && c >= 0) || (i == k && c != 0) || (i > k && c <= 0))
+				T_FAIL("%s, %s: %d", sorted[i], sorted[k], c);
+		}
+}
+
+static void test_near(void **state)
+{
+	static const char *const levels[] = { "structure", "digest", "values", NULL };
+	static const struct {
+		const char *given, *meant;
+	} cases[] = { { "digset", "digest" }, { "digest", "digest" }, { "dgest", "digest" },   { "valuse", "values" }, { "struct", "structure" },
+		      { "deep", NULL },	      { "", NULL },	      { "structuress", "structure" }, { "x", NULL }, { "vlaeus", "values" } };
+	char hint[NEAR_HINT_MAX], wanted[NEAR_HINT_MAX], far[1000];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		snprintf(wanted, sizeof wanted, cases[i].meant ? " (did you mean \"%s\"?)" : "%s", cases[i].meant ? cases[i].meant : "");
+		assert_string_equal(near_hint(str_of(cases[i].given), levels, hint), wanted);
+	}
+	memset(far, 'd', sizeof far);
+	assert_string_equal(near_hint((struct str){ far, sizeof far }, levels, hint), "");
 }
 
 static void test_utf8(void **state)
@@ -170,7 +204,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_error_record), cmocka_unit_test(test_half_an_expectation),
 		cmocka_unit_test(test_checked_arithmetic),
-		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_utf8),
+		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),
 		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_json_string),
 		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),
 		cmocka_unit_test(test_map),

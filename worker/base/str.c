@@ -14,6 +14,40 @@ int str_cmp(struct str a, struct str b)
 	return a.n < b.n ? -1 : a.n > b.n;
 }
 
+/* Digits from `at` on without leading zeros. */
+static struct str number_at(struct str s, size_t *at)
+{
+	size_t begin, end = *at;
+
+	while (end < s.n && s.p[end] >= '0' && s.p[end] <= '9')
+		end++;
+	for (begin = *at; begin + 1 < end && s.p[begin] == '0';)
+		begin++;
+	*at = end;
+	return (struct str){ s.p + begin, end - begin };
+}
+
+int str_cmp_natural(struct str a, struct str b)
+{
+	size_t i = 0, k = 0;
+
+	while (i < a.n && k < b.n) {
+		struct str x = number_at(a, &i), y = number_at(b, &k);
+		int c = 0;
+		if (x.n && y.n)
+			c = x.n != y.n ? (x.n < y.n ? -1 : 1) : str_cmp(x, y);
+		else if (x.n || y.n) /* a number against something else: by their first bytes */
+			c = (x.n ? '0' : (unsigned char)a.p[i]) < (y.n ? '0' : (unsigned char)b.p[k]) ? -1 : 1;
+		else if (a.p[i++] != b.p[k++])
+			c = (unsigned char)a.p[i - 1] < (unsigned char)b.p[k - 1] ? -1 : 1;
+		if (c)
+			return c;
+	}
+	if (i < a.n || k < b.n)
+		return i < a.n ? 1 : -1;
+	return str_cmp(a, b);
+}
+
 uint64_t str_hash(struct str s)
 {
 	return XXH3_64bits(s.p, s.n);

@@ -29,6 +29,7 @@ static inline bool str_ends(struct str a, const char *z)
 	return a.n >= n && memcmp(a.p + a.n - n, z, n) == 0;
 }
 int str_cmp(struct str a, struct str b);                   /* byte order, as memcmp */
+int str_cmp_natural(struct str a, struct str b);           /* numbers by value: step-2 < step-10; equal ones as str_cmp */
 uint64_t str_hash(struct str s);                           /* XXH3; not stable across builds: never store it */
 bool str_glob(struct str pattern, struct str s);           /* `*` matches any run of bytes; linear time */
 bool str_utf8(struct str s);                               /* well-formed UTF-8? */
