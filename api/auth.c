@@ -68,9 +68,11 @@ FALLIBLE enum err auth_need(const struct req *r)
 	if (r->caller.known)
 		return OK;
 	if (req_head(r, MHD_HTTP_HEADER_AUTHORIZATION))
-		return ERR(UNAUTHENTICATED, "the token is wrong");
+		return ERR(UNAUTHENTICATED, "the token is not that of dcpd's state directory (dcpctl and Python take it from DCPD_TOKEN or "
+			   "DCPD_TOKEN_FILE)");
 	if (r->caller.over_unix)
-		return ERR(UNAUTHENTICATED, "uid %d is not root, not dcpd's own and not in --allow-group: send a token",
-			   (int)r->caller.uid);
-	return ERR(UNAUTHENTICATED, "send Authorization: Bearer with the token of dcpd's state directory");
+		return ERR(UNAUTHENTICATED, "uid %d is not root, not dcpd's own and not in --allow-group: send a token "
+			   "(DCPD_TOKEN or DCPD_TOKEN_FILE for dcpctl and Python)", (int)r->caller.uid);
+	return ERR(UNAUTHENTICATED, "send Authorization: Bearer with the token of dcpd's state directory (dcpctl and Python take it from "
+		   "DCPD_TOKEN or DCPD_TOKEN_FILE)");
 }

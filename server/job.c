@@ -219,11 +219,15 @@ static void put_json(struct buf *b, const char *key, const json_t *v)
 
 static void put_progress(const struct job *j, struct buf *b)
 {
+	bool ended = job_state_ended(j->state);
+	int64_t took = j->started_ms && j->finished_ms > j->started_ms ? j->finished_ms - j->started_ms : 0;
+	double rate = !ended ? j->rate : took ? (double)j->bytes_done * 1000 / (double)took : 0; /* in the end: of all of it */
+
 	buf_printf(b, ",\"progress\":{\"bytes_done\":%ju,\"bytes_total\":%ju", (uintmax_t)j->bytes_done, (uintmax_t)j->bytes_total);
-	if (j->rate > 0) {
-		buf_printf(b, ",\"rate\":%.0f", j->rate);
-		if (!job_state_ended(j->state) && j->bytes_total > j->bytes_done)
-			buf_printf(b, ",\"eta_s\":%.1f", (double)(j->bytes_total - j->bytes_done) / j->rate);
+	if (rate > 0) {
+		buf_printf(b, ",\"rate\":%.0f", rate);
+		if (!ended && j->bytes_total > j->bytes_done)
+			buf_printf(b, ",\"eta_s\":%.1f", (double)(j->bytes_total - j->bytes_done) / rate);
 	}
 	put_json(b, "ranks", j->progress_ranks);
 	buf_puts(b, "}");
@@ -243,6 +247,7 @@ static FALLIBLE enum err make_text(struct job *j)
 	buf_printf(b, ",\"attempt\":%d,\"retries_left\":%d,\"uid\":%u", j->attempt, j->retries_left, j->uid);
 	if (j->cancel_wanted && !job_state_ended(j->state))
 		buf_puts(b, ",\"cancelling\":true");
+	job_lane_put(j, b);
 	put_time(b, "created_at", j->created_ms);
 	put_time(b, "started_at", j->started_ms);
 	put_time(b, "finished_at", j->finished_ms);
@@ -262,8 +267,19 @@ static FALLIBLE enum err make_text(struct job *j)
 	return buf_status(b);
 }
 
+/* What a queued job waits for changes without the job. */
+static void refresh(struct job *j)
+{
+	uint64_t moves = job_lane_moves(j);
+
+	if (moves != j->lane_moves)
+		job_changed(j);
+	j->lane_moves = moves;
+}
+
 static FALLIBLE enum err text_of(struct job *j, struct str *out)
 {
+	refresh(j);
 	if (j->text.len == 0)
 		TRY(make_text(j));
 	*out = (struct str){ (const char *)j->text.p, j->text.len };
@@ -409,8 +425,10 @@ FALLIBLE enum err job_text(struct server *s, struct str id, struct str *out)
 
 uint64_t job_version(struct server *s, struct str id)
 {
-	const struct job *j = (const struct job *)table_find(&s->jobs->table, id);
+	struct job *j = (struct job *)table_find(&s->jobs->table, id);
 
+	if (j)
+		refresh(j);
 	return j ? j->version : 0;
 }
 

@@ -15,6 +15,7 @@ struct lane {
 	struct server *server;
 	char key[JOB_LANE_MAX];
 	struct job *first, **last, *running;
+	uint64_t moves;             /* changes of first and running */
 	struct loop_timer *timer;
 };
 
@@ -59,10 +60,42 @@ void job_lanes_free(struct jobs *all)
 	}
 }
 
+static bool waits(const struct job *j)
+{
+	return j->lane && j->step == STEP_WAITING && j->lane->running != j;
+}
+
+uint64_t job_lane_moves(const struct job *j)
+{
+	return waits(j) ? j->lane->moves : 0;
+}
+
+void job_lane_put(const struct job *j, struct buf *out)
+{
+	uint32_t ahead = 0;
+	const struct job *next;
+
+	if (!waits(j))
+		return;
+	next = j->lane->running ? j->lane->running : j->lane->first;
+	for (const struct job *other = j->lane->first; other && other != j; other = other->lane_next)
+		ahead++;
+	ahead += j->lane->running != NULL;
+	if (ahead == 0)
+		return;
+	buf_printf(out, ",\"waits_for\":{\"job\":\"%s\",\"kind\":\"%s\"", next->id, job_kind_text(next->kind));
+	if (next->target && next->target[0]) {
+		buf_puts(out, ",\"target\":");
+		buf_json_str(out, str_of(next->target));
+	}
+	buf_printf(out, ",\"ahead\":%u}", ahead);
+}
+
 void job_lane_take_out(struct job *j)
 {
 	struct lane *l = j->lane;
 
+	l->moves++;
 	for (struct job **at = &l->first; *at; at = &(*at)->lane_next)
 		if (*at == j) {
 			*at = j->lane_next;
@@ -81,6 +114,7 @@ void job_lane_leave(struct job *j)
 	if (!l)
 		return;
 	j->lane = NULL;
+	l->moves++;
 	if (l->running == j)
 		l->running = NULL;
 	start_next(l);
@@ -130,15 +164,19 @@ static void start_next(struct lane *l)
 	job_lane_take_out(j);
 	j->lane = l;
 	l->running = j;
+	l->moves++;
 	enum err e = job_start_attempt(j);
 	if (!e)
 		return;
 	l->running = NULL;
+	l->moves++;
 	if (e == ERR_TOO_MANY_JOBS) { /* back to the head of the queue */
 		j->lane_next = l->first;
 		if (!l->first)
 			l->last = &j->lane_next;
 		l->first = j;
+		if (strcmp(j->stage, "waiting_for_workers") != 0)
+			job_set_state(j, JOB_QUEUED, "waiting_for_workers", false);
 		if (loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer) != OK)
 			log_err("a lane stands still", NULL);
 		return;

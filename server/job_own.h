@@ -50,6 +50,7 @@ struct job {
 	struct buf text;            /* the record; empty: to be made */
 	struct lane *lane;
 	struct job *lane_next;
+	uint64_t lane_moves;        /* of its lane, when its text was made */
 	struct job *live_prev, *live_next, *cache_prev, *cache_next;
 	struct gang *gang;
 	struct state_dict_use *source_use, *target_use;
@@ -137,6 +138,8 @@ void job_queue(struct job *j);                       /* it has a place in its la
 void job_lane_take_out(struct job *j);               /* a waiting one */
 void job_lane_leave(struct job *j);                  /* a running one; the next may start */
 void job_lanes_free(struct jobs *all);
+uint64_t job_lane_moves(const struct job *j);        /* of a job that waits: changes whenever its lane's queue does; else 0 */
+void job_lane_put(const struct job *j, struct buf *out);    /* ,"waits_for":{…}: the job that a waiting one is behind, if any */
 
 /* ---- job_end.c ---- */
 /* Every change of state goes through here: one log line, one event, one row (if `write`). */

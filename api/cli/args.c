@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/near.h"
 
 static const char global_options[] = "json url= help timeout=";
 
@@ -24,6 +25,27 @@ static bool listed(const char *list, const char *name, size_t n, bool *valued_ou
 	return false;
 }
 
+static void try_all(struct near *near, const char *list)
+{
+	while (*list) {
+		size_t w = strcspn(list, " ");
+		char name[NEAR_WORD_MAX];
+		snprintf(name, sizeof name, "--%.*s", (int)(w - (w > 0 && list[w - 1] == '=')), list);
+		near_try(near, str_of(name));
+		list += w + strspn(list + w, " ");
+	}
+}
+
+static enum err unknown_option(const char *given, size_t n, const char *allowed)
+{
+	struct near near = near_begin((struct str){ given, n });
+	char hint[NEAR_HINT_MAX];
+
+	try_all(&near, allowed);
+	try_all(&near, global_options);
+	return ERR(INVALID_REQUEST, "this command has no option %.*s%s", (int)n, given, near_text(&near, hint));
+}
+
 static FALLIBLE enum err parse_option(struct args *a, int argc, char *const *argv, int *at, const char *allowed)
 {
 	const char *name = argv[*at] + 2, *equals = strchr(name, '='), *value = equals ? equals + 1 : NULL;
@@ -31,7 +53,7 @@ static FALLIBLE enum err parse_option(struct args *a, int argc, char *const *arg
 	bool valued = false;
 
 	if (!listed(allowed, name, n, &valued) && !listed(global_options, name, n, &valued))
-		return ERR(INVALID_REQUEST, "this command has no option --%.*s", (int)n, name);
+		return unknown_option(argv[*at], 2 + n, allowed);
 	if (!valued && value)
 		return ERR(INVALID_REQUEST, "--%.*s takes no value", (int)n, name);
 	if (valued && !value) {

@@ -40,6 +40,8 @@ int follow_exit_code(const struct client *c, enum err e)
 	switch (e) {
 	case ERR_TIMED_OUT:
 		return EXIT_TIMED_OUT;
+	case ERR_NOT_FOUND:
+		return EXIT_NOT_FOUND;
 	case ERR_INVALID_REQUEST:
 	case ERR_INVALID_JSON:
 	case ERR_VALIDATION_FAILED:
@@ -104,16 +106,33 @@ static void put_ranks(struct buf *b, const json_t *job)
 	}
 }
 
+/* "queued behind save 01J… to main:run1/step-5 (2 jobs ahead)"; else the stage, or the state. */
+static void put_standing(struct buf *b, const json_t *job)
+{
+	const char *stage = show_text(job, "stage");
+	const char *behind = show_text(job, "waits_for.job"), *target = show_text(job, "waits_for.target");
+
+	if (!behind[0]) {
+		buf_puts(b, stage[0] ? stage : show_text(job, "state"));
+		return;
+	}
+	buf_printf(b, "queued behind %s %s", show_text(job, "waits_for.kind"), behind);
+	if (target[0])
+		buf_printf(b, " to %s", target);
+	if (show_number(job, "waits_for.ahead") > 1)
+		buf_printf(b, " (%.0f jobs ahead)", show_number(job, "waits_for.ahead"));
+}
+
 /* One line that replaces itself: kind, state, bar, bytes, rate, ETA, then the ranks as far as the line goes. */
 static void draw_bar(const json_t *job)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 	double total = show_number(job, "progress.bytes_total"), done = show_number(job, "progress.bytes_done");
 	int full = total > 0 ? (int)(done / total * BAR_WIDTH) : 0, columns = terminal_columns();
-	const char *stage = show_text(job, "stage");
 	char x[32], y[32], z[32], t[32];
 
-	buf_printf(&b, "%s %s", show_text(job, "kind"), stage[0] ? stage : show_text(job, "state"));
+	buf_printf(&b, "%s ", show_text(job, "kind"));
+	put_standing(&b, job);
 	if (total > 0) {
 		buf_puts(&b, " [");
 		for (int i = 0; i < BAR_WIDTH; i++)
@@ -131,13 +150,14 @@ static void draw_bar(const json_t *job)
 
 struct view {
 	bool terminal, drawn;
-	char last[64];              /* state and stage that were printed */
+	char last[512];             /* what was said of it */
 	int64_t printed_ms;
 };
 
 static void draw(struct view *v, const json_t *job)
 {
-	char now[64], x[32], y[32], z[32];
+	CLEANUP(buf_free) struct buf now = BUF_INIT(1 << 16);
+	char x[32], y[32], z[32];
 	double total = show_number(job, "progress.bytes_total");
 
 	if (v->terminal) {
@@ -145,14 +165,18 @@ static void draw(struct view *v, const json_t *job)
 		v->drawn = true;
 		return;
 	}
-	snprintf(now, sizeof now, "%.20s %.40s", show_text(job, "state"), show_text(job, "stage"));
-	if (strcmp(now, v->last) == 0 && now_ms() - v->printed_ms < LINE_EVERY_MS)
+	if (!show_text(job, "waits_for.job")[0])
+		buf_printf(&now, "%s ", show_text(job, "state"));
+	put_standing(&now, job);
+	buf_putc(&now, '\0');
+	if (buf_status(&now) != OK ||
+	    (strncmp((char *)now.p, v->last, sizeof v->last - 1) == 0 && now_ms() - v->printed_ms < LINE_EVERY_MS))
 		return;
-	snprintf(v->last, sizeof v->last, "%s", now);
+	snprintf(v->last, sizeof v->last, "%s", (char *)now.p);
 	v->printed_ms = now_ms();
 	if (ended(job))
 		return;
-	fprintf(stderr, "%s %s %s", show_text(job, "id"), show_text(job, "kind"), now);
+	fprintf(stderr, "%s %s %s", show_text(job, "id"), show_text(job, "kind"), (char *)now.p);
 	if (total > 0)
 		fprintf(stderr, " %s of %s, %s/s", show_bytes(show_number(job, "progress.bytes_done"), x), show_bytes(total, y),
 			show_bytes(show_number(job, "progress.rate"), z));
@@ -266,7 +290,7 @@ int follow_end(const json_t *job, bool json)
 		show_problem(json_object_get(job, "error"));
 	else
 		fprintf(stderr, "dcpctl: job %s is %s\n", show_text(job, "id"), state);
-	return EXIT_JOB_FAILED;
+	return strcmp(show_text(job, "error.code"), "not_found") == 0 ? EXIT_NOT_FOUND : EXIT_JOB_FAILED;
 }
 
 int follow_job(struct client *c, const char *id, const struct follow *f)

@@ -2,7 +2,9 @@
 #pragma once
 #include "api/cli/client.h"
 
-enum exit_code { EXIT_DONE, EXIT_DIFFERS, EXIT_USAGE, EXIT_NO_DAEMON, EXIT_TIMED_OUT, EXIT_JOB_FAILED, EXIT_INTERRUPTED = 130 };
+enum exit_code {
+	EXIT_DONE, EXIT_DIFFERS, EXIT_USAGE, EXIT_NO_DAEMON, EXIT_TIMED_OUT, EXIT_JOB_FAILED, EXIT_NOT_FOUND, EXIT_INTERRUPTED = 130
+};
 
 struct follow {
 	bool json;

@@ -162,7 +162,8 @@ int jobs_check(const struct command *self, struct client *c, const struct args *
 
 int jobs_list(const struct command *self, struct client *c, const struct args *a)
 {
-	static const char *const columns[] = { "ID=id", "KIND=kind", "STATE=state", "STAGE=stage", "DONE=progress.bytes_done:bytes",
+	static const char *const columns[] = { "ID=id", "KIND=kind", "STATE=state", "STAGE=stage", "SOURCE=source|a:ref",
+					       "TARGET=target|b:ref", "DONE=progress.bytes_done:bytes",
 					       "TOTAL=progress.bytes_total:bytes", "CREATED=created_at", NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
 	const char *filter = args_value(a, "filter"), *count = args_value(a, "limit");
@@ -201,6 +202,9 @@ static void print_job(const json_t *job)
 	for (size_t i = 0; rows[i]; i++)
 		if (show_text(job, rows[i])[0])
 			printf("%-12s %s\n", strrchr(rows[i], '.') ? strrchr(rows[i], '.') + 1 : rows[i], show_text(job, rows[i]));
+	if (show_text(job, "waits_for.job")[0])
+		printf("%-12s %s %s%s%s\n", "behind", show_text(job, "waits_for.kind"), show_text(job, "waits_for.job"),
+		       show_text(job, "waits_for.target")[0] ? " to " : "", show_text(job, "waits_for.target"));
 	if (show_number(job, "progress.bytes_total") > 0)
 		printf("%-12s %s of %s\n", "bytes", show_bytes(show_number(job, "progress.bytes_done"), x),
 		       show_bytes(show_number(job, "progress.bytes_total"), y));

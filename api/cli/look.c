@@ -1,6 +1,8 @@
 /* look.c: the commands that only look, and rm. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "api/cli/commands.h"
 #include "api/cli/show.h"
@@ -63,11 +65,38 @@ static FALLIBLE enum err get_all(struct client *c, const char *path, const char 
 	return OK;
 }
 
+static int by_name(const void *a, const void *b)
+{
+	const json_t *x = *(json_t *const *)a, *y = *(json_t *const *)b;
+	int by_storage = strcmp(show_text(x, "storage"), show_text(y, "storage"));
+
+	return by_storage ? by_storage : str_cmp_natural(str_of(show_text(x, "name")), str_of(show_text(y, "name")));
+}
+
+/* Sorts by storage and name, step-2 before step-10. The daemon's order is that of bytes, for the sake of its pages. */
+static FALLIBLE enum err sort(json_t *all)
+{
+	size_t n = json_array_size(all);
+	CLEANUP(mem_free_ptr) json_t **items = mem_zalloc(n, sizeof *items);
+
+	if (!items)
+		return ERR(NO_MEMORY, "cannot sort a list");
+	for (size_t i = 0; i < n; i++)
+		items[i] = json_incref(json_array_get(all, i));
+	qsort(items, n, sizeof *items, by_name);
+	(void)json_array_clear(all);
+	for (size_t i = 0; i < n; i++)
+		(void)json_array_append_new(all, items[i]);
+	return OK;
+}
+
 static FALLIBLE enum err show_list(struct client *c, const char *path, const char *member, const char *const *columns, bool json)
 {
 	json_t *all = json_array();
 	enum err e = all ? get_all(c, path, member, all) : ERR(NO_MEMORY, "cannot list");
 
+	if (e == OK)
+		e = sort(all);
 	if (e == OK && json)
 		show_json(all);
 	else if (e == OK)
@@ -277,17 +306,46 @@ int look_show(const struct command *self, struct client *c, const struct args *a
 	return EXIT_DONE;
 }
 
+/* On a terminal somebody may have mistyped a name: shows what would go, and asks. A script is not asked. */
+static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *path, bool *yes_out)
+{
+	struct answer got = { 0 };
+	char line[16], text[32];
+
+	*yes_out = true;
+	if (!isatty(STDIN_FILENO) || !isatty(STDERR_FILENO))
+		return OK;
+	TRY(client_get(c, path, &got));
+	fprintf(stderr, "Remove %s (", ref);
+	if (show_text(got.json, "format")[0])
+		fprintf(stderr, "%s, ", show_text(got.json, "format"));
+	fprintf(stderr, "%s", show_bytes(show_number(got.json, "bytes"), text));
+	if (show_text(got.json, "modified_at")[0])
+		fprintf(stderr, ", of %s", show_text(got.json, "modified_at"));
+	fputs(") for good? [y/N] ", stderr);
+	client_drop(&got);
+	*yes_out = fgets(line, sizeof line, stdin) && (line[0] == 'y' || line[0] == 'Y');
+	return OK;
+}
+
 int look_rm(const struct command *self, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	struct follow f = { .json = args_flag(a, "json") };
 	struct answer got = { 0 };
+	bool yes = true;
 	char id[64];
 	enum err e = put_path(&path, a->words[0], "");
 
 	(void)self;
 	if (e == OK && args_value(a, "timeout"))
 		e = args_duration(args_value(a, "timeout"), &f.timeout_ms);
+	if (e == OK && !args_flag(a, "yes"))
+		e = ask_rm(c, a->words[0], (char *)path.p, &yes);
+	if (!yes) {
+		fprintf(stderr, "%s stays\n", a->words[0]);
+		return EXIT_INTERRUPTED;
+	}
 	if (e == OK)
 		e = client_call(c, "DELETE", (char *)path.p, NULL, &got);
 	if (e)

@@ -4,6 +4,7 @@
 
 #include "api/cli/commands.h"
 #include "api/cli/show.h"
+#include "base/near.h"
 
 #define WAITING "detach dry-run "
 #define PICKING "include= exclude= "
@@ -19,7 +20,8 @@ static const struct command commands[] = {
 	  look_show },
 	{ "cat", "cat REF FQN [--slice 0:4,:] [--format raw|npy|safetensors]", "slice= format=",
 	  "a tensor's values; with --format its bytes", 2, 2, cat_tensor },
-	{ "rm", "rm REF | shm:NAME [--detach]", "detach", "delete a checkpoint or a state dict", 1, 1, look_rm },
+	{ "rm", "rm REF | shm:NAME [--yes] [--detach]", "yes detach",
+	  "delete a checkpoint or a state dict; asks first on a terminal, unless --yes", 1, 1, look_rm },
 	{ "jobs", "jobs [--filter 'state=running AND kind=save'] [--limit N]", "filter= limit=", "jobs, newest first", 0, 0,
 	  jobs_list },
 	{ "job", "job ID [--follow]", "follow", "one job", 1, 1, jobs_one },
@@ -34,7 +36,7 @@ static const struct command commands[] = {
 	  "[--dedup balanced|lowest_rank] [--no-flatten] [--pace full|background]",
 	  WAITING CHANGING PACED "generation= format= overwrite files-per-rank= on-divergence= dedup= no-flatten",
 	  "a state dict in shared memory as a checkpoint", 2, 2, jobs_submit },
-	{ "reshard", "reshard SRC DST [--world-size N] [--layout RULE]... [--format dcp|safetensors|torch] [--overwrite] "
+	{ "reshard", "reshard SRC DST [--world-size N] [--layout RULE]... [--format dcp|safetensors] [--overwrite] "
 	  "[--pace full|background]",
 	  WAITING CHANGING PACED "world-size= layout= format= overwrite files-per-rank= dedup= verify=",
 	  "a checkpoint in another layout, world size or format", 2, 2, jobs_submit },
@@ -80,7 +82,8 @@ static void print_words(void)
 	      "The daemon is found by DCPD_URL (http://... or unix:///path, with DCPD_TOKEN or DCPD_TOKEN_FILE), else at\n"
 	      "$XDG_STATE_HOME/dcpd/dcpd.sock, then /run/dcpd/dcpd.sock.\n"
 	      "\n"
-	      "Exit: 0 done, 1 differs or does not fit, 2 wrong usage, 3 no daemon, 4 timed out, 5 the job failed.\n", stdout);
+	      "Exit: 0 done, 1 differs or does not fit, 2 wrong usage, 3 no daemon, 4 timed out, 5 the job failed, 6 not found,\n"
+	      "130 interrupted, or answered with no.\n", stdout);
 }
 
 static void print_help(void)
@@ -170,6 +173,10 @@ int main(int argc, char **argv)
 	for (const struct command *k = commands; k->name; k++)
 		if (strcmp(k->name, name) == 0)
 			return run(k, argc - 2, argv + 2);
-	fprintf(stderr, "dcpctl: there is no command \"%.50s\"; see dcpctl --help\n", name);
+	struct near near = near_begin(str_of(name));
+	char hint[NEAR_HINT_MAX];
+	for (const struct command *k = commands; k->name; k++)
+		near_try(&near, str_of(k->name));
+	fprintf(stderr, "dcpctl: there is no command \"%.50s\"%s; see dcpctl --help\n", name, near_text(&near, hint));
 	return EXIT_USAGE;
 }

@@ -140,21 +140,36 @@ static int put_chunk(const char *p, size_t n, void *user)
 	return 0;
 }
 
+static void put_ref(struct buf *b, const json_t *ref)
+{
+	const char *state_dict = show_text(ref, "state_dict");
+
+	buf_puts(b, state_dict[0] ? "shm" : show_text(ref, "storage"));
+	buf_putc(b, ':');
+	put_clean(b, state_dict[0] ? state_dict : show_text(ref, "name"));
+}
+
 /* One cell, by the column's form. */
 static void put_cell(struct buf *b, const json_t *item, const char *column)
 {
-	const char *key = strchr(column, '=') + 1, *form = strchr(key, ':');
+	const char *key = strchr(column, '=') + 1, *form = strchr(key, ':'), *end = form ? form : key + strlen(key);
 	char path[64], text[32];
-	const json_t *v;
+	const json_t *v = NULL;
 
-	snprintf(path, sizeof path, "%.*s", form ? (int)(form - key) : (int)strlen(key), key);
-	v = show_at(item, path);
-	if (!v || json_is_null(v))
+	for (; !v && key < end; key++) {
+		const char *begin = key;
+		key += strcspn(key, "|:");
+		snprintf(path, sizeof path, "%.*s", (int)(key - begin), begin);
+		v = show_at(item, path);
+	}
+	if (!v || json_is_null(v) || (json_is_string(v) && json_string_length(v) == 0))
 		buf_putc(b, '-');
 	else if (form && strcmp(form, ":bytes") == 0)
 		buf_puts(b, show_bytes(json_number_value(v), text));
 	else if (form && strcmp(form, ":dims") == 0)
 		put_dims(b, v);
+	else if (form && strcmp(form, ":ref") == 0)
+		put_ref(b, v);
 	else if (form && strcmp(form, ":count") == 0)
 		buf_printf(b, "%zu", json_array_size(v));
 	else if (json_is_string(v))
@@ -191,7 +206,7 @@ static void print_row(const json_t *item, const char *const *columns, size_t *wi
 		/* Sizes and counts line up on the right. */
 		const char *form = strrchr(columns[c], ':');
 		int pad = (int)(widths[c] - w);
-		bool right = form && strcmp(form, ":dims") != 0;
+		bool right = form && strcmp(form, ":dims") != 0 && strcmp(form, ":ref") != 0;
 		printf("%s%*s%.*s%*s", c ? "  " : "", right ? pad : 0, "", (int)cell.len, (char *)cell.p,
 		       right || !columns[c + 1] ? 0 : pad, "");
 	}

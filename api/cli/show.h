@@ -8,7 +8,8 @@ void show_problem(const json_t *problem);        /* one inside a job record, on 
 void show_json(const json_t *doc);               /* on stdout, indented */
 const char *show_bytes(double bytes, char out[32]);     /* "1.2 GiB" */
 const char *show_seconds(double s, char out[32]);       /* "1:02:03", "4.2s" */
-/* columns: "TITLE=key" or "TITLE=key:bytes" or "TITLE=key:dims"; keys may be paths, "progress.rate". Ends with NULL. */
+/* columns: "TITLE=key" or "TITLE=key:FORM" with FORM bytes, dims, count or ref ("main:a", "shm:x"); keys may be paths, "progress.rate",
+ * and one that is absent may have another behind "|". Ends with NULL. */
 void show_table(const json_t *items, const char *const *columns);
 const json_t *show_at(const json_t *doc, const char *path); /* "progress.bytes_done"; NULL: absent */
 const char *show_text(const json_t *doc, const char *path); /* "" if absent or no string */

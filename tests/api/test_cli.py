@@ -1,4 +1,4 @@
-"""dcpctl: its commands, exit codes (0 done, 1 differs, 2 usage, 3 no daemon, 4 timed out, 5 failed) and --json."""
+"""dcpctl: its commands, exit codes (0 done, 1 differs, 2 usage, 3 no daemon, 4 timed out, 5 failed, 6 not found) and --json."""
 import json
 import signal
 import subprocess
@@ -61,7 +61,7 @@ def test_json(d, c):
     assert json.loads(good(d.ctl("show", f"main:{c.name}", "--json")))["name"] == c.name
     assert json.loads(good(d.ctl("status", "--json")))
     r = d.ctl("verify", "main:no/such", "--json")
-    assert json.loads(good(r, 5))
+    assert json.loads(good(r, 6))
 
 
 def test_detach_and_dry_run(d, c):
@@ -85,7 +85,7 @@ def test_check(d, c):
     assert good(d.ctl("check", f"main:{c.name}", f"shm:{sd}", "--no-strict"))
     r = d.ctl("check", f"main:{c.name}", "--layout", "zzz*=Shard(0)", "--world-size", "2")
     assert r.returncode == 0 and "zzz*" in r.stderr
-    assert d.ctl("check", "main:no/such").returncode == 5
+    assert d.ctl("check", "main:no/such").returncode == 6
     d.drop(sd)
 
 
@@ -109,7 +109,7 @@ def test_no_daemon(d, tmp_path):
 
 def test_failed_and_different(d, c):
     r = d.ctl("verify", "main:no/such")
-    assert r.returncode == 5 and "not_found" in r.stderr + r.stdout
+    assert r.returncode == 6 and "not_found" in r.stderr + r.stdout
     c.files()[0].unlink()
     r = d.ctl("reshard", f"main:{c.name}", f"main:cli/{lib.fresh()}")
     assert r.returncode == 5 and ".distcp" in r.stderr + r.stdout, r
