@@ -51,22 +51,45 @@ void job_id_mark(const struct server *s, char mark[JOB_MARK_LEN + 1])
 	mark[JOB_MARK_LEN] = '\0';
 }
 
+/* The last id's time and random bits. */
+static struct {
+	uint64_t ms;
+	unsigned char bits[7];
+} last_id;
+
+static void begin_ids(uint64_t ms)
+{
+	last_id.ms = ms;
+	must(getrandom(last_id.bits, sizeof last_id.bits, 0) == (ssize_t)sizeof last_id.bits);
+	last_id.bits[0] &= 0x7f; /* room to count */
+}
+
+/* Lists and sweeps go by the order of ids, so the ids of a daemon whose clock was set back follow those that its journal has. */
+static FALLIBLE enum err resume_ids(struct server *s)
+{
+	char id[JOB_ID_LEN + 1];
+	uint64_t ms = 0;
+
+	TRY(journal_read_newest_id(s->journal, id));
+	for (int i = 0; i < 10 && id[i]; i++)
+		ms = ms << 5 | (uint64_t)(strchr(digits, id[i]) ? strchr(digits, id[i]) - digits : 0);
+	if (ms >= last_id.ms)
+		begin_ids(ms + 1);
+	return OK;
+}
+
 /* ULID: 48 bits of milliseconds and 80 others in Crockford's base 32, 50 of them random: ids sort by time of birth. */
 void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1])
 {
-	static uint64_t last_ms;
-	static unsigned char bits[7];
 	uint64_t ms = (uint64_t)clock_wall_ms();
+	unsigned char *bits = last_id.bits;
 
-	if (ms <= last_ms) { /* the same millisecond, or a clock set back: count on */
-		ms = last_ms;
+	if (ms > last_id.ms)
+		begin_ids(ms);
+	else /* the same millisecond, or a clock set back: count on */
 		for (int i = 5; i >= 0 && ++bits[i] == 0; i--)
 			;
-	} else {
-		must(getrandom(bits, sizeof bits, 0) == (ssize_t)sizeof bits);
-		bits[0] &= 0x7f; /* room to count */
-	}
-	last_ms = ms;
+	ms = last_id.ms;
 	for (int i = 9; i >= 0; i--, ms >>= 5)
 		id[i] = digits[ms & 31];
 	for (int i = 0; i < 10; i++) {
@@ -97,6 +120,7 @@ FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *
 	j->text = BUF_INIT(TEXT_MAX);
 	j->spec = json_deep_copy(spec);
 	j->created_ms = clock_wall_ms();
+	j->begun_ms = clock_mono_ms();
 	j->version = ++s->jobs->versions;
 	job_new_id(s, j->id);
 	const json_t *retries = json_object_get(json_object_get(spec, "options"), "retries");
@@ -286,6 +310,12 @@ static FALLIBLE enum err text_of(struct job *j, struct str *out)
 	return OK;
 }
 
+void job_snapshotted(struct job *j)
+{
+	j->snapshotted_ms = clock_wall_ms();
+	j->sealed_ms = clock_mono_ms();
+}
+
 void job_changed(struct job *j)
 {
 	j->version = ++j->server->jobs->versions;
@@ -301,7 +331,7 @@ void job_put_row(struct journal_txn *t, struct job *j)
 				   .uid = j->uid,
 				   .target = j->target ? j->target : "",
 				   .created_ms = j->created_ms,
-				   .finished_ms = j->finished_ms };
+				   .finished_ms = job_state_ended(j->state) ? clock_service_ms() : 0 };
 
 	memcpy(row.id, j->id, sizeof row.id);
 	if (text_of(j, &row.doc) != OK)
@@ -340,6 +370,7 @@ static void read_doc(struct job *j, const json_t *doc)
 
 	snprintf(j->stage, sizeof j->stage, "%s", stage ? stage : "");
 	j->started_ms = read_time(doc, "started_at");
+	j->finished_ms = read_time(doc, "finished_at");
 	j->snapshotted_ms = read_time(milestones, "snapshotted");
 	j->durable_ms = read_time(milestones, "durable");
 	j->bytes_done = read_number(progress, "bytes_done");
@@ -372,7 +403,6 @@ static enum err load_row(void *user, const struct journal_job *row)
 	j->state = (enum job_state)row->state;
 	j->attempt = row->attempt;
 	j->created_ms = row->created_ms;
-	j->finished_ms = row->finished_ms;
 	j->in_journal = true;
 	read_doc(j, doc);
 	j->target = mem_strdup(row->target);
@@ -572,13 +602,14 @@ static void prune(struct server *s, int64_t now)
 	s->jobs->pruned_ms = now;
 	s->jobs->ended = 0;
 	journal_prune(t, s->config->keep_jobs, now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
+	journal_put_service(t, now);
 	journal_commit(s->journal, t, on_pruned, s->jobs);
 }
 
 static void on_tick(void *user)
 {
 	struct server *s = user;
-	int64_t now = clock_wall_ms();
+	int64_t now = clock_service_ms();
 
 	s->jobs->tick = NULL;
 	job_watch(s);
@@ -593,6 +624,7 @@ FALLIBLE enum err jobs_new(struct server *s)
 	s->jobs = mem_zalloc(1, sizeof *s->jobs);
 	if (!s->jobs)
 		return ERR(NO_MEMORY, "cannot keep jobs");
+	TRY(resume_ids(s));
 	TRY(journal_read_unended(s->journal, take_row, s));
 	for (struct job *j = s->jobs->live, *next; j; j = next) {
 		next = j->live_next;

@@ -52,7 +52,7 @@ static void on_all_sealed(struct job *j, struct state_dict_use *use)
 		j->space_needed = job_use_bytes(use);
 	}
 	j->await = NULL;
-	j->snapshotted_ms = clock_wall_ms();
+	job_snapshotted(j);
 	j->alive_ms = clock_mono_ms();
 	job_changed(j);
 	if (j->step == STEP_AWAITING)
@@ -109,7 +109,7 @@ FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who)
 	if (e)
 		j->lost = *err_last();
 	else if (!j->await && !j->snapshotted_ms) /* sealed, and the coordinator ended before that was in the job's row */
-		j->snapshotted_ms = clock_wall_ms();
+		job_snapshotted(j);
 	return e;
 }
 

@@ -299,13 +299,13 @@ static void write_journal(struct creation *c)
 	struct journal_txn *t = journal_txn_new(c->server->journal);
 
 	if (j->kind == JOB_SAVE && !j->await) /* sealed in shared memory that outlives the trainer: it may go on */
-		j->snapshotted_ms = clock_wall_ms();
+		job_snapshotted(j);
 	snprintf(j->stage, sizeof j->stage, "waiting");
 	job_put_row(t, j);
 	journal_put_labels(t, j->id, json_object_get(j->spec, "labels"));
 	if (c->keyed) {
 		struct journal_key key = { .scope = "job", .uid = j->uid, .key = str_of(c->key), .digest = c->digest,
-					   .created_ms = j->created_ms };
+					   .created_ms = clock_service_ms() };
 		memcpy(key.resource, j->id, sizeof j->id);
 		journal_put_key(t, &key);
 	}
@@ -344,7 +344,7 @@ static bool ask_step(struct creation *c)
 	case SPACE:
 		if (c->job->space_needed == 0 || job_spec_selects(j->spec) || storage_find(c->server, str_of(target.storage), &st) != OK)
 			return false;
-		if (clock_wall_ms() - st->probed_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
+		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
 			return false;
 		storage_probe(c->server, st, on_probe, c);
 		return true;

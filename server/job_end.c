@@ -67,8 +67,8 @@ static void count_durable(struct job *j)
 
 	if (saved > 0)
 		metrics_add(m, "dcpd_dedup_bytes_saved_total", "", (double)saved);
-	if (j->kind == JOB_SAVE && j->snapshotted_ms)
-		metrics_observe(m, "dcpd_save_lag_seconds", "", (double)(j->durable_ms - j->snapshotted_ms) / 1000);
+	if (j->kind == JOB_SAVE && j->sealed_ms)
+		metrics_observe(m, "dcpd_save_lag_seconds", "", (double)(clock_mono_ms() - j->sealed_ms) / 1000);
 }
 
 /* A copy that stays within its run is no progress of the training. */
@@ -119,7 +119,7 @@ static void announce(struct job *j)
 {
 	struct server *s = j->server;
 	char labels[96];
-	double seconds = (double)(j->finished_ms - (j->started_ms ? j->started_ms : j->created_ms)) / 1000;
+	double seconds = (double)(clock_mono_ms() - j->begun_ms) / 1000;
 	struct job_ref target = job_spec_ref(j->spec, "target");
 
 	log_info("job ended", "job", j->id, "kind", job_kind_text(j->kind), "state", job_state_text(j->state), "code",

@@ -39,12 +39,14 @@ struct job {
 	char *target;               /* "main:b", "shm:serve", "" */
 	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec or names */
 	uint32_t storage_count;
-	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms;
+	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms;    /* wall clock, for the record */
 	uint64_t bytes_done, bytes_total;
 	uint64_t space_needed;      /* on the target's storage; 0: not known */
 	double rate;                /* bytes a second, smoothed */
 	int64_t stage_since_ms;     /* monotone clock */
 	int64_t queued_ms;          /* monotone clock; when it took its place in the lane */
+	int64_t begun_ms;           /* monotone clock: made or taken up, then started */
+	int64_t sealed_ms;          /* monotone clock: its source was snapshotted; 0: not yet, or under an earlier daemon */
 	int64_t rate_at_ms, alive_ms;      /* monotone clock: last sample, last byte of progress */
 	uint64_t version;
 	struct buf text;            /* the record; empty: to be made */
@@ -79,7 +81,7 @@ struct jobs {
 	uint64_t versions, attempts;
 	int64_t watched_ms;                 /* when jobs were looked at last */
 	struct loop_timer *tick;
-	int64_t pruned_ms;
+	int64_t pruned_ms;          /* service time */
 	uint64_t ended;             /* since the last pruning */
 	struct table keys;          /* idempotency keys of creations on their way */
 };
@@ -92,6 +94,7 @@ void job_live_add(struct job *j);
 void job_live_remove(struct job *j);
 void job_cache_add(struct job *j);
 void job_revive(struct job *j);                      /* from the cache to the live ones */
+void job_snapshotted(struct job *j);                 /* now */
 void job_changed(struct job *j);                     /* the text is stale; says so on the event stream */
 void job_put_row(struct journal_txn *t, struct job *j);
 /* Its end is the daemon's mark: of what jobs leave on a storage that several daemons see, each knows its own. */

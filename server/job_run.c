@@ -610,8 +610,10 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	j->commit_asked = false;
 	j->streamed = j->await != NULL;
 	j->alive_ms = j->rate_at_ms = clock_mono_ms();
-	if (!j->started_ms)
+	if (!j->started_ms) {
 		j->started_ms = clock_wall_ms();
+		j->begun_ms = clock_mono_ms();
+	}
 	job_set_state(j, JOB_PLANNING, "starting", true);
 	return OK;
 }

@@ -50,11 +50,17 @@ static const char *const migrations[JOURNAL_VERSION] = {
 	" coalesce(json_extract(doc, '$.result.generation'), -1)), max(finished_ms), 0, 0, 0 FROM"
 	" (SELECT substr(target, 1, instr(target, ':') - 1) AS storage, substr(target, instr(target, ':') + 1) AS name,"
 	" finished_ms, doc FROM jobs WHERE kind = 0 AND state = 4 AND ended = 1) GROUP BY storage, run;",
+
+	/* Ages were told by the wall clock: service time goes on from the newest of them. */
+	"INSERT INTO meta VALUES('service_ms', max(1, ifnull((SELECT max(finished_ms) FROM jobs), 0),"
+	" ifnull((SELECT max(created_ms) FROM keys), 0)));"
+	"ALTER TABLE state_dicts ADD COLUMN orphan_since_ms INTEGER NOT NULL DEFAULT 0;"
+	"UPDATE state_dicts SET orphan_since_ms = (SELECT value FROM meta WHERE key = 'service_ms');",
 };
 
 enum change {
-	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT, PUT_SLOT,
-	DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, PUT_WORKER, DELETE_WORKER, CHANGE_MAX
+	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_SERVICE, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT,
+	PUT_SLOT, DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, PUT_WORKER, DELETE_WORKER, CHANGE_MAX
 };
 
 static const char *const change_sql[CHANGE_MAX] = {
@@ -66,9 +72,10 @@ static const char *const change_sql[CHANGE_MAX] = {
 			" ORDER BY finished_ms DESC LIMIT -1 OFFSET ?1)",
 	[PRUNE_AGE] = "DELETE FROM jobs WHERE ended = 1 AND finished_ms < ?1",
 	[PRUNE_KEYS] = "DELETE FROM keys WHERE created_ms < ?1",
+	[PUT_SERVICE] = "UPDATE meta SET value = ?1 WHERE key = 'service_ms'",
 	[PUT_KEY] = "INSERT OR REPLACE INTO keys VALUES(?1,?2,?3,?4,?5,?6)",
-	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9) ON CONFLICT(name) DO UPDATE SET"
-			   " orphaned_ms=?7, last_generation=?8, on_owner_death=?9",
+	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10) ON CONFLICT(name) DO UPDATE SET"
+			   " orphaned_ms=?7, last_generation=?8, on_owner_death=?9, orphan_since_ms=?10",
 	[DELETE_STATE_DICT] = "DELETE FROM state_dicts WHERE name = ?1",
 	[PUT_SLOT] = "INSERT OR REPLACE INTO slots VALUES(?1,?2,?3,?4,?5,?6,?7,?8)",
 	[DELETE_SLOT] = "DELETE FROM slots WHERE name = ?1 AND rank = ?2 AND slot = ?3",
@@ -214,6 +221,11 @@ void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int6
 	put_int(add(t, PRUNE_KEYS), keys_before_ms);
 }
 
+void journal_put_service(struct journal_txn *t, int64_t service_ms)
+{
+	put_int(add(t, PUT_SERVICE), service_ms);
+}
+
 void journal_put_key(struct journal_txn *t, const struct journal_key *key)
 {
 	struct row *r = add(t, PUT_KEY);
@@ -239,6 +251,7 @@ void journal_put_state_dict(struct journal_txn *t, const struct journal_state_di
 	put_int(r, sd->orphaned_ms);
 	put_int(r, sd->last_generation);
 	put_str(t, r, sd->on_owner_death);
+	put_int(r, sd->orphan_since_ms);
 }
 
 void journal_delete_state_dict(struct journal_txn *t, const char *name)
@@ -481,6 +494,11 @@ uint64_t journal_id(const struct journal *j)
 	return j->id;
 }
 
+int64_t journal_service_ms(const struct journal *j)
+{
+	return j->service_ms;
+}
+
 uint64_t journal_digest(struct str body)
 {
 	return XXH3_64bits(body.p ? body.p : "", body.n);
@@ -563,6 +581,7 @@ static FALLIBLE enum err open_db(const char *path, struct journal *j, uint64_t *
 	int64_t id;
 	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'id'", &id));
 	j->id = (uint64_t)id;
+	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'service_ms'", &j->service_ms));
 	if (sqlite3_open_v2(path, &j->reader, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
 		return journal_failed(j->reader, path);
 	sqlite3_busy_timeout(j->reader, 1000);

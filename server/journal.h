@@ -8,11 +8,13 @@
  *     journal_commit(j, t, fn, user);                 takes t; fn(user, e) from the loop when it is on disk; fn may be NULL
  *
  * Transactions commit in the order of journal_commit; one that fails does not take others with it. Reading has a connection of its
- * own on the loop's thread: queries by key, and one page of a list. */
+ * own on the loop's thread: queries by key, and one page of a list.
+ *
+ * Moments that decide something are in service time (server.h); wall clock is in the records that people read, and says so. */
 #pragma once
 #include "server/server.h"
 
-enum { JOURNAL_VERSION = 3 };
+enum { JOURNAL_VERSION = 4 };
 
 struct journal_txn;
 
@@ -25,6 +27,7 @@ uint64_t journal_commits(const struct journal *j);   /* SQLite commits so far: g
 uint64_t journal_waiting(struct journal *j);
 uint64_t journal_id(const struct journal *j);        /* random, made with the file: whose segments are whose */
 uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
+int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */
 
 struct journal_txn *journal_txn_new(struct journal *j);
 void journal_txn_free(struct journal_txn *t);
@@ -36,7 +39,8 @@ struct journal_job {
 	bool ended;
 	uid_t uid;
 	const char *target;         /* "main:run1/step-100", "shm:serve" or "" */
-	int64_t created_ms, finished_ms;
+	int64_t created_ms;         /* wall clock */
+	int64_t finished_ms;        /* service time; 0: not yet */
 	struct str doc;
 };
 void journal_put_job(struct journal_txn *t, const struct journal_job *row);
@@ -44,6 +48,7 @@ void journal_put_labels(struct journal_txn *t, const char *id, const json_t *lab
 void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
 /* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, and old idempotency keys. */
 void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms);
+void journal_put_service(struct journal_txn *t, int64_t service_ms);
 
 struct journal_key {
 	const char *scope;          /* "job", "state_dict" */
@@ -51,7 +56,7 @@ struct journal_key {
 	struct str key;
 	uint64_t digest;            /* of the body */
 	char resource[256];
-	int64_t created_ms;
+	int64_t created_ms;         /* service time */
 };
 void journal_put_key(struct journal_txn *t, const struct journal_key *row);
 
@@ -59,7 +64,9 @@ struct journal_state_dict {
 	const char *name;
 	uid_t uid;
 	uint32_t world_size, slots;
-	int64_t lease_ms, created_ms, orphaned_ms, last_generation;
+	int64_t lease_ms, created_ms, orphaned_ms;   /* the last two: wall clock */
+	int64_t orphan_since_ms;    /* service time */
+	int64_t last_generation;
 	struct str on_owner_death;  /* JSON or empty */
 };
 struct journal_slot {
@@ -78,7 +85,7 @@ void journal_delete_slot(struct journal_txn *t, const char *name, uint32_t rank,
 struct journal_storage {
 	const char *name, *path;
 	uid_t uid;
-	int64_t expires_ms;
+	int64_t expires_ms;         /* service time */
 };
 void journal_put_storage(struct journal_txn *t, const struct journal_storage *row);
 void journal_delete_storage(struct journal_txn *t, const char *name);
@@ -110,6 +117,7 @@ struct journal_filter {
 	struct str before_id;       /* n == 0: from the newest */
 };
 FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, void *user);   /* oldest first */
+FALLIBLE enum err journal_read_newest_id(struct journal *j, char id_out[27]);               /* "" if there are no jobs */
 FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user); /* no row: fn is not called */
 FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filter *f, uint32_t limit, journal_job_fn fn,
 				    void *user);

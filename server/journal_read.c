@@ -2,6 +2,8 @@
  *
  * WAL lets it read while the journal thread writes; it sees what is committed. Questions are by key or give one page, so that the
  * loop is held up for microseconds, not for a scan. */
+#include <stdio.h>
+
 #include "base/mem.h"
 #include "server/journal_sql.h"
 #include "server/runs.h"
@@ -11,6 +13,7 @@
 
 static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_UNENDED] = "SELECT " JOB_COLUMNS " FROM jobs WHERE ended = 0 ORDER BY id",
+	[QUERY_NEWEST_ID] = "SELECT id FROM jobs ORDER BY id DESC LIMIT 1",
 	[QUERY_JOB] = "SELECT " JOB_COLUMNS " FROM jobs WHERE id = ?1",
 	[QUERY_JOBS] = "SELECT " JOB_COLUMNS " FROM jobs WHERE (?1 = '' OR id < ?1) AND (?2 < 0 OR state = ?2)"
 		       " AND (?3 < 0 OR kind = ?3) AND (?4 = '' OR target = ?4)" HAS_LABEL("6", "7") HAS_LABEL("8", "9")
@@ -18,7 +21,7 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_PLAN] = "SELECT plan FROM plans WHERE job = ?1",
 	[QUERY_KEY] = "SELECT digest, resource, created_ms FROM keys WHERE scope = ?1 AND uid = ?2 AND key = ?3",
 	[QUERY_STATE_DICTS] = "SELECT name, uid, world_size, slots, lease_ms, created_ms, orphaned_ms, last_generation,"
-			      " on_owner_death FROM state_dicts ORDER BY name",
+			      " on_owner_death, orphan_since_ms FROM state_dicts ORDER BY name",
 	[QUERY_SLOTS] = "SELECT name, rank, slot, segment, bytes, image_bytes, state, generation FROM slots"
 			" ORDER BY name, rank, slot",
 	[QUERY_STORAGES] = "SELECT name, path, uid, expires_ms FROM storages ORDER BY name",
@@ -117,6 +120,21 @@ FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, voi
 
 	TRY(prepare(j, QUERY_UNENDED, &s));
 	return each(j, s, row_job, &c);
+}
+
+static enum err row_id(void *user, sqlite3_stmt *s)
+{
+	snprintf(user, sizeof((struct journal_job *)0)->id, "%s", column_z(s, 0));
+	return OK;
+}
+
+FALLIBLE enum err journal_read_newest_id(struct journal *j, char id_out[27])
+{
+	sqlite3_stmt *s = NULL;
+
+	id_out[0] = '\0';
+	TRY(prepare(j, QUERY_NEWEST_ID, &s));
+	return each(j, s, row_id, id_out);
 }
 
 FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user)
@@ -221,7 +239,8 @@ static enum err row_state_dict(void *user, sqlite3_stmt *s)
 					  .created_ms = sqlite3_column_int64(s, 5),
 					  .orphaned_ms = sqlite3_column_int64(s, 6),
 					  .last_generation = sqlite3_column_int64(s, 7),
-					  .on_owner_death = column(s, 8) };
+					  .on_owner_death = column(s, 8),
+					  .orphan_since_ms = sqlite3_column_int64(s, 9) };
 
 	return c->state_dict(c->user, &row);
 }

@@ -6,7 +6,7 @@
 #include "server/journal.h"
 
 enum journal_query {
-	QUERY_UNENDED, QUERY_JOB, QUERY_JOBS, QUERY_PLAN, QUERY_KEY, QUERY_STATE_DICTS, QUERY_SLOTS, QUERY_STORAGES,
+	QUERY_UNENDED, QUERY_NEWEST_ID, QUERY_JOB, QUERY_JOBS, QUERY_PLAN, QUERY_KEY, QUERY_STATE_DICTS, QUERY_SLOTS, QUERY_STORAGES,
 	QUERY_RUNS, QUERY_WORKERS, QUERY_MAX
 };
 
@@ -22,6 +22,7 @@ struct journal {
 	uint64_t waiting;                    /* handed over and not yet on disk */
 	bool stop, running;
 	uint64_t id;
+	int64_t service_ms;
 	_Atomic uint64_t commits;
 };
 

@@ -124,6 +124,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(loop_new(base, &s->loop));
 	TRY(metrics_new(&s->metrics));
 	TRY(journal_open(s->config->journal_file, s->loop, &s->journal, &s->boot));
+	clock_service_begin(journal_service_ms(s->journal));
 	TRY(events_new(s->loop, s->boot, &s->events));
 	TRY(workers_new(s));
 	TRY(gangs_new(s));
@@ -167,6 +168,11 @@ void server_free(struct server *s)
 		return;
 	loop_timer_stop(&s->drain_timer);
 	s->draining = true;
+	if (s->journal) {
+		struct journal_txn *t = journal_txn_new(s->journal);
+		journal_put_service(t, clock_service_ms());
+		journal_commit(s->journal, t, NULL, NULL);
+	}
 	for (int turn = 0; turn < 3 && s->journal; turn++) { /* what is on its way to the disk is seen through */
 		journal_sync(s->journal);
 		loop_run_posted(s->loop);

@@ -149,6 +149,7 @@ void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 					  .lease_ms = sd->lease_ms,
 					  .created_ms = sd->created_ms,
 					  .orphaned_ms = sd->orphaned_ms,
+					  .orphan_since_ms = sd->orphan_since_ms,
 					  .last_generation = sd->last_generation,
 					  .on_owner_death = text ? str_of(text) : STR("") };
 
@@ -252,13 +253,12 @@ static FALLIBLE enum err create(struct server *s, const struct state_dict_reques
 	TRY(state_dict_alloc(s, rq->name, (uint32_t)rq->world_size, rq->slots ? (uint32_t)rq->slots : 2, rq->who.uid, &sd));
 	sd->lease_ms = rq->lease_ms ? rq->lease_ms : s->config->lease_ms;
 	sd->on_owner_death = rq->on_owner_death ? json_deep_copy(rq->on_owner_death) : NULL;
-	for (uint32_t r = 0; r < sd->world_size; r++)
-		sd->ranks[r].expires_ms = sd->created_ms + sd->lease_ms;
+	state_dict_lease_begin(sd);
 	*txn = journal_txn_new(s->journal);
 	state_dict_row(*txn, sd);
 	if (rq->idem.key.n) {
 		struct journal_key key = { .scope = "state_dict", .uid = rq->who.uid, .key = rq->idem.key,
-					   .digest = journal_digest(rq->idem.body), .created_ms = sd->created_ms };
+					   .digest = journal_digest(rq->idem.body), .created_ms = clock_service_ms() };
 		memcpy(key.resource, sd->name, sizeof sd->name);
 		journal_put_key(*txn, &key);
 	}
@@ -322,11 +322,12 @@ static enum err take_row(void *user, const struct journal_state_dict *row)
 	sd->lease_ms = row->lease_ms;
 	sd->created_ms = row->created_ms;
 	sd->orphaned_ms = row->orphaned_ms;
+	sd->orphan_since_ms = row->orphan_since_ms;
 	sd->last_generation = row->last_generation;
 	if (row->on_owner_death.n)
 		sd->on_owner_death = json_loadb(row->on_owner_death.p, row->on_owner_death.n, 0, NULL);
-	for (uint32_t r = 0; r < sd->world_size; r++)
-		sd->ranks[r].expires_ms = sd->lease_ms && !sd->orphaned_ms ? clock_wall_ms() + sd->lease_ms : 0;
+	if (!sd->orphaned_ms)
+		state_dict_lease_begin(sd);
 	return OK;
 }
 

@@ -17,7 +17,7 @@ enum { TICK_MS = 500, RETRY_MS = 15000 };
 void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
 {
 	if (sd->lease_ms)
-		sd->ranks[rank].expires_ms = clock_wall_ms() + sd->lease_ms;
+		sd->ranks[rank].expires_ms = clock_service_ms() + sd->lease_ms;
 	if (sd->orphaned_ms) {
 		struct journal_txn *t = journal_txn_new(sd->server->journal);
 		sd->orphaned_ms = 0;
@@ -25,6 +25,19 @@ void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
 		state_dict_row(t, sd);
 		journal_commit(sd->server->journal, t, NULL, NULL);
 	}
+}
+
+void state_dict_lease_begin(struct state_dict *sd)
+{
+	for (uint32_t r = 0; sd->lease_ms && r < sd->world_size; r++)
+		sd->ranks[r].expires_ms = clock_service_ms() + sd->lease_ms;
+}
+
+int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank)
+{
+	int64_t expires = sd->ranks[rank].expires_ms;
+
+	return expires ? clock_service_wall(expires) : 0;
 }
 
 static void drop_open(struct state_dict *sd, uint32_t rank)
@@ -139,7 +152,7 @@ static void on_save_asked(void *user, enum err e, const char *id, bool existing)
 		snprintf(sd->orphan_job, sizeof sd->orphan_job, "exists"); /* its trainer had saved it before it died */
 	else
 		log_err("cannot save an orphaned state dict", "state_dict", sd->name, NULL);
-	sd->orphan_retry_ms = clock_wall_ms() + RETRY_MS;
+	sd->orphan_retry_ms = clock_service_ms() + RETRY_MS;
 	state_dict_unref(sd);
 }
 
@@ -185,7 +198,7 @@ static bool tend_orphan(struct state_dict *sd, int64_t now)
 		remove_orphan(sd, newest == sd->saved_generation ? "saved by a job" : "as asked");
 		return true;
 	}
-	if (now - sd->orphaned_ms > sd->server->config->keep_sealed_ms) {
+	if (now - sd->orphan_since_ms > sd->server->config->keep_sealed_ms) {
 		remove_orphan(sd, "kept long enough");
 		return true;
 	}
@@ -222,7 +235,8 @@ static void tend(struct state_dict *sd, int64_t now)
 	}
 	if (all_over && !sd->orphaned_ms) {
 		struct journal_txn *t = journal_txn_new(sd->server->journal);
-		sd->orphaned_ms = now;
+		sd->orphaned_ms = clock_wall_ms();
+		sd->orphan_since_ms = now;
 		log_warn("all leases of a state dict are over", "state_dict", sd->name, NULL);
 		state_dict_row(t, sd);
 		journal_commit(sd->server->journal, t, NULL, NULL);
@@ -236,7 +250,7 @@ static void on_tick(void *user)
 {
 	struct server *s = user;
 	struct state_dicts *all = s->state_dicts;
-	int64_t now = clock_wall_ms();
+	int64_t now = clock_service_ms();
 
 	all->tick = NULL;
 	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {

@@ -245,11 +245,10 @@ void state_dict_announce(struct server *s, struct state_dict_use *u)
 	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 		if (superseded(state_dict_nth(sd, i), u))
 			state_dict_nth(sd, i)->state = SLOT_LEAVING; /* freed with the last use, ours at the latest */
-	for (uint32_t r = 0; r < sd->world_size; r++) {
+	for (uint32_t r = 0; r < sd->world_size; r++)
 		state_dict_slot(sd, r, u->ranks[r].slot)->state = SLOT_SEALED;
-		if (fresh && sd->lease_ms)
-			sd->ranks[r].expires_ms = clock_wall_ms() + sd->lease_ms;
-	}
+	if (fresh)
+		state_dict_lease_begin(sd);
 	sd->hidden = false;
 	u->makes = false;
 	state_dict_emit(sd, fresh ? "created" : "complete", u->generation);

@@ -32,7 +32,7 @@ struct slot {
 };
 
 struct rank {
-	int64_t expires_ms;         /* wall clock; 0: no lease */
+	int64_t expires_ms;         /* service time; 0: no lease */
 	int64_t last_generation;    /* sealed by this rank; -1: none */
 };
 
@@ -49,12 +49,13 @@ struct state_dict {
 	struct rank *ranks;
 	struct slot *slots[STATE_DICT_SLOTS_MAX]; /* slots[number][rank]: they stay where they are when more are added */
 	int64_t lease_ms, created_ms;
-	int64_t orphaned_ms;        /* since when all leases are over; 0: they are not */
+	int64_t orphaned_ms;        /* when all leases were over, by the wall clock, for the record; 0: they are not */
+	int64_t orphan_since_ms;    /* the same moment in service time */
 	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
 	int64_t saved_generation;   /* the newest that a job brought to a storage, as far as this run knows; -1: none */
 	json_t *on_owner_death;     /* {"save" or "drop", "generations": {"7": the same for one, …}}; NULL: nothing is asked for */
 	char orphan_job[27];        /* the save that on_owner_death asked for */
-	int64_t orphan_retry_ms;
+	int64_t orphan_retry_ms;    /* service time */
 	bool orphan_asking;
 	struct state_dict_use *uses;
 	struct slot_waiter *waiters;
@@ -142,4 +143,6 @@ void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
 /* ---- state_dict_lease.c ---- */
 FALLIBLE enum err state_dict_lease_start(struct server *s);
 void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
+void state_dict_lease_begin(struct state_dict *sd);              /* of all ranks; without a lease: nothing */
+int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* when it ends, for the record; 0: no lease */
 void state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish);   /* without a row; wish is copied */

@@ -87,9 +87,9 @@ static void answer_reserved(void *user, enum err e)
 	struct reservation r = { 0 };
 
 	if (!e) {
-		const struct rank *rk = &w->sd->ranks[w->rank];
 		r = (struct reservation){ .segment = sl->segment, .slot = sl->number, .bytes = sl->bytes,
-					  .generation = w->generation, .lease_expires_ms = rk->expires_ms, .fresh = w->fresh };
+					  .generation = w->generation, .fresh = w->fresh,
+					  .lease_expires_ms = state_dict_lease_wall(w->sd, w->rank) };
 	}
 	w->fn(w->user, e, e ? NULL : &r);
 	state_dict_unref(w->sd);
@@ -479,6 +479,6 @@ FALLIBLE enum err state_dict_renew(struct server *s, const struct principal *who
 	struct state_dict *sd;
 
 	TRY(find_rank(s, who, name, rank, &sd));
-	*expires_ms_out = sd->ranks[rank].expires_ms;
+	*expires_ms_out = state_dict_lease_wall(sd, (uint32_t)rank);
 	return OK;
 }

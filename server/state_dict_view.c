@@ -69,13 +69,13 @@ static void put_users(const struct state_dict *sd, uint32_t rank, uint32_t slot,
 
 static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)
 {
-	const struct rank *rk = &sd->ranks[r];
+	int64_t lease = state_dict_lease_wall(sd, r);
 	char stamp[CLOCK_TEXT_MAX];
 	const char *comma = "";
 
 	buf_printf(out, "{\"rank\":%u", r);
-	if (rk->expires_ms)
-		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(rk->expires_ms, stamp));
+	if (lease)
+		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(lease, stamp));
 	buf_puts(out, ",\"slots\":[");
 	for (uint32_t k = 0; k < sd->slot_count; k++) {
 		const struct slot *sl = state_dict_slot(sd, r, k);

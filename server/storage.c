@@ -141,6 +141,7 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
 	if (storage_find(p->server, str_of(p->name), &st) == OK) {
 		st->probing = false;
 		st->probed_ms = clock_wall_ms();
+		st->fresh_ms = clock_mono_ms();
 		if (!e) {
 			json_decref(st->probe);
 			st->probe = json_deep_copy(ok);
@@ -256,7 +257,7 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 		loop_later(s->loop, fn, user, e);
 		return;
 	}
-	st->expires_ms = clock_wall_ms() + (rq->lease_ms ? rq->lease_ms : LEASE_MS);
+	st->expires_ms = clock_service_ms() + (rq->lease_ms ? rq->lease_ms : LEASE_MS);
 	struct creation *c = mem_zalloc(1, sizeof *c);
 	must(c);
 	*c = (struct creation){ .server = s, .fn = fn, .user = user };
@@ -299,7 +300,7 @@ static void on_tick(void *user)
 {
 	struct storages *all = user;
 	struct server *s = all->server;
-	int64_t now = clock_wall_ms();
+	int64_t now = clock_mono_ms();
 
 	all->tick = NULL;
 	for (uint32_t i = all->count; i-- > 0;) {
@@ -308,12 +309,12 @@ static void on_tick(void *user)
 			st->sweep_due = false;
 			server_sweep(s, st->name);
 		}
-		if (st->expires_ms && st->expires_ms < now && !jobs_use_storage(s, st->name)) {
+		if (st->expires_ms && st->expires_ms < clock_service_ms() && !jobs_use_storage(s, st->name)) {
 			log_info("storage's lease is over", "storage", st->name, NULL);
 			forget(s, st, NULL, NULL);
-		} else if (!st->probing && st->state != STORAGE_OK && st->probed_ms + TICK_MS <= now && st->probed_ms) {
+		} else if (!st->probing && st->state != STORAGE_OK && st->fresh_ms + TICK_MS <= now && st->probed_ms) {
 			storage_probe(s, st, NULL, NULL);
-		} else if (!st->probing && st->probed_ms && st->probed_ms + PROBE_EVERY_MS <= now) {
+		} else if (!st->probing && st->probed_ms && st->fresh_ms + PROBE_EVERY_MS <= now) {
 			storage_probe(s, st, NULL, NULL);
 		}
 	}
@@ -333,7 +334,7 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 	buf_json_str(out, str_of(st->path));
 	buf_printf(out, ",\"adhoc\":%s,\"state\":\"%s\"", st->adhoc ? "true" : "false", storage_state_text(st->state));
 	if (st->expires_ms)
-		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(st->expires_ms, stamp));
+		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(clock_service_wall(st->expires_ms), stamp));
 	if (st->stalled_since_ms)
 		buf_printf(out, ",\"stalled_since\":\"%s\"", clock_text(st->stalled_since_ms, stamp));
 	if (st->probed_ms)
@@ -383,7 +384,9 @@ static enum err take_row(void *user, const struct journal_storage *row)
 	TRY(add(s, str_of(row->name), row->path, &st));
 	st->adhoc = true;
 	st->uid = row->uid;
-	st->expires_ms = row->expires_ms;
+	/* The whole lease again, at least: the daemon was down, not who holds it. */
+	uint64_t now = (uint64_t)clock_service_ms();
+	st->expires_ms = (int64_t)num_min(num_max((uint64_t)row->expires_ms, now + LEASE_MS), now + LEASE_MAX_MS);
 	return OK;
 }
 

@@ -13,12 +13,13 @@ struct storage {
 	char *path;
 	bool adhoc;
 	uid_t uid;                      /* of an ad-hoc one: who made it */
-	int64_t expires_ms;             /* wall clock; 0: never */
+	int64_t expires_ms;             /* service time; 0: never */
 	enum storage_state state;
 	int64_t stalled_since_ms;       /* wall clock, while stalled */
 	/* the latest probe; 0 before it */
 	uint64_t free_bytes, total_bytes;
-	int64_t probed_ms;
+	int64_t probed_ms;              /* wall clock, for the record */
+	int64_t fresh_ms;               /* monotone clock: when the probe came */
 	bool sweep_due;             /* a sweep failed: again, once the storage answers */
 	bool probing;
 	uint64_t read_bytes, written_bytes; /* by workers, since it is known here */

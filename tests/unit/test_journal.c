@@ -91,20 +91,37 @@ static void test_boot_counts(void **state)
 	assert_int_equal(journal_id(t.j), id);
 }
 
+static void test_service_time_is_kept(void **state)
+{
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	assert_int_equal(journal_service_ms(t.j), 1);
+	struct journal_txn *x = journal_txn_new(t.j);
+	journal_put_service(x, 12345);
+	journal_commit(t.j, x, NULL, NULL);
+	reopen();
+	assert_int_equal(journal_service_ms(t.j), 12345);
+}
+
 static void test_newer_is_refused(void **state)
 {
+	char back[64];
+
 	(void)state;
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	journal_close(t.j);
 	t.j = NULL;
 	run_sql("PRAGMA user_version = 999");
 	T_ERR(JOURNAL_NEWER, journal_open(t.path, t.loop, &t.j, &t.boot));
-	run_sql("PRAGMA user_version = 3");
+	snprintf(back, sizeof back, "PRAGMA user_version = %d", JOURNAL_VERSION);
+	run_sql(back);
 	reopen();
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
-/* A journal as version 1 left it, with a job inside. */
+#define UNDO_4 "DELETE FROM meta WHERE key = 'service_ms'; ALTER TABLE state_dicts DROP COLUMN orphan_since_ms;"
+
+/* A journal as version 1 left it, with jobs inside. */
 static void test_older_is_migrated(void **state)
 {
 	int n = 0;
@@ -112,13 +129,15 @@ static void test_older_is_migrated(void **state)
 	(void)state;
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	struct journal_txn *x = journal_txn_new(t.j);
-	struct journal_job row = row_of(1, false, 0);
+	struct journal_job row = row_of(1, false, 0), ended = row_of(2, true, 1700000000000);
 	journal_put_job(x, &row);
+	journal_put_job(x, &ended);
 	journal_commit(t.j, x, NULL, NULL);
 	journal_close(t.j);
 	t.j = NULL;
-	run_sql("DROP TABLE runs; DROP TABLE storages; DROP TABLE workers; PRAGMA user_version = 1");
+	run_sql(UNDO_4 "DROP TABLE runs; DROP TABLE storages; DROP TABLE workers; PRAGMA user_version = 1");
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	assert_int_equal(journal_service_ms(t.j), ended.finished_ms); /* ages go on from where they were */
 	T_OK(journal_read_unended(t.j, count, &n));
 	assert_int_equal(n, 1);
 	x = journal_txn_new(t.j);
@@ -179,7 +198,7 @@ static void test_runs_come_from_older_records(void **state)
 	journal_commit(t.j, x, NULL, NULL);
 	journal_close(t.j);
 	t.j = NULL;
-	run_sql("DROP TABLE runs; PRAGMA user_version = 2");
+	run_sql(UNDO_4 "DROP TABLE runs; PRAGMA user_version = 2");
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	T_OK(journal_read_runs(t.j, RUNS_MAX, see_run, &seen));
 	assert_int_equal(seen.count, 3);
@@ -310,8 +329,8 @@ static void test_start_time(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		T(test_boot_counts),	  T(test_newer_is_refused), T(test_older_is_migrated), T(test_damage_is_refused),
-		T(test_runs_come_from_older_records), cmocka_unit_test(test_names_of_runs),
+		T(test_boot_counts),	  T(test_service_time_is_kept), T(test_newer_is_refused), T(test_older_is_migrated),
+		T(test_damage_is_refused), T(test_runs_come_from_older_records), cmocka_unit_test(test_names_of_runs),
 		T(test_group_commit), T(test_prune),		T(test_start_time),
 	};
 

@@ -1,0 +1,92 @@
+/* libhost.c: a host with its troubles, for LD_PRELOAD: what a test cannot do to the real one without disturbing others.
+ *
+ *     FAKE_HOST_CLOCK=FILE        seconds (a 64-bit integer) that the wall clock is ahead; a test writes them while programs run
+ *     FAKE_HOST_OLD=1             tmpfs as before Linux 6.6: user.* attributes are refused
+ *
+ * Only the wall clock is moved, as settimeofday() would. Times of files stay the kernel's: they look as old as the clock went ahead. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile const int64_t *ahead;
+static int old_kernel;
+
+__attribute__((constructor)) static void begin(void)
+{
+	const char *path = getenv("FAKE_HOST_CLOCK");
+	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+
+	old_kernel = getenv("FAKE_HOST_OLD") != NULL;
+	if (fd < 0)
+		return;
+	void *p = mmap(NULL, sizeof *ahead, PROT_READ, MAP_SHARED, fd, 0);
+	if (p != MAP_FAILED)
+		ahead = p;
+	close(fd);
+}
+
+int clock_gettime(clockid_t which, struct timespec *t)
+{
+	static int (*real)(clockid_t, struct timespec *);
+
+	if (!real)
+		real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+	int rc = real(which, t);
+	if (rc == 0 && ahead && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE))
+		t->tv_sec += *ahead;
+	return rc;
+}
+
+int gettimeofday(struct timeval *restrict tv, void *restrict zone)
+{
+	struct timespec t;
+
+	(void)zone;
+	clock_gettime(CLOCK_REALTIME, &t);
+	*tv = (struct timeval){ .tv_sec = t.tv_sec, .tv_usec = t.tv_nsec / 1000 };
+	return 0;
+}
+
+time_t time(time_t *out)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	if (out)
+		*out = t.tv_sec;
+	return t.tv_sec;
+}
+
+static int is_refused(const char *name)
+{
+	if (!old_kernel || strncmp(name, "user.", 5) != 0)
+		return 0;
+	errno = EOPNOTSUPP;
+	return 1;
+}
+
+int fsetxattr(int fd, const char *name, const void *value, size_t n, int flags)
+{
+	static int (*real)(int, const char *, const void *, size_t, int);
+
+	if (!real)
+		real = (int (*)(int, const char *, const void *, size_t, int))dlsym(RTLD_NEXT, "fsetxattr");
+	return is_refused(name) ? -1 : real(fd, name, value, n, flags);
+}
+
+ssize_t fgetxattr(int fd, const char *name, void *value, size_t n)
+{
+	static ssize_t (*real)(int, const char *, void *, size_t);
+
+	if (!real)
+		real = (ssize_t (*)(int, const char *, void *, size_t))dlsym(RTLD_NEXT, "fgetxattr");
+	return is_refused(name) ? -1 : real(fd, name, value, n);
+}
