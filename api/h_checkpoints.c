@@ -13,6 +13,7 @@
 #include "server/job.h"
 #include "server/lookup.h"
 #include "server/storage.h"
+#include "server/verdict.h"
 
 enum { SLICE_MAX = 1024 };
 
@@ -76,6 +77,7 @@ static FALLIBLE enum err answer_list(struct listing *l)
 			continue;
 		if (shown++)
 			buf_putc(&b, ',');
+		verdict_put(l->req->core, text_in(sorted[i], "storage"), sorted[i]);
 		TRY(jval_dump(sorted[i], &b));
 	}
 	buf_putc(&b, ']');
@@ -188,6 +190,15 @@ FALLIBLE enum err h_checkpoints_list(struct req *r)
 	return OK;
 }
 
+static void on_shown(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct req *r = user;
+
+	if (!e)
+		verdict_put(r->core, r->parts[2].p, (json_t *)(uintptr_t)ok);
+	h_pass_on(r, e, ok, fd);
+}
+
 FALLIBLE enum err h_checkpoint_get(struct req *r)
 {
 	json_t *q = NULL;
@@ -195,7 +206,7 @@ FALLIBLE enum err h_checkpoint_get(struct req *r)
 	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(h_question(r, "show", &q));
 	req_hold(r);
-	lookup_ask(r->core, r->parts[2].p, q, NULL, 0, h_pass_on, r);
+	lookup_ask(r->core, r->parts[2].p, q, NULL, 0, on_shown, r);
 	return OK;
 }
 

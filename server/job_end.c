@@ -8,6 +8,7 @@
 #include "server/job_own.h"
 #include "server/metrics.h"
 #include "server/runs.h"
+#include "server/verdict.h"
 
 void job_emit_state(const struct job *j)
 {
@@ -210,8 +211,11 @@ void job_end(struct job *j, enum job_state state)
 	if (e)
 		log_err("cannot keep what a job made", "job", j->id, NULL);
 	j->state = state;
+	if (j->identity[0])
+		(void)json_object_set_new(state == JOB_SUCCEEDED ? j->result : j->error, "identity", json_string(j->identity));
 	job_changed(j);
 	job_put_row(t, j);
+	verdict_note(t, j);
 	j->state = before;
 	job_changed(j);
 	journal_commit(j->server->journal, t, on_end_journalled, j);

@@ -7,7 +7,8 @@
 #include "server/state_dict.h"
 #include "server/table.h"
 
-enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024 };
+enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024,
+       JOB_IDENTITY_MAX = 64 };
 
 struct lane;
 
@@ -35,6 +36,7 @@ struct job {
 	bool dry_run, cancel_wanted, commit_asked, stalled, in_journal;
 	json_t *spec, *progress_ranks, *result, *error;
 	json_t *error_more;         /* what the attempt's worker adds to its error (errdoc_more), until the job fails with it */
+	char identity[JOB_IDENTITY_MAX];    /* of the checkpoint that the attempt reads; "": none, or not known yet */
 	char *plan;                 /* JSON text */
 	char *target;               /* "main:b", "shm:serve", "" */
 	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec or names */

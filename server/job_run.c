@@ -13,6 +13,7 @@
 #include "server/lookup.h"
 #include "server/metrics.h"
 #include "server/storage.h"
+#include "server/verdict.h"
 
 enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, DEAF_MS = 3000 };
 
@@ -198,10 +199,13 @@ static void on_state(void *user, const json_t *body)
 	const char *state = json_string_value(json_object_get(body, "state"));
 	const char *stage = json_string_value(json_object_get(body, "stage"));
 	const json_t *plan = json_object_get(body, "plan"), *total = json_object_get(body, "bytes_total");
+	const char *identity = json_string_value(json_object_get(body, "identity"));
 	enum job_state to = j->state;
 
 	if (state && strcmp(state, "running") == 0 && j->state == JOB_PLANNING)
 		to = JOB_RUNNING;
+	if (identity && strlen(identity) < sizeof j->identity)
+		memcpy(j->identity, identity, strlen(identity) + 1);
 	if (json_is_integer(total) && json_integer_value(total) >= 0)
 		j->bytes_total = (uint64_t)json_integer_value(total);
 	if (plan && !j->dry_run) {
@@ -575,6 +579,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	if (!e) {
 		json_decref(j->result);
 		j->result = result ? json_incref((json_t *)result) : json_object();
+		verdict_warn(j);
 		job_end(j, JOB_SUCCEEDED);
 	} else if (e != ERR_NOT_DURABLE && /* a recovery's fsync would prove nothing */
 		   (job_spec_writes_checkpoint(j) || j->kind == JOB_DELETE) &&
@@ -608,6 +613,7 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 		return e;
 	j->step = STEP_ON_GANG;
 	j->commit_asked = false;
+	j->identity[0] = '\0';
 	j->streamed = j->await != NULL;
 	j->alive_ms = j->rate_at_ms = clock_mono_ms();
 	if (!j->started_ms) {

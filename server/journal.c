@@ -56,11 +56,16 @@ static const char *const migrations[JOURNAL_VERSION] = {
 	" ifnull((SELECT max(created_ms) FROM keys), 0)));"
 	"ALTER TABLE state_dicts ADD COLUMN orphan_since_ms INTEGER NOT NULL DEFAULT 0;"
 	"UPDATE state_dicts SET orphan_since_ms = (SELECT value FROM meta WHERE key = 'service_ms');",
+
+	"CREATE TABLE verdicts(storage TEXT NOT NULL, name TEXT NOT NULL, identity TEXT NOT NULL, at_ms INTEGER NOT NULL,"
+	" doc TEXT NOT NULL, PRIMARY KEY(storage, name)) WITHOUT ROWID;"
+	"CREATE INDEX verdicts_at ON verdicts(at_ms);",
 };
 
 enum change {
 	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_SERVICE, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT,
-	PUT_SLOT, DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, PUT_WORKER, DELETE_WORKER, CHANGE_MAX
+	PUT_SLOT, DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, PUT_VERDICT, DELETE_VERDICT, PRUNE_VERDICTS, PUT_WORKER,
+	DELETE_WORKER, CHANGE_MAX
 };
 
 static const char *const change_sql[CHANGE_MAX] = {
@@ -83,6 +88,10 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[DELETE_STORAGE] = "DELETE FROM storages WHERE name = ?1",
 	[PUT_RUN] = "INSERT OR REPLACE INTO runs VALUES(?1,?2,?3,?4,?5,?6,?7)",
 	[DELETE_RUN] = "DELETE FROM runs WHERE storage = ?1 AND name = ?2",
+	[PUT_VERDICT] = "INSERT INTO verdicts VALUES(?1,?2,?3,?4,?5) ON CONFLICT(storage, name) DO UPDATE SET identity=?3, at_ms=?4, doc=?5"
+			" WHERE ?6 = 0 OR identity <> ?3",
+	[DELETE_VERDICT] = "DELETE FROM verdicts WHERE storage = ?1 AND name = ?2",
+	[PRUNE_VERDICTS] = "DELETE FROM verdicts WHERE at_ms < (SELECT at_ms FROM verdicts ORDER BY at_ms DESC LIMIT 1 OFFSET ?1)",
 	[PUT_WORKER] = "INSERT OR REPLACE INTO workers VALUES(?1,?2)",
 	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
 };
@@ -219,6 +228,7 @@ void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int6
 	put_int(add(t, PRUNE_COUNT), keep > INT64_MAX ? INT64_MAX : (int64_t)keep);
 	put_int(add(t, PRUNE_AGE), before_ms);
 	put_int(add(t, PRUNE_KEYS), keys_before_ms);
+	put_int(add(t, PRUNE_VERDICTS), JOURNAL_VERDICTS_MAX - 1);
 }
 
 void journal_put_service(struct journal_txn *t, int64_t service_ms)
@@ -306,6 +316,26 @@ void journal_put_run(struct journal_txn *t, const struct journal_run *run)
 	put_int(r, run->step);
 	for (int m = 0; m < RUN_MARK_COUNT; m++)
 		put_int(r, run->at_ms[m]);
+}
+
+void journal_put_verdict(struct journal_txn *t, const struct journal_verdict *v, bool unless_known)
+{
+	struct row *r = add(t, PUT_VERDICT);
+
+	put_str(t, r, str_of(v->storage));
+	put_str(t, r, str_of(v->name));
+	put_str(t, r, str_of(v->identity));
+	put_int(r, v->at_ms);
+	put_str(t, r, v->doc);
+	put_int(r, unless_known);
+}
+
+void journal_delete_verdict(struct journal_txn *t, const char *storage, const char *name)
+{
+	struct row *r = add(t, DELETE_VERDICT);
+
+	put_str(t, r, str_of(storage));
+	put_str(t, r, str_of(name));
 }
 
 void journal_delete_run(struct journal_txn *t, const char *storage, const char *name)

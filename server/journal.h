@@ -14,7 +14,7 @@
 #pragma once
 #include "server/server.h"
 
-enum { JOURNAL_VERSION = 4 };
+enum { JOURNAL_VERSION = 5, JOURNAL_VERDICTS_MAX = 100000 };
 
 struct journal_txn;
 
@@ -46,7 +46,8 @@ struct journal_job {
 void journal_put_job(struct journal_txn *t, const struct journal_job *row);
 void journal_put_labels(struct journal_txn *t, const char *id, const json_t *labels);   /* once, with the first put_job */
 void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
-/* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, and old idempotency keys. */
+/* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, old idempotency keys, and the oldest verdicts
+ * beyond JOURNAL_VERDICTS_MAX. */
 void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms);
 void journal_put_service(struct journal_txn *t, int64_t service_ms);
 
@@ -96,6 +97,17 @@ struct journal_run {
 };
 void journal_put_run(struct journal_txn *t, const struct journal_run *row);
 void journal_delete_run(struct journal_txn *t, const char *storage, const char *name);
+
+/* What is known of a checkpoint's bytes (server/verdict.h). */
+struct journal_verdict {
+	const char *storage, *name;
+	const char *identity;       /* of the checkpoint that was looked at */
+	int64_t at_ms;
+	struct str doc;             /* JSON: `verified` of the checkpoint's record */
+};
+/* unless_known: a verdict on the same identity stays. */
+void journal_put_verdict(struct journal_txn *t, const struct journal_verdict *row, bool unless_known);
+void journal_delete_verdict(struct journal_txn *t, const char *storage, const char *name);
 /* Running workers, so that the next start can be sure that the ones of a killed daemon are gone. */
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks);
 void journal_delete_worker(struct journal_txn *t, pid_t pid);
@@ -105,6 +117,7 @@ typedef enum err (*journal_job_fn)(void *user, const struct journal_job *row);
 typedef enum err (*journal_state_dict_fn)(void *user, const struct journal_state_dict *row);
 typedef enum err (*journal_slot_fn)(void *user, const struct journal_slot *row);
 typedef enum err (*journal_storage_fn)(void *user, const struct journal_storage *row);
+typedef enum err (*journal_verdict_fn)(void *user, const struct journal_verdict *row);
 typedef enum err (*journal_run_fn)(void *user, const struct journal_run *row);
 typedef enum err (*journal_worker_fn)(void *user, pid_t pid, uint64_t start_ticks);
 
@@ -128,3 +141,5 @@ FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void
 FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user);
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user);     /* the newest */
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user);
+/* No row: fn is not called. */
+FALLIBLE enum err journal_read_verdict(struct journal *j, const char *storage, const char *name, journal_verdict_fn fn, void *user);

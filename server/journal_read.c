@@ -27,6 +27,7 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_STORAGES] = "SELECT name, path, uid, expires_ms FROM storages ORDER BY name",
 	[QUERY_RUNS] = "SELECT storage, name, step, durable_ms, structure_ms, digest_ms, values_ms FROM runs"
 		       " ORDER BY max(durable_ms, structure_ms, digest_ms, values_ms) DESC LIMIT ?1",
+	[QUERY_VERDICT] = "SELECT storage, name, identity, at_ms, doc FROM verdicts WHERE storage = ?1 AND name = ?2",
 	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
 };
 
@@ -88,6 +89,7 @@ struct call {
 		journal_slot_fn slot;
 		journal_storage_fn storage;
 		journal_run_fn run;
+		journal_verdict_fn verdict;
 		journal_worker_fn worker;
 	};
 	void *user;
@@ -332,4 +334,23 @@ FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, 
 
 	TRY(prepare(j, QUERY_WORKERS, &s));
 	return each(j, s, row_worker, &c);
+}
+
+static enum err row_verdict(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+
+	return c->verdict(c->user, &(struct journal_verdict){ column_z(s, 0), column_z(s, 1), column_z(s, 2), sqlite3_column_int64(s, 3),
+							      column(s, 4) });
+}
+
+FALLIBLE enum err journal_read_verdict(struct journal *j, const char *storage, const char *name, journal_verdict_fn fn, void *user)
+{
+	struct call c = { .verdict = fn, .user = user };
+	sqlite3_stmt *s = NULL;
+
+	TRY(prepare(j, QUERY_VERDICT, &s));
+	bind_str(s, 1, str_of(storage));
+	bind_str(s, 2, str_of(name));
+	return each(j, s, row_verdict, &c);
 }

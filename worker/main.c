@@ -189,8 +189,6 @@ static FALLIBLE enum err report_failure(struct job *j, enum err e)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(FRAME_JSON_MAX);
 
-	if (j->identity[0] && (j->error_more || (j->error_more = json_object())))
-		json_object_set_new(j->error_more, "identity", json_string(j->identity));
 	job_problem_put(&b, e);
 	char *more = j->error_more ? json_dumps(j->error_more, JSON_COMPACT) : NULL;
 	if (more && b.len + strlen(more) + PROBLEM_ROOM <= FRAME_JSON_MAX) {
@@ -211,8 +209,6 @@ static FALLIBLE enum err report_job(struct job *j, enum err e)
 	if (e)
 		return report_failure(j, e);
 	json_t *done = json_object();
-	if (j->result && j->identity[0] && !j->dry_run)
-		json_object_set_new(j->result, "identity", json_string(j->identity));
 	if (j->result)
 		json_object_set(done, j->dry_run ? "plan" : "result", j->result);
 	if (trash_ms() > 0)

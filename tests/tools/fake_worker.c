@@ -2,7 +2,7 @@
  * `.dcpd.json` naming its job. The label `fake` of a job says how to misbehave:
  *
  *   slow:MS           runs that long, with progress          fail:CODE        answers FAILED
- *   damage:N          answers FAILED checkpoint_damaged with N entries and the identity "1-a"
+ *   damage:N          answers FAILED checkpoint_damaged with N entries and the identity "1-a"     identity:ID      reads the checkpoint ID
  *   crash:WHERE       dies in attempt 1 at planning, making (its segments), running, peer, commit (before the rename) or committed
  *                     (after it); crash:WHERE+slow:MS: the next one takes that long
  *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
@@ -233,8 +233,8 @@ static void say_damage(int n)
 	for (int i = 0; i < n; i++)
 		json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:i, s:i}", "fqn", fqn, "rank", i, "file", "__0_0.distcp",
 						      "offset", 4096 * i, "bytes", 16));
-	say(FRAME_FAILED, json_pack("{s:s, s:s, s:{s:o, s:i, s:s, s:s}}", "code", "checkpoint_damaged", "detail", "as the test wished",
-				    "more", "damage", list, "damage_count", n, "code", "ok", "identity", "1-a"), NULL, 0);
+	say(FRAME_FAILED, json_pack("{s:s, s:s, s:{s:o, s:i, s:s}}", "code", "checkpoint_damaged", "detail", "as the test wished",
+				    "more", "damage", list, "damage_count", n, "code", "ok"), NULL, 0);
 }
 
 static bool misbehave(void)
@@ -315,7 +315,8 @@ static void do_job(const json_t *doc)
 	snprintf(fake, sizeof fake, "%s", script ? script : "");
 	peers_done = false;
 	attempt = (int)json_integer_value(json_object_get(doc, "attempt"));
-	say(FRAME_STATE, json_pack("{s:s, s:s}", "state", "planning", "stage", "metadata"), NULL, 0);
+	const char *identity = strncmp(fake, "identity:", 9) == 0 ? fake + 9 : strncmp(fake, "damage:", 7) == 0 ? "1-a" : NULL;
+	say(FRAME_STATE, json_pack("{s:s, s:s, s:s*}", "state", "planning", "stage", "metadata", "identity", identity), NULL, 0);
 	crash_at("planning");
 	if (misbehave())
 		return;

@@ -10,6 +10,7 @@
 #include "server/gang.h"
 #include "server/lookup.h"
 #include "server/storage.h"
+#include "server/verdict.h"
 #include "server/worker.h"
 
 static struct t_server t;
@@ -290,6 +291,91 @@ static void test_damage(void **state)
 		t_server_start(&t, NULL);
 	}
 	assert_true(told);
+}
+
+static const char *verdict_state(const char *identity)
+{
+	static char state[32];
+	json_t *found = verdict_find(t.s, "main", "v", identity);
+	const char *text = json_string_value(json_object_get(found, "state"));
+
+	snprintf(state, sizeof state, "%s", text ? text : "");
+	json_decref(found);
+	return state;
+}
+
+#define VERIFY(script, more) "{'kind':'verify','source':{'storage':'main','name':'v'}" more FAKE(script) "}"
+
+/* What jobs find out about a checkpoint is kept with their end, for the content that they saw, until that is replaced or deleted. */
+static void test_verdicts(void **state)
+{
+	static const struct {
+		const char *spec, *verdict;
+		enum job_state end;
+	} jobs[] = {
+		{ VERIFY("identity:1-a", ",'level':'structure'"), "unverified", JOB_SUCCEEDED },
+		{ VERIFY("identity:1-a", ",'level':'digest'"), "verified", JOB_SUCCEEDED },
+		/* says less than what is known */
+		{ VERIFY("identity:1-a", ",'level':'structure'"), "verified", JOB_SUCCEEDED },
+		/* no word on the bytes */
+		{ VERIFY("fail:storage_io", ""), "verified", JOB_FAILED },
+		{ VERIFY("damage:3", ""), "damaged", JOB_FAILED },
+		/* a part of it */
+		{ VERIFY("identity:1-a", ",'level':'digest','include':['w']"), "damaged", JOB_SUCCEEDED },
+		{ VERIFY("identity:1-a", ",'level':'values'"), "verified", JOB_SUCCEEDED },
+	};
+	char id[27];
+
+	(void)state;
+	t_job(&t, SAVE("v", ""), id);
+	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
+	for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+		t_job(&t, jobs[i].spec, id);
+		assert_int_equal(t_job_end(&t, id), jobs[i].end);
+		assert_string_equal(verdict_state("1-a"), jobs[i].verdict);
+		assert_string_equal(verdict_state("1-b"), ""); /* another content */
+	}
+	t_job(&t, VERIFY("damage:3", ""), id);
+	t_job_end(&t, id);
+	t_server_stop(&t);
+	t_server_start(&t, NULL);
+	json_t *found = verdict_find(t.s, "main", "v", "1-a");
+	assert_string_equal(json_string_value(json_object_get(found, "level")), "digest");
+	assert_string_equal(json_string_value(json_object_get(found, "job")), id);
+	assert_int_equal(json_integer_value(json_object_get(found, "damage_count")), 3);
+	assert_non_null(json_object_get(found, "at"));
+	json_decref(found);
+	t_job(&t, SAVE("v", ",'options':{'overwrite':true}"), id);
+	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
+	assert_string_equal(verdict_state("1-a"), "");
+}
+
+/* A load of what is known to be damaged says so; of another content, or of one that is not, it does not. */
+static void test_load_of_what_is_damaged(void **state)
+{
+	static const struct {
+		const char *identity;
+		size_t warnings;
+	} loads[] = { { "1-a", 1 }, { "1-b", 0 } };
+	char id[27], spec[256];
+
+	(void)state;
+	t_job(&t, SAVE("v", ""), id);
+	t_job_end(&t, id);
+	t_job(&t, VERIFY("damage:3", ""), id);
+	t_job_end(&t, id);
+	for (size_t i = 0; i < 2; i++) {
+		snprintf(spec, sizeof spec, "{'kind':'load','source':{'storage':'main','name':'v'},'target':{'state_dict':'to%zu',"
+					    "'world_size':1}" FAKE("identity:%s") "}", i, loads[i].identity);
+		t_job(&t, spec, id);
+		assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
+		json_t *doc = t_job_doc(&t, id), *warnings = json_object_get(json_object_get(doc, "result"), "warnings");
+		assert_int_equal(json_array_size(warnings), loads[i].warnings);
+		if (loads[i].warnings)
+			assert_string_equal(json_string_value(json_object_get(json_array_get(warnings, 0), "code")),
+					    "checkpoint_damaged_known");
+		json_decref(doc);
+	}
 }
 
 static bool is_stalled(const char *id)
@@ -638,7 +724,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(test_save),	  T(test_refusals), T(test_exists_and_full), T(test_target_busy_and_cancel),
-		T(test_crashes),  T(test_failures), T(test_damage), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
+		T(test_crashes),  T(test_failures), T(test_damage),      T(test_verdicts),
+		T(test_load_of_what_is_damaged), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
 		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build),

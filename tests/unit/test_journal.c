@@ -119,6 +119,7 @@ static void test_newer_is_refused(void **state)
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
+#define UNDO_5 "DROP TABLE verdicts;"
 #define UNDO_4 "DELETE FROM meta WHERE key = 'service_ms'; ALTER TABLE state_dicts DROP COLUMN orphan_since_ms;"
 
 /* A journal as version 1 left it, with jobs inside. */
@@ -135,7 +136,7 @@ static void test_older_is_migrated(void **state)
 	journal_commit(t.j, x, NULL, NULL);
 	journal_close(t.j);
 	t.j = NULL;
-	run_sql(UNDO_4 "DROP TABLE runs; DROP TABLE storages; DROP TABLE workers; PRAGMA user_version = 1");
+	run_sql(UNDO_5 UNDO_4 "DROP TABLE runs; DROP TABLE storages; DROP TABLE workers; PRAGMA user_version = 1");
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	assert_int_equal(journal_service_ms(t.j), ended.finished_ms); /* ages go on from where they were */
 	T_OK(journal_read_unended(t.j, count, &n));
@@ -198,7 +199,7 @@ static void test_runs_come_from_older_records(void **state)
 	journal_commit(t.j, x, NULL, NULL);
 	journal_close(t.j);
 	t.j = NULL;
-	run_sql(UNDO_4 "DROP TABLE runs; PRAGMA user_version = 2");
+	run_sql(UNDO_5 UNDO_4 "DROP TABLE runs; PRAGMA user_version = 2");
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	T_OK(journal_read_runs(t.j, RUNS_MAX, see_run, &seen));
 	assert_int_equal(seen.count, 3);
@@ -224,6 +225,79 @@ static void test_names_of_runs(void **state)
 	assert_int_equal(run_step("run1/last", 3), 3);
 	assert_int_equal(run_step("run1/x99999999999999999999", 3), 3);
 	assert_int_equal(run_step("run1/x9223372036854775808", -1), -1);
+}
+
+static enum err see_verdict(void *user, const struct journal_verdict *row)
+{
+	char *seen = user;
+
+	snprintf(seen, 128, "%s %s %s %jd %.*s", row->storage, row->name, row->identity, (intmax_t)row->at_ms, (int)row->doc.n, row->doc.p);
+	return OK;
+}
+
+static const char *verdict_of(const char *name)
+{
+	static char seen[128];
+
+	seen[0] = '\0';
+	journal_sync(t.j);
+	T_OK(journal_read_verdict(t.j, "main", name, see_verdict, seen));
+	return seen;
+}
+
+static void put_verdict(const char *name, const char *identity, int64_t at_ms, const char *doc, bool unless_known)
+{
+	struct journal_txn *x = journal_txn_new(t.j);
+
+	journal_put_verdict(x, &(struct journal_verdict){ "main", name, identity, at_ms, str_of(doc) }, unless_known);
+	journal_commit(t.j, x, NULL, NULL);
+}
+
+static void test_verdicts(void **state)
+{
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	journal_close(t.j);
+	t.j = NULL;
+	run_sql(UNDO_5 "PRAGMA user_version = 4");
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	assert_string_equal(verdict_of("a"), "");
+	put_verdict("a", "1", 1000, "{\"x\":1}", true);
+	assert_string_equal(verdict_of("a"), "main a 1 1000 {\"x\":1}");
+	put_verdict("a", "1", 2000, "weak", true); /* says less than what is known of the same bytes */
+	assert_string_equal(verdict_of("a"), "main a 1 1000 {\"x\":1}");
+	put_verdict("a", "2", 3000, "other", true);
+	assert_string_equal(verdict_of("a"), "main a 2 3000 other");
+	put_verdict("a", "2", 4000, "newer", false);
+	put_verdict("b", "3", 5000, "b", false);
+	reopen();
+	assert_string_equal(verdict_of("a"), "main a 2 4000 newer");
+	struct journal_txn *x = journal_txn_new(t.j);
+	journal_delete_verdict(x, "main", "a");
+	journal_delete_verdict(x, "other", "b");
+	journal_prune(x, 1, 0, 0);
+	journal_commit(t.j, x, NULL, NULL);
+	assert_string_equal(verdict_of("a"), "");
+	assert_string_equal(verdict_of("b"), "main b 3 5000 b");
+}
+
+/* Checkpoints that are gone leave their verdicts behind: the oldest go when there are very many. */
+static void test_verdicts_are_bounded(void **state)
+{
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	put_verdict("new", "1", 1 << 20, "new", false);
+	journal_sync(t.j);
+	run_sql("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)"
+		" INSERT INTO verdicts SELECT 'main', 'n' || i, '1', i, 'x' FROM n");
+	_Static_assert(JOURNAL_VERDICTS_MAX == 100000, "one more than may stay");
+	assert_string_equal(verdict_of("n1"), "main n1 1 1 x");
+	struct journal_txn *x = journal_txn_new(t.j);
+	journal_prune(x, 1, 0, 0);
+	journal_commit(t.j, x, NULL, NULL);
+	assert_string_equal(verdict_of("n1"), "");
+	assert_string_equal(verdict_of("n2"), "main n2 1 2 x");
+	assert_string_equal(verdict_of("new"), "main new 1 1048576 new");
 }
 
 static void test_damage_is_refused(void **state)
@@ -331,6 +405,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(test_boot_counts),	  T(test_service_time_is_kept), T(test_newer_is_refused), T(test_older_is_migrated),
 		T(test_damage_is_refused), T(test_runs_come_from_older_records), cmocka_unit_test(test_names_of_runs),
+		T(test_verdicts),	  T(test_verdicts_are_bounded),
 		T(test_group_commit), T(test_prune),		T(test_start_time),
 	};
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/identity.h"
 #include "ops/plan_cache.h"
 #include "ops/spool.h"
 #include "os/fs.h"
@@ -104,17 +105,24 @@ enum err input_open(struct job *j, const json_t *ref, struct input *out)
 	return input_open_noted(j, ref, NULL, out);
 }
 
-/* Of spec.source only. A checkpoint that cannot be looked at has none: opening it says why. */
-static void note_identity(struct job *j, const json_t *ref)
+/* Tells the coordinator which content of spec.source the job reads, taken before it is opened. A checkpoint that cannot be looked at has no
+ * identity: opening it says why. */
+static FALLIBLE enum err tell_identity(struct job *j, const json_t *ref)
 {
 	const char *storage = json_string_value(json_object_get(ref, "storage")), *name = json_string_value(json_object_get(ref, "name"));
+	char identity[IDENTITY_MAX];
 	uint32_t root;
 
 	if (ref != json_object_get(j->spec, "source") || !storage || !name)
-		return;
-	if (job_root(j->worker, storage, &root) || identity_of(j->worker, root, name, j->identity))
-		j->identity[0] = '\0';
-	err_clear();
+		return OK;
+	if (job_root(j->worker, storage, &root) || identity_of(j->worker, root, name, identity)) {
+		err_clear();
+		return OK;
+	}
+	json_t *doc = json_pack("{s:s, s:s, s:s}", "state", "planning", "stage", "metadata", "identity", identity);
+	enum err e = doc ? job_send_json(j, FRAME_STATE, doc) : ERR(NO_MEMORY, "no memory for a message");
+	json_decref(doc);
+	return e;
 }
 
 enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out)
@@ -123,7 +131,7 @@ enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *
 
 	*out = (struct input){ .job = j };
 	if (!name) {
-		note_identity(j, ref);
+		TRY(tell_identity(j, ref));
 		TRY(checkpoint_open(j->worker, ref, &out->checkpoint));
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;

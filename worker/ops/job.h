@@ -6,7 +6,6 @@
 #include "ctl/frame.h"
 #include "io/engine.h"
 #include "io/pace.h"
-#include "ops/identity.h"
 #include "ops/run.h"
 
 struct device;
@@ -63,7 +62,6 @@ struct job {
 	json_t *met;                   /* MEET_ALL's, until it is taken */
 	json_t *result;                /* filled in on the way; given to DONE */
 	json_t *error_more;            /* object, NULL: none. Members that the job's error gets beside those of err_last() */
-	char identity[IDENTITY_MAX];   /* of the checkpoint that is spec.source, taken before it was opened; "": none */
 };
 
 FALLIBLE enum err job_root(struct worker *w, const char *name, uint32_t *index_out);

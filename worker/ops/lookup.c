@@ -11,6 +11,7 @@
 #include "base/num.h"
 #include "ops/commit.h"
 #include "ops/hosts.h"
+#include "ops/identity.h"
 #include "ops/lookup_kept.h"
 #include "os/fs.h"
 

@@ -15,6 +15,7 @@
 #include "ops/build.h"
 #include "ops/checkpoint.h"
 #include "ops/gather.h"
+#include "ops/identity.h"
 #include "ops/lookup.h"
 #include "ops/lookup_kept.h"
 #include "os/fs.h"

@@ -1,0 +1,124 @@
+/* verdict.c: see verdict.h. */
+#include "server/verdict.h"
+
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/job_own.h"
+
+/* Errors of a verify for which the stored bytes are to blame; the first two in any job. The others may only mean that dcpd cannot read
+ * what PyTorch can: a load that fails with them proves nothing. */
+static const enum err damaged[] = {
+	ERR_CHECKPOINT_DAMAGED, ERR_DIGEST_MISMATCH,  ERR_CHECKPOINT_INCOMPLETE,  ERR_COVERAGE_HOLE,   ERR_FORMAT_ZIP, ERR_FORMAT_PICKLE,
+	ERR_FORMAT_METADATA,	ERR_FORMAT_ITEM, ERR_FORMAT_TRANSFORM, ERR_FORMAT_SAFETENSORS, ERR_FORMAT_MANIFEST,
+};
+enum { PROOF = 2 };
+
+static const char *text_in(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	return text ? text : "";
+}
+
+static json_int_t number_in(const json_t *object, const char *key)
+{
+	return json_integer_value(json_object_get(object, key));
+}
+
+static bool tells_damage(const struct job *j)
+{
+	const char *code = text_in(j->error, "code");
+	enum err e = code[0] ? err_from_name(code) : OK;
+
+	for (size_t i = 0; i < (j->kind == JOB_VERIFY ? sizeof damaged / sizeof *damaged : PROOF); i++)
+		if (e == damaged[i])
+			return true;
+	return false;
+}
+
+/* NULL: the job has not found out anything. */
+static const char *state_of(const struct job *j, const char *level)
+{
+	if (j->state == JOB_FAILED)
+		return tells_damage(j) ? "damaged" : NULL;
+	if (j->state != JOB_SUCCEEDED || j->kind != JOB_VERIFY || job_spec_selects(j->spec))
+		return NULL;
+	bool compared = number_in(j->result, "verified_bytes") > 0 || number_in(j->result, "unverifiable") == 0;
+	return compared && strcmp(level, "structure") != 0 ? "verified" : "unverified";
+}
+
+void verdict_note(struct journal_txn *t, const struct job *j)
+{
+	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+	const char *level = text_in(j->spec, "level");
+	char at[CLOCK_TEXT_MAX];
+
+	if (j->state == JOB_SUCCEEDED && target.storage && target.name)
+		journal_delete_verdict(t, target.storage, target.name);
+	level = level[0] ? level : "digest";
+	const char *state = state_of(j, level);
+	if (!state || !j->identity[0] || !source.storage || !source.name)
+		return;
+	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at", clock_text(j->finished_ms, at), "job", j->id);
+	if (j->state == JOB_FAILED)
+		json_object_set_new(doc, "damage_count", json_integer(number_in(j->error, "damage_count") ?: 1));
+	else
+		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
+	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
+	if (text)
+		journal_put_verdict(t, &(struct journal_verdict){ source.storage, source.name, j->identity, j->finished_ms, str_of(text) },
+				    strcmp(level, "structure") == 0 && j->state == JOB_SUCCEEDED);
+	mem_free(text);
+	json_decref(doc);
+}
+
+struct wanted {
+	const char *identity;
+	json_t *found;
+};
+
+static enum err take(void *user, const struct journal_verdict *row)
+{
+	struct wanted *w = user;
+
+	if (strcmp(row->identity, w->identity) == 0)
+		w->found = json_loadb(row->doc.p, row->doc.n, 0, NULL);
+	return OK;
+}
+
+json_t *verdict_find(struct server *s, const char *storage, const char *name, const char *identity)
+{
+	struct wanted w = { .identity = identity };
+
+	if (identity[0] && journal_read_verdict(s->journal, storage, name, take, &w) != OK)
+		log_err("cannot read what is known of a checkpoint", "storage", storage, "name", name, NULL);
+	return w.found;
+}
+
+void verdict_put(struct server *s, const char *storage, json_t *record)
+{
+	json_t *found = verdict_find(s, storage, text_in(record, "name"), text_in(record, "etag"));
+
+	(void)json_object_set_new(record, "verified", found ? found : json_null());
+}
+
+void verdict_warn(struct job *j)
+{
+	struct job_ref source = job_spec_ref(j->spec, "source");
+	CLEANUP(json_decrefp) json_t *found = NULL;
+	char detail[512];
+
+	if (j->kind == JOB_VERIFY || !j->identity[0] || !source.storage || !source.name)
+		return;
+	found = verdict_find(j->server, source.storage, source.name, j->identity);
+	if (strcmp(text_in(found, "state"), "damaged") != 0)
+		return;
+	json_t *warnings = json_object_get(j->result, "warnings");
+	if (!json_is_array(warnings) && json_object_set_new(j->result, "warnings", warnings = json_array()) != 0)
+		return;
+	snprintf(detail, sizeof detail, "the checkpoint was found damaged at %s by job %s; what this job read of it was checked by itself",
+		 text_in(found, "at"), text_in(found, "job"));
+	(void)json_array_append_new(warnings, json_pack("{s:s, s:s}", "code", "checkpoint_damaged_known", "detail", detail));
+}

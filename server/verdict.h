@@ -1,0 +1,25 @@
+/* verdict.h: whether a checkpoint's bytes are known to be whole or damaged, remembered from one job to the next and over restarts.
+ *
+ * A verdict is about one content of a checkpoint: the identity (worker/ops/identity.h) that the job told which had read it. Look-ups
+ * tell the identity of what lies there now as `etag`; where the two differ the verdict is void. The coordinator compares texts and looks
+ * at no file. In a record:
+ *
+ *     "verified": {"state":"verified"|"damaged"|"unverified", "level":"digest", "at":RFC 3339, "job":ID,
+ *                  "unverifiable":n? of a verified one, "damage_count":n? of a damaged one} | null
+ *
+ * verified: a verify with level digest or values succeeded over all of it. unverified: it succeeded, but there was nothing to compare
+ * with, or the level was structure. damaged: a verify, or another job that read it, failed because of what is stored. */
+#pragma once
+#include "server/journal.h"
+#include "server/server.h"
+
+struct job;
+
+/* With the job's end, in the same transaction: notes what the job found out, and forgets what its target was. */
+void verdict_note(struct journal_txn *t, const struct job *j);
+/* Adds `verified` to the record of a checkpoint that a look-up told. */
+void verdict_put(struct server *s, const char *storage, json_t *record);
+/* The `verified` of a checkpoint with this identity, NULL: none. The caller frees it. */
+json_t *verdict_find(struct server *s, const char *storage, const char *name, const char *identity);
+/* A job that has read a checkpoint known to be damaged: the warning goes into its result. */
+void verdict_warn(struct job *j);

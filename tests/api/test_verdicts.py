@@ -1,0 +1,163 @@
+"""What verify jobs found out is remembered: a checkpoint's record says `verified` until the checkpoint is another one."""
+import os
+import shutil
+
+import pytest
+from crafted import Crafted
+
+import dcpd as lib
+
+
+@pytest.fixture
+def c(d):
+    return Crafted(d.storages["main"])
+
+
+def record(d, name):
+    one = d.api.get(d.api.storage_path("main", name)).ok(200)
+    listed = [x for x in d.api.get("/v1/checkpoints/main?page_size=1000&prefix=" + name).ok(200)["checkpoints"] if x["name"] == name]
+    assert len(listed) == 1 and listed[0]["verified"] == one["verified"] and listed[0]["etag"] == one["etag"]
+    return one
+
+
+def verdict(d, name):
+    return record(d, name)["verified"]
+
+
+def rot(path, offset=-30, silent=True):
+    """Flips one bit; as a disk does it, so that no time changes (silent), or as a program does."""
+    st = path.stat()
+    with open(path, "r+b") as f:
+        f.seek(offset % st.st_size)
+        byte = f.read(1)
+        f.seek(-1, 1)
+        f.write(bytes([byte[0] ^ 0x10]))
+    if silent:
+        os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+
+def saved(d, name=None):
+    """A checkpoint of ours with two tensors; (its reference, the files of both)."""
+    sd, ref = lib.fresh(), {"storage": "main", "name": name or f"verdicts/{lib.fresh()}"}
+    d.put(sd, [lib.image({"a": ("U8", [5000], bytes(range(250)) * 20)}), lib.image({"b": ("U8", [5000], bytes(5000))})])
+    d.api.run("save", source={"state_dict": sd}, target=ref, options={"overwrite": name is not None})
+    d.drop(sd)
+    where = d.storages["main"] / ref["name"]
+    return ref, where / "__0_0.distcp", where / "__1_0.distcp"
+
+
+def place_of(d, ref, fqn):
+    listed = d.api.get(d.api.storage_path("main", ref["name"], "/tensors")).ok(200)["tensors"]
+    chunk = next(t for t in listed if t["fqn"] == fqn)["chunks"][0]
+    return chunk["offset"] + chunk["length"] // 2
+
+
+def test_verified(d):
+    ref, *_ = saved(d)
+    assert verdict(d, ref["name"]) is None
+    j = d.api.run("verify", source=ref, level="structure")
+    v = verdict(d, ref["name"])
+    assert (v["state"], v["level"], v["job"]) == ("unverified", "structure", j["id"])
+    j = d.api.run("verify", source=ref, level="digest")
+    v = verdict(d, ref["name"])
+    assert (v["state"], v["level"], v["job"], v["at"]) == ("verified", "digest", j["id"], j["finished_at"])
+    assert j["result"]["identity"] == record(d, ref["name"])["etag"]
+    d.api.run("verify", source=ref, level="structure")
+    assert verdict(d, ref["name"]) == v, "a look at sizes alone says less"
+    d.api.run("verify", source=ref, level="values", include=["a"])
+    assert verdict(d, ref["name"]) == v, "a part is not the whole"
+
+
+def test_damaged(spawn):
+    """A flipped bit that no time tells of: the verdict lasts until the next verify, then says damaged, over a restart too; loads warn."""
+    d = spawn()
+    ref, file, _ = saved(d)
+    d.api.run("verify", source=ref, level="digest")
+    rot(file, place_of(d, ref, "a"))
+    assert verdict(d, ref["name"])["state"] == "verified"
+    p = d.api.fails("verify", "checkpoint_damaged", "digest_mismatch", source=ref, level="digest")
+    assert p["identity"] == record(d, ref["name"])["etag"]
+    v = verdict(d, ref["name"])
+    assert (v["state"], v["level"], v["damage_count"]) == ("damaged", "digest", 1)
+    d.stop()
+    d.start()
+    assert verdict(d, ref["name"]) == v
+    j = d.api.run("load", source=ref, target={"state_dict": lib.fresh()}, include=["b"])
+    (w,) = j["result"]["warnings"]
+    assert w["code"] == "checkpoint_damaged_known" and v["job"] in w["detail"] and v["at"] in w["detail"]
+    shutil.rmtree(file.parent)
+    saved(d, ref["name"])
+    assert verdict(d, ref["name"]) is None
+
+
+def test_any_job_that_finds_damage_tells(d):
+    ref, file, _ = saved(d)
+    d.api.run("verify", source=ref, level="digest")
+    rot(file, place_of(d, ref, "a"))
+    d.api.fails("reshard", "digest_mismatch", source=ref, target={"storage": "main", "name": f"verdicts/{lib.fresh()}", "world_size": 1})
+    assert verdict(d, ref["name"])["state"] == "damaged"
+
+
+@pytest.mark.parametrize("change", ["overwritten", "deleted and saved", "written to", "metadata written to", "file replaced", "moved away"])
+def test_void(d, change):
+    ref, file, other = saved(d)
+    d.api.run("verify", source=ref, level="digest")
+    before = record(d, ref["name"])
+    assert before["verified"]["state"] == "verified"
+    if change == "overwritten":
+        saved(d, ref["name"])
+    elif change == "deleted and saved":
+        d.api.run("delete", target=ref)
+        saved(d, ref["name"])
+    elif change == "written to":
+        rot(file, silent=False)
+    elif change == "metadata written to":
+        os.utime(file.parent / ".metadata")
+    elif change == "file replaced":
+        st = file.stat()
+        shutil.copy2(file, str(file) + ".new")
+        os.rename(str(file) + ".new", file)
+        assert file.stat().st_mtime_ns == st.st_mtime_ns
+    else:
+        os.rename(other, str(other) + ".away")
+        assert d.api.get("/v1/checkpoints/main?prefix=" + ref["name"]).ok(200)["checkpoints"][0]["verified"] is None
+        return
+    after = record(d, ref["name"])
+    assert after["verified"] is None and after["etag"] != before["etag"]
+
+
+def test_what_does_not_matter(d):
+    """Reading, other people's files and rights of payload files change nothing of what is stored."""
+    ref, file, _ = saved(d)
+    d.api.run("verify", source=ref, level="digest")
+    before = record(d, ref["name"])
+    file.chmod(0o600)
+    (file.parent / "notes.txt").write_text("fine")
+    file.read_bytes()
+    after = record(d, ref["name"])
+    assert (after["etag"], after["verified"]) == (before["etag"], before["verified"])
+
+
+@pytest.mark.parametrize("case", ["rank_local", "sharded_rowwise", "hf_single"])
+def test_other_formats_have_an_identity(d, case, tmp_path):
+    if case == "hf_single":
+        where = d.storages["main"] / "verdicts" / lib.fresh()
+        where.mkdir(parents=True)
+        (where / "model.safetensors").write_bytes(lib.image({"w": ("U8", [100], bytes(100))}))
+    else:
+        where = Crafted(d.storages["main"], f"torch-2.15.0/{case}").dir
+    name = str(where.relative_to(d.storages["main"]))
+    seen = {record(d, name)["etag"]}
+    for f in sorted(where.iterdir()):
+        os.utime(f)
+        seen.add(record(d, name)["etag"])
+    assert len(seen) == 1 + len(list(where.iterdir()))
+
+
+def test_nothing_to_compare_with(d):
+    """PyTorch's own checkpoints with archives that have CRCs are verified; a safetensors file has none, and is not called so."""
+    c = Crafted(d.storages["main"])
+    j = d.api.run("verify", source=c.ref, level="digest")
+    v = verdict(d, c.name)
+    assert v["state"] == ("verified" if j["result"]["verified_bytes"] else "unverified")
+    assert v["unverifiable"] == j["result"]["unverifiable"]
