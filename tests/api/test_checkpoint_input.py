@@ -24,7 +24,7 @@ def found(d, ref, codes, level="digest"):
         return
     j = d.api.wait(a.ok(202))
     if j["state"] == "failed":
-        lib.check_problem(j["error"], *codes)
+        lib.check_damage(j["error"], *codes)
         return
     problems = j["result"].get("problems") or []
     assert problems and all(p["code"] in codes for p in problems), j["result"]
@@ -360,7 +360,7 @@ def test_manifest_damaged(d, text):
     assert manifest.exists()
     manifest.write_bytes(text)
     j = d.api.wait(d.api.submit("verify", source={"storage": "main", "name": name}, level="digest"))
-    assert j["state"] == "failed" and lib.check_problem(j["error"], "format_manifest", "format_unsupported"), j
+    assert j["state"] == "failed" and lib.check_damage(j["error"], "format_manifest", "format_unsupported"), j
 
 
 def test_bytes_of_our_own_changed(d):

@@ -97,6 +97,15 @@ def check_problem(p, *codes):
     return p
 
 
+def check_damage(p, *codes):
+    """The error of a verify: all damage is listed, and of the first fault the code may be the one that others fail with."""
+    if p["code"] != "checkpoint_damaged":
+        return check_problem(p, *codes)
+    assert p["damage_count"] >= len(p["damage"]) > 0, p
+    assert all(x["file"] and x["part"] and x["offset"] >= 0 and x["bytes"] >= 0 for x in p["damage"]), p
+    return check_problem(p, *(codes if not {x["code"] for x in p["damage"]} & set(codes) else ()))
+
+
 class Client:
     """Requests to one daemon. `headers` go with every request; `tcp=(host, port)` uses TCP in place of the socket."""
 
@@ -158,7 +167,7 @@ class Client:
             return a.problem(*codes)
         j = self.wait(a.ok(202), seconds)
         assert j["state"] == "failed", f"{kind} {j['state']}, expected {codes}: {j.get('result')}"
-        p = check_problem(j["error"], *codes)
+        p = check_damage(j["error"], *codes) if kind == "verify" else check_problem(j["error"], *codes)
         assert p.get("detail"), f"a problem without detail: {p}"
         return p
 

@@ -21,7 +21,7 @@ BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin"))
 HEAD = struct.Struct("<4sHHIIQ")
 TYPES = {"HELLO": 1, "JOB": 2, "RUN": 3, "CANCEL": 4, "COMMIT_OK": 5, "SEGMENTS": 6, "PEERS_DONE": 7, "LOOKUP": 8, "MEET_ALL": 9,
          "SEALED": 10,
-         "STATE": 32, "PROGRESS": 33, "WANT_SEGMENTS": 34, "WANT_COMMIT": 35, "DONE": 36, "FAILED": 37, "ANSWER": 38, "MEET": 39}
+         "STATE": 32, "PROGRESS": 33, "WANT_SEGMENTS": 34, "WANT_COMMIT": 35, "DONE": 36, "FAILED": 37, "ANSWER": 38, "IO": 39, "MEET": 40}
 NAMES = {v: k for k, v in TYPES.items()}
 BATCH = 250
 
@@ -66,7 +66,13 @@ class Worker:
         self.sock.sendall(data)
 
     def whole(self):
-        """The next frame, if all of it is here."""
+        """The next frame, if all of it is here; what only counts bytes is passed over."""
+        f = self.part()
+        while f and f.type == "IO":
+            f = self.part()
+        return f
+
+    def part(self):
         if len(self.data) < HEAD.size:
             return None
         _, _, kind, n, fd_count, generation = HEAD.unpack(self.data[:HEAD.size])

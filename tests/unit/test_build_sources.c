@@ -1,8 +1,10 @@
 /* Sources of a run and the ranges of them that are read: all for a verify, what is needed for a load. */
 #include "lib/t.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "format/torch_item.h"
 #include "ops/build.h"
 
 static struct sdict *sd, *to;
@@ -159,20 +161,47 @@ static struct load_plan plan_of(void)
 static void test_fill_reads_what_is_needed(void **state)
 {
 	const int64_t shape[] = { 3000, 1000 }, all[] = { 0, 0, 3000, 1000 }, rows[] = { 1100, 0, 10, 1000 };
+	char hex[33] = "00112233445566778899aabbccddeeff", manifest[512];
+	struct item_layout l;
 	uint32_t first;
 
 	(void)state;
-	add(sd, "w", shape, all, 0, 100, 13 << 20);
+	T_OK(item_layout_tensor(DT_FLOAT32, 2, shape, 4096, &l));
+	snprintf(manifest, sizeof manifest, "{\"files\":[{\"name\":\"f\",\"items\":[[0,%ju,\"00000000\",\"%s\",[4194304,\"%s\",8388608,\"%s\","
+		 "12000000,\"%s\"]]]}]}", (uintmax_t)l.length, hex, hex, hex, hex);
+	add(sd, "w", shape, all, 0, 0, l.length);
 	add(to, "w", shape, rows, 0, 4096, 40000);
-	first = sources(NULL);
+	b.opts.verify = true;
+	first = sources(manifest);
 	struct load_plan p = plan_of();
 	T_OK(build_fill(&b, to, map, sd, first, &p));
 	check_scans(false);
-	assert_int_equal(b.srcs.v[0].scan_count, 1);
-	assert_true(b.srcs.v[0].partial && !b.srcs.v[0].sparse);
-	assert_true(b.scans.v[0].begin <= 4400000 && b.scans.v[0].end >= 4440000);
+	assert_int_equal(b.srcs.v[0].scan_count, 1); /* one digest block */
+	assert_true(b.srcs.v[0].partial && b.srcs.v[0].by_blocks && !b.srcs.v[0].sparse);
+	assert_true(b.scans.v[0].begin == 4194304 && b.scans.v[0].end == 8388608);
 	assert_int_equal(b.srcs.v[0].piece_count, 1);
 	assert_int_equal(b.dsts.v[b.pieces.v[b.srcs.v[0].first_piece]].offset, 4096);
+}
+
+/* One CRC32 is of all: an item of PyTorch's is read whole to be compared, and box by box if it is not. */
+static void test_fill_without_blocks(void **state)
+{
+	const int64_t shape[] = { 3000, 1000 }, all[] = { 0, 0, 3000, 1000 }, rows[] = { 1100, 0, 10, 1000 };
+
+	for (int verify = 0; verify < 2; verify++) {
+		if (verify) {
+			teardown(state);
+			setup(state);
+		}
+		add(sd, "w", shape, all, 0, 100, 13 << 20);
+		add(to, "w", shape, rows, 0, 4096, 40000);
+		b.opts.verify = verify;
+		uint32_t first = sources(NULL);
+		struct load_plan p = plan_of();
+		T_OK(build_fill(&b, to, map, sd, first, &p));
+		assert_int_equal(b.srcs.v[0].sparse, !verify);
+		assert_false(b.srcs.v[0].partial);
+	}
 }
 
 /* A column: so little of each row is needed that only that is read. */
@@ -226,7 +255,7 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_verify), T(test_digests), T(test_fill_reads_what_is_needed), T(test_fill_sparse), T(test_fill_shares),
+		T(test_verify), T(test_digests), T(test_fill_reads_what_is_needed), T(test_fill_without_blocks), T(test_fill_sparse), T(test_fill_shares),
 		T(test_more_than_there_can_be),
 	};
 

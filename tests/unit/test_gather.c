@@ -345,12 +345,13 @@ static void test_rows(void **state)
 	}
 }
 
-/* What is told of an item that was not read is what reading it tells; but only where a digest will be compared. */
+/* The layout of an item that was not read is what reading its head tells; but only where a digest will be compared. */
 static void test_items_by_their_layout(void **state)
 {
 	const int64_t shape[] = { 300, 200 }, all[] = { 0, 0, 300, 200 }, one[] = { 3, 4, 1, 1 }, none[] = { 0, 0, 0, 200 };
 	const int64_t *boxes[] = { all, one, none };
-	struct src_info *info, told;
+	struct src_info *info;
+	struct item_layout l;
 	struct world k;
 
 	(void)state;
@@ -360,21 +361,30 @@ static void test_items_by_their_layout(void **state)
 	add_source(&k, RUN_SRC_PLAIN, all);
 	ready(&k, RUN_FILE_SPOOL);
 	for (uint32_t i = 0; i < 4; i++) {
-		assert_false(sources_by_layout(&k.sources, i, &info));
-		k.run.srcs[i].digest_count = 1;
-		assert_int_equal(sources_by_layout(&k.sources, i, &info), i < 3);
-		told = *info;
-		info->src = UINT32_MAX;
-		k.run.srcs[i].length++;
-		assert_false(sources_by_layout(&k.sources, i, &info));
-		k.run.srcs[i].length--;
+		struct run_src *s = &k.run.srcs[i];
+		const int64_t *sizes = k.run.dims + s->dims_at + 2;
+		assert_false(sources_layout(s, sizes, &l));
+		s->digest_count = 1;
+		s->raw_digests = true;
+		assert_false(sources_layout(s, sizes, &l));
+		s->raw_digests = false;
+		s->length++;
+		assert_false(sources_layout(s, sizes, &l));
+		s->length--;
+		assert_int_equal(sources_layout(s, sizes, &l), i < 3);
+		s->digest_count = 0; /* now by its head */
 		T_OK(sources_info(&k.sources, i, &info));
 		if (i == 3)
 			continue;
-		assert_int_equal(told.payload_off, info->payload_off);
-		assert_int_equal(told.payload_bytes, info->payload_bytes);
-		assert_memory_equal(told.strides, info->strides, (i == 0 ? 2 : 0) * sizeof *told.strides);
-		assert_true(told.dense && !told.conj && !told.neg && !told.deflated && told.storage_offset == 0);
+		assert_int_equal(l.payload_off, info->payload_off);
+		assert_int_equal(l.payload_bytes, info->payload_bytes);
+		struct src_info read = *info;
+		info->src = UINT32_MAX;
+		s->digest_count = 1;
+		assert_true(sources_known(&k.sources, i));
+		T_OK(sources_info(&k.sources, i, &info));
+		assert_memory_equal(read.strides, info->strides, (i == 0 ? 2 : 0) * sizeof *read.strides);
+		assert_true(info->dense && !info->conj && !info->neg && !info->deflated && info->storage_offset == 0);
 	}
 	end(&k);
 }

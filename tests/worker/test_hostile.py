@@ -108,6 +108,12 @@ def run(tmp_path):
         yield go
 
 
+def code_of(end):
+    """Of a verify: that of the first damage."""
+    more = end.body.get("more", {}).get("damage")
+    return more[0]["code"] if more and end.body["code"] == "checkpoint_damaged" else end.body["code"]
+
+
 def replace(md, index, **fields):
     import dataclasses
 
@@ -143,14 +149,14 @@ def test_paths_that_lead_elsewhere(tmp_path, run, path):
     elif path == "dir":
         (c.dir / "dir").mkdir()
     for end in (run(level="digest"), run("load", target={"state_dict": "s", "world_size": 1})):
-        assert end.kind == "FAILED" and end.body["code"] in ("format_metadata", "name_invalid", "checkpoint_incomplete"), end.body
+        assert end.kind == "FAILED" and code_of(end) in ("format_metadata", "name_invalid", "checkpoint_incomplete"), end.body
 
 
 @pytest.mark.parametrize("field, value", [("offset", 1 << 62), ("length", 1 << 62), ("offset", -1), ("length", -5), ("length", 1 << 63)])
 def test_places_that_lie(tmp_path, run, field, value):
     crafted(tmp_path, lambda md: replace(md, first(md)[0], **{field: value}))
     end = run()
-    assert end.kind == "FAILED" and end.body["code"] in ("checkpoint_incomplete", "format_metadata", "limit_exceeded"), end.body
+    assert end.kind == "FAILED" and code_of(end) in ("checkpoint_incomplete", "format_metadata", "limit_exceeded"), end.body
 
 
 @pytest.mark.parametrize("sparse", [False, True])

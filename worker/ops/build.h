@@ -31,6 +31,9 @@ FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enu
  * in one such item the first stands for all. */
 FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
 
+/* For verify: the digests of the archives around payloads, and the zeros behind items. first: the source of chunk 0 of sd. */
+FALLIBLE enum err build_edges(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
+
 /* Cuts all of a source into scans, in a row; nothing if it was cut before. */
 FALLIBLE enum err build_scans(struct run_build *b, uint32_t src);
 
@@ -77,7 +80,8 @@ FALLIBLE enum err build_dcp(struct run_build *b, struct build_target *t);
 FALLIBLE enum err build_safetensors(struct run_build *b, struct build_target *t, uint64_t max_file_bytes,
 				    const struct str (*meta)[2], uint64_t meta_count);
 
-/* Loads: target chunks lie in segments (sd locs say where). segment_files: run file of each of sd's files. */
+/* Loads: target chunks lie in segments (sd locs say where). segment_files: run file of each of sd's files. b->opts.verify is set by now: what
+ * is compared with digests is read by whole digest blocks, and wholly where there is but one digest or CRC32. */
 FALLIBLE enum err build_fill(struct run_build *b, const struct sdict *target, const uint32_t *segment_files,
 			     const struct sdict *source, uint32_t first_src, const struct load_plan *plan);
 /* Verify: every byte of every source from first_src on. */

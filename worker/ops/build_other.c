@@ -336,6 +336,32 @@ static FALLIBLE enum err add_pair(struct pairs *p, uint64_t chunk)
 	return add_pair_parts(p, dst, 0, bytes);
 }
 
+/* All that is compared is checked first: a damaged byte is no difference. Sources in segments have nothing to be compared with. */
+static FALLIBLE enum err scan_side(struct run_build *b, uint32_t src)
+{
+	uint64_t first = b->scans.n;
+	struct run_task *task;
+
+	if (!b->opts.verify || b->srcs.v[src].kind != RUN_SRC_ITEM)
+		return OK;
+	TRY(build_scans(b, src));
+	for (uint64_t i = first; i < b->scans.n; i++) {
+		TRY(vec_push(&b->tasks, &task));
+		*task = (struct run_task){ .first = i, .count = 1, .scan = true };
+	}
+	return OK;
+}
+
+static FALLIBLE enum err scan_sides(struct pairs *p)
+{
+	for (uint64_t i = 0; i < p->a->chunk_count; i++) {
+		TRY(scan_side(p->b, p->first_a + (uint32_t)i));
+		for (uint64_t k = p->b_plan->first[i]; k < p->b_plan->first[i + 1]; k++)
+			TRY(scan_side(p->b, p->first_b + p->b_plan->sources[k]));
+	}
+	return OK;
+}
+
 enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a, uint32_t first_b,
 		    const struct load_plan *b_plan)
 {
@@ -345,6 +371,7 @@ enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a
 	b->opts.mode = RUN_DIFF;
 	b->opts.task_bytes = BUILD_TASK_BYTES;
 	TRY(vec_push(&b->ranks, &rank));
+	TRY(scan_sides(&p));
 	for (uint64_t i = 0; i < a->chunk_count; i++)
 		TRY(add_pair(&p, i));
 	rank = &b->ranks.v[0];

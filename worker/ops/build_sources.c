@@ -2,7 +2,11 @@
 #include <stdlib.h>
 
 #include "base/num.h"
+#include "ops/checked.h"
 #include "ops/build.h"
+#include "ops/gather.h"
+
+enum { GAP_MAX = 64 << 10 };
 
 static FALLIBLE enum err copy_digests(struct run_build *b, struct run_src *s, const struct manifest *m, const struct manifest_item *item)
 {
@@ -19,8 +23,9 @@ static FALLIBLE enum err add_digests(struct run_build *b, struct run_src *s, con
 {
 	const struct manifest_item *item = m ? manifest_find(m, file, s->offset, s->length) : NULL;
 
-	if (!item || (item->raw && s->kind == RUN_SRC_ITEM))
+	if (!item)
 		return OK;
+	s->raw_digests = item->raw;
 	return copy_digests(b, s, m, item);
 }
 
@@ -40,6 +45,7 @@ enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const st
 			continue;
 		bool *done = &seen[item - m->items.v];
 		s->kind = RUN_SRC_RAW;
+		s->raw_digests = true;
 		s->offset = item->offset;
 		s->length = *done ? 0 : item->length;
 		s->digest_count = 0;
@@ -119,10 +125,13 @@ static FALLIBLE enum err add_scan(struct run_build *b, uint32_t src, uint64_t be
 	return OK;
 }
 
-/* Digest blocks of the manifest if they fit a task and add up, else equal pieces. */
+/* Do the manifest's digest blocks of a payload (of all bytes of a value) fit a task and add up? */
 static bool digests_usable(struct run_build *b, const struct run_src *s, uint64_t bytes)
 {
 	uint64_t at = 0;
+
+	if (s->raw_digests && s->kind == RUN_SRC_ITEM)
+		return false;
 
 	if (s->digest_count == 1 && b->digests.v[s->digest_at].end == UINT64_MAX)
 		b->digests.v[s->digest_at].end = bytes;
@@ -145,9 +154,11 @@ static FALLIBLE enum err cut_source(struct run_build *b, uint32_t src, uint64_t 
 	TRY(build_room(b->scans.n, bytes / BUILD_TASK_BYTES + 1));
 	s->first_scan = b->scans.n;
 	s->scan_count = 0;
-	if (!digests_usable(b, s, bytes))
+	bool usable = digests_usable(b, s, bytes);
+	if (!usable && !s->raw_digests)
 		s->digest_count = 0;
-	uint32_t blocks = s->digest_count;
+	s->by_blocks = usable;
+	uint32_t blocks = usable ? s->digest_count : 0;
 	for (uint32_t i = 0; at < bytes || (i == 0 && bytes == 0); i++) {
 		uint64_t end = blocks ? b->digests.v[s->digest_at + i].end : num_min(at + BUILD_TASK_BYTES, bytes);
 		if ((at < hi && end > lo) || bytes == 0)
@@ -232,6 +243,42 @@ static FALLIBLE enum err make_scan_tasks(struct run_build *b, struct scan_order 
 	return OK;
 }
 
+/* In a file that dcpd wrote there are zeros between an item's end and the next item, or the file's end. */
+static void add_gap(struct run_src *s, const struct manifest *m, const struct manifest_item *item, uint64_t file_bytes)
+{
+	const struct manifest_file *f = &m->files.v[item->file];
+	bool last = (uint64_t)(item - m->items.v) + 1 == f->first_item + f->item_count;
+	uint64_t end = s->offset + s->length, next = last ? num_min(f->bytes, file_bytes) : item[1].offset;
+
+	s->gap = next > end ? (uint32_t)num_min(next - end, GAP_MAX) : 0;
+}
+
+enum err build_edges(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first)
+{
+	struct run_digest *d;
+
+	for (uint64_t i = 0; m && i < sd->chunk_count; i++) {
+		struct run_src *s = &b->srcs.v[first + i];
+		const struct manifest_item *item = manifest_find(m, sd->files[sd->chunks[i].loc.file].name, s->offset, s->length);
+		if (s->kind != RUN_SRC_ITEM || !item || !item->has_edges)
+			continue;
+		TRY(vec_push(&b->digests, &d));
+		memcpy(d->xxh3_128, item->edges, sizeof d->xxh3_128);
+		s->edges_at = b->digests.n;
+		add_gap(s, m, item, b->files.v[s->file].bytes);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err add_damages(struct run_build *b)
+{
+	struct run_damage *d;
+
+	for (uint32_t i = 0; i < CHECKED_LISTED; i++)
+		TRY(vec_push(&b->damages, &d));
+	return OK;
+}
+
 enum err build_verify(struct run_build *b, uint32_t first_src)
 {
 	uint64_t n = b->srcs.n - first_src;
@@ -239,6 +286,7 @@ enum err build_verify(struct run_build *b, uint32_t first_src)
 
 	if (!order)
 		return ERR(NO_MEMORY, "no memory for %ju sources", (uintmax_t)n);
+	TRY(add_damages(b));
 	for (uint64_t i = 0; i < n; i++) {
 		const struct run_src *s = &b->srcs.v[first_src + i];
 		order[i] = (struct scan_order){ s->file, (uint32_t)(first_src + i), s->rank, s->offset, 0, UINT64_MAX };
@@ -310,6 +358,25 @@ static FALLIBLE enum err add_segment_dst(struct run_build *b, const struct sdict
 	return run_add_dims(b, c->dims, t->ndim, &d->dims_at);
 }
 
+/* Is a part of the payload a range of bytes that can be told from metadata, and be checked by itself? Other items are read whole: their
+ * strides are in their heads, and one CRC32 is of all. */
+static bool can_cut(struct run_build *b, const struct run_src *s)
+{
+	const int64_t *sizes = b->dims.v + s->dims_at + s->ndim;
+	struct item_layout l;
+
+	if (s->kind != RUN_SRC_ITEM)
+		return s->kind == RUN_SRC_PLAIN;
+	return sources_layout(s, sizes, &l) && digests_usable(b, s, l.payload_bytes);
+}
+
+static uint64_t numel_of(const struct sd_chunk *c, uint32_t ndim)
+{
+	uint64_t n = 0;
+
+	return box_numel(ndim, sd_sizes(c, ndim), &n) ? 0 : n;
+}
+
 enum err build_fill(struct run_build *b, const struct sdict *target, const uint32_t *segment_files,
 		    const struct sdict *source, uint32_t first_src, const struct load_plan *plan)
 {
@@ -330,9 +397,13 @@ enum err build_fill(struct run_build *b, const struct sdict *target, const uint3
 			      &lo, &hi, &needed);
 		if (s->piece_count == 0)
 			continue;
-		s->sparse = needed * 2 < hi - lo && (hi - lo) * item > BUILD_SMALL_BYTES;
-		order[n++] = (struct scan_order){ s->file, (uint32_t)(first_src + i), s->rank, s->offset,
-						  s->sparse ? 0 : lo * item, s->sparse ? UINT64_MAX : hi * item };
+		uint64_t numel = numel_of(&source->chunks[i], s->ndim), span = hi - lo;
+		bool cuttable = can_cut(b, s);
+		s->sparse = !b->opts.verify && ((needed * 2 < span && span * item > BUILD_SMALL_BYTES) ||
+						(span < numel && !cuttable && numel * item > BUILD_SMALL_BYTES));
+		bool all = s->sparse || !cuttable;
+		order[n++] = (struct scan_order){ s->file, (uint32_t)(first_src + i), s->rank, s->offset, all ? 0 : lo * item,
+						  all ? UINT64_MAX : hi * item };
 	}
 	return make_scan_tasks(b, order, n);
 }

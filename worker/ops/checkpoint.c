@@ -8,12 +8,13 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "format/torch_item.h"
 #include "io/digest.h"
 #include "ops/spool.h"
 #include "os/fs.h"
 #include "tensor/box.h"
 
-enum { METADATA_MAX = 1 << 30, RANKS_MAX = 65536, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100 };
+enum { METADATA_MAX = 1 << 30, RANKS_MAX = 65536, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100, SAMPLES = 8, SAMPLE_MAX = 16 << 20 };
 
 const char *checkpoint_format_name(enum checkpoint_format f)
 {
@@ -36,6 +37,15 @@ void checkpoint_free(struct checkpoint *c)
 	mem_free(c->file_bytes);
 	mem_free(c->ranks);
 	mem_free(c);
+}
+
+enum err checkpoint_lose(struct checkpoint *c, struct sd_loc *loc, enum run_part_kind part, enum err e)
+{
+	if (!e || !c->verifies || !checked_is_damage(e))
+		return e;
+	checked_damage(c->verifies, part, loc->length);
+	loc->length = 0;
+	return OK;
 }
 
 struct checkpoint *checkpoint_share(struct checkpoint *c)
@@ -136,28 +146,146 @@ enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out)
 	return err_at_file(e, name, -1);
 }
 
-/* A manifest speaks for the checkpoint that it was written with. When somebody else has saved over that since, with the same names, its
- * digests are of bytes that are gone; that is told by the metadata, and verify says so. */
+/* An item of an open file, as the parsers ask for it. */
+struct stored {
+	int fd;
+	uint64_t offset;
+};
+
+static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
+{
+	const struct stored *s = user;
+
+	return fs_pread(s->fd, into, n, s->offset + offset, "");
+}
+
+static FALLIBLE enum err raw_is_same(const struct manifest *m, const struct manifest_item *item, int fd)
+{
+	CLEANUP(mem_free_ptr) void *bytes = item->length <= SAMPLE_MAX ? mem_alloc(item->length + 1) : NULL;
+	struct manifest_check check;
+
+	if (!bytes)
+		return ERR(NO_MEMORY, "no memory for an item");
+	TRY(fs_pread(fd, bytes, item->length, item->offset, ""));
+	manifest_check_begin(&check, m->digests.v + item->digest_at, item->digest_count);
+	return manifest_check_add(&check, bytes, item->length, true);
+}
+
+/* Is the item the one that was written? Of a payload's digest only the CRC32 in its archive is looked at. */
+static bool item_is_same(const struct manifest *m, const struct manifest_item *item, int fd)
+{
+	struct stored at = { fd, item->offset };
+	struct item_source src = { read_stored, &at, item->length };
+	struct item_tensor t;
+
+	enum err e = item->raw ? raw_is_same(m, item, fd) : item_read_tensor(&src, &t);
+	bool same = !e && (item->raw || !t.crc_known || t.crc32 == item->crc32);
+	if (e)
+		err_clear();
+	return same;
+}
+
+/* Samples of the file's items are what was written. A file that cannot be read is not. */
+static bool content_is_same(const struct checkpoint *c, const struct manifest *m, const struct manifest_file *f, const char *name)
+{
+	bool same = true;
+	int fd = -1;
+
+	if (fs_open(c->dirfd, name, O_RDONLY, 0, &fd)) {
+		err_clear();
+		return false;
+	}
+	for (uint64_t i = 0; same && i < SAMPLES && i < f->item_count; i++)
+		same = item_is_same(m, &m->items.v[f->first_item + i * f->item_count / num_min(SAMPLES, f->item_count)], fd);
+	fs_drop(&fd);
+	return same;
+}
+
+/* Is the file the one that the manifest tells of: not written to since; or, where times say nothing (`by_content`: the checkpoint may have
+ * been copied), of the same content? */
+static FALLIBLE enum err file_is_same(const struct checkpoint *c, const struct manifest *m, const struct manifest_file *f,
+				      bool by_content, bool *out)
+{
+	char name[ERR_FILE_MAX];
+	struct stat st;
+
+	*out = false;
+	if (f->name.n >= sizeof name)
+		return OK;
+	memcpy(name, f->name.p, f->name.n);
+	name[f->name.n] = '\0';
+	enum err e = fs_stat(c->dirfd, name, &st);
+	if (e == ERR_NOT_FOUND || (!e && !S_ISREG(st.st_mode)))
+		return OK;
+	TRY(err_at_file(e, name, -1));
+	bool same_size = (uint64_t)st.st_size == f->bytes;
+	*out = by_content ? same_size && content_is_same(c, m, f, name)
+			  : same_size && f->mtime_ns && st.st_mtim.tv_sec == f->mtime_ns / 1000000000 &&
+				    st.st_mtim.tv_nsec == f->mtime_ns % 1000000000;
+	return OK;
+}
+
+/* PyTorch saves over a checkpoint file by file, and leaves a manifest that it does not know. So the manifest of metadata that differ is
+ * outdated if every file that it lists was written since, and if the metadata are of another save; where they do not tell, if no file has
+ * the content that the manifest tells. Anything less is damage. */
+static FALLIBLE enum err is_outdated(const struct checkpoint *c, const struct manifest *m, const void *metadata, uint64_t n, bool *out)
+{
+	char save_id[MANIFEST_SAVE_ID];
+	bool same = false;
+
+	manifest_save_id(metadata, n, save_id);
+	bool tells = save_id[0] && m->save_id[0];
+	*out = !tells || strcmp(save_id, m->save_id) != 0;
+	for (uint64_t i = 0; i < m->files.n && *out; i++) {
+		TRY(file_is_same(c, m, &m->files.v[i], false, &same));
+		if (!same && !tells)
+			TRY(file_is_same(c, m, &m->files.v[i], true, &same));
+		*out = !same;
+	}
+	*out = *out && m->files.n;
+	return OK;
+}
+
+static FALLIBLE enum err damaged(const struct manifest *m, const void *bytes, uint64_t n, const char *metadata)
+{
+	unsigned char xxh3[16];
+	char want[33], got[33];
+
+	digest_xxh3(bytes, n, xxh3);
+	digest_hex(xxh3, got);
+	digest_hex(m->metadata_xxh3, want);
+	enum err e = ERR(CHECKPOINT_DAMAGED, "the metadata is not what was written (if it was replaced on purpose, remove the manifest)");
+	return err_at_file(err_expected(e, want, got), metadata, 0);
+}
+
+/* A manifest speaks for the metadata that it was written with, and these for all else. */
 static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadata, const void *bytes, uint64_t n)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	char name[MANIFEST_NAME_MAX];
 	unsigned char xxh3[16];
+	bool outdated;
 
 	manifest_name(metadata, name);
 	TRY(checkpoint_manifest(c->dirfd, name, &m));
-	if (!m)
-		return OK;
-	digest_xxh3(bytes, n, xxh3);
-	if (m->metadata_name[0] && (strcmp(m->metadata_name, metadata) != 0 || n != m->metadata_bytes ||
-				    memcmp(xxh3, m->metadata_xxh3, sizeof xxh3) != 0)) {
-		if (!c->differs[0])
-			snprintf(c->differs, sizeof c->differs, "%s", metadata);
-		return OK;
+	if (!m || !m->metadata_name[0]) {
+		c->unchecked_bytes += n;
+	} else {
+		digest_xxh3(bytes, n, xxh3);
+		if (strcmp(m->metadata_name, metadata) != 0 || n != m->metadata_bytes || memcmp(xxh3, m->metadata_xxh3, sizeof xxh3) != 0) {
+			TRY(is_outdated(c, m, bytes, n, &outdated));
+			if (!outdated)
+				return damaged(m, bytes, n, metadata);
+			c->unchecked_bytes += n;
+			if (!c->outdated[0])
+				snprintf(c->outdated, sizeof c->outdated, "%s", metadata);
+			return OK;
+		}
 	}
-	if (c->manifest)
+	if (m && c->manifest)
 		return manifest_join(c->manifest, m);
-	c->manifest = move(m);
+	if (m)
+		c->manifest = move(m);
 	return OK;
 }
 
@@ -169,15 +297,28 @@ static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, bool m
 	enum err e = fs_read_all_stat(c->dirfd, name, METADATA_MAX, &bytes, &n, &c->metadata);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no %s", name);
+	if (!e && manifest) /* first: damaged metadata may say anything */
+		e = read_manifest(c, name, bytes, n);
 	if (!e)
-		e = dcp_meta_read(bytes, n, out);
-	enum err of_manifest = e || !manifest ? OK : read_manifest(c, name, bytes, n);
+		e = err_at_file(dcp_meta_read(bytes, n, out), name, -1);
 	c->metadata_bytes += n;
 	mem_free(bytes);
-	TRY(of_manifest);
 	if (!e && c->metadata_bytes > METADATA_MAX)
 		e = ERR(LIMIT_EXCEEDED, "more than %d bytes of metadata in all", METADATA_MAX);
 	return err_at_file(e, name, -1);
+}
+
+void checkpoint_note(const struct checkpoint *c, struct checked *checked)
+{
+	char text[256];
+
+	checked_nothing(checked, (struct str){ NULL, 0 }, -1,
+			str_of(c->format == CHECKPOINT_DCP_RANK_LOCAL ? "__*.metadata" : ".metadata"), 0, c->unchecked_bytes);
+	if (!c->outdated[0])
+		return;
+	snprintf(text, sizeof text, "%s was saved over after dcpd had written the checkpoint: the digests in its manifest are not used",
+		 c->outdated);
+	checked_warn(checked, "manifest_outdated", text);
 }
 
 struct rank_list {
@@ -256,9 +397,12 @@ static FALLIBLE enum err stat_files(struct checkpoint *c)
 		memcpy(name, f->name.p, f->name.n);
 		name[f->name.n] = '\0';
 		enum err e = fs_stat(c->dirfd, name, &st);
-		if (e == ERR_NOT_FOUND)
+		bool missing = e == ERR_NOT_FOUND;
+		if (missing && c->verifies) /* each of its items is lost */
+			st = (struct stat){ .st_mode = S_IFREG };
+		else if (missing)
 			return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the file is missing"), name, -1);
-		if (e)
+		else if (e)
 			return err_at_file(e, name, -1);
 		if (!S_ISREG(st.st_mode))
 			return err_at_file(ERR(FORMAT_METADATA, "not a regular file"), name, -1);
@@ -273,12 +417,13 @@ static FALLIBLE enum err check_loc(const struct checkpoint *c, struct str fqn, s
 {
 	char name[ERR_FILE_MAX];
 
-	if (num_inside(loc.offset, loc.length, c->file_bytes[loc.file]))
+	if ((loc.length || !c->verifies) && num_inside(loc.offset, loc.length, c->file_bytes[loc.file]))
 		return OK;
 	struct str f = c->sd->files[loc.file].name;
 	snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
-	enum err e = ERR(CHECKPOINT_INCOMPLETE, "an item of %ju bytes at %ju ends beyond the file's %ju",
-			 (uintmax_t)loc.length, (uintmax_t)loc.offset, (uintmax_t)c->file_bytes[loc.file]);
+	enum err e = loc.length ? ERR(CHECKPOINT_INCOMPLETE, "an item of %ju bytes at %ju ends beyond the file's %ju",
+				      (uintmax_t)loc.length, (uintmax_t)loc.offset, (uintmax_t)c->file_bytes[loc.file])
+				: ERR(FORMAT_METADATA, "an item of no bytes");
 	return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)loc.offset), fqn.p, fqn.n), rank);
 }
 
@@ -299,20 +444,24 @@ static FALLIBLE enum err check_payload(const struct checkpoint *c, const struct 
 			       (uintmax_t)bytes), name, (int64_t)k->loc.offset);
 }
 
-static FALLIBLE enum err check_locs(const struct checkpoint *c)
+static FALLIBLE enum err check_chunk(struct checkpoint *c, struct sd_chunk *k)
 {
-	for (uint64_t i = 0; i < c->sd->chunk_count; i++) {
-		const struct sd_chunk *k = &c->sd->chunks[i];
-		struct str fqn = c->sd->tensors[k->tensor].fqn;
-		TRY(check_loc(c, fqn, k->loc, k->rank));
-		enum err e = check_payload(c, k);
-		if (e)
-			return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), k->rank);
-	}
+	struct str fqn = c->sd->tensors[k->tensor].fqn;
+
+	enum err e = check_loc(c, fqn, k->loc, k->rank);
+	if (!e)
+		e = err_at_rank(err_at_fqn(check_payload(c, k), fqn.p, fqn.n), k->rank);
+	return checkpoint_lose(c, &k->loc, RUN_PART_FILE, e);
+}
+
+static FALLIBLE enum err check_locs(struct checkpoint *c)
+{
+	for (uint64_t i = 0; i < c->sd->chunk_count; i++)
+		TRY(check_chunk(c, &c->sd->chunks[i]));
 	for (uint64_t i = 0; i < c->sd->value_count; i++) {
-		const struct sd_value *v = &c->sd->values[i];
+		struct sd_value *v = &c->sd->values[i];
 		if (v->kind == SD_VALUE_STORED)
-			TRY(check_loc(c, v->fqn, v->loc, v->rank));
+			TRY(checkpoint_lose(c, &v->loc, RUN_PART_FILE, check_loc(c, v->fqn, v->loc, v->rank)));
 	}
 	return OK;
 }
@@ -371,6 +520,11 @@ enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i)
 
 enum err checkpoint_open(struct worker *w, const json_t *ref, struct checkpoint **out)
 {
+	return checkpoint_open_damaged(w, ref, NULL, out);
+}
+
+enum err checkpoint_open_damaged(struct worker *w, const json_t *ref, struct checked *checked, struct checkpoint **out)
+{
 	const char *storage = json_string_value(json_object_get(ref, "storage"));
 	const char *name = json_string_value(json_object_get(ref, "name"));
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = mem_zalloc(1, sizeof *c);
@@ -379,6 +533,7 @@ enum err checkpoint_open(struct worker *w, const json_t *ref, struct checkpoint 
 		return ERR(NO_MEMORY, "no memory for a checkpoint");
 	c->dirfd = -1;
 	c->world_size = 1;
+	c->verifies = checked;
 	if (!storage || !name || strlen(name) >= sizeof c->name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
 	TRY(job_root(w, storage, &c->root));

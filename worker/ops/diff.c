@@ -215,10 +215,11 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 	TRY(load_plan_make(d->b.sd, d->common, &match, d->arena, &plan));
 	TRY(input_add_files(&d->a, &d->build, false, &d->map_a));
 	TRY(input_add_files(&d->b, &d->build, false, &d->map_b));
-	TRY(build_sources(&d->build, d->common, input_kind(&d->a), d->map_a, NULL, &first_a));
-	TRY(build_sources(&d->build, d->b.sd, input_kind(&d->b), d->map_b, NULL, &first_b));
+	TRY(build_sources(&d->build, d->common, input_kind(&d->a), d->map_a, input_manifest(&d->a), &first_a));
+	TRY(build_sources(&d->build, d->b.sd, input_kind(&d->b), d->map_b, input_manifest(&d->b), &first_b));
 	d->build.opts.rtol = json_number_value(json_object_get(d->job->spec, "rtol"));
 	d->build.opts.atol = json_number_value(json_object_get(d->job->spec, "atol"));
+	d->build.opts.verify = input_verifies(d->job);
 	TRY(build_diff(&d->build, d->common, first_a, first_b, &plan));
 	TRY(run_share(&d->build, &run));
 	run_build_free(&d->build);
@@ -229,6 +230,7 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 		for (uint64_t i = 0; i < d->common->tensor_count; i++)
 			report_tensor(d, run.srcs + first_a, &d->common->tensors[i]);
 		json_object_set_new(d->job->result, "compared_bytes", json_integer((json_int_t)run_bytes_total(&run)));
+		checked_run(&d->job->checked, &run);
 	}
 	run_detach(&run);
 	return e;
@@ -258,6 +260,8 @@ static FALLIBLE enum err diff(struct diff *d)
 	TRY(compare_values(d));
 	if (!d->job->dry_run)
 		TRY(compare_bytes(d));
+	if (d->a.checkpoint || d->b.checkpoint)
+		checked_report(&d->job->checked, d->job->result);
 	json_object_set_new(d->job->result, "equal", json_boolean(d->count == 0));
 	json_object_set_new(d->job->result, "difference_count", json_integer((json_int_t)d->count));
 	return OK;

@@ -176,20 +176,35 @@ static void digest_part(const struct run *run, struct run_part *p, const unsigne
 	}
 }
 
+/* The digest of all bytes of an item but its payload: its head, zeros, its tail. */
+static void digest_edges(struct run_dst *d, const unsigned char *head, const unsigned char *tail)
+{
+	static const unsigned char zeros[PAGE];
+	struct digest_stream s;
+	struct digest digest;
+
+	digest_begin_one(&s, DIGEST_XXH3);
+	digest_add(&s, head, d->payload_off);
+	digest_add(&s, zeros, d->tail_off - d->payload_off - d->payload_bytes);
+	digest_add(&s, tail, d->length - d->tail_off);
+	digest_end(&s, &digest);
+	memcpy(d->edges_xxh3, digest.xxh3_128, sizeof d->edges_xxh3);
+}
+
 /* A small item's archive around its payload. */
 static FALLIBLE enum err wrap_small(const struct run *run, const struct run_part *p, unsigned char *payload)
 {
-	const struct run_dst *d = &run->dsts[p->dst];
+	struct run_dst *d = &run->dsts[p->dst];
 	const int64_t *sizes = run->dims + d->dims_at + d->ndim;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 
 	TRY(item_put_head(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN_SMALL, p->crc32));
 	must(b.len == d->payload_off);
 	memcpy(payload - b.len, b.p, b.len);
-	b.len = 0;
 	TRY(item_put_tail(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN_SMALL, p->crc32));
-	must(b.len == d->length - d->tail_off);
-	memcpy(payload - d->payload_off + d->tail_off, b.p, b.len);
+	must(b.len == d->payload_off + d->length - d->tail_off);
+	memcpy(payload - d->payload_off + d->tail_off, b.p + d->payload_off, b.len - d->payload_off);
+	digest_edges(d, b.p, b.p + d->payload_off);
 	return OK;
 }
 
@@ -351,18 +366,18 @@ static FALLIBLE enum err write_edges(struct slot *s)
 		return ERR(NO_MEMORY, "no memory for archive headers");
 	memset(s->edges, 0, bytes);
 	for (uint64_t i = 0; i < s->finish.n; i++) {
-		const struct run_dst *d = &run->dsts[s->finish.v[i]];
+		struct run_dst *d = &run->dsts[s->finish.v[i]];
 		const int64_t *sizes = run->dims + d->dims_at + d->ndim;
 		CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 		TRY(item_put_head(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN, d->crc32));
 		must(b.len == d->payload_off);
 		memcpy(s->edges + at, b.p, b.len);
-		TRY(push_write(s, d->file, s->edges + at, b.len, d->offset));
-		at += b.len;
-		b.len = 0;
+		TRY(push_write(s, d->file, s->edges + at, d->payload_off, d->offset));
+		at += d->payload_off;
 		TRY(item_put_tail(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN, d->crc32));
-		uint64_t padded = (b.len + PAGE - 1) & ~(uint64_t)(PAGE - 1);
-		memcpy(s->edges + at, b.p, b.len);
+		uint64_t tail = b.len - d->payload_off, padded = (tail + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+		memcpy(s->edges + at, b.p + d->payload_off, tail);
+		digest_edges(d, b.p, b.p + d->payload_off);
 		TRY(push_write(s, d->file, s->edges + at, padded, d->offset + d->tail_off));
 		at += padded;
 	}

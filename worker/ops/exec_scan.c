@@ -1,12 +1,17 @@
 /* exec_scan.c: src-driven tasks: read a range of a stored item once, compare its digest while it is hot, and scatter it to all target
  * chunks that need it (load), or count what is in it (verify).
  *
+ * No byte is taken unchecked: a scan is a digest block, or all scans of a source make up the record that one CRC32 is of; an item that is
+ * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. What has nothing to be compared with is counted
+ * in its source's `unverified`. Verify notes what is damaged and goes on.
+ *
  * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. */
 #include <stdio.h>
 #include <sys/uio.h>
 
 #include "base/num.h"
 #include "io/digest.h"
+#include "ops/checked.h"
 #include "ops/exec_impl.h"
 #include "os/fs.h"
 #include "tensor/linear.h"
@@ -64,7 +69,7 @@ static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, 
 	return OK;
 }
 
-/* Nothing in a row, or too little of it needed: box by box, without digests. */
+/* Nothing in a row, or too little of it needed: box by box. */
 static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, uint32_t index)
 {
 	const struct run *run = s->x->run;
@@ -78,7 +83,7 @@ static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, u
 	return OK;
 }
 
-/* Counts a scan that is not digested; true if this is the one that stands for the whole source. */
+/* Of the scans of a source, one does what is done once. */
 static bool stands_for_all(const struct run_scan *scan)
 {
 	return scan->begin == 0;
@@ -86,19 +91,53 @@ static bool stands_for_all(const struct run_scan *scan)
 
 /* ------------------------------------------------------------------------------------------------------ checking */
 
+/* Verify lists damage, and goes on with other items; all others fail. `offset`: of the damaged bytes in the file. */
+static FALLIBLE enum err fault(struct slot *s, uint32_t index, enum run_part_kind part, uint64_t offset, uint64_t bytes, enum err e)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[index];
+
+	if (!e || run->head->opts.mode != RUN_VERIFY || !checked_is_damage(e))
+		return e;
+	err_clear();
+	if (part != RUN_PART_PAYLOAD && part != RUN_PART_PADDING && atomic_exchange(&src->damaged, 1))
+		return OK;
+	uint64_t at = atomic_fetch_add(&run->head->damage_count, 1);
+	if (at < run->damages_n)
+		run->damages[at] = (struct run_damage){ index, (uint16_t)e, (uint8_t)part, offset, bytes };
+	return OK;
+}
+
+/* The whole item is not what it should be. */
+static FALLIBLE enum err item_fault(struct slot *s, uint32_t index, enum err e)
+{
+	const struct run_src *src = &s->x->run->srcs[index];
+
+	return fault(s, index, src->kind == RUN_SRC_RAW ? RUN_PART_VALUE : RUN_PART_HEAD, src->offset, src->length, e);
+}
+
+static FALLIBLE enum err range_fault(struct slot *s, const struct run_scan *scan, uint64_t payload_off, enum err e)
+{
+	const struct run_src *src = &s->x->run->srcs[scan->src];
+
+	return fault(s, scan->src, src->kind == RUN_SRC_RAW ? RUN_PART_VALUE : RUN_PART_PAYLOAD, src->offset + payload_off + scan->begin,
+		     scan->end - scan->begin, e);
+}
+
 static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *scan, const struct digest *got)
 {
 	const struct run *run = s->x->run;
-	const struct run_src *src = &run->srcs[scan->src];
+	struct run_src *src = &run->srcs[scan->src];
 	uint64_t begin = 0;
 	char want_hex[33], got_hex[33];
 
 	for (uint32_t i = 0; i < src->digest_count; i++) {
 		const struct run_digest *d = &run->digests[src->digest_at + i];
 		if (begin == scan->begin && d->end == scan->end) {
-			atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
-			if (memcmp(d->xxh3_128, got->xxh3_128, sizeof d->xxh3_128) == 0)
+			if (memcmp(d->xxh3_128, got->xxh3_128, sizeof d->xxh3_128) == 0) {
+				atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
 				return OK;
+			}
 			digest_hex(d->xxh3_128, want_hex);
 			digest_hex(got->xxh3_128, got_hex);
 			enum err e = ERR(DIGEST_MISMATCH, "bytes %ju to %ju of the payload are not those written",
@@ -107,28 +146,45 @@ static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *sca
 		}
 		begin = d->end;
 	}
+	atomic_fetch_add(&src->unverified, scan->end - scan->begin);
 	return OK;
 }
 
-/* The last scan of a source without a manifest: the CRC32 of all of it against the archive's. */
+/* All of the item by blocking reads. */
+static FALLIBLE enum err check_item(struct slot *s, uint32_t index)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[index];
+	bool known = false;
+
+	if (run->head->opts.verify)
+		TRY(sources_check_item(&s->x->sources, index, true, &known, &s->wave.read_bytes));
+	atomic_fetch_add(known ? &run->head->verified_bytes : &src->unverified, src->length);
+	return OK;
+}
+
+/* The last scan of a source that is not compared block by block: the CRC32 of all of it against the archive's. */
 static FALLIBLE enum err check_crc(struct slot *s, uint32_t index)
 {
-	const struct run *run = s->x->run;
-	const struct run_src *src = &run->srcs[index];
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[index];
 	const struct run_scan *scans = &run->scans[src->first_scan];
 	uint32_t crc = scans[0].crc32;
 	char want[16], got[16];
 
 	for (uint32_t i = 1; i < src->scan_count; i++)
 		crc = digest_crc32_combine(crc, scans[i].crc32, scans[i].end - scans[i].begin);
-	uint64_t bytes = scans[src->scan_count - 1].end;
-	if (src->kind != RUN_SRC_ITEM || src->partial || atomic_load(&src->crc_state) != RUN_CRC_KNOWN) {
-		atomic_fetch_add(&run->head->unverified_bytes, bytes);
+	if (src->partial || !run->head->opts.verify) {
+		for (uint32_t i = 0; i < src->scan_count; i++)
+			atomic_fetch_add(&src->unverified, scans[i].end - scans[i].begin);
 		return OK;
 	}
-	atomic_fetch_add(&run->head->verified_bytes, bytes);
-	if (crc == src->crc_wanted)
+	if (src->kind != RUN_SRC_ITEM || atomic_load(&src->crc_state) != RUN_CRC_KNOWN)
+		return check_item(s, index);
+	if (crc == src->crc_wanted) {
+		atomic_fetch_add(&run->head->verified_bytes, scans[src->scan_count - 1].end);
 		return OK;
+	}
 	snprintf(want, sizeof want, "%08x", src->crc_wanted);
 	snprintf(got, sizeof got, "%08x", crc);
 	return sources_at(run, index, err_expected(ERR(DIGEST_MISMATCH, "the payload's CRC32 is wrong"), want, got));
@@ -139,11 +195,11 @@ static unsigned which_digest(const struct run *run, const struct run_src *src)
 {
 	if (!run->head->opts.verify)
 		return 0;
-	return src->digest_count ? DIGEST_XXH3 : DIGEST_CRC32;
+	return src->by_blocks ? DIGEST_XXH3 : DIGEST_CRC32;
 }
 
 /* `stream`: the digest of these bytes, if they were hashed piece by piece as they came; else NULL. */
-static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, const unsigned char *bytes,
+static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, uint64_t payload_off, const unsigned char *bytes,
 				     struct digest_stream *stream)
 {
 	struct run *run = s->x->run;
@@ -160,8 +216,8 @@ static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, cons
 		}
 		digest_end(stream, &digest);
 		scan->crc32 = digest.crc32;
-		if (src->digest_count)
-			TRY(check_digest(s, scan, &digest));
+		if (src->by_blocks)
+			TRY(range_fault(s, scan, payload_off, check_digest(s, scan, &digest)));
 	}
 	if (run->head->opts.values && src->kind != RUN_SRC_RAW) {
 		stats_run((enum dtype)src->dtype, bytes, (scan->end - scan->begin) / dtype_bytes((enum dtype)src->dtype),
@@ -172,6 +228,65 @@ static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, cons
 			atomic_store(&src->nonzero, 1);
 	}
 	return OK;
+}
+
+/* ---- heads, for verify: loads know dcpd's items by their layout, and check what they take from others' ---- */
+
+static FALLIBLE enum err check_gap(struct slot *s, uint32_t index, const unsigned char *gap)
+{
+	const struct run_src *src = &s->x->run->srcs[index];
+	uint32_t first = 0, end = src->gap;
+
+	while (first < end && gap[first] == 0)
+		first++;
+	while (end > first && gap[end - 1] == 0)
+		end--;
+	if (first == end)
+		return OK;
+	return fault(s, index, RUN_PART_PADDING, src->offset + src->length + first, end - first,
+		     ERR(DIGEST_MISMATCH, "bytes behind the item are not zeros"));
+}
+
+/* around: the item's bytes before the payload, then those behind it, then the gap. */
+static FALLIBLE enum err check_edges(struct slot *s, uint32_t index, const struct src_info *info, const unsigned char *head,
+				     const unsigned char *tail)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[index];
+	uint64_t tail_bytes = src->length - info->payload_off - info->payload_bytes;
+	struct digest_stream stream;
+	struct digest got;
+
+	digest_begin_one(&stream, DIGEST_XXH3);
+	digest_add(&stream, head, info->payload_off);
+	digest_add(&stream, tail, tail_bytes);
+	digest_end(&stream, &got);
+	if (memcmp(got.xxh3_128, run->digests[src->edges_at - 1].xxh3_128, sizeof got.xxh3_128) != 0) {
+		enum err e = ERR(DIGEST_MISMATCH, "the archive around the payload is not what was written");
+		TRY(item_fault(s, index, sources_at(run, index, e)));
+	}
+	return check_gap(s, index, tail + tail_bytes);
+}
+
+/* The head and tail of a large item. */
+static FALLIBLE enum err check_head(struct slot *s, uint32_t index, const struct src_info *info)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[index];
+	bool known;
+
+	if (run->head->opts.mode != RUN_VERIFY || src->kind != RUN_SRC_ITEM)
+		return OK;
+	if (!src->edges_at)
+		return item_fault(s, index, sources_check_item(&s->x->sources, index, false, &known, &s->wave.read_bytes));
+	uint64_t behind = info->payload_off + info->payload_bytes, tail_bytes = src->length - behind + src->gap;
+	CLEANUP(mem_free_ptr) unsigned char *bytes = mem_alloc(info->payload_off + tail_bytes + 1);
+	if (!bytes)
+		return ERR(NO_MEMORY, "no memory for an item's head");
+	TRY(sources_read(&s->x->sources, index, 0, bytes, info->payload_off));
+	TRY(sources_read(&s->x->sources, index, behind, bytes + info->payload_off, tail_bytes));
+	s->wave.read_bytes += info->payload_off + tail_bytes;
+	return check_edges(s, index, info, bytes, bytes + info->payload_off);
 }
 
 /* ------------------------------------------------------------------------------------------------------ scatter */
@@ -255,7 +370,7 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	if (!got)
 		return OK;
 	s->wave.read_bytes += bytes;
-	TRY(check_range(s, scan, into, &stream));
+	TRY(check_range(s, scan, info ? info->payload_off : 0, into, &stream));
 	if (fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, into));
 	sc->read = UINT32_MAX;
@@ -263,41 +378,96 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	return OK;
 }
 
+/* Not in a row: checked as a whole, then taken box by box. */
+static FALLIBLE enum err take_odd(struct slot *s, struct slot_scan *sc)
+{
+	const struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+
+	sc->skip = true;
+	if (!stands_for_all(scan))
+		return OK;
+	TRY(item_fault(s, scan->src, check_item(s, scan->src)));
+	return use_gather(s, &run->srcs[scan->src], scan->src);
+}
+
+static FALLIBLE enum err too_short(struct slot *s, struct slot_scan *sc)
+{
+	const struct run *run = s->x->run;
+	uint32_t index = run->scans[sc->scan].src;
+
+	sc->skip = true;
+	return item_fault(s, index, sources_at(run, index, ERR(FORMAT_ITEM, "the item's record is too short")));
+}
+
+/* Reads the item's head. *go_out: the scan's range lies in a row. */
+static FALLIBLE enum err find_payload(struct slot *s, struct slot_scan *sc, const struct run_src *src, struct src_info **info_out,
+				      bool *go_out)
+{
+	struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+
+	*go_out = false;
+	enum err e = sources_info(&s->x->sources, scan->src, info_out);
+	if (e) {
+		sc->skip = true;
+		return item_fault(s, scan->src, e);
+	}
+	const struct src_info *info = *info_out;
+	if (!info->dense)
+		return take_odd(s, sc);
+	if (!num_inside(scan->begin, scan->end - scan->begin, info->payload_bytes))
+		return too_short(s, sc);
+	if (stands_for_all(scan))
+		TRY(check_head(s, scan->src, info));
+	TRY(find_direct(s, src, info, scan, sc));
+	*go_out = true;
+	return OK;
+}
+
+/* An item that is read as a whole: a small one whose head is not known, or is checked. */
+static bool reads_whole(struct slot *s, const struct run_src *src, uint32_t index)
+{
+	if (src->kind != RUN_SRC_ITEM || src->length > GATHER_SMALL_ITEM)
+		return false;
+	return s->x->run->head->opts.mode == RUN_VERIFY ? src->edges_at != 0 : !sources_known(&s->x->sources, index);
+}
+
 static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *full_out)
 {
 	struct run *run = s->x->run;
 	const struct run_scan *scan = &run->scans[sc->scan];
 	const struct run_src *src = &run->srcs[scan->src];
-	bool small = src->kind == RUN_SRC_ITEM && src->length <= GATHER_SMALL_ITEM;
-	struct src_info *info;
+	struct src_info *info = NULL;
+	uint64_t payload_off = 0;
+	bool go;
 
 	*full_out = false;
 	if (src->sparse) {
 		sc->skip = true;
 		return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
 	}
-	if (small && !sources_known(&s->x->sources, scan->src)) {
-		sc->whole_item = true;
-		return wave_add(&s->wave, src->file, src->offset, src->length, NULL, &sc->read, full_out);
+	if (atomic_load(&src->damaged)) {
+		sc->skip = true;
+		return OK;
 	}
-	uint64_t payload_off = 0;
-	info = NULL;
+	if (src->kind == RUN_SRC_RAW && !src->by_blocks)
+		return take_odd(s, sc);
+	if (reads_whole(s, src, scan->src)) {
+		sc->whole_item = true;
+		return wave_add(&s->wave, src->file, src->offset, src->length + src->gap, NULL, &sc->read, full_out);
+	}
 	if (src->kind != RUN_SRC_RAW) {
-		TRY(sources_info(&s->x->sources, scan->src, &info));
-		if (!info->dense) {
-			sc->skip = true;
-			return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
-		}
-		if (!num_inside(scan->begin, scan->end - scan->begin, info->payload_bytes))
-			return sources_at(run, scan->src, ERR(FORMAT_ITEM, "the item's record is too short"));
+		TRY(find_payload(s, sc, src, &info, &go));
+		if (!go)
+			return OK;
 		payload_off = info->payload_off;
-		TRY(find_direct(s, src, info, scan, sc));
 	}
 	if (run->files[src->file].kind == RUN_FILE_SEGMENT && !fills(run)) {
 		unsigned char *base;
 		TRY(files_segment(&s->x->files, src->file, &base));
 		sc->read = UINT32_MAX;
-		return check_range(s, &run->scans[sc->scan], base + src->offset + scan->begin, NULL);
+		return check_range(s, &run->scans[sc->scan], 0, base + src->offset + scan->begin, NULL);
 	}
 	bool done;
 	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
@@ -323,6 +493,30 @@ static enum err fill_wave(struct slot *s)
 	return OK;
 }
 
+/* The item is in memory. *info_out: NULL if the scan is done, or its item damaged. */
+static FALLIBLE enum err take_whole(struct slot *s, struct slot_scan *sc, const unsigned char *item, struct src_info **info_out)
+{
+	struct run *run = s->x->run;
+	struct run_scan *scan = &run->scans[sc->scan];
+	bool known = sources_known(&s->x->sources, scan->src);
+	struct src_info *info = NULL;
+
+	*info_out = NULL;
+	enum err e = known ? sources_info(&s->x->sources, scan->src, &info) : sources_parse(&s->x->sources, scan->src, item, &info);
+	if (e) {
+		sc->skip = true;
+		return item_fault(s, scan->src, e);
+	}
+	if (!info->dense)
+		return take_odd(s, sc);
+	if (scan->end > info->payload_bytes)
+		return too_short(s, sc);
+	if (run->srcs[scan->src].edges_at && stands_for_all(scan))
+		TRY(check_edges(s, scan->src, info, item, item + info->payload_off + info->payload_bytes));
+	*info_out = info;
+	return OK;
+}
+
 static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 {
 	struct run *run = s->x->run;
@@ -334,18 +528,14 @@ static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 		return OK;
 	const unsigned char *bytes = wave_data(&s->wave, sc->read);
 	if (sc->whole_item) {
-		TRY(sources_parse(&s->x->sources, scan->src, bytes, &info));
-		if (!info->dense) {
-			sc->skip = true;
-			return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
-		}
-		if (scan->end > info->payload_bytes)
-			return sources_at(run, scan->src, ERR(FORMAT_ITEM, "the item's record is too short"));
+		TRY(take_whole(s, sc, bytes, &info));
+		if (!info)
+			return OK;
 		bytes += info->payload_off + scan->begin;
 	} else if (src->kind != RUN_SRC_RAW) {
 		TRY(sources_info(&s->x->sources, scan->src, &info));
 	}
-	TRY(check_range(s, scan, bytes, NULL));
+	TRY(check_range(s, scan, info ? info->payload_off : 0, bytes, NULL));
 	if (fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, bytes));
 	return OK;
@@ -363,21 +553,33 @@ static enum err take_wave(struct slot *s)
 	return OK;
 }
 
+/* The last of a source's scans is done. */
+static FALLIBLE enum err end_source(struct slot *s, uint32_t index)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[index];
+
+	if (run->files[src->file].kind == RUN_FILE_SEGMENT || atomic_load(&src->damaged))
+		return OK;
+	if (src->by_blocks && run->head->opts.verify)
+		return OK;
+	return fault(s, index, RUN_PART_PAYLOAD, src->offset, src->length, check_crc(s, index));
+}
+
 static FALLIBLE enum err count_scans(struct slot *s)
 {
 	struct run *run = s->x->run;
+	enum run_mode mode = run->head->opts.mode;
 
 	for (uint64_t i = 0; i < s->scans.n; i++) {
 		const struct run_scan *scan = &run->scans[s->scans.v[i].scan];
 		struct run_src *src = &run->srcs[scan->src];
-		if (run->head->opts.mode != RUN_WRITE_FILES) /* there, progress is what was written */
+		if (mode != RUN_WRITE_FILES && mode != RUN_DIFF) /* there, progress is what was written or compared */
 			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
-		if (s->scans.v[i].skip)
-			atomic_fetch_add(&run->head->unverified_bytes, scan->end - scan->begin);
-		if (atomic_fetch_sub(&src->scans_left, 1) != 1 || s->scans.v[i].skip)
-			continue;
-		if (run->head->opts.verify && src->digest_count == 0)
-			TRY(check_crc(s, scan->src));
+		if (src->sparse && stands_for_all(scan))
+			atomic_fetch_add(&src->unverified, src->length);
+		if (atomic_fetch_sub(&src->scans_left, 1) == 1 && !s->scans.v[i].skip)
+			TRY(end_source(s, scan->src));
 	}
 	return OK;
 }

@@ -43,10 +43,16 @@ void sources_close(struct sources *s);
 FALLIBLE enum err sources_info(struct sources *s, uint32_t src, struct src_info **out);
 /* From an item in memory (all of it). */
 FALLIBLE enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out);
-bool sources_known(const struct sources *s, uint32_t src);
-/* For those who compare what they read with the manifest's digests: an item that has them and is as long as one that dcpd writes of this
- * box is laid out like that, and no byte of it is read to know. False: it is not such a one. */
-bool sources_by_layout(struct sources *s, uint32_t src, struct src_info **out);
+/* Is its info at hand, so that sources_info() reads nothing? */
+bool sources_known(struct sources *s, uint32_t src);
+/* Compares all of a stored item, by blocking reads: with the manifest's digest of all its bytes, else each record's CRC32; the payload's
+ * record too if asked. *known_out: there was something to compare it with. *read_out: raised by what was read. ERR_DIGEST_MISMATCH, …. */
+FALLIBLE enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out, uint64_t *read_out);
+/* Reads bytes of the item's file, from `offset` in the item on. */
+FALLIBLE enum err sources_read(struct sources *s, uint32_t src, uint64_t offset, void *into, uint64_t n);
+/* An item that has digests of its payload and is as long as one that dcpd writes of this box is laid out like that: no byte of it is read
+ * to know, and what its head says does not matter. sizes: of the box. False: it is not such a one. */
+bool sources_layout(const struct run_src *src, const int64_t *sizes, struct item_layout *out);
 
 /* What a source has for a box of a tensor, if that is one run of bytes in the storage and in the box's own memory (in C order), and is
  * taken as it is: no cast, no lazy bits, not deflated. */

@@ -14,7 +14,7 @@
 #include <xxhash.h>
 
 #define HEADS_MAGIC "dcpd-heads-1"
-#define PART_MAGIC  "dcpd-part-1"
+#define PART_MAGIC  "dcpd-part-2"
 
 enum { HEADS_MAX = 1 << 30 };
 
@@ -181,7 +181,13 @@ struct part_begin {
 
 struct part_item {
 	uint32_t crc32;
-	unsigned char xxh3_128[16];
+	unsigned char xxh3_128[16], edges[16];
+};
+
+/* Where one result is in the tables; NULL: it has none of these. */
+struct result {
+	uint32_t *crc32;
+	unsigned char *xxh3_128, *edges;
 };
 
 static void tables_digest(const struct run *run, unsigned char out[16])
@@ -226,22 +232,21 @@ static bool of_host(const struct walk *w, uint32_t rank)
 	return rank < w->h->world && w->h->host_of[rank] == w->host;
 }
 
-/* Where the next result is: a digest, or only a CRC. False: no more. */
-static bool next(struct walk *w, uint32_t **crc, unsigned char **xxh)
+/* The next result. False: no more. */
+static bool next(struct walk *w, struct result *out)
 {
 	struct run *r = w->run;
 
 	for (; w->at < r->dsts_n; w->at++)
 		if (of_host(w, r->dsts[w->at].rank)) {
-			*crc = &r->dsts[w->at].crc32;
-			*xxh = r->dsts[w->at++].xxh3_128;
+			struct run_dst *d = &r->dsts[w->at++];
+			*out = (struct result){ &d->crc32, d->xxh3_128, d->edges_xxh3 };
 			return true;
 		}
 	for (; w->at - r->dsts_n < r->parts_n; w->at++) {
 		struct run_part *p = &r->parts[w->at - r->dsts_n];
 		if (of_host(w, r->dsts[p->dst].rank)) {
-			*crc = &p->crc32;
-			*xxh = p->xxh3_128;
+			*out = (struct result){ &p->crc32, p->xxh3_128, NULL };
 			w->at++;
 			return true;
 		}
@@ -249,8 +254,7 @@ static bool next(struct walk *w, uint32_t **crc, unsigned char **xxh)
 	for (; w->at - r->dsts_n - r->parts_n < r->scans_n; w->at++) {
 		struct run_scan *s = &r->scans[w->at - r->dsts_n - r->parts_n];
 		if (of_host(w, r->srcs[s->src].rank)) {
-			*crc = &s->crc32;
-			*xxh = NULL;
+			*out = (struct result){ &s->crc32, NULL, NULL };
 			w->at++;
 			return true;
 		}
@@ -264,20 +268,19 @@ static FALLIBLE enum err put_part(struct hosts *h, struct run *run)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(max);
 	struct walk w = { .h = h, .run = run, .host = h->index };
 	struct part_begin begin = { .magic = PART_MAGIC };
-	struct part_item item = { 0 };
-	unsigned char *xxh;
-	uint32_t *crc;
+	struct result result;
 	char name[32];
 
 	tables_digest(run, begin.tables);
-	while (next(&w, &crc, &xxh))
+	while (next(&w, &result))
 		begin.count++;
 	buf_put(&b, &begin, sizeof begin);
-	for (w.at = 0; next(&w, &crc, &xxh);) {
-		item.crc32 = *crc;
-		memset(item.xxh3_128, 0, sizeof item.xxh3_128);
-		if (xxh)
-			memcpy(item.xxh3_128, xxh, sizeof item.xxh3_128);
+	for (w.at = 0; next(&w, &result);) {
+		struct part_item item = { .crc32 = *result.crc32 };
+		if (result.xxh3_128)
+			memcpy(item.xxh3_128, result.xxh3_128, sizeof item.xxh3_128);
+		if (result.edges)
+			memcpy(item.edges, result.edges, sizeof item.edges);
 		buf_put(&b, &item, sizeof item);
 	}
 	TRY(buf_status(&b));
@@ -291,8 +294,7 @@ static FALLIBLE enum err take_part(struct hosts *h, struct run *run, uint32_t ho
 	struct walk w = { .h = h, .run = run, .host = host };
 	struct part_begin begin;
 	struct part_item item;
-	unsigned char *xxh;
-	uint32_t *crc;
+	struct result result;
 	uint64_t n = 0, at = sizeof begin;
 	void *all = NULL;
 	char name[32];
@@ -305,13 +307,15 @@ static FALLIBLE enum err take_part(struct hosts *h, struct run *run, uint32_t ho
 	memcpy(&begin, bytes, sizeof begin);
 	if (memcmp(begin.magic, mine->magic, sizeof begin.magic) != 0 || memcmp(begin.tables, mine->tables, sizeof begin.tables) != 0)
 		return ERR(PLAN_INVALID, "host %s made another plan: are all daemons of one version?", hosts_name(h, host));
-	for (; next(&w, &crc, &xxh); at += sizeof item) {
+	for (; next(&w, &result); at += sizeof item) {
 		if (n - at < sizeof item)
 			return ERR(STORAGE_IO, "the part of host %s is cut off", hosts_name(h, host));
 		memcpy(&item, bytes + at, sizeof item);
-		*crc = item.crc32;
-		if (xxh)
-			memcpy(xxh, item.xxh3_128, sizeof item.xxh3_128);
+		*result.crc32 = item.crc32;
+		if (result.xxh3_128)
+			memcpy(result.xxh3_128, item.xxh3_128, sizeof item.xxh3_128);
+		if (result.edges)
+			memcpy(result.edges, item.edges, sizeof item.edges);
 	}
 	return OK;
 }

@@ -65,7 +65,7 @@ enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
 	struct manifest_head head = { .job = j->id, .kind = j->kind, .created_at = "", .metadata_name = "", .attempt = j->attempt };
 
-	TRY(manifest_put(&b, &head, run));
+	TRY(manifest_put(&b, &head, run, -1));
 	TRY(staging_put_file(s, MANIFEST_NAME, b.p, b.len));
 	TRY(fs_fsync(s->dir, "."));
 	s->done = true;
@@ -89,6 +89,7 @@ static FALLIBLE enum err take_dst(struct run *run, struct run_dst *d, const stru
 		return another_plan(run, d);
 	d->crc32 = item->crc32;
 	memcpy(d->xxh3_128, item->xxh3_128, sizeof d->xxh3_128);
+	memcpy(d->edges_xxh3, item->edges, sizeof d->edges_xxh3);
 	for (uint64_t i = 0; d->part_count > 1 && i < d->part_count; i++) {
 		struct run_part *p = &run->parts[d->first_part + i];
 		const struct run_digest *known = &m->digests.v[item->digest_at + i];

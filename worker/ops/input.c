@@ -19,6 +19,13 @@ void input_close(struct input *s)
 	*s = (struct input){ 0 };
 }
 
+bool input_verifies(const struct job *j)
+{
+	const char *verify = json_string_value(json_object_get(json_object_get(j->spec, "options"), "verify"));
+
+	return !verify || strcmp(verify, "none") != 0;
+}
+
 enum err input_segment_error(enum err e)
 {
 	return e == ERR_STORAGE_IO ? ERR(SEGMENT_SHRUNK, "the segment is smaller than its image") : e;
@@ -129,10 +136,11 @@ enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *
 {
 	const char *name = json_string_value(json_object_get(ref, "state_dict"));
 
-	*out = (struct input){ .job = j };
+	*out = (struct input){ .job = j, .checked = input_verifies(j) ? &j->checked : NULL, .verifies = out->verifies };
 	if (!name) {
 		TRY(tell_identity(j, ref));
-		TRY(checkpoint_open(j->worker, ref, &out->checkpoint));
+		TRY(checkpoint_open_damaged(j->worker, ref, out->verifies ? &j->checked : NULL, &out->checkpoint));
+		checkpoint_note(out->checkpoint, &j->checked);
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;
 		return OK;
@@ -164,35 +172,6 @@ enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out)
 	struct item_source src = source_memory(&all);
 
 	return item_read_value(&src, out);
-}
-
-enum err input_check_values(struct job *j, const struct input *s, uint64_t *unverifiable)
-{
-	const struct sdict *sd = s->sd;
-
-	for (uint64_t i = 0; i < sd->value_count; i++) {
-		const struct sd_value *val = &sd->values[i];
-		struct str file = sd->files[val->loc.file].name;
-		const struct manifest *m = input_manifest(s);
-		void *bytes = NULL;
-		uint64_t n = 0, checked = 0, unknown = 0;
-		if (m && manifest_find(m, file, val->loc.offset, val->loc.length))
-			continue;
-		TRY(input_value(s, val, &bytes, &n));
-		struct str all = { bytes, n };
-		struct item_source src = source_memory(&all);
-		enum err e = item_check_crc(&src, false, &checked, &unknown);
-		mem_free(bytes);
-		if (e) {
-			char name[ERR_FILE_MAX];
-			snprintf(name, sizeof name, "%.*s", (int)num_min(file.n, sizeof name - 1), file.p);
-			return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)val->loc.offset), val->fqn.p,
-						      val->fqn.n), val->rank);
-		}
-		*unverifiable += unknown > 0;
-		TRY(job_tick(j));
-	}
-	return OK;
 }
 
 enum err input_add_files(struct input *s, struct run_build *b, bool writable, uint32_t **file_map_out)
@@ -228,12 +207,52 @@ const struct manifest *input_manifest(const struct input *s)
 	return s->checkpoint ? s->checkpoint->manifest : NULL;
 }
 
+/* With the digest in the manifest; what has none there (PyTorch's, or out of a spool), with its archive's CRC32s. */
+static FALLIBLE enum err check_value(const struct input *s, const struct sd_value *v, const void *bytes, uint64_t n, bool *known_out)
+{
+	const struct manifest *m = input_manifest(s);
+	const struct manifest_item *item = m ? manifest_find(m, s->sd->files[v->loc.file].name, v->loc.offset, v->loc.length) : NULL;
+	struct str all = { bytes, n };
+	struct item_source src = source_memory(&all);
+	struct manifest_check check;
+	uint64_t compared = 0, unknown = 0;
+
+	*known_out = true;
+	if (item && item->raw) {
+		manifest_check_begin(&check, m->digests.v + item->digest_at, item->digest_count);
+		return manifest_check_add(&check, bytes, n, true);
+	}
+	TRY(item_check_crc(&src, false, &compared, &unknown));
+	*known_out = compared && !unknown;
+	return OK;
+}
+
+static FALLIBLE enum err read_stored(const struct input *s, const struct sd_value *v, const char *name, void *bytes, uint64_t n)
+{
+	CLEANUP(fs_drop) int fd = -1;
+	bool known;
+
+	if (!name[0]) {
+		TRY(fs_pread(s->job->fds[s->sd->files[v->loc.file].rank], bytes, n, v->loc.offset, "spool"));
+	} else {
+		TRY(fs_open(s->checkpoint->dirfd, name, O_RDONLY, 0, &fd));
+		TRY(fs_pread(fd, bytes, n, v->loc.offset, name));
+	}
+	if (!s->checked)
+		return OK;
+	TRY(check_value(s, v, bytes, n, &known));
+	if (known)
+		s->checked->verified_bytes += n;
+	else
+		checked_nothing(s->checked, v->fqn, v->rank, str_of(name), v->loc.offset, n);
+	return OK;
+}
+
 enum err input_value(const struct input *s, const struct sd_value *v, void **bytes_out, uint64_t *n_out)
 {
 	uint64_t n = v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length;
 	CLEANUP(mem_free_ptr) void *bytes = n <= VALUE_MAX ? mem_alloc(n) : NULL;
 	char name[4096];
-	int fd = -1;
 
 	if (!bytes) {
 		enum err none = n > VALUE_MAX ? ERR(LIMIT_EXCEEDED, "a value of %ju bytes", (uintmax_t)n)
@@ -247,16 +266,9 @@ enum err input_value(const struct input *s, const struct sd_value *v, void **byt
 		must(f->name.n < sizeof name);
 		memcpy(name, f->name.p, f->name.n);
 		name[f->name.n] = '\0';
-		enum err e = OK;
-		if (f->name.n == 0) /* the spool */
-			e = fs_pread(s->job->fds[f->rank], bytes, n, v->loc.offset, "spool");
-		else
-			e = fs_open(s->checkpoint->dirfd, name, O_RDONLY, 0, &fd);
-		if (!e && f->name.n)
-			e = fs_pread(fd, bytes, n, v->loc.offset, name);
-		fs_drop(&fd);
+		enum err e = read_stored(s, v, name, bytes, n);
 		if (e)
-			return err_at_fqn(err_at_file(e, name, (int64_t)v->loc.offset), v->fqn.p, v->fqn.n);
+			return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)v->loc.offset), v->fqn.p, v->fqn.n), v->rank);
 	}
 	*bytes_out = move(bytes);
 	*n_out = n;

@@ -14,9 +14,14 @@ struct input {
 	const json_t *state_dict;      /* its entry in the job's document */
 	struct sdict *sd;              /* of either */
 	uint32_t world_size;
+	bool verifies;                 /* set by verify before input_open: damage is noted in the job's `checked` */
+	struct checked *checked;       /* counts what is read of values; NULL: nothing is compared (options.verify "none") */
 };
 
-/* ref: {"storage","name"} or {"state_dict"}. */
+/* What the job's options.verify says: are digests and CRC32s compared? */
+bool input_verifies(const struct job *j);
+
+/* ref: {"storage","name"} or {"state_dict"}. What nothing vouches for is counted in the job's `checked`. */
 FALLIBLE enum err input_open(struct job *j, const json_t *ref, struct input *out);
 void input_close(struct input *s);
 /* Undoes transforms into a spool; before anything copies locs. digested: but for what can be checked as it is (spool.h). */
@@ -24,8 +29,6 @@ FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s, bool dig
 /* From now on the input shows only what `spec` selects (include, exclude). After the transforms; the view is the caller's, and is freed
  * after the input was used. */
 FALLIBLE enum err input_select(struct input *s, const json_t *spec, struct spec_view *view);
-/* Values without one of our digests: the CRC32s of their archives. *unverifiable: raised by those that have none. */
-FALLIBLE enum err input_check_values(struct job *j, const struct input *s, uint64_t *unverifiable);
 /* What a torch.save archive in memory says (item_read_value over memory). */
 FALLIBLE enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out);
 /* Adds its files or segments to the run. *file_map_out: run file per file of s->sd (mem_free). */
@@ -33,7 +36,7 @@ FALLIBLE enum err input_add_files(struct input *s, struct run_build *b, bool wri
 				   uint32_t **file_map_out);
 enum run_src_kind input_kind(const struct input *s);
 const struct manifest *input_manifest(const struct input *s);
-/* A value's torch.save archive, whole (mem_free). */
+/* A value's torch.save archive, whole (mem_free), compared with the manifest's digest or with the CRC32s of its records. */
 FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, void **bytes_out, uint64_t *n_out);
 
 /* Of a read of a segment: a short one means that it was shrunk. */

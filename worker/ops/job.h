@@ -6,6 +6,7 @@
 #include "ctl/frame.h"
 #include "io/engine.h"
 #include "io/pace.h"
+#include "ops/checked.h"
 #include "ops/run.h"
 
 struct device;
@@ -62,6 +63,7 @@ struct job {
 	json_t *met;                   /* MEET_ALL's, until it is taken */
 	json_t *result;                /* filled in on the way; given to DONE */
 	json_t *error_more;            /* object, NULL: none. Members that the job's error gets beside those of err_last() */
+	struct checked checked;        /* of the checkpoints that it reads */
 };
 
 FALLIBLE enum err job_root(struct worker *w, const char *name, uint32_t *index_out);

@@ -131,11 +131,9 @@ static FALLIBLE enum err build(struct load *l)
 	TRY(add_segments(l));
 	TRY(input_add_files(&l->source, &l->build, false, &l->source_map));
 	TRY(build_sources(&l->build, l->view.sd, input_kind(&l->source), l->source_map, input_manifest(&l->source), &first));
-	TRY(build_fill(&l->build, l->target, l->segment_files, l->view.sd, first, &l->plan));
-	const char *verify = json_string_value(json_object_get(json_object_get(l->job->spec, "options"), "verify"));
 	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,
-					      .verify = !verify || strcmp(verify, "none") != 0 };
-	return OK;
+					      .verify = input_verifies(l->job) };
+	return build_fill(&l->build, l->target, l->segment_files, l->view.sd, first, &l->plan);
 }
 
 static FALLIBLE enum err execute(struct load *l)
@@ -159,8 +157,8 @@ static FALLIBLE enum err execute(struct load *l)
 	json_t *r = l->job->result;
 	json_object_set_new(r, "bytes", json_integer((json_int_t)total));
 	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
-	json_object_set_new(r, "verified_bytes", json_integer((json_int_t)atomic_load(&run.head->verified_bytes)));
-	json_object_set_new(r, "unverified_bytes", json_integer((json_int_t)atomic_load(&run.head->unverified_bytes)));
+	checked_run(&l->job->checked, &run);
+	checked_report(&l->job->checked, r);
 	run_detach(&run);
 	return e;
 }

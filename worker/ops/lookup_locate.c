@@ -31,9 +31,10 @@ enum {
 };
 
 /* Why a box is read in the ordinary way. */
-enum why { WHY_NOT, MISSING, KIND, SHAPE, DTYPE, HOLE, TRANSFORMED, DEFLATED, LAZY, LAYOUT, SPARSE, LIMIT };
+enum why { WHY_NOT, MISSING, KIND, SHAPE, DTYPE, HOLE, TRANSFORMED, DEFLATED, LAZY, LAYOUT, SPARSE, LIMIT, UNCHECKED };
 static const char *const why_names[] = { "",		"missing",  "kind", "shape",  "dtype",	"hole",
-					 "transformed", "deflated", "lazy", "layout", "sparse", "limit" };
+					 "transformed", "deflated", "lazy", "layout", "sparse", "limit",
+					 "unchecked" };
 
 struct place {
 	uint32_t box, file;            /* file: of the run */
@@ -228,7 +229,7 @@ static FALLIBLE enum err plan(struct locate *l)
 	TRY(check_problems(l));
 	TRY(keep_used(l));
 	TRY(checkpoint_add_files(l->checkpoint, &l->build, &l->file_map));
-	TRY(build_sources(&l->build, l->used, RUN_SRC_ITEM, l->file_map, l->verify ? l->checkpoint->manifest : NULL, &first));
+	TRY(build_sources(&l->build, l->used, RUN_SRC_ITEM, l->file_map, l->checkpoint->manifest, &first));
 	for (uint32_t i = 0; i < l->build.srcs.n; i++)
 		if (l->build.srcs.v[i].digest_count)
 			TRY(build_scans(&l->build, i)); /* from here on its digests are known to add up */
@@ -283,7 +284,7 @@ static FALLIBLE enum err add_row(struct locate *l, uint32_t box, const struct ru
 {
 	struct place base = { .box = box, .file = src->file, .offset = src->offset + info->payload_off };
 
-	if (src->digest_count)
+	if (l->verify && src->by_blocks)
 		return add_blocks(l, src, base, row);
 	base.at = row->at;
 	base.count = row->bytes;
@@ -311,16 +312,19 @@ static FALLIBLE enum err add_source(struct locate *l, const struct sd_chunk *chu
 		*why_out = TRANSFORMED;
 		return OK;
 	}
-	if (!sources_by_layout(&l->sources, index, &info))
-		TRY(sources_info(&l->sources, index, &info));
+	TRY(sources_info(&l->sources, index, &info));
 	if (!sources_row(&l->run, src, info, (enum dtype)src->dtype, chunk->dims, &row)) {
 		*why_out = info->deflated ? DEFLATED : info->conj || info->neg ? LAZY : LAYOUT;
 		return OK;
 	}
 	/* an item's header was checked to lie in the item; a manifest's blocks may be of more than there is */
 	if (!num_inside(row.from, row.bytes, info->payload_bytes) ||
-	    (src->digest_count && l->run.digests[src->digest_at + src->digest_count - 1].end > info->payload_bytes))
+	    (src->by_blocks && l->run.digests[src->digest_at + src->digest_count - 1].end > info->payload_bytes))
 		return sources_at(&l->run, index, ERR(FORMAT_ITEM, "the item's record is too short"));
+	if (l->verify && !src->by_blocks && atomic_load(&src->crc_state) != RUN_CRC_KNOWN) {
+		*why_out = UNCHECKED; /* a job compares the whole item, or counts it as unverified */
+		return OK;
+	}
 	return add_row(l, box, src, info, &row);
 }
 

@@ -1,5 +1,5 @@
-/* lookup_slice.c: a box of one tensor as raw bytes, .npy or safetensors, in a memfd. It is a small load: only what the slice needs is
- * read. */
+/* lookup_slice.c: a box of one tensor as raw bytes, .npy or safetensors, in a memfd. It is a small load: what the slice needs is read by whole
+ * digest blocks and compared; with "verify":false, only what it needs. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -25,6 +25,8 @@ struct slice {
 	struct sdict *one, *target;    /* the tensor alone; the slice of it */
 	struct buf head;
 	uint64_t bytes;
+	bool verify;
+	struct checked checked;
 	int fd;
 };
 
@@ -201,15 +203,17 @@ static FALLIBLE enum err read_box(struct slice *s, struct job *j, struct run_bui
 	b->files.v[segment].fd_index = index;
 	e = input_add_files(&s->source, b, false, &map);
 	if (!e)
-		e = build_sources(b, s->one, input_kind(&s->source), map, NULL, &first);
+		e = build_sources(b, s->one, input_kind(&s->source), map, input_manifest(&s->source), &first);
 	mem_free(map);
 	TRY(e);
+	b->opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES, .verify = s->verify };
 	TRY(build_fill(b, s->target, &segment, s->one, first, &plan));
-	b->opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES };
 	TRY(run_share(b, &run));
 	struct exec_spec spec = { .run = &run, .root_fds = s->w->root_fds, .fds = j->fds, .fd_count = j->fd_count,
 				  .io = s->w->io, .count = 1, .memory_bytes = s->w->memory_bytes, .tick = no_tick };
 	e = exec_run(&spec);
+	if (!e)
+		checked_run(&s->checked, &run);
 	run_detach(&run);
 	return e;
 }
@@ -242,6 +246,7 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 	uint64_t numel;
 
 	TRY(lookup_checkpoint(s->w, q, &s->source.checkpoint));
+	checkpoint_note(s->source.checkpoint, &s->checked);
 	s->source.sd = s->source.checkpoint->sd;
 	s->tensor = sdict_tensor(s->source.sd, (struct str){ json_string_value(fqn), json_string_length(fqn) });
 	if (!s->tensor)
@@ -263,14 +268,14 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 		   dtype_name(s->tensor->dtype));
 	for (uint32_t i = 0; i < m; i++)
 		buf_printf(out, "%s%jd", i ? "," : "", (intmax_t)shape[i]);
-	buf_printf(out, "],\"content_type\":\"%s\"}", npy ? "application/x-npy" : sft ? "application/x-safetensors"
-										   : "application/octet-stream");
+	buf_printf(out, "],\"unverified_bytes\":%ju,\"content_type\":\"%s\"}", (uintmax_t)s->checked.unverified_bytes,
+		   npy ? "application/x-npy" : sft ? "application/x-safetensors" : "application/octet-stream");
 	return OK;
 }
 
 enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *fd_out)
 {
-	struct slice s = { .w = w, .fd = -1, .head = BUF_INIT(1 << 20) };
+	struct slice s = { .w = w, .fd = -1, .head = BUF_INIT(1 << 20), .verify = !json_is_false(json_object_get(q, "verify")) };
 
 	enum err e = slice(&s, q, out);
 	if (!e) {
@@ -279,6 +284,7 @@ enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *f
 	}
 	fs_drop(&s.fd);
 	buf_free(&s.head);
+	checked_free(&s.checked);
 	sdict_free(s.one);
 	sdict_free(s.target);
 	input_close(&s.source);

@@ -10,6 +10,7 @@ enum { PAGE_DEFAULT = 100, PAGE_MAX = 10000, CHUNKS_SHOWN = 10000, VALUE_SHOWN =
 struct page {
 	struct input source;
 	struct str prefix;
+	struct checked checked;        /* of the values that are shown */
 	uint64_t from, left, at;       /* entries: the first wanted, how many more, the one in hand */
 	bool more;
 };
@@ -124,6 +125,22 @@ static bool on_page(struct page *p, struct str fqn)
 	return true;
 }
 
+/* The figures of checked_report, as members. */
+static FALLIBLE enum err put_checked(const struct checked *c, struct buf *out)
+{
+	json_t *doc = json_object();
+
+	checked_report(c, doc);
+	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
+	json_decref(doc);
+	if (!text)
+		return ERR(NO_MEMORY, "no memory for a page");
+	buf_puts(out, ",");
+	buf_put(out, text + 1, strlen(text) - 2);
+	mem_free(text);
+	return OK;
+}
+
 static FALLIBLE enum err put_page(struct page *p, struct buf *out)
 {
 	const struct sdict *sd = p->source.sd;
@@ -149,6 +166,8 @@ static FALLIBLE enum err put_page(struct page *p, struct buf *out)
 	buf_puts(out, "]");
 	if (p->more)
 		buf_printf(out, ",\"next_page_token\":\"%ju\"", (uintmax_t)p->at);
+	if (p->source.checkpoint)
+		TRY(put_checked(&p->checked, out));
 	buf_puts(out, "}");
 	return OK;
 }
@@ -162,6 +181,7 @@ static FALLIBLE enum err open_source(struct worker *w, const json_t *q, const in
 		return OK;
 	}
 	TRY(lookup_checkpoint(w, q, &out->checkpoint));
+	checkpoint_note(out->checkpoint, out->checked);
 	out->sd = out->checkpoint->sd;
 	return OK;
 }
@@ -176,9 +196,11 @@ enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint3
 
 	if (token && token[0] && !str_to_u64(str_of(token), &p.from))
 		return ERR(VALIDATION_FAILED, "not a page token");
+	p.source.checked = &p.checked;
 	enum err e = open_source(w, q, fds, fd_count, &p.source);
 	if (!e)
 		e = put_page(&p, out);
+	checked_free(&p.checked);
 	input_close(&p.source);
 	return e;
 }

@@ -62,20 +62,26 @@ static bool nibble(char c, unsigned *out)
 	return *out < 16;
 }
 
-static FALLIBLE enum err take_digest(struct jscan *js, unsigned char out[16])
+static FALLIBLE enum err digest_of(struct jscan *js, const struct jscan_token *t, unsigned char out[16])
 {
-	struct jscan_token t;
 	unsigned hi, lo;
 
-	TRY(jscan_expect(js, JSCAN_STRING, &t));
-	if (t.raw.n != 32)
+	if (t->raw.n != 32)
 		return jscan_bad(js, "a digest that is not 32 hex digits");
 	for (size_t i = 0; i < 16; i++) {
-		if (!nibble(t.raw.p[2 * i], &hi) || !nibble(t.raw.p[2 * i + 1], &lo))
+		if (!nibble(t->raw.p[2 * i], &hi) || !nibble(t->raw.p[2 * i + 1], &lo))
 			return jscan_bad(js, "a digest that is not 32 hex digits");
 		out[i] = (unsigned char)(hi << 4 | lo);
 	}
 	return OK;
+}
+
+static FALLIBLE enum err take_digest(struct jscan *js, unsigned char out[16])
+{
+	struct jscan_token t;
+
+	TRY(jscan_expect(js, JSCAN_STRING, &t));
+	return digest_of(js, &t, out);
 }
 
 static FALLIBLE enum err take_u64(struct jscan *js, uint64_t *out)
@@ -177,6 +183,27 @@ static FALLIBLE enum err take_item(struct jscan *js, struct manifest *m, uint32_
 	return OK;
 }
 
+/* ["hex",…], one for each item; "" for those without. Items are still in the order of the text. */
+static FALLIBLE enum err take_edges(struct jscan *js, struct manifest *m, uint32_t file)
+{
+	const struct manifest_file *f = &m->files.v[file];
+	struct jscan_token t;
+
+	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
+	for (uint64_t i = 0;; i++) {
+		TRY(jscan_next(js, &t));
+		if (t.kind == JSCAN_ARRAY_END)
+			return i == f->item_count ? OK : jscan_bad(js, "another number of edges than of items");
+		if (t.kind != JSCAN_STRING || i >= f->item_count)
+			return jscan_bad(js, "another number of edges than of items");
+		struct manifest_item *item = &m->items.v[f->first_item + i];
+		if (t.raw.n == 0)
+			continue;
+		TRY(digest_of(js, &t, item->edges));
+		item->has_edges = true;
+	}
+}
+
 static FALLIBLE enum err take_items(struct jscan *js, struct manifest *m, uint32_t file)
 {
 	struct jscan_token t;
@@ -202,6 +229,7 @@ static FALLIBLE enum err take_file(struct jscan *js, struct manifest *m)
 	struct manifest_file *f;
 	struct jscan_token t;
 	struct str span;
+	uint64_t mtime;
 
 	TRY(vec_push(&m->files, &f));
 	for (;;) {
@@ -213,8 +241,13 @@ static FALLIBLE enum err take_file(struct jscan *js, struct manifest *m)
 			TRY(jscan_str(js, &t, m->arena, &m->files.v[file].name));
 		} else if (str_is(t.raw, "bytes")) {
 			TRY(take_u64(js, &m->files.v[file].bytes));
+		} else if (str_is(t.raw, "mtime_ns")) {
+			TRY(take_u64(js, &mtime));
+			m->files.v[file].mtime_ns = (int64_t)mtime;
 		} else if (str_is(t.raw, "items")) {
 			TRY(take_items(js, m, file));
+		} else if (str_is(t.raw, "edges")) {
+			TRY(take_edges(js, m, file));
 		} else {
 			TRY(jscan_next(js, &t));
 			TRY(jscan_skip(js, &t, &span));
@@ -252,6 +285,8 @@ static FALLIBLE enum err take_metadata(struct jscan *js, struct manifest *m)
 			TRY(take_text(js, m, m->metadata_name, sizeof m->metadata_name));
 		else if (str_is(t.raw, "bytes"))
 			TRY(take_u64(js, &m->metadata_bytes));
+		else if (str_is(t.raw, "save_id"))
+			TRY(take_text(js, m, m->save_id, sizeof m->save_id));
 		else if (str_is(t.raw, "xxh3_128"))
 			TRY(take_digest(js, m->metadata_xxh3));
 		else {
@@ -303,6 +338,26 @@ static FALLIBLE enum err parse(struct jscan *js, struct manifest *m)
 	}
 }
 
+/* The manifest's own digest, if the text ends with one. A text without it is of an older version, or was hit right there: then all that it
+ * tells is as it was written. */
+static FALLIBLE enum err check_self(const char *json, uint64_t n)
+{
+	struct str key = STR(MANIFEST_SELF);
+	uint64_t tail = key.n + 32 + 3;        /* then `"}\n` */
+	unsigned char got[16];
+	char hex[33];
+
+	if (n < tail || memcmp(json + n - tail, key.p, key.n) != 0 || memcmp(json + n - 3, "\"}\n", 3) != 0)
+		return OK;
+	digest_xxh3(json, n - tail, got);
+	digest_hex(got, hex);
+	if (memcmp(json + n - 35, hex, 32) == 0)
+		return OK;
+	char want[33] = { 0 };
+	memcpy(want, json + n - 35, 32);
+	return err_expected(ERR(CHECKPOINT_DAMAGED, "the manifest is not what was written"), want, hex);
+}
+
 static int by_offset(const void *a, const void *b)
 {
 	const struct manifest_item *x = a, *y = b;
@@ -317,6 +372,7 @@ enum err manifest_parse(const void *json, uint64_t n, struct manifest **out)
 
 	if (!m)
 		return ERR(NO_MEMORY, "no memory for a manifest");
+	TRY(check_self(json, n));
 	m->arena = arena_new(n + (1 << 20));
 	if (!m->arena)
 		return ERR(NO_MEMORY, "no memory for a manifest");
@@ -398,4 +454,52 @@ const struct manifest_item *manifest_covering(const struct manifest *m, struct s
 		return NULL;
 	uint64_t skip = offset - items[lo - 1].offset;
 	return skip <= items[lo - 1].length && length <= items[lo - 1].length - skip ? &items[lo - 1] : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------- checks */
+
+void manifest_check_begin(struct manifest_check *c, const struct run_digest *digests, uint32_t count)
+{
+	c->digests = digests;
+	c->count = count;
+	c->at = 0;
+	c->pos = 0;
+	digest_begin_one(&c->stream, DIGEST_XXH3);
+}
+
+static FALLIBLE enum err end_block(struct manifest_check *c, uint64_t begin)
+{
+	const struct run_digest *d = &c->digests[c->at++];
+	char want_hex[33], got_hex[33];
+	struct digest got;
+
+	digest_end(&c->stream, &got);
+	digest_begin_one(&c->stream, DIGEST_XXH3);
+	if (memcmp(got.xxh3_128, d->xxh3_128, sizeof got.xxh3_128) == 0)
+		return OK;
+	digest_hex(d->xxh3_128, want_hex);
+	digest_hex(got.xxh3_128, got_hex);
+	enum err e = ERR(DIGEST_MISMATCH, "bytes %ju to %ju of the item are not those written", (uintmax_t)begin, (uintmax_t)c->pos);
+	return err_expected(e, want_hex, got_hex);
+}
+
+enum err manifest_check_add(struct manifest_check *c, const void *bytes, uint64_t n, bool last)
+{
+	const unsigned char *p = bytes;
+	uint64_t begin = c->at ? c->digests[c->at - 1].end : 0;
+
+	while (c->at < c->count) {
+		uint64_t end = c->digests[c->at].end, part = num_min(n, end - c->pos); /* UINT64_MAX: the item's end */
+		digest_add(&c->stream, p, part);
+		p += part;
+		n -= part;
+		c->pos += part;
+		if (c->pos < end && !(last && end == UINT64_MAX))
+			break;
+		TRY(end_block(c, begin));
+		begin = end;
+	}
+	if (n || (last && c->at < c->count))
+		return ERR(DIGEST_MISMATCH, "the item has another length than the manifest tells");
+	return OK;
 }

@@ -1,8 +1,11 @@
 /* manifest_put.c: the manifest of a finished run (see manifest.h). */
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 
 #include "io/digest.h"
 #include "ops/manifest.h"
+#include "os/fs.h"
 
 static void put_item(struct buf *b, const struct run *run, const struct run_dst *d)
 {
@@ -22,6 +25,15 @@ static void put_item(struct buf *b, const struct run *run, const struct run_dst 
 	buf_puts(b, d->bare || d->kind == RUN_DST_RAW ? ",true]" : "]");
 }
 
+static void put_edges(struct buf *b, const struct run_dst *d)
+{
+	char hex[33] = "";
+
+	if (!d->bare && d->kind == RUN_DST_TENSOR)
+		digest_hex(d->edges_xxh3, hex);
+	buf_printf(b, "\"%s\"", hex);
+}
+
 static int by_place(const void *a, const void *b, void *user)
 {
 	const struct run *run = user;
@@ -32,10 +44,31 @@ static int by_place(const void *a, const void *b, void *user)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-static void put_files(struct buf *b, const struct run *run, const uint32_t *order)
+static FALLIBLE enum err mtime_of(const struct run *run, const struct run_file *f, int dirfd, int64_t *out)
+{
+	struct str name = run_file_name(run, f);
+	char z[ERR_FILE_MAX];
+	struct stat st;
+
+	*out = 0;
+	if (dirfd < 0)
+		return OK;
+	if (name.n >= sizeof z)
+		return ERR(LIMIT_EXCEEDED, "a file name of %zu bytes", name.n);
+	memcpy(z, name.p, name.n);
+	z[name.n] = '\0';
+	TRY(err_at_file(fs_stat(dirfd, z, &st), z, -1));
+	if (__builtin_mul_overflow((int64_t)st.st_mtim.tv_sec, 1000000000, out) ||
+	    __builtin_add_overflow(*out, (int64_t)st.st_mtim.tv_nsec, out) || *out < 0)
+		*out = 0;
+	return OK;
+}
+
+static FALLIBLE enum err put_files(struct buf *b, const struct run *run, const uint32_t *order, int dirfd)
 {
 	uint64_t at = 0;
 	bool first_file = true;
+	int64_t mtime;
 
 	buf_puts(b, ",\"files\":[");
 	for (uint32_t f = 0; f < run->files_n; f++) {
@@ -45,17 +78,37 @@ static void put_files(struct buf *b, const struct run *run, const uint32_t *orde
 		buf_puts(b, first_file ? "\n{\"name\":" : ",\n{\"name\":");
 		first_file = false;
 		buf_json_str(b, run_file_name(run, rf));
-		buf_printf(b, ",\"bytes\":%ju,\"items\":[", (uintmax_t)rf->bytes);
-		for (bool first = true; at < run->dsts_n && run->dsts[order[at]].file == f; at++, first = false) {
-			buf_puts(b, first ? "" : ",");
+		TRY(mtime_of(run, rf, dirfd, &mtime));
+		buf_printf(b, ",\"bytes\":%ju,\"mtime_ns\":%jd,\"items\":[", (uintmax_t)rf->bytes, (intmax_t)mtime);
+		uint64_t first = at;
+		for (; at < run->dsts_n && run->dsts[order[at]].file == f; at++) {
+			buf_puts(b, at == first ? "" : ",");
 			put_item(b, run, &run->dsts[order[at]]);
+		}
+		buf_puts(b, "],\"edges\":[");
+		for (uint64_t i = first; i < at; i++) {
+			buf_puts(b, i == first ? "" : ",");
+			put_edges(b, &run->dsts[order[i]]);
 		}
 		buf_puts(b, "]}");
 	}
-	buf_puts(b, "]}\n");
+	buf_puts(b, "]");
+	return OK;
 }
 
-enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run)
+static FALLIBLE enum err put_self(struct buf *b)
+{
+	unsigned char xxh3[16];
+	char hex[33];
+
+	TRY(buf_status(b));
+	digest_xxh3(b->p, b->len, xxh3);
+	digest_hex(xxh3, hex);
+	buf_printf(b, MANIFEST_SELF "%s\"}\n", hex);
+	return buf_status(b);
+}
+
+enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run, int dirfd)
 {
 	CLEANUP(mem_free_ptr) uint32_t *order = mem_zalloc(run->dsts_n, sizeof *order);
 	uint64_t bytes = 0;
@@ -73,8 +126,33 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 		   (uintmax_t)head->attempt, head->kind, head->created_at);
 	if (head->has_generation)
 		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
-	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\"}",
-		   (uintmax_t)head->world_size, (uintmax_t)bytes, head->metadata_name, (uintmax_t)head->metadata_bytes, hex);
-	put_files(b, run, order);
-	return buf_status(b);
+	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\",\"save_id\":\"%s\"}",
+		   (uintmax_t)head->world_size, (uintmax_t)bytes, head->metadata_name, (uintmax_t)head->metadata_bytes, hex,
+		   head->save_id ? head->save_id : "");
+	TRY(put_files(b, run, order, dirfd));
+	return put_self(b);
+}
+
+static bool is_uuid(const char *p)
+{
+	for (int i = 0; i < 36; i++) {
+		bool dash = i == 8 || i == 13 || i == 18 || i == 23;
+		if (dash ? p[i] != '-' : !((p[i] >= '0' && p[i] <= '9') || (p[i] >= 'a' && p[i] <= 'f')))
+			return false;
+	}
+	return true;
+}
+
+/* In every pickle protocol the key's text is followed, a few opcodes later, by that of the value. */
+void manifest_save_id(const void *metadata, uint64_t n, char out[MANIFEST_SAVE_ID])
+{
+	const char *begin = metadata, *at = n ? memmem(begin, n, "save_id", 7) : NULL;
+
+	out[0] = '\0';
+	for (const char *p = at ? at + 7 : NULL; p && p < at + 40 && (uint64_t)(p - begin) + 36 <= n; p++)
+		if (is_uuid(p)) {
+			memcpy(out, p, 36);
+			out[36] = '\0';
+			return;
+		}
 }

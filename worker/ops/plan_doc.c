@@ -67,6 +67,22 @@ uint64_t plan_sdict_bytes(const struct sdict *sd)
 	return sd ? sd->array_bytes + arena_used(sd->arena) : 0;
 }
 
+/* What will be read of files: a load's scans are all of it, if they compare digests; where files are written, all that is copied is read for
+ * its check before. */
+static uint64_t read_bytes(const struct run_build *b, const struct plan_figures *f)
+{
+	uint64_t scanned = 0;
+
+	for (uint64_t i = 0; i < b->scans.n; i++) {
+		const struct run_src *s = &b->srcs.v[b->scans.v[i].src];
+		if (b->files.v[s->file].kind == RUN_FILE_SOURCE || b->files.v[s->file].kind == RUN_FILE_SPOOL)
+			scanned += b->scans.v[i].end - b->scans.v[i].begin;
+	}
+	if (b->opts.mode == RUN_FILL_SEGMENTS)
+		return b->opts.verify ? scanned : f->read_bytes;
+	return f->read_bytes + scanned;
+}
+
 static FALLIBLE enum err set(json_t *doc, const char *key, json_t *value_new)
 {
 	return json_object_set_new(doc, key, value_new) == 0 ? OK : ERR(NO_MEMORY, "no memory for the plan");
@@ -75,11 +91,12 @@ static FALLIBLE enum err set(json_t *doc, const char *key, json_t *value_new)
 enum err plan_doc_figures(json_t *doc, const struct job *j, const struct run_build *b, const struct plan_figures *f,
 			  uint64_t metadata_bytes)
 {
-	uint64_t buffers = num_min(j->worker->memory_bytes, 2 * f->read_bytes + (1 << 20)) * j->worker->count;
-	double ratio = f->needed_bytes ? (double)f->read_bytes / (double)f->needed_bytes : 1.0;
+	uint64_t bytes = read_bytes(b, f);
+	uint64_t buffers = num_min(j->worker->memory_bytes, 2 * bytes + (1 << 20)) * j->worker->count;
+	double ratio = f->needed_bytes ? (double)bytes / (double)f->needed_bytes : 1.0;
 
 	TRY(set(doc, "needed_bytes", json_integer((json_int_t)f->needed_bytes)));
-	TRY(set(doc, "read_bytes", json_integer((json_int_t)f->read_bytes)));
+	TRY(set(doc, "read_bytes", json_integer((json_int_t)bytes)));
 	TRY(set(doc, "over_read_ratio", json_real(ratio)));
 	/* the tables are there twice while they are shared */
 	return set(doc, "peak_memory_bytes", json_integer((json_int_t)(buffers + 2 * table_bytes(b) + metadata_bytes)));

@@ -115,14 +115,6 @@ static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
 	return OK;
 }
 
-/* Digests are compared unless options.verify is "none". */
-static bool checks_sources(const struct reshard *r)
-{
-	const char *verify = json_string_value(json_object_get(json_object_get(r->job->spec, "options"), "verify"));
-
-	return r->source.checkpoint && (!verify || strcmp(verify, "none") != 0);
-}
-
 static FALLIBLE enum err write_resharded(struct reshard *r)
 {
 	const json_t *target = json_object_get(r->job->spec, "target");
@@ -131,10 +123,6 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	json_t *casts = NULL;
 	uint32_t first;
 
-	uint64_t unverifiable = 0;
-
-	if (checks_sources(r) && !r->job->dry_run)
-		TRY(input_check_values(r->job, &r->source, &unverifiable));
 	TRY(load_plan_make(r->view.sd, r->plan, &match, r->arena, &pieces));
 	TRY(input_add_files(&r->source, &r->build, false, &r->file_map));
 	TRY(build_sources(&r->build, r->view.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
@@ -149,7 +137,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 		json_object_set_new(r->job->result, "cast", casts);
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first,
 				.value_src = r->value_src, .world_size = r->world_size, .safetensors = r->safetensors,
-				.check_sources = checks_sources(r), .source = r->view.sd,
+				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
 				.to = NULL, .options = json_object_get(r->job->spec, "options"),
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
 	json_t *to = json_pack("{s:O, s:O}", "storage", json_object_get(target, "storage"), "name",

@@ -52,18 +52,24 @@ enum run_crc_state { RUN_CRC_UNSEEN, RUN_CRC_KNOWN, RUN_CRC_UNKNOWN };
 
 struct run_src {
 	uint8_t kind, dtype;
-	bool sparse;                   /* src-driven: so little of it is needed that only that is read, unverified */
+	bool sparse;                   /* src-driven, without checks: only the boxes that are needed are read */
 	bool partial;                  /* src-driven: its scans do not cover the payload, so that its CRC32 says nothing */
+	bool raw_digests;              /* its digests are of all bytes of the item, not of the payload's */
+	bool by_blocks;                /* its scans are digest blocks: each is compared by itself */
 	uint32_t file, ndim, rank;
 	uint32_t fqn_len, digest_count;
 	uint64_t offset, length, fqn_at, dims_at;
 	uint64_t digest_at;            /* digest_count entries of `digests`: what a manifest says of this item */
+	uint64_t edges_at;             /* verify: 1 + the entry of `digests` for the archive around the payload; 0: none */
+	uint32_t gap;                  /* verify: so many bytes behind the item are zeros in a file of dcpd's */
 	uint64_t first_piece;          /* src-driven: pieces are dst indices */
 	uint64_t first_scan;           /* this source's scans are in a row */
 	uint32_t piece_count, scan_count;
 	_Atomic uint32_t scans_left;
 	uint32_t crc_wanted;           /* from the archive, set by whoever reads the header; see crc_state */
 	_Atomic uint32_t crc_state;    /* enum run_crc_state */
+	_Atomic uint32_t damaged;      /* verify: its head, so that no more is looked at */
+	_Atomic uint64_t unverified;   /* bytes that nothing could be compared with */
 	_Atomic uint32_t nonzero;      /* verify values: an element that is not zero was seen */
 	_Atomic uint64_t nan_count, inf_count;
 	/* diff, of A's: how many elements differ, 1 + the first of them (in the chunk), and the bits of the largest differences: doubles
@@ -87,6 +93,7 @@ struct run_dst {
 	_Atomic uint32_t parts_left;
 	uint32_t crc32;                          /* result */
 	unsigned char xxh3_128[16];              /* result */
+	unsigned char edges_xxh3[16];            /* result: of the archive around the payload; see manifest.h */
 };
 
 struct run_digest {
@@ -112,6 +119,19 @@ struct run_scan {
 	uint32_t src;
 	uint32_t crc32;                /* result */
 	uint64_t begin, end;           /* of the payload, in bytes */
+};
+
+/* What part of a checkpoint is damaged. */
+enum run_part_kind {
+	RUN_PART_PAYLOAD, RUN_PART_HEAD, RUN_PART_VALUE, RUN_PART_PADDING, RUN_PART_FILE, RUN_PART_METADATA, RUN_PART_MANIFEST,
+};
+
+/* A fault that verify found and went on. */
+struct run_damage {
+	uint32_t src;
+	uint16_t code;                 /* enum err */
+	uint8_t part;                  /* enum run_part_kind */
+	uint64_t offset, bytes;        /* in the file */
 };
 
 /* One box on its way from a shard to a shard. */
@@ -171,6 +191,7 @@ enum run_mode {
 	X(struct run_gate, gates)           \
 	X(struct run_rank, ranks)           \
 	X(struct run_move, moves)           \
+	X(struct run_damage, damages)       \
 	X(int64_t, dims)                    \
 	X(char, strings)
 
@@ -194,7 +215,8 @@ struct run_head {
 #define X(type, name) struct run_table name;
 	RUN_TABLES(X)
 #undef X
-	_Atomic uint64_t verified_bytes, unverified_bytes, read_bytes, needed_bytes, moved_bytes;
+	_Atomic uint64_t verified_bytes, read_bytes, needed_bytes, moved_bytes;
+	_Atomic uint64_t damage_count; /* the first damages_n of them are listed */
 	_Atomic uint32_t sealed;       /* all segments are: none is being filled any more */
 	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */
 };

@@ -3,10 +3,11 @@
 #include <stdio.h>
 #include "base/num.h"
 #include "ops/gather.h"
+#include "ops/manifest.h"
 #include "os/fs.h"
 #include "tensor/linear.h"
 
-enum { WINDOW = 4096 };
+enum { WINDOW = 4096, PIECE = 256 << 10 };
 
 enum err sources_open(struct run *run, struct files *files, struct sources *out)
 {
@@ -42,11 +43,6 @@ enum err sources_at(const struct run *run, uint32_t src, enum err e)
 	}
 	e = err_at_file(e, z, (int64_t)s->offset);
 	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), s->rank);
-}
-
-bool sources_known(const struct sources *s, uint32_t src)
-{
-	return s->cache[src & (SRC_CACHE - 1)].src == src;
 }
 
 /* Dims by stride, largest first; dims of one element do not matter and go first. */
@@ -170,53 +166,103 @@ static void c_order(struct src_info *info, uint32_t ndim, const int64_t *sizes)
 	}
 }
 
-bool sources_by_layout(struct sources *s, uint32_t src, struct src_info **out)
+bool sources_layout(const struct run_src *src, const int64_t *sizes, struct item_layout *out)
 {
-	const struct run_src *rs = &s->run->srcs[src];
-	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
-	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
-	uint32_t item = dtype_bytes((enum dtype)rs->dtype);
-	struct item_layout l;
+	uint32_t item = dtype_bytes((enum dtype)src->dtype);
 	uint64_t numel;
 
-	*out = info;
+	if (src->kind != RUN_SRC_ITEM || src->digest_count == 0 || src->raw_digests || box_numel(src->ndim, sizes, &numel) ||
+	    numel > src->length / item)
+		return false;
+	return item_layout_tensor((enum dtype)src->dtype, src->ndim, sizes, src->length - numel * item > 4096 ? 4096 : 64, out) == OK &&
+	       out->length == src->length;
+}
+
+static void set_plain(struct src_info *info, const struct run_src *rs, uint32_t src, const int64_t *sizes, uint64_t payload_off,
+		      uint64_t payload_bytes)
+{
+	*info = (struct src_info){ .src = src, .dtype = rs->dtype, .payload_off = payload_off, .payload_bytes = payload_bytes,
+				   .stored_bytes = payload_bytes, .dense = true };
+	c_order(info, rs->ndim, sizes);
+}
+
+bool sources_known(struct sources *s, uint32_t src)
+{
+	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
+	const struct run_src *rs = &s->run->srcs[src];
+	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
+	struct item_layout l;
+
 	if (info->src == src)
 		return true;
-	if (rs->kind != RUN_SRC_ITEM || rs->digest_count == 0 || box_numel(rs->ndim, sizes, &numel) || numel > rs->length / item)
-		return false;
-	if (item_layout_tensor((enum dtype)rs->dtype, rs->ndim, sizes, rs->length - numel * item > 4096 ? 4096 : 64, &l) ||
-	    l.length != rs->length)
-		return false;
-	*info = (struct src_info){ .src = src, .dtype = rs->dtype, .payload_off = l.payload_off, .payload_bytes = l.payload_bytes,
-				   .stored_bytes = l.payload_bytes, .dense = true };
-	c_order(info, rs->ndim, sizes);
-	return true;
+	if (rs->kind != RUN_SRC_ITEM)
+		set_plain(info, rs, src, sizes, 0, rs->length);
+	else if (sources_layout(rs, sizes, &l))
+		set_plain(info, rs, src, sizes, l.payload_off, l.payload_bytes);
+	return info->src == src;
 }
 
 enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
 {
 	struct run_src *rs = &s->run->srcs[src];
-	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
-	struct reader r;
+	struct reader r = { .offset = rs->offset, .length = rs->length };
 
-	*out = info;
-	if (info->src == src)
+	*out = &s->cache[src & (SRC_CACHE - 1)];
+	if (sources_known(s, src))
 		return OK;
-	if (rs->kind == RUN_SRC_ITEM) {
-		r.offset = rs->offset;
-		r.length = rs->length;
-		r.head.read = r.tail.read = false;
-		enum err e = files_pin(s->files, rs->file, &r.fd);
-		if (e)
-			return sources_at(s->run, src, e);
-		e = remember(s, src, &(struct item_source){ read_file, &r, rs->length }, out);
-		files_unpin(s->files, rs->file);
-		return e;
+	enum err e = files_pin(s->files, rs->file, &r.fd);
+	if (e)
+		return sources_at(s->run, src, e);
+	e = remember(s, src, &(struct item_source){ read_file, &r, rs->length }, out);
+	files_unpin(s->files, rs->file);
+	return e;
+}
+
+enum err sources_read(struct sources *s, uint32_t src, uint64_t offset, void *into, uint64_t n)
+{
+	const struct run_src *rs = &s->run->srcs[src];
+	int fd;
+
+	enum err e = files_pin(s->files, rs->file, &fd);
+	if (e)
+		return sources_at(s->run, src, e);
+	e = fs_pread(fd, into, n, rs->offset + offset, "");
+	files_unpin(s->files, rs->file);
+	return sources_at(s->run, src, e);
+}
+
+static FALLIBLE enum err check_raw(struct sources *s, uint32_t src)
+{
+	const struct run_src *rs = &s->run->srcs[src];
+	CLEANUP(mem_free_ptr) unsigned char *piece = mem_alloc(PIECE);
+	struct manifest_check check;
+
+	if (!piece)
+		return ERR(NO_MEMORY, "no memory to check an item");
+	manifest_check_begin(&check, s->run->digests + rs->digest_at, rs->digest_count);
+	for (uint64_t at = 0, n; at < rs->length; at += n) {
+		n = num_min(PIECE, rs->length - at);
+		TRY(sources_read(s, src, at, piece, n));
+		TRY(sources_at(s->run, src, manifest_check_add(&check, piece, n, at + n == rs->length)));
 	}
-	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
-	*info = (struct src_info){ .src = src, .dtype = rs->dtype, .payload_bytes = rs->length, .dense = true };
-	c_order(info, rs->ndim, sizes);
 	return OK;
+}
+
+enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out, uint64_t *read_out)
+{
+	const struct run_src *rs = &s->run->srcs[src];
+	struct reader r = { .offset = rs->offset, .length = rs->length };
+	uint64_t checked = 0, unknown = 0;
+
+	*known_out = true;
+	*read_out += rs->length;
+	if (rs->raw_digests && rs->digest_count)
+		return check_raw(s, src);
+	TRY(sources_at(s->run, src, files_pin(s->files, rs->file, &r.fd)));
+	enum err e = item_check_crc(&(struct item_source){ read_file, &r, rs->length }, !payload, &checked, &unknown);
+	files_unpin(s->files, rs->file);
+	*known_out = checked && !unknown;
+	return sources_at(s->run, src, e);
 }
 
 enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out)

@@ -86,7 +86,12 @@ static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors,
 	CLEANUP(transform_free_ptr) struct transform *t = NULL;
 	struct str in = { NULL, 0 };
 	uint64_t at = 0, begin = s->used;
+	const struct manifest *m = s->c->manifest;
+	const struct manifest_item *item = m ? manifest_find(m, s->c->sd->files[loc->file].name, loc->offset, loc->length) : NULL;
+	struct manifest_check check;
 
+	if (item && item->raw)
+		manifest_check_begin(&check, m->digests.v + item->digest_at, item->digest_count);
 	TRY(transform_new(descriptors, &t));
 	while (!transform_done(t)) {
 		size_t got = 0;
@@ -95,6 +100,8 @@ static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors,
 			TRY(fs_pread(from, s->in, n, loc->offset + at, ""));
 			in = (struct str){ (char *)s->in, n };
 			at += n;
+			if (item && item->raw)
+				TRY(manifest_check_add(&check, s->in, n, at == loc->length));
 		}
 		size_t had = in.n;
 		TRY(transform_feed(t, &in, s->out, PIECE, &got));
@@ -133,7 +140,7 @@ static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_lo
 
 static bool stays(const struct spool *s, const struct sd_loc *loc)
 {
-	return !loc->transform || (s->digested && s->c->manifest && manifest_covering(s->c->manifest, s->c->sd->files[loc->file].name,
+	return !loc->transform || !loc->length || (s->digested && s->c->manifest && manifest_covering(s->c->manifest, s->c->sd->files[loc->file].name,
 										       loc->offset, loc->length));
 }
 
@@ -156,10 +163,12 @@ static FALLIBLE enum err spool_all(struct spool *s, uint32_t file)
 
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
 		if (!s->only || sd->chunks[i].tensor == s->only - sd->tensors)
-			TRY(spool_chunk(s, &sd->chunks[i], file));
-	for (uint64_t i = 0; i < sd->value_count && !s->only; i++)
-		if (sd->values[i].kind == SD_VALUE_STORED && !stays(s, &sd->values[i].loc))
-			TRY(spool_loc(s, sd->values[i].fqn, &sd->values[i].loc, file, VALUE_MAX));
+			TRY(checkpoint_lose(s->c, &sd->chunks[i].loc, RUN_PART_PAYLOAD, spool_chunk(s, &sd->chunks[i], file)));
+	for (uint64_t i = 0; i < sd->value_count && !s->only; i++) {
+		struct sd_value *v = &sd->values[i];
+		if (v->kind == SD_VALUE_STORED && !stays(s, &v->loc))
+			TRY(checkpoint_lose(s->c, &v->loc, RUN_PART_VALUE, spool_loc(s, v->fqn, &v->loc, file, VALUE_MAX)));
+	}
 	return OK;
 }
 

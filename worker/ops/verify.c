@@ -1,5 +1,6 @@
 /* verify.c: is what a checkpoint says true? Three levels: structure (sizes, offsets, coverage, overlap: metadata and file sizes only), digest
- * (our XXH3-128s, else the CRC32s in the archives), values (all of that, and what the numbers are). */
+ * (our XXH3-128s of payloads, values and the archives around payloads, else the CRC32s in the archives), values (all of that, and what the
+ * numbers are). Damage is listed, all of it, and the job fails then; zeros between items that are none any more are only reported. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,7 +24,6 @@ struct verify {
 	struct run_build build;        /* of all parts: a job has one run */
 	struct vec(struct part) parts;
 	bool digest, values;
-	uint64_t unverifiable;
 };
 
 struct place {
@@ -78,13 +78,6 @@ static FALLIBLE enum err check_items(const struct sdict *sd, const struct manife
 	return OK;
 }
 
-static FALLIBLE enum err check_metadata(const struct checkpoint *c)
-{
-	if (!c->differs[0])
-		return OK;
-	return err_at_file(ERR(DIGEST_MISMATCH, "the metadata is not what was written"), c->differs, 0);
-}
-
 static void list_add(json_t *list, struct str fqn, uint64_t count)
 {
 	if (json_array_size(list) >= LIST_MAX)
@@ -121,18 +114,22 @@ static void report_values(struct verify *v, const struct run *run, const struct 
 	}
 }
 
-/* Values are counted elsewhere: input_check_values(). */
-static uint64_t count_unverifiable(const struct run *run, const struct part *p)
+/* Items that nothing could be compared with. */
+static uint64_t count_unverifiable(const struct run *run)
 {
 	uint64_t n = 0;
 
-	for (uint64_t i = p->first; i < p->first + p->chunks; i++) {
-		const struct run_src *s = &run->srcs[i];
-		if (s->digest_count)
-			continue;
-		n += s->kind == RUN_SRC_ITEM ? atomic_load(&s->crc_state) != RUN_CRC_KNOWN : s->kind == RUN_SRC_RAW && s->length;
-	}
+	for (uint64_t i = 0; i < run->srcs_n; i++)
+		n += atomic_load(&run->srcs[i].unverified) != 0;
 	return n;
+}
+
+/* Items that are lost (checkpoint_lose) or checked by another source have no bytes to look at. */
+static void leave_out(struct verify *v, uint64_t first)
+{
+	for (uint64_t i = first; i < v->build.srcs.n; i++)
+		if (v->build.srcs.v[i].length == 0)
+			atomic_store(&v->build.srcs.v[i].damaged, 1);
 }
 
 /* What the input shows now, as sources of the run. */
@@ -145,6 +142,8 @@ static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 	TRY(input_add_files(&v->source, &v->build, false, &map));
 	TRY(build_sources(&v->build, v->source.sd, input_kind(&v->source), map, m, &first));
 	TRY(build_raw_sources(&v->build, v->source.sd, m, first));
+	TRY(build_edges(&v->build, v->source.sd, m, first));
+	leave_out(v, first);
 	TRY(vec_push(&v->parts, out));
 	**out = (struct part){ first, v->source.sd->chunk_count };
 	return OK;
@@ -170,6 +169,7 @@ static FALLIBLE enum err add_stored(struct verify *v)
 		s->length = 0;
 		s->digest_count = 0;
 	}
+	leave_out(v, p->first);
 	return OK;
 }
 
@@ -190,8 +190,7 @@ static FALLIBLE enum err add_source(struct verify *v)
 	}
 	TRY(input_undo_transforms(v->job, &v->source, !v->values));
 	TRY(input_select(&v->source, v->job->spec, &v->view));
-	TRY(add_part(v, &p));
-	return c ? input_check_values(v->job, &v->source, &v->unverifiable) : OK;
+	return add_part(v, &p);
 }
 
 /* A rank-local checkpoint: all that each rank wrote. Some of it another one wrote too, and a load takes one of them. */
@@ -213,14 +212,15 @@ static void report(struct verify *v, const struct run *run)
 {
 	json_t *r = v->job->result;
 
-	for (uint64_t i = 0; i < v->parts.n; i++) {
-		v->unverifiable += count_unverifiable(run, &v->parts.v[i]);
+	for (uint64_t i = 0; i < v->parts.n; i++)
 		if (v->values)
 			report_values(v, run, &v->parts.v[i]);
-	}
 	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run->head->read_bytes)));
-	json_object_set_new(r, "verified_bytes", json_integer((json_int_t)atomic_load(&run->head->verified_bytes)));
-	json_object_set_new(r, "unverifiable", json_integer((json_int_t)v->unverifiable));
+	json_object_set_new(r, "unverifiable", json_integer((json_int_t)count_unverifiable(run)));
+	checked_run(&v->job->checked, run);
+	checked_report(&v->job->checked, r);
+	json_object_set(r, "padding", v->job->checked.padding);
+	json_object_set_new(r, "padding_damage", json_integer((json_int_t)v->job->checked.padding_count));
 }
 
 static FALLIBLE enum err read_all(struct verify *v)
@@ -247,10 +247,34 @@ static FALLIBLE enum err check_digests(struct verify *v)
 
 	for (size_t i = 0; v->values && i < sizeof lists / sizeof *lists; i++)
 		json_object_set_new(v->job->result, lists[i], json_array());
-	if (v->source.checkpoint)
-		TRY(check_metadata(v->source.checkpoint));
 	TRY(add_sources(v));
 	return read_all(v);
+}
+
+/* What keeps verify from going on is one more damage, and the last. */
+static FALLIBLE enum err end(struct verify *v, enum err e)
+{
+	static const struct { enum err code; enum run_part_kind part; } parts[] = {
+		{ ERR_FORMAT_MANIFEST, RUN_PART_MANIFEST }, { ERR_FORMAT_METADATA, RUN_PART_METADATA },
+		{ ERR_FORMAT_PICKLE, RUN_PART_METADATA },   { ERR_CHECKPOINT_DAMAGED, RUN_PART_METADATA },
+	};
+	struct checked *c = &v->job->checked;
+	enum run_part_kind part = RUN_PART_FILE;
+	struct err_info info = *err_last();
+	int64_t rank;
+
+	if (e && (!checked_is_damage(e) || e == ERR_LIMIT_EXCEEDED || e == ERR_DTYPE_UNSUPPORTED))
+		return e;
+	for (size_t i = 0; e && i < sizeof parts / sizeof *parts; i++)
+		part = parts[i].code == e ? parts[i].part : part;
+	if (e && manifest_is(info.file, &rank))
+		part = RUN_PART_MANIFEST;
+	if (e)
+		checked_damage(c, part, 0);
+	if (c->damage_count == 0)
+		return OK;
+	v->job->error_more = checked_damage_doc(c);
+	return checked_damage_error(c);
 }
 
 static FALLIBLE enum err verify(struct verify *v)
@@ -263,6 +287,7 @@ static FALLIBLE enum err verify(struct verify *v)
 	v->values = level && strcmp(level, "values") == 0;
 	v->digest = v->values || !level || strcmp(level, "digest") == 0;
 	TRY(job_state(v->job, "planning", "metadata", NULL, 0));
+	v->source.verifies = true;
 	TRY(input_open(v->job, json_object_get(v->job->spec, "source"), &v->source));
 	TRY(input_select(&v->source, v->job->spec, &v->view));
 	const struct sdict *sd = v->source.sd;
@@ -282,6 +307,7 @@ enum err verify_job(struct job *j)
 	struct verify v = { .job = j };
 
 	enum err e = verify(&v);
+	e = end(&v, e);
 	run_build_free(&v.build);
 	vec_free(&v.parts);
 	input_close(&v.source);

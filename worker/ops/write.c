@@ -88,9 +88,8 @@ static FALLIBLE enum err set_locs(struct sdict *sd, const struct build_target *t
 }
 
 static FALLIBLE enum err put_metadata(struct staging *st, const struct sdict *sd, const char *checkpoint_id,
-				      struct manifest_head *head)
+				      struct manifest_head *head, char uuid[MANIFEST_SAVE_ID])
 {
-	char uuid[37];
 	struct sink s = { .fd = -1, .xxh = XXH3_createState(), .buffer = mem_alloc(SINK_BYTES) };
 	struct dcp_meta_opts opts = { .checkpoint_id = checkpoint_id, .save_id = uuid };
 
@@ -110,6 +109,7 @@ static FALLIBLE enum err put_metadata(struct staging *st, const struct sdict *sd
 		memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
 		head->metadata_bytes = s.at;
 		head->metadata_name = ".metadata";
+		head->save_id = uuid;
 		e = fs_fsync(s.fd, ".metadata");
 	}
 	if (!e)
@@ -160,7 +160,7 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 	head->job = j->id;
 	head->kind = j->kind;
 	head->attempt = j->attempt;
-	TRY(manifest_put(&b, head, run));
+	TRY(manifest_put(&b, head, run, st->dir));
 	manifest_name(head->metadata_name, name);
 	return staging_put_file(st, name, b.p, b.len);
 }
@@ -207,7 +207,8 @@ static const char *metadata_name(const struct write_spec *s)
 	return s->metadata_name ? s->metadata_name : ".metadata";
 }
 
-static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *s, struct manifest_head *head)
+static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *s, struct manifest_head *head,
+				   char save_id[MANIFEST_SAVE_ID])
 {
 	XXH128_canonical_t canonical;
 
@@ -215,6 +216,8 @@ static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *
 	memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
 	head->metadata_bytes = s->metadata.n;
 	head->metadata_name = metadata_name(s);
+	manifest_save_id(s->metadata.p, s->metadata.n, save_id);
+	head->save_id = save_id;
 	return staging_put_file(st, head->metadata_name, s->metadata.p, s->metadata.n);
 }
 
@@ -236,17 +239,18 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 				      .has_generation = s->has_generation };
 	const char *name = json_string_value(json_object_get(s->to, "name"));
 	bool overwrite = json_is_true(json_object_get(s->options, "overwrite"));
+	char save_id[MANIFEST_SAVE_ID];
 
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
 	if (s->listed)
-		TRY(put_given(st, s, &head));
+		TRY(put_given(st, s, &head, save_id));
 	else if (s->safetensors)
 		TRY(put_index(st, s->target, t, run, &head));
 	else {
 		if (!s->again)
 			TRY(set_locs(s->target, t, run));
-		TRY(put_metadata(st, s->target, name, &head));
+		TRY(put_metadata(st, s->target, name, &head, save_id));
 	}
 	TRY(put_manifest(j, st, run, &head));
 	if (st->beside)
@@ -273,9 +277,8 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 		json_object_update(r, old);
 	json_decref(old);
 	if (s->check_sources) {
-		json_object_set_new(r, "verified_bytes", json_integer((json_int_t)atomic_load(&run->head->verified_bytes)));
-		json_object_set_new(r, "unverified_bytes",
-				    json_integer((json_int_t)atomic_load(&run->head->unverified_bytes)));
+		checked_run(&j->checked, run);
+		checked_report(&j->checked, r);
 	}
 	j->result = r;
 	return OK;

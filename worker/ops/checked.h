@@ -1,0 +1,35 @@
+/* checked.h: what a reader of a checkpoint knows of the bytes that it took: how many were compared with a digest or CRC, which had nothing
+ * to be compared with, what is damaged, what else the user should hear. A job or look-up has one; its figures go into the result. */
+#pragma once
+#include <jansson.h>
+
+#include "base/str.h"
+#include "ops/run.h"
+
+enum { CHECKED_LISTED = 1000 };
+
+struct checked {
+	uint64_t verified_bytes, unverified_bytes, unverified_count;
+	uint64_t damage_count, padding_count;
+	json_t *unverified, *damage, *padding, *warnings;   /* arrays of at most CHECKED_LISTED entries, or NULL */
+};
+
+void checked_free(struct checked *c);
+
+/* Bytes of a stored item or file that nothing could be compared with. fqn: .p NULL for none; rank: -1 for none. */
+void checked_nothing(struct checked *c, struct str fqn, int64_t rank, struct str file, uint64_t offset, uint64_t bytes);
+/* A warning with a code of its own, once. */
+void checked_warn(struct checked *c, const char *code, const char *detail);
+/* Does the error tell of stored bytes that are not as they should be? */
+bool checked_is_damage(enum err e);
+/* Notes the error in err_last(), which names file and offset, as damage of `bytes` bytes, and clears it. */
+void checked_damage(struct checked *c, enum run_part_kind part, uint64_t bytes);
+/* Adds what a run has found. */
+void checked_run(struct checked *c, const struct run *run);
+
+/* Sets verified_bytes, unverified_bytes, unverified, and warnings if there are any. */
+void checked_report(const struct checked *c, json_t *result);
+/* ERR_CHECKPOINT_DAMAGED, at the first damage that is listed. */
+FALLIBLE enum err checked_damage_error(const struct checked *c);
+/* The members that a job's error gets, or NULL if nothing is damaged: {"damage":[…],"damage_count":N}. Reference of the caller. */
+json_t *checked_damage_doc(const struct checked *c);
