@@ -144,9 +144,6 @@ def test_golden(d, case):
     c = Looked(d, f"{case}/checkpoint", "golden")
     for verify in (True, False):
         whys = c.check(c.chunks(), verify)
-        if verify and "crc32_off" in case:
-            assert set(whys) == {"unchecked"}
-            continue
         assert all(w in (None, "transformed", "lazy", "layout") for w in whys), whys
         if "zstd" in case:
             assert "transformed" in whys
@@ -279,13 +276,13 @@ def test_boxes_of_one_tensor_in_any_order(d):
 
 
 def test_torch_crc_of_the_whole_payload(d):
-    """PyTorch's own files: the unit is the whole payload with its CRC32; where the archive has none, a job reads and counts them."""
+    """PyTorch's own files: the unit is the whole payload with its CRC32; where the archive has none, the bytes alone."""
     c, digests = Looked(d, "torch-2.15.0/sharded_rowwise/checkpoint", "golden"), set()
     c.check(c.chunks() + c.rows(2), digests=digests)
     assert digests == {"crc32"}
     c, digests = Looked(d, "torch-2.15.0/crc32_off/checkpoint", "golden"), set()
-    assert set(c.check(c.chunks(), digests=digests)) == {"unchecked"} and not digests
-    assert set(c.check(c.chunks(), verify=False, digests=digests)) == {None} == digests
+    c.check(c.chunks(), digests=digests)
+    assert digests == {None}
 
 
 def test_a_large_payload_of_torch(d):

@@ -167,8 +167,9 @@ static void test_fill_reads_what_is_needed(void **state)
 
 	(void)state;
 	T_OK(item_layout_tensor(DT_FLOAT32, 2, shape, 4096, &l));
-	snprintf(manifest, sizeof manifest, "{\"files\":[{\"name\":\"f\",\"items\":[[0,%ju,\"00000000\",\"%s\",[4194304,\"%s\",8388608,\"%s\","
-		 "12000000,\"%s\"]]]}]}", (uintmax_t)l.length, hex, hex, hex, hex);
+	snprintf(manifest, sizeof manifest,
+		 "{\"files\":[{\"name\":\"f\",\"items\":[[0,%ju,\"00000000\",\"%s\",[4194304,\"%s\",8388608,\"%s\",12000000,\"%s\"]]]}]}",
+		 (uintmax_t)l.length, hex, hex, hex, hex);
 	add(sd, "w", shape, all, 0, 0, l.length);
 	add(to, "w", shape, rows, 0, 4096, 40000);
 	b.opts.verify = true;
@@ -255,7 +256,8 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_verify), T(test_digests), T(test_fill_reads_what_is_needed), T(test_fill_without_blocks), T(test_fill_sparse), T(test_fill_shares),
+		T(test_verify), T(test_digests), T(test_fill_reads_what_is_needed), T(test_fill_without_blocks),
+		T(test_fill_sparse), T(test_fill_shares),
 		T(test_more_than_there_can_be),
 	};
 

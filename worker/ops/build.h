@@ -80,8 +80,8 @@ FALLIBLE enum err build_dcp(struct run_build *b, struct build_target *t);
 FALLIBLE enum err build_safetensors(struct run_build *b, struct build_target *t, uint64_t max_file_bytes,
 				    const struct str (*meta)[2], uint64_t meta_count);
 
-/* Loads: target chunks lie in segments (sd locs say where). segment_files: run file of each of sd's files. b->opts.verify is set by now: what
- * is compared with digests is read by whole digest blocks, and wholly where there is but one digest or CRC32. */
+/* Loads: target chunks lie in segments (sd locs say where). segment_files: run file of each of sd's files. b->opts.verify is set by now:
+ * what is compared with digests is read by whole digest blocks, and wholly where there is but one digest or CRC32. */
 FALLIBLE enum err build_fill(struct run_build *b, const struct sdict *target, const uint32_t *segment_files,
 			     const struct sdict *source, uint32_t first_src, const struct load_plan *plan);
 /* Verify: every byte of every source from first_src on. */

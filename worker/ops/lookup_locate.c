@@ -321,8 +321,8 @@ static FALLIBLE enum err add_source(struct locate *l, const struct sd_chunk *chu
 	if (!num_inside(row.from, row.bytes, info->payload_bytes) ||
 	    (src->by_blocks && l->run.digests[src->digest_at + src->digest_count - 1].end > info->payload_bytes))
 		return sources_at(&l->run, index, ERR(FORMAT_ITEM, "the item's record is too short"));
-	if (l->verify && !src->by_blocks && atomic_load(&src->crc_state) != RUN_CRC_KNOWN) {
-		*why_out = UNCHECKED; /* a job compares the whole item, or counts it as unverified */
+	if (l->verify && src->raw_digests && atomic_load(&src->crc_state) != RUN_CRC_KNOWN) {
+		*why_out = UNCHECKED; /* a job compares the whole item with its digest */
 		return OK;
 	}
 	return add_row(l, box, src, info, &row);

@@ -1,5 +1,5 @@
-/* lookup_slice.c: a box of one tensor as raw bytes, .npy or safetensors, in a memfd. It is a small load: what the slice needs is read by whole
- * digest blocks and compared; with "verify":false, only what it needs. */
+/* lookup_slice.c: a box of one tensor as raw bytes, .npy or safetensors, in a memfd. It is a small load: what the slice needs is read by
+ * whole digest blocks and compared; with "verify":false, only what it needs. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>

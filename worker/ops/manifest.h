@@ -4,15 +4,17 @@
  *
  *   {"dcpd":1,"job":"01J…","attempt":1,"kind":"save","created_at":"…","generation":7,"world_size":2,"bytes":…,
  *    "metadata":{"name":".metadata","bytes":…,"xxh3_128":"…","save_id":"…"},
- *    "files":[{"name":"__0_0.distcp","bytes":…,"mtime_ns":…,"items":[[offset,length,"crc32","xxh3_128",[end,"xxh3_128",…],true],…],
+ *    "files":[{"name":"__0_0.distcp","bytes":…,"mtime_ns":…,
+ *              "items":[[offset,length,"crc32","xxh3_128",[end,"xxh3_128",…],true],…],
  *              "edges":["xxh3_128",…]}],
  *    "self_xxh3_128":"…"}
  *
  * An item's digest is the XXH3-128 of its payload, or of all its bytes if `true` stands at the end (values, transformed items, whole
  * safetensors files). An item written in several blocks has the list [end of block, digest of block, …], and the item's digest is the
  * XXH3-128 of the blocks' digests. `edges` has an entry per item, in the order of `items`: the XXH3-128 of the archive around the payload
- * (all bytes of the item but the payload's); "" for items whose digest covers all their bytes. Bytes between items are zeros. `self_xxh3_128`, always the
- * last member, is the digest of all text in front of it. Manifests of dcpd before 0.2 lack edges, mtime_ns, save_id and the own digest. */
+ * (all bytes of the item but the payload's); "" for items whose digest covers all their bytes. Bytes between items are zeros.
+ * `self_xxh3_128`, always the last member, is the digest of all text in front of it. Older manifests lack edges, mtime_ns, save_id and
+ * the own digest: heads are then compared by the CRC32s of their records. */
 #pragma once
 #include "base/buf.h"
 #include "base/arena.h"

@@ -126,9 +126,9 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 		   (uintmax_t)head->attempt, head->kind, head->created_at);
 	if (head->has_generation)
 		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
-	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\",\"save_id\":\"%s\"}",
-		   (uintmax_t)head->world_size, (uintmax_t)bytes, head->metadata_name, (uintmax_t)head->metadata_bytes, hex,
-		   head->save_id ? head->save_id : "");
+	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\"",
+		   (uintmax_t)head->world_size, (uintmax_t)bytes, head->metadata_name, (uintmax_t)head->metadata_bytes, hex);
+	buf_printf(b, ",\"save_id\":\"%s\"}", head->save_id ? head->save_id : "");
 	TRY(put_files(b, run, order, dirfd));
 	return put_self(b);
 }

@@ -140,8 +140,10 @@ static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_lo
 
 static bool stays(const struct spool *s, const struct sd_loc *loc)
 {
-	return !loc->transform || !loc->length || (s->digested && s->c->manifest && manifest_covering(s->c->manifest, s->c->sd->files[loc->file].name,
-										       loc->offset, loc->length));
+	const struct manifest *m = s->digested ? s->c->manifest : NULL;
+
+	return !loc->transform || !loc->length ||
+	       (m && manifest_covering(m, s->c->sd->files[loc->file].name, loc->offset, loc->length));
 }
 
 static FALLIBLE enum err spool_chunk(struct spool *s, struct sd_chunk *c, uint32_t file)
