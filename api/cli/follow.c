@@ -257,6 +257,15 @@ static void warn_of_rules(const json_t *result)
 	}
 }
 
+/* What the job has to say although it succeeded. */
+static void print_warnings(const json_t *result)
+{
+	const json_t *list = show_at(result, "warnings");
+
+	for (size_t i = 0; i < json_array_size(list); i++)
+		show_warning(show_text(json_array_get(list, i), "detail"));
+}
+
 static void print_differences(const json_t *result)
 {
 	static const char *const columns[] = { "PATH=path", "WHAT=what", "A=a", "B=b", NULL };
@@ -282,8 +291,10 @@ int follow_end(const json_t *job, bool json)
 		print_differences(result);
 	else if (ok)
 		print_result(job);
-	if (ok && !json)
+	if (ok && !json) {
+		print_warnings(result);
 		warn_of_rules(result);
+	}
 	if (ok)
 		return is_diff && !json_is_true(json_object_get(result, "equal")) ? EXIT_DIFFERS : EXIT_DONE;
 	if (json_object_get(job, "error"))

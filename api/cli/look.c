@@ -167,7 +167,7 @@ int look_status(const struct command *self, struct client *c, const struct args 
 int look_ls(const struct command *self, struct client *c, const struct args *a)
 {
 	static const char *const checkpoints[] = { "STORAGE=storage", "NAME=name", "FORMAT=format", "WORLD=world_size",
-						   "SIZE=bytes:bytes", "MODIFIED=modified_at", NULL };
+						   "SIZE=bytes:bytes", "MODIFIED=modified_at", "VERIFIED=verified:verdict", NULL };
 	static const char *const dicts[] = { "NAME=name", "WORLD=world_size", "SIZE=bytes:bytes", "UID=uid", "CREATED=created_at",
 					     NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
@@ -240,6 +240,21 @@ static FALLIBLE enum err show_tensors(struct client *c, const char *ref, const c
 	return e;
 }
 
+/* "verified       damaged digest 2026-11-21T09:36:08.120Z, 3 damaged places, job 01J…" */
+static void print_verdict(const json_t *v)
+{
+	static const char *const counts[] = { "damage_count", "unverifiable" };
+	static const char *const of[] = { "damaged place", "unverifiable item" };
+	CLEANUP(buf_free) struct buf b = BUF_INIT(4096);
+
+	show_verdict(&b, v);
+	for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+		if (show_number(v, counts[i]) > 0)
+			buf_printf(&b, ", %.0f %s%s", show_number(v, counts[i]), of[i], show_number(v, counts[i]) > 1 ? "s" : "");
+	if (buf_status(&b) == OK)
+		printf("%-14s %.*s, job %s\n", "verified", (int)b.len, (char *)b.p, show_text(v, "job"));
+}
+
 static void print_members(const json_t *doc)
 {
 	const char *key;
@@ -255,6 +270,8 @@ static void print_members(const json_t *doc)
 			printf("%-14s %.15g\n", key, json_number_value(value));
 		else if (json_is_boolean(value))
 			printf("%-14s %s\n", key, json_is_true(value) ? "yes" : "no");
+		else if (strcmp(key, "verified") == 0 && json_is_object(value))
+			print_verdict(value);
 	}
 }
 

@@ -7,6 +7,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 
+enum { DAMAGE_SHOWN = 20 };
+
 const json_t *show_at(const json_t *doc, const char *path)
 {
 	char key[64];
@@ -97,32 +99,6 @@ void show_error(void)
 	print_line(&b);
 }
 
-void show_problem(const json_t *p)
-{
-	CLEANUP(buf_free) struct buf b = BUF_INIT(16384);
-	const char *detail = show_text(p, "detail");
-
-	put_clean(&b, show_text(p, "code"));
-	buf_puts(&b, ": ");
-	put_clean(&b, detail[0] ? detail : show_text(p, "title"));
-	put_field(&b, "fqn", show_text(p, "fqn"));
-	put_field(&b, "file", show_text(p, "file"));
-	if (json_is_integer(show_at(p, "offset")))
-		buf_printf(&b, ", offset %.0f", show_number(p, "offset"));
-	if (json_is_integer(show_at(p, "rank")))
-		buf_printf(&b, ", rank %.0f", show_number(p, "rank"));
-	put_field(&b, "expected", show_text(p, "expected"));
-	put_field(&b, "actual", show_text(p, "actual"));
-	print_line(&b);
-}
-
-void show_json(const json_t *doc)
-{
-	if (doc)
-		(void)json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
-	putchar('\n');
-}
-
 static void put_dims(struct buf *b, const json_t *dims)
 {
 	size_t i;
@@ -149,6 +125,15 @@ static void put_ref(struct buf *b, const json_t *ref)
 	put_clean(b, state_dict[0] ? state_dict : show_text(ref, "name"));
 }
 
+void show_verdict(struct buf *b, const json_t *v)
+{
+	put_clean(b, show_text(v, "state"));
+	buf_putc(b, ' ');
+	put_clean(b, show_text(v, "level"));
+	buf_putc(b, ' ');
+	put_clean(b, show_text(v, "at"));
+}
+
 /* One cell, by the column's form. */
 static void put_cell(struct buf *b, const json_t *item, const char *column)
 {
@@ -170,6 +155,8 @@ static void put_cell(struct buf *b, const json_t *item, const char *column)
 		put_dims(b, v);
 	else if (form && strcmp(form, ":ref") == 0)
 		put_ref(b, v);
+	else if (form && strcmp(form, ":verdict") == 0)
+		show_verdict(b, v);
 	else if (form && strcmp(form, ":count") == 0)
 		buf_printf(b, "%zu", json_array_size(v));
 	else if (json_is_string(v))
@@ -188,7 +175,8 @@ static size_t width_of(const char *p, size_t n)
 	return w;
 }
 
-static void print_row(const json_t *item, const char *const *columns, size_t *widths, bool measure)
+/* out NULL: only measures. */
+static void print_row(FILE *out, const json_t *item, const char *const *columns, size_t *widths)
 {
 	for (size_t c = 0; columns[c]; c++) {
 		CLEANUP(buf_free) struct buf cell = BUF_INIT(1 << 16);
@@ -199,30 +187,87 @@ static void print_row(const json_t *item, const char *const *columns, size_t *wi
 		if (buf_status(&cell) != OK)
 			continue;
 		size_t w = width_of((char *)cell.p, cell.len);
-		if (measure) {
+		if (!out) {
 			widths[c] = w > widths[c] ? w : widths[c];
 			continue;
 		}
 		/* Sizes and counts line up on the right. */
 		const char *form = strrchr(columns[c], ':');
 		int pad = (int)(widths[c] - w);
-		bool right = form && strcmp(form, ":dims") != 0 && strcmp(form, ":ref") != 0;
-		printf("%s%*s%.*s%*s", c ? "  " : "", right ? pad : 0, "", (int)cell.len, (char *)cell.p,
+		bool right = form && strcmp(form, ":dims") != 0 && strcmp(form, ":ref") != 0 && strcmp(form, ":verdict") != 0;
+		fprintf(out, "%s%*s%.*s%*s", c ? "  " : "", right ? pad : 0, "", (int)cell.len, (char *)cell.p,
 		       right || !columns[c + 1] ? 0 : pad, "");
 	}
-	if (!measure)
-		putchar('\n');
+	if (out)
+		fputc('\n', out);
+}
+
+/* The first n items. */
+static void print_table(FILE *out, const json_t *items, size_t n, const char *const *columns)
+{
+	size_t widths[16] = { 0 };
+
+	print_row(NULL, NULL, columns, widths);
+	for (size_t i = 0; i < n; i++)
+		print_row(NULL, json_array_get(items, i), columns, widths);
+	print_row(out, NULL, columns, widths);
+	for (size_t i = 0; i < n; i++)
+		print_row(out, json_array_get(items, i), columns, widths);
+}
+
+/* The first of what a verify found. */
+static void show_damage(const json_t *p)
+{
+	static const char *const columns[] = { "FILE=file",	"RANK=rank",   "TENSOR=fqn",
+					       "OFFSET=offset", "BYTES=bytes", "WHAT=part|code", NULL };
+	const json_t *damage = show_at(p, "damage");
+	size_t listed = json_array_size(damage), shown = listed < DAMAGE_SHOWN ? listed : DAMAGE_SHOWN;
+	double all = show_number(p, "damage_count");
+
+	if (listed == 0)
+		return;
+	print_table(stderr, damage, shown, columns);
+	if (all > (double)shown)
+		fprintf(stderr, "and %.0f more%s\n", all - (double)shown, listed > shown ? " (--json lists them)" : "");
+}
+
+void show_problem(const json_t *p)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(16384);
+	const char *detail = show_text(p, "detail");
+
+	put_clean(&b, show_text(p, "code"));
+	buf_puts(&b, ": ");
+	put_clean(&b, detail[0] ? detail : show_text(p, "title"));
+	put_field(&b, "fqn", show_text(p, "fqn"));
+	put_field(&b, "file", show_text(p, "file"));
+	if (json_is_integer(show_at(p, "offset")))
+		buf_printf(&b, ", offset %.0f", show_number(p, "offset"));
+	if (json_is_integer(show_at(p, "rank")))
+		buf_printf(&b, ", rank %.0f", show_number(p, "rank"));
+	put_field(&b, "expected", show_text(p, "expected"));
+	put_field(&b, "actual", show_text(p, "actual"));
+	print_line(&b);
+	show_damage(p);
+}
+
+void show_warning(const char *text)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(16384);
+
+	buf_puts(&b, "warning: ");
+	put_clean(&b, text);
+	print_line(&b);
+}
+
+void show_json(const json_t *doc)
+{
+	if (doc)
+		(void)json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
+	putchar('\n');
 }
 
 void show_table(const json_t *items, const char *const *columns)
 {
-	size_t widths[16] = { 0 }, i;
-	json_t *item;
-
-	print_row(NULL, columns, widths, true);
-	json_array_foreach(items, i, item)
-		print_row(item, columns, widths, true);
-	print_row(NULL, columns, widths, false);
-	json_array_foreach(items, i, item)
-		print_row(item, columns, widths, false);
+	print_table(stdout, items, json_array_size(items), columns);
 }

@@ -1,6 +1,10 @@
 """What verify jobs found out is remembered: a checkpoint's record says `verified` until the checkpoint is another one."""
+import http.server
+import json
 import os
 import shutil
+import subprocess
+import threading
 
 import pytest
 from crafted import Crafted
@@ -161,3 +165,71 @@ def test_nothing_to_compare_with(d):
     v = verdict(d, c.name)
     assert v["state"] == ("verified" if j["result"]["verified_bytes"] else "unverified")
     assert v["unverifiable"] == j["result"]["unverifiable"]
+
+
+# ------------------------------------------------------------------------------------------------------------- dcpctl
+
+
+def row_of(out, name):
+    return next(line for line in out.splitlines() if f" {name} " in line)
+
+
+def test_dcpctl_marks_checkpoints(d):
+    ref, file, _ = saved(d)
+    full = f"main:{ref['name']}"
+    out = d.ctl("ls", full).stdout
+    assert out.splitlines()[0].split()[-1] == "VERIFIED" and row_of(out, ref["name"]).endswith("  -")
+    assert "verified" not in d.ctl("show", full).stdout
+    assert d.ctl("verify", full).returncode == 0
+    v = verdict(d, ref["name"])
+    assert row_of(d.ctl("ls", full).stdout, ref["name"]).endswith(f"verified digest {v['at']}")
+    shown = d.ctl("show", full).stdout
+    assert f"verified digest {v['at']}, job {v['job']}\n" in shown and "damage" not in shown, shown
+    rot(file, place_of(d, ref, "a"))
+    r = d.ctl("verify", full)
+    assert r.returncode == 5 and "__0_0.distcp" in r.stderr, r.stderr
+    v = verdict(d, ref["name"])
+    assert row_of(d.ctl("ls", full).stdout, ref["name"]).endswith(f"damaged digest {v['at']}")
+    assert f"damaged digest {v['at']}, 1 damaged place, job {v['job']}\n" in d.ctl("show", full).stdout
+    sd = lib.fresh()
+    r = d.ctl("load", full, f"shm:{sd}", "--include", "b")
+    assert r.returncode == 0 and r.stderr.count("warning") == 1 and v["job"] in r.stderr, r.stderr
+    d.drop(sd)
+
+
+class OneJob(http.server.BaseHTTPRequestHandler):
+    """A daemon that knows one job, whatever is asked."""
+    job = None
+
+    def do_GET(self):
+        body = json.dumps(self.job).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_dcpctl_lists_damage():
+    damage = [{"fqn": f"model.layers.{i}.w", "rank": i % 4, "file": f"__{i % 4}_0.distcp", "offset": 4096 * i, "bytes": 65536,
+               "part": "payload", "code": "digest_mismatch"} for i in range(30)]
+    damage[1] = {"fqn": None, "rank": None, "file": ".metadata", "offset": 0, "bytes": 700, "part": "metadata"}
+    damage[2]["fqn"] = "evil\x1b[31m"
+    error = {"type": "urn:dcpd:problem:checkpoint_damaged", "title": "The checkpoint is damaged", "status": 422, "retryable": False,
+             "code": "checkpoint_damaged", "detail": "1200 items are damaged", "damage": damage, "damage_count": 1200}
+    OneJob.job = {"id": "01J" + "A" * 23, "kind": "verify", "state": "failed", "created_at": "2026-11-22T00:00:00.000Z", "error": error}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OneJob) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = lib.clean_environment(DCPD_URL=f"http://127.0.0.1:{server.server_port}", DCPD_TOKEN="x")
+        r = subprocess.run([lib.BIN / "dcpctl", "job", OneJob.job["id"]], env=env, capture_output=True, text=True, timeout=60)
+        server.shutdown()
+    lines = r.stderr.splitlines()
+    assert lines[0] == "dcpctl: checkpoint_damaged: 1200 items are damaged"
+    assert lines[1].split() == "FILE RANK TENSOR OFFSET BYTES WHAT".split()
+    assert len(lines) == 2 + 20 + 1 and lines[-1] == "and 1180 more (--json lists them)", r.stderr
+    assert lines[2].split() == ["__0_0.distcp", "0", "model.layers.0.w", "0", "65536", "payload"]
+    assert lines[3].split() == [".metadata", "-", "-", "0", "700", "metadata"]
+    assert "\x1b" not in r.stderr and "evil?[31m" in r.stderr
