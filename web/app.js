@@ -4,18 +4,19 @@ import { Problem, setToken, takeToken } from "./api.js";
 import { $, h, sync, text } from "./dom.js";
 import { Stream } from "./events.js";
 import { ago } from "./format.js";
-import { drawJob, drawJobs, initJobs } from "./jobs.js";
-import { drawCheckpoints, drawStateDicts, drawStorages, drawWorkers, initLists } from "./lists.js";
+import { drawJob, drawJobs, filterJobs, initJobs } from "./jobs.js";
+import { drawCheckpoints, drawStateDicts, drawStorages, drawWorkers, filterCheckpoints, initLists } from "./lists.js";
 import { ENDED, apply, fetchJob, jobById, onChange, refresh, refreshAll, store } from "./store.js";
 
 const DRAW_MS = 100;
 const REFRESH_MS = 10000;
 const VIEWS = { jobs: drawJobs, checkpoints: drawCheckpoints, "state-dicts": drawStateDicts, storages: drawStorages,
 	workers: drawWorkers };
+const FILTERS = { jobs: filterJobs, checkpoints: filterCheckpoints };
 
 let stream = null;
 let downSince = null;
-let route = { view: "jobs", id: "" };
+let route = { view: "jobs", id: "", filter: null };
 const notes = new Map();             // dismissible messages: what happened while one looked
 
 /* ---- drawing: at most ten times a second, however many events come ---- */
@@ -158,20 +159,22 @@ function enter() {
 /* ---- views ---- */
 
 function parse() {
-	const parts = location.hash.replace(/^#\/?/, "").split("/");
+	const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
+	const parts = path.split("/"), filter = new URLSearchParams(query || "");
 	if (parts[0] === "jobs" && parts[1]) {
 		try {
-			return { view: "job", id: decodeURIComponent(parts[1]) };
+			return { view: "job", id: decodeURIComponent(parts[1]), filter };
 		} catch {
-			return { view: "jobs", id: "" };
+			return { view: "jobs", id: "", filter };
 		}
 	}
-	return { view: Object.hasOwn(VIEWS, parts[0]) ? parts[0] : "jobs", id: "" };
+	return { view: Object.hasOwn(VIEWS, parts[0]) ? parts[0] : "jobs", id: "", filter };
 }
 
 function show(focus) {
 	if (!$("view-login").hidden) return;
 	route = parse();
+	FILTERS[route.view]?.(route.filter);
 	document.querySelectorAll("main > section").forEach((s) => { s.hidden = s.id !== `view-${route.view}`; });
 	for (const a of $("nav").querySelectorAll("a")) {
 		const current = a.hash === `#/${route.view === "job" ? "jobs" : route.view}`;

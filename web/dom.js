@@ -3,6 +3,8 @@
 // Data (names, FQNs, messages) comes from files of strangers, so it only ever becomes a text node or an attribute that
 // cannot run: there is no innerHTML anywhere in this folder.
 
+const REMEMBER_MS = 250;
+
 export const $ = (id) => document.getElementById(id);
 
 /** h("td", {class: "num"}, "text", node, …): an element; null children are left out. */
@@ -94,6 +96,23 @@ export function pager(node, { page, size, total, more, word, go }) {
 		h("button", { type: "button", "data-act": "next", disabled: page >= last && !more, click: () => go(page + 1) }, "Next"),
 	]);
 	if (act) node.querySelector(`[data-act="${act}"]:not(:disabled)`)?.focus();
+}
+
+/** The address of a list with its filter: {text: "a", page: ""} → "#/jobs?text=a". */
+export function address(view, filter) {
+	const query = new URLSearchParams(Object.entries(filter).filter(([, value]) => value)).toString();
+	return query ? `#/${view}?${query}` : `#/${view}`;
+}
+
+let remembering = 0;
+
+/** Puts the filter of the list on show into the address bar, soon: a browser refuses to do so at every stroke of a key. */
+export function remember(view, filter) {
+	clearTimeout(remembering);
+	remembering = setTimeout(() => {
+		const shown = location.hash.split("?")[0] || "#/jobs";
+		if (shown === `#/${view}`) history.replaceState(null, "", address(view, filter));
+	}, REMEMBER_MS);
 }
 
 /** Asks before something is done; resolves to true or false. Escape means no. */

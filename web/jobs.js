@@ -1,7 +1,7 @@
 // jobs.js: the list of jobs and the view of one job, with what can be done to it.
 
 import { post } from "./api.js";
-import { $, confirm, h, pager, rows, sync, text } from "./dom.js";
+import { $, address, confirm, h, pager, remember, rows, sync, text } from "./dom.js";
 import { ago, bytes, percent, place, ref, seconds, what } from "./format.js";
 import { ENDED, fetchJob, fetchPlan, jobById, jobsInOrder, moreJobs, putJob, store } from "./store.js";
 
@@ -84,13 +84,13 @@ function summary(job) {
 	return parts.join(" · ") || "–";
 }
 
-/** Cancel for what is under way, retry for what failed. While committing there is no way back: no button. */
+/** Cancel for what is under way, retry for what may go better another time. While committing there is no way back: no button. */
 function action(job) {
 	if (!ENDED.has(job.state) && job.state !== "committing") {
 		return h("button", { type: "button", "data-act": `cancel-${job.id}`, click: () => cancel(job.id),
 			"aria-label": `Cancel job ${job.id}` }, "Cancel");
 	}
-	if (job.state === "failed" || job.state === "cancelled") {
+	if (job.state === "cancelled" || (job.state === "failed" && job.error?.retryable !== false)) {
 		return h("button", { type: "button", "data-act": `retry-${job.id}`, click: () => retry(job.id),
 			"aria-label": `Retry job ${job.id}` }, "Retry");
 	}
@@ -133,7 +133,7 @@ export function drawJobs() {
 	const filtered = Boolean(view.text || view.state);
 	const last = Math.max(0, Math.ceil(found.length / PAGE) - 1);
 	if (store.next && (filtered || view.page >= last)) moreJobs();
-	view.page = Math.min(view.page, last);
+	if (store.jobs.size && !store.next) view.page = Math.min(view.page, last);
 	const shown = found.slice(view.page * PAGE, (view.page + 1) * PAGE);
 	const empty = store.loading || store.next ? "Looking …" : filtered ? "No job matches." : "No jobs yet.";
 	rows($("jobs").tBodies[0], shown, (job) => job.id, (job) => [
@@ -145,14 +145,34 @@ export function drawJobs() {
 		h("td", {}, action(job)),
 	], empty);
 	pager($("jobs-pager"), { page: view.page, size: PAGE, total: found.length, more: Boolean(store.next), word: "jobs",
-		go: (page) => { view.page = page; drawJobs(); } });
+		go: (page) => {
+			view.page = page;
+			remember("jobs", filter());
+			drawJobs();
+		} });
 }
 
-function errorPanel(error) {
+const filter = () => ({ text: $("jobs-text").value.trim(), state: view.state, page: view.page ? String(view.page + 1) : "" });
+
+function take() {
+	view.text = $("jobs-text").value.trim().toLowerCase();
+	view.state = $("jobs-state").value;
+}
+
+/** Filters the list as the address says. */
+export function filterJobs(query) {
+	$("jobs-text").value = query.get("text") || "";
+	$("jobs-state").value = query.get("state") || "";
+	if ($("jobs-state").selectedIndex < 0) $("jobs-state").value = "";
+	take();
+	view.page = Math.max(0, (Number.parseInt(query.get("page"), 10) || 1) - 1);
+}
+
+function errorPanel(error, bad) {
 	const skip = new Set(["type", "title", "detail", "status", "instance"]);
 	const first = ["code", "rank", "fqn", "file", "offset", "expected", "actual", "retryable"];
 	const keys = [...first, ...Object.keys(error).filter((k) => !first.includes(k) && !skip.has(k))];
-	return h("div", { class: "panel bad", id: "job-error" },
+	return h("div", { class: bad ? "panel bad" : "panel", id: "job-error" },
 		h("h3", {}, error.title || "The job failed"),
 		h("p", {}, error.detail || ""),
 		h("dl", { class: "facts" }, keys.filter((k) => error[k] !== undefined && error[k] !== null).map((k) => {
@@ -178,12 +198,14 @@ function differences(result) {
 	const list = result.differences || [];
 	if (list.length === 0) return null;
 	const words = (v) => (v === undefined || v === null ? "–" : typeof v === "object" ? JSON.stringify(v) : String(v));
-	const cell = (v) => h("td", { class: "name mono" }, words(v));
-	return h("table", { id: "job-differences" },
+	const heads = ["Path", "What", "A", "B"];
+	const cell = (v, i) => h("td", { class: "mono", role: "cell", "data-label": heads[i + 1] }, words(v));
+	return h("table", { id: "job-differences", role: "table" },
 		h("caption", {}, list.length > DIFFERENCES_SHOWN ? `The first ${DIFFERENCES_SHOWN} differences` : "Differences"),
-		h("thead", {}, h("tr", {}, ["Path", "What", "A", "B"].map((word) => h("th", { scope: "col" }, word)))),
-		h("tbody", {}, list.slice(0, DIFFERENCES_SHOWN).map((d) => h("tr", {},
-			h("th", { scope: "row", class: "name mono" }, d.path || "–"), cell(d.what), cell(d.a), cell(d.b)))));
+		h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
+			heads.map((word) => h("th", { scope: "col", role: "columnheader" }, word)))),
+		h("tbody", { role: "rowgroup" }, list.slice(0, DIFFERENCES_SHOWN).map((d) => h("tr", { role: "row" },
+			h("th", { scope: "row", role: "rowheader", class: "mono" }, d.path || "–"), [d.what, d.a, d.b].map(cell)))));
 }
 
 /** What came of a comparison, or of an operation on state dicts; the whole result stands below as it is. */
@@ -222,6 +244,7 @@ function object(title, id, value) {
 
 export function drawJob(id) {
 	text($("h-job"), `Job ${id}`);
+	$("all-jobs").href = address("jobs", filter());
 	const job = jobById(id);
 	if (!job) {
 		sync($("job-body"), h("p", {}, "The daemon knows no job of this id."));
@@ -232,7 +255,7 @@ export function drawJob(id) {
 	sync($("job-body"), [
 		h("div", { class: "panel" }, facts(job), h("div", { class: "pager" }, action(job) || h("span", { class: "small" },
 			job.state === "committing" ? "Committing: it can no longer be cancelled." : ""))),
-		job.error ? errorPanel(job.error) : null,
+		job.error ? errorPanel(job.error, job.state !== "cancelled") : null,
 		outcome(job),
 		p && p.bytes_total > 0 && job.state !== "succeeded" ? h("section", { class: "panel", "aria-label": "Progress" },
 			h("h3", {}, "Progress"), bar(`Job ${id}`, p.bytes_done, p.bytes_total), h("p", { class: "small" }, numbers(p)),
@@ -246,9 +269,9 @@ export function drawJob(id) {
 export function initJobs(onError, draw) {
 	report = onError;
 	const update = () => {
-		view.text = $("jobs-text").value.trim().toLowerCase();
-		view.state = $("jobs-state").value;
+		take();
 		view.page = 0;
+		remember("jobs", filter());
 		draw();
 	};
 	const form = $("jobs-text").form;

@@ -1,6 +1,6 @@
 // lists.js: checkpoints, state dicts, storages and workers: tables of what the daemon last said.
 
-import { $, h, pager, rows } from "./dom.js";
+import { $, h, pager, remember, rows } from "./dom.js";
 import { bytes } from "./format.js";
 import { state, when } from "./jobs.js";
 import { store } from "./store.js";
@@ -15,7 +15,20 @@ function table(id, items, key, build, empty, word) {
 	const page = Math.min(pages[id] || 0, last);
 	rows($(id).tBodies[0], items.slice(page * PAGE, (page + 1) * PAGE), key, build, empty);
 	pager($(`${id}-pager`), { page, size: PAGE, total: items.length, more: false, word,
-		go: (to) => { pages[id] = to; redraw(); } });
+		go: (to) => {
+			pages[id] = to;
+			if (id === "checkpoints") remember(id, filterWords());
+			redraw();
+		} });
+}
+
+const filterWords = () => ({ text: $("checkpoints-text").value.trim(), page: pages.checkpoints ? String(pages.checkpoints + 1) : "" });
+
+/** Filters the list of checkpoints as the address says. */
+export function filterCheckpoints(query) {
+	$("checkpoints-text").value = query.get("text") || "";
+	filter = $("checkpoints-text").value.trim().toLowerCase();
+	pages.checkpoints = Math.max(0, (Number.parseInt(query.get("page"), 10) || 1) - 1);
 }
 
 function link(id) {
@@ -114,6 +127,7 @@ export function initLists(draw) {
 	input.addEventListener("input", () => {
 		filter = input.value.trim().toLowerCase();
 		pages.checkpoints = 0;
+		remember("checkpoints", filterWords());
 		draw();
 	});
 }

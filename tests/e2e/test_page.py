@@ -424,3 +424,102 @@ def test_keyboard_alone_reaches_everything(page, fake):
     page.keyboard.press("Enter")
     expect(page.locator("#confirm")).to_be_hidden()
     assert not [m for m, _, _ in fake.log if m == "POST"]
+
+
+PATH = "model.layers.17.self_attn.query_key_value.weight_of_a_name_that_goes_on_and_on_without_any_place_to_break"
+
+
+def test_differences_stay_inside_their_panel(page, fake):
+    result = {"equal": False, "difference_count": 3, "differences": [
+        {"path": PATH, "what": "size", "a": "[4096, 12288]", "b": "[4096, 4096]"},
+        {"path": "optim.state." + PATH, "what": "value", "a": "x" * 300, "b": {"lr": 0.001, "betas": [0.9, 0.999], "note": "y" * 200}},
+        {"path": "step", "what": "value", "a": 7, "b": None}]}
+    done = job(1, "succeeded", kind="diff", result=result, finished_at="2026-01-01T00:00:02Z")
+    pair = {side: {"storage": "main", "name": side} for side in "ab"}
+    fake.jobs[done["id"]] = {**done, "source": None, "target": None, **pair}
+    enter(page, fake)
+    for width in (1600, 1280, 800, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(f"{fake.url}#/jobs/{done['id']}")
+        expect(page.locator("#job-differences tbody tr")).to_have_count(3)
+        panel, table = (page.locator(x).bounding_box() for x in ("#job-outcome", "#job-differences"))
+        assert panel["x"] <= table["x"] and table["x"] + table["width"] <= panel["x"] + panel["width"], (width, panel, table)
+        cells = page.locator("#job-differences tbody td")
+        boxes = [cells.nth(i).bounding_box() for i in range(cells.count())]
+        assert all(b["x"] + b["width"] <= panel["x"] + panel["width"] + 1 for b in boxes), (width, boxes)
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
+    assert page.get_by_role("cell", name="[4096, 12288]").get_attribute("data-label") == "A"
+    accessible(page)
+
+
+def test_cancelled_is_no_fault(page, fake):
+    """Red is for what went wrong: who cancelled a job knows that it is."""
+    error = {"title": "The job was cancelled", "code": "cancelled", "detail": "cancelled", "status": 409, "retryable": True}
+    fake.jobs[job(1)["id"]] = job(1, "cancelled", error=error)
+    fake.jobs[job(2)["id"]] = job(2, "failed", error={**error, "code": "storage_io", "title": "The storage reported an error"})
+    enter(page, fake)
+    red = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad-bg').trim()")
+    red = "rgb({}, {}, {})".format(*bytes.fromhex(red.lstrip("#")))
+    looks = "e => getComputedStyle(e).backgroundColor"
+    assert row(page, "jobs", job(2)["id"]).locator(".state").evaluate(looks) == red
+    assert row(page, "jobs", job(1)["id"]).locator(".state").evaluate(looks) != red
+    assert row(page, "jobs", job(1)["id"]).locator(".error").count() == 0
+    for n, is_red in ((1, False), (2, True)):
+        page.goto(f"{fake.url}#/jobs/{job(n)['id']}")
+        expect(page.locator("#h-job")).to_have_text(f"Job {job(n)['id']}")
+        expect(page.locator("#job-error h3")).to_have_text(fake.jobs[job(n)["id"]]["error"]["title"])
+        assert (page.locator("#job-error").evaluate(looks) == red) == is_red
+        accessible(page)
+
+
+def test_no_retry_where_it_cannot_help(page, fake):
+    errors = [{"code": "digest_mismatch", "retryable": False}, {"code": "storage_io", "retryable": True}, {"code": "odd"}, None]
+    for n, error in enumerate(errors):
+        fake.jobs[job(n)["id"]] = job(n, "failed", error=error)
+    enter(page, fake)
+    for n, count in ((0, 0), (1, 1), (2, 1), (3, 1)):
+        expect(row(page, "jobs", job(n)["id"]).locator(".state")).to_have_text("failed")
+        expect(row(page, "jobs", job(n)["id"]).get_by_role("button", name="Retry")).to_have_count(count)
+    page.goto(f"{fake.url}#/jobs/{job(0)['id']}")
+    expect(page.locator("[data-error=retryable]")).to_have_text("false")
+    expect(page.locator("#job-body").get_by_role("button", name="Retry")).to_have_count(0)
+
+
+def test_filters_are_in_the_address(page, fake):
+    """What one looks at can be kept, sent to a colleague, and gone back to."""
+    for n in range(120):
+        fake.jobs[job(n)["id"]] = job(n, "failed" if n % 2 else "succeeded", labels={"run": f"r{n % 10}"})
+    fake.checkpoints = [{"storage": "main", "name": f"run{n}/step-{n}", "format": "dcp", "bytes": 1, "modified_at": "2026-01-01T00:00:00Z",
+                         "world_size": 1} for n in range(12)]
+    enter(page, fake)
+    page.fill("#jobs-text", "R3")
+    page.select_option("#jobs-state", "failed")
+    expect(page.locator("#jobs tbody tr")).to_have_count(12)
+    expect(page).to_have_url(f"{fake.url}#/jobs?text=R3&state=failed")
+    row(page, "jobs", job(113)["id"]).get_by_role("link").click()
+    expect(page.locator("#h-job")).to_have_text(f"Job {job(113)['id']}")
+    page.go_back()
+    expect(page.locator("#jobs tbody tr")).to_have_count(12)
+    row(page, "jobs", job(113)["id"]).get_by_role("link").click()
+    page.click("#all-jobs")
+    expect(page.locator("#jobs-text")).to_have_value("R3")
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(page.locator("#jobs tbody tr")).to_have_count(12)
+    expect(page.locator("#jobs-state")).to_have_value("failed")
+    page.click("#jobs-clear")
+    expect(page).to_have_url(f"{fake.url}#/jobs")
+    page.get_by_role("button", name="Next").click()
+    expect(page).to_have_url(f"{fake.url}#/jobs?page=2")
+    page.reload()
+    expect(page.locator("#jobs-pager")).to_contain_text("51–100 of 120 jobs")
+    page.goto(f"{fake.url}#/checkpoints?text=step-1")
+    expect(page.locator("#checkpoints tbody tr")).to_have_count(3)
+    expect(page.locator("#checkpoints-text")).to_have_value("step-1")
+    page.fill("#checkpoints-text", "step-11")
+    expect(page).to_have_url(f"{fake.url}#/checkpoints?text=step-11")
+    page.click("nav a[href='#/jobs']")
+    expect(page.locator("#jobs-text")).to_have_value("")
+    page.goto(f"{fake.url}#/jobs?state=nonsense&page=-3&text=%3Cb%3E")
+    expect(page.locator("#jobs-state")).to_have_value("")
+    expect(page.locator("#jobs tbody")).to_have_text("No job matches.")
