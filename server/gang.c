@@ -21,6 +21,7 @@
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/storage.h"
+#include "server/sweep.h"
 #include "server/worker.h"
 
 enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000, RUN_FDS_MAX = 16 };
@@ -143,7 +144,7 @@ static void sweep_roots(const struct gang *g)
 
 	for (const char *p = g->key; *p; p += strcspn(p, ",") + 1) {
 		snprintf(name, sizeof name, "%.*s", (int)strcspn(p, "="), p);
-		server_sweep(g->server, name);
+		sweep_storage(g->server, name);
 	}
 }
 

@@ -8,6 +8,7 @@
 #include "server/job_own.h"
 #include "server/metrics.h"
 #include "server/runs.h"
+#include "server/sweep.h"
 #include "server/verdict.h"
 
 void job_emit_state(const struct job *j)
@@ -176,6 +177,7 @@ static void on_end_journalled(void *user, enum err e)
 	job_cache_add(j);
 	j->server->jobs->ended++;
 	announce(j);
+	sweep_after(j);
 	job_wake(j);
 }
 

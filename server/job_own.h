@@ -49,6 +49,7 @@ struct job {
 	int64_t queued_ms;          /* monotone clock; when it took its place in the lane */
 	int64_t begun_ms;           /* monotone clock: made or taken up, then started */
 	int64_t sealed_ms;          /* monotone clock: its source was snapshotted; 0: not yet, or under an earlier daemon */
+	int64_t trash_ms;           /* for so long its worker may be removing what it replaced; set by the worker's answer */
 	int64_t rate_at_ms, alive_ms;      /* monotone clock: last sample, last byte of progress */
 	uint64_t version;
 	struct buf text;            /* the record; empty: to be made */

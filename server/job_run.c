@@ -577,6 +577,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	j->stalled = false;
 	err_restore(&info);
 	if (!e) {
+		j->trash_ms = json_integer_value(json_object_get(body, "trash_ms"));
 		json_decref(j->result);
 		j->result = result ? json_incref((json_t *)result) : json_object();
 		verdict_warn(j);

@@ -24,6 +24,7 @@
 #include "server/runs.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
+#include "server/sweep.h"
 #include "server/unread.h"
 #include "server/worker.h"
 
@@ -67,52 +68,11 @@ static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 	return OK;
 }
 
-/* ---- what is left of jobs that nobody knows: asked of each storage once it answers ---- */
-
-struct sweep {
-	struct server *server;
-	char storage[STORAGE_NAME_MAX + 1];
-};
-
-static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
-{
-	struct sweep *sw = user;
-	struct storage *st;
-	char removed[24];
-
-	(void)fd;
-	if (e && err_retryable(e) && storage_find(sw->server, str_of(sw->storage), &st) == OK)
-		st->sweep_due = true;
-	mem_free(sw);
-	snprintf(removed, sizeof removed, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "removed")));
-	if (!e && strcmp(removed, "0") != 0)
-		log_warn("left-over staging removed", "count", removed, NULL);
-}
-
-void server_sweep(struct server *s, const char *name)
-{
-	json_t *keep = json_array();
-	struct sweep *sw = mem_zalloc(1, sizeof *sw);
-	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
-	char mark[JOB_MARK_LEN + 1];
-
-	must(sw);
-	sw->server = s;
-	snprintf(sw->storage, sizeof sw->storage, "%s", name);
-	job_new_id(s, before);
-	job_id_mark(s, mark);
-	for (const struct job *j = s->jobs->live; j; j = j->live_next)
-		json_array_append_new(keep, json_string(j->id));
-	json_t *question = json_pack("{s:s, s:s, s:o, s:s, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before,
-				    "mark", mark);
-	lookup_ask(s, name, question, NULL, 0, on_swept, sw);
-}
-
 static void first_probes(struct server *s)
 {
 	for (uint32_t i = 0; i < storage_count(s); i++) {
 		storage_probe(s, storage_at(s, i), NULL, NULL);
-		server_sweep(s, storage_at(s, i)->name);
+		sweep_storage(s, storage_at(s, i)->name);
 	}
 }
 
@@ -133,6 +93,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	workers_sweep(s);
 	TRY(runs_new(s));
 	TRY(storages_new(s));
+	TRY(sweeps_new(s));
 	TRY(state_dicts_new(s));
 	TRY(jobs_new(s));
 	TRY(devices_new(s));
@@ -186,6 +147,7 @@ void server_free(struct server *s)
 	workers_free(s);
 	jobs_free(s->jobs);
 	state_dicts_free(s->state_dicts);
+	sweeps_free(s->sweeps);
 	storages_free(s->storages);
 	runs_free(s->runs);
 	journal_close(s->journal);

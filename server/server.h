@@ -22,6 +22,7 @@ struct journal;
 struct events;
 struct metrics;
 struct storages;
+struct sweeps;
 struct state_dicts;
 struct jobs;
 struct gangs;
@@ -50,6 +51,7 @@ struct server {
 	struct events *events;
 	struct metrics *metrics;
 	struct storages *storages;
+	struct sweeps *sweeps;
 	struct state_dicts *state_dicts;
 	struct jobs *jobs;
 	struct gangs *gangs;
@@ -75,8 +77,6 @@ void server_drain(struct server *s);
 bool server_drained(const struct server *s);
 /* SIGHUP: takes the new storages and the log's form over from a configuration read again; the old one stays valid. */
 FALLIBLE enum err server_reload(struct server *s, const struct config *fresh);
-/* Removes from a storage what jobs left that are none any more: at start, and after a worker died. */
-void server_sweep(struct server *s, const char *storage);
 void server_free(struct server *s);          /* accepts NULL; ends all workers, commits the journal */
 
 bool principal_may(const struct principal *p, uid_t owner);

@@ -14,6 +14,7 @@
 #include "server/lookup.h"
 #include "server/loop.h"
 #include "server/metrics.h"
+#include "server/sweep.h"
 
 enum { TICK_MS = 2000, PROBE_EVERY_MS = 60000, LEASE_MS = 600000, LEASE_MAX_MS = 86400000 };
 
@@ -307,7 +308,7 @@ static void on_tick(void *user)
 		struct storage *st = all->items[i];
 		if (st->sweep_due && st->state == STORAGE_OK) {
 			st->sweep_due = false;
-			server_sweep(s, st->name);
+			sweep_storage(s, st->name);
 		}
 		if (st->expires_ms && st->expires_ms < clock_service_ms() && !jobs_use_storage(s, st->name)) {
 			log_info("storage's lease is over", "storage", st->name, NULL);

@@ -403,3 +403,18 @@ enum err commit_sweep(struct worker *w, uint32_t root, const struct commit_keep 
 	*removed_out = s.removed;
 	return e;
 }
+
+enum err commit_sweep_job(struct worker *w, uint32_t root, const char *name, const char *job, uint64_t *removed_out)
+{
+	struct leftovers l = { .dirfd = -1, .job = job, .keep = &(struct commit_keep){ .jobs = NULL } };
+	char parent_path[4096], last[256];
+
+	*removed_out = 0;
+	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
+	enum err e = open_parent(w, root, parent_path, &l.dirfd);
+	if (!e)
+		e = remove_leftovers(&l);
+	fs_drop(&l.dirfd);
+	*removed_out = l.removed;
+	return e == ERR_NOT_FOUND ? OK : e;
+}

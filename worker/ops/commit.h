@@ -29,3 +29,5 @@ struct commit_keep {
 
 /* Removes staging and trash of all other jobs, but never the one copy of a checkpoint that a job had put away (beside.h). */
 FALLIBLE enum err commit_sweep(struct worker *w, uint32_t root, const struct commit_keep *keep, uint64_t *removed_out);
+/* Removes what this job left beside its target, under the same condition. OK if that directory is gone. */
+FALLIBLE enum err commit_sweep_job(struct worker *w, uint32_t root, const char *name, const char *job, uint64_t *removed_out);

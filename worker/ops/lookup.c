@@ -396,11 +396,12 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 {
 	struct commit_keep keep = { .jobs = json_object_get(q, "keep"), .before = json_string_value(json_object_get(q, "before")),
 				    .mark = json_string_value(json_object_get(q, "mark")) };
+	const char *name = json_string_value(json_object_get(q, "name")), *job = json_string_value(json_object_get(q, "job"));
 	uint64_t removed = 0;
 	uint32_t root;
 
 	TRY(root_of(w, q, &root));
-	TRY(commit_sweep(w, root, &keep, &removed));
+	TRY(name && job ? commit_sweep_job(w, root, name, job, &removed) : commit_sweep(w, root, &keep, &removed));
 	buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
 	return OK;
 }

@@ -29,6 +29,7 @@ enum {
 	OPENING_NS = 20000000,         /* whoever has found a file's name has it open by then */
 	SPARE_SHARE = 20,              /* of the file system: less is short */
 	SLOW_BYTES_PER_MS = 256 << 10, /* freed by a slow disk without rests */
+	SMALL_MS = 5000,               /* for what is unlinked in few steps; a sweep that comes too early only does it faster */
 	COUNTED_MAX = 1000,            /* files; so many are small, or few of them tell enough */
 };
 
@@ -58,7 +59,9 @@ int64_t trash_ms(void)
 {
 	uint64_t bytes = held, slow = bytes / SLOW_BYTES_PER_MS;
 
-	return bytes == 0 ? 0 : slow > TRASH_GENTLE_MS ? (int64_t)slow : TRASH_GENTLE_MS;
+	if (bytes < LARGE_BYTES)
+		return bytes == 0 ? 0 : SMALL_MS;
+	return slow > TRASH_GENTLE_MS ? (int64_t)slow : TRASH_GENTLE_MS;
 }
 
 static int64_t now_ns(void)

@@ -1,0 +1,209 @@
+/* sweep.c: see sweep.h.
+ *
+ * Sweeps of one job wait in a list, because a worker may yet be at it: an overwrite's old checkpoint is removed gently behind the job's
+ * back (worker/ops/trash.h), for as long as the job's answer said. The list is not in the journal: a start walks everything. */
+#include "server/sweep.h"
+
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/job_own.h"
+#include "server/lookup.h"
+#include "server/loop.h"
+#include "server/storage.h"
+
+enum { TICK_MS = 1000, FIRST_MS = 2000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000 };
+
+struct pending {
+	struct pending *next;
+	char storage[STORAGE_NAME_MAX + 1], job[JOB_ID_LEN + 1];
+	char *name;                     /* of the target */
+	int64_t due_ms, again_ms;       /* monotone clock; the pause after a failure */
+	bool asked;
+};
+
+struct sweeps {
+	struct server *server;
+	struct pending *first, **last;
+	uint32_t count;
+	struct loop_timer *tick;
+};
+
+/* ---- a whole storage ---- */
+
+struct sweep {
+	struct server *server;
+	char storage[STORAGE_NAME_MAX + 1];
+};
+
+static void log_removed(const json_t *ok)
+{
+	json_int_t n = json_integer_value(json_object_get(ok, "removed"));
+	char removed[24];
+
+	snprintf(removed, sizeof removed, "%jd", (intmax_t)n);
+	if (n > 0)
+		log_warn("left-over staging removed", "count", removed, NULL);
+}
+
+static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct sweep *sw = user;
+	struct storage *st;
+
+	(void)fd;
+	if (e && err_retryable(e) && storage_find(sw->server, str_of(sw->storage), &st) == OK)
+		st->sweep_due = true;
+	mem_free(sw);
+	log_removed(ok);
+}
+
+void sweep_storage(struct server *s, const char *name)
+{
+	json_t *keep = json_array();
+	struct sweep *sw = mem_zalloc(1, sizeof *sw);
+	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
+	char mark[JOB_MARK_LEN + 1];
+
+	must(sw);
+	sw->server = s;
+	snprintf(sw->storage, sizeof sw->storage, "%s", name);
+	job_new_id(s, before);
+	job_id_mark(s, mark);
+	for (const struct job *j = s->jobs->live; j; j = j->live_next)
+		json_array_append_new(keep, json_string(j->id));
+	json_t *question = json_pack("{s:s, s:s, s:o, s:s, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before,
+				    "mark", mark);
+	lookup_ask(s, name, question, NULL, 0, on_swept, sw);
+}
+
+/* ---- one job's ---- */
+
+static struct pending *find(struct sweeps *all, const char *job)
+{
+	for (struct pending *p = all->first; p; p = p->next)
+		if (strcmp(p->job, job) == 0)
+			return p;
+	return NULL;
+}
+
+static void forget(struct sweeps *all, struct pending *p)
+{
+	struct pending **at = &all->first;
+
+	while (*at != p)
+		at = &(*at)->next;
+	*at = p->next;
+	if (!*at)
+		all->last = at;
+	all->count--;
+	mem_free(p->name);
+	mem_free(p);
+}
+
+struct asked {
+	struct sweeps *all;
+	char job[JOB_ID_LEN + 1];
+};
+
+static void on_job_swept(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct asked a = *(struct asked *)user;
+	struct pending *p = find(a.all, a.job);
+
+	(void)fd;
+	mem_free(user);
+	if (!p)
+		return;
+	if (!e || e == ERR_NOT_FOUND) { /* nothing stays, or the storage is none of ours any more */
+		log_removed(ok);
+		forget(a.all, p);
+		return;
+	}
+	if (p->again_ms == AGAIN_MS)
+		log_err("what a job left cannot be removed; tried again", "job", p->job, "storage", p->storage, NULL);
+	p->asked = false;
+	p->due_ms = clock_mono_ms() + p->again_ms;
+	p->again_ms = p->again_ms * 2 < AGAIN_MAX_MS ? p->again_ms * 2 : AGAIN_MAX_MS;
+}
+
+static void ask(struct sweeps *all, struct pending *p)
+{
+	struct asked *a = mem_zalloc(1, sizeof *a);
+
+	if (!a)
+		return; /* at the next tick */
+	a->all = all;
+	memcpy(a->job, p->job, sizeof a->job);
+	p->asked = true;
+	lookup_ask(all->server, p->storage,
+		   json_pack("{s:s, s:s, s:s, s:s}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job), NULL, 0,
+		   on_job_swept, a);
+}
+
+static void on_tick(void *user)
+{
+	struct sweeps *all = user;
+	int64_t now = clock_mono_ms();
+
+	all->tick = NULL;
+	for (struct pending *p = all->first; p; p = p->next)
+		if (!p->asked && p->due_ms <= now)
+			ask(all, p);
+	if (all->first && loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick) != OK)
+		log_err("what jobs left is not swept before the next start", NULL);
+}
+
+/* Whatever cannot be noted here is left to the next start. */
+static void note(struct sweeps *all, const struct job *j, const struct job_ref *target, int64_t trash_ms)
+{
+	struct pending *p = all->count < PENDING_MAX ? mem_zalloc(1, sizeof *p) : NULL;
+
+	if (!p || !(p->name = mem_strdup(target->name))) {
+		mem_free(p);
+		return;
+	}
+	snprintf(p->storage, sizeof p->storage, "%s", target->storage);
+	memcpy(p->job, j->id, sizeof p->job);
+	p->due_ms = clock_mono_ms() + FIRST_MS + trash_ms;
+	p->again_ms = AGAIN_MS;
+	*all->last = p;
+	all->last = &p->next;
+	all->count++;
+	if (!all->tick && loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick) != OK)
+		forget(all, p);
+}
+
+void sweep_after(struct job *j)
+{
+	struct job_ref target = job_spec_ref(j->spec, "target");
+	const char *code = json_string_value(json_object_get(j->error, "code"));
+	bool overwrites = json_is_true(json_object_get(json_object_get(j->spec, "options"), "overwrite"));
+	bool replaced = j->state == JOB_SUCCEEDED && (overwrites || j->kind == JOB_DELETE);
+
+	if (!target.storage || !target.name || (!job_spec_writes_checkpoint(j) && j->kind != JOB_DELETE))
+		return;
+	if ((replaced || (j->state != JOB_SUCCEEDED && j->started_ms)) && (!code || strcmp(code, err_code_name(ERR_NOT_DURABLE)) != 0))
+		note(j->server->sweeps, j, &target, replaced ? j->trash_ms : 0);
+}
+
+FALLIBLE enum err sweeps_new(struct server *s)
+{
+	s->sweeps = mem_zalloc(1, sizeof *s->sweeps);
+	if (!s->sweeps)
+		return ERR(NO_MEMORY, "cannot keep sweeps");
+	s->sweeps->server = s;
+	s->sweeps->last = &s->sweeps->first;
+	return OK;
+}
+
+void sweeps_free(struct sweeps *all)
+{
+	if (!all)
+		return;
+	while (all->first)
+		forget(all, all->first);
+	loop_timer_stop(&all->tick);
+	mem_free(all);
+}

@@ -1,0 +1,16 @@
+/* sweep.h: has look-up workers remove what jobs left in a storage and nobody needs: staging directories, and trash.
+ *
+ * A whole storage is walked at start and after a worker died. The directory of one target is looked at some time after a job that may have
+ * left something there, until nothing of that job is left: a removal that fails does not fail the job. */
+#pragma once
+#include "server/server.h"
+
+struct job;
+
+/* Everything of jobs that are none any more, in the whole storage. */
+void sweep_storage(struct server *s, const char *storage);
+/* Of a job that has just ended, beside its target. Nothing if it can have left nothing, or must not be touched (ERR_NOT_DURABLE). */
+void sweep_after(struct job *j);
+
+FALLIBLE enum err sweeps_new(struct server *s);
+void sweeps_free(struct sweeps *all);
