@@ -156,6 +156,21 @@ def test_ids_grow_over_a_restart(spawn, tmp_path):
     assert ids == sorted(ids)
 
 
+def test_hosts_go_on_beating(hosts):
+    """A host of a save by several that waits for its peers shows them that it lives."""
+    places = []
+    for h in (all_hosts := hosts()):
+        h.d.put("train", [lib.image({"a": F4})])
+        h.jump()
+        together = {"id": lib.fresh() + "-12345678", "index": 0, "names": ["here", "there"], "ranks": [[0], [1]], "timeout_s": 4}
+        h.d.api.submit("save", hosts=together, **save(0))
+    for h in all_hosts:
+        places.append(lib.wait_for(lambda h=h: next(h.d.storages["main"].glob(".dcpd-hosts-*/beat-0"), None), 10, "it waits"))
+    first = [p.read_bytes() for p in places]
+    for h, place, number in zip(all_hosts, places, first):
+        lib.wait_for(lambda p=place, n=number: p.read_bytes() != n, 2, f"{h.name}: a beat")
+
+
 def test_durations_are_not_the_wall_clocks(hosts):
     for h in hosts():
         job = h.d.api.submit("save", source={"state_dict": big(h.d, 256)}, target={"storage": "main", "name": "c"})

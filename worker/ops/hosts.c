@@ -79,13 +79,13 @@ static void *beat(void *user)
 		pthread_mutex_unlock(&h->lock);
 		if (fs_pwrite(h->beat_fd, &n, sizeof n, 0, "beat") == OK && fs_fsync(h->beat_fd, "beat") != OK)
 			err_clear(); /* others will see that it stopped */
-		clock_gettime(CLOCK_REALTIME, &until);
+		clock_gettime(CLOCK_MONOTONIC, &until);
 		until.tv_nsec += (every % 1000) * 1000000;
 		until.tv_sec += every / 1000 + until.tv_nsec / 1000000000;
 		until.tv_nsec %= 1000000000;
 		pthread_mutex_lock(&h->lock);
 		if (!h->stop)
-			pthread_cond_timedwait(&h->wake, &h->lock, &until);
+			pthread_cond_clockwait(&h->wake, &h->lock, CLOCK_MONOTONIC, &until);
 	}
 	pthread_mutex_unlock(&h->lock);
 	return NULL;
