@@ -1,6 +1,6 @@
 /* state_dict.c: see state_dict.h. Records: making, finding, taking up from the journal, going away. The life of a slot is in
  * state_dict_slot.c, leases in state_dict_lease.c, what jobs do in state_dict_use.c and state_dict_make.c, space in
- * state_dict_space.c. */
+ * state_dict_space.c, whose segments are whose in state_dict_owner.c. */
 #include "server/state_dict.h"
 
 #include <stdio.h>
@@ -343,13 +343,15 @@ static enum err take_slot(void *user, const struct journal_slot *row)
 		return OK;
 	while (sd->slot_count <= row->slot) /* added by jobs */
 		TRY(state_dict_add_slots(sd));
-	if (seg_open(row->segment, row->bytes, &fd) != OK) {
+	enum err e = seg_open(row->segment, row->bytes, &fd);
+	if (!e && (e = state_dict_owner_take(s, row->segment, fd)))
+		close(fd);
+	if (e) {
 		if (row->state != SLOT_FREE) /* a free one may have been dropped to make room */
 			log_err("a segment cannot be taken up again", "state_dict", sd->name, "segment", row->segment, NULL);
 		return OK;
 	}
 	struct slot *sl = state_dict_slot(sd, row->rank, row->slot);
-	state_dict_space_mark(s, fd);
 	sl->fd = fd;
 	sl->bytes = row->bytes;
 	sl->image_bytes = row->image_bytes;
@@ -383,9 +385,10 @@ FALLIBLE enum err state_dicts_new(struct server *s)
 	s->state_dicts = mem_zalloc(1, sizeof *s->state_dicts);
 	if (!s->state_dicts)
 		return ERR(NO_MEMORY, "cannot keep state dicts");
+	TRY(state_dict_owner_new(s));
 	TRY(journal_read_state_dicts(s->journal, take_row, s));
 	TRY(journal_read_slots(s->journal, take_slot, s));
-	TRY(state_dict_space_sweep(s));
+	TRY(state_dict_owner_sweep(s));
 	TRY(state_dict_space_new(s));
 	return state_dict_lease_start(s);
 }

@@ -9,7 +9,8 @@
  * made with "await_seal" reads while it streams (worker/ops/gate.h). It is known to this run only: a restart finds the slot open.
  * A slot in use by a job is never handed out again: a release (or an expired lease) then waits for the job. Generations are
  * chosen by the client, the same on all ranks, and grow. What is sealed is in the journal before the seal is answered, so that a
- * restart opens the segments again by name; a segment that no row names is removed at start.
+ * restart opens the segments again by name. A segment that no row names is removed at start; if the journal that named it was
+ * deleted, it becomes a rank of a state dict "orphaned-…" (state_dict_owner.c).
  * Leases are per rank; any call about the rank renews it. A state dict made by a load has
  * none unless the load asks for one: it stays until it is deleted. */
 #pragma once

@@ -67,6 +67,7 @@ struct state_dict {
 
 struct state_dicts {
 	struct table table;
+	struct seg_owner owner;     /* this daemon; constant from the start on */
 	uint64_t used_bytes;
 	struct seg_maker *maker;
 	struct loop_timer *tick;
@@ -131,8 +132,14 @@ FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes);
 /* Checks the quota, counts the bytes, and makes the segment on a helper thread. On error nothing was counted. */
 FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w);
 uint64_t state_dict_space_round(uint64_t bytes);
-void state_dict_space_mark(struct server *s, int fd);            /* as ours: see state_dict_space.c */
-FALLIBLE enum err state_dict_space_sweep(struct server *s);      /* segments of ours that no slot has */
+
+/* ---- state_dict_owner.c: whose segments are whose ---- */
+FALLIBLE enum err state_dict_owner_new(struct server *s);        /* before any segment is opened or made */
+void state_dict_owner_hold(int fd);                              /* while it is open, other daemons see that it is in use */
+/* The same for a segment that a row names. ERR_STATE_CONFLICT: the daemon of another state directory holds it. */
+FALLIBLE enum err state_dict_owner_take(struct server *s, const char *segment, int fd);
+/* After all rows have been taken up: removes segments that a crash left behind, and makes state dicts of those whose journal is gone. */
+FALLIBLE enum err state_dict_owner_sweep(struct server *s);
 
 /* ---- state_dict_slot.c ---- */
 void state_dict_serve_waiters(struct state_dict *sd);

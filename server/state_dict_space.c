@@ -5,14 +5,9 @@
  * they are promised, not when they exist: two reservations cannot both believe in the same space. */
 #include <pthread.h>
 #include <stdio.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
-#include "base/log.h"
-#include "base/map.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/config.h"
@@ -55,79 +50,6 @@ static bool stopping(struct seg_maker *m)
 	bool stop = m->stop;
 	pthread_mutex_unlock(&m->lock);
 	return stop;
-}
-
-/* ---- whose segment is whose ----
- *
- * Several daemons of one user may run on a host. A live one holds a shared lock on each of its segments; and each segment says in
- * an extended attribute which journal it belongs to, so that the segments of a daemon that is down are left for its next start.
- * One without a mark (made a moment ago, or on a kernel before 6.6) is taken for a left-over when it is no longer new. */
-
-static const char mark_name[] = "user.dcpd.journal";
-enum { UNMARKED_S = 60 };
-
-void state_dict_space_mark(struct server *s, int fd)
-{
-	uint64_t id = journal_id(s->journal);
-
-	(void)flock(fd, LOCK_SH | LOCK_NB);
-	(void)fsetxattr(fd, mark_name, &id, sizeof id, 0); /* older kernels lack it on tmpfs: then the lock alone counts */
-}
-
-static bool is_left_over(struct server *s, const char *name, uint64_t bytes)
-{
-	uint64_t id = 0;
-	int fd;
-
-	if (seg_open(name, bytes, &fd) != OK)
-		return false;
-	struct stat st;
-	bool marked = fgetxattr(fd, mark_name, &id, sizeof id) == (ssize_t)sizeof id;
-	bool old = fstat(fd, &st) == 0 && clock_wall_ms() / 1000 - st.st_mtime > UNMARKED_S;
-	bool ours = marked ? id == journal_id(s->journal) : old;
-	bool unused = flock(fd, LOCK_EX | LOCK_NB) == 0;
-	close(fd);
-	return ours && unused;
-}
-
-struct sweep {
-	struct server *server;
-	struct map known;
-	unsigned removed;
-};
-
-static void sweep_one(void *user, const char *name, uint64_t bytes)
-{
-	struct sweep *sw = user;
-
-	if (map_get(&sw->known, str_of(name)) != MAP_NONE || !is_left_over(sw->server, name, bytes))
-		return;
-	if (seg_unlink(name) == OK)
-		sw->removed++;
-	else
-		log_err("cannot remove a left-over segment", "segment", name, NULL);
-}
-
-FALLIBLE enum err state_dict_space_sweep(struct server *s)
-{
-	const struct table *t = &s->state_dicts->table;
-	struct sweep sw = { .server = s };
-	enum err e = OK;
-	char text[16];
-
-	for (struct table_node *n = table_next(t, NULL); n && !e; n = table_next(t, n)) {
-		struct state_dict *sd = (struct state_dict *)n;
-		for (uint32_t i = 0; i < state_dict_slots(sd) && !e; i++)
-			if (state_dict_nth(sd, i)->fd >= 0)
-				e = map_put(&sw.known, str_of(state_dict_nth(sd, i)->segment), 1);
-	}
-	if (!e)
-		e = seg_list(sweep_one, &sw);
-	snprintf(text, sizeof text, "%u", sw.removed);
-	if (sw.removed)
-		log_warn("left-over segments removed", "count", text, NULL);
-	map_free(&sw.known);
-	return e;
 }
 
 /* ---- accounting ---- */
@@ -220,24 +142,10 @@ static uint64_t drop_spares(struct server *s, uint64_t bytes)
 	return found;
 }
 
-/* A sweep of another daemon may have come between making and marking: then there is no link any more, and we try again. */
-static FALLIBLE enum err make_marked(struct making *k)
-{
-	for (int turn = 0; turn < 3; turn++) {
-		struct stat st;
-		TRY(seg_create(k->want.bytes, k->name, &k->fd));
-		state_dict_space_mark(k->server, k->fd);
-		if (fstat(k->fd, &st) == 0 && st.st_nlink == 1)
-			return OK;
-		close(k->fd);
-		k->fd = -1;
-	}
-	return ERR(SYSTEM, "new segments vanish");
-}
-
 static FALLIBLE enum err make(struct making *k)
 {
-	TRY(make_marked(k));
+	TRY(seg_create(&k->server->state_dicts->owner, k->want.bytes, k->name, &k->fd));
+	state_dict_owner_hold(k->fd);
 	if (k->uid != geteuid())
 		TRY(seg_grant(k->fd, k->uid));
 	for (uint64_t at = 0; at < k->want.bytes; at += STEP_BYTES) {

@@ -169,7 +169,7 @@ int look_ls(const struct command *self, struct client *c, const struct args *a)
 	static const char *const checkpoints[] = { "STORAGE=storage", "NAME=name", "FORMAT=format", "WORLD=world_size",
 						   "SIZE=bytes:bytes", "MODIFIED=modified_at", "VERIFIED=verified:verdict", NULL };
 	static const char *const dicts[] = { "NAME=name", "WORLD=world_size", "SIZE=bytes:bytes", "UID=uid", "CREATED=created_at",
-					     NULL };
+					     "ORPHANED=orphaned_at", NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 	const char *what = a->word_count ? a->words[0] : "", *colon = strchr(what, ':');
 	enum err e;

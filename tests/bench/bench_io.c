@@ -24,6 +24,8 @@
 
 enum { RUNS = 5, DEPTH_MAX = 8, CASES_MAX = 64 };
 
+static const struct seg_owner nobody;
+
 static double now(void)
 {
 	struct timespec t;
@@ -232,7 +234,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	check(fs_open_root(argv[1], &dir));
-	check(seg_create(mib << 20, name, &fd));
+	check(seg_create(&nobody, mib << 20, name, &fd));
 	check(seg_unlink(name));
 	check(seg_allocate(fd, 0, mib << 20));
 	check(seg_map(fd, mib << 20, true, &m));

@@ -23,6 +23,7 @@ FULL = os.environ.get("DCPD_FULL") == "1"
 SHM = pathlib.Path("/dev/shm")
 TERMINAL = ("succeeded", "failed", "cancelled")
 PAGE = 4096
+SEGMENT = re.compile(rb"dcpd-(?:[0-9a-f]{24}-)?[0-9a-f]{32}")
 
 
 # A test says how long something takes on an idle machine at most; this many times as long, and it hangs. A busy machine is no failure.
@@ -349,7 +350,7 @@ class Daemon:
             self.proc.wait()
         for f in self.state.glob("*"):
             if f.is_file():
-                names |= {m.decode() for m in re.findall(rb"dcpd-[0-9a-f]{32}", f.read_bytes())}
+                names |= {m.decode() for m in SEGMENT.findall(f.read_bytes())}
         for n in names:
             if n.startswith("dcpd-"):
                 (SHM / n).unlink(missing_ok=True)

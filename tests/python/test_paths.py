@@ -59,7 +59,7 @@ def own(request, tmp_path, monkeypatch):
         if folder not in before:
             os.close(_local._holds.pop(folder))
     lib.wait_for(lambda: not pids(run), 30, f"daemons of {run} gone")
-    names = {m.decode() for f in run.rglob("journal*") for m in re.findall(rb"dcpd-[0-9a-f]{32}", f.read_bytes())}
+    names = {m.decode() for f in run.rglob("journal*") for m in lib.SEGMENT.findall(f.read_bytes())}
     left = {n for n in names if (lib.SHM / n).exists()}
     for n in left:
         (lib.SHM / n).unlink()

@@ -11,6 +11,8 @@
 
 enum { MIB = 1 << 20, WAIT_MS = 20000 };
 
+static const struct seg_owner nobody;
+
 static void need_device(void)
 {
 	if (!t_gpu())
@@ -177,7 +179,7 @@ static void pin_case(void *arg)
 
 	(void)arg;
 	need_device();
-	C_OK(seg_create(4 * MIB, name, &fd));
+	C_OK(seg_create(&nobody, 4 * MIB, name, &fd));
 	C_OK(seg_unlink(name));
 	C_OK(seg_allocate(fd, 0, 4 * MIB));
 	C_OK(seg_map(fd, 4 * MIB, true, &m));

@@ -14,6 +14,8 @@
 
 enum { PAGE = 4096 };
 
+static const struct seg_owner nobody;
+
 static void test_create_and_open(void **state)
 {
 	char name[SEG_NAME_MAX], second[SEG_NAME_MAX];
@@ -21,9 +23,9 @@ static void test_create_and_open(void **state)
 	struct stat st;
 
 	(void)state;
-	T_OK(seg_create(3 * PAGE, name, &fd));
-	T_OK(seg_create(PAGE, second, &other));
-	assert_int_equal(strlen(name), 38);
+	T_OK(seg_create(&nobody, 3 * PAGE, name, &fd));
+	T_OK(seg_create(&nobody, PAGE, second, &other));
+	assert_int_equal(strlen(name), SEG_NAME_MAX - 1);
 	assert_string_not_equal(name, second);
 	assert_int_equal(fstat(fd, &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0600);
@@ -43,16 +45,40 @@ static void test_create_and_open(void **state)
 	close(other);
 }
 
+static void test_owner(void **state)
+{
+	struct seg_owner owner = { .place = 0xab12, .journal = UINT64_MAX }, found;
+	char name[SEG_NAME_MAX];
+	int fd;
+
+	(void)state;
+	T_OK(seg_create(&owner, PAGE, name, &fd));
+	assert_int_equal(strncmp(name, "/dcpd-00000000ab12ffffffffffff-", 31), 0);
+	assert_true(seg_owner_of(name, &found));
+	assert_int_equal(found.place, 0xab12);
+	assert_int_equal(found.journal, SEG_OWNER_BITS);
+	T_OK(seg_unlink(name));
+	close(fd);
+	static const char *const none[] = { "", "/", "/dcpd-", "/dcpd-0123456789abcdef0123456789abcdef",
+					    "/dcpd-00000000ab12ffffffffffff-0123456789abcdef0123456789abcde",
+					    "/dcpd-00000000ab12ffffffffffff-0123456789abcdef0123456789abcdef0",
+					    "/dcpd-00000000ab12fffffffffff-0123456789abcdef0123456789abcdef",
+					    "/dcpd-00000000AB12ffffffffffff-0123456789abcdef0123456789abcdef",
+					    "/dcpx-00000000ab12ffffffffffff-0123456789abcdef0123456789abcdef" };
+	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+		assert_false(seg_owner_of(none[i], &found));
+}
+
 static void test_shortage(void **state)
 {
 	char name[SEG_NAME_MAX];
 	int fd;
 
 	(void)state;
-	T_OK(seg_create(PAGE, name, &fd));
+	T_OK(seg_create(&nobody, PAGE, name, &fd));
 	T_ERR(SHM_EXHAUSTED, seg_allocate(fd, 0, 1ull << 50));
 	T_ERR(LIMIT_EXCEEDED, seg_allocate(fd, INT64_MAX, PAGE));
-	T_ERR(LIMIT_EXCEEDED, seg_create(UINT64_MAX, name, &fd));
+	T_ERR(LIMIT_EXCEEDED, seg_create(&nobody, UINT64_MAX, name, &fd));
 	T_OK(seg_unlink(name));
 	close(fd);
 }
@@ -116,7 +142,7 @@ static void test_grant(void **state)
 	(void)state;
 	if (geteuid() != 0)
 		skip();
-	T_OK(seg_create(PAGE, name, &fd));
+	T_OK(seg_create(&nobody, PAGE, name, &fd));
 	assert_int_equal(open_as(12345, name), 1);
 	T_OK(seg_grant(fd, 12345));
 	T_OK(seg_grant(fd, geteuid()));
@@ -149,8 +175,8 @@ static void test_list(void **state)
 	int fa, fb;
 
 	(void)state;
-	T_OK(seg_create(PAGE, a, &fa));
-	T_OK(seg_create(2 * PAGE, b, &fb));
+	T_OK(seg_create(&nobody, PAGE, a, &fa));
+	T_OK(seg_create(&nobody, 2 * PAGE, b, &fb));
 	T_OK(seg_list(note, &l));
 	assert_int_equal(l.found, 2);
 	T_OK(seg_unlink(a));
@@ -182,7 +208,7 @@ static void shrink_and_touch(void)
 	struct seg_map m;
 	int fd;
 
-	T_OK(seg_create(8 * PAGE, name, &fd));
+	T_OK(seg_create(&nobody, 8 * PAGE, name, &fd));
 	T_OK(seg_unlink(name));
 	T_OK(seg_map(fd, 8 * PAGE, true, &m));
 	memset(m.p, 1, m.bytes);
@@ -245,7 +271,7 @@ static void test_threads(void **state)
 	int fd;
 
 	(void)state;
-	T_OK(seg_create(2 * PAGE, name, &fd));
+	T_OK(seg_create(&nobody, 2 * PAGE, name, &fd));
 	T_OK(seg_unlink(name));
 	T_OK(seg_map(fd, 2 * PAGE, false, &m));
 	assert_int_equal(ftruncate(fd, 0), 0);
@@ -273,7 +299,7 @@ static void test_unguarded(void **state)
 			int fd;
 			struct touch t = { 0 };
 			signal(SIGBUS, SIG_DFL);
-			if (seg_guard(touch_all, &t) || seg_create(PAGE, name, &fd) || seg_unlink(name) ||
+			if (seg_guard(touch_all, &t) || seg_create(&nobody, PAGE, name, &fd) || seg_unlink(name) ||
 			    seg_map(fd, PAGE, false, &m) || ftruncate(fd, 0) < 0)
 				_exit(1);
 			t = (struct touch){ m.p, PAGE, 0 };
@@ -292,7 +318,7 @@ static void test_unguarded(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create_and_open),
+		cmocka_unit_test(test_create_and_open), cmocka_unit_test(test_owner),
 		cmocka_unit_test(test_shortage),
 		cmocka_unit_test(test_squatting),
 		cmocka_unit_test(test_grant),

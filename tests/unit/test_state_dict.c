@@ -247,6 +247,7 @@ static void test_release_while_used(void **state)
 
 static void test_restart_and_sweep(void **state)
 {
+	static const struct seg_owner somebody = { 1, 2 };
 	char name[SEG_NAME_MAX], strange[SEG_NAME_MAX], kept[80], id[27];
 	int fd;
 
@@ -255,15 +256,14 @@ static void test_restart_and_sweep(void **state)
 	struct t_answer a = reserve("train", 0, 10000, 1, 0);
 	T_OK(seal("train", 0, 1, 9000));
 	memcpy(kept, a.segment, sizeof kept);
-	T_OK(seg_create(4096, name, &fd));
-	state_dict_space_mark(t.s, fd);
+	T_OK(seg_create(&t.s->state_dicts->owner, 4096, name, &fd));
 	close(fd);
-	T_OK(seg_create(4096, strange, &fd));
+	T_OK(seg_create(&somebody, 4096, strange, &fd));
 	close(fd);
 	t_server_crash(&t);
 	t_server_start(&t, NULL);
 	assert_false(segment_exists(name)); /* no row names it */
-	assert_true(segment_exists(strange)); /* new and not marked: somebody may be about to */
+	assert_true(segment_exists(strange));
 	T_OK(seg_unlink(strange));
 	assert_true(segment_exists(kept));
 	assert_int_equal(reserve("train", 0, 10000, 1, 0).e, ERR_GENERATION_STALE);

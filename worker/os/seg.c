@@ -1,13 +1,14 @@
 /* seg.c: named segments of shared memory (see seg.h).
  *
  * Names carry 128 random bits and are created with O_EXCL, so nobody can lie in wait under a name; what is opened by name is
- * checked to be ours. The ACL is what lets a trainer of another uid in: a mode or a group would let in more than that one. */
+ * checked to be of this uid. The ACL is what lets a trainer of another uid in: a mode or a group would let in more than that one. */
 #include "os/seg.h"
 
 #include <acl/libacl.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/acl.h>
 #include <sys/mman.h>
@@ -15,25 +16,50 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { RANDOM_BYTES = 16, NAME_LEN = 6 + 2 * RANDOM_BYTES };
+enum { PREFIX_LEN = 6, OWNER_LEN = 12, RANDOM_BYTES = 16 };
 
-static const char prefix[] = "/dcpd-";
+static const char prefix[] = "/dcpd-", hex[] = "0123456789abcdef";
 
-/* Is this a name that seg_create could have made? */
-static bool name_ok(const char *name)
+static bool is_hex(const char *p, size_t n)
 {
-	return strlen(name) == NAME_LEN && strncmp(name, prefix, sizeof prefix - 1) == 0 &&
-	       strspn(name + sizeof prefix - 1, "0123456789abcdef") == 2 * RANDOM_BYTES;
+	return strspn(p, hex) == n;
 }
 
-static FALLIBLE enum err make_name(char name_out[SEG_NAME_MAX])
+static bool has_owner(const char *name)
+{
+	const char *p = name + PREFIX_LEN, *random = p + 2 * OWNER_LEN + 1;
+
+	return strncmp(name, prefix, PREFIX_LEN) == 0 && is_hex(p, 2 * OWNER_LEN) && random[-1] == '-' &&
+	       is_hex(random, 2 * RANDOM_BYTES) && random[2 * RANDOM_BYTES] == '\0';
+}
+
+/* Is this a name that seg_create could have made, of this version or an earlier one? */
+static bool name_ok(const char *name)
+{
+	return has_owner(name) || (strncmp(name, prefix, PREFIX_LEN) == 0 && is_hex(name + PREFIX_LEN, 2 * RANDOM_BYTES) &&
+				   name[PREFIX_LEN + 2 * RANDOM_BYTES] == '\0');
+}
+
+bool seg_owner_of(const char *name, struct seg_owner *out)
+{
+	char place[OWNER_LEN + 1] = "", journal[OWNER_LEN + 1] = "";
+
+	if (!has_owner(name))
+		return false;
+	memcpy(place, name + PREFIX_LEN, OWNER_LEN);
+	memcpy(journal, name + PREFIX_LEN + OWNER_LEN, OWNER_LEN);
+	*out = (struct seg_owner){ strtoull(place, NULL, 16), strtoull(journal, NULL, 16) };
+	return true;
+}
+
+static FALLIBLE enum err make_name(const struct seg_owner *owner, char name_out[SEG_NAME_MAX])
 {
 	unsigned char bits[RANDOM_BYTES];
-	size_t n = sizeof prefix - 1;
 
 	if (getrandom(bits, sizeof bits, 0) != (ssize_t)sizeof bits)
 		return ERR_SYS(SYSTEM, "cannot get random bytes for a segment's name");
-	memcpy(name_out, prefix, n);
+	int n = snprintf(name_out, SEG_NAME_MAX, "%s%012jx%012jx-", prefix, (uintmax_t)(owner->place & SEG_OWNER_BITS),
+			 (uintmax_t)(owner->journal & SEG_OWNER_BITS));
 	for (size_t i = 0; i < sizeof bits; i++)
 		snprintf(name_out + n + 2 * i, 3, "%02x", bits[i]);
 	return OK;
@@ -52,13 +78,13 @@ static enum err shm_failed(const char *what, const char *place)
 	return code;
 }
 
-enum err seg_create(uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out)
+enum err seg_create(const struct seg_owner *owner, uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out)
 {
 	char name[SEG_NAME_MAX];
 
 	if (bytes > INT64_MAX)
 		return ERR(LIMIT_EXCEEDED, "a segment cannot have %ju bytes", (uintmax_t)bytes);
-	TRY(make_name(name));
+	TRY(make_name(owner, name));
 	int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
 	if (fd < 0)
 		return shm_failed("make", ERR_PLACE);

@@ -7,9 +7,18 @@
 #include "base/err.h"
 
 enum { SEG_NAME_MAX = 64 };
+#define SEG_OWNER_BITS ((1ull << 48) - 1)
 
-/* Makes "/dcpd-<32 hex>" with O_EXCL, 0600, random name; size by ftruncate only: pages come with seg_allocate. */
-FALLIBLE enum err seg_create(uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out);
+/* Whose a segment is. The name says it: so it is known from the first moment, and on every kernel (tmpfs has extended attributes of
+ * users since Linux 6.6 only). SEG_OWNER_BITS of each count. */
+struct seg_owner {
+	uint64_t place;             /* stands for the path of a state directory */
+	uint64_t journal;           /* the id of the journal that has it in a row */
+};
+/* Makes "/dcpd-<24 hex: owner>-<32 hex: random>" with O_EXCL, 0600; size by ftruncate only: pages come with seg_allocate. */
+FALLIBLE enum err seg_create(const struct seg_owner *owner, uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out);
+/* false: the name does not say, as "/dcpd-<32 hex>" of earlier versions. */
+bool seg_owner_of(const char *name, struct seg_owner *out);
 /* Allocates [offset, offset + bytes) (fallocate): ENOSPC → ERR_SHM_EXHAUSTED. Call in steps from a helper thread. */
 FALLIBLE enum err seg_allocate(int fd, uint64_t offset, uint64_t bytes);
 /* Gives `uid` read and write access by a POSIX ACL entry; others keep none. Our own uid needs nothing. */
@@ -18,7 +27,7 @@ FALLIBLE enum err seg_grant(int fd, uid_t uid);
  * is fine), one link, at least `bytes` long. ERR_SEGMENT_GONE if there is none, ERR_FORBIDDEN if it is not what we made. */
 FALLIBLE enum err seg_open(const char *name, uint64_t bytes, int *fd_out);
 FALLIBLE enum err seg_unlink(const char *name);           /* already gone is fine */
-/* Names of all segments of ours ("/dcpd-…", owned by this uid), for the sweep at start. */
+/* Names of all segments of this uid, whichever daemon's they are. */
 FALLIBLE enum err seg_list(void (*fn)(void *user, const char *name, uint64_t bytes), void *user);
 
 struct seg_map {
