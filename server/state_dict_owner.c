@@ -1,16 +1,16 @@
 /* state_dict_owner.c: whose segments are whose.
  *
- * Several daemons of one user may run on a host, and one that is down wants its segments back at its next start. So a segment's name
- * says which state directory and which journal it belongs to, and a daemon looks at no others. Locks tell only whether a segment is
- * in use just now: a live daemon has one on each of its own.
+ * Several daemons of one user may run on a host, and a daemon that is down wants its segments back at its next start. So a segment's
+ * name says which state directory and which journal the segment belongs to, and a daemon leaves all others alone. Locks say only whether
+ * a segment is in use just now: a live daemon holds one on each of its own.
  *
- *   state directory and journal as ours     a row names it: taken up. None does: a crash came before the row; removed
- *   only one of the two                     its journal was deleted, or the state directory moved: nobody else will ever want it.
- *                                           It becomes a rank of a state dict "orphaned-…", counted and listed, until somebody removes it
- *   neither                                 another daemon's
+ *   state directory and journal match   a row names the segment: taken up. No row does: a crash came before the row; removed
+ *   only one of the two matches         the journal was deleted, or the state directory moved, so no other daemon will ask for the segment:
+ *                                       a rank of a state dict "orphaned-…", counted and listed until somebody deletes that
+ *   neither matches                     another daemon's
  *
- * Not in an extended attribute: tmpfs has those of users since Linux 6.6 only, and a segment is there before its mark. Not in a registry
- * beside the segments: it could be lost by itself. */
+ * An extended attribute would not do: tmpfs has user.* since Linux 6.6 only, and a segment would be there before its mark. A registry
+ * beside the segments could be lost by itself. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
