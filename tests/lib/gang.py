@@ -83,12 +83,15 @@ class Worker:
         fds, self.fds, self.data = self.fds[:fd_count], self.fds[fd_count:], self.data[end:]
         return Frame(NAMES[kind], generation, body, fds)
 
-    def recv(self, seconds=300):
+    def recv(self, seconds=300, io=False):
+        """The next frame; how much the worker read and wrote, which is for the coordinator's metrics, only with `io`."""
         until = time.monotonic() + seconds
         while True:
             f = self.whole()
-            if f:
+            if f and (io or f.type != "IO"):
                 return f
+            if f:
+                continue
             if not select.select([self.sock], [], [], max(0, until - time.monotonic()))[0]:
                 raise TimeoutError(f"nothing from the worker in {seconds} s")
             data, extra, _, _ = self.sock.recvmsg(1 << 20, socket.CMSG_SPACE(4 * 256))
@@ -194,6 +197,8 @@ class Gang:
         until, leader, bad = time.monotonic() + seconds, None, None
         while leader is None or self.waiting:
             for i, f in self.frames(max(0.01, until - time.monotonic())):
+                if f.type == "IO":
+                    continue
                 self.seen.append((i, f.type))
                 if self.on and self.on(self, i, f):
                     continue
@@ -221,7 +226,7 @@ class Gang:
         ready = select.select([w.sock for w in self.workers], [], [], seconds)[0]
         if not ready:
             raise TimeoutError("the gang says nothing")
-        return [(i, w.recv()) for i, w in enumerate(self.workers) if w.sock in ready]
+        return [(i, w.recv(io=True)) for i, w in enumerate(self.workers) if w.sock in ready]
 
     def meet(self, i, f):
         """Each of `size` members sends one; then each gets all."""
