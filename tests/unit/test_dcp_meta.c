@@ -383,7 +383,7 @@ static void shared_lists_do_not_multiply(void **state)
 		buf_put(&b, rest, sizeof rest - 1);
 	}
 	buf_puts(&b, "d" KEY("storage_data") "(dub.");
-	T_ERR(LIMIT_EXCEEDED, dcp_meta_read(b.p, b.len, &sd));
+	T_ERR(FORMAT_METADATA, dcp_meta_read(b.p, b.len, &sd));
 }
 
 static void out_of_memory_is_an_error(void **state)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import dcpd as lib
-from gang import Gang, Segments
+from gang import Gang, Segments, failed as lib_failed
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 OURS = ("threads_4ranks", "nested", "zstd", "dtypes", "odd_keys")
@@ -157,6 +157,20 @@ def test_places_that_lie(tmp_path, run, field, value):
     crafted(tmp_path, lambda md: replace(md, first(md)[0], **{field: value}))
     end = run()
     assert end.kind == "FAILED" and code_of(end) in ("checkpoint_incomplete", "format_metadata", "limit_exceeded"), end.body
+
+
+@pytest.mark.parametrize("pickle", [b"]", b"]a", b"]0"], ids=["a stack of lists", "a list of lists", "lists thrown away"])
+def test_metadata_that_describes_much_more_than_it_has(tmp_path, pickle):
+    """80 MiB of it took a worker to 1.7 GiB. (tests/unit/test_hostile_memory.c has the other formats.)"""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/.metadata").write_bytes(b"]" + pickle * ((80 << 20) // len(pickle)) + b".")
+    with Gang(1, {"out": tmp_path}) as g:
+        x = {"source": {"storage": "out", "name": "x"}}
+        lib_failed(g.job("verify", x, seconds=120), "checkpoint_damaged")
+        lib_failed(g.job("load", {**x, "target": {"state_dict": "s", "world_size": 1}}, seconds=120), "format_pickle")
+        status = pathlib.Path(f"/proc/{g.workers[0].proc.pid}/status").read_text()
+        peak = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) >> 10
+        assert peak < 256, f"{peak} MiB"
 
 
 @pytest.mark.parametrize("sparse", [False, True])

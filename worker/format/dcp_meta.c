@@ -14,7 +14,13 @@
 #include "format/pickle.h"
 #include "tensor/box.h"
 
-enum { FQN_BYTES_MAX = 64 << 10, PATH_PARTS_MAX = 256, FILE_NAME_MAX = 1024 };
+enum {
+	FQN_BYTES_MAX = 64 << 10,
+	PATH_PARTS_MAX = 256,
+	FILE_NAME_MAX = 1024,
+	STORAGE_ENTRY_BYTES_MIN = 16,  /* of the pickle: a MetadataIndex of its own and a reference to where the bytes lie */
+	STRUCTURE_BYTES_MIN = 64 << 20, STRUCTURE_TIMES = 4, /* the sdict takes at most the first + n times the second */
+};
 
 enum { REC_METADATA, REC_TENSOR, REC_BYTES, REC_CHUNK, REC_INDEX, REC_STORAGE };
 enum { METADATA_STATE_DICT, METADATA_PLANNER, METADATA_STORAGE };
@@ -106,9 +112,9 @@ static FALLIBLE enum err read_chunk(struct reader *r, uint32_t tensor, pnode n)
 	int64_t dims[2 * NDIM_MAX];
 	char name[64];
 
-	/* A list in the memo can be the chunks of many tensors; then their storage entries cannot all be there. */
-	if (r->sd->chunk_count >= r->n)
-		return ERR(LIMIT_EXCEEDED, "more chunks than bytes");
+	/* A list in the memo can be the chunks of many tensors. */
+	if (r->sd->chunk_count >= r->n / STORAGE_ENTRY_BYTES_MIN)
+		return ERR(FORMAT_METADATA, "more chunks than storage_data can have entries");
 	if (pickle_record_id(r->pk, n) != REC_CHUNK)
 		return ERR(FORMAT_METADATA, "a chunk is a %s", pickle_class_name(r->pk, n, name, sizeof name));
 	TRY(read_dims(r, pickle_field(r->pk, n, CHUNK_OFFSETS), "offsets", t->ndim, dims));
@@ -490,7 +496,7 @@ enum err dcp_meta_read(const void *bytes, uint64_t n, struct sdict **out)
 	struct sdict *sd CLEANUP(sdict_free_ptr) = NULL;
 
 	TRY(pickle_parse(bytes, n, records, &pk));
-	TRY(sdict_new(64 * n + (1 << 20), &sd));
+	TRY(sdict_new(STRUCTURE_BYTES_MIN + STRUCTURE_TIMES * n, &sd));
 	struct reader r = { .pk = pk, .sd = sd, .n = n };
 	enum err e = read_all(&r);
 	mem_free(r.order);

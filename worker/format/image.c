@@ -160,8 +160,7 @@ enum err image_parse(const void *header, uint64_t header_bytes, uint64_t image_b
 	if (header_bytes > (uint64_t)SFT_HEADER_MAX + 8)
 		header_bytes = (uint64_t)SFT_HEADER_MAX + 8;
 	im->rank = rank;
-	/* an entry takes at least 60 bytes of JSON and some 250 here, with room for raw_sizes of each */
-	im->arena = arena_new((1 << 20) + header_bytes * 24);
+	im->arena = arena_new(image_arena_cap(header_bytes));
 	if (!im->arena)
 		return ERR(NO_MEMORY, "no memory for an image");
 	TRY(arena_alloc(im->arena, header_bytes, 1, &copy));
@@ -377,16 +376,21 @@ static FALLIBLE enum err collect(struct image *const *images, uint32_t count, st
 	return OK;
 }
 
+uint64_t image_sdict_cap(struct image *const *images, uint32_t count)
+{
+	uint64_t cap = IMAGE_SDICT_BYTES_MIN;
+
+	for (uint32_t r = 0; r < count; r++)
+		cap += images[r]->sft.data_off * IMAGE_TIMES;
+	return cap;
+}
+
 enum err image_collect(struct image *const *images, uint32_t count, struct sdict **out)
 {
 	struct sdict *sd CLEANUP(sdict_free_ptr) = NULL;
 	CLEANUP(drop_join) struct join j = { 0 };
-	uint64_t cap = 64 << 20;
 
-	/* `"a":{"json":1}` becomes an archive of 400 bytes and an entry of 150: some 50 bytes for each of the header's */
-	for (uint32_t r = 0; r < count; r++)
-		cap += images[r]->sft.data_off * 64;
-	TRY(sdict_new(cap, &sd));
+	TRY(sdict_new(image_sdict_cap(images, count), &sd));
 	TRY(collect(images, count, &j, sd));
 	*out = move(sd);
 	return OK;

@@ -7,6 +7,12 @@
 #define IMAGE_PAD_PREFIX "__dcpd_pad__/"
 #define IMAGE_OWN_PREFIX "__dcpd_"
 
+/* Memory that headers of so many bytes may take. An entry has at least 60 bytes of JSON and takes some 250; a value, `"a":{"json":1}`,
+ * becomes an archive of 400 bytes and an entry of 150, so that half a million small ones fit IMAGE_SDICT_BYTES_MIN. */
+enum { IMAGE_TIMES = 6, IMAGE_ARENA_BYTES_MIN = 64 << 20, IMAGE_SDICT_BYTES_MIN = 256 << 20 };
+static inline uint64_t image_arena_cap(uint64_t header_bytes) { return IMAGE_ARENA_BYTES_MIN + IMAGE_TIMES * header_bytes; }
+uint64_t image_sdict_cap(struct image *const *images, uint32_t count);
+
 /* A tensor's chunk on this rank: a safetensors entry, with what the dcpd metadata says of it. */
 struct image_chunk {
 	const struct sft_entry *entry;

@@ -167,7 +167,7 @@ enum err image_parse_values(struct str raw, uint32_t rank, const struct image *l
 		return ERR(NO_MEMORY, "no memory for an image");
 	im->rank = rank;
 	im->sft.data_off = raw.n; /* what room for values is reckoned with */
-	im->arena = arena_new((1 << 20) + (uint64_t)raw.n * 24);
+	im->arena = arena_new(image_arena_cap(raw.n));
 	if (!im->arena)
 		return ERR(NO_MEMORY, "no memory for an image");
 	if (raw.n) {
@@ -192,11 +192,8 @@ enum err image_collect_values(struct image *const *images, uint32_t count, struc
 {
 	struct sdict *sd CLEANUP(sdict_free_ptr) = NULL;
 	CLEANUP(image_seen_free) struct image_seen seen = { 0 };
-	uint64_t cap = 64 << 20;
 
-	for (uint32_t r = 0; r < count; r++)
-		cap += images[r]->sft.data_off * 64;
-	TRY(sdict_new(cap, &sd));
+	TRY(sdict_new(image_sdict_cap(images, count), &sd));
 	sd->has_paths = true;
 	for (uint32_t r = 0; r < count; r++)
 		TRY(image_add_values(sd, images[r], &seen));

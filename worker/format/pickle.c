@@ -37,7 +37,7 @@ static FALLIBLE enum err need(const struct pickle *pk, uint32_t n)
 
 static inline enum err push(struct pickle *pk, pnode n)
 {
-	return cells_push(&pk->stack, n);
+	return cells_push(pk, &pk->stack, n);
 }
 
 /* Gives the dicts among the top slots a node, now that something will hold or look at them. */
@@ -202,7 +202,7 @@ static enum err op_stack(struct pickle *pk, const struct pickle_op *op)
 	uint32_t at;
 
 	switch (op->code) {
-	case '(': return cells_push(&pk->marks, pk->stack.count);
+	case '(': return cells_push(pk, &pk->marks, pk->stack.count);
 	case '1': /* POP_MARK */
 		TRY(pop_mark(pk, &at));
 		pk->stack.count = at;
@@ -461,12 +461,11 @@ enum err pickle_parse(const void *bytes, uint64_t n, const struct pickle_record 
 	pk->in = bytes;
 	pk->n = n;
 	pk->records = records;
-	pk->cell_max = (uint32_t)num_min(8 * n + 4096, N_SMALL - 1);
-	pk->text = BUF_INIT(num_min(4 * n + 4096, TEXT_BIT - 1));
+	pk->memory_max = PICKLE_MEMORY_MIN + n;
 	TRY(pickle_scan(pk));
 	for (uint32_t i = 0; i < N_FIRST; i++)
-		TRY(cells_push(&pk->cells, 0));
-	TRY(cells_push(&pk->stack, 0)); /* so that its array is there */
+		TRY(cells_push(pk, &pk->cells, 0));
+	TRY(cells_push(pk, &pk->stack, 0)); /* so that its array is there */
 	pk->stack.count = 0;
 	TRY(run(pk));
 	pickle_memo_free(&pk->memo);

@@ -21,8 +21,10 @@
  * Accessors given a node of another kind answer with nothing (false, 0, an empty str), so a chain
  * of them needs one check at its end.
  *
- * Memory: about 4 bytes a reference, 12 a string or number, and never more than a fixed multiple of
- * n. A first pass finds out which memo entries are ever fetched; only those are kept. */
+ * Memory: about 4 bytes a reference, 12 a string or number. What PyTorch and dcpd write as `.metadata` takes as many bytes as the
+ * stream; what a hostile stream describes could take 20 times as many (a byte `]` is an empty list), so that more than
+ * PICKLE_MEMORY_MIN + n is refused (ERR_FORMAT_PICKLE). A first pass finds out which memo entries are ever fetched; only those
+ * are kept. */
 #pragma once
 #include "base/buf.h"
 #include "base/err.h"
@@ -30,6 +32,7 @@
 
 enum { PICKLE_DEPTH_MAX = 64 };
 #define PICKLE_BYTES_MAX (1ull << 30)
+#define PICKLE_MEMORY_MIN (64ull << 20)
 
 typedef uint32_t pnode;                  /* a node of one struct pickle; 0: none */
 

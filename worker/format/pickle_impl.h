@@ -71,7 +71,7 @@ struct pickle {
 	const unsigned char *in;
 	uint64_t n;
 	struct cells cells, stack, marks;
-	uint32_t cell_max;
+	uint64_t memory_max;       /* of cells, stack, marks, memo and text together */
 	struct buf text;           /* strings that had to be decoded */
 	const struct pickle_record *records;
 	struct memo memo;
@@ -162,11 +162,12 @@ static inline void node_share(struct pickle *pk, pnode n)
 	if (node_is_cell(n))
 		pk->cells.p[n] |= HEAD_SHARED;
 }
-FALLIBLE enum err node_room(struct cells *c, uint64_t more);
-static inline FALLIBLE enum err cells_push(struct cells *c, uint32_t value)
+/* FORMAT_PICKLE beyond memory_max. */
+FALLIBLE enum err node_room(struct pickle *pk, struct cells *c, uint64_t more);
+static inline FALLIBLE enum err cells_push(struct pickle *pk, struct cells *c, uint32_t value)
 {
 	if (c->count == c->cap)
-		TRY(node_room(c, 1));
+		TRY(node_room(pk, c, 1));
 	c->p[c->count++] = value;
 	return OK;
 }

@@ -8,15 +8,25 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "base/num.h"
 
-enum err node_room(struct cells *c, uint64_t more)
+uint64_t pickle_memory(const struct pickle *pk)
 {
-	uint64_t need = c->count + more, cap = c->cap ? c->cap : 256;
+	uint64_t cells = (uint64_t)pk->cells.cap + pk->stack.cap + pk->marks.cap + pk->memo.value_count;
 
+	return cells * sizeof *pk->cells.p + pk->text.cap;
+}
+
+enum err node_room(struct pickle *pk, struct cells *c, uint64_t more)
+{
+	uint64_t need = c->count + more, most = c->cap + (pk->memory_max - pickle_memory(pk)) / sizeof *c->p;
+	uint64_t cap = c->cap ? c->cap : 256;
+
+	if (need > most)
+		return BAD(pk, "the objects of the pickle need more than %ju bytes of memory", (uintmax_t)pk->memory_max);
 	while (cap < need)
 		cap *= 2;
-	if (cap == c->cap)
-		return OK;
+	cap = num_min(cap, most);
 	uint32_t *bigger = mem_grow(c->p, cap, sizeof *bigger);
 	if (!bigger)
 		return ERR(NO_MEMORY, "no memory for the objects of a pickle");
@@ -27,10 +37,8 @@ enum err node_room(struct cells *c, uint64_t more)
 
 static FALLIBLE enum err take(struct pickle *pk, uint64_t cells, uint32_t *at_out)
 {
-	if (cells > pk->cell_max - pk->cells.count)
-		return ERR(LIMIT_EXCEEDED, "the objects of the pickle need more memory than its size allows");
 	if (cells > pk->cells.cap - pk->cells.count)
-		TRY(node_room(&pk->cells, cells));
+		TRY(node_room(pk, &pk->cells, cells));
 	*at_out = pk->cells.count;
 	pk->cells.count += (uint32_t)cells;
 	return OK;
@@ -162,11 +170,6 @@ pnode pickle_root(const struct pickle *pk)
 uint64_t pickle_consumed(const struct pickle *pk)
 {
 	return pk->at;
-}
-
-uint64_t pickle_memory(const struct pickle *pk)
-{
-	return (uint64_t)pk->cells.cap * sizeof *pk->cells.p + pk->text.cap;
 }
 
 enum pickle_kind pickle_kind(const struct pickle *pk, pnode n)

@@ -198,6 +198,10 @@ enum err pickle_scan(struct pickle *pk)
 		memo->before[i] = (uint32_t)memo->value_count;
 		memo->value_count += (uint64_t)__builtin_popcountll(memo->used[i]);
 	}
+	if (pickle_memory(pk) > pk->memory_max) {
+		memo->value_count = 0;
+		return BAD(pk, "the memo of the pickle needs more than %ju bytes of memory", (uintmax_t)pk->memory_max);
+	}
 	memo->values = mem_zalloc(memo->value_count, sizeof *memo->values);
 	if (!memo->values)
 		return ERR(NO_MEMORY, "no memory for the memo");

@@ -1,14 +1,14 @@
 /* pickle_text.c: strings and numbers that a stream spells out: the text opcodes of protocol 0, and
- * bytes that travel as a str of latin-1 characters up to protocol 2. Decoded text goes to pk->text;
- * at most four bytes of it per byte of the stream. */
+ * bytes that travel as a str of latin-1 characters up to protocol 2. Decoded text goes to pk->text. */
 #include "format/pickle_impl.h"
 
 #include <stdlib.h>
 
 static FALLIBLE enum err text_room(struct pickle *pk, uint64_t n)
 {
-	if (pk->text.len + n > pk->text.max || pk->text.len + n >= TEXT_BIT)
-		return ERR(LIMIT_EXCEEDED, "the strings of the pickle need more memory than its size allows");
+	pk->text.max = pk->text.cap + (pk->memory_max - pickle_memory(pk));
+	if (n > pk->text.max - pk->text.len)
+		return BAD(pk, "the strings of the pickle need more than %ju bytes of memory", (uintmax_t)pk->memory_max);
 	return OK;
 }
 

@@ -7,6 +7,7 @@
 enum {
 	ITEM_TENSOR_PICKLE_MAX = 1 << 20,
 	ITEM_VALUE_PICKLE_MAX = 256 << 20,
+	ITEM_INFLATED_PICKLE_MAX = 64 << 20,   /* a thousandth of it may be on the disk; torch.save itself deflates nothing */
 };
 
 /* An opened item: a zip archive, or (zip == NULL) a stream of torch before 1.6. */

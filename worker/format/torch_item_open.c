@@ -94,7 +94,7 @@ static FALLIBLE enum err open_zip(const struct item_source *src, uint64_t pickle
 	TRY(zip_find(it->zip, STR("data.pkl"), &r));
 	if (!r)
 		return ERR(FORMAT_ITEM, "the archive has no record 'data.pkl'");
-	TRY(zip_read(it->zip, r, pickle_max, &it->pickle));
+	TRY(zip_read(it->zip, r, r->deflated ? num_min(pickle_max, ITEM_INFLATED_PICKLE_MAX) : pickle_max, &it->pickle));
 	return pickle_parse(it->pickle.p, it->pickle.len, NULL, &it->pk);
 }
 

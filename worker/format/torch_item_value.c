@@ -10,7 +10,7 @@
 #include "base/num.h"
 #include "format/jscan.h"
 
-enum { VALUE_TEXT_MAX = ITEM_VALUE_PICKLE_MAX, DIGITS_MAX = 600 };
+enum { VALUE_TEXT_MIN = 64 << 20, VALUE_TEXT_MAX = ITEM_VALUE_PICKLE_MAX, DIGITS_MAX = 600 };
 
 void item_value_free(struct item_value *v)
 {
@@ -130,6 +130,7 @@ enum err item_read_value(const struct item_source *src, struct item_value *out)
 	enum item_value_kind kind = ITEM_VALUE_JSON;
 
 	TRY(item_open(src, ITEM_VALUE_PICKLE_MAX, &it));
+	text.max = num_min(VALUE_TEXT_MAX, it.pickle.len + VALUE_TEXT_MIN);
 	pnode root = pickle_root(it.pk);
 	struct walk w = { it.pk, &text, true };
 	if (pickle_kind(it.pk, root) == PK_BYTES) {

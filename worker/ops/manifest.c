@@ -253,7 +253,11 @@ static FALLIBLE enum err take_file(struct jscan *js, struct manifest *m)
 			TRY(jscan_skip(js, &t, &span));
 		}
 	}
-	return map_put(&m->names, m->files.v[file].name, file);
+	uint32_t found;
+	if (!m->files.v[file].name.n)
+		return jscan_bad(js, "a file without a name");
+	TRY(map_intern(&m->names, m->files.v[file].name, file, &found));
+	return found == file ? OK : jscan_bad(js, "a file for the second time");
 }
 
 static FALLIBLE enum err take_files(struct jscan *js, struct manifest *m)
