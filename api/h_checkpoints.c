@@ -271,6 +271,7 @@ static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 	CLEANUP(buf_free) struct buf shape = BUF_INIT(4096);
 	const json_t *dims = json_object_get(ok, "shape");
 	const char *dtype = text_in(ok, "dtype");
+	char unverified[32];
 	size_t form = 0;
 
 	for (const char *p = dtype; *p; p++)
@@ -281,6 +282,8 @@ static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 	TRY(buf_status(&shape));
 	TRY(find_form(str_of(text_in(r->note, "format")), &form));
 	TRY(h_pass_fd(r, tensor_forms[form].content_type, ok, fd));
+	snprintf(unverified, sizeof unverified, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "unverified_bytes")));
+	TRY(req_header(r, "Dcpd-Unverified-Bytes", unverified));
 	TRY(req_header(r, "X-Dcpd-Dtype", dtype));
 	return req_header(r, "X-Dcpd-Shape", (const char *)shape.p);
 }
@@ -293,14 +296,17 @@ static void on_slice(void *user, enum err e, const json_t *ok, int *fd)
 FALLIBLE enum err h_checkpoint_tensor(struct req *r)
 {
 	CLEANUP(jval_drop) json_t *q = NULL;
-	struct str slice = { 0 }, format = STR("raw");
+	struct str slice = { 0 }, format = STR("raw"), verify = STR("digest");
 	size_t form = 0;
 	bool there;
 
-	TRY(req_query_only(r, (const char *const[]){ "slice", "format", NULL }));
+	TRY(req_query_only(r, (const char *const[]){ "slice", "format", "verify", NULL }));
 	TRY(req_query(r, "slice", &slice, &there));
 	TRY(req_query(r, "format", &format, &there));
+	TRY(req_query(r, "verify", &verify, &there));
 	TRY(find_form(format, &form));
+	if (!str_is(verify, "digest") && !str_is(verify, "none"))
+		return ERR(INVALID_REQUEST, "the query's \"verify\" must be digest or none");
 	if (slice.n > SLICE_MAX)
 		return ERR(RANGE_INVALID, "a slice has at most %d characters", SLICE_MAX);
 	for (size_t i = 0; i < slice.n; i++)
@@ -310,6 +316,8 @@ FALLIBLE enum err h_checkpoint_tensor(struct req *r)
 	TRY(h_set_text(q, "fqn", r->parts[5]));
 	TRY(h_set_text(q, "slice", slice));
 	TRY(h_set_text(q, "format", str_of(tensor_forms[form].name)));
+	if (json_object_set_new(q, "verify", json_boolean(str_is(verify, "digest"))) != 0)
+		return ERR(NO_MEMORY, "cannot ask");
 	r->note = json_incref(q);
 	req_hold(r);
 	lookup_ask(r->core, r->parts[2].p, move(q), NULL, 0, on_slice, r);

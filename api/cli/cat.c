@@ -158,6 +158,10 @@ int cat_tensor(const struct command *self, struct client *c, const struct args *
 	client_put_part(&path, a->words[1]);
 	buf_puts(&path, "?format=");
 	client_put_part(&path, format ? format : "raw");
+	if (args_value(a, "verify")) {
+		buf_puts(&path, "&verify=");
+		client_put_part(&path, args_value(a, "verify"));
+	}
 	if (slice) {
 		buf_puts(&path, "&slice=");
 		client_put_part(&path, slice);

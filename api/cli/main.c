@@ -18,7 +18,7 @@ static const struct command commands[] = {
 	{ "ls", "ls [STORAGE[:PREFIX] | shm:]", "", "checkpoints, or state dicts in shared memory", 0, 1, look_ls },
 	{ "show", "show REF | shm:NAME [--tensors GLOB]", "tensors=", "one checkpoint or state dict, or its tensors", 1, 1,
 	  look_show },
-	{ "cat", "cat REF FQN [--slice 0:4,:] [--format raw|npy|safetensors]", "slice= format=",
+	{ "cat", "cat REF FQN [--slice 0:4,:] [--format raw|npy|safetensors] [--verify digest|none]", "slice= format= verify=",
 	  "a tensor's values; with --format its bytes", 2, 2, cat_tensor },
 	{ "rm", "rm REF | shm:NAME [--yes] [--detach]", "yes detach",
 	  "delete a checkpoint or a state dict; asks first on a terminal, unless --yes", 1, 1, look_rm },

@@ -80,7 +80,7 @@ static void check_chunk(uint64_t i, const void *want, size_t n)
 	const struct sd_file *f = &c.sd->files[loc->file];
 	void *got = mem_alloc(n);
 
-	assert_int_equal(loc->transform, 0);
+	assert_false(sd_is_transformed(*loc));
 	assert_int_equal(loc->length, n);
 	assert_int_equal(f->name.n, 0);
 	assert_true(f->rank < j.fd_count);

@@ -151,13 +151,14 @@ enum err item_open(const struct item_source *src, uint64_t pickle_max, struct it
 static FALLIBLE enum err check_record(const struct zip *z, const struct zip_record *r, bool skip_payload,
 				      uint64_t *checked, uint64_t *unknown)
 {
+	uint64_t off;
 	struct str tail = { r->name.p + z->prefix.n, r->name.n < z->prefix.n ? 0 : r->name.n - z->prefix.n };
 
 	if (skip_payload && str_starts(tail, "data/"))
-		return OK;
+		return zip_locate(z, r, &off);
 	if (r->crc32 == 0 && r->bytes > 0) {
 		++*unknown;
-		return OK;
+		return zip_locate(z, r, &off);
 	}
 	TRY(zip_check(z, r));
 	++*checked;

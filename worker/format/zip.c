@@ -87,7 +87,7 @@ static FALLIBLE enum err read_end64(const struct item_source *src, struct end *e
 	if (!there)
 		return needed ? ERR(FORMAT_ZIP, "the zip64 end record is missing") : OK;
 	uint64_t at = le(loc + 8, 8);
-	if (le(loc + 4, 4) != 0 || le(loc + 16, 4) > 1)
+	if (le(loc + 4, 4) != 0 || le(loc + 16, 4) != 1)
 		return ERR(FORMAT_ZIP, "the archive spans several disks");
 	if (!num_inside(at, END64_BYTES, e->at - LOCATOR_BYTES))
 		return ERR(FORMAT_ZIP, "the zip64 end record at %ju is beyond the archive", (uintmax_t)at);
@@ -247,6 +247,10 @@ static FALLIBLE enum err read_directory(struct zip *z, const struct end *e)
 	if (!slash)
 		return ERR(FORMAT_ZIP, "record '%.*s' is in no folder", (int)num_min(first.n, 80), first.p);
 	z->prefix = (struct str){ first.p, (size_t)(slash - first.p) + 1 };
+	for (uint64_t i = 0; i < z->count; i++) /* PyTorch reads no archive with others */
+		if (z->records[i].name.n < z->prefix.n || memcmp(z->records[i].name.p, z->prefix.p, z->prefix.n) != 0)
+			return ERR(FORMAT_ZIP, "record '%.*s' is not in the folder of the first", (int)num_min(z->records[i].name.n, 80),
+				   z->records[i].name.p);
 	return OK;
 }
 
@@ -312,6 +316,13 @@ enum err zip_locate(const struct zip *z, const struct zip_record *r, uint64_t *d
 			   r->name.p);
 	if (le(h + 6, 2) & FLAGS_REFUSED || le(h + 8, 2) != (r->deflated ? 8 : 0) || name != r->name.n)
 		return ERR(FORMAT_ZIP, "the local header of record '%.*s' is not what the directory says", n,
+			   r->name.p);
+	CLEANUP(mem_free_ptr) char *local = mem_alloc(name + 1);
+	if (!local)
+		return ERR(NO_MEMORY, "no memory for a record's name");
+	TRY(source_read(z->src, r->header_off + LOCAL_BYTES, local, name));
+	if (memcmp(local, r->name.p, name) != 0)
+		return ERR(FORMAT_ZIP, "the local header at %ju has another name than record '%.*s'", (uintmax_t)r->header_off, n,
 			   r->name.p);
 	uint64_t packed = le(h + 18, 4);
 	bool later = le(h + 6, 2) & 8 || packed == 0 || packed == SATURATED;

@@ -31,8 +31,8 @@ FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enu
  * in one such item the first stands for all. */
 FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
 
-/* For verify: the digests of the archives around payloads, and the zeros behind items. first: the source of chunk 0 of sd. */
-FALLIBLE enum err build_edges(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
+/* For verify, of sources from `first` on: the digests of the archives around payloads, and the zeros behind items. */
+FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first);
 
 /* Cuts all of a source into scans, in a row; nothing if it was cut before. */
 FALLIBLE enum err build_scans(struct run_build *b, uint32_t src);

@@ -68,6 +68,9 @@ static FALLIBLE enum err add_src(struct run_build *b, const struct sdict *sd, co
 	s->offset = loc.offset;
 	s->length = loc.length;
 	s->fqn_len = (uint32_t)fqn.n;
+	struct sd_origin origin = sd_origin_of(sd, loc);
+	s->named_file = file_map[origin.file];
+	s->named_at = origin.offset;
 	return add_digests(b, s, manifest, sd->files[loc.file].name);
 }
 
@@ -248,25 +251,33 @@ static void add_gap(struct run_src *s, const struct manifest *m, const struct ma
 {
 	const struct manifest_file *f = &m->files.v[item->file];
 	bool last = (uint64_t)(item - m->items.v) + 1 == f->first_item + f->item_count;
-	uint64_t end = s->offset + s->length, next = last ? num_min(f->bytes, file_bytes) : item[1].offset;
+	uint64_t end = s->offset + s->length, next = num_min(last ? f->bytes : item[1].offset, file_bytes);
 
 	s->gap = next > end ? (uint32_t)num_min(next - end, GAP_MAX) : 0;
 }
 
-enum err build_edges(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first)
+static FALLIBLE enum err add_edges(struct run_build *b, struct run_src *s, const struct manifest *m)
 {
+	const struct run_file *f = &b->files.v[s->file];
+	const struct manifest_item *item = manifest_find(m, (struct str){ b->strings.v + f->name_at, f->name_len }, s->offset, s->length);
 	struct run_digest *d;
 
-	for (uint64_t i = 0; m && i < sd->chunk_count; i++) {
-		struct run_src *s = &b->srcs.v[first + i];
-		const struct manifest_item *item = manifest_find(m, sd->files[sd->chunks[i].loc.file].name, s->offset, s->length);
-		if (s->kind != RUN_SRC_ITEM || !item || !item->has_edges)
-			continue;
-		TRY(vec_push(&b->digests, &d));
-		memcpy(d->xxh3_128, item->edges, sizeof d->xxh3_128);
-		s->edges_at = b->digests.n;
-		add_gap(s, m, item, b->files.v[s->file].bytes);
-	}
+	if (f->kind != RUN_FILE_SOURCE || !item)
+		return OK;
+	if (m->files.v[item->file].mtime_ns) /* as it is with manifests of this version */
+		add_gap(s, m, item, f->bytes);
+	if (s->kind != RUN_SRC_ITEM || !item->has_edges)
+		return OK;
+	TRY(vec_push(&b->digests, &d));
+	memcpy(d->xxh3_128, item->edges, sizeof d->xxh3_128);
+	s->edges_at = b->digests.n;
+	return OK;
+}
+
+enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first)
+{
+	for (uint64_t i = first; m && i < b->srcs.n; i++)
+		TRY(add_edges(b, &b->srcs.v[i], m));
 	return OK;
 }
 

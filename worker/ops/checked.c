@@ -108,8 +108,9 @@ static void add_damages(struct checked *c, const struct run *run)
 	for (uint64_t i = 0; i < listed; i++) {
 		const struct run_damage *d = &run->damages[i];
 		const struct run_src *s = &run->srcs[d->src];
+		uint64_t offset = s->named_file == s->file ? d->offset : s->named_at; /* else in the spool */
 		note(c, (enum run_part_kind)d->part, (enum err)d->code, err_title((enum err)d->code), run_src_fqn(run, s), s->rank,
-		     run_file_name(run, &run->files[s->file]), d->offset, d->bytes);
+		     run_file_name(run, &run->files[s->named_file]), offset, d->bytes);
 	}
 	c->damage_count += n - listed;
 }
@@ -121,7 +122,8 @@ void checked_run(struct checked *c, const struct run *run)
 		const struct run_src *s = &run->srcs[i];
 		uint64_t bytes = atomic_load(&s->unverified);
 		if (bytes)
-			checked_nothing(c, run_src_fqn(run, s), s->rank, run_file_name(run, &run->files[s->file]), s->offset, bytes);
+			checked_nothing(c, run_src_fqn(run, s), s->rank, run_file_name(run, &run->files[s->named_file]), s->named_at,
+					bytes);
 	}
 	add_damages(c, run);
 }
@@ -150,7 +152,8 @@ json_t *checked_damage_doc(const struct checked *c)
 enum err checked_damage_error(const struct checked *c)
 {
 	const json_t *first = json_array_get(c->damage, 0), *fqn = json_object_get(first, "fqn"), *rank = json_object_get(first, "rank");
-	const char *file = json_string_value(json_object_get(first, "file")), *why = json_string_value(json_object_get(first, "detail"));
+	const char *file = json_string_value(json_object_get(first, "file"));
+	const char *why = json_string_value(json_object_get(first, "detail"));
 
 	enum err e = ERR(CHECKPOINT_DAMAGED, "%ju %s; the first: %s", (uintmax_t)c->damage_count,
 			 c->damage_count == 1 ? "place is damaged" : "places are damaged", why ? why : "?");

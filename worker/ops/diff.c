@@ -68,10 +68,8 @@ static FALLIBLE enum err keep_common(struct diff *d, const struct sd_tensor *t)
 static FALLIBLE enum err compare_tensors(struct diff *d)
 {
 	const struct sdict *a = d->plan_a, *b = d->b.sd;
-	uint32_t index;
 
-	for (uint64_t i = 0; i < a->file_count; i++)
-		TRY(sdict_add_file(d->common, a->files[i].name, a->files[i].rank, &index));
+	TRY(sdict_copy_files(d->common, a));
 	for (uint64_t i = 0; i < a->tensor_count; i++) {
 		const struct sd_tensor *t = &a->tensors[i], *u = sdict_tensor(b, t->fqn);
 		if (!u && sdict_value(b, t->fqn))
@@ -116,9 +114,9 @@ static FALLIBLE enum err compare_value(struct diff *d, const struct sd_value *a,
 		e = input_value(&d->b, b, &pb, &nb);
 	bool same = !e && na == nb && memcmp(pa, pb, na) == 0;
 	if (!e && !same)
-		e = err_at_fqn(input_item_value(pa, na, &va), a->fqn.p, a->fqn.n);
+		e = input_at_value(&d->a, a, input_item_value(pa, na, &va));
 	if (!e && !same)
-		e = err_at_fqn(input_item_value(pb, nb, &vb), b->fqn.p, b->fqn.n);
+		e = input_at_value(&d->b, b, input_item_value(pb, nb, &vb));
 	struct str ta = { (char *)va.text.p, va.text.len }, tb = { (char *)vb.text.p, vb.text.len };
 	if (!e && !same && (va.kind != vb.kind || va.kind == ITEM_VALUE_OPAQUE || !str_eq(ta, tb)))
 		put(d, a->fqn, "value", value_doc(&va), value_doc(&vb));

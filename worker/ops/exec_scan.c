@@ -247,6 +247,18 @@ static FALLIBLE enum err check_gap(struct slot *s, uint32_t index, const unsigne
 		     ERR(DIGEST_MISMATCH, "bytes behind the item are not zeros"));
 }
 
+/* Behind an item that is not read as a whole, and has no archive around it (a value). */
+static FALLIBLE enum err read_gap(struct slot *s, uint32_t index)
+{
+	const struct run_src *src = &s->x->run->srcs[index];
+	CLEANUP(mem_free_ptr) unsigned char *gap = mem_alloc(src->gap + 1);
+
+	if (!gap)
+		return ERR(NO_MEMORY, "no memory to check a gap");
+	TRY(sources_read(&s->x->sources, index, src->length, gap, src->gap));
+	return check_gap(s, index, gap);
+}
+
 /* around: the item's bytes before the payload, then those behind it, then the gap. */
 static FALLIBLE enum err check_edges(struct slot *s, uint32_t index, const struct src_info *info, const unsigned char *head,
 				     const unsigned char *tail)
@@ -451,6 +463,8 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		sc->skip = true;
 		return OK;
 	}
+	if (src->kind == RUN_SRC_RAW && src->gap && stands_for_all(scan))
+		TRY(read_gap(s, scan->src));
 	if (src->kind == RUN_SRC_RAW && !src->by_blocks)
 		return take_odd(s, sc);
 	if (reads_whole(s, src, scan->src)) {

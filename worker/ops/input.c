@@ -227,16 +227,39 @@ static FALLIBLE enum err check_value(const struct input *s, const struct sd_valu
 	return OK;
 }
 
+static struct str file_of(const struct input *s, const struct sd_value *v)
+{
+	return s->sd->files[sd_origin_of(s->sd, v->loc).file].name;
+}
+
+enum err input_at_value(const struct input *s, const struct sd_value *v, enum err e)
+{
+	struct err_info info = *err_last();
+	char name[ERR_FILE_MAX];
+
+	if (e && v->kind == SD_VALUE_STORED && s->checkpoint) {
+		struct str file = file_of(s, v);
+		uint64_t at = sd_origin_of(s->sd, v->loc).offset;
+		snprintf(name, sizeof name, "%.*s", (int)num_min(file.n, sizeof name - 1), file.p);
+		if (!info.file[0] && info.offset >= 0) { /* so far relative to the item */
+			info.offset += (int64_t)at;
+			err_restore(&info);
+		}
+		e = err_at_file(e, name, (int64_t)at);
+	}
+	return err_at_rank(err_at_fqn(e, v->fqn.p, v->fqn.n), v->rank);
+}
+
 static FALLIBLE enum err read_stored(const struct input *s, const struct sd_value *v, const char *name, void *bytes, uint64_t n)
 {
 	CLEANUP(fs_drop) int fd = -1;
 	bool known;
 
 	if (!name[0]) {
-		TRY(fs_pread(s->job->fds[s->sd->files[v->loc.file].rank], bytes, n, v->loc.offset, "spool"));
+		TRY(fs_pread(s->job->fds[s->sd->files[v->loc.file].rank], bytes, n, v->loc.offset, ""));
 	} else {
 		TRY(fs_open(s->checkpoint->dirfd, name, O_RDONLY, 0, &fd));
-		TRY(fs_pread(fd, bytes, n, v->loc.offset, name));
+		TRY(fs_pread(fd, bytes, n, v->loc.offset, ""));
 	}
 	if (!s->checked)
 		return OK;
@@ -244,7 +267,7 @@ static FALLIBLE enum err read_stored(const struct input *s, const struct sd_valu
 	if (known)
 		s->checked->verified_bytes += n;
 	else
-		checked_nothing(s->checked, v->fqn, v->rank, str_of(name), v->loc.offset, n);
+		checked_nothing(s->checked, v->fqn, v->rank, file_of(s, v), sd_origin_of(s->sd, v->loc).offset, n);
 	return OK;
 }
 
@@ -268,7 +291,7 @@ enum err input_value(const struct input *s, const struct sd_value *v, void **byt
 		name[f->name.n] = '\0';
 		enum err e = read_stored(s, v, name, bytes, n);
 		if (e)
-			return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)v->loc.offset), v->fqn.p, v->fqn.n), v->rank);
+			return input_at_value(s, v, e);
 	}
 	*bytes_out = move(bytes);
 	*n_out = n;

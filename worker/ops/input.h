@@ -29,6 +29,8 @@ FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s, bool dig
 /* From now on the input shows only what `spec` selects (include, exclude). After the transforms; the view is the caller's, and is freed
  * after the input was used. */
 FALLIBLE enum err input_select(struct input *s, const json_t *spec, struct spec_view *view);
+/* Adds to an error where a value lies in the checkpoint, and its FQN. */
+enum err input_at_value(const struct input *s, const struct sd_value *v, enum err e);
 /* What a torch.save archive in memory says (item_read_value over memory). */
 FALLIBLE enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out);
 /* Adds its files or segments to the run. *file_map_out: run file per file of s->sd (mem_free). */

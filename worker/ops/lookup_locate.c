@@ -200,10 +200,7 @@ static FALLIBLE enum err keep_used(struct locate *l)
 		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)sd->chunk_count);
 	TRY(sdict_new(UINT64_MAX, &l->used));
 	sdict_borrow(l->used, sd);
-	for (uint64_t i = 0; i < sd->file_count; i++) {
-		uint32_t file;
-		TRY(sdict_add_file(l->used, sd->files[i].name, sd->files[i].rank, &file));
-	}
+	TRY(sdict_copy_files(l->used, sd));
 	for (uint64_t i = 0; i < l->plan.source_count; i++)
 		number[l->plan.sources[i]] = 1;
 	for (uint64_t i = 0; i < sd->chunk_count; i++) {
@@ -308,7 +305,7 @@ static FALLIBLE enum err add_source(struct locate *l, const struct sd_chunk *chu
 	struct src_info *info;
 	struct src_row row;
 
-	if (l->used->chunks[index].loc.transform) {
+	if (sd_is_transformed(l->used->chunks[index].loc)) {
 		*why_out = TRANSFORMED;
 		return OK;
 	}

@@ -165,8 +165,7 @@ static FALLIBLE enum err make_target(struct slice *s)
 
 	TRY(sdict_new(UINT64_MAX, &s->one));
 	TRY(sdict_new(UINT64_MAX, &s->target));
-	for (uint64_t i = 0; i < from->file_count; i++)
-		TRY(sdict_add_file(s->one, from->files[i].name, from->files[i].rank, &index));
+	TRY(sdict_copy_files(s->one, from));
 	TRY(sdict_add_tensor(s->one, t->fqn, t->dtype, t->ndim, t->shape, &index));
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
 		TRY(sdict_add_chunk(s->one, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));

@@ -85,7 +85,7 @@ static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const st
 	buf_json_str(b, v->fqn);
 	buf_puts(b, ",\"path\":");
 	put_path(b, v->path);
-	if (v->loc.transform) {
+	if (sd_is_transformed(v->loc)) {
 		buf_puts(b, ",\"opaque\":\"transformed\"");
 	} else if (v->kind == SD_VALUE_STORED && v->loc.length > VALUE_SHOWN) {
 		buf_puts(b, ",\"opaque\":\"too large to show\"");
@@ -94,7 +94,7 @@ static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const st
 		enum err e = input_item_value(bytes, n, &value);
 		mem_free(bytes);
 		if (e)
-			return err_at_fqn(e, v->fqn.p, v->fqn.n);
+			return input_at_value(&p->source, v, e);
 		struct str text = { (char *)value.text.p, value.text.len };
 		buf_puts(b, value.kind == ITEM_VALUE_JSON ? ",\"value\":" : ",\"opaque\":");
 		if (value.kind == ITEM_VALUE_JSON)

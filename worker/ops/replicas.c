@@ -98,13 +98,10 @@ static FALLIBLE enum err find_in(struct replicas *r, const struct sdict *held, c
 enum err replicas_find(struct job *j, const struct sdict *held, const struct sdict *plan, const enum dtype *dtypes,
 		       struct replicas *out)
 {
-	uint32_t index;
-
 	out->job = j;
 	out->plan = plan;
 	TRY(sdict_new(UINT64_MAX, &out->sd));
-	for (uint64_t i = 0; i < held->file_count; i++)
-		TRY(sdict_add_file(out->sd, held->files[i].name, held->files[i].rank, &index));
+	TRY(sdict_copy_files(out->sd, held));
 	for (uint64_t i = 0; i < held->tensor_count; i++) {
 		const struct sd_tensor *t = &held->tensors[i], *p = sdict_tensor(plan, t->fqn);
 		struct map boxes = { 0 };

@@ -36,7 +36,7 @@ static FALLIBLE enum err keep_value(struct reshard *r, const struct sd_value *v,
 	enum err e = input_item_value(bytes, n, &value);
 	mem_free(bytes);
 	if (e)
-		return err_at_fqn(e, v->fqn.p, v->fqn.n);
+		return input_at_value(&r->source, v, e);
 	if (value.kind == ITEM_VALUE_JSON && 6 * v->fqn.n + value.text.len < room) {
 		buf_puts(&r->values, *any ? "," : "");
 		buf_json_str(&r->values, v->fqn);

@@ -59,6 +59,8 @@ struct run_src {
 	uint32_t file, ndim, rank;
 	uint32_t fqn_len, digest_count;
 	uint64_t offset, length, fqn_at, dims_at;
+	uint32_t named_file;           /* errors name this place: not that in a spool */
+	uint64_t named_at;
 	uint64_t digest_at;            /* digest_count entries of `digests`: what a manifest says of this item */
 	uint64_t edges_at;             /* verify: 1 + the entry of `digests` for the archive around the payload; 0: none */
 	uint32_t gap;                  /* verify: so many bytes behind the item are zeros in a file of dcpd's */

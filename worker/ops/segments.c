@@ -33,7 +33,7 @@ static FALLIBLE enum err read_value(const struct input *source, const struct sd_
 	enum err e = input_item_value(bytes, n, &value);
 	if (e) {
 		mem_free(bytes);
-		return err_at_fqn(e, v->fqn.p, v->fqn.n);
+		return input_at_value(source, v, e);
 	}
 	struct str text = { (char *)value.text.p, value.text.len };
 	out->fqn = v->fqn;

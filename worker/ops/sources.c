@@ -30,18 +30,17 @@ void sources_close(struct sources *s)
 enum err sources_at(const struct run *run, uint32_t src, enum err e)
 {
 	const struct run_src *s = &run->srcs[src];
-	const struct run_file *f = &run->files[s->file];
-	struct str fqn = run_src_fqn(run, s), name = run_file_name(run, f);
+	struct str fqn = run_src_fqn(run, s), name = run_file_name(run, &run->files[s->named_file]);
 	char z[ERR_FILE_MAX];
 	int64_t offset = err_last()->offset;
 
 	snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
 	if (e && offset >= 0 && !err_last()->file[0]) { /* so far relative to the item */
 		struct err_info info = *err_last();
-		info.offset = offset + (int64_t)s->offset;
+		info.offset = (s->named_file == s->file ? offset : 0) + (int64_t)s->named_at;
 		err_restore(&info);
 	}
-	e = err_at_file(e, z, (int64_t)s->offset);
+	e = err_at_file(e, z, (int64_t)s->named_at);
 	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), s->rank);
 }
 
@@ -248,6 +247,16 @@ static FALLIBLE enum err check_raw(struct sources *s, uint32_t src)
 	return OK;
 }
 
+/* Would a load understand it? */
+static FALLIBLE enum err parse_value(const struct item_source *item)
+{
+	struct item_value value;
+
+	TRY(item_read_value(item, &value));
+	item_value_free(&value);
+	return OK;
+}
+
 enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out, uint64_t *read_out)
 {
 	const struct run_src *rs = &s->run->srcs[src];
@@ -259,7 +268,10 @@ enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool 
 	if (rs->raw_digests && rs->digest_count)
 		return check_raw(s, src);
 	TRY(sources_at(s->run, src, files_pin(s->files, rs->file, &r.fd)));
-	enum err e = item_check_crc(&(struct item_source){ read_file, &r, rs->length }, !payload, &checked, &unknown);
+	struct item_source item = { read_file, &r, rs->length };
+	enum err e = item_check_crc(&item, !payload, &checked, &unknown);
+	if (!e && rs->kind == RUN_SRC_RAW)
+		e = parse_value(&item);
 	files_unpin(s->files, rs->file);
 	*known_out = checked && !unknown;
 	return sources_at(s->run, src, e);

@@ -199,8 +199,7 @@ static FALLIBLE enum err copy_files(const struct sdict *from, struct sdict *to)
 {
 	uint32_t index;
 
-	for (uint64_t i = 0; i < from->file_count; i++)
-		TRY(sdict_add_file(to, from->files[i].name, from->files[i].rank, &index));
+	TRY(sdict_copy_files(to, from));
 	for (uint64_t i = 0; i < from->transform_count; i++)
 		TRY(sdict_add_transform(to, from->transforms[i], &index));
 	to->has_paths = from->has_paths;

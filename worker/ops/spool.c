@@ -23,6 +23,8 @@ struct spool {
 	bool in_memory;
 	uint64_t used;
 	unsigned char *in, *out;
+	struct sd_origin *origins;     /* of what is spooled; room for all */
+	uint32_t origin_count;
 };
 
 /* A file without a name on a root that can be written. */
@@ -134,7 +136,8 @@ static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_lo
 	fs_drop(&from);
 	if (e)
 		return err_at_fqn(err_at_file(e, z, (int64_t)loc->offset), fqn.p, fqn.n);
-	*loc = (struct sd_loc){ .file = file, .offset = begin, .length = s->used - begin };
+	s->origins[s->origin_count] = (struct sd_origin){ loc->file, loc->offset };
+	*loc = (struct sd_loc){ .file = file, .transform = SD_SPOOLED | s->origin_count++, .offset = begin, .length = s->used - begin };
 	return OK;
 }
 
@@ -142,7 +145,7 @@ static bool stays(const struct spool *s, const struct sd_loc *loc)
 {
 	const struct manifest *m = s->digested ? s->c->manifest : NULL;
 
-	return !loc->transform || !loc->length ||
+	return !sd_is_transformed(*loc) || !loc->length ||
 	       (m && manifest_covering(m, s->c->sd->files[loc->file].name, loc->offset, loc->length));
 }
 
@@ -190,6 +193,8 @@ static FALLIBLE enum err spool_some(struct job *j, struct checkpoint *c, const s
 		return e;
 	}
 	TRY(sdict_add_file(c->sd, STR(""), fd_index, &file));
+	TRY(arena_alloc(c->sd->arena, c->sd->chunk_count + c->sd->value_count + 1, sizeof *s.origins, &s.origins));
+	c->sd->origins = s.origins;
 	s.in = mem_alloc(PIECE);
 	s.out = mem_alloc(PIECE);
 	e = s.in && s.out ? spool_all(&s, file) : ERR(NO_MEMORY, "no memory for a spool");

@@ -21,8 +21,7 @@ static FALLIBLE enum err add_values(const struct spec_view *v, struct sdict *out
 	uint32_t index;
 
 	out->has_paths = v->sd->has_paths;
-	for (uint64_t i = 0; i < v->sd->file_count; i++)
-		TRY(sdict_add_file(out, v->sd->files[i].name, v->sd->files[i].rank, &index));
+	TRY(sdict_copy_files(out, v->sd));
 	for (uint64_t i = 0; i < v->sd->value_count; i++) {
 		const struct sd_value *from = &v->sd->values[i];
 		TRY(sdict_add_value(out, from->fqn, 0, from->loc, &index));

@@ -78,6 +78,25 @@ static FALLIBLE enum err check_items(const struct sdict *sd, const struct manife
 	return OK;
 }
 
+/* Bytes that a file has lost or gained at its end: items that went with them are listed by themselves, the rest is padding. */
+static void check_sizes(const struct checkpoint *c, struct checked *checked)
+{
+	const struct manifest *m = c->manifest;
+	char name[ERR_FILE_MAX];
+
+	for (uint64_t i = 0; m && i < c->sd->file_count; i++) {
+		struct str file = c->sd->files[i].name;
+		uint32_t f = file.n ? map_get(&m->names, file) : MAP_NONE;
+		uint64_t now = c->file_bytes[i], was = f == MAP_NONE ? now : m->files.v[f].bytes;
+		if (now == was || !was)
+			continue;
+		snprintf(name, sizeof name, "%.*s", (int)num_min(file.n, sizeof name - 1), file.p);
+		enum err e = ERR(DIGEST_MISMATCH, "the file has %ju bytes, %ju were written", (uintmax_t)now, (uintmax_t)was);
+		(void)err_at_file(e, name, (int64_t)num_min(now, was));
+		checked_damage(checked, RUN_PART_PADDING, now > was ? now - was : was - now);
+	}
+}
+
 static void list_add(json_t *list, struct str fqn, uint64_t count)
 {
 	if (json_array_size(list) >= LIST_MAX)
@@ -142,7 +161,7 @@ static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 	TRY(input_add_files(&v->source, &v->build, false, &map));
 	TRY(build_sources(&v->build, v->source.sd, input_kind(&v->source), map, m, &first));
 	TRY(build_raw_sources(&v->build, v->source.sd, m, first));
-	TRY(build_edges(&v->build, v->source.sd, m, first));
+	TRY(build_edges(&v->build, m, first));
 	leave_out(v, first);
 	TRY(vec_push(&v->parts, out));
 	**out = (struct part){ first, v->source.sd->chunk_count };
@@ -151,7 +170,7 @@ static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 
 static bool transformed(const struct sdict *sd, uint64_t i)
 {
-	return i < sd->chunk_count ? sd->chunks[i].loc.transform != 0 : sd->values[i - sd->chunk_count].loc.transform != 0;
+	return sd_is_transformed(i < sd->chunk_count ? sd->chunks[i].loc : sd->values[i - sd->chunk_count].loc);
 }
 
 /* The stored bytes of transformed items: besides what is in them, if that is looked at. */
@@ -298,6 +317,7 @@ static FALLIBLE enum err verify(struct verify *v)
 	if (v->source.checkpoint) {
 		TRY(save_plan_validate(sd));
 		TRY(check_items(sd, v->source.checkpoint->manifest));
+		check_sizes(v->source.checkpoint, &v->job->checked);
 	}
 	return v->digest && !v->job->dry_run ? check_digests(v) : OK;
 }

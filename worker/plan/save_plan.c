@@ -407,8 +407,7 @@ static FALLIBLE enum err copy_tables(const struct sdict *from, struct sdict *to)
 	uint32_t at;
 
 	to->has_paths = from->has_paths;
-	for (uint64_t i = 0; i < from->file_count; i++)
-		TRY(sdict_add_file(to, from->files[i].name, from->files[i].rank, &at));
+	TRY(sdict_copy_files(to, from));
 	for (uint64_t i = 0; i < from->transform_count; i++)
 		TRY(sdict_add_transform(to, from->transforms[i], &at));
 	return OK;

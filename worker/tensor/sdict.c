@@ -227,6 +227,16 @@ enum err sdict_add_chunk(struct sdict *sd, uint32_t tensor, const int64_t *dims,
 	return OK;
 }
 
+enum err sdict_copy_files(struct sdict *sd, const struct sdict *from)
+{
+	uint32_t index;
+
+	for (uint64_t i = 0; i < from->file_count; i++)
+		TRY(sdict_add_file(sd, from->files[i].name, from->files[i].rank, &index));
+	sd->origins = from->origins;
+	return OK;
+}
+
 void sdict_borrow(struct sdict *sd, const struct sdict *other)
 {
 	arena_keep(sd->arena, other->arena);

@@ -26,10 +26,17 @@ struct sd_path {
 /* Where the bytes of a chunk or value lie. */
 struct sd_loc {
 	uint32_t file;                /* index into sdict.files, or SD_NO_FILE: nowhere yet */
-	uint32_t transform;           /* index + 1 into sdict.transforms; 0: none */
+	uint32_t transform;           /* index + 1 into sdict.transforms; 0: none; SD_SPOOLED | index into sdict.origins: undone */
 	uint64_t offset, length;      /* of the stored item in the file (segment image: of the entry's raw data) */
 };
 #define SD_NO_FILE UINT32_MAX
+#define SD_SPOOLED 0x80000000u
+
+/* Where an item whose transform was undone into a spool lies in the checkpoint: errors and reports name that place. */
+struct sd_origin {
+	uint32_t file;
+	uint64_t offset;
+};
 
 struct sd_chunk {
 	const int64_t *dims;          /* ndim offsets, then ndim sizes (global coordinates) */
@@ -96,6 +103,7 @@ struct sdict {
 	uint64_t file_count, file_cap;
 	struct str *transforms;       /* descriptor lists joined by ' ' in stored order, e.g. "stream.zstd/1" */
 	uint64_t transform_count, transform_cap;
+	const struct sd_origin *origins; /* of spooled items; in the arena of the checkpoint's sdict, which outlives the others */
 	bool has_paths;               /* false: planner_data was None */
 	struct sd_name *names;        /* hash table of FQNs, see sdict_find */
 	uint32_t name_count, name_mask;
@@ -129,6 +137,8 @@ FALLIBLE enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint
 					  uint32_t *index_out);
 FALLIBLE enum err sdict_add_differing(struct sdict *sd, uint32_t value, uint32_t rank, struct str bytes);
 FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out);
+/* All files of another sdict, under the same numbers, and where its spooled items come from. */
+FALLIBLE enum err sdict_copy_files(struct sdict *sd, const struct sdict *from);
 FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
 /* Tensors and chunks of another sdict, by reference: FQN, shape, path and dims are not copied. sdict_borrow comes first: it keeps
  * the other's arena for as long as this one is there. One other at most. */
@@ -143,5 +153,10 @@ uint32_t sdict_find(const struct sdict *sd, struct str fqn);
 struct sd_tensor *sdict_tensor(const struct sdict *sd, struct str fqn);
 struct sd_value *sdict_value(const struct sdict *sd, struct str fqn);
 
+static inline bool sd_is_transformed(struct sd_loc loc) { return loc.transform && !(loc.transform & SD_SPOOLED); }
+static inline struct sd_origin sd_origin_of(const struct sdict *sd, struct sd_loc loc)
+{
+	return loc.transform & SD_SPOOLED ? sd->origins[loc.transform & ~SD_SPOOLED] : (struct sd_origin){ loc.file, loc.offset };
+}
 static inline const int64_t *sd_offsets(const struct sd_chunk *c) { return c->dims; }
 static inline const int64_t *sd_sizes(const struct sd_chunk *c, uint32_t ndim) { return c->dims + ndim; }

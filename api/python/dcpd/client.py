@@ -187,9 +187,10 @@ class Checkpoints(_Resource):
             if not token:
                 return tensors, values
 
-    def read(self, ref: Ref, fqn: str, slice: Optional[str] = None, format: str = "raw") -> Answer:
-        """A tensor's bytes, or a slice of it ("0:128,:"); `headers` has x-dcpd-dtype and x-dcpd-shape."""
-        path = query(self._path(ref, f"/tensors/{quote(fqn)}"), slice=slice, format=format)
+    def read(self, ref: Ref, fqn: str, slice: Optional[str] = None, format: str = "raw", verify: bool = True) -> Answer:
+        """A tensor's bytes, or a slice of it ("0:128,:"); `headers` has x-dcpd-dtype, x-dcpd-shape and dcpd-unverified-bytes: how many
+        bytes nothing could be compared with."""
+        path = query(self._path(ref, f"/tensors/{quote(fqn)}"), slice=slice, format=format, verify=None if verify else "none")
         return checked(self._t.raw("GET", path), path)
 
     def locate(self, ref: Ref, boxes: Sequence[Mapping[str, Any]], verify: bool = True) -> Dict[str, Any]:
