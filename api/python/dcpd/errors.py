@@ -34,8 +34,11 @@ class DcpdError(Exception):
         self.problem = dict(problem or {})
 
     def __str__(self) -> str:
+        def said(v: Any) -> bool:
+            return re.search(rf"(?<!\w){re.escape(str(v))}(?!\w)", self.message) is not None
+
         where = [f"{k} {v}" for k, v in (("rank", self.rank), ("FQN", self.fqn), ("file", self.file), ("offset", self.offset),
-                                         ("job", self.job)) if v is not None and str(v) not in self.message]
+                                         ("job", self.job)) if v is not None and not said(v)]
         return self.message + (f" ({', '.join(where)})" if where else "")
 
     def __reduce__(self) -> Any:
