@@ -156,8 +156,8 @@ def test_a_name_that_dcpd_lacks(path, name):  # noqa: F811
 @pytest.mark.parametrize("hurt", ["payload", "cut", b"." * 40, b"\x80\x02}.", b"\0" * 40, os.urandom(40)],
                          ids=["payload", "cut", "stops", "dict", "zeros", "noise"])
 def test_damage_is_never_loaded(path, monkeypatch, hurt, direct):  # noqa: F811
-    """Reading item by item is for what is unusual, not for what is broken. A direct read needs nothing of an archive but the payload,
-    which has a digest."""
+    """Reading item by item is for what is unusual, not for what is broken. A load needs nothing of an archive but the payload, which has
+    a digest in the manifest; verify finds the rest."""
     monkeypatch.setenv("DCPD_DIRECT", str(direct))
     sd = {"w": torch.arange(100_000.0)}
     save(sd, StorageWriter(path))
@@ -170,7 +170,10 @@ def test_damage_is_never_loaded(path, monkeypatch, hurt, direct):  # noqa: F811
     else:
         data[info.offset:info.offset + len(hurt)] = hurt  # a point ends a pickle: PyTorch's unpickler has nothing to return then
     (path / "__0_0.distcp").write_bytes(data)
-    if direct and type(hurt) is bytes:
+    with pytest.raises(dcpd.CheckpointDamaged) as e:
+        dcpd.connect().jobs.run("verify", source=f"main:{path.name}")
+    assert e.value.problem["damage"][0]["file"] == "__0_0.distcp", e.value.problem
+    if type(hurt) is bytes:
         same(load({"w": torch.zeros(100_000)}, StorageReader(path)), sd)
         return
     with pytest.raises(dcp.CheckpointException, match="w") as e:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from .. import _direct, _dtypes, _tensors, _where, errors, image
-from . import _lane, _path, _pickle
+from . import _checks, _lane, _path, _pickle
 
 _GROUP_MIN = 64 << 20  # bytes; half of it where other ranks are beside: their new pages add up
 _GROUPS = 16
@@ -64,10 +64,26 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         inside = _path.folder(self.path)
         with open(_path.open_file(self.path, inside, name), "rb") as f:
             self._looked = inside, name, _stamp(os.fstat(f.fileno()))
-            metadata = _pickle.loads(f.read())
+            self._damage()
+            try:
+                metadata = _pickle.loads(f.read())
+            except Exception as e:  # an unpickler trips over damage in many ways
+                raise errors.CheckpointDamaged(f"{name} cannot be unpickled: {type(e).__name__}: {e}", code="format_pickle",
+                                               file=name) from e
+        for lacking in (x for x in ("state_dict_metadata", "storage_data") if getattr(metadata, x, None) is None):
+            raise errors.CheckpointDamaged(f"{name} holds no {lacking}", code="format_metadata", file=name)
         if getattr(metadata, "storage_meta", None) is not None:
             metadata.storage_meta.load_id = self.load_id
         return metadata
+
+    def _damage(self) -> None:
+        """Raises CheckpointDamaged if the metadata or the manifest are not what dcpd wrote. What dcpd refuses besides PyTorch may read."""
+        try:
+            place = _where.resolve(self.path)
+            place.client.checkpoints.get(place.object)
+        except errors.DcpdError as e:
+            if e.code in ("checkpoint_damaged", "format_manifest"):
+                raise
 
     def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self.storage_data, self._metadata = metadata.storage_data, metadata
@@ -312,15 +328,18 @@ class _Files:
         if not per_file:
             return
         folder = _path.folder(self.reader.path)
+        collective = self.reader.use_collectives or self.reader.rank is None
+        self.checks = _checks.Checks(folder, ".metadata" if collective else f"__{self.reader.rank}.metadata")
         for name, wanted in per_file.items():
             fd = _path.open_file(self.reader.path, folder, name)
             try:
                 for item in sorted(wanted, key=lambda x: self.reader.storage_data[x.storage_index].offset):
-                    self._one(item, self._stream(fd, name, item), planner)
+                    self._one(item, self._bytes(fd, name, item), planner)
             finally:
                 os.close(fd)
 
-    def _stream(self, fd: int, name: str, item: Any) -> Any:
+    def _bytes(self, fd: int, name: str, item: Any) -> bytearray:
+        """The item as torch.save made it, checked."""
         info = self.reader.storage_data[item.storage_index]
         data = bytearray()
         while len(data) < info.length:
@@ -329,35 +348,49 @@ class _Files:
                 raise errors.CheckpointDamaged(f"{name} ends before its item {item.storage_index.fqn}", file=name,
                                                fqn=item.storage_index.fqn, offset=info.offset)
             data += piece
-        stream: Any = io.BytesIO(data)
+        self.checks.item(name, item.storage_index.fqn, info.offset, data)
         descriptors = getattr(info, "transform_descriptors", None)
-        if descriptors:
-            from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+        return self._undone(name, item, data, descriptors) if descriptors else data
 
-            if self.reader.extension_registry is None:
-                self.reader.extension_registry = ExtensionRegistry()
-            for x in self.reader.extension_registry.from_descriptor_list(descriptors):
+    def _undone(self, name: str, item: Any, data: bytearray, descriptors: Sequence[str]) -> bytearray:
+        from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+
+        if self.reader.extension_registry is None:
+            self.reader.extension_registry = ExtensionRegistry()
+        stream: Any = io.BytesIO(data)
+        extensions = self.reader.extension_registry.from_descriptor_list(descriptors)
+        offset = self.reader.storage_data[item.storage_index].offset
+        try:
+            for x in extensions:
                 if isinstance(x, StreamTransformExtension):
                     stream = x.transform_from(stream)
-            stream = io.BytesIO(stream.read(-1))
-        return stream
+            out = bytearray(stream.read(-1))
+        except Exception as e:  # of whatever library does it
+            raise _checks.damaged(name, item.storage_index.fqn, offset, f"what {descriptors} made cannot be undone: {e}",
+                                  "format_transform") from e
+        self.checks.archive(name, item.storage_index.fqn, offset, out)
+        return out
 
-    def _one(self, item: Any, stream: Any, planner: Any) -> None:
+    def _one(self, item: Any, data: bytearray, planner: Any) -> None:
         import torch
         from torch.distributed.checkpoint.planner import LoadItemType
 
+        info, fqn = self.reader.storage_data[item.storage_index], item.storage_index.fqn
         if item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(item, stream)
+            try:
+                planner.load_bytes(item, io.BytesIO(data))
+            except Exception as e:
+                if _checks.readable(data):
+                    raise
+                raise _checks.damaged(info.relative_path, fqn, info.offset, f"the value cannot be read: {e}", "format_item") from e
             return
         try:
-            tensor = torch.load(stream, map_location="cpu", weights_only=True)
+            tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            for d, (a, n) in enumerate(zip(item.storage_offsets, item.lengths)):
+                if a or n != tensor.shape[d]:
+                    tensor = tensor.narrow(d, a, n)
         except Exception as e:  # an unpickler trips over damage in many ways
-            info = self.reader.storage_data[item.storage_index]
-            raise errors.CheckpointDamaged(f"the item cannot be read: {e}", file=info.relative_path, fqn=item.storage_index.fqn,
-                                           offset=info.offset) from e
-        for d, (a, n) in enumerate(zip(item.storage_offsets, item.lengths)):
-            if a or n != tensor.shape[d]:
-                tensor = tensor.narrow(d, a, n)
+            raise _checks.damaged(info.relative_path, fqn, info.offset, f"the item cannot be read: {e}", "format_item") from e
         _put(planner, item, tensor)
 
 
