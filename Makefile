@@ -137,7 +137,7 @@ $(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lmicrohttpd $(ENGINE_LIBS)
 
 # A driver and an NCCL without GPUs. They keep the real names, so that what loads the real ones loads them, from LD_LIBRARY_PATH.
-# libhost is preloaded: a wall clock that jumps, a kernel that lacks things.
+# libhost is preloaded: a wall clock that jumps, a kernel that lacks things, a file system that is slow.
 FAKES := build/test/fakes/libcuda.so.1 build/test/fakes/libnccl.so.2 build/test/fakes/libhost.so
 build/test/fakes/libhost.so: tests/fakes/libhost.c
 build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c

@@ -51,7 +51,7 @@ static const struct option table[] = {
 	{ "job-memory", BYTES, AT(job_memory), "192MiB", "BYTES", "buffers of all workers of one job together" },
 	{ "gang-idle", DURATION, AT(gang_idle_ms), "60s", "TIME", "idle workers are kept warm for so long" },
 	{ "lookup-idle", DURATION, AT(lookup_idle_ms), "30s", "TIME", "the same for workers that answer questions" },
-	{ "lookup-deadline", DURATION, AT(lookup_deadline_ms), "10s", "TIME", "a question to a storage must be answered in this time" },
+	{ "lookup-deadline", DURATION, AT(lookup_deadline_ms), "10s", "TIME", "a storage that lets a system call wait so long is stalled" },
 	{ "stall-after", DURATION, AT(stall_ms), "30s", "TIME", "a job without progress for so long is shown as stalled" },
 	{ "stall-deadline", DURATION, AT(stall_deadline_ms), "10m", "TIME", "and after so long it fails" },
 	{ "drain-timeout", DURATION, AT(drain_ms), "30s", "TIME", "at SIGTERM, running jobs get so long to end" },

@@ -24,7 +24,7 @@
 #include "server/sweep.h"
 #include "server/worker.h"
 
-enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000, RUN_FDS_MAX = 16 };
+enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000, RUN_FDS_MAX = 16, STILL_LOOKS = 3 };
 
 enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING };
 
@@ -32,6 +32,7 @@ struct member {
 	struct worker *worker;              /* NULL: gone */
 	bool ready, asked, answered;
 	int64_t heard_ms;                   /* a frame of this run, or its beginning */
+	uint32_t still;                     /* gang_hangs() calls in a row that found it where it was */
 };
 
 struct gang {
@@ -284,6 +285,20 @@ void gang_give_up_silent(struct gang *g, int64_t ms)
 	if (who < g->count)
 		gang_abort(g, err_at_rank(ERR(PEER_TIMEOUT, "worker %u of %u did not show itself in %jd ms", who, g->count, (intmax_t)longest),
 					  who));
+}
+
+bool gang_hangs(struct gang *g)
+{
+	bool hangs = false;
+
+	for (uint32_t i = 0; i < g->count; i++) {
+		struct member *m = &g->members[i];
+		if (!m->worker || !m->asked || m->answered)
+			continue;
+		m->still = worker_moved(m->worker) ? 0 : m->still + 1;
+		hangs = hangs || m->still >= STILL_LOOKS;
+	}
+	return hangs;
 }
 
 /* Everyone who was asked and has not answered hears CANCEL once. */

@@ -55,6 +55,9 @@ void gang_cancel(struct gang *g);
 void gang_fail(struct gang *g, enum err why);
 /* Kills the gang if a worker of it that has not answered yet has said nothing for so long; `ended` names it. */
 void gang_give_up_silent(struct gang *g, int64_t ms);
+/* To be asked once a second while a run shows no progress: has a worker that has not answered been in one system call for a few seconds
+ * (worker_moved)? */
+bool gang_hangs(struct gang *g);
 /* Kills the gang; `ended` follows with the latest error. */
 void gang_abort(struct gang *g, enum err why);
 

@@ -51,6 +51,7 @@ struct job {
 	int64_t sealed_ms;          /* monotone clock: its source was snapshotted; 0: not yet, or under an earlier daemon */
 	int64_t trash_ms;           /* for so long its worker may be removing what it replaced; set by the worker's answer */
 	int64_t rate_at_ms, alive_ms;      /* monotone clock: last sample, last byte of progress */
+	int64_t marked_ms;                 /* alive_ms of the silence for which its storages were marked as stalled */
 	uint64_t version;
 	struct buf text;            /* the record; empty: to be made */
 	struct lane *lane;

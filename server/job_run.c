@@ -15,7 +15,7 @@
 #include "server/storage.h"
 #include "server/verdict.h"
 
-enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, DEAF_MS = 3000 };
+enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, DEAF_MS = 3000, SILENT_MS = 1000 };
 
 /* ---- what the workers get ---- */
 
@@ -667,8 +667,12 @@ void job_recover(struct job *j)
 
 /* ---- stalls ---- */
 
-static void mark_storages(const struct job *j)
+/* Once in each silence. */
+static void mark_storages(struct job *j)
 {
+	if (j->marked_ms == j->alive_ms)
+		return;
+	j->marked_ms = j->alive_ms;
 	for (uint32_t i = 0; i < j->storage_count; i++) {
 		struct storage *st;
 		if (storage_find(j->server, str_of(j->storages[i]), &st) == OK)
@@ -697,8 +701,10 @@ void job_watch(struct server *s)
 			job_changed(j);
 			log_warn("job is stalled", "job", j->id, "stage", j->stage, NULL);
 			job_emit_state(j);
-			mark_storages(j);
 		}
+		/* A long calculation is not the storage's fault: a stalled one keeps a worker in one system call. */
+		if (silent > SILENT_MS && gang_hangs(j->gang) && j->stalled)
+			mark_storages(j);
 		if (silent > s->config->stall_deadline_ms) {
 			j->alive_ms = now;
 			gang_abort(j->gang, ERR(STORAGE_STALLED, "no progress in %jd s, in stage %s",

@@ -1,7 +1,11 @@
 /* lookup.c: see lookup.h.
  *
- * A pool per storage: a queue of questions and up to LOOKUP_WORKERS workers, started when a question waits and gone after an idle
- * time. A question's deadline runs from when it was asked, in the queue too: who asked waits either way.
+ * A pool per storage and lane: a queue of questions and a few workers, started when a question waits and gone after an idle time.
+ *
+ * Two clocks. A question waits in the queue for a limited time, then it is answered with ERR_BUSY: who asked waits for us. A worker that
+ * starts or has a question is looked at LOOKS times in the look-up deadline; if the kernel has not run it between that many looks, it is
+ * in a system call that does not return, and the storage is stalled. Looks are counted, not time: a daemon that was stopped itself for
+ * a while reads what came meanwhile before it looks again. A worker that runs on and on ends after LONGEST deadlines.
  *
  * An answer that comes in a memfd is made only when unread.h has room for it. The room is taken before the worker gets the question,
  * which says how much it is; a worker whose answer needs more says so (ERR_BUSY, `actual` bytes), and the question waits for that. */
@@ -22,18 +26,37 @@
 #include "server/unread.h"
 #include "server/worker.h"
 
-enum { LOOKUP_MEMORY = 64 << 20, ANSWER_MAX = (1 << 30) + (1 << 20) };
+enum { LOOKUP_MEMORY = 64 << 20, ANSWER_MAX = (1 << 30) + (1 << 20), WORKERS_MAX = 2, LOOKS = 4, LONGEST = 30 };
 
-/* Questions whose answers come in a memfd, and the room that they are first asked with. */
-static const struct { const char *op; uint64_t room; } in_memfd[] = {
-	{ "slice", UNREAD_SMALL },
-	{ "locate", 4 << 20 },
+enum lane { LANE_JOBS, LANE_MEND, LANE_READ, LANE_LIST };
+
+static const uint32_t lane_workers[] = { [LANE_JOBS] = 2, [LANE_MEND] = 2, [LANE_READ] = 2, [LANE_LIST] = 1 };
+
+static const struct op {
+	const char *name;
+	enum lane lane;
+	bool shared;                       /* equal ones that wait are asked once */
+	uint64_t room;                     /* first granted to an answer in a memfd; 0: the answer has none */
+} ops[] = {
+	{ "exists", LANE_JOBS, true, 0 },
+	{ "probe", LANE_JOBS, true, 0 },
+	{ "meet", LANE_JOBS, false, 0 },
+	{ "recover", LANE_MEND, false, 0 },
+	{ "sweep", LANE_MEND, false, 0 },
+	{ "show", LANE_READ, true, 0 },
+	{ "files", LANE_READ, true, 0 },
+	{ "tensors", LANE_READ, true, 0 },
+	{ "slice", LANE_READ, false, UNREAD_SMALL },
+	{ "locate", LANE_READ, false, 4 << 20 },
+	{ "list", LANE_LIST, true, 0 },
 };
 
 struct pool;
 
 struct question {
 	struct question *next;
+	struct question *twin;             /* the same question, asked by another: it gets the same answer */
+	const struct op *op;
 	struct pool *pool;
 	struct lookup_worker *at;          /* NULL: it waits */
 	json_t *body;
@@ -45,7 +68,7 @@ struct question {
 	uint64_t needs;                    /* room for its answer; 0: it comes without a memfd */
 	uint64_t room;                     /* taken for it, while a worker has it */
 	bool again;                        /* its first worker died: asked once more, since no question changes by that */
-	struct loop_timer *deadline;
+	struct loop_timer *deadline;       /* while it waits */
 };
 
 struct lookup_worker {
@@ -53,14 +76,18 @@ struct lookup_worker {
 	struct worker *worker;             /* NULL: none */
 	struct question *question;
 	bool ready;
-	struct loop_timer *idle;
+	struct loop_timer *idle, *look;
+	uint32_t still;                    /* looks in a row that found it where it was */
+	int64_t since_ms;                  /* when it began to start, or got its question */
 };
 
 struct pool {
 	struct pool *next;
 	struct server *server;
 	char storage[STORAGE_NAME_MAX + 1];  /* "": segments */
-	struct lookup_worker workers[LOOKUP_WORKERS];
+	enum lane lane;
+	uint32_t worker_count;
+	struct lookup_worker workers[WORKERS_MAX];
 	struct question *first, **last;
 	uint32_t waiting;
 };
@@ -86,8 +113,7 @@ static struct storage *storage_of(const struct pool *p)
 	return p->storage[0] && storage_find(p->server, str_of(p->storage), &st) == OK ? st : NULL;
 }
 
-/* Ends a question: it is out of the queue and of its worker already. A memfd's room goes to whoever takes the memfd. */
-static void answer(struct question *q, enum err e, const json_t *ok, int *fd)
+static void answer_one(struct question *q, enum err e, const json_t *ok, int *fd)
 {
 	struct server *s = q->pool ? q->pool->server : NULL;
 	uint64_t room = q->room;
@@ -106,6 +132,19 @@ static void answer(struct question *q, enum err e, const json_t *ok, int *fd)
 		unread_give(s, room);
 }
 
+/* Ends a question and its twins: they are out of the queue and of their worker already. A memfd's room goes to whoever takes the
+ * memfd. */
+static void answer(struct question *q, enum err e, const json_t *ok, int *fd)
+{
+	struct err_info info = *err_last();
+
+	for (struct question *twin; q; q = twin) {
+		twin = q->twin;
+		err_restore(&info);
+		answer_one(q, e, ok, fd);
+	}
+}
+
 static void take_out(struct question *q)
 {
 	struct pool *p = q->pool;
@@ -120,6 +159,17 @@ static void take_out(struct question *q)
 		}
 }
 
+static void on_deadline(void *user);
+
+static FALLIBLE enum err start_waiting(struct question *q)
+{
+	const struct config *c = q->pool->server->config;
+	int64_t ms = c->lookup_deadline_ms + c->lookup_deadline_ms / 2; /* a storage that hangs is found out before */
+
+	/* Removing what is left over takes as long as the tree is large. */
+	return loop_timer_start(q->pool->server->loop, q->pool->lane == LANE_MEND ? ms * LONGEST : ms, on_deadline, q, &q->deadline);
+}
+
 /* Back to the head of the queue. */
 static void put_back(struct question *q)
 {
@@ -132,6 +182,8 @@ static void put_back(struct question *q)
 		p->last = &q->next;
 	p->first = q;
 	p->waiting++;
+	if (start_waiting(q) != OK)
+		log_err("a question waits without a deadline", NULL);
 }
 
 static void fail_waiting(struct pool *p, enum err e)
@@ -150,37 +202,91 @@ static void on_deadline(void *user)
 {
 	struct question *q = user;
 	struct pool *p = q->pool;
-	struct storage *st = storage_of(p);
-	struct lookup_worker *at = q->at;
 
 	q->deadline = NULL;
-	if (at) {
-		at->question = NULL;
-		at->ready = false;
-		worker_disown(at->worker);
-		at->worker = NULL;
-		if (st)
-			storage_set_state(p->server, st, STORAGE_STATE_STALLED);
-	} else {
-		take_out(q);
-	}
-	if (!at && q->needs > UNREAD_SMALL)
+	take_out(q);
+	if (q->needs > UNREAD_SMALL)
 		answer(q, ERR(BUSY, "answers that other clients have not read yet leave no room for %ju bytes", (uintmax_t)q->needs),
 		       NULL, NULL);
 	else
-		answer(q, ERR(STORAGE_STALLED, "%s%s did not answer in time", p->storage[0] ? "storage " : "a worker", p->storage),
+		answer(q, ERR(BUSY, "other questions to %s%s take all its workers", p->storage[0] ? "storage " : "segments", p->storage),
 		       NULL, NULL);
 	pump(p);
 }
 
 /* ---- its workers ---- */
 
-static void leave(struct lookup_worker *lw)
+static void forget_worker(struct lookup_worker *lw)
 {
 	loop_timer_stop(&lw->idle);
+	loop_timer_stop(&lw->look);
 	lw->ready = false;
-	worker_disown(lw->worker);
 	lw->worker = NULL;
+}
+
+static void leave(struct lookup_worker *lw)
+{
+	struct worker *w = lw->worker;
+
+	forget_worker(lw);
+	worker_disown(w);
+}
+
+/* Ends a worker that hangs (ERR_STORAGE_STALLED) or goes on for too long. */
+static void give_up(struct lookup_worker *lw, enum err e)
+{
+	struct err_info info = *err_last();
+	struct pool *p = lw->pool;
+	struct question *q = lw->question;
+	struct storage *st = storage_of(p);
+
+	lw->question = NULL;
+	leave(lw);
+	if (st && e == ERR_STORAGE_STALLED)
+		storage_set_state(p->server, st, STORAGE_STATE_STALLED);
+	err_restore(&info);
+	if (q)
+		answer(q, e, NULL, NULL);
+	err_restore(&info);
+	if (e == ERR_STORAGE_STALLED)
+		fail_waiting(p, e);
+	pump(p);
+}
+
+static void on_look(void *user);
+
+static FALLIBLE enum err look_later(struct lookup_worker *lw)
+{
+	struct server *s = lw->pool->server;
+
+	return loop_timer_start(s->loop, s->config->lookup_deadline_ms / LOOKS, on_look, lw, &lw->look);
+}
+
+static void on_look(void *user)
+{
+	struct lookup_worker *lw = user;
+	const struct config *c = lw->pool->server->config;
+	const char *storage = lw->pool->storage;
+
+	lw->look = NULL;
+	lw->still = worker_moved(lw->worker) ? 0 : lw->still + 1;
+	if (lw->still >= LOOKS)
+		give_up(lw, ERR(STORAGE_STALLED, "%s%s did not answer in time", storage[0] ? "storage " : "a worker", storage));
+	else if (clock_mono_ms() - lw->since_ms >= c->lookup_deadline_ms * LONGEST)
+		give_up(lw, ERR(TIMED_OUT, "the question took longer than %jd s", (intmax_t)(c->lookup_deadline_ms * LONGEST / 1000)));
+	else if (look_later(lw) != OK)
+		log_err("cannot watch a worker", NULL);
+}
+
+/* From now on it is expected to answer. */
+static void watch_worker(struct lookup_worker *lw)
+{
+	loop_timer_stop(&lw->look);
+	lw->still = 0;
+	lw->since_ms = clock_mono_ms();
+	(void)worker_moved(lw->worker);
+	if (look_later(lw) != OK)
+		log_err("cannot watch a worker", NULL);
 }
 
 static void on_idle(void *user)
@@ -194,6 +300,7 @@ static void on_idle(void *user)
 static void rest(struct lookup_worker *lw)
 {
 	worker_set(lw->worker, "idle", NULL);
+	loop_timer_stop(&lw->look);
 	loop_timer_stop(&lw->idle);
 	if (loop_timer_start(lw->pool->server->loop, lw->pool->server->config->lookup_idle_ms, on_idle, lw, &lw->idle) != OK)
 		log_err("cannot watch an idle worker", NULL);
@@ -207,8 +314,7 @@ static void on_ready(struct worker *w, enum err e)
 
 	if (e) {
 		struct err_info info = *err_last();
-		lw->worker = NULL;
-		worker_disown(w);
+		leave(lw);
 		if (st)
 			storage_set_state(p->server, st, STORAGE_STATE_GONE);
 		err_restore(&info);
@@ -290,10 +396,8 @@ static void on_ended(struct worker *w, enum err e)
 	bool was_ready = lw->ready;
 	struct pool *p = lw->pool;
 
-	lw->worker = NULL;
 	lw->question = NULL;
-	lw->ready = false;
-	loop_timer_stop(&lw->idle);
+	forget_worker(lw);
 	if (q && !q->again) {
 		q->again = true;
 		put_back(q);
@@ -324,7 +428,9 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 		spec.roots = &root;
 		spec.root_count = 1;
 	}
-	return worker_start(p->server, &spec, &lw->worker);
+	TRY(worker_start(p->server, &spec, &lw->worker));
+	watch_worker(lw);
+	return OK;
 }
 
 /* The first question that can be asked now. One that waits for room lets those pass that need none, and no other. */
@@ -347,9 +453,11 @@ static struct question *next_question(struct pool *p)
 static void ask_worker(struct lookup_worker *lw, struct question *q)
 {
 	take_out(q);
+	loop_timer_stop(&q->deadline);
 	q->at = lw;
 	lw->question = q;
 	loop_timer_stop(&lw->idle);
+	watch_worker(lw);
 	worker_set(lw->worker, "busy", NULL);
 	if (q->needs)
 		json_object_set_new(q->body, "room", json_integer((json_int_t)q->room));
@@ -360,7 +468,7 @@ static void pump(struct pool *p)
 {
 	uint32_t starting = 0;
 
-	for (int i = 0; i < LOOKUP_WORKERS; i++) {
+	for (uint32_t i = 0; i < p->worker_count; i++) {
 		struct lookup_worker *lw = &p->workers[i];
 		if (!lw->ready || lw->question) {
 			starting += lw->worker && !lw->ready;
@@ -371,7 +479,7 @@ static void pump(struct pool *p)
 			return;
 		ask_worker(lw, q);
 	}
-	for (int i = 0; i < LOOKUP_WORKERS && p->waiting > starting; i++) {
+	for (uint32_t i = 0; i < p->worker_count && p->waiting > starting; i++) {
 		if (p->workers[i].worker)
 			continue;
 		enum err e = start_worker(&p->workers[i]);
@@ -385,12 +493,12 @@ static void pump(struct pool *p)
 
 /* ---- asking ---- */
 
-static FALLIBLE enum err find_pool(struct server *s, const char *storage, struct pool **out)
+static FALLIBLE enum err find_pool(struct server *s, const char *storage, enum lane lane, struct pool **out)
 {
 	struct lookups *l = s->lookups;
 
 	for (struct pool *p = l->pools; p; p = p->next)
-		if (strcmp(p->storage, storage) == 0) {
+		if (p->lane == lane && strcmp(p->storage, storage) == 0) {
 			*out = p;
 			return OK;
 		}
@@ -400,7 +508,9 @@ static FALLIBLE enum err find_pool(struct server *s, const char *storage, struct
 	p->server = s;
 	p->last = &p->first;
 	snprintf(p->storage, sizeof p->storage, "%s", storage);
-	for (int i = 0; i < LOOKUP_WORKERS; i++)
+	p->lane = lane;
+	p->worker_count = lane_workers[lane];
+	for (uint32_t i = 0; i < p->worker_count; i++)
 		p->workers[i].pool = p;
 	p->next = l->pools;
 	l->pools = p;
@@ -418,37 +528,30 @@ static FALLIBLE enum err check_storage(struct server *s, const char *storage, bo
 	return OK;
 }
 
-/* Removing what is left over takes as long as the tree is large; the others are short. */
-static int64_t deadline_of(const struct server *s, const json_t *body)
+static const struct op *find_op(const json_t *body)
 {
-	const char *op = json_string_value(json_object_get(body, "op"));
-	bool slow = op && (strcmp(op, "sweep") == 0 || strcmp(op, "recover") == 0);
+	const char *name = json_string_value(json_object_get(body, "op"));
 
-	return s->config->lookup_deadline_ms * (slow ? 30 : 1);
+	for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+		if (name && strcmp(name, ops[i].name) == 0)
+			return &ops[i];
+	must_failed(name ? name : "no op", ERR_PLACE);
 }
 
-static uint64_t first_room(const char *op)
+/* An equal question that waits: what it finds out will be as new as what this one would. */
+static bool join_twin(const struct pool *p, struct question *q)
 {
-	for (size_t i = 0; i < sizeof in_memfd / sizeof *in_memfd; i++)
-		if (op && strcmp(op, in_memfd[i].op) == 0)
-			return in_memfd[i].room;
-	return 0;
+	for (struct question *x = p->first; x && q->op->shared; x = x->next)
+		if (x->op == q->op && x->fd_count == 0 && json_equal(x->body, q->body)) {
+			q->twin = x->twin;
+			x->twin = q;
+			return true;
+		}
+	return false;
 }
 
-static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct question *q, const int *fds, uint32_t fd_count)
+static FALLIBLE enum err take_fds(struct question *q, const int *fds, uint32_t fd_count)
 {
-	const char *op = json_string_value(json_object_get(q->body, "op"));
-	struct pool *p;
-
-	if (!q->body)
-		return ERR(NO_MEMORY, "cannot ask a question");
-	if (s->lookups->ended)
-		return ERR(DRAINING, "the daemon is shutting down");
-	if (storage)
-		TRY(check_storage(s, storage, op && strcmp(op, "probe") == 0));
-	TRY(find_pool(s, storage ? storage : "", &p));
-	if (p->waiting >= LOOKUP_WAITING_MAX)
-		return ERR(STORAGE_STALLED, "%u questions to storage %s are waiting", p->waiting, p->storage);
 	q->fds = mem_zalloc(fd_count, sizeof *q->fds);
 	if (!q->fds)
 		return ERR(NO_MEMORY, "cannot ask a question");
@@ -458,9 +561,29 @@ static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct q
 			return ERR_SYS(SYSTEM, "cannot pass a segment on");
 		q->fd_count++;
 	}
-	TRY(loop_timer_start(s->loop, deadline_of(s, q->body), on_deadline, q, &q->deadline));
+	return OK;
+}
+
+static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct question *q, const int *fds, uint32_t fd_count)
+{
+	struct pool *p;
+
+	if (!q->body)
+		return ERR(NO_MEMORY, "cannot ask a question");
+	q->op = find_op(q->body);
+	if (s->lookups->ended)
+		return ERR(DRAINING, "the daemon is shutting down");
+	if (storage)
+		TRY(check_storage(s, storage, strcmp(q->op->name, "probe") == 0));
+	TRY(find_pool(s, storage ? storage : "", q->op->lane, &p));
 	q->pool = p;
-	q->needs = first_room(op);
+	q->needs = q->op->room;
+	if (fd_count == 0 && join_twin(p, q))
+		return OK;
+	if (p->waiting >= LOOKUP_WAITING_MAX)
+		return ERR(BUSY, "%u questions to storage %s are waiting", p->waiting, p->storage);
+	TRY(take_fds(q, fds, fd_count));
+	TRY(start_waiting(q));
 	*p->last = q;
 	p->last = &q->next;
 	p->waiting++;
@@ -584,7 +707,7 @@ void lookups_end(struct server *s)
 		return;
 	l->ended = true;
 	for (struct pool *p = l->pools; p; p = p->next) {
-		for (int i = 0; i < LOOKUP_WORKERS; i++) {
+		for (uint32_t i = 0; i < p->worker_count; i++) {
 			struct question *q = p->workers[i].question;
 			p->workers[i].question = NULL;
 			if (p->workers[i].worker)

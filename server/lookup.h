@@ -1,12 +1,16 @@
-/* lookup.h: questions about checkpoints and segments, asked of narrow, short-lived workers: at most LOOKUP_WORKERS per storage,
- * each with that one root only. The questions are those of worker/ctl/README.md ("Look-ups").
+/* lookup.h: questions about checkpoints and segments, asked of narrow, short-lived workers, each with one storage's root only. The
+ * questions are those of worker/ctl/README.md ("Look-ups").
  *
- * A worker that does not answer by the deadline is killed, the storage is marked stalled, and further questions to it fail at
- * once with ERR_STORAGE_STALLED (but for one that probes, now and then); other storages notice nothing. */
+ * Each storage has lanes with workers of their own: what jobs ask before they are accepted (LANE_JOBS) never waits behind a list, a
+ * tensor or a sweep. Equal questions that wait are asked once. One that waits too long is answered with ERR_BUSY.
+ *
+ * A worker that has been in one system call for the look-up deadline is killed, the storage is marked stalled, and further questions to
+ * it fail at once with ERR_STORAGE_STALLED (but for one that probes, now and then); other storages notice nothing. A worker that is
+ * slow, and a long queue, do not make a storage stalled. */
 #pragma once
 #include "server/server.h"
 
-enum { LOOKUP_WORKERS = 2, LOOKUP_WAITING_MAX = 1024 };
+enum { LOOKUP_WAITING_MAX = 1024 };
 
 /* ok: the answer's object; fd: the memfd that came with it, or -1. The callback may take the fd over by setting *fd = -1; it then owes
  * unread_give() of the memfd's size, which lookup_fd_bytes() tells. */

@@ -36,26 +36,54 @@ struct workers {
 	uint64_t last_number;
 };
 
+/* false: there is no such process, or no /proc. */
+static bool read_proc(pid_t pid, const char *name, char *text, size_t cap)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd >= 0 ? read(fd, text, cap - 1) : -1;
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	return n > 0;
+}
+
 /* Field 22 of /proc/PID/stat: with it a pid names one process for ever. 0: there is none. */
 static uint64_t start_ticks(pid_t pid)
 {
-	char path[64], text[1024];
+	char text[1024];
 	unsigned long long ticks = 0;
 
-	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
-	if (fd >= 0)
-		close(fd);
-	if (n <= 0)
+	if (!read_proc(pid, "stat", text, sizeof text))
 		return 0;
-	text[n] = '\0';
 	const char *p = strrchr(text, ')'); /* the name may hold anything */
 	if (p && p[1] && (p[2] == 'Z' || p[2] == 'X'))
 		return 0; /* ended; only its parent has not noticed */
 	for (int field = 2; p && field < 22; field++)
 		p = strchr(p + 1, ' ');
 	return p && sscanf(p, "%llu", &ticks) == 1 ? ticks : 0;
+}
+
+static uint64_t number_after(const char *text, const char *key)
+{
+	const char *at = strstr(text, key);
+	unsigned long long v = 0;
+
+	return at && sscanf(at + strlen(key), "%llu", &v) == 1 ? v : 0;
+}
+
+bool worker_moved(struct worker *w)
+{
+	char text[4096];
+
+	if (!read_proc(w->child.pid, "status", text, sizeof text))
+		return false;
+	uint64_t switches = number_after(text, "\nvoluntary_ctxt_switches:") + number_after(text, "\nnonvoluntary_ctxt_switches:");
+	bool moved = strstr(text, "\nState:\tR") || switches != w->switches;
+	w->switches = switches;
+	return moved;
 }
 
 void worker_set(struct worker *w, const char *state, const char *job)

@@ -50,6 +50,7 @@ struct worker {
 	int64_t started_ms;
 	bool greeted, killed, hung_up;
 	bool seen_ended;                   /* a zombie at the latest look */
+	uint64_t switches;                 /* of its main thread, at the latest worker_moved() */
 	enum err lost;                     /* why we ended it; else how it ended by itself */
 	struct err_info lost_info;
 	char id[32], state[16], job[27], engine[16], storages[160];
@@ -65,6 +66,9 @@ void worker_kill(struct worker *w, enum err why);
 /* Kills it and forgets the owner: no call comes any more. It is reaped in the background. */
 void worker_disown(struct worker *w);
 void worker_set(struct worker *w, const char *state, const char *job);   /* what /v1/workers shows */
+/* Has the process run since the last call? false: it has been in one system call all the time, such as one that a file system does not
+ * answer. Needs no help of the worker's: the kernel counts how often its main thread was scheduled. */
+bool worker_moved(struct worker *w);
 
 struct workers;
 FALLIBLE enum err workers_new(struct server *s);

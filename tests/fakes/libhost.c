@@ -2,12 +2,16 @@
  *
  *     FAKE_HOST_CLOCK=FILE        seconds (a 64-bit integer) that the wall clock is ahead; a test writes them while programs run
  *     FAKE_HOST_OLD=1             tmpfs as before Linux 6.6: user.* attributes are refused
+ *     FAKE_HOST_SLOW=MS           reading a directory waits so long at each entry whose name begins with `slow-`, which it also says on
+ *                                 stderr, and for ever at one that begins with `hang-`
  *
  * Only the wall clock is moved, as settimeofday() would. Times of files stay the kernel's: they look as old as the clock went ahead. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,6 +22,7 @@
 
 static volatile const int64_t *ahead;
 static int old_kernel;
+static long slow_ms;
 
 __attribute__((constructor)) static void begin(void)
 {
@@ -25,6 +30,7 @@ __attribute__((constructor)) static void begin(void)
 	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 
 	old_kernel = getenv("FAKE_HOST_OLD") != NULL;
+	slow_ms = getenv("FAKE_HOST_SLOW") ? strtol(getenv("FAKE_HOST_SLOW"), NULL, 10) : 0;
 	if (fd < 0)
 		return;
 	void *p = mmap(NULL, sizeof *ahead, PROT_READ, MAP_SHARED, fd, 0);
@@ -89,4 +95,25 @@ ssize_t fgetxattr(int fd, const char *name, void *value, size_t n)
 	if (!real)
 		real = (ssize_t (*)(int, const char *, void *, size_t))dlsym(RTLD_NEXT, "fgetxattr");
 	return is_refused(name) ? -1 : real(fd, name, value, n);
+}
+
+static void wait_ms(long ms)
+{
+	nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
+}
+
+struct dirent *readdir(DIR *d)
+{
+	static struct dirent *(*real)(DIR *);
+
+	if (!real)
+		real = (struct dirent *(*)(DIR *))dlsym(RTLD_NEXT, "readdir");
+	struct dirent *e = real(d);
+	if (e && slow_ms && strncmp(e->d_name, "slow-", 5) == 0) {
+		fprintf(stderr, "slow: %s\n", e->d_name);
+		wait_ms(slow_ms);
+	}
+	while (e && slow_ms && strncmp(e->d_name, "hang-", 5) == 0)
+		wait_ms(3600000);
+	return e;
 }

@@ -5,6 +5,7 @@ import dcpd as lib
 
 LIBRARY = lib.ROOT / "build/test/fakes/libhost.so"
 OLD_KERNEL = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_OLD": "1"}
+SLOW_FILES = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_SLOW": "50"}
 
 
 class WallClock:

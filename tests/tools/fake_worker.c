@@ -7,7 +7,8 @@
  *                     (after it); crash:WHERE+slow:MS: the next one takes that long
  *   always:WHERE      the same in every attempt              hang             no progress, deaf to CANCEL
  *   slow:MS+fail:CODE runs that long and answers FAILED in attempt 1
- *   stall:MS          no progress for that long              garbage          sends what is no JSON object
+ *   stall:MS          no progress for that long, in one system call              garbage          sends what is no JSON object
+ *   idle:MS           the same in many short ones
  *   meet              leader and peers meet twice; the result says who was there        meet-alone: the peers do not come
  *   meet-twice        the leader sends its part twice
  *
@@ -335,8 +336,9 @@ static void do_job(const json_t *doc)
 	crash_at("running");
 	if (strncmp(fake, "meet", 4) == 0 && !meet())
 		return;
-	int stall = strncmp(fake, "stall:", 6) == 0 ? number(fake + 6) : 0;
-	if (work(stall, false) || work(slow(), true))
+	if (strncmp(fake, "stall:", 6) == 0)
+		usleep((useconds_t)number(fake + 6) * 1000);
+	if (work(strncmp(fake, "idle:", 5) == 0 ? number(fake + 5) : 0, false) || work(slow(), true))
 		return;
 	const char *late = strstr(fake, "+fail:");
 	if (late && attempt == 1) {

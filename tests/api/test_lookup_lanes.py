@@ -1,0 +1,111 @@
+"""Look-ups beside each other, on a file system that is slow or hangs (tests/fakes/libhost.c): saves do not wait for lists, and
+`stalled` means that the file system does not answer, not that a question is long or that many are asked."""
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import dcpd as lib
+import host
+
+
+@pytest.fixture
+def slow(spawn):
+    """slow(deadline) → a daemon whose workers find entries named slow-… and hang-… as libhost.c says, and a sealed state dict `s`."""
+    def make(deadline="10s"):
+        d = spawn(args=["--lookup-deadline", deadline], env=host.SLOW_FILES)
+        d.put("s", [lib.image({"w": ("U8", [8], b"abcdefgh")})])
+        save(d, "saved/first")  # the gang is warm
+        return d
+    return make
+
+
+def save(d, name):
+    return d.api.run("save", source={"state_dict": "s"}, target={"storage": "main", "name": name})
+
+
+def directory(d, name, entries):
+    """A directory of the storage with empty files of these names."""
+    at = d.storages["main"] / name
+    at.mkdir(parents=True)
+    for e in entries:
+        (at / e).touch()
+    return at
+
+
+def state(d):
+    return d.api.get("/v1/storages").ok(200)["storages"][0]["state"]
+
+
+class Asked:
+    """Requests under way, one thread each."""
+
+    def __init__(self, d, paths):
+        self.pool = ThreadPoolExecutor(len(paths))
+        self.futures = [self.pool.submit(d.api.get, p) for p in paths]
+
+    def running(self):
+        return sum(not f.done() for f in self.futures)
+
+    def answers(self):
+        return [f.result(600) for f in self.futures]
+
+
+def test_a_save_does_not_wait_for_lists(slow):
+    """Lists that take many seconds each occupy their own workers: a save is accepted and ends while all of them run."""
+    d = slow("60s")
+    directory(d, "many", [f"slow-{i}.pt" for i in range(100)])
+    lists = Asked(d, [f"/v1/checkpoints/main?prefix={p}" for p in ("", "m", "ma", "man", "many")])
+    lib.wait_for(lambda: any(w["role"] == "lookup" and w["state"] == "busy" for w in d.api.get("/v1/workers").ok(200)["workers"]), 5)
+    save(d, "saved/beside")
+    assert lists.running() == 5, "the save has waited for a list"
+    assert all(a.status == 200 for a in lists.answers())
+
+
+def test_a_slow_list_is_no_stalled_storage(slow):
+    """A list that takes several times the look-up deadline, in many short system calls, ends; the storage is `ok` all the time."""
+    d = slow("1s")
+    directory(d, "many", [f"slow-{i}.pt" for i in range(100)])
+    lists = Asked(d, ["/v1/checkpoints/main?page_size=1000"])
+    seen = set()
+    while lists.running():
+        seen.add(state(d))
+    assert seen == {"ok"}
+    found = [c["name"] for c in lists.answers()[0].ok(200)["checkpoints"]]
+    assert len(found) == 101 and f"many/slow-{99}.pt" in found
+
+
+def test_many_questions_are_no_stalled_storage(slow):
+    """Questions that wait longer than they may are told to come again; none says that the storage is stalled, and it is not."""
+    d = slow("1s")
+    for i in range(8):
+        directory(d, f"c{i}", [".metadata", *(f"slow-{k}" for k in range(20))])
+    asked = Asked(d, [f"/v1/checkpoints/main/c{i}/files" for i in range(8)])
+    save(d, "saved/beside")
+    answers = asked.answers()
+    assert {a.status for a in answers} == {200, 503} and state(d) == "ok"
+    for a in answers:
+        if a.status == 503:
+            assert a.problem("busy")["retryable"] and a.headers["Retry-After"] == "1"
+
+
+def test_a_question_that_hangs_is_a_stalled_storage(slow):
+    """A worker that stays in one system call is given up: its question fails, the storage is stalled until a probe is answered."""
+    d = slow("1s")
+    hung = directory(d, "c", [".metadata", "hang-1"])
+    asked = Asked(d, ["/v1/checkpoints/main/c/files"])
+    lib.wait_for(lambda: state(d) == "stalled", 10, "stalled")
+    p = asked.answers()[0].problem("storage_stalled", status=504)
+    assert "main" in p["detail"]
+    (hung / "hang-1").unlink()
+    lib.wait_for(lambda: state(d) == "ok", 10, "ok again")
+    d.api.get("/v1/checkpoints/main/c/files").ok(200)
+
+
+def test_equal_questions_are_asked_once(slow):
+    """Twelve clients ask for the same files: those that come while the first are being answered get one answer together."""
+    d = slow("60s")
+    directory(d, "c", [".metadata", *(f"slow-{k}" for k in range(40))])
+    answers = [a.ok(200) for a in Asked(d, ["/v1/checkpoints/main/c/files"] * 12).answers()]
+    assert all(a == answers[0] for a in answers) and len(answers[0]["files"]) == 41
+    reads = d.since_start().count("slow: slow-0\n")
+    assert 0 < reads <= 8, "two reads a question: at most four questions"
