@@ -100,6 +100,8 @@ static FALLIBLE enum err read_properties(const struct reader *r, pnode n, enum d
 			   pickle_class_name(pk, type, name, sizeof name));
 	TRY(dtype_parse(pickle_name(pk, type), dtype));
 	struct str layout_name = pickle_str(pk, pickle_at(pk, pickle_args(pk, layout), 0));
+	if (pickle_kind(pk, layout) == PK_OBJECT && !pickle_is_call(pk, layout, "torch.serialization", "_get_layout"))
+		return ERR(FORMAT_METADATA, "the layout of a tensor is a %s", pickle_class_name(pk, layout, name, sizeof name));
 	if (layout_name.n && !str_is(layout_name, "torch.strided"))
 		return ERR(FORMAT_METADATA, "a tensor of layout %.*s", (int)num_min(layout_name.n, 64), layout_name.p);
 	*requires_grad = pickle_is_true(pk, pickle_at(pk, state, 2));

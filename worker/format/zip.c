@@ -248,7 +248,8 @@ static FALLIBLE enum err read_directory(struct zip *z, const struct end *e)
 		return ERR(FORMAT_ZIP, "record '%.*s' is in no folder", (int)num_min(first.n, 80), first.p);
 	z->prefix = (struct str){ first.p, (size_t)(slash - first.p) + 1 };
 	for (uint64_t i = 0; i < z->count; i++) /* PyTorch reads no archive with others */
-		if (z->records[i].name.n < z->prefix.n || memcmp(z->records[i].name.p, z->prefix.p, z->prefix.n) != 0)
+		if (z->records[i].name.n < z->prefix.n || memcmp(z->records[i].name.p, z->prefix.p, z->prefix.n) != 0 ||
+		    !str_utf8(z->records[i].name))
 			return ERR(FORMAT_ZIP, "record '%.*s' is not in the folder of the first", (int)num_min(z->records[i].name.n, 80),
 				   z->records[i].name.p);
 	return OK;
