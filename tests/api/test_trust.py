@@ -266,10 +266,11 @@ def test_nothing_to_compare_with_is_said(d):
     for r in (c.load()[0]["result"], c.verify()["result"],
               d.api.run("reshard", source=c.ref, target={"storage": "main", "name": f"trust/{lib.fresh()}"})["result"]):
         assert r["unverified_bytes"] > 0 and {u["fqn"] for u in r["unverified"]} == names | {None}, r
+        assert [w["code"] for w in r["warnings"]] == ["unverified"]
         assert sum(u["bytes"] for u in r["unverified"]) == r["unverified_bytes"] and all(u["file"] for u in r["unverified"])
     assert c.verify()["result"]["unverifiable"] == len(names)
     r = d.api.run("load", source=c.ref, target={"state_dict": lib.fresh(), "world_size": 1}, options={"verify": "none"})["result"]
-    assert r["verified_bytes"] == 0
+    assert r["verified_bytes"] == 0 and "warnings" not in r
 
 
 def test_it_was_not_looked_at(d, made):

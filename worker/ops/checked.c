@@ -1,6 +1,7 @@
 /* checked.c: see checked.h. */
 #include "ops/checked.h"
 
+#include <stdio.h>
 #include <string.h>
 
 void checked_free(struct checked *c)
@@ -38,6 +39,16 @@ void checked_nothing(struct checked *c, struct str fqn, int64_t rank, struct str
 	c->unverified_bytes += bytes;
 	c->unverified_count++;
 	add(&c->unverified, fqn, rank, file, offset, bytes);
+}
+
+void checked_unable(struct checked *c, struct str fqn)
+{
+	char text[ERR_TEXT_MAX];
+
+	snprintf(text, sizeof text,
+		 "'%.*s' has neither a digest nor a CRC32: the bytes of it, and of others that `unverified` lists, may be damaged",
+		 (int)(fqn.n < 400 ? fqn.n : 400), fqn.p);
+	checked_warn(c, "unverified", text);
 }
 
 void checked_warn(struct checked *c, const char *code, const char *detail)
@@ -121,6 +132,8 @@ void checked_run(struct checked *c, const struct run *run)
 	for (uint64_t i = 0; i < run->srcs_n; i++) {
 		const struct run_src *s = &run->srcs[i];
 		uint64_t bytes = atomic_load(&s->unverified);
+		if (bytes && run->head->opts.verify)
+			checked_unable(c, run_src_fqn(run, s));
 		if (bytes)
 			checked_nothing(c, run_src_fqn(run, s), s->rank, run_file_name(run, &run->files[s->named_file]), s->named_at,
 					bytes);

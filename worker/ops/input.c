@@ -267,6 +267,8 @@ static FALLIBLE enum err read_stored(const struct input *s, const struct sd_valu
 	if (known)
 		s->checked->verified_bytes += n;
 	else
+		checked_unable(s->checked, v->fqn);
+	if (!known)
 		checked_nothing(s->checked, v->fqn, v->rank, file_of(s, v), sd_origin_of(s->sd, v->loc).offset, n);
 	return OK;
 }
