@@ -12,8 +12,9 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/near.h"
+#include "base/num.h"
 
-enum kind { TEXT, LIST, BYTES, COUNT, DURATION, FLAG, KEEP, FORMAT, ENGINE };
+enum kind { TEXT, LIST, BYTES, COUNT, DURATION, FLAG, KEEP, FORMAT, ENGINE, MODE };
 
 struct option {
 	const char *key;
@@ -37,6 +38,10 @@ static const struct option table[] = {
 	{ "keep-jobs", KEEP, AT(keep_jobs), "10000/30d", "COUNT/AGE", "how many records of ended jobs are kept, and for how long" },
 	{ "allow-group", TEXT, AT(allow_group), NULL, "GROUP",
 	  "opens the Unix socket to its members, who need no token; default dcpd as a system service" },
+	{ "file-mode", MODE, AT(file_mode), NULL, "MODE",
+	  "of checkpoints' files; directories get x where it has r; default 0640 as a system service, else by the umask" },
+	{ "file-group", TEXT, AT(file_group), NULL, "GROUP",
+	  "of checkpoints' files; both also for one storage: --NAME.file-mode, --NAME.file-group" },
 	{ "allowed-host", LIST, AT(allowed_host), NULL, "NAME", "accepted in Host headers beside localhost and addresses" },
 	{ "tls-cert", TEXT, AT(tls_cert), NULL, "FILE", "PEM certificate chain for the TCP listeners" },
 	{ "tls-key", TEXT, AT(tls_key), NULL, "FILE", "PEM key for the TCP listeners" },
@@ -234,6 +239,8 @@ static FALLIBLE enum err set_value(const struct option *o, struct config *c, str
 		return config_duration(v, (int64_t *)field);
 	case KEEP:
 		return set_keep(c, v);
+	case MODE:
+		return config_mode(v, (uint64_t *)field);
 	default:
 		return set_word(o, c, v);
 	}
@@ -250,10 +257,26 @@ static enum err at_option(enum err e, const char *key, const char *where)
 	return e;
 }
 
-static FALLIBLE enum err set(struct config *c, const struct option *o, struct str v, enum config_source source)
+/* Kept as text: whether there is such a storage is known at the end. */
+static FALLIBLE enum err set_for_storage(struct config *c, const struct option *o, struct str storage, struct str v)
+{
+	char text[CONFIG_PATH_MAX + 128];
+	uint64_t mode;
+
+	if (v.n == 0 || v.n >= CONFIG_PATH_MAX)
+		return ERR(CONFIG, "must be a text of 1 to %d bytes", CONFIG_PATH_MAX - 1);
+	if (o->kind == MODE)
+		TRY(config_mode(v, &mode));
+	snprintf(text, sizeof text, "%.*s.%s=%.*s", (int)num_min(storage.n, 64), storage.p, o->key, (int)v.n, v.p);
+	return list_add(&c->storage_option, str_of(text));
+}
+
+static FALLIBLE enum err set(struct config *c, const struct option *o, struct str storage, struct str v, enum config_source source)
 {
 	size_t row = (size_t)(o - table);
 
+	if (storage.n)
+		return at_option(set_for_storage(c, o, storage, v), o->key, source_names[source]);
 	if (o->kind == LIST && c->from[row] != source)
 		list_clear((struct config_list *)((char *)c + o->offset));
 	c->from[row] = (uint8_t)source;
@@ -262,10 +285,21 @@ static FALLIBLE enum err set(struct config *c, const struct option *o, struct st
 
 /* ---- the three sources ---- */
 
-static const struct option *find(struct str key)
+static bool is_per_storage(const struct option *o)
 {
+	return o->offset == AT(file_mode) || o->offset == AT(file_group);
+}
+
+/* storage_out: of "main.file-mode" it is main, else empty. */
+static const struct option *find(struct str key, struct str *storage_out)
+{
+	const char *dot = key.n ? memchr(key.p, '.', key.n) : NULL;
+
+	*storage_out = (struct str){ key.p, dot ? (size_t)(dot - key.p) : 0 };
+	if (dot)
+		key = (struct str){ dot + 1, key.n - storage_out->n - 1 };
 	for (size_t i = 0; i < OPTIONS; i++)
-		if (str_is(key, table[i].key))
+		if (str_is(key, table[i].key) && (!dot || (storage_out->n && is_per_storage(&table[i]))))
 			return &table[i];
 	return NULL;
 }
@@ -308,12 +342,13 @@ static FALLIBLE enum err read_line(struct config *c, struct str line, unsigned n
 		return ERR(CONFIG, "%s:%u: expected key = value", c->config_file, number);
 	struct str key = trim((struct str){ line.p, (size_t)(eq - line.p) });
 	struct str value = trim((struct str){ eq + 1, line.n - (size_t)(eq - line.p) - 1 });
-	const struct option *o = find(key);
+	struct str storage;
+	const struct option *o = find(key, &storage);
 	if (!o || is_command(o))
 		return ERR(CONFIG, "%s:%u: unknown key \"%.*s\"%s", c->config_file, number, (int)key.n, key.p, hint_of(key, hint));
 	char where[CONFIG_PATH_MAX + 32];
 	snprintf(where, sizeof where, "line %u", number);
-	return at_option(set(c, o, value, CONFIG_FILE), c->config_file, where);
+	return at_option(set(c, o, storage, value, CONFIG_FILE), c->config_file, where);
 }
 
 static FALLIBLE enum err read_file(struct config *c)
@@ -338,12 +373,12 @@ static FALLIBLE enum err read_file(struct config *c)
 static FALLIBLE enum err read_env_item(struct config *c, const struct option *o, const char *value)
 {
 	if (o->kind != LIST)
-		return set(c, o, str_of(value), CONFIG_ENV);
+		return set(c, o, STR(""), str_of(value), CONFIG_ENV);
 	while (*value) {
 		size_t n = strcspn(value, ",");
 		struct str item = trim((struct str){ value, n });
 		if (item.n)
-			TRY(set(c, o, item, CONFIG_ENV));
+			TRY(set(c, o, STR(""), item, CONFIG_ENV));
 		value += n + (value[n] == ',');
 	}
 	return OK;
@@ -374,7 +409,8 @@ static FALLIBLE enum err read_env(struct config *c, char *const *env, bool only_
 		for (size_t i = 5; i < n; i++)
 			key[i - 5] = (*env)[i] == '_' ? '-' : (char)tolower((unsigned char)(*env)[i]);
 		key[n - 5] = '\0';
-		const struct option *o = find(str_of(key));
+		struct str storage;
+		const struct option *o = find(str_of(key), &storage);
 		bool is_config = o && o->offset == AT(config_file);
 		if (is_config != only_config || foreign_variable((struct str){ *env, n }))
 			continue;
@@ -393,7 +429,8 @@ static FALLIBLE enum err read_argv(struct config *c, int argc, char *const *argv
 		if (strncmp(a, "--", 2) != 0)
 			return ERR(CONFIG, "unexpected argument \"%s\"; see dcpd --help", a);
 		size_t n = strcspn(a + 2, "=");
-		const struct option *o = find((struct str){ a + 2, n });
+		struct str storage;
+		const struct option *o = find((struct str){ a + 2, n }, &storage);
 		if (!o)
 			return ERR(CONFIG, "unknown option \"%s\"%s; see dcpd --help", a, hint_of((struct str){ a + 2, n }, hint));
 		if (a[2 + n] == '=')
@@ -405,7 +442,7 @@ static FALLIBLE enum err read_argv(struct config *c, int argc, char *const *argv
 		if (!value)
 			return ERR(CONFIG, "--%s needs %s", o->key, o->argument);
 		if ((o->offset == AT(config_file)) == only_config)
-			TRY(set(c, o, str_of(value), CONFIG_ARGV));
+			TRY(set(c, o, storage, str_of(value), CONFIG_ARGV));
 	}
 	return OK;
 }
@@ -493,6 +530,7 @@ static FALLIBLE enum err derive(struct config *c, char *const *env)
 	if (c->listen.count == 0)
 		TRY(default_listen(c, env));
 	TRY(default_group(c, env));
+	TRY(config_access_derive(c, env_get(env, "RUNTIME_DIRECTORY") != NULL));
 	if (c->workers == 0)
 		c->workers = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? (uint64_t)CPU_COUNT(&cpus) : 2;
 	if (c->workers < 2)
@@ -516,7 +554,7 @@ static FALLIBLE enum err load(struct config *c, int argc, char *const *argv, cha
 {
 	for (size_t i = 0; i < OPTIONS; i++)
 		if (table[i].fallback)
-			TRY(set(c, &table[i], str_of(table[i].fallback), CONFIG_DEFAULT));
+			TRY(set(c, &table[i], STR(""), str_of(table[i].fallback), CONFIG_DEFAULT));
 	TRY(read_env(c, env, true));
 	TRY(read_argv(c, argc, argv, true));
 	if (c->config_file)
@@ -553,6 +591,7 @@ void config_free(struct config *c)
 		else if (table[i].kind == LIST)
 			list_clear((struct config_list *)field);
 	}
+	list_clear(&c->storage_option);
 	mem_free(c->journal_file);
 	mem_free(c->token_file);
 	mem_free(c);
@@ -588,6 +627,9 @@ static void print_one(const struct config *c, const struct option *o, FILE *to)
 	case FORMAT:
 		fprintf(to, "%s = %s    # %s\n", o->key, *(const bool *)field ? "json" : "logfmt", from);
 		break;
+	case MODE:
+		fprintf(to, "%s = %04jo    # %s\n", o->key, (uintmax_t)*(const uint64_t *)field, from);
+		break;
 	case FLAG:
 		fprintf(to, "%s = %s    # %s\n", o->key, *(const bool *)field ? "true" : "false", from);
 		break;
@@ -599,6 +641,10 @@ void config_print(const struct config *c, FILE *to)
 	for (size_t i = 0; i < OPTIONS; i++)
 		if (!is_command(&table[i]))
 			print_one(c, &table[i], to);
+	for (uint32_t i = 0; i < c->storage_option.count; i++) {
+		const char *item = c->storage_option.items[i];
+		fprintf(to, "%.*s = %s\n", (int)strcspn(item, "="), item, strchr(item, '=') + 1);
+	}
 }
 
 void config_help(FILE *to)

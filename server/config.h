@@ -3,6 +3,7 @@
  * < command line. A list given at a higher level replaces the lower one's. An unknown key is an error. */
 #pragma once
 #include <stdio.h>
+#include <sys/types.h>
 #include "base/err.h"
 #include "base/str.h"
 
@@ -23,6 +24,10 @@ struct config {
 	uint64_t keep_jobs;                    /* records of finished jobs */
 	int64_t keep_jobs_ms;
 	char *allow_group;                     /* NULL: none */
+	uint64_t file_mode;                    /* of files in storages; never 0 */
+	char *file_group;                      /* NULL: as the directory gives it */
+	gid_t file_gid;                        /* of file_group, or CONFIG_NO_GROUP; not an option */
+	struct config_list storage_option;     /* "NAME.KEY=VALUE", checked: options of one storage; not one itself */
 	struct config_list allowed_host;
 	char *tls_cert, *tls_key;              /* NULL: none */
 	bool insecure_http;
@@ -47,6 +52,14 @@ struct config {
 	uint8_t from[64];                      /* enum config_source of each row of the table */
 };
 
+#define CONFIG_NO_GROUP ((gid_t)-1)
+
+/* Who may use what is made in a storage: files get `mode`, directories x as well where it has r. */
+struct config_access {
+	mode_t mode;
+	gid_t gid;                             /* CONFIG_NO_GROUP: as the directory gives it */
+};
+
 enum config_source { CONFIG_DEFAULT, CONFIG_FILE, CONFIG_ENV, CONFIG_ARGV };
 
 /* env may be NULL (none). ERR_CONFIG names key and source. Makes nothing on disk. */
@@ -54,6 +67,11 @@ FALLIBLE enum err config_load(int argc, char *const *argv, char *const *env, str
 void config_free(struct config *c);
 void config_print(const struct config *c, FILE *to);   /* `key = value` lines with where each comes from */
 void config_help(FILE *to);
+/* Of a storage of the configuration, or of any other name: the general ones. Asks for groups: at start and reload only. */
+FALLIBLE enum err config_access_of(const struct config *c, struct str storage, struct config_access *out);
+/* Fills in what config_access_of() answers; called once all options are read. */
+FALLIBLE enum err config_access_derive(struct config *c, bool is_service);
+FALLIBLE enum err config_mode(struct str text, uint64_t *out);           /* "0640" */
 /* Divides "NAME=DIR". */
 FALLIBLE enum err config_storage(const char *item, struct str *name_out, const char **dir_out);
 /* "512", "64MiB", "1G"; "80%" only with percent_of != 0. */

@@ -506,8 +506,7 @@ static FALLIBLE enum err new_gang(struct server *s, const char *key, const char 
 	for (uint32_t i = 0; i < n; i++) {
 		struct storage *st;
 		TRY(storage_find(s, str_of(storages[i]), &st));
-		snprintf(roots[i].name, sizeof roots[i].name, "%s", st->name);
-		roots[i].path = st->path;
+		storage_root(st, &roots[i]);
 	}
 	struct gang *g = mem_zalloc(1, sizeof *g);
 	if (!g)

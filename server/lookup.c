@@ -423,8 +423,7 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 	if (p->storage[0]) {
 		struct storage *st;
 		TRY(storage_find(p->server, str_of(p->storage), &st));
-		snprintf(root.name, sizeof root.name, "%s", st->name);
-		root.path = st->path;
+		storage_root(st, &root);
 		spec.roots = &root;
 		spec.root_count = 1;
 	}

@@ -15,6 +15,7 @@
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/sweep.h"
+#include "server/worker.h"
 
 enum { TICK_MS = 2000, PROBE_EVERY_MS = 60000, LEASE_MS = 600000, LEASE_MAX_MS = 86400000 };
 
@@ -52,6 +53,12 @@ FALLIBLE enum err storage_find(struct server *s, struct str name, struct storage
 	return ERR(NOT_FOUND, "there is no storage \"%.*s\"", (int)num_min(name.n, 64), name.p);
 }
 
+void storage_root(const struct storage *st, struct worker_root *root)
+{
+	*root = (struct worker_root){ .path = st->path, .file_mode = st->file_mode, .file_gid = st->file_gid };
+	memcpy(root->name, st->name, sizeof root->name);
+}
+
 static void free_one(struct storage *st)
 {
 	mem_free(st->path);
@@ -72,6 +79,8 @@ static FALLIBLE enum err add(struct server *s, struct str name, const char *path
 		return ERR(NO_MEMORY, "cannot keep a storage");
 	}
 	snprintf(st->name, sizeof st->name, "%.*s", (int)name.n, name.p);
+	st->file_mode = (mode_t)s->config->file_mode;
+	st->file_gid = s->config->file_gid;
 	while (at > 0 && strcmp(all->items[at - 1]->name, st->name) > 0) {
 		all->items[at] = all->items[at - 1];
 		at--;
@@ -359,10 +368,12 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 static FALLIBLE enum err take_config(struct server *s, const struct config *c)
 {
 	for (uint32_t i = 0; i < c->storage.count; i++) {
+		struct config_access access;
 		struct str name;
 		const char *dir;
 		struct storage *st;
 		TRY(config_storage(c->storage.items[i], &name, &dir));
+		TRY(config_access_of(c, name, &access));
 		if (storage_find(s, name, &st) == OK) {
 			if (strcmp(st->path, dir) != 0)
 				return ERR(CONFIG, "storage \"%s\" has another path now; that needs a restart", st->name);
@@ -371,6 +382,8 @@ static FALLIBLE enum err take_config(struct server *s, const struct config *c)
 		} else {
 			TRY(add(s, name, dir, &st));
 		}
+		st->file_mode = access.mode;
+		st->file_gid = access.gid;
 	}
 	return OK;
 }

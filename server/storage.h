@@ -14,6 +14,8 @@ struct storage {
 	bool adhoc;
 	uid_t uid;                      /* of an ad-hoc one: who made it */
 	int64_t expires_ms;             /* service time; 0: never */
+	mode_t file_mode;               /* of what is made there, */
+	gid_t file_gid;                 /* CONFIG_NO_GROUP: as the directory gives it */
 	enum storage_state state;
 	int64_t stalled_since_ms;       /* wall clock, while stalled */
 	/* the latest probe; 0 before it */
@@ -35,6 +37,9 @@ FALLIBLE enum err storage_find(struct server *s, struct str name, struct storage
 uint32_t storage_count(const struct server *s);
 struct storage *storage_at(const struct server *s, uint32_t index);  /* in the order of their names */
 const char *storage_state_text(enum storage_state state);            /* "unknown" "ok" "stalled" "gone" */
+/* What a worker must know of it; root->path points into the storage. */
+struct worker_root;
+void storage_root(const struct storage *st, struct worker_root *root);
 /* {"name","path","adhoc","state","free_bytes","total_bytes","fs","direct_io",…,"lease_expires_at"} as jobs' records are: text. */
 FALLIBLE enum err storage_put(const struct storage *st, struct buf *out);
 

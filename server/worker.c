@@ -355,7 +355,10 @@ static json_t *make_hello(const struct server *s, const struct worker_spec *spec
 	json_t *roots = json_array();
 
 	for (uint32_t i = 0; i < spec->root_count; i++)
-		json_array_append_new(roots, json_pack("{s:s, s:s}", "name", spec->roots[i].name, "path", spec->roots[i].path));
+		json_array_append_new(roots, json_pack("{s:s, s:s, s:i, s:I}", "name", spec->roots[i].name, "path", spec->roots[i].path,
+						       "file_mode", (int)spec->roots[i].file_mode, "file_gid",
+						       spec->roots[i].file_gid == CONFIG_NO_GROUP ? (json_int_t)-1 :
+												    (json_int_t)spec->roots[i].file_gid));
 	return json_pack("{s:s, s:s, s:i, s:i, s:o, s:s, s:I, s:b, s:s, s:b}", "build_id", BUILD_ID, "role", spec->role, "index",
 			 (int)spec->index, "count", (int)spec->count, "roots", roots, "io_engine", s->config->io_engine,
 			 "memory_bytes", (json_int_t)spec->memory_bytes, "network", spec->network, "listen", s->config->comm_listen,

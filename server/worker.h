@@ -11,6 +11,8 @@ struct worker;
 struct worker_root {
 	char name[33];
 	char *path;
+	mode_t file_mode;                  /* of what is made there */
+	gid_t file_gid;                    /* CONFIG_NO_GROUP: as the directory gives it */
 };
 
 struct worker_ops {

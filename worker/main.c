@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -18,6 +19,15 @@
 #include "os/sandbox.h"
 
 enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30 };
+
+/* Without a word about it, nobody else can read what is made there. */
+static void set_access(int root_fd, const json_t *root)
+{
+	const json_t *mode = json_object_get(root, "file_mode"), *gid = json_object_get(root, "file_gid");
+
+	fs_root_access(root_fd, json_is_integer(mode) ? (mode_t)json_integer_value(mode) & 0777 : 0600,
+		       json_is_integer(gid) ? (gid_t)json_integer_value(gid) : (gid_t)-1);
+}
 
 static FALLIBLE enum err open_roots(struct worker *w, const json_t *roots)
 {
@@ -37,6 +47,7 @@ static FALLIBLE enum err open_roots(struct worker *w, const json_t *roots)
 				r->error.code = ERR_STORAGE_GONE;
 		}
 		w->root_fds[i] = r->fd;
+		set_access(r->fd, json_array_get(roots, i));
 	}
 	return OK;
 }
@@ -125,6 +136,7 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 	/* the coordinator's answers and the trainer's steps come before our bytes when the CPU is short; 0 and -1 are both fine */
 	if (!w->lookup && nice(GANG_NICE) < 0)
 		errno = 0;
+	umask(0); /* modes are those of the storages */
 	TRY(open_roots(w, json_object_get(hello, "roots")));
 	TRY(io_engine_open(engine_kind(hello), IO_DEPTH, &w->io));
 	TRY(close_sandbox(w, &done));

@@ -60,6 +60,59 @@ static void test_precedence(void **state)
 	unlink(path);
 }
 
+static void refused(const char *const *args, const char *const *env, const char *says);
+
+/* Who may use the files of checkpoints. */
+static void test_access(void **state)
+{
+	char path[] = "/tmp/dcpd-conf-XXXXXX", *text = NULL;
+	static const char conf[] = "storage = main=/a\nstorage = open=/b\nfile-mode = 600\nopen.file-mode = 0644\nopen.file-group = root\n";
+	const char *const group = getegid() == 0 ? "root" : NULL;
+	struct config_access a;
+	struct config *c;
+	int fd = mkstemp(path);
+	size_t n = 0;
+
+	(void)state;
+	if (!group)
+		skip();
+	assert_int_equal(write(fd, conf, sizeof conf - 1), sizeof conf - 1);
+	close(fd);
+	T_OK(load(ARGS("--config", path, "--state-dir=/x"), NULL, &c));
+	T_OK(config_access_of(c, STR("main"), &a));
+	assert_true(a.mode == 0600 && a.gid == CONFIG_NO_GROUP);
+	T_OK(config_access_of(c, STR("open"), &a));
+	assert_true(a.mode == 0644 && a.gid == 0);
+	T_OK(config_access_of(c, STR("ope"), &a));
+	assert_int_equal(a.mode, 0600);
+	FILE *f = open_memstream(&text, &n);
+	config_print(c, f);
+	fclose(f);
+	assert_non_null(strstr(text, "file-mode = 0600    # file"));
+	assert_non_null(strstr(text, "open.file-mode = 0644\n"));
+	free(text);
+	config_free(c);
+	T_OK(load(ARGS("--config", path, "--state-dir=/x", "--open.file-mode=0660", "--file-group", group), NULL, &c));
+	T_OK(config_access_of(c, STR("open"), &a));
+	assert_int_equal(a.mode, 0660); /* the command line comes behind the file */
+	T_OK(config_access_of(c, STR("main"), &a));
+	assert_int_equal(a.gid, 0);
+	config_free(c);
+	unlink(path);
+	T_OK(load(ARGS("--state-dir=/x"), ARGS("RUNTIME_DIRECTORY=/run/dcpd"), &c));
+	assert_int_equal(c->file_mode, 0640);
+	config_free(c);
+	refused(ARGS("--file-mode", "0448"), NULL, "0640");
+	refused(ARGS("--file-mode", "0440"), NULL, "rw for the owner");
+	refused(ARGS("--file-mode", "0755"), NULL, "no x");
+	refused(ARGS("--file-mode", "01640"), NULL, "0640");
+	refused(ARGS("--file-group", "no-such-group"), NULL, "no-such-group");
+	refused(ARGS("--main.file-mode", "0640"), NULL, "no such storage");
+	refused(ARGS("--storage", "main=/a", "--main.file-group", "no-such-group"), NULL, "no-such-group");
+	refused(ARGS("--main.workers", "2"), NULL, "unknown option");
+	refused(ARGS("--.file-mode", "0640"), NULL, "unknown option");
+}
+
 static void refused(const char *const *args, const char *const *env, const char *says)
 {
 	struct config *c = NULL;
@@ -168,6 +221,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_defaults), cmocka_unit_test(test_precedence),  cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_values),	 cmocka_unit_test(test_file_errors), cmocka_unit_test(test_help_and_print),
+		cmocka_unit_test(test_access),
 	};
 
 	return cmocka_run_group_tests_name("config", tests, NULL, NULL);

@@ -142,6 +142,39 @@ static void test_directories(void **state)
 	assert_int_not_equal(fs_mkdirs(fx.root.fd, "file/x", &fd), OK);
 }
 
+/* Beneath a root that says so, files and directories are as it says, whatever the calls ask for. */
+static void test_access(void **state)
+{
+	mode_t before = umask(0);
+	struct stat st;
+	int root = -1, fd = -1;
+
+	(void)state;
+	T_OK(fs_open_root(fx.root.path, &root));
+	fs_root_access(root, 0640, getegid());
+	T_OK(fs_mkdirs(root, "a/b", &fd));
+	fs_drop(&fd);
+	T_OK(fs_mkdir(root, "a/b/c", 0700));
+	T_OK(fs_open(root, "a/b/c/f", O_CREAT | O_WRONLY, 0666, &fd));
+	fs_drop(&fd);
+	T_OK(fs_stat(root, "a/b/c/f", &st));
+	assert_int_equal(st.st_mode & 07777, 0640);
+	for (size_t i = 0; i < 3; i++) {
+		T_OK(fs_stat(root, ((const char *const[]){ "a", "a/b", "a/b/c" })[i], &st));
+		assert_int_equal(st.st_mode & 0777, 0750);
+	}
+	fs_root_access(root, 0660, (gid_t)-1);
+	T_OK(fs_mkdir(root, "d", 0700));
+	T_OK(fs_stat(root, "d", &st));
+	assert_int_equal(st.st_mode & 0777, 0770);
+	fs_root_access(root, 0600, 12345); /* a group that only root may give files to */
+	enum err e = fs_mkdir(root, "e", 0700);
+	assert_true(geteuid() == 0 ? e == OK : e == ERR_FORBIDDEN);
+	assert_true(geteuid() == 0 ? fs_stat(root, "e", &st) == OK && st.st_gid == 12345 : fs_stat(root, "e", &st) == ERR_NOT_FOUND);
+	fs_drop(&root);
+	umask(before);
+}
+
 /* Bytes count for the root that a descriptor was opened beneath, however deep; a number that is used again brings nothing along. */
 static void test_counts(void **state)
 {
@@ -412,7 +445,7 @@ int main(void)
 		WITH_ROOT(test_nothing_leaves_the_root),
 		WITH_ROOT(test_only_files_and_directories),
 		WITH_ROOT(test_directories),
-		WITH_ROOT(test_counts),
+		WITH_ROOT(test_counts), WITH_ROOT(test_access),
 		WITH_ROOT(test_rename),
 		WITH_ROOT(test_read_and_write),
 		WITH_ROOT(test_list),

@@ -123,6 +123,7 @@ DENIED(do_mount, mount("x", "/", "tmpfs", 0, NULL))
 DENIED(raise_limit, setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 }))
 DENIED(change_root, chroot("/"))
 DENIED(make_link, symlinkat("/etc", fx.writable.fd, "link"))
+DENIED(give_away, fchown(fx.writable.fd, 1, (gid_t)-1))
 DENIED(make_fifo, mknodat(fx.writable.fd, "fifo", S_IFIFO | 0600, 0))
 DENIED(write_read_only, mkdirat(fx.readable.fd, "d", 0700))
 DENIED(remove_read_only, unlinkat(fx.readable.fd, "f", 0))
@@ -143,6 +144,7 @@ static void test_denied(void **state)
 		{ "clone", do_clone, false }, { "io_uring_setup", make_ring, false }, { "io_uring_register", register_ring, false },
 		{ "kill", kill_parent, false }, { "mmap PROT_EXEC", map_executable, false }, { "mount", do_mount, false },
 		{ "setrlimit", raise_limit, false }, { "chroot", change_root, false }, { "symlink", make_link, false },
+		{ "fchown to another uid", give_away, false },
 		{ "mknod", make_fifo, false }, { "mkdir in a read-only root", write_read_only, true },
 		{ "unlink in a read-only root", remove_read_only, true }, { "unlink outside", remove_outside, true },
 	};

@@ -127,6 +127,8 @@ enum err fs_open(int dirfd, const char *path, int flags, mode_t mode, int *fd_ou
 	int fd;
 
 	FS_FAULT("fs.open", "open", path);
+	if (flags & O_CREAT)
+		mode = fs_file_mode(dirfd, mode);
 	TRY(fs_openat2(dirfd, path, flags | (flags & O_PATH ? 0 : O_NONBLOCK | O_NOCTTY), mode, 0, &fd));
 	enum err e = OK;
 	if (fstat(fd, &st) < 0)
@@ -135,6 +137,8 @@ enum err fs_open(int dirfd, const char *path, int flags, mode_t mode, int *fd_ou
 		e = err_at_file(ERR(NAME_INVALID, "'%s' is neither a file nor a directory", path), path, -1);
 	else if (!(flags & O_PATH) && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0)
 		e = FS_FAILED("open", path);
+	else if (flags & O_CREAT)
+		e = fs_give_group(fd, dirfd, path);
 	if (e) {
 		fs_drop(&fd);
 		return e;
@@ -180,10 +184,18 @@ void fs_drop(int *fd)
 enum err fs_mkdir(int dirfd, const char *name, mode_t mode)
 {
 	CLEANUP(fs_place_free) struct fs_place at = FS_PLACE_NONE;
+	CLEANUP(fs_drop) int fd = -1;
 
 	FS_FAULT("fs.mkdir", "make directory", name);
 	TRY(fs_parent(dirfd, name, &at));
-	return mkdirat(at.dirfd, at.base, mode) < 0 ? FS_FAILED("make directory", name) : OK;
+	if (mkdirat(at.dirfd, at.base, fs_dir_mode(dirfd, mode)) < 0)
+		return FS_FAILED("make directory", name);
+	enum err e = fs_openat2(at.dirfd, at.base, O_RDONLY | O_DIRECTORY, 0, 0, &fd);
+	if (!e)
+		e = fs_give_group(fd, dirfd, name);
+	if (e)
+		(void)unlinkat(at.dirfd, at.base, AT_REMOVEDIR);
+	return e;
 }
 
 /* One step down: opens `name`, making it first if it is missing. One that is there is fsynced as well: whoever made it may have died

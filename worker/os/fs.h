@@ -17,6 +17,9 @@
 
 enum err fs_error(int sys_errno);                         /* ENOSPC → ERR_STORAGE_FULL, EROFS, ENOENT → NOT_FOUND … */
 FALLIBLE enum err fs_open_root(const char *path, int *fd_out);                 /* O_DIRECTORY; may be on a dead NFS: workers only */
+/* Files made beneath this root get `mode`, whatever is given to fs_open and fs_mkdir; directories get x as well where it has r; both get
+ * `group` unless that is -1. The umask must be 0. */
+void fs_root_access(int root_fd, mode_t mode, gid_t group);
 FALLIBLE enum err fs_open(int dirfd, const char *path, int flags, mode_t mode, int *fd_out);
 FALLIBLE enum err fs_open_dir(int dirfd, const char *path, int *fd_out);
 FALLIBLE enum err fs_close(int *fd);                      /* checks close(); *fd = -1 */

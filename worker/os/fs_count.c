@@ -1,4 +1,4 @@
-/* fs_count.c: bytes that this process reads from and writes to each storage root (see fs.h).
+/* fs_count.c: which storage root a descriptor belongs to, and bytes that this process reads from and writes to each (see fs.h).
  *
  * Counted where descriptors are used, not where jobs move tensors, so that metadata, checks, look-ups and retries are in it. A
  * descriptor opened beneath a root inherits the root's number from its directory; segments and memfds have none. */
@@ -6,18 +6,23 @@
 
 #include "os/fs_path.h"
 
-enum { FDS_MAX = 1 << 20, ROOTS_MAX = 64 };
+enum { FDS_MAX = 1 << 20 };
 
 static unsigned char root_of[FDS_MAX];      /* by descriptor; 0: not beneath a root */
-static _Atomic uint64_t counts[1 + ROOTS_MAX][2];
+static _Atomic uint64_t counts[1 + FS_ROOTS_MAX][2];
 static _Atomic unsigned roots;
 
 void fs_count_root(int fd)
 {
 	unsigned n = atomic_fetch_add(&roots, 1) + 1;
 
-	if (fd < FDS_MAX && n <= ROOTS_MAX)
+	if (fd < FDS_MAX && n <= FS_ROOTS_MAX)
 		root_of[fd] = (unsigned char)n;
+}
+
+unsigned fs_root_number(int fd)
+{
+	return fd >= 0 && fd < FDS_MAX ? root_of[fd] : 0;
 }
 
 void fs_count_opened(int fd, int dirfd)
@@ -40,7 +45,7 @@ void fs_count(int fd, bool written, uint64_t bytes)
 
 uint64_t fs_count_take(int root_fd, bool written)
 {
-	unsigned n = root_fd >= 0 && root_fd < FDS_MAX ? root_of[root_fd] : 0;
+	unsigned n = fs_root_number(root_fd);
 
 	return n ? atomic_exchange(&counts[n][written], 0) : 0;
 }

@@ -35,3 +35,9 @@ struct fs_place {
 #define FS_PLACE_NONE ((struct fs_place){ .dirfd = -1, .own = -1 })
 FALLIBLE enum err fs_parent(int dirfd, const char *path, struct fs_place *out);
 void fs_place_free(struct fs_place *p);
+
+enum { FS_ROOTS_MAX = 64 };
+unsigned fs_root_number(int fd);                          /* of the storage root that fd was opened beneath; 0: none */
+mode_t fs_file_mode(int dirfd, mode_t given);             /* what is made in dirfd gets this mode, */
+mode_t fs_dir_mode(int dirfd, mode_t given);
+FALLIBLE enum err fs_give_group(int fd, int dirfd, const char *name); /* and this group */

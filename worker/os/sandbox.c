@@ -212,6 +212,7 @@ static int add_conditions(scmp_filter_ctx ctx)
 	ALLOW_IF(prlimit64, 2, SCMP_A0(SCMP_CMP_EQ, 0), SCMP_A2(SCMP_CMP_EQ, 0));
 	ALLOW_IF(kill, 1, SCMP_A0(SCMP_CMP_EQ, self));
 	ALLOW_IF(tgkill, 1, SCMP_A0(SCMP_CMP_EQ, self));
+	ALLOW_IF(fchown, 1, SCMP_A1(SCMP_CMP_MASKED_EQ, UINT32_MAX, UINT32_MAX)); /* the group alone */
 	ALLOW_IF(ioctl, 1, SCMP_A1(SCMP_CMP_EQ, TCGETS));
 #undef ALLOW_IF
 	/* Its flags are in memory, where no filter can look; the C library then takes clone. */
