@@ -1,9 +1,12 @@
 /* h_locate.c: POST /v1/checkpoints/{storage}/{name}:locate: where the bytes of boxes lie, for a client that reads them itself. The boxes
  * are checked here, so that what a worker gets is well formed; what they mean is the worker's to say. */
+#include <stdio.h>
+
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "api/jval.h"
 #include "server/lookup.h"
+#include "server/verdict.h"
 
 enum { BOXES_MAX = 16384, DIMS_MAX = 64 };
 
@@ -47,9 +50,21 @@ static FALLIBLE enum err check_box(const struct jval *box)
 	return OK;
 }
 
+static FALLIBLE enum err answer_located(struct req *r, const json_t *ok, int *fd)
+{
+	const char *etag = json_string_value(json_object_get(ok, "etag"));
+	char detail[VERDICT_DETAIL_MAX], warning[VERDICT_DETAIL_MAX + sizeof VERDICT_WARNING + 2];
+
+	TRY(h_pass_fd(r, "application/json", ok, fd));
+	if (!etag || !verdict_warns(r->core, r->parts[2], r->parts[3], etag, detail))
+		return OK;
+	snprintf(warning, sizeof warning, "%s; %s", VERDICT_WARNING, detail);
+	return req_header(r, "Dcpd-Warning", warning);
+}
+
 static void on_located(void *user, enum err e, const json_t *ok, int *fd)
 {
-	req_done(user, e ? e : h_pass_fd(user, "application/json", ok, fd));
+	req_done(user, e ? e : answer_located(user, ok, fd));
 }
 
 FALLIBLE enum err h_checkpoint_locate(struct req *r)

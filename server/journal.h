@@ -142,4 +142,4 @@ FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user);     /* the newest */
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user);
 /* No row: fn is not called. */
-FALLIBLE enum err journal_read_verdict(struct journal *j, const char *storage, const char *name, journal_verdict_fn fn, void *user);
+FALLIBLE enum err journal_read_verdict(struct journal *j, struct str storage, struct str name, journal_verdict_fn fn, void *user);

@@ -344,13 +344,13 @@ static enum err row_verdict(void *user, sqlite3_stmt *s)
 							      column(s, 4) });
 }
 
-FALLIBLE enum err journal_read_verdict(struct journal *j, const char *storage, const char *name, journal_verdict_fn fn, void *user)
+FALLIBLE enum err journal_read_verdict(struct journal *j, struct str storage, struct str name, journal_verdict_fn fn, void *user)
 {
 	struct call c = { .verdict = fn, .user = user };
 	sqlite3_stmt *s = NULL;
 
 	TRY(prepare(j, QUERY_VERDICT, &s));
-	bind_str(s, 1, str_of(storage));
-	bind_str(s, 2, str_of(name));
+	bind_str(s, 1, storage);
+	bind_str(s, 2, name);
 	return each(j, s, row_verdict, &c);
 }

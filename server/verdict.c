@@ -88,37 +88,43 @@ static enum err take(void *user, const struct journal_verdict *row)
 	return OK;
 }
 
-json_t *verdict_find(struct server *s, const char *storage, const char *name, const char *identity)
+json_t *verdict_find(struct server *s, struct str storage, struct str name, const char *identity)
 {
 	struct wanted w = { .identity = identity };
 
 	if (identity[0] && journal_read_verdict(s->journal, storage, name, take, &w) != OK)
-		log_err("cannot read what is known of a checkpoint", "storage", storage, "name", name, NULL);
+		log_err("cannot read what is known of a checkpoint", NULL);
 	return w.found;
 }
 
 void verdict_put(struct server *s, const char *storage, json_t *record)
 {
-	json_t *found = verdict_find(s, storage, text_in(record, "name"), text_in(record, "etag"));
+	json_t *found = verdict_find(s, str_of(storage), str_of(text_in(record, "name")), text_in(record, "etag"));
 
 	(void)json_object_set_new(record, "verified", found ? found : json_null());
+}
+
+bool verdict_warns(struct server *s, struct str storage, struct str name, const char *identity, char detail[VERDICT_DETAIL_MAX])
+{
+	CLEANUP(json_decrefp) json_t *found = verdict_find(s, storage, name, identity);
+
+	if (strcmp(text_in(found, "state"), "damaged") != 0)
+		return false;
+	snprintf(detail, VERDICT_DETAIL_MAX, "the checkpoint was found damaged at %s: `dcpctl job %s` lists what",
+		 text_in(found, "at"), text_in(found, "job"));
+	return true;
 }
 
 void verdict_warn(struct job *j)
 {
 	struct job_ref source = job_spec_ref(j->spec, "source");
-	CLEANUP(json_decrefp) json_t *found = NULL;
-	char detail[512];
-
-	if (j->kind == JOB_VERIFY || !j->identity[0] || !source.storage || !source.name)
-		return;
-	found = verdict_find(j->server, source.storage, source.name, j->identity);
-	if (strcmp(text_in(found, "state"), "damaged") != 0)
-		return;
 	json_t *warnings = json_object_get(j->result, "warnings");
+	char detail[VERDICT_DETAIL_MAX];
+
+	if (j->kind == JOB_VERIFY || !source.storage || !source.name ||
+	    !verdict_warns(j->server, str_of(source.storage), str_of(source.name), j->identity, detail))
+		return;
 	if (!json_is_array(warnings) && json_object_set_new(j->result, "warnings", warnings = json_array()) != 0)
 		return;
-	snprintf(detail, sizeof detail, "the checkpoint was found damaged at %s by job %s; what this job read of it was checked by itself",
-		 text_in(found, "at"), text_in(found, "job"));
-	(void)json_array_append_new(warnings, json_pack("{s:s, s:s}", "code", "checkpoint_damaged_known", "detail", detail));
+	(void)json_array_append_new(warnings, json_pack("{s:s, s:s}", "code", VERDICT_WARNING, "detail", detail));
 }

@@ -296,7 +296,7 @@ static void test_damage(void **state)
 static const char *verdict_state(const char *identity)
 {
 	static char state[32];
-	json_t *found = verdict_find(t.s, "main", "v", identity);
+	json_t *found = verdict_find(t.s, STR("main"), STR("v"), identity);
 	const char *text = json_string_value(json_object_get(found, "state"));
 
 	snprintf(state, sizeof state, "%s", text ? text : "");
@@ -339,7 +339,7 @@ static void test_verdicts(void **state)
 	t_job_end(&t, id);
 	t_server_stop(&t);
 	t_server_start(&t, NULL);
-	json_t *found = verdict_find(t.s, "main", "v", "1-a");
+	json_t *found = verdict_find(t.s, STR("main"), STR("v"), "1-a");
 	assert_string_equal(json_string_value(json_object_get(found, "level")), "digest");
 	assert_string_equal(json_string_value(json_object_get(found, "job")), id);
 	assert_int_equal(json_integer_value(json_object_get(found, "damage_count")), 3);

@@ -241,7 +241,7 @@ static const char *verdict_of(const char *name)
 
 	seen[0] = '\0';
 	journal_sync(t.j);
-	T_OK(journal_read_verdict(t.j, "main", name, see_verdict, seen));
+	T_OK(journal_read_verdict(t.j, STR("main"), str_of(name), see_verdict, seen));
 	return seen;
 }
 

@@ -438,16 +438,21 @@ static FALLIBLE enum err put_answer(struct locate *l, struct buf *out)
 }
 
 /* The text goes in a memfd, as a slice's bytes do: it may be long, and the coordinator need not look into it. */
-static FALLIBLE enum err answer(struct locate *l, const json_t *q, struct buf *out, int *fd_out)
+static FALLIBLE enum err answer(struct locate *l, struct worker *w, const json_t *q, struct buf *out, int *fd_out)
 {
 	CLEANUP(buf_free) struct buf text = BUF_INIT(FRAME_JSON_MAX);
+	char identity[IDENTITY_MAX];
 
 	TRY(put_answer(l, &text));
 	TRY(lookup_room(q, text.len));
 	*fd_out = memfd_create("dcpd-located", MFD_CLOEXEC);
 	if (*fd_out < 0)
 		return ERR_SYS(SYSTEM, "cannot make a memfd for an answer");
-	buf_printf(out, "{\"bytes\":%zu}", text.len);
+	if (identity_of(w, l->checkpoint->root, l->checkpoint->name, identity)) { /* gone by now: the client sees that by the id */
+		identity[0] = '\0';
+		err_clear();
+	}
+	buf_printf(out, "{\"bytes\":%zu,\"etag\":\"%s\"}", text.len, identity);
 	return fs_pwrite(*fd_out, text.p, text.len, 0, "answer");
 }
 
@@ -490,7 +495,7 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 		give_up(l);
 	else
 		TRY(place(l, w));
-	return answer(l, q, out, fd_out);
+	return answer(l, w, q, out, fd_out);
 }
 
 enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out)

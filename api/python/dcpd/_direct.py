@@ -166,6 +166,8 @@ def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Op
             raise ValueError("nothing tells versions of this checkpoint apart")
         if told["id"] != _ident(fd):
             return None
+        if told["warning"]:
+            errors.warn_of(place.object, told["warning"])
         reads = _reads(told, specs)
         needed: Dict[int, int] = {}
         for r in (r for rows in reads.values() for r in rows):
@@ -213,7 +215,7 @@ def version(root: str, name: str) -> str:
 
 def _ask(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Dict[str, Any]:
     """The daemon's answer for all boxes; it takes so many bytes in one request."""
-    told: Dict[str, Any] = {"id": None, "files": [], "reads": [], "others": []}
+    told: Dict[str, Any] = {"id": None, "files": [], "reads": [], "others": [], "warning": ""}
     known: Dict[str, int] = {}
     first = 0
     while first < len(specs):
@@ -229,6 +231,7 @@ def _ask(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Dict[str, Any]
         files = [known.setdefault(name, len(known)) for name in got["files"]]
         told["reads"] += [{**r, "box": r["box"] + first, "file": files[r["file"]]} for r in got["reads"]] if first else got["reads"]
         told["others"] += [{**x, "box": x["box"] + first} for x in got["others"]]
+        told["warning"] = got.get("warning", "")
         told["id"] = got["id"] if told["id"] in (None, got["id"]) else "several"
         first += len(boxes)
     told["files"] = list(known)

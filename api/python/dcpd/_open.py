@@ -151,6 +151,9 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
         self._client, self._ref, self._weights_only = place.client, place.object, weights_only
         self.reference = place.shown
         self.record: Dict[str, Any] = self._client.checkpoints.get(self._ref)
+        verified = self.record.get("verified") or {}
+        if verified.get("state") == "damaged":
+            errors.warn_of(self._ref, f"the checkpoint was found damaged at {verified['at']}: `dcpctl job {verified['job']}` lists what")
         self._found: Optional[Tuple[Dict[str, TensorSlice], Dict[str, Any]]] = None
 
     @property

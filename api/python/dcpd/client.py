@@ -41,11 +41,15 @@ class Job(Dict[str, Any]):
         return self["state"] in TERMINAL
 
     def raise_for_state(self) -> "Job":
-        """Itself if it succeeded or still runs; else the exception that its error stands for."""
+        """Itself if it succeeded or still runs; else the exception that its error stands for. What its result warns of becomes a warning
+        here."""
         if self["state"] == "failed":
             raise errors.from_problem(self.get("error") or {"title": "the job failed"}, self.id)
         if self["state"] == "cancelled":
             raise errors.JobCancelled(f"job {self.id} was cancelled", code="cancelled", job=self.id)
+        source = self.get("source") or {}
+        for w in (self.get("result") or {}).get("warnings") or []:
+            errors.warn_of(source, str(w.get("detail") or w.get("code")))
         return self
 
     def __repr__(self) -> str:
@@ -195,8 +199,11 @@ class Checkpoints(_Resource):
 
     def locate(self, ref: Ref, boxes: Sequence[Mapping[str, Any]], verify: bool = True) -> Dict[str, Any]:
         """Where on the storage the bytes of boxes of tensors lie ("fqn", "dtype", "shape", "offsets", "sizes" each), with the digests to
-        check them by: "id" of this version of it, "files", "reads", and "others", which only a job can load."""
-        return dict(self._t.request("POST", self._path(ref, ":locate"), {"boxes": list(boxes), "verify": verify}, idempotent=True))
+        check them by: "id" of this version of it, "files", "reads", and "others", which only a job can load. "warning": the daemon's about
+        this checkpoint, or ""."""
+        path = self._path(ref, ":locate")
+        a = checked(self._t.raw("POST", path, {"boxes": list(boxes), "verify": verify}, idempotent=True), path)
+        return {**a.json, "warning": a.headers.get("dcpd-warning", "").partition("; ")[2]}
 
     def files(self, ref: Ref) -> List[Dict[str, Any]]:
         return list(self._t.request("GET", self._path(ref, "/files"))["files"])

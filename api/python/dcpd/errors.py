@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import warnings
 from typing import Any, Dict, List, Mapping, Optional, Type
 
 __all__ = [
@@ -189,6 +191,19 @@ _FOLDER = re.compile(r"path-[0-9a-f]{20}:")
 def shown(text: str) -> str:
     """A text of the daemon's with directories as the caller wrote them, not the names that storages for them were given."""
     return _FOLDER.sub(lambda m: os.path.join(_folders[m[0][:-1]], "") if m[0][:-1] in _folders else m[0], text)
+
+
+def warn(text: str) -> None:
+    """A warning at the line that called this package."""
+    level, frame, here = 1, sys._getframe(), os.path.dirname(__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
+def warn_of(checkpoint: Mapping[str, Any], detail: str) -> None:
+    """The daemon's warning about a checkpoint ({"storage", "name"})."""
+    warn((shown(f"{checkpoint['storage']}:{checkpoint['name']}: ") if checkpoint.get("name") else "") + detail)
 
 
 def from_problem(problem: Mapping[str, Any], job: Optional[str] = None) -> DcpdError:

@@ -31,8 +31,10 @@ def count(n: Any, what: str) -> str:
 
 def facts(record: Mapping[str, Any]) -> List[str]:
     """What a checkpoint's record says, in a few words each."""
+    known = record.get("verified")
     return [str(record.get("format", "?")), size(record.get("bytes", 0)), count(record.get("tensors", "?"), "tensor"),
-            count(record.get("values", "?"), "value"), f"world size {record.get('world_size', '?')}"]
+            count(record.get("values", "?"), "value"), f"world size {record.get('world_size', '?')}",
+            *([f"{known['state']} ({known['level']}, {known['at']})"] if known else [])]
 
 
 # ------------------------------------------------------------------------------------------------------------- progress

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import pickle
 import pickletools
 import sys
-import warnings
 import zipfile
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -79,15 +77,12 @@ def decode_all(found: Mapping[str, Mapping[str, Any]], weights_only: bool = True
 
 
 def _warn(opaque: Mapping[str, str]) -> None:
-    """A warning at the line that called this package. opaque: class names by key."""
+    """opaque: class names by key."""
     if not opaque:
         return
-    level, frame, here = 1, sys._getframe(), os.path.dirname(__file__)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
-        level, frame = level + 1, frame.f_back
     names = _tree.listing([f"{k}: a {c}" for k, c in opaque.items()], 5)
-    warnings.warn(f"{names} {'is' if len(opaque) == 1 else 'are'} left as dcpd.Opaque; weights_only=False unpickles "
-                  + ("it" if len(opaque) == 1 else "them"), stacklevel=level)
+    errors.warn(f"{names} {'is' if len(opaque) == 1 else 'are'} left as dcpd.Opaque; weights_only=False unpickles "
+                + ("it" if len(opaque) == 1 else "them"))
 
 
 def decode(v: Mapping[str, Any], fqn: str = "", weights_only: bool = True) -> Any:
