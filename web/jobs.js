@@ -10,6 +10,7 @@ const RANKS_IN_LIST = 8;
 const RANKS_IN_VIEW = 512;
 const TEXT_MAX = 200000;
 const DIFFERENCES_SHOWN = 100;
+const DAMAGE_SHOWN = 100;
 
 const view = { page: 0, text: "", state: "" };
 
@@ -169,7 +170,7 @@ export function filterJobs(query) {
 }
 
 function errorPanel(error, bad) {
-	const skip = new Set(["type", "title", "detail", "status", "instance"]);
+	const skip = new Set(["type", "title", "detail", "status", "instance", "damage"]);
 	const first = ["code", "rank", "fqn", "file", "offset", "expected", "actual", "retryable"];
 	const keys = [...first, ...Object.keys(error).filter((k) => !first.includes(k) && !skip.has(k))];
 	return h("div", { class: bad ? "panel bad" : "panel", id: "job-error" },
@@ -242,6 +243,30 @@ function object(title, id, value) {
 	return h("section", { id, "aria-label": title }, h("h3", {}, title), h("pre", { tabindex: "0", "aria-label": title }, words));
 }
 
+/** All that a verify found damaged, the first of it. */
+function damage(error) {
+	const list = error?.damage || [];
+	if (list.length === 0) return null;
+	const all = error.damage_count ?? list.length, shown = list.slice(0, DAMAGE_SHOWN);
+	const heads = ["File", "Rank", "Tensor", "Offset", "Bytes", "What"];
+	const cell = (v, i) => h("td", { class: "mono", role: "cell", "data-label": heads[i + 1] }, v ?? "–");
+	return h("section", { class: "panel", id: "job-damage", "aria-label": "Damage" },
+		h("h3", {}, all > shown.length ? `Damage: the first ${shown.length} of ${all} places` : "Damage"),
+		h("div", { class: "scroll", role: "region", "aria-label": "Damaged places", tabindex: "0" }, h("table", { role: "table" },
+			h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
+				heads.map((word) => h("th", { scope: "col", role: "columnheader" }, word)))),
+			h("tbody", { role: "rowgroup" }, shown.map((x) => h("tr", { role: "row" },
+				h("th", { scope: "row", role: "rowheader", class: "mono" }, x.file || "–"),
+				[x.rank, x.fqn, x.offset, x.bytes, x.part || x.code].map(cell)))))));
+}
+
+/** What a job has to say although it succeeded. */
+function warnings(job) {
+	const list = job.result?.warnings || [];
+	return list.length ? h("div", { class: "notice", id: "job-warnings" },
+		h("div", {}, list.map((w) => h("div", {}, w.detail || w.code)))) : null;
+}
+
 export function drawJob(id) {
 	text($("h-job"), `Job ${id}`);
 	$("all-jobs").href = address("jobs", filter());
@@ -256,6 +281,8 @@ export function drawJob(id) {
 		h("div", { class: "panel" }, facts(job), h("div", { class: "pager" }, action(job) || h("span", { class: "small" },
 			job.state === "committing" ? "Committing: it can no longer be cancelled." : ""))),
 		job.error ? errorPanel(job.error, job.state !== "cancelled") : null,
+		damage(job.error),
+		warnings(job),
 		outcome(job),
 		p && p.bytes_total > 0 && job.state !== "succeeded" ? h("section", { class: "panel", "aria-label": "Progress" },
 			h("h3", {}, "Progress"), bar(`Job ${id}`, p.bytes_done, p.bytes_total), h("p", { class: "small" }, numbers(p)),

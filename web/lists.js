@@ -36,8 +36,17 @@ function link(id) {
 	return h("a", { class: "mono", href: `#/jobs/${encodeURIComponent(id)}`, "data-act": `job-${id}` }, id);
 }
 
+/** What is known of a checkpoint's bytes, since when, and which job found it out. */
+function verified(v) {
+	if (!v) return "–";
+	const count = v.damage_count > 1 ? ` · ${v.damage_count} places` : "";
+	return [state(v.state), h("div", { class: "small" }, `${v.level}${count} · `, when(v.at), " · ",
+		h("a", { href: `#/jobs/${encodeURIComponent(v.job)}`, "data-act": `verified-${v.job}` }, "job"))];
+}
+
 export function drawCheckpoints() {
-	const found = store.checkpoints.filter((c) => `${c.storage}:${c.name} ${c.format}`.toLowerCase().includes(filter));
+	const words = (c) => `${c.storage}:${c.name} ${c.format} ${c.verified?.state || ""}`.toLowerCase();
+	const found = store.checkpoints.filter((c) => words(c).includes(filter));
 	table("checkpoints", found, (c) => `${c.storage}:${c.name}`, (c) => [
 		h("th", { scope: "row", class: "name mono" }, `${c.storage}:${c.name}`),
 		h("td", {}, c.format || "–"),
@@ -45,6 +54,7 @@ export function drawCheckpoints() {
 		h("td", { class: "num" }, c.world_size ?? "–"),
 		h("td", {}, when(c.modified_at)),
 		h("td", {}, c.dcpd === true ? "dcpd" : c.dcpd === false ? "other" : "–"),
+		h("td", {}, verified(c.verified)),
 	], filter ? "No checkpoint matches." : "No checkpoints yet.", "checkpoints");
 }
 

@@ -113,6 +113,28 @@ def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
     accessible(page)
 
 
+def test_a_verify_marks_its_checkpoint(page, daemon):  # noqa: F811
+    daemon.put("train", images())
+    ref = {"storage": "main", "name": "a"}
+    daemon.api.run("save", source={"state_dict": "train"}, target=ref)
+    enter(page, daemon)
+    page.click("nav a[href='#/checkpoints']")
+    line = row(page, "checkpoints", "main:a")
+    expect(line.locator("td").nth(5)).to_have_text("–")
+    daemon.api.run("verify", source=ref, level="digest")
+    expect(line.locator(".state")).to_have_text("verified")
+    file = max((daemon.storages["main"] / "a").glob("*.distcp"), key=lambda p: p.stat().st_size)
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    job = daemon.api.wait(daemon.api.submit("verify", source=ref, level="digest"))
+    expect(line.locator(".state")).to_have_text("damaged")
+    line.get_by_role("link", name="job").click()
+    expect(page.locator("#job-damage tbody tr")).to_have_count(1)
+    expect(page.locator("#job-damage tbody tr")).to_contain_text(f"{file.name}{job['error']['rank']}model.w")
+    accessible(page)
+
+
 def test_a_restart_is_seen_and_survived(page, daemon):  # noqa: F811
     enter(page, daemon)
     daemon.put("train", images())

@@ -185,6 +185,47 @@ def test_an_error_says_where(page, fake):
     accessible(page)
 
 
+def test_damage_is_marked_and_listed(page, fake):
+    found = [{"fqn": f"model.layers.{i}.w", "rank": i % 4, "file": f"__{i % 4}_0.distcp", "offset": 4096 * i, "bytes": 65536,
+              "part": "payload", "code": "digest_mismatch"} for i in range(300)]
+    found[0] = {"fqn": None, "rank": None, "file": ".metadata", "offset": 0, "bytes": 700, "part": "metadata"}
+    found[1]["fqn"] = "<img src=x>"
+    error = {"type": "urn:dcpd:problem:checkpoint_damaged", "title": "The checkpoint is damaged", "status": 422, "retryable": False,
+             "code": "checkpoint_damaged", "detail": "1200 places are damaged", "damage": found, "damage_count": 1200}
+    fake.jobs[job(1)["id"]] = job(1, "failed", kind="verify", error=error)
+    warning = {"code": "checkpoint_damaged_known", "detail": "the checkpoint was found damaged at noon"}
+    fake.jobs[job(2)["id"]] = job(2, "succeeded", kind="load", result={"warnings": [warning]}, finished_at="2026-01-01T00:00:02Z")
+
+    def checkpoint(name, verified):
+        return {"storage": "main", "name": name, "format": "dcp", "bytes": MIB, "modified_at": "2026-01-01T00:00:00Z", "world_size": 4,
+                "dcpd": True, "verified": verified}
+
+    at = {"level": "digest", "at": "2026-01-01T00:00:02Z", "job": job(1)["id"]}
+    fake.checkpoints = [checkpoint("bad", {"state": "damaged", "damage_count": 1200, **at}), checkpoint("unknown", None),
+                        checkpoint("good", {"state": "verified", "unverifiable": 0, **at})]
+    enter(page, fake, "checkpoints")
+    for name, words in (("bad", "damaged"), ("good", "verified")):
+        expect(row(page, "checkpoints", f"main:{name}").locator(".state")).to_have_text(words)
+        expect(row(page, "checkpoints", f"main:{name}")).to_contain_text("digest")
+    expect(row(page, "checkpoints", "main:bad")).to_contain_text("1200 places")
+    expect(row(page, "checkpoints", "main:unknown").locator(".state")).to_have_count(0)
+    accessible(page)
+    page.fill("#checkpoints-text", "damaged")
+    expect(page.locator("#checkpoints tbody tr")).to_have_count(1)
+    row(page, "checkpoints", "main:bad").get_by_role("link", name="job").click()
+    table = page.locator("#job-damage table")
+    expect(page.locator("#job-damage h3")).to_have_text("Damage: the first 100 of 1200 places")
+    expect(table.locator("tbody tr")).to_have_count(100)
+    expect(table.locator("tbody tr").nth(0)).to_have_text(".metadata––0700metadata")
+    expect(table).to_contain_text("<img src=x>")
+    expect(page.locator("[data-error=damage]")).to_have_count(0)
+    expect(page.locator("[data-error=damage_count]")).to_have_text("1200")
+    accessible(page)
+    page.goto(f"{fake.url}#/jobs/{job(2)['id']}")
+    expect(page.locator("#job-warnings")).to_have_text("the checkpoint was found damaged at noon")
+    accessible(page)
+
+
 @pytest.mark.long
 def test_what_came_of_operations_on_state_dicts(page, fake):
     ended = {"finished_at": "2026-01-01T00:00:02Z"}
