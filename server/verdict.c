@@ -49,31 +49,6 @@ static const char *state_of(const struct job *j, const char *level)
 	return compared && strcmp(level, "structure") != 0 ? "verified" : "unverified";
 }
 
-void verdict_note(struct journal_txn *t, const struct job *j)
-{
-	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
-	const char *level = text_in(j->spec, "level");
-	char at[CLOCK_TEXT_MAX];
-
-	if (j->state == JOB_SUCCEEDED && target.storage && target.name)
-		journal_delete_verdict(t, target.storage, target.name);
-	level = level[0] ? level : "digest";
-	const char *state = state_of(j, level);
-	if (!state || !j->identity[0] || !source.storage || !source.name)
-		return;
-	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at", clock_text(j->finished_ms, at), "job", j->id);
-	if (j->state == JOB_FAILED)
-		json_object_set_new(doc, "damage_count", json_integer(number_in(j->error, "damage_count") ?: 1));
-	else
-		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
-	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
-	if (text)
-		journal_put_verdict(t, &(struct journal_verdict){ source.storage, source.name, j->identity, j->finished_ms, str_of(text) },
-				    strcmp(level, "structure") == 0 && j->state == JOB_SUCCEEDED);
-	mem_free(text);
-	json_decref(doc);
-}
-
 struct wanted {
 	const char *identity;
 	json_t *found;
@@ -95,6 +70,41 @@ json_t *verdict_find(struct server *s, struct str storage, struct str name, cons
 	if (identity[0] && journal_read_verdict(s->journal, storage, name, take, &w) != OK)
 		log_err("cannot read what is known of a checkpoint", NULL);
 	return w.found;
+}
+
+/* The list of a verify is worth more than the one place where another job has stopped. */
+static bool is_listed(const struct job *j, struct job_ref source)
+{
+	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server, str_of(source.storage), str_of(source.name), j->identity);
+
+	return j->kind != JOB_VERIFY && strcmp(text_in(found, "state"), "damaged") == 0;
+}
+
+void verdict_note(struct journal_txn *t, const struct job *j)
+{
+	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+	const char *level = text_in(j->spec, "level");
+	char at[CLOCK_TEXT_MAX];
+
+	if (j->state == JOB_SUCCEEDED && target.storage && target.name)
+		journal_delete_verdict(t, target.storage, target.name);
+	level = level[0] ? level : "digest";
+	const char *state = state_of(j, level);
+	if (!state || !j->identity[0] || !source.storage || !source.name || is_listed(j, source))
+		return;
+	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at", clock_text(j->finished_ms, at), "job", j->id);
+	if (j->state == JOB_FAILED) {
+		json_object_set_new(doc, "damage_count", json_integer(number_in(j->error, "damage_count") ?: 1));
+	} else {
+		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
+		json_object_set_new(doc, "unverified_bytes", json_integer(number_in(j->result, "unverified_bytes")));
+	}
+	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
+	if (text)
+		journal_put_verdict(t, &(struct journal_verdict){ source.storage, source.name, j->identity, j->finished_ms, str_of(text) },
+				    strcmp(level, "structure") == 0 && j->state == JOB_SUCCEEDED);
+	mem_free(text);
+	json_decref(doc);
 }
 
 void verdict_put(struct server *s, const char *storage, json_t *record)

@@ -5,7 +5,7 @@
  * at no file. In a record:
  *
  *     "verified": {"state":"verified"|"damaged"|"unverified", "level":"digest", "at":RFC 3339, "job":ID,
- *                  "unverifiable":n? of a verified one, "damage_count":n? of a damaged one} | null
+ *                  "unverifiable":n?, "unverified_bytes":n?, "damage_count":n? of a damaged one} | null
  *
  * verified: a verify with level digest or values succeeded over all of it. unverified: it succeeded, but there was nothing to compare
  * with, or the level was structure. damaged: a verify, or another job that read it, failed because of what is stored. */

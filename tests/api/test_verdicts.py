@@ -41,9 +41,10 @@ def rot(path, offset=-30, silent=True):
 
 
 def saved(d, name=None):
-    """A checkpoint of ours with two tensors; (its reference, the files of both)."""
+    """A checkpoint of ours with three tensors; (its reference, the files of `a`, and of `b` and `c`)."""
     sd, ref = lib.fresh(), {"storage": "main", "name": name or f"verdicts/{lib.fresh()}"}
-    d.put(sd, [lib.image({"a": ("U8", [5000], bytes(range(250)) * 20)}), lib.image({"b": ("U8", [5000], bytes(5000))})])
+    a, zeros = ("U8", [5000], bytes(range(250)) * 20), ("U8", [5000], bytes(5000))
+    d.put(sd, [lib.image({"a": a}), lib.image({"b": zeros, "c": zeros})])
     d.api.run("save", source={"state_dict": sd}, target=ref, options={"overwrite": name is not None})
     d.drop(sd)
     where = d.storages["main"] / ref["name"]
@@ -75,21 +76,29 @@ def test_verified(d):
 def test_damaged(spawn):
     """A flipped bit that no time tells of: the verdict lasts until the next verify, then says damaged, over a restart too; loads warn."""
     d = spawn()
-    ref, file, _ = saved(d)
+    ref, *files = saved(d)
     d.api.run("verify", source=ref, level="digest")
-    rot(file, place_of(d, ref, "a"))
+    for file, fqn in zip(files, "ac"):
+        rot(file, place_of(d, ref, fqn))
     assert verdict(d, ref["name"])["state"] == "verified"
-    p = d.api.fails("verify", "checkpoint_damaged", "digest_mismatch", source=ref, level="digest")
-    assert p["identity"] == record(d, ref["name"])["etag"]
+    p = d.api.fails("verify", "checkpoint_damaged", source=ref, level="digest")
+    assert p["identity"] == record(d, ref["name"])["etag"] and p["damage_count"] == 2
+    found = sorted(p["damage"], key=lambda x: x["fqn"])
+    assert [(x["fqn"], x["rank"], x["file"], x["part"]) for x in found] == [("a", 0, "__0_0.distcp", "payload"),
+                                                                            ("c", 1, "__1_0.distcp", "payload")]
+    for x in found:
+        assert x["offset"] <= place_of(d, ref, x["fqn"]) < x["offset"] + x["bytes"]
     v = verdict(d, ref["name"])
-    assert (v["state"], v["level"], v["damage_count"]) == ("damaged", "digest", 1)
+    assert (v["state"], v["level"], v["damage_count"]) == ("damaged", "digest", 2)
+    d.api.fails("load", "digest_mismatch", source=ref, target={"state_dict": lib.fresh()})
+    assert verdict(d, ref["name"]) == v, "the list is worth more than the place where a load has stopped"
     d.stop()
     d.start()
     assert verdict(d, ref["name"]) == v
     j = d.api.run("load", source=ref, target={"state_dict": lib.fresh()}, include=["b"])
     (w,) = j["result"]["warnings"]
     assert w["code"] == "checkpoint_damaged_known" and v["job"] in w["detail"] and v["at"] in w["detail"]
-    shutil.rmtree(file.parent)
+    shutil.rmtree(files[0].parent)
     saved(d, ref["name"])
     assert verdict(d, ref["name"]) is None
 
@@ -187,7 +196,8 @@ def test_dcpctl_marks_checkpoints(d):
     assert f"verified digest {v['at']}, job {v['job']}\n" in shown and "damage" not in shown, shown
     rot(file, place_of(d, ref, "a"))
     r = d.ctl("verify", full)
-    assert r.returncode == 5 and "__0_0.distcp" in r.stderr, r.stderr
+    assert r.returncode == 5 and r.stderr.splitlines()[-2].split() == "FILE RANK TENSOR OFFSET BYTES WHAT".split(), r.stderr
+    assert r.stderr.splitlines()[-1].split()[:3] == ["__0_0.distcp", "0", "a"] and r.stderr.endswith(" payload\n"), r.stderr
     v = verdict(d, ref["name"])
     assert row_of(d.ctl("ls", full).stdout, ref["name"]).endswith(f"damaged digest {v['at']}")
     assert f"damaged digest {v['at']}, 1 damaged place, job {v['job']}\n" in d.ctl("show", full).stdout
