@@ -214,6 +214,8 @@ static FALLIBLE enum err read_filter(struct str text, struct journal_filter *f)
 	return OK;
 }
 
+enum { LIST_BYTES_MAX = 8 << 20 }; /* of a page: a record may have a MiB of damage */
+
 struct listing {
 	struct server *server;
 	struct buf *out;
@@ -222,15 +224,16 @@ struct listing {
 	char last[JOB_ID_LEN + 1];
 };
 
+/* Ends the walk when the page is full; l->more tells that from an error. */
 static enum err put_row(void *user, const struct journal_job *row)
 {
 	struct listing *l = user;
 	const struct job *live = (const struct job *)table_find(&l->server->jobs->table, str_of(row->id));
 	struct str text = row->doc;
 
-	if (l->left == 0) {
+	if (l->left == 0 || l->out->len >= LIST_BYTES_MAX) {
 		l->more = true;
-		return OK;
+		return ERR(LIMIT_EXCEEDED, "the page is full");
 	}
 	if (live)
 		TRY(job_text(l->server, str_of(row->id), &text));
@@ -253,7 +256,10 @@ FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_si
 		return ERR(VALIDATION_FAILED, "page_token is not one that was given out");
 	TRY(read_filter(filter, &f));
 	buf_puts(out, "{\"jobs\":[");
-	TRY(journal_read_jobs(s->journal, &f, page_size + 1, put_row, &l));
+	enum err e = journal_read_jobs(s->journal, &f, page_size + 1, put_row, &l);
+	if (e && !l.more)
+		return e;
+	err_clear();
 	buf_puts(out, "]");
 	if (l.more)
 		buf_printf(out, ",\"next_page_token\":\"%s\"", l.last);

@@ -293,6 +293,37 @@ static void test_damage(void **state)
 	assert_true(told);
 }
 
+/* Records may be large: a page of the list ends early then, and the next one goes on. */
+static void test_list_of_large_records(void **state)
+{
+	enum { JOBS = 70 };
+	char id[27], token[27] = "";
+	uint32_t seen = 0, pages = 0;
+
+	(void)state;
+	for (int i = 0; i < JOBS; i++) {
+		t_job(&t, SAVE("a", FAKE("damage:1700")), id);
+		assert_int_equal(t_job_end(&t, id), JOB_FAILED);
+	}
+	do {
+		struct buf b = BUF_INIT(64 << 20); /* as much as an answer may have */
+		T_OK(job_list(t.s, STR(""), 1000, str_of(token), &b));
+		json_t *doc = json_loadb((char *)b.p, b.len, 0, NULL), *jobs = json_object_get(doc, "jobs");
+		const char *next = json_string_value(json_object_get(doc, "next_page_token"));
+		assert_true(b.len < 12 << 20);
+		assert_true(json_array_size(jobs) > 0);
+		const char *last = json_string_value(json_object_get(json_array_get(jobs, json_array_size(jobs) - 1), "id"));
+		assert_true(!next || strcmp(next, last) == 0);
+		seen += (uint32_t)json_array_size(jobs);
+		pages++;
+		snprintf(token, sizeof token, "%s", next ? next : "");
+		json_decref(doc);
+		buf_free(&b);
+	} while (token[0]);
+	assert_int_equal(seen, JOBS);
+	assert_in_range(pages, 6, 20);
+}
+
 static const char *verdict_state(const char *identity)
 {
 	static char state[32];
@@ -731,7 +762,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(test_save),	  T(test_refusals), T(test_exists_and_full), T(test_target_busy_and_cancel),
-		T(test_crashes),  T(test_failures), T(test_damage),      T(test_verdicts),
+		T(test_crashes),  T(test_failures), T(test_damage), T(test_list_of_large_records),      T(test_verdicts),
 		T(test_load_of_what_is_damaged), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
