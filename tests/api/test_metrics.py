@@ -81,6 +81,17 @@ def test_a_run_of_another_name_made_by_reshard_counts(spawn):
     assert scrape(d)["dcpd_last_durable_step", run_labels("exports")] == 7
 
 
+def test_a_verify_of_a_part_verifies_no_checkpoint(spawn):
+    d = spawn()
+    c = Crafted(d.storages["main"], name="parts/step-1")
+    key = "dcpd_last_verified_timestamp_seconds", run_labels("parts") + ',level="digest"'
+    fqn = d.api.get(d.api.storage_path("main", c.name, "/tensors")).ok(200)["tensors"][0]["fqn"]
+    d.api.run("verify", source=c.ref, level="digest", include=[fqn])
+    assert key not in scrape(d)
+    d.api.run("verify", source=c.ref, level="digest")
+    assert scrape(d)[key] > 0
+
+
 def test_runs_are_bounded(spawn):
     """A run per checkpoint, as sweeps make them, fills neither the memory nor the scraper: the newest remain."""
     d = spawn()
