@@ -49,11 +49,9 @@ export function putJob(job) {
 	const before = store.jobs.get(job.id);
 	store.jobs.set(job.id, job);
 	order = null;
-	if (before && before.state !== job.state) {
-		if (ENDED.has(job.state)) {
-			ended(job);
-			["checkpoints", "stateDicts", "storages", "workers"].forEach(refresh);
-		}
+	if (ENDED.has(job.state) && before?.state !== job.state) {
+		if (before) ended(job);
+		["checkpoints", "stateDicts", "storages", "workers"].forEach(refresh);
 	}
 	changed();
 	return true;
