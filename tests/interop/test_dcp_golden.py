@@ -96,6 +96,10 @@ def test_golden(d, case, tmp_path):
             shape, raw = whole[fqn]
             assert shape == t["shape"] and hashlib.sha256(raw).hexdigest() == t["sha256"], fqn
         assert set().union(*(img.values for img in d.images(sd))) == set(doc["values"])
+        if world == 1 and case not in UNFLATTENED:  # the same once more, into what is there
+            before_values = [img.values for img in d.images(sd)]
+            d.api.run("load", source=source, target={"state_dict": sd})
+            assert assemble(d.images(sd)) == whole and [img.values for img in d.images(sd)] == before_values
         d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": f"{base}/shm-{world}"})
         d.drop(sd)
         if case not in UNFLATTENED:

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "format/jscan.h"
 #include "os/fs.h"
 
 enum { HEADER_MAX = SFT_HEADER_MAX + 8192, VALUES_MAX = 2 * HEADER_MAX };
@@ -151,80 +152,116 @@ enum err segments_make(struct job *j, const struct input *source, const struct s
 
 /* ------------------------------------------------------------------------------------------------- in place */
 
-static json_t *value_doc(const struct image_value *v)
+/* A value as an image has it. */
+static void put_value(struct buf *b, const struct image_value *v)
 {
-	CLEANUP(buf_free) struct buf b = BUF_INIT(1u << 30);
-
 	if (v->kind == IMAGE_VALUE_JSON) {
-		json_t *value = json_loadb(v->bytes.p, v->bytes.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-		return json_pack("{s:o}", "json", value);
+		buf_puts(b, "{\"json\":");
+		buf_put(b, v->bytes.p, v->bytes.n);
+		buf_puts(b, "}");
+		return;
 	}
-	buf_base64(&b, v->bytes.p, v->bytes.n);
-	return b.failed ? NULL
-			: json_pack("{s:o}", v->kind == IMAGE_VALUE_BYTES ? "bytes" : "pickle",
-				    json_stringn(b.p ? (char *)b.p : "", b.len));
+	buf_puts(b, v->kind == IMAGE_VALUE_BYTES ? "{\"bytes\":\"" : "{\"pickle\":\"");
+	buf_base64(b, v->bytes.p, v->bytes.n);
+	buf_puts(b, "\"}");
 }
 
-/* Replaces the values that this rank's header lists. *changed: something was. */
-static FALLIBLE enum err replace_values(json_t *values, const struct sdict *view, const struct headers *h, bool *changed)
+/* Goes on to the value of a member of the object that js is in. *found_out: there is one; else the object is behind js. */
+static FALLIBLE enum err find_member(struct jscan *js, const char *name, struct arena *a, bool *found_out)
 {
-	const char *key;
-	json_t *old;
-	void *tmp;
+	struct jscan_token t;
+	struct str key, span;
 
-	json_object_foreach_safe(values, tmp, key, old) {
-		const struct sd_value *v = sdict_value(view, str_of(key));
-		if (!v)
-			continue;
-		json_t *fresh = value_doc(&h->values[v - view->values]);
-		if (!fresh || json_object_set_new(values, key, fresh) < 0)
-			return ERR(NO_MEMORY, "no memory for values");
-		*changed = true;
+	for (;;) {
+		TRY(jscan_next(js, &t));
+		*found_out = t.kind == JSCAN_KEY;
+		if (!*found_out)
+			return OK;
+		TRY(jscan_str(js, &t, a, &key));
+		if (str_is(key, name))
+			return OK;
+		TRY(jscan_next(js, &t));
+		TRY(jscan_skip(js, &t, &span));
 	}
-	return OK;
 }
 
-static FALLIBLE enum err put_header(int fd, const json_t *header, uint64_t json_bytes)
+/* The members of `values`, with those of the view in place of what the image has. Keys may be any text, NUL too: jansson would refuse. */
+static FALLIBLE enum err put_members(struct jscan *js, const struct sdict *view, const struct headers *h, struct buf *b)
 {
-	char *text = json_dumps(header, JSON_COMPACT);
-	size_t n = text ? strlen(text) : 0;
-	CLEANUP(mem_free_ptr) char *padded = mem_alloc(json_bytes);
-	enum err e = text && padded ? OK : ERR(NO_MEMORY, "no memory for a header");
+	struct jscan_token t, value;
+	struct str key, span;
 
-	if (!e && n > json_bytes)
-		e = ERR(SHM_EXHAUSTED, "the image's header has %ju bytes, its new values need %zu", (uintmax_t)json_bytes, n);
-	if (!e) {
-		memcpy(padded, text, n);
-		memset(padded + n, ' ', json_bytes - n);
-		e = fs_pwrite(fd, padded, json_bytes, 8, "segment");
+	for (bool first = true;; first = false) {
+		TRY(jscan_next(js, &t));
+		if (t.kind == JSCAN_OBJECT_END) {
+			buf_puts(b, "}");
+			return buf_status(b);
+		}
+		TRY(jscan_str(js, &t, h->arena, &key));
+		TRY(jscan_next(js, &value));
+		TRY(jscan_skip(js, &value, &span));
+		buf_puts(b, first ? "\"" : ",\"");
+		buf_put(b, t.raw.p, t.raw.n);
+		buf_puts(b, "\":");
+		const struct sd_value *v = sdict_value(view, key);
+		if (v)
+			put_value(b, &h->values[v - view->values]);
+		else
+			buf_put(b, span.p, span.n);
 	}
-	mem_free(text);
-	return e;
+}
+
+/* `dcpd`, the text in an image's __metadata__, with the view's values. *found_out: it lists values. */
+static FALLIBLE enum err put_dcpd(struct str dcpd, const struct sdict *view, const struct headers *h, struct buf *b, bool *found_out)
+{
+	struct jscan js = jscan_of(dcpd, ERR_FORMAT_IMAGE);
+	struct jscan_token t;
+
+	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
+	TRY(find_member(&js, "values", h->arena, found_out));
+	if (!*found_out)
+		return OK;
+	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
+	buf_put(b, dcpd.p, js.at);
+	TRY(put_members(&js, view, h, b));
+	buf_put(b, dcpd.p + js.at, dcpd.n - js.at);
+	return buf_status(b);
 }
 
 static FALLIBLE enum err set_in_header(int fd, const char *json, uint64_t json_bytes, const struct sdict *view,
 				       const struct headers *h)
 {
-	bool changed = false;
-	json_t *header = json_loadb(json, json_bytes, JSON_ALLOW_NUL, NULL), *meta = json_object_get(header, "__metadata__");
-	json_t *dcpd = json_loads(json_is_string(json_object_get(meta, "dcpd"))
-					  ? json_string_value(json_object_get(meta, "dcpd")) : "{}", JSON_ALLOW_NUL, NULL);
-	json_t *values = json_object_get(dcpd, "values");
-	enum err e = header && dcpd ? OK : ERR(FORMAT_IMAGE, "the image's header cannot be read again");
+	struct str text = { json, json_bytes }, dcpd;
+	struct jscan js = jscan_of(text, ERR_FORMAT_IMAGE);
+	CLEANUP(buf_free) struct buf fresh = BUF_INIT(HEADER_MAX), b = BUF_INIT(HEADER_MAX);
+	struct jscan_token t;
+	bool found;
 
-	if (!e && values)
-		e = replace_values(values, view, h, &changed);
-	if (!e && changed) {
-		char *text = json_dumps(dcpd, JSON_COMPACT);
-		if (!text || json_object_set_new(meta, "dcpd", json_string(text)) < 0)
-			e = ERR(NO_MEMORY, "no memory for a header");
-		mem_free(text);
-		if (!e)
-			e = put_header(fd, header, json_bytes);
+	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
+	TRY(find_member(&js, "__metadata__", h->arena, &found));
+	if (found) {
+		TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
+		TRY(find_member(&js, "dcpd", h->arena, &found));
 	}
-	json_decref(header);
-	json_decref(dcpd);
-	return e;
+	if (!found)
+		return OK;
+	TRY(jscan_expect(&js, JSCAN_STRING, &t));
+	TRY(jscan_str(&js, &t, h->arena, &dcpd));
+	TRY(put_dcpd(dcpd, view, h, &fresh, &found));
+	if (!found)
+		return OK;
+	buf_put(&b, json, (size_t)(t.raw.p - json) - 1);
+	TRY(jscan_put_str(&b, (struct str){ (char *)fresh.p, fresh.len }));
+	const char *end = json + json_bytes, *behind = t.raw.p + t.raw.n + 1;
+	while (end > behind && end[-1] == ' ') /* the old padding */
+		end--;
+	buf_put(&b, behind, (size_t)(end - behind));
+	TRY(buf_status(&b));
+	if (b.len > json_bytes)
+		return ERR(SHM_EXHAUSTED, "the image's header has %ju bytes, its new values need %zu", (uintmax_t)json_bytes, b.len);
+	buf_fill(&b, ' ', json_bytes - b.len);
+	TRY(buf_status(&b));
+	return fs_pwrite(fd, b.p, b.len, 8, "segment");
 }
 
 static FALLIBLE enum err set_rank(struct job *j, const json_t *r, const struct sdict *view, const struct headers *h)
