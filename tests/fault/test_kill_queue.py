@@ -64,7 +64,7 @@ def fds(d):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_save_of_a_queue_hangs(spawn, seed):
     rng = random.Random(seed)
-    d = spawn(args=("--workers", "2"))
+    d = spawn(args=("--workers", "2", "--lease", "2h"))
     blob = os.urandom(BYTES)
     d.put("train", [lib.image({"w": ("U8", [BYTES], blob)},
                               {"tensors": {"w": {"fqn": "w", "global_shape": [RANKS * BYTES], "offsets": [r * BYTES]}}})
