@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "ctl/build_id.h"
 #include "ops/capabilities.h"
@@ -202,7 +203,7 @@ static FALLIBLE enum err report_failure(struct job *j, enum err e)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(FRAME_JSON_MAX);
 
 	job_problem_put(&b, e);
-	char *more = j->error_more ? json_dumps(j->error_more, JSON_COMPACT) : NULL;
+	char *more = jtext_of(j->error_more);
 	if (more && b.len + strlen(more) + PROBLEM_ROOM <= FRAME_JSON_MAX) {
 		b.len--; /* its closing brace */
 		buf_printf(&b, ",\"more\":%s}", more);
@@ -233,13 +234,11 @@ static FALLIBLE enum err report_job(struct job *j, enum err e)
 static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 {
 	struct job j = { .worker = w, .generation = f->generation };
-	json_error_t why;
-	enum err e;
 
 	gpu_sweep(w);
-	j.doc = json_loadb(f->json.p, f->json.n, 0, &why);
-	if (!j.doc)
-		e = ERR(PROTOCOL, "a frame that is not JSON: %s", why.text);
+	enum err e = jtext_parse(f->json, 0, &j.doc);
+	if (e)
+		e = e == ERR_NO_MEMORY ? e : ERR(PROTOCOL, "a frame that is not JSON");
 	else if (f->type == FRAME_JOB)
 		e = run_job(&j, f);
 	else
@@ -252,11 +251,12 @@ static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(FRAME_JSON_MAX);
-	json_error_t why;
+	json_t *q;
 	int fd = -1;
 
-	json_t *q = json_loadb(f->json.p, f->json.n, 0, &why);
-	enum err e = q ? check_roots(w) : ERR(PROTOCOL, "not JSON: %s", why.text);
+	enum err e = jtext_parse(f->json, 0, &q);
+	if (e != ERR_NO_MEMORY)
+		e = q ? check_roots(w) : ERR(PROTOCOL, "a question that is not JSON");
 	if (!e)
 		e = lookup_answer(w, q, f->fds, f->fd_count, &b, &fd);
 	if (e) {
@@ -313,14 +313,15 @@ static FALLIBLE enum err serve(struct worker *w, int control_fd)
 {
 	struct frame f;
 	bool closed;
-	json_error_t why;
+	json_t *hello = NULL;
 
 	TRY(frame_conn_new(control_fd, &w->conn));
 	TRY(next_frame(w, &f, &closed));
 	if (closed)
 		return OK;
-	json_t *hello = f.type == FRAME_HELLO ? json_loadb(f.json.p, f.json.n, 0, &why) : NULL;
-	enum err e = hello ? start(w, hello) : ERR(PROTOCOL, "the first frame is no HELLO");
+	enum err e = f.type == FRAME_HELLO ? jtext_parse(f.json, 0, &hello) : ERR(PROTOCOL, "the first frame is no HELLO");
+	if (!e)
+		e = start(w, hello);
 	json_decref(hello);
 	while (!e) {
 		e = next_frame(w, &f, &closed);
@@ -346,7 +347,7 @@ int main(int argc, char **argv)
 		return 2;
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* a limit on file size is an error of the write, not our end */
-	json_set_alloc_funcs(mem_alloc, mem_free);
+	jtext_init();
 	json_object_seed(0);
 	w.plans = &plans;
 	w.kept = &kept;

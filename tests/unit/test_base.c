@@ -199,6 +199,37 @@ static void test_map(void **state)
 	map_free(&m);
 }
 
+/* An allocation that cannot fail takes from the reserve; the others do not, and what is taken comes back. */
+static void test_reserve(void **state)
+{
+	enum { MANY = MEM_RESERVE_BLOCKS / 4 };
+	static void *taken[MANY];
+	uint64_t failures = mem_failures();
+
+	(void)state;
+	T_OK(mem_reserve());
+	T_OK(mem_reserve());
+	for (int turn = 0; turn < 3; turn++) {
+		for (int i = 0; i < MANY; i++) {
+			assert_false(mem_is_short());
+			mem_fail_at(1);
+			taken[i] = mem_sure(MEM_SURE_MAX);
+			assert_int_equal(((char *)taken[i])[MEM_SURE_MAX - 1], 0);
+			memset(taken[i], 0xff, MEM_SURE_MAX);
+		}
+		assert_true(mem_is_short());
+		for (int i = 0; i < MANY; i++)
+			mem_free_ptr(&taken[i]);
+		assert_false(mem_is_short());
+	}
+	assert_int_equal(mem_failures() - failures, 3 * MANY);
+	mem_fail_at(1);
+	assert_null(mem_alloc(10));
+	void *plain = mem_sure(10);
+	assert_int_equal(mem_failures() - failures, 3 * MANY + 1);
+	mem_free(plain);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -207,7 +238,7 @@ int main(void)
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),
 		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_json_string),
 		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),
-		cmocka_unit_test(test_map),
+		cmocka_unit_test(test_map),	     cmocka_unit_test(test_reserve),
 	};
 
 	return cmocka_run_group_tests_name("base", tests, NULL, NULL);

@@ -10,4 +10,15 @@ void mem_free(void *p);
 char *mem_strdup(const char *z);
 void mem_fail_at(uint64_t nth);                /* fails the nth allocation from now on (1 = next), 0 = never */
 
+/* So many allocations of this thread have failed. Libraries that use mem_* seldom say why they failed: a count that has grown does. */
+uint64_t mem_failures(void);
+
+/* A daemon's reserve. Some allocations cannot fail: those of what carries an outcome, which itself would have to be carried. They
+ * fall back on blocks set aside at start, which mem_free puts back. Before these run out, mem_is_short() says that no new work
+ * should be taken on, so that what was accepted can end. Without a reserve, and when it is empty, mem_sure ends the process. */
+enum { MEM_SURE_MAX = 2560, MEM_RESERVE_BLOCKS = 4096 };
+FALLIBLE enum err mem_reserve(void);           /* once, before there are threads; again is fine */
+void *mem_sure(size_t bytes);                  /* cleared; at most MEM_SURE_MAX bytes; never NULL; not for mem_grow */
+bool mem_is_short(void);                       /* a quarter of the reserve is in use */
+
 void mem_free_ptr(void *p_to_pointer);         /* for CLEANUP(mem_free_ptr) */

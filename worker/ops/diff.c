@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/num.h"
+#include "base/jtext.h"
 #include "ops/build.h"
 #include "ops/input.h"
 #include "ops/target.h"
@@ -95,8 +96,9 @@ static FALLIBLE enum err compare_tensors(struct diff *d)
 static json_t *value_doc(const struct item_value *v)
 {
 	if (v->kind == ITEM_VALUE_JSON) {
-		json_t *doc = json_loadb((char *)v->text.p, v->text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-		return doc ? doc : json_string("?");
+		json_t *doc;
+		enum err e = jtext_parse((struct str){ (char *)v->text.p, v->text.len }, JSON_DECODE_ANY | JSON_ALLOW_NUL, &doc);
+		return e ? json_string("?") : doc;
 	}
 	if (v->kind == ITEM_VALUE_BYTES)
 		return json_sprintf("%zu bytes", v->text.len);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/jtext.h"
 #include "base/num.h"
 #include "ops/commit.h"
 #include "os/fs.h"
@@ -170,7 +171,11 @@ static FALLIBLE enum err read_end(struct hosts *h, uint32_t host)
 	enum err e = fs_read_all(h->dir, name, END_MAX, &bytes, &n);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
-	json_t *doc = json_loadb(bytes, n, 0, NULL);
+	json_t *doc;
+	e = jtext_parse((struct str){ bytes, n }, 0, &doc);
+	if (e == ERR_NO_MEMORY)
+		return e;
+	e = OK;
 	const char *code = json_string_value(json_object_get(doc, "code"));
 	const char *detail = json_string_value(json_object_get(doc, "detail"));
 	if (!json_is_true(json_object_get(doc, "ok"))) {

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/jtext.h"
 #include "ops/exchange.h"
 #include "ops/exec.h"
 #include "ops/gate.h"
@@ -49,7 +50,7 @@ enum err job_send(struct job *j, enum frame_type type, struct str json, const in
 
 enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc)
 {
-	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
+	char *text = jtext_of(doc);
 
 	if (doc && !text)
 		return ERR(NO_MEMORY, "no memory for a message");
@@ -144,11 +145,11 @@ static FALLIBLE enum err show_life(struct job *j)
 
 static FALLIBLE enum err take_segments(struct job *j, struct frame *f)
 {
-	json_error_t why;
-	json_t *doc = json_loadb(f->json.p, f->json.n, 0, &why);
+	json_t *doc;
+	enum err e = jtext_parse(f->json, 0, &doc);
 
-	if (!doc)
-		return ERR(PROTOCOL, "SEGMENTS is not JSON: %s", why.text);
+	if (e)
+		return e == ERR_NO_MEMORY ? e : ERR(PROTOCOL, "SEGMENTS is not JSON");
 	json_t *ranks = json_object_get(doc, "ranks");
 	for (size_t i = 0; i < json_array_size(ranks); i++) { /* the frame's numbers become the job's */
 		json_t *fd = json_object_get(json_array_get(ranks, i), "fd");
@@ -188,8 +189,7 @@ static FALLIBLE enum err take_frame(struct job *j, struct frame *f)
 		return take_segments(j, f);
 	case FRAME_MEET_ALL:
 		json_decref(j->met);
-		j->met = json_loadb(f->json.p, f->json.n, 0, NULL);
-		return j->met ? OK : ERR(PROTOCOL, "MEET_ALL is not JSON");
+		return jtext_parse(f->json, 0, &j->met);
 	default:
 		return ERR(PROTOCOL, "a frame of type %u in a job", f->type);
 	}
@@ -349,7 +349,7 @@ static json_t *run_doc(const struct job *j, uint32_t spools, const json_t **grou
 static FALLIBLE enum err share_run(struct job *j, struct run *run, uint32_t spools, const json_t *doc)
 {
 	CLEANUP(mem_free_ptr) int *fds = mem_zalloc(1 + spools, sizeof *fds);
-	char *text = json_dumps(doc, JSON_COMPACT);
+	char *text = jtext_of(doc);
 	enum err e = fds && text ? OK : ERR(NO_MEMORY, "no memory for a message");
 
 	if (!e) {

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/jtext.h"
 #include "base/num.h"
 #include "format/dcp_meta.h"
 #include "format/image.h"
@@ -156,17 +157,15 @@ static FALLIBLE enum err read_files(struct listed *l)
 
 static FALLIBLE enum err read_list(struct listed *l)
 {
-	json_error_t error;
-
 	TRY(read_bytes(l, "items", &l->items, &l->items_bytes));
 	TRY(read_bytes(l, "metadata", &l->metadata, &l->metadata_bytes));
 	if (!l->items)
 		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `items` in its source");
 	if (!l->metadata && !l->job->dry_run && !part_of(l))
 		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `metadata` in its source");
-	l->doc = json_loadb(l->items, l->items_bytes, JSON_REJECT_DUPLICATES, &error);
-	if (!l->doc)
-		return ERR(VALIDATION_FAILED, "the list of items is no JSON: %s", error.text);
+	enum err e = jtext_parse((struct str){ l->items, l->items_bytes }, JSON_REJECT_DUPLICATES, &l->doc);
+	if (e)
+		return e == ERR_NO_MEMORY ? e : ERR(VALIDATION_FAILED, "the list of items is no JSON");
 	l->metadata_name = json_string_value(json_object_get(l->doc, "metadata_name"));
 	if (!metadata_name_usable(l->metadata_name))
 		return ERR(VALIDATION_FAILED, "the metadata's file is .metadata or __RANK.metadata");

@@ -1,6 +1,7 @@
 /* sdop_rules.c: see sdop_rules.h. A state dict of thousands of DTensors has as many rules, each for one FQN: those are found by
  * a map, and only patterns are tried one by one. */
 #include "ops/sdop_rules.h"
+#include "base/jtext.h"
 
 void sdop_rules_free(struct sdop_rules *r)
 {
@@ -13,11 +14,14 @@ void sdop_rules_free(struct sdop_rules *r)
 /* The rules that name placements; `like` and boxes are nothing that an image may ask for. */
 static FALLIBLE enum err mesh_rules(struct str text, json_t **out)
 {
-	json_error_t why;
-	json_t *all = json_loadb(text.p, text.n, JSON_ALLOW_NUL, &why), *some = json_array(), *rule;
-	enum err e = all && some ? OK : ERR(FORMAT_IMAGE, "the layout is not JSON: %s", why.text);
+	json_t *all, *some = json_array(), *rule;
+	enum err e = jtext_parse(text, JSON_ALLOW_NUL, &all);
 	size_t i;
 
+	if (e && e != ERR_NO_MEMORY)
+		e = ERR(FORMAT_IMAGE, "the layout is not JSON");
+	if (!some)
+		e = ERR(NO_MEMORY, "no memory for a layout");
 	json_array_foreach(all, i, rule) {
 		bool good = json_is_string(json_object_get(rule, "match")) && json_is_array(json_object_get(rule, "placements")) &&
 			    !json_object_get(rule, "like") && !json_object_get(rule, "boxes") && !json_object_get(rule, "chunks");
