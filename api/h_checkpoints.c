@@ -108,6 +108,12 @@ static void listing_release(struct listing *l)
 	mem_free(l);
 }
 
+static void list_failed(struct listing *l, enum err e)
+{
+	l->failed = e;
+	l->why = *err_last();
+}
+
 static void on_listed(void *user, enum err e, const json_t *ok, int *fd)
 {
 	struct asked *a = user;
@@ -117,17 +123,16 @@ static void on_listed(void *user, enum err e, const json_t *ok, int *fd)
 
 	(void)fd;
 	if (e && l->one) {
-		l->failed = e;
-		l->why = *err_last();
+		list_failed(l, e);
 	} else if (e) {
 		problem = errdoc_of(e);
-		if (problem && json_object_set_new(problem, "storage", json_string(a->storage)) == 0)
-			(void)json_array_append(l->problems, problem);
+		if (json_object_set_new(problem, "storage", json_string(a->storage)) != 0 || json_array_append(l->problems, problem) != 0)
+			list_failed(l, ERR(NO_MEMORY, "cannot list"));
 		json_decref(problem);
 	}
 	json_array_foreach(items, i, item) {
-		if (json_is_object(item) && json_object_set_new(item, "storage", json_string(a->storage)) == 0)
-			(void)json_array_append(l->found, item);
+		if (json_object_set_new(item, "storage", json_string(a->storage)) != 0 || json_array_append(l->found, item) != 0)
+			list_failed(l, ERR(NO_MEMORY, "cannot list"));
 	}
 	mem_free(a);
 	listing_release(l);

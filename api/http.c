@@ -336,6 +336,8 @@ static FALLIBLE enum err handle(struct req *r)
 		err_restore(r->refused);
 		return r->refused->code;
 	}
+	if (mem_is_short()) /* the reserve is for what was accepted before */
+		return ERR(NO_MEMORY, "the daemon has no memory left for new requests");
 	if (r->body_bytes > HTTP_BODY_MAX)
 		return ERR(PAYLOAD_TOO_LARGE, "a body has at most %d bytes", HTTP_BODY_MAX);
 	TRY(buf_status(&r->raw));
@@ -372,6 +374,8 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const 
 		return refuse(r, e);
 	if (r->answer)
 		return send_answer(r);
+	if (r->answered) /* there was no memory for any answer */
+		return MHD_NO;
 	must(r->refs > 1);
 	put_to_sleep(l->http, r);
 	return MHD_YES;

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/jtext.h"
 #include "base/near.h"
 
 static FALLIBLE enum err check_depth(struct str text)
@@ -38,15 +39,12 @@ static FALLIBLE enum err check_depth(struct str text)
 
 FALLIBLE enum err jval_parse(struct str text, json_t **doc_out)
 {
-	json_error_t why;
 	json_t *doc;
 
 	if (text.n == 0)
 		return ERR(INVALID_JSON, "the body is empty, a JSON object is needed");
 	TRY(check_depth(text));
-	doc = json_loadb(text.p, text.n, JSON_REJECT_DUPLICATES, &why);
-	if (!doc)
-		return ERR(INVALID_JSON, "line %d, column %d: %s", why.line, why.column, why.text);
+	TRY(jtext_parse(text, JSON_REJECT_DUPLICATES, &doc));
 	if (!json_is_object(doc)) {
 		json_decref(doc);
 		return ERR(INVALID_JSON, "line 1, column 1: a JSON object is needed, not an array");

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/worker.h"
@@ -87,7 +88,7 @@ FALLIBLE enum err devices_new(struct server *s)
 
 static FALLIBLE enum err put_json(struct buf *out, const json_t *value)
 {
-	char *text = json_dumps(value, JSON_COMPACT);
+	char *text = jtext_of(value);
 
 	if (!text)
 		return ERR(NO_MEMORY, "cannot show devices");

@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/mem.h"
+
+static json_t *spare;
 
 static void put_text(json_t *o, const char *key, const char *text)
 {
@@ -17,22 +20,8 @@ static void put_text(json_t *o, const char *key, const char *text)
 	json_object_set_new(o, key, v);
 }
 
-json_t *errdoc_of(enum err e)
+static void put_details(json_t *o, const struct err_info *info)
 {
-	const struct err_info *info = err_last();
-	json_t *o = json_object();
-
-	if (!o)
-		return NULL;
-	char type[128];
-	snprintf(type, sizeof type, "urn:dcpd:problem:%s", err_code_name(e));
-	put_text(o, "type", type);
-	put_text(o, "code", err_code_name(e));
-	put_text(o, "title", err_title(e));
-	json_object_set_new(o, "status", json_integer(err_http_status(e)));
-	json_object_set_new(o, "retryable", json_boolean(err_retryable(e)));
-	if (info->code != e)
-		return o;
 	put_text(o, "detail", info->text);
 	if (info->rank >= 0)
 		json_object_set_new(o, "rank", json_integer(info->rank));
@@ -42,7 +31,40 @@ json_t *errdoc_of(enum err e)
 		json_object_set_new(o, "offset", json_integer(info->offset));
 	put_text(o, "expected", info->expected);
 	put_text(o, "actual", info->actual);
-	return o;
+}
+
+json_t *errdoc_of(enum err e)
+{
+	const struct err_info *info = err_last();
+	uint64_t failures = mem_failures();
+	json_t *o = json_object();
+	char type[128];
+	snprintf(type, sizeof type, "urn:dcpd:problem:%s", err_code_name(e));
+	put_text(o, "type", type);
+	put_text(o, "code", err_code_name(e));
+	put_text(o, "title", err_title(e));
+	json_object_set_new(o, "status", json_integer(err_http_status(e)));
+	json_object_set_new(o, "retryable", json_boolean(err_retryable(e)));
+	if (info->code == e)
+		put_details(o, info);
+	if (mem_failures() == failures)
+		return o;
+	json_decref(o);
+	return NULL;
+}
+
+json_t *errdoc_sure(enum err e)
+{
+	json_t *o = errdoc_of(e);
+
+	return o ? o : json_incref(spare);
+}
+
+enum err errdoc_init(void)
+{
+	if (!spare)
+		spare = errdoc_of(ERR(NO_MEMORY, "no memory was left to say what went wrong"));
+	return spare ? OK : ERR(NO_MEMORY, "cannot set memory aside");
 }
 
 static void take_text(const json_t *problem, const char *key, char *into, size_t cap)
@@ -116,7 +138,7 @@ json_t *errdoc_more(const json_t *problem)
 
 void errdoc_add(json_t *doc, const json_t *more)
 {
-	if (doc && more && json_object_update_missing(doc, (json_t *)(uintptr_t)more) != 0)
+	if (doc && doc != spare && more && json_object_update_missing(doc, (json_t *)(uintptr_t)more) != 0)
 		log_warn("no memory for all that an error says", NULL);
 }
 

@@ -6,8 +6,11 @@
 
 enum { ERRDOC_MORE_MAX = 1 << 20 };
 
-/* The latest error of this thread. NULL when out of memory. */
+/* The latest error of this thread. NULL when out of memory, also if that was so for a part of it. */
 json_t *errdoc_of(enum err e);
+/* The same, never NULL: without memory the document made at start, which says so. Not to be changed. */
+json_t *errdoc_sure(enum err e);
+FALLIBLE enum err errdoc_init(void);
 /* What a worker's problem says beyond the members above ("more": its lists of damage and the like): at most ERRDOC_MORE_MAX bytes of
  * JSON, for which lists lose their last entries. A new object; NULL: there is nothing. */
 json_t *errdoc_more(const json_t *problem);

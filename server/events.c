@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/jtext.h"
 #include "base/mem.h"
 
 struct kept {
@@ -80,7 +81,7 @@ static void tell(void *user)
 
 void events_emit(struct events *ev, const char *type, const char *job, json_t *data)
 {
-	char *text = data ? json_dumps(data, JSON_COMPACT) : NULL;
+	char *text = jtext_of(data);
 
 	json_decref(data);
 	if (!text || strlen(text) > EVENTS_DATA_MAX) {
@@ -95,8 +96,10 @@ void events_emit(struct events *ev, const char *type, const char *job, json_t *d
 	snprintf(k->record.job, sizeof k->record.job, "%s", job ? job : "");
 	if (ev->last_id - ev->first_id >= EVENTS_KEPT)
 		ev->first_id = ev->last_id - EVENTS_KEPT + 1;
-	if (!ev->posted && ev->listeners)
-		ev->posted = loop_post(ev->loop, tell, ev) == OK;
+	if (!ev->posted && ev->listeners) {
+		ev->posted = true;
+		loop_post(ev->loop, tell, ev);
+	}
 }
 
 uint64_t events_last_id(const struct events *ev)

@@ -167,8 +167,7 @@ static void become_idle(struct gang *g)
 		g->members[i].asked = g->members[i].answered = false;
 		worker_set(g->members[i].worker, "idle", NULL);
 	}
-	if (loop_timer_start(g->server->loop, g->server->config->gang_idle_ms, on_idle_over, g, &g->timer) != OK)
-		log_err("cannot watch an idle gang", NULL);
+	loop_timer_start(g->server->loop, g->server->config->gang_idle_ms, on_idle_over, g, &g->timer);
 }
 
 /* ---- ending ---- */
@@ -192,8 +191,7 @@ static void become_ending(struct gang *g)
 			worker_set(g->members[i].worker, "ending", g->job);
 			worker_kill(g->members[i].worker, OK);
 		}
-	if (loop_timer_start(g->server->loop, ENDING_MS, on_ending_late, g, &g->timer) != OK)
-		log_err("cannot watch a gang that ends", NULL);
+	loop_timer_start(g->server->loop, ENDING_MS, on_ending_late, g, &g->timer);
 }
 
 void gang_abort(struct gang *g, enum err why)
@@ -307,10 +305,8 @@ static void cancel_rest(struct gang *g)
 	for (uint32_t i = 0; i < g->count; i++)
 		if (g->members[i].asked && !g->members[i].answered)
 			worker_send(g->members[i].worker, FRAME_CANCEL, g->generation, NULL, NULL, 0);
-	if (g->timer)
-		return;
-	if (loop_timer_start(g->server->loop, CANCEL_MS, on_cancel_late, g, &g->timer) != OK)
-		log_err("cannot watch a cancel", "job", g->job, NULL);
+	if (!g->timer)
+		loop_timer_start(g->server->loop, CANCEL_MS, on_cancel_late, g, &g->timer);
 }
 
 static bool all_answered(const struct gang *g, uint32_t from)
@@ -376,13 +372,12 @@ static void relay_run(struct gang *g, struct worker *w, const struct frame *f, c
 		return;
 	int *fds = mem_zalloc((size_t)f->fd_count + g->fd_count, sizeof *fds);
 	json_t *copy = json_copy((json_t *)body);
-	if (!fds || !copy) {
+	if (!fds || json_object_set_new(copy, "segments", json_integer(g->fd_count)) != 0) {
 		worker_kill(w, ERR(NO_MEMORY, "cannot relay a run"));
 	} else {
 		memcpy(fds, f->fds, f->fd_count * sizeof *fds); /* the run, and its spools */
 		for (uint32_t i = 0; i < g->fd_count; i++)
 			fds[f->fd_count + i] = g->fds[i];
-		json_object_set_new(copy, "segments", json_integer(g->fd_count));
 		for (uint32_t i = 1; i < g->count; i++)
 			ask(g, i, FRAME_RUN, copy, fds, f->fd_count + g->fd_count);
 	}
@@ -416,12 +411,12 @@ static void take_meet(struct gang *g, struct worker *w, const json_t *body)
 		return;
 	}
 	enum err e = gang_meet_take(&g->meet, w->index, g->count, body, &all);
-	if (!e && !all && first)
-		e = loop_timer_start(g->server->loop, g->server->config->comm_deadline_ms, on_meet_late, g, &g->meet_timer);
 	if (e) {
 		worker_kill(w, e);
 		return;
 	}
+	if (!all && first)
+		loop_timer_start(g->server->loop, g->server->config->comm_deadline_ms, on_meet_late, g, &g->meet_timer);
 	if (!all)
 		return;
 	loop_timer_stop(&g->meet_timer);

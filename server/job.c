@@ -9,6 +9,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
@@ -230,14 +231,16 @@ static void put_time(struct buf *b, const char *key, int64_t ms)
 		buf_printf(b, ",\"%s\":null", key);
 }
 
+/* A record without one of its fields is none: out of memory fails the buffer. */
 static void put_json(struct buf *b, const char *key, const json_t *v)
 {
-	char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
-
-	if (text)
-		buf_printf(b, ",\"%s\":", key);
-	if (text)
-		buf_puts(b, text);
+	if (!v)
+		return;
+	char *text = jtext_of(v);
+	if (!text)
+		b->failed = ERR(NO_MEMORY, "cannot describe a job");
+	buf_printf(b, ",\"%s\":", key);
+	buf_puts(b, text ? text : "");
 	mem_free(text);
 }
 
@@ -304,8 +307,13 @@ static void refresh(struct job *j)
 static FALLIBLE enum err text_of(struct job *j, struct str *out)
 {
 	refresh(j);
-	if (j->text.len == 0)
-		TRY(make_text(j));
+	if (j->text.len == 0) {
+		enum err e = make_text(j);
+		if (e) {
+			buf_free(&j->text); /* half of it is not to be shown */
+			return e;
+		}
+	}
 	*out = (struct str){ (const char *)j->text.p, j->text.len };
 	return OK;
 }
@@ -334,9 +342,11 @@ void job_put_row(struct journal_txn *t, struct job *j)
 				   .finished_ms = job_state_ended(j->state) ? clock_service_ms() : 0 };
 
 	memcpy(row.id, j->id, sizeof row.id);
-	if (text_of(j, &row.doc) != OK)
-		row.doc = STR("{}");
-	journal_put_job(t, &row);
+	enum err e = text_of(j, &row.doc);
+	if (e)
+		journal_txn_fail(t, e);
+	else
+		journal_put_job(t, &row);
 }
 
 /* ---- records from the journal ---- */
@@ -392,9 +402,12 @@ struct load {
 static enum err load_row(void *user, const struct journal_job *row)
 {
 	struct load *l = user;
-	CLEANUP(json_decrefp) json_t *doc = json_loadb(row->doc.p, row->doc.n, 0, NULL);
+	CLEANUP(json_decrefp) json_t *doc = NULL;
+	enum err e = jtext_parse(row->doc, 0, &doc);
 	json_t *spec = json_object_get(doc, "spec");
 
+	if (e == ERR_NO_MEMORY)
+		return e;
 	if (row->kind < 0 || row->kind >= JOB_KIND_COUNT || row->state < 0 || row->state >= JOB_STATE_COUNT || !json_is_object(spec))
 		return ERR(JOURNAL, "the journal's record of job %s cannot be read", row->id);
 	TRY(job_alloc(l->server, (enum job_kind)row->kind, spec, row->uid, &l->job));
@@ -541,18 +554,15 @@ void job_wake(struct job *j)
 
 void job_wait(struct server *s, struct str id, int64_t timeout_ms, done_fn fn, void *user)
 {
-	struct waiter *w = mem_zalloc(1, sizeof *w);
+	struct waiter *w = mem_sure(sizeof *w);
 
-	must(w);
 	*w = (struct waiter){ .server = s, .fn = fn, .user = user };
 	enum err e = job_find(s, id, &w->job);
 	if (!e && !job_state_ended(w->job->state) && timeout_ms > 0) {
-		e = loop_timer_start(s->loop, timeout_ms, on_wait_over, w, &w->timer);
-		if (!e) {
-			w->next = w->job->waiters;
-			w->job->waiters = w;
-			return;
-		}
+		loop_timer_start(s->loop, timeout_ms, on_wait_over, w, &w->timer);
+		w->next = w->job->waiters;
+		w->job->waiters = w;
+		return;
 	}
 	loop_later(s->loop, answer_waiter, w, e);
 }
@@ -611,12 +621,9 @@ static void on_tick(void *user)
 	struct server *s = user;
 	int64_t now = clock_service_ms();
 
-	s->jobs->tick = NULL;
 	job_watch(s);
 	if (prune_due(s, now))
 		prune(s, now);
-	if (loop_timer_start(s->loop, TICK_MS, on_tick, s, &s->jobs->tick) != OK)
-		log_err("jobs are not watched any more", NULL);
 }
 
 FALLIBLE enum err jobs_new(struct server *s)
@@ -631,7 +638,7 @@ FALLIBLE enum err jobs_new(struct server *s)
 		job_recover(j);
 	}
 	state_dicts_settle(s);
-	return loop_timer_start(s->loop, TICK_MS, on_tick, s, &s->jobs->tick);
+	return loop_every(s->loop, TICK_MS, on_tick, s, &s->jobs->tick);
 }
 
 void jobs_free(struct jobs *all)

@@ -400,19 +400,17 @@ static void begin(struct server *s, const struct job_request *rq, struct creatio
 
 void job_create(struct server *s, const struct job_request *rq, job_created_fn fn, void *user)
 {
-	struct creation *c = mem_zalloc(1, sizeof *c);
+	struct creation *c = mem_sure(sizeof *c);
 
-	must(c);
 	*c = (struct creation){ .server = s, .fn = fn, .user = user };
 	begin(s, rq, c);
 }
 
 void job_dry_run(struct server *s, const struct job_request *rq, job_planned_fn fn, void *user)
 {
-	struct creation *c = mem_zalloc(1, sizeof *c);
+	struct creation *c = mem_sure(sizeof *c);
 	struct job_request keyless = *rq;
 
-	must(c);
 	*c = (struct creation){ .server = s, .planned = fn, .user = user };
 	keyless.idem = (struct idempotency){ 0 };
 	begin(s, &keyless, c);

@@ -161,8 +161,8 @@ static void on_end_journalled(void *user, enum err e)
 
 	if (e) { /* the end must not be seen before it is on disk; a full disk is a matter of waiting */
 		log_err("the end of a job cannot be journalled", "job", j->id, NULL);
-		if (loop_timer_start(j->server->loop, 1000, on_end_time, j, &j->timer) == OK)
-			return;
+		loop_timer_start(j->server->loop, 1000, on_end_time, j, &j->timer);
+		return;
 	}
 	j->state = j->end_state;
 	j->step = STEP_NONE;
@@ -227,7 +227,7 @@ void job_end(struct job *j, enum job_state state)
 void job_fail(struct job *j, enum err e)
 {
 	json_decref(j->error);
-	j->error = errdoc_of(e);
+	j->error = errdoc_sure(e);
 	errdoc_add(j->error, j->error_more);
 	json_decref(j->error_more);
 	j->error_more = NULL;

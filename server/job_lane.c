@@ -177,8 +177,7 @@ static void start_next(struct lane *l)
 		l->first = j;
 		if (strcmp(j->stage, "waiting_for_workers") != 0)
 			job_set_state(j, JOB_QUEUED, "waiting_for_workers", false);
-		if (loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer) != OK)
-			log_err("a lane stands still", NULL);
+		loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer);
 		return;
 	}
 	if (j->dry_run)

@@ -124,9 +124,8 @@ void job_retry(struct server *s, const struct principal *who, struct str id, don
 		loop_later(s->loop, fn, user, e);
 		return;
 	}
-	struct retry *r = mem_zalloc(1, sizeof *r);
+	struct retry *r = mem_sure(sizeof *r);
 	struct journal_txn *t = journal_txn_new(s->journal);
-	must(r);
 	*r = (struct retry){ .server = s, .fn = fn, .user = user };
 	memcpy(r->id, j->id, sizeof r->id);
 	job_revive(j);

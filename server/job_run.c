@@ -4,6 +4,7 @@
  * the storage first (`recover`). */
 #include <stdio.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/config.h"
@@ -27,9 +28,10 @@ static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, 
 		const struct state_dict_rank_use *k = &u->ranks[r];
 		json_t *one = json_pack("{s:i, s:i, s:s, s:I, s:I}", "rank", (int)r, "fd", (int)*fd_count, "segment", k->segment,
 					"bytes", (json_int_t)k->bytes, "image_bytes", (json_int_t)k->image_bytes);
-		if (k->filling)
-			json_object_set_new(one, "filling", json_true());
-		json_array_append_new(ranks, one);
+		if ((k->filling && json_object_set_new(one, "filling", json_true()) != 0) || json_array_append_new(ranks, one) != 0) {
+			json_decref(ranks);
+			return ERR(NO_MEMORY, "cannot describe a job");
+		}
 		fds[(*fd_count)++] = k->fd;
 	}
 	json_t *one = json_pack("{s:i, s:I, s:o}", "world_size", (int)u->world_size, "generation", (json_int_t)u->generation, "ranks",
@@ -133,7 +135,8 @@ FALLIBLE enum err job_take_uses(struct job *j)
 		TRY(job_await_begin(j, &who));
 	} else if (source.state_dict) {
 		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
-		json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation));
+		if (json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation)) != 0)
+			return ERR(NO_MEMORY, "cannot keep a job");
 		TRY(take_parts(j, &who));
 	}
 	if (job_spec_model(j->spec).state_dict)
@@ -175,9 +178,8 @@ struct ticket {
 
 static struct ticket *new_ticket(const struct job *j)
 {
-	struct ticket *t = mem_zalloc(1, sizeof *t);
+	struct ticket *t = mem_sure(sizeof *t);
 
-	must(t);
 	t->server = j->server;
 	memcpy(t->id, j->id, sizeof t->id);
 	t->attempt = j->attempt;
@@ -209,7 +211,7 @@ static void on_state(void *user, const json_t *body)
 	if (json_is_integer(total) && json_integer_value(total) >= 0)
 		j->bytes_total = (uint64_t)json_integer_value(total);
 	if (plan && !j->dry_run) {
-		char *text = json_dumps(plan, JSON_COMPACT);
+		char *text = jtext_of(plan);
 		struct journal_txn *t = journal_txn_new(j->server->journal);
 		if (text)
 			journal_put_plan(t, j->id, str_of(text));
@@ -290,14 +292,15 @@ static void on_made(void *user, enum err e, struct state_dict_use *use)
 	}
 	json_t *ranks = json_array();
 	int *fds = mem_zalloc(use->world_size, sizeof *fds);
+	bool bad = !fds;
 	j->made_use = use;
-	for (uint32_t r = 0; fds && r < use->world_size; r++) {
+	for (uint32_t r = 0; !bad && r < use->world_size; r++) {
 		fds[r] = use->ranks[r].fd;
-		json_array_append_new(ranks, json_pack("{s:i, s:i, s:I}", "rank", (int)r, "fd", (int)r, "bytes",
-						       (json_int_t)use->ranks[r].bytes));
+		bad = json_array_append_new(ranks, json_pack("{s:i, s:i, s:I}", "rank", (int)r, "fd", (int)r, "bytes",
+							     (json_int_t)use->ranks[r].bytes)) != 0;
 	}
 	json_t *body = json_pack("{s:o}", "ranks", ranks);
-	if (!fds || !body)
+	if (bad || !body)
 		gang_abort(j->gang, ERR(NO_MEMORY, "cannot pass segments on"));
 	else
 		gang_send_segments(j->gang, body, fds, use->world_size);
@@ -420,15 +423,14 @@ static void begin_again(struct job *j)
 	job_set_state(j, JOB_QUEUED, "retry", true);
 	if (j->server->draining)
 		return; /* the next start takes it up */
-	if (loop_timer_start(j->server->loop, RETRY_MS << (j->attempt < 6 ? j->attempt - 2 : 4), on_retry_time, j, &j->timer) != OK)
-		job_queue(j);
+	loop_timer_start(j->server->loop, RETRY_MS << (j->attempt < 6 ? j->attempt - 2 : 4), on_retry_time, j, &j->timer);
 }
 
 static void fail_or_retry(struct job *j, enum err e)
 {
 	if (e == ERR_CANCELLED && j->cancel_wanted) {
 		json_decref(j->error);
-		j->error = errdoc_of(e);
+		j->error = errdoc_sure(e);
 		job_end(j, JOB_CANCELLED);
 	} else if (e == ERR_CANCELLED && j->server->draining) {
 		begin_again(j);
@@ -473,9 +475,7 @@ static void settle(struct job *j, struct recovery *r, bool committed, const json
 	mem_free(r);
 	if (committed) {
 		json_decref(j->result);
-		j->result = json_deep_copy(json_object_get(ok, "result"));
-		if (!j->result)
-			j->result = json_object();
+		j->result = json_object_get(ok, "result") ? json_incref(json_object_get(ok, "result")) : json_object();
 		log_info("job had committed", "job", j->id, NULL);
 		job_end(j, JOB_SUCCEEDED);
 	} else if (restart && j->cancel_wanted) {
@@ -495,9 +495,10 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *fd)
 
 	(void)fd;
 	must(j && j->step == STEP_RECOVERING);
-	if (e && err_retryable(e) && clock_mono_ms() - r->began_ms < RECOVER_FOR_MS && !j->server->draining &&
-	    loop_timer_start(j->server->loop, RECOVER_AGAIN_MS, again_later, r, &j->timer) == OK)
+	if (e && err_retryable(e) && clock_mono_ms() - r->began_ms < RECOVER_FOR_MS && !j->server->draining) {
+		loop_timer_start(j->server->loop, RECOVER_AGAIN_MS, again_later, r, &j->timer);
 		return;
+	}
 	if (e && j->server->draining) { /* nothing is known: the next start asks again */
 		mem_free(r->ticket);
 		mem_free(r);
@@ -527,9 +528,8 @@ static void ask_recover(struct job *j, struct recovery *r)
 
 static void recover(struct job *j, enum err e, bool restart)
 {
-	struct recovery *r = mem_zalloc(1, sizeof *r);
+	struct recovery *r = mem_sure(sizeof *r);
 
-	must(r);
 	r->ticket = new_ticket(j);
 	r->e = e;
 	r->restart = restart;

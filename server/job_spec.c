@@ -92,8 +92,8 @@ static FALLIBLE enum err add_likes(struct job *j)
 		if (!likes || !name || json_array_append_new(likes, name) != 0)
 			return ERR(NO_MEMORY, "cannot resolve a layout");
 	}
-	if (likes) /* in the spec, so that the names live as long as it */
-		json_object_set_new(j->spec, "like_storages", likes);
+	if (likes && json_object_set_new(j->spec, "like_storages", likes) != 0) /* so that the names live as long as the spec */
+		return ERR(NO_MEMORY, "cannot resolve a layout");
 	json_array_foreach(likes, i, rule)
 		TRY(add_storage(j, json_string_value(rule)));
 	return OK;

@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <time.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -96,7 +97,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
 };
 
-enum { VALUES_MAX = 10 };
+enum { VALUES_MAX = 10, STARVED_TURNS = 200, STARVED_NS = 10000000 };
 
 struct value {
 	char *text;                 /* NULL: the integer */
@@ -123,19 +124,28 @@ struct journal_txn {
 
 enum err journal_failed(sqlite3 *db, const char *what)
 {
-	return ERR(JOURNAL, "%s: %s", what, db ? sqlite3_errmsg(db) : "out of memory");
+	if (!db || sqlite3_errcode(db) == SQLITE_NOMEM)
+		return ERR(NO_MEMORY, "%s: out of memory", what);
+	return ERR(JOURNAL, "%s: %s", what, sqlite3_errmsg(db));
 }
 
 /* ---- making a transaction ---- */
 
 struct journal_txn *journal_txn_new(struct journal *j)
 {
-	struct journal_txn *t = mem_zalloc(1, sizeof *t);
+	struct journal_txn *t = mem_sure(sizeof *t);
 
-	must(t); /* whoever asked waits for an answer that could not be carried */
 	t->journal = j;
 	t->last = &t->first;
 	return t;
+}
+
+void journal_txn_fail(struct journal_txn *t, enum err e)
+{
+	if (t->failed)
+		return;
+	t->failed = e;
+	t->info = *err_last();
 }
 
 void journal_txn_free(struct journal_txn *t)
@@ -153,12 +163,8 @@ void journal_txn_free(struct journal_txn *t)
 
 static struct row *add(struct journal_txn *t, enum change change)
 {
-	struct row *r = mem_zalloc(1, sizeof *r);
+	struct row *r = mem_sure(sizeof *r);
 
-	if (!r) {
-		t->failed = ERR(NO_MEMORY, "cannot fill a journal row");
-		return NULL;
-	}
 	r->change = change;
 	*t->last = r;
 	t->last = &r->next;
@@ -167,17 +173,14 @@ static struct row *add(struct journal_txn *t, enum change change)
 
 static void put_int(struct row *r, int64_t v)
 {
-	if (r)
-		r->values[r->count++] = (struct value){ .i = v };
+	r->values[r->count++] = (struct value){ .i = v };
 }
 
 static void put_str(struct journal_txn *t, struct row *r, struct str s)
 {
-	if (!r)
-		return;
-	char *copy = mem_alloc(s.n + 1);
+	char *copy = s.n < MEM_SURE_MAX ? mem_sure(s.n + 1) : mem_alloc(s.n + 1);
 	if (!copy) {
-		t->failed = ERR(NO_MEMORY, "cannot fill a journal row");
+		journal_txn_fail(t, ERR(NO_MEMORY, "cannot fill a journal row"));
 		return;
 	}
 	if (s.n)
@@ -406,29 +409,43 @@ static FALLIBLE enum err run_txn(sqlite3 *db, sqlite3_stmt **made, const struct 
 static void fail_all(struct journal_txn *group, enum err e)
 {
 	for (struct journal_txn *t = group; t; t = t->next)
-		if (!t->failed) {
-			t->failed = e;
-			t->info = *err_last();
-		}
+		journal_txn_fail(t, e);
 }
 
-static void commit_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
+static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
 {
-	enum err e = run(j->db, "BEGIN IMMEDIATE");
+	enum err e = sqlite3_get_autocommit(j->db) ? OK : run(j->db, "ROLLBACK"); /* there was no memory for that */
 
+	if (!e)
+		e = run(j->db, "BEGIN IMMEDIATE");
 	for (struct journal_txn *t = group; t && !e; t = t->next) {
-		if (!t->failed)
-			t->failed = run_txn(j->db, made, t);
-		if (t->failed)
-			t->info = *err_last();
+		enum err own = t->failed ? OK : run_txn(j->db, made, t);
+		if (own == ERR_NO_MEMORY)
+			e = own;
+		else if (own)
+			journal_txn_fail(t, own);
 	}
 	if (!e)
 		e = run(j->db, "COMMIT");
-	if (e) {
-		fail_all(group, e);
-		if (!sqlite3_get_autocommit(j->db))
-			sqlite3_exec(j->db, "ROLLBACK", NULL, NULL, NULL);
+	if (e && !sqlite3_get_autocommit(j->db)) {
+		struct err_info info = *err_last();
+		sqlite3_exec(j->db, "ROLLBACK", NULL, NULL, NULL);
+		err_restore(&info);
 	}
+	return e;
+}
+
+/* A shortage of memory is waited for: most changes have nobody who could make them again, and this thread blocks no one. */
+static void commit_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
+{
+	enum err e = try_group(j, made, group);
+
+	for (int turn = 0; e == ERR_NO_MEMORY && turn < STARVED_TURNS; turn++) {
+		nanosleep(&(struct timespec){ .tv_nsec = STARVED_NS }, NULL);
+		e = try_group(j, made, group);
+	}
+	if (e)
+		fail_all(group, e);
 	atomic_fetch_add(&j->commits, 1);
 }
 
@@ -473,7 +490,7 @@ static void *journal_thread(void *user)
 		for (struct journal_txn *t = group, *next; t; t = next, n++) {
 			next = t->next;
 			if (t->fn)
-				must(loop_post(j->loop, tell, t) == OK);
+				loop_post(j->loop, tell, t);
 			else
 				forget(t);
 		}
@@ -493,8 +510,6 @@ void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *
 {
 	t->fn = fn;
 	t->user = user;
-	if (t->failed)
-		t->info = *err_last();
 	pthread_mutex_lock(&j->lock);
 	*j->last = t;
 	j->last = &t->next;

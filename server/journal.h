@@ -30,6 +30,7 @@ uint64_t journal_digest(struct str body);            /* of a request's body; sta
 int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */
 
 struct journal_txn *journal_txn_new(struct journal *j);
+void journal_txn_fail(struct journal_txn *t, enum err e);   /* nothing of it is written; whoever commits it hears e */
 void journal_txn_free(struct journal_txn *t);
 void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *user);
 

@@ -26,5 +26,5 @@ struct journal {
 	_Atomic uint64_t commits;
 };
 
-enum err journal_failed(sqlite3 *db, const char *what);  /* records ERR_JOURNAL with SQLite's words */
+enum err journal_failed(sqlite3 *db, const char *what);  /* records ERR_JOURNAL with SQLite's words, or ERR_NO_MEMORY */
 void journal_close_reader(struct journal *j);

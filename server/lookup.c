@@ -161,13 +161,13 @@ static void take_out(struct question *q)
 
 static void on_deadline(void *user);
 
-static FALLIBLE enum err start_waiting(struct question *q)
+static void start_waiting(struct question *q)
 {
 	const struct config *c = q->pool->server->config;
 	int64_t ms = c->lookup_deadline_ms + c->lookup_deadline_ms / 2; /* a storage that hangs is found out before */
 
 	/* Removing what is left over takes as long as the tree is large. */
-	return loop_timer_start(q->pool->server->loop, q->pool->lane == LANE_MEND ? ms * LONGEST : ms, on_deadline, q, &q->deadline);
+	loop_timer_start(q->pool->server->loop, q->pool->lane == LANE_MEND ? ms * LONGEST : ms, on_deadline, q, &q->deadline);
 }
 
 /* Back to the head of the queue. */
@@ -182,8 +182,7 @@ static void put_back(struct question *q)
 		p->last = &q->next;
 	p->first = q;
 	p->waiting++;
-	if (start_waiting(q) != OK)
-		log_err("a question waits without a deadline", NULL);
+	start_waiting(q);
 }
 
 static void fail_waiting(struct pool *p, enum err e)
@@ -255,11 +254,11 @@ static void give_up(struct lookup_worker *lw, enum err e)
 
 static void on_look(void *user);
 
-static FALLIBLE enum err look_later(struct lookup_worker *lw)
+static void look_later(struct lookup_worker *lw)
 {
 	struct server *s = lw->pool->server;
 
-	return loop_timer_start(s->loop, s->config->lookup_deadline_ms / LOOKS, on_look, lw, &lw->look);
+	loop_timer_start(s->loop, s->config->lookup_deadline_ms / LOOKS, on_look, lw, &lw->look);
 }
 
 static void on_look(void *user)
@@ -274,8 +273,8 @@ static void on_look(void *user)
 		give_up(lw, ERR(STORAGE_STALLED, "%s%s did not answer in time", storage[0] ? "storage " : "a worker", storage));
 	else if (clock_mono_ms() - lw->since_ms >= c->lookup_deadline_ms * LONGEST)
 		give_up(lw, ERR(TIMED_OUT, "the question took longer than %jd s", (intmax_t)(c->lookup_deadline_ms * LONGEST / 1000)));
-	else if (look_later(lw) != OK)
-		log_err("cannot watch a worker", NULL);
+	else
+		look_later(lw);
 }
 
 /* From now on it is expected to answer. */
@@ -285,8 +284,7 @@ static void watch_worker(struct lookup_worker *lw)
 	lw->still = 0;
 	lw->since_ms = clock_mono_ms();
 	(void)worker_moved(lw->worker);
-	if (look_later(lw) != OK)
-		log_err("cannot watch a worker", NULL);
+	look_later(lw);
 }
 
 static void on_idle(void *user)
@@ -302,8 +300,7 @@ static void rest(struct lookup_worker *lw)
 	worker_set(lw->worker, "idle", NULL);
 	loop_timer_stop(&lw->look);
 	loop_timer_stop(&lw->idle);
-	if (loop_timer_start(lw->pool->server->loop, lw->pool->server->config->lookup_idle_ms, on_idle, lw, &lw->idle) != OK)
-		log_err("cannot watch an idle worker", NULL);
+	loop_timer_start(lw->pool->server->loop, lw->pool->server->config->lookup_idle_ms, on_idle, lw, &lw->idle);
 }
 
 static void on_ready(struct worker *w, enum err e)
@@ -582,7 +579,7 @@ static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct q
 	if (p->waiting >= LOOKUP_WAITING_MAX)
 		return ERR(BUSY, "%u questions to storage %s are waiting", p->waiting, p->storage);
 	TRY(take_fds(q, fds, fd_count));
-	TRY(start_waiting(q));
+	start_waiting(q);
 	*p->last = q;
 	p->last = &q->next;
 	p->waiting++;
@@ -606,9 +603,8 @@ static void pump_later(void *user, enum err e)
 void lookup_ask(struct server *s, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
 		void *user)
 {
-	struct question *q = mem_zalloc(1, sizeof *q);
+	struct question *q = mem_sure(sizeof *q);
 
-	must(q);
 	q->body = question;
 	q->fn = fn;
 	q->user = user;
@@ -643,10 +639,8 @@ static void on_about(void *user, enum err e, const json_t *ok, int *fd)
 static void about_failed(void *user, enum err e)
 {
 	int none = -1;
-	struct about *a = user;
 
-	a->fn(a->user, e, NULL, &none);
-	mem_free(a);
+	on_about(user, e, NULL, &none);
 }
 
 static void ask_use(struct server *s, struct about *a, json_t *more)
@@ -654,28 +648,32 @@ static void ask_use(struct server *s, struct about *a, json_t *more)
 	const struct state_dict_use *use = a->use;
 	json_t *ranks = json_array();
 	int *fds = mem_zalloc(use->world_size, sizeof *fds);
+	bool bad = !fds;
 
-	must(fds);
-	for (uint32_t i = 0; i < use->world_size; i++) {
+	for (uint32_t i = 0; i < use->world_size && !bad; i++) {
 		fds[i] = use->ranks[i].fd;
-		json_array_append_new(ranks, json_pack("{s:i, s:i, s:I, s:I}", "rank", (int)i, "fd", (int)i, "bytes",
-						       (json_int_t)use->ranks[i].bytes, "image_bytes",
-						       (json_int_t)use->ranks[i].image_bytes));
+		bad = json_array_append_new(ranks, json_pack("{s:i, s:i, s:I, s:I}", "rank", (int)i, "fd", (int)i, "bytes",
+							     (json_int_t)use->ranks[i].bytes, "image_bytes",
+							     (json_int_t)use->ranks[i].image_bytes)) != 0;
 	}
-	json_object_set_new(more, "state_dict", json_string(use->name));
-	json_object_set_new(more, "world_size", json_integer(use->world_size));
-	json_object_set_new(more, "generation", json_integer(use->generation));
-	json_object_set_new(more, "ranks", ranks);
-	lookup_ask(s, NULL, more, fds, use->world_size, on_about, a);
+	bad |= json_object_set_new(more, "state_dict", json_string(use->name)) != 0;
+	bad |= json_object_set_new(more, "world_size", json_integer(use->world_size)) != 0;
+	bad |= json_object_set_new(more, "generation", json_integer(use->generation)) != 0;
+	bad |= json_object_set_new(more, "ranks", ranks) != 0;
+	if (bad) {
+		json_decref(more);
+		loop_later(s->loop, about_failed, a, ERR(NO_MEMORY, "cannot ask about a state dict"));
+	} else {
+		lookup_ask(s, NULL, more, fds, use->world_size, on_about, a);
+	}
 	mem_free(fds);
 }
 
 void lookup_ask_state_dict(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
 			   lookup_fn fn, void *user)
 {
-	struct about *a = mem_zalloc(1, sizeof *a);
+	struct about *a = mem_sure(sizeof *a);
 
-	must(a);
 	*a = (struct about){ s, NULL, fn, user };
 	enum err e = state_dict_use(s, who, name, generation, "", &a->use);
 	if (e) {

@@ -5,12 +5,15 @@
 #include "server/loop.h"
 
 #include <event2/event.h>
+#include <event2/event_struct.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "os/watch.h"
+
+enum { BEAT_MS = 500 };
 
 struct posted {
 	struct posted *next;
@@ -26,14 +29,20 @@ struct loop {
 	struct watch *wake;
 	pthread_mutex_t lock;
 	struct posted *first, **last;
+	struct loop_timer *late, *beat;    /* late: timers that libevent had no memory for; beat tries again */
 };
 
 struct loop_timer {
-	struct event *ev;
+	struct event ev;
+	struct loop *loop;
+	struct loop_timer *next;           /* in loop->late */
+	int64_t ms;
 	loop_fn fn;
 	void *user;
 	bool once;
 };
+
+static void arm_late(void *user);
 
 static void run_one(struct posted *p)
 {
@@ -84,6 +93,8 @@ FALLIBLE enum err loop_new(struct event_base *base, struct loop **out)
 	enum err e = fd < 0 ? ERR_SYS(SYSTEM, "cannot make an eventfd") : watch_new(base, &fd, on_wake, NULL, l, &l->wake);
 	if (!e)
 		e = watch_reads(l->wake, true);
+	if (!e)
+		e = loop_every(l, BEAT_MS, arm_late, l, &l->beat);
 	if (e) {
 		if (fd >= 0)
 			close(fd);
@@ -104,6 +115,7 @@ void loop_free(struct loop *l)
 		mem_free(p);
 	}
 	watch_free(&l->wake);
+	loop_timer_stop(&l->beat);
 	pthread_mutex_destroy(&l->lock);
 	mem_free(l);
 }
@@ -121,29 +133,24 @@ static void append(struct loop *l, struct posted *p)
 		must(write(watch_fd(l->wake), &one, sizeof one) == (ssize_t)sizeof one || errno == EAGAIN);
 }
 
-FALLIBLE enum err loop_post(struct loop *l, loop_fn fn, void *user)
+void loop_post(struct loop *l, loop_fn fn, void *user)
 {
-	struct posted *p = mem_zalloc(1, sizeof *p);
+	struct posted *p = mem_sure(sizeof *p);
 
-	if (!p)
-		return ERR(NO_MEMORY, "cannot post to the loop");
 	p->fn = fn;
 	p->user = user;
 	append(l, p);
-	return OK;
 }
 
 void loop_later(struct loop *l, void (*fn)(void *user, enum err e), void *user, enum err e)
 {
-	struct posted *p = mem_zalloc(1, sizeof *p);
+	struct posted *p = mem_sure(sizeof *p);
 
-	must(p);
 	p->later = fn;
 	p->user = user;
 	p->e = e;
 	if (e) {
-		p->info = mem_alloc(sizeof *p->info);
-		must(p->info);
+		p->info = mem_sure(sizeof *p->info);
 		*p->info = *err_last();
 	}
 	append(l, p);
@@ -166,27 +173,56 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
 
 	(void)fd;
 	(void)what;
-	if (t->once) {
-		event_free(t->ev);
-		mem_free(t);
-	}
+	if (t->once)
+		mem_free(t); /* libevent has taken the event out of the loop before it calls */
 	fn(of);
 }
 
-static FALLIBLE enum err timer_new(struct loop *l, int64_t ms, const struct loop_timer *how, struct loop_timer **out)
+static bool arm(struct loop_timer *t)
 {
-	struct loop_timer *t = mem_zalloc(1, sizeof *t);
+	struct timeval tv = { .tv_sec = t->ms / 1000, .tv_usec = t->ms % 1000 * 1000 };
 
-	if (!t)
-		return ERR(NO_MEMORY, "cannot make a timer");
-	if (ms < 0)
-		ms = 0;
-	struct timeval tv = { .tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000 };
-	*t = *how;
-	t->ev = event_new(l->base, -1, t->once ? 0 : EV_PERSIST, on_timer, t);
-	if (!t->ev || evtimer_add(t->ev, &tv) != 0) {
-		if (t->ev)
-			event_free(t->ev);
+	return evtimer_add(&t->ev, &tv) == 0;
+}
+
+static void arm_late(void *user)
+{
+	struct loop *l = user;
+
+	for (struct loop_timer **at = &l->late; *at;) {
+		struct loop_timer *t = *at;
+		if (arm(t))
+			*at = t->next;
+		else
+			at = &t->next;
+	}
+}
+
+static struct loop_timer *timer_new(struct loop *l, int64_t ms, loop_fn fn, void *user, bool once)
+{
+	struct loop_timer *t = mem_sure(sizeof *t);
+
+	*t = (struct loop_timer){ .loop = l, .ms = ms < 0 ? 0 : ms, .fn = fn, .user = user, .once = once };
+	must(event_assign(&t->ev, l->base, -1, once ? 0 : EV_PERSIST, on_timer, t) == 0);
+	return t;
+}
+
+void loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
+{
+	struct loop_timer *t = timer_new(l, ms, fn, user, true);
+
+	if (!arm(t)) {
+		t->next = l->late;
+		l->late = t;
+	}
+	*out = t;
+}
+
+FALLIBLE enum err loop_every(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
+{
+	struct loop_timer *t = timer_new(l, ms, fn, user, false);
+
+	if (!arm(t)) {
 		mem_free(t);
 		return ERR(NO_MEMORY, "cannot make a timer");
 	}
@@ -194,21 +230,16 @@ static FALLIBLE enum err timer_new(struct loop *l, int64_t ms, const struct loop
 	return OK;
 }
 
-FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
-{
-	return timer_new(l, ms, &(struct loop_timer){ .fn = fn, .user = user, .once = true }, out);
-}
-
-FALLIBLE enum err loop_every(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out)
-{
-	return timer_new(l, ms, &(struct loop_timer){ .fn = fn, .user = user }, out);
-}
-
 void loop_timer_stop(struct loop_timer **t)
 {
 	if (!*t)
 		return;
-	event_free((*t)->ev);
+	for (struct loop_timer **at = &(*t)->loop->late; *at; at = &(*at)->next)
+		if (*at == *t) {
+			*at = (*t)->next;
+			break;
+		}
+	(void)event_del(&(*t)->ev);
 	mem_free(*t);
 	*t = NULL;
 }

@@ -9,17 +9,17 @@ FALLIBLE enum err loop_new(struct event_base *base, struct loop **out);
 void loop_free(struct loop *l);               /* drops what was posted and not yet run */
 
 typedef void (*loop_fn)(void *user);
-/* From any thread: fn(user) will run in the loop, in the order of posting. ERR_NO_MEMORY is the only failure. */
-FALLIBLE enum err loop_post(struct loop *l, loop_fn fn, void *user);
-/* As loop_post, for the loop's own thread, with an outcome to hand over: fn(user, e), err_last() as it is now. Out of memory
- * ends the process: the caller's caller would wait for ever. */
+/* From any thread: fn(user) will run in the loop, in the order of posting. */
+void loop_post(struct loop *l, loop_fn fn, void *user);
+/* As loop_post, for the loop's own thread, with an outcome to hand over: fn(user, e), err_last() as it is now. */
 void loop_later(struct loop *l, void (*fn)(void *user, enum err e), void *user, enum err e);
 /* Runs everything posted so far; for tests and for the end. */
 void loop_run_posted(struct loop *l);
 
 struct loop_timer;
-/* Runs fn(user) once after `ms`. The timer is gone when fn is called. */
-FALLIBLE enum err loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out);
+/* Runs fn(user) once after `ms`. The timer is gone when fn is called. Deadlines and retries stand on timers, so starting one never
+ * fails: without memory for it, it starts as soon as there is some. */
+void loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out);
 /* Runs fn(user) every `ms` until it is stopped. */
 FALLIBLE enum err loop_every(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out);
 void loop_timer_stop(struct loop_timer **t);            /* NULL inside is fine */

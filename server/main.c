@@ -47,8 +47,7 @@ static void look_drained(void *user)
 		event_base_loopbreak(d->base);
 		return;
 	}
-	if (loop_timer_start(d->server->loop, DRAIN_LOOK_MS, look_drained, d, &d->look) != OK)
-		event_base_loopbreak(d->base);
+	loop_timer_start(d->server->loop, DRAIN_LOOK_MS, look_drained, d, &d->look);
 }
 
 static void on_stop(evutil_socket_t signo, short what, void *user)
@@ -98,10 +97,8 @@ static void on_watchdog(void *user)
 {
 	struct daemon *d = user;
 
-	d->watchdog = NULL;
+	(void)d;
 	(void)sd_notify(0, "WATCHDOG=1");
-	if (loop_timer_start(d->server->loop, (int64_t)(d->watchdog_us / 2000), on_watchdog, d, &d->watchdog) != OK)
-		log_err("the watchdog is not fed any more", NULL);
 }
 
 /* ---- the start ---- */
@@ -150,7 +147,7 @@ static FALLIBLE enum err start(struct daemon *d)
 	fflush(stdout);
 	(void)sd_notify(0, "READY=1");
 	if (sd_watchdog_enabled(0, &d->watchdog_us) > 0)
-		on_watchdog(d);
+		return loop_every(d->server->loop, (int64_t)(d->watchdog_us / 2000), on_watchdog, d, &d->watchdog);
 	return OK;
 }
 

@@ -11,10 +11,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/config.h"
 #include "server/devices.h"
+#include "server/errdoc.h"
 #include "server/events.h"
 #include "server/gang.h"
 #include "server/job_own.h"
@@ -27,11 +29,6 @@
 #include "server/sweep.h"
 #include "server/unread.h"
 #include "server/worker.h"
-
-static void *json_alloc(size_t n)
-{
-	return mem_alloc(n);
-}
 
 static FALLIBLE enum err make_dirs(const char *path)
 {
@@ -106,7 +103,9 @@ FALLIBLE enum err server_new(const struct config *config, struct event_base *bas
 {
 	struct server *s;
 
-	json_set_alloc_funcs(json_alloc, mem_free);
+	jtext_init();
+	TRY(mem_reserve());
+	TRY(errdoc_init());
 	s = mem_zalloc(1, sizeof *s);
 	if (!s)
 		return ERR(NO_MEMORY, "cannot start");
@@ -179,8 +178,7 @@ void server_drain(struct server *s)
 		return;
 	s->draining = true;
 	log_info("draining", NULL);
-	if (loop_timer_start(s->loop, s->config->drain_ms, on_drain_over, s, &s->drain_timer) != OK)
-		on_drain_over(s);
+	loop_timer_start(s->loop, s->config->drain_ms, on_drain_over, s, &s->drain_timer);
 }
 
 bool server_drained(const struct server *s)

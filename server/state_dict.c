@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
@@ -141,7 +142,12 @@ void state_dict_kill(struct state_dict *sd)
 
 void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 {
-	char *text = sd->on_owner_death ? json_dumps(sd->on_owner_death, JSON_COMPACT) : NULL;
+	char *text = jtext_of(sd->on_owner_death);
+
+	if (sd->on_owner_death && !text) {
+		journal_txn_fail(t, ERR(NO_MEMORY, "cannot describe a state dict"));
+		return;
+	}
 	struct journal_state_dict row = { .name = sd->name,
 					  .uid = sd->uid,
 					  .world_size = sd->world_size,
@@ -179,20 +185,22 @@ struct creation {
 	void *user;
 	char name[STATE_DICT_NAME_MAX + 1];
 	bool existing;
+	struct state_dict *made;        /* with a ref; NULL: none was made */
 };
 
 static void on_created(void *user, enum err e)
 {
 	struct creation *c = user;
-	struct state_dict *sd = (struct state_dict *)table_find(&c->server->state_dicts->table, str_of(c->name));
+	struct state_dict *sd = c->made;
+	struct err_info info = *err_last();
 
-	if (e && e == ERR_JOURNAL && sd && !sd->uses) {
-		struct err_info info = *err_last();
+	if (sd && e && !sd->dead && !sd->uses)
 		state_dict_kill(sd);
-		err_restore(&info);
-	} else if (!e && sd && !c->existing) {
+	else if (sd && !e)
 		state_dict_emit(sd, "created", -1);
-	}
+	if (sd)
+		state_dict_unref(sd);
+	err_restore(&info);
 	c->fn(c->user, e, c->name, c->existing);
 	mem_free(c);
 }
@@ -251,8 +259,12 @@ static FALLIBLE enum err create(struct server *s, const struct state_dict_reques
 	if (state_dict_exists(s, rq->name))
 		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists", c->name);
 	TRY(state_dict_alloc(s, rq->name, (uint32_t)rq->world_size, rq->slots ? (uint32_t)rq->slots : 2, rq->who.uid, &sd));
+	c->made = sd;
+	sd->refs++;
 	sd->lease_ms = rq->lease_ms ? rq->lease_ms : s->config->lease_ms;
 	sd->on_owner_death = rq->on_owner_death ? json_deep_copy(rq->on_owner_death) : NULL;
+	if (rq->on_owner_death && !sd->on_owner_death)
+		return ERR(NO_MEMORY, "cannot make a state dict");
 	state_dict_lease_begin(sd);
 	*txn = journal_txn_new(s->journal);
 	state_dict_row(*txn, sd);
@@ -267,10 +279,9 @@ static FALLIBLE enum err create(struct server *s, const struct state_dict_reques
 
 void state_dict_create(struct server *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user)
 {
-	struct creation *c = mem_zalloc(1, sizeof *c);
+	struct creation *c = mem_sure(sizeof *c);
 	struct journal_txn *txn = NULL;
 
-	must(c);
 	*c = (struct creation){ .server = s, .fn = fn, .user = user };
 	enum err e = create(s, rq, c, &txn);
 	if (txn)
@@ -324,8 +335,8 @@ static enum err take_row(void *user, const struct journal_state_dict *row)
 	sd->orphaned_ms = row->orphaned_ms;
 	sd->orphan_since_ms = row->orphan_since_ms;
 	sd->last_generation = row->last_generation;
-	if (row->on_owner_death.n)
-		sd->on_owner_death = json_loadb(row->on_owner_death.p, row->on_owner_death.n, 0, NULL);
+	if (row->on_owner_death.n && jtext_parse(row->on_owner_death, 0, &sd->on_owner_death) != OK)
+		log_err("the journal's wishes about a state dict cannot be read", "state_dict", sd->name, NULL);
 	if (!sd->orphaned_ms)
 		state_dict_lease_begin(sd);
 	return OK;

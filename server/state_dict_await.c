@@ -246,11 +246,7 @@ FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wis
 	*a = (struct state_dict_await){ .next = sd->awaits, .sd = sd, .generation = w->generation, .timeout_ms = w->timeout_ms,
 					.fn = w->fn, .user = w->user };
 	snprintf(a->job, sizeof a->job, "%s", w->job);
-	e = loop_timer_start(s->loop, w->timeout_ms, on_timeout, a, &a->timer);
-	if (e) {
-		mem_free(a);
-		return e;
-	}
+	loop_timer_start(s->loop, w->timeout_ms, on_timeout, a, &a->timer);
 	sd->awaits = a;
 	*out = a;
 	look(a); /* they may be filling already */

@@ -89,8 +89,9 @@ static const json_t *wish_of(const struct state_dict *sd, int64_t generation)
 	return json_object_get(json_object_get(sd->on_owner_death, "generations"), key);
 }
 
-void state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish)
+FALLIBLE enum err state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish)
 {
+	uint64_t failures = mem_failures();
 	char key[24];
 	const char *old;
 	json_t *value;
@@ -112,6 +113,7 @@ void state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json
 	}
 	snprintf(key, sizeof key, "%jd", (intmax_t)generation);
 	json_object_set_new(wishes, key, json_deep_copy(wish));
+	return mem_failures() == failures ? OK : ERR(NO_MEMORY, "cannot keep what is to become of a generation");
 }
 
 static json_t *make_spec(const struct state_dict *sd, int64_t generation)
@@ -252,16 +254,13 @@ static void on_tick(void *user)
 	struct state_dicts *all = s->state_dicts;
 	int64_t now = clock_service_ms();
 
-	all->tick = NULL;
 	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
 		next = table_next(&all->table, n);
 		tend((struct state_dict *)n, now);
 	}
-	if (state_dict_lease_start(s) != OK)
-		log_err("leases are not watched any more", NULL);
 }
 
 FALLIBLE enum err state_dict_lease_start(struct server *s)
 {
-	return loop_timer_start(s->loop, TICK_MS, on_tick, s, &s->state_dicts->tick);
+	return loop_every(s->loop, TICK_MS, on_tick, s, &s->state_dicts->tick);
 }

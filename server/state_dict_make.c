@@ -167,9 +167,8 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 
 void state_dict_make(struct server *s, const struct state_dict_make *want, made_fn fn, void *user)
 {
-	struct make *m = mem_zalloc(1, sizeof *m);
+	struct make *m = mem_sure(sizeof *m);
 
-	must(m);
 	*m = (struct make){ .server = s, .fn = fn, .user = user };
 	enum err e = begin_make(m, want);
 	if (e)

@@ -152,4 +152,5 @@ FALLIBLE enum err state_dict_lease_start(struct server *s);
 void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
 void state_dict_lease_begin(struct state_dict *sd);              /* of all ranks; without a lease: nothing */
 int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* when it ends, for the record; 0: no lease */
-void state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish);   /* without a row; wish is copied */
+/* Without a row; wish is copied. */
+FALLIBLE enum err state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish);

@@ -242,10 +242,9 @@ static FALLIBLE enum err check_reserve(struct state_dict *sd, uint32_t rank, uin
 void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
 			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user)
 {
-	struct slot_waiter *w = mem_zalloc(1, sizeof *w);
+	struct slot_waiter *w = mem_sure(sizeof *w);
 	static struct state_dict nobody = { .refs = 1 }; /* keeps the answer's path the same when there is no state dict */
 
-	must(w);
 	*w = (struct slot_waiter){ .rank = (uint32_t)rank, .bytes = bytes, .generation = generation, .fn = fn, .user = user };
 	enum err e = find_rank(s, who, name, rank, &w->sd);
 	if (e)
@@ -257,12 +256,11 @@ void state_dict_reserve(struct server *s, const struct principal *who, struct st
 		return;
 	if (!e && wait_ms <= 0)
 		e = busy(w);
-	if (!e)
-		e = loop_timer_start(s->loop, wait_ms < WAIT_MAX_MS ? wait_ms : WAIT_MAX_MS, on_wait_over, w, &w->timer);
 	if (e) {
 		loop_later(s->loop, answer_reserved, w, e);
 		return;
 	}
+	loop_timer_start(s->loop, wait_ms < WAIT_MAX_MS ? wait_ms : WAIT_MAX_MS, on_wait_over, w, &w->timer);
 	struct slot_waiter **at = &w->sd->waiters;
 	while (*at)
 		at = &(*at)->next;
@@ -293,9 +291,8 @@ struct change {
 
 static struct change *new_change(struct state_dict *sd, struct slot *slot, uint32_t rank, done_fn fn, void *user)
 {
-	struct change *c = mem_zalloc(1, sizeof *c);
+	struct change *c = mem_sure(sizeof *c);
 
-	must(c);
 	*c = (struct change){ sd, slot, rank, fn, user };
 	sd->refs++;
 	return c;
@@ -388,6 +385,8 @@ void state_dict_seal(struct server *s, const struct principal *who, struct str n
 
 	if (!e)
 		e = check_seal(sd, (uint32_t)rank, generation, image_bytes, &sl);
+	if (!e && sl && wish)
+		e = state_dict_lease_wish(sd, generation, wish);
 	if (e || !sl) {
 		loop_later(s->loop, fn, user, e);
 		return;
@@ -397,10 +396,8 @@ void state_dict_seal(struct server *s, const struct principal *who, struct str n
 	sl->image_bytes = image_bytes;
 	sd->ranks[rank].last_generation = generation;
 	state_dict_slot_row(t, sd, sl, SLOT_SEALED);
-	if (wish) {
-		state_dict_lease_wish(sd, generation, wish);
+	if (wish)
 		state_dict_row(t, sd);
-	}
 	journal_commit(s->journal, t, on_sealed, new_change(sd, sl, (uint32_t)rank, fn, user));
 }
 

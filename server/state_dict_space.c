@@ -245,7 +245,7 @@ static void *maker_thread(void *user)
 			k->info = *err_last();
 			unmake(k);
 		}
-		must(loop_post(k->server->loop, arrive, k) == OK);
+		loop_post(k->server->loop, arrive, k);
 		pthread_mutex_lock(&m->lock);
 	}
 	pthread_mutex_unlock(&m->lock);

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/jtext.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/state_dict_own.h"
@@ -31,7 +32,9 @@ static void put_head(const struct state_dict *sd, struct buf *out)
 	if (sd->orphaned_ms)
 		buf_printf(out, ",\"orphaned_at\":\"%s\"", clock_text(sd->orphaned_ms, stamp));
 	if (sd->on_owner_death) {
-		char *text = json_dumps(sd->on_owner_death, JSON_COMPACT);
+		char *text = jtext_of(sd->on_owner_death);
+		if (!text)
+			out->failed = ERR(NO_MEMORY, "cannot show a state dict");
 		buf_printf(out, ",\"on_owner_death\":%s", text ? text : "null");
 		mem_free(text);
 	}

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
@@ -154,7 +155,7 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
 		st->fresh_ms = clock_mono_ms();
 		if (!e) {
 			json_decref(st->probe);
-			st->probe = json_deep_copy(ok);
+			st->probe = json_incref((json_t *)ok);
 			st->free_bytes = (uint64_t)json_integer_value(json_object_get(ok, "free_bytes"));
 			st->total_bytes = (uint64_t)json_integer_value(json_object_get(ok, "total_bytes"));
 			storage_set_state(p->server, st, STORAGE_OK);
@@ -168,9 +169,8 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
 
 void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user)
 {
-	struct probe *p = mem_zalloc(1, sizeof *p);
+	struct probe *p = mem_sure(sizeof *p);
 
-	must(p);
 	*p = (struct probe){ .server = s, .fn = fn, .user = user };
 	memcpy(p->name, st->name, sizeof p->name);
 	st->probing = true;
@@ -268,8 +268,7 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 		return;
 	}
 	st->expires_ms = clock_service_ms() + (rq->lease_ms ? rq->lease_ms : LEASE_MS);
-	struct creation *c = mem_zalloc(1, sizeof *c);
-	must(c);
+	struct creation *c = mem_sure(sizeof *c);
 	*c = (struct creation){ .server = s, .fn = fn, .user = user };
 	memcpy(c->name, st->name, sizeof c->name);
 	if (st->probe)
@@ -312,7 +311,6 @@ static void on_tick(void *user)
 	struct server *s = all->server;
 	int64_t now = clock_mono_ms();
 
-	all->tick = NULL;
 	for (uint32_t i = all->count; i-- > 0;) {
 		struct storage *st = all->items[i];
 		if (st->sweep_due && st->state == STORAGE_OK) {
@@ -328,8 +326,6 @@ static void on_tick(void *user)
 			storage_probe(s, st, NULL, NULL);
 		}
 	}
-	if (loop_timer_start(s->loop, TICK_MS, on_tick, all, &all->tick) != OK)
-		log_err("storages are not watched any more", NULL);
 }
 
 FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
@@ -350,7 +346,7 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 	if (st->probed_ms)
 		buf_printf(out, ",\"probed_at\":\"%s\"", clock_text(st->probed_ms, stamp));
 	json_object_foreach(st->probe, key, value) {
-		char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+		char *text = jtext_of(value);
 		if (!text)
 			return ERR(NO_MEMORY, "cannot show a storage");
 		buf_putc(out, ',');
@@ -412,7 +408,7 @@ FALLIBLE enum err storages_new(struct server *s)
 	s->storages->server = s;
 	TRY(take_config(s, s->config));
 	TRY(journal_read_storages(s->journal, take_row, s));
-	return loop_timer_start(s->loop, TICK_MS, on_tick, s->storages, &s->storages->tick);
+	return loop_every(s->loop, TICK_MS, on_tick, s->storages, &s->storages->tick);
 }
 
 FALLIBLE enum err storages_reload(struct server *s, const struct config *fresh)

@@ -62,17 +62,20 @@ static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
 void sweep_storage(struct server *s, const char *name)
 {
 	json_t *keep = json_array();
-	struct sweep *sw = mem_zalloc(1, sizeof *sw);
+	struct sweep *sw = mem_sure(sizeof *sw);
 	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
 	char mark[JOB_MARK_LEN + 1];
 
-	must(sw);
 	sw->server = s;
 	snprintf(sw->storage, sizeof sw->storage, "%s", name);
 	job_new_id(s, before);
 	job_id_mark(s, mark);
 	for (const struct job *j = s->jobs->live; j; j = j->live_next)
-		json_array_append_new(keep, json_string(j->id));
+		if (json_array_append_new(keep, json_string(j->id)) != 0) {
+			json_decref(keep); /* without one of them, its staging would go: nothing is asked, and the sweep is due again */
+			keep = NULL;
+			break;
+		}
 	json_t *question = json_pack("{s:s, s:s, s:o, s:s, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before,
 				    "mark", mark);
 	lookup_ask(s, name, question, NULL, 0, on_swept, sw);
@@ -151,8 +154,8 @@ static void on_tick(void *user)
 	for (struct pending *p = all->first; p; p = p->next)
 		if (!p->asked && p->due_ms <= now)
 			ask(all, p);
-	if (all->first && loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick) != OK)
-		log_err("what jobs left is not swept before the next start", NULL);
+	if (all->first)
+		loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick);
 }
 
 /* Whatever cannot be noted here is left to the next start. */
@@ -171,8 +174,8 @@ static void note(struct sweeps *all, const struct job *j, const struct job_ref *
 	*all->last = p;
 	all->last = &p->next;
 	all->count++;
-	if (!all->tick && loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick) != OK)
-		forget(all, p);
+	if (!all->tick)
+		loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick);
 }
 
 void sweep_after(struct job *j)

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/job_own.h"
@@ -59,7 +60,7 @@ static enum err take(void *user, const struct journal_verdict *row)
 	struct wanted *w = user;
 
 	if (strcmp(row->identity, w->identity) == 0)
-		w->found = json_loadb(row->doc.p, row->doc.n, 0, NULL);
+		return jtext_parse(row->doc, 0, &w->found);
 	return OK;
 }
 
@@ -99,8 +100,10 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
 		json_object_set_new(doc, "unverified_bytes", json_integer(number_in(j->result, "unverified_bytes")));
 	}
-	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
-	if (text)
+	char *text = jtext_of(doc);
+	if (!text)
+		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep what is known of a checkpoint"));
+	else
 		journal_put_verdict(t, &(struct journal_verdict){ source.storage, source.name, j->identity, j->finished_ms, str_of(text) },
 				    strcmp(level, "structure") == 0 && j->state == JOB_SUCCEEDED);
 	mem_free(text);

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "ctl/build_id.h"
@@ -245,7 +246,7 @@ void worker_send(struct worker *w, uint16_t type, uint64_t generation, const jso
 {
 	if (w->killed)
 		return;
-	char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+	char *text = jtext_of(body);
 	enum err e = body && !text ? ERR(NO_MEMORY, "cannot write a message") :
 				     frame_send(w->conn, type, generation, text ? str_of(text) : STR("{}"), fds, fd_count);
 	mem_free(text); /* jansson's allocator is mem_*: server_new */
@@ -297,12 +298,12 @@ static void take_hello(struct worker *w, const json_t *body)
 
 static void take_frame(struct worker *w, const struct frame *f)
 {
-	json_error_t at;
 	json_t *body = NULL;
+	enum err e = f->json.n > BODY_MAX ? OK : jtext_parse(f->json, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &body);
 
-	if (f->json.n <= BODY_MAX)
-		body = json_loadb(f->json.p, f->json.n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &at);
-	if (!json_is_object(body)) {
+	if (e == ERR_NO_MEMORY) {
+		worker_kill(w, e);
+	} else if (!json_is_object(body)) {
 		worker_kill(w, ERR(PROTOCOL, "worker %s sent a message of %zu bytes that is no JSON object", w->id, f->json.n));
 	} else if (!w->greeted) {
 		if (f->type == FRAME_HELLO)
@@ -355,10 +356,13 @@ static json_t *make_hello(const struct server *s, const struct worker_spec *spec
 	json_t *roots = json_array();
 
 	for (uint32_t i = 0; i < spec->root_count; i++)
-		json_array_append_new(roots, json_pack("{s:s, s:s, s:i, s:I}", "name", spec->roots[i].name, "path", spec->roots[i].path,
-						       "file_mode", (int)spec->roots[i].file_mode, "file_gid",
-						       spec->roots[i].file_gid == CONFIG_NO_GROUP ? (json_int_t)-1 :
-												    (json_int_t)spec->roots[i].file_gid));
+		if (json_array_append_new(roots, json_pack("{s:s, s:s, s:i, s:I}", "name", spec->roots[i].name, "path", spec->roots[i].path,
+							   "file_mode", (int)spec->roots[i].file_mode, "file_gid",
+							   spec->roots[i].file_gid == CONFIG_NO_GROUP ? (json_int_t)-1 :
+								(json_int_t)spec->roots[i].file_gid)) != 0) {
+			json_decref(roots);
+			return NULL;
+		}
 	return json_pack("{s:s, s:s, s:i, s:i, s:o, s:s, s:I, s:b, s:s, s:b}", "build_id", BUILD_ID, "role", spec->role, "index",
 			 (int)spec->index, "count", (int)spec->count, "roots", roots, "io_engine", s->config->io_engine,
 			 "memory_bytes", (json_int_t)spec->memory_bytes, "network", spec->network, "listen", s->config->comm_listen,
@@ -374,7 +378,8 @@ static FALLIBLE enum err attach(struct worker *w)
 	TRY(watch_new(base, &w->child.control_fd, on_read_event, on_write_event, w, &w->control));
 	TRY(watch_reads(w->control, true));
 	TRY(frame_conn_new(watch_fd(w->control), &w->conn));
-	return loop_timer_start(w->server->loop, HELLO_MS, on_hello_late, w, &w->hello_timer);
+	loop_timer_start(w->server->loop, HELLO_MS, on_hello_late, w, &w->hello_timer);
+	return OK;
 }
 
 static void remember_pid(struct worker *w)
@@ -430,7 +435,10 @@ FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec,
 		return e;
 	}
 	json_t *hello = make_hello(s, spec);
-	worker_send(w, FRAME_HELLO, 0, hello, NULL, 0);
+	if (hello)
+		worker_send(w, FRAME_HELLO, 0, hello, NULL, 0);
+	else
+		worker_kill(w, ERR(NO_MEMORY, "cannot greet a worker"));
 	json_decref(hello);
 	*out = w;
 	return OK;

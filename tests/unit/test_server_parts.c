@@ -59,7 +59,8 @@ static void note_error(void *user, enum err e)
 
 static void *post_one(void *user)
 {
-	return loop_post(user, note, (void *)"b") == OK ? NULL : user;
+	loop_post(user, note, (void *)"b");
+	return NULL;
 }
 
 static void test_loop(void **state)
@@ -78,8 +79,8 @@ static void test_loop(void **state)
 	pthread_create(&thread, NULL, post_one, loop);
 	pthread_join(thread, &failed);
 	assert_null(failed);
-	T_OK(loop_timer_start(loop, 20, note, (void *)"c", &timer));
-	T_OK(loop_timer_start(loop, 5, note, (void *)"x", &stopped));
+	loop_timer_start(loop, 20, note, (void *)"c", &timer);
+	loop_timer_start(loop, 5, note, (void *)"x", &stopped);
 	loop_timer_stop(&stopped);
 	assert_string_equal(order, "");
 	event_base_loopexit(base, &(struct timeval){ .tv_usec = 60000 });

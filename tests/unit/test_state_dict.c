@@ -2,6 +2,7 @@
 #include "lib/t_server.h"
 
 #include <fcntl.h>
+#include <sqlite3.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -365,6 +366,27 @@ static void test_list(void **state)
 	buf_free(&b);
 }
 
+/* A journal that cannot be asked about a key says nothing about the state dict that has the name. */
+static void test_failed_creation_leaves_the_one_of_that_name(void **state)
+{
+	struct state_dict_request rq = { .name = STR("train"), .world_size = 1, .who = t.me,
+					 .idem = { .key = STR("k"), .body = STR("{}") } };
+	struct t_answer a = { 0 };
+	char path[128];
+	sqlite3 *db;
+
+	(void)state;
+	t_state_dict(&t, "train", 1);
+	snprintf(path, sizeof path, "%s/state/journal.db", t.dir);
+	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	assert_int_equal(sqlite3_exec(db, "DROP TABLE keys", NULL, NULL, NULL), SQLITE_OK);
+	sqlite3_close(db);
+	state_dict_create(t.s, &rq, t_created, &a);
+	t_server_until(&t, &a.called);
+	assert_int_equal(a.e, ERR_JOURNAL);
+	assert_true(state_dict_exists(t.s, STR("train")));
+}
+
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 #define T_SHORT(fn) cmocka_unit_test_setup_teardown(fn, setup_short, teardown)
 int main(void)
@@ -376,6 +398,7 @@ int main(void)
 		T(test_release_while_used), T(test_restart_and_sweep),
 		T_SHORT(test_lease),	    T_SHORT(test_owner_death),
 		T(test_list),
+		T(test_failed_creation_leaves_the_one_of_that_name),
 	};
 
 	return cmocka_run_group_tests_name("state_dict", tests, NULL, NULL);

@@ -3,13 +3,14 @@
 #include "os/watch.h"
 
 #include <event2/event.h>
+#include <event2/event_struct.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 
 struct watch {
 	int fd;
-	struct event *read, *write;    /* write: NULL without an on_write */
+	struct event read, write;      /* write: unused without an on_write */
 	bool reading, writing;
 	watch_fn on_read, on_write;
 	void *user;
@@ -25,10 +26,9 @@ static void on_event(evutil_socket_t fd, short what, void *user)
 
 static void drop_events(struct watch *w)
 {
-	if (w->read)
-		event_free(w->read);
-	if (w->write)
-		event_free(w->write);
+	(void)event_del(&w->read);
+	if (w->on_write)
+		(void)event_del(&w->write);
 }
 
 enum err watch_new(struct event_base *base, int *fd, watch_fn on_read, watch_fn on_write, void *user, struct watch **out)
@@ -38,13 +38,10 @@ enum err watch_new(struct event_base *base, int *fd, watch_fn on_read, watch_fn 
 	if (!w)
 		return ERR(NO_MEMORY, "cannot watch a descriptor");
 	*w = (struct watch){ .fd = *fd, .on_read = on_read, .on_write = on_write, .user = user };
-	w->read = event_new(base, *fd, EV_READ | EV_PERSIST, on_event, w);
-	if (on_write)
-		w->write = event_new(base, *fd, EV_WRITE | EV_PERSIST, on_event, w);
-	if (!w->read || (on_write && !w->write)) {
-		drop_events(w);
+	if (event_assign(&w->read, base, *fd, EV_READ | EV_PERSIST, on_event, w) != 0 ||
+	    (on_write && event_assign(&w->write, base, *fd, EV_WRITE | EV_PERSIST, on_event, w) != 0)) {
 		mem_free(w);
-		return ERR(NO_MEMORY, "cannot watch a descriptor");
+		return ERR(INTERNAL, "cannot watch a descriptor");
 	}
 	*fd = -1;
 	*out = w;
@@ -92,12 +89,12 @@ static FALLIBLE enum err set_none(bool on)
 
 enum err watch_reads(struct watch *w, bool on)
 {
-	return w ? set(w->read, &w->reading, on) : set_none(on);
+	return w ? set(&w->read, &w->reading, on) : set_none(on);
 }
 
 enum err watch_writes(struct watch *w, bool on)
 {
-	return w ? set(w->write, &w->writing, on) : set_none(on);
+	return w ? set(&w->write, &w->writing, on) : set_none(on);
 }
 
 bool watch_is_writing(const struct watch *w)
