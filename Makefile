@@ -137,9 +137,10 @@ $(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lmicrohttpd $(ENGINE_LIBS)
 
 # A driver and an NCCL without GPUs. They keep the real names, so that what loads the real ones loads them, from LD_LIBRARY_PATH.
-# libhost is preloaded: a wall clock that jumps, a kernel that lacks things, a file system that is slow.
-FAKES := build/test/fakes/libcuda.so.1 build/test/fakes/libnccl.so.2 build/test/fakes/libhost.so
+# Two are preloaded: libhost (a wall clock that jumps, a kernel that lacks things, a file system that is slow), libmemory (allocations fail).
+FAKES := $(addprefix build/test/fakes/,libcuda.so.1 libnccl.so.2 libhost.so libmemory.so)
 build/test/fakes/libhost.so: tests/fakes/libhost.c
+build/test/fakes/libmemory.so: tests/fakes/libmemory.c
 build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c
 build/test/fakes/libnccl.so.2: tests/fakes/libnccl.c worker/comm/nccl_abi.h
 $(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h

@@ -95,7 +95,10 @@ def test_no_save_of_a_queue_hangs(spawn, seed):
     d.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "last"})
     d.api.run("verify", source={"storage": "main", "name": "last"}, level="digest")
     lib.wait_for(lambda: not zombies(d), 10, "all workers collected")
-    lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")
+    try:
+        lib.wait_for(lambda: not d.leaks(), 10)
+    except AssertionError:
+        raise AssertionError(f"left behind: {d.leaks()}, seed {seed}\n{d.tail(6000)}") from None
     lib.wait_for(lambda: fds(d) <= before + 8, 40, f"{before} descriptors again, not {fds(d)}")
     told = [x for x in pathlib.Path(d.log).read_text(errors="replace").splitlines() if "no event told" in x]
     assert not told, told

@@ -379,6 +379,7 @@ static void test_failed_creation_leaves_the_one_of_that_name(void **state)
 	t_state_dict(&t, "train", 1);
 	snprintf(path, sizeof path, "%s/state/journal.db", t.dir);
 	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	sqlite3_busy_timeout(db, 10000);
 	assert_int_equal(sqlite3_exec(db, "DROP TABLE keys", NULL, NULL, NULL), SQLITE_OK);
 	sqlite3_close(db);
 	state_dict_create(t.s, &rq, t_created, &a);

@@ -1,6 +1,7 @@
 /* lookup_tensors.c: a page of what a checkpoint or state dict holds. The page token is the number of the entry to go on with: tensors
  * first, then values, each in the order of the metadata. */
 #include "base/num.h"
+#include "base/jtext.h"
 #include "ops/input.h"
 #include "ops/lookup.h"
 #include "ops/lookup_kept.h"
@@ -131,7 +132,7 @@ static FALLIBLE enum err put_checked(const struct checked *c, struct buf *out)
 	json_t *doc = json_object();
 
 	checked_report(c, doc);
-	char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
+	char *text = jtext_of(doc);
 	json_decref(doc);
 	if (!text)
 		return ERR(NO_MEMORY, "no memory for a page");
