@@ -103,6 +103,21 @@ def test_damaged(spawn):
     assert verdict(d, ref["name"]) is None
 
 
+@pytest.mark.parametrize("file", [".metadata", ".dcpd.json", "__1_0.distcp"])
+def test_what_cannot_even_be_opened_is_marked(d, file):
+    """Its record cannot be made: the list, which looks at no content, tells of it."""
+    ref, *files = saved(d)
+    if file.startswith("__"):
+        files[1].unlink()
+    else:
+        rot(files[0].parent / file, offset=40)
+    p = d.api.fails("verify", "checkpoint_damaged", source=ref, level="digest")
+    assert file in [x["file"] for x in p["damage"]], p
+    (listed,) = d.api.get("/v1/checkpoints/main?prefix=" + ref["name"]).ok(200)["checkpoints"]
+    assert (listed["verified"]["state"], listed["verified"]["level"], listed["etag"]) == ("damaged", "digest", p["identity"])
+    assert listed["verified"]["damage_count"] == p["damage_count"]
+
+
 def test_any_job_that_finds_damage_tells(d):
     ref, file, _ = saved(d)
     d.api.run("verify", source=ref, level="digest")
