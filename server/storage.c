@@ -64,6 +64,7 @@ static void free_one(struct storage *st)
 {
 	mem_free(st->path);
 	json_decref(st->probe);
+	json_decref(st->others);
 	mem_free(st);
 }
 
@@ -313,7 +314,7 @@ static void on_tick(void *user)
 
 	for (uint32_t i = all->count; i-- > 0;) {
 		struct storage *st = all->items[i];
-		if (st->sweep_due && st->state == STORAGE_OK) {
+		if ((st->sweep_due || sweep_is_due(st)) && st->state == STORAGE_OK) {
 			st->sweep_due = false;
 			sweep_storage(s, st->name);
 		}

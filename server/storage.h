@@ -23,6 +23,8 @@ struct storage {
 	int64_t probed_ms;              /* wall clock, for the record */
 	int64_t fresh_ms;               /* monotone clock: when the probe came */
 	bool sweep_due;             /* a sweep failed: again, once the storage answers */
+	json_t *others;             /* what a sweep left alone as other daemons': path → state, see sweep.c. NULL: nothing */
+	int64_t others_ms;          /* service time of that sweep */
 	bool probing;
 	uint64_t read_bytes, written_bytes; /* by workers, since it is known here */
 	json_t *probe;                  /* its answer as it came, or NULL */

@@ -1,7 +1,10 @@
 /* sweep.c: see sweep.h.
  *
  * Sweeps of one job wait in a list, because a worker may yet be at it: an overwrite's old checkpoint is removed gently behind the job's
- * back (worker/ops/trash.h), for as long as the job's answer said. The list is not in the journal: a start walks everything. */
+ * back (worker/ops/trash.h), for as long as the job's answer said. The list is not in the journal: a start walks everything.
+ *
+ * Several daemons may share a storage. What another one stages is abandoned once it has not changed for OTHERS_MS: between two sweeps so
+ * long apart by our service time. Comparing times of files with a clock would take live saves for old after a jump of either. */
 #include "server/sweep.h"
 
 #include <stdio.h>
@@ -13,7 +16,7 @@
 #include "server/loop.h"
 #include "server/storage.h"
 
-enum { TICK_MS = 1000, FIRST_MS = 2000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000 };
+enum { TICK_MS = 1000, FIRST_MS = 2000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000, OTHERS_MS = 3600000 };
 
 struct pending {
 	struct pending *next;
@@ -47,14 +50,25 @@ static void log_removed(const json_t *ok)
 		log_warn("left-over staging removed", "count", removed, NULL);
 }
 
+bool sweep_is_due(const struct storage *st)
+{
+	return st->others && clock_service_ms() - st->others_ms >= OTHERS_MS;
+}
+
 static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
 {
 	struct sweep *sw = user;
+	const json_t *others = json_object_get(ok, "others");
 	struct storage *st;
 
 	(void)fd;
-	if (e && err_retryable(e) && storage_find(sw->server, str_of(sw->storage), &st) == OK)
-		st->sweep_due = true;
+	if (storage_find(sw->server, str_of(sw->storage), &st) == OK) {
+		st->sweep_due |= e && err_retryable(e);
+		if (!st->others && json_object_size(others)) {
+			st->others = json_deep_copy(others);
+			st->others_ms = clock_service_ms();
+		}
+	}
 	mem_free(sw);
 	log_removed(ok);
 }
@@ -65,6 +79,7 @@ void sweep_storage(struct server *s, const char *name)
 	struct sweep *sw = mem_sure(sizeof *sw);
 	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
 	char mark[JOB_MARK_LEN + 1];
+	struct storage *st;
 
 	sw->server = s;
 	snprintf(sw->storage, sizeof sw->storage, "%s", name);
@@ -78,6 +93,10 @@ void sweep_storage(struct server *s, const char *name)
 		}
 	json_t *question = json_pack("{s:s, s:s, s:o, s:s, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before,
 				    "mark", mark);
+	if (storage_find(s, str_of(name), &st) == OK && sweep_is_due(st)) {
+		json_object_set_new(question, "watched", st->others);
+		st->others = NULL;
+	}
 	lookup_ask(s, name, question, NULL, 0, on_swept, sw);
 }
 

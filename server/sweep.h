@@ -6,9 +6,11 @@
 #include "server/server.h"
 
 struct job;
+struct storage;
 
 /* Everything of jobs that are none any more, in the whole storage. */
 void sweep_storage(struct server *s, const char *storage);
+bool sweep_is_due(const struct storage *st);     /* what other daemons have there was seen long ago: is it still the same? */
 /* Of a job that has just ended, beside its target. Nothing if it can have left nothing, or must not be touched (ERR_NOT_DURABLE). */
 void sweep_after(struct job *j);
 

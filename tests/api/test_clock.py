@@ -171,6 +171,22 @@ def test_hosts_go_on_beating(hosts):
         lib.wait_for(lambda p=place, n=number: p.read_bytes() != n, 2, f"{h.name}: a beat")
 
 
+def test_what_other_daemons_stage_is_not_old(hosts):
+    """It was just written; a daemon that starts after a jump sees it to be a year old."""
+    for h in hosts():
+        main = h.d.storages["main"]
+        theirs = [main / f".dcpd-{'0' * 26}-1/__0_0.distcp", main / "run/.dcpd-hosts-0123456789/beat-0"]
+        for f in theirs:
+            f.parent.mkdir(parents=True)
+            f.write_bytes(b"x")
+        h.d.stop()
+        h.jump()
+        h.d.start()
+        h.d.put("train", [lib.image({"a": F4})])
+        h.d.api.run("save", **save(0))  # behind the sweep
+        assert all(f.exists() for f in theirs), h.name
+
+
 def test_durations_are_not_the_wall_clocks(hosts):
     for h in hosts():
         job = h.d.api.submit("save", source={"state_dict": big(h.d, 256)}, target={"storage": "main", "name": "c"})

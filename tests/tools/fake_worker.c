@@ -386,7 +386,7 @@ static json_t *find_what(const json_t *doc)
 static json_t *answer(const json_t *doc)
 {
 	const char *op = json_string_value(json_object_get(doc, "op"));
-	char text[64];
+	char text[4200];
 
 	if (strcmp(op, "probe") == 0) {
 		json_int_t avail = read_small(root, ".free", text, sizeof text) ? number(text) : (json_int_t)1 << 40;
@@ -404,8 +404,15 @@ static json_t *answer(const json_t *doc)
 			mine = !there;
 		return json_pack("{s:b, s:{s:b}}", "committed", mine, "result", "recovered", 1);
 	}
-	if (strcmp(op, "sweep") == 0)
-		return json_pack("{s:i}", "removed", 0);
+	if (strcmp(op, "sweep") == 0) { /* .others: what another daemon has here, until a question says that it was seen long ago */
+		bool others = read_small(root, ".others", text, sizeof text);
+		if (others && strcmp(text, json_string_value(json_object_get(json_object_get(doc, "watched"), "/x")) ?: "") == 0) {
+			snprintf(text, sizeof text, "%s/.others", root);
+			unlink(text);
+			others = false;
+		}
+		return others ? json_pack("{s:i, s:{s:s}}", "removed", 0, "others", "/x", text) : json_pack("{s:i}", "removed", 0);
+	}
 	return json_pack("{s:O}", "echo", doc);
 }
 

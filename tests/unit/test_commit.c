@@ -570,8 +570,9 @@ static void test_unsynced_beside(void **state)
 static void test_sweep_leaves_others_alone(void **state)
 {
 	static const char *const made[] = { ".dcpd-01AOURS-1/f", ".dcpd-01ATHEIRS-1/f", ".dcpd-trash-01BTHEIRS/f", ".dcpd-01COLD-1/f",
-					    ".dcpd-01DBEGUN-1/f" };
-	struct commit_keep keep = { .before = "01Y", .mark = "OURS" };
+					    ".dcpd-01DBEGUN-1/f", "run/.dcpd-hosts-00000001/beat-0", "run/.dcpd-hosts-00000002/f" };
+	json_t *before = json_object(), *after = json_object();
+	struct commit_keep keep = { .before = "01Y", .mark = "OURS", .others = before };
 	struct timespec old[2] = { { .tv_sec = time(NULL) - 90000 }, { .tv_sec = time(NULL) - 90000 } };
 	uint64_t removed = 0;
 
@@ -582,10 +583,28 @@ static void test_sweep_leaves_others_alone(void **state)
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1", old, 0), 0);
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01DBEGUN-1", old, 0), 0); /* its file is new */
 	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
-	assert_int_equal(removed, 2);
-	assert_false(t_worker_has(&t, ".dcpd-01AOURS-1") || t_worker_has(&t, ".dcpd-01COLD-1"));
-	assert_true(t_worker_has(&t, ".dcpd-01ATHEIRS-1/f") && t_worker_has(&t, ".dcpd-trash-01BTHEIRS/f"));
-	assert_true(t_worker_has(&t, ".dcpd-01DBEGUN-1/f"));
+	assert_int_equal(removed, 1);
+	assert_false(t_worker_has(&t, ".dcpd-01AOURS-1"));
+	for (size_t i = 1; i < sizeof made / sizeof *made; i++)
+		assert_true(t_worker_has(&t, made[i])); /* however old it looks */
+	assert_int_equal(json_object_size(before), 6);
+	/* In an hour, two have gone on, one of them with a file that looks old, and somebody came. */
+	t_worker_put(&t, ".dcpd-01DBEGUN-1/f", "x", 1);
+	t_worker_put(&t, "run/.dcpd-hosts-00000001/beat-0", "2", 1);
+	t_worker_put(&t, ".dcpd-01ATHEIRS-1/more", "", 0);
+	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01ATHEIRS-1/more", old, 0), 0);
+	t_worker_put(&t, ".dcpd-01ENEW-1/f", "", 0);
+	keep.watched = before;
+	keep.others = after;
+	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
+	assert_int_equal(removed, 3);
+	assert_false(t_worker_has(&t, ".dcpd-01COLD-1") || t_worker_has(&t, ".dcpd-trash-01BTHEIRS"));
+	assert_false(t_worker_has(&t, "run/.dcpd-hosts-00000002"));
+	assert_true(t_worker_has(&t, ".dcpd-01DBEGUN-1/f") && t_worker_has(&t, "run/.dcpd-hosts-00000001/beat-0"));
+	assert_true(t_worker_has(&t, ".dcpd-01ATHEIRS-1/f") && t_worker_has(&t, ".dcpd-01ENEW-1/f"));
+	assert_int_equal(json_object_size(after), 4);
+	json_decref(before);
+	json_decref(after);
 }
 
 static void test_sweep_follows_no_link(void **state)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/storage.h"
 #include "server/sweep.h"
 
 static struct t_server t;
@@ -91,11 +92,48 @@ static void test_until_it_is_gone(void **state)
 	run(SAVE("c", ",'labels':{'fake':'fail:storage_io'}"), JOB_FAILED, id); /* still waits at the end */
 }
 
+static bool is_there(const char *name)
+{
+	char path[256];
+
+	snprintf(path, sizeof path, "%s/main/%s", t.dir, name);
+	return access(path, F_OK) == 0;
+}
+
+/* A start sees what another daemon has in the storage; an hour later it is asked for again. */
+static void test_others_are_watched_for_an_hour(void **state)
+{
+	struct storage *st;
+	int fd = fd_of(".others", O_CREAT | O_WRONLY);
+
+	(void)state;
+	assert_int_equal(write(fd, "1", 1), 1);
+	T_OK(storage_find(t.s, STR("main"), &st));
+	T_UNTIL(&t, st->state == STORAGE_OK);
+	st->sweep_due = true;
+	T_UNTIL(&t, st->others);
+	assert_int_equal(pwrite(fd, "2", 1, 0), 1); /* it has changed */
+	int64_t seen = st->others_ms;
+	sweep_storage(t.s, "main"); /* a worker died: too early to say */
+	t_server_run(&t, 300);
+	assert_true(st->others && st->others_ms == seen);
+	assert_false(sweep_is_due(st));
+	st->others_ms -= 3600000;
+	assert_true(sweep_is_due(st));
+	T_UNTIL(&t, st->others && st->others_ms >= seen); /* seen anew, as it is now */
+	assert_true(is_there(".others"));
+	st->others_ms -= 3600000;
+	T_UNTIL(&t, !is_there(".others"));
+	T_UNTIL(&t, !st->others);
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_jobs_that_leave_something, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_until_it_is_gone, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_others_are_watched_for_an_hour, setup, teardown),
 	};
 
 	return cmocka_run_group_tests_name("sweep", tests, NULL, NULL);

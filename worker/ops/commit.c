@@ -3,8 +3,8 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "base/num.h"
 #include "ops/beside.h"
@@ -12,7 +12,7 @@
 #include "ops/trash.h"
 #include "os/fs.h"
 
-enum { SWEEP_DEPTH = 16, HOSTS_STALE_S = 3600, OTHERS_STALE_S = 86400 };
+enum { SWEEP_DEPTH = 16, OTHERS_MAX = 1000, CHANGE_MAX = 48 };
 
 enum err commit_in_doubt(const char *what, const char *name)
 {
@@ -80,6 +80,7 @@ struct leftovers {
 	int dirfd;
 	const char *job;               /* NULL: any job that is not kept */
 	const struct commit_keep *keep;
+	const char *path;              /* of dirfd, below the root, for others' names */
 	uint64_t removed;
 	struct vec(char *) names;
 };
@@ -102,40 +103,68 @@ static struct str job_of(const char *name)
 	return dash ? (struct str){ name + 6, (size_t)(dash - name - 6) } : (struct str){ NULL, 0 };
 }
 
-struct newest {
+struct change {
 	int dir;
-	int64_t mtime;
+	uint64_t files;
+	struct timespec newest;
 };
 
-static enum err look_at_mtime(void *user, const char *name, unsigned char d_type)
+static void note_time(struct change *c, const struct stat *st)
 {
-	struct newest *n = user;
+	struct timespec t = st->st_mtim;
+
+	if (t.tv_sec > c->newest.tv_sec || (t.tv_sec == c->newest.tv_sec && t.tv_nsec > c->newest.tv_nsec))
+		c->newest = t;
+}
+
+static enum err look_at_file(void *user, const char *name, unsigned char d_type)
+{
+	struct change *c = user;
 	struct stat st;
 
 	(void)d_type;
-	if (fs_stat(n->dir, name, &st))
+	c->files++;
+	if (fs_stat(c->dir, name, &st))
 		err_clear(); /* gone by now */
-	else if (st.st_mtime > n->mtime)
-		n->mtime = st.st_mtime;
+	else
+		note_time(c, &st);
 	return OK;
 }
 
-/* Does anybody still work there? Whoever cannot tell leaves it alone. */
-static bool is_stale(int parent, const char *name)
+/* A text that is another one whenever something has changed in a staging directory. */
+static FALLIBLE enum err last_change(int parent, const char *name, char text[CHANGE_MAX])
 {
-	struct newest n = { .dir = -1 };
+	struct change c = { .dir = -1 };
 	struct stat st;
 
-	if (fs_stat(parent, name, &st) || (S_ISDIR(st.st_mode) && fs_open_dir(parent, name, &n.dir))) {
+	TRY(fs_stat(parent, name, &st));
+	note_time(&c, &st);
+	if (S_ISDIR(st.st_mode)) {
+		TRY(fs_open_dir(parent, name, &c.dir));
+		enum err e = fs_list(c.dir, look_at_file, &c);
+		fs_drop(&c.dir);
+		TRY(e);
+	}
+	snprintf(text, CHANGE_MAX, "%jd.%09ld/%ju", (intmax_t)c.newest.tv_sec, c.newest.tv_nsec, (uintmax_t)c.files);
+	return OK;
+}
+
+/* Has nothing changed since the coordinator heard of it? Else, and whenever in doubt, it is left alone, and the coordinator hears. */
+static bool is_abandoned(const struct leftovers *l, const char *name)
+{
+	char path[4096 + NAME_MAX + 2], change[CHANGE_MAX];
+
+	if (last_change(l->dirfd, name, change)) {
 		err_clear();
 		return false;
 	}
-	n.mtime = st.st_mtime;
-	enum err e = n.dir >= 0 ? fs_list(n.dir, look_at_mtime, &n) : OK;
-	fs_drop(&n.dir);
-	if (e)
-		err_clear();
-	return !e && n.mtime + OTHERS_STALE_S < time(NULL);
+	snprintf(path, sizeof path, "%s/%s", l->path, name);
+	const char *before = json_string_value(json_object_get(l->keep->watched, path));
+	if (before && strcmp(before, change) == 0)
+		return true;
+	if (json_object_size(l->keep->others) < OTHERS_MAX)
+		json_object_set_new(l->keep->others, path, json_string(change));
+	return false;
 }
 
 /* Nobody knows any more where it belongs, and it may be the only one: for a person to look at. */
@@ -164,17 +193,20 @@ static bool is_kept(const struct leftovers *l, struct str job, const char *name)
 		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
 			return true;
 	bool trash = str_starts(str_of(name), TRASH_PREFIX); /* given up, whatever is in it */
-	return (k->mark && !str_ends(job, k->mark) && !is_stale(l->dirfd, name)) || (!trash && holds_old(l->dirfd, name));
+	return (k->mark && !str_ends(job, k->mark) && !is_abandoned(l, name)) || (!trash && holds_old(l->dirfd, name));
 }
 
 static enum err find_leftover(void *user, const char *name, unsigned char d_type)
 {
 	struct leftovers *l = user;
 	struct str job = job_of(name);
+	bool meeting = str_starts(str_of(name), HOSTS_PREFIX); /* of several daemons: each takes it for another's */
 	char **at;
 
 	(void)d_type;
-	if (!job.p || (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
+	if (!job.p && !meeting)
+		return OK;
+	if (meeting ? l->job || !l->keep || !is_abandoned(l, name) : (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
 		return OK;
 	TRY(vec_push(&l->names, &at));
 	*at = mem_strdup(name);
@@ -359,11 +391,10 @@ static enum err sweep_entry(void *user, const char *name, unsigned char d_type);
 
 static FALLIBLE enum err sweep_dir(struct sweep *s)
 {
-	struct leftovers l = { .keep = s->keep };
+	struct leftovers l = { .keep = s->keep, .path = s->path };
 
 	TRY(fs_open_dir(s->w->roots[s->root].fd, s->path[0] ? s->path : ".", &l.dirfd));
-	enum err e = remove_leftovers(&l), old = hosts_sweep(l.dirfd, HOSTS_STALE_S, &l.removed);
-	e = e ? e : old;
+	enum err e = remove_leftovers(&l);
 	s->removed += l.removed;
 	s->dirfd = l.dirfd;
 	if (s->depth < SWEEP_DEPTH) { /* deeper, even if something stayed here */

@@ -23,8 +23,11 @@ FALLIBLE enum err commit_clear(int parent, const char *job);
 struct commit_keep {
 	const json_t *jobs;            /* these; NULL: none */
 	const char *before;            /* those whose id does not sort before this; NULL: none */
-	const char *mark;              /* those whose id does not end so, until nothing of theirs has changed for a day: they are another
-					* daemon's, which sees the same storage. NULL: all are ours */
+	const char *mark;              /* those whose id does not end so: another daemon's on the same storage. NULL: all are ours */
+	/* Another daemon's are removed if they have not changed since an earlier sweep. The caller knows by its own clock how long ago that
+	 * was: times of files come from other hosts, and from clocks that jump. */
+	const json_t *watched;         /* "others" of that sweep; NULL: none */
+	json_t *others;                /* an object that gets what is left alone as another daemon's: path → state. NULL: not wanted */
 };
 
 /* Removes staging and trash of all other jobs, but never the one copy of a checkpoint that a job had put away (beside.h). */

@@ -13,11 +13,9 @@
 #include "ops/commit.h"
 #include "os/fs.h"
 
-#define HOSTS_PREFIX ".dcpd-hosts-"
-
 enum {
 	LOOK_FIRST_MS = 5, LOOK_MS = 200, BEATS_PER_TIMEOUT = 8, BEAT_MAX_MS = 2000, JOIN_TIMEOUTS = 6, BYE_MS = 5000, BYE_FAILED_MS = 2000,
-	END_MAX = 64 << 10, STALE_S = 600
+	END_MAX = 64 << 10
 };
 
 static int64_t now_ms(void)
@@ -380,15 +378,6 @@ static FALLIBLE enum err read_spec(struct hosts *h)
 	return read_ranks(h);
 }
 
-/* What saves of before left here, whose hosts never came back. */
-static void sweep_here(struct hosts *h)
-{
-	uint64_t removed = 0;
-
-	if (hosts_sweep(h->parent, STALE_S, &removed))
-		err_clear();
-}
-
 static FALLIBLE enum err make_place(struct hosts *h)
 {
 	int root = h->job->worker->roots[h->root].fd;
@@ -397,7 +386,6 @@ static FALLIBLE enum err make_place(struct hosts *h)
 		TRY(fs_mkdirs(root, h->parent_path, &h->parent));
 	else
 		TRY(fs_open_dir(root, ".", &h->parent));
-	sweep_here(h);
 	enum err e = fs_mkdir(h->parent, h->name, 0755);
 	if (e == ERR_CHECKPOINT_EXISTS) /* of an attempt of ours: those who wait there still do */
 		err_clear();
@@ -553,7 +541,7 @@ void hosts_close(struct hosts *h, enum err e)
 		return;
 	if (h->dir >= 0)
 		put_end(h, e);
-	if (h->leads && h->dir >= 0 && e != ERR_NOT_DURABLE) /* the meeting place may hold the only copy that is on the disk: hosts_sweep */
+	if (h->leads && h->dir >= 0 && e != ERR_NOT_DURABLE) /* the meeting place may hold the only copy that is on the disk: swept later */
 		say_goodbye(h, e != OK);
 	end_beat(h);
 	fs_drop(&h->beat_fd);
@@ -565,55 +553,6 @@ void hosts_close(struct hosts *h, enum err e)
 	mem_free(h->seen);
 	mem_free(h);
 	err_restore(&info);
-}
-
-/* ---- what never ended ---- */
-
-struct stale {
-	int parent, dir;
-	int64_t newest;
-	struct hosts_view found;
-};
-
-static enum err newest_of(void *user, const char *name, unsigned char d_type)
-{
-	struct stale *s = user;
-	struct stat st;
-
-	(void)d_type;
-	if (fs_stat(s->dir, name, &st) == OK && st.st_mtime > s->newest)
-		s->newest = st.st_mtime;
-	err_clear();
-	return OK;
-}
-
-static enum err find_place_of_others(void *user, const char *name, unsigned char d_type)
-{
-	struct stale *s = user;
-
-	return strncmp(name, HOSTS_PREFIX, strlen(HOSTS_PREFIX)) == 0 ? note_name(&s->found, name, d_type) : OK;
-}
-
-enum err hosts_sweep(int parent, int64_t age_s, uint64_t *removed)
-{
-	struct stale s = { .parent = parent, .dir = -1 };
-	enum err e = fs_list(parent, find_place_of_others, &s);
-
-	for (uint64_t i = 0; !e && i < s.found.names.n; i++) {
-		struct stat st;
-		if (fs_open_dir(parent, s.found.names.v[i], &s.dir) || fstat(s.dir, &st) < 0)
-			continue;
-		s.newest = st.st_mtime;
-		e = fs_list(s.dir, newest_of, &s);
-		fs_drop(&s.dir);
-		if (!e && s.newest + age_s < time(NULL)) {
-			e = fs_remove_tree(parent, s.found.names.v[i]);
-			*removed += !e;
-		}
-	}
-	fs_drop(&s.dir);
-	view_free(&s.found);
-	return e;
 }
 
 /* ---- is the storage shared? ---- */

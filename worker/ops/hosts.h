@@ -10,13 +10,15 @@
  *
  * Host 0 leads: it makes the directory, waits for all parts, and commits as any save does, by one rename of data/. A host that fails
  * says so, one whose beat stops is given up after `timeout_s`: then the save fails on all hosts, and the leader removes everything.
- * A leader that is restarted goes on, or finds that it was given up; if it never comes back, a later save or start sweeps what is left.
+ * A leader that is restarted goes on, or finds that it was given up; if it never comes back, a sweep removes what is left.
  *
  *   spec.hosts: {"id":"…","index":0,"names":["a","b"],"ranks":[[0,1],[2,3]],"timeout_s":20}
  * ranks: which ranks of the whole world host K's state dict has, in its own order. */
 #pragma once
 #include "ops/input.h"
 #include "ops/staging.h"
+
+#define HOSTS_PREFIX ".dcpd-hosts-"
 
 struct hosts;
 
@@ -54,6 +56,3 @@ bool hosts_part_id(const char *id);
 
 /* A mark beside the target that says whether two daemons see one storage. action: "put", "look" (*seen: is it there?) or "drop". */
 FALLIBLE enum err hosts_token(int root, const char *name, const char *token, const char *action, bool *seen);
-
-/* Removes meeting places in a directory where nothing has happened for so long. */
-FALLIBLE enum err hosts_sweep(int parent, int64_t age_s, uint64_t *removed);

@@ -7,7 +7,7 @@
 #include "ops/write.h"
 #include "os/fs.h"
 
-enum { ID_MIN = 8, ID_MAX = 64, STALE_S = 3600 };
+enum { ID_MIN = 8, ID_MAX = 64 };
 
 bool hosts_part_id(const char *id)
 {
@@ -49,8 +49,6 @@ enum err hosts_part_stage(struct job *j, const char *id, struct staging *out)
 	snprintf(s->path, sizeof s->path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", place);
 	TRY(s->parent_path[0] ? fs_mkdirs(w->roots[s->root].fd, s->parent_path, &s->parent)
 			      : fs_open_dir(w->roots[s->root].fd, ".", &s->parent));
-	uint64_t removed = 0;
-	TRY(hosts_sweep(s->parent, STALE_S, &removed));
 	TRY(fs_remove_tree(s->parent, place)); /* of an attempt that broke off */
 	TRY(fs_mkdir(s->parent, place, 0755));
 	s->made = true;

@@ -395,15 +395,32 @@ static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *
 static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *out)
 {
 	struct commit_keep keep = { .jobs = json_object_get(q, "keep"), .before = json_string_value(json_object_get(q, "before")),
-				    .mark = json_string_value(json_object_get(q, "mark")) };
+				    .mark = json_string_value(json_object_get(q, "mark")), .watched = json_object_get(q, "watched") };
 	const char *name = json_string_value(json_object_get(q, "name")), *job = json_string_value(json_object_get(q, "job"));
+	const char *path, *comma = "";
+	json_t *state;
 	uint64_t removed = 0;
 	uint32_t root;
 
 	TRY(root_of(w, q, &root));
-	TRY(name && job ? commit_sweep_job(w, root, name, job, &removed) : commit_sweep(w, root, &keep, &removed));
-	buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
-	return OK;
+	if (name && job) {
+		TRY(commit_sweep_job(w, root, name, job, &removed));
+		buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
+		return OK;
+	}
+	keep.others = json_object();
+	enum err e = commit_sweep(w, root, &keep, &removed);
+	buf_printf(out, "{\"removed\":%ju,\"others\":{", (uintmax_t)removed);
+	json_object_foreach(keep.others, path, state) {
+		buf_puts(out, comma);
+		buf_json_str(out, str_of(path));
+		buf_putc(out, ':');
+		buf_json_str(out, str_of(json_string_value(state)));
+		comma = ",";
+	}
+	buf_puts(out, "}}");
+	json_decref(keep.others);
+	return e;
 }
 
 /* A directory of that name beside the target: made here, or by another daemon, if the storage is the same. */
