@@ -31,7 +31,7 @@ enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING };
 struct member {
 	struct worker *worker;              /* NULL: gone */
 	bool ready, asked, answered;
-	int64_t heard_ms;                   /* a frame of this run, or its beginning */
+	int64_t heard_ms;                   /* a frame of this run, or its beginning; service time */
 	uint32_t still;                     /* gang_hangs() calls in a row that found it where it was */
 };
 
@@ -224,7 +224,7 @@ static void on_worker_ended(struct worker *w, enum err e)
 static void ask(struct gang *g, uint32_t i, uint16_t type, const json_t *body, const int *fds, uint32_t n)
 {
 	g->members[i].asked = true;
-	g->members[i].heard_ms = clock_mono_ms();
+	g->members[i].heard_ms = clock_service_ms();
 	worker_set(g->members[i].worker, "busy", g->job);
 	worker_send(g->members[i].worker, type, g->generation, body, fds, n);
 }
@@ -270,7 +270,7 @@ static void on_cancel_late(void *user)
 
 void gang_give_up_silent(struct gang *g, int64_t ms)
 {
-	int64_t now = clock_mono_ms(), longest = ms;
+	int64_t now = clock_service_ms(), longest = ms;
 	uint32_t who = g->count;
 
 	for (uint32_t i = 0; g->state == GANG_BUSY && i < g->count; i++) {
@@ -434,7 +434,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		metrics_add(g->server->metrics, "dcpd_stale_frames_total", "", 1);
 		return;
 	}
-	g->members[w->index].heard_ms = clock_mono_ms();
+	g->members[w->index].heard_ms = clock_service_ms();
 	if (f->type == FRAME_DONE || f->type == FRAME_FAILED)
 		on_answer(g, w, f->type == FRAME_DONE, body);
 	else if (f->type == FRAME_RUN)

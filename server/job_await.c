@@ -53,7 +53,7 @@ static void on_all_sealed(struct job *j, struct state_dict_use *use)
 	}
 	j->await = NULL;
 	job_snapshotted(j);
-	j->alive_ms = clock_mono_ms();
+	j->alive_ms = clock_service_ms();
 	job_changed(j);
 	if (j->step == STEP_AWAITING)
 		job_queue(j);

@@ -50,7 +50,8 @@ struct job {
 	int64_t begun_ms;           /* monotone clock: made or taken up, then started */
 	int64_t sealed_ms;          /* monotone clock: its source was snapshotted; 0: not yet, or under an earlier daemon */
 	int64_t trash_ms;           /* for so long its worker may be removing what it replaced; set by the worker's answer */
-	int64_t rate_at_ms, alive_ms;      /* monotone clock: last sample, last byte of progress */
+	int64_t rate_at_ms;         /* monotone clock: the last sample */
+	int64_t alive_ms;           /* service time: the last byte of progress */
 	int64_t marked_ms;                 /* alive_ms of the silence for which its storages were marked as stalled */
 	uint64_t version;
 	struct buf text;            /* the record; empty: to be made */
@@ -83,7 +84,6 @@ struct jobs {
 	uint32_t cached;
 	struct lane *lanes;
 	uint64_t versions, attempts;
-	int64_t watched_ms;                 /* when jobs were looked at last */
 	struct loop_timer *tick;
 	int64_t pruned_ms;          /* service time */
 	uint64_t ended;             /* since the last pruning */

@@ -16,7 +16,7 @@
 #include "server/storage.h"
 #include "server/verdict.h"
 
-enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, DEAF_MS = 3000, SILENT_MS = 1000 };
+enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, SILENT_MS = 1000 };
 
 /* ---- what the workers get ---- */
 
@@ -219,7 +219,7 @@ static void on_state(void *user, const json_t *body)
 		mem_free(j->plan);
 		j->plan = text;
 	}
-	j->alive_ms = clock_mono_ms();
+	j->alive_ms = clock_service_ms();
 	j->stalled = false;
 	job_set_state(j, to, stage ? stage : job_state_text(to), to != j->state);
 }
@@ -253,7 +253,7 @@ static void on_progress(void *user, const json_t *body)
 			j->rate = j->rate > 0 ? j->rate * 0.7 + sample * 0.3 : sample;
 			j->rate_at_ms = now;
 		}
-		j->alive_ms = now;
+		j->alive_ms = clock_service_ms();
 		if (j->stalled)
 			log_info("job goes on", "job", j->id, NULL);
 		j->stalled = false;
@@ -349,7 +349,7 @@ static void on_want_segments(void *user, const json_t *body)
 					     .next_generation = operation,
 					     .at_least = operation && j->source_use ? j->source_use->generation : 0 };
 		j->step = STEP_MAKING;
-		j->alive_ms = clock_mono_ms();
+		j->alive_ms = clock_service_ms();
 		state_dict_make(j->server, &m, on_made, new_ticket(j));
 	}
 	mem_free(bytes);
@@ -616,7 +616,8 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	j->commit_asked = false;
 	j->identity[0] = '\0';
 	j->streamed = j->await != NULL;
-	j->alive_ms = j->rate_at_ms = clock_mono_ms();
+	j->alive_ms = clock_service_ms();
+	j->rate_at_ms = clock_mono_ms();
 	if (!j->started_ms) {
 		j->started_ms = clock_wall_ms();
 		j->begun_ms = clock_mono_ms();
@@ -682,18 +683,15 @@ static void mark_storages(struct job *j)
 
 void job_watch(struct server *s)
 {
-	int64_t now = clock_mono_ms();
-	bool deaf = now - s->jobs->watched_ms > DEAF_MS;
+	int64_t now = clock_service_ms();
 
-	s->jobs->watched_ms = now;
 	for (struct job *j = s->jobs->live, *next; j; j = next) {
 		next = j->live_next;
 		if (j->step != STEP_ON_GANG || !j->gang)
 			continue;
 		if (j->await) /* it waits for its trainer, not for its storage */
 			j->alive_ms = now;
-		/* Planning says little. If we have been stopped ourselves, nobody could be heard. */
-		if (job_sdop_is(j) && !deaf)
+		if (job_sdop_is(j)) /* planning says little */
 			gang_give_up_silent(j->gang, j->server->config->comm_deadline_ms * (j->state == JOB_PLANNING ? 4 : 1));
 		int64_t silent = now - j->alive_ms;
 		if (silent > s->config->stall_ms && !j->stalled) {

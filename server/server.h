@@ -85,8 +85,8 @@ bool principal_may(const struct principal *p, uid_t owner);
  *
  * The wall clock may jump by any amount at any time, so it is for records that people read and never decides. Two clocks decide:
  *   - CLOCK_MONOTONIC: timeouts within this process.
- *   - service time: leases, retention, whatever a restart must not forget. It runs while the daemon can hear its clients, and stands
- *     still while it cannot: silence then says nothing about them.
+ *   - service time: leases, stalls, retention, whatever a restart must not forget. It runs while the daemon can hear its clients, and
+ *     stands still while it cannot: silence then says nothing about them.
  *       suspend, SIGSTOP, a paused virtual machine: trainers stood still too, or could not be heard; at most 2 s count.
  *       restart: the journal keeps service time (each minute and at the end), the down time does not count, and the leases of ranks
  *       begin anew. A crash may take back a minute: leases end later, never earlier.

@@ -3,6 +3,7 @@
 Each test has a daemon for each jump, side by side: most of it is waiting.
 """
 import calendar
+import os
 import re
 import signal
 import time
@@ -98,6 +99,23 @@ def test_trainers_are_not_silent_while_the_daemon_cannot_hear_them(spawn):
     d.proc.send_signal(signal.SIGCONT)
     time.sleep(TICKS)
     assert lib.segment_file(segment).exists()
+
+
+def test_jobs_that_are_frozen_with_the_daemon_have_not_stalled(spawn):
+    """As `docker pause` does, or a virtual machine that is moved: nobody ran, so nobody was silent."""
+    d = spawn(args=("--stall-after", "1s", "--stall-deadline", "3s"))
+    sd = big(d, 128)
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "warm"})
+    job = d.api.submit("save", source={"state_dict": sd}, target={"storage": "main", "name": "c"}, options={"retries": 0})
+    lib.wait_for(lambda: d.api.get(f"/v1/jobs/{job['id']}").ok(200)["state"] == "running", 10, "running", every=0.002)
+    pids = [d.proc.pid, *d.workers()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    end = d.api.wait(job)
+    assert end["state"] == "succeeded", end["error"]
 
 
 def test_adhoc_storages_keep_their_lease(hosts, tmp_path):
