@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _copy, _digest, errors
+from . import _copy, _digest, _tree, errors
 from .image import ChunkSpec
 
 AVERAGE_MIN = 16 << 10  # bytes of a box: below, what each costs here is more than a job costs
@@ -169,6 +169,9 @@ def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Op
         if told["warning"]:
             errors.warn_of(place.object, told["warning"])
         reads = _reads(told, specs)
+        unable = [specs[i].fqn for i, rows in reads.items() if verify and any(r.kind is None for r in rows)]
+        if unable:
+            errors.warn_of(place.object, f"{_tree.listing(sorted(set(unable)), 3)}: neither digest nor CRC32; what is read may be damaged")
         needed: Dict[int, int] = {}
         for r in (r for rows in reads.values() for r in rows):
             needed[r.file] = max(needed.get(r.file, 0), r.offset + r.bytes)

@@ -13,12 +13,15 @@ from . import _dtypes, _load, _session, _tensors, _where, errors, image, values
 from .client import Client
 
 _PIECE = 32 << 20  # bytes of one answer: a few readers at once fit into what the daemon keeps for clients
+_WHOLE = 8         # times as much where each answer costs all of a chunk: without a manifest, one CRC32 is of all of it
 
 
 class TensorSlice:
     """A tensor of a checkpoint, not read yet. `t[0:4]`, `t[..., 2]`, `t[:]` read; dtype, shape, nbytes, chunks are known.
 
-    Slices are read by dcpd (steps are taken here); the result is a torch tensor if torch is installed, else an array.
+    Slices are read by dcpd (steps are taken here); the result is a torch tensor if torch is installed, else an array. What is read is
+    compared with the digests of its blocks; a chunk that PyTorch wrote has one CRC32, and is read whole for each slice of it. `unverified`:
+    how many bytes of the last read nothing could be compared with, those of a `.metadata` without a digest among them.
     chunks: {"rank", "offsets", "sizes", "file"} of each stored box.
     """
 
@@ -27,6 +30,7 @@ class TensorSlice:
         self.fqn: str = record["fqn"]
         self.dtype: str = record["dtype"].replace("torch.", "")
         self.shape: Tuple[int, ...] = tuple(record["shape"])
+        self.unverified = 0
 
     @property
     def chunks(self) -> List[Dict[str, Any]]:
@@ -57,9 +61,10 @@ class TensorSlice:
     def _read(self, box: Sequence[Tuple[int, int]]) -> Any:
         sizes = [b - a for a, b in box]
         row = _dtypes.itemsize(self.dtype) * math.prod(sizes[1:])
-        if not box or not math.prod(sizes) or row * sizes[0] <= _PIECE:
+        piece = _PIECE if self._ck.record.get("manifest") else _PIECE * _WHOLE
+        if not box or not math.prod(sizes) or row * sizes[0] <= piece:
             return _tensor(self._fetch(box), self.dtype, sizes)
-        step = max(1, _PIECE // row)
+        step = max(1, piece // row)
         out = bytearray(row * sizes[0])
         for a in range(0, sizes[0], step):
             b = min(a + step, sizes[0])
@@ -70,7 +75,9 @@ class TensorSlice:
         if any(a == b for a, b in box):
             return b""
         text = ",".join(f"{a}:{b}" for a, b in box) if box else None
-        return self._ck._client.checkpoints.read(self._ck._ref, self.fqn, text).body
+        got = self._ck._client.checkpoints.read(self._ck._ref, self.fqn, text)
+        self.unverified = int(got.headers.get("dcpd-unverified-bytes", 0))
+        return got.body
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         import numpy as np
