@@ -146,8 +146,10 @@ static bool refill(struct stream *s)
 		buf_puts(&s->text, s->lines ? "\n" : ": still here\n\n");
 	}
 	s->beat = false;
-	if (buf_status(&s->text) != OK)
+	if (buf_status(&s->text) != OK) { /* half an event is none */
 		s->ending = true;
+		s->text.len = 0;
+	}
 	return s->text.len > 0;
 }
 

@@ -142,6 +142,14 @@ void errdoc_add(json_t *doc, const json_t *more)
 		log_warn("no memory for all that an error says", NULL);
 }
 
+void errdoc_set(json_t *doc, const char *key, json_t *value)
+{
+	if (doc == spare)
+		json_decref(value);
+	else if (json_object_set_new(doc, key, value) != 0)
+		log_warn("no memory for all that an error says", NULL);
+}
+
 json_t *errdoc_brief(const json_t *doc)
 {
 	json_t *brief = json_copy((json_t *)(uintptr_t)doc), *v;

@@ -8,7 +8,8 @@ enum { ERRDOC_MORE_MAX = 1 << 20 };
 
 /* The latest error of this thread. NULL when out of memory, also if that was so for a part of it. */
 json_t *errdoc_of(enum err e);
-/* The same, never NULL: without memory the document made at start, which says so. Not to be changed. */
+/* The same, never NULL: without memory the document made at start, which says so. Only errdoc_* may change what they return: they leave
+ * that one alone. */
 json_t *errdoc_sure(enum err e);
 FALLIBLE enum err errdoc_init(void);
 /* What a worker's problem says beyond the members above ("more": its lists of damage and the like): at most ERRDOC_MORE_MAX bytes of
@@ -16,6 +17,8 @@ FALLIBLE enum err errdoc_init(void);
 json_t *errdoc_more(const json_t *problem);
 /* Adds those to an error's document; what it says already stays as it is. */
 void errdoc_add(json_t *doc, const json_t *more);
+/* Sets one member of it; takes value. */
+void errdoc_set(json_t *doc, const char *key, json_t *value);
 /* A copy without lists, for events and lists of jobs. */
 json_t *errdoc_brief(const json_t *doc);
 /* A worker's problem as this thread's latest error; unknown members are ignored, texts are cut to their limits. */

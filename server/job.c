@@ -576,6 +576,10 @@ static enum err take_row(void *user, const struct journal_job *row)
 
 	if (!e)
 		e = table_add(&l.server->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
+	if (e == ERR_NO_MEMORY) { /* its staging would be swept as nobody's: rather no start than one without it */
+		job_free(l.job);
+		return e;
+	}
 	if (e) { /* one record that cannot be read must not keep the daemon down */
 		log_err("a job cannot be taken up", "job", row->id, NULL);
 		job_free(l.job);

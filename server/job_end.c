@@ -185,6 +185,7 @@ static void on_end_journalled(void *user, enum err e)
 void job_end(struct job *j, enum job_state state)
 {
 	struct journal_txn *t = journal_txn_new(j->server->journal);
+	uint64_t failures = mem_failures();
 	enum job_state before = j->state;
 	enum err e = OK;
 
@@ -215,10 +216,12 @@ void job_end(struct job *j, enum job_state state)
 		log_err("cannot keep what a job made", "job", j->id, NULL);
 	j->state = state;
 	if (j->identity[0])
-		(void)json_object_set_new(state == JOB_SUCCEEDED ? j->result : j->error, "identity", json_string(j->identity));
+		errdoc_set(state == JOB_SUCCEEDED ? j->result : j->error, "identity", json_string(j->identity));
 	job_changed(j);
 	job_put_row(t, j);
 	verdict_note(t, j);
+	if (mem_failures() != failures) /* something may be missing: it ends again in a moment */
+		journal_txn_fail(t, ERR(NO_MEMORY, "no memory to describe the end of a job"));
 	j->state = before;
 	job_changed(j);
 	journal_commit(j->server->journal, t, on_end_journalled, j);

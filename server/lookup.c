@@ -455,8 +455,8 @@ static void ask_worker(struct lookup_worker *lw, struct question *q)
 	loop_timer_stop(&lw->idle);
 	watch_worker(lw);
 	worker_set(lw->worker, "busy", NULL);
-	if (q->needs)
-		json_object_set_new(q->body, "room", json_integer((json_int_t)q->room));
+	if (q->needs && json_object_set_new(q->body, "room", json_integer((json_int_t)q->room)) != 0)
+		worker_kill(lw->worker, ERR(NO_MEMORY, "cannot ask a question"));
 	worker_send(lw->worker, FRAME_LOOKUP, q->number, q->body, q->fds, q->fd_count);
 }
 

@@ -335,7 +335,10 @@ static enum err take_row(void *user, const struct journal_state_dict *row)
 	sd->orphaned_ms = row->orphaned_ms;
 	sd->orphan_since_ms = row->orphan_since_ms;
 	sd->last_generation = row->last_generation;
-	if (row->on_owner_death.n && jtext_parse(row->on_owner_death, 0, &sd->on_owner_death) != OK)
+	enum err e = row->on_owner_death.n ? jtext_parse(row->on_owner_death, 0, &sd->on_owner_death) : OK;
+	if (e == ERR_NO_MEMORY)
+		return e;
+	if (e)
 		log_err("the journal's wishes about a state dict cannot be read", "state_dict", sd->name, NULL);
 	if (!sd->orphaned_ms)
 		state_dict_lease_begin(sd);

@@ -118,6 +118,7 @@ FALLIBLE enum err state_dict_lease_wish(struct state_dict *sd, int64_t generatio
 
 static json_t *make_spec(const struct state_dict *sd, int64_t generation)
 {
+	uint64_t failures = mem_failures();
 	const json_t *wish = wish_of(sd, generation);
 	const json_t *save = json_object_get(wish ? wish : sd->on_owner_death, "save");
 	const char *name = json_string_value(json_object_get(save, "name"));
@@ -139,6 +140,10 @@ static json_t *make_spec(const struct state_dict *sd, int64_t generation)
 				 "include", "exclude", "rename", "dtype");
 	if (spec && json_object_get(save, "hosts")) /* the daemons of the others do the same, and they meet */
 		json_object_set_new(spec, "hosts", json_deep_copy(json_object_get(save, "hosts")));
+	if (mem_failures() != failures) { /* it might have another name, or other options */
+		json_decref(spec);
+		return NULL;
+	}
 	return spec;
 }
 
