@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/jtext.h"
 #include "base/log.h"
@@ -103,7 +104,7 @@ void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1])
 
 struct principal job_owner(const struct job *j)
 {
-	return (struct principal){ .uid = j->uid };
+	return (struct principal){ .uid = j->uid, .admin = j->uid == 0 || j->uid == geteuid() };
 }
 
 /* ---- memory ---- */

@@ -5,6 +5,7 @@
  * The middle asks a look-up worker, so this is a chain of callbacks; each step ends in next() or in refuse(). */
 #include <inttypes.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -162,6 +163,18 @@ static FALLIBLE enum err check_key(struct creation *c, const struct job_request 
 
 /* ---- what the storage knows ---- */
 
+/* Told here, before anything is done; what counts is the worker's own look when it removes or replaces (worker/ops/owner.h). */
+static FALLIBLE enum err check_owner(const struct creation *c, const json_t *ok)
+{
+	struct principal who = job_owner(c->job);
+	json_int_t owner = json_integer_value(json_object_get(ok, "owner"));
+
+	if (principal_may(&who, (uid_t)owner))
+		return OK;
+	return ERR(FORBIDDEN, "%s belongs to uid %jd: only that one, root and dcpd's own user remove or replace it", c->job->target,
+		   (intmax_t)owner);
+}
+
 static void on_source(void *user, enum err e, const json_t *ok, int *fd)
 {
 	struct creation *c = user;
@@ -181,6 +194,8 @@ static void on_source(void *user, enum err e, const json_t *ok, int *fd)
 		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref.storage, ref.name) :
 					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref.storage, ref.name);
 	}
+	if (!e && c->job->kind == JOB_DELETE)
+		e = check_owner(c, ok);
 	if (e) {
 		refuse(c, e);
 		return;
@@ -199,6 +214,8 @@ static void on_target(void *user, enum err e, const json_t *ok, int *fd)
 		e = ERR(NOT_A_CHECKPOINT, "%s holds something else than a checkpoint", c->job->target);
 	else if (!e && what && strcmp(what, "checkpoint") == 0 && !job_spec_overwrites(c->job->spec))
 		e = ERR(CHECKPOINT_EXISTS, "%s exists", c->job->target);
+	else if (!e && what && strcmp(what, "checkpoint") == 0)
+		e = check_owner(c, ok);
 	if (e) {
 		refuse(c, e);
 		return;
@@ -270,8 +287,8 @@ static void on_probe(void *user, enum err e)
 
 static void ask(struct creation *c, const char *op, struct job_ref ref, lookup_fn fn)
 {
-	lookup_ask(c->server, ref.storage, json_pack("{s:s, s:s, s:s}", "op", op, "storage", ref.storage, "name", ref.name), NULL, 0,
-		   fn, c);
+	lookup_ask(c->server, ref.storage, json_pack("{s:s, s:s, s:s, s:I}", "op", op, "storage", ref.storage, "name", ref.name, "uid",
+						     (json_int_t)c->job->uid), NULL, 0, fn, c);
 }
 
 /* ---- into the journal ---- */
@@ -369,10 +386,22 @@ static void next(struct creation *c)
 	finish(c, OK);
 }
 
-static void begin(struct server *s, const struct job_request *rq, struct creation *c)
+/* Whose its checkpoint will be, and whose rights it has. The token makes its holder dcpd's own user; but state dicts that a job makes
+ * are for the uid that the socket has proved, which must be able to map them. */
+static uid_t owner_of(const struct job_request *rq)
 {
-	enum err e = check_key(c, rq);
+	bool by_token = rq->who.admin && rq->who.uid != 0;
+	bool makes_state_dict = job_spec_ref(rq->spec, "target").state_dict != NULL;
 
+	return by_token && !makes_state_dict ? geteuid() : rq->who.uid;
+}
+
+static void begin(struct server *s, const struct job_request *asked, struct creation *c)
+{
+	struct job_request own = *asked, *rq = &own;
+
+	own.who.uid = owner_of(asked);
+	enum err e = check_key(c, rq);
 	c->server = s;
 	if (e || c->existing[0]) {
 		loop_later(s->loop, finish_later, c, e);

@@ -59,8 +59,10 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 			e = add_use(dicts, uses[i], fds, &n);
 	for (uint32_t i = 0; !e && i < j->part_count; i++)
 		e = add_use(dicts, j->part_uses[i], fds, &n);
-	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
-					    job_kind_text(j->kind), "dry_run", j->dry_run, "spec", j->spec, "state_dicts", dicts);
+	struct principal who = job_owner(j);
+	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:I, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
+					    job_kind_text(j->kind), "dry_run", j->dry_run, "uid", (json_int_t)who.uid, "admin", who.admin,
+					    "spec", j->spec, "state_dicts", dicts);
 	json_decref(dicts);
 	if (!e && (!body || (job_sdop_is(j) && json_object_set_new(body, "comm", job_sdop_comm(j, group_id)) != 0)))
 		e = ERR(NO_MEMORY, "cannot describe a job");
@@ -81,7 +83,6 @@ static FALLIBLE enum err take_target(struct job *j)
 	struct principal who = job_owner(j);
 	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
 
-	who.admin = who.uid == 0;
 	if (!target.state_dict || j->target_use || !state_dict_exists(j->server, str_of(target.state_dict)))
 		return OK;
 	if (job_spec_model(j->spec).state_dict)
@@ -130,7 +131,6 @@ FALLIBLE enum err job_take_uses(struct job *j)
 	struct principal who = job_owner(j);
 	struct job_ref source = job_spec_ref(j->spec, "source");
 
-	who.admin = who.uid == 0;
 	if (job_await_wanted(j)) {
 		TRY(job_await_begin(j, &who));
 	} else if (source.state_dict) {

@@ -190,6 +190,8 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 	j->spec = json_object_get(j->doc, "spec");
 	j->attempt = (uint64_t)json_integer_value(json_object_get(j->doc, "attempt"));
 	j->dry_run = json_is_true(json_object_get(j->doc, "dry_run"));
+	j->uid = (uid_t)json_integer_value(json_object_get(j->doc, "uid"));
+	j->admin = json_is_true(json_object_get(j->doc, "admin"));
 	if (!j->id || !j->kind || !j->spec)
 		return ERR(PROTOCOL, "a job without id, kind or spec");
 	TRY(take_fds(j, f));

@@ -185,8 +185,9 @@ class Gang:
         self.id = job or f"01TEST{time.time_ns():020d}"[:26]
         self.meeting = {}
         group = {"group_id": self.generation, "secret": os.urandom(32).hex(), "deadline_ms": self.deadline_ms}
-        self.workers[0].send("JOB", self.generation, {"job": self.id, "attempt": attempt, "kind": kind, "dry_run": dry_run,
-                                                      "spec": spec, "state_dicts": docs, "comm": group}, self.segments)
+        self.workers[0].send("JOB", self.generation, {"job": self.id, "attempt": attempt, "uid": os.geteuid(), "admin": True, "kind": kind,
+                                                      "dry_run": dry_run, "spec": spec, "state_dicts": docs, "comm": group},
+                             self.segments)
 
     def job(self, kind, spec, *args, seconds=300, **kw):
         self.start(kind, spec, *args, **kw)

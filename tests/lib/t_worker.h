@@ -82,7 +82,7 @@ static inline enum err t_worker_job(struct t_worker *t, enum err (*fn)(struct jo
 {
 	static uint64_t generation;
 	char text[4096], id[32];
-	struct job j = { .worker = &t->w, .generation = ++generation, .id = id, .kind = kind, .attempt = 1 };
+	struct job j = { .worker = &t->w, .generation = ++generation, .id = id, .kind = kind, .attempt = 1, .uid = geteuid() };
 	size_t n = strlen(spec);
 
 	assert_true(n < sizeof text);

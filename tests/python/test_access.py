@@ -1,42 +1,30 @@
 """Who can read the files of a checkpoint: their mode and group, everywhere, and PyTorch, safetensors and dcpd as another user."""
 import contextlib
-import grp
 import os
-import pathlib
 import shutil
-import signal
 import stat
 import sys
-import tempfile
-import traceback
 
 import harness as lib
 import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+import users
 
 import dcpd
 from dcpd.torch import StorageReader, StorageWriter
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
               pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")]
-GROUP = grp.getgrnam("users")
-USER = 54321
+GROUP = users.GROUP
 SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 
 
 @pytest.fixture
 def reachable():
-    """A directory that others can come to, which pytest's are not."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="dcpd-access-"))
-    folder.chmod(0o755)
-    yield folder
-    for p in pathlib.Path("/proc").glob("[0-9]*"):  # a private daemon, which would stay for a minute
-        with contextlib.suppress(OSError):
-            if os.fsencode(folder) in (p / "cmdline").read_bytes():
-                os.kill(int(p.name), signal.SIGTERM)
-    shutil.rmtree(folder, ignore_errors=True)
+    with users.reachable_folder() as folder:
+        yield folder
 
 
 @contextlib.contextmanager
@@ -60,25 +48,7 @@ def load(path, reader=dcp.FileSystemReader):
 
 
 def as_user(groups, fn, *args):
-    """What fn returns or raises, as text, in a child that is USER with these groups."""
-    r, w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(100)
-        try:
-            os.setgroups(groups)
-            os.setgid(USER)
-            os.setuid(USER)
-            text = repr(fn(*args))
-        except BaseException:
-            text = traceback.format_exc()
-        os.write(w, text.encode()[-4000:])
-        os._exit(0)
-    os.close(w)
-    with os.fdopen(r) as f:
-        text = f.read()
-    os.waitpid(pid, 0)
-    return text
+    return users.as_user(users.ALICE, groups, fn, *args)
 
 
 def check(root, mode, gid):
@@ -142,7 +112,7 @@ def test_another_user_goes_back_to_pytorch(spawn, reachable, monkeypatch):
     assert "Permission denied" in as_user([], load, root / "torch/x")
     home = reachable / "home"
     home.mkdir()
-    os.chown(home, USER, USER)
+    os.chown(home, users.ALICE, users.ALICE)
     home.chmod(0o700)
 
     def with_own_daemon():

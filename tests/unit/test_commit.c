@@ -51,7 +51,7 @@ static void pass_fsync(void)
 
 static struct job job_named(const char *id)
 {
-	return (struct job){ .worker = &t.w, .id = id, .kind = "save", .attempt = 1 };
+	return (struct job){ .worker = &t.w, .id = id, .kind = "save", .attempt = 1, .uid = geteuid() };
 }
 
 static enum err open_staging(const char *job, const char *name, bool overwrite, struct staging *s)
@@ -284,7 +284,8 @@ static void test_sizes(void **state)
 static enum err delete(const char *name, const char *job)
 {
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
-	enum err e = commit_delete(&t.w, ref, job);
+	struct job j = job_named(job);
+	enum err e = commit_delete(&j, ref);
 
 	json_decref(ref);
 	return e;
@@ -422,6 +423,111 @@ static void test_sweep_keeps_what_was_put_away(void **state)
 	assert_int_equal(removed, 2);
 	assert_false(t_worker_has(&t, ".dcpd-trash-01C"));
 	assert_true(t_worker_has(&t, ".dcpd-01A-1/.old/.metadata"));
+}
+
+/* ---- whose it is ---- */
+
+static enum err as(uid_t uid, bool admin, enum err (*what)(struct job *j, const json_t *ref), const char *name)
+{
+	static unsigned last;
+	char id[16];
+	struct job j = job_named(id);
+	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
+
+	snprintf(id, sizeof id, "D%u", ++last);
+	j.uid = uid;
+	j.admin = admin;
+	enum err e = what(&j, ref);
+	json_decref(ref);
+	return e;
+}
+
+static enum err overwrite(struct job *j, const json_t *ref)
+{
+	json_t *options = json_pack("{s:b}", "overwrite", true);
+	struct run none = { .fd = -1 };
+	struct staging s;
+
+	enum err e = staging_open(j, ref, options, &s);
+	if (!e)
+		e = staging_commit(j, &s, &none, true);
+	staging_close(&s);
+	json_decref(options);
+	return e;
+}
+
+static enum err write_beside(struct job *j, const json_t *ref)
+{
+	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
+	struct staging s;
+
+	enum err e = staging_open(j, ref, options, &s);
+	staging_close(&s);
+	json_decref(options);
+	return e;
+}
+
+static void put_owned(const char *name, const char *manifest, unsigned uid)
+{
+	char path[128], text[256];
+	int n = snprintf(text, sizeof text, "{\"dcpd\":1,\"job\":\"A\",\"uid\":%u,\"metadata\":{\"uid\":7}}", uid);
+
+	snprintf(path, sizeof path, "%s/%s", name, manifest);
+	t_worker_put(&t, path, text, (size_t)n);
+}
+
+static void test_owner(void **state)
+{
+	enum { OWNER = 4001, OTHER = 4002 };
+	enum err (*const acts[])(struct job *, const json_t *) = { commit_delete, overwrite, write_beside };
+
+	(void)state;
+	t_worker_put(&t, "x/.metadata", "m", 1);
+	put_owned("x", MANIFEST_NAME, OWNER);
+	t_worker_put(&t, "local/__0.metadata", "m", 1);
+	put_owned("local", ".dcpd.0.json", OWNER);
+	put_owned("local", ".dcpd.1.json", OTHER);
+	t_worker_put(&t, "torch/.metadata", "m", 1); /* PyTorch's: the directory says whose it is */
+	t_worker_put(&t, "one.safetensors", "x", 1);
+	for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
+		T_ERR(FORBIDDEN, as(OTHER, false, acts[i], "x"));
+		T_ERR(FORBIDDEN, as(OWNER, false, acts[i], "local")); /* who has a part of it has not the rest */
+		T_ERR(FORBIDDEN, as(OTHER, false, acts[i], "local"));
+		T_ERR(FORBIDDEN, as(OWNER, false, acts[i], "torch"));
+	}
+	T_ERR(FORBIDDEN, as(OWNER, false, commit_delete, "one.safetensors"));
+	assert_int_equal(t_worker_entries(&t, "."), 4);
+	T_OK(as(OWNER, false, overwrite, "x"));
+	T_OK(as(OTHER, true, commit_delete, "local"));
+	T_OK(as(geteuid(), false, commit_delete, "torch"));
+	T_OK(as(geteuid(), false, commit_delete, "one.safetensors"));
+	if (geteuid() != 0)
+		return;
+	t_worker_put(&t, "theirs/.metadata", "m", 1);
+	put_owned("theirs", MANIFEST_NAME, OTHER); /* put there by root, in a directory of OWNER's */
+	assert_int_equal(fchownat(t.dir.fd, "theirs", OWNER, (gid_t)-1, 0), 0);
+	T_ERR(FORBIDDEN, as(OTHER, false, commit_delete, "theirs"));
+	T_OK(as(OWNER, false, commit_delete, "theirs"));
+}
+
+/* Exchanged by another's while the job wrote. */
+static void test_owner_at_the_commit(void **state)
+{
+	struct job j = job_named("B");
+	struct run none = { .fd = -1 };
+	struct staging s;
+	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x"), *options = json_pack("{s:b}", "overwrite", true);
+
+	(void)state;
+	j.uid = 4001;
+	T_OK(staging_open(&j, ref, options, &s));
+	T_OK(staging_put_file(&s, ".metadata", "B", 1));
+	T_OK(save("A", "x", false));
+	T_ERR(FORBIDDEN, staging_commit(&j, &s, &none, true));
+	staging_close(&s);
+	assert_content("x/.metadata", "A");
+	json_decref(options);
+	json_decref(ref);
 }
 
 /* ---- a directory that could not be fsynced: what a second fsync says proves nothing ---- */
@@ -648,6 +754,7 @@ int main(void)
 		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
 		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
 		T(test_sweep_follows_no_link),
+		T(test_owner), T(test_owner_at_the_commit),
 		T(test_unsynced_commit_is_taken_back), T(test_unsynced_commit_in_doubt), T(test_unsynced_recovery),
 		T(test_unsynced_delete), T(test_unsynced_directories), T(test_unsynced_beside),
 	};

@@ -9,6 +9,7 @@
 #include "base/num.h"
 #include "ops/beside.h"
 #include "ops/hosts.h"
+#include "ops/owner.h"
 #include "ops/trash.h"
 #include "os/fs.h"
 
@@ -30,18 +31,19 @@ static FALLIBLE enum err open_parent(struct worker *w, uint32_t root, const char
 	return fs_open_dir(w->roots[root].fd, parent_path[0] ? parent_path : ".", fd_out);
 }
 
-static FALLIBLE enum err delete_in(struct worker *w, uint32_t root, int parent, const char *name, const char *last,
-				   const char *job)
+static FALLIBLE enum err delete_in(struct job *j, uint32_t root, int parent, const char *name, const char *last)
 {
+	struct worker *w = j->worker;
 	enum checkpoint_format format;
 	char trash[128];
 	struct stat st;
 
-	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", job);
+	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", j->id);
 	TRY(fs_stat(w->roots[root].fd, name, &st));
 	TRY(checkpoint_recognise(w, root, name, &format));
 	if (format == CHECKPOINT_NONE)
 		return ERR(NOT_A_CHECKPOINT, "'%s' is no checkpoint, and is not deleted", name);
+	TRY(owner_check(j, root, name));
 	TRY(fs_rename_noreplace(parent, last, trash));
 	if (fs_fsync(parent, ".")) {
 		struct err_info info = *err_last();
@@ -56,8 +58,9 @@ static FALLIBLE enum err delete_in(struct worker *w, uint32_t root, int parent, 
 	return OK;
 }
 
-enum err commit_delete(struct worker *w, const json_t *ref, const char *job)
+enum err commit_delete(struct job *j, const json_t *ref)
 {
+	struct worker *w = j->worker;
 	const char *name = json_string_value(json_object_get(ref, "name"));
 	char parent_path[4096], last[256];
 	uint32_t root;
@@ -67,7 +70,7 @@ enum err commit_delete(struct worker *w, const json_t *ref, const char *job)
 	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
 	enum err e = open_parent(w, root, parent_path, &parent);
 	if (!e)
-		e = delete_in(w, root, parent, name, last, job);
+		e = delete_in(j, root, parent, name, last);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
 	fs_drop(&parent);

@@ -11,8 +11,8 @@
 #pragma once
 #include "ops/staging.h"
 
-/* Moves a checkpoint to trash and removes it. ERR_NOT_FOUND. */
-FALLIBLE enum err commit_delete(struct worker *w, const json_t *ref, const char *job);
+/* Moves a checkpoint to trash and removes it. ERR_NOT_FOUND, ERR_FORBIDDEN. */
+FALLIBLE enum err commit_delete(struct job *j, const json_t *ref);
 /* Records ERR_NOT_DURABLE: "'name' what, but …", and why: this thread's latest error. */
 enum err commit_in_doubt(const char *what, const char *name);
 /* After a crash: is the job's checkpoint there? If not, what it left is removed. */

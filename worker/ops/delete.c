@@ -12,7 +12,7 @@ enum err delete_job(struct job *j)
 	TRY(job_state(j, "running", "delete", NULL, 0));
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
-	TRY(commit_delete(j->worker, target, j->id));
+	TRY(commit_delete(j, target));
 	j->result = json_pack("{s:O}", "deleted", (json_t *)(uintptr_t)target);
 	return j->result ? OK : ERR(NO_MEMORY, "no memory for the result");
 }

@@ -47,6 +47,8 @@ struct job {
 	const json_t *spec;
 	const char *id, *kind;
 	uint64_t attempt;
+	uid_t uid;                     /* who asked for it: owns what it commits */
+	bool admin;                    /* … and may remove and replace everything */
 	bool dry_run;
 	int *fds;                      /* the segments of JOB, then spools, then the segments of SEGMENTS */
 	uint32_t fd_count;

@@ -13,6 +13,7 @@
 #include "ops/hosts.h"
 #include "ops/identity.h"
 #include "ops/lookup_kept.h"
+#include "ops/owner.h"
 #include "os/fs.h"
 
 enum { LIST_MAX = 100000, LIST_DEPTH = 16 };
@@ -76,6 +77,7 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	const char *name = json_string_value(json_object_get(q, "name"));
 	enum checkpoint_format format;
 	struct manifest *m = NULL;
+	uid_t owner = 0;
 	struct stat st;
 	uint32_t root;
 	int dir = -1;
@@ -91,7 +93,9 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	if (format != CHECKPOINT_NONE && S_ISDIR(st.st_mode) && fs_open_dir(w->roots[root].fd, name, &dir) == OK &&
 	    checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
-	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"job\":", format == CHECKPOINT_NONE ? "other" : "checkpoint");
+	e = owner_find(w, root, name, (uid_t)json_integer_value(json_object_get(q, "uid")), &owner);
+	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"owner\":%u,\"job\":",
+		   format == CHECKPOINT_NONE ? "other" : "checkpoint", owner);
 	if (m)
 		buf_json_str(out, str_of(m->job));
 	else
@@ -99,7 +103,7 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	buf_puts(out, "}");
 	manifest_free(m);
 	fs_drop(&dir);
-	return OK;
+	return e;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- list */
@@ -274,6 +278,8 @@ static void put_manifest(struct buf *out, const struct manifest *m)
 	buf_json_str(out, str_of(m->kind));
 	buf_puts(out, ",\"created_at\":");
 	buf_json_str(out, str_of(m->created_at));
+	if (m->has_uid)
+		buf_printf(out, ",\"uid\":%ju", (uintmax_t)m->uid);
 	if (m->has_generation)
 		buf_printf(out, ",\"generation\":%ju", (uintmax_t)m->generation);
 	buf_printf(out, ",\"bytes\":%ju}", (uintmax_t)m->bytes);

@@ -317,6 +317,10 @@ static FALLIBLE enum err take_member(struct jscan *js, struct manifest *m, struc
 		return take_u64(js, &m->world_size);
 	if (str_is(key, "bytes"))
 		return take_u64(js, &m->bytes);
+	if (str_is(key, "uid")) {
+		m->has_uid = true;
+		return take_u64(js, &m->uid);
+	}
 	if (str_is(key, "generation")) {
 		m->has_generation = true;
 		return take_u64(js, &m->generation);

@@ -2,7 +2,7 @@
  * PyTorch ignores it. A checkpoint without one is as good, but can only be verified by the CRC32s in its archives. Ranks that save without
  * collectives have one each, `.dcpd.3.json` beside `__3.metadata`: each speaks for what its rank wrote.
  *
- *   {"dcpd":1,"job":"01J…","attempt":1,"kind":"save","created_at":"…","generation":7,"world_size":2,"bytes":…,
+ *   {"dcpd":1,"job":"01J…","attempt":1,"kind":"save","created_at":"…","uid":1000,"generation":7,"world_size":2,"bytes":…,
  *    "metadata":{"name":".metadata","bytes":…,"xxh3_128":"…","save_id":"…"},
  *    "files":[{"name":"__0_0.distcp","bytes":…,"mtime_ns":…,
  *              "items":[[offset,length,"crc32","xxh3_128",[end,"xxh3_128",…],true],…],
@@ -48,8 +48,8 @@ struct manifest {
 	char job[64];
 	char kind[32];
 	char created_at[40];
-	uint64_t attempt, generation, world_size, bytes, metadata_bytes;
-	bool has_generation;
+	uint64_t attempt, generation, world_size, bytes, metadata_bytes, uid;
+	bool has_generation, has_uid;
 	char metadata_name[64];
 	char save_id[MANIFEST_SAVE_ID];        /* "": not recorded */
 	unsigned char metadata_xxh3[16];
@@ -82,6 +82,7 @@ struct manifest_head {
 	const char *job, *kind, *created_at, *metadata_name;
 	const char *save_id;                   /* the one in the metadata, or "" */
 	uint64_t attempt, generation, world_size, metadata_bytes;
+	uint32_t uid;                          /* the checkpoint's owner (owner.h) */
 	bool has_generation;
 	unsigned char metadata_xxh3[16];
 };

@@ -122,8 +122,8 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 	for (uint64_t i = 0; i < run->files_n; i++)
 		bytes += run->files[i].kind == RUN_FILE_TARGET ? run->files[i].bytes : 0;
 	digest_hex(head->metadata_xxh3, hex);
-	buf_printf(b, "{\"dcpd\":1,\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\"", head->job,
-		   (uintmax_t)head->attempt, head->kind, head->created_at);
+	buf_printf(b, "{\"dcpd\":1,\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\",\"uid\":%u", head->job,
+		   (uintmax_t)head->attempt, head->kind, head->created_at, head->uid);
 	if (head->has_generation)
 		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
 	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\"",

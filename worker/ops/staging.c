@@ -8,6 +8,7 @@
 #include "base/num.h"
 #include "ops/beside.h"
 #include "ops/commit.h"
+#include "ops/owner.h"
 #include "ops/trash.h"
 #include "os/fs.h"
 
@@ -100,9 +101,11 @@ static FALLIBLE enum err check_replaced(struct worker *w, uint32_t root, const c
 	return e;
 }
 
-static FALLIBLE enum err check_target(struct worker *w, uint32_t root, const char *name, bool overwrite)
+static FALLIBLE enum err check_target(const struct staging *s, const char *name, bool overwrite)
 {
+	struct worker *w = s->worker;
 	enum checkpoint_format format;
+	uint32_t root = s->root;
 	struct stat st;
 
 	enum err e = fs_stat(w->roots[root].fd, name, &st);
@@ -114,7 +117,22 @@ static FALLIBLE enum err check_target(struct worker *w, uint32_t root, const cha
 		return ERR(NOT_A_CHECKPOINT, "'%s' is there and is no checkpoint directory", name);
 	if (!overwrite)
 		return ERR(CHECKPOINT_EXISTS, "'%s' exists; overwrite is not set", name);
+	TRY(owner_check(s->job, root, name));
 	return check_replaced(w, root, name);
+}
+
+/* Files of a checkpoint that lies in the directory may be replaced; whatever else is in it is not touched. */
+static FALLIBLE enum err check_beside(const struct staging *s, const char *name)
+{
+	enum checkpoint_format format;
+
+	TRY(checkpoint_recognise(s->worker, s->root, name, &format));
+	return format == CHECKPOINT_NONE ? OK : owner_check(s->job, s->root, name);
+}
+
+static void target_name(const struct staging *s, char *out, size_t max)
+{
+	snprintf(out, max, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->target);
 }
 
 static FALLIBLE enum err check_options(struct staging *s, const char *name, const json_t *options)
@@ -124,13 +142,13 @@ static FALLIBLE enum err check_options(struct staging *s, const char *name, cons
 	s->no_sync = json_is_false(json_object_get(options, "sync_files"));
 	s->beside = beside && strcmp(beside, "always") == 0;
 	if (s->beside)
-		return OK;
-	enum err e = check_target(s->worker, s->root, name, json_is_true(json_object_get(options, "overwrite")));
+		return check_beside(s, name);
+	enum err e = check_target(s, name, json_is_true(json_object_get(options, "overwrite")));
 	if (e != ERR_NOT_A_CHECKPOINT || !beside || strcmp(beside, "needed") != 0)
 		return e;
 	err_clear();
 	s->beside = true;
-	return OK;
+	return check_beside(s, name);
 }
 
 static FALLIBLE enum err make_dir(struct staging *s, bool may_exist)
@@ -160,7 +178,7 @@ enum err staging_open_as(struct job *j, const json_t *target, const json_t *opti
 	const char *name = json_string_value(json_object_get(target, "name"));
 	struct staging *s = out;
 
-	*s = (struct staging){ .worker = w, .parent = -1, .dir = -1 };
+	*s = (struct staging){ .worker = w, .job = j, .parent = -1, .dir = -1 };
 	TRY(job_root(w, json_string_value(json_object_get(target, "storage")), &s->root));
 	TRY(staging_divide(name, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
 	TRY(check_ancestors(w, s->root, s->parent_path));
@@ -305,8 +323,8 @@ static FALLIBLE enum err make_visible(struct staging *s, bool overwrite, bool *e
 	if (e != ERR_CHECKPOINT_EXISTS || !overwrite)
 		return e;
 	/* what is there now need not be what was there when the job began */
-	snprintf(name, sizeof name, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->target);
-	TRY(check_target(s->worker, s->root, name, true));
+	target_name(s, name, sizeof name);
+	TRY(check_target(s, name, true));
 	TRY(fs_exchange(s->parent, s->name, s->target));
 	s->done = *exchanged_out = true;
 	return OK;
@@ -346,10 +364,13 @@ enum err staging_commit(struct job *j, struct staging *s, const struct run *run,
 
 enum err staging_commit_beside(struct staging *s, const struct run *run, const char *metadata)
 {
+	char name[sizeof s->parent_path + sizeof s->target + 1];
 	int to = -1;
 
+	target_name(s, name, sizeof name);
 	TRY(check_sizes(s, run));
 	TRY(fs_fsync(s->dir, "."));
+	TRY(check_beside(s, name));
 	TRY(fs_mkdirs(s->parent, s->target, &to));
 	s->done = true; /* if it breaks off, the recovery puts back what lies in there */
 	enum err e = beside_move(s->dir, to, run, metadata);

@@ -10,6 +10,7 @@
 
 struct staging {
 	struct worker *worker;
+	const struct job *job;
 	uint32_t root;
 	int parent, dir;               /* -1: none */
 	char parent_path[4096];        /* beneath the root, "" for the root itself */
@@ -24,8 +25,8 @@ struct staging {
 	const bool *local;             /* per rank: its files are made here; NULL: all of them (hosts.h) */
 };
 
-/* Checks the target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_NOT_A_CHECKPOINT if it is something else or holds something else too; no
- * checkpoint in a checkpoint) and makes the staging directory. */
+/* Checks the target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_FORBIDDEN if it is another's; ERR_NOT_A_CHECKPOINT if it is something else
+ * or holds something else too; no checkpoint in a checkpoint) and makes the staging directory. */
 FALLIBLE enum err staging_open(struct job *j, const json_t *target, const json_t *options, struct staging *out);
 /* The same with another name for the staging directory, beside the target; it may be there already. */
 FALLIBLE enum err staging_open_as(struct job *j, const json_t *target, const json_t *options, const char *staging_name,

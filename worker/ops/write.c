@@ -160,6 +160,7 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 	head->job = j->id;
 	head->kind = j->kind;
 	head->attempt = j->attempt;
+	head->uid = j->uid;
 	TRY(manifest_put(&b, head, run, st->dir));
 	manifest_name(head->metadata_name, name);
 	return staging_put_file(st, name, b.p, b.len);
