@@ -1,6 +1,5 @@
 /* h_checkpoints.c: /v1/checkpoints. What is on a disk is asked of a look-up worker; the answers pass through. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "api/h_common.h"
 #include "api/handlers.h"
@@ -9,28 +8,24 @@
 #include "api/spec.h"
 #include "base/mem.h"
 #include "base/near.h"
+#include "base/num.h"
 #include "server/errdoc.h"
 #include "server/job.h"
 #include "server/lookup.h"
 #include "server/storage.h"
 #include "server/verdict.h"
 
-enum { SLICE_MAX = 1024 };
+enum { SLICE_MAX = 1024, LIST_MS = 5000 };
 
-/* A list under way: one question per storage. */
+/* A list under way. Storages are asked one after the other, in the order of their names, until the page is full or the time is up. */
 struct listing {
 	struct req *req;
-	struct h_page page;
-	unsigned waiting;
+	struct buf out;               /* the answer so far */
+	json_t *prefix, *after, *problems;
+	char storage[STORAGE_NAME_MAX + 1];  /* being asked, for what comes after `after` */
+	uint32_t left, shown;
+	int64_t end_ms;
 	bool one;                     /* a single storage: its error is the answer's */
-	enum err failed;
-	struct err_info why;
-	json_t *found, *problems;     /* arrays */
-};
-
-struct asked {
-	struct listing *list;
-	char storage[STORAGE_NAME_MAX + 1];
 };
 
 static const char *text_in(const json_t *object, const char *key)
@@ -40,158 +35,194 @@ static const char *text_in(const json_t *object, const char *key)
 	return text ? text : "";
 }
 
-static int by_name(const void *a, const void *b)
+static void listing_end(struct listing *l, enum err e)
 {
-	const json_t *x = *(json_t *const *)a, *y = *(json_t *const *)b;
-	int c = strcmp(text_in(x, "storage"), text_in(y, "storage"));
+	struct req *r = l->req;
 
-	return c ? c : strcmp(text_in(x, "name"), text_in(y, "name"));
-}
-
-/* Is the item beyond the token "storage:name"? */
-static bool beyond(const json_t *item, struct str token)
-{
-	const char *storage = text_in(item, "storage"), *name = text_in(item, "name");
-	const char *colon = memchr(token.p, ':', token.n);
-	struct str s = { token.p, colon ? (size_t)(colon - token.p) : token.n };
-	struct str n = { colon ? colon + 1 : "", colon ? token.n - s.n - 1 : 0 };
-	int c = str_cmp(str_of(storage), s);
-
-	return c > 0 || (c == 0 && str_cmp(str_of(name), n) > 0);
-}
-
-static FALLIBLE enum err answer_list(struct listing *l)
-{
-	CLEANUP(buf_free) struct buf b = BUF_INIT(64 << 20);
-	size_t n = json_array_size(l->found), shown = 0, i = 0;
-	CLEANUP(mem_free_ptr) json_t **sorted = mem_zalloc(n + 1, sizeof *sorted);
-
-	if (!sorted)
-		return ERR(NO_MEMORY, "cannot list");
-	for (i = 0; i < n; i++)
-		sorted[i] = json_array_get(l->found, i);
-	qsort(sorted, n, sizeof *sorted, by_name);
-	buf_puts(&b, "{\"checkpoints\":[");
-	for (i = 0; i < n && shown < l->page.size; i++) {
-		if (l->page.token.n && !beyond(sorted[i], l->page.token))
-			continue;
-		if (shown++)
-			buf_putc(&b, ',');
-		verdict_put(l->req->core, text_in(sorted[i], "storage"), sorted[i]);
-		TRY(jval_dump(sorted[i], &b));
-	}
-	buf_putc(&b, ']');
-	if (i < n && i > 0) {
-		CLEANUP(buf_free) struct buf token = BUF_INIT(8192);
-		buf_printf(&token, "%s:%s", text_in(sorted[i - 1], "storage"), text_in(sorted[i - 1], "name"));
-		TRY(buf_status(&token));
-		buf_puts(&b, ",\"next_page_token\":");
-		buf_json_str(&b, (struct str){ (char *)token.p, token.len });
-	}
-	if (json_array_size(l->problems) > 0) {
-		buf_puts(&b, ",\"problems\":");
-		TRY(jval_dump(l->problems, &b));
-	}
-	buf_putc(&b, '}');
-	return req_json(l->req, 200, &b);
-}
-
-static void listing_release(struct listing *l)
-{
-	if (--l->waiting > 0)
-		return;
-	if (l->failed)
-		err_restore(&l->why);
-	req_done(l->req, l->failed ? l->failed : answer_list(l));
-	json_decref(l->found);
+	if (!e)
+		e = req_json(r, 200, &l->out);
+	buf_free(&l->out);
+	json_decref(l->prefix);
+	json_decref(l->after);
 	json_decref(l->problems);
 	mem_free(l);
+	req_done(r, e);
 }
 
-static void list_failed(struct listing *l, enum err e)
+/* more: the page token is where the next page goes on. */
+static void listing_answer(struct listing *l, bool more)
 {
-	l->failed = e;
-	l->why = *err_last();
+	CLEANUP(buf_free) struct buf token = BUF_INIT(8192);
+	enum err e = OK;
+
+	buf_putc(&l->out, ']');
+	if (more) {
+		buf_printf(&token, "%s:%s", l->storage, json_string_value(l->after));
+		e = buf_status(&token);
+		buf_puts(&l->out, ",\"next_page_token\":");
+		buf_json_str(&l->out, (struct str){ (char *)token.p, token.len });
+	}
+	if (!e && json_array_size(l->problems) > 0) {
+		buf_puts(&l->out, ",\"problems\":");
+		e = jval_dump(l->problems, &l->out);
+	}
+	buf_putc(&l->out, '}');
+	listing_end(l, e);
+}
+
+static void on_listed(void *user, enum err e, const json_t *ok, int *fd);
+
+static void listing_ask(struct listing *l)
+{
+	struct storage *st;
+	json_t *q = NULL;
+	enum err e = storage_find(l->req->core, str_of(l->storage), &st);
+
+	if (!e)
+		q = json_pack("{s:s, s:s, s:O, s:O, s:I, s:I}", "op", "list", "storage", l->storage, "prefix", l->prefix, "after",
+			      l->after, "page_size", (json_int_t)l->left, "commits", (json_int_t)st->commits);
+	if (!e && !q)
+		e = ERR(NO_MEMORY, "cannot ask");
+	if (e)
+		listing_end(l, e);
+	else
+		lookup_ask(l->req->core, l->storage, q, NULL, 0, on_listed, l);
+}
+
+/* The first storage whose name is not before this, or not this one either. NULL: none. */
+static const struct storage *storage_from(const struct server *s, const char *name, bool beyond)
+{
+	for (uint32_t i = 0; i < storage_count(s); i++)
+		if (strcmp(storage_at(s, i)->name, name) >= beyond)
+			return storage_at(s, i);
+	return NULL;
+}
+
+static void listing_next_storage(struct listing *l)
+{
+	const struct storage *st = l->one ? NULL : storage_from(l->req->core, l->storage, true);
+
+	if (!st) {
+		listing_answer(l, false);
+		return;
+	}
+	snprintf(l->storage, sizeof l->storage, "%s", st->name);
+	if (json_string_set(l->after, "") != 0)
+		listing_end(l, ERR(NO_MEMORY, "cannot list"));
+	else if (clock_mono_ms() >= l->end_ms)
+		listing_answer(l, true);
+	else
+		listing_ask(l);
+}
+
+static FALLIBLE enum err put_item(struct listing *l, json_t *item)
+{
+	if (!json_is_object(item))
+		return ERR(PROTOCOL, "a list holds what is no checkpoint");
+	if (json_object_set_new(item, "storage", json_string(l->storage)) != 0)
+		return ERR(NO_MEMORY, "cannot list");
+	verdict_put(l->req->core, l->storage, item);
+	buf_puts(&l->out, l->shown++ ? "," : "");
+	l->left -= l->left > 0;
+	return jval_dump(item, &l->out);
+}
+
+static FALLIBLE enum err put_problem(struct listing *l, enum err of)
+{
+	json_t *problem = errdoc_of(of);
+
+	bool is_kept = json_object_set_new(problem, "storage", json_string(l->storage)) == 0 &&
+		       json_array_append(l->problems, problem) == 0;
+	json_decref(problem);
+	return is_kept ? OK : ERR(NO_MEMORY, "cannot list");
 }
 
 static void on_listed(void *user, enum err e, const json_t *ok, int *fd)
 {
-	struct asked *a = user;
-	struct listing *l = a->list;
-	json_t *items = json_object_get(ok, "checkpoints"), *item, *problem;
+	struct listing *l = user;
+	json_t *items = json_object_get(ok, "checkpoints"), *next = json_object_get(ok, "next"), *item;
 	size_t i;
 
 	(void)fd;
-	if (e && l->one) {
-		list_failed(l, e);
-	} else if (e) {
-		problem = errdoc_of(e);
-		if (json_object_set_new(problem, "storage", json_string(a->storage)) != 0 || json_array_append(l->problems, problem) != 0)
-			list_failed(l, ERR(NO_MEMORY, "cannot list"));
-		json_decref(problem);
+	if (e && !l->one) {
+		e = put_problem(l, e);
+		if (e)
+			listing_end(l, e);
+		else
+			listing_next_storage(l);
+		return;
 	}
-	json_array_foreach(items, i, item) {
-		if (json_object_set_new(item, "storage", json_string(a->storage)) != 0 || json_array_append(l->found, item) != 0)
-			list_failed(l, ERR(NO_MEMORY, "cannot list"));
+	json_array_foreach(items, i, item)
+		if (!e)
+			e = put_item(l, item);
+	if (e) {
+		listing_end(l, e);
+	} else if (!json_is_string(next)) {
+		listing_next_storage(l);
+	} else {
+		json_decref(l->after);
+		l->after = json_incref(next);
+		if (l->left == 0 || clock_mono_ms() >= l->end_ms)
+			listing_answer(l, true);
+		else
+			listing_ask(l);
 	}
-	mem_free(a);
-	listing_release(l);
 }
 
-static FALLIBLE enum err ask_list(struct listing *l, const char *storage, struct str prefix)
+/* Takes the token "storage:name" apart. *left_out: there is a storage to ask. */
+static FALLIBLE enum err listing_begin(struct listing *l, struct str token, bool *left_out)
 {
-	CLEANUP(jval_drop) json_t *q = json_pack("{s:s,s:s}", "op", "list", "storage", storage);
-	struct asked *a;
+	const struct req *r = l->req;
+	const char *colon = token.n ? memchr(token.p, ':', token.n) : NULL;
+	struct str from = { token.p, colon ? (size_t)(colon - token.p) : token.n };
+	char name[STORAGE_NAME_MAX + 1];
 
-	if (!q)
-		return ERR(NO_MEMORY, "cannot ask");
-	TRY(h_set_text(q, "prefix", prefix));
-	a = mem_zalloc(1, sizeof *a);
-	if (!a)
-		return ERR(NO_MEMORY, "cannot ask");
-	a->list = l;
-	snprintf(a->storage, sizeof a->storage, "%s", storage);
-	l->waiting++;
-	lookup_ask(l->req->core, storage, move(q), NULL, 0, on_listed, a);
-	return OK;
-}
-
-static FALLIBLE enum err ask_lists(struct listing *l, struct str prefix)
-{
-	struct req *r = l->req;
-	struct storage *st;
-
+	snprintf(name, sizeof name, "%.*s", (int)num_min(from.n, STORAGE_NAME_MAX), from.p ? from.p : "");
 	if (l->one) {
-		TRY(storage_find(r->core, r->parts[2], &st));
-		return ask_list(l, st->name, prefix);
+		snprintf(l->storage, sizeof l->storage, "%s", r->parts[2].p);
+	} else {
+		const struct storage *st = storage_from(r->core, name, false);
+		if (st)
+			snprintf(l->storage, sizeof l->storage, "%s", st->name);
 	}
-	for (uint32_t i = 0; i < storage_count(r->core); i++)
-		TRY(ask_list(l, storage_at(r->core, i)->name, prefix));
+	*left_out = l->storage[0] && strcmp(l->storage, name) >= 0;
+	if (colon && strcmp(l->storage, name) == 0 && json_string_setn(l->after, colon + 1, token.n - from.n - 1) != 0)
+		return ERR(NO_MEMORY, "cannot list");
 	return OK;
 }
 
 FALLIBLE enum err h_checkpoints_list(struct req *r)
 {
-	struct str prefix = { 0 };
+	struct str prefix = STR("");
+	struct storage *st;
 	struct listing *l;
 	struct h_page page;
-	bool there;
+	bool there, left = false;
 
 	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", "prefix", NULL }));
 	TRY(h_page_query(r, &page));
 	TRY(req_query(r, "prefix", &prefix, &there));
+	if (!str_utf8(prefix) || !str_utf8(page.token))
+		return ERR(VALIDATION_FAILED, "prefix or page_token is not UTF-8");
+	if (r->part_count == 3)
+		TRY(storage_find(r->core, r->parts[2], &st));
 	l = mem_zalloc(1, sizeof *l);
 	if (!l)
 		return ERR(NO_MEMORY, "cannot list");
-	*l = (struct listing){ .req = r, .page = page, .waiting = 1, .one = r->part_count == 3,
-			       .found = json_array(), .problems = json_array() };
+	*l = (struct listing){ .req = r, .out = BUF_INIT(64 << 20), .one = r->part_count == 3, .left = page.size,
+			       .end_ms = clock_mono_ms() + LIST_MS, .prefix = json_stringn(prefix.p, prefix.n),
+			       .after = json_string(""), .problems = json_array() };
 	req_hold(r);
-	enum err e = l->found && l->problems ? ask_lists(l, prefix) : ERR(NO_MEMORY, "cannot list");
-	if (e) {
-		l->failed = e;
-		l->why = *err_last();
-	}
-	listing_release(l);
+	buf_puts(&l->out, "{\"checkpoints\":[");
+	enum err e = l->prefix && l->after && l->problems ? OK : ERR(NO_MEMORY, "cannot list");
+	if (!e)
+		e = listing_begin(l, page.token, &left);
+	if (e)
+		listing_end(l, e);
+	else if (left)
+		listing_ask(l);
+	else
+		listing_answer(l, false);
 	return OK;
 }
 

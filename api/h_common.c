@@ -9,6 +9,8 @@
 #include "server/lookup.h"
 #include "server/storage.h"
 
+enum { TOKEN_MAX = 4096 }; /* a storage and a checkpoint's name, however long */
+
 FALLIBLE enum err h_page_query(struct req *r, struct h_page *out)
 {
 	uint64_t size = H_PAGE_DEFAULT;
@@ -20,7 +22,7 @@ FALLIBLE enum err h_page_query(struct req *r, struct h_page *out)
 		return ERR(INVALID_REQUEST, "the query's \"page_size\" must be at least 1");
 	out->size = size < H_PAGE_MAX ? (uint32_t)size : H_PAGE_MAX;
 	TRY(req_query(r, "page_token", &out->token, &there));
-	if (out->token.n > 1024)
+	if (out->token.n > TOKEN_MAX)
 		return ERR(INVALID_REQUEST, "the query's \"page_token\" is none of ours");
 	return OK;
 }

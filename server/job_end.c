@@ -8,6 +8,7 @@
 #include "server/job_own.h"
 #include "server/metrics.h"
 #include "server/runs.h"
+#include "server/storage.h"
 #include "server/sweep.h"
 #include "server/verdict.h"
 
@@ -182,6 +183,16 @@ static void on_end_journalled(void *user, enum err e)
 	job_wake(j);
 }
 
+/* A list that is asked for from now on sees what the job did, whatever the file system's times say. */
+static void note_commit(const struct job *j)
+{
+	const char *storage = job_spec_ref(j->spec, "target").storage;
+	struct storage *st;
+
+	if (storage && storage_find(j->server, str_of(storage), &st) == OK)
+		st->commits++;
+}
+
 void job_end(struct job *j, enum job_state state)
 {
 	struct journal_txn *t = journal_txn_new(j->server->journal);
@@ -214,6 +225,7 @@ void job_end(struct job *j, enum job_state state)
 	}
 	if (e)
 		log_err("cannot keep what a job made", "job", j->id, NULL);
+	note_commit(j);
 	j->state = state;
 	if (j->identity[0])
 		errdoc_set(state == JOB_SUCCEEDED ? j->result : j->error, "identity", json_string(j->identity));

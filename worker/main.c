@@ -13,7 +13,7 @@
 #include "ops/capabilities.h"
 #include "ops/gpu.h"
 #include "ops/job.h"
-#include "ops/lookup_kept.h"
+#include "ops/lookup_list.h"
 #include "ops/plan_cache.h"
 #include "ops/trash.h"
 #include "os/fs.h"
@@ -339,6 +339,7 @@ int main(int argc, char **argv)
 	static struct worker w;
 	static struct plan_cache plans;
 	static struct lookup_kept kept;
+	static struct lookup_tree tree;
 
 	if (argc != 3 || strcmp(argv[1], "--control-fd") != 0) {
 		fprintf(stderr, "dcpd-worker is started by dcpd; usage: dcpd-worker --control-fd N\n");
@@ -353,11 +354,13 @@ int main(int argc, char **argv)
 	json_object_seed(0);
 	w.plans = &plans;
 	w.kept = &kept;
+	w.tree = &tree;
 	enum err e = serve(&w, (int)fd);
 	if (e)
 		log_err("worker ends", NULL);
 	plan_cache_free(&plans);
 	lookup_kept_free(&kept);
+	lookup_tree_free(&tree);
 	gpu_close(&w);
 	io_engine_close(w.io);
 	frame_conn_free(w.conn);

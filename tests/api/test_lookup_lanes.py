@@ -36,6 +36,21 @@ def state(d):
     return d.api.get("/v1/storages").ok(200)["storages"][0]["state"]
 
 
+def names(d, page, prefix=""):
+    """Of this page and those behind it: one whose time is up is shorter than asked for."""
+    found = []
+    while True:
+        found += [c["name"] for c in page["checkpoints"]]
+        if "next_page_token" not in page:
+            return found
+        page = d.api.get(f"/v1/checkpoints/main?prefix={prefix}&page_token={page['next_page_token']}").ok(200)
+
+
+def busy(d):
+    """Waits until a look-up worker has a question."""
+    lib.wait_for(lambda: any(w["role"] == "lookup" and w["state"] == "busy" for w in d.api.get("/v1/workers").ok(200)["workers"]), 5)
+
+
 class Asked:
     """Requests under way, one thread each."""
 
@@ -55,10 +70,24 @@ def test_a_save_does_not_wait_for_lists(slow):
     d = slow("60s")
     directory(d, "many", [f"slow-{i}.pt" for i in range(100)])
     lists = Asked(d, [f"/v1/checkpoints/main?prefix={p}" for p in ("", "m", "ma", "man", "many")])
-    lib.wait_for(lambda: any(w["role"] == "lookup" and w["state"] == "busy" for w in d.api.get("/v1/workers").ok(200)["workers"]), 5)
+    busy(d)
     save(d, "saved/beside")
     assert lists.running() == 5, "the save has waited for a list"
     assert all(a.status == 200 for a in lists.answers())
+
+
+def test_a_short_list_does_not_wait_for_long_ones(slow):
+    """Lists of directories that are slow to read take turns: a short one is answered while three long ones go on. Those end whole."""
+    d = slow("60s")
+    for i in range(60):
+        directory(d, f"many/{i:03}", [f"slow-{i}.pt"])
+    directory(d, "quick", ["q.pt"])
+    lists = Asked(d, [f"/v1/checkpoints/main?prefix={p}" for p in ("m", "ma", "man")])
+    busy(d)
+    assert [c["name"] for c in d.api.get("/v1/checkpoints/main?prefix=quick").ok(200)["checkpoints"]] == ["quick/q.pt"]
+    assert lists.running() == 3, "the short list has waited for a long one"
+    for a in lists.answers():
+        assert names(d, a.ok(200), "m") == [f"many/{i:03}/slow-{i}.pt" for i in range(60)]
 
 
 def test_a_slow_list_is_no_stalled_storage(slow):
@@ -70,8 +99,8 @@ def test_a_slow_list_is_no_stalled_storage(slow):
     while lists.running():
         seen.add(state(d))
     assert seen == {"ok"}
-    found = [c["name"] for c in lists.answers()[0].ok(200)["checkpoints"]]
-    assert len(found) == 101 and f"many/slow-{99}.pt" in found
+    found = names(d, lists.answers()[0].ok(200))
+    assert len(found) == 101 and "many/slow-99.pt" in found
 
 
 def test_many_questions_are_no_stalled_storage(slow):

@@ -26,6 +26,7 @@ sys.dont_write_bytecode = True
 import comm_rows  # noqa: E402
 import dcpd as lib  # noqa: E402
 import dropin_rows  # noqa: E402
+import list_rows  # noqa: E402
 import pace_rows  # noqa: E402
 import python_rows  # noqa: E402
 from ranks import Ranks  # noqa: E402
@@ -139,6 +140,9 @@ class Bench:
         python_rows.rows(self, SIZE)
         pace_rows.rows(self, SIZE)
         self.no_torch()
+
+    def lists(self):
+        list_rows.rows(self)
 
     def dropin(self):
         dropin_rows.rows(self, SIZE // 2)
@@ -404,7 +408,7 @@ def main():
           flush=True)
     failed = []
     try:
-        for part in (b.collectives, b.plans, b.start, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python, b.dropin):
+        for part in (b.collectives, b.plans, b.start, b.lists, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python, b.dropin):
             try:
                 part()
             except (AssertionError, OSError, subprocess.SubprocessError) as e:

@@ -92,7 +92,7 @@ static enum err look(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
-static FALLIBLE enum err recognise_dir(int dirfd, enum checkpoint_format *out)
+enum err checkpoint_format_of_dir(int dirfd, enum checkpoint_format *out)
 {
 	struct looked l = { 0 };
 
@@ -102,6 +102,15 @@ static FALLIBLE enum err recognise_dir(int dirfd, enum checkpoint_format *out)
 	       : l.safetensors	 ? CHECKPOINT_SAFETENSORS
 				 : CHECKPOINT_NONE;
 	return OK;
+}
+
+enum checkpoint_format checkpoint_format_of_file(const char *name)
+{
+	struct str s = str_of(name);
+
+	if (str_ends(s, ".safetensors"))
+		return CHECKPOINT_SAFETENSORS;
+	return str_ends(s, ".pt") || str_ends(s, ".pth") ? CHECKPOINT_TORCH : CHECKPOINT_NONE;
 }
 
 enum err checkpoint_recognise(struct worker *w, uint32_t root, const char *name, enum checkpoint_format *out)
@@ -115,16 +124,13 @@ enum err checkpoint_recognise(struct worker *w, uint32_t root, const char *name,
 		return OK;
 	TRY(e);
 	if (S_ISREG(st.st_mode)) {
-		if (str_ends(str_of(name), ".safetensors"))
-			*out = CHECKPOINT_SAFETENSORS;
-		else if (str_ends(str_of(name), ".pt") || str_ends(str_of(name), ".pth"))
-			*out = CHECKPOINT_TORCH;
+		*out = checkpoint_format_of_file(name);
 		return OK;
 	}
 	if (!S_ISDIR(st.st_mode))
 		return OK;
 	TRY(fs_open_dir(w->roots[root].fd, name, &dirfd));
-	e = recognise_dir(dirfd, out);
+	e = checkpoint_format_of_dir(dirfd, out);
 	fs_drop(&dirfd);
 	return e;
 }

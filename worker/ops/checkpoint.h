@@ -29,6 +29,8 @@ const char *checkpoint_format_name(enum checkpoint_format f);   /* "dcp", "dcp-r
 
 /* What lies at `name`: CHECKPOINT_NONE if there is nothing or it is something else. */
 FALLIBLE enum err checkpoint_recognise(struct worker *w, uint32_t root, const char *name, enum checkpoint_format *out);
+enum checkpoint_format checkpoint_format_of_file(const char *name);          /* of a regular file */
+FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum checkpoint_format *out);
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
  * ERR_CHECKPOINT_DAMAGED (manifest or metadata are not what was written), ERR_FORMAT_…. ref: {"storage","name"}. */
 FALLIBLE enum err checkpoint_open(struct worker *w, const json_t *ref, struct checkpoint **out);

@@ -12,6 +12,7 @@
 struct device;
 struct plan_cache;
 struct lookup_kept;
+struct lookup_tree;
 struct gpu_pin;
 
 enum { ROOTS_MAX = 64, ROOT_NAME_MAX = 33 };
@@ -37,6 +38,7 @@ struct worker {
 	struct vec(struct gpu_pin) pins;
 	struct plan_cache *plans;      /* NULL: none are kept */
 	struct lookup_kept *kept;      /* the same, of a checkpoint between questions */
+	struct lookup_tree *tree;      /* names of a storage's directories between questions */
 	char listen[64];               /* address or interface for them; empty: loopback */
 };
 

@@ -1,5 +1,5 @@
-/* lookup.c: answers about storages and what lies there, cheap ones; tensors, slices and places are in lookup_tensors.c, lookup_slice.c and
- * lookup_locate.c. */
+/* lookup.c: answers about storages and what lies there, cheap ones. Lists, tensors, slices and places are in lookup_list.c,
+ * lookup_tensors.c, lookup_slice.c and lookup_locate.c. */
 #include "ops/lookup.h"
 
 #include <dirent.h>
@@ -15,8 +15,6 @@
 #include "ops/lookup_kept.h"
 #include "ops/owner.h"
 #include "os/fs.h"
-
-enum { LIST_MAX = 100000, LIST_DEPTH = 16 };
 
 enum err lookup_room(const json_t *q, uint64_t bytes)
 {
@@ -106,17 +104,7 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	return e;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- list */
-
-struct listing {
-	struct worker *w;
-	uint32_t root;
-	struct buf *out;
-	struct str prefix;
-	char path[4096];
-	uint32_t depth;
-	uint64_t count;
-};
+/* ------------------------------------------------------------------------------------------------------- summary */
 
 static void put_time(struct buf *b, time_t t)
 {
@@ -160,9 +148,7 @@ static enum err sum_file(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
-/* Members of one checkpoint's object, without the braces. */
-static FALLIBLE enum err put_summary(struct worker *w, uint32_t root, const char *path, enum checkpoint_format format,
-				     struct buf *out)
+enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, enum checkpoint_format format, struct buf *out)
 {
 	struct summary s = { .world_size = 1, .dirfd = -1 };
 	char id[IDENTITY_MAX];
@@ -184,68 +170,6 @@ static FALLIBLE enum err put_summary(struct worker *w, uint32_t root, const char
 	put_time(out, st.st_mtime);
 	identity_text(&s.id, id);
 	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
-	return OK;
-}
-
-static enum err list_entry(void *user, const char *name, unsigned char d_type);
-
-static FALLIBLE enum err list_dir(struct listing *l)
-{
-	int dir = -1;
-
-	TRY(fs_open_dir(l->w->roots[l->root].fd, l->path[0] ? l->path : ".", &dir));
-	enum err e = fs_list(dir, list_entry, l);
-	fs_drop(&dir);
-	return e;
-}
-
-/* Could a checkpoint beneath `path` begin with the prefix? */
-static bool may_hold(const struct listing *l, const char *path)
-{
-	size_t n = num_min(strlen(path), l->prefix.n);
-
-	return memcmp(path, l->prefix.p, n) == 0;
-}
-
-static enum err list_entry(void *user, const char *name, unsigned char d_type)
-{
-	struct listing *l = user;
-	size_t at = strlen(l->path), n = strlen(name);
-	enum checkpoint_format format;
-
-	if (name[0] == '.' || name[0] == '-' || at + n + 2 > sizeof l->path || !str_utf8(str_of(name)))
-		return OK;
-	snprintf(l->path + at, sizeof l->path - at, "%s%s", at ? "/" : "", name);
-	enum err e = may_hold(l, l->path) ? checkpoint_recognise(l->w, l->root, l->path, &format) : ERR_NOT_FOUND;
-	if (!e && format != CHECKPOINT_NONE && str_starts(str_of(l->path), l->prefix.p)) {
-		if (++l->count > LIST_MAX)
-			return ERR(LIMIT_EXCEEDED, "more than %d checkpoints; use a prefix", LIST_MAX);
-		size_t len = l->out->len;
-		buf_puts(l->out, l->count > 1 ? ",{" : "{");
-		e = put_summary(l->w, l->root, l->path, format, l->out);
-		buf_puts(l->out, "}");
-		if (e && !l->out->failed) { /* gone meanwhile */
-			l->out->len = len;
-			l->count--;
-		}
-	} else if (!e && format == CHECKPOINT_NONE && d_type == DT_DIR && l->depth < LIST_DEPTH) {
-		l->depth++;
-		e = list_dir(l);
-		l->depth--;
-	}
-	l->path[at] = '\0';
-	return e == ERR_NOT_FOUND || e == ERR_FORBIDDEN ? OK : e;
-}
-
-enum err lookup_list(struct worker *w, const json_t *q, struct buf *out)
-{
-	const char *prefix = json_string_value(json_object_get(q, "prefix"));
-	struct listing l = { .w = w, .out = out, .prefix = str_of(prefix ? prefix : "") };
-
-	TRY(root_of(w, q, &l.root));
-	buf_puts(out, "{\"checkpoints\":[");
-	TRY(list_dir(&l));
-	buf_puts(out, "]}");
 	return OK;
 }
 
@@ -310,7 +234,7 @@ enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
 	if (format == CHECKPOINT_NONE)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
 	buf_puts(out, "{");
-	TRY(put_summary(w, root, name, format, out));
+	TRY(lookup_put_summary(w, root, name, format, out));
 	if (format == CHECKPOINT_DCP || format == CHECKPOINT_DCP_RANK_LOCAL)
 		TRY(show_dcp(w, q, out));
 	else

@@ -11,7 +11,7 @@
 
 enum { SETTLED_S = 2 };
 
-static struct lookup_mark mark_of(const struct stat *st)
+struct lookup_mark lookup_mark_of(const struct stat *st)
 {
 	return (struct lookup_mark){ st->st_dev, st->st_ino, st->st_size, st->st_ctim, st->st_mtim };
 }
@@ -21,7 +21,7 @@ static bool same_time(struct timespec a, struct timespec b)
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-static bool same_mark(const struct lookup_mark *a, const struct lookup_mark *b)
+bool lookup_mark_same(const struct lookup_mark *a, const struct lookup_mark *b)
 {
 	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && same_time(a->changed, b->changed) &&
 	       same_time(a->written, b->written);
@@ -29,16 +29,16 @@ static bool same_mark(const struct lookup_mark *a, const struct lookup_mark *b)
 
 static bool same_marks(const struct lookup_marks *a, const struct lookup_marks *b)
 {
-	return same_mark(&a->dir, &b->dir) && same_mark(&a->metadata, &b->metadata) && same_mark(&a->manifest, &b->manifest);
+	return lookup_mark_same(&a->dir, &b->dir) && lookup_mark_same(&a->metadata, &b->metadata) &&
+	       lookup_mark_same(&a->manifest, &b->manifest);
 }
 
-static bool is_settled(const struct lookup_marks *m)
+bool lookup_mark_settled(const struct lookup_mark *m)
 {
 	struct timespec now;
 
 	clock_gettime(CLOCK_REALTIME, &now);
-	time_t limit = now.tv_sec - SETTLED_S;
-	return m->dir.changed.tv_sec < limit && m->metadata.changed.tv_sec < limit && m->manifest.changed.tv_sec < limit;
+	return m->changed.tv_sec < now.tv_sec - SETTLED_S;
 }
 
 static FALLIBLE enum err look(int dir, struct lookup_marks *out)
@@ -47,12 +47,12 @@ static FALLIBLE enum err look(int dir, struct lookup_marks *out)
 
 	if (fstat(dir, &st) < 0)
 		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
-	*out = (struct lookup_marks){ .dir = mark_of(&st) };
+	*out = (struct lookup_marks){ .dir = lookup_mark_of(&st) };
 	TRY(fs_stat(dir, ".metadata", &st));
-	out->metadata = mark_of(&st);
+	out->metadata = lookup_mark_of(&st);
 	enum err e = fs_stat(dir, MANIFEST_NAME, &st);
 	if (e == OK)
-		out->manifest = mark_of(&st);
+		out->manifest = lookup_mark_of(&st);
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
@@ -113,7 +113,8 @@ enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoin
 	err_clear();
 	lookup_kept_free(k); /* first: there may be no room for two large ones */
 	TRY(checkpoint_open(w, ref, out));
-	if ((*out)->format == CHECKPOINT_DCP && is_settled(&m))
+	if ((*out)->format == CHECKPOINT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
+	    lookup_mark_settled(&m.manifest))
 		*k = (struct lookup_kept){ checkpoint_share(*out), m };
 	return OK;
 }

@@ -13,6 +13,10 @@ struct lookup_mark {
 	struct timespec changed, written;
 };
 
+struct lookup_mark lookup_mark_of(const struct stat *st);
+bool lookup_mark_same(const struct lookup_mark *a, const struct lookup_mark *b);
+bool lookup_mark_settled(const struct lookup_mark *m);  /* so old that a later change gives another one */
+
 struct lookup_marks {
 	struct lookup_mark dir, metadata, manifest;    /* manifest: zeros, if there is none */
 };
