@@ -67,8 +67,10 @@ FALLIBLE enum err h_capabilities(struct req *r)
 		       "\"page_size\":%d,\"jobs_waiting\":%ju}",
 		   HTTP_BODY_MAX, STATE_DICT_WORLD_MAX, REF_COMPONENTS_MAX, REF_COMPONENT_BYTES_MAX, H_PAGE_MAX,
 		   (uintmax_t)r->core->config->queue_max);
-	buf_printf(&b, ",\"workers\":%ju,\"shm\":{\"limit_bytes\":%ju,\"used_bytes\":%ju,\"free_bytes\":%ju},\"host\":",
-		   (uintmax_t)r->core->config->workers, (uintmax_t)limit, (uintmax_t)used, (uintmax_t)unused);
+	buf_printf(&b, ",\"workers\":%ju,\"shm\":{\"limit_bytes\":%ju,\"used_bytes\":%ju,\"free_bytes\":%ju,\"orphaned_bytes\":%ju},"
+		       "\"host\":",
+		   (uintmax_t)r->core->config->workers, (uintmax_t)limit, (uintmax_t)used, (uintmax_t)unused,
+		   (uintmax_t)state_dict_orphaned(r->core));
 	TRY(gang_put_capabilities(r->core, &b));
 	buf_putc(&b, ',');
 	TRY(devices_put(r->core, &b));

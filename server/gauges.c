@@ -125,6 +125,7 @@ void gauges_fill(struct server *s)
 	state_dict_shm(s, &limit, &used, &free_bytes);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"used\"", (double)used);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"limit\"", (double)limit);
+	metrics_set(m, "dcpd_shm_bytes", "state=\"orphaned\"", (double)state_dict_orphaned(s));
 	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s));
 	metrics_set(m, "dcpd_journal_commits_total", "", (double)journal_commits(s->journal));
 	metrics_set(m, "dcpd_journal_waiting", "", (double)journal_waiting(s->journal));

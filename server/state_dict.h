@@ -66,6 +66,7 @@ FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who,
 				  struct buf *out);
 /* {"limit","used","free"} bytes of shared memory, in that order. */
 void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out);
+uint64_t state_dict_orphaned(const struct server *s);    /* bytes in use of state dicts with "orphaned_at" */
 
 /* ---- for the other modules of server/ ---- */
 

@@ -105,6 +105,16 @@ void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_
 	*free_out = limit > used ? limit - used : 0;
 }
 
+uint64_t state_dict_orphaned(const struct server *s)
+{
+	const struct table *t = &s->state_dicts->table;
+	uint64_t sum = 0;
+
+	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n))
+		sum += ((const struct state_dict *)n)->orphaned_ms ? held_by((const struct state_dict *)n) : 0;
+	return sum;
+}
+
 static bool is_spare(const struct slot *sl)
 {
 	return sl->state == SLOT_FREE && sl->uses == 0 && sl->fd >= 0;

@@ -80,7 +80,8 @@ export function drawStateDicts() {
 		const memory = d.ranks ? slots.reduce((sum, s) => sum + (s.bytes || 0), 0) : d.bytes;
 		const sealed = d.sealed_generation ?? sealedByAll(d);
 		return [
-			h("th", { scope: "row", class: "name mono" }, `shm:${d.name}`),
+			h("th", { scope: "row", class: "name mono" }, `shm:${d.name}`,
+				d.orphaned_at ? h("div", { class: "small" }, "orphaned ", when(d.orphaned_at)) : null),
 			h("td", { class: "num" }, d.world_size ?? "–"),
 			h("td", { class: "num" }, bytes(memory)),
 			h("td", {}, sealed !== null && sealed !== undefined ? `generation ${sealed}` : d.ranks ? "no" : "–"),

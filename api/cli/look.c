@@ -152,6 +152,8 @@ int look_status(const struct command *self, struct client *c, const struct args 
 		printf("dcpd %s at %s: %s\n", show_text(caps.json, "version"), client_url(c), state);
 		printf("shared memory: %s used of %s\n", show_bytes(show_number(caps.json, "shm.used_bytes"), x),
 		       show_bytes(show_number(caps.json, "shm.limit_bytes"), y));
+		if (show_number(caps.json, "shm.orphaned_bytes") > 0)
+			printf("orphaned: %s of it; see dcpctl ls shm:\n", show_bytes(show_number(caps.json, "shm.orphaned_bytes"), x));
 		print_devices(caps.json);
 		e = show_list(c, "/v1/storages", "storages", storages, false);
 		if (e == OK) {

@@ -70,6 +70,8 @@ def test_segments_of_a_deleted_journal_are_offered(spawn, env):
         d.stop()
     assert name in d.tail(100000), "the log says what was found"
     d.start()
+    assert "orphaned: 8" in d.ctl("status").stdout
+    assert f'dcpd_shm_bytes{{state="orphaned"}} {held}' in d.api.get("/metrics").body.decode()
     shown = d.ctl("ls", "shm:")
     assert re.search(rf"{name} .* 20\d\d-.* 20\d\d-", shown.stdout), f"when it was made, and orphaned: {shown}"
     removed = d.ctl("rm", f"shm:{name}", "--yes")

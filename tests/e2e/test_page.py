@@ -331,7 +331,8 @@ def test_lists_of_everything_else(page, fake):
          "world_size": 1, "dcpd": False}]
     slot = {"slot": 0, "segment": "/dcpd-x", "state": "sealed", "generation": 7, "bytes": MIB, "image_bytes": MIB,
             "in_use_by": [job(1)["id"]]}
-    fake.state_dicts = [{"name": "train", "world_size": 2, "bytes": 2 * MIB}]
+    fake.state_dicts = [{"name": "train", "world_size": 2, "bytes": 2 * MIB},
+                        {"name": "old", "world_size": 1, "bytes": MIB, "orphaned_at": "2026-01-01T00:00:00Z"}]
     fake.ranks = {"train": [{"rank": r, "slots": [slot]} for r in (0, 1)]}
     fake.storages = [storage("main"), storage("cold", state="stalled")]
     fake.stalled = {"cold"}
@@ -350,6 +351,8 @@ def test_lists_of_everything_else(page, fake):
     page.click("nav a[href='#/state-dicts']")
     expect(row(page, "state-dicts", "train")).to_contain_text("generation 7")
     expect(row(page, "state-dicts", "train")).to_contain_text("2 sealed")
+    expect(row(page, "state-dicts", "train")).not_to_contain_text("orphaned")
+    expect(row(page, "state-dicts", "old")).to_contain_text("orphaned")
     accessible(page)
     page.click("nav a[href='#/storages']")
     expect(row(page, "storages", "main")).to_contain_text("30.0 MiB free of 100 MiB")
