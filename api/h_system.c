@@ -30,7 +30,7 @@ FALLIBLE enum err h_livez(struct req *r)
 
 FALLIBLE enum err h_readyz(struct req *r)
 {
-	struct buf b = BUF_INIT(64);
+	struct buf b = BUF_INIT(256);
 
 	if (r->core->draining || http_draining(r->api->http))
 		return ERR(DRAINING, "the daemon is shutting down");
@@ -38,7 +38,8 @@ FALLIBLE enum err h_readyz(struct req *r)
 		buf_puts(&b, "{\"status\":\"starting\"}");
 		return req_json(r, 503, &b);
 	}
-	buf_puts(&b, "{\"status\":\"ready\"}");
+	buf_printf(&b, "{\"status\":\"ready\",\"warnings\":[%s]}", gang_unconfined(r->core) ?
+		   "\"workers are not confined to the storages: no Landlock\"" : "");
 	return req_json(r, 200, &b);
 }
 

@@ -65,6 +65,7 @@ struct gangs {
 	struct gang *first;
 	uint64_t dropped_frames;
 	bool noted, seccomp;
+	bool warned;                        /* a worker that should have Landlock had none */
 	int landlock;
 	char engine[16];
 };
@@ -622,10 +623,21 @@ void gang_note_worker(struct server *s, const struct worker *w)
 {
 	struct gangs *gs = s->gangs;
 
+	if (w->landlock == 0 && !w->device && !gs->warned) {
+		gs->warned = true;
+		log_warn("workers are not confined to the storages: this kernel has no Landlock, or it is denied to dcpd", "uid",
+			 geteuid() == 0 ? "0" : "dcpd's own", "advice", "run dcpd as a user that owns only the storages, or enable Landlock "
+			 "(lsm= on the kernel's command line, the container's seccomp profile)", NULL);
+	}
 	gs->noted = true;
 	gs->landlock = w->landlock;
 	gs->seccomp = w->seccomp;
 	snprintf(gs->engine, sizeof gs->engine, "%s", w->engine);
+}
+
+bool gang_unconfined(const struct server *s)
+{
+	return s->gangs->warned;
 }
 
 FALLIBLE enum err gang_put_workers(struct server *s, struct buf *out)

@@ -63,3 +63,4 @@ void gang_abort(struct gang *g, enum err why);
 
 FALLIBLE enum err gangs_new(struct server *s);
 void gangs_free(struct gangs *gs);              /* before workers_free */
+bool gang_unconfined(const struct server *s);   /* workers run without Landlock: they could open what is not in a storage */

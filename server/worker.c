@@ -418,6 +418,7 @@ FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec,
 	w->ops = spec->ops;
 	w->index = spec->index;
 	w->role = spec->role;
+	w->device = spec->device;
 	w->number = ++s->workers->last_number;
 	w->started_ms = clock_wall_ms();
 	snprintf(w->id, sizeof w->id, "%s-%" PRIu64, spec->role, w->number);

@@ -57,7 +57,7 @@ struct worker {
 	struct err_info lost_info;
 	char id[32], state[16], job[27], engine[16], storages[160];
 	int landlock;
-	bool seccomp;
+	bool seccomp, device;              /* device: its sandbox leaves Landlock out */
 };
 
 FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec, struct worker **out);

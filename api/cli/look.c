@@ -133,6 +133,15 @@ static void print_devices(const json_t *caps)
 	putchar('\n');
 }
 
+static void print_warnings(const json_t *ready)
+{
+	const json_t *warning;
+	size_t i;
+
+	json_array_foreach(json_object_get(ready, "warnings"), i, warning)
+		printf("WARNING: %s\n", json_string_value(warning));
+}
+
 int look_status(const struct command *self, struct client *c, const struct args *a)
 {
 	static const char *const storages[] = { "STORAGE=name", "STATE=state", "FREE=free_bytes:bytes", "TOTAL=total_bytes:bytes",
@@ -154,6 +163,7 @@ int look_status(const struct command *self, struct client *c, const struct args 
 		       show_bytes(show_number(caps.json, "shm.limit_bytes"), y));
 		if (show_number(caps.json, "shm.orphaned_bytes") > 0)
 			printf("orphaned: %s of it; see dcpctl ls shm:\n", show_bytes(show_number(caps.json, "shm.orphaned_bytes"), x));
+		print_warnings(ready.json);
 		print_devices(caps.json);
 		e = show_list(c, "/v1/storages", "storages", storages, false);
 		if (e == OK) {

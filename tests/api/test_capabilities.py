@@ -106,3 +106,31 @@ def test_driver_crashes(spawn, fakes):
     os.kill(d.proc.pid, signal.SIGHUP)
     lib.wait_for(lambda: d.api.get("/v1/capabilities").ok(200)["backends"]["cuda"]["available"], 20, "a second probe")
 
+
+
+# DAC_OVERRIDE, DAC_READ_SEARCH, CHOWN, FOWNER: linux/capability.h
+FILES_ONLY = 1 << 1 | 1 << 2 | 1 << 0 | 1 << 3
+
+
+def test_workers_keep_the_capabilities_of_file_access_alone(spawn):
+    d = spawn()
+    d.put("s", [lib.image({"w": ("F32", [4], bytes(16))})])
+    d.api.run("save", source={"state_dict": "s"}, target={"storage": "main", "name": "a"})
+    d.api.get("/v1/checkpoints/main").ok(200)
+    workers = d.workers()
+    assert len(workers) >= 3, "a gang and one for questions"
+    for pid in workers:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+            held = int(next(line for line in status.splitlines() if line.startswith(name)).split()[1], 16)
+            assert held & ~FILES_ONLY == 0, (name, hex(held))
+
+
+def test_a_host_without_landlock_is_told_of(spawn):
+    d = spawn()
+    d.api.get("/v1/checkpoints/main").ok(200)
+    confined = d.api.get("/v1/capabilities").ok(200)["host"]["landlock"] > 0
+    warnings = d.api.get("/readyz").ok(200)["warnings"]
+    assert bool(warnings) != confined
+    assert ("not confined" in d.tail(100000)) != confined
+    assert ("WARNING: workers are not confined" in d.ctl("status").stdout) != confined

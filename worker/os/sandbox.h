@@ -4,9 +4,10 @@
  *     sandbox_enter(&spec, &done)      from a process with ONE thread: threads that exist already would stay outside
  *     done.landlock_abi, .seccomp      what was achieved, for HELLO
  *
- * Afterwards: no new privileges; files only beneath the roots (Landlock), and only by openat2 on a root's descriptor; no sockets,
- * no new processes, no programs, no tracing, no memory that is both written and executed, no io_uring_setup (the ring made
- * before works on). With `network`, TCP over IPv4 and IPv6 is added, and nothing else of sockets: what the tcp back end of comm uses.
+ * Afterwards: no new privileges, and of capabilities only those that access to files and their ownership need; files only beneath the
+ * roots (Landlock), and only by openat2 on a root's descriptor; no sockets, no new processes, no programs, no tracing, no memory that is
+ * both written and executed, no io_uring_setup (the ring made before works on). With `network`, TCP over IPv4 and IPv6 is added, and
+ * nothing else of sockets: what the tcp back end of comm uses.
  * Threads, memory, the descriptors held, memfd_create and descriptor passing work. A forbidden call fails
  * with EPERM; exec and ptrace, which nothing of ours ever tries, end the process. It cannot be undone, only tightened.
  *
