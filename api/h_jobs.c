@@ -50,6 +50,7 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 		return h_submit(r, r->body, (int)kinds[spec.kind]);
 
 	struct job_request rq = { .kind = kinds[spec.kind], .spec = r->body, .who = req_principal(r) };
+	r->reads_only = true;
 	req_hold(r);
 	job_dry_run(r->core, &rq, on_planned, r);
 	return OK;

@@ -285,6 +285,7 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 		e = routes_find(r);
 	if (e == OK && l->http->draining && r->route && r->route->changes)
 		e = ERR(DRAINING, "the daemon is shutting down");
+	r->reads_only = e == OK && r->route && !r->route->changes;
 	if (e == OK && r->route)
 		e = guard_body(r);
 	return e ? refuse_after_body(r, e) : MHD_YES;

@@ -47,6 +47,7 @@ struct req {
 	/* the life of the request; http.c only */
 	struct MHD_Response *answer;
 	unsigned status, refs;
+	bool reads_only;             /* it has changed nothing that its answer must tell of: there may be no room for that */
 	bool suspended, waited, answered, answer_kept, finished, begun;
 	struct req *prev, *next;     /* requests that are being waited for */
 	struct err_info *refused;    /* the answer, once the body has been read and dropped */

@@ -68,7 +68,9 @@ static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *co
 	struct MHD_Response *m;
 	enum err e = buf_status(b);
 
-	if (!e && !unread_take(r->core, b->len))
+	if (!e && !r->reads_only)
+		unread_add(r->core, b->len);
+	else if (!e && !unread_take(r->core, b->len))
 		e = ERR(BUSY, "answers that other clients have not read yet leave no room for %zu bytes", b->len);
 	if (e) {
 		buf_free(b);

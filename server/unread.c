@@ -44,6 +44,11 @@ bool unread_take(struct server *s, uint64_t bytes)
 	return true;
 }
 
+void unread_add(struct server *s, uint64_t bytes)
+{
+	s->unread->bytes += counted(bytes);
+}
+
 static void tell(void *user, enum err e)
 {
 	struct unread *u = user;

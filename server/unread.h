@@ -14,6 +14,7 @@ void unread_free(struct unread *u);
 void unread_listen(struct server *s, done_fn fn, void *user);
 
 bool unread_take(struct server *s, uint64_t bytes);                        /* false: no room now */
+void unread_add(struct server *s, uint64_t bytes);                         /* counts an answer that has to be given in any case */
 void unread_shrink(struct server *s, uint64_t taken, uint64_t needed);     /* of what was taken only so much is needed */
 void unread_give(struct server *s, uint64_t taken);                        /* the client has read the answer, or is gone */
 uint64_t unread_bytes(const struct server *s);

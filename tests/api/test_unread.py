@@ -83,6 +83,33 @@ def test_answers_of_json_are_counted_too(big):
     d.api.get("/v1/state-dicts/s/tensors?page_size=200").ok(200)
 
 
+def test_what_was_done_is_told_though_there_is_no_room(big):
+    """A job is made while all room waits for its reader: the answer is its record, however long, and no `busy` that would deny it."""
+    d, _ = big("2s", 256)
+    held = Unread(d, d.api.storage_path("main", "x", "/tensors/w"))
+    lib.wait_for(lambda: memfds(d) == 256 * MIB, 10, "the slice")
+    spec = {"source": {"storage": "main", "name": "x"}, "include": [f"{'b' * 100}{i}" for i in range(1000)]}
+    made = d.api.post("/v1/jobs", {"kind": "reshard", **spec, "target": {"storage": "main", "name": "y"}})
+    assert made.status == 202 and len(made.body) > 100_000, made.body[:300]
+    d.api.get(f"/v1/jobs/{made.json['id']}").problem("busy", status=503)
+    held.close()
+    d.api.wait(made.json["id"])
+
+
+def test_pages_have_a_limit_in_bytes(spawn):
+    """1,000 values of 20 KB, asked for at once: pages are shorter than that, and together they are all."""
+    d = spawn()
+    values = {f"v{i:03}": {"json": "x" * 20000} for i in range(1000)}
+    d.put("s", [lib.image({"w": ("U8", [1], b"x")}, {"version": 1, "values": values})])
+    found, token, pages = [], "", 0
+    while token is not None:
+        a = d.api.get(f"/v1/state-dicts/s/tensors?page_size=1000&page_token={token}")
+        p = a.ok(200)
+        assert len(a.body) < 8 * MIB
+        found, token, pages = found + [v["fqn"] for v in p["values"]], p.get("next_page_token"), pages + 1
+    assert found == sorted(values) and pages > 2
+
+
 def test_bodies_that_do_not_end(spawn):
     """Of sixty requests with bodies of nearly 1 MiB each that stop before their end, those beyond 32 MiB are refused, no small one."""
     d = spawn()

@@ -269,6 +269,8 @@ static void test_unread(void **state)
 	unread_give(t.s, 100000);
 	assert_true(unread_take(t.s, (uint64_t)UNREAD_MAX * 3));
 	assert_false(unread_take(t.s, UNREAD_SMALL + 1));
+	unread_add(t.s, UNREAD_MAX); /* room or not */
+	unread_give(t.s, UNREAD_MAX);
 	unread_give(t.s, (uint64_t)UNREAD_MAX * 3);
 	assert_int_equal(unread_bytes(t.s), 0);
 	t_server_stop(&t);

@@ -6,7 +6,7 @@
 #include "ops/lookup.h"
 #include "ops/lookup_kept.h"
 
-enum { PAGE_DEFAULT = 100, PAGE_MAX = 10000, CHUNKS_SHOWN = 10000, VALUE_SHOWN = 1 << 20 };
+enum { PAGE_DEFAULT = 100, PAGE_MAX = 10000, PAGE_BYTES = 4 << 20, CHUNKS_SHOWN = 10000, CHUNKS_BYTES = 4 << 20, VALUE_SHOWN = 1 << 20 };
 
 struct page {
 	struct input source;
@@ -52,6 +52,7 @@ static void put_loc(struct buf *b, const struct sdict *sd, struct sd_loc loc)
 
 static FALLIBLE enum err put_tensor(struct buf *b, const struct sdict *sd, const struct sd_tensor *t)
 {
+	size_t most = b->len + CHUNKS_BYTES;
 	uint64_t numel, bytes;
 
 	TRY(box_numel(t->ndim, t->shape, &numel));
@@ -63,7 +64,7 @@ static FALLIBLE enum err put_tensor(struct buf *b, const struct sdict *sd, const
 	buf_printf(b, ",\"bytes\":%ju,\"path\":", (uintmax_t)bytes);
 	put_path(b, t->path);
 	buf_printf(b, ",\"chunk_count\":%ju,\"chunks\":[", (uintmax_t)t->chunk_count);
-	for (uint64_t i = 0; i < t->chunk_count && i < CHUNKS_SHOWN; i++) {
+	for (uint64_t i = 0; i < t->chunk_count && i < CHUNKS_SHOWN && b->len < most; i++) {
 		const struct sd_chunk *c = &sd->chunks[t->first_chunk + i];
 		buf_printf(b, "%s{\"rank\":%u,", i ? "," : "", c->rank);
 		put_ints(b, "offsets", sd_offsets(c), t->ndim);
@@ -110,14 +111,14 @@ static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const st
 	return OK;
 }
 
-/* Is this entry on the page? Counts it. */
-static bool on_page(struct page *p, struct str fqn)
+/* Is this entry on the page? Counts it. A page is full when it has so many entries, or so many bytes. */
+static bool on_page(struct page *p, struct str fqn, const struct buf *out)
 {
 	if (p->prefix.n && (fqn.n < p->prefix.n || memcmp(fqn.p, p->prefix.p, p->prefix.n) != 0))
 		return false;
 	if (p->at++ < p->from)
 		return false;
-	if (p->left == 0) {
+	if (p->left == 0 || out->len >= PAGE_BYTES) {
 		p->more = true;
 		p->at--;
 		return false;
@@ -149,7 +150,7 @@ static FALLIBLE enum err put_page(struct page *p, struct buf *out)
 
 	buf_puts(out, "{\"tensors\":[");
 	for (uint64_t i = 0; i < sd->tensor_count && !p->more; i++) {
-		if (!on_page(p, sd->tensors[i].fqn))
+		if (!on_page(p, sd->tensors[i].fqn, out))
 			continue;
 		buf_puts(out, first ? "" : ",");
 		first = false;
@@ -158,7 +159,7 @@ static FALLIBLE enum err put_page(struct page *p, struct buf *out)
 	buf_puts(out, "],\"values\":[");
 	first = true;
 	for (uint64_t i = 0; i < sd->value_count && !p->more; i++) {
-		if (!on_page(p, sd->values[i].fqn))
+		if (!on_page(p, sd->values[i].fqn, out))
 			continue;
 		buf_puts(out, first ? "" : ",");
 		first = false;
