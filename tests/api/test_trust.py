@@ -163,6 +163,33 @@ def test_a_manifest_that_is_not_what_was_written(d, made):
     c.refused("checkpoint_damaged", file=".dcpd.json")
 
 
+@pytest.mark.parametrize("times", [True, False])
+def test_metadata_of_another_save(d, made, times):
+    """Files whose content is the manifest's: a bit of the save's ID was hit, or two checkpoints' metadata were exchanged."""
+    c = Copy(d, made, times)
+    was = (c.dir / ".metadata").read_bytes()
+    at = was.find(json.loads((c.dir / ".dcpd.json").read_bytes())["metadata"]["save_id"].encode())
+    (c.dir / ".metadata").write_bytes(was[:at] + (b"0" if was[at:at + 1] != b"0" else b"1") + was[at + 1:])
+    c.refused("checkpoint_damaged")
+    sd, name = lib.fresh(), f"trust/{lib.fresh()}"
+    d.put(sd, [lib.image(dict(reversed(TENSORS.items())), VALUES)])
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": name})
+    d.drop(sd)
+    shutil.copyfile(d.storages["main"] / name / ".metadata", c.dir / ".metadata")
+    c.refused("checkpoint_damaged")
+
+
+def test_pytorch_has_saved_the_same_over_it(d, made):
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    c = Copy(d, made)
+    state = {k: torch.frombuffer(bytearray(t[2]), dtype=torch.uint8 if t[0] == "U8" else torch.float32).reshape(t[1])
+             for k, t in TENSORS.items()}
+    dcp.save({**state, "lr": 0.01, "name": "a" * 40}, checkpoint_id=str(c.dir), no_dist=True)
+    assert [w["code"] for w in c.load()[0]["result"]["warnings"]] == ["manifest_outdated"]
+
+
 def test_pytorch_has_saved_over_it(d, made):
     """Every file that the manifest lists is another one, and .metadata is of another save: read as PyTorch's, with a warning."""
     torch = pytest.importorskip("torch")

@@ -233,22 +233,27 @@ static FALLIBLE enum err file_is_same(const struct checkpoint *c, const struct m
 
 /* PyTorch saves over a checkpoint file by file, and leaves a manifest that it does not know. So the manifest of metadata that differ is
  * outdated if every file that it lists was written since, and if the metadata are of another save; where they do not tell, if no file has
- * the content that the manifest tells. Anything less is damage. */
+ * the content that the manifest tells. Anything less is damage. Metadata of another save beside files of this one's content are damage
+ * too: a copy has new times, and its metadata were hit or exchanged. */
 static FALLIBLE enum err is_outdated(const struct checkpoint *c, const struct manifest *m, const void *metadata, uint64_t n, bool *out)
 {
 	char save_id[MANIFEST_SAVE_ID];
-	bool same = false;
+	bool same = false, all_same = true;
+	uint64_t items = 0;
 
 	manifest_save_id(metadata, n, save_id);
 	bool tells = save_id[0] && m->save_id[0];
 	*out = !tells || strcmp(save_id, m->save_id) != 0;
 	for (uint64_t i = 0; i < m->files.n && *out; i++) {
 		TRY(file_is_same(c, m, &m->files.v[i], false, &same));
-		if (!same && !tells)
-			TRY(file_is_same(c, m, &m->files.v[i], true, &same));
 		*out = !same;
+		if (*out && (all_same || !tells))
+			TRY(file_is_same(c, m, &m->files.v[i], true, &same));
+		all_same = all_same && same;
+		items += m->files.v[i].item_count;
+		*out = *out && (!same || tells);
 	}
-	*out = *out && m->files.n;
+	*out = *out && m->files.n && !(all_same && items);
 	return OK;
 }
 
