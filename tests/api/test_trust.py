@@ -242,6 +242,15 @@ def test_all_damage_is_listed(d, made):
     assert {x["part"] for x in e["damage"]} == {"file"} and {x["fqn"] for x in e["damage"]} == set(TENSORS) | set(VALUES["values"])
 
 
+@pytest.mark.parametrize("level", ["structure", "digest"])
+def test_damage_of_a_rank_local_checkpoint_is_listed_once(d, level):
+    c = Copy(d, d.storages["golden"] / "torch-2.15.0/rank_local/checkpoint")
+    (c.dir / "__0_0.distcp").unlink()
+    e = c.verify(level)["error"]
+    places = [(x["file"], x["offset"]) for x in e["damage"]]
+    assert e["damage_count"] == len(places) == len(set(places)) > 0 and {f for f, _ in places} == {"__0_0.distcp"}
+
+
 def test_padding_is_no_data(d, made):
     """Zeros between items are told from items."""
     c = Copy(d, made)

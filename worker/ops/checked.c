@@ -146,6 +146,13 @@ static json_t *list_of(json_t *list)
 	return list ? json_incref(list) : json_array();
 }
 
+void checked_forget_damage(struct checked *c)
+{
+	json_decref(c->damage);
+	c->damage = NULL;
+	c->damage_count = 0;
+}
+
 void checked_report(const struct checked *c, json_t *result)
 {
 	json_object_set_new(result, "verified_bytes", json_integer((json_int_t)c->verified_bytes));

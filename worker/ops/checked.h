@@ -26,6 +26,8 @@ void checked_warn(struct checked *c, const char *code, const char *detail);
 bool checked_is_damage(enum err e);
 /* Notes the error in err_last(), which names file and offset, as damage of `bytes` bytes, and clears it. */
 void checked_damage(struct checked *c, enum run_part_kind part, uint64_t bytes);
+/* Drops all damage noted so far: the same bytes are looked at once more. */
+void checked_forget_damage(struct checked *c);
 /* Adds what a run has found. */
 void checked_run(struct checked *c, const struct run *run);
 

@@ -219,6 +219,7 @@ static FALLIBLE enum err add_sources(struct verify *v)
 
 	if (!c || c->format != CHECKPOINT_DCP_RANK_LOCAL)
 		return add_source(v);
+	checked_forget_damage(&v->job->checked); /* items of the union that are lost with their files are lost again, rank by rank */
 	for (uint64_t i = 0; i < c->rank_count; i++) {
 		TRY(checkpoint_take_rank(c, i));
 		TRY(check_items(c->sd, c->manifest));
