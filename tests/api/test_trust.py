@@ -317,3 +317,14 @@ def test_it_was_not_looked_at(d, made):
     r = d.api.run("load", source=c.ref, target={"state_dict": lib.fresh(), "world_size": 1}, options={"verify": "none"})["result"]
     assert r["verified_bytes"] == 0 and r["unverified_bytes"] >= sum(len(t[2]) for t in TENSORS.values())
     assert pathlib.Path(c.dir / file).exists()
+
+
+@pytest.mark.parametrize("format", [None, "dcp", "safetensors"])
+def test_without_checks_all_is_unverified(d, made, format):
+    """Values too, and by whatever job."""
+    c = Copy(d, made)
+    kind, target = ("reshard", {"storage": "main", "name": f"trust/{lib.fresh()}", "format": format}) if format else \
+        ("load", {"state_dict": lib.fresh(), "world_size": 1})
+    r = d.api.run(kind, source=c.ref, target=target, options={"verify": "none"})["result"]
+    assert r["verified_bytes"] == 0 and {u["fqn"] for u in r["unverified"]} == set(TENSORS) | set(VALUES["values"])
+    assert r["unverified_bytes"] == sum(u["bytes"] for u in r["unverified"]) and "warnings" not in r

@@ -126,8 +126,22 @@ static void add_damages(struct checked *c, const struct run *run)
 	c->damage_count += n - listed;
 }
 
+/* Runs that write or compare have scans for checks alone: without checks, all sources that they read are unverified. */
+static void note_unchecked(const struct run *run)
+{
+	bool scans_all = run->head->opts.mode == RUN_FILL_SEGMENTS || run->head->opts.mode == RUN_VERIFY;
+
+	for (uint64_t i = 0; !run->head->opts.verify && !scans_all && i < run->dsts_n; i++)
+		for (uint64_t k = 0; k < run->dsts[i].piece_count; k++) {
+			struct run_src *s = &run->srcs[run->pieces[run->dsts[i].first_piece + k]];
+			if (run->files[s->file].kind != RUN_FILE_SEGMENT)
+				atomic_store(&s->unverified, s->length);
+		}
+}
+
 void checked_run(struct checked *c, const struct run *run)
 {
+	note_unchecked(run);
 	c->verified_bytes += atomic_load(&run->head->verified_bytes);
 	for (uint64_t i = 0; i < run->srcs_n; i++) {
 		const struct run_src *s = &run->srcs[i];

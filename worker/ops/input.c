@@ -253,7 +253,7 @@ enum err input_at_value(const struct input *s, const struct sd_value *v, enum er
 static FALLIBLE enum err read_stored(const struct input *s, const struct sd_value *v, const char *name, void *bytes, uint64_t n)
 {
 	CLEANUP(fs_drop) int fd = -1;
-	bool known;
+	bool known = false;
 
 	if (!name[0]) {
 		TRY(fs_pread(s->job->fds[s->sd->files[v->loc.file].rank], bytes, n, v->loc.offset, ""));
@@ -261,15 +261,15 @@ static FALLIBLE enum err read_stored(const struct input *s, const struct sd_valu
 		TRY(fs_open(s->checkpoint->dirfd, name, O_RDONLY, 0, &fd));
 		TRY(fs_pread(fd, bytes, n, v->loc.offset, ""));
 	}
-	if (!s->checked)
-		return OK;
-	TRY(check_value(s, v, bytes, n, &known));
+	struct checked *c = s->checked ? s->checked : s->job ? &s->job->checked : NULL;
+	if (s->checked)
+		TRY(check_value(s, v, bytes, n, &known));
 	if (known)
-		s->checked->verified_bytes += n;
-	else
-		checked_unable(s->checked, v->fqn);
-	if (!known)
-		checked_nothing(s->checked, v->fqn, v->rank, file_of(s, v), sd_origin_of(s->sd, v->loc).offset, n);
+		c->verified_bytes += n;
+	else if (s->checked)
+		checked_unable(c, v->fqn);
+	if (!known && c)
+		checked_nothing(c, v->fqn, v->rank, file_of(s, v), sd_origin_of(s->sd, v->loc).offset, n);
 	return OK;
 }
 

@@ -15,7 +15,7 @@ struct input {
 	struct sdict *sd;              /* of either */
 	uint32_t world_size;
 	bool verifies;                 /* set by verify before input_open: damage is noted in the job's `checked` */
-	struct checked *checked;       /* counts what is read of values; NULL: nothing is compared (options.verify "none") */
+	struct checked *checked;       /* values are compared, and counted here; NULL: not compared, and the job's `checked` says so */
 };
 
 /* What the job's options.verify says: are digests and CRC32s compared? */

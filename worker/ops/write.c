@@ -277,7 +277,7 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 	if (old)
 		json_object_update(r, old);
 	json_decref(old);
-	if (s->check_sources) {
+	if (s->source) { /* a stored checkpoint */
 		checked_run(&j->checked, run);
 		checked_report(&j->checked, r);
 	}
