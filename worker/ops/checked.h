@@ -16,11 +16,12 @@ struct checked {
 
 void checked_free(struct checked *c);
 
-/* Bytes of a stored item or file that nothing could be compared with. fqn: .p NULL for none; rank: -1 for none. */
+/* Counts and lists bytes of a stored item or file that had no digest or CRC to be compared with. fqn: .p NULL for none; rank: -1 for
+ * none. */
 void checked_nothing(struct checked *c, struct str fqn, int64_t rank, struct str file, uint64_t offset, uint64_t bytes);
 /* Warns, once, that checks were asked for and could not be made of an item. */
 void checked_unable(struct checked *c, struct str fqn);
-/* A warning with a code of its own, once. */
+/* Adds a warning, unless one with this code is there. */
 void checked_warn(struct checked *c, const char *code, const char *detail);
 /* Does the error tell of stored bytes that are not as they should be? */
 bool checked_is_damage(enum err e);

@@ -69,7 +69,7 @@ static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, 
 	return OK;
 }
 
-/* Nothing in a row, or too little of it needed: box by box. */
+/* Leaves the source to the gather, box by box: its elements lie in no row, or too few of them are needed. */
 static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, uint32_t index)
 {
 	const struct run *run = s->x->run;
@@ -83,7 +83,7 @@ static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, u
 	return OK;
 }
 
-/* Of the scans of a source, one does what is done once. */
+/* The first scan of a source also does the work that is done once per source. */
 static bool stands_for_all(const struct run_scan *scan)
 {
 	return scan->begin == 0;
@@ -108,7 +108,7 @@ static FALLIBLE enum err fault(struct slot *s, uint32_t index, enum run_part_kin
 	return OK;
 }
 
-/* The whole item is not what it should be. */
+/* Notes or returns damage of a whole item. */
 static FALLIBLE enum err item_fault(struct slot *s, uint32_t index, enum err e)
 {
 	const struct run_src *src = &s->x->run->srcs[index];
@@ -150,7 +150,7 @@ static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *sca
 	return OK;
 }
 
-/* All of the item by blocking reads. */
+/* Compares all of an item, by blocking reads. */
 static FALLIBLE enum err check_item(struct slot *s, uint32_t index)
 {
 	struct run *run = s->x->run;
@@ -259,7 +259,7 @@ static FALLIBLE enum err read_gap(struct slot *s, uint32_t index)
 	return check_gap(s, index, gap);
 }
 
-/* around: the item's bytes before the payload, then those behind it, then the gap. */
+/* head: the item's bytes before the payload; tail: the item's bytes behind the payload, then the gap. */
 static FALLIBLE enum err check_edges(struct slot *s, uint32_t index, const struct src_info *info, const unsigned char *head,
 				     const unsigned char *tail)
 {
@@ -390,7 +390,7 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	return OK;
 }
 
-/* Not in a row: checked as a whole, then taken box by box. */
+/* Takes an item whose elements lie in no row: compares all of it, then leaves it to the gather. */
 static FALLIBLE enum err take_odd(struct slot *s, struct slot_scan *sc)
 {
 	const struct run *run = s->x->run;

@@ -184,7 +184,7 @@ struct part_item {
 	unsigned char xxh3_128[16], edges[16];
 };
 
-/* Where one result is in the tables; NULL: it has none of these. */
+/* Places of one result in the tables. NULL: the result has no such digest. */
 struct result {
 	uint32_t *crc32;
 	unsigned char *xxh3_128, *edges;

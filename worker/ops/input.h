@@ -18,7 +18,7 @@ struct input {
 	struct checked *checked;       /* values are compared, and counted here; NULL: not compared, and the job's `checked` says so */
 };
 
-/* What the job's options.verify says: are digests and CRC32s compared? */
+/* Does the job compare digests and CRC32s (options.verify)? */
 bool input_verifies(const struct job *j);
 
 /* ref: {"storage","name"} or {"state_dict"}. What nothing vouches for is counted in the job's `checked`. */

@@ -67,8 +67,8 @@ uint64_t plan_sdict_bytes(const struct sdict *sd)
 	return sd ? sd->array_bytes + arena_used(sd->arena) : 0;
 }
 
-/* What will be read of files: a load's scans are all of it, if they compare digests; where files are written, all that is copied is read
- * for its check before. */
+/* Bytes that the job will read from files. A load that compares digests reads its scans alone; a job that writes files reads its scans,
+ * for the checks, and then all that it copies. */
 static uint64_t read_bytes(const struct run_build *b, const struct plan_figures *f)
 {
 	uint64_t scanned = 0;

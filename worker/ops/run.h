@@ -123,7 +123,7 @@ struct run_scan {
 	uint64_t begin, end;           /* of the payload, in bytes */
 };
 
-/* What part of a checkpoint is damaged. */
+/* The part of a checkpoint that is damaged. */
 enum run_part_kind {
 	RUN_PART_PAYLOAD, RUN_PART_HEAD, RUN_PART_VALUE, RUN_PART_PADDING, RUN_PART_FILE, RUN_PART_METADATA, RUN_PART_MANIFEST,
 };

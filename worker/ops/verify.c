@@ -271,7 +271,7 @@ static FALLIBLE enum err check_digests(struct verify *v)
 	return read_all(v);
 }
 
-/* What keeps verify from going on is one more damage, and the last. */
+/* Ends the job. An error that stops verify early is listed as the last damage, if the error tells of damage. */
 static FALLIBLE enum err end(struct verify *v, enum err e)
 {
 	static const struct { enum err code; enum run_part_kind part; } parts[] = {

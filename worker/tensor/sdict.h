@@ -32,7 +32,7 @@ struct sd_loc {
 #define SD_NO_FILE UINT32_MAX
 #define SD_SPOOLED 0x80000000u
 
-/* Where an item whose transform was undone into a spool lies in the checkpoint: errors and reports name that place. */
+/* Place in the checkpoint of an item whose transform was undone into a spool: errors and reports name this place. */
 struct sd_origin {
 	uint32_t file;
 	uint64_t offset;
