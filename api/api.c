@@ -67,8 +67,12 @@ static FALLIBLE enum err make_token(const char *path)
 	TRY(buf_status(&text));
 	TRY(open_folder(path, &name, &folder));
 	TRY(fs_open(folder, name, O_CREAT | O_EXCL | O_WRONLY, 0600, &fd));
-	TRY(fs_pwrite(fd, text.p, text.len, 0, name));
-	return fs_fsync(fd, name);
+	enum err e = fs_pwrite(fd, text.p, text.len, 0, name);
+	if (!e)
+		e = fs_fsync(fd, name);
+	if (e) /* half a token would be refused at every start from here on */
+		(void)unlinkat(folder, name, 0);
+	return e;
 }
 
 FALLIBLE enum err api_reload(struct api *a)

@@ -391,6 +391,13 @@ def test_says_when_the_daemon_is_gone_and_goes_on_by_itself(page, fake):
     assert resumed and resumed[-1]["Last-Event-ID"] == "1"
 
 
+def test_says_that_workers_are_not_confined(page, fake):
+    fake.workers = [{"id": "lookup-1", "pid": 4242, "role": "lookup", "state": "idle", "storages": ["main"], "engine": "threads",
+                     "landlock": 0, "seccomp": True}]
+    enter(page, fake)
+    expect(page.get_by_text("Workers are not confined to the storages")).to_be_visible()
+
+
 def test_hostile_and_long_names_are_only_text(page, fake):
     name = "<img src=x onerror=alert(1)>" + "x" * 180
     fqn = "model." + ".".join(f"layer{n}" for n in range(300))

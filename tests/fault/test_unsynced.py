@@ -1,5 +1,6 @@
 """A storage whose fsync of the directory behind a commit fails: the job fails, whatever a second fsync says (worker/ops/commit.h)."""
 import os
+import subprocess
 
 import pytest
 
@@ -73,3 +74,17 @@ def test_what_is_not_synced_is_not_called_durable(spawn):
     assert save(d, "a", succeeds=True)["milestones"]["durable"]
     job = save(d, "b", succeeds=True, sync_files=False)
     assert not job["milestones"].get("durable"), job
+
+
+@pytest.mark.parametrize("call, error", [("pwrite64", "ENOSPC"), ("fsync", "EIO")])
+def test_half_a_token_is_not_kept(spawn, call, error):
+    """A state directory that was full at the first start is no reason to fail at the second."""
+    d = spawn(start=False)
+    token = d.state / "token"
+    r = subprocess.run(["strace", "-f", "-qq", "-o", "/dev/null", "-P", str(token), "-e", f"trace={call}", "-e",
+                        f"inject={call}:error={error}:when=1", *d.command()], env=lib.clean_environment(), capture_output=True,
+                       timeout=100)
+    assert r.returncode == 1, r
+    assert not token.exists()
+    d.start()
+    assert d.tcp_client().get("/v1/jobs").status == 200
