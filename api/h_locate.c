@@ -8,7 +8,7 @@
 #include "server/lookup.h"
 #include "server/verdict.h"
 
-enum { BOXES_MAX = 16384, DIMS_MAX = 64 };
+enum { BOXES_MAX = 10000, DIMS_MAX = 64 };
 
 /* A list of `dims` numbers that are not negative. */
 static FALLIBLE enum err check_list(const struct jval *box, const char *key, size_t dims)

@@ -9,15 +9,23 @@
 FALLIBLE enum err h_storages_list(struct req *r)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(8 << 20);
+	struct h_page page;
+	uint32_t i = 0, shown = 0;
 
 	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", NULL }));
+	TRY(h_page_query(r, &page));
 	buf_puts(&b, "{\"storages\":[");
-	for (uint32_t i = 0; i < storage_count(r->core); i++) {
-		if (i)
+	while (i < storage_count(r->core) && page.token.n && str_cmp(str_of(storage_at(r->core, i)->name), page.token) <= 0)
+		i++;
+	for (; i < storage_count(r->core) && shown < page.size; i++) {
+		if (shown++)
 			buf_putc(&b, ',');
 		TRY(storage_put(storage_at(r->core, i), &b));
 	}
-	buf_puts(&b, "]}");
+	buf_putc(&b, ']');
+	if (i < storage_count(r->core))
+		buf_printf(&b, ",\"next_page_token\":\"%s\"", storage_at(r->core, i - 1)->name);
+	buf_putc(&b, '}');
 	return req_json(r, 200, &b);
 }
 

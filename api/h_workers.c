@@ -7,9 +7,14 @@
 FALLIBLE enum err h_workers_list(struct req *r)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(8 << 20);
+	struct h_page page;
+	uint64_t before = UINT64_MAX;
 
 	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", NULL }));
-	TRY(gang_put_workers(r->core, &b));
+	TRY(h_page_query(r, &page));
+	if (page.token.n > 18 || (page.token.n && !str_to_u64(page.token, &before)))
+		return ERR(INVALID_REQUEST, "the query's \"page_token\" is none of ours");
+	TRY(gang_put_workers(r->core, page.size, before, &b));
 	return req_json(r, 200, &b);
 }
 

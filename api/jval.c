@@ -37,6 +37,38 @@ static FALLIBLE enum err check_depth(struct str text)
 	return OK;
 }
 
+/* An integer that is written as 7.0 or 7e0; NULL: it is none. A double holds every integer up to 2^53. */
+static json_t *integer_of(const json_t *j)
+{
+	double d = json_real_value(j);
+
+	return json_is_real(j) && d == floor(d) && fabs(d) <= (double)(1ll << 53) ? json_integer((json_int_t)d) : NULL;
+}
+
+/* Makes them integers, as JSON Schema has it: to it 7.0 and 7 are one number. */
+static void take_integers(json_t *j)
+{
+	const char *key;
+	json_t *value, *made;
+	void *next;
+
+	for (size_t i = 0; i < json_array_size(j); i++) {
+		value = json_array_get(j, i);
+		made = integer_of(value);
+		if (!made)
+			take_integers(value);
+		else
+			(void)json_array_set_new(j, i, made);
+	}
+	json_object_foreach_safe(j, next, key, value) {
+		made = integer_of(value);
+		if (!made)
+			take_integers(value);
+		else
+			(void)json_object_set_new(j, key, made);
+	}
+}
+
 FALLIBLE enum err jval_parse(struct str text, json_t **doc_out)
 {
 	json_t *doc;
@@ -44,11 +76,15 @@ FALLIBLE enum err jval_parse(struct str text, json_t **doc_out)
 	if (text.n == 0)
 		return ERR(INVALID_JSON, "the body is empty, a JSON object is needed");
 	TRY(check_depth(text));
-	TRY(jtext_parse(text, JSON_REJECT_DUPLICATES, &doc));
+	enum err e = jtext_parse(text, JSON_REJECT_DUPLICATES, &doc);
+	if (e == ERR_INVALID_JSON) /* unless only a number was too large: any size is JSON, and its field says what fits */
+		e = jtext_parse(text, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &doc);
+	TRY(e);
 	if (!json_is_object(doc)) {
 		json_decref(doc);
 		return ERR(INVALID_JSON, "line 1, column 1: a JSON object is needed, not an array");
 	}
+	take_integers(doc);
 	*doc_out = doc;
 	return OK;
 }

@@ -212,7 +212,7 @@ FALLIBLE enum err stream_start(struct req *r, const char *job)
 	bool lines;
 
 	TRY(choose_form(r, &lines));
-	if (last && !str_to_u64(str_of(last), &after))
+	if (last && last[0] && (strlen(last) > 18 || !str_to_u64(str_of(last), &after)))
 		return ERR(INVALID_REQUEST, "Last-Event-ID is no number");
 	if (all->draining)
 		return ERR(DRAINING, "the daemon is shutting down");

@@ -640,9 +640,9 @@ bool gang_unconfined(const struct server *s)
 	return s->gangs->warned;
 }
 
-FALLIBLE enum err gang_put_workers(struct server *s, struct buf *out)
+FALLIBLE enum err gang_put_workers(struct server *s, uint32_t most, uint64_t before, struct buf *out)
 {
-	return worker_put_all(s, out);
+	return worker_put_page(s, most, before, out);
 }
 
 FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out)

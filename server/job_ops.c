@@ -244,6 +244,14 @@ static enum err put_row(void *user, const struct journal_job *row)
 	return buf_status(l->out);
 }
 
+static bool is_id(struct str s)
+{
+	for (size_t i = 0; i < s.n; i++)
+		if (!memchr("0123456789ABCDEFGHJKMNPQRSTVWXYZ", s.p[i], 32))
+			return false;
+	return s.n == JOB_ID_LEN;
+}
+
 FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_size, struct str page_token, struct buf *out)
 {
 	struct journal_filter f = { .state = -1, .kind = -1, .before_id = page_token };
@@ -251,7 +259,7 @@ FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_si
 
 	if (page_size < 1 || page_size > JOB_PAGE_MAX)
 		return ERR(VALIDATION_FAILED, "page_size must be from 1 to %d", JOB_PAGE_MAX);
-	if (page_token.n != 0 && page_token.n != JOB_ID_LEN)
+	if (page_token.n != 0 && !is_id(page_token))
 		return ERR(VALIDATION_FAILED, "page_token is not one that was given out");
 	TRY(read_filter(filter, &f));
 	buf_puts(out, "{\"jobs\":[");

@@ -227,8 +227,8 @@ static FALLIBLE enum err check_reserve(struct state_dict *sd, uint32_t rank, uin
 {
 	if (sd->server->draining)
 		return ERR(DRAINING, "the daemon is shutting down");
-	if (bytes == 0 || bytes > INT64_MAX - (1 << 20))
-		return ERR(VALIDATION_FAILED, "bytes must be from 1 to 2^63");
+	if (bytes == 0 || bytes > 1ull << 62)
+		return ERR(VALIDATION_FAILED, "bytes must be from 1 to 2^62");
 	if (generation < 0)
 		return ERR(VALIDATION_FAILED, "generation must not be negative");
 	int64_t last = sd->ranks[rank].last_generation > sd->last_generation ? sd->ranks[rank].last_generation :

@@ -483,13 +483,18 @@ uint32_t workers_count(const struct server *s, const char *role, const char *sta
 	return n;
 }
 
-FALLIBLE enum err worker_put_all(struct server *s, struct buf *out)
+FALLIBLE enum err worker_put_page(struct server *s, uint32_t most, uint64_t before, struct buf *out)
 {
+	const struct worker *w = s->workers->first;
 	char stamp[CLOCK_TEXT_MAX];
 	const char *comma = "";
+	uint64_t last = 0;
 
 	buf_puts(out, "{\"workers\":[");
-	for (const struct worker *w = s->workers->first; w; w = w->next) {
+	while (w && w->number >= before)
+		w = w->next;
+	for (; w && most > 0; w = w->next, most--) {
+		last = w->number;
 		buf_printf(out, "%s{\"id\":\"%s\",\"pid\":%d,\"role\":\"%s\",\"index\":%u,\"state\":\"%s\",", comma, w->id,
 			   (int)w->child.pid, w->role, w->index, w->state);
 		if (w->job[0])
@@ -506,7 +511,10 @@ FALLIBLE enum err worker_put_all(struct server *s, struct buf *out)
 			   w->seccomp ? "true" : "false", clock_text(w->started_ms, stamp));
 		comma = ",";
 	}
-	buf_puts(out, "]}");
+	buf_putc(out, ']');
+	if (w)
+		buf_printf(out, ",\"next_page_token\":\"%" PRIu64 "\"", last);
+	buf_putc(out, '}');
 	return buf_status(out);
 }
 

@@ -74,7 +74,8 @@ bool worker_moved(struct worker *w);
 
 struct workers;
 FALLIBLE enum err workers_new(struct server *s);
-FALLIBLE enum err worker_put_all(struct server *s, struct buf *out);   /* gang_put_workers */
+/* {"workers":[…],"next_page_token"?}: at most `most` of them, newest first, with a number below `before`, which the token is. */
+FALLIBLE enum err worker_put_page(struct server *s, uint32_t most, uint64_t before, struct buf *out);
 void workers_free(struct server *s);       /* kills all, waits a moment for each */
 uint32_t workers_count(const struct server *s, const char *role, const char *state);
 /* Kills workers that a killed daemon left behind; returns when they are gone, at the latest after a few seconds. */

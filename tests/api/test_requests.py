@@ -2,6 +2,7 @@
 import json
 import re
 import socket
+import urllib.parse
 
 import pytest
 from crafted import Crafted
@@ -77,7 +78,7 @@ def test_fields_of_wrong_type(d, change):
 
 @pytest.mark.parametrize("target,codes", [
     ({"world_size": 0}, ("validation_failed",)), ({"world_size": 65537}, ("validation_failed",)),
-    ({"world_size": "2"}, ("validation_failed",)), ({"world_size": 2.0}, ("validation_failed",)),
+    ({"world_size": "2"}, ("validation_failed",)), ({"world_size": 2.5}, ("validation_failed",)),
     ({"world_size": 1 << 70}, ("validation_failed", "invalid_json")), ({"format": "hdf5"}, ("validation_failed",)),
     ({"layout": {"match": "*"}}, ("validation_failed", "layout_invalid")),
     ({"layout": [7]}, ("validation_failed", "layout_invalid")),
@@ -271,3 +272,63 @@ def test_unknown_fields_list_the_known_ones(d, path, body, meant):
 def test_unknown_words_suggest_the_nearest(d, body, meant):
     p = d.api.post("/v1/jobs", body).problem(status=422)
     assert f'did you mean "{meant}"?' in p["detail"], p
+
+
+LISTS = ["/v1/jobs", "/v1/state-dicts", "/v1/checkpoints", "/v1/checkpoints/main", "/v1/storages", "/v1/workers"]
+
+
+@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize("query", ["page_size=0", "page_size=-1", "page_size=x", "page_size=1.5", "page_size=4294967296"])
+def test_page_sizes_that_make_no_sense(d, path, query):
+    d.api.get(f"{path}?{query}").problem("invalid_request", status=400)
+
+
+def test_lists_have_pages(spawn):
+    """No more than was asked for, all of it once, whatever the list."""
+    d = spawn(["main", "other", "third"])
+    long = "/".join(["x" * 200] * 16)
+    for n in ("a", "b", long):
+        Crafted(d.storages["main"], name=n)
+    for n in range(3):
+        d.create(f"sd{n}")
+    ids = [d.api.run("verify", source={"storage": s, "name": "a"} if s == "main" else {"storage": "main", "name": "b"})["id"]
+           for s in ("main", "other", "third")]
+    for path, member, key, least in (("/v1/jobs", "jobs", "id", 3), ("/v1/state-dicts", "state_dicts", "name", 3),
+                                     ("/v1/checkpoints/main", "checkpoints", "name", 3), ("/v1/storages", "storages", "name", 3),
+                                     ("/v1/workers", "workers", "id", 2)):
+        whole = [x[key] for x in d.api.get(path).ok(200)[member]]
+        seen, token, pages = [], "", 0
+        while pages == 0 or token:
+            page = d.api.get(f"{path}?page_size=1" + (f"&page_token={urllib.parse.quote(token, safe='')}" if token else "")).ok(200)
+            assert len(page[member]) <= 1, (path, page)
+            seen += [x[key] for x in page[member]]
+            token, pages = page.get("next_page_token"), pages + 1
+        assert seen == whole and len(whole) >= least, (path, seen, whole)
+    assert set(ids) <= {x["id"] for x in d.api.get("/v1/jobs").ok(200)["jobs"]}
+
+
+def test_integers_in_other_spellings(d):
+    """To JSON 7, 7.0 and 7e0 are one number; what does not fit is refused by its field."""
+    name = lib.fresh()
+    sd = d.api.post("/v1/state-dicts", f'{{"name":"{name}","world_size":1.0,"slots":2e0}}').ok(201)
+    assert sd["world_size"] == 1
+    d.api.post(f"/v1/state-dicts/{name}/ranks/0:reserve", '{"bytes":4096.0,"generation":7.0}').ok(200)
+    for number in ("7.5", "1e300", str(1 << 64), str(-(1 << 70))):
+        p = d.api.post(f"/v1/state-dicts/{name}/ranks/0:seal", f'{{"image_bytes":4096,"generation":{number}}}').problem("validation_failed")
+        assert p["pointer"] == "/generation", p
+    d.drop(name)
+    diff = '{"kind":"diff","a":{"storage":"main","name":"no"},"b":{"storage":"main","name":"no"},"rtol":%s}'
+    d.api.post("/v1/jobs", diff % (1 << 70)).problem("not_found")
+    d.api.post("/v1/jobs", diff % "1e999").problem("invalid_json")
+
+
+def test_too_many_boxes_are_counted_before_their_bytes(d):
+    box = {"fqn": "", "dtype": "", "shape": [], "offsets": [], "sizes": []}
+    p = d.api.post("/v1/checkpoints/main/a:locate", {"boxes": [box] * 10001}).problem("validation_failed", status=422)
+    assert "10000" in p["detail"], p
+
+
+def test_an_empty_last_event_id_is_none(d):
+    ended = d.api.run("verify", source=Crafted(d.storages["main"]).ref)["id"]
+    a = d.api.get(f"/v1/jobs/{ended}/events", headers={"Last-Event-ID": ""})
+    assert a.status == 200 and b"event: job.state" in a.body

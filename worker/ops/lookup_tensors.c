@@ -6,7 +6,10 @@
 #include "ops/lookup.h"
 #include "ops/lookup_kept.h"
 
-enum { PAGE_DEFAULT = 100, PAGE_MAX = 10000, PAGE_BYTES = 4 << 20, CHUNKS_SHOWN = 10000, CHUNKS_BYTES = 4 << 20, VALUE_SHOWN = 1 << 20 };
+enum {
+	PAGE_DEFAULT = 100, TOKEN_MAX = 18, PAGE_MAX = 10000, PAGE_BYTES = 4 << 20, CHUNKS_SHOWN = 10000, CHUNKS_BYTES = 4 << 20,
+	VALUE_SHOWN = 1 << 20
+};
 
 struct page {
 	struct input source;
@@ -196,7 +199,7 @@ enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint3
 	struct page p = { .prefix = str_of(prefix ? prefix : ""),
 			  .left = size > 0 ? num_min((uint64_t)size, PAGE_MAX) : PAGE_DEFAULT };
 
-	if (token && token[0] && !str_to_u64(str_of(token), &p.from))
+	if (token && token[0] && (strlen(token) > TOKEN_MAX || !str_to_u64(str_of(token), &p.from)))
 		return ERR(VALIDATION_FAILED, "not a page token");
 	p.source.checked = &p.checked;
 	enum err e = open_source(w, q, fds, fd_count, &p.source);
