@@ -232,6 +232,9 @@ def test_all_damage_is_listed(d, made):
     e = c.verify()["error"]
     assert e["code"] == "checkpoint_damaged" and e["damage_count"] == 4
     assert {(x["fqn"], x["part"]) for x in e["damage"]} == {("lr", "value"), ("s", "head"), ("w", "payload"), ("big", "payload")}
+    c.flip(file, places["big"][1] + 10)  # its head too: one does not hide the other
+    both = c.verify()["error"]
+    assert sorted(x["part"] for x in both["damage"] if x["fqn"] == "big") == ["head", "payload"] and both["damage_count"] == 5
     x = next(x for x in e["damage"] if x["fqn"] == "big")
     assert (x["file"], x["rank"]) == (places["big"][0], 0) and x["offset"] <= big + (5 << 20) < x["offset"] + x["bytes"] <= big + (9 << 20)
     os.truncate(c.dir / file, places["big"][1] + 100)

@@ -95,13 +95,10 @@ static bool stands_for_all(const struct run_scan *scan)
 static FALLIBLE enum err fault(struct slot *s, uint32_t index, enum run_part_kind part, uint64_t offset, uint64_t bytes, enum err e)
 {
 	struct run *run = s->x->run;
-	struct run_src *src = &run->srcs[index];
 
 	if (!e || run->head->opts.mode != RUN_VERIFY || !checked_is_damage(e))
 		return e;
 	err_clear();
-	if (part != RUN_PART_PAYLOAD && part != RUN_PART_PADDING && atomic_exchange(&src->damaged, 1))
-		return OK;
 	uint64_t at = atomic_fetch_add(&run->head->damage_count, 1);
 	if (at < run->damages_n)
 		run->damages[at] = (struct run_damage){ index, (uint16_t)e, (uint8_t)part, offset, bytes };
@@ -111,8 +108,12 @@ static FALLIBLE enum err fault(struct slot *s, uint32_t index, enum run_part_kin
 /* Notes or returns damage of a whole item. */
 static FALLIBLE enum err item_fault(struct slot *s, uint32_t index, enum err e)
 {
-	const struct run_src *src = &s->x->run->srcs[index];
+	struct run_src *src = &s->x->run->srcs[index];
 
+	if (e && s->x->run->head->opts.mode == RUN_VERIFY && checked_is_damage(e) && atomic_exchange(&src->damaged, 1)) {
+		err_clear(); /* noted by another scan of the item */
+		return OK;
+	}
 	return fault(s, index, src->kind == RUN_SRC_RAW ? RUN_PART_VALUE : RUN_PART_HEAD, src->offset, src->length, e);
 }
 
@@ -275,7 +276,7 @@ static FALLIBLE enum err check_edges(struct slot *s, uint32_t index, const struc
 	digest_end(&stream, &got);
 	if (memcmp(got.xxh3_128, run->digests[src->edges_at - 1].xxh3_128, sizeof got.xxh3_128) != 0) {
 		enum err e = ERR(DIGEST_MISMATCH, "the archive around the payload is not what was written");
-		TRY(item_fault(s, index, sources_at(run, index, e)));
+		TRY(fault(s, index, RUN_PART_HEAD, src->offset, src->length, sources_at(run, index, e))); /* its payload is checked too */
 	}
 	return check_gap(s, index, tail + tail_bytes);
 }

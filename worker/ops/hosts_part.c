@@ -83,8 +83,9 @@ static FALLIBLE enum err another_plan(const struct run *run, const struct run_ds
 static FALLIBLE enum err take_dst(struct run *run, struct run_dst *d, const struct manifest *m)
 {
 	const struct manifest_item *item = manifest_find(m, run_file_name(run, &run->files[d->file]), d->offset, d->length);
+	bool archive = d->kind == RUN_DST_TENSOR && !d->bare;
 
-	if (!item || (d->part_count > 1 && item->digest_count != d->part_count))
+	if (!item || item->has_edges != archive || (d->part_count > 1 && item->digest_count != d->part_count))
 		return another_plan(run, d);
 	d->crc32 = item->crc32;
 	memcpy(d->xxh3_128, item->xxh3_128, sizeof d->xxh3_128);
