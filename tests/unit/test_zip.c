@@ -148,6 +148,7 @@ static void lies_are_refused(void **state)
 		{ 0, 10, 12, 2 },                /* bzip2 */
 		{ 0, 20, 3, 4 },                 /* two sizes */
 		{ 1, 34, 1, 2 },                 /* another disk */
+		{ 0, 38, 0x10, 4 },              /* a directory */
 		{ 1, 42, 0, 4 },                 /* both records at one place */
 		{ 1, 42, 0xFFFFFFF0, 4 },        /* beyond the archive */
 		{ 1, 28, 0xFFFF, 2 },            /* a name longer than the directory */
@@ -313,6 +314,9 @@ static void end_records_that_disagree(void **state)
 	buf_le32(&b, 1);
 	buf_put(&b, end, 22);
 	T_OK(read_all(&b));
+	put_le(&b, end_at(&b) - 20, 0, 1); /* without its locator nothing would be compared with it */
+	T_ERR(FORMAT_ZIP, read_all(&b));
+	put_le(&b, end_at(&b) - 20, 'P', 1);
 	put_le(&b, end_at(&b) + 10, 0xFFFFu << 16 | 0xFFFF, 4);
 	put_le(&b, end_at(&b) + 8, 0xFFFF, 2);
 	put_le(&b, end_at(&b) + 12, 0xFFFFFFFF, 4);

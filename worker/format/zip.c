@@ -18,6 +18,7 @@ enum {
 	LOCAL_SIG = 0x04034b50, CENTRAL_SIG = 0x02014b50, END_SIG = 0x06054b50,
 	END64_SIG = 0x06064b50, LOCATOR_SIG = 0x07064b50,
 	LOCAL_BYTES = 30, CENTRAL_BYTES = 46, END_BYTES = 22, END64_BYTES = 56, LOCATOR_BYTES = 20,
+	DOS_DIRECTORY = 0x10, /* of a record's external attributes */
 	FLAGS_REFUSED = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 13, /* encrypted, patched, masked */
 	TAIL_FIRST = 1024, TAIL_MAX = END_BYTES + 65535,
 	DIRECTORY_MAX = 256 << 20,
@@ -117,6 +118,11 @@ static FALLIBLE enum err read_end(const struct item_source *src, struct end *e)
 	if (!num_inside(e->off, e->bytes, e->at))
 		return ERR(FORMAT_ZIP, "the directory (%ju bytes at %ju) is beyond the archive",
 			   (uintmax_t)e->bytes, (uintmax_t)e->off);
+	if (num_inside(e->off + e->bytes, 4, e->at)) {
+		TRY(source_read(src, e->off + e->bytes, rec, 4));
+		if (le(rec, 4) == END64_SIG)
+			return ERR(FORMAT_ZIP, "nothing leads to the zip64 end record behind the directory");
+	}
 	if (e->count > ZIP_RECORDS_MAX || e->bytes > DIRECTORY_MAX)
 		return ERR(LIMIT_EXCEEDED, "an archive of %ju records", (uintmax_t)e->count);
 	if (e->count > e->bytes / CENTRAL_BYTES)
@@ -190,6 +196,8 @@ static FALLIBLE enum err read_record(struct zip *z, const unsigned char **p, siz
 		return ERR(FORMAT_ZIP, "the directory ends inside record %ju", (uintmax_t)(r - z->records));
 	if (le(c + 34, 2) != 0)
 		return ERR(FORMAT_ZIP, "the archive spans several disks");
+	if (le(c + 38, 4) & DOS_DIRECTORY) /* PyTorch takes it for empty, whatever its size */
+		return ERR(FORMAT_ZIP, "record %ju is marked as a directory", (uintmax_t)(r - z->records));
 	r->crc32 = (uint32_t)le(c + 16, 4);
 	r->packed_bytes = le(c + 20, 4);
 	r->bytes = le(c + 24, 4);
