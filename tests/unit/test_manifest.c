@@ -154,6 +154,23 @@ static void test_cut(void **state)
 	}
 }
 
+/* A manifest says by its edges that it must end with its own digest: no damage to that end makes it one of an older version. */
+static void every_bit_counts(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+
+	(void)state;
+	T_OK(manifest_put(&b, &head, &run, -1));
+	for (uint64_t i = 0; i < 8 * b.len; i++) {
+		struct manifest *m = NULL;
+		b.p[i / 8] ^= (unsigned char)(1 << i % 8);
+		enum err e = manifest_parse(b.p, b.len, &m);
+		b.p[i / 8] ^= (unsigned char)(1 << i % 8);
+		manifest_free(m);
+		assert_true(e == ERR_CHECKPOINT_DAMAGED || e == ERR_FORMAT_MANIFEST);
+	}
+}
+
 #define DIGEST "\"00112233445566778899aabbccddeeff\""
 
 static void test_hostile(void **state)
@@ -232,6 +249,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
 		cmocka_unit_test(test_names),
 		cmocka_unit_test_setup_teardown(test_join, setup, teardown),
+		cmocka_unit_test_setup_teardown(every_bit_counts, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_cut, setup, teardown),
 		cmocka_unit_test(test_hostile),
 		cmocka_unit_test(test_two_lists),

@@ -247,6 +247,7 @@ static FALLIBLE enum err take_file(struct jscan *js, struct manifest *m)
 		} else if (str_is(t.raw, "items")) {
 			TRY(take_items(js, m, file));
 		} else if (str_is(t.raw, "edges")) {
+			m->has_edges = true;
 			TRY(take_edges(js, m, file));
 		} else {
 			TRY(jscan_next(js, &t));
@@ -346,16 +347,16 @@ static FALLIBLE enum err parse(struct jscan *js, struct manifest *m)
 	}
 }
 
-/* The manifest's own digest, if the text ends with one. A text without it is of an older version, or was hit right there: then all that it
- * tells is as it was written. */
-static FALLIBLE enum err check_self(const char *json, uint64_t n)
+/* Compares the manifest's own digest, which ends the text. *found: there is one. */
+static FALLIBLE enum err check_self(const char *json, uint64_t n, bool *found)
 {
 	struct str key = STR(MANIFEST_SELF);
 	uint64_t tail = key.n + 32 + 3;        /* then `"}\n` */
 	unsigned char got[16];
 	char hex[33];
 
-	if (n < tail || memcmp(json + n - tail, key.p, key.n) != 0 || memcmp(json + n - 3, "\"}\n", 3) != 0)
+	*found = n >= tail && memcmp(json + n - tail, key.p, key.n) == 0 && memcmp(json + n - 3, "\"}\n", 3) == 0;
+	if (!*found)
 		return OK;
 	digest_xxh3(json, n - tail, got);
 	digest_hex(got, hex);
@@ -377,14 +378,17 @@ enum err manifest_parse(const void *json, uint64_t n, struct manifest **out)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = mem_zalloc(1, sizeof *m);
 	struct jscan js = jscan_of((struct str){ json, n }, ERR_FORMAT_MANIFEST);
+	bool has_self;
 
 	if (!m)
 		return ERR(NO_MEMORY, "no memory for a manifest");
-	TRY(check_self(json, n));
+	TRY(check_self(json, n, &has_self));
 	m->arena = arena_new(n + (1 << 20));
 	if (!m->arena)
 		return ERR(NO_MEMORY, "no memory for a manifest");
 	TRY(parse(&js, m));
+	if (m->has_edges && !has_self) /* only manifests of older versions lack both */
+		return ERR(CHECKPOINT_DAMAGED, "the manifest does not end with its own digest");
 	for (uint64_t i = 0; i < m->files.n; i++) /* names point into the text when they had no escapes */
 		TRY(arena_str(m->arena, m->files.v[i].name, &m->files.v[i].name));
 	map_free(&m->names);

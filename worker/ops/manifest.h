@@ -49,7 +49,7 @@ struct manifest {
 	char kind[32];
 	char created_at[40];
 	uint64_t attempt, generation, world_size, bytes, metadata_bytes, uid;
-	bool has_generation, has_uid;
+	bool has_generation, has_uid, has_edges;
 	char metadata_name[64];
 	char save_id[MANIFEST_SAVE_ID];        /* "": not recorded */
 	unsigned char metadata_xxh3[16];
