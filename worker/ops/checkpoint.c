@@ -368,7 +368,7 @@ static FALLIBLE enum err read_ranks(struct checkpoint *c, struct sdict **parts)
 {
 	for (uint64_t i = 0; i < c->rank_count; i++)
 		TRY(read_rank(c, c->ranks[i], true, &parts[i]));
-	return dcp_meta_union(parts, (uint32_t)c->rank_count, &c->sd);
+	return err_at_file(dcp_meta_union(parts, (uint32_t)c->rank_count, &c->sd), "__*.metadata", -1);
 }
 
 static FALLIBLE enum err read_rank_local(struct checkpoint *c)
