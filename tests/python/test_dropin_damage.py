@@ -64,11 +64,24 @@ def test_two_values_that_were_exchanged(at, path):  # noqa: F811
     assert file.name in text and "not those written" in text, text
 
 
+def test_two_tensors_of_pytorchs_that_were_exchanged(at, path):  # noqa: F811
+    """Nothing but their sizes tells them apart."""
+    by_pytorch(path, {"a": torch.tensor(3.0), "b": torch.tensor([4.0])})
+    a, b = place(path, "a"), place(path, "b")
+    file, data = path / a.relative_path, (path / a.relative_path).read_bytes()
+    items = [data[x.offset:x.offset + x.length] for x in (a, b)]
+    assert a.length == b.length and a.offset < b.offset
+    file.write_bytes(items[1] + data[a.offset + a.length:b.offset] + items[0] + data[b.offset + b.length:])
+    text = fails(path, {"a": torch.zeros(()), "b": torch.zeros(1)})
+    assert file.name in text and re.search("FQN [ab]", text), text
+
+
+@pytest.mark.parametrize("what, behind", [(b"PK\5\6", 0), (b"PK\1\2", 8), (b"little", 3)], ids=["end", "encrypted", "byte order"])
 @pytest.mark.parametrize("write", [by_dcpd, by_pytorch])
-def test_an_archive_that_is_damaged(at, path, write):  # noqa: F811
+def test_an_archive_that_is_damaged(at, path, write, what, behind):  # noqa: F811
     write(path, {"lr": 0.01})
-    file, begin = byte_of(path, "lr", b"PK\5\6")
-    flip(file, begin)
+    file, begin = byte_of(path, "lr", what)
+    flip(file, begin + behind)
     text = fails(path, {"lr": 0.0})
     assert file.name in text and "FQN lr" in text, text
 
@@ -104,6 +117,17 @@ def test_metadata_of_pytorch_that_have_changed(at, path):  # noqa: F811
         (path / ".metadata").write_bytes(data.replace(old, new))
         text = fails(path, {"w": torch.zeros(6)})
         assert re.search(r"(?<!\w)\.metadata", text), text
+
+
+def test_metadata_without_properties(at, path):  # noqa: F811
+    """PyTorch has no use for them, dcpd has: the item is read as PyTorch reads it."""
+    by_pytorch(path, {"w": torch.arange(6.0)})
+    data = (path / ".metadata").read_bytes()
+    assert data.count(b"properties") == 1
+    (path / ".metadata").write_bytes(data.replace(b"properties", b"propertied"))
+    got = {"w": torch.zeros(6)}
+    dcp.load(got, storage_reader=StorageReader(path), no_dist=True)
+    assert torch.equal(got["w"], torch.arange(6.0))
 
 
 def test_replaced_by_pytorch_is_read_by_what_pytorch_wrote(at, path):  # noqa: F811

@@ -18,6 +18,7 @@ from typing import Any, Optional
 from .. import _digest, errors
 
 _HEAD = 4096  # the manifest's first bytes, which have what it says of the metadata
+_REFUSED, _DIRECTORY = 1 | 1 << 5 | 1 << 6 | 1 << 13, 0x10  # flags and attributes that PyTorch's reader refuses
 _LOCAL = 30   # bytes of a record's local header
 
 
@@ -117,6 +118,8 @@ def _archive(data: bytearray) -> Optional[int]:
             if begin + info.compress_size > len(data) or \
                     data[info.header_offset + _LOCAL:info.header_offset + _LOCAL + name] != info.orig_filename.encode():
                 raise zipfile.BadZipFile(f"the local header of record '{info.filename}' is not what the directory says")
+            if info.flag_bits & _REFUSED or info.external_attr & _DIRECTORY:
+                raise zipfile.BadZipFile(f"record '{info.filename}' is encrypted, patched or a directory")
             if info.compress_type == zipfile.ZIP_STORED:
                 if info.CRC and _crc32(data, begin, info.compress_size) != info.CRC:
                     raise zipfile.BadZipFile(f"the CRC32 of record '{info.filename}' is wrong")
@@ -128,12 +131,17 @@ def _archive(data: bytearray) -> Optional[int]:
 
 
 def readable(data: bytearray) -> bool:
-    """Whether PyTorch finds its way about the item, and its pickle ends: where an error comes of it, that is not for damage then."""
+    """Whether PyTorch finds its way about the item, and its pickle ends. An error that comes of such an item is not for damage."""
     import torch
 
     try:
         if data[:2] == b"PK":
-            pickled = torch._C.PyTorchFileReader(io.BytesIO(data)).get_record("data.pkl")
+            reader = torch._C.PyTorchFileReader(io.BytesIO(data))
+            records = {name: reader.get_record(name) for name in reader.get_all_records()}
+            pickled = records["data.pkl"]
+            texts = [r.decode() for name, r in records.items() if name != "data.pkl" and not re.match(r"data/\d", name)]
+            if "byteorder" in records and not {"little", "big"} & set(texts):
+                return False
         else:
             pickled = bytes(data)
         for _ in pickletools.genops(pickled):

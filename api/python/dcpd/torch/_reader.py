@@ -149,8 +149,9 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         if getattr(info, "transform_descriptors", None) or not self.use_collectives or index.offset is None \
                 or not hasattr(md, "chunks"):
             return None
-        dtype = _dtypes.torch_name(md.properties.dtype)
-        if dtype is None or str(getattr(md.properties, "layout", "torch.strided")) != "torch.strided":
+        properties = getattr(md, "properties", None)
+        dtype = _dtypes.torch_name(getattr(properties, "dtype", None))
+        if dtype is None or str(getattr(properties, "layout", "torch.strided")) != "torch.strided":
             return None
         offsets = tuple(a + b for a, b in zip(index.offset, item.storage_offsets))
         return image.ChunkSpec(index.fqn, dtype, tuple(md.size), offsets, tuple(item.lengths))
@@ -389,6 +390,8 @@ class _Files:
             for d, (a, n) in enumerate(zip(item.storage_offsets, item.lengths)):
                 if a or n != tensor.shape[d]:
                     tensor = tensor.narrow(d, a, n)
+            if tuple(tensor.shape) != tuple(item.lengths):
+                raise ValueError(f"its size is {tuple(tensor.shape)}, {tuple(item.lengths)} was expected")
         except Exception as e:  # an unpickler trips over damage in many ways
             raise _checks.damaged(info.relative_path, fqn, info.offset, f"the item cannot be read: {e}", "format_item") from e
         _put(planner, item, tensor)
