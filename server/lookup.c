@@ -241,8 +241,11 @@ static void give_up(struct lookup_worker *lw, enum err e)
 
 	lw->question = NULL;
 	leave(lw);
-	if (st && e == ERR_STORAGE_STALLED)
+	if (st && e == ERR_STORAGE_STALLED) {
 		storage_set_state(p->server, st, STORAGE_STATE_STALLED);
+		if (!st->probing) /* at once: perhaps only one directory hangs, such as a mount of its own */
+			storage_probe(p->server, st, NULL, NULL);
+	}
 	err_restore(&info);
 	if (q)
 		answer(q, e, NULL, NULL);
