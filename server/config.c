@@ -63,7 +63,7 @@ static const struct option table[] = {
 	{ "lease", DURATION, AT(lease_ms), "60s", "TIME", "a trainer that is silent for so long is taken for dead" },
 	{ "keep-sealed", DURATION, AT(keep_sealed_ms), "1h", "TIME", "what a dead trainer had sealed is kept for so long" },
 	{ "queue-max", COUNT, AT(queue_max), "10000", "N", "waiting jobs; more are refused" },
-	{ "check-config", FLAG, AT(check_config), "false", NULL, "check the configuration and leave" },
+	{ "check-config", FLAG, AT(check_config), "false", NULL, "check the configuration and the folders and files in it, and leave" },
 	{ "print-config", FLAG, AT(print_config), "false", NULL, "print the configuration with its sources and leave" },
 	{ "version", FLAG, AT(version), "false", NULL, "print the version and leave" },
 	{ "help", FLAG, AT(help), "false", NULL, "print this and leave" },

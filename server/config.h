@@ -72,6 +72,8 @@ FALLIBLE enum err config_access_of(const struct config *c, struct str storage, s
 /* Fills in what config_access_of() answers; called once all options are read. */
 FALLIBLE enum err config_access_derive(struct config *c, bool is_service);
 FALLIBLE enum err config_mode(struct str text, uint64_t *out);           /* "0640" */
+/* --check-config: says what is wrong with the folders, sockets and files that it names, a line each. How many there are. */
+unsigned config_check_paths(const struct config *c, FILE *to);
 /* Divides "NAME=DIR". */
 FALLIBLE enum err config_storage(const char *item, struct str *name_out, const char **dir_out);
 /* "512", "64MiB", "1G"; "80%" only with percent_of != 0. */

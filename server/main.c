@@ -191,8 +191,9 @@ static int check(struct daemon *d)
 
 	if (e)
 		fprintf(stderr, "dcpd: %s\n", err_last()->text);
+	unsigned wrong = config_check_paths(d->config, stderr);
 	config_free(d->config);
-	return e ? 2 : 0;
+	return e || wrong ? 2 : 0;
 }
 
 int main(int argc, char **argv)

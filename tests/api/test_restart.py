@@ -200,7 +200,15 @@ def test_every_option_is_documented(tmp_path):
     missing = keys - shown - {"config", "check-config", "print-config", "version", "help"}
     assert not missing, f"deploy/dcpd.conf lacks {missing}"
     everything = tmp_path / "all.conf"
-    everything.write_text(re.sub(r"^#([a-z-]+ = )", r"\1", example, flags=re.M).replace("allow-group = dcpd", "allow-group = root"))
+    text = re.sub(r"^#([a-z-]+ = )", r"\1", example, flags=re.M).replace("allow-group = dcpd", "allow-group = root")
+    for path, there in {"/usr/share/dcpd/web": lib.ROOT / "web", "/usr/lib/dcpd/dcpd-worker": lib.BIN / "dcpd-worker"}.items():
+        text = text.replace(f"= {path}", f"= {there}")
+    for path in ("/srv/checkpoints", "/mnt/nfs/checkpoints", "/run/dcpd", "/var/lib/dcpd", "/etc/dcpd"):
+        (tmp_path / path[1:]).mkdir(parents=True)
+        text = re.sub(rf"(?<=[=:]) ?{path}\b", lambda m: m[0].replace(path, str(tmp_path) + path), text)
+    for name in ("cert", "key"):
+        (tmp_path / f"etc/dcpd/{name}.pem").write_text("-----BEGIN X-----\n")
+    everything.write_text(text)
     r = run("--config", everything, "--check-config")
     assert r.returncode == 0, r.stderr
 
