@@ -2,7 +2,8 @@
 #
 #   V=1                          show the commands
 #   SAN=address|undefined|thread build with a sanitizer (objects in a tree of their own)
-#   FAULTS=1                     compile the fault points in (tests/fault)
+#   FAULTS=1                     compile the fault points in (worker/os/fs.h)
+#   FUZZ=1 CC=clang              libFuzzer's instrumentation, ASan, UBSan and fault points: what check-san and fuzz build
 #   DCPD_RETRY=1                 a test that fails is run once more, and listed as flaky if it passes then
 #   LONG=1                       make check runs the tests marked `long` too
 #   SETS=N                       make check runs N sets of tests at a time (all)
@@ -27,7 +28,8 @@ WARN := -Wall -Wextra -Werror -Wshadow -Wconversion -Wno-sign-conversion -Wstric
         -Wundef -Wvla -Wformat=2 -Wnull-dereference
 HARDEN := -fstack-protector-strong -fstack-clash-protection -fno-omit-frame-pointer -fPIE
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all)
-ifdef FUZZ # clang only: its libFuzzer with ASan and UBSan. Sources ask for gcc's macro; gcc's build is the one with the warnings
+ifdef FUZZ # clang only. Sources ask for gcc's macro; gcc's build is the one with the warnings
+FAULTS := 1
 SANFLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -w -D__SANITIZE_ADDRESS__
 endif
 FORTIFY := $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)

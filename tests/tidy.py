@@ -6,6 +6,7 @@
 Exceptions stand in tests/tidy.allow, one a line: RULE PATH[:NAME] REASON. One that is no longer needed is an error too,
 so the list can only shrink.
 """
+import fnmatch
 import os
 import pathlib
 import re
@@ -51,6 +52,7 @@ BANNED = {
 # libevent's table and epoll's part when a watched descriptor is closed, so one module owns all of them; timers have none (-1).
 WATCHING = re.compile(r"\b(event_(?:assign|base_once|new)|bufferevent_\w+|evconnlistener_\w+)\s*\((?!(?:[^,;]+,){1,2}\s*-1\b)")
 MAX = {"columns": 140, "function": 70, "file": 800}
+IGNORED = (".git", "build", "__pycache__", "*.egg-info", ".pytest_cache")  # as in .gitignore
 UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
 FOREIGN = re.compile("/" + r"(?:home|work)/\w")
 
@@ -62,6 +64,13 @@ def strip_code(text):
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', blank, text, flags=re.S)
 
 
+def tree():
+    """Names of the tree's files. Asks no git: a tarball is no repository."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:], files = ([n for n in names if not any(fnmatch.fnmatch(n, i) for i in IGNORED)] for names in (folders, files))
+        yield from (str(pathlib.Path(folder, n).relative_to(ROOT)) for n in files)
+
+
 def width(line):
     return len(line.expandtabs(8))
 
@@ -69,12 +78,10 @@ def width(line):
 class Tidy:
     def __init__(self):
         self.found = []
-        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-        names = listed.stdout.split("\n") if listed.returncode == 0 else [
-            str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file() and "build" not in p.parts]
-        names = [n for n in names if n and not n.startswith("tests/fixtures/torch-")]
         self.text = {}
-        for n in names:
+        for n in tree():
+            if n.startswith("tests/fixtures/torch-"):
+                continue
             try:
                 self.text[n] = (ROOT / n).read_text()
             except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):

@@ -1,6 +1,9 @@
 """What the tests of loads that read the files themselves share: whether that was done, and small state dicts; `always` takes the limit
 away below which a job is faster."""
 import contextlib
+import ctypes
+import itertools
+import mmap
 
 import harness as lib
 import pytest
@@ -45,6 +48,19 @@ def folder(d, ref):
 
 def tensors(n=4, size=50_000):
     return {f"w{i}": torch.arange(size, dtype=torch.float32) + 1000 * i for i in range(n)}
+
+
+_next_low = itertools.count(1 << 34, 1 << 30)
+
+
+def low(size):
+    """A float32 tensor at an address where no library's memory lies: the heap of an interpreter that is loaded at a fixed address, such as
+    Debian's own python3, begins a few MiB above 0. Its memory stays."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
+    got = libc.mmap(next(_next_low), size * 4, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    assert got < 1 << 36, "the address is but a hint, which the kernel follows where it is free"
+    return torch.frombuffer((ctypes.c_char * (size * 4)).from_address(got), dtype=torch.float32)
 
 
 def like(sd):

@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from conftest import PACKAGE
-from lib_direct import always, direct, folder, item, like, same, saved, tensors  # noqa: F401
+from lib_direct import always, direct, folder, item, like, low, same, saved, tensors  # noqa: F401
 from test_dropin_digests import flip
 from test_ranks import FOUR, TWO
 
 import dcpd
-from dcpd import _digest, _direct, client, doctor, image
+from dcpd import _digest, _direct, _tensors, client, doctor, image
 from dcpd.torch import StorageReader
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -49,6 +49,41 @@ def test_no_job_where_nothing_needs_one(at):
     assert [t.data_ptr() for t in into.values()] == places
     assert (seen.boxes, seen.bytes, seen.jobs) == (4, 800_000, [])
     assert requests == [("GET", "/v1/storages/main"), ("POST", f"/v1/checkpoints/main/{ref[5:]}:locate")]
+
+
+def test_memory_may_lie_low(at):
+    sd = tensors()
+    ref = saved(sd)
+    into = {k: low(v.numel()) for k, v in sd.items()}
+    assert max(t.data_ptr() for t in into.values()) < 1 << 36
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert (seen.boxes, seen.jobs) == (4, [])
+
+
+@pytest.mark.parametrize("why, change", [
+    ("DCPD_DIRECT=0", lambda m, at: m.setenv("DCPD_DIRECT", "0")),
+    ("Permission denied", lambda m, at: m.setattr(_direct, "_open_below", refuse)),
+    ("no library for these digests", lambda m, at: m.setitem(_digest._found, "xxh3", None)),
+    ("is not the one that the daemon has open", lambda m, at: m.setattr(_direct, "_ident", lambda fd: "another")),
+    ("contiguous", lambda m, at: m.setattr(_tensors, "memory", lambda *a: None)),
+    ("none of the 4 boxes", lambda m, at: m.setattr(_direct, "_tiles", lambda *a: False)),
+])
+def test_the_log_says_why_not(at, monkeypatch, caplog, why, change):
+    sd = tensors()
+    ref, into = saved(sd), like(sd)
+    change(monkeypatch, at)
+    with direct(at) as seen, caplog.at_level("INFO", "dcpd"):
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert seen.boxes == 0 and len(seen.jobs) == 1
+    told = [r.getMessage() for r in caplog.records if "not from its files" in r.getMessage()]
+    assert len(told) == 1 and why in told[0] and ref in told[0], caplog.text
+
+
+def refuse(root, name):
+    raise PermissionError(13, "Permission denied", root)
 
 
 def test_ranks_make_no_trip_in_vain(ranks, d, monkeypatch):
@@ -360,6 +395,18 @@ def test_the_doctor_says_whether(monkeypatch):
     assert doctor._direct_reads()[0] == "warn" and "libxxhash0" in doctor._direct_reads()[2]
     monkeypatch.setenv("DCPD_DIRECT", "0")
     assert doctor._direct_reads()[1].startswith("DCPD_DIRECT=0") and doctor._direct_reads() in doctor.examine()
+
+
+def test_the_doctor_tries_it(at, monkeypatch):
+    """On a checkpoint that is there: what stands in the way is said as a load meets it."""
+    def line():
+        return [x for x in doctor.examine() if x[1].startswith("loads from main")]
+
+    saved(tensors())
+    assert line() == [("ok", "loads from main read the files themselves", "")]
+    monkeypatch.setattr(_direct, "_open_below", refuse)
+    state, what, todo = line()[0]
+    assert state == "warn" and "Permission denied" in what and "shared memory" in todo
 
 
 def test_units_and_layers():

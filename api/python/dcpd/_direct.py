@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import resource
 import stat
@@ -34,6 +35,7 @@ _QUESTION = 900 << 10    # bytes of a request
 _OPEN_MAX = 256          # files that stay open; others are opened when they are read
 
 GONE = "gone"
+_log = logging.getLogger("dcpd")
 counts = {"boxes": 0, "bytes": 0}  # of this process: what went this way
 
 
@@ -133,21 +135,43 @@ def root_of(place: Any) -> str:
         return ""
 
 
+class Elsewhere(Exception):
+    """Nothing is read here; its text says why."""
+
+
 def find(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]:
-    """What of these boxes can be read here; None if nothing. Never raises what a job would say better."""
-    if not specs or not enabled() or not place.client.url.startswith("unix://"):
+    """What of these boxes can be read here; None if nothing, and the log says why. Never raises what a job would say better."""
+    try:
+        return examine(place, specs, verify)
+    except Elsewhere as e:
+        _log.info("%s: loaded by a job, not from its files: %s", place, e)
         return None
+
+
+def examine(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Plan:
+    """The same; raises Elsewhere."""
+    if not enabled():
+        raise Elsewhere("DCPD_DIRECT=0" if ctypes.sizeof(ctypes.c_void_p) == 8 else "this interpreter has 32 bits")
+    if not place.client.url.startswith("unix://"):
+        raise Elsewhere(f"the daemon at {place.client.url} may be on another host: only one at a Unix socket is on this one")
+    if not specs:
+        raise Elsewhere("all tensors are small, or none is contiguous CPU memory of the dtype that is asked for")
+    root = ""
     try:
         root = root_of(place)
-        plan = _find(place, root, specs, verify)
-        if plan is None:  # it was being replaced
-            plan = _find(place, root, specs, verify)
-    except (errors.DcpdError, OSError, KeyError, TypeError, ValueError):
-        return None
-    if plan is None or plan.boxes:
-        return plan
-    plan.close()
-    return None
+        plan = _find(place, root, specs, verify) or _find(place, root, specs, verify)  # the first time it may have been being replaced
+    except errors.DcpdError as e:
+        raise Elsewhere(f"the daemon says: {e}") from e
+    except OSError as e:
+        raise Elsewhere(f"{e.filename or root}: {e.strerror}; the daemon can read what this process cannot") from e
+    except (KeyError, TypeError, ValueError) as e:
+        raise Elsewhere(str(e)) from e
+    if plan is None:
+        raise Elsewhere(f"{root}/{place.name} is being replaced, or is not the one that the daemon has open (another container?)")
+    if not plan.boxes:
+        plan.close()
+        raise Elsewhere(f"none of the {len(specs)} boxes lies in one piece in the files: columns, another dtype, compressed")
+    return plan
 
 
 def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Optional[Plan]:

@@ -135,7 +135,7 @@ class _Target:
 
     def locate(self, place: _where.Place, verify: bool) -> None:
         """What this rank reads by itself; the rest is left in `rest`."""
-        if not _direct.enabled():
+        if not self.specs:
             return
         found = [(i, at) for i, (t, s) in enumerate(zip(self.described.sources, self.specs))
                  if (at := _tensors.memory(t, s)) is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate, repeat
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _dtypes, _tree
 
@@ -121,6 +121,7 @@ class Outline:
         self._good = None if all(good) else [k for k, g in enumerate(good) if g]
         self.flat = [c for c, g in zip(self._chunks, good) if g]
         self.rest = sorted(frozenset(range(len(self.keys))) - frozenset(self.flat))
+        self.sound: Sequence[int] = ()  # addresses that were found to be memory
 
     def _as_keyed(self, chunk: int, fact: Fact) -> bool:
         """A local tensor of another shape or dtype than its box is left to copy_, which casts or complains."""

@@ -442,7 +442,9 @@ def numpy_view(buffer: Any, spec: ChunkSpec, at: int) -> Any:
     return np.frombuffer(buffer, np.uint8, spec.nbytes, at).view(dtype).reshape(spec.sizes)
 
 
-_LOW = 1 << 36  # no memory lies below: such an address is an offset into a storage that was freed, or that never was
+# An address below may be an offset into a storage that was freed, or that never was; above, it is memory. Memory may lie below as well: the
+# heap of an interpreter that is loaded at a fixed address, as Debian's own python3, begins a few MiB above 0.
+_LOW = 1 << 36
 
 
 def _plain_cpu(t: Any, nbytes: int) -> bool:
@@ -457,7 +459,7 @@ def memory(t: Any, spec: ChunkSpec) -> Optional[int]:
         if not t.is_cpu or t.layout is not torch.strided or not t.is_contiguous() or t.is_conj() or t.is_neg() \
                 or _dtypes.torch_name(t.dtype) != spec.dtype or t.numel() * t.element_size() != spec.nbytes:
             return None
-        return 0 if spec.nbytes == 0 else None if t.data_ptr() < _LOW or _is_freed(t) else int(t.data_ptr())
+        return 0 if spec.nbytes == 0 else int(t.data_ptr()) if _is_memory(t) else None
     if np is not None and isinstance(t, np.ndarray) and t.flags.c_contiguous and t.flags.writeable and t.dtype.isnative \
             and _dtypes.numpy_name(t.dtype) == spec.dtype and t.nbytes == spec.nbytes:
         return int(t.ctypes.data) if t.nbytes else 0
@@ -547,10 +549,26 @@ def _is_freed(t: Any) -> bool:
     return bool(t.untyped_storage().nbytes() < (last + 1) * t.element_size())
 
 
+def _is_memory(t: Any) -> bool:
+    """Whether a CPU tensor's bytes are where its address says."""
+    return t.data_ptr() >= _LOW or not (t._is_zerotensor() or _is_freed(t))
+
+
+def _all_memory(d: Described) -> bool:
+    """Whether the flat chunks of the outline are where their addresses say. The answer for the addresses of the save before is kept: a
+    storage that is freed has another."""
+    assert d.outline is not None
+    if d.addresses and min(d.addresses) < _LOW and d.addresses != d.outline.sound:
+        if not all(_is_memory(d.sources[c]) for c, a in zip(d.outline.flat, d.addresses) if a < _LOW):
+            return False
+        d.outline.sound = d.addresses
+    return True
+
+
 def copy_out(d: Described, v: Views, told: Optional[_copy.Told] = None, into: Optional[_copy.Into] = None) -> None:
     """Tensors → segment. told: is called again and again with the bytes, from the segment's start, that are there for good. into: the
     segment, if its pages are new."""
-    if d.outline is not None and not (d.addresses and min(d.addresses) < _LOW):
+    if d.outline is not None and _all_memory(d):
         v.plan(d, told is not None).run(d, v, told, into)
         return
     with _copy.way(into) as way:
