@@ -221,6 +221,11 @@ check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of ki
 	$(Q)DCPD_FULL=1 $(MAKE) --no-print-directory -j$(JOBS) check-unit
 	$(Q)DCPD_FULL=1 $(PYTEST) $(PYTESTS)
 	$(Q)DCPD_FULL=1 $(PYTEST) tests/python
+	$(Q)$(MAKE) --no-print-directory check-fresh
+
+.PHONY: check-fresh
+check-fresh: ## quickstart and check in a bare Debian 12 that debootstrap makes, from a tree that is no repository (needs root)
+	$(Q)tests/fresh.sh
 
 .PHONY: tidy
 tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes
