@@ -29,3 +29,19 @@ def test_commands_and_options():
     assert described == commands
     named = set(re.findall(r"--([a-z-]+)", PAGE.split(".SH EXAMPLES")[0]))
     assert named == options, named ^ options
+
+
+def test_every_error_has_a_remedy():
+    """api/errors.md names each code of the catalogue once, and no other."""
+    codes = [c.lower() for c in re.findall(r"^X\((\w+),", (ROOT / "worker/base/err.def").read_text(), re.M)]
+    rows = [line for line in (ROOT / "api/errors.md").read_text().splitlines() if line.startswith("| `")]
+    named = [c for line in rows for c in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(codes), set(named) ^ set(codes)
+    assert all(len(cell.strip()) > 8 for line in rows for cell in line.split("|")[2:4])
+
+
+def test_licences_of_all_that_is_linked():
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    packages = re.search(r"^PKGS := (.*)$", makefile, re.M)[1].split()
+    page = (ROOT / "LICENCES.md").read_text()
+    assert [p for p in packages if not re.search(rf"\| (?:[\w-]+, )?{re.escape(p)}(?:, [\w-]+)? \|", page)] == []
