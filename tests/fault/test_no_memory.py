@@ -153,7 +153,7 @@ class Requests:
     def cancel_and_retry(self):
         name = self.name("late")
         ok(self.api.post("/v1/state-dicts", {"name": name, "world_size": 1}))
-        source = {"state_dict": name, "generation": 1, "await_seal": True, "timeout_s": 5}
+        source = {"state_dict": name, "generation": 1, "await_seal": True, "timeout_s": 1}
         j = ok(self.api.post("/v1/jobs", {"kind": "save", "source": source, "target": self.ref(name)}))["id"]
         ok(self.api.post(f"/v1/jobs/{j}:cancel"))
         assert self.end(j)["state"] == "cancelled"
