@@ -440,7 +440,7 @@ def test_dcpctl_compare_and_in_place(d, train):
 @pytest.mark.parametrize("args,code", [
     (["gather"], 2), (["copy", "shm:a"], 2), (["gather", "shm:a", "shm:b", "--root", "1"], 2),
     (["gather", "shm:a", "shm:b", "--group", "0,x"], 2),
-    (["broadcast", "shm:a", "shm:b", "--root", "-1"], 2), (["gather", "shm:nothing-there", "shm:b"], 5), (["gather", "main:a", "shm:b"], 2),
+    (["broadcast", "shm:a", "shm:b", "--root", "-1"], 2), (["gather", "shm:nothing-there", "shm:b"], 6), (["gather", "main:a", "shm:b"], 2),
     (["distribute", "shm:a", "shm:b", "--layout", "nonsense"], 2), (["compare", "shm:a", "shm:b", "--values=1"], 2),
 ], ids=lambda v: " ".join(v) if isinstance(v, list) else str(v))
 def test_dcpctl_refused(d, args, code):
