@@ -193,7 +193,7 @@ static FALLIBLE enum err check_mesh_rule(const struct jval *rule, struct world *
 	size_t dims = 1, listed = 0;
 	int64_t product = 1, size = 0, world = w->size;
 
-	TRY(jval_only(rule, (const char *const[]){ "match", "mesh", "placements", "ranks", "dim_names", NULL }));
+	TRY(jval_only(rule, (const char *const[]){ "match", "optional", "mesh", "placements", "ranks", "dim_names", NULL }));
 	if (mesh.j) {
 		TRY(jval_array(&mesh, LAYOUT_MESH_DIMS_MAX, &dims));
 		if (dims == 0)
@@ -291,23 +291,25 @@ static FALLIBLE enum err check_rule(const struct jval *rule, struct world *w)
 	struct jval boxes = jval_get(rule, "boxes"), chunks = jval_get(rule, "chunks"), like = jval_get(rule, "like");
 	struct jval match_at = jval_get(rule, "match");
 	struct str match, text;
+	bool optional = false;
 	struct ref ref;
 
 	if (!json_is_object(rule->j))
 		return jval_only(rule, (const char *const[]){ NULL });
 	TRY(jval_string(&match_at, &match));
+	TRY(jval_opt_bool(rule, "optional", &optional));
 	if (match.n == 0 || match.n > 4096)
 		return jval_fail(&match_at, ERR_LAYOUT_INVALID, "a pattern has 1 to 4096 bytes");
 	if (boxes.j) {
-		TRY(jval_only(rule, (const char *const[]){ "match", "boxes", NULL }));
+		TRY(jval_only(rule, (const char *const[]){ "match", "optional", "boxes", NULL }));
 		return check_boxes(&boxes, w->size);
 	}
 	if (chunks.j) {
-		TRY(jval_only(rule, (const char *const[]){ "match", "chunks", NULL }));
+		TRY(jval_only(rule, (const char *const[]){ "match", "optional", "chunks", NULL }));
 		return check_chunks(&chunks, w->size);
 	}
 	if (like.j) {
-		TRY(jval_only(rule, (const char *const[]){ "match", "like", NULL }));
+		TRY(jval_only(rule, (const char *const[]){ "match", "optional", "like", NULL }));
 		TRY(jval_string(&like, &text));
 		if (ref_parse(text, &ref) != OK || ref.kind != REF_CHECKPOINT)
 			return jval_fail(&like, ERR_LAYOUT_INVALID, "must be a checkpoint, STORAGE:NAME");

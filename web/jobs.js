@@ -10,6 +10,7 @@ const RANKS_IN_LIST = 8;
 const RANKS_IN_VIEW = 512;
 const TEXT_MAX = 200000;
 const DIFFERENCES_SHOWN = 100;
+const FALLBACKS_SHOWN = 20;
 const DAMAGE_SHOWN = 100;
 
 const view = { page: 0, text: "", state: "" };
@@ -209,6 +210,13 @@ function differences(result) {
 			h("th", { scope: "row", role: "rowheader", class: "mono" }, d.path || "–"), [d.what, d.a, d.b].map(cell)))));
 }
 
+/** "model.b past model.* to Shard(0), and 2 more" */
+function fellBack(r) {
+	const shown = r.fell_back.slice(0, FALLBACKS_SHOWN).map((f) => `${f.fqn} past ${f.rule} to ${f.took ?? "the default"}`);
+	const rest = (r.fell_back_count ?? r.fell_back.length) - shown.length;
+	return [shown.map((words) => h("div", { class: "mono" }, words)), rest > 0 ? h("div", {}, `and ${rest} more`) : null];
+}
+
 /** What came of a comparison, or of an operation on state dicts; the whole result stands below as it is. */
 function outcome(job) {
 	const r = job.result;
@@ -220,6 +228,8 @@ function outcome(job) {
 			["Moved between ranks", `${bytes(r.moved_bytes)} of ${bytes(r.needed_bytes ?? r.moved_bytes)} needed`],
 			...["cast", "resized", "missing", "dropped"].filter((k) => r[k]?.length).map((k) => [k, `${r[k].length}`]));
 	}
+	if (r.unmatched_rules?.length) list.push(["Rules that took no tensor", r.unmatched_rules.join(", ")]);
+	if (r.fell_back?.length) list.push(["Lack the dim of a rule", fellBack(r)]);
 	if (list.length === 0) return null;
 	return h("section", { class: "panel", id: "job-outcome", "aria-label": "Outcome" },
 		h("dl", { class: "facts" }, list.filter(([, v]) => v !== undefined).map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),

@@ -237,7 +237,10 @@ static FALLIBLE enum err parse_rule(const char *text, json_t *rule)
 
 FALLIBLE enum err args_layout(const char *text, json_t **rule_out)
 {
+	bool optional = text[0] == '?';
 	json_error_t why;
+
+	text += optional;
 	json_t *rule = text[0] == '{' ? json_loads(text, JSON_REJECT_DUPLICATES, &why) : json_object();
 	enum err e = OK;
 
@@ -247,6 +250,8 @@ FALLIBLE enum err args_layout(const char *text, json_t **rule_out)
 		return ERR(NO_MEMORY, "cannot keep a layout");
 	if (text[0] != '{')
 		e = parse_rule(text, rule);
+	if (!e && optional && json_object_set_new(rule, "optional", json_true()) != 0)
+		e = ERR(NO_MEMORY, "cannot keep a layout");
 	if (e)
 		json_decref(rule);
 	else

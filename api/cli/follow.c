@@ -246,14 +246,31 @@ static void print_result(const json_t *job)
 	}
 }
 
-/* A rule that no tensor took is likely a slip. */
-static void warn_of_rules(const json_t *result)
+static bool is_past(const json_t *fell_back, const char *rule)
 {
-	const json_t *list = show_at(result, "unmatched_rules");
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(fell_back, i, one)
+		if (strcmp(show_text(one, "rule"), rule) == 0)
+			return true;
+	return false;
+}
+
+void follow_warn_of_rules(const json_t *result)
+{
+	const json_t *list = show_at(result, "unmatched_rules"), *past = show_at(result, "fell_back"), *one;
+	double count = show_number(result, "fell_back_count");
 
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const char *match = json_string_value(json_array_get(list, i));
-		fprintf(stderr, "dcpctl: warning: the layout rule for '%.200s' matches no tensor\n", match ? match : "");
+		fprintf(stderr, "dcpctl: warning: the layout rule for '%.200s' %s\n", match ? match : "",
+			is_past(past, match ? match : "") ? "took no tensor" : "matches no tensor, or only what earlier rules took");
+	}
+	if (count > 0) {
+		one = json_array_get(past, 0);
+		fprintf(stderr, "dcpctl: warning: %.0f tensor%s lack%s the dim of a rule, such as %.200s ('%.200s'); --json lists them\n",
+			count, count == 1 ? "" : "s", count == 1 ? "s" : "", show_text(one, "fqn"), show_text(one, "rule"));
 	}
 }
 
@@ -293,7 +310,7 @@ int follow_end(const json_t *job, bool json)
 		print_result(job);
 	if (ok && !json) {
 		print_warnings(result);
-		warn_of_rules(result);
+		follow_warn_of_rules(result);
 	}
 	if (ok)
 		return is_diff && !json_is_true(json_object_get(result, "equal")) ? EXIT_DIFFERS : EXIT_DONE;

@@ -21,4 +21,6 @@ int follow_failed(const struct client *c, enum err e);
 FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms, struct answer *out);
 /* How a job that ended went: prints and gives the exit code. */
 int follow_end(const json_t *job, bool json);
+/* Says on stderr which layout rules of a result or plan took nothing, and how many tensors went past one. */
+void follow_warn_of_rules(const json_t *result);
 void follow_catch_interrupts(void);

@@ -117,12 +117,11 @@ int jobs_submit(const struct command *self, struct client *c, const struct args 
 
 static void print_check(const char *ref, const json_t *plan)
 {
-	const json_t *problems = json_object_get(plan, "problems"), *rules = json_object_get(plan, "unmatched_rules"), *item;
+	const json_t *problems = json_object_get(plan, "problems"), *item;
 	size_t i;
 	char x[32], y[32];
 
-	json_array_foreach(rules, i, item)
-		fprintf(stderr, "warning: no tensor takes the rule '%s'\n", json_string_value(item));
+	follow_warn_of_rules(plan);
 	json_array_foreach(problems, i, item)
 		printf("%s: %s\n", show_text(item, "code"), show_text(item, "detail"));
 	double count = show_number(plan, "problem_count");

@@ -68,7 +68,8 @@ static const struct command commands[] = {
 static void print_words(void)
 {
 	fputs("REF is STORAGE:NAME, such as main:run1/step-100; a state dict in shared memory is shm:NAME.\n"
-	      "RULE is PATTERN=PLACEMENTS@MESH[:RANKS], such as 'model.*=Replicate(),Shard(0)@2x4'.\n"
+	      "RULE is PATTERN=PLACEMENTS@MESH[:RANKS], such as 'model.*=Replicate(),Shard(0)@2x4'; with a ? in front it is no error\n"
+	      "if all tensors that it matches lack a dim that it names.\n"
 	      "\n"
 	      "Job commands wait and show their progress. --detach prints the job's id at once, --dry-run the plan.\n"
 	      "--include G, --exclude G (globs), --rename 's/^module\\.//', --dtype G=bfloat16 may be repeated;\n"

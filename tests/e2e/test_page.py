@@ -579,3 +579,15 @@ def test_filters_are_in_the_address(page, fake):
     page.goto(f"{fake.url}#/jobs?state=nonsense&page=-3&text=%3Cb%3E")
     expect(page.locator("#jobs-state")).to_have_value("")
     expect(page.locator("#jobs tbody")).to_have_text("No job matches.")
+
+
+def test_a_job_says_which_layout_rules_went_past(page, fake):
+    past = [{"fqn": f"model.{n}.<b>bias", "rule": "model.*", "took": None if n else "*.bias"} for n in range(25)]
+    result = {"unmatched_rules": ["zzz*"], "fell_back": past, "fell_back_count": 1200}
+    fake.jobs[job(1)["id"]] = job(1, "succeeded", result=result, finished_at="2026-01-01T00:00:02Z")
+    enter(page, fake)
+    page.goto(f"{fake.url}#/jobs/{job(1)['id']}")
+    outcome = page.locator("#job-outcome")
+    for words in ("zzz*", "model.0.<b>bias past model.* to *.bias", "model.1.<b>bias past model.* to the default", "and 1180 more"):
+        expect(outcome).to_contain_text(words)
+    accessible(page)

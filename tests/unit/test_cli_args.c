@@ -33,6 +33,9 @@ static void test_layout(void **state)
 	rule_is("user@host=Shard(0)", "{\"match\":\"user@host\",\"placements\":[\"Shard(0)\"]}");
 	rule_is("*=Shard(0)", "{\"match\":\"*\",\"placements\":[\"Shard(0)\"]}");
 	rule_is("{\"match\":\"*\",\"like\":\"main:x\"}", "{\"match\":\"*\",\"like\":\"main:x\"}");
+	rule_is("?a=Shard(1)@2", "{\"match\":\"a\",\"mesh\":[2],\"placements\":[\"Shard(1)\"],\"optional\":true}");
+	rule_is("?{\"match\":\"*\",\"like\":\"main:x\"}", "{\"match\":\"*\",\"like\":\"main:x\",\"optional\":true}");
+	T_ERR(INVALID_REQUEST, args_layout("?", &rule));
 	T_ERR(INVALID_REQUEST, args_layout("*=Shard(0)@", &rule));
 	T_ERR(INVALID_REQUEST, args_layout("*=Shard(0)@2x", &rule));
 	T_ERR(INVALID_REQUEST, args_layout("*=Shard(0)@x2", &rule));

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "plan/layout.h"
+#include "plan/layout_use.h"
 #include "plan/save_plan.h"
 #include "tensor/box.h"
 
@@ -286,6 +287,60 @@ static void huge_dims_do_not_overflow(void **state)
 	assert_true(last[0] + last[1] == INT64_MAX);
 }
 
+/* The tensors of `shapes` (ndim each) in turn, as target.c does it. */
+static enum err use_of(const struct layout *l, const char *const *names, const uint32_t *ndims, uint32_t n, struct layout_use *use)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	uint32_t t, matched;
+
+	T_OK(layout_use_new(l, use));
+	T_OK(sdict_new(16 << 20, &sd));
+	for (uint32_t i = 0; i < n; i++) {
+		T_OK(sdict_add_tensor(sd, str_of(names[i]), DT_FLOAT32, ndims[i], V(4, 4), &t));
+		T_OK(layout_apply(l, sd, t, &matched));
+		T_OK(layout_use_note(use, l, &sd->tensors[t], matched));
+	}
+	return layout_use_check(use, l, sd, NULL);
+}
+
+/* A rule is a slip if tensors came to it, and none that its pattern matches has its dim; whoever took those. */
+static void rules_that_are_slips(void **state)
+{
+	static const char *const names[] = { "a.w", "a.b", "b.w", "c" };
+	static const uint32_t ndims[] = { 2, 1, 2, 0 };
+	static const struct {
+		const char *first, *second;  /* patterns: Shard(1), then Shard(1) */
+		int32_t dim;                 /* of the second */
+		bool optional;
+		enum err e;
+		uint64_t fallbacks;
+	} cases[] = {
+		{ "a.b", "zzz", 1, false, ERR_LAYOUT_INVALID, 1 }, { "zzz", "a.*", 1, false, OK, 1 },
+		{ "zzz", "a.*", 2, false, ERR_LAYOUT_INVALID, 2 }, { "zzz", "a.*", 2, true, OK, 2 },
+		{ "a.w", "a.*", 1, false, OK, 1 },		   { "a.w", "a.w", 9, false, OK, 0 },
+		{ "zzz", "*", 7, false, OK, 4 },		   { "zzz", "c", 0, false, ERR_LAYOUT_INVALID, 1 },
+		{ "zzz", "a.*", -2, false, OK, 1 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct placement p = { .kind = PLACE_SHARD, .dim = cases[i].dim };
+		struct layout_rule rules[2] = { mesh_rule(0, NULL, &S1), mesh_rule(0, NULL, &p) };
+		struct layout l = { rules, 2, 2 };
+		CLEANUP(layout_use_free) struct layout_use use = { 0 };
+
+		rules[0].placement_count = rules[1].placement_count = 1;
+		rules[0].match = str_of(cases[i].first);
+		rules[1].match = str_of(cases[i].second);
+		rules[1].optional = cases[i].optional;
+		enum err e = use_of(&l, names, ndims, 4, &use);
+		if (e != cases[i].e || use.fallback_count != cases[i].fallbacks)
+			T_FAIL("case %zu: %s, %ju fell back", i, err_code_name(e), (uintmax_t)use.fallback_count);
+		if (e)
+			assert_true(err_last()->fqn[0] != 0);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -294,6 +349,7 @@ int main(void)
 		cmocka_unit_test(chunk_sharding_spec),
 		cmocka_unit_test(enumerable_sharding_spec),
 		cmocka_unit_test(first_rule_that_fits_wins),
+		cmocka_unit_test(rules_that_are_slips),
 		cmocka_unit_test(like_another),
 		cmocka_unit_test(partial_in_memory_is_the_whole_unreduced),
 		cmocka_unit_test(bad_rules_are_refused),

@@ -58,7 +58,6 @@ static FALLIBLE enum err cut_optimizer(struct load *l)
 static FALLIBLE enum err cut(struct load *l)
 {
 	const json_t *target = json_object_get(l->job->spec, "target");
-	json_t *unmatched = NULL;
 
 	if (l->optimizer)
 		return cut_optimizer(l);
@@ -68,9 +67,7 @@ static FALLIBLE enum err cut(struct load *l)
 	}
 	TRY(spec_world_size(target, l->source.world_size, &l->world_size));
 	TRY(target_cut(l->job->worker, &l->view, json_object_get(target, "layout"), l->world_size, &l->problems,
-		       &l->target, &unmatched));
-	if (unmatched)
-		json_object_set_new(l->job->result, "unmatched_rules", unmatched);
+		       &l->target, l->job->result));
 	return one_file_per_rank(l);
 }
 

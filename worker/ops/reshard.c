@@ -82,14 +82,11 @@ static FALLIBLE enum err cut(struct reshard *r)
 	const json_t *target = json_object_get(r->job->spec, "target");
 	CLEANUP(sdict_free_ptr) struct sdict *held = NULL;
 	struct save_plan_stats stats;
-	json_t *unmatched = NULL;
 
 	if (r->safetensors)
 		return target_whole(&r->view, &r->plan);
 	TRY(target_cut(r->job->worker, &r->view, json_object_get(target, "layout"), r->world_size, NULL, &held,
-		       &unmatched));
-	if (unmatched)
-		json_object_set_new(r->job->result, "unmatched_rules", unmatched);
+		       r->job->result));
 	TRY(save_plan_make(held, target_dedup(json_object_get(r->job->spec, "options")), UINT64_MAX, &r->plan, &stats));
 	json_object_set_new(r->job->result, "dedup_bytes_saved", json_integer((json_int_t)stats.bytes_saved));
 	return save_plan_validate(r->plan);

@@ -9,6 +9,7 @@
 #include "ops/fold.h"
 #include "ops/gpu.h"
 #include "ops/sdop_report.h"
+#include "ops/target.h"
 #include "ops/sdop_tables.h"
 #include "ops/spec.h"
 
@@ -19,6 +20,7 @@ struct op {
 	struct arena *arena;
 	struct sdop_request rq;
 	struct spec_layout layout;
+	struct layout_use layout_use;
 	struct sdop_places places;
 	struct sdop_trees trees[SDOP_SIDES];
 	const json_t *dicts[SDOP_SIDES];
@@ -85,6 +87,8 @@ static FALLIBLE enum err read_request(struct op *o)
 		return OK;
 	TRY(spec_layout_read_in_memory(o->job->worker, rules, o->rq.world_size, &o->layout));
 	o->rq.layout = &o->layout.layout;
+	TRY(layout_use_new(o->rq.layout, &o->layout_use));
+	o->rq.layout_use = &o->layout_use;
 	return OK;
 }
 
@@ -251,6 +255,7 @@ enum err sdop_job(struct job *j)
 	for (uint32_t i = 0; i < SDOP_SIDES; i++)
 		sdop_trees_free(&o.trees[i]);
 	vec_free(&o.places);
+	layout_use_free(&o.layout_use);
 	spec_layout_free(&o.layout);
 	arena_free(o.arena);
 	return e;

@@ -1,5 +1,6 @@
 /* sdop_report.c: see sdop_report.h. */
 #include "ops/sdop_report.h"
+#include "ops/target.h"
 
 enum { NOTES_MAX = 10000 };
 
@@ -56,6 +57,8 @@ enum err sdop_report_plan(struct job *j, const struct sdop_request *rq, const st
 	json_object_set_new(j->result, "bytes", json_integer((json_int_t)p->bytes_total));
 	json_object_set_new(j->result, "needed_bytes", json_integer((json_int_t)p->bytes_needed));
 	json_object_set_new(j->result, "moved_bytes", json_integer(0));
+	if (rq->layout_use && rq->layout_use->tensors) /* else nothing was cut: the target was there */
+		TRY(target_report_rules(j->result, rq->layout, rq->layout_use));
 	return put_notes(j->result, p);
 }
 

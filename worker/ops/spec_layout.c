@@ -143,6 +143,7 @@ static FALLIBLE enum err read_rule(struct worker *w, const json_t *j, struct spe
 	const char *match = json_string_value(json_object_get(j, "match"));
 
 	TRY(arena_str(l->arena, str_of(match ? match : "*"), &rule->match));
+	rule->optional = json_is_true(json_object_get(j, "optional"));
 	if (like)
 		return read_like(w, like, l, rule);
 	if (boxes)

@@ -48,7 +48,7 @@ static FALLIBLE enum err not_cut(struct sdict *out, uint32_t index, struct probl
 }
 
 static FALLIBLE enum err cut_all(const struct spec_view *v, const struct layout *l, struct sdict *out, struct problems *problems,
-				  bool *used)
+				  struct layout_use *use)
 {
 	uint32_t index, rule;
 
@@ -57,41 +57,60 @@ static FALLIBLE enum err cut_all(const struct spec_view *v, const struct layout 
 		enum err e = layout_apply(l, out, index, &rule);
 		if (e)
 			TRY(not_cut(out, index, problems, e));
-		if (rule < l->rule_count)
-			used[rule] = true;
+		TRY(layout_use_note(use, l, &out->tensors[index], rule));
 	}
+	TRY(layout_use_check(use, l, out, problems));
 	return add_values(v, out);
 }
 
-static json_t *list_unmatched(const struct layout *l, const bool *used)
+static json_t *text(struct str s)
 {
-	json_t *list = NULL;
+	json_t *t = json_stringn(s.p ? s.p : "", s.n);
+
+	return t ? t : json_string("?"); /* an FQN that is not UTF-8 */
+}
+
+enum err target_report_rules(json_t *result, const struct layout *l, const struct layout_use *use)
+{
+	json_t *unmatched = NULL, *list = NULL;
 
 	for (uint32_t r = 0; r < l->rule_count; r++) {
-		if (used[r])
+		if (use->rules[r].took)
 			continue;
-		if (!list)
-			list = json_array();
-		json_array_append_new(list, json_stringn(l->rules[r].match.p, l->rules[r].match.n));
+		if (!unmatched && json_object_set_new(result, "unmatched_rules", unmatched = json_array()) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+		json_array_append_new(unmatched, text(l->rules[r].match));
 	}
-	return list;
+	for (uint64_t i = 0; i < use->fallbacks.n; i++) {
+		const struct layout_fallback *f = &use->fallbacks.v[i];
+		json_t *one = json_pack("{s:o, s:o, s:o}", "fqn", text(f->fqn), "rule", text(l->rules[f->rule].match), "took",
+					f->took < l->rule_count ? text(l->rules[f->took].match) : json_null());
+		if (!list && json_object_set_new(result, "fell_back", list = json_array()) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+		if (json_array_append_new(list, one) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+	}
+	if (list)
+		json_object_set_new(result, "fell_back_count", json_integer((json_int_t)use->fallback_count));
+	return OK;
 }
 
 enum err target_cut(struct worker *w, const struct spec_view *view, const json_t *layout, uint32_t world_size,
-		    struct problems *problems, struct sdict **out, json_t **unmatched_out)
+		    struct problems *problems, struct sdict **out, json_t *result)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	CLEANUP(layout_use_free) struct layout_use use = { 0 };
 	struct spec_layout l;
 
 	enum err e = spec_layout_read(w, layout, world_size, &l);
-	CLEANUP(mem_free_ptr) bool *used = mem_zalloc(l.layout.rule_count, sizeof *used);
-	if (!e && !used)
-		e = ERR(NO_MEMORY, "no memory for %u rules", l.layout.rule_count);
+	if (!e)
+		e = layout_use_new(&l.layout, &use);
 	if (!e)
 		e = sdict_new(UINT64_MAX, &sd);
 	if (!e)
-		e = cut_all(view, &l.layout, sd, problems, used);
-	*unmatched_out = e ? NULL : list_unmatched(&l.layout, used);
+		e = cut_all(view, &l.layout, sd, problems, &use);
+	if (!e)
+		e = target_report_rules(result, &l.layout, &use);
 	spec_layout_free(&l);
 	if (!e)
 		*out = move(sd);

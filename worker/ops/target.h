@@ -2,14 +2,18 @@
 #pragma once
 #include "ops/spec.h"
 #include "tensor/box.h"
+#include "plan/layout_use.h"
 #include "plan/load_plan.h"
 #include "plan/save_plan.h"
 
-/* Tensors of `view` cut by the layout over `world_size` ranks, replicas included; values on rank 0, pointing where they are. The layout's
- * unmatched rules are listed in *unmatched_out (a JSON array, may come back NULL). Tensors that cannot be cut so are noted in
- * `problems`, and have no chunks; NULL: an error. */
+/* Tensors of `view` cut by the layout over `world_size` ranks, replicas included; values on rank 0, pointing where they are. Result
+ * gets what target_report_rules says. Tensors that cannot be cut so, and rules that are slips, are noted in `problems`, and such tensors
+ * have no chunks; NULL: an error. */
 FALLIBLE enum err target_cut(struct worker *w, const struct spec_view *view, const json_t *layout, uint32_t world_size,
-			     struct problems *problems, struct sdict **out, json_t **unmatched_out);
+			     struct problems *problems, struct sdict **out, json_t *result);
+/* Sets "unmatched_rules" (patterns of rules that took no tensor), and "fell_back" with "fell_back_count" (tensors that went past a rule,
+ * for they lack a dim that it names), where there are any. */
+FALLIBLE enum err target_report_rules(json_t *result, const struct layout *l, const struct layout_use *use);
 /* Every tensor whole, on rank 0. */
 FALLIBLE enum err target_whole(const struct spec_view *view, struct sdict **out);
 /* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. Those that cannot be cast: as in target_cut. */

@@ -326,19 +326,22 @@ static bool has_dim(uint32_t ndim, int64_t dim)
 	return dim < 0 ? -dim <= (int64_t)ndim : dim < (int64_t)ndim;
 }
 
+bool layout_has_dims(const struct layout_rule *r, uint32_t ndim)
+{
+	if (r->kind == LAYOUT_CHUNKS)
+		return has_dim(ndim, r->chunk_dim);
+	for (uint32_t i = 0; r->kind == LAYOUT_MESH && i < r->placement_count; i++)
+		if (placement_cuts(&r->placements[i]) && !has_dim(ndim, r->placements[i].dim))
+			return false;
+	return true;
+}
+
 /* Does the rule speak of this tensor? */
 static bool matches(const struct layout_rule *r, const struct sd_tensor *t)
 {
-	if (!str_glob(r->match, t->fqn))
+	if (!str_glob(r->match, t->fqn) || !layout_has_dims(r, t->ndim))
 		return false;
-	if (r->kind == LAYOUT_CHUNKS)
-		return has_dim(t->ndim, r->chunk_dim);
-	if (r->kind == LAYOUT_LIKE)
-		return sdict_tensor(r->like, t->fqn) != NULL;
-	for (uint32_t i = 0; r->kind == LAYOUT_MESH && i < r->placement_count; i++)
-		if (placement_cuts(&r->placements[i]) && !has_dim(t->ndim, r->placements[i].dim))
-			return false;
-	return true;
+	return r->kind != LAYOUT_LIKE || sdict_tensor(r->like, t->fqn) != NULL;
 }
 
 static FALLIBLE enum err apply_rule(const struct layout *l, const struct layout_rule *r, struct sdict *out,

@@ -17,6 +17,7 @@ struct layout_box {
 
 struct layout_rule {
 	struct str match;
+	bool optional;                   /* no error if no tensor that it matches has the dims: layout_use.h */
 	enum layout_kind kind;
 	uint32_t mesh_ndim;              /* LAYOUT_MESH; 0: 1-D mesh over the world */
 	const int64_t *mesh;             /* sizes */
@@ -42,6 +43,9 @@ FALLIBLE enum err layout_check(const struct layout *l);
 /* The same for state dicts in memory: Partial is allowed, too. Each rank then holds all that the other placements leave it, not yet
  * reduced; which reduction is in the placement. */
 FALLIBLE enum err layout_check_in_memory(const struct layout *l);
+
+/* Has a tensor of so many dims those that the rule names? True for rules that name none. */
+bool layout_has_dims(const struct layout_rule *r, uint32_t ndim);
 
 /* Appends the chunks of `tensor` (an index into `out`, which must be its latest tensor) for every rank, replicas included, in rank
  * order, a rank's own in the order of its local tensor; empty shards are listed, too. matched_out: the rule's index, or UINT32_MAX

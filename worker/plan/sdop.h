@@ -18,6 +18,8 @@ enum {
 	SDOP_MOVES_MAX = 1 << 23,      /* ERR_LIMIT_EXCEEDED beyond: plan for fewer ranks at a time */
 };
 
+struct layout_use;
+
 struct sdop_request {
 	enum sdop_kind kind;
 	const uint32_t *group;         /* ranks of the world that take part, in group order; NULL: all */
@@ -29,6 +31,7 @@ struct sdop_request {
 	bool has_device;               /* `device` is where new tensors go; else they stay where the source's are */
 	enum tree_device device;
 	const struct layout *layout;   /* a target that is not there yet, of broadcast, distribute, redistribute; NULL: see there */
+	struct layout_use *layout_use; /* is told what becomes of its rules, and a rule that is a slip is an error; NULL: neither */
 	uint32_t world_size;           /* of source and target */
 	const uint32_t *plan_for;      /* ranks of the world whose moves are wanted; NULL: all. Trees and notes are made for all */
 	uint32_t plan_for_count;

@@ -3,6 +3,7 @@
 #include "plan/sdop_cut.h"
 
 #include "base/num.h"
+#include "plan/layout_use.h"
 #include "tensor/box.h"
 
 /* One for each rule: all tensors that it cuts share it. */
@@ -139,6 +140,16 @@ static FALLIBLE enum err cut_tensor(struct cut *c, const struct iterate_row *row
 	return OK;
 }
 
+/* The last rule is not the request's. */
+static FALLIBLE enum err note_rule(struct cut *c, const struct sd_tensor *t, uint32_t rule)
+{
+	const struct sdop_request *rq = c->b->rq;
+
+	if (!rq->layout_use || !rq->layout)
+		return OK;
+	return layout_use_note(rq->layout_use, rq->layout, t, rule < rq->layout->rule_count ? rule : UINT32_MAX);
+}
+
 static FALLIBLE enum err make_tensor(struct cut *c, const struct iterate_row *row)
 {
 	const struct tree *like = row->source[0].node;
@@ -150,6 +161,7 @@ static FALLIBLE enum err make_tensor(struct cut *c, const struct iterate_row *ro
 		TRY(iterate_path(row, b->scratch, &path));
 		TRY(sdict_add_tensor(c->sd, path, like->tensor.dtype, like->tensor.ndim, like->tensor.shape, &index));
 		TRY(layout_apply(&c->layout, c->sd, index, &rule));
+		TRY(note_rule(c, &c->sd->tensors[index], rule));
 		if (rule != UINT32_MAX)
 			return cut_tensor(c, row, like, rule, &c->sd->tensors[index]);
 	}
@@ -244,6 +256,7 @@ enum err sdop_cut(struct sdop_build *b, struct tree *const *source, struct tree 
 	TRY(sdict_new((uint64_t)1 << 36, &sd));
 	c.sd = sd;
 	TRY(make_layout(&c));
-	return iterate_rows((struct iterate_side){ source, b->rq->world_size }, (struct iterate_side){ NULL, 0 }, false,
-			    b->scratch, visit, &c);
+	TRY(iterate_rows((struct iterate_side){ source, b->rq->world_size }, (struct iterate_side){ NULL, 0 }, false, b->scratch,
+			 visit, &c));
+	return b->rq->layout_use && b->rq->layout ? layout_use_check(b->rq->layout_use, b->rq->layout, sd, NULL) : OK;
 }
