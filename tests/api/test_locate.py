@@ -357,6 +357,9 @@ def test_spoiled_manifest(d):
     c, data = big(d, 1)
     f = c.dir / ".dcpd.json"
     m = json.loads(f.read_text())
+    del m["self_xxh3_128"]  # an older version's
+    for x in m["files"]:
+        del x["edges"]
     item = next(i for x in m["files"] for i in x["items"] if len(i) > 4)
     assert item[4][-2] == len(data)
     item[4][-2] *= 2
