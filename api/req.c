@@ -56,7 +56,7 @@ static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD
 	return give(r, status, m);
 }
 
-/* What is not counted is not given back: a request may have tried several answers. */
+/* Bytes that were not counted are not given back: a request may have tried several answers. */
 static void note_unread(struct req *r, uint64_t bytes)
 {
 	if (bytes > UNREAD_SMALL)

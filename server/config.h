@@ -54,7 +54,7 @@ struct config {
 
 #define CONFIG_NO_GROUP ((gid_t)-1)
 
-/* Who may use what is made in a storage: files get `mode`, directories x as well where it has r. */
+/* Access to what is made in a storage: files get `mode`, directories x as well where `mode` has r. */
 struct config_access {
 	mode_t mode;
 	gid_t gid;                             /* CONFIG_NO_GROUP: as the directory gives it */

@@ -12,7 +12,7 @@ json_t *errdoc_of(enum err e);
  * that one alone. */
 json_t *errdoc_sure(enum err e);
 FALLIBLE enum err errdoc_init(void);
-/* What a worker's problem says beyond the members above ("more": its lists of damage and the like): at most ERRDOC_MORE_MAX bytes of
+/* Members of a worker's problem beyond those above ("more": its lists of damage and the like): at most ERRDOC_MORE_MAX bytes of
  * JSON, for which lists lose their last entries. A new object; NULL: there is nothing. */
 json_t *errdoc_more(const json_t *problem);
 /* Adds those to an error's document; what it says already stays as it is. */

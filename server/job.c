@@ -295,7 +295,7 @@ static FALLIBLE enum err make_text(struct job *j)
 	return buf_status(b);
 }
 
-/* What a queued job waits for changes without the job. */
+/* The reason why a queued job waits changes without the job. */
 static void refresh(struct job *j)
 {
 	uint64_t moves = job_lane_moves(j);

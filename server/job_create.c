@@ -386,8 +386,8 @@ static void next(struct creation *c)
 	finish(c, OK);
 }
 
-/* Whose its checkpoint will be, and whose rights it has. The token makes its holder dcpd's own user; but state dicts that a job makes
- * are for the uid that the socket has proved, which must be able to map them. */
+/* The owner of the job's checkpoint, whose rights the job has too. The token makes its holder dcpd's own user; but state dicts that a job
+ * makes are for the uid that the socket has proved, which must be able to map them. */
 static uid_t owner_of(const struct job_request *rq)
 {
 	bool by_token = rq->who.admin && rq->who.uid != 0;

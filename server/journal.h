@@ -99,7 +99,7 @@ struct journal_run {
 void journal_put_run(struct journal_txn *t, const struct journal_run *row);
 void journal_delete_run(struct journal_txn *t, const char *storage, const char *name);
 
-/* What is known of a checkpoint's bytes (server/verdict.h). */
+/* A verdict on a checkpoint's bytes (server/verdict.h). */
 struct journal_verdict {
 	const char *storage, *name;
 	const char *identity;       /* of the checkpoint that was looked at */

@@ -345,7 +345,7 @@ static bool needs_more(struct question *q, enum err e)
 	return true;
 }
 
-/* What a worker says is not believed: a memfd has the room that was taken for it, and not more. */
+/* A worker's word is not believed: a memfd has the room that was taken for it, and not more. */
 static FALLIBLE enum err settle_room(struct question *q, const struct frame *f)
 {
 	uint64_t bytes = f->fd_count ? lookup_fd_bytes(f->fds[0]) : 0;

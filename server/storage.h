@@ -40,7 +40,7 @@ FALLIBLE enum err storage_find(struct server *s, struct str name, struct storage
 uint32_t storage_count(const struct server *s);
 struct storage *storage_at(const struct server *s, uint32_t index);  /* in the order of their names */
 const char *storage_state_text(enum storage_state state);            /* "unknown" "ok" "stalled" "gone" */
-/* What a worker must know of it; root->path points into the storage. */
+/* Describes the storage for a worker; root->path points into the storage. */
 struct worker_root;
 void storage_root(const struct storage *st, struct worker_root *root);
 /* {"name","path","adhoc","state","free_bytes","total_bytes","fs","direct_io",…,"lease_expires_at"} as jobs' records are: text. */

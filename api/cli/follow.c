@@ -274,7 +274,7 @@ void follow_warn_of_rules(const json_t *result)
 	}
 }
 
-/* What the job has to say although it succeeded. */
+/* Prints the warnings of a job that succeeded. */
 static void print_warnings(const json_t *result)
 {
 	const json_t *list = show_at(result, "warnings");

@@ -184,7 +184,7 @@ static void test_fill_reads_what_is_needed(void **state)
 	assert_int_equal(b.dsts.v[b.pieces.v[b.srcs.v[0].first_piece]].offset, 4096);
 }
 
-/* One CRC32 is of all: an item of PyTorch's is read whole to be compared, and box by box if it is not. */
+/* A single CRC32 covers the whole payload: an item of PyTorch's is read whole to be compared, and box by box if it is not. */
 static void test_fill_without_blocks(void **state)
 {
 	const int64_t shape[] = { 3000, 1000 }, all[] = { 0, 0, 3000, 1000 }, rows[] = { 1100, 0, 10, 1000 };

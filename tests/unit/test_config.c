@@ -62,7 +62,7 @@ static void test_precedence(void **state)
 
 static void refused(const char *const *args, const char *const *env, const char *says);
 
-/* Who may use the files of checkpoints. */
+/* Access to the files of checkpoints. */
 static void test_access(void **state)
 {
 	char path[] = "/tmp/dcpd-conf-XXXXXX", *text = NULL;

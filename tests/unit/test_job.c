@@ -337,7 +337,7 @@ static const char *verdict_state(const char *identity)
 
 #define VERIFY(script, more) "{'kind':'verify','source':{'storage':'main','name':'v'}" more FAKE(script) "}"
 
-/* What jobs find out about a checkpoint is kept with their end, for the content that they saw, until that is replaced or deleted. */
+/* Verdicts of jobs on a checkpoint are kept with their end, for the content that they saw, until that is replaced or deleted. */
 static void test_verdicts(void **state)
 {
 	static const struct {

@@ -58,7 +58,7 @@ enum err layout_use_note(struct layout_use *u, const struct layout *l, const str
 	return OK;
 }
 
-/* It may have taken none because earlier rules took those with the dim. */
+/* The rule may have taken none because earlier rules took the tensors with the dim. */
 static bool fits_any(const struct layout_rule *r, const struct sdict *sd)
 {
 	for (uint64_t i = 0; i < sd->tensor_count; i++)
