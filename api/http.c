@@ -28,6 +28,9 @@
  * library itself. */
 enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 32 << 10 };
 
+/* How long a client may take to read an answer that unread.h counts: others wait for its room. */
+enum { READ_MS = 60000, READ_BYTES_A_MS = 128 };
+
 /* Bodies of all requests together, but for the first BODY_SMALL bytes of each: as parsed JSON they take many times their size. */
 enum { BODY_SMALL = 64 << 10, BODIES_MAX = 32 << 20 };
 
@@ -221,7 +224,10 @@ static void put_to_sleep(struct http *h, struct req *r)
 static enum MHD_Result send_answer(struct req *r)
 {
 	enum MHD_Result ok = MHD_queue_response(r->conn, r->status, r->answer);
+	struct conn *c = conn_of(r->conn);
 
+	if (c && r->unread)
+		c->deadline_ms = now_ms() + READ_MS + (int64_t)(r->unread / READ_BYTES_A_MS);
 	routes_count(r);
 	/* What waited on purpose says nothing about our speed. */
 	if (!r->waited)

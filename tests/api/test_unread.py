@@ -46,6 +46,20 @@ def test_slices_that_nobody_reads(big):
     assert d.api.get(path + "w").body == data, "there is room again"
 
 
+@pytest.mark.long
+def test_a_reader_that_dawdles_is_cut(big):
+    """A client that takes a few bytes now and then, so that its connection never idles, does not keep its room for ever."""
+    d, _ = big("2s", 4)
+    slow = Unread(d, d.api.storage_path("main", "x", "/tensors/w"))
+    lib.wait_for(lambda: memfds(d) == 4 * MIB, 10, "the slice")
+    start = time.monotonic()
+    while memfds(d):  # it may take 60 s, and one more for each 128 KiB
+        assert time.monotonic() < start + 120, "it still has its room"
+        slow.s.recv(64 << 10)
+        time.sleep(2)
+    assert time.monotonic() > start + 85, "it was cut for another reason"
+
+
 def test_readers_wait_for_each_other(big):
     """Twelve that do read: each waits until there is room for its slice, none is refused."""
     d, data = big("120s")
