@@ -49,6 +49,7 @@ static const struct op {
 	{ "slice", LANE_READ, false, UNREAD_SMALL },
 	{ "locate", LANE_READ, false, 4 << 20 },
 	{ "list", LANE_LIST, true, 0 },
+	{ "images", LANE_LIST, false, 0 },
 };
 
 struct pool;

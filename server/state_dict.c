@@ -51,6 +51,9 @@ static void free_one(struct state_dict *sd)
 		if (state_dict_nth(sd, i)->fd >= 0)
 			close(state_dict_nth(sd, i)->fd);
 	json_decref(sd->on_owner_death);
+	state_dict_look_stop(sd);
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		json_decref(state_dict_nth(sd, i)->problem);
 	for (uint32_t k = 0; k < sd->slot_count; k++)
 		mem_free(sd->slots[k]);
 	mem_free(sd->ranks);
@@ -129,6 +132,7 @@ void state_dict_kill(struct state_dict *sd)
 {
 	must(!sd->dead && (!sd->uses || sd->hidden));
 	table_remove(&sd->server->state_dicts->table, &sd->node);
+	state_dict_look_stop(sd);
 	sd->dead = true;
 	sd->refs++;
 	state_dict_fail_waiters(sd);
@@ -404,6 +408,7 @@ FALLIBLE enum err state_dicts_new(struct server *s)
 	TRY(journal_read_slots(s->journal, take_slot, s));
 	TRY(state_dict_owner_sweep(s));
 	TRY(state_dict_space_new(s));
+	state_dict_look_at_all(s);
 	return state_dict_lease_start(s);
 }
 

@@ -27,7 +27,10 @@ struct slot {
 	uint16_t number, uses;
 	uint8_t state;              /* enum slot_state */
 	bool filling;               /* open, or leaving before it was sealed: image_bytes is fixed, its bytes are on their way */
+	bool look;                  /* sealed, and its header was not read since */
 	bool made;                  /* what it holds was made by a job: nobody releases it but the job that makes the next */
+	json_t *problem;            /* why problem_generation is no image; read it by state_dict_slot_problem() */
+	int64_t problem_generation;
 	char segment[SEG_NAME_MAX];
 };
 
@@ -60,6 +63,8 @@ struct state_dict {
 	struct state_dict_use *uses;
 	struct slot_waiter *waiters;
 	struct state_dict_await *awaits;     /* jobs that were made before their generation is sealed */
+	struct loop_timer *look_timer;       /* until the headers of sealed slots are read */
+	bool looking;               /* a worker reads them */
 	uint32_t refs;              /* those who will come back from another thread or the journal */
 	bool dead;                  /* out of the table; freed with the last ref */
 	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
@@ -146,6 +151,12 @@ void state_dict_serve_waiters(struct state_dict *sd);
 void state_dict_fail_waiters(struct state_dict *sd);
 /* A slot that was not sealed and will not be, while a job reads it: free when that ends. */
 void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
+
+/* ---- state_dict_look.c: whether sealed slots hold images ---- */
+void state_dict_look_at(struct state_dict *sd, struct slot *sl);  /* soon: the slot was sealed just now */
+void state_dict_look_at_all(struct server *s);                   /* at all sealed slots, after a start */
+void state_dict_look_stop(struct state_dict *sd);                /* before the state dict is freed */
+const json_t *state_dict_slot_problem(const struct slot *sl);    /* why the slot's generation is no image; borrowed; NULL: none known */
 
 /* ---- state_dict_lease.c ---- */
 FALLIBLE enum err state_dict_lease_start(struct server *s);

@@ -315,6 +315,8 @@ static void on_sealed(void *user, enum err e)
 	if (!sd->dead && sl->state == SLOT_SEALING) {
 		sl->state = e ? SLOT_OPEN : SLOT_SEALED;
 		sl->filling = sl->filling && e;
+		if (!e)
+			state_dict_look_at(sd, sl);
 		if (!e && state_dict_complete(sd, sl->generation)) {
 			state_dict_emit(sd, "complete", sl->generation);
 			if (sl->generation > sd->last_generation) {

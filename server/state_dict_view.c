@@ -70,6 +70,15 @@ static void put_users(const struct state_dict *sd, uint32_t rank, uint32_t slot,
 	buf_puts(out, "]");
 }
 
+static void put_problem(const struct slot *sl, struct buf *out)
+{
+	char *text = jtext_of(state_dict_slot_problem(sl));
+
+	if (text)
+		buf_printf(out, ",\"problem\":%s", text);
+	mem_free(text);
+}
+
 static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)
 {
 	int64_t lease = state_dict_lease_wall(sd, r);
@@ -90,6 +99,7 @@ static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)
 			buf_printf(out, ",\"generation\":%jd", (intmax_t)sl->generation);
 		if (sl->image_bytes && (sl->state == SLOT_SEALED || sl->state == SLOT_LEAVING || sl->filling))
 			buf_printf(out, ",\"image_bytes\":%ju", (uintmax_t)sl->image_bytes);
+		put_problem(sl, out);
 		put_users(sd, r, k, out);
 		buf_puts(out, "}");
 		comma = ",";

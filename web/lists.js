@@ -73,6 +73,14 @@ function slotWords(slots) {
 	return Object.entries(count).map(([k, n]) => `${n} ${k}`).join(", ") || "none";
 }
 
+/** Tells of sealed slots that hold no valid image: a save of them fails. */
+function badImages(slots) {
+	const bad = slots.filter((slot) => slot.problem);
+	if (bad.length === 0) return null;
+	const first = bad[0].problem, more = bad.length > 1 ? `, and ${bad.length - 1} more` : "";
+	return h("div", { class: "error" }, `rank ${first.rank}, generation ${bad[0].generation}: ${first.detail || first.code}${more}`);
+}
+
 export function drawStateDicts() {
 	table("state-dicts", store.stateDicts, (d) => d.name, (d) => {
 		const slots = (d.ranks || []).flatMap((r) => r.slots || []);
@@ -85,7 +93,7 @@ export function drawStateDicts() {
 			h("td", { class: "num" }, d.world_size ?? "–"),
 			h("td", { class: "num" }, bytes(memory)),
 			h("td", {}, sealed !== null && sealed !== undefined ? `generation ${sealed}` : d.ranks ? "no" : "–"),
-			h("td", {}, d.ranks ? slotWords(slots) : "–"),
+			h("td", {}, d.ranks ? slotWords(slots) : "–", badImages(slots)),
 			h("td", {}, users.length ? users.map((id) => h("div", {}, link(id))) : "–"),
 		];
 	}, "No state dict is in shared memory.", "state dicts");

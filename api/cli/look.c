@@ -291,7 +291,7 @@ static void print_members(const json_t *doc)
 static void print_slots(const json_t *doc)
 {
 	static const char *const columns[] = { "RANK=rank", "SLOT=slot", "STATE=state", "GENERATION=generation",
-					       "SIZE=bytes:bytes", "SEGMENT=segment", NULL };
+					       "SIZE=bytes:bytes", "SEGMENT=segment", "PROBLEM=problem.code", NULL };
 	json_t *rows = json_array(), *rank, *slot;
 	size_t i, k;
 

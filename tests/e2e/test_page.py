@@ -591,3 +591,15 @@ def test_a_job_says_which_layout_rules_went_past(page, fake):
     for words in ("zzz*", "model.0.<b>bias past model.* to *.bias", "model.1.<b>bias past model.* to the default", "and 1180 more"):
         expect(outcome).to_contain_text(words)
     accessible(page)
+
+
+def test_a_slot_that_holds_no_image_is_told(page, fake):
+    slot = {"slot": 0, "segment": "/dcpd-x", "state": "sealed", "generation": 7, "bytes": MIB, "image_bytes": MIB, "in_use_by": []}
+    problem = {"code": "format_safetensors", "detail": "a header of 0 bytes is <b>too short</b>", "rank": 1}
+    fake.state_dicts = [{"name": "train", "world_size": 2, "bytes": 2 * MIB}, {"name": "fine", "world_size": 1, "bytes": MIB}]
+    fake.ranks = {"train": [{"rank": 0, "slots": [slot]}, {"rank": 1, "slots": [{**slot, "problem": problem}]}],
+                  "fine": [{"rank": 0, "slots": [slot]}]}
+    enter(page, fake, "state-dicts")
+    expect(row(page, "state-dicts", "train").locator(".error")).to_have_text(f"rank 1, generation 7: {problem['detail']}")
+    expect(row(page, "state-dicts", "fine").locator(".error")).to_have_count(0)
+    accessible(page)

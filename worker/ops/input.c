@@ -132,6 +132,25 @@ static FALLIBLE enum err tell_identity(struct job *j, const json_t *ref)
 	return e;
 }
 
+/* Adds state dict, generation and rank to the text of an image's error. */
+static enum err at_state_dict(const char *name, const json_t *state_dict, enum err e)
+{
+	struct err_info was = *err_last();
+	json_int_t generation = json_integer_value(json_object_get(state_dict, "generation"));
+
+	if (!e)
+		return OK;
+	if (was.rank >= 0)
+		err_record(e, 0, was.place, "state dict '%s', generation %jd, rank %jd: %s", name, (intmax_t)generation, (intmax_t)was.rank,
+			   was.text);
+	else
+		err_record(e, 0, was.place, "state dict '%s', generation %jd: %s", name, (intmax_t)generation, was.text);
+	e = err_at_rank(e, was.rank);
+	if (was.fqn[0])
+		e = err_at_fqn(e, was.fqn, strlen(was.fqn));
+	return err_expected(e, was.expected, was.actual);
+}
+
 enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out)
 {
 	const char *name = json_string_value(json_object_get(ref, "state_dict"));
@@ -148,7 +167,7 @@ enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *
 	out->state_dict = json_object_get(json_object_get(j->doc, "state_dicts"), name);
 	if (!out->state_dict)
 		return ERR(NOT_FOUND, "there is no state dict '%s'", name);
-	TRY(images_noted(out->state_dict, j->fds, j->segment_count, prints, &out->images));
+	TRY(at_state_dict(name, out->state_dict, images_noted(out->state_dict, j->fds, j->segment_count, prints, &out->images)));
 	out->sd = out->images;
 	out->world_size = (uint32_t)json_integer_value(json_object_get(out->state_dict, "world_size"));
 	return OK;

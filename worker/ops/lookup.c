@@ -388,6 +388,8 @@ enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32
 		e = lookup_files(w, q, answer);
 	else if (strcmp(op, "tensors") == 0)
 		e = lookup_tensors(w, q, fds, fd_count, answer);
+	else if (strcmp(op, "images") == 0)
+		e = lookup_images(q, fds, fd_count, answer);
 	else if (strcmp(op, "locate") == 0)
 		e = lookup_locate(w, q, answer, fd_out);
 	else if (strcmp(op, "slice") == 0)

@@ -10,5 +10,6 @@ FALLIBLE enum err lookup_list(struct worker *w, const json_t *q, struct buf *out
 FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
+FALLIBLE enum err lookup_images(const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
 FALLIBLE enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
