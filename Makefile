@@ -162,8 +162,9 @@ wheel: ## the Python package as build/wheel/dcpd-*.whl, without network
 install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib $(LIB)/libdcp.a
-	$(Q)for d in base tensor plan comm ops; do install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/dcp/$$d worker/$$d/*.h; done
+	$(Q)for d in base tensor spec plan comm ops; do install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/dcp/$$d worker/$$d/*.h; done
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/dcp/base worker/base/err.def
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/dcp/spec $(wildcard worker/spec/*.def)
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md)
 	$(Q)for f in $(wildcard deploy/*.1); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $$f; done
 	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done

@@ -3,9 +3,9 @@
 
 #include "api/h_common.h"
 #include "api/handlers.h"
-#include "api/jval.h"
+#include "base/jval.h"
 #include "api/problem.h"
-#include "api/spec.h"
+#include "spec/spec.h"
 #include "base/mem.h"
 #include "base/near.h"
 #include "base/num.h"

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-#include "api/jval.h"
-#include "api/ref.h"
+#include "base/jval.h"
+#include "spec/ref.h"
 #include "server/job.h"
 #include "server/lookup.h"
 #include "server/storage.h"
@@ -59,9 +59,9 @@ static void on_created(void *user, enum err e, const char *id, bool existing)
 	req_done(user, e ? e : answer_created(user, id, existing));
 }
 
-FALLIBLE enum err h_submit(struct req *r, const json_t *doc, int kind)
+FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind)
 {
-	struct job_request rq = { .kind = (enum job_kind)kind, .spec = doc, .who = req_principal(r) };
+	struct job_request rq = { .kind = kind, .spec = doc, .who = req_principal(r) };
 
 	TRY(h_idempotency(r, &rq.idem));
 	req_hold(r);

@@ -2,6 +2,7 @@
 #pragma once
 #include "api/http.h"
 #include "server/server.h"
+#include "spec/kinds.h"
 
 static inline struct principal req_principal(const struct req *r)
 {
@@ -19,7 +20,7 @@ FALLIBLE enum err h_page_query(struct req *r, struct h_page *out);            /*
 /* The Idempotency-Key, and the body's bytes as they came. */
 FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
 /* Makes a job of a checked document and answers 202. */
-FALLIBLE enum err h_submit(struct req *r, const json_t *doc, int kind);
+FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind);
 /* A look-up's answer, as it is, is the request's. */
 void h_pass_on(void *user, enum err e, const json_t *ok, int *fd);
 /* The "bytes" of the memfd that came with it are. Takes the fd. */

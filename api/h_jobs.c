@@ -2,8 +2,8 @@
 #include "api/answers.h"
 #include "api/h_common.h"
 #include "api/handlers.h"
-#include "api/jval.h"
-#include "api/spec.h"
+#include "base/jval.h"
+#include "spec/spec.h"
 #include "api/stream.h"
 #include "server/job.h"
 
@@ -32,14 +32,6 @@ static void on_planned(void *user, enum err e, const json_t *plan)
 
 FALLIBLE enum err h_jobs_create(struct req *r)
 {
-	/* The catalogue's order is the coordinator's. */
-	static const enum job_kind kinds[SPEC_KIND_COUNT] = {
-		[SPEC_SAVE] = JOB_SAVE, [SPEC_LOAD] = JOB_LOAD, [SPEC_RESHARD] = JOB_RESHARD,
-		[SPEC_VERIFY] = JOB_VERIFY, [SPEC_DIFF] = JOB_DIFF, [SPEC_DELETE] = JOB_DELETE,
-		[SPEC_CREATE] = JOB_CREATE, [SPEC_COPY] = JOB_COPY, [SPEC_OFFLOAD] = JOB_OFFLOAD,
-		[SPEC_GATHER] = JOB_GATHER, [SPEC_BROADCAST] = JOB_BROADCAST, [SPEC_DISTRIBUTE] = JOB_DISTRIBUTE,
-		[SPEC_COMPARE] = JOB_COMPARE, [SPEC_REDISTRIBUTE] = JOB_REDISTRIBUTE,
-	};
 	struct spec spec;
 	bool dry_run = false;
 
@@ -47,9 +39,9 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_check(r->body, &spec));
 	if (!dry_run)
-		return h_submit(r, r->body, (int)kinds[spec.kind]);
+		return h_submit(r, r->body, spec.kind);
 
-	struct job_request rq = { .kind = kinds[spec.kind], .spec = r->body, .who = req_principal(r) };
+	struct job_request rq = { .kind = spec.kind, .spec = r->body, .who = req_principal(r) };
 	r->reads_only = true;
 	req_hold(r);
 	job_dry_run(r->core, &rq, on_planned, r);

@@ -4,7 +4,7 @@
 
 #include "api/h_common.h"
 #include "api/handlers.h"
-#include "api/jval.h"
+#include "base/jval.h"
 #include "server/lookup.h"
 #include "server/verdict.h"
 

@@ -3,8 +3,8 @@
 
 #include "api/h_common.h"
 #include "api/handlers.h"
-#include "api/jval.h"
-#include "api/spec.h"
+#include "base/jval.h"
+#include "spec/spec.h"
 #include "server/lookup.h"
 #include "server/state_dict.h"
 

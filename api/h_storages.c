@@ -1,8 +1,8 @@
 /* h_storages.c: /v1/storages. */
 #include "api/h_common.h"
 #include "api/handlers.h"
-#include "api/jval.h"
-#include "api/ref.h"
+#include "base/jval.h"
+#include "spec/ref.h"
 #include "server/lookup.h"
 #include "server/storage.h"
 

@@ -6,7 +6,7 @@
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "api/routes.h"
-#include "api/spec.h"
+#include "spec/kinds.h"
 #include "base/mem.h"
 #include "os/fs.h"
 #include "server/config.h"
@@ -61,8 +61,8 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	state_dict_shm(r->core, &limit, &used, &unused);
 	buf_puts(&b, "{\"version\":\"" DCPD_VERSION "\",\"api\":\"v1\",\"kinds\":[");
-	for (size_t i = 0; i < SPEC_KIND_COUNT; i++)
-		buf_printf(&b, "%s\"%s\"", i ? "," : "", spec_kind_names[i]);
+	for (size_t i = 0; i < JOB_KIND_COUNT; i++)
+		buf_printf(&b, "%s\"%s\"", i ? "," : "", kind_names[i]);
 	buf_puts(&b, "],\"formats\":{\"read\":[\"dcp\"],\"write\":[\"dcp\",\"safetensors\"]}");
 	buf_printf(&b, ",\"limits\":{\"body_bytes\":%d,\"world_size\":%d,\"name_parts\":%d,\"name_part_bytes\":%d,"
 		       "\"page_size\":%d,\"jobs_waiting\":%ju}",

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "api/guard.h"
-#include "api/jval.h"
+#include "base/jval.h"
 #include "api/routes.h"
 #include "base/log.h"
 #include "base/mem.h"

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "api/api_state.h"
-#include "api/jval.h"
+#include "base/jval.h"
 #include "api/problem.h"
 #include "api/url.h"
 #include "base/log.h"

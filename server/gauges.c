@@ -30,10 +30,10 @@ static void fill_jobs(struct server *s)
 			oldest[j->kind] = now - j->queued_ms;
 	}
 	for (int k = 0; k < JOB_KIND_COUNT; k++) {
-		snprintf(labels, sizeof labels, "kind=\"%s\"", job_kind_text((enum job_kind)k));
+		snprintf(labels, sizeof labels, "kind=\"%s\"", kind_of((enum job_kind)k)->name);
 		metrics_set(s->metrics, "dcpd_queue_oldest_seconds", labels, (double)oldest[k] / 1000);
 		for (int st = 0; st < JOB_SUCCEEDED; st++) {
-			snprintf(labels, sizeof labels, "kind=\"%s\",state=\"%s\"", job_kind_text((enum job_kind)k),
+			snprintf(labels, sizeof labels, "kind=\"%s\",state=\"%s\"", kind_of((enum job_kind)k)->name,
 				 job_state_text((enum job_state)st));
 			metrics_set(s->metrics, "dcpd_jobs", labels, counts[k][st]);
 		}

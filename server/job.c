@@ -21,20 +21,12 @@
 
 enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000, TEXT_MAX = 32 << 20 };
 
-static const char *const kind_texts[JOB_KIND_COUNT] = { "save",    "load",   "reshard",   "verify",	 "diff",    "delete",
-							"create",  "copy",   "offload",   "gather",	 "broadcast", "distribute",
-							"compare", "redistribute" };
-static const char *const state_texts[] = { "queued",	"planning", "running",	"committing",
+const char *const job_state_names[JOB_STATE_COUNT + 1] = { "queued",	"planning", "running",	"committing",
 					   "succeeded", "failed",   "cancelled" };
-
-const char *job_kind_text(enum job_kind kind)
-{
-	return kind_texts[kind];
-}
 
 const char *job_state_text(enum job_state state)
 {
-	return state_texts[state];
+	return job_state_names[state];
 }
 
 bool job_state_ended(enum job_state state)
@@ -269,8 +261,8 @@ static FALLIBLE enum err make_text(struct job *j)
 
 	buf_free(b);
 	*b = BUF_INIT(TEXT_MAX);
-	buf_printf(b, "{\"id\":\"%s\",\"kind\":\"%s\",\"state\":\"%s\",\"stage\":", j->id, kind_texts[j->kind],
-		   state_texts[j->state]);
+	buf_printf(b, "{\"id\":\"%s\",\"kind\":\"%s\",\"state\":\"%s\",\"stage\":", j->id, kind_of(j->kind)->name,
+		   job_state_names[j->state]);
 	buf_json_str(b, str_of(j->stalled ? "stalled" : j->stage));
 	buf_printf(b, ",\"attempt\":%d,\"retries_left\":%d,\"uid\":%u", j->attempt, j->retries_left, j->uid);
 	if (j->cancel_wanted && !job_state_ended(j->state))

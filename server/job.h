@@ -7,19 +7,14 @@
  * memory; finished ones are read from the journal when asked for (with a small cache). */
 #pragma once
 #include "server/server.h"
+#include "spec/kinds.h"
 
 enum { JOB_ID_LEN = 26, JOB_MARK_LEN = 6, JOB_PAGE_MAX = 1000 };
 
-/* The numbers are in the journal: new ones go behind. From JOB_CREATE on: operations on state dicts in shared memory. */
-enum job_kind {
-	JOB_SAVE, JOB_LOAD, JOB_RESHARD, JOB_VERIFY, JOB_DIFF, JOB_DELETE,
-	JOB_CREATE, JOB_COPY, JOB_OFFLOAD, JOB_GATHER, JOB_BROADCAST, JOB_DISTRIBUTE, JOB_COMPARE, JOB_REDISTRIBUTE,
-	JOB_KIND_COUNT
-};
 enum job_state { JOB_QUEUED, JOB_PLANNING, JOB_RUNNING, JOB_COMMITTING, JOB_SUCCEEDED, JOB_FAILED, JOB_CANCELLED,
 		 JOB_STATE_COUNT };
 
-const char *job_kind_text(enum job_kind kind);
+extern const char *const job_state_names[JOB_STATE_COUNT + 1];  /* then NULL */
 const char *job_state_text(enum job_state state);
 bool job_state_ended(enum job_state state);
 

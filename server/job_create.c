@@ -305,7 +305,7 @@ static void on_journalled(void *user, enum err e)
 		return;
 	}
 	j->in_journal = true;
-	log_info("job accepted", "job", j->id, "kind", job_kind_text(j->kind), "target", j->target, NULL);
+	log_info("job accepted", "job", j->id, "kind", kind_of(j->kind)->name, "target", j->target, NULL);
 	job_queue(j);
 	finish(c, OK);
 }

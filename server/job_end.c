@@ -16,7 +16,7 @@ void job_emit_state(const struct job *j)
 {
 	if (j->dry_run)
 		return;
-	json_t *doc = json_pack("{s:s, s:s, s:s, s:s, s:i}", "job", j->id, "kind", job_kind_text(j->kind), "state",
+	json_t *doc = json_pack("{s:s, s:s, s:s, s:s, s:i}", "job", j->id, "kind", kind_of(j->kind)->name, "state",
 				job_state_text(j->state), "stage", j->stalled ? "stalled" : j->stage, "attempt", j->attempt);
 	if (doc && j->error && job_state_ended(j->state))
 		json_object_set_new(doc, "error", errdoc_brief(j->error));
@@ -39,7 +39,7 @@ static void leave_stage(struct job *j)
 	j->stage_since_ms = now;
 	if (!since || j->dry_run || !is_plain(j->stage))
 		return;
-	snprintf(labels, sizeof labels, "kind=\"%s\",stage=\"%s\"", job_kind_text(j->kind), j->stage);
+	snprintf(labels, sizeof labels, "kind=\"%s\",stage=\"%s\"", kind_of(j->kind)->name, j->stage);
 	metrics_observe(j->server->metrics, "dcpd_job_stage_duration_seconds", labels, (double)(now - since) / 1000);
 }
 
@@ -114,7 +114,7 @@ static void count_moved(struct job *j)
 	json_int_t moved = json_integer_value(json_object_get(j->result, "moved_bytes"));
 	char labels[96];
 
-	snprintf(labels, sizeof labels, "kind=\"%s\",backend=\"%s\"", job_kind_text(j->kind), is_plain(backend) ? backend : "");
+	snprintf(labels, sizeof labels, "kind=\"%s\",backend=\"%s\"", kind_of(j->kind)->name, is_plain(backend) ? backend : "");
 	if (moved >= 0)
 		metrics_add(j->server->metrics, "dcpd_comm_bytes_total", labels, (double)moved);
 }
@@ -126,11 +126,11 @@ static void announce(struct job *j)
 	double seconds = (double)(clock_mono_ms() - j->begun_ms) / 1000;
 	struct job_ref target = job_spec_ref(j->spec, "target");
 
-	log_info("job ended", "job", j->id, "kind", job_kind_text(j->kind), "state", job_state_text(j->state), "code",
+	log_info("job ended", "job", j->id, "kind", kind_of(j->kind)->name, "state", job_state_text(j->state), "code",
 		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", NULL);
-	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", job_kind_text(j->kind), job_state_text(j->state));
+	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", kind_of(j->kind)->name, job_state_text(j->state));
 	metrics_add(s->metrics, "dcpd_jobs_total", labels, 1);
-	snprintf(labels, sizeof labels, "kind=\"%s\"", job_kind_text(j->kind));
+	snprintf(labels, sizeof labels, "kind=\"%s\"", kind_of(j->kind)->name);
 	metrics_observe(s->metrics, "dcpd_job_duration_seconds", labels, seconds);
 	job_emit_state(j);
 	if (j->state == JOB_FAILED && j->kind == JOB_VERIFY)

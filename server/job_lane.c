@@ -23,10 +23,9 @@ static void start_next(struct lane *lane);
 
 static FALLIBLE enum err lane_of(struct job *j, struct lane **out)
 {
-	static const char *const classes[JOB_CREATE] = { "save", "load", "bulk", "bulk", "bulk", "delete" };
 	struct jobs *all = j->server->jobs;
 	char key[JOB_LANE_MAX];
-	size_t n = (size_t)snprintf(key, sizeof key, "%s:", j->dry_run ? "plan" : job_sdop_is(j) ? "memory" : classes[j->kind]);
+	size_t n = (size_t)snprintf(key, sizeof key, "%s:", j->dry_run ? "plan" : kind_of(j->kind)->lane);
 
 	for (uint32_t i = 0; i < j->storage_count && n < sizeof key; i++)
 		n += (size_t)snprintf(key + n, sizeof key - n, "%s,", j->storages[i]);
@@ -83,7 +82,7 @@ void job_lane_put(const struct job *j, struct buf *out)
 	ahead += j->lane->running != NULL;
 	if (ahead == 0)
 		return;
-	buf_printf(out, ",\"waits_for\":{\"job\":\"%s\",\"kind\":\"%s\"", next->id, job_kind_text(next->kind));
+	buf_printf(out, ",\"waits_for\":{\"job\":\"%s\",\"kind\":\"%s\"", next->id, kind_of(next->kind)->name);
 	if (next->target && next->target[0]) {
 		buf_puts(out, ",\"target\":");
 		buf_json_str(out, str_of(next->target));

@@ -144,32 +144,22 @@ static FALLIBLE enum err bad_filter(struct str term)
 		   (int)num_min(term.n, 64), term.p);
 }
 
-static FALLIBLE enum err read_word(struct str key, struct str v, const char *(*text_of)(int), int count, int *out)
+static FALLIBLE enum err read_word(struct str key, struct str v, const char *const *words, int *out)
 {
 	struct near near = near_begin(v);
 	char hint[NEAR_HINT_MAX], list[256];
 	size_t n = 0;
 
-	for (int i = 0; i < count; i++) {
-		if (str_is(v, text_of(i))) {
+	for (int i = 0; words[i]; i++) {
+		if (str_is(v, words[i])) {
 			*out = i;
 			return OK;
 		}
-		near_try(&near, str_of(text_of(i)));
-		n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? ", " : "", text_of(i));
+		near_try(&near, str_of(words[i]));
+		n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? ", " : "", words[i]);
 	}
 	return ERR(VALIDATION_FAILED, "filter: %.*s \"%.*s\" is none of: %s%s", (int)key.n, key.p, (int)num_min(v.n, 64), v.p, list,
 		   near_text(&near, hint));
-}
-
-static const char *kind_text(int i)
-{
-	return job_kind_text((enum job_kind)i);
-}
-
-static const char *state_text(int i)
-{
-	return job_state_text((enum job_state)i);
 }
 
 static FALLIBLE enum err read_term(struct str term, struct journal_filter *f)
@@ -183,9 +173,9 @@ static FALLIBLE enum err read_term(struct str term, struct journal_filter *f)
 	if (value.n >= 2 && value.p[0] == '"' && value.p[value.n - 1] == '"')
 		value = (struct str){ value.p + 1, value.n - 2 };
 	if (str_is(key, "state"))
-		return read_word(key, value, state_text, JOB_STATE_COUNT, &f->state);
+		return read_word(key, value, job_state_names, &f->state);
 	if (str_is(key, "kind"))
-		return read_word(key, value, kind_text, JOB_KIND_COUNT, &f->kind);
+		return read_word(key, value, kind_names, &f->kind);
 	if (str_is(key, "target")) {
 		f->target = value;
 		return OK;

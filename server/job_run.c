@@ -61,7 +61,7 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 		e = add_use(dicts, j->part_uses[i], fds, &n);
 	struct principal who = job_owner(j);
 	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:I, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
-					    job_kind_text(j->kind), "dry_run", j->dry_run, "uid", (json_int_t)who.uid, "admin", who.admin,
+					    kind_of(j->kind)->name, "dry_run", j->dry_run, "uid", (json_int_t)who.uid, "admin", who.admin,
 					    "spec", j->spec, "state_dicts", dicts);
 	json_decref(dicts);
 	if (!e && (!body || (job_sdop_is(j) && json_object_set_new(body, "comm", job_sdop_comm(j, group_id)) != 0)))
@@ -90,7 +90,7 @@ static FALLIBLE enum err take_target(struct job *j)
 	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
 		return OK;
 	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
-	return e == ERR_NOT_SEALED && job_sdop_is(j) && j->kind != JOB_COPY ? OK : e;
+	return e == ERR_NOT_SEALED && job_sdop_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
 }
 
 static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
@@ -522,7 +522,7 @@ static void ask_recover(struct job *j, struct recovery *r)
 
 	lookup_ask(j->server, target.storage,
 		   json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target.storage, "name", target.name, "job",
-			     j->id, "kind", job_kind_text(j->kind)),
+			     j->id, "kind", kind_of(j->kind)->name),
 		   NULL, 0, on_recovered, r);
 }
 
@@ -583,7 +583,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 		verdict_warn(j);
 		job_end(j, JOB_SUCCEEDED);
 	} else if (e != ERR_NOT_DURABLE && /* a recovery's fsync would prove nothing */
-		   (job_spec_writes_checkpoint(j) || j->kind == JOB_DELETE) &&
+		   (kind_of(j->kind)->writes & REF_CHECKPOINT) &&
 		   (j->commit_asked || err_blast(e) == ERR_BLAST_GANG || e == ERR_STORAGE_STALLED)) {
 		recover(j, e, false);
 	} else {
@@ -644,7 +644,7 @@ void job_stop(struct job *j)
 
 void job_recover(struct job *j)
 {
-	bool may_have_committed = j->state != JOB_QUEUED && (job_spec_writes_checkpoint(j) || j->kind == JOB_DELETE);
+	bool may_have_committed = j->state != JOB_QUEUED && (kind_of(j->kind)->writes & REF_CHECKPOINT);
 	enum err e = job_spec_resolve(j);
 
 	if (!e && !may_have_committed)

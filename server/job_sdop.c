@@ -1,5 +1,5 @@
 /* job_sdop.c: operations on state dicts: what only who knows the state dicts can check, what their workers get beside the request,
- * and what is left in the record and the metrics. The form of the request was checked by api/spec_sdops.c. */
+ * and what is left in the record and the metrics. The form of the request was checked by spec/spec_sdops.c. */
 #include <stdio.h>
 #include <sys/random.h>
 
@@ -12,7 +12,7 @@ enum { SECRET_BYTES = 32 };
 
 bool job_sdop_is(const struct job *j)
 {
-	return j->kind >= JOB_CREATE;
+	return kind_is(j->kind, KIND_OPERATES);
 }
 
 static bool is_word(const struct job *j, const char *key, const char *word)
@@ -121,9 +121,9 @@ static FALLIBLE enum err check_target(const struct job *j)
 	struct job_ref ref = job_spec_ref(j->spec, "target");
 	bool there = ref.state_dict && state_dict_exists(j->server, str_of(ref.state_dict));
 
-	if (j->kind == JOB_CREATE && there)
+	if (kind_is(j->kind, KIND_TARGET_NEW) && there)
 		return err_at_pointer(ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists", ref.state_dict), "/target");
-	if (j->kind == JOB_COPY && !there)
+	if (kind_is(j->kind, KIND_TARGET_THERE) && !there)
 		return err_at_pointer(ERR(NOT_FOUND, "there is no state dict \"%s\" to copy into: create makes one", ref.state_dict),
 				      "/target");
 	return OK;

@@ -48,12 +48,12 @@ bool job_spec_selects(const json_t *spec)
 
 bool job_spec_compares(const struct job *j)
 {
-	return j->kind == JOB_DIFF || j->kind == JOB_COMPARE;
+	return kind_is(j->kind, KIND_COMPARES);
 }
 
 bool job_spec_writes_checkpoint(const struct job *j)
 {
-	return j->kind == JOB_SAVE || j->kind == JOB_RESHARD;
+	return kind_is(j->kind, KIND_MAKES);
 }
 
 static FALLIBLE enum err add_storage(struct job *j, const char *name)

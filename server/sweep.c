@@ -204,7 +204,7 @@ void sweep_after(struct job *j)
 	bool overwrites = json_is_true(json_object_get(json_object_get(j->spec, "options"), "overwrite"));
 	bool replaced = j->state == JOB_SUCCEEDED && (overwrites || j->kind == JOB_DELETE);
 
-	if (!target.storage || !target.name || (!job_spec_writes_checkpoint(j) && j->kind != JOB_DELETE))
+	if (!target.storage || !target.name || !(kind_of(j->kind)->writes & REF_CHECKPOINT))
 		return;
 	if ((replaced || (j->state != JOB_SUCCEEDED && j->started_ms)) && (!code || strcmp(code, err_code_name(ERR_NOT_DURABLE)) != 0))
 		note(j->server->sweeps, j, &target, replaced ? j->trash_ms : 0);

@@ -146,21 +146,11 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 
 /* ---------------------------------------------------------------------------------------------------------- jobs */
 
-static FALLIBLE enum err do_kind(struct job *j)
-{
-	static const struct { const char *kind; enum err (*fn)(struct job *j); } kinds[] = {
-		{ "save", save_job },	  { "load", load_job }, { "reshard", reshard_job },
-		{ "verify", verify_job }, { "diff", diff_job }, { "delete", delete_job },
-		{ "create", sdop_job },	  { "copy", sdop_job }, { "offload", sdop_job },
-		{ "gather", sdop_job },	  { "broadcast", sdop_job }, { "distribute", sdop_job },
-		{ "redistribute", sdop_job }, { "compare", sdop_job },
-	};
-
-	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-		if (strcmp(j->kind, kinds[i].kind) == 0)
-			return kinds[i].fn(j);
-	return ERR(UNKNOWN_KIND, "a job of kind '%s'", j->kind);
-}
+static enum err (*const operations[JOB_KIND_COUNT])(struct job *j) = {
+#define KIND(NAME, name, number, lane, reads, writes, traits, operation, ...) [number] = operation##_job,
+#include "spec/kinds.def"
+#undef KIND
+};
 
 static FALLIBLE enum err take_fds(struct job *j, struct frame *f)
 {
@@ -186,17 +176,19 @@ static FALLIBLE enum err check_roots(const struct worker *w)
 static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 {
 	j->id = json_string_value(json_object_get(j->doc, "job"));
-	j->kind = json_string_value(json_object_get(j->doc, "kind"));
+	const char *kind = json_string_value(json_object_get(j->doc, "kind"));
 	j->spec = json_object_get(j->doc, "spec");
 	j->attempt = (uint64_t)json_integer_value(json_object_get(j->doc, "attempt"));
 	j->dry_run = json_is_true(json_object_get(j->doc, "dry_run"));
 	j->uid = (uid_t)json_integer_value(json_object_get(j->doc, "uid"));
 	j->admin = json_is_true(json_object_get(j->doc, "admin"));
-	if (!j->id || !j->kind || !j->spec)
+	if (!j->id || !kind || !j->spec)
 		return ERR(PROTOCOL, "a job without id, kind or spec");
+	if (!kind_parse(str_of(kind), &j->kind))
+		return ERR(UNKNOWN_KIND, "a job of kind '%s'", kind);
 	TRY(take_fds(j, f));
 	TRY(check_roots(j->worker));
-	return do_kind(j);
+	return operations[j->kind](j);
 }
 
 /* The problem, with what the job adds to it; without that, if it is more than a frame holds. */

@@ -1,14 +1,12 @@
 /* sdops.c: the options of operations on state dicts in shared memory. */
 #include "api/cli/request.h"
+#include "spec/kinds.h"
 
 bool sdops_is(const char *kind)
 {
-	static const char *const kinds[] = { "create", "copy", "offload", "gather", "broadcast", "distribute", "redistribute", "compare" };
+	enum job_kind k;
 
-	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-		if (strcmp(kind, kinds[i]) == 0)
-			return true;
-	return false;
+	return kind_parse(str_of(kind), &k) && kind_is(k, KIND_OPERATES);
 }
 
 FALLIBLE enum err sdops_fields(const struct args *a, json_t *doc)

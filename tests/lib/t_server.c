@@ -172,20 +172,18 @@ static json_t *parse(const char *spec)
 	return doc;
 }
 
-static enum job_kind kind_of(const json_t *doc)
+static enum job_kind kind_in(const json_t *doc)
 {
-	const char *kind = json_string_value(json_object_get(doc, "kind"));
+	enum job_kind kind;
 
-	for (int k = 0; k < JOB_KIND_COUNT; k++)
-		if (strcmp(kind, job_kind_text((enum job_kind)k)) == 0)
-			return (enum job_kind)k;
-	T_FAIL("no kind");
+	assert_true(kind_parse(str_of(json_string_value(json_object_get(doc, "kind"))), &kind));
+	return kind;
 }
 
 enum err t_job_try(struct t_server *t, const char *spec, struct t_answer *a)
 {
 	json_t *doc = parse(spec);
-	struct job_request rq = { .kind = kind_of(doc), .spec = doc, .who = t->me };
+	struct job_request rq = { .kind = kind_in(doc), .spec = doc, .who = t->me };
 
 	*a = (struct t_answer){ 0 };
 	job_create(t->s, &rq, t_created, a);

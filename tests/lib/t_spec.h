@@ -1,7 +1,7 @@
 /* t_spec.h: for tests of POST /v1/jobs' body: texts into documents, and what is refused. */
 #pragma once
-#include "api/jval.h"
-#include "api/spec.h"
+#include "base/jval.h"
+#include "spec/spec.h"
 #include "lib/t.h"
 
 static inline json_t *t_spec_parse(const char *text)

@@ -77,7 +77,7 @@ static inline void t_worker_drain(struct t_worker *t)
 }
 
 /* One job of one worker, from its spec as JSON text (' for "); *result: the job's, if it ended well. Commits are allowed. */
-static inline enum err t_worker_job(struct t_worker *t, enum err (*fn)(struct job *j), const char *kind, const char *spec,
+static inline enum err t_worker_job(struct t_worker *t, enum err (*fn)(struct job *j), enum job_kind kind, const char *spec,
 				    json_t **result)
 {
 	static uint64_t generation;

@@ -51,7 +51,7 @@ static void pass_fsync(void)
 
 static struct job job_named(const char *id)
 {
-	return (struct job){ .worker = &t.w, .id = id, .kind = "save", .attempt = 1, .uid = geteuid() };
+	return (struct job){ .worker = &t.w, .id = id, .kind = JOB_SAVE, .attempt = 1, .uid = geteuid() };
 }
 
 static enum err open_staging(const char *job, const char *name, bool overwrite, struct staging *s)

@@ -7,6 +7,7 @@
 #include "server/config.h"
 #include "server/gang.h"
 #include "server/gang_meet.h"
+#include "server/job_own.h"
 #include "server/metrics.h"
 #include "server/state_dict_own.h"
 #include "server/worker.h"
@@ -50,6 +51,19 @@ static enum job_state run(const char *spec)
 
 	t_job(&t, spec, id);
 	return t_job_end(&t, id);
+}
+
+/* A kind that is appended to the list has the next number. */
+static void test_an_appended_kind_is_no_operation_by_its_number(void **state)
+{
+	struct job j = { .kind = JOB_KIND_COUNT };
+
+	(void)state;
+	assert_false(job_sdop_is(&j));
+	j.kind = JOB_COMPARE;
+	assert_true(job_sdop_is(&j));
+	j.kind = JOB_DELETE;
+	assert_false(job_sdop_is(&j));
 }
 
 static void refused(enum err code, const char *pointer, const char *spec)
@@ -373,7 +387,7 @@ int main(void)
 		T(test_new_target), T(test_next_generation), T(test_failures_change_nothing), T(test_no_room), T(test_restart),
 		T(test_refusals),   T(test_owner),	     T(test_slot_limit),		  T(test_meeting),
 		T(test_leader_dies_while_segments_are_made),
-		cmocka_unit_test(test_meet_rules),
+		cmocka_unit_test(test_meet_rules), cmocka_unit_test(test_an_appended_kind_is_no_operation_by_its_number),
 	};
 
 	return cmocka_run_group_tests_name("job_sdop", tests, NULL, NULL);

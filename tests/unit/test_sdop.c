@@ -15,24 +15,24 @@ static void test_bad_requests(void **state)
 	struct sdop_plan p;
 
 	(void)state;
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 2, .group = far, .group_count = 1 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2, .group = far, .group_count = 1 };
 	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
 	rq.group = twice;
 	rq.group_count = 2;
 	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = SDOP_GATHER, .world_size = 2, .ranks_only = far, .ranks_only_count = 1 };
+	rq = (struct sdop_request){ .kind = JOB_GATHER, .world_size = 2, .ranks_only = far, .ranks_only_count = 1 };
 	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = SDOP_GATHER, .world_size = 2, .plan_for = far, .plan_for_count = 1 };
+	rq = (struct sdop_request){ .kind = JOB_GATHER, .world_size = 2, .plan_for = far, .plan_for_count = 1 };
 	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = SDOP_KINDS, .world_size = 2 };
+	rq = (struct sdop_request){ .kind = JOB_KIND_COUNT, .world_size = 2 };
 	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = SDOP_GATHER };
+	rq = (struct sdop_request){ .kind = JOB_GATHER };
 	T_ERR(WORLD_MISMATCH, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
 }
 
 static void test_hostile_trees(void **state)
 {
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 1 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 1 };
 	struct tree *trees[1] = { t_tree("{'w':'T f64 9223372036854775807,3'}", 0) };
 	struct sdop_plan p;
 
@@ -50,7 +50,7 @@ static void test_hostile_trees(void **state)
 static void test_no_memory(void **state)
 {
 	struct tree **trees = t_world("{'w':'D f32 8,4 / 2x2 / Shard(0) Shard(1)','p':'D f32 4 / 4 / Partial()','v':[1]}", 4);
-	struct sdop_request rq = { .kind = SDOP_REDISTRIBUTE, .world_size = 4 };
+	struct sdop_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = 4 };
 	struct sdop_plan p;
 	enum err e = ERR_NO_MEMORY;
 
@@ -113,7 +113,7 @@ static void test_large(void **state)
 	static const int64_t flat[1] = { WORLD }, folded[2] = { 2, WORLD / 2 };
 	struct tree **rows = large(row, flat, 1), **half = large(hsdp, folded, 2);
 	const uint32_t me = 5;
-	struct sdop_request rq = { .kind = SDOP_REDISTRIBUTE, .world_size = WORLD };
+	struct sdop_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = WORLD };
 	struct sdop_plan p;
 	uint64_t before = arena_used(t_arena);
 	double start = now();
@@ -128,7 +128,7 @@ static void test_large(void **state)
 	assert_true(p.bytes_needed < p.bytes_total);
 	assert_true(arena_used(t_arena) - before < (uint64_t)TENSORS * WORLD * 400);
 
-	rq.kind = SDOP_GATHER;
+	rq.kind = JOB_GATHER;
 	T_ERR(LIMIT_EXCEEDED, sdop_plan(&rq, rows, NULL, NULL, t_arena, &p)); /* 41 million */
 	rq.plan_for = &me;
 	rq.plan_for_count = 1;

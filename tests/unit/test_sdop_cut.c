@@ -16,7 +16,7 @@ static void test_redistribute_by_layout(void **state)
 		{ .match = STR("pair"), .kind = LAYOUT_CHUNKS, .chunk_dim = 0, .ranks = pair, .rank_count = 2 },
 	};
 	const struct layout l = { rules, 3, 4 };
-	struct sdop_request rq = { .kind = SDOP_REDISTRIBUTE, .world_size = 4, .layout = &l };
+	struct sdop_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = 4, .layout = &l };
 	struct tree **from = t_world("{'col':'D f32 8,4 / 4 / Shard(0)','g':{'w':'D f32 2,6 / 4 / Replicate()'},'pair':'T f32 5',"
 				     "'other':'S f32 6 / 1: 0+6','step':'T f32','v':{'$':[1,'X b']},'e':[]}", 4);
 	struct sdop_plan p;
@@ -48,7 +48,7 @@ static void test_ranks_without_a_source(void **state)
 {
 	struct tree *from[4] = { t_tree("{'w':'S f32 8 / 0: 0+4 / 1: 4+4','a':1}", 0),
 				 t_tree("{'w':'S f32 8 / 0: 0+4 / 1: 4+4','b':2}", 1) };
-	struct sdop_request rq = { .kind = SDOP_REDISTRIBUTE, .world_size = 4 };
+	struct sdop_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = 4 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -67,7 +67,7 @@ static void test_broadcast_and_distribute(void **state)
 	struct tree *from[3] = { NULL, t_tree("{'w':'T f32 4,3','step':'T i64','l':[1,'T f32 2']}", 1), NULL };
 	const struct layout_rule rules[] = { { .match = STR("w"), .kind = LAYOUT_MESH, .placements = &shard1, .placement_count = 1 } };
 	const struct layout l = { rules, 1, 3 };
-	struct sdop_request rq = { .kind = SDOP_BROADCAST, .world_size = 3, .root = 1 };
+	struct sdop_request rq = { .kind = JOB_BROADCAST, .world_size = 3, .root = 1 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -80,7 +80,7 @@ static void test_broadcast_and_distribute(void **state)
 		for (uint32_t r = 0; r < 3; r++)
 			t_all_covered(&p, from, r, p.target[r]);
 		assert_int_equal(p.note_count, 0);
-		rq.kind = SDOP_DISTRIBUTE;
+		rq.kind = JOB_DISTRIBUTE;
 	}
 }
 
@@ -88,7 +88,7 @@ static void test_group(void **state)
 {
 	struct tree **from = t_world("{'w':'T f32 4'}", 4);
 	const uint32_t group[] = { 3, 1 };
-	struct sdop_request rq = { .kind = SDOP_REDISTRIBUTE, .world_size = 4, .group = group, .group_count = 2 };
+	struct sdop_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = 4, .group = group, .group_count = 2 };
 	const struct layout_rule all = { .match = STR("*"), .kind = LAYOUT_MESH, .placements = &shard0, .placement_count = 1 };
 	const struct layout_rule part = { .match = STR("*"), .kind = LAYOUT_MESH, .placements = &partial, .placement_count = 1 };
 	struct layout l = { &all, 1, 4 };

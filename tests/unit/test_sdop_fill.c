@@ -2,7 +2,7 @@
 #include "plan/sdop.h"
 #include "lib/t_tree.h"
 
-static struct sdop_plan plan(enum sdop_kind kind, uint32_t world, struct tree **from, struct tree **to, bool strict)
+static struct sdop_plan plan(enum job_kind kind, uint32_t world, struct tree **from, struct tree **to, bool strict)
 {
 	struct sdop_request rq = { .kind = kind, .world_size = world, .strict = strict, .type_check = true };
 	struct sdop_plan p;
@@ -36,7 +36,7 @@ static void test_broadcast(void **state)
 	struct sdop_plan p;
 
 	(void)state;
-	p = plan(SDOP_BROADCAST, 4, from, to, false);
+	p = plan(JOB_BROADCAST, 4, from, to, false);
 	for (uint32_t r = 0; r < 4; r++) {
 		const struct tree *t = p.target[r];
 		char want[256];
@@ -60,7 +60,7 @@ static void test_broadcast(void **state)
 	for (uint64_t i = 0; i < p.move_count; i++)
 		assert_int_equal(p.moves[i].from_rank, 0);
 
-	p = plan(SDOP_BROADCAST, 4, from, to, true);
+	p = plan(JOB_BROADCAST, 4, from, to, true);
 	t_is(p.target[1], "{lr: 0.5, a: D bfloat16 [8, 2] [0, 0]+[4, 2], b: T float32 [4], step: T float32 [], opt: {m: T float32 [2]}}");
 	assert_true(noted(&p, SDOP_NOTE_MISSING, 1, "kept"));
 }
@@ -70,7 +70,7 @@ static void test_broadcast_root_in_a_group(void **state)
 	const uint32_t group[] = { 2, 0 };
 	struct tree *from[3] = { t_tree("{'w':'T f32 3'}", 0), t_tree("{'w':'T f32 4'}", 1), t_tree("{'w':'T f32 5'}", 2) };
 	struct tree **to = t_world("{'w':'S f32 4 / 0: 0+4'}", 3);
-	struct sdop_request rq = { .kind = SDOP_BROADCAST, .world_size = 3, .group = group, .group_count = 2, .root = 1 };
+	struct sdop_request rq = { .kind = JOB_BROADCAST, .world_size = 3, .group = group, .group_count = 2, .root = 1 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -91,21 +91,21 @@ static void test_broadcast_root_in_a_group(void **state)
 
 static void test_fill_errors(void **state)
 {
-	static const struct { enum sdop_kind kind; const char *from, *to; enum err e; } cases[] = {
-		{ SDOP_BROADCAST, "{'w':'S f32 4 / 0: 0+4'}", "{'w':'T f32 4'}", ERR_KIND_MISMATCH },
-		{ SDOP_DISTRIBUTE, "{'w':'D f32 4 / 1 / Shard(0)'}", "{'w':'T f32 4'}", ERR_KIND_MISMATCH },
-		{ SDOP_BROADCAST, "{'w':'T f32 4'}", "{'w':'D f32 4 / 1 / Partial()'}", ERR_LAYOUT_INVALID },
-		{ SDOP_DISTRIBUTE, "{'w':'T f32 5'}", "{'w':'D f32 4 / 1 / Shard(0)'}", ERR_SIZE_MISMATCH },
-		{ SDOP_BROADCAST, "{'w':'T f4 4'}", "{'w':'D f32 4 / 1 / Shard(0)'}", ERR_DTYPE_UNSUPPORTED },
-		{ SDOP_BROADCAST, "{'w':{'x':'T f32 4'}}", "{'w':5}", ERR_KIND_MISMATCH },
-		{ SDOP_BROADCAST, "{'w':'O a.B'}", "{'w':5}", ERR_VALUE_TYPE },
-		{ SDOP_REDISTRIBUTE, "{'w':'T f32 4'}", "{'w':5}", ERR_KIND_MISMATCH },
-		{ SDOP_REDISTRIBUTE, "{'w':5}", "{'w':'T f32 4'}", ERR_KIND_MISMATCH },
-		{ SDOP_REDISTRIBUTE, "{'w':5}", "{'w':[1]}", ERR_KIND_MISMATCH },
-		{ SDOP_REDISTRIBUTE, "{'w':[1]}", "{'w':{'a':1}}", ERR_KIND_MISMATCH },
-		{ SDOP_REDISTRIBUTE, "{'w':'T f32 4'}", "{'w':'T f32 5'}", ERR_SIZE_MISMATCH },
-		{ SDOP_REDISTRIBUTE, "{'w':'T f32 4'}", "{'w':'D f32 4 / 1 / Partial()'}", ERR_LAYOUT_INVALID },
-		{ SDOP_REDISTRIBUTE, "{}", "{'w':'T f32 4'}", ERR_MISSING_KEY },
+	static const struct { enum job_kind kind; const char *from, *to; enum err e; } cases[] = {
+		{ JOB_BROADCAST, "{'w':'S f32 4 / 0: 0+4'}", "{'w':'T f32 4'}", ERR_KIND_MISMATCH },
+		{ JOB_DISTRIBUTE, "{'w':'D f32 4 / 1 / Shard(0)'}", "{'w':'T f32 4'}", ERR_KIND_MISMATCH },
+		{ JOB_BROADCAST, "{'w':'T f32 4'}", "{'w':'D f32 4 / 1 / Partial()'}", ERR_LAYOUT_INVALID },
+		{ JOB_DISTRIBUTE, "{'w':'T f32 5'}", "{'w':'D f32 4 / 1 / Shard(0)'}", ERR_SIZE_MISMATCH },
+		{ JOB_BROADCAST, "{'w':'T f4 4'}", "{'w':'D f32 4 / 1 / Shard(0)'}", ERR_DTYPE_UNSUPPORTED },
+		{ JOB_BROADCAST, "{'w':{'x':'T f32 4'}}", "{'w':5}", ERR_KIND_MISMATCH },
+		{ JOB_BROADCAST, "{'w':'O a.B'}", "{'w':5}", ERR_VALUE_TYPE },
+		{ JOB_REDISTRIBUTE, "{'w':'T f32 4'}", "{'w':5}", ERR_KIND_MISMATCH },
+		{ JOB_REDISTRIBUTE, "{'w':5}", "{'w':'T f32 4'}", ERR_KIND_MISMATCH },
+		{ JOB_REDISTRIBUTE, "{'w':5}", "{'w':[1]}", ERR_KIND_MISMATCH },
+		{ JOB_REDISTRIBUTE, "{'w':[1]}", "{'w':{'a':1}}", ERR_KIND_MISMATCH },
+		{ JOB_REDISTRIBUTE, "{'w':'T f32 4'}", "{'w':'T f32 5'}", ERR_SIZE_MISMATCH },
+		{ JOB_REDISTRIBUTE, "{'w':'T f32 4'}", "{'w':'D f32 4 / 1 / Partial()'}", ERR_LAYOUT_INVALID },
+		{ JOB_REDISTRIBUTE, "{}", "{'w':'T f32 4'}", ERR_MISSING_KEY },
 	};
 	struct sdop_plan p;
 
@@ -125,14 +125,14 @@ static void test_values_replace_anything(void **state)
 	struct tree *to[1] = { t_tree("{'a':null,'b':{'y':'T f32 4'},'c':'T f32 3','d':[1],'e':{'z':1}}", 0) };
 
 	(void)state;
-	for (enum sdop_kind k = SDOP_BROADCAST; k <= SDOP_DISTRIBUTE; k++) {
+	for (enum job_kind k = JOB_BROADCAST; k <= JOB_DISTRIBUTE; k++) {
 		struct sdop_plan p = plan(k, 1, from, to, false);
 		t_is(p.target[0], "{a: [1, 2], b: 5, c: {x: 1}, d: T float32 [], e: T float32 [3]}");
 		t_all_covered(&p, from, 0, p.target[0]);
 	}
 	from[0] = t_tree("{'a':'T f32 3','b':'T f32'}", 0);
 	to[0] = t_tree("{'a':null,'b':null}", 0);
-	for (enum sdop_kind k = SDOP_BROADCAST; k <= SDOP_DISTRIBUTE; k++) {
+	for (enum job_kind k = JOB_BROADCAST; k <= JOB_DISTRIBUTE; k++) {
 		struct sdop_plan p = plan(k, 1, from, to, false);
 		t_is(p.target[0], "{a: null, b: T float32 []}"); /* so does PyTorch: None is as good as absent */
 		assert_true(noted(&p, SDOP_NOTE_DROPPED, 0, "a"));
@@ -147,7 +147,7 @@ static void test_distribute(void **state)
 	struct sdop_plan p;
 
 	(void)state;
-	p = plan(SDOP_DISTRIBUTE, 4, from, to, false);
+	p = plan(JOB_DISTRIBUTE, 4, from, to, false);
 	t_is(p.target[0], "{a: D float32 [7, 2] [0, 0]+[2, 2], b: T float32 [4], kept: 3, lr: 0.5, step: T float32 [], opt: {k: 1}, "
 			"l: [null, 7]}");
 	t_is(p.target[3], "{a: D float32 [7, 2] [6, 0]+[1, 2], b: T float32 [4], kept: 3, lr: 0.5, step: T float32 [], opt: {k: 1}, "
@@ -162,7 +162,7 @@ static void test_distribute(void **state)
 
 	/* only the root has it */
 	const uint32_t group[] = { 1, 0, 3 };
-	struct sdop_request rq = { .kind = SDOP_DISTRIBUTE, .world_size = 4, .group = group, .group_count = 3, .root = 0 };
+	struct sdop_request rq = { .kind = JOB_DISTRIBUTE, .world_size = 4, .group = group, .group_count = 3, .root = 0 };
 	from[0] = from[2] = from[3] = NULL;
 	T_OK(sdop_plan(&rq, from, to, NULL, t_arena, &p));
 	t_is(p.target[3], "{a: D float32 [7, 2] [6, 0]+[1, 2], b: T float32 [4], kept: 3, lr: 0.5, step: T float32 [], opt: {k: 1}, "
@@ -191,7 +191,7 @@ static void test_redistribute_any_to_any(void **state)
 			snprintf(a, sizeof a, "{'x':{'w':'%s'},'v':1}", cuts[i]);
 			snprintf(b, sizeof b, "{'v':2,'x':{'w':'%s'}}", cuts[j]);
 			struct tree **from = t_world(a, 4), **to = t_world(b, 4);
-			struct sdop_plan p = plan(SDOP_REDISTRIBUTE, 4, from, to, true);
+			struct sdop_plan p = plan(JOB_REDISTRIBUTE, 4, from, to, true);
 			uint64_t held = 0, wanted = 0;
 			for (uint32_t r = 0; r < 4; r++) {
 				struct tree *w = p.target[r]->children[1]->children[0], *has = from[r]->children[0]->children[0];
@@ -222,7 +222,7 @@ static void test_redistribute_not_strict(void **state)
 	struct sdop_plan p;
 
 	(void)state;
-	p = plan(SDOP_REDISTRIBUTE, 2, from, to, false);
+	p = plan(JOB_REDISTRIBUTE, 2, from, to, false);
 	t_is(p.target[1], "{w: T float64 [4], gone: {q: 5}, v: 1}");
 	assert_true(noted(&p, SDOP_NOTE_MISSING, 0, "gone.q") && noted(&p, SDOP_NOTE_DROPPED, 1, "extra") && noted(&p,
 			SDOP_NOTE_CAST, 1, "w"));
@@ -290,7 +290,7 @@ static void test_random_cuts(void **state)
 		for (int d = 0; d < 3; d++)
 			shape[d] = 1 + below(7);
 		struct tree **from = random_cut(shape, world, i % 2), **to = random_cut(shape, world, i % 3 == 0);
-		struct sdop_plan p = plan(SDOP_REDISTRIBUTE, world, from, to, true);
+		struct sdop_plan p = plan(JOB_REDISTRIBUTE, world, from, to, true);
 		for (uint32_t r = 0; r < world; r++) {
 			t_covered(&p, from, r, to[r], 1);
 			for (int64_t e = 0; e < shape[0] * shape[1] * shape[2]; e++) {

@@ -4,7 +4,7 @@
 
 static void gather(const char *text, uint32_t world, struct sdop_plan *p, struct tree ***trees_out)
 {
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = world, .type_check = true };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = world, .type_check = true };
 
 	*trees_out = t_world(text, world);
 	T_OK(sdop_plan(&rq, *trees_out, NULL, NULL, t_arena, p));
@@ -46,7 +46,7 @@ static void test_ranks_only(void **state)
 {
 	struct tree **trees = t_world("{'w':'S f32 12,3,3 / 0: 0,0,0+3,3,3 / 1: 3,0,0+3,3,3 / 2: 6,0,0+3,3,3 / 3: 9,0,0+3,3,3'}", 4);
 	const uint32_t only[] = { 0, 2 };
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 4, .ranks_only = only, .ranks_only_count = 2 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 4, .ranks_only = only, .ranks_only_count = 2 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -67,7 +67,7 @@ static void test_group(void **state)
 {
 	struct tree **trees = t_world("{'s':'S f32 4 / 3: 0+2 / 1: 2+2','d':'D f32 4 / 2 / Shard(0) / 0,1'}", 4);
 	const uint32_t group[] = { 3, 1 }, only[] = { 1 };
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 4, .group = group, .group_count = 2, .ranks_only = only,
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 4, .group = group, .group_count = 2, .ranks_only = only,
 				   .ranks_only_count = 1 };
 	struct sdop_plan p;
 
@@ -141,7 +141,7 @@ static void test_partial_errors(void **state)
 		{ "{'g':'D i64 6 / 4 / Partial(avg)'}", ERR_DTYPE_UNSUPPORTED },
 		{ "{'g':'D c64 6 / 4 / Partial(max)'}", ERR_DTYPE_UNSUPPORTED },
 	};
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 4 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 4 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -164,7 +164,7 @@ static void test_shards_that_do_not_fit(void **state)
 		{ "{'a':{'w':'S f32 4,4 / 0: 0,0+4,2 / 1: 0,2+2,2 / 1: 1,3+2,1'}}", ERR_PLAN_INVALID, 1, "overlap" },
 		{ "{'a':{'w':'S f32 4,4 / 0: 0,0+3,3 / 1: 2,2+2,2'}}", ERR_PLAN_INVALID, 1, "overlap" },
 	};
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 2 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -181,7 +181,7 @@ static void test_ranks_that_differ(void **state)
 		{ "{'w':'S f32 4 / 0: 0+2'}", "{'w':'T f32 4'}" }, { "{'w':'S f32 4 / 0: 0+2'}", "{'w':3}" },
 		{ "{'w':'D f32 4 / 2 / Shard(0)'}", "{'w':'D f32 4 / 2 / Replicate()'}" },
 	};
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 2 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -200,7 +200,7 @@ static void test_into_a_target(void **state)
 	struct tree **trees = t_world("{'w':'S f32 4 / 0: 0+2 / 1: 2+2','v':1}", 2);
 	struct tree *to[2] = { t_tree("{'w':'T f64 4','v':2}", 0), NULL };
 	const uint32_t only[] = { 0 };
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 2, .ranks_only = only, .ranks_only_count = 1 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2, .ranks_only = only, .ranks_only_count = 1 };
 	struct sdop_plan p;
 
 	(void)state;

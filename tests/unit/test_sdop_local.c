@@ -10,7 +10,7 @@ static void test_create(void **state)
 	struct tree **trees = t_world("{'w':'T f32 4','step':'T f32','z':'T f32 0,3','s':'S f32 4 / 0: 0+2 / 1: 2+2','d':'D f32 / 2 "
 			"/ Replicate()',"
 				      "'v':[1,'O my.Thing'],'n':'S f32 4 / 9: 0+4'}", 2);
-	struct sdop_request rq = { .kind = SDOP_CREATE, .world_size = 2, .type_check = true };
+	struct sdop_request rq = { .kind = JOB_CREATE, .world_size = 2, .type_check = true };
 	struct sdop_plan p;
 
 	(void)state;
@@ -31,16 +31,16 @@ static void test_create(void **state)
 static void test_create_compare_copy(void **state)
 {
 	struct tree **trees = t_world(COMPLICATED, 2), **other;
-	struct sdop_request rq = { .kind = SDOP_CREATE, .world_size = 2 };
+	struct sdop_request rq = { .kind = JOB_CREATE, .world_size = 2 };
 	struct sdop_plan made, p;
 
 	(void)state;
 	T_OK(sdop_plan(&rq, trees, NULL, NULL, t_arena, &made));
-	rq.kind = SDOP_COMPARE;
+	rq.kind = JOB_COMPARE;
 	T_OK(sdop_plan(&rq, trees, made.target, NULL, t_arena, &p));
 	assert_true(p.equal);
 	assert_null(p.target[0]);
-	rq.kind = SDOP_COPY;
+	rq.kind = JOB_COPY;
 	rq.type_check = true;
 	T_OK(sdop_plan(&rq, trees, made.target, NULL, t_arena, &p));
 	assert_int_equal(p.move_count, 2 * 5);
@@ -54,7 +54,7 @@ static void test_create_compare_copy(void **state)
 
 	other = t_world("{'tensor1':'T i64 11','tensor2':'T f32 10','bytes_io':'X io','bytes':'X b','step':'T f32','float':1.5,"
 			"'nested':{'list':[1,2,'T f32 3',{'x':'T bf16 2,2'}]}}", 2);
-	rq.kind = SDOP_COMPARE;
+	rq.kind = JOB_COMPARE;
 	T_OK(sdop_plan(&rq, other, made.target, NULL, t_arena, &p));
 	assert_false(p.equal);
 	assert_int_equal(p.difference_count, 2);
@@ -62,7 +62,7 @@ static void test_create_compare_copy(void **state)
 	assert_string_equal(p.differences[1].what.p, "size");
 	assert_string_equal(p.differences[1].a.p, "int64 [11]");
 	assert_int_equal(p.differences[1].rank, 1);
-	rq.kind = SDOP_COPY;
+	rq.kind = JOB_COPY;
 	T_ERR(SIZE_MISMATCH, sdop_plan(&rq, other, made.target, NULL, t_arena, &p));
 	t_names("tensor1", 0, "Size mismatch between source [11] and target [10]");
 }
@@ -71,7 +71,7 @@ static void test_copy_values_and_casts(void **state)
 {
 	struct tree *a[1] = { t_tree("{'w':'T f32 4','lr':0.5,'l':{'$':[1,2]}}", 0) },
 			*b[1] = { t_tree("{'l':[7,8],'lr':'X q','w':'T bf16 4'}", 0) };
-	struct sdop_request rq = { .kind = SDOP_COPY, .world_size = 1 };
+	struct sdop_request rq = { .kind = JOB_COPY, .world_size = 1 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -99,7 +99,7 @@ static void test_copy_refuses_what_does_not_fit(void **state)
 		{ "{'w':'T f32 4'}", "{'w':4}", ERR_COMPANION_MISMATCH },
 		{ "{'w':'O a.B'}", "{'w':4}", ERR_VALUE_TYPE },
 	};
-	struct sdop_request rq = { .kind = SDOP_COPY, .world_size = 1, .type_check = true };
+	struct sdop_request rq = { .kind = JOB_COPY, .world_size = 1, .type_check = true };
 	struct sdop_plan p;
 
 	(void)state;
@@ -114,7 +114,7 @@ static void test_offload(void **state)
 {
 	struct tree **trees = t_world("{'t1':'T i64 10','d':{'t2':'T f32 10','n':1}}", 4);
 	const uint32_t only[] = { 0, 2 };
-	struct sdop_request rq = { .kind = SDOP_OFFLOAD, .world_size = 4, .ranks_only = only, .ranks_only_count = 2 };
+	struct sdop_request rq = { .kind = JOB_OFFLOAD, .world_size = 4, .ranks_only = only, .ranks_only_count = 2 };
 	struct sdop_plan p;
 
 	(void)state;
@@ -137,7 +137,7 @@ static void test_compare_lists_everything(void **state)
 	static const char *const want[] = { ":missing in a", "a:missing in b", "b:length", "b.2:missing in b", "c:dtype", "c:size",
 			"k:kind",
 					    "s:layout", "v:value", "z:missing in a" };
-	struct sdop_request rq = { .kind = SDOP_COMPARE, .world_size = 2, .values = true };
+	struct sdop_request rq = { .kind = JOB_COMPARE, .world_size = 2, .values = true };
 	struct sdop_plan p;
 	char text[128];
 
@@ -159,7 +159,7 @@ static void test_compare_lists_everything(void **state)
 static void test_compare_keeps_so_many(void **state)
 {
 	struct tree *a[1], *b[1] = { t_tree("{}", 0) }, *none;
-	struct sdop_request rq = { .kind = SDOP_COMPARE, .world_size = 1 };
+	struct sdop_request rq = { .kind = JOB_COMPARE, .world_size = 1 };
 	struct sdop_plan p;
 
 	(void)state;

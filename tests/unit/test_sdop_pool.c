@@ -4,7 +4,7 @@
 
 static void plan_gather(const char *text, uint32_t world, const uint32_t *hosts, struct sdop_plan *p)
 {
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = world };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = world };
 
 	T_OK(sdop_plan(&rq, t_world(text, world), NULL, hosts, t_arena, p));
 }
@@ -58,7 +58,7 @@ static void test_plan_for_is_part_of_the_whole(void **state)
 	const char *text = "{'w':'D f32 600,4 / 2x3 / Replicate() Shard(1)','p':'D f32 60 / 2x3 / Shard(0) Partial()','o':'D f32 9 / "
 			"2 / Replicate()'}";
 	struct tree **trees = t_world(text, 8);
-	struct sdop_request rq = { .kind = SDOP_GATHER, .world_size = 8 };
+	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 8 };
 	struct sdop_plan all, part;
 	uint64_t at = 0, bytes = 0;
 

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "api/layout_spec.h"
+#include "spec/layout_rules.h"
 #include "api/problem.h"
-#include "api/ref.h"
+#include "spec/ref.h"
 
 static void test_parse(void **state)
 {
@@ -90,6 +90,24 @@ static void test_references(void **state)
 	T_ERR(NAME_INVALID, ref_parse(STR(":x"), &r));
 }
 
+static void test_kinds(void **state)
+{
+	enum job_kind k;
+
+	(void)state;
+	for (int i = 0; i < JOB_KIND_COUNT; i++) {
+		assert_true(kind_parse(str_of(kind_names[i]), &k) && (int)k == i);
+		assert_string_equal(kind_of(k)->name, kind_names[i]);
+		assert_true(kind_of(k)->reads || kind_of(k)->writes); /* else it would do nothing */
+		assert_true(!kind_is(k, KIND_COMPARES) || !kind_of(k)->writes);
+	}
+	assert_null(kind_names[JOB_KIND_COUNT]);
+	assert_false(kind_parse(STR("sav"), &k));
+	assert_false(kind_parse(STR(""), &k));
+	assert_null(kind_of(JOB_KIND_COUNT)->name);
+	assert_false(kind_is((enum job_kind)-1, ~0u));
+}
+
 static void test_placements(void **state)
 {
 	(void)state;
@@ -103,11 +121,11 @@ static void test_placements(void **state)
 					   "_S(0, 9999999999999999999)", "Replicate(0)", "Partial('sum)" };
 
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++)
-		T_OK(layout_spec_placement(str_of(good[i])));
+		T_OK(layout_rules_placement(str_of(good[i])));
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-		T_ERR(LAYOUT_INVALID, layout_spec_placement(str_of(bad[i])));
+		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(bad[i])));
 	for (size_t i = 0; i < sizeof partial / sizeof *partial; i++) {
-		T_ERR(LAYOUT_INVALID, layout_spec_placement(str_of(partial[i])));
+		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(partial[i])));
 		assert_non_null(strstr(err_last()->text, "not supported for DTensor with partial placements"));
 	}
 }
@@ -116,7 +134,7 @@ static enum err check_in_memory(const char *rules, int64_t *world)
 {
 	json_t *doc = json_loads(rules, 0, NULL);
 	struct jval root = JVAL_ROOT(doc);
-	enum err e = layout_spec_check_in_memory(&root, world);
+	enum err e = layout_rules_check_in_memory(&root, world);
 
 	json_decref(doc);
 	return e;
@@ -143,7 +161,7 @@ static void test_defaults(void **state)
 
 	(void)state;
 	T_OK(spec_check(doc, &s));
-	assert_int_equal(s.kind, SPEC_RESHARD);
+	assert_int_equal(s.kind, JOB_RESHARD);
 	assert_true(str_is(s.target.name, "b"));
 	json_t *target = json_object_get(doc, "target"), *options = json_object_get(doc, "options");
 	assert_int_equal(json_integer_value(json_object_get(target, "world_size")), 8);
@@ -264,7 +282,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_parse), cmocka_unit_test(test_numbers),          cmocka_unit_test(test_names),
-		cmocka_unit_test(test_references),     cmocka_unit_test(test_placements),
+		cmocka_unit_test(test_references),     cmocka_unit_test(test_kinds), cmocka_unit_test(test_placements),
 		cmocka_unit_test(test_partial_in_memory),
 		cmocka_unit_test(test_defaults),       cmocka_unit_test(test_refused_fields),
 		cmocka_unit_test(test_refused_layouts), cmocka_unit_test(test_problem),

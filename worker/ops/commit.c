@@ -349,6 +349,7 @@ enum err commit_recover(struct worker *w, const json_t *question, bool *committe
 	const char *job = json_string_value(json_object_get(question, "job"));
 	const char *kind = json_string_value(json_object_get(question, "kind"));
 	char parent_path[4096], last[256];
+	enum job_kind k;
 	uint32_t root;
 	int parent = -1;
 
@@ -356,7 +357,7 @@ enum err commit_recover(struct worker *w, const json_t *question, bool *committe
 	TRY(job_root(w, json_string_value(json_object_get(question, "storage")), &root));
 	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
 	enum err e = open_parent(w, root, parent_path, &parent);
-	bool delete = kind && strcmp(kind, "delete") == 0;
+	bool delete = kind && kind_parse(str_of(kind), &k) && kind_is(k, KIND_REMOVES);
 	if (e == ERR_NOT_FOUND) {
 		*committed_out = delete;
 		return OK;

@@ -240,7 +240,7 @@ static FALLIBLE enum err move_all(struct op *o, bool compare)
 
 static FALLIBLE enum err operate(struct op *o)
 {
-	bool compare = o->rq.kind == SDOP_COMPARE;
+	bool compare = o->rq.kind == JOB_COMPARE;
 
 	o->out->arena = arena_new(UINT64_MAX);
 	if (!o->out->arena)
@@ -259,7 +259,7 @@ static FALLIBLE enum err operate(struct op *o)
 	return o->plan.target[o->me] ? with_addresses(o, o->plan.target[o->me], &o->out->tree) : OK;
 }
 
-static FALLIBLE enum err run_op(struct comm *c, enum sdop_kind kind, const struct tree *source, const struct tree *into,
+static FALLIBLE enum err run_op(struct comm *c, enum job_kind kind, const struct tree *source, const struct tree *into,
 				const struct dcp_options *options, struct dcp_state_dict *out, bool *equal_out)
 {
 	struct op o = { .comm = c, .me = comm_rank(c), .size = comm_size(c), .mine = { source, into }, .options = options, .out = out };
@@ -299,17 +299,17 @@ static FALLIBLE enum err run_op(struct comm *c, enum sdop_kind kind, const struc
 		return run_op(c, kind, source, into, o, out, NULL);                                                           \
 	}
 
-ONE_SIDED(dcp_create, SDOP_CREATE)
-ONE_SIDED(dcp_offload, SDOP_OFFLOAD)
-ONE_SIDED(dcp_gather, SDOP_GATHER)
-ONE_SIDED(dcp_redistribute, SDOP_REDISTRIBUTE)
-TWO_SIDED(dcp_copy, SDOP_COPY)
-TWO_SIDED(dcp_broadcast, SDOP_BROADCAST)
-TWO_SIDED(dcp_distribute, SDOP_DISTRIBUTE)
+ONE_SIDED(dcp_create, JOB_CREATE)
+ONE_SIDED(dcp_offload, JOB_OFFLOAD)
+ONE_SIDED(dcp_gather, JOB_GATHER)
+ONE_SIDED(dcp_redistribute, JOB_REDISTRIBUTE)
+TWO_SIDED(dcp_copy, JOB_COPY)
+TWO_SIDED(dcp_broadcast, JOB_BROADCAST)
+TWO_SIDED(dcp_distribute, JOB_DISTRIBUTE)
 
 enum err dcp_compare(struct comm *c, const struct tree *a, const struct tree *b, const struct dcp_options *o, bool *equal_out)
 {
 	struct dcp_state_dict unused;
 
-	return run_op(c, SDOP_COMPARE, a, b, o, &unused, equal_out);
+	return run_op(c, JOB_COMPARE, a, b, o, &unused, equal_out);
 }

@@ -61,8 +61,8 @@ enum err hosts_part_stage(struct job *j, const char *id, struct staging *out)
 enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
-	struct manifest_head head = { .job = j->id, .kind = j->kind, .created_at = "", .metadata_name = "", .attempt = j->attempt,
-				      .uid = j->uid };
+	struct manifest_head head = { .job = j->id, .kind = kind_of(j->kind)->name, .created_at = "", .metadata_name = "",
+				      .attempt = j->attempt, .uid = j->uid };
 
 	TRY(manifest_put(&b, &head, run, -1));
 	TRY(staging_put_file(s, MANIFEST_NAME, b.p, b.len));

@@ -8,6 +8,7 @@
 #include "io/pace.h"
 #include "ops/checked.h"
 #include "ops/run.h"
+#include "spec/kinds.h"
 
 struct device;
 struct plan_cache;
@@ -47,7 +48,8 @@ struct job {
 	uint64_t generation;           /* of the attempt: goes into every frame */
 	json_t *doc;                   /* the JOB frame's document */
 	const json_t *spec;
-	const char *id, *kind;
+	const char *id;
+	enum job_kind kind;
 	uint64_t attempt;
 	uid_t uid;                     /* who asked for it: owns what it commits */
 	bool admin;                    /* … and may remove and replace everything */
@@ -100,7 +102,7 @@ FALLIBLE enum err job_execute(struct job *j, struct run *run);
 /* Another worker's part: the RUN frame's descriptors are the memfd, then the segments and spools. */
 FALLIBLE enum err job_join(struct job *j, int *fds, uint32_t fd_count);
 
-/* The job kinds; each fills j->result (or, for a dry run, j->result is the plan). */
+/* The operations of kinds.def; each fills j->result (or, for a dry run, j->result is the plan). */
 FALLIBLE enum err save_job(struct job *j);
 FALLIBLE enum err load_job(struct job *j);
 FALLIBLE enum err reshard_job(struct job *j);

@@ -29,12 +29,6 @@ struct op {
 	struct run_build build;
 };
 
-static const char *const kinds[SDOP_KINDS] = {
-	[SDOP_CREATE] = "create",	  [SDOP_COPY] = "copy",		    [SDOP_OFFLOAD] = "offload", [SDOP_GATHER] = "gather",
-	[SDOP_BROADCAST] = "broadcast", [SDOP_DISTRIBUTE] = "distribute", [SDOP_COMPARE] = "compare",
-	[SDOP_REDISTRIBUTE] = "redistribute",
-};
-
 /* ----------------------------------------------------------------------------------------------------- request */
 
 static FALLIBLE enum err read_ranks(const json_t *spec, const char *name, struct arena *a, const uint32_t **out, uint32_t *count_out)
@@ -117,7 +111,7 @@ static bool same_name(const json_t *a, const json_t *b)
 static FALLIBLE enum err find_dicts(struct op *o)
 {
 	const json_t *spec = o->job->spec, *target = json_object_get(spec, "target");
-	bool compare = o->rq.kind == SDOP_COMPARE;
+	bool compare = o->rq.kind == JOB_COMPARE;
 	json_int_t asked = json_integer_value(json_object_get(target, "world_size"));
 
 	o->dicts[SIDE_SOURCE] = dict_of(o->job, compare ? "a" : "source");
@@ -218,7 +212,7 @@ static void pin(struct op *o)
 
 static FALLIBLE enum err operate(struct op *o)
 {
-	bool compare = o->rq.kind == SDOP_COMPARE;
+	bool compare = o->rq.kind == JOB_COMPARE;
 
 	o->job->result = json_object();
 	o->arena = arena_new(UINT64_MAX);
@@ -244,12 +238,9 @@ static FALLIBLE enum err operate(struct op *o)
 
 enum err sdop_job(struct job *j)
 {
-	struct op o = { .job = j, .rq.kind = SDOP_KINDS };
+	struct op o = { .job = j, .rq.kind = j->kind };
 
-	for (uint32_t k = 0; k < SDOP_KINDS; k++)
-		if (strcmp(j->kind, kinds[k]) == 0)
-			o.rq.kind = (enum sdop_kind)k;
-	enum err e = o.rq.kind < SDOP_KINDS ? operate(&o) : ERR(UNKNOWN_KIND, "a job of kind '%s'", j->kind);
+	enum err e = operate(&o);
 	run_build_free(&o.build);
 	sdop_images_free(&o.images);
 	for (uint32_t i = 0; i < SDOP_SIDES; i++)

@@ -52,7 +52,7 @@ static FALLIBLE enum err put_differences(json_t *result, const struct sdop_plan 
 enum err sdop_report_plan(struct job *j, const struct sdop_request *rq, const struct sdop_plan *p)
 {
 	json_object_set_new(j->result, "world_size", json_integer(rq->world_size));
-	if (rq->kind == SDOP_COMPARE)
+	if (rq->kind == JOB_COMPARE)
 		return put_differences(j->result, p);
 	json_object_set_new(j->result, "bytes", json_integer((json_int_t)p->bytes_total));
 	json_object_set_new(j->result, "needed_bytes", json_integer((json_int_t)p->bytes_needed));

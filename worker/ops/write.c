@@ -158,7 +158,7 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 	strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
 	head->created_at = stamp;
 	head->job = j->id;
-	head->kind = j->kind;
+	head->kind = kind_of(j->kind)->name;
 	head->attempt = j->attempt;
 	head->uid = j->uid;
 	TRY(manifest_put(&b, head, run, st->dir));

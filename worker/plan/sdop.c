@@ -97,7 +97,7 @@ static FALLIBLE enum err made(struct sdop_build *b, uint32_t rank, enum tree_kin
 						 .at = b->out->made[rank]++ };
 	t.shards = shards;
 	/* Set here, not by iterate: the moves name this very node. */
-	if (b->rq->cpu_offload || b->rq->kind == SDOP_OFFLOAD)
+	if (b->rq->cpu_offload || b->rq->kind == JOB_OFFLOAD)
 		t.device = TREE_CPU;
 	else if (b->rq->has_device)
 		t.device = b->rq->device;
@@ -154,7 +154,7 @@ static FALLIBLE enum err check_request(struct sdop_build *b)
 	const struct sdop_request *rq = b->rq;
 	uint32_t size = rq->group ? rq->group_count : rq->world_size;
 
-	if ((uint32_t)rq->kind >= SDOP_KINDS)
+	if (!kind_is(rq->kind, KIND_OPERATES))
 		return ERR(INVALID_REQUEST, "no such operation");
 	if (rq->world_size < 1 || rq->world_size > 65536)
 		return ERR(WORLD_MISMATCH, "a world has 1 to 65536 ranks, not %u", rq->world_size);
@@ -166,11 +166,11 @@ static FALLIBLE enum err check_request(struct sdop_build *b)
 			return ERR(INVALID_REQUEST, "rank %u is in the group twice", rank);
 		b->member[rank] = 1;
 	}
-	if ((rq->kind == SDOP_BROADCAST || rq->kind == SDOP_DISTRIBUTE) && rq->root >= size)
+	if ((rq->kind == JOB_BROADCAST || rq->kind == JOB_DISTRIBUTE) && rq->root >= size)
 		return ERR(INVALID_REQUEST, "root %u is not in a group of %u", rq->root, size);
-	if ((rq->kind == SDOP_COPY || rq->kind == SDOP_COMPARE) && !b->companion)
-		return ERR(INVALID_REQUEST, "%s needs two state dicts", rq->kind == SDOP_COPY ? "copy" : "compare");
-	if (rq->kind == SDOP_CREATE && b->companion)
+	if ((rq->kind == JOB_COPY || rq->kind == JOB_COMPARE) && !b->companion)
+		return ERR(INVALID_REQUEST, "%s needs two state dicts", rq->kind == JOB_COPY ? "copy" : "compare");
+	if (rq->kind == JOB_CREATE && b->companion)
 		return ERR(INVALID_REQUEST, "create makes a new state dict, the target exists");
 	for (uint32_t i = 0; rq->plan_for && i < rq->plan_for_count; i++) {
 		if (rq->plan_for[i] >= rq->world_size)
@@ -242,15 +242,15 @@ static FALLIBLE enum err make(struct sdop_build *b)
 	TRY(arena_alloc(b->arena, world, sizeof *b->out->target, &b->out->target));
 	TRY(arena_alloc(b->arena, world, sizeof *b->out->made, &b->out->made));
 	switch (b->rq->kind) {
-	case SDOP_CREATE:
-	case SDOP_COPY:
-	case SDOP_OFFLOAD:
+	case JOB_CREATE:
+	case JOB_COPY:
+	case JOB_OFFLOAD:
 		TRY(sdop_local(b));
 		break;
-	case SDOP_GATHER:
+	case JOB_GATHER:
 		TRY(sdop_gather(b));
 		break;
-	case SDOP_COMPARE:
+	case JOB_COMPARE:
 		TRY(sdop_compare(b));
 		break;
 	default:

@@ -8,10 +8,7 @@
 #pragma once
 #include "plan/layout.h"
 #include "plan/tree.h"
-
-enum sdop_kind {
-	SDOP_CREATE, SDOP_COPY, SDOP_OFFLOAD, SDOP_GATHER, SDOP_BROADCAST, SDOP_DISTRIBUTE, SDOP_COMPARE, SDOP_REDISTRIBUTE, SDOP_KINDS
-};
+#include "spec/kinds.h"
 
 enum {
 	SDOP_DIFFERENCES_MAX = 1000,   /* kept; all are counted */
@@ -21,7 +18,7 @@ enum {
 struct layout_use;
 
 struct sdop_request {
-	enum sdop_kind kind;
+	enum job_kind kind;
 	const uint32_t *group;         /* ranks of the world that take part, in group order; NULL: all */
 	uint32_t group_count;
 	const uint32_t *ranks_only;    /* gather, offload: numbers within the group that get a result; none: all */

@@ -251,7 +251,7 @@ static FALLIBLE enum err make_layout(struct cut *c)
 enum err sdop_cut(struct sdop_build *b, struct tree *const *source, struct tree **trees)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	struct cut c = { .b = b, .trees = trees, .whole = b->rq->kind == SDOP_BROADCAST && !b->rq->layout };
+	struct cut c = { .b = b, .trees = trees, .whole = b->rq->kind == JOB_BROADCAST && !b->rq->layout };
 
 	TRY(sdict_new((uint64_t)1 << 36, &sd));
 	c.sd = sd;

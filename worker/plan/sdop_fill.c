@@ -41,11 +41,11 @@ static const struct iterate_place *giver(const struct filler *f, const struct it
 {
 	const struct iterate_place *own = place_of(row->source, row->source_count, rank);
 
-	if (f->b->rq->kind == SDOP_BROADCAST)
+	if (f->b->rq->kind == JOB_BROADCAST)
 		return place_of(row->source, row->source_count, f->root);
 	if (own)
 		return own;
-	if (f->b->rq->kind == SDOP_DISTRIBUTE)
+	if (f->b->rq->kind == JOB_DISTRIBUTE)
 		return place_of(row->source, row->source_count, f->root);
 	return row->source_count ? &row->source[0] : NULL;
 }
@@ -70,7 +70,7 @@ static FALLIBLE enum err needs_whole(const struct filler *f, const struct iterat
 	if (from->node->kind == TREE_TENSOR)
 		return OK;
 	return err_at_rank(ERR(KIND_MISMATCH, "%s takes whole tensors, this is a %s: gather or redistribute it",
-			       f->b->rq->kind == SDOP_BROADCAST ? "broadcast" : "distribute", tree_kind_name(from->node->kind)),
+			       f->b->rq->kind == JOB_BROADCAST ? "broadcast" : "distribute", tree_kind_name(from->node->kind)),
 			   from->rank);
 }
 
@@ -114,7 +114,7 @@ static FALLIBLE enum err fill_sharded(struct filler *f, const struct iterate_row
 	const struct iterate_place *first = NULL;
 
 	/* distribute_tensor: what the first rank of the mesh has counts. */
-	if (f->b->rq->kind == SDOP_DISTRIBUTE && target->kind == TREE_DTENSOR)
+	if (f->b->rq->kind == JOB_DISTRIBUTE && target->kind == TREE_DTENSOR)
 		first = place_of(row->source, row->source_count, target->tensor.mesh->ranks[0]);
 	if (first && first->node->kind == TREE_TENSOR)
 		from = first;
@@ -142,7 +142,7 @@ static FALLIBLE enum err refill(struct filler *f, const struct iterate_row *row,
 static FALLIBLE enum err fill_leaf(struct filler *f, const struct iterate_row *row, const struct iterate_place *from, uint32_t rank,
 				   const struct tree *target, struct tree **out)
 {
-	bool redistribute = f->b->rq->kind == SDOP_REDISTRIBUTE;
+	bool redistribute = f->b->rq->kind == JOB_REDISTRIBUTE;
 
 	if (tree_is_tensor(from->node)) {
 		if (redistribute)
@@ -210,7 +210,7 @@ static bool holds_tensor(const struct tree *t)
 static FALLIBLE enum err fill_odd(struct filler *f, const struct iterate_row *row, const struct iterate_place *from, uint32_t rank,
 				  const struct tree *target, struct tree **out)
 {
-	if (f->b->rq->kind == SDOP_REDISTRIBUTE || holds_tensor(from->node))
+	if (f->b->rq->kind == JOB_REDISTRIBUTE || holds_tensor(from->node))
 		return ERR(KIND_MISMATCH, "the source has a %s, the target a %s", tree_kind_name(from->node->kind),
 			   tree_kind_name(target->kind));
 	return graft(f, row, from, rank, out);
@@ -222,7 +222,7 @@ static FALLIBLE enum err missing(struct filler *f, const struct iterate_row *row
 
 	slot->open = container;
 	if (!container || target->node->count == 0) {
-		if (f->b->rq->kind == SDOP_REDISTRIBUTE && f->b->rq->strict)
+		if (f->b->rq->kind == JOB_REDISTRIBUTE && f->b->rq->strict)
 			return ERR(MISSING_KEY, "the source lacks this key of the target");
 		TRY(sdop_note_add(f->b, SDOP_NOTE_MISSING, row, target->rank, (struct str){ 0 }, (struct str){ 0 }));
 	}
@@ -246,7 +246,7 @@ static FALLIBLE enum err fill_slot(struct filler *f, const struct iterate_row *r
 		slot->open = true;
 		return f->drop ? tree_new(f->b->arena, t->kind, &slot->made) : tree_shell(f->b->arena, t, &slot->made);
 	}
-	if (tree_is_container(from->node) || (tree_is_container(t) && f->b->rq->kind == SDOP_REDISTRIBUTE))
+	if (tree_is_container(from->node) || (tree_is_container(t) && f->b->rq->kind == JOB_REDISTRIBUTE))
 		return fill_odd(f, row, from, target->rank, t, &slot->made);
 	return fill_leaf(f, row, from, target->rank, t, &slot->made);
 }
@@ -277,7 +277,7 @@ static FALLIBLE enum err extra(struct filler *f, const struct iterate_row *row, 
 
 	if (!from)
 		return OK;
-	if (f->b->rq->kind == SDOP_DISTRIBUTE) {
+	if (f->b->rq->kind == JOB_DISTRIBUTE) {
 		TRY(graft(f, row, from, rank, &node));
 		if (node && !row->in_list)
 			return tree_put(f->b->arena, above, row->key, node);
@@ -342,12 +342,12 @@ static FALLIBLE enum err sources(struct filler *f, struct tree ***out)
 	const struct sdop_request *rq = b->rq;
 
 	f->root = rq->group && rq->root < rq->group_count ? rq->group[rq->root] : rq->root;
-	f->drop = rq->kind == SDOP_BROADCAST && rq->strict;
+	f->drop = rq->kind == JOB_BROADCAST && rq->strict;
 	TRY(arena_alloc(b->scratch, rq->world_size, sizeof **out, out));
 	for (uint32_t r = 0; r < rq->world_size; r++)
-		if (rq->kind == SDOP_BROADCAST ? r == f->root : b->member[r])
+		if (rq->kind == JOB_BROADCAST ? r == f->root : b->member[r])
 			(*out)[r] = b->source[r];
-	if (rq->kind == SDOP_BROADCAST && !(*out)[f->root])
+	if (rq->kind == JOB_BROADCAST && !(*out)[f->root])
 		return err_at_rank(ERR(INVALID_REQUEST, "the root, rank %u, has no state dict", f->root), f->root);
 	return OK;
 }

@@ -44,14 +44,14 @@ static enum err copy_leaf(void *ctx, const struct iterate_leaf *leaf, struct tre
 
 enum err sdop_local(struct sdop_build *b)
 {
-	iterate_fn *fn = b->rq->kind == SDOP_CREATE ? create_leaf : copy_leaf;
+	iterate_fn *fn = b->rq->kind == JOB_CREATE ? create_leaf : copy_leaf;
 	const struct iterate_fns fns = { fn, fn, fn, NULL, b };
 	struct iterate_options o = sdop_iterate_options(b);
 
-	o.cpu_offload = b->rq->kind == SDOP_OFFLOAD;
-	if (b->rq->kind != SDOP_OFFLOAD)
+	o.cpu_offload = b->rq->kind == JOB_OFFLOAD;
+	if (b->rq->kind != JOB_OFFLOAD)
 		o.ranks_only_count = 0;
-	if (b->rq->kind == SDOP_CREATE)
+	if (b->rq->kind == JOB_CREATE)
 		o.type_check = false; /* as PyTorch: what it does not know is copied */
 	return iterate(&fns, &o, b->source, b->rq->world_size, b->arena, b->scratch, b->out->target);
 }
@@ -69,7 +69,7 @@ static FALLIBLE enum err difference(struct sdop_build *b, const struct iterate_r
 	return sdop_path(b, row, &d->path);
 }
 
-static struct str kind_of(const struct tree *t)
+static struct str kind_text(const struct tree *t)
 {
 	return t ? str_of(tree_kind_name(t->kind)) : (struct str){ 0 };
 }
@@ -81,9 +81,9 @@ static enum err structure_differs(void *ctx, const struct iterate_row *row, uint
 	struct str m, n;
 
 	if (!x || !y)
-		return difference(b, row, rank, x ? "missing in b" : "missing in a", kind_of(x), kind_of(y));
+		return difference(b, row, rank, x ? "missing in b" : "missing in a", kind_text(x), kind_text(y));
 	if (!tree_is_list(x) || !tree_is_list(y))
-		return difference(b, row, rank, "kind", kind_of(x), kind_of(y));
+		return difference(b, row, rank, "kind", kind_text(x), kind_text(y));
 	TRY(arena_printf(b->arena, &m, "%u", x->count));
 	TRY(arena_printf(b->arena, &n, "%u", y->count));
 	return difference(b, row, rank, "length", m, n);
@@ -98,7 +98,7 @@ static enum err compare_leaf(void *ctx, const struct iterate_leaf *leaf, struct 
 
 	*out = NULL;
 	if (!alike)
-		TRY(difference(b, leaf->row, leaf->rank, "kind", kind_of(x), kind_of(y)));
+		TRY(difference(b, leaf->row, leaf->rank, "kind", kind_text(x), kind_text(y)));
 	if (x->tensor.dtype != y->tensor.dtype) {
 		alike = false;
 		TRY(difference(b, leaf->row, leaf->rank, "dtype", str_of(dtype_name(x->tensor.dtype)),

@@ -1,6 +1,6 @@
 /* ref.c: see ref.h. A name becomes a path below a storage root in a worker, so what could mean another place ("..", a leading
  * slash, a hidden file, an option of some tool) is refused here, before anything else sees it. */
-#include "api/ref.h"
+#include "spec/ref.h"
 
 FALLIBLE enum err ref_check_storage(struct str name)
 {

@@ -1,6 +1,6 @@
 /* spec_own.h: what the files spec*.c share; nobody else includes it. */
 #pragma once
-#include "api/spec.h"
+#include "spec/spec.h"
 
 /* Takes fallback_new; it becomes the field's value where there is none. */
 FALLIBLE enum err spec_put_default(json_t *object, const char *key, json_t *fallback_new);

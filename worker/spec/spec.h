@@ -4,23 +4,14 @@
  * default. Not filled in: `generation` (the coordinator picks the newest sealed one) and `world_size` where only the source's
  * metadata knows it. What needs to know the state dicts (is that rank in the group?) is server/job_sdop.c's matter. */
 #pragma once
-#include "api/jval.h"
-#include "api/ref.h"
-
-enum spec_kind {
-	SPEC_SAVE, SPEC_LOAD, SPEC_RESHARD, SPEC_VERIFY, SPEC_DIFF, SPEC_DELETE,
-	SPEC_CREATE, SPEC_COPY, SPEC_OFFLOAD, SPEC_GATHER, SPEC_BROADCAST, SPEC_DISTRIBUTE, SPEC_COMPARE, SPEC_REDISTRIBUTE,
-	SPEC_KIND_COUNT
-};
+#include "base/jval.h"
+#include "spec/kinds.h"
 
 struct spec {
-	enum spec_kind kind;
-	const char *kind_name;          /* "save" */
+	enum job_kind kind;
 	struct ref source, target;      /* kind 0 where the job has none; they point into the document */
 	struct ref a, b;                /* of a diff or a compare */
 };
-
-extern const char *const spec_kind_names[SPEC_KIND_COUNT + 1];
 
 /* Changes doc in place. ERR_UNKNOWN_KIND, ERR_UNKNOWN_FIELD, ERR_VALIDATION_FAILED, ERR_NAME_INVALID, ERR_LAYOUT_INVALID,
  * ERR_WORLD_MISMATCH, each with the field's JSON pointer. */

@@ -2,17 +2,15 @@
  *
  * One function per kind reads like that kind's row of SURFACES. A field that a kind does not use is unknown to it: a caller who
  * writes "layout" in a save would otherwise believe that it was obeyed. */
-#include "api/spec.h"
+#include "spec/spec.h"
 
-#include "api/layout_spec.h"
-#include "api/spec_own.h"
+#include <stdio.h>
+
+#include "spec/layout_rules.h"
+#include "spec/spec_own.h"
 #include "base/near.h"
 
 enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096, PARTS_MAX = 4096, HOSTS_MAX = 1024 };
-
-const char *const spec_kind_names[SPEC_KIND_COUNT + 1] = { "save",    "load",	"reshard", "verify",	"diff",	      "delete",	 "create",
-							   "copy",    "offload", "gather",  "broadcast", "distribute", "compare",
-							   "redistribute", NULL };
 
 static const char *const formats[] = { "dcp", "safetensors", NULL };
 static const char *const dtypes[] = {
@@ -159,7 +157,7 @@ static FALLIBLE enum err check_world(const struct jval *target)
 	int64_t world = 0;
 
 	TRY(jval_opt_integer(target, "world_size", 1, LAYOUT_WORLD_MAX, &world));
-	TRY(layout_spec_check(&layout, &world));
+	TRY(layout_rules_check(&layout, &world));
 	TRY(spec_put_default(target->j, "layout", json_array()));
 	return world > 0 ? spec_put_default(target->j, "world_size", json_integer(world)) : OK;
 }
@@ -403,25 +401,26 @@ static FALLIBLE enum err check_delete(const struct jval *doc, struct spec *s)
 static FALLIBLE enum err read_kind(const struct jval *root, struct spec *s)
 {
 	struct jval v = jval_get(root, "kind");
-	char hint[NEAR_HINT_MAX];
+	char hint[NEAR_HINT_MAX], list[256];
+	bool listed_operation = false;
 	struct str kind;
+	size_t n = 0;
 
 	TRY(jval_string(&v, &kind));
-	for (size_t i = 0; i < SPEC_KIND_COUNT; i++)
-		if (str_is(kind, spec_kind_names[i])) {
-			s->kind = (enum spec_kind)i;
-			s->kind_name = spec_kind_names[i];
-			return OK;
-		}
-	return jval_fail(&v, ERR_UNKNOWN_KIND,
-			 "\"%.32s\" is no kind of job: save, load, reshard, verify, diff, delete, or an operation on state dicts: create, "
-			 "copy, offload, gather, broadcast, distribute, compare, redistribute%s", kind.p,
-			 near_hint(kind, spec_kind_names, hint));
+	if (kind_parse(kind, &s->kind))
+		return OK;
+	for (int k = 0; k < JOB_KIND_COUNT && n < sizeof list; k++) {
+		bool operates = kind_is((enum job_kind)k, KIND_OPERATES), first = operates && !listed_operation;
+		n += (size_t)snprintf(list + n, sizeof list - n, "%s%s%s", k ? ", " : "",
+				      first ? "or an operation on state dicts: " : "", kind_names[k]);
+		listed_operation |= operates;
+	}
+	return jval_fail(&v, ERR_UNKNOWN_KIND, "\"%.32s\" is no kind of job: %s%s", kind.p, list, near_hint(kind, kind_names, hint));
 }
 
 FALLIBLE enum err spec_check(json_t *doc, struct spec *out)
 {
-	static enum err (*const checks[SPEC_KIND_COUNT])(const struct jval *, struct spec *) = {
+	static enum err (*const checks[JOB_KIND_COUNT])(const struct jval *, struct spec *) = {
 		check_save, check_load, check_reshard, check_verify, check_diff, check_delete, spec_check_create, spec_check_copy,
 		spec_check_offload, spec_check_gather, spec_check_broadcast, spec_check_distribute, spec_check_compare,
 		spec_check_redistribute

@@ -1,10 +1,10 @@
-/* layout_spec.c: see layout_spec.h.
+/* layout_rules.c: see layout_rules.h.
  *
  * The worker checks rules against tensors; here is what is wrong whatever the tensors are, so that a request with a bad layout is
  * answered at once with the field's place and never becomes a job. */
-#include "api/layout_spec.h"
+#include "spec/layout_rules.h"
 
-#include "api/ref.h"
+#include "spec/ref.h"
 #include "base/near.h"
 #include "base/num.h"
 
@@ -113,7 +113,7 @@ static FALLIBLE enum err check_placement(struct str text, bool in_memory)
 	return OK;
 }
 
-FALLIBLE enum err layout_spec_placement(struct str text)
+FALLIBLE enum err layout_rules_placement(struct str text)
 {
 	return check_placement(text, false);
 }
@@ -335,12 +335,12 @@ static FALLIBLE enum err check_rules(const struct jval *v, int64_t *world, bool 
 	return OK;
 }
 
-FALLIBLE enum err layout_spec_check(const struct jval *v, int64_t *world)
+FALLIBLE enum err layout_rules_check(const struct jval *v, int64_t *world)
 {
 	return check_rules(v, world, false);
 }
 
-FALLIBLE enum err layout_spec_check_in_memory(const struct jval *v, int64_t *world)
+FALLIBLE enum err layout_rules_check_in_memory(const struct jval *v, int64_t *world)
 {
 	return check_rules(v, world, true);
 }

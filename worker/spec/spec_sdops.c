@@ -2,8 +2,8 @@
  *
  * What all of them have in common is checked by common(); whether a rank lies in the group is checked here as far as the request
  * says how large the group is, else when the state dict is known (server/job_sdop.c). */
-#include "api/layout_spec.h"
-#include "api/spec_own.h"
+#include "spec/layout_rules.h"
+#include "spec/spec_own.h"
 
 #define ALL_KINDS "kind", "labels", "options", "group", "device", "type_check", "backend"
 #define MOVING_KINDS ALL_KINDS, "source", "target"
@@ -120,7 +120,7 @@ static FALLIBLE enum err check_cut(const struct jval *doc, bool always)
 	int64_t world = 0;
 
 	TRY(jval_opt_integer(&target, "world_size", 1, LAYOUT_WORLD_MAX, &world));
-	TRY(layout_spec_check_in_memory(&layout, &world));
+	TRY(layout_rules_check_in_memory(&layout, &world));
 	if (always)
 		TRY(spec_put_default(doc->j, "layout", json_array()));
 	return world > 0 ? spec_put_default(target.j, "world_size", json_integer(world)) : OK;

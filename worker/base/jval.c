@@ -2,7 +2,7 @@
  *
  * jansson's parser is recursive and allows 2048 levels, so the depth is counted in one pass over the bytes before it runs; its
  * own unpack functions give poor places, so the readers here keep the chain of parents and print it only when they refuse. */
-#include "api/jval.h"
+#include "base/jval.h"
 
 #include <math.h>
 #include <stdarg.h>

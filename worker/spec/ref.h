@@ -1,6 +1,6 @@
 /* ref.h: the names that people give to things, and the two forms of a reference (SURFACES "References and layouts"). */
 #pragma once
-#include "api/jval.h"
+#include "base/jval.h"
 
 enum { REF_COMPONENTS_MAX = 16, REF_COMPONENT_BYTES_MAX = 200, REF_STORAGE_BYTES_MAX = 32 };
 
