@@ -76,6 +76,24 @@ static FALLIBLE enum err read_all(const struct buf *b)
 	return out.len == 5 && memcmp(out.p, "hello", 5) == 0 ? OK : ERR(INTERNAL, "other bytes");
 }
 
+static void reads_a_record_without_bytes(void **state)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(MAX), none = BUF_INIT(MAX);
+	struct zip_writer w = { 0 };
+	struct zip *z CLEANUP(zip_free_ptr) = NULL;
+	const struct zip_record *r;
+
+	(void)state;
+	zip_put_local(&w, &b, 0, "a/empty", 0, 0, 1);
+	zip_put_tail(&w, &b, b.len);
+	struct str bytes = { (char *)b.p, b.len };
+	struct item_source src = source_memory(&bytes);
+	T_OK(zip_open(&src, &z));
+	T_OK(zip_find(z, STR("empty"), &r));
+	T_OK(zip_read(z, r, MAX, &none));
+	assert_int_equal(none.len, 0);
+}
+
 static void reads_what_it_wrote(void **state)
 {
 	CLEANUP(buf_free) struct buf b = make();
@@ -416,6 +434,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(reads_what_it_wrote),
+		cmocka_unit_test(reads_a_record_without_bytes),
 		cmocka_unit_test(junk_behind_is_a_comment),
 		cmocka_unit_test(every_truncation_fails),
 		cmocka_unit_test(every_flipped_byte_is_survived),

@@ -40,10 +40,12 @@ static uint64_t at(const uint64_t *offsets, uint32_t r)
 static FALLIBLE enum err move_own(struct comm *c, const struct parts *p)
 {
 	uint64_t bytes = p->out_bytes && p->in_bytes ? p->out_bytes[c->rank] : 0;
+
+	if (!bytes)
+		return OK;
 	const unsigned char *from = p->out + at(p->out_at, c->rank);
 	unsigned char *to = p->in + at(p->in_at, c->rank);
-
-	return bytes && from != to ? device_copy(nccl_of(c)->device, to, from, bytes, DEVICE_MOVE) : OK;
+	return from != to ? device_copy(nccl_of(c)->device, to, from, bytes, DEVICE_MOVE) : OK;
 }
 
 static nccl_result post(struct comm *c, const struct parts *p, uint32_t r)

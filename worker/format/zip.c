@@ -431,7 +431,8 @@ enum err zip_read(const struct zip *z, const struct zip_record *r, uint64_t max,
 		return ERR(LIMIT_EXCEEDED, "record '%.*s' has %ju bytes, at most %ju are read",
 			   (int)num_min(r->name.n, 80), r->name.p, (uintmax_t)r->bytes, (uintmax_t)max);
 	TRY(stream(z, r, take_bytes, into));
-	return compare_crc(r, crc32_gzip_refl(0, into->p + before, into->len - before));
+	size_t n = into->len - before;
+	return compare_crc(r, n ? crc32_gzip_refl(0, into->p + before, n) : 0); /* without bytes there need be no buffer */
 }
 
 static enum err take_crc(void *user, const unsigned char *p, size_t n)
