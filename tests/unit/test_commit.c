@@ -54,12 +54,12 @@ static struct job job_named(const char *id)
 	return (struct job){ .worker = &t.w, .id = id, .kind = JOB_SAVE, .attempt = 1, .uid = geteuid() };
 }
 
-static enum err open_staging(const char *job, const char *name, bool overwrite, struct staging *s)
+/* j must outlive s, which points to it. */
+static enum err open_staging(struct job *j, const char *name, bool overwrite, struct staging *s)
 {
-	struct job j = job_named(job);
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
 	json_t *options = json_pack("{s:b}", "overwrite", overwrite);
-	enum err e = staging_open(&j, ref, options, s);
+	enum err e = staging_open(j, ref, options, s);
 	json_decref(options);
 
 	json_decref(ref);
@@ -81,7 +81,7 @@ static enum err save(const char *job, const char *name, bool overwrite)
 	struct run none = { .fd = -1 };
 	struct staging s;
 
-	enum err e = open_staging(job, name, overwrite, &s);
+	enum err e = open_staging(&j, name, overwrite, &s);
 	if (!e) {
 		T_OK(staging_put_file(&s, "__0_0.distcp", "data", 4));
 		T_OK(staging_put_file(&s, ".metadata", job, strlen(job)));
@@ -119,7 +119,7 @@ static void test_appears_at_once(void **state)
 
 	(void)state;
 	int fds = t_count_fds();
-	T_OK(open_staging("A", "run/step-1", false, &s));
+	T_OK(open_staging(&j, "run/step-1", false, &s));
 	T_OK(staging_put_file(&s, ".metadata", "m", 1));
 	assert_true(t_worker_has(&t, "run/.dcpd-A-1"));
 	assert_false(t_worker_has(&t, "run/step-1"));
@@ -132,11 +132,12 @@ static void test_appears_at_once(void **state)
 
 static void test_given_up(void **state)
 {
+	struct job j = job_named("A");
 	struct staging s;
 
 	(void)state;
 	int fds = t_count_fds();
-	T_OK(open_staging("A", "run/step-1", false, &s));
+	T_OK(open_staging(&j, "run/step-1", false, &s));
 	T_OK(staging_put_file(&s, "__0_0.distcp", "data", 4));
 	T_ERR(CHECKPOINT_EXISTS, staging_put_file(&s, "__0_0.distcp", "data", 4));
 	assert_string_equal(err_last()->file, "__0_0.distcp");
@@ -163,7 +164,7 @@ static void test_second_comes_too_late(void **state)
 	struct staging s;
 
 	(void)state;
-	T_OK(open_staging("B", "x", false, &s));
+	T_OK(open_staging(&j, "x", false, &s));
 	T_OK(staging_put_file(&s, ".metadata", "B", 1));
 	T_OK(save("A", "x", false));
 	T_ERR(CHECKPOINT_EXISTS, staging_commit(&j, &s, &none, false));
@@ -212,7 +213,7 @@ static void test_changed_meanwhile(void **state)
 
 	(void)state;
 	T_OK(save("A", "x", false));
-	T_OK(open_staging("B", "x", true, &s));
+	T_OK(open_staging(&j, "x", true, &s));
 	T_OK(staging_put_file(&s, ".metadata", "B", 1));
 	t_worker_put(&t, "x/notes.txt", "precious", 8);
 	T_ERR(NOT_A_CHECKPOINT, staging_commit(&j, &s, &none, true));
@@ -223,18 +224,19 @@ static void test_changed_meanwhile(void **state)
 
 static void test_names(void **state)
 {
+	struct job j = job_named("A");
 	static const char *const bad[] = { "..", "../x", "a/..", "a/../../x", "/tmp/x", "a/", "", "a//" };
 	struct staging s;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-		enum err e = open_staging("A", bad[i], true, &s);
+		enum err e = open_staging(&j, bad[i], true, &s);
 		staging_close(&s);
 		if (e != ERR_NAME_INVALID)
 			T_FAIL("'%s' gave %s", bad[i], err_code_name(e));
 	}
 	assert_int_equal(symlinkat("/tmp", t.dir.fd, "link"), 0);
-	T_ERR(NAME_INVALID, open_staging("A", "link/x", false, &s));
+	T_ERR(NAME_INVALID, open_staging(&j, "link/x", false, &s));
 	staging_close(&s);
 	assert_int_equal(t_worker_entries(&t, "."), 1);
 }
@@ -263,7 +265,7 @@ static void test_sizes(void **state)
 	T_OK(run_add_file(&b, RUN_FILE_TARGET, 0, STR("__0_0.distcp"), 5000, &file));
 	T_OK(run_add_file(&b, RUN_FILE_TARGET, 0, STR("__1_0.distcp"), 0, &file));
 	T_OK(run_share(&b, &run));
-	T_OK(open_staging("A", "x", false, &s));
+	T_OK(open_staging(&j, "x", false, &s));
 	T_OK(staging_make_files(&s, &run));
 	T_OK(fs_open(s.dir, "__0_0.distcp", O_WRONLY, 0, &fd));
 	assert_int_equal(ftruncate(fd, 8192), 0);
@@ -323,12 +325,13 @@ static bool recover(const char *name, const char *job, const char *kind)
 
 static void test_recover_save(void **state)
 {
+	struct job j = job_named("B");
 	struct staging s;
 
 	(void)state;
 	T_OK(save("A", "run/x", false));
 	assert_true(recover("run/x", "A", "save"));
-	T_OK(open_staging("B", "run/x", true, &s)); /* died before its commit */
+	T_OK(open_staging(&j, "run/x", true, &s)); /* died before its commit */
 	put_manifest(&s, "B");
 	fs_drop(&s.dir);
 	fs_drop(&s.parent);
@@ -597,6 +600,7 @@ static void test_unsynced_delete(void **state)
  * before its fsync. */
 static void test_unsynced_directories(void **state)
 {
+	struct job j = job_named("A");
 	struct staging s;
 
 	(void)state;
@@ -606,7 +610,7 @@ static void test_unsynced_directories(void **state)
 	assert_false(t_worker_has(&t, "run"));
 	assert_int_equal(mkdirat(t.dir.fd, "run", 0755), 0);
 	fail_fsync(".", 0, 0);
-	T_OK(open_staging("A", "run/x", false, &s));
+	T_OK(open_staging(&j, "run/x", false, &s));
 	assert_true(unsynced.passes >= 1);
 	pass_fsync();
 	staging_close(&s);
@@ -615,6 +619,7 @@ static void test_unsynced_directories(void **state)
 /* ---- beside other files ---- */
 
 struct beside {
+	struct job job;
 	struct run_build build;
 	struct run run;
 	struct staging s;
@@ -622,15 +627,14 @@ struct beside {
 
 static void beside_open(struct beside *b, const char *job)
 {
-	struct job j = job_named(job);
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
 	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
 	uint32_t file;
 
-	*b = (struct beside){ .run = { .fd = -1 } };
+	*b = (struct beside){ .job = job_named(job), .run = { .fd = -1 } };
 	T_OK(run_add_file(&b->build, RUN_FILE_TARGET, 0, STR("__0_0.distcp"), 4, &file));
 	T_OK(run_share(&b->build, &b->run));
-	T_OK(staging_open(&j, ref, options, &b->s));
+	T_OK(staging_open(&b->job, ref, options, &b->s));
 	T_OK(staging_put_file(&b->s, "__0_0.distcp", job, 4));
 	T_OK(staging_put_file(&b->s, ".metadata", job, 4));
 	put_manifest(&b->s, job);
@@ -731,13 +735,14 @@ static void test_sweep_follows_no_link(void **state)
 /* A coordinator that was killed may not know that an attempt had begun, or had exchanged the two directories already. */
 static void test_earlier_attempts_are_cleared(void **state)
 {
+	struct job j = job_named("JOB");
 	struct staging s;
 
 	(void)state;
 	T_OK(fs_mkdir(t.dir.fd, ".dcpd-JOB-7", 0755));
 	T_OK(fs_mkdir(t.dir.fd, ".dcpd-trash-JOB", 0755));
 	T_OK(fs_mkdir(t.dir.fd, ".dcpd-OTHER-1", 0755));
-	T_OK(open_staging("JOB", "step", false, &s));
+	T_OK(open_staging(&j, "step", false, &s));
 	wait_for_entries(".", 2); /* another job's, and this attempt's */
 	staging_close(&s);
 	wait_for_entries(".", 1);
