@@ -43,6 +43,11 @@ def wait_for(condition, seconds=10.0, what="condition", every=0.02):
         time.sleep(every)
 
 
+# For a shell in a new mount namespace: nothing that is mounted here shows elsewhere. In a chroot `/` need not be a mount itself, so that
+# `unshare --propagation private` and `mount --make-rprivate /` fail there.
+PRIVATE_MOUNTS = """while read -r _ _ _ _ at _; do mount --make-private "$at" || exit 1; done < /proc/self/mountinfo"""
+
+
 def clean_environment(**more):
     """Ours without what configures dcpd or these tests: it must not leak into a daemon."""
     return {**{k: v for k, v in os.environ.items() if not k.startswith("DCPD_")}, **more}

@@ -164,9 +164,9 @@ import ctypes, dcpd, numpy as np, os, subprocess, sys, time
 import torch, warnings, torch.distributed.checkpoint as dcp
 from dcpd.torch import StorageWriter
 warnings.simplefilter("ignore")
-program, home = sys.argv[1:]
+program, home, private = sys.argv[1:]
 assert ctypes.CDLL(None).unshare(0x20000) == 0    # CLONE_NEWNS
-subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["sh", "-c", private], check=True)
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", "/dev/shm"], check=True)
 p = subprocess.Popen([program, "--state-dir", home + "/state", "--listen", f"unix:{home}/s", "--storage", f"main={home}/main",
                       "--shm-limit", "1GiB"], stderr=open(home + "/log", "w"),
@@ -222,7 +222,7 @@ finally:
 def test_dev_shm_is_full(script, tmp_path):
     """By us, and by others: who needs how much, what is free, who holds it; and the trainer goes on."""
     (tmp_path / "main").mkdir()
-    r = script(SMALL, lib.BIN / "dcpd", tmp_path, timeout=100)
+    r = script(SMALL, lib.BIN / "dcpd", tmp_path, lib.PRIVATE_MOUNTS, timeout=100)
     lines = r.stdout.splitlines()
     full = [x for x in lines if "SharedMemoryFull" in x]
     assert len(full) == 3 and full[1].startswith("dropin"), r.stdout

@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="DCPD_TEST_VENV has no torch")
 import lib_ranks  # noqa: E402
 import on_hosts  # noqa: E402
 
-SCRIPT = "hostname {0} && mount -t tmpfs -o size=512m tmpfs /dev/shm && echo ready && exec sleep 3600"
+SCRIPT = f"{harness.PRIVATE_MOUNTS} && hostname {{0}} && mount -t tmpfs -o size=512m tmpfs /dev/shm && echo ready && exec sleep 3600"
 
 
 class Host:
@@ -27,12 +27,12 @@ class Host:
 
     def __init__(self, name):
         self.name = name
-        self.holder = subprocess.Popen(["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", SCRIPT.format(name)],
+        self.holder = subprocess.Popen(["unshare", "--mount", "--uts", "--propagation", "unchanged", "sh", "-c", SCRIPT.format(name)],
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if self.holder.stdout.readline().strip() != "ready":
             self.holder.wait(5)
             pytest.skip(f"namespaces are not permitted here: {self.holder.stderr.read().strip()}")
-        self.enter = ["nsenter", f"--target={self.holder.pid}", "--mount", "--uts", "--"]
+        self.enter = ["nsenter", f"--target={self.holder.pid}", "--mount", "--root", "--uts", "--"]
 
     def segments(self):
         return sorted(os.listdir(f"/proc/{self.holder.pid}/root/dev/shm"))
