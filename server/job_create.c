@@ -77,43 +77,6 @@ static void finish_later(void *user, enum err e)
 
 /* ---- what is known at once ---- */
 
-static bool same_or_inside(const char *a, const char *b)
-{
-	size_t n = strlen(a);
-
-	return n && strncmp(a, b, n) == 0 && (b[n] == '\0' || b[n] == '/');
-}
-
-static FALLIBLE enum err check_target_free(const struct job *j)
-{
-	if (!j->target[0])
-		return OK;
-	for (const struct job *other = j->server->jobs->live; other; other = other->live_next)
-		if (other != j && !other->dry_run && other->target && !job_spec_is_part(j) && !job_spec_is_part(other) &&
-		    (same_or_inside(other->target, j->target) || same_or_inside(j->target, other->target)))
-			return ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target);
-	return OK;
-}
-
-/* What another job is about to write cannot be taken for a snapshot. */
-static FALLIBLE enum err check_quiet(const struct job *j, struct job_ref ref)
-{
-	char text[STATE_DICT_NAME_MAX + 8];
-
-	if (!ref.state_dict)
-		return OK;
-	snprintf(text, sizeof text, "shm:%s", ref.state_dict);
-	for (const struct job *other = j->server->jobs->live; other; other = other->live_next) {
-		if (other == j || other->dry_run || !other->target || strcmp(other->target, text) != 0)
-			continue;
-		/* An operation writes the next generation beside the one that is there. */
-		if (other->kind == JOB_LOAD || state_dict_world(j->server, str_of(ref.state_dict)) == 0)
-			return ERR(STATE_DICT_BUSY, "job %s is %s state dict \"%s\"", other->id,
-				   other->kind == JOB_LOAD ? "loading into" : "making", ref.state_dict);
-	}
-	return OK;
-}
-
 static FALLIBLE enum err check_now(struct creation *c)
 {
 	struct server *s = c->server;
@@ -126,11 +89,7 @@ static FALLIBLE enum err check_now(struct creation *c)
 	if (c->planned && s->jobs->dry_count >= DRY_RUNS_MAX)
 		return ERR(TOO_MANY_JOBS, "%d dry runs are waiting", DRY_RUNS_MAX);
 	TRY(job_spec_resolve(j));
-	TRY(check_target_free(j));
-	TRY(check_quiet(j, job_spec_ref(j->spec, "source")));
-	TRY(check_quiet(j, job_spec_ref(j->spec, "a")));
-	TRY(check_quiet(j, job_spec_ref(j->spec, "b")));
-	TRY(check_quiet(j, job_spec_model(j->spec)));
+	TRY(job_spec_check_free(j));
 	TRY(job_take_uses(j));
 	return job_sdop_check(j);
 }

@@ -80,9 +80,7 @@ static FALLIBLE enum err check_retry(struct server *s, struct job *j)
 		return ERR(STATE_CONFLICT, "job %s is %s: only a failed or cancelled job can be tried again", j->id,
 			   job_state_text(j->state));
 	TRY(job_spec_resolve(j));
-	for (const struct job *other = s->jobs->live; other; other = other->live_next)
-		if (j->target[0] && other->target && strcmp(other->target, j->target) == 0)
-			return ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target);
+	TRY(job_spec_check_free(j));
 	enum err e = job_take_uses(j);
 	if (!e)
 		e = job_sdop_check(j);

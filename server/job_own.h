@@ -116,6 +116,8 @@ struct job_ref {
 struct job_ref job_spec_ref(const json_t *spec, const char *member);
 struct job_ref job_spec_model(const json_t *spec);   /* of a load of optimizer state; else it has no state_dict */
 FALLIBLE enum err job_spec_resolve(struct job *j);   /* storages and target from the spec */
+/* ERR_TARGET_BUSY, ERR_STATE_DICT_BUSY: a live job, dry runs apart, writes what this one would write or read. After job_spec_resolve. */
+FALLIBLE enum err job_spec_check_free(const struct job *j);
 bool job_spec_overwrites(const json_t *spec);
 bool job_spec_beside(const json_t *spec);       /* may write into a directory that holds other things */
 bool job_spec_selects(const json_t *spec);           /* not the whole source */

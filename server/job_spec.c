@@ -1,5 +1,5 @@
-/* job_spec.c: what a job's spec refers to: storages, state dicts, its target. The form was checked by the handler; a spec from the
- * journal or from on_owner_death is trusted no more than that, so that nothing here believes in a member's type. */
+/* job_spec.c: what a job's spec refers to: storages, state dicts, its target, and the jobs that are in its way. The form was checked by
+ * the handler; a spec from the journal or from on_owner_death is trusted no more than that: nothing here believes in a member's type. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -119,4 +119,52 @@ FALLIBLE enum err job_spec_resolve(struct job *j)
 	mem_free(j->target);
 	j->target = mem_strdup(text);
 	return j->target ? OK : ERR(NO_MEMORY, "cannot keep a job");
+}
+
+/* ---- other jobs ---- */
+
+static bool same_or_inside(const char *a, const char *b)
+{
+	size_t n = strlen(a);
+
+	return n && strncmp(a, b, n) == 0 && (b[n] == '\0' || b[n] == '/');
+}
+
+static FALLIBLE enum err check_target_free(const struct job *j)
+{
+	if (!j->target[0])
+		return OK;
+	for (const struct job *other = j->server->jobs->live; other; other = other->live_next)
+		if (other != j && !other->dry_run && other->target && !job_spec_is_part(j) && !job_spec_is_part(other) &&
+		    (same_or_inside(other->target, j->target) || same_or_inside(j->target, other->target)))
+			return ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target);
+	return OK;
+}
+
+/* A state dict that another job is about to write is no snapshot. */
+static FALLIBLE enum err check_quiet(const struct job *j, struct job_ref ref)
+{
+	char text[STATE_DICT_NAME_MAX + 8];
+
+	if (!ref.state_dict)
+		return OK;
+	snprintf(text, sizeof text, "shm:%s", ref.state_dict);
+	for (const struct job *other = j->server->jobs->live; other; other = other->live_next) {
+		if (other == j || other->dry_run || !other->target || strcmp(other->target, text) != 0)
+			continue;
+		/* An operation writes the next generation beside the one that is there. */
+		if (other->kind == JOB_LOAD || state_dict_world(j->server, str_of(ref.state_dict)) == 0)
+			return ERR(STATE_DICT_BUSY, "job %s is %s state dict \"%s\"", other->id,
+				   other->kind == JOB_LOAD ? "loading into" : "making", ref.state_dict);
+	}
+	return OK;
+}
+
+FALLIBLE enum err job_spec_check_free(const struct job *j)
+{
+	TRY(check_target_free(j));
+	TRY(check_quiet(j, job_spec_ref(j->spec, "source")));
+	TRY(check_quiet(j, job_spec_ref(j->spec, "a")));
+	TRY(check_quiet(j, job_spec_ref(j->spec, "b")));
+	return check_quiet(j, job_spec_model(j->spec));
 }

@@ -1,0 +1,103 @@
+/* Retries of jobs beside other jobs: what is in the way of a new job is in the way of a retry. */
+#include "lib/t_server.h"
+
+#include <string.h>
+
+static struct t_server t;
+
+static int setup(void **state)
+{
+	(void)state;
+	memset(&t, 0, sizeof t);
+	t_server_start(&t, NULL);
+	t_state_dict(&t, "train", 2);
+	t_seal_all(&t, "train", 2, 7);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	t_server_remove(&t);
+	return 0;
+}
+
+#define SAVE(name, more) "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'main','name':'" name "'}" more "}"
+#define FAKE(script) ",'labels':{'fake':'" script "'}"
+
+static void cancel(const char *id)
+{
+	struct t_answer c = { 0 };
+
+	job_cancel(t.s, &t.me, str_of(id), t_done, &c);
+	t_server_until(&t, &c.called);
+	T_OK(c.e);
+	assert_int_equal(t_job_end(&t, id), JOB_CANCELLED);
+}
+
+static enum err retry(const char *id)
+{
+	struct t_answer r = { 0 };
+
+	job_retry(t.s, &t.me, str_of(id), t_done, &r);
+	t_server_until(&t, &r.called);
+	err_restore(&r.info);
+	return r.e;
+}
+
+static void fails(const char *spec, char id[27])
+{
+	t_job(&t, spec, id);
+	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
+}
+
+/* A retry follows the rule for new jobs: what a dry run would write is free, what lies inside another job's target is not. */
+static void test_retry_and_busy_targets(void **state)
+{
+	json_t *spec = json_loads("{\"kind\":\"save\",\"source\":{\"state_dict\":\"train\"},\"target\":{\"storage\":\"main\","
+				  "\"name\":\"run/a\"}}", 0, NULL);
+	struct job_request rq = { .kind = JOB_SAVE, .spec = spec, .who = t.me };
+	char inner[27], outer[27], busy[27];
+	struct t_answer planned = { 0 };
+
+	(void)state;
+	fails(SAVE("run/a", FAKE("fail:digest_mismatch")), inner);
+	fails(SAVE("run", FAKE("fail:digest_mismatch")), outer);
+	job_dry_run(t.s, &rq, t_planned, &planned);
+	assert_int_equal(jobs_live(t.s), 1);
+	T_OK(retry(inner));
+	assert_int_equal(t_job_end(&t, inner), JOB_FAILED);
+	T_UNTIL(&t, planned.called);
+	t_job(&t, SAVE("run", FAKE("slow:60000")), busy);
+	T_ERR(TARGET_BUSY, retry(inner));
+	T_ERR(TARGET_BUSY, retry(outer));
+	cancel(busy);
+	t_job(&t, SAVE("run/a/b", FAKE("slow:60000")), busy);
+	T_ERR(TARGET_BUSY, retry(outer));
+	cancel(busy);
+	json_decref(planned.doc);
+	json_decref(spec);
+}
+
+/* The same of a source: what a load is filling is no snapshot. */
+static void test_retry_and_busy_sources(void **state)
+{
+	char again[27], load[27];
+
+	(void)state;
+	fails(SAVE("a", FAKE("fail:digest_mismatch")), again);
+	t_job(&t, SAVE("src", ""), load);
+	assert_int_equal(t_job_end(&t, load), JOB_SUCCEEDED);
+	t_job(&t, "{'kind':'load','source':{'storage':'main','name':'src'},'target':{'state_dict':'train'}" FAKE("slow:60000") "}", load);
+	T_ERR(STATE_DICT_BUSY, retry(again));
+	cancel(load);
+}
+
+#define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = { T(test_retry_and_busy_targets), T(test_retry_and_busy_sources) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
