@@ -4,7 +4,7 @@
  * its lane, with no workers, and holds nothing up. With the last seal it has its source as every other job, and queues.
  *
  * If the ranks announce their images while they fill them, it queues as soon as all have, and its workers read what is there
- * (worker/ops/gate.h) while the rest is copied. It commits after the last seal only. Where the bytes come so slowly that workers would
+ * (worker/runner/gate.h) while the rest is copied. It commits after the last seal only. Where the bytes come so slowly that workers would
  * stand and wait, it gives them back and is from then on as if nothing had been announced. */
 #include <stdio.h>
 

@@ -122,7 +122,7 @@ static FALLIBLE enum err check_key(struct creation *c, const struct job_request 
 
 /* ---- what the storage knows ---- */
 
-/* Told here, before anything is done; what counts is the worker's own look when it removes or replaces (worker/ops/owner.h). */
+/* Told here, before anything is done; what counts is the worker's own look when it removes or replaces (worker/store/owner.h). */
 static FALLIBLE enum err check_owner(const struct creation *c, const json_t *ok)
 {
 	struct principal who = job_owner(c->job);

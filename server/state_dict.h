@@ -6,7 +6,7 @@
  *                      └─fill─► filling ─┘
  *
  * Filling: the image's header is there and its length is fixed; how much of it is there says a number behind it, which a save that was
- * made with "await_seal" reads while it streams (worker/ops/gate.h). It is known to this run only: a restart finds the slot open.
+ * made with "await_seal" reads while it streams (worker/runner/gate.h). It is known to this run only: a restart finds the slot open.
  * A slot in use by a job is never handed out again: a release (or an expired lease) then waits for the job. Generations are
  * chosen by the client, the same on all ranks, and grow. What is sealed is in the journal before the seal is answered, so that a
  * restart opens the segments again by name. A segment that no row names is removed at start; if the journal that named it was

@@ -1,7 +1,7 @@
 /* sweep.c: see sweep.h.
  *
  * Sweeps of one job wait in a list, because a worker may yet be at it: an overwrite's old checkpoint is removed gently behind the job's
- * back (worker/ops/trash.h), for as long as the job's answer said. The list is not in the journal: a start walks everything.
+ * back (worker/store/trash.h), for as long as the job's answer said. The list is not in the journal: a start walks everything.
  *
  * Several daemons may share a storage. What another one stages is abandoned once it has not changed for OTHERS_MS: between two sweeps so
  * long apart by our service time. Comparing times of files with a clock would take live saves for old after a jump of either. */

@@ -1,6 +1,6 @@
 /* verdict.h: whether a checkpoint's bytes are known to be whole or damaged, remembered from one job to the next and over restarts.
  *
- * A verdict is about one content of a checkpoint: the identity (worker/ops/identity.h) that the job told which had read it. Look-ups
+ * A verdict is about one content of a checkpoint: the identity (worker/store/identity.h) that the job told which had read it. Look-ups
  * tell the identity of what lies there now as `etag`; where the two differ the verdict is void. The coordinator compares texts and looks
  * at no file. In a record:
  *

@@ -10,14 +10,16 @@
 #include "base/jtext.h"
 #include "base/log.h"
 #include "ctl/build_id.h"
-#include "ops/capabilities.h"
-#include "ops/gpu.h"
-#include "ops/job.h"
-#include "ops/lookup_list.h"
-#include "ops/plan_cache.h"
-#include "ops/trash.h"
+#include "query/capabilities.h"
+#include "query/lookup_list.h"
+#include "runner/gang_run.h"
+#include "session/gpu.h"
+#include "session/job.h"
+
 #include "os/fs.h"
 #include "os/sandbox.h"
+#include "runner/plan_cache.h"
+#include "store/trash.h"
 
 enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30 };
 
@@ -37,18 +39,18 @@ static FALLIBLE enum err open_roots(struct worker *w, const json_t *roots)
 	for (size_t i = 0; i < json_array_size(roots); i++) {
 		const char *name = json_string_value(json_object_get(json_array_get(roots, i), "name"));
 		const char *path = json_string_value(json_object_get(json_array_get(roots, i), "path"));
-		struct root *r = &w->roots[w->root_count++];
+		struct root *r = &w->roots.v[w->roots.count++];
 		if (!name || !path || strlen(name) >= sizeof r->name)
 			return ERR(PROTOCOL, "a root without name or path");
 		memcpy(r->name, name, strlen(name) + 1);
-		r->fd = -1;
-		if (fs_open_root(path, &r->fd)) {
+		int *fd = &w->roots.fds[i];
+		*fd = -1;
+		if (fs_open_root(path, fd)) {
 			r->error = *err_last();
 			if (r->error.code == ERR_NOT_FOUND)
 				r->error.code = ERR_STORAGE_GONE;
 		}
-		w->root_fds[i] = r->fd;
-		set_access(r->fd, json_array_get(roots, i));
+		set_access(*fd, json_array_get(roots, i));
 	}
 	return OK;
 }
@@ -70,9 +72,9 @@ static FALLIBLE enum err close_sandbox(const struct worker *w, struct sandbox_do
 	struct sandbox_spec spec = { .roots = roots, .data_bytes = memory < DATA_MIN ? DATA_MIN : memory, .network = w->network,
 				     .device = w->device };
 
-	for (uint32_t i = 0; i < w->root_count; i++)
-		if (w->roots[i].fd >= 0)
-			roots[spec.root_count++] = (struct sandbox_root){ w->roots[i].fd, true };
+	for (uint32_t i = 0; i < w->roots.count; i++)
+		if (w->roots.fds[i] >= 0)
+			roots[spec.root_count++] = (struct sandbox_root){ w->roots.fds[i], true };
 	return sandbox_enter(&spec, done);
 }
 
@@ -82,13 +84,13 @@ static FALLIBLE enum err answer_hello(struct worker *w, const struct sandbox_don
 
 	buf_printf(&b, "{\"build_id\":\"%s\",\"pid\":%d,\"engine\":\"%s\",\"landlock\":%d,\"seccomp\":%s,\"roots\":[", BUILD_ID,
 		   (int)getpid(), io_engine_name(w->io), done->landlock_abi, done->seccomp ? "true" : "false");
-	for (uint32_t i = 0; i < w->root_count; i++) {
-		buf_printf(&b, "%s{\"name\":\"%s\",\"ok\":%s", i ? "," : "", w->roots[i].name,
-			   w->roots[i].fd >= 0 ? "true" : "false");
-		if (w->roots[i].fd < 0) {
-			err_restore(&w->roots[i].error);
+	for (uint32_t i = 0; i < w->roots.count; i++) {
+		buf_printf(&b, "%s{\"name\":\"%s\",\"ok\":%s", i ? "," : "", w->roots.v[i].name,
+			   w->roots.fds[i] >= 0 ? "true" : "false");
+		if (w->roots.fds[i] < 0) {
+			err_restore(&w->roots.v[i].error);
 			buf_puts(&b, ",\"problem\":");
-			job_problem_put(&b, w->roots[i].error.code);
+			job_problem_put(&b, w->roots.v[i].error.code);
 		}
 		buf_puts(&b, "}");
 	}
@@ -167,9 +169,9 @@ static FALLIBLE enum err take_fds(struct job *j, struct frame *f)
 /* Roots are opened once. One that was removed since would answer that nothing is there, which is not the same. */
 static FALLIBLE enum err check_roots(const struct worker *w)
 {
-	for (uint32_t i = 0; i < w->root_count; i++)
-		if (w->roots[i].fd >= 0)
-			TRY(fs_check_root(w->roots[i].fd));
+	for (uint32_t i = 0; i < w->roots.count; i++)
+		if (w->roots.fds[i] >= 0)
+			TRY(fs_check_root(w->roots.fds[i]));
 	return OK;
 }
 
@@ -236,7 +238,7 @@ static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 	else if (f->type == FRAME_JOB)
 		e = run_job(&j, f);
 	else
-		e = job_join(&j, f->fds, f->fd_count);
+		e = gang_run_join(&j, f->fds, f->fd_count);
 	e = report_job(&j, e);
 	job_free(&j);
 	return e;

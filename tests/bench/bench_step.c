@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "base/num.h"
-#include "ops/input.h"
-#include "ops/plan_cache.h"
-#include "ops/target.h"
+#include "runner/input.h"
+#include "runner/plan_cache.h"
+#include "runner/target.h"
 #include "os/fs.h"
 #include "plan/save_plan.h"
 

@@ -1,4 +1,4 @@
-"""A storage whose fsync of the directory behind a commit fails: the job fails, whatever a second fsync says (worker/ops/commit.h)."""
+"""A storage whose fsync of the directory behind a commit fails: the job fails, whatever a second fsync says (worker/store/commit.h)."""
 import os
 import subprocess
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <string.h>
 #include "lib/t.h"
-#include "ops/build.h"
+#include "runner/build.h"
 
 static inline void t_build_check_parts(const struct run_build *b)
 {

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include "lib/t_dir.h"
-#include "ops/job.h"
 #include "os/fs.h"
+#include "session/job.h"
 
 struct t_worker {
 	struct t_dir dir;
@@ -24,10 +24,9 @@ static inline void t_worker_make(struct t_worker *t)
 	t->peer = pair[1];
 	T_OK(frame_conn_new(pair[0], &t->w.conn));
 	T_OK(io_engine_open(IO_THREADS, 8, &t->w.io));
-	memcpy(t->w.roots[0].name, "main", 5);
-	T_OK(fs_open_root(t->dir.path, &t->w.roots[0].fd));
-	t->w.root_fds[0] = t->w.roots[0].fd;
-	t->w.root_count = t->w.count = 1;
+	memcpy(t->w.roots.v[0].name, "main", 5);
+	T_OK(fs_open_root(t->dir.path, &t->w.roots.fds[0]));
+	t->w.roots.count = t->w.count = 1;
 	t->w.memory_bytes = 64 << 20;
 }
 
@@ -36,7 +35,7 @@ static inline void t_worker_remove(struct t_worker *t)
 	io_engine_close(t->w.io);
 	frame_conn_free(t->w.conn);
 	close(t->peer);
-	close(t->w.roots[0].fd);
+	close(t->w.roots.fds[0]);
 	t_dir_remove(&t->dir);
 }
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "format/torch_item.h"
-#include "ops/build.h"
+#include "runner/build.h"
 
 static struct sdict *sd, *to;
 static struct run_build b;

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "io/digest.h"
-#include "ops/checkpoint.h"
+#include "store/checkpoint.h"
 
 T_WORKER_EACH(t);
 static const char *const GOLDEN = "torch-2.15.0/sharded_rowwise";
@@ -12,7 +12,7 @@ static const char *const GOLDEN = "torch-2.15.0/sharded_rowwise";
 static enum err open_it(const char *name, struct checkpoint **out)
 {
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
-	enum err e = checkpoint_open(&t.w, ref, out);
+	enum err e = checkpoint_open(&t.w.roots, ref, out);
 
 	json_decref(ref);
 	return e;
@@ -41,7 +41,7 @@ static enum checkpoint_format recognise(const char *name)
 {
 	enum checkpoint_format f;
 
-	T_OK(checkpoint_recognise(&t.w, 0, name, &f));
+	T_OK(checkpoint_recognise(&t.w.roots, 0, name, &f));
 	return f;
 }
 
@@ -101,10 +101,10 @@ static void test_not_there(void **state)
 	t_worker_put(&t, "one.safetensors", "x", 1);
 	T_ERR(FORMAT_UNSUPPORTED, try_it("one.safetensors"));
 	T_ERR(NAME_INVALID, try_it("../x"));
-	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w, ref, &c));
+	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w.roots, ref, &c));
 	json_object_set_new(ref, "storage", json_string("other"));
 	json_object_set_new(ref, "name", json_string("x"));
-	T_ERR(NOT_FOUND, checkpoint_open(&t.w, ref, &c));
+	T_ERR(NOT_FOUND, checkpoint_open(&t.w.roots, ref, &c));
 	json_decref(ref);
 }
 
@@ -267,7 +267,7 @@ static void test_no_memory(void **state)
 		struct checkpoint *c = NULL;
 		json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
 		mem_fail_at(nth);
-		enum err e = checkpoint_open(&t.w, ref, &c);
+		enum err e = checkpoint_open(&t.w.roots, ref, &c);
 		mem_fail_at(0);
 		json_decref(ref);
 		checkpoint_free(c);

@@ -5,8 +5,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "ops/commit.h"
-#include "ops/staging.h"
+#include "store/commit.h"
+#include "store/staging.h"
 
 T_WORKER_EACH(t);
 
@@ -49,17 +49,17 @@ static void pass_fsync(void)
 	unsynced.dir = 0;
 }
 
-static struct job job_named(const char *id)
+static struct store_job job_named(const char *id)
 {
-	return (struct job){ .worker = &t.w, .id = id, .kind = JOB_SAVE, .attempt = 1, .uid = geteuid() };
+	return (struct store_job){ .roots = &t.w.roots, .id = id, .attempt = 1, .uid = geteuid() };
 }
 
-/* j must outlive s, which points to it. */
-static enum err open_staging(struct job *j, const char *name, bool overwrite, struct staging *s)
+static enum err open_staging(const char *job, const char *name, bool overwrite, struct staging *s)
 {
+	struct store_job j = job_named(job);
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
 	json_t *options = json_pack("{s:b}", "overwrite", overwrite);
-	enum err e = staging_open(j, ref, options, s);
+	enum err e = staging_open(&j, ref, options, s);
 	json_decref(options);
 
 	json_decref(ref);
@@ -77,16 +77,14 @@ static void put_manifest(struct staging *s, const char *job)
 /* A whole save of `job`: one data file, .metadata with the job's name in it, the manifest. */
 static enum err save(const char *job, const char *name, bool overwrite)
 {
-	struct job j = job_named(job);
-	struct run none = { .fd = -1 };
 	struct staging s;
 
-	enum err e = open_staging(&j, name, overwrite, &s);
+	enum err e = open_staging(job, name, overwrite, &s);
 	if (!e) {
 		T_OK(staging_put_file(&s, "__0_0.distcp", "data", 4));
 		T_OK(staging_put_file(&s, ".metadata", job, strlen(job)));
 		put_manifest(&s, job);
-		e = staging_commit(&j, &s, &none, overwrite);
+		e = staging_commit(&s, overwrite);
 	}
 	staging_close(&s);
 	return e;
@@ -113,17 +111,15 @@ static void wait_for_entries(const char *path, int n)
 
 static void test_appears_at_once(void **state)
 {
-	struct job j = job_named("A");
-	struct run none = { .fd = -1 };
 	struct staging s;
 
 	(void)state;
 	int fds = t_count_fds();
-	T_OK(open_staging(&j, "run/step-1", false, &s));
+	T_OK(open_staging("A", "run/step-1", false, &s));
 	T_OK(staging_put_file(&s, ".metadata", "m", 1));
 	assert_true(t_worker_has(&t, "run/.dcpd-A-1"));
 	assert_false(t_worker_has(&t, "run/step-1"));
-	T_OK(staging_commit(&j, &s, &none, false));
+	T_OK(staging_commit(&s, false));
 	staging_close(&s);
 	assert_content("run/step-1/.metadata", "m");
 	assert_int_equal(t_worker_entries(&t, "run"), 1);
@@ -132,12 +128,11 @@ static void test_appears_at_once(void **state)
 
 static void test_given_up(void **state)
 {
-	struct job j = job_named("A");
 	struct staging s;
 
 	(void)state;
 	int fds = t_count_fds();
-	T_OK(open_staging(&j, "run/step-1", false, &s));
+	T_OK(open_staging("A", "run/step-1", false, &s));
 	T_OK(staging_put_file(&s, "__0_0.distcp", "data", 4));
 	T_ERR(CHECKPOINT_EXISTS, staging_put_file(&s, "__0_0.distcp", "data", 4));
 	assert_string_equal(err_last()->file, "__0_0.distcp");
@@ -159,15 +154,13 @@ static void test_exists(void **state)
 /* Two jobs, both of which saw no checkpoint when they began. */
 static void test_second_comes_too_late(void **state)
 {
-	struct job j = job_named("B");
-	struct run none = { .fd = -1 };
 	struct staging s;
 
 	(void)state;
-	T_OK(open_staging(&j, "x", false, &s));
+	T_OK(open_staging("B", "x", false, &s));
 	T_OK(staging_put_file(&s, ".metadata", "B", 1));
 	T_OK(save("A", "x", false));
-	T_ERR(CHECKPOINT_EXISTS, staging_commit(&j, &s, &none, false));
+	T_ERR(CHECKPOINT_EXISTS, staging_commit(&s, false));
 	staging_close(&s);
 	assert_content("x/.metadata", "A");
 	assert_int_equal(t_worker_entries(&t, "."), 1);
@@ -207,16 +200,14 @@ static void test_never_replaced(void **state)
 /* What was a checkpoint when the job began is looked at again before it goes. */
 static void test_changed_meanwhile(void **state)
 {
-	struct job j = job_named("B");
-	struct run none = { .fd = -1 };
 	struct staging s;
 
 	(void)state;
 	T_OK(save("A", "x", false));
-	T_OK(open_staging(&j, "x", true, &s));
+	T_OK(open_staging("B", "x", true, &s));
 	T_OK(staging_put_file(&s, ".metadata", "B", 1));
 	t_worker_put(&t, "x/notes.txt", "precious", 8);
-	T_ERR(NOT_A_CHECKPOINT, staging_commit(&j, &s, &none, true));
+	T_ERR(NOT_A_CHECKPOINT, staging_commit(&s, true));
 	staging_close(&s);
 	assert_content("x/notes.txt", "precious");
 	assert_int_equal(t_worker_entries(&t, "."), 1);
@@ -224,19 +215,18 @@ static void test_changed_meanwhile(void **state)
 
 static void test_names(void **state)
 {
-	struct job j = job_named("A");
 	static const char *const bad[] = { "..", "../x", "a/..", "a/../../x", "/tmp/x", "a/", "", "a//" };
 	struct staging s;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-		enum err e = open_staging(&j, bad[i], true, &s);
+		enum err e = open_staging("A", bad[i], true, &s);
 		staging_close(&s);
 		if (e != ERR_NAME_INVALID)
 			T_FAIL("'%s' gave %s", bad[i], err_code_name(e));
 	}
 	assert_int_equal(symlinkat("/tmp", t.dir.fd, "link"), 0);
-	T_ERR(NAME_INVALID, open_staging(&j, "link/x", false, &s));
+	T_ERR(NAME_INVALID, open_staging("A", "link/x", false, &s));
 	staging_close(&s);
 	assert_int_equal(t_worker_entries(&t, "."), 1);
 }
@@ -254,39 +244,32 @@ static void test_inside_a_checkpoint(void **state)
 /* The last look: files have the size they were planned with, padding apart. */
 static void test_sizes(void **state)
 {
-	struct run_build b = { 0 };
-	struct run run;
 	struct staging s;
-	struct job j = job_named("A");
-	uint32_t file;
 	int fd = -1;
 
 	(void)state;
-	T_OK(run_add_file(&b, RUN_FILE_TARGET, 0, STR("__0_0.distcp"), 5000, &file));
-	T_OK(run_add_file(&b, RUN_FILE_TARGET, 0, STR("__1_0.distcp"), 0, &file));
-	T_OK(run_share(&b, &run));
-	T_OK(open_staging(&j, "x", false, &s));
-	T_OK(staging_make_files(&s, &run));
+	T_OK(open_staging("A", "x", false, &s));
+	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5000, 0));
+	T_OK(staging_add_file(&s, STR("__1_0.distcp"), 0, 1));
+	T_OK(staging_make_files(&s));
 	T_OK(fs_open(s.dir, "__0_0.distcp", O_WRONLY, 0, &fd));
 	assert_int_equal(ftruncate(fd, 8192), 0);
-	T_OK(staging_trim_files(&s, &run));
+	T_OK(staging_trim_files(&s));
 	T_OK(staging_put_file(&s, ".metadata", "m", 1));
 	assert_int_equal(ftruncate(fd, 4999), 0); /* somebody cut it */
-	T_OK(staging_trim_files(&s, &run));
-	T_ERR(STORAGE_IO, staging_commit(&j, &s, &run, false));
+	T_OK(staging_trim_files(&s));
+	T_ERR(STORAGE_IO, staging_commit(&s, false));
 	assert_string_equal(err_last()->file, "__0_0.distcp");
 	assert_int_equal(ftruncate(fd, 5000), 0);
-	T_OK(staging_commit(&j, &s, &run, false));
+	T_OK(staging_commit(&s, false));
 	staging_close(&s);
 	fs_drop(&fd);
-	run_detach(&run);
-	run_build_free(&b);
 }
 
 static enum err delete(const char *name, const char *job)
 {
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
-	struct job j = job_named(job);
+	struct store_job j = job_named(job);
 	enum err e = commit_delete(&j, ref);
 
 	json_decref(ref);
@@ -317,7 +300,7 @@ static bool recover(const char *name, const char *job, const char *kind)
 	bool committed;
 	json_t *q = json_pack("{s:s, s:s, s:s, s:s}", "storage", "main", "name", name, "job", job, "kind", kind);
 
-	T_OK(commit_recover(&t.w, q, &committed, &m));
+	T_OK(commit_recover(&t.w.roots, q, &committed, &m));
 	json_decref(q);
 	manifest_free(m);
 	return committed;
@@ -325,13 +308,12 @@ static bool recover(const char *name, const char *job, const char *kind)
 
 static void test_recover_save(void **state)
 {
-	struct job j = job_named("B");
 	struct staging s;
 
 	(void)state;
 	T_OK(save("A", "run/x", false));
 	assert_true(recover("run/x", "A", "save"));
-	T_OK(open_staging(&j, "run/x", true, &s)); /* died before its commit */
+	T_OK(open_staging("B", "run/x", true, &s)); /* died before its commit */
 	put_manifest(&s, "B");
 	fs_drop(&s.dir);
 	fs_drop(&s.parent);
@@ -346,7 +328,7 @@ static void test_recover_save(void **state)
 	t_worker_put(&t, "run/file", "x", 1);
 	assert_false(recover("run/file", "A", "save"));
 	T_OK(save("C", "run/y", false)); /* moved in beside other things: its metadata come last */
-	T_OK(fs_unlink(t.w.roots[0].fd, "run/y/.metadata"));
+	T_OK(fs_unlink(t.w.roots.fds[0], "run/y/.metadata"));
 	assert_false(recover("run/y", "C", "save"));
 }
 
@@ -400,14 +382,14 @@ static void test_sweep(void **state)
 	T_OK(save("A", "x", false));
 	for (size_t i = 0; i < sizeof made / sizeof *made; i++)
 		t_worker_put(&t, made[i], "", 0);
-	T_OK(commit_sweep(&t.w, 0, &(struct commit_keep){ .jobs = keep, .before = "01Y" }, &removed));
+	T_OK(commit_sweep(&t.w.roots, 0, &(struct commit_keep){ .jobs = keep, .before = "01Y" }, &removed));
 	assert_int_equal(removed, 3);
 	assert_false(t_worker_has(&t, ".dcpd-01A-1") || t_worker_has(&t, ".dcpd-trash-01B") || t_worker_has(&t, "deep/er/.dcpd-01C-2"));
 	assert_true(t_worker_has(&t, ".dcpd-01K-1"));     /* runs */
 	assert_true(t_worker_has(&t, ".dcpd-01Z-1"));     /* began after the question */
 	assert_true(t_worker_has(&t, "x/.dcpd-01A-1"));   /* nobody looks into checkpoints */
 	assert_true(t_worker_has(&t, ".other/f") && t_worker_has(&t, "deep/.dcpd-01A"));
-	T_OK(commit_sweep(&t.w, 0, NULL, &removed));
+	T_OK(commit_sweep(&t.w.roots, 0, NULL, &removed));
 	assert_int_equal(removed, 2);
 	json_decref(keep);
 }
@@ -422,7 +404,7 @@ static void test_sweep_keeps_what_was_put_away(void **state)
 	t_worker_put(&t, ".dcpd-01A-1/.old/.metadata", "old", 3);
 	t_worker_put(&t, ".dcpd-01B-1/.old/__0_0.distcp", "x", 1); /* its metadata was put back */
 	t_worker_put(&t, ".dcpd-trash-01C/.old/x.metadata", "gone", 4); /* of a checkpoint that was deleted */
-	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
+	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
 	assert_int_equal(removed, 2);
 	assert_false(t_worker_has(&t, ".dcpd-trash-01C"));
 	assert_true(t_worker_has(&t, ".dcpd-01A-1/.old/.metadata"));
@@ -430,11 +412,11 @@ static void test_sweep_keeps_what_was_put_away(void **state)
 
 /* ---- whose it is ---- */
 
-static enum err as(uid_t uid, bool admin, enum err (*what)(struct job *j, const json_t *ref), const char *name)
+static enum err as(uid_t uid, bool admin, enum err (*what)(const struct store_job *j, const json_t *ref), const char *name)
 {
 	static unsigned last;
 	char id[16];
-	struct job j = job_named(id);
+	struct store_job j = job_named(id);
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
 
 	snprintf(id, sizeof id, "D%u", ++last);
@@ -445,21 +427,20 @@ static enum err as(uid_t uid, bool admin, enum err (*what)(struct job *j, const 
 	return e;
 }
 
-static enum err overwrite(struct job *j, const json_t *ref)
+static enum err overwrite(const struct store_job *j, const json_t *ref)
 {
 	json_t *options = json_pack("{s:b}", "overwrite", true);
-	struct run none = { .fd = -1 };
 	struct staging s;
 
 	enum err e = staging_open(j, ref, options, &s);
 	if (!e)
-		e = staging_commit(j, &s, &none, true);
+		e = staging_commit(&s, true);
 	staging_close(&s);
 	json_decref(options);
 	return e;
 }
 
-static enum err write_beside(struct job *j, const json_t *ref)
+static enum err write_beside(const struct store_job *j, const json_t *ref)
 {
 	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
 	struct staging s;
@@ -482,7 +463,7 @@ static void put_owned(const char *name, const char *manifest, unsigned uid)
 static void test_owner(void **state)
 {
 	enum { OWNER = 4001, OTHER = 4002 };
-	enum err (*const acts[])(struct job *, const json_t *) = { commit_delete, overwrite, write_beside };
+	enum err (*const acts[])(const struct store_job *, const json_t *) = { commit_delete, overwrite, write_beside };
 
 	(void)state;
 	t_worker_put(&t, "x/.metadata", "m", 1);
@@ -516,8 +497,7 @@ static void test_owner(void **state)
 /* Exchanged by another's while the job wrote. */
 static void test_owner_at_the_commit(void **state)
 {
-	struct job j = job_named("B");
-	struct run none = { .fd = -1 };
+	struct store_job j = job_named("B");
 	struct staging s;
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x"), *options = json_pack("{s:b}", "overwrite", true);
 
@@ -526,7 +506,7 @@ static void test_owner_at_the_commit(void **state)
 	T_OK(staging_open(&j, ref, options, &s));
 	T_OK(staging_put_file(&s, ".metadata", "B", 1));
 	T_OK(save("A", "x", false));
-	T_ERR(FORBIDDEN, staging_commit(&j, &s, &none, true));
+	T_ERR(FORBIDDEN, staging_commit(&s, true));
 	staging_close(&s);
 	assert_content("x/.metadata", "A");
 	json_decref(options);
@@ -575,7 +555,7 @@ static void test_unsynced_recovery(void **state)
 	T_OK(save("A", "run/x", false));
 	t_worker_put(&t, "run/.dcpd-A-1/.metadata", "old", 3);
 	fail_fsync("run", 1, 1);
-	T_ERR(NOT_DURABLE, commit_recover(&t.w, q, &committed, &m));
+	T_ERR(NOT_DURABLE, commit_recover(&t.w.roots, q, &committed, &m));
 	pass_fsync();
 	assert_content("run/.dcpd-A-1/.metadata", "old"); /* may be the only one after a power cut */
 	manifest_free(m);
@@ -600,7 +580,6 @@ static void test_unsynced_delete(void **state)
  * before its fsync. */
 static void test_unsynced_directories(void **state)
 {
-	struct job j = job_named("A");
 	struct staging s;
 
 	(void)state;
@@ -610,7 +589,7 @@ static void test_unsynced_directories(void **state)
 	assert_false(t_worker_has(&t, "run"));
 	assert_int_equal(mkdirat(t.dir.fd, "run", 0755), 0);
 	fail_fsync(".", 0, 0);
-	T_OK(open_staging(&j, "run/x", false, &s));
+	T_OK(open_staging("A", "run/x", false, &s));
 	assert_true(unsynced.passes >= 1);
 	pass_fsync();
 	staging_close(&s);
@@ -618,61 +597,45 @@ static void test_unsynced_directories(void **state)
 
 /* ---- beside other files ---- */
 
-struct beside {
-	struct job job;
-	struct run_build build;
-	struct run run;
-	struct staging s;
-};
-
-static void beside_open(struct beside *b, const char *job)
+static void open_beside(struct staging *s, const char *job)
 {
+	struct store_job j = job_named(job);
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
 	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
-	uint32_t file;
 
-	*b = (struct beside){ .job = job_named(job), .run = { .fd = -1 } };
-	T_OK(run_add_file(&b->build, RUN_FILE_TARGET, 0, STR("__0_0.distcp"), 4, &file));
-	T_OK(run_share(&b->build, &b->run));
-	T_OK(staging_open(&b->job, ref, options, &b->s));
-	T_OK(staging_put_file(&b->s, "__0_0.distcp", job, 4));
-	T_OK(staging_put_file(&b->s, ".metadata", job, 4));
-	put_manifest(&b->s, job);
+	T_OK(staging_open(&j, ref, options, s));
+	T_OK(staging_add_file(s, STR("__0_0.distcp"), 4, 0));
+	T_OK(staging_put_file(s, "__0_0.distcp", job, 4));
+	T_OK(staging_put_file(s, ".metadata", job, 4));
+	put_manifest(s, job);
 	json_decref(options);
 	json_decref(ref);
-}
-
-static void beside_close(struct beside *b)
-{
-	staging_close(&b->s);
-	run_detach(&b->run);
-	run_build_free(&b->build);
 }
 
 /* The target's fsyncs: the old files away, the manifest in, the metadata in: the commit; then two more to put the old back. */
 static void test_unsynced_beside(void **state)
 {
-	struct beside b;
+	struct staging s;
 
 	(void)state;
 	t_worker_put(&t, "x/config.json", "{}", 2);
 	t_worker_put(&t, "x/.metadata", "old1", 4); /* PyTorch's: without a manifest */
 	t_worker_put(&t, "x/__0_0.distcp", "old1", 4);
-	beside_open(&b, "JOB1");
+	open_beside(&s, "JOB1");
 	fail_fsync("x", 3, 3);
-	T_ERR(STORAGE_IO, staging_commit_beside(&b.s, &b.run, ".metadata"));
+	T_ERR(STORAGE_IO, staging_commit_beside(&s, ".metadata"));
 	pass_fsync();
-	beside_close(&b);
+	staging_close(&s);
 	assert_content("x/.metadata", "old1");
 	assert_content("x/__0_0.distcp", "old1");
 	assert_false(t_worker_has(&t, "x/" MANIFEST_NAME)); /* it would speak of other bytes */
 	assert_false(recover("x", "JOB1", "save"));
 	assert_int_equal(t_worker_entries(&t, "."), 1);
-	beside_open(&b, "JOB2");
+	open_beside(&s, "JOB2");
 	fail_fsync("x", 3, UINT_MAX);
-	T_ERR(NOT_DURABLE, staging_commit_beside(&b.s, &b.run, ".metadata"));
+	T_ERR(NOT_DURABLE, staging_commit_beside(&s, ".metadata"));
 	pass_fsync();
-	beside_close(&b);
+	staging_close(&s);
 	assert_true(t_worker_has(&t, ".dcpd-JOB2-1"));
 }
 
@@ -692,7 +655,7 @@ static void test_sweep_leaves_others_alone(void **state)
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1/f", old, 0), 0);
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1", old, 0), 0);
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01DBEGUN-1", old, 0), 0); /* its file is new */
-	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
+	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
 	assert_int_equal(removed, 1);
 	assert_false(t_worker_has(&t, ".dcpd-01AOURS-1"));
 	for (size_t i = 1; i < sizeof made / sizeof *made; i++)
@@ -706,7 +669,7 @@ static void test_sweep_leaves_others_alone(void **state)
 	t_worker_put(&t, ".dcpd-01ENEW-1/f", "", 0);
 	keep.watched = before;
 	keep.others = after;
-	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
+	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
 	assert_int_equal(removed, 3);
 	assert_false(t_worker_has(&t, ".dcpd-01COLD-1") || t_worker_has(&t, ".dcpd-trash-01BTHEIRS"));
 	assert_false(t_worker_has(&t, "run/.dcpd-hosts-00000002"));
@@ -727,7 +690,7 @@ static void test_sweep_follows_no_link(void **state)
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/link"), 0);
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/.dcpd-01B-1"), 0);
 	T_OK(fs_rename(t.dir.fd, "outside", t.dir.fd, ".outside")); /* the sweep itself does not go there */
-	T_OK(commit_sweep(&t.w, 0, NULL, &removed));
+	T_OK(commit_sweep(&t.w.roots, 0, NULL, &removed));
 	assert_true(t_worker_has(&t, ".outside/.dcpd-01A-1/f"));
 	assert_true(t_worker_has(&t, "in/link"));
 }
@@ -735,14 +698,13 @@ static void test_sweep_follows_no_link(void **state)
 /* A coordinator that was killed may not know that an attempt had begun, or had exchanged the two directories already. */
 static void test_earlier_attempts_are_cleared(void **state)
 {
-	struct job j = job_named("JOB");
 	struct staging s;
 
 	(void)state;
 	T_OK(fs_mkdir(t.dir.fd, ".dcpd-JOB-7", 0755));
 	T_OK(fs_mkdir(t.dir.fd, ".dcpd-trash-JOB", 0755));
 	T_OK(fs_mkdir(t.dir.fd, ".dcpd-OTHER-1", 0755));
-	T_OK(open_staging(&j, "step", false, &s));
+	T_OK(open_staging("JOB", "step", false, &s));
 	wait_for_entries(".", 2); /* another job's, and this attempt's */
 	staging_close(&s);
 	wait_for_entries(".", 1);

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ops/build.h"
-#include "ops/exec.h"
+#include "runner/build.h"
+#include "runner/exec.h"
 
 enum { BYTES = 4096 };
 

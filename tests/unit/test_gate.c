@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ops/gate.h"
+#include "runner/gate.h"
 
 enum { IMAGE = 3 * 4096 + 100, MARK = 4 * 4096 };
 

@@ -9,7 +9,7 @@
 
 #include "format/torch_item.h"
 #include "io/digest.h"
-#include "ops/gather.h"
+#include "runner/gather.h"
 #include "tensor/box.h"
 
 struct world {

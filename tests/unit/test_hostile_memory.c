@@ -12,7 +12,7 @@
 #include "format/image.h"
 #include "format/torch_item.h"
 #include "format/zip.h"
-#include "ops/manifest.h"
+#include "store/manifest.h"
 
 #ifdef __SANITIZE_ADDRESS__
 enum { MEASURED = 0 }; /* shadow memory and red zones would be measured */

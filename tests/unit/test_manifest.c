@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "io/digest.h"
-#include "ops/manifest.h"
+#include "runner/manifest_put.h"
+#include "store/manifest.h"
 
 static struct run_build build;
 static struct run run;

@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "ops/build.h"
-#include "ops/target.h"
 #include "plan/layout.h"
 #include "plan/load_plan.h"
 #include "plan/save_plan.h"
+#include "runner/build.h"
+#include "runner/target.h"
 
 static uint32_t dice;
 static const struct sd_loc nowhere = { .file = SD_NO_FILE };

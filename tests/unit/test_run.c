@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ops/run.h"
+#include "runner/run.h"
 
 static struct run_build build;
 

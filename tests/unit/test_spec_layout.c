@@ -1,7 +1,7 @@
 /* Layout rules and world sizes from a request's JSON. Their meaning is test_layout.c's; here it is how they are read. */
 #include "lib/t_worker.h"
 
-#include "ops/spec.h"
+#include "runner/spec.h"
 #include "tensor/box.h"
 
 T_WORKER_EACH(t);

@@ -4,7 +4,7 @@
 #include <jansson.h>
 #include <string.h>
 
-#include "ops/spec.h"
+#include "runner/spec.h"
 
 static struct sdict *sd;
 static struct spec_view view;

@@ -3,7 +3,7 @@
 
 #include <zstd.h>
 
-#include "ops/spool.h"
+#include "runner/spool.h"
 
 enum { MIB = 1 << 20 };
 

@@ -8,8 +8,8 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "ops/commit.h"
-#include "ops/trash.h"
+#include "store/commit.h"
+#include "store/trash.h"
 
 enum { MIB = 1 << 20, LARGE = 40 * MIB };
 
@@ -229,7 +229,7 @@ static void test_killed_in_the_middle(void **state)
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	int left = t_worker_entries(&t, ".dcpd-trash-01A");
 	assert_true(left > 0 && left < 6);
-	T_OK(commit_sweep(&t.w, 0, &keep, &removed));
+	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
 	assert_int_equal(removed, 1);
 	assert_false(t_worker_has(&t, ".dcpd-trash-01A"));
 }

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "ops/wave.h"
+#include "runner/wave.h"
 
 enum { MEMORY = 1 << 20, FILE_BYTES = 3 << 20 };
 

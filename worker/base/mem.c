@@ -122,14 +122,20 @@ void mem_free(void *p)
 		free(p);
 }
 
+char *mem_strndup(const char *p, size_t n)
+{
+	char *copy = mem_alloc(n + 1);
+
+	if (!copy)
+		return NULL;
+	memcpy(copy, p, n);
+	copy[n] = '\0';
+	return copy;
+}
+
 char *mem_strdup(const char *z)
 {
-	size_t n = strlen(z) + 1;
-	char *copy = mem_alloc(n);
-
-	if (copy)
-		memcpy(copy, z, n);
-	return copy;
+	return mem_strndup(z, strlen(z));
 }
 
 void mem_free_ptr(void *p_to_pointer)

@@ -8,6 +8,7 @@ void *mem_zalloc(size_t count, size_t bytes);  /* cleared, product checked */
 void *mem_grow(void *p, size_t count, size_t bytes); /* realloc with checked product; p stays valid on failure */
 void mem_free(void *p);
 char *mem_strdup(const char *z);
+char *mem_strndup(const char *p, size_t n);   /* p[0 .. n), and a NUL behind */
 void mem_fail_at(uint64_t nth);                /* fails the nth allocation from now on (1 = next), 0 = never */
 
 /* So many allocations of this thread have failed. Libraries that use mem_* seldom say why they failed: a count that has grown does. */

@@ -9,6 +9,12 @@ struct digest {
 	uint32_t crc32;
 };
 
+/* Of one block of a payload. */
+struct block_digest {
+	uint64_t end;                    /* in the payload; the block begins where the one before ends */
+	unsigned char xxh3_128[16];
+};
+
 /* Both over the same bytes in one pass over pieces that fit the L2 cache. */
 void digest_block(const void *p, size_t n, struct digest *out);
 

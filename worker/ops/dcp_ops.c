@@ -6,9 +6,9 @@
 #include "ops/dcp_ops.h"
 
 #include "base/num.h"
-#include "ops/exchange.h"
 #include "ops/sdop_rules.h"
 #include "ops/sdop_tables.h"
+#include "runner/exchange.h"
 
 enum { SIDES = SDOP_SIDES, SHARD_UNKNOWN = 0 };
 

@@ -3,13 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/num.h"
 #include "base/jtext.h"
-#include "ops/build.h"
-#include "ops/input.h"
-#include "ops/target.h"
+#include "base/num.h"
 #include "plan/load_plan.h"
 #include "plan/save_plan.h"
+#include "runner/build.h"
+#include "runner/gang_run.h"
+#include "runner/input.h"
+#include "runner/target.h"
 
 enum { DIFFERENCES_MAX = 10000, TEXT_MAX = 200 };
 
@@ -225,12 +226,12 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 	run_build_free(&d->build);
 	enum err e = job_state(d->job, "running", "compare", NULL, run_bytes_total(&run));
 	if (!e)
-		e = job_execute(d->job, &run);
+		e = gang_run(d->job, &run);
 	if (!e) {
 		for (uint64_t i = 0; i < d->common->tensor_count; i++)
 			report_tensor(d, run.srcs + first_a, &d->common->tensors[i]);
 		json_object_set_new(d->job->result, "compared_bytes", json_integer((json_int_t)run_bytes_total(&run)));
-		checked_run(&d->job->checked, &run);
+		run_checked(&run, &d->job->checked);
 	}
 	run_detach(&run);
 	return e;

@@ -9,11 +9,11 @@
 #include "base/num.h"
 #include "format/dcp_meta.h"
 #include "format/image.h"
-#include "ops/hosts.h"
-#include "ops/input.h"
-#include "ops/target.h"
-#include "ops/write.h"
 #include "os/fs.h"
+#include "runner/hosts.h"
+#include "runner/input.h"
+#include "runner/target.h"
+#include "runner/write.h"
 
 enum { NAME_MAX_BYTES = 200, LISTED_FILES_MAX = 1 << 20, LISTED_WORLD_MAX = 65536, LISTED_BYTES_MAX = 1 << 30 };
 

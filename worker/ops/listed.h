@@ -10,6 +10,6 @@
  * parts.
  * dtype null: bytes that go into the file as they are (a value, an item that an extension has transformed). */
 #pragma once
-#include "ops/job.h"
+#include "session/job.h"
 
 FALLIBLE enum err listed_job(struct job *j);

@@ -3,12 +3,13 @@
 #include <stdio.h>
 
 #include "base/num.h"
-#include "ops/build.h"
-#include "ops/segments.h"
-#include "ops/input.h"
 #include "ops/optim_load.h"
-#include "ops/plan_doc.h"
-#include "ops/target.h"
+#include "runner/build.h"
+#include "runner/gang_run.h"
+#include "runner/input.h"
+#include "runner/plan_doc.h"
+#include "runner/segments.h"
+#include "runner/target.h"
 
 struct load {
 	struct job *job;
@@ -150,11 +151,11 @@ static FALLIBLE enum err execute(struct load *l)
 	e = job_state(l->job, "running", "copy", plan, total);
 	json_decref(plan);
 	if (!e)
-		e = job_execute(l->job, &run);
+		e = gang_run(l->job, &run);
 	json_t *r = l->job->result;
 	json_object_set_new(r, "bytes", json_integer((json_int_t)total));
 	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
-	checked_run(&l->job->checked, &run);
+	run_checked(&run, &l->job->checked);
 	checked_report(&l->job->checked, r);
 	run_detach(&run);
 	return e;

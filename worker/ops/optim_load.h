@@ -1,8 +1,8 @@
 /* optim_load.h: the target of a load with `optimizer`: what plan/optim.h makes of the model's segments. */
 #pragma once
-#include "ops/spec.h"
-#include "ops/input.h"
 #include "plan/optim.h"
+#include "runner/input.h"
+#include "runner/spec.h"
 
 struct optim_load {
 	struct optim_model *model;

@@ -2,9 +2,9 @@
 #include <stdio.h>
 
 #include "base/num.h"
-#include "ops/input.h"
-#include "ops/target.h"
-#include "ops/write.h"
+#include "runner/input.h"
+#include "runner/target.h"
+#include "runner/write.h"
 
 enum { VALUES_MAX = 8 << 20 };
 

@@ -2,13 +2,13 @@
 #include <stdio.h>
 
 #include "base/num.h"
-#include "ops/hosts.h"
-#include "ops/input.h"
 #include "ops/listed.h"
-#include "ops/plan_cache.h"
-#include "ops/replicas.h"
-#include "ops/target.h"
-#include "ops/write.h"
+#include "runner/hosts.h"
+#include "runner/input.h"
+#include "runner/plan_cache.h"
+#include "runner/replicas.h"
+#include "runner/target.h"
+#include "runner/write.h"
 
 struct save {
 	struct job *job;

@@ -5,13 +5,14 @@
 #include <stdio.h>
 
 #include "base/num.h"
-#include "ops/exchange.h"
-#include "ops/fold.h"
-#include "ops/gpu.h"
 #include "ops/sdop_report.h"
-#include "ops/target.h"
 #include "ops/sdop_tables.h"
-#include "ops/spec.h"
+#include "runner/exchange.h"
+#include "runner/fold.h"
+#include "runner/gang_run.h"
+#include "runner/spec.h"
+#include "runner/target.h"
+#include "session/gpu.h"
 
 enum { SIDE_SOURCE, SIDE_COMPANION };
 
@@ -193,7 +194,7 @@ static FALLIBLE enum err execute(struct op *o, bool compare)
 	if (!e)
 		e = job_state(o->job, "running", compare ? "compare" : "copy", NULL, run_bytes_total(&run));
 	if (!e)
-		e = job_execute(o->job, &run);
+		e = gang_run(o->job, &run);
 	if (!e)
 		e = sdop_report_run(o->job, &run, &o->places, compare);
 	run_detach(&run);

@@ -1,6 +1,6 @@
 /* sdop_report.c: see sdop_report.h. */
 #include "ops/sdop_report.h"
-#include "ops/target.h"
+#include "runner/target.h"
 
 enum { NOTES_MAX = 10000 };
 

@@ -1,7 +1,7 @@
 /* sdop_rules.h: the `layout` of an image: which of a rank's sharded tensors are DTensors, and on which mesh. */
 #pragma once
-#include "ops/spec.h"
 #include "plan/tree.h"
+#include "runner/spec.h"
 
 struct sdop_rules {
 	struct str text;               /* what was read: ranks of one state dict mostly say the same */

@@ -5,7 +5,7 @@
 #include "ops/sdop_tables.h"
 
 #include "base/num.h"
-#include "ops/move.h"
+#include "runner/move.h"
 
 struct making {
 	const struct sdop_tables *t;

@@ -1,9 +1,9 @@
 /* sdop_tables.h: a planned state-dict operation as tables that all workers share: places are sources, slots of new segments are
  * targets, moves are cut into pieces of a task's size. */
 #pragma once
-#include "ops/build.h"
 #include "ops/sdop_images.h"
 #include "plan/sdop.h"
+#include "runner/build.h"
 
 struct sdop_tables {
 	const json_t *dicts[SDOP_SIDES];       /* entries of the job's document; NULL: none */

@@ -5,10 +5,11 @@
 #include <stdlib.h>
 
 #include "base/num.h"
-#include "ops/build.h"
-#include "ops/input.h"
 #include "os/fs.h"
 #include "plan/save_plan.h"
+#include "runner/build.h"
+#include "runner/gang_run.h"
+#include "runner/input.h"
 
 enum { LIST_MAX = 1000 };
 
@@ -93,7 +94,7 @@ static void check_sizes(const struct checkpoint *c, struct checked *checked)
 		snprintf(name, sizeof name, "%.*s", (int)num_min(file.n, sizeof name - 1), file.p);
 		enum err e = ERR(DIGEST_MISMATCH, "the file has %ju bytes, %ju were written", (uintmax_t)now, (uintmax_t)was);
 		(void)err_at_file(e, name, (int64_t)num_min(now, was));
-		checked_damage(checked, RUN_PART_PADDING, now > was ? now - was : was - now);
+		checked_damage(checked, CHECKED_PADDING, now > was ? now - was : was - now);
 	}
 }
 
@@ -237,7 +238,7 @@ static void report(struct verify *v, const struct run *run)
 			report_values(v, run, &v->parts.v[i]);
 	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run->head->read_bytes)));
 	json_object_set_new(r, "unverifiable", json_integer((json_int_t)count_unverifiable(run)));
-	checked_run(&v->job->checked, run);
+	run_checked(run, &v->job->checked);
 	checked_report(&v->job->checked, r);
 	json_object_set(r, "padding", v->job->checked.padding);
 	json_object_set_new(r, "padding_damage", json_integer((json_int_t)v->job->checked.padding_count));
@@ -254,7 +255,7 @@ static FALLIBLE enum err read_all(struct verify *v)
 	run_build_free(&v->build);
 	enum err e = job_state(v->job, "running", "read", NULL, run_bytes_total(&run));
 	if (!e)
-		e = job_execute(v->job, &run);
+		e = gang_run(v->job, &run);
 	if (!e)
 		report(v, &run);
 	run_detach(&run);
@@ -274,12 +275,12 @@ static FALLIBLE enum err check_digests(struct verify *v)
 /* Ends the job. An error that stops verify early is listed as the last damage, if the error tells of damage. */
 static FALLIBLE enum err end(struct verify *v, enum err e)
 {
-	static const struct { enum err code; enum run_part_kind part; } parts[] = {
-		{ ERR_FORMAT_MANIFEST, RUN_PART_MANIFEST }, { ERR_FORMAT_METADATA, RUN_PART_METADATA },
-		{ ERR_FORMAT_PICKLE, RUN_PART_METADATA },   { ERR_CHECKPOINT_DAMAGED, RUN_PART_METADATA },
+	static const struct { enum err code; enum checked_part part; } parts[] = {
+		{ ERR_FORMAT_MANIFEST, CHECKED_MANIFEST }, { ERR_FORMAT_METADATA, CHECKED_METADATA },
+		{ ERR_FORMAT_PICKLE, CHECKED_METADATA },   { ERR_CHECKPOINT_DAMAGED, CHECKED_METADATA },
 	};
 	struct checked *c = &v->job->checked;
-	enum run_part_kind part = RUN_PART_FILE;
+	enum checked_part part = CHECKED_FILE;
 	struct err_info info = *err_last();
 	int64_t rank;
 
@@ -288,7 +289,7 @@ static FALLIBLE enum err end(struct verify *v, enum err e)
 	for (size_t i = 0; e && i < sizeof parts / sizeof *parts; i++)
 		part = parts[i].code == e ? parts[i].part : part;
 	if (e && manifest_is(info.file, &rank))
-		part = RUN_PART_MANIFEST;
+		part = CHECKED_MANIFEST;
 	if (e)
 		checked_damage(c, part, 0);
 	if (c->damage_count == 0)

@@ -207,7 +207,7 @@ static FALLIBLE enum err check_parts(const struct jval *source)
 static const char *const save_options[] = { "overwrite", "files_per_rank", "on_divergence", "dedup", "flatten_state_dict",
 					     "retries", "beside", "sync_files", "pace", NULL };
 
-/* A save whose ranks are on several hosts (worker/ops/hosts.h): which of them this daemon has. */
+/* A save whose ranks are on several hosts (worker/runner/hosts.h): which of them this daemon has. */
 static FALLIBLE enum err check_hosts(const struct jval *doc)
 {
 	struct jval h = jval_get(doc, "hosts"), id = jval_get(&h, "id"), ranks = jval_get(&h, "ranks"), index = jval_get(&h, "index");

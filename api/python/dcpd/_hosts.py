@@ -2,7 +2,7 @@
 
 A HostGroup is the ranks of one host, which act together as those of a single host do: their first asks their daemon, makes their state
 dict, submits their job. Only a failure is everybody's: `agree` raises on all ranks of all hosts, so that all take the same steps. A load
-needs no more than that. For a save the daemons then work together by themselves, over the storage (worker/ops/hosts.h): no trainer is
+needs no more than that. For a save the daemons then work together by themselves, over the storage (worker/runner/hosts.h): no trainer is
 needed for it, and nobody gathers results over a process group from a thread.
 
 Before a first byte is copied it is looked at whether the storage is one: a mark that one daemon makes must be seen by the others.

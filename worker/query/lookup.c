@@ -1,0 +1,410 @@
+/* lookup.c: answers about storages and what lies there, cheap ones. Lists, tensors, slices and places are in lookup_list.c,
+ * lookup_tensors.c, lookup_slice.c and lookup_locate.c. */
+#include "query/lookup.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/vfs.h>
+#include <time.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+#include "query/lookup_kept.h"
+#include "runner/hosts.h"
+#include "store/commit.h"
+#include "store/identity.h"
+#include "store/owner.h"
+
+enum err lookup_room(const json_t *q, uint64_t bytes)
+{
+	const json_t *granted = json_object_get(q, "room");
+	char needed[24];
+
+	if (!granted || bytes <= (uint64_t)json_integer_value(granted))
+		return OK;
+	snprintf(needed, sizeof needed, "%ju", (uintmax_t)bytes);
+	enum err e = ERR(BUSY, "an answer of %s bytes; %jd are granted", needed, (intmax_t)json_integer_value(granted));
+	return err_expected(e, NULL, needed);
+}
+
+static FALLIBLE enum err root_of(struct worker *w, const json_t *q, uint32_t *root)
+{
+	const char *storage = json_string_value(json_object_get(q, "storage"));
+
+	return storage ? roots_find(&w->roots, storage, root) : ERR(VALIDATION_FAILED, "a question without a storage");
+}
+
+static const char *fs_name(long magic)
+{
+	static const struct { long magic; const char *name; } names[] = {
+		{ 0xEF53, "ext4" },	  { 0x01021994, "tmpfs" },    { 0x58465342, "xfs" },	 { 0x9123683E, "btrfs" },
+		{ 0x6969, "nfs" },	  { 0x794C7630, "overlayfs" }, { 0x0BD00BD0, "lustre" }, { 0x65735546, "fuse" },
+		{ 0x2FC12FC1, "zfs" },
+	};
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (names[i].magic == magic)
+			return names[i].name;
+	return "other";
+}
+
+static FALLIBLE enum err probe(struct worker *w, const json_t *q, struct buf *out)
+{
+	uint64_t free_bytes = 0, total = 0;
+	struct statfs st;
+	uint32_t root;
+	int fd = -1;
+
+	TRY(root_of(w, q, &root));
+	TRY(fs_free_bytes(w->roots.fds[root], &free_bytes, &total));
+	bool writable = fs_open(w->roots.fds[root], ".", O_TMPFILE | O_RDWR, 0600, &fd) == OK;
+	fs_drop(&fd);
+	const char *fs = fstatfs(w->roots.fds[root], &st) == 0 ? fs_name((long)st.f_type) : "other";
+	/* renameat2's flags work where the file system knows them; those that do not are few and named */
+	bool renames = strcmp(fs, "nfs") != 0 && strcmp(fs, "fuse") != 0;
+	buf_printf(out, "{\"free_bytes\":%ju,\"total_bytes\":%ju,\"fs\":\"%s\",\"direct_io\":%s,\"rename_noreplace\":%s,"
+			"\"exchange\":%s,\"writable\":%s}", (uintmax_t)free_bytes, (uintmax_t)total, fs,
+		   writable && fs_direct_ok(w->roots.fds[root]) ? "true" : "false", renames ? "true" : "false",
+		   renames ? "true" : "false", writable ? "true" : "false");
+	return OK;
+}
+
+static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *out)
+{
+	const char *name = json_string_value(json_object_get(q, "name"));
+	enum checkpoint_format format;
+	struct manifest *m = NULL;
+	uid_t owner = 0;
+	struct stat st;
+	uint32_t root;
+	int dir = -1;
+
+	TRY(root_of(w, q, &root));
+	enum err e = fs_stat(w->roots.fds[root], name, &st);
+	if (e == ERR_NOT_FOUND) {
+		buf_puts(out, "{\"exists\":false,\"what\":\"none\",\"job\":null}");
+		return OK;
+	}
+	TRY(e);
+	TRY(checkpoint_recognise(&w->roots, root, name, &format));
+	if (format != CHECKPOINT_NONE && S_ISDIR(st.st_mode) && fs_open_dir(w->roots.fds[root], name, &dir) == OK &&
+	    checkpoint_manifest(dir, MANIFEST_NAME, &m))
+		m = NULL;
+	e = owner_find(&w->roots, root, name, (uid_t)json_integer_value(json_object_get(q, "uid")), &owner);
+	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"owner\":%u,\"job\":",
+		   format == CHECKPOINT_NONE ? "other" : "checkpoint", owner);
+	if (m)
+		buf_json_str(out, str_of(m->job));
+	else
+		buf_puts(out, "null");
+	buf_puts(out, "}");
+	manifest_free(m);
+	fs_drop(&dir);
+	return e;
+}
+
+/* ------------------------------------------------------------------------------------------------------- summary */
+
+static void put_time(struct buf *b, time_t t)
+{
+	char stamp[40];
+	struct tm tm;
+
+	/* whoever owns the file may have set any time: not all have a date */
+	if (!gmtime_r(&t, &tm) || strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
+		buf_puts(b, "null");
+	else
+		buf_printf(b, "\"%s\"", stamp);
+}
+
+struct summary {
+	uint64_t bytes;
+	uint32_t world_size;
+	bool dcpd;
+	int dirfd;
+	struct identity id;
+};
+
+/* A file of a checkpoint: its size and, if its name says so, its rank. */
+static enum err sum_file(void *user, const char *name, unsigned char d_type)
+{
+	struct summary *s = user;
+	struct str n = str_of(name);
+	struct stat st;
+	uint64_t rank;
+	int64_t of_rank;
+
+	(void)d_type;
+	if (fs_stat(s->dirfd, name, &st) == OK && S_ISREG(st.st_mode)) {
+		s->bytes += (uint64_t)st.st_size;
+		identity_add(&s->id, name, &st);
+	}
+	s->dcpd = s->dcpd || manifest_is(name, &of_rank);
+	const char *bar = n.n > 2 ? memchr(name + 2, '_', n.n - 2) : NULL;
+	if (str_starts(n, "__") && str_ends(n, ".distcp") && bar &&
+	    str_to_u64((struct str){ name + 2, (size_t)(bar - name - 2) }, &rank) && rank < 65536)
+		s->world_size = (uint32_t)num_max(s->world_size, rank + 1);
+	return OK;
+}
+
+enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, enum checkpoint_format format, struct buf *out)
+{
+	struct summary s = { .world_size = 1, .dirfd = -1 };
+	char id[IDENTITY_MAX];
+	struct stat st;
+
+	TRY(fs_stat(w->roots.fds[root], path, &st));
+	identity_begin(&s.id, &st);
+	if (S_ISDIR(st.st_mode)) {
+		TRY(fs_open_dir(w->roots.fds[root], path, &s.dirfd));
+		enum err e = fs_list(s.dirfd, sum_file, &s);
+		fs_drop(&s.dirfd);
+		TRY(e);
+	} else {
+		s.bytes = (uint64_t)st.st_size;
+	}
+	buf_puts(out, "\"name\":");
+	buf_json_str(out, str_of(path));
+	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", checkpoint_format_name(format), (uintmax_t)s.bytes);
+	put_time(out, st.st_mtime);
+	identity_text(&s.id, id);
+	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
+	return OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- show */
+
+static FALLIBLE enum err count_files(const struct checkpoint *c, uint64_t *out);
+
+static enum err count_file(void *user, const char *name, unsigned char d_type)
+{
+	(void)d_type;
+	*(uint64_t *)user += name[0] != '.';
+	return OK;
+}
+
+static FALLIBLE enum err count_files(const struct checkpoint *c, uint64_t *out)
+{
+	*out = 0;
+	return fs_list(c->dirfd, count_file, out);
+}
+
+static void put_manifest(struct buf *out, const struct manifest *m)
+{
+	if (!m) {
+		buf_puts(out, "null");
+		return;
+	}
+	buf_puts(out, "{\"job\":");
+	buf_json_str(out, str_of(m->job));
+	buf_puts(out, ",\"kind\":");
+	buf_json_str(out, str_of(m->kind));
+	buf_puts(out, ",\"created_at\":");
+	buf_json_str(out, str_of(m->created_at));
+	if (m->has_uid)
+		buf_printf(out, ",\"uid\":%ju", (uintmax_t)m->uid);
+	if (m->has_generation)
+		buf_printf(out, ",\"generation\":%ju", (uintmax_t)m->generation);
+	buf_printf(out, ",\"bytes\":%ju}", (uintmax_t)m->bytes);
+}
+
+static FALLIBLE enum err show_dcp(struct worker *w, const json_t *q, struct buf *out)
+{
+	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = NULL;
+	uint64_t files = 0;
+
+	TRY(lookup_checkpoint(w, q, &c));
+	TRY(count_files(c, &files));
+	buf_printf(out, ",\"files\":%ju,\"tensors\":%ju,\"values\":%ju,\"chunks\":%ju,\"version\":\"1.0.0\",\"manifest\":",
+		   (uintmax_t)files, (uintmax_t)c->sd->tensor_count, (uintmax_t)c->sd->value_count,
+		   (uintmax_t)c->sd->chunk_count);
+	put_manifest(out, c->manifest);
+	return OK;
+}
+
+enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
+{
+	const char *name = json_string_value(json_object_get(q, "name"));
+	enum checkpoint_format format;
+	uint32_t root;
+
+	TRY(root_of(w, q, &root));
+	TRY(checkpoint_recognise(&w->roots, root, name, &format));
+	if (format == CHECKPOINT_NONE)
+		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
+	buf_puts(out, "{");
+	TRY(lookup_put_summary(w, root, name, format, out));
+	if (format == CHECKPOINT_DCP || format == CHECKPOINT_DCP_RANK_LOCAL)
+		TRY(show_dcp(w, q, out));
+	else
+		buf_puts(out, ",\"manifest\":null");
+	buf_puts(out, "}");
+	return OK;
+}
+
+struct file_list {
+	struct buf *out;
+	const struct manifest *manifest;
+	int dirfd;
+	uint64_t count;
+};
+
+static enum err put_file(void *user, const char *name, unsigned char d_type)
+{
+	struct file_list *l = user;
+	struct stat st;
+
+	(void)d_type;
+	enum err e = fs_stat(l->dirfd, name, &st);
+	if (e || !S_ISREG(st.st_mode))
+		return e == ERR_NOT_FOUND ? OK : e;
+	buf_puts(l->out, l->count++ ? ",{\"name\":" : "{\"name\":");
+	buf_json_str(l->out, str_of(name));
+	buf_printf(l->out, ",\"bytes\":%jd,\"xxh3_128\":", (intmax_t)st.st_size);
+	if (l->manifest && strcmp(name, l->manifest->metadata_name) == 0) {
+		char hex[33];
+		for (int i = 0; i < 16; i++)
+			snprintf(hex + 2 * i, 3, "%02x", l->manifest->metadata_xxh3[i]);
+		buf_printf(l->out, "\"%s\"}", hex);
+	} else {
+		buf_puts(l->out, "null}");
+	}
+	return OK;
+}
+
+enum err lookup_files(struct worker *w, const json_t *q, struct buf *out)
+{
+	const char *name = json_string_value(json_object_get(q, "name"));
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	enum checkpoint_format format;
+	uint32_t root;
+	int dir = -1;
+
+	TRY(root_of(w, q, &root));
+	TRY(checkpoint_recognise(&w->roots, root, name, &format));
+	if (format == CHECKPOINT_NONE)
+		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
+	TRY(fs_open_dir(w->roots.fds[root], name, &dir));
+	if (checkpoint_manifest(dir, MANIFEST_NAME, &m))
+		m = NULL;
+	struct file_list l = { .out = out, .manifest = m, .dirfd = dir };
+	buf_puts(out, "{\"files\":[");
+	enum err e = fs_list(dir, put_file, &l);
+	buf_puts(out, "]}");
+	fs_drop(&dir);
+	return e;
+}
+
+/* ------------------------------------------------------------------------------------------------------- recover */
+
+static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *out)
+{
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	bool committed = false;
+
+	TRY(commit_recover(&w->roots, q, &committed, &m));
+	buf_printf(out, "{\"committed\":%s", committed ? "true" : "false");
+	if (committed) {
+		buf_puts(out, ",\"result\":{\"checkpoint\":{\"storage\":");
+		buf_json_str(out, str_of(json_string_value(json_object_get(q, "storage"))));
+		buf_puts(out, ",\"name\":");
+		buf_json_str(out, str_of(json_string_value(json_object_get(q, "name"))));
+		buf_puts(out, "}");
+		if (m)
+			buf_printf(out, ",\"bytes\":%ju,\"world_size\":%ju,\"files\":%ju", (uintmax_t)m->bytes,
+				   (uintmax_t)m->world_size, (uintmax_t)m->files.n);
+		if (m && m->has_generation)
+			buf_printf(out, ",\"generation\":%ju", (uintmax_t)m->generation);
+		buf_puts(out, ",\"recovered\":true}");
+	}
+	buf_puts(out, "}");
+	return OK;
+}
+
+static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *out)
+{
+	struct commit_keep keep = { .jobs = json_object_get(q, "keep"), .before = json_string_value(json_object_get(q, "before")),
+				    .mark = json_string_value(json_object_get(q, "mark")), .watched = json_object_get(q, "watched") };
+	const char *name = json_string_value(json_object_get(q, "name")), *job = json_string_value(json_object_get(q, "job"));
+	const char *path, *comma = "";
+	json_t *state;
+	uint64_t removed = 0;
+	uint32_t root;
+
+	TRY(root_of(w, q, &root));
+	if (name && job) {
+		TRY(commit_sweep_job(&w->roots, root, name, job, &removed));
+		buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
+		return OK;
+	}
+	keep.others = json_object();
+	enum err e = commit_sweep(&w->roots, root, &keep, &removed);
+	buf_printf(out, "{\"removed\":%ju,\"others\":{", (uintmax_t)removed);
+	json_object_foreach(keep.others, path, state) {
+		buf_puts(out, comma);
+		buf_json_str(out, str_of(path));
+		buf_putc(out, ':');
+		buf_json_str(out, str_of(json_string_value(state)));
+		comma = ",";
+	}
+	buf_puts(out, "}}");
+	json_decref(keep.others);
+	return e;
+}
+
+/* A directory of that name beside the target: made here, or by another daemon, if the storage is the same. */
+static FALLIBLE enum err meet(struct worker *w, const json_t *q, struct buf *out)
+{
+	const char *action = json_string_value(json_object_get(q, "action"));
+	bool seen = false;
+	uint32_t root;
+
+	TRY(root_of(w, q, &root));
+	TRY(hosts_token(w->roots.fds[root], json_string_value(json_object_get(q, "name")),
+			json_string_value(json_object_get(q, "token")), action ? action : "look", &seen));
+	buf_printf(out, "{\"seen\":%s}", seen ? "true" : "false");
+	return OK;
+}
+
+enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *answer, int *fd_out)
+{
+	const char *op = json_string_value(json_object_get(q, "op"));
+	enum err e;
+
+	*fd_out = -1;
+	if (!op)
+		return ERR(PROTOCOL, "a question without an op");
+	buf_puts(answer, "{\"ok\":");
+	if (strcmp(op, "probe") == 0)
+		e = probe(w, q, answer);
+	else if (strcmp(op, "exists") == 0)
+		e = exists(w, q, answer);
+	else if (strcmp(op, "list") == 0)
+		e = lookup_list(w, q, answer);
+	else if (strcmp(op, "show") == 0)
+		e = lookup_show(w, q, answer);
+	else if (strcmp(op, "files") == 0)
+		e = lookup_files(w, q, answer);
+	else if (strcmp(op, "tensors") == 0)
+		e = lookup_tensors(w, q, fds, fd_count, answer);
+	else if (strcmp(op, "images") == 0)
+		e = lookup_images(q, fds, fd_count, answer);
+	else if (strcmp(op, "locate") == 0)
+		e = lookup_locate(w, q, answer, fd_out);
+	else if (strcmp(op, "slice") == 0)
+		e = lookup_slice(w, q, answer, fd_out);
+	else if (strcmp(op, "recover") == 0)
+		e = recover(w, q, answer);
+	else if (strcmp(op, "meet") == 0)
+		e = meet(w, q, answer);
+	else if (strcmp(op, "sweep") == 0)
+		e = sweep(w, q, answer);
+	else
+		e = ERR(PROTOCOL, "a question '%s'", op);
+	if (w->kept)
+		lookup_kept_rest(w->kept);
+	TRY(e);
+	buf_puts(answer, "}");
+	return buf_status(answer);
+}

@@ -1,0 +1,121 @@
+/* lookup_kept.c: see lookup_kept.h. Nobody tells a look-up worker what happens to a checkpoint, so each question looks: its directory,
+ * metadata and manifest must be the very files, untouched, and the files of its items as long as they were.
+ *
+ * A file that is written twice within a tick of the file system's clock shows it only once. So times count from SETTLED_S on: what was
+ * changed a moment before it was read is not kept. */
+#include "query/lookup_kept.h"
+
+#include <time.h>
+
+#include "os/fs.h"
+
+enum { SETTLED_S = 2 };
+
+struct lookup_mark lookup_mark_of(const struct stat *st)
+{
+	return (struct lookup_mark){ st->st_dev, st->st_ino, st->st_size, st->st_ctim, st->st_mtim };
+}
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+bool lookup_mark_same(const struct lookup_mark *a, const struct lookup_mark *b)
+{
+	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && same_time(a->changed, b->changed) &&
+	       same_time(a->written, b->written);
+}
+
+static bool same_marks(const struct lookup_marks *a, const struct lookup_marks *b)
+{
+	return lookup_mark_same(&a->dir, &b->dir) && lookup_mark_same(&a->metadata, &b->metadata) &&
+	       lookup_mark_same(&a->manifest, &b->manifest);
+}
+
+bool lookup_mark_settled(const struct lookup_mark *m)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return m->changed.tv_sec < now.tv_sec - SETTLED_S;
+}
+
+static FALLIBLE enum err look(int dir, struct lookup_marks *out)
+{
+	struct stat st;
+
+	if (fstat(dir, &st) < 0)
+		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
+	*out = (struct lookup_marks){ .dir = lookup_mark_of(&st) };
+	TRY(fs_stat(dir, ".metadata", &st));
+	out->metadata = lookup_mark_of(&st);
+	enum err e = fs_stat(dir, MANIFEST_NAME, &st);
+	if (e == OK)
+		out->manifest = lookup_mark_of(&st);
+	return e == ERR_NOT_FOUND ? OK : e;
+}
+
+/* A spool (spool.h) has no name, and is not found: a slice that undid transforms has changed what it read. */
+static bool same_sizes(const struct checkpoint *c, int dir)
+{
+	char name[4096];
+	struct stat st;
+
+	for (uint64_t i = 0; i < c->sd->file_count; i++) {
+		const struct sd_file *f = &c->sd->files[i];
+		memcpy(name, f->name.p, f->name.n); /* it was a file's name when it was opened */
+		name[f->name.n] = '\0';
+		if (fs_stat(dir, name, &st) != OK || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->file_bytes[i])
+			return false;
+	}
+	return true;
+}
+
+void lookup_kept_free(struct lookup_kept *k)
+{
+	checkpoint_free(k->checkpoint);
+	*k = (struct lookup_kept){ 0 };
+}
+
+void lookup_kept_rest(struct lookup_kept *k)
+{
+	if (k->checkpoint)
+		fs_drop(&k->checkpoint->dirfd);
+}
+
+static bool is_it(const struct lookup_kept *k, uint32_t root, const char *name, const struct lookup_marks *m, int dir)
+{
+	const struct checkpoint *c = k->checkpoint;
+
+	return c && c->root == root && strcmp(c->name, name) == 0 && same_marks(&k->marks, m) && same_sizes(c, dir);
+}
+
+enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoint **out)
+{
+	const char *storage = json_string_value(json_object_get(ref, "storage")), *name = json_string_value(json_object_get(ref, "name"));
+	struct lookup_kept *k = w->kept;
+	CLEANUP(fs_drop) int dir = -1;
+	struct lookup_marks m;
+	uint32_t root = 0;
+
+	if (!k || !storage || !name || roots_find(&w->roots, storage, &root) || fs_open_dir(w->roots.fds[root], name, &dir) ||
+	    look(dir, &m)) {
+		err_clear(); /* opening it says what is wrong, if anything is */
+		return checkpoint_open(&w->roots, ref, out);
+	}
+	if (is_it(k, root, name, &m, dir)) {
+		lookup_kept_rest(k);
+		k->checkpoint->dirfd = dir;
+		dir = -1;
+		*out = checkpoint_share(k->checkpoint);
+		return OK;
+	}
+	err_clear();
+	lookup_kept_free(k); /* first: there may be no room for two large ones */
+	TRY(checkpoint_open(&w->roots, ref, out));
+	if ((*out)->format == CHECKPOINT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
+	    lookup_mark_settled(&m.manifest))
+		*k = (struct lookup_kept){ checkpoint_share(*out), m };
+	return OK;
+}

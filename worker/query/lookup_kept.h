@@ -1,0 +1,34 @@
+/* lookup_kept.h: the checkpoint that a look-up worker was asked about last, kept parsed for the next question.
+ *
+ * Many questions are of one checkpoint: the pages of its tensors, slice after slice, all ranks asking where their boxes lie. Parsing a
+ * million chunks takes more than a second each time. */
+#pragma once
+#include "session/job.h"
+#include "store/checkpoint.h"
+
+/* Of one file: changes with whatever is done to it. */
+struct lookup_mark {
+	dev_t dev;
+	ino_t ino;
+	off_t size;
+	struct timespec changed, written;
+};
+
+struct lookup_mark lookup_mark_of(const struct stat *st);
+bool lookup_mark_same(const struct lookup_mark *a, const struct lookup_mark *b);
+bool lookup_mark_settled(const struct lookup_mark *m);  /* so old that a later change gives another one */
+
+struct lookup_marks {
+	struct lookup_mark dir, metadata, manifest;    /* manifest: zeros, if there is none */
+};
+
+struct lookup_kept {
+	struct checkpoint *checkpoint;                 /* NULL: none; dirfd is closed between questions */
+	struct lookup_marks marks;
+};
+
+/* As checkpoint_open, and freed in the same way; never one that has changed since. Only DCP of one metadata file is kept. */
+FALLIBLE enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoint **out);
+/* The question is answered: nothing of the storage is held open any longer. */
+void lookup_kept_rest(struct lookup_kept *k);
+void lookup_kept_free(struct lookup_kept *k);

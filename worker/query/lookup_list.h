@@ -1,0 +1,14 @@
+/* lookup_list.h: the names of a storage's directories, kept by a look-up worker from one page of a list to the next. */
+#pragma once
+#include "query/lookup.h"
+#include "query/lookup_kept.h"
+
+struct lookup_dir;
+
+struct lookup_tree {
+	uint32_t root;
+	struct lookup_dir *top;        /* NULL: nothing is known */
+	uint64_t names;                /* in all directories */
+};
+
+void lookup_tree_free(struct lookup_tree *t);

@@ -1,0 +1,291 @@
+/* lookup_slice.c: a box of one tensor as raw bytes, .npy or safetensors, in a memfd. It is a small load: what the slice needs is read by
+ * whole digest blocks and compared; with "verify":false, only what it needs. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+#include "query/lookup.h"
+#include "query/lookup_kept.h"
+#include "runner/build.h"
+#include "runner/exec.h"
+#include "runner/input.h"
+#include "runner/spool.h"
+
+enum { SLICE_MAX = 1 << 30 };
+
+struct slice {
+	struct worker *w;
+	struct input source;
+	const struct sd_tensor *tensor;
+	int64_t dims[2 * NDIM_MAX];
+	bool drop[NDIM_MAX];           /* dims given by one index vanish */
+	struct sdict *one, *target;    /* the tensor alone; the slice of it */
+	struct buf head;
+	uint64_t bytes;
+	bool verify;
+	struct checked checked;
+	int fd;
+};
+
+/* ------------------------------------------------------------------------------------------------------- parsing */
+
+static bool take_int(struct str *s, int64_t *out)
+{
+	bool minus = s->n && s->p[0] == '-';
+	size_t i = minus;
+	uint64_t v = 0;
+
+	while (i < s->n && s->p[i] >= '0' && s->p[i] <= '9' && i < 20)
+		i++;
+	if (!str_to_u64((struct str){ s->p + minus, i - minus }, &v) || v > INT64_MAX)
+		return false;
+	*out = minus ? -(int64_t)v : (int64_t)v;
+	*s = (struct str){ s->p + i, s->n - i };
+	return true;
+}
+
+static int64_t clamp(int64_t v, int64_t size)
+{
+	v = v < 0 ? v + size : v;
+	return v < 0 ? 0 : v > size ? size : v;
+}
+
+/* "a:b", ":", "a:", ":b" or "i" */
+static FALLIBLE enum err take_dim(struct slice *s, uint32_t d, struct str text)
+{
+	int64_t size = s->tensor->shape[d], begin = 0, end = size;
+	uint32_t n = s->tensor->ndim;
+	bool has_begin = take_int(&text, &begin);
+
+	if (has_begin && text.n == 0) {
+		if (begin < -size || begin >= size)
+			return ERR(RANGE_INVALID, "index %jd in dim %u of %jd", (intmax_t)begin, d, (intmax_t)size);
+		s->dims[d] = begin < 0 ? begin + size : begin;
+		s->dims[n + d] = 1;
+		s->drop[d] = true;
+		return OK;
+	}
+	if (text.n == 0 || text.p[0] != ':')
+		return ERR(RANGE_INVALID, "dim %u of the slice is not a:b", d);
+	text = (struct str){ text.p + 1, text.n - 1 };
+	if (text.n && (!take_int(&text, &end) || text.n))
+		return ERR(RANGE_INVALID, "dim %u of the slice is not a:b", d);
+	begin = clamp(begin, size);
+	end = clamp(end, size);
+	s->dims[d] = begin;
+	s->dims[n + d] = end > begin ? end - begin : 0;
+	return OK;
+}
+
+static FALLIBLE enum err parse_slice(struct slice *s, const char *text)
+{
+	struct str rest = str_of(text ? text : "");
+	uint32_t n = s->tensor->ndim;
+
+	for (uint32_t d = 0; d < n; d++)
+		s->dims[n + d] = s->tensor->shape[d];
+	for (uint32_t d = 0; rest.n; d++) {
+		const char *comma = memchr(rest.p, ',', rest.n);
+		struct str one = { rest.p, comma ? (size_t)(comma - rest.p) : rest.n };
+		if (d >= n)
+			return ERR(RANGE_INVALID, "the slice has more dims than the tensor's %u", n);
+		TRY(take_dim(s, d, one));
+		rest = (struct str){ rest.p + one.n + (comma != NULL), rest.n - one.n - (comma != NULL) };
+	}
+	return OK;
+}
+
+/* -------------------------------------------------------------------------------------------------------- heads */
+
+static const char *npy_type(enum dtype d)
+{
+	static const struct { enum dtype dtype; const char *name; } types[] = {
+		{ DT_FLOAT64, "<f8" }, { DT_FLOAT32, "<f4" }, { DT_FLOAT16, "<f2" }, { DT_INT64, "<i8" },
+		{ DT_INT32, "<i4" },   { DT_INT16, "<i2" },   { DT_INT8, "|i1" },    { DT_UINT64, "<u8" },
+		{ DT_UINT32, "<u4" },  { DT_UINT16, "<u2" },  { DT_UINT8, "|u1" },   { DT_BOOL, "|b1" },
+		{ DT_COMPLEX128, "<c16" }, { DT_COMPLEX64, "<c8" },
+	};
+
+	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+		if (types[i].dtype == d)
+			return types[i].name;
+	return NULL;
+}
+
+static uint32_t kept_shape(const struct slice *s, int64_t *shape)
+{
+	uint32_t m = 0, n = s->tensor->ndim;
+
+	for (uint32_t d = 0; d < n; d++)
+		if (!s->drop[d])
+			shape[m++] = s->dims[n + d];
+	return m;
+}
+
+/* NumPy's format, version 1.0: the dict is padded so that the data begins at a multiple of 64. */
+static FALLIBLE enum err put_npy(struct slice *s, const int64_t *shape, uint32_t m)
+{
+	CLEANUP(buf_free) struct buf dict = BUF_INIT(60000);
+	const char *type = npy_type(s->tensor->dtype);
+
+	if (!type)
+		return ERR(NOT_ACCEPTABLE, ".npy has no %s; ask for raw or safetensors", dtype_name(s->tensor->dtype));
+	buf_printf(&dict, "{'descr': '%s', 'fortran_order': False, 'shape': (", type);
+	for (uint32_t i = 0; i < m; i++)
+		buf_printf(&dict, "%jd%s", (intmax_t)shape[i], m == 1 || i + 1 < m ? ", " : "");
+	buf_puts(&dict, "), }");
+	buf_fill(&dict, ' ', 63 - (10 + dict.len) % 64);
+	buf_puts(&dict, "\n");
+	TRY(buf_status(&dict));
+	buf_put(&s->head, "\x93NUMPY\x01\x00", 8);
+	buf_le16(&s->head, (uint16_t)dict.len);
+	buf_put(&s->head, dict.p, dict.len);
+	return buf_status(&s->head);
+}
+
+static FALLIBLE enum err put_safetensors(struct slice *s, const int64_t *shape, uint32_t m)
+{
+	struct sft_entry e = { .name = s->tensor->fqn, .dtype = s->tensor->dtype, .ndim = m, .shape = shape, .end = s->bytes };
+
+	if (!dtype_safetensors_name(s->tensor->dtype) || str_is(s->tensor->fqn, "__metadata__"))
+		return ERR(NOT_ACCEPTABLE, "safetensors cannot hold this tensor; ask for raw");
+	return sft_put_header(&s->head, &e, 1, NULL, 0, 8);
+}
+
+/* ------------------------------------------------------------------------------------------------------- reading */
+
+static FALLIBLE enum err make_target(struct slice *s)
+{
+	struct sdict *from = s->source.sd;
+	const struct sd_tensor *t = s->tensor;
+	uint32_t index;
+
+	TRY(sdict_new(UINT64_MAX, &s->one));
+	TRY(sdict_new(UINT64_MAX, &s->target));
+	TRY(sdict_copy_files(s->one, from));
+	TRY(sdict_add_tensor(s->one, t->fqn, t->dtype, t->ndim, t->shape, &index));
+	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
+		TRY(sdict_add_chunk(s->one, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));
+	TRY(sdict_add_file(s->target, STR("slice"), 0, &index));
+	TRY(sdict_add_tensor(s->target, t->fqn, t->dtype, t->ndim, t->shape, &index));
+	return sdict_add_chunk(s->target, 0, s->dims, 0, (struct sd_loc){ 0, 0, s->head.len, s->bytes });
+}
+
+static enum err no_tick(void *user)
+{
+	(void)user;
+	return OK;
+}
+
+static FALLIBLE enum err read_box(struct slice *s, struct job *j, struct run_build *b, struct arena *a)
+{
+	struct load_match match = { .strict = true };
+	struct load_plan plan;
+	struct run run = { .fd = -1 };
+	uint32_t *map = NULL, segment, first;
+
+	TRY(load_plan_make(s->one, s->target, &match, a, &plan));
+	TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, STR("slice"), s->head.len + s->bytes, &segment));
+	b->files.v[segment].writable = true;
+	uint32_t index;
+	int mine = fcntl(s->fd, F_DUPFD_CLOEXEC, 0); /* the job closes its own */
+	if (mine < 0)
+		return ERR_SYS(SYSTEM, "cannot duplicate a descriptor");
+	enum err e = job_add_fd(j, mine, &index);
+	if (e) {
+		fs_drop(&mine);
+		return e;
+	}
+	b->files.v[segment].fd_index = index;
+	e = input_add_files(&s->source, b, false, &map);
+	if (!e)
+		e = build_sources(b, s->one, input_kind(&s->source), map, input_manifest(&s->source), &first);
+	mem_free(map);
+	TRY(e);
+	b->opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES, .verify = s->verify };
+	TRY(build_fill(b, s->target, &segment, s->one, first, &plan));
+	TRY(run_share(b, &run));
+	struct exec_spec spec = { .run = &run, .root_fds = s->w->roots.fds, .fds = j->fds, .fd_count = j->fd_count,
+				  .io = s->w->io, .count = 1, .memory_bytes = s->w->memory_bytes, .tick = no_tick };
+	e = exec_run(&spec);
+	if (!e)
+		run_checked(&run, &s->checked);
+	run_detach(&run);
+	return e;
+}
+
+static FALLIBLE enum err fill(struct slice *s)
+{
+	struct job j = { .worker = s->w };
+	struct run_build b = { 0 };
+	CLEANUP(arena_free_ptr) struct arena *a = arena_new(UINT64_MAX);
+
+	s->fd = memfd_create("dcpd-slice", MFD_CLOEXEC);
+	if (s->fd < 0 || !a || ftruncate(s->fd, (off_t)(s->head.len + s->bytes)) < 0)
+		return ERR_SYS(NO_MEMORY, "no memory for a slice of %ju bytes", (uintmax_t)s->bytes);
+	TRY(fs_pwrite(s->fd, s->head.p, s->head.len, 0, "slice"));
+	enum err e = s->bytes ? spool_tensor(&j, s->source.checkpoint, s->tensor) : OK;
+	if (!e) /* copies locs: not before they are final */
+		e = make_target(s);
+	if (!e && s->bytes)
+		e = read_box(s, &j, &b, a);
+	run_build_free(&b);
+	job_free(&j);
+	return e;
+}
+
+static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out)
+{
+	const json_t *fqn = json_object_get(q, "fqn");
+	const char *format = json_string_value(json_object_get(q, "format"));
+	int64_t shape[NDIM_MAX];
+	uint64_t numel;
+
+	TRY(lookup_checkpoint(s->w, q, &s->source.checkpoint));
+	checkpoint_note(s->source.checkpoint, &s->checked);
+	s->source.sd = s->source.checkpoint->sd;
+	s->tensor = sdict_tensor(s->source.sd, (struct str){ json_string_value(fqn), json_string_length(fqn) });
+	if (!s->tensor)
+		return ERR(NOT_FOUND, "there is no tensor '%s'", json_string_value(fqn));
+	TRY(parse_slice(s, json_string_value(json_object_get(q, "slice"))));
+	TRY(box_numel(s->tensor->ndim, s->dims + s->tensor->ndim, &numel));
+	TRY(num_mul(numel, dtype_bytes(s->tensor->dtype), &s->bytes));
+	if (s->bytes > SLICE_MAX)
+		return ERR(PAYLOAD_TOO_LARGE, "a slice of %ju bytes; at most %d at once", (uintmax_t)s->bytes, SLICE_MAX);
+	uint32_t m = kept_shape(s, shape);
+	bool npy = format && strcmp(format, "npy") == 0, sft = format && strcmp(format, "safetensors") == 0;
+	if (npy)
+		TRY(put_npy(s, shape, m));
+	if (sft)
+		TRY(put_safetensors(s, shape, m));
+	TRY(lookup_room(q, s->head.len + s->bytes));
+	TRY(fill(s));
+	buf_printf(out, "{\"bytes\":%ju,\"dtype\":\"%s\",\"shape\":[", (uintmax_t)(s->head.len + s->bytes),
+		   dtype_name(s->tensor->dtype));
+	for (uint32_t i = 0; i < m; i++)
+		buf_printf(out, "%s%jd", i ? "," : "", (intmax_t)shape[i]);
+	buf_printf(out, "],\"unverified_bytes\":%ju,\"content_type\":\"%s\"}", (uintmax_t)s->checked.unverified_bytes,
+		   npy ? "application/x-npy" : sft ? "application/x-safetensors" : "application/octet-stream");
+	return OK;
+}
+
+enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *fd_out)
+{
+	struct slice s = { .w = w, .fd = -1, .head = BUF_INIT(1 << 20), .verify = !json_is_false(json_object_get(q, "verify")) };
+
+	enum err e = slice(&s, q, out);
+	if (!e) {
+		*fd_out = s.fd;
+		s.fd = -1;
+	}
+	fs_drop(&s.fd);
+	buf_free(&s.head);
+	checked_free(&s.checked);
+	sdict_free(s.one);
+	sdict_free(s.target);
+	input_close(&s.source);
+	return e;
+}

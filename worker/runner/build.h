@@ -1,0 +1,95 @@
+/* build.h: from plans to a run's tables: which blocks the target files have, which ranges of the sources are read. */
+#pragma once
+#include "plan/load_plan.h"
+#include "runner/run.h"
+#include "store/checkpoint.h"
+#include "tensor/box.h"
+#include "tensor/sdict.h"
+
+enum {
+	BUILD_TASK_BYTES = 4 << 20,      /* a block or scan: large for the disk's sake */
+	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs: small, so that it stays in the CPU's cache */
+	BUILD_SMALL_BYTES = 128 << 10,   /* payloads up to this share blocks with others */
+	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
+	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run: sizes come from metadata, and none may fill memory with a plan */
+};
+
+/* Is there room for `more` blocks behind the `n` that are there? ERR_LIMIT_EXCEEDED. */
+static inline FALLIBLE enum err build_room(uint64_t n, uint64_t more)
+{
+	if (n > BUILD_BLOCKS_MAX || more > BUILD_BLOCKS_MAX - n)
+		return ERR(LIMIT_EXCEEDED, "a job of more than %d blocks", BUILD_BLOCKS_MAX);
+	return OK;
+}
+
+/* Adds the checkpoint's directory and files; file_map_out[i]: run file of sd file i (mem_free). Transformed items must be in a spool by
+ * now (spool.h). */
+FALLIBLE enum err build_source_files(struct run_build *b, const struct checkpoint *c, uint32_t **file_map_out);
+
+/* Adds every chunk of sd as a source, then every stored value as a raw one. file_map: sd file → run file. manifest may be NULL.
+ * *first_out: the number of chunk 0's source; values follow the chunks. */
+FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind,
+				const uint32_t *file_map, const struct manifest *manifest, uint32_t *first_out);
+
+/* For those who only check: a source that the manifest knows by all its bytes is read as that, whatever its metadata call it. Of several
+ * in one such item the first stands for all. */
+FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
+
+/* For verify, of sources from `first` on: the digests of the archives around payloads, and the zeros behind items. */
+FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first);
+
+/* Cuts all of a source into scans, in a row; nothing if it was cut before. */
+FALLIBLE enum err build_scans(struct run_build *b, uint32_t src);
+
+/* Where the items of a target checkpoint go. */
+struct build_place {
+	uint32_t file;                 /* run file */
+	uint32_t dst;
+	uint64_t offset, length;
+};
+
+/* Files and items that the client chose (a listed save). */
+struct build_listed {
+	uint32_t file_count;
+	const struct str *names;
+	const uint32_t *ranks;         /* per file */
+	const bool *exact;             /* per file: it ends where its last item ends, not on a page */
+	const uint32_t *chunk_file;    /* per chunk of sd */
+	const bool *chunk_raw;         /* … written as it is, without an archive around it */
+};
+
+struct build_target {
+	struct sdict *sd;              /* chunks and values with their writer's rank; locs are those of the sources for values */
+	const struct load_plan *pieces;/* sources of each chunk, as indices that `first_src` is added to */
+	uint32_t first_src;
+	const uint32_t *value_src;     /* per value: run source, or UINT32_MAX: its inline bytes */
+	uint32_t dir;                  /* run dir of the staging directory */
+	uint32_t world_size, files_per_rank;
+	bool direct;                   /* O_DIRECT */
+	bool in_memory;                /* the target is on tmpfs */
+	uint32_t task_bytes;
+	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
+	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
+	const struct build_listed *listed;       /* NULL: files are chosen here */
+	const bool *local;             /* per rank: its tasks are done here; NULL: all. What others write has its place all the same */
+	/* filled in */
+	struct build_place *chunk_places, *value_places;   /* mem_free */
+	uint64_t bytes;                /* of all files */
+};
+
+/* DCP: `__{rank}_{i}.distcp`, a torch.save archive per item, large payloads on page boundaries. Every rank has at least one file. */
+FALLIBLE enum err build_dcp(struct run_build *b, struct build_target *t);
+/* safetensors: whole tensors back to back in `model-{i}-of-{n}.safetensors` of at most max_file_bytes each (a larger tensor has a file of
+ * its own). headers_meta: __metadata__ pairs for every file. */
+FALLIBLE enum err build_safetensors(struct run_build *b, struct build_target *t, uint64_t max_file_bytes,
+				    const struct str (*meta)[2], uint64_t meta_count);
+
+/* Loads: target chunks lie in segments (sd locs say where). segment_files: run file of each of sd's files. b->opts.verify is set by now:
+ * what is compared with digests is read by whole digest blocks, and wholly where there is but one digest or CRC32. */
+FALLIBLE enum err build_fill(struct run_build *b, const struct sdict *target, const uint32_t *segment_files,
+			     const struct sdict *source, uint32_t first_src, const struct load_plan *plan);
+/* Verify: every byte of every source from first_src on. */
+FALLIBLE enum err build_verify(struct run_build *b, uint32_t first_src);
+/* Diff: chunk by chunk of a; b_plan says where b has the same elements. */
+FALLIBLE enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a, uint32_t first_b,
+			     const struct load_plan *b_plan);

@@ -1,0 +1,440 @@
+/* build_sources.c: the sources of a run, and the tasks that are driven by them (load, verify). See build.h. */
+#include <stdlib.h>
+
+#include "base/num.h"
+#include "runner/build.h"
+#include "runner/gather.h"
+#include "store/checked.h"
+
+enum { GAP_MAX = 64 << 10 };
+
+static FALLIBLE enum err copy_digests(struct run_build *b, struct run_src *s, const struct manifest *m, const struct manifest_item *item)
+{
+	TRY(vec_reserve(&b->digests, item->digest_count));
+	s->digest_at = b->digests.n;
+	s->digest_count = item->digest_count;
+	if (item->digest_count)
+		memcpy(b->digests.v + b->digests.n, m->digests.v + item->digest_at, item->digest_count * sizeof *b->digests.v);
+	b->digests.n += item->digest_count;
+	return OK;
+}
+
+static FALLIBLE enum err add_digests(struct run_build *b, struct run_src *s, const struct manifest *m, struct str file)
+{
+	const struct manifest_item *item = m ? manifest_find(m, file, s->offset, s->length) : NULL;
+
+	if (!item)
+		return OK;
+	s->raw_digests = item->raw;
+	return copy_digests(b, s, m, item);
+}
+
+enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first)
+{
+	CLEANUP(mem_free_ptr) bool *seen = m ? mem_zalloc(m->items.n, sizeof *seen) : NULL;
+
+	if (!m)
+		return OK;
+	if (!seen)
+		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)m->items.n);
+	for (uint64_t i = 0; i < sd->chunk_count; i++) {
+		const struct sd_loc *loc = &sd->chunks[i].loc;
+		struct run_src *s = &b->srcs.v[first + i];
+		const struct manifest_item *item = manifest_covering(m, sd->files[loc->file].name, loc->offset, loc->length);
+		if (!item || !num_inside(item->offset, item->length, b->files.v[s->file].bytes))
+			continue;
+		bool *done = &seen[item - m->items.v];
+		s->kind = RUN_SRC_RAW;
+		s->raw_digests = true;
+		s->offset = item->offset;
+		s->length = *done ? 0 : item->length;
+		s->digest_count = 0;
+		if (!*done)
+			TRY(copy_digests(b, s, m, item));
+		*done = true;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err add_src(struct run_build *b, const struct sdict *sd, const uint32_t *file_map,
+				 const struct manifest *manifest, struct run_src proto, struct str fqn,
+				 struct sd_loc loc)
+{
+	struct run_src *s;
+
+	TRY(vec_push(&b->srcs, &s));
+	*s = proto;
+	s->file = file_map[loc.file];
+	s->offset = loc.offset;
+	s->length = loc.length;
+	s->fqn_len = (uint32_t)fqn.n;
+	struct sd_origin origin = sd_origin_of(sd, loc);
+	s->named_file = file_map[origin.file];
+	s->named_at = origin.offset;
+	return add_digests(b, s, manifest, sd->files[loc.file].name);
+}
+
+enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind, const uint32_t *file_map,
+		       const struct manifest *manifest, uint32_t *first_out)
+{
+	uint64_t fqn_at = 0;
+	uint32_t tensor = UINT32_MAX;
+
+	*first_out = (uint32_t)b->srcs.n;
+	TRY(vec_reserve(&b->srcs, sd->chunk_count + sd->value_count));
+	for (uint64_t i = 0; i < sd->chunk_count; i++) {
+		const struct sd_chunk *c = &sd->chunks[i];
+		const struct sd_tensor *t = &sd->tensors[c->tensor];
+		struct run_src proto = { .kind = (uint8_t)kind, .dtype = (uint8_t)t->dtype, .ndim = t->ndim, .rank = c->rank };
+		if (c->tensor != tensor)
+			TRY(run_add_string(b, t->fqn, &fqn_at));
+		tensor = c->tensor;
+		TRY(run_add_dims(b, c->dims, t->ndim, &proto.dims_at));
+		proto.fqn_at = fqn_at;
+		TRY(add_src(b, sd, file_map, manifest, proto, t->fqn, c->loc));
+	}
+	for (uint64_t i = 0; i < sd->value_count; i++) {
+		const struct sd_value *v = &sd->values[i];
+		struct run_src proto = { .kind = RUN_SRC_RAW, .rank = v->rank };
+		if (v->kind != SD_VALUE_STORED)
+			continue;
+		TRY(run_add_string(b, v->fqn, &proto.fqn_at));
+		TRY(add_src(b, sd, file_map, manifest, proto, v->fqn, v->loc));
+	}
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- scans */
+
+static FALLIBLE enum err payload_bytes(const struct run_build *b, const struct run_src *s, uint64_t *out)
+{
+	uint64_t numel;
+
+	if (s->kind == RUN_SRC_RAW) {
+		*out = s->length;
+		return OK;
+	}
+	TRY(box_numel(s->ndim, b->dims.v + s->dims_at + s->ndim, &numel));
+	return num_mul(numel, dtype_bytes((enum dtype)s->dtype), out);
+}
+
+static FALLIBLE enum err add_scan(struct run_build *b, uint32_t src, uint64_t begin, uint64_t end)
+{
+	struct run_scan *scan;
+
+	TRY(vec_push(&b->scans, &scan));
+	*scan = (struct run_scan){ .src = src, .begin = begin, .end = end };
+	b->srcs.v[src].scan_count++;
+	return OK;
+}
+
+/* Do the manifest's digest blocks of a payload (of all bytes of a value) fit a task and add up? */
+static bool digests_usable(struct run_build *b, const struct run_src *s, uint64_t bytes)
+{
+	uint64_t at = 0;
+
+	if (s->raw_digests && s->kind == RUN_SRC_ITEM)
+		return false;
+
+	if (s->digest_count == 1 && b->digests.v[s->digest_at].end == UINT64_MAX)
+		b->digests.v[s->digest_at].end = bytes;
+	for (uint32_t i = 0; i < s->digest_count; i++) {
+		uint64_t end = b->digests.v[s->digest_at + i].end;
+		if (end < at || end - at > BUILD_TASK_BYTES + BUILD_TASK_BYTES / 2)
+			return false;
+		at = end;
+	}
+	return s->digest_count > 0 && at == bytes;
+}
+
+/* Scans over [lo, hi) of source `src`, whole blocks of it. */
+static FALLIBLE enum err cut_source(struct run_build *b, uint32_t src, uint64_t lo, uint64_t hi)
+{
+	struct run_src *s = &b->srcs.v[src];
+	uint64_t bytes = 0, at = 0;
+
+	TRY(payload_bytes(b, s, &bytes));
+	TRY(build_room(b->scans.n, bytes / BUILD_TASK_BYTES + 1));
+	s->first_scan = b->scans.n;
+	s->scan_count = 0;
+	bool usable = digests_usable(b, s, bytes);
+	if (!usable && !s->raw_digests)
+		s->digest_count = 0;
+	s->by_blocks = usable;
+	uint32_t blocks = usable ? s->digest_count : 0;
+	for (uint32_t i = 0; at < bytes || (i == 0 && bytes == 0); i++) {
+		uint64_t end = blocks ? b->digests.v[s->digest_at + i].end : num_min(at + BUILD_TASK_BYTES, bytes);
+		if ((at < hi && end > lo) || bytes == 0)
+			TRY(add_scan(b, src, at, end));
+		else
+			s->partial = true;
+		at = end;
+		if (bytes == 0)
+			break;
+	}
+	s->scans_left = s->scan_count;
+	return OK;
+}
+
+enum err build_scans(struct run_build *b, uint32_t src)
+{
+	return b->srcs.v[src].scan_count ? OK : cut_source(b, src, 0, UINT64_MAX);
+}
+
+struct scan_order {
+	uint32_t file, src, rank;
+	uint64_t offset, lo, hi;       /* lo, hi: the part of the payload that is needed */
+};
+
+static int by_place(const void *a, const void *b)
+{
+	const struct scan_order *x = a, *y = b;
+
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	if (x->file != y->file)
+		return x->file < y->file ? -1 : 1;
+	return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static FALLIBLE enum err begin_task(struct run_build *b, uint32_t rank, uint64_t first)
+{
+	struct run_task *t;
+	struct run_rank *k;
+
+	if (b->ranks.n == 0 || b->ranks.v[b->ranks.n - 1].rank != rank) {
+		TRY(vec_push(&b->ranks, &k));
+		k->rank = rank;
+		k->first_task = b->tasks.n;
+	}
+	b->ranks.v[b->ranks.n - 1].task_count++;
+	TRY(vec_push(&b->tasks, &t));
+	t->first = first;
+	t->rank_index = (uint32_t)b->ranks.n - 1;
+	return OK;
+}
+
+/* Adds one source's scans to the tasks; *filled: bytes in the task being made. */
+static FALLIBLE enum err task_scans(struct run_build *b, const struct scan_order *o, uint64_t *filled)
+{
+	TRY(cut_source(b, o->src, o->lo, o->hi));
+	const struct run_src *s = &b->srcs.v[o->src];
+	for (uint32_t k = 0; k < s->scan_count; k++) {
+		uint64_t scan = s->first_scan + k;
+		uint64_t bytes = b->scans.v[scan].end - b->scans.v[scan].begin;
+		uint64_t cost = num_max(bytes, s->length <= BUILD_SMALL_BYTES ? s->length : 0) + 8192;
+		bool same_rank = b->ranks.n && b->ranks.v[b->ranks.n - 1].rank == o->rank;
+		if (!same_rank || s->sparse || *filled == 0 || *filled + cost > BUILD_TASK_BYTES) {
+			TRY(begin_task(b, o->rank, scan));
+			*filled = 0;
+		}
+		*filled += s->sparse ? BUILD_TASK_BYTES : cost;
+		b->tasks.v[b->tasks.n - 1].count++;
+		b->ranks.v[b->ranks.n - 1].bytes_total += bytes;
+	}
+	return OK;
+}
+
+/* Scans in the order they lie on the disk, small ones together. */
+static FALLIBLE enum err make_scan_tasks(struct run_build *b, struct scan_order *order, uint64_t n)
+{
+	uint64_t filled = 0;
+
+	qsort(order, n, sizeof *order, by_place);
+	for (uint64_t i = 0; i < n; i++)
+		TRY(task_scans(b, &order[i], &filled));
+	return OK;
+}
+
+/* In a file that dcpd wrote there are zeros between an item's end and the next item, or the file's end. */
+static void add_gap(struct run_src *s, const struct manifest *m, const struct manifest_item *item, uint64_t file_bytes)
+{
+	const struct manifest_file *f = &m->files.v[item->file];
+	bool last = (uint64_t)(item - m->items.v) + 1 == f->first_item + f->item_count;
+	uint64_t end = s->offset + s->length, next = num_min(last ? f->bytes : item[1].offset, file_bytes);
+
+	s->gap = next > end ? (uint32_t)num_min(next - end, GAP_MAX) : 0;
+}
+
+static FALLIBLE enum err add_edges(struct run_build *b, struct run_src *s, const struct manifest *m)
+{
+	const struct run_file *f = &b->files.v[s->file];
+	const struct manifest_item *item = manifest_find(m, (struct str){ b->strings.v + f->name_at, f->name_len }, s->offset, s->length);
+	struct block_digest *d;
+
+	if (f->kind != RUN_FILE_SOURCE || !item)
+		return OK;
+	if (m->files.v[item->file].mtime_ns) /* as it is with manifests of this version */
+		add_gap(s, m, item, f->bytes);
+	if (s->kind != RUN_SRC_ITEM || !item->has_edges)
+		return OK;
+	TRY(vec_push(&b->digests, &d));
+	memcpy(d->xxh3_128, item->edges, sizeof d->xxh3_128);
+	s->edges_at = b->digests.n;
+	return OK;
+}
+
+enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first)
+{
+	for (uint64_t i = first; m && i < b->srcs.n; i++)
+		TRY(add_edges(b, &b->srcs.v[i], m));
+	return OK;
+}
+
+static FALLIBLE enum err add_damages(struct run_build *b)
+{
+	struct run_damage *d;
+
+	for (uint32_t i = 0; i < CHECKED_LISTED; i++)
+		TRY(vec_push(&b->damages, &d));
+	return OK;
+}
+
+enum err build_verify(struct run_build *b, uint32_t first_src)
+{
+	uint64_t n = b->srcs.n - first_src;
+	CLEANUP(mem_free_ptr) struct scan_order *order = mem_zalloc(n, sizeof *order);
+
+	if (!order)
+		return ERR(NO_MEMORY, "no memory for %ju sources", (uintmax_t)n);
+	TRY(add_damages(b));
+	for (uint64_t i = 0; i < n; i++) {
+		const struct run_src *s = &b->srcs.v[first_src + i];
+		order[i] = (struct scan_order){ s->file, (uint32_t)(first_src + i), s->rank, s->offset, 0, UINT64_MAX };
+	}
+	return make_scan_tasks(b, order, n);
+}
+
+/* ------------------------------------------------------------------------------------------------------- fill */
+
+/* Which part of source chunk s target chunk t needs: widens [lo, hi) of the payload (C order) and counts its elements. */
+static void widen(const struct sd_chunk *s, const struct sd_chunk *t, uint32_t n, uint64_t *lo, uint64_t *hi,
+		  uint64_t *needed)
+{
+	int64_t off[NDIM_MAX], size[NDIM_MAX];
+	uint64_t first = 0, last = 0, numel = 1;
+
+	if (!box_intersect(n, s->dims, s->dims + n, t->dims, t->dims + n, off, size))
+		return;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t pitch = (uint64_t)s->dims[n + i], at = (uint64_t)(off[i] - s->dims[i]);
+		first = first * pitch + at;
+		last = last * pitch + at + (uint64_t)size[i] - 1;
+		numel *= (uint64_t)size[i];
+	}
+	*lo = num_min(*lo, first);
+	*hi = num_max(*hi, last + 1);
+	*needed += numel;
+}
+
+/* Turns "target chunk → sources" round into "source → target chunks" (pieces of the run). */
+static FALLIBLE enum err invert(struct run_build *b, uint64_t chunk_count, uint32_t first_src, uint32_t first_dst,
+				const struct load_plan *plan, uint64_t source_chunks)
+{
+	TRY(vec_reserve(&b->pieces, plan->source_count));
+	for (uint64_t k = 0; k < plan->source_count; k++)
+		b->srcs.v[first_src + plan->sources[k]].piece_count++;
+	uint64_t at = b->pieces.n;
+	for (uint64_t i = 0; i < source_chunks; i++) {
+		struct run_src *s = &b->srcs.v[first_src + i];
+		s->first_piece = at;
+		at += s->piece_count;
+		s->piece_count = 0;
+	}
+	b->pieces.n = at;
+	for (uint64_t i = 0; i < chunk_count; i++)
+		for (uint64_t k = plan->first[i]; k < plan->first[i + 1]; k++) {
+			struct run_src *s = &b->srcs.v[first_src + plan->sources[k]];
+			b->pieces.v[s->first_piece + s->piece_count++] = (uint32_t)(first_dst + i);
+		}
+	return OK;
+}
+
+static FALLIBLE enum err add_segment_dst(struct run_build *b, const struct sdict *target, uint64_t chunk,
+					 const uint32_t *segment_files)
+{
+	const struct sd_chunk *c = &target->chunks[chunk];
+	const struct sd_tensor *t = &target->tensors[c->tensor];
+	struct run_dst *d;
+
+	TRY(vec_push(&b->dsts, &d));
+	*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)t->dtype, .bare = true, .ndim = t->ndim,
+			       .rank = c->rank, .file = segment_files[c->loc.file], .offset = c->loc.offset,
+			       .payload_bytes = c->loc.length, .length = c->loc.length,
+			       .fqn_len = (uint32_t)t->fqn.n };
+	if (chunk > t->first_chunk)
+		d->fqn_at = b->dsts.v[b->dsts.n - 2].fqn_at;
+	else
+		TRY(run_add_string(b, t->fqn, &d->fqn_at));
+	return run_add_dims(b, c->dims, t->ndim, &d->dims_at);
+}
+
+/* Is a part of the payload a range of bytes that can be told from metadata, and be checked by itself? Other items are read whole: their
+ * strides are in their heads, and one CRC32 is of all. */
+static bool can_cut(struct run_build *b, const struct run_src *s)
+{
+	const int64_t *sizes = b->dims.v + s->dims_at + s->ndim;
+	struct item_layout l;
+
+	if (s->kind != RUN_SRC_ITEM)
+		return s->kind == RUN_SRC_PLAIN;
+	return sources_layout(s, sizes, &l) && digests_usable(b, s, l.payload_bytes);
+}
+
+static uint64_t numel_of(const struct sd_chunk *c, uint32_t ndim)
+{
+	uint64_t n = 0;
+
+	return box_numel(ndim, sd_sizes(c, ndim), &n) ? 0 : n;
+}
+
+enum err build_fill(struct run_build *b, const struct sdict *target, const uint32_t *segment_files,
+		    const struct sdict *source, uint32_t first_src, const struct load_plan *plan)
+{
+	uint32_t first_dst = (uint32_t)b->dsts.n;
+	uint64_t n = 0;
+	CLEANUP(mem_free_ptr) struct scan_order *order = mem_zalloc(source->chunk_count, sizeof *order);
+
+	if (!order)
+		return ERR(NO_MEMORY, "no memory for %ju sources", (uintmax_t)source->chunk_count);
+	for (uint64_t i = 0; i < target->chunk_count; i++)
+		TRY(add_segment_dst(b, target, i, segment_files));
+	TRY(invert(b, target->chunk_count, first_src, first_dst, plan, source->chunk_count));
+	for (uint64_t i = 0; i < source->chunk_count; i++) {
+		struct run_src *s = &b->srcs.v[first_src + i];
+		uint64_t lo = UINT64_MAX, hi = 0, needed = 0, item = dtype_bytes((enum dtype)s->dtype);
+		for (uint32_t k = 0; k < s->piece_count; k++)
+			widen(&source->chunks[i], &target->chunks[b->pieces.v[s->first_piece + k] - first_dst], s->ndim,
+			      &lo, &hi, &needed);
+		if (s->piece_count == 0)
+			continue;
+		uint64_t numel = numel_of(&source->chunks[i], s->ndim), span = hi - lo;
+		bool cuttable = can_cut(b, s);
+		s->sparse = !b->opts.verify && ((needed * 2 < span && span * item > BUILD_SMALL_BYTES) ||
+						(span < numel && !cuttable && numel * item > BUILD_SMALL_BYTES));
+		bool all = s->sparse || !cuttable;
+		order[n++] = (struct scan_order){ s->file, (uint32_t)(first_src + i), s->rank, s->offset, all ? 0 : lo * item,
+						  all ? UINT64_MAX : hi * item };
+	}
+	return make_scan_tasks(b, order, n);
+}
+
+enum err build_source_files(struct run_build *b, const struct checkpoint *c, uint32_t **file_map_out)
+{
+	uint32_t dir;
+
+	TRY(run_add_dir(b, c->root, str_of(c->name), &dir));
+	uint32_t *map = mem_zalloc(c->sd->file_count, sizeof *map);
+	*file_map_out = map;
+	if (!map)
+		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	for (uint64_t i = 0; i < c->sd->file_count; i++) {
+		const struct sd_file *f = &c->sd->files[i];
+		bool spool = f->name.n == 0; /* the last one, see spool.h */
+		TRY(run_add_file(b, spool ? RUN_FILE_SPOOL : RUN_FILE_SOURCE, dir, f->name, c->file_bytes[i], &map[i]));
+		b->files.v[map[i]].rank = f->rank;
+		if (spool)
+			b->files.v[map[i]].fd_index = f->rank;
+	}
+	return OK;
+}

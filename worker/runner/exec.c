@@ -1,0 +1,356 @@
+/* exec.c: the loop that keeps slots busy and the engine full (see exec.h). */
+#include <stdio.h>
+#include "runner/exec.h"
+
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+#include "runner/exec_impl.h"
+
+enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
+
+enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
+{
+	const struct run_dst *d = &run->dsts[dst];
+	struct str fqn = run_dst_fqn(run, d), name = run_file_name(run, &run->files[d->file]);
+	char z[ERR_FILE_MAX];
+
+	snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
+	return err_at_rank(err_at_fqn(err_at_file(e, z, (int64_t)d->offset), fqn.p, fqn.n), d->rank);
+}
+
+struct guarded {
+	struct slot *slot;
+	enum err (*fn)(struct slot *s);
+	enum err result;
+};
+
+static void call_guarded(void *user)
+{
+	struct guarded *g = user;
+
+	g->result = g->fn(g->slot);
+}
+
+enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s))
+{
+	struct guarded g = { s, fn, OK };
+
+	if (!s->x->has_segments)
+		return fn(s);
+	TRY(seg_guard(call_guarded, &g));
+	return g.result;
+}
+
+/* ------------------------------------------------------------------------------------------------------- queue */
+
+enum err exec_queue(struct slot *s, struct wave_op *op)
+{
+	struct exec *x = s->x;
+	struct wave_op **place;
+
+	TRY(files_pin(&x->files, op->file, &op->io.fd));
+	op->pinned = true;
+	op->io.user = s;
+	TRY(vec_push(&x->queue, &place));
+	*place = op;
+	s->pending++;
+	return OK;
+}
+
+/* What the page cache holds needs no ring: a copy now costs less than a turn through the kernel's workers. */
+static FALLIBLE enum err read_cached(struct slot *s, struct wave_op *op, bool *done_out)
+{
+	struct iovec into = { op->io.buf, op->io.bytes };
+	int fd;
+
+	TRY(files_pin(&s->x->files, op->file, &fd));
+	*done_out = preadv2(fd, &into, 1, (off_t)op->io.offset, RWF_NOWAIT) == (ssize_t)op->io.bytes;
+	fs_count(fd, false, *done_out ? op->io.bytes : 0);
+	files_unpin(&s->x->files, op->file);
+	return OK;
+}
+
+enum err exec_queue_wave(struct slot *s)
+{
+	TRY(wave_plan(&s->wave, s));
+	for (uint64_t i = 0; i < s->wave.ops.n; i++) {
+		bool done = false;
+		TRY(read_cached(s, &s->wave.ops.v[i], &done));
+		if (!done)
+			TRY(exec_queue(s, &s->wave.ops.v[i]));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err pump(struct exec *x)
+{
+	while (x->queue_at < x->queue.n && io_engine_free_slots(x->spec->io) > 0)
+		TRY(io_submit(x->spec->io, &x->queue.v[x->queue_at++]->io));
+	if (x->queue_at == x->queue.n)
+		x->queue.n = x->queue_at = 0;
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- slots */
+
+static bool is_dst_driven(const struct run *r)
+{
+	return r->head->opts.mode == RUN_WRITE_FILES || r->head->opts.mode == RUN_DIFF;
+}
+
+static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
+{
+	uint64_t task = x->run->head->opts.task_bytes;
+
+	s->x = x;
+	s->gather.sources = &x->sources;
+	s->in = aligned_alloc(PAGE, x->in_bytes);
+	s->out = is_dst_driven(x->run) ? aligned_alloc(PAGE, task + task / 4) : NULL;
+	if (!s->in || (!s->out && is_dst_driven(x->run)))
+		return ERR(NO_MEMORY, "no memory for buffers of %ju bytes", (uintmax_t)task);
+	return OK;
+}
+
+static void slot_close(struct slot *s)
+{
+	gather_free(&s->gather);
+	wave_free(&s->wave);
+	vec_free(&s->blocks);
+	vec_free(&s->scans);
+	vec_free(&s->writes);
+	vec_free(&s->finish);
+	vec_free(&s->sync);
+	mem_free(s->in);
+	mem_free(s->out);
+	mem_free(s->edges);
+}
+
+static bool is_scan(const struct slot *s)
+{
+	return !is_dst_driven(s->x->run) || s->x->run->tasks[s->task].scan;
+}
+
+static FALLIBLE enum err slot_begin(struct slot *s)
+{
+	return is_scan(s) ? exec_scan_begin(s) : exec_block_begin(s);
+}
+
+static FALLIBLE enum err slot_advance(struct slot *s)
+{
+	return is_scan(s) ? exec_scan_advance(s) : exec_block_advance(s);
+}
+
+/* A segment that its owner shrank is seen as a fault somewhere in a copy: which one it was is found out by looking. */
+static void name_segment(const struct exec *x)
+{
+	struct stat st;
+
+	for (uint64_t i = 0; i < x->run->files_n; i++) {
+		const struct run_file *f = &x->run->files[i];
+		if (f->kind != RUN_FILE_SEGMENT || f->fd_index >= x->spec->fd_count || fstat(x->spec->fds[f->fd_index], &st) < 0 ||
+		    (uint64_t)st.st_size >= f->bytes)
+			continue;
+		err_at_rank(ERR_SEGMENT_SHRUNK, f->rank);
+		return;
+	}
+}
+
+/* Whose bytes lie at this place of a file: I/O knows files only. */
+static void name_item(const struct exec *x, uint32_t file, uint64_t offset, enum err e)
+{
+	const struct run *run = x->run;
+
+	for (uint64_t i = 0; i < run->srcs_n; i++)
+		if (run->srcs[i].file == file && offset - run->srcs[i].offset < run->srcs[i].length) {
+			sources_at(run, (uint32_t)i, e);
+			return;
+		}
+	for (uint64_t i = 0; i < run->dsts_n && run->head->opts.mode == RUN_WRITE_FILES; i++)
+		if (run->dsts[i].file == file && offset - run->dsts[i].offset < run->dsts[i].length) {
+			exec_at_dst(run, (uint32_t)i, e);
+			return;
+		}
+}
+
+static void keep_error(struct exec *x, enum err e)
+{
+	if (!e || x->error.code)
+		return;
+	if (e == ERR_SEGMENT_SHRUNK)
+		name_segment(x);
+	/* What fails after another worker has failed may fail for that: the leader removes what was written. Its reason is the job's. */
+	if (atomic_exchange(&x->run->head->cancelled, 1))
+		err_record(ERR_CANCELLED, 0, ERR_PLACE, "another worker of the job has failed");
+	x->error = *err_last();
+}
+
+static FALLIBLE enum err take_task(struct exec *x, uint64_t *task_out, bool *taken_out)
+{
+	*taken_out = false;
+	if (atomic_load(&x->run->head->cancelled)) {
+		x->gate.held = false;
+		return OK;
+	}
+	if (x->gate.held) /* seen a moment ago */
+		return OK;
+	if (x->gated)
+		return gate_take(&x->gate, x->spec->index, x->spec->count, task_out, taken_out);
+	*taken_out = run_take_task(x->run, x->spec->index, x->spec->count, task_out);
+	return OK;
+}
+
+/* Takes new tasks and drives slots without pending I/O until all wait for I/O or nothing is left. */
+static void drive(struct exec *x)
+{
+	for (uint32_t i = 0; i < x->slot_count && !x->error.code; i++) {
+		struct slot *s = &x->slots[i];
+		while (s->pending == 0 && !x->error.code) {
+			enum err e;
+			if (s->phase == SLOT_IDLE) {
+				bool taken;
+				e = take_task(x, &s->task, &taken);
+				if (!e && !taken)
+					break;
+				if (!e)
+					e = slot_begin(s);
+			} else {
+				e = slot_advance(s);
+			}
+			if (!e)
+				e = pump(x);
+			keep_error(x, e ? e : x->spec->tick(x->spec->user)); /* tasks without I/O go on and on here */
+		}
+	}
+}
+
+static bool busy(const struct exec *x)
+{
+	for (uint32_t i = 0; i < x->slot_count; i++)
+		if (x->slots[i].pending || x->slots[i].phase != SLOT_IDLE)
+			return true;
+	return false;
+}
+
+static void complete(struct exec *x, struct io_op *io)
+{
+	struct wave_op *op = (struct wave_op *)io;
+	struct slot *s = io->user;
+
+	s->pending--;
+	if (op->pinned)
+		files_unpin(&x->files, op->file);
+	op->pinned = false;
+	if (io->error.code && !x->error.code) {
+		struct str name = run_file_name(x->run, &x->run->files[op->file]);
+		char z[ERR_FILE_MAX];
+		err_restore(&io->error);
+		snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
+		err_at_file(io->error.code, z, (int64_t)(io->offset + io->done));
+		if (io->error.code != ERR_SEGMENT_SHRUNK) /* then the fault is not the file's */
+			name_item(x, op->file, io->offset + io->done, io->error.code);
+		keep_error(x, io->error.code);
+	}
+}
+
+/* After an error: what is in flight must come back before its buffers go. */
+static void drain(struct exec *x)
+{
+	for (; x->queue_at < x->queue.n; x->queue_at++) {
+		struct wave_op *op = x->queue.v[x->queue_at];
+		files_unpin(&x->files, op->file);
+		((struct slot *)op->io.user)->pending--;
+	}
+	while (io_in_flight(x->spec->io) > 0) {
+		struct io_op *io = NULL;
+		if (io_wait(x->spec->io, &io))
+			return;
+		complete(x, io);
+	}
+}
+
+/* For the next operation that is done; or, where tasks are held, for a moment. */
+static void wait_some(struct exec *x)
+{
+	struct io_op *io = NULL;
+	bool timed_out = false;
+	struct timespec rest = { .tv_nsec = x->gate.rest_us * 1000L };
+
+	if (x->gate.held && io_in_flight(x->spec->io) == 0) {
+		nanosleep(&rest, NULL);
+		return;
+	}
+	enum err e = io_wait_for(x->spec->io, x->gate.held ? 1 + x->gate.rest_us / 1000 : TICK_MS, &io, &timed_out);
+	keep_error(x, e);
+	if (!e && io)
+		complete(x, io);
+}
+
+static FALLIBLE enum err loop(struct exec *x)
+{
+	for (;;) {
+		x->gate.held = false;
+		drive(x);
+		if (x->error.code || (!busy(x) && !x->gate.held))
+			break;
+		keep_error(x, pump(x));
+		wait_some(x);
+		keep_error(x, x->spec->tick(x->spec->user));
+	}
+	drain(x);
+	if (x->error.code) {
+		err_restore(&x->error);
+		return x->error.code;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err open_slots(struct exec *x)
+{
+	uint64_t task = x->run->head->opts.task_bytes;
+	x->in_bytes = 2 * task;
+	for (uint64_t i = 0; i < x->run->scans_n; i++)
+		x->in_bytes = num_max(x->in_bytes, x->run->scans[i].end - x->run->scans[i].begin + SCAN_ROOM);
+	x->in_bytes = (x->in_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	uint64_t n = x->spec->memory_bytes / (x->in_bytes + (is_dst_driven(x->run) ? task + task / 4 : 0));
+
+	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
+	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);
+	if (!x->slots)
+		return ERR(NO_MEMORY, "no memory for slots");
+	for (uint32_t i = 0; i < x->slot_count; i++)
+		TRY(slot_open(&x->slots[i], x));
+	return OK;
+}
+
+enum err exec_run(const struct exec_spec *spec)
+{
+	struct exec x = { .spec = spec, .run = spec->run };
+
+	for (uint64_t i = 0; i < spec->run->files_n; i++)
+		x.has_segments = x.has_segments || spec->run->files[i].kind == RUN_FILE_SEGMENT;
+	TRY(files_open(spec->run, spec->root_fds, spec->fds, spec->fd_count, &x.files));
+	enum err e = sources_open(spec->run, &x.files, &x.sources);
+	if (!e)
+		e = gate_open(spec->run, spec->fds, spec->fd_count, &x.gate, &x.gated);
+	if (!e)
+		e = open_slots(&x);
+	if (!e)
+		e = loop(&x);
+	uint64_t read = 0;
+	for (uint32_t i = 0; x.slots && i < x.slot_count; i++) {
+		read += x.slots[i].wave.read_bytes;
+		slot_close(&x.slots[i]);
+	}
+	atomic_fetch_add(&spec->run->head->read_bytes, read);
+	mem_free(x.slots);
+	gate_close(&x.gate);
+	vec_free(&x.queue);
+	sources_close(&x.sources);
+	files_close(&x.files);
+	return e;
+}

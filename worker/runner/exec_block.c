@@ -1,0 +1,457 @@
+/* exec_block.c: dst-driven tasks: fetch what some blocks of target files need, hash it, write it (or, for a diff, compare it).
+ *
+ * A block is ready when all its parts are in memory. Parts of large items count down `parts_left` of their item: whoever brings it to
+ * zero writes the archive's head and tail, because only then the payload's CRC32 is known. Files count blocks and heads; whoever brings
+ * a file's count to zero fsyncs it. */
+#include <stdlib.h>
+
+#include "base/num.h"
+#include "format/torch_item.h"
+#include "io/digest.h"
+#include "os/fs.h"
+#include "runner/exec_impl.h"
+#include "tensor/linear.h"
+#include "tensor/stats.h"
+
+enum { PAGE = 4096, ITEM_ALIGN = 4096, ITEM_ALIGN_SMALL = 64 };
+
+static const struct run_block *block_of(const struct slot *s, uint64_t i)
+{
+	return &s->x->run->blocks[s->blocks.v[i].block];
+}
+
+/* Where a part's bytes lie in its block. */
+static uint64_t part_at(const struct run *run, const struct run_block *b, const struct run_part *p)
+{
+	const struct run_dst *d = &run->dsts[p->dst];
+
+	return d->offset + d->payload_off + p->begin - b->offset;
+}
+
+static struct run_part *part_of(const struct run *run, const struct run_block *b, uint32_t i)
+{
+	return &run->parts[run->block_parts[b->first_part + i]];
+}
+
+/* The only part of a block whose bytes lie in a row in a segment, on a page boundary? Then they are written from there. */
+static FALLIBLE enum err try_in_segment(struct slot *s, const struct run_block *b, struct slot_block *sb)
+{
+	const struct run *run = s->x->run;
+	const struct run_part *p = part_of(run, b, 0);
+	const struct run_dst *d = &run->dsts[p->dst];
+	int64_t rel[NDIM_MAX];
+	uint64_t first;
+
+	if (b->part_count != 1 || d->kind != RUN_DST_TENSOR || d->small || d->bare || d->piece_count != 1)
+		return OK;
+	const struct run_src *src = &run->srcs[run->pieces[d->first_piece]];
+	const struct run_file *f = &run->files[src->file];
+	if (f->kind != RUN_FILE_SEGMENT || src->kind != RUN_SRC_PLAIN || src->dtype != d->dtype)
+		return OK;
+	const int64_t *so = run->dims + src->dims_at, *to = run->dims + d->dims_at;
+	for (uint32_t i = 0; i < d->ndim; i++) {
+		rel[i] = to[i] - so[i];
+		if (rel[i] < 0 || rel[i] + to[d->ndim + i] > so[d->ndim + i])
+			return OK;
+	}
+	if (!linear_is_run(d->ndim, so + d->ndim, rel, to + d->ndim, &first))
+		return OK;
+	uint64_t at = src->offset + first * dtype_bytes((enum dtype)d->dtype) + p->begin;
+	if (run->files[d->file].direct && at % PAGE)
+		return OK;
+	unsigned char *base;
+	TRY(files_segment(&s->x->files, src->file, &base));
+	sb->in_segment = true;
+	sb->data = base + at;
+	seg_populate(sb->data, p->end - p->begin, false);
+	return OK;
+}
+
+static unsigned char *take_out(struct slot *s, uint64_t bytes)
+{
+	unsigned char *p = s->out + s->out_used;
+	uint64_t task = s->x->run->head->opts.task_bytes;
+
+	must(s->out_used + bytes <= task + task / 4);
+	s->out_used += bytes;
+	return p;
+}
+
+static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, unsigned char *data)
+{
+	const struct run *run = s->x->run;
+
+	for (uint32_t i = 0; i < b->part_count; i++) {
+		const struct run_part *p = part_of(run, b, i);
+		const struct run_dst *d = &run->dsts[p->dst];
+		unsigned char *at = data + part_at(run, b, p);
+		if (d->kind == RUN_DST_TENSOR)
+			TRY(gather_add(&s->gather, p->dst, p->begin, p->end, at));
+		else if (d->inline_len)
+			memcpy(at, run->strings + d->inline_at + p->begin, p->end - p->begin);
+	}
+	return OK;
+}
+
+enum err exec_block_begin(struct slot *s)
+{
+	const struct run *run = s->x->run;
+	const struct run_task *t = &run->tasks[s->task];
+	struct slot_block *sb;
+
+	gather_begin(&s->gather);
+	s->blocks.n = s->out_used = s->next_raw = 0;
+	for (uint32_t i = 0; i < t->count; i++) {
+		TRY(vec_push(&s->blocks, &sb));
+		sb->block = t->first + i;
+		const struct run_block *b = block_of(s, i);
+		TRY(try_in_segment(s, b, sb));
+		if (sb->in_segment) {
+			sb->page = b->bytes % PAGE || run->files[b->file].direct ? take_out(s, PAGE) : NULL;
+			continue;
+		}
+		sb->data = take_out(s, (b->bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1));
+		memset(sb->data, 0, b->bytes);
+		TRY(add_parts(s, b, sb->data));
+	}
+	s->phase = SLOT_FETCH;
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- fetch */
+
+/* BYTE_IO items that are copied from a stored one: read straight into the block. */
+static FALLIBLE enum err fill_raw(struct slot *s, bool *full_out)
+{
+	const struct run *run = s->x->run;
+	uint64_t seen = 0;
+
+	*full_out = false;
+	for (uint64_t i = 0; i < s->blocks.n; i++) {
+		const struct run_block *b = block_of(s, i);
+		for (uint32_t k = 0; k < b->part_count; k++) {
+			const struct run_part *p = part_of(run, b, k);
+			const struct run_dst *d = &run->dsts[p->dst];
+			if (d->kind != RUN_DST_RAW || d->inline_len || p->end == p->begin || seen++ < s->next_raw)
+				continue;
+			const struct run_src *src = &run->srcs[run->pieces[d->first_piece]];
+			uint32_t read;
+			TRY(wave_add(&s->wave, src->file, src->offset + p->begin, p->end - p->begin,
+				     s->blocks.v[i].data + part_at(run, b, p), &read, full_out));
+			if (*full_out)
+				return OK;
+			s->next_raw++;
+		}
+	}
+	return OK;
+}
+
+static FALLIBLE enum err fill(struct slot *s)
+{
+	bool full;
+
+	wave_begin(&s->wave, s->in, s->x->in_bytes);
+	TRY(fill_raw(s, &full));
+	return full ? OK : gather_fill(&s->gather, &s->wave);
+}
+
+static enum err copy(struct slot *s)
+{
+	return gather_copy(&s->gather, &s->wave);
+}
+
+/* ------------------------------------------------------------------------------------------------------- ready */
+
+static void digest_part(const struct run *run, struct run_part *p, const unsigned char *bytes)
+{
+	struct run_dst *d = &run->dsts[p->dst];
+	struct digest digest;
+
+	digest_block(bytes, p->end - p->begin, &digest);
+	p->crc32 = digest.crc32;
+	memcpy(p->xxh3_128, digest.xxh3_128, sizeof p->xxh3_128);
+	if (d->part_count == 1) {
+		d->crc32 = digest.crc32;
+		memcpy(d->xxh3_128, digest.xxh3_128, sizeof d->xxh3_128);
+	}
+}
+
+/* The digest of all bytes of an item but its payload: its head, zeros, its tail. */
+static void digest_edges(struct run_dst *d, const unsigned char *head, const unsigned char *tail)
+{
+	static const unsigned char zeros[PAGE];
+	struct digest_stream s;
+	struct digest digest;
+
+	digest_begin_one(&s, DIGEST_XXH3);
+	digest_add(&s, head, d->payload_off);
+	digest_add(&s, zeros, d->tail_off - d->payload_off - d->payload_bytes);
+	digest_add(&s, tail, d->length - d->tail_off);
+	digest_end(&s, &digest);
+	memcpy(d->edges_xxh3, digest.xxh3_128, sizeof d->edges_xxh3);
+}
+
+/* A small item's archive around its payload. */
+static FALLIBLE enum err wrap_small(const struct run *run, const struct run_part *p, unsigned char *payload)
+{
+	struct run_dst *d = &run->dsts[p->dst];
+	const int64_t *sizes = run->dims + d->dims_at + d->ndim;
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+
+	TRY(item_put_head(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN_SMALL, p->crc32));
+	must(b.len == d->payload_off);
+	memcpy(payload - b.len, b.p, b.len);
+	TRY(item_put_tail(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN_SMALL, p->crc32));
+	must(b.len == d->payload_off + d->length - d->tail_off);
+	memcpy(payload - d->payload_off + d->tail_off, b.p + d->payload_off, b.len - d->payload_off);
+	digest_edges(d, b.p, b.p + d->payload_off);
+	return OK;
+}
+
+static enum err hash_blocks(struct slot *s)
+{
+	const struct run *run = s->x->run;
+
+	for (uint64_t i = 0; i < s->blocks.n; i++) {
+		const struct run_block *b = block_of(s, i);
+		struct slot_block *sb = &s->blocks.v[i];
+		for (uint32_t k = 0; k < b->part_count; k++) {
+			struct run_part *p = part_of(run, b, k);
+			const struct run_dst *d = &run->dsts[p->dst];
+			unsigned char *at = sb->in_segment ? sb->data : sb->data + part_at(run, b, p);
+			digest_part(run, p, at);
+			if (d->kind == RUN_DST_TENSOR && d->small && !d->bare)
+				TRY(wrap_small(run, p, at));
+		}
+		if (sb->in_segment && sb->page) { /* the bytes behind the last whole page, and zeros */
+			const struct run_part *p = part_of(run, b, 0);
+			uint64_t whole = (p->end - p->begin) & ~(uint64_t)(PAGE - 1);
+			memset(sb->page, 0, PAGE);
+			memcpy(sb->page, sb->data + whole, p->end - p->begin - whole);
+		}
+	}
+	return OK;
+}
+
+static FALLIBLE enum err push_write(struct slot *s, uint32_t file, unsigned char *p, uint64_t bytes, uint64_t offset)
+{
+	struct wave_op *op;
+
+	if (bytes == 0)
+		return OK;
+	if (s->x->run->files[file].in_memory) {
+		int fd;
+		TRY(files_pin(&s->x->files, file, &fd));
+		enum err e = fs_pwrite(fd, p, bytes, offset, "");
+		files_unpin(&s->x->files, file);
+		return e;
+	}
+	must(s->writes.n < s->writes.cap); /* reserved: the engine holds pointers into it */
+	TRY(vec_push(&s->writes, &op));
+	op->file = file;
+	op->io = (struct io_op){ .kind = IO_WRITE, .buf = p, .bytes = bytes, .offset = offset };
+	return exec_queue(s, op);
+}
+
+static FALLIBLE enum err write_blocks(struct slot *s)
+{
+	const struct run *run = s->x->run;
+
+	s->writes.n = 0;
+	TRY(vec_reserve(&s->writes, 2 * s->blocks.n));
+	for (uint64_t i = 0; i < s->blocks.n; i++) {
+		const struct run_block *b = block_of(s, i);
+		const struct slot_block *sb = &s->blocks.v[i];
+		uint64_t whole = b->bytes;
+		if (sb->in_segment) {
+			const struct run_part *p = part_of(run, b, 0);
+			whole = (p->end - p->begin) & ~(uint64_t)(PAGE - 1);
+		}
+		TRY(push_write(s, b->file, sb->data, whole, b->offset));
+		if (sb->in_segment && whole < b->bytes)
+			TRY(push_write(s, b->file, sb->page, b->bytes - whole, b->offset + whole));
+	}
+	s->phase = SLOT_WRITE;
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- diff */
+
+static void compare_blocks(struct slot *s)
+{
+	struct run *run = s->x->run;
+
+	for (uint64_t i = 0; i < s->blocks.n; i++) {
+		const struct run_block *b = block_of(s, i);
+		for (uint32_t k = 0; k + 1 < b->part_count; k += 2) {
+			const struct run_part *pa = part_of(run, b, k), *pb = part_of(run, b, k + 1);
+			const struct run_dst *d = &run->dsts[pa->dst];
+			struct stats_diff diff = { 0 };
+			uint32_t item = dtype_bytes((enum dtype)d->dtype);
+			const unsigned char *a = s->blocks.v[i].data + part_at(run, b, pa);
+			const unsigned char *c = s->blocks.v[i].data + part_at(run, b, pb);
+			stats_compare((enum dtype)d->dtype, a, c, (pa->end - pa->begin) / item, run->head->opts.rtol,
+				      run->head->opts.atol, pa->begin / item, &diff);
+			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done,
+					 pa->end - pa->begin);
+			if (diff.count == 0)
+				continue;
+			run_note_difference(&run->srcs[run->pieces[d->first_piece]], &diff);
+		}
+	}
+	s->phase = SLOT_IDLE;
+}
+
+/* ------------------------------------------------------------------------------------------------------ finish */
+
+static FALLIBLE enum err count_file(struct slot *s, uint32_t file)
+{
+	uint32_t *due;
+
+	if (atomic_fetch_sub(&s->x->run->files[file].blocks_left, 1) != 1)
+		return OK;
+	if (s->x->run->head->opts.no_sync)
+		return OK;
+	TRY(vec_push(&s->sync, &due));
+	*due = file;
+	return OK;
+}
+
+static FALLIBLE enum err count_part(struct slot *s, const struct run_part *p)
+{
+	struct run *run = s->x->run;
+	struct run_dst *d = &run->dsts[p->dst];
+	uint32_t *due;
+
+	atomic_fetch_add(&run->ranks[d->rank % run->ranks_n].bytes_done, p->end - p->begin);
+	if (atomic_fetch_sub(&d->parts_left, 1) != 1)
+		return OK;
+	if (d->part_count > 1) { /* the digest of the digests, the CRC32 of all */
+		CLEANUP(buf_free) struct buf all = BUF_INIT(1u << 31);
+		const struct run_part *parts = &run->parts[d->first_part];
+		struct digest whole;
+		d->crc32 = parts[0].crc32;
+		for (uint64_t i = 0; i < d->part_count; i++) {
+			if (i)
+				d->crc32 = digest_crc32_combine(d->crc32, parts[i].crc32,
+								parts[i].end - parts[i].begin);
+			buf_put(&all, parts[i].xxh3_128, sizeof parts[i].xxh3_128);
+		}
+		TRY(buf_status(&all));
+		digest_block(all.p, all.len, &whole);
+		memcpy(d->xxh3_128, whole.xxh3_128, sizeof d->xxh3_128);
+	}
+	if (d->small || d->bare || d->kind == RUN_DST_RAW)
+		return OK;
+	TRY(vec_push(&s->finish, &due));
+	*due = p->dst;
+	return OK;
+}
+
+/* Head and tail of every large item that is complete now; `edges` holds them, each on pages of its own. */
+static FALLIBLE enum err write_edges(struct slot *s)
+{
+	const struct run *run = s->x->run;
+	uint64_t bytes = 0, at = 0;
+
+	s->writes.n = 0;
+	TRY(vec_reserve(&s->writes, 2 * s->finish.n));
+	for (uint64_t i = 0; i < s->finish.n; i++) {
+		const struct run_dst *d = &run->dsts[s->finish.v[i]];
+		bytes += d->payload_off + (((d->length - d->tail_off) + PAGE - 1) & ~(uint64_t)(PAGE - 1));
+	}
+	mem_free(s->edges);
+	s->edges = aligned_alloc(PAGE, bytes ? bytes : PAGE);
+	if (!s->edges)
+		return ERR(NO_MEMORY, "no memory for archive headers");
+	memset(s->edges, 0, bytes);
+	for (uint64_t i = 0; i < s->finish.n; i++) {
+		struct run_dst *d = &run->dsts[s->finish.v[i]];
+		const int64_t *sizes = run->dims + d->dims_at + d->ndim;
+		CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+		TRY(item_put_head(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN, d->crc32));
+		must(b.len == d->payload_off);
+		memcpy(s->edges + at, b.p, b.len);
+		TRY(push_write(s, d->file, s->edges + at, d->payload_off, d->offset));
+		at += d->payload_off;
+		TRY(item_put_tail(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN, d->crc32));
+		uint64_t tail = b.len - d->payload_off, padded = (tail + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+		memcpy(s->edges + at, b.p + d->payload_off, tail);
+		digest_edges(d, b.p, b.p + d->payload_off);
+		TRY(push_write(s, d->file, s->edges + at, padded, d->offset + d->tail_off));
+		at += padded;
+	}
+	s->phase = SLOT_FINISH;
+	return OK;
+}
+
+static FALLIBLE enum err sync_files(struct slot *s)
+{
+	struct wave_op *op;
+
+	s->writes.n = 0;
+	TRY(vec_reserve(&s->writes, s->sync.n));
+	for (uint64_t i = 0; i < s->sync.n; i++) {
+		TRY(vec_push(&s->writes, &op));
+		op->file = s->sync.v[i];
+		op->io = (struct io_op){ .kind = IO_FSYNC };
+		TRY(exec_queue(s, op));
+	}
+	s->phase = SLOT_SYNC;
+	return OK;
+}
+
+static FALLIBLE enum err written(struct slot *s)
+{
+	s->finish.n = s->sync.n = 0;
+	for (uint64_t i = 0; i < s->blocks.n; i++) {
+		const struct run_block *b = block_of(s, i);
+		for (uint32_t k = 0; k < b->part_count; k++)
+			TRY(count_part(s, part_of(s->x->run, b, k)));
+		TRY(count_file(s, b->file));
+	}
+	return write_edges(s);
+}
+
+static FALLIBLE enum err finished(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->finish.n; i++)
+		TRY(count_file(s, s->x->run->dsts[s->finish.v[i]].file));
+	return sync_files(s);
+}
+
+static FALLIBLE enum err fetched(struct slot *s)
+{
+	if (s->wave.ops.n) {
+		TRY(exec_guarded(s, copy));
+		s->wave.ops.n = 0;
+	}
+	TRY(exec_guarded(s, fill));
+	if (s->wave.reads.n)
+		return exec_queue_wave(s);
+	if (gather_more(&s->gather))
+		return OK;
+	if (s->x->run->head->opts.mode == RUN_DIFF) {
+		compare_blocks(s);
+		return OK;
+	}
+	TRY(exec_guarded(s, hash_blocks));
+	return write_blocks(s);
+}
+
+enum err exec_block_advance(struct slot *s)
+{
+	switch (s->phase) {
+	case SLOT_FETCH:
+		return fetched(s);
+	case SLOT_WRITE:
+		return written(s);
+	case SLOT_FINISH:
+		return finished(s);
+	case SLOT_SYNC:
+	case SLOT_IDLE:
+		s->phase = SLOT_IDLE;
+		return OK;
+	}
+	return ERR(INTERNAL, "a slot in phase %d", (int)s->phase);
+}

@@ -1,0 +1,66 @@
+/* exec_impl.h: what exec.c, exec_block.c and exec_scan.c share: the slot, which is one task on its way. */
+#pragma once
+#include "runner/exec.h"
+#include "runner/gate.h"
+
+enum slot_phase { SLOT_IDLE, SLOT_FETCH, SLOT_WRITE, SLOT_FINISH, SLOT_SYNC };
+
+struct slot_block {
+	uint64_t block;
+	unsigned char *data;           /* block.bytes of it, or */
+	bool in_segment;               /* … the part's bytes in a segment: written from there, its last page from `page` */
+	unsigned char *page;
+};
+
+struct slot_scan {
+	uint64_t scan;
+	uint32_t read;
+	bool whole_item, direct, skip;
+	unsigned char *direct_at;
+};
+
+struct slot {
+	struct exec *x;
+	enum slot_phase phase;
+	uint64_t task;
+	uint32_t pending;              /* I/O operations of this slot not yet done */
+	struct gather gather;
+	struct wave wave;
+	unsigned char *in, *out;       /* in: exec.in_bytes; out: task_bytes and a page per block, dst-driven only */
+	uint64_t out_used;
+	struct vec(struct slot_block) blocks;
+	struct vec(struct slot_scan) scans;
+	uint64_t next_raw, next_scan;
+	struct vec(struct wave_op) writes;
+	struct vec(uint32_t) finish;   /* dsts whose head and tail are due */
+	struct vec(uint32_t) sync;     /* files to fsync */
+	unsigned char *edges;          /* heads and tails being written */
+};
+
+struct exec {
+	const struct exec_spec *spec;
+	struct run *run;
+	struct files files;
+	struct sources sources;
+	struct slot *slots;
+	uint32_t slot_count;
+	bool has_segments;
+	bool gated;                    /* tasks are taken when what they read is there */
+	struct gate gate;
+	uint64_t in_bytes;             /* two tasks, or the largest scan */
+	struct vec(struct wave_op *) queue;    /* waiting for room in the engine */
+	uint64_t queue_at;
+	struct err_info error;         /* the first */
+};
+
+/* Queues an operation that must stay where it is until it is done. The file is pinned here. */
+FALLIBLE enum err exec_queue(struct slot *s, struct wave_op *op);
+FALLIBLE enum err exec_queue_wave(struct slot *s);
+/* fn(slot) with SIGBUS as ERR_SEGMENT_SHRUNK; its error comes back. */
+FALLIBLE enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s));
+enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e);
+
+FALLIBLE enum err exec_block_begin(struct slot *s);
+FALLIBLE enum err exec_block_advance(struct slot *s);  /* all pending I/O is done */
+FALLIBLE enum err exec_scan_begin(struct slot *s);
+FALLIBLE enum err exec_scan_advance(struct slot *s);

@@ -1,0 +1,636 @@
+/* exec_scan.c: src-driven tasks: read a range of a stored item once, compare its digest while it is hot, and scatter it to all target
+ * chunks that need it (load), or count what is in it (verify).
+ *
+ * No byte is taken unchecked: a scan is a digest block, or all scans of a source make up the record that one CRC32 is of; an item that is
+ * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. What has nothing to be compared with is counted
+ * in its source's `unverified`. Verify notes what is damaged and goes on.
+ *
+ * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. */
+#include <stdio.h>
+#include <sys/uio.h>
+
+#include "base/num.h"
+#include "io/digest.h"
+#include "os/fs.h"
+#include "runner/exec_impl.h"
+#include "store/checked.h"
+#include "tensor/linear.h"
+#include "tensor/stats.h"
+
+enum { CACHED_PIECE = 256 << 10, CACHED_MIN = 64 << 10 };
+
+static bool fills(const struct run *run)
+{
+	return run->head->opts.mode == RUN_FILL_SEGMENTS;
+}
+
+enum err exec_scan_begin(struct slot *s)
+{
+	const struct run_task *t = &s->x->run->tasks[s->task];
+	struct slot_scan *sc;
+
+	gather_begin(&s->gather);
+	s->scans.n = s->next_scan = 0;
+	s->wave.ops.n = s->wave.reads.n = 0;
+	for (uint32_t i = 0; i < t->count; i++) {
+		TRY(vec_push(&s->scans, &sc));
+		sc->scan = t->first + i;
+	}
+	s->phase = SLOT_FETCH;
+	return OK;
+}
+
+/* Where dst's payload is in memory. */
+static FALLIBLE enum err dst_memory(struct slot *s, const struct run_dst *d, unsigned char **out)
+{
+	TRY(files_segment(&s->x->files, d->file, out));
+	*out += d->offset;
+	return OK;
+}
+
+/* The range is a part of one run of the only target chunk: it can be read to its place. */
+static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, const struct src_info *info,
+				     const struct run_scan *scan, struct slot_scan *sc)
+{
+	const struct run *run = s->x->run;
+	struct src_row row;
+	unsigned char *base;
+
+	if (!fills(run) || src->piece_count != 1)
+		return OK;
+	const struct run_dst *d = &run->dsts[run->pieces[src->first_piece]];
+	if (!sources_row(run, src, info, (enum dtype)d->dtype, run->dims + d->dims_at, &row) || scan->begin < row.from ||
+	    scan->end - row.from > row.bytes)
+		return OK;
+	TRY(dst_memory(s, d, &base));
+	sc->direct = true;
+	sc->direct_at = base + row.at + (scan->begin - row.from);
+	seg_populate(sc->direct_at, scan->end - scan->begin, false);
+	return OK;
+}
+
+/* Leaves the source to the gather, box by box: its elements lie in no row, or too few of them are needed. */
+static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, uint32_t index)
+{
+	const struct run *run = s->x->run;
+
+	for (uint32_t p = 0; fills(run) && p < src->piece_count; p++) {
+		uint32_t dst = run->pieces[src->first_piece + p];
+		unsigned char *base;
+		TRY(dst_memory(s, &run->dsts[dst], &base));
+		TRY(gather_add_pair(&s->gather, index, dst, base));
+	}
+	return OK;
+}
+
+/* The first scan of a source also does the work that is done once per source. */
+static bool stands_for_all(const struct run_scan *scan)
+{
+	return scan->begin == 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------ checking */
+
+/* Verify lists damage, and goes on with other items; all others fail. `offset`: of the damaged bytes in the file. */
+static FALLIBLE enum err fault(struct slot *s, uint32_t index, enum checked_part part, uint64_t offset, uint64_t bytes, enum err e)
+{
+	struct run *run = s->x->run;
+
+	if (!e || run->head->opts.mode != RUN_VERIFY || !checked_is_damage(e))
+		return e;
+	err_clear();
+	uint64_t at = atomic_fetch_add(&run->head->damage_count, 1);
+	if (at < run->damages_n)
+		run->damages[at] = (struct run_damage){ index, (uint16_t)e, (uint8_t)part, offset, bytes };
+	return OK;
+}
+
+/* Notes or returns damage of a whole item. */
+static FALLIBLE enum err item_fault(struct slot *s, uint32_t index, enum err e)
+{
+	struct run_src *src = &s->x->run->srcs[index];
+
+	if (e && s->x->run->head->opts.mode == RUN_VERIFY && checked_is_damage(e) && atomic_exchange(&src->damaged, 1)) {
+		err_clear(); /* noted by another scan of the item */
+		return OK;
+	}
+	return fault(s, index, src->kind == RUN_SRC_RAW ? CHECKED_VALUE : CHECKED_HEAD, src->offset, src->length, e);
+}
+
+static FALLIBLE enum err range_fault(struct slot *s, const struct run_scan *scan, uint64_t payload_off, enum err e)
+{
+	const struct run_src *src = &s->x->run->srcs[scan->src];
+
+	return fault(s, scan->src, src->kind == RUN_SRC_RAW ? CHECKED_VALUE : CHECKED_PAYLOAD, src->offset + payload_off + scan->begin,
+		     scan->end - scan->begin, e);
+}
+
+static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *scan, const struct digest *got)
+{
+	const struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[scan->src];
+	uint64_t begin = 0;
+	char want_hex[33], got_hex[33];
+
+	for (uint32_t i = 0; i < src->digest_count; i++) {
+		const struct block_digest *d = &run->digests[src->digest_at + i];
+		if (begin == scan->begin && d->end == scan->end) {
+			if (memcmp(d->xxh3_128, got->xxh3_128, sizeof d->xxh3_128) == 0) {
+				atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
+				return OK;
+			}
+			digest_hex(d->xxh3_128, want_hex);
+			digest_hex(got->xxh3_128, got_hex);
+			enum err e = ERR(DIGEST_MISMATCH, "bytes %ju to %ju of the payload are not those written",
+					 (uintmax_t)scan->begin, (uintmax_t)scan->end);
+			return sources_at(run, scan->src, err_expected(e, want_hex, got_hex));
+		}
+		begin = d->end;
+	}
+	atomic_fetch_add(&src->unverified, scan->end - scan->begin);
+	return OK;
+}
+
+/* Compares all of an item, by blocking reads. */
+static FALLIBLE enum err check_item(struct slot *s, uint32_t index)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[index];
+	bool known = false;
+
+	if (run->head->opts.verify)
+		TRY(sources_check_item(&s->x->sources, index, true, &known, &s->wave.read_bytes));
+	atomic_fetch_add(known ? &run->head->verified_bytes : &src->unverified, src->length);
+	return OK;
+}
+
+/* The last scan of a source that is not compared block by block: the CRC32 of all of it against the archive's. */
+static FALLIBLE enum err check_crc(struct slot *s, uint32_t index)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[index];
+	const struct run_scan *scans = &run->scans[src->first_scan];
+	uint32_t crc = scans[0].crc32;
+	char want[16], got[16];
+
+	for (uint32_t i = 1; i < src->scan_count; i++)
+		crc = digest_crc32_combine(crc, scans[i].crc32, scans[i].end - scans[i].begin);
+	if (src->partial || !run->head->opts.verify) {
+		for (uint32_t i = 0; i < src->scan_count; i++)
+			atomic_fetch_add(&src->unverified, scans[i].end - scans[i].begin);
+		return OK;
+	}
+	if (src->kind != RUN_SRC_ITEM || atomic_load(&src->crc_state) != RUN_CRC_KNOWN)
+		return check_item(s, index);
+	if (crc == src->crc_wanted) {
+		atomic_fetch_add(&run->head->verified_bytes, scans[src->scan_count - 1].end);
+		return OK;
+	}
+	snprintf(want, sizeof want, "%08x", src->crc_wanted);
+	snprintf(got, sizeof got, "%08x", crc);
+	return sources_at(run, index, err_expected(ERR(DIGEST_MISMATCH, "the payload's CRC32 is wrong"), want, got));
+}
+
+/* The one digest that there is something to compare with: ours if the manifest has it, else the archive's CRC32. */
+static unsigned which_digest(const struct run *run, const struct run_src *src)
+{
+	if (!run->head->opts.verify)
+		return 0;
+	return src->by_blocks ? DIGEST_XXH3 : DIGEST_CRC32;
+}
+
+/* `stream`: the digest of these bytes, if they were hashed piece by piece as they came; else NULL. */
+static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, uint64_t payload_off, const unsigned char *bytes,
+				     struct digest_stream *stream)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[scan->src];
+	struct stats stats = { 0 };
+	struct digest_stream own;
+	struct digest digest;
+
+	if (run->head->opts.verify) {
+		if (!stream) {
+			digest_begin_one(&own, which_digest(run, src));
+			digest_add(&own, bytes, scan->end - scan->begin);
+			stream = &own;
+		}
+		digest_end(stream, &digest);
+		scan->crc32 = digest.crc32;
+		if (src->by_blocks)
+			TRY(range_fault(s, scan, payload_off, check_digest(s, scan, &digest)));
+	}
+	if (run->head->opts.values && src->kind != RUN_SRC_RAW) {
+		stats_run((enum dtype)src->dtype, bytes, (scan->end - scan->begin) / dtype_bytes((enum dtype)src->dtype),
+			  &stats);
+		atomic_fetch_add(&src->nan_count, stats.nan_count);
+		atomic_fetch_add(&src->inf_count, stats.inf_count);
+		if (stats.nonzero_count)
+			atomic_store(&src->nonzero, 1);
+	}
+	return OK;
+}
+
+/* ---- heads, for verify: loads know dcpd's items by their layout, and check what they take from others' ---- */
+
+static FALLIBLE enum err check_gap(struct slot *s, uint32_t index, const unsigned char *gap)
+{
+	const struct run_src *src = &s->x->run->srcs[index];
+	uint32_t first = 0, end = src->gap;
+
+	while (first < end && gap[first] == 0)
+		first++;
+	while (end > first && gap[end - 1] == 0)
+		end--;
+	if (first == end)
+		return OK;
+	return fault(s, index, CHECKED_PADDING, src->offset + src->length + first, end - first,
+		     ERR(DIGEST_MISMATCH, "bytes behind the item are not zeros"));
+}
+
+/* Behind an item that is not read as a whole, and has no archive around it (a value). */
+static FALLIBLE enum err read_gap(struct slot *s, uint32_t index)
+{
+	const struct run_src *src = &s->x->run->srcs[index];
+	CLEANUP(mem_free_ptr) unsigned char *gap = mem_alloc(src->gap + 1);
+
+	if (!gap)
+		return ERR(NO_MEMORY, "no memory to check a gap");
+	TRY(sources_read(&s->x->sources, index, src->length, gap, src->gap));
+	return check_gap(s, index, gap);
+}
+
+/* head: the item's bytes before the payload; tail: the item's bytes behind the payload, then the gap. */
+static FALLIBLE enum err check_edges(struct slot *s, uint32_t index, const struct src_info *info, const unsigned char *head,
+				     const unsigned char *tail)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[index];
+	uint64_t tail_bytes = src->length - info->payload_off - info->payload_bytes;
+	struct digest_stream stream;
+	struct digest got;
+
+	digest_begin_one(&stream, DIGEST_XXH3);
+	digest_add(&stream, head, info->payload_off);
+	digest_add(&stream, tail, tail_bytes);
+	digest_end(&stream, &got);
+	if (memcmp(got.xxh3_128, run->digests[src->edges_at - 1].xxh3_128, sizeof got.xxh3_128) != 0) {
+		enum err e = ERR(DIGEST_MISMATCH, "the archive around the payload is not what was written");
+		TRY(fault(s, index, CHECKED_HEAD, src->offset, src->length, sources_at(run, index, e))); /* its payload is checked too */
+	}
+	return check_gap(s, index, tail + tail_bytes);
+}
+
+/* The head and tail of a large item. */
+static FALLIBLE enum err check_head(struct slot *s, uint32_t index, const struct src_info *info)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[index];
+	bool known;
+
+	if (run->head->opts.mode != RUN_VERIFY || src->kind != RUN_SRC_ITEM)
+		return OK;
+	if (!src->edges_at)
+		return item_fault(s, index, sources_check_item(&s->x->sources, index, false, &known, &s->wave.read_bytes));
+	uint64_t behind = info->payload_off + info->payload_bytes, tail_bytes = src->length - behind + src->gap;
+	CLEANUP(mem_free_ptr) unsigned char *bytes = mem_alloc(info->payload_off + tail_bytes + 1);
+	if (!bytes)
+		return ERR(NO_MEMORY, "no memory for an item's head");
+	TRY(sources_read(&s->x->sources, index, 0, bytes, info->payload_off));
+	TRY(sources_read(&s->x->sources, index, behind, bytes + info->payload_off, tail_bytes));
+	s->wave.read_bytes += info->payload_off + tail_bytes;
+	return check_edges(s, index, info, bytes, bytes + info->payload_off);
+}
+
+/* ------------------------------------------------------------------------------------------------------ scatter */
+
+/* Elements [e0, e1) in storage order, the first of them at `bytes`, to every target chunk that holds some of them. */
+static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, const struct src_info *info,
+				 const unsigned char *bytes)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[scan->src];
+	uint32_t n = src->ndim, item = dtype_bytes((enum dtype)src->dtype);
+	const int64_t *so = run->dims + src->dims_at;
+	int64_t psizes[NDIM_MAX], poff[NDIM_MAX], psize[NDIM_MAX], off[NDIM_MAX], size[NDIM_MAX], io[NDIM_MAX], is[NDIM_MAX];
+
+	for (uint32_t i = 0; i < n; i++)
+		psizes[i] = so[n + info->order[i]];
+	struct linear range = linear_range(n, psizes, scan->begin / item, scan->end / item);
+	while (linear_next(&range, poff, psize)) {
+		for (uint32_t i = 0; i < n; i++) {
+			off[info->order[i]] = poff[i] + so[info->order[i]];
+			size[info->order[i]] = psize[i];
+		}
+		for (uint32_t p = 0; p < src->piece_count; p++) {
+			uint32_t dst = run->pieces[src->first_piece + p];
+			const struct run_dst *d = &run->dsts[dst];
+			const int64_t *to = run->dims + d->dims_at;
+			unsigned char *base;
+			if (!box_intersect(n, off, size, to, to + n, io, is))
+				continue;
+			uint64_t e = 0;
+			for (uint32_t i = 0; i < n; i++) {
+				e += (uint64_t)(io[i] - so[i]) * (uint64_t)info->strides[i];
+				io[i] -= to[i];
+			}
+			TRY(dst_memory(s, d, &base));
+			TRY(gather_place(run, info, dst, io, is, bytes + (e * item - scan->begin), base, 0));
+		}
+	}
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- reading */
+
+/* What the page cache holds is taken at once and hashed piece by piece, while a piece is in the CPU's cache: half the way through memory
+ * of "read all, then hash". Bytes that go nowhere (verify) share one piece. False: not all of it was cached. */
+static bool read_cached(const struct run *run, const struct run_src *src, int fd, uint64_t offset, uint64_t bytes,
+			unsigned char *into, bool keep, struct digest_stream *stream)
+{
+	digest_begin_one(stream, which_digest(run, src));
+	for (uint64_t at = 0; at < bytes; at += CACHED_PIECE) {
+		size_t n = (size_t)num_min(CACHED_PIECE, bytes - at);
+		struct iovec piece = { into + (keep ? at : 0), n };
+		if (preadv2(fd, &piece, 1, (off_t)(offset + at), RWF_NOWAIT) != (ssize_t)n)
+			return false;
+		fs_count(fd, false, n);
+		if (stream->which)
+			digest_add(stream, piece.iov_base, n);
+	}
+	return true;
+}
+
+/* Tries the page cache; *done_out: the scan is complete. */
+static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const struct src_info *info, uint64_t offset,
+				     bool *done_out)
+{
+	struct run *run = s->x->run;
+	struct run_scan *scan = &run->scans[sc->scan];
+	const struct run_src *src = &run->srcs[scan->src];
+	uint64_t bytes = scan->end - scan->begin;
+	unsigned char *into = sc->direct ? sc->direct_at : s->in;
+	bool keep = fills(run) || run->head->opts.values;
+	struct digest_stream stream;
+	int fd;
+
+	*done_out = false;
+	if (bytes < CACHED_MIN || run->files[src->file].kind == RUN_FILE_SEGMENT)
+		return OK;
+	TRY(files_pin(&s->x->files, src->file, &fd));
+	bool got = read_cached(run, src, fd, offset, bytes, into, keep, &stream);
+	files_unpin(&s->x->files, src->file);
+	if (!got)
+		return OK;
+	s->wave.read_bytes += bytes;
+	TRY(check_range(s, scan, info ? info->payload_off : 0, into, &stream));
+	if (fills(run) && info && !sc->direct)
+		TRY(scatter(s, scan, info, into));
+	sc->read = UINT32_MAX;
+	*done_out = true;
+	return OK;
+}
+
+/* Takes an item whose elements lie in no row: compares all of it, then leaves it to the gather. */
+static FALLIBLE enum err take_odd(struct slot *s, struct slot_scan *sc)
+{
+	const struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+
+	sc->skip = true;
+	if (!stands_for_all(scan))
+		return OK;
+	TRY(item_fault(s, scan->src, check_item(s, scan->src)));
+	return use_gather(s, &run->srcs[scan->src], scan->src);
+}
+
+static FALLIBLE enum err too_short(struct slot *s, struct slot_scan *sc)
+{
+	const struct run *run = s->x->run;
+	uint32_t index = run->scans[sc->scan].src;
+
+	sc->skip = true;
+	return item_fault(s, index, sources_at(run, index, ERR(FORMAT_ITEM, "the item's record is too short")));
+}
+
+/* Reads the item's head. *go_out: the scan's range lies in a row. */
+static FALLIBLE enum err find_payload(struct slot *s, struct slot_scan *sc, const struct run_src *src, struct src_info **info_out,
+				      bool *go_out)
+{
+	struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+
+	*go_out = false;
+	enum err e = sources_info(&s->x->sources, scan->src, info_out);
+	if (e) {
+		sc->skip = true;
+		return item_fault(s, scan->src, e);
+	}
+	const struct src_info *info = *info_out;
+	if (!info->dense)
+		return take_odd(s, sc);
+	if (!num_inside(scan->begin, scan->end - scan->begin, info->payload_bytes))
+		return too_short(s, sc);
+	if (stands_for_all(scan))
+		TRY(check_head(s, scan->src, info));
+	TRY(find_direct(s, src, info, scan, sc));
+	*go_out = true;
+	return OK;
+}
+
+/* An item that is read as a whole: a small one whose head is not known, or is checked. */
+static bool reads_whole(struct slot *s, const struct run_src *src, uint32_t index)
+{
+	if (src->kind != RUN_SRC_ITEM || src->length > GATHER_SMALL_ITEM)
+		return false;
+	return s->x->run->head->opts.mode == RUN_VERIFY ? src->edges_at != 0 : !sources_known(&s->x->sources, index);
+}
+
+static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *full_out)
+{
+	struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+	const struct run_src *src = &run->srcs[scan->src];
+	struct src_info *info = NULL;
+	uint64_t payload_off = 0;
+	bool go;
+
+	*full_out = false;
+	if (src->sparse) {
+		sc->skip = true;
+		return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
+	}
+	if (atomic_load(&src->damaged)) {
+		sc->skip = true;
+		return OK;
+	}
+	if (src->kind == RUN_SRC_RAW && src->gap && stands_for_all(scan))
+		TRY(read_gap(s, scan->src));
+	if (src->kind == RUN_SRC_RAW && !src->by_blocks)
+		return take_odd(s, sc);
+	if (reads_whole(s, src, scan->src)) {
+		sc->whole_item = true;
+		return wave_add(&s->wave, src->file, src->offset, src->length + src->gap, NULL, &sc->read, full_out);
+	}
+	if (src->kind != RUN_SRC_RAW) {
+		TRY(find_payload(s, sc, src, &info, &go));
+		if (!go)
+			return OK;
+		payload_off = info->payload_off;
+	}
+	if (run->files[src->file].kind == RUN_FILE_SEGMENT && !fills(run)) {
+		unsigned char *base;
+		TRY(files_segment(&s->x->files, src->file, &base));
+		sc->read = UINT32_MAX;
+		return check_range(s, &run->scans[sc->scan], 0, base + src->offset + scan->begin, NULL);
+	}
+	bool done;
+	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
+	if (done)
+		return OK;
+	return wave_add(&s->wave, src->file, src->offset + payload_off + scan->begin, scan->end - scan->begin,
+			sc->direct ? sc->direct_at : NULL, &sc->read, full_out);
+}
+
+static enum err fill_wave(struct slot *s)
+{
+	bool full = false;
+
+	wave_begin(&s->wave, s->in, s->x->in_bytes);
+	while (s->next_scan < s->scans.n && !full) {
+		struct slot_scan *sc = &s->scans.v[s->next_scan];
+		uint64_t scan = sc->scan;
+		*sc = (struct slot_scan){ .scan = scan };
+		TRY(add_scan(s, sc, &full));
+		if (!full)
+			s->next_scan++;
+	}
+	return OK;
+}
+
+/* The item is in memory. *info_out: NULL if the scan is done, or its item damaged. */
+static FALLIBLE enum err take_whole(struct slot *s, struct slot_scan *sc, const unsigned char *item, struct src_info **info_out)
+{
+	struct run *run = s->x->run;
+	struct run_scan *scan = &run->scans[sc->scan];
+	bool known = sources_known(&s->x->sources, scan->src);
+	struct src_info *info = NULL;
+
+	*info_out = NULL;
+	enum err e = known ? sources_info(&s->x->sources, scan->src, &info) : sources_parse(&s->x->sources, scan->src, item, &info);
+	if (e) {
+		sc->skip = true;
+		return item_fault(s, scan->src, e);
+	}
+	if (!info->dense)
+		return take_odd(s, sc);
+	if (scan->end > info->payload_bytes)
+		return too_short(s, sc);
+	if (run->srcs[scan->src].edges_at && stands_for_all(scan))
+		TRY(check_edges(s, scan->src, info, item, item + info->payload_off + info->payload_bytes));
+	*info_out = info;
+	return OK;
+}
+
+static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
+{
+	struct run *run = s->x->run;
+	struct run_scan *scan = &run->scans[sc->scan];
+	struct run_src *src = &run->srcs[scan->src];
+	struct src_info *info = NULL;
+
+	if (sc->skip)
+		return OK;
+	const unsigned char *bytes = wave_data(&s->wave, sc->read);
+	if (sc->whole_item) {
+		TRY(take_whole(s, sc, bytes, &info));
+		if (!info)
+			return OK;
+		bytes += info->payload_off + scan->begin;
+	} else if (src->kind != RUN_SRC_RAW) {
+		TRY(sources_info(&s->x->sources, scan->src, &info));
+	}
+	TRY(check_range(s, scan, info ? info->payload_off : 0, bytes, NULL));
+	if (fills(run) && info && !sc->direct)
+		TRY(scatter(s, scan, info, bytes));
+	return OK;
+}
+
+static enum err take_wave(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->scans.n; i++) {
+		struct slot_scan *sc = &s->scans.v[i];
+		if (i < s->next_scan && !sc->skip && sc->read != UINT32_MAX) {
+			TRY(take_scan(s, sc));
+			sc->read = UINT32_MAX;
+		}
+	}
+	return OK;
+}
+
+/* The last of a source's scans is done. */
+static FALLIBLE enum err end_source(struct slot *s, uint32_t index)
+{
+	struct run *run = s->x->run;
+	struct run_src *src = &run->srcs[index];
+
+	if (run->files[src->file].kind == RUN_FILE_SEGMENT || atomic_load(&src->damaged))
+		return OK;
+	if (src->by_blocks && run->head->opts.verify)
+		return OK;
+	return fault(s, index, CHECKED_PAYLOAD, src->offset, src->length, check_crc(s, index));
+}
+
+static FALLIBLE enum err count_scans(struct slot *s)
+{
+	struct run *run = s->x->run;
+	enum run_mode mode = run->head->opts.mode;
+
+	for (uint64_t i = 0; i < s->scans.n; i++) {
+		const struct run_scan *scan = &run->scans[s->scans.v[i].scan];
+		struct run_src *src = &run->srcs[scan->src];
+		if (mode != RUN_WRITE_FILES && mode != RUN_DIFF) /* there, progress is what was written or compared */
+			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
+		if (src->sparse && stands_for_all(scan))
+			atomic_fetch_add(&src->unverified, src->length);
+		if (atomic_fetch_sub(&src->scans_left, 1) == 1 && !s->scans.v[i].skip)
+			TRY(end_source(s, scan->src));
+	}
+	return OK;
+}
+
+static enum err fill_gather(struct slot *s)
+{
+	wave_begin(&s->wave, s->in, s->x->in_bytes);
+	return gather_fill(&s->gather, &s->wave);
+}
+
+static enum err copy_gather(struct slot *s)
+{
+	return gather_copy(&s->gather, &s->wave);
+}
+
+/* First all scans in waves; then what they left to the gather. */
+enum err exec_scan_advance(struct slot *s)
+{
+	if (s->phase == SLOT_FETCH) {
+		if (s->wave.ops.n)
+			TRY(exec_guarded(s, take_wave));
+		if (s->next_scan < s->scans.n) {
+			TRY(exec_guarded(s, fill_wave));
+			if (s->wave.reads.n)
+				return exec_queue_wave(s);
+			return OK;
+		}
+		s->phase = SLOT_FINISH;
+		s->wave.ops.n = s->wave.reads.n = 0;
+	}
+	if (s->wave.ops.n)
+		TRY(exec_guarded(s, copy_gather));
+	if (gather_more(&s->gather)) {
+		TRY(exec_guarded(s, fill_gather));
+		return s->wave.reads.n ? exec_queue_wave(s) : OK;
+	}
+	s->phase = SLOT_IDLE;
+	return count_scans(s);
+}

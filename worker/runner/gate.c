@@ -1,0 +1,238 @@
+/* gate.c: see gate.h. The number is read with pread, not through a mapping: a segment that shrinks is then an error, not a signal. */
+#include "runner/gate.h"
+
+#include <endian.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+#include "tensor/dtype.h"
+
+enum { PAGE = 4096, REST_MIN_US = 250, REST_MAX_US = 5000, REST_RANK_US = 20, REST_LIMIT_US = 100000 };
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* ---- what a task reads ---- */
+
+static FALLIBLE enum err need(struct run_build *b, struct run_task *t, const struct run_src *s, uint64_t end)
+{
+	struct run_gate *g;
+
+	if (b->files.v[s->file].kind != RUN_FILE_SEGMENT)
+		return OK;
+	for (uint32_t i = 0; i < t->gate_count; i++) {
+		g = &b->gates.v[t->first_gate + i];
+		if (g->file == s->file) {
+			g->end = num_max(g->end, end);
+			return OK;
+		}
+	}
+	TRY(vec_push(&b->gates, &g));
+	*g = (struct run_gate){ s->file, end };
+	t->gate_count++;
+	return OK;
+}
+
+/* [.., end) of an item's payload, of a source: as far as that where both are the same box, else all of it. */
+static FALLIBLE enum err need_part(struct run_build *b, struct run_task *t, const struct run_dst *d, uint64_t end)
+{
+	for (uint32_t i = 0; i < d->piece_count; i++) {
+		const struct run_src *s = &b->srcs.v[b->pieces.v[d->first_piece + i]];
+		bool same = d->kind == RUN_DST_TENSOR && s->kind == RUN_SRC_PLAIN && s->ndim == d->ndim &&
+			    memcmp(b->dims.v + s->dims_at, b->dims.v + d->dims_at, 2ull * d->ndim * sizeof *b->dims.v) == 0;
+		uint64_t part = same ? end / dtype_bytes((enum dtype)d->dtype) * dtype_bytes((enum dtype)s->dtype) : s->length;
+		TRY(need(b, t, s, s->offset + num_min(part, s->length)));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err gate_blocks(struct run_build *b, struct run_task *t)
+{
+	for (uint64_t i = t->first; i < t->first + t->count; i++) {
+		const struct run_block *k = &b->blocks.v[i];
+		for (uint32_t p = 0; p < k->part_count; p++) {
+			const struct run_part *part = &b->parts.v[b->block_parts.v[k->first_part + p]];
+			TRY(need_part(b, t, &b->dsts.v[part->dst], part->end));
+		}
+	}
+	return OK;
+}
+
+static FALLIBLE enum err gate_scans(struct run_build *b, struct run_task *t)
+{
+	for (uint64_t i = t->first; i < t->first + t->count; i++) {
+		const struct run_src *s = &b->srcs.v[b->scans.v[i].src];
+		TRY(need(b, t, s, s->offset + num_min(b->scans.v[i].end, s->length)));
+	}
+	return OK;
+}
+
+enum err gate_tasks(struct run_build *b)
+{
+	b->gates.n = 0;
+	for (uint64_t i = 0; i < b->tasks.n; i++) {
+		struct run_task *t = &b->tasks.v[i];
+		t->first_gate = b->gates.n;
+		t->gate_count = 0;
+		TRY(t->scan ? gate_scans(b, t) : gate_blocks(b, t));
+	}
+	return OK;
+}
+
+/* ---- their order ---- */
+
+struct ready_at {
+	uint64_t end, at;
+};
+
+static int compare_ready(const void *a, const void *b)
+{
+	const struct ready_at *x = a, *y = b;
+
+	if (x->end != y->end)
+		return x->end < y->end ? -1 : 1;
+	return x->at < y->at ? -1 : x->at > y->at;
+}
+
+static void sort_rank(struct run *run, const struct run_rank *k, struct ready_at *order, struct run_task *tasks)
+{
+	for (uint64_t i = 0; i < k->task_count; i++) {
+		tasks[i] = run->tasks[k->first_task + i];
+		order[i] = (struct ready_at){ 0, i };
+		for (uint32_t g = 0; g < tasks[i].gate_count; g++)
+			order[i].end = num_max(order[i].end, run->gates[tasks[i].first_gate + g].end);
+	}
+	qsort(order, k->task_count, sizeof *order, compare_ready);
+	for (uint64_t i = 0; i < k->task_count; i++)
+		run->tasks[k->first_task + i] = tasks[order[i].at];
+}
+
+enum err gate_sort(struct run *run)
+{
+	CLEANUP(mem_free_ptr) struct ready_at *order = mem_zalloc(run->tasks_n, sizeof *order);
+	CLEANUP(mem_free_ptr) struct run_task *tasks = mem_zalloc(run->tasks_n, sizeof *tasks);
+
+	if (!order || !tasks)
+		return ERR(NO_MEMORY, "no memory to sort %ju tasks", (uintmax_t)run->tasks_n);
+	for (uint64_t i = 0; i < run->ranks_n; i++)
+		sort_rank(run, &run->ranks[i], order, tasks);
+	return OK;
+}
+
+/* ---- while it runs ---- */
+
+enum err gate_open(struct run *run, const int *fds, uint32_t fd_count, struct gate *out, bool *active_out)
+{
+	*active_out = false;
+	for (uint64_t i = 0; i < run->files_n; i++) {
+		bool filling = run->files[i].kind == RUN_FILE_SEGMENT && run->files[i].filling;
+		must(!filling || run->files[i].fd_index < fd_count);
+		*active_out = *active_out || filling;
+	}
+	if (!*active_out)
+		return OK;
+	*out = (struct gate){ .run = run, .fds = fds, .marks = mem_zalloc(run->files_n, sizeof(uint64_t)), .moved_ms = now_ms(),
+			      .rest_us = REST_MIN_US }; /* a look costs a call for each rank: the more there are, the rarer it is */
+	return out->marks ? OK : ERR(NO_MEMORY, "no memory to wait for %ju files", (uintmax_t)run->files_n);
+}
+
+void gate_close(struct gate *g)
+{
+	mem_free(g->marks);
+	*g = (struct gate){ 0 };
+}
+
+static FALLIBLE enum err read_mark(struct gate *g, uint32_t file)
+{
+	const struct run_file *f = &g->run->files[file];
+	uint64_t mark, place = (f->bytes + PAGE - 1) / PAGE * PAGE;
+
+	enum err e = fs_pread(g->fds[f->fd_index], &mark, sizeof mark, place, "segment");
+	if (e)
+		return err_at_rank(e == ERR_STORAGE_IO ? ERR(SEGMENT_SHRUNK, "the segment is smaller than its image") : e, f->rank);
+	__sync_synchronize(); /* what was there before the number was; gcc has no narrower fence that it takes with -fsanitize=thread */
+	mark = le64toh(mark);
+	if (mark > f->bytes)
+		return err_at_rank(ERR(FORMAT_IMAGE, "%ju bytes are said to be there, of an image of %ju", (uintmax_t)mark,
+				       (uintmax_t)f->bytes), f->rank);
+	if (mark < g->marks[file])
+		return err_at_rank(ERR(FORMAT_IMAGE, "%ju bytes are said to be there, after %ju were", (uintmax_t)mark,
+				       (uintmax_t)g->marks[file]), f->rank);
+	if (mark > g->marks[file])
+		g->moved_ms = now_ms();
+	g->marks[file] = mark;
+	return OK;
+}
+
+static FALLIBLE enum err is_ready(struct gate *g, const struct run_task *t, bool *ready_out)
+{
+	*ready_out = true;
+	for (uint32_t i = 0; i < t->gate_count && *ready_out; i++) {
+		const struct run_gate *k = &g->run->gates[t->first_gate + i];
+		if (!g->run->files[k->file].filling || g->marks[k->file] >= k->end || atomic_load(&g->run->head->sealed))
+			continue;
+		TRY(read_mark(g, k->file));
+		*ready_out = g->marks[k->file] >= k->end;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err stalled(const struct gate *g)
+{
+	for (uint64_t i = 0; i < g->run->ranks_n; i++) {
+		const struct run_rank *k = &g->run->ranks[i];
+		uint64_t next = atomic_load(&k->next_task);
+		const struct run_task *t = &g->run->tasks[k->first_task + next];
+		for (uint32_t n = 0; next < k->task_count && n < t->gate_count; n++) {
+			const struct run_gate *at = &g->run->gates[t->first_gate + n];
+			const struct run_file *f = &g->run->files[at->file];
+			if (f->filling && g->marks[at->file] < at->end)
+				return err_at_rank(ERR(NOT_SEALED, "rank %u has filled %ju of %ju bytes, and none for %d s", f->rank,
+						       (uintmax_t)g->marks[at->file], (uintmax_t)f->bytes, GATE_STALL_MS / 1000), f->rank);
+		}
+	}
+	return OK; /* they were taken while we looked */
+}
+
+/* The next one of rank k, if it is ready: another worker may take it before us. */
+static FALLIBLE enum err take_of(struct gate *g, struct run_rank *k, uint64_t *task_out, bool *taken_out)
+{
+	uint64_t next = atomic_load(&k->next_task);
+	bool ready = true;
+
+	while (ready && next < k->task_count) {
+		TRY(is_ready(g, &g->run->tasks[k->first_task + next], &ready));
+		if (ready && atomic_compare_exchange_strong(&k->next_task, &next, next + 1)) {
+			*task_out = k->first_task + next;
+			*taken_out = true;
+			return OK;
+		}
+	}
+	g->held = g->held || next < k->task_count;
+	return OK;
+}
+
+enum err gate_take(struct gate *g, uint32_t index, uint32_t count, uint64_t *task_out, bool *taken_out)
+{
+	struct run *run = g->run;
+	uint64_t begin = run->ranks_n * index / count;
+
+	*taken_out = g->held = false;
+	for (uint64_t i = 0; i < run->ranks_n && !*taken_out; i++)
+		TRY(take_of(g, &run->ranks[(begin + i) % run->ranks_n], task_out, taken_out));
+	if (*taken_out) {
+		g->held = false;
+		g->moved_ms = now_ms();
+		g->rest_us = REST_MIN_US;
+		return OK;
+	}
+	g->rest_us = (int)num_min((uint64_t)g->rest_us * 2, num_min(REST_MAX_US + run->ranks_n * REST_RANK_US, REST_LIMIT_US));
+	return g->held && now_ms() - g->moved_ms > GATE_STALL_MS ? stalled(g) : OK;
+}

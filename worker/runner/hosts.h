@@ -1,0 +1,57 @@
+/* hosts.h: one save by the daemons of several hosts, each of which sees the segments of its own ranks only, over a storage that all see.
+ *
+ * They meet in a directory beside the target, `.dcpd-hosts-{id}`; no daemon talks to another, and no trainer is needed any more:
+ *
+ *   heads-K   the headers of host K's images: from all of them every host makes the same plan, and nobody has to be told of it
+ *   data/     what becomes the checkpoint; host K writes the files of its ranks
+ *   part-K    the digests of what host K wrote, and of its replicas of what others wrote: its files are durable
+ *   beat-K    a number that grows while host K is at it
+ *   end-K     how it ended for host K, in JSON
+ *
+ * Host 0 leads: it makes the directory, waits for all parts, and commits as any save does, by one rename of data/. A host that fails
+ * says so, one whose beat stops is given up after `timeout_s`: then the save fails on all hosts, and the leader removes everything.
+ * A leader that is restarted goes on, or finds that it was given up; if it never comes back, a sweep removes what is left.
+ *
+ *   spec.hosts: {"id":"…","index":0,"names":["a","b"],"ranks":[[0,1],[2,3]],"timeout_s":20}
+ * ranks: which ranks of the whole world host K's state dict has, in its own order. */
+#pragma once
+#include "runner/input.h"
+#include "runner/run.h"
+#include "store/staging.h"
+
+struct hosts;
+
+/* NULL: this save is of one host. Else meets the others, as far as they are needed to begin. */
+FALLIBLE enum err hosts_open(struct job *j, struct hosts **out);
+/* The structure of all ranks of all hosts, as if they were here; waits for them. out->state_dict has the whole world. */
+FALLIBLE enum err hosts_input(struct hosts *h, struct input *out);
+bool hosts_leads(const struct hosts *h);
+/* Per rank of the world: is it on this host? */
+const bool *hosts_local(const struct hosts *h);
+/* The shared directory to write to, opened; only the leader's can be committed. */
+FALLIBLE enum err hosts_stage(struct hosts *h, const json_t *target, const json_t *options, struct staging *out);
+/* Our files are written: tells our digests; the leader waits for the others' and puts them in the run's tables. */
+FALLIBLE enum err hosts_exchange(struct hosts *h, struct run *run);
+/* Of one that does not lead: waits until the leader has committed. */
+FALLIBLE enum err hosts_await(struct hosts *h);
+/* Was all of this host written by an attempt that broke off? Then nothing is touched any more, only awaited; fills the job's result. */
+bool hosts_written(const struct hosts *h);
+FALLIBLE enum err hosts_await_again(struct hosts *h);
+/* Tells the others how it ended here (e: err_last() has why), and tidies up. */
+void hosts_close(struct hosts *h, enum err e);
+
+/* ---- a listed save in parts (listed.h) ----
+ *
+ * PyTorch's ranks write before the coordinator has the list of all. A rank on another host than the coordinator's has its daemon write its
+ * files to a place of its own, `.dcpd-hosts-{id}`, with a manifest; the coordinator's save names the places, and moves the files. */
+/* Opens such a place for writing; removed by staging_close unless hosts_part_done. */
+FALLIBLE enum err hosts_part_stage(struct job *j, const char *id, struct staging *out);
+/* All is written: the manifest says what. */
+FALLIBLE enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run);
+/* Takes these files of the run from place `id` into the staging directory, their digests into the run. */
+FALLIBLE enum err hosts_part_take(struct staging *s, struct run *run, const char *id, const uint32_t *files, uint32_t count);
+void hosts_part_drop(struct job *j, const char *id);         /* the save failed: nobody takes it */
+bool hosts_part_id(const char *id);
+
+/* A mark beside the target that says whether two daemons see one storage. action: "put", "look" (*seen: is it there?) or "drop". */
+FALLIBLE enum err hosts_token(int root, const char *name, const char *token, const char *action, bool *seen);

@@ -1,0 +1,336 @@
+/* hosts_data.c: what hosts tell each other of their data: the structure before the plan, the digests behind it (see hosts.h).
+ *
+ * Every host builds the tables of the whole run from the same headers, so that an item has the same number on all of them; a digest of
+ * the tables goes with the results, in case that they are not the same after all (daemons of two versions). */
+#include "runner/hosts_own.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define HEADS_MAGIC "dcpd-heads-1"
+#define PART_MAGIC  "dcpd-part-2"
+
+enum { HEADS_MAX = 1 << 30 };
+
+struct heads_begin {
+	char magic[16], job[64];
+};
+
+struct heads_rank {
+	uint64_t rank, image_bytes, header_bytes;
+};
+
+/* ---- structure ---- */
+
+static const json_t *local_entry(const struct hosts *h)
+{
+	const char *name = json_string_value(json_object_get(json_object_get(h->job->spec, "source"), "state_dict"));
+
+	return name ? json_object_get(json_object_get(h->job->doc, "state_dicts"), name) : NULL;
+}
+
+static FALLIBLE enum err put_heads(struct hosts *h, const json_t *entry, const json_t *numbers)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(HEADS_MAX);
+	struct heads_begin begin = { .magic = HEADS_MAGIC };
+	const json_t *ranks = json_object_get(entry, "ranks"), *r;
+	char name[32];
+	size_t i;
+
+	if (json_array_size(ranks) != json_array_size(numbers))
+		return ERR(VALIDATION_FAILED, "the state dict has %zu ranks, hosts names %zu for host %s", json_array_size(ranks),
+			   json_array_size(numbers), hosts_name(h, h->index));
+	snprintf(begin.job, sizeof begin.job, "%s", h->job->id);
+	buf_put(&b, &begin, sizeof begin);
+	json_array_foreach(ranks, i, r) {
+		CLEANUP(mem_free_ptr) void *header = NULL;
+		struct heads_rank head = { .rank = (uint64_t)json_integer_value(json_array_get(numbers, i)),
+					   .image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")) };
+		TRY(input_read_header(r, h->job->fds, h->job->segment_count, &header, &head.header_bytes));
+		buf_put(&b, &head, sizeof head);
+		buf_put(&b, header, head.header_bytes);
+	}
+	TRY(buf_status(&b));
+	hosts_file(name, "heads", h->index);
+	return hosts_put(h, name, b.p, b.len, false);
+}
+
+static FALLIBLE enum err bad_heads(const struct hosts *h, uint32_t host)
+{
+	return ERR(FORMAT_IMAGE, "what host %s tells of its ranks cannot be used", hosts_name(h, host));
+}
+
+static FALLIBLE enum err parse_heads(struct hosts *h, uint32_t host, const unsigned char *p, uint64_t n, struct image **images)
+{
+	struct heads_begin begin;
+	struct heads_rank head;
+	uint64_t at = sizeof begin;
+
+	if (n < sizeof begin)
+		return bad_heads(h, host);
+	memcpy(&begin, p, sizeof begin);
+	if (strncmp(begin.magic, HEADS_MAGIC, sizeof begin.magic) != 0 || !memchr(begin.job, '\0', sizeof begin.job))
+		return bad_heads(h, host);
+	if (host == 0)
+		memcpy(h->leader_job, begin.job, sizeof begin.job);
+	while (at < n) {
+		if (n - at < sizeof head)
+			return bad_heads(h, host);
+		memcpy(&head, p + at, sizeof head);
+		at += sizeof head;
+		if (head.rank >= h->world || h->host_of[head.rank] != host || images[head.rank] || head.header_bytes > n - at)
+			return bad_heads(h, host);
+		TRY(err_at_rank(image_parse(p + at, head.header_bytes, head.image_bytes, (uint32_t)head.rank, &images[head.rank]),
+				(int64_t)head.rank));
+		at += head.header_bytes;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err read_heads(struct hosts *h, uint32_t host, struct image **images)
+{
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
+	uint64_t n = 0;
+	char name[32];
+
+	hosts_file(name, "heads", host);
+	TRY(fs_read_all(h->dir, name, HEADS_MAX, &bytes, &n));
+	return parse_heads(h, host, bytes, n, images);
+}
+
+enum err hosts_read_leader(struct hosts *h)
+{
+	struct heads_begin begin;
+	int fd = -1;
+
+	TRY(fs_open(h->dir, "heads-0", O_RDONLY, 0, &fd));
+	enum err e = fs_pread(fd, &begin, sizeof begin, 0, "heads-0");
+	fs_drop(&fd);
+	TRY(e);
+	if (strncmp(begin.magic, HEADS_MAGIC, sizeof begin.magic) != 0 || !memchr(begin.job, '\0', sizeof begin.job))
+		return bad_heads(h, 0);
+	memcpy(h->leader_job, begin.job, sizeof begin.job);
+	return OK;
+}
+
+static FALLIBLE enum err collect(struct hosts *h, struct image **images, struct sdict **out)
+{
+	for (uint32_t k = 0; k < h->count; k++)
+		TRY(read_heads(h, k, images));
+	for (uint32_t r = 0; r < h->world; r++)
+		if (!images[r])
+			return err_at_rank(ERR(FORMAT_IMAGE, "host %s tells nothing of its rank", hosts_name(h, h->host_of[r])), r);
+	return image_collect(images, h->world, out);
+}
+
+/* The state dict as if all ranks were here. Those of other hosts have no bytes, and nothing is done with them here. */
+static FALLIBLE enum err whole_entry(struct hosts *h, const json_t *entry, const json_t *numbers)
+{
+	json_t *ranks = json_array();
+
+	for (uint32_t r = 0; r < h->world; r++) {
+		json_t *one = json_pack("{s:I, s:i, s:s, s:i, s:i}", "rank", (json_int_t)r, "fd", 0, "segment", "elsewhere", "bytes", 0,
+					"image_bytes", 0);
+		json_array_append_new(ranks, one);
+	}
+	for (size_t i = 0; i < json_array_size(numbers); i++) {
+		json_int_t r = json_integer_value(json_array_get(numbers, i));
+		json_t *one = json_copy(json_array_get(json_object_get(entry, "ranks"), i));
+		json_object_set_new(one, "rank", json_integer(r));
+		json_array_set_new(ranks, (size_t)r, one);
+	}
+	h->entry = json_pack("{s:I, s:O, s:o}", "world_size", (json_int_t)h->world, "generation", json_object_get(entry, "generation"),
+			     "ranks", ranks);
+	return h->entry && json_array_size(ranks) == h->world ? OK : ERR(NO_MEMORY, "no memory for %u ranks", h->world);
+}
+
+enum err hosts_input(struct hosts *h, struct input *out)
+{
+	const json_t *entry = local_entry(h), *numbers = json_array_get(json_object_get(h->spec, "ranks"), h->index);
+
+	*out = (struct input){ .job = h->job };
+	if (!entry)
+		return ERR(NOT_FOUND, "a save by several hosts needs a state dict");
+	TRY(put_heads(h, entry, numbers));
+	TRY(whole_entry(h, entry, numbers));
+	TRY(hosts_wait_all(h, "heads"));
+	struct image **images = mem_zalloc(h->world, sizeof *images);
+	enum err e = images ? collect(h, images, &out->images) : ERR(NO_MEMORY, "no memory for %u ranks", h->world);
+	for (uint32_t r = 0; images && r < h->world; r++)
+		image_free(images[r]);
+	mem_free(images);
+	out->state_dict = h->entry;
+	out->sd = out->images;
+	out->world_size = h->world;
+	return e;
+}
+
+/* ---- digests ---- */
+
+struct part_begin {
+	char magic[16];
+	uint64_t count;
+	unsigned char tables[16];      /* digest of the tables that the numbers mean */
+};
+
+struct part_item {
+	uint32_t crc32;
+	unsigned char xxh3_128[16], edges[16];
+};
+
+/* Places of one result in the tables. NULL: the result has no such digest. */
+struct result {
+	uint32_t *crc32;
+	unsigned char *xxh3_128, *edges;
+};
+
+static void tables_digest(const struct run *run, unsigned char out[16])
+{
+	XXH3_state_t *x = XXH3_createState();
+	XXH128_canonical_t canonical;
+
+	must(x);
+	XXH3_128bits_reset(x);
+	for (uint64_t i = 0; i < run->dsts_n; i++) {
+		const struct run_dst *d = &run->dsts[i];
+		const struct run_file *f = &run->files[d->file];
+		uint64_t v[] = { d->rank, d->offset, d->length, d->part_count, f->bytes, f->rank };
+		struct str fqn = run_dst_fqn(run, d), name = run_file_name(run, f);
+		XXH3_128bits_update(x, v, sizeof v);
+		XXH3_128bits_update(x, fqn.p, fqn.n);
+		XXH3_128bits_update(x, name.p, name.n);
+	}
+	for (uint64_t i = 0; i < run->parts_n; i++) {
+		uint64_t v[] = { run->parts[i].dst, run->parts[i].begin, run->parts[i].end };
+		XXH3_128bits_update(x, v, sizeof v);
+	}
+	for (uint64_t i = 0; i < run->scans_n; i++) {
+		uint64_t v[] = { run->scans[i].begin, run->scans[i].end, run->srcs[run->scans[i].src].rank };
+		XXH3_128bits_update(x, v, sizeof v);
+	}
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(x));
+	memcpy(out, canonical.digest, 16);
+	XXH3_freeState(x);
+}
+
+/* The results of one host, one by one in an order that all share: *at becomes UINT64_MAX behind the last. */
+struct walk {
+	const struct hosts *h;
+	struct run *run;
+	uint32_t host;
+	uint64_t at;
+};
+
+static bool of_host(const struct walk *w, uint32_t rank)
+{
+	return rank < w->h->world && w->h->host_of[rank] == w->host;
+}
+
+/* The next result. False: no more. */
+static bool next(struct walk *w, struct result *out)
+{
+	struct run *r = w->run;
+
+	for (; w->at < r->dsts_n; w->at++)
+		if (of_host(w, r->dsts[w->at].rank)) {
+			struct run_dst *d = &r->dsts[w->at++];
+			*out = (struct result){ &d->crc32, d->xxh3_128, d->edges_xxh3 };
+			return true;
+		}
+	for (; w->at - r->dsts_n < r->parts_n; w->at++) {
+		struct run_part *p = &r->parts[w->at - r->dsts_n];
+		if (of_host(w, r->dsts[p->dst].rank)) {
+			*out = (struct result){ &p->crc32, p->xxh3_128, NULL };
+			w->at++;
+			return true;
+		}
+	}
+	for (; w->at - r->dsts_n - r->parts_n < r->scans_n; w->at++) {
+		struct run_scan *s = &r->scans[w->at - r->dsts_n - r->parts_n];
+		if (of_host(w, r->srcs[s->src].rank)) {
+			*out = (struct result){ &s->crc32, NULL, NULL };
+			w->at++;
+			return true;
+		}
+	}
+	return false;
+}
+
+static FALLIBLE enum err put_part(struct hosts *h, struct run *run)
+{
+	uint64_t max = (run->dsts_n + run->parts_n + run->scans_n) * sizeof(struct part_item) + 4096;
+	CLEANUP(buf_free) struct buf b = BUF_INIT(max);
+	struct walk w = { .h = h, .run = run, .host = h->index };
+	struct part_begin begin = { .magic = PART_MAGIC };
+	struct result result;
+	char name[32];
+
+	tables_digest(run, begin.tables);
+	while (next(&w, &result))
+		begin.count++;
+	buf_put(&b, &begin, sizeof begin);
+	for (w.at = 0; next(&w, &result);) {
+		struct part_item item = { .crc32 = *result.crc32 };
+		if (result.xxh3_128)
+			memcpy(item.xxh3_128, result.xxh3_128, sizeof item.xxh3_128);
+		if (result.edges)
+			memcpy(item.edges, result.edges, sizeof item.edges);
+		buf_put(&b, &item, sizeof item);
+	}
+	TRY(buf_status(&b));
+	hosts_file(name, "part", h->index);
+	return hosts_put(h, name, b.p, b.len, true);
+}
+
+static FALLIBLE enum err take_part(struct hosts *h, struct run *run, uint32_t host, const struct part_begin *mine)
+{
+	CLEANUP(mem_free_ptr) unsigned char *bytes = NULL;
+	struct walk w = { .h = h, .run = run, .host = host };
+	struct part_begin begin;
+	struct part_item item;
+	struct result result;
+	uint64_t n = 0, at = sizeof begin;
+	void *all = NULL;
+	char name[32];
+
+	hosts_file(name, "part", host);
+	TRY(fs_read_all(h->dir, name, (run->dsts_n + run->parts_n + run->scans_n) * sizeof item + 4096, &all, &n));
+	bytes = all;
+	if (n < sizeof begin)
+		return ERR(STORAGE_IO, "the part of host %s has %ju bytes", hosts_name(h, host), (uintmax_t)n);
+	memcpy(&begin, bytes, sizeof begin);
+	if (memcmp(begin.magic, mine->magic, sizeof begin.magic) != 0 || memcmp(begin.tables, mine->tables, sizeof begin.tables) != 0)
+		return ERR(PLAN_INVALID, "host %s made another plan: are all daemons of one version?", hosts_name(h, host));
+	for (; next(&w, &result); at += sizeof item) {
+		if (n - at < sizeof item)
+			return ERR(STORAGE_IO, "the part of host %s is cut off", hosts_name(h, host));
+		memcpy(&item, bytes + at, sizeof item);
+		*result.crc32 = item.crc32;
+		if (result.xxh3_128)
+			memcpy(result.xxh3_128, item.xxh3_128, sizeof item.xxh3_128);
+		if (result.edges)
+			memcpy(result.edges, item.edges, sizeof item.edges);
+	}
+	return OK;
+}
+
+enum err hosts_exchange(struct hosts *h, struct run *run)
+{
+	struct part_begin mine = { .magic = PART_MAGIC };
+
+	TRY(put_part(h, run));
+	if (!h->leads)
+		return OK;
+	TRY(job_state(h->job, "running", "waiting for the other hosts", NULL, 0));
+	TRY(hosts_wait_all(h, "part"));
+	tables_digest(run, mine.tables);
+	for (uint32_t k = 1; k < h->count; k++)
+		TRY(take_part(h, run, k, &mine));
+	return OK;
+}

@@ -1,0 +1,53 @@
+/* hosts_own.h: what hosts.c and hosts_data.c share. */
+#pragma once
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "runner/hosts.h"
+
+enum { HOSTS_MAX = 1024, HOSTS_WORLD_MAX = 65536 };
+
+struct hosts_seen {
+	uint64_t beat;
+	int64_t at_ms;                 /* when it last grew; 0: never seen */
+};
+
+struct hosts {
+	struct job *job;
+	const json_t *spec;
+	char name[96];                 /* ".dcpd-hosts-{id}" */
+	char parent_path[4096], target[256];
+	uint32_t root, index, count, world;
+	int64_t timeout_ms, began_ms;
+	int parent, dir;
+	uint32_t *host_of;             /* per rank of the world */
+	bool *local;
+	struct hosts_seen *seen;       /* per host */
+	char leader_job[64];
+	bool leads, met;
+	json_t *entry;                 /* the world's, for input.state_dict */
+	/* the beat */
+	pthread_t beater;
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	bool beating, stop;
+	int beat_fd;
+};
+
+/* What lies in the meeting place now. */
+struct hosts_view {
+	bool gone;
+	struct vec(char *) names;
+};
+
+/* Whose job leads. */
+FALLIBLE enum err hosts_read_leader(struct hosts *h);
+const char *hosts_name(const struct hosts *h, uint32_t host);
+/* "heads-3" */
+void hosts_file(char out[32], const char *what, uint32_t host);
+/* A file that appears whole. */
+FALLIBLE enum err hosts_put(struct hosts *h, const char *name, const void *bytes, uint64_t n, bool sync);
+/* Waits until every host has the file `what`; fails if one says that it failed, is silent, or has not come. */
+FALLIBLE enum err hosts_wait_all(struct hosts *h, const char *what);
+/* … until the leader's file `what` is there. */
+FALLIBLE enum err hosts_wait_leader(struct hosts *h, const char *what);

@@ -1,0 +1,320 @@
+/* input.c: see input.h. */
+#include "runner/input.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+#include "runner/plan_cache.h"
+#include "runner/spool.h"
+#include "store/identity.h"
+
+enum { VALUE_MAX = 1 << 30 };
+
+void input_close(struct input *s)
+{
+	checkpoint_free(s->checkpoint);
+	sdict_free(s->images);
+	*s = (struct input){ 0 };
+}
+
+bool input_verifies(const struct job *j)
+{
+	const char *verify = json_string_value(json_object_get(json_object_get(j->spec, "options"), "verify"));
+
+	return !verify || strcmp(verify, "none") != 0;
+}
+
+enum err input_segment_error(enum err e)
+{
+	return e == ERR_STORAGE_IO ? ERR(SEGMENT_SHRUNK, "the segment is smaller than its image") : e;
+}
+
+static enum err segment_error(enum err e, int64_t rank)
+{
+	return err_at_rank(input_segment_error(e), rank);
+}
+
+enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, void **out, uint64_t *n_out)
+{
+	int64_t rank = json_integer_value(json_object_get(r, "rank"));
+	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
+	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes"));
+	unsigned char first[8];
+	uint64_t json_bytes;
+
+	if (index >= fd_count)
+		return ERR(PROTOCOL, "rank %jd has no descriptor", (intmax_t)rank);
+	if (image_bytes < sizeof first)
+		return err_at_rank(ERR(FORMAT_IMAGE, "an image of %ju bytes", (uintmax_t)image_bytes), rank);
+	enum err e = fs_pread(fds[index], first, sizeof first, 0, "segment");
+	if (e)
+		return segment_error(e, rank);
+	e = sft_header_bytes(first, image_bytes, &json_bytes);
+	if (e)
+		return err_at_rank(e, rank);
+	CLEANUP(mem_free_ptr) void *header = mem_alloc(8 + json_bytes);
+	if (!header)
+		return ERR(NO_MEMORY, "no memory for an image header");
+	e = fs_pread(fds[index], header, 8 + json_bytes, 0, "segment");
+	if (e)
+		return segment_error(e, rank);
+	*n_out = 8 + json_bytes;
+	*out = move(header);
+	return OK;
+}
+
+static FALLIBLE enum err read_noted(const json_t *r, const int *fds, uint32_t fd_count, struct plan_prints *prints,
+				    struct image **out)
+{
+	int64_t rank = json_integer_value(json_object_get(r, "rank"));
+	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), n = 0;
+	CLEANUP(mem_free_ptr) void *header = NULL;
+
+	TRY(input_read_header(r, fds, fd_count, &header, &n));
+	TRY(err_at_rank(image_parse(header, n, image_bytes, (uint32_t)rank, out), rank));
+	if (prints)
+		plan_prints_note(prints, header, n, *out);
+	return OK;
+}
+
+enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
+{
+	return read_noted(r, fds, fd_count, NULL, out);
+}
+
+static FALLIBLE enum err images_noted(const json_t *entry, const int *fds, uint32_t fd_count, struct plan_prints *prints,
+				      struct sdict **out)
+{
+	const json_t *ranks = json_object_get(entry, "ranks");
+	uint32_t n = (uint32_t)json_array_size(ranks);
+	struct image **images = mem_zalloc(n, sizeof *images);
+	enum err e = images ? OK : ERR(NO_MEMORY, "no memory for %u ranks", n);
+
+	for (uint32_t i = 0; !e && i < n; i++)
+		e = read_noted(json_array_get(ranks, i), fds, fd_count, prints, &images[i]);
+	if (!e)
+		e = image_collect(images, n, out);
+	for (uint32_t i = 0; images && i < n; i++)
+		image_free(images[i]);
+	mem_free(images);
+	return e;
+}
+
+enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out)
+{
+	return images_noted(entry, fds, fd_count, NULL, out);
+}
+
+enum err input_open(struct job *j, const json_t *ref, struct input *out)
+{
+	return input_open_noted(j, ref, NULL, out);
+}
+
+/* Tells the coordinator which content of spec.source the job reads, taken before it is opened. A checkpoint that cannot be looked at has no
+ * identity: opening it says why. */
+static FALLIBLE enum err tell_identity(struct job *j, const json_t *ref)
+{
+	const char *storage = json_string_value(json_object_get(ref, "storage")), *name = json_string_value(json_object_get(ref, "name"));
+	char identity[IDENTITY_MAX];
+	uint32_t root;
+
+	if (ref != json_object_get(j->spec, "source") || !storage || !name)
+		return OK;
+	if (roots_find(&j->worker->roots, storage, &root) || identity_of(&j->worker->roots, root, name, identity)) {
+		err_clear();
+		return OK;
+	}
+	json_t *doc = json_pack("{s:s, s:s, s:s}", "state", "planning", "stage", "metadata", "identity", identity);
+	enum err e = doc ? job_send_json(j, FRAME_STATE, doc) : ERR(NO_MEMORY, "no memory for a message");
+	json_decref(doc);
+	return e;
+}
+
+/* Adds state dict, generation and rank to the text of an image's error. */
+static enum err at_state_dict(const char *name, const json_t *state_dict, enum err e)
+{
+	struct err_info was = *err_last();
+	json_int_t generation = json_integer_value(json_object_get(state_dict, "generation"));
+
+	if (!e)
+		return OK;
+	if (was.rank >= 0)
+		err_record(e, 0, was.place, "state dict '%s', generation %jd, rank %jd: %s", name, (intmax_t)generation, (intmax_t)was.rank,
+			   was.text);
+	else
+		err_record(e, 0, was.place, "state dict '%s', generation %jd: %s", name, (intmax_t)generation, was.text);
+	e = err_at_rank(e, was.rank);
+	if (was.fqn[0])
+		e = err_at_fqn(e, was.fqn, strlen(was.fqn));
+	return err_expected(e, was.expected, was.actual);
+}
+
+enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out)
+{
+	const char *name = json_string_value(json_object_get(ref, "state_dict"));
+
+	*out = (struct input){ .job = j, .checked = input_verifies(j) ? &j->checked : NULL, .verifies = out->verifies };
+	if (!name) {
+		TRY(tell_identity(j, ref));
+		TRY(checkpoint_open_damaged(&j->worker->roots, ref, out->verifies ? &j->checked : NULL, &out->checkpoint));
+		checkpoint_note(out->checkpoint, &j->checked);
+		out->sd = out->checkpoint->sd;
+		out->world_size = out->checkpoint->world_size;
+		return OK;
+	}
+	out->state_dict = json_object_get(json_object_get(j->doc, "state_dicts"), name);
+	if (!out->state_dict)
+		return ERR(NOT_FOUND, "there is no state dict '%s'", name);
+	TRY(at_state_dict(name, out->state_dict, images_noted(out->state_dict, j->fds, j->segment_count, prints, &out->images)));
+	out->sd = out->images;
+	out->world_size = (uint32_t)json_integer_value(json_object_get(out->state_dict, "world_size"));
+	return OK;
+}
+
+enum err input_undo_transforms(struct job *j, struct input *s, bool digested)
+{
+	return s->checkpoint ? spool_transforms(j, s->checkpoint, digested) : OK;
+}
+
+enum err input_select(struct input *s, const json_t *spec, struct spec_view *view)
+{
+	TRY(spec_select(spec, s->sd, view));
+	s->sd = view->sd;
+	return OK;
+}
+
+enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out)
+{
+	struct str all = { bytes, n };
+	struct item_source src = source_memory(&all);
+
+	return item_read_value(&src, out);
+}
+
+enum err input_add_files(struct input *s, struct run_build *b, bool writable, uint32_t **file_map_out)
+{
+	const json_t *ranks = json_object_get(s->state_dict, "ranks");
+
+	if (s->checkpoint)
+		return build_source_files(b, s->checkpoint, file_map_out);
+	uint32_t *map = mem_zalloc(s->sd->file_count, sizeof *map);
+	*file_map_out = map;
+	if (!map)
+		return ERR(NO_MEMORY, "no memory for %ju segments", (uintmax_t)s->sd->file_count);
+	for (uint64_t i = 0; i < s->sd->file_count; i++) {
+		const json_t *r = json_array_get(ranks, i);
+		const char *segment = json_string_value(json_object_get(r, "segment"));
+		TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, str_of(segment ? segment : "segment"),
+				 (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), &map[i]));
+		b->files.v[map[i]].fd_index = (uint32_t)json_integer_value(json_object_get(r, "fd"));
+		b->files.v[map[i]].rank = s->sd->files[i].rank;
+		b->files.v[map[i]].writable = writable;
+		b->files.v[map[i]].filling = json_is_true(json_object_get(r, "filling"));
+	}
+	return OK;
+}
+
+enum run_src_kind input_kind(const struct input *s)
+{
+	return s->checkpoint ? RUN_SRC_ITEM : RUN_SRC_PLAIN;
+}
+
+const struct manifest *input_manifest(const struct input *s)
+{
+	return s->checkpoint ? s->checkpoint->manifest : NULL;
+}
+
+/* With the digest in the manifest; what has none there (PyTorch's, or out of a spool), with its archive's CRC32s. */
+static FALLIBLE enum err check_value(const struct input *s, const struct sd_value *v, const void *bytes, uint64_t n, bool *known_out)
+{
+	const struct manifest *m = input_manifest(s);
+	const struct manifest_item *item = m ? manifest_find(m, s->sd->files[v->loc.file].name, v->loc.offset, v->loc.length) : NULL;
+	struct str all = { bytes, n };
+	struct item_source src = source_memory(&all);
+	struct manifest_check check;
+	uint64_t compared = 0, unknown = 0;
+
+	*known_out = true;
+	if (item && item->raw) {
+		manifest_check_begin(&check, m->digests.v + item->digest_at, item->digest_count);
+		return manifest_check_add(&check, bytes, n, true);
+	}
+	TRY(item_check_crc(&src, false, &compared, &unknown));
+	*known_out = compared && !unknown;
+	return OK;
+}
+
+static struct str file_of(const struct input *s, const struct sd_value *v)
+{
+	return s->sd->files[sd_origin_of(s->sd, v->loc).file].name;
+}
+
+enum err input_at_value(const struct input *s, const struct sd_value *v, enum err e)
+{
+	struct err_info info = *err_last();
+	char name[ERR_FILE_MAX];
+
+	if (e && v->kind == SD_VALUE_STORED && s->checkpoint) {
+		struct str file = file_of(s, v);
+		uint64_t at = sd_origin_of(s->sd, v->loc).offset;
+		snprintf(name, sizeof name, "%.*s", (int)num_min(file.n, sizeof name - 1), file.p);
+		if (!info.file[0] && info.offset >= 0) { /* so far relative to the item */
+			info.offset += (int64_t)at;
+			err_restore(&info);
+		}
+		e = err_at_file(e, name, (int64_t)at);
+	}
+	return err_at_rank(err_at_fqn(e, v->fqn.p, v->fqn.n), v->rank);
+}
+
+static FALLIBLE enum err read_stored(const struct input *s, const struct sd_value *v, const char *name, void *bytes, uint64_t n)
+{
+	CLEANUP(fs_drop) int fd = -1;
+	bool known = false;
+
+	if (!name[0]) {
+		TRY(fs_pread(s->job->fds[s->sd->files[v->loc.file].rank], bytes, n, v->loc.offset, ""));
+	} else {
+		TRY(fs_open(s->checkpoint->dirfd, name, O_RDONLY, 0, &fd));
+		TRY(fs_pread(fd, bytes, n, v->loc.offset, ""));
+	}
+	struct checked *c = s->checked ? s->checked : s->job ? &s->job->checked : NULL;
+	if (s->checked)
+		TRY(check_value(s, v, bytes, n, &known));
+	if (known)
+		c->verified_bytes += n;
+	else if (s->checked)
+		checked_unable(c, v->fqn);
+	if (!known && c)
+		checked_nothing(c, &(struct checked_place){ v->fqn, v->rank, file_of(s, v), sd_origin_of(s->sd, v->loc).offset, n });
+	return OK;
+}
+
+enum err input_value(const struct input *s, const struct sd_value *v, void **bytes_out, uint64_t *n_out)
+{
+	uint64_t n = v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length;
+	CLEANUP(mem_free_ptr) void *bytes = n <= VALUE_MAX ? mem_alloc(n) : NULL;
+	char name[4096];
+
+	if (!bytes) {
+		enum err none = n > VALUE_MAX ? ERR(LIMIT_EXCEEDED, "a value of %ju bytes", (uintmax_t)n)
+					      : ERR(NO_MEMORY, "no memory for a value of %ju bytes", (uintmax_t)n);
+		return err_at_fqn(none, v->fqn.p, v->fqn.n);
+	}
+	if (v->kind == SD_VALUE_INLINE) {
+		memcpy(bytes, v->bytes.p, n);
+	} else {
+		const struct sd_file *f = &s->sd->files[v->loc.file];
+		must(f->name.n < sizeof name);
+		memcpy(name, f->name.p, f->name.n);
+		name[f->name.n] = '\0';
+		enum err e = read_stored(s, v, name, bytes, n);
+		if (e)
+			return input_at_value(s, v, e);
+	}
+	*bytes_out = move(bytes);
+	*n_out = n;
+	return OK;
+}

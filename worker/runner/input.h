@@ -1,0 +1,53 @@
+/* input.h: what a job reads: a stored checkpoint or a state dict in shared memory, behind one face. */
+#pragma once
+#include "format/image.h"
+#include "format/torch_item.h"
+#include "runner/run.h"
+#include "runner/spec.h"
+#include "store/checkpoint.h"
+
+struct plan_prints;
+
+struct input {
+	struct job *job;
+	struct checkpoint *checkpoint; /* or */
+	struct sdict *images;          /* what the ranks' segments hold, replicas included */
+	const json_t *state_dict;      /* its entry in the job's document */
+	struct sdict *sd;              /* of either */
+	uint32_t world_size;
+	bool verifies;                 /* set by verify before input_open: damage is noted in the job's `checked` */
+	struct checked *checked;       /* values are compared, and counted here; NULL: not compared, and the job's `checked` says so */
+};
+
+/* Does the job compare digests and CRC32s (options.verify)? */
+bool input_verifies(const struct job *j);
+
+/* ref: {"storage","name"} or {"state_dict"}. What nothing vouches for is counted in the job's `checked`. */
+FALLIBLE enum err input_open(struct job *j, const json_t *ref, struct input *out);
+void input_close(struct input *s);
+/* Undoes transforms into a spool; before anything copies locs. digested: but for what can be checked as it is (spool.h). */
+FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s, bool digested);
+/* From now on the input shows only what `spec` selects (include, exclude). After the transforms; the view is the caller's, and is freed
+ * after the input was used. */
+FALLIBLE enum err input_select(struct input *s, const json_t *spec, struct spec_view *view);
+/* Adds to an error where a value lies in the checkpoint, and its FQN. */
+enum err input_at_value(const struct input *s, const struct sd_value *v, enum err e);
+/* What a torch.save archive in memory says (item_read_value over memory). */
+FALLIBLE enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out);
+/* Adds its files or segments to the run. *file_map_out: run file per file of s->sd (mem_free). */
+FALLIBLE enum err input_add_files(struct input *s, struct run_build *b, bool writable,
+				   uint32_t **file_map_out);
+enum run_src_kind input_kind(const struct input *s);
+const struct manifest *input_manifest(const struct input *s);
+/* A value's torch.save archive, whole (mem_free), compared with the manifest's digest or with the CRC32s of its records. */
+FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, void **bytes_out, uint64_t *n_out);
+
+/* Of a read of a segment: a short one means that it was shrunk. */
+enum err input_segment_error(enum err e);
+/* One rank's: its image's header as it is (mem_free), or parsed. r: {"rank","fd","image_bytes"}. */
+FALLIBLE enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, void **out, uint64_t *n_out);
+FALLIBLE enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out);
+/* The same, and notes each header in `prints` (plan_cache.h). */
+FALLIBLE enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out);
+/* Parses the images of a state dict's segments (its entry in a document: {"ranks":[{"rank","fd","bytes","image_bytes"}]}). */
+FALLIBLE enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out);

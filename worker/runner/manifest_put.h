@@ -1,0 +1,16 @@
+/* manifest_put.h: the manifest of a finished run. What stands in it: store/manifest.h. */
+#pragma once
+#include "runner/run.h"
+#include "store/manifest.h"
+
+/* What a writer knows besides the run's results. */
+struct manifest_head {
+	const char *job, *kind, *created_at, *metadata_name;
+	const char *save_id;                   /* the one in the metadata, or "" */
+	uint64_t attempt, generation, world_size, metadata_bytes;
+	uint32_t uid;                          /* the checkpoint's owner (owner.h) */
+	bool has_generation;
+	unsigned char metadata_xxh3[16];
+};
+/* The manifest of a finished run's target files, which lie in dirfd (-1: their times are not recorded). */
+FALLIBLE enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run, int dirfd);

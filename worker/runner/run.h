@@ -1,0 +1,271 @@
+/* run.h: a planned job as flat tables in one memfd, shared by all workers of the gang.
+ *
+ * The leader plans once and builds the tables; every worker maps them and takes tasks from shared cursors until none is left, so
+ * that a slow worker never holds up the others. Results (CRC32, XXH3-128, bytes done) are written back into the same tables.
+ * Tables hold indices and offsets, never pointers. Only the bytes of tensors are elsewhere.
+ *
+ *   dst-driven task (files are written):   blocks → parts → dst → pieces → src
+ *   src-driven task (memory is filled, or nothing: verify):  scans → src → pieces → dst
+ *
+ * A block is a range of one target file that is written at once: a slice of a big payload, or a run of many small items. */
+#pragma once
+#include <stdatomic.h>
+
+#include "base/str.h"
+#include "base/vec.h"
+#include "io/digest.h"
+#include "io/pace.h"
+#include "tensor/stats.h"
+
+struct checked;
+
+enum run_file_kind {
+	RUN_FILE_SOURCE,       /* opened for reading in dirs[dir] */
+	RUN_FILE_TARGET,       /* opened for writing in dirs[dir]; made by the leader */
+	RUN_FILE_SEGMENT,      /* descriptor fd_index of the run, mapped */
+	RUN_FILE_MEMORY,       /* this process's own: offsets are addresses (libdcp) */
+	RUN_FILE_SPOOL,        /* descriptor fd_index, read like a source file */
+};
+
+struct run_dir {
+	uint32_t root;                 /* index into the worker's roots */
+	uint32_t path_len;
+	uint64_t path_at;              /* in the string pool */
+};
+
+struct run_file {
+	uint8_t kind;
+	bool direct;                   /* O_DIRECT */
+	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
+	bool writable;                 /* segments: map for writing */
+	bool filling;                  /* a segment that its rank still fills: see gate.h */
+	uint32_t dir, fd_index, rank;
+	uint32_t name_len;
+	_Atomic uint32_t blocks_left;  /* target: the worker that brings it to 0 fsyncs the file */
+	uint64_t name_at, bytes;
+};
+
+enum run_src_kind {
+	RUN_SRC_ITEM,                  /* a torch.save archive: header first, then payload */
+	RUN_SRC_PLAIN,                 /* [offset, offset + length) is the payload in C order: segments, safetensors */
+	RUN_SRC_RAW,                   /* bytes without structure: a BYTE_IO item */
+};
+
+enum run_crc_state { RUN_CRC_UNSEEN, RUN_CRC_KNOWN, RUN_CRC_UNKNOWN };
+
+struct run_src {
+	uint8_t kind, dtype;
+	bool sparse;                   /* src-driven, without checks: only the boxes that are needed are read */
+	bool partial;                  /* src-driven: its scans do not cover the payload, so that its CRC32 says nothing */
+	bool raw_digests;              /* its digests are of all bytes of the item, not of the payload's */
+	bool by_blocks;                /* its scans are digest blocks: each is compared by itself */
+	uint32_t file, ndim, rank;
+	uint32_t fqn_len, digest_count;
+	uint64_t offset, length, fqn_at, dims_at;
+	uint32_t named_file;           /* errors name this place: not that in a spool */
+	uint64_t named_at;
+	uint64_t digest_at;            /* digest_count entries of `digests`: what a manifest says of this item */
+	uint64_t edges_at;             /* verify: 1 + the entry of `digests` for the archive around the payload; 0: none */
+	uint32_t gap;                  /* verify: so many bytes behind the item are zeros in a file of dcpd's */
+	uint64_t first_piece;          /* src-driven: pieces are dst indices */
+	uint64_t first_scan;           /* this source's scans are in a row */
+	uint32_t piece_count, scan_count;
+	_Atomic uint32_t scans_left;
+	uint32_t crc_wanted;           /* from the archive, set by whoever reads the header; see crc_state */
+	_Atomic uint32_t crc_state;    /* enum run_crc_state */
+	_Atomic uint32_t damaged;      /* verify: its head, so that no more is looked at */
+	_Atomic uint64_t unverified;   /* bytes that nothing could be compared with */
+	_Atomic uint32_t nonzero;      /* verify values: an element that is not zero was seen */
+	_Atomic uint64_t nan_count, inf_count;
+	/* diff, of A's: how many elements differ, 1 + the first of them (in the chunk), and the bits of the largest differences: doubles
+	 * that are not negative sort like their bits, NaN behind all */
+	_Atomic uint64_t diff_count, diff_first, diff_max_abs, diff_max_rel;
+};
+
+enum run_dst_kind { RUN_DST_TENSOR, RUN_DST_RAW };
+
+struct run_dst {
+	uint8_t kind, dtype;
+	bool small;                    /* the whole item lies in one block */
+	bool bare;                     /* no archive around the payload (safetensors, segments) */
+	uint32_t file, ndim, rank, fqn_len;
+	uint64_t offset;               /* of the item in the file or segment */
+	uint64_t payload_off, payload_bytes, tail_off, length;  /* relative to offset; see item_layout */
+	uint64_t fqn_at, dims_at, first_piece;
+	uint64_t first_part, part_count;         /* in a row */
+	uint64_t inline_at, inline_len;          /* RAW: bytes from the string pool instead of a source */
+	uint32_t piece_count;
+	_Atomic uint32_t parts_left;
+	uint32_t crc32;                          /* result */
+	unsigned char xxh3_128[16];              /* result */
+	unsigned char edges_xxh3[16];            /* result: of the archive around the payload; see manifest.h */
+};
+
+struct run_part {
+	uint32_t dst;
+	uint32_t crc32;                /* result */
+	uint64_t begin, end;           /* of the payload, in bytes */
+	unsigned char xxh3_128[16];    /* result */
+};
+
+struct run_block {
+	uint32_t file;
+	uint32_t part_count;
+	uint64_t offset, bytes;        /* in the file; multiples of 4096 (bytes: padded with zeros) */
+	uint64_t first_part;           /* index into block_parts */
+};
+
+struct run_scan {
+	uint32_t src;
+	uint32_t crc32;                /* result */
+	uint64_t begin, end;           /* of the payload, in bytes */
+};
+
+/* A fault that verify found and went on. */
+struct run_damage {
+	uint32_t src;
+	uint16_t code;                 /* enum err */
+	uint8_t part;                  /* enum checked_part */
+	uint64_t offset, bytes;        /* in the file */
+};
+
+/* One box on its way from a shard to a shard. */
+struct run_move {
+	uint32_t src, dst;
+	uint64_t dims_at;              /* of the box: ndim global offsets, then sizes */
+	uint32_t reduce;               /* moves with the same number > 0 in a row bring one box, reduced by `op` */
+	uint16_t divisor;              /* of an average */
+	uint8_t op;                    /* enum reduce_op */
+};
+
+/* How much of a segment a task reads, if that is still being filled (gate.h). */
+struct run_gate {
+	uint32_t file;
+	uint64_t end;
+};
+
+/* What one worker does at a time: a run of blocks or of scans. A run that writes files has scans too: what it reads is checked, once. */
+struct run_task {
+	uint64_t first;
+	uint32_t count;
+	uint32_t rank_index;           /* whose tasks these are */
+	bool scan;
+	uint32_t gate_count;
+	uint64_t first_gate;
+};
+
+struct run_rank {
+	uint32_t rank;
+	uint64_t first_task, task_count;
+	_Atomic uint64_t next_task;    /* relative to first_task */
+	_Atomic uint64_t bytes_done;
+	uint64_t bytes_total;
+};
+
+enum run_mode {
+	RUN_WRITE_FILES,               /* dst-driven */
+	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
+	RUN_VERIFY,                    /* src-driven, no target */
+	RUN_DIFF,                      /* src-driven over A; pieces are B's sources, compared */
+	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (sdop_run.c, exchange.c) */
+	RUN_COMPARE_BOXES,             /* the same, but `dst` is a source, too: both are compared */
+};
+
+#define RUN_TABLES(X)                       \
+	X(struct run_dir, dirs)             \
+	X(struct run_file, files)           \
+	X(struct run_src, srcs)             \
+	X(struct run_dst, dsts)             \
+	X(uint32_t, pieces)                 \
+	X(struct block_digest, digests)       \
+	X(struct run_part, parts)           \
+	X(struct run_block, blocks)         \
+	X(uint64_t, block_parts)            \
+	X(struct run_scan, scans)           \
+	X(struct run_task, tasks)           \
+	X(struct run_gate, gates)           \
+	X(struct run_rank, ranks)           \
+	X(struct run_move, moves)           \
+	X(struct run_damage, damages)       \
+	X(int64_t, dims)                    \
+	X(char, strings)
+
+struct run_table {
+	uint64_t at, n;
+};
+
+struct run_options {
+	enum run_mode mode;
+	bool verify;                   /* check digests of what is read */
+	bool no_sync;                  /* target files are not fsynced */
+	bool values;                   /* RUN_VERIFY: count NaN, Inf, zeros */
+	enum pace_kind pace;
+	uint32_t task_bytes;           /* largest block or scan */
+	double rtol, atol;
+};
+
+struct run_head {
+	uint64_t magic, total_bytes;
+	struct run_options opts;
+#define X(type, name) struct run_table name;
+	RUN_TABLES(X)
+#undef X
+	_Atomic uint64_t verified_bytes, read_bytes, needed_bytes, moved_bytes;
+	_Atomic uint64_t damage_count; /* the first damages_n of them are listed */
+	_Atomic uint32_t sealed;       /* all segments are: none is being filled any more */
+	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */
+};
+
+/* The tables while the leader builds them. */
+struct run_build {
+	struct run_options opts;
+#define X(type, name) struct vec(type) name;
+	RUN_TABLES(X)
+#undef X
+};
+
+/* The tables as every worker sees them. */
+struct run {
+	struct run_head *head;
+	uint64_t bytes;
+	int fd;
+#define X(type, name) type *name; uint64_t name##_n;
+	RUN_TABLES(X)
+#undef X
+};
+
+void run_build_free(struct run_build *b);
+FALLIBLE enum err run_add_string(struct run_build *b, struct str s, uint64_t *at_out);
+/* dims: ndim offsets, then ndim sizes. */
+FALLIBLE enum err run_add_dims(struct run_build *b, const int64_t *dims, uint32_t ndim, uint64_t *at_out);
+FALLIBLE enum err run_add_dir(struct run_build *b, uint32_t root, struct str path, uint32_t *index_out);
+FALLIBLE enum err run_add_file(struct run_build *b, enum run_file_kind kind, uint32_t dir, struct str name,
+			       uint64_t bytes, uint32_t *index_out);
+
+/* Copies the tables into a new memfd and maps it. The build can be freed then. */
+FALLIBLE enum err run_share(const struct run_build *b, struct run *out);
+/* Maps a memfd made by run_share; it is owned by `out` from then on, on success only. */
+FALLIBLE enum err run_attach(int fd, struct run *out);
+void run_detach(struct run *r);
+
+struct str run_str(const struct run *r, uint64_t at, uint64_t len);
+static inline struct str run_src_fqn(const struct run *r, const struct run_src *s)
+{
+	return run_str(r, s->fqn_at, s->fqn_len);
+}
+static inline struct str run_dst_fqn(const struct run *r, const struct run_dst *d)
+{
+	return run_str(r, d->fqn_at, d->fqn_len);
+}
+static inline struct str run_file_name(const struct run *r, const struct run_file *f)
+{
+	return run_str(r, f->name_at, f->name_len);
+}
+/* The next task for worker `index` of `count`: its own ranks first, then whatever is left. False: none left. */
+bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task_out);
+uint64_t run_bytes_done(const struct run *r);
+uint64_t run_bytes_total(const struct run *r);
+/* Adds to `checked` how much the run compared, what it could not compare, and the damage that it found. */
+void run_checked(const struct run *r, struct checked *checked);
+/* Adds what differs in a part of A's source to what is known: counts, the first element, the largest differences. */
+void run_note_difference(struct run_src *src, const struct stats_diff *diff);

@@ -1,0 +1,47 @@
+/* run_checked.c: the checks that a run made of what it read, added to those of its job. */
+#include "runner/run.h"
+#include "store/checked.h"
+
+static void add_damages(const struct run *run, struct checked *c)
+{
+	uint64_t n = atomic_load(&run->head->damage_count), listed = n < run->damages_n ? n : run->damages_n;
+
+	for (uint64_t i = 0; i < listed; i++) {
+		const struct run_damage *d = &run->damages[i];
+		const struct run_src *s = &run->srcs[d->src];
+		uint64_t offset = s->named_file == s->file ? d->offset : s->named_at; /* else in the spool */
+		const struct checked_place place = { run_src_fqn(run, s), s->rank, run_file_name(run, &run->files[s->named_file]), offset,
+						     d->bytes };
+		checked_damaged(c, (enum checked_part)d->part, (enum err)d->code, err_title((enum err)d->code), &place);
+	}
+	c->damage_count += n - listed;
+}
+
+/* Runs that write or compare have scans for checks alone: without checks, all sources that they read are unverified. */
+static void note_unchecked(const struct run *run)
+{
+	bool scans_all = run->head->opts.mode == RUN_FILL_SEGMENTS || run->head->opts.mode == RUN_VERIFY;
+
+	for (uint64_t i = 0; !run->head->opts.verify && !scans_all && i < run->dsts_n; i++)
+		for (uint64_t k = 0; k < run->dsts[i].piece_count; k++) {
+			struct run_src *s = &run->srcs[run->pieces[run->dsts[i].first_piece + k]];
+			if (run->files[s->file].kind != RUN_FILE_SEGMENT)
+				atomic_store(&s->unverified, s->length);
+		}
+}
+
+void run_checked(const struct run *run, struct checked *c)
+{
+	note_unchecked(run);
+	c->verified_bytes += atomic_load(&run->head->verified_bytes);
+	for (uint64_t i = 0; i < run->srcs_n; i++) {
+		const struct run_src *s = &run->srcs[i];
+		uint64_t bytes = atomic_load(&s->unverified);
+		if (bytes && run->head->opts.verify)
+			checked_unable(c, run_src_fqn(run, s));
+		if (bytes)
+			checked_nothing(c, &(struct checked_place){ run_src_fqn(run, s), s->rank,
+								    run_file_name(run, &run->files[s->named_file]), s->named_at, bytes });
+	}
+	add_damages(run, c);
+}

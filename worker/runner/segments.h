@@ -1,0 +1,18 @@
+/* segments.h: the images of a load's target: their headers, with the values in them. The tensors come by the run. */
+#pragma once
+#include "runner/input.h"
+
+/* What is not as usual in the images. */
+struct segments_form {
+	bool values_everywhere;        /* not only on rank 0 */
+	const bool *plain;             /* as in image_more; NULL: what is whole is plain */
+	const struct sd_outer *const *outers;
+};
+/* Lays out every rank's image (sets the target's locs), asks the coordinator for segments and writes the headers. A dry run only lays out;
+ * j->result gets "segment_bytes". form NULL: as if all were zero. */
+FALLIBLE enum err segments_make(struct job *j, const struct input *source, const struct sdict *view,
+				struct sdict *target, uint32_t world_size, const struct segments_form *form);
+/* Puts the checkpoint's values into the headers of a state dict that exists, in place: the header keeps its length. ERR_SHM_EXHAUSTED if
+ * they do not fit. */
+FALLIBLE enum err segments_set_values(struct job *j, const json_t *entry, const struct input *source,
+				      const struct sdict *view);

@@ -1,0 +1,308 @@
+/* sources.c: what the header of a stored item says, cached per worker (see gather.h). Headers are never trusted to agree with
+ * `.metadata`: dtype, sizes and room are compared each time. */
+#include <stdio.h>
+#include "base/num.h"
+#include "os/fs.h"
+#include "runner/gather.h"
+#include "store/manifest.h"
+#include "tensor/linear.h"
+
+enum { WINDOW = 4096, PIECE = 256 << 10 };
+
+enum err sources_open(struct run *run, struct files *files, struct sources *out)
+{
+	struct src_info *cache = mem_zalloc(SRC_CACHE, sizeof *cache);
+
+	if (!cache)
+		return ERR(NO_MEMORY, "no memory for item headers");
+	for (uint32_t i = 0; i < SRC_CACHE; i++)
+		cache[i].src = UINT32_MAX;
+	*out = (struct sources){ .run = run, .files = files, .cache = cache };
+	return OK;
+}
+
+void sources_close(struct sources *s)
+{
+	mem_free(s->cache);
+	s->cache = NULL;
+}
+
+enum err sources_at(const struct run *run, uint32_t src, enum err e)
+{
+	const struct run_src *s = &run->srcs[src];
+	struct str fqn = run_src_fqn(run, s), name = run_file_name(run, &run->files[s->named_file]);
+	char z[ERR_FILE_MAX];
+	int64_t offset = err_last()->offset;
+
+	snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
+	if (e && offset >= 0 && !err_last()->file[0]) { /* so far relative to the item */
+		struct err_info info = *err_last();
+		info.offset = (s->named_file == s->file ? offset : 0) + (int64_t)s->named_at;
+		err_restore(&info);
+	}
+	e = err_at_file(e, z, (int64_t)s->named_at);
+	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), s->rank);
+}
+
+/* Dims by stride, largest first; dims of one element do not matter and go first. */
+static void sort_dims(struct src_info *info, uint32_t ndim, const int64_t *sizes)
+{
+	for (uint32_t i = 0; i < ndim; i++)
+		info->order[i] = (uint8_t)i;
+	for (uint32_t i = 1; i < ndim; i++)
+		for (uint32_t k = i; k > 0; k--) {
+			uint8_t a = info->order[k - 1], b = info->order[k];
+			bool swap = sizes[b] == 1 ? sizes[a] != 1
+						  : sizes[a] != 1 && info->strides[b] > info->strides[a];
+			if (!swap)
+				break;
+			info->order[k - 1] = b;
+			info->order[k] = a;
+		}
+	int64_t stride = 1;
+	info->dense = info->storage_offset == 0;
+	for (uint32_t i = ndim; i-- > 0;) {
+		uint8_t d = info->order[i];
+		if (sizes[d] == 1)
+			continue;
+		info->dense = info->dense && info->strides[d] == stride;
+		stride *= sizes[d];
+	}
+	if (!info->dense)
+		return;
+	for (uint32_t i = 0; i < ndim; i++) /* strides of single-element dims are free: give them sane ones */
+		if (sizes[i] == 1)
+			info->strides[i] = stride;
+}
+
+static FALLIBLE enum err check_item(const struct run_src *s, const int64_t *sizes, const struct item_tensor *t)
+{
+	char a[96], b[96];
+
+	if (t->dtype != s->dtype)
+		return err_expected(ERR(FORMAT_ITEM, "the item's dtype is %s, .metadata says %s",
+					dtype_name(t->dtype), dtype_name((enum dtype)s->dtype)),
+				    dtype_name((enum dtype)s->dtype), dtype_name(t->dtype));
+	bool same = t->ndim == s->ndim;
+	for (uint32_t i = 0; same && i < t->ndim; i++)
+		same = t->sizes[i] == sizes[i];
+	if (!same) {
+		box_print(t->ndim, t->sizes, a, sizeof a);
+		box_print(s->ndim, sizes, b, sizeof b);
+		return err_expected(ERR(FORMAT_ITEM, "the item's size is %s, .metadata says %s", a, b), b, a);
+	}
+	if (t->big_endian)
+		return ERR(FORMAT_ITEM, "the item is big-endian");
+	if (t->deflated && t->payload_bytes > GATHER_INFLATE_MAX)
+		return ERR(LIMIT_EXCEEDED, "a deflated record of %ju bytes", (uintmax_t)t->payload_bytes);
+	return OK;
+}
+
+static FALLIBLE enum err remember(struct sources *s, uint32_t src, const struct item_source *item, struct src_info **out)
+{
+	struct run_src *rs = &s->run->srcs[src];
+	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
+	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
+	struct item_tensor t;
+
+	enum err e = item_read_tensor(item, &t);
+	if (!e)
+		e = check_item(rs, sizes, &t);
+	if (e)
+		return sources_at(s->run, src, e);
+	*info = (struct src_info){ .src = src, .conj = t.conj, .neg = t.neg, .deflated = t.deflated,
+				   .dtype = rs->dtype, .payload_off = t.payload_off,
+				   .payload_bytes = t.payload_bytes, .stored_bytes = t.stored_bytes,
+				   .storage_offset = t.storage_offset };
+	memcpy(info->strides, t.strides, t.ndim * sizeof *t.strides);
+	sort_dims(info, t.ndim, sizes);
+	info->dense = info->dense && !t.deflated;
+	rs->crc_wanted = t.crc32;
+	atomic_store(&rs->crc_state, t.crc_known ? RUN_CRC_KNOWN : RUN_CRC_UNKNOWN);
+	*out = info;
+	return OK;
+}
+
+/* An archive is looked at in a dozen places, all of them near its begin or its end: a read for each of the two. */
+struct reader {
+	int fd;
+	uint64_t offset, length;
+	struct window {
+		bool read;
+		unsigned char bytes[WINDOW];
+	} head, tail;
+};
+
+static FALLIBLE enum err read_window(struct reader *r, struct window *w, uint64_t at, uint64_t offset, void *into, size_t n)
+{
+	if (!w->read)
+		TRY(fs_pread(r->fd, w->bytes, (size_t)num_min(WINDOW, r->length), r->offset + at, ""));
+	w->read = true;
+	memcpy(into, w->bytes + (offset - at), n);
+	return OK;
+}
+
+static enum err read_file(void *user, uint64_t offset, void *into, size_t n)
+{
+	struct reader *r = user;
+	uint64_t tail = r->length - num_min(WINDOW, r->length);
+
+	if (num_inside(offset, n, num_min(WINDOW, r->length)))
+		return read_window(r, &r->head, 0, offset, into, n);
+	if (offset >= tail && num_inside(offset, n, r->length))
+		return read_window(r, &r->tail, tail, offset, into, n);
+	return fs_pread(r->fd, into, n, r->offset + offset, "");
+}
+
+static void c_order(struct src_info *info, uint32_t ndim, const int64_t *sizes)
+{
+	int64_t stride = 1;
+
+	for (uint32_t i = ndim; i-- > 0;) {
+		info->strides[i] = stride;
+		info->order[i] = (uint8_t)i;
+		stride *= sizes[i];
+	}
+}
+
+bool sources_layout(const struct run_src *src, const int64_t *sizes, struct item_layout *out)
+{
+	uint32_t item = dtype_bytes((enum dtype)src->dtype);
+	uint64_t numel;
+
+	if (src->kind != RUN_SRC_ITEM || src->digest_count == 0 || src->raw_digests || box_numel(src->ndim, sizes, &numel) ||
+	    numel > src->length / item)
+		return false;
+	return item_layout_tensor((enum dtype)src->dtype, src->ndim, sizes, src->length - numel * item > 4096 ? 4096 : 64, out) == OK &&
+	       out->length == src->length;
+}
+
+static void set_plain(struct src_info *info, const struct run_src *rs, uint32_t src, const int64_t *sizes, uint64_t payload_off,
+		      uint64_t payload_bytes)
+{
+	*info = (struct src_info){ .src = src, .dtype = rs->dtype, .payload_off = payload_off, .payload_bytes = payload_bytes,
+				   .stored_bytes = payload_bytes, .dense = true };
+	c_order(info, rs->ndim, sizes);
+}
+
+bool sources_known(struct sources *s, uint32_t src)
+{
+	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
+	const struct run_src *rs = &s->run->srcs[src];
+	const int64_t *sizes = s->run->dims + rs->dims_at + rs->ndim;
+	struct item_layout l;
+
+	if (info->src == src)
+		return true;
+	if (rs->kind != RUN_SRC_ITEM)
+		set_plain(info, rs, src, sizes, 0, rs->length);
+	else if (sources_layout(rs, sizes, &l))
+		set_plain(info, rs, src, sizes, l.payload_off, l.payload_bytes);
+	return info->src == src;
+}
+
+enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
+{
+	struct run_src *rs = &s->run->srcs[src];
+	struct reader r = { .offset = rs->offset, .length = rs->length };
+
+	*out = &s->cache[src & (SRC_CACHE - 1)];
+	if (sources_known(s, src))
+		return OK;
+	enum err e = files_pin(s->files, rs->file, &r.fd);
+	if (e)
+		return sources_at(s->run, src, e);
+	e = remember(s, src, &(struct item_source){ read_file, &r, rs->length }, out);
+	files_unpin(s->files, rs->file);
+	return e;
+}
+
+enum err sources_read(struct sources *s, uint32_t src, uint64_t offset, void *into, uint64_t n)
+{
+	const struct run_src *rs = &s->run->srcs[src];
+	int fd;
+
+	enum err e = files_pin(s->files, rs->file, &fd);
+	if (e)
+		return sources_at(s->run, src, e);
+	e = fs_pread(fd, into, n, rs->offset + offset, "");
+	files_unpin(s->files, rs->file);
+	return sources_at(s->run, src, e);
+}
+
+static FALLIBLE enum err check_raw(struct sources *s, uint32_t src)
+{
+	const struct run_src *rs = &s->run->srcs[src];
+	CLEANUP(mem_free_ptr) unsigned char *piece = mem_alloc(PIECE);
+	struct manifest_check check;
+
+	if (!piece)
+		return ERR(NO_MEMORY, "no memory to check an item");
+	manifest_check_begin(&check, s->run->digests + rs->digest_at, rs->digest_count);
+	for (uint64_t at = 0, n; at < rs->length; at += n) {
+		n = num_min(PIECE, rs->length - at);
+		TRY(sources_read(s, src, at, piece, n));
+		TRY(sources_at(s->run, src, manifest_check_add(&check, piece, n, at + n == rs->length)));
+	}
+	return OK;
+}
+
+/* Would a load understand it? */
+static FALLIBLE enum err parse_value(const struct item_source *item)
+{
+	struct item_value value;
+
+	TRY(item_read_value(item, &value));
+	item_value_free(&value);
+	return OK;
+}
+
+enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out, uint64_t *read_out)
+{
+	const struct run_src *rs = &s->run->srcs[src];
+	struct reader r = { .offset = rs->offset, .length = rs->length };
+	uint64_t checked = 0, unknown = 0;
+
+	*known_out = true;
+	*read_out += rs->length;
+	if (rs->raw_digests && rs->digest_count)
+		return check_raw(s, src);
+	TRY(sources_at(s->run, src, files_pin(s->files, rs->file, &r.fd)));
+	struct item_source item = { read_file, &r, rs->length };
+	enum err e = item_check_crc(&item, !payload, &checked, &unknown);
+	if (!e && rs->kind == RUN_SRC_RAW)
+		e = parse_value(&item);
+	files_unpin(s->files, rs->file);
+	*known_out = checked && !unknown;
+	return sources_at(s->run, src, e);
+}
+
+enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out)
+{
+	struct str all = { (const char *)item, s->run->srcs[src].length };
+	struct item_source from = source_memory(&all);
+
+	return remember(s, src, &from, out);
+}
+
+bool sources_row(const struct run *run, const struct run_src *src, const struct src_info *info, enum dtype dtype,
+		 const int64_t *dims, struct src_row *out)
+{
+	const int64_t *so = run->dims + src->dims_at;
+	uint64_t from = info->storage_offset, numel = 1, first;
+	int64_t off[NDIM_MAX], size[NDIM_MAX];
+	uint32_t n = src->ndim, item = dtype_bytes(dtype);
+
+	if (src->dtype != dtype || info->deflated || info->conj || info->neg ||
+	    !box_intersect(n, so, so + n, dims, dims + n, off, size) || !linear_is_packed(n, info->strides, size))
+		return false;
+	for (uint32_t i = 0; i < n; i++) {
+		from += (uint64_t)(off[i] - so[i]) * (uint64_t)info->strides[i];
+		numel *= (uint64_t)size[i];
+		off[i] -= dims[i];
+	}
+	if (!linear_is_run(n, dims + n, off, size, &first))
+		return false;
+	*out = (struct src_row){ from * item, numel * item, first * item };
+	return true;
+}

@@ -1,0 +1,31 @@
+/* spec.h: a job's request as the engine needs it. The coordinator has checked the form; what depends on the checkpoint is found here. */
+#pragma once
+#include "plan/layout.h"
+#include "session/job.h"
+#include "store/checkpoint.h"
+
+/* layout rules of `list` (a JSON array or NULL) over a world; `like` checkpoints are opened and kept in `likes`. */
+struct spec_layout {
+	struct layout layout;
+	struct arena *arena;
+	struct checkpoint *likes[16];
+	uint32_t like_count;
+};
+FALLIBLE enum err spec_layout_read(struct worker *w, const json_t *list, uint32_t world_size, struct spec_layout *out);
+/* The same for a state dict in memory, where Partial is allowed (layout_check_in_memory). */
+FALLIBLE enum err spec_layout_read_in_memory(struct worker *w, const json_t *list, uint32_t world_size,
+					     struct spec_layout *out);
+void spec_layout_free(struct spec_layout *l);
+
+/* The world size of a target: given, else the meshes' product, else `otherwise`. */
+FALLIBLE enum err spec_world_size(const json_t *target, uint32_t otherwise, uint32_t *out);
+
+/* include, exclude (source FQNs), rename (PCRE2), dtype (target FQNs) of `spec`: a copy of `source` with what is left, renamed; chunks and
+ * locs are the source's. dtypes_out: per tensor of the copy, the dtype it is to have. Nothing asked for: *view_out is a plain copy. */
+struct spec_view {
+	struct sdict *sd;
+	enum dtype *dtypes;            /* mem_free with the view */
+	uint64_t skipped;              /* tensors and values left out */
+};
+FALLIBLE enum err spec_select(const json_t *spec, const struct sdict *source, struct spec_view *out);
+void spec_view_free(struct spec_view *v);

@@ -1,0 +1,12 @@
+/* spool.h: items with a stream transform (zstd) cannot be read at a position. They are undone once, by the leader, into an unnamed file
+ * that all workers of the gang read: in memory while small, else on a storage of the job that can be written. */
+#pragma once
+#include "session/job.h"
+#include "store/checkpoint.h"
+
+/* Rewrites the locs of all transformed chunks and values of c->sd to a spool file, which becomes the sdict's last file (empty name, rank =
+ * descriptor index in the job). Nothing to do: nothing is added. `digested`: those stay as they are whose stored bytes the manifest has a
+ * digest of. */
+FALLIBLE enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested);
+/* The same for the chunks of one tensor (of c->sd); what else is transformed stays as it is and cannot be read. */
+FALLIBLE enum err spool_tensor(struct job *j, struct checkpoint *c, const struct sd_tensor *tensor);

@@ -1,0 +1,194 @@
+/* target.c: see target.h. */
+#include "runner/target.h"
+
+#include "tensor/cast.h"
+
+#include <stdio.h>
+
+enum { NAMES_MAX = 10000 };
+
+static FALLIBLE enum err add_tensor(const struct spec_view *v, uint64_t i, struct sdict *out, uint32_t *index)
+{
+	const struct sd_tensor *t = &v->sd->tensors[i];
+
+	TRY(sdict_add_tensor(out, t->fqn, v->dtypes[i], t->ndim, t->shape, index));
+	out->tensors[*index].requires_grad = t->requires_grad;
+	return sdict_copy_path(out, t->path, &out->tensors[*index].path);
+}
+
+static FALLIBLE enum err add_values(const struct spec_view *v, struct sdict *out)
+{
+	uint32_t index;
+
+	out->has_paths = v->sd->has_paths;
+	TRY(sdict_copy_files(out, v->sd));
+	for (uint64_t i = 0; i < v->sd->value_count; i++) {
+		const struct sd_value *from = &v->sd->values[i];
+		TRY(sdict_add_value(out, from->fqn, 0, from->loc, &index));
+		struct sd_value *to = &out->values[index];
+		to->kind = from->kind;
+		TRY(sdict_copy_path(out, from->path, &to->path));
+		if (from->bytes.n)
+			TRY(arena_str(out->arena, from->bytes, &to->bytes));
+	}
+	return OK;
+}
+
+/* A tensor that cannot be cut: what was cut of it is dropped. */
+static FALLIBLE enum err not_cut(struct sdict *out, uint32_t index, struct problems *problems, enum err e)
+{
+	struct sd_tensor *t = &out->tensors[index];
+
+	e = err_at_fqn(e, t->fqn.p, t->fqn.n);
+	if (!problems)
+		return e;
+	out->chunk_count -= t->chunk_count;
+	t->chunk_count = 0;
+	return problems_note(problems, e);
+}
+
+static FALLIBLE enum err cut_all(const struct spec_view *v, const struct layout *l, struct sdict *out, struct problems *problems,
+				  struct layout_use *use)
+{
+	uint32_t index, rule;
+
+	for (uint64_t i = 0; i < v->sd->tensor_count; i++) {
+		TRY(add_tensor(v, i, out, &index));
+		enum err e = layout_apply(l, out, index, &rule);
+		if (e)
+			TRY(not_cut(out, index, problems, e));
+		TRY(layout_use_note(use, l, &out->tensors[index], rule));
+	}
+	TRY(layout_use_check(use, l, out, problems));
+	return add_values(v, out);
+}
+
+static json_t *text(struct str s)
+{
+	json_t *t = json_stringn(s.p ? s.p : "", s.n);
+
+	return t ? t : json_string("?"); /* an FQN that is not UTF-8 */
+}
+
+enum err target_report_rules(json_t *result, const struct layout *l, const struct layout_use *use)
+{
+	json_t *unmatched = NULL, *list = NULL;
+
+	for (uint32_t r = 0; r < l->rule_count; r++) {
+		if (use->rules[r].took)
+			continue;
+		if (!unmatched && json_object_set_new(result, "unmatched_rules", unmatched = json_array()) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+		json_array_append_new(unmatched, text(l->rules[r].match));
+	}
+	for (uint64_t i = 0; i < use->fallbacks.n; i++) {
+		const struct layout_fallback *f = &use->fallbacks.v[i];
+		json_t *one = json_pack("{s:o, s:o, s:o}", "fqn", text(f->fqn), "rule", text(l->rules[f->rule].match), "took",
+					f->took < l->rule_count ? text(l->rules[f->took].match) : json_null());
+		if (!list && json_object_set_new(result, "fell_back", list = json_array()) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+		if (json_array_append_new(list, one) < 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+	}
+	if (list)
+		json_object_set_new(result, "fell_back_count", json_integer((json_int_t)use->fallback_count));
+	return OK;
+}
+
+enum err target_cut(struct worker *w, const struct spec_view *view, const json_t *layout, uint32_t world_size,
+		    struct problems *problems, struct sdict **out, json_t *result)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	CLEANUP(layout_use_free) struct layout_use use = { 0 };
+	struct spec_layout l;
+
+	enum err e = spec_layout_read(w, layout, world_size, &l);
+	if (!e)
+		e = layout_use_new(&l.layout, &use);
+	if (!e)
+		e = sdict_new(UINT64_MAX, &sd);
+	if (!e)
+		e = cut_all(view, &l.layout, sd, problems, &use);
+	if (!e)
+		e = target_report_rules(result, &l.layout, &use);
+	spec_layout_free(&l);
+	if (!e)
+		*out = move(sd);
+	return e;
+}
+
+enum err target_whole(const struct spec_view *view, struct sdict **out)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	int64_t dims[2 * NDIM_MAX];
+	uint32_t index;
+
+	TRY(sdict_new(UINT64_MAX, &sd));
+	for (uint64_t i = 0; i < view->sd->tensor_count; i++) {
+		const struct sd_tensor *t = &view->sd->tensors[i];
+		TRY(add_tensor(view, i, sd, &index));
+		for (uint32_t d = 0; d < t->ndim; d++) {
+			dims[d] = 0;
+			dims[t->ndim + d] = t->shape[d];
+		}
+		TRY(sdict_add_chunk(sd, index, dims, 0, (struct sd_loc){ .file = SD_NO_FILE }));
+	}
+	TRY(add_values(view, sd));
+	*out = move(sd);
+	return OK;
+}
+
+enum err target_casts(const struct sdict *source, const struct sdict *target, struct problems *problems, json_t **out)
+{
+	*out = NULL;
+	for (uint64_t i = 0; i < target->tensor_count; i++) {
+		const struct sd_tensor *t = &target->tensors[i], *s = sdict_tensor(source, t->fqn);
+		if (!s || s->dtype == t->dtype)
+			continue;
+		enum err e = cast_check(t->dtype, s->dtype);
+		if (e) {
+			e = err_at_fqn(e, t->fqn.p, t->fqn.n);
+			TRY(problems ? problems_note(problems, e) : e);
+			continue;
+		}
+		if (!*out)
+			*out = json_array();
+		if (json_array_size(*out) >= NAMES_MAX)
+			continue;
+		json_t *fqn = json_stringn(t->fqn.p, t->fqn.n);
+		json_array_append_new(*out, json_pack("{s:o, s:s, s:s}", "fqn", fqn ? fqn : json_string("?"), "from",
+						      dtype_name(s->dtype), "to", dtype_name(t->dtype)));
+	}
+	return OK;
+}
+
+enum err target_identity(uint64_t chunks, struct arena *a, struct load_plan *out)
+{
+	TRY(arena_alloc(a, chunks + 1, sizeof *out->first, &out->first));
+	TRY(arena_alloc(a, chunks, sizeof *out->sources, &out->sources));
+	for (uint64_t i = 0; i < chunks; i++) {
+		out->first[i] = i;
+		out->sources[i] = (uint32_t)i;
+	}
+	out->first[chunks] = chunks;
+	out->source_count = chunks;
+	return OK;
+}
+
+enum dedup target_dedup(const json_t *options)
+{
+	const char *word = json_string_value(json_object_get(options, "dedup"));
+
+	return word && strcmp(word, "lowest_rank") == 0 ? DEDUP_LOWEST_RANK : DEDUP_BALANCED;
+}
+
+json_t *target_names(const struct str *names, uint64_t n)
+{
+	json_t *list = json_array();
+
+	for (uint64_t i = 0; i < n && i < NAMES_MAX; i++) {
+		json_t *s = json_stringn(names[i].p, names[i].n);
+		json_array_append_new(list, s ? s : json_string("?"));
+	}
+	return list;
+}

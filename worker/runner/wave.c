@@ -1,0 +1,102 @@
+/* wave.c: see wave.h. */
+#include "runner/wave.h"
+
+#include <stdlib.h>
+
+#include "base/num.h"
+
+void wave_begin(struct wave *w, unsigned char *memory, uint64_t bytes)
+{
+	w->memory = memory;
+	w->bytes = bytes;
+	w->used = 0;
+	w->reads.n = w->order.n = w->ops.n = 0;
+}
+
+void wave_free(struct wave *w)
+{
+	vec_free(&w->reads);
+	vec_free(&w->order);
+	vec_free(&w->ops);
+}
+
+enum err wave_add(struct wave *w, uint32_t file, uint64_t offset, uint64_t bytes, unsigned char *into,
+		  uint32_t *index_out, bool *full_out)
+{
+	struct wave_read *r;
+	/* a merged read may hold the gap in front of each of its parts too */
+	uint64_t cost = into ? 0 : bytes + (w->reads.n ? WAVE_GAP : 0);
+
+	*full_out = w->reads.n >= WAVE_READS_MAX || cost > w->bytes - w->used;
+	if (*full_out)
+		return w->reads.n ? OK : ERR(INTERNAL, "a read of %ju bytes does not fit", (uintmax_t)bytes);
+	w->used += cost;
+	*index_out = (uint32_t)w->reads.n;
+	TRY(vec_push(&w->reads, &r));
+	*r = (struct wave_read){ .file = file, .offset = offset, .bytes = bytes, .into = into };
+	return OK;
+}
+
+static int by_place(const void *a, const void *b, void *reads)
+{
+	const struct wave_read *x = (struct wave_read *)reads + *(const uint32_t *)a;
+	const struct wave_read *y = (struct wave_read *)reads + *(const uint32_t *)b;
+
+	if (!x->into != !y->into)
+		return x->into ? -1 : 1; /* reads with a place of their own are not merged: they go first */
+	if (x->file != y->file)
+		return x->file < y->file ? -1 : 1;
+	return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static FALLIBLE enum err start_op(struct wave *w, const struct wave_read *r, uint64_t at, void *user)
+{
+	struct wave_op *op;
+
+	TRY(vec_push(&w->ops, &op));
+	op->file = r->file;
+	op->io = (struct io_op){ .kind = IO_READ, .offset = r->offset, .bytes = r->bytes, .user = user,
+				 .buf = r->into ? r->into : w->memory + at };
+	return OK;
+}
+
+enum err wave_plan(struct wave *w, void *user)
+{
+	uint64_t at = 0;
+
+	if (w->reads.n == 0)
+		return OK;
+	TRY(vec_reserve(&w->order, w->reads.n));
+	w->order.n = w->reads.n;
+	for (uint32_t i = 0; i < w->reads.n; i++)
+		w->order.v[i] = i;
+	qsort_r(w->order.v, w->order.n, sizeof *w->order.v, by_place, w->reads.v);
+	for (uint64_t i = 0; i < w->order.n; i++) {
+		struct wave_read *r = &w->reads.v[w->order.v[i]];
+		struct wave_op *op = w->ops.n ? &w->ops.v[w->ops.n - 1] : NULL;
+		uint64_t end = op ? op->io.offset + op->io.bytes : 0;
+		bool joins = op && !r->into && op->file == r->file && i > 0 &&
+			     !w->reads.v[w->order.v[i - 1]].into && r->offset <= end + WAVE_GAP;
+		if (!joins) {
+			TRY(start_op(w, r, at, user));
+			op = &w->ops.v[w->ops.n - 1];
+		} else if (r->offset + r->bytes > end) {
+			op->io.bytes = r->offset + r->bytes - op->io.offset;
+		}
+		r->op = (uint32_t)w->ops.n - 1;
+		r->at = r->offset - op->io.offset;
+		if (!r->into)
+			at = (uint64_t)((unsigned char *)op->io.buf - w->memory) + op->io.bytes;
+	}
+	must(at <= w->bytes);
+	for (uint64_t i = 0; i < w->ops.n; i++)
+		w->read_bytes += w->ops.v[i].io.bytes;
+	return OK;
+}
+
+unsigned char *wave_data(struct wave *w, uint32_t index)
+{
+	const struct wave_read *r = &w->reads.v[index];
+
+	return (unsigned char *)w->ops.v[r->op].io.buf + r->at;
+}

@@ -1,0 +1,44 @@
+/* wave.h: a batch of reads that a task needs before it can go on. The reads are sorted by file and offset, neighbours are read
+ * together (one large read instead of many small ones), and what several of them share is read once.
+ *
+ *     wave_begin(w, memory, bytes)
+ *     wave_add(w, &read) …        until it says that the memory is full, or all are in
+ *     wave_plan(w)                → w->ops: give them to the engine
+ *     (all ops done) wave_find(w, &read) → where its bytes lie */
+#pragma once
+#include "io/engine.h"
+#include "runner/files.h"
+
+enum { WAVE_GAP = 4096, WAVE_READS_MAX = 8192 };
+
+struct wave_read {
+	uint32_t file;
+	uint32_t op;                   /* set by wave_plan */
+	uint64_t offset, bytes;
+	unsigned char *into;           /* straight to its place, or NULL: into the wave's memory */
+	uint64_t at;                   /* of the first byte in the op's buffer, set by wave_plan */
+};
+
+struct wave_op {
+	struct io_op io;
+	uint32_t file;
+	bool pinned;
+};
+
+struct wave {
+	unsigned char *memory;
+	uint64_t bytes, used;
+	struct vec(struct wave_read) reads;
+	struct vec(uint32_t) order;
+	struct vec(struct wave_op) ops;
+	uint64_t read_bytes;           /* asked of the storage, for the over-read ratio */
+};
+
+void wave_begin(struct wave *w, unsigned char *memory, uint64_t bytes);
+void wave_free(struct wave *w);
+/* *index_out: the read's number in this wave. *full_out: not added, run the wave first (never for the first read of a wave unless it is
+ * larger than the memory: ERR_INTERNAL). */
+FALLIBLE enum err wave_add(struct wave *w, uint32_t file, uint64_t offset, uint64_t bytes, unsigned char *into,
+			   uint32_t *index_out, bool *full_out);
+FALLIBLE enum err wave_plan(struct wave *w, void *user);
+unsigned char *wave_data(struct wave *w, uint32_t index);

@@ -1,0 +1,422 @@
+/* write.c: see write.h. Metadata is written after the data, by the leader alone: it owns the pickle. */
+#include "runner/write.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/num.h"
+#include "format/dcp_meta.h"
+#include "os/fs.h"
+#include "runner/gang_run.h"
+#include "runner/gate.h"
+#include "runner/hosts.h"
+#include "runner/manifest_put.h"
+#include "runner/plan_doc.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { SINK_BYTES = 1 << 20, SAFETENSORS_FILE_MAX_GB = 5 };
+
+struct sink {
+	int fd;
+	uint64_t at;
+	XXH3_state_t *xxh;
+	unsigned char *buffer;
+	size_t used;
+};
+
+static FALLIBLE enum err sink_flush(struct sink *s)
+{
+	if (XXH3_128bits_update(s->xxh, s->buffer, s->used) != XXH_OK)
+		return ERR(INTERNAL, "cannot hash metadata");
+	TRY(fs_pwrite(s->fd, s->buffer, s->used, s->at, ".metadata"));
+	s->at += s->used;
+	s->used = 0;
+	return OK;
+}
+
+static enum err sink_put(void *user, const void *bytes, size_t n)
+{
+	struct sink *s = user;
+
+	for (const unsigned char *p = bytes; n > 0;) {
+		size_t part = (size_t)num_min(n, SINK_BYTES - s->used);
+		memcpy(s->buffer + s->used, p, part);
+		s->used += part;
+		p += part;
+		n -= part;
+		if (s->used == SINK_BYTES)
+			TRY(sink_flush(s));
+	}
+	return OK;
+}
+
+static void make_uuid(char out[37])
+{
+	unsigned char b[16] = { 0 };
+
+	if (getrandom(b, sizeof b, 0) != (ssize_t)sizeof b)
+		memcpy(b, &(struct timespec){ .tv_sec = time(NULL) }, sizeof b);
+	b[6] = (unsigned char)((b[6] & 0x0F) | 0x40);
+	b[8] = (unsigned char)((b[8] & 0x3F) | 0x80);
+	snprintf(out, 37, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3],
+		 b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
+/* The target's locs: from the places that the build chose. */
+static FALLIBLE enum err set_locs(struct sdict *sd, const struct build_target *t, const struct run *run)
+{
+	CLEANUP(mem_free_ptr) uint32_t *sd_file = mem_zalloc(run->files_n, sizeof *sd_file);
+
+	if (!sd_file)
+		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)run->files_n);
+	sd->file_count = 0;
+	for (uint64_t i = 0; i < run->files_n; i++)
+		if (run->files[i].kind == RUN_FILE_TARGET)
+			TRY(sdict_add_file(sd, run_file_name(run, &run->files[i]), run->files[i].rank, &sd_file[i]));
+	for (uint64_t i = 0; i < sd->chunk_count; i++) {
+		const struct build_place *p = &t->chunk_places[i];
+		sd->chunks[i].loc = (struct sd_loc){ sd_file[p->file], 0, p->offset, p->length };
+	}
+	for (uint64_t i = 0; i < sd->value_count; i++) {
+		const struct build_place *p = &t->value_places[i];
+		sd->values[i].loc = (struct sd_loc){ sd_file[p->file], 0, p->offset, p->length };
+		sd->values[i].kind = SD_VALUE_STORED;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err put_metadata(struct staging *st, const struct sdict *sd, const char *checkpoint_id,
+				      struct manifest_head *head, char uuid[MANIFEST_SAVE_ID])
+{
+	struct sink s = { .fd = -1, .xxh = XXH3_createState(), .buffer = mem_alloc(SINK_BYTES) };
+	struct dcp_meta_opts opts = { .checkpoint_id = checkpoint_id, .save_id = uuid };
+
+	make_uuid(uuid);
+	enum err e = s.xxh && s.buffer ? OK : ERR(NO_MEMORY, "no memory for metadata");
+	if (!e) {
+		XXH3_128bits_reset(s.xxh);
+		e = fs_open(st->dir, ".metadata", O_CREAT | O_EXCL | O_WRONLY, 0644, &s.fd);
+	}
+	if (!e)
+		e = dcp_meta_write(sd, &opts, sink_put, &s);
+	if (!e)
+		e = sink_flush(&s);
+	if (!e) {
+		XXH128_canonical_t canonical;
+		XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(s.xxh));
+		memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
+		head->metadata_bytes = s.at;
+		head->metadata_name = ".metadata";
+		head->save_id = uuid;
+		e = fs_fsync(s.fd, ".metadata");
+	}
+	if (!e)
+		e = fs_close(&s.fd);
+	fs_drop(&s.fd);
+	XXH3_freeState(s.xxh);
+	mem_free(s.buffer);
+	return err_at_file(e, ".metadata", -1);
+}
+
+/* {"metadata":{"total_size":N},"weight_map":{fqn:file}} */
+static FALLIBLE enum err put_index(struct staging *st, const struct sdict *sd, const struct build_target *t,
+				   const struct run *run, struct manifest_head *head)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1u << 30);
+	uint64_t total = 0;
+
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		total += t->chunk_places[i].length;
+	buf_printf(&b, "{\n  \"metadata\": {\n    \"total_size\": %ju\n  },\n  \"weight_map\": {", (uintmax_t)total);
+	for (uint64_t i = 0; i < sd->tensor_count; i++) {
+		const struct build_place *p = &t->chunk_places[sd->tensors[i].first_chunk];
+		buf_puts(&b, i ? ",\n    " : "\n    ");
+		buf_json_str(&b, sd->tensors[i].fqn);
+		buf_puts(&b, ": ");
+		buf_json_str(&b, run_file_name(run, &run->files[p->file]));
+	}
+	buf_puts(&b, "\n  }\n}\n");
+	TRY(buf_status(&b));
+	XXH128_canonical_t canonical;
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits(b.p, b.len));
+	memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
+	head->metadata_bytes = b.len;
+	head->metadata_name = "model.safetensors.index.json";
+	return staging_put_file(st, head->metadata_name, b.p, b.len);
+}
+
+static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const struct run *run, struct manifest_head *head)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
+	char stamp[40], name[MANIFEST_NAME_MAX];
+	time_t now = time(NULL);
+	struct tm tm;
+
+	gmtime_r(&now, &tm);
+	strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
+	head->created_at = stamp;
+	head->job = j->id;
+	head->kind = kind_of(j->kind)->name;
+	head->attempt = j->attempt;
+	head->uid = j->uid;
+	TRY(manifest_put(&b, head, run, st->dir));
+	manifest_name(head->metadata_name, name);
+	return staging_put_file(st, name, b.p, b.len);
+}
+
+/* What GET …/plan shows. */
+static FALLIBLE enum err plan_doc(const struct job *j, const struct write_spec *s, const struct build_target *t, json_t **out)
+{
+	struct plan_figures f = { 0 };
+	json_t *doc = json_pack("{s:I, s:I, s:I, s:I, s:I}", "world_size", (json_int_t)s->world_size, "bytes", (json_int_t)t->bytes,
+				"tensors", (json_int_t)s->target->tensor_count, "values", (json_int_t)s->target->value_count,
+				"chunks", (json_int_t)s->target->chunk_count);
+	enum err e = doc ? plan_doc_files(doc, s->build, RUN_FILE_TARGET) : ERR(NO_MEMORY, "no memory for the plan");
+
+	for (uint64_t i = 0; !s->source && i < s->target->chunk_count; i++)
+		f.needed_bytes += s->target->chunks[i].loc.length;
+	f.read_bytes = f.needed_bytes;
+	if (!e && s->source)
+		e = plan_figures_make(s->source, s->target, s->pieces, &f);
+	if (!e)
+		e = plan_doc_figures(doc, j, s->build, &f, plan_sdict_bytes(s->source) + plan_sdict_bytes(s->target));
+	if (e)
+		json_decref(doc);
+	else
+		*out = doc;
+	return e;
+}
+
+static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
+{
+	s->build->opts.verify = s->check_sources || s->replica_count;
+	t->check_sources = s->check_sources;
+	t->first_replica = s->first_replica;
+	t->replica_count = s->replica_count;
+	t->listed = s->listed;
+	t->local = s->hosts ? hosts_local(s->hosts) : s->local;
+	s->build->opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
+	if (s->safetensors)
+		return build_safetensors(s->build, t, (uint64_t)SAFETENSORS_FILE_MAX_GB * 1000000000u, s->meta, s->meta_count);
+	return build_dcp(s->build, t);
+}
+
+static const char *metadata_name(const struct write_spec *s)
+{
+	return s->metadata_name ? s->metadata_name : ".metadata";
+}
+
+static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *s, struct manifest_head *head,
+				   char save_id[MANIFEST_SAVE_ID])
+{
+	XXH128_canonical_t canonical;
+
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits(s->metadata.p, s->metadata.n));
+	memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
+	head->metadata_bytes = s->metadata.n;
+	head->metadata_name = metadata_name(s);
+	manifest_save_id(s->metadata.p, s->metadata.n, save_id);
+	head->save_id = save_id;
+	return staging_put_file(st, head->metadata_name, s->metadata.p, s->metadata.n);
+}
+
+/* Where each listed item will lie: the client's metadata says the same. */
+static json_t *places_doc(const struct write_spec *s, const struct build_target *t)
+{
+	json_t *places = json_array();
+
+	for (uint64_t i = 0; i < s->target->chunk_count; i++)
+		json_array_append_new(places, json_pack("[I, I]", (json_int_t)t->chunk_places[i].offset,
+							(json_int_t)t->chunk_places[i].length));
+	return places;
+}
+
+static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
+				const struct run *run)
+{
+	struct manifest_head head = { .world_size = s->world_size, .generation = s->generation,
+				      .has_generation = s->has_generation };
+	const char *name = json_string_value(json_object_get(s->to, "name"));
+	bool overwrite = json_is_true(json_object_get(s->options, "overwrite"));
+	char save_id[MANIFEST_SAVE_ID];
+
+	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
+	TRY(job_wait(j, &j->commit_ok));
+	if (s->listed)
+		TRY(put_given(st, s, &head, save_id));
+	else if (s->safetensors)
+		TRY(put_index(st, s->target, t, run, &head));
+	else {
+		if (!s->again)
+			TRY(set_locs(s->target, t, run));
+		TRY(put_metadata(st, s->target, name, &head, save_id));
+	}
+	TRY(put_manifest(j, st, run, &head));
+	if (st->beside)
+		return staging_commit_beside(st, head.metadata_name);
+	return staging_commit(st, overwrite);
+}
+
+static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, const struct build_target *t,
+				    const struct run *run)
+{
+	uint64_t files = 0;
+	json_t *old = j->result;
+
+	for (uint64_t i = 0; i < run->files_n; i++)
+		files += run->files[i].kind == RUN_FILE_TARGET;
+	json_t *r = json_pack("{s:O, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "checkpoint", s->to, "format",
+			      s->safetensors ? "safetensors" : "dcp", "bytes", (json_int_t)t->bytes, "files", (json_int_t)files,
+			      "tensors", (json_int_t)s->target->tensor_count, "values", (json_int_t)s->target->value_count,
+			      "world_size", (json_int_t)s->world_size, "read_bytes",
+			      (json_int_t)atomic_load(&run->head->read_bytes));
+	if (!r)
+		return ERR(NO_MEMORY, "no memory for the result");
+	if (old)
+		json_object_update(r, old);
+	json_decref(old);
+	if (s->source) { /* a stored checkpoint */
+		run_checked(run, &j->checked);
+		checked_report(&j->checked, r);
+	}
+	j->result = r;
+	return OK;
+}
+
+/* All bytes are written: to be checked and made visible. */
+static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
+				struct run *run)
+{
+	if (s->safetensors || s->listed)
+		TRY(staging_trim_files(st));
+	if (s->part)
+		return hosts_part_done(j, st, run);
+	if (s->gather)
+		TRY(s->gather(s->user, run, st));
+	if (s->after_run)
+		TRY(s->after_run(s->user, run, t->chunk_places));
+	return commit(j, s, t, st, run);
+}
+
+static FALLIBLE enum err make_files(struct staging *st, const struct run *run)
+{
+	for (uint64_t i = 0; i < run->files_n; i++)
+		if (run->files[i].kind == RUN_FILE_TARGET)
+			TRY(staging_add_file(st, run_file_name(run, &run->files[i]), run->files[i].bytes, run->files[i].rank));
+	return staging_make_files(st);
+}
+
+static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st, json_t *plan)
+{
+	struct run run = { .fd = -1 };
+
+	if (j->streams && s->build->gates.n == 0)
+		TRY(gate_tasks(s->build));
+	TRY(run_share(s->build, &run));
+	if (!s->ready && !s->again)
+		run_build_free(s->build);
+	enum err e = j->streams ? gate_sort(&run) : OK;
+	if (!e)
+		e = make_files(st, &run);
+	if (!e)
+		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
+	if (!e)
+		e = gang_run(j, &run);
+	if (!e && s->hosts)
+		e = hosts_exchange(s->hosts, &run);
+	if (!e && s->hosts && !hosts_leads(s->hosts))
+		e = hosts_await(s->hosts);
+	else if (!e)
+		e = finish(j, s, t, st, &run);
+	if (!e)
+		e = set_result(j, s, t, &run);
+	run_detach(&run);
+	return e;
+}
+
+static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
+{
+	const struct store_job by = job_in_store(j);
+
+	if (s->hosts)
+		TRY(hosts_stage(s->hosts, s->to, s->options, st));
+	else if (s->part && !j->dry_run)
+		TRY(hosts_part_stage(j, s->part, st));
+	else if (!j->dry_run)
+		TRY(staging_open(&by, s->to, s->options, st));
+	if (s->local)
+		st->local = s->local;
+	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
+	t->direct = st->direct;
+	t->in_memory = st->in_memory;
+	t->task_bytes = st->in_memory && !s->hosts && !s->part && !s->local ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	TRY(build(s, t));
+	json_t *plan = NULL;
+	TRY(plan_doc(j, s, t, &plan));
+	if (j->dry_run && s->listed)
+		json_object_set_new(plan, "places", places_doc(s, t));
+	if (j->dry_run) {
+		if (j->result)
+			json_object_update(plan, j->result);
+		json_decref(j->result);
+		j->result = plan;
+		return OK;
+	}
+	enum err e = run_it(j, s, t, st, plan);
+	if (!e && s->ready) {
+		*s->ready = (struct write_ready){ .build = *s->build, .strings_n = s->build->strings.n, .target = *t,
+						  .plan = json_incref(plan) };
+		*s->build = (struct run_build){ 0 };
+		t->chunk_places = t->value_places = NULL;
+	}
+	json_decref(plan);
+	return e;
+}
+
+void write_ready_free(struct write_ready *r)
+{
+	run_build_free(&r->build);
+	mem_free(r->target.chunk_places);
+	mem_free(r->target.value_places);
+	json_decref(r->plan);
+	*r = (struct write_ready){ 0 };
+}
+
+enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r, bool *stale_out)
+{
+	struct staging st = { .parent = -1, .dir = -1 };
+	const struct store_job by = job_in_store(j);
+	struct run_dir *d = &r->build.dirs.v[r->target.dir];
+
+	s->build = &r->build;
+	s->again = true;
+	r->build.opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
+	enum err e = staging_open(&by, s->to, s->options, &st);
+	*stale_out = !e && (st.root != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
+	if (!e && !*stale_out) {
+		d->path_len = (uint32_t)strlen(st.path);
+		e = run_add_string(&r->build, str_of(st.path), &d->path_at);
+		if (!e)
+			e = run_it(j, s, &r->target, &st, r->plan);
+	}
+	staging_close(&st);
+	return e;
+}
+
+enum err write_checkpoint(struct job *j, struct write_spec *s)
+{
+	json_int_t files = json_integer_value(json_object_get(s->options, "files_per_rank"));
+	struct build_target t = { .sd = s->target, .pieces = s->pieces, .first_src = s->first_src, .value_src = s->value_src,
+				  .world_size = s->world_size, .files_per_rank = files > 0 ? (uint32_t)files : 1 };
+	struct staging st = { .parent = -1, .dir = -1 };
+
+	enum err e = write_staged(j, s, &t, &st);
+	staging_close(&st);
+	mem_free(t.chunk_places);
+	mem_free(t.value_places);
+	return e;
+}

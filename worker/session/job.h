@@ -1,0 +1,114 @@
+/* job.h: one job as a worker sees it: its document, the descriptors that came with it, and its line to the coordinator.
+ * The order of the messages is in ctl/README.md. */
+#pragma once
+#include <jansson.h>
+
+#include "base/mem.h"
+#include "base/vec.h"
+#include "ctl/frame.h"
+#include "io/engine.h"
+#include "io/pace.h"
+#include "spec/kinds.h"
+#include "store/checked.h"
+#include "store/roots.h"
+
+struct device;
+struct plan_cache;
+struct lookup_kept;
+struct lookup_tree;
+struct gpu_pin;
+
+/* What a worker process is, for its whole life. */
+struct worker {
+	struct frame_conn *conn;
+	struct io_engine *io;
+	struct roots roots;
+	uint32_t index, count;         /* in its gang */
+	uint64_t memory_bytes;         /* for buffers */
+	bool lookup;
+	bool network, device;          /* the sandbox lets sockets through; there is none, for the sake of a GPU's driver */
+	struct device *gpu;            /* once a job needed it; see gpu.h */
+	struct vec(struct gpu_pin) pins;
+	struct plan_cache *plans;      /* NULL: none are kept */
+	struct lookup_kept *kept;      /* the same, of a checkpoint between questions */
+	struct lookup_tree *tree;      /* names of a storage's directories between questions */
+	char listen[64];               /* address or interface for them; empty: loopback */
+};
+
+/* The work of a job while it goes on, as its line to the coordinator needs to know it. */
+struct job_work {
+	void (*put_progress)(const struct job_work *w, struct buf *b);   /* a PROGRESS document */
+	void (*seal)(struct job_work *w);              /* all sources are sealed */
+	bool (*stopped)(const struct job_work *w);     /* another worker has failed: no need to rest any more */
+};
+
+struct job {
+	struct worker *worker;
+	uint64_t generation;           /* of the attempt: goes into every frame */
+	json_t *doc;                   /* the JOB frame's document */
+	const json_t *spec;
+	const char *id;
+	enum job_kind kind;
+	uint64_t attempt;
+	uid_t uid;                     /* who asked for it: owns what it commits */
+	bool admin;                    /* … and may remove and replace everything */
+	bool dry_run;
+	int *fds;                      /* the segments of JOB, then spools, then the segments of SEGMENTS */
+	uint32_t fd_count;
+	uint32_t segment_count;        /* those of JOB */
+	uint32_t made_at;              /* where those of SEGMENTS begin, once they are here */
+	bool cancelled, peers_done, commit_ok;
+	bool streams, sealed;          /* its source was being filled when it began (gate.h); it is sealed by now */
+	json_t *segments;              /* the SEGMENTS frame's document */
+	struct job_work *work;         /* while it goes on */
+	int64_t last_progress_ms;
+	struct pace pace;              /* of its bytes; in other jobs PACE_FULL */
+	int backend;                   /* enum comm_backend: how a state-dict operation moves its bytes */
+	uint32_t members;              /* of the group that does it */
+	json_t *met;                   /* MEET_ALL's, until it is taken */
+	json_t *result;                /* filled in on the way; given to DONE */
+	json_t *error_more;            /* object, NULL: none. Members that the job's error gets beside those of err_last() */
+	struct checked checked;        /* of the checkpoints that it reads */
+};
+
+/* The job as a store sees it. */
+static inline struct store_job job_in_store(const struct job *j)
+{
+	return (struct store_job){ .roots = &j->worker->roots, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin };
+}
+
+/* Messages. Texts are taken as they are. */
+FALLIBLE enum err job_send(struct job *j, enum frame_type type, struct str json, const int *fds, uint32_t fd_count);
+FALLIBLE enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc);
+/* {"code","detail",…} of err_last(). */
+void job_problem_put(struct buf *b, enum err e);
+/* Tells the coordinator what this worker has read from and written to its roots since the last time, if anything. */
+FALLIBLE enum err job_tell_io(struct worker *w);
+FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total);
+
+FALLIBLE enum err job_progress(struct job *j);
+int64_t job_now_ms(void);              /* of a clock that never jumps */
+
+/* Takes what has come; ERR_CANCELLED. Sends progress now and then, and rests as the job's pace says. user: the job. */
+enum err job_tick(void *user);
+/* Waits until *flag (of this job) is true; ERR_CANCELLED, ERR_PROTOCOL. Heartbeats go on. */
+FALLIBLE enum err job_wait(struct job *j, const bool *flag);
+/* Waits a moment for nothing: ERR_CANCELLED. Heartbeats go on. */
+FALLIBLE enum err job_pause(struct job *j, int ms);
+FALLIBLE enum err job_wait_segments(struct job *j);
+/* Waits until the sources are sealed, at most until then (job_now_ms); j->sealed says which. */
+FALLIBLE enum err job_wait_sealed(struct job *j, int64_t until_ms);
+/* Sends MEET and waits for MEET_ALL; *all_out: its list (json_decref). ERR_PEER_TIMEOUT. */
+FALLIBLE enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out);
+/* Adds a descriptor of ours (a spool) behind the segments; its index. Owned by the job from then on. */
+FALLIBLE enum err job_add_fd(struct job *j, int fd, uint32_t *index_out);
+void job_free(struct job *j);
+
+/* The operations of kinds.def; each fills j->result (or, for a dry run, j->result is the plan). */
+FALLIBLE enum err save_job(struct job *j);
+FALLIBLE enum err load_job(struct job *j);
+FALLIBLE enum err reshard_job(struct job *j);
+FALLIBLE enum err verify_job(struct job *j);
+FALLIBLE enum err diff_job(struct job *j);
+FALLIBLE enum err delete_job(struct job *j);
+FALLIBLE enum err sdop_job(struct job *j);

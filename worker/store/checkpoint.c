@@ -1,0 +1,558 @@
+/* checkpoint.c: see checkpoint.h. A file that metadata names is looked at (its size) before anything is planned, so that a truncated
+ * checkpoint fails at once and by name. */
+#include "store/checkpoint.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "base/num.h"
+#include "format/dcp_meta.h"
+#include "format/torch_item.h"
+#include "io/digest.h"
+#include "os/fs.h"
+#include "tensor/box.h"
+
+enum { METADATA_MAX = 1 << 30, RANKS_MAX = 65536, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100, SAMPLES = 8, SAMPLE_MAX = 16 << 20 };
+
+const char *checkpoint_format_name(enum checkpoint_format f)
+{
+	static const char *const names[] = { "none", "dcp", "dcp-rank-local", "safetensors", "torch" };
+
+	return names[f];
+}
+
+void checkpoint_free(struct checkpoint *c)
+{
+	if (!c)
+		return;
+	if (c->shares) {
+		c->shares--;
+		return;
+	}
+	fs_drop(&c->dirfd);
+	sdict_free(c->sd);
+	manifest_free(c->manifest);
+	mem_free(c->file_bytes);
+	mem_free(c->ranks);
+	mem_free(c);
+}
+
+enum err checkpoint_lose(struct checkpoint *c, struct sd_loc *loc, enum checked_part part, enum err e)
+{
+	if (!e || !c->verifies || !checked_is_damage(e))
+		return e;
+	checked_damage(c->verifies, part, loc->length);
+	loc->length = 0;
+	return OK;
+}
+
+struct checkpoint *checkpoint_share(struct checkpoint *c)
+{
+	c->shares++;
+	return c;
+}
+
+void checkpoint_free_ptr(struct checkpoint **c)
+{
+	checkpoint_free(*c);
+}
+
+/* ---------------------------------------------------------------------------------------------------- recognise */
+
+struct looked {
+	bool metadata, rank_metadata, safetensors;
+};
+
+/* `__{rank}.metadata` */
+static bool rank_of_metadata(const char *name, uint32_t *rank_out)
+{
+	struct str s = str_of(name);
+	uint64_t rank;
+
+	if (!str_starts(s, "__") || !str_ends(s, ".metadata") || s.n < 12)
+		return false;
+	if (!str_to_u64((struct str){ s.p + 2, s.n - 11 }, &rank) || rank >= RANKS_MAX)
+		return false;
+	*rank_out = (uint32_t)rank;
+	return true;
+}
+
+static enum err look(void *user, const char *name, unsigned char d_type)
+{
+	struct looked *l = user;
+	uint32_t rank;
+
+	if (d_type == DT_DIR)
+		return OK;
+	l->metadata = l->metadata || strcmp(name, ".metadata") == 0;
+	l->rank_metadata = l->rank_metadata || rank_of_metadata(name, &rank);
+	l->safetensors = l->safetensors || str_ends(str_of(name), ".safetensors");
+	return OK;
+}
+
+enum err checkpoint_format_of_dir(int dirfd, enum checkpoint_format *out)
+{
+	struct looked l = { 0 };
+
+	TRY(fs_list(dirfd, look, &l));
+	*out = l.metadata	 ? CHECKPOINT_DCP
+	       : l.rank_metadata ? CHECKPOINT_DCP_RANK_LOCAL
+	       : l.safetensors	 ? CHECKPOINT_SAFETENSORS
+				 : CHECKPOINT_NONE;
+	return OK;
+}
+
+enum checkpoint_format checkpoint_format_of_file(const char *name)
+{
+	struct str s = str_of(name);
+
+	if (str_ends(s, ".safetensors"))
+		return CHECKPOINT_SAFETENSORS;
+	return str_ends(s, ".pt") || str_ends(s, ".pth") ? CHECKPOINT_TORCH : CHECKPOINT_NONE;
+}
+
+enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum checkpoint_format *out)
+{
+	struct stat st;
+	int dirfd = -1;
+
+	*out = CHECKPOINT_NONE;
+	enum err e = fs_stat(roots->fds[root], name, &st);
+	if (e == ERR_NOT_FOUND)
+		return OK;
+	TRY(e);
+	if (S_ISREG(st.st_mode)) {
+		*out = checkpoint_format_of_file(name);
+		return OK;
+	}
+	if (!S_ISDIR(st.st_mode))
+		return OK;
+	TRY(fs_open_dir(roots->fds[root], name, &dirfd));
+	e = checkpoint_format_of_dir(dirfd, out);
+	fs_drop(&dirfd);
+	return e;
+}
+
+/* --------------------------------------------------------------------------------------------------------- read */
+
+enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out)
+{
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	*out = NULL;
+	enum err e = fs_read_all(dirfd, name, MANIFEST_MAX, &bytes, &n);
+	if (e == ERR_NOT_FOUND)
+		return OK;
+	if (!e)
+		e = manifest_parse(bytes, n, out);
+	mem_free(bytes);
+	return err_at_file(e, name, -1);
+}
+
+/* An item of an open file, as the parsers ask for it. */
+struct stored {
+	int fd;
+	uint64_t offset;
+};
+
+static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
+{
+	const struct stored *s = user;
+
+	return fs_pread(s->fd, into, n, s->offset + offset, "");
+}
+
+static FALLIBLE enum err raw_is_same(const struct manifest *m, const struct manifest_item *item, int fd)
+{
+	CLEANUP(mem_free_ptr) void *bytes = item->length <= SAMPLE_MAX ? mem_alloc(item->length + 1) : NULL;
+	struct manifest_check check;
+
+	if (!bytes)
+		return ERR(NO_MEMORY, "no memory for an item");
+	TRY(fs_pread(fd, bytes, item->length, item->offset, ""));
+	manifest_check_begin(&check, m->digests.v + item->digest_at, item->digest_count);
+	return manifest_check_add(&check, bytes, item->length, true);
+}
+
+/* Is the item the one that was written? Of a payload's digest only the CRC32 in its archive is looked at. */
+static bool item_is_same(const struct manifest *m, const struct manifest_item *item, int fd)
+{
+	struct stored at = { fd, item->offset };
+	struct item_source src = { read_stored, &at, item->length };
+	struct item_tensor t;
+
+	enum err e = item->raw ? raw_is_same(m, item, fd) : item_read_tensor(&src, &t);
+	bool same = !e && (item->raw || !t.crc_known || t.crc32 == item->crc32);
+	if (e)
+		err_clear();
+	return same;
+}
+
+/* Samples of the file's items are what was written. A file that cannot be read is not. */
+static bool content_is_same(const struct checkpoint *c, const struct manifest *m, const struct manifest_file *f, const char *name)
+{
+	bool same = true;
+	int fd = -1;
+
+	if (fs_open(c->dirfd, name, O_RDONLY, 0, &fd)) {
+		err_clear();
+		return false;
+	}
+	for (uint64_t i = 0; same && i < SAMPLES && i < f->item_count; i++)
+		same = item_is_same(m, &m->items.v[f->first_item + i * f->item_count / num_min(SAMPLES, f->item_count)], fd);
+	fs_drop(&fd);
+	return same;
+}
+
+/* Is the file the one that the manifest tells of: not written to since; or, where times say nothing (`by_content`: the checkpoint may have
+ * been copied), of the same content? */
+static FALLIBLE enum err file_is_same(const struct checkpoint *c, const struct manifest *m, const struct manifest_file *f,
+				      bool by_content, bool *out)
+{
+	char name[ERR_FILE_MAX];
+	struct stat st;
+
+	*out = false;
+	if (f->name.n >= sizeof name)
+		return OK;
+	memcpy(name, f->name.p, f->name.n);
+	name[f->name.n] = '\0';
+	enum err e = fs_stat(c->dirfd, name, &st);
+	if (e == ERR_NOT_FOUND || (!e && !S_ISREG(st.st_mode)))
+		return OK;
+	TRY(err_at_file(e, name, -1));
+	bool same_size = (uint64_t)st.st_size == f->bytes;
+	*out = by_content ? same_size && content_is_same(c, m, f, name)
+			  : same_size && f->mtime_ns && st.st_mtim.tv_sec == f->mtime_ns / 1000000000 &&
+				    st.st_mtim.tv_nsec == f->mtime_ns % 1000000000;
+	return OK;
+}
+
+/* PyTorch saves over a checkpoint file by file, and leaves a manifest that it does not know. So the manifest of metadata that differ is
+ * outdated if every file that it lists was written since, and if the metadata are of another save; where they do not tell, if no file has
+ * the content that the manifest tells. Anything less is damage. Metadata of another save beside files of this one's content are damage
+ * too: a copy has new times, and its metadata were hit or exchanged. */
+static FALLIBLE enum err is_outdated(const struct checkpoint *c, const struct manifest *m, const void *metadata, uint64_t n, bool *out)
+{
+	char save_id[MANIFEST_SAVE_ID];
+	bool same = false, all_same = true;
+	uint64_t items = 0;
+
+	manifest_save_id(metadata, n, save_id);
+	bool tells = save_id[0] && m->save_id[0];
+	*out = !tells || strcmp(save_id, m->save_id) != 0;
+	for (uint64_t i = 0; i < m->files.n && *out; i++) {
+		TRY(file_is_same(c, m, &m->files.v[i], false, &same));
+		*out = !same;
+		if (*out && (all_same || !tells))
+			TRY(file_is_same(c, m, &m->files.v[i], true, &same));
+		all_same = all_same && same;
+		items += m->files.v[i].item_count;
+		*out = *out && (!same || tells);
+	}
+	*out = *out && m->files.n && !(all_same && items);
+	return OK;
+}
+
+static FALLIBLE enum err damaged(const struct manifest *m, const void *bytes, uint64_t n, const char *metadata)
+{
+	unsigned char xxh3[16];
+	char want[33], got[33];
+
+	digest_xxh3(bytes, n, xxh3);
+	digest_hex(xxh3, got);
+	digest_hex(m->metadata_xxh3, want);
+	enum err e = ERR(CHECKPOINT_DAMAGED, "the metadata is not what was written (if it was replaced on purpose, remove the manifest)");
+	return err_at_file(err_expected(e, want, got), metadata, 0);
+}
+
+/* A manifest speaks for the metadata that it was written with, and these for all else. */
+static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadata, const void *bytes, uint64_t n)
+{
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	char name[MANIFEST_NAME_MAX];
+	unsigned char xxh3[16];
+	bool outdated;
+
+	manifest_name(metadata, name);
+	TRY(checkpoint_manifest(c->dirfd, name, &m));
+	if (!m || !m->metadata_name[0]) {
+		c->unchecked_bytes += n;
+	} else {
+		digest_xxh3(bytes, n, xxh3);
+		if (strcmp(m->metadata_name, metadata) != 0 || n != m->metadata_bytes || memcmp(xxh3, m->metadata_xxh3, sizeof xxh3) != 0) {
+			TRY(is_outdated(c, m, bytes, n, &outdated));
+			if (!outdated)
+				return damaged(m, bytes, n, metadata);
+			c->unchecked_bytes += n;
+			if (!c->outdated[0])
+				snprintf(c->outdated, sizeof c->outdated, "%s", metadata);
+			return OK;
+		}
+	}
+	if (m && c->manifest)
+		return manifest_join(c->manifest, m);
+	if (m)
+		c->manifest = move(m);
+	return OK;
+}
+
+static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, bool manifest, struct sdict **out)
+{
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	enum err e = fs_read_all_stat(c->dirfd, name, METADATA_MAX, &bytes, &n, &c->metadata);
+	if (e == ERR_NOT_FOUND)
+		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no %s", name);
+	if (!e && manifest) /* first: damaged metadata may say anything */
+		e = read_manifest(c, name, bytes, n);
+	if (!e)
+		e = err_at_file(dcp_meta_read(bytes, n, out), name, -1);
+	c->metadata_bytes += n;
+	mem_free(bytes);
+	if (!e && c->metadata_bytes > METADATA_MAX)
+		e = ERR(LIMIT_EXCEEDED, "more than %d bytes of metadata in all", METADATA_MAX);
+	return err_at_file(e, name, -1);
+}
+
+void checkpoint_note(const struct checkpoint *c, struct checked *checked)
+{
+	char text[256];
+
+	checked_nothing(checked, &(struct checked_place){
+		.rank = -1, .file = str_of(c->format == CHECKPOINT_DCP_RANK_LOCAL ? "__*.metadata" : ".metadata"),
+		.bytes = c->unchecked_bytes });
+	if (!c->outdated[0])
+		return;
+	snprintf(text, sizeof text, "%s was saved over after dcpd had written the checkpoint: the digests in its manifest are not used",
+		 c->outdated);
+	checked_warn(checked, "manifest_outdated", text);
+}
+
+struct rank_list {
+	struct vec(uint32_t) ranks;
+};
+
+static enum err add_rank(void *user, const char *name, unsigned char d_type)
+{
+	struct rank_list *l = user;
+	uint32_t rank, *at;
+
+	(void)d_type;
+	if (!rank_of_metadata(name, &rank))
+		return OK;
+	TRY(vec_push(&l->ranks, &at));
+	*at = rank;
+	return OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static FALLIBLE enum err read_rank(struct checkpoint *c, uint32_t rank, bool manifest, struct sdict **out)
+{
+	char name[48];
+
+	snprintf(name, sizeof name, "__%u.metadata", rank);
+	return read_one(c, name, manifest, out);
+}
+
+static FALLIBLE enum err read_ranks(struct checkpoint *c, struct sdict **parts)
+{
+	for (uint64_t i = 0; i < c->rank_count; i++)
+		TRY(read_rank(c, c->ranks[i], true, &parts[i]));
+	return err_at_file(dcp_meta_union(parts, (uint32_t)c->rank_count, &c->sd), "__*.metadata", -1);
+}
+
+static FALLIBLE enum err read_rank_local(struct checkpoint *c)
+{
+	struct rank_list l = { 0 };
+	struct sdict **parts = NULL;
+
+	enum err e = fs_list(c->dirfd, add_rank, &l);
+	c->ranks = l.ranks.v;
+	c->rank_count = l.ranks.n;
+	if (!e && l.ranks.n == 0) /* they were there when the folder was looked at */
+		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no rank's metadata");
+	if (!e) {
+		qsort(c->ranks, c->rank_count, sizeof *c->ranks, by_value);
+		parts = mem_zalloc(l.ranks.n, sizeof *parts);
+		e = parts ? read_ranks(c, parts) : ERR(NO_MEMORY, "no memory for %ju ranks", (uintmax_t)l.ranks.n);
+	}
+	for (uint64_t i = 0; parts && i < l.ranks.n; i++)
+		sdict_free(parts[i]);
+	mem_free(parts);
+	return e;
+}
+
+/* Every file that metadata names: there, a regular file, and its size. */
+static FALLIBLE enum err stat_files(struct checkpoint *c)
+{
+	char name[4096];
+	struct stat st;
+
+	c->file_bytes = mem_zalloc(c->sd->file_count, sizeof *c->file_bytes);
+	if (!c->file_bytes)
+		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	for (uint64_t i = 0; i < c->sd->file_count; i++) {
+		const struct sd_file *f = &c->sd->files[i];
+		if (f->name.n >= sizeof name)
+			return ERR(FORMAT_METADATA, "a file name of %zu bytes", f->name.n);
+		memcpy(name, f->name.p, f->name.n);
+		name[f->name.n] = '\0';
+		enum err e = fs_stat(c->dirfd, name, &st);
+		bool missing = e == ERR_NOT_FOUND;
+		if (missing && c->verifies) /* each of its items is lost */
+			st = (struct stat){ .st_mode = S_IFREG };
+		else if (missing)
+			return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the file is missing"), name, -1);
+		else if (e)
+			return err_at_file(e, name, -1);
+		if (!S_ISREG(st.st_mode))
+			return err_at_file(ERR(FORMAT_METADATA, "not a regular file"), name, -1);
+		c->file_bytes[i] = (uint64_t)st.st_size;
+		if (f->rank < RANKS_MAX && f->rank + 1 > c->world_size)
+			c->world_size = f->rank + 1;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_loc(const struct checkpoint *c, struct str fqn, struct sd_loc loc, uint32_t rank)
+{
+	char name[ERR_FILE_MAX];
+
+	if ((loc.length || !c->verifies) && num_inside(loc.offset, loc.length, c->file_bytes[loc.file]))
+		return OK;
+	struct str f = c->sd->files[loc.file].name;
+	snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
+	enum err e = loc.length ? ERR(CHECKPOINT_INCOMPLETE, "an item of %ju bytes at %ju ends beyond the file's %ju",
+				      (uintmax_t)loc.length, (uintmax_t)loc.offset, (uintmax_t)c->file_bytes[loc.file])
+				: ERR(FORMAT_METADATA, "an item of no bytes");
+	return err_at_rank(err_at_fqn(err_at_file(e, name, (int64_t)loc.offset), fqn.p, fqn.n), rank);
+}
+
+/* No archive gives more than this from its bytes, deflated or not; the size of a small one costs nothing. */
+static FALLIBLE enum err check_payload(const struct checkpoint *c, const struct sd_chunk *k)
+{
+	const struct sd_tensor *t = &c->sd->tensors[k->tensor];
+	char name[ERR_FILE_MAX];
+	uint64_t numel, bytes;
+
+	TRY(box_numel(t->ndim, sd_sizes(k, t->ndim), &numel));
+	TRY(num_mul(numel, dtype_bytes(t->dtype), &bytes));
+	if (k->loc.transform || bytes <= PAYLOAD_SMALL || bytes / DEFLATE_MOST <= k->loc.length)
+		return OK;
+	struct str f = c->sd->files[k->loc.file].name;
+	snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
+	return err_at_file(ERR(FORMAT_METADATA, "an item of %ju bytes cannot hold a chunk of %ju", (uintmax_t)k->loc.length,
+			       (uintmax_t)bytes), name, (int64_t)k->loc.offset);
+}
+
+static FALLIBLE enum err check_chunk(struct checkpoint *c, struct sd_chunk *k)
+{
+	struct str fqn = c->sd->tensors[k->tensor].fqn;
+
+	enum err e = check_loc(c, fqn, k->loc, k->rank);
+	if (!e)
+		e = err_at_rank(err_at_fqn(check_payload(c, k), fqn.p, fqn.n), k->rank);
+	return checkpoint_lose(c, &k->loc, CHECKED_FILE, e);
+}
+
+static FALLIBLE enum err check_locs(struct checkpoint *c)
+{
+	for (uint64_t i = 0; i < c->sd->chunk_count; i++)
+		TRY(check_chunk(c, &c->sd->chunks[i]));
+	for (uint64_t i = 0; i < c->sd->value_count; i++) {
+		struct sd_value *v = &c->sd->values[i];
+		if (v->kind == SD_VALUE_STORED)
+			TRY(checkpoint_lose(c, &v->loc, CHECKED_FILE, check_loc(c, v->fqn, v->loc, v->rank)));
+	}
+	return OK;
+}
+
+/* `__{rank}_{n}.distcp` files that hold nothing are named by no item, yet they tell the world size. */
+static enum err count_rank(void *user, const char *name, unsigned char d_type)
+{
+	struct checkpoint *c = user;
+	struct str s = str_of(name);
+	const char *bar = s.n > 2 ? memchr(name + 2, '_', s.n - 2) : NULL;
+	uint64_t rank;
+
+	(void)d_type;
+	if (!str_starts(s, "__") || !str_ends(s, ".distcp") || !bar)
+		return OK;
+	if (str_to_u64((struct str){ name + 2, (size_t)(bar - name - 2) }, &rank) && rank < RANKS_MAX &&
+	    rank + 1 > c->world_size)
+		c->world_size = (uint32_t)rank + 1;
+	return OK;
+}
+
+static FALLIBLE enum err read_checkpoint(const struct roots *roots, struct checkpoint *c)
+{
+	TRY(checkpoint_recognise(roots, c->root, c->name, &c->format));
+	if (c->format == CHECKPOINT_NONE) {
+		struct stat st;
+		TRY(fs_stat(roots->fds[c->root], c->name, &st));
+		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no .metadata: it is no checkpoint, or not a complete one", c->name);
+	}
+	if (c->format != CHECKPOINT_DCP && c->format != CHECKPOINT_DCP_RANK_LOCAL)
+		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, which cannot be read yet", c->name,
+			   checkpoint_format_name(c->format));
+	TRY(fs_open_dir(roots->fds[c->root], c->name, &c->dirfd));
+	if (c->format == CHECKPOINT_DCP)
+		TRY(read_one(c, ".metadata", true, &c->sd));
+	else
+		TRY(read_rank_local(c));
+	TRY(fs_list(c->dirfd, count_rank, c));
+	TRY(stat_files(c));
+	return check_locs(c);
+}
+
+enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i)
+{
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+
+	c->metadata_bytes = 0;
+	TRY(read_rank(c, c->ranks[i], false, &sd));
+	sdict_free(c->sd);
+	mem_free(c->file_bytes);
+	c->file_bytes = NULL;
+	c->sd = move(sd);
+	TRY(stat_files(c));
+	return check_locs(c);
+}
+
+enum err checkpoint_open(const struct roots *roots, const json_t *ref, struct checkpoint **out)
+{
+	return checkpoint_open_damaged(roots, ref, NULL, out);
+}
+
+enum err checkpoint_open_damaged(const struct roots *roots, const json_t *ref, struct checked *checked, struct checkpoint **out)
+{
+	const char *storage = json_string_value(json_object_get(ref, "storage"));
+	const char *name = json_string_value(json_object_get(ref, "name"));
+	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = mem_zalloc(1, sizeof *c);
+
+	if (!c)
+		return ERR(NO_MEMORY, "no memory for a checkpoint");
+	c->dirfd = -1;
+	c->world_size = 1;
+	c->verifies = checked;
+	if (!storage || !name || strlen(name) >= sizeof c->name)
+		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
+	TRY(roots_find(roots, storage, &c->root));
+	memcpy(c->name, name, strlen(name) + 1);
+	enum err e = read_checkpoint(roots, c);
+	if (e == ERR_NOT_FOUND)
+		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", storage, name);
+	TRY(e);
+	*out = move(c);
+	return OK;
+}

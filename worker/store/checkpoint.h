@@ -1,0 +1,54 @@
+/* checkpoint.h: a stored checkpoint, opened: recognised by content, its metadata parsed, its manifest read. */
+#pragma once
+#include <sys/stat.h>
+#include "store/checked.h"
+#include "store/manifest.h"
+#include "store/roots.h"
+#include "tensor/sdict.h"
+
+enum checkpoint_format { CHECKPOINT_NONE, CHECKPOINT_DCP, CHECKPOINT_DCP_RANK_LOCAL, CHECKPOINT_SAFETENSORS, CHECKPOINT_TORCH };
+
+struct checkpoint {
+	uint32_t shares;               /* to be freed so many times more */
+	enum checkpoint_format format;
+	uint32_t root;
+	char name[4096];               /* beneath the root */
+	int dirfd;
+	struct sdict *sd;
+	struct manifest *manifest;     /* NULL: not ours, or outdated */
+	char outdated[64];             /* "": none; else the metadata file that PyTorch has written since, with all others */
+	uint64_t *file_bytes;          /* per sd file, by stat */
+	uint64_t metadata_bytes, unchecked_bytes; /* of all metadata files; of those that no manifest has a digest of */
+	struct stat metadata;          /* the .metadata that was parsed, as it was before; of a rank-local one: the last */
+	uint32_t world_size;           /* 1 + the highest rank in a file name */
+	struct checked *verifies;      /* set by verify: what is damaged is noted there, and left out; NULL: it fails */
+	uint32_t *ranks;               /* of a rank-local one: those that have metadata, in order; sd is their union */
+	uint64_t rank_count;
+};
+
+const char *checkpoint_format_name(enum checkpoint_format f);   /* "dcp", "dcp-rank-local", "safetensors", "torch" */
+
+/* What lies at `name`: CHECKPOINT_NONE if there is nothing or it is something else. */
+FALLIBLE enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum checkpoint_format *out);
+enum checkpoint_format checkpoint_format_of_file(const char *name);          /* of a regular file */
+FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum checkpoint_format *out);
+/* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
+ * ERR_CHECKPOINT_DAMAGED (manifest or metadata are not what was written), ERR_FORMAT_…. ref: {"storage","name"}. */
+FALLIBLE enum err checkpoint_open(const struct roots *roots, const json_t *ref, struct checkpoint **out);
+/* The same for verify: notes items that are lost with their files, and goes on. */
+FALLIBLE enum err checkpoint_open_damaged(const struct roots *roots, const json_t *ref, struct checked *checked, struct checkpoint **out);
+/* Notes the error in err_last() and leaves the item out (its length becomes 0), if verify reads the checkpoint and the error tells of
+ * damage; else returns the error. */
+FALLIBLE enum err checkpoint_lose(struct checkpoint *c, struct sd_loc *loc, enum checked_part part, enum err e);
+void checkpoint_free(struct checkpoint *c);
+struct checkpoint *checkpoint_share(struct checkpoint *c);   /* the same one, to be freed once more */
+void checkpoint_free_ptr(struct checkpoint **c);
+
+/* Counts what nothing vouches for (metadata without a digest) and warns of an outdated manifest. */
+void checkpoint_note(const struct checkpoint *c, struct checked *checked);
+
+/* From now on a rank-local checkpoint is what its i-th rank wrote, all of it: the union has each box once, whoever wrote it too. */
+FALLIBLE enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i);
+
+/* Only the manifest (MANIFEST_NAME, or a rank's), NULL if there is none. */
+FALLIBLE enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out);

@@ -1,0 +1,96 @@
+/* owner.c: see owner.h. Reads the head of a manifest only: the whole may be hundreds of megabytes, and is checked where it is used. */
+#include "store/owner.h"
+
+#include <fcntl.h>
+#include <string.h>
+
+#include "base/num.h"
+#include "os/fs.h"
+#include "store/manifest.h"
+
+enum { HEAD_MAX = 1024 };
+
+struct parts {
+	int dir;
+	uid_t dir_uid, asks, owner;
+	bool found, differ;            /* a manifest that is believed; one of another owner than `asks` */
+};
+
+/* The member "uid" of a manifest's head; false: there is none. */
+static bool read_uid(const char *text, size_t n, uid_t *out)
+{
+	static const char key[] = ",\"uid\":";
+	const char *end = memmem(text, n, ",\"metadata\":", 12), *at = memmem(text, end ? (size_t)(end - text) : n, key, sizeof key - 1);
+	uint64_t uid;
+
+	if (!at)
+		return false;
+	at += sizeof key - 1;
+	size_t digits = strspn(at, "0123456789");
+	if (!str_to_u64((struct str){ at, digits }, &uid) || uid > UINT32_MAX)
+		return false;
+	*out = (uid_t)uid;
+	return true;
+}
+
+static FALLIBLE enum err look_at(struct parts *p, const char *name)
+{
+	CLEANUP(fs_drop) int fd = -1;
+	char head[HEAD_MAX + 1];
+	struct stat st;
+	uid_t uid;
+
+	TRY(fs_open(p->dir, name, O_RDONLY, 0, &fd));
+	if (fstat(fd, &st) < 0)
+		return ERR_SYS(STORAGE_IO, "cannot look at '%s'", name);
+	size_t n = (size_t)num_min((uint64_t)st.st_size, HEAD_MAX);
+	TRY(fs_pread(fd, head, n, 0, name));
+	head[n] = '\0';
+	if (!S_ISREG(st.st_mode) || st.st_uid != p->dir_uid || !read_uid(head, n, &uid))
+		return OK;
+	if (!p->differ)
+		p->owner = uid;
+	p->differ = p->differ || uid != p->asks;
+	p->found = true;
+	return OK;
+}
+
+static enum err note_part(void *user, const char *name, unsigned char d_type)
+{
+	int64_t rank;
+
+	(void)d_type;
+	if (!manifest_is(name, &rank))
+		return OK;
+	enum err e = look_at(user, name);
+	return e == ERR_NOT_FOUND ? OK : e; /* gone meanwhile */
+}
+
+enum err owner_find(const struct roots *roots, uint32_t root, const char *name, uid_t asks, uid_t *owner_out)
+{
+	struct parts p = { .dir = -1, .asks = asks };
+	struct stat st;
+
+	TRY(fs_stat(roots->fds[root], name, &st));
+	p.owner = p.dir_uid = st.st_uid;
+	if (S_ISDIR(st.st_mode)) {
+		TRY(fs_open_dir(roots->fds[root], name, &p.dir));
+		enum err e = fs_list(p.dir, note_part, &p);
+		fs_drop(&p.dir);
+		TRY(e);
+	}
+	*owner_out = p.owner;
+	return OK;
+}
+
+enum err owner_check(const struct store_job *by, uint32_t root, const char *name)
+{
+	uid_t owner = 0;
+
+	if (by->admin)
+		return OK;
+	TRY(owner_find(by->roots, root, name, by->uid, &owner));
+	if (owner == by->uid)
+		return OK;
+	return ERR(FORBIDDEN, "'%s' belongs to uid %u: only that one, root and dcpd's own user remove or replace it", name, owner);
+}

@@ -1,0 +1,13 @@
+/* owner.h: whose a checkpoint is. Only its owner, root and dcpd's own user remove or replace it.
+ *
+ * The owner is the uid that had it committed, as the manifest says: dcpd's user owns the files themselves. A manifest is believed if it
+ * belongs to whom the directory belongs to, so that nobody can add one to another's directory. Where there is none (PyTorch's checkpoints,
+ * single files), and in checkpoints of older versions, the owner is the uid of the directory or file. Ranks that save without
+ * collectives have a manifest each: who replaces anything there must own all of them. */
+#pragma once
+#include "store/roots.h"
+
+/* ERR_FORBIDDEN unless the job may remove or replace what lies at `name` beneath the root. */
+FALLIBLE enum err owner_check(const struct store_job *by, uint32_t root, const char *name);
+/* *owner_out: the owner; where parts have different ones, one that is not `asks`. ERR_NOT_FOUND. */
+FALLIBLE enum err owner_find(const struct roots *roots, uint32_t root, const char *name, uid_t asks, uid_t *owner_out);

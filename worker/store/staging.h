@@ -1,0 +1,57 @@
+/* staging.h: makes a finished job's checkpoint visible, exactly once.
+ *
+ *   staging directory ──► files, fsync each ──► .metadata, manifest, fsync each ──► fsync(staging)
+ *        ──► rename (the commit point) ──► fsync(parent) ──► "durable"
+ *
+ * Everything before the rename may be thrown away; what is behind it is never modified. An overwrite exchanges the two directories
+ * in one step and then moves the old one to trash. Staging and trash lie beside the target, so that they are on its file system. */
+#pragma once
+#include "base/vec.h"
+#include "store/checkpoint.h"
+
+#define HOSTS_PREFIX ".dcpd-hosts-"   /* the directory in which several daemons meet for one save */
+
+struct staging_file {
+	char *name;
+	uint64_t bytes;
+	uint32_t rank;
+};
+
+struct staging {
+	struct store_job by;
+	uint32_t root;
+	int parent, dir;               /* -1: none */
+	char parent_path[4096];        /* beneath the root, "" for the root itself */
+	char target[256];              /* last component */
+	char name[128];                /* ".dcpd-{job}-{attempt}" */
+	char path[4600];               /* of the staging directory, beneath the root */
+	bool direct;                   /* O_DIRECT works here, and is of use */
+	bool in_memory;                /* tmpfs */
+	bool made, done;
+	bool beside;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
+	bool no_sync;                  /* data files and metadata are not fsynced */
+	struct vec(struct staging_file) files;   /* of the checkpoint, but for metadata and manifest */
+	const bool *local;             /* per rank: its files are made here; NULL: all of them (hosts.h) */
+};
+
+/* Checks the target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_FORBIDDEN if it is another's; ERR_NOT_A_CHECKPOINT if it is something else
+ * or holds something else too; no checkpoint in a checkpoint) and makes the staging directory. */
+FALLIBLE enum err staging_open(const struct store_job *by, const json_t *target, const json_t *options, struct staging *out);
+/* The same with another name for the staging directory, beside the target; it may be there already. */
+FALLIBLE enum err staging_open_as(const struct store_job *by, const json_t *target, const json_t *options, const char *staging_name,
+				  struct staging *out);
+FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank);
+/* Makes the files at their full sizes. Empty ones are fsynced here. */
+FALLIBLE enum err staging_make_files(struct staging *s);
+/* Cuts padding off files that were written with O_DIRECT beyond their size, and fsyncs them again. */
+FALLIBLE enum err staging_trim_files(struct staging *s);
+/* A small file, written and fsynced. */
+FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
+FALLIBLE enum err staging_commit(struct staging *s, bool overwrite);
+/* Moves all into a directory that may hold other things: its old metadata goes first, the new comes last. */
+FALLIBLE enum err staging_commit_beside(struct staging *s, const char *metadata);
+/* Removes the staging directory unless it was committed. */
+void staging_close(struct staging *s);
+
+/* "a/b/c" → "a/b" and "c"; ERR_NAME_INVALID. */
+FALLIBLE enum err staging_divide(const char *name, char *parent, size_t parent_max, char *last, size_t last_max);
