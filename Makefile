@@ -7,7 +7,7 @@
 #   DCPD_RETRY=1                 a test that fails is run once more, and listed as flaky if it passes then
 #   LONG=1                       make check runs the tests marked `long` too
 #   SETS=N                       make check runs N sets of tests at a time (all)
-#   JOBS=N T=WORD KEEP=1 PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 DCPD_TEST_VENV=DIR
+#   JOBS=N T=WORD KEEP=1 PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 SAN_SECONDS=5 DCPD_TEST_VENV=DIR
 
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
@@ -30,6 +30,7 @@ HARDEN := -fstack-protector-strong -fstack-clash-protection -fno-omit-frame-poin
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all)
 ifdef FUZZ # clang only. Sources ask for gcc's macro; gcc's build is the one with the warnings
 FAULTS := 1
+CFLAGS ?= -O1 -g
 SANFLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -w -D__SANITIZE_ADDRESS__
 endif
 FORTIFY := $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)
@@ -148,7 +149,7 @@ build/test/fakes/libnccl.so.2: tests/fakes/libnccl.c worker/comm/nccl_abi.h
 $(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
 	$(say) FAKE $@
 	@mkdir -p $(@D)
-	$(Q)$(CC) -std=gnu17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iworker -Itests -Wl,-soname,$(@F) -o $@ $(filter %.c,$^)
+	$(Q)$(if $(FUZZ),gcc,$(CC)) -std=gnu17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iworker -Itests -Wl,-soname,$(@F) -o $@ $(filter %.c,$^)
 
 .PHONY: tools
 tools: $(TOOLS) $(BENCHES) $(FAKES) ## build the programs that tests and bench use
@@ -185,6 +186,10 @@ FLAKY := build/test/flaky
 FAILED := build/test/failed
 # Given pytest's arguments. With DCPD_RETRY=1, five failures at most are run once more.
 retrying = tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
+# The end of a recipe: what was flaky or failed is named once more, below all that the sets of tests said.
+summary = rc=$$?; \
+	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
+	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
 QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
@@ -205,9 +210,7 @@ check: ## what a change must pass: installs, builds, runs (about five minutes on
 	$(Q)$(MAKE) --no-print-directory tidy
 	@rm -f $(FLAKY) $(FAILED)
 	@echo 'Tests, side by side: $(STREAMS) units. Each shows what came of it when it has ended.'
-	$(Q)$(MAKE) --no-print-directory -k -O -j$(SETS) $(STREAMS:%=check-stream-%) check-units check-abi; rc=$$?; \
-	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
-	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
+	$(Q)$(MAKE) --no-print-directory -k -O -j$(SETS) $(STREAMS:%=check-stream-%) check-units check-abi; $(summary)
 
 .PHONY: $(STREAMS:%=check-stream-%)
 $(STREAMS:%=check-stream-%): check-stream-%: all tools
@@ -222,6 +225,7 @@ check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of ki
 	$(Q)DCPD_FULL=1 $(MAKE) --no-print-directory -j$(JOBS) check-unit
 	$(Q)DCPD_FULL=1 $(PYTEST) $(PYTESTS)
 	$(Q)DCPD_FULL=1 $(PYTEST) tests/python
+	$(Q)DCPD_FULL=1 $(MAKE) --no-print-directory check-san SAN_SECONDS=60
 	$(Q)$(MAKE) --no-print-directory check-fresh
 
 .PHONY: check-fresh
@@ -243,6 +247,7 @@ check-e2e: ## the dashboard in Chromium
 check-python: ## the Python package, with real PyTorch and several ranks
 
 UNIT := $(patsubst tests/unit/%.c,$(TESTBIN)/%,$(wildcard tests/unit/test_*.c))
+UNIT := $(if $(FAULTS),$(UNIT),$(filter-out %/test_fault_points,$(UNIT)))
 # dcpctl's modules are in no library.
 $(TESTBIN)/test_cli_%: $(O)/tests/unit/test_cli_%.o $(call obj,$(CTL_SRC)) $(LIB)/libdcp.a
 	$(say) LINK $@
@@ -298,6 +303,28 @@ $(TESTBIN)/fuzz_%: $(O)/tests/fuzz/fuzz_%.o $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)
 	$(Q)$(CC) -fsanitize=fuzzer $(LDFLAGS_ALL) -o $@ $^ $(ENGINE_LIBS)
+
+# Sanitizers and fault points show what the ordinary build cannot. One build of clang's has all of them: for the unit tests, the worker by
+# itself, requests that are wrong, each fault point of the engine, and the fuzz targets.
+.PHONY: check-san check-san-run
+SAN_SECONDS ?= 5
+SAN_TESTS := tests/worker tests/fault/test_fault_points.py tests/api/test_requests.py tests/api/test_http_basics.py
+check-san: ## units, worker, wrong requests, fault points, each fuzz target for 5 s, under ASan and UBSan (five minutes on 2 cores once built)
+	$(Q)deploy/deps.sh $(BUILD_DEBS) $(FUZZ_DEBS)
+	$(Q)$(MAKE) --no-print-directory deps-test
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) FUZZ=1 CC=clang all tools fuzzers units
+	@rm -f $(FLAKY) $(FAILED)
+	$(Q)$(MAKE) --no-print-directory -k -O -j$(JOBS) FUZZ=1 CC=clang FUZZ_SECONDS=$(SAN_SECONDS) check-san-run; $(summary)
+check-san-run: export ASAN_OPTIONS := detect_stack_use_after_return=1
+check-san-run: check-units check-san-worker fuzz-run
+
+.PHONY: check-san-worker
+check-san-worker: all tools
+	$(Q)$(call retrying,$(QUICK) $(SAN_TESTS))
+
+.PHONY: units fuzzers
+units: $(UNIT) $(TESTBIN)/tools/fake_worker
+fuzzers: $(FUZZERS)
 
 .PHONY: fuzz fuzz-run
 fuzz: ## libFuzzer with ASan and UBSan on each tests/fuzz/fuzz_*.c, FUZZ_SECONDS=60 each

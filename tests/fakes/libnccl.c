@@ -37,6 +37,7 @@ struct meeting {
 };
 
 struct ncclComm {
+	struct ncclComm *next;
 	struct meeting *m;
 	int n, rank, ops;
 	_Atomic bool stopped;
@@ -179,12 +180,15 @@ nccl_result ncclCommFinalize(struct ncclComm *c)
 	return NCCL_OK;
 }
 
+static struct ncclComm *_Atomic kept;
+
 nccl_result ncclCommDestroy(struct ncclComm *c)
 {
 	shm_unlink(c->name);
 	munmap(c->m, sizeof *c->m);
 	c->m = NULL;
-	c->stopped = true; /* kept: work that hangs on a stream still looks at it */
+	c->stopped = true;
+	c->next = atomic_exchange(&kept, c); /* work that hangs on a stream still looks at it */
 	return NCCL_OK;
 }
 

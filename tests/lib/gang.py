@@ -24,6 +24,7 @@ TYPES = {"HELLO": 1, "JOB": 2, "RUN": 3, "CANCEL": 4, "COMMIT_OK": 5, "SEGMENTS"
          "STATE": 32, "PROGRESS": 33, "WANT_SEGMENTS": 34, "WANT_COMMIT": 35, "DONE": 36, "FAILED": 37, "ANSWER": 38, "IO": 39, "MEET": 40}
 NAMES = {v: k for k, v in TYPES.items()}
 BATCH = 250
+SANITIZED = b"AddressSanitizer" in (BIN / "dcpd-worker").read_bytes() if (BIN / "dcpd-worker").exists() else False  # memory is not as ever
 
 End = collections.namedtuple("End", "kind body")
 Frame = collections.namedtuple("Frame", "type generation body fds")

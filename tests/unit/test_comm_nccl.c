@@ -2,6 +2,7 @@
 #include "comm/comm.h"
 
 #include "lib/t_nccl.h"
+#include "tensor/cast_float.h"
 
 /* ---- moving ---- */
 
@@ -127,7 +128,7 @@ static void put_value(enum dtype d, unsigned char *p, double v)
 	float f = (float)v;
 	int64_t i = (int64_t)v;
 	uint32_t bits;
-	_Float16 h = (_Float16)v;
+	uint16_t h = f16_encode(f);
 
 	memcpy(&bits, &f, 4);
 	if (d == DT_FLOAT64)
@@ -148,7 +149,7 @@ static double get_value(enum dtype d, const unsigned char *p)
 	float f = 0;
 	uint32_t bits = 0;
 	int64_t i = 0;
-	_Float16 h;
+	uint16_t h;
 
 	if (d == DT_FLOAT64) {
 		memcpy(&v, p, 8);
@@ -156,7 +157,7 @@ static double get_value(enum dtype d, const unsigned char *p)
 	}
 	if (d == DT_FLOAT16) {
 		memcpy(&h, p, 2);
-		return (double)h;
+		return (double)f16_decode(h);
 	}
 	if (d == DT_FLOAT32 || d == DT_BFLOAT16) {
 		memcpy((unsigned char *)&bits + (d == DT_BFLOAT16 ? 2 : 0), p, dtype_bytes(d));

@@ -420,23 +420,6 @@ static void test_codes(void **state)
 	assert_int_equal(fs_error(EFAULT), ERR_SEGMENT_SHRUNK);
 }
 
-#ifdef DCPD_FAULTS
-static void test_faults(void **state)
-{
-	int fd;
-
-	(void)state;
-	fs_fault("test.point");
-	T_OK(fs_open(fx.root.fd, "f", O_RDWR | O_CREAT, 0600, &fd));
-	fs_fault("test.point");
-	T_ERR(STORAGE_FULL, fs_fsync(fd, "f"));
-	T_OK(fs_fsync(fd, "f"));
-	T_ERR(STORAGE_IO, fs_mkdir(fx.root.fd, "d", 0700));
-	T_ERR(STORAGE_IO, fs_mkdir(fx.root.fd, "d", 0700));
-	fs_drop(&fd);
-}
-#endif
-
 #define WITH_ROOT(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 
 int main(void)
@@ -455,17 +438,7 @@ int main(void)
 		WITH_ROOT(test_read_only_and_foreign_mounts),
 		WITH_ROOT(test_direct_probe),
 		cmocka_unit_test(test_codes),
-#ifdef DCPD_FAULTS
-		WITH_ROOT(test_faults),
-#endif
 	};
 
-#ifdef DCPD_FAULTS
-	/* The fault tests come last, so the counts hold those of the tests before. */
-	const struct CMUnitTest *only = &tests[sizeof tests / sizeof *tests - 1];
-	setenv("DCPD_FAULT", "test.point:2:ENOSPC,fs.mkdir:1+:EIO", 1);
-	return cmocka_run_group_tests_name("fs faults", (struct CMUnitTest[]){ *only }, NULL, NULL);
-#else
 	return cmocka_run_group_tests_name("fs", tests, NULL, NULL);
-#endif
 }

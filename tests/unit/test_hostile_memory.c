@@ -15,11 +15,10 @@
 #include "store/manifest.h"
 
 #ifdef __SANITIZE_ADDRESS__
-enum { MEASURED = 0 }; /* shadow memory and red zones would be measured */
+enum { MEASURED = 0, FULL_MIB = 8, MIB = 2 }; /* shadow memory and red zones would be measured */
 #else
-enum { MEASURED = 1 };
+enum { MEASURED = 1, FULL_MIB = 80, MIB = 16 };
 #endif
-enum { FULL_MIB = 80, MIB = 16 };
 
 /* ---------------------------------------------------------------------------------------------------------- parsers */
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import dcpd as lib
-from gang import Gang, Segments, failed as lib_failed
+from gang import SANITIZED, Gang, Segments, failed as lib_failed
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 OURS = ("threads_4ranks", "nested", "zstd", "dtypes", "odd_keys")
@@ -170,7 +170,7 @@ def test_metadata_that_describes_much_more_than_it_has(tmp_path, pickle):
         lib_failed(g.job("load", {**x, "target": {"state_dict": "s", "world_size": 1}}, seconds=120), "format_pickle")
         status = pathlib.Path(f"/proc/{g.workers[0].proc.pid}/status").read_text()
         peak = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) >> 10
-        assert peak < 256, f"{peak} MiB"
+        assert SANITIZED or peak < 256, f"{peak} MiB"
 
 
 @pytest.mark.parametrize("sparse", [False, True])

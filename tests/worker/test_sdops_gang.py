@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import dcpd as lib
-from gang import Gang, Segments, done, failed
+from gang import SANITIZED, Gang, Segments, done, failed
 
 BACKENDS = ["shm", "tcp", "nccl"]
 FAKES = {"LD_LIBRARY_PATH": str(pathlib.Path(lib.ROOT) / "build/test/fakes"), "FAKE_CUDA_DEVICES": "2"}
@@ -492,7 +492,7 @@ def test_memory_is_bounded(gang):
     for w in gang.workers:
         status = open(f"/proc/{w.proc.pid}/status").read()
         peak = int(status.split("RssAnon:")[1].split()[0]) >> 10
-        assert peak < 64, f"{peak} MiB"
+        assert SANITIZED or peak < 64, f"{peak} MiB"
     gang.made.close()
     s.close()
 
