@@ -1,7 +1,7 @@
 /* test_placement.c: placements as PyTorch prints them, as people type them, and as they must not be. */
 #include "lib/t.h"
 
-#include "plan/placement.h"
+#include "tensor/placement.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
@@ -17,6 +17,8 @@ static void placements_are_read(void **state)
 		{ " S ( dim = 3 ) ", PLACE_SHARD, 3, 0 }, { "Replicate()", PLACE_REPLICATE, 0, 0 }, { "R", PLACE_REPLICATE, 0, 0 },
 		{ "_StridedShard(dim=0, sf=2)", PLACE_STRIDED_SHARD, 0, 2 }, { "_S(1, 4)", PLACE_STRIDED_SHARD, 1, 4 },
 		{ "_StridedShard(dim=-1, split_factor=1099511627776)", PLACE_STRIDED_SHARD, -1, 1LL << 40 },
+		{ "Replicate ( )", PLACE_REPLICATE, 0, 0 }, { "Shard(-999999)", PLACE_SHARD, -999999, 0 }, { "S(007)", PLACE_SHARD, 7, 0 },
+		{ "_S(0, 00000000000000000000000000000000000000000000000000000000000000000002)", PLACE_STRIDED_SHARD, 0, 2 },
 	};
 	static const struct {
 		const char *text;
@@ -28,7 +30,10 @@ static void placements_are_read(void **state)
 	};
 	static const char *const bad[] = { "", "Shard", "Shard()", "Shard(x)", "Shard(0", "Shard 0)", "Shard(0))", "Shard(1.5)",
 		"Replicate(1)", "S(99999999999)", "_S(0)", "_S(0,0)", "_S(0,-1)", "_S(0,99999999999999999999)", "(", "()", ")",
-		"Shard(--1)", "Shard(dim=)", "R(", "shard(0)", "Partial(band)", "Partial(sum,max)", "P(')", "Partial(SUM)" };
+		"Shard(--1)", "Shard(dim=)", "R(", "shard(0)", "Partial(band)", "Partial(sum,max)", "P(')", "Partial(SUM)",
+		"S h a r d(0)", "Shard(1 2)",
+		"Shard(1000000)", "Shard(- 1)", "Shard(di m=1)",
+		"Partial(reduce_op='sum\")", "_S(0, 9000000000000000000)" };
 	char huge[300];
 	struct placement p;
 

@@ -6,6 +6,7 @@
 #include "spec/layout_rules.h"
 #include "api/problem.h"
 #include "spec/ref.h"
+#include "tensor/dtype.h"
 
 static void test_parse(void **state)
 {
@@ -154,6 +155,19 @@ static void test_partial_in_memory(void **state)
 #define RESHARD(target) "{\"kind\":\"reshard\"," SRC ",\"target\":{\"storage\":\"main\",\"name\":\"b\"" target "}}"
 #define LAYOUT(rules) RESHARD(",\"layout\":[" rules "]")
 
+static void test_every_dtype(void **state)
+{
+	struct spec s;
+
+	(void)state;
+	for (int d = 0; d < DT_COUNT; d++) {
+		json_t *doc = t_spec_parse(RESHARD(""));
+		json_object_set_new(doc, "dtype", json_pack("[[s,s]]", "*", dtype_name((enum dtype)d)));
+		T_OK(spec_check(doc, &s));
+		json_decref(doc);
+	}
+}
+
 static void test_defaults(void **state)
 {
 	json_t *doc = t_spec_parse(RESHARD(",\"layout\":[{\"match\":\"*\",\"mesh\":[2,4],\"placements\":[\"R\",\"S(0)\"]}]"));
@@ -283,6 +297,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_parse), cmocka_unit_test(test_numbers),          cmocka_unit_test(test_names),
 		cmocka_unit_test(test_references),     cmocka_unit_test(test_kinds), cmocka_unit_test(test_placements),
+		cmocka_unit_test(test_every_dtype),
 		cmocka_unit_test(test_partial_in_memory),
 		cmocka_unit_test(test_defaults),       cmocka_unit_test(test_refused_fields),
 		cmocka_unit_test(test_refused_layouts), cmocka_unit_test(test_problem),

@@ -90,7 +90,7 @@ static void test_bad_rules_are_named(void **state)
 
 	(void)state;
 	T_ERR(LAYOUT_INVALID, layout("[{'placements':['R']},{'match':'a.*','placements':['_S(0, -2)']}]", 4, &l));
-	assert_non_null(strstr(err_last()->text, "rule 1 ('a.*'): '_S(0,-2)'"));
+	assert_non_null(strstr(err_last()->text, "rule 1 ('a.*'): \"_S(0, -2)\""));
 	spec_layout_free(&l);
 }
 

@@ -19,7 +19,7 @@
 #include "tensor/dtype.h"
 
 enum comm_backend { COMM_SHM, COMM_TCP, COMM_NCCL, COMM_BACKENDS };
-enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX, COMM_PRODUCT, COMM_OPS };
+enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX, COMM_PRODUCT, COMM_OPS }; /* as enum reduce_op */
 
 enum {
 	COMM_RANKS_MAX = 1024,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tensor/cast.h"
+#include "tensor/placement.h"
 
 enum { BLOCK = 512 };
 
@@ -78,11 +79,10 @@ static struct way way_of(enum dtype d)
 
 enum err comm_reduce_check(enum dtype d, enum comm_op op)
 {
-	static const char *const names[COMM_OPS] = { "sum", "avg", "min", "max", "product" };
 	bool sums = op == COMM_SUM || op == COMM_AVG;
 
 	if (d == DT_FLOAT4_E2M1FN_X2 || (dtype_is_complex(d) && !sums) || (d == DT_BOOL && op == COMM_AVG))
-		return ERR(DTYPE_UNSUPPORTED, "%s is not defined for %s", names[op], dtype_name(d));
+		return ERR(DTYPE_UNSUPPORTED, "%s is not defined for %s", placement_reduce_name((enum reduce_op)op), dtype_name(d));
 	return OK;
 }
 

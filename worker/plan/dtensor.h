@@ -10,7 +10,7 @@
  *     for (uint64_t i = 0; i < part.count; i++)
  *             dtensor_part_box(&part, i, dims, local_offsets); */
 #pragma once
-#include "plan/placement.h"
+#include "tensor/placement.h"
 #include "tensor/box.h"
 
 /* Rows start..start+length-1 of a dim; `local`: where they begin in the local tensor. */

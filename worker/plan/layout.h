@@ -4,7 +4,7 @@
  * The first rule whose pattern matches the FQN *and* whose dims the tensor has wins. Without a match: Shard(0) over the world for
  * tensors of one or more dims, one copy (rank 0) for 0-d tensors. */
 #pragma once
-#include "plan/placement.h"
+#include "tensor/placement.h"
 #include "tensor/sdict.h"
 
 enum layout_kind { LAYOUT_MESH, LAYOUT_CHUNKS, LAYOUT_BOXES, LAYOUT_LIKE };

@@ -11,7 +11,7 @@
 #pragma once
 #include "base/arena.h"
 #include "base/str.h"
-#include "plan/placement.h"
+#include "tensor/placement.h"
 #include "tensor/dtype.h"
 
 enum tree_kind { TREE_DICT, TREE_LIST, TREE_TUPLE, TREE_TENSOR, TREE_SHARDED, TREE_DTENSOR, TREE_VALUE };

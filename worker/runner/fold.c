@@ -3,7 +3,7 @@
 
 #include "base/num.h"
 #include "comm/comm_impl.h"
-#include "plan/placement.h"
+#include "tensor/placement.h"
 #include "tensor/cast.h"
 
 enum { BLOCK = 512 };

@@ -5,109 +5,15 @@
 #include "spec/layout_rules.h"
 
 #include "spec/ref.h"
-#include "base/near.h"
 #include "base/num.h"
-
-struct cursor {
-	const char *p, *end;
-};
-
-static void skip_space(struct cursor *c)
-{
-	while (c->p < c->end && (*c->p == ' ' || *c->p == '\t'))
-		c->p++;
-}
-
-static bool eat(struct cursor *c, const char *word)
-{
-	size_t n = strlen(word);
-
-	skip_space(c);
-	if ((size_t)(c->end - c->p) < n || memcmp(c->p, word, n) != 0)
-		return false;
-	c->p += n;
-	return true;
-}
-
-static bool eat_integer(struct cursor *c, bool negative_too, int digits_max)
-{
-	const char *digits;
-
-	skip_space(c);
-	if (negative_too && c->p < c->end && *c->p == '-')
-		c->p++;
-	for (digits = c->p; c->p < c->end && *c->p >= '0' && *c->p <= '9';)
-		c->p++;
-	return c->p > digits && c->p - digits <= digits_max;
-}
-
-/* "dim=5" or just "5". */
-static bool eat_dim(struct cursor *c)
-{
-	if (eat(c, "dim") && !eat(c, "="))
-		return false;
-	return eat_integer(c, true, 6);
-}
-
-/* "sf=2", "split_factor=2" or just "2"; at least 1. */
-static bool eat_factor(struct cursor *c)
-{
-	if ((eat(c, "split_factor") || eat(c, "sf")) && !eat(c, "="))
-		return false;
-	skip_space(c);
-	while (c->p < c->end && *c->p == '0')
-		c->p++;
-	return eat_integer(c, false, 18);
-}
-
-/* What may follow "Partial": nothing, "()", "(sum)", "(reduce_op='max')". */
-static bool eat_reduction(struct cursor *c)
-{
-	static const char *const names[] = { "sum", "avg", "min", "max", "product", NULL };
-	const char *quote = NULL;
-
-	if (!eat(c, "(") || eat(c, ")"))
-		return true;
-	if (eat(c, "reduce_op") && !eat(c, "="))
-		return false;
-	if (eat(c, "'"))
-		quote = "'";
-	else if (eat(c, "\""))
-		quote = "\"";
-	for (size_t i = 0; names[i]; i++)
-		if (eat(c, names[i]))
-			return (!quote || eat(c, quote)) && eat(c, ")");
-	return false;
-}
-
-static bool eat_placement(struct cursor *c, bool *partial_out)
-{
-	if (eat(c, "_StridedShard") || eat(c, "_S"))
-		return eat(c, "(") && eat_dim(c) && eat(c, ",") && eat_factor(c) && eat(c, ")");
-	if (eat(c, "Shard") || eat(c, "S"))
-		return eat(c, "(") && eat_dim(c) && eat(c, ")");
-	*partial_out = eat(c, "_Partial") || eat(c, "Partial") || eat(c, "P");
-	if (*partial_out)
-		return eat_reduction(c);
-	if (!eat(c, "Replicate") && !eat(c, "R"))
-		return false;
-	return !eat(c, "(") || eat(c, ")");
-}
+#include "tensor/placement.h"
 
 static FALLIBLE enum err check_placement(struct str text, bool in_memory)
 {
-	struct cursor c = { text.p, text.p + text.n };
-	bool partial = false, good = eat_placement(&c, &partial);
-	const char *paren = text.n ? memchr(text.p, '(', text.n) : NULL;
-	struct str word = { text.p, paren ? (size_t)(paren - text.p) : text.n };
-	static const char *const names[] = { "Shard", "Replicate", "_StridedShard", "Partial", NULL };
-	char hint[NEAR_HINT_MAX];
+	struct placement p;
 
-	skip_space(&c);
-	if (!good || c.p != c.end)
-		return ERR(LAYOUT_INVALID, "\"%.*s\" is no placement: Shard(0), Replicate(), _StridedShard(dim=0, sf=2)%s%s",
-			   (int)num_min(text.n, 64), text.p, in_memory ? " or Partial(sum)" : "", near_hint(word, names, hint));
-	if (partial && !in_memory)
+	TRY(placement_parse(text, &p));
+	if (p.kind == PLACE_PARTIAL && !in_memory)
 		return ERR(LAYOUT_INVALID, "Any checkpointing related operations are not supported for DTensor with partial placements: "
 			   "%.*s has to be reduced first", (int)num_min(text.n, 64), text.p);
 	return OK;

@@ -9,16 +9,11 @@
 #include "spec/layout_rules.h"
 #include "spec/spec_own.h"
 #include "base/near.h"
+#include "tensor/dtype.h"
 
 enum { GLOBS_MAX = 1024, GLOB_BYTES_MAX = 4096, PARTS_MAX = 4096, HOSTS_MAX = 1024 };
 
 static const char *const formats[] = { "dcp", "safetensors", NULL };
-static const char *const dtypes[] = {
-	"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
-	"float8_e8m0fnu", "float4_e2m1fn_x2", "complex128", "complex64", "complex32", "int64", "int32", "int16", "int8",
-	"uint64", "uint32", "uint16", "uint8", "bool", NULL
-};
-
 FALLIBLE enum err spec_put_default(json_t *object, const char *key, json_t *fallback_new)
 {
 	if (!fallback_new)
@@ -55,11 +50,23 @@ FALLIBLE enum err spec_check_labels(const struct jval *v)
 	return OK;
 }
 
+static FALLIBLE enum err check_dtype(const struct jval *v, struct str name)
+{
+	struct near near = near_begin(name);
+	char hint[NEAR_HINT_MAX];
+
+	for (int d = 0; d < DT_COUNT; d++) {
+		if (str_is(name, dtype_name((enum dtype)d)))
+			return OK;
+		near_try(&near, str_of(dtype_name((enum dtype)d)));
+	}
+	return jval_fail(v, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"%s", name.p, near_text(&near, hint));
+}
+
 /* rename: [[pattern, replacement], …]; dtype: [[glob, dtype], …]. */
 static FALLIBLE enum err check_pairs(const struct jval *doc, const char *key, bool is_dtype)
 {
 	struct jval list = jval_get(doc, key);
-	char hint[NEAR_HINT_MAX];
 	size_t n = 0, two = 0;
 
 	if (!list.j)
@@ -75,12 +82,8 @@ static FALLIBLE enum err check_pairs(const struct jval *doc, const char *key, bo
 		TRY(jval_string(&right, &b));
 		if (a.n == 0 || a.n > GLOB_BYTES_MAX || b.n > GLOB_BYTES_MAX)
 			return jval_fail(&pair, ERR_VALIDATION_FAILED, "patterns have 1 to %d bytes", GLOB_BYTES_MAX);
-		size_t k = 0;
-		while (is_dtype && dtypes[k] && !str_is(b, dtypes[k]))
-			k++;
-		if (is_dtype && !dtypes[k])
-			return jval_fail(&right, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"%s", b.p,
-					 near_hint(b, dtypes, hint));
+		if (is_dtype)
+			TRY(check_dtype(&right, b));
 	}
 	return OK;
 }

@@ -14,7 +14,7 @@ struct placement {
 };
 
 /* "Shard(0)", "Shard(dim=0)", "S(0)", "Replicate()", "R", "Partial()", "Partial(max)", "P(avg)", "_StridedShard(dim=0, sf=2)",
- * "_S(0, 2)"; spaces do not matter. */
+ * "_S(0, 2)"; spaces between words do not matter. */
 FALLIBLE enum err placement_parse(struct str text, struct placement *out);
 const char *placement_reduce_name(enum reduce_op op);   /* "sum" */
 
