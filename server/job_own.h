@@ -66,7 +66,7 @@ struct job {
 	bool streamed;                      /* … read by this attempt before it was sealed */
 	struct err_info lost;               /* … or why it will not be; code 0: nothing is known */
 	struct state_dict_use *other_use;   /* b of a diff or compare (its a is source_use); the model of a load of optimizer state */
-	struct state_dict_use **part_uses;  /* of a listed save: what holds the bytes; part_count of them */
+	struct state_dict_use **part_uses;  /* of a planned save: what holds the bytes; part_count of them */
 	uint32_t part_count;
 	struct state_dict_use *made_use;    /* the segments that this attempt fills: a new state dict, or a next generation */
 	struct loop_timer *timer;   /* of a retry */

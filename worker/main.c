@@ -332,7 +332,7 @@ int main(int argc, char **argv)
 {
 	static struct worker w;
 	static struct plan_cache plans;
-	static struct lookup_kept kept;
+	static struct lookup_cache kept;
 	static struct lookup_tree tree;
 
 	if (argc != 3 || strcmp(argv[1], "--control-fd") != 0) {
@@ -353,7 +353,7 @@ int main(int argc, char **argv)
 	if (e)
 		log_err("worker ends", NULL);
 	plan_cache_free(&plans);
-	lookup_kept_free(&kept);
+	lookup_cache_free(&kept);
 	lookup_tree_free(&tree);
 	gpu_close(&w);
 	io_engine_close(w.io);

@@ -440,7 +440,7 @@ static enum err overwrite(const struct store_job *j, const json_t *ref)
 	return e;
 }
 
-static enum err write_beside(const struct store_job *j, const json_t *ref)
+static enum err write_in_place(const struct store_job *j, const json_t *ref)
 {
 	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
 	struct staging s;
@@ -463,7 +463,7 @@ static void put_owned(const char *name, const char *manifest, unsigned uid)
 static void test_owner(void **state)
 {
 	enum { OWNER = 4001, OTHER = 4002 };
-	enum err (*const acts[])(const struct store_job *, const json_t *) = { commit_delete, overwrite, write_beside };
+	enum err (*const acts[])(const struct store_job *, const json_t *) = { commit_delete, overwrite, write_in_place };
 
 	(void)state;
 	t_worker_put(&t, "x/.metadata", "m", 1);
@@ -597,7 +597,7 @@ static void test_unsynced_directories(void **state)
 
 /* ---- beside other files ---- */
 
-static void open_beside(struct staging *s, const char *job)
+static void open_in_place(struct staging *s, const char *job)
 {
 	struct store_job j = job_named(job);
 	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
@@ -613,7 +613,7 @@ static void open_beside(struct staging *s, const char *job)
 }
 
 /* The target's fsyncs: the old files away, the manifest in, the metadata in: the commit; then two more to put the old back. */
-static void test_unsynced_beside(void **state)
+static void test_unsynced_in_place(void **state)
 {
 	struct staging s;
 
@@ -621,9 +621,9 @@ static void test_unsynced_beside(void **state)
 	t_worker_put(&t, "x/config.json", "{}", 2);
 	t_worker_put(&t, "x/.metadata", "old1", 4); /* PyTorch's: without a manifest */
 	t_worker_put(&t, "x/__0_0.distcp", "old1", 4);
-	open_beside(&s, "JOB1");
+	open_in_place(&s, "JOB1");
 	fail_fsync("x", 3, 3);
-	T_ERR(STORAGE_IO, staging_commit_beside(&s, ".metadata"));
+	T_ERR(STORAGE_IO, staging_commit_in_place(&s, ".metadata"));
 	pass_fsync();
 	staging_close(&s);
 	assert_content("x/.metadata", "old1");
@@ -631,9 +631,9 @@ static void test_unsynced_beside(void **state)
 	assert_false(t_worker_has(&t, "x/" MANIFEST_NAME)); /* it would speak of other bytes */
 	assert_false(recover("x", "JOB1", "save"));
 	assert_int_equal(t_worker_entries(&t, "."), 1);
-	open_beside(&s, "JOB2");
+	open_in_place(&s, "JOB2");
 	fail_fsync("x", 3, UINT_MAX);
-	T_ERR(NOT_DURABLE, staging_commit_beside(&s, ".metadata"));
+	T_ERR(NOT_DURABLE, staging_commit_in_place(&s, ".metadata"));
 	pass_fsync();
 	staging_close(&s);
 	assert_true(t_worker_has(&t, ".dcpd-JOB2-1"));
@@ -723,7 +723,7 @@ int main(void)
 		T(test_sweep_follows_no_link),
 		T(test_owner), T(test_owner_at_the_commit),
 		T(test_unsynced_commit_is_taken_back), T(test_unsynced_commit_in_doubt), T(test_unsynced_recovery),
-		T(test_unsynced_delete), T(test_unsynced_directories), T(test_unsynced_beside),
+		T(test_unsynced_delete), T(test_unsynced_directories), T(test_unsynced_in_place),
 	};
 
 	return cmocka_run_group_tests_name("commit", tests, NULL, NULL);

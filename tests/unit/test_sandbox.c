@@ -110,7 +110,7 @@ static struct iovec nowhere;
 
 DENIED(open_file, open("/etc/hostname", O_RDONLY))
 DENIED(open_by_openat2, syscall(SYS_openat2, AT_FDCWD, "/etc/hostname", &anywhere, sizeof anywhere))
-DENIED(open_beside, syscall(SYS_openat2, fx.outside.fd, "secret", &anywhere, sizeof anywhere))
+DENIED(open_in_place, syscall(SYS_openat2, fx.outside.fd, "secret", &anywhere, sizeof anywhere))
 DENIED(make_socket, socket(AF_INET, SOCK_STREAM, 0))
 DENIED(make_unix_socket, socket(AF_UNIX, SOCK_STREAM, 0))
 DENIED(do_fork, syscall(SYS_fork))
@@ -139,7 +139,7 @@ static void test_denied(void **state)
 {
 	static const struct { const char *what; int (*probe)(void); bool landlock; } probes[] = {
 		{ "open", open_file, false }, { "openat2", open_by_openat2, true },
-		{ "openat2 beside the roots", open_beside, true },
+		{ "openat2 beside the roots", open_in_place, true },
 		{ "socket", make_socket, false }, { "unix socket", make_unix_socket, false }, { "fork", do_fork, false },
 		{ "clone", do_clone, false }, { "io_uring_setup", make_ring, false }, { "io_uring_register", register_ring, false },
 		{ "kill", kill_parent, false }, { "mmap PROT_EXEC", map_executable, false }, { "mount", do_mount, false },

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
-#include "ops/listed.h"
+#include "ops/planned_save.h"
 #include "runner/hosts.h"
 #include "runner/input.h"
 #include "runner/plan_cache.h"
@@ -198,7 +198,7 @@ enum err save_job(struct job *j)
 	struct save s = { .job = j };
 
 	if (json_is_array(json_object_get(json_object_get(j->spec, "source"), "parts")))
-		return listed_job(j);
+		return planned_save_job(j);
 	enum err e = hosts_open(j, &s.hosts);
 	if (!e)
 		e = find_and_save(&s);

@@ -10,7 +10,7 @@
 
 #include "base/num.h"
 #include "os/fs.h"
-#include "query/lookup_kept.h"
+#include "query/lookup_cache.h"
 #include "runner/hosts.h"
 #include "store/commit.h"
 #include "store/identity.h"
@@ -403,7 +403,7 @@ enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32
 	else
 		e = ERR(PROTOCOL, "a question '%s'", op);
 	if (w->kept)
-		lookup_kept_rest(w->kept);
+		lookup_cache_rest(w->kept);
 	TRY(e);
 	buf_puts(answer, "}");
 	return buf_status(answer);

@@ -1,7 +1,7 @@
 /* lookup_list.h: the names of a storage's directories, kept by a look-up worker from one page of a list to the next. */
 #pragma once
 #include "query/lookup.h"
-#include "query/lookup_kept.h"
+#include "query/lookup_cache.h"
 
 struct lookup_dir;
 

@@ -14,9 +14,9 @@
 #include "io/digest.h"
 #include "os/fs.h"
 #include "query/lookup.h"
-#include "query/lookup_kept.h"
+#include "query/lookup_cache.h"
 #include "runner/build.h"
-#include "runner/gather.h"
+#include "runner/sources.h"
 #include "store/checkpoint.h"
 #include "store/identity.h"
 
@@ -364,7 +364,7 @@ static int by_box(const void *a, const void *b)
 	return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Which checkpoint it is, and which version: others may be saved to the same directory, file by file (beside.h). The .metadata is a new
+/* Which checkpoint it is, and which version: others may be saved to the same directory, file by file (in_place.h). The .metadata is a new
  * file then, and goes last; one that was put away and is put back has another ctime. An empty id, if ranks have metadata of their own:
  * there is no one file that would tell. */
 static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)

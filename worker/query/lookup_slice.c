@@ -8,7 +8,7 @@
 #include "base/num.h"
 #include "os/fs.h"
 #include "query/lookup.h"
-#include "query/lookup_kept.h"
+#include "query/lookup_cache.h"
 #include "runner/build.h"
 #include "runner/exec.h"
 #include "runner/input.h"

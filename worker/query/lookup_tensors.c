@@ -3,7 +3,7 @@
 #include "base/jtext.h"
 #include "base/num.h"
 #include "query/lookup.h"
-#include "query/lookup_kept.h"
+#include "query/lookup_cache.h"
 #include "runner/input.h"
 
 enum {

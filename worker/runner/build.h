@@ -48,8 +48,8 @@ struct build_place {
 	uint64_t offset, length;
 };
 
-/* Files and items that the client chose (a listed save). */
-struct build_listed {
+/* Files and items that the client chose (a planned save). */
+struct build_planned {
 	uint32_t file_count;
 	const struct str *names;
 	const uint32_t *ranks;         /* per file */
@@ -70,7 +70,7 @@ struct build_target {
 	uint32_t task_bytes;
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
-	const struct build_listed *listed;       /* NULL: files are chosen here */
+	const struct build_planned *planned;       /* NULL: files are chosen here */
 	const bool *local;             /* per rank: its tasks are done here; NULL: all. What others write has its place all the same */
 	/* filled in */
 	struct build_place *chunk_places, *value_places;   /* mem_free */

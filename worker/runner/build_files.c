@@ -345,7 +345,7 @@ static FALLIBLE enum err lay_out(const struct build_target *target, struct item 
 	const struct sd_tensor *t = &sd->tensors[c->tensor];
 	TRY(chunk_bytes(sd, c, &it->bytes));
 	it->small = it->bytes <= BUILD_SMALL_BYTES;
-	it->bare = target->listed && target->listed->chunk_raw[it->index];
+	it->bare = target->planned && target->planned->chunk_raw[it->index];
 	it->layout = (struct item_layout){ 0, it->bytes, it->bytes, it->bytes };
 	if (it->bare)
 		return OK;
@@ -591,9 +591,9 @@ static void close_builder(struct builder *bd)
 }
 
 /* Every item in the file that was chosen for it, in the order in which they are listed. */
-static FALLIBLE enum err place_listed(struct builder *bd)
+static FALLIBLE enum err place_planned(struct builder *bd)
 {
-	const struct build_listed *l = bd->t->listed;
+	const struct build_planned *l = bd->t->planned;
 	uint64_t n = bd->t->sd->chunk_count;
 	CLEANUP(mem_free_ptr) struct item **bucket = mem_zalloc(n, sizeof *bucket);
 	CLEANUP(mem_free_ptr) uint64_t *first = mem_zalloc((uint64_t)l->file_count + 2, sizeof *first);
@@ -635,7 +635,7 @@ static FALLIBLE enum err fill_dcp(struct builder *bd)
 {
 	struct build_target *t = bd->t;
 
-	TRY(t->listed ? place_listed(bd) : place_ranks(bd));
+	TRY(t->planned ? place_planned(bd) : place_ranks(bd));
 	for (uint64_t i = 0; i < t->sd->tensor_count; i++) {
 		TRY(scan_tensor(bd, &t->sd->tensors[i]));
 		if (t->sd->tensors[i].ndim > 0)

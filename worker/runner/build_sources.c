@@ -3,7 +3,7 @@
 
 #include "base/num.h"
 #include "runner/build.h"
-#include "runner/gather.h"
+#include "runner/sources.h"
 #include "store/checked.h"
 
 enum { GAP_MAX = 64 << 10 };

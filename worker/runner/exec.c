@@ -108,7 +108,7 @@ static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
 	uint64_t task = x->run->head->opts.task_bytes;
 
 	s->x = x;
-	s->gather.sources = &x->sources;
+	s->reads.sources = &x->sources;
 	s->in = aligned_alloc(PAGE, x->in_bytes);
 	s->out = is_dst_driven(x->run) ? aligned_alloc(PAGE, task + task / 4) : NULL;
 	if (!s->in || (!s->out && is_dst_driven(x->run)))
@@ -118,7 +118,7 @@ static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
 
 static void slot_close(struct slot *s)
 {
-	gather_free(&s->gather);
+	read_plan_free(&s->reads);
 	wave_free(&s->wave);
 	vec_free(&s->blocks);
 	vec_free(&s->scans);

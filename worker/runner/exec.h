@@ -6,7 +6,7 @@
  * What a block needs lies contiguous in a segment already? Then it is hashed and written from there: no copy. */
 #pragma once
 #include "io/engine.h"
-#include "runner/gather.h"
+#include "runner/read_plan.h"
 
 /* Called several times a second and between tasks; an error ends the run (ERR_CANCELLED). */
 typedef enum err (*exec_tick_fn)(void *user);

@@ -86,7 +86,7 @@ static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, un
 		const struct run_dst *d = &run->dsts[p->dst];
 		unsigned char *at = data + part_at(run, b, p);
 		if (d->kind == RUN_DST_TENSOR)
-			TRY(gather_add(&s->gather, p->dst, p->begin, p->end, at));
+			TRY(read_plan_add(&s->reads, p->dst, p->begin, p->end, at));
 		else if (d->inline_len)
 			memcpy(at, run->strings + d->inline_at + p->begin, p->end - p->begin);
 	}
@@ -99,7 +99,7 @@ enum err exec_block_begin(struct slot *s)
 	const struct run_task *t = &run->tasks[s->task];
 	struct slot_block *sb;
 
-	gather_begin(&s->gather);
+	read_plan_begin(&s->reads);
 	s->blocks.n = s->out_used = s->next_raw = 0;
 	for (uint32_t i = 0; i < t->count; i++) {
 		TRY(vec_push(&s->blocks, &sb));
@@ -152,12 +152,12 @@ static FALLIBLE enum err fill(struct slot *s)
 
 	wave_begin(&s->wave, s->in, s->x->in_bytes);
 	TRY(fill_raw(s, &full));
-	return full ? OK : gather_fill(&s->gather, &s->wave);
+	return full ? OK : read_plan_fill(&s->reads, &s->wave);
 }
 
 static enum err copy(struct slot *s)
 {
-	return gather_copy(&s->gather, &s->wave);
+	return read_plan_copy(&s->reads, &s->wave);
 }
 
 /* ------------------------------------------------------------------------------------------------------- ready */
@@ -429,7 +429,7 @@ static FALLIBLE enum err fetched(struct slot *s)
 	TRY(exec_guarded(s, fill));
 	if (s->wave.reads.n)
 		return exec_queue_wave(s);
-	if (gather_more(&s->gather))
+	if (read_plan_more(&s->reads))
 		return OK;
 	if (s->x->run->head->opts.mode == RUN_DIFF) {
 		compare_blocks(s);

@@ -24,7 +24,7 @@ struct slot {
 	enum slot_phase phase;
 	uint64_t task;
 	uint32_t pending;              /* I/O operations of this slot not yet done */
-	struct gather gather;
+	struct read_plan reads;
 	struct wave wave;
 	unsigned char *in, *out;       /* in: exec.in_bytes; out: task_bytes and a page per block, dst-driven only */
 	uint64_t out_used;

@@ -29,7 +29,7 @@ enum err exec_scan_begin(struct slot *s)
 	const struct run_task *t = &s->x->run->tasks[s->task];
 	struct slot_scan *sc;
 
-	gather_begin(&s->gather);
+	read_plan_begin(&s->reads);
 	s->scans.n = s->next_scan = 0;
 	s->wave.ops.n = s->wave.reads.n = 0;
 	for (uint32_t i = 0; i < t->count; i++) {
@@ -69,8 +69,8 @@ static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, 
 	return OK;
 }
 
-/* Leaves the source to the gather, box by box: its elements lie in no row, or too few of them are needed. */
-static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, uint32_t index)
+/* Leaves the source to the read plan, box by box: its elements lie in no row, or too few of them are needed. */
+static FALLIBLE enum err use_read_plan(struct slot *s, const struct run_src *src, uint32_t index)
 {
 	const struct run *run = s->x->run;
 
@@ -78,7 +78,7 @@ static FALLIBLE enum err use_gather(struct slot *s, const struct run_src *src, u
 		uint32_t dst = run->pieces[src->first_piece + p];
 		unsigned char *base;
 		TRY(dst_memory(s, &run->dsts[dst], &base));
-		TRY(gather_add_pair(&s->gather, index, dst, base));
+		TRY(read_plan_add_pair(&s->reads, index, dst, base));
 	}
 	return OK;
 }
@@ -335,7 +335,7 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 				io[i] -= to[i];
 			}
 			TRY(dst_memory(s, d, &base));
-			TRY(gather_place(run, info, dst, io, is, bytes + (e * item - scan->begin), base, 0));
+			TRY(read_plan_place(run, info, dst, io, is, bytes + (e * item - scan->begin), base, 0));
 		}
 	}
 	return OK;
@@ -391,7 +391,7 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	return OK;
 }
 
-/* Takes an item whose elements lie in no row: compares all of it, then leaves it to the gather. */
+/* Takes an item whose elements lie in no row: compares all of it, then leaves it to the read plan. */
 static FALLIBLE enum err take_odd(struct slot *s, struct slot_scan *sc)
 {
 	const struct run *run = s->x->run;
@@ -401,7 +401,7 @@ static FALLIBLE enum err take_odd(struct slot *s, struct slot_scan *sc)
 	if (!stands_for_all(scan))
 		return OK;
 	TRY(item_fault(s, scan->src, check_item(s, scan->src)));
-	return use_gather(s, &run->srcs[scan->src], scan->src);
+	return use_read_plan(s, &run->srcs[scan->src], scan->src);
 }
 
 static FALLIBLE enum err too_short(struct slot *s, struct slot_scan *sc)
@@ -441,7 +441,7 @@ static FALLIBLE enum err find_payload(struct slot *s, struct slot_scan *sc, cons
 /* An item that is read as a whole: a small one whose head is not known, or is checked. */
 static bool reads_whole(struct slot *s, const struct run_src *src, uint32_t index)
 {
-	if (src->kind != RUN_SRC_ITEM || src->length > GATHER_SMALL_ITEM)
+	if (src->kind != RUN_SRC_ITEM || src->length > READ_PLAN_SMALL_ITEM)
 		return false;
 	return s->x->run->head->opts.mode == RUN_VERIFY ? src->edges_at != 0 : !sources_known(&s->x->sources, index);
 }
@@ -458,7 +458,7 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 	*full_out = false;
 	if (src->sparse) {
 		sc->skip = true;
-		return stands_for_all(scan) ? use_gather(s, src, scan->src) : OK;
+		return stands_for_all(scan) ? use_read_plan(s, src, scan->src) : OK;
 	}
 	if (atomic_load(&src->damaged)) {
 		sc->skip = true;
@@ -599,18 +599,18 @@ static FALLIBLE enum err count_scans(struct slot *s)
 	return OK;
 }
 
-static enum err fill_gather(struct slot *s)
+static enum err fill_reads(struct slot *s)
 {
 	wave_begin(&s->wave, s->in, s->x->in_bytes);
-	return gather_fill(&s->gather, &s->wave);
+	return read_plan_fill(&s->reads, &s->wave);
 }
 
-static enum err copy_gather(struct slot *s)
+static enum err copy_reads(struct slot *s)
 {
-	return gather_copy(&s->gather, &s->wave);
+	return read_plan_copy(&s->reads, &s->wave);
 }
 
-/* First all scans in waves; then what they left to the gather. */
+/* First all scans in waves; then what they left to the read plan. */
 enum err exec_scan_advance(struct slot *s)
 {
 	if (s->phase == SLOT_FETCH) {
@@ -626,9 +626,9 @@ enum err exec_scan_advance(struct slot *s)
 		s->wave.ops.n = s->wave.reads.n = 0;
 	}
 	if (s->wave.ops.n)
-		TRY(exec_guarded(s, copy_gather));
-	if (gather_more(&s->gather)) {
-		TRY(exec_guarded(s, fill_gather));
+		TRY(exec_guarded(s, copy_reads));
+	if (read_plan_more(&s->reads)) {
+		TRY(exec_guarded(s, fill_reads));
 		return s->wave.reads.n ? exec_queue_wave(s) : OK;
 	}
 	s->phase = SLOT_IDLE;

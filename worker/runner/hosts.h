@@ -40,7 +40,7 @@ FALLIBLE enum err hosts_await_again(struct hosts *h);
 /* Tells the others how it ended here (e: err_last() has why), and tidies up. */
 void hosts_close(struct hosts *h, enum err e);
 
-/* ---- a listed save in parts (listed.h) ----
+/* ---- a planned save in parts (planned_save.h) ----
  *
  * PyTorch's ranks write before the coordinator has the list of all. A rank on another host than the coordinator's has its daemon write its
  * files to a place of its own, `.dcpd-hosts-{id}`, with a manifest; the coordinator's save names the places, and moves the files. */

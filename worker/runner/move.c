@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "base/num.h"
+#include "runner/read_plan.h"
 #include "tensor/linear.h"
 #include "tensor/strided.h"
 
@@ -103,7 +104,7 @@ static unsigned char *byte_at(struct files *f, uint32_t file, uint64_t offset)
 	return f->maps[file].p + offset;
 }
 
-/* The little of a source that gather_place looks at, but for the strides. */
+/* The little of a source that read_plan_place looks at, but for the strides. */
 static void begin_info(struct src_info *info, enum dtype dtype)
 {
 	info->dtype = (uint8_t)dtype;
@@ -124,7 +125,7 @@ enum err move_unpack(struct files *f, const struct run *run, uint32_t dst, enum 
 		stride *= size[i];
 		rel[i] = off[i] - shard[i];
 	}
-	return gather_place(run, &info, dst, rel, size, in, byte_at(f, d->file, d->offset), 0);
+	return read_plan_place(run, &info, dst, rel, size, in, byte_at(f, d->file, d->offset), 0);
 }
 
 enum err move_copy(struct files *f, const struct run *run, const struct run_move *m, const int64_t *off, const int64_t *size)
@@ -139,7 +140,7 @@ enum err move_copy(struct files *f, const struct run *run, const struct run_move
 	uint64_t at = element_at(s->ndim, run->dims + s->dims_at, off, info.strides) * dtype_bytes((enum dtype)s->dtype);
 	for (uint32_t i = 0; i < s->ndim; i++)
 		rel[i] = off[i] - to[i];
-	return gather_place(run, &info, m->dst, rel, size, byte_at(f, s->file, s->offset + at), byte_at(f, d->file, d->offset), 0);
+	return read_plan_place(run, &info, m->dst, rel, size, byte_at(f, s->file, s->offset + at), byte_at(f, d->file, d->offset), 0);
 }
 
 void move_pack(struct files *f, const struct run *run, uint32_t src, const int64_t *off, const int64_t *size, void *out)

@@ -2,7 +2,7 @@
  * from segment to segment (sdop_run.c) and those who send in between (exchange.c). Shards are dense, in C order. */
 #pragma once
 #include "runner/files.h"
-#include "runner/gather.h"
+#include "runner/sources.h"
 
 enum { MOVE_PIECE_BYTES = 512 << 10 };  /* copied between two looks at the clock */
 

@@ -1,9 +1,9 @@
-/* sources.c: what the header of a stored item says, cached per worker (see gather.h). Headers are never trusted to agree with
+/* sources.c: what the header of a stored item says, cached per worker (see sources.h). Headers are never trusted to agree with
  * `.metadata`: dtype, sizes and room are compared each time. */
 #include <stdio.h>
 #include "base/num.h"
 #include "os/fs.h"
-#include "runner/gather.h"
+#include "runner/sources.h"
 #include "store/manifest.h"
 #include "tensor/linear.h"
 
@@ -93,7 +93,7 @@ static FALLIBLE enum err check_item(const struct run_src *s, const int64_t *size
 	}
 	if (t->big_endian)
 		return ERR(FORMAT_ITEM, "the item is big-endian");
-	if (t->deflated && t->payload_bytes > GATHER_INFLATE_MAX)
+	if (t->deflated && t->payload_bytes > SOURCES_INFLATE_MAX)
 		return ERR(LIMIT_EXCEEDED, "a deflated record of %ju bytes", (uintmax_t)t->payload_bytes);
 	return OK;
 }

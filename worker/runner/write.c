@@ -197,7 +197,7 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 	t->check_sources = s->check_sources;
 	t->first_replica = s->first_replica;
 	t->replica_count = s->replica_count;
-	t->listed = s->listed;
+	t->planned = s->planned;
 	t->local = s->hosts ? hosts_local(s->hosts) : s->local;
 	s->build->opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
 	if (s->safetensors)
@@ -224,7 +224,7 @@ static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *
 	return staging_put_file(st, head->metadata_name, s->metadata.p, s->metadata.n);
 }
 
-/* Where each listed item will lie: the client's metadata says the same. */
+/* Where each planned item will lie: the client's metadata says the same. */
 static json_t *places_doc(const struct write_spec *s, const struct build_target *t)
 {
 	json_t *places = json_array();
@@ -246,7 +246,7 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
-	if (s->listed)
+	if (s->planned)
 		TRY(put_given(st, s, &head, save_id));
 	else if (s->safetensors)
 		TRY(put_index(st, s->target, t, run, &head));
@@ -256,8 +256,8 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 		TRY(put_metadata(st, s->target, name, &head, save_id));
 	}
 	TRY(put_manifest(j, st, run, &head));
-	if (st->beside)
-		return staging_commit_beside(st, head.metadata_name);
+	if (st->in_place)
+		return staging_commit_in_place(st, head.metadata_name);
 	return staging_commit(st, overwrite);
 }
 
@@ -291,12 +291,12 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
 				struct run *run)
 {
-	if (s->safetensors || s->listed)
+	if (s->safetensors || s->planned)
 		TRY(staging_trim_files(st));
 	if (s->part)
 		return hosts_part_done(j, st, run);
-	if (s->gather)
-		TRY(s->gather(s->user, run, st));
+	if (s->take_others)
+		TRY(s->take_others(s->user, run, st));
 	if (s->after_run)
 		TRY(s->after_run(s->user, run, t->chunk_places));
 	return commit(j, s, t, st, run);
@@ -357,7 +357,7 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	TRY(build(s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));
-	if (j->dry_run && s->listed)
+	if (j->dry_run && s->planned)
 		json_object_set_new(plan, "places", places_doc(s, t));
 	if (j->dry_run) {
 		if (j->result)

@@ -28,8 +28,8 @@ struct write_spec {
 	const char *part;              /* hosts.h: the files go to this place, and nothing is committed. NULL: no */
 	const bool *local;             /* per rank: its files are written here; NULL: all */
 	/* takes what others have written, before after_run. May be NULL */
-	enum err (*gather)(void *user, struct run *run, struct staging *st);
-	const struct build_listed *listed;       /* files and items as the client chose them; then `.metadata` is its too: */
+	enum err (*take_others)(void *user, struct run *run, struct staging *st);
+	const struct build_planned *planned;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
 	const struct str (*meta)[2];   /* safetensors __metadata__ */

@@ -14,7 +14,7 @@
 
 struct device;
 struct plan_cache;
-struct lookup_kept;
+struct lookup_cache;
 struct lookup_tree;
 struct gpu_pin;
 
@@ -30,7 +30,7 @@ struct worker {
 	struct device *gpu;            /* once a job needed it; see gpu.h */
 	struct vec(struct gpu_pin) pins;
 	struct plan_cache *plans;      /* NULL: none are kept */
-	struct lookup_kept *kept;      /* the same, of a checkpoint between questions */
+	struct lookup_cache *kept;      /* the same, of a checkpoint between questions */
 	struct lookup_tree *tree;      /* names of a storage's directories between questions */
 	char listen[64];               /* address or interface for them; empty: loopback */
 };

@@ -188,7 +188,7 @@ FALLIBLE enum err spec_check_save_format(const struct jval *target)
 	return OK;
 }
 
-/* A listed save: the state dict is a list of items, the parts hold their bytes (worker/ops/listed.h). */
+/* A planned save: the state dict is a list of items, the parts hold their bytes (worker/ops/planned_save.h). */
 static FALLIBLE enum err check_parts(const struct jval *source)
 {
 	struct jval parts = jval_get(source, "parts");
@@ -227,7 +227,7 @@ static FALLIBLE enum err check_hosts(const struct jval *doc)
 		return jval_fail(&id, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z, 0-9 and -");
 	TRY(jval_opt_bool(&h, "part", &part));
 	if (part && !json_object_get(json_object_get(doc->j, "source"), "parts"))
-		return jval_fail(&h, ERR_VALIDATION_FAILED, "a part is of a listed save, which has source.parts");
+		return jval_fail(&h, ERR_VALIDATION_FAILED, "a part is of a planned save, which has source.parts");
 	if (part)
 		return jval_only(&h, (const char *const[]){ "id", "part", NULL });
 	TRY(jval_array(&ranks, HOSTS_MAX, &count));
@@ -275,7 +275,7 @@ static FALLIBLE enum err check_await_seal(const struct jval *doc, const struct j
 		return OK;
 	TRY(jval_integer(&generation, 0, INT64_MAX, &number));
 	if (json_object_get(source->j, "parts"))
-		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a listed save is of what is sealed already");
+		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a planned save is of what is sealed already");
 	if (json_object_get(doc->j, "hosts"))
 		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a save by several hosts is of what is sealed already");
 	return spec_put_default(source->j, "timeout_s", json_integer(timeout_s));

@@ -9,7 +9,7 @@
 #include "base/num.h"
 #include "os/fs.h"
 #include "spec/kinds.h"
-#include "store/beside.h"
+#include "store/in_place.h"
 #include "store/owner.h"
 #include "store/trash.h"
 
@@ -179,7 +179,7 @@ static bool holds_old(int parent, const char *name)
 		err_clear(); /* a file, or a link: nothing was put away in it */
 		return false;
 	}
-	bool holds = beside_holds_old(dir);
+	bool holds = in_place_holds_old(dir);
 	fs_drop(&dir);
 	return holds;
 }
@@ -253,7 +253,7 @@ static enum err restore_leftover(void *user, const char *name, unsigned char d_t
 	if (!str_is(job_of(name), r->job) || str_starts(str_of(name), TRASH_PREFIX))
 		return OK;
 	TRY(fs_open_dir(r->parent, name, &staging));
-	enum err e = beside_restore(staging, r->to);
+	enum err e = in_place_restore(staging, r->to);
 	fs_drop(&staging);
 	return e;
 }

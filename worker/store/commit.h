@@ -30,7 +30,7 @@ struct commit_keep {
 	json_t *others;                /* an object that gets what is left alone as another daemon's: path → state. NULL: not wanted */
 };
 
-/* Removes staging and trash of all other jobs, but never the one copy of a checkpoint that a job had put away (beside.h). */
+/* Removes staging and trash of all other jobs, but never the one copy of a checkpoint that a job had put away (in_place.h). */
 FALLIBLE enum err commit_sweep(const struct roots *roots, uint32_t root, const struct commit_keep *keep, uint64_t *removed_out);
 /* Removes what this job left beside its target, under the same condition. OK if that directory is gone. */
 FALLIBLE enum err commit_sweep_job(const struct roots *roots, uint32_t root, const char *name, const char *job, uint64_t *removed_out);

@@ -7,7 +7,7 @@
 
 #include "base/num.h"
 #include "os/fs.h"
-#include "store/beside.h"
+#include "store/in_place.h"
 #include "store/commit.h"
 #include "store/owner.h"
 #include "store/trash.h"
@@ -122,7 +122,7 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 }
 
 /* Files of a checkpoint that lies in the directory may be replaced; whatever else is in it is not touched. */
-static FALLIBLE enum err check_beside(const struct staging *s, const char *name)
+static FALLIBLE enum err check_in_place(const struct staging *s, const char *name)
 {
 	enum checkpoint_format format;
 
@@ -140,15 +140,15 @@ static FALLIBLE enum err check_options(struct staging *s, const char *name, cons
 	const char *beside = json_string_value(json_object_get(options, "beside"));
 
 	s->no_sync = json_is_false(json_object_get(options, "sync_files"));
-	s->beside = beside && strcmp(beside, "always") == 0;
-	if (s->beside)
-		return check_beside(s, name);
+	s->in_place = beside && strcmp(beside, "always") == 0;
+	if (s->in_place)
+		return check_in_place(s, name);
 	enum err e = check_target(s, name, json_is_true(json_object_get(options, "overwrite")));
 	if (e != ERR_NOT_A_CHECKPOINT || !beside || strcmp(beside, "needed") != 0)
 		return e;
 	err_clear();
-	s->beside = true;
-	return check_beside(s, name);
+	s->in_place = true;
+	return check_in_place(s, name);
 }
 
 static FALLIBLE enum err make_dir(struct staging *s, bool may_exist)
@@ -368,7 +368,7 @@ enum err staging_commit(struct staging *s, bool overwrite)
 	return OK;
 }
 
-enum err staging_commit_beside(struct staging *s, const char *metadata)
+enum err staging_commit_in_place(struct staging *s, const char *metadata)
 {
 	char name[sizeof s->parent_path + sizeof s->target + 1];
 	int to = -1;
@@ -376,10 +376,10 @@ enum err staging_commit_beside(struct staging *s, const char *metadata)
 	target_name(s, name, sizeof name);
 	TRY(check_sizes(s));
 	TRY(fs_fsync(s->dir, "."));
-	TRY(check_beside(s, name));
+	TRY(check_in_place(s, name));
 	TRY(fs_mkdirs(s->parent, s->target, &to));
 	s->done = true; /* if it breaks off, the recovery puts back what lies in there */
-	enum err e = beside_move(s, to, metadata);
+	enum err e = in_place_move(s, to, metadata);
 	if (!e)
 		s->done = false; /* staging_close() takes what is left of it */
 	fs_drop(&to);

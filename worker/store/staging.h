@@ -28,7 +28,7 @@ struct staging {
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
 	bool made, done;
-	bool beside;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
+	bool in_place;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
 	bool no_sync;                  /* data files and metadata are not fsynced */
 	struct vec(struct staging_file) files;   /* of the checkpoint, but for metadata and manifest */
 	const bool *local;             /* per rank: its files are made here; NULL: all of them (hosts.h) */
@@ -49,7 +49,7 @@ FALLIBLE enum err staging_trim_files(struct staging *s);
 FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
 FALLIBLE enum err staging_commit(struct staging *s, bool overwrite);
 /* Moves all into a directory that may hold other things: its old metadata goes first, the new comes last. */
-FALLIBLE enum err staging_commit_beside(struct staging *s, const char *metadata);
+FALLIBLE enum err staging_commit_in_place(struct staging *s, const char *metadata);
 /* Removes the staging directory unless it was committed. */
 void staging_close(struct staging *s);
 

@@ -9,7 +9,7 @@
 
 #include "format/torch_item.h"
 #include "io/digest.h"
-#include "runner/gather.h"
+#include "runner/read_plan.h"
 #include "tensor/box.h"
 
 struct world {
@@ -17,7 +17,7 @@ struct world {
 	struct run run;
 	struct files files;
 	struct sources sources;
-	struct gather g;
+	struct read_plan g;
 	struct wave w;
 	int fd;                        /* all sources one behind the other */
 	uint64_t bytes;
@@ -139,7 +139,7 @@ static void ready(struct world *k, enum run_file_kind kind)
 
 static void end(struct world *k)
 {
-	gather_free(&k->g);
+	read_plan_free(&k->g);
 	wave_free(&k->w);
 	sources_close(&k->sources);
 	files_close(&k->files);
@@ -153,18 +153,18 @@ static void fetch(struct world *k, uint32_t dst, uint64_t from, uint64_t to, uns
 {
 	unsigned char *in = mem_alloc(memory);
 
-	gather_begin(&k->g);
-	T_OK(gather_add(&k->g, dst, from, to, out));
-	for (uint64_t rounds = 0; gather_more(&k->g); rounds++) {
+	read_plan_begin(&k->g);
+	T_OK(read_plan_add(&k->g, dst, from, to, out));
+	for (uint64_t rounds = 0; read_plan_more(&k->g); rounds++) {
 		assert_true(rounds < 100000);
 		wave_begin(&k->w, in, memory);
-		T_OK(gather_fill(&k->g, &k->w));
+		T_OK(read_plan_fill(&k->g, &k->w));
 		T_OK(wave_plan(&k->w, NULL));
 		for (uint64_t i = 0; i < k->w.ops.n; i++) {
 			const struct io_op *op = &k->w.ops.v[i].io;
 			assert_int_equal(pread(k->fd, op->buf, op->bytes, (off_t)op->offset), op->bytes);
 		}
-		T_OK(gather_copy(&k->g, &k->w));
+		T_OK(read_plan_copy(&k->g, &k->w));
 	}
 	mem_free(in);
 }
@@ -411,17 +411,17 @@ static enum err fetch_error(struct world *k, unsigned char *out)
 {
 	unsigned char in[128 << 10];
 
-	gather_begin(&k->g);
-	T_OK(gather_add(&k->g, 0, 0, k->run.dsts[0].payload_bytes, out));
+	read_plan_begin(&k->g);
+	T_OK(read_plan_add(&k->g, 0, 0, k->run.dsts[0].payload_bytes, out));
 	wave_begin(&k->w, in, sizeof in);
-	TRY(gather_fill(&k->g, &k->w));
+	TRY(read_plan_fill(&k->g, &k->w));
 	TRY(wave_plan(&k->w, NULL));
 	for (uint64_t i = 0; i < k->w.ops.n; i++) {
 		const struct io_op *op = &k->w.ops.v[i].io;
 		if (pread(k->fd, op->buf, op->bytes, (off_t)op->offset) != (ssize_t)op->bytes)
 			return ERR(STORAGE_IO, "short");
 	}
-	return gather_copy(&k->g, &k->w);
+	return read_plan_copy(&k->g, &k->w);
 }
 
 /* The item's own header is what counts for reading, .metadata is what it must agree with. */

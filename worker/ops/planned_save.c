@@ -1,6 +1,6 @@
-/* listed.c: see listed.h. The client is believed about what its bytes mean, not about where they lie: offsets are checked against the
- * segments, and the metadata that it brings must name no place that was not written. */
-#include "ops/listed.h"
+/* planned_save.c: see planned_save.h. The client is believed about what its bytes mean, not about where they lie: offsets are
+ * checked against the segments, and the metadata that it brings must name no place that was not written. */
+#include "ops/planned_save.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +17,14 @@
 
 enum { NAME_MAX_BYTES = 200, LISTED_FILES_MAX = 1 << 20, LISTED_WORLD_MAX = 65536, LISTED_BYTES_MAX = 1 << 30 };
 
-struct listed {
+struct planned_save {
 	struct job *job;
 	struct input source;
 	json_t *doc;                   /* of `items` */
 	void *items, *metadata;
 	uint64_t items_bytes, metadata_bytes;
 	struct sdict *target;
-	struct build_listed build;
+	struct build_planned build;
 	struct str *names;
 	uint32_t *ranks, *chunk_file, *part_file;
 	bool *exact, *chunk_raw;
@@ -42,7 +42,7 @@ static enum err wrong(const char *what, size_t index)
 }
 
 /* This save is but a part: "hosts": {"id","part":true}. */
-static const char *part_of(const struct listed *l)
+static const char *part_of(const struct planned_save *l)
 {
 	const json_t *hosts = json_object_get(l->job->spec, "hosts");
 
@@ -52,7 +52,7 @@ static const char *part_of(const struct listed *l)
 /* ---- what the client sent ---- */
 
 /* A tensor of the source's image, whole. */
-static FALLIBLE enum err read_bytes(struct listed *l, const char *fqn, void **out, uint64_t *n_out)
+static FALLIBLE enum err read_bytes(struct planned_save *l, const char *fqn, void **out, uint64_t *n_out)
 {
 	const struct sd_tensor *t = sdict_tensor(l->source.sd, str_of(fqn));
 	const json_t *rank = json_array_get(json_object_get(l->source.state_dict, "ranks"), 0);
@@ -99,7 +99,7 @@ static bool metadata_name_usable(const char *name)
 }
 
 /* Which ranks are here: one that has a file elsewhere has all of them there. */
-static FALLIBLE enum err read_locals(struct listed *l)
+static FALLIBLE enum err read_locals(struct planned_save *l)
 {
 	bool elsewhere = false;
 
@@ -120,7 +120,7 @@ static FALLIBLE enum err read_locals(struct listed *l)
 	return OK;
 }
 
-static FALLIBLE enum err read_files(struct listed *l)
+static FALLIBLE enum err read_files(struct planned_save *l)
 {
 	const json_t *files = json_object_get(l->doc, "files"), *one;
 	size_t n = json_array_size(files), i;
@@ -155,14 +155,14 @@ static FALLIBLE enum err read_files(struct listed *l)
 	return read_locals(l);
 }
 
-static FALLIBLE enum err read_list(struct listed *l)
+static FALLIBLE enum err read_list(struct planned_save *l)
 {
 	TRY(read_bytes(l, "items", &l->items, &l->items_bytes));
 	TRY(read_bytes(l, "metadata", &l->metadata, &l->metadata_bytes));
 	if (!l->items)
-		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `items` in its source");
+		return ERR(VALIDATION_FAILED, "a planned save needs a tensor `items` in its source");
 	if (!l->metadata && !l->job->dry_run && !part_of(l))
-		return ERR(VALIDATION_FAILED, "a listed save needs a tensor `metadata` in its source");
+		return ERR(VALIDATION_FAILED, "a planned save needs a tensor `metadata` in its source");
 	enum err e = jtext_parse((struct str){ l->items, l->items_bytes }, JSON_REJECT_DUPLICATES, &l->doc);
 	if (e)
 		return e == ERR_NO_MEMORY ? e : ERR(VALIDATION_FAILED, "the list of items is no JSON");
@@ -175,7 +175,7 @@ static FALLIBLE enum err read_list(struct listed *l)
 
 /* ---- parts ---- */
 
-static const json_t *part_rank(const struct listed *l, size_t i)
+static const json_t *part_rank(const struct planned_save *l, size_t i)
 {
 	const json_t *parts = json_object_get(json_object_get(l->job->spec, "source"), "parts");
 	const char *name = json_string_value(json_object_get(json_array_get(parts, i), "state_dict"));
@@ -185,7 +185,7 @@ static const json_t *part_rank(const struct listed *l, size_t i)
 }
 
 /* Items of other hosts have a source that nobody reads. */
-static FALLIBLE enum err add_elsewhere(struct listed *l)
+static FALLIBLE enum err add_elsewhere(struct planned_save *l)
 {
 	uint32_t file;
 
@@ -193,7 +193,7 @@ static FALLIBLE enum err add_elsewhere(struct listed *l)
 	return sdict_add_file(l->target, STR("elsewhere"), 0, &file);
 }
 
-static FALLIBLE enum err add_parts(struct listed *l)
+static FALLIBLE enum err add_parts(struct planned_save *l)
 {
 	const json_t *parts = json_object_get(json_object_get(l->job->spec, "source"), "parts");
 
@@ -228,7 +228,7 @@ static bool read_number(const json_t *v, uint64_t end, uint64_t *out)
 	return true;
 }
 
-struct listed_item {
+struct planned_item {
 	uint64_t file, part, at, bytes;
 	struct str fqn;
 	enum dtype dtype;
@@ -237,7 +237,7 @@ struct listed_item {
 	bool raw;
 };
 
-static FALLIBLE enum err read_shape(const json_t *one, size_t index, struct listed_item *it)
+static FALLIBLE enum err read_shape(const json_t *one, size_t index, struct planned_item *it)
 {
 	const char *dtype = json_string_value(json_array_get(one, 5));
 	const json_t *sizes = json_array_get(one, 6), *size;
@@ -267,7 +267,7 @@ static FALLIBLE enum err read_shape(const json_t *one, size_t index, struct list
 	return bytes == it->bytes ? OK : wrong("item", index);
 }
 
-static FALLIBLE enum err read_item(const struct listed *l, const json_t *one, size_t index, struct listed_item *it)
+static FALLIBLE enum err read_item(const struct planned_save *l, const json_t *one, size_t index, struct planned_item *it)
 {
 	const char *fqn = json_string_value(json_array_get(one, 4));
 
@@ -290,7 +290,7 @@ static FALLIBLE enum err read_item(const struct listed *l, const json_t *one, si
 }
 
 /* Each item is a tensor of its own here: chunks of one FQN, or items of one name from several ranks, are the client's matter. */
-static FALLIBLE enum err add_item(struct listed *l, const struct listed_item *it, size_t index)
+static FALLIBLE enum err add_item(struct planned_save *l, const struct planned_item *it, size_t index)
 {
 	char other[64];
 	struct str name = it->fqn;
@@ -309,10 +309,10 @@ static FALLIBLE enum err add_item(struct listed *l, const struct listed_item *it
 			       (struct sd_loc){ (uint32_t)it->part, 0, it->at, it->bytes });
 }
 
-static FALLIBLE enum err read_items(struct listed *l)
+static FALLIBLE enum err read_items(struct planned_save *l)
 {
 	const json_t *items = json_object_get(l->doc, "items"), *one;
-	struct listed_item it;
+	struct planned_item it;
 	size_t n = json_array_size(items), i;
 
 	l->chunk_file = mem_zalloc(n, sizeof *l->chunk_file);
@@ -372,7 +372,7 @@ static FALLIBLE enum err check_place(const struct place *all, uint64_t n, const 
  * Python knows cannot be read here; that is noted. */
 static enum err check_metadata(void *user, const struct run *run, const struct build_place *places)
 {
-	struct listed *l = user;
+	struct planned_save *l = user;
 	uint64_t n = l->target->chunk_count;
 	CLEANUP(mem_free_ptr) struct place *all = mem_zalloc(n, sizeof *all);
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
@@ -404,7 +404,7 @@ static enum err check_metadata(void *user, const struct run *run, const struct b
 /* Every place once, with its files. */
 static enum err gather_parts(void *user, struct run *run, struct staging *st)
 {
-	struct listed *l = user;
+	struct planned_save *l = user;
 	CLEANUP(mem_free_ptr) uint32_t *files = mem_alloc(l->build.file_count * sizeof *files);
 	CLEANUP(mem_free_ptr) uint32_t *targets = mem_alloc(l->build.file_count * sizeof *targets);
 	uint32_t n = 0;
@@ -428,7 +428,7 @@ static enum err gather_parts(void *user, struct run *run, struct staging *st)
 	return OK;
 }
 
-static FALLIBLE enum err write_listed(struct listed *l)
+static FALLIBLE enum err write_planned(struct planned_save *l)
 {
 	struct load_plan pieces;
 	uint32_t first;
@@ -439,13 +439,13 @@ static FALLIBLE enum err write_listed(struct listed *l)
 	struct write_spec w = { .build = &l->run, .target = l->target, .pieces = &pieces, .first_src = first,
 				.world_size = l->world_size, .to = json_object_get(l->job->spec, "target"),
 				.options = json_object_get(l->job->spec, "options"), .after_run = check_metadata, .user = l,
-				.listed = &l->build, .metadata = { l->metadata, l->metadata_bytes },
+				.planned = &l->build, .metadata = { l->metadata, l->metadata_bytes },
 				.metadata_name = l->metadata_name, .part = part_of(l), .local = l->local,
-				.gather = l->local ? gather_parts : NULL };
+				.take_others = l->local ? gather_parts : NULL };
 	return write_checkpoint(l->job, &w);
 }
 
-static FALLIBLE enum err listed(struct listed *l)
+static FALLIBLE enum err do_save(struct planned_save *l)
 {
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
@@ -456,14 +456,14 @@ static FALLIBLE enum err listed(struct listed *l)
 	l->arena = arena_new(UINT64_MAX);
 	if (!l->arena)
 		return ERR(NO_MEMORY, "no memory for a plan");
-	return write_listed(l);
+	return write_planned(l);
 }
 
-enum err listed_job(struct job *j)
+enum err planned_save_job(struct job *j)
 {
-	struct listed l = { .job = j };
+	struct planned_save l = { .job = j };
 
-	enum err e = listed(&l);
+	enum err e = do_save(&l);
 	for (uint32_t i = 0; e && !j->dry_run && l.local && i < l.build.file_count; i++)
 		if (l.places[i])
 			hosts_part_drop(j, l.places[i]);

@@ -1,5 +1,5 @@
-/* gather.c: see gather.h. */
-#include "runner/gather.h"
+/* read_plan.c: see read_plan.h. */
+#include "runner/read_plan.h"
 
 #include <zlib.h>
 
@@ -8,7 +8,7 @@
 #include "tensor/linear.h"
 #include "tensor/strided.h"
 
-void gather_free(struct gather *g)
+void read_plan_free(struct read_plan *g)
 {
 	vec_free(&g->jobs);
 	vec_free(&g->dims);
@@ -16,7 +16,7 @@ void gather_free(struct gather *g)
 	vec_free(&g->sub_dims);
 }
 
-void gather_begin(struct gather *g)
+void read_plan_begin(struct read_plan *g)
 {
 	g->jobs.n = g->dims.n = g->subs.n = g->sub_dims.n = 0;
 	g->next_job = 0;
@@ -24,17 +24,17 @@ void gather_begin(struct gather *g)
 
 /* ------------------------------------------------------------------------------------------------------- jobs */
 
-static FALLIBLE enum err add_job(struct gather *g, uint32_t src, uint32_t dst, const int64_t *global_off,
+static FALLIBLE enum err add_job(struct read_plan *g, uint32_t src, uint32_t dst, const int64_t *global_off,
 				 const int64_t *size, unsigned char *mem, uint64_t mem_at)
 {
 	const struct run *run = g->sources->run;
 	uint32_t n = run->dsts[dst].ndim;
 	const int64_t *src_origin = run->dims + run->srcs[src].dims_at, *dst_origin = run->dims + run->dsts[dst].dims_at;
-	struct gather_job *j;
+	struct read_plan_job *j;
 
 	TRY(vec_reserve(&g->dims, 4ull * n));
 	TRY(vec_push(&g->jobs, &j));
-	*j = (struct gather_job){ .src = src, .dst = dst, .dims_at = g->dims.n, .mem = mem, .mem_at = mem_at };
+	*j = (struct read_plan_job){ .src = src, .dst = dst, .dims_at = g->dims.n, .mem = mem, .mem_at = mem_at };
 	int64_t *d = g->dims.v + g->dims.n;
 	for (uint32_t i = 0; i < n; i++) {
 		d[i] = global_off[i] - src_origin[i];
@@ -46,7 +46,7 @@ static FALLIBLE enum err add_job(struct gather *g, uint32_t src, uint32_t dst, c
 	return OK;
 }
 
-enum err gather_add_pair(struct gather *g, uint32_t src, uint32_t dst, unsigned char *mem)
+enum err read_plan_add_pair(struct read_plan *g, uint32_t src, uint32_t dst, unsigned char *mem)
 {
 	const struct run *run = g->sources->run;
 	uint32_t n = run->dsts[dst].ndim;
@@ -58,7 +58,7 @@ enum err gather_add_pair(struct gather *g, uint32_t src, uint32_t dst, unsigned 
 	return add_job(g, src, dst, off, size, mem, 0);
 }
 
-enum err gather_add(struct gather *g, uint32_t dst, uint64_t begin, uint64_t end, unsigned char *mem)
+enum err read_plan_add(struct read_plan *g, uint32_t dst, uint64_t begin, uint64_t end, unsigned char *mem)
 {
 	const struct run *run = g->sources->run;
 	const struct run_dst *d = &run->dsts[dst];
@@ -131,7 +131,7 @@ static FALLIBLE enum err place_converted(const struct src_info *info, enum dtype
 	}
 }
 
-enum err gather_place(const struct run *run, const struct src_info *info, uint32_t dst, const int64_t *dst_off,
+enum err read_plan_place(const struct run *run, const struct src_info *info, uint32_t dst, const int64_t *dst_off,
 		      const int64_t *size, const unsigned char *from, unsigned char *dst_mem, uint64_t mem_at)
 {
 	const struct run_dst *d = &run->dsts[dst];
@@ -170,7 +170,7 @@ static uint64_t span_from(const struct src_info *info, uint32_t n, const int64_t
 
 /* Which dims to walk: those whose gaps are worth not reading, then as many as it takes to fit `limit`. */
 static void decide_split(const struct src_info *info, uint32_t n, const int64_t *size, uint64_t limit,
-			 struct gather_job *j)
+			 struct read_plan_job *j)
 {
 	uint32_t k = 0, item = dtype_bytes((enum dtype)info->dtype);
 
@@ -178,7 +178,7 @@ static void decide_split(const struct src_info *info, uint32_t n, const int64_t 
 		uint8_t d = info->order[k];
 		uint64_t inner = span_from(info, n, size, k + 1);
 		uint64_t pitch = (uint64_t)info->strides[d] * item;
-		if (size[d] > 1 && !(pitch > inner && pitch - inner >= GATHER_HOLE))
+		if (size[d] > 1 && !(pitch > inner && pitch - inner >= READ_PLAN_HOLE))
 			break;
 	}
 	while (k < n && span_from(info, n, size, k + 1) > limit)
@@ -194,7 +194,7 @@ static void decide_split(const struct src_info *info, uint32_t n, const int64_t 
 }
 
 /* The next sub-box of a job: offsets in the job's box and sizes. False when the job is done. */
-static bool next_sub(struct gather *g, struct gather_job *j, const struct src_info *info, uint32_t n, int64_t *off,
+static bool next_sub(struct read_plan *g, struct read_plan_job *j, const struct src_info *info, uint32_t n, int64_t *off,
 		     int64_t *size)
 {
 	int64_t *box = g->dims.v + j->dims_at + 2 * n, *at = g->dims.v + j->dims_at + 3 * n;
@@ -237,7 +237,7 @@ static uint64_t element_offset(const struct src_info *info, uint32_t n, const in
 }
 
 /* May this sub-box be read straight to its place? Then `into` is that place. */
-static unsigned char *direct_place(struct gather *g, const struct gather_job *j, const struct src_info *info,
+static unsigned char *direct_place(struct read_plan *g, const struct read_plan_job *j, const struct src_info *info,
 				   uint64_t span, const int64_t *off, const int64_t *size)
 {
 	const struct run *run = g->sources->run;
@@ -246,7 +246,7 @@ static unsigned char *direct_place(struct gather *g, const struct gather_job *j,
 	int64_t at[NDIM_MAX];
 	uint64_t numel = 1, first;
 
-	if (span < GATHER_DIRECT_MIN || info->dtype != d->dtype || info->conj || info->neg)
+	if (span < READ_PLAN_DIRECT_MIN || info->dtype != d->dtype || info->conj || info->neg)
 		return NULL;
 	for (uint32_t i = 0; i < d->ndim; i++) {
 		numel *= (uint64_t)size[i];
@@ -260,12 +260,12 @@ static unsigned char *direct_place(struct gather *g, const struct gather_job *j,
 	return j->mem + (first * item - j->mem_at);
 }
 
-static FALLIBLE enum err push_sub(struct gather *g, uint32_t job, bool whole_item, bool direct, uint32_t n,
-				  const int64_t *off, const int64_t *size, struct gather_sub **out)
+static FALLIBLE enum err push_sub(struct read_plan *g, uint32_t job, bool whole_item, bool direct, uint32_t n,
+				  const int64_t *off, const int64_t *size, struct read_plan_sub **out)
 {
 	TRY(vec_reserve(&g->sub_dims, 2ull * n));
 	TRY(vec_push(&g->subs, out));
-	**out = (struct gather_sub){ .job = job, .whole_item = whole_item, .direct = direct, .dims_at = g->sub_dims.n };
+	**out = (struct read_plan_sub){ .job = job, .whole_item = whole_item, .direct = direct, .dims_at = g->sub_dims.n };
 	for (uint32_t i = 0; i < n && !whole_item; i++) {
 		g->sub_dims.v[g->sub_dims.n + i] = off[i];
 		g->sub_dims.v[g->sub_dims.n + n + i] = size[i];
@@ -275,11 +275,11 @@ static FALLIBLE enum err push_sub(struct gather *g, uint32_t job, bool whole_ite
 }
 
 /* The whole item is read: small, not yet known, or deflated. */
-static FALLIBLE enum err fill_whole(struct gather *g, struct wave *w, uint32_t job, bool *full_out)
+static FALLIBLE enum err fill_whole(struct read_plan *g, struct wave *w, uint32_t job, bool *full_out)
 {
-	struct gather_job *j = &g->jobs.v[job];
+	struct read_plan_job *j = &g->jobs.v[job];
 	const struct run_src *s = &g->sources->run->srcs[j->src];
-	struct gather_sub *sub;
+	struct read_plan_sub *sub;
 	uint32_t read;
 
 	if (s->length > w->bytes)
@@ -294,11 +294,11 @@ static FALLIBLE enum err fill_whole(struct gather *g, struct wave *w, uint32_t j
 	return OK;
 }
 
-static FALLIBLE enum err fill_spans(struct gather *g, struct wave *w, uint32_t job, const struct src_info *info,
+static FALLIBLE enum err fill_spans(struct read_plan *g, struct wave *w, uint32_t job, const struct src_info *info,
 				    bool *full_out)
 {
 	const struct run *run = g->sources->run;
-	struct gather_job *j = &g->jobs.v[job];
+	struct read_plan_job *j = &g->jobs.v[job];
 	const struct run_src *s = &run->srcs[j->src];
 	uint32_t n = s->ndim, item = dtype_bytes((enum dtype)s->dtype);
 	int64_t off[NDIM_MAX], size[NDIM_MAX], saved[NDIM_MAX];
@@ -312,7 +312,7 @@ static FALLIBLE enum err fill_spans(struct gather *g, struct wave *w, uint32_t j
 			return OK;
 		uint64_t first = element_offset(info, n, g->dims.v + j->dims_at, off) * item;
 		uint64_t span = span_from(info, n, size, 0);
-		struct gather_sub *sub;
+		struct read_plan_sub *sub;
 		uint32_t read;
 		if (!num_inside(first, span, info->payload_bytes))
 			return sources_at(run, j->src, ERR(FORMAT_ITEM, "the item's record is too short"));
@@ -330,7 +330,7 @@ static FALLIBLE enum err fill_spans(struct gather *g, struct wave *w, uint32_t j
 	return OK;
 }
 
-static FALLIBLE enum err copy_from_segment(struct gather *g, struct gather_job *j, const struct src_info *info)
+static FALLIBLE enum err copy_from_segment(struct read_plan *g, struct read_plan_job *j, const struct src_info *info)
 {
 	const struct run *run = g->sources->run;
 	const struct run_src *s = &run->srcs[j->src];
@@ -341,18 +341,18 @@ static FALLIBLE enum err copy_from_segment(struct gather *g, struct gather_job *
 	TRY(files_segment(g->sources->files, s->file, &p));
 	uint64_t first = element_offset(info, s->ndim, d, zeros) * dtype_bytes((enum dtype)s->dtype);
 	j->done = true;
-	return gather_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, p + s->offset + first, j->mem, j->mem_at);
+	return read_plan_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, p + s->offset + first, j->mem, j->mem_at);
 }
 
-static FALLIBLE enum err fill_job(struct gather *g, struct wave *w, uint32_t job, bool *full_out)
+static FALLIBLE enum err fill_job(struct read_plan *g, struct wave *w, uint32_t job, bool *full_out)
 {
-	struct gather_job *j = &g->jobs.v[job];
+	struct read_plan_job *j = &g->jobs.v[job];
 	const struct run *run = g->sources->run;
 	const struct run_src *s = &run->srcs[j->src];
 	struct src_info *info;
 
 	*full_out = false;
-	if (s->kind == RUN_SRC_ITEM && !sources_known(g->sources, j->src) && s->length <= GATHER_SMALL_ITEM)
+	if (s->kind == RUN_SRC_ITEM && !sources_known(g->sources, j->src) && s->length <= READ_PLAN_SMALL_ITEM)
 		return fill_whole(g, w, job, full_out);
 	TRY(sources_info(g->sources, j->src, &info));
 	if (run->files[s->file].kind == RUN_FILE_SEGMENT)
@@ -362,7 +362,7 @@ static FALLIBLE enum err fill_job(struct gather *g, struct wave *w, uint32_t job
 	return fill_spans(g, w, job, info, full_out);
 }
 
-enum err gather_fill(struct gather *g, struct wave *w)
+enum err read_plan_fill(struct read_plan *g, struct wave *w)
 {
 	bool full = false;
 
@@ -397,7 +397,7 @@ static FALLIBLE enum err inflate_record(const unsigned char *from, uint64_t n, u
 	return OK;
 }
 
-static FALLIBLE enum err copy_whole(struct gather *g, const struct gather_job *j, const unsigned char *item)
+static FALLIBLE enum err copy_whole(struct read_plan *g, const struct read_plan_job *j, const unsigned char *item)
 {
 	const struct run *run = g->sources->run;
 	const struct run_src *s = &run->srcs[j->src];
@@ -417,18 +417,18 @@ static FALLIBLE enum err copy_whole(struct gather *g, const struct gather_job *j
 		payload = inflated;
 	}
 	uint64_t first = element_offset(info, s->ndim, d, zeros) * dtype_bytes((enum dtype)s->dtype);
-	enum err e = gather_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, payload + first, j->mem, j->mem_at);
+	enum err e = read_plan_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, payload + first, j->mem, j->mem_at);
 	mem_free(inflated);
 	return e;
 }
 
-enum err gather_copy(struct gather *g, struct wave *w)
+enum err read_plan_copy(struct read_plan *g, struct wave *w)
 {
 	const struct run *run = g->sources->run;
 
 	for (uint64_t i = 0; i < g->subs.n; i++) {
-		const struct gather_sub *sub = &g->subs.v[i];
-		const struct gather_job *j = &g->jobs.v[sub->job];
+		const struct read_plan_sub *sub = &g->subs.v[i];
+		const struct read_plan_job *j = &g->jobs.v[sub->job];
 		uint32_t n = run->dsts[j->dst].ndim;
 		int64_t at[NDIM_MAX];
 		struct src_info *info;
@@ -442,7 +442,7 @@ enum err gather_copy(struct gather *g, struct wave *w)
 		TRY(sources_info(g->sources, j->src, &info));
 		for (uint32_t d = 0; d < n; d++)
 			at[d] = g->dims.v[j->dims_at + n + d] + g->sub_dims.v[sub->dims_at + d];
-		TRY(gather_place(run, info, j->dst, at, g->sub_dims.v + sub->dims_at + n, wave_data(w, sub->read), j->mem,
+		TRY(read_plan_place(run, info, j->dst, at, g->sub_dims.v + sub->dims_at + n, wave_data(w, sub->read), j->mem,
 				 j->mem_at));
 	}
 	return OK;

@@ -1,9 +1,9 @@
-/* lookup_kept.c: see lookup_kept.h. Nobody tells a look-up worker what happens to a checkpoint, so each question looks: its directory,
+/* lookup_cache.c: see lookup_cache.h. Nobody tells a look-up worker what happens to a checkpoint, so each question looks: its directory,
  * metadata and manifest must be the very files, untouched, and the files of its items as long as they were.
  *
  * A file that is written twice within a tick of the file system's clock shows it only once. So times count from SETTLED_S on: what was
  * changed a moment before it was read is not kept. */
-#include "query/lookup_kept.h"
+#include "query/lookup_cache.h"
 
 #include <time.h>
 
@@ -72,19 +72,19 @@ static bool same_sizes(const struct checkpoint *c, int dir)
 	return true;
 }
 
-void lookup_kept_free(struct lookup_kept *k)
+void lookup_cache_free(struct lookup_cache *k)
 {
 	checkpoint_free(k->checkpoint);
-	*k = (struct lookup_kept){ 0 };
+	*k = (struct lookup_cache){ 0 };
 }
 
-void lookup_kept_rest(struct lookup_kept *k)
+void lookup_cache_rest(struct lookup_cache *k)
 {
 	if (k->checkpoint)
 		fs_drop(&k->checkpoint->dirfd);
 }
 
-static bool is_it(const struct lookup_kept *k, uint32_t root, const char *name, const struct lookup_marks *m, int dir)
+static bool is_it(const struct lookup_cache *k, uint32_t root, const char *name, const struct lookup_marks *m, int dir)
 {
 	const struct checkpoint *c = k->checkpoint;
 
@@ -94,7 +94,7 @@ static bool is_it(const struct lookup_kept *k, uint32_t root, const char *name, 
 enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoint **out)
 {
 	const char *storage = json_string_value(json_object_get(ref, "storage")), *name = json_string_value(json_object_get(ref, "name"));
-	struct lookup_kept *k = w->kept;
+	struct lookup_cache *k = w->kept;
 	CLEANUP(fs_drop) int dir = -1;
 	struct lookup_marks m;
 	uint32_t root = 0;
@@ -105,17 +105,17 @@ enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoin
 		return checkpoint_open(&w->roots, ref, out);
 	}
 	if (is_it(k, root, name, &m, dir)) {
-		lookup_kept_rest(k);
+		lookup_cache_rest(k);
 		k->checkpoint->dirfd = dir;
 		dir = -1;
 		*out = checkpoint_share(k->checkpoint);
 		return OK;
 	}
 	err_clear();
-	lookup_kept_free(k); /* first: there may be no room for two large ones */
+	lookup_cache_free(k); /* first: there may be no room for two large ones */
 	TRY(checkpoint_open(&w->roots, ref, out));
 	if ((*out)->format == CHECKPOINT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
 	    lookup_mark_settled(&m.manifest))
-		*k = (struct lookup_kept){ checkpoint_share(*out), m };
+		*k = (struct lookup_cache){ checkpoint_share(*out), m };
 	return OK;
 }

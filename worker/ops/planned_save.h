@@ -1,4 +1,4 @@
-/* listed.h: a save whose items, files and metadata a client chose: PyTorch's planners do, and its readers must find all as they said.
+/* planned_save.h: a save whose items, files and metadata a client chose: PyTorch's planners do, and its readers must find all as they said.
  *
  * The source is a state dict of one rank with two U8 tensors: `items`, a JSON text, and `metadata`, the pickle (absent in a dry run,
  * which tells the places that the pickle must name). The bytes lie in `parts`, other state dicts of one rank each:
@@ -12,4 +12,4 @@
 #pragma once
 #include "session/job.h"
 
-FALLIBLE enum err listed_job(struct job *j);
+FALLIBLE enum err planned_save_job(struct job *j);

@@ -1,4 +1,4 @@
-/* lookup_kept.h: the checkpoint that a look-up worker was asked about last, kept parsed for the next question.
+/* lookup_cache.h: the checkpoint that a look-up worker was asked about last, kept parsed for the next question.
  *
  * Many questions are of one checkpoint: the pages of its tensors, slice after slice, all ranks asking where their boxes lie. Parsing a
  * million chunks takes more than a second each time. */
@@ -22,7 +22,7 @@ struct lookup_marks {
 	struct lookup_mark dir, metadata, manifest;    /* manifest: zeros, if there is none */
 };
 
-struct lookup_kept {
+struct lookup_cache {
 	struct checkpoint *checkpoint;                 /* NULL: none; dirfd is closed between questions */
 	struct lookup_marks marks;
 };
@@ -30,5 +30,5 @@ struct lookup_kept {
 /* As checkpoint_open, and freed in the same way; never one that has changed since. Only DCP of one metadata file is kept. */
 FALLIBLE enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoint **out);
 /* The question is answered: nothing of the storage is held open any longer. */
-void lookup_kept_rest(struct lookup_kept *k);
-void lookup_kept_free(struct lookup_kept *k);
+void lookup_cache_rest(struct lookup_cache *k);
+void lookup_cache_free(struct lookup_cache *k);

@@ -1,5 +1,5 @@
-/* beside.c: see beside.h. */
-#include "store/beside.h"
+/* in_place.c: see in_place.h. */
+#include "store/in_place.h"
 
 #include "base/mem.h"
 #include "base/vec.h"
@@ -46,7 +46,7 @@ static FALLIBLE enum err take_back(const struct staging *s, int to, const char *
 	if (!e)
 		e = move_files(s, to, s->dir);
 	if (!e)
-		e = beside_restore(s->dir, to);
+		e = in_place_restore(s->dir, to);
 	if (!e)
 		e = fs_fsync(to, ".");
 	if (e)
@@ -55,7 +55,7 @@ static FALLIBLE enum err take_back(const struct staging *s, int to, const char *
 	return info.code;
 }
 
-enum err beside_move(const struct staging *s, int to, const char *metadata)
+enum err in_place_move(const struct staging *s, int to, const char *metadata)
 {
 	char manifest[MANIFEST_NAME_MAX];
 	int staging = s->dir, old = -1;
@@ -64,7 +64,7 @@ enum err beside_move(const struct staging *s, int to, const char *metadata)
 	enum err e = fs_mkdir(staging, old_dir, 0755);
 	if (e == ERR_CHECKPOINT_EXISTS) { /* an earlier attempt's, in a staging directory that is kept */
 		err_clear();
-		TRY(beside_restore(staging, to));
+		TRY(in_place_restore(staging, to));
 		TRY(fs_remove_tree(staging, old_dir));
 		e = fs_mkdir(staging, old_dir, 0755);
 	}
@@ -76,7 +76,7 @@ enum err beside_move(const struct staging *s, int to, const char *metadata)
 	TRY(move_files(s, staging, to));
 	TRY(err_at_file(fs_rename(staging, manifest, to, manifest), manifest, -1));
 	TRY(fs_fsync(to, "."));
-	fs_fault("commit.beside");
+	fs_fault("commit.in_place");
 	TRY(err_at_file(fs_rename(staging, metadata, to, metadata), metadata, -1));
 	return fs_fsync(to, ".") ? take_back(s, to, metadata) : OK;
 }
@@ -145,7 +145,7 @@ static void drop_names(struct put_back *p)
 	vec_free(&p->names);
 }
 
-bool beside_holds_old(int staging)
+bool in_place_holds_old(int staging)
 {
 	struct put_back p = { .metadata = NULL };
 	int old = -1;
@@ -160,7 +160,7 @@ bool beside_holds_old(int staging)
 	return holds;
 }
 
-enum err beside_restore(int staging, int to)
+enum err in_place_restore(int staging, int to)
 {
 	struct put_back p = { .metadata = NULL };
 	int old = -1;

@@ -1,0 +1,56 @@
+/* sources.h: where the elements of a run's sources lie, as the heads of stored items say, cached per worker; and whether a stored item is
+ * the one that was written. */
+#pragma once
+#include "format/torch_item.h"
+#include "runner/files.h"
+#include "runner/run.h"
+
+/* What was learnt from an item's header. */
+struct src_info {
+	uint32_t src;                  /* UINT32_MAX: empty */
+	bool conj, neg, deflated, dense;   /* dense: the storage holds the box's elements, each once */
+	uint8_t dtype;
+	uint64_t payload_off, payload_bytes, stored_bytes, storage_offset;
+	int64_t strides[NDIM_MAX];     /* in elements */
+	uint8_t order[NDIM_MAX];       /* dims by stride, largest first: the order of the storage */
+};
+
+enum {
+	SRC_CACHE = 1024,              /* a power of two */
+	SOURCES_INFLATE_MAX = 64 << 20, /* a deflated record must fit memory */
+};
+
+/* Shared by the slots of one worker. */
+struct sources {
+	struct run *run;
+	struct files *files;
+	struct src_info *cache;
+};
+FALLIBLE enum err sources_open(struct run *run, struct files *files, struct sources *out);
+void sources_close(struct sources *s);
+/* Known already, a segment, or a large item whose header is read now (blocking, a few KiB). */
+FALLIBLE enum err sources_info(struct sources *s, uint32_t src, struct src_info **out);
+/* From an item in memory (all of it). */
+FALLIBLE enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out);
+/* Is its info at hand, so that sources_info() reads nothing? */
+bool sources_known(struct sources *s, uint32_t src);
+/* Compares all of a stored item, by blocking reads: with the manifest's digest of all its bytes, else each record's CRC32; the payload's
+ * record too if asked. *known_out: there was something to compare it with. *read_out: raised by what was read. ERR_DIGEST_MISMATCH, …. */
+FALLIBLE enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out, uint64_t *read_out);
+/* Reads bytes of the item's file, from `offset` in the item on. */
+FALLIBLE enum err sources_read(struct sources *s, uint32_t src, uint64_t offset, void *into, uint64_t n);
+/* An item that has digests of its payload and is as long as one that dcpd writes of this box is laid out like that: no byte of it is read
+ * to know, and what its head says does not matter. sizes: of the box. False: it is not such a one. */
+bool sources_layout(const struct run_src *src, const int64_t *sizes, struct item_layout *out);
+
+/* What a source has for a box of a tensor, if that is one run of bytes in the storage and in the box's own memory (in C order), and is
+ * taken as it is: no cast, no lazy bits, not deflated. */
+struct src_row {
+	uint64_t from, bytes;          /* of the storage */
+	uint64_t at;                   /* of the box */
+};
+/* dims: the box's offsets, then sizes. False: it is not, or they have nothing in common. */
+bool sources_row(const struct run *run, const struct run_src *src, const struct src_info *info, enum dtype dtype,
+		 const int64_t *dims, struct src_row *out);
+/* Adds what is known of a source to an error. */
+enum err sources_at(const struct run *run, uint32_t src, enum err e);
