@@ -38,8 +38,15 @@ FALLIBLE enum err h_readyz(struct req *r)
 		buf_puts(&b, "{\"status\":\"starting\"}");
 		return req_json(r, 503, &b);
 	}
-	buf_printf(&b, "{\"status\":\"ready\",\"warnings\":[%s]}", gang_unconfined(r->core) ?
-		   "\"workers are not confined to the storages: no Landlock\"" : "");
+	const char *unconfined = gang_unconfined(r->core);
+	buf_puts(&b, "{\"status\":\"ready\",\"warnings\":[");
+	if (unconfined) {
+		char text[300];
+		snprintf(text, sizeof text, "workers are not confined to the storages: no Landlock; and no mount namespace: %s",
+			 unconfined);
+		buf_json_str(&b, str_of(text));
+	}
+	buf_puts(&b, "]}");
 	return req_json(r, 200, &b);
 }
 

@@ -65,7 +65,8 @@ struct gangs {
 	struct gang *first;
 	uint64_t dropped_frames;
 	bool noted, seccomp;
-	bool warned;                        /* a worker that should have Landlock had none */
+	bool warned;                        /* a worker that should be confined is not */
+	char sandbox[16], unconfined[200];  /* the weakest of the workers without a device; why it is none */
 	int landlock;
 	char engine[16];
 };
@@ -623,21 +624,29 @@ void gang_note_worker(struct server *s, const struct worker *w)
 {
 	struct gangs *gs = s->gangs;
 
-	if (w->landlock == 0 && !w->device && !gs->warned) {
+	bool confined = strcmp(w->sandbox, "none") != 0;
+	if (!confined && !w->device && !gs->warned) {
 		gs->warned = true;
 		log_warn("workers are not confined to the storages: this kernel has no Landlock, or it is denied to dcpd", "uid",
-			 geteuid() == 0 ? "0" : "dcpd's own", "advice", "run dcpd as a user that owns only the storages, or enable Landlock "
-			 "(lsm= on the kernel's command line, the container's seccomp profile)", NULL);
+			 geteuid() == 0 ? "0" : "dcpd's own", "mount_namespace", w->unconfined, "advice", "run dcpd as a user that owns only "
+			 "the storages, or enable Landlock (lsm= on the kernel's command line, the container's seccomp profile)", NULL);
 	}
+	if (!gs->warned && confined && strcmp(gs->sandbox, w->sandbox) != 0)
+		log_info("workers are confined to the storages", "sandbox", w->sandbox, NULL);
 	gs->noted = true;
+	if (!w->device) {
+		snprintf(gs->sandbox, sizeof gs->sandbox, "%s", gs->warned ? "none" : w->sandbox);
+		if (!confined)
+			snprintf(gs->unconfined, sizeof gs->unconfined, "%s", w->unconfined);
+	}
 	gs->landlock = w->landlock;
 	gs->seccomp = w->seccomp;
 	snprintf(gs->engine, sizeof gs->engine, "%s", w->engine);
 }
 
-bool gang_unconfined(const struct server *s)
+const char *gang_unconfined(const struct server *s)
 {
-	return s->gangs->warned;
+	return s->gangs->warned ? s->gangs->unconfined : NULL;
 }
 
 FALLIBLE enum err gang_put_workers(struct server *s, uint32_t most, uint64_t before, struct buf *out)
@@ -650,11 +659,16 @@ FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out)
 	const struct gangs *gs = s->gangs;
 
 	if (!gs->noted) {
-		buf_puts(out, "{\"engine\":null,\"landlock\":null,\"seccomp\":null}");
+		buf_puts(out, "{\"engine\":null,\"sandbox\":null,\"landlock\":null,\"seccomp\":null}");
 		return buf_status(out);
 	}
 	buf_puts(out, "{\"engine\":");
 	buf_json_str(out, str_of(gs->engine));
+	buf_puts(out, ",\"sandbox\":");
+	if (gs->sandbox[0])
+		buf_json_str(out, str_of(gs->sandbox));
+	else
+		buf_puts(out, "null"); /* only workers with a device have started */
 	buf_printf(out, ",\"landlock\":%d,\"seccomp\":%s}", gs->landlock, gs->seccomp ? "true" : "false");
 	return buf_status(out);
 }

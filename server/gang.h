@@ -9,9 +9,9 @@
 enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
 
 /* Appends {"workers":[{"id","pid","role":"gang"|"lookup","index","state":"starting"|"idle"|"busy"|"ending","job",
- * "storages":[…],"engine","landlock","seccomp","started_at"}…]}. */
+ * "storages":[…],"engine","sandbox","landlock","seccomp","started_at"}…]}. */
 FALLIBLE enum err gang_put_workers(struct server *s, uint32_t most, uint64_t before, struct buf *out); /* worker_put_page */
-/* What this host and build can do, as the first worker said it: {"engine","landlock","seccomp"}; members are null before. */
+/* What this host and build can do, as the first worker said it: {"engine","sandbox","landlock","seccomp"}; members are null before. */
 FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out);
 struct worker;
 void gang_note_worker(struct server *s, const struct worker *w);   /* what it said of this host */
@@ -63,4 +63,5 @@ void gang_abort(struct gang *g, enum err why);
 
 FALLIBLE enum err gangs_new(struct server *s);
 void gangs_free(struct gangs *gs);              /* before workers_free */
-bool gang_unconfined(const struct server *s);   /* workers run without Landlock: they could open what is not in a storage */
+/* Why workers without Landlock have no mount namespace either, and can open files beside the storages; NULL: they are confined. */
+const char *gang_unconfined(const struct server *s);

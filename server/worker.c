@@ -277,6 +277,8 @@ static void take_hello(struct worker *w, const json_t *body)
 {
 	const char *build = json_string_value(json_object_get(body, "build_id"));
 	const char *engine = json_string_value(json_object_get(body, "engine"));
+	const char *sandbox = json_string_value(json_object_get(body, "sandbox"));
+	const char *unconfined = json_string_value(json_object_get(body, "unconfined"));
 
 	if (!build || strcmp(build, BUILD_ID) != 0) {
 		enum err e = ERR(PROTOCOL, "the worker program is of another build: %.60s", build ? build : "?");
@@ -286,6 +288,8 @@ static void take_hello(struct worker *w, const json_t *body)
 	loop_timer_stop(&w->hello_timer);
 	w->greeted = true;
 	snprintf(w->engine, sizeof w->engine, "%s", engine ? engine : "");
+	snprintf(w->sandbox, sizeof w->sandbox, "%s", sandbox ? sandbox : "none");
+	snprintf(w->unconfined, sizeof w->unconfined, "%s", unconfined ? unconfined : "");
 	w->landlock = (int)json_integer_value(json_object_get(body, "landlock"));
 	w->seccomp = json_is_true(json_object_get(body, "seccomp"));
 	if (strcmp(w->role, "probe") == 0) /* it has no sandbox to tell of */
@@ -507,6 +511,8 @@ FALLIBLE enum err worker_put_page(struct server *s, uint32_t most, uint64_t befo
 		}
 		buf_puts(out, "],\"engine\":");
 		buf_json_str(out, str_of(w->engine));
+		buf_printf(out, ",\"sandbox\":");
+		buf_json_str(out, str_of(w->sandbox));
 		buf_printf(out, ",\"landlock\":%d,\"seccomp\":%s,\"started_at\":\"%s\"}", w->landlock,
 			   w->seccomp ? "true" : "false", clock_text(w->started_ms, stamp));
 		comma = ",";

@@ -56,8 +56,10 @@ struct worker {
 	enum err lost;                     /* why we ended it; else how it ended by itself */
 	struct err_info lost_info;
 	char id[32], state[16], job[27], engine[16], storages[160];
+	char sandbox[16];                  /* what confines it to its storages: "landlock", "mount_namespace" or "none" */
+	char unconfined[200];              /* why it has no mount namespace either; else "" */
 	int landlock;
-	bool seccomp, device;              /* device: its sandbox leaves Landlock out */
+	bool seccomp, device;              /* device: nothing confines it */
 };
 
 FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec, struct worker **out);

@@ -64,8 +64,10 @@ function notices() {
 		list.push(notice("The daemon does not answer. What is shown is from before; this page goes on by itself when it is back.", true,
 			h("button", { type: "button", "data-act": "hurry", click: () => stream?.hurry() }, "Try now")));
 	}
-	unconfined ||= store.workers.some((w) => w.role === "lookup" && w.engine && w.landlock === 0);
-	if (unconfined) list.push(notice("Workers are not confined to the storages: this host has no Landlock, or denies it to dcpd.", true));
+	unconfined ||= store.workers.some((w) => w.role === "lookup" && w.engine && w.sandbox === "none");
+	if (unconfined) {
+		list.push(notice("Workers are not confined to the storages: there is neither Landlock nor a mount namespace. The log says why.", true));
+	}
 	for (const s of store.storages) {
 		if (s.state === "stalled") list.push(notice(`Storage ${s.name} is stalled: it does not answer. Others go on.`, true));
 		if (s.state === "gone") list.push(notice(`Storage ${s.name} is gone: its directory cannot be opened.`, true));

@@ -122,7 +122,7 @@ export function drawStorages() {
 /** What holds a worker back from the rest of the machine; nothing is known before it has said hello. */
 function sandbox(w) {
 	if (w.state === "starting" || w.seccomp === undefined) return "–";
-	const on = [w.landlock > 0 ? "Landlock" : null, w.seccomp ? "seccomp" : null].filter(Boolean);
+	const on = [{ landlock: "Landlock", mount_namespace: "mount namespace" }[w.sandbox], w.seccomp ? "seccomp" : null].filter(Boolean);
 	return on.length === 2 ? on.join(", ") : h("span", { class: "error" }, on.length ? `${on[0]} only` : "none");
 }
 

@@ -64,7 +64,7 @@ static enum io_engine_kind engine_kind(const json_t *hello)
 	return name && strcmp(name, "threads") == 0 ? IO_THREADS : IO_AUTO;
 }
 
-static FALLIBLE enum err close_sandbox(const struct worker *w, struct sandbox_done *done)
+static FALLIBLE enum err close_sandbox(const struct worker *w, const json_t *hello_roots, struct sandbox_done *done)
 {
 	struct sandbox_root roots[ROOTS_MAX];
 	/* a plan that a hostile .metadata asks for ends in an error of ours, not in the host's memory being used up */
@@ -72,9 +72,14 @@ static FALLIBLE enum err close_sandbox(const struct worker *w, struct sandbox_do
 	struct sandbox_spec spec = { .roots = roots, .data_bytes = memory < DATA_MIN ? DATA_MIN : memory, .network = w->network,
 				     .device = w->device };
 
-	for (uint32_t i = 0; i < w->roots.count; i++)
-		if (w->roots.fds[i] >= 0)
-			roots[spec.root_count++] = (struct sandbox_root){ w->roots.fds[i], true };
+	for (uint32_t i = 0; i < w->roots.count; i++) {
+		const json_t *r = json_array_get(hello_roots, i), *gid = json_object_get(r, "file_gid");
+		if (w->roots.fds[i] < 0)
+			continue;
+		roots[spec.root_count++] = (struct sandbox_root){ w->roots.fds[i], true, json_string_value(json_object_get(r, "path")) };
+		spec.gives_groups = spec.gives_groups || (json_is_integer(gid) && json_integer_value(gid) >= 0 &&
+							  json_integer_value(gid) != getegid());
+	}
 	return sandbox_enter(&spec, done);
 }
 
@@ -82,8 +87,14 @@ static FALLIBLE enum err answer_hello(struct worker *w, const struct sandbox_don
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 
-	buf_printf(&b, "{\"build_id\":\"%s\",\"pid\":%d,\"engine\":\"%s\",\"landlock\":%d,\"seccomp\":%s,\"roots\":[", BUILD_ID,
-		   (int)getpid(), io_engine_name(w->io), done->landlock_abi, done->seccomp ? "true" : "false");
+	buf_printf(&b, "{\"build_id\":\"%s\",\"pid\":%d,\"engine\":\"%s\",", BUILD_ID, (int)getpid(), io_engine_name(w->io));
+	buf_printf(&b, "\"sandbox\":\"%s\",\"landlock\":%d,\"seccomp\":%s", done->kind, done->landlock_abi,
+		   done->seccomp ? "true" : "false");
+	if (done->why[0]) {
+		buf_puts(&b, ",\"unconfined\":");
+		buf_json_str(&b, str_of(done->why));
+	}
+	buf_puts(&b, ",\"roots\":[");
 	for (uint32_t i = 0; i < w->roots.count; i++) {
 		buf_printf(&b, "%s{\"name\":\"%s\",\"ok\":%s", i ? "," : "", w->roots.v[i].name,
 			   w->roots.fds[i] >= 0 ? "true" : "false");
@@ -105,8 +116,8 @@ static FALLIBLE enum err answer_probe(struct worker *w)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 
 	log_init("probe", false, LOG_LEVEL_INFO);
-	buf_printf(&b, "{\"build_id\":\"%s\",\"pid\":%d,\"engine\":\"\",\"landlock\":0,\"seccomp\":false,\"roots\":[],", BUILD_ID,
-		   (int)getpid());
+	buf_printf(&b, "{\"build_id\":\"%s\",\"pid\":%d,\"engine\":\"\",", BUILD_ID, (int)getpid());
+	buf_puts(&b, "\"sandbox\":\"none\",\"landlock\":0,\"seccomp\":false,\"roots\":[],");
 	capabilities_put(&b);
 	buf_putc(&b, '}');
 	TRY(buf_status(&b));
@@ -142,7 +153,7 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 	umask(0); /* modes are those of the storages */
 	TRY(open_roots(w, json_object_get(hello, "roots")));
 	TRY(io_engine_open(engine_kind(hello), IO_DEPTH, &w->io));
-	TRY(close_sandbox(w, &done));
+	TRY(close_sandbox(w, json_object_get(hello, "roots"), &done));
 	return answer_hello(w, &done);
 }
 

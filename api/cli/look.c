@@ -163,6 +163,8 @@ int look_status(const struct command *self, struct client *c, const struct args 
 		       show_bytes(show_number(caps.json, "shm.limit_bytes"), y));
 		if (show_number(caps.json, "shm.orphaned_bytes") > 0)
 			printf("orphaned: %s of it; see dcpctl ls shm:\n", show_bytes(show_number(caps.json, "shm.orphaned_bytes"), x));
+		if (json_is_string(show_at(caps.json, "host.sandbox")))
+			printf("sandbox: %s\n", show_text(caps.json, "host.sandbox"));
 		print_warnings(ready.json);
 		print_devices(caps.json);
 		e = show_list(c, "/v1/storages", "storages", storages, false);

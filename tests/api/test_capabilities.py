@@ -124,13 +124,3 @@ def test_workers_keep_the_capabilities_of_file_access_alone(spawn):
         for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
             held = int(next(line for line in status.splitlines() if line.startswith(name)).split()[1], 16)
             assert held & ~FILES_ONLY == 0, (name, hex(held))
-
-
-def test_a_host_without_landlock_is_told_of(spawn):
-    d = spawn()
-    d.api.get("/v1/checkpoints/main").ok(200)
-    confined = d.api.get("/v1/capabilities").ok(200)["host"]["landlock"] > 0
-    warnings = d.api.get("/readyz").ok(200)["warnings"]
-    assert bool(warnings) != confined
-    assert ("not confined" in d.tail(100000)) != confined
-    assert ("WARNING: workers are not confined" in d.ctl("status").stdout) != confined

@@ -393,7 +393,7 @@ def test_says_when_the_daemon_is_gone_and_goes_on_by_itself(page, fake):
 
 def test_says_that_workers_are_not_confined(page, fake):
     fake.workers = [{"id": "lookup-1", "pid": 4242, "role": "lookup", "state": "idle", "storages": ["main"], "engine": "threads",
-                     "landlock": 0, "seccomp": True}]
+                     "sandbox": "none", "landlock": 0, "seccomp": True}]
     enter(page, fake)
     expect(page.get_by_text("Workers are not confined to the storages")).to_be_visible()
 

@@ -267,7 +267,7 @@ def read_segment(segment, image_bytes=None):
 class Daemon:
     """One dcpd with a state dir, a Unix socket, any free port and storages of its own."""
 
-    def __init__(self, home, storages=("main",), args=(), env=None, start=True, tcp=True):
+    def __init__(self, home, storages=("main",), args=(), env=None, start=True, tcp=True, under=()):
         self.home = pathlib.Path(home)
         self.state = self.home / "state"
         self.state.mkdir(parents=True, exist_ok=True)
@@ -276,13 +276,14 @@ class Daemon:
             pathlib.Path(d).mkdir(parents=True, exist_ok=True)
         self.socket = self.state / "s"
         self.args, self.env, self.tcp = list(args), env or {}, tcp
+        self.under = [str(word) for word in under]  # a program that execs dcpd: another user, a host that denies system calls
         self.log, self.proc, self.port = self.home / "log", None, None
         self.api = Client(self.socket)
         if start:
             self.start()
 
     def command(self):
-        c = [str(BIN / "dcpd"), "--state-dir", str(self.state), "--listen", f"unix:{self.socket}"]
+        c = self.under + [str(BIN / "dcpd"), "--state-dir", str(self.state), "--listen", f"unix:{self.socket}"]
         c += ["--listen", "127.0.0.1:0"] if self.tcp else []
         for name, d in self.storages.items():
             c += ["--storage", f"{name}={d}"]

@@ -466,8 +466,8 @@ static void do_hello(const json_t *doc)
 	}
 	if (root_count)
 		memcpy(root, all_roots[0], sizeof root);
-	json_t *hello = json_pack("{s:s, s:i, s:s, s:i, s:b, s:o}", "build_id", build ? build : BUILD_ID, "pid", (int)getpid(),
-				  "engine", "fake", "landlock", 0, "seccomp", 0, "roots", roots);
+	json_t *hello = json_pack("{s:s, s:i, s:s, s:s, s:i, s:b, s:o}", "build_id", build ? build : BUILD_ID, "pid", (int)getpid(),
+				  "engine", "fake", "sandbox", "none", "landlock", 0, "seccomp", 0, "roots", roots);
 	say(FRAME_HELLO, hello, NULL, 0);
 }
 

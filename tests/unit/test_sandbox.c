@@ -1,12 +1,16 @@
-/* test_sandbox.c: each probe runs in a process of its own, which enters the sandbox first. */
+/* test_sandbox.c: each probe runs in a process of its own, which enters the sandbox first. All of them run on this host as it is, as if it
+ * had no Landlock (as root, and as a user), and as if it had neither Landlock nor namespaces. */
 #include "lib/t.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -14,7 +18,9 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <time.h>
 
+#include <seccomp.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -27,6 +33,7 @@
 #include "lib/t_comm.h"
 #include "lib/t_dir.h"
 #include "os/fs.h"
+#include "os/mount_ns.h"
 #include "os/sandbox.h"
 #include "os/seg.h"
 
@@ -38,6 +45,9 @@ enum { SANITIZED = 0 };
 
 static struct {
 	struct t_dir writable, readable, outside;
+	char secret[300];              /* path of a file outside */
+	const char *without;           /* system calls that the host denies: "landlock_create_ruleset,unshare" */
+	uid_t uid;                     /* of the process; 0: as it is */
 } fx;
 
 static int setup(void **state)
@@ -48,6 +58,9 @@ static int setup(void **state)
 	t_dir_make(&fx.outside);
 	int fd = openat(fx.readable.fd, "f", O_CREAT | O_WRONLY, 0600);
 	int sub = openat(fx.outside.fd, "secret", O_CREAT | O_WRONLY, 0600);
+	snprintf(fx.secret, sizeof fx.secret, "%s/secret", fx.outside.path);
+	if (fchmod(fx.writable.fd, 0777) < 0 || fchmod(fx.outside.fd, 0777) < 0 || fchmod(fx.readable.fd, 0777) < 0 || fchmod(fd, 0644) < 0)
+		return 1;
 	return fd < 0 || sub < 0 || write(fd, "hello", 5) != 5 || close(fd) < 0 || close(sub) < 0;
 }
 
@@ -62,12 +75,34 @@ static int teardown(void **state)
 
 static struct sandbox_done entered;
 
+/* Another host, in the child: as root of a container whose seccomp profile denies calls, or as a user without capabilities. */
+static void be_elsewhere(void)
+{
+	char names[128], *rest = names;
+
+	/* A change of the uid takes /proc/self away, which a new program would get back. */
+	if (fx.uid && (setgroups(0, NULL) < 0 || setresgid(fx.uid, fx.uid, fx.uid) < 0 || setresuid(fx.uid, fx.uid, fx.uid) < 0 ||
+		       prctl(PR_SET_DUMPABLE, 1) < 0))
+		_exit(101);
+	if (!fx.without)
+		return;
+	snprintf(names, sizeof names, "%s", fx.without);
+	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ALLOW);
+	for (char *name; (name = strsep(&rest, ",")) != NULL;)
+		if (seccomp_rule_add(ctx, SCMP_ACT_ERRNO(EPERM), seccomp_syscall_resolve_name(name), 0) < 0)
+			_exit(102);
+	if (seccomp_load(ctx) < 0)
+		_exit(103);
+	seccomp_release(ctx);
+}
+
 /* In the child. The numbers are exit codes that tell which step failed. */
 static void enter(void)
 {
-	const struct sandbox_root roots[] = { { fx.writable.fd, true }, { fx.readable.fd, false } };
+	const struct sandbox_root roots[] = { { fx.writable.fd, true, fx.writable.path }, { fx.readable.fd, false, fx.readable.path } };
 	const struct sandbox_spec spec = { .roots = roots, .root_count = 2 };
 
+	be_elsewhere();
 	if (sandbox_enter(&spec, &entered))
 		_exit(100);
 }
@@ -93,9 +128,12 @@ static void expect(const char *what, int (*probe)(void))
 		T_FAIL("%s: wait status %#x", what, (unsigned)status);
 }
 
+/* In a mount namespace there is nothing to be denied. */
 static int denied(long result)
 {
-	return result < 0 && (errno == EPERM || errno == EACCES) ? 0 : 1;
+	bool gone = entered.kind && strcmp(entered.kind, "mount_namespace") == 0 && (errno == ENOENT || errno == EROFS);
+
+	return result < 0 && (errno == EPERM || errno == EACCES || gone) ? 0 : 1;
 }
 
 #define DENIED(name, call)             \
@@ -110,6 +148,8 @@ static struct iovec nowhere;
 
 DENIED(open_file, open("/etc/hostname", O_RDONLY))
 DENIED(open_by_openat2, syscall(SYS_openat2, AT_FDCWD, "/etc/hostname", &anywhere, sizeof anywhere))
+DENIED(open_above, syscall(SYS_openat2, fx.writable.fd, "../../../../../../etc/hostname", &anywhere, sizeof anywhere))
+DENIED(open_secret, syscall(SYS_openat2, AT_FDCWD, fx.secret, &anywhere, sizeof anywhere))
 DENIED(open_in_place, syscall(SYS_openat2, fx.outside.fd, "secret", &anywhere, sizeof anywhere))
 DENIED(make_socket, socket(AF_INET, SOCK_STREAM, 0))
 DENIED(make_unix_socket, socket(AF_UNIX, SOCK_STREAM, 0))
@@ -127,7 +167,16 @@ DENIED(give_away, fchown(fx.writable.fd, 1, (gid_t)-1))
 DENIED(make_fifo, mknodat(fx.writable.fd, "fifo", S_IFIFO | 0600, 0))
 DENIED(write_read_only, mkdirat(fx.readable.fd, "d", 0700))
 DENIED(remove_read_only, unlinkat(fx.readable.fd, "f", 0))
-DENIED(remove_outside, unlinkat(fx.outside.fd, "secret", 0))
+DENIED(remove_outside, unlinkat(AT_FDCWD, fx.secret, 0))
+DENIED(write_new_root, mkdirat(AT_FDCWD, "/d", 0700))
+
+enum needs { NOTHING, CONFINED, LANDLOCK, LANDLOCK_4 };
+
+static int kind(void)
+{
+	enter();
+	return entered.kind[0];
+}
 
 static int landlock_abi(void)
 {
@@ -135,27 +184,35 @@ static int landlock_abi(void)
 	return entered.landlock_abi;
 }
 
+static enum needs there_is(void)
+{
+	int abi = WEXITSTATUS(status_of(landlock_abi));
+
+	return abi >= 4 ? LANDLOCK_4 : abi > 0 ? LANDLOCK : WEXITSTATUS(status_of(kind)) == 'm' ? CONFINED : NOTHING;
+}
+
 static void test_denied(void **state)
 {
-	static const struct { const char *what; int (*probe)(void); bool landlock; } probes[] = {
-		{ "open", open_file, false }, { "openat2", open_by_openat2, true },
-		{ "openat2 beside the roots", open_in_place, true },
-		{ "socket", make_socket, false }, { "unix socket", make_unix_socket, false }, { "fork", do_fork, false },
-		{ "clone", do_clone, false }, { "io_uring_setup", make_ring, false }, { "io_uring_register", register_ring, false },
-		{ "kill", kill_parent, false }, { "mmap PROT_EXEC", map_executable, false }, { "mount", do_mount, false },
-		{ "setrlimit", raise_limit, false }, { "chroot", change_root, false }, { "symlink", make_link, false },
-		{ "fchown to another uid", give_away, false },
-		{ "mknod", make_fifo, false }, { "mkdir in a read-only root", write_read_only, true },
-		{ "unlink in a read-only root", remove_read_only, true }, { "unlink outside", remove_outside, true },
+	static const struct { const char *what; int (*probe)(void); enum needs needs; } probes[] = {
+		{ "open", open_file, NOTHING }, { "openat2", open_by_openat2, CONFINED },
+		{ "openat2 above a root", open_above, CONFINED }, { "openat2 beside the roots", open_secret, CONFINED },
+		{ "openat2 by a directory outside", open_in_place, LANDLOCK },
+		{ "mkdir in the root directory", write_new_root, CONFINED },
+		{ "socket", make_socket, NOTHING }, { "unix socket", make_unix_socket, NOTHING }, { "fork", do_fork, NOTHING },
+		{ "clone", do_clone, NOTHING }, { "io_uring_setup", make_ring, NOTHING }, { "io_uring_register", register_ring, NOTHING },
+		{ "kill", kill_parent, NOTHING }, { "mmap PROT_EXEC", map_executable, NOTHING }, { "mount", do_mount, NOTHING },
+		{ "setrlimit", raise_limit, NOTHING }, { "chroot", change_root, NOTHING }, { "symlink", make_link, NOTHING },
+		{ "fchown to another uid", give_away, NOTHING },
+		{ "mknod", make_fifo, NOTHING }, { "mkdir in a read-only root", write_read_only, CONFINED },
+		{ "unlink in a read-only root", remove_read_only, CONFINED }, { "unlink outside", remove_outside, CONFINED },
 	};
 
 	(void)state;
 	if (SANITIZED)
 		skip();
-	int abi = WEXITSTATUS(status_of(landlock_abi));
-	print_message("Landlock ABI %d\n", abi);
+	enum needs there = there_is();
 	for (size_t i = 0; i < sizeof probes / sizeof *probes; i++)
-		if (abi > 0 || !probes[i].landlock)
+		if (there >= probes[i].needs)
 			expect(probes[i].what, probes[i].probe);
 }
 
@@ -229,7 +286,10 @@ static int file_work(void)
 	if (fs_read_all(fx.readable.fd, "f", 100, &bytes, &n) || n != 5 || fs_free_bytes(root, &free_bytes, &total))
 		return 6;
 	(void)fs_direct_ok(root);
-	return !entered.landlock_abi || fs_open(fx.readable.fd, "f", O_RDWR, 0, &fd) == ERR_FORBIDDEN ? 0 : 7;
+	if (strcmp(entered.kind, "none") == 0)
+		return 0;
+	enum err e = fs_open(fx.readable.fd, "f", O_RDWR, 0, &fd);
+	return e == ERR_FORBIDDEN || e == ERR_STORAGE_READONLY ? 0 : 7;
 }
 
 static void *thread_work(void *arg)
@@ -326,14 +386,17 @@ static int report(void)
 	if (getrlimit(RLIMIT_NOFILE, &files) < 0 || files.rlim_cur != files.rlim_max)
 		return 2;
 	if (SANITIZED)
-		return entered.seccomp || entered.landlock_abi ? 3 : 0;
+		return entered.seccomp || strcmp(entered.kind, "none") != 0 ? 3 : 0;
+	if ((strcmp(entered.kind, "landlock") == 0) != (entered.landlock_abi > 0) ||
+	    (strcmp(entered.kind, "none") == 0) != (entered.why[0] != '\0'))
+		return 5;
 	return entered.seccomp && entered.landlock_abi >= 0 ? 0 : 4;
 }
 
 static int limits(void)
 {
-	const struct sandbox_root roots[] = { { fx.writable.fd, true } };
-	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100, false, false };
+	const struct sandbox_root roots[] = { { fx.writable.fd, true, fx.writable.path } };
+	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100, false, false, NOTHING };
 	int fd;
 
 	if (sandbox_enter(&spec, &entered) || fs_open(fx.writable.fd, "big", O_RDWR | O_CREAT, 0600, &fd))
@@ -365,8 +428,8 @@ static int with_threads(void)
 
 static int bad_root(void)
 {
-	const struct sandbox_root roots[] = { { 999, true } };
-	const struct sandbox_spec spec = { roots, 1, 0, 0, 0, false, false };
+	const struct sandbox_root roots[] = { { 999, true, "/" } };
+	const struct sandbox_spec spec = { roots, 1, 0, 0, 0, false, false, NOTHING };
 	struct sandbox_done done;
 
 	enum err e = sandbox_enter(&spec, &done);
@@ -386,9 +449,10 @@ static void test_entering(void **state)
 
 static void enter_with_network(void)
 {
-	const struct sandbox_root roots[] = { { fx.writable.fd, true } };
+	const struct sandbox_root roots[] = { { fx.writable.fd, true, fx.writable.path } };
 	const struct sandbox_spec spec = { .roots = roots, .root_count = 1, .network = true };
 
+	be_elsewhere();
 	if (sandbox_enter(&spec, &entered))
 		_exit(100);
 }
@@ -438,10 +502,10 @@ static int gather_in_sandbox(struct t_group *g, struct comm *c)
 static void test_network(void **state)
 {
 	static const char *const addresses[] = { "127.0.0.1", "::1", "lo" };
-	static const struct { const char *what; int (*probe)(void); bool landlock; } probes[] = {
-		{ "unix socket", net_unix, false }, { "udp", net_udp, false }, { "raw socket", net_raw, false },
-		{ "netlink", net_netlink, false }, { "SO_BINDTODEVICE", net_option, false }, { "SIOCSIFADDR", net_ioctl, false },
-		{ "bind to port 80", net_bind, true }, { "open", net_file, false },
+	static const struct { const char *what; int (*probe)(void); enum needs needs; } probes[] = {
+		{ "unix socket", net_unix, NOTHING }, { "udp", net_udp, NOTHING }, { "raw socket", net_raw, NOTHING },
+		{ "netlink", net_netlink, NOTHING }, { "SO_BINDTODEVICE", net_option, NOTHING }, { "SIOCSIFADDR", net_ioctl, NOTHING },
+		{ "bind to port 80", net_bind, LANDLOCK_4 }, { "open", net_file, NOTHING },
 	};
 
 	(void)state;
@@ -452,9 +516,9 @@ static void test_network(void **state)
 	}
 	if (SANITIZED)
 		skip();
-	int abi = WEXITSTATUS(status_of(landlock_abi));
+	enum needs there = there_is();
 	for (size_t i = 0; i < sizeof probes / sizeof *probes; i++)
-		if (abi >= 4 || !probes[i].landlock)
+		if (there >= probes[i].needs)
 			expect(probes[i].what, probes[i].probe);
 }
 
@@ -504,15 +568,115 @@ static void test_shared_memory(void **state)
 	close(g.spec.arena_fd);
 }
 
+/* ---- where there is no Landlock ---- */
+
+/* May a process here have a mount namespace, and what sandbox.c begins with? */
+static int may_unshare(void)
+{
+	be_elsewhere();
+	if (unshare(fx.uid ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS) < 0)
+		return 1;
+	return mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0;
+}
+
+static void test_kind(void **state)
+{
+	int got = WEXITSTATUS(status_of(kind));
+
+	(void)state;
+	if (SANITIZED)
+		skip();
+	if (strstr(fx.without ? fx.without : "", "unshare"))
+		assert_int_equal(got, 'n');
+	else if (fx.without && WEXITSTATUS(status_of(may_unshare)) == 0)
+		assert_int_equal(got, 'm');
+	else
+		print_message("%s: %s\n", fx.without ? fx.without : "as it is", got == 'l' ? "Landlock" : got == 'm' ? "namespace" : "-");
+}
+
+static int keeps_no_capability(void)
+{
+	char text[4096];
+	int fd = open("/proc/self/status", O_RDONLY);
+
+	enter();
+	ssize_t n = pread(fd, text, sizeof text - 1, 0);
+	text[n > 0 ? n : 0] = '\0';
+	return strstr(text, "CapEff:\t0000000000000000") && strstr(text, "CapPrm:\t0000000000000000") ? 0 : 1;
+}
+
+static void test_capabilities_of_a_user(void **state)
+{
+	(void)state;
+	if (SANITIZED || (!fx.uid && geteuid() == 0))
+		skip();
+	expect("no capability", keeps_no_capability);
+}
+
+/* The process stands in for a host whose mounts are shared, as under systemd; its child for a worker that is there before the mount. */
+static int sees_later_mounts(void)
+{
+	char inside[300], late[310];
+	int say[2], found;
+
+	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+	    mount("t", fx.writable.path, "tmpfs", 0, NULL) < 0 || mount(NULL, fx.writable.path, NULL, MS_SHARED, NULL) < 0)
+		return 77;
+	snprintf(inside, sizeof inside, "%s/inside", fx.writable.path);
+	if (mkdir(inside, 0755) < 0 || pipe(say) < 0)
+		return 1;
+	fx.writable.fd = open(fx.writable.path, O_RDONLY | O_DIRECTORY);
+	pid_t pid = fork();
+	if (pid == 0) {
+		char c;
+		enter();
+		struct stat st;
+		_exit(read(say[0], &c, 1) == 1 && fs_stat(fx.writable.fd, "inside/late", &st) == OK ? 0 : 3);
+	}
+	struct timespec a_moment = { .tv_nsec = 200000000 };
+	nanosleep(&a_moment, NULL);
+	snprintf(late, sizeof late, "%s/late", inside);
+	if (mount("t", inside, "tmpfs", 0, NULL) < 0 || mkdir(late, 0755) < 0 || write(say[1], "x", 1) != 1)
+		return 2;
+	return waitpid(pid, &found, 0) == pid && WIFEXITED(found) ? WEXITSTATUS(found) : 4;
+}
+
+static void test_mounts_that_come_later(void **state)
+{
+	(void)state;
+	if (SANITIZED || fx.uid || WEXITSTATUS(status_of(may_unshare)) != 0)
+		skip();
+	int got = WEXITSTATUS(status_of(sees_later_mounts));
+	if (got == 77)
+		skip();
+	assert_int_equal(got, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_kind),
 		cmocka_unit_test(test_denied),
 		cmocka_unit_test(test_deadly),
 		cmocka_unit_test(test_work_goes_on),
 		cmocka_unit_test(test_entering),
 		cmocka_unit_test(test_network),
 		cmocka_unit_test(test_shared_memory),
+		cmocka_unit_test(test_capabilities_of_a_user),
+		cmocka_unit_test(test_mounts_that_come_later),
 	};
-	return cmocka_run_group_tests_name("sandbox", tests, setup, teardown);
+	int failed = cmocka_run_group_tests_name("sandbox", tests, setup, teardown);
+
+	if (SANITIZED)
+		return failed;
+	fx.without = "landlock_create_ruleset";
+	failed += cmocka_run_group_tests_name("sandbox without Landlock", tests, setup, teardown);
+	if (geteuid() == 0) {
+		fx.uid = 4242;
+		failed += cmocka_run_group_tests_name("a user's sandbox without Landlock", tests, setup, teardown);
+		fx.uid = 0;
+	}
+	fx.without = "landlock_create_ruleset,unshare";
+	failed += cmocka_run_group_tests_name("sandbox without Landlock and namespaces", tests, setup, teardown);
+	return failed;
 }

@@ -1,4 +1,5 @@
-/* sandbox.c: see sandbox.h. The order matters: Landlock needs a free descriptor and system calls that seccomp then forbids.
+/* sandbox.c: see sandbox.h. The order matters: Landlock and a mount namespace need system calls that seccomp then forbids, and the
+ * namespace needs capabilities that are then dropped.
  *
  * Why an allow-list: new system calls appear with every kernel, and none of them is ours. Why EPERM and not death for most of
  * them: the C library tries calls that it can do without. */
@@ -14,6 +15,8 @@
 #include <sched.h>
 #include <seccomp.h>
 #include <signal.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -21,6 +24,8 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "os/mount_ns.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SANITIZED = 1 };
@@ -63,16 +68,25 @@ static FALLIBLE enum err set_limits(const struct sandbox_spec *spec)
 
 /* ---- capabilities ---- */
 
-/* What a root worker keeps: the files of its storages may be other users', and get the group that the operator says. Without Landlock these
- * still open every file of the host, but no device, module, namespace, raw socket or other user's process. */
-static FALLIBLE enum err drop_capabilities(void)
-{
-	const uint32_t kept = 1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_CHOWN | 1u << CAP_FOWNER;
-	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
-	struct __user_cap_data_struct now[2];
+typedef struct __user_cap_data_struct capabilities[2];
 
-	if (syscall(SYS_capget, &head, now) < 0)
-		return ERR_SYS(SYSTEM, "cannot read the process's capabilities");
+static FALLIBLE enum err get_capabilities(capabilities now)
+{
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+
+	return syscall(SYS_capget, &head, now) < 0 ? ERR_SYS(SYSTEM, "cannot read the process's capabilities") : OK;
+}
+
+/* A root worker keeps FILE_CAPABILITIES: the files of its storages may be other users', and get the group that the operator says. Without
+ * confinement these still open every file of the host, but no device, module, namespace, raw socket or other user's process. */
+static const uint32_t FILE_CAPABILITIES = 1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_CHOWN | 1u << CAP_FOWNER;
+
+static FALLIBLE enum err drop_capabilities(uint32_t kept)
+{
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	capabilities now;
+
+	TRY(get_capabilities(now));
 	now[0].effective = now[0].permitted = now[0].permitted & kept;
 	now[1].effective = now[1].permitted = 0;
 	now[0].inheritable = now[1].inheritable = 0;
@@ -294,7 +308,42 @@ static FALLIBLE enum err enter_seccomp(bool network, bool *entered_out)
 	return OK;
 }
 
-/* ---- both ---- */
+/* ---- all ---- */
+
+/* In a user namespace root loses what it may do to other users' files, and nobody could not tell its own files from theirs. */
+static FALLIBLE enum err user_ns_fits(const struct sandbox_spec *spec, bool *fits_out)
+{
+	capabilities now;
+
+	TRY(get_capabilities(now));
+	*fits_out = !spec->gives_groups && geteuid() != 0 && geteuid() != OVERFLOW_ID && !now[0].permitted && !now[1].permitted;
+	return OK;
+}
+
+/* Landlock, or a mount namespace where there is none. */
+static FALLIBLE enum err confine(const struct sandbox_spec *spec, struct sandbox_done *done)
+{
+	bool fits, user_ns = false;
+
+	done->kind = "none";
+	if (spec->device)
+		return OK;
+	TRY(enter_landlock(spec, &done->landlock_abi));
+	if (done->landlock_abi > 0) {
+		done->kind = "landlock";
+	} else if (!SANITIZED) {
+		TRY(user_ns_fits(spec, &fits));
+		if (mount_ns_enter(spec->roots, spec->root_count, fits, &user_ns) == OK) {
+			done->kind = "mount_namespace";
+		} else {
+			const char *reason = strerrordesc_np(err_last()->sys_errno);
+			snprintf(done->why, sizeof done->why, "%.120s%s%.60s", err_last()->text, reason ? ": " : "", reason ? reason : "");
+			err_clear();
+		}
+	}
+	/* Those of a user namespace would open files against their modes: the host gave the process none. */
+	return drop_capabilities(user_ns ? 0 : FILE_CAPABILITIES);
+}
 
 static FALLIBLE enum err check_single_thread(void)
 {
@@ -321,9 +370,7 @@ enum err sandbox_enter(const struct sandbox_spec *spec, struct sandbox_done *don
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return ERR_SYS(SYSTEM, "cannot give up new privileges");
 	TRY(set_limits(spec));
-	if (!spec->device)
-		TRY(drop_capabilities());
-	TRY(enter_landlock(spec, &done.landlock_abi));
+	TRY(confine(spec, &done));
 	if (!spec->device)
 		TRY(enter_seccomp(spec->network, &done.seccomp));
 	*done_out = done;

@@ -3,12 +3,16 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/num.h"
 #include "os/fs.h"
+#include "os/mount_ns.h"
 #include "store/manifest.h"
 
 enum { HEAD_MAX = 1024 };
+
+static const uid_t NOBODY = (uid_t)-1;
 
 struct parts {
 	int dir;
@@ -31,6 +35,12 @@ static bool read_uid(const char *text, size_t n, uid_t *out)
 		return false;
 	*out = (uid_t)uid;
 	return true;
+}
+
+/* In a user namespace of its own a worker sees the files of all other users as nobody's, and does not know who their owner is. */
+static uid_t known(uid_t uid)
+{
+	return uid == OVERFLOW_ID && geteuid() != OVERFLOW_ID ? NOBODY : uid;
 }
 
 static FALLIBLE enum err look_at(struct parts *p, const char *name)
@@ -72,7 +82,7 @@ enum err owner_find(const struct roots *roots, uint32_t root, const char *name, 
 	struct stat st;
 
 	TRY(fs_stat(roots->fds[root], name, &st));
-	p.owner = p.dir_uid = st.st_uid;
+	p.owner = p.dir_uid = known(st.st_uid);
 	if (S_ISDIR(st.st_mode)) {
 		TRY(fs_open_dir(roots->fds[root], name, &p.dir));
 		enum err e = fs_list(p.dir, note_part, &p);
@@ -92,5 +102,7 @@ enum err owner_check(const struct store_job *by, uint32_t root, const char *name
 	TRY(owner_find(by->roots, root, name, by->uid, &owner));
 	if (owner == by->uid)
 		return OK;
+	if (owner == NOBODY)
+		return ERR(FORBIDDEN, "'%s' belongs to a user unknown to dcpd: only root and dcpd's own user remove or replace it", name);
 	return ERR(FORBIDDEN, "'%s' belongs to uid %u: only that one, root and dcpd's own user remove or replace it", name, owner);
 }

@@ -122,6 +122,14 @@ def _storages(c: Client) -> List[Line]:
     return out or [("warn", "the daemon has no storage", "start it with --storage NAME=DIR, or pass directory paths")]
 
 
+def _sandbox(c: Client) -> Line:
+    kind = c.capabilities().get("host", {}).get("sandbox")
+    if kind == "none":
+        return "warn", "the daemon's workers are not confined to the storages", \
+               "`dcpctl status` says why, deploy/README.md what to do"
+    return "ok", f"sandbox of the daemon's workers: {kind or 'not known before one has started'}", ""
+
+
 def _copy_speed() -> Line:
     from . import _copy
     import ctypes
@@ -182,6 +190,7 @@ def examine() -> List[Line]:
                     for s in c.storages.list() if not s.get("adhoc")]
         except errors.DcpdError as e:
             out.append(("fail", str(e), ""))
+        out.append(_safe(lambda: _sandbox(c)))
     return out
 
 
