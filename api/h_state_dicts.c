@@ -138,7 +138,7 @@ FALLIBLE enum err h_sdict_tensors(struct req *r)
 	TRY(h_set_text(more, "prefix", prefix));
 	TRY(h_set_text(more, "page_token", page.token));
 	req_hold(r);
-	lookup_ask_state_dict(r->core, &who, r->parts[2], generation == UINT64_MAX ? -1 : (int64_t)generation, move(more),
+	state_dict_ask(r->core, &who, r->parts[2], generation == UINT64_MAX ? -1 : (int64_t)generation, move(more),
 			      h_pass_on, r);
 	return OK;
 }

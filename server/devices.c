@@ -19,10 +19,30 @@ static void set_reason(struct devices *d, const char *what, const char *text)
 	snprintf(d->reason, sizeof d->reason, "%s%s", what, text);
 }
 
-static void on_ready(struct worker *w, enum err e)
+void devices_note(struct server *s, const json_t *hello)
+{
+	json_t *backends = json_object_get(hello, "backends"), *found = json_object_get(hello, "devices");
+	struct devices *d = s->devices;
+
+	if (!json_is_object(json_object_get(backends, "nccl")) || !json_is_array(found)) {
+		set_reason(d, "", "the probe said nothing of GPUs");
+		return;
+	}
+	json_decref(d->backends);
+	json_decref(d->found);
+	d->backends = json_incref(backends);
+	d->found = json_incref(found);
+	const char *why = json_string_value(json_object_get(json_object_get(backends, "nccl"), "reason"));
+	char count[24];
+	snprintf(count, sizeof count, "%zu", json_array_size(found));
+	log_info("devices", "gpus", count, "nccl", why ? why : "available", NULL);
+}
+
+static void on_ready(struct worker *w, enum err e, const json_t *hello)
 {
 	struct devices *d = w->owner;
 
+	devices_note(w->server, hello);
 	if (e)
 		set_reason(d, "the probe failed: ", err_last()->text);
 	d->worker = NULL;
@@ -42,25 +62,6 @@ static void on_ended(struct worker *w, enum err e)
 	(void)e;
 	set_reason(d, "the probe failed: ", err_last()->text);
 	d->worker = NULL;
-}
-
-void devices_note(struct server *s, const json_t *hello)
-{
-	json_t *backends = json_object_get(hello, "backends"), *found = json_object_get(hello, "devices");
-	struct devices *d = s->devices;
-
-	if (!json_is_object(json_object_get(backends, "nccl")) || !json_is_array(found)) {
-		set_reason(d, "", "the probe said nothing of GPUs");
-		return;
-	}
-	json_decref(d->backends);
-	json_decref(d->found);
-	d->backends = json_incref(backends);
-	d->found = json_incref(found);
-	const char *why = json_string_value(json_object_get(json_object_get(backends, "nccl"), "reason"));
-	char count[24];
-	snprintf(count, sizeof count, "%zu", json_array_size(found));
-	log_info("devices", "gpus", count, "nccl", why ? why : "available", NULL);
 }
 
 void devices_probe(struct server *s)

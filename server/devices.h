@@ -3,11 +3,9 @@
 #pragma once
 #include "server/server.h"
 
-struct worker;
-
 FALLIBLE enum err devices_new(struct server *s);      /* starts the probe; its answer comes through the loop */
 void devices_probe(struct server *s);                 /* once more, if none is under way: a driver may have come */
-void devices_note(struct server *s, const json_t *hello);
+void devices_note(struct server *s, const json_t *hello);    /* what a probe said */
 /* Members of a JSON object: "backends":{…},"devices":[…] */
 FALLIBLE enum err devices_put(struct server *s, struct buf *out);
 /* NULL: "cuda" or "nccl" is there; else why not, valid until the loop goes on. */

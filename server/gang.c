@@ -21,7 +21,6 @@
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/storage.h"
-#include "server/sweep.h"
 #include "server/worker.h"
 
 enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000, RUN_FDS_MAX = 16, STILL_LOOKS = 3 };
@@ -147,7 +146,7 @@ static void sweep_roots(const struct gang *g)
 
 	for (const char *p = g->key; *p; p += strcspn(p, ",") + 1) {
 		snprintf(name, sizeof name, "%.*s", (int)strcspn(p, "="), p);
-		sweep_storage(g->server, name);
+		g->server->hooks->storage_soiled(g->server, name);
 	}
 }
 
@@ -246,10 +245,12 @@ static void begin_run(struct gang *g)
 		worker_send(g->members[0].worker, FRAME_SEALED, g->generation, NULL, NULL, 0);
 }
 
-static void on_ready(struct worker *w, enum err e)
+static void on_ready(struct worker *w, enum err e, const json_t *hello)
 {
 	struct gang *g = w->owner;
 
+	(void)hello;
+	gang_note_worker(g->server, w);
 	if (e) {
 		set_failed(g, e);
 		become_ending(g);
@@ -431,6 +432,10 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	struct gang *g = w->owner;
 	bool leads = w->index == 0;
 
+	if (f->type == FRAME_IO) {
+		storage_count_io(g->server, body);
+		return;
+	}
 	if (g->state != GANG_BUSY || f->generation != g->generation) {
 		g->server->gangs->dropped_frames++;
 		metrics_add(g->server->metrics, "dcpd_stale_frames_total", "", 1);

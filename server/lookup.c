@@ -19,9 +19,8 @@
 #include "base/mem.h"
 #include "server/config.h"
 #include "server/errdoc.h"
-#include "server/events.h"
+#include "server/gang.h"
 #include "server/loop.h"
-#include "server/state_dict.h"
 #include "server/storage.h"
 #include "server/unread.h"
 #include "server/worker.h"
@@ -244,8 +243,7 @@ static void give_up(struct lookup_worker *lw, enum err e)
 	leave(lw);
 	if (st && e == ERR_STORAGE_STALLED) {
 		storage_set_state(p->server, st, STORAGE_STATE_STALLED);
-		if (!st->probing) /* at once: perhaps only one directory hangs, such as a mount of its own */
-			storage_probe(p->server, st, NULL, NULL);
+		p->server->hooks->storage_hangs(p->server, st);
 	}
 	err_restore(&info);
 	if (q)
@@ -307,12 +305,14 @@ static void rest(struct lookup_worker *lw)
 	loop_timer_start(lw->pool->server->loop, lw->pool->server->config->lookup_idle_ms, on_idle, lw, &lw->idle);
 }
 
-static void on_ready(struct worker *w, enum err e)
+static void on_ready(struct worker *w, enum err e, const json_t *hello)
 {
 	struct lookup_worker *lw = w->owner;
 	struct pool *p = lw->pool;
 	struct storage *st = storage_of(p);
 
+	(void)hello;
+	gang_note_worker(p->server, w);
 	if (e) {
 		struct err_info info = *err_last();
 		leave(lw);
@@ -366,6 +366,10 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	struct storage *st = storage_of(p);
 	const json_t *ok = json_object_get(body, "ok");
 
+	if (f->type == FRAME_IO) {
+		storage_count_io(p->server, body);
+		return;
+	}
 	if (f->type != FRAME_ANSWER || !q || f->generation != q->number) {
 		worker_kill(w, ERR(PROTOCOL, "worker %s answered what it was not asked", w->id));
 		return;
@@ -620,75 +624,7 @@ void lookup_ask(struct server *s, const char *storage, json_t *question, const i
 		loop_later(s->loop, pump_later, s, OK);
 }
 
-/* ---- about state dicts ---- */
-
-struct about {
-	struct server *server;
-	struct state_dict_use *use;
-	lookup_fn fn;
-	void *user;
-};
-
-static void on_about(void *user, enum err e, const json_t *ok, int *fd)
-{
-	struct about *a = user;
-	struct err_info info = *err_last();
-
-	state_dict_unuse(a->server, &a->use);
-	err_restore(&info);
-	a->fn(a->user, e, ok, fd);
-	mem_free(a);
-}
-
-static void about_failed(void *user, enum err e)
-{
-	int none = -1;
-
-	on_about(user, e, NULL, &none);
-}
-
-static void ask_use(struct server *s, struct about *a, json_t *more)
-{
-	const struct state_dict_use *use = a->use;
-	json_t *ranks = json_array();
-	int *fds = mem_zalloc(use->world_size, sizeof *fds);
-	bool bad = !fds;
-
-	for (uint32_t i = 0; i < use->world_size && !bad; i++) {
-		fds[i] = use->ranks[i].fd;
-		bad = json_array_append_new(ranks, json_pack("{s:i, s:i, s:I, s:I}", "rank", (int)i, "fd", (int)i, "bytes",
-							     (json_int_t)use->ranks[i].bytes, "image_bytes",
-							     (json_int_t)use->ranks[i].image_bytes)) != 0;
-	}
-	bad |= json_object_set_new(more, "state_dict", json_string(use->name)) != 0;
-	bad |= json_object_set_new(more, "world_size", json_integer(use->world_size)) != 0;
-	bad |= json_object_set_new(more, "generation", json_integer(use->generation)) != 0;
-	bad |= json_object_set_new(more, "ranks", ranks) != 0;
-	if (bad) {
-		json_decref(more);
-		loop_later(s->loop, about_failed, a, ERR(NO_MEMORY, "cannot ask about a state dict"));
-	} else {
-		lookup_ask(s, NULL, more, fds, use->world_size, on_about, a);
-	}
-	mem_free(fds);
-}
-
-void lookup_ask_state_dict(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
-			   lookup_fn fn, void *user)
-{
-	struct about *a = mem_sure(sizeof *a);
-
-	*a = (struct about){ s, NULL, fn, user };
-	enum err e = state_dict_use(s, who, name, generation, "", &a->use);
-	if (e) {
-		json_decref(more);
-		loop_later(s->loop, about_failed, a, e);
-	} else {
-		ask_use(s, a, more);
-	}
-}
-
-/* ---- */
+/* ---- start and end ---- */
 
 FALLIBLE enum err lookups_new(struct server *s)
 {

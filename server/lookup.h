@@ -19,11 +19,6 @@ typedef void (*lookup_fn)(void *user, enum err e, const json_t *ok, int *fd);
 /* storage: a root's name, or NULL for questions about segments (which come with fds). Takes `question`. The fds are duplicated. */
 void lookup_ask(struct server *s, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
 		void *user);
-/* The same about a state dict: {"tensors", "prefix"?, "page_size", "page_token"?} of its newest generation sealed by all ranks
- * (generation -1) or of this one. `more` (taken) holds the op and the members beside those that name the segments.
- * The segments are kept from reuse until the answer. */
-void lookup_ask_state_dict(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
-			   lookup_fn fn, void *user);
 
 uint64_t lookup_fd_bytes(int fd);
 

@@ -73,6 +73,15 @@ static void first_probes(struct server *s)
 	}
 }
 
+/* At once: perhaps only one directory hangs, such as a mount of its own. */
+static void on_storage_hangs(struct server *s, struct storage *st)
+{
+	if (!st->probing)
+		storage_probe(s, st, NULL, NULL);
+}
+
+static const struct server_hooks hooks = { .storage_hangs = on_storage_hangs, .storage_soiled = sweep_storage };
+
 static FALLIBLE enum err build(struct server *s, struct event_base *base)
 {
 	s->base = base;
@@ -93,6 +102,8 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(sweeps_new(s));
 	TRY(state_dicts_new(s));
 	TRY(jobs_new(s));
+	TRY(state_dict_orphans_start(s));
+	TRY(storage_care_start(s));
 	TRY(devices_new(s));
 	first_probes(s);
 	s->ready = true;
@@ -109,6 +120,7 @@ FALLIBLE enum err server_new(const struct config *config, struct event_base *bas
 	s = mem_zalloc(1, sizeof *s);
 	if (!s)
 		return ERR(NO_MEMORY, "cannot start");
+	s->hooks = &hooks;
 	s->config = config;
 	s->lock_fd = -1;
 	enum err e = build(s, base);

@@ -21,6 +21,7 @@ struct loop_timer;
 struct journal;
 struct events;
 struct metrics;
+struct storage;
 struct storages;
 struct sweeps;
 struct state_dicts;
@@ -43,7 +44,18 @@ struct idempotency {
 	struct str key, body;
 };
 
+struct server;
+
+/* What a lower layer tells those above it, which it does not know: server.c sets these before anything runs. */
+struct server_hooks {
+	/* lookup.c: a worker was killed in a system call on the storage, which is marked as stalled. */
+	void (*storage_hangs)(struct server *s, struct storage *st);
+	/* gang.c: jobs may have left something in the storage that nobody removes. */
+	void (*storage_soiled)(struct server *s, const char *name);
+};
+
 struct server {
+	const struct server_hooks *hooks;
 	const struct config *config;
 	struct event_base *base;
 	struct loop *loop;

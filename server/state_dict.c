@@ -418,6 +418,7 @@ void state_dicts_free(struct state_dicts *all)
 		return;
 	state_dict_space_free(all);
 	loop_timer_stop(&all->tick);
+	loop_timer_stop(&all->orphan_tick);
 	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
 		next = table_next(&all->table, n);
 		struct state_dict *sd = (struct state_dict *)n;

@@ -14,6 +14,7 @@
  * Leases are per rank; any call about the rank renews it. A state dict made by a load has
  * none unless the load asks for one: it stays until it is deleted. */
 #pragma once
+#include "server/lookup.h"
 #include "server/server.h"
 
 enum { STATE_DICT_NAME_MAX = 200, STATE_DICT_WORLD_MAX = 65536, STATE_DICT_SLOTS_MAX = 16, STATE_DICTS_MAX = 4096 };
@@ -96,6 +97,12 @@ FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who
 				   int64_t *generation_out, uint64_t *image_bytes_out);
 void state_dict_unuse(struct server *s, struct state_dict_use **use);
 
+/* A look-up about what a state dict holds: {"tensors", "prefix"?, "page_size", "page_token"?} of its newest generation sealed by all
+ * ranks (generation -1) or of this one. `more` (taken) holds the op and the members beside those that name the segments. The segments
+ * are kept from reuse until the answer. */
+void state_dict_ask(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more, lookup_fn fn,
+		    void *user);
+
 /* A job may be made before its generation is sealed. fn is told of each seal (NEWS_MORE); that all ranks are filling or sealed, with the
  * use, which is the receiver's (NEWS_FILLING); and in the end that all ranks have sealed, with the use unless it was given before, or with
  * ERR_NOT_SEALED that this will not come: released, deleted, a rank's lease over, a rank gone on to a newer generation, timeout. After
@@ -148,6 +155,7 @@ void state_dict_announce(struct server *s, struct state_dict_use *use);
 void state_dict_drop(struct server *s, struct state_dict_use **use);
 
 FALLIBLE enum err state_dicts_new(struct server *s);
+FALLIBLE enum err state_dict_orphans_start(struct server *s);    /* saves and drops what dead trainers left; after jobs_new */
 void state_dicts_settle(struct server *s);       /* after the journal's jobs took up what they use */
 void state_dicts_free(struct state_dicts *sd);
 uint32_t state_dict_count(const struct server *s);

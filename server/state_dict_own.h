@@ -75,7 +75,7 @@ struct state_dicts {
 	struct seg_owner owner;     /* this daemon; constant from the start on */
 	uint64_t used_bytes;
 	struct seg_maker *maker;
-	struct loop_timer *tick;
+	struct loop_timer *tick, *orphan_tick;
 };
 
 /* ---- state_dict.c ---- */
@@ -163,5 +163,7 @@ FALLIBLE enum err state_dict_lease_start(struct server *s);
 void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
 void state_dict_lease_begin(struct state_dict *sd);              /* of all ranks; without a lease: nothing */
 int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* when it ends, for the record; 0: no lease */
-/* Without a row; wish is copied. */
-FALLIBLE enum err state_dict_lease_wish(struct state_dict *sd, int64_t generation, const json_t *wish);
+
+/* ---- state_dict_wish.c: what is to become of a generation ---- */
+FALLIBLE enum err state_dict_wish_set(struct state_dict *sd, int64_t generation, const json_t *wish);   /* without a row; wish is copied */
+const json_t *state_dict_wish_of(const struct state_dict *sd, int64_t generation);   /* NULL: nothing was said */

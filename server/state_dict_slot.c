@@ -388,7 +388,7 @@ void state_dict_seal(struct server *s, const struct principal *who, struct str n
 	if (!e)
 		e = check_seal(sd, (uint32_t)rank, generation, image_bytes, &sl);
 	if (!e && sl && wish)
-		e = state_dict_lease_wish(sd, generation, wish);
+		e = state_dict_wish_set(sd, generation, wish);
 	if (e || !sl) {
 		loop_later(s->loop, fn, user, e);
 		return;

@@ -1,4 +1,5 @@
-/* storage.c: see storage.h. A sorted array: there are few, and lists are shown in this order. */
+/* storage.c: see storage.h: the records. A sorted array: there are few, and lists are shown in this order. Free space is asked for in
+ * storage_probe.c; ad-hoc storages come and go in storage_care.c. */
 #include "server/storage.h"
 
 #include <stdio.h>
@@ -10,22 +11,10 @@
 #include "base/num.h"
 #include "server/config.h"
 #include "server/events.h"
-#include "server/job.h"
 #include "server/journal.h"
-#include "server/lookup.h"
 #include "server/loop.h"
-#include "server/metrics.h"
-#include "server/sweep.h"
+#include "server/storage_own.h"
 #include "server/worker.h"
-
-enum { TICK_MS = 2000, PROBE_EVERY_MS = 60000, LEASE_MS = 600000, LEASE_MAX_MS = 86400000 };
-
-struct storages {
-	struct server *server;
-	struct storage *items[STORAGES_MAX];
-	uint32_t count;
-	struct loop_timer *tick;
-};
 
 static const char *const state_texts[] = { "unknown", "ok", "stalled", "gone" };
 
@@ -68,7 +57,7 @@ static void free_one(struct storage *st)
 	mem_free(st);
 }
 
-static FALLIBLE enum err add(struct server *s, struct str name, const char *path, struct storage **out)
+FALLIBLE enum err storage_add(struct server *s, struct str name, const char *path, struct storage **out)
 {
 	struct storages *all = s->storages;
 	uint32_t at = all->count;
@@ -93,7 +82,7 @@ static FALLIBLE enum err add(struct server *s, struct str name, const char *path
 	return OK;
 }
 
-static void remove_one(struct server *s, struct storage *st)
+void storage_remove(struct server *s, struct storage *st)
 {
 	struct storages *all = s->storages;
 	uint32_t at = 0;
@@ -133,199 +122,6 @@ void storage_count_io(struct server *s, const json_t *body)
 			continue;
 		st->read_bytes += (uint64_t)r;
 		st->written_bytes += (uint64_t)w;
-	}
-}
-
-struct probe {
-	struct server *server;
-	char name[STORAGE_NAME_MAX + 1];
-	done_fn fn;
-	void *user;
-};
-
-static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
-{
-	struct probe *p = user;
-	struct err_info info = *err_last();
-	struct storage *st;
-
-	(void)fd;
-	if (storage_find(p->server, str_of(p->name), &st) == OK) {
-		st->probing = false;
-		st->probed_ms = clock_wall_ms();
-		st->fresh_ms = clock_mono_ms();
-		if (!e) {
-			json_decref(st->probe);
-			st->probe = json_incref((json_t *)ok);
-			st->free_bytes = (uint64_t)json_integer_value(json_object_get(ok, "free_bytes"));
-			st->total_bytes = (uint64_t)json_integer_value(json_object_get(ok, "total_bytes"));
-			storage_set_state(p->server, st, STORAGE_OK);
-		}
-	}
-	err_restore(&info);
-	if (p->fn)
-		p->fn(p->user, e);
-	mem_free(p);
-}
-
-void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user)
-{
-	struct probe *p = mem_sure(sizeof *p);
-
-	*p = (struct probe){ .server = s, .fn = fn, .user = user };
-	memcpy(p->name, st->name, sizeof p->name);
-	st->probing = true;
-	lookup_ask(s, p->name, json_pack("{s:s, s:s}", "op", "probe", "storage", p->name), NULL, 0, on_probe, p);
-}
-
-/* ---- ad-hoc storages ---- */
-
-static void journal_one(struct server *s, const struct storage *st, done_fn fn, void *user)
-{
-	struct journal_txn *t = journal_txn_new(s->journal);
-	struct journal_storage row = { st->name, st->path, st->uid, st->expires_ms };
-
-	journal_put_storage(t, &row);
-	journal_commit(s->journal, t, fn, user);
-}
-
-struct creation {
-	struct server *server;
-	char name[STORAGE_NAME_MAX + 1];
-	done_fn fn;
-	void *user;
-};
-
-static void end_creation(struct creation *c, enum err e)
-{
-	c->fn(c->user, e);
-	mem_free(c);
-}
-
-static void on_created(void *user, enum err e)
-{
-	end_creation(user, e);
-}
-
-/* The root must be one that a worker can open; otherwise nothing stays of it. */
-static void on_first_probe(void *user, enum err e)
-{
-	struct creation *c = user;
-	struct storage *st;
-	struct err_info info = *err_last();
-
-	if (storage_find(c->server, str_of(c->name), &st) != OK)
-		e = ERR(NOT_FOUND, "the storage was removed meanwhile");
-	else if (e)
-		remove_one(c->server, st);
-	if (!e) {
-		journal_one(c->server, st, on_created, c);
-		return;
-	}
-	if (info.code == e)
-		err_restore(&info);
-	end_creation(c, e);
-}
-
-static FALLIBLE enum err check_request(struct server *s, const struct storage_request *rq, struct storage **known)
-{
-	char item[CONFIG_PATH_MAX + 64];
-	struct str name;
-	const char *dir;
-
-	*known = NULL;
-	if (s->draining)
-		return ERR(DRAINING, "the daemon is shutting down");
-	if (rq->path.n == 0 || rq->path.n >= CONFIG_PATH_MAX || rq->path.p[0] != '/' || memchr(rq->path.p, '\0', rq->path.n))
-		return ERR(VALIDATION_FAILED, "path must be an absolute path of at most %d bytes", CONFIG_PATH_MAX - 1);
-	snprintf(item, sizeof item, "%.*s=%.*s", (int)num_min(rq->name.n, 40), rq->name.p, (int)rq->path.n, rq->path.p);
-	if (rq->name.n > STORAGE_NAME_MAX || config_storage(item, &name, &dir) != OK)
-		return ERR(NAME_INVALID, "a storage's name is [a-z][a-z0-9_-]{0,31} and not shm");
-	if (rq->lease_ms < 0 || rq->lease_ms > LEASE_MAX_MS)
-		return ERR(VALIDATION_FAILED, "a lease lasts at most %d s", LEASE_MAX_MS / 1000);
-	if (storage_find(s, rq->name, known) != OK)
-		return OK;
-	if (!(*known)->adhoc || !str_is(rq->path, (*known)->path) || !principal_may(&rq->who, (*known)->uid))
-		return ERR(STATE_CONFLICT, "a storage of that name exists, with another path or owner");
-	return OK;
-}
-
-void storage_create(struct server *s, const struct storage_request *rq, done_fn fn, void *user)
-{
-	struct storage *st;
-	char path[CONFIG_PATH_MAX];
-	enum err e = check_request(s, rq, &st);
-
-	if (!e && !st) {
-		snprintf(path, sizeof path, "%.*s", (int)rq->path.n, rq->path.p);
-		e = add(s, rq->name, path, &st);
-		if (!e) {
-			st->adhoc = true;
-			st->uid = rq->who.uid;
-		}
-	}
-	if (e) {
-		loop_later(s->loop, fn, user, e);
-		return;
-	}
-	st->expires_ms = clock_service_ms() + (rq->lease_ms ? rq->lease_ms : LEASE_MS);
-	struct creation *c = mem_sure(sizeof *c);
-	*c = (struct creation){ .server = s, .fn = fn, .user = user };
-	memcpy(c->name, st->name, sizeof c->name);
-	if (st->probe)
-		journal_one(s, st, on_created, c);
-	else
-		storage_probe(s, st, on_first_probe, c);
-}
-
-static void forget(struct server *s, struct storage *st, done_fn fn, void *user)
-{
-	struct journal_txn *t = journal_txn_new(s->journal);
-
-	journal_delete_storage(t, st->name);
-	journal_commit(s->journal, t, fn, user);
-	remove_one(s, st);
-}
-
-void storage_delete(struct server *s, struct str name, const struct principal *who, done_fn fn, void *user)
-{
-	struct storage *st = NULL;
-	enum err e = storage_find(s, name, &st);
-
-	if (!e && !st->adhoc)
-		e = ERR(STATE_CONFLICT, "storage \"%s\" belongs to the configuration", st->name);
-	if (!e && !principal_may(who, st->uid))
-		e = ERR(FORBIDDEN, "storage \"%s\" belongs to uid %u", st->name, st->uid);
-	if (!e && jobs_use_storage(s, st->name))
-		e = ERR(STATE_CONFLICT, "a job uses storage \"%s\"", st->name);
-	if (e)
-		loop_later(s->loop, fn, user, e);
-	else
-		forget(s, st, fn, user);
-}
-
-/* ---- time ---- */
-
-static void on_tick(void *user)
-{
-	struct storages *all = user;
-	struct server *s = all->server;
-	int64_t now = clock_mono_ms();
-
-	for (uint32_t i = all->count; i-- > 0;) {
-		struct storage *st = all->items[i];
-		if ((st->sweep_due || sweep_is_due(st)) && st->state == STORAGE_OK) {
-			st->sweep_due = false;
-			sweep_storage(s, st->name);
-		}
-		if (st->expires_ms && st->expires_ms < clock_service_ms() && !jobs_use_storage(s, st->name)) {
-			log_info("storage's lease is over", "storage", st->name, NULL);
-			forget(s, st, NULL, NULL);
-		} else if (!st->probing && st->state != STORAGE_OK && st->fresh_ms + TICK_MS <= now && st->probed_ms) {
-			storage_probe(s, st, NULL, NULL);
-		} else if (!st->probing && st->probed_ms && st->fresh_ms + PROBE_EVERY_MS <= now) {
-			storage_probe(s, st, NULL, NULL);
-		}
 	}
 }
 
@@ -377,7 +173,7 @@ static FALLIBLE enum err take_config(struct server *s, const struct config *c)
 			st->adhoc = false;
 			st->expires_ms = 0;
 		} else {
-			TRY(add(s, name, dir, &st));
+			TRY(storage_add(s, name, dir, &st));
 		}
 		st->file_mode = access.mode;
 		st->file_gid = access.gid;
@@ -392,12 +188,12 @@ static enum err take_row(void *user, const struct journal_storage *row)
 
 	if (storage_find(s, str_of(row->name), &st) == OK || strlen(row->name) > STORAGE_NAME_MAX)
 		return OK; /* the configuration names it now */
-	TRY(add(s, str_of(row->name), row->path, &st));
+	TRY(storage_add(s, str_of(row->name), row->path, &st));
 	st->adhoc = true;
 	st->uid = row->uid;
 	/* The whole lease again, at least: the daemon was down, not who holds it. */
 	uint64_t now = (uint64_t)clock_service_ms();
-	st->expires_ms = (int64_t)num_min(num_max((uint64_t)row->expires_ms, now + LEASE_MS), now + LEASE_MAX_MS);
+	st->expires_ms = (int64_t)num_min(num_max((uint64_t)row->expires_ms, now + STORAGE_LEASE_MS), now + STORAGE_LEASE_MAX_MS);
 	return OK;
 }
 
@@ -406,10 +202,8 @@ FALLIBLE enum err storages_new(struct server *s)
 	s->storages = mem_zalloc(1, sizeof *s->storages);
 	if (!s->storages)
 		return ERR(NO_MEMORY, "cannot keep storages");
-	s->storages->server = s;
 	TRY(take_config(s, s->config));
-	TRY(journal_read_storages(s->journal, take_row, s));
-	return loop_every(s->loop, TICK_MS, on_tick, s->storages, &s->storages->tick);
+	return journal_read_storages(s->journal, take_row, s);
 }
 
 FALLIBLE enum err storages_reload(struct server *s, const struct config *fresh)

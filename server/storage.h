@@ -33,6 +33,7 @@ struct storage {
 
 FALLIBLE enum err storages_new(struct server *s);
 void storages_free(struct storages *st);
+FALLIBLE enum err storage_care_start(struct server *s);    /* probes and sweeps now and then, ends leases */
 FALLIBLE enum err storages_reload(struct server *s, const struct config *fresh);  /* adds those that are new */
 
 /* ERR_NOT_FOUND names it. The pointer is valid until the loop's next turn. */

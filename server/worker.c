@@ -20,14 +20,11 @@
 #include "base/mem.h"
 #include "ctl/build_id.h"
 #include "server/config.h"
-#include "server/devices.h"
 #include "server/errdoc.h"
 #include "server/events.h"
-#include "server/gang.h"
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/metrics.h"
-#include "server/storage.h"
 
 enum { HELLO_MS = 15000, LOOK_MS = 2000, COLLECT_MAX = 256, FRAMES_A_TURN = 64, BODY_MAX = 16 << 20 };
 
@@ -292,12 +289,8 @@ static void take_hello(struct worker *w, const json_t *body)
 	snprintf(w->unconfined, sizeof w->unconfined, "%s", unconfined ? unconfined : "");
 	w->landlock = (int)json_integer_value(json_object_get(body, "landlock"));
 	w->seccomp = json_is_true(json_object_get(body, "seccomp"));
-	if (strcmp(w->role, "probe") == 0) /* it has no sandbox to tell of */
-		devices_note(w->server, body);
-	else
-		gang_note_worker(w->server, w);
 	worker_set(w, "idle", NULL);
-	w->ops->ready(w, check_roots(body));
+	w->ops->ready(w, check_roots(body), body);
 }
 
 static void take_frame(struct worker *w, const struct frame *f)
@@ -314,8 +307,6 @@ static void take_frame(struct worker *w, const struct frame *f)
 			take_hello(w, body);
 		else
 			worker_kill(w, ERR(PROTOCOL, "worker %s did not say HELLO first", w->id));
-	} else if (f->type == FRAME_IO) {
-		storage_count_io(w->server, body);
 	} else {
 		w->ops->frame(w, f, body);
 	}

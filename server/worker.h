@@ -17,8 +17,8 @@ struct worker_root {
 
 struct worker_ops {
 	/* HELLO came, the build is ours, and all roots could be opened (e OK), or one could not: then e says why, and the worker is
-	 * of no use. */
-	void (*ready)(struct worker *w, enum err e);
+	 * of no use. hello: its greeting. */
+	void (*ready)(struct worker *w, enum err e, const json_t *hello);
 	/* A frame with its body (an object). fds not taken (set to -1) are closed afterwards. */
 	void (*frame)(struct worker *w, const struct frame *f, const json_t *body);
 	/* The process has ended and was reaped; err_last() says how (ERR_WORKER_LOST, ERR_PROTOCOL). Called once, and it is the last

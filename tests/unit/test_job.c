@@ -719,14 +719,14 @@ static void test_lookups_and_workers(void **state)
 	char id[27];
 
 	(void)state;
-	lookup_ask_state_dict(t.s, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &a);
+	state_dict_ask(t.s, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 	const json_t *echo = json_object_get(a.doc, "echo");
 	assert_int_equal(json_array_size(json_object_get(echo, "ranks")), 2);
 	assert_int_equal(json_integer_value(json_object_get(echo, "generation")), 7);
 	json_decref(a.doc);
-	lookup_ask_state_dict(t.s, &t.me, STR("none"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &b);
+	state_dict_ask(t.s, &t.me, STR("none"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &b);
 	t_server_until(&t, &b.called);
 	assert_int_equal(b.e, ERR_NOT_FOUND);
 	t_job(&t, SAVE("w1", ""), id);

@@ -25,10 +25,11 @@ struct line {
 
 static void start_next(struct line *l);
 
-static void on_ready(struct worker *w, enum err e)
+static void on_ready(struct worker *w, enum err e, const json_t *hello)
 {
 	struct line *l = w->owner;
 
+	assert_true(json_is_object(hello));
 	T_OK(e);
 	l->up = true;
 }

@@ -1,0 +1,46 @@
+/* storage_probe.c: asks a look-up worker how much space a storage has and whether it answers at all. */
+#include "base/mem.h"
+#include "server/lookup.h"
+#include "server/storage.h"
+
+struct probe {
+	struct server *server;
+	char name[STORAGE_NAME_MAX + 1];
+	done_fn fn;
+	void *user;
+};
+
+static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct probe *p = user;
+	struct err_info info = *err_last();
+	struct storage *st;
+
+	(void)fd;
+	if (storage_find(p->server, str_of(p->name), &st) == OK) {
+		st->probing = false;
+		st->probed_ms = clock_wall_ms();
+		st->fresh_ms = clock_mono_ms();
+		if (!e) {
+			json_decref(st->probe);
+			st->probe = json_incref((json_t *)ok);
+			st->free_bytes = (uint64_t)json_integer_value(json_object_get(ok, "free_bytes"));
+			st->total_bytes = (uint64_t)json_integer_value(json_object_get(ok, "total_bytes"));
+			storage_set_state(p->server, st, STORAGE_OK);
+		}
+	}
+	err_restore(&info);
+	if (p->fn)
+		p->fn(p->user, e);
+	mem_free(p);
+}
+
+void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user)
+{
+	struct probe *p = mem_sure(sizeof *p);
+
+	*p = (struct probe){ .server = s, .fn = fn, .user = user };
+	memcpy(p->name, st->name, sizeof p->name);
+	st->probing = true;
+	lookup_ask(s, p->name, json_pack("{s:s, s:s}", "op", "probe", "storage", p->name), NULL, 0, on_probe, p);
+}
