@@ -6,6 +6,7 @@
 Exceptions stand in tests/tidy.allow, one a line: RULE PATH[:NAME] REASON. One that is no longer needed is an error too,
 so the list can only shrink.
 """
+import ast
 import fnmatch
 import os
 import pathlib
@@ -82,6 +83,43 @@ def tree():
 
 def width(line):
     return len(line.expandtabs(8))
+
+
+def python_imports(module, is_package, parsed, modules):
+    """The modules among `modules` that a module imports, wherever the import stands."""
+    out = set()
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Import):
+            out |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: None if is_package and node.level < 2 else is_package - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            out |= {f"{base}.{a.name}" if f"{base}.{a.name}" in modules else base for a in node.names}
+    return (out & set(modules)) - {module}
+
+
+def python_path(uses, start):
+    """A shortest way along imports from a module back to itself, without the last step; None if there is none."""
+    ways = [[start]]
+    seen = set()
+    for way in ways:
+        for m in sorted(uses[way[-1]]):
+            if m == start:
+                return way
+            if m not in seen:
+                seen.add(m)
+                ways.append([*way, m])
+    return None
+
+
+def python_unused(parsed):
+    """Names that are imported, and stand nowhere else (nor in an annotation that is text)."""
+    names = {n.id for n in ast.walk(parsed) if isinstance(n, ast.Name)}
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update(re.findall(r"\w+", node.value))
+    imports = [n for n in ast.walk(parsed) if isinstance(n, (ast.Import, ast.ImportFrom)) and getattr(n, "module", "") != "__future__"]
+    return sorted({(a.asname or a.name).split(".")[0] for n in imports for a in n.names} - names)
 
 
 class Tidy:
@@ -212,6 +250,19 @@ class Tidy:
             if other != path:
                 self.say("names", str(path.relative_to(ROOT)), f"has the name of {other.relative_to(ROOT)}")
 
+    def python(self):
+        """The package's modules import each other without a circle, imports within functions counted; and import nothing for nothing."""
+        root = pathlib.Path("api/python")
+        paths = {n: pathlib.Path(n).relative_to(root) for n in self.text if n.startswith("api/python/dcpd/") and n.endswith(".py")}
+        modules = {".".join(p.with_suffix("").parts).removesuffix(".__init__"): n for n, p in paths.items()}
+        uses = {m: python_imports(m, n.endswith("__init__.py"), ast.parse(self.text[n]), modules) for m, n in modules.items()}
+        for m, n in sorted(modules.items()):
+            for name in [] if n.endswith("__init__.py") else python_unused(ast.parse(self.text[n])):
+                self.say("import", n, f"{name} is imported and not used", None, name)
+            path = python_path(uses, m)
+            if path and m == min(path):
+                self.say("circle", n, " → ".join([*path, m]))
+
     def codes(self):
         text = self.text.get("worker/base/err.def", "")
         codes = [c.lower() for c in re.findall(r"^X\((\w+),", text, re.M)]
@@ -237,7 +288,7 @@ class Tidy:
 
 def main():
     t = Tidy()
-    for rule in (t.includes, t.symbols, t.calls, t.form, t.tests, t.names, t.codes):
+    for rule in (t.includes, t.symbols, t.calls, t.form, t.tests, t.names, t.python, t.codes):
         rule()
     allowed = {}
     path = ROOT / "tests/tidy.allow"

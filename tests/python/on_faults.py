@@ -62,12 +62,12 @@ def deadly(rank, victim, where, module, copy):
 def dropin_with_a_death(pg, rank, path, x, victim=None, where="", how="save"):
     """Saves state(rank, x) by the drop-in; `victim` dies at `where`. Where a number is given, rank 1 kills that process in its copy."""
     import torch.distributed.checkpoint as dcp
-    from dcpd import _where
+    from dcpd import _daemon
     from dcpd.torch import StorageWriter, _items
 
     patient(pg, victim)
     if isinstance(where, int):  # who has met the daemon waits for it; who comes first while it is away is told so, and the others wait
-        _where.default_client()
+        _daemon.default_client()
         dist.barrier(pg)
     deadly(rank, victim, where, _items, "copy_tensors")
     if rank == victim and where == "written":

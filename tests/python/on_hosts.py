@@ -23,9 +23,9 @@ def tensors(rank, seed=0, rows=8):
 
 
 def where(pg, rank):
-    from dcpd import _group
+    from dcpd import _hosts
 
-    g = _group.group(pg)
+    g = _hosts.group(pg)
     return socket.gethostname(), type(g).__name__, g.rank, g.size, g.first, os.stat("/dev/shm").st_dev
 
 

@@ -206,7 +206,7 @@ def kills_daemon(pg, rank, ref, x, pid, how):
 
 def old_daemon(pg, rank, ref, x, how):
     """A daemon of before refuses what it does not know, once: what was asked for after."""
-    from dcpd import _http, _where, errors
+    from dcpd import _daemon, _http, errors
 
     asked = []
     real = _http.Transport.request
@@ -218,7 +218,7 @@ def old_daemon(pg, rank, ref, x, how):
             raise errors.from_problem({"code": "unknown_field", "detail": f"unknown field \"{field}\"", "pointer": f"/{field}"})
         return real(self, method, path, body, **kw)
 
-    c = _where.default_client()  # rank 0's; the others make one with a new session
+    c = _daemon.default_client()  # rank 0's; the others make one with a new session
     with put(_http.Transport, "request", request), put(c, "early", True), put(c, "filling", True):
         states = [saves(pg, rank, f"{ref}-{i}", x + i, how, slots=3) for i in range(3)]
     return states, asked

@@ -14,7 +14,7 @@ from lib_direct import direct, like, same
 from test_ranks import FOUR
 
 import dcpd
-from dcpd import _direct, _into, _load, client
+from dcpd import _ask, _direct, _into, client
 from dcpd.torch import StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -190,7 +190,7 @@ def test_deleted_while_it_is_read(at, monkeypatch):
     """No other has come: what was open, or in a job, is all of it."""
     ref = f"main:{lib.fresh()}"
     dcpd.save(version(1), ref)
-    once(monkeypatch, _load._Ask, "wait", lambda: shutil.rmtree(at.storages["main"] / ref[5:]), True)
+    once(monkeypatch, _ask.Ask, "wait", lambda: shutil.rmtree(at.storages["main"] / ref[5:]), True)
     into = {**like(version(0, False)), "step": 0}
     dcpd.load(ref, into=into)
     assert into.pop("step") == 1

@@ -298,8 +298,8 @@ def test_installed(path):
 
 
 def test_importing_starts_nothing(script):
-    r = script("import threading, sys, os; import dcpd.torch; from dcpd import _where; "
-               "assert threading.active_count() == 1 and _where._default is None and not dcpd.torch._lane._lanes; print('ok')")
+    r = script("import threading, sys, os; import dcpd.torch; from dcpd import _daemon; "
+               "assert threading.active_count() == 1 and _daemon._default is None and not dcpd.torch._lane._lanes; print('ok')")
     assert r.stdout == "ok\n"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dcpd
-from dcpd import _save, _tensors, _where
+from dcpd import _daemon, _tensors
 
 SHORT = "import dcpd._session as S; S.LEASE_SECONDS = 4\n"
 MIB = 1 << 20
@@ -93,7 +93,7 @@ def test_a_rank_that_comes_while_the_daemon_restarts(own):
     again = threading.Timer(0.5, d.start)
     again.start()
     try:
-        assert _save._client_at(f"unix://{d.socket}").state_dicts.list() == []
+        assert _daemon.client_at(f"unix://{d.socket}").state_dicts.list() == []
     finally:
         again.join()
 
@@ -112,7 +112,7 @@ def test_daemon_gone_for_good(own, monkeypatch):
     d = own()
     dcpd.save({"x": 1}, "main:a")
     d.kill()
-    monkeypatch.setattr(_where.default_client()._t, "reconnect", 0.5)
+    monkeypatch.setattr(_daemon.default_client()._t, "reconnect", 0.5)
     with pytest.raises(dcpd.ConnectionLost, match="did not come back"):
         dcpd.save({"x": 1}, "main:b")
 

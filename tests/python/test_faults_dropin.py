@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import dcpd
-from dcpd import _http, _where
+from dcpd import _daemon, _http
 from dcpd import client as C
 from dcpd.torch import StorageReader, StorageWriter, _items, _lane
 
@@ -68,12 +68,12 @@ def gone(d, files, seconds=20):
 # ---- the trainer ----
 
 VICTIMS = HEAD + """
-import dcpd._load
+import dcpd._ask
 def stop(*_, **__):
     print("here", flush=True)
     time.sleep(60)
 def victim(where, how, path):
-    dcpd._load._LEASE = 1
+    dcpd._ask.LEASE = 1
     at = {"copy": (I, "copy_tensors"), "seal": (C.StateDicts, "seal"), "write": (StorageWriter, "write_data"),
           "finish": (StorageWriter, "finish"),
           "plan": (C.Jobs, "plan"), "create": (C.Jobs, "create"), "wait": (C.Jobs, "wait")}[where]
@@ -246,7 +246,7 @@ def test_daemon_restarted_in_a_save(restarts, moment, how):
     d = restarts.d
     path = d.storages["main"] / "a"
     if how == "first":
-        _where.default_client()
+        _daemon.default_client()
     else:
         save(state(1), path)
     restarts.at(*MOMENTS[moment])
@@ -293,7 +293,7 @@ WAYS = {"drop-in": lambda path, x: save(state(x), path), "save": lambda path, x:
 def test_any_answer_may_be_lost(at, path, monkeypatch, way):
     """As if the daemon had died when it had done what it was asked for: the client asks again, whatever it was."""
     real, asked = _http.Transport._once, []
-    _where.default_client()
+    _daemon.default_client()
     save(state(0), path)
 
     def once(self, method, name, *args):

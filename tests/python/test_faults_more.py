@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from test_faults_dropin import gone, load, ours, path, restarts, save, segments, state  # noqa: F401
 
 import dcpd
-from dcpd import _copy, _tensors, _where
+from dcpd import _copy, _daemon, _tensors
 from dcpd import client as C
 from dcpd.torch import StorageReader, StorageWriter, _items
 
@@ -294,12 +294,12 @@ def test_two_saves_of_the_drop_in_into_one_path(at, path):  # noqa: F811
 
 def test_another_version_under_the_drop_in(at, path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(C, "API", "v0")
-    _where.forget()
+    _daemon.forget()
     for call in (lambda: save(state(1), path), lambda: load("main:a", StorageReader)):
         with pytest.raises((dcp.CheckpointException, dcpd.ProtocolMismatch), match="speaks API 'v1', this client 'v0'"):
             call()
     monkeypatch.undo()
-    _where.forget()
+    _daemon.forget()
 
 
 def test_no_daemon_under_the_drop_in(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """What somebody new to the package meets: resuming by hand, values of numpy, paths, wrong set-ups, and what is said then."""
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import torch
 from conftest import PACKAGE
 
 import dcpd
-from dcpd import _local, _where, doctor, errors, show, values
+from dcpd import _daemon, _local, doctor, errors, show, values
 
 
 def test_optimizer_state_resumes_by_hand(at):
@@ -138,15 +137,15 @@ def test_a_daemon_that_lets_nobody_in_is_no_obstacle(at, tmp_path, monkeypatch):
     def locked(*a, **k):
         raise dcpd.Forbidden("no permission; join")
 
-    monkeypatch.setattr(_where, "connect", locked)
-    _where.forget()
+    monkeypatch.setattr(_daemon, "connect", locked)
+    _daemon.forget()
     from dcpd._http import Endpoint, Transport
     monkeypatch.setattr(_local, "private", lambda: dcpd.Client(Transport(Endpoint(str(at.socket)))))
     dcpd.save({"x": 1}, tmp_path / "mine")
     assert (tmp_path / "mine/.metadata").exists()
     with pytest.raises(dcpd.Forbidden):
         dcpd.save({"x": 1}, "main:x")
-    _where.forget()
+    _daemon.forget()
 
 
 def test_the_first_socket_may_be_locked(at, monkeypatch):

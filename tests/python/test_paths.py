@@ -1,7 +1,6 @@
 """Paths: under a root, ad hoc, and at a private daemon of the user's own."""
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import time
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import dcpd
-from dcpd import _local, _where
+from dcpd import _daemon, _local, _where
 
 
 def test_what_is_a_reference():
@@ -51,7 +50,7 @@ def own(request, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("DCPD_BIN", str(lib.BIN / "dcpd"))
-    monkeypatch.setattr(_where, "default_client", _none_found)
+    monkeypatch.setattr(_daemon, "default_client", _none_found)
     before = dict(_local._holds)
     yield run
     dcpd.close()
@@ -70,8 +69,8 @@ def own(request, tmp_path, monkeypatch):
 
 
 def _none_found():
-    if _where._stack:
-        return _where._stack[-1]
+    if _daemon._stack:
+        return _daemon._stack[-1]
     raise dcpd.NoDaemon("none")
 
 

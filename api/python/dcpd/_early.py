@@ -11,7 +11,7 @@ Daemons of before refuse both, and are asked in the old order from then on.
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from . import _copy, errors, image
 from .client import Client, Job

@@ -136,22 +136,6 @@ class TorchGroup(Group):
         return ("group", id(self._pg) if self._pg is not None else 0, self.size, self.rank)
 
 
-def group(process_group: Any = None, no_dist: bool = False) -> Group:
-    """The process group given, else the default one if torch.distributed is initialised, else this process alone; of ranks that are on
-    several hosts those of this one, as a _hosts.HostGroup."""
-    if no_dist:
-        return Group()
-    dist = sys.modules.get("torch.distributed")
-    if process_group is None and (dist is None or not dist.is_available() or not dist.is_initialized()):
-        return Group()
-    g = TorchGroup(process_group)
-    if g.size == 1:
-        return Group()
-    from . import _hosts
-
-    return _hosts.split(g)
-
-
 def world_rank() -> int:
     """This process's rank among all, of whatever host."""
     dist = sys.modules.get("torch.distributed")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import sys
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import _group, errors
@@ -152,3 +153,17 @@ def split(everyone: _group.Group) -> _group.Group:
         _known[key] = None if len({p for p, _ in places}) == 1 else places
     known: Any = _known[key]
     return everyone if known is None else HostGroup(everyone, known)
+
+
+def group(process_group: Any = None, no_dist: bool = False) -> _group.Group:
+    """The process group given, else the default one if torch.distributed is initialised, else this process alone; of ranks that are on
+    several hosts those of this one, as a HostGroup."""
+    if no_dist:
+        return _group.Group()
+    dist = sys.modules.get("torch.distributed")
+    if process_group is None and (dist is None or not dist.is_available() or not dist.is_initialized()):
+        return _group.Group()
+    g = _group.TorchGroup(process_group)
+    if g.size == 1:
+        return _group.Group()
+    return split(g)

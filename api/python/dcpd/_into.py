@@ -16,7 +16,7 @@ import os
 import time
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from . import _direct, _group, _load, _older, _session, _tensors, _tree, _where, errors, image, values
+from . import _ask, _direct, _group, _older, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 GROUP_MIN = 128 << 20  # bytes of a rank
@@ -38,7 +38,7 @@ class _Replaced(_Again):
 
 
 def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
-    """ask: the rest of load's arguments (_load._Ask). Retried with more room for values if those of the checkpoint are longer than
+    """ask: the rest of load's arguments (_ask.Ask). Retried with more room for values if those of the checkpoint are longer than
     expected."""
     room, again, replaced = 1 << 16, True, 0
     older: Optional[Collection[str]] = None
@@ -76,7 +76,7 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int, older: Opti
     except Exception as e:
         failure = e
     seen = g.agree((ask.text, keys, _group.place(), plan), failure)
-    _load._same_call(seen)
+    _ask.same_call(seen)
     url, names, source, fresh = seen[0][3]
     target = _Target(into, keys, fresh, room, older)
     run = _Run(ask, target, names, source)
@@ -121,7 +121,7 @@ class _Target:
         for k in self.fresh:
             _start_optimizer(self.into if k == "" else self.into[k])
         keys = self.keys
-        self.described = _tensors.describe(self.into, None if keys is None else lambda f: _load._selected(keys, f), self._materialize)
+        self.described = _tensors.describe(self.into, None if keys is None else lambda f: _ask.selected(keys, f), self._materialize)
         arrays = self.described.arrays()
         if arrays:
             found = place.client.checkpoints.tensors(place.object, prefix=os.path.commonprefix(list(arrays)) or None)[1]
@@ -225,7 +225,7 @@ class _Run:
         """Describes what is here, what of it is read directly, and in how many groups the rest goes on all ranks."""
         failure: Optional[BaseException] = None
         try:
-            self.c = c or _load._client(self.ask, url)
+            self.c = c or _ask.client_of(self.ask, url)
             place = _where.Place(self.c, *self.where)
             self.target.describe(place)
             self.target.locate(place, self.ask.verify)
@@ -277,7 +277,7 @@ class _Run:
         for name in self.names[:n]:
             try:
                 if self.g.rank == 0 and failure is None:
-                    self.c.state_dicts.create(name, self.g.size, 1, lease_seconds=_load._LEASE, on_owner_death={"drop": True})
+                    self.c.state_dicts.create(name, self.g.size, 1, lease_seconds=_ask.LEASE, on_owner_death={"drop": True})
                 lane = _session.Session(self.c, name, self.g.rank, self.g.size, self.g.rank == 0, 1)
                 self.lanes.append(_session.keep(lane, _Key(name)))  # type: ignore[arg-type]
             except Exception as e:

@@ -5,14 +5,10 @@ is copied. Into a state dict: see _into.py.
 """
 from __future__ import annotations
 
-import os
-import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from . import _group, _session, _tensors, _tree, _where, errors, image, values
-from .client import Client, Job
-
-_LEASE = 120
+from . import _ask, _group, _hosts, _into, _session, _tensors, _tree, _where, errors, image, values
+from .client import Client
 
 
 def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable[str]] = None, device: Any = None, strict: bool = True,
@@ -31,82 +27,21 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     `Opaque`, with a warning; False unpickles them here. verify: check digests of what is read. timeout: seconds.
     In a torch.distributed job every rank calls it. Raises NotFound, MissingKey, StateDictMismatch, CheckpointDamaged, …
     """
-    g = _group.group(process_group, no_dist)
+    g = _hosts.group(process_group, no_dist)
     wanted = None if keys is None else list(keys)
     if isinstance(keys, str):
         raise TypeError("keys: a list of keys, not one string")
-    ask = _Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.first, timeout)
+    ask = _ask.Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.first, timeout)
     g.check("load", (ask.text, wanted))
     if into is None:
         return _new(ask, wanted, device)
-    from . import _into
-
     return _into.fill(ask, into, wanted)
-
-
-class _Ask:
-    def __init__(self, checkpoint: _where.Target, group: _group.Group, client: Optional[Client], strict: bool, weights_only: bool,
-                 verify: bool, progress: bool, timeout: Optional[float]) -> None:
-        self.checkpoint, self.group, self.client, self.strict = checkpoint, group, client, strict
-        self.weights_only, self.verify, self.progress, self.timeout = weights_only, verify, progress, timeout
-        self.end: Optional[float] = None
-
-    @property
-    def text(self) -> str:
-        return str(self.checkpoint) if _where.is_reference(self.checkpoint) else os.path.abspath(os.fspath(self.checkpoint))
-
-    def submit(self, c: Client, source: Mapping[str, str], target: Mapping[str, Any], include: Optional[Sequence[str]]) -> Job:
-        spec: Dict[str, Any] = {"source": dict(source), "target": dict(target), "strict": self.strict,
-                                "options": {"verify": "digest" if self.verify else "none"}}
-        if include is not None:
-            spec["include"] = list(include)
-        return c.jobs.create("load", **spec)
-
-    def deadline(self) -> Optional[float]:
-        """When the timeout is over, which counts from the first time that this is asked."""
-        if self.timeout is not None:
-            self.end = self.end or time.monotonic() + self.timeout
-        return self.end
-
-    def wait(self, c: Client, job: Any, quiet: bool = False) -> Job:
-        """The timeout is that of all jobs of this load."""
-        left = self.timeout
-        if left is not None:
-            now = time.monotonic()
-            self.end = self.end or now + left
-            left = max(0.0, self.end - now)
-        if self.progress and not quiet:
-            from . import show
-
-            return show.follow_job(c, job, left, f"load {self.text}")
-        return c.jobs.wait(job, left)
-
-
-def _globs(keys: Sequence[str]) -> List[str]:
-    return [x for k in keys for x in (k, k + ".*")]
-
-
-def _selected(keys: Sequence[str], fqn: str) -> bool:
-    return any(fqn == k or fqn.startswith(k + ".") for k in keys)
-
-
-def _client(ask: _Ask, url: str) -> Client:
-    from ._save import _client_at
-
-    return ask.client or _client_at(url)
-
-
-def _remove(c: Client, name: str) -> None:
-    try:
-        c.state_dicts.delete(name)
-    except errors.NotFound:
-        pass
 
 
 # ---------------------------------------------------------------------------------------------------------- new tensors
 
 
-def _new(ask: _Ask, keys: Optional[List[str]], device: Any) -> Any:
+def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any) -> Any:
     g = ask.group
     found: Any = None
     failure: Optional[BaseException] = None
@@ -120,7 +55,7 @@ def _new(ask: _Ask, keys: Optional[List[str]], device: Any) -> Any:
         failure = e
     try:
         seen = g.agree((ask.text, keys, _group.place(), found), failure)
-        _same_call(seen)
+        _ask.same_call(seen)
         url, name, segment, size = seen[0][3]
         try:
             out = _map(segment, size, "w" if g.size == 1 else "c", ask, keys, device)
@@ -131,33 +66,26 @@ def _new(ask: _Ask, keys: Optional[List[str]], device: Any) -> Any:
         return out
     finally:
         if g.rank == 0 and c is not None and name:
-            _remove(c, name)
+            _ask.remove(c, name)
 
 
-def _same_call(seen: Sequence[Tuple[Any, ...]]) -> None:
-    for rank, x in enumerate(seen):
-        if x[:2] != seen[0][:2]:
-            raise errors.RanksDisagree(f"rank 0 loads {seen[0][0]!r}, rank {rank} {x[0]!r}" if x[0] != seen[0][0] else
-                                       f"ranks 0 and {rank} ask for different keys", rank=rank)
-
-
-def _fetch(ask: _Ask, place: _where.Place, name: str, keys: Optional[List[str]]) -> Tuple[str, int]:
+def _fetch(ask: _ask.Ask, place: _where.Place, name: str, keys: Optional[List[str]]) -> Tuple[str, int]:
     """Runs the load; (segment, bytes of its image)."""
     c = place.client
-    target = {"state_dict": name, "world_size": 1, "lease_seconds": _LEASE}
-    job = ask.submit(c, place.object, target, None if keys is None else _globs(keys))
+    target = {"state_dict": name, "world_size": 1, "lease_seconds": _ask.LEASE}
+    job = ask.submit(c, place.object, target, None if keys is None else _ask.globs(keys))
     ask.wait(c, job)
     slot = c.state_dicts.get(name)["ranks"][0]["slots"][0]
     return slot["segment"], slot["image_bytes"]
 
 
-def _map(segment: str, size: int, mode: str, ask: _Ask, keys: Optional[List[str]], device: Any) -> Dict[str, Any]:
+def _map(segment: str, size: int, mode: str, ask: _ask.Ask, keys: Optional[List[str]], device: Any) -> Dict[str, Any]:
     s = image.Segment(segment, mode, size)
     parsed = image.parse(s.map)
     leaves = tensors_of(s.map, parsed, device)
     leaves.update(values.decode_all(parsed.values, ask.weights_only))
     if keys is not None:
-        lacking = [k for k in keys if not any(_selected([k], f) for f in leaves)]
+        lacking = [k for k in keys if not any(_ask.selected([k], f) for f in leaves)]
         if lacking and ask.strict:
             raise errors.MissingKey(f"{ask.text} has no {_tree.listing(lacking)}", code="missing_key", fqn=lacking[0])
     return _tree.numbered(_tree.nest((parsed.paths.get(f, [f]), v) for f, v in leaves.items()))

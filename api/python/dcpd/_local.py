@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Dict, Optional, Union
 
-from . import _where, errors
+from . import _daemon, _session, errors
 from ._http import Endpoint, Transport
 from .client import Client
 
@@ -124,16 +124,14 @@ class LocalClient(Client):
         super().__init__(client._t)
         self._caps = client._caps
         self.directory = directory
-        _where._stack.append(self)
+        _daemon._stack.append(self)
 
     def close(self) -> None:
-        if self in _where._stack:
-            from . import _session
-
+        if self in _daemon._stack:
             for s in _session.all_sessions():
                 if s.client.url == self.url:
                     _session.discard(s)
-            _where._stack.remove(self)
+            _daemon._stack.remove(self)
             release(self.directory)
         super().close()
 

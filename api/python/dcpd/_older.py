@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, List, Optional
 
-from . import _group, _load, _tensors, _tree, errors
+from . import _ask, _group, _tensors, _tree, errors
 from .client import Client
 
 
@@ -38,7 +38,7 @@ def _containers(d: _tensors.Described, names: Collection[str], keys: Optional[Li
     for path in [d.paths[fqn] for fqn in d.values if fqn not in names]:
         for i in range(1, len(path)):
             key = ".".join(map(str, path[:i]))
-            if key in names and path[:i] not in beside and (keys is None or _load._selected(keys, key)):
+            if key in names and path[:i] not in beside and (keys is None or _ask.selected(keys, key)):
                 out[key] = path[:i]
                 break
     return out

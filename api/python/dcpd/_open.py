@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from . import _dtypes, _load, _session, _tensors, _where, errors, image, values
+from . import _ask, _dtypes, _session, _tensors, _where, errors, image, values
 from .client import Client
 
 _PIECE = 32 << 20  # bytes of one answer: a few readers at once fit into what the daemon keeps for clients
@@ -201,7 +201,7 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
             s.close()
             return values.decode(got[fqn], fqn, self._weights_only)
         finally:
-            _load._remove(c, name)
+            _ask.remove(c, name)
 
     def __iter__(self) -> Iterator[str]:
         tensors, found = self._all

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import _dtypes, _group, _load, _session, _tensors, _tree, _where, errors, image, values
+from . import _ask, _dtypes, _group, _hosts, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 
@@ -27,8 +27,8 @@ def load_sharded_optimizer_state_dict(model_state_dict: Mapping[str, Any], optim
     if torch is None:
         raise errors.RequestRefused("optimizer state needs torch: import it first")
     checkpoint = getattr(storage_reader, "checkpoint_id", None) or getattr(storage_reader, "path", None) or storage_reader
-    g = _group.group(process_group)
-    ask = _load._Ask(checkpoint, g, client, True, weights_only, verify, False, timeout)
+    g = _hosts.group(process_group)
+    ask = _ask.Ask(checkpoint, g, client, True, weights_only, verify, False, timeout)
     specs: List[image.ChunkSpec] = []
     dp: Any = None
     name, c, plan = "", client, None
@@ -38,19 +38,19 @@ def load_sharded_optimizer_state_dict(model_state_dict: Mapping[str, Any], optim
         if g.rank == 0:
             place = _where.resolve(checkpoint, client)
             c, name = place.client, _session.new_name()
-            c.state_dicts.create(name, g.size, 1, lease_seconds=_load._LEASE)
+            c.state_dicts.create(name, g.size, 1, lease_seconds=_ask.LEASE)
             plan = (c.url, name, place.object)
     except Exception as e:
         failure = e
     try:
         seen = g.agree((ask.text, optimizer_key, _group.place(), plan), failure)
-        _load._same_call(seen)
+        _ask.same_call(seen)
         url, name, source = seen[0][3]
-        return _fetch(ask, specs, dp, optimizer_key, c or _load._client(ask, url), name, source)
+        return _fetch(ask, specs, dp, optimizer_key, c or _ask.client_of(ask, url), name, source)
     finally:
         if g.rank == 0 and c is not None and name:
             for n in (name, name + ".optim"):
-                _load._remove(c, n)
+                _ask.remove(c, n)
 
 
 def _structure(model: Mapping[str, Any]) -> Tuple[List[image.ChunkSpec], Any]:
@@ -98,7 +98,7 @@ def _fetch(ask: Any, specs: List[image.ChunkSpec], dp: Any, key: str, c: Client,
     g.agree(None, failure)
     if g.rank == 0:
         try:
-            target = {"state_dict": name + ".optim", "lease_seconds": _load._LEASE}
+            target = {"state_dict": name + ".optim", "lease_seconds": _ask.LEASE}
             job = dict(c.jobs.create("load", source=dict(source), target=target, options={"verify": "digest" if ask.verify else "none"},
                                      optimizer={"key": key, "model": {"state_dict": name}}))
         except Exception as e:

@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _copy, _early, _group, _session, _tensors, _where, errors, values
+from . import _copy, _daemon, _early, _group, _hosts, _session, _tensors, _where, errors, values
 from .client import Client, Job
 from .future import SaveFuture
 from .image import Layout
@@ -155,7 +155,7 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
     if not 1 <= o.slots <= 16:
         raise ValueError(f"slots={o.slots!r}: 1 to 16")
     with _in_save:
-        g = _group.group(process_group, no_dist)
+        g = _hosts.group(process_group, no_dist)
         for again in (True, False):
             try:
                 return _Started(_attempt(state_dict, target, o, g, client, blocking), 0 if g.first else 1)
@@ -229,7 +229,7 @@ class _Snapshot:
         failure: Optional[BaseException] = None
         written = False
         try:
-            session = _session.join(c or _client_at(str(self.first.url)), g, self.o.slots, self.first.state_dict)
+            session = _session.join(c or _daemon.client_at(str(self.first.url)), g, self.o.slots, self.first.state_dict)
             with session.lock:
                 self._write(session)
             written = True
@@ -320,22 +320,6 @@ def _give_up(session: _session.Session, generation: int) -> None:
         session.release(generation)
     except errors.DcpdError:
         pass  # it is freed with the next generation, or when the lease is over
-
-
-_clients: Dict[Tuple[int, str, Optional[str]], Client] = {}
-
-
-def _client_at(url: str) -> Client:
-    """Of the daemon that rank 0 has found; the same one each time."""
-    from ._http import Transport, default_token, parse_url
-
-    key = (os.getpid(), url, default_token())
-    found = _clients.get(key)
-    if found is None:
-        t = Transport(parse_url(url), key[2])
-        t.known = True  # rank 0 has met it: if it does not answer now, it is being restarted
-        found = _clients[key] = Client(t).check()
-    return found
 
 
 def _job_options(first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, Any]]:

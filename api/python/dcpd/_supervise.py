@@ -12,7 +12,7 @@ from typing import List
 
 from . import errors
 from ._http import Endpoint, Transport
-from .client import TERMINAL, Client
+from .client import Client
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -26,7 +26,7 @@ def busy(socket: str) -> bool:
     """Whether a job has not ended, or there is a state dict: without a daemon nobody would free its shared memory when its time is over."""
     try:
         c = Client(Transport(Endpoint(socket), timeout=5))
-        return bool(c.state_dicts.list()) or any(j["state"] not in TERMINAL for j in c.jobs.list(limit=100))
+        return bool(c.state_dicts.list()) or any(j["state"] not in errors.TERMINAL for j in c.jobs.list(limit=100))
     except errors.DcpdError:
         return False
 

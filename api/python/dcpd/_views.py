@@ -109,7 +109,7 @@ class StateDictView(MappingBase):  # type: ignore[type-arg]
 def attach(state_dict: str, rank: int = 0, *, generation: Optional[int] = None, weights_only: bool = True, as_numpy: bool = False,
            client: Optional[Client] = None) -> StateDictView:
     """Maps the newest sealed generation of a rank of "shm:NAME". Raises NotFound, NotSealed, Forbidden."""
-    from ._where import default_client
+    from ._daemon import default_client
 
     name = state_dict[4:] if state_dict.startswith("shm:") else state_dict
     return StateDictView(client or default_client(), name, rank, generation, weights_only, as_numpy)

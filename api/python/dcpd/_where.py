@@ -1,14 +1,13 @@
 """From what a caller writes to a daemon and a name there: references ("main:run1/step-100") and directory paths."""
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
-from . import errors
-from .client import Client, connect
+from . import _daemon, _local, errors
+from .client import Client
 
 _REFERENCE = re.compile(r"[a-z][a-z0-9_-]*:[^/]")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
@@ -36,36 +35,9 @@ class Place(NamedTuple):
         return errors.shown(str(self))
 
 
-_default: Optional[Tuple[int, Tuple[Optional[str], ...], Client]] = None
-_stack: List[Client] = []  # daemons that dcpd.local() made the default
-
-
 def is_reference(target: Target) -> bool:
     """Whether it is STORAGE:NAME; everything else, and every PathLike, is a path."""
     return isinstance(target, str) and _REFERENCE.match(target) is not None
-
-
-def default_client() -> Client:
-    """The client that calls without one use: what dcpd.local() started, else the daemon that is found. Looked for once per process
-    and environment; a failure is not remembered."""
-    global _default
-    if _stack:
-        return _stack[-1]
-    env = tuple(os.environ.get(k) for k in ("DCPD_URL", "DCPD_TOKEN", "DCPD_TOKEN_FILE", "XDG_STATE_HOME", "HOME"))
-    if _default is None or _default[:2] != (os.getpid(), env):
-        _default = (os.getpid(), env, connect())
-    return _default[2]
-
-
-def forget() -> None:
-    global _default
-    _default = None
-
-
-@atexit.register
-def _exit() -> None:
-    if _default is not None and _default[0] == os.getpid():
-        _default[2].close()
 
 
 def resolve(target: Target, client: Optional[Client] = None, make: bool = False) -> Place:
@@ -78,7 +50,7 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False)
         storage, _, name = str(target).partition(":")
         if storage == "shm":
             raise errors.RequestRefused(f"{target!r} is a state dict in shared memory; a checkpoint is STORAGE:NAME or a path")
-        return Place(client or default_client(), storage, name)
+        return Place(client or _daemon.default_client(), storage, name)
     if isinstance(target, str) and _URL.match(target):
         raise errors.RequestRefused(f"{target!r}: no URLs; a checkpoint is STORAGE:NAME or a directory path (a mounted one)")
     path = os.path.abspath(os.fspath(target))
@@ -87,7 +59,7 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False)
     found = client
     if found is None:
         try:
-            found = default_client()
+            found = _daemon.default_client()
         except (errors.NoDaemon, errors.Forbidden):
             if os.environ.get("DCPD_URL"):
                 raise  # it was named: another one would be a surprise
@@ -97,8 +69,6 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False)
             return place
         if client is not None:
             raise errors.RequestRefused(f"{path} is {_outside(client)}")
-    from . import _local
-
     try:
         private = _local.private()
     except errors.NoDaemon as e:

@@ -10,9 +10,8 @@ import uuid
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import errors
-from ._http import Answer, Endpoint, Transport, checked, default_endpoints, default_token, parse_url, query, quote
+from ._http import Answer, Transport, checked, default_endpoints, default_token, parse_url, query, quote
 
-TERMINAL = ("succeeded", "failed", "cancelled")
 API = "v1"
 Ref = Union[str, Tuple[str, str], Mapping[str, str]]
 
@@ -38,7 +37,7 @@ class Job(Dict[str, Any]):
 
     @property
     def done(self) -> bool:
-        return self["state"] in TERMINAL
+        return self["state"] in errors.TERMINAL
 
     def raise_for_state(self) -> "Job":
         """Itself if it succeeded or still runs; else the exception that its error stands for. What its result warns of becomes a warning

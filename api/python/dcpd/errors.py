@@ -17,6 +17,7 @@ __all__ = [
     "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch", "JobFailed",
     "JobCancelled", "WaitTimeout", "RanksDisagree", "RankFailed", "SeveralHosts", "NoSharedMemory", "ProtocolMismatch", "from_problem",
 ]
+TERMINAL = ("succeeded", "failed", "cancelled")  # the states in which a job stays
 
 
 class DcpdError(Exception):

@@ -8,9 +8,9 @@ import os
 import sys
 import time
 from concurrent import futures
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
-from .client import TERMINAL, Client, Job
+from . import errors
 
 _COLOURS = ("#4269d0", "#c2571a", "#2f855a", "#b83280", "#6b46c1", "#0f766e", "#a16207", "#64748b")  # white text can be read on all
 
@@ -60,7 +60,7 @@ class _Bar:
             self.bar.total = total or None
             self.bar.update(done - self.bar.n)
             return
-        ended = job["state"] in TERMINAL
+        ended = job["state"] in errors.TERMINAL
         if not ended and not self.tty and time.monotonic() - self.last < 5:
             return
         self.last = time.monotonic()
@@ -85,7 +85,7 @@ class _Bar:
 
 
 def _state(job: Mapping[str, Any], p: Mapping[str, Any], done: int, total: int) -> List[str]:
-    if job["state"] in TERMINAL:
+    if job["state"] in errors.TERMINAL:
         words = [] if not total else [size(done)] if done == total else [f"{size(done)} of {size(total)}"]
     elif total:
         words = [f"{100 * done // total} %", f"{size(done)} of {size(total)}"]
@@ -98,12 +98,12 @@ def _state(job: Mapping[str, Any], p: Mapping[str, Any], done: int, total: int) 
     return words if job["state"] == "running" and words else [*words, str(job["state"])]
 
 
-def follow_job(client: Client, job: Any, timeout: Optional[float] = None, what: str = "") -> Job:
-    """Waits for a job, or the one of that id, with a bar on standard error. what: its text, default the kind and the end of the id."""
-    ident = job if isinstance(job, str) else job.id
-    bar = _Bar(what or f"{'job' if isinstance(job, str) else job['kind']} {ident[-6:]}")
+@contextlib.contextmanager
+def following(what: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A bar on standard error for a job, which is told the job's record each time that it changes (jobs.wait's on_progress)."""
+    bar = _Bar(what)
     try:
-        return client.jobs.wait(ident, timeout, on_progress=bar)
+        yield bar
     finally:
         bar.close()
 
@@ -315,7 +315,7 @@ def _share(t: Any) -> str:
     return f'<span class="b">{parts}</span>'
 
 
-def client_html(client: Client) -> str:
+def client_html(client: Any) -> str:
     """The daemon and its storages."""
     caps = client.capabilities()
     storages = "".join(f"<tr><td><code>{html.escape(str(s['name']))}</code></td><td>{html.escape(str(s.get('path', '')))}</td>"

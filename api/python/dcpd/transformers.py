@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from transformers import TrainerCallback
 
-from . import _exact, _group, _train, _where, errors
+from . import _exact, _group, _hosts, _train, _where, errors
 from ._saves import Saves
 from .client import Client
 
@@ -38,11 +38,12 @@ class DcpdCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if (every is not None and every < 1) or (keep is not None and keep < 1):
             raise ValueError("every and keep: at least 1")
         self.where, self.every, self.keep, self._options = os.fspath(where).rstrip("/"), every, keep, options
-        self._saves, self._last, self._made = Saves(client), -1, []  # type: Saves, int, List[str]
+        self._saves, self._last = Saves(client), -1
+        self._made: List[str] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """A run that goes on counts what it has saved before among those to keep."""
-        if self.keep is not None and state.global_step and _group.group().rank == 0:
+        if self.keep is not None and state.global_step and _hosts.group().rank == 0:
             self._made = [f"{self.where}/{name}" for n, name in _train.numbered(self.where, self._saves._client) if n <= state.global_step]
 
     def on_save(self, args: Any, state: Any, control: Any, **kw: Any) -> None:

@@ -1,0 +1,76 @@
+"""A load that is asked for: its checked arguments, and the steps shared by loads of new tensors, in place, and of optimizer state."""
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from . import _daemon, _group, _where, errors
+from .client import Client, Job
+
+LEASE = 120
+
+
+class Ask:
+    def __init__(self, checkpoint: _where.Target, group: _group.Group, client: Optional[Client], strict: bool, weights_only: bool,
+                 verify: bool, progress: bool, timeout: Optional[float]) -> None:
+        self.checkpoint, self.group, self.client, self.strict = checkpoint, group, client, strict
+        self.weights_only, self.verify, self.progress, self.timeout = weights_only, verify, progress, timeout
+        self.end: Optional[float] = None
+
+    @property
+    def text(self) -> str:
+        return str(self.checkpoint) if _where.is_reference(self.checkpoint) else os.path.abspath(os.fspath(self.checkpoint))
+
+    def submit(self, c: Client, source: Mapping[str, str], target: Mapping[str, Any], include: Optional[Sequence[str]]) -> Job:
+        spec: Dict[str, Any] = {"source": dict(source), "target": dict(target), "strict": self.strict,
+                                "options": {"verify": "digest" if self.verify else "none"}}
+        if include is not None:
+            spec["include"] = list(include)
+        return c.jobs.create("load", **spec)
+
+    def deadline(self) -> Optional[float]:
+        """When the timeout is over, which counts from the first time that this is asked."""
+        if self.timeout is not None:
+            self.end = self.end or time.monotonic() + self.timeout
+        return self.end
+
+    def wait(self, c: Client, job: Any, quiet: bool = False) -> Job:
+        """The timeout is that of all jobs of this load."""
+        left = self.timeout
+        if left is not None:
+            now = time.monotonic()
+            self.end = self.end or now + left
+            left = max(0.0, self.end - now)
+        if self.progress and not quiet:
+            from . import show
+
+            with show.following(f"load {self.text}") as bar:
+                return c.jobs.wait(job, left, on_progress=bar)
+        return c.jobs.wait(job, left)
+
+
+def globs(keys: Sequence[str]) -> List[str]:
+    return [x for k in keys for x in (k, k + ".*")]
+
+
+def selected(keys: Sequence[str], fqn: str) -> bool:
+    return any(fqn == k or fqn.startswith(k + ".") for k in keys)
+
+
+def client_of(ask: Ask, url: str) -> Client:
+    return ask.client or _daemon.client_at(url)
+
+
+def remove(c: Client, name: str) -> None:
+    try:
+        c.state_dicts.delete(name)
+    except errors.NotFound:
+        pass
+
+
+def same_call(seen: Sequence[Tuple[Any, ...]]) -> None:
+    for rank, x in enumerate(seen):
+        if x[:2] != seen[0][:2]:
+            raise errors.RanksDisagree(f"rank 0 loads {seen[0][0]!r}, rank {rank} {x[0]!r}" if x[0] != seen[0][0] else
+                                       f"ranks 0 and {rank} ask for different keys", rank=rank)
