@@ -191,18 +191,6 @@ static void test_bomb(void **state)
 	assert_string_equal(err_last()->fqn, "w");
 }
 
-static void test_one_tensor(void **state)
-{
-	static const char text[] = "some bytes of an item";
-
-	(void)state;
-	add_tensor("a", 30, text, sizeof text, 0);
-	add_tensor("b", 30, text, sizeof text, 3); /* damaged, but nobody asked */
-	T_OK(spool_tensor(&j, &c, sdict_tensor(c.sd, STR("a"))));
-	check_chunk(0, text, sizeof text);
-	assert_int_not_equal(c.sd->chunks[1].loc.transform, 0);
-}
-
 static void test_file_gone(void **state)
 {
 	(void)state;
@@ -218,7 +206,7 @@ int main(void)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		T(test_nothing_to_do), T(test_small), T(test_output_waits_inside), T(test_moves_to_the_disk), T(test_cut_off),
-		T(test_not_zstd), T(test_bomb), T(test_one_tensor), T(test_file_gone),
+		T(test_not_zstd), T(test_bomb), T(test_file_gone),
 	};
 
 	return cmocka_run_group_tests_name("spool", tests, NULL, NULL);

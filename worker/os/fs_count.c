@@ -8,7 +8,7 @@
 
 enum { FDS_MAX = 1 << 20 };
 
-static unsigned char root_of[FDS_MAX];      /* by descriptor; 0: not beneath a root */
+static _Atomic unsigned char root_of[FDS_MAX]; /* by descriptor; 0: not beneath a root */
 static _Atomic uint64_t counts[1 + FS_ROOTS_MAX][2];
 static _Atomic unsigned roots;
 
@@ -28,7 +28,7 @@ unsigned fs_root_number(int fd)
 void fs_count_opened(int fd, int dirfd)
 {
 	if (fd < FDS_MAX && dirfd >= 0 && dirfd < FDS_MAX)
-		root_of[fd] = root_of[dirfd];
+		atomic_store_explicit(&root_of[fd], root_of[dirfd], memory_order_relaxed);
 }
 
 void fs_count_closed(int fd)

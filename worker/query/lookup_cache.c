@@ -56,7 +56,6 @@ static FALLIBLE enum err look(int dir, struct lookup_marks *out)
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
-/* A spool (spool.h) has no name, and is not found: a slice that undid transforms has changed what it read. */
 static bool same_sizes(const struct checkpoint *c, int dir)
 {
 	char name[4096];

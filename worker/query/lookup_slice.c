@@ -1,28 +1,24 @@
-/* lookup_slice.c: a box of one tensor as raw bytes, .npy or safetensors, in a memfd. It is a small load: what the slice needs is read by
- * whole digest blocks and compared; with "verify":false, only what it needs. */
-#include <fcntl.h>
+/* lookup_slice.c: a box of one tensor (part_read.h) as raw bytes, .npy or safetensors, in a memfd. With "verify":false only what the slice
+ * needs is read. */
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/num.h"
+#include "format/safetensors.h"
 #include "os/fs.h"
 #include "query/lookup.h"
 #include "query/lookup_cache.h"
-#include "runner/build.h"
-#include "runner/exec.h"
-#include "runner/input.h"
-#include "runner/spool.h"
+#include "query/part_read.h"
 
 enum { SLICE_MAX = 1 << 30 };
 
 struct slice {
 	struct worker *w;
-	struct input source;
+	struct checkpoint *source;
 	const struct sd_tensor *tensor;
 	int64_t dims[2 * NDIM_MAX];
 	bool drop[NDIM_MAX];           /* dims given by one index vanish */
-	struct sdict *one, *target;    /* the tensor alone; the slice of it */
 	struct buf head;
 	uint64_t bytes;
 	bool verify;
@@ -157,84 +153,17 @@ static FALLIBLE enum err put_safetensors(struct slice *s, const int64_t *shape, 
 
 /* ------------------------------------------------------------------------------------------------------- reading */
 
-static FALLIBLE enum err make_target(struct slice *s)
-{
-	struct sdict *from = s->source.sd;
-	const struct sd_tensor *t = s->tensor;
-	uint32_t index;
-
-	TRY(sdict_new(UINT64_MAX, &s->one));
-	TRY(sdict_new(UINT64_MAX, &s->target));
-	TRY(sdict_copy_files(s->one, from));
-	TRY(sdict_add_tensor(s->one, t->fqn, t->dtype, t->ndim, t->shape, &index));
-	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
-		TRY(sdict_add_chunk(s->one, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));
-	TRY(sdict_add_file(s->target, STR("slice"), 0, &index));
-	TRY(sdict_add_tensor(s->target, t->fqn, t->dtype, t->ndim, t->shape, &index));
-	return sdict_add_chunk(s->target, 0, s->dims, 0, (struct sd_loc){ 0, 0, s->head.len, s->bytes });
-}
-
-static enum err no_tick(void *user)
-{
-	(void)user;
-	return OK;
-}
-
-static FALLIBLE enum err read_box(struct slice *s, struct job *j, struct run_build *b, struct arena *a)
-{
-	struct load_match match = { .strict = true };
-	struct load_plan plan;
-	struct run run = { .fd = -1 };
-	uint32_t *map = NULL, segment, first;
-
-	TRY(load_plan_make(s->one, s->target, &match, a, &plan));
-	TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, STR("slice"), s->head.len + s->bytes, &segment));
-	b->files.v[segment].writable = true;
-	uint32_t index;
-	int mine = fcntl(s->fd, F_DUPFD_CLOEXEC, 0); /* the job closes its own */
-	if (mine < 0)
-		return ERR_SYS(SYSTEM, "cannot duplicate a descriptor");
-	enum err e = job_add_fd(j, mine, &index);
-	if (e) {
-		fs_drop(&mine);
-		return e;
-	}
-	b->files.v[segment].fd_index = index;
-	e = input_add_files(&s->source, b, false, &map);
-	if (!e)
-		e = build_sources(b, s->one, input_kind(&s->source), map, input_manifest(&s->source), &first);
-	mem_free(map);
-	TRY(e);
-	b->opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES, .verify = s->verify };
-	TRY(build_fill(b, s->target, &segment, s->one, first, &plan));
-	TRY(run_share(b, &run));
-	struct exec_spec spec = { .run = &run, .root_fds = s->w->roots.fds, .fds = j->fds, .fd_count = j->fd_count,
-				  .io = s->w->io, .count = 1, .memory_bytes = s->w->memory_bytes, .tick = no_tick };
-	e = exec_run(&spec);
-	if (!e)
-		run_checked(&run, &s->checked);
-	run_detach(&run);
-	return e;
-}
-
 static FALLIBLE enum err fill(struct slice *s)
 {
-	struct job j = { .worker = s->w };
-	struct run_build b = { 0 };
-	CLEANUP(arena_free_ptr) struct arena *a = arena_new(UINT64_MAX);
+	struct part_box box = { .checkpoint = s->source, .tensor = s->tensor, .dims = s->dims,
+				.verify = s->verify, .at = s->head.len };
 
 	s->fd = memfd_create("dcpd-slice", MFD_CLOEXEC);
-	if (s->fd < 0 || !a || ftruncate(s->fd, (off_t)(s->head.len + s->bytes)) < 0)
+	if (s->fd < 0 || ftruncate(s->fd, (off_t)(s->head.len + s->bytes)) < 0)
 		return ERR_SYS(NO_MEMORY, "no memory for a slice of %ju bytes", (uintmax_t)s->bytes);
 	TRY(fs_pwrite(s->fd, s->head.p, s->head.len, 0, "slice"));
-	enum err e = s->bytes ? spool_tensor(&j, s->source.checkpoint, s->tensor) : OK;
-	if (!e) /* copies locs: not before they are final */
-		e = make_target(s);
-	if (!e && s->bytes)
-		e = read_box(s, &j, &b, a);
-	run_build_free(&b);
-	job_free(&j);
-	return e;
+	box.fd = s->fd;
+	return part_read_box(s->w, &box, &s->checked);
 }
 
 static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out)
@@ -244,10 +173,9 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 	int64_t shape[NDIM_MAX];
 	uint64_t numel;
 
-	TRY(lookup_checkpoint(s->w, q, &s->source.checkpoint));
-	checkpoint_note(s->source.checkpoint, &s->checked);
-	s->source.sd = s->source.checkpoint->sd;
-	s->tensor = sdict_tensor(s->source.sd, (struct str){ json_string_value(fqn), json_string_length(fqn) });
+	TRY(lookup_checkpoint(s->w, q, &s->source));
+	checkpoint_note(s->source, &s->checked);
+	s->tensor = sdict_tensor(s->source->sd, (struct str){ json_string_value(fqn), json_string_length(fqn) });
 	if (!s->tensor)
 		return ERR(NOT_FOUND, "there is no tensor '%s'", json_string_value(fqn));
 	TRY(parse_slice(s, json_string_value(json_object_get(q, "slice"))));
@@ -284,8 +212,6 @@ enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *f
 	fs_drop(&s.fd);
 	buf_free(&s.head);
 	checked_free(&s.checked);
-	sdict_free(s.one);
-	sdict_free(s.target);
-	input_close(&s.source);
+	checkpoint_free(s.source);
 	return e;
 }

@@ -17,7 +17,6 @@ enum { SPOOL_MEMORY_MAX = 32 << 20, PIECE = 256 << 10, ITEM_PAGE = 4096, ITEM_MO
 struct spool {
 	struct job *job;
 	struct checkpoint *c;
-	const struct sd_tensor *only;  /* NULL: everything */
 	bool digested;                 /* what the manifest has a digest of stays */
 	int fd;
 	bool in_memory;
@@ -167,9 +166,8 @@ static FALLIBLE enum err spool_all(struct spool *s, uint32_t file)
 	struct sdict *sd = s->c->sd;
 
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
-		if (!s->only || sd->chunks[i].tensor == s->only - sd->tensors)
-			TRY(checkpoint_lose(s->c, &sd->chunks[i].loc, CHECKED_PAYLOAD, spool_chunk(s, &sd->chunks[i], file)));
-	for (uint64_t i = 0; i < sd->value_count && !s->only; i++) {
+		TRY(checkpoint_lose(s->c, &sd->chunks[i].loc, CHECKED_PAYLOAD, spool_chunk(s, &sd->chunks[i], file)));
+	for (uint64_t i = 0; i < sd->value_count; i++) {
 		struct sd_value *v = &sd->values[i];
 		if (v->kind == SD_VALUE_STORED && !stays(s, &v->loc))
 			TRY(checkpoint_lose(s->c, &v->loc, CHECKED_VALUE, spool_loc(s, v->fqn, &v->loc, file, VALUE_MAX)));
@@ -177,9 +175,9 @@ static FALLIBLE enum err spool_all(struct spool *s, uint32_t file)
 	return OK;
 }
 
-static FALLIBLE enum err spool_some(struct job *j, struct checkpoint *c, const struct sd_tensor *only, bool digested)
+enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested)
 {
-	struct spool s = { .job = j, .c = c, .only = only, .digested = digested, .in_memory = true };
+	struct spool s = { .job = j, .c = c, .digested = digested, .in_memory = true };
 	uint32_t file, fd_index;
 
 	if (c->sd->transform_count == 0)
@@ -208,14 +206,4 @@ static FALLIBLE enum err spool_some(struct job *j, struct checkpoint *c, const s
 	c->file_bytes = more;
 	more[file] = s.used;
 	return OK;
-}
-
-enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested)
-{
-	return spool_some(j, c, NULL, digested);
-}
-
-enum err spool_tensor(struct job *j, struct checkpoint *c, const struct sd_tensor *tensor)
-{
-	return spool_some(j, c, tensor, false);
 }

@@ -8,5 +8,3 @@
  * descriptor index in the job). Nothing to do: nothing is added. `digested`: those stay as they are whose stored bytes the manifest has a
  * digest of. */
 FALLIBLE enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested);
-/* The same for the chunks of one tensor (of c->sd); what else is transformed stays as it is and cannot be read. */
-FALLIBLE enum err spool_tensor(struct job *j, struct checkpoint *c, const struct sd_tensor *tensor);

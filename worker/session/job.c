@@ -23,6 +23,8 @@ enum err job_send(struct job *j, enum frame_type type, struct str json, const in
 {
 	bool empty = false;
 
+	if (!j->worker->conn)
+		return OK;
 	TRY(frame_send(j->worker->conn, (uint16_t)type, j->generation, json, fds, fd_count));
 	while (frame_wants_write(j->worker->conn) && !empty)
 		TRY(frame_flush(j->worker->conn, &empty));
@@ -31,9 +33,9 @@ enum err job_send(struct job *j, enum frame_type type, struct str json, const in
 
 enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc)
 {
-	char *text = jtext_of(doc);
+	char *text = j->worker->conn ? jtext_of(doc) : NULL;
 
-	if (doc && !text)
+	if (doc && !text && j->worker->conn)
 		return ERR(NO_MEMORY, "no memory for a message");
 	enum err e = job_send(j, type, text ? str_of(text) : STR("{}"), NULL, 0);
 	mem_free(text);

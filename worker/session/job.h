@@ -20,7 +20,7 @@ struct gpu_pin;
 
 /* What a worker process is, for its whole life. */
 struct worker {
-	struct frame_conn *conn;
+	struct frame_conn *conn;       /* NULL: none, nobody is told anything (libdcp) */
 	struct io_engine *io;
 	struct roots roots;
 	uint32_t index, count;         /* in its gang */

@@ -113,6 +113,21 @@ void checked_damage(struct checked *c, enum checked_part part, uint64_t bytes)
 	err_clear();
 }
 
+void checked_add(struct checked *c, const struct checked *other)
+{
+	json_t *one;
+	size_t i;
+
+	c->verified_bytes += other->verified_bytes;
+	c->unverified_bytes += other->unverified_bytes;
+	c->unverified_count += other->unverified_count;
+	if (!c->unverified && json_array_size(other->unverified))
+		c->unverified = json_array();
+	json_array_foreach(other->unverified, i, one)
+		if (json_array_size(c->unverified) < CHECKED_LISTED)
+			json_array_append(c->unverified, one);
+}
+
 static json_t *list_of(json_t *list)
 {
 	return list ? json_incref(list) : json_array();

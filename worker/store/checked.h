@@ -44,6 +44,8 @@ void checked_damage(struct checked *c, enum checked_part part, uint64_t bytes);
 /* Drops all damage noted so far: the same bytes are looked at once more. */
 void checked_forget_damage(struct checked *c);
 
+/* Adds what another one knows of unverified bytes, and how many were verified; no damage, no warnings. */
+void checked_add(struct checked *c, const struct checked *other);
 /* Sets verified_bytes, unverified_bytes, unverified, and warnings if there are any. */
 void checked_report(const struct checked *c, json_t *result);
 /* ERR_CHECKPOINT_DAMAGED, at the first damage that is listed. */
