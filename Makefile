@@ -11,6 +11,7 @@
 
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
+comma := ,
 Q := $(if $(V),,@)
 say = $(if $(V),@:,@printf '  %-8s %s\n')
 
@@ -26,7 +27,9 @@ PKGS := libmicrohttpd libevent libevent_pthreads jansson sqlite3 liburing libxxh
 PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS) 2>/dev/null))$(PKG_CFLAGS)
 WARN := -Wall -Wextra -Werror -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes \
         -Wundef -Wvla -Wformat=2 -Wnull-dereference
-HARDEN := -fstack-protector-strong -fstack-clash-protection -fno-omit-frame-pointer -fPIE
+HARDEN := -fstack-protector-strong -fstack-clash-protection -fno-omit-frame-pointer
+# Programs and libdcp.so share the objects: without interposition PIC costs them nothing.
+PIC := -fPIC -fno-semantic-interposition
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all)
 ifdef FUZZ # clang only. Sources ask for gcc's macro; gcc's build is the one with the warnings
 FAULTS := 1
@@ -37,13 +40,16 @@ FORTIFY := $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)
 VERSION := $(shell cat VERSION 2>/dev/null || echo 0.0.0)
 CFLAGS ?= -O2 -g
 PREFIX ?= /usr/local
-ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(FORTIFY) $(SANFLAGS) -pthread -MMD -MP \
+ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(PIC) $(FORTIFY) $(SANFLAGS) -pthread -MMD -MP \
              -Iworker -I. -Itests -DDCPD_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDCPD_FAULTS) $(PKG_CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -rdynamic $(SANFLAGS) -pthread $(LDFLAGS)
 ENGINE_LIBS := -levent -lsodium -lxxhash -lisal -lz -lzstd -luring -lseccomp -ljansson -lpcre2-8 -lacl -lm
 DAEMON_LIBS := -lmicrohttpd -levent -levent_pthreads -lsqlite3 -lsystemd $(ENGINE_LIBS)
+CLIB_LIBS := $(filter-out -lseccomp,$(ENGINE_LIBS))
 CTL_LIBS := -lcurl $(ENGINE_LIBS)
 
+# The C library: the shared one, and the archive that is installed. build/lib/libdcp.a is the whole engine, for our programs.
+CLIB := $(LIB)/libdcp.so.0 $(LIB)/static/libdcp.a
 ENGINE_SRC := $(wildcard worker/*/*.c)
 DAEMON_SRC := $(filter-out server/main.c,$(wildcard server/*.c api/*.c))
 CTL_SRC := $(filter-out api/cli/main.c,$(wildcard api/cli/*.c))
@@ -56,7 +62,7 @@ ASSETS := $(sort $(shell find web api/openapi.yaml -type f 2>/dev/null))
 BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libjansson-dev libsqlite3-dev liburing-dev \
               libxxhash-dev libisal-dev zlib1g-dev libzstd-dev libseccomp-dev libpcre2-dev libsystemd-dev \
               libcurl4-openssl-dev libacl1-dev libsodium-dev
-TEST_DEBS := libcmocka-dev python3 python3-venv strace chromium
+TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv strace chromium
 BENCH_DEBS := fio wrk python3 python3-venv
 FUZZ_DEBS := clang libclang-rt-14-dev
 
@@ -77,14 +83,20 @@ deps-test: ## the same for the tests, and PyTorch into a cache folder of yours
 
 ##@ Build
 .PHONY: all
-all: $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl $(LIB)/libdcp.a ## build the daemon, the worker, dcpctl and libdcp.a
+all: $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl $(LIB)/libdcp.a $(CLIB) ## build the daemon, the worker, dcpctl and the C library
 
-$(O)/%.o: %.c
+# Objects of other flags than these are made again: the file changes when the flags do.
+.PHONY: flags
+$(O)/.flags: flags
+	@mkdir -p $(@D)
+	@echo '$(subst ','\'',$(ALL_CFLAGS))' | cmp -s - $@ || echo '$(subst ','\'',$(ALL_CFLAGS))' >$@
+
+$(O)/%.o: %.c $(O)/.flags
 	$(say) CC $<
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -c $< -o $@
 
-$(O)/gen/%.o: $(GEN)/%.c
+$(O)/gen/%.o: $(GEN)/%.c $(O)/.flags
 	$(say) CC $<
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -c $< -o $@
@@ -105,6 +117,19 @@ $(LIB)/libdcp.a: $(call obj,$(ENGINE_SRC))
 	$(say) AR $@
 	@mkdir -p $(@D)
 	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(LIB)/libdcp.so.0: $(call obj,api/c/dcp.c) $(LIB)/libdcp.a api/c/dcp.map
+	$(say) LINK $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) -shared -Wl,-soname,libdcp.so.0,--version-script=api/c/dcp.map,-z,relro,-z,now,--gc-sections,--as-needed \
+	  $(if $(SANFLAGS),$(SANFLAGS),-Wl$(comma)-z$(comma)defs) -pthread $(LDFLAGS) -o $@ $(filter %.o %.a,$^) $(CLIB_LIBS)
+
+# One object in which only the API's names are global: the engine's cannot meet those of the program that it is linked into.
+$(LIB)/static/libdcp.a: $(call obj,api/c/dcp.c) $(LIB)/libdcp.a api/c/dcp.map
+	$(say) AR $@
+	@mkdir -p $(@D)
+	$(Q)rm -f $@ && ld -r -o $(@D)/dcp.o $(filter %.o %.a,$^) && \
+	  objcopy $$(sed -n 's/^\t\t\(dcp_[a-z_]*\);/--keep-global-symbol=\1/p' api/c/dcp.map) $(@D)/dcp.o && ar rcs $@ $(@D)/dcp.o && rm $(@D)/dcp.o
 
 $(LIB)/libdcpd.a: $(call obj,$(DAEMON_SRC)) $(O)/gen/assets.o
 	$(say) AR $@
@@ -162,11 +187,13 @@ wheel: ## the Python package as build/wheel/dcpd-*.whl, without network
 .PHONY: install
 install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl
-	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib $(LIB)/libdcp.a
-	$(Q)for d in base tensor spec plan comm ops; do install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/dcp/$$d worker/$$d/*.h; done
-	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/dcp/base worker/base/err.def
-	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/dcp/spec $(wildcard worker/spec/*.def)
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib $(CLIB)
+	$(Q)ln -sf libdcp.so.0 $(DESTDIR)$(PREFIX)/lib/libdcp.so
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/include api/c/dcp.h
+	$(Q)install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	$(Q)sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@PRIVATE@|$(CLIB_LIBS)|' api/c/dcp.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/dcp.pc
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md)
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd/examples api/c/examples/*.c
 	$(Q)for f in $(wildcard deploy/*.1); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $$f; done
 	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
 	$(Q)install -D -m 644 deploy/dcpd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/dcpd.conf

@@ -15,6 +15,7 @@ import shutil
 import urllib.parse
 
 import harness as lib
+import libdcp
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -179,7 +180,7 @@ class Reader:
         return {"verify": self.verify, "load": self.load, "load into": self.load_into, "reshard": self.reshard, "diff": self.diff,
                 "tensors": self.tensors, "slices": self.slices, "dcpd.load": self.python_load,
                 "dcpd.load(into=)": lambda name: self.python_into(name, direct), "dcpd.open": self.python_open,
-                "StorageReader": lambda name: self.dropin(name, not direct), "PyTorch": self.pytorch}
+                "StorageReader": lambda name: self.dropin(name, not direct), "libdcp": self.libdcp, "PyTorch": self.pytorch}
 
     @staticmethod
     def _job(got, result):
@@ -279,6 +280,18 @@ class Reader:
     def dropin(self, name, direct):
         with reading_directly(direct):
             return self.by_pytorch(StorageReader(self.root / name))
+
+    def libdcp(self, name):
+        """From C: of each tensor all, or its last quarter."""
+        got = Read()
+        with libdcp.open(self.root / name) as ck:
+            for i, (fqn, dtype, shape, t) in enumerate(ck.tensors()):
+                half = [s // 2 for s in shape]
+                part = (half, [s - h for s, h in zip(shape, half)]) if i % 2 else ()
+                got[fqn] = dtype, shape, ck.read(t, *part)[0]
+            got.update({fqn: (kind, text) for fqn, (kind, text) in ck.values().items()})
+            got.unverified = [x[:2] for x in ck.unverified()]
+        return got
 
     def pytorch(self, name):
         return self.by_pytorch(dcp.FileSystemReader(self.root / name))
