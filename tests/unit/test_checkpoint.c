@@ -37,9 +37,9 @@ static void data_file(const char *name, char *path, size_t max)
 	snprintf(path, max, "%s/%.*s", name, (int)c->sd->files[loc->file].name.n, c->sd->files[loc->file].name.p);
 }
 
-static enum checkpoint_format recognise(const char *name)
+static enum format recognise(const char *name)
 {
-	enum checkpoint_format f;
+	enum format f;
 
 	T_OK(checkpoint_recognise(&t.w.roots, 0, name, &f));
 	return f;
@@ -53,7 +53,7 @@ static void test_open(void **state)
 	int fds = t_count_fds();
 	t_worker_copy(&t, GOLDEN, "run/x");
 	T_OK(open_it("run/x", &c));
-	assert_int_equal(c->format, CHECKPOINT_DCP);
+	assert_int_equal(c->format, FORMAT_DCP);
 	assert_int_equal(c->world_size, 4);
 	assert_null(c->manifest);
 	assert_true(c->sd->tensor_count > 0 && c->metadata_bytes > 0);
@@ -62,7 +62,7 @@ static void test_open(void **state)
 	checkpoint_free(c);
 	t_worker_copy(&t, "torch-2.15.0/rank_local", "local");
 	T_OK(open_it("local", &c));
-	assert_int_equal(c->format, CHECKPOINT_DCP_RANK_LOCAL);
+	assert_int_equal(c->format, FORMAT_DCP_RANK_LOCAL);
 	checkpoint_free(c);
 	assert_int_equal(t_count_fds(), fds);
 }
@@ -78,15 +78,15 @@ static void test_recognise(void **state)
 	t_worker_put(&t, "not/__x.metadata", "", 0);
 	t_worker_put(&t, "tricky/.metadata/file", "", 0); /* a folder of that name */
 	t_worker_put(&t, "tricky2/x.safetensors/file", "", 0);
-	assert_int_equal(recognise("a.safetensors"), CHECKPOINT_SAFETENSORS);
-	assert_int_equal(recognise("b.pt"), CHECKPOINT_TORCH);
-	assert_int_equal(recognise("c.txt"), CHECKPOINT_NONE);
-	assert_int_equal(recognise("hf"), CHECKPOINT_SAFETENSORS);
-	assert_int_equal(recognise("local"), CHECKPOINT_DCP_RANK_LOCAL);
-	assert_int_equal(recognise("not"), CHECKPOINT_NONE);
-	assert_int_equal(recognise("tricky"), CHECKPOINT_NONE);
-	assert_int_equal(recognise("tricky2"), CHECKPOINT_NONE);
-	assert_int_equal(recognise("nothing"), CHECKPOINT_NONE);
+	assert_int_equal(recognise("a.safetensors"), FORMAT_SAFETENSORS);
+	assert_int_equal(recognise("b.pt"), FORMAT_TORCH);
+	assert_int_equal(recognise("c.txt"), FORMAT_NONE);
+	assert_int_equal(recognise("hf"), FORMAT_SAFETENSORS);
+	assert_int_equal(recognise("local"), FORMAT_DCP_RANK_LOCAL);
+	assert_int_equal(recognise("not"), FORMAT_NONE);
+	assert_int_equal(recognise("tricky"), FORMAT_NONE);
+	assert_int_equal(recognise("tricky2"), FORMAT_NONE);
+	assert_int_equal(recognise("nothing"), FORMAT_NONE);
 }
 
 static void test_not_there(void **state)
@@ -226,7 +226,7 @@ static void test_manifests_of_ranks(void **state)
 	mem_free(bytes);
 	T_OK(fs_read_all(t.dir.fd, "x/__1.metadata", 1 << 20, &bytes, &n));
 	T_OK(open_it("x", &c));
-	assert_int_equal(c->format, CHECKPOINT_DCP_RANK_LOCAL);
+	assert_int_equal(c->format, FORMAT_DCP_RANK_LOCAL);
 	assert_int_equal(c->manifest->files.n, 1);
 	assert_string_equal(c->outdated, "__1.metadata");
 	checkpoint_free(c);

@@ -87,15 +87,9 @@ static bool name_usable(const char *name)
 /* ".metadata" or "__{rank}.metadata". */
 static bool metadata_name_usable(const char *name)
 {
-	size_t n = name ? strlen(name) : 0, digits = 0;
+	struct format_file file;
 
-	if (!name || strcmp(name, ".metadata") == 0)
-		return name != NULL;
-	if (n > 24 || strncmp(name, "__", 2) != 0)
-		return false;
-	while (name[2 + digits] >= '0' && name[2 + digits] <= '9')
-		digits++;
-	return digits && strcmp(name + 2 + digits, ".metadata") == 0;
+	return name && format_file(name, &file) && file.role == FORMAT_METADATA && file.format <= FORMAT_DCP_RANK_LOCAL;
 }
 
 /* Which ranks are here: one that has a file elsewhere has all of them there. */

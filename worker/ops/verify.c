@@ -218,7 +218,7 @@ static FALLIBLE enum err add_sources(struct verify *v)
 {
 	struct checkpoint *c = v->source.checkpoint;
 
-	if (!c || c->format != CHECKPOINT_DCP_RANK_LOCAL)
+	if (!c || c->format != FORMAT_DCP_RANK_LOCAL)
 		return add_source(v);
 	checked_forget_damage(&v->job->checked); /* items of the union that are lost with their files are lost again, rank by rank */
 	for (uint64_t i = 0; i < c->rank_count; i++) {

@@ -73,7 +73,7 @@ static FALLIBLE enum err probe(struct worker *w, const json_t *q, struct buf *ou
 static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
-	enum checkpoint_format format;
+	enum format format;
 	struct manifest *m = NULL;
 	uid_t owner = 0;
 	struct stat st;
@@ -88,12 +88,12 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	}
 	TRY(e);
 	TRY(checkpoint_recognise(&w->roots, root, name, &format));
-	if (format != CHECKPOINT_NONE && S_ISDIR(st.st_mode) && fs_open_dir(w->roots.fds[root], name, &dir) == OK &&
+	if (format != FORMAT_NONE && S_ISDIR(st.st_mode) && fs_open_dir(w->roots.fds[root], name, &dir) == OK &&
 	    checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
 	e = owner_find(&w->roots, root, name, (uid_t)json_integer_value(json_object_get(q, "uid")), &owner);
 	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"owner\":%u,\"job\":",
-		   format == CHECKPOINT_NONE ? "other" : "checkpoint", owner);
+		   format == FORMAT_NONE ? "other" : "checkpoint", owner);
 	if (m)
 		buf_json_str(out, str_of(m->job));
 	else
@@ -130,9 +130,8 @@ struct summary {
 static enum err sum_file(void *user, const char *name, unsigned char d_type)
 {
 	struct summary *s = user;
-	struct str n = str_of(name);
+	struct format_file file;
 	struct stat st;
-	uint64_t rank;
 	int64_t of_rank;
 
 	(void)d_type;
@@ -141,14 +140,12 @@ static enum err sum_file(void *user, const char *name, unsigned char d_type)
 		identity_add(&s->id, name, &st);
 	}
 	s->dcpd = s->dcpd || manifest_is(name, &of_rank);
-	const char *bar = n.n > 2 ? memchr(name + 2, '_', n.n - 2) : NULL;
-	if (str_starts(n, "__") && str_ends(n, ".distcp") && bar &&
-	    str_to_u64((struct str){ name + 2, (size_t)(bar - name - 2) }, &rank) && rank < 65536)
-		s->world_size = (uint32_t)num_max(s->world_size, rank + 1);
+	if (format_file(name, &file) && file.role == FORMAT_PAYLOAD && file.rank >= s->world_size)
+		s->world_size = (uint32_t)file.rank + 1;
 	return OK;
 }
 
-enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, enum checkpoint_format format, struct buf *out)
+enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, enum format format, struct buf *out)
 {
 	struct summary s = { .world_size = 1, .dirfd = -1 };
 	char id[IDENTITY_MAX];
@@ -166,7 +163,7 @@ enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, e
 	}
 	buf_puts(out, "\"name\":");
 	buf_json_str(out, str_of(path));
-	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", checkpoint_format_name(format), (uintmax_t)s.bytes);
+	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", format_name(format), (uintmax_t)s.bytes);
 	put_time(out, st.st_mtime);
 	identity_text(&s.id, id);
 	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
@@ -226,16 +223,16 @@ static FALLIBLE enum err show_dcp(struct worker *w, const json_t *q, struct buf 
 enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
-	enum checkpoint_format format;
+	enum format format;
 	uint32_t root;
 
 	TRY(root_of(w, q, &root));
 	TRY(checkpoint_recognise(&w->roots, root, name, &format));
-	if (format == CHECKPOINT_NONE)
+	if (format == FORMAT_NONE)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
 	buf_puts(out, "{");
 	TRY(lookup_put_summary(w, root, name, format, out));
-	if (format == CHECKPOINT_DCP || format == CHECKPOINT_DCP_RANK_LOCAL)
+	if (format == FORMAT_DCP || format == FORMAT_DCP_RANK_LOCAL)
 		TRY(show_dcp(w, q, out));
 	else
 		buf_puts(out, ",\"manifest\":null");
@@ -277,13 +274,13 @@ enum err lookup_files(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
-	enum checkpoint_format format;
+	enum format format;
 	uint32_t root;
 	int dir = -1;
 
 	TRY(root_of(w, q, &root));
 	TRY(checkpoint_recognise(&w->roots, root, name, &format));
-	if (format == CHECKPOINT_NONE)
+	if (format == FORMAT_NONE)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
 	TRY(fs_open_dir(w->roots.fds[root], name, &dir));
 	if (checkpoint_manifest(dir, MANIFEST_NAME, &m))

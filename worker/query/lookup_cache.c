@@ -48,7 +48,7 @@ static FALLIBLE enum err look(int dir, struct lookup_marks *out)
 	if (fstat(dir, &st) < 0)
 		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
 	*out = (struct lookup_marks){ .dir = lookup_mark_of(&st) };
-	TRY(fs_stat(dir, ".metadata", &st));
+	TRY(fs_stat(dir, DCP_METADATA, &st));
 	out->metadata = lookup_mark_of(&st);
 	enum err e = fs_stat(dir, MANIFEST_NAME, &st);
 	if (e == OK)
@@ -113,7 +113,7 @@ enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoin
 	err_clear();
 	lookup_cache_free(k); /* first: there may be no room for two large ones */
 	TRY(checkpoint_open(&w->roots, ref, out));
-	if ((*out)->format == CHECKPOINT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
+	if ((*out)->format == FORMAT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
 	    lookup_mark_settled(&m.manifest))
 		*k = (struct lookup_cache){ checkpoint_share(*out), m };
 	return OK;

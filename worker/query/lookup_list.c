@@ -94,7 +94,7 @@ static enum err add_name(void *user, const char *name, unsigned char d_type)
 
 	if (name[0] == '.' || name[0] == '-' || !str_utf8(str_of(name)))
 		return OK;
-	if (d_type != DT_DIR && (d_type != DT_REG || checkpoint_format_of_file(name) == CHECKPOINT_NONE))
+	if (d_type != DT_DIR && (d_type != DT_REG || format_of_file(name) == FORMAT_NONE))
 		return OK;
 	if (d->children.n >= NAMES_MAX)
 		return ERR(LIMIT_EXCEEDED, "a directory of more than %d names; use a prefix", NAMES_MAX);
@@ -151,12 +151,12 @@ static FALLIBLE enum err read_names(struct listing *l, int dirfd, const struct l
 }
 
 /* Makes *known what the directory holds now, or NULL if it is a checkpoint. The root of a storage is none, whatever lies there. */
-static FALLIBLE enum err look_again(struct listing *l, int dirfd, struct lookup_dir **known, enum checkpoint_format *format)
+static FALLIBLE enum err look_again(struct listing *l, int dirfd, struct lookup_dir **known, enum format *format)
 {
 	struct lookup_mark mark;
 	struct stat st;
 
-	*format = CHECKPOINT_NONE;
+	*format = FORMAT_NONE;
 	if (fstat(dirfd, &st) < 0)
 		return ERR_SYS(STORAGE_IO, "cannot look at a directory");
 	mark = lookup_mark_of(&st);
@@ -165,7 +165,7 @@ static FALLIBLE enum err look_again(struct listing *l, int dirfd, struct lookup_
 		return OK;
 	if (known != &l->tree->top)
 		TRY(checkpoint_format_of_dir(dirfd, format));
-	if (*format == CHECKPOINT_NONE)
+	if (*format == FORMAT_NONE)
 		return read_names(l, dirfd, &mark, known);
 	dir_free(l->tree, *known);
 	*known = NULL;
@@ -205,7 +205,7 @@ static void note_visit(struct listing *l)
 		l->done = true;
 }
 
-static FALLIBLE enum err put_checkpoint(struct listing *l, enum checkpoint_format format)
+static FALLIBLE enum err put_checkpoint(struct listing *l, enum format format)
 {
 	size_t len = l->out->len;
 
@@ -231,20 +231,20 @@ static FALLIBLE enum err put_checkpoint(struct listing *l, enum checkpoint_forma
 /* Opens the child whose path is in hand, and puts it on the page if it is a checkpoint. *fd stays -1 unless it is a directory to enter. */
 static FALLIBLE enum err open_child(struct listing *l, struct child *c, const char *name, int dirfd, int *fd)
 {
-	enum checkpoint_format format;
+	enum format format;
 
 	if (c->is_file)
-		return put_checkpoint(l, checkpoint_format_of_file(name));
+		return put_checkpoint(l, format_of_file(name));
 	enum err e = fs_open_dir(dirfd, name, fd);
 	if (!e)
 		e = look_again(l, *fd, &c->dir, &format);
-	if (e || format != CHECKPOINT_NONE)
+	if (e || format != FORMAT_NONE)
 		fs_drop(fd);
 	else
 		note_visit(l);
 	if (e)
 		return pass_over(e);
-	return format == CHECKPOINT_NONE ? OK : put_checkpoint(l, format);
+	return format == FORMAT_NONE ? OK : put_checkpoint(l, format);
 }
 
 /* The end of those children beyond `i` that come before what directory `i` holds. */
@@ -304,7 +304,7 @@ static FALLIBLE enum err list_dir(struct listing *l, struct lookup_dir *d, int d
 static FALLIBLE enum err list_root(struct listing *l)
 {
 	CLEANUP(fs_drop) int fd = -1;
-	enum checkpoint_format format;
+	enum format format;
 
 	TRY(fs_open_dir(l->w->roots.fds[l->root], ".", &fd));
 	l->trusts_marks = fs_is_local(fd);

@@ -374,7 +374,7 @@ static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)
 
 	if (fstat(c->dirfd, &st) < 0)
 		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
-	if (c->format == CHECKPOINT_DCP)
+	if (c->format == FORMAT_DCP)
 		identity_version(&st, &c->metadata, id);
 	buf_printf(out, "{\"id\":\"%s\"", id);
 	return OK;

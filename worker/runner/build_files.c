@@ -487,8 +487,8 @@ static FALLIBLE enum err place_rank(struct builder *bd, uint32_t rank)
 		for (uint64_t i = 0; i < n; i++)
 			if (choice[i] == f)
 				bucket[m++] = sorted[i];
-		char name[64];
-		snprintf(name, sizeof name, "__%u_%u.distcp", rank, f);
+		char name[FORMAT_FILE_MAX];
+		format_dcp_payload(rank, f, name);
 		TRY(place_file(bd, bucket, m, rank, str_of(name), false));
 	}
 	return OK;

@@ -174,11 +174,11 @@ static FALLIBLE enum err cut_stream(struct run_build *b, uint32_t file, uint32_t
 static FALLIBLE enum err place_stream(struct stream *s, uint32_t index, uint32_t files, uint64_t first, uint64_t count,
 				      const struct str (*meta)[2], uint64_t meta_count)
 {
-	char name[64];
+	char name[FORMAT_FILE_MAX];
 	uint32_t file, first_dst = (uint32_t)s->b->dsts.n;
 	uint64_t at;
 
-	snprintf(name, sizeof name, "model-%05u-of-%05u.safetensors", index + 1, files);
+	format_hf_payload(index, files, name);
 	TRY(run_add_file(s->b, RUN_FILE_TARGET, s->t->dir, str_of(name), 0, &file));
 	TRY(add_header(s, first, count, meta, meta_count, file, &at));
 	for (uint64_t i = first; i < first + count; i++) {

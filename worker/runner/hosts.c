@@ -480,7 +480,7 @@ enum err hosts_stage(struct hosts *h, const json_t *target, const json_t *option
 		snprintf(name, sizeof name, "%s/data", h->name);
 		const struct store_job by = job_in_store(h->job);
 		TRY(staging_open_as(&by, target, options, name, out));
-		TRY(unlink_old(out->dir, ".metadata"));
+		TRY(unlink_old(out->dir, DCP_METADATA));
 		TRY(unlink_old(out->dir, MANIFEST_NAME));
 	} else {
 		TRY(hosts_wait_leader(h, "data-ready"));

@@ -32,7 +32,7 @@ static FALLIBLE enum err sink_flush(struct sink *s)
 {
 	if (XXH3_128bits_update(s->xxh, s->buffer, s->used) != XXH_OK)
 		return ERR(INTERNAL, "cannot hash metadata");
-	TRY(fs_pwrite(s->fd, s->buffer, s->used, s->at, ".metadata"));
+	TRY(fs_pwrite(s->fd, s->buffer, s->used, s->at, DCP_METADATA));
 	s->at += s->used;
 	s->used = 0;
 	return OK;
@@ -99,7 +99,7 @@ static FALLIBLE enum err put_metadata(struct staging *st, const struct sdict *sd
 	enum err e = s.xxh && s.buffer ? OK : ERR(NO_MEMORY, "no memory for metadata");
 	if (!e) {
 		XXH3_128bits_reset(s.xxh);
-		e = fs_open(st->dir, ".metadata", O_CREAT | O_EXCL | O_WRONLY, 0644, &s.fd);
+		e = fs_open(st->dir, DCP_METADATA, O_CREAT | O_EXCL | O_WRONLY, 0644, &s.fd);
 	}
 	if (!e)
 		e = dcp_meta_write(sd, &opts, sink_put, &s);
@@ -110,16 +110,16 @@ static FALLIBLE enum err put_metadata(struct staging *st, const struct sdict *sd
 		XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(s.xxh));
 		memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
 		head->metadata_bytes = s.at;
-		head->metadata_name = ".metadata";
+		head->metadata_name = DCP_METADATA;
 		head->save_id = uuid;
-		e = fs_fsync(s.fd, ".metadata");
+		e = fs_fsync(s.fd, DCP_METADATA);
 	}
 	if (!e)
 		e = fs_close(&s.fd);
 	fs_drop(&s.fd);
 	XXH3_freeState(s.xxh);
 	mem_free(s.buffer);
-	return err_at_file(e, ".metadata", -1);
+	return err_at_file(e, DCP_METADATA, -1);
 }
 
 /* {"metadata":{"total_size":N},"weight_map":{fqn:file}} */
@@ -145,7 +145,7 @@ static FALLIBLE enum err put_index(struct staging *st, const struct sdict *sd, c
 	XXH128_canonicalFromHash(&canonical, XXH3_128bits(b.p, b.len));
 	memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
 	head->metadata_bytes = b.len;
-	head->metadata_name = "model.safetensors.index.json";
+	head->metadata_name = HF_INDEX;
 	return staging_put_file(st, head->metadata_name, b.p, b.len);
 }
 
@@ -207,7 +207,7 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 
 static const char *metadata_name(const struct write_spec *s)
 {
-	return s->metadata_name ? s->metadata_name : ".metadata";
+	return s->metadata_name ? s->metadata_name : DCP_METADATA;
 }
 
 static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *s, struct manifest_head *head,

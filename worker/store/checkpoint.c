@@ -13,14 +13,7 @@
 #include "os/fs.h"
 #include "tensor/box.h"
 
-enum { METADATA_MAX = 1 << 30, RANKS_MAX = 65536, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100, SAMPLES = 8, SAMPLE_MAX = 16 << 20 };
-
-const char *checkpoint_format_name(enum checkpoint_format f)
-{
-	static const char *const names[] = { "none", "dcp", "dcp-rank-local", "safetensors", "torch" };
-
-	return names[f];
-}
+enum { METADATA_MAX = 1 << 30, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100, SAMPLES = 8, SAMPLE_MAX = 16 << 20 };
 
 void checkpoint_free(struct checkpoint *c)
 {
@@ -60,70 +53,34 @@ void checkpoint_free_ptr(struct checkpoint **c)
 
 /* ---------------------------------------------------------------------------------------------------- recognise */
 
-struct looked {
-	bool metadata, rank_metadata, safetensors;
-};
-
-/* `__{rank}.metadata` */
-static bool rank_of_metadata(const char *name, uint32_t *rank_out)
-{
-	struct str s = str_of(name);
-	uint64_t rank;
-
-	if (!str_starts(s, "__") || !str_ends(s, ".metadata") || s.n < 12)
-		return false;
-	if (!str_to_u64((struct str){ s.p + 2, s.n - 11 }, &rank) || rank >= RANKS_MAX)
-		return false;
-	*rank_out = (uint32_t)rank;
-	return true;
-}
-
 static enum err look(void *user, const char *name, unsigned char d_type)
 {
-	struct looked *l = user;
-	uint32_t rank;
-
-	if (d_type == DT_DIR)
-		return OK;
-	l->metadata = l->metadata || strcmp(name, ".metadata") == 0;
-	l->rank_metadata = l->rank_metadata || rank_of_metadata(name, &rank);
-	l->safetensors = l->safetensors || str_ends(str_of(name), ".safetensors");
+	if (d_type != DT_DIR)
+		format_listing_add(user, name);
 	return OK;
 }
 
-enum err checkpoint_format_of_dir(int dirfd, enum checkpoint_format *out)
+enum err checkpoint_format_of_dir(int dirfd, enum format *out)
 {
-	struct looked l = { 0 };
+	struct format_listing l = { 0 };
 
 	TRY(fs_list(dirfd, look, &l));
-	*out = l.metadata	 ? CHECKPOINT_DCP
-	       : l.rank_metadata ? CHECKPOINT_DCP_RANK_LOCAL
-	       : l.safetensors	 ? CHECKPOINT_SAFETENSORS
-				 : CHECKPOINT_NONE;
+	*out = format_of_listing(&l);
 	return OK;
 }
 
-enum checkpoint_format checkpoint_format_of_file(const char *name)
-{
-	struct str s = str_of(name);
-
-	if (str_ends(s, ".safetensors"))
-		return CHECKPOINT_SAFETENSORS;
-	return str_ends(s, ".pt") || str_ends(s, ".pth") ? CHECKPOINT_TORCH : CHECKPOINT_NONE;
-}
-
-enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum checkpoint_format *out)
+enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum format *out)
 {
 	struct stat st;
 	int dirfd = -1;
 
-	*out = CHECKPOINT_NONE;
+	*out = FORMAT_NONE;
 	enum err e = fs_stat(roots->fds[root], name, &st);
 	if (e == ERR_NOT_FOUND)
 		return OK;
 	TRY(e);
 	if (S_ISREG(st.st_mode)) {
-		*out = checkpoint_format_of_file(name);
+		*out = format_of_file(name);
 		return OK;
 	}
 	if (!S_ISDIR(st.st_mode))
@@ -323,7 +280,7 @@ void checkpoint_note(const struct checkpoint *c, struct checked *checked)
 	char text[256];
 
 	checked_nothing(checked, &(struct checked_place){
-		.rank = -1, .file = str_of(c->format == CHECKPOINT_DCP_RANK_LOCAL ? "__*.metadata" : ".metadata"),
+		.rank = -1, .file = str_of(format_metadata(c->format) ? format_metadata(c->format) : "__*.metadata"),
 		.bytes = c->unchecked_bytes });
 	if (!c->outdated[0])
 		return;
@@ -339,13 +296,14 @@ struct rank_list {
 static enum err add_rank(void *user, const char *name, unsigned char d_type)
 {
 	struct rank_list *l = user;
-	uint32_t rank, *at;
+	struct format_file file;
+	uint32_t *at;
 
 	(void)d_type;
-	if (!rank_of_metadata(name, &rank))
+	if (!format_file(name, &file) || file.format != FORMAT_DCP_RANK_LOCAL || file.role != FORMAT_METADATA)
 		return OK;
 	TRY(vec_push(&l->ranks, &at));
-	*at = rank;
+	*at = (uint32_t)file.rank;
 	return OK;
 }
 
@@ -358,9 +316,9 @@ static int by_value(const void *a, const void *b)
 
 static FALLIBLE enum err read_rank(struct checkpoint *c, uint32_t rank, bool manifest, struct sdict **out)
 {
-	char name[48];
+	char name[FORMAT_FILE_MAX];
 
-	snprintf(name, sizeof name, "__%u.metadata", rank);
+	format_dcp_metadata(rank, name);
 	return read_one(c, name, manifest, out);
 }
 
@@ -418,7 +376,7 @@ static FALLIBLE enum err stat_files(struct checkpoint *c)
 		if (!S_ISREG(st.st_mode))
 			return err_at_file(ERR(FORMAT_METADATA, "not a regular file"), name, -1);
 		c->file_bytes[i] = (uint64_t)st.st_size;
-		if (f->rank < RANKS_MAX && f->rank + 1 > c->world_size)
+		if (f->rank < FORMAT_RANKS_MAX && f->rank + 1 > c->world_size)
 			c->world_size = f->rank + 1;
 	}
 	return OK;
@@ -477,37 +435,32 @@ static FALLIBLE enum err check_locs(struct checkpoint *c)
 	return OK;
 }
 
-/* `__{rank}_{n}.distcp` files that hold nothing are named by no item, yet they tell the world size. */
+/* Files that hold nothing are named by no item, yet they tell the world size. */
 static enum err count_rank(void *user, const char *name, unsigned char d_type)
 {
 	struct checkpoint *c = user;
-	struct str s = str_of(name);
-	const char *bar = s.n > 2 ? memchr(name + 2, '_', s.n - 2) : NULL;
-	uint64_t rank;
+	struct format_file file;
 
 	(void)d_type;
-	if (!str_starts(s, "__") || !str_ends(s, ".distcp") || !bar)
-		return OK;
-	if (str_to_u64((struct str){ name + 2, (size_t)(bar - name - 2) }, &rank) && rank < RANKS_MAX &&
-	    rank + 1 > c->world_size)
-		c->world_size = (uint32_t)rank + 1;
+	if (format_file(name, &file) && file.role == FORMAT_PAYLOAD && file.rank >= c->world_size)
+		c->world_size = (uint32_t)file.rank + 1;
 	return OK;
 }
 
 static FALLIBLE enum err read_checkpoint(const struct roots *roots, struct checkpoint *c)
 {
 	TRY(checkpoint_recognise(roots, c->root, c->name, &c->format));
-	if (c->format == CHECKPOINT_NONE) {
+	if (c->format == FORMAT_NONE) {
 		struct stat st;
 		TRY(fs_stat(roots->fds[c->root], c->name, &st));
-		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no .metadata: it is no checkpoint, or not a complete one", c->name);
+		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no " DCP_METADATA ": it is no checkpoint, or not a complete one", c->name);
 	}
-	if (c->format != CHECKPOINT_DCP && c->format != CHECKPOINT_DCP_RANK_LOCAL)
+	if (c->format != FORMAT_DCP && c->format != FORMAT_DCP_RANK_LOCAL)
 		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, which cannot be read yet", c->name,
-			   checkpoint_format_name(c->format));
+			   format_name(c->format));
 	TRY(fs_open_dir(roots->fds[c->root], c->name, &c->dirfd));
-	if (c->format == CHECKPOINT_DCP)
-		TRY(read_one(c, ".metadata", true, &c->sd));
+	if (c->format == FORMAT_DCP)
+		TRY(read_one(c, DCP_METADATA, true, &c->sd));
 	else
 		TRY(read_rank_local(c));
 	TRY(fs_list(c->dirfd, count_rank, c));

@@ -1,16 +1,15 @@
 /* checkpoint.h: a stored checkpoint, opened: recognised by content, its metadata parsed, its manifest read. */
 #pragma once
 #include <sys/stat.h>
+#include "format/format.h"
 #include "store/checked.h"
 #include "store/manifest.h"
 #include "store/roots.h"
 #include "tensor/sdict.h"
 
-enum checkpoint_format { CHECKPOINT_NONE, CHECKPOINT_DCP, CHECKPOINT_DCP_RANK_LOCAL, CHECKPOINT_SAFETENSORS, CHECKPOINT_TORCH };
-
 struct checkpoint {
 	uint32_t shares;               /* to be freed so many times more */
-	enum checkpoint_format format;
+	enum format format;
 	uint32_t root;
 	char name[4096];               /* beneath the root */
 	int dirfd;
@@ -26,12 +25,9 @@ struct checkpoint {
 	uint64_t rank_count;
 };
 
-const char *checkpoint_format_name(enum checkpoint_format f);   /* "dcp", "dcp-rank-local", "safetensors", "torch" */
-
-/* What lies at `name`: CHECKPOINT_NONE if there is nothing or it is something else. */
-FALLIBLE enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum checkpoint_format *out);
-enum checkpoint_format checkpoint_format_of_file(const char *name);          /* of a regular file */
-FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum checkpoint_format *out);
+/* What lies at `name`: FORMAT_NONE if there is nothing or it is something else. */
+FALLIBLE enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum format *out);
+FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum format *out);
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
  * ERR_CHECKPOINT_DAMAGED (manifest or metadata are not what was written), ERR_FORMAT_…. ref: {"storage","name"}. */
 FALLIBLE enum err checkpoint_open(const struct roots *roots, const json_t *ref, struct checkpoint **out);

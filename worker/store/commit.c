@@ -34,14 +34,14 @@ static FALLIBLE enum err open_parent(const struct roots *roots, uint32_t root, c
 static FALLIBLE enum err delete_in(const struct store_job *by, uint32_t root, int parent, const char *name, const char *last)
 {
 	const struct roots *roots = by->roots;
-	enum checkpoint_format format;
+	enum format format;
 	char trash[128];
 	struct stat st;
 
 	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", by->id);
 	TRY(fs_stat(roots->fds[root], name, &st));
 	TRY(checkpoint_recognise(roots, root, name, &format));
-	if (format == CHECKPOINT_NONE)
+	if (format == FORMAT_NONE)
 		return ERR(NOT_A_CHECKPOINT, "'%s' is no checkpoint, and is not deleted", name);
 	TRY(owner_check(by, root, name));
 	TRY(fs_rename_noreplace(parent, last, trash));
@@ -273,14 +273,15 @@ static FALLIBLE enum err restore(int parent, const char *last, const char *job)
 /* Files that are moved into a directory one by one have the manifest before the metadata: without that nothing is committed. */
 static FALLIBLE enum err has_metadata(int dir, int64_t rank, bool *out)
 {
-	char own[48];
-	const char *const names[] = { own, "model.safetensors.index.json" };
+	char own[FORMAT_FILE_MAX] = "";
 	struct stat st;
 
 	*out = false;
-	snprintf(own, sizeof own, rank < 0 ? ".metadata" : "__%jd.metadata", (intmax_t)rank);
-	for (size_t i = 0; i < (rank < 0 ? 2 : 1) && !*out; i++) {
-		enum err e = fs_stat(dir, names[i], &st);
+	if (rank >= 0)
+		format_dcp_metadata((uint32_t)rank, own);
+	for (enum format f = FORMAT_NONE; f < FORMAT_COUNT && !*out; f++) {
+		const char *name = rank < 0 ? format_metadata(f) : f == FORMAT_NONE ? own : NULL;
+		enum err e = name ? fs_stat(dir, name, &st) : ERR_NOT_FOUND;
 		if (e && e != ERR_NOT_FOUND)
 			return e;
 		*out = e == OK;
@@ -413,14 +414,14 @@ static enum err sweep_entry(void *user, const char *name, unsigned char d_type)
 {
 	struct sweep *s = user;
 	size_t at = strlen(s->path), n = strlen(name);
-	enum checkpoint_format format;
+	enum format format;
 	int dirfd = s->dirfd;
 
 	if (name[0] == '.' || (d_type != DT_DIR && d_type != DT_UNKNOWN) || at + n + 2 > sizeof s->path)
 		return OK;
 	snprintf(s->path + at, sizeof s->path - at, "%s%s", at ? "/" : "", name);
 	enum err e = checkpoint_recognise(s->roots, s->root, s->path, &format);
-	if (!e && format == CHECKPOINT_NONE) {
+	if (!e && format == FORMAT_NONE) {
 		s->depth++;
 		e = sweep_dir(s);
 		s->depth--;

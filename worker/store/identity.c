@@ -4,22 +4,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "format/format.h"
 #include "io/digest.h"
 #include "os/fs.h"
 #include "store/manifest.h"
 #include "store/roots.h"
 
-enum part { OTHER, PAYLOAD, METADATA };
-
-static enum part part_of(const char *name)
+/* A manifest counts as metadata. */
+static enum format_role role_of(const char *name)
 {
-	struct str s = str_of(name);
+	struct format_file file;
 	int64_t rank;
 
-	if (str_is(s, ".metadata") || (str_starts(s, "__") && str_ends(s, ".metadata")) || str_ends(s, ".index.json") ||
-	    manifest_is(name, &rank))
-		return METADATA;
-	return str_ends(s, ".distcp") || str_ends(s, ".safetensors") ? PAYLOAD : OTHER;
+	return manifest_is(name, &rank) ? FORMAT_METADATA : format_file(name, &file) ? file.role : FORMAT_OTHER;
 }
 
 static void mix(struct identity *id, struct str name, const struct stat *st, bool changed)
@@ -47,10 +44,10 @@ void identity_begin(struct identity *id, const struct stat *top)
 
 void identity_add(struct identity *id, const char *name, const struct stat *st)
 {
-	enum part part = S_ISREG(st->st_mode) ? part_of(name) : OTHER;
+	enum format_role role = S_ISREG(st->st_mode) ? role_of(name) : FORMAT_OTHER;
 
-	if (part != OTHER)
-		mix(id, str_of(name), st, part == METADATA);
+	if (role == FORMAT_PAYLOAD || role == FORMAT_METADATA)
+		mix(id, str_of(name), st, role == FORMAT_METADATA);
 }
 
 void identity_text(const struct identity *id, char out[IDENTITY_MAX])
@@ -69,7 +66,7 @@ static enum err add_file(void *user, const char *name, unsigned char d_type)
 	struct stat st;
 
 	(void)d_type;
-	enum err e = part_of(name) != OTHER ? fs_stat(w->dirfd, name, &st) : ERR_NOT_FOUND;
+	enum err e = role_of(name) != FORMAT_OTHER ? fs_stat(w->dirfd, name, &st) : ERR_NOT_FOUND;
 	if (!e)
 		identity_add(&w->id, name, &st);
 	return e == ERR_NOT_FOUND ? OK : e;

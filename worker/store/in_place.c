@@ -91,6 +91,7 @@ struct put_back {
 static enum err collect(void *user, const char *name, unsigned char d_type)
 {
 	struct put_back *p = user;
+	struct format_file file;
 	char **at;
 
 	(void)d_type;
@@ -98,7 +99,7 @@ static enum err collect(void *user, const char *name, unsigned char d_type)
 	*at = mem_strdup(name);
 	if (!*at)
 		return ERR(NO_MEMORY, "no memory for a name");
-	if (str_ends(str_of(name), ".metadata"))
+	if (format_file(name, &file) && file.role == FORMAT_METADATA)
 		p->metadata = *at;
 	return OK;
 }

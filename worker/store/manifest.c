@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/num.h"
+#include "format/format.h"
 #include "format/jscan.h"
 
 void manifest_free(struct manifest *m)
@@ -33,11 +34,10 @@ static bool rank_digits(struct str s, uint64_t *out)
 
 void manifest_name(const char *metadata, char out[MANIFEST_NAME_MAX])
 {
-	struct str s = str_of(metadata);
-	uint64_t rank;
+	struct format_file file;
 
-	if (str_starts(s, "__") && str_ends(s, ".metadata") && s.n > 11 && rank_digits((struct str){ s.p + 2, s.n - 11 }, &rank))
-		snprintf(out, MANIFEST_NAME_MAX, ".dcpd.%ju.json", (uintmax_t)rank);
+	if (format_file(metadata, &file) && file.rank >= 0)
+		snprintf(out, MANIFEST_NAME_MAX, ".dcpd.%jd.json", (intmax_t)file.rank);
 	else
 		snprintf(out, MANIFEST_NAME_MAX, MANIFEST_NAME);
 }

@@ -46,33 +46,23 @@ static FALLIBLE enum err check_ancestors(const struct roots *roots, uint32_t roo
 	for (size_t i = 0; parent_path[i]; i++) {
 		if (parent_path[i + 1] != '/' && parent_path[i + 1] != '\0')
 			continue;
-		enum checkpoint_format format;
+		enum format format;
 		memcpy(path, parent_path, i + 1);
 		path[i + 1] = '\0';
 		TRY(checkpoint_recognise(roots, root, path, &format));
-		if (format != CHECKPOINT_NONE)
+		if (format != FORMAT_NONE)
 			return ERR(NAME_INVALID, "'%s' is a checkpoint, and no checkpoint lies in another", path);
 	}
 	return OK;
 }
 
-/* Files of a checkpoint, ours or PyTorch's or of the HF kind. */
-static bool is_checkpoint_file(const char *file)
+/* A file that a save of dcpd's or PyTorch's makes anew. */
+static bool is_checkpoint_file(const char *name)
 {
-	static const char *const names[] = { ".metadata", ".metadata.tmp" };
-	static const char *const ends[] = { ".distcp", ".metadata", ".metadata.tmp", ".safetensors", ".safetensors.index.json" };
-	struct str name = str_of(file);
+	struct format_file file;
 	int64_t rank;
 
-	if (manifest_is(file, &rank))
-		return true;
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-		if (str_is(name, names[i]))
-			return true;
-	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-		if (str_ends(name, ends[i]) && (i > 2 || str_starts(name, "__")))
-			return true;
-	return false;
+	return manifest_is(name, &rank) || (format_file(name, &file) && format_writes(file.format));
 }
 
 static enum err check_entry(void *user, const char *name, unsigned char d_type)
@@ -104,7 +94,7 @@ static FALLIBLE enum err check_replaced(const struct roots *roots, uint32_t root
 static FALLIBLE enum err check_target(const struct staging *s, const char *name, bool overwrite)
 {
 	const struct roots *roots = s->by.roots;
-	enum checkpoint_format format;
+	enum format format;
 	uint32_t root = s->root;
 	struct stat st;
 
@@ -113,7 +103,7 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 		return OK;
 	TRY(e);
 	TRY(checkpoint_recognise(roots, root, name, &format));
-	if (format == CHECKPOINT_NONE || !S_ISDIR(st.st_mode))
+	if (format == FORMAT_NONE || !S_ISDIR(st.st_mode))
 		return ERR(NOT_A_CHECKPOINT, "'%s' is there and is no checkpoint directory", name);
 	if (!overwrite)
 		return ERR(CHECKPOINT_EXISTS, "'%s' exists; overwrite is not set", name);
@@ -124,10 +114,10 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 /* Files of a checkpoint that lies in the directory may be replaced; whatever else is in it is not touched. */
 static FALLIBLE enum err check_in_place(const struct staging *s, const char *name)
 {
-	enum checkpoint_format format;
+	enum format format;
 
 	TRY(checkpoint_recognise(s->by.roots, s->root, name, &format));
-	return format == CHECKPOINT_NONE ? OK : owner_check(&s->by, s->root, name);
+	return format == FORMAT_NONE ? OK : owner_check(&s->by, s->root, name);
 }
 
 static void target_name(const struct staging *s, char *out, size_t max)

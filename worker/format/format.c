@@ -1,0 +1,141 @@
+/* format.c: see format.h. */
+#include "format/format.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/num.h"
+
+/* Digits alone, without zeros in front: no two names for one rank. */
+static bool rank_digits(const char *p, size_t n, int64_t *out)
+{
+	uint64_t rank;
+
+	if (n == 0 || n > 9 || (p[0] == '0' && n > 1) || !str_to_u64((struct str){ p, n }, &rank) || rank >= FORMAT_RANKS_MAX)
+		return false;
+	*out = (int64_t)rank;
+	return true;
+}
+
+static enum format_role dcp_file(struct str name, int64_t *rank)
+{
+	if (str_is(name, DCP_METADATA))
+		return FORMAT_METADATA;
+	if (str_is(name, DCP_METADATA ".tmp"))
+		return FORMAT_TEMPORARY;
+	if (!str_ends(name, ".distcp"))
+		return FORMAT_OTHER;
+	const char *bar = str_starts(name, "__") ? memchr(name.p + 2, '_', name.n - 2) : NULL;
+	if (bar)
+		rank_digits(name.p + 2, (size_t)(bar - name.p - 2), rank);
+	return FORMAT_PAYLOAD;
+}
+
+/* Payload files have the names that they have in any DCP checkpoint. */
+static enum format_role dcp_rank_file(struct str name, int64_t *rank)
+{
+	struct str tail = STR(".metadata"), tmp = STR(".metadata.tmp");
+	bool temporary = str_ends(name, tmp.p);
+	size_t cut = temporary ? tmp.n : tail.n;
+
+	if (!str_starts(name, "__") || !(temporary || str_ends(name, tail.p)) || !rank_digits(name.p + 2, name.n - 2 - cut, rank))
+		return FORMAT_OTHER;
+	return temporary ? FORMAT_TEMPORARY : FORMAT_METADATA;
+}
+
+static enum format_role hf_file(struct str name, int64_t *rank)
+{
+	(void)rank;
+	if (str_ends(name, ".safetensors.index.json"))
+		return FORMAT_METADATA;
+	return str_ends(name, ".safetensors") ? FORMAT_PAYLOAD : FORMAT_OTHER;
+}
+
+static enum format_role torch_file(struct str name, int64_t *rank)
+{
+	(void)rank;
+	if (str_ends(name, ".bin.index.json"))
+		return FORMAT_METADATA;
+	return str_ends(name, ".pt") || str_ends(name, ".pth") ? FORMAT_PAYLOAD : FORMAT_OTHER;
+}
+
+struct row {
+	const char *name;
+	enum format_role (*file)(struct str name, int64_t *rank);
+	enum format_role mark;
+	const char *metadata;
+	bool single, writes;
+};
+
+static const struct row rows[FORMAT_COUNT] = {
+	[FORMAT_NONE] = { .name = "none" },
+#define X(NAME, word, file, mark, metadata, single, writes) [FORMAT_##NAME] = { word, file, mark, metadata, single, writes },
+#include "format/formats.def"
+#undef X
+};
+
+const char *format_name(enum format f)
+{
+	return rows[f].name;
+}
+
+bool format_writes(enum format f)
+{
+	return rows[f].writes;
+}
+
+const char *format_metadata(enum format f)
+{
+	return rows[f].metadata;
+}
+
+bool format_file(const char *name, struct format_file *out)
+{
+	*out = (struct format_file){ .rank = -1 };
+	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++) {
+		out->role = rows[f].file(str_of(name), &out->rank);
+		out->format = f;
+		if (out->role != FORMAT_OTHER)
+			return true;
+	}
+	out->format = FORMAT_NONE;
+	return false;
+}
+
+enum format format_of_file(const char *name)
+{
+	struct format_file file;
+
+	return format_file(name, &file) && file.role == FORMAT_PAYLOAD && rows[file.format].single ? file.format : FORMAT_NONE;
+}
+
+void format_listing_add(struct format_listing *l, const char *name)
+{
+	struct format_file file;
+
+	if (format_file(name, &file) && file.role == rows[file.format].mark)
+		l->marks[file.format] = true;
+}
+
+enum format format_of_listing(const struct format_listing *l)
+{
+	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++)
+		if (l->marks[f])
+			return f;
+	return FORMAT_NONE;
+}
+
+void format_dcp_metadata(uint32_t rank, char out[FORMAT_FILE_MAX])
+{
+	snprintf(out, FORMAT_FILE_MAX, "__%u" DCP_METADATA, rank);
+}
+
+void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX])
+{
+	snprintf(out, FORMAT_FILE_MAX, "__%u_%u.distcp", rank, index);
+}
+
+void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX])
+{
+	snprintf(out, FORMAT_FILE_MAX, "model-%05u-of-%05u.safetensors", index + 1, count);
+}

@@ -1,0 +1,55 @@
+/* format.h: the formats of stored checkpoints: which there are, how a directory or file is recognised, and what the files in it are called.
+ * No other module spells these names. A format is a row in formats.def. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/str.h"
+
+#define DCP_METADATA ".metadata"
+#define HF_INDEX "model.safetensors.index.json"
+
+enum { FORMAT_FILE_MAX = 64, FORMAT_RANKS_MAX = 65536 };
+
+enum format_role {
+	FORMAT_OTHER,                  /* no part of a checkpoint */
+	FORMAT_PAYLOAD,
+	FORMAT_METADATA,
+	FORMAT_TEMPORARY,              /* metadata that PyTorch has not renamed yet */
+};
+
+enum format {
+	FORMAT_NONE,
+#define X(NAME, word, file, mark, metadata, single, writes) FORMAT_##NAME,
+#include "format/formats.def"
+#undef X
+	FORMAT_COUNT,
+};
+
+struct format_file {
+	enum format format;
+	enum format_role role;
+	int64_t rank;                  /* whose file it is, if the name says so; else -1 */
+};
+
+const char *format_name(enum format f);        /* "dcp", "dcp-rank-local", "safetensors", "torch"; "none" */
+bool format_writes(enum format f);
+/* The name of the format's one metadata file; NULL: it has none, or one per rank. */
+const char *format_metadata(enum format f);
+
+/* What the name says of a file. False: it is none of a checkpoint (role FORMAT_OTHER). */
+bool format_file(const char *name, struct format_file *out);
+/* The format of a checkpoint that is one file. */
+enum format format_of_file(const char *name);
+
+/* The names in a directory, one by one, and the format that they say it has. */
+struct format_listing {
+	bool marks[FORMAT_COUNT];
+};
+void format_listing_add(struct format_listing *l, const char *name);
+enum format format_of_listing(const struct format_listing *l);
+
+/* `__{rank}.metadata`, `__{rank}_{index}.distcp`, `model-00001-of-00007.safetensors` (index from 0). */
+void format_dcp_metadata(uint32_t rank, char out[FORMAT_FILE_MAX]);
+void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX]);
+void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX]);
