@@ -217,9 +217,9 @@ def test_cancel_instead_of_commit(roots, state):
 
 def test_a_diff_without_io_hears_a_cancel():
     """Two state dicts in memory: no task ever waits for I/O."""
-    n = 96 << 20
-    a = Segments([lib.image({"x": ("F64", (n // 8,), bytes(n))})])
-    b = Segments([lib.image({"x": ("F64", (n // 8,), b"\1" * n)})])
+    n = 256 << 20  # takes several times as long as a worker goes without listening
+    a = Segments([lib.image({"x": ("BF16", (n // 2,), bytes(n))})])
+    b = Segments([lib.image({"x": ("BF16", (n // 2,), b"\1" * n)})])
 
     def cancel(g, i, f):
         if f.type == "STATE" and f.body["state"] == "running":
