@@ -194,13 +194,13 @@ static FALLIBLE enum err open_directory(const char *path, int *fd_out)
 
 static FALLIBLE enum err recognise(int fd, const char *path)
 {
-	enum checkpoint_format format;
+	enum format format;
 
 	TRY(checkpoint_format_of_dir(fd, &format));
-	if (format == CHECKPOINT_NONE)
+	if (format == FORMAT_NONE)
 		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no .metadata: it is no checkpoint, or not a complete one", path);
-	if (format != CHECKPOINT_DCP && format != CHECKPOINT_DCP_RANK_LOCAL)
-		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format", path, checkpoint_format_name(format));
+	if (format != FORMAT_DCP && format != FORMAT_DCP_RANK_LOCAL)
+		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format", path, format_name(format));
 	return OK;
 }
 
