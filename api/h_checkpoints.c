@@ -373,6 +373,6 @@ FALLIBLE enum err h_checkpoint_delete(struct req *r)
 	TRY(h_set_text(target, "name", r->parts[3]));
 	if (json_object_set(doc, "target", target) != 0)
 		return ERR(NO_MEMORY, "cannot delete");
-	TRY(spec_check(doc, &spec));
+	TRY(spec_read(doc, &spec));
 	return h_submit(r, doc, JOB_DELETE);
 }

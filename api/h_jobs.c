@@ -37,7 +37,7 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 
 	TRY(req_query_only(r, (const char *const[]){ "dry_run", NULL }));
 	TRY(req_query_bool(r, "dry_run", &dry_run));
-	TRY(spec_check(r->body, &spec));
+	TRY(spec_read(r->body, &spec));
 	if (!dry_run)
 		return h_submit(r, r->body, spec.kind);
 

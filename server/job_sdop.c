@@ -1,5 +1,5 @@
 /* job_sdop.c: operations on state dicts: what only who knows the state dicts can check, what their workers get beside the request,
- * and what is left in the record and the metrics. The form of the request was checked by spec/spec_sdops.c. */
+ * and what is left in the record and the metrics. The form of the request was checked by spec/spec.c. */
 #include <stdio.h>
 #include <sys/random.h>
 

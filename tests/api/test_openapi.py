@@ -3,6 +3,10 @@ of the job specs. Read as text: neither YAML nor a daemon is needed."""
 import pathlib
 import re
 
+import pytest
+import spec_rows
+from spec_rows import KINDS
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 YAML = (ROOT / "api/openapi.yaml").read_text()
 
@@ -33,13 +37,10 @@ def test_codes():
         assert set(re.findall(r"\w+", used)) <= {c.lower() for c in codes}, used
 
 
-KINDS = re.findall(r"^KIND\(\w+, (\w+), (\d+),", (ROOT / "worker/spec/kinds.def").read_text(), re.M)
-
-
 def test_kinds():
     """The rows have the journal's numbers, in order, and the contract has their names wherever it lists kinds."""
-    assert [int(number) for _, number in KINDS] == list(range(len(KINDS))) and len(KINDS) >= 14
-    names = [name for name, _ in KINDS]
+    names = list(KINDS)
+    assert [k.number for k in KINDS.values()] == list(range(len(names))) and len(names) >= 14
     assert re.findall(r"kind: \{const: (\w+)\}", YAML) == names
     assert re.findall(r"\w+", re.search(r"kind: \{type: string, enum: \[([^\]]*)\]", YAML)[1]) == names
     assert re.search(r"kind=\(([\w|]+)\)", YAML)[1].split("|") == names
@@ -51,16 +52,85 @@ def test_references_resolve():
         assert section and re.search(rf"^    {name}:", section[1], re.M), (kind, name)
 
 
-def test_fields_of_requests():
-    """The fields that spec*.c know at the top of a job are in the contract, and the other way round."""
-    code = (ROOT / "worker/spec/spec.c").read_text() + (ROOT / "worker/spec/spec_sdops.c").read_text()
-    macros = dict(re.findall(r"#define (\w+) (.*)", code))
-    kinds = re.findall(r"kind: \{const: (\w+)\}", YAML)
-    for kind in kinds:
-        body = re.search(rf"check_{kind}\(.*?\n\}}\n", code, re.S)[0]
-        listed = re.search(r"jval_only\(doc, .*?\}\)\)", body, re.S)[0]
-        for _ in macros:
-            listed = re.sub(r"\b[A-Z_]+KINDS\b", lambda m: macros[m[0]], listed)
-        known = set(re.findall(r'"(\w+)"', listed))
-        spec = re.search(rf"\n    {kind.capitalize()}Spec:\n.*?\n      properties:\n(.*?)(?=\n    \w)", YAML, re.S)[1]
-        assert set(re.findall(r"^        (\w+):", spec, re.M)) == known, kind
+def schema(text):
+    """Follows $ref: '#/components/schemas/NAME'."""
+    m = re.search(r"\$ref: '#/components/schemas/(\w+)'", text.split("\n")[0])
+    return schema(re.search(rf"\n    {m[1]}:(.*?)(?=\n    \w|\Z)", YAML, re.S)[1].lstrip(" ")) if m else text
+
+
+def properties(text):
+    """Key → text of an object's properties, written as a block."""
+    m = re.search(r"^( *)properties:\n(.*?)(?=^\1?\w|\Z)", text, re.S | re.M)
+    indent = len(m[1]) + 2
+    body = re.match(rf"((?: {{{indent},}}.*\n?|\n)*)", m[2])[1]
+    parts = re.split(rf"^ {{{indent}}}(\w+):", body, flags=re.M)[1:]
+    return {k: v.lstrip(" ") if v.strip().startswith("{") else v for k, v in zip(parts[::2], parts[1::2])}
+
+
+def check_value(kind, f, text):
+    """One field's schema says what its row says."""
+    if f.words():
+        listed = re.search(r"enum: \[([\w, ]+)\]", text)
+        assert re.findall(r"\w+", listed[1]) == f.words() if listed else (kind, f.key) == ("save", "format"), (kind, f.key)
+    if f.type == "BOOL":
+        assert "type: boolean" in text, (kind, f.key)
+    m = re.match(r"INTEGER\((\w+), (.+)\)", f.type)
+    if m:
+        limits = [re.search(rf"{end}: (\d+)", text)[1] for end in ("minimum", "maximum")]
+        low, high = (str(eval(x, {"SPEC_WORLD_MAX": 65536, "INT64_MAX": 2**63 - 1})) for x in m.groups())
+        assert limits == [low, high], (kind, f.key, limits)
+    default = re.search(r"default: ([\w.]+)", text)
+    if f.fallback and f.fallback not in ("[]", "{}"):
+        assert default and default[1] in (f.fallback.strip('"'), f.fallback.removesuffix(".0")), (kind, f.key, f.fallback)
+
+
+REF_KEYS = {"REF_CHECKPOINT": {"storage", "name"}, "REF_STATE_DICT": {"state_dict"}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fields_of_requests(kind):
+    """The rows of fields.def are in the contract, with their types, words, limits and defaults, and the contract has no others."""
+    spec = properties(re.search(rf"\n    {kind.capitalize()}Spec:\n(.*?)(?=\n    \w)", YAML, re.S)[1])
+    refs = KINDS[kind].refs()
+    places = {f.place for f in spec_rows.of(kind)} - {""} | set(refs) | {"options"}
+    assert set(spec) == {"kind"} | places | {f.key for f in spec_rows.of(kind, "")}
+    for place in places | {""}:
+        inside = spec
+        if place and "|" not in refs.get(place, ""):
+            inside = properties(schema(spec[place]))
+            assert set(inside) == {f.key for f in spec_rows.of(kind, place)} | REF_KEYS.get(refs.get(place), set()), (kind, place)
+        for f in spec_rows.of(kind, place):
+            check_value(kind, f, schema(inside[f.key]))
+
+
+# A job's fields that the package names otherwise or makes itself, and arguments that are none of a job's.
+PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace", "labels", "strict", "verify"}
+NOT_IN_PYTHON = {
+    "save": {"include", "exclude", "rename", "dtype", "dedup", "flatten_state_dict", "retries", "beside", "sync_files", "hosts", "parts",
+             "await_seal", "timeout_s", "generation"},
+    "load": {"include", "exclude", "rename", "dtype", "retries", "pace", "labels", "world_size", "layout", "lease_seconds", "key", "model"},
+}
+PYTHON_ONLY = {
+    "save": {"state_dict", "checkpoint", "process_group", "no_dist", "step", "slots", "when_busy", "progress", "timeout", "client",
+             "at_exit"},
+    "load": {"checkpoint", "into", "keys", "device", "weights_only", "process_group", "no_dist", "progress", "timeout", "client"},
+}
+
+
+@pytest.mark.parametrize("name,kind", [("save", "save"), ("async_save", "save"), ("load", "load")])
+def test_keywords_of_the_package(name, kind):
+    """Every field of a save and a load is a keyword of the package, or named here as none; and the other way round."""
+    source = (ROOT / f"api/python/dcpd/_{kind}.py").read_text()
+    signature = re.search(rf"^def {name}\((.*?)\) ->", source, re.S | re.M)[1]
+    depths, plain = 0, ""
+    for c in signature:
+        depths += (c == "[") - (c == "]")
+        plain += c if depths == 0 and c != "]" else ""
+    given = {m[0]: m[1].strip() for m in re.findall(r"(\w+):[^=,]*(?:=([^,]*))?", plain)}
+    rows = {f.key: f for f in spec_rows.of(kind)}
+    assert set(given) <= PYTHON_ONLY[kind] | PYTHON_NAMES
+    assert set(given) - PYTHON_ONLY[kind] == set(rows) - NOT_IN_PYTHON[kind]
+    assert NOT_IN_PYTHON[kind] <= set(rows)
+    for key, default in given.items():
+        if key in rows and default not in ("None", "") and key != "verify":
+            assert default.lower() == (rows[key].fallback or "null"), (name, key)

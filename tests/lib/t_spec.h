@@ -17,7 +17,7 @@ static inline void t_spec_refused(enum err code, const char *pointer, const char
 {
 	json_t *doc = t_spec_parse(text);
 	struct spec s;
-	enum err e = spec_check(doc, &s);
+	enum err e = spec_read(doc, &s);
 
 	if (e != code || strcmp(err_last()->pointer, pointer) != 0)
 		T_FAIL("%s: got %s at %s (%s)", text, err_code_name(e), err_last()->pointer, err_last()->text);

@@ -135,7 +135,7 @@ static enum err check_in_memory(const char *rules, int64_t *world)
 {
 	json_t *doc = json_loads(rules, 0, NULL);
 	struct jval root = JVAL_ROOT(doc);
-	enum err e = layout_rules_check_in_memory(&root, world);
+	enum err e = layout_rules_check(&root, true, world);
 
 	json_decref(doc);
 	return e;
@@ -163,7 +163,7 @@ static void test_every_dtype(void **state)
 	for (int d = 0; d < DT_COUNT; d++) {
 		json_t *doc = t_spec_parse(RESHARD(""));
 		json_object_set_new(doc, "dtype", json_pack("[[s,s]]", "*", dtype_name((enum dtype)d)));
-		T_OK(spec_check(doc, &s));
+		T_OK(spec_read(doc, &s));
 		json_decref(doc);
 	}
 }
@@ -174,7 +174,7 @@ static void test_defaults(void **state)
 	struct spec s;
 
 	(void)state;
-	T_OK(spec_check(doc, &s));
+	T_OK(spec_read(doc, &s));
 	assert_int_equal(s.kind, JOB_RESHARD);
 	assert_true(str_is(s.target.name, "b"));
 	json_t *target = json_object_get(doc, "target"), *options = json_object_get(doc, "options");
@@ -189,17 +189,82 @@ static void test_defaults(void **state)
 
 	doc = t_spec_parse("{\"kind\":\"save\",\"source\":{\"state_dict\":\"train\",\"generation\":7},"
 		    "\"target\":{\"storage\":\"main\",\"name\":\"x\"},\"options\":{\"on_divergence\":\"fail\"}}");
-	T_OK(spec_check(doc, &s));
+	T_OK(spec_read(doc, &s));
 	assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "options"), "on_divergence")), "fail");
 	assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "options"), "pace")), "full");
 	json_decref(doc);
 	doc = t_spec_parse("{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"}}");
-	T_OK(spec_check(doc, &s));
+	T_OK(spec_read(doc, &s));
 	assert_true(json_is_true(json_object_get(doc, "strict")));
 	json_decref(doc);
 	doc = t_spec_parse("{\"kind\":\"diff\",\"a\":{\"state_dict\":\"s\"},\"b\":{\"storage\":\"main\",\"name\":\"x\"},\"rtol\":1}");
-	T_OK(spec_check(doc, &s));
+	T_OK(spec_read(doc, &s));
 	assert_true(s.a.kind == REF_STATE_DICT && s.b.kind == REF_CHECKPOINT);
+	json_decref(doc);
+}
+
+static json_t *minimal(enum job_kind kind)
+{
+	static const char *const refs[] = { "source", "target", "a", "b" };
+	const struct kind *k = kind_of(kind);
+	bool compares = kind_is(kind, KIND_COMPARES);
+	unsigned ends[] = { compares ? 0 : k->reads, k->writes, compares ? k->reads : 0, compares ? k->reads : 0 };
+	json_t *doc = json_pack("{s:s}", "kind", k->name);
+
+	for (size_t i = 0; i < 4; i++)
+		if (ends[i] & REF_CHECKPOINT)
+			json_object_set_new(doc, refs[i], json_pack("{s:s, s:s}", "storage", "main", "name", refs[i]));
+		else if (ends[i])
+			json_object_set_new(doc, refs[i], json_pack("{s:s}", "state_dict", refs[i]));
+	return doc;
+}
+
+/* Each field has its own default, and only the kinds that its row names know it. */
+static void test_every_field_of_every_kind(void **state)
+{
+	(void)state;
+	for (int kind = 0; kind < JOB_KIND_COUNT; kind++) {
+		json_t *doc = minimal((enum job_kind)kind);
+		struct spec s;
+		T_OK(spec_read(doc, &s));
+		assert_int_equal(s.kind, kind);
+		for (const struct field *f = field_next((enum job_kind)kind, NULL); f; f = field_next((enum job_kind)kind, f)) {
+			const char *place = field_place_key(f->place);
+			json_t *value = json_object_get(place ? json_object_get(doc, place) : doc, f->key);
+			json_t *want = f->fallback ? json_loads(f->fallback, JSON_DECODE_ANY, NULL) : NULL;
+			if (want ? !json_equal(value, want) : value != NULL)
+				T_FAIL("%s: %s has not its row's default", kind_names[kind], f->key);
+			json_decref(want);
+		}
+		json_t *filled = json_deep_copy(doc);
+		T_OK(spec_read(doc, &s)); /* as the worker and a restarted coordinator do */
+		assert_true(json_equal(doc, filled));
+		json_decref(filled);
+		json_decref(doc);
+	}
+}
+
+static void test_read_as_c(void **state)
+{
+	json_t *doc = t_spec_parse("{\"kind\":\"save\",\"source\":{\"state_dict\":\"train\",\"generation\":7},"
+				   "\"target\":{\"storage\":\"main\",\"name\":\"x\"},\"include\":[\"a\"],"
+				   "\"options\":{\"pace\":\"background\",\"dedup\":\"lowest_rank\","
+				   "\"flatten_state_dict\":false,\"retries\":3}}");
+	struct spec s;
+
+	(void)state;
+	T_OK(spec_read(doc, &s));
+	assert_true(s.source.kind == REF_STATE_DICT && s.source.generation == 7 && str_is(s.source.name, "train"));
+	assert_true(s.pace == PACE_BACKGROUND && s.dedup == DEDUP_LOWEST_RANK && s.on_divergence == DIVERGENCE_REPORT && !s.flatten);
+	assert_true(s.retries == 3 && s.files_per_rank == 1 && s.sync_files && json_array_size(s.include) == 1 && !s.overwrite);
+	assert_int_equal(s.verify, READ_CHECK_DIGEST); /* a save has no such field: it is as if none was given */
+	json_decref(doc);
+	doc = t_spec_parse("{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},\"options\":{\"verify\":\"none\"},"
+			   "\"strict\":false,\"optimizer\":{\"key\":\"optim\",\"model\":{\"state_dict\":\"m\"}}}");
+	T_OK(spec_read(doc, &s));
+	assert_true(s.verify == READ_CHECK_NONE && !s.strict && s.source.generation == -1);
+	T_OK(spec_read(doc, &s));
+	assert_true(str_is(s.optimizer_key, "optim") && str_is(s.optimizer_model.name, "m") && s.world_size == 0);
 	json_decref(doc);
 }
 
@@ -297,7 +362,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_parse), cmocka_unit_test(test_numbers),          cmocka_unit_test(test_names),
 		cmocka_unit_test(test_references),     cmocka_unit_test(test_kinds), cmocka_unit_test(test_placements),
-		cmocka_unit_test(test_every_dtype),
+		cmocka_unit_test(test_every_dtype),    cmocka_unit_test(test_every_field_of_every_kind), cmocka_unit_test(test_read_as_c),
 		cmocka_unit_test(test_partial_in_memory),
 		cmocka_unit_test(test_defaults),       cmocka_unit_test(test_refused_fields),
 		cmocka_unit_test(test_refused_layouts), cmocka_unit_test(test_problem),

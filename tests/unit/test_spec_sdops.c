@@ -36,7 +36,7 @@ static void test_defaults(void **state)
 		json_t *doc = t_spec_parse(cases[i].text), *expected = t_spec_parse(cases[i].expected), *value;
 		const char *key;
 		struct spec s;
-		T_OK(spec_check(doc, &s));
+		T_OK(spec_read(doc, &s));
 		json_object_foreach(expected, key, value)
 			if (!same(json_object_get(doc, key), value))
 				T_FAIL("%s: %s is not %s", cases[i].text, key, cases[i].expected);

@@ -17,7 +17,7 @@
 #include <sched.h>
 #include <stdint.h>
 
-enum pace_kind { PACE_FULL, PACE_BACKGROUND };
+#include "spec/fields.h"
 
 enum { PACE_PERIOD_MS = 100, PACE_BACKGROUND_PERMILLE = 20 };
 

@@ -3,9 +3,8 @@
  * `held` lists for every tensor the chunks of every rank, replicas included (equal boxes of different ranks), and for every value
  * each rank that holds it. The plan keeps one writer per distinct box. */
 #pragma once
+#include "spec/fields.h"
 #include "tensor/sdict.h"
-
-enum dedup { DEDUP_BALANCED, DEDUP_LOWEST_RANK };
 
 struct save_plan_stats {
 	uint64_t bytes_total;            /* to write */

@@ -26,15 +26,15 @@ FALLIBLE enum err layout_rules_placement(struct str text)
 
 static FALLIBLE enum err check_ranks(const struct jval *v, int64_t world, bool once, size_t *count_out)
 {
-	int64_t top = world > 0 ? world : LAYOUT_WORLD_MAX, rank = 0;
+	int64_t top = world > 0 ? world : SPEC_WORLD_MAX, rank = 0;
 
-	TRY(jval_array(v, LAYOUT_WORLD_MAX, count_out));
-	CLEANUP(buf_free) struct buf seen = BUF_INIT(LAYOUT_WORLD_MAX);
-	buf_fill(&seen, 0, LAYOUT_WORLD_MAX);
+	TRY(jval_array(v, SPEC_WORLD_MAX, count_out));
+	CLEANUP(buf_free) struct buf seen = BUF_INIT(SPEC_WORLD_MAX);
+	buf_fill(&seen, 0, SPEC_WORLD_MAX);
 	TRY(buf_status(&seen));
 	for (size_t i = 0; i < *count_out; i++) {
 		struct jval item = jval_at(v, i);
-		TRY(jval_integer(&item, 0, LAYOUT_WORLD_MAX - 1, &rank));
+		TRY(jval_integer(&item, 0, SPEC_WORLD_MAX - 1, &rank));
 		if (rank >= top)
 			return jval_fail(&item, ERR_WORLD_MISMATCH, "rank %jd is not in a world of %jd",
 					 (intmax_t)rank, (intmax_t)top);
@@ -106,11 +106,11 @@ static FALLIBLE enum err check_mesh_rule(const struct jval *rule, struct world *
 			return jval_fail(&mesh, ERR_LAYOUT_INVALID, "a mesh has at least one dim");
 		for (size_t i = 0; i < dims; i++) {
 			struct jval v = jval_at(&mesh, i);
-			TRY(jval_integer(&v, 1, LAYOUT_WORLD_MAX, &size));
+			TRY(jval_integer(&v, 1, SPEC_WORLD_MAX, &size));
 			product *= size;
-			if (product > LAYOUT_WORLD_MAX)
+			if (product > SPEC_WORLD_MAX)
 				return jval_fail(&mesh, ERR_WORLD_MISMATCH, "has more than %d ranks",
-						 LAYOUT_WORLD_MAX);
+						 SPEC_WORLD_MAX);
 		}
 	}
 	TRY(check_placements(rule, dims, w->in_memory));
@@ -160,13 +160,13 @@ static FALLIBLE enum err check_dims(const struct jval *object, const char *key, 
 static FALLIBLE enum err check_boxes(const struct jval *boxes, int64_t world)
 {
 	size_t n = 0, offsets = 0, sizes = 0;
-	int64_t rank = 0, top = world > 0 ? world : LAYOUT_WORLD_MAX;
+	int64_t rank = 0, top = world > 0 ? world : SPEC_WORLD_MAX;
 
-	TRY(jval_array(boxes, LAYOUT_WORLD_MAX, &n));
+	TRY(jval_array(boxes, SPEC_WORLD_MAX, &n));
 	for (size_t i = 0; i < n; i++) {
 		struct jval box = jval_at(boxes, i), r = jval_get(&box, "rank");
 		TRY(jval_only(&box, (const char *const[]){ "rank", "offsets", "sizes", NULL }));
-		TRY(jval_integer(&r, 0, LAYOUT_WORLD_MAX - 1, &rank));
+		TRY(jval_integer(&r, 0, SPEC_WORLD_MAX - 1, &rank));
 		if (rank >= top)
 			return jval_fail(&r, ERR_WORLD_MISMATCH, "rank %jd is not in a world of %jd", (intmax_t)rank,
 					 (intmax_t)top);
@@ -224,14 +224,14 @@ static FALLIBLE enum err check_rule(const struct jval *rule, struct world *w)
 	return check_mesh_rule(rule, w);
 }
 
-static FALLIBLE enum err check_rules(const struct jval *v, int64_t *world, bool in_memory)
+FALLIBLE enum err layout_rules_check(const struct jval *v, bool in_memory, int64_t *world)
 {
 	struct world w = { .size = *world, .in_memory = in_memory };
 	size_t n = 0;
 
 	if (!v->j)
 		return OK;
-	TRY(jval_array(v, LAYOUT_RULES_MAX, &n));
+	TRY(jval_array(v, SPEC_RULES_MAX, &n));
 	for (size_t i = 0; i < n; i++) {
 		struct jval rule = jval_at(v, i);
 		TRY(check_rule(&rule, &w));
@@ -239,14 +239,4 @@ static FALLIBLE enum err check_rules(const struct jval *v, int64_t *world, bool 
 	if (*world == 0)
 		*world = w.fixed;
 	return OK;
-}
-
-FALLIBLE enum err layout_rules_check(const struct jval *v, int64_t *world)
-{
-	return check_rules(v, world, false);
-}
-
-FALLIBLE enum err layout_rules_check_in_memory(const struct jval *v, int64_t *world)
-{
-	return check_rules(v, world, true);
 }

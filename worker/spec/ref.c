@@ -76,7 +76,7 @@ FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *con
 	const char *keys[16] = { "storage", "name", "state_dict" };
 	struct jval state_dict = jval_get(v, "state_dict"), storage = jval_get(v, "storage"), name = jval_get(v, "name");
 	size_t n = kinds == REF_CHECKPOINT ? 2 : 3, from = kinds == REF_STATE_DICT ? 2 : 0;
-	struct ref ref = { 0 };
+	struct ref ref = { .generation = -1 };
 
 	for (size_t i = 0; more && more[i]; i++) {
 		must(n < 15);
@@ -104,7 +104,7 @@ FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *con
 FALLIBLE enum err ref_parse(struct str text, struct ref *out)
 {
 	const char *colon = text.n ? memchr(text.p, ':', text.n) : NULL;
-	struct ref ref = { .kind = REF_CHECKPOINT };
+	struct ref ref = { .kind = REF_CHECKPOINT, .generation = -1 };
 
 	if (!colon)
 		return ERR(NAME_INVALID, "a reference has the form STORAGE:NAME");

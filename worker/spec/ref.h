@@ -13,6 +13,7 @@ enum ref_kind { REF_CHECKPOINT = 1, REF_STATE_DICT = 2 };
 struct ref {
 	enum ref_kind kind;
 	struct str storage, name;
+	int64_t generation;            /* of a state dict, where the field is known; -1: not given */
 };
 
 /* The object {"storage","name"} or {"state_dict"}; `kinds` is a set of ref_kind. Keys beside them must be in `more`. */

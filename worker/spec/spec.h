@@ -1,24 +1,23 @@
-/* spec.h: the body of POST /v1/jobs: every field of every kind checked, defaults filled in.
+/* spec.h: the body of POST /v1/jobs as C: every field of every kind checked, defaults filled in, read once.
  *
  * What leaves here is what the worker gets as "spec" (worker/ctl/README.md): the request with every optional field that has a
  * default. Not filled in: `generation` (the coordinator picks the newest sealed one) and `world_size` where only the source's
  * metadata knows it. What needs to know the state dicts (is that rank in the group?) is server/job_sdop.c's matter. */
 #pragma once
-#include "base/jval.h"
-#include "spec/kinds.h"
+#include "spec/fields.h"
 
 struct spec {
 	enum job_kind kind;
-	struct ref source, target;      /* kind 0 where the job has none; they point into the document */
+	struct ref source, target;      /* kind 0 where the job has none */
 	struct ref a, b;                /* of a diff or a compare */
+#define FIELD(member, c_type, ...) c_type member;
+#include "spec/fields.def"
 };
 
-/* Changes doc in place. ERR_UNKNOWN_KIND, ERR_UNKNOWN_FIELD, ERR_VALIDATION_FAILED, ERR_NAME_INVALID, ERR_LAYOUT_INVALID,
- * ERR_WORLD_MISMATCH, each with the field's JSON pointer. */
-FALLIBLE enum err spec_check(json_t *doc, struct spec *out);
+/* Changes doc in place; *out points into it. A field that the kind has not is as in a request without it. ERR_UNKNOWN_KIND,
+ * ERR_UNKNOWN_FIELD, ERR_VALIDATION_FAILED, ERR_NAME_INVALID, ERR_LAYOUT_INVALID, ERR_WORLD_MISMATCH, with the field's JSON pointer. */
+FALLIBLE enum err spec_read(json_t *doc, struct spec *out);
 
-/* `labels` of a job or a storage: at most 32 of key → text. */
-FALLIBLE enum err spec_check_labels(const struct jval *v);
 /* `format` of the target of a save: "dcp". */
 FALLIBLE enum err spec_check_save_format(const struct jval *target);
 /* The target of a save to come, with "options" and "labels" beside storage, name and format; defaults are filled in. */

@@ -1,0 +1,268 @@
+/* fields.c: see fields.h. A field that a kind does not use is unknown to it: a caller who writes "layout" in a save would otherwise
+ * believe that it was obeyed. */
+#include "spec/fields.h"
+
+#include <stdlib.h>
+
+#include "base/jtext.h"
+#include "base/near.h"
+#include "spec/spec.h"
+#include "tensor/dtype.h"
+
+enum { LABELS_MAX = 32, LABEL_KEY_MAX = 64, LABEL_VALUE_MAX = 256 };
+
+#define WORD(NAME, word) #word,
+#define WORDS(name, ...) static const char *const name##_words[] = { __VA_ARGS__ NULL };
+#include "spec/fields.def"
+#undef WORD
+
+#define K(NAME) (1u << JOB_##NAME)
+#define EVERY ((1u << JOB_KIND_COUNT) - 1)
+#define MAKING (K(SAVE) | K(RESHARD))
+#define CHANGING (MAKING | K(LOAD))
+#define PACED (CHANGING | K(VERIFY))
+#define PICKING (PACED | K(DIFF))
+#define COMPARING (K(DIFF) | K(COMPARE))
+#define MOVING (K(CREATE) | K(COPY) | K(OFFLOAD) | K(GATHER) | K(BROADCAST) | K(DISTRIBUTE) | K(REDISTRIBUTE))
+#define OPERATIONS (MOVING | K(COMPARE))
+#define CUTTING (K(LOAD) | K(RESHARD) | K(BROADCAST) | K(DISTRIBUTE) | K(REDISTRIBUTE))
+
+#define BOOL .type = FIELD_BOOL
+#define INTEGER(from, to) .type = FIELD_INTEGER, .min = (from), .max = (to)
+#define NUMBER .type = FIELD_NUMBER
+#define WORD_OF(name) .type = FIELD_WORD, .words = name##_words
+#define TEXT(bytes) .type = FIELD_TEXT, .max = (bytes)
+#define STATE_DICT .type = FIELD_STATE_DICT
+#define GLOBS .type = FIELD_GLOBS
+#define RENAMES .type = FIELD_RENAMES
+#define DTYPES .type = FIELD_DTYPES
+#define RANKS .type = FIELD_RANKS
+#define LABELS .type = FIELD_LABELS
+#define LAYOUT .type = FIELD_LAYOUT
+#define OTHER .type = FIELD_OTHER
+
+static const struct field fields[] = {
+#define FIELD(member, c_type, at_place, its_key, its_kinds, its_type, its_fallback, its_option, its_value, its_what) \
+	{ .key = its_key, .place = at_place, .kinds = its_kinds, its_type, .fallback = its_fallback, .option = its_option, \
+	  .value = its_value, .what = its_what, .at = offsetof(struct spec, member) },
+#define FIELD_ALSO FIELD
+#include "spec/fields.def"
+};
+
+const char *field_place_key(enum field_place place)
+{
+	static const char *const keys[FIELD_PLACES] = { [AT_SOURCE] = "source", [AT_TARGET] = "target", [AT_A] = "a", [AT_B] = "b",
+							[AT_OPTIONS] = "options", [AT_OPTIMIZER] = "optimizer" };
+
+	return keys[place];
+}
+
+const struct field *field_next(enum job_kind kind, const struct field *last)
+{
+	for (const struct field *f = last ? last + 1 : fields; f < fields + sizeof fields / sizeof *fields; f++)
+		if (f->kinds >> kind & 1)
+			return f;
+	return NULL;
+}
+
+void field_keys(enum job_kind kind, enum field_place place, const char *const *first, const char *keys[FIELD_KEYS_MAX])
+{
+	size_t n = 0;
+
+	for (; first && first[n]; n++)
+		keys[n] = first[n];
+	for (const struct field *f = field_next(kind, NULL); f; f = field_next(kind, f)) {
+		bool listed = false;
+		if (f->place != place)
+			continue;
+		for (size_t i = 0; i < n; i++)
+			listed |= strcmp(keys[i], f->key) == 0;
+		must(n < FIELD_KEYS_MAX - 1);
+		if (!listed)
+			keys[n++] = f->key;
+	}
+	keys[n] = NULL;
+}
+
+FALLIBLE enum err field_put_default(json_t *object, const char *key, json_t *fallback_new)
+{
+	if (!fallback_new)
+		return ERR(NO_MEMORY, "cannot fill in %s", key);
+	if (json_object_get(object, key)) {
+		json_decref(fallback_new);
+		return OK;
+	}
+	if (json_object_set_new(object, key, fallback_new) != 0)
+		return ERR(NO_MEMORY, "cannot fill in %s", key);
+	return OK;
+}
+
+FALLIBLE enum err field_check_labels(const struct jval *v)
+{
+	const char *key;
+	json_t *value;
+
+	if (!v->j)
+		return OK;
+	if (!json_is_object(v->j))
+		return jval_only(v, (const char *const[]){ NULL });
+	if (json_object_size(v->j) > LABELS_MAX)
+		return jval_fail(v, ERR_VALIDATION_FAILED, "more than %d labels", LABELS_MAX);
+	json_object_foreach(v->j, key, value) {
+		struct jval item = { value, v, key, 0 };
+		struct str text;
+		if (key[0] == '\0' || strlen(key) > LABEL_KEY_MAX)
+			return jval_fail(&item, ERR_VALIDATION_FAILED, "a label's key has 1 to %d bytes", LABEL_KEY_MAX);
+		TRY(jval_string(&item, &text));
+		if (text.n > LABEL_VALUE_MAX)
+			return jval_fail(&item, ERR_VALIDATION_FAILED, "a label's value has at most %d bytes", LABEL_VALUE_MAX);
+	}
+	return OK;
+}
+
+FALLIBLE enum err field_check_ranks(const struct jval *list, int64_t end)
+{
+	unsigned char seen[SPEC_WORLD_MAX / 8] = { 0 };
+	size_t count = 0;
+
+	TRY(jval_array(list, SPEC_WORLD_MAX, &count));
+	for (size_t i = 0; i < count; i++) {
+		struct jval v = jval_at(list, i);
+		int64_t rank = 0;
+		TRY(jval_integer(&v, 0, end - 1, &rank));
+		if (seen[rank / 8] & 1u << rank % 8)
+			return jval_fail(&v, ERR_VALIDATION_FAILED, "rank %jd is listed twice", (intmax_t)rank);
+		seen[rank / 8] |= (unsigned char)(1u << rank % 8);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_dtype(const struct jval *v, struct str name)
+{
+	struct near near = near_begin(name);
+	char hint[NEAR_HINT_MAX];
+
+	for (int d = 0; d < DT_COUNT; d++) {
+		if (str_is(name, dtype_name((enum dtype)d)))
+			return OK;
+		near_try(&near, str_of(dtype_name((enum dtype)d)));
+	}
+	return jval_fail(v, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"%s", name.p, near_text(&near, hint));
+}
+
+/* [[pattern, replacement], …] or [[glob, dtype], …]. */
+static FALLIBLE enum err check_pairs(const struct jval *list, bool is_dtype)
+{
+	size_t n = 0, two = 0;
+
+	TRY(jval_array(list, SPEC_GLOBS_MAX, &n));
+	for (size_t i = 0; i < n; i++) {
+		struct jval pair = jval_at(list, i), left = jval_at(&pair, 0), right = jval_at(&pair, 1);
+		struct str a, b;
+		TRY(jval_array(&pair, 2, &two));
+		if (two != 2)
+			return jval_fail(&pair, ERR_VALIDATION_FAILED, "must be a pair of strings");
+		TRY(jval_string(&left, &a));
+		TRY(jval_string(&right, &b));
+		if (a.n == 0 || a.n > SPEC_GLOB_BYTES_MAX || b.n > SPEC_GLOB_BYTES_MAX)
+			return jval_fail(&pair, ERR_VALIDATION_FAILED, "patterns have 1 to %d bytes", SPEC_GLOB_BYTES_MAX);
+		if (is_dtype)
+			TRY(check_dtype(&right, b));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_text(const struct field *f, const struct jval *v, struct str *out)
+{
+	TRY(jval_string(v, out));
+	if (out->n == 0 || out->n > (size_t)f->max)
+		return jval_fail(v, ERR_VALIDATION_FAILED, "a %s has 1 to %jd bytes", f->key, (intmax_t)f->max);
+	return OK;
+}
+
+/* The value is there, given or filled in; it is read to `out`, of the row's C type. */
+static FALLIBLE enum err read_value(const struct field *f, const struct jval *at, const struct jval *v, void *out)
+{
+	size_t index = 0;
+
+	switch (f->type) {
+	case FIELD_BOOL:
+		return jval_opt_bool(at, f->key, out);
+	case FIELD_INTEGER:
+		return jval_integer(v, f->min, f->max, out);
+	case FIELD_NUMBER:
+		return jval_number(v, 0, out);
+	case FIELD_WORD:
+		TRY(jval_opt_word(at, f->key, f->words, &index));
+		*(unsigned *)out = (unsigned)index;
+		return OK;
+	case FIELD_TEXT:
+		return check_text(f, v, out);
+	case FIELD_STATE_DICT:
+		return ref_read(v, REF_STATE_DICT, NULL, out);
+	case FIELD_GLOBS:
+		TRY(jval_opt_texts(at, f->key, SPEC_GLOBS_MAX, SPEC_GLOB_BYTES_MAX));
+		break;
+	case FIELD_RENAMES:
+	case FIELD_DTYPES:
+		TRY(check_pairs(v, f->type == FIELD_DTYPES));
+		break;
+	case FIELD_RANKS:
+		TRY(field_check_ranks(v, SPEC_WORLD_MAX));
+		break;
+	case FIELD_LABELS:
+		TRY(field_check_labels(v));
+		break;
+	case FIELD_LAYOUT:
+	case FIELD_OTHER:
+		break;
+	}
+	*(const json_t **)out = v->j;
+	return OK;
+}
+
+/* A word's fallback has its quotes: "\"full\"". */
+static unsigned word_of(const struct field *f)
+{
+	struct str word = { f->fallback + 1, strlen(f->fallback) - 2 };
+	unsigned i = 0;
+
+	while (f->words[i] && !str_is(word, f->words[i]))
+		i++;
+	must(f->words[i]);
+	return i;
+}
+
+void field_fallbacks(struct spec *out)
+{
+	for (const struct field *f = fields; f < fields + sizeof fields / sizeof *fields; f++) {
+		void *at = (char *)out + f->at;
+		if (!f->fallback)
+			continue;
+		if (f->type == FIELD_BOOL)
+			*(bool *)at = strcmp(f->fallback, "true") == 0;
+		else if (f->type == FIELD_INTEGER)
+			*(int64_t *)at = strtoll(f->fallback, NULL, 10);
+		else if (f->type == FIELD_WORD)
+			*(unsigned *)at = word_of(f);
+	}
+}
+
+FALLIBLE enum err field_read(enum job_kind kind, enum field_place place, const struct jval *at, struct spec *out)
+{
+	for (const struct field *f = field_next(kind, NULL); f; f = field_next(kind, f)) {
+		struct jval v = jval_get(at, f->key);
+		if (f->place != place)
+			continue;
+		if (!v.j && f->fallback) {
+			json_t *fallback = NULL;
+			TRY(jtext_parse(str_of(f->fallback), JSON_DECODE_ANY, &fallback));
+			TRY(field_put_default(at->j, f->key, fallback));
+			v = jval_get(at, f->key);
+		}
+		/* A text or a reference has no fallback, and is never missing where its object is there. */
+		if (v.j || f->type == FIELD_TEXT || f->type == FIELD_STATE_DICT)
+			TRY(read_value(f, at, &v, (char *)out + f->at));
+	}
+	return OK;
+}

@@ -1,0 +1,57 @@
+/* fields.h: fields.def as C: the words that fields take, and a table that checks, fills in and documents every field of a request. */
+#pragma once
+#include "base/jval.h"
+#include "spec/kinds.h"
+
+#define WORD(NAME, word) NAME,
+#define WORDS(name, ...) enum name { __VA_ARGS__ };
+#include "spec/fields.def"
+#undef WORD
+
+struct spec;
+
+enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096 };
+
+/* The object that a field stands in. Options are made where they are missing; what the optimizer's fields are in may be missing. */
+enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_OPTIONS, AT_OPTIMIZER, FIELD_PLACES };
+
+enum field_type {
+	FIELD_BOOL, FIELD_INTEGER, FIELD_NUMBER, FIELD_WORD, FIELD_TEXT, FIELD_STATE_DICT,
+	FIELD_GLOBS,                   /* list of texts */
+	FIELD_RENAMES, FIELD_DTYPES,   /* list of pairs of texts; the second one a dtype */
+	FIELD_RANKS,                   /* list of ranks, each once */
+	FIELD_LABELS,                  /* object of texts */
+	FIELD_LAYOUT, FIELD_OTHER,     /* checked together with other fields, in spec.c */
+};
+
+struct field {
+	const char *key;
+	enum field_place place;
+	unsigned kinds;                /* bit k: kind k has it */
+	enum field_type type;
+	int64_t min, max;              /* of an integer; max: bytes of a text */
+	const char *const *words;      /* of a word, then NULL; the value is the index */
+	const char *fallback;          /* JSON, or NULL */
+	const char *option, *value, *what;  /* see fields.def */
+	size_t at;                     /* in struct spec */
+};
+
+/* The next row of a kind after `last` (NULL: the first); NULL: there is none. */
+const struct field *field_next(enum job_kind kind, const struct field *last);
+/* The name of a place's object at the root of a request, such as "options"; NULL: it is the root itself. */
+const char *field_place_key(enum field_place place);
+
+/* The keys of a place that the kind knows, behind those of `first` (NULL-terminated), then NULL. */
+enum { FIELD_KEYS_MAX = 32 };
+void field_keys(enum job_kind kind, enum field_place place, const char *const *first, const char *keys[FIELD_KEYS_MAX]);
+/* What a request without any field means, for every field whose value is no document. */
+void field_fallbacks(struct spec *out);
+/* Checks the kind's fields of a place, whose object is `at`, fills in what is missing, and reads them into *out. Other keys of the object
+ * are none of its matter. ERR_VALIDATION_FAILED, ERR_NAME_INVALID, with the field's JSON pointer. */
+FALLIBLE enum err field_read(enum job_kind kind, enum field_place place, const struct jval *at, struct spec *out);
+/* Takes fallback_new; it becomes the field's value where there is none. */
+FALLIBLE enum err field_put_default(json_t *object, const char *key, json_t *fallback_new);
+/* A list of ranks, each once and below `end`. */
+FALLIBLE enum err field_check_ranks(const struct jval *list, int64_t end);
+/* `labels` of a job or a storage: at most 32 of key → text. */
+FALLIBLE enum err field_check_labels(const struct jval *v);
