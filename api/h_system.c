@@ -14,6 +14,7 @@
 #include "server/gang.h"
 #include "server/job.h"
 #include "server/gauges.h"
+#include "server/journal.h"
 #include "server/metrics.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
@@ -30,7 +31,7 @@ FALLIBLE enum err h_livez(struct req *r)
 
 FALLIBLE enum err h_readyz(struct req *r)
 {
-	struct buf b = BUF_INIT(256);
+	struct buf b = BUF_INIT(2 * CONFIG_PATH_MAX);
 
 	if (r->core->draining || http_draining(r->api->http))
 		return ERR(DRAINING, "the daemon is shutting down");
@@ -39,11 +40,15 @@ FALLIBLE enum err h_readyz(struct req *r)
 		return req_json(r, 503, &b);
 	}
 	const char *unconfined = gang_unconfined(r->core);
-	buf_puts(&b, "{\"status\":\"ready\",\"warnings\":[");
+	bool full = journal_may_write(r->core->journal) != OK;
+	buf_printf(&b, "{\"status\":\"%s\",\"warnings\":[", full ? "degraded" : "ready");
+	if (full)
+		buf_json_str(&b, str_of(err_last()->text));
 	if (unconfined) {
 		char text[300];
 		snprintf(text, sizeof text, "workers are not confined to the storages: no Landlock; and no mount namespace: %s",
 			 unconfined);
+		buf_puts(&b, full ? "," : "");
 		buf_json_str(&b, str_of(text));
 	}
 	buf_puts(&b, "]}");

@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "os/watch.h"
+#include "server/journal.h"
 #include "server/metrics.h"
 
 /* libmicrohttpd clears a connection's memory for each request, so more of it costs speed; a head beyond it is answered by the
@@ -291,6 +292,8 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 		e = routes_find(r);
 	if (e == OK && l->http->draining && r->route && r->route->changes)
 		e = ERR(DRAINING, "the daemon is shutting down");
+	if (e == OK && r->route && r->route->changes)
+		e = journal_may_write(r->core->journal);
 	r->reads_only = e == OK && r->route && !r->route->changes;
 	if (e == OK && r->route)
 		e = guard_body(r);

@@ -11,7 +11,7 @@ struct route {
 	enum err (*handler)(struct req *r);
 	enum route_body body;
 	bool open;                   /* needs no token */
-	bool changes;                /* refused while the daemon drains */
+	bool changes;                /* refused while the daemon drains, or cannot write its journal */
 };
 
 extern const struct route routes[];  /* ends with a NULL method */

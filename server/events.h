@@ -3,7 +3,7 @@
  *
  * Types: job.state {"job","kind","state","stage"} · job.progress {"job","progress"} · checkpoint.committed
  * {"storage","name","job"} · worker.lost {"worker","pid","job","signal"} · storage.stalled {"storage"} · storage.state
- * {"storage","state"} · state_dict.changed {"state_dict","what"}. */
+ * {"storage","state"} · daemon.state {"state"} · state_dict.changed {"state_dict","what"}. */
 #pragma once
 #include "server/loop.h"
 #include "server/server.h"

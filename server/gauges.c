@@ -128,6 +128,7 @@ void gauges_fill(struct server *s)
 	metrics_set(m, "dcpd_shm_bytes", "state=\"orphaned\"", (double)state_dict_orphaned(s));
 	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s));
 	metrics_set(m, "dcpd_journal_commits_total", "", (double)journal_commits(s->journal));
+	metrics_set(m, "dcpd_journal_writable", "", journal_may_write(s->journal) == OK);
 	metrics_set(m, "dcpd_journal_waiting", "", (double)journal_waiting(s->journal));
 }
 

@@ -160,7 +160,7 @@ static void on_end_journalled(void *user, enum err e)
 {
 	struct job *j = user;
 
-	if (e) { /* the end must not be seen before it is on disk; a full disk is a matter of waiting */
+	if (e) { /* the end must not be seen before it is on disk */
 		log_err("the end of a job cannot be journalled", "job", j->id, NULL);
 		loop_timer_start(j->server->loop, 1000, on_end_time, j, &j->timer);
 		return;
@@ -236,6 +236,7 @@ void job_end(struct job *j, enum job_state state)
 		journal_txn_fail(t, ERR(NO_MEMORY, "no memory to describe the end of a job"));
 	j->state = before;
 	job_changed(j);
+	journal_txn_wait(t);
 	journal_commit(j->server->journal, t, on_end_journalled, j);
 }
 

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/job_own.h"
+#include "server/journal.h"
 
 enum { NO_GANG_MS = 1000 };
 
@@ -125,6 +126,12 @@ static void start_later(void *user, enum err e)
 	start_next(user);
 }
 
+void job_lanes_wake(struct server *s)
+{
+	for (struct lane *l = s->jobs->lanes; l; l = l->next)
+		loop_later(s->loop, start_later, l, OK);
+}
+
 void job_queue(struct job *j)
 {
 	struct lane *l;
@@ -158,7 +165,7 @@ static void start_next(struct lane *l)
 {
 	struct job *j = l->first;
 
-	if (l->running || !j || l->server->draining || l->timer)
+	if (l->running || !j || l->server->draining || l->timer || journal_may_write(l->server->journal) != OK)
 		return;
 	job_lane_take_out(j);
 	j->lane = l;

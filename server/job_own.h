@@ -33,7 +33,7 @@ struct job {
 	char stage[JOB_STAGE_MAX];
 	int attempt, retries_left;
 	uid_t uid;
-	bool dry_run, cancel_wanted, commit_asked, stalled, in_journal;
+	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
 	json_t *spec, *progress_ranks, *result, *error;
 	json_t *error_more;         /* what the attempt's worker adds to its error (errdoc_more), until the job fails with it */
 	char identity[JOB_IDENTITY_MAX];    /* of the checkpoint that the attempt reads; "": none, or not known yet */
@@ -147,6 +147,8 @@ void job_queue(struct job *j);                       /* it has a place in its la
 void job_lane_take_out(struct job *j);               /* a waiting one */
 void job_lane_leave(struct job *j);                  /* a running one; the next may start */
 void job_lanes_free(struct jobs *all);
+void job_lanes_wake(struct server *s);               /* the journal can be written again: lanes that wait for that go on */
+bool job_commit_waits(const struct job *j);          /* for the journal, which lacks space: the workers stand still */
 uint64_t job_lane_moves(const struct job *j);        /* of a job that waits: changes whenever its lane's queue does; else 0 */
 void job_lane_put(const struct job *j, struct buf *out);    /* ,"waits_for":{…}: the job that a waiting one is behind, if any */
 

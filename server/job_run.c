@@ -364,10 +364,16 @@ static void on_may_commit(void *user, enum err e)
 
 	if (!j || !j->gang)
 		return;
+	j->commit_allowed = !e;
 	if (e)
 		gang_abort(j->gang, e);
 	else
 		gang_commit_ok(j->gang);
+}
+
+bool job_commit_waits(const struct job *j)
+{
+	return j->commit_asked && !j->commit_allowed && journal_may_write(j->server->journal) != OK;
 }
 
 static void on_want_commit(void *user)
@@ -382,9 +388,11 @@ static void on_want_commit(void *user)
 		return;
 	}
 	j->commit_asked = true;
+	j->commit_allowed = false;
 	job_set_state(j, JOB_COMMITTING, "commit", false);
 	t = journal_txn_new(j->server->journal);
 	job_put_row(t, j);
+	journal_txn_wait(t);
 	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));
 }
 
@@ -689,7 +697,7 @@ void job_watch(struct server *s)
 		next = j->live_next;
 		if (j->step != STEP_ON_GANG || !j->gang)
 			continue;
-		if (j->await) /* it waits for its trainer, not for its storage */
+		if (j->await || job_commit_waits(j)) /* for its trainer or the journal, not for its storage */
 			j->alive_ms = now;
 		if (job_sdop_is(j)) /* planning says little */
 			gang_give_up_silent(j->gang, j->server->config->comm_deadline_ms * (j->state == JOB_PLANNING ? 4 : 1));

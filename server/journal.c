@@ -16,53 +16,6 @@
 #include "server/loop.h"
 #include "server/runs.h"
 
-/* Each step takes a journal of version n to n + 1, in one transaction with the new version number. */
-static const char *const migrations[JOURNAL_VERSION] = {
-	"CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;"
-	"INSERT INTO meta VALUES('boot', 0), ('id', random() & 0x7fffffffffffffff);"
-	"CREATE TABLE jobs(id TEXT PRIMARY KEY, kind INTEGER NOT NULL, state INTEGER NOT NULL, ended INTEGER NOT NULL,"
-	" attempt INTEGER NOT NULL, uid INTEGER NOT NULL, target TEXT NOT NULL, created_ms INTEGER NOT NULL,"
-	" finished_ms INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;"
-	"CREATE INDEX jobs_unended ON jobs(id) WHERE ended = 0;"
-	"CREATE INDEX jobs_finished ON jobs(finished_ms) WHERE ended = 1;"
-	"CREATE TABLE labels(job TEXT NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,"
-	" PRIMARY KEY(job, key)) WITHOUT ROWID;"
-	"CREATE TABLE plans(job TEXT PRIMARY KEY REFERENCES jobs(id) ON DELETE CASCADE, plan TEXT NOT NULL);"
-	"CREATE TABLE keys(scope TEXT NOT NULL, uid INTEGER NOT NULL, key TEXT NOT NULL, digest INTEGER NOT NULL,"
-	" resource TEXT NOT NULL, created_ms INTEGER NOT NULL, PRIMARY KEY(scope, uid, key)) WITHOUT ROWID;"
-	"CREATE INDEX keys_created ON keys(created_ms);"
-	"CREATE TABLE state_dicts(name TEXT PRIMARY KEY, uid INTEGER NOT NULL, world_size INTEGER NOT NULL,"
-	" slots INTEGER NOT NULL, lease_ms INTEGER NOT NULL, created_ms INTEGER NOT NULL, orphaned_ms INTEGER NOT NULL,"
-	" last_generation INTEGER NOT NULL, on_owner_death TEXT NOT NULL) WITHOUT ROWID;"
-	"CREATE TABLE slots(name TEXT NOT NULL REFERENCES state_dicts(name) ON DELETE CASCADE, rank INTEGER NOT NULL,"
-	" slot INTEGER NOT NULL, segment TEXT NOT NULL, bytes INTEGER NOT NULL, image_bytes INTEGER NOT NULL,"
-	" state INTEGER NOT NULL, generation INTEGER NOT NULL, PRIMARY KEY(name, rank, slot)) WITHOUT ROWID;",
-
-	"CREATE TABLE storages(name TEXT PRIMARY KEY, path TEXT NOT NULL, uid INTEGER NOT NULL, expires_ms INTEGER NOT NULL)"
-	" WITHOUT ROWID;"
-	"CREATE TABLE workers(pid INTEGER PRIMARY KEY, start_ticks INTEGER NOT NULL);",
-
-	/* Runs of the saves (kind 0) that succeeded (state 4): rtrim() cuts the last component, or the digits at the end. */
-	"CREATE TABLE runs(storage TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, durable_ms INTEGER NOT NULL,"
-	" structure_ms INTEGER NOT NULL, digest_ms INTEGER NOT NULL, values_ms INTEGER NOT NULL, PRIMARY KEY(storage, name))"
-	" WITHOUT ROWID;"
-	"INSERT INTO runs SELECT storage, iif(instr(name, '/'), rtrim(rtrim(name, replace(name, '/', '')), '/'), '-') AS run,"
-	" iif(rtrim(name, '0123456789') <> name, CAST(substr(name, 1 + length(rtrim(name, '0123456789'))) AS INTEGER),"
-	" coalesce(json_extract(doc, '$.result.generation'), -1)), max(finished_ms), 0, 0, 0 FROM"
-	" (SELECT substr(target, 1, instr(target, ':') - 1) AS storage, substr(target, instr(target, ':') + 1) AS name,"
-	" finished_ms, doc FROM jobs WHERE kind = 0 AND state = 4 AND ended = 1) GROUP BY storage, run;",
-
-	/* Ages were told by the wall clock: service time goes on from the newest of them. */
-	"INSERT INTO meta VALUES('service_ms', max(1, ifnull((SELECT max(finished_ms) FROM jobs), 0),"
-	" ifnull((SELECT max(created_ms) FROM keys), 0)));"
-	"ALTER TABLE state_dicts ADD COLUMN orphan_since_ms INTEGER NOT NULL DEFAULT 0;"
-	"UPDATE state_dicts SET orphan_since_ms = (SELECT value FROM meta WHERE key = 'service_ms');",
-
-	"CREATE TABLE verdicts(storage TEXT NOT NULL, name TEXT NOT NULL, identity TEXT NOT NULL, at_ms INTEGER NOT NULL,"
-	" doc TEXT NOT NULL, PRIMARY KEY(storage, name)) WITHOUT ROWID;"
-	"CREATE INDEX verdicts_at ON verdicts(at_ms);",
-};
-
 enum change {
 	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_SERVICE, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT,
 	PUT_SLOT, DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, PUT_VERDICT, DELETE_VERDICT, PRUNE_VERDICTS, PUT_WORKER,
@@ -97,7 +50,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
 };
 
-enum { VALUES_MAX = 10, STARVED_TURNS = 200, STARVED_NS = 10000000 };
+enum { VALUES_MAX = 10, STARVED_TURNS = 200, STARVED_NS = 10000000, FULL_LOOK_S = 1 };
 
 struct value {
 	char *text;                 /* NULL: the integer */
@@ -117,6 +70,7 @@ struct journal_txn {
 	struct journal *journal;
 	struct row *first, **last;
 	enum err failed;
+	bool waits;                 /* journal_txn_wait */
 	done_fn fn;
 	void *user;
 	struct err_info info;
@@ -126,6 +80,9 @@ enum err journal_failed(sqlite3 *db, const char *what)
 {
 	if (!db || sqlite3_errcode(db) == SQLITE_NOMEM)
 		return ERR(NO_MEMORY, "%s: out of memory", what);
+	int code = sqlite3_errcode(db), os = sqlite3_system_errno(db);
+	if (code == SQLITE_FULL || ((code == SQLITE_IOERR || code == SQLITE_CANTOPEN) && (os == ENOSPC || os == EDQUOT)))
+		return ERR(STORAGE_FULL, "%s: %s", what, sqlite3_errmsg(db));
 	return ERR(JOURNAL, "%s: %s", what, sqlite3_errmsg(db));
 }
 
@@ -146,6 +103,11 @@ void journal_txn_fail(struct journal_txn *t, enum err e)
 		return;
 	t->failed = e;
 	t->info = *err_last();
+}
+
+void journal_txn_wait(struct journal_txn *t)
+{
+	t->waits = true;
 }
 
 void journal_txn_free(struct journal_txn *t)
@@ -364,7 +326,7 @@ void journal_delete_worker(struct journal_txn *t, pid_t pid)
 
 /* ---- the journal thread ---- */
 
-static FALLIBLE enum err run(sqlite3 *db, const char *sql)
+FALLIBLE enum err journal_run(sqlite3 *db, const char *sql)
 {
 	return sqlite3_exec(db, sql, NULL, NULL, NULL) == SQLITE_OK ? OK : journal_failed(db, "journal");
 }
@@ -392,7 +354,7 @@ static FALLIBLE enum err run_row(sqlite3 *db, sqlite3_stmt **made, const struct 
 
 static FALLIBLE enum err run_txn(sqlite3 *db, sqlite3_stmt **made, const struct journal_txn *t)
 {
-	TRY(run(db, "SAVEPOINT one"));
+	TRY(journal_run(db, "SAVEPOINT one"));
 	enum err e = OK;
 	for (const struct row *r = t->first; r && !e; r = r->next)
 		e = run_row(db, made, r);
@@ -403,30 +365,24 @@ static FALLIBLE enum err run_txn(sqlite3 *db, sqlite3_stmt **made, const struct 
 		err_restore(&info);
 		return e;
 	}
-	return run(db, "RELEASE one");
-}
-
-static void fail_all(struct journal_txn *group, enum err e)
-{
-	for (struct journal_txn *t = group; t; t = t->next)
-		journal_txn_fail(t, e);
+	return journal_run(db, "RELEASE one");
 }
 
 static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
 {
-	enum err e = sqlite3_get_autocommit(j->db) ? OK : run(j->db, "ROLLBACK"); /* there was no memory for that */
+	enum err e = sqlite3_get_autocommit(j->db) ? OK : journal_run(j->db, "ROLLBACK"); /* there was no memory for that */
 
 	if (!e)
-		e = run(j->db, "BEGIN IMMEDIATE");
+		e = journal_run(j->db, "BEGIN IMMEDIATE");
 	for (struct journal_txn *t = group; t && !e; t = t->next) {
 		enum err own = t->failed ? OK : run_txn(j->db, made, t);
-		if (own == ERR_NO_MEMORY)
+		if (own == ERR_NO_MEMORY || own == ERR_STORAGE_FULL)
 			e = own;
 		else if (own)
 			journal_txn_fail(t, own);
 	}
 	if (!e)
-		e = run(j->db, "COMMIT");
+		e = journal_run(j->db, "COMMIT");
 	if (e && !sqlite3_get_autocommit(j->db)) {
 		struct err_info info = *err_last();
 		sqlite3_exec(j->db, "ROLLBACK", NULL, NULL, NULL);
@@ -436,17 +392,17 @@ static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struc
 }
 
 /* A shortage of memory is waited for: most changes have nobody who could make them again, and this thread blocks no one. */
-static void commit_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
+static FALLIBLE enum err commit_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
 {
+	if (j->full && !journal_has_room(j))
+		return journal_no_space(j);
 	enum err e = try_group(j, made, group);
-
 	for (int turn = 0; e == ERR_NO_MEMORY && turn < STARVED_TURNS; turn++) {
 		nanosleep(&(struct timespec){ .tv_nsec = STARVED_NS }, NULL);
 		e = try_group(j, made, group);
 	}
-	if (e)
-		fail_all(group, e);
 	atomic_fetch_add(&j->commits, 1);
+	return e == ERR_STORAGE_FULL ? journal_no_space(j) : e;
 }
 
 static void tell(void *user)
@@ -469,6 +425,66 @@ static void forget(struct journal_txn *t)
 	journal_txn_free(t);
 }
 
+static void hold(struct journal *j, struct journal_txn *t)
+{
+	t->next = NULL;
+	*j->held_last = t;
+	j->held_last = &t->next;
+}
+
+/* Returns the held changes, followed by `behind`. */
+static struct journal_txn *take_held(struct journal *j, struct journal_txn *behind)
+{
+	*j->held_last = behind;
+	struct journal_txn *first = j->held;
+	j->held = NULL;
+	j->held_last = &j->held;
+	return first;
+}
+
+static void set_full(struct journal *j, bool full)
+{
+	if (atomic_exchange(&j->full, full) != full && j->changed)
+		loop_post(j->loop, j->changed, j->changed_user);
+}
+
+/* e: how the commit of the group ended. Without space, whoever can ask again hears of it; the other changes are held, in their order. */
+static void hand_out(struct journal *j, struct journal_txn *group, enum err e)
+{
+	struct err_info info = *err_last();
+
+	for (struct journal_txn *t = group, *next; t; t = next) {
+		next = t->next;
+		if (e == ERR_STORAGE_FULL && !t->failed && (!t->fn || t->waits)) {
+			hold(j, t);
+			continue;
+		}
+		if (e) {
+			err_restore(&info);
+			journal_txn_fail(t, e);
+		}
+		if (t->fn)
+			loop_post(j->loop, tell, t);
+		else
+			forget(t);
+	}
+}
+
+/* Returns when changes wait or the journal is closed; without space also when it is time for another look. */
+static void wait_for_work(struct journal *j)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += FULL_LOOK_S;
+	while (!j->first && !j->stop) {
+		if (!j->full)
+			pthread_cond_wait(&j->more, &j->lock);
+		else if (pthread_cond_clockwait(&j->more, &j->lock, CLOCK_MONOTONIC, &until) != 0)
+			return;
+	}
+}
+
 static void *journal_thread(void *user)
 {
 	struct journal *j = user;
@@ -476,24 +492,18 @@ static void *journal_thread(void *user)
 
 	pthread_mutex_lock(&j->lock);
 	for (;;) {
-		while (!j->first && !j->stop)
-			pthread_cond_wait(&j->more, &j->lock);
-		if (!j->first)
+		wait_for_work(j);
+		if (!j->first && j->stop)
 			break;
-		struct journal_txn *group = j->first;
+		uint64_t n = j->waiting;
+		struct journal_txn *group = take_held(j, j->first);
 		j->first = NULL;
 		j->last = &j->first;
 		pthread_mutex_unlock(&j->lock);
 
-		commit_group(j, made, group);
-		uint64_t n = 0;
-		for (struct journal_txn *t = group, *next; t; t = next, n++) {
-			next = t->next;
-			if (t->fn)
-				loop_post(j->loop, tell, t);
-			else
-				forget(t);
-		}
+		enum err e = commit_group(j, made, group);
+		set_full(j, e == ERR_STORAGE_FULL);
+		hand_out(j, group, e);
 
 		pthread_mutex_lock(&j->lock);
 		j->waiting -= n;
@@ -510,6 +520,10 @@ void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *
 {
 	t->fn = fn;
 	t->user = user;
+	if (!j->running) {
+		hand_out(j, t, journal_no_space(j));
+		return;
+	}
 	pthread_mutex_lock(&j->lock);
 	*j->last = t;
 	j->last = &t->next;
@@ -554,91 +568,58 @@ uint64_t journal_commits(const struct journal *j)
 	return atomic_load(&j->commits);
 }
 
-/* ---- opening ---- */
+/* ---- start and end ---- */
 
-static FALLIBLE enum err ask_int(sqlite3 *db, const char *sql, int64_t *out)
+static FALLIBLE enum err start_thread(struct journal *j)
 {
-	sqlite3_stmt *s = NULL;
+	if (pthread_create(&j->thread, NULL, journal_thread, j) != 0)
+		return ERR(SYSTEM, "cannot start the journal thread");
+	j->running = true;
+	return OK;
+}
 
-	if (sqlite3_prepare_v2(db, sql, -1, &s, NULL) != SQLITE_OK)
-		return journal_failed(db, "journal");
-	int rc = sqlite3_step(s);
-	int64_t v = rc == SQLITE_ROW ? sqlite3_column_int64(s, 0) : 0;
-	enum err e = rc == SQLITE_ROW ? OK : journal_failed(db, "journal");
-	sqlite3_finalize(s);
+/* There is space: the journal is opened as at any start, and the thread writes what was held. */
+static void on_reopen(void *user)
+{
+	struct journal *j = user;
+	uint64_t boot;
+
+	if (!journal_has_room(j))
+		return;
+	journal_close_reader(j); /* lets go of the file */
+	enum err e = journal_open_files(j, &boot);
 	if (!e)
-		*out = v;
-	return e;
-}
-
-static FALLIBLE enum err check_whole(sqlite3 *db)
-{
-	sqlite3_stmt *s = NULL;
-	enum err e = OK;
-
-	if (sqlite3_prepare_v2(db, "PRAGMA quick_check(1)", -1, &s, NULL) != SQLITE_OK)
-		return journal_failed(db, "the journal is damaged");
-	int rc = sqlite3_step(s);
-	const char *said = rc == SQLITE_ROW ? (const char *)sqlite3_column_text(s, 0) : NULL;
-	if (!said)
-		e = journal_failed(db, "the journal is damaged");
-	else if (strcmp(said, "ok") != 0)
-		e = ERR(JOURNAL, "the journal is damaged: %s", said);
-	sqlite3_finalize(s);
-	return e;
-}
-
-static FALLIBLE enum err migrate(sqlite3 *db, const char *path)
-{
-	int64_t version;
-	char set[64];
-
-	TRY(ask_int(db, "PRAGMA user_version", &version));
-	if (version > JOURNAL_VERSION || version < 0)
-		return ERR(JOURNAL_NEWER, "%s has version %" PRId64 ", this program knows %d", path, version,
-			   JOURNAL_VERSION);
-	for (; version < JOURNAL_VERSION; version++) {
-		snprintf(set, sizeof set, "PRAGMA user_version = %d; COMMIT", (int)version + 1);
-		TRY(run(db, "BEGIN EXCLUSIVE"));
-		TRY(run(db, migrations[version]));
-		TRY(run(db, set));
+		e = start_thread(j);
+	if (!e) {
+		loop_timer_stop(&j->reopen);
+		pthread_mutex_lock(&j->lock);
+		pthread_cond_signal(&j->more);
+		pthread_mutex_unlock(&j->lock);
+		return;
 	}
-	return OK;
+	if (e != ERR_STORAGE_FULL)
+		log_err("the journal cannot be opened for writing", NULL);
+	journal_close_files(j);
+	if (journal_open_full(j, &boot) != OK)
+		log_err("the journal cannot be read", NULL);
 }
 
-static FALLIBLE enum err open_db(const char *path, struct journal *j, uint64_t *boot_out)
+static FALLIBLE enum err open_any(struct journal *j, uint64_t *boot_out)
 {
-	int64_t boot;
+	enum err e = journal_has_room(j) ? journal_open_files(j, boot_out) : ERR_STORAGE_FULL;
 
-	if (sqlite3_open_v2(path, &j->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
-		return journal_failed(j->db, path);
-	sqlite3_busy_timeout(j->db, 5000);
-	int64_t version;
-	TRY(ask_int(j->db, "PRAGMA user_version", &version));
-	if (version > JOURNAL_VERSION)
-		return migrate(j->db, path); /* says why, before anything is written to it */
-	TRY(run(j->db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"
-		       "PRAGMA trusted_schema = OFF; PRAGMA cache_size = -4096; PRAGMA wal_autocheckpoint = 1000"));
-	TRY(check_whole(j->db));
-	TRY(migrate(j->db, path));
-	TRY(run(j->db, "UPDATE meta SET value = value + 1 WHERE key = 'boot'"));
-	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'boot'", &boot));
-	int64_t id;
-	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'id'", &id));
-	j->id = (uint64_t)id;
-	TRY(ask_int(j->db, "SELECT value FROM meta WHERE key = 'service_ms'", &j->service_ms));
-	if (sqlite3_open_v2(path, &j->reader, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
-		return journal_failed(j->reader, path);
-	sqlite3_busy_timeout(j->reader, 1000);
-	TRY(run(j->reader, "PRAGMA trusted_schema = OFF; PRAGMA cache_size = -4096"));
-	*boot_out = (uint64_t)boot;
-	return OK;
+	if (!e)
+		return start_thread(j);
+	if (e != ERR_STORAGE_FULL)
+		return e;
+	j->full = true;
+	TRY(journal_open_full(j, boot_out));
+	return loop_every(j->loop, FULL_LOOK_S * 1000, on_reopen, j, &j->reopen);
 }
 
 FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journal **out, uint64_t *boot_out)
 {
 	struct journal *j = mem_zalloc(1, sizeof *j);
-	enum err e;
 
 	if (!j)
 		return ERR(NO_MEMORY, "cannot open the journal");
@@ -647,18 +628,28 @@ FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journ
 	pthread_cond_init(&j->idle, NULL);
 	j->loop = loop;
 	j->last = &j->first;
-	e = open_db(path, j, boot_out);
-	if (!e && pthread_create(&j->thread, NULL, journal_thread, j) != 0)
-		e = ERR(SYSTEM, "cannot start the journal thread");
+	j->held_last = &j->held;
+	snprintf(j->path, sizeof j->path, "%s", path);
+	enum err e = open_any(j, boot_out);
 	if (e) {
 		struct err_info info = *err_last();
 		journal_close(j);
 		err_restore(&info);
 		return e;
 	}
-	j->running = true;
 	*out = j;
 	return OK;
+}
+
+FALLIBLE enum err journal_may_write(const struct journal *j)
+{
+	return j->full ? journal_no_space(j) : OK;
+}
+
+void journal_on_full(struct journal *j, loop_fn fn, void *user)
+{
+	j->changed = fn;
+	j->changed_user = user;
 }
 
 void journal_close(struct journal *j)
@@ -672,8 +663,12 @@ void journal_close(struct journal *j)
 		pthread_mutex_unlock(&j->lock);
 		pthread_join(j->thread, NULL);
 	}
-	journal_close_reader(j);
-	sqlite3_close(j->db);
+	loop_timer_stop(&j->reopen);
+	for (struct journal_txn *t = take_held(j, NULL), *next; t; t = next) {
+		next = t->next;
+		journal_txn_free(t);
+	}
+	journal_close_files(j);
 	pthread_mutex_destroy(&j->lock);
 	pthread_cond_destroy(&j->more);
 	pthread_cond_destroy(&j->idle);

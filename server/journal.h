@@ -7,11 +7,17 @@
  *     journal_put_job(t, &row);
  *     journal_commit(j, t, fn, user);                 takes t; fn(user, e) from the loop when it is on disk; fn may be NULL
  *
- * Transactions commit in the order of journal_commit; one that fails does not take others with it. Reading has a connection of its
- * own on the loop's thread: queries by key, and one page of a list.
+ * Transactions commit in the order of journal_commit; one that fails does not take others with it.
+ *
+ * Without space beside the journal nothing is written. A transaction with a callback fails with ERR_STORAGE_FULL, so that whoever asked
+ * can ask again; all others are held, and written once there is space, which is looked for each second. Meanwhile requests that would
+ * change something are refused (journal_may_write), and no job begins. A start without space is the same.
+ *
+ * Reading has a connection of its own on the loop's thread: queries by key, and one page of a list.
  *
  * Moments that decide something are in service time (server.h); wall clock is in the records that people read, and says so. */
 #pragma once
+#include "server/loop.h"
 #include "server/server.h"
 
 enum { JOURNAL_VERSION = 5, JOURNAL_VERDICTS_MAX = 100000 };
@@ -21,16 +27,19 @@ struct journal_txn;
 /* Opens or makes the file, migrates an older one. ERR_JOURNAL_NEWER, ERR_JOURNAL (damaged: quick_check). *boot_out: this start's
  * number, already on disk. */
 FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journal **out, uint64_t *boot_out);
+FALLIBLE enum err journal_may_write(const struct journal *j);         /* ERR_STORAGE_FULL names the directory */
+void journal_on_full(struct journal *j, loop_fn fn, void *user);     /* fn(user) whenever that has changed */
 void journal_close(struct journal *j);      /* commits what waits; callbacks that have not run do not run */
 void journal_sync(struct journal *j);       /* waits until all handed over is on disk; for tests and for the end */
 uint64_t journal_commits(const struct journal *j);   /* SQLite commits so far: group commit is visible here */
-uint64_t journal_waiting(struct journal *j);
+uint64_t journal_waiting(struct journal *j);         /* without those that are held */
 uint64_t journal_id(const struct journal *j);        /* random, made with the file: whose segments are whose */
 uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
 int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */
 
 struct journal_txn *journal_txn_new(struct journal *j);
 void journal_txn_fail(struct journal_txn *t, enum err e);   /* nothing of it is written; whoever commits it hears e */
+void journal_txn_wait(struct journal_txn *t);               /* it is held for want of space although it has a callback */
 void journal_txn_free(struct journal_txn *t);
 void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *user);
 

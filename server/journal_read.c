@@ -33,8 +33,10 @@ static const char *const query_sql[QUERY_MAX] = {
 
 void journal_close_reader(struct journal *j)
 {
-	for (int i = 0; i < QUERY_MAX; i++)
+	for (int i = 0; i < QUERY_MAX; i++) {
 		sqlite3_finalize(j->queries[i]);
+		j->queries[i] = NULL;
+	}
 	sqlite3_close(j->reader);
 	j->reader = NULL;
 }

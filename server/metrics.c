@@ -42,6 +42,7 @@ static const struct family {
 	{ "dcpd_storage_written_bytes_total", COUNTER, "bytes that workers wrote to the storage" },
 	{ "dcpd_storage_state", GAUGE, "1 for the state that the storage is in" },
 	{ "dcpd_journal_commits_total", COUNTER, "group commits of the journal" },
+	{ "dcpd_journal_writable", GAUGE, "0 while the state directory is full and dcpd is read-only" },
 	{ "dcpd_journal_waiting", GAUGE, "transactions that wait for the disk" },
 	{ "dcpd_http_requests_total", COUNTER, "answers by route, method and class of status" },
 	{ "dcpd_http_request_duration_seconds", HISTOGRAM, "from the first byte to the answer" },

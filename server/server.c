@@ -82,6 +82,22 @@ static void on_storage_hangs(struct server *s, struct storage *st)
 
 static const struct server_hooks hooks = { .storage_hangs = on_storage_hangs, .storage_soiled = sweep_storage };
 
+/* With space again, slots that could not be freed become free, and jobs begin. */
+static void on_journal_full(void *user)
+{
+	struct server *s = user;
+	bool full = journal_may_write(s->journal) != OK;
+
+	if (full) {
+		log_err("no space for the journal", NULL);
+	} else {
+		log_info("there is space for the journal again: dcpd is not read-only any more", NULL);
+		state_dicts_settle(s);
+		job_lanes_wake(s);
+	}
+	events_emit(s->events, "daemon.state", NULL, json_pack("{s:s}", "state", full ? "degraded" : "ready"));
+}
+
 static FALLIBLE enum err build(struct server *s, struct event_base *base)
 {
 	s->base = base;
@@ -90,6 +106,9 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(loop_new(base, &s->loop));
 	TRY(metrics_new(&s->metrics));
 	TRY(journal_open(s->config->journal_file, s->loop, &s->journal, &s->boot));
+	journal_on_full(s->journal, on_journal_full, s);
+	if (journal_may_write(s->journal) != OK)
+		log_err("no space for the journal", NULL);
 	clock_service_begin(journal_service_ms(s->journal));
 	TRY(events_new(s->loop, s->boot, &s->events));
 	TRY(workers_new(s));
@@ -197,8 +216,9 @@ bool server_drained(const struct server *s)
 {
 	if (!s->draining || journal_waiting(s->journal))
 		return false;
+	bool full = journal_may_write(s->journal) != OK; /* then no job ends: the next start finds out how it did */
 	for (const struct job *j = s->jobs->live; j; j = j->live_next)
-		if (j->gang || j->step == STEP_ENDING || j->step == STEP_MAKING)
+		if ((j->gang && !job_commit_waits(j)) || (j->step == STEP_ENDING && !full) || j->step == STEP_MAKING)
 			return false;
 	return true;
 }

@@ -387,7 +387,8 @@ static enum err take_slot(void *user, const struct journal_slot *row)
 	return OK;
 }
 
-/* Slots that were released while a job of the last run read them: free, unless the job takes them up again. */
+/* Slots that were released while a job of the previous daemon was reading them, or while the journal could not be written. They become free
+ * unless a job holds them. */
 void state_dicts_settle(struct server *s)
 {
 	for (struct table_node *n = table_next(&s->state_dicts->table, NULL); n; n = table_next(&s->state_dicts->table, n)) {

@@ -4,6 +4,7 @@ import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -108,3 +109,22 @@ def spawn(tmp_path):
     yield make
     for x in made:
         x.discard()
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """mounted(options) → a small tmpfs, unmounted with the test."""
+    made = []
+
+    def make(options):
+        p = tmp_path / f"m{len(made)}"
+        p.mkdir()
+        r = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "dcpd-test", str(p)], capture_output=True, text=True)
+        if r.returncode != 0:
+            pytest.skip(f"cannot mount here: {r.stderr.strip()}")
+        made.append(p)
+        return p
+
+    yield make
+    for p in made:
+        subprocess.run(["umount", "-l", str(p)], check=True)

@@ -52,8 +52,6 @@ function drawNow() {
 
 /* ---- notices ---- */
 
-let unconfined = false; // look-up workers come and go: what one of them said stays true
-
 function notice(words, bad, button) {
 	return h("div", { class: bad ? "notice bad" : "notice" }, h("span", {}, words), button || null);
 }
@@ -64,10 +62,7 @@ function notices() {
 		list.push(notice("The daemon does not answer. What is shown is from before; this page goes on by itself when it is back.", true,
 			h("button", { type: "button", "data-act": "hurry", click: () => stream?.hurry() }, "Try now")));
 	}
-	unconfined ||= store.workers.some((w) => w.role === "lookup" && w.engine && w.sandbox === "none");
-	if (unconfined) {
-		list.push(notice("Workers are not confined to the storages: there is neither Landlock nor a mount namespace. The log says why.", true));
-	}
+	for (const w of store.warnings) list.push(notice(`${w[0].toUpperCase()}${w.slice(1)}.`, true));
 	for (const s of store.storages) {
 		if (s.state === "stalled") list.push(notice(`Storage ${s.name} is stalled: it does not answer. Others go on.`, true));
 		if (s.state === "gone") list.push(notice(`Storage ${s.name} is gone: its directory cannot be opened.`, true));
@@ -218,7 +213,7 @@ function start() {
 		for (const node of document.querySelectorAll("time[data-ago]")) text(node, ago(node.dateTime));
 	}, 5000);
 	setInterval(() => {
-		if (stream && !downSince && !document.hidden) ["workers", "storages", "stateDicts"].forEach(refresh);
+		if (stream && !downSince && !document.hidden) ["workers", "storages", "stateDicts", "warnings"].forEach(refresh);
 	}, REFRESH_MS);
 	if (takeToken()) enter();
 	else login("");

@@ -23,6 +23,7 @@ export const store = {
 	stateDicts: [],
 	storages: [],
 	workers: [],
+	warnings: [],                // what the daemon has to say of itself
 	failed: new Map(),           // list → why it could not be read
 };
 
@@ -154,6 +155,7 @@ const READ = {
 	stateDicts: listStateDicts,
 	storages: () => all("/v1/storages", "storages", 1000, 0),
 	workers: () => all("/v1/workers", "workers", 5000, 0),
+	warnings: async () => (await get("/readyz").catch(() => null))?.warnings || [],
 };
 const reading = new Map();
 
@@ -218,6 +220,7 @@ export function apply(event) {
 		refresh("storages");
 	} else if (event.type.startsWith("worker.")) {
 		refresh("workers");
+		refresh("warnings");
 	} else if (event.type.startsWith("storage.")) {
 		refresh("storages");
 	} else if (event.type.startsWith("state_dict.")) {

@@ -157,7 +157,7 @@ int look_status(const struct command *self, struct client *c, const struct args 
 	if (args_flag(a, "json")) {
 		show_json(caps.json);
 	} else {
-		const char *state = client_get(c, "/readyz", &ready) == OK ? "ready" : "not ready";
+		const char *state = client_get(c, "/readyz", &ready) == OK ? show_text(ready.json, "status") : "not ready";
 		printf("dcpd %s at %s: %s\n", show_text(caps.json, "version"), client_url(c), state);
 		printf("shared memory: %s used of %s\n", show_bytes(show_number(caps.json, "shm.used_bytes"), x),
 		       show_bytes(show_number(caps.json, "shm.limit_bytes"), y));

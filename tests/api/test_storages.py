@@ -12,25 +12,6 @@ import streaming
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
 
 
-@pytest.fixture
-def mounted(tmp_path):
-    """mounted(options) → a small tmpfs, unmounted with the test."""
-    made = []
-
-    def make(options):
-        p = tmp_path / f"m{len(made)}"
-        p.mkdir()
-        r = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "dcpd-test", str(p)], capture_output=True, text=True)
-        if r.returncode != 0:
-            pytest.skip(f"cannot mount here: {r.stderr.strip()}")
-        made.append(p)
-        return p
-
-    yield make
-    for p in made:
-        subprocess.run(["umount", "-l", str(p)], check=True)
-
-
 def state_dict(d, size):
     sd = lib.fresh()
     d.put(sd, [lib.image({"w": ("U8", [size], os.urandom(size))})])

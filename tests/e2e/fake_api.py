@@ -55,6 +55,7 @@ class Fake:
         self.ranks = {}              # state dict → its ranks, which the list leaves out
         self.storages = []
         self.workers = []
+        self.warnings = []           # of /readyz
         self.stalled = set()         # storages whose listing answers 504
         self.log = []                # (method, path with query, headers)
         self.streams = set()
@@ -166,6 +167,8 @@ class BaseHandler(BaseHTTPRequestHandler):
         fake.log.append(("GET", self.path, dict(self.headers)))
         url = urlsplit(self.path)
         query, path = parse_qs(url.query), url.path
+        if path == "/readyz":
+            return self.json({"status": "ready", "warnings": fake.warnings})
         if not path.startswith("/v1/"):
             return self.static(path)
         if self.headers.get("Authorization") != f"Bearer {fake.token}":

@@ -391,11 +391,16 @@ def test_says_when_the_daemon_is_gone_and_goes_on_by_itself(page, fake):
     assert resumed and resumed[-1]["Last-Event-ID"] == "1"
 
 
-def test_says_that_workers_are_not_confined(page, fake):
-    fake.workers = [{"id": "lookup-1", "pid": 4242, "role": "lookup", "state": "idle", "storages": ["main"], "engine": "threads",
-                     "sandbox": "none", "landlock": 0, "seccomp": True}]
+def test_shows_what_the_daemon_says_of_itself(page, fake):
     enter(page, fake)
-    expect(page.get_by_text("Workers are not confined to the storages")).to_be_visible()
+    expect(page.locator("#notices")).to_be_empty()
+    fake.warnings = ["workers are not confined to the storages: no Landlock", "the state directory /s is full: dcpd is read-only"]
+    fake.emit("daemon.state", {"state": "degraded"})
+    expect(page.get_by_text("Workers are not confined to the storages: no Landlock.")).to_be_visible()
+    expect(page.get_by_text("The state directory /s is full: dcpd is read-only.")).to_be_visible()
+    fake.warnings = []
+    fake.emit("daemon.state", {"state": "ready"})
+    expect(page.locator("#notices")).to_be_empty()
 
 
 def test_hostile_and_long_names_are_only_text(page, fake):

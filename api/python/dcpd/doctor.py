@@ -87,6 +87,13 @@ def _no_daemon(text: str) -> Line:
         return "fail", text, f"{start}, or set DCPD_URL to where it is"
 
 
+def _writable(c: Client) -> Line:
+    for w in c._t.request("GET", "/readyz").get("warnings", []):
+        if "read-only" in w:
+            return "fail", w, "make space there; the daemon goes on by itself"
+    return "ok", "the daemon can write its journal", ""
+
+
 def _same_shm(c: Client) -> Line:
     """A segment that the daemon makes must be there for us, and ours to write."""
     name = f"doctor-{os.getpid()}-{time.time_ns()}"
@@ -183,7 +190,9 @@ def examine() -> List[Line]:
     for check in checks:
         out.append(_safe(check))
     for c in found:
-        out.append(_safe(lambda: _same_shm(c)))
+        out.append(_safe(lambda: _writable(c)))
+        if out[-1][0] == "ok":
+            out.append(_safe(lambda: _same_shm(c)))
         try:
             out += _storages(c)
             out += [_safe(lambda name=s["name"]: _direct_from(c, name))  # type: ignore[misc]
