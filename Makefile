@@ -195,6 +195,7 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md)
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd/examples api/c/examples/*.c
 	$(Q)for f in $(wildcard deploy/*.1); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $$f; done
+	$(Q)install -D -m 644 deploy/dcpctl.bash-completion $(DESTDIR)$(PREFIX)/share/bash-completion/completions/dcpctl
 	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
 	$(Q)install -D -m 644 deploy/dcpd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/dcpd.conf
 	$(Q)install -D -m 644 deploy/dcpd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/dcpd.conf

@@ -7,69 +7,22 @@
 #include "api/cli/request.h"
 #include "api/cli/show.h"
 
-/* --optimizer KEY --model shm:NAME: one says nothing without the other. */
-static FALLIBLE enum err add_optimizer(const struct args *a, json_t *doc)
-{
-	const char *key = args_value(a, "optimizer"), *model = args_value(a, "model");
-
-	if (!key && !model)
-		return OK;
-	if (!key || !model || !args_is_shm(model))
-		return ERR(INVALID_REQUEST, "--optimizer KEY goes with --model shm:NAME");
-	json_t *o = request_child(doc, "optimizer");
-	TRY(request_set(o, "key", json_string(key)));
-	return request_ref(o, "model", model);
-}
-
-/* The request that the options describe; only those that the command's row allows can be there. */
 static FALLIBLE enum err build(const struct command *self, const struct args *a, json_t *doc)
 {
-	bool is_diff = strcmp(self->name, "diff") == 0 || strcmp(self->name, "compare") == 0;
+	enum job_kind kind;
+	if (!kind_parse(str_of(self->name), &kind))
+		kind = JOB_LOAD; /* of "check": a dry run */
+	bool compares = kind_is(kind, KIND_COMPARES);
 
-	TRY(request_set(doc, "kind", json_string(self->name)));
-	TRY(request_ref(doc, is_diff ? "a" : "source", a->words[0]));
+	TRY(request_set(doc, "kind", json_string(kind_names[kind])));
+	TRY(request_ref(doc, compares ? "a" : "source", a->words[0]));
 	if (a->word_count > 1)
-		TRY(request_ref(doc, is_diff ? "b" : "target", a->words[1]));
-	else if (sdops_is(self->name)) /* into itself: its next generation */
+		TRY(request_ref(doc, compares ? "b" : "target", a->words[1]));
+	else if (kind_is(kind, KIND_OPERATES)) /* into itself: its next generation */
 		TRY(request_ref(doc, "target", a->words[0]));
-	else if (strcmp(self->name, "load") == 0) /* check: a state dict that nobody makes */
+	else if (kind_of(kind)->writes) /* check: a state dict that nobody makes */
 		TRY(request_ref(doc, "target", "shm:dcpctl-check"));
-	json_t *target = json_object_get(doc, "target");
-	TRY(request_integer(a, "generation", json_object_get(doc, "source"), "generation"));
-	if (target) {
-		TRY(request_integer(a, "world-size", target, "world_size"));
-		TRY(request_text(a, "format", target, "format"));
-		TRY(request_list(a, "layout", sdops_is(self->name) ? doc : target, args_layout));
-	}
-	if (sdops_is(self->name))
-		TRY(sdops_fields(a, doc));
-	TRY(request_list(a, "include", doc, request_plain));
-	TRY(request_list(a, "exclude", doc, request_plain));
-	TRY(request_list(a, "rename", doc, args_rename));
-	TRY(request_list(a, "dtype", doc, args_pair));
-	TRY(request_text(a, "level", doc, "level"));
-	TRY(request_real(a, "rtol", doc));
-	TRY(request_real(a, "atol", doc));
-	TRY(add_optimizer(a, doc));
-	if (args_flag(a, "no-strict"))
-		TRY(request_set(doc, "strict", json_false()));
-	if (args_flag(a, "overwrite"))
-		TRY(request_set(request_child(doc, "options"), "overwrite", json_true()));
-	if (args_flag(a, "files-per-rank"))
-		TRY(request_integer(a, "files-per-rank", request_child(doc, "options"), "files_per_rank"));
-	if (args_flag(a, "retries"))
-		TRY(request_integer(a, "retries", request_child(doc, "options"), "retries"));
-	if (args_flag(a, "on-divergence"))
-		TRY(request_text(a, "on-divergence", request_child(doc, "options"), "on_divergence"));
-	if (args_flag(a, "pace"))
-		TRY(request_text(a, "pace", request_child(doc, "options"), "pace"));
-	if (args_flag(a, "dedup"))
-		TRY(request_text(a, "dedup", request_child(doc, "options"), "dedup"));
-	if (args_flag(a, "no-flatten"))
-		TRY(request_set(request_child(doc, "options"), "flatten_state_dict", json_false()));
-	if (args_flag(a, "verify"))
-		TRY(request_text(a, "verify", request_child(doc, "options"), "verify"));
-	return request_labels(a, doc);
+	return request_fields(a, kind, doc);
 }
 
 static FALLIBLE enum err read_timeout(const struct args *a, struct follow *f)
@@ -139,12 +92,10 @@ static void print_check(const char *ref, const json_t *plan)
 /* Can this checkpoint be loaded in that layout, or into that state dict? A dry run of a load says it, and all that does not fit. */
 int jobs_check(const struct command *self, struct client *c, const struct args *a)
 {
-	const struct command load = { .name = "load" };
 	json_t *doc = json_object();
 	struct answer got = { 0 };
-	enum err e = doc ? build(&load, a, doc) : ERR(NO_MEMORY, "cannot build the request");
+	enum err e = doc ? build(self, a, doc) : ERR(NO_MEMORY, "cannot build the request");
 
-	(void)self;
 	if (e == OK)
 		e = client_call(c, "POST", "/v1/jobs?dry_run=true", doc, &got);
 	json_decref(doc);

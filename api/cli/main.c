@@ -5,14 +5,11 @@
 #include "api/cli/commands.h"
 #include "api/cli/show.h"
 #include "base/near.h"
+#include "spec/fields.h"
 
 #define WAITING "detach dry-run "
-#define PICKING "include= exclude= "
-#define CHANGING PICKING "rename= dtype= "
-#define COMMON "label= retries= "
-#define PACED COMMON "pace= "
-#define GROUPED WAITING COMMON "group= device= no-type-check backend= "
 
+/* Commands that are no job kind; those of the kinds are made of their rows. */
 static const struct command commands[] = {
 	{ "status", "status", "", "the daemon, its storages and workers", 0, 0, look_status },
 	{ "ls", "ls [STORAGE[:PREFIX] | shm:]", "", "checkpoints, or state dicts in shared memory", 0, 1, look_ls },
@@ -28,42 +25,37 @@ static const struct command commands[] = {
 	{ "cancel", "cancel ID", "", "cancel a job", 1, 1, jobs_act },
 	{ "retry", "retry ID", "", "run a failed or cancelled job again", 1, 1, jobs_act },
 	{ "events", "events [ID]", "", "what happens, as it happens; of one job with ID", 0, 1, jobs_events },
-	{ "load", "load REF shm:NAME [--world-size N] [--layout RULE]... [--no-strict] [--verify none|digest] "
-	  "[--optimizer KEY --model shm:NAME] [--pace full|background]",
-	  WAITING CHANGING PACED "world-size= layout= no-strict verify= optimizer= model=",
-	  "a checkpoint into shared memory", 2, 2, jobs_submit },
-	{ "save", "save shm:NAME REF [--generation N] [--overwrite] [--files-per-rank N] [--on-divergence report|fail] "
-	  "[--dedup balanced|lowest_rank] [--no-flatten] [--pace full|background]",
-	  WAITING CHANGING PACED "generation= format= overwrite files-per-rank= on-divergence= dedup= no-flatten",
-	  "a state dict in shared memory as a checkpoint", 2, 2, jobs_submit },
-	{ "reshard", "reshard SRC DST [--world-size N] [--layout RULE]... [--format dcp|safetensors] [--overwrite] "
-	  "[--pace full|background]",
-	  WAITING CHANGING PACED "world-size= layout= format= overwrite files-per-rank= dedup= verify=",
-	  "a checkpoint in another layout, world size or format", 2, 2, jobs_submit },
-	{ "verify", "verify REF [--level structure|digest|values] [--pace full|background]", WAITING PICKING PACED "level=",
-	  "is the checkpoint whole and unchanged?", 1, 1, jobs_submit },
-	{ "diff", "diff A B [--rtol R] [--atol A]", WAITING PICKING COMMON "rtol= atol=",
-	  "what differs between two checkpoints or state dicts; exit 1 if anything does", 2, 2, jobs_submit },
-	{ "check", "check REF [shm:NAME] [--world-size N] [--layout RULE]... [--no-strict]", CHANGING "world-size= layout= no-strict",
+	{ "check", "check REF [shm:NAME] [--world-size N] [--layout RULE]... [--no-strict]",
+	  "include= exclude= rename= dtype= world-size= layout= no-strict",
 	  "can the checkpoint be loaded so, or into that state dict? Nothing is read but metadata; exit 1 if not", 1, 2, jobs_check },
-	{ "create", "create shm:SRC shm:DST [--pin-memory] [--no-share-memory]", GROUPED "generation= pin-memory no-share-memory",
-	  "a state dict of the same structure, with new tensors", 2, 2, jobs_submit },
-	{ "copy", "copy shm:SRC shm:DST", GROUPED "generation=", "tensors and values into a state dict of the same structure", 2, 2,
-	  jobs_submit },
-	{ "offload", "offload shm:SRC [shm:DST] [--ranks-only 0,2]", GROUPED "generation= ranks-only=",
-	  "each rank's own part, as CPU tensors", 1, 2, jobs_submit },
-	{ "gather", "gather shm:SRC [shm:DST] [--ranks-only 0,2] [--cpu-offload]", GROUPED "generation= ranks-only= cpu-offload",
-	  "whole tensors from their shards", 1, 2, jobs_submit },
-	{ "broadcast", "broadcast shm:SRC [shm:DST] [--root N] [--strict] [--cpu-offload] [--layout RULE]... [--world-size N]",
-	  GROUPED "generation= root= strict cpu-offload layout= world-size=", "what the root holds, to all ranks", 1, 2, jobs_submit },
-	{ "distribute", "distribute shm:SRC [shm:DST] [--layout RULE]... [--world-size N]", GROUPED "generation= layout= world-size=",
-	  "whole tensors, cut over the ranks", 1, 2, jobs_submit },
-	{ "redistribute", "redistribute shm:SRC [shm:DST] [--layout RULE]... [--world-size N]",
-	  GROUPED "generation= layout= world-size=", "sharded tensors in another layout", 1, 2, jobs_submit },
-	{ "compare", "compare shm:A shm:B [--values] [--rtol R] [--atol A]", GROUPED "values rtol= atol=",
-	  "what differs between two state dicts in memory; exit 1 if anything does", 2, 2, jobs_submit },
 	{ NULL, NULL, NULL, NULL, 0, 0, NULL },
 };
+
+/* The command of a job kind, by its row of kinds.def and its fields' rows. The texts are good until the next call. */
+static struct command command_of(enum job_kind kind)
+{
+	static char usage[256], options[1024];
+	const struct kind *k = kind_of(kind);
+	size_t n = (size_t)snprintf(options, sizeof options, WAITING);
+	unsigned words = 1, optional = 0;
+
+	snprintf(usage, sizeof usage, "%s %s [OPTION]...", k->name, k->arguments);
+	for (const char *p = k->arguments; *p; p++) {
+		words += *p == ' ';
+		optional += *p == '[';
+	}
+	for (const struct field *f = field_next(kind, NULL); f; f = field_next(kind, f))
+		if (f->option && n < sizeof options)
+			n += (size_t)snprintf(options + n, sizeof options - n, "%s%s ", f->option, f->type == FIELD_BOOL ? "" : "=");
+	must(n < sizeof options);
+	return (struct command){ k->name, usage, options, k->what, words - optional, words, jobs_submit };
+}
+
+/* A kind that removes has a command of its own: rm. */
+static bool has_command(enum job_kind kind)
+{
+	return !kind_is(kind, KIND_REMOVES);
+}
 
 static void print_words(void)
 {
@@ -71,13 +63,8 @@ static void print_words(void)
 	      "RULE is PATTERN=PLACEMENTS@MESH[:RANKS], such as 'model.*=Replicate(),Shard(0)@2x4'; with a ? in front it is no error\n"
 	      "if all tensors that it matches lack a dim that it names.\n"
 	      "\n"
-	      "Job commands wait and show their progress. --detach prints the job's id at once, --dry-run the plan.\n"
-	      "--include G, --exclude G (globs), --rename 's/^module\\.//', --dtype G=bfloat16 may be repeated;\n"
-	      "Operations on state dicts (create, copy, offload, gather, broadcast, distribute, redistribute, compare) take\n"
-	      "--group 0,2,3 (default: all ranks; --ranks-only and --root count within it), --device cpu|cuda,\n"
-	      "--backend auto|shm|tcp|nccl and --no-type-check. Without DST they write the next generation of SRC.\n"
-	      "--pace background takes little of each core, and longer, so that training on the same cores is hardly slowed.\n"
-	      "--label KEY=VALUE marks the job, --retries N lets it start again after a lost worker.\n"
+	      "Job commands wait and show their progress. --detach prints the job's id at once, --dry-run the plan. Operations on state\n"
+	      "dicts without DST write the next generation of SRC. dcpctl COMMAND --help says what the options are.\n"
 	      "Every command takes --json (the API's object), --timeout 90s, --url URL and --help.\n"
 	      "\n"
 	      "The daemon is found by DCPD_URL (http://... or unix:///path, with DCPD_TOKEN or DCPD_TOKEN_FILE), else at\n"
@@ -92,22 +79,41 @@ static void print_help(void)
 	puts("dcpctl: save, load, reshard, verify and compare checkpoints through dcpd\n");
 	for (const struct command *k = commands; k->name; k++)
 		printf("  dcpctl %s\n      %s\n", k->usage, k->what);
+	for (int i = 0; i < JOB_KIND_COUNT; i++) {
+		struct command k = command_of((enum job_kind)i);
+		if (has_command((enum job_kind)i))
+			printf("  dcpctl %s\n      %s\n", k.usage, k.what);
+	}
 	putchar('\n');
 	print_words();
 }
 
+static void print_field(const struct field *f)
+{
+	printf("  --%s%s%s", f->option, f->value || f->words ? " " : "", f->value ? f->value : "");
+	for (size_t i = 0; f->words && f->words[i]; i++)
+		printf("%s%s", i ? "|" : "", f->words[i]);
+	printf("\n      %s\n", f->what);
+}
+
 static void print_command_help(const struct command *k)
 {
+	enum job_kind kind;
+	bool submits = kind_parse(str_of(k->name), &kind);
 	const char *p = k->options;
 
 	printf("dcpctl %s\n    %s\n\noptions:", k->usage, k->what);
-	while (*p) {
+	while (*p && !submits) {
 		size_t n = strcspn(p, " ");
 		bool valued = p[n - 1] == '=';
 		printf(" --%.*s%s", (int)(n - valued), p, valued ? " X" : "");
 		p += n + strspn(p + n, " ");
 	}
-	puts(" --json --timeout X --url X --help\n");
+	puts(submits ? " --detach --dry-run --json --timeout X --url X --help" : " --json --timeout X --url X --help");
+	for (const struct field *f = submits ? field_next(kind, NULL) : NULL; f; f = field_next(kind, f))
+		if (f->option)
+			print_field(f);
+	putchar('\n');
 	print_words();
 }
 
@@ -174,10 +180,18 @@ int main(int argc, char **argv)
 	for (const struct command *k = commands; k->name; k++)
 		if (strcmp(k->name, name) == 0)
 			return run(k, argc - 2, argv + 2);
+	enum job_kind kind;
+	if (kind_parse(str_of(name), &kind) && has_command(kind)) {
+		struct command k = command_of(kind);
+		return run(&k, argc - 2, argv + 2);
+	}
 	struct near near = near_begin(str_of(name));
 	char hint[NEAR_HINT_MAX];
 	for (const struct command *k = commands; k->name; k++)
 		near_try(&near, str_of(k->name));
+	for (int i = 0; i < JOB_KIND_COUNT; i++)
+		if (has_command((enum job_kind)i))
+			near_try(&near, str_of(kind_names[i]));
 	fprintf(stderr, "dcpctl: there is no command \"%.50s\"%s; see dcpctl --help\n", name, near_text(&near, hint));
 	return EXIT_USAGE;
 }

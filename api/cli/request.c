@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "spec/fields.h"
+
 FALLIBLE enum err request_set(json_t *o, const char *key, json_t *value_new)
 {
 	if (json_object_set_new(o, key, value_new) != 0)
@@ -12,105 +14,124 @@ FALLIBLE enum err request_set(json_t *o, const char *key, json_t *value_new)
 }
 
 /* An object inside o, made when it is not there. */
-json_t *request_child(json_t *o, const char *key)
+static json_t *child(json_t *o, const char *key)
 {
-	if (!json_object_get(o, key))
+	if (key && !json_object_get(o, key))
 		(void)json_object_set_new(o, key, json_object());
-	return json_object_get(o, key);
+	return key ? json_object_get(o, key) : o;
 }
 
-FALLIBLE enum err request_integer(const struct args *a, const char *option, json_t *o, const char *key)
+static FALLIBLE enum err read_integer(const struct field *f, const char *text, json_t **out)
 {
-	const char *text = args_value(a, option);
 	uint64_t n = 0;
 
-	if (!text)
-		return OK;
 	if (!str_to_u64(str_of(text), &n) || n > INT64_MAX)
-		return ERR(INVALID_REQUEST, "--%s must be a number, not \"%.50s\"", option, text);
-	return request_set(o, key, json_integer((json_int_t)n));
-}
-
-FALLIBLE enum err request_real(const struct args *a, const char *option, json_t *o)
-{
-	const char *text = args_value(a, option);
-	char *end = NULL;
-	double n = text ? strtod(text, &end) : 0;
-
-	if (!text)
-		return OK;
-	if (end == text || *end)
-		return ERR(INVALID_REQUEST, "--%s must be a number, not \"%.50s\"", option, text);
-	return request_set(o, option, json_real(n));
-}
-
-FALLIBLE enum err request_text(const struct args *a, const char *option, json_t *o, const char *key)
-{
-	const char *text = args_value(a, option);
-
-	return text ? request_set(o, key, json_string(text)) : OK;
-}
-
-enum err request_plain(const char *text, json_t **out)
-{
-	*out = json_string(text);
-	return *out ? OK : ERR(INVALID_REQUEST, "an argument is not UTF-8");
-}
-
-/* Every value of a repeated option, as an array. */
-FALLIBLE enum err request_list(const struct args *a, const char *option, json_t *o, request_reader read)
-{
-	json_t *list = NULL, *item = NULL;
-	const char *text;
-	unsigned at = 0;
-
-	while ((text = args_next(a, option, &at))) {
-		if (!list) {
-			list = json_array();
-			TRY(request_set(o, option, list));
-		}
-		TRY(read(text, &item));
-		if (json_array_append_new(list, item) != 0)
-			return ERR(NO_MEMORY, "cannot keep --%s", option);
-	}
+		return ERR(INVALID_REQUEST, "--%s must be a number, not \"%.50s\"", f->option, text);
+	*out = json_integer((json_int_t)n);
 	return OK;
 }
 
-FALLIBLE enum err request_ranks(const struct args *a, const char *option, json_t *o, const char *key)
+static FALLIBLE enum err read_real(const struct field *f, const char *text, json_t **out)
 {
-	const char *text = args_value(a, option);
-	json_t *list;
+	char *end = NULL;
+	double n = strtod(text, &end);
 
-	if (!text)
-		return OK;
-	list = json_array();
-	TRY(request_set(o, key, list));
+	if (end == text || *end)
+		return ERR(INVALID_REQUEST, "--%s must be a number, not \"%.50s\"", f->option, text);
+	*out = json_real(n);
+	return OK;
+}
+
+/* "0,2,3" */
+static FALLIBLE enum err read_ranks(const struct field *f, const char *text, json_t **out)
+{
+	json_t *list = json_array();
+
+	*out = list;
 	for (;;) {
 		size_t n = strcspn(text, ",");
 		uint64_t rank = 0;
 		if (!str_to_u64((struct str){ text, n }, &rank) || rank > INT32_MAX)
-			return ERR(INVALID_REQUEST, "--%s has the form 0,2,3, not \"%.50s\"", option, text);
+			return ERR(INVALID_REQUEST, "--%s has the form 0,2,3, not \"%.50s\"", f->option, text);
 		if (json_array_append_new(list, json_integer((json_int_t)rank)) != 0)
-			return ERR(NO_MEMORY, "cannot keep --%s", option);
+			return ERR(NO_MEMORY, "cannot keep --%s", f->option);
 		if (!text[n])
 			return OK;
 		text += n + 1;
 	}
 }
 
-FALLIBLE enum err request_labels(const struct args *a, json_t *doc)
+/* One of an option's values: the field, or an item of the list that the field is. */
+static FALLIBLE enum err read_value(const struct field *f, const char *text, json_t **out)
 {
-	const char *text;
-	unsigned at = 0;
-
-	while ((text = args_next(a, "label", &at))) {
-		const char *equals = strchr(text, '=');
-		char key[128];
-		if (!equals || equals == text || (size_t)(equals - text) >= sizeof key)
-			return ERR(INVALID_REQUEST, "--label has the form KEY=VALUE");
-		snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
-		TRY(request_set(request_child(doc, "labels"), key, json_string(equals + 1)));
+	switch (f->type) {
+	case FIELD_BOOL:
+		*out = json_boolean(strcmp(f->fallback, "true") != 0);
+		return OK;
+	case FIELD_INTEGER:
+		return read_integer(f, text, out);
+	case FIELD_NUMBER:
+		return read_real(f, text, out);
+	case FIELD_RANKS:
+		return read_ranks(f, text, out);
+	case FIELD_STATE_DICT:
+		return args_ref(text, out);
+	case FIELD_RENAMES:
+		return args_rename(text, out);
+	case FIELD_DTYPES:
+		return args_pair(text, out);
+	case FIELD_LAYOUT:
+		return args_layout(text, out);
+	default:
+		*out = json_string(text);
+		return OK;
 	}
+}
+
+static FALLIBLE enum err add_label(const char *text, json_t *labels)
+{
+	const char *equals = strchr(text, '=');
+	char key[128];
+
+	if (!equals || equals == text || (size_t)(equals - text) >= sizeof key)
+		return ERR(INVALID_REQUEST, "--label has the form KEY=VALUE");
+	snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
+	return json_object_set_new(labels, key, json_string(equals + 1)) == 0 ? OK : ERR(INVALID_REQUEST, "--label is not UTF-8");
+}
+
+static FALLIBLE enum err add_field(const struct args *a, const struct field *f, json_t *at)
+{
+	bool is_list = f->type == FIELD_GLOBS || f->type == FIELD_RENAMES || f->type == FIELD_DTYPES || f->type == FIELD_LAYOUT;
+	json_t *value = NULL, *list = is_list ? json_array() : NULL;
+	const char *text;
+	unsigned i = 0;
+
+	if (is_list)
+		TRY(request_set(at, f->key, list));
+	while ((text = args_next(a, f->option, &i))) {
+		if (f->type == FIELD_LABELS) {
+			TRY(add_label(text, child(at, f->key)));
+			continue;
+		}
+		enum err e = read_value(f, text, &value);
+		if (e) {
+			json_decref(value);
+			return e;
+		}
+		if (!is_list)
+			TRY(request_set(at, f->key, value));
+		else if (json_array_append_new(list, value) != 0)
+			return ERR(INVALID_REQUEST, "--%s is not UTF-8", f->option);
+		value = NULL;
+	}
+	return OK;
+}
+
+FALLIBLE enum err request_fields(const struct args *a, enum job_kind kind, json_t *doc)
+{
+	for (const struct field *f = field_next(kind, NULL); f; f = field_next(kind, f))
+		if (f->option && args_flag(a, f->option))
+			TRY(add_field(a, f, child(doc, field_place_key(f->place))));
 	return OK;
 }
 

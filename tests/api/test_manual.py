@@ -1,34 +1,40 @@
-"""dcpctl's manual page and --help name every command and every option of the table in api/cli/main.c, and nothing else."""
+"""dcpctl's manual page, --help and completions name every command and option of the tables (api/cli/main.c, worker/spec/*.def), and no
+others."""
 import pathlib
 import re
+import subprocess
+
+import dcpd as lib
+import spec_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MAIN = (ROOT / "api/cli/main.c").read_text()
 PAGE = (ROOT / "deploy/dcpctl.1").read_text()
 
 
-def table():
-    macros = dict(re.findall(r'^#define (\w+) (.*)$', MAIN, re.M))
-    rows = re.search(r"commands\[\] = \{(.*?)\n\};", MAIN, re.S)[1]
-
-    def words(text):
-        for name in re.findall(r"\b[A-Z]{4,}\b", re.sub(r'"[^"]*"', "", text)):
-            text = text.replace(name, words(macros[name]))
-        return text
-    for row in re.findall(r'\{ "(\w+)", ("[^"]*"(?:\s*"[^"]*")*),\s*(.*?),\s*"', rows, re.S):
-        yield row[0], set(re.findall(r"([a-z][a-z-]+)=?", " ".join(re.findall(r'"([^"]*)"', words(row[2])))))
-
-
 def test_commands_and_options():
-    commands, options = set(), {"json", "timeout", "url", "help"}
-    for name, some in table():
-        commands.add(name)
-        options |= some
-    assert len(commands) > 14 and {"layout", "detach", "rename", "label", "overwrite"} <= options
+    commands = spec_rows.commands()
+    options = {*spec_rows.GLOBAL, *(o for some in commands.values() for o in some)}
+    assert len(commands) > 20 and {"layout", "detach", "rename", "label", "overwrite", "yes", "slice"} <= options
     described = set(re.findall(r"^\.BR? (\w+)(?: \"|$)", PAGE.split(".SH OPTIONS")[0].split(".SH COMMANDS")[1], re.M))
-    assert described == commands
+    assert described == set(commands)
     named = set(re.findall(r"--([a-z-]+)", PAGE.split(".SH EXAMPLES")[0]))
     assert named == options, named ^ options
+
+
+def test_what_is_made_of_the_rows():
+    """The manual's options of job kinds and the shell's completions; `python3 tests/lib/spec_rows.py` writes both."""
+    assert spec_rows.page(PAGE) == PAGE
+    assert spec_rows.completion() == (ROOT / "deploy/dcpctl.bash-completion").read_text()
+
+
+def test_help_of_every_kind():
+    """dcpctl itself says what the rows say, without a daemon."""
+    for name in set(spec_rows.KINDS) & set(spec_rows.commands()):
+        text = subprocess.run([lib.BIN / "dcpctl", name, "--help"], capture_output=True, text=True, check=True).stdout
+        for f in spec_rows.options(name):
+            given = f.value or "|".join(f.words() or [])
+            assert f"  --{f.option}{' ' if given else ''}{given}\n      {spec_rows.what(f)}\n" in text, (name, f.option)
+        assert re.findall(r"^  --([a-z-]+)", text, re.M) == [f.option for f in spec_rows.options(name)]
 
 
 def test_every_error_has_a_remedy():

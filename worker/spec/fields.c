@@ -41,6 +41,12 @@ enum { LABELS_MAX = 32, LABEL_KEY_MAX = 64, LABEL_VALUE_MAX = 256 };
 #define LAYOUT .type = FIELD_LAYOUT
 #define OTHER .type = FIELD_OTHER
 
+/* What a rule is, for all that take some. */
+#define RULES "PATTERN=PLACEMENTS@MESH[:RANKS], such as 'model.*=Replicate(),Shard(0)@2x4' or '*=Shard(0)@2:0,2'; the last = " \
+	"and the last @ divide it. May be repeated: the first rule that matches wins. A rule may also be given as JSON. " \
+	"If all tensors that a rule matches lack a dim that it names, that is an error, unless a ? stands in front of the " \
+	"rule; what falls back to another rule or to Shard(0) is told."
+
 static const struct field fields[] = {
 #define FIELD(member, c_type, at_place, its_key, its_kinds, its_type, its_fallback, its_option, its_value, its_what) \
 	{ .key = its_key, .place = at_place, .kinds = its_kinds, its_type, .fallback = its_fallback, .option = its_option, \
