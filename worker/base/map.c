@@ -1,6 +1,7 @@
 /* map.c: linear probing, grows at 3/4. */
 #include "base/map.h"
 
+#include <stdatomic.h>
 #include <sys/random.h>
 
 #include "base/mem.h"
@@ -8,13 +9,23 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+/* Chosen once in a process, by whichever thread is first: a map that one thread fills, another one may read. */
+static uint64_t seed_of_process(void)
+{
+	static _Atomic uint64_t chosen;
+	uint64_t seed = atomic_load_explicit(&chosen, memory_order_relaxed), mine = 0;
+
+	if (seed)
+		return seed;
+	if (getrandom(&mine, sizeof mine, GRND_NONBLOCK) != (ssize_t)sizeof mine || mine == 0)
+		mine = (uint64_t)(uintptr_t)&chosen;
+	return atomic_compare_exchange_strong(&chosen, &seed, mine) ? mine : seed;
+}
+
 uint32_t map_hash(struct str key)
 {
-	static uint64_t seed;
+	uint64_t h = XXH3_64bits_withSeed(key.p, key.n, seed_of_process());
 
-	if (seed == 0 && getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed)
-		seed = (uint64_t)(uintptr_t)&seed;
-	uint64_t h = XXH3_64bits_withSeed(key.p, key.n, seed);
 	return (uint32_t)(h ^ h >> 32) | 1u << 31;
 }
 
