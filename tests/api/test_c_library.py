@@ -436,4 +436,4 @@ def test_host_stays_as_it_was(installed, tmp_path):
     installed.env |= {"LOCPATH": str(tmp_path), "LC_ALL": "de_DE.UTF-8"}
     r = installed.run(program, FIXTURES / "torch-2.15.0/fsdp2_adam/checkpoint", tmp_path)
     assert r.returncode == 0 and r.stderr == "", (r.returncode, r.stdout, r.stderr)
-    assert "optim.param_groups.0.lr = 0.01\n" in r.stdout or re.search(r"\.lr = 0\.\d+\n", r.stdout), r.stdout
+    assert re.search(r"\.lr = 0\.\d+\n", r.stdout), r.stdout

@@ -23,6 +23,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "lib"))
 sys.dont_write_bytecode = True
 
+import c_rows  # noqa: E402
 import comm_rows  # noqa: E402
 import dcpd as lib  # noqa: E402
 import dropin_rows  # noqa: E402
@@ -143,6 +144,9 @@ class Bench:
 
     def lists(self):
         list_rows.rows(self)
+
+    def c(self):
+        c_rows.rows(self, SIZE)
 
     def dropin(self):
         dropin_rows.rows(self, SIZE // 2)
@@ -408,7 +412,8 @@ def main():
           flush=True)
     failed = []
     try:
-        for part in (b.collectives, b.plans, b.start, b.lists, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python, b.dropin):
+        for part in (b.collectives, b.plans, b.start, b.lists, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python, b.dropin,
+                     b.c):
             try:
                 part()
             except (AssertionError, OSError, subprocess.SubprocessError) as e:
