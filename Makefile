@@ -179,6 +179,12 @@ $(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
 .PHONY: tools
 tools: $(TOOLS) $(BENCHES) $(FAKES) ## build the programs that tests and bench use
 
+compile_commands.json: $(O)/.flags ## how each C file is compiled, for editors and clang's tools
+	$(say) GEN $@
+	$(Q)flags=$$(sed 's/ -MMD -MP//; s/[\\"]/\\&/g' $(O)/.flags); sep='['; { for f in $$(find worker server api tests -name '*.c' | sort); do \
+	  printf '%s\n{"directory": "%s", "file": "%s", "command": "%s"}' "$$sep" '$(CURDIR)' "$$f" "$(CC) $$flags -c $$f"; sep=,; done; \
+	  printf '\n]\n'; } >$@
+
 .PHONY: wheel
 wheel: ## the Python package as build/wheel/dcpd-*.whl, without network
 	$(Q)mkdir -p build/wheel && cd api/python && python3 -c "import backend; backend.build_wheel('../../build/wheel')"
@@ -313,6 +319,13 @@ check-abi: ## our declarations of CUDA and NCCL beside their headers, where thos
 check-gpu: $(GPU_TESTS) check-abi ## the tests of device memory with the real libcuda and libnccl; they skip without a GPU
 	$(Q)for t in $(GPU_TESTS); do DCPD_TEST_GPU=1 timeout 300 $$t || exit 1; done
 
+WATCHED := build/test/watched
+.PHONY: watch
+watch: ## rebuild and run one unit test whenever a C file changes: T=box is tests/unit/test_box.c (Ctrl-C ends it)
+	$(Q)test -e tests/unit/test_$(T).c || { echo 'T=NAME of a tests/unit/test_NAME.c'; exit 2; }
+	$(Q)mkdir -p $(dir $(WATCHED)); while :; do touch $(WATCHED); $(MAKE) --no-print-directory -j$(JOBS) run-test_$(T); \
+	  until [ -n "$$(find worker server api tests -name '*.[ch]' -newer $(WATCHED) -print -quit)" ]; do sleep 0.3; done; done
+
 .PHONY: check-unit check-units $(UNIT:$(TESTBIN)/%=run-%)
 check-unit: $(UNIT) $(TESTBIN)/tools/fake_worker check-abi ## the cmocka tests (SAN= works here)
 	$(Q)$(MAKE) --no-print-directory -k -O check-units
@@ -376,6 +389,6 @@ bench: ## figures beside PyTorch, fio, memcpy, cp (<= 20 minutes): a table, and 
 ##@ Help
 .PHONY: help
 help: ## this list
-	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z-]+:.*## /{printf "  %-14s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9_.-]+:.*## /{printf "  %-21s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
 
 -include $(shell find build/obj -name '*.d' 2>/dev/null)

@@ -64,7 +64,7 @@ BANNED = {
 # libevent's table and epoll's part when a watched descriptor is closed, so one module owns all of them; timers have none (-1).
 WATCHING = re.compile(r"\b(event_(?:assign|base_once|new)|bufferevent_\w+|evconnlistener_\w+)\s*\((?!(?:[^,;]+,){1,2}\s*-1\b)")
 MAX = {"columns": 140, "function": 70, "file": 800}
-IGNORED = (".git", "build", "__pycache__", "*.egg-info", ".pytest_cache")  # as in .gitignore
+IGNORED = (".git", "build", "compile_commands.json", "__pycache__", "*.egg-info", ".pytest_cache")  # as in .gitignore
 UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
 FOREIGN = re.compile("/" + r"(?:home|work)/\w")
 
