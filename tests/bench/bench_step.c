@@ -109,11 +109,11 @@ static void plan_in_full(struct job *j, uint32_t ranks, double t[4], struct plan
 	ok(target_identity(kept->plan->chunk_count, a, &pieces));
 	CLEANUP(mem_free_ptr) uint32_t *value_src = mem_alloc(kept->plan->value_count * sizeof *value_src);
 	memset(value_src, 0xFF, kept->plan->value_count * sizeof *value_src);
-	struct build_target target = { .sd = kept->plan, .pieces = &pieces, .first_src = first, .value_src = value_src, .world_size = ranks,
-				       .files_per_rank = 1, .task_bytes = BUILD_TASK_BYTES };
+	struct build_target target = { .format = FORMAT_DCP, .sd = kept->plan, .pieces = &pieces, .first_src = first,
+				       .value_src = value_src, .world_size = ranks, .files_per_rank = 1, .task_bytes = BUILD_TASK_BYTES };
 	ok(run_add_dir(&b, 0, STR("x"), &target.dir));
 	b.opts.task_bytes = BUILD_TASK_BYTES;
-	ok(build_dcp(&b, &target));
+	ok(build_target_files(&b, &target));
 	ok(run_share(&b, &run));
 	t[3] = now();
 	run_detach(&run);

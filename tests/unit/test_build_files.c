@@ -47,9 +47,9 @@ static enum err build(uint32_t world, uint32_t files, bool direct, uint32_t task
 		plan.sources[i] = (uint32_t)i;
 	}
 	plan.source_count = sd->chunk_count;
-	target = (struct build_target){ .sd = sd, .pieces = &plan, .value_src = value_src, .world_size = world,
+	target = (struct build_target){ .format = FORMAT_DCP, .sd = sd, .pieces = &plan, .value_src = value_src, .world_size = world,
 					.files_per_rank = files, .direct = direct, .task_bytes = task_bytes };
-	return build_dcp(&b, &target);
+	return build_target_files(&b, &target);
 }
 
 /* A file is fsynced by whoever brings its count to zero: blocks, and heads of large items. */
@@ -185,10 +185,10 @@ static void test_no_memory(void **state)
 		T_OK(arena_alloc(arena, 5, sizeof *plan.sources, &plan.sources));
 		for (uint32_t i = 0; i < 5; i++)
 			plan.first[i] = plan.sources[i] = i;
-		target = (struct build_target){ .sd = sd, .pieces = &plan, .value_src = value_src, .world_size = 2,
+		target = (struct build_target){ .format = FORMAT_DCP, .sd = sd, .pieces = &plan, .value_src = value_src, .world_size = 2,
 						.files_per_rank = 2, .task_bytes = BUILD_TASK_BYTES };
 		mem_fail_at(nth);
-		enum err e = build_dcp(&b, &target);
+		enum err e = build_target_files(&b, &target);
 		mem_fail_at(0);
 		if (e == OK)
 			break;

@@ -76,11 +76,12 @@ static struct run tables(enum dedup how)
 		T_OK(run_add_file(&b, RUN_FILE_SEGMENT, 0, STR("segment"), 1 << 22, &map[r]));
 	T_OK(build_sources(&b, plan, RUN_SRC_PLAIN, map, NULL, &first));
 	T_OK(target_identity(plan->chunk_count, a, &pieces));
-	struct build_target t = { .sd = plan, .pieces = &pieces, .first_src = first, .value_src = value_src, .world_size = 4,
+	struct build_target t = { .format = FORMAT_DCP,
+					.sd = plan, .pieces = &pieces, .first_src = first, .value_src = value_src, .world_size = 4,
 				  .files_per_rank = 2, .task_bytes = BUILD_TASK_BYTES };
 	T_OK(run_add_dir(&b, 0, STR("x"), &t.dir));
 	b.opts.task_bytes = BUILD_TASK_BYTES;
-	T_OK(build_dcp(&b, &t));
+	T_OK(build_target_files(&b, &t));
 	T_OK(run_share(&b, &run));
 	mem_free(t.chunk_places);
 	mem_free(t.value_places);

@@ -63,13 +63,17 @@ struct row {
 	const char *name;
 	enum format_role (*file)(struct str name, int64_t *rank);
 	enum format_role mark;
+	bool single;
 	const char *metadata;
-	bool single, writes;
+	enum err (*plan_files)(const struct file_plan_target *t, struct file_plan *out);
+	enum err (*put_metadata)(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
+	unsigned holds;
 };
 
 static const struct row rows[FORMAT_COUNT] = {
 	[FORMAT_NONE] = { .name = "none" },
-#define X(NAME, word, file, mark, metadata, single, writes) [FORMAT_##NAME] = { word, file, mark, metadata, single, writes },
+#define X(NAME, word, file, mark, single, metadata, plan_files, put_metadata, holds) \
+	[FORMAT_##NAME] = { word, file, mark, single, metadata, plan_files, put_metadata, holds },
 #include "format/formats.def"
 #undef X
 };
@@ -79,9 +83,24 @@ const char *format_name(enum format f)
 	return rows[f].name;
 }
 
+bool format_parse(struct str word, enum format *out)
+{
+	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++)
+		if (str_is(word, rows[f].name)) {
+			*out = f;
+			return true;
+		}
+	return false;
+}
+
+bool format_holds(enum format f, unsigned what)
+{
+	return (rows[f].holds & what) == what;
+}
+
 bool format_writes(enum format f)
 {
-	return rows[f].writes;
+	return rows[f].plan_files != NULL;
 }
 
 const char *format_metadata(enum format f)
@@ -138,4 +157,17 @@ void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX]
 void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX])
 {
 	snprintf(out, FORMAT_FILE_MAX, "model-%05u-of-%05u.safetensors", index + 1, count);
+}
+
+enum err format_plan_files(enum format f, const struct file_plan_target *t, struct file_plan *out)
+{
+	*out = (struct file_plan){ 0 };
+	if (!rows[f].plan_files)
+		return ERR(FORMAT_UNSUPPORTED, "checkpoints cannot be written in the format '%s'", rows[f].name);
+	return rows[f].plan_files(t, out);
+}
+
+enum err format_put_metadata(enum format f, const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user)
+{
+	return rows[f].put_metadata(sd, opts, sink, user);
 }

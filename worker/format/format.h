@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "base/str.h"
+#include "format/file_plan.h"
 
 #define DCP_METADATA ".metadata"
 #define HF_INDEX "model.safetensors.index.json"
@@ -20,7 +21,7 @@ enum format_role {
 
 enum format {
 	FORMAT_NONE,
-#define X(NAME, word, file, mark, metadata, single, writes) FORMAT_##NAME,
+#define X(NAME, word, file, mark, single, metadata, plan_files, put_metadata, holds) FORMAT_##NAME,
 #include "format/formats.def"
 #undef X
 	FORMAT_COUNT,
@@ -33,6 +34,9 @@ struct format_file {
 };
 
 const char *format_name(enum format f);        /* "dcp", "dcp-rank-local", "safetensors", "torch"; "none" */
+bool format_parse(struct str word, enum format *out);
+enum { FORMAT_VALUES = 1, FORMAT_CHUNKS = 2 };
+bool format_holds(enum format f, unsigned what);
 bool format_writes(enum format f);
 /* The name of the format's one metadata file; NULL: it has none, or one per rank. */
 const char *format_metadata(enum format f);
@@ -53,3 +57,9 @@ enum format format_of_listing(const struct format_listing *l);
 void format_dcp_metadata(uint32_t rank, char out[FORMAT_FILE_MAX]);
 void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX]);
 void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX]);
+
+/* Where everything of a new checkpoint goes. The caller frees *out (file_plan_free), after an error too. */
+FALLIBLE enum err format_plan_files(enum format f, const struct file_plan_target *t, struct file_plan *out);
+/* The format's one metadata file, in pieces. sd: what was written; its locs say where. */
+FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink,
+				      void *user);

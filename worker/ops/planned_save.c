@@ -24,7 +24,7 @@ struct planned_save {
 	void *items, *metadata;
 	uint64_t items_bytes, metadata_bytes;
 	struct sdict *target;
-	struct build_planned build;
+	struct file_plan_given build;
 	struct str *names;
 	uint32_t *ranks, *chunk_file, *part_file;
 	bool *exact, *chunk_raw;
@@ -432,8 +432,9 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 	l->job->result = json_object();
 	struct write_spec w = { .build = &l->run, .target = l->target, .pieces = &pieces, .first_src = first,
 				.world_size = l->world_size, .to = json_object_get(l->job->spec, "target"),
+				.format = FORMAT_DCP,
 				.options = json_object_get(l->job->spec, "options"), .after_run = check_metadata, .user = l,
-				.planned = &l->build, .metadata = { l->metadata, l->metadata_bytes },
+				.given = &l->build, .metadata = { l->metadata, l->metadata_bytes },
 				.metadata_name = l->metadata_name, .part = part_of(l), .local = l->local,
 				.take_others = l->local ? gather_parts : NULL };
 	return write_checkpoint(l->job, &w);

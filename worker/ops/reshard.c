@@ -17,7 +17,7 @@ struct reshard {
 	struct run_build build;
 	uint32_t *file_map, *value_src;
 	uint32_t world_size;
-	bool safetensors;
+	enum format format;
 	struct str meta[8][2];
 	uint64_t meta_count;
 	struct buf values;             /* JSON object for __metadata__ */
@@ -48,7 +48,7 @@ static FALLIBLE enum err keep_value(struct reshard *r, const struct sd_value *v,
 	return OK;
 }
 
-/* Values have no place in safetensors: those that JSON can say go to __metadata__, all are listed. */
+/* A format without values: those that JSON can say go to its header, all are listed. */
 static FALLIBLE enum err drop_values(struct reshard *r)
 {
 	const struct sdict *sd = r->view.sd;
@@ -83,7 +83,7 @@ static FALLIBLE enum err cut(struct reshard *r)
 	CLEANUP(sdict_free_ptr) struct sdict *held = NULL;
 	struct save_plan_stats stats;
 
-	if (r->safetensors)
+	if (!format_holds(r->format, FORMAT_CHUNKS))
 		return target_whole(&r->view, &r->plan);
 	TRY(target_cut(r->job->worker, &r->view, json_object_get(target, "layout"), r->world_size, NULL, &held,
 		       r->job->result));
@@ -123,7 +123,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	TRY(load_plan_make(r->view.sd, r->plan, &match, r->arena, &pieces));
 	TRY(input_add_files(&r->source, &r->build, false, &r->file_map));
 	TRY(build_sources(&r->build, r->view.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
-	if (r->safetensors) {
+	if (!format_holds(r->format, FORMAT_VALUES)) {
 		TRY(drop_values(r));
 		r->plan->value_count = 0; /* their names are still looked up: no array by value number from here on */
 	} else {
@@ -133,7 +133,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	if (casts)
 		json_object_set_new(r->job->result, "cast", casts);
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first,
-				.value_src = r->value_src, .world_size = r->world_size, .safetensors = r->safetensors,
+				.value_src = r->value_src, .world_size = r->world_size, .format = r->format,
 				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
 				.to = NULL, .options = json_object_get(r->job->spec, "options"),
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
@@ -151,15 +151,14 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	const char *format = json_string_value(json_object_get(target, "format"));
 
 	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
-	r->safetensors = format && strcmp(format, "safetensors") == 0;
-	if (format && !r->safetensors && strcmp(format, "dcp") != 0)
+	if (!format_parse(str_of(format ? format : "dcp"), &r->format) || !format_writes(r->format))
 		return ERR(FORMAT_UNSUPPORTED, "checkpoints cannot be written in the format '%s'", format);
 	TRY(input_open(r->job, json_object_get(r->job->spec, "source"), &r->source));
 	TRY(input_undo_transforms(r->job, &r->source, false));
 	TRY(spec_select(r->job->spec, r->source.sd, &r->view));
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));
 	TRY(spec_world_size(target, r->source.world_size, &r->world_size));
-	if (r->safetensors)
+	if (!format_holds(r->format, FORMAT_CHUNKS))
 		r->world_size = 1;
 	r->arena = arena_new(UINT64_MAX);
 	r->job->result = json_object();

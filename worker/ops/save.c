@@ -59,7 +59,7 @@ static FALLIBLE enum err begin_result(struct save *s, uint64_t bytes_saved, json
 
 static struct write_spec spec_of(struct save *s, struct sdict *plan, const struct replicas *replicas)
 {
-	return (struct write_spec){ .build = &s->build, .target = plan, .value_src = s->value_src,
+	return (struct write_spec){ .format = FORMAT_DCP, .build = &s->build, .target = plan, .value_src = s->value_src,
 				    .world_size = (uint32_t)json_integer_value(json_object_get(s->entry, "world_size")),
 				    .to = json_object_get(s->job->spec, "target"), .options = json_object_get(s->job->spec, "options"),
 				    .has_generation = true, .generation = (uint64_t)generation_of(s),

@@ -1,5 +1,6 @@
 /* build.h: from plans to a run's tables: which blocks the target files have, which ranges of the sources are read. */
 #pragma once
+#include "format/format.h"
 #include "plan/load_plan.h"
 #include "runner/run.h"
 #include "store/checkpoint.h"
@@ -9,7 +10,7 @@
 enum {
 	BUILD_TASK_BYTES = 4 << 20,      /* a block or scan: large for the disk's sake */
 	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs: small, so that it stays in the CPU's cache */
-	BUILD_SMALL_BYTES = 128 << 10,   /* payloads up to this share blocks with others */
+	BUILD_SMALL_BYTES = FILE_PLAN_SMALL,
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
 	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run: sizes come from metadata, and none may fill memory with a plan */
 };
@@ -48,17 +49,8 @@ struct build_place {
 	uint64_t offset, length;
 };
 
-/* Files and items that the client chose (a planned save). */
-struct build_planned {
-	uint32_t file_count;
-	const struct str *names;
-	const uint32_t *ranks;         /* per file */
-	const bool *exact;             /* per file: it ends where its last item ends, not on a page */
-	const uint32_t *chunk_file;    /* per chunk of sd */
-	const bool *chunk_raw;         /* … written as it is, without an archive around it */
-};
-
 struct build_target {
+	enum format format;
 	struct sdict *sd;              /* chunks and values with their writer's rank; locs are those of the sources for values */
 	const struct load_plan *pieces;/* sources of each chunk, as indices that `first_src` is added to */
 	uint32_t first_src;
@@ -70,19 +62,19 @@ struct build_target {
 	uint32_t task_bytes;
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
-	const struct build_planned *planned;       /* NULL: files are chosen here */
+	const struct file_plan_given *given;   /* NULL: the format chooses the files */
+	uint64_t max_file_bytes;       /* 0: the format's own limit */
+	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
+	uint64_t meta_count;
 	const bool *local;             /* per rank: its tasks are done here; NULL: all. What others write has its place all the same */
 	/* filled in */
 	struct build_place *chunk_places, *value_places;   /* mem_free */
 	uint64_t bytes;                /* of all files */
+	bool trims;                    /* files are to be cut to their sizes when they are written */
 };
 
-/* DCP: `__{rank}_{i}.distcp`, a torch.save archive per item, large payloads on page boundaries. Every rank has at least one file. */
-FALLIBLE enum err build_dcp(struct run_build *b, struct build_target *t);
-/* safetensors: whole tensors back to back in `model-{i}-of-{n}.safetensors` of at most max_file_bytes each (a larger tensor has a file of
- * its own). headers_meta: __metadata__ pairs for every file. */
-FALLIBLE enum err build_safetensors(struct run_build *b, struct build_target *t, uint64_t max_file_bytes,
-				    const struct str (*meta)[2], uint64_t meta_count);
+/* The target's files as the format plans them (format/file_plan.h), and the blocks that fill them. */
+FALLIBLE enum err build_target_files(struct run_build *b, struct build_target *t);
 
 /* Loads: target chunks lie in segments (sd locs say where). segment_files: run file of each of sd's files. b->opts.verify is set by now:
  * what is compared with digests is read by whole digest blocks, and wholly where there is but one digest or CRC32. */

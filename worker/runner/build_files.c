@@ -1,23 +1,10 @@
-/* build_files.c: what the target files of a run look like before a byte is written: every item's place, and the blocks that fill them
- * (see build.h). Sizes are known, so any worker can write any block of any file at once. */
-#include <stdio.h>
+/* build_files.c: a plan of target files (format/file_plan.h) as a run's tables: targets, and the blocks that fill them. */
 #include <stdlib.h>
 
 #include "base/num.h"
-#include "format/safetensors.h"
-#include "format/torch_item.h"
 #include "runner/build.h"
 
-enum { PAGE = 4096, ITEM_ALIGN_SMALL = 64, EDGE_MAX = 1 << 20 };
-
-/* One item on its way to a file: a chunk or a value. */
-struct item {
-	bool is_value, small, bare;
-	uint32_t index;                /* into sd->chunks or sd->values */
-	uint32_t dst;
-	uint64_t bytes;                /* payload */
-	struct item_layout layout;
-};
+enum { PAGE = FILE_PLAN_PAGE };
 
 struct blockref {
 	uint64_t first;
@@ -28,7 +15,7 @@ struct blockref {
 struct builder {
 	struct run_build *b;
 	struct build_target *t;
-	struct vec(struct item) items;         /* of the rank in hand */
+	struct file_plan plan;
 	struct vec(struct blockref) tasks;     /* blocks are consecutive in each */
 	uint32_t *chunk_dst;                   /* dst of each chunk, for groups */
 	uint64_t scan_bytes;                   /* in the latest scan task */
@@ -39,71 +26,74 @@ static uint64_t task_bytes_of(const struct run_build *b)
 	return b->opts.task_bytes;
 }
 
-static FALLIBLE enum err chunk_bytes(const struct sdict *sd, const struct sd_chunk *c, uint64_t *out)
-{
-	const struct sd_tensor *t = &sd->tensors[c->tensor];
-	uint64_t numel;
-
-	TRY(box_numel(t->ndim, sd_sizes(c, t->ndim), &numel));
-	return num_mul(numel, dtype_bytes(t->dtype), out);
-}
-
 /* ------------------------------------------------------------------------------------------------------- dsts */
 
-static FALLIBLE enum err add_chunk_dst(struct builder *bd, struct item *it, uint32_t file, uint64_t offset)
+/* Takes its sources from the plan of the load. */
+static FALLIBLE enum err add_chunk_dst(struct builder *bd, const struct file_plan_item *it, struct run_dst *d)
 {
 	const struct sdict *sd = bd->t->sd;
 	const struct sd_chunk *c = &sd->chunks[it->index];
 	const struct sd_tensor *t = &sd->tensors[c->tensor];
 	const struct load_plan *p = bd->t->pieces;
-	struct run_dst *d;
+	struct run_build *b = bd->b;
 
-	it->dst = (uint32_t)bd->b->dsts.n;
-	TRY(vec_push(&bd->b->dsts, &d));
-	*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)t->dtype, .small = it->small, .bare = it->bare,
-			       .file = file, .ndim = t->ndim, .rank = c->rank, .offset = offset,
-			       .payload_off = it->layout.payload_off, .payload_bytes = it->bytes,
-			       .tail_off = it->layout.tail_off, .length = it->layout.length,
-			       .fqn_len = (uint32_t)t->fqn.n, .first_piece = bd->b->pieces.n,
-			       .piece_count = (uint32_t)(p->first[it->index + 1] - p->first[it->index]) };
-	TRY(run_add_string(bd->b, t->fqn, &d->fqn_at));
-	TRY(run_add_dims(bd->b, c->dims, t->ndim, &d->dims_at));
-	TRY(vec_reserve(&bd->b->pieces, d->piece_count));
+	d->kind = RUN_DST_TENSOR;
+	d->dtype = (uint8_t)t->dtype;
+	d->ndim = t->ndim;
+	d->rank = c->rank;
+	d->fqn_len = (uint32_t)t->fqn.n;
+	d->piece_count = (uint32_t)(p->first[it->index + 1] - p->first[it->index]);
+	TRY(run_add_string(b, t->fqn, &d->fqn_at));
+	TRY(run_add_dims(b, c->dims, t->ndim, &d->dims_at));
+	TRY(vec_reserve(&b->pieces, d->piece_count));
 	for (uint64_t k = p->first[it->index]; k < p->first[it->index + 1]; k++)
-		bd->b->pieces.v[bd->b->pieces.n++] = bd->t->first_src + p->sources[k];
-	bd->chunk_dst[it->index] = it->dst;
-	bd->t->chunk_places[it->index] = (struct build_place){ file, it->dst, offset, it->layout.length };
+		b->pieces.v[b->pieces.n++] = bd->t->first_src + p->sources[k];
+	bd->chunk_dst[it->index] = (uint32_t)(d - b->dsts.v);
 	return OK;
 }
 
-static FALLIBLE enum err add_value_dst(struct builder *bd, struct item *it, uint32_t file, uint64_t offset)
+static FALLIBLE enum err add_value_dst(struct builder *bd, const struct file_plan_item *it, struct run_dst *d)
 {
 	const struct sd_value *v = &bd->t->sd->values[it->index];
 	uint32_t src = bd->t->value_src[it->index];
-	struct run_dst *d;
 	uint32_t *piece;
 
-	it->dst = (uint32_t)bd->b->dsts.n;
-	TRY(vec_push(&bd->b->dsts, &d));
-	*d = (struct run_dst){ .kind = RUN_DST_RAW, .small = it->small, .bare = true, .file = file, .rank = v->rank,
-			       .offset = offset, .payload_bytes = it->bytes, .tail_off = it->bytes, .length = it->bytes,
-			       .fqn_len = (uint32_t)v->fqn.n, .first_piece = bd->b->pieces.n };
+	d->rank = v->rank;
+	d->fqn_len = (uint32_t)v->fqn.n;
 	TRY(run_add_string(bd->b, v->fqn, &d->fqn_at));
 	if (src == UINT32_MAX) {
-		TRY(run_add_string(bd->b, v->bytes, &d->inline_at));
 		d->inline_len = v->bytes.n;
-	} else {
-		TRY(vec_push(&bd->b->pieces, &piece));
-		*piece = src;
-		d->piece_count = 1;
+		return run_add_string(bd->b, v->bytes, &d->inline_at);
 	}
-	bd->t->value_places[it->index] = (struct build_place){ file, it->dst, offset, it->bytes };
+	TRY(vec_push(&bd->b->pieces, &piece));
+	*piece = src;
+	d->piece_count = 1;
 	return OK;
 }
 
-static FALLIBLE enum err add_dst(struct builder *bd, struct item *it, uint32_t file, uint64_t offset)
+static FALLIBLE enum err add_dst(struct builder *bd, const struct file_plan_item *it, uint32_t file)
 {
-	return it->is_value ? add_value_dst(bd, it, file, offset) : add_chunk_dst(bd, it, file, offset);
+	struct run_build *b = bd->b;
+	uint32_t dst = (uint32_t)b->dsts.n;
+	const struct build_place place = { file, dst, it->offset, it->at.length };
+	struct run_dst *d;
+
+	TRY(vec_push(&b->dsts, &d));
+	*d = (struct run_dst){ .kind = RUN_DST_RAW, .small = it->small, .bare = it->bare, .file = file, .offset = it->offset,
+			       .rank = b->files.v[file].rank, .payload_off = it->at.payload_off,
+			       .payload_bytes = it->at.payload_bytes, .tail_off = it->at.tail_off, .length = it->at.length,
+			       .first_piece = b->pieces.n };
+	switch (it->kind) {
+	case FILE_PLAN_CHUNK:
+		bd->t->chunk_places[it->index] = place;
+		return add_chunk_dst(bd, it, d);
+	case FILE_PLAN_VALUE:
+		bd->t->value_places[it->index] = place;
+		return add_value_dst(bd, it, d);
+	default:
+		d->inline_len = bd->plan.texts.v[it->index].n;
+		return run_add_string(b, bd->plan.texts.v[it->index], &d->inline_at);
+	}
 }
 
 /* ------------------------------------------------------------------------------------------------------ blocks */
@@ -176,7 +166,7 @@ static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t 
 	return OK;
 }
 
-/* The sources of a tensor's chunks, just before they are copied: what is checked is still in the page cache then. */
+/* The sources of a tensor's chunks. */
 static FALLIBLE enum err scan_tensor(struct builder *bd, const struct sd_tensor *t)
 {
 	const struct load_plan *p = bd->t->pieces;
@@ -201,11 +191,6 @@ static FALLIBLE enum err scan_others(struct builder *bd)
 	return OK;
 }
 
-static uint64_t page_up(uint64_t n)
-{
-	return (n + PAGE - 1) & ~(uint64_t)(PAGE - 1);
-}
-
 /* A part and a block of its own for each piece of a large payload. */
 static FALLIBLE enum err cut_large(struct builder *bd, uint32_t dst, uint32_t rank)
 {
@@ -216,7 +201,7 @@ static FALLIBLE enum err cut_large(struct builder *bd, uint32_t dst, uint32_t ra
 	for (uint64_t at = 0; at < bytes; at += task_bytes_of(b)) {
 		uint64_t end = num_min(at + task_bytes_of(b), bytes), first = b->blocks.n;
 		const struct run_dst *d = &b->dsts.v[dst];
-		TRY(add_block(b, d->file, d->offset + d->payload_off + at, page_up(end - at)));
+		TRY(add_block(b, d->file, d->offset + d->payload_off + at, file_plan_page_up(end - at)));
 		TRY(block_part(b, b->parts.n));
 		TRY(add_part(b, dst, at, end));
 		TRY(add_task(bd, first, rank));
@@ -258,7 +243,7 @@ static FALLIBLE enum err cut_group(struct builder *bd, const uint32_t *dsts, uin
 		for (uint32_t i = 0; i < n; i++) {
 			const struct run_dst *d = &b->dsts.v[dsts[i]];
 			const struct run_part *p = &b->parts.v[d->first_part + k];
-			TRY(add_block(b, d->file, d->offset + d->payload_off + p->begin, page_up(p->end - p->begin)));
+			TRY(add_block(b, d->file, d->offset + d->payload_off + p->begin, file_plan_page_up(p->end - p->begin)));
 			TRY(block_part(b, d->first_part + k));
 		}
 		TRY(add_task(bd, first, rank));
@@ -328,195 +313,94 @@ static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *
 	return OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- dcp */
+/* ------------------------------------------------------------------------------------------------------- files */
 
-static FALLIBLE enum err lay_out(const struct build_target *target, struct item *it)
+static FALLIBLE enum err end_block(struct builder *bd, uint64_t block, uint64_t end, uint32_t rank)
 {
-	const struct sdict *sd = target->sd;
+	struct run_block *k = &bd->b->blocks.v[block];
 
-	if (it->is_value) {
-		const struct sd_value *v = &sd->values[it->index];
-		it->bytes = v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length;
-		it->small = it->bytes <= BUILD_SMALL_BYTES;
-		it->layout = (struct item_layout){ 0, it->bytes, it->bytes, it->bytes };
-		return OK;
-	}
-	const struct sd_chunk *c = &sd->chunks[it->index];
-	const struct sd_tensor *t = &sd->tensors[c->tensor];
-	TRY(chunk_bytes(sd, c, &it->bytes));
-	it->small = it->bytes <= BUILD_SMALL_BYTES;
-	it->bare = target->planned && target->planned->chunk_raw[it->index];
-	it->layout = (struct item_layout){ 0, it->bytes, it->bytes, it->bytes };
-	if (it->bare)
-		return OK;
-	enum err e = item_layout_tensor(t->dtype, t->ndim, sd_sizes(c, t->ndim), it->small ? ITEM_ALIGN_SMALL : PAGE,
-					&it->layout);
-	return err_at_fqn(e, t->fqn.p, t->fqn.n);
+	k->bytes = file_plan_page_up(end - k->offset);
+	return add_task(bd, block, rank);
 }
 
-static FALLIBLE enum err push_item(struct builder *bd, bool is_value, uint64_t index)
-{
-	struct item *it;
-
-	TRY(vec_push(&bd->items, &it));
-	it->is_value = is_value;
-	it->index = (uint32_t)index;
-	return lay_out(bd->t, it);
-}
-
-/* Small items one behind the other, in blocks that are whole pages. */
-static FALLIBLE enum err place_small(struct builder *bd, struct item **items, uint64_t n, uint32_t file, uint32_t rank,
-				     uint64_t *cursor)
+/* Small items share the block that the first of them opens. */
+static FALLIBLE enum err fill_small(struct builder *bd, const struct file_plan_file *f, uint32_t file, uint32_t first_dst)
 {
 	struct run_build *b = bd->b;
-	uint64_t begin = *cursor, at = *cursor, first = 0;
-	bool open = false;
+	uint64_t block = UINT64_MAX, end = 0;
 
-	for (uint64_t i = 0; i < n; i++) {
-		struct item *it = items[i];
-		uint64_t length = it->layout.length;
+	for (uint64_t i = 0; i < f->item_count; i++) {
+		const struct file_plan_item *it = &bd->plan.items.v[f->first_item + i];
 		if (!it->small)
 			continue;
-		if (open && at + length - begin > task_bytes_of(b)) {
-			b->blocks.v[first].bytes = page_up(at - begin);
-			TRY(add_task(bd, first, rank));
-			begin = at = page_up(at);
-			open = false;
+		if (it->opens && block != UINT64_MAX)
+			TRY(end_block(bd, block, end, f->rank));
+		if (it->opens) {
+			block = b->blocks.n;
+			TRY(add_block(b, file, it->offset, 0));
 		}
-		if (!open) {
-			first = b->blocks.n;
-			TRY(add_block(b, file, begin, 0));
-			open = true;
-		}
-		TRY(add_dst(bd, it, file, at));
 		TRY(block_part(b, b->parts.n));
-		TRY(add_part(b, it->dst, 0, it->bytes));
-		at = (at + length + ITEM_ALIGN_SMALL - 1) & ~(uint64_t)(ITEM_ALIGN_SMALL - 1);
+		TRY(add_part(b, first_dst + (uint32_t)i, 0, it->at.payload_bytes));
+		end = it->offset + it->at.length;
 	}
-	if (open) {
-		b->blocks.v[first].bytes = page_up(at - begin);
-		TRY(add_task(bd, first, rank));
-		at = page_up(at);
-	}
-	*cursor = at;
-	return OK;
+	return block != UINT64_MAX ? end_block(bd, block, end, f->rank) : OK;
 }
 
-/* Large items each from a page on. Their blocks come later (cut_tensor), values' at once. */
-static FALLIBLE enum err place_large(struct builder *bd, struct item **items, uint64_t n, uint32_t file, uint32_t rank,
-				     uint64_t *cursor)
+/* The blocks of large chunks come later (cut_tensor), those of values at once. */
+static FALLIBLE enum err fill_large(struct builder *bd, const struct file_plan_file *f, uint32_t file, uint32_t first_dst)
 {
-	for (uint64_t i = 0; i < n; i++) {
-		struct item *it = items[i];
-		uint64_t end;
+	for (uint64_t i = 0; i < f->item_count; i++) {
+		const struct file_plan_item *it = &bd->plan.items.v[f->first_item + i];
 		if (it->small)
 			continue;
-		TRY(add_dst(bd, it, file, *cursor));
-		TRY(num_add(*cursor, page_up(it->layout.length), &end));
-		*cursor = end;
-		if (it->is_value)
-			TRY(cut_large(bd, it->dst, rank));
+		if (it->kind != FILE_PLAN_CHUNK)
+			TRY(cut_large(bd, first_dst + (uint32_t)i, f->rank));
 		else if (!it->bare)
 			atomic_fetch_add(&bd->b->files.v[file].blocks_left, 1); /* its head and tail */
 	}
 	return OK;
 }
 
-static uint64_t item_end(const struct builder *bd, const struct item *it)
+/* Blocks of a task's size over the whole file, each with the parts of the targets that it touches. */
+static FALLIBLE enum err fill_stream(struct builder *bd, const struct file_plan_file *f, uint32_t file, uint32_t first_dst)
 {
-	const struct run_dst *d = &bd->b->dsts.v[it->dst];
+	struct run_build *b = bd->b;
+	uint32_t dst = first_dst, end = (uint32_t)b->dsts.n;
 
-	return d->offset + d->length;
-}
-
-static FALLIBLE enum err place_file(struct builder *bd, struct item **items, uint64_t n, uint32_t rank, struct str name, bool exact)
-{
-	uint32_t file;
-	uint64_t cursor = 0;
-
-	TRY(run_add_file(bd->b, RUN_FILE_TARGET, bd->t->dir, name, 0, &file));
-	bd->b->files.v[file].rank = rank;
-	bd->b->files.v[file].direct = bd->t->direct;
-	bd->b->files.v[file].in_memory = bd->t->in_memory;
-	TRY(place_small(bd, items, n, file, rank, &cursor));
-	TRY(place_large(bd, items, n, file, rank, &cursor));
-	for (uint64_t i = 0; exact && i < n; i++) /* the last one's padding is cut off in the end */
-		if (page_up(item_end(bd, items[i])) == cursor)
-			cursor = item_end(bd, items[i]);
-	bd->b->files.v[file].bytes = cursor;
-	return num_add(bd->t->bytes, cursor, &bd->t->bytes);
-}
-
-static int larger_first(const void *a, const void *b)
-{
-	const struct item *x = *(struct item *const *)a, *y = *(struct item *const *)b;
-
-	if (x->is_value != y->is_value)
-		return x->is_value ? -1 : 1;
-	if (x->bytes != y->bytes)
-		return x->bytes > y->bytes ? -1 : 1;
-	return x->index < y->index ? -1 : x->index > y->index;
-}
-
-/* Splits a rank's items over its files: largest first, each to the file with the least bytes so far. */
-static FALLIBLE enum err place_rank(struct builder *bd, uint32_t rank)
-{
-	uint64_t n = bd->items.n;
-	uint32_t files = bd->t->files_per_rank;
-	CLEANUP(mem_free_ptr) struct item **sorted = mem_zalloc(n, sizeof *sorted);
-	CLEANUP(mem_free_ptr) struct item **bucket = mem_zalloc(n, sizeof *bucket);
-	CLEANUP(mem_free_ptr) uint64_t *sums = mem_zalloc(files, sizeof *sums);
-	CLEANUP(mem_free_ptr) uint32_t *choice = mem_zalloc(n, sizeof *choice);
-
-	if (!sorted || !bucket || !sums || !choice)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)n);
-	for (uint64_t i = 0; i < n; i++)
-		sorted[i] = &bd->items.v[i];
-	if (files > 1)
-		qsort(sorted, n, sizeof *sorted, larger_first);
-	for (uint64_t i = 0; i < n; i++) {
-		uint32_t best = 0;
-		for (uint32_t f = 1; f < files; f++)
-			if (sums[f] < sums[best])
-				best = f;
-		sums[best] += sorted[i]->bytes + 1;
-		choice[i] = best;
-	}
-	for (uint32_t f = 0; f < files; f++) {
-		uint64_t m = 0;
-		for (uint64_t i = 0; i < n; i++)
-			if (choice[i] == f)
-				bucket[m++] = sorted[i];
-		char name[FORMAT_FILE_MAX];
-		format_dcp_payload(rank, f, name);
-		TRY(place_file(bd, bucket, m, rank, str_of(name), false));
+	TRY(build_room(b->parts.n, f->bytes / task_bytes_of(b) + 1));
+	for (uint64_t off = 0; off < f->bytes; off += task_bytes_of(b)) {
+		uint64_t stop = num_min(off + task_bytes_of(b), f->bytes), block = b->blocks.n;
+		TRY(add_block(b, file, off, b->files.v[file].direct ? file_plan_page_up(stop - off) : stop - off));
+		for (; dst < end && b->dsts.v[dst].offset < stop; dst++) {
+			const struct run_dst *d = &b->dsts.v[dst];
+			uint64_t begin = num_max(off, d->offset) - d->offset, last = num_min(stop - d->offset, d->payload_bytes);
+			bool ends = last == d->payload_bytes;
+			TRY(block_part(b, b->parts.n));
+			TRY(add_part(b, dst, begin, last));
+			if (!ends)
+				break;
+		}
+		TRY(add_task(bd, block, f->rank));
 	}
 	return OK;
 }
 
-static FALLIBLE enum err sort_by_rank(const struct build_target *t, uint64_t **order_out, uint64_t **first_out)
+static FALLIBLE enum err add_file(struct builder *bd, const struct file_plan_file *f)
 {
-	const struct sdict *sd = t->sd;
-	uint64_t n = sd->value_count + sd->chunk_count, w = t->world_size;
-	uint64_t *first = mem_zalloc(w + 2, sizeof *first), *order = mem_zalloc(n, sizeof *order);
+	struct run_build *b = bd->b;
+	uint32_t file, first_dst = (uint32_t)b->dsts.n;
 
-	*first_out = first;
-	*order_out = order;
-	if (!first || !order)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)n);
-	for (uint64_t i = 0; i < n; i++) {
-		uint64_t r = i < sd->value_count ? sd->values[i].rank : sd->chunks[i - sd->value_count].rank;
-		if (r >= w)
-			return ERR(INTERNAL, "rank %ju in a world of %ju", (uintmax_t)r, (uintmax_t)w);
-		first[r + 2]++;
-	}
-	for (uint64_t r = 2; r < w + 2; r++)
-		first[r] += first[r - 1];
-	for (uint64_t i = 0; i < n; i++) {
-		uint64_t r = i < sd->value_count ? sd->values[i].rank : sd->chunks[i - sd->value_count].rank;
-		order[first[r + 1]++] = i;
-	}
-	return OK;
+	TRY(run_add_file(b, RUN_FILE_TARGET, bd->t->dir, f->name, f->bytes, &file));
+	b->files.v[file].rank = f->rank;
+	b->files.v[file].direct = bd->t->direct;
+	b->files.v[file].in_memory = bd->t->in_memory;
+	TRY(num_add(bd->t->bytes, f->bytes, &bd->t->bytes));
+	for (uint64_t i = 0; i < f->item_count; i++)
+		TRY(add_dst(bd, &bd->plan.items.v[f->first_item + i], file));
+	if (bd->plan.stream)
+		return fill_stream(bd, f, file, first_dst);
+	TRY(fill_small(bd, f, file, first_dst));
+	return fill_large(bd, f, file, first_dst);
 }
 
 /* Tasks of ranks that are elsewhere are done there. */
@@ -585,75 +469,52 @@ static FALLIBLE enum err open_builder(struct builder *bd, struct run_build *b, s
 
 static void close_builder(struct builder *bd)
 {
-	vec_free(&bd->items);
+	file_plan_free(&bd->plan);
 	vec_free(&bd->tasks);
 	mem_free(bd->chunk_dst);
 }
 
-/* Every item in the file that was chosen for it, in the order in which they are listed. */
-static FALLIBLE enum err place_planned(struct builder *bd)
+static FALLIBLE enum err add_files(struct builder *bd)
 {
-	const struct build_planned *l = bd->t->planned;
-	uint64_t n = bd->t->sd->chunk_count;
-	CLEANUP(mem_free_ptr) struct item **bucket = mem_zalloc(n, sizeof *bucket);
-	CLEANUP(mem_free_ptr) uint64_t *first = mem_zalloc((uint64_t)l->file_count + 2, sizeof *first);
-
-	if (!bucket || !first)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)n);
-	for (uint64_t i = 0; i < n; i++) {
-		TRY(push_item(bd, false, i));
-		first[l->chunk_file[i] + 2]++;
-	}
-	for (uint32_t f = 2; f < l->file_count + 2; f++)
-		first[f] += first[f - 1];
-	for (uint64_t i = 0; i < n; i++)
-		bucket[first[l->chunk_file[i] + 1]++] = &bd->items.v[i];
-	for (uint32_t f = 0; f < l->file_count; f++)
-		TRY(place_file(bd, bucket + first[f], first[f + 1] - first[f], l->ranks[f], l->names[f], l->exact[f]));
+	for (uint64_t i = 0; i < bd->plan.files.n; i++)
+		TRY(add_file(bd, &bd->plan.files.v[i]));
 	return OK;
 }
 
-static FALLIBLE enum err place_ranks(struct builder *bd)
+/* What is checked is checked just before it is copied: it is still in the page cache then. In a stream the copies of a tensor have no task
+ * of their own: all checks come first. */
+static FALLIBLE enum err fill(struct builder *bd)
 {
-	struct build_target *t = bd->t;
-	CLEANUP(mem_free_ptr) uint64_t *order = NULL;
-	CLEANUP(mem_free_ptr) uint64_t *first = NULL;
+	const struct sdict *sd = bd->t->sd;
 
-	TRY(sort_by_rank(t, &order, &first));
-	for (uint32_t r = 0; r < t->world_size; r++) {
-		bd->items.n = 0;
-		for (uint64_t i = first[r]; i < first[r + 1]; i++) {
-			bool is_value = order[i] < t->sd->value_count;
-			TRY(push_item(bd, is_value, is_value ? order[i] : order[i] - t->sd->value_count));
-		}
-		TRY(place_rank(bd, r));
-	}
-	return OK;
-}
-
-static FALLIBLE enum err fill_dcp(struct builder *bd)
-{
-	struct build_target *t = bd->t;
-
-	TRY(t->planned ? place_planned(bd) : place_ranks(bd));
-	for (uint64_t i = 0; i < t->sd->tensor_count; i++) {
-		TRY(scan_tensor(bd, &t->sd->tensors[i]));
-		if (t->sd->tensors[i].ndim > 0)
-			TRY(cut_tensor(bd, &t->sd->tensors[i]));
+	if (!bd->plan.stream)
+		TRY(add_files(bd));
+	for (uint64_t i = 0; i < sd->tensor_count; i++) {
+		TRY(scan_tensor(bd, &sd->tensors[i]));
+		if (sd->tensors[i].ndim > 0 && !bd->plan.stream)
+			TRY(cut_tensor(bd, &sd->tensors[i]));
 	}
 	TRY(scan_others(bd));
+	if (bd->plan.stream)
+		TRY(add_files(bd));
 	return make_tasks(bd);
 }
 
-enum err build_dcp(struct run_build *b, struct build_target *t)
+enum err build_target_files(struct run_build *b, struct build_target *t)
 {
+	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
+						 .block_bytes = t->task_bytes, .max_file_bytes = t->max_file_bytes, .given = t->given,
+						 .meta = t->meta, .meta_count = t->meta_count };
 	struct builder bd;
 	enum err e = open_builder(&bd, b, t);
 
 	b->opts.mode = RUN_WRITE_FILES;
 	b->opts.task_bytes = t->task_bytes;
 	if (!e)
-		e = fill_dcp(&bd);
+		e = format_plan_files(t->format, &target, &bd.plan);
+	t->trims = bd.plan.trims;
+	if (!e)
+		e = fill(&bd);
 	close_builder(&bd);
 	return e;
 }

@@ -18,9 +18,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { SINK_BYTES = 1 << 20, SAFETENSORS_FILE_MAX_GB = 5 };
+enum { SINK_BYTES = 1 << 20 };
 
 struct sink {
+	const char *name;              /* of the file */
 	int fd;
 	uint64_t at;
 	XXH3_state_t *xxh;
@@ -32,7 +33,7 @@ static FALLIBLE enum err sink_flush(struct sink *s)
 {
 	if (XXH3_128bits_update(s->xxh, s->buffer, s->used) != XXH_OK)
 		return ERR(INTERNAL, "cannot hash metadata");
-	TRY(fs_pwrite(s->fd, s->buffer, s->used, s->at, DCP_METADATA));
+	TRY(fs_pwrite(s->fd, s->buffer, s->used, s->at, s->name));
 	s->at += s->used;
 	s->used = 0;
 	return OK;
@@ -89,20 +90,20 @@ static FALLIBLE enum err set_locs(struct sdict *sd, const struct build_target *t
 	return OK;
 }
 
-static FALLIBLE enum err put_metadata(struct staging *st, const struct sdict *sd, const char *checkpoint_id,
-				      struct manifest_head *head, char uuid[MANIFEST_SAVE_ID])
+static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spec *w, struct manifest_head *head,
+				      char uuid[MANIFEST_SAVE_ID])
 {
-	struct sink s = { .fd = -1, .xxh = XXH3_createState(), .buffer = mem_alloc(SINK_BYTES) };
-	struct dcp_meta_opts opts = { .checkpoint_id = checkpoint_id, .save_id = uuid };
+	struct sink s = { .name = format_metadata(w->format), .fd = -1, .xxh = XXH3_createState(), .buffer = mem_alloc(SINK_BYTES) };
+	struct dcp_meta_opts opts = { .checkpoint_id = json_string_value(json_object_get(w->to, "name")), .save_id = uuid };
 
 	make_uuid(uuid);
 	enum err e = s.xxh && s.buffer ? OK : ERR(NO_MEMORY, "no memory for metadata");
 	if (!e) {
 		XXH3_128bits_reset(s.xxh);
-		e = fs_open(st->dir, DCP_METADATA, O_CREAT | O_EXCL | O_WRONLY, 0644, &s.fd);
+		e = fs_open(st->dir, s.name, O_CREAT | O_EXCL | O_WRONLY, 0644, &s.fd);
 	}
 	if (!e)
-		e = dcp_meta_write(sd, &opts, sink_put, &s);
+		e = format_put_metadata(w->format, w->target, &opts, sink_put, &s);
 	if (!e)
 		e = sink_flush(&s);
 	if (!e) {
@@ -110,43 +111,16 @@ static FALLIBLE enum err put_metadata(struct staging *st, const struct sdict *sd
 		XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(s.xxh));
 		memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
 		head->metadata_bytes = s.at;
-		head->metadata_name = DCP_METADATA;
-		head->save_id = uuid;
-		e = fs_fsync(s.fd, DCP_METADATA);
+		head->metadata_name = s.name;
+		head->save_id = format_holds(w->format, FORMAT_VALUES) ? uuid : ""; /* it is one */
+		e = fs_fsync(s.fd, s.name);
 	}
 	if (!e)
 		e = fs_close(&s.fd);
 	fs_drop(&s.fd);
 	XXH3_freeState(s.xxh);
 	mem_free(s.buffer);
-	return err_at_file(e, DCP_METADATA, -1);
-}
-
-/* {"metadata":{"total_size":N},"weight_map":{fqn:file}} */
-static FALLIBLE enum err put_index(struct staging *st, const struct sdict *sd, const struct build_target *t,
-				   const struct run *run, struct manifest_head *head)
-{
-	CLEANUP(buf_free) struct buf b = BUF_INIT(1u << 30);
-	uint64_t total = 0;
-
-	for (uint64_t i = 0; i < sd->chunk_count; i++)
-		total += t->chunk_places[i].length;
-	buf_printf(&b, "{\n  \"metadata\": {\n    \"total_size\": %ju\n  },\n  \"weight_map\": {", (uintmax_t)total);
-	for (uint64_t i = 0; i < sd->tensor_count; i++) {
-		const struct build_place *p = &t->chunk_places[sd->tensors[i].first_chunk];
-		buf_puts(&b, i ? ",\n    " : "\n    ");
-		buf_json_str(&b, sd->tensors[i].fqn);
-		buf_puts(&b, ": ");
-		buf_json_str(&b, run_file_name(run, &run->files[p->file]));
-	}
-	buf_puts(&b, "\n  }\n}\n");
-	TRY(buf_status(&b));
-	XXH128_canonical_t canonical;
-	XXH128_canonicalFromHash(&canonical, XXH3_128bits(b.p, b.len));
-	memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
-	head->metadata_bytes = b.len;
-	head->metadata_name = HF_INDEX;
-	return staging_put_file(st, head->metadata_name, b.p, b.len);
+	return err_at_file(e, s.name, -1);
 }
 
 static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const struct run *run, struct manifest_head *head)
@@ -197,17 +171,18 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 	t->check_sources = s->check_sources;
 	t->first_replica = s->first_replica;
 	t->replica_count = s->replica_count;
-	t->planned = s->planned;
+	t->given = s->given;
+	t->format = s->format;
+	t->meta = s->meta;
+	t->meta_count = s->meta_count;
 	t->local = s->hosts ? hosts_local(s->hosts) : s->local;
 	s->build->opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
-	if (s->safetensors)
-		return build_safetensors(s->build, t, (uint64_t)SAFETENSORS_FILE_MAX_GB * 1000000000u, s->meta, s->meta_count);
-	return build_dcp(s->build, t);
+	return build_target_files(s->build, t);
 }
 
 static const char *metadata_name(const struct write_spec *s)
 {
-	return s->metadata_name ? s->metadata_name : DCP_METADATA;
+	return s->metadata_name ? s->metadata_name : format_metadata(s->format);
 }
 
 static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *s, struct manifest_head *head,
@@ -240,21 +215,14 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 {
 	struct manifest_head head = { .world_size = s->world_size, .generation = s->generation,
 				      .has_generation = s->has_generation };
-	const char *name = json_string_value(json_object_get(s->to, "name"));
 	bool overwrite = json_is_true(json_object_get(s->options, "overwrite"));
 	char save_id[MANIFEST_SAVE_ID];
 
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
-	if (s->planned)
-		TRY(put_given(st, s, &head, save_id));
-	else if (s->safetensors)
-		TRY(put_index(st, s->target, t, run, &head));
-	else {
-		if (!s->again)
-			TRY(set_locs(s->target, t, run));
-		TRY(put_metadata(st, s->target, name, &head, save_id));
-	}
+	if (!s->given && !s->again)
+		TRY(set_locs(s->target, t, run));
+	TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, &head, save_id));
 	TRY(put_manifest(j, st, run, &head));
 	if (st->in_place)
 		return staging_commit_in_place(st, head.metadata_name);
@@ -270,7 +238,7 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 	for (uint64_t i = 0; i < run->files_n; i++)
 		files += run->files[i].kind == RUN_FILE_TARGET;
 	json_t *r = json_pack("{s:O, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "checkpoint", s->to, "format",
-			      s->safetensors ? "safetensors" : "dcp", "bytes", (json_int_t)t->bytes, "files", (json_int_t)files,
+			      format_name(s->format), "bytes", (json_int_t)t->bytes, "files", (json_int_t)files,
 			      "tensors", (json_int_t)s->target->tensor_count, "values", (json_int_t)s->target->value_count,
 			      "world_size", (json_int_t)s->world_size, "read_bytes",
 			      (json_int_t)atomic_load(&run->head->read_bytes));
@@ -291,7 +259,7 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
 				struct run *run)
 {
-	if (s->safetensors || s->planned)
+	if (t->trims)
 		TRY(staging_trim_files(st));
 	if (s->part)
 		return hosts_part_done(j, st, run);
@@ -357,7 +325,7 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	TRY(build(s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));
-	if (j->dry_run && s->planned)
+	if (j->dry_run && s->given)
 		json_object_set_new(plan, "places", places_doc(s, t));
 	if (j->dry_run) {
 		if (j->result)

@@ -15,7 +15,7 @@ struct write_spec {
 	uint32_t first_src;
 	const uint32_t *value_src;     /* per value of target: run source or UINT32_MAX (inline) */
 	uint32_t world_size;
-	bool safetensors;
+	enum format format;
 	const json_t *to;              /* {"storage","name"} */
 	const json_t *options;
 	bool has_generation;
@@ -29,10 +29,10 @@ struct write_spec {
 	const bool *local;             /* per rank: its files are written here; NULL: all */
 	/* takes what others have written, before after_run. May be NULL */
 	enum err (*take_others)(void *user, struct run *run, struct staging *st);
-	const struct build_planned *planned;       /* files and items as the client chose them; then `.metadata` is its too: */
+	const struct file_plan_given *given;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
-	const struct str (*meta)[2];   /* safetensors __metadata__ */
+	const struct str (*meta)[2];   /* see file_plan.h */
 	uint64_t meta_count;
 	struct hosts *hosts;           /* NULL: all ranks are here */
 	bool again;                    /* set by write_again */

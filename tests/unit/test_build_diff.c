@@ -34,9 +34,10 @@ static enum err build(uint64_t max_file_bytes, bool direct)
 	static const struct str meta[][2] = { { { "format", 6 }, { "pt", 2 } } };
 
 	one_to_one();
-	target = (struct build_target){ .sd = sd, .pieces = &plan, .world_size = 1, .files_per_rank = 1, .direct = direct,
-					.task_bytes = BUILD_TASK_BYTES };
-	return build_safetensors(&b, &target, max_file_bytes, meta, 1);
+	target = (struct build_target){ .format = FORMAT_SAFETENSORS, .sd = sd, .pieces = &plan, .world_size = 1, .direct = direct,
+					.task_bytes = BUILD_TASK_BYTES, .max_file_bytes = max_file_bytes, .meta = meta,
+					.meta_count = 1 };
+	return build_target_files(&b, &target);
 }
 
 /* Each file: its header, then tensor behind tensor up to its last byte, each at a multiple of its element. */

@@ -1,0 +1,81 @@
+/* file_plan.h: the files of a checkpoint that is to be written: every item's place, before a byte of it is there. All sizes are known, so
+ * any worker can write any part of any file at once. */
+#pragma once
+#include "base/vec.h"
+#include "format/dcp_meta.h"
+#include "format/torch_item.h"
+#include "tensor/sdict.h"
+
+enum { FILE_PLAN_PAGE = 4096, FILE_PLAN_SMALL = 128 << 10 /* payloads up to this share blocks with others */ };
+
+enum file_plan_kind {
+	FILE_PLAN_CHUNK,
+	FILE_PLAN_VALUE,
+	FILE_PLAN_TEXT,                /* bytes of the format's own: a file's header */
+};
+
+struct file_plan_item {
+	uint8_t kind;
+	bool bare;                     /* no archive around the payload */
+	bool small;                    /* shares a block with its neighbours */
+	bool opens;                    /* small: begins a block, on a page */
+	uint32_t index;                /* of the chunk, value or text */
+	uint64_t offset;               /* in the file */
+	struct item_layout at;         /* in the item */
+};
+
+struct file_plan_file {
+	struct str name;
+	uint32_t rank;
+	uint64_t bytes;
+	uint64_t first_item, item_count;       /* in the order of their offsets, but for values and chunks that are large */
+};
+
+struct file_plan {
+	/* The whole file is one stream of bytes: blocks may be cut anywhere. Else small items lie in blocks that begin on pages,
+	 * and large payloads begin on pages. */
+	bool stream;
+	bool trims;                    /* a file may end within a page */
+	struct arena *arena;
+	struct vec(struct file_plan_file) files;
+	struct vec(struct file_plan_item) items;
+	struct vec(struct str) texts;
+};
+
+/* Files and items as a client chose them (a planned save). */
+struct file_plan_given {
+	uint32_t file_count;
+	const struct str *names;
+	const uint32_t *ranks;         /* per file */
+	const bool *exact;             /* per file: it ends where its last item ends, not on a page */
+	const uint32_t *chunk_file;    /* per chunk of sd */
+	const bool *chunk_raw;         /* … written as it is, without an archive around it */
+};
+
+struct file_plan_target {
+	const struct sdict *sd;        /* chunks and values with their writer's rank */
+	uint32_t world_size, files_per_rank;
+	uint64_t block_bytes;          /* small items share blocks up to this size */
+	uint64_t max_file_bytes;       /* 0: the format's own limit */
+	const struct file_plan_given *given;   /* NULL: the format chooses */
+	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
+	uint64_t meta_count;
+};
+
+void file_plan_free(struct file_plan *p);
+
+/* `__{rank}_{i}.distcp`, a torch.save archive per item. Every rank has at least one file. A rank's items are dealt to its files largest
+ * first, each to the file with the least bytes so far. */
+FALLIBLE enum err file_plan_dcp(const struct file_plan_target *t, struct file_plan *out);
+/* Whole tensors back to back in `model-{i}-of-{n}.safetensors`, each of at most max_file_bytes of payload (a larger tensor has a file of
+ * its own). The format allows no holes: tensors go by element size, largest first, so that every payload begins at a multiple of its
+ * element. */
+FALLIBLE enum err file_plan_hf(const struct file_plan_target *t, struct file_plan *out);
+
+/* model.safetensors.index.json of what was written: sd's locs say where. */
+FALLIBLE enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
+
+static inline uint64_t file_plan_page_up(uint64_t n)
+{
+	return (n + FILE_PLAN_PAGE - 1) & ~(uint64_t)(FILE_PLAN_PAGE - 1);
+}
