@@ -41,9 +41,20 @@ def told(d):
             "workers": {w["sandbox"] for w in workers}}
 
 
-def sees_only_storages(pid):
-    """The worker's root directory, as the kernel knows it: nothing but numbered storages."""
-    return all(name.isdigit() for name in os.listdir(f"/proc/{pid}/root"))
+def sees_only_storages(d, pid):
+    """The worker's root directory, as the kernel knows it: nothing but the way to its storages, under their own paths."""
+    at, paths = pathlib.Path(f"/proc/{pid}/root"), [pathlib.Path(s) for s in d.storages.values()]
+    for path in paths:
+        for parent in path.parents:
+            there = at / parent.relative_to("/")
+            if there.exists() and not {p.name for p in there.iterdir()} <= {other.relative_to(parent).parts[0] for other in paths}:
+                return False
+    return not (at / "etc").exists()
+
+
+def shown_path(d, pid):
+    """/proc/PID/fd shows an operator the host's path of a storage that the worker has open."""
+    return any(t in map(str, d.storages.values()) for t in lib.fd_targets(pid))
 
 
 def check_confined(d, kind):
@@ -52,9 +63,9 @@ def check_confined(d, kind):
     assert t["host"] == kind and t["workers"] == {kind} and not t["log"] and t["readyz"] == [], t
     assert "WARNING" not in t["status"] and f"sandbox: {kind}" in t["status"], t
     pids = d.workers()
-    assert len(pids) >= 3, "a gang and one for questions"
+    assert len(pids) >= 3 and sum(shown_path(d, pid) for pid in pids) >= 2, "a gang and one for questions"
     for pid in pids:
-        assert sees_only_storages(pid) == (kind == "mount_namespace")
+        assert sees_only_storages(d, pid) == (kind == "mount_namespace")
         assert os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt") or kind == "landlock"
 
 

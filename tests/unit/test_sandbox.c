@@ -570,6 +570,45 @@ static void test_shared_memory(void **state)
 
 /* ---- where there is no Landlock ---- */
 
+/* Roots inside of roots, by links too, and the same one twice: each descriptor keeps its directory, and leads nowhere else. */
+static int nested_roots(void)
+{
+	char inner[300], linked[300], links_way[300];
+	struct stat before[4], now;
+	struct sandbox_root roots[4];
+
+	snprintf(inner, sizeof inner, "%s/inner", fx.writable.path);
+	snprintf(linked, sizeof linked, "%s/link", fx.writable.path);
+	snprintf(links_way, sizeof links_way, "%s/link/far", fx.writable.path);
+	be_elsewhere();
+	if ((mkdir(inner, 0755) < 0 && errno != EEXIST) || (symlink(fx.outside.path, linked) < 0 && errno != EEXIST) ||
+	    (mkdirat(fx.outside.fd, "far", 0755) < 0 && errno != EEXIST))
+		return 1;
+	const char *const paths[] = { fx.writable.path, inner, links_way, inner };
+	for (int i = 0; i < 4; i++) {
+		roots[i] = (struct sandbox_root){ open(paths[i], O_RDONLY | O_DIRECTORY), true, paths[i] };
+		if (roots[i].fd < 0 || fstat(roots[i].fd, &before[i]) < 0)
+			return 2;
+	}
+	if (sandbox_enter(&(struct sandbox_spec){ .roots = roots, .root_count = 4 }, &entered))
+		return 3;
+	for (int i = 0; i < 4; i++)
+		if (fstat(roots[i].fd, &now) < 0 || now.st_dev != before[i].st_dev || now.st_ino != before[i].st_ino)
+			return 4 + i;
+	if (strcmp(entered.kind, "none") == 0)
+		return 0;
+	return denied(syscall(SYS_openat2, roots[2].fd, "../secret", &anywhere, sizeof anywhere)) ||
+	       denied(syscall(SYS_openat2, roots[2].fd, "../../../../../../etc/hostname", &anywhere, sizeof anywhere)) ? 9 : 0;
+}
+
+static void test_nested_roots(void **state)
+{
+	(void)state;
+	if (SANITIZED)
+		skip();
+	expect("nested roots", nested_roots);
+}
+
 /* May a process here have a mount namespace, and what sandbox.c begins with? */
 static int may_unshare(void)
 {
@@ -664,6 +703,7 @@ int main(void)
 		cmocka_unit_test(test_shared_memory),
 		cmocka_unit_test(test_capabilities_of_a_user),
 		cmocka_unit_test(test_mounts_that_come_later),
+		cmocka_unit_test(test_nested_roots),
 	};
 	int failed = cmocka_run_group_tests_name("sandbox", tests, setup, teardown);
 

@@ -6,6 +6,7 @@
 #include "os/mount_ns.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -78,21 +79,51 @@ static FALLIBLE enum err clone_roots(const struct sandbox_root *roots, uint32_t 
 	return OK;
 }
 
+/* Makes a directory and those above it. false: that failed, or leads into a root that is mounted already, whose links lead anywhere. */
+static bool make_dirs(int tree, char *path)
+{
+	struct stat own, st;
+
+	if (fstat(tree, &own) < 0)
+		return false;
+	for (char *end = path; *end;) {
+		end += 1 + strcspn(end + 1, "/");
+		char after = *end;
+		*end = '\0';
+		if ((mkdirat(tree, path, 0755) < 0 && errno != EEXIST) || fstatat(tree, path, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+		    st.st_dev != own.st_dev)
+			return false;
+		*end = after;
+	}
+	return true;
+}
+
+/* Under the path that the host has for it, so that /proc/PID/fd, lsof and strace show that; where this cannot be, under its number. */
+static FALLIBLE enum err make_place(int tree, uint32_t i, const char *path, char place[PATH_MAX])
+{
+	path += strspn(path, "/");
+	snprintf(place, PATH_MAX, "%s", path);
+	if (path[0] && strlen(path) < PATH_MAX && !strstr(path, "..") && make_dirs(tree, place))
+		return OK;
+	snprintf(place, PATH_MAX, "%u", i);
+	return make_dirs(tree, place) ? OK : ERR_SYS(SYSTEM, "cannot make a place for storage root %u", i);
+}
+
 /* Mounts the clone in the tree and puts a descriptor of its root directory in the place of the old one. */
-static FALLIBLE enum err put_root(int tree, uint32_t i, int clone, int fd)
+static FALLIBLE enum err put_root(int tree, uint32_t i, int clone, const struct sandbox_root *r)
 {
 	struct stat before, now;
-	char name[16];
+	char place[PATH_MAX];
 
-	snprintf(name, sizeof name, "%u", i);
-	if (mkdirat(tree, name, 0700) < 0 || move_mount(clone, "", tree, name, MOVE_MOUNT_F_EMPTY_PATH) < 0)
+	TRY(make_place(tree, i, r->path, place));
+	if (move_mount(clone, "", tree, place, MOVE_MOUNT_F_EMPTY_PATH) < 0)
 		return ERR_SYS(SYSTEM, "cannot mount storage root %u", i);
-	CLEANUP(fs_drop) int root = openat(tree, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (root < 0 || fstat(fd, &before) < 0 || fstat(root, &now) < 0)
+	CLEANUP(fs_drop) int root = openat(tree, place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (root < 0 || fstat(r->fd, &before) < 0 || fstat(root, &now) < 0)
 		return ERR_SYS(SYSTEM, "cannot open storage root %u anew", i);
 	if (before.st_dev != now.st_dev || before.st_ino != now.st_ino)
 		return ERR(SYSTEM, "storage root %u was replaced meanwhile", i);
-	return dup3(root, fd, O_CLOEXEC) < 0 ? ERR_SYS(SYSTEM, "cannot replace a descriptor") : OK;
+	return dup3(root, r->fd, O_CLOEXEC) < 0 ? ERR_SYS(SYSTEM, "cannot replace a descriptor") : OK;
 }
 
 /* pivot_root(".", ".") puts the old tree on top of the new one, where "." still is when it is detached: pivot_root(2). */
@@ -119,7 +150,7 @@ static FALLIBLE enum err build_tree(const struct sandbox_root *roots, uint32_t n
 	if (move_mount(tree, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) < 0)
 		return ERR_SYS(SYSTEM, "cannot attach a tmpfs");
 	for (uint32_t i = 0; i < n; i++)
-		TRY(put_root(tree, i, clones[i], roots[i].fd));
+		TRY(put_root(tree, i, clones[i], &roots[i]));
 	return change_root(tree);
 }
 
