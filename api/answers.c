@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "base/mem.h"
 #include "server/job.h"
 #include "server/unread.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "api/answers.h"
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "api/listen.h"
 #include "api/stream.h"
 #include "base/log.h"

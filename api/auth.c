@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "api/guard.h"
 #include "base/mem.h"
 

@@ -8,7 +8,7 @@
 #include <strings.h>
 
 #include "api/api.h"
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "api/host.h"
 #include "api/routes.h"
 #include "server/journal.h"

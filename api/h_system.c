@@ -1,7 +1,7 @@
 /* h_system.c: the daemon itself: health, metrics, capabilities, its contract and its page. */
 #include <stdio.h>
 
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "api/assets.h"
 #include "api/h_common.h"
 #include "api/handlers.h"

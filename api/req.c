@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "base/jval.h"
 #include "api/problem.h"
 #include "api/url.h"

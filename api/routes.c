@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "api/guard.h"
 #include "api/handlers.h"
 #include "api/stream.h"

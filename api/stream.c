@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <strings.h>
 
-#include "api/api_state.h"
+#include "api/api_impl.h"
 #include "base/mem.h"
 #include "server/events.h"
 #include "server/job.h"

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/metrics.h"
 #include "server/runs.h"
 #include "server/storage.h"

@@ -16,7 +16,7 @@
 #include "base/num.h"
 #include "server/config.h"
 #include "server/events.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/journal.h"
 
 enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000, TEXT_MAX = 32 << 20 };

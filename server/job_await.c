@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 
 enum { AWAIT_MS = 600000 };
 

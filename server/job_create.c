@@ -12,7 +12,7 @@
 #include "base/num.h"
 #include "server/config.h"
 #include "server/events.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/lookup.h"
 #include "server/metrics.h"
 #include "server/storage.h"

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "server/errdoc.h"
 #include "server/events.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/metrics.h"
 #include "server/runs.h"
 #include "server/storage.h"

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/journal.h"
 
 enum { NO_GANG_MS = 1000 };

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "base/near.h"
 #include "base/num.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 
 static FALLIBLE enum err find_owned(struct server *s, const struct principal *who, struct str id, struct job **out)
 {

@@ -10,7 +10,7 @@
 #include "server/config.h"
 #include "server/errdoc.h"
 #include "server/events.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/lookup.h"
 #include "server/metrics.h"
 #include "server/storage.h"

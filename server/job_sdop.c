@@ -6,7 +6,7 @@
 #include "base/num.h"
 #include "server/config.h"
 #include "server/devices.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 
 enum { SECRET_BYTES = 32 };
 

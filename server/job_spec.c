@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/storage.h"
 
 struct job_ref job_spec_ref(const json_t *spec, const char *member)

@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/journal_sql.h"
+#include "server/journal_impl.h"
 #include "server/loop.h"
 #include "server/runs.h"
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "server/journal_sql.h"
+#include "server/journal_impl.h"
 
 enum { JOURNAL_ROOM = 1 << 20 };
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "server/journal_sql.h"
+#include "server/journal_impl.h"
 #include "server/runs.h"
 
 #define JOB_COLUMNS "id, kind, state, ended, attempt, uid, target, created_ms, finished_ms, doc"

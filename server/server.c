@@ -19,7 +19,7 @@
 #include "server/errdoc.h"
 #include "server/events.h"
 #include "server/gang.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/journal.h"
 #include "server/lookup.h"
 #include "server/metrics.h"

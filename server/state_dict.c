@@ -13,7 +13,7 @@
 #include "base/num.h"
 #include "server/config.h"
 #include "server/events.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation)
 {

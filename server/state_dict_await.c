@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 struct state_dict_await {
 	struct state_dict_await *next;

@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "server/errdoc.h"
 #include "server/lookup.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 enum { LOOK_MS = 100, SLOTS_A_LOOK = 256 };
 

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 struct make {
 	struct server *server;

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "server/config.h"
 #include "server/job.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 enum { TICK_MS = 500, RETRY_MS = 15000 };
 

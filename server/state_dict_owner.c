@@ -23,7 +23,7 @@
 #include "base/num.h"
 #include "base/vec.h"
 #include "server/config.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 struct found {
 	int fd;

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 enum { WAITERS_MAX = 4096, WAIT_MAX_MS = 600000 };
 

@@ -5,7 +5,7 @@
 #include "base/jtext.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 static uint64_t bytes_of(const struct state_dict *sd)
 {

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 /* What was said about one generation when it was sealed; NULL: nothing. */
 const json_t *state_dict_wish_of(const struct state_dict *sd, int64_t generation)

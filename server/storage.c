@@ -13,7 +13,7 @@
 #include "server/events.h"
 #include "server/journal.h"
 #include "server/loop.h"
-#include "server/storage_own.h"
+#include "server/storage_impl.h"
 #include "server/worker.h"
 
 static const char *const state_texts[] = { "unknown", "ok", "stalled", "gone" };

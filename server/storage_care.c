@@ -9,7 +9,7 @@
 #include "server/job.h"
 #include "server/journal.h"
 #include "server/loop.h"
-#include "server/storage_own.h"
+#include "server/storage_impl.h"
 #include "server/sweep.h"
 
 enum { TICK_MS = 2000, PROBE_EVERY_MS = 60000 };

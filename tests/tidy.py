@@ -87,6 +87,13 @@ def width(line):
     return len(line.expandtabs(8))
 
 
+def is_member(path, private):
+    """Whether a file may include a private header: x_impl.h is for x*.c and x*.h beside it; named after its folder, for all there."""
+    path, private = pathlib.Path(path), pathlib.Path(private)
+    module, folder = private.stem.removesuffix("_impl"), private.parent.name
+    return path.parent.name == folder and (module == folder or path.stem == module or path.stem.startswith(module + "_"))
+
+
 def python_imports(module, is_package, parsed, modules):
     """The modules among `modules` that a module imports, wherever the import stands."""
     out = set()
@@ -148,6 +155,9 @@ class Tidy:
                 self.say("layer", n, "is in a folder that the dependency law does not know")
                 continue
             own = home.split("/")[-1]
+            top_comment = self.text[n].split("*/")[0]
+            if n.endswith(".h") and not n.endswith("_impl.h") and re.search(r"nobody else includes|\bc share[:;,.]", top_comment):
+                self.say("impl", n, "a private header's name ends in _impl.h")
             for i, line in enumerate(self.text[n].split("\n"), 1):
                 m = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
                 if not m:
@@ -157,6 +167,8 @@ class Tidy:
                     if home in PURE and what not in PURE_HEADERS:
                         self.say("include", n, f"<{what}>: {home} is pure and calls no system", i, what)
                     continue
+                if what.endswith("_impl.h") and not is_member(n, what):
+                    self.say("impl", n, f'"{what}" is private to its module', i, what)
                 top = what.split("/")[0]
                 if what.startswith(home + "/"):
                     continue

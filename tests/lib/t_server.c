@@ -9,7 +9,7 @@
 
 #include "server/journal.h"
 #include "server/loop.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 static void worker_path(char out[4200])
 {

@@ -2,7 +2,7 @@
 #include "comm/comm.h"
 
 #include "lib/t_nccl.h"
-#include "tensor/cast_float.h"
+#include "tensor/cast_impl.h"
 
 /* ---- moving ---- */
 

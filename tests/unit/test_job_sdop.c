@@ -7,9 +7,9 @@
 #include "server/config.h"
 #include "server/gang.h"
 #include "server/gang_meet.h"
-#include "server/job_own.h"
+#include "server/job_impl.h"
 #include "server/metrics.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 #include "server/worker.h"
 
 static struct t_server t;

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "os/seg.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 static struct t_server t;
 

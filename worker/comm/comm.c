@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "comm/reduce.h"
 
 enum { DEADLINE_MS = 30000, TICK_NS = 40 * 1000 * 1000 };
 

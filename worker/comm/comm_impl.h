@@ -114,12 +114,6 @@ FALLIBLE enum err comm_generic_reduce(struct comm *c, const void *in, void *out,
 FALLIBLE enum err comm_generic_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
 FALLIBLE enum err comm_generic_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
 
-/* reduce.c: the arithmetic. ERR_DTYPE_UNSUPPORTED for what PyTorch's gloo does not do either. */
-FALLIBLE enum err comm_reduce_check(enum dtype d, enum comm_op op);
-/* out[i] = in[0][i] op in[1][i] op … in this order, n >= 1; out may be one of the inputs. Pointers are aligned
- * to the element. */
-void comm_reduce_run(void *out, const void *const *in, uint32_t n, uint64_t count, enum dtype d, enum comm_op op);
-
 /* boxes.c: boxes as messages. */
 struct comm_boxes;
 FALLIBLE enum err comm_boxes_new(uint32_t size, const struct comm_box *boxes, uint64_t count, struct comm_boxes **out);

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "comm/reduce.h"
 
 enum { PART_BYTES = 256 << 10, PARTS_BYTES = 8 << 20 };
 

@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "comm/reduce.h"
 
 enum { PIECES_BYTES = 8 << 20 };
 

@@ -3,7 +3,7 @@
  * Sources are taken in rank order, a block of elements at a time, into an accumulator: so the result is the same wherever it is
  * computed, and 16-bit and 8-bit floats are rounded once at the end and not after each member. Loops are over plain arrays without
  * branches that the compiler could not turn into selects. */
-#include "comm/comm_impl.h"
+#include "comm/reduce.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 
 #include "base/mem.h"
-#include "io/backend.h"
+#include "io/io_impl.h"
 #include "os/fs.h"
 
 enum { DEPTH_MAX = 4096, SECTOR_BYTES = 512 };

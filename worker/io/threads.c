@@ -1,4 +1,4 @@
-/* threads.c: the back end for hosts that refuse io_uring (see backend.h): a pool of threads that make ordinary calls.
+/* threads.c: the back end for hosts that refuse io_uring (see io_impl.h): a pool of threads that make ordinary calls.
  *
  * Threads start when work first comes and only as many as it needs, up to the depth: a sandbox that was entered in between
  * covers them, and an engine that is never used costs nothing. */
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "io/backend.h"
+#include "io/io_impl.h"
 
 enum { THREADS_MAX = 32, STACK_BYTES = 256 << 10 };
 

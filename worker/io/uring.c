@@ -1,4 +1,4 @@
-/* uring.c: the io_uring back end (see backend.h).
+/* uring.c: the io_uring back end (see io_impl.h).
  *
  * seccomp does not see what is asked of a ring, so the ring itself is restricted while it is still disabled: read, write and
  * fsync, no flags, no further registrations. A ring that cannot be restricted is not used. */
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "io/backend.h"
+#include "io/io_impl.h"
 
 enum { RETRY_MS = 10 };
 

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "os/fs_path.h"
+#include "os/fs_impl.h"
 
 enum { RACE_RETRIES = 64 };
 

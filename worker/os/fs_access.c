@@ -4,7 +4,7 @@
  * descriptor that somebody opened in between has no more rights than later. The process's umask must be 0 for it. */
 #include <unistd.h>
 
-#include "os/fs_path.h"
+#include "os/fs_impl.h"
 
 struct access {
 	bool set;

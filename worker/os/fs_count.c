@@ -4,7 +4,7 @@
  * descriptor opened beneath a root inherits the root's number from its directory; segments and memfds have none. */
 #include <stdatomic.h>
 
-#include "os/fs_path.h"
+#include "os/fs_impl.h"
 
 enum { FDS_MAX = 1 << 20 };
 

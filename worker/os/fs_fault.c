@@ -2,7 +2,7 @@
  *
  * In the product's own calls instead of around it (LD_PRELOAD, ptrace), because neither sees what io_uring does, and because a
  * name like "commit.rename" stays right when the calls around it change. */
-#include "os/fs_path.h"
+#include "os/fs_impl.h"
 
 #ifdef DCPD_FAULTS
 

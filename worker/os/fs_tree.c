@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "os/fs_path.h"
+#include "os/fs_impl.h"
 
 enum {
 	DEPTH_MAX = 64,

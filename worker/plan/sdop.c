@@ -2,7 +2,7 @@
 #include "plan/sdop.h"
 
 #include "base/num.h"
-#include "plan/sdop_build.h"
+#include "plan/sdop_impl.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 

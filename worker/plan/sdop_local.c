@@ -1,5 +1,5 @@
 /* sdop_local.c: the operations in which every rank works on its own: create, copy, offload, compare (see sdop.h). */
-#include "plan/sdop_build.h"
+#include "plan/sdop_impl.h"
 
 /* create: the same boxes again, nothing moves; what is new is zeros, as a 0-d tensor must be. */
 static enum err create_leaf(void *ctx, const struct iterate_leaf *leaf, struct tree **out)

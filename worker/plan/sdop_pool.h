@@ -1,6 +1,6 @@
 /* sdop_pool.h: all boxes of one tensor with everybody who holds them, and who of them gives what to a target's box. */
 #pragma once
-#include "plan/sdop_build.h"
+#include "plan/sdop_impl.h"
 
 struct pool_entry {
 	const int64_t *dims;

@@ -2,7 +2,7 @@
 #include "runner/fold.h"
 
 #include "base/num.h"
-#include "comm/comm_impl.h"
+#include "comm/reduce.h"
 #include "tensor/placement.h"
 #include "tensor/cast.h"
 

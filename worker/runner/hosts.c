@@ -1,7 +1,7 @@
 /* hosts.c: how hosts meet (see hosts.h). Through files, because the storage is the one thing that a shared save needs anyway: no
  * new port, no credentials between hosts, no process group that a trainer's death would break. Directories are opened anew for every look,
  * which makes NFS ask its server; clocks are compared with themselves only. */
-#include "runner/hosts_own.h"
+#include "runner/hosts_impl.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  *
  * Every host builds the tables of the whole run from the same headers, so that an item has the same number on all of them; a digest of
  * the tables goes with the results, in case that they are not the same after all (daemons of two versions). */
-#include "runner/hosts_own.h"
+#include "runner/hosts_impl.h"
 
 #include <fcntl.h>
 #include <stdio.h>

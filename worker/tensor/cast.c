@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "tensor/cast_float.h"
+#include "tensor/cast_impl.h"
 
 enum { BLOCK = 512 };
 

@@ -1,4 +1,4 @@
-/* state_dict_own.h: what the files state_dict*.c share; nobody else includes it. */
+/* state_dict_impl.h: what the files state_dict*.c share; nobody else includes it. */
 #pragma once
 #include "os/seg.h"
 #include "server/journal.h"

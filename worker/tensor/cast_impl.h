@@ -1,4 +1,4 @@
-/* cast_float.h: floats of 16 and 8 bits ↔ float, with round to nearest even, for cast.c alone. Inline, so that the loops there can be
+/* cast_impl.h: floats of 16 and 8 bits ↔ float, with round to nearest even, for cast.c alone. Inline, so that the loops there can be
  * vectorised; without branches where that was possible for the same reason. */
 #pragma once
 #include <string.h>

@@ -1,4 +1,4 @@
-/* job_own.h: what the files job*.c share; nobody else includes it. */
+/* job_impl.h: what the files job*.c share; nobody else includes it. */
 #pragma once
 #include "server/gang.h"
 #include "server/job.h"

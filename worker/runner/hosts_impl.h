@@ -1,4 +1,4 @@
-/* hosts_own.h: what hosts.c and hosts_data.c share. */
+/* hosts_impl.h: what hosts.c and hosts_data.c share. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-/* fs_path.h: what fs*.c share: opening beneath a directory, splitting a path into parent and last component, and errors. */
+/* fs_impl.h: what fs*.c share: opening beneath a directory, splitting a path into parent and last component, and errors. */
 #pragma once
 #include "os/fs.h"
 

@@ -1,4 +1,4 @@
-/* api_state.h: what the files of api/ share; nobody else includes it. */
+/* api_impl.h: what the files of api/ share; nobody else includes it. */
 #pragma once
 #include <sys/types.h>
 #include "api/api.h"

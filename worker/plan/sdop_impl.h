@@ -1,4 +1,4 @@
-/* sdop_build.h: what the operations share while a plan is made. Not for users of sdop.h. */
+/* sdop_impl.h: what the operations share while a plan is made. Not for users of sdop.h. */
 #pragma once
 #include "base/vec.h"
 #include "plan/iterate.h"

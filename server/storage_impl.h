@@ -1,4 +1,4 @@
-/* storage_own.h: what the files storage*.c share; nobody else includes it. */
+/* storage_impl.h: what the files storage*.c share; nobody else includes it. */
 #pragma once
 #include "server/storage.h"
 

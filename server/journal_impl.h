@@ -1,4 +1,4 @@
-/* journal_sql.h: shared by journal.c, journal_open.c and journal_read.c; nobody else includes it. */
+/* journal_impl.h: shared by journal.c, journal_open.c and journal_read.c; nobody else includes it. */
 #pragma once
 #include <pthread.h>
 #include <sqlite3.h>

@@ -1,4 +1,4 @@
-/* backend.h: what io/engine.c asks of io/uring.c and io/threads.c. A back end moves bytes and reports an errno in op->fail;
+/* io_impl.h: what io/engine.c asks of io/uring.c and io/threads.c. A back end moves bytes and reports an errno in op->fail;
  * the engine counts, makes errors out of them and keeps the promises of engine.h. */
 #pragma once
 #include "io/engine.h"
