@@ -17,30 +17,32 @@ void fs_count_root(int fd)
 	unsigned n = atomic_fetch_add(&roots, 1) + 1;
 
 	if (fd < FDS_MAX && n <= FS_ROOTS_MAX)
-		root_of[fd] = (unsigned char)n;
+		atomic_store_explicit(&root_of[fd], (unsigned char)n, memory_order_relaxed);
 }
 
 unsigned fs_root_number(int fd)
 {
-	return fd >= 0 && fd < FDS_MAX ? root_of[fd] : 0;
+	return fd >= 0 && fd < FDS_MAX ? atomic_load_explicit(&root_of[fd], memory_order_relaxed) : 0;
 }
 
 void fs_count_opened(int fd, int dirfd)
 {
-	if (fd < FDS_MAX && dirfd >= 0 && dirfd < FDS_MAX)
-		atomic_store_explicit(&root_of[fd], root_of[dirfd], memory_order_relaxed);
+	if (fd < FDS_MAX)
+		atomic_store_explicit(&root_of[fd], (unsigned char)fs_root_number(dirfd), memory_order_relaxed);
 }
 
 void fs_count_closed(int fd)
 {
 	if (fd < FDS_MAX)
-		root_of[fd] = 0;
+		atomic_store_explicit(&root_of[fd], 0, memory_order_relaxed);
 }
 
 void fs_count(int fd, bool written, uint64_t bytes)
 {
-	if (fd >= 0 && fd < FDS_MAX && root_of[fd])
-		atomic_fetch_add_explicit(&counts[root_of[fd]][written], bytes, memory_order_relaxed);
+	unsigned n = fs_root_number(fd);
+
+	if (n)
+		atomic_fetch_add_explicit(&counts[n][written], bytes, memory_order_relaxed);
 }
 
 uint64_t fs_count_take(int root_fd, bool written)
