@@ -236,7 +236,7 @@ void job_end(struct job *j, enum job_state state)
 		journal_txn_fail(t, ERR(NO_MEMORY, "no memory to describe the end of a job"));
 	j->state = before;
 	job_changed(j);
-	journal_txn_wait(t);
+	journal_txn_wait(t, NULL);
 	journal_commit(j->server->journal, t, on_end_journalled, j);
 }
 

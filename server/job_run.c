@@ -392,7 +392,7 @@ static void on_want_commit(void *user)
 	job_set_state(j, JOB_COMMITTING, "commit", false);
 	t = journal_txn_new(j->server->journal);
 	job_put_row(t, j);
-	journal_txn_wait(t);
+	journal_txn_wait(t, mem_free);
 	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));
 }
 

@@ -72,6 +72,7 @@ struct journal_txn {
 	enum err failed;
 	bool waits;                 /* journal_txn_wait */
 	done_fn fn;
+	void (*drop)(void *user);
 	void *user;
 	struct err_info info;
 };
@@ -105,9 +106,10 @@ void journal_txn_fail(struct journal_txn *t, enum err e)
 	t->info = *err_last();
 }
 
-void journal_txn_wait(struct journal_txn *t)
+void journal_txn_wait(struct journal_txn *t, void (*drop)(void *user))
 {
 	t->waits = true;
+	t->drop = drop;
 }
 
 void journal_txn_free(struct journal_txn *t)
@@ -666,6 +668,8 @@ void journal_close(struct journal *j)
 	loop_timer_stop(&j->reopen);
 	for (struct journal_txn *t = take_held(j, NULL), *next; t; t = next) {
 		next = t->next;
+		if (t->drop)
+			t->drop(t->user);
 		journal_txn_free(t);
 	}
 	journal_close_files(j);

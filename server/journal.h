@@ -39,7 +39,9 @@ int64_t journal_service_ms(const struct journal *j); /* service time when it was
 
 struct journal_txn *journal_txn_new(struct journal *j);
 void journal_txn_fail(struct journal_txn *t, enum err e);   /* nothing of it is written; whoever commits it hears e */
-void journal_txn_wait(struct journal_txn *t);               /* it is held for want of space although it has a callback */
+/* The transaction is held for want of space although it has a callback. drop(user) is called if the journal is closed before there is
+ * space; NULL: the callback's user needs no release. */
+void journal_txn_wait(struct journal_txn *t, void (*drop)(void *user));
 void journal_txn_free(struct journal_txn *t);
 void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *user);
 
