@@ -12,7 +12,7 @@
 #include "server/metrics.h"
 #include "server/unread.h"
 
-const struct route routes[] = {
+static const struct route routes[] = {
 	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false },
 	{ "GET", "/v1/jobs", h_jobs_list, ROUTE_NO_BODY, false, false },
 	{ "POST", "/v1/jobs", h_jobs_create, ROUTE_BODY, false, true },

@@ -14,8 +14,6 @@ struct route {
 	bool changes;                /* refused while the daemon drains, or cannot write its journal */
 };
 
-extern const struct route routes[];  /* ends with a NULL method */
-
 /* Finds r->route and fills in r->parts; authenticates. r->route stays NULL for OPTIONS. ERR_NOT_FOUND, ERR_METHOD_NOT_ALLOWED
  * (r->allow is set), ERR_UNAUTHENTICATED, ERR_INVALID_REQUEST. */
 FALLIBLE enum err routes_find(struct req *r);

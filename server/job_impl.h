@@ -121,7 +121,6 @@ FALLIBLE enum err job_spec_check_free(const struct job *j);
 bool job_spec_overwrites(const json_t *spec);
 bool job_spec_beside(const json_t *spec);       /* may write into a directory that holds other things */
 bool job_spec_selects(const json_t *spec);           /* not the whole source */
-bool job_spec_is_part(const struct job *j);                 /* its target is another save's: it writes beside it */
 bool job_spec_writes_checkpoint(const struct job *j);
 bool job_spec_compares(const struct job *j);         /* it has an a and a b */
 

@@ -35,7 +35,8 @@ bool job_spec_beside(const json_t *spec)
 	return word && strcmp(word, "never") != 0;
 }
 
-bool job_spec_is_part(const struct job *j)
+/* The job's target is another save's: the job writes files beside its. */
+static bool job_spec_is_part(const struct job *j)
 {
 	return json_is_true(json_object_get(json_object_get(j->spec, "hosts"), "part"));
 }

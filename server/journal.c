@@ -112,7 +112,7 @@ void journal_txn_wait(struct journal_txn *t, void (*drop)(void *user))
 	t->drop = drop;
 }
 
-void journal_txn_free(struct journal_txn *t)
+static void journal_txn_free(struct journal_txn *t)
 {
 	if (!t)
 		return;

@@ -42,7 +42,6 @@ void journal_txn_fail(struct journal_txn *t, enum err e);   /* nothing of it is 
 /* The transaction is held for want of space although it has a callback. drop(user) is called if the journal is closed before there is
  * space; NULL: the callback's user needs no release. */
 void journal_txn_wait(struct journal_txn *t, void (*drop)(void *user));
-void journal_txn_free(struct journal_txn *t);
 void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *user);
 
 struct journal_job {

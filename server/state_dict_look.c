@@ -17,7 +17,7 @@ enum { LOOK_MS = 100, SLOTS_A_LOOK = 256 };
 struct look {
 	struct state_dict *sd;             /* counted in its refs */
 	uint32_t count;
-	struct looked_slot {
+	struct {
 		struct slot *slot;
 		int64_t generation;
 	} slots[SLOTS_A_LOOK];

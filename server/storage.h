@@ -55,7 +55,6 @@ struct storage_request {
 	struct principal who;
 };
 void storage_create(struct server *s, const struct storage_request *rq, done_fn fn, void *user);
-void storage_delete(struct server *s, struct str name, const struct principal *who, done_fn fn, void *user); /* ad-hoc ones only */
 
 /* Modules report what they see. */
 /* body: {"main":[bytes read, bytes written],…} of a worker; names that are not known are passed over. */

@@ -123,23 +123,6 @@ static void forget(struct server *s, struct storage *st, done_fn fn, void *user)
 	storage_remove(s, st);
 }
 
-void storage_delete(struct server *s, struct str name, const struct principal *who, done_fn fn, void *user)
-{
-	struct storage *st = NULL;
-	enum err e = storage_find(s, name, &st);
-
-	if (!e && !st->adhoc)
-		e = ERR(STATE_CONFLICT, "storage \"%s\" belongs to the configuration", st->name);
-	if (!e && !principal_may(who, st->uid))
-		e = ERR(FORBIDDEN, "storage \"%s\" belongs to uid %u", st->name, st->uid);
-	if (!e && jobs_use_storage(s, st->name))
-		e = ERR(STATE_CONFLICT, "a job uses storage \"%s\"", st->name);
-	if (e)
-		loop_later(s->loop, fn, user, e);
-	else
-		forget(s, st, fn, user);
-}
-
 /* ---- time ---- */
 
 static void on_tick(void *user)

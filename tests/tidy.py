@@ -7,6 +7,7 @@ Exceptions stand in tests/tidy.allow, one a line: RULE PATH[:NAME] REASON. One t
 so the list can only shrink.
 """
 import ast
+import collections
 import fnmatch
 import os
 import pathlib
@@ -202,6 +203,34 @@ class Tidy:
             if not name.endswith("_" + "_".join(words)) and not any(name == p or name.startswith(p + "_") for p in prefixes):
                 self.say("prefix", n, f"global {name} does not begin with {pathlib.Path(n).stem}_", None, name)
 
+    def unused(self):
+        """A global has a user in another object of the product; enumerators, macros and struct tags stand in a second place. An enum's
+        first word may be unused: it is what a zero means."""
+        objects = {str((OBJ / n).with_suffix(".o")): n for n in self.ours if n.endswith(".c")}
+        objects = {o: n for o, n in objects.items() if (ROOT / o).exists()}
+        out = subprocess.run(["nm", "-A", "-g", *objects], cwd=ROOT, capture_output=True, text=True).stdout if objects else ""
+        symbols = [(objects[o], *rest.split()[-2:]) for o, rest in (line.split(":", 1) for line in out.splitlines())]
+        elsewhere = {name for _, kind, name in symbols if kind == "U"} | {"main"}
+        words = {n: collections.Counter(re.findall(r"\w+", strip_code(self.text[n]))) for n in self.c}
+        tables = [collections.Counter(re.findall(r"\w+", t)) for n, t in self.text.items() if n.endswith(".def")]
+        tests = sum((words[n] for n in self.c if n.startswith("tests/")), collections.Counter())
+        every = sum([*(words[n] for n in self.ours), *tables, tests], collections.Counter())
+        for n, kind, name in symbols:
+            here = words[n][name] > 1
+            if kind != "U" and name not in elsewhere and not (here and tests[name]):
+                why = "only in its own file: make it static" if here else "by tests only" if tests[name] else "nowhere"
+                self.say("unused", n, f"{name} is used {why}", None, name)
+        pasted = tuple({p for n in self.ours for p in re.findall(r"(\w+_)##", self.text[n])})
+        for n in self.ours:
+            code = strip_code(self.text[n])
+            names = re.findall(r"^\s*#\s*define\s+(\w+)", code, re.M) + re.findall(r"\bstruct\s+(\w+)\s*\{", code)
+            for tag, body in re.findall(r"\benum\b\s*(\w*)[^;{}()]*\{([^}]*)\}", code):
+                body = re.sub(r"\([^()]*\)|^\s*#.*", "", body, flags=re.M)
+                names += re.findall(r"(?:^|,)\s*([A-Za-z_]\w*)", body)[1 if tag else 0:]
+            for name in names:
+                if every[name] == 1 and not name.startswith(pasted):
+                    self.say("unused", n, f"{name} is used nowhere", None, name)
+
     def calls(self):
         for n in self.c:
             code = strip_code(self.text[n])
@@ -304,7 +333,7 @@ class Tidy:
 
 def main():
     t = Tidy()
-    for rule in (t.includes, t.symbols, t.calls, t.form, t.tests, t.names, t.python, t.codes):
+    for rule in (t.includes, t.symbols, t.unused, t.calls, t.form, t.tests, t.names, t.python, t.codes):
         rule()
     allowed = {}
     path = ROOT / "tests/tidy.allow"

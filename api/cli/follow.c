@@ -35,7 +35,8 @@ void follow_catch_interrupts(void)
 	(void)sigaction(SIGINT, &a, NULL);
 }
 
-int follow_exit_code(const struct client *c, enum err e)
+/* The exit code for this thread's latest error. */
+static int follow_exit_code(const struct client *c, enum err e)
 {
 	switch (e) {
 	case ERR_TIMED_OUT:
@@ -296,7 +297,8 @@ static void print_differences(const json_t *result)
 		puts("different");
 }
 
-int follow_end(const json_t *job, bool json)
+/* How a job that ended went: prints and gives the exit code. */
+static int follow_end(const json_t *job, bool json)
 {
 	const char *state = show_text(job, "state"), *kind = show_text(job, "kind");
 	const json_t *result = json_object_get(job, "result");

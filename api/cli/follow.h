@@ -13,14 +13,10 @@ struct follow {
 
 /* Waits for the job's end and says how it ended; with json the record goes to stdout. */
 int follow_job(struct client *c, const char *id, const struct follow *f);
-/* The exit code for this thread's latest error. */
-int follow_exit_code(const struct client *c, enum err e);
 /* Prints the latest error and gives its exit code. */
 int follow_failed(const struct client *c, enum err e);
 /* Fetches a job's record once. */
 FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms, struct answer *out);
-/* How a job that ended went: prints and gives the exit code. */
-int follow_end(const json_t *job, bool json);
 /* Says on stderr which layout rules of a result or plan took nothing, and how many tensors went past one. */
 void follow_warn_of_rules(const json_t *result);
 void follow_catch_interrupts(void);

@@ -23,7 +23,7 @@ static void look(struct walk *w, pnode n)
 			w->sum += (unsigned char)s[k].p[at];
 	w->sum += pickle_is_true(pk, n) + pickle_int(pk, n, &i) + pickle_float(pk, n, &re) +
 		  pickle_complex(pk, n, &re, &im) + pickle_record_id(pk, n) + pickle_dict_get(pk, n, "x") +
-		  pickle_is_global(pk, n, "a", "b") + pickle_is_call(pk, n, "a", "b");
+		  pickle_is_call(pk, n, "a", "b");
 	must(pickle_class_name(pk, n, name, sizeof name)[0]);
 	if (pickle_kind(pk, n) == PK_STR)
 		must(pickle_utf8(pickle_str(pk, n)));

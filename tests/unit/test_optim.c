@@ -5,11 +5,16 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "plan/optim.h"
+#include "plan/optim_impl.h"
 #include "tensor/box.h"
 
 #define V(...) ((const int64_t[]){ __VA_ARGS__ })
 #define R(...) ((const uint32_t[]){ __VA_ARGS__ })
+
+static void model_free(struct optim_model **m)
+{
+	optim_model_free(*m);
+}
 
 static struct sd_path path_of(const char *text, struct sd_path_part *parts)
 {
@@ -79,7 +84,7 @@ static struct sd_path nowhere(void)
 static void without_nesting_rows_are_cut_over_the_world(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	CLEANUP(drop) struct made made = { 0 };
 	const int64_t *big = V(99, 99);
 	uint32_t i;
@@ -99,7 +104,7 @@ static void without_nesting_rows_are_cut_over_the_world(void **state)
 	for (uint32_t r = 0; r < 3; r++)
 		T_OK(optim_model_add(m, r, STR("w"), nowhere(), 2, big, NULL)); /* 1-D: as in PyTorch nobody looks at its shape */
 	T_OK(optim_model_done(m));
-	assert_false(optim_model_nested(m));
+	assert_false(m->nested);
 	T_OK(plan(sd, m, "optim", &made));
 	assert_int_equal(made.plan.sd->tensor_count, 4);
 	assert_int_equal(made.plan.sd->value_count, 1);
@@ -135,7 +140,7 @@ static void four(struct optim_model **m)
 static void slices_are_cut_over_their_group(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	CLEANUP(drop) struct made made = { 0 };
 
 	(void)state;
@@ -146,7 +151,7 @@ static void slices_are_cut_over_their_group(void **state)
 	add(sd, "optim.state.0.m", "optim/state/0/m", 2, V(6, 5));     /* by index: the model cannot say whose it is */
 	four(&m);
 	T_OK(optim_model_done(m));
-	assert_true(optim_model_nested(m));
+	assert_true(m->nested);
 	T_OK(plan(sd, m, "optim", &made));
 	assert_int_equal(made.plan.unmatched, 1);
 	for (uint32_t r = 0; r < 4; r++) {
@@ -168,7 +173,7 @@ static void slices_are_cut_over_their_group(void **state)
 static void named_groups(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	CLEANUP(drop) struct made made = { 0 };
 	const struct sd_outer all = { .offsets = V(0), .sizes = V(5), .ranks = R(2, 0), .rank_count = 2 };
 	const struct sd_outer other = { .offsets = V(0), .sizes = V(5), .ranks = R(1), .rank_count = 1 };
@@ -210,7 +215,7 @@ static void names_are_found_without_paths(void **state)
 		{ "optim.t", "optim/state/model/layer/m", false },
 	};
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	CLEANUP(drop) struct made made = { 0 };
 	const int64_t *square = V(4, 4);
 	const struct sd_outer upper = { .offsets = V(0, 0), .sizes = V(2, 4) };
@@ -233,7 +238,7 @@ static void names_are_found_without_paths(void **state)
 static void a_tail_that_two_tensors_have(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	CLEANUP(drop) struct made made = { 0 };
 	struct sd_path_part parts[4];
 
@@ -251,7 +256,7 @@ static void a_tail_that_two_tensors_have(void **state)
 static void keys_that_are_not_there_are_listed(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	static const char *const keys[] = { "opt", "optim.", "optim.state.w.m.x", ".", "optim/state" };
 
 	(void)state;
@@ -289,7 +294,7 @@ static void models_that_contradict_themselves(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+		CLEANUP(model_free) struct optim_model *m = NULL;
 		T_OK(optim_model_new(2, &m));
 		enum err e = optim_model_add(m, 0, STR("w"), nowhere(), 2, w_shape, cases[i].a);
 		if (!e)
@@ -298,7 +303,7 @@ static void models_that_contradict_themselves(void **state)
 		if (!strstr(err_last()->text, cases[i].words))
 			T_FAIL("case %zu: %s", i, err_last()->text);
 	}
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	T_OK(optim_model_new(2, &m));
 	T_OK(optim_model_add(m, 1, STR("w"), nowhere(), 2, w_shape, &left));
 	T_OK(optim_model_add(m, 1, STR("w"), nowhere(), 2, w_shape, &left)); /* the inner tensor has two shards here */
@@ -312,7 +317,7 @@ static void models_that_contradict_themselves(void **state)
 static void too_many_parts_are_not_planned(void **state)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-	CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+	CLEANUP(model_free) struct optim_model *m = NULL;
 	CLEANUP(drop) struct made made = { 0 };
 	char fqn[32];
 
@@ -337,7 +342,7 @@ static void running_out_of_memory(void **state)
 	add(sd, "optim.state.w.m", "optim/state/w/m", 2, w_shape);
 	add(sd, "optim.state.w.b.m", NULL, 1, b_shape);
 	for (uint64_t n = 1; n < 60; n++) {
-		CLEANUP(optim_model_free_ptr) struct optim_model *m = NULL;
+		CLEANUP(model_free) struct optim_model *m = NULL;
 		CLEANUP(drop) struct made made = { .arena = arena_new(1 << 20) };
 		enum dtype dtypes[2] = { DT_FLOAT32, DT_FLOAT32 };
 		mem_fail_at(n);

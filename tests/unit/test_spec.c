@@ -122,11 +122,11 @@ static void test_placements(void **state)
 					   "_S(0, 9999999999999999999)", "Replicate(0)", "Partial('sum)" };
 
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++)
-		T_OK(layout_rules_placement(str_of(good[i])));
+		T_OK(layout_rules_placement(str_of(good[i]), false));
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(bad[i])));
+		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(bad[i]), false));
 	for (size_t i = 0; i < sizeof partial / sizeof *partial; i++) {
-		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(partial[i])));
+		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(partial[i]), false));
 		assert_non_null(strstr(err_last()->text, "not supported for DTensor with partial placements"));
 	}
 }

@@ -113,52 +113,12 @@ static void empty_and_scalar(void **state)
 	assert_memory_equal(a, b, 4);
 }
 
-static void a_stream_in_pieces(void **state)
-{
-	static unsigned char src[20000], got[40000], want[40000];
-
-	(void)state;
-	for (size_t i = 0; i < sizeof src; i++)
-		src[i] = (unsigned char)rnd(256);
-	for (int round = 0; round < 2000; round++) {
-		uint32_t ndim = rnd(4);
-		size_t elem = (size_t)1 << rnd(5);
-		int64_t sizes[4], off[4], box[4], ds[4], ss[4], start = 0;
-		uint64_t total = 1;
-		struct strided s;
-		for (uint32_t d = 0; d < ndim; d++) {
-			sizes[d] = 1 + rnd(9);
-			off[d] = rnd((uint32_t)sizes[d]);
-			box[d] = 1 + rnd((uint32_t)(sizes[d] - off[d]));
-			total *= (uint64_t)sizes[d];
-		}
-		random_layout(ndim, box, elem, ds);
-		strided_c_order(ndim, sizes, elem, ss);
-		for (uint32_t d = 0; d < ndim; d++)
-			start += off[d] * ss[d];
-		memset(got, 0, sizeof got);
-		memset(want, 0, sizeof want);
-		strided_init(&s, ndim, box, ds, ss, elem);
-		strided_copy(&s, want, src + start);
-		struct strided_feed f = { ndim, sizes, off, box, ds, elem };
-		for (uint64_t at = 0; at < total;) {
-			uint64_t n = 1 + rnd(40);
-			n = n < total - at ? n : total - at;
-			strided_scatter(&f, at, n, src + at * elem, got);
-			at += n;
-		}
-		if (memcmp(got, want, sizeof got) != 0)
-			T_FAIL("round %d: another result", round);
-	}
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(like_one_by_one),
 		cmocka_unit_test(merges_what_is_one_run),
 		cmocka_unit_test(empty_and_scalar),
-		cmocka_unit_test(a_stream_in_pieces),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

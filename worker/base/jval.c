@@ -274,13 +274,6 @@ FALLIBLE enum err jval_opt_integer(const struct jval *object, const char *key, i
 	return v.j ? jval_integer(&v, min, max, out) : OK;
 }
 
-FALLIBLE enum err jval_opt_number(const struct jval *object, const char *key, double min, double *out)
-{
-	struct jval v = jval_get(object, key);
-
-	return v.j ? jval_number(&v, min, out) : OK;
-}
-
 FALLIBLE enum err jval_opt_bool(const struct jval *object, const char *key, bool *out)
 {
 	struct jval v = jval_get(object, key);

@@ -44,7 +44,6 @@ FALLIBLE enum err jval_number(const struct jval *v, double min, double *out);
 /* A field of an object. `must_text`: it has to be there. The optional ones leave *out alone when it is absent. */
 FALLIBLE enum err jval_must_text(const struct jval *object, const char *key, struct str *out);
 FALLIBLE enum err jval_opt_integer(const struct jval *object, const char *key, int64_t min, int64_t max, int64_t *out);
-FALLIBLE enum err jval_opt_number(const struct jval *object, const char *key, double min, double *out);
 FALLIBLE enum err jval_opt_bool(const struct jval *object, const char *key, bool *out);
 /* One of the words, a NULL-terminated list; its index. */
 FALLIBLE enum err jval_opt_word(const struct jval *object, const char *key, const char *const *words, size_t *out);

@@ -50,7 +50,7 @@ void near_try(struct near *n, struct str known)
 	n->best[known.n] = '\0';
 }
 
-const char *near_found(const struct near *n)
+static const char *near_found(const struct near *n)
 {
 	return n->distance < NEAR_WORD_MAX ? n->best : NULL;
 }

@@ -16,7 +16,6 @@ struct near {
 
 struct near near_begin(struct str word);
 void near_try(struct near *n, struct str known);
-const char *near_found(const struct near *n);
 /* As text to append to a message: ` (did you mean "digest"?)`, or "". */
 const char *near_text(const struct near *n, char out[NEAR_HINT_MAX]);
 /* All of it, over a list that NULL ends. */

@@ -7,6 +7,9 @@
  *
  * A group whose members are on several hosts is hierarchical: shm inside a host, tcp or nccl between the hosts' first members.
  *
+ * The daemon's own jobs use exchange, barrier, all_gather and all_reduce over tcp and nccl: its workers on one host share their
+ * segments and need no shm group. The rest serves programs that link the engine (ops/dcp_ops.h and their own use), and the tests.
+ *
  * Rules of every collective:
  *   - all members call the same collectives in the same order; a mismatch (kind, bytes, root, dtype) is ERR_COLLECTIVE_MISMATCH on all;
  *   - it returns on every member within the deadline (+ 200 ms), with OK or with the group's one error;

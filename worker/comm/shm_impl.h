@@ -139,7 +139,6 @@ FALLIBLE enum err shm_arrive(struct shm *s, const struct shm_post *post);
 FALLIBLE enum err shm_life_begin(struct shm *s, int fd, uint64_t page_offset);
 void shm_life_end(struct shm *s);
 void shm_ring(struct shm *s, uint32_t member);
-FALLIBLE enum err shm_aborted(const struct shm *s);    /* OK: not */
 void shm_abort(struct comm *root, struct err_info *f);
 enum err shm_poll(struct comm *c);
 
@@ -154,5 +153,3 @@ enum err shm_broadcast(struct comm *c, void *data, uint64_t bytes, uint32_t root
 enum err shm_all_gather_v(struct comm *c, const void *in, const uint64_t *bytes, void *out);
 enum err shm_gather(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
 enum err shm_scatter(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
-/* memcpy that a shrinking segment on either side turns into an error, and that shows signs of life on the way. */
-FALLIBLE enum err shm_copy(struct shm *s, void *dst, const void *src, uint64_t bytes);

@@ -28,7 +28,8 @@ static void copy_piece(void *user)
 		memcpy((unsigned char *)p->dst + at, (const unsigned char *)p->src + at, num_min(p->bytes - at, SHM_BLOCK));
 }
 
-enum err shm_copy(struct shm *s, void *dst, const void *src, uint64_t bytes)
+/* memcpy that a shrinking segment on either side turns into an error, and that shows signs of life on the way. */
+static FALLIBLE enum err shm_copy(struct shm *s, void *dst, const void *src, uint64_t bytes)
 {
 	for (uint64_t at = 0; at < bytes; at += ALIVE_BYTES) {
 		struct piece p = { (unsigned char *)dst + at, (const unsigned char *)src + at, num_min(bytes - at, ALIVE_BYTES) };

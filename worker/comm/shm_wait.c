@@ -63,6 +63,8 @@ static bool soon(const struct shm *s, _Atomic uint32_t *word, uint32_t seen)
 	return false;
 }
 
+static FALLIBLE enum err shm_aborted(const struct shm *s);
+
 enum err shm_sleep(struct shm *s, _Atomic uint32_t *word, uint32_t seen, bool *late_out)
 {
 	*late_out = false;
@@ -270,7 +272,7 @@ static enum err raise_abort(const struct shm *root, uint64_t word)
 	return file[0] ? err_at_file(e, file, offset) : e;
 }
 
-enum err shm_aborted(const struct shm *s)
+static enum err shm_aborted(const struct shm *s)
 {
 	const struct shm *root = s->c->root->impl;
 

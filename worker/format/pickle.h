@@ -103,7 +103,6 @@ pnode pickle_dict_get(const struct pickle *pk, pnode dict, const char *key); /* 
 /* PK_GLOBAL: its own names; PK_OBJECT: those of what was called. */
 struct str pickle_module(const struct pickle *pk, pnode n);
 struct str pickle_name(const struct pickle *pk, pnode n);
-bool pickle_is_global(const struct pickle *pk, pnode n, const char *module, const char *name); /* PK_GLOBAL only */
 bool pickle_is_call(const struct pickle *pk, pnode n, const char *module, const char *name);   /* PK_OBJECT only */
 pnode pickle_args(const struct pickle *pk, pnode n);     /* PK_OBJECT: the argument tuple; PK_PERSID: the id */
 pnode pickle_state(const struct pickle *pk, pnode n);    /* PK_OBJECT: of the last BUILD, else 0 */

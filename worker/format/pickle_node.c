@@ -359,11 +359,6 @@ struct str pickle_name(const struct pickle *pk, pnode n)
 	return g ? pickle_str(pk, pk->cells.p[g + 2]) : (struct str){ "", 0 };
 }
 
-bool pickle_is_global(const struct pickle *pk, pnode n, const char *module, const char *name)
-{
-	return is_kind(pk, n, PK_GLOBAL) && str_is(pickle_module(pk, n), module) && str_is(pickle_name(pk, n), name);
-}
-
 bool pickle_is_call(const struct pickle *pk, pnode n, const char *module, const char *name)
 {
 	return is_kind(pk, n, PK_OBJECT) && str_is(pickle_module(pk, n), module) && str_is(pickle_name(pk, n), name);

@@ -22,5 +22,3 @@ struct item {
 /* pickle_max bounds data.pkl. */
 FALLIBLE enum err item_open(const struct item_source *src, uint64_t pickle_max, struct item *out);
 void item_close(struct item *it);
-/* Do the first bytes say that this is a stream of torch before 1.6? */
-bool item_is_stream(const unsigned char *first, size_t n);

@@ -121,7 +121,7 @@ enum err transform_new_deflate(struct transform **out)
 	return OK;
 }
 
-void transform_free(struct transform *t)
+static void transform_free(struct transform *t)
 {
 	if (!t)
 		return;

@@ -23,7 +23,6 @@ struct transform;
  * undone one after the other, which is what PyTorch's reader does. ERR_FORMAT_TRANSFORM names one that is not known. */
 FALLIBLE enum err transform_new(struct str descriptors, struct transform **out);
 FALLIBLE enum err transform_new_deflate(struct transform **out);
-void transform_free(struct transform *t);
 void transform_free_ptr(struct transform **t);
 
 FALLIBLE enum err transform_feed(struct transform *t, struct str *in, void *out, size_t out_cap, size_t *out_n);

@@ -23,7 +23,6 @@ struct optim_model;
 
 FALLIBLE enum err optim_model_new(uint32_t world_size, struct optim_model **out);
 void optim_model_free(struct optim_model *m);
-void optim_model_free_ptr(struct optim_model **m);             /* for CLEANUP */
 /* Rank by rank, ascending. What is given must live as long as the model. outer NULL: the tensor is not nested on this rank. Refused in
  * PyTorch's words: several outer shards on a rank, DTensors in or around what is nested. */
 FALLIBLE enum err optim_model_add(struct optim_model *m, uint32_t rank, struct str fqn, struct sd_path path, uint32_t ndim,
@@ -31,7 +30,6 @@ FALLIBLE enum err optim_model_add(struct optim_model *m, uint32_t rank, struct s
 /* Finds every rank's data-parallel group: that which its nested tensors name, else the ranks whose nested tensors have all the same
  * slices. Groups that contradict each other are ERR_PLAN_INVALID, naming rank and FQN. */
 FALLIBLE enum err optim_model_done(struct optim_model *m);
-bool optim_model_nested(const struct optim_model *m);          /* 2-D? */
 /* For DTensors: the slice that mesh dims of the name "tp" leave a rank of the mesh, with its group. *out NULL: no such dim, or the rank
  * is not in the mesh. */
 FALLIBLE enum err optim_mesh_slice(const struct tree_mesh *mesh, const struct placement *placements, uint32_t rank, uint32_t ndim,

@@ -39,16 +39,6 @@ void optim_model_free(struct optim_model *m)
 	mem_free(m);
 }
 
-void optim_model_free_ptr(struct optim_model **m)
-{
-	optim_model_free(*m);
-}
-
-bool optim_model_nested(const struct optim_model *m)
-{
-	return m->nested;
-}
-
 static enum err at(enum err e, const struct optim_param *p, uint32_t rank)
 {
 	return err_at_rank(err_at_fqn(e, p->fqn.p, p->fqn.n), rank);

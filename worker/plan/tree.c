@@ -48,7 +48,8 @@ static void slot_fill(struct tree *d, uint32_t place)
 	d->slots[i] = place + 1;
 }
 
-uint32_t tree_find(const struct tree *dict, const struct tree_key *key, uint32_t hint)
+/* The place of `key` in a dict, tried first at `hint`; UINT32_MAX: absent. */
+static uint32_t tree_find(const struct tree *dict, const struct tree_key *key, uint32_t hint)
 {
 	if (dict->kind != TREE_DICT)
 		return NOT_FOUND;

@@ -103,7 +103,6 @@ FALLIBLE enum err tree_whole(struct arena *a, enum dtype dtype, uint32_t ndim, c
 
 /* Reading. */
 struct tree *tree_get(const struct tree *dict, struct tree_key key);   /* NULL if absent, or no dict */
-uint32_t tree_find(const struct tree *dict, const struct tree_key *key, uint32_t hint); /* its place; UINT32_MAX: absent */
 /* A shard's box: global offsets, then sizes, in `scratch` (2 * NDIM_MAX) if the shard says "whole". */
 const int64_t *tree_shard_dims(const struct tree_tensor *t, const struct tree_shard *s, int64_t *scratch);
 /* The place of a rank in a mesh: ndim coordinates; false if the mesh lacks it. */

@@ -220,7 +220,7 @@ static FALLIBLE enum err show_dcp(struct worker *w, const json_t *q, struct buf 
 	return OK;
 }
 
-enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
+static FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
 	enum format format;
@@ -270,7 +270,7 @@ static enum err put_file(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
-enum err lookup_files(struct worker *w, const json_t *q, struct buf *out)
+static FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;

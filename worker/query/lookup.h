@@ -8,8 +8,6 @@ FALLIBLE enum err lookup_room(const json_t *q, uint64_t bytes);
 /* Members of a checkpoint's object in a list, without the braces. */
 FALLIBLE enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, enum format format, struct buf *out);
 FALLIBLE enum err lookup_list(struct worker *w, const json_t *q, struct buf *out);
-FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out);
-FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_images(const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out);

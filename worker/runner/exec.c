@@ -13,7 +13,7 @@
 
 enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
 
-enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
+static enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
 {
 	const struct run_dst *d = &run->dsts[dst];
 	struct str fqn = run_dst_fqn(run, d), name = run_file_name(run, &run->files[d->file]);

@@ -58,7 +58,6 @@ FALLIBLE enum err exec_queue(struct slot *s, struct wave_op *op);
 FALLIBLE enum err exec_queue_wave(struct slot *s);
 /* fn(slot) with SIGBUS as ERR_SEGMENT_SHRUNK; its error comes back. */
 FALLIBLE enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s));
-enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e);
 
 FALLIBLE enum err exec_block_begin(struct slot *s);
 FALLIBLE enum err exec_block_advance(struct slot *s);  /* all pending I/O is done */

@@ -42,7 +42,7 @@ void files_close(struct files *f)
 	*f = (struct files){ 0 };
 }
 
-enum err files_dir(struct files *f, uint32_t dir, int *fd_out)
+static FALLIBLE enum err files_dir(struct files *f, uint32_t dir, int *fd_out)
 {
 	const struct run_dir *d = &f->run->dirs[dir];
 	struct str path = run_str(f->run, d->path_at, d->path_len);

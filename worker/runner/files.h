@@ -27,4 +27,3 @@ void files_unpin(struct files *f, uint32_t file);
 /* A segment's memory (all of file.bytes). ERR_SEGMENT_SHRUNK if it is smaller by now. Of RUN_FILE_MEMORY NULL: offsets are
  * addresses. */
 FALLIBLE enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out);
-FALLIBLE enum err files_dir(struct files *f, uint32_t dir, int *fd_out);

@@ -265,7 +265,7 @@ enum err hosts_wait_all(struct hosts *h, const char *what)
 	return gone ? gave_up(h) : OK;
 }
 
-enum err hosts_wait_leader(struct hosts *h, const char *what)
+static FALLIBLE enum err hosts_wait_leader(struct hosts *h, const char *what)
 {
 	bool gone = false;
 

@@ -49,5 +49,3 @@ void hosts_file(char out[32], const char *what, uint32_t host);
 FALLIBLE enum err hosts_put(struct hosts *h, const char *name, const void *bytes, uint64_t n, bool sync);
 /* Waits until every host has the file `what`; fails if one says that it failed, is silent, or has not come. */
 FALLIBLE enum err hosts_wait_all(struct hosts *h, const char *what);
-/* … until the leader's file `what` is there. */
-FALLIBLE enum err hosts_wait_leader(struct hosts *h, const char *what);

@@ -125,7 +125,7 @@ static bool same_header(struct reader *r, uint64_t image_bytes, const struct pla
 
 /* --------------------------------------------------------------------------------------------------------- plans */
 
-void plan_kept_free(struct plan_kept *k)
+static void plan_kept_free(struct plan_kept *k)
 {
 	plan_prints_free(&k->prints);
 	sdict_free(k->known);

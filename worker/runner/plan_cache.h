@@ -53,4 +53,3 @@ FALLIBLE enum err plan_kept_renew(struct plan_kept *k, const json_t *entry, cons
 /* Takes all of *k, which is zeroed. Too large, or its headers not noted: it is dropped at once. */
 void plan_cache_keep(struct job *j, struct plan_kept *k);
 void plan_cache_drop(struct plan_cache *c, struct plan_kept *k);
-void plan_kept_free(struct plan_kept *k);

@@ -8,7 +8,7 @@
 #include "base/num.h"
 #include "tensor/placement.h"
 
-static FALLIBLE enum err check_placement(struct str text, bool in_memory)
+FALLIBLE enum err layout_rules_placement(struct str text, bool in_memory)
 {
 	struct placement p;
 
@@ -17,11 +17,6 @@ static FALLIBLE enum err check_placement(struct str text, bool in_memory)
 		return ERR(LAYOUT_INVALID, "Any checkpointing related operations are not supported for DTensor with partial placements: "
 			   "%.*s has to be reduced first", (int)num_min(text.n, 64), text.p);
 	return OK;
-}
-
-FALLIBLE enum err layout_rules_placement(struct str text)
-{
-	return check_placement(text, false);
 }
 
 static FALLIBLE enum err check_ranks(const struct jval *v, int64_t world, bool once, size_t *count_out)
@@ -54,7 +49,7 @@ static FALLIBLE enum err check_placements(const struct jval *rule, size_t mesh_d
 		struct jval v = jval_at(&list, i);
 		struct str text;
 		TRY(jval_string(&v, &text));
-		if (check_placement(text, in_memory) != OK) {
+		if (layout_rules_placement(text, in_memory) != OK) {
 			char why[ERR_TEXT_MAX];
 			memcpy(why, err_last()->text, sizeof why);
 			return jval_fail(&v, ERR_LAYOUT_INVALID, "%s", why);

@@ -300,17 +300,3 @@ enum err cast_neg(void *p, enum dtype d, size_t n)
 		negate_ints(p, dtype_bytes(d), n);
 	return OK;
 }
-
-void cast_swap(void *p, enum dtype d, size_t n)
-{
-	size_t bytes = dtype_bytes(component(d));
-	unsigned char *at = p;
-
-	for (size_t i = 0; i < n * (dtype_is_complex(d) ? 2 : 1); i++, at += bytes) {
-		for (size_t k = 0; k < bytes / 2; k++) {
-			unsigned char low = at[k];
-			at[k] = at[bytes - 1 - k];
-			at[bytes - 1 - k] = low;
-		}
-	}
-}

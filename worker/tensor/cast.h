@@ -12,5 +12,3 @@ FALLIBLE enum err cast_check(enum dtype to, enum dtype from);
 /* The lazy bits of a stored tensor, resolved in place: conj of complex elements, negation of any signed or float ones. */
 FALLIBLE enum err cast_conj(void *p, enum dtype d, size_t n);
 FALLIBLE enum err cast_neg(void *p, enum dtype d, size_t n);
-/* Big-endian archives: turns the bytes of each element (each half of a complex one) around, in place. */
-void cast_swap(void *p, enum dtype d, size_t n);

@@ -23,14 +23,3 @@ void strided_copy(const struct strided *s, void *dst, const void *src);
 
 /* C-order strides in bytes of a chunk of these sizes. */
 void strided_c_order(uint32_t ndim, const int64_t *sizes, size_t elem_bytes, int64_t *strides_out);
-
-/* A stream that cannot be read at random (deflate, zstd) gives the source chunk piece by piece. Takes elements [first, first + n)
- * of a chunk of `src_sizes`, in the order they are stored in, and puts those inside the box to their place. box_off, box_size:
- * in the source chunk. dst: where the box's first element goes; dst_strides in bytes. Dims must be in stored order: outermost
- * first. */
-struct strided_feed {
-	uint32_t ndim;
-	const int64_t *src_sizes, *box_off, *box_size, *dst_strides;
-	size_t elem_bytes;
-};
-void strided_scatter(const struct strided_feed *f, uint64_t first, uint64_t n, const void *src, void *dst);
