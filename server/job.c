@@ -134,6 +134,7 @@ void job_free(struct job *j)
 	must(!j->source_use && !j->target_use && !j->other_use && !j->part_uses && !j->made_use && !j->waiters && !j->await);
 	loop_timer_stop(&j->timer);
 	json_decref(j->spec);
+	json_decref(j->likes);
 	json_decref(j->progress_ranks);
 	json_decref(j->result);
 	json_decref(j->error);
@@ -405,6 +406,7 @@ static enum err load_row(void *user, const struct journal_job *row)
 		return ERR(JOURNAL, "the journal's record of job %s cannot be read", row->id);
 	TRY(job_alloc(l->server, (enum job_kind)row->kind, spec, row->uid, &l->job));
 	struct job *j = l->job;
+	(void)json_object_del(j->spec, "like_storages"); /* of an older daemon, which kept its own notes there */
 	memcpy(j->id, row->id, sizeof j->id);
 	j->state = (enum job_state)row->state;
 	j->attempt = row->attempt;

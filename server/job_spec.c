@@ -78,25 +78,24 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 /* {"match":…,"like":"main:other"}: the worker reads that checkpoint's boxes. */
 static FALLIBLE enum err add_likes(struct job *j)
 {
-	json_t *target = json_object_get(j->spec, "target"), *likes = NULL;
+	json_t *target = json_object_get(j->spec, "target");
 	const json_t *rule;
 	size_t i;
 
+	json_decref(j->likes);
+	j->likes = NULL;
 	json_array_foreach(json_object_get(target, "layout"), i, rule) {
 		const char *like = json_string_value(json_object_get(rule, "like"));
 		const char *colon = like ? strchr(like, ':') : NULL;
 		if (!colon || strncmp(like, "shm:", 4) == 0)
 			continue;
-		if (!likes)
-			likes = json_array();
 		json_t *name = json_stringn(like, (size_t)(colon - like));
-		if (!likes || !name || json_array_append_new(likes, name) != 0)
+		if (!j->likes)
+			j->likes = json_array();
+		if (!j->likes || !name || json_array_append_new(j->likes, name) != 0)
 			return ERR(NO_MEMORY, "cannot resolve a layout");
+		TRY(add_storage(j, json_string_value(name)));
 	}
-	if (likes && json_object_set_new(j->spec, "like_storages", likes) != 0) /* so that the names live as long as the spec */
-		return ERR(NO_MEMORY, "cannot resolve a layout");
-	json_array_foreach(likes, i, rule)
-		TRY(add_storage(j, json_string_value(rule)));
 	return OK;
 }
 

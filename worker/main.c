@@ -190,15 +190,18 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 {
 	j->id = json_string_value(json_object_get(j->doc, "job"));
 	const char *kind = json_string_value(json_object_get(j->doc, "kind"));
-	j->spec = json_object_get(j->doc, "spec");
+	json_t *request = json_object_get(j->doc, "spec");
 	j->attempt = (uint64_t)json_integer_value(json_object_get(j->doc, "attempt"));
 	j->dry_run = json_is_true(json_object_get(j->doc, "dry_run"));
 	j->uid = (uid_t)json_integer_value(json_object_get(j->doc, "uid"));
 	j->admin = json_is_true(json_object_get(j->doc, "admin"));
-	if (!j->id || !kind || !j->spec)
+	if (!j->id || !kind || !request)
 		return ERR(PROTOCOL, "a job without id, kind or spec");
 	if (!kind_parse(str_of(kind), &j->kind))
 		return ERR(UNKNOWN_KIND, "a job of kind '%s'", kind);
+	TRY(field_put_default(request, "kind", json_string(kind)));
+	TRY(spec_read(request, &j->spec));
+	j->request = request;
 	TRY(take_fds(j, f));
 	TRY(check_roots(j->worker));
 	return operations[j->kind](j);

@@ -348,11 +348,12 @@ static FALLIBLE enum err run_verify(struct job *j)
 
 	if (!spec)
 		return ERR(NO_MEMORY, "no memory for a job");
-	j->spec = spec;
+	j->request = spec;
+	field_fallbacks(&j->spec);
 	j->id = "verify";
 	j->kind = JOB_VERIFY;
 	enum err e = verify_job(j);
-	j->spec = NULL;
+	j->request = NULL;
 	json_decref(spec);
 	return e;
 }

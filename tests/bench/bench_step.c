@@ -97,9 +97,9 @@ static void plan_in_full(struct job *j, uint32_t ranks, double t[4], struct plan
 	uint32_t first;
 
 	t[0] = now();
-	ok(input_open_noted(j, json_object_get(j->spec, "source"), &kept->prints, &in));
+	ok(input_open_noted(j, json_object_get(j->request, "source"), &kept->prints, &in));
 	t[1] = now();
-	ok(spec_select(j->spec, in.sd, &view));
+	ok(spec_select(&j->spec, in.sd, &view));
 	ok(save_plan_make(view.sd, DEDUP_BALANCED, UINT64_MAX, &kept->plan, &stats));
 	ok(save_plan_validate(kept->plan));
 	t[2] = now();
@@ -146,16 +146,17 @@ int main(int argc, char **argv)
 	uint32_t ranks = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 4;
 	static struct plan_cache cache;
 	struct worker w = { .plans = &cache, .count = 1 };
-	json_t *spec = json_pack("{s:{s:s}, s:{s:s, s:s}, s:{}}", "source", "state_dict", "t", "target", "storage", "s", "name", "x",
-				 "options");
+	json_t *spec = json_pack("{s:s, s:{s:s}, s:{s:s, s:s}, s:{}}", "kind", "save", "source", "state_dict", "t", "target",
+				 "storage", "s", "name", "x", "options");
 	double full[4] = { 0 }, match[STEPS], tables[STEPS], share[STEPS];
 
 	if (!tensors || !ranks || ranks > RANKS_MAX || !spec)
 		return 2;
 	for (uint32_t step = 0; step <= STEPS; step++) {
 		int fds[RANKS_MAX];
-		struct job j = { .worker = &w, .spec = spec, .doc = make_entry(tensors, ranks, step, fds), .fds = fds, .fd_count = ranks,
-				 .segment_count = ranks };
+		struct job j = { .worker = &w, .request = spec, .doc = make_entry(tensors, ranks, step, fds), .fds = fds, .fd_count = ranks,
+				 .segment_count = ranks, .kind = JOB_SAVE };
+		ok(spec_read(spec, &j.spec));
 		const json_t *entry = json_object_get(json_object_get(j.doc, "state_dicts"), "t");
 		struct plan_kept kept = { 0 };
 		struct spec_view values = { 0 };

@@ -90,7 +90,8 @@ static inline enum err t_worker_job(struct t_worker *t, enum err (*fn)(struct jo
 	snprintf(id, sizeof id, "01T%023ju", (uintmax_t)generation);
 	j.doc = json_loads(text, 0, NULL);
 	assert_non_null(j.doc);
-	j.spec = j.doc;
+	j.request = j.doc;
+	T_OK(spec_read(j.doc, &j.spec));
 	t_worker_say(t, FRAME_COMMIT_OK, generation);
 	enum err e = fn(&j);
 	if (result)

@@ -54,16 +54,22 @@ static struct store_job job_named(const char *id)
 	return (struct store_job){ .roots = &t.w.roots, .id = id, .attempt = 1, .uid = geteuid() };
 }
 
+static struct ref in_main(const char *name)
+{
+	return (struct ref){ REF_CHECKPOINT, STR("main"), str_of(name), -1 };
+}
+
+static struct spec writing(const char *name, bool overwrite, enum beside beside)
+{
+	return (struct spec){ .target = in_main(name), .overwrite = overwrite, .beside = beside, .sync_files = true };
+}
+
 static enum err open_staging(const char *job, const char *name, bool overwrite, struct staging *s)
 {
 	struct store_job j = job_named(job);
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
-	json_t *options = json_pack("{s:b}", "overwrite", overwrite);
-	enum err e = staging_open(&j, ref, options, s);
-	json_decref(options);
+	struct spec spec = writing(name, overwrite, BESIDE_NEVER);
 
-	json_decref(ref);
-	return e;
+	return staging_open(&j, &spec, s);
 }
 
 static void put_manifest(struct staging *s, const char *job)
@@ -268,12 +274,10 @@ static void test_sizes(void **state)
 
 static enum err delete(const char *name, const char *job)
 {
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
+	struct ref ref = in_main(name);
 	struct store_job j = job_named(job);
-	enum err e = commit_delete(&j, ref);
 
-	json_decref(ref);
-	return e;
+	return commit_delete(&j, &ref);
 }
 
 static void test_delete(void **state)
@@ -412,42 +416,38 @@ static void test_sweep_keeps_what_was_put_away(void **state)
 
 /* ---- whose it is ---- */
 
-static enum err as(uid_t uid, bool admin, enum err (*what)(const struct store_job *j, const json_t *ref), const char *name)
+static enum err as(uid_t uid, bool admin, enum err (*what)(const struct store_job *j, const struct ref *ref), const char *name)
 {
 	static unsigned last;
 	char id[16];
 	struct store_job j = job_named(id);
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
+	struct ref ref = in_main(name);
 
 	snprintf(id, sizeof id, "D%u", ++last);
 	j.uid = uid;
 	j.admin = admin;
-	enum err e = what(&j, ref);
-	json_decref(ref);
-	return e;
+	return what(&j, &ref);
 }
 
-static enum err overwrite(const struct store_job *j, const json_t *ref)
+static enum err overwrite(const struct store_job *j, const struct ref *ref)
 {
-	json_t *options = json_pack("{s:b}", "overwrite", true);
+	struct spec spec = writing(ref->name.p, true, BESIDE_NEVER);
 	struct staging s;
 
-	enum err e = staging_open(j, ref, options, &s);
+	enum err e = staging_open(j, &spec, &s);
 	if (!e)
 		e = staging_commit(&s, true);
 	staging_close(&s);
-	json_decref(options);
 	return e;
 }
 
-static enum err write_in_place(const struct store_job *j, const json_t *ref)
+static enum err write_in_place(const struct store_job *j, const struct ref *ref)
 {
-	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
+	struct spec spec = writing(ref->name.p, true, BESIDE_ALWAYS);
 	struct staging s;
 
-	enum err e = staging_open(j, ref, options, &s);
+	enum err e = staging_open(j, &spec, &s);
 	staging_close(&s);
-	json_decref(options);
 	return e;
 }
 
@@ -463,7 +463,7 @@ static void put_owned(const char *name, const char *manifest, unsigned uid)
 static void test_owner(void **state)
 {
 	enum { OWNER = 4001, OTHER = 4002 };
-	enum err (*const acts[])(const struct store_job *, const json_t *) = { commit_delete, overwrite, write_in_place };
+	enum err (*const acts[])(const struct store_job *, const struct ref *) = { commit_delete, overwrite, write_in_place };
 
 	(void)state;
 	t_worker_put(&t, "x/.metadata", "m", 1);
@@ -499,18 +499,16 @@ static void test_owner_at_the_commit(void **state)
 {
 	struct store_job j = job_named("B");
 	struct staging s;
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x"), *options = json_pack("{s:b}", "overwrite", true);
+	struct spec spec = writing("x", true, BESIDE_NEVER);
 
 	(void)state;
 	j.uid = 4001;
-	T_OK(staging_open(&j, ref, options, &s));
+	T_OK(staging_open(&j, &spec, &s));
 	T_OK(staging_put_file(&s, ".metadata", "B", 1));
 	T_OK(save("A", "x", false));
 	T_ERR(FORBIDDEN, staging_commit(&s, true));
 	staging_close(&s);
 	assert_content("x/.metadata", "A");
-	json_decref(options);
-	json_decref(ref);
 }
 
 /* ---- a directory that could not be fsynced: what a second fsync says proves nothing ---- */
@@ -600,16 +598,13 @@ static void test_unsynced_directories(void **state)
 static void open_in_place(struct staging *s, const char *job)
 {
 	struct store_job j = job_named(job);
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
-	json_t *options = json_pack("{s:b, s:s}", "overwrite", true, "beside", "always");
+	struct spec spec = writing("x", true, BESIDE_ALWAYS);
 
-	T_OK(staging_open(&j, ref, options, s));
+	T_OK(staging_open(&j, &spec, s));
 	T_OK(staging_add_file(s, STR("__0_0.distcp"), 4, 0));
 	T_OK(staging_put_file(s, "__0_0.distcp", job, 4));
 	T_OK(staging_put_file(s, ".metadata", job, 4));
 	put_manifest(s, job);
-	json_decref(options);
-	json_decref(ref);
 }
 
 /* The target's fsyncs: the old files away, the manifest in, the metadata in: the commit; then two more to put the old back. */

@@ -56,9 +56,6 @@ static void test_full(void **state)
 	struct pace p = { .left_ns = -1 };
 
 	(void)state;
-	assert_int_equal(pace_kind_of("background"), PACE_BACKGROUND);
-	assert_int_equal(pace_kind_of("full"), PACE_FULL);
-	assert_int_equal(pace_kind_of(NULL), PACE_FULL);
 	pace_begin(&p, PACE_FULL, 0, 1);
 	assert_int_equal(pace_rest_ms(&p), 0);
 	pace_begin(&p, PACE_BACKGROUND, 0, 1);

@@ -135,41 +135,11 @@ static void test_too_many_likes(void **state)
 	spec_layout_free(&l);
 }
 
-static enum err world(const char *text, uint32_t *out)
-{
-	json_t *doc = parse(text);
-	enum err e = spec_world_size(doc, 5, out);
-
-	json_decref(doc);
-	return e;
-}
-
-static void test_world_size(void **state)
-{
-	static const struct { const char *text; uint32_t want; } good[] = {
-		{ "{}", 5 }, { "{'world_size':3}", 3 }, { "{'world_size':65536}", 65536 },
-		{ "{'layout':[{'mesh':[2,3]},{'mesh':[6]},{'placements':[]}]}", 6 },
-		{ "{'world_size':9,'layout':[{'mesh':[2,3]}]}", 9 }, { "{'layout':[{'chunks':{}}]}", 5 },
-	};
-	static const char *const bad[] = { "{'world_size':0}", "{'world_size':-1}", "{'world_size':65537}", "{'world_size':4294967297}",
-					   "{'layout':[{'mesh':[2]},{'mesh':[3]}]}", "{'layout':[{'mesh':[70000]}]}" };
-	uint32_t got;
-
-	(void)state;
-	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-		T_OK(world(good[i].text, &got));
-		assert_int_equal(got, good[i].want);
-	}
-	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-		T_ERR(WORLD_MISMATCH, world(bad[i], &got));
-	T_ERR(LIMIT_EXCEEDED, world("{'layout':[{'mesh':[4294967296,4294967296]}]}", &got));
-}
-
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = { T(test_rules), T(test_bad_rules), T(test_bad_rules_are_named), T(test_in_memory), T(test_like),
-					    T(test_too_many_likes), T(test_world_size) };
+					    T(test_too_many_likes) };
 
 	return cmocka_run_group_tests_name("spec_layout", tests, NULL, NULL);
 }

@@ -51,6 +51,12 @@ static int teardown(void **state)
 	return 0;
 }
 
+static struct spec selection(json_t *doc)
+{
+	return (struct spec){ .include = json_object_get(doc, "include"), .exclude = json_object_get(doc, "exclude"),
+			      .rename = json_object_get(doc, "rename"), .dtype = json_object_get(doc, "dtype") };
+}
+
 static enum err chosen(const char *text)
 {
 	char z[1024];
@@ -62,7 +68,8 @@ static enum err chosen(const char *text)
 	json_t *doc = json_loads(z, 0, NULL);
 	assert_non_null(doc);
 	spec_view_free(&view);
-	enum err e = spec_select(doc, sd, &view);
+	struct spec spec = selection(doc);
+	enum err e = spec_select(&spec, sd, &view);
 	json_decref(doc);
 	return e;
 }
@@ -171,7 +178,8 @@ static void test_too_many(void **state)
 	for (int i = 0; i < 65; i++)
 		json_array_append_new(list, json_pack("[s, s]", "a", "a"));
 	json_object_set_new(doc, "rename", list);
-	T_ERR(VALIDATION_FAILED, spec_select(doc, sd, &view));
+	struct spec spec = selection(doc);
+	T_ERR(VALIDATION_FAILED, spec_select(&spec, sd, &view));
 	json_decref(doc);
 }
 

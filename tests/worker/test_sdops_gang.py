@@ -506,7 +506,7 @@ def test_auto_is_shm_on_one_host_whatever_the_device():
             assert images(g.made)[1].entries["w"][2] == whole(s)
             g.made.close()
         failed(g.job("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "gloo"}, {"s": s}),
-               "invalid_request")
+               "validation_failed")
         s.close()
 
 

@@ -372,3 +372,17 @@ def test_diff_tells_all_tensors_however_much_differs(gang):
     assert found["t0007"]["first_index"] == [7] and found["t0007"]["max_abs"] == 8.0
     a.close()
     b.close()
+
+
+# --------------------------------------------------------------------------------------------------------- requests
+
+
+@pytest.mark.parametrize("kind,more", [
+    ("verify", {"level": "deep"}), ("reshard", {"options": {"verify": "quick"}}), ("load", {"options": {"verify": "quick"}}),
+    ("load", {"options": {"pace": "slow"}}), ("reshard", {"options": {"dedup": "highest_rank"}}), ("load", {"options": {"verfy": "none"}}),
+])
+def test_a_word_that_is_unknown_means_nothing(roots, kind, more):
+    """The worker reads requests by the rows that the coordinator checks them by: what those do not have is no default in disguise."""
+    target = {"reshard": {"target": at(f"words-{kind}", "out")}, "load": {"target": {"state_dict": "x"}}}.get(kind, {})
+    with Gang(1, roots) as g:
+        failed(g.job(kind, {"source": at(ROWS), **target, **more}), "unknown_field" if "verfy" in str(more) else "validation_failed")

@@ -14,11 +14,6 @@ static int64_t clock_ns(clockid_t which)
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-enum pace_kind pace_kind_of(const char *name)
-{
-	return name && strcmp(name, "background") == 0 ? PACE_BACKGROUND : PACE_FULL;
-}
-
 int pace_core(const cpu_set_t *cpus, uint32_t index, uint32_t count)
 {
 	uint64_t n = (uint64_t)CPU_COUNT(cpus);

@@ -29,8 +29,6 @@ struct pace {
 	uint32_t index, count;
 };
 
-/* "background"; anything else, NULL too, is PACE_FULL. */
-enum pace_kind pace_kind_of(const char *name);
 /* This is worker `index` of `count`. */
 void pace_begin(struct pace *p, enum pace_kind kind, uint32_t index, uint32_t count);
 /* At most a period, so that who asks can look after other things in between. Less than a millisecond it rests itself. */

@@ -218,8 +218,8 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 	TRY(input_add_files(&d->b, &d->build, false, &d->map_b));
 	TRY(build_sources(&d->build, d->common, input_kind(&d->a), d->map_a, input_manifest(&d->a), &first_a));
 	TRY(build_sources(&d->build, d->b.sd, input_kind(&d->b), d->map_b, input_manifest(&d->b), &first_b));
-	d->build.opts.rtol = json_number_value(json_object_get(d->job->spec, "rtol"));
-	d->build.opts.atol = json_number_value(json_object_get(d->job->spec, "atol"));
+	d->build.opts.rtol = d->job->spec.rtol;
+	d->build.opts.atol = d->job->spec.atol;
 	d->build.opts.verify = input_verifies(d->job);
 	TRY(build_diff(&d->build, d->common, first_a, first_b, &plan));
 	TRY(run_share(&d->build, &run));
@@ -248,12 +248,12 @@ static FALLIBLE enum err diff(struct diff *d)
 		return ERR(NO_MEMORY, "no memory for a plan");
 	json_object_set(d->job->result, "differences", d->list);
 	TRY(job_state(d->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(d->job, json_object_get(d->job->spec, "a"), &d->a));
-	TRY(input_open(d->job, json_object_get(d->job->spec, "b"), &d->b));
+	TRY(input_open(d->job, json_object_get(d->job->request, "a"), &d->a));
+	TRY(input_open(d->job, json_object_get(d->job->request, "b"), &d->b));
 	TRY(input_undo_transforms(d->job, &d->a, false));
 	TRY(input_undo_transforms(d->job, &d->b, false));
-	TRY(input_select(&d->a, d->job->spec, &d->view_a));
-	TRY(input_select(&d->b, d->job->spec, &d->view_b));
+	TRY(input_select(&d->a, &d->job->spec, &d->view_a));
+	TRY(input_select(&d->b, &d->job->spec, &d->view_b));
 	TRY(save_plan_make(d->a.sd, DEDUP_LOWEST_RANK, UINT64_MAX, &d->plan_a, &stats));
 	TRY(save_plan_validate(d->plan_a)); /* what no chunk holds would not be compared, and count as equal */
 	TRY(sdict_new(UINT64_MAX, &d->common));

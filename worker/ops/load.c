@@ -24,7 +24,7 @@ struct load {
 	struct load_match match;
 	struct load_plan plan;
 	struct problems problems;
-	const json_t *optimizer;       /* of the request, NULL: a plain load */
+	bool optimizer;                /* of optimizer state, as a model's ranks need it */
 	struct optim_load optim;
 };
 
@@ -44,30 +44,28 @@ static FALLIBLE enum err one_file_per_rank(struct load *l)
 
 static FALLIBLE enum err cut_optimizer(struct load *l)
 {
-	json_int_t asked = json_integer_value(json_object_get(json_object_get(l->job->spec, "target"), "world_size"));
+	int64_t asked = l->job->spec.world_size;
 
 	if (l->existing)
 		return ERR(STATE_DICT_EXISTS, "a load of optimizer state makes its state dict: the target exists");
-	TRY(optim_load_plan(l->job, l->optimizer, &l->view, &l->optim));
+	TRY(optim_load_plan(l->job, &l->view, &l->optim));
 	l->world_size = l->optim.world_size;
 	l->target = move(l->optim.plan.sd);
-	if (asked && asked != (json_int_t)l->world_size)
+	if (asked && asked != l->world_size)
 		return ERR(WORLD_MISMATCH, "the model has %u ranks, the target is to have %jd", l->world_size, (intmax_t)asked);
 	return one_file_per_rank(l);
 }
 
 static FALLIBLE enum err cut(struct load *l)
 {
-	const json_t *target = json_object_get(l->job->spec, "target");
-
 	if (l->optimizer)
 		return cut_optimizer(l);
 	if (l->existing) {
 		l->world_size = (uint32_t)json_integer_value(json_object_get(l->existing, "world_size"));
 		return input_images(l->existing, l->job->fds, l->job->segment_count, &l->target);
 	}
-	TRY(spec_world_size(target, l->source.world_size, &l->world_size));
-	TRY(target_cut(l->job->worker, &l->view, json_object_get(target, "layout"), l->world_size, &l->problems,
+	l->world_size = spec_world_size(&l->job->spec, l->source.world_size);
+	TRY(target_cut(l->job->worker, &l->view, l->job->spec.layout, l->world_size, &l->problems,
 		       &l->target, l->job->result));
 	return one_file_per_rank(l);
 }
@@ -174,24 +172,21 @@ static FALLIBLE enum err dry_run(struct load *l)
 
 static FALLIBLE enum err load(struct load *l)
 {
-	const json_t *target = json_object_get(l->job->spec, "target");
-	const char *name = json_string_value(json_object_get(target, "state_dict"));
-
 	l->job->result = json_object();
 	l->arena = arena_new(UINT64_MAX);
 	if (!l->job->result || !l->arena)
 		return ERR(NO_MEMORY, "no memory for a plan");
 	l->problems.arena = l->arena;
-	l->optimizer = json_object_get(l->job->spec, "optimizer");
-	l->existing = json_object_get(json_object_get(l->job->doc, "state_dicts"), name);
+	l->optimizer = l->job->spec.optimizer_key.n > 0;
+	l->existing = job_state_dict(l->job, &l->job->spec.target);
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
+	TRY(input_open(l->job, json_object_get(l->job->request, "source"), &l->source));
 	TRY(input_undo_transforms(l->job, &l->source, false));
-	TRY(spec_select(l->job->spec, l->source.sd, &l->view));
+	TRY(spec_select(&l->job->spec, l->source.sd, &l->view));
 	TRY(cut(l));
 	TRY(job_state(l->job, "planning", "plan", NULL, 0));
 	l->match.problems = &l->problems;
-	l->match.strict = !json_is_false(json_object_get(l->job->spec, "strict"));
+	l->match.strict = l->job->spec.strict;
 	TRY(load_plan_make(l->view.sd, l->target, &l->match, l->arena, &l->plan));
 	TRY(report(l));
 	if (!l->job->dry_run)

@@ -51,19 +51,16 @@ static FALLIBLE enum err add_rank(struct job *j, struct optim_load *l, const jso
 	return job_tick(j);
 }
 
-enum err optim_load_plan(struct job *j, const json_t *optimizer, const struct spec_view *view, struct optim_load *out)
+enum err optim_load_plan(struct job *j, const struct spec_view *view, struct optim_load *out)
 {
-	const char *name = json_string_value(json_object_get(json_object_get(optimizer, "model"), "state_dict"));
-	const json_t *key = json_object_get(optimizer, "key");
-	const json_t *entry = json_object_get(json_object_get(j->doc, "state_dicts"), name ? name : "");
+	const json_t *entry = job_state_dict(j, &j->spec.optimizer_model);
 	const json_t *ranks = json_object_get(entry, "ranks");
-	struct str text = { json_string_value(key), json_string_length(key) };
 	struct sdop_rules rules = { 0 };
 	enum err e = OK;
 
 	*out = (struct optim_load){ .world_size = (uint32_t)json_array_size(ranks), .arena = arena_new(UINT64_MAX) };
 	if (!entry || out->world_size == 0)
-		return ERR(NOT_FOUND, "there is no state dict '%s'", name ? name : "");
+		return ERR(NOT_FOUND, "there is no state dict '%s'", j->spec.optimizer_model.name.p);
 	out->images = mem_zalloc(out->world_size, sizeof *out->images);
 	if (!out->images || !out->arena)
 		return ERR(NO_MEMORY, "no memory for a model of %u ranks", out->world_size);
@@ -73,7 +70,7 @@ enum err optim_load_plan(struct job *j, const json_t *optimizer, const struct sp
 	sdop_rules_free(&rules);
 	TRY(e);
 	TRY(optim_model_done(out->model));
-	TRY(optim_plan_make(view->sd, view->dtypes, out->model, text, out->arena, &out->plan));
+	TRY(optim_plan_make(view->sd, view->dtypes, out->model, j->spec.optimizer_key, out->arena, &out->plan));
 	json_object_set_new(j->result, "unmatched", json_integer((json_int_t)out->plan.unmatched));
 	return OK;
 }

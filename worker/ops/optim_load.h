@@ -12,7 +12,7 @@ struct optim_load {
 	struct optim_plan plan;
 };
 
-/* optimizer: {"key","model":{"state_dict"}} of the job's spec. result: gets "unmatched", how many tensors are of no parameter of a 2-D
+/* Of the job's optimizer_key and optimizer_model. result: gets "unmatched", how many tensors are of no parameter of a 2-D
  * model. out->plan.sd is the caller's to take. */
-FALLIBLE enum err optim_load_plan(struct job *j, const json_t *optimizer, const struct spec_view *view, struct optim_load *out);
+FALLIBLE enum err optim_load_plan(struct job *j, const struct spec_view *view, struct optim_load *out);
 void optim_load_free(struct optim_load *l);

@@ -44,7 +44,7 @@ static enum err wrong(const char *what, size_t index)
 /* This save is but a part: "hosts": {"id","part":true}. */
 static const char *part_of(const struct planned_save *l)
 {
-	const json_t *hosts = json_object_get(l->job->spec, "hosts");
+	const json_t *hosts = l->job->spec.hosts;
 
 	return json_is_true(json_object_get(hosts, "part")) ? json_string_value(json_object_get(hosts, "id")) : NULL;
 }
@@ -171,7 +171,7 @@ static FALLIBLE enum err read_list(struct planned_save *l)
 
 static const json_t *part_rank(const struct planned_save *l, size_t i)
 {
-	const json_t *parts = json_object_get(json_object_get(l->job->spec, "source"), "parts");
+	const json_t *parts = l->job->spec.parts;
 	const char *name = json_string_value(json_object_get(json_array_get(parts, i), "state_dict"));
 	const json_t *dict = name ? json_object_get(json_object_get(l->job->doc, "state_dicts"), name) : NULL;
 
@@ -189,7 +189,7 @@ static FALLIBLE enum err add_elsewhere(struct planned_save *l)
 
 static FALLIBLE enum err add_parts(struct planned_save *l)
 {
-	const json_t *parts = json_object_get(json_object_get(l->job->spec, "source"), "parts");
+	const json_t *parts = l->job->spec.parts;
 
 	l->part_count = (uint32_t)json_array_size(parts);
 	l->part_file = mem_zalloc((uint64_t)l->part_count + 1, sizeof *l->part_file);
@@ -431,9 +431,7 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 	TRY(target_identity(l->target->chunk_count, l->arena, &pieces));
 	l->job->result = json_object();
 	struct write_spec w = { .build = &l->run, .target = l->target, .pieces = &pieces, .first_src = first,
-				.world_size = l->world_size, .to = json_object_get(l->job->spec, "target"),
-				.format = FORMAT_DCP,
-				.options = json_object_get(l->job->spec, "options"), .after_run = check_metadata, .user = l,
+				.world_size = l->world_size, .format = FORMAT_DCP, .after_run = check_metadata, .user = l,
 				.given = &l->build, .metadata = { l->metadata, l->metadata_bytes },
 				.metadata_name = l->metadata_name, .part = part_of(l), .local = l->local,
 				.take_others = l->local ? gather_parts : NULL };
@@ -443,7 +441,7 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 static FALLIBLE enum err do_save(struct planned_save *l)
 {
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(l->job, json_object_get(l->job->spec, "source"), &l->source));
+	TRY(input_open(l->job, json_object_get(l->job->request, "source"), &l->source));
 	TRY(read_list(l));
 	TRY(sdict_new(UINT64_MAX, &l->target));
 	TRY(add_parts(l));

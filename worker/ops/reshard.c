@@ -79,15 +79,14 @@ static FALLIBLE enum err drop_values(struct reshard *r)
 
 static FALLIBLE enum err cut(struct reshard *r)
 {
-	const json_t *target = json_object_get(r->job->spec, "target");
 	CLEANUP(sdict_free_ptr) struct sdict *held = NULL;
 	struct save_plan_stats stats;
 
 	if (!format_holds(r->format, FORMAT_CHUNKS))
 		return target_whole(&r->view, &r->plan);
-	TRY(target_cut(r->job->worker, &r->view, json_object_get(target, "layout"), r->world_size, NULL, &held,
+	TRY(target_cut(r->job->worker, &r->view, r->job->spec.layout, r->world_size, NULL, &held,
 		       r->job->result));
-	TRY(save_plan_make(held, target_dedup(json_object_get(r->job->spec, "options")), UINT64_MAX, &r->plan, &stats));
+	TRY(save_plan_make(held, r->job->spec.dedup, UINT64_MAX, &r->plan, &stats));
 	json_object_set_new(r->job->result, "dedup_bytes_saved", json_integer((json_int_t)stats.bytes_saved));
 	return save_plan_validate(r->plan);
 }
@@ -114,7 +113,6 @@ static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
 
 static FALLIBLE enum err write_resharded(struct reshard *r)
 {
-	const json_t *target = json_object_get(r->job->spec, "target");
 	struct load_match match = { .strict = true };
 	struct load_plan pieces;
 	json_t *casts = NULL;
@@ -135,29 +133,23 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first,
 				.value_src = r->value_src, .world_size = r->world_size, .format = r->format,
 				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
-				.to = NULL, .options = json_object_get(r->job->spec, "options"),
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
-	json_t *to = json_pack("{s:O, s:O}", "storage", json_object_get(target, "storage"), "name",
-			       json_object_get(target, "name"));
-	w.to = to;
-	enum err e = to ? write_checkpoint(r->job, &w) : ERR(NO_MEMORY, "no memory for a reference");
-	json_decref(to);
-	return e;
+	return write_checkpoint(r->job, &w);
 }
 
 static FALLIBLE enum err reshard(struct reshard *r)
 {
-	const json_t *target = json_object_get(r->job->spec, "target");
+	const json_t *target = json_object_get(r->job->request, "target");
 	const char *format = json_string_value(json_object_get(target, "format"));
 
 	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
 	if (!format_parse(str_of(format ? format : "dcp"), &r->format) || !format_writes(r->format))
 		return ERR(FORMAT_UNSUPPORTED, "checkpoints cannot be written in the format '%s'", format);
-	TRY(input_open(r->job, json_object_get(r->job->spec, "source"), &r->source));
+	TRY(input_open(r->job, json_object_get(r->job->request, "source"), &r->source));
 	TRY(input_undo_transforms(r->job, &r->source, false));
-	TRY(spec_select(r->job->spec, r->source.sd, &r->view));
+	TRY(spec_select(&r->job->spec, r->source.sd, &r->view));
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));
-	TRY(spec_world_size(target, r->source.world_size, &r->world_size));
+	r->world_size = spec_world_size(&r->job->spec, r->source.world_size);
 	if (!format_holds(r->format, FORMAT_CHUNKS))
 		r->world_size = 1;
 	r->arena = arena_new(UINT64_MAX);

@@ -61,7 +61,6 @@ static struct write_spec spec_of(struct save *s, struct sdict *plan, const struc
 {
 	return (struct write_spec){ .format = FORMAT_DCP, .build = &s->build, .target = plan, .value_src = s->value_src,
 				    .world_size = (uint32_t)json_integer_value(json_object_get(s->entry, "world_size")),
-				    .to = json_object_get(s->job->spec, "target"), .options = json_object_get(s->job->spec, "options"),
 				    .has_generation = true, .generation = (uint64_t)generation_of(s),
 				    .first_replica = replicas->first_src, .replica_count = (uint32_t)replicas->count,
 				    .after_run = replicas_compare, .hosts = s->hosts };
@@ -115,19 +114,18 @@ static void keep(struct save *s, const struct save_plan_stats *stats)
 static FALLIBLE enum err save(struct save *s)
 {
 	struct save_plan_stats stats = { 0 };
-	const json_t *options = json_object_get(s->job->spec, "options");
 
 	if (s->hosts)
 		TRY(hosts_input(s->hosts, &s->source));
 	else
-		TRY(input_open_noted(s->job, json_object_get(s->job->spec, "source"), s->job->dry_run ? NULL : &s->prints, &s->source));
+		TRY(input_open_noted(s->job, json_object_get(s->job->request, "source"), s->job->dry_run ? NULL : &s->prints, &s->source));
 	if (s->hosts)
 		s->entry = s->source.state_dict;
-	TRY(spec_select(s->job->spec, s->source.sd, &s->view));
+	TRY(spec_select(&s->job->spec, s->source.sd, &s->view));
 	TRY(replicas_values(s->view.sd, &s->replicas));
-	TRY(save_plan_make(s->view.sd, target_dedup(options), UINT64_MAX, &s->plan, &stats));
+	TRY(save_plan_make(s->view.sd, s->job->spec.dedup, UINT64_MAX, &s->plan, &stats));
 	TRY(save_plan_validate(s->plan));
-	s->plan->has_paths = s->plan->has_paths && !json_is_false(json_object_get(options, "flatten_state_dict"));
+	s->plan->has_paths = s->plan->has_paths && s->job->spec.flatten;
 	s->arena = arena_new(UINT64_MAX);
 	if (!s->arena)
 		return ERR(NO_MEMORY, "no memory for a plan");
@@ -169,12 +167,10 @@ static bool is_filling(const json_t *entry)
 
 static FALLIBLE enum err find_and_save(struct save *s)
 {
-	const char *name = json_string_value(json_object_get(json_object_get(s->job->spec, "source"), "state_dict"));
-	const char *divergence = json_string_value(json_object_get(json_object_get(s->job->spec, "options"), "on_divergence"));
-	bool fail = divergence && strcmp(divergence, "fail") == 0, stale = true;
+	bool fail = s->job->spec.on_divergence == DIVERGENCE_FAIL, stale = true;
 
 	s->replicas.fail = fail;
-	s->entry = json_object_get(json_object_get(s->job->doc, "state_dicts"), name ? name : "");
+	s->entry = job_state_dict(s->job, &s->job->spec.source);
 	s->job->streams = is_filling(s->entry);
 	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
 	if (s->hosts)
@@ -197,7 +193,7 @@ enum err save_job(struct job *j)
 {
 	struct save s = { .job = j };
 
-	if (json_is_array(json_object_get(json_object_get(j->spec, "source"), "parts")))
+	if (j->spec.parts)
 		return planned_save_job(j);
 	enum err e = hosts_open(j, &s.hosts);
 	if (!e)

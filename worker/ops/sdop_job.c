@@ -32,55 +32,39 @@ struct op {
 
 /* ----------------------------------------------------------------------------------------------------- request */
 
-static FALLIBLE enum err read_ranks(const json_t *spec, const char *name, struct arena *a, const uint32_t **out, uint32_t *count_out)
+static FALLIBLE enum err read_ranks(const json_t *list, struct arena *a, const uint32_t **out, uint32_t *count_out)
 {
-	const json_t *list = json_object_get(spec, name);
 	size_t n = json_array_size(list);
 	uint32_t *ranks;
 
 	if (n == 0)
 		return OK;
 	TRY(arena_alloc(a, n, sizeof *ranks, &ranks));
-	for (size_t i = 0; i < n; i++) {
-		json_int_t r = json_integer_value(json_array_get(list, i));
-		if (r < 0 || r >= UINT32_MAX)
-			return ERR(INVALID_REQUEST, "rank %jd in %s", (intmax_t)r, name);
-		ranks[i] = (uint32_t)r;
-	}
+	for (size_t i = 0; i < n; i++)
+		ranks[i] = (uint32_t)json_integer_value(json_array_get(list, i));
 	*out = ranks;
 	*count_out = (uint32_t)n;
 	return OK;
 }
 
-static bool flag(const json_t *spec, const char *name, bool otherwise)
-{
-	const json_t *v = json_object_get(spec, name);
-
-	return json_is_boolean(v) ? json_is_true(v) : otherwise;
-}
-
 static FALLIBLE enum err read_request(struct op *o)
 {
-	const json_t *spec = o->job->spec;
-	const json_t *rules = json_object_get(spec, "layout");
-	json_int_t root = json_integer_value(json_object_get(spec, "root"));
+	const struct spec *spec = &o->job->spec;
 
-	if (!rules)
-		rules = json_object_get(json_object_get(spec, "target"), "layout");
-	if (root < 0 || root >= (json_int_t)o->rq.world_size)
-		return ERR(INVALID_REQUEST, "root %jd in a world of %u", (intmax_t)root, o->rq.world_size);
-	TRY(read_ranks(spec, "group", o->arena, &o->rq.group, &o->rq.group_count));
-	TRY(read_ranks(spec, "ranks_only", o->arena, &o->rq.ranks_only, &o->rq.ranks_only_count));
-	o->rq.root = (uint32_t)root;
-	o->rq.type_check = flag(spec, "type_check", true);
-	o->rq.strict = flag(spec, "strict", false);
-	o->rq.cpu_offload = flag(spec, "cpu_offload", false);
-	o->rq.pin_memory = flag(spec, "pin_memory", false);
-	o->rq.share_memory = flag(spec, "share_memory", true);
-	o->rq.values = flag(spec, "values", false);
-	if (!rules)
+	if (spec->root >= (int64_t)o->rq.world_size)
+		return ERR(INVALID_REQUEST, "root %jd in a world of %u", (intmax_t)spec->root, o->rq.world_size);
+	TRY(read_ranks(spec->group, o->arena, &o->rq.group, &o->rq.group_count));
+	TRY(read_ranks(spec->ranks_only, o->arena, &o->rq.ranks_only, &o->rq.ranks_only_count));
+	o->rq.root = (uint32_t)spec->root;
+	o->rq.type_check = spec->type_check;
+	o->rq.strict = spec->drop;
+	o->rq.cpu_offload = spec->cpu_offload;
+	o->rq.pin_memory = spec->pin_memory;
+	o->rq.share_memory = spec->share_memory;
+	o->rq.values = spec->values;
+	if (!spec->layout)
 		return OK;
-	TRY(spec_layout_read_in_memory(o->job->worker, rules, o->rq.world_size, &o->layout));
+	TRY(spec_layout_read_in_memory(o->job->worker, spec->layout, o->rq.world_size, &o->layout));
 	o->rq.layout = &o->layout.layout;
 	TRY(layout_use_new(o->rq.layout, &o->layout_use));
 	o->rq.layout_use = &o->layout_use;
@@ -89,44 +73,27 @@ static FALLIBLE enum err read_request(struct op *o)
 
 /* ------------------------------------------------------------------------------------------------------ inputs */
 
-static const json_t *dict_of(const struct job *j, const char *member)
-{
-	const char *name = json_string_value(json_object_get(json_object_get(j->spec, member), "state_dict"));
-
-	return name ? json_object_get(json_object_get(j->doc, "state_dicts"), name) : NULL;
-}
-
 static uint32_t world_of(const json_t *dict)
 {
 	return (uint32_t)json_array_size(json_object_get(dict, "ranks"));
 }
 
-static bool same_name(const json_t *a, const json_t *b)
-{
-	const char *x = json_string_value(json_object_get(a, "state_dict")), *y = json_string_value(json_object_get(b, "state_dict"));
-
-	return x && y && strcmp(x, y) == 0;
-}
-
 /* The world is as large as the larger state dict, or as is asked for. */
 static FALLIBLE enum err find_dicts(struct op *o)
 {
-	const json_t *spec = o->job->spec, *target = json_object_get(spec, "target");
+	const struct spec *spec = &o->job->spec;
 	bool compare = o->rq.kind == JOB_COMPARE;
-	json_int_t asked = json_integer_value(json_object_get(target, "world_size"));
 
-	o->dicts[SIDE_SOURCE] = dict_of(o->job, compare ? "a" : "source");
-	o->dicts[SIDE_COMPANION] = dict_of(o->job, compare ? "b" : "target");
+	o->dicts[SIDE_SOURCE] = job_state_dict(o->job, compare ? &spec->a : &spec->source);
+	o->dicts[SIDE_COMPANION] = job_state_dict(o->job, compare ? &spec->b : &spec->target);
 	if (!o->dicts[SIDE_SOURCE] || (compare && !o->dicts[SIDE_COMPANION]))
 		return ERR(NOT_FOUND, "a state dict of the job is not there");
-	if (!compare && same_name(target, json_object_get(spec, "source")))
+	if (!compare && str_eq(spec->target.name, spec->source.name))
 		o->dicts[SIDE_COMPANION] = NULL;
-	if (asked < 0 || asked > UINT16_MAX + 1)
-		return ERR(WORLD_MISMATCH, "a world of %jd ranks", (intmax_t)asked);
 	o->rq.world_size = world_of(o->dicts[SIDE_SOURCE]);
 	for (uint32_t i = 0; i < SDOP_SIDES; i++)
 		o->rq.world_size = (uint32_t)num_max(o->rq.world_size, world_of(o->dicts[i]));
-	o->rq.world_size = (uint32_t)num_max(o->rq.world_size, (uint64_t)asked);
+	o->rq.world_size = (uint32_t)num_max(o->rq.world_size, (uint64_t)spec->world_size);
 	o->job->members = exchange_members(o->job, o->rq.world_size);
 	return o->rq.world_size ? OK : ERR(PROTOCOL, "a state dict without ranks");
 }
@@ -180,8 +147,8 @@ static FALLIBLE enum err share(struct op *o, bool compare, struct run *run)
 				 .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
 
 	TRY(sdop_tables_make(&t, &o->build));
-	o->build.opts.rtol = json_number_value(json_object_get(o->job->spec, "rtol"));
-	o->build.opts.atol = json_number_value(json_object_get(o->job->spec, "atol"));
+	o->build.opts.rtol = o->job->spec.rtol;
+	o->build.opts.atol = o->job->spec.atol;
 	return run_share(&o->build, run);
 }
 

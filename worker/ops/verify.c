@@ -203,13 +203,13 @@ static FALLIBLE enum err add_source(struct verify *v)
 	v->source.sd = c ? c->sd : v->source.images;
 	spec_view_free(&v->view);
 	if (v->values && c && c->sd->transform_count) {
-		TRY(input_select(&v->source, v->job->spec, &v->view));
+		TRY(input_select(&v->source, &v->job->spec, &v->view));
 		TRY(add_stored(v));
 		v->source.sd = c->sd;
 		spec_view_free(&v->view);
 	}
 	TRY(input_undo_transforms(v->job, &v->source, !v->values));
-	TRY(input_select(&v->source, v->job->spec, &v->view));
+	TRY(input_select(&v->source, &v->job->spec, &v->view));
 	return add_part(v, &p);
 }
 
@@ -300,19 +300,18 @@ static FALLIBLE enum err end(struct verify *v, enum err e)
 
 static FALLIBLE enum err verify(struct verify *v)
 {
-	const char *level = json_string_value(json_object_get(v->job->spec, "level"));
 	json_t *r = v->job->result = json_object();
 
 	if (!r)
 		return ERR(NO_MEMORY, "no memory for the result");
-	v->values = level && strcmp(level, "values") == 0;
-	v->digest = v->values || !level || strcmp(level, "digest") == 0;
+	v->values = v->job->spec.level == LEVEL_VALUES;
+	v->digest = v->job->spec.level != LEVEL_STRUCTURE;
 	TRY(job_state(v->job, "planning", "metadata", NULL, 0));
 	v->source.verifies = true;
-	TRY(input_open(v->job, json_object_get(v->job->spec, "source"), &v->source));
-	TRY(input_select(&v->source, v->job->spec, &v->view));
+	TRY(input_open(v->job, json_object_get(v->job->request, "source"), &v->source));
+	TRY(input_select(&v->source, &v->job->spec, &v->view));
 	const struct sdict *sd = v->source.sd;
-	json_object_set_new(r, "level", json_string(level ? level : "digest"));
+	json_object_set(r, "level", json_object_get(v->job->request, "level"));
 	json_object_set_new(r, "tensors", json_integer((json_int_t)sd->tensor_count));
 	json_object_set_new(r, "values", json_integer((json_int_t)sd->value_count));
 	json_object_set_new(r, "chunks", json_integer((json_int_t)sd->chunk_count));

@@ -341,16 +341,8 @@ enum err exchange_run(const struct exec_spec *spec, struct comm *c)
 
 enum err exchange_choose(struct job *j)
 {
-	const char *asked = json_string_value(json_object_get(j->spec, "backend"));
-
 	/* `device` says no more: segments are host memory, whatever their bytes pass through, and on one host shm is the shortest way */
-	j->backend = COMM_SHM;
-	if (asked && strcmp(asked, "tcp") == 0)
-		j->backend = COMM_TCP;
-	else if (asked && strcmp(asked, "nccl") == 0)
-		j->backend = COMM_NCCL;
-	else if (asked && strcmp(asked, "shm") != 0 && strcmp(asked, "auto") != 0)
-		return ERR(INVALID_REQUEST, "a backend '%s'", asked);
+	j->backend = j->spec.backend == OP_BACKEND_TCP ? COMM_TCP : j->spec.backend == OP_BACKEND_NCCL ? COMM_NCCL : COMM_SHM;
 	json_object_set_new(j->result, "backend", json_string(comm_backend_name(j->backend)));
 	if (j->backend == COMM_SHM || j->dry_run)
 		return OK;

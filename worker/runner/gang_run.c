@@ -118,7 +118,7 @@ enum err gang_run(struct job *j, struct run *run)
 
 	if (!doc)
 		return ERR(NO_MEMORY, "no memory for a message");
-	run->head->opts.pace = pace_kind_of(json_string_value(json_object_get(json_object_get(j->spec, "options"), "pace")));
+	run->head->opts.pace = j->spec.pace;
 	struct run_work work = work_of(run);
 	j->work = &work.face;
 	atomic_store(&run->head->sealed, !j->streams || j->sealed);

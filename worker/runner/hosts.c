@@ -315,7 +315,7 @@ enum err hosts_await_again(struct hosts *h)
 {
 	TRY(hosts_read_leader(h));
 	TRY(hosts_await(h));
-	h->job->result = json_pack("{s:O, s:b}", "checkpoint", json_object_get(h->job->spec, "target"), "recovered", true);
+	h->job->result = json_pack("{s:o, s:b}", "checkpoint", ref_doc(&h->job->spec.target), "recovered", true);
 	return h->job->result ? OK : ERR(NO_MEMORY, "no memory for the result");
 }
 
@@ -357,8 +357,8 @@ static bool usable_id(const char *id)
 
 static FALLIBLE enum err read_spec(struct hosts *h)
 {
-	const json_t *target = json_object_get(h->job->spec, "target");
-	const char *id = json_string_value(json_object_get(h->spec, "id")), *name = json_string_value(json_object_get(target, "name"));
+	const struct ref *target = &h->job->spec.target;
+	const char *id = json_string_value(json_object_get(h->spec, "id"));
 	json_int_t index = json_integer_value(json_object_get(h->spec, "index"));
 	json_int_t seconds = json_integer_value(json_object_get(h->spec, "timeout_s"));
 	size_t count = json_array_size(json_object_get(h->spec, "ranks"));
@@ -373,8 +373,8 @@ static FALLIBLE enum err read_spec(struct hosts *h)
 	h->leads = index == 0;
 	h->timeout_ms = seconds * 1000;
 	h->began_ms = now_ms();
-	TRY(roots_find(&h->job->worker->roots, json_string_value(json_object_get(target, "storage")), &h->root));
-	TRY(staging_divide(name, h->parent_path, sizeof h->parent_path, h->target, sizeof h->target));
+	TRY(roots_find(&h->job->worker->roots, target->storage.p, &h->root));
+	TRY(staging_divide(target->name.p, h->parent_path, sizeof h->parent_path, h->target, sizeof h->target));
 	return read_ranks(h);
 }
 
@@ -428,7 +428,7 @@ static FALLIBLE enum err meet(struct hosts *h)
 
 enum err hosts_open(struct job *j, struct hosts **out)
 {
-	const json_t *spec = json_object_get(j->spec, "hosts");
+	const json_t *spec = j->spec.hosts;
 
 	*out = NULL;
 	if (!json_is_object(spec))
@@ -472,14 +472,14 @@ static FALLIBLE enum err open_data(struct hosts *h, struct staging *s)
 	return OK;
 }
 
-enum err hosts_stage(struct hosts *h, const json_t *target, const json_t *options, struct staging *out)
+enum err hosts_stage(struct hosts *h, struct staging *out)
 {
 	char name[sizeof out->name];
 
 	if (h->leads) {
 		snprintf(name, sizeof name, "%s/data", h->name);
 		const struct store_job by = job_in_store(h->job);
-		TRY(staging_open_as(&by, target, options, name, out));
+		TRY(staging_open_as(&by, &h->job->spec, name, out));
 		TRY(unlink_old(out->dir, DCP_METADATA));
 		TRY(unlink_old(out->dir, MANIFEST_NAME));
 	} else {

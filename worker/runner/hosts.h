@@ -29,7 +29,7 @@ bool hosts_leads(const struct hosts *h);
 /* Per rank of the world: is it on this host? */
 const bool *hosts_local(const struct hosts *h);
 /* The shared directory to write to, opened; only the leader's can be committed. */
-FALLIBLE enum err hosts_stage(struct hosts *h, const json_t *target, const json_t *options, struct staging *out);
+FALLIBLE enum err hosts_stage(struct hosts *h, struct staging *out);
 /* Our files are written: tells our digests; the leader waits for the others' and puts them in the run's tables. */
 FALLIBLE enum err hosts_exchange(struct hosts *h, struct run *run);
 /* Of one that does not lead: waits until the leader has committed. */

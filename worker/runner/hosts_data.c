@@ -30,9 +30,7 @@ struct heads_rank {
 
 static const json_t *local_entry(const struct hosts *h)
 {
-	const char *name = json_string_value(json_object_get(json_object_get(h->job->spec, "source"), "state_dict"));
-
-	return name ? json_object_get(json_object_get(h->job->doc, "state_dicts"), name) : NULL;
+	return job_state_dict(h->job, &h->job->spec.source);
 }
 
 static FALLIBLE enum err put_heads(struct hosts *h, const json_t *entry, const json_t *numbers)

@@ -33,7 +33,7 @@ static void drop(int parent, const char *id)
 
 enum err hosts_part_stage(struct job *j, const char *id, struct staging *out)
 {
-	const json_t *target = json_object_get(j->spec, "target");
+	const struct ref *target = &j->spec.target;
 	struct worker *w = j->worker;
 	struct staging *s = out;
 	char place[96];
@@ -41,9 +41,9 @@ enum err hosts_part_stage(struct job *j, const char *id, struct staging *out)
 	if (!hosts_part_id(id))
 		return ERR(VALIDATION_FAILED, "hosts: the id cannot be used");
 	*s = (struct staging){ .by = job_in_store(j), .parent = -1, .dir = -1 };
-	s->no_sync = json_is_false(json_object_get(json_object_get(j->spec, "options"), "sync_files"));
-	TRY(roots_find(&w->roots, json_string_value(json_object_get(target, "storage")), &s->root));
-	TRY(staging_divide(json_string_value(json_object_get(target, "name")), s->parent_path, sizeof s->parent_path, s->target,
+	s->no_sync = !j->spec.sync_files;
+	TRY(roots_find(&w->roots, target->storage.p, &s->root));
+	TRY(staging_divide(target->name.p, s->parent_path, sizeof s->parent_path, s->target,
 			   sizeof s->target));
 	place_name(place, id);
 	snprintf(s->name, sizeof s->name, "%s", place);
@@ -150,14 +150,14 @@ enum err hosts_part_take(struct staging *s, struct run *run, const char *id, con
 
 void hosts_part_drop(struct job *j, const char *id)
 {
-	const json_t *target = json_object_get(j->spec, "target");
+	const struct ref *target = &j->spec.target;
 	struct err_info info = *err_last();
 	char parent_path[4096], last[256];
 	uint32_t root;
 	int parent = -1;
 
-	if (roots_find(&j->worker->roots, json_string_value(json_object_get(target, "storage")), &root) == OK &&
-	    staging_divide(json_string_value(json_object_get(target, "name")), parent_path, sizeof parent_path, last, sizeof last) == OK &&
+	if (roots_find(&j->worker->roots, target->storage.p, &root) == OK &&
+	    staging_divide(target->name.p, parent_path, sizeof parent_path, last, sizeof last) == OK &&
 	    fs_open_dir(j->worker->roots.fds[root], parent_path[0] ? parent_path : ".", &parent) == OK)
 		drop(parent, id);
 	fs_drop(&parent);

@@ -21,9 +21,7 @@ void input_close(struct input *s)
 
 bool input_verifies(const struct job *j)
 {
-	const char *verify = json_string_value(json_object_get(json_object_get(j->spec, "options"), "verify"));
-
-	return !verify || strcmp(verify, "none") != 0;
+	return j->spec.verify == READ_CHECK_DIGEST;
 }
 
 enum err input_segment_error(enum err e)
@@ -120,7 +118,7 @@ static FALLIBLE enum err tell_identity(struct job *j, const json_t *ref)
 	char identity[IDENTITY_MAX];
 	uint32_t root;
 
-	if (ref != json_object_get(j->spec, "source") || !storage || !name)
+	if (ref != json_object_get(j->request, "source") || !storage || !name)
 		return OK;
 	if (roots_find(&j->worker->roots, storage, &root) || identity_of(&j->worker->roots, root, name, identity)) {
 		err_clear();
@@ -178,7 +176,7 @@ enum err input_undo_transforms(struct job *j, struct input *s, bool digested)
 	return s->checkpoint ? spool_transforms(j, s->checkpoint, digested) : OK;
 }
 
-enum err input_select(struct input *s, const json_t *spec, struct spec_view *view)
+enum err input_select(struct input *s, const struct spec *spec, struct spec_view *view)
 {
 	TRY(spec_select(spec, s->sd, view));
 	s->sd = view->sd;

@@ -29,7 +29,7 @@ void input_close(struct input *s);
 FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s, bool digested);
 /* From now on the input shows only what `spec` selects (include, exclude). After the transforms; the view is the caller's, and is freed
  * after the input was used. */
-FALLIBLE enum err input_select(struct input *s, const json_t *spec, struct spec_view *view);
+FALLIBLE enum err input_select(struct input *s, const struct spec *spec, struct spec_view *view);
 /* Adds to an error where a value lies in the checkpoint, and its FQN. */
 enum err input_at_value(const struct input *s, const struct sd_value *v, enum err e);
 /* What a torch.save archive in memory says (item_read_value over memory). */

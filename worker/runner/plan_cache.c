@@ -157,13 +157,13 @@ void plan_cache_free(struct plan_cache *c)
 /* All of the request that a plan depends on; where in the storage it goes and which generation is saved do not matter. */
 static bool make_key(const struct job *j, const json_t *entry, unsigned char key[16])
 {
-	const json_t *source = json_object_get(j->spec, "source"), *target = json_object_get(j->spec, "target");
-	const json_t *o = json_object_get(j->spec, "options");
+	const json_t *source = json_object_get(j->request, "source"), *target = json_object_get(j->request, "target");
+	const json_t *o = json_object_get(j->request, "options");
 	json_t *doc = json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?}", "name",
 				json_object_get(source, "state_dict"), "storage", json_object_get(target, "storage"), "world",
-				json_object_get(entry, "world_size"), "include", json_object_get(j->spec, "include"), "exclude",
-				json_object_get(j->spec, "exclude"), "rename", json_object_get(j->spec, "rename"), "dtype",
-				json_object_get(j->spec, "dtype"), "files", json_object_get(o, "files_per_rank"), "dedup",
+				json_object_get(entry, "world_size"), "include", json_object_get(j->request, "include"), "exclude",
+				json_object_get(j->request, "exclude"), "rename", json_object_get(j->request, "rename"), "dtype",
+				json_object_get(j->request, "dtype"), "files", json_object_get(o, "files_per_rank"), "dedup",
 				json_object_get(o, "dedup"), "flatten", json_object_get(o, "flatten_state_dict"));
 	char *text = doc ? json_dumps(doc, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
 	XXH128_canonical_t c;
@@ -228,7 +228,7 @@ static bool matches(struct job *j, const json_t *entry, const struct plan_kept *
 		return false;
 	r->piece = piece;
 	bool same = read_step(j, entry, k, r, images) && image_collect_values(images, k->prints.count, &values) == OK &&
-		    same_places(values, k->known) && spec_select(j->spec, values, values_out) == OK;
+		    same_places(values, k->known) && spec_select(&j->spec, values, values_out) == OK;
 	for (uint32_t i = 0; i < k->prints.count; i++)
 		image_free(images[i]);
 	sdict_free(values);
@@ -335,7 +335,7 @@ static struct plan_kept **place(struct plan_cache *c, uint64_t bytes)
 
 void plan_cache_keep(struct job *j, struct plan_kept *k)
 {
-	const json_t *name = json_object_get(json_object_get(j->spec, "source"), "state_dict");
+	const json_t *name = json_object_get(json_object_get(j->request, "source"), "state_dict");
 	const json_t *entry = json_object_get(json_object_get(j->doc, "state_dicts"), json_string_value(name));
 	struct plan_cache *c = j->worker->plans;
 	bool good = c && k->plan && k->known && !k->prints.failed && make_key(j, entry, k->key);

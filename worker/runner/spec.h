@@ -17,8 +17,11 @@ FALLIBLE enum err spec_layout_read_in_memory(struct worker *w, const json_t *lis
 					     struct spec_layout *out);
 void spec_layout_free(struct spec_layout *l);
 
-/* The world size of a target: given, else the meshes' product, else `otherwise`. */
-FALLIBLE enum err spec_world_size(const json_t *target, uint32_t otherwise, uint32_t *out);
+/* The world size of a target: given or the meshes' product, else `otherwise`. */
+static inline uint32_t spec_world_size(const struct spec *spec, uint32_t otherwise)
+{
+	return spec->world_size ? (uint32_t)spec->world_size : otherwise;
+}
 
 /* include, exclude (source FQNs), rename (PCRE2), dtype (target FQNs) of `spec`: a copy of `source` with what is left, renamed; chunks and
  * locs are the source's. dtypes_out: per tensor of the copy, the dtype it is to have. Nothing asked for: *view_out is a plain copy. */
@@ -27,5 +30,5 @@ struct spec_view {
 	enum dtype *dtypes;            /* mem_free with the view */
 	uint64_t skipped;              /* tensors and values left out */
 };
-FALLIBLE enum err spec_select(const json_t *spec, const struct sdict *source, struct spec_view *out);
+FALLIBLE enum err spec_select(const struct spec *spec, const struct sdict *source, struct spec_view *out);
 void spec_view_free(struct spec_view *v);

@@ -4,7 +4,7 @@
 #include "base/num.h"
 #include "tensor/box.h"
 
-enum { LAYOUT_ARENA = 64 << 20, RULES_MAX = 10000, WORLD_MAX = 65536 };
+enum { LAYOUT_ARENA = 64 << 20, RULES_MAX = 10000 };
 
 void spec_layout_free(struct spec_layout *l)
 {
@@ -196,34 +196,4 @@ enum err spec_layout_read_in_memory(struct worker *w, const json_t *list, uint32
 {
 	TRY(read_all(w, list, world_size, out));
 	return layout_check_in_memory(&out->layout);
-}
-
-enum err spec_world_size(const json_t *target, uint32_t otherwise, uint32_t *out)
-{
-	const json_t *given = json_object_get(target, "world_size"), *rules = json_object_get(target, "layout");
-	uint64_t agreed = 0;
-
-	if (json_is_integer(given)) {
-		json_int_t n = json_integer_value(given);
-		if (n < 1 || n > WORLD_MAX)
-			return ERR(WORLD_MISMATCH, "a world of %jd ranks", (intmax_t)n);
-		*out = (uint32_t)n;
-		return OK;
-	}
-	for (size_t i = 0; i < json_array_size(rules); i++) {
-		const json_t *mesh = json_object_get(json_array_get(rules, i), "mesh");
-		uint64_t product = 1;
-		for (size_t k = 0; k < json_array_size(mesh); k++)
-			TRY(num_mul(product, (uint64_t)json_integer_value(json_array_get(mesh, k)), &product));
-		if (!mesh)
-			continue;
-		if (agreed && agreed != product)
-			return ERR(WORLD_MISMATCH, "rules with meshes of %ju and %ju ranks, and no world_size",
-				   (uintmax_t)agreed, (uintmax_t)product);
-		agreed = product;
-	}
-	if (agreed > WORLD_MAX)
-		return ERR(WORLD_MISMATCH, "a world of %ju ranks", (uintmax_t)agreed);
-	*out = agreed ? (uint32_t)agreed : otherwise;
-	return OK;
 }

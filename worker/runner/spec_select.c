@@ -51,12 +51,9 @@ static FALLIBLE enum err compile(struct selector *s, const json_t *pair)
 	return OK;
 }
 
-static FALLIBLE enum err selector_open(const json_t *spec, struct selector *s)
+static FALLIBLE enum err selector_open(const struct spec *spec, struct selector *s)
 {
-	const json_t *renames = json_object_get(spec, "rename");
-
-	*s = (struct selector){ .include = json_object_get(spec, "include"), .exclude = json_object_get(spec, "exclude"),
-				.dtype = json_object_get(spec, "dtype") };
+	*s = (struct selector){ .include = spec->include, .exclude = spec->exclude, .dtype = spec->dtype };
 	s->limits = pcre2_match_context_create(NULL);
 	s->name = mem_alloc(NAME_MAX_BYTES);
 	s->other = mem_alloc(NAME_MAX_BYTES);
@@ -65,8 +62,8 @@ static FALLIBLE enum err selector_open(const json_t *spec, struct selector *s)
 	pcre2_set_match_limit(s->limits, MATCH_LIMIT);
 	pcre2_set_depth_limit(s->limits, DEPTH_LIMIT);
 	pcre2_set_heap_limit(s->limits, HEAP_LIMIT_KIB);
-	for (size_t i = 0; i < json_array_size(renames); i++)
-		TRY(compile(s, json_array_get(renames, i)));
+	for (size_t i = 0; i < json_array_size(spec->rename); i++)
+		TRY(compile(s, json_array_get(spec->rename, i)));
 	return OK;
 }
 
@@ -240,7 +237,7 @@ static FALLIBLE enum err select_all(struct selector *s, const struct sdict *from
 	return copy_differing(from, kept, v->sd);
 }
 
-enum err spec_select(const json_t *spec, const struct sdict *source, struct spec_view *out)
+enum err spec_select(const struct spec *spec, const struct sdict *source, struct spec_view *out)
 {
 	struct selector s;
 

@@ -175,13 +175,6 @@ enum err target_identity(uint64_t chunks, struct arena *a, struct load_plan *out
 	return OK;
 }
 
-enum dedup target_dedup(const json_t *options)
-{
-	const char *word = json_string_value(json_object_get(options, "dedup"));
-
-	return word && strcmp(word, "lowest_rank") == 0 ? DEDUP_LOWEST_RANK : DEDUP_BALANCED;
-}
-
 json_t *target_names(const struct str *names, uint64_t n)
 {
 	json_t *list = json_array();

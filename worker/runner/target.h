@@ -23,7 +23,6 @@ FALLIBLE enum err target_casts(const struct sdict *source, const struct sdict *t
 FALLIBLE enum err target_identity(uint64_t chunks, struct arena *a, struct load_plan *out);
 
 /* options.dedup: who writes what several ranks hold. */
-enum dedup target_dedup(const json_t *options);
 
 /* FQN lists as JSON, cut to a sane length. */
 json_t *target_names(const struct str *names, uint64_t n);

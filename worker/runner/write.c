@@ -90,11 +90,11 @@ static FALLIBLE enum err set_locs(struct sdict *sd, const struct build_target *t
 	return OK;
 }
 
-static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spec *w, struct manifest_head *head,
+static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spec *w, const char *name, struct manifest_head *head,
 				      char uuid[MANIFEST_SAVE_ID])
 {
 	struct sink s = { .name = format_metadata(w->format), .fd = -1, .xxh = XXH3_createState(), .buffer = mem_alloc(SINK_BYTES) };
-	struct dcp_meta_opts opts = { .checkpoint_id = json_string_value(json_object_get(w->to, "name")), .save_id = uuid };
+	struct dcp_meta_opts opts = { .checkpoint_id = name, .save_id = uuid };
 
 	make_uuid(uuid);
 	enum err e = s.xxh && s.buffer ? OK : ERR(NO_MEMORY, "no memory for metadata");
@@ -165,7 +165,7 @@ static FALLIBLE enum err plan_doc(const struct job *j, const struct write_spec *
 	return e;
 }
 
-static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
+static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct build_target *t)
 {
 	s->build->opts.verify = s->check_sources || s->replica_count;
 	t->check_sources = s->check_sources;
@@ -176,7 +176,7 @@ static FALLIBLE enum err build(struct write_spec *s, struct build_target *t)
 	t->meta = s->meta;
 	t->meta_count = s->meta_count;
 	t->local = s->hosts ? hosts_local(s->hosts) : s->local;
-	s->build->opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
+	s->build->opts.no_sync = !j->spec.sync_files;
 	return build_target_files(s->build, t);
 }
 
@@ -215,18 +215,17 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 {
 	struct manifest_head head = { .world_size = s->world_size, .generation = s->generation,
 				      .has_generation = s->has_generation };
-	bool overwrite = json_is_true(json_object_get(s->options, "overwrite"));
 	char save_id[MANIFEST_SAVE_ID];
 
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
 	if (!s->given && !s->again)
 		TRY(set_locs(s->target, t, run));
-	TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, &head, save_id));
+	TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, j->spec.target.name.p, &head, save_id));
 	TRY(put_manifest(j, st, run, &head));
 	if (st->in_place)
 		return staging_commit_in_place(st, head.metadata_name);
-	return staging_commit(st, overwrite);
+	return staging_commit(st, j->spec.overwrite);
 }
 
 static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, const struct build_target *t,
@@ -237,7 +236,7 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 
 	for (uint64_t i = 0; i < run->files_n; i++)
 		files += run->files[i].kind == RUN_FILE_TARGET;
-	json_t *r = json_pack("{s:O, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "checkpoint", s->to, "format",
+	json_t *r = json_pack("{s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "checkpoint", ref_doc(&j->spec.target), "format",
 			      format_name(s->format), "bytes", (json_int_t)t->bytes, "files", (json_int_t)files,
 			      "tensors", (json_int_t)s->target->tensor_count, "values", (json_int_t)s->target->value_count,
 			      "world_size", (json_int_t)s->world_size, "read_bytes",
@@ -311,18 +310,18 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	const struct store_job by = job_in_store(j);
 
 	if (s->hosts)
-		TRY(hosts_stage(s->hosts, s->to, s->options, st));
+		TRY(hosts_stage(s->hosts, st));
 	else if (s->part && !j->dry_run)
 		TRY(hosts_part_stage(j, s->part, st));
 	else if (!j->dry_run)
-		TRY(staging_open(&by, s->to, s->options, st));
+		TRY(staging_open(&by, &j->spec, st));
 	if (s->local)
 		st->local = s->local;
 	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
 	t->task_bytes = st->in_memory && !s->hosts && !s->part && !s->local ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
-	TRY(build(s, t));
+	TRY(build(j, s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));
 	if (j->dry_run && s->given)
@@ -362,8 +361,8 @@ enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r,
 
 	s->build = &r->build;
 	s->again = true;
-	r->build.opts.no_sync = json_is_false(json_object_get(s->options, "sync_files"));
-	enum err e = staging_open(&by, s->to, s->options, &st);
+	r->build.opts.no_sync = !j->spec.sync_files;
+	enum err e = staging_open(&by, &j->spec, &st);
 	*stale_out = !e && (st.root != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
 	if (!e && !*stale_out) {
 		d->path_len = (uint32_t)strlen(st.path);
@@ -377,9 +376,8 @@ enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r,
 
 enum err write_checkpoint(struct job *j, struct write_spec *s)
 {
-	json_int_t files = json_integer_value(json_object_get(s->options, "files_per_rank"));
 	struct build_target t = { .sd = s->target, .pieces = s->pieces, .first_src = s->first_src, .value_src = s->value_src,
-				  .world_size = s->world_size, .files_per_rank = files > 0 ? (uint32_t)files : 1 };
+				  .world_size = s->world_size, .files_per_rank = (uint32_t)j->spec.files_per_rank };
 	struct staging st = { .parent = -1, .dir = -1 };
 
 	enum err e = write_staged(j, s, &t, &st);

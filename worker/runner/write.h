@@ -16,8 +16,6 @@ struct write_spec {
 	const uint32_t *value_src;     /* per value of target: run source or UINT32_MAX (inline) */
 	uint32_t world_size;
 	enum format format;
-	const json_t *to;              /* {"storage","name"} */
-	const json_t *options;
 	bool has_generation;
 	uint64_t generation;
 	bool check_sources;            /* compare what is read with its digests (options.verify) */

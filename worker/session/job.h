@@ -8,7 +8,7 @@
 #include "ctl/frame.h"
 #include "io/engine.h"
 #include "io/pace.h"
-#include "spec/kinds.h"
+#include "spec/spec.h"
 #include "store/checked.h"
 #include "store/roots.h"
 
@@ -46,7 +46,8 @@ struct job {
 	struct worker *worker;
 	uint64_t generation;           /* of the attempt: goes into every frame */
 	json_t *doc;                   /* the JOB frame's document */
-	const json_t *spec;
+	const json_t *request;         /* spec of JOB */
+	struct spec spec;              /* the same as C; it points into the document */
 	const char *id;
 	enum job_kind kind;
 	uint64_t attempt;
@@ -75,6 +76,12 @@ struct job {
 static inline struct store_job job_in_store(const struct job *j)
 {
 	return (struct store_job){ .roots = &j->worker->roots, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin };
+}
+
+/* What JOB says of a state dict: {"world_size","generation","ranks"}; NULL: nothing, or the reference is to none. */
+static inline const json_t *job_state_dict(const struct job *j, const struct ref *ref)
+{
+	return ref->kind == REF_STATE_DICT ? json_object_get(json_object_get(j->doc, "state_dicts"), ref->name.p) : NULL;
 }
 
 /* Messages. Texts are taken as they are. */

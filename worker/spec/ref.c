@@ -101,6 +101,13 @@ FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *con
 	return OK;
 }
 
+json_t *ref_doc(const struct ref *ref)
+{
+	if (ref->kind == REF_STATE_DICT)
+		return json_pack("{s:s}", "state_dict", ref->name.p);
+	return json_pack("{s:s, s:s}", "storage", ref->storage.p, "name", ref->name.p);
+}
+
 FALLIBLE enum err ref_parse(struct str text, struct ref *out)
 {
 	const char *colon = text.n ? memchr(text.p, ':', text.n) : NULL;

@@ -12,11 +12,13 @@ enum ref_kind { REF_CHECKPOINT = 1, REF_STATE_DICT = 2 };
 
 struct ref {
 	enum ref_kind kind;
-	struct str storage, name;
+	struct str storage, name;      /* each ends with a NUL */
 	int64_t generation;            /* of a state dict, where the field is known; -1: not given */
 };
 
 /* The object {"storage","name"} or {"state_dict"}; `kinds` is a set of ref_kind. Keys beside them must be in `more`. */
 FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out);
+/* The object: a new one; NULL: no memory. */
+json_t *ref_doc(const struct ref *ref);
 /* The text "main:run1/step-100", as in a layout's "like". */
 FALLIBLE enum err ref_parse(struct str text, struct ref *out);

@@ -58,15 +58,15 @@ static FALLIBLE enum err delete_in(const struct store_job *by, uint32_t root, in
 	return OK;
 }
 
-enum err commit_delete(const struct store_job *by, const json_t *ref)
+enum err commit_delete(const struct store_job *by, const struct ref *ref)
 {
 	const struct roots *roots = by->roots;
-	const char *name = json_string_value(json_object_get(ref, "name"));
+	const char *name = ref->name.p;
 	char parent_path[4096], last[256];
 	uint32_t root;
 	int parent = -1;
 
-	TRY(roots_find(roots, json_string_value(json_object_get(ref, "storage")), &root));
+	TRY(roots_find(roots, ref->storage.p, &root));
 	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
 	enum err e = open_parent(roots, root, parent_path, &parent);
 	if (!e)

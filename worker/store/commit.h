@@ -12,7 +12,7 @@
 #include "store/staging.h"
 
 /* Moves a checkpoint to trash and removes it. ERR_NOT_FOUND, ERR_FORBIDDEN. */
-FALLIBLE enum err commit_delete(const struct store_job *by, const json_t *ref);
+FALLIBLE enum err commit_delete(const struct store_job *by, const struct ref *ref);
 /* Records ERR_NOT_DURABLE: "'name' what, but …", and why: this thread's latest error. */
 enum err commit_in_doubt(const char *what, const char *name);
 /* After a crash: is the job's checkpoint there? If not, what it left is removed. */

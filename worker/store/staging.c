@@ -125,16 +125,16 @@ static void target_name(const struct staging *s, char *out, size_t max)
 	snprintf(out, max, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->target);
 }
 
-static FALLIBLE enum err check_options(struct staging *s, const char *name, const json_t *options)
+static FALLIBLE enum err check_options(struct staging *s, const struct spec *spec)
 {
-	const char *beside = json_string_value(json_object_get(options, "beside"));
+	const char *name = spec->target.name.p;
 
-	s->no_sync = json_is_false(json_object_get(options, "sync_files"));
-	s->in_place = beside && strcmp(beside, "always") == 0;
+	s->no_sync = !spec->sync_files;
+	s->in_place = spec->beside == BESIDE_ALWAYS;
 	if (s->in_place)
 		return check_in_place(s, name);
-	enum err e = check_target(s, name, json_is_true(json_object_get(options, "overwrite")));
-	if (e != ERR_NOT_A_CHECKPOINT || !beside || strcmp(beside, "needed") != 0)
+	enum err e = check_target(s, name, spec->overwrite);
+	if (e != ERR_NOT_A_CHECKPOINT || spec->beside != BESIDE_NEEDED)
 		return e;
 	err_clear();
 	s->in_place = true;
@@ -157,23 +157,21 @@ static FALLIBLE enum err make_dir(struct staging *s, bool may_exist)
 	return OK;
 }
 
-enum err staging_open(const struct store_job *by, const json_t *target, const json_t *options, struct staging *out)
+enum err staging_open(const struct store_job *by, const struct spec *spec, struct staging *out)
 {
-	return staging_open_as(by, target, options, NULL, out);
+	return staging_open_as(by, spec, NULL, out);
 }
 
-enum err staging_open_as(const struct store_job *by, const json_t *target, const json_t *options, const char *staging_name,
-			 struct staging *out)
+enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out)
 {
 	const struct roots *roots = by->roots;
-	const char *name = json_string_value(json_object_get(target, "name"));
 	struct staging *s = out;
 
 	*s = (struct staging){ .by = *by, .parent = -1, .dir = -1 };
-	TRY(roots_find(roots, json_string_value(json_object_get(target, "storage")), &s->root));
-	TRY(staging_divide(name, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
+	TRY(roots_find(roots, spec->target.storage.p, &s->root));
+	TRY(staging_divide(spec->target.name.p, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
 	TRY(check_ancestors(roots, s->root, s->parent_path));
-	TRY(check_options(s, name, options));
+	TRY(check_options(s, spec));
 	if (staging_name)
 		snprintf(s->name, sizeof s->name, "%s", staging_name);
 	else

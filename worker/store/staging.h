@@ -7,6 +7,7 @@
  * in one step and then moves the old one to trash. Staging and trash lie beside the target, so that they are on its file system. */
 #pragma once
 #include "base/vec.h"
+#include "spec/spec.h"
 #include "store/checkpoint.h"
 
 #define HOSTS_PREFIX ".dcpd-hosts-"   /* the directory in which several daemons meet for one save */
@@ -34,12 +35,11 @@ struct staging {
 	const bool *local;             /* per rank: its files are made here; NULL: all of them (hosts.h) */
 };
 
-/* Checks the target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_FORBIDDEN if it is another's; ERR_NOT_A_CHECKPOINT if it is something else
- * or holds something else too; no checkpoint in a checkpoint) and makes the staging directory. */
-FALLIBLE enum err staging_open(const struct store_job *by, const json_t *target, const json_t *options, struct staging *out);
+/* Checks the spec's target (ERR_CHECKPOINT_EXISTS unless overwrite; ERR_FORBIDDEN if it is another's; ERR_NOT_A_CHECKPOINT if it is
+ * something else or holds something else too; no checkpoint in a checkpoint) and makes the staging directory. */
+FALLIBLE enum err staging_open(const struct store_job *by, const struct spec *spec, struct staging *out);
 /* The same with another name for the staging directory, beside the target; it may be there already. */
-FALLIBLE enum err staging_open_as(const struct store_job *by, const json_t *target, const json_t *options, const char *staging_name,
-				  struct staging *out);
+FALLIBLE enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
 FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank);
 /* Makes the files at their full sizes. Empty ones are fsynced here. */
 FALLIBLE enum err staging_make_files(struct staging *s);
