@@ -99,7 +99,9 @@ static void test_not_there(void **state)
 	t_worker_put(&t, "plain/file", "x", 1);
 	T_ERR(CHECKPOINT_INCOMPLETE, try_it("plain"));
 	t_worker_put(&t, "one.safetensors", "x", 1);
-	T_ERR(FORMAT_UNSUPPORTED, try_it("one.safetensors"));
+	T_ERR(FORMAT_SAFETENSORS, try_it("one.safetensors"));
+	t_worker_put(&t, "one.pt", "x", 1);
+	T_ERR(FORMAT_UNSUPPORTED, try_it("one.pt"));
 	T_ERR(NAME_INVALID, try_it("../x"));
 	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w.roots, ref, &c));
 	json_object_set_new(ref, "storage", json_string("other"));

@@ -64,7 +64,8 @@ struct row {
 	enum format_role (*file)(struct str name, int64_t *rank);
 	enum format_role mark;
 	bool single;
-	const char *metadata;
+	const char *metadata, *heads;
+	enum err (*open)(const struct format_source *s, struct sdict **out);
 	enum err (*plan_files)(const struct file_plan_target *t, struct file_plan *out);
 	enum err (*put_metadata)(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
 	unsigned holds;
@@ -72,8 +73,8 @@ struct row {
 
 static const struct row rows[FORMAT_COUNT] = {
 	[FORMAT_NONE] = { .name = "none" },
-#define X(NAME, word, file, mark, single, metadata, plan_files, put_metadata, holds) \
-	[FORMAT_##NAME] = { word, file, mark, single, metadata, plan_files, put_metadata, holds },
+#define X(NAME, word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds) \
+	[FORMAT_##NAME] = { word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds },
 #include "format/formats.def"
 #undef X
 };
@@ -106,6 +107,11 @@ bool format_writes(enum format f)
 const char *format_metadata(enum format f)
 {
 	return rows[f].metadata;
+}
+
+const char *format_heads(enum format f)
+{
+	return rows[f].heads;
 }
 
 bool format_file(const char *name, struct format_file *out)
@@ -157,6 +163,17 @@ void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX]
 void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX])
 {
 	snprintf(out, FORMAT_FILE_MAX, "model-%05u-of-%05u.safetensors", index + 1, count);
+}
+
+bool format_reads(enum format f)
+{
+	return rows[f].open != NULL;
+}
+
+enum err format_open(enum format f, const struct format_source *s, struct sdict **out)
+{
+	return rows[f].open ? rows[f].open(s, out)
+			    : ERR(FORMAT_UNSUPPORTED, "checkpoints of the format '%s' cannot be read yet", rows[f].name);
 }
 
 enum err format_plan_files(enum format f, const struct file_plan_target *t, struct file_plan *out)

@@ -21,7 +21,7 @@ enum format_role {
 
 enum format {
 	FORMAT_NONE,
-#define X(NAME, word, file, mark, single, metadata, plan_files, put_metadata, holds) FORMAT_##NAME,
+#define X(NAME, word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds) FORMAT_##NAME,
 #include "format/formats.def"
 #undef X
 	FORMAT_COUNT,
@@ -35,11 +35,13 @@ struct format_file {
 
 const char *format_name(enum format f);        /* "dcp", "dcp-rank-local", "safetensors", "torch"; "none" */
 bool format_parse(struct str word, enum format *out);
-enum { FORMAT_VALUES = 1, FORMAT_CHUNKS = 2 };
+enum { FORMAT_VALUES = 1, FORMAT_CHUNKS = 2, FORMAT_ARCHIVES = 4 };
 bool format_holds(enum format f, unsigned what);
 bool format_writes(enum format f);
 /* The name of the format's one metadata file; NULL: it has none, or one per rank. */
 const char *format_metadata(enum format f);
+/* The files that say what lies where: a name or a pattern, for messages. */
+const char *format_heads(enum format f);
 
 /* What the name says of a file. False: it is none of a checkpoint (role FORMAT_OTHER). */
 bool format_file(const char *name, struct format_file *out);
@@ -58,8 +60,31 @@ void format_dcp_metadata(uint32_t rank, char out[FORMAT_FILE_MAX]);
 void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX]);
 void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX]);
 
+/* The place of a checkpoint, as the reader of its format sees it. Names are sorted: by rank, then by their bytes. */
+struct format_source {
+	void *user;
+	const char *const *metadata, *const *payload;  /* the files of the format; no payload files where metadata name them */
+	uint64_t metadata_count, payload_count;
+	/* All of a metadata file, compared with its manifest. *out: mem_free. */
+	enum err (*read_all)(void *user, const char *name, void **out, uint64_t *n_out);
+	/* The first n bytes of a payload file; read_head compares them with the manifest, and *out is the caller's (mem_free). */
+	enum err (*read)(void *user, const char *name, void *into, uint64_t n);
+	enum err (*read_head)(void *user, const char *name, uint64_t n, void **out);
+	enum err (*bytes_of)(void *user, const char *name, uint64_t *out);
+};
+
+bool format_reads(enum format f);
+/* What the checkpoint holds, and where the bytes of each chunk and value lie. ERR_FORMAT_…, ERR_CHECKPOINT_INCOMPLETE, and errors of the
+ * source's functions. */
+FALLIBLE enum err format_open(enum format f, const struct format_source *s, struct sdict **out);
+
 /* Where everything of a new checkpoint goes. The caller frees *out (file_plan_free), after an error too. */
 FALLIBLE enum err format_plan_files(enum format f, const struct file_plan_target *t, struct file_plan *out);
 /* The format's one metadata file, in pieces. sd: what was written; its locs say where. */
 FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink,
 				      void *user);
+
+/* The readers of formats.def: dcp_open.c, hf_open.c. */
+FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);

@@ -183,8 +183,8 @@ static enum err count_file(void *user, const char *name, unsigned char d_type)
 
 static FALLIBLE enum err count_files(const struct checkpoint *c, uint64_t *out)
 {
-	*out = 0;
-	return fs_list(c->dirfd, count_file, out);
+	*out = c->single;
+	return c->single ? OK : fs_list(c->dirfd, count_file, out);
 }
 
 static void put_manifest(struct buf *out, const struct manifest *m)
@@ -232,7 +232,7 @@ static FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct b
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
 	buf_puts(out, "{");
 	TRY(lookup_put_summary(w, root, name, format, out));
-	if (format == FORMAT_DCP || format == FORMAT_DCP_RANK_LOCAL)
+	if (format_reads(format))
 		TRY(show_dcp(w, q, out));
 	else
 		buf_puts(out, ",\"manifest\":null");
@@ -275,6 +275,7 @@ static FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct 
 	const char *name = json_string_value(json_object_get(q, "name"));
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	enum format format;
+	const char *file;
 	uint32_t root;
 	int dir = -1;
 
@@ -282,12 +283,12 @@ static FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct 
 	TRY(checkpoint_recognise(&w->roots, root, name, &format));
 	if (format == FORMAT_NONE)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
-	TRY(fs_open_dir(w->roots.fds[root], name, &dir));
-	if (checkpoint_manifest(dir, MANIFEST_NAME, &m))
+	TRY(checkpoint_open_dir(&w->roots, root, name, &dir, &file));
+	if (file || checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
 	struct file_list l = { .out = out, .manifest = m, .dirfd = dir };
 	buf_puts(out, "{\"files\":[");
-	enum err e = fs_list(dir, put_file, &l);
+	enum err e = file ? put_file(&l, file, DT_REG) : fs_list(dir, put_file, &l);
 	buf_puts(out, "]}");
 	fs_drop(&dir);
 	return e;

@@ -226,7 +226,7 @@ static FALLIBLE enum err plan(struct locate *l)
 	TRY(check_problems(l));
 	TRY(keep_used(l));
 	TRY(build_source_files(&l->build, l->checkpoint, &l->file_map));
-	TRY(build_sources(&l->build, l->used, RUN_SRC_ITEM, l->file_map, l->checkpoint->manifest, &first));
+	TRY(build_sources(&l->build, l->used, build_kind(l->checkpoint), l->file_map, l->checkpoint->manifest, &first));
 	for (uint32_t i = 0; i < l->build.srcs.n; i++)
 		if (l->build.srcs.v[i].digest_count)
 			TRY(build_scans(&l->build, i)); /* from here on its digests are known to add up */

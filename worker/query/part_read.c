@@ -139,7 +139,7 @@ static FALLIBLE enum err read_box(struct reading *g, struct worker *w, struct ch
 	TRY(load_plan_make(g->part.sd, g->target, &match, g->arena, &plan));
 	TRY(add_target_file(g, &file));
 	TRY(input_add_files(&in, &g->build, false, &map));
-	TRY(build_sources(&g->build, g->part.sd, RUN_SRC_ITEM, map, g->part.manifest, &first));
+	TRY(build_sources(&g->build, g->part.sd, build_kind(&g->part), map, g->part.manifest, &first));
 	g->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES, .verify = g->box->verify };
 	TRY(build_fill(&g->build, g->target, &file, g->part.sd, first, &plan));
 	return execute(g, checked);

@@ -27,6 +27,12 @@ static inline FALLIBLE enum err build_room(uint64_t n, uint64_t more)
  * now (spool.h). */
 FALLIBLE enum err build_source_files(struct run_build *b, const struct checkpoint *c, uint32_t **file_map_out);
 
+/* How the chunks of a checkpoint are stored. */
+static inline enum run_src_kind build_kind(const struct checkpoint *c)
+{
+	return format_holds(c->format, FORMAT_ARCHIVES) ? RUN_SRC_ITEM : RUN_SRC_PLAIN;
+}
+
 /* Adds every chunk of sd as a source, then every stored value as a raw one. file_map: sd file → run file. manifest may be NULL.
  * *first_out: the number of chunk 0's source; values follow the chunks. */
 FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind,

@@ -421,9 +421,11 @@ enum err build_fill(struct run_build *b, const struct sdict *target, const uint3
 
 enum err build_source_files(struct run_build *b, const struct checkpoint *c, uint32_t **file_map_out)
 {
+	const char *slash = c->single ? strrchr(c->name, '/') : NULL;
+	struct str path = { c->name, slash ? (size_t)(slash - c->name) : c->single ? 0 : strlen(c->name) };
 	uint32_t dir;
 
-	TRY(run_add_dir(b, c->root, str_of(c->name), &dir));
+	TRY(run_add_dir(b, c->root, path, &dir));
 	uint32_t *map = mem_zalloc(c->sd->file_count, sizeof *map);
 	*file_map_out = map;
 	if (!map)

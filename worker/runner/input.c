@@ -216,7 +216,7 @@ enum err input_add_files(struct input *s, struct run_build *b, bool writable, ui
 
 enum run_src_kind input_kind(const struct input *s)
 {
-	return s->checkpoint ? RUN_SRC_ITEM : RUN_SRC_PLAIN;
+	return s->checkpoint ? build_kind(s->checkpoint) : RUN_SRC_PLAIN;
 }
 
 const struct manifest *input_manifest(const struct input *s)

@@ -263,7 +263,9 @@ enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool 
 	struct reader r = { .offset = rs->offset, .length = rs->length };
 	uint64_t checked = 0, unknown = 0;
 
-	*known_out = true;
+	*known_out = rs->kind != RUN_SRC_PLAIN || rs->digest_count;
+	if (!*known_out) /* bare bytes have no CRC32 */
+		return OK;
 	*read_out += rs->length;
 	if (rs->raw_digests && rs->digest_count)
 		return check_raw(s, src);

@@ -256,23 +256,67 @@ static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadat
 	return OK;
 }
 
-static FALLIBLE enum err read_one(struct checkpoint *c, const char *name, bool manifest, struct sdict **out)
+static FALLIBLE enum err read_bytes(struct checkpoint *c, const char *name, bool manifest, void **out, uint64_t *n_out)
 {
-	void *bytes = NULL;
-	uint64_t n = 0;
+	enum err e = fs_read_all_stat(c->dirfd, name, METADATA_MAX, out, n_out, &c->metadata);
 
-	enum err e = fs_read_all_stat(c->dirfd, name, METADATA_MAX, &bytes, &n, &c->metadata);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no %s", name);
 	if (!e && manifest) /* first: damaged metadata may say anything */
-		e = read_manifest(c, name, bytes, n);
-	if (!e)
-		e = err_at_file(dcp_meta_read(bytes, n, out), name, -1);
-	c->metadata_bytes += n;
-	mem_free(bytes);
+		e = read_manifest(c, name, *out, *n_out);
+	c->metadata_bytes += *n_out;
 	if (!e && c->metadata_bytes > METADATA_MAX)
 		e = ERR(LIMIT_EXCEEDED, "more than %d bytes of metadata in all", METADATA_MAX);
 	return err_at_file(e, name, -1);
+}
+
+/* What the format's reader asks for (format.h). */
+static enum err source_read_all(void *user, const char *name, void **out, uint64_t *n_out)
+{
+	return read_bytes(user, name, true, out, n_out);
+}
+
+static enum err source_bytes_of(void *user, const char *name, uint64_t *out)
+{
+	const struct checkpoint *c = user;
+	struct stat st;
+
+	enum err e = fs_stat(c->dirfd, name, &st);
+	if (e == ERR_NOT_FOUND)
+		e = ERR(CHECKPOINT_INCOMPLETE, "the file is missing");
+	if (!e && !S_ISREG(st.st_mode))
+		e = ERR(FORMAT_METADATA, "not a regular file");
+	if (!e)
+		*out = (uint64_t)st.st_size;
+	return err_at_file(e, name, -1);
+}
+
+static enum err source_read_front(void *user, const char *name, void *into, uint64_t n)
+{
+	const struct checkpoint *c = user;
+	CLEANUP(fs_drop) int fd = -1;
+
+	TRY(err_at_file(fs_open(c->dirfd, name, O_RDONLY, 0, &fd), name, -1));
+	return err_at_file(fs_pread(fd, into, n, 0, name), name, 0);
+}
+
+/* A head that the manifest does not list has nothing to be compared with, and is counted as that. */
+static enum err source_read_head(void *user, const char *name, uint64_t n, void **out)
+{
+	struct checkpoint *c = user;
+	const struct manifest_item *item = c->manifest ? manifest_find(c->manifest, str_of(name), 0, n) : NULL;
+	struct manifest_check check;
+
+	*out = mem_alloc(n);
+	if (!*out)
+		return ERR(NO_MEMORY, "no memory for %ju bytes of a header", (uintmax_t)n);
+	TRY(source_read_front(user, name, *out, n));
+	if (!item || !item->raw) {
+		c->unchecked_bytes += n;
+		return OK;
+	}
+	manifest_check_begin(&check, c->manifest->digests.v + item->digest_at, item->digest_count);
+	return err_at_file(manifest_check_add(&check, *out, n, true), name, 0);
 }
 
 void checkpoint_note(const struct checkpoint *c, struct checked *checked)
@@ -280,8 +324,7 @@ void checkpoint_note(const struct checkpoint *c, struct checked *checked)
 	char text[256];
 
 	checked_nothing(checked, &(struct checked_place){
-		.rank = -1, .file = str_of(format_metadata(c->format) ? format_metadata(c->format) : "__*.metadata"),
-		.bytes = c->unchecked_bytes });
+		.rank = -1, .file = str_of(format_heads(c->format)), .bytes = c->unchecked_bytes });
 	if (!c->outdated[0])
 		return;
 	snprintf(text, sizeof text, "%s was saved over after dcpd had written the checkpoint: the digests in its manifest are not used",
@@ -289,64 +332,82 @@ void checkpoint_note(const struct checkpoint *c, struct checked *checked)
 	checked_warn(checked, "manifest_outdated", text);
 }
 
-struct rank_list {
-	struct vec(uint32_t) ranks;
+/* The names of a format's files in the directory. */
+struct found {
+	char *name;
+	int64_t rank;
 };
 
-static enum err add_rank(void *user, const char *name, unsigned char d_type)
+struct listing {
+	struct checkpoint *c;
+	struct vec(struct found) metadata, payload;
+};
+
+static enum err note_file(void *user, const char *name, unsigned char d_type)
 {
-	struct rank_list *l = user;
+	struct listing *l = user;
 	struct format_file file;
-	uint32_t *at;
+	struct found *f;
 
 	(void)d_type;
-	if (!format_file(name, &file) || file.format != FORMAT_DCP_RANK_LOCAL || file.role != FORMAT_METADATA)
+	if (!format_file(name, &file))
 		return OK;
-	TRY(vec_push(&l->ranks, &at));
-	*at = (uint32_t)file.rank;
-	return OK;
+	if (file.role == FORMAT_PAYLOAD && file.rank >= l->c->world_size) /* a file that holds nothing is named by no item */
+		l->c->world_size = (uint32_t)file.rank + 1;
+	bool named = file.role == FORMAT_PAYLOAD && format_holds(file.format, FORMAT_CHUNKS); /* by the metadata */
+	if (file.format != l->c->format || file.role == FORMAT_TEMPORARY || named)
+		return OK;
+	TRY(file.role == FORMAT_METADATA ? vec_push(&l->metadata, &f) : vec_push(&l->payload, &f));
+	*f = (struct found){ mem_strdup(name), file.rank };
+	return f->name ? OK : ERR(NO_MEMORY, "no memory for a file's name");
 }
 
-static int by_value(const void *a, const void *b)
+static int by_rank(const void *a, const void *b)
 {
-	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+	const struct found *x = a, *y = b;
 
-	return x < y ? -1 : x > y;
+	return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-static FALLIBLE enum err read_rank(struct checkpoint *c, uint32_t rank, bool manifest, struct sdict **out)
+static FALLIBLE enum err open_listed(struct checkpoint *c, struct listing *l)
 {
-	char name[FORMAT_FILE_MAX];
+	uint64_t m = l->metadata.n, p = l->payload.n;
+	CLEANUP(mem_free_ptr) const char **names = mem_zalloc(m + p + 1, sizeof *names);
+	struct format_source source = { .user = c, .metadata = names, .metadata_count = m, .payload_count = p,
+					.read_all = source_read_all, .read = source_read_front, .read_head = source_read_head,
+					.bytes_of = source_bytes_of };
 
-	format_dcp_metadata(rank, name);
-	return read_one(c, name, manifest, out);
-}
-
-static FALLIBLE enum err read_ranks(struct checkpoint *c, struct sdict **parts)
-{
-	for (uint64_t i = 0; i < c->rank_count; i++)
-		TRY(read_rank(c, c->ranks[i], true, &parts[i]));
-	return err_at_file(dcp_meta_union(parts, (uint32_t)c->rank_count, &c->sd), "__*.metadata", -1);
-}
-
-static FALLIBLE enum err read_rank_local(struct checkpoint *c)
-{
-	struct rank_list l = { 0 };
-	struct sdict **parts = NULL;
-
-	enum err e = fs_list(c->dirfd, add_rank, &l);
-	c->ranks = l.ranks.v;
-	c->rank_count = l.ranks.n;
-	if (!e && l.ranks.n == 0) /* they were there when the folder was looked at */
-		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no rank's metadata");
-	if (!e) {
-		qsort(c->ranks, c->rank_count, sizeof *c->ranks, by_value);
-		parts = mem_zalloc(l.ranks.n, sizeof *parts);
-		e = parts ? read_ranks(c, parts) : ERR(NO_MEMORY, "no memory for %ju ranks", (uintmax_t)l.ranks.n);
+	c->ranks = mem_zalloc(m + 1, sizeof *c->ranks);
+	if (!names || !c->ranks)
+		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)(m + p));
+	source.payload = names + m;
+	if (m)
+		qsort(l->metadata.v, m, sizeof *l->metadata.v, by_rank);
+	if (p)
+		qsort(l->payload.v, p, sizeof *l->payload.v, by_rank);
+	for (uint64_t i = 0; i < m; i++) {
+		names[i] = l->metadata.v[i].name;
+		c->ranks[i] = (uint32_t)l->metadata.v[i].rank;
 	}
-	for (uint64_t i = 0; parts && i < l.ranks.n; i++)
-		sdict_free(parts[i]);
-	mem_free(parts);
+	for (uint64_t i = 0; i < p; i++)
+		names[m + i] = l->payload.v[i].name;
+	c->rank_count = m;
+	return format_open(c->format, &source, &c->sd);
+}
+
+static FALLIBLE enum err open_format(struct checkpoint *c, const char *single)
+{
+	struct listing l = { .c = c };
+
+	enum err e = single ? note_file(&l, single, DT_REG) : fs_list(c->dirfd, note_file, &l);
+	if (!e)
+		e = open_listed(c, &l);
+	for (uint64_t i = 0; i < l.metadata.n; i++)
+		mem_free(l.metadata.v[i].name);
+	for (uint64_t i = 0; i < l.payload.n; i++)
+		mem_free(l.payload.v[i].name);
+	vec_free(&l.metadata);
+	vec_free(&l.payload);
 	return e;
 }
 
@@ -386,7 +447,8 @@ static FALLIBLE enum err check_loc(const struct checkpoint *c, struct str fqn, s
 {
 	char name[ERR_FILE_MAX];
 
-	if ((loc.length || !c->verifies) && num_inside(loc.offset, loc.length, c->file_bytes[loc.file]))
+	bool lost = loc.length == 0 && c->verifies && format_holds(c->format, FORMAT_ARCHIVES); /* no archive has no bytes */
+	if (!lost && num_inside(loc.offset, loc.length, c->file_bytes[loc.file]))
 		return OK;
 	struct str f = c->sd->files[loc.file].name;
 	snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
@@ -405,7 +467,8 @@ static FALLIBLE enum err check_payload(const struct checkpoint *c, const struct 
 
 	TRY(box_numel(t->ndim, sd_sizes(k, t->ndim), &numel));
 	TRY(num_mul(numel, dtype_bytes(t->dtype), &bytes));
-	if (k->loc.transform || bytes <= PAYLOAD_SMALL || bytes / DEFLATE_MOST <= k->loc.length)
+	if (!format_holds(c->format, FORMAT_ARCHIVES) || k->loc.transform || bytes <= PAYLOAD_SMALL ||
+	    bytes / DEFLATE_MOST <= k->loc.length)
 		return OK;
 	struct str f = c->sd->files[k->loc.file].name;
 	snprintf(name, sizeof name, "%.*s", (int)(f.n < sizeof name ? f.n : sizeof name - 1), f.p);
@@ -435,35 +498,36 @@ static FALLIBLE enum err check_locs(struct checkpoint *c)
 	return OK;
 }
 
-/* Files that hold nothing are named by no item, yet they tell the world size. */
-static enum err count_rank(void *user, const char *name, unsigned char d_type)
+enum err checkpoint_open_dir(const struct roots *roots, uint32_t root, const char *name, int *fd_out, const char **file_out)
 {
-	struct checkpoint *c = user;
-	struct format_file file;
+	const char *slash = strrchr(name, '/');
+	char parent[4096];
+	struct stat st;
 
-	(void)d_type;
-	if (format_file(name, &file) && file.role == FORMAT_PAYLOAD && file.rank >= c->world_size)
-		c->world_size = (uint32_t)file.rank + 1;
-	return OK;
+	*file_out = NULL;
+	TRY(fs_stat(roots->fds[root], name, &st));
+	if (!S_ISREG(st.st_mode))
+		return fs_open_dir(roots->fds[root], name, fd_out);
+	*file_out = slash ? slash + 1 : name;
+	snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - name) : 1, slash ? name : ".");
+	return fs_open_dir(roots->fds[root], parent, fd_out);
 }
 
 static FALLIBLE enum err read_checkpoint(const struct roots *roots, struct checkpoint *c)
 {
+	const char *file;
+
 	TRY(checkpoint_recognise(roots, c->root, c->name, &c->format));
 	if (c->format == FORMAT_NONE) {
 		struct stat st;
 		TRY(fs_stat(roots->fds[c->root], c->name, &st));
 		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no " DCP_METADATA ": it is no checkpoint, or not a complete one", c->name);
 	}
-	if (c->format != FORMAT_DCP && c->format != FORMAT_DCP_RANK_LOCAL)
-		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, which cannot be read yet", c->name,
-			   format_name(c->format));
-	TRY(fs_open_dir(roots->fds[c->root], c->name, &c->dirfd));
-	if (c->format == FORMAT_DCP)
-		TRY(read_one(c, DCP_METADATA, true, &c->sd));
-	else
-		TRY(read_rank_local(c));
-	TRY(fs_list(c->dirfd, count_rank, c));
+	if (!format_reads(c->format))
+		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, which cannot be read yet", c->name, format_name(c->format));
+	TRY(checkpoint_open_dir(roots, c->root, c->name, &c->dirfd, &file));
+	c->single = file != NULL;
+	TRY(open_format(c, file));
 	TRY(stat_files(c));
 	return check_locs(c);
 }
@@ -471,9 +535,14 @@ static FALLIBLE enum err read_checkpoint(const struct roots *roots, struct check
 enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
+	char name[FORMAT_FILE_MAX];
+	uint64_t n = 0;
 
 	c->metadata_bytes = 0;
-	TRY(read_rank(c, c->ranks[i], false, &sd));
+	format_dcp_metadata(c->ranks[i], name);
+	TRY(read_bytes(c, name, false, &bytes, &n));
+	TRY(err_at_file(dcp_meta_read(bytes, n, &sd), name, -1));
 	sdict_free(c->sd);
 	mem_free(c->file_bytes);
 	c->file_bytes = NULL;

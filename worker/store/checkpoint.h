@@ -12,7 +12,8 @@ struct checkpoint {
 	enum format format;
 	uint32_t root;
 	char name[4096];               /* beneath the root */
-	int dirfd;
+	bool single;                   /* `name` is a file, which is the whole checkpoint */
+	int dirfd;                     /* with its files */
 	struct sdict *sd;
 	struct manifest *manifest;     /* NULL: not ours, or outdated */
 	char outdated[64];             /* "": none; else the metadata file that PyTorch has written since, with all others */
@@ -28,6 +29,8 @@ struct checkpoint {
 /* What lies at `name`: FORMAT_NONE if there is nothing or it is something else. */
 FALLIBLE enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum format *out);
 FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum format *out);
+/* The directory that its files are in; *file_out: the last part of `name` if that is a file, which is all of it then; else NULL. */
+FALLIBLE enum err checkpoint_open_dir(const struct roots *roots, uint32_t root, const char *name, int *fd_out, const char **file_out);
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
  * ERR_CHECKPOINT_DAMAGED (manifest or metadata are not what was written), ERR_FORMAT_…. ref: {"storage","name"}. */
 FALLIBLE enum err checkpoint_open(const struct roots *roots, const json_t *ref, struct checkpoint **out);
