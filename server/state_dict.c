@@ -1,6 +1,6 @@
-/* state_dict.c: see state_dict.h. Records: making, finding, taking up from the journal, going away. The life of a slot is in
- * state_dict_slot.c, leases in state_dict_lease.c, what jobs do in state_dict_use.c and state_dict_make.c, space in
- * state_dict_space.c, whose segments are whose in state_dict_owner.c. */
+/* state_dict.c: see state_dict.h. State dicts are made, deleted, and taken up from the journal. Below it, from the bottom: records
+ * (state_dict_record.c), whose segments are whose (_owner), space (_space), images (_look), the life of a slot (_slot), what jobs do
+ * (_use, _await, _make), leases (_lease). */
 #include "server/state_dict.h"
 
 #include <stdio.h>
@@ -14,172 +14,6 @@
 #include "server/config.h"
 #include "server/events.h"
 #include "server/state_dict_impl.h"
-
-void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation)
-{
-	events_emit(sd->server->events, "state_dict.changed", NULL,
-		    json_pack("{s:s, s:s, s:I}", "state_dict", sd->name, "what", what, "generation", (json_int_t)generation));
-}
-
-bool state_dict_exists(const struct server *s, struct str name)
-{
-	return table_find(&s->state_dicts->table, name) != NULL;
-}
-
-uint32_t state_dict_count(const struct server *s)
-{
-	return s->state_dicts->table.count;
-}
-
-FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out)
-{
-	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, name);
-
-	if (!sd || sd->hidden)
-		return ERR(NOT_FOUND, "there is no state dict \"%.*s\"", (int)num_min(name.n, STATE_DICT_NAME_MAX), name.p);
-	if (!principal_may(who, sd->uid))
-		return ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u", sd->name, sd->uid);
-	*out = sd;
-	return OK;
-}
-
-/* ---- memory ---- */
-
-static void free_one(struct state_dict *sd)
-{
-	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
-		if (state_dict_nth(sd, i)->fd >= 0)
-			close(state_dict_nth(sd, i)->fd);
-	json_decref(sd->on_owner_death);
-	state_dict_look_stop(sd);
-	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
-		json_decref(state_dict_nth(sd, i)->problem);
-	for (uint32_t k = 0; k < sd->slot_count; k++)
-		mem_free(sd->slots[k]);
-	mem_free(sd->ranks);
-	mem_free(sd);
-}
-
-FALLIBLE enum err state_dict_add_slots(struct state_dict *sd)
-{
-	uint32_t k = sd->slot_count;
-
-	if (k == STATE_DICT_SLOTS_MAX)
-		return ERR(SLOTS_BUSY, "all %u slots of state dict \"%s\" are in use", k, sd->name);
-	sd->slots[k] = mem_zalloc(sd->world_size, sizeof *sd->slots[k]);
-	if (!sd->slots[k])
-		return ERR(NO_MEMORY, "cannot add slots to a state dict");
-	for (uint32_t r = 0; r < sd->world_size; r++)
-		sd->slots[k][r] = (struct slot){ .fd = -1, .rank = r, .number = (uint16_t)k };
-	sd->slot_count++;
-	return OK;
-}
-
-FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
-				   struct state_dict **out)
-{
-	if (s->state_dicts->table.count >= STATE_DICTS_MAX)
-		return ERR(LIMIT_EXCEEDED, "there are %d state dicts already", STATE_DICTS_MAX);
-	struct state_dict *sd = mem_zalloc(1, sizeof *sd);
-	if (!sd)
-		return ERR(NO_MEMORY, "cannot make a state dict");
-	sd->ranks = mem_zalloc(world_size, sizeof *sd->ranks);
-	sd->world_size = world_size;
-	sd->own_slots = slots;
-	sd->server = s;
-	sd->uid = uid;
-	sd->last_generation = -1;
-	sd->saved_generation = -1;
-	sd->created_ms = clock_wall_ms();
-	memcpy(sd->name, name.p, name.n);
-	enum err e = sd->ranks ? OK : ERR(NO_MEMORY, "cannot make a state dict");
-	for (uint32_t k = 0; k < slots && !e; k++)
-		e = state_dict_add_slots(sd);
-	for (uint32_t r = 0; !e && r < sd->world_size; r++)
-		sd->ranks[r].last_generation = -1;
-	if (!e)
-		e = table_add(&s->state_dicts->table, &sd->node, (struct str){ sd->name, name.n });
-	if (e) {
-		free_one(sd);
-		return e;
-	}
-	*out = sd;
-	return OK;
-}
-
-void state_dict_unref(struct state_dict *sd)
-{
-	must(sd->refs > 0);
-	if (--sd->refs == 0 && sd->dead)
-		free_one(sd);
-}
-
-void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
-{
-	if (sl->fd < 0)
-		return;
-	close(sl->fd);
-	if (seg_unlink(sl->segment) != OK)
-		log_err("cannot remove a segment", "segment", sl->segment, NULL);
-	sd->server->state_dicts->used_bytes -= sl->bytes;
-	sl->fd = -1;
-	sl->bytes = sl->image_bytes = 0;
-	sl->filling = false;
-	sl->segment[0] = '\0';
-}
-
-void state_dict_kill(struct state_dict *sd)
-{
-	must(!sd->dead && (!sd->uses || sd->hidden));
-	table_remove(&sd->server->state_dicts->table, &sd->node);
-	state_dict_look_stop(sd);
-	sd->dead = true;
-	sd->refs++;
-	state_dict_fail_waiters(sd);
-	state_dict_await_deleted(sd);
-	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
-		state_dict_drop_segment(sd, state_dict_nth(sd, i));
-	state_dict_unref(sd);
-}
-
-/* ---- the journal's rows ---- */
-
-void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
-{
-	char *text = jtext_of(sd->on_owner_death);
-
-	if (sd->on_owner_death && !text) {
-		journal_txn_fail(t, ERR(NO_MEMORY, "cannot describe a state dict"));
-		return;
-	}
-	struct journal_state_dict row = { .name = sd->name,
-					  .uid = sd->uid,
-					  .world_size = sd->world_size,
-					  .slots = sd->own_slots,
-					  .lease_ms = sd->lease_ms,
-					  .created_ms = sd->created_ms,
-					  .orphaned_ms = sd->orphaned_ms,
-					  .orphan_since_ms = sd->orphan_since_ms,
-					  .last_generation = sd->last_generation,
-					  .on_owner_death = text ? str_of(text) : STR("") };
-
-	journal_put_state_dict(t, &row);
-	mem_free(text);
-}
-
-void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state)
-{
-	struct journal_slot row = { .name = sd->name,
-				    .rank = sl->rank,
-				    .slot = sl->number,
-				    .segment = sl->segment,
-				    .bytes = sl->bytes,
-				    .image_bytes = sl->image_bytes,
-				    .state = state,
-				    .generation = sl->generation };
-
-	journal_put_slot(t, &row);
-}
 
 /* ---- making ---- */
 
@@ -404,6 +238,7 @@ FALLIBLE enum err state_dicts_new(struct server *s)
 	s->state_dicts = mem_zalloc(1, sizeof *s->state_dicts);
 	if (!s->state_dicts)
 		return ERR(NO_MEMORY, "cannot keep state dicts");
+	s->state_dicts->watch = &state_dict_await_watch;
 	TRY(state_dict_owner_new(s));
 	TRY(journal_read_state_dicts(s->journal, take_row, s));
 	TRY(journal_read_slots(s->journal, take_slot, s));
@@ -426,7 +261,7 @@ void state_dicts_free(struct state_dicts *all)
 		state_dict_fail_waiters(sd);
 		while (sd->uses)
 			state_dict_unuse(sd->server, &(struct state_dict_use *){ sd->uses });
-		free_one(sd);
+		state_dict_free(sd);
 	}
 	table_free(&all->table);
 	mem_free(all);

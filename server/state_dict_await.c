@@ -18,33 +18,6 @@ struct state_dict_await {
 	struct state_dict_use *use;     /* given, for it is being filled; the receiver's */
 };
 
-uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, char *ranks, size_t n, int64_t *first_out)
-{
-	uint32_t missing = 0;
-	size_t used = 0;
-	bool full = false;
-
-	*first_out = -1;
-	ranks[0] = '\0';
-	for (uint32_t r = 0; r < sd->world_size; r++) {
-		bool has = false;
-		for (uint32_t k = 0; k < sd->slot_count; k++) {
-			const struct slot *sl = state_dict_slot(sd, r, k);
-			has |= sl->state == SLOT_SEALED && (generation < 0 || sl->generation == generation);
-		}
-		if (has)
-			continue;
-		if (missing++ == 0)
-			*first_out = r;
-		if (used + 16 < n)
-			used += (size_t)snprintf(ranks + used, n - used, "%s%u", missing > 1 ? ", " : "", r);
-		else if (!full)
-			used += (size_t)snprintf(ranks + used, n - used, ", …");
-		full = used + 16 >= n;
-	}
-	return missing;
-}
-
 void state_dict_await_missing(const struct state_dict_await *a, char *text, size_t n)
 {
 	char ranks[32];
@@ -208,7 +181,7 @@ void state_dict_await_look(struct state_dict *sd)
 	}
 }
 
-void state_dict_await_given_up(struct state_dict *sd, uint32_t rank, int64_t generation)
+static void given_up(struct state_dict *sd, uint32_t rank, int64_t generation)
 {
 	for (struct state_dict_await *a = sd->awaits, *next; a; a = next) {
 		next = a->next;
@@ -229,6 +202,9 @@ void state_dict_await_deleted(struct state_dict *sd)
 		lose(sd->awaits, err_at_rank(e, first));
 	}
 }
+
+const struct slot_watch state_dict_await_watch = { .changed = state_dict_await_look, .given_up = given_up,
+						   .deleted = state_dict_await_deleted };
 
 FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
 				   struct state_dict_await **out)

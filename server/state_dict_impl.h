@@ -70,7 +70,15 @@ struct state_dict {
 	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
 };
 
+/* What the life of a slot means for those who wait for it: state_dict_await.c, which stands above state_dict_slot.c. */
+struct slot_watch {
+	void (*changed)(struct state_dict *sd);      /* something has happened to its slots */
+	void (*given_up)(struct state_dict *sd, uint32_t rank, int64_t generation);
+	void (*deleted)(struct state_dict *sd);
+};
+
 struct state_dicts {
+	const struct slot_watch *watch;
 	struct table table;
 	struct seg_owner owner;     /* this daemon; constant from the start on */
 	uint64_t used_bytes;
@@ -78,11 +86,11 @@ struct state_dicts {
 	struct loop_timer *tick, *orphan_tick;
 };
 
-/* ---- state_dict.c ---- */
+/* ---- state_dict_record.c ---- */
 FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out);
 FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
 				   struct state_dict **out);          /* in the table, one ref fewer than none: plain */
-void state_dict_kill(struct state_dict *sd);                     /* out of the table, segments unlinked; freed when unreferenced */
+void state_dict_free(struct state_dict *sd);
 void state_dict_unref(struct state_dict *sd);
 FALLIBLE enum err state_dict_add_slots(struct state_dict *sd);   /* one more for each rank; ERR_SLOTS_BUSY at STATE_DICT_SLOTS_MAX */
 static inline struct slot *state_dict_slot(const struct state_dict *sd, uint32_t rank, uint32_t number)
@@ -100,13 +108,17 @@ static inline struct slot *state_dict_nth(const struct state_dict *sd, uint32_t 
 }
 void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state);
 void state_dict_row(struct journal_txn *t, const struct state_dict *sd);
-void state_dict_free_slot(struct state_dict *sd, struct slot *sl);   /* through the journal, then whoever waits */
 void state_dict_drop_segment(struct state_dict *sd, struct slot *sl);
 bool state_dict_complete(const struct state_dict *sd, int64_t generation);
 int64_t state_dict_newest(const struct state_dict *sd);          /* -1: none */
 struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state);
 /* The rank's slot of this generation if it is filling or sealed; else NULL. */
 struct slot *state_dict_begun(const struct state_dict *sd, uint32_t rank, int64_t generation);
+/* The ranks that lack a sealed slot of this generation (< 0: of any) as text, "1, 3"; how many, and the first. */
+uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, char *ranks, size_t n, int64_t *first_out);
+void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
+void state_dict_lease_begin(struct state_dict *sd);              /* of all ranks; without a lease: nothing */
+int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* when it ends, for the record; 0: no lease */
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation);
 
 /* ---- state_dict_use.c ---- */
@@ -115,11 +127,9 @@ FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, 
 FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
 
 /* ---- state_dict_await.c ---- */
-/* The ranks that lack a sealed slot of this generation (< 0: of any) as text, "1, 3"; how many, and the first. */
-uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, char *ranks, size_t n, int64_t *first_out);
 void state_dict_await_look(struct state_dict *sd);               /* something has happened to its slots or leases */
-void state_dict_await_given_up(struct state_dict *sd, uint32_t rank, int64_t generation);
 void state_dict_await_deleted(struct state_dict *sd);
+extern const struct slot_watch state_dict_await_watch;
 bool state_dict_await_uses(const struct state_dict *sd, const struct state_dict_use *u);   /* one that it has given, and watches */
 
 /* ---- state_dict_space.c: accounting, and threads that make segments ---- */
@@ -147,6 +157,8 @@ FALLIBLE enum err state_dict_owner_take(struct server *s, const char *segment, i
 FALLIBLE enum err state_dict_owner_sweep(struct server *s);
 
 /* ---- state_dict_slot.c ---- */
+void state_dict_free_slot(struct state_dict *sd, struct slot *sl);   /* through the journal, then whoever waits */
+void state_dict_kill(struct state_dict *sd);                     /* out of the table, segments unlinked; freed when unreferenced */
 void state_dict_serve_waiters(struct state_dict *sd);
 void state_dict_fail_waiters(struct state_dict *sd);
 /* A slot that was not sealed and will not be, while a job reads it: free when that ends. */
@@ -155,14 +167,10 @@ void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
 /* ---- state_dict_look.c: whether sealed slots hold images ---- */
 void state_dict_look_at(struct state_dict *sd, struct slot *sl);  /* soon: the slot was sealed just now */
 void state_dict_look_at_all(struct server *s);                   /* at all sealed slots, after a start */
-void state_dict_look_stop(struct state_dict *sd);                /* before the state dict is freed */
 const json_t *state_dict_slot_problem(const struct slot *sl);    /* why the slot's generation is no image; borrowed; NULL: none known */
 
 /* ---- state_dict_lease.c ---- */
 FALLIBLE enum err state_dict_lease_start(struct server *s);
-void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
-void state_dict_lease_begin(struct state_dict *sd);              /* of all ranks; without a lease: nothing */
-int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* when it ends, for the record; 0: no lease */
 
 /* ---- state_dict_wish.c: what is to become of a generation ---- */
 FALLIBLE enum err state_dict_wish_set(struct state_dict *sd, int64_t generation, const json_t *wish);   /* without a row; wish is copied */

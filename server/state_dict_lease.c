@@ -5,32 +5,6 @@
 
 enum { TICK_MS = 500 };
 
-void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
-{
-	if (sd->lease_ms)
-		sd->ranks[rank].expires_ms = clock_service_ms() + sd->lease_ms;
-	if (sd->orphaned_ms) {
-		struct journal_txn *t = journal_txn_new(sd->server->journal);
-		sd->orphaned_ms = 0;
-		sd->orphan_job[0] = '\0';
-		state_dict_row(t, sd);
-		journal_commit(sd->server->journal, t, NULL, NULL);
-	}
-}
-
-void state_dict_lease_begin(struct state_dict *sd)
-{
-	for (uint32_t r = 0; sd->lease_ms && r < sd->world_size; r++)
-		sd->ranks[r].expires_ms = clock_service_ms() + sd->lease_ms;
-}
-
-int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank)
-{
-	int64_t expires = sd->ranks[rank].expires_ms;
-
-	return expires ? clock_service_wall(expires) : 0;
-}
-
 static void drop_open(struct state_dict *sd, uint32_t rank)
 {
 	for (uint32_t k = 0; k < sd->slot_count; k++) {

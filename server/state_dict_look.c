@@ -136,8 +136,3 @@ void state_dict_look_at_all(struct server *s)
 				state_dict_look_at(sd, state_dict_nth(sd, k));
 	}
 }
-
-void state_dict_look_stop(struct state_dict *sd)
-{
-	loop_timer_stop(&sd->look_timer);
-}

@@ -24,45 +24,9 @@ struct slot_waiter {
 	bool fresh;
 };
 
-bool state_dict_complete(const struct state_dict *sd, int64_t generation)
+static const struct slot_watch *watch_of(const struct state_dict *sd)
 {
-	for (uint32_t r = 0; r < sd->world_size; r++)
-		if (!state_dict_slot_of(sd, r, generation, SLOT_SEALED))
-			return false;
-	return true;
-}
-
-struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state)
-{
-	for (uint32_t k = 0; k < sd->slot_count; k++) {
-		struct slot *sl = state_dict_slot(sd, rank, k);
-		if (sl->state == state && sl->generation == generation)
-			return sl;
-	}
-	return NULL;
-}
-
-struct slot *state_dict_begun(const struct state_dict *sd, uint32_t rank, int64_t generation)
-{
-	struct slot *sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALED);
-
-	if (!sl)
-		sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALING);
-	if (!sl)
-		sl = state_dict_slot_of(sd, rank, generation, SLOT_OPEN);
-	return sl && (sl->filling || sl->state == SLOT_SEALED) ? sl : NULL;
-}
-
-int64_t state_dict_newest(const struct state_dict *sd)
-{
-	int64_t best = -1;
-
-	for (uint32_t k = 0; k < sd->slot_count; k++) {
-		const struct slot *sl = state_dict_slot(sd, 0, k);
-		if (sl->state == SLOT_SEALED && sl->generation > best && state_dict_complete(sd, sl->generation))
-			best = sl->generation;
-	}
-	return best;
+	return sd->server->state_dicts->watch;
 }
 
 static FALLIBLE enum err find_rank(struct server *s, const struct principal *who, struct str name, int64_t rank,
@@ -108,7 +72,7 @@ static void open_slot(struct slot_waiter *w)
 	sl->image_bytes = 0;
 	state_dict_slot_row(t, sd, sl, SLOT_OPEN);
 	journal_commit(sd->server->journal, t, NULL, NULL);
-	state_dict_await_look(sd);
+	watch_of(sd)->changed(sd);
 }
 
 static void on_segment(void *user, enum err e)
@@ -154,7 +118,7 @@ static bool try_reserve(struct slot_waiter *w)
 
 	if (sl && sl->uses) { /* it begins again what a job is reading: not in the same place */
 		state_dict_abandon_slot(sd, sl);
-		state_dict_await_given_up(sd, w->rank, w->generation);
+		watch_of(sd)->given_up(sd, w->rank, w->generation);
 		sl = NULL;
 	}
 	if (!sl || sl->bytes < w->bytes)
@@ -221,6 +185,20 @@ void state_dict_fail_waiters(struct state_dict *sd)
 		take_out(w);
 		loop_later(sd->server->loop, answer_reserved, w, ERR(NOT_FOUND, "state dict \"%s\" was deleted", sd->name));
 	}
+}
+
+void state_dict_kill(struct state_dict *sd)
+{
+	must(!sd->dead && (!sd->uses || sd->hidden));
+	table_remove(&sd->server->state_dicts->table, &sd->node);
+	loop_timer_stop(&sd->look_timer);
+	sd->dead = true;
+	sd->refs++;
+	state_dict_fail_waiters(sd);
+	watch_of(sd)->deleted(sd);
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		state_dict_drop_segment(sd, state_dict_nth(sd, i));
+	state_dict_unref(sd);
 }
 
 static FALLIBLE enum err check_reserve(struct state_dict *sd, uint32_t rank, uint64_t bytes, int64_t generation)
@@ -326,7 +304,7 @@ static void on_sealed(void *user, enum err e)
 				journal_commit(sd->server->journal, t, NULL, NULL);
 			}
 		}
-		state_dict_await_look(sd);
+		watch_of(sd)->changed(sd);
 	}
 	end_change(c, e);
 }
@@ -374,7 +352,7 @@ FALLIBLE enum err state_dict_fill(struct server *s, const struct principal *who,
 				       "the slot has %ju", (uintmax_t)image_bytes, (uintmax_t)room, (uintmax_t)sl->bytes), rank);
 	sl->filling = true;
 	sl->image_bytes = image_bytes;
-	state_dict_await_look(sd);
+	watch_of(sd)->changed(sd);
 	return OK;
 }
 
@@ -469,7 +447,7 @@ void state_dict_release(struct server *s, const struct principal *who, struct st
 		free_slot(sd, sl, fn, user);
 	}
 	if (!e)
-		state_dict_await_given_up(sd, (uint32_t)rank, generation);
+		watch_of(sd)->given_up(sd, (uint32_t)rank, generation);
 }
 
 FALLIBLE enum err state_dict_renew(struct server *s, const struct principal *who, struct str name, int64_t rank,

@@ -46,13 +46,6 @@ static FALLIBLE enum err choose(struct server *s, const struct principal *who, s
 	return OK;
 }
 
-uint32_t state_dict_world(const struct server *s, struct str name)
-{
-	const struct state_dict *sd = (const struct state_dict *)table_find(&s->state_dicts->table, name);
-
-	return sd && !sd->hidden ? sd->world_size : 0;
-}
-
 FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out)
 {
