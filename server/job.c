@@ -14,12 +14,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/config.h"
-#include "server/events.h"
 #include "server/job_impl.h"
 #include "server/journal.h"
 
-enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000, TEXT_MAX = 32 << 20 };
+enum { TEXT_MAX = 32 << 20 };
 
 const char *const job_state_names[JOB_STATE_COUNT + 1] = { "queued",	"planning", "running",	"committing",
 					   "succeeded", "failed",   "cancelled" };
@@ -59,7 +57,7 @@ static void begin_ids(uint64_t ms)
 }
 
 /* Lists and sweeps go by the order of ids, so the ids of a daemon whose clock was set back follow those that its journal has. */
-static FALLIBLE enum err resume_ids(struct server *s)
+FALLIBLE enum err job_ids_resume(struct server *s)
 {
 	char id[JOB_ID_LEN + 1];
 	uint64_t ms = 0;
@@ -171,7 +169,7 @@ void job_live_remove(struct job *j)
 	all->live_count--;
 }
 
-static void cache_remove(struct job *j)
+void job_cache_remove(struct job *j)
 {
 	struct jobs *all = j->server->jobs;
 
@@ -201,7 +199,7 @@ void job_cache_add(struct job *j)
 	all->cache_first = j;
 	if (++all->cached > JOBS_CACHED) {
 		struct job *old = all->cache_last;
-		cache_remove(old);
+		job_cache_remove(old);
 		table_remove(&all->table, &old->node);
 		job_free(old);
 	}
@@ -209,7 +207,7 @@ void job_cache_add(struct job *j)
 
 void job_revive(struct job *j)
 {
-	cache_remove(j);
+	job_cache_remove(j);
 	job_live_add(j);
 }
 
@@ -388,14 +386,10 @@ static void read_doc(struct job *j, const json_t *doc)
 		j->retries_left = (int)read_number(doc, "retries_left");
 }
 
-struct load {
-	struct server *server;
-	struct job *job;
-};
 
-static enum err load_row(void *user, const struct journal_job *row)
+enum err job_load_row(void *user, const struct journal_job *row)
 {
-	struct load *l = user;
+	struct job_load *l = user;
 	CLEANUP(json_decrefp) json_t *doc = NULL;
 	enum err e = jtext_parse(row->doc, 0, &doc);
 	json_t *spec = json_object_get(doc, "spec");
@@ -429,11 +423,11 @@ static bool is_id(struct str id)
 
 FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
 {
-	struct load l = { .server = s };
+	struct job_load l = { .server = s };
 	struct job *j = (struct job *)table_find(&s->jobs->table, id);
 
 	if (!j && is_id(id)) {
-		enum err e = journal_read_job(s->journal, id, load_row, &l);
+		enum err e = journal_read_job(s->journal, id, job_load_row, &l);
 		if (!e && l.job)
 			e = table_add(&s->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
 		if (e) {
@@ -444,7 +438,7 @@ FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
 		if (j)
 			job_cache_add(j);
 	} else if (j && j->step == STEP_NONE && s->jobs->cache_first != j) {
-		cache_remove(j);
+		job_cache_remove(j);
 		job_cache_add(j);
 	}
 	if (!j)
@@ -509,15 +503,6 @@ bool jobs_use_storage(const struct server *s, const char *storage)
 
 /* ---- waiting ---- */
 
-struct waiter {
-	struct waiter *next;
-	struct job *job;
-	struct server *server;
-	done_fn fn;
-	void *user;
-	struct loop_timer *timer;
-};
-
 static void answer_waiter(void *user, enum err e)
 {
 	struct waiter *w = user;
@@ -560,105 +545,4 @@ void job_wait(struct server *s, struct str id, int64_t timeout_ms, done_fn fn, v
 		return;
 	}
 	loop_later(s->loop, answer_waiter, w, e);
-}
-
-/* ---- start and end ---- */
-
-static enum err take_row(void *user, const struct journal_job *row)
-{
-	struct load l = { .server = user };
-	enum err e = load_row(&l, row);
-
-	if (!e)
-		e = table_add(&l.server->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
-	if (e == ERR_NO_MEMORY) { /* its staging would be swept as nobody's: rather no start than one without it */
-		job_free(l.job);
-		return e;
-	}
-	if (e) { /* one record that cannot be read must not keep the daemon down */
-		log_err("a job cannot be taken up", "job", row->id, NULL);
-		job_free(l.job);
-		return OK;
-	}
-	job_live_add(l.job);
-	return OK;
-}
-
-/* A record that the journal no longer has must not be served from memory either. */
-static void on_pruned(void *user, enum err e)
-{
-	struct jobs *all = user;
-
-	(void)e;
-	while (all->cache_last) {
-		struct job *old = all->cache_last;
-		cache_remove(old);
-		table_remove(&all->table, &old->node);
-		job_free(old);
-	}
-}
-
-/* Once a minute, or sooner where many end: then no more than a few above the limit are ever kept. */
-static bool prune_due(const struct server *s, int64_t now)
-{
-	return now - s->jobs->pruned_ms >= PRUNE_MS || s->jobs->ended > s->config->keep_jobs / 32;
-}
-
-static void prune(struct server *s, int64_t now)
-{
-	struct journal_txn *t = journal_txn_new(s->journal);
-
-	s->jobs->pruned_ms = now;
-	s->jobs->ended = 0;
-	journal_prune(t, s->config->keep_jobs, now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
-	journal_put_service(t, now);
-	journal_commit(s->journal, t, on_pruned, s->jobs);
-}
-
-static void on_tick(void *user)
-{
-	struct server *s = user;
-	int64_t now = clock_service_ms();
-
-	job_watch(s);
-	if (prune_due(s, now))
-		prune(s, now);
-}
-
-FALLIBLE enum err jobs_new(struct server *s)
-{
-	s->jobs = mem_zalloc(1, sizeof *s->jobs);
-	if (!s->jobs)
-		return ERR(NO_MEMORY, "cannot keep jobs");
-	TRY(resume_ids(s));
-	TRY(journal_read_unended(s->journal, take_row, s));
-	for (struct job *j = s->jobs->live, *next; j; j = next) {
-		next = j->live_next;
-		job_recover(j);
-	}
-	state_dicts_settle(s);
-	return loop_every(s->loop, TICK_MS, on_tick, s, &s->jobs->tick);
-}
-
-void jobs_free(struct jobs *all)
-{
-	if (!all)
-		return;
-	loop_timer_stop(&all->tick);
-	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
-		struct job *j = (struct job *)n;
-		next = table_next(&all->table, n);
-		for (struct waiter *w = j->waiters, *after; w; w = after) {
-			after = w->next;
-			loop_timer_stop(&w->timer);
-			mem_free(w);
-		}
-		j->waiters = NULL;
-		job_drop_uses(j);
-		job_free(j);
-	}
-	job_lanes_free(all);
-	table_free(&all->keys);
-	table_free(&all->table);
-	mem_free(all);
 }

@@ -14,29 +14,6 @@
 
 enum { AWAIT_MS = 600000 };
 
-bool job_await_wanted(const struct job *j)
-{
-	return j->kind == JOB_SAVE && !j->dry_run && json_is_true(json_object_get(json_object_get(j->spec, "source"), "await_seal"));
-}
-
-uint64_t job_use_bytes(const struct state_dict_use *u)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t r = 0; u && r < u->world_size; r++)
-		sum += u->ranks[r].image_bytes;
-	return sum;
-}
-
-static void show_stage(struct job *j)
-{
-	char text[JOB_STAGE_MAX];
-
-	state_dict_await_missing(j->await, text, sizeof text);
-	if (strcmp(text, j->stage) != 0)
-		job_set_state(j, JOB_QUEUED, text, false);
-}
-
 static void on_filling(struct job *j, struct state_dict_use *use)
 {
 	j->source_use = use;
@@ -92,10 +69,10 @@ static void on_news(void *user, enum state_dict_news news, struct state_dict_use
 	else if (news == NEWS_LOST)
 		on_lost(j, e);
 	else if (j->step == STEP_AWAITING)
-		show_stage(j);
+		job_show_missing(j);
 }
 
-FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who)
+static FALLIBLE enum err begin(struct job *j, const struct principal *who)
 {
 	struct job_ref source = job_spec_ref(j->spec, "source");
 	json_int_t timeout_s = json_integer_value(json_object_get(json_object_get(j->spec, "source"), "timeout_s"));
@@ -113,20 +90,6 @@ FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who)
 	return e;
 }
 
-bool job_await_holds(struct job *j)
-{
-	if (!job_await_wanted(j) || (j->source_use && !j->lost.code && !(j->await && j->resting)))
-		return false;
-	if (j->lost.code) {
-		err_restore(&j->lost);
-		job_fail(j, j->lost.code);
-		return true;
-	}
-	j->step = STEP_AWAITING;
-	show_stage(j);
-	return true;
-}
-
 /* Also if the last seal came while its workers were giving up: what is lost fails, and nothing else. */
 bool job_await_rests(struct job *j)
 {
@@ -137,7 +100,10 @@ bool job_await_rests(struct job *j)
 	return true;
 }
 
-void job_await_stop(struct job *j)
+FALLIBLE enum err job_take_uses(struct job *j)
 {
-	state_dict_await_stop(&j->await);
+	struct principal who = job_owner(j);
+
+	TRY(job_await_wanted(j) ? begin(j, &who) : job_use_sources(j));
+	return job_use_others(j);
 }

@@ -9,7 +9,6 @@
 #include "server/metrics.h"
 #include "server/runs.h"
 #include "server/storage.h"
-#include "server/sweep.h"
 #include "server/verdict.h"
 
 void job_emit_state(const struct job *j)
@@ -179,7 +178,7 @@ static void on_end_journalled(void *user, enum err e)
 	job_cache_add(j);
 	j->server->jobs->ended++;
 	announce(j);
-	sweep_after(j);
+	j->server->hooks->job_ended(j);
 	job_wake(j);
 }
 

@@ -10,7 +10,25 @@
 enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024,
        JOB_IDENTITY_MAX = 64 };
 
-struct lane;
+/* One queue; the jobs in it are linked by lane_next. */
+struct lane {
+	struct lane *next;
+	struct server *server;
+	char key[JOB_LANE_MAX];
+	struct job *first, **last, *running;
+	uint64_t moves;             /* changes of first and running */
+	struct loop_timer *timer;
+};
+
+/* Who waits for a job's end. */
+struct waiter {
+	struct waiter *next;
+	struct job *job;
+	struct server *server;
+	done_fn fn;
+	void *user;
+	struct loop_timer *timer;
+};
 
 /* Where a live job stands in the machinery, beside its state. */
 enum job_step {
@@ -78,6 +96,7 @@ struct job {
 };
 
 struct jobs {
+	enum err (*start)(struct job *j);   /* job_start_attempt, for job_queue.c below it */
 	struct table table;
 	struct job *live;           /* doubly linked, any order */
 	uint32_t live_count, waiting_count, dry_count;
@@ -98,6 +117,13 @@ FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out);  
 void job_live_add(struct job *j);
 void job_live_remove(struct job *j);
 void job_cache_add(struct job *j);
+void job_cache_remove(struct job *j);
+struct job_load {
+	struct server *server;
+	struct job *job;            /* set by job_load_row */
+};
+enum err job_load_row(void *user, const struct journal_job *row);    /* user: struct job_load */
+FALLIBLE enum err job_ids_resume(struct server *s);
 void job_revive(struct job *j);                      /* from the cache to the live ones */
 void job_snapshotted(struct job *j);                 /* now */
 void job_changed(struct job *j);                     /* the text is stale; says so on the event stream */
@@ -135,22 +161,21 @@ bool job_sdop_device(const struct job *j);           /* … a GPU */
 json_t *job_sdop_comm(const struct job *j, uint64_t group_id);    /* "comm" of JOB: new for every attempt; NULL: no memory */
 void job_sdop_note_result(struct job *j);            /* the generation made into the result; metrics */
 
-/* ---- job_await.c: saves that are made before their generation is sealed ---- */
-bool job_await_wanted(const struct job *j);
-FALLIBLE enum err job_await_begin(struct job *j, const struct principal *who);      /* in place of taking its source's use */
-bool job_await_holds(struct job *j);                 /* true: it waits on, or has failed: no lane for it yet */
-bool job_await_rests(struct job *j);                 /* its workers waited too long: it begins again with the last seal. false: none such */
-void job_await_stop(struct job *j);
-
 /* ---- job_lane.c ---- */
-void job_queue(struct job *j);                       /* it has a place in its lane from now on */
+FALLIBLE enum err job_lane_of(struct job *j, struct lane **out);     /* made if there is none */
 void job_lane_take_out(struct job *j);               /* a waiting one */
-void job_lane_leave(struct job *j);                  /* a running one; the next may start */
 void job_lanes_free(struct jobs *all);
-void job_lanes_wake(struct server *s);               /* the journal can be written again: lanes that wait for that go on */
-bool job_commit_waits(const struct job *j);          /* for the journal, which lacks space: the workers stand still */
 uint64_t job_lane_moves(const struct job *j);        /* of a job that waits: changes whenever its lane's queue does; else 0 */
 void job_lane_put(const struct job *j, struct buf *out);    /* ,"waits_for":{…}: the job that a waiting one is behind, if any */
+
+/* ---- job_uses.c ---- */
+FALLIBLE enum err job_use_sources(struct job *j);
+FALLIBLE enum err job_use_others(struct job *j);     /* what it compares with, its model, its target */
+/* Of a load: what it fills. Of an operation: its companion, if that has sealed anything. */
+FALLIBLE enum err job_use_target(struct job *j);
+void job_drop_uses(struct job *j);
+void job_drop_sources(struct job *j);                /* all but what the job made */
+uint64_t job_use_bytes(const struct state_dict_use *u);     /* of its images; u may be NULL */
 
 /* ---- job_end.c ---- */
 /* Every change of state goes through here: one log line, one event, one row (if `write`). */
@@ -159,13 +184,21 @@ void job_emit_state(const struct job *j);
 void job_end(struct job *j, enum job_state state);   /* result and error are set */
 void job_fail(struct job *j, enum err e);
 
+/* ---- job_queue.c ---- */
+void job_queue(struct job *j);                       /* it has a place in its lane from now on, or waits for its source */
+bool job_await_wanted(const struct job *j);
+void job_show_missing(struct job *j);                /* the ranks that it awaits as its stage */
+void job_lanes_wake(struct server *s);               /* the journal can be written again: lanes that wait for that go on */
+void job_lane_leave(struct job *j);                  /* a running one; the next may start */
+void job_end_dry_run(struct job *j, enum err e, const json_t *body);
+
+/* ---- job_await.c: saves that are made before their generation is sealed ---- */
+FALLIBLE enum err job_take_uses(struct job *j);
+bool job_await_rests(struct job *j);                 /* its workers waited too long: it begins again with the last seal. false: none such */
+
 /* ---- job_run.c: attempts ---- */
 FALLIBLE enum err job_start_attempt(struct job *j);
-void job_end_dry_run(struct job *j, enum err e, const json_t *body);
 void job_recover(struct job *j);
 void job_stop(struct job *j);                        /* a cancel, at whatever step */
-FALLIBLE enum err job_take_uses(struct job *j);
-void job_drop_uses(struct job *j);
-void job_drop_sources(struct job *j);           /* all but what the job made */
-uint64_t job_use_bytes(const struct state_dict_use *u);     /* of its images; u may be NULL */
+bool job_commit_waits(const struct job *j);          /* for the journal, which lacks space: the workers stand still */
 void job_watch(struct server *s);                    /* stalls; called every tick */

@@ -1,4 +1,4 @@
-/* job_lane.c: lanes: which job runs when.
+/* job_lane.c: lanes: the queues of jobs. job_queue.c starts what is first.
  *
  * A lane runs one job at a time, in order; it is named by what kind of work it is and which storages it touches. So a save waits
  * for saves to the same storage only, never for a long reshard, and a storage that hangs holds up its own lane. */
@@ -7,22 +7,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/job_impl.h"
-#include "server/journal.h"
 
-enum { NO_GANG_MS = 1000 };
-
-struct lane {
-	struct lane *next;
-	struct server *server;
-	char key[JOB_LANE_MAX];
-	struct job *first, **last, *running;
-	uint64_t moves;             /* changes of first and running */
-	struct loop_timer *timer;
-};
-
-static void start_next(struct lane *lane);
-
-static FALLIBLE enum err lane_of(struct job *j, struct lane **out)
+FALLIBLE enum err job_lane_of(struct job *j, struct lane **out)
 {
 	struct jobs *all = j->server->jobs;
 	char key[JOB_LANE_MAX];
@@ -105,91 +91,4 @@ void job_lane_take_out(struct job *j)
 			j->lane = NULL;
 			return;
 		}
-}
-
-void job_lane_leave(struct job *j)
-{
-	struct lane *l = j->lane;
-
-	if (!l)
-		return;
-	j->lane = NULL;
-	l->moves++;
-	if (l->running == j)
-		l->running = NULL;
-	start_next(l);
-}
-
-static void start_later(void *user, enum err e)
-{
-	(void)e;
-	start_next(user);
-}
-
-void job_lanes_wake(struct server *s)
-{
-	for (struct lane *l = s->jobs->lanes; l; l = l->next)
-		loop_later(s->loop, start_later, l, OK);
-}
-
-void job_queue(struct job *j)
-{
-	struct lane *l;
-
-	if (job_await_holds(j))
-		return;
-	enum err e = lane_of(j, &l);
-	if (e) {
-		job_fail(j, e);
-		return;
-	}
-	j->step = STEP_WAITING;
-	j->queued_ms = clock_mono_ms();
-	j->lane = l;
-	j->lane_next = NULL;
-	*l->last = j;
-	l->last = &j->lane_next;
-	job_set_state(j, JOB_QUEUED, "waiting", false);
-	loop_later(j->server->loop, start_later, l, OK);
-}
-
-static void on_gang_time(void *user)
-{
-	struct lane *l = user;
-
-	l->timer = NULL;
-	start_next(l);
-}
-
-static void start_next(struct lane *l)
-{
-	struct job *j = l->first;
-
-	if (l->running || !j || l->server->draining || l->timer || journal_may_write(l->server->journal) != OK)
-		return;
-	job_lane_take_out(j);
-	j->lane = l;
-	l->running = j;
-	l->moves++;
-	enum err e = job_start_attempt(j);
-	if (!e)
-		return;
-	l->running = NULL;
-	l->moves++;
-	if (e == ERR_TOO_MANY_JOBS) { /* back to the head of the queue */
-		j->lane_next = l->first;
-		if (!l->first)
-			l->last = &j->lane_next;
-		l->first = j;
-		if (strcmp(j->stage, "waiting_for_workers") != 0)
-			job_set_state(j, JOB_QUEUED, "waiting_for_workers", false);
-		loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer);
-		return;
-	}
-	if (j->dry_run)
-		job_end_dry_run(j, e, NULL);
-	else
-		job_fail(j, e);
-	if (l->first)
-		loop_later(l->server->loop, start_later, l, OK);
 }

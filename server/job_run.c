@@ -77,96 +77,6 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 	return OK;
 }
 
-/* Of a load: what it fills. Of an operation: its companion, if it has sealed anything; the source itself is none. */
-static FALLIBLE enum err take_target(struct job *j)
-{
-	struct principal who = job_owner(j);
-	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
-
-	if (!target.state_dict || j->target_use || !state_dict_exists(j->server, str_of(target.state_dict)))
-		return OK;
-	if (job_spec_model(j->spec).state_dict)
-		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target.state_dict);
-	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
-		return OK;
-	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
-	return e == ERR_NOT_SEALED && job_sdop_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
-}
-
-static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
-{
-	const json_t *parts = json_object_get(json_object_get(j->spec, "source"), "parts"), *part;
-	size_t i;
-
-	if (json_array_size(parts) == 0)
-		return OK;
-	j->part_uses = mem_zalloc(json_array_size(parts), sizeof *j->part_uses);
-	if (!j->part_uses)
-		return ERR(NO_MEMORY, "cannot use %zu state dicts", json_array_size(parts));
-	json_array_foreach(parts, i, part) {
-		const char *name = json_string_value(json_object_get(part, "state_dict"));
-		json_int_t generation = json_integer_value(json_object_get(part, "generation"));
-		for (size_t k = 0; name && k < i; k++)
-			if (strcmp(j->part_uses[k]->name, name) == 0)
-				name = NULL;
-		if (!name)
-			return ERR(VALIDATION_FAILED, "part %zu names no state dict, or one that another part names", i);
-		TRY(state_dict_use(j->server, who, str_of(name), generation, j->id, &j->part_uses[i]));
-		j->part_count++;
-	}
-	return OK;
-}
-
-static void drop_parts(struct job *j)
-{
-	for (uint32_t i = 0; i < j->part_count; i++)
-		state_dict_unuse(j->server, &j->part_uses[i]);
-	mem_free(j->part_uses);
-	j->part_uses = NULL;
-	j->part_count = 0;
-}
-
-FALLIBLE enum err job_take_uses(struct job *j)
-{
-	struct principal who = job_owner(j);
-	struct job_ref source = job_spec_ref(j->spec, "source");
-
-	if (job_await_wanted(j)) {
-		TRY(job_await_begin(j, &who));
-	} else if (source.state_dict) {
-		TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
-		if (json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation)) != 0)
-			return ERR(NO_MEMORY, "cannot keep a job");
-		TRY(take_parts(j, &who));
-	}
-	if (job_spec_model(j->spec).state_dict)
-		TRY(state_dict_use(j->server, &who, str_of(job_spec_model(j->spec).state_dict), -1, j->id, &j->other_use));
-	if (job_spec_compares(j)) {
-		struct job_ref a = job_spec_ref(j->spec, "a"), b = job_spec_ref(j->spec, "b");
-		if (a.state_dict)
-			TRY(state_dict_use(j->server, &who, str_of(a.state_dict), a.generation, j->id, &j->source_use));
-		if (b.state_dict && !(a.state_dict && strcmp(a.state_dict, b.state_dict) == 0))
-			TRY(state_dict_use(j->server, &who, str_of(b.state_dict), b.generation, j->id, &j->other_use));
-	}
-	return take_target(j);
-}
-
-void job_drop_sources(struct job *j)
-{
-	job_await_stop(j);
-	state_dict_unuse(j->server, &j->target_use);
-	state_dict_unuse(j->server, &j->source_use);
-	state_dict_unuse(j->server, &j->other_use);
-	drop_parts(j);
-}
-
-void job_drop_uses(struct job *j)
-{
-	if (j->made_use)
-		state_dict_drop(j->server, &j->made_use);
-	job_drop_sources(j);
-}
-
 /* ---- an attempt ---- */
 
 /* A callback that comes back later names the attempt it belongs to: the job may have moved on meanwhile. */
@@ -422,7 +332,7 @@ static void begin_again(struct job *j)
 	j->rate = 0;
 	if (j->made_use) /* by the failed attempt */
 		state_dict_drop(j->server, &j->made_use);
-	enum err e = take_target(j);
+	enum err e = job_use_target(j);
 	if (e) {
 		job_fail(j, e);
 		return;
@@ -548,23 +458,6 @@ static void recover(struct job *j, enum err e, bool restart)
 	snprintf(j->stage, sizeof j->stage, "recover");
 	job_changed(j);
 	ask_recover(j, r);
-}
-
-void job_end_dry_run(struct job *j, enum err e, const json_t *body)
-{
-	job_planned_fn fn = j->planned;
-	void *user = j->planned_user;
-	struct err_info info = *err_last();
-
-	job_lane_leave(j);
-	job_drop_uses(j);
-	job_live_remove(j);
-	j->server->jobs->dry_count--;
-	job_free(j);
-	err_restore(&info);
-	if (!e && !json_object_get(body, "plan"))
-		e = ERR(PROTOCOL, "a dry run ended without a plan");
-	fn(user, e, e ? NULL : json_object_get(body, "plan"));
 }
 
 static void on_ended(void *user, enum err e, const json_t *body)

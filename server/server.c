@@ -80,7 +80,8 @@ static void on_storage_hangs(struct server *s, struct storage *st)
 		storage_probe(s, st, NULL, NULL);
 }
 
-static const struct server_hooks hooks = { .storage_hangs = on_storage_hangs, .storage_soiled = sweep_storage };
+static const struct server_hooks hooks = { .storage_hangs = on_storage_hangs, .storage_soiled = sweep_storage,
+					 .job_ended = sweep_after };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)

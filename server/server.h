@@ -21,6 +21,7 @@ struct loop_timer;
 struct journal;
 struct events;
 struct metrics;
+struct job;
 struct storage;
 struct storages;
 struct sweeps;
@@ -52,6 +53,8 @@ struct server_hooks {
 	void (*storage_hangs)(struct server *s, struct storage *st);
 	/* gang.c: jobs may have left something in the storage that nobody removes. */
 	void (*storage_soiled)(struct server *s, const char *name);
+	/* job_end.c: after everybody can see its end. */
+	void (*job_ended)(struct job *j);
 };
 
 struct server {

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/events.h"
-#include "server/state_dict_own.h"
+#include "server/state_dict_impl.h"
 
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation)
 {

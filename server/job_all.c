@@ -1,0 +1,107 @@
+/* job_all.c: all jobs: those of the journal are taken up at the start; each second stalls are looked for, and old records go. */
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/config.h"
+#include "server/job_impl.h"
+
+enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000 };
+
+static enum err take_row(void *user, const struct journal_job *row)
+{
+	struct job_load l = { .server = user };
+	enum err e = job_load_row(&l, row);
+
+	if (!e)
+		e = table_add(&l.server->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
+	if (e == ERR_NO_MEMORY) { /* its staging would be swept as nobody's: rather no start than one without it */
+		job_free(l.job);
+		return e;
+	}
+	if (e) { /* one record that cannot be read must not keep the daemon down */
+		log_err("a job cannot be taken up", "job", row->id, NULL);
+		job_free(l.job);
+		return OK;
+	}
+	job_live_add(l.job);
+	return OK;
+}
+
+/* A record that the journal no longer has must not be served from memory either. */
+static void on_pruned(void *user, enum err e)
+{
+	struct jobs *all = user;
+
+	(void)e;
+	while (all->cache_last) {
+		struct job *old = all->cache_last;
+		job_cache_remove(old);
+		table_remove(&all->table, &old->node);
+		job_free(old);
+	}
+}
+
+/* Once a minute, or sooner where many end: then no more than a few above the limit are ever kept. */
+static bool prune_due(const struct server *s, int64_t now)
+{
+	return now - s->jobs->pruned_ms >= PRUNE_MS || s->jobs->ended > s->config->keep_jobs / 32;
+}
+
+static void prune(struct server *s, int64_t now)
+{
+	struct journal_txn *t = journal_txn_new(s->journal);
+
+	s->jobs->pruned_ms = now;
+	s->jobs->ended = 0;
+	journal_prune(t, s->config->keep_jobs, now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
+	journal_put_service(t, now);
+	journal_commit(s->journal, t, on_pruned, s->jobs);
+}
+
+static void on_tick(void *user)
+{
+	struct server *s = user;
+	int64_t now = clock_service_ms();
+
+	job_watch(s);
+	if (prune_due(s, now))
+		prune(s, now);
+}
+
+FALLIBLE enum err jobs_new(struct server *s)
+{
+	s->jobs = mem_zalloc(1, sizeof *s->jobs);
+	if (!s->jobs)
+		return ERR(NO_MEMORY, "cannot keep jobs");
+	s->jobs->start = job_start_attempt;
+	TRY(job_ids_resume(s));
+	TRY(journal_read_unended(s->journal, take_row, s));
+	for (struct job *j = s->jobs->live, *next; j; j = next) {
+		next = j->live_next;
+		job_recover(j);
+	}
+	state_dicts_settle(s);
+	return loop_every(s->loop, TICK_MS, on_tick, s, &s->jobs->tick);
+}
+
+void jobs_free(struct jobs *all)
+{
+	if (!all)
+		return;
+	loop_timer_stop(&all->tick);
+	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
+		struct job *j = (struct job *)n;
+		next = table_next(&all->table, n);
+		for (struct waiter *w = j->waiters, *after; w; w = after) {
+			after = w->next;
+			loop_timer_stop(&w->timer);
+			mem_free(w);
+		}
+		j->waiters = NULL;
+		job_drop_uses(j);
+		job_free(j);
+	}
+	job_lanes_free(all);
+	table_free(&all->keys);
+	table_free(&all->table);
+	mem_free(all);
+}

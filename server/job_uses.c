@@ -1,0 +1,106 @@
+/* job_uses.c: the state dicts that a job holds: what it reads, compares and fills. */
+#include "base/mem.h"
+#include "server/job_impl.h"
+
+uint64_t job_use_bytes(const struct state_dict_use *u)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t r = 0; u && r < u->world_size; r++)
+		sum += u->ranks[r].image_bytes;
+	return sum;
+}
+
+/* Of a load: what it fills. Of an operation: its companion, if it has sealed anything; the source itself is none. */
+FALLIBLE enum err job_use_target(struct job *j)
+{
+	struct principal who = job_owner(j);
+	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+
+	if (!target.state_dict || j->target_use || !state_dict_exists(j->server, str_of(target.state_dict)))
+		return OK;
+	if (job_spec_model(j->spec).state_dict)
+		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target.state_dict);
+	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
+		return OK;
+	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
+	return e == ERR_NOT_SEALED && job_sdop_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
+}
+
+static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
+{
+	const json_t *parts = json_object_get(json_object_get(j->spec, "source"), "parts"), *part;
+	size_t i;
+
+	if (json_array_size(parts) == 0)
+		return OK;
+	j->part_uses = mem_zalloc(json_array_size(parts), sizeof *j->part_uses);
+	if (!j->part_uses)
+		return ERR(NO_MEMORY, "cannot use %zu state dicts", json_array_size(parts));
+	json_array_foreach(parts, i, part) {
+		const char *name = json_string_value(json_object_get(part, "state_dict"));
+		json_int_t generation = json_integer_value(json_object_get(part, "generation"));
+		for (size_t k = 0; name && k < i; k++)
+			if (strcmp(j->part_uses[k]->name, name) == 0)
+				name = NULL;
+		if (!name)
+			return ERR(VALIDATION_FAILED, "part %zu names no state dict, or one that another part names", i);
+		TRY(state_dict_use(j->server, who, str_of(name), generation, j->id, &j->part_uses[i]));
+		j->part_count++;
+	}
+	return OK;
+}
+
+static void drop_parts(struct job *j)
+{
+	for (uint32_t i = 0; i < j->part_count; i++)
+		state_dict_unuse(j->server, &j->part_uses[i]);
+	mem_free(j->part_uses);
+	j->part_uses = NULL;
+	j->part_count = 0;
+}
+
+FALLIBLE enum err job_use_sources(struct job *j)
+{
+	struct principal who = job_owner(j);
+	struct job_ref source = job_spec_ref(j->spec, "source");
+
+	if (!source.state_dict)
+		return OK;
+	TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
+	if (json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation)) != 0)
+		return ERR(NO_MEMORY, "cannot keep a job");
+	return take_parts(j, &who);
+}
+
+FALLIBLE enum err job_use_others(struct job *j)
+{
+	struct principal who = job_owner(j);
+
+	if (job_spec_model(j->spec).state_dict)
+		TRY(state_dict_use(j->server, &who, str_of(job_spec_model(j->spec).state_dict), -1, j->id, &j->other_use));
+	if (job_spec_compares(j)) {
+		struct job_ref a = job_spec_ref(j->spec, "a"), b = job_spec_ref(j->spec, "b");
+		if (a.state_dict)
+			TRY(state_dict_use(j->server, &who, str_of(a.state_dict), a.generation, j->id, &j->source_use));
+		if (b.state_dict && !(a.state_dict && strcmp(a.state_dict, b.state_dict) == 0))
+			TRY(state_dict_use(j->server, &who, str_of(b.state_dict), b.generation, j->id, &j->other_use));
+	}
+	return job_use_target(j);
+}
+
+void job_drop_sources(struct job *j)
+{
+	state_dict_await_stop(&j->await);
+	state_dict_unuse(j->server, &j->target_use);
+	state_dict_unuse(j->server, &j->source_use);
+	state_dict_unuse(j->server, &j->other_use);
+	drop_parts(j);
+}
+
+void job_drop_uses(struct job *j)
+{
+	if (j->made_use)
+		state_dict_drop(j->server, &j->made_use);
+	job_drop_sources(j);
+}
