@@ -14,7 +14,6 @@
 #include "base/mem.h"
 #include "server/journal_impl.h"
 #include "server/loop.h"
-#include "server/runs.h"
 
 enum change {
 	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_SERVICE, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT,

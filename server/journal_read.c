@@ -6,7 +6,6 @@
 
 #include "base/mem.h"
 #include "server/journal_impl.h"
-#include "server/runs.h"
 
 #define JOB_COLUMNS "id, kind, state, ended, attempt, uid, target, created_ms, finished_ms, doc"
 #define HAS_LABEL(k, v) " AND (?" k " = '' OR EXISTS(SELECT 1 FROM labels WHERE job = jobs.id AND key = ?" k " AND value = ?" v "))"

@@ -3,12 +3,10 @@
  * A run is a checkpoint's name without its last component, "-" for a name of one component. The newest RUNS_MAX runs are kept, in
  * memory and in the journal, so that a restart does not silence an alert and a sweep of thousands of runs does not fill /metrics. */
 #pragma once
+#include "server/journal.h"
 #include "server/server.h"
 
 enum { RUNS_MAX = 256 };
-enum run_mark { RUN_DURABLE, RUN_VERIFIED_STRUCTURE, RUN_VERIFIED_DIGEST, RUN_VERIFIED_VALUES, RUN_MARK_COUNT };
-
-struct journal_txn;
 
 FALLIBLE enum err runs_new(struct server *s);    /* reads the journal */
 void runs_free(struct runs *r);

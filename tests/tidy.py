@@ -49,6 +49,43 @@ LAW = {
 }
 LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "comm", "io", "store", "session", "runner", "query", "ops",
           "server", "api"}
+# The files of a folder from the bottom up: a file uses what stands below it, or in its own line without a circle. A stem stands for the
+# files that only add words to it, too (journal: journal_read). Headers stand where the lowest of the files that they declare does.
+ORDER = {
+    "server": """
+        clock principal server.h errdoc table config gang_meet
+        loop
+        events metrics unread
+        journal
+        worker
+        devices storage
+        runs
+        gang
+        lookup
+        storage_probe
+        state_dict_record state_dict_wish state_dict_owner
+        state_dict_space state_dict_look
+        state_dict_slot
+        state_dict_use
+        state_dict_await state_dict_make
+        state_dict_lease state_dict_ask state_dict_view
+        state_dict
+        job_spec job_sdop job_lane
+        verdict job job_uses
+        job_end
+        job_queue
+        job_await
+        job_run
+        job_create job_ops
+        job_all
+        sweep
+        storage_care state_dict_orphan
+        gauges
+        server
+        main""",
+}
+CIRCLE_MAX = 2  # two files that need each other are one thought in two files; three are a knot
+PRIVATE = re.compile(r"_(?:own|sql|impl|state)$")
 # spec, format and plan are pure: they may compute, not call the system.
 PURE_HEADERS = set("""stdint.h stddef.h stdbool.h string.h limits.h inttypes.h stdlib.h stdio.h math.h float.h stdarg.h ctype.h
     endian.h errno.h assert.h stdatomic.h zlib.h zstd.h xxhash.h isa-l.h isa-l/crc.h isa-l/igzip_lib.h crc.h igzip_lib.h
@@ -130,6 +167,49 @@ def python_unused(parsed):
             names.update(re.findall(r"\w+", node.value))
     imports = [n for n in ast.walk(parsed) if isinstance(n, (ast.Import, ast.ImportFrom)) and getattr(n, "module", "") != "__future__"]
     return sorted({(a.asname or a.name).split(".")[0] for n in imports for a in n.names} - names)
+
+
+def circles(uses):
+    """The strongly connected components of more than one node (Tarjan)."""
+    number, low, stack, out = {}, {}, [], []
+
+    def visit(n):
+        number[n] = low[n] = len(number)
+        stack.append(n)
+        for m in sorted(uses.get(n, ())):
+            if m not in number:
+                visit(m)
+            low[n] = min(low[n], low[m]) if m in stack else low[n]
+        if low[n] == number[n]:
+            at = stack.index(n)
+            if len(stack) - at > 1:
+                out.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for n in sorted(uses):
+        if n not in number:
+            visit(n)
+    return out
+
+
+def order_of(folder, names):
+    """Which line of ORDER each file of a folder stands in; None: in none."""
+    lines = [line.split() for line in ORDER[folder].strip().split("\n")]
+    at = {stem: i for i, line in enumerate(lines) for stem in line}
+
+    def source(stem):
+        words = stem.split("_")
+        return next((at[s] for s in ("_".join(words[:k]) for k in range(len(words), 0, -1)) if s in at), None)
+
+    def header(stem):
+        stem = PRIVATE.sub("", stem)
+        own = {pathlib.Path(n).stem for n in names if n.endswith(".h")} - {stem}
+        declared = [s for s in (pathlib.Path(n).stem for n in names if n.endswith(".c"))
+                    if s == stem or (s.startswith(stem + "_") and not any(s == o or s.startswith(o + "_") for o in own))]
+        ranks = [source(s) for s in declared]
+        return min((r for r in ranks if r is not None), default=None)
+
+    return {n: at.get(pathlib.Path(n).name, (header if n.endswith(".h") else source)(pathlib.Path(n).stem)) for n in names}
 
 
 class Tidy:
@@ -230,6 +310,40 @@ class Tidy:
             for name in names:
                 if every[name] == 1 and not name.startswith(pasted):
                     self.say("unused", n, f"{name} is used nowhere", None, name)
+
+    def order(self):
+        """Files of server/ and api/ stand in the order of ORDER, and no more than CIRCLE_MAX of them use each other in a circle; by the
+        symbols of what was built, and by what they include."""
+        for folder in ORDER:
+            names = [n for n in self.ours if str(pathlib.Path(n).parent) == folder]
+            at = order_of(folder, names)
+            for n in names:
+                if at[n] is None:
+                    self.say("order", n, "stands in no line of ORDER (tests/tidy.py)")
+            uses = {n: set() for n in names}
+            for n in names:
+                own = {folder + "/" + m for m in re.findall(r'#\s*include\s*"%s/([^"/]+)"' % folder, self.text[n])}
+                uses[n] |= own & set(names)
+            said = {(n, m): "includes it" for n in names for m in uses[n]}
+            for n, m, symbol in self.symbol_edges([n for n in names if n.endswith(".c")]):
+                uses[n].add(m)
+                said.setdefault((n, m), f"uses {symbol}()")
+            for (n, m), why in sorted(said.items()):
+                if None not in (at[n], at[m]) and at[m] > at[n]:
+                    self.say("order", n, f"stands below {m}, but {why}", None, pathlib.Path(m).name)
+            for knot in circles(uses):
+                if len(knot) > CIRCLE_MAX:
+                    self.say("circle", knot[0], f"{len(knot)} files use each other in a circle: {' '.join(knot)}")
+
+    def symbol_edges(self, sources):
+        """(user, definer, symbol) for the files among `sources` that were built."""
+        objects = {str((OBJ / n).with_suffix(".o")): n for n in sources if (ROOT / OBJ / n).with_suffix(".o").exists()}
+        if not objects:
+            return []
+        out = subprocess.run(["nm", "-A", "-g", *objects], cwd=ROOT, capture_output=True, text=True).stdout
+        rows = [(objects[obj], *rest.split()[-2:]) for obj, rest in (line.split(":", 1) for line in out.splitlines())]
+        home = {symbol: n for n, kind, symbol in rows if kind not in "UwWvV"}
+        return [(n, home[s], s) for n, kind, s in rows if kind == "U" and home.get(s, n) != n]
 
     def calls(self):
         for n in self.c:
@@ -334,6 +448,8 @@ class Tidy:
 def main():
     t = Tidy()
     for rule in (t.includes, t.symbols, t.unused, t.calls, t.form, t.tests, t.names, t.python, t.codes):
+
+    for rule in (t.includes, t.symbols, t.order, t.calls, t.form, t.tests, t.names, t.python, t.codes):
         rule()
     allowed = {}
     path = ROOT / "tests/tidy.allow"
