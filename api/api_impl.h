@@ -1,10 +1,14 @@
 /* api_impl.h: what the files of api/ share; nobody else includes it. */
 #pragma once
 #include <sys/types.h>
-#include "api/api.h"
 #include "api/http.h"
 
 enum { API_TOKEN_MAX = 256, API_LISTENERS_MAX = 16, API_ROUTES_MAX = 64, API_CODES = 6 };
+
+struct route_count {
+	const struct route *route;
+	uint64_t codes[API_CODES];         /* by status / 100 */
+};
 
 struct api {
 	struct server *core;
@@ -18,7 +22,7 @@ struct api {
 	gid_t group;
 	bool has_group;
 	char *tls_cert_pem, *tls_key_pem;
-	uint64_t answered[API_ROUTES_MAX][API_CODES]; /* by route (the last row: none) and status / 100 */
+	struct route_count answered[API_ROUTES_MAX];  /* by row of the table of routes, from 1; 0: none */
 	struct streams *streams;           /* stream.c: open event streams */
 	struct answers *answers;           /* answers.c: job records ready to be sent */
 };

@@ -7,10 +7,9 @@
 
 #include <strings.h>
 
-#include "api/api.h"
 #include "api/api_impl.h"
 #include "api/host.h"
-#include "api/routes.h"
+#include "api/secrets.h"
 #include "server/journal.h"
 
 struct heads {
@@ -72,7 +71,7 @@ FALLIBLE enum err guard_head(struct req *r, const char *version)
 		return ERR(INVALID_REQUEST, "Content-Length and Transfer-Encoding at once");
 	TRY(check_host(r, version, n.host));
 	if (!r->api->token[0] && journal_may_write(r->core->journal) == OK)
-		TRY(api_reload(r->api)); /* dcpd was started without space for a token */
+		TRY(secrets_token(r->api)); /* dcpd was started without space for a token */
 	auth = n.auth ? req_head(r, MHD_HTTP_HEADER_AUTHORIZATION) : NULL;
 	if (auth && auth_token_ok(r->api, auth)) {
 		r->caller.known = true;

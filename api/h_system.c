@@ -5,7 +5,7 @@
 #include "api/assets.h"
 #include "api/h_common.h"
 #include "api/handlers.h"
-#include "api/routes.h"
+#include "api/counts.h"
 #include "spec/kinds.h"
 #include "base/mem.h"
 #include "os/fs.h"
@@ -59,7 +59,7 @@ FALLIBLE enum err h_metrics(struct req *r)
 {
 	struct buf b = BUF_INIT(16 << 20);
 
-	routes_flush_metrics(r->api);
+	counts_flush(r->api);
 	gauges_fill(r->core);
 	metrics_render(r->core->metrics, &b);
 	return req_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);

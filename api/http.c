@@ -16,9 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "api/guard.h"
 #include "base/jval.h"
-#include "api/routes.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "os/watch.h"
@@ -149,7 +147,7 @@ static void on_connection(void *user, struct MHD_Connection *mhd, void **context
 		c->mhd = mhd;
 		c->deadline_ms = now_ms() + HEAD_MS;
 		const union MHD_ConnectionInfo *i = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
-		auth_peer(h->o.api, i ? i->connect_fd : -1, l->is_unix, &c->caller);
+		h->o.calls->connected(h->o.api, i ? i->connect_fd : -1, l->is_unix, &c->caller);
 		c->next = h->conns;
 		if (c->next)
 			c->next->prev = c;
@@ -170,7 +168,7 @@ static void on_connection(void *user, struct MHD_Connection *mhd, void **context
 static void uncount_body(struct req *r)
 {
 	if (r->body_counted)
-		api_http(r->api)->bodies -= r->body_counted;
+		r->http->bodies -= r->body_counted;
 	r->body_counted = 0;
 }
 
@@ -189,13 +187,13 @@ static void on_completed(void *user, struct MHD_Connection *mhd, void **context,
 	uncount_body(r); /* now: a holder may release the request after HTTP has ended */
 	r->finished = true;
 	r->conn = NULL;
-	req_release(r);
+	r->http->o.calls->ended(r);
 }
 
 /* The answer was made while the connection slept. */
 void http_wake(struct req *r)
 {
-	struct http *h = api_http(r->api);
+	struct http *h = r->http;
 
 	if (!r->suspended)
 		return;
@@ -229,7 +227,7 @@ static enum MHD_Result send_answer(struct req *r)
 
 	if (c && r->unread)
 		c->deadline_ms = now_ms() + READ_MS + (int64_t)(r->unread / READ_BYTES_A_MS);
-	routes_count(r);
+	r->http->o.calls->sent(r);
 	/* What waited on purpose says nothing about our speed. */
 	if (!r->waited)
 		metrics_observe(r->core->metrics, "dcpd_http_request_duration_seconds", "",
@@ -244,7 +242,7 @@ static enum MHD_Result send_answer(struct req *r)
 
 static enum MHD_Result refuse(struct req *r, enum err e)
 {
-	req_fail(r, e, NULL);
+	r->http->o.calls->fail(r, e);
 	return r->answer ? send_answer(r) : MHD_NO;
 }
 
@@ -261,7 +259,7 @@ static enum MHD_Result keep_refusal(struct req *r)
 
 static enum MHD_Result refuse_after_body(struct req *r, enum err e)
 {
-	return req_head(r, MHD_HTTP_HEADER_EXPECT) ? refuse(r, e) : keep_refusal(r);
+	return MHD_lookup_connection_value(r->conn, MHD_HEADER_KIND, MHD_HTTP_HEADER_EXPECT) ? refuse(r, e) : keep_refusal(r);
 }
 
 /* The head is complete: what can be refused is refused before the body is read. */
@@ -276,6 +274,7 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 		mem_free(r);
 		return MHD_NO;
 	}
+	r->http = l->http;
 	r->api = l->http->o.api;
 	r->core = l->http->o.core;
 	r->conn = mhd;
@@ -287,16 +286,7 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 	r->caller = c->caller;
 	*context = r;
 	c->deadline_ms = r->began_ns / 1000000 + BODY_MS;
-	e = guard_head(r, version);
-	if (e == OK)
-		e = routes_find(r);
-	if (e == OK && l->http->draining && r->route && r->route->changes)
-		e = ERR(DRAINING, "the daemon is shutting down");
-	if (e == OK && r->route && r->route->changes)
-		e = journal_may_write(r->core->journal);
-	r->reads_only = e == OK && r->route && !r->route->changes;
-	if (e == OK && r->route)
-		e = guard_body(r);
+	e = l->http->o.calls->head(r, version);
 	return e ? refuse_after_body(r, e) : MHD_YES;
 }
 
@@ -310,7 +300,7 @@ void http_drop_body(struct req *r)
 /* false: other requests' bodies leave no room for this one. */
 static bool count_body(struct req *r)
 {
-	struct http *h = api_http(r->api);
+	struct http *h = r->http;
 	uint64_t more = r->body_bytes > BODY_SMALL ? r->body_bytes - BODY_SMALL - r->body_counted : 0;
 
 	if (more > BODIES_MAX - h->bodies)
@@ -340,8 +330,6 @@ static enum MHD_Result take_body(struct req *r, const char *data, size_t *n)
 
 static FALLIBLE enum err handle(struct req *r)
 {
-	struct str text = { (const char *)r->raw.p, r->raw.len };
-
 	if (r->refused) {
 		err_restore(r->refused);
 		return r->refused->code;
@@ -351,13 +339,7 @@ static FALLIBLE enum err handle(struct req *r)
 	if (r->body_bytes > HTTP_BODY_MAX)
 		return ERR(PAYLOAD_TOO_LARGE, "a body has at most %d bytes", HTTP_BODY_MAX);
 	TRY(buf_status(&r->raw));
-	if (!r->route)
-		return routes_options(r);
-	if (r->route->body == ROUTE_BODY || (r->route->body == ROUTE_BODY_MAY && text.n > 0))
-		TRY(jval_parse(text, &r->body));
-	else if (text.n > 0)
-		return ERR(INVALID_REQUEST, "this request has no body");
-	return r->route->handler(r);
+	return r->http->o.calls->handle(r);
 }
 
 static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const char *url, const char *method,
@@ -498,7 +480,7 @@ void http_drain(struct http *h)
 	}
 	while (h->waiting) {
 		struct req *r = h->waiting;
-		req_fail(r, ERR(DRAINING, "the daemon is shutting down"), NULL);
+		h->o.calls->fail(r, ERR(DRAINING, "the daemon is shutting down"));
 	}
 	http_kick(h);
 }

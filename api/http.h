@@ -23,6 +23,8 @@
 
 enum { HTTP_BODY_MAX = 1 << 20, HTTP_DISCARD_MAX = 64 << 20, HTTP_PARTS_MAX = 8, HTTP_CONNECTIONS_MAX = 1024 };
 
+struct http;
+
 struct caller {
 	uid_t uid;
 	bool known;                  /* proved by the Unix socket or by the token */
@@ -30,11 +32,27 @@ struct caller {
 	bool over_unix;
 };
 
+struct req;
+
+/* A row of the table of what can be asked (routes.c). */
+enum route_body { ROUTE_NO_BODY, ROUTE_BODY, ROUTE_BODY_MAY };
+
+struct route {
+	const char *method;
+	const char *path;            /* "/v1/jobs/{id}:cancel" */
+	enum err (*handler)(struct req *r);
+	enum route_body body;
+	bool open;                   /* needs no token */
+	bool changes;                /* refused while the daemon drains, or cannot write its journal */
+};
+
 struct req {
+	struct http *http;
 	struct api *api;
 	struct server *core;
 	struct MHD_Connection *conn;
-	const struct route *route;
+	const struct route *route;   /* NULL: OPTIONS, or none */
+	uint32_t row;                /* of its route in the counts of answers; 0: none */
 	const char *method, *path;   /* path as it was sent, without the query */
 	struct caller caller;
 	struct str parts[HTTP_PARTS_MAX]; /* the path's components, each percent-decoded once */
@@ -91,8 +109,17 @@ FALLIBLE enum err req_query_only(struct req *r, const char *const *keys);
 const char *req_head(const struct req *r, const char *name);          /* NULL: absent */
 bool req_etag_matches(const struct req *r, const char *etag);         /* If-None-Match */
 
-/* What http.c needs of the API, and what runs the loop; see api.c. */
-struct http;
+/* What http.c asks of those who stand above it (dispatch.c). */
+struct http_calls {
+	void (*connected)(struct api *api, int fd, bool is_unix, struct caller *out);     /* who is it? */
+	/* The head is complete: finds r->route, or refuses before the body is read. */
+	enum err (*head)(struct req *r, const char *version);
+	enum err (*handle)(struct req *r);        /* the body is there: answers, now or later */
+	void (*fail)(struct req *r, enum err e);  /* answers with this thread's latest error */
+	void (*sent)(const struct req *r);        /* an answer is on its way */
+	void (*ended)(struct req *r);             /* HTTP lets go of the request */
+};
+
 struct event_base;
 struct http_listener {
 	int fd;
@@ -100,6 +127,7 @@ struct http_listener {
 	char url[256];
 };
 struct http_options {
+	const struct http_calls *calls;
 	struct api *api;
 	struct server *core;
 	struct http_listener *listeners;
@@ -114,6 +142,5 @@ void http_free(struct http *h);
 void http_wake(struct req *r);                                         /* its answer is there */
 void http_drop_body(struct req *r);                                    /* nobody looks at it any more */
 void http_kick(struct http *h);                                        /* something was resumed: run soon */
-struct http *api_http(struct api *a);
 uint32_t http_listeners(const struct http *h);
 unsigned http_connections(const struct http *h);

@@ -6,11 +6,8 @@
 #include "api/api_impl.h"
 #include "api/guard.h"
 #include "api/handlers.h"
-#include "api/stream.h"
 #include "api/url.h"
 #include "base/mem.h"
-#include "server/metrics.h"
-#include "server/unread.h"
 
 static const struct route routes[] = {
 	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false },
@@ -169,6 +166,7 @@ FALLIBLE enum err routes_find(struct req *r)
 		return ERR(URI_TOO_LONG, "a path has at most 8192 bytes");
 	TRY(parse_path(r));
 	r->route = find_route(r);
+	r->row = r->route && r->route != &page_route ? (uint32_t)(r->route - routes) + 1 : 0;
 	/* What needs no token says so; anything else, even a path that does not exist, is not shown to strangers. */
 	if (!r->route || !r->route->open)
 		TRY(auth_need(r));
@@ -190,32 +188,4 @@ FALLIBLE enum err routes_options(struct req *r)
 	return req_header(r, MHD_HTTP_HEADER_ALLOW, r->allow);
 }
 
-void routes_count(const struct req *r)
-{
-	size_t row = API_ROUTES_MAX - 1, code = r->status / 100;
-
-	if (r->route && r->route != &page_route)
-		row = (size_t)(r->route - routes);
-	if (row < API_ROUTES_MAX && code < API_CODES)
-		r->api->answered[row][code]++;
-}
-
-void routes_flush_metrics(struct api *a)
-{
-	_Static_assert(sizeof routes / sizeof *routes < API_ROUTES_MAX, "the table of counts is too small");
-	char labels[256];
-
-	for (size_t i = 0; i < API_ROUTES_MAX; i++)
-		for (size_t c = 1; c < API_CODES; c++) {
-			bool known = i < sizeof routes / sizeof *routes - 1;
-			if (!a->answered[i][c])
-				continue;
-			snprintf(labels, sizeof labels, "route=\"%s\",method=\"%s\",code=\"%zuxx\"",
-				 known ? routes[i].path : "other", known ? routes[i].method : "any", c);
-			metrics_add(a->core->metrics, "dcpd_http_requests_total", labels, (double)a->answered[i][c]);
-			a->answered[i][c] = 0;
-		}
-	metrics_set(a->core->metrics, "dcpd_http_connections", "", http_connections(a->http));
-	metrics_set(a->core->metrics, "dcpd_http_streams", "", streams_open(a->streams));
-	metrics_set(a->core->metrics, "dcpd_http_unread_bytes", "", (double)unread_bytes(a->core));
-}
+_Static_assert(sizeof routes / sizeof *routes <= API_ROUTES_MAX, "the table of counts is too small");

@@ -42,7 +42,7 @@ static void wake(struct stream *s)
 		return;
 	s->asleep = false;
 	MHD_resume_connection(s->req->conn);
-	http_kick(api_http(s->all->api));
+	http_kick(s->req->http);
 }
 
 static void on_events(void *user)
@@ -162,7 +162,7 @@ static ssize_t read_stream(void *user, uint64_t pos, char *to, size_t max)
 	if (s->sent == s->text.len && !s->all->draining && !refill(s) && !s->ending) {
 		s->asleep = true;
 		MHD_suspend_connection(s->req->conn);
-		http_kick(api_http(s->all->api));
+		http_kick(s->req->http);
 		return 0;
 	}
 	if (s->sent == s->text.len)

@@ -1,0 +1,43 @@
+/* dispatch.c: see dispatch.h. */
+#include "api/dispatch.h"
+
+#include "api/counts.h"
+#include "api/guard.h"
+#include "api/routes.h"
+#include "base/jval.h"
+#include "server/journal.h"
+
+static enum err on_head(struct req *r, const char *version)
+{
+	TRY(guard_head(r, version));
+	TRY(routes_find(r));
+	if (!r->route)
+		return OK;
+	if (r->route->changes && http_draining(r->http))
+		return ERR(DRAINING, "the daemon is shutting down");
+	if (r->route->changes)
+		TRY(journal_may_write(r->core->journal));
+	r->reads_only = !r->route->changes;
+	return guard_body(r);
+}
+
+static enum err on_body(struct req *r)
+{
+	struct str text = { (const char *)r->raw.p, r->raw.len };
+
+	if (!r->route)
+		return routes_options(r);
+	if (r->route->body == ROUTE_BODY || (r->route->body == ROUTE_BODY_MAY && text.n > 0))
+		TRY(jval_parse(text, &r->body));
+	else if (text.n > 0)
+		return ERR(INVALID_REQUEST, "this request has no body");
+	return r->route->handler(r);
+}
+
+static void on_failed(struct req *r, enum err e)
+{
+	req_fail(r, e, NULL);
+}
+
+const struct http_calls dispatch_calls = { .connected = auth_peer, .head = on_head, .handle = on_body, .fail = on_failed,
+					   .sent = counts_note, .ended = req_release };
