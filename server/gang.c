@@ -25,8 +25,6 @@
 
 enum { CANCEL_MS = 10000, ENDING_MS = 5000, NOTICED_FDS_MAX = 200000, RUN_FDS_MAX = 16, STILL_LOOKS = 3 };
 
-enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING };
-
 struct member {
 	struct worker *worker;              /* NULL: gone */
 	bool ready, asked, answered;
@@ -69,6 +67,24 @@ struct gangs {
 	int landlock;
 	char engine[16];
 };
+
+/* Where a gang may go from a state: by the picture above. */
+static const unsigned moves[GANG_STATES] = {
+	[GANG_STARTING] = 1u << GANG_BUSY | 1u << GANG_ENDING,
+	[GANG_IDLE] = 1u << GANG_BUSY | 1u << GANG_ENDING,
+	[GANG_BUSY] = 1u << GANG_IDLE | 1u << GANG_ENDING,
+};
+
+bool gang_may_move(enum gang_state from, enum gang_state to)
+{
+	return moves[from] >> to & 1;
+}
+
+static void gang_move(struct gang *g, enum gang_state to)
+{
+	must(gang_may_move(g->state, to));
+	g->state = to;
+}
 
 /* problem: the worker's document, NULL: the error is the gang's own. The first error counts. */
 static void set_problem(struct gang *g, enum err e, const json_t *problem)
@@ -163,7 +179,7 @@ static void on_idle_over(void *user)
 static void become_idle(struct gang *g)
 {
 	loop_timer_stop(&g->timer);
-	g->state = GANG_IDLE;
+	gang_move(g, GANG_IDLE);
 	for (uint32_t i = 0; i < g->count; i++) {
 		g->members[i].asked = g->members[i].answered = false;
 		worker_set(g->members[i].worker, "idle", NULL);
@@ -185,7 +201,7 @@ static void become_ending(struct gang *g)
 {
 	if (g->state == GANG_ENDING)
 		return;
-	g->state = GANG_ENDING;
+	gang_move(g, GANG_ENDING);
 	loop_timer_stop(&g->timer);
 	for (uint32_t i = 0; i < g->count; i++)
 		if (g->members[i].worker) {
@@ -233,7 +249,7 @@ static void ask(struct gang *g, uint32_t i, uint16_t type, const json_t *body, c
 static void begin_run(struct gang *g)
 {
 	loop_timer_stop(&g->timer);
-	g->state = GANG_BUSY;
+	gang_move(g, GANG_BUSY);
 	if (g->cancelled) {
 		set_failed(g, ERR(CANCELLED, "cancelled before it began"));
 		become_idle(g);

@@ -19,6 +19,8 @@ void gang_note_worker(struct server *s, const struct worker *w);   /* what it sa
 /* ---- for job_run.c ---- */
 
 struct gang;
+enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING, GANG_STATES };
+bool gang_may_move(enum gang_state from, enum gang_state to);    /* ENDING is the last */
 
 /* What a run tells its owner. Bodies are borrowed. None is called before gang_run has returned. */
 struct gang_ops {

@@ -236,9 +236,8 @@ static void put_json(struct buf *b, const char *key, const json_t *v)
 	mem_free(text);
 }
 
-static void put_progress(const struct job *j, struct buf *b)
+static void put_progress(const struct job *j, bool ended, struct buf *b)
 {
-	bool ended = job_state_ended(j->state);
 	int64_t took = j->started_ms && j->finished_ms > j->started_ms ? j->finished_ms - j->started_ms : 0;
 	double rate = !ended ? j->rate : took ? (double)j->bytes_done * 1000 / (double)took : 0; /* in the end: of all of it */
 
@@ -252,7 +251,7 @@ static void put_progress(const struct job *j, struct buf *b)
 	buf_puts(b, "}");
 }
 
-static FALLIBLE enum err make_text(struct job *j)
+static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 {
 	struct buf *b = &j->text;
 	static const char *const shown[] = { "source", "target", "a", "b", "labels" };
@@ -261,10 +260,10 @@ static FALLIBLE enum err make_text(struct job *j)
 	buf_free(b);
 	*b = BUF_INIT(TEXT_MAX);
 	buf_printf(b, "{\"id\":\"%s\",\"kind\":\"%s\",\"state\":\"%s\",\"stage\":", j->id, kind_of(j->kind)->name,
-		   job_state_names[j->state]);
+		   job_state_names[state]);
 	buf_json_str(b, str_of(j->stalled ? "stalled" : j->stage));
 	buf_printf(b, ",\"attempt\":%d,\"retries_left\":%d,\"uid\":%u", j->attempt, j->retries_left, j->uid);
-	if (j->cancel_wanted && !job_state_ended(j->state))
+	if (j->cancel_wanted && !job_state_ended(state))
 		buf_puts(b, ",\"cancelling\":true");
 	job_lane_put(j, b);
 	put_time(b, "created_at", j->created_ms);
@@ -274,11 +273,11 @@ static FALLIBLE enum err make_text(struct job *j)
 	put_time(b, "snapshotted", j->snapshotted_ms);
 	put_time(b, "durable", j->durable_ms);
 	buf_puts(b, "}");
-	put_progress(j, b);
+	put_progress(j, job_state_ended(state), b);
 	for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
 		put_json(b, shown[i], json_object_get(j->spec, shown[i]));
 	put_json(b, "spec", j->spec);
-	if (job_state_ended(j->state)) { /* while it ends, they are there but not yet on disk */
+	if (job_state_ended(state)) { /* while it ends, they are there but not yet on disk */
 		put_json(b, "result", j->result);
 		put_json(b, "error", j->error);
 	}
@@ -296,11 +295,11 @@ static void refresh(struct job *j)
 	j->lane_moves = moves;
 }
 
-static FALLIBLE enum err text_of(struct job *j, struct str *out)
+static FALLIBLE enum err text_of(struct job *j, enum job_state state, struct str *out)
 {
 	refresh(j);
 	if (j->text.len == 0) {
-		enum err e = make_text(j);
+		enum err e = make_text(j, state);
 		if (e) {
 			buf_free(&j->text); /* half of it is not to be shown */
 			return e;
@@ -322,19 +321,19 @@ void job_changed(struct job *j)
 	j->text.len = 0;
 }
 
-void job_put_row(struct journal_txn *t, struct job *j)
+void job_put_row(struct journal_txn *t, struct job *j, enum job_state state)
 {
 	struct journal_job row = { .kind = j->kind,
-				   .state = (int)j->state,
+				   .state = (int)state,
 				   .attempt = j->attempt,
-				   .ended = job_state_ended(j->state),
+				   .ended = job_state_ended(state),
 				   .uid = j->uid,
 				   .target = j->target ? j->target : "",
 				   .created_ms = j->created_ms,
-				   .finished_ms = job_state_ended(j->state) ? clock_service_ms() : 0 };
+				   .finished_ms = job_state_ended(state) ? clock_service_ms() : 0 };
 
 	memcpy(row.id, j->id, sizeof row.id);
-	enum err e = text_of(j, &row.doc);
+	enum err e = text_of(j, state, &row.doc);
 	if (e)
 		journal_txn_fail(t, e);
 	else
@@ -402,7 +401,7 @@ enum err job_load_row(void *user, const struct journal_job *row)
 	struct job *j = l->job;
 	(void)json_object_del(j->spec, "like_storages"); /* of an older daemon, which kept its own notes there */
 	memcpy(j->id, row->id, sizeof j->id);
-	j->state = (enum job_state)row->state;
+	job_take_up(j, (enum job_state)row->state);
 	j->attempt = row->attempt;
 	j->created_ms = row->created_ms;
 	j->in_journal = true;
@@ -452,7 +451,7 @@ FALLIBLE enum err job_text(struct server *s, struct str id, struct str *out)
 	struct job *j;
 
 	TRY(job_find(s, id, &j));
-	return text_of(j, out);
+	return text_of(j, j->state, out);
 }
 
 uint64_t job_version(struct server *s, struct str id)

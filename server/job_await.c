@@ -39,7 +39,7 @@ static void on_all_sealed(struct job *j, struct state_dict_use *use)
 	if (!j->in_journal || j->step == STEP_ENDING)
 		return; /* its row is on its way */
 	struct journal_txn *t = journal_txn_new(j->server->journal);
-	job_put_row(t, j);
+	job_put_row(t, j, j->state);
 	journal_commit(j->server->journal, t, NULL, NULL);
 }
 

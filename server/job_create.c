@@ -277,7 +277,7 @@ static void write_journal(struct creation *c)
 	if (j->kind == JOB_SAVE && !j->await) /* sealed in shared memory that outlives the trainer: it may go on */
 		job_snapshotted(j);
 	snprintf(j->stage, sizeof j->stage, "waiting");
-	job_put_row(t, j);
+	job_put_row(t, j, j->state);
 	journal_put_labels(t, j->id, json_object_get(j->spec, "labels"));
 	if (c->keyed) {
 		struct journal_key key = { .scope = "job", .uid = j->uid, .key = str_of(c->key), .digest = c->digest,
@@ -378,7 +378,6 @@ static void begin(struct server *s, const struct job_request *asked, struct crea
 	job_live_add(c->job);
 	if (c->planned)
 		s->jobs->dry_count++;
-	c->job->step = STEP_NONE;
 	e = check_now(c);
 	if (e)
 		loop_later(s->loop, refuse_later, c, e);

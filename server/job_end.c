@@ -42,14 +42,13 @@ static void leave_stage(struct job *j)
 	metrics_observe(j->server->metrics, "dcpd_job_stage_duration_seconds", labels, (double)(now - since) / 1000);
 }
 
-/* Every change of state goes through here: one log line, one event, one row. */
-void job_set_state(struct job *j, enum job_state state, const char *stage, bool write)
+void job_set_state(struct job *j, enum job_step step, enum job_state state, const char *stage, bool write)
 {
 	bool new_state = j->state != state;
 
 	if (strcmp(j->stage, stage) != 0)
 		leave_stage(j);
-	j->state = state;
+	job_move(j, step, state);
 	snprintf(j->stage, sizeof j->stage, "%s", stage);
 	job_changed(j);
 	if (new_state && !j->dry_run)
@@ -57,7 +56,7 @@ void job_set_state(struct job *j, enum job_state state, const char *stage, bool 
 	job_emit_state(j);
 	if (write && j->in_journal) {
 		struct journal_txn *t = journal_txn_new(j->server->journal);
-		job_put_row(t, j);
+		job_put_row(t, j, j->state);
 		journal_commit(j->server->journal, t, NULL, NULL);
 	}
 }
@@ -164,8 +163,7 @@ static void on_end_journalled(void *user, enum err e)
 		loop_timer_start(j->server->loop, 1000, on_end_time, j, &j->timer);
 		return;
 	}
-	j->state = j->end_state;
-	j->step = STEP_NONE;
+	job_move(j, STEP_NONE, j->end_state);
 	if (j->made_use)
 		state_dict_announce(j->server, j->made_use);
 	state_dict_unuse(j->server, &j->made_use);
@@ -196,10 +194,9 @@ void job_end(struct job *j, enum job_state state)
 {
 	struct journal_txn *t = journal_txn_new(j->server->journal);
 	uint64_t failures = mem_failures();
-	enum job_state before = j->state;
 	enum err e = OK;
 
-	j->step = STEP_ENDING;
+	job_move(j, STEP_ENDING, j->state);
 	j->end_state = state;
 	j->finished_ms = clock_wall_ms();
 	leave_stage(j);
@@ -225,15 +222,13 @@ void job_end(struct job *j, enum job_state state)
 	if (e)
 		log_err("cannot keep what a job made", "job", j->id, NULL);
 	note_commit(j);
-	j->state = state;
 	if (j->identity[0])
 		errdoc_set(state == JOB_SUCCEEDED ? j->result : j->error, "identity", json_string(j->identity));
 	job_changed(j);
-	job_put_row(t, j);
+	job_put_row(t, j, state);
 	verdict_note(t, j);
 	if (mem_failures() != failures) /* something may be missing: it ends again in a moment */
 		journal_txn_fail(t, ERR(NO_MEMORY, "no memory to describe the end of a job"));
-	j->state = before;
 	job_changed(j);
 	journal_txn_wait(t, NULL);
 	journal_commit(j->server->journal, t, on_end_journalled, j);

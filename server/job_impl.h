@@ -39,6 +39,7 @@ enum job_step {
 	STEP_ON_GANG,
 	STEP_MAKING,                /* the gang waits for its target's segments */
 	STEP_ENDING,                /* the end is on its way to the journal */
+	STEP_COUNT,
 };
 
 struct job {
@@ -110,6 +111,11 @@ struct jobs {
 	struct table keys;          /* idempotency keys of creations on their way */
 };
 
+/* ---- job_move.c: the life of a job ---- */
+void job_move(struct job *j, enum job_step step, enum job_state state);      /* which must be legal */
+bool job_may_move(const struct job *j, enum job_step step, enum job_state state);
+void job_take_up(struct job *j, enum job_state state);      /* of a new record of the journal's */
+
 /* ---- job.c: records ---- */
 FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *spec, uid_t uid, struct job **out); /* in no list */
 void job_free(struct job *j);
@@ -127,7 +133,7 @@ FALLIBLE enum err job_ids_resume(struct server *s);
 void job_revive(struct job *j);                      /* from the cache to the live ones */
 void job_snapshotted(struct job *j);                 /* now */
 void job_changed(struct job *j);                     /* the text is stale; says so on the event stream */
-void job_put_row(struct journal_txn *t, struct job *j);
+void job_put_row(struct journal_txn *t, struct job *j, enum job_state state);   /* as it is in this state */
 /* Its end is the daemon's mark: of what jobs leave on a storage that several daemons see, each knows its own. */
 void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1]);
 void job_id_mark(const struct server *s, char mark[JOB_MARK_LEN + 1]);
@@ -178,8 +184,8 @@ void job_drop_sources(struct job *j);                /* all but what the job mad
 uint64_t job_use_bytes(const struct state_dict_use *u);     /* of its images; u may be NULL */
 
 /* ---- job_end.c ---- */
-/* Every change of state goes through here: one log line, one event, one row (if `write`). */
-void job_set_state(struct job *j, enum job_state state, const char *stage, bool write);
+/* job_move, and what others hear of it: one log line, one event, one row (if `write`). */
+void job_set_state(struct job *j, enum job_step step, enum job_state state, const char *stage, bool write);
 void job_emit_state(const struct job *j);
 void job_end(struct job *j, enum job_state state);   /* result and error are set */
 void job_fail(struct job *j, enum err e);

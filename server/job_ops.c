@@ -46,7 +46,7 @@ void job_cancel(struct server *s, const struct principal *who, struct str id, do
 		return;
 	}
 	struct journal_txn *t = journal_txn_new(s->journal);
-	job_put_row(t, j);
+	job_put_row(t, j, j->state);
 	journal_commit(s->journal, t, fn, user);
 }
 
@@ -66,7 +66,7 @@ static void on_retried(void *user, enum err e)
 
 	if (j && j->step == STEP_WAITING && !e)
 		job_queue(j);
-	else if (j && e)
+	else if (j && j->step == STEP_WAITING) /* else it was cancelled meanwhile, and ends */
 		job_fail(j, e);
 	r->fn(r->user, e);
 	mem_free(r);
@@ -105,8 +105,7 @@ static void reset(struct job *j)
 	j->finished_ms = j->started_ms = j->durable_ms = 0;
 	const json_t *retries = json_object_get(json_object_get(j->spec, "options"), "retries");
 	j->retries_left = json_is_integer(retries) ? (int)json_integer_value(retries) : 1;
-	j->state = JOB_QUEUED;
-	j->step = STEP_WAITING;
+	job_move(j, STEP_WAITING, JOB_QUEUED);
 	snprintf(j->stage, sizeof j->stage, "waiting");
 	job_changed(j);
 }
@@ -129,7 +128,7 @@ void job_retry(struct server *s, const struct principal *who, struct str id, don
 	job_revive(j);
 	reset(j);
 	log_info("job retry asked", "job", j->id, NULL);
-	job_put_row(t, j);
+	job_put_row(t, j, j->state);
 	journal_commit(s->journal, t, on_retried, r);
 }
 

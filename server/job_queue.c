@@ -21,7 +21,7 @@ void job_show_missing(struct job *j)
 
 	state_dict_await_missing(j->await, text, sizeof text);
 	if (strcmp(text, j->stage) != 0)
-		job_set_state(j, JOB_QUEUED, text, false);
+		job_set_state(j, STEP_AWAITING, JOB_QUEUED, text, false);
 }
 
 static bool awaits(struct job *j)
@@ -33,7 +33,7 @@ static bool awaits(struct job *j)
 		job_fail(j, j->lost.code);
 		return true;
 	}
-	j->step = STEP_AWAITING;
+	job_move(j, STEP_AWAITING, JOB_QUEUED);
 	job_show_missing(j);
 	return true;
 }
@@ -74,13 +74,12 @@ void job_queue(struct job *j)
 		job_fail(j, e);
 		return;
 	}
-	j->step = STEP_WAITING;
 	j->queued_ms = clock_mono_ms();
 	j->lane = l;
 	j->lane_next = NULL;
 	*l->last = j;
 	l->last = &j->lane_next;
-	job_set_state(j, JOB_QUEUED, "waiting", false);
+	job_set_state(j, STEP_WAITING, JOB_QUEUED, "waiting", false);
 	loop_later(j->server->loop, start_later, l, OK);
 }
 
@@ -130,7 +129,7 @@ static void start_next(struct lane *l)
 			l->last = &j->lane_next;
 		l->first = j;
 		if (strcmp(j->stage, "waiting_for_workers") != 0)
-			job_set_state(j, JOB_QUEUED, "waiting_for_workers", false);
+			job_set_state(j, STEP_WAITING, JOB_QUEUED, "waiting_for_workers", false);
 		loop_timer_start(l->server->loop, NO_GANG_MS, on_gang_time, l, &l->timer);
 		return;
 	}

@@ -131,7 +131,7 @@ static void on_state(void *user, const json_t *body)
 	}
 	j->alive_ms = clock_service_ms();
 	j->stalled = false;
-	job_set_state(j, to, stage ? stage : job_state_text(to), to != j->state);
+	job_set_state(j, j->step, to, stage ? stage : job_state_text(to), to != j->state);
 }
 
 static json_t *few_ranks(const json_t *ranks)
@@ -195,7 +195,7 @@ static void on_made(void *user, enum err e, struct state_dict_use *use)
 			state_dict_drop(s, &use);
 		return;
 	}
-	j->step = STEP_ON_GANG;
+	job_move(j, STEP_ON_GANG, j->state);
 	if (e) {
 		gang_fail(j->gang, e);
 		return;
@@ -258,7 +258,7 @@ static void on_want_segments(void *user, const json_t *body)
 												   "lease_seconds")),
 					     .next_generation = operation,
 					     .at_least = operation && j->source_use ? j->source_use->generation : 0 };
-		j->step = STEP_MAKING;
+		job_move(j, STEP_MAKING, j->state);
 		j->alive_ms = clock_service_ms();
 		state_dict_make(j->server, &m, on_made, new_ticket(j));
 	}
@@ -299,9 +299,9 @@ static void on_want_commit(void *user)
 	}
 	j->commit_asked = true;
 	j->commit_allowed = false;
-	job_set_state(j, JOB_COMMITTING, "commit", false);
+	job_set_state(j, j->step, JOB_COMMITTING, "commit", false);
 	t = journal_txn_new(j->server->journal);
-	job_put_row(t, j);
+	job_put_row(t, j, j->state);
 	journal_txn_wait(t, mem_free);
 	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));
 }
@@ -337,8 +337,7 @@ static void begin_again(struct job *j)
 		job_fail(j, e);
 		return;
 	}
-	j->step = STEP_WAITING;
-	job_set_state(j, JOB_QUEUED, "retry", true);
+	job_set_state(j, STEP_WAITING, JOB_QUEUED, "retry", true);
 	if (j->server->draining)
 		return; /* the next start takes it up */
 	loop_timer_start(j->server->loop, RETRY_MS << (j->attempt < 6 ? j->attempt - 2 : 4), on_retry_time, j, &j->timer);
@@ -420,7 +419,7 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *fd)
 	if (e && j->server->draining) { /* nothing is known: the next start asks again */
 		mem_free(r->ticket);
 		mem_free(r);
-		j->step = STEP_WAITING;
+		job_move(j, STEP_WAITING, j->state);
 		return;
 	}
 	mem_free(r->ticket);
@@ -454,7 +453,7 @@ static void recover(struct job *j, enum err e, bool restart)
 	if (e)
 		r->info = *err_last();
 	r->began_ms = clock_mono_ms();
-	j->step = STEP_RECOVERING;
+	job_move(j, STEP_RECOVERING, j->state);
 	snprintf(j->stage, sizeof j->stage, "recover");
 	job_changed(j);
 	ask_recover(j, r);
@@ -474,7 +473,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	job_lane_leave(j);
 	if (j->step == STEP_MAKING)
 		state_dict_make_stop(j->server, str_of(job_spec_ref(j->spec, "target").state_dict));
-	j->step = STEP_WAITING;
+	job_move(j, STEP_WAITING, j->state);
 	j->stalled = false;
 	err_restore(&info);
 	if (!e) {
@@ -513,7 +512,6 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	mem_free(fds);
 	if (e)
 		return e;
-	j->step = STEP_ON_GANG;
 	j->commit_asked = false;
 	j->identity[0] = '\0';
 	j->streamed = j->await != NULL;
@@ -523,7 +521,7 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 		j->started_ms = clock_wall_ms();
 		j->begun_ms = clock_mono_ms();
 	}
-	job_set_state(j, JOB_PLANNING, "starting", true);
+	job_set_state(j, STEP_ON_GANG, JOB_PLANNING, "starting", true);
 	return OK;
 }
 

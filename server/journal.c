@@ -76,16 +76,6 @@ struct journal_txn {
 	struct err_info info;
 };
 
-enum err journal_failed(sqlite3 *db, const char *what)
-{
-	if (!db || sqlite3_errcode(db) == SQLITE_NOMEM)
-		return ERR(NO_MEMORY, "%s: out of memory", what);
-	int code = sqlite3_errcode(db), os = sqlite3_system_errno(db);
-	if (code == SQLITE_FULL || ((code == SQLITE_IOERR || code == SQLITE_CANTOPEN) && (os == ENOSPC || os == EDQUOT)))
-		return ERR(STORAGE_FULL, "%s: %s", what, sqlite3_errmsg(db));
-	return ERR(JOURNAL, "%s: %s", what, sqlite3_errmsg(db));
-}
-
 /* ---- making a transaction ---- */
 
 struct journal_txn *journal_txn_new(struct journal *j)
@@ -326,11 +316,6 @@ void journal_delete_worker(struct journal_txn *t, pid_t pid)
 }
 
 /* ---- the journal thread ---- */
-
-FALLIBLE enum err journal_run(sqlite3 *db, const char *sql)
-{
-	return sqlite3_exec(db, sql, NULL, NULL, NULL) == SQLITE_OK ? OK : journal_failed(db, "journal");
-}
 
 static FALLIBLE enum err run_row(sqlite3 *db, sqlite3_stmt **made, const struct row *r)
 {

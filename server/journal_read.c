@@ -2,6 +2,7 @@
  *
  * WAL lets it read while the journal thread writes; it sees what is committed. Questions are by key or give one page, so that the
  * loop is held up for microseconds, not for a scan. */
+#include <errno.h>
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -29,6 +30,21 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_VERDICT] = "SELECT storage, name, identity, at_ms, doc FROM verdicts WHERE storage = ?1 AND name = ?2",
 	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
 };
+
+enum err journal_failed(sqlite3 *db, const char *what)
+{
+	if (!db || sqlite3_errcode(db) == SQLITE_NOMEM)
+		return ERR(NO_MEMORY, "%s: out of memory", what);
+	int code = sqlite3_errcode(db), os = sqlite3_system_errno(db);
+	if (code == SQLITE_FULL || ((code == SQLITE_IOERR || code == SQLITE_CANTOPEN) && (os == ENOSPC || os == EDQUOT)))
+		return ERR(STORAGE_FULL, "%s: %s", what, sqlite3_errmsg(db));
+	return ERR(JOURNAL, "%s: %s", what, sqlite3_errmsg(db));
+}
+
+FALLIBLE enum err journal_run(sqlite3 *db, const char *sql)
+{
+	return sqlite3_exec(db, sql, NULL, NULL, NULL) == SQLITE_OK ? OK : journal_failed(db, "journal");
+}
 
 void journal_close_reader(struct journal *j)
 {

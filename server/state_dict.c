@@ -209,11 +209,10 @@ static enum err take_slot(void *user, const struct journal_slot *row)
 	sl->image_bytes = row->image_bytes;
 	sl->generation = row->generation;
 	sl->made = row->state == SLOT_MADE || sd->lease_ms == 0; /* without a lease: all it has was made by jobs */
-	if (row->state == SLOT_MADE)
-		sl->state = SLOT_SEALED;
-	else
-		sl->state = row->state == SLOT_SEALED || row->state == SLOT_OPEN || row->state == SLOT_LEAVING ? (uint8_t)row->state :
-														SLOT_FREE;
+	if (row->state == SLOT_MADE || row->state == SLOT_SEALED)
+		slot_take_up(sl, SLOT_SEALED);
+	else if (row->state == SLOT_OPEN || row->state == SLOT_LEAVING)
+		slot_take_up(sl, (enum slot_state)row->state);
 	snprintf(sl->segment, sizeof sl->segment, "%s", row->segment);
 	if (sl->state != SLOT_FREE && sl->state != SLOT_OPEN && sl->generation > sd->ranks[row->rank].last_generation)
 		sd->ranks[row->rank].last_generation = sl->generation;

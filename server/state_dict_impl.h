@@ -17,6 +17,7 @@ enum slot_state {
 	SLOT_SEALING = 17,          /* waits for the journal */
 	SLOT_FREEING = 18,          /* the same */
 	SLOT_FILLING = 19,          /* a job writes what will be the next generation; nobody else sees it */
+	SLOT_STATES,
 };
 
 struct slot {
@@ -85,6 +86,11 @@ struct state_dicts {
 	struct seg_maker *maker;
 	struct loop_timer *tick, *orphan_tick;
 };
+
+/* ---- state_dict_slot_move.c: the life of a slot ---- */
+void slot_move(struct slot *sl, enum slot_state to);     /* which must be legal */
+bool slot_may_move(const struct slot *sl, enum slot_state to);
+void slot_take_up(struct slot *sl, enum slot_state state);   /* of a new record of the journal's */
 
 /* ---- state_dict_record.c ---- */
 FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out);

@@ -41,7 +41,7 @@ static void end_make(void *user, enum err e)
 		for (uint32_t r = 0; r < sd->world_size; r++) {
 			struct state_dict_rank_use *k = &m->use->ranks[r];
 			struct slot *sl = state_dict_slot(sd, r, k->slot);
-			sl->state = SLOT_FILLING;
+			slot_move(sl, SLOT_FILLING);
 			sl->image_bytes = k->image_bytes;
 			k->fd = sl->fd;
 			k->segment = sl->segment;
@@ -102,7 +102,7 @@ static FALLIBLE enum err take_slots(struct state_dict_use *u, const struct state
 		u->ranks[r] = (struct state_dict_rank_use){ .rank = r, .slot = sl->number, .fd = -1, .bytes = bytes,
 							   .image_bytes = want->image_bytes[r] };
 		sl->uses++;
-		sl->state = SLOT_MAKING;
+		slot_move(sl, SLOT_MAKING);
 		sl->made = true;
 		sl->generation = 0; /* not known before the end */
 		if (fits(sl, bytes))
@@ -243,9 +243,9 @@ void state_dict_announce(struct server *s, struct state_dict_use *u)
 		return;
 	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 		if (superseded(state_dict_nth(sd, i), u))
-			state_dict_nth(sd, i)->state = SLOT_LEAVING; /* freed with the last use, ours at the latest */
+			slot_move(state_dict_nth(sd, i), SLOT_LEAVING); /* freed with the last use, ours at the latest */
 	for (uint32_t r = 0; r < sd->world_size; r++)
-		state_dict_slot(sd, r, u->ranks[r].slot)->state = SLOT_SEALED;
+		slot_move(state_dict_slot(sd, r, u->ranks[r].slot), SLOT_SEALED);
 	if (fresh)
 		state_dict_lease_begin(sd);
 	sd->hidden = false;

@@ -132,7 +132,8 @@ static FALLIBLE enum err adopt(struct server *s, const struct found *f, uint32_t
 	state_dict_row(t, sd);
 	for (uint32_t r = 0; r < n; r++) {
 		struct slot *sl = state_dict_slot(sd, r, 0);
-		*sl = (struct slot){ .fd = f[r].fd, .bytes = f[r].bytes, .rank = r, .state = SLOT_OPEN, .made = true };
+		*sl = (struct slot){ .fd = f[r].fd, .bytes = f[r].bytes, .rank = r, .made = true };
+		slot_take_up(sl, SLOT_OPEN);
 		memcpy(sl->segment, f[r].name, sizeof sl->segment);
 		state_dict_slot_row(t, sd, sl, SLOT_OPEN);
 		sum += f[r].bytes;

@@ -66,7 +66,7 @@ static void open_slot(struct slot_waiter *w)
 	struct state_dict *sd = w->sd;
 	struct journal_txn *t = journal_txn_new(sd->server->journal);
 
-	sl->state = SLOT_OPEN;
+	slot_move(sl, SLOT_OPEN);
 	sl->made = sl->filling = false;
 	sl->generation = w->generation;
 	sl->image_bytes = 0;
@@ -81,7 +81,7 @@ static void on_segment(void *user, enum err e)
 
 	if (e) {
 		struct err_info info = *err_last();
-		w->slot->state = SLOT_FREE;
+		slot_move(w->slot, SLOT_FREE);
 		if (!w->sd->dead)
 			state_dict_serve_waiters(w->sd);
 		err_restore(&info);
@@ -132,13 +132,13 @@ static bool try_reserve(struct slot_waiter *w)
 		return true;
 	}
 	state_dict_drop_segment(sd, sl);
-	sl->state = SLOT_MAKING;
+	slot_move(sl, SLOT_MAKING);
 	sl->generation = w->generation;
 	w->fresh = true;
 	struct seg_wanted want = { sd, sl, state_dict_space_round(w->bytes), on_segment, w };
 	e = state_dict_space_make(sd->server, &want);
 	if (e) {
-		sl->state = SLOT_FREE;
+		slot_move(sl, SLOT_FREE);
 		loop_later(sd->server->loop, answer_reserved, w, e);
 	}
 	return true;
@@ -250,7 +250,7 @@ void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl)
 	struct journal_txn *t = journal_txn_new(sd->server->journal);
 
 	must(sl->filling && sl->uses);
-	sl->state = SLOT_LEAVING;
+	slot_move(sl, SLOT_LEAVING);
 	state_dict_slot_row(t, sd, sl, SLOT_FREE);
 	journal_commit(sd->server->journal, t, NULL, NULL);
 }
@@ -291,7 +291,7 @@ static void on_sealed(void *user, enum err e)
 	struct slot *sl = c->slot;
 
 	if (!sd->dead && sl->state == SLOT_SEALING) {
-		sl->state = e ? SLOT_OPEN : SLOT_SEALED;
+		slot_move(sl, e ? SLOT_OPEN : SLOT_SEALED);
 		sl->filling = sl->filling && e;
 		if (!e)
 			state_dict_look_at(sd, sl);
@@ -372,7 +372,7 @@ void state_dict_seal(struct server *s, const struct principal *who, struct str n
 		return;
 	}
 	struct journal_txn *t = journal_txn_new(s->journal);
-	sl->state = SLOT_SEALING;
+	slot_move(sl, SLOT_SEALING);
 	sl->image_bytes = image_bytes;
 	sd->ranks[rank].last_generation = generation;
 	state_dict_slot_row(t, sd, sl, SLOT_SEALED);
@@ -389,7 +389,7 @@ static void on_freed(void *user, enum err e)
 
 	if (!c->sd->dead && c->slot->state == SLOT_FREEING) {
 		/* A journal that cannot be written leaves the slot as it was: handing it out could pass torn pages for a snapshot. */
-		c->slot->state = e ? SLOT_LEAVING : SLOT_FREE;
+		slot_move(c->slot, e ? SLOT_LEAVING : SLOT_FREE);
 		if (!e && c->slot->made) { /* who has it mapped goes on reading it: its pages are not used again */
 			state_dict_drop_segment(c->sd, c->slot);
 			c->slot->made = false;
@@ -411,7 +411,7 @@ static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *
 		journal_delete_slot(t, sd->name, sl->rank, sl->number);
 	else if (sl->bytes)
 		state_dict_slot_row(t, sd, sl, SLOT_FREE);
-	sl->state = SLOT_FREEING;
+	slot_move(sl, SLOT_FREEING);
 	sl->filling = false;
 	journal_commit(sd->server->journal, t, on_freed, new_change(sd, sl, 0, fn, user));
 }
@@ -440,7 +440,7 @@ void state_dict_release(struct server *s, const struct principal *who, struct st
 		loop_later(s->loop, fn, user, OK);
 	} else if (sl->uses) {
 		struct journal_txn *t = journal_txn_new(s->journal);
-		sl->state = SLOT_LEAVING;
+		slot_move(sl, SLOT_LEAVING);
 		state_dict_slot_row(t, sd, sl, SLOT_LEAVING);
 		journal_commit(s->journal, t, fn, user);
 	} else {

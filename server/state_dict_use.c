@@ -137,7 +137,7 @@ static void free_use(struct state_dict_use *u)
 		sl->uses--;
 		if (sl->state == SLOT_MAKING || sl->state == SLOT_FILLING) { /* it came to nothing */
 			state_dict_drop_segment(sd, sl);
-			sl->state = SLOT_FREE;
+			slot_move(sl, SLOT_FREE);
 		}
 	}
 	mem_free(u->ranks);

@@ -42,9 +42,9 @@ static bool tells_damage(const struct job *j)
 /* NULL: the job has not found out anything. */
 static const char *state_of(const struct job *j, const char *level)
 {
-	if (j->state == JOB_FAILED)
+	if (j->end_state == JOB_FAILED)
 		return tells_damage(j) ? "damaged" : NULL;
-	if (j->state != JOB_SUCCEEDED || j->kind != JOB_VERIFY || job_spec_selects(j->spec))
+	if (j->end_state != JOB_SUCCEEDED || j->kind != JOB_VERIFY || job_spec_selects(j->spec))
 		return NULL;
 	bool compared = number_in(j->result, "verified_bytes") > 0 || number_in(j->result, "unverifiable") == 0;
 	return compared && strcmp(level, "structure") != 0 ? "verified" : "unverified";
@@ -87,14 +87,14 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 	const char *level = text_in(j->spec, "level");
 	char at[CLOCK_TEXT_MAX];
 
-	if (j->state == JOB_SUCCEEDED && target.storage && target.name)
+	if (j->end_state == JOB_SUCCEEDED && target.storage && target.name)
 		journal_delete_verdict(t, target.storage, target.name);
 	level = level[0] ? level : "digest";
 	const char *state = state_of(j, level);
 	if (!state || !j->identity[0] || !source.storage || !source.name || is_listed(j, source))
 		return;
 	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at", clock_text(j->finished_ms, at), "job", j->id);
-	if (j->state == JOB_FAILED) {
+	if (j->end_state == JOB_FAILED) {
 		json_object_set_new(doc, "damage_count", json_integer(number_in(j->error, "damage_count") ?: 1));
 	} else {
 		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
@@ -105,7 +105,7 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep what is known of a checkpoint"));
 	else
 		journal_put_verdict(t, &(struct journal_verdict){ source.storage, source.name, j->identity, j->finished_ms, str_of(text) },
-				    strcmp(level, "structure") == 0 && j->state == JOB_SUCCEEDED);
+				    strcmp(level, "structure") == 0 && j->end_state == JOB_SUCCEEDED);
 	mem_free(text);
 	json_decref(doc);
 }

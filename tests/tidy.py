@@ -56,6 +56,8 @@ ORDER = {
         clock principal server.h errdoc table config gang_meet
         loop
         events metrics unread
+        journal_read
+        journal_open
         journal
         worker
         devices storage
@@ -63,14 +65,14 @@ ORDER = {
         gang
         lookup
         storage_probe
-        state_dict_record state_dict_wish state_dict_owner
+        state_dict_record state_dict_slot_move state_dict_wish state_dict_owner
         state_dict_space state_dict_look
         state_dict_slot
         state_dict_use
         state_dict_await state_dict_make
         state_dict_lease state_dict_ask state_dict_view
         state_dict
-        job_spec job_sdop job_lane
+        job_spec job_sdop job_lane job_move
         verdict job job_uses
         job_end
         job_queue
