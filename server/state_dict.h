@@ -17,7 +17,8 @@
 #include "server/lookup.h"
 #include "server/server.h"
 
-enum { STATE_DICT_NAME_MAX = 200, STATE_DICT_WORLD_MAX = 65536, STATE_DICT_SLOTS_MAX = 16, STATE_DICTS_MAX = 4096 };
+enum { STATE_DICT_NAME_MAX = 200, STATE_DICT_WORLD_MAX = 65536, STATE_DICT_SLOTS_MAX = 16, STATE_DICTS_MAX = 4096,
+       STATE_DICT_WAITERS_MAX = 4096 };
 
 struct state_dict_request {
 	struct str name;
@@ -39,7 +40,8 @@ struct reservation {
 	bool fresh;                     /* new pages: the first copy will fault them */
 };
 typedef void (*reserved_fn)(void *user, enum err e, const struct reservation *r);
-/* Waits up to wait_ms for a slot, then ERR_SLOTS_BUSY. ERR_GENERATION_STALE, ERR_SHM_EXHAUSTED (needed, free, held by whom).
+/* Waits up to wait_ms for a slot, then ERR_SLOTS_BUSY; ERR_BUSY if STATE_DICT_WAITERS_MAX reservations wait already.
+ * ERR_GENERATION_STALE, ERR_SHM_EXHAUSTED (needed, free, held by whom).
  * The same rank and generation again gives the same slot back while it is open. */
 void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
 			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user);

@@ -83,6 +83,7 @@ struct state_dicts {
 	struct table table;
 	struct seg_owner owner;     /* this daemon; constant from the start on */
 	uint64_t used_bytes;
+	uint32_t waiting;               /* reservations that wait for a slot */
 	struct seg_maker *maker;
 	struct loop_timer *tick, *orphan_tick;
 };

@@ -9,7 +9,7 @@
 #include "base/num.h"
 #include "server/state_dict_impl.h"
 
-enum { WAITERS_MAX = 4096, WAIT_MAX_MS = 600000 };
+enum { WAIT_MAX_MS = 600000 };
 
 struct slot_waiter {
 	struct slot_waiter *next;
@@ -151,6 +151,7 @@ static void take_out(struct slot_waiter *w)
 	while (*at != w)
 		at = &(*at)->next;
 	*at = w->next;
+	w->sd->server->state_dicts->waiting--;
 	loop_timer_stop(&w->timer);
 }
 
@@ -234,11 +235,14 @@ void state_dict_reserve(struct server *s, const struct principal *who, struct st
 		return;
 	if (!e && wait_ms <= 0)
 		e = busy(w);
+	if (!e && s->state_dicts->waiting == STATE_DICT_WAITERS_MAX)
+		e = ERR(BUSY, "%d reservations are waiting for slots", STATE_DICT_WAITERS_MAX);
 	if (e) {
 		loop_later(s->loop, answer_reserved, w, e);
 		return;
 	}
 	loop_timer_start(s->loop, wait_ms < WAIT_MAX_MS ? wait_ms : WAIT_MAX_MS, on_wait_over, w, &w->timer);
+	s->state_dicts->waiting++;
 	struct slot_waiter **at = &w->sd->waiters;
 	while (*at)
 		at = &(*at)->next;

@@ -135,6 +135,51 @@ static void test_wait_for_slot(void **state)
 	T_OK(w.e);
 }
 
+struct counted {
+	uint32_t answers, busy, gone;
+};
+
+static void count_answer(void *user, enum err e, const struct reservation *r)
+{
+	struct counted *c = user;
+
+	(void)r;
+	c->answers++;
+	c->busy += e == ERR_BUSY;
+	c->gone += e == ERR_NOT_FOUND;
+}
+
+/* Clients that wait for a slot and never get one must not fill the memory. */
+static void test_waiting_reservations_are_bounded(void **state)
+{
+	struct counted few = { 0 }, beyond = { 0 };
+	struct t_answer a = { 0 };
+
+	(void)state;
+	t_state_dict(&t, "train", 1);
+	t_state_dict(&t, "mine", 1);
+	t_seal_all(&t, "train", 1, 1);
+	t_seal_all(&t, "train", 1, 2);
+	for (int i = 0; i < STATE_DICT_WAITERS_MAX; i++)
+		state_dict_reserve(t.s, &t.me, STR("train"), 0, 10000, 3, 60000, count_answer, &few);
+	state_dict_reserve(t.s, &t.me, STR("train"), 0, 10000, 3, 60000, count_answer, &beyond);
+	t_server_run(&t, 20);
+	assert_int_equal(few.answers, 0);
+	assert_int_equal(beyond.answers, 1);
+	assert_int_equal(beyond.busy, 1);
+	assert_int_equal(reserve("train", 0, 10000, 3, 0).e, ERR_SLOTS_BUSY);
+	T_OK(reserve("mine", 0, 10000, 3, 60000).e); /* who needs not wait gets its slot */
+	state_dict_delete(t.s, &t.me, STR("train"), t_done, &a);
+	t_server_until(&t, &a.called);
+	T_OK(a.e);
+	t_server_run(&t, 20);
+	assert_int_equal(few.gone, STATE_DICT_WAITERS_MAX);
+	t_state_dict(&t, "train", 1);
+	t_seal_all(&t, "train", 1, 1);
+	t_seal_all(&t, "train", 1, 2);
+	assert_int_equal(reserve("train", 0, 10000, 3, 20).e, ERR_SLOTS_BUSY); /* there is room to wait again */
+}
+
 static void test_bad_requests(void **state)
 {
 	struct principal other = { .uid = 4242 };
@@ -394,6 +439,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(test_slots),		    T(test_wait_for_slot),
+		T(test_waiting_reservations_are_bounded),
 		T(test_bad_requests),	    T(test_different_generations),
 		T(test_quota),		    T(test_warm_slots_make_room),
 		T(test_release_while_used), T(test_restart_and_sweep),
