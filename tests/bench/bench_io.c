@@ -140,10 +140,8 @@ struct write_case {
 static void finish_one(struct io_engine *e, struct io_op **op_out)
 {
 	check(io_wait(e, op_out));
-	if ((*op_out)->error.code) {
-		err_restore(&(*op_out)->error);
-		check((*op_out)->error.code);
-	}
+	if ((*op_out)->error)
+		check(io_report(*op_out));
 }
 
 /* The pipeline of a save: digest a block, hand it to the engine, go on with the next while there is a slot. */

@@ -93,7 +93,7 @@ static void shuffled(int fd, enum io_kind kind, unsigned char *image, unsigned s
 			op = issued < DEPTH ? &ops[issued] : NULL;
 			if (!op) {
 				T_OK(io_wait(fx.e, &op));
-				assert_int_equal(op->error.code, OK);
+				assert_int_equal(op->error, OK);
 				finished++;
 			}
 			assert_false(used[b]);
@@ -105,7 +105,7 @@ static void shuffled(int fd, enum io_kind kind, unsigned char *image, unsigned s
 			continue;
 		}
 		T_OK(io_wait(fx.e, &op));
-		assert_int_equal(op->error.code, OK);
+		assert_int_equal(op->error, OK);
 		assert_int_equal(op->done, BLOCK);
 		finished++;
 	}
@@ -127,7 +127,7 @@ static void test_shuffled_blocks(void **state)
 		shuffled(fd, IO_WRITE, image, 7);
 		struct io_op sync = { .kind = IO_FSYNC, .fd = fd };
 		run_op(&sync);
-		assert_int_equal(sync.error.code, OK);
+		assert_int_equal(sync.error, OK);
 		shuffled(fd, IO_READ, back, 11);
 		assert_memory_equal(back, image, n);
 		fs_drop(&fd);
@@ -150,22 +150,23 @@ static void test_end_of_file(void **state)
 		memset(buf, 0, 16384);
 		struct io_op op = { .kind = IO_READ, .fd = in, .buf = buf, .bytes = 8192, .offset = 0 };
 		run_op(&op);
-		assert_int_equal(op.error.code, ERR_STORAGE_IO);
-		assert_string_equal(op.error.text, "the file ends at 5000, 8192 bytes at 0 were expected");
-		assert_int_equal(op.error.offset, 5000);
+		assert_int_equal(op.error, ERR_STORAGE_IO);
+		assert_int_equal(io_report(&op), ERR_STORAGE_IO);
+		assert_string_equal(err_last()->text, "the file ends at 5000, 8192 bytes at 0 were expected");
+		assert_int_equal(err_last()->offset, 5000);
 		op.eof_ok = true;
 		run_op(&op);
-		assert_int_equal(op.error.code, OK);
+		assert_int_equal(op.error, OK);
 		assert_int_equal(op.done, 5000);
 		op.offset = 8192;
 		run_op(&op);
-		assert_int_equal(op.error.code, OK);
+		assert_int_equal(op.error, OK);
 		assert_int_equal(op.done, 0);
 		fs_drop(&in);
 	}
 	struct io_op none = { .kind = IO_READ, .fd = fd, .buf = buf, .bytes = 0, .offset = 1 << 20 };
 	run_op(&none);
-	assert_int_equal(none.error.code, OK);
+	assert_int_equal(none.error, OK);
 	fs_drop(&fd);
 	free(buf);
 }
@@ -186,10 +187,10 @@ static void test_shrunk_memory(void **state)
 	assert_int_equal(ftruncate(mem, 8192), 0);
 	struct io_op op = { .kind = IO_WRITE, .fd = fd, .buf = p, .bytes = n };
 	run_op(&op);
-	assert_int_equal(op.error.code, ERR_SEGMENT_SHRUNK);
+	assert_int_equal(op.error, ERR_SEGMENT_SHRUNK);
 	op.kind = IO_READ;
 	run_op(&op);
-	assert_int_equal(op.error.code, ERR_SEGMENT_SHRUNK);
+	assert_int_equal(op.error, ERR_SEGMENT_SHRUNK);
 	munmap(p, n);
 	close(mem);
 	fs_drop(&fd);
@@ -213,9 +214,9 @@ static void test_full_disk(void **state)
 	for (uint64_t at = 0; !got && at < 4 << 20; at += sizeof block) {
 		struct io_op op = { .kind = IO_WRITE, .fd = fd, .buf = block, .bytes = sizeof block, .offset = at };
 		run_op(&op);
-		got = op.error.code;
-		if (got)
-			assert_non_null(strstr(op.error.text, "No space left on device"));
+		got = op.error;
+		if (io_report(&op))
+			assert_non_null(strstr(err_last()->text, "No space left on device"));
 	}
 	assert_int_equal(got, ERR_STORAGE_FULL);
 	fs_drop(&fd);
@@ -243,19 +244,20 @@ static void test_limits(void **state)
 	for (int i = 0; i < DEPTH; i++) {
 		T_OK(io_wait_for(fx.e, 10000, &done, &timed_out));
 		assert_false(timed_out);
-		assert_int_equal(done->error.code, OK);
+		assert_int_equal(done->error, OK);
 		assert_memory_equal(done->buf, "0123456789abcdef", 16);
 	}
 	ops[0].offset = UINT64_MAX;
 	T_ERR(LIMIT_EXCEEDED, io_submit(fx.e, &ops[0]));
 	ops[0] = (struct io_op){ .kind = IO_READ, .fd = -1, .buf = buf[0], .bytes = 16 };
 	run_op(&ops[0]);
-	assert_int_equal(ops[0].error.code, ERR_SYSTEM);
+	assert_int_equal(ops[0].error, ERR_SYSTEM);
 	assert_int_equal(pipe2(pipefd, O_CLOEXEC), 0);
 	ops[0] = (struct io_op){ .kind = IO_FSYNC, .fd = pipefd[0] };
 	run_op(&ops[0]);
-	assert_int_not_equal(ops[0].error.code, OK);
-	assert_string_equal(ops[0].error.text, "cannot sync the file: Invalid argument");
+	assert_int_not_equal(ops[0].error, OK);
+	assert_int_equal(io_report(&ops[0]), ops[0].error);
+	assert_string_equal(err_last()->text, "cannot sync the file: Invalid argument");
 	close(pipefd[0]);
 	close(pipefd[1]);
 	fs_drop(&fd);
@@ -281,7 +283,7 @@ static void test_wait_for_gives_up(void **state)
 		assert_true(++polls < 20000);
 	} while (timed_out);
 	assert_ptr_equal(done, &op);
-	assert_int_equal(op.error.code, OK);
+	assert_int_equal(op.error, OK);
 	fs_drop(&fd);
 }
 

@@ -352,13 +352,13 @@ static int engine_work(enum io_engine_kind kind)
 	if (fs_open(fx.writable.fd, "data", O_RDWR | O_CREAT, 0600, &fd))
 		return 2;
 	op = (struct io_op){ .kind = IO_WRITE, .fd = fd, .buf = (char[]){ "hello" }, .bytes = 5 };
-	if (io_submit(e, &op) || io_wait(e, &done) || op.error.code)
+	if (io_submit(e, &op) || io_wait(e, &done) || op.error)
 		return 3;
 	op = (struct io_op){ .kind = IO_FSYNC, .fd = fd };
-	if (io_submit(e, &op) || io_wait(e, &done) || op.error.code)
+	if (io_submit(e, &op) || io_wait(e, &done) || op.error)
 		return 4;
 	op = (struct io_op){ .kind = IO_READ, .fd = fd, .buf = text, .bytes = 5 };
-	if (io_submit(e, &op) || io_wait(e, &done) || op.error.code || strcmp(text, "hello") != 0)
+	if (io_submit(e, &op) || io_wait(e, &done) || op.error || strcmp(text, "hello") != 0)
 		return 5;
 	io_engine_close(e);
 	return 0;

@@ -129,10 +129,35 @@ static void test_full(void **state)
 	check(0);
 	check(1);
 	wave_begin(&w, memory, MEMORY);
-	for (uint32_t i = 0; i < WAVE_READS_MAX; i++)
+	for (uint32_t i = 0; i < wave_reads_max(MEMORY); i++)
 		T_OK(wave_add(&w, 0, i, 1, own, &index, &full));
 	T_OK(wave_add(&w, 0, 0, 1, own, &index, &full));
 	assert_true(full);
+}
+
+/* A wave's tables are counted in the memory that a job may take, and are little beside its buffer. */
+static void test_tables_are_small(void **state)
+{
+	const uint64_t bytes[] = { 1 << 20, 8 << 20, 1 << 30 };
+	unsigned char own[8], *room = mem_alloc(1 << 20);
+	uint32_t index;
+	bool full = false;
+
+	(void)state;
+	assert_true(sizeof(struct io_op) <= 128);
+	for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
+		if (wave_table_bytes(bytes[i]) > bytes[i] / 20)
+			T_FAIL("tables of %ju bytes beside a buffer of %ju", (uintmax_t)wave_table_bytes(bytes[i]), (uintmax_t)bytes[i]);
+	for (int round = 0; round < 3; round++) {
+		wave_begin(&w, room, 1 << 20);
+		for (full = false; !full;)
+			T_OK(wave_add(&w, 0, 2 * WAVE_GAP * w.reads.n, 1, own, &index, &full));
+		T_OK(wave_plan(&w, &w));
+		assert_int_equal(w.ops.n, wave_reads_max(1 << 20));
+	}
+	assert_true(w.reads.cap * sizeof *w.reads.v + w.order.cap * sizeof *w.order.v + w.ops.cap * sizeof *w.ops.v <=
+		    wave_table_bytes(1 << 20));
+	mem_free(room);
 }
 
 static void test_random(void **state)
@@ -159,7 +184,8 @@ static void test_random(void **state)
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-	const struct CMUnitTest tests[] = { T(test_neighbours), T(test_gap_too_large), T(test_own_place), T(test_full), T(test_random) };
+	const struct CMUnitTest tests[] = { T(test_neighbours), T(test_gap_too_large), T(test_own_place), T(test_full), T(test_random),
+		T(test_tables_are_small) };
 
 	return cmocka_run_group_tests_name("wave", tests, NULL, NULL);
 }

@@ -76,7 +76,7 @@ enum err io_submit(struct io_engine *e, struct io_op *op)
 	if (op->offset > INT64_MAX || op->bytes > INT64_MAX - op->offset)
 		return ERR(LIMIT_EXCEEDED, "%" PRIu64 " bytes at %" PRIu64 " are beyond the end of any file", op->bytes,
 			   op->offset);
-	op->error.code = OK;
+	op->error = OK;
 	op->done = 0;
 	op->tries = 0;
 	op->next = NULL;
@@ -123,25 +123,19 @@ static const char *verb(enum io_kind kind)
 	return kind == IO_READ ? "read" : "write";
 }
 
-static void record(struct io_op *op)
+enum err io_report(const struct io_op *op)
 {
-	struct err_info before = *err_last();
-	enum err code = fs_error(op->fail);
-
-	if (op->fail == IO_EOF) {
-		code = ERR_STORAGE_IO;
-		err_record(code, 0, ERR_PLACE, "the file ends at %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64
+	if (op->fail == IO_EOF)
+		err_record(op->error, 0, ERR_PLACE, "the file ends at %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64
 			   " were expected", op->offset + op->done, op->bytes, op->offset);
-	} else if (op->kind == IO_FSYNC) {
-		err_record(code, op->fail, ERR_PLACE, "cannot sync the file");
-	} else {
-		err_record(code, op->fail, ERR_PLACE, "cannot %s %" PRIu64 " bytes at %" PRIu64, verb(op->kind),
+	else if (op->kind == IO_FSYNC)
+		err_record(op->error, op->fail, ERR_PLACE, "cannot sync the file");
+	else
+		err_record(op->error, op->fail, ERR_PLACE, "cannot %s %" PRIu64 " bytes at %" PRIu64, verb(op->kind),
 			   op->bytes - op->done, op->offset + op->done);
-	}
-	op->error = *err_last();
-	if (op->kind != IO_FSYNC)
-		op->error.offset = (int64_t)(op->offset + op->done);
-	err_restore(&before);
+	if (op->kind == IO_FSYNC)
+		return op->error;
+	return err_at_file(op->error, "", (int64_t)(op->offset + op->done));
 }
 
 enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op **done_out, bool *timed_out_out)
@@ -166,7 +160,7 @@ enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op **done_ou
 	if (op->fail == IO_EOF && op->eof_ok)
 		op->fail = 0;
 	if (op->fail)
-		record(op);
+		op->error = op->fail == IO_EOF ? ERR_STORAGE_IO : fs_error(op->fail);
 	*done_out = op;
 	return OK;
 }

@@ -3,12 +3,12 @@
  *
  *     io_engine_open(IO_AUTO, depth, &e)          before the sandbox closes: makes the ring, restricts it to read/write/fsync
  *     io_submit(e, &op)                           op stays the caller's and must live until it comes back
- *     io_wait(e, &op)                             blocks for one completion; op->error is OK or an error already recorded
+ *     io_wait(e, &op)                             blocks for one completion; op->error is OK or a code, io_report(op) says it
  *
  * Short transfers are continued inside; a read that ends before `bytes` is ERR_STORAGE_IO "ends at …" unless the op says eof_ok
  * (O_DIRECT needs whole blocks, also at the end of a file); EINTR/EAGAIN are retried;
  * ENOSPC/EDQUOT → ERR_STORAGE_FULL, EROFS → ERR_STORAGE_READONLY, ESTALE/ENODEV → ERR_STORAGE_GONE, EFAULT → ERR_SEGMENT_SHRUNK.
- * A failed fsync is never retried. Errors name no file: add it with err_at_file after err_restore(&op->error).
+ * A failed fsync is never retried. io_report's text names no file: add it with err_at_file.
  * One engine, one caller at a time. The pool's threads start at the first io_submit, so that a sandbox entered after
  * io_engine_open covers them. Fault points (os/fs.h): "io.read", "io.write", "io.fsync". */
 #pragma once
@@ -23,7 +23,7 @@ struct io_op {
 	uint64_t bytes, offset;
 	bool eof_ok;                     /* a read may end early, at the end of the file; `done` tells where */
 	void *user;                      /* the caller's */
-	struct err_info error;           /* error.code == OK: all bytes are transferred */
+	enum err error;                  /* OK: all bytes are transferred */
 	uint64_t done;                   /* bytes transferred */
 	/* private to the engine */
 	int fail;                        /* errno, or a negative code of its own */
@@ -42,4 +42,7 @@ FALLIBLE enum err io_submit(struct io_engine *e, struct io_op *op);  /* ERR_INTE
 FALLIBLE enum err io_wait(struct io_engine *e, struct io_op **done_out); /* ERR_INTERNAL if nothing is in flight */
 /* As io_wait, but gives up after timeout_ms (0: asks only): timed_out_out says so and *done_out is NULL then. */
 FALLIBLE enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op **done_out, bool *timed_out_out);
+/* Records an operation's error in this thread, with what was asked for and where it stopped; returns its code. Operations keep no
+ * text of their own: thousands of them wait at a time. */
+enum err io_report(const struct io_op *op);
 uint32_t io_in_flight(const struct io_engine *e);

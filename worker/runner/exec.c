@@ -245,15 +245,15 @@ static void complete(struct exec *x, struct io_op *io)
 	if (op->pinned)
 		files_unpin(&x->files, op->file);
 	op->pinned = false;
-	if (io->error.code && !x->error.code) {
+	if (io->error && !x->error.code) {
 		struct str name = run_file_name(x->run, &x->run->files[op->file]);
 		char z[ERR_FILE_MAX];
-		err_restore(&io->error);
+		enum err e = io_report(io);
 		snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
-		err_at_file(io->error.code, z, (int64_t)(io->offset + io->done));
-		if (io->error.code != ERR_SEGMENT_SHRUNK) /* then the fault is not the file's */
-			name_item(x, op->file, io->offset + io->done, io->error.code);
-		keep_error(x, io->error.code);
+		err_at_file(e, z, (int64_t)(io->offset + io->done));
+		if (e != ERR_SEGMENT_SHRUNK) /* then the fault is not the file's */
+			name_item(x, op->file, io->offset + io->done, e);
+		keep_error(x, e);
 	}
 }
 
@@ -312,11 +312,12 @@ static FALLIBLE enum err loop(struct exec *x)
 static FALLIBLE enum err open_slots(struct exec *x)
 {
 	uint64_t task = x->run->head->opts.task_bytes;
-	x->in_bytes = 2 * task;
+	x->in_bytes = 2 * task - num_min(wave_table_bytes(2 * task), task);
 	for (uint64_t i = 0; i < x->run->scans_n; i++)
 		x->in_bytes = num_max(x->in_bytes, x->run->scans[i].end - x->run->scans[i].begin + SCAN_ROOM);
 	x->in_bytes = (x->in_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
-	uint64_t n = x->spec->memory_bytes / (x->in_bytes + (is_dst_driven(x->run) ? task + task / 4 : 0));
+	uint64_t out_bytes = is_dst_driven(x->run) ? task + task / 4 : 0;
+	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + out_bytes);
 
 	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
 	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);

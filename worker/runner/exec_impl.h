@@ -47,7 +47,7 @@ struct exec {
 	bool has_segments;
 	bool gated;                    /* tasks are taken when what they read is there */
 	struct gate gate;
-	uint64_t in_bytes;             /* two tasks, or the largest scan */
+	uint64_t in_bytes;             /* two tasks less the tables of a wave, or the largest scan */
 	struct vec(struct wave_op *) queue;    /* waiting for room in the engine */
 	uint64_t queue_at;
 	struct err_info error;         /* the first */

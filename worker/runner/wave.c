@@ -27,7 +27,7 @@ enum err wave_add(struct wave *w, uint32_t file, uint64_t offset, uint64_t bytes
 	/* a merged read may hold the gap in front of each of its parts too */
 	uint64_t cost = into ? 0 : bytes + (w->reads.n ? WAVE_GAP : 0);
 
-	*full_out = w->reads.n >= WAVE_READS_MAX || cost > w->bytes - w->used;
+	*full_out = w->reads.n >= wave_reads_max(w->bytes) || cost > w->bytes - w->used;
 	if (*full_out)
 		return w->reads.n ? OK : ERR(INTERNAL, "a read of %ju bytes does not fit", (uintmax_t)bytes);
 	w->used += cost;

@@ -9,7 +9,7 @@
 #include "io/engine.h"
 #include "runner/files.h"
 
-enum { WAVE_GAP = 4096, WAVE_READS_MAX = 8192 };
+enum { WAVE_GAP = 4096, WAVE_READS_MIN = 64, WAVE_READS_MAX = 8192 };
 
 struct wave_read {
 	uint32_t file;
@@ -33,6 +33,22 @@ struct wave {
 	struct vec(struct wave_op) ops;
 	uint64_t read_bytes;           /* asked of the storage, for the over-read ratio */
 };
+
+/* How many reads a wave of so much memory takes at most, those with a place of their own included. */
+static inline uint64_t wave_reads_max(uint64_t bytes)
+{
+	uint64_t n = bytes / WAVE_GAP;
+
+	return n < WAVE_READS_MIN ? WAVE_READS_MIN : n > WAVE_READS_MAX ? WAVE_READS_MAX : n;
+}
+
+/* The most that its tables take, for budgets: they grow by half. */
+static inline uint64_t wave_table_bytes(uint64_t bytes)
+{
+	uint64_t n = wave_reads_max(bytes);
+
+	return (n + n / 2) * (sizeof(struct wave_read) + sizeof(uint32_t) + sizeof(struct wave_op));
+}
 
 void wave_begin(struct wave *w, unsigned char *memory, uint64_t bytes);
 void wave_free(struct wave *w);
