@@ -7,6 +7,7 @@
 #include "api/api_impl.h"
 #include "base/mem.h"
 #include "server/job.h"
+#include "server/parts.h"
 #include "server/unread.h"
 
 enum { PLACES = 512, ETAG_MAX = 64 };

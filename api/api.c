@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/config.h"
-#include "server/server.h"
+#include "server/parts.h"
 
 static FALLIBLE enum err find_group(struct api *a, const char *name)
 {

@@ -6,7 +6,7 @@
 #include "api/api_impl.h"
 #include "api/stream.h"
 #include "server/metrics.h"
-#include "server/server.h"
+#include "server/parts.h"
 #include "server/unread.h"
 
 void counts_note(const struct req *r)

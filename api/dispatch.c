@@ -6,6 +6,7 @@
 #include "api/routes.h"
 #include "base/jval.h"
 #include "server/journal.h"
+#include "server/parts.h"
 
 static enum err on_head(struct req *r, const char *version)
 {

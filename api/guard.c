@@ -11,6 +11,7 @@
 #include "api/host.h"
 #include "api/secrets.h"
 #include "server/journal.h"
+#include "server/parts.h"
 
 struct heads {
 	unsigned host, length, encoding, type, auth;

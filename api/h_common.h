@@ -1,7 +1,7 @@
 /* h_common.h: what several handlers do the same way. */
 #pragma once
 #include "api/http.h"
-#include "server/server.h"
+#include "server/principal.h"
 #include "spec/kinds.h"
 
 static inline struct principal req_principal(const struct req *r)

@@ -6,6 +6,7 @@
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "api/counts.h"
+#include "server/parts.h"
 #include "spec/kinds.h"
 #include "base/mem.h"
 #include "os/fs.h"

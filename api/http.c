@@ -22,6 +22,7 @@
 #include "os/watch.h"
 #include "server/journal.h"
 #include "server/metrics.h"
+#include "server/parts.h"
 
 /* libmicrohttpd clears a connection's memory for each request, so more of it costs speed; a head beyond it is answered by the
  * library itself. */

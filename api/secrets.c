@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "os/fs.h"
 #include "server/config.h"
-#include "server/server.h"
+#include "server/parts.h"
 
 enum { TOKEN_BYTES = 24, TEXT_MAX = 1 << 20 };
 

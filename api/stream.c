@@ -11,8 +11,10 @@
 
 #include "api/api_impl.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/events.h"
 #include "server/job.h"
+#include "server/parts.h"
 
 enum { BEAT_S = 10, TEXT_MAX = EVENTS_DATA_MAX + 1024 };
 

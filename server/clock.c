@@ -1,4 +1,4 @@
-/* clock.c: the three clocks (see server.h).
+/* clock.c: the three clocks (see clock.h).
  *
  * Service time counts the intervals between its own readings, each up to DEAF_MS: the ticks of leases read it twice a second, so a
  * longer interval is one in which the loop did not run. CLOCK_BOOTTIME alone would not do: it runs on during a suspend, and no clock
@@ -7,7 +7,8 @@
 #include <time.h>
 
 #include "base/num.h"
-#include "server/server.h"
+#include "server/clock.h"
+#include "server/clock.h"
 
 enum { DEAF_MS = 2000 };
 

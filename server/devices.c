@@ -6,6 +6,7 @@
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/parts.h"
 #include "server/worker.h"
 
 struct devices {

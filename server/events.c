@@ -5,6 +5,7 @@
 
 #include "base/jtext.h"
 #include "base/mem.h"
+#include "server/clock.h"
 
 struct kept {
 	struct event_record record;

@@ -5,8 +5,11 @@
  * {"storage","name","job"} · worker.lost {"worker","pid","job","signal"} · storage.stalled {"storage"} · storage.state
  * {"storage","state"} · daemon.state {"state"} · state_dict.changed {"state_dict","what"}. */
 #pragma once
+#include <jansson.h>
+#include "base/str.h"
 #include "server/loop.h"
-#include "server/server.h"
+
+struct events;
 
 enum { EVENTS_KEPT = 4096, EVENTS_DATA_MAX = 64 << 10 };
 

@@ -15,11 +15,13 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
 #include "server/gang_meet.h"
 #include "server/loop.h"
 #include "server/metrics.h"
+#include "server/parts.h"
 #include "server/storage.h"
 #include "server/worker.h"
 

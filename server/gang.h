@@ -4,7 +4,11 @@
  * attempt at a time.
  * A worker that dies aborts its gang, never another one. */
 #pragma once
-#include "server/server.h"
+#include <jansson.h>
+#include "base/buf.h"
+
+struct server;
+struct gangs;
 
 enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
 

@@ -8,8 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "server/clock.h"
 #include "server/job_impl.h"
 #include "server/metrics.h"
+#include "server/parts.h"
 #include "server/runs.h"
 #include "server/storage.h"
 #include "server/worker.h"

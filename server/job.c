@@ -14,8 +14,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/clock.h"
 #include "server/job_impl.h"
 #include "server/journal.h"
+#include "server/parts.h"
 
 enum { TEXT_MAX = 32 << 20 };
 

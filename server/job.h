@@ -6,8 +6,14 @@
  * A job is in the journal before job_create's callback is called, and each end before anybody can see it. Live jobs are in
  * memory; finished ones are read from the journal when asked for (with a small cache). */
 #pragma once
-#include "server/server.h"
+#include <jansson.h>
+#include "base/buf.h"
+#include "server/loop.h"
+#include "server/principal.h"
 #include "spec/kinds.h"
+
+struct server;
+struct jobs;
 
 enum { JOB_ID_LEN = 26, JOB_MARK_LEN = 6, JOB_PAGE_MAX = 1000 };
 

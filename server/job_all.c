@@ -1,8 +1,10 @@
 /* job_all.c: all jobs: those of the journal are taken up at the start; each second stalls are looked for, and old records go. */
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000 };
 

@@ -10,7 +10,9 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 enum { AWAIT_MS = 600000 };
 

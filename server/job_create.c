@@ -10,11 +10,13 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/events.h"
 #include "server/job_impl.h"
 #include "server/lookup.h"
 #include "server/metrics.h"
+#include "server/parts.h"
 #include "server/storage.h"
 
 enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000 };

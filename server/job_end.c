@@ -3,10 +3,12 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/errdoc.h"
 #include "server/events.h"
 #include "server/job_impl.h"
 #include "server/metrics.h"
+#include "server/parts.h"
 #include "server/runs.h"
 #include "server/storage.h"
 #include "server/verdict.h"

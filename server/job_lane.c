@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 FALLIBLE enum err job_lane_of(struct job *j, struct lane **out)
 {

@@ -6,6 +6,7 @@
 #include "base/near.h"
 #include "base/num.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 static FALLIBLE enum err find_owned(struct server *s, const struct principal *who, struct str id, struct job **out)
 {

@@ -4,7 +4,9 @@
 #include <stdio.h>
 
 #include "base/log.h"
+#include "server/clock.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 enum { NO_GANG_MS = 1000 };
 

@@ -7,6 +7,7 @@
 #include "server/config.h"
 #include "server/devices.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 enum { SECRET_BYTES = 32 };
 

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 #include "server/storage.h"
 
 struct job_ref job_spec_ref(const json_t *spec, const char *member)

@@ -15,10 +15,14 @@
  *
  * Reading has a connection of its own on the loop's thread: queries by key, and one page of a list.
  *
- * Moments that decide something are in service time (server.h); wall clock is in the records that people read, and says so. */
+ * Moments that decide something are in service time (clock.h); wall clock is in the records that people read, and says so. */
 #pragma once
+#include <jansson.h>
+#include <sys/types.h>
+#include "base/buf.h"
 #include "server/loop.h"
-#include "server/server.h"
+
+struct journal;
 
 enum { JOURNAL_VERSION = 5, JOURNAL_VERDICTS_MAX = 100000 };
 

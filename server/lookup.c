@@ -17,10 +17,12 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
 #include "server/gang.h"
 #include "server/loop.h"
+#include "server/parts.h"
 #include "server/storage.h"
 #include "server/unread.h"
 #include "server/worker.h"

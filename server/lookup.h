@@ -8,7 +8,11 @@
  * it fail at once with ERR_STORAGE_STALLED (but for one that probes, now and then); other storages notice nothing. A worker that is
  * slow, and a long queue, do not make a storage stalled. */
 #pragma once
-#include "server/server.h"
+#include <jansson.h>
+#include "base/err.h"
+
+struct server;
+struct lookups;
 
 enum { LOOKUP_WAITING_MAX = 1024 };
 

@@ -13,8 +13,10 @@
 #include "api/api.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/loop.h"
+#include "server/parts.h"
 #include "server/server.h"
 
 enum { DRAIN_LOOK_MS = 20, API_DRAIN_MS = 3000 };

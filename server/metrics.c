@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "server/parts.h"
 
 enum type { COUNTER, GAUGE, HISTOGRAM };
 enum { BUCKETS = 14 };

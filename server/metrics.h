@@ -1,7 +1,9 @@
 /* metrics.h: counters, gauges and histograms in Prometheus' text form. The families are one table in metrics.c; a name that is not
  * there is a programmer's error. Labels are given ready-made: `kind="save",outcome="succeeded"`; no ids in them. */
 #pragma once
-#include "server/server.h"
+#include "base/buf.h"
+
+struct metrics;
 
 enum { METRICS_SERIES_MAX = 8192 };
 

@@ -1,5 +1,5 @@
 /* principal.c: who may touch what. */
-#include "server/server.h"
+#include "server/principal.h"
 
 bool principal_may(const struct principal *p, uid_t owner)
 {

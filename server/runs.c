@@ -8,6 +8,7 @@
 #include "base/num.h"
 #include "server/journal.h"
 #include "server/metrics.h"
+#include "server/parts.h"
 #include "server/storage.h"
 
 struct run {

@@ -3,8 +3,11 @@
  * A run is a checkpoint's name without its last component, "-" for a name of one component. The newest RUNS_MAX runs are kept, in
  * memory and in the journal, so that a restart does not silence an alert and a sweep of thousands of runs does not fill /metrics. */
 #pragma once
+#include "base/str.h"
 #include "server/journal.h"
-#include "server/server.h"
+
+struct server;
+struct runs;
 
 enum { RUNS_MAX = 256 };
 

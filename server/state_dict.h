@@ -14,8 +14,13 @@
  * Leases are per rank; any call about the rank renews it. A state dict made by a load has
  * none unless the load asks for one: it stays until it is deleted. */
 #pragma once
+#include "base/buf.h"
 #include "server/lookup.h"
-#include "server/server.h"
+#include "server/loop.h"
+#include "server/principal.h"
+
+struct server;
+struct state_dicts;
 
 enum { STATE_DICT_NAME_MAX = 200, STATE_DICT_WORLD_MAX = 65536, STATE_DICT_SLOTS_MAX = 16, STATE_DICTS_MAX = 4096,
        STATE_DICT_WAITERS_MAX = 4096 };

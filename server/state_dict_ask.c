@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "server/lookup.h"
 #include "server/loop.h"
+#include "server/parts.h"
 #include "server/state_dict.h"
 
 struct about {

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 struct state_dict_await {

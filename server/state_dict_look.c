@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "server/errdoc.h"
 #include "server/lookup.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { LOOK_MS = 100, SLOTS_A_LOOK = 256 };

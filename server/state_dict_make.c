@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 struct make {

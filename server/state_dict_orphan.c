@@ -7,8 +7,10 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/job.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { TICK_MS = 500, RETRY_MS = 15000 };

@@ -7,7 +7,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/clock.h"
 #include "server/events.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation)

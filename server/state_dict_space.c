@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/config.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { STEP_BYTES = 64 << 20, THREADS = 4, HOLDERS_SHOWN = 3 };

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 static enum err not_sealed(const struct state_dict *sd, int64_t generation)

@@ -5,6 +5,8 @@
 #include "base/jtext.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/clock.h"
+#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 static uint64_t bytes_of(const struct state_dict *sd)

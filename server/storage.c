@@ -9,10 +9,12 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/events.h"
 #include "server/journal.h"
 #include "server/loop.h"
+#include "server/parts.h"
 #include "server/storage_impl.h"
 #include "server/worker.h"
 

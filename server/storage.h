@@ -2,7 +2,14 @@
  *
  * The coordinator knows a root by its text only; what is on it is asked of a look-up worker (lookup.h). */
 #pragma once
-#include "server/server.h"
+#include <jansson.h>
+#include "base/buf.h"
+#include "server/loop.h"
+#include "server/principal.h"
+
+struct server;
+struct storages;
+struct config;
 
 enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 32 };
 

@@ -5,10 +5,12 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/job.h"
 #include "server/journal.h"
 #include "server/loop.h"
+#include "server/parts.h"
 #include "server/storage_impl.h"
 #include "server/sweep.h"
 

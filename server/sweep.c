@@ -11,9 +11,11 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/job_impl.h"
 #include "server/lookup.h"
 #include "server/loop.h"
+#include "server/parts.h"
 #include "server/storage.h"
 
 enum { TICK_MS = 1000, FIRST_MS = 2000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000, OTHERS_MS = 3600000 };

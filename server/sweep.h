@@ -3,7 +3,11 @@
  * A whole storage is walked at start and after a worker died. The directory of one target is looked at some time after a job that may have
  * left something there, until nothing of that job is left: a removal that fails does not fail the job. */
 #pragma once
-#include "server/server.h"
+#include <stdbool.h>
+#include "base/err.h"
+
+struct server;
+struct sweeps;
 
 struct job;
 struct storage;

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "server/loop.h"
+#include "server/parts.h"
 
 struct unread {
 	uint64_t bytes;

@@ -2,7 +2,9 @@
  * lists, plans, records. All clients together hold at most UNREAD_MAX, so that clients that ask and do not read cannot use up the host's
  * memory. An answer larger than that is made when no other is there. Small answers are not counted: HTTP_CONNECTIONS_MAX bounds them. */
 #pragma once
-#include "server/server.h"
+#include "server/loop.h"
+
+struct server;
 
 enum { UNREAD_SMALL = 64 << 10, UNREAD_MAX = 256 << 20 };
 

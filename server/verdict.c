@@ -6,7 +6,9 @@
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/clock.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 /* Errors of a verify for which the stored bytes are to blame; the first two in any job. The others may only mean that dcpd cannot read
  * what PyTorch can: a load that fails with them proves nothing. */

@@ -10,8 +10,10 @@
  * verified: a verify with level digest or values succeeded over all of it. unverified: it succeeded, but there was nothing to compare
  * with, or the level was structure. damaged: a verify, or another job that read it, failed because of what is stored. */
 #pragma once
+#include <jansson.h>
 #include "server/journal.h"
-#include "server/server.h"
+
+struct server;
 
 struct job;
 

@@ -19,12 +19,14 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "ctl/build_id.h"
+#include "server/clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
 #include "server/events.h"
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/metrics.h"
+#include "server/parts.h"
 
 enum { HELLO_MS = 15000, LOOK_MS = 2000, COLLECT_MAX = 256, FRAMES_A_TURN = 64, BODY_MAX = 16 << 20 };
 

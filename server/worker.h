@@ -1,11 +1,13 @@
 /* worker.h: one worker process as the coordinator sees it: started, greeted, spoken to, watched through its pidfd, reaped.
  * What it is for (gang, look-ups) is its owner's matter. */
 #pragma once
+#include <jansson.h>
+#include "base/buf.h"
 #include "ctl/frame.h"
 #include "os/spawn.h"
 #include "os/watch.h"
-#include "server/server.h"
 
+struct server;
 struct worker;
 
 struct worker_root {

@@ -4,6 +4,7 @@
 #include "lib/t.h"
 #include "server/config.h"
 #include "server/job.h"
+#include "server/parts.h"
 #include "server/server.h"
 #include "server/state_dict.h"
 

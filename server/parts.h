@@ -1,0 +1,63 @@
+/* parts.h: the coordinator's parts, for those of its files that hand a question on. Each part is known to its own module alone: here are
+ * pointers. Set by server.c, in this order. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+struct event_base;
+struct config;
+struct loop;
+struct loop_timer;
+struct journal;
+struct events;
+struct metrics;
+struct job;
+struct storage;
+struct storages;
+struct sweeps;
+struct state_dicts;
+struct jobs;
+struct gangs;
+struct lookups;
+struct unread;
+struct workers;
+struct devices;
+struct runs;
+
+struct server;
+
+/* What a lower layer tells those above it, which it does not know: server.c sets these before anything runs. */
+struct server_hooks {
+	/* lookup.c: a worker was killed in a system call on the storage, which is marked as stalled. */
+	void (*storage_hangs)(struct server *s, struct storage *st);
+	/* gang.c: jobs may have left something in the storage that nobody removes. */
+	void (*storage_soiled)(struct server *s, const char *name);
+	/* job_end.c: after everybody can see its end. */
+	void (*job_ended)(struct job *j);
+};
+
+struct server {
+	const struct server_hooks *hooks;
+	const struct config *config;
+	struct event_base *base;
+	struct loop *loop;
+	struct journal *journal;
+	struct events *events;
+	struct metrics *metrics;
+	struct storages *storages;
+	struct sweeps *sweeps;
+	struct state_dicts *state_dicts;
+	struct jobs *jobs;
+	struct gangs *gangs;
+	struct unread *unread;
+	struct lookups *lookups;
+	struct workers *workers;
+	struct devices *devices;
+	struct runs *runs;
+	int64_t started_ms;           /* wall clock */
+	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */
+	bool ready;                   /* journal open, left-overs swept: /readyz */
+	bool draining;                /* new work is refused with ERR_DRAINING */
+	struct loop_timer *drain_timer;
+	int lock_fd;                  /* of the state dir */
+};

@@ -1,0 +1,18 @@
+/* principal.h: who asks, and whether that one has asked before. */
+#pragma once
+#include <stdbool.h>
+#include <sys/types.h>
+#include "base/str.h"
+
+/* Who asks, as the socket or the token has proved. Root, the daemon's own uid and the token's holder are `admin`. */
+struct principal {
+	uid_t uid;
+	bool admin;
+};
+
+/* The key of a POST that creates, and the bytes that must be the same when it comes again. key.n == 0: none was sent. */
+struct idempotency {
+	struct str key, body;
+};
+
+bool principal_may(const struct principal *p, uid_t owner);
