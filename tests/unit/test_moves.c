@@ -1,9 +1,10 @@
 /* The lives of jobs, slots and gangs: each legal move passes, each other one is refused, and asserted. */
 #include <signal.h>
+#include <sqlite3.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "lib/t.h"
+#include "lib/t_server.h"
 #include "server/gang.h"
 #include "server/job_impl.h"
 #include "server/state_dict_impl.h"
@@ -168,12 +169,57 @@ static void test_job_moves(void **state)
 					check_job(step, from, to_step, to);
 }
 
+/* ---- a job that would have ended twice ---- */
+
+static void in_journal(const struct t_server *t, const char *sql)
+{
+	char path[128];
+	sqlite3 *db;
+
+	snprintf(path, sizeof path, "%s/state/journal.db", t->dir);
+	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	sqlite3_busy_timeout(db, 10000);
+	assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+	sqlite3_close(db);
+}
+
+/* The retry cannot be written down, and the job is cancelled meanwhile. */
+static void test_cancel_of_a_retry_that_fails(void **state)
+{
+	struct t_answer retried = { 0 }, cancelled = { 0 };
+	struct t_server t = { 0 };
+	char id[27];
+
+	(void)state;
+	t_server_start(&t, NULL);
+	t_state_dict(&t, "train", 1);
+	t_seal_all(&t, "train", 1, 1);
+	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'main','name':'a'},"
+		  "'labels':{'fake':'fail:digest_mismatch'}}", id);
+	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
+	in_journal(&t, "ALTER TABLE jobs RENAME TO away");
+	job_retry(t.s, &t.me, str_of(id), t_done, &retried);
+	job_cancel(t.s, &t.me, str_of(id), t_done, &cancelled);
+	t_server_until(&t, &retried.called);
+	assert_int_equal(retried.e, ERR_JOURNAL);
+	in_journal(&t, "ALTER TABLE away RENAME TO jobs");
+	t_server_until(&t, &cancelled.called);
+	T_OK(cancelled.e);
+	assert_int_equal(t_job_end(&t, id), JOB_CANCELLED);
+	t_server_run(&t, 1500); /* so long an end waits that could not be written */
+	assert_int_equal(jobs_live(t.s), 0);
+	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'main','name':'b'}}", id);
+	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
+	t_server_remove(&t);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_slot_moves),
 		cmocka_unit_test(test_gang_moves),
 		cmocka_unit_test(test_job_moves),
+		cmocka_unit_test(test_cancel_of_a_retry_that_fails),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
