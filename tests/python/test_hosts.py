@@ -32,7 +32,7 @@ class Host:
         if self.holder.stdout.readline().strip() != "ready":
             self.holder.wait(5)
             pytest.skip(f"namespaces are not permitted here: {self.holder.stderr.read().strip()}")
-        self.enter = ["nsenter", f"--target={self.holder.pid}", "--mount", "--root", "--uts", "--"]
+        self.enter = ["nsenter", f"--target={self.holder.pid}", "--mount", "--root", "--wd", "--uts", "--"]
 
     def segments(self):
         return sorted(os.listdir(f"/proc/{self.holder.pid}/root/dev/shm"))

@@ -62,7 +62,7 @@ static void test_round_trip(void **state)
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 
 	(void)state;
-	T_OK(manifest_put(&b, &head, &run, -1));
+	T_OK(manifest_put(&b, &head, &run, NULL));
 	T_OK(manifest_parse(b.p, b.len, &m));
 	assert_string_equal(m->job, "01J");
 	assert_string_equal(m->kind, "save");
@@ -120,7 +120,7 @@ static void test_join(void **state)
 	struct manifest *from = NULL;
 
 	(void)state;
-	T_OK(manifest_put(&b, &head, &run, -1));
+	T_OK(manifest_put(&b, &head, &run, NULL));
 	T_OK(manifest_parse(b.p, b.len, &m));
 	T_OK(manifest_parse(second, strlen(second), &from));
 	T_OK(manifest_join(m, from));
@@ -142,7 +142,7 @@ static void test_cut(void **state)
 	size_t end;
 
 	(void)state;
-	T_OK(manifest_put(&b, &head, &run, -1));
+	T_OK(manifest_put(&b, &head, &run, NULL));
 	for (end = b.len; b.p[end - 1] != '}'; end--)
 		;
 	for (size_t n = 0; n < end; n++) {
@@ -161,7 +161,7 @@ static void every_bit_counts(void **state)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 
 	(void)state;
-	T_OK(manifest_put(&b, &head, &run, -1));
+	T_OK(manifest_put(&b, &head, &run, NULL));
 	for (uint64_t i = 0; i < 8 * b.len; i++) {
 		struct manifest *m = NULL;
 		b.p[i / 8] ^= (unsigned char)(1 << i % 8);
@@ -231,7 +231,7 @@ static void test_no_memory(void **state)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 
 	(void)state;
-	T_OK(manifest_put(&b, &head, &run, -1));
+	T_OK(manifest_put(&b, &head, &run, NULL));
 	for (uint64_t nth = 1;; nth++) {
 		struct manifest *m = NULL;
 		mem_fail_at(nth);

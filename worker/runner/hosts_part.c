@@ -65,7 +65,7 @@ enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run
 	struct manifest_head head = { .job = j->id, .kind = kind_of(j->kind)->name, .created_at = "", .metadata_name = "",
 				      .attempt = j->attempt, .uid = j->uid };
 
-	TRY(manifest_put(&b, &head, run, -1));
+	TRY(manifest_put(&b, &head, run, NULL));
 	TRY(staging_put_file(s, MANIFEST_NAME, b.p, b.len));
 	TRY(fs_fsync(s->dir, "."));
 	s->done = true;

@@ -275,7 +275,7 @@ static FALLIBLE enum err read_stored(const struct input *s, const struct sd_valu
 	if (!name[0]) {
 		TRY(fs_pread(s->job->fds[s->sd->files[v->loc.file].rank], bytes, n, v->loc.offset, ""));
 	} else {
-		TRY(fs_open(s->checkpoint->dirfd, name, O_RDONLY, 0, &fd));
+		TRY(checkpoint_open_file(s->checkpoint, v->loc.file, &fd));
 		TRY(fs_pread(fd, bytes, n, v->loc.offset, ""));
 	}
 	struct checked *c = s->checked ? s->checked : s->job ? &s->job->checked : NULL;

@@ -44,27 +44,22 @@ static int by_place(const void *a, const void *b, void *user)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-static FALLIBLE enum err mtime_of(const struct run *run, const struct run_file *f, int dirfd, int64_t *out)
+static FALLIBLE enum err mtime_of(const struct run *run, const struct run_file *f, const struct staging *st, int64_t *out)
 {
 	struct str name = run_file_name(run, f);
 	char z[ERR_FILE_MAX];
-	struct stat st;
 
 	*out = 0;
-	if (dirfd < 0)
+	if (!st)
 		return OK;
 	if (name.n >= sizeof z)
 		return ERR(LIMIT_EXCEEDED, "a file name of %zu bytes", name.n);
 	memcpy(z, name.p, name.n);
 	z[name.n] = '\0';
-	TRY(err_at_file(fs_stat(dirfd, z, &st), z, -1));
-	if (__builtin_mul_overflow((int64_t)st.st_mtim.tv_sec, 1000000000, out) ||
-	    __builtin_add_overflow(*out, (int64_t)st.st_mtim.tv_nsec, out) || *out < 0)
-		*out = 0;
-	return OK;
+	return staging_mtime(st, z, out);
 }
 
-static FALLIBLE enum err put_files(struct buf *b, const struct run *run, const uint32_t *order, int dirfd)
+static FALLIBLE enum err put_files(struct buf *b, const struct run *run, const uint32_t *order, const struct staging *st)
 {
 	uint64_t at = 0;
 	bool first_file = true;
@@ -78,7 +73,7 @@ static FALLIBLE enum err put_files(struct buf *b, const struct run *run, const u
 		buf_puts(b, first_file ? "\n{\"name\":" : ",\n{\"name\":");
 		first_file = false;
 		buf_json_str(b, run_file_name(run, rf));
-		TRY(mtime_of(run, rf, dirfd, &mtime));
+		TRY(mtime_of(run, rf, st, &mtime));
 		buf_printf(b, ",\"bytes\":%ju,\"mtime_ns\":%jd,\"items\":[", (uintmax_t)rf->bytes, (intmax_t)mtime);
 		uint64_t first = at;
 		for (; at < run->dsts_n && run->dsts[order[at]].file == f; at++) {
@@ -108,7 +103,7 @@ static FALLIBLE enum err put_self(struct buf *b)
 	return buf_status(b);
 }
 
-enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run, int dirfd)
+enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run, const struct staging *st)
 {
 	CLEANUP(mem_free_ptr) uint32_t *order = mem_zalloc(run->dsts_n, sizeof *order);
 	uint64_t bytes = 0;
@@ -129,6 +124,6 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\"",
 		   (uintmax_t)head->world_size, (uintmax_t)bytes, head->metadata_name, (uintmax_t)head->metadata_bytes, hex);
 	buf_printf(b, ",\"save_id\":\"%s\"}", head->save_id ? head->save_id : "");
-	TRY(put_files(b, run, order, dirfd));
+	TRY(put_files(b, run, order, st));
 	return put_self(b);
 }

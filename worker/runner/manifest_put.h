@@ -2,6 +2,7 @@
 #pragma once
 #include "runner/run.h"
 #include "store/manifest.h"
+#include "store/staging.h"
 
 /* What a writer knows besides the run's results. */
 struct manifest_head {
@@ -12,5 +13,5 @@ struct manifest_head {
 	bool has_generation;
 	unsigned char metadata_xxh3[16];
 };
-/* The manifest of a finished run's target files, which lie in dirfd (-1: their times are not recorded). */
-FALLIBLE enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run, int dirfd);
+/* The manifest of a finished run's target files, as they were staged (NULL: their times are not recorded). */
+FALLIBLE enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run, const struct staging *st);

@@ -119,22 +119,17 @@ static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors,
 static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_loc *loc, uint32_t file, uint64_t most)
 {
 	struct str name = s->c->sd->files[loc->file].name;
-	char z[ERR_FILE_MAX];
 	uint64_t begin;
 	int from = -1;
 
-	if (name.n >= sizeof z)
-		return ERR(LIMIT_EXCEEDED, "a file name of %zu bytes", name.n);
-	memcpy(z, name.p, name.n);
-	z[name.n] = '\0';
 	TRY(num_align(s->used, ITEM_PAGE, &begin));
 	s->used = begin;
-	enum err e = fs_open(s->c->dirfd, z, O_RDONLY, 0, &from);
+	enum err e = checkpoint_open_file(s->c, loc->file, &from);
 	if (!e)
 		e = undo(s, from, s->c->sd->transforms[loc->transform - 1], loc, most);
 	fs_drop(&from);
 	if (e)
-		return err_at_fqn(err_at_file(e, z, (int64_t)loc->offset), fqn.p, fqn.n);
+		return err_at_fqn(err_at_file(e, name.p, (int64_t)loc->offset), fqn.p, fqn.n);
 	s->origins[s->origin_count] = (struct sd_origin){ loc->file, loc->offset };
 	*loc = (struct sd_loc){ .file = file, .transform = SD_SPOOLED | s->origin_count++, .offset = begin, .length = s->used - begin };
 	return OK;

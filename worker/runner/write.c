@@ -8,52 +8,13 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "io/digest.h"
 #include "os/fs.h"
 #include "runner/gang_run.h"
 #include "runner/gate.h"
 #include "runner/hosts.h"
 #include "runner/manifest_put.h"
 #include "runner/plan_doc.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-enum { SINK_BYTES = 1 << 20 };
-
-struct sink {
-	const char *name;              /* of the file */
-	int fd;
-	uint64_t at;
-	XXH3_state_t *xxh;
-	unsigned char *buffer;
-	size_t used;
-};
-
-static FALLIBLE enum err sink_flush(struct sink *s)
-{
-	if (XXH3_128bits_update(s->xxh, s->buffer, s->used) != XXH_OK)
-		return ERR(INTERNAL, "cannot hash metadata");
-	TRY(fs_pwrite(s->fd, s->buffer, s->used, s->at, s->name));
-	s->at += s->used;
-	s->used = 0;
-	return OK;
-}
-
-static enum err sink_put(void *user, const void *bytes, size_t n)
-{
-	struct sink *s = user;
-
-	for (const unsigned char *p = bytes; n > 0;) {
-		size_t part = (size_t)num_min(n, SINK_BYTES - s->used);
-		memcpy(s->buffer + s->used, p, part);
-		s->used += part;
-		p += part;
-		n -= part;
-		if (s->used == SINK_BYTES)
-			TRY(sink_flush(s));
-	}
-	return OK;
-}
 
 static void make_uuid(char out[37])
 {
@@ -90,37 +51,31 @@ static FALLIBLE enum err set_locs(struct sdict *sd, const struct build_target *t
 	return OK;
 }
 
+struct metadata {
+	const struct write_spec *w;
+	struct dcp_meta_opts opts;
+};
+
+static enum err metadata_pieces(void *from, staging_sink sink, void *user)
+{
+	const struct metadata *m = from;
+
+	return format_put_metadata(m->w->format, m->w->target, &m->opts, sink, user);
+}
+
 static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spec *w, const char *name, struct manifest_head *head,
 				      char uuid[MANIFEST_SAVE_ID])
 {
-	struct sink s = { .name = format_metadata(w->format), .fd = -1, .xxh = XXH3_createState(), .buffer = mem_alloc(SINK_BYTES) };
-	struct dcp_meta_opts opts = { .checkpoint_id = name, .save_id = uuid };
+	struct metadata m = { w, { .checkpoint_id = name, .save_id = uuid } };
+	struct staging_digest written;
 
 	make_uuid(uuid);
-	enum err e = s.xxh && s.buffer ? OK : ERR(NO_MEMORY, "no memory for metadata");
-	if (!e) {
-		XXH3_128bits_reset(s.xxh);
-		e = fs_open(st->dir, s.name, O_CREAT | O_EXCL | O_WRONLY, 0644, &s.fd);
-	}
-	if (!e)
-		e = format_put_metadata(w->format, w->target, &opts, sink_put, &s);
-	if (!e)
-		e = sink_flush(&s);
-	if (!e) {
-		XXH128_canonical_t canonical;
-		XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(s.xxh));
-		memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
-		head->metadata_bytes = s.at;
-		head->metadata_name = s.name;
-		head->save_id = format_holds(w->format, FORMAT_VALUES) ? uuid : ""; /* it is one */
-		e = fs_fsync(s.fd, s.name);
-	}
-	if (!e)
-		e = fs_close(&s.fd);
-	fs_drop(&s.fd);
-	XXH3_freeState(s.xxh);
-	mem_free(s.buffer);
-	return err_at_file(e, s.name, -1);
+	head->metadata_name = format_metadata(w->format);
+	head->save_id = format_holds(w->format, FORMAT_VALUES) ? uuid : ""; /* it is one */
+	TRY(staging_put_stream(st, head->metadata_name, metadata_pieces, &m, &written));
+	memcpy(head->metadata_xxh3, written.xxh3_128, sizeof head->metadata_xxh3);
+	head->metadata_bytes = written.bytes;
+	return OK;
 }
 
 static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const struct run *run, struct manifest_head *head)
@@ -137,7 +92,7 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 	head->kind = kind_of(j->kind)->name;
 	head->attempt = j->attempt;
 	head->uid = j->uid;
-	TRY(manifest_put(&b, head, run, st->dir));
+	TRY(manifest_put(&b, head, run, st));
 	manifest_name(head->metadata_name, name);
 	return staging_put_file(st, name, b.p, b.len);
 }
@@ -188,10 +143,7 @@ static const char *metadata_name(const struct write_spec *s)
 static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *s, struct manifest_head *head,
 				   char save_id[MANIFEST_SAVE_ID])
 {
-	XXH128_canonical_t canonical;
-
-	XXH128_canonicalFromHash(&canonical, XXH3_128bits(s->metadata.p, s->metadata.n));
-	memcpy(head->metadata_xxh3, canonical.digest, sizeof head->metadata_xxh3);
+	digest_xxh3(s->metadata.p, s->metadata.n, head->metadata_xxh3);
 	head->metadata_bytes = s->metadata.n;
 	head->metadata_name = metadata_name(s);
 	manifest_save_id(s->metadata.p, s->metadata.n, save_id);

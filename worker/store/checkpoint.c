@@ -578,3 +578,10 @@ enum err checkpoint_open_damaged(const struct roots *roots, const json_t *ref, s
 	*out = move(c);
 	return OK;
 }
+
+enum err checkpoint_open_file(const struct checkpoint *c, uint32_t file, int *fd_out)
+{
+	const char *name = c->sd->files[file].name.p;
+
+	return err_at_file(fs_open(c->dirfd, name, O_RDONLY, 0, fd_out), name, -1);
+}

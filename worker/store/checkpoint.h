@@ -49,5 +49,8 @@ void checkpoint_note(const struct checkpoint *c, struct checked *checked);
 /* From now on a rank-local checkpoint is what its i-th rank wrote, all of it: the union has each box once, whoever wrote it too. */
 FALLIBLE enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i);
 
+/* Opens a file of c->sd for reading. Errors name the file. */
+FALLIBLE enum err checkpoint_open_file(const struct checkpoint *c, uint32_t file, int *fd_out);
+
 /* Only the manifest (MANIFEST_NAME, or a rank's), NULL if there is none. */
 FALLIBLE enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out);

@@ -47,6 +47,16 @@ FALLIBLE enum err staging_make_files(struct staging *s);
 FALLIBLE enum err staging_trim_files(struct staging *s);
 /* A small file, written and fsynced. */
 FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
+/* A file whose bytes `source` gives to a sink, piece by piece; written, hashed and fsynced. */
+struct staging_digest {
+	uint64_t bytes;
+	unsigned char xxh3_128[16];
+};
+typedef enum err (*staging_sink)(void *user, const void *bytes, size_t n);
+typedef enum err (*staging_source)(void *from, staging_sink sink, void *user);
+FALLIBLE enum err staging_put_stream(struct staging *s, const char *name, staging_source source, void *from, struct staging_digest *out);
+/* When the file was last written, in ns since 1970; 0: the time does not fit. */
+FALLIBLE enum err staging_mtime(const struct staging *s, const char *name, int64_t *ns_out);
 FALLIBLE enum err staging_commit(struct staging *s, bool overwrite);
 /* Moves all into a directory that may hold other things: its old metadata goes first, the new comes last. */
 FALLIBLE enum err staging_commit_in_place(struct staging *s, const char *metadata);
