@@ -396,13 +396,15 @@ static enum err check_metadata(void *user, const struct run *run, const struct b
 /* ---- the job ---- */
 
 /* Every place once, with its files. */
-static enum err gather_parts(void *user, struct run *run, struct staging *st)
+static enum err take_parts(void *user, struct job *j, struct run *run, struct staging *st, bool *ends_out)
 {
 	struct planned_save *l = user;
 	CLEANUP(mem_free_ptr) uint32_t *files = mem_alloc(l->build.file_count * sizeof *files);
 	CLEANUP(mem_free_ptr) uint32_t *targets = mem_alloc(l->build.file_count * sizeof *targets);
 	uint32_t n = 0;
 
+	(void)j;
+	(void)ends_out;
 	if (!files || !targets)
 		return ERR(NO_MEMORY, "no memory for %u files", l->build.file_count);
 	for (uint32_t i = 0; i < run->files_n; i++)
@@ -433,8 +435,11 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 	struct write_spec w = { .build = &l->run, .target = l->target, .pieces = &pieces, .first_src = first,
 				.world_size = l->world_size, .format = FORMAT_DCP, .after_run = check_metadata, .user = l,
 				.given = &l->build, .metadata = { l->metadata, l->metadata_bytes },
-				.metadata_name = l->metadata_name, .part = part_of(l), .local = l->local,
-				.take_others = l->local ? gather_parts : NULL };
+				.metadata_name = l->metadata_name };
+	struct write_store store = part_of(l) ? hosts_part_store(part_of(l)) : (struct write_store){ .written = take_parts, .user = l };
+
+	store.local = l->local;
+	w.store = part_of(l) || l->local ? &store : NULL;
 	return write_checkpoint(l->job, &w);
 }
 

@@ -24,6 +24,7 @@ struct save {
 	struct plan_prints prints;
 	struct write_ready ready;
 	struct hosts *hosts;
+	struct write_store store;      /* of the hosts */
 };
 
 static FALLIBLE enum err set_dtypes(const struct spec_view *v, struct sdict *plan)
@@ -63,7 +64,7 @@ static struct write_spec spec_of(struct save *s, struct sdict *plan, const struc
 				    .world_size = (uint32_t)json_integer_value(json_object_get(s->entry, "world_size")),
 				    .has_generation = true, .generation = (uint64_t)generation_of(s),
 				    .first_replica = replicas->first_src, .replica_count = (uint32_t)replicas->count,
-				    .after_run = replicas_compare, .hosts = s->hosts };
+				    .after_run = replicas_compare, .store = s->hosts ? &s->store : NULL };
 }
 
 static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stats *stats)
@@ -196,6 +197,8 @@ enum err save_job(struct job *j)
 	if (j->spec.parts)
 		return planned_save_job(j);
 	enum err e = hosts_open(j, &s.hosts);
+	if (s.hosts)
+		s.store = hosts_store(s.hosts);
 	if (!e)
 		e = find_and_save(&s);
 	hosts_close(s.hosts, e);

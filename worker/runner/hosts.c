@@ -38,16 +38,6 @@ void hosts_file(char out[32], const char *what, uint32_t host)
 	snprintf(out, 32, "%s-%u", what, host);
 }
 
-bool hosts_leads(const struct hosts *h)
-{
-	return h->leads;
-}
-
-const bool *hosts_local(const struct hosts *h)
-{
-	return h->local;
-}
-
 enum err hosts_put(struct hosts *h, const char *name, const void *bytes, uint64_t n, bool sync)
 {
 	char tmp[48];
@@ -287,7 +277,7 @@ static bool committed(const struct hosts *h)
 	return yes;
 }
 
-enum err hosts_await(struct hosts *h)
+static FALLIBLE enum err await_leader(struct hosts *h)
 {
 	bool gone = false;
 
@@ -314,7 +304,7 @@ bool hosts_written(const struct hosts *h)
 enum err hosts_await_again(struct hosts *h)
 {
 	TRY(hosts_read_leader(h));
-	TRY(hosts_await(h));
+	TRY(await_leader(h));
 	h->job->result = json_pack("{s:o, s:b}", "checkpoint", ref_doc(&h->job->spec.target), "recovered", true);
 	return h->job->result ? OK : ERR(NO_MEMORY, "no memory for the result");
 }
@@ -472,13 +462,14 @@ static FALLIBLE enum err open_data(struct hosts *h, struct staging *s)
 	return OK;
 }
 
-enum err hosts_stage(struct hosts *h, struct staging *out)
+static enum err stage(void *user, struct job *j, struct staging *out)
 {
+	const struct store_job by = job_in_store(j);
+	struct hosts *h = user;
 	char name[sizeof out->name];
 
 	if (h->leads) {
 		snprintf(name, sizeof name, "%s/data", h->name);
-		const struct store_job by = job_in_store(h->job);
 		TRY(staging_open_as(&by, &h->job->spec, name, out));
 		TRY(unlink_old(out->dir, DCP_METADATA));
 		TRY(unlink_old(out->dir, MANIFEST_NAME));
@@ -486,8 +477,23 @@ enum err hosts_stage(struct hosts *h, struct staging *out)
 		TRY(hosts_wait_leader(h, "data-ready"));
 		TRY(open_data(h, out));
 	}
-	out->local = h->local;
 	return h->leads ? hosts_put(h, "data-ready-0", "", 0, false) : OK;
+}
+
+static enum err written(void *user, struct job *j, struct run *run, struct staging *st, bool *ends_out)
+{
+	struct hosts *h = user;
+
+	(void)j;
+	(void)st;
+	TRY(hosts_exchange(h, run));
+	*ends_out = !h->leads;
+	return h->leads ? OK : await_leader(h);
+}
+
+struct write_store hosts_store(struct hosts *h)
+{
+	return (struct write_store){ stage, written, h->local, h };
 }
 
 /* ---- the end ---- */

@@ -17,6 +17,7 @@
 #pragma once
 #include "runner/input.h"
 #include "runner/run.h"
+#include "runner/write.h"
 #include "store/staging.h"
 
 struct hosts;
@@ -25,15 +26,9 @@ struct hosts;
 FALLIBLE enum err hosts_open(struct job *j, struct hosts **out);
 /* The structure of all ranks of all hosts, as if they were here; waits for them. out->state_dict has the whole world. */
 FALLIBLE enum err hosts_input(struct hosts *h, struct input *out);
-bool hosts_leads(const struct hosts *h);
-/* Per rank of the world: is it on this host? */
-const bool *hosts_local(const struct hosts *h);
-/* The shared directory to write to, opened; only the leader's can be committed. */
-FALLIBLE enum err hosts_stage(struct hosts *h, struct staging *out);
-/* Our files are written: tells our digests; the leader waits for the others' and puts them in the run's tables. */
-FALLIBLE enum err hosts_exchange(struct hosts *h, struct run *run);
-/* Of one that does not lead: waits until the leader has committed. */
-FALLIBLE enum err hosts_await(struct hosts *h);
+/* The store as this host of the save sees it: it writes to the shared directory, tells its digests, and either waits for those of all
+ * others, to commit what it then knows all of, or waits until the leader has committed. */
+struct write_store hosts_store(struct hosts *h);
 /* Was all of this host written by an attempt that broke off? Then nothing is touched any more, only awaited; fills the job's result. */
 bool hosts_written(const struct hosts *h);
 FALLIBLE enum err hosts_await_again(struct hosts *h);
@@ -44,10 +39,8 @@ void hosts_close(struct hosts *h, enum err e);
  *
  * PyTorch's ranks write before the coordinator has the list of all. A rank on another host than the coordinator's has its daemon write its
  * files to a place of its own, `.dcpd-hosts-{id}`, with a manifest; the coordinator's save names the places, and moves the files. */
-/* Opens such a place for writing; removed by staging_close unless hosts_part_done. */
-FALLIBLE enum err hosts_part_stage(struct job *j, const char *id, struct staging *out);
-/* All is written: the manifest says what. */
-FALLIBLE enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run);
+/* The store of such a save: nothing is committed, the place stays. id: must outlive it. */
+struct write_store hosts_part_store(const char *id);
 /* Takes these files of the run from place `id` into the staging directory, their digests into the run. */
 FALLIBLE enum err hosts_part_take(struct staging *s, struct run *run, const char *id, const uint32_t *files, uint32_t count);
 void hosts_part_drop(struct job *j, const char *id);         /* the save failed: nobody takes it */

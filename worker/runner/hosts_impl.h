@@ -43,6 +43,8 @@ struct hosts_view {
 /* Whose job leads. */
 FALLIBLE enum err hosts_read_leader(struct hosts *h);
 const char *hosts_name(const struct hosts *h, uint32_t host);
+/* Our files are written: tells our digests; the leader waits for those of the others and puts them in the run's tables. */
+FALLIBLE enum err hosts_exchange(struct hosts *h, struct run *run);
 /* "heads-3" */
 void hosts_file(char out[32], const char *what, uint32_t host);
 /* A file that appears whole. */

@@ -31,8 +31,9 @@ static void drop(int parent, const char *id)
 		err_clear(); /* a later sweep takes it */
 }
 
-enum err hosts_part_stage(struct job *j, const char *id, struct staging *out)
+static enum err stage_part(void *user, struct job *j, struct staging *out)
 {
+	const char *id = user;
 	const struct ref *target = &j->spec.target;
 	struct worker *w = j->worker;
 	struct staging *s = out;
@@ -59,9 +60,11 @@ enum err hosts_part_stage(struct job *j, const char *id, struct staging *out)
 	return OK;
 }
 
-enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run)
+/* The manifest says what is written. */
+static enum err end_part(void *user, struct job *j, struct run *run, struct staging *s, bool *ends_out)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
+	(void)user;
 	struct manifest_head head = { .job = j->id, .kind = kind_of(j->kind)->name, .created_at = "", .metadata_name = "",
 				      .attempt = j->attempt, .uid = j->uid };
 
@@ -69,7 +72,13 @@ enum err hosts_part_done(struct job *j, struct staging *s, const struct run *run
 	TRY(staging_put_file(s, MANIFEST_NAME, b.p, b.len));
 	TRY(fs_fsync(s->dir, "."));
 	s->done = true;
+	*ends_out = true;
 	return OK;
+}
+
+struct write_store hosts_part_store(const char *id)
+{
+	return (struct write_store){ .stage = stage_part, .written = end_part, .user = (void *)(uintptr_t)id };
 }
 
 /* ---- the coordinator's side ---- */

@@ -12,7 +12,6 @@
 #include "os/fs.h"
 #include "runner/gang_run.h"
 #include "runner/gate.h"
-#include "runner/hosts.h"
 #include "runner/manifest_put.h"
 #include "runner/plan_doc.h"
 
@@ -130,7 +129,7 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->format = s->format;
 	t->meta = s->meta;
 	t->meta_count = s->meta_count;
-	t->local = s->hosts ? hosts_local(s->hosts) : s->local;
+	t->local = s->store ? s->store->local : NULL;
 	s->build->opts.no_sync = !j->spec.sync_files;
 	return build_target_files(s->build, t);
 }
@@ -210,12 +209,14 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
 				struct run *run)
 {
+	bool ends = false;
+
 	if (t->trims)
 		TRY(staging_trim_files(st));
-	if (s->part)
-		return hosts_part_done(j, st, run);
-	if (s->take_others)
-		TRY(s->take_others(s->user, run, st));
+	if (s->store && s->store->written)
+		TRY(s->store->written(s->store->user, j, run, st, &ends));
+	if (ends)
+		return OK;
 	if (s->after_run)
 		TRY(s->after_run(s->user, run, t->chunk_places));
 	return commit(j, s, t, st, run);
@@ -245,11 +246,7 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
 	if (!e)
 		e = gang_run(j, &run);
-	if (!e && s->hosts)
-		e = hosts_exchange(s->hosts, &run);
-	if (!e && s->hosts && !hosts_leads(s->hosts))
-		e = hosts_await(s->hosts);
-	else if (!e)
+	if (!e)
 		e = finish(j, s, t, st, &run);
 	if (!e)
 		e = set_result(j, s, t, &run);
@@ -257,22 +254,23 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 	return e;
 }
 
-static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
+static FALLIBLE enum err stage(struct job *j, const struct write_store *store, struct staging *st)
 {
 	const struct store_job by = job_in_store(j);
 
-	if (s->hosts)
-		TRY(hosts_stage(s->hosts, st));
-	else if (s->part && !j->dry_run)
-		TRY(hosts_part_stage(j, s->part, st));
-	else if (!j->dry_run)
-		TRY(staging_open(&by, &j->spec, st));
-	if (s->local)
-		st->local = s->local;
+	TRY(store && store->stage ? store->stage(store->user, j, st) : staging_open(&by, &j->spec, st));
+	st->local = store ? store->local : NULL;
+	return OK;
+}
+
+static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
+{
+	if (!j->dry_run)
+		TRY(stage(j, s->store, st));
 	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
-	t->task_bytes = st->in_memory && !s->hosts && !s->part && !s->local ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	t->task_bytes = st->in_memory && !s->store ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	TRY(build(j, s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));

@@ -4,8 +4,17 @@
 #include "session/job.h"
 #include "store/commit.h"
 
-struct hosts;
 struct write_ready;
+
+/* A store that is not this host's alone: what a save does otherwise there (hosts.h). */
+struct write_store {
+	/* The staging directory. NULL: this host's own */
+	enum err (*stage)(void *user, struct job *j, struct staging *out);
+	/* This host's bytes are written. *ends_out: it commits nothing; another host does, or has. NULL: they are all */
+	enum err (*written)(void *user, struct job *j, struct run *run, struct staging *st, bool *ends_out);
+	const bool *local;             /* per rank: its files are written here; NULL: all */
+	void *user;
+};
 
 struct write_spec {
 	struct run_build *build;       /* with the sources in it */
@@ -23,16 +32,12 @@ struct write_spec {
 	/* called when all bytes are written, before anything is visible; its error ends the job. May be NULL */
 	enum err (*after_run)(void *user, const struct run *run, const struct build_place *chunk_places);
 	void *user;
-	const char *part;              /* hosts.h: the files go to this place, and nothing is committed. NULL: no */
-	const bool *local;             /* per rank: its files are written here; NULL: all */
-	/* takes what others have written, before after_run. May be NULL */
-	enum err (*take_others)(void *user, struct run *run, struct staging *st);
+	const struct write_store *store;       /* NULL: this host's alone */
 	const struct file_plan_given *given;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
 	const struct str (*meta)[2];   /* see file_plan.h */
 	uint64_t meta_count;
-	struct hosts *hosts;           /* NULL: all ranks are here */
 	bool again;                    /* set by write_again */
 	struct write_ready *ready;     /* on success gets what write_again needs; may be NULL. Then build and places are its */
 };
