@@ -36,5 +36,5 @@ void counts_flush(struct api *a)
 		}
 	metrics_set(m, "dcpd_http_connections", "", http_connections(a->http));
 	metrics_set(m, "dcpd_http_streams", "", streams_open(a->streams));
-	metrics_set(m, "dcpd_http_unread_bytes", "", (double)unread_bytes(a->core));
+	metrics_set(m, "dcpd_http_unread_bytes", "", (double)unread_bytes(a->core->unread));
 }

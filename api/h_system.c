@@ -87,7 +87,7 @@ FALLIBLE enum err h_capabilities(struct req *r)
 		   (uintmax_t)state_dict_orphaned(r->core));
 	TRY(gang_put_capabilities(r->core, &b));
 	buf_putc(&b, ',');
-	TRY(devices_put(r->core, &b));
+	TRY(devices_put(r->core->devices, &b));
 	buf_printf(&b, ",\"uid\":%u,\"admin\":%s}", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false");
 	return req_json(r, 200, &b);
 }

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/near.h"
+#include "server/parts.h"
 #include "server/unread.h"
 
 static const char policy_api[] = "default-src 'none'; frame-ancestors 'none'";
@@ -69,8 +70,8 @@ static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *co
 	enum err e = buf_status(b);
 
 	if (!e && !r->reads_only)
-		unread_add(r->core, b->len);
-	else if (!e && !unread_take(r->core, b->len))
+		unread_add(r->core->unread, b->len);
+	else if (!e && !unread_take(r->core->unread, b->len))
 		e = ERR(BUSY, "answers that other clients have not read yet leave no room for %zu bytes", b->len);
 	if (e) {
 		buf_free(b);
@@ -204,7 +205,7 @@ void req_release(struct req *r)
 	must(r->finished && !r->suspended);
 	if (r->answer && !r->answer_kept)
 		MHD_destroy_response(r->answer);
-	unread_give(r->core, r->unread);
+	unread_give(r->core->unread, r->unread);
 	http_drop_body(r);
 	jval_drop(&r->note);
 	mem_free(r->decoded);

@@ -6,10 +6,10 @@
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/parts.h"
 #include "server/worker.h"
 
 struct devices {
+	struct workers *workers;
 	struct worker *worker;              /* NULL: no probe is under way */
 	json_t *backends, *found;
 	char reason[ERR_TEXT_MAX + 64];     /* while there is no answer */
@@ -20,10 +20,9 @@ static void set_reason(struct devices *d, const char *what, const char *text)
 	snprintf(d->reason, sizeof d->reason, "%s%s", what, text);
 }
 
-void devices_note(struct server *s, const json_t *hello)
+void devices_note(struct devices *d, const json_t *hello)
 {
 	json_t *backends = json_object_get(hello, "backends"), *found = json_object_get(hello, "devices");
-	struct devices *d = s->devices;
 
 	if (!json_is_object(json_object_get(backends, "nccl")) || !json_is_array(found)) {
 		set_reason(d, "", "the probe said nothing of GPUs");
@@ -43,7 +42,7 @@ static void on_ready(struct worker *w, enum err e, const json_t *hello)
 {
 	struct devices *d = w->owner;
 
-	devices_note(w->server, hello);
+	devices_note(d, hello);
 	if (e)
 		set_reason(d, "the probe failed: ", err_last()->text);
 	d->worker = NULL;
@@ -65,26 +64,27 @@ static void on_ended(struct worker *w, enum err e)
 	d->worker = NULL;
 }
 
-void devices_probe(struct server *s)
+void devices_probe(struct devices *d)
 {
 	static const struct worker_ops ops = { .ready = on_ready, .frame = on_frame, .ended = on_ended };
-	struct worker_spec spec = { .role = "probe", .count = 1, .ops = &ops, .owner = s->devices };
+	struct worker_spec spec = { .role = "probe", .count = 1, .ops = &ops, .owner = d };
 
-	if (s->devices->worker)
+	if (d->worker)
 		return;
-	if (worker_start(s, &spec, &s->devices->worker) != OK) {
-		set_reason(s->devices, "the probe could not be started: ", err_last()->text);
+	if (worker_start(d->workers, &spec, &d->worker) != OK) {
+		set_reason(d, "the probe could not be started: ", err_last()->text);
 		log_err("cannot look for devices", NULL);
 	}
 }
 
-FALLIBLE enum err devices_new(struct server *s)
+FALLIBLE enum err devices_new(struct workers *workers, struct devices **out)
 {
-	s->devices = mem_zalloc(1, sizeof *s->devices);
-	if (!s->devices)
+	*out = mem_zalloc(1, sizeof **out);
+	if (!*out)
 		return ERR(NO_MEMORY, "cannot look for devices");
-	set_reason(s->devices, "", "not yet known: the probe has not answered");
-	devices_probe(s);
+	(*out)->workers = workers;
+	set_reason(*out, "", "not yet known: the probe has not answered");
+	devices_probe(*out);
 	return OK;
 }
 
@@ -106,10 +106,8 @@ static void put_unknown(struct buf *out, const char *name, const char *reason)
 	buf_putc(out, '}');
 }
 
-FALLIBLE enum err devices_put(struct server *s, struct buf *out)
+FALLIBLE enum err devices_put(const struct devices *d, struct buf *out)
 {
-	const struct devices *d = s->devices;
-
 	if (!d->backends) {
 		buf_puts(out, "\"backends\":{\"shm\":{\"available\":true},\"tcp\":{\"available\":true}");
 		put_unknown(out, "cuda", d->reason);
@@ -124,9 +122,8 @@ FALLIBLE enum err devices_put(struct server *s, struct buf *out)
 	return buf_status(out);
 }
 
-const char *devices_missing(const struct server *s, const char *backend)
+const char *devices_missing(const struct devices *d, const char *backend)
 {
-	const struct devices *d = s->devices;
 	const json_t *b = json_object_get(d->backends, backend);
 	const char *reason = json_string_value(json_object_get(b, "reason"));
 

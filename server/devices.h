@@ -4,14 +4,14 @@
 #include <jansson.h>
 #include "base/buf.h"
 
-struct server;
 struct devices;
+struct workers;
 
-FALLIBLE enum err devices_new(struct server *s);      /* starts the probe; its answer comes through the loop */
-void devices_probe(struct server *s);                 /* once more, if none is under way: a driver may have come */
-void devices_note(struct server *s, const json_t *hello);    /* what a probe said */
+FALLIBLE enum err devices_new(struct workers *workers, struct devices **out);      /* starts the probe; its answer comes through the loop */
+void devices_probe(struct devices *d);                 /* once more, if none is under way: a driver may have come */
+void devices_note(struct devices *d, const json_t *hello);    /* what a probe said */
 /* Members of a JSON object: "backends":{…},"devices":[…] */
-FALLIBLE enum err devices_put(struct server *s, struct buf *out);
+FALLIBLE enum err devices_put(const struct devices *d, struct buf *out);
 /* NULL: "cuda" or "nccl" is there; else why not, valid until the loop goes on. */
-const char *devices_missing(const struct server *s, const char *backend);
+const char *devices_missing(const struct devices *d, const char *backend);
 void devices_free(struct devices *d);

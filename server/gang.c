@@ -507,7 +507,7 @@ static FALLIBLE enum err start_workers(struct gang *g, const struct worker_root 
 
 	for (uint32_t i = 0; i < g->count; i++) {
 		spec.index = i;
-		TRY(worker_start(g->server, &spec, &g->members[i].worker));
+		TRY(worker_start(g->server->workers, &spec, &g->members[i].worker));
 		g->alive++;
 	}
 	return OK;
@@ -674,7 +674,7 @@ const char *gang_unconfined(const struct server *s)
 
 FALLIBLE enum err gang_put_workers(struct server *s, uint32_t most, uint64_t before, struct buf *out)
 {
-	return worker_put_page(s, most, before, out);
+	return worker_put_page(s->workers, most, before, out);
 }
 
 FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out)

@@ -119,10 +119,10 @@ void gauges_fill(struct server *s)
 	fill_jobs(s);
 	fill_storages(s);
 	fill_process(s);
-	runs_fill(s);
+	runs_fill(s->runs, m);
 	for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
 		snprintf(labels, sizeof labels, "state=\"%s\"", states[i]);
-		metrics_set(m, "dcpd_workers", labels, workers_count(s, NULL, states[i]));
+		metrics_set(m, "dcpd_workers", labels, workers_count(s->workers, NULL, states[i]));
 	}
 	state_dict_shm(s, &limit, &used, &free_bytes);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"used\"", (double)used);

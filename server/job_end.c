@@ -91,12 +91,12 @@ static void note_run(struct job *j, struct journal_txn *t)
 	const char *level = json_string_value(json_object_get(j->spec, "level"));
 
 	if (j->durable_ms && target.storage && target.name && is_progress(j))
-		run_note(j->server, t, RUN_DURABLE, target.storage, target.name,
+		run_note(j->server->runs, t, RUN_DURABLE, target.storage, target.name,
 			 run_step(target.name, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
 	bool whole = j->kind == JOB_VERIFY && source.storage && source.name && !job_spec_selects(j->spec);
 	for (int m = RUN_VERIFIED_STRUCTURE; m < RUN_MARK_COUNT && whole; m++)
 		if (level && strcmp(level, levels[m]) == 0)
-			run_note(j->server, t, (enum run_mark)m, source.storage, source.name, -1, j->finished_ms);
+			run_note(j->server->runs, t, (enum run_mark)m, source.storage, source.name, -1, j->finished_ms);
 }
 
 static void count_verify_failure(struct job *j)

@@ -30,7 +30,7 @@ bool job_sdop_network(const struct job *j)
 
 bool job_sdop_device(const struct job *j)
 {
-	return job_sdop_is(j) && !devices_missing(j->server, is_word(j, "backend", "nccl") ? "nccl" : "cuda") &&
+	return job_sdop_is(j) && !devices_missing(j->server->devices, is_word(j, "backend", "nccl") ? "nccl" : "cuda") &&
 	       (is_word(j, "backend", "nccl") || is_word(j, "device", "cuda") || json_is_true(json_object_get(j->spec, "pin_memory")));
 }
 
@@ -135,7 +135,7 @@ FALLIBLE enum err job_sdop_check(const struct job *j)
 	json_int_t world = 0, members;
 	const json_t *root = json_object_get(j->spec, "root");
 	bool nccl = is_word(j, "backend", "nccl");
-	const char *missing = nccl || is_word(j, "device", "cuda") ? devices_missing(j->server, nccl ? "nccl" : "cuda") : NULL;
+	const char *missing = nccl || is_word(j, "device", "cuda") ? devices_missing(j->server->devices, nccl ? "nccl" : "cuda") : NULL;
 
 	if (!job_sdop_is(j))
 		return OK;

@@ -104,7 +104,7 @@ static void pump(struct pool *p);
 
 static void give_room(struct question *q)
 {
-	unread_give(q->pool->server, q->room);
+	unread_give(q->pool->server->unread, q->room);
 	q->room = 0;
 }
 
@@ -131,7 +131,7 @@ static void answer_one(struct question *q, enum err e, const json_t *ok, int *fd
 	mem_free(q);
 	fn(user, e, ok, fd ? fd : &none);
 	if (room && (!fd || *fd >= 0))
-		unread_give(s, room);
+		unread_give(s->unread, room);
 }
 
 /* Ends a question and its twins: they are out of the queue and of their worker already. A memfd's room goes to whoever takes the
@@ -355,7 +355,7 @@ static FALLIBLE enum err settle_room(struct question *q, const struct frame *f)
 
 	if (f->fd_count > 1 || bytes > q->room)
 		return ERR(PROTOCOL, "an answer of %ju bytes, where %ju were granted", (uintmax_t)bytes, (uintmax_t)q->room);
-	unread_shrink(q->pool->server, q->room, bytes);
+	unread_shrink(q->pool->server->unread, q->room, bytes);
 	q->room = bytes;
 	return OK;
 }
@@ -434,7 +434,7 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 		spec.roots = &root;
 		spec.root_count = 1;
 	}
-	TRY(worker_start(p->server, &spec, &lw->worker));
+	TRY(worker_start(p->server->workers, &spec, &lw->worker));
 	watch_worker(lw);
 	return OK;
 }
@@ -446,7 +446,7 @@ static struct question *next_question(struct pool *p)
 
 	for (struct question *q = p->first; q; q = q->next) {
 		bool needs_room = q->needs > UNREAD_SMALL;
-		if (needs_room && (full || !unread_take(p->server, q->needs))) {
+		if (needs_room && (full || !unread_take(p->server->unread, q->needs))) {
 			full = true;
 			continue;
 		}
@@ -633,7 +633,7 @@ FALLIBLE enum err lookups_new(struct server *s)
 	s->lookups = mem_zalloc(1, sizeof *s->lookups);
 	if (!s->lookups)
 		return ERR(NO_MEMORY, "cannot keep look-ups");
-	unread_listen(s, pump_later, s);
+	unread_listen(s->unread, pump_later, s);
 	return OK;
 }
 

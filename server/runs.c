@@ -8,7 +8,6 @@
 #include "base/num.h"
 #include "server/journal.h"
 #include "server/metrics.h"
-#include "server/parts.h"
 #include "server/storage.h"
 
 struct run {
@@ -84,12 +83,12 @@ static struct run *make(struct runs *all, struct journal_txn *txn, const char *s
 	return r;
 }
 
-void run_note(struct server *s, struct journal_txn *txn, enum run_mark mark, const char *storage, const char *name, int64_t step,
+void run_note(struct runs *all, struct journal_txn *txn, enum run_mark mark, const char *storage, const char *name, int64_t step,
 	      int64_t at_ms)
 {
-	struct run *r = find(s->runs, storage, run_of(name));
+	struct run *r = find(all, storage, run_of(name));
 
-	if (!r && !(r = make(s->runs, txn, storage, run_of(name))))
+	if (!r && !(r = make(all, txn, storage, run_of(name))))
 		return; /* out of memory: a gauge is missing, the job's end is not held up */
 	r->at_ms[mark] = at_ms;
 	if (mark == RUN_DURABLE)
@@ -111,12 +110,12 @@ static enum err take_row(void *user, const struct journal_run *row)
 	return OK;
 }
 
-FALLIBLE enum err runs_new(struct server *s)
+FALLIBLE enum err runs_new(struct journal *j, struct runs **out)
 {
-	s->runs = mem_zalloc(1, sizeof *s->runs);
-	if (!s->runs)
+	*out = mem_zalloc(1, sizeof **out);
+	if (!*out)
 		return ERR(NO_MEMORY, "cannot keep runs");
-	return journal_read_runs(s->journal, RUNS_MAX, take_row, s->runs);
+	return journal_read_runs(j, RUNS_MAX, take_row, *out);
 }
 
 void runs_free(struct runs *all)
@@ -143,31 +142,31 @@ static void put_labels(struct buf *b, const struct run *r, const char *level)
 	buf_putc(b, '\0');
 }
 
-static void set(struct server *s, struct buf *labels, const char *family, double value)
+static void set(struct metrics *m, struct buf *labels, const char *family, double value)
 {
 	if (buf_status(labels) == OK)
-		metrics_set(s->metrics, family, (char *)labels->p, value);
+		metrics_set(m, family, (char *)labels->p, value);
 }
 
-void runs_fill(struct server *s)
+void runs_fill(const struct runs *all, struct metrics *m)
 {
 	static const char *const levels[RUN_MARK_COUNT] = { NULL, "structure", "digest", "values" };
 	CLEANUP(buf_free) struct buf labels = BUF_INIT(1 << 16);
 
-	metrics_clear(s->metrics, "dcpd_last_durable_timestamp_seconds");
-	metrics_clear(s->metrics, "dcpd_last_durable_step");
-	metrics_clear(s->metrics, "dcpd_last_verified_timestamp_seconds");
-	for (uint32_t i = 0; i < s->runs->count; i++) {
-		const struct run *r = &s->runs->items[i];
-		for (int m = RUN_VERIFIED_STRUCTURE; m < RUN_MARK_COUNT; m++) {
-			put_labels(&labels, r, levels[m]);
-			if (r->at_ms[m])
-				set(s, &labels, "dcpd_last_verified_timestamp_seconds", (double)r->at_ms[m] / 1000);
+	metrics_clear(m, "dcpd_last_durable_timestamp_seconds");
+	metrics_clear(m, "dcpd_last_durable_step");
+	metrics_clear(m, "dcpd_last_verified_timestamp_seconds");
+	for (uint32_t i = 0; i < all->count; i++) {
+		const struct run *r = &all->items[i];
+		for (int k = RUN_VERIFIED_STRUCTURE; k < RUN_MARK_COUNT; k++) {
+			put_labels(&labels, r, levels[k]);
+			if (r->at_ms[k])
+				set(m, &labels, "dcpd_last_verified_timestamp_seconds", (double)r->at_ms[k] / 1000);
 		}
 		put_labels(&labels, r, NULL);
 		if (r->at_ms[RUN_DURABLE])
-			set(s, &labels, "dcpd_last_durable_timestamp_seconds", (double)r->at_ms[RUN_DURABLE] / 1000);
+			set(m, &labels, "dcpd_last_durable_timestamp_seconds", (double)r->at_ms[RUN_DURABLE] / 1000);
 		if (r->at_ms[RUN_DURABLE] && r->step >= 0)
-			set(s, &labels, "dcpd_last_durable_step", (double)r->step);
+			set(m, &labels, "dcpd_last_durable_step", (double)r->step);
 	}
 }

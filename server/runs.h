@@ -6,12 +6,12 @@
 #include "base/str.h"
 #include "server/journal.h"
 
-struct server;
+struct metrics;
 struct runs;
 
 enum { RUNS_MAX = 256 };
 
-FALLIBLE enum err runs_new(struct server *s);    /* reads the journal */
+FALLIBLE enum err runs_new(struct journal *j, struct runs **out);    /* reads the journal */
 void runs_free(struct runs *r);
 
 /* The run of a checkpoint's name. */
@@ -19,7 +19,7 @@ struct str run_of(const char *name);
 /* The number at the end of the name, else `generation`, else -1. */
 int64_t run_step(const char *name, int64_t generation);
 /* Notes that a checkpoint reached the mark at at_ms (wall clock). step counts for RUN_DURABLE only. The row goes into txn. */
-void run_note(struct server *s, struct journal_txn *txn, enum run_mark mark, const char *storage, const char *name, int64_t step,
+void run_note(struct runs *all, struct journal_txn *txn, enum run_mark mark, const char *storage, const char *name, int64_t step,
 	      int64_t at_ms);
 /* Sets the gauges dcpd_last_durable_* and dcpd_last_verified_*. */
-void runs_fill(struct server *s);
+void runs_fill(const struct runs *all, struct metrics *m);

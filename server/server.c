@@ -114,19 +114,19 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 		log_err("no space for the journal", NULL);
 	clock_service_begin(journal_service_ms(s->journal));
 	TRY(events_new(s->loop, s->boot, &s->events));
-	TRY(workers_new(s));
+	TRY(workers_new(&(struct worker_parts){ s->config, base, s->loop, s->journal, s->events, s->metrics }, &s->workers));
 	TRY(gangs_new(s));
-	TRY(unread_new(s));
+	TRY(unread_new(s->loop, &s->unread));
 	TRY(lookups_new(s));
-	workers_sweep(s);
-	TRY(runs_new(s));
+	workers_sweep(s->workers);
+	TRY(runs_new(s->journal, &s->runs));
 	TRY(storages_new(s));
 	TRY(sweeps_new(s));
 	TRY(state_dicts_new(s));
 	TRY(jobs_new(s));
 	TRY(state_dict_orphans_start(s));
 	TRY(storage_care_start(s));
-	TRY(devices_new(s));
+	TRY(devices_new(s->workers, &s->devices));
 	first_probes(s);
 	s->ready = true;
 	return OK;
@@ -177,7 +177,7 @@ void server_free(struct server *s)
 		loop_run_posted(s->loop); /* what they told their askers may have been passed on */
 	lookups_free(s->lookups);
 	devices_free(s->devices);
-	workers_free(s);
+	workers_free(s->workers);
 	jobs_free(s->jobs);
 	state_dicts_free(s->state_dicts);
 	sweeps_free(s->sweeps);
@@ -231,7 +231,7 @@ FALLIBLE enum err server_reload(struct server *s, const struct config *fresh)
 	uint32_t before = storage_count(s);
 
 	log_init("dcpd", fresh->log_json, LOG_LEVEL_INFO);
-	devices_probe(s);
+	devices_probe(s->devices);
 	TRY(storages_reload(s, fresh));
 	if (storage_count(s) != before)
 		first_probes(s);

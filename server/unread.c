@@ -3,19 +3,22 @@
 
 #include "base/mem.h"
 #include "server/loop.h"
-#include "server/parts.h"
 
 struct unread {
+	struct loop *loop;
 	uint64_t bytes;
 	done_fn on_room;
 	void *user;
 	bool told;                    /* on_room is about to be called */
 };
 
-FALLIBLE enum err unread_new(struct server *s)
+FALLIBLE enum err unread_new(struct loop *loop, struct unread **out)
 {
-	s->unread = mem_zalloc(1, sizeof *s->unread);
-	return s->unread ? OK : ERR(NO_MEMORY, "cannot count answers");
+	*out = mem_zalloc(1, sizeof **out);
+	if (!*out)
+		return ERR(NO_MEMORY, "cannot count answers");
+	(*out)->loop = loop;
+	return OK;
 }
 
 void unread_free(struct unread *u)
@@ -23,10 +26,10 @@ void unread_free(struct unread *u)
 	mem_free(u);
 }
 
-void unread_listen(struct server *s, done_fn fn, void *user)
+void unread_listen(struct unread *u, done_fn fn, void *user)
 {
-	s->unread->on_room = fn;
-	s->unread->user = user;
+	u->on_room = fn;
+	u->user = user;
 }
 
 static uint64_t counted(uint64_t bytes)
@@ -34,9 +37,8 @@ static uint64_t counted(uint64_t bytes)
 	return bytes > UNREAD_SMALL ? bytes : 0;
 }
 
-bool unread_take(struct server *s, uint64_t bytes)
+bool unread_take(struct unread *u, uint64_t bytes)
 {
-	struct unread *u = s->unread;
 	uint64_t n = counted(bytes);
 
 	if (n > 0 && u->bytes > 0 && (u->bytes >= UNREAD_MAX || n > UNREAD_MAX - u->bytes))
@@ -45,9 +47,9 @@ bool unread_take(struct server *s, uint64_t bytes)
 	return true;
 }
 
-void unread_add(struct server *s, uint64_t bytes)
+void unread_add(struct unread *u, uint64_t bytes)
 {
-	s->unread->bytes += counted(bytes);
+	u->bytes += counted(bytes);
 }
 
 static void tell(void *user, enum err e)
@@ -58,9 +60,8 @@ static void tell(void *user, enum err e)
 	u->on_room(u->user, e);
 }
 
-void unread_shrink(struct server *s, uint64_t taken, uint64_t needed)
+void unread_shrink(struct unread *u, uint64_t taken, uint64_t needed)
 {
-	struct unread *u = s->unread;
 	uint64_t n = counted(taken) - counted(needed);
 
 	must(needed <= taken && n <= u->bytes);
@@ -68,15 +69,15 @@ void unread_shrink(struct server *s, uint64_t taken, uint64_t needed)
 	if (n == 0 || !u->on_room || u->told)
 		return;
 	u->told = true;
-	loop_later(s->loop, tell, u, OK);
+	loop_later(u->loop, tell, u, OK);
 }
 
-void unread_give(struct server *s, uint64_t taken)
+void unread_give(struct unread *u, uint64_t taken)
 {
-	unread_shrink(s, taken, 0);
+	unread_shrink(u, taken, 0);
 }
 
-uint64_t unread_bytes(const struct server *s)
+uint64_t unread_bytes(const struct unread *u)
 {
-	return s->unread->bytes;
+	return u->bytes;
 }

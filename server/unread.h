@@ -4,19 +4,18 @@
 #pragma once
 #include "server/loop.h"
 
-struct server;
 
 enum { UNREAD_SMALL = 64 << 10, UNREAD_MAX = 256 << 20 };
 
 struct unread;
 
-FALLIBLE enum err unread_new(struct server *s);
+FALLIBLE enum err unread_new(struct loop *loop, struct unread **out);
 void unread_free(struct unread *u);
 /* fn(user) is called from the loop after unread_give() has made room. One listener: the look-ups, whose questions wait for room. */
-void unread_listen(struct server *s, done_fn fn, void *user);
+void unread_listen(struct unread *u, done_fn fn, void *user);
 
-bool unread_take(struct server *s, uint64_t bytes);                        /* false: no room now */
-void unread_add(struct server *s, uint64_t bytes);                         /* counts an answer that has to be given in any case */
-void unread_shrink(struct server *s, uint64_t taken, uint64_t needed);     /* of what was taken only so much is needed */
-void unread_give(struct server *s, uint64_t taken);                        /* the client has read the answer, or is gone */
-uint64_t unread_bytes(const struct server *s);
+bool unread_take(struct unread *u, uint64_t bytes);                        /* false: no room now */
+void unread_add(struct unread *u, uint64_t bytes);                         /* counts an answer that has to be given in any case */
+void unread_shrink(struct unread *u, uint64_t taken, uint64_t needed);     /* of what was taken only so much is needed */
+void unread_give(struct unread *u, uint64_t taken);                        /* the client has read the answer, or is gone */
+uint64_t unread_bytes(const struct unread *u);

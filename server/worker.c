@@ -26,11 +26,11 @@
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/metrics.h"
-#include "server/parts.h"
 
 enum { HELLO_MS = 15000, LOOK_MS = 2000, COLLECT_MAX = 256, FRAMES_A_TURN = 64, BODY_MAX = 16 << 20 };
 
 struct workers {
+	struct worker_parts parts;
 	struct worker *first;
 	struct loop_timer *look;
 	uint64_t last_number;
@@ -123,7 +123,7 @@ void worker_disown(struct worker *w)
 
 static void worker_free(struct worker *w)
 {
-	struct worker **at = &w->server->workers->first;
+	struct worker **at = &w->all->first;
 
 	while (*at != w)
 		at = &(*at)->next;
@@ -159,16 +159,16 @@ static void report_loss(struct worker *w, const struct spawn_exit *how)
 				how->code);
 
 	log_err("worker lost", "worker", w->id, "job", w->job, NULL);
-	events_emit(w->server->events, "worker.lost", w->job[0] ? w->job : NULL, doc);
-	metrics_add(w->server->metrics, "dcpd_workers_lost_total", "", 1);
+	events_emit(w->all->parts.events, "worker.lost", w->job[0] ? w->job : NULL, doc);
+	metrics_add(w->all->parts.metrics, "dcpd_workers_lost_total", "", 1);
 }
 
-static void forget_worker(struct server *s, pid_t pid)
+static void forget_worker(struct workers *all, pid_t pid)
 {
-	struct journal_txn *t = journal_txn_new(s->journal);
+	struct journal_txn *t = journal_txn_new(all->parts.journal);
 
 	journal_delete_worker(t, pid);
-	journal_commit(s->journal, t, NULL, NULL);
+	journal_commit(all->parts.journal, t, NULL, NULL);
 }
 
 /* The owner may start other workers from within `ended`: until worker_free, the pidfd stays open and its number taken. */
@@ -182,7 +182,7 @@ static void on_exit_event(void *user)
 		log_err("it is not known how a worker ended", "worker", w->id, NULL); /* it has: something else collected it */
 	else if (!ended)
 		return;
-	forget_worker(w->server, w->child.pid);
+	forget_worker(w->all, w->child.pid);
 	bool ours = w->killed && !w->lost && !w->hung_up; /* one of a gang that is being ended: no loss of its own */
 	enum err e = describe_end(w, &how);
 	if (w->owner) {
@@ -195,9 +195,9 @@ static void on_exit_event(void *user)
 	worker_free(w);
 }
 
-static struct worker *worker_of(const struct server *s, pid_t pid)
+static struct worker *worker_of(const struct workers *all, pid_t pid)
 {
-	struct worker *w = s->workers->first;
+	struct worker *w = all->first;
 
 	while (w && w->child.pid != pid)
 		w = w->next;
@@ -209,14 +209,14 @@ static struct worker *worker_of(const struct server *s, pid_t pid)
  * failed halfway, or an orphan if the daemon is its container's init. */
 static void look_for_ended(void *user)
 {
-	struct server *s = user;
+	struct workers *all = user;
 	pid_t pid;
 
 	for (int i = 0; i < COLLECT_MAX && (pid = spawn_find_ended()) != 0; i++) {
-		struct worker *w = worker_of(s, pid);
+		struct worker *w = worker_of(all, pid);
 		if (!w) {
 			spawn_collect(pid);
-			forget_worker(s, pid);
+			forget_worker(all, pid);
 		} else if (!w->seen_ended) {
 			w->seen_ended = true;
 			return;
@@ -348,7 +348,7 @@ static void on_hello_late(void *user)
 
 /* ---- starting ---- */
 
-static json_t *make_hello(const struct server *s, const struct worker_spec *spec)
+static json_t *make_hello(const struct workers *all, const struct worker_spec *spec)
 {
 	json_t *roots = json_array();
 
@@ -361,30 +361,30 @@ static json_t *make_hello(const struct server *s, const struct worker_spec *spec
 			return NULL;
 		}
 	return json_pack("{s:s, s:s, s:i, s:i, s:o, s:s, s:I, s:b, s:s, s:b}", "build_id", BUILD_ID, "role", spec->role, "index",
-			 (int)spec->index, "count", (int)spec->count, "roots", roots, "io_engine", s->config->io_engine,
-			 "memory_bytes", (json_int_t)spec->memory_bytes, "network", spec->network, "listen", s->config->comm_listen,
+			 (int)spec->index, "count", (int)spec->count, "roots", roots, "io_engine", all->parts.config->io_engine,
+			 "memory_bytes", (json_int_t)spec->memory_bytes, "network", spec->network, "listen", all->parts.config->comm_listen,
 			 "device", spec->device);
 }
 
 static FALLIBLE enum err attach(struct worker *w)
 {
-	struct event_base *base = w->server->base;
+	struct event_base *base = w->all->parts.base;
 
 	TRY(watch_new(base, &w->child.pidfd, on_exit_event, NULL, w, &w->exit));
 	TRY(watch_reads(w->exit, true));
 	TRY(watch_new(base, &w->child.control_fd, on_read_event, on_write_event, w, &w->control));
 	TRY(watch_reads(w->control, true));
 	TRY(frame_conn_new(watch_fd(w->control), &w->conn));
-	loop_timer_start(w->server->loop, HELLO_MS, on_hello_late, w, &w->hello_timer);
+	loop_timer_start(w->all->parts.loop, HELLO_MS, on_hello_late, w, &w->hello_timer);
 	return OK;
 }
 
 static void remember_pid(struct worker *w)
 {
-	struct journal_txn *t = journal_txn_new(w->server->journal);
+	struct journal_txn *t = journal_txn_new(w->all->parts.journal);
 
 	journal_put_worker(t, w->child.pid, start_ticks(w->child.pid));
-	journal_commit(w->server->journal, t, NULL, NULL);
+	journal_commit(w->all->parts.journal, t, NULL, NULL);
 }
 
 static void name_storages(struct worker *w, const struct worker_spec *spec)
@@ -395,7 +395,7 @@ static void name_storages(struct worker *w, const struct worker_spec *spec)
 		n += (size_t)snprintf(w->storages + n, sizeof w->storages - n, "%s%s", i ? "," : "", spec->roots[i].name);
 }
 
-FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec, struct worker **out)
+FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *spec, struct worker **out)
 {
 	char fd_text[16];
 	struct worker *w = mem_zalloc(1, sizeof *w);
@@ -403,26 +403,26 @@ FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec,
 	if (!w)
 		return ERR(NO_MEMORY, "cannot start a worker");
 	snprintf(fd_text, sizeof fd_text, "%d", SPAWN_CONTROL_FD);
-	char *argv[] = { (char *)s->config->worker_path, (char *)"--control-fd", fd_text, NULL };
-	struct spawn_spec how = { .path = s->config->worker_path, .argv = argv, .log_fd = -1 };
+	char *argv[] = { (char *)all->parts.config->worker_path, (char *)"--control-fd", fd_text, NULL };
+	struct spawn_spec how = { .path = all->parts.config->worker_path, .argv = argv, .log_fd = -1 };
 	enum err e = spawn_start(&how, &w->child);
 	if (e) {
 		mem_free(w);
 		return e;
 	}
-	w->server = s;
+	w->all = all;
 	w->owner = spec->owner;
 	w->ops = spec->ops;
 	w->index = spec->index;
 	w->role = spec->role;
 	w->device = spec->device;
-	w->number = ++s->workers->last_number;
+	w->number = ++all->last_number;
 	w->started_ms = clock_wall_ms();
 	snprintf(w->id, sizeof w->id, "%s-%" PRIu64, spec->role, w->number);
 	worker_set(w, "starting", NULL);
 	name_storages(w, spec);
-	w->next = s->workers->first;
-	s->workers->first = w;
+	w->next = all->first;
+	all->first = w;
 	remember_pid(w);
 	e = attach(w);
 	if (e) {
@@ -432,7 +432,7 @@ FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec,
 		err_restore(&info);
 		return e;
 	}
-	json_t *hello = make_hello(s, spec);
+	json_t *hello = make_hello(all, spec);
 	if (hello)
 		worker_send(w, FRAME_HELLO, 0, hello, NULL, 0);
 	else
@@ -444,45 +444,45 @@ FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec,
 
 /* ---- all of them ---- */
 
-FALLIBLE enum err workers_new(struct server *s)
+FALLIBLE enum err workers_new(const struct worker_parts *parts, struct workers **out)
 {
-	s->workers = mem_zalloc(1, sizeof *s->workers);
-	if (!s->workers)
+	*out = mem_zalloc(1, sizeof **out);
+	if (!*out)
 		return ERR(NO_MEMORY, "cannot keep workers");
-	return loop_every(s->loop, LOOK_MS, look_for_ended, s, &s->workers->look);
+	(*out)->parts = *parts;
+	return loop_every(parts->loop, LOOK_MS, look_for_ended, *out, &(*out)->look);
 }
 
-void workers_free(struct server *s)
+void workers_free(struct workers *all)
 {
-	if (!s->workers)
+	if (!all)
 		return;
-	loop_timer_stop(&s->workers->look);
-	for (struct worker *w = s->workers->first; w; w = w->next)
+	loop_timer_stop(&all->look);
+	for (struct worker *w = all->first; w; w = w->next)
 		kill_quietly(w, SIGKILL);
-	while (s->workers->first) {
-		struct worker *w = s->workers->first;
+	while (all->first) {
+		struct worker *w = all->first;
 		struct spawn_exit how;
 		bool ended = false;
-		if (spawn_reap(watch_fd(w->exit), 1000, &ended, &how) == OK && ended && s->journal)
-			forget_worker(s, w->child.pid);
+		if (spawn_reap(watch_fd(w->exit), 1000, &ended, &how) == OK && ended && all->parts.journal)
+			forget_worker(all, w->child.pid);
 		worker_free(w);
 	}
-	mem_free(s->workers);
-	s->workers = NULL;
+	mem_free(all);
 }
 
-uint32_t workers_count(const struct server *s, const char *role, const char *state)
+uint32_t workers_count(const struct workers *all, const char *role, const char *state)
 {
 	uint32_t n = 0;
 
-	for (const struct worker *w = s->workers->first; w; w = w->next)
+	for (const struct worker *w = all->first; w; w = w->next)
 		n += (!role || strcmp(w->role, role) == 0) && (!state || strcmp(w->state, state) == 0);
 	return n;
 }
 
-FALLIBLE enum err worker_put_page(struct server *s, uint32_t most, uint64_t before, struct buf *out)
+FALLIBLE enum err worker_put_page(const struct workers *all, uint32_t most, uint64_t before, struct buf *out)
 {
-	const struct worker *w = s->workers->first;
+	const struct worker *w = all->first;
 	char stamp[CLOCK_TEXT_MAX];
 	const char *comma = "";
 	uint64_t last = 0;
@@ -554,19 +554,19 @@ static void kill_old(pid_t pid, uint64_t ticks)
 		close(fd);
 }
 
-void workers_sweep(struct server *s)
+void workers_sweep(struct workers *all)
 {
 	struct sweep *sw = mem_zalloc(1, sizeof *sw);
-	struct journal_txn *t = journal_txn_new(s->journal);
+	struct journal_txn *t = journal_txn_new(all->parts.journal);
 
-	if (!sw || journal_read_workers(s->journal, note_pid, sw) != OK ||
-	    journal_read_workers(s->journal, forget_pid, t) != OK)
+	if (!sw || journal_read_workers(all->parts.journal, note_pid, sw) != OK ||
+	    journal_read_workers(all->parts.journal, forget_pid, t) != OK)
 		log_err("cannot read the pids of an earlier start", NULL);
 	for (uint32_t i = 0; sw && i < sw->count; i++) {
 		kill_old(sw->pids[i], sw->ticks[i]);
 		for (int turn = 0; turn < 250 && start_ticks(sw->pids[i]) == sw->ticks[i]; turn++)
 			nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
 	}
-	journal_commit(s->journal, t, NULL, NULL);
+	journal_commit(all->parts.journal, t, NULL, NULL);
 	mem_free(sw);
 }

@@ -7,8 +7,15 @@
 #include "os/spawn.h"
 #include "os/watch.h"
 
-struct server;
+struct config;
+struct event_base;
+struct events;
+struct journal;
+struct loop;
+struct loop_timer;
+struct metrics;
 struct worker;
+struct workers;
 
 struct worker_root {
 	char name[33];
@@ -40,7 +47,7 @@ struct worker_spec {
 };
 
 struct worker {
-	struct server *server;
+	struct workers *all;
 	struct worker *next;               /* all of them */
 	void *owner;                       /* NULL: disowned, waits to be reaped */
 	const struct worker_ops *ops;
@@ -64,7 +71,7 @@ struct worker {
 	bool seccomp, device;              /* device: nothing confines it */
 };
 
-FALLIBLE enum err worker_start(struct server *s, const struct worker_spec *spec, struct worker **out);
+FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *spec, struct worker **out);
 /* Failures end the worker; ops->ended tells. body is borrowed. */
 void worker_send(struct worker *w, uint16_t type, uint64_t generation, const json_t *body, const int *fds, uint32_t fd_count);
 /* SIGKILL. ops->ended follows, with this thread's latest error if `why` is not OK. */
@@ -76,11 +83,19 @@ void worker_set(struct worker *w, const char *state, const char *job);   /* what
  * answer. Needs no help of the worker's: the kernel counts how often its main thread was scheduled. */
 bool worker_moved(struct worker *w);
 
-struct workers;
-FALLIBLE enum err workers_new(struct server *s);
+/* What workers need of the parts below them. */
+struct worker_parts {
+	const struct config *config;
+	struct event_base *base;
+	struct loop *loop;
+	struct journal *journal;
+	struct events *events;
+	struct metrics *metrics;
+};
+FALLIBLE enum err workers_new(const struct worker_parts *parts, struct workers **out);
 /* {"workers":[…],"next_page_token"?}: at most `most` of them, newest first, with a number below `before`, which the token is. */
-FALLIBLE enum err worker_put_page(struct server *s, uint32_t most, uint64_t before, struct buf *out);
-void workers_free(struct server *s);       /* kills all, waits a moment for each */
-uint32_t workers_count(const struct server *s, const char *role, const char *state);
+FALLIBLE enum err worker_put_page(const struct workers *all, uint32_t most, uint64_t before, struct buf *out);
+void workers_free(struct workers *all);       /* kills all, waits a moment for each */
+uint32_t workers_count(const struct workers *all, const char *role, const char *state);
 /* Kills workers that a killed daemon left behind; returns when they are gone, at the latest after a few seconds. */
-void workers_sweep(struct server *s);
+void workers_sweep(struct workers *all);

@@ -731,10 +731,10 @@ static void test_lookups_and_workers(void **state)
 	assert_int_equal(b.e, ERR_NOT_FOUND);
 	t_job(&t, SAVE("w1", ""), id);
 	t_job_end(&t, id);
-	assert_int_equal(workers_count(t.s, "gang", "idle"), 2);
+	assert_int_equal(workers_count(t.s->workers, "gang", "idle"), 2);
 	t_job(&t, SAVE("w2", ""), id);
 	t_job_end(&t, id);
-	assert_int_equal(workers_count(t.s, "gang", NULL), 2); /* the same ones */
+	assert_int_equal(workers_count(t.s->workers, "gang", NULL), 2); /* the same ones */
 	T_OK(gang_put_workers(t.s, 1000, UINT64_MAX, &text));
 	buf_putc(&text, 0);
 	assert_non_null(strstr((char *)text.p, "\"role\":\"gang\",\"index\":1,\"state\":\"idle\""));

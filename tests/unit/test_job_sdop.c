@@ -222,7 +222,7 @@ static void test_no_room(void **state)
 	(void)state;
 	assert_int_equal(run(OP("create", "train", "full", "")), JOB_SUCCEEDED);
 	uint64_t before = used();
-	uint32_t workers = workers_count(t.s, "gang", NULL);
+	uint32_t workers = workers_count(t.s->workers, "gang", NULL);
 	t_job(&t, OP("copy", "train", "full", ",'labels':{'bytes':'1500000'}"), id);
 	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
 	json_t *doc = t_job_doc(&t, id);
@@ -230,7 +230,7 @@ static void test_no_room(void **state)
 	json_decref(doc);
 	assert_true(used() == before);
 	assert_int_equal(newest("full"), 7);
-	assert_int_equal(workers_count(t.s, "gang", "idle"), workers); /* no worker's fault */
+	assert_int_equal(workers_count(t.s->workers, "gang", "idle"), workers); /* no worker's fault */
 	t_state_dict(&t, "small", 1); /* a target of a smaller world */
 	refused(ERR_WORLD_MISMATCH, "/target", OP("gather", "train", "small", ""));
 }

@@ -206,7 +206,7 @@ static void check_devices(struct t_server *t, const char *part)
 {
 	struct buf b = BUF_INIT(1 << 16);
 
-	T_OK(devices_put(t->s, &b));
+	T_OK(devices_put(t->s->devices, &b));
 	buf_putc(&b, 0);
 	if (!strstr((char *)b.p, part))
 		T_FAIL("'%s' is not in %s", part, (char *)b.p);
@@ -220,20 +220,20 @@ static void test_devices(void **state)
 
 	(void)state;
 	t_server_start(&t, NULL);
-	assert_string_equal(devices_missing(t.s, "nccl"), "not yet known: the probe has not answered");
+	assert_string_equal(devices_missing(t.s->devices, "nccl"), "not yet known: the probe has not answered");
 	check_devices(&t, "\"nccl\":{\"available\":false,\"reason\":\"not yet known: the probe has not answered\"}},\"devices\":[]");
-	T_UNTIL(&t, !strstr(devices_missing(t.s, "nccl"), "not yet known"));
+	T_UNTIL(&t, !strstr(devices_missing(t.s->devices, "nccl"), "not yet known"));
 	check_devices(&t, "\"cuda\":{\"available\":false,\"reason\":\"the probe said nothing of GPUs\"}");
 	json_t *hello = json_pack("{s:{s:{s:b}, s:{s:b, s:s}}, s:[{s:i}]}", "backends", "cuda", "available", 1, "nccl", "available", 0,
 				  "reason", "none", "devices", "index", 0);
 	assert_non_null(hello);
-	devices_note(t.s, hello);
+	devices_note(t.s->devices, hello);
 	json_decref(hello);
-	assert_null(devices_missing(t.s, "cuda"));
-	assert_string_equal(devices_missing(t.s, "nccl"), "none");
+	assert_null(devices_missing(t.s->devices, "cuda"));
+	assert_string_equal(devices_missing(t.s->devices, "nccl"), "none");
 	check_devices(&t, "\"backends\":{\"cuda\":{\"available\":true},\"nccl\":{\"available\":false,\"reason\":\"none\"}},"
 			  "\"devices\":[{\"index\":0}]");
-	devices_note(t.s, NULL); /* what is known stays */
+	devices_note(t.s->devices, NULL); /* what is known stays */
 	check_devices(&t, "\"devices\":[{\"index\":0}]");
 	t_server_stop(&t);
 	t_server_remove(&t);
@@ -252,28 +252,28 @@ static void test_unread(void **state)
 
 	(void)state;
 	t_server_start(&t, NULL);
-	unread_listen(t.s, count_call, &calls);
-	assert_true(unread_take(t.s, UNREAD_MAX - 100000));
-	assert_true(unread_take(t.s, 100000));
-	assert_false(unread_take(t.s, UNREAD_SMALL + 1));
-	assert_true(unread_take(t.s, UNREAD_SMALL)); /* not counted, given or taken */
-	unread_give(t.s, UNREAD_SMALL);
+	unread_listen(t.s->unread, count_call, &calls);
+	assert_true(unread_take(t.s->unread, UNREAD_MAX - 100000));
+	assert_true(unread_take(t.s->unread, 100000));
+	assert_false(unread_take(t.s->unread, UNREAD_SMALL + 1));
+	assert_true(unread_take(t.s->unread, UNREAD_SMALL)); /* not counted, given or taken */
+	unread_give(t.s->unread, UNREAD_SMALL);
 	t_server_run(&t, 5);
 	assert_int_equal(calls, 0);
-	unread_shrink(t.s, UNREAD_MAX - 100000, 100000);
-	unread_give(t.s, 100000);
+	unread_shrink(t.s->unread, UNREAD_MAX - 100000, 100000);
+	unread_give(t.s->unread, 100000);
 	assert_int_equal(calls, 0); /* from the loop, once a turn */
 	t_server_run(&t, 5);
 	assert_int_equal(calls, 1);
-	assert_int_equal(unread_bytes(t.s), 100000);
-	assert_false(unread_take(t.s, (uint64_t)UNREAD_MAX * 3)); /* alone or not at all */
-	unread_give(t.s, 100000);
-	assert_true(unread_take(t.s, (uint64_t)UNREAD_MAX * 3));
-	assert_false(unread_take(t.s, UNREAD_SMALL + 1));
-	unread_add(t.s, UNREAD_MAX); /* room or not */
-	unread_give(t.s, UNREAD_MAX);
-	unread_give(t.s, (uint64_t)UNREAD_MAX * 3);
-	assert_int_equal(unread_bytes(t.s), 0);
+	assert_int_equal(unread_bytes(t.s->unread), 100000);
+	assert_false(unread_take(t.s->unread, (uint64_t)UNREAD_MAX * 3)); /* alone or not at all */
+	unread_give(t.s->unread, 100000);
+	assert_true(unread_take(t.s->unread, (uint64_t)UNREAD_MAX * 3));
+	assert_false(unread_take(t.s->unread, UNREAD_SMALL + 1));
+	unread_add(t.s->unread, UNREAD_MAX); /* room or not */
+	unread_give(t.s->unread, UNREAD_MAX);
+	unread_give(t.s->unread, (uint64_t)UNREAD_MAX * 3);
+	assert_int_equal(unread_bytes(t.s->unread), 0);
 	t_server_stop(&t);
 	t_server_remove(&t);
 }

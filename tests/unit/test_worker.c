@@ -60,7 +60,7 @@ static void start_next(struct line *l)
 	struct worker_spec spec = { .role = "gang", .count = 1, .memory_bytes = 64 << 20, .ops = &calls, .owner = l };
 
 	l->up = false;
-	T_OK(worker_start(l->t->s, &spec, &l->worker));
+	T_OK(worker_start(l->t->s->workers, &spec, &l->worker));
 	l->pid = l->worker->child.pid;
 	l->started++;
 }
