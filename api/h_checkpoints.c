@@ -5,7 +5,7 @@
 #include "api/handlers.h"
 #include "base/jval.h"
 #include "api/problem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "spec/spec.h"
 #include "base/mem.h"
 #include "base/near.h"

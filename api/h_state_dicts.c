@@ -4,7 +4,7 @@
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "spec/spec.h"
 #include "server/lookup.h"
 #include "server/state_dict.h"

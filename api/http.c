@@ -13,9 +13,9 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/jval.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -60,19 +60,6 @@ struct http {
 	bool draining;
 };
 
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static int64_t now_ms(void)
-{
-	return now_ns() / 1000000;
-}
-
 /* Runs a daemon until it has nothing more to do, or often enough that the loop should turn first. */
 static void run_daemon(struct http *h, struct listener *l)
 {
@@ -106,7 +93,7 @@ static void on_soon(evutil_socket_t fd, short what, void *user)
 static void on_sweep(evutil_socket_t fd, short what, void *user)
 {
 	struct http *h = user;
-	int64_t now = now_ms();
+	int64_t now = clock_mono_ms();
 
 	for (struct conn *c = h->conns; c; c = c->next) {
 		if (c->deadline_ms == 0 || now < c->deadline_ms)
@@ -146,7 +133,7 @@ static void on_connection(void *user, struct MHD_Connection *mhd, void **context
 		if (!c)
 			return;
 		c->mhd = mhd;
-		c->deadline_ms = now_ms() + HEAD_MS;
+		c->deadline_ms = clock_mono_ms() + HEAD_MS;
 		const union MHD_ConnectionInfo *i = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
 		h->o.calls->connected(h->o.api, i ? i->connect_fd : -1, l->is_unix, &c->caller);
 		c->next = h->conns;
@@ -181,7 +168,7 @@ static void on_completed(void *user, struct MHD_Connection *mhd, void **context,
 	(void)user;
 	(void)code;
 	if (c)
-		c->deadline_ms = now_ms() + IDLE_S * 1000 + HEAD_MS;
+		c->deadline_ms = clock_mono_ms() + IDLE_S * 1000 + HEAD_MS;
 	if (!r)
 		return;
 	*context = NULL;
@@ -227,12 +214,12 @@ static enum MHD_Result send_answer(struct req *r)
 	struct conn *c = conn_of(r->conn);
 
 	if (c && r->unread)
-		c->deadline_ms = now_ms() + READ_MS + (int64_t)(r->unread / READ_BYTES_A_MS);
+		c->deadline_ms = clock_mono_ms() + READ_MS + (int64_t)(r->unread / READ_BYTES_A_MS);
 	r->http->o.calls->sent(r);
 	/* What waited on purpose says nothing about our speed. */
 	if (!r->waited)
 		metrics_observe(r->core->metrics, "dcpd_http_request_duration_seconds", "",
-				(double)(now_ns() - r->began_ns) / 1e9);
+				(double)(clock_mono_ns() - r->began_ns) / 1e9);
 	if (!r->answer_kept)
 		MHD_destroy_response(r->answer);
 	r->answer = NULL;
@@ -282,7 +269,7 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 	r->method = method;
 	r->path = url;
 	r->refs = 1;
-	r->began_ns = now_ns();
+	r->began_ns = clock_mono_ns();
 	r->raw = BUF_INIT(HTTP_BODY_MAX);
 	r->caller = c->caller;
 	*context = r;

@@ -11,7 +11,7 @@
 
 #include "api/api_impl.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/events.h"
 #include "server/job.h"
 #include "server/parts.h"

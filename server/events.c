@@ -5,7 +5,7 @@
 
 #include "base/jtext.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 
 struct kept {
 	struct event_record record;

@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/journal.h"
 #include "server/parts.h"

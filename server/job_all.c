@@ -1,7 +1,7 @@
 /* job_all.c: all jobs: those of the journal are taken up at the start; each second stalls are looked for, and old records go. */
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/config.h"
 #include "server/job_impl.h"
 #include "server/parts.h"

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/config.h"
 #include "server/events.h"
 #include "server/job_impl.h"

@@ -3,7 +3,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/errdoc.h"
 #include "server/events.h"
 #include "server/job_impl.h"

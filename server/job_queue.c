@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/log.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/parts.h"
 

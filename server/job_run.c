@@ -7,7 +7,7 @@
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
 #include "server/events.h"

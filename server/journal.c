@@ -10,6 +10,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/journal_impl.h"
@@ -459,10 +460,8 @@ static void hand_out(struct journal *j, struct journal_txn *group, enum err e)
 /* Returns when changes wait or the journal is closed; without space also when it is time for another look. */
 static void wait_for_work(struct journal *j)
 {
-	struct timespec until;
+	struct timespec until = clock_mono_in(FULL_LOOK_S * 1000);
 
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += FULL_LOOK_S;
 	while (!j->first && !j->stop) {
 		if (!j->full)
 			pthread_cond_wait(&j->more, &j->lock);

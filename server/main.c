@@ -13,7 +13,7 @@
 #include "api/api.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/config.h"
 #include "server/loop.h"
 #include "server/parts.h"

@@ -1,7 +1,7 @@
 /* state_dict_lease.c: what happens when trainers fall silent. Per rank: its half-filled slots are dropped when its lease is over. When the
  * leases of all ranks are over, the state dict is an orphan (state_dict_orphan.c) until a rank speaks again. */
 #include "base/log.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"
 

@@ -22,7 +22,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/vec.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/config.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"

@@ -5,7 +5,7 @@
 #include "base/jtext.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"
 

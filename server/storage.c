@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/config.h"
 #include "server/events.h"
 #include "server/journal.h"

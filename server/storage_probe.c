@@ -1,6 +1,6 @@
 /* storage_probe.c: asks a look-up worker how much space a storage has and whether it answers at all. */
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/lookup.h"
 #include "server/storage.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/lookup.h"
 #include "server/loop.h"

@@ -6,7 +6,7 @@
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/parts.h"
 

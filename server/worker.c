@@ -19,7 +19,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "ctl/build_id.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
 #include "server/events.h"

@@ -53,7 +53,7 @@ LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "co
 # files that only add words to it, too (journal: journal_read). Headers stand where the lowest of the files that they declare does.
 ORDER = {
     "server": """
-        clock principal parts.h errdoc table config gang_meet
+        service_clock principal parts.h errdoc table config gang_meet
         loop
         events metrics unread
         journal_read
@@ -110,6 +110,7 @@ BANNED = {
     "malloc calloc realloc free strdup strndup asprintf vasprintf": (r"worker/base/", "memory comes from mem_* or an arena"),
     "json_dumps json_loads json_loadb json_loadf json_load_file json_load_callback": (
         r"worker/base/jtext|worker/runner/plan_cache|api/cli/|tests/", "base/jtext.h: jansson is not safe when memory runs out"),
+    "clock_gettime gettimeofday time": (r"worker/base/clock|tests/", "base/clock.h has the clocks"),
     "open openat openat2 creat rename renameat renameat2 fsync fdatasync fallocate posix_fallocate unlink unlinkat mkdirat "
     "mkdir rmdir shm_open shm_unlink": (r"worker/os/|server/|api/|tests/", "files are the os layer's"),
 }

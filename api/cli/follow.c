@@ -6,20 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "api/cli/show.h"
+#include "base/clock.h"
 
 enum { BAR_MS = 200, LINES_MS = 1000, LINE_EVERY_MS = 5000, PATIENCE_MS = 30000, BAR_WIDTH = 24 };
-
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 static void on_interrupt(int sig)
 {
@@ -171,10 +163,10 @@ static void draw(struct view *v, const json_t *job)
 	put_standing(&now, job);
 	buf_putc(&now, '\0');
 	if (buf_status(&now) != OK ||
-	    (strncmp((char *)now.p, v->last, sizeof v->last - 1) == 0 && now_ms() - v->printed_ms < LINE_EVERY_MS))
+	    (strncmp((char *)now.p, v->last, sizeof v->last - 1) == 0 && clock_mono_ms() - v->printed_ms < LINE_EVERY_MS))
 		return;
 	snprintf(v->last, sizeof v->last, "%s", (char *)now.p);
-	v->printed_ms = now_ms();
+	v->printed_ms = clock_mono_ms();
 	if (ended(job))
 		return;
 	fprintf(stderr, "%s %s %s", show_text(job, "id"), show_text(job, "kind"), (char *)now.p);
@@ -326,10 +318,10 @@ static int follow_end(const json_t *job, bool json)
 int follow_job(struct client *c, const char *id, const struct follow *f)
 {
 	struct view v = { .terminal = isatty(STDERR_FILENO) && !f->json };
-	int64_t start = now_ms(), lost = 0;
+	int64_t start = clock_mono_ms(), lost = 0;
 
 	for (;;) {
-		int64_t left = f->timeout_ms ? start + f->timeout_ms - now_ms() : INT64_MAX;
+		int64_t left = f->timeout_ms ? start + f->timeout_ms - clock_mono_ms() : INT64_MAX;
 		unsigned wait = v.terminal ? BAR_MS : LINES_MS;
 		struct answer a = { 0 };
 		enum err e;
@@ -347,8 +339,8 @@ int follow_job(struct client *c, const char *id, const struct follow *f)
 			continue;
 		}
 		if (e && (client_unreachable(c) || e == ERR_DRAINING)) {
-			lost = lost ? lost : now_ms();
-			if (now_ms() - lost < PATIENCE_MS) {
+			lost = lost ? lost : clock_mono_ms();
+			if (clock_mono_ms() - lost < PATIENCE_MS) {
 				(void)usleep(200000);
 				continue;
 			}

@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/near.h"
@@ -230,9 +231,25 @@ static void test_reserve(void **state)
 	mem_free(plain);
 }
 
+static void test_deadlines(void **state)
+{
+	static const int64_t waits[] = { 0, 1, 999, 1000, 2999, 86400000 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) {
+		int64_t before = clock_mono_ns();
+		struct timespec t = clock_mono_in(waits[i]);
+		int64_t after = clock_mono_ns(), at = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec - waits[i] * 1000000;
+
+		assert_in_range(t.tv_nsec, 0, 999999999);
+		assert_true(before <= at && at <= after);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_deadlines),
 		cmocka_unit_test(test_error_record), cmocka_unit_test(test_half_an_expectation),
 		cmocka_unit_test(test_checked_arithmetic),
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/runs.h"

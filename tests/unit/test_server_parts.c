@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/devices.h"
 #include "server/errdoc.h"
 #include "server/gauges.h"

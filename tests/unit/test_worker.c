@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "os/watch.h"
-#include "server/clock.h"
+#include "server/service_clock.h"
 #include "server/worker.h"
 
 /* The second look is every 2 s: what is noticed sooner was noticed by its pidfd. */

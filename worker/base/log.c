@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/clock.h"
 
 static struct {
 	char role[32];
@@ -47,14 +48,9 @@ static void put_pair(struct buf *line, const char *key, const char *value)
 
 static void put_head(struct buf *line, enum log_level level, const char *event)
 {
-	struct timespec now;
-	struct tm tm;
-	char stamp[40];
+	char stamp[CLOCK_TEXT_MAX];
 
-	clock_gettime(CLOCK_REALTIME, &now);
-	gmtime_r(&now.tv_sec, &tm);
-	size_t n = strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &tm);
-	snprintf(stamp + n, sizeof stamp - n, ".%03ldZ", now.tv_nsec / 1000000);
+	clock_text(clock_wall_ms(), stamp);
 	if (settings.json) {
 		buf_printf(line, "{\"time\":\"%s\",\"level\":\"%s\",\"role\":\"%s\",\"event\":", stamp,
 			   level_names[level], settings.role);

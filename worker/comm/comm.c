@@ -3,7 +3,6 @@
 #include "comm/comm_impl.h"
 
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -20,14 +19,6 @@ static const char *const kind_names[COMM_KINDS] = {
 };
 
 /* ---- for the back ends ---- */
-
-uint64_t comm_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 enum err comm_wait(struct comm *c, bool *late_out)
 {

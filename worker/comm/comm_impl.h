@@ -14,6 +14,7 @@
  * What may be NULL in comm_ops is composed here from exchange and all_gather_v. in and out of a back end may be equal where comm.h
  * says so, and `in` of all_gather_v may lie in its place of `out`. */
 #pragma once
+#include "base/clock.h"
 #include "comm/comm.h"
 
 enum comm_kind {
@@ -90,7 +91,7 @@ const struct comm_ops *comm_tcp_ops(void);
 const struct comm_ops *comm_nccl_ops(void);
 const struct comm_ops *comm_hier_ops(void);   /* several hosts: an inside and a between back end */
 
-uint64_t comm_now_ns(void);
+static inline uint64_t comm_now_ns(void) { return (uint64_t)clock_mono_ns(); }
 /* The caller's tick if it is due. *late_out: the deadline is over, and it is the back end that says who is missing. */
 FALLIBLE enum err comm_wait(struct comm *c, bool *late_out);
 bool comm_call_same(const struct comm_call *a, const struct comm_call *b);

@@ -11,9 +11,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 
 enum {
@@ -495,17 +495,9 @@ enum err frame_send(struct frame_conn *c, uint16_t type, uint64_t generation, st
 
 /* ---- blocking ---- */
 
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 enum err frame_wait(struct frame_conn *c, int timeout_ms, struct frame *f, bool *got_out, bool *closed_out)
 {
-	int64_t end = now_ms() + timeout_ms;
+	int64_t end = clock_mono_ms() + timeout_ms;
 
 	for (;;) {
 		bool empty;
@@ -515,7 +507,7 @@ enum err frame_wait(struct frame_conn *c, int timeout_ms, struct frame *f, bool 
 		TRY(frame_read(c, f, got_out, closed_out));
 		if (*got_out || *closed_out)
 			return OK;
-		int64_t left = timeout_ms < 0 ? -1 : end - now_ms();
+		int64_t left = timeout_ms < 0 ? -1 : end - clock_mono_ms();
 		if (timeout_ms >= 0 && left <= 0)
 			return OK;
 		struct pollfd p = { .fd = c->fd, .events = (short)(POLLIN | (c->first ? POLLOUT : 0)) };

@@ -6,17 +6,10 @@
 #include <sched.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "device/device_impl.h"
 
 enum { SPINS = 200, NAP_NS = 50000 };
-
-static uint64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
 
 FALLIBLE enum err device_open(int32_t index, struct device **out)
 {
@@ -61,14 +54,14 @@ FALLIBLE enum err device_done(struct device *d, bool *done_out)
 
 FALLIBLE enum err device_wait(struct device *d, uint32_t deadline_ms)
 {
-	uint64_t end = now_ms() + deadline_ms;
+	int64_t end = clock_mono_ms() + deadline_ms;
 	bool done = false;
 
 	for (uint32_t turn = 0;; turn++) {
 		TRY(d->ops->done(d, &done));
 		if (done)
 			return OK;
-		if (now_ms() >= end)
+		if (clock_mono_ms() >= end)
 			return ERR(TIMED_OUT, "the device was not done within %u ms", deadline_ms);
 		if (turn < SPINS)
 			sched_yield();

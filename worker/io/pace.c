@@ -4,15 +4,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
+
 enum { NS_PER_MS = 1000000, PERIOD_NS = PACE_PERIOD_MS * NS_PER_MS, ALLOWED_NS = PERIOD_NS / 1000 * PACE_BACKGROUND_PERMILLE };
-
-static int64_t clock_ns(clockid_t which)
-{
-	struct timespec t;
-
-	clock_gettime(which, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
 
 int pace_core(const cpu_set_t *cpus, uint32_t index, uint32_t count)
 {
@@ -49,8 +43,8 @@ void pace_begin(struct pace *p, enum pace_kind kind, uint32_t index, uint32_t co
 	*p = (struct pace){ .kind = kind, .index = index, .count = count };
 	if (kind == PACE_FULL)
 		return;
-	p->cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-	p->period = clock_ns(CLOCK_MONOTONIC) / PERIOD_NS;
+	p->cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
+	p->period = clock_mono_ns() / PERIOD_NS;
 }
 
 int64_t pace_rest_at(struct pace *p, int64_t now_ns, int64_t cpu_ns)
@@ -71,13 +65,13 @@ int pace_rest_ms(struct pace *p)
 {
 	if (p->kind == PACE_FULL)
 		return 0;
-	int64_t rest = pace_rest_at(p, clock_ns(CLOCK_MONOTONIC), clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+	int64_t rest = pace_rest_at(p, clock_mono_ns(), clock_read_ns(CLOCK_PROCESS_CPUTIME_ID));
 	if (rest >= NS_PER_MS)
 		move_apart(p);
 	while (rest > 0 && rest < NS_PER_MS) {
 		/* to the point: a timeout in milliseconds would set the workers apart in time */
 		(void)nanosleep(&(struct timespec){ .tv_nsec = (long)rest }, NULL);
-		rest = pace_rest_at(p, clock_ns(CLOCK_MONOTONIC), clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+		rest = pace_rest_at(p, clock_mono_ns(), clock_read_ns(CLOCK_PROCESS_CPUTIME_ID));
 	}
 	return (int)(rest / NS_PER_MS);
 }

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "io/io_impl.h"
 
@@ -135,16 +136,9 @@ static void pool_submit(void *self, struct io_op *op)
 static FALLIBLE enum err pool_wait(void *self, int timeout_ms, struct io_op **done_out)
 {
 	struct pool *p = self;
-	struct timespec end;
+	struct timespec end = clock_mono_in(timeout_ms);
 	int bad = 0;
 
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	end.tv_sec += timeout_ms / 1000;
-	end.tv_nsec += timeout_ms % 1000 * 1000000l;
-	if (end.tv_nsec >= 1000000000l) {
-		end.tv_sec++;
-		end.tv_nsec -= 1000000000l;
-	}
 	pthread_mutex_lock(&p->lock);
 	struct io_op *op = pop(&p->done);
 	while (!op && bad == 0) {

@@ -5,8 +5,7 @@
  * changed a moment before it was read is not kept. */
 #include "query/lookup_cache.h"
 
-#include <time.h>
-
+#include "base/clock.h"
 #include "os/fs.h"
 
 enum { SETTLED_S = 2 };
@@ -35,10 +34,7 @@ static bool same_marks(const struct lookup_marks *a, const struct lookup_marks *
 
 bool lookup_mark_settled(const struct lookup_mark *m)
 {
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return m->changed.tv_sec < now.tv_sec - SETTLED_S;
+	return m->changed.tv_sec < clock_wall_ms() / 1000 - SETTLED_S;
 }
 
 static FALLIBLE enum err look(int dir, struct lookup_marks *out)

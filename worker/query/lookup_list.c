@@ -15,8 +15,8 @@
 
 #include <dirent.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/num.h"
 #include "os/fs.h"
 #include "store/checkpoint.h"
@@ -70,14 +70,6 @@ void lookup_tree_free(struct lookup_tree *t)
 {
 	dir_free(t, t->top);
 	*t = (struct lookup_tree){ 0 };
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
 /* -------------------------------------------------------------------------------------------------- a directory's names */
@@ -201,7 +193,7 @@ static bool is_passed(const struct listing *l)
 static void note_visit(struct listing *l)
 {
 	memcpy(l->last, l->path, strlen(l->path) + 1);
-	if (++l->visits >= VISITS_MIN && now_ms() - l->begun_ms >= SLICE_MS)
+	if (++l->visits >= VISITS_MIN && clock_mono_ms() - l->begun_ms >= SLICE_MS)
 		l->done = true;
 }
 
@@ -317,7 +309,7 @@ enum err lookup_list(struct worker *w, const json_t *q, struct buf *out)
 	const char *storage = json_string_value(json_object_get(q, "storage"));
 	const char *prefix = json_string_value(json_object_get(q, "prefix")), *after = json_string_value(json_object_get(q, "after"));
 	struct listing l = { .w = w, .tree = w->tree, .out = out, .prefix = str_of(prefix ? prefix : ""),
-			     .after = str_of(after ? after : ""), .begun_ms = now_ms(),
+			     .after = str_of(after ? after : ""), .begun_ms = clock_mono_ms(),
 			     .commits = (uint64_t)json_integer_value(json_object_get(q, "commits")),
 			     .left = (uint64_t)num_min(json_integer_value(json_object_get(q, "page_size")), PAGE_MAX) };
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/num.h"
 #include "io/digest.h"
 #include "os/fs.h"
@@ -68,17 +68,9 @@ struct locate {
 	struct vec(struct place) places;
 };
 
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 static bool is_late(struct locate *l)
 {
-	l->late = l->late || now_ms() >= l->end_ms;
+	l->late = l->late || clock_mono_ms() >= l->end_ms;
 	return l->late;
 }
 
@@ -501,7 +493,7 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out)
 {
 	struct locate l = { .boxes = json_object_get(q, "boxes"), .verify = !json_is_false(json_object_get(q, "verify")),
-			    .run = { .fd = -1 }, .end_ms = now_ms() + TIME_MAX_MS };
+			    .run = { .fd = -1 }, .end_ms = clock_mono_ms() + TIME_MAX_MS };
 
 	enum err e = locate(&l, w, q, out, fd_out);
 	if (e)

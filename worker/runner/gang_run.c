@@ -1,6 +1,7 @@
 /* gang_run.c: see gang_run.h. */
 #include "runner/gang_run.h"
 
+#include "base/clock.h"
 #include "base/jtext.h"
 #include "comm/comm.h"
 #include "runner/exchange.h"
@@ -105,7 +106,7 @@ static FALLIBLE enum err wait_sealed(struct job *j, const struct run *run)
 	if (!j->streams || j->sealed)
 		return OK;
 	TRY(job_state(j, "running", "await_seal", NULL, run_bytes_total(run)));
-	TRY(job_wait_sealed(j, job_now_ms() + GATE_STALL_MS));
+	TRY(job_wait_sealed(j, clock_mono_ms() + GATE_STALL_MS));
 	return j->sealed ? OK : ERR(NOT_SEALED, "all is filled, and %d s later not sealed", GATE_STALL_MS / 1000);
 }
 

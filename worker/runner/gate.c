@@ -3,21 +3,13 @@
 
 #include <endian.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/num.h"
 #include "os/fs.h"
 #include "tensor/dtype.h"
 
 enum { PAGE = 4096, REST_MIN_US = 250, REST_MAX_US = 5000, REST_RANK_US = 20, REST_LIMIT_US = 100000 };
-
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 /* ---- what a task reads ---- */
 
@@ -138,7 +130,7 @@ enum err gate_open(struct run *run, const int *fds, uint32_t fd_count, struct ga
 	}
 	if (!*active_out)
 		return OK;
-	*out = (struct gate){ .run = run, .fds = fds, .marks = mem_zalloc(run->files_n, sizeof(uint64_t)), .moved_ms = now_ms(),
+	*out = (struct gate){ .run = run, .fds = fds, .marks = mem_zalloc(run->files_n, sizeof(uint64_t)), .moved_ms = clock_mono_ms(),
 			      .rest_us = REST_MIN_US }; /* a look costs a call for each rank: the more there are, the rarer it is */
 	return out->marks ? OK : ERR(NO_MEMORY, "no memory to wait for %ju files", (uintmax_t)run->files_n);
 }
@@ -166,7 +158,7 @@ static FALLIBLE enum err read_mark(struct gate *g, uint32_t file)
 		return err_at_rank(ERR(FORMAT_IMAGE, "%ju bytes are said to be there, after %ju were", (uintmax_t)mark,
 				       (uintmax_t)g->marks[file]), f->rank);
 	if (mark > g->marks[file])
-		g->moved_ms = now_ms();
+		g->moved_ms = clock_mono_ms();
 	g->marks[file] = mark;
 	return OK;
 }
@@ -229,10 +221,10 @@ enum err gate_take(struct gate *g, uint32_t index, uint32_t count, uint64_t *tas
 		TRY(take_of(g, &run->ranks[(begin + i) % run->ranks_n], task_out, taken_out));
 	if (*taken_out) {
 		g->held = false;
-		g->moved_ms = now_ms();
+		g->moved_ms = clock_mono_ms();
 		g->rest_us = REST_MIN_US;
 		return OK;
 	}
 	g->rest_us = (int)num_min((uint64_t)g->rest_us * 2, num_min(REST_MAX_US + run->ranks_n * REST_RANK_US, REST_LIMIT_US));
-	return g->held && now_ms() - g->moved_ms > GATE_STALL_MS ? stalled(g) : OK;
+	return g->held && clock_mono_ms() - g->moved_ms > GATE_STALL_MS ? stalled(g) : OK;
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/jtext.h"
 #include "base/num.h"
 #include "os/fs.h"
@@ -17,14 +18,6 @@ enum {
 	LOOK_FIRST_MS = 5, LOOK_MS = 200, BEATS_PER_TIMEOUT = 8, BEAT_MAX_MS = 2000, JOIN_TIMEOUTS = 6, BYE_MS = 5000, BYE_FAILED_MS = 2000,
 	END_MAX = 64 << 10
 };
-
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 const char *hosts_name(const struct hosts *h, uint32_t host)
 {
@@ -64,14 +57,10 @@ static void *beat(void *user)
 
 	pthread_mutex_lock(&h->lock);
 	for (uint64_t n = 1; !h->stop; n++) {
-		struct timespec until;
 		pthread_mutex_unlock(&h->lock);
 		if (fs_pwrite(h->beat_fd, &n, sizeof n, 0, "beat") == OK && fs_fsync(h->beat_fd, "beat") != OK)
 			err_clear(); /* others will see that it stopped */
-		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_nsec += (every % 1000) * 1000000;
-		until.tv_sec += every / 1000 + until.tv_nsec / 1000000000;
-		until.tv_nsec %= 1000000000;
+		struct timespec until = clock_mono_in(every);
 		pthread_mutex_lock(&h->lock);
 		if (!h->stop)
 			pthread_cond_clockwait(&h->wake, &h->lock, CLOCK_MONOTONIC, &until);
@@ -186,7 +175,7 @@ static void read_beat(struct hosts *h, uint32_t host)
 	hosts_file(name, "beat", host);
 	if (fs_open(h->dir, name, O_RDONLY, 0, &fd) == OK && fs_pread(fd, &n, sizeof n, 0, name) == OK && (n != s->beat || !s->at_ms)) {
 		s->beat = n;
-		s->at_ms = now_ms();
+		s->at_ms = clock_mono_ms();
 	}
 	fs_drop(&fd);
 	err_clear();
@@ -194,7 +183,7 @@ static void read_beat(struct hosts *h, uint32_t host)
 
 static FALLIBLE enum err check_host(struct hosts *h, const struct hosts_view *v, uint32_t host, bool here)
 {
-	int64_t now = now_ms(), join = h->timeout_ms * (h->job->attempt > 1 ? 1 : JOIN_TIMEOUTS);
+	int64_t now = clock_mono_ms(), join = h->timeout_ms * (h->job->attempt > 1 ? 1 : JOIN_TIMEOUTS);
 
 	if (has(v, "end", host))
 		TRY(read_end(h, host));
@@ -362,7 +351,7 @@ static FALLIBLE enum err read_spec(struct hosts *h)
 	h->index = (uint32_t)index;
 	h->leads = index == 0;
 	h->timeout_ms = seconds * 1000;
-	h->began_ms = now_ms();
+	h->began_ms = clock_mono_ms();
 	TRY(roots_find(&h->job->worker->roots, target->storage.p, &h->root));
 	TRY(staging_divide(target->name.p, h->parent_path, sizeof h->parent_path, h->target, sizeof h->target));
 	return read_ranks(h);
@@ -397,9 +386,9 @@ static FALLIBLE enum err find_place(struct hosts *h)
 			e = fs_open_dir(h->parent, h->name, &h->dir);
 		if (!e || e != ERR_NOT_FOUND)
 			return e;
-		if (now_ms() > until)
+		if (clock_mono_ms() > until)
 			return ERR(PEER_TIMEOUT, "host %s, which leads, did not begin the save within %jd s, or gave it up",
-				   hosts_name(h, 0), (intmax_t)((now_ms() - h->began_ms) / 1000));
+				   hosts_name(h, 0), (intmax_t)((clock_mono_ms() - h->began_ms) / 1000));
 		TRY(job_pause(h->job, ms));
 	}
 }
@@ -528,9 +517,9 @@ static bool all_ended(struct hosts *h)
 
 static void say_goodbye(struct hosts *h, bool failed)
 {
-	int64_t until = now_ms() + (failed ? BYE_FAILED_MS : BYE_MS);
+	int64_t until = clock_mono_ms() + (failed ? BYE_FAILED_MS : BYE_MS);
 
-	for (int ms = LOOK_FIRST_MS; now_ms() < until && !all_ended(h); ms = ms * 2 < LOOK_MS ? ms * 2 : LOOK_MS) {
+	for (int ms = LOOK_FIRST_MS; clock_mono_ms() < until && !all_ended(h); ms = ms * 2 < LOOK_MS ? ms * 2 : LOOK_MS) {
 		if (job_pause(h->job, ms)) { /* cancelled: no time for that */
 			err_clear();
 			break;

@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/num.h"
 #include "format/dcp_meta.h"
 #include "io/digest.h"
@@ -20,7 +21,7 @@ static void make_uuid(char out[37])
 	unsigned char b[16] = { 0 };
 
 	if (getrandom(b, sizeof b, 0) != (ssize_t)sizeof b)
-		memcpy(b, &(struct timespec){ .tv_sec = time(NULL) }, sizeof b);
+		memcpy(b, &(struct timespec){ .tv_sec = clock_wall_ms() }, sizeof b);
 	b[6] = (unsigned char)((b[6] & 0x0F) | 0x40);
 	b[8] = (unsigned char)((b[8] & 0x3F) | 0x80);
 	snprintf(out, 37, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3],
@@ -81,7 +82,7 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
 	char stamp[40], name[MANIFEST_NAME_MAX];
-	time_t now = time(NULL);
+	time_t now = clock_wall_ms() / 1000;
 	struct tm tm;
 
 	gmtime_r(&now, &tm);

@@ -3,21 +3,13 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/jtext.h"
 #include "os/fs.h"
 
 enum { PROGRESS_MS = 250, WAIT_MS = 500 };
-
-int64_t job_now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 enum err job_send(struct job *j, enum frame_type type, struct str json, const int *fds, uint32_t fd_count)
 {
@@ -192,7 +184,7 @@ static FALLIBLE enum err poll_frames(struct job *j, int timeout_ms)
 
 static FALLIBLE enum err talk(struct job *j)
 {
-	int64_t now = job_now_ms();
+	int64_t now = clock_mono_ms();
 
 	if (now - j->last_progress_ms < PROGRESS_MS)
 		return j->cancelled ? ERR(CANCELLED, "the job was cancelled") : OK;
@@ -227,16 +219,16 @@ enum err job_wait(struct job *j, const bool *flag)
 
 enum err job_pause(struct job *j, int ms)
 {
-	int64_t until = job_now_ms() + ms;
+	int64_t until = clock_mono_ms() + ms;
 
-	for (int64_t left = ms; left > 0; left = until - job_now_ms())
+	for (int64_t left = ms; left > 0; left = until - clock_mono_ms())
 		TRY(poll_frames(j, (int)left));
 	return job_tick(j);
 }
 
 enum err job_wait_sealed(struct job *j, int64_t until_ms)
 {
-	while (!j->sealed && job_now_ms() < until_ms) {
+	while (!j->sealed && clock_mono_ms() < until_ms) {
 		TRY(poll_frames(j, WAIT_MS));
 		if (!j->sealed)
 			TRY(job_progress(j));
@@ -256,14 +248,14 @@ enum err job_wait_segments(struct job *j)
 
 enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out)
 {
-	int64_t until = job_now_ms() + deadline_ms;
+	int64_t until = clock_mono_ms() + deadline_ms;
 
 	TRY(job_send(j, FRAME_MEET, mine, NULL, 0));
 	while (!j->met) {
 		TRY(poll_frames(j, WAIT_MS));
 		if (!j->met)
 			TRY(show_life(j));
-		if (!j->met && job_now_ms() > until)
+		if (!j->met && clock_mono_ms() > until)
 			return ERR(PEER_TIMEOUT, "the members of the group did not meet within %u ms", deadline_ms);
 	}
 	*all_out = json_incref(json_object_get(j->met, "all"));

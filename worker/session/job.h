@@ -94,7 +94,6 @@ FALLIBLE enum err job_tell_io(struct worker *w);
 FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total);
 
 FALLIBLE enum err job_progress(struct job *j);
-int64_t job_now_ms(void);              /* of a clock that never jumps */
 
 /* Takes what has come; ERR_CANCELLED. Sends progress now and then, and rests as the job's pace says. user: the job. */
 enum err job_tick(void *user);
@@ -103,7 +102,7 @@ FALLIBLE enum err job_wait(struct job *j, const bool *flag);
 /* Waits a moment for nothing: ERR_CANCELLED. Heartbeats go on. */
 FALLIBLE enum err job_pause(struct job *j, int ms);
 FALLIBLE enum err job_wait_segments(struct job *j);
-/* Waits until the sources are sealed, at most until then (job_now_ms); j->sealed says which. */
+/* Waits until the sources are sealed, at most until then (clock_mono_ms); j->sealed says which. */
 FALLIBLE enum err job_wait_sealed(struct job *j, int64_t until_ms);
 /* Sends MEET and waits for MEET_ALL; *all_out: its list (json_decref). ERR_PEER_TIMEOUT. */
 FALLIBLE enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out);

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "os/fs.h"
@@ -64,14 +65,6 @@ int64_t trash_ms(void)
 	return slow > TRASH_GENTLE_MS ? (int64_t)slow : TRASH_GENTLE_MS;
 }
 
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
-
 static void rest_ns(int64_t ns)
 {
 	struct timespec t = { .tv_sec = ns / 1000000000, .tv_nsec = (long)(ns % 1000000000) };
@@ -91,7 +84,7 @@ static bool in_haste(const struct removal *r)
 {
 	uint64_t free_bytes, total;
 
-	if (now_ns() >= r->until_ns)
+	if (clock_mono_ns() >= r->until_ns)
 		return true;
 	if (fs_free_bytes(r->dirfd, &free_bytes, &total)) {
 		err_clear();
@@ -110,7 +103,7 @@ static void let_go(struct removal *r, uint64_t bytes)
 /* After a step that took so long and freed so much. All that is held must go at this speed before the time is up. */
 static void rest_after(struct removal *r, int64_t step_ns, uint64_t bytes)
 {
-	double left = (double)(r->until_ns - now_ns()), step = (double)step_ns, rest = REST * step;
+	double left = (double)(r->until_ns - clock_mono_ns()), step = (double)step_ns, rest = REST * step;
 	double work = bytes ? (double)held / (double)bytes * step : 0;
 
 	if (work * (REST + 1) > left)
@@ -140,7 +133,7 @@ static void shrink(struct removal *r, int fd)
 		return;
 	uint64_t size = (uint64_t)st.st_size, a_step = (uint64_t)st.st_blocks * 512 / (size / STEP_BYTES);
 	while (size > STEP_BYTES && !in_haste(r)) {
-		int64_t start = now_ns();
+		int64_t start = clock_mono_ns();
 		size -= STEP_BYTES;
 		if (fs_truncate(fd, size, r->name)) {
 			err_clear();
@@ -148,7 +141,7 @@ static void shrink(struct removal *r, int fd)
 		}
 		steps++;
 		let_go(r, a_step);
-		rest_after(r, now_ns() - start, a_step);
+		rest_after(r, clock_mono_ns() - start, a_step);
 	}
 }
 
@@ -175,7 +168,7 @@ static int unlink_gently(void *user, int dirfd, const char *name)
 	if (fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		return -1;
 	int fd = open_large(r, dirfd, name, &st);
-	int64_t start = now_ns();
+	int64_t start = clock_mono_ns();
 	if (fs_unlink_here(dirfd, name) < 0) {
 		int why = errno;
 		fs_drop(&fd);
@@ -188,7 +181,7 @@ static int unlink_gently(void *user, int dirfd, const char *name)
 	fs_drop(&fd);
 	let_go(r, bytes - num_min(bytes, before - r->held));
 	if (bytes < LARGE_BYTES && !in_haste(r))
-		rest_after(r, now_ns() - start, bytes);
+		rest_after(r, clock_mono_ns() - start, bytes);
 	return 0;
 }
 
@@ -313,7 +306,7 @@ enum err trash_remove(int dirfd, const char *name)
 	memcpy(r->name, name, strlen(name) + 1);
 	r->dirfd = fcntl(dirfd, F_DUPFD_CLOEXEC, 0);
 	r->local = fs_is_local(dirfd);
-	r->until_ns = now_ns() + TRASH_GENTLE_MS * 1000000ll;
+	r->until_ns = clock_mono_ns() + TRASH_GENTLE_MS * 1000000ll;
 	r->held = count(dirfd, name);
 	held += r->held;
 	if (!is_needed(r) && r->dirfd >= 0 && put(r))

@@ -1,7 +1,7 @@
-/* clock.h: the clocks of the coordinator.
+/* service_clock.h: the clocks of the coordinator.
  *
  * The wall clock may jump by any amount at any time, so it is for records that people read and never decides. Two clocks decide:
- *   - CLOCK_MONOTONIC: timeouts within this process.
+ *   - CLOCK_MONOTONIC (base/clock.h): timeouts within this process.
  *   - service time: leases, stalls, retention, whatever a restart must not forget. It runs while the daemon can hear its clients, and
  *     stands still while it cannot: silence then says nothing about them.
  *       suspend, SIGSTOP, a paused virtual machine: trainers stood still too, or could not be heard; at most 2 s count.
@@ -9,13 +9,8 @@
  *       begin anew. A crash may take back a minute: leases end later, never earlier.
  *       reboot: as a restart. /dev/shm is empty then, so state dicts have nothing left to keep; jobs are kept a little longer. */
 #pragma once
-#include <stdint.h>
+#include "base/clock.h"
 
-int64_t clock_wall_ms(void);                 /* since 1970 */
-int64_t clock_mono_ms(void);
 int64_t clock_service_ms(void);              /* above 0 */
 void clock_service_begin(int64_t ms);        /* as the journal has it; once, before the first reading */
 int64_t clock_service_wall(int64_t service_ms);      /* what the wall clock shows, showed or will show then: for records */
-/* "2026-11-21T09:36:08.120Z"; out holds at least CLOCK_TEXT_MAX bytes. */
-enum { CLOCK_TEXT_MAX = 32 };
-const char *clock_text(int64_t wall_ms, char out[CLOCK_TEXT_MAX]);
