@@ -1,5 +1,7 @@
 """A storage whose fsync of the directory behind a commit fails: the job fails, whatever a second fsync says (worker/store/commit.h)."""
 import os
+import re
+import signal
 import subprocess
 
 import pytest
@@ -76,15 +78,37 @@ def test_what_is_not_synced_is_not_called_durable(spawn):
     assert not job["milestones"].get("durable"), job
 
 
-@pytest.mark.parametrize("call, error", [("pwrite64", "ENOSPC"), ("fsync", "EIO")])
-def test_half_a_token_is_not_kept(spawn, call, error):
-    """A state directory that was full at the first start is no reason to fail at the second."""
+def struck_token(d, call, error):
+    """The command line before dcpd's own that makes each `call` on the token fail. Its tracer is no parent of the daemon."""
+    return ["strace", "-D", "-I2", "-qq", "-o", "/dev/null", "-P", str(d.state / "token"), "-e", f"trace={call}", "-e",
+            f"inject={call}:error={error}"]
+
+
+def tracer(d):
+    with open(f"/proc/{d.proc.pid}/status") as f:
+        return int(re.search(r"TracerPid:\t(\d+)", f.read()).group(1))
+
+
+def test_a_token_that_cannot_be_synced_ends_the_start(spawn):
+    """Half a token is not kept: the next start makes another."""
     d = spawn(start=False)
-    token = d.state / "token"
-    r = subprocess.run(["strace", "-f", "-qq", "-o", "/dev/null", "-P", str(token), "-e", f"trace={call}", "-e",
-                        f"inject={call}:error={error}:when=1", *d.command()], env=lib.clean_environment(), capture_output=True,
-                       timeout=100)
+    r = subprocess.run([*struck_token(d, "fsync", "EIO"), *d.command()], env=lib.clean_environment(), capture_output=True, timeout=100)
     assert r.returncode == 1, r
-    assert not token.exists()
+    assert not (d.state / "token").exists()
     d.start()
     assert d.tcp_client().get("/v1/jobs").status == 200
+
+
+def test_a_token_without_space_is_made_when_there_is_some(spawn):
+    """The daemon runs meanwhile, says so, lets nobody in over TCP, and keeps no half token."""
+    d = spawn(start=False)
+    d.under = struck_token(d, "pwrite64", "ENOSPC")
+    d.start()
+    assert "no token can be made" in d.since_start()
+    assert d.tcp_client(token=False).get("/v1/jobs").status == 401
+    assert not (d.state / "token").exists()
+    os.kill(tracer(d), signal.SIGTERM)
+    lib.wait_for(lambda: not tracer(d), 10, "the token's writes succeed again")
+    assert d.api.get("/v1/jobs").status == 200
+    assert d.tcp_client().get("/v1/jobs").status == 200
+    assert d.stop() == 0
