@@ -2,7 +2,8 @@
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "api/stream.h"
-#include "server/gang.h"
+#include "server/parts.h"
+#include "server/worker.h"
 
 FALLIBLE enum err h_workers_list(struct req *r)
 {
@@ -14,7 +15,7 @@ FALLIBLE enum err h_workers_list(struct req *r)
 	TRY(h_page_query(r, &page));
 	if (page.token.n > 18 || (page.token.n && !str_to_u64(page.token, &before)))
 		return ERR(INVALID_REQUEST, "the query's \"page_token\" is none of ours");
-	TRY(gang_put_workers(r->core, page.size, before, &b));
+	TRY(worker_put_page(r->core->workers, page.size, before, &b));
 	return req_json(r, 200, &b);
 }
 

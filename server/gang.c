@@ -672,11 +672,6 @@ const char *gang_unconfined(const struct server *s)
 	return s->gangs->warned ? s->gangs->unconfined : NULL;
 }
 
-FALLIBLE enum err gang_put_workers(struct server *s, uint32_t most, uint64_t before, struct buf *out)
-{
-	return worker_put_page(s->workers, most, before, out);
-}
-
 FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out)
 {
 	const struct gangs *gs = s->gangs;

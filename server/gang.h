@@ -12,9 +12,6 @@ struct gangs;
 
 enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
 
-/* Appends {"workers":[{"id","pid","role":"gang"|"lookup","index","state":"starting"|"idle"|"busy"|"ending","job",
- * "storages":[…],"engine","sandbox","landlock","seccomp","started_at"}…]}. */
-FALLIBLE enum err gang_put_workers(struct server *s, uint32_t most, uint64_t before, struct buf *out); /* worker_put_page */
 /* What this host and build can do, as the first worker said it: {"engine","sandbox","landlock","seccomp"}; members are null before. */
 FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out);
 struct worker;

@@ -342,6 +342,14 @@ void job_put_row(struct journal_txn *t, struct job *j, enum job_state state)
 		journal_put_job(t, &row);
 }
 
+void job_write(struct job *j, done_fn fn, void *user)
+{
+	struct journal_txn *t = journal_txn_new(j->server->journal);
+
+	job_put_row(t, j, j->state);
+	journal_commit(j->server->journal, t, fn, user);
+}
+
 /* ---- records from the journal ---- */
 
 /* "2026-11-21T09:36:08.120Z", as clock_text wrote it. */
@@ -412,14 +420,12 @@ enum err job_load_row(void *user, const struct journal_job *row)
 	return j->target ? OK : ERR(NO_MEMORY, "cannot read a job");
 }
 
-static bool is_id(struct str id)
+bool job_id_ok(struct str id)
 {
-	if (id.n != JOB_ID_LEN)
-		return false;
 	for (size_t i = 0; i < id.n; i++)
-		if (!strchr("0123456789ABCDEFGHJKMNPQRSTVWXYZ", id.p[i]) || !id.p[i])
+		if (!memchr(digits, id.p[i], 32))
 			return false;
-	return true;
+	return id.n == JOB_ID_LEN;
 }
 
 FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
@@ -427,7 +433,7 @@ FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
 	struct job_load l = { .server = s };
 	struct job *j = (struct job *)table_find(&s->jobs->table, id);
 
-	if (!j && is_id(id)) {
+	if (!j && job_id_ok(id)) {
 		enum err e = journal_read_job(s->journal, id, job_load_row, &l);
 		if (!e && l.job)
 			e = table_add(&s->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });

@@ -38,11 +38,8 @@ static void on_all_sealed(struct job *j, struct state_dict_use *use)
 		job_queue(j);
 	else if (j->step == STEP_ON_GANG)
 		gang_sealed(j->gang);
-	if (!j->in_journal || j->step == STEP_ENDING)
-		return; /* its row is on its way */
-	struct journal_txn *t = journal_txn_new(j->server->journal);
-	job_put_row(t, j, j->state);
-	journal_commit(j->server->journal, t, NULL, NULL);
+	if (j->in_journal && j->step != STEP_ENDING) /* else its row is on its way */
+		job_write(j, NULL, NULL);
 }
 
 static void on_lost(struct job *j, enum err e)

@@ -56,11 +56,8 @@ void job_set_state(struct job *j, enum job_step step, enum job_state state, cons
 	if (new_state && !j->dry_run)
 		log_info("job state", "job", j->id, "state", job_state_text(state), NULL);
 	job_emit_state(j);
-	if (write && j->in_journal) {
-		struct journal_txn *t = journal_txn_new(j->server->journal);
-		job_put_row(t, j, j->state);
-		journal_commit(j->server->journal, t, NULL, NULL);
-	}
+	if (write && j->in_journal)
+		job_write(j, NULL, NULL);
 }
 
 static void count_durable(struct job *j)

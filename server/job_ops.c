@@ -46,9 +46,7 @@ void job_cancel(struct server *s, const struct principal *who, struct str id, do
 		job_wait(s, id, 60000, fn, user); /* its end is on its way to the journal */
 		return;
 	}
-	struct journal_txn *t = journal_txn_new(s->journal);
-	job_put_row(t, j, j->state);
-	journal_commit(s->journal, t, fn, user);
+	job_write(j, fn, user);
 }
 
 /* ---- retry ---- */
@@ -123,14 +121,12 @@ void job_retry(struct server *s, const struct principal *who, struct str id, don
 		return;
 	}
 	struct retry *r = mem_sure(sizeof *r);
-	struct journal_txn *t = journal_txn_new(s->journal);
 	*r = (struct retry){ .server = s, .fn = fn, .user = user };
 	memcpy(r->id, j->id, sizeof r->id);
 	job_revive(j);
 	reset(j);
 	log_info("job retry asked", "job", j->id, NULL);
-	job_put_row(t, j, j->state);
-	journal_commit(s->journal, t, on_retried, r);
+	job_write(j, on_retried, r);
 }
 
 /* ---- list ---- */
@@ -232,14 +228,6 @@ static enum err put_row(void *user, const struct journal_job *row)
 	return buf_status(l->out);
 }
 
-static bool is_id(struct str s)
-{
-	for (size_t i = 0; i < s.n; i++)
-		if (!memchr("0123456789ABCDEFGHJKMNPQRSTVWXYZ", s.p[i], 32))
-			return false;
-	return s.n == JOB_ID_LEN;
-}
-
 FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_size, struct str page_token, struct buf *out)
 {
 	struct journal_filter f = { .state = -1, .kind = -1, .before_id = page_token };
@@ -247,7 +235,7 @@ FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_si
 
 	if (page_size < 1 || page_size > JOB_PAGE_MAX)
 		return ERR(VALIDATION_FAILED, "page_size must be from 1 to %d", JOB_PAGE_MAX);
-	if (page_token.n != 0 && !is_id(page_token))
+	if (page_token.n != 0 && !job_id_ok(page_token))
 		return ERR(VALIDATION_FAILED, "page_token is not one that was given out");
 	TRY(read_filter(filter, &f));
 	buf_puts(out, "{\"jobs\":[");

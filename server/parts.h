@@ -4,27 +4,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct event_base;
-struct config;
-struct loop;
-struct loop_timer;
-struct journal;
-struct events;
-struct metrics;
 struct job;
-struct storage;
-struct storages;
-struct sweeps;
-struct state_dicts;
-struct jobs;
-struct gangs;
-struct lookups;
-struct unread;
-struct workers;
-struct devices;
-struct runs;
-
 struct server;
+struct storage;
 
 /* What a lower layer tells those above it, which it does not know: server.c sets these before anything runs. */
 struct server_hooks {

@@ -115,6 +115,8 @@ static inline struct slot *state_dict_nth(const struct state_dict *sd, uint32_t 
 }
 void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state);
 void state_dict_row(struct journal_txn *t, const struct state_dict *sd);
+void state_dict_write(struct state_dict *sd);    /* its row, in a transaction of its own */
+void state_dict_slot_write(struct state_dict *sd, const struct slot *sl, int state, done_fn fn, void *user);   /* the same of a slot */
 void state_dict_drop_segment(struct state_dict *sd, struct slot *sl);
 bool state_dict_complete(const struct state_dict *sd, int64_t generation);
 int64_t state_dict_newest(const struct state_dict *sd);          /* -1: none */

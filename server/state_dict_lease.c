@@ -34,12 +34,10 @@ static void tend(struct state_dict *sd, int64_t now)
 		}
 	}
 	if (all_over && !sd->orphaned_ms) {
-		struct journal_txn *t = journal_txn_new(sd->server->journal);
 		sd->orphaned_ms = clock_wall_ms();
 		sd->orphan_since_ms = now;
 		log_warn("all leases of a state dict are over", "state_dict", sd->name, NULL);
-		state_dict_row(t, sd);
-		journal_commit(sd->server->journal, t, NULL, NULL);
+		state_dict_write(sd);
 		state_dict_emit(sd, "orphaned", sd->last_generation);
 	}
 }

@@ -171,6 +171,22 @@ void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, con
 	journal_put_slot(t, &row);
 }
 
+void state_dict_write(struct state_dict *sd)
+{
+	struct journal_txn *t = journal_txn_new(sd->server->journal);
+
+	state_dict_row(t, sd);
+	journal_commit(sd->server->journal, t, NULL, NULL);
+}
+
+void state_dict_slot_write(struct state_dict *sd, const struct slot *sl, int state, done_fn fn, void *user)
+{
+	struct journal_txn *t = journal_txn_new(sd->server->journal);
+
+	state_dict_slot_row(t, sd, sl, state);
+	journal_commit(sd->server->journal, t, fn, user);
+}
+
 /* ---- what the slots hold ---- */
 
 struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state)
@@ -248,11 +264,9 @@ void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
 	if (sd->lease_ms)
 		sd->ranks[rank].expires_ms = clock_service_ms() + sd->lease_ms;
 	if (sd->orphaned_ms) {
-		struct journal_txn *t = journal_txn_new(sd->server->journal);
 		sd->orphaned_ms = 0;
 		sd->orphan_job[0] = '\0';
-		state_dict_row(t, sd);
-		journal_commit(sd->server->journal, t, NULL, NULL);
+		state_dict_write(sd);
 	}
 }
 

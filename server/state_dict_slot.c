@@ -65,14 +65,12 @@ static void open_slot(struct slot_waiter *w)
 {
 	struct slot *sl = w->slot;
 	struct state_dict *sd = w->sd;
-	struct journal_txn *t = journal_txn_new(sd->server->journal);
 
 	slot_move(sl, SLOT_OPEN);
 	sl->made = sl->filling = false;
 	sl->generation = w->generation;
 	sl->image_bytes = 0;
-	state_dict_slot_row(t, sd, sl, SLOT_OPEN);
-	journal_commit(sd->server->journal, t, NULL, NULL);
+	state_dict_slot_write(sd, sl, SLOT_OPEN, NULL, NULL);
 	watch_of(sd)->changed(sd);
 }
 
@@ -252,12 +250,9 @@ void state_dict_reserve(struct server *s, const struct principal *who, struct st
 
 void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl)
 {
-	struct journal_txn *t = journal_txn_new(sd->server->journal);
-
 	must(sl->filling && sl->uses);
 	slot_move(sl, SLOT_LEAVING);
-	state_dict_slot_row(t, sd, sl, SLOT_FREE);
-	journal_commit(sd->server->journal, t, NULL, NULL);
+	state_dict_slot_write(sd, sl, SLOT_FREE, NULL, NULL);
 }
 
 /* ---- seal ---- */
@@ -303,10 +298,8 @@ static void on_sealed(void *user, enum err e)
 		if (!e && state_dict_complete(sd, sl->generation)) {
 			state_dict_emit(sd, "complete", sl->generation);
 			if (sl->generation > sd->last_generation) {
-				struct journal_txn *t = journal_txn_new(sd->server->journal);
 				sd->last_generation = sl->generation;
-				state_dict_row(t, sd);
-				journal_commit(sd->server->journal, t, NULL, NULL);
+				state_dict_write(sd);
 			}
 		}
 		watch_of(sd)->changed(sd);
@@ -444,10 +437,8 @@ void state_dict_release(struct server *s, const struct principal *who, struct st
 		state_dict_abandon_slot(sd, sl);
 		loop_later(s->loop, fn, user, OK);
 	} else if (sl->uses) {
-		struct journal_txn *t = journal_txn_new(s->journal);
 		slot_move(sl, SLOT_LEAVING);
-		state_dict_slot_row(t, sd, sl, SLOT_LEAVING);
-		journal_commit(s->journal, t, fn, user);
+		state_dict_slot_write(sd, sl, SLOT_LEAVING, fn, user);
 	} else {
 		free_slot(sd, sl, fn, user);
 	}

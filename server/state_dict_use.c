@@ -174,7 +174,5 @@ void state_dict_saved(struct state_dict_use *use)
 	if (!json_object_get(wishes, key))
 		return;
 	json_object_set_new(wishes, key, json_pack("{s:b}", "drop", 1));
-	struct journal_txn *t = journal_txn_new(use->owner->server->journal);
-	state_dict_row(t, use->owner);
-	journal_commit(use->owner->server->journal, t, NULL, NULL);
+	state_dict_write(use->owner);
 }

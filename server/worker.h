@@ -7,15 +7,7 @@
 #include "os/spawn.h"
 #include "os/watch.h"
 
-struct config;
-struct event_base;
-struct events;
-struct journal;
-struct loop;
-struct loop_timer;
-struct metrics;
 struct worker;
-struct workers;
 
 struct worker_root {
 	char name[33];
@@ -93,7 +85,9 @@ struct worker_parts {
 	struct metrics *metrics;
 };
 FALLIBLE enum err workers_new(const struct worker_parts *parts, struct workers **out);
-/* {"workers":[…],"next_page_token"?}: at most `most` of them, newest first, with a number below `before`, which the token is. */
+/* Appends {"workers":[{"id","pid","role":"gang"|"lookup","index","state":"starting"|"idle"|"busy"|"ending","job","storages":[…],
+ * "engine","sandbox","landlock","seccomp","started_at"}…],"next_page_token"?}: at most `most` of them, newest first, with a number below
+ * `before`, which the token is. */
 FALLIBLE enum err worker_put_page(const struct workers *all, uint32_t most, uint64_t before, struct buf *out);
 void workers_free(struct workers *all);       /* kills all, waits a moment for each */
 uint32_t workers_count(const struct workers *all, const char *role, const char *state);

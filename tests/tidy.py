@@ -98,6 +98,12 @@ ORDER = {
         dispatch
         api""",
 }
+# One function writes a state, by a table of legal moves: nothing else assigns it.
+MOVES = {
+    "server/job_move.c": re.compile(r"\bj(?:ob)?->(?:state|step)\s*=[^=]"),
+    "server/state_dict_slot_move.c": re.compile(r"\b(?:sl|slot|state_dict_\w+\([^;]*\))->state\s*=[^=]"),
+    "server/gang.c": re.compile(r"\bg(?:ang)?->state\s*=[^=]"),
+}
 CIRCLE_MAX = 2  # two files that need each other are one thought in two files; three are a knot
 PRIVATE = re.compile(r"_impl$")
 # spec, format and plan are pure: they may compute, not call the system.
@@ -350,6 +356,16 @@ class Tidy:
                 if len(knot) > CIRCLE_MAX:
                     self.say("circle", knot[0], f"{len(knot)} files use each other in a circle: {' '.join(knot)}")
 
+    def moves(self):
+        for home, pattern in MOVES.items():
+            for n in (n for n in self.ours if n.startswith("server/")):
+                found = list(pattern.finditer(strip_code(self.text[n])))
+                if n == "server/gang.c" == home:
+                    found = found[1:]  # gang_move's own
+                for m in found if n != home or n == "server/gang.c" else ():
+                    line = self.text[n].count("\n", 0, m.start()) + 1
+                    self.say("move", n, f"{m.group(0).strip(' =')} is {home}'s to write", line, m.group(0))
+
     def symbol_edges(self, sources):
         """(user, definer, symbol) for the files among `sources` that were built."""
         objects = {str((OBJ / n).with_suffix(".o")): n for n in sources if (ROOT / OBJ / n).with_suffix(".o").exists()}
@@ -462,7 +478,7 @@ class Tidy:
 
 def main():
     t = Tidy()
-    for rule in (t.includes, t.symbols, t.order, t.unused, t.calls, t.form, t.tests, t.names, t.python, t.codes):
+    for rule in (t.includes, t.symbols, t.order, t.moves, t.unused, t.calls, t.form, t.tests, t.names, t.python, t.codes):
         rule()
     allowed = {}
     path = ROOT / "tests/tidy.allow"

@@ -735,7 +735,7 @@ static void test_lookups_and_workers(void **state)
 	t_job(&t, SAVE("w2", ""), id);
 	t_job_end(&t, id);
 	assert_int_equal(workers_count(t.s->workers, "gang", NULL), 2); /* the same ones */
-	T_OK(gang_put_workers(t.s, 1000, UINT64_MAX, &text));
+	T_OK(worker_put_page(t.s->workers, 1000, UINT64_MAX, &text));
 	buf_putc(&text, 0);
 	assert_non_null(strstr((char *)text.p, "\"role\":\"gang\",\"index\":1,\"state\":\"idle\""));
 	buf_free(&text);
