@@ -10,7 +10,7 @@
 
 #include "base/arena.h"
 #include "plan/dtensor.h"
-#include "plan/sdop.h"
+#include "plan/state_dict_op.h"
 #include "lib/t.h"
 
 #define T_TREE static __attribute__((unused))
@@ -298,7 +298,8 @@ T_TREE bool t_within(const struct tree *root, const struct tree *node)
 }
 
 /* Every element of every shard of the target is given once, or once by each of `members` ranks; nobody gives what it does not have. */
-T_TREE void t_covered(const struct sdop_plan *p, struct tree *const *source, uint32_t rank, const struct tree *node, uint32_t members)
+T_TREE void t_covered(const struct state_dict_op_plan *p, struct tree *const *source, uint32_t rank, const struct tree *node,
+		      uint32_t members)
 {
 	uint32_t ndim = node->tensor.ndim;
 	int64_t scratch[2 * NDIM_MAX];
@@ -310,7 +311,7 @@ T_TREE void t_covered(const struct sdop_plan *p, struct tree *const *source, uin
 			n *= (uint64_t)box[ndim + d];
 		uint8_t *seen = t_alloc(n + 1, 1);
 		for (uint64_t i = 0; i < p->move_count; i++) {
-			const struct sdop_move *m = &p->moves[i];
+			const struct state_dict_op_move *m = &p->moves[i];
 			if (m->to != node || m->to_shard != s || m->to_rank != rank)
 				continue;
 			assert_true(t_holds(m->to, s, m->dims) && t_holds(m->from, m->from_shard, m->dims));
@@ -333,7 +334,7 @@ T_TREE void t_covered(const struct sdop_plan *p, struct tree *const *source, uin
 }
 
 /* The same for all tensors of a rank's target. */
-T_TREE void t_all_covered(const struct sdop_plan *p, struct tree *const *source, uint32_t rank, const struct tree *node)
+T_TREE void t_all_covered(const struct state_dict_op_plan *p, struct tree *const *source, uint32_t rank, const struct tree *node)
 {
 	if (node && tree_is_tensor(node))
 		t_covered(p, source, rank, node, 1);

@@ -6,24 +6,24 @@
 #include "ops/dcp_ops.h"
 
 #include "base/num.h"
-#include "ops/sdop_rules.h"
-#include "ops/sdop_tables.h"
+#include "ops/state_dict_op_rules.h"
+#include "ops/state_dict_op_tables.h"
 #include "runner/exchange.h"
 
-enum { SIDES = SDOP_SIDES, SHARD_UNKNOWN = 0 };
+enum { SIDES = STATE_DICT_OP_SIDES, SHARD_UNKNOWN = 0 };
 
 struct op {
 	struct comm *comm;
 	uint32_t me, size;
-	struct sdop_request rq;
+	struct state_dict_op_request rq;
 	const struct dcp_options *options;
 	const struct tree *mine[SIDES];
 	bool has[SIDES];
-	struct sdop_images told[SIDES];        /* of this rank: what the others get, and which slot is which shard */
-	struct sdop_trees *trees;              /* of both sides; the result refers to them */
-	struct sdop_places places;
-	struct sdop_plan plan;
-	struct sdop_images images;             /* the target's slots */
+	struct state_dict_op_images told[SIDES];        /* of this rank: what the others get, and which slot is which shard */
+	struct state_dict_op_trees *trees;              /* of both sides; the result refers to them */
+	struct state_dict_op_places places;
+	struct state_dict_op_plan plan;
+	struct state_dict_op_images images;             /* the target's slots */
 	struct run_build build;
 	struct dcp_state_dict *out;
 	bool equal;
@@ -35,7 +35,7 @@ void dcp_free(struct dcp_state_dict *s)
 		mem_free(s->blocks[i]);
 	mem_free(s->blocks);
 	for (uint32_t i = 0; s->kept && i < SIDES; i++)
-		sdop_trees_free(&s->kept[i]);
+		state_dict_op_trees_free(&s->kept[i]);
 	arena_free(s->arena);
 	*s = (struct dcp_state_dict){ 0 };
 }
@@ -72,7 +72,7 @@ static FALLIBLE enum err make_headers(struct op *o, struct buf *both, struct tol
 		if (!o->mine[i])
 			continue;
 		TRY(tree_check(o->mine[i], o->me, o->size));
-		TRY(sdop_images_make(trees, o->size, NULL, o->out->arena, &o->told[i]));
+		TRY(state_dict_op_images_make(trees, o->size, NULL, o->out->arena, &o->told[i]));
 		told[i] = (struct told){ o->told[i].headers[o->me].len, o->told[i].image_bytes[o->me] };
 		buf_put(both, o->told[i].headers[o->me].p, o->told[i].headers[o->me].len);
 	}
@@ -85,7 +85,7 @@ static FALLIBLE enum err take_header(struct op *o, uint32_t rank, uint32_t side,
 		return OK;
 	o->has[side] = true;
 	TRY(image_parse(p, told.header_bytes, told.image_bytes, rank, &o->trees[side].images[rank]));
-	return sdop_trees_add(NULL, o->trees[side].images[rank], rank, side, o->out->arena, &o->places, &o->trees[side]);
+	return state_dict_op_trees_add(NULL, o->trees[side].images[rank], rank, side, o->out->arena, &o->places, &o->trees[side]);
 }
 
 /* Everyone's headers to everyone: sizes first. */
@@ -110,7 +110,7 @@ static FALLIBLE enum err tell_all(struct op *o)
 		return ERR(NO_MEMORY, "no memory for the structures of %u ranks", o->size);
 	TRY(comm_all_gather_v(o->comm, both.p, bytes, all));
 	for (uint32_t i = 0; i < SIDES; i++)
-		TRY(sdop_trees_begin(o->size, o->out->arena, &o->trees[i]));
+		TRY(state_dict_op_trees_begin(o->size, o->out->arena, &o->trees[i]));
 	for (uint32_t r = 0; r < o->size; r++)
 		for (uint32_t i = 0; i < SIDES; i++) {
 			TRY(err_at_rank(take_header(o, r, i, all + at, told[r * SIDES + i]), r));
@@ -123,7 +123,7 @@ static FALLIBLE enum err tell_all(struct op *o)
 static FALLIBLE enum err find_addresses(struct op *o)
 {
 	for (uint32_t side = 0; side < SIDES; side++) {
-		const struct sdop_images *told = &o->told[side];
+		const struct state_dict_op_images *told = &o->told[side];
 		uint64_t n = told->slots.n, at = 0, slot = 0;
 		CLEANUP(mem_free_ptr) uint64_t *list = mem_zalloc(n + 1, sizeof *list);
 		if (!list)
@@ -131,7 +131,7 @@ static FALLIBLE enum err find_addresses(struct op *o)
 		if (o->mine[side])
 			TRY(list_addresses(o->mine[side], list, n, &at));
 		for (uint64_t i = 0; i < o->places.n; i++) {
-			struct sdop_place *p = &o->places.v[i];
+			struct state_dict_op_place *p = &o->places.v[i];
 			if (p->rank != o->me || p->dict != side)
 				continue;
 			while (slot < n && (told->slots.v[slot].offset != p->offset || !str_eq(told->slots.v[slot].fqn, p->fqn)))
@@ -164,7 +164,7 @@ static FALLIBLE enum err new_block(struct dcp_state_dict *s, uint64_t bytes, uin
 static FALLIBLE enum err place_slots(struct op *o)
 {
 	for (uint64_t i = 0; i < o->images.slots.n; i++) {
-		struct sdop_slot *s = &o->images.slots.v[i];
+		struct state_dict_op_slot *s = &o->images.slots.v[i];
 		uint64_t keeps = s->keeps;
 		s->keeps = UINT64_MAX; /* it is there already */
 		if (s->rank != o->me)
@@ -198,7 +198,7 @@ static FALLIBLE enum err with_addresses(struct op *o, const struct tree *t, stru
 		return OK;
 	TRY(arena_alloc(a, t->tensor.shard_count, sizeof *shards, &shards));
 	for (uint32_t i = 0; i < t->tensor.shard_count; i++) {
-		uint64_t slot = sdop_images_slot(&o->images, o->me, t, i);
+		uint64_t slot = state_dict_op_images_slot(&o->images, o->me, t, i);
 		shards[i] = t->tensor.shards[i];
 		shards[i].made = false;
 		shards[i].at = slot == UINT64_MAX ? SHARD_UNKNOWN : o->images.slots.v[slot].offset;
@@ -215,11 +215,12 @@ static enum err no_tick(void *user)
 
 static FALLIBLE enum err move_all(struct op *o, bool compare)
 {
-	struct sdop_tables t = { .memories = o->size, .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
+	struct state_dict_op_tables t = { .memories = o->size, .places = &o->places, .images = compare ? NULL : &o->images,
+.plan = &o->plan };
 	struct run run = { .fd = -1 };
 	uint64_t differing = 0;
 
-	TRY(sdop_tables_make(&t, &o->build));
+	TRY(state_dict_op_tables_make(&t, &o->build));
 	o->build.opts.rtol = o->options->rtol;
 	o->build.opts.atol = o->options->atol;
 	TRY(run_share(&o->build, &run));
@@ -249,11 +250,11 @@ static FALLIBLE enum err operate(struct op *o)
 	o->out->kept = o->trees;
 	TRY(tell_all(o));
 	TRY(find_addresses(o));
-	TRY(sdop_plan(&o->rq, o->trees[0].ranks, o->has[1] ? o->trees[1].ranks : NULL, NULL, o->out->arena, &o->plan));
+	TRY(state_dict_op_plan(&o->rq, o->trees[0].ranks, o->has[1] ? o->trees[1].ranks : NULL, NULL, o->out->arena, &o->plan));
 	o->equal = o->plan.equal;
 	if (compare)
 		return o->plan.move_count ? move_all(o, true) : OK;
-	TRY(sdop_images_make(o->plan.target, o->size, o->trees, o->out->arena, &o->images));
+	TRY(state_dict_op_images_make(o->plan.target, o->size, o->trees, o->out->arena, &o->images));
 	TRY(place_slots(o));
 	TRY(move_all(o, false));
 	return o->plan.target[o->me] ? with_addresses(o, o->plan.target[o->me], &o->out->tree) : OK;
@@ -265,7 +266,8 @@ static FALLIBLE enum err run_op(struct comm *c, enum job_kind kind, const struct
 	struct op o = { .comm = c, .me = comm_rank(c), .size = comm_size(c), .mine = { source, into }, .options = options, .out = out };
 
 	*out = (struct dcp_state_dict){ 0 };
-	o.rq = (struct sdop_request){ .kind = kind, .ranks_only = options->ranks_only, .ranks_only_count = options->ranks_only_count,
+	o.rq = (struct state_dict_op_request){ .kind = kind, .ranks_only = options->ranks_only,
+					       .ranks_only_count = options->ranks_only_count,
 				      .root = options->root, .type_check = options->type_check, .strict = options->strict,
 				      .cpu_offload = options->cpu_offload, .values = options->values, .layout = options->layout,
 				      .world_size = o.size };
@@ -274,9 +276,9 @@ static FALLIBLE enum err run_op(struct comm *c, enum job_kind kind, const struct
 	if (e)
 		comm_abort(c, e); /* the others may be waiting for this rank */
 	run_build_free(&o.build);
-	sdop_images_free(&o.images);
+	state_dict_op_images_free(&o.images);
 	for (uint32_t i = 0; i < SIDES; i++)
-		sdop_images_free(&o.told[i]);
+		state_dict_op_images_free(&o.told[i]);
 	vec_free(&o.places);
 	if (equal_out)
 		*equal_out = o.equal;

@@ -12,7 +12,7 @@
  * tensors travel as the segment image writes them: dict keys become text, requires_grad is not told. */
 #pragma once
 #include "comm/comm.h"
-#include "plan/sdop.h"
+#include "plan/state_dict_op.h"
 
 struct dcp_options {
 	const uint32_t *ranks_only;    /* none: all */
@@ -28,7 +28,7 @@ struct dcp_state_dict {
 	uint64_t moved_bytes;          /* that came to this rank from others */
 	uint64_t needed_bytes;         /* that ranks do not hold already, all ranks together */
 	struct arena *arena;           /* what the tree is made of, and */
-	struct sdop_trees *kept;
+	struct state_dict_op_trees *kept;
 	void **blocks;                 /* the new tensors' memory */
 	uint64_t block_count;
 };

@@ -2,7 +2,7 @@
  * it by its rule in the image's `layout`, if a mesh dim has the name "tp". */
 #include "ops/optim_load.h"
 
-#include "ops/sdop_rules.h"
+#include "ops/state_dict_op_rules.h"
 
 void optim_load_free(struct optim_load *l)
 {
@@ -15,7 +15,8 @@ void optim_load_free(struct optim_load *l)
 	*l = (struct optim_load){ 0 };
 }
 
-static FALLIBLE enum err add_entry(struct optim_load *l, const struct image *im, uint32_t rank, uint32_t i, const struct sdop_rules *rules)
+static FALLIBLE enum err add_entry(struct optim_load *l, const struct image *im, uint32_t rank, uint32_t i,
+				   const struct state_dict_op_rules *rules)
 {
 	struct image_part p = image_part_at(im, i);
 	const struct tree_mesh *mesh;
@@ -23,7 +24,7 @@ static FALLIBLE enum err add_entry(struct optim_load *l, const struct image *im,
 	struct sd_path_part self;
 	struct sd_path path = image_path(im, p.fqn, &self);
 
-	bool dtensor = p.boxed && sdop_rules_find(rules, p.fqn, p.ndim, &mesh, &placements);
+	bool dtensor = p.boxed && state_dict_op_rules_find(rules, p.fqn, p.ndim, &mesh, &placements);
 	if (dtensor && !p.outer) {
 		TRY(optim_mesh_slice(mesh, placements, rank, p.ndim, p.shape, l->arena, &p.outer));
 	} else if (dtensor) {
@@ -36,12 +37,13 @@ static FALLIBLE enum err add_entry(struct optim_load *l, const struct image *im,
 	return optim_model_add(l->model, rank, p.fqn, path, p.ndim, p.shape, p.outer);
 }
 
-static FALLIBLE enum err add_rank(struct job *j, struct optim_load *l, const json_t *entry, uint32_t rank, struct sdop_rules *rules)
+static FALLIBLE enum err add_rank(struct job *j, struct optim_load *l, const json_t *entry, uint32_t rank,
+				  struct state_dict_op_rules *rules)
 {
 	TRY(input_read_image(entry, j->fds, j->segment_count, &l->images[rank]));
 	const struct image *im = l->images[rank];
 
-	TRY(sdop_rules_read(j->worker, image_layout(im), l->world_size, rules));
+	TRY(state_dict_op_rules_read(j->worker, image_layout(im), l->world_size, rules));
 	for (uint32_t i = 0; i < image_part_count(im); i++) {
 		enum err e = add_entry(l, im, rank, i, rules);
 		struct str fqn = image_part_at(im, i).fqn;
@@ -55,7 +57,7 @@ enum err optim_load_plan(struct job *j, const struct spec_view *view, struct opt
 {
 	const json_t *entry = job_state_dict(j, &j->spec.optimizer_model);
 	const json_t *ranks = json_object_get(entry, "ranks");
-	struct sdop_rules rules = { 0 };
+	struct state_dict_op_rules rules = { 0 };
 	enum err e = OK;
 
 	*out = (struct optim_load){ .world_size = (uint32_t)json_array_size(ranks), .arena = arena_new(UINT64_MAX) };
@@ -67,7 +69,7 @@ enum err optim_load_plan(struct job *j, const struct spec_view *view, struct opt
 	TRY(optim_model_new(out->world_size, &out->model));
 	for (uint32_t r = 0; !e && r < out->world_size; r++)
 		e = err_at_rank(add_rank(j, out, json_array_get(ranks, r), r, &rules), r);
-	sdop_rules_free(&rules);
+	state_dict_op_rules_free(&rules);
 	TRY(e);
 	TRY(optim_model_done(out->model));
 	TRY(optim_plan_make(view->sd, view->dtypes, out->model, j->spec.optimizer_key, out->arena, &out->plan));

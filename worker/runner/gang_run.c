@@ -7,7 +7,7 @@
 #include "runner/exchange.h"
 #include "runner/exec.h"
 #include "runner/gate.h"
-#include "runner/sdop_run.h"
+#include "runner/state_dict_op_run.h"
 
 enum { RANKS_SHOWN_MAX = 64 };
 
@@ -59,7 +59,7 @@ static FALLIBLE enum err do_part(struct job *j, const json_t *group, const struc
 	enum run_mode mode = spec->run->head->opts.mode;
 
 	if (mode == RUN_MOVE_BOXES || mode == RUN_COMPARE_BOXES)
-		return group ? exchange_part(j, group, spec) : sdop_run(spec);
+		return group ? exchange_part(j, group, spec) : state_dict_op_run(spec);
 	pace_begin(&j->pace, spec->run->head->opts.pace, spec->index, spec->count);
 	enum err e = exec_run(spec);
 	pace_begin(&j->pace, PACE_FULL, 0, 0);

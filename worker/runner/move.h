@@ -1,5 +1,5 @@
 /* move.h: one box from a shard in one segment to a shard in another: the geometry beneath the state-dict operations, for those who copy
- * from segment to segment (sdop_run.c) and those who send in between (exchange.c). Shards are dense, in C order. */
+ * from segment to segment (state_dict_op_run.c) and those who send in between (exchange.c). Shards are dense, in C order. */
 #pragma once
 #include "runner/files.h"
 #include "runner/sources.h"

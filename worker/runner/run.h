@@ -167,7 +167,7 @@ enum run_mode {
 	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
 	RUN_VERIFY,                    /* src-driven, no target */
 	RUN_DIFF,                      /* src-driven over A; pieces are B's sources, compared */
-	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (sdop_run.c, exchange.c) */
+	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (state_dict_op_run.c, exchange.c) */
 	RUN_COMPARE_BOXES,             /* the same, but `dst` is a source, too: both are compared */
 };
 

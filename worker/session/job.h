@@ -117,4 +117,4 @@ FALLIBLE enum err reshard_job(struct job *j);
 FALLIBLE enum err verify_job(struct job *j);
 FALLIBLE enum err diff_job(struct job *j);
 FALLIBLE enum err delete_job(struct job *j);
-FALLIBLE enum err sdop_job(struct job *j);
+FALLIBLE enum err state_dict_op_job(struct job *j);

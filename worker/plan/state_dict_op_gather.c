@@ -1,11 +1,11 @@
-/* sdop_gather.c: sharded tensors become whole on the ranks that are listed, and nowhere else (see sdop.h).
+/* state_dict_op_gather.c: sharded tensors become whole on the ranks that are listed, and nowhere else (see state_dict_op.h).
  *
  * PyTorch gathers a ShardedTensor as if it were cut on dim 0 into equal pieces, one a rank, whatever its metadata say. Here the
  * boxes decide, so that any cut, several shards a rank, uneven and empty ones come out right. */
-#include "plan/sdop_pool.h"
+#include "plan/state_dict_op_pool.h"
 
 struct gather {
-	struct sdop_build *b;
+	struct state_dict_op_build *b;
 	const struct iterate_row *row;   /* of the pool */
 	uint64_t number;
 	struct pool pool;
@@ -27,7 +27,7 @@ static const struct tree *same_path(const struct iterate_row *row, const struct 
 /* A DTensor is gathered over its mesh, whatever the group is. */
 static FALLIBLE enum err holders(struct gather *g, const struct iterate_row *row, const struct iterate_place **out, uint32_t *n_out)
 {
-	struct sdop_build *b = g->b;
+	struct state_dict_op_build *b = g->b;
 	const struct tree *first = row->source[0].node;
 	struct iterate_place *all;
 	uint32_t n = 0;
@@ -54,12 +54,12 @@ static FALLIBLE enum err holders(struct gather *g, const struct iterate_row *row
 static FALLIBLE enum err target_of(struct gather *g, const struct iterate_leaf *leaf, struct tree **out)
 {
 	if (!leaf->companion)
-		return sdop_made_whole(g->b, leaf->rank, leaf->node, out);
+		return state_dict_op_made_whole(g->b, leaf->rank, leaf->node, out);
 	if (leaf->companion->kind != TREE_TENSOR)
 		return ERR(COMPANION_MISMATCH, "what is gathered is a tensor, the companion has a %s",
 			   tree_kind_name(leaf->companion->kind));
-	TRY(sdop_same_size(leaf->node, leaf->companion));
-	TRY(sdop_cast(g->b, leaf->row, leaf->rank, leaf->node, leaf->companion));
+	TRY(state_dict_op_same_size(leaf->node, leaf->companion));
+	TRY(state_dict_op_cast(g->b, leaf->row, leaf->rank, leaf->node, leaf->companion));
 	*out = (struct tree *)(uintptr_t)leaf->companion;
 	return OK;
 }
@@ -89,14 +89,14 @@ static enum err keep_leaf(void *ctx, const struct iterate_leaf *leaf, struct tre
 	if (!leaf->listed)
 		return OK;
 	TRY(target_of(g, leaf, out));
-	return sdop_move_own(g->b, leaf->rank, leaf->node, *out);
+	return state_dict_op_move_own(g->b, leaf->rank, leaf->node, *out);
 }
 
-enum err sdop_gather(struct sdop_build *b)
+enum err state_dict_op_gather(struct state_dict_op_build *b)
 {
 	struct gather g = { .b = b };
 	const struct iterate_fns fns = { gather_leaf, gather_leaf, keep_leaf, NULL, &g };
-	const struct iterate_options o = sdop_iterate_options(b);
+	const struct iterate_options o = state_dict_op_iterate_options(b);
 
 	return iterate(&fns, &o, b->source, b->rq->world_size, b->arena, b->scratch, b->out->target);
 }

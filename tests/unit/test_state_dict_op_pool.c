@@ -1,17 +1,17 @@
-/* test_sdop_pool.c: who of several holders gives a box. */
-#include "plan/sdop_pool.h"
+/* test_state_dict_op_pool.c: who of several holders gives a box. */
+#include "plan/state_dict_op_pool.h"
 #include "lib/t_tree.h"
 
-static void plan_gather(const char *text, uint32_t world, const uint32_t *hosts, struct sdop_plan *p)
+static void plan_gather(const char *text, uint32_t world, const uint32_t *hosts, struct state_dict_op_plan *p)
 {
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = world };
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = world };
 
-	T_OK(sdop_plan(&rq, t_world(text, world), NULL, hosts, t_arena, p));
+	T_OK(state_dict_op_plan(&rq, t_world(text, world), NULL, hosts, t_arena, p));
 }
 
 static void test_own_bytes_first(void **state)
 {
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
 	plan_gather("{'w':'D f32 8 / 2x4 / Replicate() Shard(0)'}", 8, NULL, &p);
@@ -28,7 +28,7 @@ static void test_own_bytes_first(void **state)
 static void test_same_host_next(void **state)
 {
 	const uint32_t hosts[8] = { 5, 6, 5, 6, 6, 5, 6, 5 };
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
 	/* replicas of a piece are r and r + 4: one on each host */
@@ -40,7 +40,7 @@ static void test_same_host_next(void **state)
 static void test_then_balanced(void **state)
 {
 	uint64_t given[8] = { 0 };
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
 	/* two whole copies, on ranks 0 and 1; six others want all */
@@ -58,19 +58,19 @@ static void test_plan_for_is_part_of_the_whole(void **state)
 	const char *text = "{'w':'D f32 600,4 / 2x3 / Replicate() Shard(1)','p':'D f32 60 / 2x3 / Shard(0) Partial()','o':'D f32 9 / "
 			"2 / Replicate()'}";
 	struct tree **trees = t_world(text, 8);
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 8 };
-	struct sdop_plan all, part;
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 8 };
+	struct state_dict_op_plan all, part;
 	uint64_t at = 0, bytes = 0;
 
 	(void)state;
-	T_OK(sdop_plan(&rq, trees, NULL, NULL, t_arena, &all));
+	T_OK(state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &all));
 	for (uint32_t r = 0; r < 8; r++) {
 		rq.plan_for = &r;
 		rq.plan_for_count = 1;
-		T_OK(sdop_plan(&rq, trees, NULL, NULL, t_arena, &part));
+		T_OK(state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &part));
 		assert_true(part.move_count > 0);
 		for (uint64_t i = 0; i < part.move_count; i++, at++) {
-			const struct sdop_move *x = &part.moves[i], *y = &all.moves[at];
+			const struct state_dict_op_move *x = &part.moves[i], *y = &all.moves[at];
 			assert_true(x->to_rank == r && y->to_rank == r && x->from_rank == y->from_rank && x->from == y->from);
 			assert_memory_equal(x->dims, y->dims, 2 * x->from->tensor.ndim * sizeof *x->dims);
 			assert_true(tree_equal(x->to, y->to));
@@ -85,11 +85,11 @@ static void test_pool_of_a_grid(void **state)
 {
 	struct tree **trees = t_world("'D f32 100,100 / 80x80 / Shard(0) Shard(1)'", 1), *node;
 	struct tree_shard *shards = t_alloc(10000, sizeof *shards);
-	struct sdop_plan out = { 0 };
-	struct sdop_request rq = { .world_size = 1 };
+	struct state_dict_op_plan out = { 0 };
+	struct state_dict_op_request rq = { .world_size = 1 };
 	uint8_t wanted[1] = { 1 };
 	uint64_t load[1] = { 0 };
-	struct sdop_build b = { .rq = &rq, .arena = t_arena, .scratch = t_arena, .out = &out, .wanted = wanted, .load = load };
+	struct state_dict_op_build b = { .rq = &rq, .arena = t_arena, .scratch = t_arena, .out = &out, .wanted = wanted, .load = load };
 	struct tree_tensor t = { .ndim = 2, .shape = trees[0]->tensor.shape, .shards = shards, .shard_count = 10000 };
 	struct pool pool;
 

@@ -1,16 +1,16 @@
-/* sdop_tables.c: see sdop_tables.h.
+/* state_dict_op_tables.c: see state_dict_op_tables.h.
  *
  * A target that exists keeps what no move brings. Its new segment is another one, so what it keeps is moved, too: from its old
  * segment, on the same rank. */
-#include "ops/sdop_tables.h"
+#include "ops/state_dict_op_tables.h"
 
 #include "base/num.h"
 #include "runner/move.h"
 
 struct making {
-	const struct sdop_tables *t;
+	const struct state_dict_op_tables *t;
 	struct run_build *b;
-	uint32_t *files[SDOP_SIDES], *made;    /* run files by rank */
+	uint32_t *files[STATE_DICT_OP_SIDES], *made;    /* run files by rank */
 	uint64_t filled;                       /* bytes in the task being made */
 	uint32_t groups;
 };
@@ -20,7 +20,7 @@ static FALLIBLE enum err add_memories(struct making *m)
 {
 	uint32_t n = m->t->memories;
 
-	for (uint32_t i = 0; i < SDOP_SIDES; i++)
+	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 		m->files[i] = mem_zalloc(n, sizeof **m->files);
 	m->made = mem_zalloc(n, sizeof *m->made);
 	if (!m->files[0] || !m->files[1] || !m->made)
@@ -28,7 +28,7 @@ static FALLIBLE enum err add_memories(struct making *m)
 	for (uint32_t r = 0; r < n; r++) {
 		TRY(run_add_file(m->b, RUN_FILE_MEMORY, 0, STR(""), 0, &m->made[r]));
 		m->b->files.v[m->made[r]].rank = r;
-		for (uint32_t i = 0; i < SDOP_SIDES; i++)
+		for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 			m->files[i][r] = m->made[r];
 	}
 	return OK;
@@ -57,12 +57,12 @@ static FALLIBLE enum err add_files(struct run_build *b, const json_t *entry, boo
 
 static FALLIBLE enum err add_sources(struct making *m)
 {
-	const struct sdop_places *places = m->t->places;
+	const struct state_dict_op_places *places = m->t->places;
 	struct run_src *s;
 
 	TRY(vec_reserve(&m->b->srcs, places->n));
 	for (uint64_t i = 0; i < places->n; i++) {
-		const struct sdop_place *p = &places->v[i];
+		const struct state_dict_op_place *p = &places->v[i];
 		TRY(vec_push(&m->b->srcs, &s));
 		*s = (struct run_src){ .kind = RUN_SRC_PLAIN, .dtype = (uint8_t)p->dtype, .ndim = p->ndim, .rank = p->rank,
 				       .file = m->files[p->dict][p->rank], .offset = p->offset, .length = p->bytes,
@@ -75,12 +75,12 @@ static FALLIBLE enum err add_sources(struct making *m)
 
 static FALLIBLE enum err add_targets(struct making *m)
 {
-	const struct sdop_images *im = m->t->images;
+	const struct state_dict_op_images *im = m->t->images;
 	struct run_dst *d;
 
 	TRY(vec_reserve(&m->b->dsts, im->slots.n));
 	for (uint64_t i = 0; i < im->slots.n; i++) {
-		const struct sdop_slot *s = &im->slots.v[i];
+		const struct state_dict_op_slot *s = &im->slots.v[i];
 		TRY(vec_push(&m->b->dsts, &d));
 		*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)s->dtype, .bare = true, .ndim = s->ndim,
 				       .rank = s->rank, .file = m->made[s->rank], .offset = s->offset, .payload_bytes = s->bytes,
@@ -166,20 +166,20 @@ static FALLIBLE enum err place_of(struct making *m, const struct tree *node, uin
 	return OK;
 }
 
-static FALLIBLE enum err to_run_move(struct making *m, const struct sdop_move *from, struct run_move *out)
+static FALLIBLE enum err to_run_move(struct making *m, const struct state_dict_op_move *from, struct run_move *out)
 {
 	*out = (struct run_move){ .reduce = from->reduce, .divisor = from->divisor, .op = from->op };
 	TRY(place_of(m, from->from, from->from_shard, &out->src));
 	if (!m->t->images)
 		return place_of(m, from->to, from->to_shard, &out->dst);
-	uint64_t slot = sdop_images_slot(m->t->images, from->to_rank, from->to, from->to_shard);
+	uint64_t slot = state_dict_op_images_slot(m->t->images, from->to_rank, from->to, from->to_shard);
 	if (slot == UINT64_MAX)
 		return ERR(INTERNAL, "a move to a shard that is nowhere");
 	out->dst = (uint32_t)slot;
 	return OK;
 }
 
-static uint64_t group_end(const struct sdop_plan *p, uint64_t i)
+static uint64_t group_end(const struct state_dict_op_plan *p, uint64_t i)
 {
 	uint64_t end = i + 1;
 
@@ -190,12 +190,12 @@ static uint64_t group_end(const struct sdop_plan *p, uint64_t i)
 
 static FALLIBLE enum err count_covered(struct making *m)
 {
-	const struct sdop_plan *p = m->t->plan;
+	const struct state_dict_op_plan *p = m->t->plan;
 	struct run_move move;
 
 	for (uint64_t i = 0; i < p->move_count; i = group_end(p, i)) {
 		TRY(to_run_move(m, &p->moves[i], &move));
-		struct sdop_slot *s = &m->t->images->slots.v[move.dst];
+		struct state_dict_op_slot *s = &m->t->images->slots.v[move.dst];
 		s->covered += move_elements(s->ndim, p->moves[i].dims + s->ndim);
 	}
 	return OK;
@@ -203,7 +203,7 @@ static FALLIBLE enum err count_covered(struct making *m)
 
 static FALLIBLE enum err keep_slot(struct making *m, uint64_t slot)
 {
-	const struct sdop_slot *s = &m->t->images->slots.v[slot];
+	const struct state_dict_op_slot *s = &m->t->images->slots.v[slot];
 	uint64_t numel = move_elements(s->ndim, s->dims + s->ndim);
 
 	if (s->covered != 0 && s->covered != numel) {
@@ -222,7 +222,7 @@ static FALLIBLE enum err keep_slot(struct making *m, uint64_t slot)
 
 static FALLIBLE enum err add_group(struct making *m, uint64_t first, uint64_t end)
 {
-	const struct sdop_plan *p = m->t->plan;
+	const struct state_dict_op_plan *p = m->t->plan;
 	CLEANUP(mem_free_ptr) struct run_move *moves = mem_zalloc(end - first, sizeof *moves);
 
 	if (!moves)
@@ -235,7 +235,7 @@ static FALLIBLE enum err add_group(struct making *m, uint64_t first, uint64_t en
 /* In the order of target ranks; of each first what it keeps. */
 static FALLIBLE enum err add_all(struct making *m)
 {
-	const struct sdop_plan *p = m->t->plan;
+	const struct state_dict_op_plan *p = m->t->plan;
 	uint64_t slots = m->t->images ? m->t->images->slots.n : 0, slot = 0, i = 0;
 
 	if (m->t->images)
@@ -256,14 +256,14 @@ static FALLIBLE enum err add_all(struct making *m)
 	return OK;
 }
 
-enum err sdop_tables_make(const struct sdop_tables *t, struct run_build *b)
+enum err state_dict_op_tables_make(const struct state_dict_op_tables *t, struct run_build *b)
 {
 	struct making m = { .t = t, .b = b };
 	enum err e = t->memories ? add_memories(&m) : OK;
 
 	b->opts.mode = t->images ? RUN_MOVE_BOXES : RUN_COMPARE_BOXES;
 	b->opts.task_bytes = BUILD_TASK_BYTES;
-	for (uint32_t i = 0; !e && i < SDOP_SIDES; i++)
+	for (uint32_t i = 0; !e && i < STATE_DICT_OP_SIDES; i++)
 		if (t->dicts[i])
 			e = add_files(b, t->dicts[i], false, &m.files[i]);
 	if (!e && t->made)
@@ -274,7 +274,7 @@ enum err sdop_tables_make(const struct sdop_tables *t, struct run_build *b)
 		e = add_targets(&m);
 	if (!e)
 		e = add_all(&m);
-	for (uint32_t i = 0; i < SDOP_SIDES; i++)
+	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 		mem_free(m.files[i]);
 	mem_free(m.made);
 	return e;

@@ -1,9 +1,9 @@
-/* sdop_pool.c: who holds what of a tensor, and who gives it (see sdop_pool.h).
+/* state_dict_op_pool.c: who holds what of a tensor, and who gives it (see state_dict_op_pool.h).
  *
  * Boxes are sorted and equal ones put together: they are replicas. What remains has to tile the tensor; a tensor cut along one dim, which
  * most are, shows that in one pass, any other asks overlap.h. A target's box then takes from each box that it meets: from the rank
  * itself, from its host, or from the one that gives least so far, so that no holder serves all. */
-#include "plan/sdop_pool.h"
+#include "plan/state_dict_op_pool.h"
 
 #include <stdlib.h>
 
@@ -130,7 +130,7 @@ static FALLIBLE enum err check_same(const struct tree *first, uint32_t first_ran
 	return OK;
 }
 
-static FALLIBLE enum err collect(struct sdop_build *b, const struct iterate_place *places, uint32_t count, struct pool *p)
+static FALLIBLE enum err collect(struct state_dict_op_build *b, const struct iterate_place *places, uint32_t count, struct pool *p)
 {
 	uint64_t total = 0;
 
@@ -153,7 +153,7 @@ static FALLIBLE enum err collect(struct sdop_build *b, const struct iterate_plac
 			if (!e->dims && p->entry_count && p->entries[0].node->kind == TREE_TENSOR)
 				e->dims = p->entries[0].dims; /* all whole ones are equal */
 			if (!e->dims)
-				TRY(sdop_whole_dims(b, t, &e->dims));
+				TRY(state_dict_op_whole_dims(b, t, &e->dims));
 			if (box_empty(t->ndim, e->dims + t->ndim))
 				continue;
 			enum err er = group_of(p, places[i].node, e->rank, &e->group);
@@ -200,7 +200,7 @@ static FALLIBLE enum err part_missing(const struct pool *p, const struct pool_bo
 }
 
 /* Puts equal boxes together: replicas, or the parts of a Partial value. */
-static FALLIBLE enum err unite(struct sdop_build *b, struct pool *p)
+static FALLIBLE enum err unite(struct state_dict_op_build *b, struct pool *p)
 {
 	uint32_t ndim = p->like->tensor.ndim;
 	struct pool_box *box = NULL;
@@ -263,7 +263,8 @@ static enum err first_pair(void *ctx, uint32_t x, uint32_t y)
 	return ERR_PLAN_INVALID; /* one is enough */
 }
 
-static FALLIBLE enum err check_tiling(struct sdop_build *b, const struct pool *p, const struct iterate_place *places, uint32_t count)
+static FALLIBLE enum err check_tiling(struct state_dict_op_build *b, const struct pool *p, const struct iterate_place *places,
+				      uint32_t count)
 {
 	uint32_t ndim = p->like->tensor.ndim, lacks = places[0].rank;
 	struct pair pair = { 0 };
@@ -290,7 +291,7 @@ static FALLIBLE enum err check_tiling(struct sdop_build *b, const struct pool *p
 			       box_print(ndim, p->like->tensor.shape, text, sizeof text), (uintmax_t)sum, (uintmax_t)want), lacks);
 }
 
-enum err pool_make(struct sdop_build *b, const struct iterate_place *places, uint32_t count, struct pool *p)
+enum err pool_make(struct state_dict_op_build *b, const struct iterate_place *places, uint32_t count, struct pool *p)
 {
 	must(count > 0);
 	*p = (struct pool){ .like = places[0].node };
@@ -305,7 +306,7 @@ enum err pool_make(struct sdop_build *b, const struct iterate_place *places, uin
 }
 
 /* The group of a box's holders that gives it to a rank: its first entry. */
-static const struct pool_entry *choose(struct sdop_build *b, const struct pool *p, const struct pool_box *box, uint32_t rank)
+static const struct pool_entry *choose(struct state_dict_op_build *b, const struct pool *p, const struct pool_box *box, uint32_t rank)
 {
 	const struct pool_entry *e = &p->entries[box->first], *best = NULL;
 	bool best_near = false;
@@ -333,7 +334,7 @@ static const struct pool_entry *choose(struct sdop_build *b, const struct pool *
 }
 
 struct fill {
-	struct sdop_build *b;
+	struct state_dict_op_build *b;
 	const struct pool *p;
 	uint32_t rank, shard;
 	const struct tree *to;
@@ -344,7 +345,7 @@ struct fill {
 /* The part of the pool's box that the target's box needs. */
 static enum err take(struct fill *f, const struct pool_box *box)
 {
-	struct sdop_build *b = f->b;
+	struct state_dict_op_build *b = f->b;
 	uint32_t ndim = f->p->like->tensor.ndim;
 	int64_t part[2 * NDIM_MAX], *kept;
 
@@ -352,7 +353,7 @@ static enum err take(struct fill *f, const struct pool_box *box)
 		return OK;
 	uint64_t n = volume(ndim, part + ndim);
 	const struct pool_entry *e = choose(b, f->p, box, f->rank);
-	struct sdop_move m = { .to_rank = f->rank, .to = f->to, .to_shard = f->shard, .dims = box->dims };
+	struct state_dict_op_move m = { .to_rank = f->rank, .to = f->to, .to_shard = f->shard, .dims = box->dims };
 
 	f->found += n;
 	if (box->count > f->p->members && e->rank != f->rank)
@@ -375,7 +376,7 @@ static enum err take(struct fill *f, const struct pool_box *box)
 		m.from_rank = e[i].rank;
 		m.from = e[i].node;
 		m.from_shard = e[i].shard;
-		TRY(sdop_move_add(b, m));
+		TRY(state_dict_op_move_add(b, m));
 	}
 	return OK;
 }
@@ -404,7 +405,7 @@ static FALLIBLE enum err take_line(struct fill *f)
 
 static FALLIBLE enum err take_grid(struct fill *f)
 {
-	struct sdop_build *b = f->b;
+	struct state_dict_op_build *b = f->b;
 	const struct overlap_box target = { f->dims, 0 };
 	struct overlap_box *boxes;
 
@@ -419,7 +420,7 @@ static FALLIBLE enum err take_grid(struct fill *f)
 	return overlap_join(f->p->like->tensor.ndim, &target, 1, boxes, f->p->box_count, take_pair, f);
 }
 
-enum err pool_fill(struct sdop_build *b, const struct pool *p, uint32_t rank, const struct tree *to)
+enum err pool_fill(struct state_dict_op_build *b, const struct pool *p, uint32_t rank, const struct tree *to)
 {
 	const struct tree_tensor *t = &to->tensor;
 	if (!p->choice && !b->wanted[rank])
@@ -427,7 +428,7 @@ enum err pool_fill(struct sdop_build *b, const struct pool *p, uint32_t rank, co
 	for (uint32_t i = 0; i < t->shard_count; i++) {
 		struct fill f = { b, p, rank, i, to, t->shards[i].dims, 0 };
 		if (!f.dims)
-			TRY(sdop_whole_dims(b, t, &f.dims));
+			TRY(state_dict_op_whole_dims(b, t, &f.dims));
 		if (box_empty(t->ndim, f.dims + t->ndim))
 			continue;
 		TRY(p->line >= 0 ? take_line(&f) : take_grid(&f));

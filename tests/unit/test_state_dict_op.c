@@ -1,5 +1,5 @@
-/* test_sdop.c: the request's checks, and plans for large state dicts: time and memory. */
-#include "plan/sdop.h"
+/* test_state_dict_op.c: the request's checks, and plans for large state dicts: time and memory. */
+#include "plan/state_dict_op.h"
 
 #include <time.h>
 
@@ -12,52 +12,52 @@ static void test_bad_requests(void **state)
 {
 	struct tree **trees = t_world("{'w':'T f32 4'}", 2);
 	const uint32_t far[] = { 2 }, twice[] = { 1, 1 };
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2, .group = far, .group_count = 1 };
-	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 2, .group = far, .group_count = 1 };
+	T_ERR(INVALID_REQUEST, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 	rq.group = twice;
 	rq.group_count = 2;
-	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = JOB_GATHER, .world_size = 2, .ranks_only = far, .ranks_only_count = 1 };
-	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = JOB_GATHER, .world_size = 2, .plan_for = far, .plan_for_count = 1 };
-	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = JOB_KIND_COUNT, .world_size = 2 };
-	T_ERR(INVALID_REQUEST, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
-	rq = (struct sdop_request){ .kind = JOB_GATHER };
-	T_ERR(WORLD_MISMATCH, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	T_ERR(INVALID_REQUEST, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	rq = (struct state_dict_op_request){ .kind = JOB_GATHER, .world_size = 2, .ranks_only = far, .ranks_only_count = 1 };
+	T_ERR(INVALID_REQUEST, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	rq = (struct state_dict_op_request){ .kind = JOB_GATHER, .world_size = 2, .plan_for = far, .plan_for_count = 1 };
+	T_ERR(INVALID_REQUEST, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	rq = (struct state_dict_op_request){ .kind = JOB_KIND_COUNT, .world_size = 2 };
+	T_ERR(INVALID_REQUEST, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	rq = (struct state_dict_op_request){ .kind = JOB_GATHER };
+	T_ERR(WORLD_MISMATCH, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 }
 
 static void test_hostile_trees(void **state)
 {
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 1 };
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 1 };
 	struct tree *trees[1] = { t_tree("{'w':'T f64 9223372036854775807,3'}", 0) };
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
-	T_ERR(LIMIT_EXCEEDED, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	T_ERR(LIMIT_EXCEEDED, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 	t_names("w", 0, "");
 	trees[0] = t_tree("{'w':'S f32 9 / 0: 9223372036854775807+9223372036854775807'}", 0);
-	T_ERR(PLAN_INVALID, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	T_ERR(PLAN_INVALID, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 	trees[0] = t_tree("{'w':'T f32 4'}", 0);
 	struct tree *to[1] = { t_tree("{'w':'D f32 4 / 2 / Shard(0)'}", 0) };
-	T_ERR(WORLD_MISMATCH, sdop_plan(&rq, trees, to, NULL, t_arena, &p));
+	T_ERR(WORLD_MISMATCH, state_dict_op_plan(&rq, trees, to, NULL, t_arena, &p));
 }
 
 /* Out of memory anywhere ends in an error; LeakSanitizer sees the rest. */
 static void test_no_memory(void **state)
 {
 	struct tree **trees = t_world("{'w':'D f32 8,4 / 2x2 / Shard(0) Shard(1)','p':'D f32 4 / 4 / Partial()','v':[1]}", 4);
-	struct sdop_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = 4 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = 4 };
+	struct state_dict_op_plan p;
 	enum err e = ERR_NO_MEMORY;
 
 	(void)state;
 	for (uint64_t n = 1; e; n++) {
 		mem_fail_at(n);
-		e = sdop_plan(&rq, trees, NULL, NULL, t_arena, &p);
+		e = state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p);
 		mem_fail_at(0);
 		assert_true(e == OK || e == ERR_NO_MEMORY);
 		assert_true(n < 1000);
@@ -113,13 +113,13 @@ static void test_large(void **state)
 	static const int64_t flat[1] = { WORLD }, folded[2] = { 2, WORLD / 2 };
 	struct tree **rows = large(row, flat, 1), **half = large(hsdp, folded, 2);
 	const uint32_t me = 5;
-	struct sdop_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = WORLD };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_REDISTRIBUTE, .world_size = WORLD };
+	struct state_dict_op_plan p;
 	uint64_t before = arena_used(t_arena);
 	double start = now();
 
 	(void)state;
-	T_OK(sdop_plan(&rq, rows, half, NULL, t_arena, &p));
+	T_OK(state_dict_op_plan(&rq, rows, half, NULL, t_arena, &p));
 	print_message("redistribute, 64 x 10,000 tensors, all ranks' %ju moves: %.2f s, %ju MiB\n", (uintmax_t)p.move_count, now() - start,
 		      (uintmax_t)(arena_used(t_arena) - before) >> 20);
 	assert_int_equal(p.move_count, (uint64_t)TENSORS * WORLD * 2);
@@ -129,11 +129,11 @@ static void test_large(void **state)
 	assert_true(arena_used(t_arena) - before < (uint64_t)TENSORS * WORLD * 400);
 
 	rq.kind = JOB_GATHER;
-	T_ERR(LIMIT_EXCEEDED, sdop_plan(&rq, rows, NULL, NULL, t_arena, &p)); /* 41 million */
+	T_ERR(LIMIT_EXCEEDED, state_dict_op_plan(&rq, rows, NULL, NULL, t_arena, &p)); /* 41 million */
 	rq.plan_for = &me;
 	rq.plan_for_count = 1;
 	start = now();
-	T_OK(sdop_plan(&rq, rows, NULL, NULL, t_arena, &p));
+	T_OK(state_dict_op_plan(&rq, rows, NULL, NULL, t_arena, &p));
 	print_message("gather, 64 x 10,000 tensors, one rank's %ju moves: %.2f s\n", (uintmax_t)p.move_count, now() - start);
 	assert_int_equal(p.move_count, (uint64_t)TENSORS * WORLD);
 }

@@ -1,6 +1,6 @@
-/* sdop_pool.h: all boxes of one tensor with everybody who holds them, and who of them gives what to a target's box. */
+/* state_dict_op_pool.h: all boxes of one tensor with everybody who holds them, and who of them gives what to a target's box. */
 #pragma once
-#include "plan/sdop_impl.h"
+#include "plan/state_dict_op_impl.h"
 
 struct pool_entry {
 	const int64_t *dims;
@@ -29,6 +29,6 @@ struct pool {
 
 /* Ranks must agree on kind, shape, dtype, mesh and placements; boxes must tile the tensor, equal ones are replicas. Errors name the
  * rank; the caller adds the path. */
-FALLIBLE enum err pool_make(struct sdop_build *b, const struct iterate_place *places, uint32_t count, struct pool *out);
+FALLIBLE enum err pool_make(struct state_dict_op_build *b, const struct iterate_place *places, uint32_t count, struct pool *out);
 /* The moves that fill all shards of `to`, a tensor of the same shape of a rank. */
-FALLIBLE enum err pool_fill(struct sdop_build *b, const struct pool *p, uint32_t rank, const struct tree *to);
+FALLIBLE enum err pool_fill(struct state_dict_op_build *b, const struct pool *p, uint32_t rank, const struct tree *to);

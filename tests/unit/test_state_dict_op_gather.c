@@ -1,13 +1,13 @@
-/* test_sdop_gather.c: sharded tensors become whole, whatever their cut. */
-#include "plan/sdop.h"
+/* test_state_dict_op_gather.c: sharded tensors become whole, whatever their cut. */
+#include "plan/state_dict_op.h"
 #include "lib/t_tree.h"
 
-static void gather(const char *text, uint32_t world, struct sdop_plan *p, struct tree ***trees_out)
+static void gather(const char *text, uint32_t world, struct state_dict_op_plan *p, struct tree ***trees_out)
 {
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = world, .type_check = true };
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = world, .type_check = true };
 
 	*trees_out = t_world(text, world);
-	T_OK(sdop_plan(&rq, *trees_out, NULL, NULL, t_arena, p));
+	T_OK(state_dict_op_plan(&rq, *trees_out, NULL, NULL, t_arena, p));
 }
 
 /* All ranks get one whole tensor, each element once. */
@@ -23,7 +23,7 @@ static void test_any_cut(void **state)
 		"D f32 8,6 / 2x2 / Replicate() Shard(1)", "D f32 10,2 / 2x2 / _StridedShard(0,sf=2) Shard(0)",
 		"D f32 10,2 / 2x2 / _StridedShard(0,sf=2) Replicate()", "D f32 8 / 2 / Shard(0) / 3,1", "D f32 / 4 / Replicate()",
 	};
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 	struct tree **trees;
 	char text[256];
 
@@ -46,11 +46,11 @@ static void test_ranks_only(void **state)
 {
 	struct tree **trees = t_world("{'w':'S f32 12,3,3 / 0: 0,0,0+3,3,3 / 1: 3,0,0+3,3,3 / 2: 6,0,0+3,3,3 / 3: 9,0,0+3,3,3'}", 4);
 	const uint32_t only[] = { 0, 2 };
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 4, .ranks_only = only, .ranks_only_count = 2 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 4, .ranks_only = only, .ranks_only_count = 2 };
+	struct state_dict_op_plan p;
 
 	(void)state;
-	T_OK(sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	T_OK(state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 	for (uint32_t r = 0; r < 4; r++) {
 		t_is(p.target[r], r % 2 ? "{}" : "{w: T float32 [12, 3, 3]}");
 		t_all_covered(&p, trees, r, p.target[r]);
@@ -67,12 +67,12 @@ static void test_group(void **state)
 {
 	struct tree **trees = t_world("{'s':'S f32 4 / 3: 0+2 / 1: 2+2','d':'D f32 4 / 2 / Shard(0) / 0,1'}", 4);
 	const uint32_t group[] = { 3, 1 }, only[] = { 1 };
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 4, .group = group, .group_count = 2, .ranks_only = only,
-				   .ranks_only_count = 1 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 4, .group = group, .group_count = 2, .ranks_only = only,
+					    .ranks_only_count = 1 };
+	struct state_dict_op_plan p;
 
 	(void)state;
-	T_OK(sdop_plan(&rq, trees, NULL, NULL, t_arena, &p)); /* the DTensor is gathered over its mesh, as in PyTorch */
+	T_OK(state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p)); /* the DTensor is gathered over its mesh, as in PyTorch */
 	assert_null(p.target[0]);
 	t_is(p.target[3], "{}");
 	t_is(p.target[1], "{s: T float32 [4], d: T float32 [4]}");
@@ -81,7 +81,7 @@ static void test_group(void **state)
 
 static void test_complicated(void **state)
 {
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 	struct tree **trees;
 
 	(void)state;
@@ -107,7 +107,7 @@ static void test_partial(void **state)
 		{ "D f32 6 / 2x2 / Partial(avg) Partial(sum)", 4, REDUCE_AVG, 2 },
 		{ "D c64 6 / 2x2 / Partial(avg) Partial(avg)", 4, REDUCE_AVG, 4 },
 	};
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 	struct tree **trees;
 	char text[128];
 
@@ -120,7 +120,7 @@ static void test_partial(void **state)
 			t_covered(&p, trees, r, p.target[r]->children[0], cases[i].members);
 		}
 		for (uint64_t m = 0; m < p.move_count; m++) {
-			const struct sdop_move *at = &p.moves[m];
+			const struct state_dict_op_move *at = &p.moves[m];
 			assert_int_equal(at->op, cases[i].op);
 			assert_int_equal(at->divisor, cases[i].divisor);
 			/* a number's moves stand in a row, come from different ranks and give one box */
@@ -141,17 +141,17 @@ static void test_partial_errors(void **state)
 		{ "{'g':'D i64 6 / 4 / Partial(avg)'}", ERR_DTYPE_UNSUPPORTED },
 		{ "{'g':'D c64 6 / 4 / Partial(max)'}", ERR_DTYPE_UNSUPPORTED },
 	};
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 4 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 4 };
+	struct state_dict_op_plan p;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		assert_int_equal(sdop_plan(&rq, t_world(cases[i].text, 4), NULL, NULL, t_arena, &p), cases[i].e);
+		assert_int_equal(state_dict_op_plan(&rq, t_world(cases[i].text, 4), NULL, NULL, t_arena, &p), cases[i].e);
 		t_names("g", 0, "");
 	}
 	struct tree **trees = t_world("{'g':'D f32 6 / 4 / Partial()'}", 4);
 	trees[2] = NULL;
-	T_ERR(PLAN_INVALID, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	T_ERR(PLAN_INVALID, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 	t_names("g", 2, "missing on rank 2");
 }
 
@@ -164,12 +164,12 @@ static void test_shards_that_do_not_fit(void **state)
 		{ "{'a':{'w':'S f32 4,4 / 0: 0,0+4,2 / 1: 0,2+2,2 / 1: 1,3+2,1'}}", ERR_PLAN_INVALID, 1, "overlap" },
 		{ "{'a':{'w':'S f32 4,4 / 0: 0,0+3,3 / 1: 2,2+2,2'}}", ERR_PLAN_INVALID, 1, "overlap" },
 	};
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 2 };
+	struct state_dict_op_plan p;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		assert_int_equal(sdop_plan(&rq, t_world(cases[i].text, 2), NULL, NULL, t_arena, &p), cases[i].e);
+		assert_int_equal(state_dict_op_plan(&rq, t_world(cases[i].text, 2), NULL, NULL, t_arena, &p), cases[i].e);
 		t_names("a.w", cases[i].rank, cases[i].words);
 	}
 }
@@ -181,17 +181,17 @@ static void test_ranks_that_differ(void **state)
 		{ "{'w':'S f32 4 / 0: 0+2'}", "{'w':'T f32 4'}" }, { "{'w':'S f32 4 / 0: 0+2'}", "{'w':3}" },
 		{ "{'w':'D f32 4 / 2 / Shard(0)'}", "{'w':'D f32 4 / 2 / Replicate()'}" },
 	};
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 2 };
+	struct state_dict_op_plan p;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct tree *trees[2] = { t_tree(cases[i].a, 0), t_tree(cases[i].b, 1) };
-		T_ERR(PLAN_INVALID, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+		T_ERR(PLAN_INVALID, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 		t_names("w", 1, "rank 1");
 	}
 	struct tree *trees[2] = { t_tree("{'w':'S f32 4 / 0: 0+2'}", 0), t_tree("{}", 1) };
-	T_ERR(COVERAGE_HOLE, sdop_plan(&rq, trees, NULL, NULL, t_arena, &p));
+	T_ERR(COVERAGE_HOLE, state_dict_op_plan(&rq, trees, NULL, NULL, t_arena, &p));
 	t_names("w", 0, "2 of 4");
 }
 
@@ -200,20 +200,20 @@ static void test_into_a_target(void **state)
 	struct tree **trees = t_world("{'w':'S f32 4 / 0: 0+2 / 1: 2+2','v':1}", 2);
 	struct tree *to[2] = { t_tree("{'w':'T f64 4','v':2}", 0), NULL };
 	const uint32_t only[] = { 0 };
-	struct sdop_request rq = { .kind = JOB_GATHER, .world_size = 2, .ranks_only = only, .ranks_only_count = 1 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_GATHER, .world_size = 2, .ranks_only = only, .ranks_only_count = 1 };
+	struct state_dict_op_plan p;
 
 	(void)state;
-	T_OK(sdop_plan(&rq, trees, to, NULL, t_arena, &p));
+	T_OK(state_dict_op_plan(&rq, trees, to, NULL, t_arena, &p));
 	assert_ptr_equal(p.target[0]->children[0], to[0]->children[0]);
 	t_is(p.target[0], "{w: T float64 [4], v: 1}");
 	t_is(p.target[1], "{}");
 	assert_int_equal(p.made[0], 0);
 	assert_int_equal(p.note_count, 1);
 	to[0] = t_tree("{'w':'S f32 4 / 0: 0+2 / 1: 2+2','v':2}", 0);
-	T_ERR(COMPANION_MISMATCH, sdop_plan(&rq, trees, to, NULL, t_arena, &p));
+	T_ERR(COMPANION_MISMATCH, state_dict_op_plan(&rq, trees, to, NULL, t_arena, &p));
 	to[0] = t_tree("{'w':'T f32 5','v':2}", 0);
-	T_ERR(SIZE_MISMATCH, sdop_plan(&rq, trees, to, NULL, t_arena, &p));
+	T_ERR(SIZE_MISMATCH, state_dict_op_plan(&rq, trees, to, NULL, t_arena, &p));
 }
 
 int main(void)

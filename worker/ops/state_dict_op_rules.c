@@ -1,14 +1,14 @@
-/* sdop_rules.c: see sdop_rules.h. A state dict of thousands of DTensors has as many rules, each for one FQN: those are found by
- * a map, and only patterns are tried one by one. */
-#include "ops/sdop_rules.h"
+/* state_dict_op_rules.c: see state_dict_op_rules.h. A state dict of thousands of DTensors has as many rules, each for one FQN: those are
+ * found by a map, and only patterns are tried one by one. */
+#include "ops/state_dict_op_rules.h"
 #include "base/jtext.h"
 
-void sdop_rules_free(struct sdop_rules *r)
+void state_dict_op_rules_free(struct state_dict_op_rules *r)
 {
 	spec_layout_free(&r->spec);
 	map_free(&r->exact);
 	mem_free(r->wild);
-	*r = (struct sdop_rules){ 0 };
+	*r = (struct state_dict_op_rules){ 0 };
 }
 
 /* The rules that name placements; `like` and boxes are nothing that an image may ask for. */
@@ -57,7 +57,7 @@ static FALLIBLE enum err make_mesh(struct arena *a, const struct layout_rule *ru
 	return OK;
 }
 
-static FALLIBLE enum err index_rules(struct sdop_rules *r)
+static FALLIBLE enum err index_rules(struct state_dict_op_rules *r)
 {
 	const struct layout *l = &r->spec.layout;
 	uint32_t found;
@@ -76,13 +76,13 @@ static FALLIBLE enum err index_rules(struct sdop_rules *r)
 	return OK;
 }
 
-enum err sdop_rules_read(struct worker *w, struct str text, uint32_t world_size, struct sdop_rules *out)
+enum err state_dict_op_rules_read(struct worker *w, struct str text, uint32_t world_size, struct state_dict_op_rules *out)
 {
 	json_t *list = NULL;
 
 	if (out->text.p && str_eq(out->text, text))
 		return OK;
-	sdop_rules_free(out);
+	state_dict_op_rules_free(out);
 	if (!text.p)
 		return OK;
 	TRY(mesh_rules(text, &list));
@@ -104,8 +104,8 @@ static bool has_dims(const struct layout_rule *rule, uint32_t ndim)
 	return true;
 }
 
-bool sdop_rules_find(const struct sdop_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,
-		     const struct placement **placements_out)
+bool state_dict_op_rules_find(const struct state_dict_op_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,
+			      const struct placement **placements_out)
 {
 	const struct layout *l = &r->spec.layout;
 	uint32_t best = map_get(&r->exact, fqn);
@@ -136,7 +136,7 @@ static void put_placement(struct buf *b, const struct placement *p)
 		buf_puts(b, "\"Replicate()\"");
 }
 
-enum err sdop_rules_put(struct buf *b, struct str match, const struct tree_mesh *mesh, const struct placement *placements)
+enum err state_dict_op_rules_put(struct buf *b, struct str match, const struct tree_mesh *mesh, const struct placement *placements)
 {
 	uint64_t n = 1;
 

@@ -1,13 +1,13 @@
-/* test_sdop_fill.c: broadcast, distribute and redistribute into targets that are there. */
-#include "plan/sdop.h"
+/* test_state_dict_op_fill.c: broadcast, distribute and redistribute into targets that are there. */
+#include "plan/state_dict_op.h"
 #include "lib/t_tree.h"
 
-static struct sdop_plan plan(enum job_kind kind, uint32_t world, struct tree **from, struct tree **to, bool strict)
+static struct state_dict_op_plan plan(enum job_kind kind, uint32_t world, struct tree **from, struct tree **to, bool strict)
 {
-	struct sdop_request rq = { .kind = kind, .world_size = world, .strict = strict, .type_check = true };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = kind, .world_size = world, .strict = strict, .type_check = true };
+	struct state_dict_op_plan p;
 
-	T_OK(sdop_plan(&rq, from, to, NULL, t_arena, &p));
+	T_OK(state_dict_op_plan(&rq, from, to, NULL, t_arena, &p));
 	return p;
 }
 
@@ -19,7 +19,7 @@ static struct tree **rank0(const char *text, uint32_t world)
 	return trees;
 }
 
-static bool noted(const struct sdop_plan *p, enum sdop_what what, uint32_t rank, const char *path)
+static bool noted(const struct state_dict_op_plan *p, enum state_dict_op_what what, uint32_t rank, const char *path)
 {
 	for (uint64_t i = 0; i < p->note_count; i++)
 		if (p->notes[i].what == what && p->notes[i].rank == rank && str_is(p->notes[i].path, path))
@@ -33,7 +33,7 @@ static void test_broadcast(void **state)
 			"'k':1}}", 4);
 	struct tree **to = t_world("{'lr':0,'a':'D bf16 8,2 / 2x2 / Shard(0) Replicate()','b':'T i64 7','step':'D f32 9 / 4 / Shard(0)',"
 				   "'kept':'T f32 2','opt':{'m':'T f32 2','old':5}}", 4);
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
 	p = plan(JOB_BROADCAST, 4, from, to, false);
@@ -52,9 +52,9 @@ static void test_broadcast(void **state)
 		t_covered(&p, from, r, t->children[2], 1);
 		t_covered(&p, from, r, t->children[3], 1);
 		t_covered(&p, from, r, t->children[5]->children[0], 1);
-		assert_true(noted(&p, SDOP_NOTE_CAST, r, "a") && noted(&p, SDOP_NOTE_RESIZED, r, "b"));
-		assert_true(noted(&p, SDOP_NOTE_MISSING, r, "kept") && noted(&p, SDOP_NOTE_MISSING, r, "opt.old"));
-		assert_true(noted(&p, SDOP_NOTE_DROPPED, r, "new") && noted(&p, SDOP_NOTE_DROPPED, r, "opt.k"));
+		assert_true(noted(&p, STATE_DICT_OP_NOTE_CAST, r, "a") && noted(&p, STATE_DICT_OP_NOTE_RESIZED, r, "b"));
+		assert_true(noted(&p, STATE_DICT_OP_NOTE_MISSING, r, "kept") && noted(&p, STATE_DICT_OP_NOTE_MISSING, r, "opt.old"));
+		assert_true(noted(&p, STATE_DICT_OP_NOTE_DROPPED, r, "new") && noted(&p, STATE_DICT_OP_NOTE_DROPPED, r, "opt.k"));
 	}
 	assert_int_equal(p.move_count, 16);
 	for (uint64_t i = 0; i < p.move_count; i++)
@@ -62,7 +62,7 @@ static void test_broadcast(void **state)
 
 	p = plan(JOB_BROADCAST, 4, from, to, true);
 	t_is(p.target[1], "{lr: 0.5, a: D bfloat16 [8, 2] [0, 0]+[4, 2], b: T float32 [4], step: T float32 [], opt: {m: T float32 [2]}}");
-	assert_true(noted(&p, SDOP_NOTE_MISSING, 1, "kept"));
+	assert_true(noted(&p, STATE_DICT_OP_NOTE_MISSING, 1, "kept"));
 }
 
 static void test_broadcast_root_in_a_group(void **state)
@@ -70,22 +70,22 @@ static void test_broadcast_root_in_a_group(void **state)
 	const uint32_t group[] = { 2, 0 };
 	struct tree *from[3] = { t_tree("{'w':'T f32 3'}", 0), t_tree("{'w':'T f32 4'}", 1), t_tree("{'w':'T f32 5'}", 2) };
 	struct tree **to = t_world("{'w':'S f32 4 / 0: 0+4'}", 3);
-	struct sdop_request rq = { .kind = JOB_BROADCAST, .world_size = 3, .group = group, .group_count = 2, .root = 1 };
-	struct sdop_plan p;
+	struct state_dict_op_request rq = { .kind = JOB_BROADCAST, .world_size = 3, .group = group, .group_count = 2, .root = 1 };
+	struct state_dict_op_plan p;
 
 	(void)state;
-	T_ERR(SIZE_MISMATCH, sdop_plan(&rq, from, to, NULL, t_arena, &p));
+	T_ERR(SIZE_MISMATCH, state_dict_op_plan(&rq, from, to, NULL, t_arena, &p));
 	t_names("w", 0, "source [3] and target [4]");
 	from[0] = t_tree("{'w':'T f32 4'}", 0);
-	T_OK(sdop_plan(&rq, from, to, NULL, t_arena, &p));
+	T_OK(state_dict_op_plan(&rq, from, to, NULL, t_arena, &p));
 	assert_null(p.target[1]);
 	assert_int_equal(p.move_count, 1); /* rank 2 holds nothing of it */
 	assert_int_equal(p.bytes_needed, 0);
 	rq.root = 2;
-	T_ERR(INVALID_REQUEST, sdop_plan(&rq, from, to, NULL, t_arena, &p));
+	T_ERR(INVALID_REQUEST, state_dict_op_plan(&rq, from, to, NULL, t_arena, &p));
 	rq.root = 0;
 	from[2] = NULL;
-	T_ERR(INVALID_REQUEST, sdop_plan(&rq, from, to, NULL, t_arena, &p));
+	T_ERR(INVALID_REQUEST, state_dict_op_plan(&rq, from, to, NULL, t_arena, &p));
 	t_names("", 2, "no state dict");
 }
 
@@ -107,13 +107,13 @@ static void test_fill_errors(void **state)
 		{ JOB_REDISTRIBUTE, "{'w':'T f32 4'}", "{'w':'D f32 4 / 1 / Partial()'}", ERR_LAYOUT_INVALID },
 		{ JOB_REDISTRIBUTE, "{}", "{'w':'T f32 4'}", ERR_MISSING_KEY },
 	};
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		struct sdop_request rq = { .kind = cases[i].kind, .world_size = 1, .type_check = true, .strict = true };
+		struct state_dict_op_request rq = { .kind = cases[i].kind, .world_size = 1, .type_check = true, .strict = true };
 		struct tree *from[1] = { t_tree(cases[i].from, 0) }, *to[1] = { t_tree(cases[i].to, 0) };
-		assert_int_equal(sdop_plan(&rq, from, to, NULL, t_arena, &p), cases[i].e);
+		assert_int_equal(state_dict_op_plan(&rq, from, to, NULL, t_arena, &p), cases[i].e);
 		t_names("w", 0, "");
 	}
 }
@@ -126,16 +126,16 @@ static void test_values_replace_anything(void **state)
 
 	(void)state;
 	for (enum job_kind k = JOB_BROADCAST; k <= JOB_DISTRIBUTE; k++) {
-		struct sdop_plan p = plan(k, 1, from, to, false);
+		struct state_dict_op_plan p = plan(k, 1, from, to, false);
 		t_is(p.target[0], "{a: [1, 2], b: 5, c: {x: 1}, d: T float32 [], e: T float32 [3]}");
 		t_all_covered(&p, from, 0, p.target[0]);
 	}
 	from[0] = t_tree("{'a':'T f32 3','b':'T f32'}", 0);
 	to[0] = t_tree("{'a':null,'b':null}", 0);
 	for (enum job_kind k = JOB_BROADCAST; k <= JOB_DISTRIBUTE; k++) {
-		struct sdop_plan p = plan(k, 1, from, to, false);
+		struct state_dict_op_plan p = plan(k, 1, from, to, false);
 		t_is(p.target[0], "{a: null, b: T float32 []}"); /* so does PyTorch: None is as good as absent */
-		assert_true(noted(&p, SDOP_NOTE_DROPPED, 0, "a"));
+		assert_true(noted(&p, STATE_DICT_OP_NOTE_DROPPED, 0, "a"));
 	}
 }
 
@@ -144,7 +144,7 @@ static void test_distribute(void **state)
 	struct tree **from = t_world("{'lr':0.5,'step':'T f32','a':'T f32 7,2','b':'T f32 4','big':'T f32 3','opt':{'k':1,'big':'T f32 2'},"
 				     "'only':{'big':'T f32 2'},'l':['T f32 2',7]}", 4);
 	struct tree **to = t_world("{'a':'D f32 7,2 / 2x2 / Shard(0) Shard(0)','b':'T f32 9','kept':3}", 4);
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
 	p = plan(JOB_DISTRIBUTE, 4, from, to, false);
@@ -155,16 +155,16 @@ static void test_distribute(void **state)
 	for (uint32_t r = 0; r < 4; r++) {
 		t_all_covered(&p, from, r, p.target[r]->children[0]);
 		t_all_covered(&p, from, r, p.target[r]->children[4]);
-		assert_true(noted(&p, SDOP_NOTE_DROPPED, r, "big"));
+		assert_true(noted(&p, STATE_DICT_OP_NOTE_DROPPED, r, "big"));
 	}
 	for (uint64_t i = 0; i < p.move_count; i++) /* a DTensor comes from the first rank of its mesh, all else is the rank's own */
 		assert_int_equal(p.moves[i].from_rank, p.moves[i].to->kind == TREE_DTENSOR ? 0 : p.moves[i].to_rank);
 
 	/* only the root has it */
 	const uint32_t group[] = { 1, 0, 3 };
-	struct sdop_request rq = { .kind = JOB_DISTRIBUTE, .world_size = 4, .group = group, .group_count = 3, .root = 0 };
+	struct state_dict_op_request rq = { .kind = JOB_DISTRIBUTE, .world_size = 4, .group = group, .group_count = 3, .root = 0 };
 	from[0] = from[2] = from[3] = NULL;
-	T_OK(sdop_plan(&rq, from, to, NULL, t_arena, &p));
+	T_OK(state_dict_op_plan(&rq, from, to, NULL, t_arena, &p));
 	t_is(p.target[3], "{a: D float32 [7, 2] [6, 0]+[1, 2], b: T float32 [4], kept: 3, lr: 0.5, step: T float32 [], opt: {k: 1}, "
 			"l: [null, 7]}");
 	assert_null(p.target[2]);
@@ -191,7 +191,7 @@ static void test_redistribute_any_to_any(void **state)
 			snprintf(a, sizeof a, "{'x':{'w':'%s'},'v':1}", cuts[i]);
 			snprintf(b, sizeof b, "{'v':2,'x':{'w':'%s'}}", cuts[j]);
 			struct tree **from = t_world(a, 4), **to = t_world(b, 4);
-			struct sdop_plan p = plan(JOB_REDISTRIBUTE, 4, from, to, true);
+			struct state_dict_op_plan p = plan(JOB_REDISTRIBUTE, 4, from, to, true);
 			uint64_t held = 0, wanted = 0;
 			for (uint32_t r = 0; r < 4; r++) {
 				struct tree *w = p.target[r]->children[1]->children[0], *has = from[r]->children[0]->children[0];
@@ -219,13 +219,13 @@ static void test_redistribute_not_strict(void **state)
 {
 	struct tree **from = t_world("{'w':'S f32 4 / 0: 0+2 / 1: 2+2','extra':{'a':'T f32 2'},'v':1}", 2);
 	struct tree **to = t_world("{'w':'T f64 4','gone':{'q':5},'v':2}", 2);
-	struct sdop_plan p;
+	struct state_dict_op_plan p;
 
 	(void)state;
 	p = plan(JOB_REDISTRIBUTE, 2, from, to, false);
 	t_is(p.target[1], "{w: T float64 [4], gone: {q: 5}, v: 1}");
-	assert_true(noted(&p, SDOP_NOTE_MISSING, 0, "gone.q") && noted(&p, SDOP_NOTE_DROPPED, 1, "extra") && noted(&p,
-			SDOP_NOTE_CAST, 1, "w"));
+	assert_true(noted(&p, STATE_DICT_OP_NOTE_MISSING, 0, "gone.q") && noted(&p, STATE_DICT_OP_NOTE_DROPPED, 1, "extra") && noted(&p,
+			STATE_DICT_OP_NOTE_CAST, 1, "w"));
 	assert_int_equal(p.note_count, 6);
 }
 
@@ -290,7 +290,7 @@ static void test_random_cuts(void **state)
 		for (int d = 0; d < 3; d++)
 			shape[d] = 1 + below(7);
 		struct tree **from = random_cut(shape, world, i % 2), **to = random_cut(shape, world, i % 3 == 0);
-		struct sdop_plan p = plan(JOB_REDISTRIBUTE, world, from, to, true);
+		struct state_dict_op_plan p = plan(JOB_REDISTRIBUTE, world, from, to, true);
 		for (uint32_t r = 0; r < world; r++) {
 			t_covered(&p, from, r, to[r], 1);
 			for (int64_t e = 0; e < shape[0] * shape[1] * shape[2]; e++) {

@@ -1,15 +1,15 @@
-/* sdop.c: what every operation needs: the request's checks, and the lists that a plan consists of (see sdop.h). */
-#include "plan/sdop.h"
+/* state_dict_op.c: what every operation needs: the request's checks, and the lists that a plan consists of (see state_dict_op.h). */
+#include "plan/state_dict_op.h"
 
 #include "base/num.h"
-#include "plan/sdop_impl.h"
+#include "plan/state_dict_op_impl.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 
 /* Scratch grows with the trees; the bound is there for mistakes. */
 #define SCRATCH_MAX ((uint64_t)1 << 36)
 
-enum err sdop_path(struct sdop_build *b, const struct iterate_row *row, struct str *out)
+enum err state_dict_op_path(struct state_dict_op_build *b, const struct iterate_row *row, struct str *out)
 {
 	if (!b->has_path || b->path_row != row->number)
 		TRY(iterate_path(row, b->arena, &b->path));
@@ -19,16 +19,16 @@ enum err sdop_path(struct sdop_build *b, const struct iterate_row *row, struct s
 	return OK;
 }
 
-enum err sdop_move_add(struct sdop_build *b, struct sdop_move move)
+enum err state_dict_op_move_add(struct state_dict_op_build *b, struct state_dict_op_move move)
 {
 	const struct tree_tensor *t = &move.from->tensor;
-	struct sdop_move *m;
+	struct state_dict_op_move *m;
 	uint64_t bytes;
 
 	if (!b->wanted[move.to_rank])
 		return OK;
-	if (b->moves.n >= SDOP_MOVES_MAX)
-		return ERR(LIMIT_EXCEEDED, "the plan has more than %d moves: plan for fewer ranks at a time", SDOP_MOVES_MAX);
+	if (b->moves.n >= STATE_DICT_OP_MOVES_MAX)
+		return ERR(LIMIT_EXCEEDED, "the plan has more than %d moves: plan for fewer ranks at a time", STATE_DICT_OP_MOVES_MAX);
 	TRY(box_numel(t->ndim, move.dims + t->ndim, &bytes));
 	TRY(num_mul(bytes, dtype_bytes(t->dtype), &bytes));
 	TRY(num_add(b->out->bytes_total, bytes, &b->out->bytes_total));
@@ -39,7 +39,7 @@ enum err sdop_move_add(struct sdop_build *b, struct sdop_move move)
 	return OK;
 }
 
-enum err sdop_whole_dims(struct sdop_build *b, const struct tree_tensor *t, const int64_t **out)
+enum err state_dict_op_whole_dims(struct state_dict_op_build *b, const struct tree_tensor *t, const int64_t **out)
 {
 	int64_t *dims;
 
@@ -50,44 +50,45 @@ enum err sdop_whole_dims(struct sdop_build *b, const struct tree_tensor *t, cons
 	return OK;
 }
 
-enum err sdop_move_own(struct sdop_build *b, uint32_t rank, const struct tree *from, const struct tree *to)
+enum err state_dict_op_move_own(struct state_dict_op_build *b, uint32_t rank, const struct tree *from, const struct tree *to)
 {
 	const struct tree_tensor *t = &from->tensor;
 
 	if (!b->wanted[rank])
 		return OK;
 	for (uint32_t i = 0; i < t->shard_count; i++) {
-		struct sdop_move m = { .from_rank = rank, .to_rank = rank, .from = from, .to = to, .from_shard = i, .to_shard = i,
-				       .dims = t->shards[i].dims };
+		struct state_dict_op_move m = { .from_rank = rank, .to_rank = rank, .from = from, .to = to, .from_shard = i, .to_shard = i,
+						.dims = t->shards[i].dims };
 		if (!m.dims)
-			TRY(sdop_whole_dims(b, t, &m.dims));
+			TRY(state_dict_op_whole_dims(b, t, &m.dims));
 		if (!box_empty(t->ndim, m.dims + t->ndim))
-			TRY(sdop_move_add(b, m));
+			TRY(state_dict_op_move_add(b, m));
 	}
 	return OK;
 }
 
-enum err sdop_note_add(struct sdop_build *b, enum sdop_what what, const struct iterate_row *row, uint32_t rank, struct str from,
+enum err state_dict_op_note_add(struct state_dict_op_build *b, enum state_dict_op_what what, const struct iterate_row *row,
+				uint32_t rank, struct str from,
 		       struct str to)
 {
-	struct sdop_note *n;
+	struct state_dict_op_note *n;
 
 	TRY(vec_push(&b->notes, &n));
-	*n = (struct sdop_note){ .what = what, .rank = rank, .from = from, .to = to };
-	return sdop_path(b, row, &n->path);
+	*n = (struct state_dict_op_note){ .what = what, .rank = rank, .from = from, .to = to };
+	return state_dict_op_path(b, row, &n->path);
 }
 
-enum err sdop_cast(struct sdop_build *b, const struct iterate_row *row, uint32_t rank, const struct tree *from,
-		   const struct tree *to)
+enum err state_dict_op_cast(struct state_dict_op_build *b, const struct iterate_row *row, uint32_t rank, const struct tree *from,
+			    const struct tree *to)
 {
 	if (from->tensor.dtype == to->tensor.dtype)
 		return OK;
 	TRY(cast_check(to->tensor.dtype, from->tensor.dtype));
-	return sdop_note_add(b, SDOP_NOTE_CAST, row, rank, str_of(dtype_name(from->tensor.dtype)),
-			     str_of(dtype_name(to->tensor.dtype)));
+	return state_dict_op_note_add(b, STATE_DICT_OP_NOTE_CAST, row, rank, str_of(dtype_name(from->tensor.dtype)),
+				      str_of(dtype_name(to->tensor.dtype)));
 }
 
-static FALLIBLE enum err made(struct sdop_build *b, uint32_t rank, enum tree_kind kind, struct tree_tensor t, struct tree **out)
+static FALLIBLE enum err made(struct state_dict_op_build *b, uint32_t rank, enum tree_kind kind, struct tree_tensor t, struct tree **out)
 {
 	struct tree_shard *shards;
 
@@ -104,12 +105,12 @@ static FALLIBLE enum err made(struct sdop_build *b, uint32_t rank, enum tree_kin
 	return tree_tensor_new(b->arena, kind, &t, out);
 }
 
-enum err sdop_made(struct sdop_build *b, uint32_t rank, const struct tree *like, struct tree **out)
+enum err state_dict_op_made(struct state_dict_op_build *b, uint32_t rank, const struct tree *like, struct tree **out)
 {
 	return made(b, rank, like->kind, like->tensor, out);
 }
 
-enum err sdop_made_whole(struct sdop_build *b, uint32_t rank, const struct tree *like, struct tree **out)
+enum err state_dict_op_made_whole(struct state_dict_op_build *b, uint32_t rank, const struct tree *like, struct tree **out)
 {
 	struct tree_tensor t = like->tensor;
 
@@ -119,7 +120,7 @@ enum err sdop_made_whole(struct sdop_build *b, uint32_t rank, const struct tree 
 	return made(b, rank, TREE_TENSOR, t, out);
 }
 
-enum err sdop_same_size(const struct tree *source, const struct tree *target)
+enum err state_dict_op_same_size(const struct tree *source, const struct tree *target)
 {
 	char a[192], b[192];
 
@@ -130,7 +131,7 @@ enum err sdop_same_size(const struct tree *source, const struct tree *target)
 				box_print(target->tensor.ndim, target->tensor.shape, b, sizeof b)), b, a);
 }
 
-enum err sdop_describe(struct arena *a, const struct tree *tensor, struct str *out)
+enum err state_dict_op_describe(struct arena *a, const struct tree *tensor, struct str *out)
 {
 	char text[256];
 
@@ -138,9 +139,9 @@ enum err sdop_describe(struct arena *a, const struct tree *tensor, struct str *o
 			    box_print(tensor->tensor.ndim, tensor->tensor.shape, text, sizeof text));
 }
 
-struct iterate_options sdop_iterate_options(const struct sdop_build *b)
+struct iterate_options state_dict_op_iterate_options(const struct state_dict_op_build *b)
 {
-	const struct sdop_request *rq = b->rq;
+	const struct state_dict_op_request *rq = b->rq;
 
 	return (struct iterate_options){
 		.group = rq->group, .group_count = rq->group_count, .ranks_only = rq->ranks_only,
@@ -149,9 +150,9 @@ struct iterate_options sdop_iterate_options(const struct sdop_build *b)
 	};
 }
 
-static FALLIBLE enum err check_request(struct sdop_build *b)
+static FALLIBLE enum err check_request(struct state_dict_op_build *b)
 {
-	const struct sdop_request *rq = b->rq;
+	const struct state_dict_op_request *rq = b->rq;
 	uint32_t size = rq->group ? rq->group_count : rq->world_size;
 
 	if (!kind_is(rq->kind, KIND_OPERATES))
@@ -182,7 +183,7 @@ static FALLIBLE enum err check_request(struct sdop_build *b)
 	return OK;
 }
 
-static FALLIBLE enum err check_trees(const struct sdop_build *b)
+static FALLIBLE enum err check_trees(const struct state_dict_op_build *b)
 {
 	for (uint32_t r = 0; r < b->rq->world_size; r++) {
 		if (b->source[r])
@@ -194,7 +195,7 @@ static FALLIBLE enum err check_trees(const struct sdop_build *b)
 }
 
 /* The walk made the moves path by path; each rank wants its own in a row. */
-static FALLIBLE enum err sort_moves(struct sdop_build *b)
+static FALLIBLE enum err sort_moves(struct state_dict_op_build *b)
 {
 	uint64_t *at, sum = 0;
 
@@ -213,9 +214,9 @@ static FALLIBLE enum err sort_moves(struct sdop_build *b)
 	return OK;
 }
 
-static FALLIBLE enum err hand_over(struct sdop_build *b)
+static FALLIBLE enum err hand_over(struct state_dict_op_build *b)
 {
-	struct sdop_plan *p = b->out;
+	struct state_dict_op_plan *p = b->out;
 
 	TRY(sort_moves(b));
 	TRY(arena_alloc(b->arena, b->notes.n, sizeof *p->notes, &p->notes));
@@ -230,7 +231,7 @@ static FALLIBLE enum err hand_over(struct sdop_build *b)
 	return OK;
 }
 
-static FALLIBLE enum err make(struct sdop_build *b)
+static FALLIBLE enum err make(struct state_dict_op_build *b)
 {
 	uint32_t world = b->rq->world_size;
 
@@ -245,31 +246,31 @@ static FALLIBLE enum err make(struct sdop_build *b)
 	case JOB_CREATE:
 	case JOB_COPY:
 	case JOB_OFFLOAD:
-		TRY(sdop_local(b));
+		TRY(state_dict_op_local(b));
 		break;
 	case JOB_GATHER:
-		TRY(sdop_gather(b));
+		TRY(state_dict_op_gather(b));
 		break;
 	case JOB_COMPARE:
-		TRY(sdop_compare(b));
+		TRY(state_dict_op_compare(b));
 		break;
 	default:
-		TRY(sdop_fill(b));
+		TRY(state_dict_op_fill(b));
 	}
 	return hand_over(b);
 }
 
-enum err sdop_plan(const struct sdop_request *rq, struct tree *const *source, struct tree *const *companion,
-		   const uint32_t *hosts, struct arena *arena, struct sdop_plan *out)
+enum err state_dict_op_plan(const struct state_dict_op_request *rq, struct tree *const *source, struct tree *const *companion,
+			    const uint32_t *hosts, struct arena *arena, struct state_dict_op_plan *out)
 {
 	CLEANUP(arena_free_ptr) struct arena *scratch = arena_new(SCRATCH_MAX);
-	struct sdop_build b = { .rq = rq, .source = source, .companion = companion, .hosts = hosts, .arena = arena,
-				.scratch = scratch, .out = out };
+	struct state_dict_op_build b = { .rq = rq, .source = source, .companion = companion, .hosts = hosts, .arena = arena,
+					 .scratch = scratch, .out = out };
 	enum err e;
 
 	if (!scratch)
 		return ERR(NO_MEMORY, "no memory for a plan");
-	*out = (struct sdop_plan){ 0 };
+	*out = (struct state_dict_op_plan){ 0 };
 	e = make(&b);
 	vec_free(&b.moves);
 	vec_free(&b.notes);

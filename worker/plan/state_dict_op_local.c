@@ -1,12 +1,12 @@
-/* sdop_local.c: the operations in which every rank works on its own: create, copy, offload, compare (see sdop.h). */
-#include "plan/sdop_impl.h"
+/* state_dict_op_local.c: the operations in which every rank works on its own: create, copy, offload, compare (see state_dict_op.h). */
+#include "plan/state_dict_op_impl.h"
 
 /* create: the same boxes again, nothing moves; what is new is zeros, as a 0-d tensor must be. */
 static enum err create_leaf(void *ctx, const struct iterate_leaf *leaf, struct tree **out)
 {
-	struct sdop_build *b = ctx;
+	struct state_dict_op_build *b = ctx;
 
-	TRY(sdop_made(b, leaf->rank, leaf->node, out));
+	TRY(state_dict_op_made(b, leaf->rank, leaf->node, out));
 	if (!b->rq->has_device)
 		(*out)->tensor.device = TREE_CPU;
 	(*out)->tensor.requires_grad = leaf->node->kind != TREE_TENSOR && leaf->node->tensor.requires_grad;
@@ -18,7 +18,7 @@ static FALLIBLE enum err layouts_fit(const struct iterate_leaf *leaf)
 	if (leaf->node->kind != leaf->companion->kind)
 		return ERR(COMPANION_MISMATCH, "the state dict has a %s, the companion a %s", tree_kind_name(leaf->node->kind),
 			   tree_kind_name(leaf->companion->kind));
-	TRY(sdop_same_size(leaf->node, leaf->companion));
+	TRY(state_dict_op_same_size(leaf->node, leaf->companion));
 	if (!tree_same_layout(leaf->node, leaf->companion))
 		return ERR(COMPANION_MISMATCH, "the %s is cut in another way in the companion: redistribute it",
 			   tree_kind_name(leaf->node->kind));
@@ -28,25 +28,25 @@ static FALLIBLE enum err layouts_fit(const struct iterate_leaf *leaf)
 /* copy, and offload into a target that is there. */
 static enum err copy_leaf(void *ctx, const struct iterate_leaf *leaf, struct tree **out)
 {
-	struct sdop_build *b = ctx;
+	struct state_dict_op_build *b = ctx;
 
 	if (!leaf->listed)
 		return OK;
 	if (leaf->companion) {
 		TRY(layouts_fit(leaf));
-		TRY(sdop_cast(b, leaf->row, leaf->rank, leaf->node, leaf->companion));
+		TRY(state_dict_op_cast(b, leaf->row, leaf->rank, leaf->node, leaf->companion));
 		*out = (struct tree *)(uintptr_t)leaf->companion;
 	} else {
-		TRY(sdop_made(b, leaf->rank, leaf->node, out));
+		TRY(state_dict_op_made(b, leaf->rank, leaf->node, out));
 	}
-	return sdop_move_own(b, leaf->rank, leaf->node, *out);
+	return state_dict_op_move_own(b, leaf->rank, leaf->node, *out);
 }
 
-enum err sdop_local(struct sdop_build *b)
+enum err state_dict_op_local(struct state_dict_op_build *b)
 {
 	iterate_fn *fn = b->rq->kind == JOB_CREATE ? create_leaf : copy_leaf;
 	const struct iterate_fns fns = { fn, fn, fn, NULL, b };
-	struct iterate_options o = sdop_iterate_options(b);
+	struct iterate_options o = state_dict_op_iterate_options(b);
 
 	o.cpu_offload = b->rq->kind == JOB_OFFLOAD;
 	if (b->rq->kind != JOB_OFFLOAD)
@@ -56,17 +56,17 @@ enum err sdop_local(struct sdop_build *b)
 	return iterate(&fns, &o, b->source, b->rq->world_size, b->arena, b->scratch, b->out->target);
 }
 
-static FALLIBLE enum err difference(struct sdop_build *b, const struct iterate_row *row, uint32_t rank, const char *what,
+static FALLIBLE enum err difference(struct state_dict_op_build *b, const struct iterate_row *row, uint32_t rank, const char *what,
 				    struct str x, struct str y)
 {
-	struct sdop_difference *d;
+	struct state_dict_op_difference *d;
 
 	b->out->difference_total++;
-	if (b->differences.n >= SDOP_DIFFERENCES_MAX)
+	if (b->differences.n >= STATE_DICT_OP_DIFFERENCES_MAX)
 		return OK;
 	TRY(vec_push(&b->differences, &d));
-	*d = (struct sdop_difference){ .rank = rank, .what = str_of(what), .a = x, .b = y };
-	return sdop_path(b, row, &d->path);
+	*d = (struct state_dict_op_difference){ .rank = rank, .what = str_of(what), .a = x, .b = y };
+	return state_dict_op_path(b, row, &d->path);
 }
 
 static struct str kind_text(const struct tree *t)
@@ -77,7 +77,7 @@ static struct str kind_text(const struct tree *t)
 static enum err structure_differs(void *ctx, const struct iterate_row *row, uint32_t rank, const struct tree *x,
 				  const struct tree *y)
 {
-	struct sdop_build *b = ctx;
+	struct state_dict_op_build *b = ctx;
 	struct str m, n;
 
 	if (!x || !y)
@@ -91,7 +91,7 @@ static enum err structure_differs(void *ctx, const struct iterate_row *row, uint
 
 static enum err compare_leaf(void *ctx, const struct iterate_leaf *leaf, struct tree **out)
 {
-	struct sdop_build *b = ctx;
+	struct state_dict_op_build *b = ctx;
 	const struct tree *x = leaf->node, *y = leaf->companion;
 	bool alike = x->kind == y->kind;
 	struct str m, n;
@@ -106,8 +106,8 @@ static enum err compare_leaf(void *ctx, const struct iterate_leaf *leaf, struct 
 	}
 	if (!tree_same_shape(x, y)) {
 		alike = false;
-		TRY(sdop_describe(b->arena, x, &m));
-		TRY(sdop_describe(b->arena, y, &n));
+		TRY(state_dict_op_describe(b->arena, x, &m));
+		TRY(state_dict_op_describe(b->arena, y, &n));
 		TRY(difference(b, leaf->row, leaf->rank, "size", m, n));
 	}
 	if (alike && !tree_same_layout(x, y)) {
@@ -116,13 +116,13 @@ static enum err compare_leaf(void *ctx, const struct iterate_leaf *leaf, struct 
 		TRY(arena_printf(b->arena, &n, "%u boxes", y->tensor.shard_count));
 		TRY(difference(b, leaf->row, leaf->rank, "layout", m, n));
 	}
-	return alike && b->rq->values ? sdop_move_own(b, leaf->rank, x, y) : OK;
+	return alike && b->rq->values ? state_dict_op_move_own(b, leaf->rank, x, y) : OK;
 }
 
 /* PyTorch does not look at values that are no tensors; neither does this unless it is asked to. */
 static enum err compare_value(void *ctx, const struct iterate_leaf *leaf, struct tree **out)
 {
-	struct sdop_build *b = ctx;
+	struct state_dict_op_build *b = ctx;
 	const struct tree *x = leaf->node, *y = leaf->companion;
 
 	(void)out;
@@ -132,10 +132,10 @@ static enum err compare_value(void *ctx, const struct iterate_leaf *leaf, struct
 			  y->value.kind == TREE_JSON ? y->value.bytes : STR("bytes"));
 }
 
-enum err sdop_compare(struct sdop_build *b)
+enum err state_dict_op_compare(struct state_dict_op_build *b)
 {
 	const struct iterate_fns fns = { compare_leaf, compare_leaf, compare_leaf, compare_value, b };
-	struct iterate_options o = sdop_iterate_options(b);
+	struct iterate_options o = state_dict_op_iterate_options(b);
 	struct tree **unused;
 
 	o.ranks_only_count = 0;

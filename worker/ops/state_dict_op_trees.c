@@ -1,12 +1,12 @@
-/* sdop_trees.c: see sdop_trees.h.
+/* state_dict_op_trees.c: see state_dict_op_trees.h.
  *
  * An image is flat: FQNs, each with a path. The tree is grown path by path in a table of nodes (a child is found by parent and key) and
  * written out as arrays at the end. Dicts and lists of JSON values are taken apart, too: the companion's are compared key by key. */
-#include "ops/sdop_trees.h"
+#include "ops/state_dict_op_trees.h"
 
 #include "base/num.h"
 #include "format/jscan.h"
-#include "ops/sdop_rules.h"
+#include "ops/state_dict_op_rules.h"
 #include "os/fs.h"
 
 enum { PATH_MAX_PARTS = 64, LIST_HOLES_MAX = 1024, NONE = UINT32_MAX };
@@ -26,8 +26,8 @@ struct growing {
 	struct vec(struct node) nodes;         /* 0: the root */
 	struct map children;                   /* parent and key → node */
 	uint32_t rank, dict;
-	struct sdop_places *places;
-	const struct sdop_rules *rules;
+	struct state_dict_op_places *places;
+	const struct state_dict_op_rules *rules;
 	struct map *lists;
 };
 
@@ -227,7 +227,7 @@ static bool in_mesh(const struct tree_mesh *m, uint32_t rank)
 
 static FALLIBLE enum err add_place(struct growing *g, const struct image_part *p, struct tree_shard *out)
 {
-	struct sdop_place *place;
+	struct state_dict_op_place *place;
 	int64_t *dims;
 
 	TRY(arena_i64(g->arena, 2ull * p->ndim + 1, &dims));
@@ -237,8 +237,8 @@ static FALLIBLE enum err add_place(struct growing *g, const struct image_part *p
 	}
 	*out = (struct tree_shard){ .dims = p->boxed ? dims : NULL, .at = g->places->n };
 	TRY(vec_push(g->places, &place));
-	*place = (struct sdop_place){ .fqn = p->fqn, .dtype = p->dtype, .ndim = p->ndim, .rank = g->rank, .dict = g->dict,
-				      .dims = dims, .offset = p->offset, .bytes = p->bytes };
+	*place = (struct state_dict_op_place){ .fqn = p->fqn, .dtype = p->dtype, .ndim = p->ndim, .rank = g->rank, .dict = g->dict,
+					       .dims = dims, .offset = p->offset, .bytes = p->bytes };
 	return OK;
 }
 
@@ -285,7 +285,7 @@ static FALLIBLE enum err add_tensor(struct growing *g, const struct image_part *
 		return set_leaf(g, node, &leaf);
 	}
 	if (!there) {
-		bool mesh = sdop_rules_find(g->rules, p->fqn, p->ndim, &leaf.tensor.mesh, &leaf.tensor.placements);
+		bool mesh = state_dict_op_rules_find(g->rules, p->fqn, p->ndim, &leaf.tensor.mesh, &leaf.tensor.placements);
 		leaf.kind = mesh ? TREE_DTENSOR : TREE_SHARDED;
 		TRY(set_leaf(g, node, &leaf));
 	}
@@ -394,10 +394,10 @@ static FALLIBLE enum err tree_of(struct growing *g, struct tree **out)
 }
 
 /* The rules of this image: mostly those of the rank before. Their meshes are part of the trees, so all are kept. */
-static FALLIBLE enum err rules_of(struct worker *w, const struct image *im, uint32_t world_size, struct sdop_trees *t,
-				  const struct sdop_rules **out)
+static FALLIBLE enum err rules_of(struct worker *w, const struct image *im, uint32_t world_size, struct state_dict_op_trees *t,
+				  const struct state_dict_op_rules **out)
 {
-	struct sdop_rules **last = t->rules.n ? &t->rules.v[t->rules.n - 1] : NULL;
+	struct state_dict_op_rules **last = t->rules.n ? &t->rules.v[t->rules.n - 1] : NULL;
 	struct str text = image_layout(im);
 
 	if (!last || !str_eq((*last)->text, text)) {
@@ -405,14 +405,14 @@ static FALLIBLE enum err rules_of(struct worker *w, const struct image *im, uint
 		*last = mem_zalloc(1, sizeof **last);
 		if (!*last)
 			return ERR(NO_MEMORY, "no memory for a layout");
-		TRY(sdop_rules_read(w, text, world_size, *last));
+		TRY(state_dict_op_rules_read(w, text, world_size, *last));
 	}
 	*out = *last;
 	return OK;
 }
 
-enum err sdop_trees_add(struct worker *w, struct image *im, uint32_t rank, uint32_t dict, struct arena *a,
-			struct sdop_places *places, struct sdop_trees *t)
+enum err state_dict_op_trees_add(struct worker *w, struct image *im, uint32_t rank, uint32_t dict, struct arena *a,
+				 struct state_dict_op_places *places, struct state_dict_op_trees *t)
 {
 	struct growing g = { .arena = a, .im = im, .rank = rank, .dict = dict, .places = places, .lists = &t->lists };
 
@@ -422,42 +422,42 @@ enum err sdop_trees_add(struct worker *w, struct image *im, uint32_t rank, uint3
 	return err_at_rank(e, rank);
 }
 
-enum err sdop_trees_begin(uint32_t world_size, struct arena *a, struct sdop_trees *out)
+enum err state_dict_op_trees_begin(uint32_t world_size, struct arena *a, struct state_dict_op_trees *out)
 {
-	*out = (struct sdop_trees){ .world_size = world_size, .images = mem_zalloc(world_size, sizeof *out->images) };
+	*out = (struct state_dict_op_trees){ .world_size = world_size, .images = mem_zalloc(world_size, sizeof *out->images) };
 	if (!out->images)
 		return ERR(NO_MEMORY, "no memory for %u ranks", world_size);
 	return arena_alloc(a, (uint64_t)world_size + 1, sizeof *out->ranks, &out->ranks);
 }
 
-enum err sdop_trees_read(struct job *j, const json_t *entry, uint32_t dict, uint32_t world_size, struct arena *a,
-			 struct sdop_places *places, struct sdop_trees *out)
+enum err state_dict_op_trees_read(struct job *j, const json_t *entry, uint32_t dict, uint32_t world_size, struct arena *a,
+				  struct state_dict_op_places *places, struct state_dict_op_trees *out)
 {
 	const json_t *ranks = json_object_get(entry, "ranks");
 	uint32_t n = (uint32_t)json_array_size(ranks);
 
-	TRY(sdop_trees_begin(world_size, a, out));
+	TRY(state_dict_op_trees_begin(world_size, a, out));
 	if (n > world_size)
 		return ERR(WORLD_MISMATCH, "a state dict of %u ranks in a world of %u", n, world_size);
 	for (uint32_t r = 0; r < n; r++) {
 		TRY(input_read_image(json_array_get(ranks, r), j->fds, j->fd_count, &out->images[r]));
-		TRY(sdop_trees_add(j->worker, out->images[r], r, dict, a, places, out));
+		TRY(state_dict_op_trees_add(j->worker, out->images[r], r, dict, a, places, out));
 		TRY(job_tick(j));
 	}
 	return OK;
 }
 
-void sdop_trees_free(struct sdop_trees *t)
+void state_dict_op_trees_free(struct state_dict_op_trees *t)
 {
 	for (uint32_t i = 0; t->images && i < t->world_size; i++)
 		image_free(t->images[i]);
 	mem_free(t->images);
 	for (uint64_t i = 0; i < t->rules.n; i++) {
 		if (t->rules.v[i])
-			sdop_rules_free(t->rules.v[i]);
+			state_dict_op_rules_free(t->rules.v[i]);
 		mem_free(t->rules.v[i]);
 	}
 	vec_free(&t->rules);
 	map_free(&t->lists);
-	*t = (struct sdop_trees){ 0 };
+	*t = (struct state_dict_op_trees){ 0 };
 }

@@ -1,9 +1,9 @@
-/* sdop_rules.h: the `layout` of an image: which of a rank's sharded tensors are DTensors, and on which mesh. */
+/* state_dict_op_rules.h: the `layout` of an image: which of a rank's sharded tensors are DTensors, and on which mesh. */
 #pragma once
 #include "plan/tree.h"
 #include "runner/spec.h"
 
-struct sdop_rules {
+struct state_dict_op_rules {
 	struct str text;               /* what was read: ranks of one state dict mostly say the same */
 	struct spec_layout spec;
 	struct tree_mesh *meshes;      /* per rule */
@@ -13,11 +13,12 @@ struct sdop_rules {
 };
 
 /* text: a JSON list, or p NULL. Rules without placements are for others and left out. What `out` held is freed if the text is another. */
-FALLIBLE enum err sdop_rules_read(struct worker *w, struct str text, uint32_t world_size, struct sdop_rules *out);
+FALLIBLE enum err state_dict_op_rules_read(struct worker *w, struct str text, uint32_t world_size, struct state_dict_op_rules *out);
 /* The first rule that matches; false: none. */
-bool sdop_rules_find(const struct sdop_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,
-		     const struct placement **placements_out);
-void sdop_rules_free(struct sdop_rules *r);
+bool state_dict_op_rules_find(const struct state_dict_op_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,
+			      const struct placement **placements_out);
+void state_dict_op_rules_free(struct state_dict_op_rules *r);
 
 /* The writing side: one rule, {"match":…,"mesh":[…],"ranks":[…],"placements":[…]}. */
-FALLIBLE enum err sdop_rules_put(struct buf *b, struct str match, const struct tree_mesh *mesh, const struct placement *placements);
+FALLIBLE enum err state_dict_op_rules_put(struct buf *b, struct str match, const struct tree_mesh *mesh,
+					  const struct placement *placements);

@@ -1,5 +1,5 @@
-/* sdop.h: the state-dict operations as pure functions: the trees of all ranks and the request → the trees of the target and what has to
- * move. torch.distributed._state_dict_utils with one difference: nothing is copied here, so that the same plan is carried out
+/* state_dict_op.h: the state-dict operations as pure functions: the trees of all ranks and the request → the trees of the target and what
+ * has to move. torch.distributed._state_dict_utils with one difference: nothing is copied here, so that the same plan is carried out
  * through shared memory, TCP or NCCL, by a gang of workers or by a program that links libdcp. What each operation does, and where it
  * differs from PyTorch: api/state-dict-ops.md.
  *
@@ -11,13 +11,13 @@
 #include "spec/kinds.h"
 
 enum {
-	SDOP_DIFFERENCES_MAX = 1000,   /* kept; all are counted */
-	SDOP_MOVES_MAX = 1 << 23,      /* ERR_LIMIT_EXCEEDED beyond: plan for fewer ranks at a time */
+	STATE_DICT_OP_DIFFERENCES_MAX = 1000,   /* kept; all are counted */
+	STATE_DICT_OP_MOVES_MAX = 1 << 23,      /* ERR_LIMIT_EXCEEDED beyond: plan for fewer ranks at a time */
 };
 
 struct layout_use;
 
-struct sdop_request {
+struct state_dict_op_request {
 	enum job_kind kind;
 	const uint32_t *group;         /* ranks of the world that take part, in group order; NULL: all */
 	uint32_t group_count;
@@ -35,7 +35,7 @@ struct sdop_request {
 };
 
 /* One box on its way. Of several holders the target's rank itself is taken, then one of its host, then the one that gives least. */
-struct sdop_move {
+struct state_dict_op_move {
 	uint32_t from_rank, to_rank;
 	const struct tree *from, *to;  /* tensors of the source and target trees */
 	uint32_t from_shard, to_shard;
@@ -45,32 +45,32 @@ struct sdop_move {
 	uint8_t op;                    /* enum reduce_op */
 };
 
-enum sdop_what {
-	SDOP_NOTE_CAST,                /* the dtype changes: from, to */
-	SDOP_NOTE_RESIZED,             /* a plain target took the source's size or dtype: "float32 [4, 2]" */
-	SDOP_NOTE_MISSING,             /* the source lacks this key of the target: it keeps what it has; with strict it was taken out */
-	SDOP_NOTE_DROPPED,             /* the target lacks this key of the source, which was left out */
+enum state_dict_op_what {
+	STATE_DICT_OP_NOTE_CAST,                /* the dtype changes: from, to */
+	STATE_DICT_OP_NOTE_RESIZED,             /* a plain target took the source's size or dtype: "float32 [4, 2]" */
+	STATE_DICT_OP_NOTE_MISSING, /* the source lacks this key of the target: it keeps what it has; with strict it was taken out */
+	STATE_DICT_OP_NOTE_DROPPED,             /* the target lacks this key of the source, which was left out */
 };
 
-struct sdop_note {
-	enum sdop_what what;
+struct state_dict_op_note {
+	enum state_dict_op_what what;
 	uint32_t rank;
 	struct str path, from, to;
 };
 
-struct sdop_difference {
+struct state_dict_op_difference {
 	uint32_t rank;
 	struct str path, what, a, b;   /* what: "missing in a", "missing in b", "kind", "length", "dtype", "size", "layout", "value" */
 };
 
-struct sdop_plan {
+struct state_dict_op_plan {
 	struct tree **target;          /* world_size; NULL: this rank has no result (None). compare: all NULL */
 	uint64_t *made;                /* world_size: shards that have no bytes yet (tree_shard.made): `at` 0 .. made - 1 */
-	struct sdop_move *moves;       /* ordered by to_rank, then as the walk goes. compare with `values`: from a to b, to compare */
+	struct state_dict_op_move *moves; /* ordered by to_rank, then as the walk goes. compare with `values`: from a to b, to compare */
 	uint64_t move_count;
-	struct sdop_note *notes;       /* in the order of the walk */
+	struct state_dict_op_note *notes;       /* in the order of the walk */
 	uint64_t note_count;
-	struct sdop_difference *differences;
+	struct state_dict_op_difference *differences;
 	uint64_t difference_count;     /* of those kept */
 	uint64_t difference_total;
 	bool equal;                    /* compare: structure, dtypes, sizes, and with `values` the values that are no tensors */
@@ -85,5 +85,5 @@ struct sdop_plan {
  * Errors name rank and FQN: ERR_COMPANION_MISMATCH (the first differing path), ERR_VALUE_TYPE, ERR_SIZE_MISMATCH, ERR_COVERAGE_HOLE,
  * ERR_PLAN_INVALID (overlap; ranks whose structures differ), ERR_KIND_MISMATCH, ERR_MISSING_KEY, ERR_DTYPE_UNSUPPORTED,
  * ERR_LAYOUT_INVALID, ERR_INVALID_REQUEST (the request itself: root, group, a companion that is needed). */
-FALLIBLE enum err sdop_plan(const struct sdop_request *rq, struct tree *const *source, struct tree *const *companion,
-			    const uint32_t *hosts, struct arena *arena, struct sdop_plan *out);
+FALLIBLE enum err state_dict_op_plan(const struct state_dict_op_request *rq, struct tree *const *source, struct tree *const *companion,
+				     const uint32_t *hosts, struct arena *arena, struct state_dict_op_plan *out);

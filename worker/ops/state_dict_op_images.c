@@ -1,21 +1,21 @@
-/* sdop_images.c: see sdop_images.h.
+/* state_dict_op_images.c: see state_dict_op_images.h.
  *
  * Dicts and lists become paths; a list of JSON leaves stays one value where it was one; what is empty stays. The entries
  * themselves are image_build's: one sdict per rank. */
-#include "ops/sdop_images.h"
+#include "ops/state_dict_op_images.h"
 
 #include "base/num.h"
 #include "format/jscan.h"
-#include "ops/sdop_rules.h"
+#include "ops/state_dict_op_rules.h"
 #include "os/fs.h"
 
 enum { HEADER_MAX = 100 << 20 };
 
 /* One rank's tree on its way into an image. */
 struct writing {
-	struct sdop_images *out;
+	struct state_dict_op_images *out;
 	struct arena *arena;
-	const struct sdop_trees *from;         /* SDOP_SIDES of them, or NULL */
+	const struct state_dict_op_trees *from;         /* STATE_DICT_OP_SIDES of them, or NULL */
 	uint32_t rank;
 	struct sdict *sd;
 	struct vec(struct image_value) values;
@@ -89,7 +89,7 @@ static bool is_value(const struct writing *w, struct str fqn, const struct tree 
 {
 	if (!tree_is_container(t) || t->count == 0)
 		return true;
-	for (uint32_t i = 0; w->from && i < SDOP_SIDES; i++)
+	for (uint32_t i = 0; w->from && i < STATE_DICT_OP_SIDES; i++)
 		if (map_get(&w->from[i].lists, fqn) != MAP_NONE)
 			return all_json(t);
 	return false;
@@ -154,7 +154,7 @@ static FALLIBLE enum err node_key(struct arena *a, uint32_t rank, const struct t
 	return arena_str(a, (struct str){ (const char *)&key, sizeof key }, out);
 }
 
-uint64_t sdop_images_slot(const struct sdop_images *im, uint32_t rank, const struct tree *node, uint32_t shard)
+uint64_t state_dict_op_images_slot(const struct state_dict_op_images *im, uint32_t rank, const struct tree *node, uint32_t shard)
 {
 	struct { uint64_t rank; const struct tree *node; } key = { rank, node };
 	uint32_t first = map_get(&im->first_slot, (struct str){ (const char *)&key, sizeof key });
@@ -167,14 +167,14 @@ static FALLIBLE enum err add_rule(struct writing *w, struct str fqn, const struc
 	CLEANUP(buf_free) struct buf any = BUF_INIT(HEADER_MAX);
 	struct buf *b = fqn.n && memchr(fqn.p, '*', fqn.n) ? &w->wild : &w->exact;
 
-	TRY(sdop_rules_put(&any, STR("*"), t->mesh, t->placements));
+	TRY(state_dict_op_rules_put(&any, STR("*"), t->mesh, t->placements));
 	if (w->first.len == 0)
 		buf_put(&w->first, any.p, any.len);
 	else if (!str_eq((struct str){ (char *)w->first.p, w->first.len }, (struct str){ (char *)any.p, any.len }))
 		w->many = true;
 	if (b->len)
 		buf_putc(b, ',');
-	return sdop_rules_put(b, fqn, t->mesh, t->placements);
+	return state_dict_op_rules_put(b, fqn, t->mesh, t->placements);
 }
 
 static FALLIBLE enum err add_shards(struct writing *w, struct str fqn, const struct tree *node, uint32_t index)
@@ -182,7 +182,7 @@ static FALLIBLE enum err add_shards(struct writing *w, struct str fqn, const str
 	const struct tree_tensor *t = &node->tensor;
 	int64_t scratch[2 * NDIM_MAX] = { 0 };
 	struct sd_loc nowhere = { .file = SD_NO_FILE };
-	struct sdop_slot *slot;
+	struct state_dict_op_slot *slot;
 	struct str key;
 
 	/* so that the tensor is in this rank's dict though the rank holds none of it */
@@ -199,8 +199,8 @@ static FALLIBLE enum err add_shards(struct writing *w, struct str fqn, const str
 		TRY(arena_i64(w->arena, 2ull * t->ndim + 1, &copy));
 		memcpy(copy, dims, 2ull * t->ndim * sizeof *copy);
 		TRY(vec_push(&w->out->slots, &slot));
-		*slot = (struct sdop_slot){ .fqn = fqn, .dtype = t->dtype, .ndim = t->ndim, .rank = w->rank, .dims = copy,
-					    .keeps = t->shards[i].made ? UINT64_MAX : t->shards[i].at };
+		*slot = (struct state_dict_op_slot){ .fqn = fqn, .dtype = t->dtype, .ndim = t->ndim, .rank = w->rank, .dims = copy,
+						     .keeps = t->shards[i].made ? UINT64_MAX : t->shards[i].at };
 	}
 	return OK;
 }
@@ -282,7 +282,7 @@ static FALLIBLE enum err build(struct writing *w, const struct tree *root)
 			     &w->out->image_bytes[w->rank]));
 	for (uint64_t i = 0; i < w->sd->chunk_count && at < w->out->slots.n; i++) {
 		const struct sd_chunk *c = &w->sd->chunks[i];
-		struct sdop_slot *slot = &w->out->slots.v[at];
+		struct state_dict_op_slot *slot = &w->out->slots.v[at];
 		if (!str_eq(w->sd->tensors[c->tensor].fqn, slot->fqn)) /* the empty box of a tensor without shards */
 			continue;
 		slot->offset = c->loc.offset;
@@ -292,7 +292,8 @@ static FALLIBLE enum err build(struct writing *w, const struct tree *root)
 	return at == w->out->slots.n ? OK : ERR(INTERNAL, "an image lacks a shard");
 }
 
-static FALLIBLE enum err write_rank(struct sdop_images *out, const struct sdop_trees *from, struct arena *a, uint32_t rank,
+static FALLIBLE enum err write_rank(struct state_dict_op_images *out, const struct state_dict_op_trees *from, struct arena *a,
+				    uint32_t rank,
 				    const struct tree *root)
 {
 	struct writing w = { .out = out, .arena = a, .from = from, .rank = rank, .exact = BUF_INIT(HEADER_MAX),
@@ -312,11 +313,11 @@ static FALLIBLE enum err write_rank(struct sdop_images *out, const struct sdop_t
 	return err_at_rank(e, rank);
 }
 
-enum err sdop_images_make(struct tree *const *trees, uint32_t world_size, const struct sdop_trees *from, struct arena *a,
-			  struct sdop_images *out)
+enum err state_dict_op_images_make(struct tree *const *trees, uint32_t world_size, const struct state_dict_op_trees *from, struct arena *a,
+				   struct state_dict_op_images *out)
 {
-	*out = (struct sdop_images){ .world_size = world_size, .headers = mem_zalloc(world_size, sizeof *out->headers),
-				     .image_bytes = mem_zalloc(world_size, sizeof *out->image_bytes) };
+	*out = (struct state_dict_op_images){ .world_size = world_size, .headers = mem_zalloc(world_size, sizeof *out->headers),
+					      .image_bytes = mem_zalloc(world_size, sizeof *out->image_bytes) };
 	if (!out->headers || !out->image_bytes)
 		return ERR(NO_MEMORY, "no memory for %u images", world_size);
 	for (uint32_t r = 0; r < world_size; r++)
@@ -324,7 +325,7 @@ enum err sdop_images_make(struct tree *const *trees, uint32_t world_size, const 
 	return OK;
 }
 
-void sdop_images_free(struct sdop_images *im)
+void state_dict_op_images_free(struct state_dict_op_images *im)
 {
 	for (uint32_t r = 0; im->headers && r < im->world_size; r++)
 		buf_free(&im->headers[r]);
@@ -332,12 +333,12 @@ void sdop_images_free(struct sdop_images *im)
 	mem_free(im->image_bytes);
 	vec_free(&im->slots);
 	map_free(&im->first_slot);
-	*im = (struct sdop_images){ 0 };
+	*im = (struct state_dict_op_images){ 0 };
 }
 
 /* --------------------------------------------------------------------------------------------------- segments */
 
-static FALLIBLE enum err ask(struct job *j, const struct sdop_images *im)
+static FALLIBLE enum err ask(struct job *j, const struct state_dict_op_images *im)
 {
 	uint64_t total = 0;
 	json_t *ranks = json_array();
@@ -357,7 +358,7 @@ static FALLIBLE enum err ask(struct job *j, const struct sdop_images *im)
 	return e;
 }
 
-enum err sdop_images_place(struct job *j, struct sdop_images *im)
+enum err state_dict_op_images_place(struct job *j, struct state_dict_op_images *im)
 {
 	TRY(ask(j, im));
 	if (j->dry_run)

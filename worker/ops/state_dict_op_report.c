@@ -1,5 +1,5 @@
-/* sdop_report.c: see sdop_report.h. */
-#include "ops/sdop_report.h"
+/* state_dict_op_report.c: see state_dict_op_report.h. */
+#include "ops/state_dict_op_report.h"
 #include "runner/target.h"
 
 enum { NOTES_MAX = 10000 };
@@ -11,15 +11,15 @@ static json_t *text(struct str s)
 	return t ? t : json_string("?");   /* an FQN that is not UTF-8 */
 }
 
-static FALLIBLE enum err put_notes(json_t *result, const struct sdop_plan *p)
+static FALLIBLE enum err put_notes(json_t *result, const struct state_dict_op_plan *p)
 {
-	static const char *const names[] = { [SDOP_NOTE_CAST] = "cast", [SDOP_NOTE_RESIZED] = "resized",
-					     [SDOP_NOTE_MISSING] = "missing", [SDOP_NOTE_DROPPED] = "dropped" };
+	static const char *const names[] = { [STATE_DICT_OP_NOTE_CAST] = "cast", [STATE_DICT_OP_NOTE_RESIZED] = "resized",
+					     [STATE_DICT_OP_NOTE_MISSING] = "missing", [STATE_DICT_OP_NOTE_DROPPED] = "dropped" };
 
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		json_object_set_new(result, names[i], json_array());
 	for (uint64_t i = 0; i < p->note_count && i < NOTES_MAX; i++) {
-		const struct sdop_note *n = &p->notes[i];
+		const struct state_dict_op_note *n = &p->notes[i];
 		json_t *one = json_pack("{s:o, s:I}", "path", text(n->path), "rank", (json_int_t)n->rank);
 		if (n->from.p)
 			json_object_set_new(one, "from", text(n->from));
@@ -31,7 +31,7 @@ static FALLIBLE enum err put_notes(json_t *result, const struct sdop_plan *p)
 	return OK;
 }
 
-static FALLIBLE enum err put_differences(json_t *result, const struct sdop_plan *p)
+static FALLIBLE enum err put_differences(json_t *result, const struct state_dict_op_plan *p)
 {
 	json_t *list = json_array();
 
@@ -39,7 +39,7 @@ static FALLIBLE enum err put_differences(json_t *result, const struct sdop_plan 
 	json_object_set_new(result, "difference_count", json_integer((json_int_t)p->difference_total));
 	json_object_set_new(result, "differences", list);
 	for (uint64_t i = 0; i < p->difference_count; i++) {
-		const struct sdop_difference *d = &p->differences[i];
+		const struct state_dict_op_difference *d = &p->differences[i];
 		json_t *one = json_pack("{s:o, s:o, s:o, s:o, s:I}", "path", text(d->path), "what", text(d->what), "a",
 					d->a.p ? text(d->a) : json_null(), "b", d->b.p ? text(d->b) : json_null(), "rank",
 					(json_int_t)d->rank);
@@ -49,7 +49,7 @@ static FALLIBLE enum err put_differences(json_t *result, const struct sdop_plan 
 	return OK;
 }
 
-enum err sdop_report_plan(struct job *j, const struct sdop_request *rq, const struct sdop_plan *p)
+enum err state_dict_op_report_plan(struct job *j, const struct state_dict_op_request *rq, const struct state_dict_op_plan *p)
 {
 	json_object_set_new(j->result, "world_size", json_integer(rq->world_size));
 	if (rq->kind == JOB_COMPARE)
@@ -74,7 +74,7 @@ static json_t *real_doc(uint64_t bits)
 }
 
 /* Where element `linear` of a shard is in the whole tensor. */
-static json_t *global_index(const struct sdop_place *p, uint64_t linear)
+static json_t *global_index(const struct state_dict_op_place *p, uint64_t linear)
 {
 	json_t *list = json_array();
 
@@ -92,7 +92,8 @@ static uint64_t larger(uint64_t a, uint64_t b)
 }
 
 /* Shards of one tensor and rank lie side by side: one entry for them. */
-static FALLIBLE enum err put_tensor(json_t *list, const struct run *run, const struct sdop_places *places, uint64_t first, uint64_t end)
+static FALLIBLE enum err put_tensor(json_t *list, const struct run *run, const struct state_dict_op_places *places, uint64_t first,
+				    uint64_t end)
 {
 	uint64_t count = 0, max_abs = 0, max_rel = 0;
 	json_t *index = NULL;
@@ -108,22 +109,22 @@ static FALLIBLE enum err put_tensor(json_t *list, const struct run *run, const s
 	}
 	if (!count)
 		return OK;
-	const struct sdop_place *p = &places->v[first];
+	const struct state_dict_op_place *p = &places->v[first];
 	json_t *one = json_pack("{s:o, s:s, s:n, s:n, s:I, s:I, s:o, s:o, s:o}", "path", text(p->fqn), "what", "values", "a", "b", "rank",
 				(json_int_t)p->rank, "count", (json_int_t)count, "max_abs", real_doc(max_abs), "max_rel",
 				real_doc(max_rel), "first_index", index);
 	return json_array_append_new(list, one) < 0 ? ERR(NO_MEMORY, "no memory for a report") : OK;
 }
 
-static FALLIBLE enum err put_values(struct job *j, const struct run *run, const struct sdop_places *places)
+static FALLIBLE enum err put_values(struct job *j, const struct run *run, const struct state_dict_op_places *places)
 {
 	json_t *list = json_object_get(j->result, "differences");
 	size_t before = json_array_size(list);
 
 	for (uint64_t i = 0, end; i < places->n; i = end) {
-		const struct sdop_place *p = &places->v[i];
+		const struct state_dict_op_place *p = &places->v[i];
 		for (end = i + 1; end < places->n; end++) {
-			const struct sdop_place *q = &places->v[end];
+			const struct state_dict_op_place *q = &places->v[end];
 			if (q->rank != p->rank || q->dict != p->dict || !str_eq(q->fqn, p->fqn))
 				break;
 		}
@@ -138,7 +139,7 @@ static FALLIBLE enum err put_values(struct job *j, const struct run *run, const 
 	return OK;
 }
 
-enum err sdop_report_run(struct job *j, const struct run *run, const struct sdop_places *places, bool compare)
+enum err state_dict_op_report_run(struct job *j, const struct run *run, const struct state_dict_op_places *places, bool compare)
 {
 	if (compare)
 		return put_values(j, run, places);

@@ -1,12 +1,13 @@
-/* sdop_job.c: the job kinds on state dicts in shared memory: create, copy, offload, gather, broadcast, distribute, redistribute, compare.
+/* state_dict_op_job.c: the job kinds on state dicts in shared memory: create, copy, offload, gather, broadcast, distribute, redistribute,
+ * compare.
  *
- * All are one way: images → trees, sdop_plan, new segments for every rank of the target, moves. A target's bytes are never changed in
- * place: what fails leaves the old generation as it was. */
+ * All are one way: images → trees, state_dict_op_plan, new segments for every rank of the target, moves. A target's bytes are never
+ * changed in place: what fails leaves the old generation as it was. */
 #include <stdio.h>
 
 #include "base/num.h"
-#include "ops/sdop_report.h"
-#include "ops/sdop_tables.h"
+#include "ops/state_dict_op_report.h"
+#include "ops/state_dict_op_tables.h"
 #include "runner/exchange.h"
 #include "runner/fold.h"
 #include "runner/gang_run.h"
@@ -19,14 +20,14 @@ enum { SIDE_SOURCE, SIDE_COMPANION };
 struct op {
 	struct job *job;
 	struct arena *arena;
-	struct sdop_request rq;
+	struct state_dict_op_request rq;
 	struct spec_layout layout;
 	struct layout_use layout_use;
-	struct sdop_places places;
-	struct sdop_trees trees[SDOP_SIDES];
-	const json_t *dicts[SDOP_SIDES];
-	struct sdop_plan plan;
-	struct sdop_images images;
+	struct state_dict_op_places places;
+	struct state_dict_op_trees trees[STATE_DICT_OP_SIDES];
+	const json_t *dicts[STATE_DICT_OP_SIDES];
+	struct state_dict_op_plan plan;
+	struct state_dict_op_images images;
 	struct run_build build;
 };
 
@@ -91,7 +92,7 @@ static FALLIBLE enum err find_dicts(struct op *o)
 	if (!compare && str_eq(spec->target.name, spec->source.name))
 		o->dicts[SIDE_COMPANION] = NULL;
 	o->rq.world_size = world_of(o->dicts[SIDE_SOURCE]);
-	for (uint32_t i = 0; i < SDOP_SIDES; i++)
+	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 		o->rq.world_size = (uint32_t)num_max(o->rq.world_size, world_of(o->dicts[i]));
 	o->rq.world_size = (uint32_t)num_max(o->rq.world_size, (uint64_t)spec->world_size);
 	o->job->members = exchange_members(o->job, o->rq.world_size);
@@ -100,10 +101,10 @@ static FALLIBLE enum err find_dicts(struct op *o)
 
 static FALLIBLE enum err read_trees(struct op *o)
 {
-	for (uint32_t i = 0; i < SDOP_SIDES; i++) {
+	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++) {
 		if (!o->dicts[i])
 			continue;
-		TRY(sdop_trees_read(o->job, o->dicts[i], i, o->rq.world_size, o->arena, &o->places, &o->trees[i]));
+		TRY(state_dict_op_trees_read(o->job, o->dicts[i], i, o->rq.world_size, o->arena, &o->places, &o->trees[i]));
 		for (uint32_t r = 0; r < o->rq.world_size; r++)
 			if (o->trees[i].ranks[r])
 				TRY(tree_check(o->trees[i].ranks[r], r, o->rq.world_size));
@@ -114,7 +115,7 @@ static FALLIBLE enum err read_trees(struct op *o)
 static FALLIBLE enum err check_folds(const struct op *o)
 {
 	for (uint64_t i = 0; i < o->plan.move_count; i++) {
-		const struct sdop_move *m = &o->plan.moves[i];
+		const struct state_dict_op_move *m = &o->plan.moves[i];
 		struct run_move probe = { .op = m->op, .divisor = m->divisor };
 		if (!m->reduce || (i > 0 && m[-1].from == m->from))
 			continue;
@@ -134,19 +135,19 @@ static FALLIBLE enum err plan(struct op *o)
 	TRY(read_request(o));
 	TRY(read_trees(o));
 	TRY(job_state(o->job, "planning", "plan", NULL, 0));
-	TRY(sdop_plan(&o->rq, o->trees[SIDE_SOURCE].ranks, o->trees[SIDE_COMPANION].ranks, NULL, o->arena, &o->plan));
+	TRY(state_dict_op_plan(&o->rq, o->trees[SIDE_SOURCE].ranks, o->trees[SIDE_COMPANION].ranks, NULL, o->arena, &o->plan));
 	TRY(check_folds(o));
-	return sdop_report_plan(o->job, &o->rq, &o->plan);
+	return state_dict_op_report_plan(o->job, &o->rq, &o->plan);
 }
 
 /* --------------------------------------------------------------------------------------------------- execution */
 
 static FALLIBLE enum err share(struct op *o, bool compare, struct run *run)
 {
-	struct sdop_tables t = { .dicts = { o->dicts[0], o->dicts[1] }, .made = compare ? NULL : o->job->segments,
-				 .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
+	struct state_dict_op_tables t = { .dicts = { o->dicts[0], o->dicts[1] }, .made = compare ? NULL : o->job->segments,
+					  .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
 
-	TRY(sdop_tables_make(&t, &o->build));
+	TRY(state_dict_op_tables_make(&t, &o->build));
 	o->build.opts.rtol = o->job->spec.rtol;
 	o->build.opts.atol = o->job->spec.atol;
 	return run_share(&o->build, run);
@@ -163,7 +164,7 @@ static FALLIBLE enum err execute(struct op *o, bool compare)
 	if (!e)
 		e = gang_run(o->job, &run);
 	if (!e)
-		e = sdop_report_run(o->job, &run, &o->places, compare);
+		e = state_dict_op_report_run(o->job, &run, &o->places, compare);
 	run_detach(&run);
 	return e;
 }
@@ -191,10 +192,10 @@ static FALLIBLE enum err operate(struct op *o)
 	if (compare && (!o->plan.move_count || o->job->dry_run))
 		return OK;
 	if (!compare) {
-		TRY(sdop_images_make(o->plan.target, o->rq.world_size, o->trees, o->arena, &o->images));
+		TRY(state_dict_op_images_make(o->plan.target, o->rq.world_size, o->trees, o->arena, &o->images));
 		json_object_set_new(o->job->result, "tensors", json_integer((json_int_t)o->images.tensors));
 		json_object_set_new(o->job->result, "values", json_integer((json_int_t)o->images.values));
-		TRY(sdop_images_place(o->job, &o->images));
+		TRY(state_dict_op_images_place(o->job, &o->images));
 	}
 	if (o->job->dry_run)
 		return OK;
@@ -204,15 +205,15 @@ static FALLIBLE enum err operate(struct op *o)
 	return OK;
 }
 
-enum err sdop_job(struct job *j)
+enum err state_dict_op_job(struct job *j)
 {
 	struct op o = { .job = j, .rq.kind = j->kind };
 
 	enum err e = operate(&o);
 	run_build_free(&o.build);
-	sdop_images_free(&o.images);
-	for (uint32_t i = 0; i < SDOP_SIDES; i++)
-		sdop_trees_free(&o.trees[i]);
+	state_dict_op_images_free(&o.images);
+	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
+		state_dict_op_trees_free(&o.trees[i]);
 	vec_free(&o.places);
 	layout_use_free(&o.layout_use);
 	spec_layout_free(&o.layout);

@@ -1,10 +1,10 @@
-/* sdop_fill.c: the operations whose result follows the target: broadcast, distribute, redistribute (see sdop.h).
+/* state_dict_op_fill.c: the operations whose result follows the target: broadcast, distribute, redistribute (see state_dict_op.h).
  *
  * PyTorch's functions take flat dicts; nested ones here are treated as if they had been flattened, which is what PyTorch's own callers do
  * first. Which keys come out, and who gives a tensor's bytes, differs between the three; the rest is alike. A target that is not
- * there yet is made first (sdop_cut.h) and then filled like any other. */
-#include "plan/sdop_cut.h"
-#include "plan/sdop_pool.h"
+ * there yet is made first (state_dict_op_cut.h) and then filled like any other. */
+#include "plan/state_dict_op_cut.h"
+#include "plan/state_dict_op_pool.h"
 #include "tensor/box.h"
 
 /* A rank's target at one path. */
@@ -14,7 +14,7 @@ struct slot {
 };
 
 struct filler {
-	struct sdop_build *b;
+	struct state_dict_op_build *b;
 	uint32_t root;                   /* in the world */
 	bool drop;                       /* strict broadcast: keys that the source lacks are taken out */
 	struct tree **targets;
@@ -55,12 +55,12 @@ static FALLIBLE enum err move_whole(struct filler *f, const struct iterate_place
 	const struct tree_tensor *t = &to->tensor;
 
 	for (uint32_t i = 0; i < t->shard_count && f->b->wanted[rank]; i++) {
-		struct sdop_move m = { .from_rank = from->rank, .to_rank = rank, .from = from->node, .to = to, .to_shard = i,
-				       .dims = t->shards[i].dims };
+		struct state_dict_op_move m = { .from_rank = from->rank, .to_rank = rank, .from = from->node, .to = to, .to_shard = i,
+						.dims = t->shards[i].dims };
 		if (!m.dims)
-			TRY(sdop_whole_dims(f->b, t, &m.dims));
+			TRY(state_dict_op_whole_dims(f->b, t, &m.dims));
 		if (!box_empty(t->ndim, m.dims + t->ndim))
-			TRY(sdop_move_add(f->b, m));
+			TRY(state_dict_op_move_add(f->b, m));
 	}
 	return OK;
 }
@@ -85,11 +85,11 @@ static FALLIBLE enum err fill_plain(struct filler *f, const struct iterate_row *
 	    target->tensor.dtype == from->node->tensor.dtype) {
 		*out = (struct tree *)(uintptr_t)target;
 	} else {
-		TRY(sdop_made_whole(f->b, rank, from->node, out));
+		TRY(state_dict_op_made_whole(f->b, rank, from->node, out));
 		if (target && tree_is_tensor(target)) {
-			TRY(sdop_describe(f->b->arena, target, &was));
-			TRY(sdop_describe(f->b->arena, from->node, &is));
-			TRY(sdop_note_add(f->b, SDOP_NOTE_RESIZED, row, rank, was, is));
+			TRY(state_dict_op_describe(f->b->arena, target, &was));
+			TRY(state_dict_op_describe(f->b->arena, from->node, &is));
+			TRY(state_dict_op_note_add(f->b, STATE_DICT_OP_NOTE_RESIZED, row, rank, was, is));
 		}
 	}
 	return move_whole(f, from, rank, *out);
@@ -100,11 +100,11 @@ static FALLIBLE enum err check_cut(struct filler *f, const struct iterate_row *r
 {
 	const struct tree_tensor *t = &target->tensor;
 
-	TRY(sdop_same_size(source, target));
+	TRY(state_dict_op_same_size(source, target));
 	for (uint32_t i = 0; target->kind == TREE_DTENSOR && i < t->mesh->ndim; i++)
 		if (t->placements[i].kind == PLACE_PARTIAL)
 			return ERR(LAYOUT_INVALID, "Partial() can be a source, not a target");
-	return sdop_cast(f->b, row, rank, source, target);
+	return state_dict_op_cast(f->b, row, rank, source, target);
 }
 
 /* A sharded target keeps its mesh, placements and dtype and takes its part. */
@@ -150,7 +150,7 @@ static FALLIBLE enum err fill_leaf(struct filler *f, const struct iterate_row *r
 		/* PyTorch cannot tell a key that is None from one that is not there. */
 		if (target && tree_is_none(target) && from->node->tensor.ndim) {
 			*out = (struct tree *)(uintptr_t)target;
-			return sdop_note_add(f->b, SDOP_NOTE_DROPPED, row, rank, (struct str){ 0 }, (struct str){ 0 });
+			return state_dict_op_note_add(f->b, STATE_DICT_OP_NOTE_DROPPED, row, rank, (struct str){ 0 }, (struct str){ 0 });
 		}
 		return target && tree_is_sharded(target) && from->node->tensor.ndim ?
 			       fill_sharded(f, row, from, rank, target, out) :
@@ -224,7 +224,7 @@ static FALLIBLE enum err missing(struct filler *f, const struct iterate_row *row
 	if (!container || target->node->count == 0) {
 		if (f->b->rq->kind == JOB_REDISTRIBUTE && f->b->rq->strict)
 			return ERR(MISSING_KEY, "the source lacks this key of the target");
-		TRY(sdop_note_add(f->b, SDOP_NOTE_MISSING, row, target->rank, (struct str){ 0 }, (struct str){ 0 }));
+		TRY(state_dict_op_note_add(f->b, STATE_DICT_OP_NOTE_MISSING, row, target->rank, (struct str){ 0 }, (struct str){ 0 }));
 	}
 	if (f->drop)
 		return OK;
@@ -288,7 +288,7 @@ static FALLIBLE enum err extra(struct filler *f, const struct iterate_row *row, 
 			return tree_append(f->b->arena, above, node);
 		}
 	}
-	return sdop_note_add(f->b, SDOP_NOTE_DROPPED, row, rank, (struct str){ 0 }, (struct str){ 0 });
+	return state_dict_op_note_add(f->b, STATE_DICT_OP_NOTE_DROPPED, row, rank, (struct str){ 0 }, (struct str){ 0 });
 }
 
 static FALLIBLE enum err extras(struct filler *f, const struct iterate_row *row)
@@ -338,8 +338,8 @@ static enum err visit(void *ctx, struct iterate_row *row)
 /* Whose trees count as the source. */
 static FALLIBLE enum err sources(struct filler *f, struct tree ***out)
 {
-	struct sdop_build *b = f->b;
-	const struct sdop_request *rq = b->rq;
+	struct state_dict_op_build *b = f->b;
+	const struct state_dict_op_request *rq = b->rq;
 
 	f->root = rq->group && rq->root < rq->group_count ? rq->group[rq->root] : rq->root;
 	f->drop = rq->kind == JOB_BROADCAST && rq->strict;
@@ -352,7 +352,7 @@ static FALLIBLE enum err sources(struct filler *f, struct tree ***out)
 	return OK;
 }
 
-enum err sdop_fill(struct sdop_build *b)
+enum err state_dict_op_fill(struct state_dict_op_build *b)
 {
 	struct filler f = { .b = b, .targets = b->out->target };
 	struct tree **source, **target;
@@ -363,7 +363,7 @@ enum err sdop_fill(struct sdop_build *b)
 	for (uint32_t r = 0; b->companion && r < world; r++)
 		target[r] = b->member[r] ? b->companion[r] : NULL;
 	if (!b->companion)
-		TRY(sdop_cut(b, source, target));
+		TRY(state_dict_op_cut(b, source, target));
 	return iterate_rows((struct iterate_side){ source, world }, (struct iterate_side){ target, world }, true, b->scratch,
 			    visit, &f);
 }

@@ -1,6 +1,6 @@
-/* sdop_cut.c: making a target (see sdop_cut.h). The boxes come from layout_apply, which knows sdicts; so each tensor goes through one
- * that is thrown away. */
-#include "plan/sdop_cut.h"
+/* state_dict_op_cut.c: making a target (see state_dict_op_cut.h). The boxes come from layout_apply, which knows sdicts; so each tensor
+ * goes through one that is thrown away. */
+#include "plan/state_dict_op_cut.h"
 
 #include "base/num.h"
 #include "plan/layout_use.h"
@@ -14,7 +14,7 @@ struct rule_mesh {
 };
 
 struct cut {
-	struct sdop_build *b;
+	struct state_dict_op_build *b;
 	struct tree **trees;
 	struct layout layout;            /* the request's and, at the end, Shard(0) over the group */
 	struct rule_mesh *meshes;        /* layout.rule_count */
@@ -50,7 +50,7 @@ static FALLIBLE enum err check_kinds(const struct iterate_row *row)
 					       tree_kind_name(p[0].node->kind), p[i].rank, tree_kind_name(p[i].node->kind)),
 					   p[i].rank);
 		if (tree_is_tensor(p[0].node) && !tree_same_shape(p[0].node, p[i].node))
-			return err_at_rank(sdop_same_size(p[0].node, p[i].node), p[i].rank);
+			return err_at_rank(state_dict_op_same_size(p[0].node, p[i].node), p[i].rank);
 	}
 	return OK;
 }
@@ -107,7 +107,7 @@ static FALLIBLE enum err cut_tensor(struct cut *c, const struct iterate_row *row
 	bool mesh = c->layout.rules[rule].kind == LAYOUT_MESH;
 	uint64_t at = t->first_chunk, end = at + t->chunk_count;
 	const struct rule_mesh *m = NULL;
-	struct sdop_build *b = c->b;
+	struct state_dict_op_build *b = c->b;
 	struct tree_shard *shards;
 
 	if (mesh)
@@ -134,7 +134,7 @@ static FALLIBLE enum err cut_tensor(struct cut *c, const struct iterate_row *row
 		part.mesh = m ? &m->mesh : NULL;
 		part.placements = m ? m->placements : NULL;
 		struct tree shape = { .kind = m ? TREE_DTENSOR : TREE_SHARDED, .tensor = part };
-		TRY(sdop_made(b, r, &shape, &node));
+		TRY(state_dict_op_made(b, r, &shape, &node));
 		TRY(set_node(c, row, r, node));
 	}
 	return OK;
@@ -143,7 +143,7 @@ static FALLIBLE enum err cut_tensor(struct cut *c, const struct iterate_row *row
 /* The last rule is not the request's. */
 static FALLIBLE enum err note_rule(struct cut *c, const struct sd_tensor *t, uint32_t rule)
 {
-	const struct sdop_request *rq = c->b->rq;
+	const struct state_dict_op_request *rq = c->b->rq;
 
 	if (!rq->layout_use || !rq->layout)
 		return OK;
@@ -153,7 +153,7 @@ static FALLIBLE enum err note_rule(struct cut *c, const struct sd_tensor *t, uin
 static FALLIBLE enum err make_tensor(struct cut *c, const struct iterate_row *row)
 {
 	const struct tree *like = row->source[0].node;
-	struct sdop_build *b = c->b;
+	struct state_dict_op_build *b = c->b;
 	uint32_t index, rule = UINT32_MAX;
 	struct str path;
 
@@ -170,7 +170,7 @@ static FALLIBLE enum err make_tensor(struct cut *c, const struct iterate_row *ro
 		struct tree *node;
 		if (!b->member[r])
 			continue;
-		TRY(sdop_made_whole(b, r, like, &node));
+		TRY(state_dict_op_made_whole(b, r, like, &node));
 		TRY(set_node(c, row, r, node));
 	}
 	return OK;
@@ -227,7 +227,7 @@ static enum err visit(void *ctx, struct iterate_row *row)
 /* The request's rules, then Shard(0) over the group for what they do not speak of. */
 static FALLIBLE enum err make_layout(struct cut *c)
 {
-	const struct sdop_request *rq = c->b->rq;
+	const struct state_dict_op_request *rq = c->b->rq;
 	const struct layout *given = rq->layout;
 	uint32_t n = given ? given->rule_count : 0;
 	struct layout_rule *rules;
@@ -248,7 +248,7 @@ static FALLIBLE enum err make_layout(struct cut *c)
 	return arena_alloc(c->b->arena, (uint64_t)n + 1, sizeof *c->meshes, &c->meshes); /* results refer to it */
 }
 
-enum err sdop_cut(struct sdop_build *b, struct tree *const *source, struct tree **trees)
+enum err state_dict_op_cut(struct state_dict_op_build *b, struct tree *const *source, struct tree **trees)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
 	struct cut c = { .b = b, .trees = trees, .whole = b->rq->kind == JOB_BROADCAST && !b->rq->layout };

@@ -1,8 +1,8 @@
-/* sdop_run.c: see sdop_run.h.
+/* state_dict_op_run.c: see state_dict_op_run.h.
  *
  * Why not exec.c, which fills segments, too: there a source is read from a disk, through the page cache or a ring, and checked. Here
  * both sides are mapped, and a copy is all there is. */
-#include "runner/sdop_run.h"
+#include "runner/state_dict_op_run.h"
 
 #include "base/num.h"
 #include "runner/fold.h"
@@ -157,7 +157,7 @@ static FALLIBLE enum err do_task(struct moving *x, const struct run_task *t)
 	return OK;
 }
 
-enum err sdop_run(const struct exec_spec *spec)
+enum err state_dict_op_run(const struct exec_spec *spec)
 {
 	struct moving x = { .spec = spec, .run = spec->run };
 	enum err e = files_open(spec->run, spec->root_fds, spec->fds, spec->fd_count, &x.files);

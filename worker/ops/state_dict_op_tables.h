@@ -1,0 +1,17 @@
+/* state_dict_op_tables.h: a planned state-dict operation as tables that all workers share: places are sources, slots of new segments are
+ * targets, moves are cut into pieces of a task's size. */
+#pragma once
+#include "ops/state_dict_op_images.h"
+#include "plan/state_dict_op.h"
+#include "runner/build.h"
+
+struct state_dict_op_tables {
+	const json_t *dicts[STATE_DICT_OP_SIDES];       /* entries of the job's document; NULL: none */
+	const json_t *made;                    /* the SEGMENTS document; NULL: compare */
+	uint32_t memories;                     /* libdcp: so many processes and no segments; offsets of places and slots are addresses */
+	const struct state_dict_op_places *places;
+	struct state_dict_op_images *images;            /* NULL: compare */
+	const struct state_dict_op_plan *plan;
+};
+/* What b lacks of options is the caller's. ERR_COVERAGE_HOLE if moves bring a part of a shard only. */
+FALLIBLE enum err state_dict_op_tables_make(const struct state_dict_op_tables *t, struct run_build *b);
