@@ -2,6 +2,7 @@
 #include "api/secrets.h"
 
 #include <fcntl.h>
+#include <sodium.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -53,13 +54,13 @@ static FALLIBLE enum err make_token(const char *path)
 	CLEANUP(fs_drop) int fd = -1;
 	CLEANUP(buf_free) struct buf text = BUF_INIT(256);
 	unsigned char random[TOKEN_BYTES];
+	char hex[2 * TOKEN_BYTES + 1];
 	const char *name = NULL;
 
 	if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
 		return ERR_SYS(SYSTEM, "cannot make a token");
-	for (size_t i = 0; i < sizeof random; i++)
-		buf_printf(&text, "%02x", random[i]);
-	buf_putc(&text, '\n');
+	sodium_bin2hex(hex, sizeof hex, random, sizeof random);
+	buf_printf(&text, "%s\n", hex);
 	TRY(buf_status(&text));
 	TRY(open_folder(path, &name, &folder));
 	TRY(fs_open(folder, name, O_CREAT | O_EXCL | O_WRONLY, 0600, &fd));

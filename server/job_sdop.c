@@ -1,6 +1,7 @@
 /* job_sdop.c: operations on state dicts: what only who knows the state dicts can check, what their workers get beside the request,
  * and what is left in the record and the metrics. The form of the request was checked by spec/spec.c. */
 #include <stdio.h>
+#include <sodium.h>
 #include <sys/random.h>
 
 #include "base/num.h"
@@ -160,8 +161,7 @@ json_t *job_sdop_comm(const struct job *j, uint64_t group_id)
 	char text[2 * SECRET_BYTES + 1];
 
 	must(getrandom(secret, sizeof secret, 0) == (ssize_t)sizeof secret);
-	for (size_t i = 0; i < sizeof secret; i++)
-		snprintf(text + 2 * i, 3, "%02x", secret[i]);
+	sodium_bin2hex(text, sizeof text, secret, sizeof secret);
 	return json_pack("{s:I, s:s, s:i}", "group_id", (json_int_t)(group_id & INT64_MAX), "secret", text, "deadline_ms",
 			 (json_int_t)j->server->config->comm_deadline_ms);
 }

@@ -130,9 +130,38 @@ static void test_base64(void **state)
 	}
 	struct buf b = BUF_INIT(100);
 	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Zg=")));
+	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("====")));
+	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Zg==Zm9v")));
+	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Zm9\n")));
 	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Zh==")));
 	T_ERR(VALIDATION_FAILED, buf_unbase64(&b, STR("Z===")));
 	buf_free(&b);
+}
+
+/* Longer than a piece of the encoder; and hexadecimal, which is exact. */
+static void test_bytes_as_text(void **state)
+{
+	struct buf text = BUF_INIT(40000), back = BUF_INIT(10000);
+	unsigned char bytes[10000], got[4];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bytes; i++)
+		bytes[i] = (unsigned char)(i * 7 + i / 256);
+	for (size_t n = sizeof bytes - 3; n <= sizeof bytes; n++) {
+		text.len = back.len = 0;
+		buf_base64(&text, bytes, n);
+		T_OK(buf_unbase64(&back, (struct str){ (char *)text.p, text.len }));
+		assert_int_equal(back.len, n);
+		assert_memory_equal(back.p, bytes, n);
+	}
+	T_OK(buf_unhex(STR("00ff10a9"), got, 4));
+	assert_memory_equal(got, "\0\xff\x10\xa9", 4);
+	T_ERR(VALIDATION_FAILED, buf_unhex(STR("00ff10a"), got, 4));
+	T_ERR(VALIDATION_FAILED, buf_unhex(STR("00ff10a900"), got, 4));
+	T_ERR(VALIDATION_FAILED, buf_unhex(STR("00ff10ag"), got, 4));
+	T_ERR(VALIDATION_FAILED, buf_unhex(STR("00FF10a9"), got, 4));
+	buf_free(&text);
+	buf_free(&back);
 }
 
 static void test_json_string(void **state)
@@ -253,7 +282,7 @@ int main(void)
 		cmocka_unit_test(test_error_record), cmocka_unit_test(test_half_an_expectation),
 		cmocka_unit_test(test_checked_arithmetic),
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),
-		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_json_string),
+		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_bytes_as_text),	     cmocka_unit_test(test_json_string),
 		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),
 		cmocka_unit_test(test_map),	     cmocka_unit_test(test_reserve),
 	};

@@ -137,57 +137,7 @@ void buf_json_str(struct buf *b, struct str s)
 	buf_putc(b, '"');
 }
 
-static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-void buf_base64(struct buf *b, const void *p, size_t n)
-{
-	const unsigned char *in = p;
-
-	for (size_t i = 0; i < n; i += 3) {
-		size_t have = n - i < 3 ? n - i : 3;
-		uint32_t v = (uint32_t)in[i] << 16 | (have > 1 ? (uint32_t)in[i + 1] << 8 : 0) |
-			     (have > 2 ? in[i + 2] : 0);
-		unsigned char four[4] = { (unsigned char)alphabet[v >> 18],
-					  (unsigned char)alphabet[v >> 12 & 63],
-					  (unsigned char)(have > 1 ? alphabet[v >> 6 & 63] : '='),
-					  (unsigned char)(have > 2 ? alphabet[v & 63] : '=') };
-		buf_put(b, four, 4);
-	}
-}
-
 enum err buf_status(const struct buf *b)
 {
 	return b->failed;
-}
-
-static int sextet(char c)
-{
-	if (c >= 'A' && c <= 'Z')
-		return c - 'A';
-	if (c >= 'a' && c <= 'z')
-		return c - 'a' + 26;
-	if (c >= '0' && c <= '9')
-		return c - '0' + 52;
-	return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-enum err buf_unbase64(struct buf *b, struct str text)
-{
-	if (text.n % 4 != 0)
-		return ERR(VALIDATION_FAILED, "base64 of %zu characters is not padded", text.n);
-	for (size_t i = 0; i < text.n; i += 4) {
-		size_t pad = i + 4 == text.n ? (size_t)(text.p[i + 3] == '=') + (text.p[i + 3] == '=' && text.p[i + 2] == '=') : 0;
-		uint32_t v = 0;
-		for (size_t k = 0; k < 4; k++) {
-			int d = k >= 4 - pad ? 0 : sextet(text.p[i + k]);
-			if (d < 0)
-				return ERR(VALIDATION_FAILED, "byte %zu is not base64", i + k);
-			v = v << 6 | (uint32_t)d;
-		}
-		if (v & ((1u << (8 * pad)) - 1))
-			return ERR(VALIDATION_FAILED, "base64 has stray bits at its end");
-		unsigned char three[3] = { (unsigned char)(v >> 16), (unsigned char)(v >> 8), (unsigned char)v };
-		buf_put(b, three, 3 - pad);
-	}
-	return buf_status(b);
 }

@@ -27,3 +27,5 @@ FALLIBLE enum err buf_reserve(struct buf *b, size_t more, unsigned char **at_out
 FALLIBLE enum err buf_status(const struct buf *b);
 /* Appends the decoded bytes; ERR_VALIDATION_FAILED for anything but canonical padded base64. */
 FALLIBLE enum err buf_unbase64(struct buf *b, struct str text);
+/* Exactly `bytes` of them, from twice as many hex digits in lower case; else ERR_VALIDATION_FAILED. */
+FALLIBLE enum err buf_unhex(struct str text, unsigned char *out, size_t bytes);

@@ -7,6 +7,7 @@
 #include <acl/libacl.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +61,7 @@ static FALLIBLE enum err make_name(const struct seg_owner *owner, char name_out[
 		return ERR_SYS(SYSTEM, "cannot get random bytes for a segment's name");
 	int n = snprintf(name_out, SEG_NAME_MAX, "%s%012jx%012jx-", prefix, (uintmax_t)(owner->place & SEG_OWNER_BITS),
 			 (uintmax_t)(owner->journal & SEG_OWNER_BITS));
-	for (size_t i = 0; i < sizeof bits; i++)
-		snprintf(name_out + n + 2 * i, 3, "%02x", bits[i]);
+	sodium_bin2hex(name_out + n, 2 * sizeof bits + 1, bits, sizeof bits);
 	return OK;
 }
 

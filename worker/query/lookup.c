@@ -261,8 +261,7 @@ static enum err put_file(void *user, const char *name, unsigned char d_type)
 	buf_printf(l->out, ",\"bytes\":%jd,\"xxh3_128\":", (intmax_t)st.st_size);
 	if (l->manifest && strcmp(name, l->manifest->metadata_name) == 0) {
 		char hex[33];
-		for (int i = 0; i < 16; i++)
-			snprintf(hex + 2 * i, 3, "%02x", l->manifest->metadata_xxh3[i]);
+		digest_hex(l->manifest->metadata_xxh3, hex);
 		buf_printf(l->out, "\"%s\"}", hex);
 	} else {
 		buf_puts(l->out, "null}");

@@ -362,23 +362,14 @@ uint32_t exchange_members(const struct job *j, uint32_t world_size)
 	return j->backend == COMM_NCCL ? (uint32_t)num_max(num_min(n, device_cuda_count()), 1) : n; /* NCCL wants a GPU for each */
 }
 
-static int hex_digit(char c)
-{
-	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static FALLIBLE enum err read_secret(const json_t *group, unsigned char out[COMM_SECRET_BYTES])
 {
 	const char *hex = json_string_value(json_object_get(group, "secret"));
 
 	if (!hex || strlen(hex) != 2 * COMM_SECRET_BYTES)
 		return ERR(PROTOCOL, "a group without a secret");
-	for (uint32_t i = 0; i < COMM_SECRET_BYTES; i++) {
-		int high = hex_digit(hex[2 * i]), low = hex_digit(hex[2 * i + 1]);
-		if (high < 0 || low < 0)
-			return ERR(PROTOCOL, "a group's secret that is not hexadecimal");
-		out[i] = (unsigned char)(high << 4 | low);
-	}
+	if (buf_unhex(str_of(hex), out, COMM_SECRET_BYTES))
+		return ERR(PROTOCOL, "a group's secret that is not hexadecimal");
 	return OK;
 }
 

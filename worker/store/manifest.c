@@ -2,9 +2,11 @@
  * it can make a checkpoint fail its verification, and nothing else. */
 #include "store/manifest.h"
 
+#include <endian.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/buf.h"
 #include "base/num.h"
 #include "format/format.h"
 #include "format/jscan.h"
@@ -56,23 +58,10 @@ bool manifest_is(const char *name, int64_t *rank_out)
 	return true;
 }
 
-static bool nibble(char c, unsigned *out)
-{
-	*out = c >= '0' && c <= '9' ? (unsigned)(c - '0') : c >= 'a' && c <= 'f' ? (unsigned)(c - 'a') + 10 : 16;
-	return *out < 16;
-}
-
 static FALLIBLE enum err digest_of(struct jscan *js, const struct jscan_token *t, unsigned char out[16])
 {
-	unsigned hi, lo;
-
-	if (t->raw.n != 32)
+	if (buf_unhex(t->raw, out, 16))
 		return jscan_bad(js, "a digest that is not 32 hex digits");
-	for (size_t i = 0; i < 16; i++) {
-		if (!nibble(t->raw.p[2 * i], &hi) || !nibble(t->raw.p[2 * i + 1], &lo))
-			return jscan_bad(js, "a digest that is not 32 hex digits");
-		out[i] = (unsigned char)(hi << 4 | lo);
-	}
 	return OK;
 }
 
@@ -113,15 +102,12 @@ static FALLIBLE enum err take_text(struct jscan *js, struct manifest *m, char *i
 static FALLIBLE enum err take_crc(struct jscan *js, uint32_t *out)
 {
 	struct jscan_token t;
-	unsigned digit;
+	uint32_t big_endian = 0;
 
 	TRY(jscan_expect(js, JSCAN_STRING, &t));
-	*out = 0;
-	for (size_t i = 0; i < 8 && t.raw.n == 8; i++) {
-		if (!nibble(t.raw.p[i], &digit))
-			return jscan_bad(js, "a CRC32 that is not 8 hex digits");
-		*out = *out << 4 | digit;
-	}
+	if (t.raw.n == 8 && buf_unhex(t.raw, (unsigned char *)&big_endian, sizeof big_endian))
+		return jscan_bad(js, "a CRC32 that is not 8 hex digits");
+	*out = be32toh(big_endian);
 	return OK;
 }
 
