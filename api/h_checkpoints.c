@@ -5,6 +5,7 @@
 #include "api/handlers.h"
 #include "base/jval.h"
 #include "api/problem.h"
+#include "server/parts.h"
 #include "server/service_clock.h"
 #include "spec/spec.h"
 #include "base/mem.h"
@@ -77,7 +78,7 @@ static void listing_ask(struct listing *l)
 {
 	struct storage *st;
 	json_t *q = NULL;
-	enum err e = storage_find(l->req->core, str_of(l->storage), &st);
+	enum err e = storage_find(l->req->core->storages, str_of(l->storage), &st);
 
 	if (!e)
 		q = json_pack("{s:s, s:s, s:O, s:O, s:I, s:I}", "op", "list", "storage", l->storage, "prefix", l->prefix, "after",
@@ -93,9 +94,9 @@ static void listing_ask(struct listing *l)
 /* The first storage whose name is not before this, or not this one either. NULL: none. */
 static const struct storage *storage_from(const struct server *s, const char *name, bool beyond)
 {
-	for (uint32_t i = 0; i < storage_count(s); i++)
-		if (strcmp(storage_at(s, i)->name, name) >= beyond)
-			return storage_at(s, i);
+	for (uint32_t i = 0; i < storage_count(s->storages); i++)
+		if (strcmp(storage_at(s->storages, i)->name, name) >= beyond)
+			return storage_at(s->storages, i);
 	return NULL;
 }
 
@@ -206,7 +207,7 @@ FALLIBLE enum err h_checkpoints_list(struct req *r)
 	if (!str_utf8(prefix) || !str_utf8(page.token))
 		return ERR(VALIDATION_FAILED, "prefix or page_token is not UTF-8");
 	if (r->part_count == 3)
-		TRY(storage_find(r->core, r->parts[2], &st));
+		TRY(storage_find(r->core->storages, r->parts[2], &st));
 	l = mem_zalloc(1, sizeof *l);
 	if (!l)
 		return ERR(NO_MEMORY, "cannot list");

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/jval.h"
+#include "server/parts.h"
 #include "spec/ref.h"
 #include "server/job.h"
 #include "server/lookup.h"
@@ -108,7 +109,7 @@ FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out)
 		return ERR(NO_MEMORY, "cannot ask");
 	TRY(ref_check_storage(r->parts[2]));
 	TRY(ref_check_name(r->parts[3]));
-	TRY(storage_find(r->core, r->parts[2], &st));
+	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	TRY(h_set_text(q, "storage", r->parts[2]));
 	TRY(h_set_text(q, "name", r->parts[3]));
 	*out = move(q);

@@ -2,6 +2,7 @@
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
+#include "server/parts.h"
 #include "spec/ref.h"
 #include "server/lookup.h"
 #include "server/storage.h"
@@ -10,21 +11,22 @@ FALLIBLE enum err h_storages_list(struct req *r)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(8 << 20);
 	struct h_page page;
+	const struct storages *all = r->core->storages;
 	uint32_t i = 0, shown = 0;
 
 	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", NULL }));
 	TRY(h_page_query(r, &page));
 	buf_puts(&b, "{\"storages\":[");
-	while (i < storage_count(r->core) && page.token.n && str_cmp(str_of(storage_at(r->core, i)->name), page.token) <= 0)
+	while (i < storage_count(all) && page.token.n && str_cmp(str_of(storage_at(all, i)->name), page.token) <= 0)
 		i++;
-	for (; i < storage_count(r->core) && shown < page.size; i++) {
+	for (; i < storage_count(all) && shown < page.size; i++) {
 		if (shown++)
 			buf_putc(&b, ',');
-		TRY(storage_put(storage_at(r->core, i), &b));
+		TRY(storage_put(storage_at(all, i), &b));
 	}
 	buf_putc(&b, ']');
-	if (i < storage_count(r->core))
-		buf_printf(&b, ",\"next_page_token\":\"%s\"", storage_at(r->core, i - 1)->name);
+	if (i < storage_count(all))
+		buf_printf(&b, ",\"next_page_token\":\"%s\"", storage_at(all, i - 1)->name);
 	buf_putc(&b, '}');
 	return req_json(r, 200, &b);
 }
@@ -34,7 +36,7 @@ static FALLIBLE enum err answer_storage(struct req *r, unsigned status, struct s
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 	struct storage *st;
 
-	TRY(storage_find(r->core, name, &st));
+	TRY(storage_find(r->core->storages, name, &st));
 	TRY(storage_put(st, &b));
 	return req_json(r, status, &b);
 }
@@ -95,7 +97,7 @@ FALLIBLE enum err h_storage_meet(struct req *r)
 	if (text.n < 8 || text.n > 64 || strspn(text.p, "abcdefghijklmnopqrstuvwxyz0123456789") != text.n)
 		return jval_fail(&token, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z and 0-9");
 	TRY(jval_opt_word(&root, "action", actions, &action));
-	TRY(storage_find(r->core, r->parts[2], &st));
+	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	json_t *q = json_pack("{s:s, s:s, s:s%, s:s%, s:s}", "op", "meet", "storage", st->name, "name", target.p, target.n, "token",
 			      text.p, text.n, "action", actions[action]);
 	if (!q)

@@ -451,7 +451,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	bool leads = w->index == 0;
 
 	if (f->type == FRAME_IO) {
-		storage_count_io(g->server, body);
+		storage_count_io(g->server->storages, body);
 		return;
 	}
 	if (g->state != GANG_BUSY || f->generation != g->generation) {
@@ -525,7 +525,7 @@ static FALLIBLE enum err new_gang(struct server *s, const char *key, const char 
 		return ERR(TOO_MANY_JOBS, "%u gangs of workers are running", busy);
 	for (uint32_t i = 0; i < n; i++) {
 		struct storage *st;
-		TRY(storage_find(s, str_of(storages[i]), &st));
+		TRY(storage_find(s->storages, str_of(storages[i]), &st));
 		storage_root(st, &roots[i]);
 	}
 	struct gang *g = mem_zalloc(1, sizeof *g);
@@ -560,7 +560,7 @@ static FALLIBLE enum err take_gang(struct server *s, const char *const *storages
 		return ERR(LIMIT_EXCEEDED, "a job cannot use more than %d storages", GANG_ROOTS_MAX);
 	for (uint32_t i = 0; i < n; i++) { /* with the paths: a name may come back with another */
 		struct storage *st;
-		TRY(storage_find(s, str_of(storages[i]), &st));
+		TRY(storage_find(s->storages, str_of(storages[i]), &st));
 		size_t used = strlen(key);
 		snprintf(key + used, sizeof key - used, "%s=%08x,", st->name, (unsigned)str_hash(str_of(st->path)));
 	}

@@ -50,8 +50,8 @@ static void fill_storages(struct server *s)
 	metrics_clear(s->metrics, "dcpd_storage_state");
 	metrics_clear(s->metrics, "dcpd_storage_read_bytes_total");
 	metrics_clear(s->metrics, "dcpd_storage_written_bytes_total");
-	for (uint32_t i = 0; i < storage_count(s); i++) {
-		const struct storage *st = storage_at(s, i);
+	for (uint32_t i = 0; i < storage_count(s->storages); i++) {
+		const struct storage *st = storage_at(s->storages, i);
 		snprintf(labels, sizeof labels, "storage=\"%s\"", st->name);
 		if (st->probed_ms)
 			metrics_set(s->metrics, "dcpd_storage_free_bytes", labels, (double)st->free_bytes);

@@ -239,7 +239,7 @@ static void on_probe(void *user, enum err e)
 	struct storage *st = NULL;
 
 	if (!e)
-		e = storage_find(c->server, str_of(job_spec_ref(c->job->spec, "target").storage), &st);
+		e = storage_find(c->server->storages, str_of(job_spec_ref(c->job->spec, "target").storage), &st);
 	if (e)
 		refuse(c, e);
 	else
@@ -320,7 +320,8 @@ static bool ask_step(struct creation *c)
 		ask(c, "show", source, on_size);
 		return true;
 	case SPACE:
-		if (c->job->space_needed == 0 || job_spec_selects(j->spec) || storage_find(c->server, str_of(target.storage), &st) != OK)
+		if (c->job->space_needed == 0 || job_spec_selects(j->spec) ||
+		    storage_find(c->server->storages, str_of(target.storage), &st) != OK)
 			return false;
 		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
 			return false;

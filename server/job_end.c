@@ -185,7 +185,7 @@ static void note_commit(const struct job *j)
 	const char *storage = job_spec_ref(j->spec, "target").storage;
 	struct storage *st;
 
-	if (storage && storage_find(j->server, str_of(storage), &st) == OK)
+	if (storage && storage_find(j->server->storages, str_of(storage), &st) == OK)
 		st->commits++;
 }
 

@@ -577,8 +577,8 @@ static void mark_storages(struct job *j)
 	j->marked_ms = j->alive_ms;
 	for (uint32_t i = 0; i < j->storage_count; i++) {
 		struct storage *st;
-		if (storage_find(j->server, str_of(j->storages[i]), &st) == OK)
-			storage_set_state(j->server, st, STORAGE_STATE_STALLED);
+		if (storage_find(j->server->storages, str_of(j->storages[i]), &st) == OK)
+			storage_set_state(j->server->storages, st, STORAGE_STATE_STALLED);
 	}
 }
 

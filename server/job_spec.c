@@ -63,7 +63,7 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 	struct storage *st;
 	uint32_t at = j->storage_count;
 
-	TRY(storage_find(j->server, str_of(name), &st));
+	TRY(storage_find(j->server->storages, str_of(name), &st));
 	for (uint32_t i = 0; i < j->storage_count; i++)
 		if (strcmp(j->storages[i], name) == 0)
 			return OK;

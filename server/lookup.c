@@ -112,7 +112,7 @@ static struct storage *storage_of(const struct pool *p)
 {
 	struct storage *st;
 
-	return p->storage[0] && storage_find(p->server, str_of(p->storage), &st) == OK ? st : NULL;
+	return p->storage[0] && storage_find(p->server->storages, str_of(p->storage), &st) == OK ? st : NULL;
 }
 
 static void answer_one(struct question *q, enum err e, const json_t *ok, int *fd)
@@ -244,7 +244,7 @@ static void give_up(struct lookup_worker *lw, enum err e)
 	lw->question = NULL;
 	leave(lw);
 	if (st && e == ERR_STORAGE_STALLED) {
-		storage_set_state(p->server, st, STORAGE_STATE_STALLED);
+		storage_set_state(p->server->storages, st, STORAGE_STATE_STALLED);
 		p->server->hooks->storage_hangs(p->server, st);
 	}
 	err_restore(&info);
@@ -319,7 +319,7 @@ static void on_ready(struct worker *w, enum err e, const json_t *hello)
 		struct err_info info = *err_last();
 		leave(lw);
 		if (st)
-			storage_set_state(p->server, st, STORAGE_STATE_GONE);
+			storage_set_state(p->server->storages, st, STORAGE_STATE_GONE);
 		err_restore(&info);
 		fail_waiting(p, e);
 		return;
@@ -369,7 +369,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	const json_t *ok = json_object_get(body, "ok");
 
 	if (f->type == FRAME_IO) {
-		storage_count_io(p->server, body);
+		storage_count_io(p->server->storages, body);
 		return;
 	}
 	if (f->type != FRAME_ANSWER || !q || f->generation != q->number) {
@@ -388,7 +388,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	else
 		rest(lw);
 	if (st)
-		storage_set_state(p->server, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
+		storage_set_state(p->server->storages, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
 	if (e)
 		errdoc_restore(json_object_get(body, "problem"));
 	if (!needs_more(q, e))
@@ -429,7 +429,7 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 
 	if (p->storage[0]) {
 		struct storage *st;
-		TRY(storage_find(p->server, str_of(p->storage), &st));
+		TRY(storage_find(p->server->storages, str_of(p->storage), &st));
 		storage_root(st, &root);
 		spec.roots = &root;
 		spec.root_count = 1;
@@ -528,7 +528,7 @@ static FALLIBLE enum err check_storage(struct server *s, const char *storage, bo
 {
 	struct storage *st;
 
-	TRY(storage_find(s, str_of(storage), &st));
+	TRY(storage_find(s->storages, str_of(storage), &st));
 	if (st->state == STORAGE_STATE_STALLED && !is_probe)
 		return ERR(STORAGE_STALLED, "storage %s does not answer", storage);
 	return OK;

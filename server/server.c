@@ -69,9 +69,9 @@ static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 
 static void first_probes(struct server *s)
 {
-	for (uint32_t i = 0; i < storage_count(s); i++) {
-		storage_probe(s, storage_at(s, i), NULL, NULL);
-		sweep_storage(s, storage_at(s, i)->name);
+	for (uint32_t i = 0; i < storage_count(s->storages); i++) {
+		storage_probe(s, storage_at(s->storages, i), NULL, NULL);
+		sweep_storage(s, storage_at(s->storages, i)->name);
 	}
 }
 
@@ -120,7 +120,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(lookups_new(s));
 	workers_sweep(s->workers);
 	TRY(runs_new(s->journal, &s->runs));
-	TRY(storages_new(s));
+	TRY(storages_new(s->config, s->journal, s->events, &s->storages));
 	TRY(sweeps_new(s));
 	TRY(state_dicts_new(s));
 	TRY(jobs_new(s));
@@ -228,12 +228,12 @@ bool server_drained(const struct server *s)
 
 FALLIBLE enum err server_reload(struct server *s, const struct config *fresh)
 {
-	uint32_t before = storage_count(s);
+	uint32_t before = storage_count(s->storages);
 
 	log_init("dcpd", fresh->log_json, LOG_LEVEL_INFO);
 	devices_probe(s->devices);
-	TRY(storages_reload(s, fresh));
-	if (storage_count(s) != before)
+	TRY(storages_reload(s->storages, fresh));
+	if (storage_count(s->storages) != before)
 		first_probes(s);
 	return OK;
 }

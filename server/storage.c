@@ -14,7 +14,6 @@
 #include "server/events.h"
 #include "server/journal.h"
 #include "server/loop.h"
-#include "server/parts.h"
 #include "server/storage_impl.h"
 #include "server/worker.h"
 
@@ -25,21 +24,21 @@ const char *storage_state_text(enum storage_state state)
 	return state_texts[state];
 }
 
-uint32_t storage_count(const struct server *s)
+uint32_t storage_count(const struct storages *all)
 {
-	return s->storages->count;
+	return all->count;
 }
 
-struct storage *storage_at(const struct server *s, uint32_t index)
+struct storage *storage_at(const struct storages *all, uint32_t index)
 {
-	return s->storages->items[index];
+	return all->items[index];
 }
 
-FALLIBLE enum err storage_find(struct server *s, struct str name, struct storage **out)
+FALLIBLE enum err storage_find(struct storages *all, struct str name, struct storage **out)
 {
-	for (uint32_t i = 0; i < s->storages->count; i++)
-		if (str_is(name, s->storages->items[i]->name)) {
-			*out = s->storages->items[i];
+	for (uint32_t i = 0; i < all->count; i++)
+		if (str_is(name, all->items[i]->name)) {
+			*out = all->items[i];
 			return OK;
 		}
 	return ERR(NOT_FOUND, "there is no storage \"%.*s\"", (int)num_min(name.n, 64), name.p);
@@ -59,9 +58,8 @@ static void free_one(struct storage *st)
 	mem_free(st);
 }
 
-FALLIBLE enum err storage_add(struct server *s, struct str name, const char *path, struct storage **out)
+FALLIBLE enum err storage_add(struct storages *all, struct str name, const char *path, struct storage **out)
 {
-	struct storages *all = s->storages;
 	uint32_t at = all->count;
 
 	if (all->count == STORAGES_MAX)
@@ -72,8 +70,8 @@ FALLIBLE enum err storage_add(struct server *s, struct str name, const char *pat
 		return ERR(NO_MEMORY, "cannot keep a storage");
 	}
 	snprintf(st->name, sizeof st->name, "%.*s", (int)name.n, name.p);
-	st->file_mode = (mode_t)s->config->file_mode;
-	st->file_gid = s->config->file_gid;
+	st->file_mode = (mode_t)all->config->file_mode;
+	st->file_gid = all->config->file_gid;
 	while (at > 0 && strcmp(all->items[at - 1]->name, st->name) > 0) {
 		all->items[at] = all->items[at - 1];
 		at--;
@@ -84,9 +82,8 @@ FALLIBLE enum err storage_add(struct server *s, struct str name, const char *pat
 	return OK;
 }
 
-void storage_remove(struct server *s, struct storage *st)
+void storage_remove(struct storages *all, struct storage *st)
 {
-	struct storages *all = s->storages;
 	uint32_t at = 0;
 
 	while (all->items[at] != st)
@@ -98,7 +95,7 @@ void storage_remove(struct server *s, struct storage *st)
 
 /* ---- state ---- */
 
-void storage_set_state(struct server *s, struct storage *st, enum storage_state state)
+void storage_set_state(struct storages *all, struct storage *st, enum storage_state state)
 {
 	if (st->state == state)
 		return;
@@ -107,12 +104,12 @@ void storage_set_state(struct server *s, struct storage *st, enum storage_state 
 	st->state = state;
 	st->stalled_since_ms = state == STORAGE_STATE_STALLED ? clock_wall_ms() : 0;
 	if (state == STORAGE_STATE_STALLED)
-		events_emit(s->events, "storage.stalled", NULL, json_pack("{s:s}", "storage", st->name));
-	events_emit(s->events, "storage.state", NULL,
+		events_emit(all->events, "storage.stalled", NULL, json_pack("{s:s}", "storage", st->name));
+	events_emit(all->events, "storage.state", NULL,
 		    json_pack("{s:s, s:s}", "storage", st->name, "state", storage_state_text(state)));
 }
 
-void storage_count_io(struct server *s, const json_t *body)
+void storage_count_io(struct storages *all, const json_t *body)
 {
 	const char *name;
 	json_t *pair;
@@ -120,7 +117,7 @@ void storage_count_io(struct server *s, const json_t *body)
 	json_object_foreach((json_t *)body, name, pair) {
 		json_int_t r = json_integer_value(json_array_get(pair, 0)), w = json_integer_value(json_array_get(pair, 1));
 		struct storage *st;
-		if (r < 0 || w < 0 || storage_find(s, str_of(name), &st) != OK)
+		if (r < 0 || w < 0 || storage_find(all, str_of(name), &st) != OK)
 			continue;
 		st->read_bytes += (uint64_t)r;
 		st->written_bytes += (uint64_t)w;
@@ -160,7 +157,7 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 
 /* ---- start and reload ---- */
 
-static FALLIBLE enum err take_config(struct server *s, const struct config *c)
+static FALLIBLE enum err take_config(struct storages *all, const struct config *c)
 {
 	for (uint32_t i = 0; i < c->storage.count; i++) {
 		struct config_access access;
@@ -169,13 +166,13 @@ static FALLIBLE enum err take_config(struct server *s, const struct config *c)
 		struct storage *st;
 		TRY(config_storage(c->storage.items[i], &name, &dir));
 		TRY(config_access_of(c, name, &access));
-		if (storage_find(s, name, &st) == OK) {
+		if (storage_find(all, name, &st) == OK) {
 			if (strcmp(st->path, dir) != 0)
 				return ERR(CONFIG, "storage \"%s\" has another path now; that needs a restart", st->name);
 			st->adhoc = false;
 			st->expires_ms = 0;
 		} else {
-			TRY(storage_add(s, name, dir, &st));
+			TRY(storage_add(all, name, dir, &st));
 		}
 		st->file_mode = access.mode;
 		st->file_gid = access.gid;
@@ -185,12 +182,12 @@ static FALLIBLE enum err take_config(struct server *s, const struct config *c)
 
 static enum err take_row(void *user, const struct journal_storage *row)
 {
-	struct server *s = user;
+	struct storages *all = user;
 	struct storage *st;
 
-	if (storage_find(s, str_of(row->name), &st) == OK || strlen(row->name) > STORAGE_NAME_MAX)
+	if (storage_find(all, str_of(row->name), &st) == OK || strlen(row->name) > STORAGE_NAME_MAX)
 		return OK; /* the configuration names it now */
-	TRY(storage_add(s, str_of(row->name), row->path, &st));
+	TRY(storage_add(all, str_of(row->name), row->path, &st));
 	st->adhoc = true;
 	st->uid = row->uid;
 	/* The whole lease again, at least: the daemon was down, not who holds it. */
@@ -199,18 +196,20 @@ static enum err take_row(void *user, const struct journal_storage *row)
 	return OK;
 }
 
-FALLIBLE enum err storages_new(struct server *s)
+FALLIBLE enum err storages_new(const struct config *c, struct journal *j, struct events *ev, struct storages **out)
 {
-	s->storages = mem_zalloc(1, sizeof *s->storages);
-	if (!s->storages)
+	struct storages *all = *out = mem_zalloc(1, sizeof *all);
+
+	if (!all)
 		return ERR(NO_MEMORY, "cannot keep storages");
-	TRY(take_config(s, s->config));
-	return journal_read_storages(s->journal, take_row, s);
+	*all = (struct storages){ .config = c, .journal = j, .events = ev };
+	TRY(take_config(all, c));
+	return journal_read_storages(j, take_row, all);
 }
 
-FALLIBLE enum err storages_reload(struct server *s, const struct config *fresh)
+FALLIBLE enum err storages_reload(struct storages *all, const struct config *fresh)
 {
-	return take_config(s, fresh);
+	return take_config(all, fresh);
 }
 
 void storages_free(struct storages *all)

@@ -10,6 +10,8 @@
 struct server;
 struct storages;
 struct config;
+struct events;
+struct journal;
 
 enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 32 };
 
@@ -38,15 +40,15 @@ struct storage {
 	json_t *probe;                  /* its answer as it came, or NULL */
 };
 
-FALLIBLE enum err storages_new(struct server *s);
+FALLIBLE enum err storages_new(const struct config *c, struct journal *j, struct events *ev, struct storages **out);
 void storages_free(struct storages *st);
 FALLIBLE enum err storage_care_start(struct server *s);    /* probes and sweeps now and then, ends leases */
-FALLIBLE enum err storages_reload(struct server *s, const struct config *fresh);  /* adds those that are new */
+FALLIBLE enum err storages_reload(struct storages *all, const struct config *fresh);  /* adds those that are new */
 
 /* ERR_NOT_FOUND names it. The pointer is valid until the loop's next turn. */
-FALLIBLE enum err storage_find(struct server *s, struct str name, struct storage **out);
-uint32_t storage_count(const struct server *s);
-struct storage *storage_at(const struct server *s, uint32_t index);  /* in the order of their names */
+FALLIBLE enum err storage_find(struct storages *all, struct str name, struct storage **out);
+uint32_t storage_count(const struct storages *all);
+struct storage *storage_at(const struct storages *all, uint32_t index);  /* in the order of their names */
 const char *storage_state_text(enum storage_state state);            /* "unknown" "ok" "stalled" "gone" */
 /* Describes the storage for a worker; root->path points into the storage. */
 struct worker_root;
@@ -65,7 +67,7 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 
 /* Modules report what they see. */
 /* body: {"main":[bytes read, bytes written],…} of a worker; names that are not known are passed over. */
-void storage_count_io(struct server *s, const json_t *body);
-void storage_set_state(struct server *s, struct storage *st, enum storage_state state);
+void storage_count_io(struct storages *all, const json_t *body);
+void storage_set_state(struct storages *all, struct storage *st, enum storage_state state);
 /* Asks for free space again; the answer lands in the storage. fn may be NULL. */
 void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user);

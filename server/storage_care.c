@@ -52,10 +52,10 @@ static void on_first_probe(void *user, enum err e)
 	struct storage *st;
 	struct err_info info = *err_last();
 
-	if (storage_find(c->server, str_of(c->name), &st) != OK)
+	if (storage_find(c->server->storages, str_of(c->name), &st) != OK)
 		e = ERR(NOT_FOUND, "the storage was removed meanwhile");
 	else if (e)
-		storage_remove(c->server, st);
+		storage_remove(c->server->storages, st);
 	if (!e) {
 		journal_one(c->server, st, on_created, c);
 		return;
@@ -81,7 +81,7 @@ static FALLIBLE enum err check_request(struct server *s, const struct storage_re
 		return ERR(NAME_INVALID, "a storage's name is [a-z][a-z0-9_-]{0,31} and not shm");
 	if (rq->lease_ms < 0 || rq->lease_ms > STORAGE_LEASE_MAX_MS)
 		return ERR(VALIDATION_FAILED, "a lease lasts at most %d s", STORAGE_LEASE_MAX_MS / 1000);
-	if (storage_find(s, rq->name, known) != OK)
+	if (storage_find(s->storages, rq->name, known) != OK)
 		return OK;
 	if (!(*known)->adhoc || !str_is(rq->path, (*known)->path) || !principal_may(&rq->who, (*known)->uid))
 		return ERR(STATE_CONFLICT, "a storage of that name exists, with another path or owner");
@@ -96,7 +96,7 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 
 	if (!e && !st) {
 		snprintf(path, sizeof path, "%.*s", (int)rq->path.n, rq->path.p);
-		e = storage_add(s, rq->name, path, &st);
+		e = storage_add(s->storages, rq->name, path, &st);
 		if (!e) {
 			st->adhoc = true;
 			st->uid = rq->who.uid;
@@ -122,7 +122,7 @@ static void forget(struct server *s, struct storage *st, done_fn fn, void *user)
 
 	journal_delete_storage(t, st->name);
 	journal_commit(s->journal, t, fn, user);
-	storage_remove(s, st);
+	storage_remove(s->storages, st);
 }
 
 /* ---- time ---- */

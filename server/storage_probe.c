@@ -1,5 +1,6 @@
 /* storage_probe.c: asks a look-up worker how much space a storage has and whether it answers at all. */
 #include "base/mem.h"
+#include "server/parts.h"
 #include "server/service_clock.h"
 #include "server/lookup.h"
 #include "server/storage.h"
@@ -18,7 +19,7 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
 	struct storage *st;
 
 	(void)fd;
-	if (storage_find(p->server, str_of(p->name), &st) == OK) {
+	if (storage_find(p->server->storages, str_of(p->name), &st) == OK) {
 		st->probing = false;
 		st->probed_ms = clock_wall_ms();
 		st->fresh_ms = clock_mono_ms();
@@ -27,7 +28,7 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
 			st->probe = json_incref((json_t *)ok);
 			st->free_bytes = (uint64_t)json_integer_value(json_object_get(ok, "free_bytes"));
 			st->total_bytes = (uint64_t)json_integer_value(json_object_get(ok, "total_bytes"));
-			storage_set_state(p->server, st, STORAGE_OK);
+			storage_set_state(p->server->storages, st, STORAGE_OK);
 		}
 	}
 	err_restore(&info);

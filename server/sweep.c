@@ -64,7 +64,7 @@ static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
 	struct storage *st;
 
 	(void)fd;
-	if (storage_find(sw->server, str_of(sw->storage), &st) == OK) {
+	if (storage_find(sw->server->storages, str_of(sw->storage), &st) == OK) {
 		st->sweep_due |= e && err_retryable(e);
 		if (!st->others && json_object_size(others)) {
 			st->others = json_deep_copy(others);
@@ -95,7 +95,7 @@ void sweep_storage(struct server *s, const char *name)
 		}
 	json_t *question = json_pack("{s:s, s:s, s:o, s:s, s:s}", "op", "sweep", "storage", name, "keep", keep, "before", before,
 				    "mark", mark);
-	if (storage_find(s, str_of(name), &st) == OK && sweep_is_due(st)) {
+	if (storage_find(s->storages, str_of(name), &st) == OK && sweep_is_due(st)) {
 		json_object_set_new(question, "watched", st->others);
 		st->others = NULL;
 	}

@@ -138,7 +138,7 @@ static void test_exists_and_full(void **state)
 	close(fd);
 	struct storage *st;
 	struct t_answer p = { 0 };
-	T_OK(storage_find(t.s, STR("main"), &st));
+	T_OK(storage_find(t.s->storages, STR("main"), &st));
 	storage_probe(t.s, st, t_done, &p);
 	t_server_until(&t, &p.called);
 	T_ERR(STORAGE_FULL, t_job_try(&t, SAVE("b", ""), &a));
@@ -426,7 +426,7 @@ static void test_stall(void **state)
 	(void)state;
 	t_job(&t, SAVE("a", FAKE("idle:7000")), id); /* it says nothing, but does not hang */
 	T_UNTIL(&t, is_stalled(id));
-	T_OK(storage_find(t.s, STR("main"), &st));
+	T_OK(storage_find(t.s->storages, STR("main"), &st));
 	for (bool ends = false; !ends; ends = !is_stalled(id)) {
 		assert_int_equal(st->state, STORAGE_OK);
 		t_server_run(&t, 50);
@@ -435,7 +435,7 @@ static void test_stall(void **state)
 	t_job(&t, SAVE("b", FAKE("stall:7000")), id);
 	T_UNTIL(&t, is_stalled(id));
 	T_UNTIL(&t, st->state == STORAGE_STATE_STALLED);
-	T_OK(storage_find(t.s, STR("other"), &st));
+	T_OK(storage_find(t.s->storages, STR("other"), &st));
 	assert_int_equal(st->state, STORAGE_OK);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'other','name':'h'},'labels':{'fake':'hang'}}",
@@ -456,7 +456,7 @@ static void test_lookup_hangs(void **state)
 	close(open(path, O_CREAT | O_WRONLY, 0644));
 	T_ERR(STORAGE_STALLED, t_job_try(&t, SAVE("a", ""), &a));
 	struct storage *st;
-	T_OK(storage_find(t.s, STR("main"), &st));
+	T_OK(storage_find(t.s->storages, STR("main"), &st));
 	assert_int_equal(st->state, STORAGE_STATE_STALLED);
 	T_ERR(STORAGE_STALLED, t_job_try(&t, SAVE("a", ""), &a)); /* at once now */
 	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'other','name':'c'}}", id);

@@ -144,7 +144,7 @@ static void test_waiting_is_no_stall(void **state)
 	stream(SAVE("a", FAKE("stall:4000")), id);
 	t_server_run(&t, 2500);
 	check(id, "running", "copy", 1, NULL);
-	T_OK(storage_find(t.s, STR("main"), &st));
+	T_OK(storage_find(t.s->storages, STR("main"), &st));
 	assert_int_equal(st->state, STORAGE_OK);
 	seal(0);
 	seal(1);

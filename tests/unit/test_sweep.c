@@ -108,7 +108,7 @@ static void test_others_are_watched_for_an_hour(void **state)
 
 	(void)state;
 	assert_int_equal(write(fd, "1", 1), 1);
-	T_OK(storage_find(t.s, STR("main"), &st));
+	T_OK(storage_find(t.s->storages, STR("main"), &st));
 	T_UNTIL(&t, st->state == STORAGE_OK);
 	st->sweep_due = true;
 	T_UNTIL(&t, st->others);
