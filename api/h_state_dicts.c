@@ -1,12 +1,9 @@
 /* h_state_dicts.c: /v1/state-dicts: the trainers' side: reserve, seal, renew, release. */
-#include <stdio.h>
-
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
 #include "server/service_clock.h"
 #include "spec/spec.h"
-#include "server/lookup.h"
 #include "server/state_dict.h"
 
 static FALLIBLE enum err take(struct req *r, enum err e, struct buf *b)

@@ -20,7 +20,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "os/watch.h"
-#include "server/journal.h"
 #include "server/metrics.h"
 #include "server/parts.h"
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "base/jtext.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/service_clock.h"
@@ -394,7 +393,6 @@ static void read_doc(struct job *j, const json_t *doc)
 	if (json_is_integer(json_object_get(doc, "retries_left")))
 		j->retries_left = (int)read_number(doc, "retries_left");
 }
-
 
 enum err job_load_row(void *user, const struct journal_job *row)
 {

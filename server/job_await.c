@@ -6,13 +6,9 @@
  * If the ranks announce their images while they fill them, it queues as soon as all have, and its workers read what is there
  * (worker/runner/gate.h) while the rest is copied. It commits after the last seal only. Where the bytes come so slowly that workers would
  * stand and wait, it gives them back and is from then on as if nothing had been announced. */
-#include <stdio.h>
-
 #include "base/log.h"
-#include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/job_impl.h"
-#include "server/parts.h"
 
 enum { AWAIT_MS = 600000 };
 

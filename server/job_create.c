@@ -12,10 +12,8 @@
 #include "base/num.h"
 #include "server/service_clock.h"
 #include "server/config.h"
-#include "server/events.h"
 #include "server/job_impl.h"
 #include "server/lookup.h"
-#include "server/metrics.h"
 #include "server/parts.h"
 #include "server/storage.h"
 

@@ -4,7 +4,6 @@
  * for saves to the same storage only, never for a long reshard, and a storage that hangs holds up its own lane. */
 #include <stdio.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "server/job_impl.h"
 #include "server/parts.h"

@@ -1,9 +1,6 @@
 /* job_queue.c: which job runs when: a job takes its place in its lane, the first one of a lane starts when the one before has left.
  *
  * A save whose source is not sealed has no place yet (job_await.c). Starting is job_run.c's, which stands above: see struct jobs. */
-#include <stdio.h>
-
-#include "base/log.h"
 #include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/parts.h"

@@ -13,7 +13,6 @@
 #include "server/events.h"
 #include "server/job_impl.h"
 #include "server/lookup.h"
-#include "server/metrics.h"
 #include "server/parts.h"
 #include "server/storage.h"
 #include "server/verdict.h"

@@ -4,7 +4,6 @@
 #include <sodium.h>
 #include <sys/random.h>
 
-#include "base/num.h"
 #include "server/config.h"
 #include "server/devices.h"
 #include "server/job_impl.h"

@@ -1,7 +1,6 @@
 /* job_spec.c: what a job's spec refers to: storages, state dicts, its target, and the jobs that are in its way. The form was checked by
  * the handler; a spec from the journal or from on_owner_death is trusted no more than that: nothing here believes in a member's type. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "server/job_impl.h"

@@ -5,7 +5,6 @@
  * so that a row that is refused takes only its own transaction back. */
 #include "server/journal.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <time.h>
 #include <xxhash.h>

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "server/journal_impl.h"
 
 enum { JOURNAL_ROOM = 1 << 20 };

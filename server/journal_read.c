@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "base/mem.h"
 #include "server/journal_impl.h"
 
 #define JOB_COLUMNS "id, kind, state, ended, attempt, uid, target, created_ms, finished_ms, doc"

@@ -12,7 +12,6 @@
 
 #include "api/api.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/loop.h"

@@ -1,11 +1,9 @@
 /* runs.c: see runs.h. An array of 256 is searched in microseconds, and only when a job ends or metrics are asked for. */
 #include "server/runs.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "base/num.h"
 #include "server/journal.h"
 #include "server/metrics.h"
 #include "server/storage.h"

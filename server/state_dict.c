@@ -4,16 +4,13 @@
 #include "server/state_dict.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/num.h"
 #include "server/service_clock.h"
 #include "server/config.h"
-#include "server/events.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"
 

@@ -4,8 +4,6 @@
  * A look begins LOOK_MS after the seal, so that ranks that seal together are one question; one look at a time runs for a state dict. A slot
  * may be released and filled again meanwhile: an answer counts only for the generation that was asked about (a rank never seals a
  * generation twice), so a look keeps no slot from reuse. */
-#include <stdio.h>
-
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/errdoc.h"

@@ -7,7 +7,6 @@
  * Where from the slots: a free one, but the slots that a trainer asked for are left to it as long as others can be added, else a job
  * that writes into its state dict would make its next reservation wait. What a job made before is released by the job that makes
  * the next; its segments are unlinked, not used again: a process that has them mapped goes on reading what it mapped. */
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/parts.h"

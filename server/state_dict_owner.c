@@ -19,8 +19,6 @@
 
 #include "base/log.h"
 #include "base/map.h"
-#include "base/mem.h"
-#include "base/num.h"
 #include "base/vec.h"
 #include "server/service_clock.h"
 #include "server/config.h"

@@ -2,11 +2,8 @@
  *
  * What the journal must know before the client may go on is a seal (the snapshot then outlives everybody) and the end of a seal
  * (else a restart would take half-overwritten pages for a snapshot). Reserving a warm slot waits for nothing. */
-#include <stdio.h>
-
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/num.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"
 

@@ -1,10 +1,8 @@
 /* state_dict_use.c: what jobs and questions do with state dicts: hold a generation. What they make is in state_dict_make.c. */
 #include <stdio.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 static enum err not_sealed(const struct state_dict *sd, int64_t generation)

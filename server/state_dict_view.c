@@ -1,10 +1,8 @@
 /* state_dict_view.c: state dicts as the API shows them. */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/jtext.h"
 #include "base/mem.h"
-#include "base/num.h"
 #include "server/service_clock.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"

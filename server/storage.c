@@ -3,7 +3,6 @@
 #include "server/storage.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/jtext.h"
 #include "base/log.h"
