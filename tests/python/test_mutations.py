@@ -87,14 +87,16 @@ def check(reader, places, names, count):
 
 
 @pytest.mark.seconds(300)
-def test_damage_to_what_dcpd_wrote(reader, places):
-    check(reader, places, OWN, 300 if lib.FULL else 18)
+@pytest.mark.parametrize("count", [9, pytest.param(300 if lib.FULL else 18, marks=pytest.mark.long)])
+def test_damage_to_what_dcpd_wrote(reader, places, count):
+    check(reader, places, OWN, count)
 
 
 @pytest.mark.seconds(1800)
-def test_damage_to_what_pytorch_wrote(reader, places):
-    some = GOLDEN if lib.FULL else random.Random(SEED).sample(GOLDEN, 16)
-    check(reader, places, some, 60 if lib.FULL else 12)
+@pytest.mark.parametrize("checkpoints, count", [(8, 8), pytest.param(len(GOLDEN) if lib.FULL else 16, 60 if lib.FULL else 12,
+                                                                      marks=pytest.mark.long)])
+def test_damage_to_what_pytorch_wrote(reader, places, checkpoints, count):
+    check(reader, places, random.Random(f"{SEED} {count}").sample(GOLDEN, checkpoints), count)
 
 
 @pytest.mark.slow
