@@ -117,6 +117,9 @@ BANNED = {
     "json_dumps json_loads json_loadb json_loadf json_load_file json_load_callback": (
         r"worker/base/jtext|worker/runner/plan_cache|api/cli/|tests/", "base/jtext.h: jansson is not safe when memory runs out"),
     "clock_gettime gettimeofday time": (r"worker/base/clock|tests/", "base/clock.h has the clocks"),
+    "fs_open fs_open_dir fs_stat fs_list fs_rename fs_rename_noreplace fs_exchange fs_unlink fs_mkdir fs_mkdirs fs_remove_tree fs_read_all "
+    "fs_read_all_stat": (r"worker/(os|store|query)/|worker/runner/(files|hosts|spool)|worker/main|server/|api/|tests/",
+                         "paths in a storage are the store's; files.c has raw descriptors for the hot path"),
     "open openat openat2 creat rename renameat renameat2 fsync fdatasync fallocate posix_fallocate unlink unlinkat mkdirat "
     "mkdir rmdir shm_open shm_unlink": (r"worker/os/|server/|api/|tests/", "files are the os layer's"),
 }

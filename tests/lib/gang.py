@@ -165,7 +165,7 @@ class Gang:
     def __init__(self, count, roots, on=None, **kw):
         self.workers = [Worker(roots, index=i, count=count, **kw) for i in range(count)]
         self.generation, self.on, self.seen, self.plan, self.made = 0, on, [], None, None
-        self.deadline_ms = 10000
+        self.deadline_ms = 30000  # as in the daemon: a machine may be busy
 
     def __enter__(self):
         return self
