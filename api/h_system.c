@@ -1,5 +1,6 @@
 /* h_system.c: the daemon itself: health, metrics, capabilities, its contract and its page. */
 #include <stdio.h>
+#include <xxhash.h>
 
 #include "api/api_impl.h"
 #include "api/assets.h"
@@ -106,7 +107,7 @@ static FALLIBLE enum err send_asset(struct req *r, const char *content_type, str
 {
 	char etag[32];
 
-	snprintf(etag, sizeof etag, "\"%016jx\"", (uintmax_t)str_hash(bytes));
+	snprintf(etag, sizeof etag, "\"%016jx\"", (uintmax_t)XXH3_64bits(bytes.p, bytes.n));
 	return req_static(r, content_type, bytes, etag);
 }
 

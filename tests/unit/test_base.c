@@ -2,6 +2,7 @@
 #include "lib/t.h"
 
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/arena.h"
 #include "base/buf.h"
@@ -260,6 +261,15 @@ static void test_reserve(void **state)
 	mem_free(plain);
 }
 
+/* A caller who knows the hash function could choose keys that all fall into one place of a table. */
+static void test_hash_is_seeded(void **state)
+{
+	(void)state;
+	assert_true(str_hash(STR("layers.0.weight")) == str_hash(STR("layers.0.weight")));
+	assert_true(str_hash(STR("layers.0.weight")) != str_hash(STR("layers.1.weight")));
+	assert_true(str_hash(STR("layers.0.weight")) != XXH3_64bits("layers.0.weight", strlen("layers.0.weight")));
+}
+
 static void test_deadlines(void **state)
 {
 	static const int64_t waits[] = { 0, 1, 999, 1000, 2999, 86400000 };
@@ -278,7 +288,7 @@ static void test_deadlines(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_deadlines),
+		cmocka_unit_test(test_deadlines), cmocka_unit_test(test_hash_is_seeded),
 		cmocka_unit_test(test_error_record), cmocka_unit_test(test_half_an_expectation),
 		cmocka_unit_test(test_checked_arithmetic),
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),

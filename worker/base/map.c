@@ -1,30 +1,11 @@
 /* map.c: linear probing, grows at 3/4. */
 #include "base/map.h"
 
-#include <stdatomic.h>
-#include <sys/random.h>
-
 #include "base/mem.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-/* Chosen once in a process, by whichever thread is first: a map that one thread fills, another one may read. */
-static uint64_t seed_of_process(void)
-{
-	static _Atomic uint64_t chosen;
-	uint64_t seed = atomic_load_explicit(&chosen, memory_order_relaxed), mine = 0;
-
-	if (seed)
-		return seed;
-	if (getrandom(&mine, sizeof mine, GRND_NONBLOCK) != (ssize_t)sizeof mine || mine == 0)
-		mine = (uint64_t)(uintptr_t)&chosen;
-	return atomic_compare_exchange_strong(&chosen, &seed, mine) ? mine : seed;
-}
 
 uint32_t map_hash(struct str key)
 {
-	uint64_t h = XXH3_64bits_withSeed(key.p, key.n, seed_of_process());
+	uint64_t h = str_hash(key);
 
 	return (uint32_t)(h ^ h >> 32) | 1u << 31;
 }

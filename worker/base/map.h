@@ -22,6 +22,5 @@ FALLIBLE enum err map_put(struct map *m, struct str key, uint32_t value); /* rep
 /* The value of key, which is `value` if the key is new; *found_out says which. */
 FALLIBLE enum err map_intern(struct map *m, struct str key, uint32_t value, uint32_t *found_out);
 
-/* The hash that maps use, never 0: XXH3 with a seed of this process, so that hostile keys cannot be made to collide. For tables
- * that keep their keys elsewhere. */
+/* The hash that maps use: str_hash, folded, never 0. For tables that keep their keys elsewhere. */
 uint32_t map_hash(struct str key);

@@ -1,6 +1,9 @@
 /* str.c: see str.h. */
 #include "base/str.h"
 
+#include <stdatomic.h>
+#include <sys/random.h>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -48,9 +51,22 @@ int str_cmp_natural(struct str a, struct str b)
 	return str_cmp(a, b);
 }
 
+/* Chosen once in a process, by whichever thread is first: a table that one thread fills, another one may read. */
+static uint64_t seed_of_process(void)
+{
+	static _Atomic uint64_t chosen;
+	uint64_t seed = atomic_load_explicit(&chosen, memory_order_relaxed), mine = 0;
+
+	if (seed)
+		return seed;
+	if (getrandom(&mine, sizeof mine, GRND_NONBLOCK) != (ssize_t)sizeof mine || mine == 0)
+		mine = (uint64_t)(uintptr_t)&chosen;
+	return atomic_compare_exchange_strong(&chosen, &seed, mine) ? mine : seed;
+}
+
 uint64_t str_hash(struct str s)
 {
-	return XXH3_64bits(s.p, s.n);
+	return XXH3_64bits_withSeed(s.p, s.n, seed_of_process());
 }
 
 /* Greedy match with one point of return: the latest star. Linear in practice, |pattern| * |s| at worst, no recursion. */

@@ -30,7 +30,8 @@ static inline bool str_ends(struct str a, const char *z)
 }
 int str_cmp(struct str a, struct str b);                   /* byte order, as memcmp */
 int str_cmp_natural(struct str a, struct str b);           /* numbers by value: step-2 < step-10; equal ones as str_cmp */
-uint64_t str_hash(struct str s);                           /* XXH3; not stable across builds: never store it */
+/* XXH3 with a seed of this process: whoever chooses keys cannot make them collide. Never stored, never sent. */
+uint64_t str_hash(struct str s);
 bool str_glob(struct str pattern, struct str s);           /* `*` matches any run of bytes; linear time */
 bool str_utf8(struct str s);                               /* well-formed UTF-8? */
 bool str_to_u64(struct str s, uint64_t *out);              /* decimal digits only, no sign, no overflow */
