@@ -218,25 +218,31 @@ class Bench:
 
     def reshards(self):
         for storage, directory in (("disk", self.disk), ("tmpfs", self.tmpfs)):
-            rows = [("reshard", {"world_size": 2, "layout": COLUMNS}, "<=1.30"),
-                    ("to_safetensors", {"format": "safetensors"}, "<=1.20")]
+            rows = [("reshard", "src", {"world_size": 2, "layout": COLUMNS}, "<=1.30"),
+                    ("to_safetensors", "src", {"format": "safetensors"}, "<=1.20"),
+                    ("from_safetensors", "hf", {"world_size": RANKS}, "<=1.20")]
             rows = [r for r in rows if self.wants(f"{r[0]}.{storage}")]
             if not rows:
                 continue
             self.daemon()
             self.no_torch()
             self.save(storage, "src")
-            for name, target, goal in rows:
+            if any(source == "hf" for _, source, _, _ in rows):
+                self.job("reshard", source={"storage": storage, "name": "src"},
+                         target={"storage": storage, "name": "hf", "format": "safetensors"})
+            for name, source, target, goal in rows:
                 ours, copies = [], []
                 for i in range(RUNS):
-                    copies.append(self.copy(directory / "ckpt/src", directory / "copy"))
+                    copies.append(self.copy(directory / f"ckpt/{source}", directory / "copy"))
                     where = {"storage": storage, "name": f"r{i}"}
-                    ours.append(self.job("reshard", source={"storage": storage, "name": "src"}, target={**where, **target}))
+                    ours.append(self.job("reshard", source={"storage": storage, "name": source}, target={**where, **target}))
                     self.d.api.run("delete", target=where)
+                words = ("--format safetensors" if "format" in target else "--layout '*=Shard(1)@2'" if "layout" in target else
+                         f"--world-size {RANKS}")
                 self.row(f"{name}.{storage}", "s", goal, "cp and fsync", ours, copies,
-                         f"dcpctl reshard {storage}:src {storage}:r0 " + ("--format safetensors" if "format" in target else
-                                                                        "--world-size 2 --layout '*=Shard(1)@2'"))
-            self.delete(storage, "src")
+                         f"dcpctl reshard {storage}:{source} {storage}:r0 {words}")
+            for name in sorted({source for _, source, _, _ in rows} | {"src"}):
+                self.delete(storage, name)
 
     def plans(self):
         if not self.wants("plan"):
