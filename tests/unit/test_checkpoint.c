@@ -260,6 +260,42 @@ static void test_world(void **state)
 	checkpoint_free(c);
 }
 
+static void put_index(const char *weight_map)
+{
+	char text[1024];
+	int n = snprintf(text, sizeof text, "{%s}", weight_map);
+
+	t_worker_put(&t, "hf/" HF_INDEX, text, (size_t)n);
+}
+
+/* The index of a stranger: what it names twice, names nowhere, or names too often is refused before a header is read. */
+static void test_index(void **state)
+{
+	static const char file[] = "\x34\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}x";
+	char map[512] = "\"weight_map\":{\"a\":\"m.safetensors\",\"b\":\"";
+
+	(void)state;
+	t_worker_put(&t, "hf/m.safetensors", file, 8 + 0x34 + 1);
+	put_index("\"weight_map\":{\"a\":\"m.safetensors\"}");
+	T_OK(try_it("hf"));
+	put_index("\"weight_map\":{\"a\":\"m.safetensors\"},\"weight_map\":{\"a\":\"other\"}");
+	T_ERR(FORMAT_SAFETENSORS, try_it("hf"));
+	put_index("\"weight_map\":{\"a\":\"m.safetensors\",\"a\":\"m.safetensors\"}");
+	T_ERR(FORMAT_SAFETENSORS, try_it("hf"));
+	assert_string_equal(err_last()->file, HF_INDEX);
+	assert_string_equal(err_last()->fqn, "a");
+	put_index("\"weight_map\":{\"a\":\"m.safetensors\",\"b\":\"m.safetensors\"}");
+	T_ERR(CHECKPOINT_INCOMPLETE, try_it("hf"));
+	assert_string_equal(err_last()->file, "m.safetensors");
+	assert_string_equal(err_last()->fqn, "b");
+	size_t n = strlen(map);
+	memset(map + n, 'x', 300);
+	memcpy(map + n + 300, "\"}", 3);
+	put_index(map);
+	T_ERR(FORMAT_SAFETENSORS, try_it("hf"));
+	assert_string_equal(err_last()->file, HF_INDEX);
+}
+
 static void test_no_memory(void **state)
 {
 	(void)state;
@@ -286,7 +322,7 @@ int main(void)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		T(test_open), T(test_recognise), T(test_not_there), T(test_missing_and_cut), T(test_cut_metadata), T(test_manifest),
-		T(test_world), T(test_manifest_of_other_metadata), T(test_manifests_of_ranks), T(test_no_memory),
+		T(test_world), T(test_manifest_of_other_metadata), T(test_manifests_of_ranks), T(test_index), T(test_no_memory),
 	};
 
 	return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);

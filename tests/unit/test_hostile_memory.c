@@ -9,6 +9,7 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "format/format.h"
 #include "format/image.h"
 #include "format/torch_item.h"
 #include "format/zip.h"
@@ -43,6 +44,69 @@ static enum err parse_image(const void *bytes, size_t n)
 
 	TRY(image_parse(bytes, n, n, 0, &im));
 	return image_collect(&im, 1, &sd);
+}
+
+/* A directory of safetensors in memory: `text` is its index, or its one file. A file that an index names has room for one tensor. */
+struct directory {
+	struct str text;
+	bool is_index;
+};
+
+static enum err bytes_of(void *user, const char *name, uint64_t *out)
+{
+	const struct directory *d = user;
+
+	(void)name;
+	*out = d->is_index ? 64 : d->text.n;
+	return OK;
+}
+
+static enum err read_front(void *user, const char *name, void *into, uint64_t n)
+{
+	const struct directory *d = user;
+
+	(void)name;
+	if (d->is_index)
+		memset(into, 0, n);
+	else
+		memcpy(into, d->text.p, n);
+	return OK;
+}
+
+static enum err read_head(void *user, const char *name, uint64_t n, void **out)
+{
+	*out = mem_alloc(n);
+	return read_front(user, name, *out, n);
+}
+
+static enum err read_all(void *user, const char *name, void **out, uint64_t *n_out)
+{
+	const struct directory *d = user;
+
+	(void)name;
+	*n_out = d->text.n;
+	*out = mem_alloc(d->text.n);
+	memcpy(*out, d->text.p, d->text.n);
+	return OK;
+}
+
+static enum err open_directory(struct directory d)
+{
+	const char *index = HF_INDEX, *file = "m.safetensors";
+	struct format_source s = { &d, &index, &file, d.is_index, !d.is_index, read_all, read_front, read_head, bytes_of };
+	struct sdict *sd;
+
+	return format_open(FORMAT_SAFETENSORS, &s, &sd);
+}
+
+static enum err parse_index(const void *bytes, size_t n)
+{
+	return open_directory((struct directory){ { bytes, n }, true });
+}
+
+static enum err parse_file(const void *bytes, size_t n)
+{
+	return open_directory((struct directory){ { bytes, n }, false });
 }
 
 static enum err parse_value(const void *bytes, size_t n)
@@ -177,6 +241,13 @@ static const struct hostile cases[] = {
 	    "\"data_offsets\":[0,0]}"), S("}"), MIB, LIMIT(10), as_image },
 	{ "texts of a header", parse_image, S(EIGHT "{\"__metadata__\":{\"x\":\"\""), S(",\"#\":\"\""),
 	  S("}}"), MIB, LIMIT(7), as_image },
+	{ "texts of a file's header", parse_file, S(EIGHT "{\"__metadata__\":{\"x\":\"\""), S(",\"#\":\"\""),
+	  S("}}"), MIB, LIMIT(1), as_image },
+	{ "names of a file's header", parse_file, S(EIGHT "{\"x\":0"), S(",\"\":0"), S("}"), MIB, LIMIT(1), as_image },
+	{ "tensors of a file's header", parse_file, S(EIGHT "{\"x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}"),
+	  S(",\"#\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}"), S("}"), MIB, LIMIT(10), as_image },
+	{ "tensors of an index", parse_index, S("{\"weight_map\":{\"x\":\"m\""), S(",\"#\":\"m\""), S("}}"), MIB, LIMIT(1), NULL },
+	{ "files of an index", parse_index, S("{\"weight_map\":{\"x\":\"m\""), S(",\"#\":\"#\""), S("}}"), MIB, LIMIT(10), NULL },
 	{ "values of an image", parse_image,
 	  S(EIGHT "{\"__metadata__\":{\"dcpd\":\"{\\\"version\\\":1,\\\"values\\\":{\\\"x\\\":{\\\"json\\\":1}"),
 	  S(",\\\"#\\\":{\\\"json\\\":1}"), S("}}\"}}"), MIB, LIMIT(22), as_image },

@@ -12,38 +12,62 @@
 #include "format/jscan.h"
 #include "format/safetensors.h"
 
+enum { FILE_NAME_MAX = 255 };
+
+/* Where the index says a tensor lies. */
 struct home {
 	struct str fqn;
 	uint32_t file;                 /* into `files` */
 	bool found;
 };
 
+/* A file that the index names. */
+struct named {
+	struct str name;
+	uint64_t room;                 /* how many more tensors its header can describe */
+};
+
 struct opening {
 	const struct format_source *s;
 	struct arena *arena;           /* of the index */
 	struct sdict *sd;
-	struct vec(struct str) files;  /* named by the index */
+	void *index;                   /* the text of the index; FQNs point into it */
+	struct vec(struct named) files;
 	struct vec(struct home) homes; /* one per tensor of the index */
 	struct map by_file, by_fqn;
 	bool indexed;
 };
 
+/* Adds a file that the index names for the first time. Its size bounds how many tensors the index may say it has, so that a long index of
+ * few or missing files ends early. */
+static FALLIBLE enum err add_file(struct opening *o, struct str name, uint32_t *at_out)
+{
+	uint32_t at = (uint32_t)o->files.n;
+	struct named *file;
+	uint64_t bytes;
+
+	TRY(vec_push(&o->files, &file));
+	TRY(arena_str(o->arena, name, &file->name));
+	TRY(o->s->bytes_of(o->s->user, file->name.p, &bytes));
+	file->room = num_min(bytes, SFT_HEADER_MAX) / SFT_ENTRY_MIN;
+	*at_out = at;
+	return map_put(&o->by_file, file->name, at);
+}
+
 static FALLIBLE enum err add_home(struct opening *o, const struct jscan *js, struct str fqn, struct str file)
 {
 	uint32_t at = map_get(&o->by_file, file);
 	struct home *home;
-	struct str *name;
 
-	if (file.n == 0 || memchr(file.p, '/', file.n) || memchr(file.p, '\0', file.n) || file.p[0] == '.')
-		return jscan_bad(js, "a file name that leaves the directory");
+	if (file.n == 0 || file.n > FILE_NAME_MAX || memchr(file.p, '/', file.n) || memchr(file.p, '\0', file.n) || file.p[0] == '.')
+		return jscan_bad(js, "a name that no file of the directory has");
 	if (map_get(&o->by_fqn, fqn) != MAP_NONE)
-		return jscan_bad(js, "a tensor that is named twice");
-	if (at == MAP_NONE) {
-		at = (uint32_t)o->files.n;
-		TRY(vec_push(&o->files, &name));
-		TRY(arena_str(o->arena, file, name));
-		TRY(map_put(&o->by_file, *name, at));
-	}
+		return err_at_fqn(jscan_bad(js, "a tensor that is named twice"), fqn.p, fqn.n);
+	if (at == MAP_NONE)
+		TRY(add_file(o, file, &at));
+	if (o->files.v[at].room-- == 0)
+		return err_at_fqn(err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the index names more tensors than the file has room for"),
+					      o->files.v[at].name.p, -1), fqn.p, fqn.n);
 	TRY(map_put(&o->by_fqn, fqn, (uint32_t)o->homes.n));
 	TRY(vec_push(&o->homes, &home));
 	*home = (struct home){ fqn, at, false };
@@ -79,7 +103,9 @@ static FALLIBLE enum err parse_index(struct opening *o, struct str text)
 		if (t.kind == JSCAN_OBJECT_END)
 			break;
 		TRY(jscan_str(&js, &t, o->arena, &key));
-		if (str_is(key, "weight_map") && !o->indexed) {
+		if (str_is(key, "weight_map")) {
+			if (o->indexed)
+				return jscan_bad(&js, "a second weight_map");
 			o->indexed = true;
 			TRY(read_weight_map(o, &js));
 			continue;
@@ -98,7 +124,7 @@ static FALLIBLE enum err check_found(const struct opening *o)
 		const struct home *h = &o->homes.v[i];
 		if (!h->found)
 			return err_at_fqn(err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the file lacks a tensor that the index says it has"),
-						      o->files.v[h->file].p, -1), h->fqn.p, h->fqn.n);
+						      o->files.v[h->file].name.p, -1), h->fqn.p, h->fqn.n);
 	}
 	return OK;
 }
@@ -110,7 +136,7 @@ static FALLIBLE enum err add_entry(struct opening *o, const struct sft *head, co
 	uint32_t at = map_get(&o->by_fqn, it->name), tensor;
 	int64_t dims[2 * NDIM_MAX] = { 0 };
 
-	if (at != MAP_NONE && str_cmp(o->files.v[o->homes.v[at].file], name) != 0)
+	if (at != MAP_NONE && str_cmp(o->files.v[o->homes.v[at].file].name, name) != 0)
 		return OK; /* the index names another file */
 	if (at != MAP_NONE)
 		o->homes.v[at].found = true;
@@ -156,16 +182,11 @@ static FALLIBLE enum err open_file(struct opening *o, const char *name)
 
 static FALLIBLE enum err read_index(struct opening *o)
 {
-	struct str text;
-	void *bytes = NULL;
 	uint64_t n = 0;
 
-	enum err e = o->s->read_all(o->s->user, o->s->metadata[0], &bytes, &n);
-	if (!e) /* names point into the text */
-		e = arena_str(o->arena, (struct str){ bytes, n }, &text);
+	enum err e = o->s->read_all(o->s->user, o->s->metadata[0], &o->index, &n);
 	if (!e)
-		e = parse_index(o, text);
-	mem_free(bytes);
+		e = parse_index(o, (struct str){ o->index, n });
 	return err_at_file(e, o->s->metadata[0], -1);
 }
 
@@ -176,7 +197,7 @@ static FALLIBLE enum err open_all(struct opening *o)
 	if (o->s->metadata_count)
 		TRY(read_index(o));
 	for (uint64_t i = 0; i < o->files.n; i++)
-		TRY(open_file(o, o->files.v[i].p));
+		TRY(open_file(o, o->files.v[i].name.p));
 	for (uint64_t i = 0; i < o->s->payload_count && !o->indexed; i++)
 		TRY(open_file(o, o->s->payload[i]));
 	return check_found(o);
@@ -197,6 +218,7 @@ enum err format_open_hf(const struct format_source *s, struct sdict **out)
 	map_free(&o.by_fqn);
 	vec_free(&o.files);
 	vec_free(&o.homes);
+	mem_free(o.index);
 	arena_free(o.arena);
 	return e;
 }

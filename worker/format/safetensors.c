@@ -226,8 +226,8 @@ static FALLIBLE enum err check_order(const struct sft *s)
 	for (uint64_t i = 0; i < s->entry_count; i++) {
 		const struct sft_entry *e = &s->entries[i];
 		if (e->begin != at)
-			return err_at_fqn(ERR(FORMAT_SAFETENSORS, "a %s in the data at %ju",
-					      e->begin > at ? "hole" : "overlap", (uintmax_t)num_min(at, e->begin)),
+			return err_at_fqn(ERR(FORMAT_SAFETENSORS, "%s in the data at %ju",
+					      e->begin > at ? "a hole" : "an overlap", (uintmax_t)num_min(at, e->begin)),
 					  e->name.p, e->name.n);
 		at = e->end;
 	}
@@ -252,8 +252,10 @@ enum err sft_parse(struct str json, uint64_t file_bytes, struct arena *arena, st
 	s.data_bytes = file_bytes - s.data_off;
 	r.data_bytes = s.data_bytes;
 	TRY(count_entries(json, &entries, &metas));
-	if (entries >= MAP_NONE || metas >= MAP_NONE)
-		return ERR(LIMIT_EXCEEDED, "%ju entries", (uintmax_t)entries);
+	if (entries > json.n / SFT_ENTRY_MIN)
+		return ERR(FORMAT_SAFETENSORS, "%ju entries in a header of %zu bytes", (uintmax_t)entries, json.n);
+	if (metas > SFT_META_MAX)
+		return ERR(LIMIT_EXCEEDED, "%ju keys in __metadata__, more than %d", (uintmax_t)metas, SFT_META_MAX);
 	TRY(arena_alloc(arena, entries + 1, sizeof *s.entries, &s.entries));
 	TRY(arena_alloc(arena, metas + 1, sizeof *s.meta, &s.meta));
 	TRY(read_header(&r));

@@ -6,7 +6,11 @@
 #include "tensor/box.h"
 #include "tensor/dtype.h"
 
-enum { SFT_HEADER_MAX = 100 << 20 };
+enum {
+	SFT_HEADER_MAX = 100 << 20,
+	SFT_ENTRY_MIN = 49,              /* bytes of the shortest entry: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
+	SFT_META_MAX = 1 << 16,          /* keys of __metadata__; PyTorch and dcpd write one or two */
+};
 
 struct sft_entry {
 	struct str name;
