@@ -88,7 +88,7 @@ static void listing_ask(struct listing *l)
 	if (e)
 		listing_end(l, e);
 	else
-		lookup_ask(l->req->core, l->storage, q, NULL, 0, on_listed, l);
+		lookup_ask(l->req->core->lookups, l->storage, q, NULL, 0, on_listed, l);
 }
 
 /* The first storage whose name is not before this, or not this one either. NULL: none. */
@@ -244,7 +244,7 @@ FALLIBLE enum err h_checkpoint_get(struct req *r)
 	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(h_question(r, "show", &q));
 	req_hold(r);
-	lookup_ask(r->core, r->parts[2].p, q, NULL, 0, on_shown, r);
+	lookup_ask(r->core->lookups, r->parts[2].p, q, NULL, 0, on_shown, r);
 	return OK;
 }
 
@@ -255,7 +255,7 @@ FALLIBLE enum err h_checkpoint_files(struct req *r)
 	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(h_question(r, "files", &q));
 	req_hold(r);
-	lookup_ask(r->core, r->parts[2].p, q, NULL, 0, h_pass_on, r);
+	lookup_ask(r->core->lookups, r->parts[2].p, q, NULL, 0, h_pass_on, r);
 	return OK;
 }
 
@@ -275,7 +275,7 @@ FALLIBLE enum err h_checkpoint_tensors(struct req *r)
 	if (json_object_set_new(q, "page_size", json_integer(page.size)) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
 	req_hold(r);
-	lookup_ask(r->core, r->parts[2].p, move(q), NULL, 0, h_pass_on, r);
+	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, h_pass_on, r);
 	return OK;
 }
 
@@ -358,7 +358,7 @@ FALLIBLE enum err h_checkpoint_tensor(struct req *r)
 		return ERR(NO_MEMORY, "cannot ask");
 	r->note = json_incref(q);
 	req_hold(r);
-	lookup_ask(r->core, r->parts[2].p, move(q), NULL, 0, on_slice, r);
+	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, on_slice, r);
 	return OK;
 }
 

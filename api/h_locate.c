@@ -7,6 +7,7 @@
 #include "base/jval.h"
 #include "server/lookup.h"
 #include "server/verdict.h"
+#include "server/parts.h"
 
 enum { BOXES_MAX = 10000, DIMS_MAX = 64 };
 
@@ -86,6 +87,6 @@ FALLIBLE enum err h_checkpoint_locate(struct req *r)
 	if (json_object_set(q, "boxes", boxes.j) != 0 || json_object_set_new(q, "verify", json_boolean(verify)) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
 	req_hold(r);
-	lookup_ask(r->core, r->parts[2].p, move(q), NULL, 0, on_located, r);
+	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, on_located, r);
 	return OK;
 }

@@ -103,6 +103,6 @@ FALLIBLE enum err h_storage_meet(struct req *r)
 	if (!q)
 		return ERR(NO_MEMORY, "cannot ask");
 	req_hold(r);
-	lookup_ask(r->core, st->name, q, NULL, 0, h_pass_on, r);
+	lookup_ask(r->core->lookups, st->name, q, NULL, 0, h_pass_on, r);
 	return OK;
 }

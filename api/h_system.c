@@ -41,7 +41,7 @@ FALLIBLE enum err h_readyz(struct req *r)
 		buf_puts(&b, "{\"status\":\"starting\"}");
 		return req_json(r, 503, &b);
 	}
-	const char *unconfined = gang_unconfined(r->core);
+	const char *unconfined = gang_unconfined(r->core->gangs);
 	bool full = journal_may_write(r->core->journal) != OK;
 	buf_printf(&b, "{\"status\":\"%s\",\"warnings\":[", full ? "degraded" : "ready");
 	if (full)
@@ -86,7 +86,7 @@ FALLIBLE enum err h_capabilities(struct req *r)
 		       "\"host\":",
 		   (uintmax_t)r->core->config->workers, (uintmax_t)limit, (uintmax_t)used, (uintmax_t)unused,
 		   (uintmax_t)state_dict_orphaned(r->core));
-	TRY(gang_put_capabilities(r->core, &b));
+	TRY(gang_put_capabilities(r->core->gangs, &b));
 	buf_putc(&b, ',');
 	TRY(devices_put(r->core->devices, &b));
 	buf_printf(&b, ",\"uid\":%u,\"admin\":%s}", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false");

@@ -268,7 +268,7 @@ static void on_ready(struct worker *w, enum err e, const json_t *hello)
 	struct gang *g = w->owner;
 
 	(void)hello;
-	gang_note_worker(g->server, w);
+	gang_note_worker(g->server->gangs, w);
 	if (e) {
 		set_failed(g, e);
 		become_ending(g);
@@ -643,11 +643,10 @@ void gang_fail(struct gang *g, enum err why)
 
 /* ---- all of them ---- */
 
-void gang_note_worker(struct server *s, const struct worker *w)
+void gang_note_worker(struct gangs *gs, const struct worker *w)
 {
-	struct gangs *gs = s->gangs;
-
 	bool confined = strcmp(w->sandbox, "none") != 0;
+
 	if (!confined && !w->device && !gs->warned) {
 		gs->warned = true;
 		log_warn("workers are not confined to the storages: this kernel has no Landlock, or it is denied to dcpd", "uid",
@@ -667,15 +666,13 @@ void gang_note_worker(struct server *s, const struct worker *w)
 	snprintf(gs->engine, sizeof gs->engine, "%s", w->engine);
 }
 
-const char *gang_unconfined(const struct server *s)
+const char *gang_unconfined(const struct gangs *gs)
 {
-	return s->gangs->warned ? s->gangs->unconfined : NULL;
+	return gs->warned ? gs->unconfined : NULL;
 }
 
-FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out)
+FALLIBLE enum err gang_put_capabilities(const struct gangs *gs, struct buf *out)
 {
-	const struct gangs *gs = s->gangs;
-
 	if (!gs->noted) {
 		buf_puts(out, "{\"engine\":null,\"sandbox\":null,\"landlock\":null,\"seccomp\":null}");
 		return buf_status(out);

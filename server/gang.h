@@ -13,9 +13,9 @@ struct gangs;
 enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
 
 /* What this host and build can do, as the first worker said it: {"engine","sandbox","landlock","seccomp"}; members are null before. */
-FALLIBLE enum err gang_put_capabilities(struct server *s, struct buf *out);
+FALLIBLE enum err gang_put_capabilities(const struct gangs *gs, struct buf *out);
 struct worker;
-void gang_note_worker(struct server *s, const struct worker *w);   /* what it said of this host */
+void gang_note_worker(struct gangs *gs, const struct worker *w);   /* what it said of this host */
 
 /* ---- for job_run.c ---- */
 
@@ -67,4 +67,4 @@ void gang_abort(struct gang *g, enum err why);
 FALLIBLE enum err gangs_new(struct server *s);
 void gangs_free(struct gangs *gs);              /* before workers_free */
 /* Why workers without Landlock have no mount namespace either, and can open files beside the storages; NULL: they are confined. */
-const char *gang_unconfined(const struct server *s);
+const char *gang_unconfined(const struct gangs *gs);

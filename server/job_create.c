@@ -246,8 +246,9 @@ static void on_probe(void *user, enum err e)
 
 static void ask(struct creation *c, const char *op, struct job_ref ref, lookup_fn fn)
 {
-	lookup_ask(c->server, ref.storage, json_pack("{s:s, s:s, s:s, s:I}", "op", op, "storage", ref.storage, "name", ref.name, "uid",
-						     (json_int_t)c->job->uid), NULL, 0, fn, c);
+	lookup_ask(c->server->lookups, ref.storage,
+		   json_pack("{s:s, s:s, s:s, s:I}", "op", op, "storage", ref.storage, "name", ref.name, "uid", (json_int_t)c->job->uid),
+		   NULL, 0, fn, c);
 }
 
 /* ---- into the journal ---- */

@@ -438,7 +438,7 @@ static void ask_recover(struct job *j, struct recovery *r)
 {
 	struct job_ref target = job_spec_ref(j->spec, "target");
 
-	lookup_ask(j->server, target.storage,
+	lookup_ask(j->server->lookups, target.storage,
 		   json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target.storage, "name", target.name, "job",
 			     j->id, "kind", kind_of(j->kind)->name),
 		   NULL, 0, on_recovered, r);

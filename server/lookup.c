@@ -21,7 +21,6 @@
 #include "server/errdoc.h"
 #include "server/gang.h"
 #include "server/loop.h"
-#include "server/parts.h"
 #include "server/storage.h"
 #include "server/unread.h"
 #include "server/worker.h"
@@ -84,7 +83,7 @@ struct lookup_worker {
 
 struct pool {
 	struct pool *next;
-	struct server *server;
+	struct lookups *all;
 	char storage[STORAGE_NAME_MAX + 1];  /* "": segments */
 	enum lane lane;
 	uint32_t worker_count;
@@ -94,6 +93,7 @@ struct pool {
 };
 
 struct lookups {
+	struct lookup_parts parts;
 	struct pool *pools;
 	uint64_t last_number;
 	bool ended;                        /* nothing is asked any more */
@@ -103,7 +103,7 @@ static void pump(struct pool *p);
 
 static void give_room(struct question *q)
 {
-	unread_give(q->pool->server->unread, q->room);
+	unread_give(q->pool->all->parts.unread, q->room);
 	q->room = 0;
 }
 
@@ -111,12 +111,12 @@ static struct storage *storage_of(const struct pool *p)
 {
 	struct storage *st;
 
-	return p->storage[0] && storage_find(p->server->storages, str_of(p->storage), &st) == OK ? st : NULL;
+	return p->storage[0] && storage_find(p->all->parts.storages, str_of(p->storage), &st) == OK ? st : NULL;
 }
 
 static void answer_one(struct question *q, enum err e, const json_t *ok, int *fd)
 {
-	struct server *s = q->pool ? q->pool->server : NULL;
+	struct unread *unread = q->pool ? q->pool->all->parts.unread : NULL;
 	uint64_t room = q->room;
 	lookup_fn fn = q->fn;
 	void *user = q->user;
@@ -130,7 +130,7 @@ static void answer_one(struct question *q, enum err e, const json_t *ok, int *fd
 	mem_free(q);
 	fn(user, e, ok, fd ? fd : &none);
 	if (room && (!fd || *fd >= 0))
-		unread_give(s->unread, room);
+		unread_give(unread, room);
 }
 
 /* Ends a question and its twins: they are out of the queue and of their worker already. A memfd's room goes to whoever takes the
@@ -164,11 +164,11 @@ static void on_deadline(void *user);
 
 static void start_waiting(struct question *q)
 {
-	const struct config *c = q->pool->server->config;
+	const struct config *c = q->pool->all->parts.config;
 	int64_t ms = c->lookup_deadline_ms + c->lookup_deadline_ms / 2; /* a storage that hangs is found out before */
 
 	/* Removing what is left over takes as long as the tree is large. */
-	loop_timer_start(q->pool->server->loop, q->pool->lane == LANE_MEND ? ms * LONGEST : ms, on_deadline, q, &q->deadline);
+	loop_timer_start(q->pool->all->parts.loop, q->pool->lane == LANE_MEND ? ms * LONGEST : ms, on_deadline, q, &q->deadline);
 }
 
 /* Back to the head of the queue. */
@@ -243,8 +243,8 @@ static void give_up(struct lookup_worker *lw, enum err e)
 	lw->question = NULL;
 	leave(lw);
 	if (st && e == ERR_STORAGE_STALLED) {
-		storage_set_state(p->server->storages, st, STORAGE_STATE_STALLED);
-		p->server->hooks->storage_hangs(p->server, st);
+		storage_set_state(p->all->parts.storages, st, STORAGE_STATE_STALLED);
+		p->all->parts.hangs(p->all->parts.user, st);
 	}
 	err_restore(&info);
 	if (q)
@@ -259,15 +259,15 @@ static void on_look(void *user);
 
 static void look_later(struct lookup_worker *lw)
 {
-	struct server *s = lw->pool->server;
+	struct lookups *all = lw->pool->all;
 
-	loop_timer_start(s->loop, s->config->lookup_deadline_ms / LOOKS, on_look, lw, &lw->look);
+	loop_timer_start(all->parts.loop, all->parts.config->lookup_deadline_ms / LOOKS, on_look, lw, &lw->look);
 }
 
 static void on_look(void *user)
 {
 	struct lookup_worker *lw = user;
-	const struct config *c = lw->pool->server->config;
+	const struct config *c = lw->pool->all->parts.config;
 	const char *storage = lw->pool->storage;
 
 	lw->look = NULL;
@@ -303,7 +303,7 @@ static void rest(struct lookup_worker *lw)
 	worker_set(lw->worker, "idle", NULL);
 	loop_timer_stop(&lw->look);
 	loop_timer_stop(&lw->idle);
-	loop_timer_start(lw->pool->server->loop, lw->pool->server->config->lookup_idle_ms, on_idle, lw, &lw->idle);
+	loop_timer_start(lw->pool->all->parts.loop, lw->pool->all->parts.config->lookup_idle_ms, on_idle, lw, &lw->idle);
 }
 
 static void on_ready(struct worker *w, enum err e, const json_t *hello)
@@ -313,12 +313,12 @@ static void on_ready(struct worker *w, enum err e, const json_t *hello)
 	struct storage *st = storage_of(p);
 
 	(void)hello;
-	gang_note_worker(p->server, w);
+	gang_note_worker(p->all->parts.gangs, w);
 	if (e) {
 		struct err_info info = *err_last();
 		leave(lw);
 		if (st)
-			storage_set_state(p->server->storages, st, STORAGE_STATE_GONE);
+			storage_set_state(p->all->parts.storages, st, STORAGE_STATE_GONE);
 		err_restore(&info);
 		fail_waiting(p, e);
 		return;
@@ -354,7 +354,7 @@ static FALLIBLE enum err settle_room(struct question *q, const struct frame *f)
 
 	if (f->fd_count > 1 || bytes > q->room)
 		return ERR(PROTOCOL, "an answer of %ju bytes, where %ju were granted", (uintmax_t)bytes, (uintmax_t)q->room);
-	unread_shrink(q->pool->server->unread, q->room, bytes);
+	unread_shrink(q->pool->all->parts.unread, q->room, bytes);
 	q->room = bytes;
 	return OK;
 }
@@ -368,7 +368,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	const json_t *ok = json_object_get(body, "ok");
 
 	if (f->type == FRAME_IO) {
-		storage_count_io(p->server->storages, body);
+		storage_count_io(p->all->parts.storages, body);
 		return;
 	}
 	if (f->type != FRAME_ANSWER || !q || f->generation != q->number) {
@@ -387,7 +387,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	else
 		rest(lw);
 	if (st)
-		storage_set_state(p->server->storages, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
+		storage_set_state(p->all->parts.storages, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
 	if (e)
 		errdoc_restore(json_object_get(body, "problem"));
 	if (!needs_more(q, e))
@@ -428,12 +428,12 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 
 	if (p->storage[0]) {
 		struct storage *st;
-		TRY(storage_find(p->server->storages, str_of(p->storage), &st));
+		TRY(storage_find(p->all->parts.storages, str_of(p->storage), &st));
 		storage_root(st, &root);
 		spec.roots = &root;
 		spec.root_count = 1;
 	}
-	TRY(worker_start(p->server->workers, &spec, &lw->worker));
+	TRY(worker_start(p->all->parts.workers, &spec, &lw->worker));
 	watch_worker(lw);
 	return OK;
 }
@@ -445,7 +445,7 @@ static struct question *next_question(struct pool *p)
 
 	for (struct question *q = p->first; q; q = q->next) {
 		bool needs_room = q->needs > UNREAD_SMALL;
-		if (needs_room && (full || !unread_take(p->server->unread, q->needs))) {
+		if (needs_room && (full || !unread_take(p->all->parts.unread, q->needs))) {
 			full = true;
 			continue;
 		}
@@ -498,11 +498,9 @@ static void pump(struct pool *p)
 
 /* ---- asking ---- */
 
-static FALLIBLE enum err find_pool(struct server *s, const char *storage, enum lane lane, struct pool **out)
+static FALLIBLE enum err find_pool(struct lookups *all, const char *storage, enum lane lane, struct pool **out)
 {
-	struct lookups *l = s->lookups;
-
-	for (struct pool *p = l->pools; p; p = p->next)
+	for (struct pool *p = all->pools; p; p = p->next)
 		if (p->lane == lane && strcmp(p->storage, storage) == 0) {
 			*out = p;
 			return OK;
@@ -510,24 +508,24 @@ static FALLIBLE enum err find_pool(struct server *s, const char *storage, enum l
 	struct pool *p = mem_zalloc(1, sizeof *p);
 	if (!p)
 		return ERR(NO_MEMORY, "cannot ask a question");
-	p->server = s;
+	p->all = all;
 	p->last = &p->first;
 	snprintf(p->storage, sizeof p->storage, "%s", storage);
 	p->lane = lane;
 	p->worker_count = lane_workers[lane];
 	for (uint32_t i = 0; i < p->worker_count; i++)
 		p->workers[i].pool = p;
-	p->next = l->pools;
-	l->pools = p;
+	p->next = all->pools;
+	all->pools = p;
 	*out = p;
 	return OK;
 }
 
-static FALLIBLE enum err check_storage(struct server *s, const char *storage, bool is_probe)
+static FALLIBLE enum err check_storage(struct lookups *all, const char *storage, bool is_probe)
 {
 	struct storage *st;
 
-	TRY(storage_find(s->storages, str_of(storage), &st));
+	TRY(storage_find(all->parts.storages, str_of(storage), &st));
 	if (st->state == STORAGE_STATE_STALLED && !is_probe)
 		return ERR(STORAGE_STALLED, "storage %s does not answer", storage);
 	return OK;
@@ -569,18 +567,18 @@ static FALLIBLE enum err take_fds(struct question *q, const int *fds, uint32_t f
 	return OK;
 }
 
-static FALLIBLE enum err enqueue(struct server *s, const char *storage, struct question *q, const int *fds, uint32_t fd_count)
+static FALLIBLE enum err enqueue(struct lookups *all, const char *storage, struct question *q, const int *fds, uint32_t fd_count)
 {
 	struct pool *p;
 
 	if (!q->body)
 		return ERR(NO_MEMORY, "cannot ask a question");
 	q->op = find_op(q->body);
-	if (s->lookups->ended)
+	if (all->ended)
 		return ERR(DRAINING, "the daemon is shutting down");
 	if (storage)
-		TRY(check_storage(s, storage, strcmp(q->op->name, "probe") == 0));
-	TRY(find_pool(s, storage ? storage : "", q->op->lane, &p));
+		TRY(check_storage(all, storage, strcmp(q->op->name, "probe") == 0));
+	TRY(find_pool(all, storage ? storage : "", q->op->lane, &p));
 	q->pool = p;
 	q->needs = q->op->room;
 	if (fd_count == 0 && join_twin(p, q))
@@ -602,14 +600,14 @@ static void fail_later(void *user, enum err e)
 
 static void pump_later(void *user, enum err e)
 {
-	struct server *s = user;
+	struct lookups *all = user;
 
 	(void)e;
-	for (struct pool *p = s->lookups->pools; p; p = p->next)
+	for (struct pool *p = all->pools; p; p = p->next)
 		pump(p);
 }
 
-void lookup_ask(struct server *s, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
+void lookup_ask(struct lookups *all, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
 		void *user)
 {
 	struct question *q = mem_sure(sizeof *q);
@@ -617,34 +615,33 @@ void lookup_ask(struct server *s, const char *storage, json_t *question, const i
 	q->body = question;
 	q->fn = fn;
 	q->user = user;
-	q->number = ++s->lookups->last_number;
-	enum err e = enqueue(s, storage, q, fds, fd_count);
+	q->number = ++all->last_number;
+	enum err e = enqueue(all, storage, q, fds, fd_count);
 	if (e)
-		loop_later(s->loop, fail_later, q, e);
+		loop_later(all->parts.loop, fail_later, q, e);
 	else
-		loop_later(s->loop, pump_later, s, OK);
+		loop_later(all->parts.loop, pump_later, all, OK);
 }
 
 /* ---- start and end ---- */
 
-FALLIBLE enum err lookups_new(struct server *s)
+FALLIBLE enum err lookups_new(const struct lookup_parts *parts, struct lookups **out)
 {
-	s->lookups = mem_zalloc(1, sizeof *s->lookups);
-	if (!s->lookups)
+	*out = mem_zalloc(1, sizeof **out);
+	if (!*out)
 		return ERR(NO_MEMORY, "cannot keep look-ups");
-	unread_listen(s->unread, pump_later, s);
+	(*out)->parts = *parts;
+	unread_listen(parts->unread, pump_later, *out);
 	return OK;
 }
 
 /* Whoever asked hears that there is no answer to come: a callback that never runs leaves what it holds behind. */
-void lookups_end(struct server *s)
+void lookups_end(struct lookups *all)
 {
-	struct lookups *l = s->lookups;
-
-	if (!l)
+	if (!all)
 		return;
-	l->ended = true;
-	for (struct pool *p = l->pools; p; p = p->next) {
+	all->ended = true;
+	for (struct pool *p = all->pools; p; p = p->next) {
 		for (uint32_t i = 0; i < p->worker_count; i++) {
 			struct question *q = p->workers[i].question;
 			p->workers[i].question = NULL;

@@ -11,8 +11,8 @@
 #include <jansson.h>
 #include "base/err.h"
 
-struct server;
 struct lookups;
+struct storage;
 
 enum { LOOKUP_WAITING_MAX = 1024 };
 
@@ -21,11 +21,22 @@ enum { LOOKUP_WAITING_MAX = 1024 };
 typedef void (*lookup_fn)(void *user, enum err e, const json_t *ok, int *fd);
 
 /* storage: a root's name, or NULL for questions about segments (which come with fds). Takes `question`. The fds are duplicated. */
-void lookup_ask(struct server *s, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
+void lookup_ask(struct lookups *all, const char *storage, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn,
 		void *user);
 
 uint64_t lookup_fd_bytes(int fd);
 
-FALLIBLE enum err lookups_new(struct server *s);
-void lookups_end(struct server *s);           /* ends its workers; open questions are answered with ERR_DRAINING */
+/* What look-ups need of the parts below them, and whom they tell of a storage on which a worker was killed in a system call. */
+struct lookup_parts {
+	const struct config *config;
+	struct loop *loop;
+	struct storages *storages;
+	struct unread *unread;
+	struct workers *workers;
+	struct gangs *gangs;
+	void (*hangs)(void *user, struct storage *st);
+	void *user;
+};
+FALLIBLE enum err lookups_new(const struct lookup_parts *parts, struct lookups **out);
+void lookups_end(struct lookups *all);           /* ends its workers; open questions are answered with ERR_DRAINING */
 void lookups_free(struct lookups *l);         /* after lookups_end */

@@ -6,12 +6,9 @@
 
 struct job;
 struct server;
-struct storage;
 
 /* What a lower layer tells those above it, which it does not know: server.c sets these before anything runs. */
 struct server_hooks {
-	/* lookup.c: a worker was killed in a system call on the storage, which is marked as stalled. */
-	void (*storage_hangs)(struct server *s, struct storage *st);
 	/* gang.c: jobs may have left something in the storage that nobody removes. */
 	void (*storage_soiled)(struct server *s, const char *name);
 	/* job_end.c: after everybody can see its end. */

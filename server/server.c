@@ -76,13 +76,15 @@ static void first_probes(struct server *s)
 }
 
 /* At once: perhaps only one directory hangs, such as a mount of its own. */
-static void on_storage_hangs(struct server *s, struct storage *st)
+static void on_storage_hangs(void *user, struct storage *st)
 {
+	struct server *s = user;
+
 	if (!st->probing)
 		storage_probe(s, st, NULL, NULL);
 }
 
-static const struct server_hooks hooks = { .storage_hangs = on_storage_hangs, .storage_soiled = sweep_storage,
+static const struct server_hooks hooks = { .storage_soiled = sweep_storage,
 					 .job_ended = sweep_after };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
@@ -117,10 +119,11 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(workers_new(&(struct worker_parts){ s->config, base, s->loop, s->journal, s->events, s->metrics }, &s->workers));
 	TRY(gangs_new(s));
 	TRY(unread_new(s->loop, &s->unread));
-	TRY(lookups_new(s));
+	TRY(storages_new(s->config, s->journal, s->events, &s->storages));
+	TRY(lookups_new(&(struct lookup_parts){ s->config, s->loop, s->storages, s->unread, s->workers, s->gangs, on_storage_hangs, s },
+			&s->lookups));
 	workers_sweep(s->workers);
 	TRY(runs_new(s->journal, &s->runs));
-	TRY(storages_new(s->config, s->journal, s->events, &s->storages));
 	TRY(sweeps_new(s));
 	TRY(state_dicts_new(s));
 	TRY(jobs_new(s));
@@ -172,7 +175,7 @@ void server_free(struct server *s)
 		loop_run_posted(s->loop);
 	}
 	gangs_free(s->gangs);
-	lookups_end(s);
+	lookups_end(s->lookups);
 	if (s->loop)
 		loop_run_posted(s->loop); /* what they told their askers may have been passed on */
 	lookups_free(s->lookups);

@@ -51,7 +51,7 @@ static void ask_use(struct server *s, struct about *a, json_t *more)
 		json_decref(more);
 		loop_later(s->loop, about_failed, a, ERR(NO_MEMORY, "cannot ask about a state dict"));
 	} else {
-		lookup_ask(s, NULL, more, fds, use->world_size, on_about, a);
+		lookup_ask(s->lookups, NULL, more, fds, use->world_size, on_about, a);
 	}
 	mem_free(fds);
 }

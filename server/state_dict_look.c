@@ -123,7 +123,7 @@ static void on_look_time(void *user)
 	l->sd = sd;
 	sd->refs++;
 	sd->looking = true;
-	lookup_ask(sd->server, NULL, question, fds, l->count, on_looked, l);
+	lookup_ask(sd->server->lookups, NULL, question, fds, l->count, on_looked, l);
 }
 
 void state_dict_look_at_all(struct server *s)

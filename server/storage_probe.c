@@ -44,5 +44,5 @@ void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user)
 	*p = (struct probe){ .server = s, .fn = fn, .user = user };
 	memcpy(p->name, st->name, sizeof p->name);
 	st->probing = true;
-	lookup_ask(s, p->name, json_pack("{s:s, s:s}", "op", "probe", "storage", p->name), NULL, 0, on_probe, p);
+	lookup_ask(s->lookups, p->name, json_pack("{s:s, s:s}", "op", "probe", "storage", p->name), NULL, 0, on_probe, p);
 }

@@ -99,7 +99,7 @@ void sweep_storage(struct server *s, const char *name)
 		json_object_set_new(question, "watched", st->others);
 		st->others = NULL;
 	}
-	lookup_ask(s, name, question, NULL, 0, on_swept, sw);
+	lookup_ask(s->lookups, name, question, NULL, 0, on_swept, sw);
 }
 
 /* ---- one job's ---- */
@@ -161,7 +161,7 @@ static void ask(struct sweeps *all, struct pending *p)
 	a->all = all;
 	memcpy(a->job, p->job, sizeof a->job);
 	p->asked = true;
-	lookup_ask(all->server, p->storage,
+	lookup_ask(all->server->lookups, p->storage,
 		   json_pack("{s:s, s:s, s:s, s:s}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job), NULL, 0,
 		   on_job_swept, a);
 }
