@@ -111,14 +111,13 @@ FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *
 	j->uid = uid;
 	j->attempt = 1;
 	j->text = BUF_INIT(TEXT_MAX);
-	j->spec = json_deep_copy(spec);
+	j->request = json_deep_copy(spec);
+	field_fallbacks(&j->spec);
 	j->created_ms = clock_wall_ms();
 	j->begun_ms = clock_mono_ms();
 	j->version = ++s->jobs->versions;
 	job_new_id(s, j->id);
-	const json_t *retries = json_object_get(json_object_get(spec, "options"), "retries");
-	j->retries_left = json_is_integer(retries) ? (int)json_integer_value(retries) : 1;
-	if (!j->spec) {
+	if (!j->request) {
 		job_free(j);
 		return ERR(NO_MEMORY, "cannot keep a job");
 	}
@@ -132,7 +131,7 @@ void job_free(struct job *j)
 		return;
 	must(!j->source_use && !j->target_use && !j->other_use && !j->part_uses && !j->made_use && !j->waiters && !j->await);
 	loop_timer_stop(&j->timer);
-	json_decref(j->spec);
+	json_decref(j->request);
 	json_decref(j->likes);
 	json_decref(j->progress_ranks);
 	json_decref(j->result);
@@ -276,8 +275,8 @@ static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 	buf_puts(b, "}");
 	put_progress(j, job_state_ended(state), b);
 	for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
-		put_json(b, shown[i], json_object_get(j->spec, shown[i]));
-	put_json(b, "spec", j->spec);
+		put_json(b, shown[i], json_object_get(j->request, shown[i]));
+	put_json(b, "spec", j->request);
 	if (job_state_ended(state)) { /* while it ends, they are there but not yet on disk */
 		put_json(b, "result", j->result);
 		put_json(b, "error", j->error);
@@ -407,7 +406,9 @@ enum err job_load_row(void *user, const struct journal_job *row)
 		return ERR(JOURNAL, "the journal's record of job %s cannot be read", row->id);
 	TRY(job_alloc(l->server, (enum job_kind)row->kind, spec, row->uid, &l->job));
 	struct job *j = l->job;
-	(void)json_object_del(j->spec, "like_storages"); /* of an older daemon, which kept its own notes there */
+	(void)json_object_del(j->request, "like_storages"); /* of an older daemon, which kept its own notes there */
+	if (spec_read(j->request, &j->spec))
+		err_clear(); /* shown as it is; job_spec_resolve says why it cannot be run */
 	memcpy(j->id, row->id, sizeof j->id);
 	job_take_up(j, (enum job_state)row->state);
 	j->attempt = row->attempt;

@@ -69,8 +69,8 @@ static void on_news(void *user, enum state_dict_news news, struct state_dict_use
 
 static FALLIBLE enum err begin(struct job *j, const struct principal *who)
 {
-	struct job_ref source = job_spec_ref(j->spec, "source");
-	json_int_t timeout_s = json_integer_value(json_object_get(json_object_get(j->spec, "source"), "timeout_s"));
+	struct job_ref source = job_ref_of(&j->spec.source);
+	int64_t timeout_s = j->spec.await_timeout_s;
 	struct state_dict_wish w = { .who = who, .name = str_of(source.state_dict), .generation = source.generation, .job = j->id,
 				     .timeout_ms = timeout_s > 0 ? timeout_s * 1000 : AWAIT_MS, .fn = on_news, .user = j };
 

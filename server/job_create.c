@@ -89,6 +89,7 @@ static FALLIBLE enum err check_now(struct creation *c)
 	if (c->planned && s->jobs->dry_count >= DRY_RUNS_MAX)
 		return ERR(TOO_MANY_JOBS, "%d dry runs are waiting", DRY_RUNS_MAX);
 	TRY(job_spec_resolve(j));
+	j->retries_left = (int)j->spec.retries;
 	TRY(job_spec_check_free(j));
 	TRY(job_take_uses(j));
 	return job_sdop_check(j);
@@ -145,11 +146,9 @@ static void on_source(void *user, enum err e, const json_t *ok, int *fd)
 	else if (!e && what && strcmp(what, "other") == 0)
 		e = ERR(NOT_A_CHECKPOINT, "what is there is no checkpoint");
 	if (e == ERR_NOT_FOUND || e == ERR_NOT_A_CHECKPOINT) {
-		static const char *const members[2][2] = { { "source", "a" }, { "target", "b" } };
-		const char *const *m = members[c->step == SOURCE_B];
-		struct job_ref ref = job_spec_ref(c->job->spec, m[0]);
-		if (!ref.storage)
-			ref = job_spec_ref(c->job->spec, m[1]);
+		struct spec *s = &c->job->spec;
+		struct ref *refs[2][2] = { { &s->source, &s->a }, { &s->target, &s->b } }, **r = refs[c->step == SOURCE_B];
+		struct job_ref ref = job_ref_of(r[0]->storage.p ? r[0] : r[1]);
 		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref.storage, ref.name) :
 					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref.storage, ref.name);
 	}
@@ -169,9 +168,9 @@ static void on_target(void *user, enum err e, const json_t *ok, int *fd)
 	const char *what = json_string_value(json_object_get(ok, "what"));
 
 	(void)fd;
-	if (!e && what && strcmp(what, "other") == 0 && !job_spec_beside(c->job->spec))
+	if (!e && what && strcmp(what, "other") == 0 && c->job->spec.beside == BESIDE_NEVER)
 		e = ERR(NOT_A_CHECKPOINT, "%s holds something else than a checkpoint", c->job->target);
-	else if (!e && what && strcmp(what, "checkpoint") == 0 && !job_spec_overwrites(c->job->spec))
+	else if (!e && what && strcmp(what, "checkpoint") == 0 && !c->job->spec.overwrite)
 		e = ERR(CHECKPOINT_EXISTS, "%s exists", c->job->target);
 	else if (!e && what && strcmp(what, "checkpoint") == 0)
 		e = check_owner(c, ok);
@@ -201,11 +200,11 @@ static void on_size(void *user, enum err e, const json_t *ok, int *fd)
 /* What others were promised of the same storage and do not hold yet: files are allocated whole when a job begins to run. */
 static uint64_t promised_bytes(const struct job *j)
 {
-	const char *storage = job_spec_ref(j->spec, "target").storage;
+	const char *storage = job_ref_of(&j->spec.target).storage;
 	uint64_t sum = 0;
 
 	for (const struct job *other = j->server->jobs->live; other; other = other->live_next) {
-		const char *its = job_spec_ref(other->spec, "target").storage;
+		const char *its = job_ref_of(&other->spec.target).storage;
 		if (other == j || other->dry_run || other->state >= JOB_RUNNING || !its || strcmp(its, storage) != 0)
 			continue;
 		if (num_add(sum, other->space_needed, &sum) != OK)
@@ -237,7 +236,7 @@ static void on_probe(void *user, enum err e)
 	struct storage *st = NULL;
 
 	if (!e)
-		e = storage_find(c->server->storages, str_of(job_spec_ref(c->job->spec, "target").storage), &st);
+		e = storage_find(c->server->storages, str_of(job_ref_of(&c->job->spec.target).storage), &st);
 	if (e)
 		refuse(c, e);
 	else
@@ -279,7 +278,7 @@ static void write_journal(struct creation *c)
 		job_snapshotted(j);
 	snprintf(j->stage, sizeof j->stage, "waiting");
 	job_put_row(t, j, j->state);
-	journal_put_labels(t, j->id, json_object_get(j->spec, "labels"));
+	journal_put_labels(t, j->id, j->spec.labels);
 	if (c->keyed) {
 		struct journal_key key = { .scope = "job", .uid = j->uid, .key = str_of(c->key), .digest = c->digest,
 					   .created_ms = clock_service_ms() };
@@ -292,9 +291,9 @@ static void write_journal(struct creation *c)
 static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
-	struct job_ref source = job_spec_ref(j->spec, job_spec_compares(j) ? "a" : "source");
-	struct job_ref b = job_spec_ref(j->spec, j->kind == JOB_DELETE ? "target" : "b");
-	struct job_ref target = job_spec_ref(j->spec, "target");
+	struct job_ref source = job_ref_of(job_spec_compares(j) ? &j->spec.a : &j->spec.source);
+	struct job_ref b = job_ref_of(j->kind == JOB_DELETE ? &j->spec.target : &j->spec.b);
+	struct job_ref target = job_ref_of(&j->spec.target);
 	struct storage *st;
 
 	switch (c->step) {
@@ -314,12 +313,12 @@ static bool ask_step(struct creation *c)
 		c->job->space_needed = j->kind == JOB_SAVE ? job_use_bytes(j->source_use) : 0;
 		for (uint32_t i = 0; i < j->part_count; i++)
 			c->job->space_needed += job_use_bytes(j->part_uses[i]);
-		if (j->kind != JOB_RESHARD || job_spec_selects(j->spec))
+		if (j->kind != JOB_RESHARD || job_spec_selects(j))
 			return false;
 		ask(c, "show", source, on_size);
 		return true;
 	case SPACE:
-		if (c->job->space_needed == 0 || job_spec_selects(j->spec) ||
+		if (c->job->space_needed == 0 || job_spec_selects(j) ||
 		    storage_find(c->server->storages, str_of(target.storage), &st) != OK)
 			return false;
 		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
@@ -352,7 +351,7 @@ static void next(struct creation *c)
 static uid_t owner_of(const struct job_request *rq)
 {
 	bool by_token = rq->who.admin && rq->who.uid != 0;
-	bool makes_state_dict = job_spec_ref(rq->spec, "target").state_dict != NULL;
+	bool makes_state_dict = json_object_get(json_object_get(rq->spec, "target"), "state_dict") != NULL;
 
 	return by_token && !makes_state_dict ? geteuid() : rq->who.uid;
 }

@@ -74,7 +74,7 @@ static void count_durable(struct job *j)
 /* A copy that stays within its run is no progress of the training. */
 static bool is_progress(const struct job *j)
 {
-	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
 
 	return j->kind == JOB_SAVE || !source.storage || !source.name || strcmp(source.storage, target.storage) != 0 ||
 	       !str_eq(run_of(source.name), run_of(target.name));
@@ -82,26 +82,22 @@ static bool is_progress(const struct job *j)
 
 static void note_run(struct job *j, struct journal_txn *t)
 {
-	static const char *const levels[RUN_MARK_COUNT] = { "", "structure", "digest", "values" };
-	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
 	const json_t *generation = json_object_get(j->result, "generation");
-	const char *level = json_string_value(json_object_get(j->spec, "level"));
 
 	if (j->durable_ms && target.storage && target.name && is_progress(j))
 		run_note(j->server->runs, t, RUN_DURABLE, target.storage, target.name,
 			 run_step(target.name, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
-	bool whole = j->kind == JOB_VERIFY && source.storage && source.name && !job_spec_selects(j->spec);
-	for (int m = RUN_VERIFIED_STRUCTURE; m < RUN_MARK_COUNT && whole; m++)
-		if (level && strcmp(level, levels[m]) == 0)
-			run_note(j->server->runs, t, (enum run_mark)m, source.storage, source.name, -1, j->finished_ms);
+	bool whole = j->kind == JOB_VERIFY && source.storage && source.name && !job_spec_selects(j);
+	if (whole)
+		run_note(j->server->runs, t, RUN_VERIFIED_STRUCTURE + j->spec.level, source.storage, source.name, -1, j->finished_ms);
 }
 
 static void count_verify_failure(struct job *j)
 {
-	const char *level = json_string_value(json_object_get(j->spec, "level"));
 	char labels[96];
 
-	snprintf(labels, sizeof labels, "level=\"%s\"", is_plain(level) ? level : "");
+	snprintf(labels, sizeof labels, "level=\"%s\"", field_word(&j->spec, &j->spec.level));
 	metrics_add(j->server->metrics, "dcpd_verify_failures_total", labels, 1);
 }
 
@@ -121,7 +117,7 @@ static void announce(struct job *j)
 	struct server *s = j->server;
 	char labels[96];
 	double seconds = (double)(clock_mono_ms() - j->begun_ms) / 1000;
-	struct job_ref target = job_spec_ref(j->spec, "target");
+	struct job_ref target = job_ref_of(&j->spec.target);
 
 	log_info("job ended", "job", j->id, "kind", kind_of(j->kind)->name, "state", job_state_text(j->state), "code",
 		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", NULL);
@@ -182,7 +178,7 @@ static void on_end_journalled(void *user, enum err e)
 /* A list that is asked for from now on sees what the job did, whatever the file system's times say. */
 static void note_commit(const struct job *j)
 {
-	const char *storage = job_spec_ref(j->spec, "target").storage;
+	const char *storage = job_ref_of(&j->spec.target).storage;
 	struct storage *st;
 
 	if (storage && storage_find(j->server->storages, str_of(storage), &st) == OK)
@@ -204,7 +200,7 @@ void job_end(struct job *j, enum job_state state)
 	if (state == JOB_SUCCEEDED) {
 		json_decref(j->error);
 		j->error = NULL;
-		bool unsynced = json_is_false(json_object_get(json_object_get(j->spec, "options"), "sync_files"));
+		bool unsynced = !j->spec.sync_files;
 		if (job_spec_writes_checkpoint(j) && !unsynced)
 			j->durable_ms = j->finished_ms;
 		if (j->kind == JOB_SAVE && j->source_use)

@@ -6,6 +6,7 @@
 #include "server/loop.h"
 #include "server/state_dict.h"
 #include "server/table.h"
+#include "spec/spec.h"
 
 enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024,
        JOB_IDENTITY_MAX = 64 };
@@ -53,13 +54,14 @@ struct job {
 	int attempt, retries_left;
 	uid_t uid;
 	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
-	json_t *spec, *progress_ranks, *result, *error;
+	json_t *request, *progress_ranks, *result, *error;
+	struct spec spec;           /* the request as C; it points into it */
 	json_t *likes;              /* storages that layout rules name; NULL: none */
 	json_t *error_more;         /* what the attempt's worker adds to its error (errdoc_more), until the job fails with it */
 	char identity[JOB_IDENTITY_MAX];    /* of the checkpoint that the attempt reads; "": none, or not known yet */
 	char *plan;                 /* JSON text */
 	char *target;               /* "main:b", "shm:serve", "" */
-	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec or likes */
+	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into request or likes */
 	uint32_t storage_count;
 	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms;    /* wall clock, for the record */
 	uint64_t bytes_done, bytes_total;
@@ -148,14 +150,11 @@ struct job_ref {
 	const char *state_dict;            /* or a state dict */
 	int64_t generation;                /* -1: not given */
 };
-struct job_ref job_spec_ref(const json_t *spec, const char *member);
-struct job_ref job_spec_model(const json_t *spec);   /* of a load of optimizer state; else it has no state_dict */
-FALLIBLE enum err job_spec_resolve(struct job *j);   /* storages and target from the spec */
+struct job_ref job_ref_of(const struct ref *ref);    /* of none: all NULL */
+FALLIBLE enum err job_spec_resolve(struct job *j);   /* reads the request: spec, storages and target */
 /* ERR_TARGET_BUSY, ERR_STATE_DICT_BUSY: a live job, dry runs apart, writes what this one would write or read. After job_spec_resolve. */
 FALLIBLE enum err job_spec_check_free(const struct job *j);
-bool job_spec_overwrites(const json_t *spec);
-bool job_spec_beside(const json_t *spec);       /* may write into a directory that holds other things */
-bool job_spec_selects(const json_t *spec);           /* not the whole source */
+bool job_spec_selects(const struct job *j);          /* not the whole source */
 bool job_spec_writes_checkpoint(const struct job *j);
 bool job_spec_compares(const struct job *j);         /* it has an a and a b */
 

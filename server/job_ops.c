@@ -102,8 +102,7 @@ static void reset(struct job *j)
 	j->bytes_done = j->bytes_total = 0;
 	j->rate = 0;
 	j->finished_ms = j->started_ms = j->durable_ms = 0;
-	const json_t *retries = json_object_get(json_object_get(j->spec, "options"), "retries");
-	j->retries_left = json_is_integer(retries) ? (int)json_integer_value(retries) : 1;
+	j->retries_left = (int)j->spec.retries;
 	job_move(j, STEP_WAITING, JOB_QUEUED);
 	snprintf(j->stage, sizeof j->stage, "waiting");
 	job_changed(j);

@@ -11,7 +11,7 @@ static void start_next(struct lane *lane);
 
 bool job_await_wanted(const struct job *j)
 {
-	return j->kind == JOB_SAVE && !j->dry_run && json_is_true(json_object_get(json_object_get(j->spec, "source"), "await_seal"));
+	return j->kind == JOB_SAVE && !j->dry_run && j->spec.await_seal;
 }
 
 void job_show_missing(struct job *j)

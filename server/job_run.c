@@ -63,7 +63,7 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 	struct principal who = job_owner(j);
 	json_t *body = e ? NULL : json_pack("{s:s, s:i, s:s, s:b, s:I, s:b, s:O, s:O}", "job", j->id, "attempt", j->attempt, "kind",
 					    kind_of(j->kind)->name, "dry_run", j->dry_run, "uid", (json_int_t)who.uid, "admin", who.admin,
-					    "spec", j->spec, "state_dicts", dicts);
+					    "spec", j->request, "state_dicts", dicts);
 	json_decref(dicts);
 	if (!e && (!body || (job_sdop_is(j) && json_object_set_new(body, "comm", job_sdop_comm(j, group_id)) != 0)))
 		e = ERR(NO_MEMORY, "cannot describe a job");
@@ -239,7 +239,7 @@ static FALLIBLE enum err read_wanted(const json_t *body, uint32_t world, uint64_
 static void on_want_segments(void *user, const json_t *body)
 {
 	struct job *j = user;
-	struct job_ref target = job_spec_ref(j->spec, "target");
+	struct job_ref target = job_ref_of(&j->spec.target);
 	json_int_t world = json_integer_value(json_object_get(body, "world_size"));
 	bool operation = job_sdop_is(j), makes = operation || (j->kind == JOB_LOAD && !j->target_use);
 
@@ -255,8 +255,7 @@ static void on_want_segments(void *user, const json_t *body)
 	} else {
 		struct state_dict_make m = { .name = str_of(target.state_dict), .world_size = (uint32_t)world, .bytes = bytes,
 					     .image_bytes = images, .who = job_owner(j), .job = j->id,
-					     .lease_ms = 1000 * json_integer_value(json_object_get(json_object_get(j->spec, "target"),
-												   "lease_seconds")),
+					     .lease_ms = 1000 * j->spec.lease_seconds,
 					     .next_generation = operation,
 					     .at_least = operation && j->source_use ? j->source_use->generation : 0 };
 		job_move(j, STEP_MAKING, j->state);
@@ -436,7 +435,7 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *fd)
 
 static void ask_recover(struct job *j, struct recovery *r)
 {
-	struct job_ref target = job_spec_ref(j->spec, "target");
+	struct job_ref target = job_ref_of(&j->spec.target);
 
 	lookup_ask(j->server->lookups, target.storage,
 		   json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target.storage, "name", target.name, "job",
@@ -473,7 +472,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	}
 	job_lane_leave(j);
 	if (j->step == STEP_MAKING)
-		state_dict_make_stop(j->server, str_of(job_spec_ref(j->spec, "target").state_dict));
+		state_dict_make_stop(j->server, str_of(job_ref_of(&j->spec.target).state_dict));
 	job_move(j, STEP_WAITING, j->state);
 	j->stalled = false;
 	err_restore(&info);

@@ -16,22 +16,15 @@ bool job_sdop_is(const struct job *j)
 	return kind_is(j->kind, KIND_OPERATES);
 }
 
-static bool is_word(const struct job *j, const char *key, const char *word)
-{
-	const char *text = json_string_value(json_object_get(j->spec, key));
-
-	return text && strcmp(text, word) == 0;
-}
-
 bool job_sdop_network(const struct job *j)
 {
-	return job_sdop_is(j) && (is_word(j, "backend", "tcp") || is_word(j, "backend", "nccl"));
+	return job_sdop_is(j) && (j->spec.backend == OP_BACKEND_TCP || j->spec.backend == OP_BACKEND_NCCL);
 }
 
 bool job_sdop_device(const struct job *j)
 {
-	return job_sdop_is(j) && !devices_missing(j->server->devices, is_word(j, "backend", "nccl") ? "nccl" : "cuda") &&
-	       (is_word(j, "backend", "nccl") || is_word(j, "device", "cuda") || json_is_true(json_object_get(j->spec, "pin_memory")));
+	return job_sdop_is(j) && !devices_missing(j->server->devices, j->spec.backend == OP_BACKEND_NCCL ? "nccl" : "cuda") &&
+	       (j->spec.backend == OP_BACKEND_NCCL || j->spec.device == RESULT_CUDA || j->spec.pin_memory);
 }
 
 /* ---- ranks ---- */
@@ -42,9 +35,9 @@ static FALLIBLE enum err refuse(const char *pointer, json_int_t rank, json_int_t
 				  (intmax_t)end - 1, of, (intmax_t)end), pointer);
 }
 
-static FALLIBLE enum err check_list(const struct job *j, const char *key, json_int_t end, const char *of)
+static FALLIBLE enum err check_list(const json_t *list, const char *key, json_int_t end, const char *of)
 {
-	const json_t *list = json_object_get(j->spec, key), *one;
+	const json_t *one;
 	char pointer[64];
 	size_t i;
 
@@ -57,38 +50,6 @@ static FALLIBLE enum err check_list(const struct job *j, const char *key, json_i
 	return OK;
 }
 
-static json_int_t product(const json_t *mesh)
-{
-	json_int_t n = 1;
-	const json_t *one;
-	size_t i;
-
-	json_array_foreach(mesh, i, one) {
-		json_int_t size = json_integer_value(one);
-		if (size < 1 || size > STATE_DICT_WORLD_MAX || (n *= size) > STATE_DICT_WORLD_MAX)
-			return -1;
-	}
-	return n;
-}
-
-/* A mesh without a list of ranks is over the whole world. */
-static FALLIBLE enum err check_meshes(const struct job *j, json_int_t world)
-{
-	const json_t *rule;
-	char pointer[64];
-	size_t i;
-
-	json_array_foreach(json_object_get(j->spec, "layout"), i, rule) {
-		const json_t *mesh = json_object_get(rule, "mesh");
-		json_int_t n = product(mesh);
-		snprintf(pointer, sizeof pointer, "/layout/%zu/mesh", i);
-		if (mesh && !json_object_get(rule, "ranks") && n != world)
-			return err_at_pointer(ERR(WORLD_MISMATCH, "the mesh has %jd ranks, the world %jd", (intmax_t)n, (intmax_t)world),
-					      pointer);
-	}
-	return OK;
-}
-
 static json_int_t larger(json_int_t a, json_int_t b)
 {
 	return a > b ? a : b;
@@ -97,8 +58,8 @@ static json_int_t larger(json_int_t a, json_int_t b)
 /* The world of an operation is as large as the larger of its state dicts; so a target cannot be smaller than its source. */
 static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 {
-	struct job_ref ref = job_spec_ref(j->spec, "target");
-	json_int_t asked = json_integer_value(json_object_get(json_object_get(j->spec, "target"), "world_size"));
+	struct job_ref ref = job_ref_of(&j->spec.target);
+	json_int_t asked = j->spec.world_size;
 	json_int_t there = ref.state_dict ? (json_int_t)state_dict_world(j->server, str_of(ref.state_dict)) : 0;
 	json_int_t source = j->source_use ? (json_int_t)j->source_use->world_size : 0;
 	json_int_t other = j->other_use ? (json_int_t)j->other_use->world_size : 0;
@@ -119,7 +80,7 @@ static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 /* create makes what is not there, copy fills what is. */
 static FALLIBLE enum err check_target(const struct job *j)
 {
-	struct job_ref ref = job_spec_ref(j->spec, "target");
+	struct job_ref ref = job_ref_of(&j->spec.target);
 	bool there = ref.state_dict && state_dict_exists(j->server, str_of(ref.state_dict));
 
 	if (kind_is(j->kind, KIND_TARGET_NEW) && there)
@@ -133,9 +94,8 @@ static FALLIBLE enum err check_target(const struct job *j)
 FALLIBLE enum err job_sdop_check(const struct job *j)
 {
 	json_int_t world = 0, members;
-	const json_t *root = json_object_get(j->spec, "root");
-	bool nccl = is_word(j, "backend", "nccl");
-	const char *missing = nccl || is_word(j, "device", "cuda") ? devices_missing(j->server->devices, nccl ? "nccl" : "cuda") : NULL;
+	bool nccl = j->spec.backend == OP_BACKEND_NCCL;
+	const char *missing = nccl || j->spec.device == RESULT_CUDA ? devices_missing(j->server->devices, nccl ? "nccl" : "cuda") : NULL;
 
 	if (!job_sdop_is(j))
 		return OK;
@@ -143,13 +103,11 @@ FALLIBLE enum err job_sdop_check(const struct job *j)
 		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", missing), nccl ? "/backend" : "/device");
 	TRY(check_target(j));
 	TRY(check_world(j, &world));
-	TRY(check_list(j, "group", world, "the world"));
-	members = (json_int_t)json_array_size(json_object_get(j->spec, "group"));
+	TRY(check_list(j->spec.group, "group", world, "the world"));
+	members = (json_int_t)json_array_size(j->spec.group);
 	members = members ? members : world;
-	TRY(check_list(j, "ranks_only", members, "the group"));
-	if (root && (json_integer_value(root) < 0 || json_integer_value(root) >= members))
-		return refuse("/root", json_integer_value(root), members, "the group");
-	return check_meshes(j, world);
+	TRY(check_list(j->spec.ranks_only, "ranks_only", members, "the group"));
+	return j->spec.root < members ? OK : refuse("/root", j->spec.root, members, "the group");
 }
 
 /* ---- an attempt ---- */

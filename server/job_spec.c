@@ -1,5 +1,5 @@
-/* job_spec.c: what a job's spec refers to: storages, state dicts, its target, and the jobs that are in its way. The form was checked by
- * the handler; a spec from the journal or from on_owner_death is trusted no more than that: nothing here believes in a member's type. */
+/* job_spec.c: what a job's spec refers to: storages, state dicts, its target, and the jobs that are in its way. Requests from the journal
+ * and from on_owner_death are read as strictly as those that a handler has checked. */
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -7,44 +7,23 @@
 #include "server/parts.h"
 #include "server/storage.h"
 
-struct job_ref job_spec_ref(const json_t *spec, const char *member)
+struct job_ref job_ref_of(const struct ref *ref)
 {
-	const json_t *o = json_object_get(spec, member);
-	const json_t *generation = json_object_get(o, "generation");
+	bool state_dict = ref->kind == REF_STATE_DICT;
 
-	return (struct job_ref){ .storage = json_string_value(json_object_get(o, "storage")),
-				 .name = json_string_value(json_object_get(o, "name")),
-				 .state_dict = json_string_value(json_object_get(o, "state_dict")),
-				 .generation = json_is_integer(generation) ? json_integer_value(generation) : -1 };
-}
-
-struct job_ref job_spec_model(const json_t *spec)
-{
-	return job_spec_ref(json_object_get(spec, "optimizer"), "model");
-}
-
-bool job_spec_overwrites(const json_t *spec)
-{
-	return json_is_true(json_object_get(json_object_get(spec, "options"), "overwrite"));
-}
-
-bool job_spec_beside(const json_t *spec)
-{
-	const char *word = json_string_value(json_object_get(json_object_get(spec, "options"), "beside"));
-
-	return word && strcmp(word, "never") != 0;
+	return (struct job_ref){ .storage = ref->storage.p, .name = state_dict ? NULL : ref->name.p,
+				 .state_dict = state_dict ? ref->name.p : NULL, .generation = ref->generation };
 }
 
 /* The job's target is another save's: the job writes files beside its. */
 static bool job_spec_is_part(const struct job *j)
 {
-	return json_is_true(json_object_get(json_object_get(j->spec, "hosts"), "part"));
+	return json_is_true(json_object_get(j->spec.hosts, "part"));
 }
 
-bool job_spec_selects(const json_t *spec)
+bool job_spec_selects(const struct job *j)
 {
-	return json_array_size(json_object_get(spec, "include")) || json_array_size(json_object_get(spec, "exclude")) ||
-	       json_array_size(json_object_get(spec, "dtype"));
+	return json_array_size(j->spec.include) || json_array_size(j->spec.exclude) || json_array_size(j->spec.dtype);
 }
 
 bool job_spec_compares(const struct job *j)
@@ -78,13 +57,12 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 /* {"match":…,"like":"main:other"}: the worker reads that checkpoint's boxes. */
 static FALLIBLE enum err add_likes(struct job *j)
 {
-	json_t *target = json_object_get(j->spec, "target");
 	const json_t *rule;
 	size_t i;
 
 	json_decref(j->likes);
 	j->likes = NULL;
-	json_array_foreach(json_object_get(target, "layout"), i, rule) {
+	json_array_foreach(j->spec.layout, i, rule) {
 		const char *like = json_string_value(json_object_get(rule, "like"));
 		const char *colon = like ? strchr(like, ':') : NULL;
 		if (!colon || strncmp(like, "shm:", 4) == 0)
@@ -101,17 +79,17 @@ static FALLIBLE enum err add_likes(struct job *j)
 
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
-	static const char *const members[] = { "source", "target", "a", "b" };
-	struct job_ref target = job_spec_ref(j->spec, "target");
+	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b };
+	struct job_ref target;
 	char text[4096 + 64] = "";
 
+	TRY(spec_read(j->request, &j->spec));
 	j->storage_count = 0;
-	for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
-		struct job_ref ref = job_spec_ref(j->spec, members[i]);
-		if (ref.storage)
-			TRY(add_storage(j, ref.storage));
-	}
+	for (size_t i = 0; i < sizeof refs / sizeof *refs; i++)
+		if (refs[i]->storage.p)
+			TRY(add_storage(j, refs[i]->storage.p));
 	TRY(add_likes(j));
+	target = job_ref_of(&j->spec.target);
 	if (target.storage && target.name)
 		snprintf(text, sizeof text, "%s:%s", target.storage, target.name);
 	else if (target.state_dict)
@@ -163,8 +141,8 @@ static FALLIBLE enum err check_quiet(const struct job *j, struct job_ref ref)
 FALLIBLE enum err job_spec_check_free(const struct job *j)
 {
 	TRY(check_target_free(j));
-	TRY(check_quiet(j, job_spec_ref(j->spec, "source")));
-	TRY(check_quiet(j, job_spec_ref(j->spec, "a")));
-	TRY(check_quiet(j, job_spec_ref(j->spec, "b")));
-	return check_quiet(j, job_spec_model(j->spec));
+	TRY(check_quiet(j, job_ref_of(&j->spec.source)));
+	TRY(check_quiet(j, job_ref_of(&j->spec.a)));
+	TRY(check_quiet(j, job_ref_of(&j->spec.b)));
+	return check_quiet(j, job_ref_of(&j->spec.optimizer_model));
 }

@@ -15,11 +15,11 @@ uint64_t job_use_bytes(const struct state_dict_use *u)
 FALLIBLE enum err job_use_target(struct job *j)
 {
 	struct principal who = job_owner(j);
-	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
+	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
 
 	if (!target.state_dict || j->target_use || !state_dict_exists(j->server, str_of(target.state_dict)))
 		return OK;
-	if (job_spec_model(j->spec).state_dict)
+	if (j->spec.optimizer_model.name.p)
 		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target.state_dict);
 	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
 		return OK;
@@ -29,7 +29,7 @@ FALLIBLE enum err job_use_target(struct job *j)
 
 static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
 {
-	const json_t *parts = json_object_get(json_object_get(j->spec, "source"), "parts"), *part;
+	const json_t *parts = j->spec.parts, *part;
 	size_t i;
 
 	if (json_array_size(parts) == 0)
@@ -63,12 +63,13 @@ static void drop_parts(struct job *j)
 FALLIBLE enum err job_use_sources(struct job *j)
 {
 	struct principal who = job_owner(j);
-	struct job_ref source = job_spec_ref(j->spec, "source");
+	struct job_ref source = job_ref_of(&j->spec.source);
 
 	if (!source.state_dict)
 		return OK;
 	TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
-	if (json_object_set_new(json_object_get(j->spec, "source"), "generation", json_integer(j->source_use->generation)) != 0)
+	j->spec.source.generation = j->source_use->generation;
+	if (json_object_set_new(json_object_get(j->request, "source"), "generation", json_integer(j->source_use->generation)) != 0)
 		return ERR(NO_MEMORY, "cannot keep a job");
 	return take_parts(j, &who);
 }
@@ -77,10 +78,10 @@ FALLIBLE enum err job_use_others(struct job *j)
 {
 	struct principal who = job_owner(j);
 
-	if (job_spec_model(j->spec).state_dict)
-		TRY(state_dict_use(j->server, &who, str_of(job_spec_model(j->spec).state_dict), -1, j->id, &j->other_use));
+	if (j->spec.optimizer_model.name.p)
+		TRY(state_dict_use(j->server, &who, str_of(j->spec.optimizer_model.name.p), -1, j->id, &j->other_use));
 	if (job_spec_compares(j)) {
-		struct job_ref a = job_spec_ref(j->spec, "a"), b = job_spec_ref(j->spec, "b");
+		struct job_ref a = job_ref_of(&j->spec.a), b = job_ref_of(&j->spec.b);
 		if (a.state_dict)
 			TRY(state_dict_use(j->server, &who, str_of(a.state_dict), a.generation, j->id, &j->source_use));
 		if (b.state_dict && !(a.state_dict && strcmp(a.state_dict, b.state_dict) == 0))

@@ -201,9 +201,9 @@ static void note(struct sweeps *all, const struct job *j, const struct job_ref *
 
 void sweep_after(struct job *j)
 {
-	struct job_ref target = job_spec_ref(j->spec, "target");
+	struct job_ref target = job_ref_of(&j->spec.target);
 	const char *code = json_string_value(json_object_get(j->error, "code"));
-	bool overwrites = json_is_true(json_object_get(json_object_get(j->spec, "options"), "overwrite"));
+	bool overwrites = j->spec.overwrite;
 	bool replaced = j->state == JOB_SUCCEEDED && (overwrites || j->kind == JOB_DELETE);
 
 	if (!target.storage || !target.name || !(kind_of(j->kind)->writes & REF_CHECKPOINT))

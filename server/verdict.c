@@ -46,7 +46,7 @@ static const char *state_of(const struct job *j, const char *level)
 {
 	if (j->end_state == JOB_FAILED)
 		return tells_damage(j) ? "damaged" : NULL;
-	if (j->end_state != JOB_SUCCEEDED || j->kind != JOB_VERIFY || job_spec_selects(j->spec))
+	if (j->end_state != JOB_SUCCEEDED || j->kind != JOB_VERIFY || job_spec_selects(j))
 		return NULL;
 	bool compared = number_in(j->result, "verified_bytes") > 0 || number_in(j->result, "unverifiable") == 0;
 	return compared && strcmp(level, "structure") != 0 ? "verified" : "unverified";
@@ -85,13 +85,12 @@ static bool is_listed(const struct job *j, struct job_ref source)
 
 void verdict_note(struct journal_txn *t, const struct job *j)
 {
-	struct job_ref source = job_spec_ref(j->spec, "source"), target = job_spec_ref(j->spec, "target");
-	const char *level = text_in(j->spec, "level");
+	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
+	const char *level = field_word(&j->spec, &j->spec.level);
 	char at[CLOCK_TEXT_MAX];
 
 	if (j->end_state == JOB_SUCCEEDED && target.storage && target.name)
 		journal_delete_verdict(t, target.storage, target.name);
-	level = level[0] ? level : "digest";
 	const char *state = state_of(j, level);
 	if (!state || !j->identity[0] || !source.storage || !source.name || is_listed(j, source))
 		return;
@@ -132,7 +131,7 @@ bool verdict_warns(struct server *s, struct str storage, struct str name, const 
 
 void verdict_warn(struct job *j)
 {
-	struct job_ref source = job_spec_ref(j->spec, "source");
+	struct job_ref source = job_ref_of(&j->spec.source);
 	json_t *warnings = json_object_get(j->result, "warnings");
 	char detail[VERDICT_DETAIL_MAX];
 

@@ -143,6 +143,13 @@ def test_distribute_into_a_larger_world(d):
     assert b"".join(image.entries["w"][2] for _, image in images(d, out)) == whole()
 
 
+def test_a_layout_like_that_of_a_checkpoint(d, train):
+    """Its storage is one that the job uses, wherever the request has its layout."""
+    d.api.run("save", source=sd(train), target={"storage": "main", "name": f"like/{train}"})
+    job = d.api.run("redistribute", source=sd(train), target=sd(lib.fresh()), layout=[{"match": "w", "like": f"main:like/{train}"}])
+    assert job["state"] == "succeeded"
+
+
 def test_redistribute_in_place(d, train):
     job = d.api.run("redistribute", source=sd(train), target=sd(train), layout=[{"match": "w", "placements": ["Shard(1)"]}])
     assert job["result"]["generation"] == 6 and job["result"]["moved_bytes"] == HEIGHT * WIDTH * 2

@@ -1,6 +1,7 @@
 /* Retries of jobs beside other jobs: what is in the way of a new job is in the way of a retry. */
 #include "lib/t_server.h"
 
+#include <sqlite3.h>
 #include <string.h>
 
 static struct t_server t;
@@ -93,11 +94,49 @@ static void test_retry_and_busy_sources(void **state)
 	cancel(load);
 }
 
+/* Adds a member to the request in a job's row. */
+static void edit(sqlite3 *db, const char *target, const char *member)
+{
+	char sql[256];
+
+	snprintf(sql, sizeof sql, "UPDATE jobs SET doc = replace(doc, '\"kind\":\"save\",\"source\"', '\"kind\":\"save\",%s,\"source\"')"
+		 " WHERE target = '%s'", member, target);
+	assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+	assert_int_equal(sqlite3_changes(db), 1);
+}
+
+/* Rows of an older daemon: it kept notes of its own in the request, and knew fields that are gone. */
+static void test_requests_of_an_older_daemon(void **state)
+{
+	char noted[27], strange[27], path[128];
+	sqlite3 *db;
+
+	(void)state;
+	fails(SAVE("a", FAKE("fail:digest_mismatch")), noted);
+	fails(SAVE("b", FAKE("fail:digest_mismatch")), strange);
+	t_server_stop(&t);
+	snprintf(path, sizeof path, "%s/state/journal.db", t.dir);
+	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	edit(db, "main:a", "\"like_storages\":[\"main\"]");
+	edit(db, "main:b", "\"colour\":1");
+	sqlite3_close(db);
+	t_server_start(&t, NULL);
+	json_t *doc = t_job_doc(&t, noted), *other = t_job_doc(&t, strange);
+	assert_null(json_object_get(json_object_get(doc, "spec"), "like_storages"));
+	assert_non_null(json_object_get(json_object_get(other, "spec"), "colour")); /* shown as it is */
+	T_ERR(UNKNOWN_FIELD, retry(strange));
+	T_OK(retry(noted));
+	assert_int_equal(t_job_end(&t, noted), JOB_FAILED);
+	json_decref(other);
+	json_decref(doc);
+}
+
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { T(test_retry_and_busy_targets), T(test_retry_and_busy_sources) };
+	const struct CMUnitTest tests[] = { T(test_retry_and_busy_targets), T(test_retry_and_busy_sources),
+					    T(test_requests_of_an_older_daemon) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -275,8 +275,8 @@ static void test_refusals(void **state)
 	refused(ERR_VALIDATION_FAILED, "/root", OP("broadcast", "train", "full", ",'root':1,'group':[1]"));
 	refused(ERR_WORLD_MISMATCH, "/target/world_size", "{'kind':'distribute','source':{'state_dict':'train'},'target':"
 		"{'state_dict':'full','world_size':1},'backend':'auto'}");
-	refused(ERR_WORLD_MISMATCH, "/layout/0/mesh",
-		OP("distribute", "train", "full", ",'layout':[{'match':'*','mesh':[3],'placements':['R']}]"));
+	refused(ERR_WORLD_MISMATCH, "/target/world_size",
+		OP("distribute", "train", "full", ",'layout':[{'match':'*','mesh':[1],'placements':['R']}]"));
 	refused(ERR_BACKEND_UNAVAILABLE, "/backend", /* the fake worker's probe finds nothing */
 		"{'kind':'gather','source':{'state_dict':'train'},'target':{'state_dict':'full'},'backend':'nccl'}");
 	refused(ERR_BACKEND_UNAVAILABLE, "/device", OP("gather", "train", "full", ",'device':'cuda'"));

@@ -71,6 +71,15 @@ const struct field *field_next(enum job_kind kind, const struct field *last)
 	return NULL;
 }
 
+const char *field_word(const struct spec *spec, const void *member)
+{
+	const struct field *f = fields;
+
+	while (!f->words || (const char *)spec + f->at != member)
+		must(++f < fields + sizeof fields / sizeof *fields);
+	return f->words[*(const unsigned *)member];
+}
+
 void field_keys(enum job_kind kind, enum field_place place, const char *const *first, const char *keys[FIELD_KEYS_MAX])
 {
 	size_t n = 0;

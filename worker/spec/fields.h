@@ -41,6 +41,9 @@ const struct field *field_next(enum job_kind kind, const struct field *last);
 /* The name of a place's object at the root of a request, such as "options"; NULL: it is the root itself. */
 const char *field_place_key(enum field_place place);
 
+/* The word that a member of *spec, an enum of fields.def, stands for. */
+const char *field_word(const struct spec *spec, const void *member);
+
 /* The keys of a place that the kind knows, behind those of `first` (NULL-terminated), then NULL. */
 enum { FIELD_KEYS_MAX = 32 };
 void field_keys(enum job_kind kind, enum field_place place, const char *const *first, const char *keys[FIELD_KEYS_MAX]);
