@@ -15,7 +15,8 @@
  *          cc main.c $(pkg-config --cflags --libs --static dcp | sed 's/-ldcp/-l:libdcp.a/')            with the static one
  *
  * What is read. Checkpoints that torch.distributed.checkpoint (2.2 and later) or dcpd wrote: a directory with `.metadata`, or with
- * `__{rank}.metadata` of each rank. Names, shapes and dtypes are PyTorch's. Tensors are logical ones: shards of all ranks together.
+ * `__{rank}.metadata` of each rank; safetensors are DCP_UNSUPPORTED. Names, shapes and dtypes are PyTorch's. Tensors are
+ * logical ones: shards of all ranks together.
  *
  * Trust. By default every byte that a function returns was compared with a digest of dcpd's manifest or with a CRC32 of the file; a
  * byte that differs is DCP_DAMAGED, with file and offset. Bytes that have neither (PyTorch's `.metadata` always) are returned, counted

@@ -223,6 +223,7 @@ def test_what_is_no_checkpoint(tmp_path):
     with pytest.raises(libdcp.DcpError) as e:
         libdcp.Checkpoint(tmp_path / "empty")
     assert (e.value.status, e.value.code) == ("unsupported", "format_unsupported")
+    assert "dcpctl reshard" in str(e.value)
     assert libdcp.lib().dcp_open(None, None) == libdcp.STATUS.index("invalid")
 
 
