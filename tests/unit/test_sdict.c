@@ -75,6 +75,9 @@ static void bad_things_are_refused(void **state)
 	T_ERR(DUPLICATE_KEY, sdict_add_tensor(sd, STR("a"), DT_FLOAT32, 1, V(8), &i));
 	assert_string_equal(err_last()->fqn, "a");
 	T_ERR(DUPLICATE_KEY, sdict_add_value(sd, STR("a"), 0, nowhere, &i));
+	static const char too_long[SD_FQN_MAX + 1]; /* no format is written with a name that it is not read with */
+	T_ERR(LIMIT_EXCEEDED, sdict_add_tensor(sd, (struct str){ too_long, sizeof too_long }, DT_FLOAT32, 1, V(8), &i));
+	T_ERR(LIMIT_EXCEEDED, sdict_add_value(sd, (struct str){ too_long, sizeof too_long }, 0, nowhere, &i));
 	T_ERR(LIMIT_EXCEEDED, sdict_add_tensor(sd, STR("b"), DT_FLOAT32, 2, V(1LL << 40, 1LL << 40), &i));
 	assert_string_equal(err_last()->fqn, "b");
 	T_ERR(LIMIT_EXCEEDED, sdict_add_tensor(sd, STR("b"), DT_FLOAT64, 1, V(1LL << 61), &i));

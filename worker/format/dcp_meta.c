@@ -15,7 +15,6 @@
 #include "tensor/box.h"
 
 enum {
-	FQN_BYTES_MAX = 64 << 10,
 	PATH_PARTS_MAX = 256,
 	FILE_NAME_MAX = 1024,
 	STORAGE_ENTRY_BYTES_MIN = 16,  /* of the pickle: a MetadataIndex of its own and a reference to where the bytes lie */
@@ -165,9 +164,7 @@ static FALLIBLE enum err read_state_dict(struct reader *r, pnode dict)
 		if (pickle_kind(r->pk, key) != PK_STR)
 			return ERR(FORMAT_METADATA, "a key of state_dict_metadata is a %s",
 				   pickle_class_name(r->pk, key, name, sizeof name));
-		if (fqn.n > FQN_BYTES_MAX)
-			e = ERR(LIMIT_EXCEEDED, "a key of %zu bytes", fqn.n);
-		else if (pickle_record_id(r->pk, value) == REC_TENSOR)
+		if (pickle_record_id(r->pk, value) == REC_TENSOR)
 			e = read_tensor(r, fqn, value);
 		else if (pickle_record_id(r->pk, value) == REC_BYTES)
 			e = sdict_add_value(r->sd, fqn, 0, (struct sd_loc){ .file = SD_NO_FILE }, &index);

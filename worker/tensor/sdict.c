@@ -129,6 +129,8 @@ static FALLIBLE enum err grow_names(struct sdict *sd, uint64_t keys)
 /* The item is not there yet: the caller puts it where `item` says. */
 static FALLIBLE enum err add_name(struct sdict *sd, struct str fqn, uint32_t item)
 {
+	if (fqn.n > SD_FQN_MAX)
+		return err_at_fqn(ERR(LIMIT_EXCEEDED, "a key of %zu bytes, more than %d", fqn.n, SD_FQN_MAX), fqn.p, fqn.n);
 	if (!sd->names || (uint64_t)sd->name_count + 1 > ((uint64_t)sd->name_mask + 1) / 4 * 3)
 		TRY(grow_names(sd, (uint64_t)sd->name_count + 1));
 	uint32_t hash = map_hash(fqn);

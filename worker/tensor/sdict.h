@@ -112,6 +112,8 @@ struct sdict {
 #define SD_VALUE_BIT 0x80000000u
 #define SD_NONE UINT32_MAX
 
+enum { SD_FQN_MAX = 64 << 10 };  /* bytes of a key: longer ones are neither read nor written */
+
 /* An entry of the table has no key of its own: that is in the tensor or value. */
 struct sd_name {
 	uint32_t hash;                /* 0: free */
