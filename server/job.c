@@ -397,7 +397,7 @@ enum err job_load_row(void *user, const struct journal_job *row)
 {
 	struct job_load *l = user;
 	CLEANUP(json_decrefp) json_t *doc = NULL;
-	enum err e = jtext_parse(row->doc, 0, &doc);
+	enum err e = jtext_parse(row->doc, JSON_ALLOW_NUL, &doc); /* FQNs may have NULs */
 	json_t *spec = json_object_get(doc, "spec");
 
 	if (e == ERR_NO_MEMORY)

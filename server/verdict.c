@@ -62,7 +62,7 @@ static enum err take(void *user, const struct journal_verdict *row)
 	struct wanted *w = user;
 
 	if (strcmp(row->identity, w->identity) == 0)
-		return jtext_parse(row->doc, 0, &w->found);
+		return jtext_parse(row->doc, JSON_ALLOW_NUL, &w->found);
 	return OK;
 }
 

@@ -294,7 +294,7 @@ static FALLIBLE enum err perform(struct client *c, const char *text, struct curl
 	if (code != CURLE_OK)
 		return transport_error(c, code);
 	curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &out->status);
-	out->json = json_loadb(out->body.p ? (char *)out->body.p : "", out->body.len, JSON_REJECT_DUPLICATES, NULL);
+	out->json = json_loadb(out->body.p ? (char *)out->body.p : "", out->body.len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
 	c->problem = out->status >= 400 ? json_incref(out->json) : NULL;
 	return out->status >= 400 ? take_problem(out->json, out->status) : OK;
 }
@@ -382,7 +382,7 @@ FALLIBLE enum err client_lines(struct client *c, const char *path, bool (*fn)(vo
 		if (code != CURLE_OK && !l.ended)
 			e = transport_error(c, code);
 		if (e == OK && l.status >= 400) {
-			json_t *p = json_loadb(l.rest.p ? (char *)l.rest.p : "", l.rest.len, 0, NULL);
+			json_t *p = json_loadb(l.rest.p ? (char *)l.rest.p : "", l.rest.len, JSON_ALLOW_NUL, NULL);
 			e = take_problem(p, l.status);
 			json_decref(p);
 		}

@@ -2,6 +2,7 @@
 by every path, and damage in what dcpd wrote is found."""
 import json
 import pathlib
+import struct
 import warnings
 
 import package
@@ -161,3 +162,38 @@ def test_load(d):
         into = {k: torch.zeros_like(v) for k, v in want.items()}
         dcpd.load(f"main:{source['name']}", into=into)
         same(into, want)
+
+
+def by_hand(d, **tensors):
+    """A directory whose only file holds bytes of these names; the safetensors library is not asked."""
+    name, at, head = lib.fresh(), 0, {}
+    for fqn, data in tensors.items():
+        head[fqn] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(head).encode()
+    (d.storages["main"] / name).mkdir()
+    (d.storages["main"] / name / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+    return {**HERE, "name": name}
+
+
+def test_a_name_with_a_nul(spawn):
+    """The result of a job that names it is read again, from the journal too, and by dcpctl."""
+    d = spawn()
+    a, b = by_hand(d, **{"a\0b": b"x"}), by_hand(d, **{"a\0b": b"y"})
+    job = d.api.wait(d.api.submit("diff", a=a, b=b))
+    assert job["state"] == "succeeded" and "a\\u0000b" in json.dumps(job["result"])
+    d.kill()
+    d.start()
+    assert d.api.get(f"/v1/jobs/{job['id']}").ok(200)["result"] == job["result"]
+    for args, status in ((["diff", "main:" + a["name"], "main:" + b["name"]], 1), (["show", "main:" + a["name"], "--tensors", "*"], 0)):
+        r = d.ctl(*args)
+        assert r.returncode == status and r.stdout.strip(), r
+
+
+def test_a_name_that_is_too_long(d):
+    """A reshard made a checkpoint of it which nobody could read."""
+    source = by_hand(d, **{"n" * 70000: b"x"})
+    for kind, more in (("verify", {}), ("reshard", {"target": {**HERE, "name": lib.fresh()}})):
+        r = d.api.post("/v1/jobs", {"kind": kind, "source": source, **more})
+        error = r.json if r.status >= 400 else d.api.wait(r.json)["error"]
+        assert error["code"] == "limit_exceeded" and error["file"] == "model.safetensors", error
