@@ -18,7 +18,7 @@
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
-#include "server/gang_meet.h"
+#include "server/gang_rendezvous.h"
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/parts.h"
@@ -51,8 +51,8 @@ struct gang {
 	json_t *body, *result, *problem;    /* JOB's; the leader's DONE; the FAILED that failed the run */
 	int *fds;
 	uint32_t fd_count;
-	struct gang_meet meet;
-	struct loop_timer *meet_timer;
+	struct gang_rendezvous meet;
+	struct loop_timer *rendezvous_timer;
 	bool sealed;                        /* said, or to be said when the run begins */
 	bool cancelled, peers_told, lost;   /* lost: a worker ended unasked */
 	int64_t trash_ms;                   /* for so long the leader removed what jobs had replaced, after the last of them */
@@ -112,8 +112,8 @@ static void drop_run(struct gang *g)
 	json_decref(g->body);
 	json_decref(g->result);
 	json_decref(g->problem);
-	gang_meet_drop(&g->meet);
-	loop_timer_stop(&g->meet_timer);
+	gang_rendezvous_drop(&g->meet);
+	loop_timer_stop(&g->rendezvous_timer);
 	g->fds = NULL;
 	g->fd_count = 0;
 	g->body = g->result = g->problem = NULL;
@@ -408,19 +408,19 @@ static void relay_run(struct gang *g, struct worker *w, const struct frame *f, c
 
 /* ---- meeting ---- */
 
-static void on_meet_late(void *user)
+static void on_rendezvous_late(void *user)
 {
 	struct gang *g = user;
-	int64_t missing = gang_meet_missing(&g->meet);
+	int64_t missing = gang_rendezvous_missing(&g->meet);
 
-	g->meet_timer = NULL;
-	gang_meet_drop(&g->meet);
+	g->rendezvous_timer = NULL;
+	gang_rendezvous_drop(&g->meet);
 	set_failed(g, err_at_rank(ERR(PEER_TIMEOUT, "worker %jd did not join the group in %jd ms", (intmax_t)missing,
 				      (intmax_t)g->server->config->comm_deadline_ms), missing));
 	cancel_rest(g);
 }
 
-static void take_meet(struct gang *g, struct worker *w, const json_t *body)
+static void take_rendezvous(struct gang *g, struct worker *w, const json_t *body)
 {
 	CLEANUP(json_decrefp) json_t *all = NULL;
 	bool first = !g->meet.all;
@@ -431,18 +431,18 @@ static void take_meet(struct gang *g, struct worker *w, const json_t *body)
 		worker_kill(w, ERR(PROTOCOL, "worker %s meets without a run", w->id));
 		return;
 	}
-	enum err e = gang_meet_take(&g->meet, w->index, g->count, body, &all);
+	enum err e = gang_rendezvous_take(&g->meet, w->index, g->count, body, &all);
 	if (e) {
 		worker_kill(w, e);
 		return;
 	}
 	if (!all && first)
-		loop_timer_start(g->server->loop, g->server->config->comm_deadline_ms, on_meet_late, g, &g->meet_timer);
+		loop_timer_start(g->server->loop, g->server->config->comm_deadline_ms, on_rendezvous_late, g, &g->rendezvous_timer);
 	if (!all)
 		return;
-	loop_timer_stop(&g->meet_timer);
+	loop_timer_stop(&g->rendezvous_timer);
 	for (uint32_t i = 0; i < json_array_size(json_object_get(all, "all")); i++)
-		worker_send(g->members[i].worker, FRAME_MEET_ALL, g->generation, all, NULL, 0);
+		worker_send(g->members[i].worker, FRAME_RENDEZVOUS_ALL, g->generation, all, NULL, 0);
 }
 
 static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
@@ -464,8 +464,8 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		on_answer(g, w, f->type == FRAME_DONE, body);
 	else if (f->type == FRAME_RUN)
 		relay_run(g, w, f, body);
-	else if (f->type == FRAME_MEET)
-		take_meet(g, w, body);
+	else if (f->type == FRAME_RENDEZVOUS)
+		take_rendezvous(g, w, body);
 	else if (f->type == FRAME_PROGRESS && leads)
 		g->ops->progress(g->user, body);
 	else if (f->type == FRAME_STATE && leads)

@@ -53,7 +53,7 @@ LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "co
 # files that only add words to it, too (journal: journal_read). Headers stand where the lowest of the files that they declare does.
 ORDER = {
     "server": """
-        service_clock principal parts.h errdoc table config gang_meet
+        service_clock principal parts.h errdoc table config gang_rendezvous
         loop
         events metrics unread
         journal_read

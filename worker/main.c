@@ -297,7 +297,7 @@ static FALLIBLE enum err handle(struct worker *w, struct frame *f)
 	case FRAME_PEERS_DONE:
 	case FRAME_COMMIT_OK:
 	case FRAME_SEGMENTS:
-	case FRAME_MEET_ALL:
+	case FRAME_RENDEZVOUS_ALL:
 	case FRAME_SEALED:
 		return OK;
 	default:

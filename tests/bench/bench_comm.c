@@ -39,7 +39,7 @@ static struct {
 
 static struct shared {
 	_Atomic uint32_t met[MEETS], good;
-	unsigned char notes[MEETS][RANKS][COMM_MEET_BYTES];
+	unsigned char notes[MEETS][RANKS][COMM_RENDEZVOUS_BYTES];
 	double seconds[RANKS][RUNS], cpu[RANKS];
 	struct comm_counts counts[RANKS];
 } *shared;
@@ -62,16 +62,16 @@ static double now(clockid_t clock)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static enum err meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all)
+static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all)
 {
 	uint32_t round = (*(uint32_t *)user)++ % MEETS;
 
-	memcpy(shared->notes[round][spec.rank], mine, COMM_MEET_BYTES);
+	memcpy(shared->notes[round][spec.rank], mine, COMM_RENDEZVOUS_BYTES);
 	atomic_fetch_add(&shared->met[round], 1);
 	while (atomic_load(&shared->met[round]) < want.ranks)
 		usleep(200);
 	for (uint32_t r = 0; r < want.ranks; r++)
-		memcpy(all + (size_t)r * COMM_MEET_BYTES, shared->notes[round][r], COMM_MEET_BYTES);
+		memcpy(all + (size_t)r * COMM_RENDEZVOUS_BYTES, shared->notes[round][r], COMM_RENDEZVOUS_BYTES);
 	return OK;
 }
 

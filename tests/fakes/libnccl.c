@@ -31,14 +31,14 @@ struct ring {
 	unsigned char bytes[RING];
 };
 
-struct meeting {
+struct rendezvous {
 	_Atomic uint32_t joined, left, aborted;
 	struct ring rings[RANKS][RANKS];    /* [from][to] */
 };
 
 struct ncclComm {
 	struct ncclComm *next;
-	struct meeting *m;
+	struct rendezvous *m;
 	int n, rank, ops;
 	_Atomic bool stopped;
 	nccl_result async;
@@ -129,13 +129,13 @@ const char *ncclGetLastError(struct ncclComm *c)
 
 /* ---- communicators ---- */
 
-static struct meeting *meet(const char *name)
+static struct rendezvous *meet(const char *name)
 {
 	int fd = shm_open(name, O_RDWR | O_CREAT, 0600);
 
-	if (fd < 0 || ftruncate(fd, sizeof(struct meeting)) < 0)
+	if (fd < 0 || ftruncate(fd, sizeof(struct rendezvous)) < 0)
 		return NULL;
-	struct meeting *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	struct rendezvous *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);
 	return m == MAP_FAILED ? NULL : m;
 }

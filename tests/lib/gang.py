@@ -19,9 +19,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin"))
 HEAD = struct.Struct("<4sHHIIQ")
-TYPES = {"HELLO": 1, "JOB": 2, "RUN": 3, "CANCEL": 4, "COMMIT_OK": 5, "SEGMENTS": 6, "PEERS_DONE": 7, "LOOKUP": 8, "MEET_ALL": 9,
-         "SEALED": 10,
-         "STATE": 32, "PROGRESS": 33, "WANT_SEGMENTS": 34, "WANT_COMMIT": 35, "DONE": 36, "FAILED": 37, "ANSWER": 38, "IO": 39, "MEET": 40}
+TYPES = {"HELLO": 1, "JOB": 2, "RUN": 3, "CANCEL": 4, "COMMIT_OK": 5, "SEGMENTS": 6, "PEERS_DONE": 7, "LOOKUP": 8,
+         "RENDEZVOUS_ALL": 9, "SEALED": 10, "STATE": 32, "PROGRESS": 33, "WANT_SEGMENTS": 34, "WANT_COMMIT": 35, "DONE": 36,
+         "FAILED": 37, "ANSWER": 38, "IO": 39, "RENDEZVOUS": 40}
 NAMES = {v: k for k, v in TYPES.items()}
 BATCH = 250
 SANITIZED = b"AddressSanitizer" in (BIN / "dcpd-worker").read_bytes() if (BIN / "dcpd-worker").exists() else False  # memory is not as ever
@@ -235,7 +235,7 @@ class Gang:
         self.meeting[i] = f.body
         if len(self.meeting) == f.body["size"]:
             for w in range(f.body["size"]):
-                self.workers[w].send("MEET_ALL", self.generation, {"round": f.body["round"], "all": [
+                self.workers[w].send("RENDEZVOUS_ALL", self.generation, {"round": f.body["round"], "all": [
                     self.meeting[k]["data"] for k in range(f.body["size"])]})
             self.meeting = {}
 
@@ -247,7 +247,7 @@ class Gang:
                 self.waiting.add(i)
             for fd in f.fds:
                 os.close(fd)
-        elif f.type == "MEET":
+        elif f.type == "RENDEZVOUS":
             self.meet(i, f)
         elif f.type == "WANT_COMMIT":
             leader.send("COMMIT_OK", self.generation, {})

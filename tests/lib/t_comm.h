@@ -28,7 +28,7 @@ struct t_said {
 
 struct t_shared {
 	_Atomic uint32_t met[8], flags[8];
-	unsigned char cards[8][T_MEMBERS_MAX][COMM_MEET_BYTES];
+	unsigned char cards[8][T_MEMBERS_MAX][COMM_RENDEZVOUS_BYTES];
 	struct t_said said[T_MEMBERS_MAX];
 	_Atomic int pids[T_MEMBERS_MAX];
 };
@@ -64,20 +64,20 @@ static inline void t_sleep_ms(long ms)
 		;
 }
 
-static inline enum err t_comm_meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all_out)
+static inline enum err t_comm_rendezvous(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
 {
 	struct t_group *g = user;
 	struct t_shared *s = g->shared;
 	uint32_t turn = g->meetings++ % 8;
 
-	memcpy(s->cards[turn][g->rank], mine, COMM_MEET_BYTES);
+	memcpy(s->cards[turn][g->rank], mine, COMM_RENDEZVOUS_BYTES);
 	atomic_fetch_add(&s->met[turn], 1);
 	for (int i = 0; atomic_load(&s->met[turn]) < g->spec.size; i++) {
 		if (i > 20000)
 			return ERR(TIMED_OUT, "a member did not come to the meeting");
 		t_sleep_ms(1);
 	}
-	memcpy(all_out, s->cards[turn], (size_t)g->spec.size * COMM_MEET_BYTES);
+	memcpy(all_out, s->cards[turn], (size_t)g->spec.size * COMM_RENDEZVOUS_BYTES);
 	if (g->linger_ms && g->rank == g->lingerer)
 		t_sleep_ms(g->linger_ms);
 	return OK;
@@ -101,7 +101,7 @@ static inline int t_member(struct t_group *g, uint32_t rank)
 	int code;
 
 	g->rank = g->spec.rank = rank;
-	g->spec.meet = t_comm_meet;
+	g->spec.meet = t_comm_rendezvous;
 	g->spec.user = g;
 	if (g->before)
 		g->before(g, rank);

@@ -19,7 +19,7 @@ enum { T_RANKS = 16, T_ROUNDS = 16, T_FAILED = 99 };
 /* What all processes of a test share. */
 struct t_shared {
 	_Atomic uint32_t met[T_ROUNDS], flags[T_RANKS], begun;
-	unsigned char notes[T_ROUNDS][T_RANKS][COMM_MEET_BYTES];
+	unsigned char notes[T_ROUNDS][T_RANKS][COMM_RENDEZVOUS_BYTES];
 	struct { _Atomic int code; int64_t rank; char text[200]; } ends[T_RANKS];
 };
 
@@ -59,13 +59,13 @@ static inline void t_sleep_ms(long ms)
 		}                                                                                                     \
 	} while (0)
 
-static inline enum err t_meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all)
+static inline enum err t_rendezvous(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all)
 {
 	struct t_group *g = user;
 	uint32_t round = g->round++ % T_ROUNDS, size = g->spec.size;
 	uint64_t until = t_now_ms() + T_HUNG_MS;
 
-	memcpy(g->shared->notes[round][g->spec.rank], mine, COMM_MEET_BYTES);
+	memcpy(g->shared->notes[round][g->spec.rank], mine, COMM_RENDEZVOUS_BYTES);
 	atomic_fetch_add(&g->shared->met[round], 1);
 	while (atomic_load(&g->shared->met[round]) < size) {
 		if (t_now_ms() > until)
@@ -73,7 +73,7 @@ static inline enum err t_meet(void *user, const unsigned char mine[COMM_MEET_BYT
 		t_sleep_ms(1);
 	}
 	for (uint32_t r = 0; r < size; r++)
-		memcpy(all + (size_t)r * COMM_MEET_BYTES, g->shared->notes[round][r], COMM_MEET_BYTES);
+		memcpy(all + (size_t)r * COMM_RENDEZVOUS_BYTES, g->shared->notes[round][r], COMM_RENDEZVOUS_BYTES);
 	return OK;
 }
 
@@ -106,7 +106,7 @@ static inline void t_group_init(struct t_group *g, enum comm_backend backend, ui
 	assert_true(size <= T_RANKS);
 	g->fn = fn;
 	g->spec = (struct comm_spec){ .size = size, .inside = backend, .between = backend, .group_id = ++id, .generation = 1,
-				      .deadline_ms = 60000, .meet = t_meet };
+				      .deadline_ms = 60000, .meet = t_rendezvous };
 	T_OK(comm_arena_new(size, &g->arena));
 	g->spec.arena_fd = g->arena;
 	memset(g->spec.secret, 0x5A, sizeof g->spec.secret);

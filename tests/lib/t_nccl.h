@@ -12,12 +12,12 @@
 #include "device/device.h"
 #include "lib/t_fakes.h"
 
-enum { RANKS = 4, MEETS = 8, DEADLINE_MS = 1000, PLENTY_MS = 60000 };
+enum { RANKS = 4, MEETINGS = 8, DEADLINE_MS = 1000, PLENTY_MS = 60000 };
 
 /* What the members of a case share. */
 static struct shared {
-	_Atomic uint32_t came[MEETS], passed, turn;
-	unsigned char blobs[MEETS][RANKS][COMM_MEET_BYTES];
+	_Atomic uint32_t came[MEETINGS], passed, turn;
+	unsigned char blobs[MEETINGS][RANKS][COMM_RENDEZVOUS_BYTES];
 } *shared;
 
 static struct me {
@@ -30,17 +30,17 @@ static struct me {
 
 typedef void (*case_fn)(void);
 
-static inline enum err meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all_out)
+static inline enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
 {
 	uint32_t n = me.meets++;
 
 	(void)user;
-	C_TRUE(n < MEETS);
-	memcpy(shared->blobs[n][me.rank], mine, COMM_MEET_BYTES);
+	C_TRUE(n < MEETINGS);
+	memcpy(shared->blobs[n][me.rank], mine, COMM_RENDEZVOUS_BYTES);
 	atomic_fetch_add(&shared->came[n], 1);
 	while (atomic_load(&shared->came[n]) < me.size)
 		sched_yield();
-	memcpy(all_out, shared->blobs[n], (size_t)me.size * COMM_MEET_BYTES);
+	memcpy(all_out, shared->blobs[n], (size_t)me.size * COMM_RENDEZVOUS_BYTES);
 	return OK;
 }
 

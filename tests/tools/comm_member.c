@@ -26,7 +26,7 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static enum err meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all_out)
+static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
 {
 	char path[300], made[300];
 
@@ -34,14 +34,14 @@ static enum err meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsi
 	snprintf(path, sizeof path, "%s/new-%u", dir, spec.rank);
 	snprintf(made, sizeof made, "%s/card-%u", dir, spec.rank);
 	FILE *f = fopen(path, "w");
-	if (!f || fwrite(mine, COMM_MEET_BYTES, 1, f) != 1 || fclose(f) != 0 || link(path, made) != 0)
+	if (!f || fwrite(mine, COMM_RENDEZVOUS_BYTES, 1, f) != 1 || fclose(f) != 0 || link(path, made) != 0)
 		return ERR_SYS(SYSTEM, "cannot write a card");
 	for (uint32_t r = 0; r < spec.size; r++) {
 		snprintf(path, sizeof path, "%s/card-%u", dir, r);
 		f = NULL;
 		for (int i = 0; !f && i < 2000; i++, usleep(5000))
 			f = fopen(path, "r");
-		if (!f || fread(all_out + (size_t)r * COMM_MEET_BYTES, COMM_MEET_BYTES, 1, f) != 1)
+		if (!f || fread(all_out + (size_t)r * COMM_RENDEZVOUS_BYTES, COMM_RENDEZVOUS_BYTES, 1, f) != 1)
 			return ERR(TIMED_OUT, "no card of member %u", r);
 		fclose(f);
 	}

@@ -285,14 +285,14 @@ static bool meet(void)
 	for (int round = 0; round < 2; round++) {
 		snprintf(data, sizeof data, "w%d-%d", my_index, round);
 		for (int i = 0; i < 1 + (strcmp(fake, "meet-twice") == 0 && my_index == 0); i++)
-			say(FRAME_MEET, json_pack("{s:i, s:i, s:s}", "round", round, "size", my_count, "data", data), NULL, 0);
+			say(FRAME_RENDEZVOUS, json_pack("{s:i, s:i, s:s}", "round", round, "size", my_count, "data", data), NULL, 0);
 		do {
 			if (!hear(-1, &f))
 				f.type = 0;
 			peers_done |= f.type == FRAME_PEERS_DONE;
-		} while (f.type != FRAME_MEET_ALL && f.type != FRAME_CANCEL);
+		} while (f.type != FRAME_RENDEZVOUS_ALL && f.type != FRAME_CANCEL);
 		json_t *all = json_loadb(f.json.p, f.json.n, 0, NULL);
-		for (int i = 0; i < my_count && f.type == FRAME_MEET_ALL; i++) {
+		for (int i = 0; i < my_count && f.type == FRAME_RENDEZVOUS_ALL; i++) {
 			snprintf(data, sizeof data, "w%d-%d", i, round);
 			const char *got = json_string_value(json_array_get(json_object_get(all, "all"), (size_t)i));
 			if (!got || strcmp(got, data) != 0)

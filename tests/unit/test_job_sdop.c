@@ -6,7 +6,7 @@
 
 #include "server/config.h"
 #include "server/gang.h"
-#include "server/gang_meet.h"
+#include "server/gang_rendezvous.h"
 #include "server/job_impl.h"
 #include "server/metrics.h"
 #include "server/state_dict_impl.h"
@@ -347,18 +347,18 @@ static void test_meeting(void **state)
 	assert_int_equal(newest("full"), 7);
 }
 
-static enum err meet(struct gang_meet *m, uint32_t index, const char *text, json_t **all)
+static enum err meet(struct gang_rendezvous *m, uint32_t index, const char *text, json_t **all)
 {
 	json_t *body = json_loads(text, 0, NULL);
-	enum err e = gang_meet_take(m, index, 3, body, all);
+	enum err e = gang_rendezvous_take(m, index, 3, body, all);
 
 	json_decref(body);
 	return e;
 }
 
-static void test_meet_rules(void **state)
+static void test_rendezvous_rules(void **state)
 {
-	struct gang_meet m = { 0 };
+	struct gang_rendezvous m = { 0 };
 	json_t *all = NULL;
 
 	(void)state;
@@ -366,10 +366,10 @@ static void test_meet_rules(void **state)
 	T_ERR(PROTOCOL, meet(&m, 0, "{\"round\":0,\"size\":4,\"data\":\"x\"}", &all));
 	T_ERR(PROTOCOL, meet(&m, 2, "{\"round\":0,\"size\":2,\"data\":\"x\"}", &all));
 	T_ERR(PROTOCOL, meet(&m, 0, "{\"round\":0,\"size\":2,\"data\":7}", &all));
-	assert_int_equal(gang_meet_missing(&m), -1);
+	assert_int_equal(gang_rendezvous_missing(&m), -1);
 	T_OK(meet(&m, 1, "{\"round\":3,\"size\":2,\"data\":\"one\"}", &all));
 	assert_null(all);
-	assert_int_equal(gang_meet_missing(&m), 0);
+	assert_int_equal(gang_rendezvous_missing(&m), 0);
 	T_ERR(PROTOCOL, meet(&m, 1, "{\"round\":3,\"size\":2,\"data\":\"one\"}", &all));
 	T_ERR(PROTOCOL, meet(&m, 0, "{\"round\":4,\"size\":2,\"data\":\"nil\"}", &all));
 	T_ERR(PROTOCOL, meet(&m, 0, "{\"round\":3,\"size\":1,\"data\":\"nil\"}", &all));
@@ -377,7 +377,7 @@ static void test_meet_rules(void **state)
 	assert_string_equal(json_string_value(json_array_get(json_object_get(all, "all"), 1)), "one");
 	assert_int_equal(json_integer_value(json_object_get(all, "round")), 3);
 	json_decref(all);
-	gang_meet_drop(&m);
+	gang_rendezvous_drop(&m);
 }
 
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
@@ -387,7 +387,7 @@ int main(void)
 		T(test_new_target), T(test_next_generation), T(test_failures_change_nothing), T(test_no_room), T(test_restart),
 		T(test_refusals),   T(test_owner),	     T(test_slot_limit),		  T(test_meeting),
 		T(test_leader_dies_while_segments_are_made),
-		cmocka_unit_test(test_meet_rules), cmocka_unit_test(test_an_appended_kind_is_no_operation_by_its_number),
+		cmocka_unit_test(test_rendezvous_rules), cmocka_unit_test(test_an_appended_kind_is_no_operation_by_its_number),
 	};
 
 	return cmocka_run_group_tests_name("job_sdop", tests, NULL, NULL);

@@ -574,7 +574,7 @@ static void alter_group(struct t_group *g, uint32_t rank)
 
 static void stay_away(struct t_group *g, uint32_t rank)
 {
-	unsigned char all[SIZE * COMM_MEET_BYTES], mine[COMM_MEET_BYTES];
+	unsigned char all[SIZE * COMM_RENDEZVOUS_BYTES], mine[COMM_RENDEZVOUS_BYTES];
 	struct tcp_card card = { .connections = 1, .at = { .ss_family = AF_INET } };
 
 	if (rank != 1)
@@ -583,7 +583,7 @@ static void stay_away(struct t_group *g, uint32_t rank)
 	((struct sockaddr_in *)(void *)&card.at)->sin_port = htons(1);
 	((struct sockaddr_in *)(void *)&card.at)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	tcp_card_put(&card, mine);
-	_exit(t_comm_meet(g, mine, all) ? 1 : T_ENDED);
+	_exit(t_comm_rendezvous(g, mine, all) ? 1 : T_ENDED);
 }
 
 static void cannot_listen(struct t_group *g, uint32_t rank)

@@ -125,7 +125,7 @@ static void test_card(void **state)
 	struct sockaddr_in a4 = { .sin_family = AF_INET, .sin_port = htons(4711), .sin_addr.s_addr = htonl(0x7f000001) };
 	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6, .sin6_port = htons(4712), .sin6_addr = in6addr_loopback };
 	struct tcp_card card = { .connections = 2 }, back;
-	unsigned char raw[COMM_MEET_BYTES];
+	unsigned char raw[COMM_RENDEZVOUS_BYTES];
 
 	(void)state;
 	memcpy(&card.at, &a4, sizeof a4);

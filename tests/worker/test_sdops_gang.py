@@ -450,7 +450,7 @@ def test_a_member_lost_while_bytes_are_on_their_way(pair, harm):
     while met < 2:
         for i, f in pair.frames(120):
             pair.answer(i, f)
-            met += f.type == "MEET"
+            met += f.type == "RENDEZVOUS"
     os.kill(pair.workers[1].proc.pid, harm)
     while True:
         f = pair.workers[0].recv()

@@ -27,15 +27,15 @@ enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX, COMM_PRODUCT, COMM_OPS };
 enum {
 	COMM_RANKS_MAX = 1024,
 	COMM_SECRET_BYTES = 32,
-	COMM_MEET_BYTES = 512,         /* what a member tells the others to be found */
+	COMM_RENDEZVOUS_BYTES = 512,         /* what a member tells the others to be found */
 	COMM_BLOCK_MAX = 1 << 20,      /* of one message of comm_exchange */
 };
 
 struct device;
 
-/* Brings every member's `mine` to every member by other means (the coordinator; a pipe in tests): all_out has size * COMM_MEET_BYTES
+/* Brings every member's `mine` to every member by other means (the coordinator; a pipe in tests): all_out has size * COMM_RENDEZVOUS_BYTES
  * bytes, in rank order. Called while a group is opened, the same number of times by each. */
-typedef enum err (*comm_meet_fn)(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all_out);
+typedef enum err (*comm_rendezvous_fn)(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out);
 /* Called at least every 50 ms while a collective waits; an error of it aborts the group. */
 typedef enum err (*comm_tick_fn)(void *user);
 
@@ -50,7 +50,7 @@ struct comm_spec {
 	struct device *device;         /* nccl: the GPU whose memory the buffers are; borrowed. See nccl.h for what differs there */
 	uint32_t connections;          /* tcp: per peer; 0: chosen */
 	uint32_t deadline_ms;          /* of one collective; 0: 30 s */
-	comm_meet_fn meet;
+	comm_rendezvous_fn meet;
 	comm_tick_fn tick;             /* may be NULL */
 	void *user;
 };

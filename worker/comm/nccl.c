@@ -17,7 +17,7 @@
 enum { SPINS = 200, NAP_NS = 20000, LAST_WORD_MS = 200, REASON_MS = 100, LEAVE_MS = 1000 };
 
 _Static_assert(sizeof(struct nccl_word) == 256, "words are sent as they are");
-_Static_assert(NCCL_ID_BYTES + 8 + NCCL_TEXT_MAX <= COMM_MEET_BYTES, "an id fits what members tell each other");
+_Static_assert(NCCL_ID_BYTES + 8 + NCCL_TEXT_MAX <= COMM_RENDEZVOUS_BYTES, "an id fits what members tell each other");
 
 /* ---- the library ---- */
 
@@ -311,8 +311,8 @@ static FALLIBLE enum err prepare(struct comm *c, const struct comm_spec *spec, n
 /* Everybody's reason, or the group's id. Who could not prepare is told by all alike. */
 static FALLIBLE enum err introduce(struct comm *c, const struct comm_spec *spec, struct introduction *mine)
 {
-	CLEANUP(mem_free_ptr) unsigned char *all = mem_zalloc(c->size, COMM_MEET_BYTES);
-	unsigned char blob[COMM_MEET_BYTES] = { 0 };
+	CLEANUP(mem_free_ptr) unsigned char *all = mem_zalloc(c->size, COMM_RENDEZVOUS_BYTES);
+	unsigned char blob[COMM_RENDEZVOUS_BYTES] = { 0 };
 
 	if (!all)
 		return ERR(NO_MEMORY, "no memory to open a group of %u", c->size);
@@ -323,7 +323,7 @@ static FALLIBLE enum err introduce(struct comm *c, const struct comm_spec *spec,
 		memcpy(all, blob, sizeof blob);
 	for (uint32_t r = 0; r < c->size; r++) {
 		struct introduction other;
-		memcpy(&other, all + (size_t)r * COMM_MEET_BYTES, sizeof other);
+		memcpy(&other, all + (size_t)r * COMM_RENDEZVOUS_BYTES, sizeof other);
 		other.text[sizeof other.text - 1] = '\0';
 		if (other.code) {
 			enum err e = other.code < ERR_COUNT ? (enum err)other.code : ERR_COMM_PROTOCOL;

@@ -132,7 +132,7 @@ static enum err tcp_open(struct comm *c, const struct comm_spec *spec)
 	if (!e)
 		e = group_new(m, c, NULL, 0);
 	if (!e && c->size > 1)
-		e = tcp_meet(m, spec);
+		e = tcp_rendezvous(m, spec);
 	if (e) {
 		struct err_info why = *err_last();
 		why.code = e;

@@ -279,11 +279,11 @@ bool tcp_mac_ok(const unsigned char secret[COMM_SECRET_BYTES], const struct tcp_
 
 /* ---- the card ---- */
 
-void tcp_card_put(const struct tcp_card *card, unsigned char out[COMM_MEET_BYTES])
+void tcp_card_put(const struct tcp_card *card, unsigned char out[COMM_RENDEZVOUS_BYTES])
 {
 	struct out o = { out };
 
-	memset(out, 0, COMM_MEET_BYTES);
+	memset(out, 0, COMM_RENDEZVOUS_BYTES);
 	put_bytes(&o, card_magic, sizeof card_magic);
 	put(&o, TCP_VERSION, 2);
 	put(&o, card->failed, 2);
@@ -320,7 +320,7 @@ static FALLIBLE enum err get_address(struct in *i, struct sockaddr_storage *out)
 	return OK;
 }
 
-enum err tcp_card_get(const unsigned char in[COMM_MEET_BYTES], struct tcp_card *out)
+enum err tcp_card_get(const unsigned char in[COMM_RENDEZVOUS_BYTES], struct tcp_card *out)
 {
 	struct in i = { in + sizeof card_magic };
 	struct tcp_card card = { 0 };

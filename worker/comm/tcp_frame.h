@@ -73,5 +73,5 @@ struct tcp_card {
 	uint32_t connections;
 	bool failed;                   /* this member cannot be reached; it says so that nobody waits for it */
 };
-void tcp_card_put(const struct tcp_card *card, unsigned char out[COMM_MEET_BYTES]);
-FALLIBLE enum err tcp_card_get(const unsigned char in[COMM_MEET_BYTES], struct tcp_card *out);
+void tcp_card_put(const struct tcp_card *card, unsigned char out[COMM_RENDEZVOUS_BYTES]);
+FALLIBLE enum err tcp_card_get(const unsigned char in[COMM_RENDEZVOUS_BYTES], struct tcp_card *out);

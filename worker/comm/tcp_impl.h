@@ -2,7 +2,7 @@
  *
  *     tcp_frame.c    bytes ↔ structs
  *     tcp_net.c      addresses and sockets
- *     tcp_meet.c     members find and greet each other; strangers are dropped
+ *     tcp_rendezvous.c     members find and greet each other; strangers are dropped
  *     tcp_link.c     one connection: frames in, straight into their place; frames out, straight from it
  *     tcp_run.c      the loop, deadlines, who is to blame, how all agree on a failure
  *     tcp_block.c    an operation on blocks that stream from member to member
@@ -113,8 +113,8 @@ FALLIBLE enum err tcp_listen(const char *where, uint32_t backlog, int *fd_out, s
 FALLIBLE enum err tcp_connect(const struct sockaddr_storage *at, int *fd_out); /* in progress */
 void tcp_tune(int fd, uint32_t deadline_ms);
 
-/* tcp_meet.c */
-FALLIBLE enum err tcp_meet(struct tcp_mesh *m, const struct comm_spec *spec);
+/* tcp_rendezvous.c */
+FALLIBLE enum err tcp_rendezvous(struct tcp_mesh *m, const struct comm_spec *spec);
 
 /* tcp_link.c */
 FALLIBLE enum err tcp_link_open(struct tcp_mesh *m, uint32_t peer, uint32_t index, int fd);

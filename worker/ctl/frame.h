@@ -22,7 +22,7 @@ enum frame_type {
 	FRAME_SEGMENTS,        /* to the leader: the segments it asked for */
 	FRAME_PEERS_DONE,      /* to the leader: all other workers finished their part */
 	FRAME_LOOKUP,          /* to a look-up worker: a question */
-	FRAME_MEET_ALL,        /* to each member: what all of them sent by FRAME_MEET */
+	FRAME_RENDEZVOUS_ALL,        /* to each member: what all of them sent by FRAME_RENDEZVOUS */
 	FRAME_SEALED,          /* to the leader: all ranks have sealed what it began to read while it was being filled */
 	/* worker → coordinator */
 	FRAME_STATE = 32,      /* {"state":"planning"|"running"|"committing","stage","bytes_total"…} */
@@ -33,7 +33,7 @@ enum frame_type {
 	FRAME_FAILED,          /* {problem} */
 	FRAME_ANSWER,          /* to a FRAME_LOOKUP: {"ok":{…}} or {"problem":{…}}; raw bytes may follow in a memfd */
 	FRAME_IO,              /* {"main":[bytes read, bytes written],…}: by this worker, since the frame before */
-	FRAME_MEET,            /* how this member of a communication group is found */
+	FRAME_RENDEZVOUS,            /* how this member of a communication group is found */
 };
 
 struct frame {

@@ -373,31 +373,31 @@ static FALLIBLE enum err read_secret(const json_t *group, unsigned char out[COMM
 	return OK;
 }
 
-struct meeting {
+struct rendezvous {
 	struct job *job;
 	uint32_t size, round, deadline_ms;
 };
 
-static enum err meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsigned char *all_out)
+static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
 {
-	struct meeting *m = user;
+	struct rendezvous *m = user;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(4096);
 	json_t *all = NULL;
 
 	buf_printf(&b, "{\"round\":%u,\"size\":%u,\"data\":\"", m->round++, m->size);
-	buf_base64(&b, mine, COMM_MEET_BYTES);
+	buf_base64(&b, mine, COMM_RENDEZVOUS_BYTES);
 	buf_puts(&b, "\"}");
 	TRY(buf_status(&b));
-	TRY(job_meet(m->job, (struct str){ (char *)b.p, b.len }, m->deadline_ms, &all));
+	TRY(job_rendezvous(m->job, (struct str){ (char *)b.p, b.len }, m->deadline_ms, &all));
 	size_t n = json_array_size(all);
 	enum err e = n == m->size ? OK : ERR(PROTOCOL, "a meeting of %zu members, not %u", n, m->size);
 	for (uint32_t i = 0; !e && i < m->size; i++) {
-		CLEANUP(buf_free) struct buf one = BUF_INIT(COMM_MEET_BYTES);
+		CLEANUP(buf_free) struct buf one = BUF_INIT(COMM_RENDEZVOUS_BYTES);
 		const char *text = json_string_value(json_array_get(all, i));
-		if (!text || buf_unbase64(&one, str_of(text)) || one.len != COMM_MEET_BYTES)
-			e = ERR(PROTOCOL, "what member %u says of itself is not %d bytes of base64", i, COMM_MEET_BYTES);
+		if (!text || buf_unbase64(&one, str_of(text)) || one.len != COMM_RENDEZVOUS_BYTES)
+			e = ERR(PROTOCOL, "what member %u says of itself is not %d bytes of base64", i, COMM_RENDEZVOUS_BYTES);
 		else
-			memcpy(all_out + (size_t)i * COMM_MEET_BYTES, one.p, COMM_MEET_BYTES);
+			memcpy(all_out + (size_t)i * COMM_RENDEZVOUS_BYTES, one.p, COMM_RENDEZVOUS_BYTES);
 	}
 	json_decref(all);
 	return e;
@@ -405,7 +405,7 @@ static enum err meet(void *user, const unsigned char mine[COMM_MEET_BYTES], unsi
 
 static enum err tick(void *user)
 {
-	return job_tick(((struct meeting *)user)->job);
+	return job_tick(((struct rendezvous *)user)->job);
 }
 
 enum err exchange_part(struct job *j, const json_t *group, const struct exec_spec *spec)
@@ -413,7 +413,7 @@ enum err exchange_part(struct job *j, const json_t *group, const struct exec_spe
 	json_int_t members = json_integer_value(json_object_get(group, "members"));
 	json_int_t deadline = json_integer_value(json_object_get(group, "deadline_ms"));
 	const char *backend = json_string_value(json_object_get(group, "backend"));
-	struct meeting m = { .job = j, .size = (uint32_t)members, .deadline_ms = deadline > 0 ? (uint32_t)deadline : 30000 };
+	struct rendezvous m = { .job = j, .size = (uint32_t)members, .deadline_ms = deadline > 0 ? (uint32_t)deadline : 30000 };
 	struct comm_spec comm = { .rank = spec->index, .size = (uint32_t)members, .generation = j->generation, .arena_fd = -1,
 				  .group_id = (uint64_t)json_integer_value(json_object_get(group, "group_id")),
 				  .deadline_ms = m.deadline_ms, .listen = j->worker->listen[0] ? j->worker->listen : NULL,

@@ -159,7 +159,7 @@ static FALLIBLE enum err take_frame(struct job *j, struct frame *f)
 		return OK;
 	case FRAME_SEGMENTS:
 		return take_segments(j, f);
-	case FRAME_MEET_ALL:
+	case FRAME_RENDEZVOUS_ALL:
 		json_decref(j->met);
 		return jtext_parse(f->json, 0, &j->met);
 	default:
@@ -246,11 +246,11 @@ enum err job_wait_segments(struct job *j)
 	return OK;
 }
 
-enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out)
+enum err job_rendezvous(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out)
 {
 	int64_t until = clock_mono_ms() + deadline_ms;
 
-	TRY(job_send(j, FRAME_MEET, mine, NULL, 0));
+	TRY(job_send(j, FRAME_RENDEZVOUS, mine, NULL, 0));
 	while (!j->met) {
 		TRY(poll_frames(j, WAIT_MS));
 		if (!j->met)

@@ -66,7 +66,7 @@ struct job {
 	struct pace pace;              /* of its bytes; in other jobs PACE_FULL */
 	int backend;                   /* enum comm_backend: how a state-dict operation moves its bytes */
 	uint32_t members;              /* of the group that does it */
-	json_t *met;                   /* MEET_ALL's, until it is taken */
+	json_t *met;                   /* RENDEZVOUS_ALL's, until it is taken */
 	json_t *result;                /* filled in on the way; given to DONE */
 	json_t *error_more;            /* object, NULL: none. Members that the job's error gets beside those of err_last() */
 	struct checked checked;        /* of the checkpoints that it reads */
@@ -104,8 +104,8 @@ FALLIBLE enum err job_pause(struct job *j, int ms);
 FALLIBLE enum err job_wait_segments(struct job *j);
 /* Waits until the sources are sealed, at most until then (clock_mono_ms); j->sealed says which. */
 FALLIBLE enum err job_wait_sealed(struct job *j, int64_t until_ms);
-/* Sends MEET and waits for MEET_ALL; *all_out: its list (json_decref). ERR_PEER_TIMEOUT. */
-FALLIBLE enum err job_meet(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out);
+/* Sends RENDEZVOUS and waits for RENDEZVOUS_ALL; *all_out: its list (json_decref). ERR_PEER_TIMEOUT. */
+FALLIBLE enum err job_rendezvous(struct job *j, struct str mine, uint32_t deadline_ms, json_t **all_out);
 /* Adds a descriptor of ours (a spool) behind the segments; its index. Owned by the job from then on. */
 FALLIBLE enum err job_add_fd(struct job *j, int fd, uint32_t *index_out);
 void job_free(struct job *j);

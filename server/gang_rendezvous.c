@@ -1,15 +1,15 @@
-/* gang_meet.c: see gang_meet.h. */
-#include "server/gang_meet.h"
+/* gang_rendezvous.c: see gang_rendezvous.h. */
+#include "server/gang_rendezvous.h"
 
 enum { DATA_TEXT_MAX = 1024 };
 
-void gang_meet_drop(struct gang_meet *m)
+void gang_rendezvous_drop(struct gang_rendezvous *m)
 {
 	json_decref(m->all);
-	*m = (struct gang_meet){ 0 };
+	*m = (struct gang_rendezvous){ 0 };
 }
 
-int64_t gang_meet_missing(const struct gang_meet *m)
+int64_t gang_rendezvous_missing(const struct gang_rendezvous *m)
 {
 	for (size_t i = 0; i < json_array_size(m->all); i++)
 		if (json_is_null(json_array_get(m->all, i)))
@@ -17,7 +17,7 @@ int64_t gang_meet_missing(const struct gang_meet *m)
 	return -1;
 }
 
-static FALLIBLE enum err begin(struct gang_meet *m, json_int_t round, json_int_t size)
+static FALLIBLE enum err begin(struct gang_rendezvous *m, json_int_t round, json_int_t size)
 {
 	m->all = json_array();
 	m->round = round;
@@ -28,7 +28,7 @@ static FALLIBLE enum err begin(struct gang_meet *m, json_int_t round, json_int_t
 	return OK;
 }
 
-FALLIBLE enum err gang_meet_take(struct gang_meet *m, uint32_t index, uint32_t count, const json_t *body, json_t **all_out)
+FALLIBLE enum err gang_rendezvous_take(struct gang_rendezvous *m, uint32_t index, uint32_t count, const json_t *body, json_t **all_out)
 {
 	const json_t *round = json_object_get(body, "round"), *data = json_object_get(body, "data");
 	json_int_t size = json_integer_value(json_object_get(body, "size"));
@@ -36,19 +36,19 @@ FALLIBLE enum err gang_meet_take(struct gang_meet *m, uint32_t index, uint32_t c
 	*all_out = NULL;
 	if (!json_is_integer(round) || size < 1 || size > (json_int_t)count || (json_int_t)index >= size || !json_is_string(data) ||
 	    json_string_length(data) > DATA_TEXT_MAX)
-		return ERR(PROTOCOL, "worker %u sent a MEET that cannot be", index);
+		return ERR(PROTOCOL, "worker %u sent a RENDEZVOUS that cannot be", index);
 	if (!m->all)
 		TRY(begin(m, json_integer_value(round), size));
 	if (json_integer_value(round) != m->round || (size_t)size != json_array_size(m->all))
 		return ERR(PROTOCOL, "worker %u meets in round %jd of %jd, others in round %jd of %zu", index,
 			   (intmax_t)json_integer_value(round), (intmax_t)size, (intmax_t)m->round, json_array_size(m->all));
 	if (!json_is_null(json_array_get(m->all, index)))
-		return ERR(PROTOCOL, "worker %u sent a second MEET", index);
+		return ERR(PROTOCOL, "worker %u sent a second RENDEZVOUS", index);
 	if (json_array_set(m->all, index, (json_t *)data) != 0)
 		return ERR(NO_MEMORY, "cannot bring a group together");
 	if (++m->come < (uint32_t)size)
 		return OK;
 	*all_out = json_pack("{s:I, s:O}", "round", m->round, "all", m->all);
-	gang_meet_drop(m);
+	gang_rendezvous_drop(m);
 	return *all_out ? OK : ERR(NO_MEMORY, "cannot bring a group together");
 }

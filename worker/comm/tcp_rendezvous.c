@@ -1,4 +1,4 @@
-/* tcp_meet.c: the members of a group find each other and connect, each to all members of a lower rank.
+/* tcp_rendezvous.c: the members of a group find each other and connect, each to all members of a lower rank.
  *
  * The port is open to anybody, so a connection is nobody's until it has proved that it knows the group's secret: both sides send a
  * nonce and a MAC over all that was said. What does not greet properly and soon is dropped without a word; strangers can neither fail
@@ -25,11 +25,11 @@ enum {
 
 enum stage { CONNECT, AWAIT_CHALLENGE, AWAIT_WELCOME, AWAIT_HELLO, AWAIT_PROOF };
 
-struct meeting;
+struct rendezvous;
 
 /* A connection that is being greeted. */
 struct guest {
-	struct meeting *in;
+	struct rendezvous *in;
 	struct guest *next, *prev;
 	struct watch *watch;
 	enum stage stage;
@@ -49,7 +49,7 @@ struct call {
 	bool liar;                     /* who answered does not know the secret */
 };
 
-struct meeting {
+struct rendezvous {
 	struct tcp_mesh *m;
 	const struct comm_spec *spec;
 	struct watch *listener;
@@ -63,7 +63,7 @@ struct meeting {
 
 static void dismiss(struct guest *g)
 {
-	struct meeting *t = g->in;
+	struct rendezvous *t = g->in;
 
 	*(g->prev ? &g->prev->next : &t->first) = g->next;
 	*(g->next ? &g->next->prev : &t->last) = g->prev;
@@ -72,7 +72,7 @@ static void dismiss(struct guest *g)
 	mem_free(g);
 }
 
-static struct call *call_of(struct meeting *t, const struct guest *g)
+static struct call *call_of(struct rendezvous *t, const struct guest *g)
 {
 	return &t->calls[(size_t)g->peer * (1 + t->m->data_links) + g->link];
 }
@@ -243,7 +243,7 @@ static void on_guest(void *user)
 		give_up_guest(g, ECONNREFUSED);
 }
 
-static struct guest *admit(struct meeting *t, int fd, enum stage stage, uint32_t bytes)
+static struct guest *admit(struct rendezvous *t, int fd, enum stage stage, uint32_t bytes)
 {
 	struct guest *g = mem_zalloc(1, sizeof *g);
 
@@ -262,7 +262,7 @@ static struct guest *admit(struct meeting *t, int fd, enum stage stage, uint32_t
 	return g;
 }
 
-static void drop_oldest_stranger(struct meeting *t)
+static void drop_oldest_stranger(struct rendezvous *t)
 {
 	for (struct guest *g = t->first; g; g = g->next)
 		if (g->stage >= AWAIT_HELLO) {
@@ -273,7 +273,7 @@ static void drop_oldest_stranger(struct meeting *t)
 
 static void on_accept(void *user)
 {
-	struct meeting *t = user;
+	struct rendezvous *t = user;
 
 	for (int i = 0; i < ACCEPT_TURN; i++) {
 		int new = accept4(watch_fd(t->listener), NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -292,7 +292,7 @@ static void on_accept(void *user)
 
 /* ---- the meeting ---- */
 
-static void make_call(struct meeting *t, struct call *c)
+static void make_call(struct rendezvous *t, struct call *c)
 {
 	int fd;
 
@@ -315,7 +315,7 @@ static void make_call(struct meeting *t, struct call *c)
 		give_up_guest(g, ENOMEM);
 }
 
-static void tend(struct meeting *t)
+static void tend(struct rendezvous *t)
 {
 	uint64_t now = comm_now_ns();
 
@@ -337,7 +337,7 @@ static uint32_t first_missing(const struct tcp_mesh *m)
 	return TCP_NOBODY;
 }
 
-static void missing(struct meeting *t, uint32_t peer)
+static void missing(struct rendezvous *t, uint32_t peer)
 {
 	struct tcp_mesh *m = t->m;
 
@@ -353,7 +353,7 @@ static void missing(struct meeting *t, uint32_t peer)
 	tcp_fail(m, tcp_at(m, ERR(PEER_TIMEOUT, "a member of the group did not come"), peer));
 }
 
-static void gather_all(struct meeting *t)
+static void gather_all(struct rendezvous *t)
 {
 	struct tcp_mesh *m = t->m;
 	bool late = false;
@@ -373,7 +373,7 @@ static void gather_all(struct meeting *t)
 	}
 }
 
-static FALLIBLE enum err plan_calls(struct meeting *t)
+static FALLIBLE enum err plan_calls(struct rendezvous *t)
 {
 	struct tcp_mesh *m = t->m;
 
@@ -402,10 +402,10 @@ static FALLIBLE enum err plan_calls(struct meeting *t)
 }
 
 /* All cards, even if this member has none: the others must not wait for it. */
-static FALLIBLE enum err swap_cards(struct meeting *t, enum err own, const struct tcp_card *card)
+static FALLIBLE enum err swap_cards(struct rendezvous *t, enum err own, const struct tcp_card *card)
 {
-	unsigned char mine[COMM_MEET_BYTES];
-	unsigned char *all = mem_alloc((size_t)t->m->size * COMM_MEET_BYTES);
+	unsigned char mine[COMM_RENDEZVOUS_BYTES];
+	unsigned char *all = mem_alloc((size_t)t->m->size * COMM_RENDEZVOUS_BYTES);
 	struct err_info why = *err_last();
 	enum err e = OK;
 
@@ -417,7 +417,7 @@ static FALLIBLE enum err swap_cards(struct meeting *t, enum err own, const struc
 	tcp_card_put(card, mine);
 	e = t->spec->meet(t->spec->user, mine, all);
 	for (uint32_t i = 0; !e && i < t->m->size; i++) {
-		e = tcp_card_get(all + (size_t)i * COMM_MEET_BYTES, &t->cards[i]);
+		e = tcp_card_get(all + (size_t)i * COMM_RENDEZVOUS_BYTES, &t->cards[i]);
 		if (e)
 			e = tcp_at(t->m, e, i);
 	}
@@ -437,7 +437,7 @@ static uint32_t choose_connections(const struct comm_spec *spec)
 	return 1;
 }
 
-static void end_meeting(struct meeting *t)
+static void end_rendezvous(struct rendezvous *t)
 {
 	while (t->first)
 		dismiss(t->first);
@@ -446,9 +446,9 @@ static void end_meeting(struct meeting *t)
 	mem_free(t->calls);
 }
 
-enum err tcp_meet(struct tcp_mesh *m, const struct comm_spec *spec)
+enum err tcp_rendezvous(struct tcp_mesh *m, const struct comm_spec *spec)
 {
-	struct meeting t = { .m = m, .spec = spec };
+	struct rendezvous t = { .m = m, .spec = spec };
 	struct tcp_card card = { .connections = choose_connections(spec) };
 	uint32_t backlog = (uint32_t)num_min(4096, 64 + m->size * (1 + card.connections));
 
@@ -470,6 +470,6 @@ enum err tcp_meet(struct tcp_mesh *m, const struct comm_spec *spec)
 		if (e)
 			err_restore(&m->failure);
 	}
-	end_meeting(&t);
+	end_rendezvous(&t);
 	return e;
 }
