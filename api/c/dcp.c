@@ -342,7 +342,7 @@ static void tell_damage(const struct checked *checked, dcp_damage_fn on_damage, 
 	}
 }
 
-/* What was found is in j->checked. */
+/* Verifies all of the checkpoint; the findings are in j->checked. */
 static FALLIBLE enum err run_verify(struct job *j)
 {
 	json_t *spec = json_pack("{s:o, s:s}", "source", reference(), "level", "digest");

@@ -26,9 +26,10 @@
  * besides.
  *
  * The host process. The library has threads of its own only where io_uring is refused; they block all signals and end with dcp_close.
- * It installs no signal handler, changes neither umask, limits, locale, working directory nor environment, never calls exit, writes
- * nothing to standard output or error, and does not fork. It never writes to a checkpoint; items that a transform compressed are undone
- * in memory, those larger than 32 MiB in a file without a name on the checkpoint's file system. Running out of memory is DCP_NO_MEMORY.
+ * The library installs no signal handler, changes neither umask, limits, locale, working directory nor environment, never calls exit,
+ * writes nothing to standard output or error, and does not fork. Checkpoints are never written to; items that a transform compressed
+ * are undone in memory, those larger than 32 MiB in a file without a name on the checkpoint's file system. Running out of memory is
+ * DCP_NO_MEMORY.
  * A broken promise inside the library itself (not in a checkpoint) ends the process by abort(), with a line on standard error: it is a
  * defect to be reported.
  *
@@ -153,7 +154,7 @@ DCP_API dcp_status dcp_read_slice(dcp_checkpoint *ckpt, const dcp_tensor *t, con
 
 /* --------------------------------------------------------------------------------------------------------- values
  *
- * What is no tensor: int, float, bool, str, bytes, None, lists and dicts of these; anything else is a pickle, which is never executed. */
+ * Values are int, float, bool, str, bytes, None, lists and dicts of these; anything else is a pickle, which is never executed. */
 DCP_API size_t dcp_value_count(const dcp_checkpoint *ckpt);
 DCP_API const dcp_value *dcp_value_at(const dcp_checkpoint *ckpt, size_t i);
 DCP_API const dcp_value *dcp_value_find(const dcp_checkpoint *ckpt, const char *fqn);

@@ -43,7 +43,7 @@ const char *format_metadata(enum format f);
 /* The files that say what lies where: a name or a pattern, for messages. */
 const char *format_heads(enum format f);
 
-/* What the name says of a file. False: it is none of a checkpoint (role FORMAT_OTHER). */
+/* Tells format, role and rank of a file by its name. False: no format has such a file (role FORMAT_OTHER). */
 bool format_file(const char *name, struct format_file *out);
 /* The format of a checkpoint that is one file. */
 enum format format_of_file(const char *name);
@@ -74,11 +74,11 @@ struct format_source {
 };
 
 bool format_reads(enum format f);
-/* What the checkpoint holds, and where the bytes of each chunk and value lie. ERR_FORMAT_…, ERR_CHECKPOINT_INCOMPLETE, and errors of the
- * source's functions. */
+/* Reads what the checkpoint holds, and where the bytes of each chunk and value lie. ERR_FORMAT_…, ERR_CHECKPOINT_INCOMPLETE, and errors of
+ * the source's functions. */
 FALLIBLE enum err format_open(enum format f, const struct format_source *s, struct sdict **out);
 
-/* Where everything of a new checkpoint goes. The caller frees *out (file_plan_free), after an error too. */
+/* Plans the files of a new checkpoint. The caller frees *out (file_plan_free), after an error too. */
 FALLIBLE enum err format_plan_files(enum format f, const struct file_plan_target *t, struct file_plan *out);
 /* The format's one metadata file, in pieces. sd: what was written; its locs say where. */
 FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink,

@@ -14,7 +14,7 @@
 
 enum { FILE_NAME_MAX = 255 };
 
-/* Where the index says a tensor lies. */
+/* A tensor of the index, and the file that the index says it lies in. */
 struct home {
 	struct str fqn;
 	uint32_t file;                 /* into `files` */

@@ -256,7 +256,7 @@ static int add_conditions(scmp_filter_ctx ctx)
 	return bad;
 }
 
-/* What the tcp back end of comm needs, down to the options that it sets. */
+/* Allows the calls of comm's tcp back end, down to the options that it sets. */
 static int add_network(scmp_filter_ctx ctx)
 {
 	static const int calls[] = { SCMP_SYS(bind), SCMP_SYS(listen), SCMP_SYS(accept4), SCMP_SYS(connect), SCMP_SYS(getsockname) };
@@ -341,7 +341,7 @@ static FALLIBLE enum err confine(const struct sandbox_spec *spec, struct sandbox
 			err_clear();
 		}
 	}
-	/* Those of a user namespace would open files against their modes: the host gave the process none. */
+	/* Capabilities of a user namespace would open files against their modes: the host gave the process none. */
 	return drop_capabilities(user_ns ? 0 : FILE_CAPABILITIES);
 }
 

@@ -9,7 +9,7 @@
  * descriptor; no sockets, no new processes, no programs, no tracing, no memory that is both written and executed, no io_uring_setup (the
  * ring made before works on). With `network`, TCP over IPv4 and IPv6 is added, and nothing else of sockets: what the tcp back end of comm
  * uses. Threads, memory, the descriptors held, memfd_create and descriptor passing work. A forbidden call fails with EPERM; exec and
- * ptrace, which nothing of ours ever tries, end the process. It cannot be undone, only tightened.
+ * ptrace, which nothing of ours ever tries, end the process. The confinement cannot be undone, only tightened.
  *
  * A host without confinement or without seccomp is no error: `done` says so, and the coordinator shows it. Builds with address or
  * thread sanitizer skip all, since their run time needs what is forbidden. */

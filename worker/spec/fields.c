@@ -41,7 +41,7 @@ enum { LABELS_MAX = 32, LABEL_KEY_MAX = 64, LABEL_VALUE_MAX = 256 };
 #define LAYOUT .type = FIELD_LAYOUT
 #define OTHER .type = FIELD_OTHER
 
-/* What a rule is, for all that take some. */
+/* The help of every option that takes layout rules. */
 #define RULES "PATTERN=PLACEMENTS@MESH[:RANKS], such as 'model.*=Replicate(),Shard(0)@2x4' or '*=Shard(0)@2:0,2'; the last = " \
 	"and the last @ divide it. May be repeated: the first rule that matches wins. A rule may also be given as JSON. " \
 	"If all tensors that a rule matches lack a dim that it names, that is an error, unless a ? stands in front of the " \

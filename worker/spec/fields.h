@@ -47,7 +47,7 @@ const char *field_word(const struct spec *spec, const void *member);
 /* The keys of a place that the kind knows, behind those of `first` (NULL-terminated), then NULL. */
 enum { FIELD_KEYS_MAX = 32 };
 void field_keys(enum job_kind kind, enum field_place place, const char *const *first, const char *keys[FIELD_KEYS_MAX]);
-/* What a request without any field means, for every field whose value is no document. */
+/* Sets every member of *out that is no document to the fallback of its field. */
 void field_fallbacks(struct spec *out);
 /* Checks the kind's fields of a place, whose object is `at`, fills in what is missing, and reads them into *out. Other keys of the object
  * are none of its matter. ERR_VALIDATION_FAILED, ERR_NAME_INVALID, with the field's JSON pointer. */

@@ -1,4 +1,4 @@
-/* kinds.h: the kinds of jobs: kinds.def as C. What a kind reads, writes and needs is asked of its row, never of its number. */
+/* kinds.h: the kinds of jobs: kinds.def as C. A kind's row says what it reads, writes and needs. */
 #pragma once
 #include "spec/ref.h"
 

@@ -82,7 +82,7 @@ static FALLIBLE enum err check_names(const struct jval *rule, size_t dims)
 	return OK;
 }
 
-/* What the request says so far: its world (0: not given), the meshes' product (0: none yet), whether the target is in memory. */
+/* The world of the rules checked so far: given by the request (0: not given), product of the meshes (0: none yet). */
 struct world {
 	int64_t size, fixed;
 	bool in_memory;

@@ -1,8 +1,8 @@
 /* spec.h: the body of POST /v1/jobs as C: every field of every kind checked, defaults filled in, read once.
  *
- * What leaves here is what the worker gets as "spec" (worker/ctl/README.md): the request with every optional field that has a
- * default. Not filled in: `generation` (the coordinator picks the newest sealed one) and `world_size` where only the source's
- * metadata knows it. What needs to know the state dicts (is that rank in the group?) is server/job_sdop.c's matter. */
+ * The checked request is the "spec" of a worker's job (worker/ctl/README.md): every optional field that has a default is filled in, but for
+ * `generation` (the coordinator picks the newest sealed one) and `world_size` where only the source's metadata knows it. Checks that need
+ * the state dicts (is that rank in the group?) are in server/job_sdop.c. */
 #pragma once
 #include "spec/fields.h"
 
