@@ -288,6 +288,11 @@ static void test_index(void **state)
 	T_ERR(CHECKPOINT_INCOMPLETE, try_it("hf"));
 	assert_string_equal(err_last()->file, "m.safetensors");
 	assert_string_equal(err_last()->fqn, "b");
+	put_index("\"weight_map\":{\"a\":\"link.safetensors\"}");
+	assert_int_equal(symlinkat("m.safetensors", t.dir.fd, "hf/link.safetensors"), 0);
+	T_ERR(FORMAT_METADATA, try_it("hf"));
+	assert_string_equal(err_last()->file, "link.safetensors");
+	assert_non_null(strstr(err_last()->text, "symbolic link"));
 	size_t n = strlen(map);
 	memset(map + n, 'x', 300);
 	memcpy(map + n + 300, "\"}", 3);

@@ -270,7 +270,15 @@ static FALLIBLE enum err read_bytes(struct checkpoint *c, const char *name, bool
 	return err_at_file(e, name, -1);
 }
 
-/* What the format's reader asks for (format.h). */
+/* Links are common in caches of Hugging Face's hub, so their error says what to do. */
+static FALLIBLE enum err check_regular(const struct stat *st)
+{
+	if (S_ISLNK(st->st_mode))
+		return ERR(FORMAT_METADATA, "a symbolic link, which is not followed: put the file itself there");
+	return S_ISREG(st->st_mode) ? OK : ERR(FORMAT_METADATA, "not a regular file");
+}
+
+/* The functions of struct format_source (format.h). */
 static enum err source_read_all(void *user, const char *name, void **out, uint64_t *n_out)
 {
 	return read_bytes(user, name, true, out, n_out);
@@ -284,8 +292,8 @@ static enum err source_bytes_of(void *user, const char *name, uint64_t *out)
 	enum err e = fs_stat(c->dirfd, name, &st);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the file is missing");
-	if (!e && !S_ISREG(st.st_mode))
-		e = ERR(FORMAT_METADATA, "not a regular file");
+	if (!e)
+		e = check_regular(&st);
 	if (!e)
 		*out = (uint64_t)st.st_size;
 	return err_at_file(e, name, -1);
@@ -434,8 +442,7 @@ static FALLIBLE enum err stat_files(struct checkpoint *c)
 			return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the file is missing"), name, -1);
 		else if (e)
 			return err_at_file(e, name, -1);
-		if (!S_ISREG(st.st_mode))
-			return err_at_file(ERR(FORMAT_METADATA, "not a regular file"), name, -1);
+		TRY(err_at_file(check_regular(&st), name, -1));
 		c->file_bytes[i] = (uint64_t)st.st_size;
 		if (f->rank < FORMAT_RANKS_MAX && f->rank + 1 > c->world_size)
 			c->world_size = f->rank + 1;
