@@ -92,7 +92,7 @@ static FALLIBLE enum err check_now(struct creation *c)
 	j->retries_left = (int)j->spec.retries;
 	TRY(job_spec_check_free(j));
 	TRY(job_take_uses(j));
-	return job_sdop_check(j);
+	return job_state_dict_op_check(j);
 }
 
 static FALLIBLE enum err check_key(struct creation *c, const struct job_request *rq)

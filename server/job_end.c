@@ -137,7 +137,7 @@ static void announce(struct job *j)
 			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
 	}
 	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
-	if (job_sdop_is(j))
+	if (job_state_dict_op_is(j))
 		count_moved(j);
 }
 
@@ -209,7 +209,7 @@ void job_end(struct job *j, enum job_state state)
 			j->bytes_done = j->bytes_total;
 		if (j->made_use)
 			e = state_dict_keep(j->server, j->made_use, t);
-		job_sdop_note_result(j);
+		job_state_dict_op_note_result(j);
 		note_run(j, t);
 	} else if (j->made_use) {
 		state_dict_drop(j->server, &j->made_use);

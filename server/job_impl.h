@@ -158,15 +158,15 @@ bool job_spec_selects(const struct job *j);          /* not the whole source */
 bool job_spec_writes_checkpoint(const struct job *j);
 bool job_spec_compares(const struct job *j);         /* it has an a and a b */
 
-/* ---- job_sdop.c: operations on state dicts ---- */
-bool job_sdop_is(const struct job *j);
+/* ---- job_state_dict_op.c: operations on state dicts ---- */
+bool job_state_dict_op_is(const struct job *j);
 /* What the request says against what is there: ranks in group, group in world, back end and device on this host. After
  * job_take_uses. */
-FALLIBLE enum err job_sdop_check(const struct job *j);
-bool job_sdop_network(const struct job *j);          /* its workers need sockets */
-bool job_sdop_device(const struct job *j);           /* … a GPU */
-json_t *job_sdop_comm(const struct job *j, uint64_t group_id);    /* "comm" of JOB: new for every attempt; NULL: no memory */
-void job_sdop_note_result(struct job *j);            /* the generation made into the result; metrics */
+FALLIBLE enum err job_state_dict_op_check(const struct job *j);
+bool job_state_dict_op_network(const struct job *j);          /* its workers need sockets */
+bool job_state_dict_op_device(const struct job *j);           /* … a GPU */
+json_t *job_state_dict_op_comm(const struct job *j, uint64_t group_id);    /* "comm" of JOB: new for every attempt; NULL: no memory */
+void job_state_dict_op_note_result(struct job *j);            /* the generation made into the result; metrics */
 
 /* ---- job_lane.c ---- */
 FALLIBLE enum err job_lane_of(struct job *j, struct lane **out);     /* made if there is none */

@@ -82,7 +82,7 @@ static FALLIBLE enum err check_retry(struct server *s, struct job *j)
 	TRY(job_spec_check_free(j));
 	enum err e = job_take_uses(j);
 	if (!e)
-		e = job_sdop_check(j);
+		e = job_state_dict_op_check(j);
 	if (e) {
 		struct err_info info = *err_last();
 		job_drop_uses(j);

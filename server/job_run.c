@@ -65,7 +65,7 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 					    kind_of(j->kind)->name, "dry_run", j->dry_run, "uid", (json_int_t)who.uid, "admin", who.admin,
 					    "spec", j->request, "state_dicts", dicts);
 	json_decref(dicts);
-	if (!e && (!body || (job_sdop_is(j) && json_object_set_new(body, "comm", job_sdop_comm(j, group_id)) != 0)))
+	if (!e && (!body || (job_state_dict_op_is(j) && json_object_set_new(body, "comm", job_state_dict_op_comm(j, group_id)) != 0)))
 		e = ERR(NO_MEMORY, "cannot describe a job");
 	if (e) {
 		json_decref(body);
@@ -241,7 +241,7 @@ static void on_want_segments(void *user, const json_t *body)
 	struct job *j = user;
 	struct job_ref target = job_ref_of(&j->spec.target);
 	json_int_t world = json_integer_value(json_object_get(body, "world_size"));
-	bool operation = job_sdop_is(j), makes = operation || (j->kind == JOB_LOAD && !j->target_use);
+	bool operation = job_state_dict_op_is(j), makes = operation || (j->kind == JOB_LOAD && !j->target_use);
 
 	if (!target.state_dict || !makes || j->made_use || j->dry_run || j->step != STEP_ON_GANG || world < 1 ||
 	    world > STATE_DICT_WORLD_MAX || json_array_size(json_object_get(body, "ranks")) != (size_t)world) {
@@ -502,7 +502,8 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	json_t *body = NULL;
 	int *fds = NULL;
 	struct gang_run run = { .job = j->id, .generation = j->server->boot << 32 | (++all->attempts & 0xffffffff),
-				.network = job_sdop_network(j), .device = job_sdop_device(j), .ops = &gang_calls, .user = j };
+				.network = job_state_dict_op_network(j), .device = job_state_dict_op_device(j), .ops = &gang_calls,
+								     .user = j };
 
 	TRY(make_body(j, run.generation, &body, &fds, &run.fd_count));
 	run.body = body;
@@ -590,7 +591,7 @@ void job_watch(struct server *s)
 			continue;
 		if (j->await || job_commit_waits(j)) /* for its trainer or the journal, not for its storage */
 			j->alive_ms = now;
-		if (job_sdop_is(j)) /* planning says little */
+		if (job_state_dict_op_is(j)) /* planning says little */
 			gang_give_up_silent(j->gang, j->server->config->comm_deadline_ms * (j->state == JOB_PLANNING ? 4 : 1));
 		int64_t silent = now - j->alive_ms;
 		if (silent > s->config->stall_ms && !j->stalled) {

@@ -21,10 +21,10 @@ FALLIBLE enum err job_use_target(struct job *j)
 		return OK;
 	if (j->spec.optimizer_model.name.p)
 		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target.state_dict);
-	if (job_sdop_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
+	if (job_state_dict_op_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
 		return OK;
 	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
-	return e == ERR_NOT_SEALED && job_sdop_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
+	return e == ERR_NOT_SEALED && job_state_dict_op_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
 }
 
 static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)

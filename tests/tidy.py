@@ -72,7 +72,7 @@ ORDER = {
         state_dict_await state_dict_make
         state_dict_lease state_dict_ask state_dict_view
         state_dict
-        job_spec job_sdop job_lane job_move
+        job_spec job_state_dict_op job_lane job_move
         verdict job job_uses
         job_end
         job_queue

@@ -2,7 +2,7 @@
  *
  * The checked request is the "spec" of a worker's job (worker/ctl/README.md): every optional field that has a default is filled in, but for
  * `generation` (the coordinator picks the newest sealed one) and `world_size` where only the source's metadata knows it. Checks that need
- * the state dicts (is that rank in the group?) are in server/job_sdop.c. */
+ * the state dicts (is that rank in the group?) are in server/job_state_dict_op.c. */
 #pragma once
 #include "spec/fields.h"
 

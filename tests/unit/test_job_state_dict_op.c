@@ -59,11 +59,11 @@ static void test_an_appended_kind_is_no_operation_by_its_number(void **state)
 	struct job j = { .kind = JOB_KIND_COUNT };
 
 	(void)state;
-	assert_false(job_sdop_is(&j));
+	assert_false(job_state_dict_op_is(&j));
 	j.kind = JOB_COMPARE;
-	assert_true(job_sdop_is(&j));
+	assert_true(job_state_dict_op_is(&j));
 	j.kind = JOB_DELETE;
-	assert_false(job_sdop_is(&j));
+	assert_false(job_state_dict_op_is(&j));
 }
 
 static void refused(enum err code, const char *pointer, const char *spec)
@@ -390,5 +390,5 @@ int main(void)
 		cmocka_unit_test(test_rendezvous_rules), cmocka_unit_test(test_an_appended_kind_is_no_operation_by_its_number),
 	};
 
-	return cmocka_run_group_tests_name("job_sdop", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("job_state_dict_op", tests, NULL, NULL);
 }

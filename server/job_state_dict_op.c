@@ -1,4 +1,4 @@
-/* job_sdop.c: operations on state dicts: what only who knows the state dicts can check, what their workers get beside the request,
+/* job_state_dict_op.c: operations on state dicts: what only who knows the state dicts can check, what their workers get beside the request,
  * and what is left in the record and the metrics. The form of the request was checked by spec/spec.c. */
 #include <stdio.h>
 #include <sodium.h>
@@ -11,19 +11,19 @@
 
 enum { SECRET_BYTES = 32 };
 
-bool job_sdop_is(const struct job *j)
+bool job_state_dict_op_is(const struct job *j)
 {
 	return kind_is(j->kind, KIND_OPERATES);
 }
 
-bool job_sdop_network(const struct job *j)
+bool job_state_dict_op_network(const struct job *j)
 {
-	return job_sdop_is(j) && (j->spec.backend == OP_BACKEND_TCP || j->spec.backend == OP_BACKEND_NCCL);
+	return job_state_dict_op_is(j) && (j->spec.backend == OP_BACKEND_TCP || j->spec.backend == OP_BACKEND_NCCL);
 }
 
-bool job_sdop_device(const struct job *j)
+bool job_state_dict_op_device(const struct job *j)
 {
-	return job_sdop_is(j) && !devices_missing(j->server->devices, j->spec.backend == OP_BACKEND_NCCL ? "nccl" : "cuda") &&
+	return job_state_dict_op_is(j) && !devices_missing(j->server->devices, j->spec.backend == OP_BACKEND_NCCL ? "nccl" : "cuda") &&
 	       (j->spec.backend == OP_BACKEND_NCCL || j->spec.device == RESULT_CUDA || j->spec.pin_memory);
 }
 
@@ -91,13 +91,13 @@ static FALLIBLE enum err check_target(const struct job *j)
 	return OK;
 }
 
-FALLIBLE enum err job_sdop_check(const struct job *j)
+FALLIBLE enum err job_state_dict_op_check(const struct job *j)
 {
 	json_int_t world = 0, members;
 	bool nccl = j->spec.backend == OP_BACKEND_NCCL;
 	const char *missing = nccl || j->spec.device == RESULT_CUDA ? devices_missing(j->server->devices, nccl ? "nccl" : "cuda") : NULL;
 
-	if (!job_sdop_is(j))
+	if (!job_state_dict_op_is(j))
 		return OK;
 	if (missing)
 		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", missing), nccl ? "/backend" : "/device");
@@ -112,7 +112,7 @@ FALLIBLE enum err job_sdop_check(const struct job *j)
 
 /* ---- an attempt ---- */
 
-json_t *job_sdop_comm(const struct job *j, uint64_t group_id)
+json_t *job_state_dict_op_comm(const struct job *j, uint64_t group_id)
 {
 	unsigned char secret[SECRET_BYTES];
 	char text[2 * SECRET_BYTES + 1];
@@ -123,8 +123,8 @@ json_t *job_sdop_comm(const struct job *j, uint64_t group_id)
 			 (json_int_t)j->server->config->comm_deadline_ms);
 }
 
-void job_sdop_note_result(struct job *j)
+void job_state_dict_op_note_result(struct job *j)
 {
-	if (job_sdop_is(j) && j->made_use && j->made_use->numbered)
+	if (job_state_dict_op_is(j) && j->made_use && j->made_use->numbered)
 		json_object_set_new(j->result, "generation", json_integer(j->made_use->generation));
 }

@@ -197,7 +197,7 @@ def test_a_trainers_slots_stay(d, train):
 
 def test_a_reader_keeps_what_it_reads(d, train):
     """The source of a running job stays while another job makes its next generation."""
-    slow = d.api.submit("save", source=sd(train), target={"storage": "main", "name": f"sdops/{lib.fresh()}"})
+    slow = d.api.submit("save", source=sd(train), target={"storage": "main", "name": f"state_dict_ops/{lib.fresh()}"})
     d.api.run("offload", source=sd(train), target=sd(train))
     assert d.api.wait(slow)["state"] == "succeeded"
 
