@@ -446,7 +446,8 @@ static void do_lookup(const json_t *doc)
 
 static void do_hello(const json_t *doc)
 {
-	const char *build = getenv("DCPD_FAKE_BUILD");
+	const char *role = json_string_value(json_object_get(doc, "role"));
+	const char *build = role && strcmp(role, "gang") == 0 ? getenv("DCPD_FAKE_BUILD") : NULL; /* not look-ups */
 	const json_t *r;
 	size_t i;
 	json_t *roots = json_array();
