@@ -11,24 +11,33 @@ import shutil
 import pytest
 
 import dcpd as lib
-from gang import BIN, Closed, Gang, ask, at
+from gang import BIN, Closed, Gang, Segments, ask, at, done
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures/torch-2.15.0"
 HAS_POINTS = b"is not POINT:N" in (BIN / "dcpd-worker").read_bytes()
 pytestmark = pytest.mark.skipif(not HAS_POINTS, reason="this build has no fault points")
 
 COMMIT = [(p, k) for p in ("commit.synced", "commit.rename", "commit.renamed") for k in ("overwrite", "new")]
-COMMIT.append(("commit.beside", "beside"))
+COMMIT.append(("commit.in_place", "beside"))
 CALLS = ["fs.open", "fs.mkdir", "fs.stat", "fs.allocate", "fs.truncate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread",
          "fs.pwrite", "fs.list", "fs.close", "io.read", "io.write", "io.fsync"]
 PASSES = list(range(1, 61)) if lib.FULL else [1, 2, 4, 7]
+
+
+class Roots(dict):
+    state = None  # the state dict that is saved beside other files: no other kind of job does that
 
 
 @pytest.fixture
 def roots(tmp_path):
     shutil.copytree(FIXTURES / "threads_4ranks/checkpoint", tmp_path / "old")
     shutil.copytree(FIXTURES / "nested/checkpoint", tmp_path / "new")
-    return {"out": tmp_path}
+    roots = Roots(out=tmp_path)
+    roots.state = Segments([lib.image({"w": ("F32", [300, 1000], bytes(range(240)) * 5000), "b": ("U8", [7], b"damaged")})])
+    with Gang(1, roots) as g:
+        done(g.job("save", {"source": {"state_dict": "s"}, "target": at("saved")}, {"s": roots.state}))
+    yield roots
+    roots.state.close()
 
 
 def reset(roots, target):
@@ -45,8 +54,11 @@ def replace(roots, fault, job, target):
     """The job's end; None if the worker was killed."""
     g = Gang(1, roots, env={"DCPD_FAULT": fault})
     try:
+        if target == "beside":
+            return g.job("save", {"source": {"state_dict": "s"}, "target": at("t"), "options": {"beside": "needed"}}, {"s": roots.state},
+                         job=job)
         return g.job("reshard", {"source": at("new"), "target": {**at("t"), "world_size": 2},
-                                 "options": {"overwrite": target == "overwrite", "beside": "needed"}}, job=job)
+                                 "options": {"overwrite": target == "overwrite"}}, job=job)
     except (Closed, BrokenPipeError):
         return None
     finally:
@@ -60,11 +72,11 @@ def which(roots):
     with Gang(1, roots) as g:
         end = g.job("verify", {"source": at("t"), "level": "digest"})
         assert end.kind == "DONE", end.body
-        for name in ("old", "new"):
+        for name in ("old", "new", "saved"):
             end = g.job("diff", {"a": at("t"), "b": at(name)})
             assert end.kind == "DONE", end.body
             if end.body["result"]["equal"]:
-                return name
+                return "old" if name == "old" else "new"
     raise AssertionError("the target is neither the old checkpoint nor the new one")
 
 
@@ -83,10 +95,10 @@ def check(roots, fault, number, target):
         allowed = {before, "new"} if end.body["code"] == "not_durable" else {before}
     assert now in allowed, f"{fault}: the target is {now}, the job said {end}"
     if end is None or end.kind == "DONE" or target == "beside":  # one that could not undo its moves leaves that to the recovery
-        body, _ = ask(roots, op="recover", **at("t"), job=job, kind="reshard")
+        body, _ = ask(roots, op="recover", **at("t"), job=job, kind="save" if target == "beside" else "reshard")
         assert body["ok"]["committed"] == (now == "new"), body
         assert which(roots) == now
-    left = {p.name for p in roots["out"].iterdir()} - {"old", "new", "t"}
+    left = {p.name for p in roots["out"].iterdir()} - {"old", "new", "saved", "t"}
     if end is not None and (end.kind == "DONE" or end.body["code"] == "not_durable"):  # what is not needed any more is the next sweep's
         for name in left:
             shutil.rmtree(roots["out"] / name)
