@@ -101,6 +101,7 @@ void storage_set_state(struct storages *all, struct storage *st, enum storage_st
 	log_event(state == STORAGE_OK ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "storage changed state", "storage", st->name, "state",
 		  storage_state_text(state), NULL);
 	st->state = state;
+	st->state_ms = clock_mono_ms();
 	st->stalled_since_ms = state == STORAGE_STATE_STALLED ? clock_wall_ms() : 0;
 	if (state == STORAGE_STATE_STALLED)
 		events_emit(all->events, "storage.stalled", NULL, json_pack("{s:s}", "storage", st->name));

@@ -31,6 +31,7 @@ struct storage {
 	uint64_t free_bytes, total_bytes;
 	int64_t probed_ms;              /* wall clock, for the record */
 	int64_t fresh_ms;               /* monotone clock: when the probe came */
+	int64_t state_ms;               /* the same: when the state changed */
 	uint64_t commits;           /* jobs that have changed what lies here, since the start */
 	bool sweep_due;             /* a sweep failed: again, once the storage answers */
 	json_t *others;             /* what a sweep left alone as other daemons': path → state, see sweep.c. NULL: nothing */

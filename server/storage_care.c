@@ -142,7 +142,8 @@ static void on_tick(void *user)
 		if (st->expires_ms && st->expires_ms < clock_service_ms() && !jobs_use_storage(s, st->name)) {
 			log_info("storage's lease is over", "storage", st->name, NULL);
 			forget(s, st, NULL, NULL);
-		} else if (!st->probing && st->state != STORAGE_OK && st->fresh_ms + TICK_MS <= now && st->probed_ms) {
+		} else if (!st->probing && st->state != STORAGE_OK && st->probed_ms && st->fresh_ms + TICK_MS <= now &&
+			   st->state_ms + TICK_MS <= now) { /* a change is to be seen before the next one */
 			storage_probe(s, st, NULL, NULL);
 		} else if (!st->probing && st->probed_ms && st->fresh_ms + PROBE_EVERY_MS <= now) {
 			storage_probe(s, st, NULL, NULL);
