@@ -109,7 +109,7 @@ FALLIBLE enum err req_query_only(struct req *r, const char *const *keys);
 const char *req_head(const struct req *r, const char *name);          /* NULL: absent */
 bool req_etag_matches(const struct req *r, const char *etag);         /* If-None-Match */
 
-/* What http.c asks of those who stand above it (dispatch.c). */
+/* The functions of higher layers that http.c calls (dispatch.c sets them). */
 struct http_calls {
 	void (*connected)(struct api *api, int fd, bool is_unix, struct caller *out);     /* who is it? */
 	/* The head is complete: finds r->route, or refuses before the body is read. */

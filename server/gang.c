@@ -70,7 +70,7 @@ struct gangs {
 	char engine[16];
 };
 
-/* Where a gang may go from a state: by the picture above. */
+/* The legal moves of a gang, by the picture above. */
 static const unsigned moves[GANG_STATES] = {
 	[GANG_STARTING] = 1u << GANG_BUSY | 1u << GANG_ENDING,
 	[GANG_IDLE] = 1u << GANG_BUSY | 1u << GANG_ENDING,

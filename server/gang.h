@@ -12,7 +12,7 @@ struct gangs;
 
 enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
 
-/* What this host and build can do, as the first worker said it: {"engine","sandbox","landlock","seccomp"}; members are null before. */
+/* The abilities of this host and build, by the first worker's word: {"engine","sandbox","landlock","seccomp"}; members are null before. */
 FALLIBLE enum err gang_put_capabilities(const struct gangs *gs, struct buf *out);
 struct worker;
 void gang_note_worker(struct gangs *gs, const struct worker *w);   /* what it said of this host */

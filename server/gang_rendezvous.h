@@ -13,6 +13,6 @@ struct gang_rendezvous {
 /* Takes the RENDEZVOUS of worker `index` of `count`. *all_out: the body of RENDEZVOUS_ALL for workers 0 to its size - 1, to be released,
  * when this was the last; else NULL. ERR_PROTOCOL: it does not fit the round. */
 FALLIBLE enum err gang_rendezvous_take(struct gang_rendezvous *m, uint32_t index, uint32_t count, const json_t *body, json_t **all_out);
-/* Who has not come yet; -1: nobody is awaited. */
+/* The first member that has not come yet; -1: nobody is awaited. */
 int64_t gang_rendezvous_missing(const struct gang_rendezvous *m);
 void gang_rendezvous_drop(struct gang_rendezvous *m);

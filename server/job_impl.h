@@ -21,7 +21,7 @@ struct lane {
 	struct loop_timer *timer;
 };
 
-/* Who waits for a job's end. */
+/* A caller that waits for a job's end. */
 struct waiter {
 	struct waiter *next;
 	struct job *job;

@@ -10,7 +10,7 @@ enum {
 	ENDED = B(JOB_SUCCEEDED) | B(JOB_FAILED) | B(JOB_CANCELLED),
 };
 
-/* Where a job may go from a state. Back to the queue: its attempt failed, or the daemon was restarted. */
+/* The legal moves of a job. Back to the queue: its attempt failed, or the daemon was restarted. */
 static const uint8_t state_moves[JOB_STATE_COUNT] = {
 	[JOB_QUEUED] = B(JOB_QUEUED) | B(JOB_PLANNING) | B(JOB_FAILED) | B(JOB_CANCELLED),
 	[JOB_PLANNING] = LIVE | ENDED,

@@ -105,7 +105,7 @@ struct journal_storage {
 };
 void journal_put_storage(struct journal_txn *t, const struct journal_storage *row);
 void journal_delete_storage(struct journal_txn *t, const char *name);
-/* What a run may have reached (server/runs.h); a column each. */
+/* The marks that a run may have reached (server/runs.h); a column each. */
 enum run_mark { RUN_DURABLE, RUN_VERIFIED_STRUCTURE, RUN_VERIFIED_DIGEST, RUN_VERIFIED_VALUES, RUN_MARK_COUNT };
 struct journal_run {
 	const char *storage, *name;

@@ -26,7 +26,7 @@ void lookup_ask(struct lookups *all, const char *storage, json_t *question, cons
 
 uint64_t lookup_fd_bytes(int fd);
 
-/* What look-ups need of the parts below them, and whom they tell of a storage on which a worker was killed in a system call. */
+/* The parts below that look-ups use, and the callback for a storage on which a worker was killed in a system call. */
 struct lookup_parts {
 	const struct config *config;
 	struct loop *loop;

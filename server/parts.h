@@ -7,7 +7,7 @@
 struct job;
 struct server;
 
-/* What a lower layer tells those above it, which it does not know: server.c sets these before anything runs. */
+/* The calls of lower layers to higher ones, which they do not know: server.c sets these before anything runs. */
 struct server_hooks {
 	/* gang.c: jobs may have left something in the storage that nobody removes. */
 	void (*storage_soiled)(struct server *s, const char *name);

@@ -4,7 +4,7 @@
 #include <sys/types.h>
 #include "base/str.h"
 
-/* Who asks, as the socket or the token has proved. Root, the daemon's own uid and the token's holder are `admin`. */
+/* The caller, as the socket or the token has proved it. Root, the daemon's own uid and the token's holder are `admin`. */
 struct principal {
 	uid_t uid;
 	bool admin;

@@ -71,7 +71,7 @@ struct state_dict {
 	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
 };
 
-/* What the life of a slot means for those who wait for it: state_dict_await.c, which stands above state_dict_slot.c. */
+/* The functions that a slot's changes call for those who wait for it (state_dict_await.c, which stands above state_dict_slot.c). */
 struct slot_watch {
 	void (*changed)(struct state_dict *sd);      /* something has happened to its slots */
 	void (*given_up)(struct state_dict *sd, uint32_t rank, int64_t generation);

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "server/state_dict_impl.h"
 
-/* What was said about one generation when it was sealed; NULL: nothing. */
+/* The wish that came with the seal of one generation; NULL: none. */
 const json_t *state_dict_wish_of(const struct state_dict *sd, int64_t generation)
 {
 	char key[24];

@@ -75,7 +75,7 @@ void worker_set(struct worker *w, const char *state, const char *job);   /* what
  * answer. Needs no help of the worker's: the kernel counts how often its main thread was scheduled. */
 bool worker_moved(struct worker *w);
 
-/* What workers need of the parts below them. */
+/* The parts below that workers use. */
 struct worker_parts {
 	const struct config *config;
 	struct event_base *base;

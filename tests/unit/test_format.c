@@ -53,7 +53,7 @@ static void test_listings(void **state)
 	assert_int_equal(format_of_file("__0_0.distcp"), FORMAT_NONE);
 }
 
-/* What the writers call their files is what the readers know. */
+/* The names that writers give are those that readers know. */
 static void test_round_trip(void **state)
 {
 	char name[FORMAT_FILE_MAX];

@@ -120,7 +120,7 @@ static const struct pair state_moves[] = {
 	{ JOB_COMMITTING, JOB_CANCELLED }, { JOB_FAILED, JOB_QUEUED }, { JOB_CANCELLED, JOB_QUEUED },
 };
 
-/* What a job's state is at a step, whatever the way there. */
+/* The state of a job at a step, whatever the way there. */
 static bool fits(int step, int state)
 {
 	if (step == STEP_NONE)

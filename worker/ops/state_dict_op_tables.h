@@ -13,5 +13,5 @@ struct state_dict_op_tables {
 	struct state_dict_op_images *images;            /* NULL: compare */
 	const struct state_dict_op_plan *plan;
 };
-/* What b lacks of options is the caller's. ERR_COVERAGE_HOLE if moves bring a part of a shard only. */
+/* The caller sets the options of b that are not set here. ERR_COVERAGE_HOLE if moves bring a part of a shard only. */
 FALLIBLE enum err state_dict_op_tables_make(const struct state_dict_op_tables *t, struct run_build *b);

@@ -481,7 +481,7 @@ static FALLIBLE enum err add_files(struct builder *bd)
 	return OK;
 }
 
-/* What is checked is checked just before it is copied: it is still in the page cache then. In a stream the copies of a tensor have no task
+/* Sources are checked just before they are copied: they are still in the page cache then. In a stream the copies of a tensor have no task
  * of their own: all checks come first. */
 static FALLIBLE enum err fill(struct builder *bd)
 {

@@ -4,7 +4,7 @@
 #include "store/manifest.h"
 #include "store/staging.h"
 
-/* What a writer knows besides the run's results. */
+/* The facts of a save besides the run's results. */
 struct manifest_head {
 	const char *job, *kind, *created_at, *metadata_name;
 	const char *save_id;                   /* the one in the metadata, or "" */

@@ -5,7 +5,7 @@
 #include "runner/files.h"
 #include "runner/run.h"
 
-/* What was learnt from an item's header. */
+/* An item's header, as far as reads need it. */
 struct src_info {
 	uint32_t src;                  /* UINT32_MAX: empty */
 	bool conj, neg, deflated, dense;   /* dense: the storage holds the box's elements, each once */
@@ -43,7 +43,7 @@ FALLIBLE enum err sources_read(struct sources *s, uint32_t src, uint64_t offset,
  * to know, and what its head says does not matter. sizes: of the box. False: it is not such a one. */
 bool sources_layout(const struct run_src *src, const int64_t *sizes, struct item_layout *out);
 
-/* What a source has for a box of a tensor, if that is one run of bytes in the storage and in the box's own memory (in C order), and is
+/* The part of a source for a box of a tensor, if that is one run of bytes in the storage and in the box's own memory (in C order), and is
  * taken as it is: no cast, no lazy bits, not deflated. */
 struct src_row {
 	uint64_t from, bytes;          /* of the storage */

@@ -151,7 +151,7 @@ static FALLIBLE enum err put_given(struct staging *st, const struct write_spec *
 	return staging_put_file(st, head->metadata_name, s->metadata.p, s->metadata.n);
 }
 
-/* Where each planned item will lie: the client's metadata says the same. */
+/* The place of each planned item: the client's metadata says the same. */
 static json_t *places_doc(const struct write_spec *s, const struct build_target *t)
 {
 	json_t *places = json_array();

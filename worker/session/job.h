@@ -78,7 +78,7 @@ static inline struct store_job job_in_store(const struct job *j)
 	return (struct store_job){ .roots = &j->worker->roots, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin };
 }
 
-/* What JOB says of a state dict: {"world_size","generation","ranks"}; NULL: nothing, or the reference is to none. */
+/* The entry of a state dict in JOB: {"world_size","generation","ranks"}; NULL: nothing, or the reference is to none. */
 static inline const json_t *job_state_dict(const struct job *j, const struct ref *ref)
 {
 	return ref->kind == REF_STATE_DICT ? json_object_get(json_object_get(j->doc, "state_dicts"), ref->name.p) : NULL;

@@ -26,7 +26,7 @@ struct checkpoint {
 	uint64_t rank_count;
 };
 
-/* What lies at `name`: FORMAT_NONE if there is nothing or it is something else. */
+/* The format of the checkpoint at `name`; FORMAT_NONE: nothing is there, or something else. */
 FALLIBLE enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum format *out);
 FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum format *out);
 /* The directory that its files are in; *file_out: the last part of `name` if that is a file, which is all of it then; else NULL. */
