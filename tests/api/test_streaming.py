@@ -78,7 +78,7 @@ def test_not_visible_before_the_last_seal(d, two):
         r.upto(len(r.image))
     lib.wait_for(lambda: job(d, j)["stage"] == "await_seal", 20, "all is written")
     ranks[0].seal().ok(200)
-    time.sleep(0.5)
+    time.sleep(0.2)
     now = job(d, j)
     assert (now["state"], now["stage"]) == ("running", "await_seal") and now["progress"]["bytes_done"] == now["progress"]["bytes_total"]
     assert not (d.storages["main"] / j["target"]["name"]).exists()

@@ -50,7 +50,7 @@ static void hello(const unsigned char *data, size_t n)
 
 static void card(const unsigned char *data, size_t n)
 {
-	unsigned char raw[COMM_MEET_BYTES] = { 0 }, again[COMM_MEET_BYTES];
+	unsigned char raw[COMM_RENDEZVOUS_BYTES] = { 0 }, again[COMM_RENDEZVOUS_BYTES];
 	struct tcp_card c, back;
 
 	memcpy(raw, data, n < sizeof raw ? n : sizeof raw);

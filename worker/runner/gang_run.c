@@ -105,6 +105,7 @@ static FALLIBLE enum err wait_sealed(struct job *j, const struct run *run)
 {
 	if (!j->streams || j->sealed)
 		return OK;
+	TRY(job_progress(j)); /* the last for as long as the wait is */
 	TRY(job_state(j, "running", "await_seal", NULL, run_bytes_total(run)));
 	TRY(job_wait_sealed(j, clock_mono_ms() + GATE_STALL_MS));
 	return j->sealed ? OK : ERR(NOT_SEALED, "all is filled, and %d s later not sealed", GATE_STALL_MS / 1000);
