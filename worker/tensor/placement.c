@@ -119,7 +119,7 @@ static bool eat_placement(struct cursor *c, struct placement *out)
 enum err placement_parse(struct str text, struct placement *out)
 {
 	static const char *const names[] = { "Shard", "Replicate", "_StridedShard", "Partial", NULL };
-	struct cursor c = { text.p, text.p + text.n };
+	struct cursor c = { text.p, text.n ? text.p + text.n : text.p };
 	const char *paren = text.n ? memchr(text.p, '(', text.n) : NULL;
 	struct str word = { text.p, paren ? (size_t)(paren - text.p) : text.n };
 	char hint[NEAR_HINT_MAX];
