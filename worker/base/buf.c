@@ -39,7 +39,7 @@ enum err buf_reserve(struct buf *b, size_t more, unsigned char **at_out)
 {
 	if (!make_room(b, more))
 		return b->failed;
-	*at_out = b->p ? b->p + b->len : NULL; /* no bytes of an empty buffer */
+	*at_out = b->p ? b->p + b->len : NULL; /* NULL: no bytes of an empty buffer */
 	b->len += more;
 	return OK;
 }

@@ -25,6 +25,8 @@ enum err buf_unbase64(struct buf *b, struct str text)
 
 	if (text.n % 4 != 0)
 		return ERR(VALIDATION_FAILED, "base64 of %zu characters is not padded", text.n);
+	if (text.n == 0)
+		return OK;
 	TRY(buf_reserve(b, room - pad, &at));
 	int bad = sodium_base642bin(at, room - pad, text.p, text.n, NULL, &n, &end, VARIANT);
 	if (bad || end != text.p + text.n || n != room - pad)
