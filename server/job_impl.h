@@ -11,7 +11,7 @@
 enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024,
        JOB_IDENTITY_MAX = 64 };
 
-/* One queue; the jobs in it are linked by lane_next. */
+/* The queue of a lane; its jobs are linked by lane_next. */
 struct lane {
 	struct lane *next;
 	struct server *server;

@@ -61,7 +61,7 @@ static FALLIBLE enum err read_ranks(const struct field *f, const char *text, jso
 	}
 }
 
-/* One of an option's values: the field, or an item of the list that the field is. */
+/* Takes a value of an option: the field, or an item of the list that the field is. */
 static FALLIBLE enum err read_value(const struct field *f, const char *text, json_t **out)
 {
 	switch (f->type) {

@@ -258,3 +258,12 @@ void t_seal_all(struct t_server *t, const char *name, uint32_t world, int64_t ge
 			T_FAIL("%s", b.info.text);
 	}
 }
+
+int t_server_train(struct t_server *t, const char *const *options)
+{
+	memset(t, 0, sizeof *t);
+	t_server_start(t, options);
+	t_state_dict(t, "train", 2);
+	t_seal_all(t, "train", 2, 7);
+	return 0;
+}

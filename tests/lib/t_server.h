@@ -61,3 +61,5 @@ json_t *t_job_doc(struct t_server *t, const char *id);
 /* Reserves and seals one generation on all ranks. */
 void t_seal_all(struct t_server *t, const char *name, uint32_t world, int64_t generation);
 void t_state_dict(struct t_server *t, const char *name, uint32_t world);
+/* A server of its own for a test, with the state dict "train" of two ranks, sealed; 0, for cmocka. */
+int t_server_train(struct t_server *t, const char *const *options);

@@ -1,4 +1,4 @@
-/* t_target.h: a target checkpoint in the making: what the tests of build_files.c and build_other.c begin and end with. */
+/* t_target.h: a target checkpoint in the making: what the tests of build_files.c and build_diff.c begin and end with. */
 #pragma once
 #include "lib/t.h"
 
@@ -18,6 +18,18 @@ static inline int t_target_setup(void **state)
 	T_OK(sdict_new(UINT64_MAX, &sd));
 	arena = arena_new(UINT64_MAX);
 	return 0;
+}
+
+/* A plan in which each chunk of sd has one source, that of its own number. */
+static inline void t_target_one_to_one(void)
+{
+	T_OK(arena_alloc(arena, sd->chunk_count + 1, sizeof *plan.first, &plan.first));
+	T_OK(arena_alloc(arena, sd->chunk_count + 1, sizeof *plan.sources, &plan.sources));
+	for (uint64_t i = 0; i <= sd->chunk_count; i++) {
+		plan.first[i] = i;
+		plan.sources[i] = (uint32_t)i;
+	}
+	plan.source_count = sd->chunk_count;
 }
 
 static inline int t_target_teardown(void **state)

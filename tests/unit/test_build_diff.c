@@ -18,22 +18,11 @@ static void add_1d(const char *fqn, enum dtype dtype, int64_t n)
 	add(fqn, dtype, 1, &n);
 }
 
-static void one_to_one(void)
-{
-	T_OK(arena_alloc(arena, sd->chunk_count + 1, sizeof *plan.first, &plan.first));
-	T_OK(arena_alloc(arena, sd->chunk_count + 1, sizeof *plan.sources, &plan.sources));
-	for (uint64_t i = 0; i <= sd->chunk_count; i++) {
-		plan.first[i] = i;
-		plan.sources[i] = (uint32_t)i;
-	}
-	plan.source_count = sd->chunk_count;
-}
-
 static enum err build(uint64_t max_file_bytes, bool direct)
 {
 	static const struct str meta[][2] = { { { "format", 6 }, { "pt", 2 } } };
 
-	one_to_one();
+	t_target_one_to_one();
 	target = (struct build_target){ .format = FORMAT_SAFETENSORS, .sd = sd, .pieces = &plan, .world_size = 1, .direct = direct,
 					.task_bytes = BUILD_TASK_BYTES, .max_file_bytes = max_file_bytes, .meta = meta,
 					.meta_count = 1 };
@@ -157,7 +146,7 @@ static enum err diff(void)
 	T_OK(run_add_file(&b, RUN_FILE_SOURCE, 0, STR("f"), 0, &index));
 	T_OK(build_sources(&b, sd, RUN_SRC_ITEM, map, NULL, &first_a));
 	T_OK(build_sources(&b, sd, RUN_SRC_ITEM, map, NULL, &first_b));
-	one_to_one();
+	t_target_one_to_one();
 	return build_diff(&b, sd, first_a, first_b, &plan);
 }
 

@@ -40,13 +40,7 @@ static enum err build(uint32_t world, uint32_t files, bool direct, uint32_t task
 		T_OK(vec_push(&b.srcs, &s));
 	for (uint32_t i = 0; i < sd->value_count; i++)
 		value_src[i] = (uint32_t)sd->chunk_count + i;
-	T_OK(arena_alloc(arena, sd->chunk_count + 1, sizeof *plan.first, &plan.first));
-	T_OK(arena_alloc(arena, sd->chunk_count + 1, sizeof *plan.sources, &plan.sources));
-	for (uint64_t i = 0; i <= sd->chunk_count; i++) {
-		plan.first[i] = i;
-		plan.sources[i] = (uint32_t)i;
-	}
-	plan.source_count = sd->chunk_count;
+	t_target_one_to_one();
 	target = (struct build_target){ .format = FORMAT_DCP, .sd = sd, .pieces = &plan, .value_src = value_src, .world_size = world,
 					.files_per_rank = files, .direct = direct, .task_bytes = task_bytes };
 	return build_target_files(&b, &target);

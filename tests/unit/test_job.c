@@ -15,19 +15,10 @@
 
 static struct t_server t;
 
-static int setup_with(const char *const *options)
-{
-	memset(&t, 0, sizeof t);
-	t_server_start(&t, options);
-	t_state_dict(&t, "train", 2);
-	t_seal_all(&t, "train", 2, 7);
-	return 0;
-}
-
 static int setup(void **state)
 {
 	(void)state;
-	return setup_with(NULL);
+	return t_server_train(&t, NULL);
 }
 
 static int setup_stalls(void **state)
@@ -35,7 +26,7 @@ static int setup_stalls(void **state)
 	static const char *const options[] = { "--stall-after", "300ms", "--stall-deadline", "9s", NULL };
 
 	(void)state;
-	return setup_with(options);
+	return t_server_train(&t, options);
 }
 
 static int setup_lookups(void **state)
@@ -43,7 +34,7 @@ static int setup_lookups(void **state)
 	static const char *const options[] = { "--lookup-deadline", "3s", NULL };
 
 	(void)state;
-	return setup_with(options);
+	return t_server_train(&t, options);
 }
 
 static void cancel(const char *id)

@@ -13,11 +13,7 @@ static struct t_server t;
 static int setup(void **state)
 {
 	(void)state;
-	memset(&t, 0, sizeof t);
-	t_server_start(&t, NULL);
-	t_state_dict(&t, "train", 2);
-	t_seal_all(&t, "train", 2, 7);
-	return 0;
+	return t_server_train(&t, NULL);
 }
 
 static int teardown(void **state)

@@ -47,7 +47,7 @@ void read_plan_free(struct read_plan *g);
 void read_plan_begin(struct read_plan *g);
 /* The bytes [begin, end) of dst's payload go to mem (byte `begin` at mem). Their source boxes become jobs. */
 FALLIBLE enum err read_plan_add(struct read_plan *g, uint32_t dst, uint64_t begin, uint64_t end, unsigned char *mem);
-/* One box of src into dst's memory (mem: byte 0 of its payload): the intersection of both chunks. */
+/* Adds the intersection of both chunks, to be read from src into dst's memory (mem: byte 0 of its payload). */
 FALLIBLE enum err read_plan_add_pair(struct read_plan *g, uint32_t src, uint32_t dst, unsigned char *mem);
 static inline bool read_plan_more(const struct read_plan *g) { return g->next_job < g->jobs.n; }
 /* Adds reads until the wave is full or no job is left; what lies in segments is copied at once. */
