@@ -76,7 +76,6 @@ static const struct row rows[FORMAT_COUNT] = {
 #define X(NAME, word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds) \
 	[FORMAT_##NAME] = { word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds },
 #include "format/formats.def"
-#undef X
 };
 
 const char *format_name(enum format f)

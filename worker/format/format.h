@@ -23,7 +23,6 @@ enum format {
 	FORMAT_NONE,
 #define X(NAME, word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds) FORMAT_##NAME,
 #include "format/formats.def"
-#undef X
 	FORMAT_COUNT,
 };
 

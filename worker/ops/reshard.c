@@ -139,12 +139,8 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 
 static FALLIBLE enum err reshard(struct reshard *r)
 {
-	const json_t *target = json_object_get(r->job->request, "target");
-	const char *format = json_string_value(json_object_get(target, "format"));
-
+	must(format_parse(str_of(field_word(&r->job->spec, &r->job->spec.format)), &r->format));
 	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
-	if (!format_parse(str_of(format ? format : "dcp"), &r->format) || !format_writes(r->format))
-		return ERR(FORMAT_UNSUPPORTED, "checkpoints cannot be written in the format '%s'", format);
 	TRY(input_open(r->job, json_object_get(r->job->request, "source"), &r->source));
 	TRY(input_undo_transforms(r->job, &r->source, false));
 	TRY(spec_select(&r->job->spec, r->source.sd, &r->view));

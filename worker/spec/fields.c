@@ -16,6 +16,13 @@ enum { LABELS_MAX = 32, LABEL_KEY_MAX = 64, LABEL_VALUE_MAX = 256 };
 #include "spec/fields.def"
 #undef WORD
 
+static const char *const target_format_words[] = {
+#define X(...)
+#define TARGET(NAME, word, ...) word,
+#include "format/formats.def"
+	NULL,
+};
+
 #define K(NAME) (1u << JOB_##NAME)
 #define EVERY ((1u << JOB_KIND_COUNT) - 1)
 #define MAKING (K(SAVE) | K(RESHARD))

@@ -8,6 +8,12 @@
 #include "spec/fields.def"
 #undef WORD
 
+enum target_format {
+#define X(...)
+#define TARGET(NAME, ...) TARGET_##NAME,
+#include "format/formats.def"
+};
+
 struct spec;
 
 enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096 };

@@ -64,13 +64,25 @@ static FALLIBLE enum err check_hosts(const struct jval *doc)
 	return field_put_default(h.j, "timeout_s", json_integer(timeout_s));
 }
 
-/* dcpd reads "torch" and knows the word, but writes no checkpoint in that format: more helpful than "is no format". */
+/* dcpd knows the word of a format that it only reads: more helpful than "is no format". */
 static FALLIBLE enum err check_format_written(const struct jval *target)
 {
+	static const char *const read_only[] = {
+#define X(NAME, word, ...) word,
+#define TARGET(...)
+#include "format/formats.def"
+	};
+	static const char written[] = ""
+#define X(...)
+#define TARGET(NAME, word, ...) ", " word
+#include "format/formats.def"
+		;
 	struct jval format = jval_get(target, "format");
 
-	if (json_is_string(format.j) && strcmp(json_string_value(format.j), "torch") == 0)
-		return jval_fail(&format, ERR_FORMAT_UNSUPPORTED, "checkpoints cannot be written as \"torch\", only as: dcp, safetensors");
+	for (size_t i = 0; json_is_string(format.j) && i < sizeof read_only / sizeof *read_only; i++)
+		if (strcmp(json_string_value(format.j), read_only[i]) == 0)
+			return jval_fail(&format, ERR_FORMAT_UNSUPPORTED, "checkpoints cannot be written as \"%s\", only as: %s",
+					 read_only[i], written + 2);
 	return OK;
 }
 
