@@ -175,11 +175,6 @@ static void put_reader(dcp_checkpoint *c, struct reader *r, const struct checked
 
 /* ------------------------------------------------------------------------------------------------- open and close */
 
-static json_t *reference(void)
-{
-	return json_pack("{s:s, s:s}", "storage", ROOT, "name", ".");
-}
-
 static FALLIBLE enum err open_directory(const char *path, int *fd_out)
 {
 	enum err e = fs_open_root(path, fd_out);
@@ -222,15 +217,14 @@ static FALLIBLE enum err check_sizes(const struct sdict *sd)
 
 static FALLIBLE enum err open_stored(dcp_checkpoint *c, const char *path)
 {
-	json_t *ref = reference();
+	const struct ref ref = ref_checkpoint(ROOT, ".");
 	struct reader *r;
 
 	TRY(open_directory(path, &c->fd));
 	TRY(recognise(c->fd, path));
 	TRY(take_reader(c, &r));
-	enum err e = ref ? checkpoint_open(&r->worker.roots, ref, &c->stored) : ERR(NO_MEMORY, "no memory for a checkpoint");
+	enum err e = checkpoint_open(&r->worker.roots, &ref, &c->stored);
 	put_reader(c, r, &(struct checked){ 0 });
-	json_decref(ref);
 	TRY(e);
 	checkpoint_note(c->stored, &c->checked);
 	c->noted = json_array_get(c->checked.warnings, 0);
@@ -345,18 +339,11 @@ static void tell_damage(const struct checked *checked, dcp_damage_fn on_damage, 
 /* Verifies all of the checkpoint; the findings are in j->checked. */
 static FALLIBLE enum err run_verify(struct job *j)
 {
-	json_t *spec = json_pack("{s:o, s:s}", "source", reference(), "level", "digest");
-
-	if (!spec)
-		return ERR(NO_MEMORY, "no memory for a job");
-	j->request = spec;
 	field_fallbacks(&j->spec);
+	j->spec.source = ref_checkpoint(ROOT, ".");
 	j->id = "verify";
 	j->kind = JOB_VERIFY;
-	enum err e = verify_job(j);
-	j->request = NULL;
-	json_decref(spec);
-	return e;
+	return verify_job(j);
 }
 
 static FALLIBLE enum err verify_path(const char *path, struct job *j)

@@ -97,7 +97,7 @@ static void plan_in_full(struct job *j, uint32_t ranks, double t[4], struct plan
 	uint32_t first;
 
 	t[0] = now();
-	ok(input_open_noted(j, json_object_get(j->request, "source"), &kept->prints, &in));
+	ok(input_open_noted(j, &j->spec.source, &kept->prints, &in));
 	t[1] = now();
 	ok(spec_select(&j->spec, in.sd, &view));
 	ok(save_plan_make(view.sd, DEDUP_BALANCED, UINT64_MAX, &kept->plan, &stats));

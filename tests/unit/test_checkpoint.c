@@ -11,11 +11,9 @@ static const char *const GOLDEN = "torch-2.15.0/sharded_rowwise";
 
 static enum err open_it(const char *name, struct checkpoint **out)
 {
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
-	enum err e = checkpoint_open(&t.w.roots, ref, out);
+	const struct ref ref = ref_checkpoint("main", name);
 
-	json_decref(ref);
-	return e;
+	return checkpoint_open(&t.w.roots, &ref, out);
 }
 
 static enum err try_it(const char *name)
@@ -91,7 +89,7 @@ static void test_recognise(void **state)
 
 static void test_not_there(void **state)
 {
-	json_t *ref = json_pack("{s:s}", "storage", "main");
+	const struct ref elsewhere = ref_checkpoint("other", "x"), in_memory = { REF_STATE_DICT, STR(""), STR("x"), -1 };
 	struct checkpoint *c = NULL;
 
 	(void)state;
@@ -103,11 +101,8 @@ static void test_not_there(void **state)
 	t_worker_put(&t, "one.pt", "x", 1);
 	T_ERR(FORMAT_UNSUPPORTED, try_it("one.pt"));
 	T_ERR(NAME_INVALID, try_it("../x"));
-	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w.roots, ref, &c));
-	json_object_set_new(ref, "storage", json_string("other"));
-	json_object_set_new(ref, "name", json_string("x"));
-	T_ERR(NOT_FOUND, checkpoint_open(&t.w.roots, ref, &c));
-	json_decref(ref);
+	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w.roots, &in_memory, &c));
+	T_ERR(NOT_FOUND, checkpoint_open(&t.w.roots, &elsewhere, &c));
 }
 
 /* Whatever is missing or too short is named, before anything is planned. */
@@ -308,11 +303,9 @@ static void test_no_memory(void **state)
 	int fds = t_count_fds();
 	for (uint64_t nth = 1;; nth++) {
 		struct checkpoint *c = NULL;
-		json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", "x");
 		mem_fail_at(nth);
-		enum err e = checkpoint_open(&t.w.roots, ref, &c);
+		enum err e = open_it("x", &c);
 		mem_fail_at(0);
-		json_decref(ref);
 		checkpoint_free(c);
 		assert_int_equal(t_count_fds(), fds);
 		if (e == OK)

@@ -45,10 +45,11 @@ static json_t *ints(const int64_t *v, uint32_t n)
 /* A question for every stored chunk of `name`. */
 static json_t *question(const char *name)
 {
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name), *boxes = json_array();
+	const struct ref ref = ref_checkpoint("main", name);
+	json_t *boxes = json_array();
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = NULL;
 
-	T_OK(checkpoint_open(&t.w.roots, ref, &c));
+	T_OK(checkpoint_open(&t.w.roots, &ref, &c));
 	for (uint64_t i = 0; i < c->sd->chunk_count; i++) {
 		const struct sd_chunk *k = &c->sd->chunks[i];
 		const struct sd_tensor *x = &c->sd->tensors[k->tensor];
@@ -56,8 +57,7 @@ static json_t *question(const char *name)
 						       dtype_name(x->dtype), "shape", ints(x->shape, x->ndim), "offsets",
 						       ints(k->dims, x->ndim), "sizes", ints(sd_sizes(k, x->ndim), x->ndim)));
 	}
-	json_object_set_new(ref, "boxes", boxes);
-	return ref;
+	return json_pack("{s:s, s:s, s:o}", "storage", "main", "name", name, "boxes", boxes);
 }
 
 static json_t *ask(const json_t *q, int jump_at)
@@ -141,11 +141,11 @@ static void put_blocks(const char *name, int blocks)
 {
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = NULL;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 24);
-	json_t *ref = json_pack("{s:s, s:s}", "storage", "main", "name", name);
+	const struct ref ref = ref_checkpoint("main", name);
 	const char *hex = "00000000000000000000000000000000";
 	char path[64];
 
-	T_OK(checkpoint_open(&t.w.roots, ref, &c));
+	T_OK(checkpoint_open(&t.w.roots, &ref, &c));
 	const struct sd_chunk *k = &c->sd->chunks[0];
 	const struct sd_tensor *x = &c->sd->tensors[0];
 	uint64_t bytes = dtype_bytes(x->dtype);
@@ -160,7 +160,6 @@ static void put_blocks(const char *name, int blocks)
 	T_OK(buf_status(&b));
 	snprintf(path, sizeof path, "%s/.dcpd.json", name);
 	t_worker_put(&t, path, b.p, b.len);
-	json_decref(ref);
 }
 
 static void test_blocks_of_no_bytes(void **state)

@@ -248,8 +248,8 @@ static FALLIBLE enum err diff(struct diff *d)
 		return ERR(NO_MEMORY, "no memory for a plan");
 	json_object_set(d->job->result, "differences", d->list);
 	TRY(job_state(d->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(d->job, json_object_get(d->job->request, "a"), &d->a));
-	TRY(input_open(d->job, json_object_get(d->job->request, "b"), &d->b));
+	TRY(input_open(d->job, &d->job->spec.a, &d->a));
+	TRY(input_open(d->job, &d->job->spec.b, &d->b));
 	TRY(input_undo_transforms(d->job, &d->a, false));
 	TRY(input_undo_transforms(d->job, &d->b, false));
 	TRY(input_select(&d->a, &d->job->spec, &d->view_a));

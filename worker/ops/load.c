@@ -180,7 +180,7 @@ static FALLIBLE enum err load(struct load *l)
 	l->optimizer = l->job->spec.optimizer_key.n > 0;
 	l->existing = job_state_dict(l->job, &l->job->spec.target);
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(l->job, json_object_get(l->job->request, "source"), &l->source));
+	TRY(input_open(l->job, &l->job->spec.source, &l->source));
 	TRY(input_undo_transforms(l->job, &l->source, false));
 	TRY(spec_select(&l->job->spec, l->source.sd, &l->view));
 	TRY(cut(l));

@@ -446,7 +446,7 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 static FALLIBLE enum err do_save(struct planned_save *l)
 {
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(l->job, json_object_get(l->job->request, "source"), &l->source));
+	TRY(input_open(l->job, &l->job->spec.source, &l->source));
 	TRY(read_list(l));
 	TRY(sdict_new(UINT64_MAX, &l->target));
 	TRY(add_parts(l));

@@ -141,7 +141,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 {
 	must(format_parse(str_of(field_word(&r->job->spec, &r->job->spec.format)), &r->format));
 	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(r->job, json_object_get(r->job->request, "source"), &r->source));
+	TRY(input_open(r->job, &r->job->spec.source, &r->source));
 	TRY(input_undo_transforms(r->job, &r->source, false));
 	TRY(spec_select(&r->job->spec, r->source.sd, &r->view));
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));

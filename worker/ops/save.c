@@ -119,7 +119,7 @@ static FALLIBLE enum err save(struct save *s)
 	if (s->hosts)
 		TRY(hosts_input(s->hosts, &s->source));
 	else
-		TRY(input_open_noted(s->job, json_object_get(s->job->request, "source"), s->job->dry_run ? NULL : &s->prints, &s->source));
+		TRY(input_open_noted(s->job, &s->job->spec.source, s->job->dry_run ? NULL : &s->prints, &s->source));
 	if (s->hosts)
 		s->entry = s->source.state_dict;
 	TRY(spec_select(&s->job->spec, s->source.sd, &s->view));

@@ -308,10 +308,10 @@ static FALLIBLE enum err verify(struct verify *v)
 	v->digest = v->job->spec.level != LEVEL_STRUCTURE;
 	TRY(job_state(v->job, "planning", "metadata", NULL, 0));
 	v->source.verifies = true;
-	TRY(input_open(v->job, json_object_get(v->job->request, "source"), &v->source));
+	TRY(input_open(v->job, &v->job->spec.source, &v->source));
 	TRY(input_select(&v->source, &v->job->spec, &v->view));
 	const struct sdict *sd = v->source.sd;
-	json_object_set(r, "level", json_object_get(v->job->request, "level"));
+	json_object_set_new(r, "level", json_string(field_word(&v->job->spec, &v->job->spec.level)));
 	json_object_set_new(r, "tensors", json_integer((json_int_t)sd->tensor_count));
 	json_object_set_new(r, "values", json_integer((json_int_t)sd->value_count));
 	json_object_set_new(r, "chunks", json_integer((json_int_t)sd->chunk_count));

@@ -86,18 +86,21 @@ static bool is_it(const struct lookup_cache *k, uint32_t root, const char *name,
 	return c && c->root == root && strcmp(c->name, name) == 0 && same_marks(&k->marks, m) && same_sizes(c, dir);
 }
 
-enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoint **out)
+enum err lookup_checkpoint(struct worker *w, const json_t *q, struct checkpoint **out)
 {
-	const char *storage = json_string_value(json_object_get(ref, "storage")), *name = json_string_value(json_object_get(ref, "name"));
+	const char *storage = json_string_value(json_object_get(q, "storage")), *name = json_string_value(json_object_get(q, "name"));
 	struct lookup_cache *k = w->kept;
 	CLEANUP(fs_drop) int dir = -1;
 	struct lookup_marks m;
 	uint32_t root = 0;
 
-	if (!k || !storage || !name || roots_find(&w->roots, storage, &root) || fs_open_dir(w->roots.fds[root], name, &dir) ||
+	if (!storage || !name)
+		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
+	const struct ref ref = ref_checkpoint(storage, name);
+	if (!k || roots_find(&w->roots, storage, &root) || fs_open_dir(w->roots.fds[root], name, &dir) ||
 	    look(dir, &m)) {
 		err_clear(); /* opening it says what is wrong, if anything is */
-		return checkpoint_open(&w->roots, ref, out);
+		return checkpoint_open(&w->roots, &ref, out);
 	}
 	if (is_it(k, root, name, &m, dir)) {
 		lookup_cache_rest(k);
@@ -108,7 +111,7 @@ enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoin
 	}
 	err_clear();
 	lookup_cache_free(k); /* first: there may be no room for two large ones */
-	TRY(checkpoint_open(&w->roots, ref, out));
+	TRY(checkpoint_open(&w->roots, &ref, out));
 	if ((*out)->format == FORMAT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
 	    lookup_mark_settled(&m.manifest))
 		*k = (struct lookup_cache){ checkpoint_share(*out), m };

@@ -28,7 +28,7 @@ struct lookup_cache {
 };
 
 /* As checkpoint_open, and freed in the same way; never one that has changed since. Only DCP of one metadata file is kept. */
-FALLIBLE enum err lookup_checkpoint(struct worker *w, const json_t *ref, struct checkpoint **out);
+FALLIBLE enum err lookup_checkpoint(struct worker *w, const json_t *q, struct checkpoint **out);
 /* The question is answered: nothing of the storage is held open any longer. */
 void lookup_cache_rest(struct lookup_cache *k);
 void lookup_cache_free(struct lookup_cache *k);

@@ -105,22 +105,21 @@ enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, st
 	return images_noted(entry, fds, fd_count, NULL, out);
 }
 
-enum err input_open(struct job *j, const json_t *ref, struct input *out)
+enum err input_open(struct job *j, const struct ref *ref, struct input *out)
 {
 	return input_open_noted(j, ref, NULL, out);
 }
 
 /* Tells the coordinator which content of spec.source the job reads, taken before it is opened. A checkpoint that cannot be looked at has no
  * identity: opening it says why. */
-static FALLIBLE enum err tell_identity(struct job *j, const json_t *ref)
+static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 {
-	const char *storage = json_string_value(json_object_get(ref, "storage")), *name = json_string_value(json_object_get(ref, "name"));
 	char identity[IDENTITY_MAX];
 	uint32_t root;
 
-	if (ref != json_object_get(j->request, "source") || !storage || !name)
+	if (ref != &j->spec.source)
 		return OK;
-	if (roots_find(&j->worker->roots, storage, &root) || identity_of(&j->worker->roots, root, name, identity)) {
+	if (roots_find(&j->worker->roots, ref->storage.p, &root) || identity_of(&j->worker->roots, root, ref->name.p, identity)) {
 		err_clear();
 		return OK;
 	}
@@ -149,12 +148,10 @@ static enum err at_state_dict(const char *name, const json_t *state_dict, enum e
 	return err_expected(e, was.expected, was.actual);
 }
 
-enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out)
+enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prints *prints, struct input *out)
 {
-	const char *name = json_string_value(json_object_get(ref, "state_dict"));
-
 	*out = (struct input){ .job = j, .checked = input_verifies(j) ? &j->checked : NULL, .verifies = out->verifies };
-	if (!name) {
+	if (ref->kind == REF_CHECKPOINT) {
 		TRY(tell_identity(j, ref));
 		TRY(checkpoint_open_damaged(&j->worker->roots, ref, out->verifies ? &j->checked : NULL, &out->checkpoint));
 		checkpoint_note(out->checkpoint, &j->checked);
@@ -162,10 +159,10 @@ enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *
 		out->world_size = out->checkpoint->world_size;
 		return OK;
 	}
-	out->state_dict = json_object_get(json_object_get(j->doc, "state_dicts"), name);
+	out->state_dict = job_state_dict(j, ref);
 	if (!out->state_dict)
-		return ERR(NOT_FOUND, "there is no state dict '%s'", name);
-	TRY(at_state_dict(name, out->state_dict, images_noted(out->state_dict, j->fds, j->segment_count, prints, &out->images)));
+		return ERR(NOT_FOUND, "there is no state dict '%s'", ref->name.p);
+	TRY(at_state_dict(ref->name.p, out->state_dict, images_noted(out->state_dict, j->fds, j->segment_count, prints, &out->images)));
 	out->sd = out->images;
 	out->world_size = (uint32_t)json_integer_value(json_object_get(out->state_dict, "world_size"));
 	return OK;

@@ -22,8 +22,8 @@ struct input {
 /* Does the job compare digests and CRC32s (options.verify)? */
 bool input_verifies(const struct job *j);
 
-/* ref: {"storage","name"} or {"state_dict"}. What nothing vouches for is counted in the job's `checked`. */
-FALLIBLE enum err input_open(struct job *j, const json_t *ref, struct input *out);
+/* ref: a member of the job's spec. What nothing vouches for is counted in the job's `checked`. */
+FALLIBLE enum err input_open(struct job *j, const struct ref *ref, struct input *out);
 void input_close(struct input *s);
 /* Undoes transforms into a spool; before anything copies locs. digested: but for what can be checked as it is (spool.h). */
 FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s, bool digested);
@@ -48,6 +48,6 @@ enum err input_segment_error(enum err e);
 FALLIBLE enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, void **out, uint64_t *n_out);
 FALLIBLE enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out);
 /* The same, and notes each header in `prints` (plan_cache.h). */
-FALLIBLE enum err input_open_noted(struct job *j, const json_t *ref, struct plan_prints *prints, struct input *out);
+FALLIBLE enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prints *prints, struct input *out);
 /* Parses the images of a state dict's segments (its entry in a document: {"ranks":[{"rank","fd","bytes","image_bytes"}]}). */
 FALLIBLE enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out);

@@ -120,18 +120,16 @@ static FALLIBLE enum err read_boxes(struct arena *a, const json_t *list, struct 
 static FALLIBLE enum err read_like(struct worker *w, const char *ref, struct spec_layout *l, struct layout_rule *rule)
 {
 	const char *colon = strchr(ref, ':');
+	struct str storage;
 
 	rule->kind = LAYOUT_LIKE;
 	if (!colon)
 		return ERR(LAYOUT_INVALID, "like '%s' is no reference", ref);
 	if (l->like_count == sizeof l->likes / sizeof *l->likes)
 		return ERR(LIMIT_EXCEEDED, "more than %u rules with like", l->like_count);
-	json_t *doc = json_pack("{s:s%, s:s}", "storage", ref, (size_t)(colon - ref), "name", colon + 1);
-	if (!doc)
-		return ERR(NO_MEMORY, "no memory for a reference");
-	enum err e = checkpoint_open(&w->roots, doc, &l->likes[l->like_count]);
-	json_decref(doc);
-	TRY(e);
+	TRY(arena_str(l->arena, (struct str){ ref, (size_t)(colon - ref) }, &storage));
+	const struct ref other = ref_checkpoint(storage.p, colon + 1);
+	TRY(checkpoint_open(&w->roots, &other, &l->likes[l->like_count]));
 	rule->like = l->likes[l->like_count++]->sd;
 	return OK;
 }

@@ -16,6 +16,11 @@ struct ref {
 	int64_t generation;            /* of a state dict, where the field is known; -1: not given */
 };
 
+static inline struct ref ref_checkpoint(const char *storage, const char *name)
+{
+	return (struct ref){ REF_CHECKPOINT, str_of(storage), str_of(name), -1 };
+}
+
 /* The object {"storage","name"} or {"state_dict"}; `kinds` is a set of ref_kind. Keys beside them must be in `more`. */
 FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out);
 /* The object: a new one; NULL: no memory. */

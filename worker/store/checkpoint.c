@@ -558,15 +558,13 @@ enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i)
 	return check_locs(c);
 }
 
-enum err checkpoint_open(const struct roots *roots, const json_t *ref, struct checkpoint **out)
+enum err checkpoint_open(const struct roots *roots, const struct ref *ref, struct checkpoint **out)
 {
 	return checkpoint_open_damaged(roots, ref, NULL, out);
 }
 
-enum err checkpoint_open_damaged(const struct roots *roots, const json_t *ref, struct checked *checked, struct checkpoint **out)
+enum err checkpoint_open_damaged(const struct roots *roots, const struct ref *ref, struct checked *checked, struct checkpoint **out)
 {
-	const char *storage = json_string_value(json_object_get(ref, "storage"));
-	const char *name = json_string_value(json_object_get(ref, "name"));
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = mem_zalloc(1, sizeof *c);
 
 	if (!c)
@@ -574,13 +572,13 @@ enum err checkpoint_open_damaged(const struct roots *roots, const json_t *ref, s
 	c->dirfd = -1;
 	c->world_size = 1;
 	c->verifies = checked;
-	if (!storage || !name || strlen(name) >= sizeof c->name)
+	if (ref->kind != REF_CHECKPOINT || ref->name.n >= sizeof c->name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
-	TRY(roots_find(roots, storage, &c->root));
-	memcpy(c->name, name, strlen(name) + 1);
+	TRY(roots_find(roots, ref->storage.p, &c->root));
+	memcpy(c->name, ref->name.p, ref->name.n);
 	enum err e = read_checkpoint(roots, c);
 	if (e == ERR_NOT_FOUND)
-		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", storage, name);
+		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", ref->storage.p, ref->name.p);
 	TRY(e);
 	*out = move(c);
 	return OK;

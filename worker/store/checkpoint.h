@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/stat.h>
 #include "format/format.h"
+#include "spec/ref.h"
 #include "store/checked.h"
 #include "store/manifest.h"
 #include "store/roots.h"
@@ -33,9 +34,10 @@ FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum format *out);
 FALLIBLE enum err checkpoint_open_dir(const struct roots *roots, uint32_t root, const char *name, int *fd_out, const char **file_out);
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
  * ERR_CHECKPOINT_DAMAGED (manifest or metadata are not what was written), ERR_FORMAT_…. ref: {"storage","name"}. */
-FALLIBLE enum err checkpoint_open(const struct roots *roots, const json_t *ref, struct checkpoint **out);
+FALLIBLE enum err checkpoint_open(const struct roots *roots, const struct ref *ref, struct checkpoint **out);
 /* The same for verify: notes items that are lost with their files, and goes on. */
-FALLIBLE enum err checkpoint_open_damaged(const struct roots *roots, const json_t *ref, struct checked *checked, struct checkpoint **out);
+FALLIBLE enum err checkpoint_open_damaged(const struct roots *roots, const struct ref *ref, struct checked *checked,
+					  struct checkpoint **out);
 /* Notes the error in err_last() and leaves the item out (its length becomes 0), if verify reads the checkpoint and the error tells of
  * damage; else returns the error. */
 FALLIBLE enum err checkpoint_lose(struct checkpoint *c, struct sd_loc *loc, enum checked_part part, enum err e);
