@@ -200,7 +200,7 @@ void job_cache_add(struct job *j)
 	if (++all->cached > JOBS_CACHED) {
 		struct job *old = all->cache_last;
 		job_cache_remove(old);
-		table_remove(&all->table, &old->node);
+		map_remove(&all->table, str_of(old->id));
 		job_free(old);
 	}
 }
@@ -430,12 +430,12 @@ bool job_id_ok(struct str id)
 FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
 {
 	struct job_load l = { .server = s };
-	struct job *j = (struct job *)table_find(&s->jobs->table, id);
+	struct job *j = map_object(&s->jobs->table, id);
 
 	if (!j && job_id_ok(id)) {
 		enum err e = journal_read_job(s->journal, id, job_load_row, &l);
 		if (!e && l.job)
-			e = table_add(&s->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
+			e = map_add(&s->jobs->table, (struct str){ l.job->id, JOB_ID_LEN }, l.job);
 		if (e) {
 			job_free(l.job);
 			return e;
@@ -463,7 +463,7 @@ FALLIBLE enum err job_text(struct server *s, struct str id, struct str *out)
 
 uint64_t job_version(struct server *s, struct str id)
 {
-	struct job *j = (struct job *)table_find(&s->jobs->table, id);
+	struct job *j = map_object(&s->jobs->table, id);
 
 	if (j)
 		refresh(j);

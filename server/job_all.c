@@ -14,7 +14,7 @@ static enum err take_row(void *user, const struct journal_job *row)
 	enum err e = job_load_row(&l, row);
 
 	if (!e)
-		e = table_add(&l.server->jobs->table, &l.job->node, (struct str){ l.job->id, JOB_ID_LEN });
+		e = map_add(&l.server->jobs->table, (struct str){ l.job->id, JOB_ID_LEN }, l.job);
 	if (e == ERR_NO_MEMORY) { /* its staging would be swept as nobody's: rather no start than one without it */
 		job_free(l.job);
 		return e;
@@ -37,7 +37,7 @@ static void on_pruned(void *user, enum err e)
 	while (all->cache_last) {
 		struct job *old = all->cache_last;
 		job_cache_remove(old);
-		table_remove(&all->table, &old->node);
+		map_remove(&all->table, str_of(old->id));
 		job_free(old);
 	}
 }
@@ -87,12 +87,12 @@ FALLIBLE enum err jobs_new(struct server *s)
 
 void jobs_free(struct jobs *all)
 {
+	struct job *j;
+
 	if (!all)
 		return;
 	loop_timer_stop(&all->tick);
-	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
-		struct job *j = (struct job *)n;
-		next = table_next(&all->table, n);
+	map_each(&all->table, j) {
 		for (struct waiter *w = j->waiters, *after; w; w = after) {
 			after = w->next;
 			loop_timer_stop(&w->timer);
@@ -103,7 +103,7 @@ void jobs_free(struct jobs *all)
 		job_free(j);
 	}
 	job_lanes_free(all);
-	table_free(&all->keys);
-	table_free(&all->table);
+	map_free(&all->keys);
+	map_free(&all->table);
 	mem_free(all);
 }

@@ -22,7 +22,6 @@ enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000 };
 enum step { SOURCE_A, SOURCE_B, TARGET, SIZE, SPACE, JOURNAL };
 
 struct creation {
-	struct table_node node;         /* first: in jobs->keys while it has a key */
 	struct server *server;
 	struct job *job;
 	enum step step;
@@ -31,7 +30,7 @@ struct creation {
 	void *user;
 	char key[KEY_MAX + 1], node_key[KEY_MAX + 16], existing[JOB_ID_LEN + 1];
 	uint64_t digest;
-	bool keyed;
+	bool keyed;                     /* in jobs->keys, by node_key */
 };
 
 static void next(struct creation *c);
@@ -41,7 +40,7 @@ static void finish(struct creation *c, enum err e)
 	const char *id = c->existing[0] ? c->existing : c->job ? c->job->id : NULL;
 
 	if (c->keyed)
-		table_remove(&c->server->jobs->keys, &c->node);
+		map_remove(&c->server->jobs->keys, str_of(c->node_key));
 	if (c->planned) {
 		if (e) /* else the job answers when it has planned */
 			c->planned(c->user, e, NULL);
@@ -107,7 +106,7 @@ static FALLIBLE enum err check_key(struct creation *c, const struct job_request 
 	memcpy(c->key, rq->idem.key.p, rq->idem.key.n);
 	c->digest = journal_digest(rq->idem.body);
 	int n = snprintf(c->node_key, sizeof c->node_key, "%u:%s", rq->who.uid, c->key);
-	if (table_find(&c->server->jobs->keys, (struct str){ c->node_key, (size_t)n }))
+	if (map_object(&c->server->jobs->keys, (struct str){ c->node_key, (size_t)n }))
 		return ERR(IDEMPOTENCY_IN_FLIGHT, "the first request with this key is still being worked on");
 	TRY(journal_read_key(c->server->journal, &key, &found));
 	if (found && key.digest != c->digest)
@@ -116,7 +115,7 @@ static FALLIBLE enum err check_key(struct creation *c, const struct job_request 
 		snprintf(c->existing, sizeof c->existing, "%.*s", JOB_ID_LEN, key.resource);
 		return OK;
 	}
-	TRY(table_add(&c->server->jobs->keys, &c->node, (struct str){ c->node_key, (size_t)n }));
+	TRY(map_add(&c->server->jobs->keys, (struct str){ c->node_key, (size_t)n }, c));
 	c->keyed = true;
 	return OK;
 }
@@ -258,7 +257,7 @@ static void on_journalled(void *user, enum err e)
 	struct job *j = c->job;
 
 	if (!e)
-		e = table_add(&c->server->jobs->table, &j->node, (struct str){ j->id, JOB_ID_LEN });
+		e = map_add(&c->server->jobs->table, (struct str){ j->id, JOB_ID_LEN }, j);
 	if (e) {
 		refuse(c, e);
 		return;

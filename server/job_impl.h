@@ -5,7 +5,7 @@
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/state_dict.h"
-#include "server/table.h"
+#include "base/map.h"
 #include "spec/spec.h"
 
 enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024,
@@ -44,7 +44,6 @@ enum job_step {
 };
 
 struct job {
-	struct table_node node;     /* first; the key is id */
 	struct server *server;
 	char id[JOB_ID_LEN + 1];
 	enum job_kind kind;
@@ -100,7 +99,7 @@ struct job {
 
 struct jobs {
 	enum err (*start)(struct job *j);   /* job_start_attempt, for job_queue.c below it */
-	struct table table;
+	struct map table;
 	struct job *live;           /* doubly linked, any order */
 	uint32_t live_count, waiting_count, dry_count;
 	struct job *cache_first, *cache_last;
@@ -110,7 +109,7 @@ struct jobs {
 	struct loop_timer *tick;
 	int64_t pruned_ms;          /* service time */
 	uint64_t ended;             /* since the last pruning */
-	struct table keys;          /* idempotency keys of creations on their way */
+	struct map keys;           /* idempotency keys of creations on their way */
 };
 
 /* ---- job_move.c: the life of a job ---- */

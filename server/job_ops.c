@@ -61,7 +61,7 @@ struct retry {
 static void on_retried(void *user, enum err e)
 {
 	struct retry *r = user;
-	struct job *j = (struct job *)table_find(&r->server->jobs->table, str_of(r->id));
+	struct job *j = map_object(&r->server->jobs->table, str_of(r->id));
 
 	if (j && j->step == STEP_WAITING && !e)
 		job_queue(j);
@@ -210,7 +210,7 @@ struct listing {
 static enum err put_row(void *user, const struct journal_job *row)
 {
 	struct listing *l = user;
-	const struct job *live = (const struct job *)table_find(&l->server->jobs->table, str_of(row->id));
+	const struct job *live = map_object(&l->server->jobs->table, str_of(row->id));
 	struct str text = row->doc;
 
 	if (l->left == 0 || l->out->len >= LIST_BYTES_MAX) {

@@ -99,7 +99,7 @@ static struct ticket *new_ticket(const struct job *j)
 
 static struct job *take_ticket(struct ticket *t)
 {
-	struct job *j = (struct job *)table_find(&t->server->jobs->table, str_of(t->id));
+	struct job *j = map_object(&t->server->jobs->table, str_of(t->id));
 	bool valid = j && j->attempt == t->attempt;
 
 	mem_free(t);
@@ -375,7 +375,7 @@ static void ask_recover(struct job *j, struct recovery *r);
 static void again_later(void *user)
 {
 	struct recovery *r = user;
-	struct job *j = (struct job *)table_find(&r->ticket->server->jobs->table, str_of(r->ticket->id));
+	struct job *j = map_object(&r->ticket->server->jobs->table, str_of(r->ticket->id));
 
 	if (j) {
 		j->timer = NULL;
@@ -408,7 +408,7 @@ static void settle(struct job *j, struct recovery *r, bool committed, const json
 static void on_recovered(void *user, enum err e, const json_t *ok, int *fd)
 {
 	struct recovery *r = user;
-	struct job *j = (struct job *)table_find(&r->ticket->server->jobs->table, str_of(r->ticket->id));
+	struct job *j = map_object(&r->ticket->server->jobs->table, str_of(r->ticket->id));
 
 	(void)fd;
 	must(j && j->step == STEP_RECOVERING);

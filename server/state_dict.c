@@ -186,7 +186,7 @@ static enum err take_row(void *user, const struct journal_state_dict *row)
 static enum err take_slot(void *user, const struct journal_slot *row)
 {
 	struct server *s = user;
-	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, str_of(row->name));
+	struct state_dict *sd = map_object(&s->state_dicts->table, str_of(row->name));
 	int fd;
 
 	if (!sd || row->rank >= sd->world_size || row->slot >= STATE_DICT_SLOTS_MAX || strlen(row->segment) >= SEG_NAME_MAX ||
@@ -223,8 +223,9 @@ static enum err take_slot(void *user, const struct journal_slot *row)
  * unless a job holds them. */
 void state_dicts_settle(struct server *s)
 {
-	for (struct table_node *n = table_next(&s->state_dicts->table, NULL); n; n = table_next(&s->state_dicts->table, n)) {
-		struct state_dict *sd = (struct state_dict *)n;
+	struct state_dict *sd;
+
+	map_each(&s->state_dicts->table, sd) {
 		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 			if (state_dict_nth(sd, i)->state == SLOT_LEAVING && state_dict_nth(sd, i)->uses == 0)
 				state_dict_free_slot(sd, state_dict_nth(sd, i));
@@ -248,19 +249,19 @@ FALLIBLE enum err state_dicts_new(struct server *s)
 
 void state_dicts_free(struct state_dicts *all)
 {
+	struct state_dict *sd;
+
 	if (!all)
 		return;
 	state_dict_space_free(all);
 	loop_timer_stop(&all->tick);
 	loop_timer_stop(&all->orphan_tick);
-	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
-		next = table_next(&all->table, n);
-		struct state_dict *sd = (struct state_dict *)n;
+	map_each(&all->table, sd) {
 		state_dict_fail_waiters(sd);
 		while (sd->uses)
 			state_dict_unuse(sd->server, &(struct state_dict_use *){ sd->uses });
 		state_dict_free(sd);
 	}
-	table_free(&all->table);
+	map_free(&all->table);
 	mem_free(all);
 }

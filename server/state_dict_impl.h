@@ -4,7 +4,7 @@
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/state_dict.h"
-#include "server/table.h"
+#include "base/map.h"
 
 /* The numbers of the states that a crash must not lose are in the journal. */
 enum slot_state {
@@ -44,7 +44,6 @@ struct slot_waiter;
 struct state_dict_await;
 
 struct state_dict {
-	struct table_node node;     /* first */
 	struct server *server;
 	char name[STATE_DICT_NAME_MAX + 1];
 	uid_t uid;
@@ -80,7 +79,7 @@ struct slot_watch {
 
 struct state_dicts {
 	const struct slot_watch *watch;
-	struct table table;
+	struct map table;
 	struct seg_owner owner;     /* this daemon; constant from the start on */
 	uint64_t used_bytes;
 	uint32_t waiting;               /* reservations that wait for a slot */

@@ -47,11 +47,10 @@ static void on_tick(void *user)
 	struct server *s = user;
 	struct state_dicts *all = s->state_dicts;
 	int64_t now = clock_service_ms();
+	struct state_dict *sd;
 
-	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
-		next = table_next(&all->table, n);
-		tend((struct state_dict *)n, now);
-	}
+	map_each(&all->table, sd)
+		tend(sd, now);
 }
 
 FALLIBLE enum err state_dict_lease_start(struct server *s)

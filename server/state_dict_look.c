@@ -128,8 +128,9 @@ static void on_look_time(void *user)
 
 void state_dict_look_at_all(struct server *s)
 {
-	for (struct table_node *n = table_next(&s->state_dicts->table, NULL); n; n = table_next(&s->state_dicts->table, n)) {
-		struct state_dict *sd = (struct state_dict *)n;
+	struct state_dict *sd;
+
+	map_each(&s->state_dicts->table, sd) {
 		for (uint32_t k = 0; k < state_dict_slots(sd); k++)
 			if (state_dict_nth(sd, k)->state == SLOT_SEALED)
 				state_dict_look_at(sd, state_dict_nth(sd, k));

@@ -178,7 +178,7 @@ void state_dict_make(struct server *s, const struct state_dict_make *want, made_
 
 void state_dict_make_stop(struct server *s, struct str name)
 {
-	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, name);
+	struct state_dict *sd = map_object(&s->state_dicts->table, name);
 
 	if (sd && sd->hidden)
 		state_dict_kill(sd); /* what arrives from now on is removed, see state_dict_space.c */

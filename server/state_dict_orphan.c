@@ -154,10 +154,9 @@ static void on_tick(void *user)
 	struct server *s = user;
 	struct state_dicts *all = s->state_dicts;
 	int64_t now = clock_service_ms();
+	struct state_dict *sd;
 
-	for (struct table_node *n = table_next(&all->table, NULL), *next; n; n = next) {
-		struct state_dict *sd = (struct state_dict *)n;
-		next = table_next(&all->table, n);
+	map_each(&all->table, sd) {
 		if (sd->lease_ms && !sd->hidden && sd->orphaned_ms)
 			tend_orphan(sd, now);
 	}

@@ -105,10 +105,9 @@ static void sweep_one(void *user, const char *name, uint64_t bytes)
 
 static FALLIBLE enum err list_known(struct server *s, struct map *known)
 {
-	const struct table *t = &s->state_dicts->table;
+	const struct state_dict *sd;
 
-	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n)) {
-		const struct state_dict *sd = (const struct state_dict *)n;
+	map_each(&s->state_dicts->table, sd) {
 		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 			if (state_dict_nth(sd, i)->fd >= 0)
 				TRY(map_put(known, str_of(state_dict_nth(sd, i)->segment), 1));

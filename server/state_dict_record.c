@@ -20,24 +20,24 @@ void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation
 
 bool state_dict_exists(const struct server *s, struct str name)
 {
-	return table_find(&s->state_dicts->table, name) != NULL;
+	return map_object(&s->state_dicts->table, name) != NULL;
 }
 
 uint32_t state_dict_count(const struct server *s)
 {
-	return s->state_dicts->table.count;
+	return s->state_dicts->table.raw.count;
 }
 
 uint32_t state_dict_world(const struct server *s, struct str name)
 {
-	const struct state_dict *sd = (const struct state_dict *)table_find(&s->state_dicts->table, name);
+	const struct state_dict *sd = map_object(&s->state_dicts->table, name);
 
 	return sd && !sd->hidden ? sd->world_size : 0;
 }
 
 FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out)
 {
-	struct state_dict *sd = (struct state_dict *)table_find(&s->state_dicts->table, name);
+	struct state_dict *sd = map_object(&s->state_dicts->table, name);
 
 	if (!sd || sd->hidden)
 		return ERR(NOT_FOUND, "there is no state dict \"%.*s\"", (int)num_min(name.n, STATE_DICT_NAME_MAX), name.p);
@@ -82,7 +82,7 @@ FALLIBLE enum err state_dict_add_slots(struct state_dict *sd)
 FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
 				   struct state_dict **out)
 {
-	if (s->state_dicts->table.count >= STATE_DICTS_MAX)
+	if (s->state_dicts->table.raw.count >= STATE_DICTS_MAX)
 		return ERR(LIMIT_EXCEEDED, "there are %d state dicts already", STATE_DICTS_MAX);
 	struct state_dict *sd = mem_zalloc(1, sizeof *sd);
 	if (!sd)
@@ -102,7 +102,7 @@ FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t w
 	for (uint32_t r = 0; !e && r < sd->world_size; r++)
 		sd->ranks[r].last_generation = -1;
 	if (!e)
-		e = table_add(&s->state_dicts->table, &sd->node, (struct str){ sd->name, name.n });
+		e = map_add(&s->state_dicts->table, (struct str){ sd->name, name.n }, sd);
 	if (e) {
 		state_dict_free(sd);
 		return e;

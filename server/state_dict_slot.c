@@ -187,7 +187,7 @@ void state_dict_fail_waiters(struct state_dict *sd)
 void state_dict_kill(struct state_dict *sd)
 {
 	must(!sd->dead && (!sd->uses || sd->hidden));
-	table_remove(&sd->server->state_dicts->table, &sd->node);
+	map_remove(&sd->server->state_dicts->table, str_of(sd->name));
 	loop_timer_stop(&sd->look_timer);
 	sd->dead = true;
 	sd->refs++;

@@ -71,10 +71,8 @@ static enum err exhausted(struct server *s, uint64_t needed, uint64_t free_bytes
 	const struct state_dict *shown[HOLDERS_SHOWN] = { NULL };
 
 	for (int i = 0; i < HOLDERS_SHOWN; i++) {
-		const struct state_dict *best = NULL;
-		for (struct table_node *t = table_next(&s->state_dicts->table, NULL); t;
-		     t = table_next(&s->state_dicts->table, t)) {
-			const struct state_dict *sd = (const struct state_dict *)t;
+		const struct state_dict *best = NULL, *sd;
+		map_each(&s->state_dicts->table, sd) {
 			bool seen = false;
 			for (int k = 0; k < i; k++)
 				seen |= shown[k] == sd;
@@ -108,11 +106,11 @@ void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_
 
 uint64_t state_dict_orphaned(const struct server *s)
 {
-	const struct table *t = &s->state_dicts->table;
+	const struct state_dict *sd;
 	uint64_t sum = 0;
 
-	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n))
-		sum += ((const struct state_dict *)n)->orphaned_ms ? held_by((const struct state_dict *)n) : 0;
+	map_each(&s->state_dicts->table, sd)
+		sum += sd->orphaned_ms ? held_by(sd) : 0;
 	return sum;
 }
 
@@ -123,14 +121,12 @@ static bool is_spare(const struct slot *sl)
 
 static uint64_t spare_bytes(const struct server *s)
 {
-	const struct table *t = &s->state_dicts->table;
+	const struct state_dict *sd;
 	uint64_t sum = 0;
 
-	for (struct table_node *n = table_next(t, NULL); n; n = table_next(t, n)) {
-		const struct state_dict *sd = (const struct state_dict *)n;
+	map_each(&s->state_dicts->table, sd)
 		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 			sum += is_spare(state_dict_nth(sd, i)) ? state_dict_nth(sd, i)->bytes : 0;
-	}
 	return sum;
 }
 
@@ -138,11 +134,10 @@ static uint64_t spare_bytes(const struct server *s)
  * a snapshot, a warm slot only the faulting of its pages. The bytes that they had, until `bytes` are found. */
 static uint64_t drop_spares(struct server *s, uint64_t bytes)
 {
-	const struct table *t = &s->state_dicts->table;
+	struct state_dict *sd;
 	uint64_t found = 0;
 
-	for (struct table_node *n = table_next(t, NULL); n && found < bytes; n = table_next(t, n)) {
-		struct state_dict *sd = (struct state_dict *)n;
+	map_each(&s->state_dicts->table, sd) {
 		for (uint32_t i = 0; i < state_dict_slots(sd) && found < bytes; i++) {
 			if (!is_spare(state_dict_nth(sd, i)))
 				continue;

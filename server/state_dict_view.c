@@ -127,22 +127,22 @@ static int by_name(const void *a, const void *b)
 {
 	const struct state_dict *const *x = a, *const *y = b;
 
-	return str_cmp((*x)->node.key, (*y)->node.key);
+	return str_cmp(str_of((*x)->name), str_of((*y)->name));
 }
 
 /* The token is the last name shown: stable while others come and go. */
 FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who, uint32_t page_size, struct str page_token,
 				  struct buf *out)
 {
-	const struct table *t = &s->state_dicts->table;
-	struct state_dict **all = mem_zalloc(t->count, sizeof *all);
+	const struct map *t = &s->state_dicts->table;
+	struct state_dict **all = mem_zalloc(t->raw.count, sizeof *all);
+	struct state_dict *sd;
 	uint32_t n = 0, shown = 0;
 
 	if (!all)
 		return ERR(NO_MEMORY, "cannot list state dicts");
-	for (struct table_node *x = table_next(t, NULL); x; x = table_next(t, x)) {
-		struct state_dict *sd = (struct state_dict *)x;
-		if (!sd->hidden && principal_may(who, sd->uid) && (page_token.n == 0 || str_cmp(x->key, page_token) > 0))
+	map_each(t, sd) {
+		if (!sd->hidden && principal_may(who, sd->uid) && (page_token.n == 0 || str_cmp(str_of(sd->name), page_token) > 0))
 			all[n++] = sd;
 	}
 	qsort(all, n, sizeof *all, by_name);
@@ -156,7 +156,7 @@ FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who,
 	buf_puts(out, "]");
 	if (shown < n && shown > 0) {
 		buf_puts(out, ",\"next_page_token\":");
-		buf_json_str(out, all[shown - 1]->node.key);
+		buf_json_str(out, str_of(all[shown - 1]->name));
 	}
 	buf_puts(out, "}");
 	mem_free(all);

@@ -74,14 +74,12 @@ void t_server_crash(struct t_server *t)
 /* Segments outlive a daemon by design; without the state dir nobody would ever remove them. */
 static void unlink_segments(struct server *s)
 {
-	const struct table *all = &s->state_dicts->table;
+	const struct state_dict *sd;
 
-	for (struct table_node *n = table_next(all, NULL); n; n = table_next(all, n)) {
-		const struct state_dict *sd = (const struct state_dict *)n;
+	map_each(&s->state_dicts->table, sd)
 		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 			if (state_dict_nth(sd, i)->fd >= 0)
 				T_OK(seg_unlink(state_dict_nth(sd, i)->segment));
-	}
 }
 
 void t_server_remove(struct t_server *t)

@@ -226,7 +226,34 @@ static void test_map(void **state)
 	assert_int_equal(found, 5);
 	T_OK(map_put(&m, STR("k5"), 99));
 	assert_int_equal(map_get(&m, STR("k5")), 99);
-	assert_int_equal(m.count, 2000);
+	assert_int_equal(m.raw.count, 2000);
+	map_free(&m);
+}
+
+/* What comes and goes takes no more room than what is there at once, and nothing that stays is lost. */
+static void test_map_churn(void **state)
+{
+	static char keys[20000][8];
+	struct map m = { 0 };
+	uint32_t seen = 0;
+	char *key;
+
+	(void)state;
+	for (int i = 0; i < 20000; i++) {
+		snprintf(keys[i], sizeof keys[i], "k%d", i);
+		T_OK(map_add(&m, str_of(keys[i]), keys[i]));
+		if (i >= 100 && (i - 100) % 10)
+			map_remove(&m, str_of(keys[i - 100]));
+	}
+	assert_true(m.raw.mask < 8192);
+	for (int i = 0; i < 20000; i++)
+		assert_ptr_equal(map_object(&m, str_of(keys[i])), i >= 19900 || i % 10 == 0 ? keys[i] : NULL);
+	map_each(&m, key) {
+		map_remove(&m, str_of(key));
+		seen++;
+	}
+	assert_int_equal(seen, 1990 + 100);
+	assert_null(map_object(&m, STR("k0")));
 	map_free(&m);
 }
 
@@ -294,7 +321,7 @@ int main(void)
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),
 		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_bytes_as_text),	     cmocka_unit_test(test_json_string),
 		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),
-		cmocka_unit_test(test_map),	     cmocka_unit_test(test_reserve),
+		cmocka_unit_test(test_map), cmocka_unit_test(test_map_churn),	     cmocka_unit_test(test_reserve),
 	};
 
 	return cmocka_run_group_tests_name("base", tests, NULL, NULL);

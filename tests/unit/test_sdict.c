@@ -155,13 +155,13 @@ static void room_may_be_made_in_advance(void **state)
 	T_ERR(LIMIT_EXCEEDED, sdict_reserve(sd, 0, 1ULL << 60, 0));
 	T_ERR(LIMIT_EXCEEDED, sdict_reserve(sd, UINT64_MAX, 0, 0));
 	T_OK(sdict_reserve(sd, 1000, 10, 10));
-	const struct sd_name *names = sd->names;
+	const struct table_item *names = sd->names.v;
 	for (uint32_t i = 0; i < 1000; i++) {
 		char name[16];
 		snprintf(name, sizeof name, "t%u", i);
 		T_OK(sdict_add_tensor(sd, str_of(name), DT_INT8, 0, NULL, &t));
 	}
-	assert_ptr_equal(sd->names, names);
+	assert_ptr_equal(sd->names.v, names);
 	for (uint32_t i = 0; i < 1000; i++) {
 		char name[16];
 		snprintf(name, sizeof name, "t%u", i);

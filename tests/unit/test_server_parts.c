@@ -1,4 +1,5 @@
 /* The small parts of the coordinator: loop, table, errors as documents, metrics, clock, who may do what. */
+#include "base/map.h"
 #include "lib/t_server.h"
 
 #include <pthread.h>
@@ -11,34 +12,33 @@
 #include "server/gauges.h"
 #include "server/loop.h"
 #include "server/metrics.h"
-#include "server/table.h"
 #include "server/unread.h"
 
 struct item {
-	struct table_node node;
 	char key[16];
 };
 
 static void test_table(void **state)
 {
 	static struct item items[1000];
-	struct table table = { 0 };
+	struct map table = { 0 };
+	struct item *item;
 	uint32_t seen = 0;
 
 	(void)state;
 	for (int i = 0; i < 1000; i++) {
 		snprintf(items[i].key, sizeof items[i].key, "k%d", i);
-		T_OK(table_add(&table, &items[i].node, str_of(items[i].key)));
+		T_OK(map_add(&table, str_of(items[i].key), &items[i]));
 	}
 	for (int i = 0; i < 1000; i += 2)
-		table_remove(&table, &items[i].node);
+		map_remove(&table, str_of(items[i].key));
 	for (int i = 0; i < 1000; i++)
-		assert_ptr_equal(table_find(&table, str_of(items[i].key)), i % 2 ? &items[i].node : NULL);
-	for (struct table_node *n = table_next(&table, NULL); n; n = table_next(&table, n))
+		assert_ptr_equal(map_object(&table, str_of(items[i].key)), i % 2 ? &items[i] : NULL);
+	map_each(&table, item)
 		seen++;
 	assert_int_equal(seen, 500);
-	table_free(&table);
-	assert_null(table_find(&table, STR("k1")));
+	map_free(&table);
+	assert_null(map_object(&table, STR("k1")));
 }
 
 static char order[8];

@@ -1,75 +1,76 @@
-/* map.c: linear probing, grows at 3/4. */
+/* map.c: see map.h. */
 #include "base/map.h"
-
-#include "base/mem.h"
-
-uint32_t map_hash(struct str key)
-{
-	uint64_t h = str_hash(key);
-
-	return (uint32_t)(h ^ h >> 32) | 1u << 31;
-}
 
 void map_free(struct map *m)
 {
-	mem_free(m->slots);
-	*m = (struct map){ 0 };
+	table_free(m);
 }
 
-static struct map_slot *probe(const struct map *m, struct str key, uint32_t hash)
+static struct map_slot *find(const struct map *m, struct str key)
 {
-	for (uint32_t i = hash & m->mask;; i = (i + 1) & m->mask) {
-		struct map_slot *s = &m->slots[i];
-		if (s->hash == 0 || (s->hash == hash && str_eq(s->key, key)))
-			return s;
-	}
+	struct map_slot *s;
+
+	table_find(m, table_hash(key), s, str_eq(s->key, key));
+	return s;
 }
 
 uint32_t map_get(const struct map *m, struct str key)
 {
-	if (!m->slots)
-		return MAP_NONE;
-	const struct map_slot *s = probe(m, key, map_hash(key));
-	return s->hash ? s->value : MAP_NONE;
+	const struct map_slot *s = find(m, key);
+
+	return s ? s->value : MAP_NONE;
 }
 
-static FALLIBLE enum err grow(struct map *m)
+void *map_object(const struct map *m, struct str key)
 {
-	uint64_t cap = m->slots ? ((uint64_t)m->mask + 1) * 2 : 16;
+	const struct map_slot *s = find(m, key);
 
-	if (cap > UINT32_MAX / 2)
-		return ERR(LIMIT_EXCEEDED, "more than %u keys", m->count);
-	struct map bigger = { .slots = mem_zalloc(cap, sizeof *bigger.slots), .mask = (uint32_t)cap - 1 };
-	if (!bigger.slots)
-		return ERR(NO_MEMORY, "no memory for %ju keys", (uintmax_t)cap);
-	for (uint64_t i = 0; m->slots && i <= m->mask; i++)
-		if (m->slots[i].hash)
-			*probe(&bigger, m->slots[i].key, m->slots[i].hash) = m->slots[i];
-	bigger.count = m->count;
-	mem_free(m->slots);
-	*m = bigger;
+	return s ? s->object : NULL;
+}
+
+static FALLIBLE enum err intern(struct map *m, struct str key, uint32_t value, struct map_slot **out)
+{
+	uint32_t hash = table_hash(key);
+
+	table_find(m, hash, *out, str_eq((*out)->key, key));
+	if (*out)
+		return OK;
+	TRY(table_add(m, hash, out));
+	(*out)->key = key;
+	(*out)->value = value;
 	return OK;
 }
 
 enum err map_intern(struct map *m, struct str key, uint32_t value, uint32_t *found_out)
 {
-	if (!m->slots || (uint64_t)m->count + 1 > ((uint64_t)m->mask + 1) / 4 * 3)
-		TRY(grow(m));
-	uint32_t hash = map_hash(key);
-	struct map_slot *s = probe(m, key, hash);
-	if (!s->hash) {
-		*s = (struct map_slot){ key, value, hash };
-		m->count++;
-	}
+	struct map_slot *s;
+
+	TRY(intern(m, key, value, &s));
 	*found_out = s->value;
 	return OK;
 }
 
 enum err map_put(struct map *m, struct str key, uint32_t value)
 {
-	uint32_t found;
+	struct map_slot *s;
 
-	TRY(map_intern(m, key, value, &found));
-	probe(m, key, map_hash(key))->value = value;
+	TRY(intern(m, key, value, &s));
+	s->value = value;
 	return OK;
+}
+
+enum err map_add(struct map *m, struct str key, void *object)
+{
+	struct map_slot *s;
+
+	TRY(intern(m, key, 0, &s));
+	s->object = object;
+	return OK;
+}
+
+void map_remove(struct map *m, struct str key)
+{
+	struct map_slot *s = find(m, key);
+
+	table_remove(m, s);
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "format/pickle.h"

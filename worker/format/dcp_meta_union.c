@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "tensor/box.h"

@@ -10,6 +10,7 @@
  *     then  sizes and path keys, as they come up */
 #include "format/dcp_meta.h"
 
+#include "base/map.h"
 #include "base/num.h"
 #include "format/pickle.h"
 

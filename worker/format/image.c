@@ -321,7 +321,7 @@ static FALLIBLE enum err check_twice(const struct join *j, const struct slot *s)
 		}
 		struct str ka = { (const char *)a->chunk->offsets, ndim * sizeof(int64_t) };
 		struct str kb = { (const char *)b->chunk->offsets, ndim * sizeof(int64_t) };
-		if (seen.count == 0)
+		if (seen.raw.count == 0)
 			TRY(map_put(&seen, ka, 0));
 		TRY(map_intern(&seen, kb, (uint32_t)i, &found));
 		if (found != (uint32_t)i)

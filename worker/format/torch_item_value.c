@@ -52,7 +52,7 @@ static FALLIBLE enum err put_dict(struct walk *w, pnode n, int depth)
 	buf_putc(w->b, '{');
 	while (w->exact && pickle_next(w->pk, &it, &key) && pickle_next(w->pk, &it, &value)) {
 		struct str k = pickle_str(w->pk, key);
-		uint32_t i = keys.count, found;
+		uint32_t i = keys.raw.count, found;
 		TRY(map_intern(&keys, k, i, &found));
 		/* A NUL in a key is JSON, but jansson has no keys with it. */
 		if (pickle_kind(w->pk, key) != PK_STR || found != i || !str_utf8(k) || (k.n && memchr(k.p, 0, k.n))) {

@@ -1,6 +1,7 @@
 /* state_dict_op_images.h: the trees that an operation makes → the images of the target's segments: headers with values, paths and layout,
  * and where each shard's bytes go. The bytes come by the run. */
 #pragma once
+#include "base/map.h"
 #include "ops/state_dict_op_trees.h"
 
 /* A target shard: where its bytes go. */

@@ -1,5 +1,6 @@
 /* state_dict_op_rules.h: the `layout` of an image: which of a rank's sharded tensors are DTensors, and on which mesh. */
 #pragma once
+#include "base/map.h"
 #include "plan/tree.h"
 #include "runner/spec.h"
 

@@ -3,6 +3,7 @@
  * A tree_shard's `at` is a number of ours: an index into the places, which say where the shard's bytes are. Places of several state
  * dicts of one job are numbered together, so that a move's source is found whichever of them it comes from. */
 #pragma once
+#include "base/map.h"
 #include "plan/tree.h"
 #include "runner/input.h"
 

@@ -394,7 +394,7 @@ static FALLIBLE enum err find_keys(const struct maker *m, struct load_match *mat
 	for (uint64_t i = 0; i < to_count && n < match->missing_count; i++)
 		if (m->found[i] == SD_NONE)
 			match->missing[n++] = fqn_of(to, i);
-	if (match->a_part || from->name_count + match->missing_count <= to->name_count)
+	if (match->a_part || from->names.raw.count + match->missing_count <= to->names.raw.count)
 		return OK; /* all of the source was found */
 	for (int pass = 0; pass < 2; pass++) {
 		n = 0;

@@ -205,11 +205,11 @@ static FALLIBLE enum err no_such_key(const struct maker *m)
 	const struct sdict *s = m->source;
 	char number[24];
 
-	for (uint64_t i = 0; i < s->tensor_count + s->value_count && seen.count <= KEYS_SHOWN; i++) {
+	for (uint64_t i = 0; i < s->tensor_count + s->value_count && seen.raw.count <= KEYS_SHOWN; i++) {
 		bool tensor = i < s->tensor_count;
 		struct str fqn = tensor ? s->tensors[i].fqn : s->values[i - s->tensor_count].fqn, text;
 		struct sd_path path = tensor ? s->tensors[i].path : s->values[i - s->tensor_count].path;
-		uint32_t found, n = seen.count;
+		uint32_t found, n = seen.raw.count;
 		text = first_part(fqn, path, number);
 		if (text.p == number) /* a top level that is a list: no key can name it */
 			continue;

@@ -2,6 +2,7 @@
 #pragma once
 #include "plan/optim.h"
 
+#include "base/map.h"
 #include "base/vec.h"
 
 #define OPTIM_NONE UINT32_MAX

@@ -188,7 +188,7 @@ static FALLIBLE enum err number_boxes(const struct optim_model *m, uint64_t nest
 			TRY(arena_i64(m->arena, 2 * (uint64_t)p->ndim + 1, &box));
 			memcpy(box, o->offsets, p->ndim * sizeof *box);
 			memcpy(box + p->ndim, o->sizes, p->ndim * sizeof *box);
-			TRY(map_intern(&boxes, (struct str){ (char *)box, 2 * p->ndim * sizeof *box }, boxes.count + 1, &id));
+			TRY(map_intern(&boxes, (struct str){ (char *)box, 2 * p->ndim * sizeof *box }, boxes.raw.count + 1, &id));
 			rows[r * nested + column] = id;
 		}
 		column += p->outers != NULL;
@@ -210,10 +210,10 @@ static FALLIBLE enum err found_groups(struct optim_model *m, const uint32_t *row
 		return ERR(NO_MEMORY, "no memory for %u ranks", m->world_size);
 	for (uint32_t r = 0; r < m->world_size; r++) {
 		struct str row = { (const char *)(rows + r * nested), nested * sizeof *rows };
-		TRY(map_intern(&kinds, row, kinds.count, &kind[r]));
+		TRY(map_intern(&kinds, row, kinds.raw.count, &kind[r]));
 		count[kind[r]]++;
 	}
-	for (uint32_t k = 0; k < kinds.count; k++) {
+	for (uint32_t k = 0; k < kinds.raw.count; k++) {
 		TRY(arena_alloc(m->arena, count[k], sizeof **ranks, &ranks[k]));
 		count[k] = 0;
 	}

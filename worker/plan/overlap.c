@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
-#include "base/str.h"
+#include "base/table.h"
 #include "plan/grid.h"
 #include "tensor/box.h"
 
@@ -359,26 +359,24 @@ enum err overlap_self(uint32_t ndim, const struct overlap_box *boxes, uint64_t c
 
 enum err overlap_drop_equal(uint32_t ndim, struct overlap_box *boxes, uint64_t *count)
 {
-	uint64_t cap = 16, kept = 0;
+	struct table(struct table_item) seen = { 0 };
+	struct table_item *same;
+	uint64_t kept = 0;
 
-	while (cap < *count * 2)
-		cap *= 2;
-	uint32_t *slots = mem_zalloc(cap, sizeof *slots); /* index + 1 */
-	if (!slots)
-		return ERR(NO_MEMORY, "no memory to compare %ju chunks", (uintmax_t)*count);
-	for (uint64_t i = 0; i < *count; i++) {
+	enum err e = table_reserve(&seen, *count);
+	for (uint64_t i = 0; i < *count && !e; i++) {
 		const int64_t *d = boxes[i].dims;
-		uint64_t at = str_hash((struct str){ (const char *)d, ndim * 2 * sizeof *d }) & (cap - 1);
-
-		while (slots[at] && !box_equal(ndim, boxes[slots[at] - 1].dims, boxes[slots[at] - 1].dims + ndim,
-						d, d + ndim))
-			at = (at + 1) & (cap - 1);
-		if (slots[at])
+		uint32_t hash = table_hash((struct str){ (const char *)d, ndim * 2 * sizeof *d });
+		table_find(&seen, hash, same, box_equal(ndim, boxes[same->item].dims, boxes[same->item].dims + ndim, d, d + ndim));
+		if (same)
 			continue;
-		boxes[kept++] = boxes[i];
-		slots[at] = (uint32_t)kept;
+		e = table_add(&seen, hash, &same);
+		if (!e) {
+			same->item = (uint32_t)kept;
+			boxes[kept++] = boxes[i];
+		}
 	}
-	mem_free(slots);
+	table_free(&seen);
 	*count = kept;
-	return OK;
+	return e;
 }

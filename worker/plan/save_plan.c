@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/table.h"
 #include "plan/tiling.h"
 #include "tensor/box.h"
 
@@ -25,8 +26,7 @@ struct maker {
 	uint64_t *bytes;                 /* of each distinct item */
 	uint32_t *first_head;            /* tensor → its first distinct box; one more at the end */
 	uint64_t count;                  /* distinct items */
-	uint32_t *slots;                 /* hash table over one tensor's boxes: index into heads + 1 */
-	uint64_t slot_cap;
+	struct table(struct table_item) boxes;   /* of one tensor: index into heads */
 	uint64_t *load;                  /* bytes per rank so far */
 	uint32_t *starts;                /* scratch of counting sorts */
 	struct save_plan_stats stats;
@@ -60,7 +60,7 @@ static void maker_free(struct maker *m)
 {
 	items_free(m);
 	mem_free(m->first_head);
-	mem_free(m->slots);
+	table_free(&m->boxes);
 	mem_free(m->load);
 	mem_free(m->starts);
 }
@@ -119,56 +119,36 @@ static bool ascending(const struct sdict *sd, const struct sd_tensor *t)
 	return true;
 }
 
-static FALLIBLE enum err clear_slots(struct maker *m, uint64_t count)
-{
-	uint64_t cap = 16;
-
-	while (cap < count * 2)
-		cap *= 2;
-	if (cap > m->slot_cap) {
-		mem_free(m->slots);
-		m->slot_cap = 0;
-		m->slots = mem_alloc(cap * sizeof *m->slots);
-		if (!m->slots)
-			return ERR(NO_MEMORY, "no memory to compare %ju chunks", (uintmax_t)count);
-		m->slot_cap = cap;
-	}
-	memset(m->slots, 0, cap * sizeof *m->slots);
-	return OK;
-}
-
-/* Adds the chunk to the chain of its box; last: per distinct box of this tensor, the end of its chain (in m->keys). */
-static void chain(struct maker *m, const struct sd_tensor *t, uint32_t chunk, uint64_t first_head, uint64_t mask)
+/* Adds the chunk to the chain of its box; m->keys: per distinct box of this tensor, the end of its chain. */
+static FALLIBLE enum err chain(struct maker *m, const struct sd_tensor *t, uint32_t chunk)
 {
 	const struct sdict *sd = m->held;
 	const int64_t *d = sd->chunks[chunk].dims;
-	uint64_t at = str_hash((struct str){ (const char *)d, t->ndim * 2 * sizeof *d }) & mask;
+	uint32_t hash = table_hash((struct str){ (const char *)d, t->ndim * 2 * sizeof *d });
+	struct table_item *same;
 
-	for (; m->slots[at]; at = (at + 1) & mask) {
-		uint64_t i = first_head + m->slots[at] - 1;
-		if (dims_cmp(t->ndim * 2, sd->chunks[m->heads[i]].dims, d) == 0) {
-			m->next[m->keys[i]] = chunk;
-			m->keys[i] = chunk;
-			return;
-		}
+	table_find(&m->boxes, hash, same, dims_cmp(t->ndim * 2, sd->chunks[m->heads[same->item]].dims, d) == 0);
+	if (same) {
+		m->next[m->keys[same->item]] = chunk;
+		m->keys[same->item] = chunk;
+		return OK;
 	}
+	TRY(table_add(&m->boxes, hash, &same));
+	same->item = (uint32_t)m->count;
 	m->heads[m->count] = m->keys[m->count] = chunk;
 	m->count++;
-	m->slots[at] = (uint32_t)(m->count - first_head);
+	return OK;
 }
 
 /* Empty boxes are not written, but a tensor without elements keeps one, else it would vanish. */
 static FALLIBLE enum err group(struct maker *m, const struct sd_tensor *t)
 {
-	uint64_t end = t->first_chunk + t->chunk_count, first_head = m->count, mask = 0;
+	uint64_t end = t->first_chunk + t->chunk_count, first_head = m->count;
 	bool nothing_twice = ascending(m->held, t), tensor_empty = box_empty(t->ndim, t->shape);
 
-	if (!nothing_twice && !tensor_empty) {
-		TRY(clear_slots(m, t->chunk_count));
-		mask = 15;
-		while (mask + 1 < (uint64_t)t->chunk_count * 2)
-			mask = mask * 2 + 1;
-	}
+	table_free(&m->boxes);
+	if (!nothing_twice && !tensor_empty)
+		TRY(table_reserve(&m->boxes, t->chunk_count));
 	for (uint64_t i = t->first_chunk; i < end; i++) {
 		m->next[i] = NONE;
 		if (tensor_empty) {
@@ -179,7 +159,7 @@ static FALLIBLE enum err group(struct maker *m, const struct sd_tensor *t)
 		} else if (nothing_twice) {
 			m->heads[m->count++] = (uint32_t)i;
 		} else {
-			chain(m, t, (uint32_t)i, first_head, mask);
+			TRY(chain(m, t, (uint32_t)i));
 		}
 	}
 	return OK;
@@ -429,7 +409,7 @@ enum err save_plan_make(const struct sdict *held, enum dedup how, uint64_t arena
 	}
 	m.first_head[held->tensor_count] = (uint32_t)m.count;
 	choose_all(&m);
-	TRY(sdict_reserve(plan, held->name_count, held->tensor_count, m.count));
+	TRY(sdict_reserve(plan, held->names.raw.count, held->tensor_count, m.count));
 	if (shares(&m))
 		sdict_borrow(plan, held);
 	TRY(emit_tensors(&m, plan));

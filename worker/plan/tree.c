@@ -36,16 +36,16 @@ static uint32_t key_hash(const struct tree_key *k)
 {
 	struct str s = k->is_int ? (struct str){ (const char *)&k->index, sizeof k->index } : k->text;
 
-	return (uint32_t)str_hash(s);
+	return table_hash(s);
 }
 
-static void slot_fill(struct tree *d, uint32_t place)
+static FALLIBLE enum err index_key(struct tree *d, uint32_t place)
 {
-	uint32_t mask = d->slot_count - 1, i = key_hash(&d->keys[place]) & mask;
+	struct table_item *at;
 
-	while (d->slots[i])
-		i = (i + 1) & mask;
-	d->slots[i] = place + 1;
+	TRY(table_add(&d->index, key_hash(&d->keys[place]), &at));
+	at->item = place;
+	return OK;
 }
 
 /* The place of `key` in a dict, tried first at `hint`; UINT32_MAX: absent. */
@@ -55,17 +55,15 @@ static uint32_t tree_find(const struct tree *dict, const struct tree_key *key, u
 		return NOT_FOUND;
 	if (hint < dict->count && tree_key_eq(&dict->keys[hint], key))
 		return hint;
-	if (!dict->slot_count) {
+	if (!dict->index.v) {
 		for (uint32_t i = 0; i < dict->count; i++)
 			if (tree_key_eq(&dict->keys[i], key))
 				return i;
 		return NOT_FOUND;
 	}
-	uint32_t mask = dict->slot_count - 1;
-	for (uint32_t i = key_hash(key) & mask; dict->slots[i]; i = (i + 1) & mask)
-		if (tree_key_eq(&dict->keys[dict->slots[i] - 1], key))
-			return dict->slots[i] - 1;
-	return NOT_FOUND;
+	const struct table_item *at;
+	table_find(&dict->index, key_hash(key), at, tree_key_eq(&dict->keys[at->item], key));
+	return at ? at->item : NOT_FOUND;
 }
 
 struct tree *tree_get(const struct tree *dict, struct tree_key key)
@@ -101,11 +99,12 @@ static FALLIBLE enum err grow(struct arena *a, struct tree *t)
 		if (t->count)
 			memcpy(keys, t->keys, t->count * sizeof *keys);
 		t->keys = keys;
-		if (cap > INDEX_FROM) { /* a table of its own: the old one may be borrowed */
-			TRY(arena_alloc(a, (uint64_t)cap * 2, sizeof *t->slots, &t->slots));
-			t->slot_count = cap * 2;
+		if (cap > INDEX_FROM) { /* a table of its own, with room for cap keys: the old one may be borrowed */
+			uint64_t slots = table_slots(cap);
+			t->index.raw = (struct table_raw){ .mask = (uint32_t)slots - 1 };
+			TRY(arena_alloc(a, slots, sizeof *t->index.v, &t->index.v));
 			for (uint32_t i = 0; i < t->count; i++)
-				slot_fill(t, i);
+				TRY(index_key(t, i));
 		}
 	}
 	t->children = children;
@@ -124,9 +123,7 @@ enum err tree_put(struct arena *a, struct tree *dict, struct tree_key key, struc
 	TRY(grow(a, dict));
 	dict->keys[dict->count] = key;
 	dict->children[dict->count++] = child;
-	if (dict->slot_count)
-		slot_fill(dict, dict->count - 1);
-	return OK;
+	return dict->index.v ? index_key(dict, dict->count - 1) : OK;
 }
 
 enum err tree_append(struct arena *a, struct tree *list, struct tree *child)
@@ -143,8 +140,7 @@ enum err tree_shell(struct arena *a, const struct tree *like, struct tree **out)
 	TRY(arena_alloc(a, like->count, sizeof *(*out)->children, &(*out)->children));
 	/* Borrowed: tree_put copies before it adds, as there is no room left. */
 	(*out)->keys = like->keys;
-	(*out)->slots = like->slots;
-	(*out)->slot_count = like->slot_count;
+	(*out)->index.raw = like->index.raw;
 	(*out)->count = (*out)->cap = like->count;
 	return OK;
 }

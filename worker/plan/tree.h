@@ -10,7 +10,7 @@
  *     TRY(tree_put(arena, root, tree_key_str(STR("weight")), w)); */
 #pragma once
 #include "base/arena.h"
-#include "base/str.h"
+#include "base/table.h"
 #include "tensor/placement.h"
 #include "tensor/dtype.h"
 
@@ -63,10 +63,10 @@ struct tree_key {
 struct tree {
 	enum tree_kind kind;
 	uint32_t count;                /* of children */
-	uint32_t cap, slot_count;      /* tree.c's own */
+	uint32_t cap;                  /* tree.c's own */
 	struct tree **children;
 	struct tree_key *keys;         /* TREE_DICT: count, in insertion order, each once */
-	uint32_t *slots;               /* tree.c's own: a hash table over the keys of a large dict */
+	struct table(struct table_item) index; /* tree.c's own, in the arena: over the keys of a large dict */
 	union {
 		struct tree_tensor tensor;
 		struct {

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/map.h"
 #include "io/digest.h"
 
 enum { DIVERGENT_MAX = 1000 };

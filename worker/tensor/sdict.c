@@ -34,7 +34,7 @@ void sdict_free(struct sdict *sd)
 	mem_free(sd->differing);
 	mem_free(sd->files);
 	mem_free(sd->transforms);
-	mem_free(sd->names);
+	table_free(&sd->names);
 	arena_free(sd->arena);
 	mem_free(sd);
 }
@@ -85,44 +85,15 @@ static struct str fqn_of(const struct sdict *sd, uint32_t item)
 	return item & SD_VALUE_BIT ? sd->values[item & ~SD_VALUE_BIT].fqn : sd->tensors[item].fqn;
 }
 
-/* Its place in the table, or the free one where it would be. */
-static struct sd_name *probe(const struct sdict *sd, struct str fqn, uint32_t hash)
+static FALLIBLE enum err name_room(struct sdict *sd, uint64_t keys)
 {
-	for (uint32_t i = hash & sd->name_mask;; i = (i + 1) & sd->name_mask) {
-		struct sd_name *n = &sd->names[i];
-		if (n->hash == 0 || (n->hash == hash && str_eq(fqn_of(sd, n->item), fqn)))
-			return n;
-	}
-}
+	uint64_t old = sd->names.v ? (uint64_t)sd->names.raw.mask + 1 : 0, slots = table_slots(keys);
 
-/* It is filled to three quarters at most. */
-static FALLIBLE enum err grow_names(struct sdict *sd, uint64_t keys)
-{
-	uint64_t old = sd->names ? (uint64_t)sd->name_mask + 1 : 0, cap = FIRST_CAP;
-
-	while (cap / 4 * 3 < keys && cap <= UINT32_MAX)
-		cap *= 2;
-	if (cap > UINT32_MAX / 2)
-		return ERR(LIMIT_EXCEEDED, "more than %u keys", sd->name_count);
-	if (cap <= old)
+	if (slots <= old)
 		return OK;
-	uint32_t mask = (uint32_t)(cap - 1);
-	TRY(check_cap(sd, cap * sizeof *sd->names));
-	struct sd_name *names = mem_zalloc(cap, sizeof *names);
-	if (!names)
-		return ERR(NO_MEMORY, "no memory for %ju keys", (uintmax_t)cap);
-	for (uint64_t i = 0; i < old; i++) {
-		uint32_t at = sd->names[i].hash & mask;
-		if (!sd->names[i].hash)
-			continue;
-		while (names[at].hash)
-			at = (at + 1) & mask;
-		names[at] = sd->names[i];
-	}
-	sd->array_bytes += (cap - old) * sizeof *names;
-	mem_free(sd->names);
-	sd->names = names;
-	sd->name_mask = mask;
+	TRY(check_cap(sd, slots * sizeof *sd->names.v));
+	TRY(table_reserve(&sd->names, keys));
+	sd->array_bytes += (slots - old) * sizeof *sd->names.v;
 	return OK;
 }
 
@@ -131,20 +102,20 @@ static FALLIBLE enum err add_name(struct sdict *sd, struct str fqn, uint32_t ite
 {
 	if (fqn.n > SD_FQN_MAX)
 		return err_at_fqn(ERR(LIMIT_EXCEEDED, "a key of %zu bytes, more than %d", fqn.n, SD_FQN_MAX), fqn.p, fqn.n);
-	if (!sd->names || (uint64_t)sd->name_count + 1 > ((uint64_t)sd->name_mask + 1) / 4 * 3)
-		TRY(grow_names(sd, (uint64_t)sd->name_count + 1));
-	uint32_t hash = map_hash(fqn);
-	struct sd_name *n = probe(sd, fqn, hash);
-	if (n->hash)
+	uint32_t hash = table_hash(fqn);
+	struct table_item *n;
+	table_find(&sd->names, hash, n, str_eq(fqn_of(sd, n->item), fqn));
+	if (n)
 		return err_at_fqn(ERR(DUPLICATE_KEY, "the key is there twice"), fqn.p, fqn.n);
-	*n = (struct sd_name){ hash, item };
-	sd->name_count++;
+	TRY(name_room(sd, (uint64_t)sd->names.raw.count + 1));
+	TRY(table_add(&sd->names, hash, &n));
+	n->item = item;
 	return OK;
 }
 
 enum err sdict_reserve(struct sdict *sd, uint64_t keys, uint64_t tensors, uint64_t chunks)
 {
-	TRY(grow_names(sd, keys));
+	TRY(name_room(sd, keys));
 	if (tensors > sd->tensor_cap)
 		TRY(grow(sd, &sd->tensors, tensors, &sd->tensor_cap, sizeof *sd->tensors));
 	return chunks > sd->chunk_cap ? grow(sd, &sd->chunks, chunks, &sd->chunk_cap, sizeof *sd->chunks) : OK;
@@ -352,10 +323,10 @@ enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *
 
 uint32_t sdict_find(const struct sdict *sd, struct str fqn)
 {
-	if (!sd->names)
-		return SD_NONE;
-	const struct sd_name *n = probe(sd, fqn, map_hash(fqn));
-	return n->hash ? n->item : SD_NONE;
+	const struct table_item *n;
+
+	table_find(&sd->names, table_hash(fqn), n, str_eq(fqn_of(sd, n->item), fqn));
+	return n ? n->item : SD_NONE;
 }
 
 struct sd_tensor *sdict_tensor(const struct sdict *sd, struct str fqn)

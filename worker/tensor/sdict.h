@@ -9,7 +9,7 @@
  * tensor in a row. */
 #pragma once
 #include "base/arena.h"
-#include "base/map.h"
+#include "base/table.h"
 #include "base/str.h"
 #include "tensor/dtype.h"
 
@@ -105,20 +105,13 @@ struct sdict {
 	uint64_t transform_count, transform_cap;
 	const struct sd_origin *origins; /* of spooled items; in the arena of the checkpoint's sdict, which outlives the others */
 	bool has_paths;               /* false: planner_data was None */
-	struct sd_name *names;        /* hash table of FQNs, see sdict_find */
-	uint32_t name_count, name_mask;
+	struct table(struct table_item) names; /* by FQN; see sdict_find */
 	uint64_t cap_bytes, array_bytes; /* the arena's cap holds for arena and arrays together */
 };
 #define SD_VALUE_BIT 0x80000000u
 #define SD_NONE UINT32_MAX
 
 enum { SD_FQN_MAX = 64 << 10 };  /* bytes of a key: longer ones are neither read nor written */
-
-/* An entry of the table has no key of its own: that is in the tensor or value. */
-struct sd_name {
-	uint32_t hash;                /* 0: free */
-	uint32_t item;
-};
 
 FALLIBLE enum err sdict_new(uint64_t arena_cap_bytes, struct sdict **out);
 void sdict_free(struct sdict *sd);
