@@ -203,8 +203,8 @@ void sweep_after(struct job *j)
 {
 	struct job_ref target = job_ref_of(&j->spec.target);
 	const char *code = json_string_value(json_object_get(j->error, "code"));
-	bool overwrites = j->spec.overwrite;
-	bool replaced = j->state == JOB_SUCCEEDED && (overwrites || j->kind == JOB_DELETE);
+	bool leaves = j->spec.overwrite || j->kind == JOB_DELETE || spec_target_is_file(&j->spec); /* trash, or a receipt */
+	bool replaced = j->state == JOB_SUCCEEDED && leaves;
 
 	if (!target.storage || !target.name || !(kind_of(j->kind)->writes & REF_CHECKPOINT))
 		return;

@@ -57,7 +57,7 @@ static FALLIBLE enum err collect(struct planner *pl)
 /* In the order given, a new file when the next tensor would make it too large. */
 static uint32_t split_files(struct planner *pl)
 {
-	uint64_t max = pl->t->max_file_bytes ? pl->t->max_file_bytes : FILE_MAX_BYTES, filled = 0;
+	uint64_t max = pl->t->file_name.p ? UINT64_MAX : pl->t->max_file_bytes ? pl->t->max_file_bytes : FILE_MAX_BYTES, filled = 0;
 	uint32_t files = 0;
 
 	for (uint64_t i = 0; i < pl->n; i++) {
@@ -126,7 +126,7 @@ static FALLIBLE enum err place_file(struct planner *pl, uint32_t index, uint32_t
 	format_hf_payload(index, files, name);
 	TRY(vec_push(&p->files, &f));
 	*f = (struct file_plan_file){ .first_item = p->items.n, .item_count = count + 1 };
-	TRY(arena_str(p->arena, str_of(name), &f->name));
+	TRY(arena_str(p->arena, pl->t->file_name.p ? pl->t->file_name : str_of(name), &f->name));
 	TRY(add_header(pl, wholes, count, &offset));
 	for (uint64_t i = 0; i < count; i++)
 		TRY(add_item(p, FILE_PLAN_CHUNK, wholes[i].chunk, wholes[i].bytes, &offset));

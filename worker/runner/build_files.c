@@ -503,7 +503,8 @@ static FALLIBLE enum err fill(struct builder *bd)
 enum err build_target_files(struct run_build *b, struct build_target *t)
 {
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
-						 .block_bytes = t->task_bytes, .max_file_bytes = t->max_file_bytes, .given = t->given,
+						 .block_bytes = t->task_bytes, .max_file_bytes = t->max_file_bytes, .file_name = t->file_name,
+						 .given = t->given,
 						 .meta = t->meta, .meta_count = t->meta_count };
 	struct builder bd;
 	enum err e = open_builder(&bd, b, t);

@@ -132,6 +132,10 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->meta_count = s->meta_count;
 	t->local = s->store ? s->store->local : NULL;
 	s->build->opts.no_sync = !j->spec.sync_files;
+	if (spec_target_is_file(&j->spec)) {
+		const char *slash = strrchr(j->spec.target.name.p, '/');
+		t->file_name = slash ? str_of(slash + 1) : j->spec.target.name;
+	}
 	return build_target_files(s->build, t);
 }
 
@@ -173,7 +177,10 @@ static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struc
 	TRY(job_wait(j, &j->commit_ok));
 	if (!s->given && !s->again)
 		TRY(set_locs(s->target, t, run));
-	TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, j->spec.target.name.p, &head, save_id));
+	if (st->is_file)
+		head.metadata_name = ""; /* the file says itself what is in it */
+	else
+		TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, j->spec.target.name.p, &head, save_id));
 	TRY(put_manifest(j, st, run, &head));
 	if (st->in_place)
 		return staging_commit_in_place(st, head.metadata_name);

@@ -197,6 +197,51 @@ static FALLIBLE enum err check_tolerances(const struct jval *doc, const struct s
 	return OK;
 }
 
+/* How the names of checkpoints end that are one file. */
+static const struct {
+	enum target_format format;
+	bool must;                     /* the format has no other form */
+	const char *ends[4];
+} one_file[] = {
+	{ TARGET_SAFETENSORS, false, { ".safetensors" } },
+};
+
+static bool ends_as_file(enum target_format format, struct str name, bool *must_out, char list[64])
+{
+	bool ends = false;
+
+	*must_out = false;
+	list[0] = '\0';
+	for (size_t i = 0; i < sizeof one_file / sizeof one_file[0]; i++) {
+		for (const char *const *end = one_file[i].ends; one_file[i].format == format && *end; end++) {
+			ends = ends || str_ends(name, *end);
+			snprintf(list + strlen(list), 64 - strlen(list), "%s%s", list[0] ? " or " : "", *end);
+		}
+		*must_out = *must_out || (one_file[i].format == format && one_file[i].must);
+	}
+	return ends;
+}
+
+bool spec_target_is_file(const struct spec *s)
+{
+	char list[64];
+	bool must;
+
+	return s->kind == JOB_RESHARD && ends_as_file(s->format, s->target.name, &must, list);
+}
+
+/* A format that makes one file says so by the target's name, so that the checkpoint is recognised by it. */
+static FALLIBLE enum err check_ending(const struct jval *doc, const struct spec *s)
+{
+	struct jval target = jval_get(doc, "target"), name = jval_get(&target, "name");
+	char list[64];
+	bool must;
+
+	if (s->kind != JOB_RESHARD || ends_as_file(s->format, s->target.name, &must, list) || !must)
+		return OK;
+	return jval_fail(&name, ERR_NAME_INVALID, "the format \"%s\" makes one file: its name ends in %s", field_word(s, &s->format), list);
+}
+
 static FALLIBLE enum err check_target(const struct jval *doc, const struct spec *s)
 {
 	struct jval target = jval_get(doc, "target");
@@ -285,6 +330,7 @@ FALLIBLE enum err spec_read(json_t *doc, struct spec *out)
 	TRY(read_places(&root, &s));
 	if (s.kind == JOB_SAVE)
 		TRY(check_save(&root, &s));
+	TRY(check_ending(&root, &s));
 	TRY(check_cut(&root, &s));
 	TRY(check_members(&root, &s));
 	TRY(check_tolerances(&root, &s));

@@ -18,6 +18,9 @@ struct spec {
  * ERR_UNKNOWN_FIELD, ERR_VALIDATION_FAILED, ERR_NAME_INVALID, ERR_LAYOUT_INVALID, ERR_WORLD_MISMATCH, with the field's JSON pointer. */
 FALLIBLE enum err spec_read(json_t *doc, struct spec *out);
 
+/* Is the target one file? So it is where the format has but that form, and where a safetensors target's name ends so. */
+bool spec_target_is_file(const struct spec *s);
+
 /* `format` of the target of a save: "dcp". */
 FALLIBLE enum err spec_check_save_format(const struct jval *target);
 /* The target of a save to come, with "options" and "labels" beside storage, name and format; defaults are filled in. */

@@ -313,6 +313,49 @@ static enum err look_for_own(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
+/* The receipt of a target that is one file: a staging directory of this job whose manifest tells of the file that is there now, by size
+ * and time, which a rename does not change. */
+struct receipt {
+	struct own own;
+	int parent;
+	struct stat file;
+};
+
+static enum err look_for_receipt(void *user, const char *name, unsigned char d_type)
+{
+	struct receipt *r = user;
+	CLEANUP(fs_drop) int dir = -1;
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+
+	(void)d_type;
+	if (r->own.manifest || !str_is(job_of(name), r->own.job) || str_starts(str_of(name), TRASH_PREFIX))
+		return OK;
+	TRY(fs_open_dir(r->parent, name, &dir));
+	enum err e = checkpoint_manifest(dir, MANIFEST_NAME, &m);
+	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED) {
+		err_clear(); /* it had not come to the rename */
+		return OK;
+	}
+	TRY(e);
+	if (!m || strcmp(m->job, r->own.job) != 0 || m->files.n != 1)
+		return OK;
+	const struct manifest_file *f = &m->files.v[0];
+	int64_t mtime_ns = (int64_t)r->file.st_mtim.tv_sec * 1000000000 + r->file.st_mtim.tv_nsec;
+	if (f->bytes == (uint64_t)r->file.st_size && f->mtime_ns == mtime_ns)
+		r->own.manifest = move(m);
+	return OK;
+}
+
+static FALLIBLE enum err file_job(int parent, const struct stat *file, const char *job, bool *ours, struct manifest **out)
+{
+	struct receipt r = { .own = { .job = job }, .parent = parent, .file = *file };
+
+	enum err e = fs_list(parent, look_for_receipt, &r);
+	*ours = !e && r.own.manifest;
+	*out = r.own.manifest;
+	return e;
+}
+
 static FALLIBLE enum err manifest_job(int parent, const char *last, const char *job, bool *ours, struct manifest **out)
 {
 	struct own o = { .dir = -1, .job = job };
@@ -351,6 +394,7 @@ enum err commit_recover(const struct roots *roots, const json_t *question, bool 
 	const char *kind = json_string_value(json_object_get(question, "kind"));
 	char parent_path[4096], last[256];
 	enum job_kind k;
+	struct stat st;
 	uint32_t root;
 	int parent = -1;
 
@@ -367,7 +411,9 @@ enum err commit_recover(const struct roots *roots, const json_t *question, bool 
 	struct leftovers l = { .dirfd = parent, .job = job };
 	if (delete) {
 		e = deleted(parent, last, job, committed_out);
-	} else {
+	} else if ((e = fs_stat(parent, last, &st)) == OK && S_ISREG(st.st_mode)) {
+		e = file_job(parent, &st, job, committed_out, manifest_out);
+	} else if (!e || e == ERR_NOT_FOUND) {
 		e = restore(parent, last, job);
 		if (!e)
 			e = manifest_job(parent, last, job, committed_out, manifest_out);

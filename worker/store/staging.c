@@ -12,6 +12,8 @@
 #include "store/owner.h"
 #include "store/trash.h"
 
+enum { STAGED_PATH_MAX = sizeof((struct staging *)0)->name + sizeof((struct staging *)0)->target };
+
 /* Parts with a point in front are ours (staging, trash), or "." and "..": nothing is made before that is known. */
 static bool is_plain(const char *name)
 {
@@ -103,12 +105,12 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 		return OK;
 	TRY(e);
 	TRY(checkpoint_recognise(roots, root, name, &format));
-	if (format == FORMAT_NONE || !S_ISDIR(st.st_mode))
-		return ERR(NOT_A_CHECKPOINT, "'%s' is there and is no checkpoint directory", name);
+	if (format == FORMAT_NONE || !(s->is_file ? S_ISREG(st.st_mode) : S_ISDIR(st.st_mode)))
+		return ERR(NOT_A_CHECKPOINT, "'%s' is there and is no checkpoint %s", name, s->is_file ? "file" : "directory");
 	if (!overwrite)
 		return ERR(CHECKPOINT_EXISTS, "'%s' exists; overwrite is not set", name);
 	TRY(owner_check(&s->by, root, name));
-	return check_replaced(roots, root, name);
+	return s->is_file ? OK : check_replaced(roots, root, name);
 }
 
 /* Files of a checkpoint that lies in the directory may be replaced; whatever else is in it is not touched. */
@@ -130,6 +132,7 @@ static FALLIBLE enum err check_options(struct staging *s, const struct spec *spe
 	const char *name = spec->target.name.p;
 
 	s->no_sync = !spec->sync_files;
+	s->is_file = spec_target_is_file(spec);
 	s->in_place = spec->beside == BESIDE_ALWAYS;
 	if (s->in_place)
 		return check_in_place(s, name);
@@ -295,23 +298,31 @@ static FALLIBLE enum err check_sizes(const struct staging *s)
 	return OK;
 }
 
+/* The path beneath the parent that the target is renamed from. */
+static void staged_path(const struct staging *s, char out[STAGED_PATH_MAX])
+{
+	snprintf(out, STAGED_PATH_MAX, "%s%s%s", s->name, s->is_file ? "/" : "", s->is_file ? s->target : "");
+}
+
 /* The new one is durable: whatever goes wrong with the old one is no matter of this job, and the next sweep takes what is left. */
 static void drop_old(struct staging *s)
 {
-	char trash[128];
+	char trash[128], old[STAGED_PATH_MAX];
 
+	staged_path(s, old);
 	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", s->by.id);
-	if (fs_remove_tree(s->parent, trash) || fs_rename(s->parent, s->name, s->parent, trash) || trash_remove(s->parent, trash))
+	if (fs_remove_tree(s->parent, trash) || fs_rename(s->parent, old, s->parent, trash) || trash_remove(s->parent, trash))
 		err_clear();
 }
 
 static FALLIBLE enum err make_visible(struct staging *s, bool overwrite, bool *exchanged_out)
 {
-	char name[sizeof s->parent_path + sizeof s->target + 1];
+	char name[sizeof s->parent_path + sizeof s->target + 1], staged[STAGED_PATH_MAX];
 
 	*exchanged_out = false;
+	staged_path(s, staged);
 	fs_fault("commit.rename");
-	enum err e = fs_rename_noreplace(s->parent, s->name, s->target);
+	enum err e = fs_rename_noreplace(s->parent, staged, s->target);
 	if (!e)
 		s->done = true;
 	if (e != ERR_CHECKPOINT_EXISTS || !overwrite)
@@ -319,7 +330,7 @@ static FALLIBLE enum err make_visible(struct staging *s, bool overwrite, bool *e
 	/* what is there now need not be what was there when the job began */
 	target_name(s, name, sizeof name);
 	TRY(check_target(s, name, true));
-	TRY(fs_exchange(s->parent, s->name, s->target));
+	TRY(fs_exchange(s->parent, staged, s->target));
 	s->done = *exchanged_out = true;
 	return OK;
 }
@@ -329,8 +340,10 @@ static FALLIBLE enum err make_visible(struct staging *s, bool overwrite, bool *e
 static FALLIBLE enum err take_back(struct staging *s, bool exchanged)
 {
 	struct err_info info = *err_last();
+	char staged[STAGED_PATH_MAX];
 
-	enum err e = exchanged ? fs_exchange(s->parent, s->name, s->target) : fs_rename_noreplace(s->parent, s->target, s->name);
+	staged_path(s, staged);
+	enum err e = exchanged ? fs_exchange(s->parent, staged, s->target) : fs_rename_noreplace(s->parent, s->target, staged);
 	if (e)
 		return commit_in_doubt("is there and whole", s->target);
 	if (fs_fsync(s->parent, "."))

@@ -4,7 +4,11 @@
  *        ──► rename (the commit point) ──► fsync(parent) ──► "durable"
  *
  * Everything before the rename may be thrown away; what is behind it is never modified. An overwrite exchanges the two directories
- * in one step and then moves the old one to trash. Staging and trash lie beside the target, so that they are on its file system. */
+ * in one step and then moves the old one to trash. Staging and trash lie beside the target, so that they are on its file system.
+ *
+ * A target that is one file has the target's name in the staging directory and is renamed out of it. The directory with the manifest
+ * then stays as a receipt: the file itself has no place for the job's id, so that only the receipt tells a recovery that this job
+ * committed. The sweep after the job removes it. */
 #pragma once
 #include "base/vec.h"
 #include "spec/spec.h"
@@ -29,6 +33,7 @@ struct staging {
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
 	bool made, done;
+	bool is_file;                  /* the target is the one file in the staging directory, which stays as a receipt (commit.h) */
 	bool in_place;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
 	bool no_sync;                  /* data files and metadata are not fsynced */
 	struct vec(struct staging_file) files;   /* of the checkpoint, but for metadata and manifest */
