@@ -63,8 +63,7 @@ struct row {
 	const char *name;
 	enum format_role (*file)(struct str name, int64_t *rank);
 	enum format_role mark;
-	bool single;
-	const char *metadata, *heads;
+	const char *ends, *metadata, *heads;
 	enum err (*open)(const struct format_source *s, struct sdict **out);
 	enum err (*plan_files)(const struct file_plan_target *t, struct file_plan *out);
 	enum err (*put_metadata)(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
@@ -73,8 +72,8 @@ struct row {
 
 static const struct row rows[FORMAT_COUNT] = {
 	[FORMAT_NONE] = { .name = "none" },
-#define X(NAME, word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds) \
-	[FORMAT_##NAME] = { word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds },
+#define X(NAME, word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds) \
+	[FORMAT_##NAME] = { word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds },
 #include "format/formats.def"
 };
 
@@ -126,11 +125,16 @@ bool format_file(const char *name, struct format_file *out)
 	return false;
 }
 
+bool format_is_file(enum format f)
+{
+	return rows[f].ends && rows[f].ends[0];
+}
+
 enum format format_of_file(const char *name)
 {
 	struct format_file file;
 
-	return format_file(name, &file) && file.role == FORMAT_PAYLOAD && rows[file.format].single ? file.format : FORMAT_NONE;
+	return format_file(name, &file) && file.role == FORMAT_PAYLOAD && format_is_file(file.format) ? file.format : FORMAT_NONE;
 }
 
 void format_listing_add(struct format_listing *l, const char *name)

@@ -21,7 +21,7 @@ enum format_role {
 
 enum format {
 	FORMAT_NONE,
-#define X(NAME, word, file, mark, single, metadata, heads, open, plan_files, put_metadata, holds) FORMAT_##NAME,
+#define X(NAME, word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds) FORMAT_##NAME,
 #include "format/formats.def"
 	FORMAT_COUNT,
 };
@@ -44,6 +44,7 @@ const char *format_heads(enum format f);
 
 /* Tells format, role and rank of a file by its name. False: no format has such a file (role FORMAT_OTHER). */
 bool format_file(const char *name, struct format_file *out);
+bool format_is_file(enum format f);            /* one file may be a whole checkpoint of the format */
 /* The format of a checkpoint that is one file. */
 enum format format_of_file(const char *name);
 

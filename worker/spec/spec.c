@@ -197,49 +197,41 @@ static FALLIBLE enum err check_tolerances(const struct jval *doc, const struct s
 	return OK;
 }
 
-/* How the names of checkpoints end that are one file. */
+/* How the names of checkpoints end that are one file; `must`: the format has no other form. */
 static const struct {
-	enum target_format format;
-	bool must;                     /* the format has no other form */
-	const char *ends[4];
+	const char *ends;
+	bool must;
 } one_file[] = {
-	{ TARGET_SAFETENSORS, false, { ".safetensors" } },
+#define X(...)
+#define MUST_FORMAT_OTHER true
+#define MUST_FORMAT_PAYLOAD false
+#define MUST_FORMAT_METADATA false
+#define TARGET(NAME, word, file, mark, ends, ...) [TARGET_##NAME] = { ends, MUST_##mark },
+#include "format/formats.def"
 };
-
-static bool ends_as_file(enum target_format format, struct str name, bool *must_out, char list[64])
-{
-	bool ends = false;
-
-	*must_out = false;
-	list[0] = '\0';
-	for (size_t i = 0; i < sizeof one_file / sizeof one_file[0]; i++) {
-		for (const char *const *end = one_file[i].ends; one_file[i].format == format && *end; end++) {
-			ends = ends || str_ends(name, *end);
-			snprintf(list + strlen(list), 64 - strlen(list), "%s%s", list[0] ? " or " : "", *end);
-		}
-		*must_out = *must_out || (one_file[i].format == format && one_file[i].must);
-	}
-	return ends;
-}
 
 bool spec_target_is_file(const struct spec *s)
 {
-	char list[64];
-	bool must;
+	bool ends = false;
 
-	return s->kind == JOB_RESHARD && ends_as_file(s->format, s->target.name, &must, list);
+	for (const char *p = one_file[s->format].ends; s->kind == JOB_RESHARD && *p && !ends;) {
+		size_t n = strcspn(p, " ");
+		struct str name = s->target.name;
+		ends = name.n > n && memcmp(name.p + name.n - n, p, n) == 0;
+		p += n + strspn(p + n, " ");
+	}
+	return ends;
 }
 
 /* A format that makes one file says so by the target's name, so that the checkpoint is recognised by it. */
 static FALLIBLE enum err check_ending(const struct jval *doc, const struct spec *s)
 {
 	struct jval target = jval_get(doc, "target"), name = jval_get(&target, "name");
-	char list[64];
-	bool must;
 
-	if (s->kind != JOB_RESHARD || ends_as_file(s->format, s->target.name, &must, list) || !must)
+	if (s->kind != JOB_RESHARD || spec_target_is_file(s) || !one_file[s->format].must)
 		return OK;
-	return jval_fail(&name, ERR_NAME_INVALID, "the format \"%s\" makes one file: its name ends in %s", field_word(s, &s->format), list);
+	return jval_fail(&name, ERR_NAME_INVALID, "the format \"%s\" makes one file: its name ends in %s", field_word(s, &s->format),
+			 one_file[s->format].ends);
 }
 
 static FALLIBLE enum err check_target(const struct jval *doc, const struct spec *s)

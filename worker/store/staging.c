@@ -40,10 +40,36 @@ enum err staging_divide(const char *name, char *parent, size_t parent_max, char 
 	return OK;
 }
 
+static FALLIBLE enum err lies_in(int root_fd, const char *path, const char *name, bool *out)
+{
+	char below[4096 + FORMAT_FILE_MAX];
+	struct stat st;
+
+	snprintf(below, sizeof below, "%s/%s", path, name);
+	enum err e = fs_stat(root_fd, below, &st);
+	*out = !e;
+	return e == ERR_NOT_FOUND ? OK : e;
+}
+
+/* Is the directory a checkpoint only because files are in it that each are one? No index and no manifest binds them together: one more
+ * may be added. */
+static FALLIBLE enum err is_loose(const struct roots *roots, uint32_t root, const char *path, enum format format, bool *out)
+{
+	bool bound = true;
+
+	if (format_is_file(format) && format_metadata(format))
+		TRY(lies_in(roots->fds[root], path, format_metadata(format), &bound));
+	if (!bound)
+		TRY(lies_in(roots->fds[root], path, MANIFEST_NAME, &bound));
+	*out = !bound;
+	return OK;
+}
+
 /* A name beneath a checkpoint is refused: none of its ancestors may be one. */
-static FALLIBLE enum err check_ancestors(const struct roots *roots, uint32_t root, const char *parent_path)
+static FALLIBLE enum err check_ancestors(const struct roots *roots, uint32_t root, const char *parent_path, bool is_file)
 {
 	char path[4096];
+	bool loose = false;
 
 	for (size_t i = 0; parent_path[i]; i++) {
 		if (parent_path[i + 1] != '/' && parent_path[i + 1] != '\0')
@@ -52,7 +78,9 @@ static FALLIBLE enum err check_ancestors(const struct roots *roots, uint32_t roo
 		memcpy(path, parent_path, i + 1);
 		path[i + 1] = '\0';
 		TRY(checkpoint_recognise(roots, root, path, &format));
-		if (format != FORMAT_NONE)
+		if (format != FORMAT_NONE && is_file)
+			TRY(is_loose(roots, root, path, format, &loose));
+		if (format != FORMAT_NONE && !(is_file && loose))
 			return ERR(NAME_INVALID, "'%s' is a checkpoint, and no checkpoint lies in another", path);
 	}
 	return OK;
@@ -173,7 +201,7 @@ enum err staging_open_as(const struct store_job *by, const struct spec *spec, co
 	*s = (struct staging){ .by = *by, .parent = -1, .dir = -1 };
 	TRY(roots_find(roots, spec->target.storage.p, &s->root));
 	TRY(staging_divide(spec->target.name.p, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
-	TRY(check_ancestors(roots, s->root, s->parent_path));
+	TRY(check_ancestors(roots, s->root, s->parent_path, spec_target_is_file(spec)));
 	TRY(check_options(s, spec));
 	if (staging_name)
 		snprintf(s->name, sizeof s->name, "%s", staging_name);

@@ -1,0 +1,121 @@
+"""Targets that are one file: they appear whole or not at all, are replaced and removed like directories, and leave nothing beside them."""
+import os
+import pathlib
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import dcpd as lib
+from gang import Gang, ask, at, done
+
+HERE = {"storage": "main"}
+FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures/torch-2.15.0"
+
+
+def tensors(seed=1):
+    torch.manual_seed(seed)
+    return {"w": torch.randn(1000, 3001), "half": torch.randn(100_003).bfloat16(), "odd": torch.arange(7, dtype=torch.uint8),
+            "empty": torch.empty(0, 3), "scalar": torch.tensor(3.5, dtype=torch.float64)}
+
+
+def source_of(d, state):
+    path = d.storages["main"] / (lib.fresh() + ".safetensors")
+    save_file(state, path, metadata={"format": "pt"})
+    return {**HERE, "name": path.name}
+
+
+def same(got, want):
+    assert got.keys() == want.keys()
+    for k, v in want.items():
+        assert got[k].dtype == v.dtype and got[k].shape == v.shape and got[k].numpy(force=True).tobytes() == v.numpy(force=True).tobytes() \
+            if v.dtype != torch.bfloat16 else torch.equal(got[k].view(torch.int16), v.view(torch.int16)), k
+
+
+def test_safetensors_made_replaced_and_removed(d):
+    want, folder = tensors(), d.storages["main"] / lib.fresh()
+    target = {**HERE, "name": folder.name + "/sub/model.safetensors", "format": "safetensors"}
+    done = d.api.run("reshard", source=source_of(d, want), target=target)
+    assert done["result"]["files"] == 1 and done["result"]["format"] == "safetensors"
+    same(load_file(folder / "sub/model.safetensors"), want)
+    lib.wait_for(lambda: os.listdir(folder / "sub") == ["model.safetensors"], 20, "the receipt's removal")
+    at = {**HERE, "name": target["name"]}
+    shown = d.api.get(d.api.storage_path("main", target["name"])).ok()
+    assert shown["format"] == "safetensors" and shown["files"] == 1 and shown["tensors"] == len(want)
+    checked = d.api.run("verify", source=at)["result"]
+    assert checked["verified_bytes"] == 0 and checked["unverified_bytes"] >= sum(v.nbytes for v in want.values())
+    assert d.api.fails("reshard", "checkpoint_exists", source=source_of(d, want), target=target)
+    other = tensors(2)
+    with open(folder / "sub/model.safetensors", "rb") as reader:
+        whole = reader.read()
+        reader.seek(0)
+        d.api.run("reshard", source=source_of(d, other), target=target, options={"overwrite": True})
+        assert reader.read() == whole  # the old file is as it was for whom has it open
+    same(load_file(folder / "sub/model.safetensors"), other)
+    lib.wait_for(lambda: os.listdir(folder / "sub") == ["model.safetensors"], 60, "what was replaced is removed")
+    d.api.run("delete", target=at)
+    lib.wait_for(lambda: os.listdir(folder / "sub") == [], 20, "the file's removal")
+
+
+def test_what_is_there_already(d):
+    """A directory is no file's place, and no file a directory's; nothing but a checkpoint is replaced."""
+    want, name = {"x": torch.arange(4.0)}, lib.fresh()
+    source = source_of(d, want)
+    folder = d.storages["main"] / (name + ".safetensors")
+    folder.mkdir()
+    (folder / "notes").write_text("here")
+    for overwrite in (False, True):
+        d.api.fails("reshard", "not_a_checkpoint", source=source, target={**HERE, "name": folder.name, "format": "safetensors"},
+                    options={"overwrite": overwrite})
+    d.api.run("reshard", source=source, target={**HERE, "name": name + "/a.safetensors", "format": "safetensors"})
+    error = d.api.fails("reshard", "name_invalid", source=source, target={**HERE, "name": name + "/a.safetensors/b"})
+    assert "checkpoint" in error["detail"]
+    d.api.fails("reshard", "name_invalid", source=source, target={**HERE, "name": name + "/a.safetensors"}, options={"overwrite": True})
+    d.api.run("reshard", source=source, target={**HERE, "name": name + "/b.safetensors", "format": "safetensors"})  # files beside files
+    for file in ("a", "b"):
+        same(load_file(d.storages["main"] / name / f"{file}.safetensors"), want)
+    d.api.run("reshard", source=source, target={**HERE, "name": name + "-hf", "format": "safetensors"})
+    error = d.api.fails("reshard", "name_invalid", source=source,
+                        target={**HERE, "name": name + "-hf/b.safetensors", "format": "safetensors"})
+    assert "no checkpoint lies in another" in error["detail"]
+
+
+def test_a_job_that_fails_leaves_nothing(d):
+    source = source_of(d, {"y": torch.zeros(3)})
+    name = lib.fresh()
+    d.api.fails("reshard", "dtype_unsupported", source=source, dtype=[["y", "complex128"]],
+                target={**HERE, "name": name + "/a.safetensors", "format": "safetensors"})
+    lib.wait_for(lambda: not any((d.storages["main"] / name).iterdir()), 20, "staging")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_recovery_knows_by_the_receipt(tmp_path, replaced):
+    """After a crash the receipt tells a commit from another file of this name: by the file's size and time."""
+    shutil.copytree(FIXTURES / "nested/checkpoint", tmp_path / "in")
+    roots, name, job = {"out": tmp_path}, "t.safetensors", "01TEST" + "0" * 20
+    if replaced:
+        save_file({"old": torch.zeros(3)}, tmp_path / name)
+
+    def run(job):
+        with Gang(1, roots) as g:
+            return g.job("reshard", {"source": at("in"), "target": {**at(name), "format": "safetensors"},
+                                     "options": {"overwrite": replaced}}, job=job)
+
+    done(run(job))
+    written = (tmp_path / name).read_bytes()
+    assert (tmp_path / f".dcpd-{job}-1/.dcpd.json").exists()
+    body, _ = ask(roots, op="recover", **at(name), job="01TEST" + "9" * 20, kind="reshard")
+    assert body["ok"]["committed"] is False  # another job
+    body, _ = ask(roots, op="recover", **at(name), job=job, kind="reshard")
+    assert body["ok"]["committed"] is True and body["ok"]["result"]["bytes"] == len(written)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", name] and (tmp_path / name).read_bytes() == written
+    (tmp_path / name).unlink()
+    if replaced:
+        save_file({"old": torch.zeros(3)}, tmp_path / name)
+    done(run(job))
+    time.sleep(0.02)
+    (tmp_path / name).write_bytes(written)  # the same bytes, by somebody else
+    body, _ = ask(roots, op="recover", **at(name), job=job, kind="reshard")
+    assert body["ok"]["committed"] is False and (tmp_path / name).read_bytes() == written
