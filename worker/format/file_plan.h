@@ -24,6 +24,14 @@ struct file_plan_item {
 	struct item_layout at;         /* in the item */
 };
 
+/* A field of the file that holds the CRC-32 (little-endian) of a zip record, known when the record's payload has been written:
+ * that of some leading bytes, then of all of an item. */
+struct file_plan_crc {
+	uint64_t offset;               /* of the field, in the plan's first file */
+	uint32_t item;
+	uint32_t leading_crc32;        /* 0: there are no leading bytes */
+};
+
 struct file_plan_file {
 	struct str name;
 	uint32_t rank;
@@ -40,6 +48,7 @@ struct file_plan {
 	struct vec(struct file_plan_file) files;
 	struct vec(struct file_plan_item) items;
 	struct vec(struct str) texts;
+	struct vec(struct file_plan_crc) crcs;
 };
 
 /* Files and items as a client chose them (a planned save). */

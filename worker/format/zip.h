@@ -42,15 +42,26 @@ FALLIBLE enum err zip_read(const struct zip *z, const struct zip_record *r, uint
 /* Streams the record's bytes, unpacked, and compares the CRC if it is known. ERR_DIGEST_MISMATCH. */
 FALLIBLE enum err zip_check(const struct zip *z, const struct zip_record *r);
 
-/* Writing. Put the records one after the other into the same zip_writer, then the tail; `at` positions count from the start of
- * the archive. A payload of 4 GiB or more gets zip64 fields. */
+/* Writing, record by record; `at` positions count from the start of the archive. Sizes and positions of 4 GiB or more get zip64 fields. */
+struct zip_entry {
+	struct str name;
+	uint64_t header_off, bytes;
+	uint32_t crc32;
+	struct str comment;
+};
+enum { ZIP_LOCAL_CRC = 14, ZIP_CENTRAL_CRC = 16 /* where the CRC-32 is in a record's local header and in its directory entry */ };
+/* The local header at `at`, which becomes e->header_off, with an FB field of padding so that the payload starts at a multiple of align (1: no
+ * field). The name has at most ZIP_NAME_MAX bytes. */
+enum { ZIP_NAME_MAX = 65535 };
+void zip_put_local_entry(struct buf *b, uint64_t at, struct zip_entry *e, uint32_t align);
+void zip_put_central_entry(struct buf *b, const struct zip_entry *e);
+/* The end records behind a directory of `count` entries, `bytes` of them, that begins at `at`. */
+void zip_put_end(struct buf *b, uint64_t count, uint64_t bytes, uint64_t at);
+
+/* The same for archives of few records: put them one after the other into the same zip_writer, then the tail. */
 enum { ZIP_OUT_MAX = 4 };
 struct zip_writer {
-	struct {
-		const char *name;
-		uint64_t header_off, bytes;
-		uint32_t crc32;
-	} out[ZIP_OUT_MAX];
+	struct zip_entry out[ZIP_OUT_MAX];
 	uint32_t count;
 };
 

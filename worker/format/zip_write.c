@@ -1,10 +1,10 @@
-/* zip_write.c: stored records, with CRC and sizes in the local headers and no data descriptors: everything is known before the first
- * byte is written, and a reader that stops in the middle knows what it has. */
+/* zip_write.c: stored records, with CRC and sizes in the local headers and no data descriptors: a reader that stops in the middle knows
+ * what it has. */
 #include "format/zip.h"
 
 #include "base/num.h"
 
-enum { LOCAL_BYTES = 30, FB_BYTES = 4, WIDE_BYTES = 20, UTF8_FLAG = 0x0800 };
+enum { LOCAL_BYTES = 30, FB_BYTES = 4, WIDE_HEAD = 4, UTF8_FLAG = 0x0800 };
 #define SATURATED 0xFFFFFFFFu
 
 static bool wide(uint64_t v)
@@ -18,47 +18,74 @@ static uint32_t narrow(uint64_t v)
 }
 
 /* version needed, flags, method, time and date, CRC, both sizes, length of the name */
-static void put_common(struct buf *b, const char *name, uint64_t bytes, uint32_t crc32)
+static void put_common(struct buf *b, const struct zip_entry *e, bool needs_wide)
 {
-	buf_le16(b, wide(bytes) ? 45 : 0);
+	buf_le16(b, needs_wide ? 45 : 0);
 	buf_le16(b, UTF8_FLAG);
 	buf_fill(b, 0, 6);
-	buf_le32(b, crc32);
-	buf_le32(b, narrow(bytes));
-	buf_le32(b, narrow(bytes));
-	buf_le16(b, (uint16_t)strlen(name));
+	buf_le32(b, e->crc32);
+	buf_le32(b, narrow(e->bytes));
+	buf_le32(b, narrow(e->bytes));
+	buf_le16(b, (uint16_t)e->name.n);
 }
 
-static void put_wide(struct buf *b, uint64_t bytes)
+/* The zip64 field: what is saturated elsewhere, in this order. The local header always has both sizes. */
+static uint32_t wide_bytes(const struct zip_entry *e, bool central)
 {
+	uint32_t n = (wide(e->bytes) ? 16 : 0) + (central && wide(e->header_off) ? 8 : 0);
+
+	return n ? n + WIDE_HEAD : 0;
+}
+
+static void put_wide(struct buf *b, const struct zip_entry *e, bool central)
+{
+	uint32_t n = wide_bytes(e, central);
+
+	if (!n)
+		return;
 	buf_le16(b, 1);
-	buf_le16(b, 16);
-	buf_le64(b, bytes);
-	buf_le64(b, bytes);
+	buf_le16(b, (uint16_t)(n - WIDE_HEAD));
+	if (wide(e->bytes)) {
+		buf_le64(b, e->bytes);
+		buf_le64(b, e->bytes);
+	}
+	if (central && wide(e->header_off))
+		buf_le64(b, e->header_off);
 }
 
-void zip_put_local(struct zip_writer *w, struct buf *b, uint64_t at, const char *name, uint64_t bytes, uint32_t crc32,
-		   uint32_t align)
+void zip_put_local_entry(struct buf *b, uint64_t at, struct zip_entry *e, uint32_t align)
 {
-	must(w->count < ZIP_OUT_MAX && at < SATURATED && align && (align & (align - 1)) == 0 && align <= 32768);
-	uint64_t fixed = LOCAL_BYTES + strlen(name) + (wide(bytes) ? WIDE_BYTES : 0);
+	must(e->name.n <= ZIP_NAME_MAX && align && (align & (align - 1)) == 0 && align <= 32768);
+	uint64_t fixed = LOCAL_BYTES + e->name.n + wide_bytes(e, false);
 	uint64_t fb = align > 1 ? FB_BYTES + ((align - (at + fixed + FB_BYTES) % align) % align) : 0;
 
-	w->out[w->count].name = name;
-	w->out[w->count].header_off = at;
-	w->out[w->count].bytes = bytes;
-	w->out[w->count++].crc32 = crc32;
+	e->header_off = at;
 	buf_le32(b, 0x04034b50);
-	put_common(b, name, bytes, crc32);
-	buf_le16(b, (uint16_t)((wide(bytes) ? WIDE_BYTES : 0) + fb));
-	buf_puts(b, name);
-	if (wide(bytes))
-		put_wide(b, bytes);
+	put_common(b, e, wide(e->bytes));
+	buf_le16(b, (uint16_t)(wide_bytes(e, false) + fb));
+	buf_put(b, e->name.p, e->name.n);
+	put_wide(b, e, false);
 	if (fb) {
 		buf_puts(b, "FB");
 		buf_le16(b, (uint16_t)(fb - FB_BYTES));
 		buf_fill(b, 'Z', fb - FB_BYTES);
 	}
+}
+
+void zip_put_central_entry(struct buf *b, const struct zip_entry *e)
+{
+	must(e->comment.n <= UINT16_MAX);
+	buf_le32(b, 0x02014b50);
+	buf_le16(b, 0);
+	put_common(b, e, wide_bytes(e, true));
+	buf_le16(b, (uint16_t)wide_bytes(e, true));
+	buf_le16(b, (uint16_t)e->comment.n);
+	buf_fill(b, 0, 8); /* disk, attributes */
+	buf_le32(b, narrow(e->header_off));
+	buf_put(b, e->name.p, e->name.n);
+	put_wide(b, e, true);
+	if (e->comment.n)
+		buf_put(b, e->comment.p, e->comment.n);
 }
 
 static void put_end64(struct buf *b, uint64_t count, uint64_t bytes, uint64_t at)
@@ -78,30 +105,34 @@ static void put_end64(struct buf *b, uint64_t count, uint64_t bytes, uint64_t at
 	buf_le32(b, 1);
 }
 
+void zip_put_end(struct buf *b, uint64_t count, uint64_t bytes, uint64_t at)
+{
+	uint16_t narrow_count = count < UINT16_MAX ? (uint16_t)count : UINT16_MAX;
+
+	if (wide(at) || wide(bytes) || count >= UINT16_MAX)
+		put_end64(b, count, bytes, at);
+	buf_le32(b, 0x06054b50);
+	buf_le32(b, 0);
+	buf_le16(b, narrow_count);
+	buf_le16(b, narrow_count);
+	buf_le32(b, narrow(bytes));
+	buf_le32(b, narrow(at));
+	buf_le16(b, 0);
+}
+
+void zip_put_local(struct zip_writer *w, struct buf *b, uint64_t at, const char *name, uint64_t bytes, uint32_t crc32,
+		   uint32_t align)
+{
+	must(w->count < ZIP_OUT_MAX);
+	w->out[w->count] = (struct zip_entry){ .name = str_of(name), .bytes = bytes, .crc32 = crc32 };
+	zip_put_local_entry(b, at, &w->out[w->count++], align);
+}
+
 void zip_put_tail(const struct zip_writer *w, struct buf *b, uint64_t at)
 {
 	size_t start = b->len;
 
-	for (uint32_t i = 0; i < w->count; i++) {
-		bool big = wide(w->out[i].bytes);
-		buf_le32(b, 0x02014b50);
-		buf_le16(b, 0);
-		put_common(b, w->out[i].name, w->out[i].bytes, w->out[i].crc32);
-		buf_le16(b, big ? WIDE_BYTES : 0);
-		buf_fill(b, 0, 10); /* comment, disk, attributes */
-		buf_le32(b, (uint32_t)w->out[i].header_off);
-		buf_puts(b, w->out[i].name);
-		if (big)
-			put_wide(b, w->out[i].bytes);
-	}
-	uint64_t bytes = b->len - start;
-	if (wide(at))
-		put_end64(b, w->count, bytes, at);
-	buf_le32(b, 0x06054b50);
-	buf_le32(b, 0);
-	buf_le16(b, (uint16_t)w->count);
-	buf_le16(b, (uint16_t)w->count);
-	buf_le32(b, (uint32_t)bytes);
-	buf_le32(b, narrow(at));
-	buf_le16(b, 0);
+	for (uint32_t i = 0; i < w->count; i++)
+		zip_put_central_entry(b, &w->out[i]);
+	zip_put_end(b, w->count, b->len - start, at);
 }

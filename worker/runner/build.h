@@ -55,6 +55,13 @@ struct build_place {
 	uint64_t offset, length;
 };
 
+/* See struct file_plan_crc. */
+struct build_crc {
+	uint64_t offset;
+	uint32_t file, dst;            /* of the run */
+	uint32_t leading_crc32;
+};
+
 struct build_target {
 	enum format format;
 	struct sdict *sd;              /* chunks and values with their writer's rank; locs are those of the sources for values */
@@ -76,6 +83,7 @@ struct build_target {
 	const bool *local;             /* per rank: its tasks are done here; NULL: all. What others write has its place all the same */
 	/* filled in */
 	struct build_place *chunk_places, *value_places;   /* mem_free */
+	struct vec(struct build_crc) crcs;     /* vec_free */
 	uint64_t bytes;                /* of all files */
 	bool trims;                    /* files are to be cut to their sizes when they are written */
 };

@@ -476,8 +476,16 @@ static void close_builder(struct builder *bd)
 
 static FALLIBLE enum err add_files(struct builder *bd)
 {
+	uint32_t file = (uint32_t)bd->b->files.n, dst = (uint32_t)bd->b->dsts.n;
+	struct build_crc *crc;
+
 	for (uint64_t i = 0; i < bd->plan.files.n; i++)
 		TRY(add_file(bd, &bd->plan.files.v[i]));
+	for (uint64_t i = 0; i < bd->plan.crcs.n; i++) { /* the first file's items became targets in their order */
+		const struct file_plan_crc *c = &bd->plan.crcs.v[i];
+		TRY(vec_push(&bd->t->crcs, &crc));
+		*crc = (struct build_crc){ c->offset, file, dst + c->item, c->leading_crc32 };
+	}
 	return OK;
 }
 

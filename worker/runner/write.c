@@ -213,6 +213,21 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 	return OK;
 }
 
+/* The CRC-32 fields of the file, now that the payloads that they speak of have been written. */
+static FALLIBLE enum err put_crcs(const struct build_target *t, struct staging *st, const struct run *run)
+{
+	CLEANUP(mem_free_ptr) struct staging_patch *patches = mem_alloc(t->crcs.n * sizeof *patches + 1);
+
+	if (!patches)
+		return ERR(NO_MEMORY, "no memory for %ju checksums", (uintmax_t)t->crcs.n);
+	for (uint64_t i = 0; i < t->crcs.n; i++) {
+		const struct build_crc *c = &t->crcs.v[i];
+		const struct run_dst *d = &run->dsts[c->dst];
+		patches[i] = (struct staging_patch){ c->offset, digest_crc32_combine(c->leading_crc32, d->crc32, d->payload_bytes) };
+	}
+	return staging_patch(st, 0, patches, t->crcs.n);
+}
+
 /* All bytes are written: to be checked and made visible. */
 static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
 				struct run *run)
@@ -221,6 +236,8 @@ static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struc
 
 	if (t->trims)
 		TRY(staging_trim_files(st));
+	if (t->crcs.n)
+		TRY(put_crcs(t, st, run));
 	if (s->store && s->store->written)
 		TRY(s->store->written(s->store->user, j, run, st, &ends));
 	if (ends)
@@ -342,5 +359,6 @@ enum err write_checkpoint(struct job *j, struct write_spec *s)
 	staging_close(&st);
 	mem_free(t.chunk_places);
 	mem_free(t.value_places);
+	vec_free(&t.crcs);
 	return e;
 }

@@ -2,6 +2,7 @@
 #include "store/staging.h"
 
 #include <dirent.h>
+#include <endian.h>
 #include <fcntl.h>
 #include <stdio.h>
 
@@ -295,6 +296,31 @@ enum err staging_trim_files(struct staging *s)
 		if (is_made_here(s, &s->files.v[i]))
 			TRY(trim_file(s, &s->files.v[i]));
 	return OK;
+}
+
+static FALLIBLE enum err put_patches(int fd, const struct staging_patch *patches, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++) {
+		uint32_t le = htole32(patches[i].value);
+		TRY(fs_pwrite(fd, &le, sizeof le, patches[i].offset, ""));
+	}
+	return OK;
+}
+
+enum err staging_patch(struct staging *s, uint64_t i, const struct staging_patch *patches, uint64_t count)
+{
+	const char *name = s->files.v[i].name;
+	int fd = -1;
+
+	enum err e = fs_open(s->dir, name, O_WRONLY, 0, &fd);
+	if (!e)
+		e = put_patches(fd, patches, count);
+	if (!e && !s->no_sync)
+		e = fs_fsync(fd, name);
+	if (!e)
+		e = fs_close(&fd);
+	fs_drop(&fd);
+	return err_at_file(e, name, -1);
 }
 
 enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n)

@@ -50,6 +50,12 @@ FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t 
 FALLIBLE enum err staging_make_files(struct staging *s);
 /* Cuts padding off files that were written with O_DIRECT beyond their size, and fsyncs them again. */
 FALLIBLE enum err staging_trim_files(struct staging *s);
+struct staging_patch {
+	uint64_t offset;
+	uint32_t value;
+};
+/* Writes 32-bit fields (little-endian) into the i-th file, and fsyncs it again. */
+FALLIBLE enum err staging_patch(struct staging *s, uint64_t i, const struct staging_patch *patches, uint64_t count);
 /* A small file, written and fsynced. */
 FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
 /* A file whose bytes `source` gives to a sink, piece by piece; written, hashed and fsynced. */
