@@ -66,7 +66,7 @@ struct file_plan_target {
 	uint32_t world_size, files_per_rank;
 	uint64_t block_bytes;          /* small items share blocks up to this size */
 	uint64_t max_file_bytes;       /* 0: the format's own limit */
-	struct str file_name;          /* the checkpoint is one file of this name; p NULL: a directory of files, which the format names */
+	struct str file_name;          /* the checkpoint is one file of this name; p NULL: a directory of files that the format names */
 	const struct file_plan_given *given;   /* NULL: the format chooses */
 	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
 	uint64_t meta_count;
@@ -78,9 +78,12 @@ void file_plan_free(struct file_plan *p);
  * first, each to the file with the least bytes so far. */
 FALLIBLE enum err file_plan_dcp(const struct file_plan_target *t, struct file_plan *out);
 /* Whole tensors back to back in `model-{i}-of-{n}.safetensors`, each of at most max_file_bytes of payload (a larger tensor has a file of
- * its own), or all of them in the file that t->file_name is. The format allows no holes: tensors go by element size, largest first, so that every payload begins at a multiple of its
- * element. */
+ * its own), or all of them in t->file_name. The format allows no holes: tensors go by element size, largest first, so that every payload
+ * begins at a multiple of its element. */
 FALLIBLE enum err file_plan_hf(const struct file_plan_target *t, struct file_plan *out);
+
+/* Whole tensors in t->file_name, a zip of FQN.npy as numpy.savez makes it, each payload at a multiple of 64. */
+FALLIBLE enum err file_plan_npz(const struct file_plan_target *t, struct file_plan *out);
 
 /* model.safetensors.index.json of what was written: sd's locs say where. */
 FALLIBLE enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);

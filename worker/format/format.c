@@ -59,6 +59,12 @@ static enum format_role torch_file(struct str name, int64_t *rank)
 	return str_ends(name, ".pt") || str_ends(name, ".pth") ? FORMAT_PAYLOAD : FORMAT_OTHER;
 }
 
+static enum format_role npz_file(struct str name, int64_t *rank)
+{
+	(void)rank;
+	return str_ends(name, ".npz") ? FORMAT_PAYLOAD : FORMAT_OTHER;
+}
+
 struct row {
 	const char *name;
 	enum format_role (*file)(struct str name, int64_t *rank);

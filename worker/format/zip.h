@@ -50,8 +50,8 @@ struct zip_entry {
 	struct str comment;
 };
 enum { ZIP_LOCAL_CRC = 14, ZIP_CENTRAL_CRC = 16 /* where the CRC-32 is in a record's local header and in its directory entry */ };
-/* The local header at `at`, which becomes e->header_off, with an FB field of padding so that the payload starts at a multiple of align (1: no
- * field). The name has at most ZIP_NAME_MAX bytes. */
+/* The local header at `at`, which becomes e->header_off, with an FB field of padding so that the payload starts at a multiple of align (1:
+ * no field). The name has at most ZIP_NAME_MAX bytes. */
 enum { ZIP_NAME_MAX = 65535 };
 void zip_put_local_entry(struct buf *b, uint64_t at, struct zip_entry *e, uint32_t align);
 void zip_put_central_entry(struct buf *b, const struct zip_entry *e);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/num.h"
+#include "format/npy.h"
 #include "format/safetensors.h"
 #include "os/fs.h"
 #include "query/lookup.h"
@@ -96,21 +97,6 @@ static FALLIBLE enum err parse_slice(struct slice *s, const char *text)
 
 /* -------------------------------------------------------------------------------------------------------- heads */
 
-static const char *npy_type(enum dtype d)
-{
-	static const struct { enum dtype dtype; const char *name; } types[] = {
-		{ DT_FLOAT64, "<f8" }, { DT_FLOAT32, "<f4" }, { DT_FLOAT16, "<f2" }, { DT_INT64, "<i8" },
-		{ DT_INT32, "<i4" },   { DT_INT16, "<i2" },   { DT_INT8, "|i1" },    { DT_UINT64, "<u8" },
-		{ DT_UINT32, "<u4" },  { DT_UINT16, "<u2" },  { DT_UINT8, "|u1" },   { DT_BOOL, "|b1" },
-		{ DT_COMPLEX128, "<c16" }, { DT_COMPLEX64, "<c8" },
-	};
-
-	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-		if (types[i].dtype == d)
-			return types[i].name;
-	return NULL;
-}
-
 static uint32_t kept_shape(const struct slice *s, int64_t *shape)
 {
 	uint32_t m = 0, n = s->tensor->ndim;
@@ -121,25 +107,13 @@ static uint32_t kept_shape(const struct slice *s, int64_t *shape)
 	return m;
 }
 
-/* NumPy's format, version 1.0: the dict is padded so that the data begins at a multiple of 64. */
 static FALLIBLE enum err put_npy(struct slice *s, const int64_t *shape, uint32_t m)
 {
-	CLEANUP(buf_free) struct buf dict = BUF_INIT(60000);
 	const char *type = npy_type(s->tensor->dtype);
 
 	if (!type)
 		return ERR(NOT_ACCEPTABLE, ".npy has no %s; ask for raw or safetensors", dtype_name(s->tensor->dtype));
-	buf_printf(&dict, "{'descr': '%s', 'fortran_order': False, 'shape': (", type);
-	for (uint32_t i = 0; i < m; i++)
-		buf_printf(&dict, "%jd%s", (intmax_t)shape[i], m == 1 || i + 1 < m ? ", " : "");
-	buf_puts(&dict, "), }");
-	buf_fill(&dict, ' ', 63 - (10 + dict.len) % 64);
-	buf_puts(&dict, "\n");
-	TRY(buf_status(&dict));
-	buf_put(&s->head, "\x93NUMPY\x01\x00", 8);
-	buf_le16(&s->head, (uint16_t)dict.len);
-	buf_put(&s->head, dict.p, dict.len);
-	return buf_status(&s->head);
+	return npy_put_head(&s->head, type, m, shape);
 }
 
 static FALLIBLE enum err put_safetensors(struct slice *s, const int64_t *shape, uint32_t m)

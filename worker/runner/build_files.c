@@ -481,7 +481,7 @@ static FALLIBLE enum err add_files(struct builder *bd)
 
 	for (uint64_t i = 0; i < bd->plan.files.n; i++)
 		TRY(add_file(bd, &bd->plan.files.v[i]));
-	for (uint64_t i = 0; i < bd->plan.crcs.n; i++) { /* the first file's items became targets in their order */
+	for (uint64_t i = 0; i < bd->plan.crcs.n; i++) { /* the first file's items are targets in their order */
 		const struct file_plan_crc *c = &bd->plan.crcs.v[i];
 		TRY(vec_push(&bd->t->crcs, &crc));
 		*crc = (struct build_crc){ c->offset, file, dst + c->item, c->leading_crc32 };
@@ -511,9 +511,9 @@ static FALLIBLE enum err fill(struct builder *bd)
 enum err build_target_files(struct run_build *b, struct build_target *t)
 {
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
-						 .block_bytes = t->task_bytes, .max_file_bytes = t->max_file_bytes, .file_name = t->file_name,
-						 .given = t->given,
-						 .meta = t->meta, .meta_count = t->meta_count };
+						 .block_bytes = t->task_bytes, .max_file_bytes = t->max_file_bytes,
+						 .file_name = t->file_name, .given = t->given, .meta = t->meta,
+						 .meta_count = t->meta_count };
 	struct builder bd;
 	enum err e = open_builder(&bd, b, t);
 
