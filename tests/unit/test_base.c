@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/near.h"
 #include "base/num.h"
+#include "base/reader.h"
 
 static FALLIBLE enum err fails(void)
 {
@@ -257,6 +258,33 @@ static void test_map_churn(void **state)
 	map_free(&m);
 }
 
+/* Nothing beyond the end is read, and the first field that is cut off is the one that the offset names. */
+static void test_reader(void **state)
+{
+	static const unsigned char bytes[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xFF, 0xFE, 'a', 'b' };
+	struct reader r = reader_of(bytes, sizeof bytes);
+	char copy[4] = "xyz";
+
+	(void)state;
+	assert_int_equal(reader_u8(&r), 1);
+	assert_int_equal(reader_u64(&r), 0x0908070605040302);
+	assert_int_equal(reader_u16(&r), 0xFEFF);
+	assert_int_equal(reader_left(&r), 2);
+	assert_int_equal(reader_u32(&r), 0);
+	assert_true(r.failed);
+	assert_int_equal(r.at, 11);
+	assert_int_equal(reader_u8(&r), 0); /* although a byte is left */
+	assert_null(reader_take(&r, 0));
+	reader_copy(&r, copy, 4);
+	assert_int_equal(copy[0], 0);
+	assert_int_equal(r.at, 11);
+	r = reader_of(bytes + 11, 2);
+	assert_true(str_is(reader_str(&r, 2), "ab"));
+	assert_false(r.failed);
+	assert_int_equal(reader_str(&r, UINT64_MAX).n, 0);
+	assert_true(r.failed);
+}
+
 /* An allocation that cannot fail takes from the reserve; the others do not, and what is taken comes back. */
 static void test_reserve(void **state)
 {
@@ -321,7 +349,7 @@ int main(void)
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),
 		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_bytes_as_text),	     cmocka_unit_test(test_json_string),
 		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),
-		cmocka_unit_test(test_map), cmocka_unit_test(test_map_churn),	     cmocka_unit_test(test_reserve),
+		cmocka_unit_test(test_map), cmocka_unit_test(test_map_churn), cmocka_unit_test(test_reader),	     cmocka_unit_test(test_reserve),
 	};
 
 	return cmocka_run_group_tests_name("base", tests, NULL, NULL);

@@ -11,7 +11,7 @@
 #include <xxhash.h>
 #endif
 
-#include "base/num.h"
+#include "base/reader.h"
 
 static const unsigned char frame_magic[4] = { 'D', 'C', 'P', 'C' };
 static const unsigned char hello_magic[4] = { 'D', 'C', 'P', 'H' };
@@ -24,7 +24,7 @@ uint64_t tcp_check(const void *p, size_t n)
 	return XXH3_64bits(p, n);
 }
 
-/* ---- a writer and a reader of little-endian fields ---- */
+/* ---- a writer of little-endian fields ---- */
 
 struct out {
 	unsigned char *p;
@@ -40,25 +40,6 @@ static void put_bytes(struct out *o, const void *p, size_t n)
 {
 	memcpy(o->p, p, n);
 	o->p += n;
-}
-
-struct in {
-	const unsigned char *p;
-};
-
-static uint64_t get(struct in *i, size_t n)
-{
-	uint64_t v = 0;
-
-	for (size_t k = 0; k < n; k++)
-		v |= (uint64_t)*i->p++ << (8 * k);
-	return v;
-}
-
-static void get_bytes(struct in *i, void *p, size_t n)
-{
-	memcpy(p, i->p, n);
-	i->p += n;
 }
 
 /* ---- frames ---- */
@@ -113,34 +94,35 @@ static FALLIBLE enum err check_identity(const struct tcp_identity *want, uint64_
 
 enum err tcp_head_get(const struct tcp_identity *id, const unsigned char in[TCP_HEAD_BYTES], struct tcp_head *out)
 {
-	struct in i = { in + sizeof frame_magic };
+	struct reader i = reader_of(in, TCP_HEAD_BYTES);
+	const unsigned char *magic = reader_take(&i, sizeof frame_magic);
 	struct tcp_head h = { 0 };
 
-	if (memcmp(in, frame_magic, sizeof frame_magic) != 0)
+	if (memcmp(magic, frame_magic, sizeof frame_magic) != 0)
 		return ERR(COMM_PROTOCOL, "no frame begins here");
-	uint64_t version = get(&i, 2), type = get(&i, 2);
+	uint64_t version = reader_u16(&i), type = reader_u16(&i);
 	if (version != TCP_VERSION)
 		return ERR(COMM_PROTOCOL, "a frame of version %ju; this is %d", (uintmax_t)version, TCP_VERSION);
-	struct in end = { in + CHECKED };
-	if (get(&end, 8) != tcp_check(in, CHECKED))
+	struct reader end = reader_of(in + CHECKED, 8);
+	if (reader_u64(&end) != tcp_check(in, CHECKED))
 		return ERR(COMM_PROTOCOL, "the head of a frame is damaged: its checksum differs");
-	uint64_t group_id = get(&i, 8), generation = get(&i, 8);
+	uint64_t group_id = reader_u64(&i), generation = reader_u64(&i);
 	h.type = type > UINT8_MAX ? 0 : (uint8_t)type;
-	h.channel = get(&i, 8);
-	h.call.number = get(&i, 8);
-	h.call.bytes = get(&i, 8);
-	h.call.digest = get(&i, 8);
-	h.call.root = (uint32_t)get(&i, 4);
-	h.call.kind = (uint8_t)get(&i, 1);
-	h.call.dtype = (uint8_t)get(&i, 1);
-	h.call.op = (uint8_t)get(&i, 1);
-	h.call.step = (uint8_t)get(&i, 1);
-	h.stream = get(&i, 8);
-	h.offset = get(&i, 8);
-	h.length = (uint32_t)get(&i, 4);
-	if (get(&i, 4) != 0)
+	h.channel = reader_u64(&i);
+	h.call.number = reader_u64(&i);
+	h.call.bytes = reader_u64(&i);
+	h.call.digest = reader_u64(&i);
+	h.call.root = reader_u32(&i);
+	h.call.kind = reader_u8(&i);
+	h.call.dtype = reader_u8(&i);
+	h.call.op = reader_u8(&i);
+	h.call.step = reader_u8(&i);
+	h.stream = reader_u64(&i);
+	h.offset = reader_u64(&i);
+	h.length = reader_u32(&i);
+	if (reader_u32(&i) != 0)
 		return ERR(COMM_PROTOCOL, "a reserved field of a frame is in use");
-	h.check = get(&i, 8);
+	h.check = reader_u64(&i);
 	TRY(check_identity(id, group_id, generation));
 	TRY(check_kind(&h));
 	*out = h;
@@ -173,41 +155,36 @@ uint32_t tcp_note_put(const struct err_info *f, unsigned char out[TCP_NOTE_MAX])
 }
 
 /* Text of others goes to logs and clients: one line of printable characters. */
-static FALLIBLE enum err get_text(struct in *i, const unsigned char *end, char *z, size_t max)
+static void get_text(struct reader *i, char *z, size_t max)
 {
-	if (end - i->p < 2)
-		return ERR(COMM_PROTOCOL, "an error note is cut off");
-	uint64_t n = get(i, 2);
-	if (n >= max || n > (uint64_t)(end - i->p))
-		return ERR(COMM_PROTOCOL, "an error note has a text of %ju bytes", (uintmax_t)n);
-	get_bytes(i, z, n);
-	z[n] = '\0';
-	for (size_t k = 0; k < n; k++)
-		if ((unsigned char)z[k] < ' ' || z[k] == 0x7f)
-			z[k] = ' ';
-	return OK;
+	uint16_t n = reader_u16(i);
+
+	i->failed = i->failed || n >= max;
+	struct str text = reader_str(i, n);
+	for (size_t k = 0; k < text.n; k++)
+		z[k] = (unsigned char)text.p[k] < ' ' || text.p[k] == 0x7f ? ' ' : text.p[k];
+	z[text.n] = '\0';
 }
 
 enum err tcp_note_get(const unsigned char *p, uint32_t n, struct err_info *out)
 {
 	struct err_info f = { .place = "another member" };
-	struct in i = { p };
-	const unsigned char *end = p + n;
+	struct reader i = reader_of(p, n);
+	uint32_t code = reader_u32(&i);
 
-	if (n < 20)
-		return ERR(COMM_PROTOCOL, "an error note of %u bytes", n);
-	uint64_t code = get(&i, 4);
 	if (code == OK || code >= ERR_COUNT)
-		return ERR(COMM_PROTOCOL, "an error note with the unknown code %ju", (uintmax_t)code);
+		return ERR(COMM_PROTOCOL, "an error note with the unknown code %u", code);
 	f.code = (enum err)code;
-	f.rank = (int64_t)get(&i, 8);
-	f.offset = (int64_t)get(&i, 8);
-	TRY(get_text(&i, end, f.text, sizeof f.text));
-	TRY(get_text(&i, end, f.fqn, sizeof f.fqn));
-	TRY(get_text(&i, end, f.file, sizeof f.file));
-	TRY(get_text(&i, end, f.expected, sizeof f.expected));
-	TRY(get_text(&i, end, f.actual, sizeof f.actual));
-	if (i.p != end || f.rank < -1 || f.offset < -1)
+	f.rank = (int64_t)reader_u64(&i);
+	f.offset = (int64_t)reader_u64(&i);
+	get_text(&i, f.text, sizeof f.text);
+	get_text(&i, f.fqn, sizeof f.fqn);
+	get_text(&i, f.file, sizeof f.file);
+	get_text(&i, f.expected, sizeof f.expected);
+	get_text(&i, f.actual, sizeof f.actual);
+	if (i.failed)
+		return ERR(COMM_PROTOCOL, "an error note of %u bytes is cut off at byte %ju, or has too long a text", n, (uintmax_t)i.at);
+	if (reader_left(&i) || f.rank < -1 || f.offset < -1)
 		return ERR(COMM_PROTOCOL, "an error note with values that cannot be");
 	*out = f;
 	return OK;
@@ -230,18 +207,19 @@ void tcp_hello_put(const struct tcp_identity *id, const struct tcp_hello *h, uns
 
 enum err tcp_hello_get(const struct tcp_identity *id, const unsigned char in[TCP_HELLO_BYTES], struct tcp_hello *out)
 {
-	struct in i = { in + sizeof hello_magic };
+	struct reader i = reader_of(in, TCP_HELLO_BYTES);
+	const unsigned char *magic = reader_take(&i, sizeof hello_magic);
 	struct tcp_hello h;
 
-	if (memcmp(in, hello_magic, sizeof hello_magic) != 0)
+	if (memcmp(magic, hello_magic, sizeof hello_magic) != 0)
 		return ERR(COMM_PROTOCOL, "a connection that does not begin with a hello");
-	if (get(&i, 4) != TCP_VERSION)
+	if (reader_u32(&i) != TCP_VERSION)
 		return ERR(COMM_PROTOCOL, "a hello of another version");
-	uint64_t group_id = get(&i, 8), generation = get(&i, 8);
+	uint64_t group_id = reader_u64(&i), generation = reader_u64(&i);
 	TRY(check_identity(id, group_id, generation));
-	h.rank = (uint32_t)get(&i, 4);
-	h.link = (uint32_t)get(&i, 4);
-	get_bytes(&i, h.nonce, TCP_NONCE_BYTES);
+	h.rank = reader_u32(&i);
+	h.link = reader_u32(&i);
+	reader_copy(&i, h.nonce, TCP_NONCE_BYTES);
 	*out = h;
 	return OK;
 }
@@ -301,9 +279,9 @@ void tcp_card_put(const struct tcp_card *card, unsigned char out[COMM_RENDEZVOUS
 	}
 }
 
-static FALLIBLE enum err get_address(struct in *i, struct sockaddr_storage *out)
+static FALLIBLE enum err get_address(struct reader *i, struct sockaddr_storage *out)
 {
-	uint64_t family = get(i, 2), port = get(i, 2);
+	uint64_t family = reader_u16(i), port = reader_u16(i);
 	struct sockaddr_in a4 = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
 	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port) };
 
@@ -311,10 +289,10 @@ static FALLIBLE enum err get_address(struct in *i, struct sockaddr_storage *out)
 		return ERR(COMM_PROTOCOL, "a member's card has no address");
 	memset(out, 0, sizeof *out);
 	if (family == 4) {
-		get_bytes(i, &a4.sin_addr, 4);
+		reader_copy(i, &a4.sin_addr, 4);
 		memcpy(out, &a4, sizeof a4);
 	} else {
-		get_bytes(i, &a6.sin6_addr, 16);
+		reader_copy(i, &a6.sin6_addr, 16);
 		memcpy(out, &a6, sizeof a6);
 	}
 	return OK;
@@ -322,15 +300,16 @@ static FALLIBLE enum err get_address(struct in *i, struct sockaddr_storage *out)
 
 enum err tcp_card_get(const unsigned char in[COMM_RENDEZVOUS_BYTES], struct tcp_card *out)
 {
-	struct in i = { in + sizeof card_magic };
+	struct reader i = reader_of(in, COMM_RENDEZVOUS_BYTES);
+	const unsigned char *magic = reader_take(&i, sizeof card_magic);
 	struct tcp_card card = { 0 };
 
-	if (memcmp(in, card_magic, sizeof card_magic) != 0)
+	if (memcmp(magic, card_magic, sizeof card_magic) != 0)
 		return ERR(COMM_PROTOCOL, "a member's card is none of the tcp back end");
-	if (get(&i, 2) != TCP_VERSION)
+	if (reader_u16(&i) != TCP_VERSION)
 		return ERR(COMM_PROTOCOL, "a member's card is of another version");
-	card.failed = get(&i, 2) != 0;
-	card.connections = (uint32_t)get(&i, 4);
+	card.failed = reader_u16(&i) != 0;
+	card.connections = reader_u32(&i);
 	if (!card.failed) {
 		if (card.connections == 0 || card.connections > TCP_LINKS_MAX)
 			return ERR(COMM_PROTOCOL, "a member's card asks for %u connections", card.connections);

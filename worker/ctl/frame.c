@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/reader.h"
 
 enum {
 	HEAD_BYTES = 24,
@@ -54,21 +55,6 @@ struct frame_conn {
 	struct out *first, *last;
 	size_t queued_bytes, queued_frames;
 };
-
-static uint64_t get_le(const unsigned char *p, size_t n)
-{
-	uint64_t v = 0;
-
-	for (size_t i = 0; i < n; i++)
-		v |= (uint64_t)p[i] << (8 * i);
-	return v;
-}
-
-static void put_le(unsigned char *p, uint64_t v, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		p[i] = (unsigned char)(v >> (8 * i));
-}
 
 static void close_fds(const int *fds, uint32_t n)
 {
@@ -178,11 +164,15 @@ static FALLIBLE enum err receive_plain(struct frame_conn *c, void *into, size_t 
 
 static FALLIBLE enum err parse_head(const unsigned char raw[HEAD_BYTES], struct head *out)
 {
-	struct head h = { .type = (uint16_t)get_le(raw + 6, 2), .json_bytes = (uint32_t)get_le(raw + 8, 4),
-			  .fd_count = (uint32_t)get_le(raw + 12, 4), .generation = get_le(raw + 16, 8) };
-	unsigned version = (unsigned)get_le(raw + 4, 2);
+	struct reader r = reader_of(raw, HEAD_BYTES);
+	const unsigned char *magic = reader_take(&r, 4);
+	uint16_t version = reader_u16(&r);
+	struct head h = { .type = reader_u16(&r) };
 
-	if (memcmp(raw, "DCPD", 4) != 0)
+	h.json_bytes = reader_u32(&r);
+	h.fd_count = reader_u32(&r);
+	h.generation = reader_u64(&r);
+	if (memcmp(magic, "DCPD", 4) != 0)
 		return ERR(PROTOCOL, "a frame does not begin with the magic");
 	if (version != FRAME_VERSION)
 		return ERR(PROTOCOL, "frame version %u, expected %d", version, FRAME_VERSION);
@@ -415,22 +405,21 @@ enum err frame_flush(struct frame_conn *c, bool *empty_out)
 static FALLIBLE enum err out_new(uint16_t type, uint64_t generation, struct str json, uint32_t fd_count, struct out **out)
 {
 	struct out *o = mem_zalloc(1, sizeof *o);
-	unsigned char *bytes = mem_alloc(HEAD_BYTES + json.n);
+	struct buf b = BUF_INIT(HEAD_BYTES + json.n);
 
-	if (!o || !bytes) {
+	buf_puts(&b, "DCPD");
+	buf_le16(&b, FRAME_VERSION);
+	buf_le16(&b, type);
+	buf_le32(&b, (uint32_t)json.n);
+	buf_le32(&b, fd_count);
+	buf_le64(&b, generation);
+	buf_put(&b, json.p, json.n);
+	if (!o || buf_status(&b) != OK) {
 		mem_free(o);
-		mem_free(bytes);
+		buf_free(&b);
 		return ERR(NO_MEMORY, "no memory for a frame of %zu bytes", json.n);
 	}
-	memcpy(bytes, "DCPD", 4);
-	put_le(bytes + 4, FRAME_VERSION, 2);
-	put_le(bytes + 6, type, 2);
-	put_le(bytes + 8, json.n, 4);
-	put_le(bytes + 12, fd_count, 4);
-	put_le(bytes + 16, generation, 8);
-	if (json.n)
-		memcpy(bytes + HEAD_BYTES, json.p, json.n);
-	*o = (struct out){ .bytes = bytes, .n = HEAD_BYTES + json.n, .fd_count = fd_count };
+	*o = (struct out){ .bytes = b.p, .n = b.len, .fd_count = fd_count };
 	*out = o;
 	return OK;
 }

@@ -72,8 +72,8 @@ static enum err op_nothing(struct pickle *pk, const struct pickle_op *op)
 {
 	if (op->code == 0x80 && op->number > 5)
 		return BAD(pk, "pickle protocol %ju", (uintmax_t)op->number);
-	if (op->code == 0x95 && op->number > pk->n - pk->at)
-		return BAD(pk, "a frame of %ju bytes, %ju left", (uintmax_t)op->number, (uintmax_t)(pk->n - pk->at));
+	if (op->code == 0x95 && op->number > reader_left(&pk->in))
+		return BAD(pk, "a frame of %ju bytes, %ju left", (uintmax_t)op->number, (uintmax_t)reader_left(&pk->in));
 	return OK;
 }
 
@@ -458,8 +458,7 @@ enum err pickle_parse(const void *bytes, uint64_t n, const struct pickle_record 
 	struct pickle *pk CLEANUP(pickle_free_ptr) = mem_zalloc(1, sizeof *pk);
 	if (!pk)
 		return ERR(NO_MEMORY, "no memory for a pickle");
-	pk->in = bytes;
-	pk->n = n;
+	pk->in = reader_of(bytes, n);
 	pk->records = records;
 	pk->memory_max = PICKLE_MEMORY_MIN + n;
 	TRY(pickle_scan(pk));

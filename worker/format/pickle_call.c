@@ -128,7 +128,7 @@ static FALLIBLE enum err make_bytes(struct pickle *pk, enum known known, pnode c
 	pnode a = pickle_at(pk, args, 0);
 
 	if (n == 0 && known != KNOWN_ENCODE)
-		return node_ref(pk, kind, pk->in, 0, out);
+		return node_ref(pk, kind, pk->in.p, 0, out);
 	if (n == 2 && known != KNOWN_BYTES && pickle_kind(pk, a) == PK_STR && is_latin1(pk, pickle_at(pk, args, 1)))
 		return text_latin1(pk, kind, a, out);
 	if (n == 1 && known == KNOWN_BYTEARRAY && pickle_kind(pk, a) == PK_BYTES) {

@@ -17,7 +17,7 @@
 #pragma once
 #include "format/pickle.h"
 
-#include <endian.h>
+#include "base/reader.h"
 
 enum {
 	N_NONE = 1,
@@ -68,8 +68,7 @@ struct cells {
 enum { FIELDS_CACHED = 64, MEMO_NEAR = 256 };
 
 struct pickle {
-	const unsigned char *in;
-	uint64_t n;
+	struct reader in;
 	struct cells cells, stack, marks;
 	uint64_t memory_max;       /* of cells, stack, marks, memo and text together */
 	struct buf text;           /* strings that had to be decoded */
@@ -78,7 +77,7 @@ struct pickle {
 	pnode near[MEMO_NEAR];     /* the values of the first entries once more */
 	uint64_t memo_count;       /* the id that MEMOIZE takes next */
 	bool memo_gaps;            /* PUT left some out */
-	uint64_t at, op_at;
+	uint64_t op_at;
 	struct {
 		pnode key;
 		uint32_t record;
@@ -109,9 +108,9 @@ FALLIBLE enum err pickle_op_slow(struct pickle *pk, struct pickle_op *op);
 /* Nearly all opcodes have an argument of 0 to 8 bytes and are not the last of the stream. */
 static inline FALLIBLE enum err pickle_op_next(struct pickle *pk, struct pickle_op *op)
 {
-	if (pk->n - pk->at < 1 + sizeof(uint64_t))
+	if (reader_left(&pk->in) < 1 + sizeof(uint64_t))
 		return pickle_op_slow(pk, op);
-	const unsigned char *p = pk->in + pk->at;
+	const unsigned char *p = pk->in.p + pk->in.at;
 	unsigned bytes = pickle_op_args[*p] - (unsigned)OP_FIXED;
 	if (bytes > sizeof(uint64_t))
 		return pickle_op_slow(pk, op);
@@ -119,15 +118,15 @@ static inline FALLIBLE enum err pickle_op_next(struct pickle *pk, struct pickle_
 	memcpy(&v, p + 1, sizeof v);
 	op->code = *p;
 	op->number = bytes ? le64toh(v) & UINT64_MAX >> (64 - 8 * bytes) : 0;
-	pk->op_at = pk->at;
-	pk->at += 1 + bytes;
+	pk->op_at = pk->in.at;
+	pk->in.at += 1 + bytes;
 	return OK;
 }
 /* The memo entry that a PUT or GET names. */
 FALLIBLE enum err pickle_op_id_slow(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out);
 static inline FALLIBLE enum err pickle_op_id(struct pickle *pk, const struct pickle_op *op, uint64_t *id_out)
 {
-	if (op->code == 'g' || op->code == 'p' || op->number > pk->n)
+	if (op->code == 'g' || op->code == 'p' || op->number > pk->in.n)
 		return pickle_op_id_slow(pk, op, id_out);
 	*id_out = op->number;
 	return OK;

@@ -81,7 +81,7 @@ enum err node_double(struct pickle *pk, double v, pnode *out)
 enum err node_ref(struct pickle *pk, enum pickle_kind kind, const unsigned char *p, uint64_t n, pnode *out)
 {
 	TRY(node_new(pk, kind, 0, STR_CELLS, out));
-	pk->cells.p[*out + 1] = n ? (uint32_t)(p - pk->in) : 0;
+	pk->cells.p[*out + 1] = n ? (uint32_t)(p - pk->in.p) : 0;
 	pk->cells.p[*out + 2] = (uint32_t)n;
 	return OK;
 }
@@ -169,7 +169,7 @@ pnode pickle_root(const struct pickle *pk)
 
 uint64_t pickle_consumed(const struct pickle *pk)
 {
-	return pk->at;
+	return pk->in.at;
 }
 
 enum pickle_kind pickle_kind(const struct pickle *pk, pnode n)
@@ -243,7 +243,7 @@ bool pickle_complex(const struct pickle *pk, pnode n, double *re, double *im)
 static struct str cell_str(const struct pickle *pk, pnode n)
 {
 	uint32_t off = pk->cells.p[n + 1], len = pk->cells.p[n + 2];
-	const unsigned char *base = off & TEXT_BIT ? pk->text.p : pk->in;
+	const unsigned char *base = off & TEXT_BIT ? pk->text.p : pk->in.p;
 
 	return len ? (struct str){ (const char *)base + (off & ~TEXT_BIT), len } : (struct str){ "", 0 };
 }

@@ -46,58 +46,44 @@ static const char *refused_name(unsigned char code)
 	}
 }
 
-static inline uint64_t le(const unsigned char *p, unsigned bytes)
-{
-	uint64_t v = 0;
-
-	for (unsigned i = bytes; i-- > 0;)
-		v = v << 8 | p[i];
-	return v;
-}
-
 static FALLIBLE enum err counted(struct pickle *pk, struct pickle_op *op, unsigned bytes, bool is_signed)
 {
-	if (pk->n - pk->at < bytes)
+	op->len = reader_le(&pk->in, bytes);
+	if (pk->in.failed)
 		return BAD(pk, "the stream ends inside an opcode");
-	op->len = le(pk->in + pk->at, bytes);
-	pk->at += bytes;
 	if (is_signed && op->len > INT32_MAX)
 		return BAD(pk, "a negative length");
-	if (op->len > pk->n - pk->at)
-		return BAD(pk, "%ju bytes announced, %ju left", (uintmax_t)op->len, (uintmax_t)(pk->n - pk->at));
-	op->data = pk->in + pk->at;
-	pk->at += op->len;
+	op->data = reader_take(&pk->in, op->len);
+	if (!op->data)
+		return BAD(pk, "%ju bytes announced, %ju left", (uintmax_t)op->len, (uintmax_t)reader_left(&pk->in));
 	return OK;
 }
 
 static FALLIBLE enum err line(struct pickle *pk, const unsigned char **p, uint64_t *len)
 {
-	const unsigned char *from = pk->in + pk->at;
-	const unsigned char *end = memchr(from, '\n', pk->n - pk->at);
+	const unsigned char *from = pk->in.p + pk->in.at;
+	const unsigned char *end = memchr(from, '\n', reader_left(&pk->in));
 
 	if (!end)
 		return BAD(pk, "a line without its end");
 	*p = from;
 	*len = (uint64_t)(end - from);
-	pk->at += *len + 1;
+	pk->in.at += *len + 1;
 	return OK;
 }
 
 static FALLIBLE enum err fixed(struct pickle *pk, struct pickle_op *op, unsigned bytes)
 {
-	if (pk->n - pk->at < bytes)
-		return BAD(pk, "the stream ends inside an opcode");
-	op->number = le(pk->in + pk->at, bytes);
-	pk->at += bytes;
-	return OK;
+	op->number = reader_le(&pk->in, bytes);
+	return pk->in.failed ? BAD(pk, "the stream ends inside an opcode") : OK;
 }
 
 enum err pickle_op_slow(struct pickle *pk, struct pickle_op *op)
 {
-	pk->op_at = pk->at;
-	if (pk->at >= pk->n)
+	pk->op_at = pk->in.at;
+	op->code = reader_u8(&pk->in);
+	if (pk->in.failed)
 		return BAD(pk, "the stream ends before STOP");
-	op->code = pk->in[pk->at++];
 	switch (pickle_op_args[op->code]) {
 	case ARG_NO: return OK;
 	case ARG_1: return fixed(pk, op, 1);
@@ -127,8 +113,8 @@ enum err pickle_op_id_slow(struct pickle *pk, const struct pickle_op *op, uint64
 			return BAD(pk, "the memo entry is not a number");
 	}
 	/* Every entry costs at least one byte; larger numbers would only make us allocate. */
-	if (id > pk->n)
-		return BAD(pk, "memo entry %ju in a stream of %ju bytes", (uintmax_t)id, (uintmax_t)pk->n);
+	if (id > pk->in.n)
+		return BAD(pk, "memo entry %ju in a stream of %ju bytes", (uintmax_t)id, (uintmax_t)pk->in.n);
 	*id_out = id;
 	return OK;
 }
@@ -153,7 +139,7 @@ static FALLIBLE enum err mark_used(struct memo *memo, uint64_t id)
 /* Goes over opcodes whose argument has a fixed size and which fetch nothing; leaves those at the end to the careful way. */
 static void skip_plain(struct pickle *pk)
 {
-	const unsigned char *p = pk->in + pk->at, *end = pk->in + pk->n;
+	const unsigned char *p = pk->in.p + pk->in.at, *end = pk->in.p + pk->in.n;
 
 	while (end - p > 1 + (ptrdiff_t)sizeof(uint64_t)) {
 		unsigned bytes = pickle_op_args[*p] - (unsigned)OP_FIXED;
@@ -165,7 +151,7 @@ static void skip_plain(struct pickle *pk)
 		}
 		p += 1 + bytes;
 	}
-	pk->at = (uint64_t)(p - pk->in);
+	pk->in.at = (uint64_t)(p - pk->in.p);
 }
 
 static FALLIBLE enum err find_used(struct pickle *pk)
@@ -182,7 +168,7 @@ static FALLIBLE enum err find_used(struct pickle *pk)
 			TRY(mark_used(&pk->memo, id));
 		}
 	} while (op.code != '.');
-	pk->at = 0;
+	pk->in.at = 0;
 	return OK;
 }
 

@@ -8,16 +8,16 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/reader.h"
 #include "format/jscan.h"
 
 enum err sft_header_bytes(const unsigned char first8[8], uint64_t file_bytes, uint64_t *json_bytes_out)
 {
-	uint64_t n = 0;
+	struct reader r = reader_of(first8, 8);
+	uint64_t n = reader_u64(&r);
 
 	if (file_bytes < 8)
 		return ERR(FORMAT_SAFETENSORS, "a file of %ju bytes is too short", (uintmax_t)file_bytes);
-	for (int i = 8; i-- > 0;)
-		n = n << 8 | first8[i];
 	if (n > SFT_HEADER_MAX)
 		return ERR(FORMAT_SAFETENSORS, "a header of %ju bytes is too large", (uintmax_t)n);
 	if (n > file_bytes - 8)
@@ -30,7 +30,7 @@ enum err sft_header_bytes(const unsigned char first8[8], uint64_t file_bytes, ui
 }
 
 /* While an entry is being read. */
-struct reader {
+struct sft_reader {
 	struct jscan js;
 	struct arena *arena;
 	struct sft *out;
@@ -38,7 +38,7 @@ struct reader {
 	uint64_t data_bytes;
 };
 
-static void drop_reader(struct reader *r)
+static void drop_reader(struct sft_reader *r)
 {
 	map_free(&r->names);
 	map_free(&r->meta_keys);
@@ -66,7 +66,7 @@ static FALLIBLE enum err count_entries(struct str json, uint64_t *entries, uint6
 	}
 }
 
-static FALLIBLE enum err read_meta(struct reader *r)
+static FALLIBLE enum err read_meta(struct sft_reader *r)
 {
 	struct jscan_token t;
 
@@ -87,7 +87,7 @@ static FALLIBLE enum err read_meta(struct reader *r)
 	}
 }
 
-static FALLIBLE enum err read_shape(struct reader *r, struct sft_entry *e)
+static FALLIBLE enum err read_shape(struct sft_reader *r, struct sft_entry *e)
 {
 	int64_t dims[NDIM_MAX], *copy;
 	struct jscan_token t;
@@ -111,7 +111,7 @@ static FALLIBLE enum err read_shape(struct reader *r, struct sft_entry *e)
 	return OK;
 }
 
-static FALLIBLE enum err read_offsets(struct reader *r, struct sft_entry *e)
+static FALLIBLE enum err read_offsets(struct sft_reader *r, struct sft_entry *e)
 {
 	struct jscan_token t;
 	int64_t v[2];
@@ -128,7 +128,7 @@ static FALLIBLE enum err read_offsets(struct reader *r, struct sft_entry *e)
 	return OK;
 }
 
-static FALLIBLE enum err check_entry(const struct reader *r, const struct sft_entry *e)
+static FALLIBLE enum err check_entry(const struct sft_reader *r, const struct sft_entry *e)
 {
 	uint64_t numel, bytes;
 
@@ -143,7 +143,7 @@ static FALLIBLE enum err check_entry(const struct reader *r, const struct sft_en
 	return OK;
 }
 
-static FALLIBLE enum err read_entry(struct reader *r, struct sft_entry *e)
+static FALLIBLE enum err read_entry(struct sft_reader *r, struct sft_entry *e)
 {
 	enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
 	struct jscan_token t;
@@ -171,7 +171,7 @@ static FALLIBLE enum err read_entry(struct reader *r, struct sft_entry *e)
 	return check_entry(r, e);
 }
 
-static FALLIBLE enum err read_header(struct reader *r)
+static FALLIBLE enum err read_header(struct sft_reader *r)
 {
 	struct jscan_token t;
 	bool meta_seen = false;
@@ -240,7 +240,7 @@ static FALLIBLE enum err check_order(const struct sft *s)
 enum err sft_parse(struct str json, uint64_t file_bytes, struct arena *arena, struct sft *out)
 {
 	struct sft s = { 0 };
-	CLEANUP(drop_reader) struct reader r = { .js = jscan_of(json, ERR_FORMAT_SAFETENSORS), .arena = arena,
+	CLEANUP(drop_reader) struct sft_reader r = { .js = jscan_of(json, ERR_FORMAT_SAFETENSORS), .arena = arena,
 						 .out = &s };
 	uint64_t entries, metas;
 
@@ -309,7 +309,7 @@ enum err sft_put_header(struct buf *b, const struct sft_entry *entries, uint64_t
 	uint64_t n = b->len - start - 8;
 	if (n > SFT_HEADER_MAX)
 		return ERR(LIMIT_EXCEEDED, "a safetensors header of %ju bytes", (uintmax_t)n);
-	for (unsigned i = 0; i < 8; i++)
-		b->p[start + i] = (unsigned char)(n >> (8 * i));
+	n = htole64(n);
+	memcpy(b->p + start, &n, sizeof n);
 	return OK;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "base/reader.h"
 
 /* What a persistent id says: ('storage', class, key, location, count[, view]). */
 struct storage {
@@ -198,7 +199,7 @@ static FALLIBLE enum err find_in_stream(const struct item_source *src, const str
 {
 	struct pickle *keys CLEANUP(pickle_free_ptr) = NULL;
 	unsigned char count[8];
-	uint64_t n = 0, off;
+	uint64_t n, off;
 	pnode key = 0;
 
 	TRY(pickle_parse(it->pickle.p + it->data_off, it->pickle.len - it->data_off, NULL, &keys));
@@ -208,9 +209,8 @@ static FALLIBLE enum err find_in_stream(const struct item_source *src, const str
 		return ERR(FORMAT_ITEM, "the stream holds other storages than the tensor's");
 	off = it->data_off + pickle_consumed(keys);
 	TRY(source_read(src, off, count, sizeof count));
-	for (int k = 8; k-- > 0;)
-		n = n << 8 | count[k];
-	TRY(num_mul(n, dtype_bytes(s->dtype), &n));
+	struct reader r = reader_of(count, sizeof count);
+	TRY(num_mul(reader_u64(&r), dtype_bytes(s->dtype), &n));
 	if (n != s->bytes)
 		return ERR(FORMAT_ITEM, "the stream has %ju bytes, the tensor's storage %ju", (uintmax_t)n,
 			   (uintmax_t)s->bytes);

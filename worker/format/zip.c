@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/reader.h"
 #include "format/transform.h"
 
 enum {
@@ -26,15 +27,6 @@ enum {
 	BLOCK = 64 << 10,
 };
 #define SATURATED 0xFFFFFFFFu
-
-static uint64_t le(const unsigned char *p, unsigned n)
-{
-	uint64_t v = 0;
-
-	for (unsigned i = n; i-- > 0;)
-		v = v << 8 | p[i];
-	return v;
-}
 
 struct end {
 	uint64_t at;                     /* of the first end record: the directory ends here at the latest */
@@ -55,7 +47,8 @@ static FALLIBLE enum err find_end(const struct item_source *src, unsigned char e
 		TRY(buf_reserve(&tail, n, &p));
 		TRY(source_read(src, src->length - n, p, n));
 		for (size_t i = n - END_BYTES + 1; i-- > 0;) {
-			if (le(p + i, 4) == END_SIG) {
+			struct reader r = reader_of(p + i, END_BYTES);
+			if (reader_u32(&r) == END_SIG) {
 				memcpy(end, p + i, END_BYTES);
 				*at = src->length - n + i;
 				return OK;
@@ -78,29 +71,34 @@ static FALLIBLE enum err agree(uint64_t classic, uint64_t saturated, uint64_t wi
 /* The zip64 end record, if a locator stands before the classic one. */
 static FALLIBLE enum err read_end64(const struct item_source *src, struct end *e, bool needed)
 {
-	unsigned char loc[LOCATOR_BYTES], rec[END64_BYTES];
-	bool there = e->at >= LOCATOR_BYTES;
+	unsigned char loc[LOCATOR_BYTES] = { 0 }, rec[END64_BYTES];
+	struct reader r = reader_of(loc, sizeof loc);
 
-	if (there) {
+	if (e->at >= LOCATOR_BYTES)
 		TRY(source_read(src, e->at - LOCATOR_BYTES, loc, sizeof loc));
-		there = le(loc, 4) == LOCATOR_SIG;
-	}
-	if (!there)
+	if (reader_u32(&r) != LOCATOR_SIG)
 		return needed ? ERR(FORMAT_ZIP, "the zip64 end record is missing") : OK;
-	uint64_t at = le(loc + 8, 8);
-	if (le(loc + 4, 4) != 0 || le(loc + 16, 4) != 1)
+	uint32_t disk = reader_u32(&r);
+	uint64_t at = reader_u64(&r);
+	if (disk != 0 || reader_u32(&r) != 1)
 		return ERR(FORMAT_ZIP, "the archive spans several disks");
 	if (!num_inside(at, END64_BYTES, e->at - LOCATOR_BYTES))
 		return ERR(FORMAT_ZIP, "the zip64 end record at %ju is beyond the archive", (uintmax_t)at);
 	TRY(source_read(src, at, rec, sizeof rec));
-	if (le(rec, 4) != END64_SIG || le(rec + 4, 8) < END64_BYTES - 12)
+	r = reader_of(rec, sizeof rec);
+	if (reader_u32(&r) != END64_SIG || reader_u64(&r) < END64_BYTES - 12)
 		return ERR(FORMAT_ZIP, "no zip64 end record at %ju", (uintmax_t)at);
-	if (le(rec + 16, 4) != 0 || le(rec + 20, 4) != 0 || le(rec + 24, 8) != le(rec + 32, 8))
+	reader_u32(&r); /* versions */
+	uint64_t disks = reader_u64(&r), count_here = reader_u64(&r);
+	struct end wide = { .at = at, .count = reader_u64(&r) };
+	wide.bytes = reader_u64(&r);
+	wide.off = reader_u64(&r);
+	if (disks != 0 || count_here != wide.count)
 		return ERR(FORMAT_ZIP, "the archive spans several disks");
-	TRY(agree(e->count, 0xFFFF, le(rec + 32, 8), "number of records"));
-	TRY(agree(e->bytes, SATURATED, le(rec + 40, 8), "directory's size"));
-	TRY(agree(e->off, SATURATED, le(rec + 48, 8), "directory's place"));
-	*e = (struct end){ at, le(rec + 32, 8), le(rec + 40, 8), le(rec + 48, 8) };
+	TRY(agree(e->count, 0xFFFF, wide.count, "number of records"));
+	TRY(agree(e->bytes, SATURATED, wide.bytes, "directory's size"));
+	TRY(agree(e->off, SATURATED, wide.off, "directory's place"));
+	*e = wide;
 	return OK;
 }
 
@@ -109,10 +107,14 @@ static FALLIBLE enum err read_end(const struct item_source *src, struct end *e)
 	unsigned char rec[END_BYTES];
 
 	TRY(find_end(src, rec, &e->at));
-	e->count = le(rec + 10, 2);
-	e->bytes = le(rec + 12, 4);
-	e->off = le(rec + 16, 4);
-	if (le(rec + 4, 2) != 0 || le(rec + 6, 2) != 0 || le(rec + 8, 2) != e->count)
+	struct reader r = reader_of(rec, sizeof rec);
+	reader_u32(&r); /* its signature */
+	uint32_t disks = reader_u32(&r);
+	uint16_t count_here = reader_u16(&r);
+	e->count = reader_u16(&r);
+	e->bytes = reader_u32(&r);
+	e->off = reader_u32(&r);
+	if (disks != 0 || count_here != e->count)
 		return ERR(FORMAT_ZIP, "the archive spans several disks");
 	TRY(read_end64(src, e, e->count == 0xFFFF || e->bytes == SATURATED || e->off == SATURATED));
 	if (!num_inside(e->off, e->bytes, e->at))
@@ -120,7 +122,8 @@ static FALLIBLE enum err read_end(const struct item_source *src, struct end *e)
 			   (uintmax_t)e->bytes, (uintmax_t)e->off);
 	if (num_inside(e->off + e->bytes, 4, e->at)) {
 		TRY(source_read(src, e->off + e->bytes, rec, 4));
-		if (le(rec, 4) == END64_SIG)
+		r = reader_of(rec, 4);
+		if (reader_u32(&r) == END64_SIG)
 			return ERR(FORMAT_ZIP, "nothing leads to the zip64 end record behind the directory");
 	}
 	if (e->count > ZIP_RECORDS_MAX || e->bytes > DIRECTORY_MAX)
@@ -134,32 +137,21 @@ static FALLIBLE enum err read_end(const struct item_source *src, struct end *e)
 }
 
 /* The zip64 extra field holds, in this order, those of the three that are saturated in the record. */
-static FALLIBLE enum err widen(struct zip_record *r, const unsigned char *extra, size_t n)
+static FALLIBLE enum err widen(struct zip_record *r, struct reader extra)
 {
 	uint64_t *fields[3] = { &r->bytes, &r->packed_bytes, &r->header_off };
-	const unsigned char *p = NULL;
-	size_t left = 0;
+	struct reader wide = { 0 };
 
-	for (size_t i = 0; n - i >= 4;) {
-		size_t len = (size_t)le(extra + i + 2, 2);
-		if (len > n - i - 4)
-			break; /* PyTorch's reader ignores a damaged extra field too */
-		if (le(extra + i, 2) == 1 && !p) {
-			p = extra + i + 4;
-			left = len;
-		}
-		i += 4 + len;
+	while (!wide.p && !extra.failed) { /* PyTorch's reader ignores a damaged extra field too */
+		uint16_t id = reader_u16(&extra), n = reader_u16(&extra);
+		const unsigned char *p = reader_take(&extra, n);
+		if (id == 1)
+			wide = reader_of(p, p ? n : 0);
 	}
-	for (unsigned f = 0; f < 3; f++) {
-		if (*fields[f] != SATURATED)
-			continue;
-		if (left < 8)
-			return ERR(FORMAT_ZIP, "a zip64 size or place is missing");
-		*fields[f] = le(p, 8);
-		p += 8;
-		left -= 8;
-	}
-	return OK;
+	for (unsigned f = 0; f < 3; f++)
+		if (*fields[f] == SATURATED)
+			*fields[f] = reader_u64(&wide);
+	return wide.failed ? ERR(FORMAT_ZIP, "a zip64 size or place is missing") : OK;
 }
 
 static FALLIBLE enum err check_record(const struct zip_record *r, unsigned method, unsigned flags, uint64_t dir_off)
@@ -184,31 +176,34 @@ static FALLIBLE enum err check_record(const struct zip_record *r, unsigned metho
 	return OK;
 }
 
-static FALLIBLE enum err read_record(struct zip *z, const unsigned char **p, size_t *left, uint64_t dir_off,
-				     struct zip_record *r)
+static FALLIBLE enum err read_record(struct zip *z, struct reader *dir, uint64_t dir_off, struct zip_record *r)
 {
-	const unsigned char *c = *p;
+	uintmax_t number = (uintmax_t)(r - z->records);
 
-	if (*left < CENTRAL_BYTES || le(c, 4) != CENTRAL_SIG)
-		return ERR(FORMAT_ZIP, "the directory is damaged at record %ju", (uintmax_t)(r - z->records));
-	size_t name = (size_t)le(c + 28, 2), extra = (size_t)le(c + 30, 2), comment = (size_t)le(c + 32, 2);
-	if (name + extra + comment > *left - CENTRAL_BYTES)
-		return ERR(FORMAT_ZIP, "the directory ends inside record %ju", (uintmax_t)(r - z->records));
-	if (le(c + 34, 2) != 0)
+	if (reader_u32(dir) != CENTRAL_SIG)
+		return ERR(FORMAT_ZIP, "the directory is damaged at record %ju", number);
+	reader_u32(dir); /* versions */
+	uint16_t flags = reader_u16(dir), method = reader_u16(dir);
+	reader_u32(dir); /* time and date */
+	r->crc32 = reader_u32(dir);
+	r->packed_bytes = reader_u32(dir);
+	r->bytes = reader_u32(dir);
+	r->deflated = method == 8;
+	uint16_t name_bytes = reader_u16(dir), extra_bytes = reader_u16(dir), comment_bytes = reader_u16(dir), disk = reader_u16(dir);
+	reader_u16(dir); /* internal attributes */
+	uint32_t attributes = reader_u32(dir);
+	r->header_off = reader_u32(dir);
+	struct str name = reader_str(dir, name_bytes);
+	const unsigned char *extra = reader_take(dir, extra_bytes);
+	if (!reader_take(dir, comment_bytes))
+		return ERR(FORMAT_ZIP, "the directory ends inside record %ju", number);
+	if (disk != 0)
 		return ERR(FORMAT_ZIP, "the archive spans several disks");
-	if (le(c + 38, 4) & DOS_DIRECTORY) /* PyTorch takes it for empty, whatever its size */
-		return ERR(FORMAT_ZIP, "record %ju is marked as a directory", (uintmax_t)(r - z->records));
-	r->crc32 = (uint32_t)le(c + 16, 4);
-	r->packed_bytes = le(c + 20, 4);
-	r->bytes = le(c + 24, 4);
-	r->header_off = le(c + 42, 4);
-	r->deflated = le(c + 10, 2) == 8;
-	TRY(arena_str(z->arena, (struct str){ (const char *)c + CENTRAL_BYTES, name }, &r->name));
-	TRY(widen(r, c + CENTRAL_BYTES + name, extra));
-	TRY(check_record(r, (unsigned)le(c + 10, 2), (unsigned)le(c + 8, 2), dir_off));
-	*p += CENTRAL_BYTES + name + extra + comment;
-	*left -= CENTRAL_BYTES + name + extra + comment;
-	return OK;
+	if (attributes & DOS_DIRECTORY) /* PyTorch takes it for empty, whatever its size */
+		return ERR(FORMAT_ZIP, "record %ju is marked as a directory", number);
+	TRY(arena_str(z->arena, name, &r->name));
+	TRY(widen(r, reader_of(extra, extra_bytes)));
+	return check_record(r, method, flags, dir_off);
 }
 
 static int by_place(const void *a, const void *b)
@@ -245,10 +240,9 @@ static FALLIBLE enum err read_directory(struct zip *z, const struct end *e)
 	TRY(source_read(z->src, e->off, at, (size_t)e->bytes));
 	TRY(arena_alloc(z->arena, e->count, sizeof *z->records, &z->records));
 	z->count = e->count;
-	const unsigned char *p = at;
-	size_t left = (size_t)e->bytes;
+	struct reader r = reader_of(at, e->bytes);
 	for (uint64_t i = 0; i < z->count; i++)
-		TRY(read_record(z, &p, &left, e->off, &z->records[i]));
+		TRY(read_record(z, &r, e->off, &z->records[i]));
 	TRY(check_overlap(z, e->off));
 	struct str first = z->records[0].name;
 	const char *slash = first.n ? memchr(first.p, '/', first.n) : NULL;
@@ -319,22 +313,28 @@ enum err zip_locate(const struct zip *z, const struct zip_record *r, uint64_t *d
 	int n = (int)num_min(r->name.n, 80);
 
 	TRY(source_read(z->src, r->header_off, h, sizeof h));
-	uint64_t name = le(h + 26, 2), extra = le(h + 28, 2);
-	if (le(h, 4) != LOCAL_SIG)
+	struct reader in = reader_of(h, sizeof h);
+	uint32_t signature = reader_u32(&in);
+	reader_u16(&in); /* version */
+	uint16_t flags = reader_u16(&in), method = reader_u16(&in);
+	reader_u64(&in); /* time, date, CRC32: the directory has it */
+	uint64_t packed = reader_u32(&in);
+	reader_u32(&in); /* unpacked size */
+	uint16_t name = reader_u16(&in), extra = reader_u16(&in);
+	if (signature != LOCAL_SIG)
 		return ERR(FORMAT_ZIP, "no local header at %ju for record '%.*s'", (uintmax_t)r->header_off, n,
 			   r->name.p);
-	if (le(h + 6, 2) & FLAGS_REFUSED || le(h + 8, 2) != (r->deflated ? 8 : 0) || name != r->name.n)
+	if (flags & FLAGS_REFUSED || method != (r->deflated ? 8 : 0) || name != r->name.n)
 		return ERR(FORMAT_ZIP, "the local header of record '%.*s' is not what the directory says", n,
 			   r->name.p);
-	CLEANUP(mem_free_ptr) char *local = mem_alloc(name + 1);
+	CLEANUP(mem_free_ptr) char *local = mem_alloc(name + 1u);
 	if (!local)
 		return ERR(NO_MEMORY, "no memory for a record's name");
 	TRY(source_read(z->src, r->header_off + LOCAL_BYTES, local, name));
 	if (memcmp(local, r->name.p, name) != 0)
 		return ERR(FORMAT_ZIP, "the local header at %ju has another name than record '%.*s'", (uintmax_t)r->header_off, n,
 			   r->name.p);
-	uint64_t packed = le(h + 18, 4);
-	bool later = le(h + 6, 2) & 8 || packed == 0 || packed == SATURATED;
+	bool later = flags & 8 || packed == 0 || packed == SATURATED;
 	if (!later && packed != r->packed_bytes)
 		return ERR(FORMAT_ZIP, "record '%.*s' has %ju bytes, its local header says %ju", n, r->name.p,
 			   (uintmax_t)r->packed_bytes, (uintmax_t)packed);

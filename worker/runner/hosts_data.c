@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "base/reader.h"
 #include "os/fs.h"
 
 #define XXH_INLINE_ALL
@@ -66,27 +67,22 @@ static FALLIBLE enum err bad_heads(const struct hosts *h, uint32_t host)
 
 static FALLIBLE enum err parse_heads(struct hosts *h, uint32_t host, const unsigned char *p, uint64_t n, struct image **images)
 {
+	struct reader r = reader_of(p, n);
 	struct heads_begin begin;
 	struct heads_rank head;
-	uint64_t at = sizeof begin;
 
-	if (n < sizeof begin)
-		return bad_heads(h, host);
-	memcpy(&begin, p, sizeof begin);
-	if (strncmp(begin.magic, HEADS_MAGIC, sizeof begin.magic) != 0 || !memchr(begin.job, '\0', sizeof begin.job))
+	reader_copy(&r, &begin, sizeof begin);
+	if (r.failed || strncmp(begin.magic, HEADS_MAGIC, sizeof begin.magic) != 0 || !memchr(begin.job, '\0', sizeof begin.job))
 		return bad_heads(h, host);
 	if (host == 0)
 		memcpy(h->leader_job, begin.job, sizeof begin.job);
-	while (at < n) {
-		if (n - at < sizeof head)
+	while (reader_left(&r)) {
+		reader_copy(&r, &head, sizeof head);
+		const unsigned char *header = reader_take(&r, head.header_bytes);
+		if (!header || head.rank >= h->world || h->host_of[head.rank] != host || images[head.rank])
 			return bad_heads(h, host);
-		memcpy(&head, p + at, sizeof head);
-		at += sizeof head;
-		if (head.rank >= h->world || h->host_of[head.rank] != host || images[head.rank] || head.header_bytes > n - at)
-			return bad_heads(h, host);
-		TRY(err_at_rank(image_parse(p + at, head.header_bytes, head.image_bytes, (uint32_t)head.rank, &images[head.rank]),
+		TRY(err_at_rank(image_parse(header, head.header_bytes, head.image_bytes, (uint32_t)head.rank, &images[head.rank]),
 				(int64_t)head.rank));
-		at += head.header_bytes;
 	}
 	return OK;
 }
@@ -288,27 +284,26 @@ static FALLIBLE enum err put_part(struct hosts *h, struct run *run)
 
 static FALLIBLE enum err take_part(struct hosts *h, struct run *run, uint32_t host, const struct part_begin *mine)
 {
-	CLEANUP(mem_free_ptr) unsigned char *bytes = NULL;
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
 	struct walk w = { .h = h, .run = run, .host = host };
 	struct part_begin begin;
 	struct part_item item;
 	struct result result;
-	uint64_t n = 0, at = sizeof begin;
-	void *all = NULL;
+	uint64_t n = 0;
 	char name[32];
 
 	hosts_file(name, "part", host);
-	TRY(fs_read_all(h->dir, name, (run->dsts_n + run->parts_n + run->scans_n) * sizeof item + 4096, &all, &n));
-	bytes = all;
-	if (n < sizeof begin)
+	TRY(fs_read_all(h->dir, name, (run->dsts_n + run->parts_n + run->scans_n) * sizeof item + 4096, &bytes, &n));
+	struct reader r = reader_of(bytes, n);
+	reader_copy(&r, &begin, sizeof begin);
+	if (r.failed)
 		return ERR(STORAGE_IO, "the part of host %s has %ju bytes", hosts_name(h, host), (uintmax_t)n);
-	memcpy(&begin, bytes, sizeof begin);
 	if (memcmp(begin.magic, mine->magic, sizeof begin.magic) != 0 || memcmp(begin.tables, mine->tables, sizeof begin.tables) != 0)
 		return ERR(PLAN_INVALID, "host %s made another plan: are all daemons of one version?", hosts_name(h, host));
-	for (; next(&w, &result); at += sizeof item) {
-		if (n - at < sizeof item)
-			return ERR(STORAGE_IO, "the part of host %s is cut off", hosts_name(h, host));
-		memcpy(&item, bytes + at, sizeof item);
+	while (next(&w, &result)) {
+		reader_copy(&r, &item, sizeof item);
+		if (r.failed)
+			return ERR(STORAGE_IO, "the part of host %s is cut off at byte %ju", hosts_name(h, host), (uintmax_t)r.at);
 		*result.crc32 = item.crc32;
 		if (result.xxh3_128)
 			memcpy(result.xxh3_128, item.xxh3_128, sizeof item.xxh3_128);
