@@ -19,6 +19,7 @@
 #include "os/fs.h"
 #include "os/sandbox.h"
 #include "runner/plan_cache.h"
+#include "runner/stats_cache.h"
 #include "store/trash.h"
 
 enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30 };
@@ -348,6 +349,7 @@ int main(int argc, char **argv)
 	static struct plan_cache plans;
 	static struct lookup_cache kept;
 	static struct lookup_tree tree;
+	static struct stats_cache stats;
 
 	if (argc != 3 || strcmp(argv[1], "--control-fd") != 0) {
 		fprintf(stderr, "dcpd-worker is started by dcpd; usage: dcpd-worker --control-fd N\n");
@@ -361,12 +363,14 @@ int main(int argc, char **argv)
 	jtext_init();
 	json_object_seed(0);
 	w.plans = &plans;
+	w.stats = &stats;
 	w.kept = &kept;
 	w.tree = &tree;
 	enum err e = serve(&w, (int)fd);
 	if (e)
 		log_err("worker ends", NULL);
 	plan_cache_free(&plans);
+	stats_cache_free(&stats);
 	lookup_cache_free(&kept);
 	lookup_tree_free(&tree);
 	gpu_close(&w);

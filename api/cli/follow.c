@@ -289,17 +289,45 @@ static void print_differences(const json_t *result)
 		puts("different");
 }
 
+static void print_stats(const json_t *result)
+{
+	static const char *const columns[] = { "TENSOR=fqn", "DTYPE=dtype", "SHAPE=shape:dims", "MIN=min", "MAX=max", "MEAN=mean",
+					       "NORM=norm", "ZEROS=zeros", "NAN=nan", "INF=inf", NULL };
+
+	show_table(show_at(result, "statistics"), columns);
+}
+
+/* Kinds whose result is more than a line: how it is shown, and the member that is true when there is nothing to find (exit 1 else). */
+static const struct ending {
+	const char *kind;
+	void (*print)(const json_t *result);
+	const char *good;
+} endings[] = {
+	{ "diff", print_differences, "equal" },
+	{ "compare", print_differences, "equal" },
+	{ "stats", print_stats, NULL },
+};
+
+static const struct ending *ending_of(const char *kind)
+{
+	for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+		if (strcmp(endings[i].kind, kind) == 0)
+			return &endings[i];
+	return NULL;
+}
+
 /* How a job that ended went: prints and gives the exit code. */
 static int follow_end(const json_t *job, bool json)
 {
-	const char *state = show_text(job, "state"), *kind = show_text(job, "kind");
+	const char *state = show_text(job, "state");
 	const json_t *result = json_object_get(job, "result");
-	bool is_diff = strcmp(kind, "diff") == 0 || strcmp(kind, "compare") == 0, ok = strcmp(state, "succeeded") == 0;
+	const struct ending *ending = ending_of(show_text(job, "kind"));
+	bool ok = strcmp(state, "succeeded") == 0;
 
 	if (json)
 		show_json(job);
-	else if (ok && is_diff)
-		print_differences(result);
+	else if (ok && ending)
+		ending->print(result);
 	else if (ok)
 		print_result(job);
 	if (ok && !json) {
@@ -307,7 +335,7 @@ static int follow_end(const json_t *job, bool json)
 		follow_warn_of_rules(result);
 	}
 	if (ok)
-		return is_diff && !json_is_true(json_object_get(result, "equal")) ? EXIT_DIFFERS : EXIT_DONE;
+		return ending && ending->good && !json_is_true(json_object_get(result, ending->good)) ? EXIT_DIFFERS : EXIT_DONE;
 	if (json_object_get(job, "error"))
 		show_problem(json_object_get(job, "error"));
 	else

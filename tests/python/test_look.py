@@ -43,6 +43,18 @@ def test_open_reads_slices(at):
         dcpd.open(f"main:{lib.fresh()}")
 
 
+def test_statistics(at):
+    w = torch.tensor([[1.0, -3.0], [0.0, float("nan")]])
+    dcpd.save({"model": {"w": w, "n": torch.arange(5)}, "x": torch.zeros(2)}, f"main:{(name := lib.fresh())}")
+    ck = dcpd.open(f"main:{name}")
+    assert ck.stats().keys() == {"model.w", "model.n", "x"} and ck.stats("model.n", "x").keys() == {"model.n", "x"}
+    got = ck.stats("*.w")["model.w"]
+    assert (got["min"], got["max"], got["nan"], got["zeros"], got["count"]) == (-3, 1, 1, 1, 4)
+    assert got["norm"] == pytest.approx(10 ** 0.5) and got["histogram"] == [[0, 0, 1], [1, 1, 0]]
+    with pytest.raises(dcpd.NotFound):
+        ck.stats("nope")
+
+
 def test_large_reads_are_cut(at, monkeypatch):
     from dcpd import _open
 

@@ -2,14 +2,33 @@
 #include "lib/t.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tensor/stats.h"
 
+static struct stats of(enum dtype d, const void *p, uint64_t n, uint64_t *bins)
+{
+	struct stats s = { 0 };
+
+	if (bins)
+		memset(bins, 0, STATS_BINS * sizeof *bins);
+	stats_run(d, p, n, &s, bins);
+	return s;
+}
+
+static double key_value(enum dtype d, uint64_t key)
+{
+	double v = 0;
+
+	(void)stats_key_value(d, key, &v);
+	return v;
+}
+
 static void test_counts(void **state)
 {
 	float v[1200] = { 0 };
-	struct stats s = { 0 };
+	uint64_t bins[STATS_BINS], sum = 0;
 
 	(void)state;
 	v[3] = NAN;
@@ -17,31 +36,86 @@ static void test_counts(void **state)
 	v[1199] = -INFINITY;
 	v[5] = -0.0f;
 	v[9] = 1e-45f;
-	stats_run(DT_FLOAT32, v, 1200, &s);
+	v[11] = -3.5f;
+	struct stats s = of(DT_FLOAT32, v, 1200, bins);
+	assert_int_equal(s.count, 1200);
 	assert_int_equal(s.nan_count, 1);
 	assert_int_equal(s.inf_count, 2);
-	assert_int_equal(s.nonzero_count, 4);
-	stats_run(DT_FLOAT32, v, 0, &s);
-	assert_int_equal(s.nonzero_count, 4);
+	assert_int_equal(s.zero_count, 1195);
+	assert_true(key_value(DT_FLOAT32, ~s.min_key) == -3.5 && key_value(DT_FLOAT32, s.max_key) == 1.401298464324817e-45);
+	assert_int_equal(bins[0], 1); /* beyond the range of exponents */
+	assert_int_equal(bins[STATS_EXPONENTS + 1 - STATS_FIRST], 1);
+	for (int b = 0; b < STATS_BINS; b++)
+		sum += bins[b];
+	assert_int_equal(sum, 2);
+	stats_run(DT_FLOAT32, v, 0, &s, NULL);
+	assert_int_equal(s.count, 1200);
 }
 
 static void test_parts_and_integers(void **state)
 {
-	double c[4] = { 0, NAN, INFINITY, NAN };
-	int64_t n[2] = { 0, INT64_MIN };
-	unsigned char packed[3] = { 0, 0x70, 1 };
-	struct stats s = { 0 };
+	double c[6] = { 0, NAN, INFINITY, 1, 3, -4 }, real;
+	int64_t n[3] = { 0, INT64_MIN, (1ll << 53) + 1 };
+	uint64_t u[2] = { UINT64_MAX, 7 }, bins[STATS_BINS];
+	unsigned char packed[3] = { 0, 0x70, 0x19 };
 
 	(void)state;
-	stats_run(DT_COMPLEX128, c, 2, &s);
-	assert_int_equal(s.nan_count, 2);
+	struct stats s = of(DT_COMPLEX128, c, 3, bins);
+	assert_int_equal(s.count, 3);
+	assert_int_equal(s.nan_count, 1);
 	assert_int_equal(s.inf_count, 1);
-	s = (struct stats){ 0 };
-	stats_run(DT_INT64, n, 2, &s);
-	assert_int_equal(s.nonzero_count, 1);
-	s = (struct stats){ 0 };
-	stats_run(DT_FLOAT4_E2M1FN_X2, packed, 3, &s);
-	assert_int_equal(s.nonzero_count, 2);
+	assert_true(s.sums.real == 3 && s.sums.imag == -4 && s.sums.squares == 25);
+	assert_int_equal(bins[2 - STATS_FIRST], 1); /* 4 <= |3 - 4i| < 8 */
+	s = of(DT_INT64, n, 3, NULL);
+	assert_int_equal(s.zero_count, 1);
+	assert_true(stats_key_value(DT_INT64, ~s.min_key, &real) == INT64_MIN && stats_key_value(DT_INT64, s.max_key, &real) == n[2]);
+	s = of(DT_UINT64, u, 2, NULL);
+	assert_true((uint64_t)stats_key_value(DT_UINT64, s.max_key, &real) == UINT64_MAX);
+	assert_true(stats_key_value(DT_UINT64, ~s.min_key, &real) == 7);
+	s = of(DT_FLOAT4_E2M1FN_X2, packed, 3, NULL); /* 0 0, 0 6, -0.5 0.5 */
+	assert_int_equal(s.count, 6);
+	assert_int_equal(s.zero_count, 3);
+	assert_true(s.sums.real == 6 && s.sums.squares == 36.5L);
+}
+
+/* What needs no arithmetic for many elements of few bits gives what the other way gives for few of them. */
+static void test_many_as_few(void **state)
+{
+	enum { MANY = 200000, FEW = 1000 };
+	static const enum dtype dtypes[] = { DT_FLOAT16, DT_BFLOAT16, DT_INT16, DT_UINT16, DT_INT8, DT_UINT8, DT_FLOAT8_E4M3FN,
+					     DT_FLOAT8_E5M2, DT_FLOAT4_E2M1FN_X2, DT_FLOAT32 };
+	unsigned char *p = malloc(MANY * 4);
+	uint64_t seed = 1, all[STATS_BINS], some[STATS_BINS];
+
+	(void)state;
+	for (size_t i = 0; i < MANY * 4; i++) {
+		seed = seed * 6364136223846793005u + 1442695040888963407u;
+		p[i] = (unsigned char)(seed >> 56);
+	}
+	for (size_t k = 0; k < sizeof dtypes / sizeof *dtypes; k++) {
+		uint32_t bytes = dtype_bytes(dtypes[k]);
+		struct stats a = of(dtypes[k], p, MANY, all), b = { 0 };
+		memset(some, 0, sizeof some);
+		for (size_t at = 0; at < MANY; at += FEW)
+			stats_run(dtypes[k], p + at * bytes, FEW, &b, some);
+		assert_true(a.count == b.count && a.nan_count == b.nan_count && a.inf_count == b.inf_count && a.zero_count == b.zero_count);
+		assert_true(a.min_key == b.min_key && a.max_key == b.max_key);
+		assert_memory_equal(all, some, sizeof all);
+		assert_true(fabsl(a.sums.squares - b.sums.squares) <= 1e-14L * a.sums.squares);
+		assert_true(fabsl(a.sums.real - b.sums.real) <= 1e-14L * sqrtl(a.sums.squares) * 1000);
+	}
+	free(p);
+}
+
+static void test_extremes(void **state)
+{
+	double huge[2] = { 1e300, -1e300 }, tiny[2] = { 1e-300, 1e-300 };
+
+	(void)state;
+	struct stats s = of(DT_FLOAT64, huge, 2, NULL);
+	assert_true(s.sums.real == 0 && fabsl(sqrtl(s.sums.squares) / 1.4142135623730951e300L - 1) < 1e-15L);
+	s = of(DT_FLOAT64, tiny, 2, NULL);
+	assert_true(fabsl(sqrtl(s.sums.squares) / 1.4142135623730951e-300L - 1) < 1e-15L);
 }
 
 static struct stats_diff compare(enum dtype d, const void *a, const void *b, uint64_t n, double rtol, double atol)
@@ -128,6 +202,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_counts),
 		cmocka_unit_test(test_parts_and_integers),
+		cmocka_unit_test(test_many_as_few),
+		cmocka_unit_test(test_extremes),
 		cmocka_unit_test(test_first_and_largest),
 		cmocka_unit_test(test_infinity),
 		cmocka_unit_test(test_equal_but_for_bits),

@@ -107,6 +107,15 @@ static void list_add(json_t *list, struct str fqn, uint64_t count)
 					      (json_int_t)count));
 }
 
+static uint64_t elements_of(const struct run *run, const struct run_src *s)
+{
+	uint64_t n;
+
+	if (box_numel(s->ndim, run->dims + s->dims_at + s->ndim, &n))
+		return 0;
+	return s->dtype == DT_FLOAT4_E2M1FN_X2 ? 2 * n : n;
+}
+
 /* Per tensor: NaN, Inf, nothing but zeros. */
 static void report_values(struct verify *v, const struct run *run, const struct part *p)
 {
@@ -114,22 +123,16 @@ static void report_values(struct verify *v, const struct run *run, const struct 
 
 	for (uint64_t i = p->first, next; i < p->first + p->chunks; i = next) {
 		const struct run_src *t = &run->srcs[i];
-		uint64_t nans = 0, infs = 0, elements = 0;
-		bool nonzero = t->kind == RUN_SRC_RAW; /* nobody has looked into it */
-		for (next = i; next < p->first + p->chunks && run->srcs[next].fqn_at == t->fqn_at; next++) {
-			const struct run_src *s = &run->srcs[next];
-			nans += atomic_load(&s->nan_count);
-			infs += atomic_load(&s->inf_count);
-			nonzero = nonzero || atomic_load(&s->nonzero);
-			uint64_t numel = 0;
-			if (!box_numel(s->ndim, run->dims + s->dims_at + s->ndim, &numel))
-				elements += numel;
-		}
+		const struct run_stats *s = &run->stats[t->stats];
+		uint64_t nans = atomic_load(&s->nan_count), infs = atomic_load(&s->inf_count), zeros = atomic_load(&s->zero_count);
+		uint64_t elements = 0; /* not all of them were looked at where items lie in no row, or are read as raw bytes */
+		for (next = i; next < p->first + p->chunks && run->srcs[next].fqn_at == t->fqn_at; next++)
+			elements += elements_of(run, &run->srcs[next]);
 		if (nans)
 			list_add(nan, run_src_fqn(run, t), nans);
 		if (infs)
 			list_add(inf, run_src_fqn(run, t), infs);
-		if (!nonzero && elements)
+		if (zeros && zeros == elements)
 			list_add(zero, run_src_fqn(run, t), elements);
 	}
 }
@@ -161,6 +164,8 @@ static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 
 	TRY(input_add_files(&v->source, &v->build, false, &map));
 	TRY(build_sources(&v->build, v->source.sd, input_kind(&v->source), map, m, &first));
+	if (v->values)
+		TRY(build_stats(&v->build, first, v->source.sd->chunk_count));
 	TRY(build_raw_sources(&v->build, v->source.sd, m, first));
 	TRY(build_edges(&v->build, m, first));
 	leave_out(v, first);

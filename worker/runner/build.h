@@ -97,6 +97,10 @@ FALLIBLE enum err build_fill(struct run_build *b, const struct sdict *target, co
 			     const struct sdict *source, uint32_t first_src, const struct load_plan *plan);
 /* Verify: every byte of every source from first_src on. */
 FALLIBLE enum err build_verify(struct run_build *b, uint32_t first_src);
+/* Gives each tensor of the `count` sources from `first` on an entry of `stats`. They are in the order of build_sources. */
+FALLIBLE enum err build_stats(struct run_build *b, uint32_t first, uint64_t count);
+/* Stats: every element of every source from `first` on, all of them tensors, with sums and bins. */
+FALLIBLE enum err build_all_stats(struct run_build *b, uint32_t first);
 /* Diff: chunk by chunk of a; b_plan says where b has the same elements. */
 FALLIBLE enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a, uint32_t first_b,
 			     const struct load_plan *b_plan);

@@ -281,6 +281,57 @@ enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t fir
 	return OK;
 }
 
+enum err build_stats(struct run_build *b, uint32_t first, uint64_t count)
+{
+	struct run_stats *t;
+
+	for (uint64_t i = first; i < first + count; i++) {
+		if (i == first || b->srcs.v[i].fqn_at != b->srcs.v[i - 1].fqn_at)
+			TRY(vec_push(&b->stats, &t));
+		b->srcs.v[i].stats = (uint32_t)b->stats.n - 1;
+	}
+	return OK;
+}
+
+/* Where the elements of an item lie is in its head, unless dcpd wrote it: those that lie in no row come by a target of the source's own
+ * box. */
+static FALLIBLE enum err add_gather(struct run_build *b, uint32_t src)
+{
+	struct run_src *s = &b->srcs.v[src];
+	struct item_layout l;
+	struct run_dst *d;
+
+	if (s->kind != RUN_SRC_ITEM || sources_layout(s, b->dims.v + s->dims_at + s->ndim, &l))
+		return OK;
+	TRY(vec_reserve(&b->pieces, 2));
+	s->first_piece = b->pieces.n;
+	s->piece_count = 1;
+	b->pieces.v[b->pieces.n++] = (uint32_t)b->dsts.n;
+	TRY(vec_push(&b->dsts, &d));
+	*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = s->dtype, .bare = true, .ndim = s->ndim, .rank = s->rank, .file = s->file,
+			       .fqn_at = s->fqn_at, .fqn_len = s->fqn_len, .dims_at = s->dims_at, .first_piece = b->pieces.n,
+			       .piece_count = 1 };
+	b->pieces.v[b->pieces.n++] = src;
+	return OK;
+}
+
+enum err build_all_stats(struct run_build *b, uint32_t first)
+{
+	uint64_t count = b->srcs.n - first;
+
+	TRY(build_stats(b, first, count));
+	for (uint64_t i = 0; i < count; i++)
+		TRY(add_gather(b, first + (uint32_t)i));
+	TRY(build_verify(b, first));
+	TRY(vec_reserve(&b->sums, b->scans.n));
+	TRY(vec_reserve(&b->bins, b->stats.n * STATS_BINS));
+	b->sums.n = b->scans.n;
+	b->bins.n = b->stats.n * STATS_BINS;
+	memset(b->sums.v, 0, b->sums.n * sizeof *b->sums.v);
+	memset(b->bins.v, 0, b->bins.n * sizeof *b->bins.v);
+	return OK;
+}
+
 static FALLIBLE enum err add_damages(struct run_build *b)
 {
 	struct run_damage *d;

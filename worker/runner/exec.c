@@ -105,14 +105,12 @@ static bool is_dst_driven(const struct run *r)
 
 static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
 {
-	uint64_t task = x->run->head->opts.task_bytes;
-
 	s->x = x;
 	s->reads.sources = &x->sources;
 	s->in = aligned_alloc(PAGE, x->in_bytes);
-	s->out = is_dst_driven(x->run) ? aligned_alloc(PAGE, task + task / 4) : NULL;
-	if (!s->in || (!s->out && is_dst_driven(x->run)))
-		return ERR(NO_MEMORY, "no memory for buffers of %ju bytes", (uintmax_t)task);
+	s->out = x->out_bytes ? aligned_alloc(PAGE, x->out_bytes) : NULL;
+	if (!s->in || (!s->out && x->out_bytes))
+		return ERR(NO_MEMORY, "no memory for buffers of %ju bytes", (uintmax_t)(x->in_bytes + x->out_bytes));
 	return OK;
 }
 
@@ -316,8 +314,11 @@ static FALLIBLE enum err open_slots(struct exec *x)
 	for (uint64_t i = 0; i < x->run->scans_n; i++)
 		x->in_bytes = num_max(x->in_bytes, x->run->scans[i].end - x->run->scans[i].begin + SCAN_ROOM);
 	x->in_bytes = (x->in_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
-	uint64_t out_bytes = is_dst_driven(x->run) ? task + task / 4 : 0;
-	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + out_bytes);
+	if (is_dst_driven(x->run))
+		x->out_bytes = task + task / 4;
+	else if (x->run->head->opts.mode == RUN_STATS && x->run->dsts_n)
+		x->out_bytes = x->in_bytes; /* two tasks, or the largest scan */
+	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + x->out_bytes);
 
 	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
 	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);

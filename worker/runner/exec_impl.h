@@ -17,6 +17,7 @@ struct slot_scan {
 	uint32_t read;
 	bool whole_item, direct, skip;
 	unsigned char *direct_at;
+	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
 };
 
 struct slot {
@@ -26,7 +27,7 @@ struct slot {
 	uint32_t pending;              /* I/O operations of this slot not yet done */
 	struct read_plan reads;
 	struct wave wave;
-	unsigned char *in, *out;       /* in: exec.in_bytes; out: task_bytes and a page per block, dst-driven only */
+	unsigned char *in, *out;       /* in: exec.in_bytes; out: exec.out_bytes */
 	uint64_t out_used;
 	struct vec(struct slot_block) blocks;
 	struct vec(struct slot_scan) scans;
@@ -48,6 +49,7 @@ struct exec {
 	bool gated;                    /* tasks are taken when what they read is there */
 	struct gate gate;
 	uint64_t in_bytes;             /* two tasks less the tables of a wave, or the largest scan */
+	uint64_t out_bytes;            /* what a task makes: dst-driven, blocks and a page for each; RUN_STATS: its scans; else 0 */
 	struct vec(struct wave_op *) queue;    /* waiting for room in the engine */
 	uint64_t queue_at;
 	struct err_info error;         /* the first */

@@ -1,5 +1,5 @@
 /* exec_scan.c: src-driven tasks: read a range of a stored item once, compare its digest while it is hot, and scatter it to all target
- * chunks that need it (load), or count what is in it (verify).
+ * chunks that need it (load), or count what is in it (verify, stats).
  *
  * No byte is taken unchecked: a scan is a digest block, or all scans of a source make up the record that one CRC32 is of; an item that is
  * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. What has nothing to be compared with is counted
@@ -14,6 +14,7 @@
 #include "os/fs.h"
 #include "runner/exec_impl.h"
 #include "store/checked.h"
+#include "tensor/cast.h"
 #include "tensor/linear.h"
 #include "tensor/stats.h"
 
@@ -30,7 +31,7 @@ enum err exec_scan_begin(struct slot *s)
 	struct slot_scan *sc;
 
 	read_plan_begin(&s->reads);
-	s->scans.n = s->next_scan = 0;
+	s->scans.n = s->next_scan = s->out_used = 0;
 	s->wave.ops.n = s->wave.reads.n = 0;
 	for (uint32_t i = 0; i < t->count; i++) {
 		TRY(vec_push(&s->scans, &sc));
@@ -199,13 +200,48 @@ static unsigned which_digest(const struct run *run, const struct run_src *src)
 	return src->by_blocks ? DIGEST_XXH3 : DIGEST_CRC32;
 }
 
-/* `stream`: the digest of these bytes, if they were hashed piece by piece as they came; else NULL. */
-static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, uint64_t payload_off, const unsigned char *bytes,
+/* Elements as they are: without lazy bits. */
+static FALLIBLE enum err count_values(struct run *run, uint64_t scan, const unsigned char *bytes)
+{
+	const struct run_scan *sc = &run->scans[scan];
+	enum dtype dtype = (enum dtype)run->srcs[sc->src].dtype;
+	uint32_t item = dtype_bytes(dtype);
+	uint64_t bins[STATS_BINS] = { 0 };
+	struct stats stats = { 0 };
+
+	if (sc->begin % item || sc->end % item) /* a manifest may say so */
+		return sources_at(run, sc->src, ERR(FORMAT_MANIFEST, "a digest block ends inside an element"));
+	stats_run(dtype, bytes, (sc->end - sc->begin) / item, &stats, run->bins_n ? bins : NULL);
+	run_note_stats(run, scan, &stats, bins);
+	return OK;
+}
+
+/* The same of elements whose conjugation or negation is still to be done: in memory of its own, for a segment is not ours to change. */
+static FALLIBLE enum err count_lazy(struct run *run, uint64_t scan, const struct src_info *info, const unsigned char *bytes)
+{
+	const struct run_scan *sc = &run->scans[scan];
+	uint64_t n = sc->end - sc->begin;
+	enum dtype dtype = (enum dtype)info->dtype;
+	CLEANUP(mem_free_ptr) unsigned char *copy = mem_alloc(n + 1);
+
+	if (!copy)
+		return ERR(NO_MEMORY, "no memory for %ju bytes", (uintmax_t)n);
+	memcpy(copy, bytes, n);
+	if (info->conj)
+		TRY(cast_conj(copy, dtype, n / dtype_bytes(dtype)));
+	if (info->neg)
+		TRY(cast_neg(copy, dtype, n / dtype_bytes(dtype)));
+	return count_values(run, scan, copy);
+}
+
+/* info: of the item; NULL: it has no head. `stream`: the digest of these bytes, if they were hashed piece by piece as they came; else
+ * NULL. */
+static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, const struct src_info *info, const unsigned char *bytes,
 				     struct digest_stream *stream)
 {
 	struct run *run = s->x->run;
 	struct run_src *src = &run->srcs[scan->src];
-	struct stats stats = { 0 };
+	uint64_t index = (uint64_t)(scan - run->scans);
 	struct digest_stream own;
 	struct digest digest;
 
@@ -218,17 +254,11 @@ static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, uint
 		digest_end(stream, &digest);
 		scan->crc32 = digest.crc32;
 		if (src->by_blocks)
-			TRY(range_fault(s, scan, payload_off, check_digest(s, scan, &digest)));
+			TRY(range_fault(s, scan, info ? info->payload_off : 0, check_digest(s, scan, &digest)));
 	}
-	if (run->head->opts.values && src->kind != RUN_SRC_RAW) {
-		stats_run((enum dtype)src->dtype, bytes, (scan->end - scan->begin) / dtype_bytes((enum dtype)src->dtype),
-			  &stats);
-		atomic_fetch_add(&src->nan_count, stats.nan_count);
-		atomic_fetch_add(&src->inf_count, stats.inf_count);
-		if (stats.nonzero_count)
-			atomic_store(&src->nonzero, 1);
-	}
-	return OK;
+	if (!run->head->opts.values || src->kind == RUN_SRC_RAW)
+		return OK;
+	return info && (info->conj || info->neg) ? count_lazy(run, index, info, bytes) : count_values(run, index, bytes);
 }
 
 /* ---- heads, for verify: loads know dcpd's items by their layout, and check what they take from others' ---- */
@@ -383,12 +413,25 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	if (!got)
 		return OK;
 	s->wave.read_bytes += bytes;
-	TRY(check_range(s, scan, info ? info->payload_off : 0, into, &stream));
+	TRY(check_range(s, scan, info, into, &stream));
 	if (fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, into));
 	sc->read = UINT32_MAX;
 	*done_out = true;
 	return OK;
+}
+
+/* Leaves the elements of a scan to the read plan, to be counted when they are there. */
+static FALLIBLE enum err gather(struct slot *s, struct slot_scan *sc)
+{
+	const struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+	const struct run_src *src = &run->srcs[scan->src];
+
+	must(src->piece_count == 1 && scan->end - scan->begin <= s->x->out_bytes - s->out_used);
+	sc->gathered = s->out + s->out_used;
+	s->out_used += scan->end - scan->begin;
+	return read_plan_add(&s->reads, run->pieces[src->first_piece], scan->begin, scan->end, sc->gathered);
 }
 
 /* Takes an item whose elements lie in no row: compares all of it, then leaves it to the read plan. */
@@ -398,6 +441,8 @@ static FALLIBLE enum err take_odd(struct slot *s, struct slot_scan *sc)
 	const struct run_scan *scan = &run->scans[sc->scan];
 
 	sc->skip = true;
+	if (run->head->opts.mode == RUN_STATS && run->srcs[scan->src].kind != RUN_SRC_RAW)
+		TRY(gather(s, sc));
 	if (!stands_for_all(scan))
 		return OK;
 	TRY(item_fault(s, scan->src, check_item(s, scan->src)));
@@ -482,7 +527,7 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		unsigned char *base;
 		TRY(files_segment(&s->x->files, src->file, &base));
 		sc->read = UINT32_MAX;
-		return check_range(s, &run->scans[sc->scan], 0, base + src->offset + scan->begin, NULL);
+		return check_range(s, &run->scans[sc->scan], info, base + src->offset + scan->begin, NULL);
 	}
 	bool done;
 	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
@@ -550,7 +595,7 @@ static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 	} else if (src->kind != RUN_SRC_RAW) {
 		TRY(sources_info(&s->x->sources, scan->src, &info));
 	}
-	TRY(check_range(s, scan, info ? info->payload_off : 0, bytes, NULL));
+	TRY(check_range(s, scan, info, bytes, NULL));
 	if (fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, bytes));
 	return OK;
@@ -610,6 +655,14 @@ static enum err copy_reads(struct slot *s)
 	return read_plan_copy(&s->reads, &s->wave);
 }
 
+static enum err count_gathered(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->scans.n; i++)
+		if (s->scans.v[i].gathered)
+			TRY(count_values(s->x->run, s->scans.v[i].scan, s->scans.v[i].gathered));
+	return OK;
+}
+
 /* First all scans in waves; then what they left to the read plan. */
 enum err exec_scan_advance(struct slot *s)
 {
@@ -631,6 +684,7 @@ enum err exec_scan_advance(struct slot *s)
 		TRY(exec_guarded(s, fill_reads));
 		return s->wave.reads.n ? exec_queue_wave(s) : OK;
 	}
+	TRY(count_gathered(s));
 	s->phase = SLOT_IDLE;
 	return count_scans(s);
 }

@@ -205,13 +205,39 @@ uint64_t run_bytes_total(const struct run *r)
 	return sum;
 }
 
-static void keep_larger(_Atomic uint64_t *at, double v)
+static void keep_larger(_Atomic uint64_t *at, uint64_t v)
 {
-	uint64_t bits, old = atomic_load(at);
+	uint64_t old = atomic_load(at);
+
+	while (v > old && !atomic_compare_exchange_weak(at, &old, v))
+		;
+}
+
+/* Doubles that are not negative sort like their bits. */
+static void keep_larger_double(_Atomic uint64_t *at, double v)
+{
+	uint64_t bits;
 
 	memcpy(&bits, &v, sizeof bits);
-	while (bits > old && !atomic_compare_exchange_weak(at, &old, bits))
-		;
+	keep_larger(at, bits);
+}
+
+void run_note_stats(struct run *r, uint64_t scan, const struct stats *s, const uint64_t *bins)
+{
+	uint32_t tensor = r->srcs[r->scans[scan].src].stats;
+	struct run_stats *t = &r->stats[tensor];
+
+	atomic_fetch_add(&t->count, s->count);
+	atomic_fetch_add(&t->nan_count, s->nan_count);
+	atomic_fetch_add(&t->inf_count, s->inf_count);
+	atomic_fetch_add(&t->zero_count, s->zero_count);
+	keep_larger(&t->min_key, s->min_key);
+	keep_larger(&t->max_key, s->max_key);
+	if (r->sums_n)
+		r->sums[scan] = s->sums;
+	for (unsigned b = 0; r->bins_n && b < STATS_BINS; b++)
+		if (bins[b])
+			atomic_fetch_add(&r->bins[(uint64_t)tensor * STATS_BINS + b], bins[b]);
 }
 
 void run_note_difference(struct run_src *src, const struct stats_diff *diff)
@@ -221,6 +247,6 @@ void run_note_difference(struct run_src *src, const struct stats_diff *diff)
 	atomic_fetch_add(&src->diff_count, diff->count);
 	while ((old == 0 || first < old) && !atomic_compare_exchange_weak(&src->diff_first, &old, first))
 		;
-	keep_larger(&src->diff_max_abs, diff->max_abs);
-	keep_larger(&src->diff_max_rel, diff->max_rel);
+	keep_larger_double(&src->diff_max_abs, diff->max_abs);
+	keep_larger_double(&src->diff_max_rel, diff->max_rel);
 }

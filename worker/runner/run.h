@@ -75,12 +75,18 @@ struct run_src {
 	_Atomic uint32_t crc_state;    /* enum run_crc_state */
 	_Atomic uint32_t damaged;      /* verify: its head, so that no more is looked at */
 	_Atomic uint64_t unverified;   /* bytes that nothing could be compared with */
-	_Atomic uint32_t nonzero;      /* verify values: an element that is not zero was seen */
-	_Atomic uint64_t nan_count, inf_count;
+	uint32_t stats;                /* where options.values counts: its tensor's entry of `stats` */
 	/* diff, of A's: how many elements differ, 1 + the first of them (in the chunk), and the bits of the largest differences: doubles
 	 * that are not negative sort like their bits, NaN behind all */
 	_Atomic uint64_t diff_count, diff_first, diff_max_abs, diff_max_rel;
 };
+
+/* What the elements of a tensor are like: struct stats, added up by all workers. In another order of additions its counts are the same;
+ * its sums are not, and stay apart by scans. */
+struct run_stats {
+	_Atomic uint64_t count, nan_count, inf_count, zero_count, min_key, max_key;
+};
+typedef _Atomic uint64_t run_bin;
 
 enum run_dst_kind { RUN_DST_TENSOR, RUN_DST_RAW };
 
@@ -166,6 +172,7 @@ enum run_mode {
 	RUN_WRITE_FILES,               /* dst-driven */
 	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
 	RUN_VERIFY,                    /* src-driven, no target */
+	RUN_STATS,                     /* the same, but damage ends it, and dsts bring elements that lie in no row */
 	RUN_DIFF,                      /* src-driven over A; pieces are B's sources, compared */
 	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (state_dict_op_run.c, exchange.c) */
 	RUN_COMPARE_BOXES,             /* the same, but `dst` is a source, too: both are compared */
@@ -187,6 +194,9 @@ enum run_mode {
 	X(struct run_rank, ranks)           \
 	X(struct run_move, moves)           \
 	X(struct run_damage, damages)       \
+	X(struct run_stats, stats)          \
+	X(struct stats_sums, sums)          \
+	X(run_bin, bins)                    \
 	X(int64_t, dims)                    \
 	X(char, strings)
 
@@ -198,7 +208,7 @@ struct run_options {
 	enum run_mode mode;
 	bool verify;                   /* check digests of what is read */
 	bool no_sync;                  /* target files are not fsynced */
-	bool values;                   /* RUN_VERIFY: count NaN, Inf, zeros */
+	bool values;                   /* fill `stats`, with `sums` (an entry a scan) and `bins` (STATS_BINS a tensor) where those are */
 	enum pace_kind pace;
 	uint32_t task_bytes;           /* largest block or scan */
 	double rtol, atol;
@@ -267,5 +277,7 @@ uint64_t run_bytes_done(const struct run *r);
 uint64_t run_bytes_total(const struct run *r);
 /* Adds to `checked` how much the run compared, what it could not compare, and the damage that it found. */
 void run_checked(const struct run *r, struct checked *checked);
+/* Adds what a scan has seen to the figures of its tensor. */
+void run_note_stats(struct run *r, uint64_t scan, const struct stats *s, const uint64_t *bins);
 /* Adds what differs in a part of A's source to what is known: counts, the first element, the largest differences. */
 void run_note_difference(struct run_src *src, const struct stats_diff *diff);

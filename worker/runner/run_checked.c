@@ -20,7 +20,8 @@ static void add_damages(const struct run *run, struct checked *c)
 /* Runs that write or compare have scans for checks alone: without checks, all sources that they read are unverified. */
 static void note_unchecked(const struct run *run)
 {
-	bool scans_all = run->head->opts.mode == RUN_FILL_SEGMENTS || run->head->opts.mode == RUN_VERIFY;
+	enum run_mode mode = run->head->opts.mode;
+	bool scans_all = mode == RUN_FILL_SEGMENTS || mode == RUN_VERIFY || mode == RUN_STATS;
 
 	for (uint64_t i = 0; !run->head->opts.verify && !scans_all && i < run->dsts_n; i++)
 		for (uint64_t k = 0; k < run->dsts[i].piece_count; k++) {

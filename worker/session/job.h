@@ -16,6 +16,7 @@ struct device;
 struct plan_cache;
 struct lookup_cache;
 struct lookup_tree;
+struct stats_cache;
 struct gpu_pin;
 
 /* What a worker process is, for its whole life. */
@@ -30,6 +31,7 @@ struct worker {
 	struct device *gpu;            /* once a job needed it; see gpu.h */
 	struct vec(struct gpu_pin) pins;
 	struct plan_cache *plans;      /* NULL: none are kept */
+	struct stats_cache *stats;     /* NULL: no figures of tensors are kept */
 	struct lookup_cache *kept;      /* the same, of a checkpoint between questions */
 	struct lookup_tree *tree;      /* names of a storage's directories between questions */
 	char listen[64];               /* address or interface for them; empty: loopback */
@@ -116,5 +118,6 @@ FALLIBLE enum err load_job(struct job *j);
 FALLIBLE enum err reshard_job(struct job *j);
 FALLIBLE enum err verify_job(struct job *j);
 FALLIBLE enum err diff_job(struct job *j);
+FALLIBLE enum err stats_job(struct job *j);
 FALLIBLE enum err delete_job(struct job *j);
 FALLIBLE enum err state_dict_op_job(struct job *j);

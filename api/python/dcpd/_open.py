@@ -227,6 +227,16 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
 
         return show.tree_text(self)
 
+    def stats(self, *tensors: str, timeout: Optional[float] = None) -> Dict[str, Dict[str, Any]]:
+        """What the numbers of each tensor are like: {fqn: {"min", "max", "mean", "norm", "zeros", "nan", "inf", "count", "histogram", …}}.
+
+        tensors: globs of FQNs; none means all. All of them is read, by a job of the daemon; `min` to `norm` and the histogram
+        ([exponent, negative, positive]: how many have 2**exponent <= abs(x) < 2**(exponent + 1)) are of the finite elements. Raises
+        NotFound if no tensor matches, CheckpointDamaged.
+        """
+        job = self._client.jobs.run("stats", timeout, source=self._ref, include=list(tensors))
+        return {t["fqn"]: t for t in job["result"]["statistics"]}
+
     def files(self) -> List[Dict[str, Any]]:
         return self._client.checkpoints.files(self._ref)
 
