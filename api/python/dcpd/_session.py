@@ -216,6 +216,8 @@ def _renew() -> None:
                 discard(s)
             except errors.DcpdError:
                 pass  # the next call says it
+            finally:
+                s.client._t.close()  # this thread's connection: nobody could close it when the process ends
 
 
 def close_all(timeout: float = 5.0) -> None:

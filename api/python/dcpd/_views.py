@@ -80,6 +80,8 @@ class StateDictView(MappingBase):  # type: ignore[type-arg]
                 return
             except errors.DcpdError:
                 pass  # it may come back
+            finally:
+                self._client._t.close()  # this thread's connection
 
     def __getitem__(self, fqn: str) -> Any:
         return self._items[fqn]
