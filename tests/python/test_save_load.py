@@ -296,7 +296,7 @@ def test_async_save_is_a_snapshot(at):
     sds = [s for s in at.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
     assert len(sds) == 1, "one state dict serves all saves"
     slots = at.api.get(f"/v1/state-dicts/{sds[0]['name']}").ok(200)["ranks"][0]["slots"]
-    assert len(slots) == 2 and {s["state"] for s in slots} == {"free"}
+    assert len(slots) in (1, 2) and {s["state"] for s in slots} == {"free"}, "a second one where a save outlasts the next step's start"
     dcpd.close()
     assert not [s for s in at.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
 
