@@ -56,7 +56,7 @@ CTL_SRC := $(filter-out api/cli/main.c,$(wildcard api/cli/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 GEN := build/gen
 JOBS ?= $(shell nproc)
-ASSETS := $(sort $(shell find web api/openapi.yaml -type f 2>/dev/null))
+ASSETS := $(sort $(shell find web api/openapi.yaml api/transforms -type f 2>/dev/null))
 
 ##@ Start here
 BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libjansson-dev libsqlite3-dev liburing-dev \
@@ -105,7 +105,7 @@ $(O)/gen/%.o: $(GEN)/%.c $(O)/.flags
 $(GEN)/assets.c: $(ASSETS) Makefile
 	$(say) GEN $@
 	@mkdir -p $(@D)
-	$(Q){ echo '/* made by the Makefile from web/ and api/openapi.yaml */'; echo '#include "api/assets.h"'; i=0; \
+	$(Q){ echo '/* made by the Makefile from web/, api/openapi.yaml and api/transforms/ */'; echo '#include "api/assets.h"'; i=0; \
 	  for f in $(ASSETS); do \
 	    printf '__asm__(".section .rodata\\n.balign 16\\nasset_%d: .incbin \\"%s\\"\\nasset_end_%d: .byte 0\\n.previous\\n");\n' $$i $$f $$i; \
 	    echo "extern const unsigned char asset_$$i[], asset_end_$$i[];"; i=$$((i+1)); done; \
@@ -199,6 +199,7 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	$(Q)sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@PRIVATE@|$(CLIB_LIBS)|' api/c/dcp.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/dcp.pc
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md)
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd/transforms api/transforms/*.json
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd/examples api/c/examples/*.c
 	$(Q)for f in $(wildcard deploy/*.1); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $$f; done
 	$(Q)install -D -m 644 deploy/dcpctl.bash-completion $(DESTDIR)$(PREFIX)/share/bash-completion/completions/dcpctl

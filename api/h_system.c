@@ -111,6 +111,51 @@ static FALLIBLE enum err send_asset(struct req *r, const char *content_type, str
 	return req_static(r, content_type, bytes, etag);
 }
 
+#define TRANSFORMS "api/transforms/"
+
+/* The name of a ready set of conversion rules, "llama-hf-to-megatron"; n 0: the asset is something else. */
+static struct str transform_name(const struct asset *a)
+{
+	struct str path = str_of(a->path), prefix = STR(TRANSFORMS), end = STR(".json");
+
+	if (!str_starts(path, prefix.p) || !str_ends(path, end.p))
+		return (struct str){ path.p, 0 };
+	return (struct str){ path.p + prefix.n, path.n - prefix.n - end.n };
+}
+
+/* Each set with its description and its vars, without the rules. */
+FALLIBLE enum err h_transforms(struct req *r)
+{
+	json_t *doc = json_pack("{s:[]}", "transforms");
+	enum err e = doc ? req_query_only(r, (const char *const[]){ NULL }) : ERR(NO_MEMORY, "no memory for the list");
+
+	for (const struct asset *a = assets; !e && a->path; a++) {
+		struct str name = transform_name(a);
+		json_t *set = NULL;
+		if (name.n == 0)
+			continue;
+		e = jval_parse((struct str){ (const char *)a->begin, (size_t)(a->end - a->begin) }, &set);
+		if (!e && (json_object_del(set, "transform") != 0 || json_object_set_new(set, "name", json_stringn(name.p, name.n)) != 0 ||
+			   json_array_append(json_object_get(doc, "transforms"), set) != 0))
+			e = ERR(NO_MEMORY, "no memory for the list");
+		json_decref(set);
+	}
+	if (!e)
+		e = req_json_doc(r, 200, doc);
+	json_decref(doc);
+	return e;
+}
+
+FALLIBLE enum err h_transform(struct req *r)
+{
+	TRY(req_query_only(r, (const char *const[]){ NULL }));
+	for (const struct asset *a = assets; a->path; a++)
+		if (r->parts[2].n && str_eq(transform_name(a), r->parts[2]))
+			return send_asset(r, "application/json", (struct str){ (const char *)a->begin, (size_t)(a->end - a->begin) });
+	return ERR(NOT_FOUND, "there is no ready set of conversion rules \"%.*s\": GET /v1/transforms lists them",
+		   (int)(r->parts[2].n < 100 ? r->parts[2].n : 100), r->parts[2].p);
+}
+
 FALLIBLE enum err h_openapi(struct req *r)
 {
 	struct str bytes;

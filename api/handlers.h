@@ -37,6 +37,8 @@ FALLIBLE enum err h_workers_list(struct req *r);
 FALLIBLE enum err h_events(struct req *r);
 
 FALLIBLE enum err h_capabilities(struct req *r);
+FALLIBLE enum err h_transforms(struct req *r);
+FALLIBLE enum err h_transform(struct req *r);
 FALLIBLE enum err h_livez(struct req *r);
 FALLIBLE enum err h_readyz(struct req *r);
 FALLIBLE enum err h_metrics(struct req *r);

@@ -44,6 +44,8 @@ static const struct route routes[] = {
 	{ "GET", "/v1/workers", h_workers_list, ROUTE_NO_BODY, false, false },
 	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false },
 	{ "GET", "/v1/capabilities", h_capabilities, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/transforms", h_transforms, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/transforms/{name}", h_transform, ROUTE_NO_BODY, false, false },
 
 	{ "GET", "/livez", h_livez, ROUTE_NO_BODY, true, false },
 	{ "GET", "/readyz", h_readyz, ROUTE_NO_BODY, true, false },

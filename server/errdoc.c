@@ -31,6 +31,7 @@ static void put_details(json_t *o, const struct err_info *info)
 		json_object_set_new(o, "offset", json_integer(info->offset));
 	put_text(o, "expected", info->expected);
 	put_text(o, "actual", info->actual);
+	put_text(o, "pointer", info->pointer);
 }
 
 json_t *errdoc_of(enum err e)
@@ -100,6 +101,7 @@ enum err errdoc_restore(const json_t *problem)
 	take_text(problem, "file", info.file, sizeof info.file);
 	take_text(problem, "expected", info.expected, sizeof info.expected);
 	take_text(problem, "actual", info.actual, sizeof info.actual);
+	take_text(problem, "pointer", info.pointer, sizeof info.pointer);
 	if (!info.text[0])
 		snprintf(info.text, sizeof info.text, "%s", err_title(info.code));
 	err_restore(&info);

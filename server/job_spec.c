@@ -77,6 +77,20 @@ static FALLIBLE enum err add_likes(struct job *j)
 	return OK;
 }
 
+/* {"match":…,"from":{"storage":…}}: the worker reads tensors of that checkpoint. */
+static FALLIBLE enum err add_froms(struct job *j)
+{
+	const json_t *rule;
+	size_t i;
+
+	json_array_foreach(j->spec.transform, i, rule) {
+		const char *storage = json_string_value(json_object_get(json_object_get(rule, "from"), "storage"));
+		if (storage)
+			TRY(add_storage(j, storage));
+	}
+	return OK;
+}
+
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
 	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b };
@@ -89,6 +103,7 @@ FALLIBLE enum err job_spec_resolve(struct job *j)
 		if (refs[i]->storage.p)
 			TRY(add_storage(j, refs[i]->storage.p));
 	TRY(add_likes(j));
+	TRY(add_froms(j));
 	target = job_ref_of(&j->spec.target);
 	if (target.storage && target.name)
 		snprintf(text, sizeof text, "%s:%s", target.storage, target.name);

@@ -6,8 +6,9 @@
 #include "api/cli/commands.h"
 #include "api/cli/request.h"
 #include "api/cli/show.h"
+#include "api/cli/transform.h"
 
-static FALLIBLE enum err build(const struct command *self, const struct args *a, json_t *doc)
+static FALLIBLE enum err build(const struct command *self, struct client *c, const struct args *a, json_t *doc)
 {
 	enum job_kind kind;
 	if (!kind_parse(str_of(self->name), &kind))
@@ -22,7 +23,8 @@ static FALLIBLE enum err build(const struct command *self, const struct args *a,
 		TRY(request_ref(doc, "target", a->words[0]));
 	else if (kind_of(kind)->writes) /* check: a state dict that nobody makes */
 		TRY(request_ref(doc, "target", "shm:dcpctl-check"));
-	return request_fields(a, kind, doc);
+	TRY(request_fields(a, kind, doc));
+	return transform_fields(c, a, doc);
 }
 
 static FALLIBLE enum err read_timeout(const struct args *a, struct follow *f)
@@ -61,7 +63,7 @@ static int send_job(struct client *c, const struct args *a, const json_t *doc)
 int jobs_submit(const struct command *self, struct client *c, const struct args *a)
 {
 	json_t *doc = json_object();
-	enum err e = doc ? build(self, a, doc) : ERR(NO_MEMORY, "cannot build the request");
+	enum err e = doc ? build(self, c, a, doc) : ERR(NO_MEMORY, "cannot build the request");
 	int code = e ? follow_failed(c, e) : send_job(c, a, doc);
 
 	json_decref(doc);
@@ -94,7 +96,7 @@ int jobs_check(const struct command *self, struct client *c, const struct args *
 {
 	json_t *doc = json_object();
 	struct answer got = { 0 };
-	enum err e = doc ? build(self, a, doc) : ERR(NO_MEMORY, "cannot build the request");
+	enum err e = doc ? build(self, c, a, doc) : ERR(NO_MEMORY, "cannot build the request");
 
 	if (e == OK)
 		e = client_call(c, "POST", "/v1/jobs?dry_run=true", doc, &got);

@@ -396,3 +396,29 @@ int look_rm(const struct command *self, struct client *c, const struct args *a)
 	follow_catch_interrupts();
 	return follow_job(c, id, &f);
 }
+
+int look_transforms(const struct command *self, struct client *c, const struct args *a)
+{
+	static const char *const columns[] = { "NAME=name", "DESCRIPTION=description", NULL };
+	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
+	struct answer got = { 0 };
+
+	(void)self;
+	buf_puts(&path, "/v1/transforms");
+	if (a->word_count) {
+		buf_putc(&path, '/');
+		client_put_part(&path, a->words[0]);
+	}
+	buf_putc(&path, '\0');
+	enum err e = buf_status(&path);
+	if (!e)
+		e = client_get(c, (char *)path.p, &got);
+	if (e)
+		return follow_failed(c, e);
+	if (a->word_count || args_flag(a, "json"))
+		show_json(got.json);
+	else
+		show_table(json_object_get(got.json, "transforms"), columns);
+	client_drop(&got);
+	return EXIT_DONE;
+}

@@ -130,7 +130,7 @@ static FALLIBLE enum err add_field(const struct args *a, const struct field *f, 
 FALLIBLE enum err request_fields(const struct args *a, enum job_kind kind, json_t *doc)
 {
 	for (const struct field *f = field_next(kind, NULL); f; f = field_next(kind, f))
-		if (f->option && args_flag(a, f->option))
+		if (f->option && args_flag(a, f->option) && f->type != FIELD_TRANSFORM && f->type != FIELD_VARS)
 			TRY(add_field(a, f, child(doc, field_place_key(f->place))));
 	return OK;
 }

@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/reshard_rules.h"
 #include "runner/input.h"
 #include "runner/target.h"
 #include "runner/write.h"
@@ -11,7 +12,9 @@ enum { VALUES_MAX = 8 << 20 };
 struct reshard {
 	struct job *job;
 	struct input source;
-	struct spec_view view;
+	struct spec_view stored;       /* what takes part of the source */
+	struct reshard_rules rules;
+	struct spec_view view;         /* what is written: that, as the rules convert it; its sdict is not its own */
 	struct sdict *plan;
 	struct arena *arena;
 	struct run_build build;
@@ -91,48 +94,61 @@ static FALLIBLE enum err cut(struct reshard *r)
 	return save_plan_validate(r->plan);
 }
 
-/* Values are copied byte for byte: their sources are the raw ones behind the chunks, in the same order. */
+/* Values are copied byte for byte: their sources are the raw ones behind the stored chunks, in the same order. */
 static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
 {
-	const struct sdict *from = r->view.sd;
+	const struct sdict *from = r->stored.sd, *view = r->view.sd;
 	uint32_t next = first + (uint32_t)from->chunk_count;
+	CLEANUP(mem_free_ptr) uint32_t *srcs = mem_alloc(from->value_count * sizeof *srcs + 1);
 
 	r->value_src = mem_alloc(r->plan->value_count * sizeof *r->value_src + 1);
-	if (!r->value_src)
-		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)r->plan->value_count);
+	if (!r->value_src || !srcs)
+		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)from->value_count);
 	if (r->plan->value_count == 0) /* dropped: the plan still knows their names */
 		return OK;
-	for (uint64_t i = 0; i < from->value_count; i++) {
-		const struct sd_value *to = sdict_value(r->plan, from->values[i].fqn);
-		uint32_t src = from->values[i].kind == SD_VALUE_STORED ? next++ : UINT32_MAX;
+	for (uint64_t i = 0; i < from->value_count; i++)
+		srcs[i] = from->values[i].kind == SD_VALUE_STORED ? next++ : UINT32_MAX;
+	for (uint64_t i = 0; i < view->value_count; i++) {
+		const struct sd_value *to = sdict_value(r->plan, view->values[i].fqn);
 		if (to)
-			r->value_src[to - r->plan->values] = src;
+			r->value_src[to - r->plan->values] = srcs[reshard_rules_value(&r->rules, i)];
 	}
 	return OK;
+}
+
+/* What the plan shows of the rules, and the result of casts. */
+static FALLIBLE enum err report(struct reshard *r, json_t **table)
+{
+	json_t *casts = NULL;
+
+	TRY(target_casts(r->view.sd, r->plan, NULL, &casts));
+	enum err e = reshard_rules_casts(&r->rules, &casts);
+	if (casts)
+		json_object_set_new(r->job->result, "cast", casts);
+	return e ? e : reshard_rules_table(&r->rules, table);
 }
 
 static FALLIBLE enum err write_resharded(struct reshard *r)
 {
 	struct load_match match = { .strict = true };
 	struct load_plan pieces;
-	json_t *casts = NULL;
-	uint32_t first;
+	CLEANUP(jval_drop) json_t *table = NULL;
+	uint32_t first, first_view;
 
 	TRY(load_plan_make(r->view.sd, r->plan, &match, r->arena, &pieces));
 	TRY(input_add_files(&r->source, &r->build, false, &r->file_map));
-	TRY(build_sources(&r->build, r->view.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
+	TRY(build_sources(&r->build, r->stored.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
+	TRY(reshard_rules_sources(&r->rules, &r->build, first, &first_view));
 	if (!format_holds(r->format, FORMAT_VALUES)) {
 		TRY(drop_values(r));
 		r->plan->value_count = 0; /* their names are still looked up: no array by value number from here on */
 	} else {
 		TRY(map_values(r, first));
 	}
-	TRY(target_casts(r->view.sd, r->plan, NULL, &casts));
-	if (casts)
-		json_object_set_new(r->job->result, "cast", casts);
-	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first,
+	TRY(report(r, &table));
+	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first_view,
 				.value_src = r->value_src, .world_size = r->world_size, .format = r->format,
-				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
+				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd, .shown = table,
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
 	return write_checkpoint(r->job, &w);
 }
@@ -143,7 +159,8 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(r->job, &r->job->spec.source, &r->source));
 	TRY(input_undo_transforms(r->job, &r->source, false));
-	TRY(spec_select(&r->job->spec, r->source.sd, &r->view));
+	TRY(spec_select(&r->job->spec, r->source.sd, &r->stored));
+	TRY(reshard_rules_apply(r->job, &r->stored, &r->rules, &r->view));
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));
 	r->world_size = spec_world_size(&r->job->spec, r->source.world_size);
 	if (!format_holds(r->format, FORMAT_CHUNKS))
@@ -167,7 +184,9 @@ enum err reshard_job(struct job *j)
 	buf_free(&r.values);
 	sdict_free(r.plan);
 	arena_free(r.arena);
-	spec_view_free(&r.view);
+	mem_free(r.view.dtypes);
+	reshard_rules_free(&r.rules);
+	spec_view_free(&r.stored);
 	input_close(&r.source);
 	return e;
 }

@@ -38,6 +38,10 @@ static inline enum run_src_kind build_kind(const struct checkpoint *c)
 FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind,
 				const uint32_t *file_map, const struct manifest *manifest, uint32_t *first_out);
 
+/* Adds a source for every view, in a row. base: the run source of each number that a view's source can be. *first_out: the first. */
+FALLIBLE enum err build_views(struct run_build *b, const struct sdict *sd, const struct view *views, const uint32_t *base,
+			      uint32_t *first_out);
+
 /* For those who only check: a source that the manifest knows by all its bytes is read as that, whatever its metadata call it. Of several
  * in one such item the first stands for all. */
 FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);

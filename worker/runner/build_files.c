@@ -149,6 +149,10 @@ static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t 
 	uint64_t first = b->scans.n;
 	struct blockref *ref;
 
+	if (b->srcs.v[src].zeros)
+		return OK;
+	src = run_src_base(&b->srcs.v[src], src);
+
 	TRY(build_scans(b, src));
 	for (uint64_t i = first; i < b->scans.n; i++) {
 		uint64_t bytes = b->scans.v[i].end - b->scans.v[i].begin + 8192;

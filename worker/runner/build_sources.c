@@ -104,6 +104,40 @@ enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src
 	return OK;
 }
 
+static FALLIBLE enum err add_view(struct run_build *b, const struct view *v, uint32_t ndim, const uint32_t *base)
+{
+	struct run_src *s;
+	int64_t *dims;
+
+	TRY(vec_push(&b->srcs, &s));
+	s->zeros = v->source == VIEW_ZEROS;
+	s->kind = RUN_SRC_PLAIN;
+	if (!s->zeros) {
+		*s = b->srcs.v[base[v->source]]; /* its place, dtype, FQN and digests */
+		s->view_of = base[v->source] + 1;
+	}
+	s->ndim = ndim;
+	s->cast_count = v->cast_count;
+	memcpy(s->casts, v->casts, sizeof s->casts);
+	TRY(run_add_dims(b, v->dims, ndim, &s->dims_at));
+	s->view_at = b->dims.n;
+	TRY(vec_reserve(&b->dims, ndim + 1u));
+	dims = b->dims.v + b->dims.n;
+	dims[0] = v->first;
+	memcpy(dims + 1, v->dims + 2 * ndim, ndim * sizeof *dims);
+	b->dims.n += ndim + 1u;
+	return OK;
+}
+
+enum err build_views(struct run_build *b, const struct sdict *sd, const struct view *views, const uint32_t *base, uint32_t *first_out)
+{
+	*first_out = (uint32_t)b->srcs.n;
+	TRY(vec_reserve(&b->srcs, sd->chunk_count));
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		TRY(add_view(b, &views[i], sd->tensors[sd->chunks[i].tensor].ndim, base));
+	return OK;
+}
+
 /* ------------------------------------------------------------------------------------------------------- scans */
 
 static FALLIBLE enum err payload_bytes(const struct run_build *b, const struct run_src *s, uint64_t *out)

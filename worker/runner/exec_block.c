@@ -46,7 +46,7 @@ static FALLIBLE enum err try_in_segment(struct slot *s, const struct run_block *
 		return OK;
 	const struct run_src *src = &run->srcs[run->pieces[d->first_piece]];
 	const struct run_file *f = &run->files[src->file];
-	if (f->kind != RUN_FILE_SEGMENT || src->kind != RUN_SRC_PLAIN || src->dtype != d->dtype)
+	if (f->kind != RUN_FILE_SEGMENT || src->kind != RUN_SRC_PLAIN || src->dtype != d->dtype || src->view_of || src->zeros)
 		return OK;
 	const int64_t *so = run->dims + src->dims_at, *to = run->dims + d->dims_at;
 	for (uint32_t i = 0; i < d->ndim; i++) {

@@ -8,6 +8,8 @@
 #include "tensor/linear.h"
 #include "tensor/strided.h"
 
+enum { CONVERT_RUN = 512, DTYPE_BYTES_MAX = 16 };     /* elements converted at a time; bytes of the largest */
+
 void read_plan_free(struct read_plan *g)
 {
 	vec_free(&g->jobs);
@@ -73,7 +75,7 @@ enum err read_plan_add(struct read_plan *g, uint32_t dst, uint64_t begin, uint64
 		for (uint32_t p = 0; p < d->piece_count; p++) {
 			uint32_t src = run->pieces[d->first_piece + p];
 			const int64_t *s = run->dims + run->srcs[src].dims_at;
-			if (box_intersect(n, box_off, box_size, s, s + n, off, size))
+			if (!run->srcs[src].zeros && box_intersect(n, box_off, box_size, s, s + n, off, size))
 				TRY(add_job(g, src, dst, off, size, mem, begin));
 		}
 	}
@@ -92,20 +94,55 @@ static uint64_t dst_element(const struct run *run, const struct run_dst *d, cons
 	return e;
 }
 
-/* One run of elements: cast, then the lazy bits. inner: the source's stride in elements. */
-static FALLIBLE enum err place_run(const struct src_info *info, enum dtype to, uint64_t n, int64_t inner,
-				   const unsigned char *from, unsigned char *into)
+/* Do elements change on their way? */
+static bool converts(const struct src_info *info, enum dtype to)
 {
+	return info->dtype != to || info->conj || info->neg || info->cast_count;
+}
+
+/* Through every dtype of the source's casts to the target's. */
+static FALLIBLE enum err cast_all(const struct src_info *info, enum dtype to, uint64_t n, const unsigned char *from, unsigned char *into)
+{
+	unsigned char room[2][CONVERT_RUN * DTYPE_BYTES_MAX];
 	enum dtype dtype = (enum dtype)info->dtype;
 
-	if (inner == 1 || n == 1)
-		TRY(cast_run(into, to, from, dtype, n));
-	else
-		for (uint64_t i = 0; i < n; i++)
-			TRY(cast_run(into + i * dtype_bytes(to), to, from + (int64_t)i * inner * dtype_bytes(dtype), dtype, 1));
-	if (info->conj)
-		TRY(cast_conj(into, to, n));
-	return info->neg ? cast_neg(into, to, n) : OK;
+	if (info->cast_count == 0)
+		return cast_run(into, to, from, dtype, n);
+	for (uint32_t i = 0; i < info->cast_count; i++) {
+		TRY(cast_run(room[i & 1], (enum dtype)info->casts[i], from, dtype, n));
+		from = room[i & 1];
+		dtype = (enum dtype)info->casts[i];
+	}
+	return cast_run(into, to, from, dtype, n);
+}
+
+/* One run of elements: cast, then the lazy bits. inner: the source's stride in elements. */
+static FALLIBLE enum err place_run(const struct src_info *info, enum dtype to, uint64_t n, int64_t inner, const unsigned char *from,
+				   unsigned char *into)
+{
+	unsigned char row[CONVERT_RUN * DTYPE_BYTES_MAX];
+	uint32_t from_bytes = dtype_bytes((enum dtype)info->dtype), to_bytes = dtype_bytes(to);
+	struct strided gather;
+
+	for (uint64_t at = 0, some; at < n; at += some) {
+		const unsigned char *in = from + (int64_t)at * inner * from_bytes;
+		some = num_min(n - at, CONVERT_RUN);
+		if (inner != 1 && some > 1) {
+			strided_init(&gather, 1, &(int64_t){ (int64_t)some }, &(int64_t){ from_bytes }, &(int64_t){ inner * from_bytes },
+				     from_bytes);
+			strided_copy(&gather, row, in);
+			in = row;
+		} else if (inner == 1 && info->cast_count == 0) {
+			some = n; /* straight through */
+		}
+		unsigned char *out = into + at * to_bytes;
+		TRY(cast_all(info, to, some, in, out));
+		if (info->conj)
+			TRY(cast_conj(out, to, some));
+		if (info->neg)
+			TRY(cast_neg(out, to, some));
+	}
+	return OK;
 }
 
 /* The slow way: run by run of the innermost dim, with a cast, conjugation or negation. */
@@ -145,7 +182,7 @@ enum err read_plan_place(const struct run *run, const struct src_info *info, uin
 		stride *= sizes[i];
 	}
 	unsigned char *into = dst_mem + (dst_element(run, d, dst_off) * to_bytes - mem_at);
-	if (info->dtype != d->dtype || info->conj || info->neg)
+	if (converts(info, (enum dtype)d->dtype))
 		return place_converted(info, (enum dtype)d->dtype, n, size, to, from, into);
 	for (uint32_t i = 0; i < n; i++) {
 		to[i] *= to_bytes;
@@ -246,7 +283,7 @@ static unsigned char *direct_place(struct read_plan *g, const struct read_plan_j
 	int64_t at[NDIM_MAX];
 	uint64_t numel = 1, first;
 
-	if (span < READ_PLAN_DIRECT_MIN || info->dtype != d->dtype || info->conj || info->neg)
+	if (span < READ_PLAN_DIRECT_MIN || converts(info, (enum dtype)d->dtype))
 		return NULL;
 	for (uint32_t i = 0; i < d->ndim; i++) {
 		numel *= (uint64_t)size[i];

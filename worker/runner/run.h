@@ -16,6 +16,7 @@
 #include "io/digest.h"
 #include "io/pace.h"
 #include "tensor/stats.h"
+#include "tensor/view.h"
 
 struct checked;
 
@@ -59,6 +60,11 @@ struct run_src {
 	bool partial;                  /* src-driven: its scans do not cover the payload, so that its CRC32 says nothing */
 	bool raw_digests;              /* its digests are of all bytes of the item, not of the payload's */
 	bool by_blocks;                /* its scans are digest blocks: each is compared by itself */
+	bool zeros;                    /* dst-driven: its elements are zeros, which blocks are before anything is read */
+	uint8_t cast_count;
+	uint8_t casts[VIEW_CASTS_MAX]; /* dtypes that its elements become, one after the other, before the target's */
+	uint32_t view_of;              /* 1 + the source that this one is a view of, which checks its bytes; 0: none */
+	uint64_t view_at;              /* a view: in dims: first element, then ndim strides, in elements of the other's box in C order */
 	uint32_t file, ndim, rank;
 	uint32_t fqn_len, digest_count;
 	uint64_t offset, length, fqn_at, dims_at;
@@ -262,6 +268,11 @@ struct str run_str(const struct run *r, uint64_t at, uint64_t len);
 static inline struct str run_src_fqn(const struct run *r, const struct run_src *s)
 {
 	return run_str(r, s->fqn_at, s->fqn_len);
+}
+/* The number of the source that has the bytes of source `src`: itself, but for a view. */
+static inline uint32_t run_src_base(const struct run_src *s, uint32_t src)
+{
+	return s->view_of ? s->view_of - 1 : src;
 }
 static inline struct str run_dst_fqn(const struct run *r, const struct run_dst *d)
 {

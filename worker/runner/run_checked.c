@@ -25,7 +25,10 @@ static void note_unchecked(const struct run *run)
 
 	for (uint64_t i = 0; !run->head->opts.verify && !scans_all && i < run->dsts_n; i++)
 		for (uint64_t k = 0; k < run->dsts[i].piece_count; k++) {
-			struct run_src *s = &run->srcs[run->pieces[run->dsts[i].first_piece + k]];
+			uint32_t src = run->pieces[run->dsts[i].first_piece + k];
+			struct run_src *s = &run->srcs[run_src_base(&run->srcs[src], src)];
+			if (s->zeros)
+				continue;
 			if (run->files[s->file].kind != RUN_FILE_SEGMENT)
 				atomic_store(&s->unverified, s->length);
 		}

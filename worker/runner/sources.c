@@ -185,6 +185,60 @@ static void set_plain(struct src_info *info, const struct run_src *rs, uint32_t 
 	c_order(info, rs->ndim, sizes);
 }
 
+/* Element `first` of a box in C order, and strides over such elements, as an element and strides of a storage in which the box's dims lie
+ * with other strides. Each of the view's dims must stay within one dim of the box. */
+static FALLIBLE enum err place_view(const struct run_src *box, const int64_t *sizes, const struct src_info *stored, uint32_t ndim,
+				    const int64_t *view_sizes, int64_t first, struct src_info *view)
+{
+	int64_t pitch[NDIM_MAX], at[NDIM_MAX], run = 1;
+	uint64_t offset = stored->storage_offset;
+
+	for (uint32_t d = box->ndim; d-- > 0;) {
+		pitch[d] = run;
+		run *= sizes[d];
+		at[d] = first / pitch[d] % sizes[d];
+		offset += (uint64_t)at[d] * (uint64_t)stored->strides[d];
+	}
+	for (uint32_t k = 0; k < ndim; k++) {
+		uint32_t d = 0;
+		if (view_sizes[k] == 1)
+			continue;
+		while (d < box->ndim && (pitch[d] > view->strides[k] || sizes[d] == 1))
+			d++;
+		if (d == box->ndim || view->strides[k] % pitch[d])
+			return ERR(FORMAT_UNSUPPORTED, "the item does not lie in C order, and the rules change the order of its elements");
+		int64_t step = view->strides[k] / pitch[d];
+		at[d] += step * (view_sizes[k] - 1);
+		if (at[d] >= sizes[d])
+			return ERR(FORMAT_UNSUPPORTED, "the item does not lie in C order, and the rules join dims of it");
+		view->strides[k] = step * stored->strides[d];
+	}
+	view->storage_offset = offset;
+	return OK;
+}
+
+/* The info of a view, from that of what it is a view of. */
+static FALLIBLE enum err remember_view(struct sources *s, uint32_t src, const struct src_info *stored, struct src_info **out)
+{
+	const struct run_src *rs = &s->run->srcs[src], *base = &s->run->srcs[run_src_base(rs, src)];
+	const int64_t *view = s->run->dims + rs->view_at, *sizes = s->run->dims + rs->dims_at + rs->ndim;
+	const int64_t *box = s->run->dims + base->dims_at + base->ndim;
+	struct src_info of = *stored, info = *stored; /* both may have one place in the cache */
+
+	info.src = src;
+	info.cast_count = rs->cast_count;
+	memcpy(info.casts, rs->casts, sizeof info.casts);
+	memcpy(info.strides, view + 1, rs->ndim * sizeof *info.strides);
+	if (linear_is_packed(base->ndim, of.strides, box))
+		info.storage_offset += (uint64_t)view[0];
+	else
+		TRY(sources_at(s->run, src, place_view(base, box, &of, rs->ndim, sizes, view[0], &info)));
+	sort_dims(&info, rs->ndim, sizes);
+	*out = &s->cache[src & (SRC_CACHE - 1)];
+	**out = info;
+	return OK;
+}
+
 bool sources_known(struct sources *s, uint32_t src)
 {
 	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
@@ -194,6 +248,8 @@ bool sources_known(struct sources *s, uint32_t src)
 
 	if (info->src == src)
 		return true;
+	if (rs->view_of)
+		return sources_known(s, rs->view_of - 1);
 	if (rs->kind != RUN_SRC_ITEM)
 		set_plain(info, rs, src, sizes, 0, rs->length);
 	else if (sources_layout(rs, sizes, &l))
@@ -207,6 +263,13 @@ enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
 	struct reader r = { .offset = rs->offset, .length = rs->length };
 
 	*out = &s->cache[src & (SRC_CACHE - 1)];
+	if ((*out)->src == src)
+		return OK;
+	if (rs->view_of) {
+		struct src_info *stored;
+		TRY(sources_info(s, rs->view_of - 1, &stored));
+		return remember_view(s, src, stored, out);
+	}
 	if (sources_known(s, src))
 		return OK;
 	enum err e = files_pin(s->files, rs->file, &r.fd);
@@ -283,8 +346,10 @@ enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *ite
 {
 	struct str all = { (const char *)item, s->run->srcs[src].length };
 	struct item_source from = source_memory(&all);
+	uint32_t base = run_src_base(&s->run->srcs[src], src);
 
-	return remember(s, src, &from, out);
+	TRY(remember(s, base, &from, out));
+	return base == src ? OK : remember_view(s, src, *out, out);
 }
 
 bool sources_row(const struct run *run, const struct run_src *src, const struct src_info *info, enum dtype dtype,

@@ -9,7 +9,8 @@
 struct src_info {
 	uint32_t src;                  /* UINT32_MAX: empty */
 	bool conj, neg, deflated, dense;   /* dense: the storage holds the box's elements, each once */
-	uint8_t dtype;
+	uint8_t dtype, cast_count;
+	uint8_t casts[VIEW_CASTS_MAX]; /* see run_src */
 	uint64_t payload_off, payload_bytes, stored_bytes, storage_offset;
 	int64_t strides[NDIM_MAX];     /* in elements */
 	uint8_t order[NDIM_MAX];       /* dims by stride, largest first: the order of the storage */

@@ -1,69 +1,34 @@
 /* spec_select.c: which tensors and values of a source take part, under which names and dtypes (see spec.h).
  * Patterns come from users: globs are linear, PCRE2 runs with match limits and without JIT. */
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-#include <stdio.h>
-
+#include "base/pattern.h"
 #include "runner/spec.h"
 
-enum { MATCH_LIMIT = 100000, DEPTH_LIMIT = 1000, HEAP_LIMIT_KIB = 1024, RENAMES_MAX = 64, NAME_MAX_BYTES = 64 << 10 };
-
-struct rename {
-	pcre2_code *code;
-	const char *replacement;
-};
+enum { RENAMES_MAX = 64 };
 
 struct selector {
-	const json_t *include, *exclude, *dtype;
-	struct rename renames[RENAMES_MAX];
-	uint32_t rename_count;
-	pcre2_match_context *limits;
-	char *name, *other;            /* NAME_MAX_BYTES each */
+	const json_t *include, *exclude, *dtype, *rename;
+	struct patterns *patterns;     /* of the renames, in their order */
 };
 
-static void selector_close(struct selector *s)
+static struct str text_of(const json_t *list, size_t i)
 {
-	for (uint32_t i = 0; i < s->rename_count; i++)
-		pcre2_code_free(s->renames[i].code);
-	pcre2_match_context_free(s->limits);
-	mem_free(s->name);
-	mem_free(s->other);
-}
+	const json_t *t = json_array_get(list, i);
 
-static FALLIBLE enum err compile(struct selector *s, const json_t *pair)
-{
-	const char *pattern = json_string_value(json_array_get(pair, 0));
-	const char *replacement = json_string_value(json_array_get(pair, 1));
-	PCRE2_SIZE at = 0;
-	int number = 0;
-	PCRE2_UCHAR why[128];
-
-	if (!pattern || !replacement || s->rename_count == RENAMES_MAX)
-		return ERR(VALIDATION_FAILED, "rename takes at most %d pairs of pattern and replacement", RENAMES_MAX);
-	struct rename *r = &s->renames[s->rename_count];
-	r->replacement = replacement;
-	r->code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_NEVER_BACKSLASH_C, &number, &at, NULL);
-	if (!r->code) {
-		pcre2_get_error_message(number, why, sizeof why);
-		return ERR(VALIDATION_FAILED, "rename '%s': %s at %zu", pattern, (char *)why, (size_t)at);
-	}
-	s->rename_count++;
-	return OK;
+	return json_is_string(t) ? (struct str){ json_string_value(t), json_string_length(t) } : (struct str){ NULL, 0 };
 }
 
 static FALLIBLE enum err selector_open(const struct spec *spec, struct selector *s)
 {
-	*s = (struct selector){ .include = spec->include, .exclude = spec->exclude, .dtype = spec->dtype };
-	s->limits = pcre2_match_context_create(NULL);
-	s->name = mem_alloc(NAME_MAX_BYTES);
-	s->other = mem_alloc(NAME_MAX_BYTES);
-	if (!s->limits || !s->name || !s->other)
-		return ERR(NO_MEMORY, "no memory to select");
-	pcre2_set_match_limit(s->limits, MATCH_LIMIT);
-	pcre2_set_depth_limit(s->limits, DEPTH_LIMIT);
-	pcre2_set_heap_limit(s->limits, HEAP_LIMIT_KIB);
-	for (size_t i = 0; i < json_array_size(spec->rename); i++)
-		TRY(compile(s, json_array_get(spec->rename, i)));
+	uint32_t index;
+
+	*s = (struct selector){ .include = spec->include, .exclude = spec->exclude, .dtype = spec->dtype, .rename = spec->rename };
+	TRY(patterns_open(&s->patterns));
+	for (size_t i = 0; i < json_array_size(spec->rename); i++) {
+		const json_t *pair = json_array_get(spec->rename, i);
+		if (i >= RENAMES_MAX || !text_of(pair, 0).p || !text_of(pair, 1).p)
+			return ERR(VALIDATION_FAILED, "rename takes at most %d pairs of pattern and replacement", RENAMES_MAX);
+		TRY(pattern_add(s->patterns, text_of(pair, 0), &index));
+	}
 	return OK;
 }
 
@@ -82,68 +47,15 @@ static bool is_wanted(const struct selector *s, struct str fqn)
 	return (json_array_size(s->include) == 0 || any_match(s->include, fqn)) && !any_match(s->exclude, fqn);
 }
 
-/* *out lies in s->name until the next call, or is fqn itself. */
+/* *out lies in s->patterns until the next call, or is fqn itself. */
 static FALLIBLE enum err rename_fqn(struct selector *s, struct str fqn, struct str *out)
 {
-	struct str now = fqn;
-
-	for (uint32_t i = 0; i < s->rename_count; i++) {
-		PCRE2_SIZE n = NAME_MAX_BYTES;
-		PCRE2_UCHAR why[128];
-		int rc = pcre2_substitute(s->renames[i].code, (PCRE2_SPTR)now.p, now.n, 0, PCRE2_SUBSTITUTE_GLOBAL, NULL,
-					  s->limits, (PCRE2_SPTR)s->renames[i].replacement, PCRE2_ZERO_TERMINATED,
-					  (PCRE2_UCHAR *)s->other, &n);
-		if (rc < 0) {
-			pcre2_get_error_message(rc, why, sizeof why);
-			return err_at_fqn(ERR(VALIDATION_FAILED, "rename %u: %s", i, (char *)why), fqn.p, fqn.n);
-		}
-		if (rc == 0)
-			continue;
-		char *swap = s->name;
-		s->name = s->other;
-		s->other = swap;
-		now = (struct str){ s->name, n };
+	*out = fqn;
+	for (uint32_t i = 0; i < json_array_size(s->rename); i++) {
+		enum err e = pattern_replace(s->patterns, i, *out, text_of(json_array_get(s->rename, i), 1), out);
+		if (e)
+			return err_at_fqn(e, fqn.p, fqn.n);
 	}
-	*out = now;
-	return OK;
-}
-
-/* A renamed key keeps the parts of its path that its new name still ends with; what is in front becomes one part. */
-static FALLIBLE enum err rename_path(struct sdict *sd, struct sd_path from, struct str old, struct str name,
-				     struct sd_path *out)
-{
-	char number[24];
-	uint32_t keep = from.count;
-	size_t left = name.n;
-	struct sd_path_part *parts;
-
-	if (str_eq(old, name) || from.count == 0)
-		return sdict_copy_path(sd, from, out);
-	while (keep > 0) {
-		const struct sd_path_part *p = &from.parts[keep - 1];
-		struct str text = p->key;
-		if (!text.p)
-			text = (struct str){ number, (size_t)snprintf(number, sizeof number, "%jd", (intmax_t)p->index) };
-		if (text.n > left || memcmp(name.p + left - text.n, text.p, text.n) != 0)
-			break;
-		size_t rest = left - text.n;
-		if (rest > 0 && name.p[rest - 1] != '.')
-			break;
-		left = rest ? rest - 1 : 0;
-		keep--;
-		if (rest == 0)
-			break;
-	}
-	uint32_t kept = from.count - keep, head = left > 0 ? 1 : 0;
-	TRY(arena_alloc(sd->arena, kept + head + 1, sizeof *parts, &parts));
-	if (head)
-		TRY(arena_str(sd->arena, (struct str){ name.p, left }, &parts[0].key));
-	for (uint32_t i = 0; i < kept; i++) {
-		parts[head + i] = from.parts[keep + i];
-		if (parts[head + i].key.p)
-			TRY(arena_str(sd->arena, from.parts[keep + i].key, &parts[head + i].key));
-	}
-	*out = (struct sd_path){ parts, kept + head };
 	return OK;
 }
 
@@ -170,7 +82,7 @@ static FALLIBLE enum err copy_tensor(struct selector *s, const struct sdict *fro
 	if (e)
 		return err_at_fqn(e, name.p, name.n);
 	v->sd->tensors[index].requires_grad = t->requires_grad;
-	TRY(rename_path(v->sd, t->path, t->fqn, name, &v->sd->tensors[index].path));
+	TRY(sdict_rename_path(v->sd, t->path, t->fqn, name, &v->sd->tensors[index].path));
 	v->dtypes[index] = t->dtype;
 	TRY(choose_dtype(s, name, &v->dtypes[index]));
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
@@ -187,7 +99,7 @@ static FALLIBLE enum err copy_value(struct selector *s, const struct sd_value *v
 	enum err e = sdict_add_value(v->sd, name, val->rank, val->loc, &index);
 	if (e)
 		return err_at_fqn(e, name.p, name.n);
-	TRY(rename_path(v->sd, val->path, val->fqn, name, &v->sd->values[index].path));
+	TRY(sdict_rename_path(v->sd, val->path, val->fqn, name, &v->sd->values[index].path));
 	v->sd->values[index].kind = val->kind;
 	return val->bytes.n ? arena_str(v->sd->arena, val->bytes, &v->sd->values[index].bytes) : OK;
 }
@@ -248,7 +160,7 @@ enum err spec_select(const struct spec *spec, const struct sdict *source, struct
 	enum err e = selector_open(spec, &s);
 	if (!e)
 		e = select_all(&s, source, out);
-	selector_close(&s);
+	patterns_free(s.patterns);
 	return e;
 }
 

@@ -53,6 +53,7 @@ void job_problem_put(struct buf *b, enum err e)
 		put_text(b, "file", i->file);
 		put_text(b, "expected", i->expected);
 		put_text(b, "actual", i->actual);
+		put_text(b, "pointer", i->pointer);
 		if (i->rank >= 0)
 			buf_printf(b, ",\"rank\":%jd", (intmax_t)i->rank);
 		if (i->offset >= 0)

@@ -46,6 +46,8 @@ static const char *const target_format_words[] = {
 #define RANKS .type = FIELD_RANKS
 #define LABELS .type = FIELD_LABELS
 #define LAYOUT .type = FIELD_LAYOUT
+#define TRANSFORM .type = FIELD_TRANSFORM
+#define VARS .type = FIELD_VARS
 #define OTHER .type = FIELD_OTHER
 
 /* The help of every option that takes layout rules. */
@@ -235,6 +237,8 @@ static FALLIBLE enum err read_value(const struct field *f, const struct jval *at
 	case FIELD_LABELS:
 		TRY(field_check_labels(v));
 		break;
+	case FIELD_TRANSFORM:
+	case FIELD_VARS:
 	case FIELD_LAYOUT:
 	case FIELD_OTHER:
 		break;

@@ -27,6 +27,7 @@ enum field_type {
 	FIELD_RENAMES, FIELD_DTYPES,   /* list of pairs of texts; the second one a dtype */
 	FIELD_RANKS,                   /* list of ranks, each once */
 	FIELD_LABELS,                  /* object of texts */
+	FIELD_TRANSFORM, FIELD_VARS,   /* conversion rules, and object of integers */
 	FIELD_LAYOUT, FIELD_OTHER,     /* checked together with other fields, in spec.c */
 };
 

@@ -4,9 +4,10 @@
 #include <stdio.h>
 
 #include "base/near.h"
+#include "spec/conversion.h"
 #include "spec/layout_rules.h"
 
-enum { PARTS_MAX = 4096, HOSTS_MAX = 1024, AWAIT_S = 600 };
+enum { RULES_MEMORY = 64 << 20, PARTS_MAX = 4096, HOSTS_MAX = 1024, AWAIT_S = 600 };
 
 /* A planned save: the state dict is a list of items, the parts hold their bytes (worker/ops/planned_save.h). */
 static FALLIBLE enum err check_parts(const struct jval *source)
@@ -158,6 +159,20 @@ static FALLIBLE enum err check_cut(const struct jval *doc, struct spec *s)
 
 	TRY(layout_rules_check(&layout, kind_is(s->kind, KIND_OPERATES), &s->world_size));
 	return s->world_size > 0 ? field_put_default(target.j, "world_size", json_integer(s->world_size)) : OK;
+}
+
+/* The worker reads the rules once more, when there are tensors. */
+static FALLIBLE enum err check_transform(const struct jval *doc)
+{
+	struct jval transform = jval_get(doc, "transform"), vars = jval_get(doc, "vars");
+	CLEANUP(arena_free_ptr) struct arena *a = arena_new(RULES_MEMORY);
+	struct conversion c;
+
+	if (!a)
+		return ERR(NO_MEMORY, "no memory for conversion rules");
+	if (vars.j && !transform.j)
+		return jval_fail(&vars, ERR_VALIDATION_FAILED, "is for the rules of transform, and there are none");
+	return conversion_read(&transform, &vars, a, &c);
 }
 
 /* The model says how the optimizer's tensors are cut, so that a layout would contradict it. */
@@ -324,6 +339,7 @@ FALLIBLE enum err spec_read(json_t *doc, struct spec *out)
 		TRY(check_save(&root, &s));
 	TRY(check_ending(&root, &s));
 	TRY(check_cut(&root, &s));
+	TRY(check_transform(&root));
 	TRY(check_members(&root, &s));
 	TRY(check_tolerances(&root, &s));
 	*out = s;

@@ -2,6 +2,8 @@
  * which would leave every outgrown copy behind; what they take counts against the same cap. */
 #include "tensor/sdict.h"
 
+#include <stdio.h>
+
 #include "base/mem.h"
 #include "base/num.h"
 #include "tensor/box.h"
@@ -318,6 +320,43 @@ enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *
 			TRY(arena_str(sd->arena, from.parts[i].key, &parts[i].key));
 	}
 	*out = (struct sd_path){ parts, from.count };
+	return OK;
+}
+
+enum err sdict_rename_path(struct sdict *sd, struct sd_path from, struct str old, struct str name, struct sd_path *out)
+{
+	char number[24];
+	uint32_t keep = from.count;
+	size_t left = name.n;
+	struct sd_path_part *parts;
+
+	if (str_eq(old, name) || from.count == 0)
+		return sdict_copy_path(sd, from, out);
+	while (keep > 0) {
+		const struct sd_path_part *p = &from.parts[keep - 1];
+		struct str text = p->key;
+		if (!text.p)
+			text = (struct str){ number, (size_t)snprintf(number, sizeof number, "%jd", (intmax_t)p->index) };
+		if (text.n > left || memcmp(name.p + left - text.n, text.p, text.n) != 0)
+			break;
+		size_t rest = left - text.n;
+		if (rest > 0 && name.p[rest - 1] != '.')
+			break;
+		left = rest ? rest - 1 : 0;
+		keep--;
+		if (rest == 0)
+			break;
+	}
+	uint32_t kept = from.count - keep, head = left > 0 ? 1 : 0;
+	TRY(arena_alloc(sd->arena, kept + head + 1, sizeof *parts, &parts));
+	if (head)
+		TRY(arena_str(sd->arena, (struct str){ name.p, left }, &parts[0].key));
+	for (uint32_t i = 0; i < kept; i++) {
+		parts[head + i] = from.parts[keep + i];
+		if (parts[head + i].key.p)
+			TRY(arena_str(sd->arena, from.parts[keep + i].key, &parts[head + i].key));
+	}
+	*out = (struct sd_path){ parts, kept + head };
 	return OK;
 }
 

@@ -141,6 +141,8 @@ void sdict_borrow(struct sdict *sd, const struct sdict *other);
 FALLIBLE enum err sdict_add_tensor_of(struct sdict *sd, const struct sd_tensor *t, uint32_t *index_out);
 FALLIBLE enum err sdict_add_chunk_of(struct sdict *sd, uint32_t tensor, const struct sd_chunk *c);
 FALLIBLE enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *out);
+/* The path of a key that was `old`: it keeps the parts that the new name still ends with; what is in front becomes one part. */
+FALLIBLE enum err sdict_rename_path(struct sdict *sd, struct sd_path from, struct str old, struct str name, struct sd_path *out);
 
 /* The tensor's index, SD_VALUE_BIT | the value's, or SD_NONE. */
 uint32_t sdict_find(const struct sdict *sd, struct str fqn);

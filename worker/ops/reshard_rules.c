@@ -1,0 +1,195 @@
+/* reshard_rules.c: see reshard_rules.h. */
+#include "ops/reshard_rules.h"
+
+#include "base/num.h"
+
+enum { ROWS_MAX = 10000, FROM_MAX = 16 };
+
+static FALLIBLE enum err open_others(struct job *j, struct reshard_rules *r)
+{
+	uint64_t chunks = r->stored->sd->chunk_count;
+
+	for (uint32_t i = 0; i < r->c.count; i++) {
+		if (r->c.rules[i].kind != CONVERT_FROM || convert_source_of(&r->c, i) != r->source_count)
+			continue;
+		uint32_t k = r->source_count++;
+		struct input *other = &r->others[k - 1];
+		TRY(input_open(j, &r->c.rules[i].from, other));
+		TRY(input_undo_transforms(j, other, false));
+		r->sources[k] = (struct convert_source){ .sd = other->sd, .first_chunk = (uint32_t)chunks };
+		TRY(num_add(chunks, other->sd->chunk_count, &chunks));
+		if (chunks >= VIEW_ZEROS)
+			return ERR(LIMIT_EXCEEDED, "the checkpoints have more than %u chunks", VIEW_ZEROS - 1);
+	}
+	return OK;
+}
+
+enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, struct reshard_rules *r, struct spec_view *view_out)
+{
+	const struct jval root = JVAL_ROOT((json_t *)(uintptr_t)j->request);
+	const struct jval transform = jval_get(&root, "transform"), vars = jval_get(&root, "vars");
+	const struct sdict *sd = stored->sd;
+	const enum dtype *dtypes = stored->dtypes;
+
+	*r = (struct reshard_rules){ .arena = arena_new(UINT64_MAX), .stored = stored, .source_count = 1 };
+	if (!r->arena)
+		return ERR(NO_MEMORY, "no memory for conversion rules");
+	TRY(conversion_read(&transform, &vars, r->arena, &r->c));
+	if (r->c.count) {
+		TRY(arena_alloc(r->arena, r->c.count, sizeof *r->others, &r->others));
+		TRY(arena_alloc(r->arena, r->c.count + 1u, sizeof *r->file_maps, &r->file_maps));
+		TRY(arena_alloc(r->arena, r->c.count + 1u, sizeof *r->sources, &r->sources));
+		r->sources[0] = (struct convert_source){ sd, dtypes, 0 };
+		TRY(open_others(j, r));
+		TRY(convert(&r->c, r->sources, &r->made));
+		sd = r->made.sd;
+		dtypes = NULL;
+	}
+	*view_out = (struct spec_view){ .sd = r->c.count ? r->made.sd : stored->sd, .skipped = stored->skipped,
+					.dtypes = mem_alloc(sd->tensor_count * sizeof *view_out->dtypes + 1) };
+	if (!view_out->dtypes)
+		return ERR(NO_MEMORY, "no memory for %ju tensors", (uintmax_t)sd->tensor_count);
+	for (uint64_t i = 0; i < sd->tensor_count; i++)
+		view_out->dtypes[i] = dtypes ? dtypes[i] : sd->tensors[i].dtype;
+	return OK;
+}
+
+enum err reshard_rules_sources(struct reshard_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out)
+{
+	uint64_t n = r->stored->sd->chunk_count;
+
+	*first_out = first_stored;
+	if (!r->c.count)
+		return OK;
+	for (uint32_t k = 1; k < r->source_count; k++)
+		n += r->sources[k].sd->chunk_count;
+	CLEANUP(mem_free_ptr) uint32_t *base = mem_alloc(n * sizeof *base + 1);
+	if (!base)
+		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)n);
+	for (uint32_t k = 0; k < r->source_count; k++) {
+		const struct convert_source *s = &r->sources[k];
+		uint32_t first = first_stored;
+		if (k > 0) {
+			struct input *other = &r->others[k - 1];
+			TRY(input_add_files(other, b, false, &r->file_maps[k]));
+			TRY(build_sources(b, s->sd, input_kind(other), r->file_maps[k], input_manifest(other), &first));
+		}
+		for (uint64_t i = 0; i < s->sd->chunk_count; i++)
+			base[s->first_chunk + i] = first + (uint32_t)i;
+	}
+	return build_views(b, r->made.sd, r->made.views, base, first_out);
+}
+
+uint64_t reshard_rules_value(const struct reshard_rules *r, uint64_t i)
+{
+	return r->c.count ? r->made.value_from[i] : i;
+}
+
+/* ------------------------------------------------------------------------------------------------------- table */
+
+/* The tensor whose chunk a view shows; *source: number of its checkpoint. */
+static const struct sd_tensor *shown(const struct reshard_rules *r, const struct view *v, uint32_t *source)
+{
+	uint32_t k = r->source_count - 1;
+
+	while (v->source < r->sources[k].first_chunk)
+		k--;
+	*source = k;
+	const struct sdict *sd = r->sources[k].sd;
+	return &sd->tensors[sd->chunks[v->source - r->sources[k].first_chunk].tensor];
+}
+
+static json_t *text_of(struct str s)
+{
+	json_t *t = json_stringn(s.p, s.n);
+
+	return t ? t : json_string("?"); /* an FQN that is not UTF-8 */
+}
+
+static FALLIBLE enum err add_row(json_t *list, const struct sd_tensor *t, enum dtype dtype, json_t **row_out)
+{
+	json_t *shape = json_array();
+
+	for (uint32_t d = 0; d < t->ndim; d++)
+		json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
+	*row_out = json_pack("{s:o, s:o, s:s}", "fqn", text_of(t->fqn), "shape", shape, "dtype", dtype_name(dtype));
+	return *row_out && json_array_append_new(list, *row_out) == 0 ? OK : ERR(NO_MEMORY, "no memory for the plan");
+}
+
+/* The tensors that one comes from, each once: the first of them, and how many there are if that is more. */
+static FALLIBLE enum err add_from(const struct reshard_rules *r, const struct sd_tensor *t, json_t *row)
+{
+	const struct sd_tensor *last = NULL;
+	json_t *from = json_array();
+	uint64_t count = 0;
+
+	if (!from || json_object_set_new(row, "from", from) != 0)
+		return ERR(NO_MEMORY, "no memory for the plan");
+	for (uint64_t i = t->first_chunk; i < t->first_chunk + t->chunk_count; i++) {
+		uint32_t k;
+		if (r->made.views[i].source == VIEW_ZEROS)
+			continue;
+		const struct sd_tensor *s = shown(r, &r->made.views[i], &k);
+		bool known = s == last;
+		for (size_t n = 0; !known && n < json_array_size(from); n++)
+			known = str_is(s->fqn, json_string_value(json_array_get(from, n)));
+		last = s;
+		if (known)
+			continue;
+		count++;
+		if (json_array_size(from) < FROM_MAX)
+			json_array_append_new(from, text_of(s->fqn));
+	}
+	return OK;
+}
+
+enum err reshard_rules_table(const struct reshard_rules *r, json_t **out)
+{
+	const struct sdict *before = r->stored->sd, *after = r->made.sd;
+	json_t *row;
+
+	*out = NULL;
+	if (!r->c.count)
+		return OK;
+	*out = json_pack("{s:[], s:[], s:I, s:I}", "before", "after", "before_count", (json_int_t)before->tensor_count, "after_count",
+			 (json_int_t)after->tensor_count);
+	if (!*out)
+		return ERR(NO_MEMORY, "no memory for the plan");
+	for (uint64_t i = 0; i < before->tensor_count && i < ROWS_MAX; i++)
+		TRY(add_row(json_object_get(*out, "before"), &before->tensors[i], before->tensors[i].dtype, &row));
+	for (uint64_t i = 0; i < after->tensor_count && i < ROWS_MAX; i++) {
+		TRY(add_row(json_object_get(*out, "after"), &after->tensors[i], after->tensors[i].dtype, &row));
+		TRY(add_from(r, &after->tensors[i], row));
+	}
+	return OK;
+}
+
+enum err reshard_rules_casts(const struct reshard_rules *r, json_t **list)
+{
+	const struct sdict *sd = r->made.sd;
+	uint32_t k;
+
+	for (uint64_t i = 0; r->c.count && i < sd->tensor_count && json_array_size(*list) < ROWS_MAX; i++) {
+		const struct sd_tensor *t = &sd->tensors[i];
+		const struct view *v = t->chunk_count ? &r->made.views[t->first_chunk] : NULL;
+		if (!v || v->cast_count == 0 || v->source == VIEW_ZEROS)
+			continue;
+		if (!*list)
+			*list = json_array();
+		if (json_array_append_new(*list, json_pack("{s:o, s:s, s:s}", "fqn", text_of(t->fqn), "from",
+							   dtype_name(shown(r, v, &k)->dtype), "to", dtype_name(t->dtype))) != 0)
+			return ERR(NO_MEMORY, "no memory for a report");
+	}
+	return OK;
+}
+
+void reshard_rules_free(struct reshard_rules *r)
+{
+	for (uint32_t k = 1; k < r->source_count; k++) {
+		mem_free(r->file_maps[k]);
+		input_close(&r->others[k - 1]);
+	}
+	convert_free(&r->made);
+	arena_free(r->arena);
+	*r = (struct reshard_rules){ 0 };
+}

@@ -1,0 +1,30 @@
+/* reshard_rules.h: a reshard's conversion rules (`transform`): the checkpoints that they take tensors from, what they make of the source,
+ * and where the run finds it. */
+#pragma once
+#include "plan/convert.h"
+#include "runner/build.h"
+#include "runner/input.h"
+
+struct reshard_rules {
+	struct arena *arena;
+	struct conversion c;           /* count 0: there are none */
+	const struct spec_view *stored;/* the source, as stored */
+	struct input *others;          /* checkpoints of `from` rules */
+	uint32_t **file_maps;
+	struct convert_source *sources;/* the source, then the others */
+	uint32_t source_count;
+	struct converted made;
+};
+
+/* stored: what include, exclude, rename and dtype left of the source; it outlives the rules. *view_out: what is to be written, without
+ * rules a view of the same; mem_free its dtypes, the sdict is the rules' or the source's. */
+FALLIBLE enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, struct reshard_rules *out, struct spec_view *view_out);
+/* Adds the sources of what the rules made. first_stored: run source of chunk 0 of `stored`. *first_out: of the view's chunk 0. */
+FALLIBLE enum err reshard_rules_sources(struct reshard_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out);
+/* The value of `stored` that value `i` of the view is. */
+uint64_t reshard_rules_value(const struct reshard_rules *r, uint64_t i);
+/* {"before":[{"fqn","shape","dtype"}],"after":[{…,"from":[FQN]}],"before_count","after_count"}; lists are cut to a sane length. */
+FALLIBLE enum err reshard_rules_table(const struct reshard_rules *r, json_t **out);
+/* Adds {"fqn","from","to"} for each tensor that the rules cast to *list, which is made if it is not there. */
+FALLIBLE enum err reshard_rules_casts(const struct reshard_rules *r, json_t **list);
+void reshard_rules_free(struct reshard_rules *r);
