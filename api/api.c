@@ -72,8 +72,7 @@ FALLIBLE enum err api_start(struct server *core, struct api **out)
 {
 	struct api *a = mem_zalloc(1, sizeof *a);
 
-	if (!a)
-		return ERR(NO_MEMORY, "cannot start the API");
+	NEED(a, "cannot start the API");
 	a->core = core;
 	a->allowed_hosts = (const char *const *)core->config->allowed_host.items;
 	a->allowed_host_count = core->config->allowed_host.count;

@@ -105,8 +105,7 @@ FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out)
 	CLEANUP(jval_drop) json_t *q = json_pack("{s:s}", "op", op);
 	struct storage *st;
 
-	if (!q)
-		return ERR(NO_MEMORY, "cannot ask");
+	NEED(q, "cannot ask");
 	TRY(ref_check_storage(r->parts[2]));
 	TRY(ref_check_name(r->parts[3]));
 	TRY(storage_find(r->core->storages, r->parts[2], &st));

@@ -131,8 +131,7 @@ FALLIBLE enum err h_sdict_tensors(struct req *r)
 	TRY(req_query(r, "prefix", &prefix, &there));
 	TRY(req_query_u64(r, "generation", INT64_MAX, &generation));
 	CLEANUP(jval_drop) json_t *more = json_pack("{s:s,s:i}", "op", "tensors", "page_size", (int)page.size);
-	if (!more)
-		return ERR(NO_MEMORY, "cannot ask");
+	NEED(more, "cannot ask");
 	TRY(h_set_text(more, "prefix", prefix));
 	TRY(h_set_text(more, "page_token", page.token));
 	req_hold(r);

@@ -100,8 +100,7 @@ FALLIBLE enum err h_storage_meet(struct req *r)
 	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	json_t *q = json_pack("{s:s, s:s, s:s%, s:s%, s:s}", "op", "meet", "storage", st->name, "name", target.p, target.n, "token",
 			      text.p, text.n, "action", actions[action]);
-	if (!q)
-		return ERR(NO_MEMORY, "cannot ask");
+	NEED(q, "cannot ask");
 	req_hold(r);
 	lookup_ask(r->core->lookups, st->name, q, NULL, 0, h_pass_on, r);
 	return OK;

@@ -430,8 +430,7 @@ FALLIBLE enum err http_start(struct event_base *base, const struct http_options 
 	struct http *h = mem_zalloc(1, sizeof *h);
 	enum err e = OK;
 
-	if (!h)
-		return ERR(NO_MEMORY, "cannot start HTTP");
+	NEED(h, "cannot start HTTP");
 	MHD_set_panic_func(on_panic, NULL);
 	h->o = *o;
 	*out = h;

@@ -47,8 +47,7 @@ static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD
 {
 	enum err e;
 
-	if (!m)
-		return ERR(NO_MEMORY, "cannot make an answer");
+	NEED(m, "cannot make an answer");
 	e = req_dress(m, type, page);
 	if (e) {
 		MHD_destroy_response(m);

@@ -128,8 +128,7 @@ static FALLIBLE enum err parse_path(struct req *r)
 			path = "/";
 	}
 	r->decoded = mem_strdup(path);
-	if (!r->decoded)
-		return ERR(NO_MEMORY, "cannot read the path");
+	NEED(r->decoded, "cannot read the path");
 	return url_split(r->decoded, r->parts, HTTP_PARTS_MAX, &r->part_count);
 }
 

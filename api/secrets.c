@@ -21,8 +21,7 @@ static FALLIBLE enum err open_folder(const char *path, const char **name_out, in
 	CLEANUP(mem_free_ptr) char *folder = mem_strdup(path);
 	char *slash = folder ? strrchr(folder, '/') : NULL;
 
-	if (!folder)
-		return ERR(NO_MEMORY, "cannot open %s", path);
+	NEED(folder, "cannot open %s", path);
 	*name_out = slash ? path + (slash - folder) + 1 : path;
 	if (slash)
 		slash[slash == folder ? 1 : 0] = '\0';

@@ -72,8 +72,7 @@ FALLIBLE enum err streams_new(struct api *a, struct streams **out)
 	const struct timeval every = { BEAT_S, 0 };
 	struct streams *all = mem_zalloc(1, sizeof *all);
 
-	if (!all)
-		return ERR(NO_MEMORY, "cannot keep event streams");
+	NEED(all, "cannot keep event streams");
 	all->api = a;
 	*out = all;
 	TRY(events_listen(a->core->events, on_events, all, &all->listener));
@@ -221,8 +220,7 @@ FALLIBLE enum err stream_start(struct req *r, const char *job)
 	if (all->count >= STREAMS_MAX)
 		return ERR(TOO_MANY_STREAMS, "%d event streams are open", STREAMS_MAX);
 	s = mem_zalloc(1, sizeof *s);
-	if (!s)
-		return ERR(NO_MEMORY, "cannot open a stream");
+	NEED(s, "cannot open a stream");
 	s->all = all;
 	s->req = r;
 	s->text = BUF_INIT(TEXT_MAX);

@@ -1,27 +1,18 @@
 /* url.c: see url.h. Splitting comes before decoding: "%2F" is a slash inside a checkpoint's name, not a separator. */
 #include "api/url.h"
 
-static int hex_digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	c = (char)(c | 0x20);
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 FALLIBLE enum err url_decode(char *text, size_t n, size_t *n_out)
 {
 	size_t to = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		if (text[i] == '%') {
-			int high = n - i > 2 ? hex_digit(text[i + 1]) : -1;
-			int low = high >= 0 ? hex_digit(text[i + 2]) : -1;
-			if (low < 0)
+			int64_t c = str_hex((struct str){ text + i + 1, n - i - 1 }, 2);
+			if (c < 0)
 				return ERR(INVALID_REQUEST, "a bad percent escape in the URL");
-			if (high == 0 && low == 0)
+			if (c == 0)
 				return ERR(INVALID_REQUEST, "%%00 has no place in a URL");
-			text[to++] = (char)(high * 16 + low);
+			text[to++] = (char)c;
 			i += 2;
 		} else {
 			text[to++] = text[i];

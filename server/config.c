@@ -150,8 +150,7 @@ static FALLIBLE enum err set_text(char **slot, struct str text)
 {
 	char *copy = mem_alloc(text.n + 1);
 
-	if (!copy)
-		return ERR(NO_MEMORY, "cannot keep the configuration");
+	NEED(copy, "cannot keep the configuration");
 	memcpy(copy, text.p, text.n);
 	copy[text.n] = '\0';
 	mem_free(*slot);
@@ -568,8 +567,7 @@ FALLIBLE enum err config_load(int argc, char *const *argv, char *const *env, str
 	struct config *c = mem_zalloc(1, sizeof *c);
 	enum err e;
 
-	if (!c)
-		return ERR(NO_MEMORY, "cannot keep the configuration");
+	NEED(c, "cannot keep the configuration");
 	e = load(c, argc, argv, env);
 	if (e) {
 		config_free(c);

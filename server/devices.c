@@ -80,8 +80,7 @@ void devices_probe(struct devices *d)
 FALLIBLE enum err devices_new(struct workers *workers, struct devices **out)
 {
 	*out = mem_zalloc(1, sizeof **out);
-	if (!*out)
-		return ERR(NO_MEMORY, "cannot look for devices");
+	NEED(*out, "cannot look for devices");
 	(*out)->workers = workers;
 	set_reason(*out, "", "not yet known: the probe has not answered");
 	devices_probe(*out);
@@ -92,8 +91,7 @@ static FALLIBLE enum err put_json(struct buf *out, const json_t *value)
 {
 	char *text = jtext_of(value);
 
-	if (!text)
-		return ERR(NO_MEMORY, "cannot show devices");
+	NEED(text, "cannot show devices");
 	buf_puts(out, text);
 	mem_free(text);
 	return OK;

@@ -32,8 +32,7 @@ FALLIBLE enum err events_new(struct loop *loop, uint64_t boot, struct events **o
 {
 	struct events *ev = mem_zalloc(1, sizeof *ev);
 
-	if (!ev)
-		return ERR(NO_MEMORY, "cannot keep events");
+	NEED(ev, "cannot keep events");
 	ev->loop = loop;
 	ev->first_id = (boot << 32) + 1;
 	ev->last_id = boot << 32;
@@ -128,8 +127,7 @@ FALLIBLE enum err events_listen(struct events *ev, loop_fn fn, void *user, struc
 {
 	struct events_listener *l = mem_zalloc(1, sizeof *l);
 
-	if (!l)
-		return ERR(NO_MEMORY, "cannot listen to events");
+	NEED(l, "cannot listen to events");
 	*l = (struct events_listener){ ev->listeners, fn, user, false };
 	ev->listeners = l;
 	*out = l;

@@ -487,8 +487,7 @@ static FALLIBLE enum err keep_fds(struct gang *g, const int *fds, uint32_t n)
 	if (n > NOTICED_FDS_MAX - g->fd_count)
 		return ERR(LIMIT_EXCEEDED, "a job cannot have more than %d segments", NOTICED_FDS_MAX);
 	int *grown = mem_grow(g->fds, g->fd_count + n, sizeof *grown);
-	if (!grown)
-		return ERR(NO_MEMORY, "cannot keep a job's segments");
+	NEED(grown, "cannot keep a job's segments");
 	g->fds = grown;
 	for (uint32_t i = 0; i < n; i++) {
 		int fd = dup(fds[i]);
@@ -529,8 +528,7 @@ static FALLIBLE enum err new_gang(struct server *s, const char *key, const char 
 		storage_root(st, &roots[i]);
 	}
 	struct gang *g = mem_zalloc(1, sizeof *g);
-	if (!g)
-		return ERR(NO_MEMORY, "cannot make a gang");
+	NEED(g, "cannot make a gang");
 	g->server = s;
 	g->network = run->network;
 	g->device = run->device;

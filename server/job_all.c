@@ -72,8 +72,7 @@ static void on_tick(void *user)
 FALLIBLE enum err jobs_new(struct server *s)
 {
 	s->jobs = mem_zalloc(1, sizeof *s->jobs);
-	if (!s->jobs)
-		return ERR(NO_MEMORY, "cannot keep jobs");
+	NEED(s->jobs, "cannot keep jobs");
 	s->jobs->start = job_start_attempt;
 	TRY(job_ids_resume(s));
 	TRY(journal_read_unended(s->journal, take_row, s));

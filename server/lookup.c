@@ -506,8 +506,7 @@ static FALLIBLE enum err find_pool(struct lookups *all, const char *storage, enu
 			return OK;
 		}
 	struct pool *p = mem_zalloc(1, sizeof *p);
-	if (!p)
-		return ERR(NO_MEMORY, "cannot ask a question");
+	NEED(p, "cannot ask a question");
 	p->all = all;
 	p->last = &p->first;
 	snprintf(p->storage, sizeof p->storage, "%s", storage);
@@ -556,8 +555,7 @@ static bool join_twin(const struct pool *p, struct question *q)
 static FALLIBLE enum err take_fds(struct question *q, const int *fds, uint32_t fd_count)
 {
 	q->fds = mem_zalloc(fd_count, sizeof *q->fds);
-	if (!q->fds)
-		return ERR(NO_MEMORY, "cannot ask a question");
+	NEED(q->fds, "cannot ask a question");
 	for (uint32_t i = 0; i < fd_count; i++) {
 		q->fds[i] = dup(fds[i]);
 		if (q->fds[i] < 0)
@@ -571,8 +569,7 @@ static FALLIBLE enum err enqueue(struct lookups *all, const char *storage, struc
 {
 	struct pool *p;
 
-	if (!q->body)
-		return ERR(NO_MEMORY, "cannot ask a question");
+	NEED(q->body, "cannot ask a question");
 	q->op = find_op(q->body);
 	if (all->ended)
 		return ERR(DRAINING, "the daemon is shutting down");
@@ -628,8 +625,7 @@ void lookup_ask(struct lookups *all, const char *storage, json_t *question, cons
 FALLIBLE enum err lookups_new(const struct lookup_parts *parts, struct lookups **out)
 {
 	*out = mem_zalloc(1, sizeof **out);
-	if (!*out)
-		return ERR(NO_MEMORY, "cannot keep look-ups");
+	NEED(*out, "cannot keep look-ups");
 	(*out)->parts = *parts;
 	unread_listen(parts->unread, pump_later, *out);
 	return OK;

@@ -84,8 +84,7 @@ FALLIBLE enum err loop_new(struct event_base *base, struct loop **out)
 {
 	struct loop *l = mem_zalloc(1, sizeof *l);
 
-	if (!l)
-		return ERR(NO_MEMORY, "cannot make the loop");
+	NEED(l, "cannot make the loop");
 	pthread_mutex_init(&l->lock, NULL);
 	l->base = base;
 	l->last = &l->first;

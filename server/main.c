@@ -135,8 +135,7 @@ static FALLIBLE enum err listen_signals(struct daemon *d)
 static FALLIBLE enum err start(struct daemon *d)
 {
 	d->base = event_base_new();
-	if (!d->base)
-		return ERR(NO_MEMORY, "cannot make an event loop");
+	NEED(d->base, "cannot make an event loop");
 	TRY(listen_signals(d));
 	TRY(server_new(d->config, d->base, &d->server));
 	TRY(api_start(d->server, &d->api));

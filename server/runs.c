@@ -101,8 +101,7 @@ static enum err take_row(void *user, const struct journal_run *row)
 	if (strlen(row->storage) > STORAGE_NAME_MAX)
 		return OK;
 	struct run *r = make(all, NULL, row->storage, str_of(row->name));
-	if (!r)
-		return ERR(NO_MEMORY, "cannot keep runs");
+	NEED(r, "cannot keep runs");
 	r->step = row->step;
 	memcpy(r->at_ms, row->at_ms, sizeof r->at_ms);
 	return OK;
@@ -111,8 +110,7 @@ static enum err take_row(void *user, const struct journal_run *row)
 FALLIBLE enum err runs_new(struct journal *j, struct runs **out)
 {
 	*out = mem_zalloc(1, sizeof **out);
-	if (!*out)
-		return ERR(NO_MEMORY, "cannot keep runs");
+	NEED(*out, "cannot keep runs");
 	return journal_read_runs(j, RUNS_MAX, take_row, *out);
 }
 

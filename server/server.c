@@ -143,8 +143,7 @@ FALLIBLE enum err server_new(const struct config *config, struct event_base *bas
 	TRY(mem_reserve());
 	TRY(errdoc_init());
 	s = mem_zalloc(1, sizeof *s);
-	if (!s)
-		return ERR(NO_MEMORY, "cannot start");
+	NEED(s, "cannot start");
 	s->hooks = &hooks;
 	s->config = config;
 	s->lock_fd = -1;

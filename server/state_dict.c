@@ -235,8 +235,7 @@ void state_dicts_settle(struct server *s)
 FALLIBLE enum err state_dicts_new(struct server *s)
 {
 	s->state_dicts = mem_zalloc(1, sizeof *s->state_dicts);
-	if (!s->state_dicts)
-		return ERR(NO_MEMORY, "cannot keep state dicts");
+	NEED(s->state_dicts, "cannot keep state dicts");
 	s->state_dicts->watch = &state_dict_await_watch;
 	TRY(state_dict_owner_new(s));
 	TRY(journal_read_state_dicts(s->journal, take_row, s));

@@ -218,8 +218,7 @@ FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wis
 		return e;
 	TRY(check_may_come(sd, w->generation));
 	struct state_dict_await *a = mem_zalloc(1, sizeof *a);
-	if (!a)
-		return ERR(NO_MEMORY, "cannot wait for a seal");
+	NEED(a, "cannot wait for a seal");
 	*a = (struct state_dict_await){ .next = sd->awaits, .sd = sd, .generation = w->generation, .timeout_ms = w->timeout_ms,
 					.fn = w->fn, .user = w->user };
 	snprintf(a->job, sizeof a->job, "%s", w->job);

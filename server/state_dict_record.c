@@ -71,8 +71,7 @@ FALLIBLE enum err state_dict_add_slots(struct state_dict *sd)
 	if (k == STATE_DICT_SLOTS_MAX)
 		return ERR(SLOTS_BUSY, "all %u slots of state dict \"%s\" are in use", k, sd->name);
 	sd->slots[k] = mem_zalloc(sd->world_size, sizeof *sd->slots[k]);
-	if (!sd->slots[k])
-		return ERR(NO_MEMORY, "cannot add slots to a state dict");
+	NEED(sd->slots[k], "cannot add slots to a state dict");
 	for (uint32_t r = 0; r < sd->world_size; r++)
 		sd->slots[k][r] = (struct slot){ .fd = -1, .rank = r, .number = (uint16_t)k };
 	sd->slot_count++;
@@ -85,8 +84,7 @@ FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t w
 	if (s->state_dicts->table.raw.count >= STATE_DICTS_MAX)
 		return ERR(LIMIT_EXCEEDED, "there are %d state dicts already", STATE_DICTS_MAX);
 	struct state_dict *sd = mem_zalloc(1, sizeof *sd);
-	if (!sd)
-		return ERR(NO_MEMORY, "cannot make a state dict");
+	NEED(sd, "cannot make a state dict");
 	sd->ranks = mem_zalloc(world_size, sizeof *sd->ranks);
 	sd->world_size = world_size;
 	sd->own_slots = slots;

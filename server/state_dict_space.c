@@ -276,8 +276,7 @@ FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wante
 
 	TRY(state_dict_space_clear(s, w->bytes));
 	struct making *k = mem_zalloc(1, sizeof *k);
-	if (!k)
-		return ERR(NO_MEMORY, "cannot make a segment");
+	NEED(k, "cannot make a segment");
 	k->maker = m;
 	k->want = *w;
 	k->server = s;
@@ -293,8 +292,7 @@ FALLIBLE enum err state_dict_space_new(struct server *s)
 {
 	struct seg_maker *m = mem_zalloc(1, sizeof *m);
 
-	if (!m)
-		return ERR(NO_MEMORY, "cannot make segments");
+	NEED(m, "cannot make segments");
 	pthread_mutex_init(&m->lock, NULL);
 	pthread_cond_init(&m->more, NULL);
 	m->last = &m->first;

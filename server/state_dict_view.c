@@ -139,8 +139,7 @@ FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who,
 	struct state_dict *sd;
 	uint32_t n = 0, shown = 0;
 
-	if (!all)
-		return ERR(NO_MEMORY, "cannot list state dicts");
+	NEED(all, "cannot list state dicts");
 	map_each(t, sd) {
 		if (!sd->hidden && principal_may(who, sd->uid) && (page_token.n == 0 || str_cmp(str_of(sd->name), page_token) > 0))
 			all[n++] = sd;

@@ -143,8 +143,7 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 		buf_printf(out, ",\"probed_at\":\"%s\"", clock_text(st->probed_ms, stamp));
 	json_object_foreach(st->probe, key, value) {
 		char *text = jtext_of(value);
-		if (!text)
-			return ERR(NO_MEMORY, "cannot show a storage");
+		NEED(text, "cannot show a storage");
 		buf_putc(out, ',');
 		buf_json_str(out, str_of(key));
 		buf_putc(out, ':');
@@ -200,8 +199,7 @@ FALLIBLE enum err storages_new(const struct config *c, struct journal *j, struct
 {
 	struct storages *all = *out = mem_zalloc(1, sizeof *all);
 
-	if (!all)
-		return ERR(NO_MEMORY, "cannot keep storages");
+	NEED(all, "cannot keep storages");
 	*all = (struct storages){ .config = c, .journal = j, .events = ev };
 	TRY(take_config(all, c));
 	return journal_read_storages(j, take_row, all);

@@ -215,8 +215,7 @@ void sweep_after(struct job *j)
 FALLIBLE enum err sweeps_new(struct server *s)
 {
 	s->sweeps = mem_zalloc(1, sizeof *s->sweeps);
-	if (!s->sweeps)
-		return ERR(NO_MEMORY, "cannot keep sweeps");
+	NEED(s->sweeps, "cannot keep sweeps");
 	s->sweeps->server = s;
 	s->sweeps->last = &s->sweeps->first;
 	return OK;

@@ -15,8 +15,7 @@ struct unread {
 FALLIBLE enum err unread_new(struct loop *loop, struct unread **out)
 {
 	*out = mem_zalloc(1, sizeof **out);
-	if (!*out)
-		return ERR(NO_MEMORY, "cannot count answers");
+	NEED(*out, "cannot count answers");
 	(*out)->loop = loop;
 	return OK;
 }

@@ -400,8 +400,7 @@ FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *sp
 	char fd_text[16];
 	struct worker *w = mem_zalloc(1, sizeof *w);
 
-	if (!w)
-		return ERR(NO_MEMORY, "cannot start a worker");
+	NEED(w, "cannot start a worker");
 	snprintf(fd_text, sizeof fd_text, "%d", SPAWN_CONTROL_FD);
 	char *argv[] = { (char *)all->parts.config->worker_path, (char *)"--control-fd", fd_text, NULL };
 	struct spawn_spec how = { .path = all->parts.config->worker_path, .argv = argv, .log_fd = -1 };
@@ -447,8 +446,7 @@ FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *sp
 FALLIBLE enum err workers_new(const struct worker_parts *parts, struct workers **out)
 {
 	*out = mem_zalloc(1, sizeof **out);
-	if (!*out)
-		return ERR(NO_MEMORY, "cannot keep workers");
+	NEED(*out, "cannot keep workers");
 	(*out)->parts = *parts;
 	return loop_every(parts->loop, LOOK_MS, look_for_ended, *out, &(*out)->look);
 }

@@ -246,8 +246,7 @@ FALLIBLE enum err args_layout(const char *text, json_t **rule_out)
 
 	if (!rule && text[0] == '{')
 		return ERR(INVALID_REQUEST, "a layout rule is no JSON: column %d: %s", why.column, why.text);
-	if (!rule)
-		return ERR(NO_MEMORY, "cannot keep a layout");
+	NEED(rule, "cannot keep a layout");
 	if (text[0] != '{')
 		e = parse_rule(text, rule);
 	if (!e && optional && json_object_set_new(rule, "optional", json_true()) != 0)

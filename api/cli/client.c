@@ -107,8 +107,7 @@ FALLIBLE enum err client_new(const char *url, struct client **out)
 {
 	struct client *c = mem_zalloc(1, sizeof *c);
 
-	if (!c)
-		return ERR(NO_MEMORY, "cannot start");
+	NEED(c, "cannot start");
 	*out = c;
 	if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || !(c->curl = curl_easy_init()))
 		return ERR(SYSTEM, "libcurl does not start");

@@ -21,8 +21,7 @@ static FALLIBLE enum err put_path(struct buf *b, const char *ref, const char *re
 		buf_puts(b, "/v1/state-dicts/");
 	} else {
 		CLEANUP(mem_free_ptr) char *storage = mem_strdup(ref);
-		if (!storage)
-			return ERR(NO_MEMORY, "cannot build a path");
+		NEED(storage, "cannot build a path");
 		storage[colon - ref] = '\0';
 		buf_puts(b, "/v1/checkpoints/");
 		client_put_part(b, storage);
@@ -79,8 +78,7 @@ static FALLIBLE enum err sort(json_t *all)
 	size_t n = json_array_size(all);
 	CLEANUP(mem_free_ptr) json_t **items = mem_zalloc(n, sizeof *items);
 
-	if (!items)
-		return ERR(NO_MEMORY, "cannot sort a list");
+	NEED(items, "cannot sort a list");
 	for (size_t i = 0; i < n; i++)
 		items[i] = json_incref(json_array_get(all, i));
 	qsort(items, n, sizeof *items, by_name);

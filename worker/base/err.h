@@ -67,11 +67,18 @@ void err_record(enum err code, int sys_errno, const char *place, const char *fmt
 			return try_err_;           \
 	} while (0)
 
+/* Fails with ERR_NO_MEMORY and the message if what was to be made is NULL. */
+#define NEED(made, ...)                                     \
+	do {                                                \
+		if (!(made))                                \
+			return ERR(NO_MEMORY, __VA_ARGS__); \
+	} while (0)
+
 /* Each returns the code it was given, so that `return err_at_rank(e, r);` works; a field set earlier is kept. */
 enum err err_at_rank(enum err code, int64_t rank);
 enum err err_at_fqn(enum err code, const char *fqn, size_t len);
 enum err err_at_file(enum err code, const char *file, int64_t offset); /* offset -1: not known */
-enum err err_expected(enum err code, const char *expected, const char *actual); /* either may be NULL */ /* either may be NULL */
+enum err err_expected(enum err code, const char *expected, const char *actual); /* either may be NULL */
 enum err err_at_pointer(enum err code, const char *pointer);
 
 const struct err_info *err_last(void);            /* this thread's record */

@@ -93,24 +93,65 @@ bool str_glob(struct str pattern, struct str s)
 	return j == pattern.n;
 }
 
-bool str_utf8(struct str s)
+static bool is_utf8(struct str s, bool surrogates)
 {
 	const unsigned char *p = (const unsigned char *)s.p;
 
 	for (size_t i = 0; i < s.n;) {
 		unsigned c = p[i];
-		size_t more = c < 0x80 ? 0 : c < 0xC2 ? 9 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : c < 0xF5 ? 3 : 9;
+		if (c < 0x80) {
+			i++;
+			continue;
+		}
+		size_t more = c < 0xC2 ? 9 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : c < 0xF5 ? 3 : 9;
 		if (more == 9 || more >= s.n - i)
 			return false;
 		for (size_t k = 1; k <= more; k++)
 			if ((p[i + k] & 0xC0) != 0x80)
 				return false;
-		if ((c == 0xE0 && p[i + 1] < 0xA0) || (c == 0xED && p[i + 1] > 0x9F) ||
+		if ((c == 0xE0 && p[i + 1] < 0xA0) || (c == 0xED && p[i + 1] > 0x9F && !surrogates) ||
 		    (c == 0xF0 && p[i + 1] < 0x90) || (c == 0xF4 && p[i + 1] > 0x8F))
 			return false;
 		i += more + 1;
 	}
 	return true;
+}
+
+bool str_utf8(struct str s)
+{
+	return is_utf8(s, false);
+}
+
+bool str_utf8_surrogates(struct str s)
+{
+	return is_utf8(s, true);
+}
+
+size_t str_put_utf8(char out[4], uint32_t c)
+{
+	static const unsigned char lead[] = { 0, 0, 0xC0, 0xE0, 0xF0 };
+	size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+
+	for (size_t i = n; i-- > 1; c >>= 6)
+		out[i] = (char)(0x80 | (c & 0x3F));
+	out[0] = (char)(lead[n] | c);
+	return n;
+}
+
+int64_t str_hex(struct str s, size_t digits)
+{
+	int64_t v = 0;
+
+	if (s.n < digits)
+		return -1;
+	for (size_t i = 0; i < digits; i++) {
+		char c = s.p[i], low = (char)(c | 0x20);
+		int d = c >= '0' && c <= '9' ? c - '0' : low >= 'a' && low <= 'f' ? low - 'a' + 10 : -1;
+		if (d < 0)
+			return -1;
+		v = v << 4 | d;
+	}
+	return v;
 }
 
 bool str_to_u64(struct str s, uint64_t *out)

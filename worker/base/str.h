@@ -34,4 +34,7 @@ int str_cmp_natural(struct str a, struct str b);           /* numbers by value: 
 uint64_t str_hash(struct str s);
 bool str_glob(struct str pattern, struct str s);           /* `*` matches any run of bytes; linear time */
 bool str_utf8(struct str s);                               /* well-formed UTF-8? */
+bool str_utf8_surrogates(struct str s);                    /* … or with surrogates, as Python's surrogatepass takes it */
+size_t str_put_utf8(char out[4], uint32_t c);              /* its bytes; returns their number */
+int64_t str_hex(struct str s, size_t digits);              /* its first digits, of either case; -1 if they are not there */
 bool str_to_u64(struct str s, uint64_t *out);              /* decimal digits only, no sign, no overflow */

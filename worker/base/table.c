@@ -17,8 +17,7 @@ enum err table_fit(struct table_raw *t, uint64_t items, size_t slot_bytes)
 	if (slots > UINT32_MAX / 2)
 		return ERR(LIMIT_EXCEEDED, "more than %u keys", t->count);
 	struct table_raw to = { .v = mem_zalloc(slots, slot_bytes), .mask = (uint32_t)slots - 1, .used = t->count, .count = t->count };
-	if (!to.v)
-		return ERR(NO_MEMORY, "no memory for %ju keys", (uintmax_t)slots);
+	NEED(to.v, "no memory for %ju keys", (uintmax_t)slots);
 	for (uint64_t i = 0; t->v && i <= t->mask; i++) {
 		const char *from = (char *)t->v + i * slot_bytes;
 		uint32_t at = *(const uint32_t *)from;

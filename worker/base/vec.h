@@ -28,8 +28,7 @@ static inline FALLIBLE enum err vec_grow_(void **v, uint64_t *cap, uint64_t n, u
 	if (want < need)
 		want = need;
 	void *p = mem_grow(*v, want, bytes);
-	if (!p)
-		return ERR(NO_MEMORY, "no memory for %ju elements", (uintmax_t)want);
+	NEED(p, "no memory for %ju elements", (uintmax_t)want);
 	*v = p;
 	*cap = want;
 	return OK;

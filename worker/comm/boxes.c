@@ -42,7 +42,7 @@ static FALLIBLE enum err check_box(const struct comm_box *b, uint64_t index, uin
 /* From the innermost dim outwards as long as all of it fits a message. */
 static uint64_t cut_box(const struct comm_box *b, uint64_t total, struct cut *cut)
 {
-	uint64_t row = b->item_bytes, outer = 1;
+	uint64_t row = b->item_bytes;
 	uint32_t d = b->ndim;
 
 	cut->dim = 0;
@@ -56,9 +56,7 @@ static uint64_t cut_box(const struct comm_box *b, uint64_t total, struct cut *cu
 	cut->dim = d - 1;
 	cut->rows = COMM_BLOCK_MAX / row;
 	cut->runs = num_div_up((uint64_t)b->sizes[d - 1], cut->rows);
-	for (uint32_t k = 0; k < cut->dim; k++)
-		outer *= (uint64_t)b->sizes[k];
-	return outer * cut->runs;
+	return box_volume(cut->dim, b->sizes) * cut->runs;
 }
 
 /* The box of one message: where it begins, and its sizes. */
@@ -86,11 +84,7 @@ static void piece(const struct comm_box *b, const struct cut *cut, uint64_t nth,
 
 static uint32_t piece_bytes(const struct comm_box *b, const int64_t *sizes)
 {
-	uint64_t bytes = b->item_bytes;
-
-	for (uint32_t d = 0; d < b->ndim; d++)
-		bytes *= (uint64_t)sizes[d];
-	return (uint32_t)bytes;
+	return (uint32_t)(b->item_bytes * box_volume(b->ndim, sizes));
 }
 
 /* Boxes without elements have no message: the last box that begins at or before it and is not empty. */
@@ -138,8 +132,7 @@ static enum err unpack_piece(void *user, uint64_t message, const void *in)
 static FALLIBLE enum err list_messages(struct comm_boxes *b, uint64_t total)
 {
 	b->messages = mem_zalloc(total, sizeof *b->messages);
-	if (!b->messages)
-		return ERR(NO_MEMORY, "no memory for %llu messages", (unsigned long long)total);
+	NEED(b->messages, "no memory for %llu messages", (unsigned long long)total);
 	for (uint64_t i = 0; i < b->count; i++) {
 		const struct comm_box *box = &b->boxes[i];
 		for (uint64_t m = b->cuts[i].first; m < b->cuts[i + 1].first; m++) {
@@ -157,8 +150,7 @@ enum err comm_boxes_new(uint32_t size, const struct comm_box *boxes, uint64_t co
 	uint64_t total = 0, bytes;
 	enum err e = OK;
 
-	if (!b)
-		return ERR(NO_MEMORY, "no memory for boxes");
+	NEED(b, "no memory for boxes");
 	b->boxes = boxes;
 	b->count = count;
 	b->cuts = mem_zalloc(count + 1, sizeof *b->cuts);

@@ -138,8 +138,7 @@ static FALLIBLE enum err create(uint32_t rank, uint32_t size, struct comm **out)
 {
 	struct comm *c = mem_zalloc(1, sizeof *c);
 
-	if (!c)
-		return ERR(NO_MEMORY, "no memory for a group");
+	NEED(c, "no memory for a group");
 	c->rank = rank;
 	c->size = size;
 	c->names = mem_zalloc(size, sizeof *c->names);

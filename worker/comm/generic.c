@@ -69,8 +69,7 @@ static FALLIBLE enum err list_parts(struct parts *p, const struct comm *c, const
 	p->messages = mem_zalloc(n, sizeof *p->messages);
 	p->offsets = mem_zalloc(n, sizeof *p->offsets);
 	p->starts = mem_zalloc(c->size, sizeof *p->starts);
-	if (!p->messages || !p->offsets || !p->starts)
-		return ERR(NO_MEMORY, "no memory for %llu messages", (unsigned long long)n);
+	NEED(p->messages && p->offsets && p->starts, "no memory for %llu messages", (unsigned long long)n);
 	for (uint32_t r = 0; r < c->size; r++) {
 		p->starts[r] = start;
 		start += bytes[r];

@@ -71,8 +71,7 @@ static FALLIBLE enum err create(struct comm *c, const uint32_t *hosts, struct hi
 {
 	struct hier *h = mem_zalloc(1, sizeof *h);
 
-	if (!h)
-		return ERR(NO_MEMORY, "no memory for a group");
+	NEED(h, "no memory for a group");
 	h->c = c;
 	h->host = mem_zalloc(c->size, sizeof *h->host);
 	h->index = mem_zalloc(c->size, sizeof *h->index);
@@ -328,8 +327,7 @@ static FALLIBLE enum err all_gather_v(struct hier *h, const void *in, const uint
 		total += bytes[r];
 	}
 	unsigned char *all = mem_alloc(total);
-	if (!all)
-		return ERR(NO_MEMORY, "no memory for an all-gather of %llu bytes", (unsigned long long)total);
+	NEED(all, "no memory for an all-gather of %llu bytes", (unsigned long long)total);
 	enum err e = gather_hosts(h, in, bytes, all);
 	for (uint32_t i = 0; !e && i < h->c->size; i++) {
 		uint32_t r = h->order[i];
@@ -376,8 +374,7 @@ static FALLIBLE enum err pick(const struct hier *h, const struct comm_exchange *
 
 	*p = (struct part){ .x = x, .messages = mem_zalloc(x->count, sizeof *p->messages),
 			    .index = mem_zalloc(x->count, sizeof *p->index) };
-	if (!p->messages || !p->index)
-		return ERR(NO_MEMORY, "no memory for %llu messages", (unsigned long long)x->count);
+	NEED(p->messages && p->index, "no memory for %llu messages", (unsigned long long)x->count);
 	for (uint64_t i = 0; i < x->count; i++) {
 		struct comm_message m = x->messages[i];
 		bool local = h->host[m.from] == h->host[m.to];

@@ -253,8 +253,7 @@ static FALLIBLE enum err new_group(struct comm *c, struct device *d)
 {
 	struct nccl *g = mem_zalloc(1, sizeof *g);
 
-	if (!g)
-		return ERR(NO_MEMORY, "no memory for an NCCL group");
+	NEED(g, "no memory for an NCCL group");
 	g->device = d;
 	c->impl = g;
 	if (!new_words(g, c->size))
@@ -314,8 +313,7 @@ static FALLIBLE enum err introduce(struct comm *c, const struct comm_spec *spec,
 	CLEANUP(mem_free_ptr) unsigned char *all = mem_zalloc(c->size, COMM_RENDEZVOUS_BYTES);
 	unsigned char blob[COMM_RENDEZVOUS_BYTES] = { 0 };
 
-	if (!all)
-		return ERR(NO_MEMORY, "no memory to open a group of %u", c->size);
+	NEED(all, "no memory to open a group of %u", c->size);
 	memcpy(blob, mine, sizeof *mine);
 	if (spec->meet)
 		TRY(spec->meet(spec->user, blob, all));

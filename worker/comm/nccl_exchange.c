@@ -53,8 +53,7 @@ static FALLIBLE enum err make_slots(struct nccl *g)
 		struct nccl_slot *s = &g->slots[i];
 		s->host_out = mem_zalloc(1, SLOT_ALL);
 		s->host_in = mem_zalloc(1, SLOT_ALL);
-		if (!s->host_out || !s->host_in)
-			return ERR(NO_MEMORY, "no memory for an exchange");
+		NEED(s->host_out && s->host_in, "no memory for an exchange");
 		TRY(device_alloc(g->device, SLOT_ALL, &s->device_out));
 		TRY(device_alloc(g->device, SLOT_ALL, &s->device_in));
 	}
@@ -77,8 +76,7 @@ static FALLIBLE enum err prepare(struct run *r)
 
 	r->sent = numbers;
 	r->own = mem_alloc(COMM_BLOCK_MAX);
-	if (!numbers || !r->own)
-		return ERR(NO_MEMORY, "no memory for an exchange among %u members", size);
+	NEED(numbers && r->own, "no memory for an exchange among %u members", size);
 	r->got = numbers + size;
 	r->out_at = numbers + 2 * (size_t)size;
 	r->in_at = numbers + 3 * (size_t)size;

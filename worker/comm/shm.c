@@ -193,8 +193,7 @@ static FALLIBLE enum err create(struct comm *c, int fd, const struct shm *parent
 {
 	struct shm *s = mem_zalloc(1, sizeof *s);
 
-	if (!s)
-		return ERR(NO_MEMORY, "no memory for a group");
+	NEED(s, "no memory for a group");
 	s->c = c;
 	s->blocks = mem_zalloc(c->size, sizeof *s->blocks);
 	s->in_root = mem_zalloc(c->size, sizeof *s->in_root);
@@ -276,8 +275,7 @@ static FALLIBLE enum err count_split(struct shm *s, uint64_t list, uint64_t *nth
 		i++;
 	if (i == s->split_count) {
 		struct shm_split_count *more = mem_grow(s->splits, i + (size_t)1, sizeof *more);
-		if (!more)
-			return ERR(NO_MEMORY, "no memory for a subgroup");
+		NEED(more, "no memory for a subgroup");
 		s->splits = more;
 		s->splits[s->split_count++] = (struct shm_split_count){ .list = list };
 	}
@@ -290,8 +288,7 @@ static FALLIBLE enum err copy_windows(struct shm *to, const struct shm *from)
 	if (!from->window_count)
 		return OK;
 	to->windows = mem_zalloc(from->window_count, sizeof *to->windows);
-	if (!to->windows)
-		return ERR(NO_MEMORY, "no memory for a subgroup");
+	NEED(to->windows, "no memory for a subgroup");
 	memcpy(to->windows, from->windows, from->window_count * sizeof *to->windows);
 	to->window_count = from->window_count;
 	return OK;
@@ -340,8 +337,7 @@ static enum err shm_window_add(struct comm *c, uint64_t key, const void *p, uint
 	if (s->window_count >= WINDOWS_MAX)
 		return ERR(LIMIT_EXCEEDED, "more than %d windows", WINDOWS_MAX);
 	struct shm_window *more = mem_grow(s->windows, s->window_count + (size_t)1, sizeof *more);
-	if (!more)
-		return ERR(NO_MEMORY, "no memory for a window");
+	NEED(more, "no memory for a window");
 	s->windows = more;
 	s->windows[s->window_count++] = (struct shm_window){ key, bytes, p };
 	return OK;

@@ -117,8 +117,7 @@ static enum err tcp_open(struct comm *c, const struct comm_spec *spec)
 {
 	struct tcp_mesh *m = mem_zalloc(1, sizeof *m);
 
-	if (!m)
-		return ERR(NO_MEMORY, "no memory for a group");
+	NEED(m, "no memory for a group");
 	m->c = c;
 	m->id = (struct tcp_identity){ spec->group_id, spec->generation };
 	m->rank = c->rank;
@@ -157,8 +156,7 @@ static FALLIBLE enum err count_split(struct tcp_mesh *m, uint64_t digest, uint64
 		;
 	if (!s) {
 		s = mem_zalloc(1, sizeof *s);
-		if (!s)
-			return ERR(NO_MEMORY, "no memory for a group");
+		NEED(s, "no memory for a group");
 		s->digest = digest;
 		s->next = m->splits;
 		m->splits = s;
@@ -173,8 +171,7 @@ static enum err tcp_split(struct comm *parent, const uint32_t *ranks, uint32_t c
 	uint64_t number;
 
 	uint32_t *peers = mem_alloc(count * sizeof *peers);
-	if (!peers)
-		return ERR(NO_MEMORY, "no memory for a group");
+	NEED(peers, "no memory for a group");
 	for (uint32_t i = 0; i < count; i++)
 		peers[i] = g->peers[ranks[i]];
 	uint64_t digest = XXH3_64bits_withSeed(peers, count * sizeof *peers, g->channel);

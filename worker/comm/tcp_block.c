@@ -207,8 +207,7 @@ static FALLIBLE enum err reserve(struct blocks_op *o, uint32_t peers)
 	o->first = mem_alloc(peers * sizeof *o->first);
 	o->pending = mem_zalloc(peers, sizeof *o->pending);
 	at = o->checks = mem_zalloc(n + 1, sizeof *o->checks);
-	if (!o->first || !o->pending || !at)
-		return ERR(NO_MEMORY, "no memory for %u blocks", o->block_count);
+	NEED(o->first && o->pending && at, "no memory for %u blocks", o->block_count);
 	memset(o->first, 0xff, peers * sizeof *o->first);
 	for (uint32_t i = 0; i < o->block_count; i++) {
 		struct tcp_block *b = &o->blocks[i];

@@ -44,8 +44,7 @@ static FALLIBLE enum err pool_new(struct pool *p, uint32_t slot_bytes)
 	uint32_t count = (uint32_t)num_max(SLOTS_MIN, num_min(SLOTS_MAX, POOL_BYTES / bytes));
 
 	p->memory = mem_alloc(bytes * count);
-	if (!p->memory)
-		return ERR(NO_MEMORY, "no memory for messages");
+	NEED(p->memory, "no memory for messages");
 	for (uint32_t i = 0; i < count; i++)
 		p->free[i] = p->memory + i * bytes;
 	p->count = count;
@@ -189,8 +188,7 @@ static FALLIBLE enum err lists_new(struct lists *ls, const struct exchange_op *o
 	ls->index = mem_alloc((count + 1) * sizeof *ls->index);
 	ls->first = mem_zalloc(o->peers + 1, sizeof *ls->first);
 	ls->at = mem_zalloc(o->peers, sizeof *ls->at);
-	if (!ls->index || !ls->first || !ls->at)
-		return ERR(NO_MEMORY, "no memory for %ju messages", (uintmax_t)count);
+	NEED(ls->index && ls->first && ls->at, "no memory for %ju messages", (uintmax_t)count);
 	for (int pass = 0; pass < 2; pass++) {
 		for (uint64_t i = 0; i < o->x->count; i++) {
 			const struct comm_message *msg = &o->x->messages[i];

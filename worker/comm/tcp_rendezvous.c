@@ -385,8 +385,7 @@ static FALLIBLE enum err plan_calls(struct rendezvous *t)
 	}
 	uint32_t per = 1 + m->data_links;
 	t->calls = mem_zalloc((size_t)m->rank * per + 1, sizeof *t->calls);
-	if (!t->calls)
-		return ERR(NO_MEMORY, "no memory for the connections of a group");
+	NEED(t->calls, "no memory for the connections of a group");
 	for (uint32_t i = 0; i < m->rank * per; i++)
 		t->calls[i] = (struct call){ .peer = i / per, .link = i % per };
 	t->call_count = m->rank * per;
@@ -395,8 +394,7 @@ static FALLIBLE enum err plan_calls(struct rendezvous *t)
 		if (i == m->rank)
 			continue;
 		m->peers[i].links = mem_zalloc(per, sizeof *m->peers[i].links);
-		if (!m->peers[i].links)
-			return ERR(NO_MEMORY, "no memory for the connections of a group");
+		NEED(m->peers[i].links, "no memory for the connections of a group");
 	}
 	return OK;
 }

@@ -106,8 +106,7 @@ enum err frame_conn_new(int fd, struct frame_conn **out)
 {
 	struct frame_conn *c = mem_zalloc(1, sizeof *c);
 
-	if (!c)
-		return ERR(NO_MEMORY, "no memory for a control connection");
+	NEED(c, "no memory for a control connection");
 	c->fd = fd;
 	c->body = BUF_INIT(FRAME_JSON_MAX);
 	*out = c;
@@ -192,8 +191,7 @@ static FALLIBLE enum err room_for_batch(struct frame_conn *c)
 		return OK;
 	uint32_t cap = c->fds_cap * 2 + BATCH_FDS;
 	int *fds = mem_grow(c->fds, cap, sizeof *fds);
-	if (!fds)
-		return ERR(NO_MEMORY, "no memory for %u descriptors", cap);
+	NEED(fds, "no memory for %u descriptors", cap);
 	c->fds = fds;
 	c->fds_cap = cap;
 	return OK;
@@ -432,8 +430,7 @@ static FALLIBLE enum err keep_fds(struct out *o, const int *fds)
 	if (o->fds_sent == o->fd_count)
 		return OK;
 	int *own = mem_alloc(o->fd_count * sizeof *own);
-	if (!own)
-		return ERR(NO_MEMORY, "no memory for %u descriptors", o->fd_count);
+	NEED(own, "no memory for %u descriptors", o->fd_count);
 	for (i = o->fds_sent; i < o->fd_count; i++) {
 		own[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
 		if (own[i] < 0)

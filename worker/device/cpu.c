@@ -76,8 +76,7 @@ FALLIBLE enum err device_cpu_new(struct device **out)
 	};
 	struct device *d = mem_zalloc(1, sizeof *d);
 
-	if (!d)
-		return ERR(NO_MEMORY, "no memory for a device");
+	NEED(d, "no memory for a device");
 	d->ops = &ops;
 	*out = d;
 	return OK;

@@ -259,8 +259,7 @@ FALLIBLE enum err device_cuda_new(uint32_t index, struct device **out)
 	if (index >= cuda.count)
 		return ERR(VALIDATION_FAILED, "there is no GPU %u, only %u", index, cuda.count);
 	struct cuda_dev *c = mem_zalloc(1, sizeof *c);
-	if (!c)
-		return ERR(NO_MEMORY, "no memory for a device");
+	NEED(c, "no memory for a device");
 	c->base.ops = &ops;
 	enum err e = open_context(c, index);
 	if (e) {

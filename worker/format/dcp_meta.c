@@ -206,8 +206,7 @@ static FALLIBLE enum err sort_chunks(struct reader *r)
 	const struct sdict *sd = r->sd;
 
 	r->order = mem_alloc(sd->chunk_count * sizeof *r->order);
-	if (!r->order)
-		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)sd->chunk_count);
+	NEED(r->order, "no memory for %ju chunks", (uintmax_t)sd->chunk_count);
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
 		r->order[i] = (uint32_t)i;
 	for (uint64_t i = 0; i < sd->tensor_count; i++) {

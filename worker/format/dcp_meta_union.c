@@ -66,8 +66,7 @@ static FALLIBLE enum err collect(struct merge *m, uint32_t part, const struct sd
 	if (need > m->found_cap) {
 		uint64_t cap = num_max(need, m->found_cap * 2);
 		struct candidate *bigger = mem_grow(m->found, cap, sizeof *bigger);
-		if (!bigger)
-			return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)cap);
+		NEED(bigger, "no memory for %ju chunks", (uintmax_t)cap);
 		m->found = bigger;
 		m->found_cap = cap;
 	}
@@ -153,17 +152,13 @@ static FALLIBLE enum err merge_all(struct merge *m)
 		m->sd->has_paths |= sd->has_paths;
 		for (uint64_t i = 0; i < sd->tensor_count; i++) {
 			const struct sd_tensor *t = &sd->tensors[i];
-			enum err e = sdict_tensor(m->sd, t->fqn) ? OK : merge_tensor(m, part, t);
-			if (e)
-				return err_at_fqn(e, t->fqn.p, t->fqn.n);
+			TRY(err_at_fqn(sdict_tensor(m->sd, t->fqn) ? OK : merge_tensor(m, part, t), t->fqn.p, t->fqn.n));
 		}
 	}
 	for (uint32_t part = 0; part < m->count; part++)
 		for (uint64_t i = 0; i < m->parts[part]->value_count; i++) {
 			const struct sd_value *v = &m->parts[part]->values[i];
-			enum err e = merge_value(m, part, v);
-			if (e)
-				return err_at_fqn(e, v->fqn.p, v->fqn.n);
+			TRY(err_at_fqn(merge_value(m, part, v), v->fqn.p, v->fqn.n));
 		}
 	return OK;
 }

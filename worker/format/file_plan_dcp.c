@@ -150,8 +150,7 @@ static FALLIBLE enum err place_rank(struct planner *pl, uint32_t rank)
 	CLEANUP(mem_free_ptr) uint32_t *choice = mem_zalloc(n, sizeof *choice);
 	char name[FORMAT_FILE_MAX];
 
-	if (!sorted || !bucket || !sums || !choice)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)n);
+	NEED(sorted && bucket && sums && choice, "no memory for %ju items", (uintmax_t)n);
 	for (uint64_t i = 0; i < n; i++)
 		sorted[i] = &pl->items.v[i];
 	if (files > 1)
@@ -183,8 +182,7 @@ static FALLIBLE enum err sort_by_rank(const struct file_plan_target *t, uint64_t
 
 	*first_out = first;
 	*order_out = order;
-	if (!first || !order)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)n);
+	NEED(first && order, "no memory for %ju items", (uintmax_t)n);
 	for (uint64_t i = 0; i < n; i++) {
 		uint64_t r = i < sd->value_count ? sd->values[i].rank : sd->chunks[i - sd->value_count].rank;
 		if (r >= w)
@@ -224,8 +222,7 @@ static FALLIBLE enum err place_given(struct planner *pl)
 	CLEANUP(mem_free_ptr) struct file_plan_item **bucket = mem_zalloc(n, sizeof *bucket);
 	CLEANUP(mem_free_ptr) uint64_t *first = mem_zalloc((uint64_t)g->file_count + 2, sizeof *first);
 
-	if (!bucket || !first)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)n);
+	NEED(bucket && first, "no memory for %ju items", (uintmax_t)n);
 	for (uint64_t i = 0; i < n; i++) {
 		TRY(push_chunk(pl, i));
 		first[g->chunk_file[i] + 2]++;

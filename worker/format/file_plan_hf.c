@@ -40,8 +40,7 @@ static FALLIBLE enum err collect(struct planner *pl)
 
 	pl->wholes = mem_zalloc(sd->tensor_count, sizeof *pl->wholes);
 	pl->n = sd->tensor_count;
-	if (!pl->wholes)
-		return ERR(NO_MEMORY, "no memory for %ju tensors", (uintmax_t)pl->n);
+	NEED(pl->wholes, "no memory for %ju tensors", (uintmax_t)pl->n);
 	for (uint64_t i = 0; i < pl->n; i++) {
 		const struct sd_tensor *t = &sd->tensors[i];
 		uint64_t numel;
@@ -103,8 +102,7 @@ static FALLIBLE enum err add_header(struct planner *pl, const struct whole *whol
 	uint64_t at = 0;
 	struct str *text;
 
-	if (!entries)
-		return ERR(NO_MEMORY, "no memory for %ju tensors", (uintmax_t)count);
+	NEED(entries, "no memory for %ju tensors", (uintmax_t)count);
 	for (uint64_t i = 0; i < count; i++) {
 		const struct sd_tensor *t = &sd->tensors[sd->chunks[wholes[i].chunk].tensor];
 		entries[i] = (struct sft_entry){ t->fqn, t->dtype, t->ndim, t->shape, at, at + wholes[i].bytes };

@@ -121,8 +121,7 @@ static FALLIBLE enum err place(struct planner *pl)
 	struct file_plan_file *f;
 
 	pl->entries = mem_zalloc(sd->tensor_count, sizeof *pl->entries);
-	if (!pl->entries)
-		return ERR(NO_MEMORY, "no memory for %ju tensors", (uintmax_t)sd->tensor_count);
+	NEED(pl->entries, "no memory for %ju tensors", (uintmax_t)sd->tensor_count);
 	for (uint64_t i = 0; i < sd->tensor_count; i++) {
 		const struct sd_tensor *t = &sd->tensors[i];
 		TRY(err_at_fqn(add_member(pl, t, &pl->entries[i]), t->fqn.p, t->fqn.n));

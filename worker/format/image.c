@@ -155,19 +155,15 @@ enum err image_parse(const void *header, uint64_t header_bytes, uint64_t image_b
 	struct image *im CLEANUP(free_ptr) = mem_zalloc(1, sizeof *im);
 	unsigned char *copy;
 
-	if (!im)
-		return ERR(NO_MEMORY, "no memory for an image");
+	NEED(im, "no memory for an image");
 	if (header_bytes > (uint64_t)SFT_HEADER_MAX + 8)
 		header_bytes = (uint64_t)SFT_HEADER_MAX + 8;
 	im->rank = rank;
 	im->arena = arena_new(image_arena_cap(header_bytes));
-	if (!im->arena)
-		return ERR(NO_MEMORY, "no memory for an image");
+	NEED(im->arena, "no memory for an image");
 	TRY(arena_alloc(im->arena, header_bytes, 1, &copy));
 	memcpy(copy, header, header_bytes);
-	enum err e = parse(im, copy, header_bytes, image_bytes);
-	if (e)
-		return err_at_rank(e, rank);
+	TRY(err_at_rank(parse(im, copy, header_bytes, image_bytes), rank));
 	*out = move(im);
 	return OK;
 }
@@ -276,8 +272,7 @@ static FALLIBLE enum err join_tensors(struct join *j, struct image *const *image
 		return ERR(LIMIT_EXCEEDED, "%ju chunks", (uintmax_t)j->total);
 	j->slots = mem_zalloc(j->total + 1, sizeof *j->slots);
 	j->refs = mem_zalloc(j->total + 1, sizeof *j->refs);
-	if (!j->slots || !j->refs)
-		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)j->total);
+	NEED(j->slots && j->refs, "no memory for %ju chunks", (uintmax_t)j->total);
 	for (uint32_t r = 0; r < count; r++) {
 		for (uint32_t i = 0; i < images[r]->chunk_count; i++) {
 			const struct image_chunk *c = &images[r]->chunks[i];
@@ -285,9 +280,7 @@ static FALLIBLE enum err join_tensors(struct join *j, struct image *const *image
 			TRY(map_intern(&j->by_fqn, c->fqn, j->count, &s));
 			if (s == j->count)
 				j->slots[j->count++] = (struct slot){ .im = images[r], .chunk = c };
-			enum err e = check_same(&j->slots[s], images[r], c);
-			if (e)
-				return err_at_rank(err_at_fqn(e, c->fqn.p, c->fqn.n), r);
+			TRY(err_at_rank(err_at_fqn(check_same(&j->slots[s], images[r], c), c->fqn.p, c->fqn.n), r));
 			j->slots[s].count++;
 		}
 	}
@@ -366,10 +359,8 @@ static FALLIBLE enum err collect(struct image *const *images, uint32_t count, st
 	}
 	TRY(join_tensors(j, images, count));
 	for (uint32_t s = 0; s < j->count; s++) {
-		enum err e = add_tensor(sd, j, &j->slots[s]);
-		if (e)
-			return err_at_rank(err_at_fqn(e, j->slots[s].chunk->fqn.p, j->slots[s].chunk->fqn.n),
-					   j->slots[s].im->rank);
+		struct str fqn = j->slots[s].chunk->fqn;
+		TRY(err_at_rank(err_at_fqn(add_tensor(sd, j, &j->slots[s]), fqn.p, fqn.n), j->slots[s].im->rank));
 	}
 	for (uint32_t r = 0; r < count; r++)
 		TRY(image_add_values(sd, images[r], &seen));

@@ -261,14 +261,11 @@ enum err image_build_more(struct sdict *sd, uint32_t rank, const struct image_va
 
 	/* an entry and its filler, their shapes and names */
 	b.arena = arena_new((1 << 20) + chunks * (2 * sizeof *b.entries + 1024));
-	if (!b.arena)
-		return ERR(NO_MEMORY, "no memory for an image");
+	NEED(b.arena, "no memory for an image");
 	TRY(arena_alloc(b.arena, 2 * chunks + 1, sizeof *b.entries, &b.entries));
 	TRY(add_tensors(&b));
 	for (uint64_t i = 0; i < value_count; i++) {
-		enum err e = add_value(&b, &values[i]);
-		if (e)
-			return err_at_fqn(e, values[i].fqn.p, values[i].fqn.n);
+		TRY(err_at_fqn(add_value(&b, &values[i]), values[i].fqn.p, values[i].fqn.n));
 	}
 	TRY(put_header(&b, header, &data_off));
 	for (uint64_t i = 0; i < sd->chunk_count; i++)

@@ -164,9 +164,7 @@ static FALLIBLE enum err read_tensors(struct image *im, struct jscan *js)
 		if (c->listed)
 			return err_at_fqn(jscan_bad(js, "a tensor for the second time"), name.p, name.n);
 		c->listed = true;
-		enum err e = read_chunk(im, js, c);
-		if (e)
-			return err_at_fqn(e, name.p, name.n);
+		TRY(err_at_fqn(read_chunk(im, js, c), name.p, name.n));
 	}
 }
 
@@ -208,9 +206,7 @@ static FALLIBLE enum err read_values(struct image *im, struct jscan *js)
 		TRY(map_intern(&seen, v->fqn, im->value_count, &found));
 		if (found != im->value_count)
 			return err_at_fqn(ERR(DUPLICATE_KEY, "a value for the second time"), v->fqn.p, v->fqn.n);
-		enum err e = read_value(im, js, v);
-		if (e)
-			return err_at_fqn(e, v->fqn.p, v->fqn.n);
+		TRY(err_at_fqn(read_value(im, js, v), v->fqn.p, v->fqn.n));
 		im->value_count++;
 	}
 }
@@ -293,9 +289,7 @@ static FALLIBLE enum err read_paths(struct image *im, struct jscan *js)
 		TRY(map_intern(&im->path_of, fqn, im->path_count, &found));
 		if (found != im->path_count)
 			return err_at_fqn(jscan_bad(js, "a path for the second time"), fqn.p, fqn.n);
-		enum err e = read_path(im, js, &im->paths[im->path_count]);
-		if (e)
-			return err_at_fqn(e, fqn.p, fqn.n);
+		TRY(err_at_fqn(read_path(im, js, &im->paths[im->path_count]), fqn.p, fqn.n));
 		im->path_count++;
 	}
 }

@@ -4,37 +4,16 @@
 
 #include "base/mem.h"
 
-/* How many bytes of text the string escape at p stands for, and how many of JSON it has. The string was scanned: it is well-formed. */
-static size_t escape(const char *p, size_t left, size_t *taken)
-{
-	unsigned v = 0, low = 0;
-
-	*taken = 2;
-	if (left < 6 || p[1] != 'u')
-		return 1;
-	for (int i = 2; i < 6; i++)
-		v = v * 16 + (unsigned)(p[i] <= '9' ? p[i] - '0' : (p[i] | 0x20) - 'a' + 10);
-	*taken = 6;
-	if (v >= 0xD800 && v < 0xDC00 && left >= 12 && p[6] == '\\' && p[7] == 'u') {
-		for (int i = 8; i < 12; i++)
-			low = low * 16 + (unsigned)(p[i] <= '9' ? p[i] - '0' : (p[i] | 0x20) - 'a' + 10);
-		if (low >= 0xDC00 && low < 0xE000) {
-			*taken = 12;
-			return 4;
-		}
-	}
-	return v < 0x80 ? 1 : v < 0x800 ? 2 : 3;
-}
-
 /* Where in the string as written its byte number `want` is. */
 static size_t raw_offset(struct str raw, size_t want)
 {
 	size_t at = 0, text = 0;
+	char utf8[4];
 
 	while (at < raw.n && text < want) {
-		size_t taken = 1;
-		text += raw.p[at] == '\\' ? escape(raw.p + at, raw.n - at, &taken) : 1;
-		at += taken;
+		bool escaped = raw.p[at] == '\\';
+		text += escaped ? str_put_utf8(utf8, jscan_escape(raw, &at)) : 1;
+		at += !escaped;
 	}
 	return at;
 }
@@ -99,8 +78,7 @@ enum err image_values_span(const void *header, uint64_t header_bytes, uint64_t *
 	struct jscan js = jscan_of(json, ERR_FORMAT_IMAGE);
 	struct jscan_token dcpd;
 
-	if (!a)
-		return ERR(NO_MEMORY, "no memory for a header");
+	NEED(a, "no memory for a header");
 	TRY(find_dcpd(json, &dcpd));
 	*begin_out = *end_out = 0;
 	if (!dcpd.raw.p)
@@ -163,13 +141,11 @@ enum err image_parse_values(struct str raw, uint32_t rank, const struct image *l
 	struct image *im CLEANUP(free_ptr) = mem_zalloc(1, sizeof *im);
 	struct str text;
 
-	if (!im)
-		return ERR(NO_MEMORY, "no memory for an image");
+	NEED(im, "no memory for an image");
 	im->rank = rank;
 	im->sft.data_off = raw.n; /* what room for values is reckoned with */
 	im->arena = arena_new(image_arena_cap(raw.n));
-	if (!im->arena)
-		return ERR(NO_MEMORY, "no memory for an image");
+	NEED(im->arena, "no memory for an image");
 	if (raw.n) {
 		TRY(unescape(im, raw, &text));
 		TRY(image_read_values(im, text));

@@ -27,8 +27,7 @@ static FALLIBLE enum err see(const struct flat *f, uint32_t i, const struct imag
 	if (i >= s->cap) {
 		uint64_t want = 64 + s->cap * 2;
 		void *more = mem_grow(s->v, want, sizeof *s->v);
-		if (!more)
-			return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)want);
+		NEED(more, "no memory for %ju values", (uintmax_t)want);
 		s->v = more;
 		s->cap = want;
 	}
@@ -120,8 +119,7 @@ static FALLIBLE enum err add_member(const struct flat *f, struct str fqn, struct
 	CLEANUP(buf_free) struct buf name = BUF_INIT(UINT32_MAX);
 	CLEANUP(mem_free_ptr) struct sd_path_part *parts = mem_zalloc((size_t)path.count + 1, sizeof *parts);
 
-	if (!parts)
-		return ERR(NO_MEMORY, "no memory for a path");
+	NEED(parts, "no memory for a path");
 	memcpy(parts, path.parts, path.count * sizeof *parts);
 	parts[path.count] = part;
 	buf_put(&name, fqn.p, fqn.n);
@@ -169,14 +167,11 @@ enum err image_add_values(struct sdict *sd, const struct image *im, struct image
 	struct arena *scratch CLEANUP(arena_free_ptr) = arena_new((1 << 20) + im->sft.data_off * JSCAN_DEPTH_MAX);
 	struct flat f = { sd, im, scratch, seen };
 
-	if (!scratch)
-		return ERR(NO_MEMORY, "no memory for values");
+	NEED(scratch, "no memory for values");
 	for (uint32_t i = 0; i < im->value_count; i++) {
 		struct sd_path_part self;
 		struct str fqn = im->values[i].fqn;
-		enum err e = add_value(&f, fqn, image_path(im, fqn, &self), &im->values[i]);
-		if (e)
-			return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), im->rank);
+		TRY(err_at_rank(err_at_fqn(add_value(&f, fqn, image_path(im, fqn, &self), &im->values[i]), fqn.p, fqn.n), im->rank));
 	}
 	return OK;
 }

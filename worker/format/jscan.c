@@ -65,27 +65,15 @@ static FALLIBLE enum err close_level(struct jscan *js, struct jscan_token *t)
 	return OK;
 }
 
-static bool hex4(const char *p, size_t n, uint32_t *out)
+/* The four hex digits at an offset of a string; -1: there are none. */
+static int64_t hex4(struct str s, size_t at)
 {
-	uint32_t v = 0;
-
-	if (n < 4)
-		return false;
-	for (int i = 0; i < 4; i++) {
-		int c = (unsigned char)p[i];
-		int d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-		if (d < 0)
-			return false;
-		v = v << 4 | (uint32_t)d;
-	}
-	*out = v;
-	return true;
+	return at > s.n ? -1 : str_hex((struct str){ s.p + at, s.n - at }, 4);
 }
 
 static FALLIBLE enum err scan_string(struct jscan *js, struct jscan_token *t)
 {
 	size_t from = ++js->at;
-	uint32_t code;
 
 	for (;; js->at++) {
 		int c = peek(js);
@@ -100,7 +88,7 @@ static FALLIBLE enum err scan_string(struct jscan *js, struct jscan_token *t)
 		t->escaped = true;
 		js->at++;
 		c = peek(js);
-		if (c == 'u' && hex4(js->text.p + js->at + 1, js->text.n - js->at - 1, &code))
+		if (c == 'u' && hex4(js->text, js->at + 1) >= 0)
 			js->at += 4;
 		else if (c <= 0 || !strchr("\"\\/bfnrt", c))
 			return jscan_bad(js, "a wrong escape in a string");
@@ -262,38 +250,21 @@ enum err jscan_skip(struct jscan *js, const struct jscan_token *first, struct st
 	return OK;
 }
 
-static size_t put_utf8(char *p, uint32_t c)
-{
-	if (c < 0x80) {
-		p[0] = (char)c;
-		return 1;
-	}
-	size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-	static const unsigned char lead[] = { 0, 0, 0xC0, 0xE0, 0xF0 };
-	for (size_t i = n; i-- > 1; c >>= 6)
-		p[i] = (char)(0x80 | (c & 0x3F));
-	p[0] = (char)(lead[n] | c);
-	return n;
-}
-
-/* The character of an escape; advances *i behind it. The scanner has checked its form. */
-static uint32_t unescape(struct str raw, size_t *i)
+uint32_t jscan_escape(struct str raw, size_t *i)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
 	char c = raw.p[*i + 1];
-	uint32_t high = 0, low = 0;
 
 	*i += 2;
 	if (c != 'u')
 		return (uint32_t)to[strchr(from, c) - from];
-	(void)hex4(raw.p + *i, raw.n - *i, &high);
+	int64_t high = hex4(raw, *i), low = high >= 0xD800 && high < 0xDC00 ? hex4(raw, *i + 6) : -1;
 	*i += 4;
-	if (high >= 0xD800 && high < 0xDC00 && raw.n - *i >= 6 && raw.p[*i] == '\\' && raw.p[*i + 1] == 'u' &&
-	    hex4(raw.p + *i + 2, raw.n - *i - 2, &low) && low >= 0xDC00 && low < 0xE000) {
+	if (low >= 0xDC00 && low < 0xE000 && raw.p[*i] == '\\' && raw.p[*i + 1] == 'u') {
 		*i += 6;
-		return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
+		return (uint32_t)(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00));
 	}
-	return high;
+	return (uint32_t)high;
 }
 
 enum err jscan_str(const struct jscan *js, const struct jscan_token *t, struct arena *a, struct str *out)
@@ -310,7 +281,7 @@ enum err jscan_str(const struct jscan *js, const struct jscan_token *t, struct a
 	TRY(arena_alloc(a, t->raw.n, 1, &p)); /* an escape is never shorter than what it stands for */
 	for (size_t i = 0; i < t->raw.n;) {
 		if (t->raw.p[i] == '\\')
-			n += put_utf8(p + n, unescape(t->raw, &i));
+			n += str_put_utf8(p + n, jscan_escape(t->raw, &i));
 		else
 			p[n++] = t->raw.p[i++];
 	}

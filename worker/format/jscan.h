@@ -45,6 +45,8 @@ FALLIBLE enum err jscan_next(struct jscan *js, struct jscan_token *out);
 FALLIBLE enum err jscan_expect(struct jscan *js, enum jscan_kind kind, struct jscan_token *out);
 /* Goes on to the end of the value that begins with `first`; *span_out is its text as written. */
 FALLIBLE enum err jscan_skip(struct jscan *js, const struct jscan_token *first, struct str *span_out);
+/* The character of an escape of a string's raw text, whose form the scanner has checked; *i is at its backslash, then behind it. */
+uint32_t jscan_escape(struct str raw, size_t *i);
 /* What a string or key says. Without escapes it points into the text, else into the arena. */
 FALLIBLE enum err jscan_str(const struct jscan *js, const struct jscan_token *t, struct arena *a, struct str *out);
 bool jscan_i64(const struct jscan_token *t, int64_t *out); /* an integer that fits */

@@ -28,8 +28,7 @@ enum err node_room(struct pickle *pk, struct cells *c, uint64_t more)
 		cap *= 2;
 	cap = num_min(cap, most);
 	uint32_t *bigger = mem_grow(c->p, cap, sizeof *bigger);
-	if (!bigger)
-		return ERR(NO_MEMORY, "no memory for the objects of a pickle");
+	NEED(bigger, "no memory for the objects of a pickle");
 	c->p = bigger;
 	c->cap = (uint32_t)cap;
 	return OK;

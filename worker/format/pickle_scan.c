@@ -126,8 +126,7 @@ static FALLIBLE enum err mark_used(struct memo *memo, uint64_t id)
 	if (word >= memo->words) {
 		uint64_t words = num_max(word + 1, memo->words * 2);
 		uint64_t *bigger = mem_grow(memo->used, words, sizeof *bigger);
-		if (!bigger)
-			return ERR(NO_MEMORY, "no memory for the memo");
+		NEED(bigger, "no memory for the memo");
 		memset(bigger + memo->words, 0, (words - memo->words) * sizeof *bigger);
 		memo->used = bigger;
 		memo->words = words;
@@ -178,8 +177,7 @@ enum err pickle_scan(struct pickle *pk)
 
 	TRY(find_used(pk));
 	memo->before = mem_alloc(memo->words * sizeof *memo->before);
-	if (!memo->before)
-		return ERR(NO_MEMORY, "no memory for the memo");
+	NEED(memo->before, "no memory for the memo");
 	for (uint64_t i = 0; i < memo->words; i++) {
 		memo->before[i] = (uint32_t)memo->value_count;
 		memo->value_count += (uint64_t)__builtin_popcountll(memo->used[i]);
@@ -189,8 +187,7 @@ enum err pickle_scan(struct pickle *pk)
 		return BAD(pk, "the memo of the pickle needs more than %ju bytes of memory", (uintmax_t)pk->memory_max);
 	}
 	memo->values = mem_zalloc(memo->value_count, sizeof *memo->values);
-	if (!memo->values)
-		return ERR(NO_MEMORY, "no memory for the memo");
+	NEED(memo->values, "no memory for the memo");
 	return OK;
 }
 

@@ -69,47 +69,17 @@ enum err text_float(struct pickle *pk, const struct pickle_op *op, pnode *out)
 	return node_double(pk, v, out);
 }
 
-static int hex_digit(unsigned char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	c |= 0x20;
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* `digits` hex digits at p; -1 if they are not there. */
+/* The hex digits at p; -1 if they are not there. */
 static int64_t hex(const unsigned char *p, const unsigned char *end, unsigned digits)
 {
-	int64_t v = 0;
-
-	if ((uint64_t)(end - p) < digits)
-		return -1;
-	for (unsigned i = 0; i < digits; i++) {
-		int d = hex_digit(p[i]);
-		if (d < 0)
-			return -1;
-		v = v << 4 | d;
-	}
-	return v;
+	return str_hex((struct str){ (const char *)p, (size_t)(end - p) }, digits);
 }
 
 static void put_utf8(struct buf *b, uint32_t c)
 {
-	if (c < 0x80) {
-		buf_putc(b, (unsigned char)c);
-	} else if (c < 0x800) {
-		buf_putc(b, (unsigned char)(0xC0 | c >> 6));
-		buf_putc(b, (unsigned char)(0x80 | (c & 63)));
-	} else if (c < 0x10000) {
-		buf_putc(b, (unsigned char)(0xE0 | c >> 12));
-		buf_putc(b, (unsigned char)(0x80 | (c >> 6 & 63)));
-		buf_putc(b, (unsigned char)(0x80 | (c & 63)));
-	} else {
-		buf_putc(b, (unsigned char)(0xF0 | c >> 18));
-		buf_putc(b, (unsigned char)(0x80 | (c >> 12 & 63)));
-		buf_putc(b, (unsigned char)(0x80 | (c >> 6 & 63)));
-		buf_putc(b, (unsigned char)(0x80 | (c & 63)));
-	}
+	char utf8[4];
+
+	buf_put(b, utf8, str_put_utf8(utf8, c));
 }
 
 /* One escape after a backslash of a quoted byte string. */
@@ -224,23 +194,5 @@ enum err text_latin1(struct pickle *pk, enum pickle_kind kind, pnode utf8, pnode
 
 bool pickle_utf8(struct str s)
 {
-	const unsigned char *p = (const unsigned char *)s.p;
-
-	for (size_t i = 0, n = s.n; i < n;) {
-		unsigned c = p[i];
-		if (c < 0x80) {
-			i++;
-			continue;
-		}
-		uint64_t more = c < 0xC2 ? 9 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : c < 0xF5 ? 3 : 9;
-		if (more == 9 || more >= n - i)
-			return false;
-		for (uint64_t k = 1; k <= more; k++)
-			if ((p[i + k] & 0xC0) != 0x80)
-				return false;
-		if ((c == 0xE0 && p[i + 1] < 0xA0) || (c == 0xF0 && p[i + 1] < 0x90) || (c == 0xF4 && p[i + 1] > 0x8F))
-			return false;
-		i += more + 1;
-	}
-	return true;
+	return str_utf8_surrogates(s);
 }

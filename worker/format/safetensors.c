@@ -199,9 +199,7 @@ static FALLIBLE enum err read_header(struct sft_reader *r)
 		if (found != i)
 			return err_at_fqn(jscan_bad(&r->js, "an entry for the second time"), name.p, name.n);
 		e->name = name;
-		enum err err = read_entry(r, e);
-		if (err)
-			return err_at_fqn(err, name.p, name.n);
+		TRY(err_at_fqn(read_entry(r, e), name.p, name.n));
 		r->out->entry_count++;
 	}
 	return jscan_expect(&r->js, JSCAN_END, &t);
@@ -298,9 +296,7 @@ enum err sft_put_header(struct buf *b, const struct sft_entry *entries, uint64_t
 	for (uint64_t i = 0; i < count; i++) {
 		if (i)
 			buf_putc(b, ',');
-		enum err e = jscan_put_str(b, entries[i].name);
-		if (e)
-			return err_at_fqn(e, entries[i].name.p, entries[i].name.n);
+		TRY(err_at_fqn(jscan_put_str(b, entries[i].name), entries[i].name.p, entries[i].name.n));
 		put_entry(b, &entries[i]);
 	}
 	buf_putc(b, '}');

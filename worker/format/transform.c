@@ -41,8 +41,7 @@ static FALLIBLE enum err add_zstd(struct transform *t)
 	struct stage *s = &t->stages[t->count];
 
 	s->zstd = ZSTD_createDCtx();
-	if (!s->zstd)
-		return ERR(NO_MEMORY, "no memory for a zstd decoder");
+	NEED(s->zstd, "no memory for a zstd decoder");
 	t->count++;
 	if (ZSTD_isError(ZSTD_DCtx_setParameter(s->zstd, ZSTD_d_windowLogMax, WINDOW_LOG_MAX)))
 		return ERR(INTERNAL, "zstd refuses a window of 2^%d bytes", WINDOW_LOG_MAX);
@@ -73,8 +72,7 @@ static FALLIBLE enum err add_links(struct transform *t)
 {
 	for (uint32_t i = 0; i + 1 < t->count; i++) {
 		t->stages[i].link = mem_alloc(LINK_BYTES);
-		if (!t->stages[i].link)
-			return ERR(NO_MEMORY, "no memory for a transform");
+		NEED(t->stages[i].link, "no memory for a transform");
 	}
 	return OK;
 }
@@ -84,8 +82,7 @@ enum err transform_new(struct str descriptors, struct transform **out)
 	struct transform *t CLEANUP(transform_free_ptr) = mem_zalloc(1, sizeof *t);
 	size_t from = 0;
 
-	if (!t)
-		return ERR(NO_MEMORY, "no memory for a transform");
+	NEED(t, "no memory for a transform");
 	for (size_t i = 0; i <= descriptors.n; i++) {
 		if (i < descriptors.n && descriptors.p[i] != ' ')
 			continue;

@@ -262,14 +262,12 @@ enum err zip_open(const struct item_source *src, struct zip **out)
 	struct zip *z CLEANUP(zip_free_ptr) = mem_zalloc(1, sizeof *z);
 	struct end e;
 
-	if (!z)
-		return ERR(NO_MEMORY, "no memory for a zip directory");
+	NEED(z, "no memory for a zip directory");
 	TRY(read_end(src, &e));
 	z->src = src;
 	/* per record: its entry, a pointer to sort, its name with alignment */
 	z->arena = arena_new((64 << 10) + e.bytes + e.count * (sizeof *z->records + 64));
-	if (!z->arena)
-		return ERR(NO_MEMORY, "no memory for a zip directory");
+	NEED(z->arena, "no memory for a zip directory");
 	TRY(read_directory(z, &e));
 	*out = move(z);
 	return OK;
@@ -328,8 +326,7 @@ enum err zip_locate(const struct zip *z, const struct zip_record *r, uint64_t *d
 		return ERR(FORMAT_ZIP, "the local header of record '%.*s' is not what the directory says", n,
 			   r->name.p);
 	CLEANUP(mem_free_ptr) char *local = mem_alloc(name + 1u);
-	if (!local)
-		return ERR(NO_MEMORY, "no memory for a record's name");
+	NEED(local, "no memory for a record's name");
 	TRY(source_read(z->src, r->header_off + LOCAL_BYTES, local, name));
 	if (memcmp(local, r->name.p, name) != 0)
 		return ERR(FORMAT_ZIP, "the local header at %ju has another name than record '%.*s'", (uintmax_t)r->header_off, n,
@@ -398,8 +395,7 @@ static FALLIBLE enum err stream(const struct zip *z, const struct zip_record *r,
 	CLEANUP(mem_free_ptr) unsigned char *block = mem_alloc(2 * BLOCK);
 	uint64_t off;
 
-	if (!block)
-		return ERR(NO_MEMORY, "no memory to read a record");
+	NEED(block, "no memory to read a record");
 	TRY(zip_locate(z, r, &off));
 	return r->deflated ? stream_deflated(z, r, off, block, take, user)
 			   : stream_stored(z, off, r->packed_bytes, block, take, user);

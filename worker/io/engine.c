@@ -22,8 +22,7 @@ enum err io_engine_open(enum io_engine_kind kind, uint32_t depth, struct io_engi
 	if (depth == 0 || depth > DEPTH_MAX)
 		return ERR(INTERNAL, "an I/O depth of %" PRIu32 " is not between 1 and %d", depth, DEPTH_MAX);
 	e = mem_zalloc(1, sizeof *e);
-	if (!e)
-		return ERR(NO_MEMORY, "no memory for an I/O engine");
+	NEED(e, "no memory for an I/O engine");
 	e->depth = depth;
 	enum err bad = kind == IO_THREADS ? ERR_UNSUPPORTED : uring_open(depth, &e->back);
 	if (bad && kind != IO_URING)

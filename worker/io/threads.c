@@ -172,8 +172,7 @@ enum err threads_open(uint32_t depth, struct io_backend *out)
 	struct pool *p = mem_zalloc(1, sizeof *p);
 	pthread_condattr_t attr;
 
-	if (!p)
-		return ERR(NO_MEMORY, "no memory for I/O threads");
+	NEED(p, "no memory for I/O threads");
 	p->threads_max = depth < THREADS_MAX ? depth : THREADS_MAX;
 	pthread_mutex_init(&p->lock, NULL);
 	pthread_cond_init(&p->work, NULL);

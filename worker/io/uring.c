@@ -116,8 +116,7 @@ enum err uring_open(uint32_t depth, struct io_backend *out)
 	struct uring *u = mem_zalloc(1, sizeof *u);
 	struct io_uring_params params = { .flags = IORING_SETUP_R_DISABLED };
 
-	if (!u)
-		return ERR(NO_MEMORY, "no memory for an I/O ring");
+	NEED(u, "no memory for an I/O ring");
 	int bad = io_uring_queue_init_params(depth, &u->ring, &params);
 	if (bad == 0) {
 		/* Without EXT_ARG a timeout would be an operation of its own, which the restrictions refuse. */

@@ -318,8 +318,7 @@ enum err state_dict_op_images_make(struct tree *const *trees, uint32_t world_siz
 {
 	*out = (struct state_dict_op_images){ .world_size = world_size, .headers = mem_zalloc(world_size, sizeof *out->headers),
 					      .image_bytes = mem_zalloc(world_size, sizeof *out->image_bytes) };
-	if (!out->headers || !out->image_bytes)
-		return ERR(NO_MEMORY, "no memory for %u images", world_size);
+	NEED(out->headers && out->image_bytes, "no memory for %u images", world_size);
 	for (uint32_t r = 0; r < world_size; r++)
 		TRY(write_rank(out, from, a, r, trees[r]));
 	return OK;
@@ -351,8 +350,7 @@ static FALLIBLE enum err ask(struct job *j, const struct state_dict_op_images *i
 	json_object_set_new(j->result, "segment_bytes", json_integer((json_int_t)total));
 	json_object_set(j->result, "ranks", ranks);
 	json_t *doc = json_pack("{s:I, s:o}", "world_size", (json_int_t)im->world_size, "ranks", ranks);
-	if (!doc)
-		return ERR(NO_MEMORY, "no memory for a message");
+	NEED(doc, "no memory for a message");
 	enum err e = j->dry_run ? OK : job_send_json(j, FRAME_WANT_SEGMENTS, doc);
 	json_decref(doc);
 	return e;

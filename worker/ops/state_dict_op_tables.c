@@ -23,8 +23,7 @@ static FALLIBLE enum err add_memories(struct making *m)
 	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 		m->files[i] = mem_zalloc(n, sizeof **m->files);
 	m->made = mem_zalloc(n, sizeof *m->made);
-	if (!m->files[0] || !m->files[1] || !m->made)
-		return ERR(NO_MEMORY, "no memory for %u ranks", n);
+	NEED(m->files[0] && m->files[1] && m->made, "no memory for %u ranks", n);
 	for (uint32_t r = 0; r < n; r++) {
 		TRY(run_add_file(m->b, RUN_FILE_MEMORY, 0, STR(""), 0, &m->made[r]));
 		m->b->files.v[m->made[r]].rank = r;
@@ -40,8 +39,7 @@ static FALLIBLE enum err add_files(struct run_build *b, const json_t *entry, boo
 	size_t n = json_array_size(ranks);
 
 	*out = mem_zalloc(n, sizeof **out);
-	if (!*out)
-		return ERR(NO_MEMORY, "no memory for %zu segments", n);
+	NEED(*out, "no memory for %zu segments", n);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *r = json_array_get(ranks, i), *image = json_object_get(r, "image_bytes");
 		const char *name = json_string_value(json_object_get(r, "segment"));
@@ -146,7 +144,7 @@ static FALLIBLE enum err add_moves(struct making *m, const struct run_move *move
 
 	move_cut_begin(&cut, ndim, box, num_max(BUILD_TASK_BYTES / item, 1));
 	while (move_cut_next(&cut, dims, dims + ndim)) {
-		TRY(task_for(m, move_elements(ndim, dims + ndim) * item));
+		TRY(task_for(m, box_volume(ndim, dims + ndim) * item));
 		m->groups++;
 		for (uint64_t i = 0; i < n; i++) {
 			struct run_move move = moves[i];
@@ -196,7 +194,7 @@ static FALLIBLE enum err count_covered(struct making *m)
 	for (uint64_t i = 0; i < p->move_count; i = group_end(p, i)) {
 		TRY(to_run_move(m, &p->moves[i], &move));
 		struct state_dict_op_slot *s = &m->t->images->slots.v[move.dst];
-		s->covered += move_elements(s->ndim, p->moves[i].dims + s->ndim);
+		s->covered += box_volume(s->ndim, p->moves[i].dims + s->ndim);
 	}
 	return OK;
 }
@@ -204,7 +202,7 @@ static FALLIBLE enum err count_covered(struct making *m)
 static FALLIBLE enum err keep_slot(struct making *m, uint64_t slot)
 {
 	const struct state_dict_op_slot *s = &m->t->images->slots.v[slot];
-	uint64_t numel = move_elements(s->ndim, s->dims + s->ndim);
+	uint64_t numel = box_volume(s->ndim, s->dims + s->ndim);
 
 	if (s->covered != 0 && s->covered != numel) {
 		enum err e = ERR(COVERAGE_HOLE, "%ju of %ju elements of a shard would be set", (uintmax_t)s->covered, (uintmax_t)numel);
@@ -225,8 +223,7 @@ static FALLIBLE enum err add_group(struct making *m, uint64_t first, uint64_t en
 	const struct state_dict_op_plan *p = m->t->plan;
 	CLEANUP(mem_free_ptr) struct run_move *moves = mem_zalloc(end - first, sizeof *moves);
 
-	if (!moves)
-		return ERR(NO_MEMORY, "no memory for a reduction of %ju", (uintmax_t)(end - first));
+	NEED(moves, "no memory for a reduction of %ju", (uintmax_t)(end - first));
 	for (uint64_t i = first; i < end; i++)
 		TRY(to_run_move(m, &p->moves[i], &moves[i - first]));
 	return add_moves(m, moves, end - first, p->moves[first].dims);

@@ -237,9 +237,7 @@ enum err fs_mkdirs(int rootfd, const char *path, int *fd_out)
 		name[n] = '\0';
 		if (strcmp(name, "..") == 0)
 			return err_at_file(ERR(NAME_INVALID, "'%s' is not a path beneath a storage", path), path, -1);
-		enum err e = enter_or_make(at, name, &next);
-		if (e)
-			return err_at_file(e, path, -1);
+		TRY(err_at_file(enter_or_make(at, name, &next), path, -1));
 		fs_drop(&at);
 		at = next;
 		p += n;
@@ -401,8 +399,7 @@ enum err fs_read_all_stat(int dirfd, const char *path, uint64_t max_bytes, void 
 		return err_at_file(ERR(LIMIT_EXCEEDED, "'%s' has %jd bytes, at most %ju are read", path,
 				       (intmax_t)st.st_size, (uintmax_t)max_bytes), path, -1);
 	bytes = mem_alloc((uint64_t)st.st_size + 1);
-	if (!bytes)
-		return ERR(NO_MEMORY, "no memory for the %jd bytes of '%s'", (intmax_t)st.st_size, path);
+	NEED(bytes, "no memory for the %jd bytes of '%s'", (intmax_t)st.st_size, path);
 	TRY(read_up_to(fd, bytes, (uint64_t)st.st_size + 1, path, &n));
 	if (n > (uint64_t)st.st_size)
 		return err_at_file(ERR(STORAGE_IO, "'%s' grew while it was read", path), path, st.st_size);

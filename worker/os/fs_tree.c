@@ -167,8 +167,7 @@ enum err fs_remove_tree_by(int dirfd, const char *path, fs_unlink_fn unlink_one,
 		return FS_FAILED("remove", path);
 	r.top = at.dirfd;
 	r.levels = mem_alloc(DEPTH_MAX * sizeof *r.levels);
-	if (!r.levels)
-		return ERR(NO_MEMORY, "no memory to remove '%s'", path);
+	NEED(r.levels, "no memory to remove '%s'", path);
 	e = descend(&r, r.top, at.base);
 	if (!e)
 		e = remove_levels(&r);

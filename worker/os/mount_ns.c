@@ -159,8 +159,7 @@ enum err mount_ns_enter(const struct sandbox_root *roots, uint32_t root_count, b
 	int *clones = mem_zalloc(root_count + 1, sizeof *clones);
 
 	*user_ns_out = false;
-	if (!clones)
-		return ERR(NO_MEMORY, "no memory for %u storage roots", root_count);
+	NEED(clones, "no memory for %u storage roots", root_count);
 	for (uint32_t i = 0; i < root_count; i++)
 		clones[i] = -1;
 	enum err e = leave_namespaces(user_ns, user_ns_out);

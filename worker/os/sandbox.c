@@ -287,8 +287,7 @@ static FALLIBLE enum err enter_seccomp(bool network, bool *entered_out)
 	if (SANITIZED || prctl(PR_GET_SECCOMP) < 0)
 		return OK;
 	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ERRNO(EPERM));
-	if (!ctx)
-		return ERR(NO_MEMORY, "no memory for a seccomp filter");
+	NEED(ctx, "no memory for a seccomp filter");
 	int bad = add_lists(ctx);
 	if (!bad)
 		bad = add_conditions(ctx);

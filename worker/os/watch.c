@@ -35,8 +35,7 @@ enum err watch_new(struct event_base *base, int *fd, watch_fn on_read, watch_fn 
 {
 	struct watch *w = mem_zalloc(1, sizeof *w);
 
-	if (!w)
-		return ERR(NO_MEMORY, "cannot watch a descriptor");
+	NEED(w, "cannot watch a descriptor");
 	*w = (struct watch){ .fd = *fd, .on_read = on_read, .on_write = on_write, .user = user };
 	if (event_assign(&w->read, base, *fd, EV_READ | EV_PERSIST, on_event, w) != 0 ||
 	    (on_write && event_assign(&w->write, base, *fd, EV_WRITE | EV_PERSIST, on_event, w) != 0)) {

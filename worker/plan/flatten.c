@@ -93,9 +93,7 @@ enum err flatten_undo(const struct flat *flat, struct arena *arena, struct tree 
 
 	TRY(tree_new(arena, TREE_DICT, &root));
 	for (uint64_t i = 0; i < flat->count; i++) {
-		enum err e = traverse_set_element(arena, root, flat->paths[i], flat->values[i]);
-		if (e)
-			return err_at_fqn(e, flat->keys[i].p, flat->keys[i].n);
+		TRY(err_at_fqn(traverse_set_element(arena, root, flat->paths[i], flat->values[i]), flat->keys[i].p, flat->keys[i].n));
 	}
 	*out = root;
 	return OK;

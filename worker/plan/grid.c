@@ -80,8 +80,7 @@ static FALLIBLE enum err sort_cuts(struct grid *g, uint32_t d, uint64_t count)
 	struct grid_cut *cuts = mem_alloc(count * sizeof *cuts);
 	uint64_t n = 0;
 
-	if (!cuts)
-		return ERR(NO_MEMORY, "no memory to compare %ju chunks", (uintmax_t)count);
+	NEED(cuts, "no memory to compare %ju chunks", (uintmax_t)count);
 	for (uint64_t i = 0; i < count; i++)
 		cuts[i] = cut_of(g, i, d);
 	qsort(cuts, count, sizeof *cuts, by_place);
@@ -101,8 +100,7 @@ static FALLIBLE enum err insert(struct grid *g, uint32_t d, uint64_t at, struct 
 	if (n == *cap) {
 		*cap = *cap ? *cap * 2 : 64;
 		struct grid_cut *p = mem_grow(g->cuts[d], *cap, sizeof *p);
-		if (!p)
-			return ERR(NO_MEMORY, "no memory to compare %ju chunks", (uintmax_t)n);
+		NEED(p, "no memory to compare %ju chunks", (uintmax_t)n);
 		g->cuts[d] = p;
 	}
 	memmove(g->cuts[d] + at + 1, g->cuts[d] + at, (n - at) * sizeof c);
@@ -147,8 +145,7 @@ static FALLIBLE enum err fill(struct grid *g, uint64_t count, bool *all_out)
 
 	*all_out = false;
 	g->cells = mem_alloc(count * sizeof *g->cells);
-	if (!g->cells)
-		return ERR(NO_MEMORY, "no memory to compare %ju chunks", (uintmax_t)count);
+	NEED(g->cells, "no memory to compare %ju chunks", (uintmax_t)count);
 	memset(g->cells, 0xff, count * sizeof *g->cells);
 	for (uint64_t i = 0; i < count; i++) {
 		uint64_t cell = 0;

@@ -8,8 +8,7 @@ enum { ARENA_MAX = 64 << 20, MATCH_SHOWN = 100 };
 enum err layout_use_new(const struct layout *l, struct layout_use *out)
 {
 	*out = (struct layout_use){ .arena = arena_new(ARENA_MAX) };
-	if (!out->arena)
-		return ERR(NO_MEMORY, "no memory for %u rules", l->rule_count);
+	NEED(out->arena, "no memory for %u rules", l->rule_count);
 	return arena_alloc(out->arena, (uint64_t)l->rule_count + 1, sizeof *out->rules, &out->rules);
 }
 

@@ -63,8 +63,7 @@ static FALLIBLE enum err room(void *array_ptr, uint64_t *cap, uint64_t want, siz
 	want = num_max(num_max(want, *cap + *cap / 2), 64);
 	memcpy(&old, array_ptr, sizeof old);
 	void *p = mem_grow(old, want, bytes);
-	if (!p)
-		return ERR(NO_MEMORY, "no memory to plan %ju reads", (uintmax_t)want);
+	NEED(p, "no memory to plan %ju reads", (uintmax_t)want);
 	memcpy(array_ptr, &p, sizeof p);
 	*cap = want;
 	return OK;
@@ -86,9 +85,7 @@ static FALLIBLE enum err collect(const struct sdict *sd, const struct sd_tensor 
 		const int64_t *d = sd->chunks[i].dims;
 		if (box_empty(t->ndim, d + t->ndim))
 			continue;
-		enum err e = box_check(t->ndim, d, d + t->ndim, t->shape);
-		if (e)
-			return err_at_rank(err_at_fqn(e, t->fqn.p, t->fqn.n), sd->chunks[i].rank);
+		TRY(err_at_rank(err_at_fqn(box_check(t->ndim, d, d + t->ndim, t->shape), t->fqn.p, t->fqn.n), sd->chunks[i].rank));
 		(*out)[n++] = (struct overlap_box){ d, (uint32_t)i };
 	}
 	*count_out = n;
@@ -123,15 +120,6 @@ static FALLIBLE enum err disjoint(uint32_t ndim, const struct overlap_box *boxes
 		return e;
 	*out = !seen;
 	return OK;
-}
-
-static uint64_t volume(uint32_t ndim, const int64_t *sizes)
-{
-	uint64_t n = 1;
-
-	for (uint32_t d = 0; d < ndim; d++) /* inside a tensor: it fits */
-		n *= (uint64_t)sizes[d];
-	return n;
 }
 
 /* The part of a source chunk that a target chunk needs: offsets, then sizes. */
@@ -235,11 +223,10 @@ static FALLIBLE enum err choose(struct maker *m, uint32_t ndim, const int64_t *t
 	uint64_t rest = 1, kept = 0;
 	bool used;
 
-	if (!pieces)
-		return ERR(NO_MEMORY, "no memory to plan %ju reads", (uintmax_t)*count);
+	NEED(pieces, "no memory to plan %ju reads", (uintmax_t)*count);
 	for (uint64_t i = 0; i < *count; i++) {
 		must(common(ndim, target, m->source->chunks[list[i]].dims, part));
-		pieces[i] = (struct piece){ volume(ndim, part + ndim), list[i] };
+		pieces[i] = (struct piece){ box_volume(ndim, part + ndim), list[i] };
 	}
 	qsort(pieces, *count, sizeof *pieces, largest_first);
 	TRY(room(&m->rest, &m->rest_cap, ndim * 2 + 1, sizeof *m->rest));
@@ -281,10 +268,10 @@ static FALLIBLE enum err check_chunk(struct maker *m, const struct sd_tensor *fr
 	}
 	for (uint64_t i = 0; i < n; i++) {
 		must(common(ndim, c->dims, m->source->chunks[list[i]].dims, part));
-		sum += volume(ndim, part + ndim);
+		sum += box_volume(ndim, part + ndim);
 	}
 	m->plan.source_count += n;
-	if (sum == volume(ndim, c->dims + ndim))
+	if (sum == box_volume(ndim, c->dims + ndim))
 		return OK;
 	m->plan.source_count -= n; /* only to say where the hole is */
 	const int64_t *where = c->dims;
@@ -429,8 +416,7 @@ static FALLIBLE enum err match_keys(struct maker *m, struct load_match *match, s
 	enum err e = OK;
 
 	m->found = mem_zalloc(to->tensor_count + to->value_count, sizeof *m->found);
-	if (!m->found)
-		return ERR(NO_MEMORY, "no memory to match %ju keys", (uintmax_t)(to->tensor_count + to->value_count));
+	NEED(m->found, "no memory to match %ju keys", (uintmax_t)(to->tensor_count + to->value_count));
 	TRY(find_keys(m, match, arena));
 	if (match->strict)
 		TRY(note_missing(match, p));

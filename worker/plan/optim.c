@@ -237,9 +237,7 @@ static FALLIBLE enum err make(struct maker *m, const enum dtype *dtypes)
 		const struct sd_tensor *t = &s->tensors[i];
 		if (!under_key(m->key, t->fqn, t->path, &used))
 			continue;
-		enum err e = add_tensor(m, t, dtypes[i], used);
-		if (e)
-			return err_at_fqn(e, t->fqn.p, t->fqn.n);
+		TRY(err_at_fqn(add_tensor(m, t, dtypes[i], used), t->fqn.p, t->fqn.n));
 	}
 	for (uint64_t i = 0; i < s->value_count; i++)
 		if (under_key(m->key, s->values[i].fqn, s->values[i].path, &used))

@@ -268,8 +268,7 @@ enum err state_dict_op_plan(const struct state_dict_op_request *rq, struct tree 
 					 .scratch = scratch, .out = out };
 	enum err e;
 
-	if (!scratch)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(scratch, "no memory for a plan");
 	*out = (struct state_dict_op_plan){ 0 };
 	e = make(&b);
 	vec_free(&b.moves);

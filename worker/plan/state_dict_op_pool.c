@@ -48,8 +48,7 @@ static FALLIBLE enum err sort_entries(struct pool *p)
 		return OK;
 	CLEANUP(mem_free_ptr) struct sortable *order = mem_zalloc(n, sizeof *order);
 	CLEANUP(mem_free_ptr) struct pool_entry *copy = mem_zalloc(n, sizeof *copy);
-	if (!order || !copy)
-		return ERR(NO_MEMORY, "no memory to plan %u shards", n);
+	NEED(order && copy, "no memory to plan %u shards", n);
 	for (uint32_t i = 0; i < n; i++) {
 		copy[i] = p->entries[i];
 		order[i] = (struct sortable){ &copy[i], ndim };
@@ -156,22 +155,11 @@ static FALLIBLE enum err collect(struct state_dict_op_build *b, const struct ite
 				TRY(state_dict_op_whole_dims(b, t, &e->dims));
 			if (box_empty(t->ndim, e->dims + t->ndim))
 				continue;
-			enum err er = group_of(p, places[i].node, e->rank, &e->group);
-			if (er)
-				return err_at_rank(er, e->rank);
+			TRY(err_at_rank(group_of(p, places[i].node, e->rank, &e->group), e->rank));
 			p->entry_count++;
 		}
 	}
 	return OK;
-}
-
-static uint64_t volume(uint32_t ndim, const int64_t *sizes)
-{
-	uint64_t n = 1;
-
-	for (uint32_t d = 0; d < ndim; d++) /* inside a tensor: it fits */
-		n *= (uint64_t)sizes[d];
-	return n;
 }
 
 static FALLIBLE enum err overlapping(uint32_t ndim, const struct pool_entry *x, const struct pool_entry *y)
@@ -215,7 +203,7 @@ static FALLIBLE enum err unite(struct state_dict_op_build *b, struct pool *p)
 			continue;
 		}
 		box = &p->boxes[p->box_count++];
-		*box = (struct pool_box){ e->dims, volume(ndim, e->dims + ndim), i, 1 };
+		*box = (struct pool_box){ e->dims, box_volume(ndim, e->dims + ndim), i, 1 };
 	}
 	for (uint32_t i = 0; i < p->box_count; i++) {
 		box = &p->boxes[i];
@@ -351,7 +339,7 @@ static enum err take(struct fill *f, const struct pool_box *box)
 
 	if (!box_intersect(ndim, f->dims, f->dims + ndim, box->dims, box->dims + ndim, part, part + ndim))
 		return OK;
-	uint64_t n = volume(ndim, part + ndim);
+	uint64_t n = box_volume(ndim, part + ndim);
 	const struct pool_entry *e = choose(b, f->p, box, f->rank);
 	struct state_dict_op_move m = { .to_rank = f->rank, .to = f->to, .to_shard = f->shard, .dims = box->dims };
 
@@ -360,7 +348,7 @@ static enum err take(struct fill *f, const struct pool_box *box)
 		b->load[e->rank] += n * dtype_bytes(f->p->like->tensor.dtype);
 	if (!b->wanted[f->rank])
 		return OK;
-	if (n == volume(ndim, f->dims + ndim)) {
+	if (n == box_volume(ndim, f->dims + ndim)) {
 		m.dims = f->dims;
 	} else if (n != box->volume) {
 		TRY(arena_i64(b->arena, (uint64_t)ndim * 2, &kept));
@@ -432,7 +420,7 @@ enum err pool_fill(struct state_dict_op_build *b, const struct pool *p, uint32_t
 		if (box_empty(t->ndim, f.dims + t->ndim))
 			continue;
 		TRY(p->line >= 0 ? take_line(&f) : take_grid(&f));
-		must(f.found == volume(t->ndim, f.dims + t->ndim)); /* the pool tiles the tensor, the box is inside of it */
+		must(f.found == box_volume(t->ndim, f.dims + t->ndim)); /* the pool tiles the tensor, the box is inside of it */
 	}
 	return OK;
 }

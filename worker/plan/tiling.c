@@ -37,8 +37,7 @@ enum err tiling_boxes(struct tiling *t, uint64_t count, struct overlap_box **out
 {
 	if (count > t->scratch_cap) {
 		struct overlap_box *p = mem_grow(t->scratch, count, sizeof *p);
-		if (!p)
-			return ERR(NO_MEMORY, "no memory to check %ju chunks", (uintmax_t)count);
+		NEED(p, "no memory to check %ju chunks", (uintmax_t)count);
 		t->scratch = p;
 		t->scratch_cap = count;
 	}

@@ -23,8 +23,7 @@ static FALLIBLE enum err note_container(struct walk *w, uint64_t *place_out)
 	if (w->count == w->cap) {
 		uint64_t cap = w->cap ? w->cap * 2 : 256;
 		void *p = mem_grow(w->terminal, cap, 1);
-		if (!p)
-			return ERR(NO_MEMORY, "no memory to walk a state dict");
+		NEED(p, "no memory to walk a state dict");
 		w->terminal = p;
 		w->cap = cap;
 	}
@@ -95,8 +94,7 @@ enum err traverse(const struct tree *root, enum flatten_rule rule, traverse_visi
 	bool terminal;
 	enum err e;
 
-	if (!w)
-		return ERR(NO_MEMORY, "no memory to walk a state dict");
+	NEED(w, "no memory to walk a state dict");
 	if (root->kind != TREE_DICT)
 		return ERR(KIND_MISMATCH, "a state dict is a dict, not a %s", tree_kind_name(root->kind));
 	w->rule = rule;

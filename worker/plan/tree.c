@@ -191,11 +191,7 @@ const int64_t *tree_shard_dims(const struct tree_tensor *t, const struct tree_sh
 
 uint64_t tree_mesh_size(const struct tree_mesh *mesh)
 {
-	uint64_t n = 1;
-
-	for (uint32_t i = 0; i < mesh->ndim; i++)
-		n *= (uint64_t)mesh->sizes[i];
-	return n;
+	return box_volume(mesh->ndim, mesh->sizes);
 }
 
 bool tree_mesh_coord(const struct tree_mesh *mesh, uint32_t rank, int64_t *coord_out)
@@ -260,8 +256,7 @@ static FALLIBLE enum err check_mesh(struct check *c, const struct tree_mesh *m)
 		if (m->sizes[i] < 1 || (uint64_t)m->sizes[i] > c->world || (n *= (uint64_t)m->sizes[i]) > c->world)
 			return ERR(WORLD_MISMATCH, "the mesh does not fit a world of %u", c->world);
 	CLEANUP(mem_free_ptr) uint32_t *sorted = mem_zalloc(n, sizeof *sorted);
-	if (!sorted)
-		return ERR(NO_MEMORY, "no memory for a mesh of %ju ranks", (uintmax_t)n);
+	NEED(sorted, "no memory for a mesh of %ju ranks", (uintmax_t)n);
 	memcpy(sorted, m->ranks, n * sizeof *sorted);
 	qsort(sorted, n, sizeof *sorted, u32_cmp);
 	if (sorted[n - 1] >= c->world)

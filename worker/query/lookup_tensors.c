@@ -138,8 +138,7 @@ static FALLIBLE enum err put_checked(const struct checked *c, struct buf *out)
 	checked_report(c, doc);
 	char *text = jtext_of(doc);
 	json_decref(doc);
-	if (!text)
-		return ERR(NO_MEMORY, "no memory for a page");
+	NEED(text, "no memory for a page");
 	buf_puts(out, ",");
 	buf_put(out, text + 1, strlen(text) - 2);
 	mem_free(text);

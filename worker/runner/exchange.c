@@ -95,7 +95,7 @@ static void compare_guarded(void *user)
 
 	move_pack(&x->files, x->run, x->move->dst, x->off, x->size, x->other);
 	x->diff = (struct stats_diff){ 0 };
-	stats_compare((enum dtype)s->dtype, x->in, x->other, move_elements(s->ndim, x->size), x->run->head->opts.rtol,
+	stats_compare((enum dtype)s->dtype, x->in, x->other, box_volume(s->ndim, x->size), x->run->head->opts.rtol,
 		      x->run->head->opts.atol, 0, &x->diff);
 }
 
@@ -120,7 +120,7 @@ static uint64_t piece_bytes(const struct exchanging *x)
 {
 	const struct run_src *s = &x->run->srcs[x->move->src];
 
-	return move_elements(s->ndim, x->size) * dtype_bytes((enum dtype)s->dtype);
+	return box_volume(s->ndim, x->size) * dtype_bytes((enum dtype)s->dtype);
 }
 
 static void count_done(struct exchanging *x, uint64_t bytes)
@@ -189,7 +189,7 @@ static FALLIBLE enum err fold_all(struct exchanging *x)
 		if (to_member(x, x->move) != x->me)
 			continue;
 		const struct run_src *s = &x->run->srcs[x->move->src];
-		TRY(fold_parts(x->fold + f->at, f->bytes, f->parts, move_elements(s->ndim, x->size), (enum dtype)s->dtype, x->move));
+		TRY(fold_parts(x->fold + f->at, f->bytes, f->parts, box_volume(s->ndim, x->size), (enum dtype)s->dtype, x->move));
 		x->in = x->fold + f->at;
 		TRY(guarded(x, unpack_guarded));
 	}
@@ -277,7 +277,7 @@ static FALLIBLE enum err add_moves(struct exchanging *x, uint64_t first, uint32_
 		most = num_min(most, fold_elements((enum dtype)s->dtype, parts));
 	move_cut_begin(&cut, s->ndim, x->run->dims + m->dims_at, most);
 	while (move_cut_next(&cut, dims, dims + s->ndim)) {
-		uint64_t bytes = move_elements(s->ndim, dims + s->ndim) * item, fold = m->reduce ? bytes * parts : 0;
+		uint64_t bytes = box_volume(s->ndim, dims + s->ndim) * item, fold = m->reduce ? bytes * parts : 0;
 		if (x->messages.n + parts > WINDOW_MESSAGES || x->fold_used + fold > WINDOW_FOLD_BYTES)
 			TRY(flush(x));
 		TRY(keep_dims(x, dims, s->ndim, &dims_at));

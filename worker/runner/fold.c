@@ -50,8 +50,7 @@ enum err fold_parts(unsigned char *parts, uint64_t stride, uint32_t n, uint64_t 
 	CLEANUP(mem_free_ptr) const void **in = mem_zalloc(n, sizeof *in);
 	enum comm_op op = op_of(m, n);
 
-	if (!in)
-		return ERR(NO_MEMORY, "no memory for a reduction of %u", n);
+	NEED(in, "no memory for a reduction of %u", n);
 	for (uint32_t i = 0; i < n; i++)
 		in[i] = parts + i * stride;
 	comm_reduce_run(parts, in, n, count, dtype, op);

@@ -111,8 +111,7 @@ enum err gate_sort(struct run *run)
 	CLEANUP(mem_free_ptr) struct ready_at *order = mem_zalloc(run->tasks_n, sizeof *order);
 	CLEANUP(mem_free_ptr) struct run_task *tasks = mem_zalloc(run->tasks_n, sizeof *tasks);
 
-	if (!order || !tasks)
-		return ERR(NO_MEMORY, "no memory to sort %ju tasks", (uintmax_t)run->tasks_n);
+	NEED(order && tasks, "no memory to sort %ju tasks", (uintmax_t)run->tasks_n);
 	for (uint64_t i = 0; i < run->ranks_n; i++)
 		sort_rank(run, &run->ranks[i], order, tasks);
 	return OK;

@@ -109,8 +109,7 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 	uint64_t bytes = 0;
 	char hex[33];
 
-	if (!order)
-		return ERR(NO_MEMORY, "no memory for a manifest of %ju items", (uintmax_t)run->dsts_n);
+	NEED(order, "no memory for a manifest of %ju items", (uintmax_t)run->dsts_n);
 	for (uint32_t i = 0; i < run->dsts_n; i++)
 		order[i] = i;
 	qsort_r(order, run->dsts_n, sizeof *order, by_place, (void *)(uintptr_t)run);

@@ -10,20 +10,11 @@
 
 enum { POPULATE_MIN = 64 << 10 };
 
-uint64_t move_elements(uint32_t ndim, const int64_t *sizes)
-{
-	uint64_t n = 1;
-
-	for (uint32_t i = 0; i < ndim; i++)
-		n *= (uint64_t)sizes[i]; /* boxes of shards whose bytes were counted: it fits */
-	return n;
-}
-
 uint64_t move_bytes(const struct run *run, const struct run_move *m)
 {
 	const struct run_src *s = &run->srcs[m->src];
 
-	return move_elements(s->ndim, run->dims + m->dims_at + s->ndim) * dtype_bytes((enum dtype)s->dtype);
+	return box_volume(s->ndim, run->dims + m->dims_at + s->ndim) * dtype_bytes((enum dtype)s->dtype);
 }
 
 void move_cut_begin(struct move_cut *c, uint32_t ndim, const int64_t *dims, uint64_t most)
@@ -162,7 +153,7 @@ void move_pack(struct files *f, const struct run *run, uint32_t src, const int64
 static void populate(struct files *f, uint32_t file, uint64_t offset, uint32_t ndim, const int64_t *shard, uint32_t item,
 		     const int64_t *off, const int64_t *size, bool writable)
 {
-	uint64_t bytes = move_elements(ndim, size) * item, first;
+	uint64_t bytes = box_volume(ndim, size) * item, first;
 	int64_t rel[NDIM_MAX];
 
 	if (bytes < POPULATE_MIN || f->run->files[file].kind != RUN_FILE_SEGMENT)

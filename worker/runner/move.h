@@ -17,7 +17,6 @@ struct move_cut {
 void move_cut_begin(struct move_cut *c, uint32_t ndim, const int64_t *dims, uint64_t most);
 bool move_cut_next(struct move_cut *c, int64_t *off_out, int64_t *size_out);
 
-uint64_t move_elements(uint32_t ndim, const int64_t *sizes);
 uint64_t move_bytes(const struct run *run, const struct run_move *m);   /* of its box, in the source's dtype */
 
 /* Offsets are global. Segments are mapped already (move_map): these may run under seg_guard. */

@@ -13,7 +13,7 @@ struct part {
 static void widen(uint32_t n, const int64_t *s, const int64_t *t, struct part *p)
 {
 	int64_t off[NDIM_MAX], size[NDIM_MAX];
-	uint64_t first = 0, last = 0, numel = 1;
+	uint64_t first = 0, last = 0;
 
 	if (!box_intersect(n, s, s + n, t, t + n, off, size))
 		return;
@@ -21,11 +21,10 @@ static void widen(uint32_t n, const int64_t *s, const int64_t *t, struct part *p
 		uint64_t pitch = (uint64_t)s[n + d], at = (uint64_t)(off[d] - s[d]);
 		first = first * pitch + at;
 		last = last * pitch + at + (uint64_t)size[d] - 1;
-		numel *= (uint64_t)size[d];
 	}
 	p->lo = p->hi ? num_min(p->lo, first) : first;
 	p->hi = num_max(p->hi, last + 1);
-	p->needed += numel;
+	p->needed += box_volume(n, size);
 }
 
 enum err plan_figures_make(const struct sdict *source, const struct sdict *target, const struct load_plan *plan,
@@ -34,8 +33,7 @@ enum err plan_figures_make(const struct sdict *source, const struct sdict *targe
 	CLEANUP(mem_free_ptr) struct part *parts = mem_zalloc(source->chunk_count, sizeof *parts);
 
 	*out = (struct plan_figures){ 0 };
-	if (!parts)
-		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)source->chunk_count);
+	NEED(parts, "no memory for %ju chunks", (uintmax_t)source->chunk_count);
 	for (uint64_t i = 0; i < target->chunk_count; i++)
 		for (uint64_t k = plan->first[i]; k < plan->first[i + 1]; k++) {
 			const struct sd_chunk *s = &source->chunks[plan->sources[k]];

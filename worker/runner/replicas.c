@@ -35,8 +35,7 @@ enum err replicas_values(const struct sdict *held, struct replicas *out)
 	CLEANUP(mem_free_ptr) json_t **entries = mem_zalloc(held->value_count, sizeof *entries);
 
 	out->list = json_array();
-	if (!entries || !out->list)
-		return ERR(NO_MEMORY, "no memory to compare replicas");
+	NEED(entries && out->list, "no memory to compare replicas");
 	for (uint64_t i = 0; i < held->differing_count; i++) {
 		const struct sd_differing *d = &held->differing[i];
 		const struct sd_value *v = &held->values[d->value];
@@ -72,8 +71,7 @@ static FALLIBLE enum err add(struct replicas *r, const struct sd_tensor *t, cons
 		TRY(sdict_add_tensor(r->sd, t->fqn, t->dtype, t->ndim, t->shape, &index));
 	TRY(sdict_add_chunk(r->sd, index, c->dims, c->rank, c->loc));
 	uint32_t *more = mem_grow(r->plan_chunk, r->count + 1, sizeof *more);
-	if (!more)
-		return ERR(NO_MEMORY, "no memory for %ju replicas", (uintmax_t)r->count);
+	NEED(more, "no memory for %ju replicas", (uintmax_t)r->count);
 	r->plan_chunk = more;
 	more[r->count++] = plan_chunk;
 	return OK;
@@ -152,8 +150,7 @@ enum err replicas_compare(void *user, const struct run *run, const struct build_
 	struct replicas *r = user;
 	CLEANUP(mem_free_ptr) json_t **entries = mem_zalloc(r->plan->chunk_count, sizeof *entries);
 
-	if (!entries)
-		return ERR(NO_MEMORY, "no memory to compare replicas");
+	NEED(entries, "no memory to compare replicas");
 	for (uint64_t i = 0; i < r->count; i++) {
 		uint32_t written = run->dsts[places[r->plan_chunk[i]].dst].crc32;
 		uint32_t crc = crc_of(run, &run->srcs[r->first_src + i]);

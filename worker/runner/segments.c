@@ -53,8 +53,7 @@ static FALLIBLE enum err read_value(const struct input *source, const struct sd_
 static FALLIBLE enum err read_values(const struct input *source, const struct sdict *view, struct headers *h)
 {
 	h->values = mem_zalloc(view->value_count, sizeof *h->values);
-	if (!h->values)
-		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)view->value_count);
+	NEED(h->values, "no memory for %ju values", (uintmax_t)view->value_count);
 	h->value_count = view->value_count;
 	for (uint64_t i = 0; i < view->value_count; i++)
 		TRY(read_value(source, &view->values[i], h->arena, &h->values[i]));
@@ -65,8 +64,7 @@ static FALLIBLE enum err lay_out(struct headers *h, struct sdict *target)
 {
 	h->bufs = mem_zalloc(h->world_size, sizeof *h->bufs);
 	h->image_bytes = mem_zalloc(h->world_size, sizeof *h->image_bytes);
-	if (!h->bufs || !h->image_bytes)
-		return ERR(NO_MEMORY, "no memory for %u images", h->world_size);
+	NEED(h->bufs && h->image_bytes, "no memory for %u images", h->world_size);
 	uint64_t total = 0;
 	struct image_more more = { .plain = h->form.plain, .outers = h->form.outers };
 	for (uint32_t r = 0; r < h->world_size; r++) {
@@ -91,8 +89,7 @@ static FALLIBLE enum err ask(struct job *j, const struct headers *h, json_t *ran
 						       (json_int_t)h->image_bytes[r], "image_bytes",
 						       (json_int_t)h->image_bytes[r]));
 	json_t *doc = json_pack("{s:I, s:O}", "world_size", (json_int_t)h->world_size, "ranks", ranks);
-	if (!doc)
-		return ERR(NO_MEMORY, "no memory for a message");
+	NEED(doc, "no memory for a message");
 	enum err e = job_send_json(j, FRAME_WANT_SEGMENTS, doc);
 	json_decref(doc);
 	TRY(e);
@@ -275,8 +272,7 @@ static FALLIBLE enum err set_rank(struct job *j, const json_t *r, const struct s
 	TRY(input_segment_error(fs_pread(j->fds[index], first, sizeof first, 0, "segment")));
 	TRY(sft_header_bytes(first, image_bytes, &json_bytes));
 	CLEANUP(mem_free_ptr) char *json = mem_alloc(json_bytes);
-	if (!json)
-		return ERR(NO_MEMORY, "no memory for a header");
+	NEED(json, "no memory for a header");
 	TRY(input_segment_error(fs_pread(j->fds[index], json, json_bytes, 8, "segment")));
 	return set_in_header(j->fds[index], json, json_bytes, view, h);
 }

@@ -51,7 +51,7 @@ static void pack_parts(void *user)
 {
 	struct moving *x = user;
 	const struct run_src *s = &x->run->srcs[x->move->src];
-	uint64_t stride = move_elements(s->ndim, x->size) * dtype_bytes((enum dtype)s->dtype);
+	uint64_t stride = box_volume(s->ndim, x->size) * dtype_bytes((enum dtype)s->dtype);
 
 	for (uint32_t i = 0; i < x->parts; i++)
 		move_pack(&x->files, x->run, x->move[i].src, x->off, x->size, x->buf + i * stride);
@@ -69,7 +69,7 @@ static void compare_piece(void *user)
 {
 	struct moving *x = user;
 	const struct run_src *s = &x->run->srcs[x->move->src];
-	uint64_t n = move_elements(s->ndim, x->size);
+	uint64_t n = box_volume(s->ndim, x->size);
 	unsigned char *b = x->buf + n * dtype_bytes((enum dtype)s->dtype);
 
 	move_pack(&x->files, x->run, x->move->src, x->off, x->size, x->buf);
@@ -92,7 +92,7 @@ static void count_done(struct moving *x, uint32_t rank_index, const struct run_m
 static FALLIBLE enum err do_piece(struct moving *x)
 {
 	struct run_src *s = &x->run->srcs[x->move->src];
-	uint64_t n = move_elements(s->ndim, x->size), bytes = n * dtype_bytes((enum dtype)s->dtype);
+	uint64_t n = box_volume(s->ndim, x->size), bytes = n * dtype_bytes((enum dtype)s->dtype);
 
 	if (x->run->head->opts.mode == RUN_COMPARE_BOXES) {
 		TRY(need(x, 2 * bytes));
@@ -136,7 +136,7 @@ static FALLIBLE enum err do_moves(struct moving *x, const struct run_move *m, ui
 		if (atomic_load(&x->run->head->cancelled))
 			return OK;
 		TRY(do_piece(x));
-		count_done(x, rank_index, m, parts, move_elements(s->ndim, x->size) * item);
+		count_done(x, rank_index, m, parts, box_volume(s->ndim, x->size) * item);
 		TRY(x->spec->tick(x->spec->user));
 	}
 	return OK;

@@ -97,8 +97,7 @@ static enum err collect(void *user, const char *name, unsigned char d_type)
 	(void)d_type;
 	TRY(vec_push(&p->names, &at));
 	*at = mem_strdup(name);
-	if (!*at)
-		return ERR(NO_MEMORY, "no memory for a name");
+	NEED(*at, "no memory for a name");
 	if (format_file(name, &file) && file.role == FORMAT_METADATA)
 		p->metadata = *at;
 	return OK;

@@ -366,12 +366,10 @@ enum err manifest_parse(const void *json, uint64_t n, struct manifest **out)
 	struct jscan js = jscan_of((struct str){ json, n }, ERR_FORMAT_MANIFEST);
 	bool has_self;
 
-	if (!m)
-		return ERR(NO_MEMORY, "no memory for a manifest");
+	NEED(m, "no memory for a manifest");
 	TRY(check_self(json, n, &has_self));
 	m->arena = arena_new(n + (1 << 20));
-	if (!m->arena)
-		return ERR(NO_MEMORY, "no memory for a manifest");
+	NEED(m->arena, "no memory for a manifest");
 	TRY(parse(&js, m));
 	if (m->has_edges && !has_self) /* only manifests of older versions lack both */
 		return ERR(CHECKPOINT_DAMAGED, "the manifest does not end with its own digest");

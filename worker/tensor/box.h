@@ -9,6 +9,15 @@ enum { NDIM_MAX = 64 };
 
 /* Product of sizes; ERR_LIMIT_EXCEEDED if it does not fit int64. A 0-d box has one element; any 0 size gives 0. */
 FALLIBLE enum err box_numel(uint32_t ndim, const int64_t *sizes, uint64_t *numel_out);
+/* The same product for sizes that are known to fit: a box inside a tensor, a checked mesh. */
+static inline uint64_t box_volume(uint32_t ndim, const int64_t *sizes)
+{
+	uint64_t n = 1;
+
+	for (uint32_t d = 0; d < ndim; d++)
+		n *= (uint64_t)sizes[d];
+	return n;
+}
 /* offsets and sizes not negative, offset + size <= shape; the message says "chunk [..]+[..] is outside of [..]". */
 FALLIBLE enum err box_check(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, const int64_t *shape);
 bool box_inside(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, const int64_t *shape); /* the same, no message */
