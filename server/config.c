@@ -132,17 +132,44 @@ FALLIBLE enum err config_duration(struct str text, int64_t *ms_out)
 	return ERR(CONFIG, "\"%.*s\" is no time, such as 30s", (int)text.n, text.p);
 }
 
+/* Known stores, as a user writes their locations. */
+static const char known_stores[] =
+#define X(scheme, location, ops) " " scheme "://" location
+#include "store/stores.def"
+;
+
+/* *dir_out: what stands behind "file://", which need not be there; other stores' locations stay as they are. */
+static FALLIBLE enum err take_location(const char *item, const char *location, const char **dir_out)
+{
+	static const char *const schemes[] = {
+#define X(scheme, location, ops) scheme,
+#include "store/stores.def"
+	};
+	size_t n = strcspn(location, ":/");
+	bool known = false;
+
+	if (strncmp(location + n, "://", 3) != 0)
+		n = 0;
+	for (size_t i = 0; n && i < sizeof schemes / sizeof *schemes; i++)
+		known = known || str_is((struct str){ location, n }, schemes[i]);
+	if (n && !known)
+		return ERR(CONFIG, "storage \"%s\": there is no store \"%.*s\"; known are%s", item, (int)n, location, known_stores);
+	*dir_out = str_is((struct str){ location, n }, "file") ? location + n + 3 : location;
+	return OK;
+}
+
 FALLIBLE enum err config_storage(const char *item, struct str *name_out, const char **dir_out)
 {
 	size_t n = strcspn(item, "=");
-	bool good = n >= 1 && n <= 32 && item[n] == '=' && item[0] >= 'a' && item[0] <= 'z' && item[n + 1] == '/';
+	bool good = n >= 1 && n <= 32 && item[n] == '=' && item[0] >= 'a' && item[0] <= 'z';
 
 	for (size_t i = 0; good && i < n; i++)
 		good = (item[i] >= 'a' && item[i] <= 'z') || isdigit((unsigned char)item[i]) || item[i] == '_' || item[i] == '-';
-	if (!good || (n == 3 && memcmp(item, "shm", 3) == 0))
+	if (good)
+		TRY(take_location(item, item + n + 1, dir_out));
+	if (!good || (*dir_out)[0] != '/' || (n == 3 && memcmp(item, "shm", 3) == 0))
 		return ERR(CONFIG, "storage \"%s\" is not NAME=/DIR with a NAME of [a-z][a-z0-9_-]{0,31} that is not shm", item);
 	*name_out = (struct str){ item, n };
-	*dir_out = item + n + 1;
 	return OK;
 }
 

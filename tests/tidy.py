@@ -47,6 +47,7 @@ LAW = {
     "api/c": ENGINE | {"query", "ops"},
     "api/c/examples": set(),
 }
+TABLES = ("format/formats.def", "store/stores.def")  # whose words spec and the coordinator take
 LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "comm", "io", "store", "session", "runner", "query", "ops",
           "server", "api"}
 # The files of a folder from the bottom up: a file uses what stands below it, or in its own line without a circle. A stem stands for the
@@ -117,9 +118,9 @@ BANNED = {
     "json_dumps json_loads json_loadb json_loadf json_load_file json_load_callback": (
         r"worker/base/jtext|worker/runner/plan_cache|api/cli/|tests/", "base/jtext.h: jansson is not safe when memory runs out"),
     "clock_gettime gettimeofday time": (r"worker/base/clock|tests/", "base/clock.h has the clocks"),
-    "fs_open fs_open_dir fs_stat fs_list fs_rename fs_rename_noreplace fs_exchange fs_unlink fs_mkdir fs_mkdirs fs_remove_tree fs_read_all "
-    "fs_read_all_stat": (r"worker/(os|store|query)/|worker/runner/(files|hosts|spool)|worker/main|server/|api/|tests/",
-                         "paths in a storage are the store's; files.c has raw descriptors for the hot path"),
+    "fs_open_dir fs_open fs_stat fs_list fs_rename fs_rename_noreplace fs_exchange fs_unlink fs_mkdir fs_mkdirs fs_remove_tree fs_read_all "
+    "fs_read_all_stat fs_open_root fs_check_root fs_free_bytes fs_direct_ok fs_in_memory fs_is_local fs_allocate fs_truncate fs_fsync": (
+        r"worker/os/|worker/store/(posix|trash)|server/|api/|tests/", "store/store.h is the face of every storage"),
     "open openat openat2 creat rename renameat renameat2 fsync fdatasync fallocate posix_fallocate unlink unlinkat mkdirat "
     "mkdir rmdir shm_open shm_unlink": (r"worker/os/|server/|api/|tests/", "files are the os layer's"),
 }
@@ -284,7 +285,7 @@ class Tidy:
                     continue
                 elif n == "server/main.c" and top == "api":  # the program puts the parts together
                     continue
-                elif top in LAYERS and top != own and top not in LAW[home] and what != "format/formats.def":  # spec takes its words
+                elif top in LAYERS and top != own and top not in LAW[home] and what not in TABLES:
                     self.say("include", n, f'"{what}": {home} may use {", ".join(sorted(LAW[home])) or "nothing"} only', i, what)
                 if pathlib.Path(what).stem == "main":
                     self.say("include", n, "nobody includes a main", i, what)

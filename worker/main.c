@@ -24,34 +24,27 @@
 
 enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30 };
 
-/* Without a word about it, nobody else can read what is made there. */
-static void set_access(int root_fd, const json_t *root)
+static FALLIBLE enum err open_stores(struct worker *w, const json_t *roots)
 {
-	const json_t *mode = json_object_get(root, "file_mode"), *gid = json_object_get(root, "file_gid");
-
-	fs_root_access(root_fd, json_is_integer(mode) ? (mode_t)json_integer_value(mode) & 0777 : 0600,
-		       json_is_integer(gid) ? (gid_t)json_integer_value(gid) : (gid_t)-1);
-}
-
-static FALLIBLE enum err open_roots(struct worker *w, const json_t *roots)
-{
-	if (json_array_size(roots) > ROOTS_MAX)
+	if (json_array_size(roots) > STORES_MAX)
 		return ERR(LIMIT_EXCEEDED, "%zu storage roots", json_array_size(roots));
 	for (size_t i = 0; i < json_array_size(roots); i++) {
-		const char *name = json_string_value(json_object_get(json_array_get(roots, i), "name"));
-		const char *path = json_string_value(json_object_get(json_array_get(roots, i), "path"));
-		struct root *r = &w->roots.v[w->roots.count++];
-		if (!name || !path || strlen(name) >= sizeof r->name)
+		const json_t *root = json_array_get(roots, i);
+		const json_t *mode = json_object_get(root, "file_mode"), *gid = json_object_get(root, "file_gid");
+		const char *name = json_string_value(json_object_get(root, "name"));
+		const char *path = json_string_value(json_object_get(root, "path"));
+		struct store *s = &w->stores.v[w->stores.count++];
+		if (!name || !path || strlen(name) >= sizeof s->name)
 			return ERR(PROTOCOL, "a root without name or path");
-		memcpy(r->name, name, strlen(name) + 1);
-		int *fd = &w->roots.fds[i];
-		*fd = -1;
-		if (fs_open_root(path, fd)) {
-			r->error = *err_last();
-			if (r->error.code == ERR_NOT_FOUND)
-				r->error.code = ERR_STORAGE_GONE;
+		memcpy(s->name, name, strlen(name) + 1);
+		s->index = (uint32_t)i;
+		/* without a word about it, nobody else can read what is made there */
+		if (store_open(s, path, json_is_integer(mode) ? (mode_t)json_integer_value(mode) & 0777 : 0600,
+			       json_is_integer(gid) ? (gid_t)json_integer_value(gid) : (gid_t)-1)) {
+			s->error = *err_last();
+			if (s->error.code == ERR_NOT_FOUND)
+				s->error.code = ERR_STORAGE_GONE;
 		}
-		set_access(*fd, json_array_get(roots, i));
 	}
 	return OK;
 }
@@ -67,17 +60,19 @@ static enum io_engine_kind engine_kind(const json_t *hello)
 
 static FALLIBLE enum err close_sandbox(const struct worker *w, const json_t *hello_roots, struct sandbox_done *done)
 {
-	struct sandbox_root roots[ROOTS_MAX];
+	struct sandbox_root roots[STORES_MAX];
 	/* a plan that a hostile .metadata asks for ends in an error of ours, not in the host's memory being used up */
 	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
 	struct sandbox_spec spec = { .roots = roots, .data_bytes = memory < DATA_MIN ? DATA_MIN : memory, .network = w->network,
 				     .device = w->device };
 
-	for (uint32_t i = 0; i < w->roots.count; i++) {
+	for (uint32_t i = 0; i < w->stores.count; i++) {
 		const json_t *r = json_array_get(hello_roots, i), *gid = json_object_get(r, "file_gid");
-		if (w->roots.fds[i] < 0)
+		const char *path = json_string_value(json_object_get(r, "path"));
+		const struct store *s = &w->stores.v[i];
+		if (s->top < 0 || !s->ops->fd_of)
 			continue;
-		roots[spec.root_count++] = (struct sandbox_root){ w->roots.fds[i], true, json_string_value(json_object_get(r, "path")) };
+		roots[spec.root_count++] = (struct sandbox_root){ s->ops->fd_of(store_top(s)), true, path };
 		spec.gives_groups = spec.gives_groups || (json_is_integer(gid) && json_integer_value(gid) >= 0 &&
 							  json_integer_value(gid) != getegid());
 	}
@@ -96,13 +91,13 @@ static FALLIBLE enum err answer_hello(struct worker *w, const struct sandbox_don
 		buf_json_str(&b, str_of(done->why));
 	}
 	buf_puts(&b, ",\"roots\":[");
-	for (uint32_t i = 0; i < w->roots.count; i++) {
-		buf_printf(&b, "%s{\"name\":\"%s\",\"ok\":%s", i ? "," : "", w->roots.v[i].name,
-			   w->roots.fds[i] >= 0 ? "true" : "false");
-		if (w->roots.fds[i] < 0) {
-			err_restore(&w->roots.v[i].error);
+	for (uint32_t i = 0; i < w->stores.count; i++) {
+		const struct store *s = &w->stores.v[i];
+		buf_printf(&b, "%s{\"name\":\"%s\",\"ok\":%s", i ? "," : "", s->name, s->top >= 0 ? "true" : "false");
+		if (s->top < 0) {
+			err_restore(&s->error);
 			buf_puts(&b, ",\"problem\":");
-			job_problem_put(&b, w->roots.v[i].error.code);
+			job_problem_put(&b, s->error.code);
 		}
 		buf_puts(&b, "}");
 	}
@@ -152,7 +147,7 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 	if (!w->lookup && nice(GANG_NICE) < 0)
 		errno = 0;
 	umask(0); /* modes are those of the storages */
-	TRY(open_roots(w, json_object_get(hello, "roots")));
+	TRY(open_stores(w, json_object_get(hello, "roots")));
 	TRY(io_engine_open(engine_kind(hello), IO_DEPTH, &w->io));
 	TRY(close_sandbox(w, json_object_get(hello, "roots"), &done));
 	return answer_hello(w, &done);
@@ -178,12 +173,12 @@ static FALLIBLE enum err take_fds(struct job *j, struct frame *f)
 	return OK;
 }
 
-/* Roots are opened once. One that was removed since would answer that nothing is there, which is not the same. */
-static FALLIBLE enum err check_roots(const struct worker *w)
+/* Stores are opened once. One that was removed since would answer that nothing is there, which is not the same. */
+static FALLIBLE enum err check_stores(const struct worker *w)
 {
-	for (uint32_t i = 0; i < w->roots.count; i++)
-		if (w->roots.fds[i] >= 0)
-			TRY(fs_check_root(w->roots.fds[i]));
+	for (uint32_t i = 0; i < w->stores.count; i++)
+		if (w->stores.v[i].top >= 0)
+			TRY(w->stores.v[i].ops->check(&w->stores.v[i]));
 	return OK;
 }
 
@@ -204,7 +199,7 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 	TRY(spec_read(request, &j->spec));
 	j->request = request;
 	TRY(take_fds(j, f));
-	TRY(check_roots(j->worker));
+	TRY(check_stores(j->worker));
 	return operations[j->kind](j);
 }
 
@@ -267,7 +262,7 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 
 	enum err e = jtext_parse(f->json, 0, &q);
 	if (e != ERR_NO_MEMORY)
-		e = q ? check_roots(w) : ERR(PROTOCOL, "a question that is not JSON");
+		e = q ? check_stores(w) : ERR(PROTOCOL, "a question that is not JSON");
 	if (!e)
 		e = lookup_answer(w, q, f->fds, f->fd_count, &b, &fd);
 	if (e) {

@@ -10,6 +10,7 @@
 #include "base/num.h"
 #include "os/fs.h"
 #include "query/part_read.h"
+#include "store/posix.h"
 #include "tensor/box.h"
 
 enum { IO_DEPTH = 32, IDLE_MAX = 16 };
@@ -26,6 +27,7 @@ struct dcp_checkpoint {
 	int fd;
 	pthread_mutex_t lock;
 	const json_t *noted;           /* in `checked`: the warning that opening gave; NULL: none */
+	struct stores stores;          /* the directory; readers, which come and go, have one each */
 	struct reader *idle;           /* under the lock, as what follows */
 	uint32_t idle_count;
 	struct checked checked;
@@ -123,6 +125,12 @@ static void reader_free(struct reader *r)
 }
 
 /* root_fd stays the caller's. */
+static void set_store(struct stores *s, int root_fd)
+{
+	s->v[0] = (struct store){ .name = ROOT, .ops = &posix_ops, .top = root_fd };
+	s->count = 1;
+}
+
 static FALLIBLE enum err reader_new(int root_fd, struct reader **out)
 {
 	struct reader *r = mem_zalloc(1, sizeof *r);
@@ -130,9 +138,8 @@ static FALLIBLE enum err reader_new(int root_fd, struct reader **out)
 	if (!r)
 		return ERR(NO_MEMORY, "no memory for a reader");
 	struct worker *w = &r->worker;
-	memcpy(w->roots.v[0].name, ROOT, sizeof ROOT);
-	w->roots.fds[0] = root_fd;
-	w->roots.count = w->count = 1;
+	set_store(&w->stores, root_fd);
+	w->count = 1;
 	w->memory_bytes = READER_BYTES;
 	w->lookup = true;
 	enum err e = io_engine_open(IO_AUTO, IO_DEPTH, &w->io);
@@ -191,7 +198,7 @@ static FALLIBLE enum err recognise(int fd, const char *path)
 {
 	enum format format;
 
-	TRY(checkpoint_format_of_dir(fd, &format));
+	TRY(checkpoint_format_of_dir(posix_at(fd), &format));
 	if (format == FORMAT_NONE)
 		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no .metadata: it is no checkpoint, or not a complete one", path);
 	if (format != FORMAT_DCP && format != FORMAT_DCP_RANK_LOCAL)
@@ -218,13 +225,11 @@ static FALLIBLE enum err check_sizes(const struct sdict *sd)
 static FALLIBLE enum err open_stored(dcp_checkpoint *c, const char *path)
 {
 	const struct ref ref = ref_checkpoint(ROOT, ".");
-	struct reader *r;
 
 	TRY(open_directory(path, &c->fd));
 	TRY(recognise(c->fd, path));
-	TRY(take_reader(c, &r));
-	enum err e = checkpoint_open(&r->worker.roots, &ref, &c->stored);
-	put_reader(c, r, &(struct checked){ 0 });
+	set_store(&c->stores, c->fd);
+	enum err e = checkpoint_open(&c->stores, &ref, &c->stored);
 	TRY(e);
 	checkpoint_note(c->stored, &c->checked);
 	c->noted = json_array_get(c->checked.warnings, 0);

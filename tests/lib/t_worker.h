@@ -7,6 +7,7 @@
 #include "lib/t_dir.h"
 #include "os/fs.h"
 #include "session/job.h"
+#include "store/posix.h"
 
 struct t_worker {
 	struct t_dir dir;
@@ -24,9 +25,9 @@ static inline void t_worker_make(struct t_worker *t)
 	t->peer = pair[1];
 	T_OK(frame_conn_new(pair[0], &t->w.conn));
 	T_OK(io_engine_open(IO_THREADS, 8, &t->w.io));
-	memcpy(t->w.roots.v[0].name, "main", 5);
-	T_OK(fs_open_root(t->dir.path, &t->w.roots.fds[0]));
-	t->w.roots.count = t->w.count = 1;
+	t->w.stores.v[0] = (struct store){ .name = "main", .ops = &posix_ops };
+	T_OK(fs_open_root(t->dir.path, &t->w.stores.v[0].top));
+	t->w.stores.count = t->w.count = 1;
 	t->w.memory_bytes = 64 << 20;
 }
 
@@ -35,7 +36,7 @@ static inline void t_worker_remove(struct t_worker *t)
 	io_engine_close(t->w.io);
 	frame_conn_free(t->w.conn);
 	close(t->peer);
-	close(t->w.roots.fds[0]);
+	close(t->w.stores.v[0].top);
 	t_dir_remove(&t->dir);
 }
 

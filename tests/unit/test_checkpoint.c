@@ -13,7 +13,7 @@ static enum err open_it(const char *name, struct checkpoint **out)
 {
 	const struct ref ref = ref_checkpoint("main", name);
 
-	return checkpoint_open(&t.w.roots, &ref, out);
+	return checkpoint_open(&t.w.stores, &ref, out);
 }
 
 static enum err try_it(const char *name)
@@ -39,7 +39,7 @@ static enum format recognise(const char *name)
 {
 	enum format f;
 
-	T_OK(checkpoint_recognise(&t.w.roots, 0, name, &f));
+	T_OK(checkpoint_recognise(&t.w.stores.v[0], name, &f));
 	return f;
 }
 
@@ -101,8 +101,8 @@ static void test_not_there(void **state)
 	t_worker_put(&t, "one.pt", "x", 1);
 	T_ERR(FORMAT_UNSUPPORTED, try_it("one.pt"));
 	T_ERR(NAME_INVALID, try_it("../x"));
-	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w.roots, &in_memory, &c));
-	T_ERR(NOT_FOUND, checkpoint_open(&t.w.roots, &elsewhere, &c));
+	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w.stores, &in_memory, &c));
+	T_ERR(NOT_FOUND, checkpoint_open(&t.w.stores, &elsewhere, &c));
 }
 
 /* Whatever is missing or too short is named, before anything is planned. */

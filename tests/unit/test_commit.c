@@ -51,7 +51,7 @@ static void pass_fsync(void)
 
 static struct store_job job_named(const char *id)
 {
-	return (struct store_job){ .roots = &t.w.roots, .id = id, .attempt = 1, .uid = geteuid() };
+	return (struct store_job){ .stores = &t.w.stores, .id = id, .attempt = 1, .uid = geteuid() };
 }
 
 static struct ref in_main(const char *name)
@@ -258,7 +258,7 @@ static void test_sizes(void **state)
 	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5000, 0));
 	T_OK(staging_add_file(&s, STR("__1_0.distcp"), 0, 1));
 	T_OK(staging_make_files(&s));
-	T_OK(fs_open(s.dir, "__0_0.distcp", O_WRONLY, 0, &fd));
+	T_OK(fs_open(s.dir.handle, "__0_0.distcp", O_WRONLY, 0, &fd));
 	assert_int_equal(ftruncate(fd, 8192), 0);
 	T_OK(staging_trim_files(&s));
 	T_OK(staging_put_file(&s, ".metadata", "m", 1));
@@ -304,7 +304,7 @@ static bool recover(const char *name, const char *job, const char *kind)
 	bool committed;
 	json_t *q = json_pack("{s:s, s:s, s:s, s:s}", "storage", "main", "name", name, "job", job, "kind", kind);
 
-	T_OK(commit_recover(&t.w.roots, q, &committed, &m));
+	T_OK(commit_recover(&t.w.stores, q, &committed, &m));
 	json_decref(q);
 	manifest_free(m);
 	return committed;
@@ -319,8 +319,8 @@ static void test_recover_save(void **state)
 	assert_true(recover("run/x", "A", "save"));
 	T_OK(open_staging("B", "run/x", true, &s)); /* died before its commit */
 	put_manifest(&s, "B");
-	fs_drop(&s.dir);
-	fs_drop(&s.parent);
+	store_close(&s.dir);
+	store_close(&s.parent);
 	t_worker_put(&t, "run/.dcpd-BB-1/other", "", 0);
 	assert_false(recover("run/x", "B", "save"));
 	assert_false(t_worker_has(&t, "run/.dcpd-B-1"));
@@ -332,7 +332,7 @@ static void test_recover_save(void **state)
 	t_worker_put(&t, "run/file", "x", 1);
 	assert_false(recover("run/file", "A", "save"));
 	T_OK(save("C", "run/y", false)); /* moved in beside other things: its metadata come last */
-	T_OK(fs_unlink(t.w.roots.fds[0], "run/y/.metadata"));
+	T_OK(fs_unlink(t.w.stores.v[0].top, "run/y/.metadata"));
 	assert_false(recover("run/y", "C", "save"));
 }
 
@@ -386,14 +386,14 @@ static void test_sweep(void **state)
 	T_OK(save("A", "x", false));
 	for (size_t i = 0; i < sizeof made / sizeof *made; i++)
 		t_worker_put(&t, made[i], "", 0);
-	T_OK(commit_sweep(&t.w.roots, 0, &(struct commit_keep){ .jobs = keep, .before = "01Y" }, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &(struct commit_keep){ .jobs = keep, .before = "01Y" }, NULL, NULL, &removed));
 	assert_int_equal(removed, 3);
 	assert_false(t_worker_has(&t, ".dcpd-01A-1") || t_worker_has(&t, ".dcpd-trash-01B") || t_worker_has(&t, "deep/er/.dcpd-01C-2"));
 	assert_true(t_worker_has(&t, ".dcpd-01K-1"));     /* runs */
 	assert_true(t_worker_has(&t, ".dcpd-01Z-1"));     /* began after the question */
 	assert_true(t_worker_has(&t, "x/.dcpd-01A-1"));   /* nobody looks into checkpoints */
 	assert_true(t_worker_has(&t, ".other/f") && t_worker_has(&t, "deep/.dcpd-01A"));
-	T_OK(commit_sweep(&t.w.roots, 0, NULL, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], NULL, NULL, NULL, &removed));
 	assert_int_equal(removed, 2);
 	json_decref(keep);
 }
@@ -408,7 +408,7 @@ static void test_sweep_keeps_what_was_put_away(void **state)
 	t_worker_put(&t, ".dcpd-01A-1/.old/.metadata", "old", 3);
 	t_worker_put(&t, ".dcpd-01B-1/.old/__0_0.distcp", "x", 1); /* its metadata was put back */
 	t_worker_put(&t, ".dcpd-trash-01C/.old/x.metadata", "gone", 4); /* of a checkpoint that was deleted */
-	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
 	assert_int_equal(removed, 2);
 	assert_false(t_worker_has(&t, ".dcpd-trash-01C"));
 	assert_true(t_worker_has(&t, ".dcpd-01A-1/.old/.metadata"));
@@ -553,7 +553,7 @@ static void test_unsynced_recovery(void **state)
 	T_OK(save("A", "run/x", false));
 	t_worker_put(&t, "run/.dcpd-A-1/.metadata", "old", 3);
 	fail_fsync("run", 1, 1);
-	T_ERR(NOT_DURABLE, commit_recover(&t.w.roots, q, &committed, &m));
+	T_ERR(NOT_DURABLE, commit_recover(&t.w.stores, q, &committed, &m));
 	pass_fsync();
 	assert_content("run/.dcpd-A-1/.metadata", "old"); /* may be the only one after a power cut */
 	manifest_free(m);
@@ -650,7 +650,7 @@ static void test_sweep_leaves_others_alone(void **state)
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1/f", old, 0), 0);
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1", old, 0), 0);
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01DBEGUN-1", old, 0), 0); /* its file is new */
-	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
 	assert_int_equal(removed, 1);
 	assert_false(t_worker_has(&t, ".dcpd-01AOURS-1"));
 	for (size_t i = 1; i < sizeof made / sizeof *made; i++)
@@ -664,7 +664,7 @@ static void test_sweep_leaves_others_alone(void **state)
 	t_worker_put(&t, ".dcpd-01ENEW-1/f", "", 0);
 	keep.watched = before;
 	keep.others = after;
-	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
 	assert_int_equal(removed, 3);
 	assert_false(t_worker_has(&t, ".dcpd-01COLD-1") || t_worker_has(&t, ".dcpd-trash-01BTHEIRS"));
 	assert_false(t_worker_has(&t, "run/.dcpd-hosts-00000002"));
@@ -685,7 +685,7 @@ static void test_sweep_follows_no_link(void **state)
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/link"), 0);
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/.dcpd-01B-1"), 0);
 	T_OK(fs_rename(t.dir.fd, "outside", t.dir.fd, ".outside")); /* the sweep itself does not go there */
-	T_OK(commit_sweep(&t.w.roots, 0, NULL, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], NULL, NULL, NULL, &removed));
 	assert_true(t_worker_has(&t, ".outside/.dcpd-01A-1/f"));
 	assert_true(t_worker_has(&t, "in/link"));
 }

@@ -62,6 +62,19 @@ static void test_precedence(void **state)
 
 static void refused(const char *const *args, const char *const *env, const char *says);
 
+static void test_storage_locations(void **state)
+{
+	struct str name;
+	const char *dir;
+
+	(void)state;
+	T_OK(config_storage("a=/srv/a:b", &name, &dir));
+	assert_true(str_is(name, "a"));
+	assert_string_equal(dir, "/srv/a:b");
+	T_OK(config_storage("a=file:///srv/a", &name, &dir));
+	assert_string_equal(dir, "/srv/a");
+}
+
 /* Access to the files of checkpoints. */
 static void test_access(void **state)
 {
@@ -134,6 +147,8 @@ static void test_refused(void **state)
 	refused(ARGS("--storage", "shm=/a"), NULL, "shm");
 	refused(ARGS("--storage", "Main=/a"), NULL, "Main");
 	refused(ARGS("--storage", "main=relative"), NULL, "main");
+	refused(ARGS("--storage", "main=s3://bucket/run"), NULL, "there is no store \"s3\"; known are file:///DIR");
+	refused(ARGS("--storage", "main=file://a"), NULL, "NAME=/DIR");
 	refused(ARGS("--storage", "a=/a", "--storage", "a=/b"), NULL, "twice");
 	refused(ARGS("--shm-limit", "10XB"), NULL, "size");
 	refused(ARGS("--shm-limit", "99999999999999999999"), NULL, "size");
@@ -221,7 +236,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_defaults), cmocka_unit_test(test_precedence),  cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_values),	 cmocka_unit_test(test_file_errors), cmocka_unit_test(test_help_and_print),
-		cmocka_unit_test(test_access),
+		cmocka_unit_test(test_access), cmocka_unit_test(test_storage_locations),
 	};
 
 	return cmocka_run_group_tests_name("config", tests, NULL, NULL);

@@ -6,6 +6,7 @@
 
 #include "runner/build.h"
 #include "runner/exec.h"
+#include "store/posix.h"
 
 enum { BYTES = 4096 };
 
@@ -40,7 +41,8 @@ static enum err verify(int root)
 	b.opts.mode = RUN_VERIFY;
 	T_OK(build_verify(&b, first));
 	T_OK(run_share(&b, &run));
-	struct exec_spec spec = { .run = &run, .root_fds = &root, .count = 2, .memory_bytes = 16 << 20, .tick = tick };
+	const struct stores stores = { .v = { { .ops = &posix_ops, .top = root } }, .count = 1 };
+	struct exec_spec spec = { .run = &run, .stores = &stores, .count = 2, .memory_bytes = 16 << 20, .tick = tick };
 	T_OK(io_engine_open(IO_THREADS, 4, &spec.io));
 	enum err e = exec_run(&spec);
 	io_engine_close(spec.io);

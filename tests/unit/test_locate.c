@@ -49,7 +49,7 @@ static json_t *question(const char *name)
 	json_t *boxes = json_array();
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = NULL;
 
-	T_OK(checkpoint_open(&t.w.roots, &ref, &c));
+	T_OK(checkpoint_open(&t.w.stores, &ref, &c));
 	for (uint64_t i = 0; i < c->sd->chunk_count; i++) {
 		const struct sd_chunk *k = &c->sd->chunks[i];
 		const struct sd_tensor *x = &c->sd->tensors[k->tensor];
@@ -145,7 +145,7 @@ static void put_blocks(const char *name, int blocks)
 	const char *hex = "00000000000000000000000000000000";
 	char path[64];
 
-	T_OK(checkpoint_open(&t.w.roots, &ref, &c));
+	T_OK(checkpoint_open(&t.w.stores, &ref, &c));
 	const struct sd_chunk *k = &c->sd->chunks[0];
 	const struct sd_tensor *x = &c->sd->tensors[0];
 	uint64_t bytes = dtype_bytes(x->dtype);

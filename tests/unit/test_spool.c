@@ -25,7 +25,7 @@ static int setup(void **state)
 	T_OK(sdict_new(UINT64_MAX, &c.sd));
 	T_OK(sdict_add_file(c.sd, STR("data"), 0, &index));
 	c.file_bytes = mem_zalloc(1, sizeof *c.file_bytes);
-	c.dirfd = t.dir.fd;
+	c.dir = posix_at(t.dir.fd);
 	return 0;
 }
 

@@ -229,7 +229,7 @@ static void test_killed_in_the_middle(void **state)
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	int left = t_worker_entries(&t, ".dcpd-trash-01A");
 	assert_true(left > 0 && left < 6);
-	T_OK(commit_sweep(&t.w.roots, 0, &keep, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
 	assert_int_equal(removed, 1);
 	assert_false(t_worker_has(&t, ".dcpd-trash-01A"));
 }

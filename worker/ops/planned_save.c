@@ -396,15 +396,14 @@ static enum err check_metadata(void *user, const struct run *run, const struct b
 /* ---- the job ---- */
 
 /* Every place once, with its files. */
-static enum err take_parts(void *user, struct job *j, struct run *run, struct staging *st, bool *ends_out)
+static enum err publish_parts(const struct write_store *store, struct write *w)
 {
-	struct planned_save *l = user;
+	struct planned_save *l = store->user;
+	struct run *run = w->run;
 	CLEANUP(mem_free_ptr) uint32_t *files = mem_alloc(l->build.file_count * sizeof *files);
 	CLEANUP(mem_free_ptr) uint32_t *targets = mem_alloc(l->build.file_count * sizeof *targets);
 	uint32_t n = 0;
 
-	(void)j;
-	(void)ends_out;
 	if (!files || !targets)
 		return ERR(NO_MEMORY, "no memory for %u files", l->build.file_count);
 	for (uint32_t i = 0; i < run->files_n; i++)
@@ -419,9 +418,9 @@ static enum err take_parts(void *user, struct job *j, struct run *run, struct st
 			if (l->places[k] && strcmp(l->places[k], l->places[i]) == 0)
 				files[count++] = targets[k];
 		if (count)
-			TRY(hosts_part_take(st, run, l->places[i], files, count));
+			TRY(hosts_part_take(w->staging, run, l->places[i], files, count));
 	}
-	return OK;
+	return write_publish(w);
 }
 
 static FALLIBLE enum err write_planned(struct planned_save *l)
@@ -436,7 +435,8 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 				.world_size = l->world_size, .format = FORMAT_DCP, .after_run = check_metadata, .user = l,
 				.given = &l->build, .metadata = { l->metadata, l->metadata_bytes },
 				.metadata_name = l->metadata_name };
-	struct write_store store = part_of(l) ? hosts_part_store(part_of(l)) : (struct write_store){ .written = take_parts, .user = l };
+	struct write_store store = part_of(l) ? hosts_part_store(part_of(l)) : (struct write_store){
+		.stage = write_alone.stage, .publish = publish_parts, .is_shared = true, .user = l };
 
 	store.local = l->local;
 	w.store = part_of(l) || l->local ? &store : NULL;

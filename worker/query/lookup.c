@@ -5,11 +5,9 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <sys/vfs.h>
 #include <time.h>
 
 #include "base/num.h"
-#include "os/fs.h"
 #include "query/lookup_cache.h"
 #include "runner/hosts.h"
 #include "store/commit.h"
@@ -28,45 +26,24 @@ enum err lookup_room(const json_t *q, uint64_t bytes)
 	return err_expected(e, NULL, needed);
 }
 
-static FALLIBLE enum err root_of(struct worker *w, const json_t *q, uint32_t *root)
+static FALLIBLE enum err store_of(const struct worker *w, const json_t *q, const struct store **out)
 {
 	const char *storage = json_string_value(json_object_get(q, "storage"));
 
-	return storage ? roots_find(&w->roots, storage, root) : ERR(VALIDATION_FAILED, "a question without a storage");
-}
-
-static const char *fs_name(long magic)
-{
-	static const struct { long magic; const char *name; } names[] = {
-		{ 0xEF53, "ext4" },	  { 0x01021994, "tmpfs" },    { 0x58465342, "xfs" },	 { 0x9123683E, "btrfs" },
-		{ 0x6969, "nfs" },	  { 0x794C7630, "overlayfs" }, { 0x0BD00BD0, "lustre" }, { 0x65735546, "fuse" },
-		{ 0x2FC12FC1, "zfs" },
-	};
-
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-		if (names[i].magic == magic)
-			return names[i].name;
-	return "other";
+	return storage ? stores_find(&w->stores, storage, out) : ERR(VALIDATION_FAILED, "a question without a storage");
 }
 
 static FALLIBLE enum err probe(struct worker *w, const json_t *q, struct buf *out)
 {
-	uint64_t free_bytes = 0, total = 0;
-	struct statfs st;
-	uint32_t root;
-	int fd = -1;
+	struct store_facts f = { 0 };
+	const struct store *store;
 
-	TRY(root_of(w, q, &root));
-	TRY(fs_free_bytes(w->roots.fds[root], &free_bytes, &total));
-	bool writable = fs_open(w->roots.fds[root], ".", O_TMPFILE | O_RDWR, 0600, &fd) == OK;
-	fs_drop(&fd);
-	const char *fs = fstatfs(w->roots.fds[root], &st) == 0 ? fs_name((long)st.f_type) : "other";
-	/* renameat2's flags work where the file system knows them; those that do not are few and named */
-	bool renames = strcmp(fs, "nfs") != 0 && strcmp(fs, "fuse") != 0;
+	TRY(store_of(w, q, &store));
+	TRY(store->ops->probe(store, &f));
 	buf_printf(out, "{\"free_bytes\":%ju,\"total_bytes\":%ju,\"fs\":\"%s\",\"direct_io\":%s,\"rename_noreplace\":%s,"
-			"\"exchange\":%s,\"writable\":%s}", (uintmax_t)free_bytes, (uintmax_t)total, fs,
-		   writable && fs_direct_ok(w->roots.fds[root]) ? "true" : "false", renames ? "true" : "false",
-		   renames ? "true" : "false", writable ? "true" : "false");
+			"\"exchange\":%s,\"writable\":%s}", (uintmax_t)f.free_bytes, (uintmax_t)f.total_bytes, f.kind,
+		   f.direct ? "true" : "false", f.noreplace ? "true" : "false", f.exchange ? "true" : "false",
+		   f.writable ? "true" : "false");
 	return OK;
 }
 
@@ -76,22 +53,22 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	enum format format;
 	struct manifest *m = NULL;
 	uid_t owner = 0;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	const struct store *store;
 	struct stat st;
-	uint32_t root;
-	int dir = -1;
 
-	TRY(root_of(w, q, &root));
-	enum err e = fs_stat(w->roots.fds[root], name, &st);
+	TRY(store_of(w, q, &store));
+	enum err e = store_stat(store_top(store), name, &st);
 	if (e == ERR_NOT_FOUND) {
 		buf_puts(out, "{\"exists\":false,\"what\":\"none\",\"job\":null}");
 		return OK;
 	}
 	TRY(e);
-	TRY(checkpoint_recognise(&w->roots, root, name, &format));
-	if (format != FORMAT_NONE && S_ISDIR(st.st_mode) && fs_open_dir(w->roots.fds[root], name, &dir) == OK &&
+	TRY(checkpoint_recognise(store, name, &format));
+	if (format != FORMAT_NONE && S_ISDIR(st.st_mode) && store_enter(store_top(store), name, &dir) == OK &&
 	    checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
-	e = owner_find(&w->roots, root, name, (uid_t)json_integer_value(json_object_get(q, "uid")), &owner);
+	e = owner_find(store, name, (uid_t)json_integer_value(json_object_get(q, "uid")), &owner);
 	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"owner\":%u,\"job\":",
 		   format == FORMAT_NONE ? "other" : "checkpoint", owner);
 	if (m)
@@ -100,7 +77,6 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 		buf_puts(out, "null");
 	buf_puts(out, "}");
 	manifest_free(m);
-	fs_drop(&dir);
 	return e;
 }
 
@@ -122,7 +98,7 @@ struct summary {
 	uint64_t bytes;
 	uint32_t world_size;
 	bool dcpd;
-	int dirfd;
+	struct store_at dir;
 	struct identity id;
 };
 
@@ -135,7 +111,7 @@ static enum err sum_file(void *user, const char *name, unsigned char d_type)
 	int64_t of_rank;
 
 	(void)d_type;
-	if (fs_stat(s->dirfd, name, &st) == OK && S_ISREG(st.st_mode)) {
+	if (store_stat(s->dir, name, &st) == OK && S_ISREG(st.st_mode)) {
 		s->bytes += (uint64_t)st.st_size;
 		identity_add(&s->id, name, &st);
 	}
@@ -145,18 +121,18 @@ static enum err sum_file(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
-enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, enum format format, struct buf *out)
+enum err lookup_put_summary(const struct store *store, const char *path, enum format format, struct buf *out)
 {
-	struct summary s = { .world_size = 1, .dirfd = -1 };
+	struct summary s = { .world_size = 1 };
 	char id[IDENTITY_MAX];
 	struct stat st;
 
-	TRY(fs_stat(w->roots.fds[root], path, &st));
+	TRY(store_stat(store_top(store), path, &st));
 	identity_begin(&s.id, &st);
 	if (S_ISDIR(st.st_mode)) {
-		TRY(fs_open_dir(w->roots.fds[root], path, &s.dirfd));
-		enum err e = fs_list(s.dirfd, sum_file, &s);
-		fs_drop(&s.dirfd);
+		TRY(store_enter(store_top(store), path, &s.dir));
+		enum err e = store_list(s.dir, sum_file, &s);
+		store_close(&s.dir);
 		TRY(e);
 	} else {
 		s.bytes = (uint64_t)st.st_size;
@@ -184,7 +160,7 @@ static enum err count_file(void *user, const char *name, unsigned char d_type)
 static FALLIBLE enum err count_files(const struct checkpoint *c, uint64_t *out)
 {
 	*out = c->single;
-	return c->single ? OK : fs_list(c->dirfd, count_file, out);
+	return c->single ? OK : store_list(c->dir, count_file, out);
 }
 
 static void put_manifest(struct buf *out, const struct manifest *m)
@@ -223,15 +199,15 @@ static FALLIBLE enum err show_dcp(struct worker *w, const json_t *q, struct buf 
 static FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
+	const struct store *store;
 	enum format format;
-	uint32_t root;
 
-	TRY(root_of(w, q, &root));
-	TRY(checkpoint_recognise(&w->roots, root, name, &format));
+	TRY(store_of(w, q, &store));
+	TRY(checkpoint_recognise(store, name, &format));
 	if (format == FORMAT_NONE)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
 	buf_puts(out, "{");
-	TRY(lookup_put_summary(w, root, name, format, out));
+	TRY(lookup_put_summary(store, name, format, out));
 	if (format_reads(format))
 		TRY(show_dcp(w, q, out));
 	else
@@ -243,7 +219,7 @@ static FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct b
 struct file_list {
 	struct buf *out;
 	const struct manifest *manifest;
-	int dirfd;
+	struct store_at dir;
 	uint64_t count;
 };
 
@@ -253,7 +229,7 @@ static enum err put_file(void *user, const char *name, unsigned char d_type)
 	struct stat st;
 
 	(void)d_type;
-	enum err e = fs_stat(l->dirfd, name, &st);
+	enum err e = store_stat(l->dir, name, &st);
 	if (e || !S_ISREG(st.st_mode))
 		return e == ERR_NOT_FOUND ? OK : e;
 	buf_puts(l->out, l->count++ ? ",{\"name\":" : "{\"name\":");
@@ -273,23 +249,22 @@ static FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct 
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	const struct store *store;
 	enum format format;
 	const char *file;
-	uint32_t root;
-	int dir = -1;
 
-	TRY(root_of(w, q, &root));
-	TRY(checkpoint_recognise(&w->roots, root, name, &format));
+	TRY(store_of(w, q, &store));
+	TRY(checkpoint_recognise(store, name, &format));
 	if (format == FORMAT_NONE)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
-	TRY(checkpoint_open_dir(&w->roots, root, name, &dir, &file));
+	TRY(checkpoint_open_dir(store, name, &dir, &file));
 	if (file || checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
-	struct file_list l = { .out = out, .manifest = m, .dirfd = dir };
+	struct file_list l = { .out = out, .manifest = m, .dir = dir };
 	buf_puts(out, "{\"files\":[");
-	enum err e = file ? put_file(&l, file, DT_REG) : fs_list(dir, put_file, &l);
+	enum err e = file ? put_file(&l, file, DT_REG) : store_list(dir, put_file, &l);
 	buf_puts(out, "]}");
-	fs_drop(&dir);
 	return e;
 }
 
@@ -300,7 +275,7 @@ static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	bool committed = false;
 
-	TRY(commit_recover(&w->roots, q, &committed, &m));
+	TRY(commit_recover(&w->stores, q, &committed, &m));
 	buf_printf(out, "{\"committed\":%s", committed ? "true" : "false");
 	if (committed) {
 		buf_puts(out, ",\"result\":{\"checkpoint\":{\"storage\":");
@@ -325,18 +300,18 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 				    .mark = json_string_value(json_object_get(q, "mark")), .watched = json_object_get(q, "watched") };
 	const char *name = json_string_value(json_object_get(q, "name")), *job = json_string_value(json_object_get(q, "job"));
 	const char *path, *comma = "";
+	const struct store *store;
 	json_t *state;
 	uint64_t removed = 0;
-	uint32_t root;
 
-	TRY(root_of(w, q, &root));
+	TRY(store_of(w, q, &store));
 	if (name && job) {
-		TRY(commit_sweep_job(&w->roots, root, name, job, &removed));
+		TRY(store->ops->sweep(store, &keep, name, job, &removed));
 		buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
 		return OK;
 	}
 	keep.others = json_object();
-	enum err e = commit_sweep(&w->roots, root, &keep, &removed);
+	enum err e = store->ops->sweep(store, &keep, NULL, NULL, &removed);
 	buf_printf(out, "{\"removed\":%ju,\"others\":{", (uintmax_t)removed);
 	json_object_foreach(keep.others, path, state) {
 		buf_puts(out, comma);
@@ -354,11 +329,11 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 static FALLIBLE enum err meet(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *action = json_string_value(json_object_get(q, "action"));
+	const struct store *store;
 	bool seen = false;
-	uint32_t root;
 
-	TRY(root_of(w, q, &root));
-	TRY(hosts_token(w->roots.fds[root], json_string_value(json_object_get(q, "name")),
+	TRY(store_of(w, q, &store));
+	TRY(hosts_token(store_top(store), json_string_value(json_object_get(q, "name")),
 			json_string_value(json_object_get(q, "token")), action ? action : "look", &seen));
 	buf_printf(out, "{\"seen\":%s}", seen ? "true" : "false");
 	return OK;

@@ -6,7 +6,7 @@
 /* ERR_BUSY with `actual` bytes: the coordinator has granted less room for an answer in a memfd. It asks again once it has that. */
 FALLIBLE enum err lookup_room(const json_t *q, uint64_t bytes);
 /* Members of a checkpoint's object in a list, without the braces. */
-FALLIBLE enum err lookup_put_summary(struct worker *w, uint32_t root, const char *path, enum format format, struct buf *out);
+FALLIBLE enum err lookup_put_summary(const struct store *store, const char *path, enum format format, struct buf *out);
 FALLIBLE enum err lookup_list(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_images(const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);

@@ -6,7 +6,6 @@
 #include "query/lookup_cache.h"
 
 #include "base/clock.h"
-#include "os/fs.h"
 
 enum { SETTLED_S = 2 };
 
@@ -37,22 +36,21 @@ bool lookup_mark_settled(const struct lookup_mark *m)
 	return m->changed.tv_sec < clock_wall_ms() / 1000 - SETTLED_S;
 }
 
-static FALLIBLE enum err look(int dir, struct lookup_marks *out)
+static FALLIBLE enum err look(struct store_at dir, struct lookup_marks *out)
 {
 	struct stat st;
 
-	if (fstat(dir, &st) < 0)
-		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
+	TRY(store_stat(dir, "", &st));
 	*out = (struct lookup_marks){ .dir = lookup_mark_of(&st) };
-	TRY(fs_stat(dir, DCP_METADATA, &st));
+	TRY(store_stat(dir, DCP_METADATA, &st));
 	out->metadata = lookup_mark_of(&st);
-	enum err e = fs_stat(dir, MANIFEST_NAME, &st);
+	enum err e = store_stat(dir, MANIFEST_NAME, &st);
 	if (e == OK)
 		out->manifest = lookup_mark_of(&st);
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
-static bool same_sizes(const struct checkpoint *c, int dir)
+static bool same_sizes(const struct checkpoint *c, struct store_at dir)
 {
 	char name[4096];
 	struct stat st;
@@ -61,7 +59,7 @@ static bool same_sizes(const struct checkpoint *c, int dir)
 		const struct sd_file *f = &c->sd->files[i];
 		memcpy(name, f->name.p, f->name.n); /* it was a file's name when it was opened */
 		name[f->name.n] = '\0';
-		if (fs_stat(dir, name, &st) != OK || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->file_bytes[i])
+		if (store_stat(dir, name, &st) != OK || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->file_bytes[i])
 			return false;
 	}
 	return true;
@@ -76,42 +74,42 @@ void lookup_cache_free(struct lookup_cache *k)
 void lookup_cache_rest(struct lookup_cache *k)
 {
 	if (k->checkpoint)
-		fs_drop(&k->checkpoint->dirfd);
+		store_close(&k->checkpoint->dir);
 }
 
-static bool is_it(const struct lookup_cache *k, uint32_t root, const char *name, const struct lookup_marks *m, int dir)
+static bool is_it(const struct lookup_cache *k, const struct store *store, const char *name, const struct lookup_marks *m,
+		  struct store_at dir)
 {
 	const struct checkpoint *c = k->checkpoint;
 
-	return c && c->root == root && strcmp(c->name, name) == 0 && same_marks(&k->marks, m) && same_sizes(c, dir);
+	return c && c->store == store && strcmp(c->name, name) == 0 && same_marks(&k->marks, m) && same_sizes(c, dir);
 }
 
 enum err lookup_checkpoint(struct worker *w, const json_t *q, struct checkpoint **out)
 {
 	const char *storage = json_string_value(json_object_get(q, "storage")), *name = json_string_value(json_object_get(q, "name"));
 	struct lookup_cache *k = w->kept;
-	CLEANUP(fs_drop) int dir = -1;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	struct lookup_marks m;
-	uint32_t root = 0;
+	const struct store *store = NULL;
 
 	if (!storage || !name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
 	const struct ref ref = ref_checkpoint(storage, name);
-	if (!k || roots_find(&w->roots, storage, &root) || fs_open_dir(w->roots.fds[root], name, &dir) ||
-	    look(dir, &m)) {
+	if (!k || stores_find(&w->stores, storage, &store) || store_enter(store_top(store), name, &dir) || look(dir, &m)) {
 		err_clear(); /* opening it says what is wrong, if anything is */
-		return checkpoint_open(&w->roots, &ref, out);
+		return checkpoint_open(&w->stores, &ref, out);
 	}
-	if (is_it(k, root, name, &m, dir)) {
+	if (is_it(k, store, name, &m, dir)) {
 		lookup_cache_rest(k);
-		k->checkpoint->dirfd = dir;
-		dir = -1;
+		k->checkpoint->dir = dir;
+		dir = STORE_NOTHING;
 		*out = checkpoint_share(k->checkpoint);
 		return OK;
 	}
 	err_clear();
 	lookup_cache_free(k); /* first: there may be no room for two large ones */
-	TRY(checkpoint_open(&w->roots, &ref, out));
+	TRY(checkpoint_open(&w->stores, &ref, out));
 	if ((*out)->format == FORMAT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
 	    lookup_mark_settled(&m.manifest))
 		*k = (struct lookup_cache){ checkpoint_share(*out), m };

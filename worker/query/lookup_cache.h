@@ -23,7 +23,7 @@ struct lookup_marks {
 };
 
 struct lookup_cache {
-	struct checkpoint *checkpoint;                 /* NULL: none; dirfd is closed between questions */
+	struct checkpoint *checkpoint;                 /* NULL: none; dir is closed between questions */
 	struct lookup_marks marks;
 };
 

@@ -18,7 +18,6 @@
 
 #include "base/clock.h"
 #include "base/num.h"
-#include "os/fs.h"
 #include "store/checkpoint.h"
 
 enum { DEPTH_MAX = 16, PAGE_MAX = 1000, SLICE_MS = 500, VISITS_MIN = 16, EXPIRE_MS = 5000, NAMES_MAX = 4 << 20, NAMES_KEPT = 1 << 20 };
@@ -40,9 +39,8 @@ struct lookup_dir {
 };
 
 struct listing {
-	struct worker *w;
 	struct lookup_tree *tree;
-	uint32_t root;
+	const struct store *store;
 	struct buf *out;
 	struct str prefix, after;
 	uint64_t left, shown, visits;
@@ -118,7 +116,7 @@ static void take_over(struct lookup_dir *fresh, struct lookup_dir *old)
 	}
 }
 
-static FALLIBLE enum err read_names(struct listing *l, int dirfd, const struct lookup_mark *mark, struct lookup_dir **known)
+static FALLIBLE enum err read_names(struct listing *l, struct store_at dir, const struct lookup_mark *mark, struct lookup_dir **known)
 {
 	struct lookup_dir *fresh = mem_zalloc(1, sizeof *fresh);
 	struct lookup_tree *t = l->tree;
@@ -127,7 +125,7 @@ static FALLIBLE enum err read_names(struct listing *l, int dirfd, const struct l
 		return ERR(NO_MEMORY, "no memory for a list");
 	*fresh = (struct lookup_dir){ .mark = *mark, .settled = lookup_mark_settled(mark), .read_ms = l->begun_ms, .commits = l->commits,
 				      .names = BUF_INIT(1 << 30) };
-	enum err e = fs_list(dirfd, add_name, fresh);
+	enum err e = store_list(dir, add_name, fresh);
 	t->names += fresh->children.n;
 	if (e) {
 		dir_free(t, fresh);
@@ -143,22 +141,21 @@ static FALLIBLE enum err read_names(struct listing *l, int dirfd, const struct l
 }
 
 /* Makes *known what the directory holds now, or NULL if it is a checkpoint. The root of a storage is none, whatever lies there. */
-static FALLIBLE enum err look_again(struct listing *l, int dirfd, struct lookup_dir **known, enum format *format)
+static FALLIBLE enum err look_again(struct listing *l, struct store_at dir, struct lookup_dir **known, enum format *format)
 {
 	struct lookup_mark mark;
 	struct stat st;
 
 	*format = FORMAT_NONE;
-	if (fstat(dirfd, &st) < 0)
-		return ERR_SYS(STORAGE_IO, "cannot look at a directory");
+	TRY(store_stat(dir, "", &st));
 	mark = lookup_mark_of(&st);
 	if (*known && (*known)->settled && lookup_mark_same(&(*known)->mark, &mark) &&
 	    (l->trusts_marks || ((*known)->commits == l->commits && l->begun_ms - (*known)->read_ms < EXPIRE_MS)))
 		return OK;
 	if (known != &l->tree->top)
-		TRY(checkpoint_format_of_dir(dirfd, format));
+		TRY(checkpoint_format_of_dir(dir, format));
 	if (*format == FORMAT_NONE)
-		return read_names(l, dirfd, &mark, known);
+		return read_names(l, dir, &mark, known);
 	dir_free(l->tree, *known);
 	*known = NULL;
 	return OK;
@@ -207,7 +204,7 @@ static FALLIBLE enum err put_checkpoint(struct listing *l, enum format format)
 			return OK;
 		}
 		buf_puts(l->out, l->shown ? ",{" : "{");
-		enum err e = lookup_put_summary(l->w, l->root, l->path, format, l->out);
+		enum err e = lookup_put_summary(l->store, l->path, format, l->out);
 		buf_puts(l->out, "}");
 		TRY(buf_status(l->out));
 		if (e)
@@ -220,18 +217,18 @@ static FALLIBLE enum err put_checkpoint(struct listing *l, enum format format)
 	return OK;
 }
 
-/* Opens the child whose path is in hand, and puts it on the page if it is a checkpoint. *fd stays -1 unless it is a directory to enter. */
-static FALLIBLE enum err open_child(struct listing *l, struct child *c, const char *name, int dirfd, int *fd)
+/* Opens the child whose path is in hand, and puts it on the page if it is a checkpoint. *out is open if it is a directory to enter. */
+static FALLIBLE enum err open_child(struct listing *l, struct child *c, const char *name, struct store_at dir, struct store_at *out)
 {
 	enum format format;
 
 	if (c->is_file)
 		return put_checkpoint(l, format_of_file(name));
-	enum err e = fs_open_dir(dirfd, name, fd);
+	enum err e = store_enter(dir, name, out);
 	if (!e)
-		e = look_again(l, *fd, &c->dir, &format);
+		e = look_again(l, *out, &c->dir, &format);
 	if (e || format != FORMAT_NONE)
-		fs_drop(fd);
+		store_close(out);
 	else
 		note_visit(l);
 	if (e)
@@ -263,30 +260,30 @@ static bool enter(struct listing *l, size_t at, const char *name)
 }
 
 /* Lists children from … to of the directory whose path is in hand, with what is beneath them. */
-static FALLIBLE enum err list_dir(struct listing *l, struct lookup_dir *d, int dirfd, uint64_t from, uint64_t to)
+static FALLIBLE enum err list_dir(struct listing *l, struct lookup_dir *d, struct store_at dir, uint64_t from, uint64_t to)
 {
 	size_t at = strlen(l->path);
 	enum err e = OK;
 
 	for (uint64_t i = from, next; i < to && !l->done && !e; i = next) {
 		struct child *c = &d->children.v[i];
-		CLEANUP(fs_drop) int fd = -1;
+		CLEANUP(store_close) struct store_at below = STORE_NOTHING;
 		next = i + 1;
 		if (!enter(l, at, name_of(d, i)) || is_passed(l))
 			continue;
-		e = open_child(l, c, name_of(d, i), dirfd, &fd);
-		if (e || fd < 0 || l->done)
+		e = open_child(l, c, name_of(d, i), dir, &below);
+		if (e || !below.store || below.handle < 0 || l->done)
 			continue;
 		next = before_contents(d, i, to);
 		if (next > i + 1) {
-			fs_drop(&fd); /* a long row of such names needs no long row of descriptors */
+			store_close(&below); /* a long row of such names needs no long row of descriptors */
 			l->path[at] = '\0';
-			e = list_dir(l, d, dirfd, i + 1, next);
-			if (e || l->done || !enter(l, at, name_of(d, i)) || fs_open_dir(dirfd, name_of(d, i), &fd) != OK)
+			e = list_dir(l, d, dir, i + 1, next);
+			if (e || l->done || !enter(l, at, name_of(d, i)) || store_enter(dir, name_of(d, i), &below) != OK)
 				continue;
 		}
 		if (++l->depth <= DEPTH_MAX)
-			e = list_dir(l, c->dir, fd, 0, c->dir->children.n);
+			e = list_dir(l, c->dir, below, 0, c->dir->children.n);
 		l->depth--;
 	}
 	l->path[at] = '\0';
@@ -295,30 +292,30 @@ static FALLIBLE enum err list_dir(struct listing *l, struct lookup_dir *d, int d
 
 static FALLIBLE enum err list_root(struct listing *l)
 {
-	CLEANUP(fs_drop) int fd = -1;
+	CLEANUP(store_close) struct store_at top = STORE_NOTHING;
 	enum format format;
 
-	TRY(fs_open_dir(l->w->roots.fds[l->root], ".", &fd));
-	l->trusts_marks = fs_is_local(fd);
-	TRY(look_again(l, fd, &l->tree->top, &format));
-	return list_dir(l, l->tree->top, fd, 0, l->tree->top->children.n);
+	TRY(store_enter(store_top(l->store), ".", &top));
+	l->trusts_marks = l->store->ops->watch(top);
+	TRY(look_again(l, top, &l->tree->top, &format));
+	return list_dir(l, l->tree->top, top, 0, l->tree->top->children.n);
 }
 
 enum err lookup_list(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *storage = json_string_value(json_object_get(q, "storage"));
 	const char *prefix = json_string_value(json_object_get(q, "prefix")), *after = json_string_value(json_object_get(q, "after"));
-	struct listing l = { .w = w, .tree = w->tree, .out = out, .prefix = str_of(prefix ? prefix : ""),
+	struct listing l = { .tree = w->tree, .out = out, .prefix = str_of(prefix ? prefix : ""),
 			     .after = str_of(after ? after : ""), .begun_ms = clock_mono_ms(),
 			     .commits = (uint64_t)json_integer_value(json_object_get(q, "commits")),
 			     .left = (uint64_t)num_min(json_integer_value(json_object_get(q, "page_size")), PAGE_MAX) };
 
 	if (!storage || l.after.n >= sizeof l.last)
 		return ERR(VALIDATION_FAILED, "a list without a storage, or from a name that is too long");
-	TRY(roots_find(&w->roots, storage, &l.root));
-	if (l.tree->root != l.root || l.tree->names > NAMES_KEPT)
+	TRY(stores_find(&w->stores, storage, &l.store));
+	if (l.tree->store != l.store || l.tree->names > NAMES_KEPT)
 		lookup_tree_free(l.tree);
-	l.tree->root = l.root;
+	l.tree->store = l.store;
 	memcpy(l.last, l.after.p, l.after.n);
 	buf_puts(out, "{\"checkpoints\":[");
 	TRY(list_root(&l));

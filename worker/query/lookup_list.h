@@ -6,7 +6,7 @@
 struct lookup_dir;
 
 struct lookup_tree {
-	uint32_t root;
+	const struct store *store;
 	struct lookup_dir *top;        /* NULL: nothing is known */
 	uint64_t names;                /* in all directories */
 };

@@ -356,16 +356,15 @@ static int by_box(const void *a, const void *b)
 	return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Which checkpoint it is, and which version: others may be saved to the same directory, file by file (in_place.h). The .metadata is a new
- * file then, and goes last; one that was put away and is put back has another ctime. An empty id, if ranks have metadata of their own:
- * there is no one file that would tell. */
+/* Which checkpoint it is, and which version: others may be saved to the same directory, file by file (posix_in_place.h). The .metadata
+ * is a new file then, and goes last; one that was put away and is put back has another ctime. An empty id, if ranks have metadata of
+ * their own: there is no one file that would tell. */
 static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)
 {
 	char id[IDENTITY_VERSION_MAX] = "";
 	struct stat st;
 
-	if (fstat(c->dirfd, &st) < 0)
-		return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
+	TRY(store_stat(c->dir, "", &st));
 	if (c->format == FORMAT_DCP)
 		identity_version(&st, &c->metadata, id);
 	buf_printf(out, "{\"id\":\"%s\"", id);
@@ -430,7 +429,7 @@ static FALLIBLE enum err put_answer(struct locate *l, struct buf *out)
 }
 
 /* The text goes in a memfd, as a slice's bytes do: it may be long, and the coordinator need not look into it. */
-static FALLIBLE enum err answer(struct locate *l, struct worker *w, const json_t *q, struct buf *out, int *fd_out)
+static FALLIBLE enum err answer(struct locate *l, const json_t *q, struct buf *out, int *fd_out)
 {
 	CLEANUP(buf_free) struct buf text = BUF_INIT(FRAME_JSON_MAX);
 	char identity[IDENTITY_MAX];
@@ -440,7 +439,7 @@ static FALLIBLE enum err answer(struct locate *l, struct worker *w, const json_t
 	*fd_out = memfd_create("dcpd-located", MFD_CLOEXEC);
 	if (*fd_out < 0)
 		return ERR_SYS(SYSTEM, "cannot make a memfd for an answer");
-	if (identity_of(&w->roots, l->checkpoint->root, l->checkpoint->name, identity)) { /* gone by now: the client sees that by the id */
+	if (identity_of(store_top(l->checkpoint->store), l->checkpoint->name, identity)) { /* gone by now: the client sees that by the id */
 		identity[0] = '\0';
 		err_clear();
 	}
@@ -458,7 +457,7 @@ static void give_up(struct locate *l)
 
 static FALLIBLE enum err place(struct locate *l, const struct worker *w)
 {
-	TRY(files_open(&l->run, w->roots.fds, NULL, 0, &l->files));
+	TRY(files_open(&l->run, &w->stores, NULL, 0, &l->files));
 	TRY(sources_open(&l->run, &l->files, &l->sources));
 	for (uint64_t i = 0; i < l->wanted.n; i++)
 		TRY(place_box(l, i));
@@ -487,7 +486,7 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 		give_up(l);
 	else
 		TRY(place(l, w));
-	return answer(l, w, q, out, fd_out);
+	return answer(l, q, out, fd_out);
 }
 
 enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out)

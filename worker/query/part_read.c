@@ -113,7 +113,7 @@ static FALLIBLE enum err execute(struct reading *g, struct checked *checked)
 	struct run run = { .fd = -1 };
 
 	TRY(run_share(&g->build, &run));
-	struct exec_spec spec = { .run = &run, .root_fds = w->roots.fds, .fds = g->job.fds, .fd_count = g->job.fd_count,
+	struct exec_spec spec = { .run = &run, .stores = &w->stores, .fds = g->job.fds, .fd_count = g->job.fd_count,
 				  .io = w->io, .count = 1, .memory_bytes = w->memory_bytes, .tick = no_tick };
 	enum err e = exec_run(&spec);
 	if (!e)

@@ -510,7 +510,7 @@ enum err build_source_files(struct run_build *b, const struct checkpoint *c, uin
 	struct str path = { c->name, slash ? (size_t)(slash - c->name) : c->single ? 0 : strlen(c->name) };
 	uint32_t dir;
 
-	TRY(run_add_dir(b, c->root, path, &dir));
+	TRY(run_add_dir(b, c->store->index, path, &dir));
 	uint32_t *map = mem_zalloc(c->sd->file_count, sizeof *map);
 	*file_map_out = map;
 	if (!map)

@@ -315,7 +315,7 @@ enum err exchange_run(const struct exec_spec *spec, struct comm *c)
 {
 	struct exchanging x = { .spec = spec, .run = spec->run, .comm = c, .me = comm_rank(c), .members = comm_size(c) };
 
-	enum err e = files_open(spec->run, spec->root_fds, spec->fds, spec->fd_count, &x.files);
+	enum err e = files_open(spec->run, spec->stores, spec->fds, spec->fd_count, &x.files);
 	x.fold = e ? NULL : mem_alloc(WINDOW_FOLD_BYTES);
 	x.other = e ? NULL : mem_alloc(COMM_BLOCK_MAX);
 	if (!e && (!x.fold || !x.other))

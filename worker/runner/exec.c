@@ -335,7 +335,7 @@ enum err exec_run(const struct exec_spec *spec)
 
 	for (uint64_t i = 0; i < spec->run->files_n; i++)
 		x.has_segments = x.has_segments || spec->run->files[i].kind == RUN_FILE_SEGMENT;
-	TRY(files_open(spec->run, spec->root_fds, spec->fds, spec->fd_count, &x.files));
+	TRY(files_open(spec->run, spec->stores, spec->fds, spec->fd_count, &x.files));
 	enum err e = sources_open(spec->run, &x.files, &x.sources);
 	if (!e)
 		e = gate_open(spec->run, spec->fds, spec->fd_count, &x.gate, &x.gated);

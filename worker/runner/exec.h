@@ -13,7 +13,7 @@ typedef enum err (*exec_tick_fn)(void *user);
 
 struct exec_spec {
 	struct run *run;
-	const int *root_fds;
+	const struct stores *stores;
 	const int *fds;                /* segments and spools of the run, by fd_index */
 	uint32_t fd_count;
 	struct io_engine *io;

@@ -8,20 +8,19 @@ enum { FILES_OPEN_MAX = 512 };
 
 struct files {
 	struct run *run;
-	const int *root_fds;           /* by run_dir.root */
+	const struct stores *stores;   /* by run_dir.root */
 	const int *fds;                /* descriptors that came with the run, by run_file.fd_index */
 	uint32_t fd_count;
-	int *dir_fds;                  /* -1: not yet opened */
-	int *file_fds;
+	struct store_at *dirs, *opened;        /* store NULL or handle -1: not open */
 	uint32_t *pins;
 	struct seg_map *maps;
 	uint32_t open_count, clock;
 };
 
-FALLIBLE enum err files_open(struct run *run, const int *root_fds, const int *fds, uint32_t fd_count,
+FALLIBLE enum err files_open(struct run *run, const struct stores *stores, const int *fds, uint32_t fd_count,
 			     struct files *out);
 void files_close(struct files *f);
-/* The file's descriptor, pinned until files_unpin. Errors name the file. */
+/* The file's descriptor, pinned until files_unpin. Errors name the file. ERR_UNSUPPORTED: its store has none. */
 FALLIBLE enum err files_pin(struct files *f, uint32_t file, int *fd_out);
 void files_unpin(struct files *f, uint32_t file);
 /* A segment's memory (all of file.bytes). ERR_SEGMENT_SHRUNK if it is smaller by now. Of RUN_FILE_MEMORY NULL: offsets are

@@ -48,7 +48,7 @@ static struct run_work work_of(struct run *run)
 
 static struct exec_spec exec_spec_of(struct job *j, struct run *run, const int *fds, uint32_t fd_count)
 {
-	return (struct exec_spec){ .run = run, .root_fds = j->worker->roots.fds, .fds = fds, .fd_count = fd_count,
+	return (struct exec_spec){ .run = run, .stores = &j->worker->stores, .fds = fds, .fd_count = fd_count,
 				   .io = j->worker->io, .index = j->worker->index, .count = j->worker->count,
 				   .memory_bytes = j->worker->memory_bytes, .tick = job_tick, .user = j };
 }

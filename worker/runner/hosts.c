@@ -3,16 +3,12 @@
  * which makes NFS ask its server; clocks are compared with themselves only. */
 #include "runner/hosts_impl.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/jtext.h"
 #include "base/num.h"
-#include "os/fs.h"
-#include "store/commit.h"
 
 enum {
 	LOOK_FIRST_MS = 5, LOOK_MS = 200, BEATS_PER_TIMEOUT = 8, BEAT_MAX_MS = 2000, JOIN_TIMEOUTS = 6, BYE_MS = 5000, BYE_FAILED_MS = 2000,
@@ -31,21 +27,12 @@ void hosts_file(char out[32], const char *what, uint32_t host)
 	snprintf(out, 32, "%s-%u", what, host);
 }
 
-enum err hosts_put(struct hosts *h, const char *name, const void *bytes, uint64_t n, bool sync)
+enum err hosts_put(struct hosts *h, const char *what, const void *bytes, uint64_t n, bool durable)
 {
-	char tmp[48];
-	int fd = -1;
+	char name[32];
 
-	snprintf(tmp, sizeof tmp, "%s.tmp", name);
-	enum err e = fs_open(h->dir, tmp, O_CREAT | O_TRUNC | O_WRONLY, 0644, &fd);
-	if (!e)
-		e = fs_pwrite(fd, bytes, n, 0, name);
-	if (!e && sync)
-		e = fs_fsync(fd, name);
-	if (!e)
-		e = fs_close(&fd);
-	fs_drop(&fd);
-	return e ? e : fs_rename(h->dir, tmp, h->dir, name);
+	hosts_file(name, what, h->index);
+	return h->store->ops->put(h->dir, name, bytes, n, durable);
 }
 
 /* ---- the beat: a thread of its own, since planning and syncing take their time ---- */
@@ -58,7 +45,7 @@ static void *beat(void *user)
 	pthread_mutex_lock(&h->lock);
 	for (uint64_t n = 1; !h->stop; n++) {
 		pthread_mutex_unlock(&h->lock);
-		if (fs_pwrite(h->beat_fd, &n, sizeof n, 0, "beat") == OK && fs_fsync(h->beat_fd, "beat") != OK)
+		if (hosts_put(h, "beat", &n, sizeof n, false))
 			err_clear(); /* others will see that it stopped */
 		struct timespec until = clock_mono_in(every);
 		pthread_mutex_lock(&h->lock);
@@ -71,10 +58,6 @@ static void *beat(void *user)
 
 static FALLIBLE enum err begin_beat(struct hosts *h)
 {
-	char name[32];
-
-	hosts_file(name, "beat", h->index);
-	TRY(fs_open(h->dir, name, O_CREAT | O_TRUNC | O_WRONLY, 0644, &h->beat_fd));
 	if (pthread_create(&h->beater, NULL, beat, h) != 0)
 		return ERR(NO_MEMORY, "cannot start a thread");
 	h->beating = true;
@@ -126,13 +109,12 @@ static bool has(const struct hosts_view *v, const char *what, uint32_t host)
 
 static FALLIBLE enum err look(const struct hosts *h, struct hosts_view *v)
 {
-	int dir = -1;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 
 	*v = (struct hosts_view){ 0 };
-	enum err e = fs_open_dir(h->parent, h->name, &dir);
+	enum err e = store_enter(store_top(h->store), h->path, &dir);
 	if (!e)
-		e = fs_list(dir, note_name, v);
-	fs_drop(&dir);
+		e = store_list(dir, note_name, v);
 	v->gone = e == ERR_NOT_FOUND;
 	return v->gone ? OK : e;
 }
@@ -145,7 +127,7 @@ static FALLIBLE enum err read_end(struct hosts *h, uint32_t host)
 	char name[32];
 
 	hosts_file(name, "end", host);
-	enum err e = fs_read_all(h->dir, name, END_MAX, &bytes, &n);
+	enum err e = store_get(h->dir, name, END_MAX, &bytes, &n, NULL);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
 	json_t *doc;
@@ -168,16 +150,16 @@ static FALLIBLE enum err read_end(struct hosts *h, uint32_t host)
 static void read_beat(struct hosts *h, uint32_t host)
 {
 	struct hosts_seen *s = &h->seen[host];
-	uint64_t n = 0;
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
+	uint64_t beat, n = 0;
 	char name[32];
-	int fd = -1;
 
 	hosts_file(name, "beat", host);
-	if (fs_open(h->dir, name, O_RDONLY, 0, &fd) == OK && fs_pread(fd, &n, sizeof n, 0, name) == OK && (n != s->beat || !s->at_ms)) {
-		s->beat = n;
-		s->at_ms = clock_mono_ms();
+	if (store_get(h->dir, name, sizeof beat, &bytes, &n, NULL) == OK && n == sizeof beat) {
+		memcpy(&beat, bytes, sizeof beat);
+		if (beat != s->beat || !s->at_ms)
+			*s = (struct hosts_seen){ beat, clock_mono_ms() };
 	}
-	fs_drop(&fd);
 	err_clear();
 }
 
@@ -256,12 +238,11 @@ static FALLIBLE enum err hosts_wait_leader(struct hosts *h, const char *what)
 static bool committed(const struct hosts *h)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	struct err_info info = *err_last();
-	int dir = -1;
 
-	bool yes = h->leader_job[0] && fs_open_dir(h->parent, h->target, &dir) == OK &&
+	bool yes = h->leader_job[0] && store_enter(store_top(h->store), h->job->spec.target.name.p, &dir) == OK &&
 		   checkpoint_manifest(dir, MANIFEST_NAME, &m) == OK && m && strcmp(m->job, h->leader_job) == 0;
-	fs_drop(&dir);
 	err_restore(&info);
 	return yes;
 }
@@ -352,38 +333,18 @@ static FALLIBLE enum err read_spec(struct hosts *h)
 	h->leads = index == 0;
 	h->timeout_ms = seconds * 1000;
 	h->began_ms = clock_mono_ms();
-	TRY(roots_find(&h->job->worker->roots, target->storage.p, &h->root));
-	TRY(staging_divide(target->name.p, h->parent_path, sizeof h->parent_path, h->target, sizeof h->target));
+	TRY(stores_find(&h->job->worker->stores, target->storage.p, &h->store));
+	TRY(staging_beside(target->name.p, h->name, h->path));
 	return read_ranks(h);
-}
-
-static FALLIBLE enum err make_place(struct hosts *h)
-{
-	int root = h->job->worker->roots.fds[h->root];
-
-	if (h->parent_path[0])
-		TRY(fs_mkdirs(root, h->parent_path, &h->parent));
-	else
-		TRY(fs_open_dir(root, ".", &h->parent));
-	enum err e = fs_mkdir(h->parent, h->name, 0755);
-	if (e == ERR_CHECKPOINT_EXISTS) /* of an attempt of ours: those who wait there still do */
-		err_clear();
-	else if (e)
-		return e;
-	return fs_open_dir(h->parent, h->name, &h->dir);
 }
 
 /* The leader makes it; the one who comes first waits. */
 static FALLIBLE enum err find_place(struct hosts *h)
 {
-	int root = h->job->worker->roots.fds[h->root];
 	int64_t until = h->began_ms + h->timeout_ms * (h->job->attempt > 1 ? 1 : JOIN_TIMEOUTS);
 
 	for (int ms = LOOK_FIRST_MS;; ms = ms * 2 < LOOK_MS ? ms * 2 : LOOK_MS) {
-		fs_drop(&h->parent);
-		enum err e = fs_open_dir(root, h->parent_path[0] ? h->parent_path : ".", &h->parent);
-		if (!e)
-			e = fs_open_dir(h->parent, h->name, &h->dir);
+		enum err e = store_enter(store_top(h->store), h->path, &h->dir);
 		if (!e || e != ERR_NOT_FOUND)
 			return e;
 		if (clock_mono_ms() > until)
@@ -397,7 +358,7 @@ static FALLIBLE enum err meet(struct hosts *h)
 {
 	TRY(read_spec(h));
 	TRY(job_state(h->job, "planning", "waiting for the other hosts", NULL, 0));
-	TRY(h->leads ? make_place(h) : find_place(h));
+	TRY(h->leads ? h->store->ops->make(store_top(h->store), h->path, &h->dir) : find_place(h)); /* ours: of an earlier attempt, too */
 	for (uint32_t k = 0; k < h->count; k++) /* one who gave up before we came, or came again */
 		if (k != h->index)
 			TRY(read_end(h, k));
@@ -415,7 +376,7 @@ enum err hosts_open(struct job *j, struct hosts **out)
 	struct hosts *h = mem_zalloc(1, sizeof *h);
 	if (!h)
 		return ERR(NO_MEMORY, "no memory for a save by several hosts");
-	*h = (struct hosts){ .job = j, .spec = spec, .parent = -1, .dir = -1, .beat_fd = -1, .lock = PTHREAD_MUTEX_INITIALIZER,
+	*h = (struct hosts){ .job = j, .spec = spec, .lock = PTHREAD_MUTEX_INITIALIZER,
 			     .wake = PTHREAD_COND_INITIALIZER };
 	enum err e = meet(h);
 	if (e)
@@ -427,62 +388,36 @@ enum err hosts_open(struct job *j, struct hosts **out)
 
 /* ---- the stage ---- */
 
-/* An attempt of ours that broke off may have left these. */
-static FALLIBLE enum err unlink_old(int dir, const char *name)
-{
-	enum err e = fs_unlink(dir, name);
-
-	if (e != ERR_NOT_FOUND)
-		return e;
-	err_clear();
-	return OK;
-}
-
-static FALLIBLE enum err open_data(struct hosts *h, struct staging *s)
-{
-	*s = (struct staging){ .by = job_in_store(h->job), .root = h->root, .parent = -1, .dir = -1, .done = true };
-	memcpy(s->parent_path, h->parent_path, sizeof s->parent_path);
-	memcpy(s->target, h->target, sizeof s->target);
-	snprintf(s->name, sizeof s->name, "%s/data", h->name);
-	snprintf(s->path, sizeof s->path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->name);
-	TRY(fs_open_dir(h->dir, "data", &s->dir));
-	s->in_memory = fs_in_memory(s->dir);
-	s->direct = !s->in_memory && fs_direct_ok(s->dir);
-	return OK;
-}
-
-static enum err stage(void *user, struct job *j, struct staging *out)
+static enum err stage(const struct write_store *store, struct job *j, struct staging *out)
 {
 	const struct store_job by = job_in_store(j);
-	struct hosts *h = user;
+	struct hosts *h = store->user;
 	char name[sizeof out->name];
 
-	if (h->leads) {
-		snprintf(name, sizeof name, "%s/data", h->name);
-		TRY(staging_open_as(&by, &h->job->spec, name, out));
-		TRY(unlink_old(out->dir, DCP_METADATA));
-		TRY(unlink_old(out->dir, MANIFEST_NAME));
-	} else {
+	snprintf(name, sizeof name, "%s/data", h->name);
+	if (!h->leads) {
 		TRY(hosts_wait_leader(h, "data-ready"));
-		TRY(open_data(h, out));
+		TRY(staging_open_part(&by, &j->spec, name, out));
+		out->done = true; /* the leader's to remove */
+		return OK;
 	}
-	return h->leads ? hosts_put(h, "data-ready-0", "", 0, false) : OK;
+	TRY(staging_open_as(&by, &j->spec, name, out));
+	TRY(store_drop(out->dir, DCP_METADATA)); /* an attempt of ours that broke off may have left these */
+	TRY(store_drop(out->dir, MANIFEST_NAME));
+	return hosts_put(h, "data-ready", "", 0, false);
 }
 
-static enum err written(void *user, struct job *j, struct run *run, struct staging *st, bool *ends_out)
+static enum err publish(const struct write_store *store, struct write *w)
 {
-	struct hosts *h = user;
+	struct hosts *h = store->user;
 
-	(void)j;
-	(void)st;
-	TRY(hosts_exchange(h, run));
-	*ends_out = !h->leads;
-	return h->leads ? OK : await_leader(h);
+	TRY(hosts_exchange(h, w->run));
+	return h->leads ? write_publish(w) : await_leader(h);
 }
 
 struct write_store hosts_store(struct hosts *h)
 {
-	return (struct write_store){ stage, written, h->local, h };
+	return (struct write_store){ stage, publish, h->local, true, h };
 }
 
 /* ---- the end ---- */
@@ -490,14 +425,12 @@ struct write_store hosts_store(struct hosts *h)
 static void put_end(struct hosts *h, enum err e)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(END_MAX);
-	char name[32];
 
 	if (e)
 		job_problem_put(&b, e);
 	else
 		buf_puts(&b, "{\"ok\":true}");
-	hosts_file(name, "end", h->index);
-	if (buf_status(&b) == OK && hosts_put(h, name, b.p, b.len, false))
+	if (buf_status(&b) == OK && hosts_put(h, "end", b.p, b.len, false))
 		err_clear(); /* the others will miss our beat */
 }
 
@@ -525,7 +458,7 @@ static void say_goodbye(struct hosts *h, bool failed)
 			break;
 		}
 	}
-	if (fs_remove_tree(h->parent, h->name))
+	if (store_drop(store_top(h->store), h->path))
 		err_clear(); /* the next sweep takes it */
 }
 
@@ -535,14 +468,13 @@ void hosts_close(struct hosts *h, enum err e)
 
 	if (!h)
 		return;
-	if (h->dir >= 0)
+	bool came = h->dir.store && h->dir.handle >= 0;
+	end_beat(h); /* first: no page may come while the place is removed */
+	if (came)
 		put_end(h, e);
-	if (h->leads && h->dir >= 0 && e != ERR_NOT_DURABLE) /* the meeting place may hold the only copy that is on the disk: swept later */
+	if (h->leads && came && e != ERR_NOT_DURABLE) /* the meeting place may hold the only copy that is on the disk: swept later */
 		say_goodbye(h, e != OK);
-	end_beat(h);
-	fs_drop(&h->beat_fd);
-	fs_drop(&h->dir);
-	fs_drop(&h->parent);
+	store_close(&h->dir);
 	json_decref(h->entry);
 	mem_free(h->host_of);
 	mem_free(h->local);
@@ -553,33 +485,16 @@ void hosts_close(struct hosts *h, enum err e)
 
 /* ---- is the storage shared? ---- */
 
-static FALLIBLE enum err token_in(int parent, const char *mark, const char *action, bool *seen)
+enum err hosts_token(struct store_at top, const char *name, const char *token, const char *action, bool *seen)
 {
-	int dir = -1;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	char mark[96], path[STAGING_BESIDE_MAX];
 
-	if (strcmp(action, "drop") == 0)
-		return fs_remove_tree(parent, mark);
-	enum err e = strcmp(action, "put") == 0 ? fs_mkdir(parent, mark, 0755) : OK;
-	if (e && e != ERR_CHECKPOINT_EXISTS)
-		return e;
-	e = fs_open_dir(parent, mark, &dir);
-	*seen = e == OK;
-	fs_drop(&dir);
-	return e == ERR_NOT_FOUND ? OK : e;
-}
-
-enum err hosts_token(int root, const char *name, const char *token, const char *action, bool *seen)
-{
-	char parent_path[4096], last[256], mark[96];
-	int parent = -1;
-
-	*seen = false;
-	TRY(staging_divide(name ? name : "", parent_path, sizeof parent_path, last, sizeof last));
 	snprintf(mark, sizeof mark, HOSTS_PREFIX "%s", token ? token : "");
-	enum err e = parent_path[0] && strcmp(action, "put") == 0 ? fs_mkdirs(root, parent_path, &parent) :
-								     fs_open_dir(root, parent_path[0] ? parent_path : ".", &parent);
-	if (!e)
-		e = token_in(parent, mark, action, seen);
-	fs_drop(&parent);
+	TRY(staging_beside(name ? name : "", mark, path));
+	if (strcmp(action, "drop") == 0)
+		return store_drop(top, path);
+	enum err e = strcmp(action, "put") == 0 ? top.store->ops->make(top, path, &dir) : store_enter(top, path, &dir);
+	*seen = e == OK;
 	return e == ERR_NOT_FOUND ? OK : e;
 }

@@ -47,4 +47,4 @@ void hosts_part_drop(struct job *j, const char *id);         /* the save failed:
 bool hosts_part_id(const char *id);
 
 /* A mark beside the target that says whether two daemons see one storage. action: "put", "look" (*seen: is it there?) or "drop". */
-FALLIBLE enum err hosts_token(int root, const char *name, const char *token, const char *action, bool *seen);
+FALLIBLE enum err hosts_token(struct store_at top, const char *name, const char *token, const char *action, bool *seen);

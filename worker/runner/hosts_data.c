@@ -4,12 +4,10 @@
  * the tables goes with the results, in case that they are not the same after all (daemons of two versions). */
 #include "runner/hosts_impl.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 
 #include "base/num.h"
 #include "base/reader.h"
-#include "os/fs.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -39,7 +37,6 @@ static FALLIBLE enum err put_heads(struct hosts *h, const json_t *entry, const j
 	CLEANUP(buf_free) struct buf b = BUF_INIT(HEADS_MAX);
 	struct heads_begin begin = { .magic = HEADS_MAGIC };
 	const json_t *ranks = json_object_get(entry, "ranks"), *r;
-	char name[32];
 	size_t i;
 
 	if (json_array_size(ranks) != json_array_size(numbers))
@@ -56,8 +53,7 @@ static FALLIBLE enum err put_heads(struct hosts *h, const json_t *entry, const j
 		buf_put(&b, header, head.header_bytes);
 	}
 	TRY(buf_status(&b));
-	hosts_file(name, "heads", h->index);
-	return hosts_put(h, name, b.p, b.len, false);
+	return hosts_put(h, "heads", b.p, b.len, false);
 }
 
 static FALLIBLE enum err bad_heads(const struct hosts *h, uint32_t host)
@@ -94,19 +90,17 @@ static FALLIBLE enum err read_heads(struct hosts *h, uint32_t host, struct image
 	char name[32];
 
 	hosts_file(name, "heads", host);
-	TRY(fs_read_all(h->dir, name, HEADS_MAX, &bytes, &n));
+	TRY(store_get(h->dir, name, HEADS_MAX, &bytes, &n, NULL));
 	return parse_heads(h, host, bytes, n, images);
 }
 
 enum err hosts_read_leader(struct hosts *h)
 {
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
 	struct heads_begin begin;
-	int fd = -1;
 
-	TRY(fs_open(h->dir, "heads-0", O_RDONLY, 0, &fd));
-	enum err e = fs_pread(fd, &begin, sizeof begin, 0, "heads-0");
-	fs_drop(&fd);
-	TRY(e);
+	TRY(store_open_file(h->dir, "heads-0", STORE_READ, &file));
+	TRY(store_read(file, &begin, sizeof begin, 0, "heads-0"));
 	if (strncmp(begin.magic, HEADS_MAGIC, sizeof begin.magic) != 0 || !memchr(begin.job, '\0', sizeof begin.job))
 		return bad_heads(h, 0);
 	memcpy(h->leader_job, begin.job, sizeof begin.job);
@@ -263,7 +257,6 @@ static FALLIBLE enum err put_part(struct hosts *h, struct run *run)
 	struct walk w = { .h = h, .run = run, .host = h->index };
 	struct part_begin begin = { .magic = PART_MAGIC };
 	struct result result;
-	char name[32];
 
 	tables_digest(run, begin.tables);
 	while (next(&w, &result))
@@ -278,8 +271,7 @@ static FALLIBLE enum err put_part(struct hosts *h, struct run *run)
 		buf_put(&b, &item, sizeof item);
 	}
 	TRY(buf_status(&b));
-	hosts_file(name, "part", h->index);
-	return hosts_put(h, name, b.p, b.len, true);
+	return hosts_put(h, "part", b.p, b.len, true);
 }
 
 static FALLIBLE enum err take_part(struct hosts *h, struct run *run, uint32_t host, const struct part_begin *mine)
@@ -293,7 +285,7 @@ static FALLIBLE enum err take_part(struct hosts *h, struct run *run, uint32_t ho
 	char name[32];
 
 	hosts_file(name, "part", host);
-	TRY(fs_read_all(h->dir, name, (run->dsts_n + run->parts_n + run->scans_n) * sizeof item + 4096, &bytes, &n));
+	TRY(store_get(h->dir, name, (run->dsts_n + run->parts_n + run->scans_n) * sizeof item + 4096, &bytes, &n, NULL));
 	struct reader r = reader_of(bytes, n);
 	reader_copy(&r, &begin, sizeof begin);
 	if (r.failed)

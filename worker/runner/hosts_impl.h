@@ -16,10 +16,11 @@ struct hosts {
 	struct job *job;
 	const json_t *spec;
 	char name[96];                 /* ".dcpd-hosts-{id}" */
-	char parent_path[4096], target[256];
-	uint32_t root, index, count, world;
+	char path[STAGING_BESIDE_MAX]; /* of it, from the top of the store */
+	const struct store *store;
+	uint32_t index, count, world;
 	int64_t timeout_ms, began_ms;
-	int parent, dir;
+	struct store_at dir;
 	uint32_t *host_of;             /* per rank of the world */
 	bool *local;
 	struct hosts_seen *seen;       /* per host */
@@ -31,7 +32,6 @@ struct hosts {
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
 	bool beating, stop;
-	int beat_fd;
 };
 
 /* What lies in the meeting place now. */
@@ -47,7 +47,7 @@ const char *hosts_name(const struct hosts *h, uint32_t host);
 FALLIBLE enum err hosts_exchange(struct hosts *h, struct run *run);
 /* "heads-3" */
 void hosts_file(char out[32], const char *what, uint32_t host);
-/* A file that appears whole. */
-FALLIBLE enum err hosts_put(struct hosts *h, const char *name, const void *bytes, uint64_t n, bool sync);
+/* A page that appears whole. */
+FALLIBLE enum err hosts_put(struct hosts *h, const char *what, const void *bytes, uint64_t n, bool durable);
 /* Waits until every host has the file `what`; fails if one says that it failed, is silent, or has not come. */
 FALLIBLE enum err hosts_wait_all(struct hosts *h, const char *what);

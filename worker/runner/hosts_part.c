@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "os/fs.h"
 #include "runner/hosts.h"
 #include "runner/manifest_put.h"
 #include "runner/write.h"
@@ -19,66 +18,52 @@ bool hosts_part_id(const char *id)
 
 static void place_name(char out[96], const char *id)
 {
-	snprintf(out, 96, ".dcpd-hosts-%s", id);
+	snprintf(out, 96, HOSTS_PREFIX "%s", id);
 }
 
-static void drop(int parent, const char *id)
+static FALLIBLE enum err place_path(const struct ref *target, const char *id, char path[STAGING_BESIDE_MAX])
 {
 	char name[96];
 
 	place_name(name, id);
-	if (fs_remove_tree(parent, name))
-		err_clear(); /* a later sweep takes it */
+	return staging_beside(target->name.p, name, path);
 }
 
-static enum err stage_part(void *user, struct job *j, struct staging *out)
+static enum err stage_part(const struct write_store *store, struct job *j, struct staging *out)
 {
-	const char *id = user;
+	const struct store_job by = job_in_store(j);
 	const struct ref *target = &j->spec.target;
-	struct worker *w = j->worker;
-	struct staging *s = out;
-	char place[96];
+	char name[96], path[STAGING_BESIDE_MAX];
+	const struct store *in;
 
-	if (!hosts_part_id(id))
+	if (!hosts_part_id(store->user))
 		return ERR(VALIDATION_FAILED, "hosts: the id cannot be used");
-	*s = (struct staging){ .by = job_in_store(j), .parent = -1, .dir = -1 };
-	s->no_sync = !j->spec.sync_files;
-	TRY(roots_find(&w->roots, target->storage.p, &s->root));
-	TRY(staging_divide(target->name.p, s->parent_path, sizeof s->parent_path, s->target,
-			   sizeof s->target));
-	place_name(place, id);
-	snprintf(s->name, sizeof s->name, "%s", place);
-	snprintf(s->path, sizeof s->path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", place);
-	TRY(s->parent_path[0] ? fs_mkdirs(w->roots.fds[s->root], s->parent_path, &s->parent)
-			      : fs_open_dir(w->roots.fds[s->root], ".", &s->parent));
-	TRY(fs_remove_tree(s->parent, place)); /* of an attempt that broke off */
-	TRY(fs_mkdir(s->parent, place, 0755));
-	s->made = true;
-	TRY(fs_open_dir(s->parent, place, &s->dir));
-	s->in_memory = fs_in_memory(s->dir);
-	s->direct = !s->in_memory && fs_direct_ok(s->dir);
-	return OK;
+	place_name(name, store->user);
+	TRY(stores_find(by.stores, target->storage.p, &in));
+	TRY(place_path(target, store->user, path));
+	TRY(store_drop(store_top(in), path)); /* of an attempt that broke off */
+	return staging_open_part(&by, &j->spec, name, out);
 }
 
 /* The manifest says what is written. */
-static enum err end_part(void *user, struct job *j, struct run *run, struct staging *s, bool *ends_out)
+static enum err publish_part(const struct write_store *store, struct write *w)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
-	(void)user;
+	const struct job *j = w->job;
+	struct staging *s = w->staging;
 	struct manifest_head head = { .job = j->id, .kind = kind_of(j->kind)->name, .created_at = "", .metadata_name = "",
 				      .attempt = j->attempt, .uid = j->uid };
 
-	TRY(manifest_put(&b, &head, run, NULL));
-	TRY(staging_put_file(s, MANIFEST_NAME, b.p, b.len));
-	TRY(fs_fsync(s->dir, "."));
+	(void)store;
+	TRY(manifest_put(&b, &head, w->run, NULL));
+	TRY(s->store->ops->put(s->dir, MANIFEST_NAME, b.p, b.len, true));
 	s->done = true;
-	*ends_out = true;
 	return OK;
 }
 
 struct write_store hosts_part_store(const char *id)
 {
-	return (struct write_store){ .stage = stage_part, .written = end_part, .user = (void *)(uintptr_t)id };
+	return (struct write_store){ .stage = stage_part, .publish = publish_part, .is_shared = true, .user = (void *)(uintptr_t)id };
 }
 
 /* ---- the coordinator's side ---- */
@@ -110,7 +95,7 @@ static FALLIBLE enum err take_dst(struct run *run, struct run_dst *d, const stru
 	return OK;
 }
 
-static FALLIBLE enum err take_files(struct staging *s, struct run *run, int place, const uint32_t *files, uint32_t count)
+static FALLIBLE enum err take_files(struct staging *s, struct run *run, struct store_at place, const uint32_t *files, uint32_t count)
 {
 	char name[256];
 
@@ -119,7 +104,7 @@ static FALLIBLE enum err take_files(struct staging *s, struct run *run, int plac
 		must(n.n < sizeof name);
 		memcpy(name, n.p, n.n);
 		name[n.n] = '\0';
-		TRY(err_at_file(fs_rename(place, name, s->dir, name), name, -1));
+		TRY(s->store->ops->adopt(s, place, name));
 	}
 	return OK;
 }
@@ -136,11 +121,12 @@ static FALLIBLE enum err take_digests(struct run *run, const struct manifest *m,
 enum err hosts_part_take(struct staging *s, struct run *run, const char *id, const uint32_t *files, uint32_t count)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
-	char name[96];
-	int place = -1;
+	CLEANUP(store_close) struct store_at place = STORE_NOTHING;
+	char name[96], path[STAGING_BESIDE_MAX];
 
 	place_name(name, id);
-	enum err e = fs_open_dir(s->parent, name, &place);
+	snprintf(path, sizeof path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", name);
+	enum err e = store_enter(store_top(s->store), path, &place);
 	if (e == ERR_NOT_FOUND)
 		return ERR(PEER_LOST, "what another host has written is not to be seen here: do the daemons share the storage?");
 	if (!e)
@@ -151,9 +137,8 @@ enum err hosts_part_take(struct staging *s, struct run *run, const char *id, con
 		e = take_digests(run, m, files, count);
 	if (!e)
 		e = take_files(s, run, place, files, count);
-	fs_drop(&place);
-	if (!e)
-		drop(s->parent, id);
+	if (!e && store_drop(store_top(s->store), path))
+		err_clear(); /* a later sweep takes it */
 	return e;
 }
 
@@ -161,14 +146,11 @@ void hosts_part_drop(struct job *j, const char *id)
 {
 	const struct ref *target = &j->spec.target;
 	struct err_info info = *err_last();
-	char parent_path[4096], last[256];
-	uint32_t root;
-	int parent = -1;
+	char path[STAGING_BESIDE_MAX];
+	const struct store *store;
 
-	if (roots_find(&j->worker->roots, target->storage.p, &root) == OK &&
-	    staging_divide(target->name.p, parent_path, sizeof parent_path, last, sizeof last) == OK &&
-	    fs_open_dir(j->worker->roots.fds[root], parent_path[0] ? parent_path : ".", &parent) == OK)
-		drop(parent, id);
-	fs_drop(&parent);
+	if (stores_find(&j->worker->stores, target->storage.p, &store) || place_path(target, id, path) ||
+	    store_drop(store_top(store), path))
+		err_clear(); /* a later sweep takes it */
 	err_restore(&info);
 }

@@ -115,11 +115,11 @@ enum err input_open(struct job *j, const struct ref *ref, struct input *out)
 static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 {
 	char identity[IDENTITY_MAX];
-	uint32_t root;
+	const struct store *store;
 
 	if (ref != &j->spec.source)
 		return OK;
-	if (roots_find(&j->worker->roots, ref->storage.p, &root) || identity_of(&j->worker->roots, root, ref->name.p, identity)) {
+	if (stores_find(&j->worker->stores, ref->storage.p, &store) || identity_of(store_top(store), ref->name.p, identity)) {
 		err_clear();
 		return OK;
 	}
@@ -153,7 +153,7 @@ enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prin
 	*out = (struct input){ .job = j, .checked = input_verifies(j) ? &j->checked : NULL, .verifies = out->verifies };
 	if (ref->kind == REF_CHECKPOINT) {
 		TRY(tell_identity(j, ref));
-		TRY(checkpoint_open_damaged(&j->worker->roots, ref, out->verifies ? &j->checked : NULL, &out->checkpoint));
+		TRY(checkpoint_open_damaged(&j->worker->stores, ref, out->verifies ? &j->checked : NULL, &out->checkpoint));
 		checkpoint_note(out->checkpoint, &j->checked);
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;
@@ -266,14 +266,14 @@ enum err input_at_value(const struct input *s, const struct sd_value *v, enum er
 
 static FALLIBLE enum err read_stored(const struct input *s, const struct sd_value *v, const char *name, void *bytes, uint64_t n)
 {
-	CLEANUP(fs_drop) int fd = -1;
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
 	bool known = false;
 
 	if (!name[0]) {
 		TRY(fs_pread(s->job->fds[s->sd->files[v->loc.file].rank], bytes, n, v->loc.offset, ""));
 	} else {
-		TRY(checkpoint_open_file(s->checkpoint, v->loc.file, &fd));
-		TRY(fs_pread(fd, bytes, n, v->loc.offset, ""));
+		TRY(checkpoint_open_file(s->checkpoint, v->loc.file, &file));
+		TRY(store_read(file, bytes, n, v->loc.offset, ""));
 	}
 	struct checked *c = s->checked ? s->checked : s->job ? &s->job->checked : NULL;
 	if (s->checked)

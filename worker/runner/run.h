@@ -29,7 +29,7 @@ enum run_file_kind {
 };
 
 struct run_dir {
-	uint32_t root;                 /* index into the worker's roots */
+	uint32_t root;                 /* index into the worker's stores */
 	uint32_t path_len;
 	uint64_t path_at;              /* in the string pool */
 };

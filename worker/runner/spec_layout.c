@@ -129,7 +129,7 @@ static FALLIBLE enum err read_like(struct worker *w, const char *ref, struct spe
 		return ERR(LIMIT_EXCEEDED, "more than %u rules with like", l->like_count);
 	TRY(arena_str(l->arena, (struct str){ ref, (size_t)(colon - ref) }, &storage));
 	const struct ref other = ref_checkpoint(storage.p, colon + 1);
-	TRY(checkpoint_open(&w->roots, &other, &l->likes[l->like_count]));
+	TRY(checkpoint_open(&w->stores, &other, &l->likes[l->like_count]));
 	rule->like = l->likes[l->like_count++]->sd;
 	return OK;
 }

@@ -31,10 +31,11 @@ static FALLIBLE enum err open_on_disk(struct job *j, int *fd_out)
 {
 	enum err e = ERR(STORAGE_READONLY, "no storage of the job can hold a spool file");
 
-	for (uint32_t i = 0; i < j->worker->roots.count; i++) {
-		if (j->worker->roots.fds[i] < 0)
+	for (uint32_t i = 0; i < j->worker->stores.count; i++) {
+		const struct store *s = &j->worker->stores.v[i];
+		if (s->top < 0 || !s->ops->scratch)
 			continue;
-		e = fs_open(j->worker->roots.fds[i], ".", O_TMPFILE | O_RDWR, 0600, fd_out);
+		e = s->ops->scratch(s, fd_out);
 		if (!e)
 			return OK;
 	}
@@ -82,7 +83,7 @@ static FALLIBLE enum err put(struct spool *s, const void *p, size_t n)
 }
 
 /* A few bytes of input can give as much output as one likes: `most` is what the item may become. */
-static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors, const struct sd_loc *loc, uint64_t most)
+static FALLIBLE enum err undo(struct spool *s, struct store_at from, struct str descriptors, const struct sd_loc *loc, uint64_t most)
 {
 	CLEANUP(transform_free_ptr) struct transform *t = NULL;
 	struct str in = { NULL, 0 };
@@ -98,7 +99,7 @@ static FALLIBLE enum err undo(struct spool *s, int from, struct str descriptors,
 		size_t got = 0;
 		if (in.n == 0 && at < loc->length) {
 			size_t n = (size_t)num_min(PIECE, loc->length - at);
-			TRY(fs_pread(from, s->in, n, loc->offset + at, ""));
+			TRY(store_read(from, s->in, n, loc->offset + at, ""));
 			in = (struct str){ (char *)s->in, n };
 			at += n;
 			if (item && item->raw)
@@ -120,14 +121,15 @@ static FALLIBLE enum err spool_loc(struct spool *s, struct str fqn, struct sd_lo
 {
 	struct str name = s->c->sd->files[loc->file].name;
 	uint64_t begin;
-	int from = -1;
+	struct store_at from;
 
 	TRY(num_align(s->used, ITEM_PAGE, &begin));
 	s->used = begin;
 	enum err e = checkpoint_open_file(s->c, loc->file, &from);
-	if (!e)
+	if (!e) {
 		e = undo(s, from, s->c->sd->transforms[loc->transform - 1], loc, most);
-	fs_drop(&from);
+		store_close(&from);
+	}
 	if (e)
 		return err_at_fqn(err_at_file(e, name.p, (int64_t)loc->offset), fqn.p, fqn.n);
 	s->origins[s->origin_count] = (struct sd_origin){ loc->file, loc->offset };

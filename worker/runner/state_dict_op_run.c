@@ -160,7 +160,7 @@ static FALLIBLE enum err do_task(struct moving *x, const struct run_task *t)
 enum err state_dict_op_run(const struct exec_spec *spec)
 {
 	struct moving x = { .spec = spec, .run = spec->run };
-	enum err e = files_open(spec->run, spec->root_fds, spec->fds, spec->fd_count, &x.files);
+	enum err e = files_open(spec->run, spec->stores, spec->fds, spec->fd_count, &x.files);
 	uint64_t task;
 
 	TRY(e);

@@ -132,7 +132,7 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->format = s->format;
 	t->meta = s->meta;
 	t->meta_count = s->meta_count;
-	t->local = s->store ? s->store->local : NULL;
+	t->local = s->store->local;
 	s->build->opts.no_sync = !j->spec.sync_files;
 	if (spec_target_is_file(&j->spec)) {
 		const char *slash = strrchr(j->spec.target.name.p, '/');
@@ -168,22 +168,26 @@ static json_t *places_doc(const struct write_spec *s, const struct build_target 
 	return places;
 }
 
-static FALLIBLE enum err commit(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
-				const struct run *run)
+enum err write_publish(struct write *w)
 {
+	struct write_spec *s = w->spec;
+	struct staging *st = w->staging;
+	struct job *j = w->job;
 	struct manifest_head head = { .world_size = s->world_size, .generation = s->generation,
 				      .has_generation = s->has_generation };
 	char save_id[MANIFEST_SAVE_ID];
 
+	if (s->after_run)
+		TRY(s->after_run(s->user, w->run, w->target->chunk_places));
 	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
 	TRY(job_wait(j, &j->commit_ok));
 	if (!s->given && !s->again)
-		TRY(set_locs(s->target, t, run));
+		TRY(set_locs(s->target, w->target, w->run));
 	if (st->is_file)
 		head.metadata_name = ""; /* the file says itself what is in it */
 	else
 		TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, j->spec.target.name.p, &head, save_id));
-	TRY(put_manifest(j, st, run, &head));
+	TRY(put_manifest(j, st, w->run, &head));
 	if (st->in_place)
 		return staging_commit_in_place(st, head.metadata_name);
 	return staging_commit(st, j->spec.overwrite);
@@ -215,6 +219,22 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 	return OK;
 }
 
+static enum err stage_alone(const struct write_store *store, struct job *j, struct staging *out)
+{
+	const struct store_job by = job_in_store(j);
+
+	(void)store;
+	return staging_open(&by, &j->spec, out);
+}
+
+static enum err publish_alone(const struct write_store *store, struct write *w)
+{
+	(void)store;
+	return write_publish(w);
+}
+
+const struct write_store write_alone = { .stage = stage_alone, .publish = publish_alone };
+
 /* The CRC-32 fields of the file, now that the payloads that they speak of have been written. */
 static FALLIBLE enum err put_crcs(const struct build_target *t, struct staging *st, const struct run *run)
 {
@@ -228,25 +248,6 @@ static FALLIBLE enum err put_crcs(const struct build_target *t, struct staging *
 		patches[i] = (struct staging_patch){ c->offset, digest_crc32_combine(c->leading_crc32, d->crc32, d->payload_bytes) };
 	}
 	return staging_patch(st, 0, patches, t->crcs.n);
-}
-
-/* All bytes are written: to be checked and made visible. */
-static FALLIBLE enum err finish(struct job *j, struct write_spec *s, const struct build_target *t, struct staging *st,
-				struct run *run)
-{
-	bool ends = false;
-
-	if (t->trims)
-		TRY(staging_trim_files(st));
-	if (t->crcs.n)
-		TRY(put_crcs(t, st, run));
-	if (s->store && s->store->written)
-		TRY(s->store->written(s->store->user, j, run, st, &ends));
-	if (ends)
-		return OK;
-	if (s->after_run)
-		TRY(s->after_run(s->user, run, t->chunk_places));
-	return commit(j, s, t, st, run);
 }
 
 static FALLIBLE enum err make_files(struct staging *st, const struct run *run)
@@ -273,31 +274,27 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
 	if (!e)
 		e = gang_run(j, &run);
+	if (!e && t->trims)
+		e = staging_trim_files(st);
+	if (!e && t->crcs.n)
+		e = put_crcs(t, st, &run);
 	if (!e)
-		e = finish(j, s, t, st, &run);
+		e = s->store->publish(s->store, &(struct write){ j, s, t, st, &run });
 	if (!e)
 		e = set_result(j, s, t, &run);
 	run_detach(&run);
 	return e;
 }
 
-static FALLIBLE enum err stage(struct job *j, const struct write_store *store, struct staging *st)
-{
-	const struct store_job by = job_in_store(j);
-
-	TRY(store && store->stage ? store->stage(store->user, j, st) : staging_open(&by, &j->spec, st));
-	st->local = store ? store->local : NULL;
-	return OK;
-}
-
 static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
 {
 	if (!j->dry_run)
-		TRY(stage(j, s->store, st));
-	TRY(run_add_dir(s->build, st->root, str_of(st->path), &t->dir));
+		TRY(s->store->stage(s->store, j, st));
+	st->local = s->store->local;
+	TRY(run_add_dir(s->build, st->store ? st->store->index : 0, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
-	t->task_bytes = st->in_memory && !s->store ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	t->task_bytes = st->in_memory && !s->store->is_shared ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	TRY(build(j, s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));
@@ -332,15 +329,15 @@ void write_ready_free(struct write_ready *r)
 
 enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r, bool *stale_out)
 {
-	struct staging st = { .parent = -1, .dir = -1 };
-	const struct store_job by = job_in_store(j);
+	struct staging st = { .name = "" };
 	struct run_dir *d = &r->build.dirs.v[r->target.dir];
 
 	s->build = &r->build;
 	s->again = true;
+	s->store = &write_alone;
 	r->build.opts.no_sync = !j->spec.sync_files;
-	enum err e = staging_open(&by, &j->spec, &st);
-	*stale_out = !e && (st.root != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
+	enum err e = s->store->stage(s->store, j, &st);
+	*stale_out = !e && (st.store->index != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
 	if (!e && !*stale_out) {
 		d->path_len = (uint32_t)strlen(st.path);
 		e = run_add_string(&r->build, str_of(st.path), &d->path_at);
@@ -355,8 +352,10 @@ enum err write_checkpoint(struct job *j, struct write_spec *s)
 {
 	struct build_target t = { .sd = s->target, .pieces = s->pieces, .first_src = s->first_src, .value_src = s->value_src,
 				  .world_size = s->world_size, .files_per_rank = (uint32_t)j->spec.files_per_rank };
-	struct staging st = { .parent = -1, .dir = -1 };
+	struct staging st = { .name = "" };
 
+	if (!s->store)
+		s->store = &write_alone;
 	enum err e = write_staged(j, s, &t, &st);
 	staging_close(&st);
 	mem_free(t.chunk_places);

@@ -5,16 +5,18 @@
 #include "store/commit.h"
 
 struct write_ready;
+struct write;
 
-/* A store that is not this host's alone: what a save does otherwise there (hosts.h). */
+/* How what is written gets into its store. write_alone stages and publishes; a save of several hosts wraps that (hosts.h). */
 struct write_store {
-	/* The staging directory. NULL: this host's own */
-	enum err (*stage)(void *user, struct job *j, struct staging *out);
-	/* This host's bytes are written. *ends_out: it commits nothing; another host does, or has. NULL: they are all */
-	enum err (*written)(void *user, struct job *j, struct run *run, struct staging *st, bool *ends_out);
+	enum err (*stage)(const struct write_store *s, struct job *j, struct staging *out);
+	/* All bytes of this host are written: publishes them with those of others, or leaves that to the host that leads. */
+	enum err (*publish)(const struct write_store *s, struct write *w);
 	const bool *local;             /* per rank: its files are written here; NULL: all */
+	bool is_shared;                /* others make the same plan: it may not depend on anything of this host */
 	void *user;
 };
+extern const struct write_store write_alone;
 
 struct write_spec {
 	struct run_build *build;       /* with the sources in it */
@@ -32,7 +34,7 @@ struct write_spec {
 	/* called when all bytes are written, before anything is visible; its error ends the job. May be NULL */
 	enum err (*after_run)(void *user, const struct run *run, const struct build_place *chunk_places);
 	void *user;
-	const struct write_store *store;       /* NULL: this host's alone */
+	const struct write_store *store;       /* NULL: write_alone */
 	const struct file_plan_given *given;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
@@ -42,6 +44,17 @@ struct write_spec {
 	bool again;                    /* set by write_again */
 	struct write_ready *ready;     /* on success gets what write_again needs; may be NULL. Then build and places are its */
 };
+/* A target being written. */
+struct write {
+	struct job *job;
+	struct write_spec *spec;
+	const struct build_target *target;
+	struct staging *staging;
+	struct run *run;
+};
+/* Writes metadata and manifest, and publishes. */
+FALLIBLE enum err write_publish(struct write *w);
+
 /* What was written, ready to be written again with other bytes of the same sizes. */
 struct write_ready {
 	struct run_build build;

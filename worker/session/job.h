@@ -10,7 +10,7 @@
 #include "io/pace.h"
 #include "spec/spec.h"
 #include "store/checked.h"
-#include "store/roots.h"
+#include "store/store.h"
 
 struct device;
 struct plan_cache;
@@ -23,7 +23,7 @@ struct gpu_pin;
 struct worker {
 	struct frame_conn *conn;       /* NULL: none, nobody is told anything (libdcp) */
 	struct io_engine *io;
-	struct roots roots;
+	struct stores stores;
 	uint32_t index, count;         /* in its gang */
 	uint64_t memory_bytes;         /* for buffers */
 	bool lookup;
@@ -77,7 +77,7 @@ struct job {
 /* The job as a store sees it. */
 static inline struct store_job job_in_store(const struct job *j)
 {
-	return (struct store_job){ .roots = &j->worker->roots, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin };
+	return (struct store_job){ .stores = &j->worker->stores, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin };
 }
 
 /* The entry of a state dict in JOB: {"world_size","generation","ranks"}; NULL: nothing, or the reference is to none. */
@@ -91,7 +91,7 @@ FALLIBLE enum err job_send(struct job *j, enum frame_type type, struct str json,
 FALLIBLE enum err job_send_json(struct job *j, enum frame_type type, const json_t *doc);
 /* {"code","detail",…} of err_last(). */
 void job_problem_put(struct buf *b, enum err e);
-/* Tells the coordinator what this worker has read from and written to its roots since the last time, if anything. */
+/* Tells the coordinator what this worker has read from and written to its storages since the last time, if anything. */
 FALLIBLE enum err job_tell_io(struct worker *w);
 FALLIBLE enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total);
 

@@ -3,14 +3,12 @@
 #include "store/checkpoint.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
 #include "format/torch_item.h"
 #include "io/digest.h"
-#include "os/fs.h"
 #include "tensor/box.h"
 
 enum { METADATA_MAX = 1 << 30, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100, SAMPLES = 8, SAMPLE_MAX = 16 << 20 };
@@ -23,7 +21,7 @@ void checkpoint_free(struct checkpoint *c)
 		c->shares--;
 		return;
 	}
-	fs_drop(&c->dirfd);
+	store_close(&c->dir);
 	sdict_free(c->sd);
 	manifest_free(c->manifest);
 	mem_free(c->file_bytes);
@@ -60,22 +58,22 @@ static enum err look(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
-enum err checkpoint_format_of_dir(int dirfd, enum format *out)
+enum err checkpoint_format_of_dir(struct store_at dir, enum format *out)
 {
 	struct format_listing l = { 0 };
 
-	TRY(fs_list(dirfd, look, &l));
+	TRY(store_list(dir, look, &l));
 	*out = format_of_listing(&l);
 	return OK;
 }
 
-enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum format *out)
+enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out)
 {
+	struct store_at dir;
 	struct stat st;
-	int dirfd = -1;
 
 	*out = FORMAT_NONE;
-	enum err e = fs_stat(roots->fds[root], name, &st);
+	enum err e = store_stat(store_top(store), name, &st);
 	if (e == ERR_NOT_FOUND)
 		return OK;
 	TRY(e);
@@ -85,21 +83,21 @@ enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const ch
 	}
 	if (!S_ISDIR(st.st_mode))
 		return OK;
-	TRY(fs_open_dir(roots->fds[root], name, &dirfd));
-	e = checkpoint_format_of_dir(dirfd, out);
-	fs_drop(&dirfd);
+	TRY(store_enter(store_top(store), name, &dir));
+	e = checkpoint_format_of_dir(dir, out);
+	store_close(&dir);
 	return e;
 }
 
 /* --------------------------------------------------------------------------------------------------------- read */
 
-enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out)
+enum err checkpoint_manifest(struct store_at dir, const char *name, struct manifest **out)
 {
 	void *bytes = NULL;
 	uint64_t n = 0;
 
 	*out = NULL;
-	enum err e = fs_read_all(dirfd, name, MANIFEST_MAX, &bytes, &n);
+	enum err e = store_get(dir, name, MANIFEST_MAX, &bytes, &n, NULL);
 	if (e == ERR_NOT_FOUND)
 		return OK;
 	if (!e)
@@ -110,7 +108,7 @@ enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out)
 
 /* An item of an open file, as the parsers ask for it. */
 struct stored {
-	int fd;
+	struct store_at file;
 	uint64_t offset;
 };
 
@@ -118,29 +116,29 @@ static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
 {
 	const struct stored *s = user;
 
-	return fs_pread(s->fd, into, n, s->offset + offset, "");
+	return store_read(s->file, into, n, s->offset + offset, "");
 }
 
-static FALLIBLE enum err raw_is_same(const struct manifest *m, const struct manifest_item *item, int fd)
+static FALLIBLE enum err raw_is_same(const struct manifest *m, const struct manifest_item *item, struct store_at file)
 {
 	CLEANUP(mem_free_ptr) void *bytes = item->length <= SAMPLE_MAX ? mem_alloc(item->length + 1) : NULL;
 	struct manifest_check check;
 
 	if (!bytes)
 		return ERR(NO_MEMORY, "no memory for an item");
-	TRY(fs_pread(fd, bytes, item->length, item->offset, ""));
+	TRY(store_read(file, bytes, item->length, item->offset, ""));
 	manifest_check_begin(&check, m->digests.v + item->digest_at, item->digest_count);
 	return manifest_check_add(&check, bytes, item->length, true);
 }
 
 /* Is the item the one that was written? Of a payload's digest only the CRC32 in its archive is looked at. */
-static bool item_is_same(const struct manifest *m, const struct manifest_item *item, int fd)
+static bool item_is_same(const struct manifest *m, const struct manifest_item *item, struct store_at file)
 {
-	struct stored at = { fd, item->offset };
+	struct stored at = { file, item->offset };
 	struct item_source src = { read_stored, &at, item->length };
 	struct item_tensor t;
 
-	enum err e = item->raw ? raw_is_same(m, item, fd) : item_read_tensor(&src, &t);
+	enum err e = item->raw ? raw_is_same(m, item, file) : item_read_tensor(&src, &t);
 	bool same = !e && (item->raw || !t.crc_known || t.crc32 == item->crc32);
 	if (e)
 		err_clear();
@@ -150,16 +148,16 @@ static bool item_is_same(const struct manifest *m, const struct manifest_item *i
 /* Samples of the file's items are what was written. A file that cannot be read is not. */
 static bool content_is_same(const struct checkpoint *c, const struct manifest *m, const struct manifest_file *f, const char *name)
 {
+	struct store_at file;
 	bool same = true;
-	int fd = -1;
 
-	if (fs_open(c->dirfd, name, O_RDONLY, 0, &fd)) {
+	if (store_open_file(c->dir, name, STORE_READ, &file)) {
 		err_clear();
 		return false;
 	}
 	for (uint64_t i = 0; same && i < SAMPLES && i < f->item_count; i++)
-		same = item_is_same(m, &m->items.v[f->first_item + i * f->item_count / num_min(SAMPLES, f->item_count)], fd);
-	fs_drop(&fd);
+		same = item_is_same(m, &m->items.v[f->first_item + i * f->item_count / num_min(SAMPLES, f->item_count)], file);
+	store_close(&file);
 	return same;
 }
 
@@ -176,7 +174,7 @@ static FALLIBLE enum err file_is_same(const struct checkpoint *c, const struct m
 		return OK;
 	memcpy(name, f->name.p, f->name.n);
 	name[f->name.n] = '\0';
-	enum err e = fs_stat(c->dirfd, name, &st);
+	enum err e = store_stat(c->dir, name, &st);
 	if (e == ERR_NOT_FOUND || (!e && !S_ISREG(st.st_mode)))
 		return OK;
 	TRY(err_at_file(e, name, -1));
@@ -234,7 +232,7 @@ static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadat
 	bool outdated;
 
 	manifest_name(metadata, name);
-	TRY(checkpoint_manifest(c->dirfd, name, &m));
+	TRY(checkpoint_manifest(c->dir, name, &m));
 	if (!m || !m->metadata_name[0]) {
 		c->unchecked_bytes += n;
 	} else {
@@ -258,7 +256,7 @@ static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadat
 
 static FALLIBLE enum err read_bytes(struct checkpoint *c, const char *name, bool manifest, void **out, uint64_t *n_out)
 {
-	enum err e = fs_read_all_stat(c->dirfd, name, METADATA_MAX, out, n_out, &c->metadata);
+	enum err e = store_get(c->dir, name, METADATA_MAX, out, n_out, &c->metadata);
 
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the checkpoint has no %s", name);
@@ -289,7 +287,7 @@ static enum err source_bytes_of(void *user, const char *name, uint64_t *out)
 	const struct checkpoint *c = user;
 	struct stat st;
 
-	enum err e = fs_stat(c->dirfd, name, &st);
+	enum err e = store_stat(c->dir, name, &st);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the file is missing");
 	if (!e)
@@ -302,10 +300,10 @@ static enum err source_bytes_of(void *user, const char *name, uint64_t *out)
 static enum err source_read_front(void *user, const char *name, void *into, uint64_t n)
 {
 	const struct checkpoint *c = user;
-	CLEANUP(fs_drop) int fd = -1;
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
 
-	TRY(err_at_file(fs_open(c->dirfd, name, O_RDONLY, 0, &fd), name, -1));
-	return err_at_file(fs_pread(fd, into, n, 0, name), name, 0);
+	TRY(err_at_file(store_open_file(c->dir, name, STORE_READ, &file), name, -1));
+	return err_at_file(store_read(file, into, n, 0, name), name, 0);
 }
 
 /* A head that the manifest does not list has nothing to be compared with, and is counted as that. */
@@ -407,7 +405,7 @@ static FALLIBLE enum err open_format(struct checkpoint *c, const char *single)
 {
 	struct listing l = { .c = c };
 
-	enum err e = single ? note_file(&l, single, DT_REG) : fs_list(c->dirfd, note_file, &l);
+	enum err e = single ? note_file(&l, single, DT_REG) : store_list(c->dir, note_file, &l);
 	if (!e)
 		e = open_listed(c, &l);
 	for (uint64_t i = 0; i < l.metadata.n; i++)
@@ -434,7 +432,7 @@ static FALLIBLE enum err stat_files(struct checkpoint *c)
 			return ERR(FORMAT_METADATA, "a file name of %zu bytes", f->name.n);
 		memcpy(name, f->name.p, f->name.n);
 		name[f->name.n] = '\0';
-		enum err e = fs_stat(c->dirfd, name, &st);
+		enum err e = store_stat(c->dir, name, &st);
 		bool missing = e == ERR_NOT_FOUND;
 		if (missing && c->verifies) /* each of its items is lost */
 			st = (struct stat){ .st_mode = S_IFREG };
@@ -505,34 +503,34 @@ static FALLIBLE enum err check_locs(struct checkpoint *c)
 	return OK;
 }
 
-enum err checkpoint_open_dir(const struct roots *roots, uint32_t root, const char *name, int *fd_out, const char **file_out)
+enum err checkpoint_open_dir(const struct store *store, const char *name, struct store_at *out, const char **file_out)
 {
 	const char *slash = strrchr(name, '/');
 	char parent[4096];
 	struct stat st;
 
 	*file_out = NULL;
-	TRY(fs_stat(roots->fds[root], name, &st));
+	TRY(store_stat(store_top(store), name, &st));
 	if (!S_ISREG(st.st_mode))
-		return fs_open_dir(roots->fds[root], name, fd_out);
+		return store_enter(store_top(store), name, out);
 	*file_out = slash ? slash + 1 : name;
-	snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - name) : 1, slash ? name : ".");
-	return fs_open_dir(roots->fds[root], parent, fd_out);
+	snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - name) : 0, name);
+	return store_enter(store_top(store), parent, out);
 }
 
-static FALLIBLE enum err read_checkpoint(const struct roots *roots, struct checkpoint *c)
+static FALLIBLE enum err read_checkpoint(struct checkpoint *c)
 {
 	const char *file;
 
-	TRY(checkpoint_recognise(roots, c->root, c->name, &c->format));
+	TRY(checkpoint_recognise(c->store, c->name, &c->format));
 	if (c->format == FORMAT_NONE) {
 		struct stat st;
-		TRY(fs_stat(roots->fds[c->root], c->name, &st));
+		TRY(store_stat(store_top(c->store), c->name, &st));
 		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no " DCP_METADATA ": it is no checkpoint, or not a complete one", c->name);
 	}
 	if (!format_reads(c->format))
 		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, which cannot be read yet", c->name, format_name(c->format));
-	TRY(checkpoint_open_dir(roots, c->root, c->name, &c->dirfd, &file));
+	TRY(checkpoint_open_dir(c->store, c->name, &c->dir, &file));
 	c->single = file != NULL;
 	TRY(open_format(c, file));
 	TRY(stat_files(c));
@@ -558,25 +556,24 @@ enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i)
 	return check_locs(c);
 }
 
-enum err checkpoint_open(const struct roots *roots, const struct ref *ref, struct checkpoint **out)
+enum err checkpoint_open(const struct stores *stores, const struct ref *ref, struct checkpoint **out)
 {
-	return checkpoint_open_damaged(roots, ref, NULL, out);
+	return checkpoint_open_damaged(stores, ref, NULL, out);
 }
 
-enum err checkpoint_open_damaged(const struct roots *roots, const struct ref *ref, struct checked *checked, struct checkpoint **out)
+enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *ref, struct checked *checked, struct checkpoint **out)
 {
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = mem_zalloc(1, sizeof *c);
 
 	if (!c)
 		return ERR(NO_MEMORY, "no memory for a checkpoint");
-	c->dirfd = -1;
 	c->world_size = 1;
 	c->verifies = checked;
 	if (ref->kind != REF_CHECKPOINT || ref->name.n >= sizeof c->name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
-	TRY(roots_find(roots, ref->storage.p, &c->root));
+	TRY(stores_find(stores, ref->storage.p, &c->store));
 	memcpy(c->name, ref->name.p, ref->name.n);
-	enum err e = read_checkpoint(roots, c);
+	enum err e = read_checkpoint(c);
 	if (e == ERR_NOT_FOUND)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", ref->storage.p, ref->name.p);
 	TRY(e);
@@ -584,9 +581,9 @@ enum err checkpoint_open_damaged(const struct roots *roots, const struct ref *re
 	return OK;
 }
 
-enum err checkpoint_open_file(const struct checkpoint *c, uint32_t file, int *fd_out)
+enum err checkpoint_open_file(const struct checkpoint *c, uint32_t file, struct store_at *out)
 {
 	const char *name = c->sd->files[file].name.p;
 
-	return err_at_file(fs_open(c->dirfd, name, O_RDONLY, 0, fd_out), name, -1);
+	return store_open_file(c->dir, name, STORE_READ, out);
 }

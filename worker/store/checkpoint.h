@@ -5,16 +5,16 @@
 #include "spec/ref.h"
 #include "store/checked.h"
 #include "store/manifest.h"
-#include "store/roots.h"
+#include "store/store.h"
 #include "tensor/sdict.h"
 
 struct checkpoint {
 	uint32_t shares;               /* to be freed so many times more */
 	enum format format;
-	uint32_t root;
-	char name[4096];               /* beneath the root */
+	const struct store *store;
+	char name[4096];               /* in the store */
 	bool single;                   /* `name` is a file, which is the whole checkpoint */
-	int dirfd;                     /* with its files */
+	struct store_at dir;           /* with its files */
 	struct sdict *sd;
 	struct manifest *manifest;     /* NULL: not ours, or outdated */
 	char outdated[64];             /* "": none; else the metadata file that PyTorch has written since, with all others */
@@ -28,15 +28,15 @@ struct checkpoint {
 };
 
 /* The format of the checkpoint at `name`; FORMAT_NONE: nothing is there, or something else. */
-FALLIBLE enum err checkpoint_recognise(const struct roots *roots, uint32_t root, const char *name, enum format *out);
-FALLIBLE enum err checkpoint_format_of_dir(int dirfd, enum format *out);
+FALLIBLE enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out);
+FALLIBLE enum err checkpoint_format_of_dir(struct store_at dir, enum format *out);
 /* The directory that its files are in; *file_out: the last part of `name` if that is a file, which is all of it then; else NULL. */
-FALLIBLE enum err checkpoint_open_dir(const struct roots *roots, uint32_t root, const char *name, int *fd_out, const char **file_out);
+FALLIBLE enum err checkpoint_open_dir(const struct store *store, const char *name, struct store_at *out, const char **file_out);
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
  * ERR_CHECKPOINT_DAMAGED (manifest or metadata are not what was written), ERR_FORMAT_…. ref: {"storage","name"}. */
-FALLIBLE enum err checkpoint_open(const struct roots *roots, const struct ref *ref, struct checkpoint **out);
+FALLIBLE enum err checkpoint_open(const struct stores *stores, const struct ref *ref, struct checkpoint **out);
 /* The same for verify: notes items that are lost with their files, and goes on. */
-FALLIBLE enum err checkpoint_open_damaged(const struct roots *roots, const struct ref *ref, struct checked *checked,
+FALLIBLE enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *ref, struct checked *checked,
 					  struct checkpoint **out);
 /* Notes the error in err_last() and leaves the item out (its length becomes 0), if verify reads the checkpoint and the error tells of
  * damage; else returns the error. */
@@ -52,7 +52,7 @@ void checkpoint_note(const struct checkpoint *c, struct checked *checked);
 FALLIBLE enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i);
 
 /* Opens a file of c->sd for reading. Errors name the file. */
-FALLIBLE enum err checkpoint_open_file(const struct checkpoint *c, uint32_t file, int *fd_out);
+FALLIBLE enum err checkpoint_open_file(const struct checkpoint *c, uint32_t file, struct store_at *out);
 
 /* Only the manifest (MANIFEST_NAME, or a rank's), NULL if there is none. */
-FALLIBLE enum err checkpoint_manifest(int dirfd, const char *name, struct manifest **out);
+FALLIBLE enum err checkpoint_manifest(struct store_at dir, const char *name, struct manifest **out);

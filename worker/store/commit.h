@@ -1,7 +1,7 @@
 /* commit.h: checkpoints that go, and what jobs that never ended left behind. How they come: staging.h.
  *
- * A commit is acknowledged only when the fsync of the parent directory has succeeded. After a failed fsync the kernel may have marked
- * what it could not write as clean, so a second fsync that succeeds proves nothing about the first. Therefore:
+ * On a file system a commit is acknowledged only when the fsync of the parent directory has succeeded. After a failed fsync the kernel
+ * may have marked what it could not write as clean, so a second fsync that succeeds proves nothing about the first. Therefore:
  *   - a commit (save, overwrite, delete, a save beside other files) whose fsync fails is taken back by the opposite rename, which makes
  *     the directory dirty anew, and that is fsynced: the job fails with the storage's error, and nothing has changed;
  *   - if that fails too, or the fsync of a recovery does, the job fails with ERR_NOT_DURABLE: what is visible is whole, but a power cut may
@@ -16,10 +16,8 @@ FALLIBLE enum err commit_delete(const struct store_job *by, const struct ref *re
 /* Records ERR_NOT_DURABLE: "'name' what, but …", and why: this thread's latest error. */
 enum err commit_in_doubt(const char *what, const char *name);
 /* After a crash: is the job's checkpoint there? If not, what it left is removed. */
-FALLIBLE enum err commit_recover(const struct roots *roots, const json_t *question, bool *committed_out, struct manifest **manifest_out);
-/* Removes what earlier attempts of this job left beside its target, before another one begins. */
-FALLIBLE enum err commit_clear(int parent, const char *job);
-/* What a sweep leaves alone. */
+FALLIBLE enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out);
+/* What a sweep (store.h) leaves alone, besides the one copy of a checkpoint that a job had put away (posix_in_place.h). */
 struct commit_keep {
 	const json_t *jobs;            /* these; NULL: none */
 	const char *before;            /* those whose id does not sort before this; NULL: none */
@@ -29,8 +27,3 @@ struct commit_keep {
 	const json_t *watched;         /* "others" of that sweep; NULL: none */
 	json_t *others;                /* an object that gets what is left alone as another daemon's: path → state. NULL: not wanted */
 };
-
-/* Removes staging and trash of all other jobs, but never the one copy of a checkpoint that a job had put away (in_place.h). */
-FALLIBLE enum err commit_sweep(const struct roots *roots, uint32_t root, const struct commit_keep *keep, uint64_t *removed_out);
-/* Removes what this job left beside its target, under the same condition. OK if that directory is gone. */
-FALLIBLE enum err commit_sweep_job(const struct roots *roots, uint32_t root, const char *name, const char *job, uint64_t *removed_out);

@@ -6,9 +6,8 @@
 
 #include "format/format.h"
 #include "io/digest.h"
-#include "os/fs.h"
 #include "store/manifest.h"
-#include "store/roots.h"
+#include "store/store.h"
 
 /* A manifest counts as metadata. */
 static enum format_role role_of(const char *name)
@@ -57,7 +56,7 @@ void identity_text(const struct identity *id, char out[IDENTITY_MAX])
 
 struct walk {
 	struct identity id;
-	int dirfd;
+	struct store_at dir;
 };
 
 static enum err add_file(void *user, const char *name, unsigned char d_type)
@@ -66,28 +65,27 @@ static enum err add_file(void *user, const char *name, unsigned char d_type)
 	struct stat st;
 
 	(void)d_type;
-	enum err e = role_of(name) != FORMAT_OTHER ? fs_stat(w->dirfd, name, &st) : ERR_NOT_FOUND;
+	enum err e = role_of(name) != FORMAT_OTHER ? store_stat(w->dir, name, &st) : ERR_NOT_FOUND;
 	if (!e)
 		identity_add(&w->id, name, &st);
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
-enum err identity_of(const struct roots *roots, uint32_t root, const char *name, char out[IDENTITY_MAX])
+enum err identity_of(struct store_at folder, const char *name, char out[IDENTITY_MAX])
 {
-	CLEANUP(fs_drop) int dir = -1;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	struct walk walk;
 	struct stat st;
 
-	TRY(fs_stat(roots->fds[root], name, &st));
+	TRY(store_stat(folder, name, &st));
 	if (S_ISDIR(st.st_mode)) {
-		TRY(fs_open_dir(roots->fds[root], name, &dir));
-		if (fstat(dir, &st) < 0) /* of the very directory that is listed */
-			return ERR_SYS(STORAGE_IO, "cannot look at the checkpoint");
+		TRY(store_enter(folder, name, &dir));
+		TRY(store_stat(dir, "", &st)); /* of the very directory that is listed */
 	}
 	identity_begin(&walk.id, &st);
-	walk.dirfd = dir;
-	if (dir >= 0)
-		TRY(fs_list(dir, add_file, &walk));
+	walk.dir = dir;
+	if (dir.store)
+		TRY(store_list(dir, add_file, &walk));
 	identity_text(&walk.id, out);
 	return OK;
 }

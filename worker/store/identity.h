@@ -12,7 +12,7 @@
 
 enum { IDENTITY_MAX = 64, IDENTITY_VERSION_MAX = 96 };
 
-struct roots;
+struct store_at;
 
 struct identity {
 	uint64_t top;                  /* inode number of the directory, or of a checkpoint that is one file */
@@ -24,8 +24,8 @@ void identity_begin(struct identity *id, const struct stat *top);
 void identity_add(struct identity *id, const char *name, const struct stat *st);
 void identity_text(const struct identity *id, char out[IDENTITY_MAX]);
 
-/* The same, of what lies at `name` now. ERR_NOT_FOUND. */
-FALLIBLE enum err identity_of(const struct roots *roots, uint32_t root, const char *name, char out[IDENTITY_MAX]);
+/* The same, of what lies at `name` of the folder now. ERR_NOT_FOUND. */
+FALLIBLE enum err identity_of(struct store_at folder, const char *name, char out[IDENTITY_MAX]);
 
 /* Which version of a checkpoint with one .metadata a client has before it: "device:inode:inode of .metadata:its ctime in ns", which a
  * client that opens the directory can make by itself. "" if the time does not fit. */

@@ -1,12 +1,10 @@
 /* owner.c: see owner.h. Reads the head of a manifest only: the whole may be hundreds of megabytes, and is checked where it is used. */
 #include "store/owner.h"
 
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/num.h"
-#include "os/fs.h"
 #include "os/mount_ns.h"
 #include "store/manifest.h"
 
@@ -15,7 +13,7 @@ enum { HEAD_MAX = 1024 };
 static const uid_t NOBODY = (uid_t)-1;
 
 struct parts {
-	int dir;
+	struct store_at dir;
 	uid_t dir_uid, asks, owner;
 	bool found, differ;            /* a manifest that is believed; one of another owner than `asks` */
 };
@@ -45,16 +43,15 @@ static uid_t known(uid_t uid)
 
 static FALLIBLE enum err look_at(struct parts *p, const char *name)
 {
-	CLEANUP(fs_drop) int fd = -1;
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
 	char head[HEAD_MAX + 1];
 	struct stat st;
 	uid_t uid;
 
-	TRY(fs_open(p->dir, name, O_RDONLY, 0, &fd));
-	if (fstat(fd, &st) < 0)
-		return ERR_SYS(STORAGE_IO, "cannot look at '%s'", name);
+	TRY(store_open_file(p->dir, name, STORE_READ, &file));
+	TRY(store_stat(file, "", &st));
 	size_t n = (size_t)num_min((uint64_t)st.st_size, HEAD_MAX);
-	TRY(fs_pread(fd, head, n, 0, name));
+	TRY(store_read(file, head, n, 0, name));
 	head[n] = '\0';
 	if (!S_ISREG(st.st_mode) || st.st_uid != p->dir_uid || !read_uid(head, n, &uid))
 		return OK;
@@ -76,30 +73,30 @@ static enum err note_part(void *user, const char *name, unsigned char d_type)
 	return e == ERR_NOT_FOUND ? OK : e; /* gone meanwhile */
 }
 
-enum err owner_find(const struct roots *roots, uint32_t root, const char *name, uid_t asks, uid_t *owner_out)
+enum err owner_find(const struct store *store, const char *name, uid_t asks, uid_t *owner_out)
 {
-	struct parts p = { .dir = -1, .asks = asks };
+	struct parts p = { .asks = asks };
 	struct stat st;
 
-	TRY(fs_stat(roots->fds[root], name, &st));
+	TRY(store_stat(store_top(store), name, &st));
 	p.owner = p.dir_uid = known(st.st_uid);
 	if (S_ISDIR(st.st_mode)) {
-		TRY(fs_open_dir(roots->fds[root], name, &p.dir));
-		enum err e = fs_list(p.dir, note_part, &p);
-		fs_drop(&p.dir);
+		TRY(store_enter(store_top(store), name, &p.dir));
+		enum err e = store_list(p.dir, note_part, &p);
+		store_close(&p.dir);
 		TRY(e);
 	}
 	*owner_out = p.owner;
 	return OK;
 }
 
-enum err owner_check(const struct store_job *by, uint32_t root, const char *name)
+enum err owner_check(const struct store_job *by, const struct store *store, const char *name)
 {
 	uid_t owner = 0;
 
 	if (by->admin)
 		return OK;
-	TRY(owner_find(by->roots, root, name, by->uid, &owner));
+	TRY(owner_find(store, name, by->uid, &owner));
 	if (owner == by->uid)
 		return OK;
 	if (owner == NOBODY)

@@ -5,9 +5,9 @@
  * single files), and in checkpoints of older versions, the owner is the uid of the directory or file. Ranks that save without
  * collectives have a manifest each: who replaces anything there must own all of them. */
 #pragma once
-#include "store/roots.h"
+#include "store/store.h"
 
-/* ERR_FORBIDDEN unless the job may remove or replace what lies at `name` beneath the root. */
-FALLIBLE enum err owner_check(const struct store_job *by, uint32_t root, const char *name);
+/* ERR_FORBIDDEN unless the job may remove or replace what lies at `name`. */
+FALLIBLE enum err owner_check(const struct store_job *by, const struct store *store, const char *name);
 /* *owner_out: the owner; where parts have different ones, one that is not `asks`. ERR_NOT_FOUND. */
-FALLIBLE enum err owner_find(const struct roots *roots, uint32_t root, const char *name, uid_t asks, uid_t *owner_out);
+FALLIBLE enum err owner_find(const struct store *store, const char *name, uid_t asks, uid_t *owner_out);

@@ -3,8 +3,10 @@
  *   staging directory ──► files, fsync each ──► .metadata, manifest, fsync each ──► fsync(staging)
  *        ──► rename (the commit point) ──► fsync(parent) ──► "durable"
  *
- * Everything before the rename may be thrown away; what is behind it is never modified. An overwrite exchanges the two directories
- * in one step and then moves the old one to trash. Staging and trash lie beside the target, so that they are on its file system.
+ * Everything before the commit may be thrown away; what is behind it is never modified. This module has what the saves of all stores
+ * have in common: what may be replaced, by whom, and that every file is as long as planned. The acts are the store's (store.h); the picture
+ * shows a file system's (posix_commit.c), where an overwrite exchanges the two directories in one step and then moves the old one to
+ * trash. Staging and trash lie beside the target, so that they are on its file system.
  *
  * A target that is one file has the target's name in the staging directory and is renamed out of it. The directory with the manifest
  * then stays as a receipt: the file itself has no place for the job's id, so that only the receipt tells a recovery that this job
@@ -16,6 +18,8 @@
 
 #define HOSTS_PREFIX ".dcpd-hosts-"   /* the directory in which several daemons meet for one save */
 
+enum { STAGING_BESIDE_MAX = 4600 };
+
 struct staging_file {
 	char *name;
 	uint64_t bytes;
@@ -24,16 +28,16 @@ struct staging_file {
 
 struct staging {
 	struct store_job by;
-	uint32_t root;
-	int parent, dir;               /* -1: none */
-	char parent_path[4096];        /* beneath the root, "" for the root itself */
+	const struct store *store;
+	struct store_at parent, dir;   /* what is beside the target, if the store has such; the staged files */
+	char parent_path[4096];        /* of the target; "": the top */
 	char target[256];              /* last component */
 	char name[128];                /* ".dcpd-{job}-{attempt}" */
-	char path[4600];               /* of the staging directory, beneath the root */
+	char path[STAGING_BESIDE_MAX];               /* by which all workers enter the staged files, from the top */
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
-	bool made, done;
-	bool is_file;                  /* the target is the one file in the staging directory, which stays as a receipt (commit.h) */
+	bool made, done;               /* set by the store: it is to be removed; it is published */
+	bool is_file;                  /* the target is the one staged file of its name; the rest stays as a receipt */
 	bool in_place;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
 	bool no_sync;                  /* data files and metadata are not fsynced */
 	struct vec(struct staging_file) files;   /* of the checkpoint, but for metadata and manifest */
@@ -45,6 +49,8 @@ struct staging {
 FALLIBLE enum err staging_open(const struct store_job *by, const struct spec *spec, struct staging *out);
 /* The same with another name for the staging directory, beside the target; it may be there already. */
 FALLIBLE enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
+/* A staging directory of that name, kept if it is there, for a part of a save whose target another daemon checks and publishes. */
+FALLIBLE enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
 FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank);
 /* Makes the files at their full sizes. Empty ones are fsynced here. */
 FALLIBLE enum err staging_make_files(struct staging *s);
@@ -74,5 +80,7 @@ FALLIBLE enum err staging_commit_in_place(struct staging *s, const char *metadat
 /* Removes the staging directory unless it was committed. */
 void staging_close(struct staging *s);
 
+/* The path of something of dcpd's own beside the checkpoint `name`. */
+FALLIBLE enum err staging_beside(const char *name, const char *own, char path[STAGING_BESIDE_MAX]);
 /* "a/b/c" → "a/b" and "c"; ERR_NAME_INVALID. */
 FALLIBLE enum err staging_divide(const char *name, char *parent, size_t parent_max, char *last, size_t last_max);

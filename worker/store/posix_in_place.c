@@ -1,5 +1,5 @@
-/* in_place.c: see in_place.h. */
-#include "store/in_place.h"
+/* posix_in_place.c: see posix_in_place.h. */
+#include "store/posix_in_place.h"
 
 #include "base/mem.h"
 #include "base/vec.h"
@@ -42,11 +42,11 @@ static FALLIBLE enum err take_back(const struct staging *s, int to, const char *
 {
 	struct err_info info = *err_last();
 
-	enum err e = fs_rename(to, metadata, s->dir, metadata);
+	enum err e = fs_rename(to, metadata, s->dir.handle, metadata);
 	if (!e)
-		e = move_files(s, to, s->dir);
+		e = move_files(s, to, s->dir.handle);
 	if (!e)
-		e = in_place_restore(s->dir, to);
+		e = posix_in_place_restore(s->dir.handle, to);
 	if (!e)
 		e = fs_fsync(to, ".");
 	if (e)
@@ -55,16 +55,16 @@ static FALLIBLE enum err take_back(const struct staging *s, int to, const char *
 	return info.code;
 }
 
-enum err in_place_move(const struct staging *s, int to, const char *metadata)
+enum err posix_in_place_move(const struct staging *s, int to, const char *metadata)
 {
 	char manifest[MANIFEST_NAME_MAX];
-	int staging = s->dir, old = -1;
+	int staging = s->dir.handle, old = -1;
 
 	manifest_name(metadata, manifest);
 	enum err e = fs_mkdir(staging, old_dir, 0755);
 	if (e == ERR_CHECKPOINT_EXISTS) { /* an earlier attempt's, in a staging directory that is kept */
 		err_clear();
-		TRY(in_place_restore(staging, to));
+		TRY(posix_in_place_restore(staging, to));
 		TRY(fs_remove_tree(staging, old_dir));
 		e = fs_mkdir(staging, old_dir, 0755);
 	}
@@ -145,7 +145,7 @@ static void drop_names(struct put_back *p)
 	vec_free(&p->names);
 }
 
-bool in_place_holds_old(int staging)
+bool posix_in_place_holds_old(int staging)
 {
 	struct put_back p = { .metadata = NULL };
 	int old = -1;
@@ -160,7 +160,7 @@ bool in_place_holds_old(int staging)
 	return holds;
 }
 
-enum err in_place_restore(int staging, int to)
+enum err posix_in_place_restore(int staging, int to)
 {
 	struct put_back p = { .metadata = NULL };
 	int old = -1;

@@ -1,0 +1,165 @@
+/* posix_commit.c: the commit of the store on a file system: a staging directory beside the target, and one rename (see staging.h).
+ *
+ * An error of the rename itself is in doubt, not a failure: recovery looks at the directory and decides. */
+#include <stdio.h>
+#include <string.h>
+
+#include "os/fs.h"
+#include "store/identity.h"
+#include "store/posix_impl.h"
+#include "store/posix_in_place.h"
+#include "store/trash.h"
+
+enum { STAGED_PATH_MAX = sizeof((struct staging *)0)->name + sizeof((struct staging *)0)->target };
+
+enum err posix_stage(struct staging *s, bool keep)
+{
+	TRY(s->store->ops->make(store_top(s->store), s->parent_path, &s->parent));
+	TRY(posix_clear(s->parent.handle, s->by.id)); /* a coordinator that was killed may not know of an attempt */
+	enum err e = fs_mkdir(s->parent.handle, s->name, 0755);
+	if (e == ERR_CHECKPOINT_EXISTS && keep)
+		err_clear();
+	else if (e)
+		return e;
+	s->made = true;
+	TRY(fs_fsync(s->parent.handle, "."));
+	TRY(store_enter(s->parent, s->name, &s->dir));
+	s->in_memory = fs_in_memory(s->dir.handle);
+	s->direct = !s->in_memory && fs_direct_ok(s->dir.handle);
+	return OK;
+}
+
+/* The path beneath the parent that the target is renamed from. */
+static void staged_path(const struct staging *s, char out[STAGED_PATH_MAX])
+{
+	snprintf(out, STAGED_PATH_MAX, "%s%s%s", s->name, s->is_file ? "/" : "", s->is_file ? s->target : "");
+}
+
+/* The new one is durable: whatever goes wrong with the old one is no matter of this job, and the next sweep takes what is left. */
+static void drop_old(struct staging *s)
+{
+	int parent = s->parent.handle;
+	char trash[128], old[STAGED_PATH_MAX];
+
+	staged_path(s, old);
+	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", s->by.id);
+	if (fs_remove_tree(parent, trash) || fs_rename(parent, old, parent, trash) || trash_remove(parent, trash))
+		err_clear();
+}
+
+static FALLIBLE enum err changed(const struct staging *s)
+{
+	return ERR(CHECKPOINT_EXISTS, "'%s' is no longer the checkpoint that was to be replaced", s->target);
+}
+
+/* The condition is looked at on both sides of the exchange, which has none itself: what was exchanged by mistake is exchanged back. Of a
+ * file only the inode is compared behind it: a rename changes its time. */
+static FALLIBLE enum err exchange(struct staging *s, const char *staged, const char *replaces)
+{
+	size_t n = s->is_file ? strcspn(replaces, "-") + 1 : IDENTITY_MAX;
+	char identity[IDENTITY_MAX];
+
+	enum err e = identity_of(s->parent, s->target, identity);
+	if (e == ERR_NOT_FOUND || (!e && strcmp(identity, replaces) != 0))
+		return changed(s);
+	TRY(e);
+	TRY(fs_exchange(s->parent.handle, staged, s->target));
+	s->done = true;
+	if (identity_of(s->parent, staged, identity) == OK && strncmp(identity, replaces, n) == 0)
+		return OK;
+	err_clear();
+	if (fs_exchange(s->parent.handle, staged, s->target))
+		return commit_in_doubt("is there and whole", s->target);
+	s->done = false;
+	return changed(s);
+}
+
+/* Undoes a commit whose fsync failed (commit.h). While the undoing is not on the disk either, both directories stay as they are: after a
+ * power cut the target's name may lead to each of them. */
+static FALLIBLE enum err take_back(struct staging *s, bool exchanged)
+{
+	struct err_info info = *err_last();
+	int parent = s->parent.handle;
+	char staged[STAGED_PATH_MAX];
+
+	staged_path(s, staged);
+	enum err e = exchanged ? fs_exchange(parent, staged, s->target) : fs_rename_noreplace(parent, s->target, staged);
+	if (e)
+		return commit_in_doubt("is there and whole", s->target);
+	if (fs_fsync(parent, "."))
+		return commit_in_doubt("was taken back", s->target);
+	s->done = false;
+	err_restore(&info);
+	return info.code;
+}
+
+enum err posix_publish(struct staging *s, const char *replaces)
+{
+	char staged[STAGED_PATH_MAX];
+
+	staged_path(s, staged);
+	TRY(fs_fsync(s->dir.handle, "."));
+	fs_fault("commit.synced");
+	fs_fault("commit.rename");
+	TRY(replaces ? exchange(s, staged, replaces) : fs_rename_noreplace(s->parent.handle, staged, s->target));
+	s->done = true;
+	fs_fault("commit.renamed");
+	if (fs_fsync(s->parent.handle, "."))
+		return take_back(s, replaces != NULL);
+	if (replaces)
+		drop_old(s);
+	return OK;
+}
+
+enum err posix_publish_beside(struct staging *s, const char *metadata)
+{
+	int to = -1;
+
+	TRY(fs_fsync(s->dir.handle, "."));
+	TRY(fs_mkdirs(s->parent.handle, s->target, &to));
+	s->done = true; /* if it breaks off, the recovery puts back what lies in there */
+	enum err e = posix_in_place_move(s, to, metadata);
+	if (!e)
+		s->done = false; /* posix_discard() takes what is left of it */
+	fs_drop(&to);
+	return e;
+}
+
+void posix_discard(struct staging *s)
+{
+	if (s->made && !s->done && fs_remove_tree(s->parent.handle, s->name))
+		err_clear(); /* the sweep at the next start takes it */
+	store_close(&s->dir);
+	store_close(&s->parent);
+}
+
+static FALLIBLE enum err remove_in(const char *id, int parent, const char *name, const char *last)
+{
+	char trash[128];
+
+	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", id);
+	TRY(fs_rename_noreplace(parent, last, trash));
+	if (fs_fsync(parent, ".")) {
+		struct err_info info = *err_last();
+		if (fs_rename_noreplace(parent, trash, last) || fs_fsync(parent, "."))
+			return commit_in_doubt("is being deleted", name);
+		err_restore(&info);
+		return info.code;
+	}
+	/* it is gone for good; what cannot be removed now, the next sweep takes */
+	if (trash_remove(parent, trash))
+		err_clear();
+	return OK;
+}
+
+enum err posix_remove(const struct store_job *by, const struct store *store, const char *name)
+{
+	char parent_path[4096], last[256];
+	struct store_at parent;
+
+	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
+	TRY(store_enter(store_top(store), parent_path, &parent));
+	enum err e = remove_in(by->id, parent.handle, name, last);
+	store_close(&parent);
+	return e;
+}

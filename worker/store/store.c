@@ -1,0 +1,45 @@
+/* store.c: finds a store by the scheme of its location, and an open one by its name (see store.h). */
+#include "store/store.h"
+
+#include <string.h>
+
+#include "base/str.h"
+#include "store/posix.h"
+
+static const struct {
+	const char *scheme;
+	const struct store_ops *ops;
+} rows[] = {
+#define X(scheme, location, ops) { scheme, &(ops) },
+#include "store/stores.def"
+};
+
+enum err store_open(struct store *s, const char *location, mode_t mode, gid_t group)
+{
+	const char *colon = strstr(location, "://"), *rest = colon ? colon + 3 : location;
+	struct str scheme = colon ? (struct str){ location, (size_t)(colon - location) } : STR("file");
+
+	s->top = -1;
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		if (!str_is(scheme, rows[i].scheme))
+			continue;
+		s->ops = rows[i].ops;
+		return s->ops->open(s, rest, mode, group);
+	}
+	return ERR(CONFIG, "storage '%s': this worker has no store '%.*s'", s->name, (int)scheme.n, scheme.p);
+}
+
+enum err stores_find(const struct stores *stores, const char *name, const struct store **out)
+{
+	for (uint32_t i = 0; i < stores->count; i++) {
+		const struct store *s = &stores->v[i];
+		if (strcmp(s->name, name) != 0)
+			continue;
+		*out = s;
+		if (s->top >= 0)
+			return OK;
+		err_restore(&s->error);
+		return s->error.code;
+	}
+	return ERR(NOT_FOUND, "this worker has no storage '%s'", name);
+}

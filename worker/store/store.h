@@ -1,0 +1,176 @@
+/* store.h: the one face of a place where checkpoints live. A row of stores.def, a table of functions, and nobody above this folder knows
+ * which store it is.
+ *
+ * What every store guarantees:
+ *
+ *   visibility   What is staged is seen by nobody who does not name the staging: neither a list nor a look shows it. publish() is the
+ *                commit: all files of the checkpoint appear at once, or none. How is the store's own act: a file system renames a
+ *                directory, an object store writes one object, the checkpoint's page, under a condition. No caller emulates one by another.
+ *   condition    publish() replaces nothing, or exactly the checkpoint whose identity it was told. Of several that publish one name under
+ *                one condition at a time one wins; the others get ERR_CHECKPOINT_EXISTS, and their stagings stay as they were.
+ *   durability   OK of publish() and remove() means: it survives a power cut. If that cannot be said, the act is taken back, and its error
+ *                is returned; if not even that can be said, ERR_NOT_DURABLE, and nothing is removed (commit.h).
+ *   permanence   A published file is never modified. Who has it open goes on reading the same bytes, whatever is published or removed.
+ *   identity     stat() tells contents apart: st_ino and st_ctim differ whenever a name leads to other bytes than before, st_size is exact,
+ *                st_mtim is when the bytes were written, st_uid whose they are (an object store puts its ETag's digest in st_ino).
+ *                identity.h makes a checkpoint's identity of this, and the law of reads trusts it.
+ *   leftovers    Whoever dies between stage() and publish() leaves nothing but the staging; recover() and sweep() find it by its job.
+ *
+ * Names are paths below the folder given, with '/' between parts and none of "..". Errors name the file, never where the store is: of a
+ * name that is not there ERR_NOT_FOUND, of one that is no plain file or folder ERR_NAME_INVALID, of a store that cannot be reached
+ * ERR_STORAGE_GONE or ERR_STORAGE_STALLED, of one that is full ERR_STORAGE_FULL. Functions may be called from any thread. */
+#pragma once
+#include <sys/stat.h>
+
+#include "base/err.h"
+
+enum { STORES_MAX = 64, STORE_NAME_MAX = 33 };
+
+struct manifest;
+struct staging;
+struct commit_keep;
+
+/* One storage of a worker, open for its whole life. */
+struct store {
+	char name[STORE_NAME_MAX];
+	uint32_t index;                /* in struct stores: the same in all workers of a gang */
+	const struct store_ops *ops;
+	int top;                       /* handle of the top folder; -1: could not be opened */
+	void *own;                     /* of the ops */
+	struct err_info error;         /* why it could not be opened */
+};
+
+struct stores {
+	struct store v[STORES_MAX];
+	uint32_t count;
+};
+
+/* A folder or file, open: a folder is a directory or a prefix of keys. */
+struct store_at {
+	const struct store *store;
+	int handle;                    /* the ops' number; of stores with fd_of a descriptor; -1: nothing is open */
+};
+#define STORE_NOTHING ((struct store_at){ NULL, -1 })
+
+/* In whose name something is changed. The id names staging and trash; the uid owns what is published; an admin may replace everything. */
+struct store_job {
+	const struct stores *stores;
+	const char *id;
+	uint64_t attempt;
+	uid_t uid;
+	bool admin;
+};
+
+struct store_facts {
+	uint64_t free_bytes, total_bytes;
+	const char *kind;              /* "ext4", "nfs", …, "other" */
+	bool writable, direct, noreplace, exchange;
+};
+
+enum { STORE_READ = 0, STORE_WRITE = 1, STORE_NEW = 2, STORE_DIRECT = 4 };   /* NEW: ERR_CHECKPOINT_EXISTS if it is there */
+
+typedef enum err (*store_entry_fn)(void *user, const char *name, unsigned char d_type);   /* DT_REG, DT_DIR or, not known, DT_UNKNOWN */
+
+struct store_ops {
+	/* ---- the storage ---- */
+	/* Sets s->top, s->own. location: what stands behind the scheme; what is made there gets `mode` and, unless -1, `group`. */
+	enum err (*open)(struct store *s, const char *location, mode_t mode, gid_t group);
+	enum err (*check)(const struct store *s);      /* ERR_STORAGE_GONE: it was removed since */
+	enum err (*probe)(const struct store *s, struct store_facts *out);
+	uint64_t (*count)(const struct store *s, bool written);        /* bytes that this process moved since the last call */
+	enum err (*scratch)(const struct store *s, int *fd_out);       /* a descriptor of a nameless file there. NULL: none */
+
+	/* ---- reading ---- */
+	enum err (*enter)(struct store_at folder, const char *path, struct store_at *out);     /* a folder; "" or ".": the same */
+	enum err (*list)(struct store_at folder, store_entry_fn fn, void *user);       /* fn's error stops the walk */
+	enum err (*stat)(struct store_at at, const char *path, struct stat *out);      /* "": of what is open */
+	/* Watch: does whatever changes a folder's entries change its stat() at once, whoever did it? If not, lists are asked anew. */
+	bool (*watch)(struct store_at folder);
+	enum err (*open_file)(struct store_at folder, const char *name, unsigned flags, struct store_at *out);
+	enum err (*read)(struct store_at file, void *into, size_t n, uint64_t offset, const char *name);       /* all n or an error */
+	/* A whole small file, mem_free; ERR_LIMIT_EXCEEDED beyond max. st_out: what it was, before it was read. May be NULL. */
+	enum err (*get)(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out, struct stat *st_out);
+	void (*close)(struct store_at *at);            /* errors do not matter any more; twice is fine */
+	/* The descriptor that moves an open file's bytes, for the I/O engine. NULL: there is none, read() and write() do. */
+	int (*fd_of)(struct store_at file);
+
+	/* ---- parts: files of a staging, or of a meeting place ---- */
+	enum err (*write)(struct store_at file, const void *from, size_t n, uint64_t offset, const char *name);        /* in any order */
+	enum err (*resize)(struct store_at file, uint64_t bytes, const char *name);    /* reserves room, or cuts off what is beyond */
+	/* Ends the writing; durable: OK means that it survives a power cut. The handle is closed whatever comes of it. */
+	enum err (*finish)(struct store_at *file, bool durable, const char *name);
+
+	/* ---- commit (staging.h, commit.h) ---- */
+	/* Makes the staging `s->name` for `s->target` below s->parent_path, removes what earlier attempts of the job left, and sets s->dir,
+	 * s->made and what is known of the place. keep: it may be there, with what is in it. */
+	enum err (*stage)(struct staging *s, bool keep);
+	/* replaces: identity of the one checkpoint that may be there; NULL: nothing may be. Sets s->done. */
+	enum err (*publish)(struct staging *s, const char *replaces);
+	/* Publishes between files of others, which stay; the file `metadata` makes the rest a checkpoint. NULL: the store cannot. */
+	enum err (*publish_beside)(struct staging *s, const char *metadata);
+	void (*discard)(struct staging *s);            /* closes it, and removes it unless it is done */
+	enum err (*remove)(const struct store_job *by, const struct store *s, const char *name);
+	/* After a crash: has the job published (or removed) `name`? Takes back what it did by halves, removes what it left. */
+	enum err (*recover)(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
+	/* Removes stagings that nobody continues. name, job: of that job alone, beside that name. NULL: of all that keep lets go. */
+	enum err (*sweep)(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out);
+
+	/* ---- meeting places: small pages that several daemons write and read beside a target ---- */
+	enum err (*make)(struct store_at folder, const char *path, struct store_at *out);      /* with all above it; may be there */
+	enum err (*put)(struct store_at folder, const char *name, const void *bytes, uint64_t n, bool durable);  /* appears whole */
+	enum err (*adopt)(struct staging *s, struct store_at from, const char *name);   /* a part written there becomes one of s */
+	enum err (*drop)(struct store_at folder, const char *path);    /* a file, or a folder with all in it. Nothing there is fine */
+};
+
+/* Opens `location`: "SCHEME://…", or a path, which is a directory. s->name and s->index are the caller's. ERR_CONFIG: no such scheme. */
+FALLIBLE enum err store_open(struct store *s, const char *location, mode_t mode, gid_t group);
+/* ERR_NOT_FOUND: the worker has no such storage; else the error that opening it ended with. */
+FALLIBLE enum err stores_find(const struct stores *stores, const char *name, const struct store **out);
+
+static inline struct store_at store_top(const struct store *s)
+{
+	return (struct store_at){ s, s->top };
+}
+
+static inline void store_close(struct store_at *at)
+{
+	if (at->store && at->handle >= 0)
+		at->store->ops->close(at);
+	at->handle = -1;
+}
+
+FALLIBLE static inline enum err store_enter(struct store_at folder, const char *path, struct store_at *out)
+{
+	return folder.store->ops->enter(folder, path, out);
+}
+
+FALLIBLE static inline enum err store_list(struct store_at folder, store_entry_fn fn, void *user)
+{
+	return folder.store->ops->list(folder, fn, user);
+}
+
+FALLIBLE static inline enum err store_stat(struct store_at at, const char *path, struct stat *out)
+{
+	return at.store->ops->stat(at, path, out);
+}
+
+FALLIBLE static inline enum err store_open_file(struct store_at folder, const char *name, unsigned flags, struct store_at *out)
+{
+	return folder.store->ops->open_file(folder, name, flags, out);
+}
+
+FALLIBLE static inline enum err store_read(struct store_at file, void *into, size_t n, uint64_t offset, const char *name)
+{
+	return file.store->ops->read(file, into, n, offset, name);
+}
+
+FALLIBLE static inline enum err store_get(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out,
+					  struct stat *st_out)
+{
+	return folder.store->ops->get(folder, name, max, bytes_out, n_out, st_out);
+}
+
+FALLIBLE static inline enum err store_drop(struct store_at folder, const char *path)
+{
+	return folder.store->ops->drop(folder, path);
+}
