@@ -366,7 +366,7 @@ FALLIBLE enum err h_checkpoint_delete(struct req *r)
 {
 	CLEANUP(jval_drop) json_t *doc = json_object();
 	CLEANUP(jval_drop) json_t *target = json_object();
-	struct spec spec;
+	CLEANUP(spec_free) struct spec spec = { 0 };
 
 	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	if (!doc || !target || json_object_set_new(doc, "kind", json_string("delete")) != 0)

@@ -32,7 +32,7 @@ static void on_planned(void *user, enum err e, const json_t *plan)
 
 FALLIBLE enum err h_jobs_create(struct req *r)
 {
-	struct spec spec;
+	CLEANUP(spec_free) struct spec spec = { 0 };
 	bool dry_run = false;
 
 	TRY(req_query_only(r, (const char *const[]){ "dry_run", NULL }));

@@ -132,7 +132,7 @@ void job_free(struct job *j)
 	must(!j->source_use && !j->target_use && !j->other_use && !j->part_uses && !j->made_use && !j->waiters && !j->await);
 	loop_timer_stop(&j->timer);
 	json_decref(j->request);
-	json_decref(j->likes);
+	spec_free(&j->spec);
 	json_decref(j->progress_ranks);
 	json_decref(j->result);
 	json_decref(j->error);

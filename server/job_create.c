@@ -277,7 +277,8 @@ static void write_journal(struct creation *c)
 		job_snapshotted(j);
 	snprintf(j->stage, sizeof j->stage, "waiting");
 	job_put_row(t, j, j->state);
-	journal_put_labels(t, j->id, j->spec.labels);
+	for (size_t i = 0; i < j->spec.labels.n; i++)
+		journal_put_label(t, j->id, j->spec.labels.v[i].left, j->spec.labels.v[i].right);
 	if (c->keyed) {
 		struct journal_key key = { .scope = "job", .uid = j->uid, .key = str_of(c->key), .digest = c->digest,
 					   .created_ms = clock_service_ms() };

@@ -54,13 +54,12 @@ struct job {
 	uid_t uid;
 	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
 	json_t *request, *progress_ranks, *result, *error;
-	struct spec spec;           /* the request as C; it points into it */
-	json_t *likes;              /* storages that layout rules name; NULL: none */
+	struct spec spec;           /* the request as C, which points into it */
 	json_t *error_more;         /* what the attempt's worker adds to its error (errdoc_more), until the job fails with it */
 	char identity[JOB_IDENTITY_MAX];    /* of the checkpoint that the attempt reads; "": none, or not known yet */
 	char *plan;                 /* JSON text */
 	char *target;               /* "main:b", "shm:serve", "" */
-	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into request or likes */
+	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec */
 	uint32_t storage_count;
 	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms;    /* wall clock, for the record */
 	uint64_t bytes_done, bytes_total;

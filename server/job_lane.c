@@ -18,7 +18,7 @@ FALLIBLE enum err job_lane_of(struct job *j, struct lane **out)
 		n += (size_t)snprintf(key + n, sizeof key - n, "%s,", j->storages[i]);
 	/* Saves by several hosts wait for each other's parts: those of two trainings in one lane could wait for ever. */
 	const char *source = job_ref_of(&j->spec.source).state_dict;
-	if (source && json_object_get(j->spec.hosts, "ranks") && n < sizeof key)
+	if (source && j->spec.hosts.count && n < sizeof key)
 		snprintf(key + n, sizeof key - n, "@%s", source);
 	for (struct lane *l = all->lanes; l; l = l->next)
 		if (strcmp(l->key, key) == 0) {

@@ -18,12 +18,12 @@ struct job_ref job_ref_of(const struct ref *ref)
 /* The job's target is another save's: the job writes files beside its. */
 static bool job_spec_is_part(const struct job *j)
 {
-	return json_is_true(json_object_get(j->spec.hosts, "part"));
+	return j->spec.hosts.part;
 }
 
 bool job_spec_selects(const struct job *j)
 {
-	return json_array_size(j->spec.include) || json_array_size(j->spec.exclude) || json_array_size(j->spec.dtype);
+	return j->spec.include.n || j->spec.exclude.n || j->spec.dtype.n;
 }
 
 bool job_spec_compares(const struct job *j)
@@ -54,47 +54,11 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 	return OK;
 }
 
-/* {"match":…,"like":"main:other"}: the worker reads that checkpoint's boxes. */
-static FALLIBLE enum err add_likes(struct job *j)
-{
-	const json_t *rule;
-	size_t i;
-
-	json_decref(j->likes);
-	j->likes = NULL;
-	json_array_foreach(j->spec.layout, i, rule) {
-		const char *like = json_string_value(json_object_get(rule, "like"));
-		const char *colon = like ? strchr(like, ':') : NULL;
-		if (!colon || strncmp(like, "shm:", 4) == 0)
-			continue;
-		json_t *name = json_stringn(like, (size_t)(colon - like));
-		if (!j->likes)
-			j->likes = json_array();
-		if (!j->likes || !name || json_array_append_new(j->likes, name) != 0)
-			return ERR(NO_MEMORY, "cannot resolve a layout");
-		TRY(add_storage(j, json_string_value(name)));
-	}
-	return OK;
-}
-
-/* {"match":…,"from":{"storage":…}}: the worker reads tensors of that checkpoint. */
-static FALLIBLE enum err add_froms(struct job *j)
-{
-	const json_t *rule;
-	size_t i;
-
-	json_array_foreach(j->spec.transform, i, rule) {
-		const char *storage = json_string_value(json_object_get(json_object_get(rule, "from"), "storage"));
-		if (storage)
-			TRY(add_storage(j, storage));
-	}
-	return OK;
-}
-
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
 	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b };
 	struct job_ref target;
+	const struct layout_rules *layout = &j->spec.layout;
 	char text[4096 + 64] = "";
 
 	TRY(spec_read(j->request, &j->spec));
@@ -102,8 +66,12 @@ FALLIBLE enum err job_spec_resolve(struct job *j)
 	for (size_t i = 0; i < sizeof refs / sizeof *refs; i++)
 		if (refs[i]->storage.p)
 			TRY(add_storage(j, refs[i]->storage.p));
-	TRY(add_likes(j));
-	TRY(add_froms(j));
+	for (uint32_t i = 0; i < layout->n; i++)
+		if (layout->v[i].kind == LAYOUT_LIKE) /* the worker reads that checkpoint's boxes */
+			TRY(add_storage(j, layout->v[i].like_ref.storage.p));
+	for (uint32_t i = 0; i < j->spec.transform.count; i++)
+		if (j->spec.transform.rules[i].kind == CONVERT_FROM) /* the worker reads tensors of that checkpoint */
+			TRY(add_storage(j, j->spec.transform.rules[i].from.storage.p));
 	target = job_ref_of(&j->spec.target);
 	if (target.storage && target.name)
 		snprintf(text, sizeof text, "%s:%s", target.storage, target.name);

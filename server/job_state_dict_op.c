@@ -35,17 +35,14 @@ static FALLIBLE enum err refuse(const char *pointer, json_int_t rank, json_int_t
 				  (intmax_t)end - 1, of, (intmax_t)end), pointer);
 }
 
-static FALLIBLE enum err check_list(const json_t *list, const char *key, json_int_t end, const char *of)
+static FALLIBLE enum err check_list(const struct spec_ranks *list, const char *key, json_int_t end, const char *of)
 {
-	const json_t *one;
 	char pointer[64];
-	size_t i;
 
-	json_array_foreach(list, i, one) {
-		json_int_t rank = json_integer_value(one);
+	for (size_t i = 0; i < list->n; i++) {
 		snprintf(pointer, sizeof pointer, "/%s/%zu", key, i);
-		if (rank < 0 || rank >= end)
-			return refuse(pointer, rank, end, of);
+		if (list->v[i] >= end)
+			return refuse(pointer, list->v[i], end, of);
 	}
 	return OK;
 }
@@ -103,10 +100,10 @@ FALLIBLE enum err job_state_dict_op_check(const struct job *j)
 		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", missing), nccl ? "/backend" : "/device");
 	TRY(check_target(j));
 	TRY(check_world(j, &world));
-	TRY(check_list(j->spec.group, "group", world, "the world"));
-	members = (json_int_t)json_array_size(j->spec.group);
+	TRY(check_list(&j->spec.group, "group", world, "the world"));
+	members = (json_int_t)j->spec.group.n;
 	members = members ? members : world;
-	TRY(check_list(j->spec.ranks_only, "ranks_only", members, "the group"));
+	TRY(check_list(&j->spec.ranks_only, "ranks_only", members, "the group"));
 	return j->spec.root < members ? OK : refuse("/root", j->spec.root, members, "the group");
 }
 

@@ -29,23 +29,18 @@ FALLIBLE enum err job_use_target(struct job *j)
 
 static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
 {
-	const json_t *parts = j->spec.parts, *part;
-	size_t i;
+	const struct spec_refs *parts = &j->spec.parts;
 
-	if (json_array_size(parts) == 0)
+	if (parts->n == 0)
 		return OK;
-	j->part_uses = mem_zalloc(json_array_size(parts), sizeof *j->part_uses);
+	j->part_uses = mem_zalloc(parts->n, sizeof *j->part_uses);
 	if (!j->part_uses)
-		return ERR(NO_MEMORY, "cannot use %zu state dicts", json_array_size(parts));
-	json_array_foreach(parts, i, part) {
-		const char *name = json_string_value(json_object_get(part, "state_dict"));
-		json_int_t generation = json_integer_value(json_object_get(part, "generation"));
-		for (size_t k = 0; name && k < i; k++)
-			if (strcmp(j->part_uses[k]->name, name) == 0)
-				name = NULL;
-		if (!name)
-			return ERR(VALIDATION_FAILED, "part %zu names no state dict, or one that another part names", i);
-		TRY(state_dict_use(j->server, who, str_of(name), generation, j->id, &j->part_uses[i]));
+		return ERR(NO_MEMORY, "cannot use %zu state dicts", parts->n);
+	for (size_t i = 0; i < parts->n; i++) {
+		for (size_t k = 0; k < i; k++)
+			if (str_eq(parts->v[k].name, parts->v[i].name))
+				return ERR(VALIDATION_FAILED, "part %zu names a state dict that another part names", i);
+		TRY(state_dict_use(j->server, who, parts->v[i].name, parts->v[i].generation, j->id, &j->part_uses[i]));
 		j->part_count++;
 	}
 	return OK;

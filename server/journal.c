@@ -158,17 +158,13 @@ void journal_put_job(struct journal_txn *t, const struct journal_job *job)
 	put_str(t, r, job->doc);
 }
 
-void journal_put_labels(struct journal_txn *t, const char *id, const json_t *labels)
+void journal_put_label(struct journal_txn *t, const char *id, struct str key, struct str value)
 {
-	const char *key;
-	json_t *value;
+	struct row *r = add(t, PUT_LABEL);
 
-	json_object_foreach((json_t *)labels, key, value) {
-		struct row *r = add(t, PUT_LABEL);
-		put_str(t, r, str_of(id));
-		put_str(t, r, str_of(key));
-		put_str(t, r, json_is_string(value) ? str_of(json_string_value(value)) : STR(""));
-	}
+	put_str(t, r, str_of(id));
+	put_str(t, r, key);
+	put_str(t, r, value);
 }
 
 void journal_put_plan(struct journal_txn *t, const char *id, struct str plan)

@@ -59,7 +59,7 @@ struct journal_job {
 	struct str doc;
 };
 void journal_put_job(struct journal_txn *t, const struct journal_job *row);
-void journal_put_labels(struct journal_txn *t, const char *id, const json_t *labels);   /* once, with the first put_job */
+void journal_put_label(struct journal_txn *t, const char *id, struct str key, struct str value);   /* with the first put_job */
 void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
 /* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, old idempotency keys, and the oldest verdicts
  * beyond JOURNAL_VERDICTS_MAX. */

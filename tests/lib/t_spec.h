@@ -16,7 +16,7 @@ static inline json_t *t_spec_parse(const char *text)
 static inline void t_spec_refused(enum err code, const char *pointer, const char *text)
 {
 	json_t *doc = t_spec_parse(text);
-	struct spec s;
+	CLEANUP(spec_free) struct spec s = { 0 };
 	enum err e = spec_read(doc, &s);
 
 	if (e != code || strcmp(err_last()->pointer, pointer) != 0)

@@ -206,7 +206,7 @@ static enum err do_parts(json_t *in, json_t **out)
 	struct layout_rule r = { .match = STR("*") };
 	json_t *parts = json_array();
 	uint32_t ndim, ranks = 1;
-	int64_t *shape = ints(json_object_get(in, "shape"), &ndim), coord[DTENSOR_MESH_DIMS_MAX];
+	int64_t *shape = ints(json_object_get(in, "shape"), &ndim), coord[MESH_DIMS_MAX];
 
 	*out = json_pack("{s:o}", "parts", parts);
 	TRY(read_mesh(in, &r));

@@ -121,24 +121,29 @@ static void test_placements(void **state)
 					   "shard(0)", "Shard(--1)", "Shard(9999999)", "_StridedShard(0)", "_S(0, 0)", "_S(0, -1)",
 					   "_S(0, 9999999999999999999)", "Replicate(0)", "Partial('sum)" };
 
-	for (size_t i = 0; i < sizeof good / sizeof *good; i++)
-		T_OK(layout_rules_placement(str_of(good[i]), false));
+	struct placement p;
+
+	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+		T_OK(placement_parse(str_of(good[i]), &p));
+		assert_int_not_equal(p.kind, PLACE_PARTIAL);
+	}
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(bad[i]), false));
+		T_ERR(LAYOUT_INVALID, placement_parse(str_of(bad[i]), &p));
 	for (size_t i = 0; i < sizeof partial / sizeof *partial; i++) {
-		T_ERR(LAYOUT_INVALID, layout_rules_placement(str_of(partial[i]), false));
-		assert_non_null(strstr(err_last()->text, "not supported for DTensor with partial placements"));
+		T_OK(placement_parse(str_of(partial[i]), &p));
+		assert_int_equal(p.kind, PLACE_PARTIAL);
 	}
 }
 
 static enum err check_in_memory(const char *rules, int64_t *world)
 {
-	json_t *doc = json_loads(rules, 0, NULL);
+	CLEANUP(jval_drop) json_t *doc = json_loads(rules, 0, NULL);
+	CLEANUP(arena_free_ptr) struct arena *a = arena_new(1 << 20);
 	struct jval root = JVAL_ROOT(doc);
-	enum err e = layout_rules_check(&root, true, world);
+	struct layout_rules read;
 
-	json_decref(doc);
-	return e;
+	TRY(layout_rules_read(&root, 10, a, &read));
+	return layout_rules_check(&root, &read, true, world);
 }
 
 static void test_partial_in_memory(void **state)
@@ -146,7 +151,7 @@ static void test_partial_in_memory(void **state)
 	int64_t world = 0;
 
 	(void)state;
-	T_OK(check_in_memory("[{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"Partial(max)\",\"P\"]}]", &world));
+	T_OK(check_in_memory("[{\"match\":\"*\",\"mesh\":[2,2],\"placements\":[\"Partial(max)\",\"P(max)\"]}]", &world));
 	assert_int_equal(world, 4);
 	T_ERR(LAYOUT_INVALID, check_in_memory("[{\"match\":\"*\",\"placements\":[\"Partial(xor)\"]}]", &world));
 }
@@ -157,7 +162,7 @@ static void test_partial_in_memory(void **state)
 
 static void test_every_dtype(void **state)
 {
-	struct spec s;
+	CLEANUP(spec_free) struct spec s = { 0 };
 
 	(void)state;
 	for (int d = 0; d < DT_COUNT; d++) {
@@ -171,7 +176,7 @@ static void test_every_dtype(void **state)
 static void test_defaults(void **state)
 {
 	json_t *doc = t_spec_parse(RESHARD(",\"layout\":[{\"match\":\"*\",\"mesh\":[2,4],\"placements\":[\"R\",\"S(0)\"]}]"));
-	struct spec s;
+	CLEANUP(spec_free) struct spec s = { 0 };
 
 	(void)state;
 	T_OK(spec_read(doc, &s));
@@ -225,7 +230,7 @@ static void test_every_field_of_every_kind(void **state)
 	(void)state;
 	for (int kind = 0; kind < JOB_KIND_COUNT; kind++) {
 		json_t *doc = minimal((enum job_kind)kind);
-		struct spec s;
+		CLEANUP(spec_free) struct spec s = { 0 };
 		T_OK(spec_read(doc, &s));
 		assert_int_equal(s.kind, kind);
 		for (const struct field *f = field_next((enum job_kind)kind, NULL); f; f = field_next((enum job_kind)kind, f)) {
@@ -250,13 +255,14 @@ static void test_read_as_c(void **state)
 				   "\"target\":{\"storage\":\"main\",\"name\":\"x\"},\"include\":[\"a\"],"
 				   "\"options\":{\"pace\":\"background\",\"dedup\":\"lowest_rank\","
 				   "\"flatten_state_dict\":false,\"retries\":3}}");
-	struct spec s;
+	CLEANUP(spec_free) struct spec s = { 0 };
 
 	(void)state;
 	T_OK(spec_read(doc, &s));
 	assert_true(s.source.kind == REF_STATE_DICT && s.source.generation == 7 && str_is(s.source.name, "train"));
 	assert_true(s.pace == PACE_BACKGROUND && s.dedup == DEDUP_LOWEST_RANK && s.on_divergence == DIVERGENCE_REPORT && !s.flatten);
-	assert_true(s.retries == 3 && s.files_per_rank == 1 && s.sync_files && json_array_size(s.include) == 1 && !s.overwrite);
+	assert_true(s.retries == 3 && s.files_per_rank == 1 && s.sync_files && !s.overwrite);
+	assert_true(s.include.n == 1 && str_is(s.include.v[0], "a"));
 	assert_int_equal(s.verify, READ_CHECK_DIGEST); /* a save has no such field: it is as if none was given */
 	json_decref(doc);
 	doc = t_spec_parse("{\"kind\":\"load\"," SRC ",\"target\":{\"state_dict\":\"s\"},\"options\":{\"verify\":\"none\"},"

@@ -35,7 +35,7 @@ static void test_defaults(void **state)
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		json_t *doc = t_spec_parse(cases[i].text), *expected = t_spec_parse(cases[i].expected), *value;
 		const char *key;
-		struct spec s;
+		CLEANUP(spec_free) struct spec s = { 0 };
 		T_OK(spec_read(doc, &s));
 		json_object_foreach(expected, key, value)
 			if (!same(json_object_get(doc, key), value))

@@ -111,15 +111,17 @@ def test_values_and_replicas_that_differ_are_seen_in_later_steps(gang):
                           {**lib.Image(images[1]).dcpd, "values": {"step": {"json": 3}, "lr": {"json": 0.25}}})
     r = done(save(gang, images, "div/2"))
     assert r["plan_reused"] and {x["fqn"]: x["ranks"] for x in r["divergent"]} == {"step": [0, 1], "same": r["divergent"][-1]["ranks"]}
+    done(save(gang, step(3), "div/3", on_divergence="fail"))
     for fail in ("same", "step"):
         bad = images if fail == "step" else [images[0], lib.image({**lib.Image(step(2)[1]).entries, "same": ("U8", (3,), b"abX")},
                                                                   lib.Image(step(2)[1]).dcpd)]
         end = save(gang, bad, "div/no", on_divergence="fail")
         assert end.kind == "FAILED" and end.body["code"] == "divergent" and end.body["fqn"] == fail, end.body
     images = step(4)
-    assert done(save(gang, images, "div/4"))["plan_reused"] is False, "a job that failed leaves no plan behind"
+    again = save(gang, images, "div/4", on_divergence="fail")
+    assert done(again)["plan_reused"] is False, "a job that failed leaves no plan behind"
     check(gang, images, "div/4")
-    assert done(save(gang, step(5), "div/5"))["plan_reused"] is True
+    assert done(save(gang, step(5), "div/5", on_divergence="fail"))["plan_reused"] is True
 
 
 def test_a_dry_run_between(gang):

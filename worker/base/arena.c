@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 
-enum { BLOCK_BYTES = 64 << 10, BLOCK_MAX = 1 << 20, ALIGN = 16, ALIGN_SMALL = 8 };
+enum { BLOCK_BYTES = 4 << 10, BLOCK_MAX = 1 << 20, ALIGN = 16, ALIGN_SMALL = 8 };
 
 struct block {
 	struct block *next;

@@ -157,6 +157,16 @@ enum err jval_fail(const struct jval *v, enum err code, const char *fmt, ...)
 	return err_at_pointer(code, (const char *)pointer.p);
 }
 
+enum err jval_failed(const struct jval *v, enum err e)
+{
+	char text[ERR_TEXT_MAX];
+
+	if (!e)
+		return OK;
+	memcpy(text, err_last()->text, sizeof text);
+	return jval_fail(v, e, "%s", text);
+}
+
 static const char *type_name(const json_t *j)
 {
 	static const char *const names[] = { "an object", "an array", "a string", "an integer", "a real number",
@@ -304,19 +314,21 @@ FALLIBLE enum err jval_opt_word(const struct jval *object, const char *key, cons
 			 near_hint(word, words, hint));
 }
 
-FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, size_t count_max, size_t bytes_max)
+FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, size_t count_max, size_t bytes_max, struct arena *a,
+				 struct strs *out)
 {
 	struct jval list = jval_get(object, key);
 	size_t n = 0;
 
-	if (!list.j)
-		return OK;
-	TRY(jval_array(&list, count_max, &n));
-	for (size_t i = 0; i < n; i++) {
-		struct jval v = jval_at(&list, i);
-		struct str s = { 0 };
-		TRY(jval_string(&v, &s));
-		if (s.n == 0 || s.n > bytes_max)
+	if (list.j)
+		TRY(jval_array(&list, count_max, &n));
+	if (n)
+		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
+	for (out->n = 0; out->n < n; out->n++) {
+		struct jval v = jval_at(&list, out->n);
+		struct str *s = &out->v[out->n];
+		TRY(jval_string(&v, s));
+		if (s->n == 0 || s->n > bytes_max)
 			return jval_fail(&v, ERR_VALIDATION_FAILED, "must have 1 to %zu bytes", bytes_max);
 	}
 	return OK;

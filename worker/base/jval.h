@@ -9,6 +9,7 @@
  * null is a value of the wrong type, as is a number with a fraction where an integer is asked for. */
 #pragma once
 #include <jansson.h>
+#include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/str.h"
@@ -33,6 +34,8 @@ struct jval jval_get(const struct jval *object, const char *key);
 struct jval jval_at(const struct jval *array, size_t index);
 /* Records `code` at the value's pointer. */
 enum err jval_fail(const struct jval *v, enum err code, const char *fmt, ...) PRINTF_LIKE(3, 4);
+/* Adds the value's pointer to the error that was recorded last. */
+enum err jval_failed(const struct jval *v, enum err e);
 
 /* The value is an object and has no other keys than these: ERR_VALIDATION_FAILED, ERR_UNKNOWN_FIELD. */
 FALLIBLE enum err jval_only(const struct jval *object, const char *const *keys);
@@ -47,5 +50,6 @@ FALLIBLE enum err jval_opt_integer(const struct jval *object, const char *key, i
 FALLIBLE enum err jval_opt_bool(const struct jval *object, const char *key, bool *out);
 /* One of the words, a NULL-terminated list; its index. */
 FALLIBLE enum err jval_opt_word(const struct jval *object, const char *key, const char *const *words, size_t *out);
-/* A list of strings, each at most `bytes_max` long; absent is fine. */
-FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, size_t count_max, size_t bytes_max);
+/* A list of strings, each of 1 to bytes_max bytes: the array is in `a`, the bytes stay the document's. Absent: none. */
+FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, size_t count_max, size_t bytes_max, struct arena *a,
+				 struct strs *out);

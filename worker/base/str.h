@@ -10,6 +10,11 @@ struct str {
 	size_t n;
 };
 
+struct strs {
+	struct str *v;
+	size_t n;
+};
+
 #define STR(literal) ((struct str){ (literal), sizeof(literal) - 1 })
 
 static inline struct str str_of(const char *z) { return (struct str){ z, strlen(z) }; }

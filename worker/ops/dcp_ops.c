@@ -85,7 +85,7 @@ static FALLIBLE enum err take_header(struct op *o, uint32_t rank, uint32_t side,
 		return OK;
 	o->has[side] = true;
 	TRY(image_parse(p, told.header_bytes, told.image_bytes, rank, &o->trees[side].images[rank]));
-	return state_dict_op_trees_add(NULL, o->trees[side].images[rank], rank, side, o->out->arena, &o->places, &o->trees[side]);
+	return state_dict_op_trees_add(o->trees[side].images[rank], rank, side, o->out->arena, &o->places, &o->trees[side]);
 }
 
 /* Everyone's headers to everyone: sizes first. */

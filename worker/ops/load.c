@@ -65,7 +65,7 @@ static FALLIBLE enum err cut(struct load *l)
 		return input_images(l->existing, l->job->fds, l->job->segment_count, &l->target);
 	}
 	l->world_size = spec_world_size(&l->job->spec, l->source.world_size);
-	TRY(target_cut(l->job->worker, &l->view, l->job->spec.layout, l->world_size, &l->problems,
+	TRY(target_cut(l->job->worker, &l->view, &l->job->spec.layout, l->world_size, &l->problems,
 		       &l->target, l->job->result));
 	return one_file_per_rank(l);
 }

@@ -43,7 +43,7 @@ static FALLIBLE enum err add_rank(struct job *j, struct optim_load *l, const jso
 	TRY(input_read_image(entry, j->fds, j->segment_count, &l->images[rank]));
 	const struct image *im = l->images[rank];
 
-	TRY(state_dict_op_rules_read(j->worker, image_layout(im), l->world_size, rules));
+	TRY(state_dict_op_rules_read(image_layout(im), l->world_size, rules));
 	for (uint32_t i = 0; i < image_part_count(im); i++) {
 		enum err e = add_entry(l, im, rank, i, rules);
 		struct str fqn = image_part_at(im, i).fqn;

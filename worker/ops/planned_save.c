@@ -44,9 +44,7 @@ static enum err wrong(const char *what, size_t index)
 /* This save is but a part: "hosts": {"id","part":true}. */
 static const char *part_of(const struct planned_save *l)
 {
-	const json_t *hosts = l->job->spec.hosts;
-
-	return json_is_true(json_object_get(hosts, "part")) ? json_string_value(json_object_get(hosts, "id")) : NULL;
+	return l->job->spec.hosts.part ? l->job->spec.hosts.id.p : NULL;
 }
 
 /* ---- what the client sent ---- */
@@ -171,11 +169,7 @@ static FALLIBLE enum err read_list(struct planned_save *l)
 
 static const json_t *part_rank(const struct planned_save *l, size_t i)
 {
-	const json_t *parts = l->job->spec.parts;
-	const char *name = json_string_value(json_object_get(json_array_get(parts, i), "state_dict"));
-	const json_t *dict = name ? json_object_get(json_object_get(l->job->doc, "state_dicts"), name) : NULL;
-
-	return json_array_get(json_object_get(dict, "ranks"), 0);
+	return json_array_get(json_object_get(job_state_dict(l->job, &l->job->spec.parts.v[i]), "ranks"), 0);
 }
 
 /* Items of other hosts have a source that nobody reads. */
@@ -189,9 +183,7 @@ static FALLIBLE enum err add_elsewhere(struct planned_save *l)
 
 static FALLIBLE enum err add_parts(struct planned_save *l)
 {
-	const json_t *parts = l->job->spec.parts;
-
-	l->part_count = (uint32_t)json_array_size(parts);
+	l->part_count = (uint32_t)l->job->spec.parts.n;
 	l->part_file = mem_zalloc((uint64_t)l->part_count + 1, sizeof *l->part_file);
 	if (!l->part_file)
 		return ERR(NO_MEMORY, "no memory for %u segments", l->part_count);

@@ -87,7 +87,7 @@ static FALLIBLE enum err cut(struct reshard *r)
 
 	if (!format_holds(r->format, FORMAT_CHUNKS))
 		return target_whole(&r->view, &r->plan);
-	TRY(target_cut(r->job->worker, &r->view, r->job->spec.layout, r->world_size, NULL, &held,
+	TRY(target_cut(r->job->worker, &r->view, &r->job->spec.layout, r->world_size, NULL, &held,
 		       r->job->result));
 	TRY(save_plan_make(held, r->job->spec.dedup, UINT64_MAX, &r->plan, &stats));
 	json_object_set_new(r->job->result, "dedup_bytes_saved", json_integer((json_int_t)stats.bytes_saved));

@@ -26,15 +26,13 @@ static FALLIBLE enum err open_others(struct job *j, struct reshard_rules *r)
 
 enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, struct reshard_rules *r, struct spec_view *view_out)
 {
-	const struct jval root = JVAL_ROOT((json_t *)(uintptr_t)j->request);
-	const struct jval transform = jval_get(&root, "transform"), vars = jval_get(&root, "vars");
 	const struct sdict *sd = stored->sd;
 	const enum dtype *dtypes = stored->dtypes;
 
-	*r = (struct reshard_rules){ .arena = arena_new(UINT64_MAX), .stored = stored, .source_count = 1 };
+	*r = (struct reshard_rules){ .arena = arena_new(UINT64_MAX), .stored = stored, .source_count = 1,
+				       .c = j->spec.transform };
 	if (!r->arena)
 		return ERR(NO_MEMORY, "no memory for conversion rules");
-	TRY(conversion_read(&transform, &vars, r->arena, &r->c));
 	if (r->c.count) {
 		TRY(arena_alloc(r->arena, r->c.count, sizeof *r->others, &r->others));
 		TRY(arena_alloc(r->arena, r->c.count + 1u, sizeof *r->file_maps, &r->file_maps));

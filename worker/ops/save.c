@@ -194,7 +194,7 @@ enum err save_job(struct job *j)
 {
 	struct save s = { .job = j };
 
-	if (j->spec.parts)
+	if (j->spec.parts.v)
 		return planned_save_job(j);
 	enum err e = hosts_open(j, &s.hosts);
 	if (s.hosts)

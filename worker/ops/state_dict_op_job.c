@@ -33,29 +33,16 @@ struct op {
 
 /* ----------------------------------------------------------------------------------------------------- request */
 
-static FALLIBLE enum err read_ranks(const json_t *list, struct arena *a, const uint32_t **out, uint32_t *count_out)
-{
-	size_t n = json_array_size(list);
-	uint32_t *ranks;
-
-	if (n == 0)
-		return OK;
-	TRY(arena_alloc(a, n, sizeof *ranks, &ranks));
-	for (size_t i = 0; i < n; i++)
-		ranks[i] = (uint32_t)json_integer_value(json_array_get(list, i));
-	*out = ranks;
-	*count_out = (uint32_t)n;
-	return OK;
-}
-
 static FALLIBLE enum err read_request(struct op *o)
 {
 	const struct spec *spec = &o->job->spec;
 
 	if (spec->root >= (int64_t)o->rq.world_size)
 		return ERR(INVALID_REQUEST, "root %jd in a world of %u", (intmax_t)spec->root, o->rq.world_size);
-	TRY(read_ranks(spec->group, o->arena, &o->rq.group, &o->rq.group_count));
-	TRY(read_ranks(spec->ranks_only, o->arena, &o->rq.ranks_only, &o->rq.ranks_only_count));
+	o->rq.group = spec->group.v;
+	o->rq.group_count = (uint32_t)spec->group.n;
+	o->rq.ranks_only = spec->ranks_only.v;
+	o->rq.ranks_only_count = (uint32_t)spec->ranks_only.n;
 	o->rq.root = (uint32_t)spec->root;
 	o->rq.type_check = spec->type_check;
 	o->rq.strict = spec->drop;
@@ -63,10 +50,11 @@ static FALLIBLE enum err read_request(struct op *o)
 	o->rq.pin_memory = spec->pin_memory;
 	o->rq.share_memory = spec->share_memory;
 	o->rq.values = spec->values;
-	if (!spec->layout)
+	if (!spec->layout.given)
 		return OK;
-	TRY(spec_layout_read_in_memory(o->job->worker, spec->layout, o->rq.world_size, &o->layout));
+	TRY(spec_layout_open(o->job->worker, &spec->layout, o->rq.world_size, &o->layout));
 	o->rq.layout = &o->layout.layout;
+	TRY(layout_check_in_memory(o->rq.layout));
 	TRY(layout_use_new(o->rq.layout, &o->layout_use));
 	o->rq.layout_use = &o->layout_use;
 	return OK;

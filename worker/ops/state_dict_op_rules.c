@@ -2,10 +2,14 @@
  * found by a map, and only patterns are tried one by one. */
 #include "ops/state_dict_op_rules.h"
 #include "base/jtext.h"
+#include "base/mem.h"
+
+enum { ARENA_MAX = 64 << 20, RULES_MAX = 10000 };
 
 void state_dict_op_rules_free(struct state_dict_op_rules *r)
 {
-	spec_layout_free(&r->spec);
+	arena_free(r->arena);
+	json_decref(r->doc);
 	map_free(&r->exact);
 	mem_free(r->wild);
 	*r = (struct state_dict_op_rules){ 0 };
@@ -59,15 +63,15 @@ static FALLIBLE enum err make_mesh(struct arena *a, const struct layout_rule *ru
 
 static FALLIBLE enum err index_rules(struct state_dict_op_rules *r)
 {
-	const struct layout *l = &r->spec.layout;
+	const struct layout *l = &r->layout;
 	uint32_t found;
 
-	TRY(arena_alloc(r->spec.arena, (uint64_t)l->rule_count + 1, sizeof *r->meshes, &r->meshes));
+	TRY(arena_alloc(r->arena, (uint64_t)l->rule_count + 1, sizeof *r->meshes, &r->meshes));
 	r->wild = mem_zalloc((uint64_t)l->rule_count + 1, sizeof *r->wild);
 	if (!r->wild)
 		return ERR(NO_MEMORY, "no memory for a layout");
 	for (uint32_t i = 0; i < l->rule_count; i++) {
-		TRY(make_mesh(r->spec.arena, &l->rules[i], l->world_size, &r->meshes[i]));
+		TRY(make_mesh(r->arena, &l->rules[i], l->world_size, &r->meshes[i]));
 		if (l->rules[i].match.n && memchr(l->rules[i].match.p, '*', l->rules[i].match.n))
 			r->wild[r->wild_count++] = i;
 		else
@@ -76,44 +80,47 @@ static FALLIBLE enum err index_rules(struct state_dict_op_rules *r)
 	return OK;
 }
 
-enum err state_dict_op_rules_read(struct worker *w, struct str text, uint32_t world_size, struct state_dict_op_rules *out)
+static FALLIBLE enum err read_rules(struct str text, uint32_t world_size, struct state_dict_op_rules *out)
 {
-	json_t *list = NULL;
+	struct layout_rules rules;
 
+	out->arena = arena_new(ARENA_MAX);
+	if (!out->arena)
+		return ERR(NO_MEMORY, "no memory for a layout");
+	TRY(mesh_rules(text, &out->doc));
+	enum err e = layout_rules_read(&JVAL_ROOT(out->doc), RULES_MAX, out->arena, &rules);
+	if (e == ERR_VALIDATION_FAILED || e == ERR_UNKNOWN_FIELD) {
+		struct err_info was = *err_last();
+		return ERR(LAYOUT_INVALID, "the image's layout, %s", was.text);
+	}
+	TRY(e);
+	out->layout = (struct layout){ rules.v, rules.n, world_size };
+	TRY(layout_check_in_memory(&out->layout));
+	return index_rules(out);
+}
+
+enum err state_dict_op_rules_read(struct str text, uint32_t world_size, struct state_dict_op_rules *out)
+{
 	if (out->text.p && str_eq(out->text, text))
 		return OK;
 	state_dict_op_rules_free(out);
 	if (!text.p)
 		return OK;
-	TRY(mesh_rules(text, &list));
-	enum err e = spec_layout_read_in_memory(w, list, world_size, &out->spec);
-	json_decref(list);
-	TRY(e);
-	TRY(index_rules(out));
+	TRY(read_rules(text, world_size, out));
 	out->text = text;
 	return OK;
-}
-
-static bool has_dims(const struct layout_rule *rule, uint32_t ndim)
-{
-	for (uint32_t i = 0; i < rule->placement_count; i++) {
-		int32_t d = rule->placements[i].dim;
-		if (placement_cuts(&rule->placements[i]) && (d < 0 ? (int64_t)d + ndim < 0 : (uint32_t)d >= ndim))
-			return false;
-	}
-	return true;
 }
 
 bool state_dict_op_rules_find(const struct state_dict_op_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,
 			      const struct placement **placements_out)
 {
-	const struct layout *l = &r->spec.layout;
+	const struct layout *l = &r->layout;
 	uint32_t best = map_get(&r->exact, fqn);
 
-	if (best != MAP_NONE && !has_dims(&l->rules[best], ndim))
+	if (best != MAP_NONE && !layout_has_dims(&l->rules[best], ndim))
 		best = MAP_NONE;
 	for (uint32_t i = 0; i < r->wild_count && r->wild[i] < best; i++)
-		if (str_glob(l->rules[r->wild[i]].match, fqn) && has_dims(&l->rules[r->wild[i]], ndim))
+		if (str_glob(l->rules[r->wild[i]].match, fqn) && layout_has_dims(&l->rules[r->wild[i]], ndim))
 			best = r->wild[i];
 	if (best == MAP_NONE)
 		return false;

@@ -2,11 +2,13 @@
 #pragma once
 #include "base/map.h"
 #include "plan/tree.h"
-#include "runner/spec.h"
+#include "plan/layout.h"
 
 struct state_dict_op_rules {
 	struct str text;               /* what was read: ranks of one state dict mostly say the same */
-	struct spec_layout spec;
+	json_t *doc;                   /* has the texts of the rules */
+	struct arena *arena;
+	struct layout layout;
 	struct tree_mesh *meshes;      /* per rule */
 	struct map exact;              /* patterns without `*`: first rule of that name */
 	uint32_t *wild;                /* the others, in order */
@@ -14,7 +16,7 @@ struct state_dict_op_rules {
 };
 
 /* text: a JSON list, or p NULL. Rules without placements are for others and left out. What `out` held is freed if the text is another. */
-FALLIBLE enum err state_dict_op_rules_read(struct worker *w, struct str text, uint32_t world_size, struct state_dict_op_rules *out);
+FALLIBLE enum err state_dict_op_rules_read(struct str text, uint32_t world_size, struct state_dict_op_rules *out);
 /* The first rule that matches; false: none. */
 bool state_dict_op_rules_find(const struct state_dict_op_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,
 			      const struct placement **placements_out);

@@ -394,7 +394,7 @@ static FALLIBLE enum err tree_of(struct growing *g, struct tree **out)
 }
 
 /* The rules of this image: mostly those of the rank before. Their meshes are part of the trees, so all are kept. */
-static FALLIBLE enum err rules_of(struct worker *w, const struct image *im, uint32_t world_size, struct state_dict_op_trees *t,
+static FALLIBLE enum err rules_of(const struct image *im, uint32_t world_size, struct state_dict_op_trees *t,
 				  const struct state_dict_op_rules **out)
 {
 	struct state_dict_op_rules **last = t->rules.n ? &t->rules.v[t->rules.n - 1] : NULL;
@@ -405,18 +405,18 @@ static FALLIBLE enum err rules_of(struct worker *w, const struct image *im, uint
 		*last = mem_zalloc(1, sizeof **last);
 		if (!*last)
 			return ERR(NO_MEMORY, "no memory for a layout");
-		TRY(state_dict_op_rules_read(w, text, world_size, *last));
+		TRY(state_dict_op_rules_read(text, world_size, *last));
 	}
 	*out = *last;
 	return OK;
 }
 
-enum err state_dict_op_trees_add(struct worker *w, struct image *im, uint32_t rank, uint32_t dict, struct arena *a,
+enum err state_dict_op_trees_add(struct image *im, uint32_t rank, uint32_t dict, struct arena *a,
 				 struct state_dict_op_places *places, struct state_dict_op_trees *t)
 {
 	struct growing g = { .arena = a, .im = im, .rank = rank, .dict = dict, .places = places, .lists = &t->lists };
 
-	enum err e = rules_of(w, im, t->world_size, t, &g.rules);
+	enum err e = rules_of(im, t->world_size, t, &g.rules);
 	if (!e)
 		e = tree_of(&g, &t->ranks[rank]);
 	return err_at_rank(e, rank);
@@ -441,7 +441,7 @@ enum err state_dict_op_trees_read(struct job *j, const json_t *entry, uint32_t d
 		return ERR(WORLD_MISMATCH, "a state dict of %u ranks in a world of %u", n, world_size);
 	for (uint32_t r = 0; r < n; r++) {
 		TRY(input_read_image(json_array_get(ranks, r), j->fds, j->fd_count, &out->images[r]));
-		TRY(state_dict_op_trees_add(j->worker, out->images[r], r, dict, a, places, out));
+		TRY(state_dict_op_trees_add(out->images[r], r, dict, a, places, out));
 		TRY(job_tick(j));
 	}
 	return OK;

@@ -208,7 +208,7 @@ static FALLIBLE enum err stats(struct stats_of_all *a)
 	if (a->source.sd->tensor_count > TENSORS_MAX)
 		return ERR(LIMIT_EXCEEDED, "%ju tensors; at most %d at once: name fewer (include)", (uintmax_t)a->source.sd->tensor_count,
 			   TENSORS_MAX);
-	if (a->source.sd->tensor_count == 0 && json_array_size(a->job->spec.include))
+	if (a->source.sd->tensor_count == 0 && a->job->spec.include.n)
 		return ERR(NOT_FOUND, "no tensor has a name that matches");
 	TRY(save_plan_make(a->source.sd, DEDUP_LOWEST_RANK, UINT64_MAX, &a->plan, &saved));
 	TRY(save_plan_validate(a->plan));

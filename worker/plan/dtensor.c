@@ -135,9 +135,9 @@ static FALLIBLE enum err cut_dim(struct dtensor_part *p, uint32_t d, int64_t siz
 enum err dtensor_part_make(uint32_t ndim, const int64_t *shape, uint32_t mesh_ndim, const int64_t *mesh,
 			   const int64_t *coord, const struct placement *placements, struct dtensor_part *out)
 {
-	struct step steps[DTENSOR_MESH_DIMS_MAX], of_dim[DTENSOR_MESH_DIMS_MAX];
+	struct step steps[MESH_DIMS_MAX], of_dim[MESH_DIMS_MAX];
 
-	must(ndim <= NDIM_MAX && mesh_ndim <= DTENSOR_MESH_DIMS_MAX);
+	must(ndim <= NDIM_MAX && mesh_ndim <= MESH_DIMS_MAX);
 	dtensor_part_free(out);
 	out->ndim = ndim;
 	out->empty = false;

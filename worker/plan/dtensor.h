@@ -29,11 +29,11 @@ struct dtensor_part {
 };
 
 /* A rank holds at most so many boxes of one tensor; more is ERR_LIMIT_EXCEEDED, before memory is taken. */
-enum { DTENSOR_BOXES_MAX = 1 << 20, DTENSOR_MESH_DIMS_MAX = 8 };
+enum { DTENSOR_BOXES_MAX = 1 << 20 };
 
 /* `out` is zeroed or was made before. coord: the rank's place in each mesh dim. Partial is as Replicate: the whole, unreduced. A
  * dim that the tensor lacks is ERR_LAYOUT_INVALID. Sizes are not negative, mesh sizes and split factors at least 1, mesh dims at most
- * DTENSOR_MESH_DIMS_MAX. */
+ * MESH_DIMS_MAX. */
 FALLIBLE enum err dtensor_part_make(uint32_t ndim, const int64_t *shape, uint32_t mesh_ndim, const int64_t *mesh,
 				    const int64_t *coord, const struct placement *placements, struct dtensor_part *out);
 /* Box i, in the order of the local tensor. dims_out: ndim offsets, then ndim sizes. local_out: ndim offsets in the local tensor,

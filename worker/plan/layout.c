@@ -11,7 +11,7 @@
 #include "plan/tiling.h"
 #include "tensor/box.h"
 
-enum { RANKS_MAX = 65536, MATCH_SHOWN = 100, CHUNKS_MAX = 1 << 22 };
+enum { MATCH_SHOWN = 100, CHUNKS_MAX = 1 << 22 };
 
 static const struct sd_loc nowhere = { .file = SD_NO_FILE };
 
@@ -36,129 +36,19 @@ static enum err in_rule(const struct layout *l, uint32_t rule, enum err e)
 	return e;
 }
 
-static int u32_cmp(const void *a, const void *b)
+static FALLIBLE enum err check(const struct layout *l, bool in_memory)
 {
-	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+	struct layout_at at;
 
-	return (x > y) - (x < y);
-}
-
-static FALLIBLE enum err check_ranks(const struct layout_rule *r, uint32_t world, bool once)
-{
-	CLEANUP(mem_free_ptr) uint32_t *sorted = mem_zalloc(r->rank_count, sizeof *sorted);
-
-	if (!sorted)
-		return ERR(NO_MEMORY, "no memory for %u ranks", r->rank_count);
-	for (uint32_t i = 0; i < r->rank_count; i++) {
-		sorted[i] = r->ranks[i];
-		if (r->ranks[i] >= world)
-			return ERR(WORLD_MISMATCH, "rank %u is not in a world of %u", r->ranks[i], world);
+	if (l->world_size < 1 || l->world_size > LAYOUT_WORLD_MAX)
+		return ERR(WORLD_MISMATCH, "a world has 1 to %d ranks, not %u", LAYOUT_WORLD_MAX, l->world_size);
+	for (uint32_t i = 0; i < l->rule_count; i++) {
+		const struct layout_rule *r = &l->rules[i];
+		enum err e = layout_rules_check_one(r, l->world_size, in_memory, &at);
+		if (!e && r->kind == LAYOUT_LIKE && !r->like)
+			e = ERR(LAYOUT_INVALID, "no checkpoint to be like");
+		TRY(in_rule(l, i, e));
 	}
-	if (!once)
-		return OK;
-	qsort(sorted, r->rank_count, sizeof *sorted, u32_cmp);
-	for (uint32_t i = 1; i < r->rank_count; i++)
-		if (sorted[i] == sorted[i - 1])
-			return ERR(LAYOUT_INVALID, "rank %u is in the mesh twice", sorted[i]);
-	return OK;
-}
-
-/* sum and avg may stand beside each other, as in PyTorch; the order of other reductions would matter. */
-static bool may_mix(enum reduce_op a, enum reduce_op b)
-{
-	return a == b || (a <= REDUCE_AVG && b <= REDUCE_AVG);
-}
-
-static FALLIBLE enum err check_placements(const struct layout_rule *r, bool unreduced)
-{
-	const struct placement *partial = NULL;
-
-	for (uint32_t i = 0; i < r->placement_count; i++) {
-		const struct placement *p = &r->placements[i];
-		if (p->kind == PLACE_STRIDED_SHARD && p->split_factor < 1)
-			return ERR(LAYOUT_INVALID, "the split factor of _StridedShard is at least 1, not %jd",
-				   (intmax_t)p->split_factor);
-		if (p->kind != PLACE_PARTIAL)
-			continue;
-		if (!unreduced)
-			return ERR(LAYOUT_INVALID, "Any checkpointing related operations are not supported for DTensor "
-				   "with partial placements: Partial(%s) has to be reduced first", placement_reduce_name(p->reduce));
-		if (partial && !may_mix(partial->reduce, p->reduce))
-			return ERR(LAYOUT_INVALID, "Partial(%s) and Partial(%s) in one mesh", placement_reduce_name(partial->reduce),
-				   placement_reduce_name(p->reduce));
-		partial = p;
-	}
-	return OK;
-}
-
-static FALLIBLE enum err check_mesh(const struct layout_rule *r, uint32_t world, bool unreduced)
-{
-	uint64_t product = 1;
-	uint32_t dims = r->mesh_ndim ? r->mesh_ndim : 1, want = r->ranks ? r->rank_count : world;
-
-	if (want == 0)
-		return ERR(LAYOUT_INVALID, "the mesh has no ranks");
-	if (dims > DTENSOR_MESH_DIMS_MAX)
-		return ERR(LAYOUT_INVALID, "a mesh has at most %d dims, not %u", DTENSOR_MESH_DIMS_MAX, dims);
-	if (r->mesh_ndim == 0)
-		product = want;
-	for (uint32_t i = 0; i < r->mesh_ndim; i++) {
-		if (r->mesh[i] < 1 || r->mesh[i] > RANKS_MAX || product * (uint64_t)r->mesh[i] > RANKS_MAX)
-			return ERR(LAYOUT_INVALID, "a mesh has 1 to %d ranks", RANKS_MAX);
-		product *= (uint64_t)r->mesh[i];
-	}
-	if (r->placement_count != dims)
-		return ERR(LAYOUT_INVALID, "%u placements for %u mesh dims", r->placement_count, dims);
-	if (product != want)
-		return ERR(WORLD_MISMATCH, "the mesh has %ju ranks, %s %u", (uintmax_t)product,
-			   r->ranks ? "its list of ranks" : "the world", want);
-	TRY(check_placements(r, unreduced));
-	return r->ranks ? check_ranks(r, world, true) : OK;
-}
-
-static FALLIBLE enum err check_boxes(const struct layout_rule *r, uint32_t world)
-{
-	if (r->box_count == 0)
-		return ERR(LAYOUT_INVALID, "no boxes");
-	for (uint32_t i = 0; i < r->box_count; i++) {
-		const struct layout_box *b = &r->boxes[i];
-		if (b->rank >= world)
-			return ERR(WORLD_MISMATCH, "rank %u is not in a world of %u", b->rank, world);
-		if (b->ndim > NDIM_MAX || b->ndim != r->boxes[0].ndim)
-			return ERR(LAYOUT_INVALID, "boxes of %u and %u dims", r->boxes[0].ndim, b->ndim);
-		for (uint32_t d = 0; d < b->ndim * 2; d++)
-			if (b->dims[d] < 0)
-				return ERR(LAYOUT_INVALID, "offsets and sizes are not negative, box %u has %jd", i,
-					   (intmax_t)b->dims[d]);
-	}
-	return OK;
-}
-
-static FALLIBLE enum err check_rule(const struct layout *l, const struct layout_rule *r, bool unreduced)
-{
-	switch (r->kind) {
-	case LAYOUT_MESH:
-		return check_mesh(r, l->world_size, unreduced);
-	case LAYOUT_CHUNKS:
-		if (!r->ranks || r->rank_count == 0)
-			return ERR(LAYOUT_INVALID, "chunks need ranks");
-		if (r->rank_count > RANKS_MAX)
-			return ERR(LAYOUT_INVALID, "more than %d chunks", RANKS_MAX);
-		return check_ranks(r, l->world_size, false);
-	case LAYOUT_BOXES:
-		return check_boxes(r, l->world_size);
-	case LAYOUT_LIKE:
-		return r->like ? OK : ERR(LAYOUT_INVALID, "no checkpoint to be like");
-	}
-	return ERR(LAYOUT_INVALID, "unknown kind of rule");
-}
-
-static FALLIBLE enum err check(const struct layout *l, bool unreduced)
-{
-	if (l->world_size < 1 || l->world_size > RANKS_MAX)
-		return ERR(WORLD_MISMATCH, "a world has 1 to %d ranks, not %u", RANKS_MAX, l->world_size);
-	for (uint32_t i = 0; i < l->rule_count; i++)
-		TRY(in_rule(l, i, check_rule(l, &l->rules[i], unreduced)));
 	return OK;
 }
 
@@ -188,7 +78,7 @@ static FALLIBLE enum err apply_mesh(struct sdict *out, uint32_t tensor, uint32_t
 	const struct sd_tensor *t = &out->tensors[tensor];
 	CLEANUP(mem_free_ptr) struct entry *order = ranks ? mem_zalloc(count, sizeof *order) : NULL;
 	CLEANUP(dtensor_part_free) struct dtensor_part part = { 0 };
-	int64_t coord[DTENSOR_MESH_DIMS_MAX], dims[2 * NDIM_MAX];
+	int64_t coord[MESH_DIMS_MAX], dims[2 * NDIM_MAX];
 	uint64_t chunks = 0;
 
 	if (ranks && !order)

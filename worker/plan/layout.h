@@ -4,33 +4,7 @@
  * The first rule whose pattern matches the FQN *and* whose dims the tensor has wins. Without a match: Shard(0) over the world for
  * tensors of one or more dims, one copy (rank 0) for 0-d tensors. */
 #pragma once
-#include "tensor/placement.h"
-#include "tensor/sdict.h"
-
-enum layout_kind { LAYOUT_MESH, LAYOUT_CHUNKS, LAYOUT_BOXES, LAYOUT_LIKE };
-
-struct layout_box {
-	uint32_t rank;
-	uint32_t ndim;
-	const int64_t *dims;             /* offsets then sizes */
-};
-
-struct layout_rule {
-	struct str match;
-	bool optional;                   /* no error if no tensor that it matches has the dims: layout_use.h */
-	enum layout_kind kind;
-	uint32_t mesh_ndim;              /* LAYOUT_MESH; 0: 1-D mesh over the world */
-	const int64_t *mesh;             /* sizes */
-	const struct str *dim_names;     /* one per mesh dim, or NULL */
-	const uint32_t *ranks;           /* rank_count of them, row-major over the mesh; NULL: 0..product-1 */
-	uint32_t rank_count;
-	const struct placement *placements; /* one per mesh dim */
-	uint32_t placement_count;
-	int32_t chunk_dim;               /* LAYOUT_CHUNKS; ranks above */
-	const struct layout_box *boxes;  /* LAYOUT_BOXES */
-	uint32_t box_count;
-	const struct sdict *like;        /* LAYOUT_LIKE: that checkpoint's boxes and ranks */
-};
+#include "spec/layout_rules.h"
 
 struct layout {
 	const struct layout_rule *rules;

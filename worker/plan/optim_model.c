@@ -320,9 +320,9 @@ enum err optim_mesh_slice(const struct tree_mesh *mesh, const struct placement *
 			  const int64_t *shape, struct arena *a, const struct sd_outer **out)
 {
 	CLEANUP(dtensor_part_free) struct dtensor_part part = { 0 };
-	int64_t sizes[DTENSOR_MESH_DIMS_MAX], coord[DTENSOR_MESH_DIMS_MAX], at_dim[DTENSOR_MESH_DIMS_MAX] = { 0 }, *dims;
-	struct placement placed[DTENSOR_MESH_DIMS_MAX];
-	bool tp[DTENSOR_MESH_DIMS_MAX] = { 0 };
+	int64_t sizes[MESH_DIMS_MAX], coord[MESH_DIMS_MAX], at_dim[MESH_DIMS_MAX] = { 0 }, *dims;
+	struct placement placed[MESH_DIMS_MAX];
+	bool tp[MESH_DIMS_MAX] = { 0 };
 	uint64_t total = 1, me, members = 1;
 	uint32_t n = 0, *ranks;
 	struct sd_outer *o;

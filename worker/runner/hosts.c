@@ -17,9 +17,7 @@ enum {
 
 const char *hosts_name(const struct hosts *h, uint32_t host)
 {
-	const char *name = json_string_value(json_array_get(json_object_get(h->spec, "names"), host));
-
-	return name ? name : "?";
+	return host < h->spec->names.n ? h->spec->names.v[host].p : "?";
 }
 
 void hosts_file(char out[32], const char *what, uint32_t host)
@@ -283,55 +281,42 @@ enum err hosts_await_again(struct hosts *h)
 
 static FALLIBLE enum err read_ranks(struct hosts *h)
 {
-	const json_t *all = json_object_get(h->spec, "ranks"), *ranks, *rank;
-	size_t k, i;
+	uint64_t world = 0;
 
-	json_array_foreach(all, k, ranks)
-		h->world += (uint32_t)num_min(json_array_size(ranks), HOSTS_WORLD_MAX);
-	if (json_array_size(all) != h->count || h->world == 0 || h->world > HOSTS_WORLD_MAX)
-		return ERR(VALIDATION_FAILED, "hosts: the ranks of %u hosts, %u in all", (unsigned)json_array_size(all), h->world);
+	for (uint32_t k = 0; k < h->count; k++)
+		world += h->spec->ranks[k].n;
+	if (world == 0 || world > SPEC_WORLD_MAX)
+		return ERR(VALIDATION_FAILED, "hosts: %ju ranks in all", (uintmax_t)world);
+	h->world = (uint32_t)world;
 	h->host_of = mem_alloc(h->world * sizeof *h->host_of);
 	h->local = mem_zalloc(h->world, sizeof *h->local);
 	h->seen = mem_zalloc(h->count, sizeof *h->seen);
 	if (!h->host_of || !h->local || !h->seen)
 		return ERR(NO_MEMORY, "no memory for %u ranks", h->world);
 	memset(h->host_of, 0xFF, h->world * sizeof *h->host_of);
-	json_array_foreach(all, k, ranks) {
-		json_array_foreach(ranks, i, rank) {
-			json_int_t r = json_is_integer(rank) ? json_integer_value(rank) : -1;
-			if (r < 0 || r >= h->world || h->host_of[r] != UINT32_MAX)
+	for (uint32_t k = 0; k < h->count; k++) {
+		for (size_t i = 0; i < h->spec->ranks[k].n; i++) {
+			uint32_t r = h->spec->ranks[k].v[i];
+			if (r >= h->world || h->host_of[r] != UINT32_MAX)
 				return ERR(VALIDATION_FAILED, "hosts: the ranks are not 0 to %u, each once", h->world - 1);
-			h->host_of[r] = (uint32_t)k;
+			h->host_of[r] = k;
 			h->local[r] = k == h->index;
 		}
 	}
 	return OK;
 }
 
-static bool usable_id(const char *id)
-{
-	size_t n = id ? strlen(id) : 0;
-
-	return n >= 8 && n <= 64 && strspn(id, "abcdefghijklmnopqrstuvwxyz0123456789-") == n;
-}
-
 static FALLIBLE enum err read_spec(struct hosts *h)
 {
 	const struct ref *target = &h->job->spec.target;
-	const char *id = json_string_value(json_object_get(h->spec, "id"));
-	json_int_t index = json_integer_value(json_object_get(h->spec, "index"));
-	json_int_t seconds = json_integer_value(json_object_get(h->spec, "timeout_s"));
-	size_t count = json_array_size(json_object_get(h->spec, "ranks"));
 
-	if (!usable_id(id) || count < 2 || count > HOSTS_MAX || index < 0 || (size_t)index >= count || seconds < 1)
-		return ERR(VALIDATION_FAILED, "hosts: id, index, ranks or timeout_s cannot be used");
 	if (h->job->dry_run)
 		return ERR(VALIDATION_FAILED, "a save by several hosts has no dry run");
-	snprintf(h->name, sizeof h->name, HOSTS_PREFIX "%s", id);
-	h->count = (uint32_t)count;
-	h->index = (uint32_t)index;
-	h->leads = index == 0;
-	h->timeout_ms = seconds * 1000;
+	snprintf(h->name, sizeof h->name, HOSTS_PREFIX "%s", h->spec->id.p);
+	h->count = (uint32_t)h->spec->count;
+	h->index = h->spec->index;
+	h->leads = h->index == 0;
+	h->timeout_ms = h->spec->timeout_s * 1000;
 	h->began_ms = clock_mono_ms();
 	TRY(stores_find(&h->job->worker->stores, target->storage.p, &h->store));
 	TRY(staging_beside(target->name.p, h->name, h->path));
@@ -368,15 +353,13 @@ static FALLIBLE enum err meet(struct hosts *h)
 
 enum err hosts_open(struct job *j, struct hosts **out)
 {
-	const json_t *spec = j->spec.hosts;
-
 	*out = NULL;
-	if (!json_is_object(spec))
+	if (!j->spec.hosts.count)
 		return OK;
 	struct hosts *h = mem_zalloc(1, sizeof *h);
 	if (!h)
 		return ERR(NO_MEMORY, "no memory for a save by several hosts");
-	*h = (struct hosts){ .job = j, .spec = spec, .lock = PTHREAD_MUTEX_INITIALIZER,
+	*h = (struct hosts){ .job = j, .spec = &j->spec.hosts, .lock = PTHREAD_MUTEX_INITIALIZER,
 			     .wake = PTHREAD_COND_INITIALIZER };
 	enum err e = meet(h);
 	if (e)

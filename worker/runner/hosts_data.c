@@ -32,21 +32,21 @@ static const json_t *local_entry(const struct hosts *h)
 	return job_state_dict(h->job, &h->job->spec.source);
 }
 
-static FALLIBLE enum err put_heads(struct hosts *h, const json_t *entry, const json_t *numbers)
+static FALLIBLE enum err put_heads(struct hosts *h, const json_t *entry, const struct spec_ranks *numbers)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(HEADS_MAX);
 	struct heads_begin begin = { .magic = HEADS_MAGIC };
 	const json_t *ranks = json_object_get(entry, "ranks"), *r;
 	size_t i;
 
-	if (json_array_size(ranks) != json_array_size(numbers))
+	if (json_array_size(ranks) != numbers->n)
 		return ERR(VALIDATION_FAILED, "the state dict has %zu ranks, hosts names %zu for host %s", json_array_size(ranks),
-			   json_array_size(numbers), hosts_name(h, h->index));
+			   numbers->n, hosts_name(h, h->index));
 	snprintf(begin.job, sizeof begin.job, "%s", h->job->id);
 	buf_put(&b, &begin, sizeof begin);
 	json_array_foreach(ranks, i, r) {
 		CLEANUP(mem_free_ptr) void *header = NULL;
-		struct heads_rank head = { .rank = (uint64_t)json_integer_value(json_array_get(numbers, i)),
+		struct heads_rank head = { .rank = numbers->v[i],
 					   .image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")) };
 		TRY(input_read_header(r, h->job->fds, h->job->segment_count, &header, &head.header_bytes));
 		buf_put(&b, &head, sizeof head);
@@ -118,7 +118,7 @@ static FALLIBLE enum err collect(struct hosts *h, struct image **images, struct 
 }
 
 /* The state dict as if all ranks were here. Those of other hosts have no bytes, and nothing is done with them here. */
-static FALLIBLE enum err whole_entry(struct hosts *h, const json_t *entry, const json_t *numbers)
+static FALLIBLE enum err whole_entry(struct hosts *h, const json_t *entry, const struct spec_ranks *numbers)
 {
 	json_t *ranks = json_array();
 
@@ -127,11 +127,11 @@ static FALLIBLE enum err whole_entry(struct hosts *h, const json_t *entry, const
 					"image_bytes", 0);
 		json_array_append_new(ranks, one);
 	}
-	for (size_t i = 0; i < json_array_size(numbers); i++) {
-		json_int_t r = json_integer_value(json_array_get(numbers, i));
+	for (size_t i = 0; i < numbers->n; i++) {
+		uint32_t r = numbers->v[i];
 		json_t *one = json_copy(json_array_get(json_object_get(entry, "ranks"), i));
 		json_object_set_new(one, "rank", json_integer(r));
-		json_array_set_new(ranks, (size_t)r, one);
+		json_array_set_new(ranks, r, one);
 	}
 	h->entry = json_pack("{s:I, s:O, s:o}", "world_size", (json_int_t)h->world, "generation", json_object_get(entry, "generation"),
 			     "ranks", ranks);
@@ -140,7 +140,8 @@ static FALLIBLE enum err whole_entry(struct hosts *h, const json_t *entry, const
 
 enum err hosts_input(struct hosts *h, struct input *out)
 {
-	const json_t *entry = local_entry(h), *numbers = json_array_get(json_object_get(h->spec, "ranks"), h->index);
+	const json_t *entry = local_entry(h);
+	const struct spec_ranks *numbers = &h->spec->ranks[h->index];
 
 	*out = (struct input){ .job = h->job };
 	if (!entry)

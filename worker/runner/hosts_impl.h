@@ -5,8 +5,6 @@
 
 #include "runner/hosts.h"
 
-enum { HOSTS_MAX = 1024, HOSTS_WORLD_MAX = 65536 };
-
 struct hosts_seen {
 	uint64_t beat;
 	int64_t at_ms;                 /* when it last grew; 0: never seen */
@@ -14,7 +12,7 @@ struct hosts_seen {
 
 struct hosts {
 	struct job *job;
-	const json_t *spec;
+	const struct spec_hosts *spec;
 	char name[96];                 /* ".dcpd-hosts-{id}" */
 	char path[STAGING_BESIDE_MAX]; /* of it, from the top of the store */
 	const struct store *store;

@@ -157,23 +157,16 @@ void plan_cache_free(struct plan_cache *c)
 /* All of the request that a plan depends on; where in the storage it goes and which generation is saved do not matter. */
 static bool make_key(const struct job *j, const json_t *entry, unsigned char key[16])
 {
-	const json_t *source = json_object_get(j->request, "source"), *target = json_object_get(j->request, "target");
-	const json_t *o = json_object_get(j->request, "options");
-	json_t *doc = json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?, s:O?}", "name",
-				json_object_get(source, "state_dict"), "storage", json_object_get(target, "storage"), "world",
-				json_object_get(entry, "world_size"), "include", json_object_get(j->request, "include"), "exclude",
-				json_object_get(j->request, "exclude"), "rename", json_object_get(j->request, "rename"), "dtype",
-				json_object_get(j->request, "dtype"), "files", json_object_get(o, "files_per_rank"), "dedup",
-				json_object_get(o, "dedup"), "flatten", json_object_get(o, "flatten_state_dict"));
-	char *text = doc ? json_dumps(doc, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+	CLEANUP(mem_free_ptr) char *wishes = spec_wishes(j->request);
+	CLEANUP(buf_free) struct buf b = BUF_INIT(SIZE_MAX);
 	XXH128_canonical_t c;
 
-	json_decref(doc);
-	if (!text)
+	buf_printf(&b, "%s:%s:%jd:%s", j->spec.source.name.p, j->spec.target.storage.p,
+		   (intmax_t)json_integer_value(json_object_get(entry, "world_size")), wishes ? wishes : "");
+	if (!wishes || buf_status(&b) != OK)
 		return false;
-	XXH128_canonicalFromHash(&c, XXH3_128bits(text, strlen(text)));
+	XXH128_canonicalFromHash(&c, XXH3_128bits(b.p, b.len));
 	memcpy(key, c.digest, 16);
-	mem_free(text);
 	return true;
 }
 
@@ -335,8 +328,7 @@ static struct plan_kept **place(struct plan_cache *c, uint64_t bytes)
 
 void plan_cache_keep(struct job *j, struct plan_kept *k)
 {
-	const json_t *name = json_object_get(json_object_get(j->request, "source"), "state_dict");
-	const json_t *entry = json_object_get(json_object_get(j->doc, "state_dicts"), json_string_value(name));
+	const json_t *entry = job_state_dict(j, &j->spec.source);
 	struct plan_cache *c = j->worker->plans;
 	bool good = c && k->plan && k->known && !k->prints.failed && make_key(j, entry, k->key);
 

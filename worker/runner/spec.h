@@ -4,17 +4,15 @@
 #include "session/job.h"
 #include "store/checkpoint.h"
 
-/* layout rules of `list` (a JSON array or NULL) over a world; `like` checkpoints are opened and kept in `likes`. */
+/* A request's layout over a world; the checkpoints that its rules name (`like`) are open as long as it is there. */
 struct spec_layout {
 	struct layout layout;
-	struct arena *arena;
+	struct layout_rule *rules;
 	struct checkpoint *likes[16];
 	uint32_t like_count;
 };
-FALLIBLE enum err spec_layout_read(struct worker *w, const json_t *list, uint32_t world_size, struct spec_layout *out);
-/* The same for a state dict in memory, where Partial is allowed (layout_check_in_memory). */
-FALLIBLE enum err spec_layout_read_in_memory(struct worker *w, const json_t *list, uint32_t world_size,
-					     struct spec_layout *out);
+/* Frees nothing of `rules`, whose arrays it uses. After an error, too, the caller frees *out. */
+FALLIBLE enum err spec_layout_open(struct worker *w, const struct layout_rules *rules, uint32_t world_size, struct spec_layout *out);
 void spec_layout_free(struct spec_layout *l);
 
 /* The world size of a target: given or the meshes' product, else `otherwise`. */

@@ -3,72 +3,54 @@
 #include "base/pattern.h"
 #include "runner/spec.h"
 
-enum { RENAMES_MAX = 64 };
-
 struct selector {
-	const json_t *include, *exclude, *dtype, *rename;
+	const struct spec *spec;
 	struct patterns *patterns;     /* of the renames, in their order */
 };
-
-static struct str text_of(const json_t *list, size_t i)
-{
-	const json_t *t = json_array_get(list, i);
-
-	return json_is_string(t) ? (struct str){ json_string_value(t), json_string_length(t) } : (struct str){ NULL, 0 };
-}
 
 static FALLIBLE enum err selector_open(const struct spec *spec, struct selector *s)
 {
 	uint32_t index;
 
-	*s = (struct selector){ .include = spec->include, .exclude = spec->exclude, .dtype = spec->dtype, .rename = spec->rename };
+	*s = (struct selector){ .spec = spec };
 	TRY(patterns_open(&s->patterns));
-	for (size_t i = 0; i < json_array_size(spec->rename); i++) {
-		const json_t *pair = json_array_get(spec->rename, i);
-		if (i >= RENAMES_MAX || !text_of(pair, 0).p || !text_of(pair, 1).p)
-			return ERR(VALIDATION_FAILED, "rename takes at most %d pairs of pattern and replacement", RENAMES_MAX);
-		TRY(pattern_add(s->patterns, text_of(pair, 0), &index));
-	}
+	for (size_t i = 0; i < spec->rename.n; i++)
+		TRY(pattern_add(s->patterns, spec->rename.v[i].left, &index));
 	return OK;
 }
 
-static bool any_match(const json_t *globs, struct str fqn)
+static bool any_match(const struct strs *globs, struct str fqn)
 {
-	for (size_t i = 0; i < json_array_size(globs); i++) {
-		const json_t *g = json_array_get(globs, i);
-		if (str_glob((struct str){ json_string_value(g), json_string_length(g) }, fqn))
+	for (size_t i = 0; i < globs->n; i++)
+		if (str_glob(globs->v[i], fqn))
 			return true;
-	}
 	return false;
 }
 
 static bool is_wanted(const struct selector *s, struct str fqn)
 {
-	return (json_array_size(s->include) == 0 || any_match(s->include, fqn)) && !any_match(s->exclude, fqn);
+	return (s->spec->include.n == 0 || any_match(&s->spec->include, fqn)) && !any_match(&s->spec->exclude, fqn);
 }
 
 /* *out lies in s->patterns until the next call, or is fqn itself. */
 static FALLIBLE enum err rename_fqn(struct selector *s, struct str fqn, struct str *out)
 {
 	*out = fqn;
-	for (uint32_t i = 0; i < json_array_size(s->rename); i++) {
-		enum err e = pattern_replace(s->patterns, i, *out, text_of(json_array_get(s->rename, i), 1), out);
+	for (uint32_t i = 0; i < s->spec->rename.n; i++) {
+		enum err e = pattern_replace(s->patterns, i, *out, s->spec->rename.v[i].right, out);
 		if (e)
 			return err_at_fqn(e, fqn.p, fqn.n);
 	}
 	return OK;
 }
 
-static FALLIBLE enum err choose_dtype(const struct selector *s, struct str fqn, enum dtype *dtype)
+/* The dtype that the first cast asks for whose glob matches, else the tensor's own. */
+static enum dtype choose_dtype(const struct selector *s, struct str fqn, enum dtype own)
 {
-	for (size_t i = 0; i < json_array_size(s->dtype); i++) {
-		const json_t *pair = json_array_get(s->dtype, i), *glob = json_array_get(pair, 0);
-		const char *name = json_string_value(json_array_get(pair, 1));
-		if (!str_glob((struct str){ json_string_value(glob), json_string_length(glob) }, fqn))
-			continue;
-		return dtype_parse(str_of(name ? name : ""), dtype);
-	}
-	return OK;
+	for (size_t i = 0; i < s->spec->dtype.n; i++)
+		if (str_glob(s->spec->dtype.v[i].glob, fqn))
+			return s->spec->dtype.v[i].dtype;
+	return own;
 }
 
 static FALLIBLE enum err copy_tensor(struct selector *s, const struct sdict *from, const struct sd_tensor *t,
@@ -83,8 +65,7 @@ static FALLIBLE enum err copy_tensor(struct selector *s, const struct sdict *fro
 		return err_at_fqn(e, name.p, name.n);
 	v->sd->tensors[index].requires_grad = t->requires_grad;
 	TRY(sdict_rename_path(v->sd, t->path, t->fqn, name, &v->sd->tensors[index].path));
-	v->dtypes[index] = t->dtype;
-	TRY(choose_dtype(s, name, &v->dtypes[index]));
+	v->dtypes[index] = choose_dtype(s, name, t->dtype);
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
 		TRY(sdict_add_chunk(v->sd, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));
 	return OK;

@@ -95,14 +95,16 @@ enum err target_report_rules(json_t *result, const struct layout *l, const struc
 	return OK;
 }
 
-enum err target_cut(struct worker *w, const struct spec_view *view, const json_t *layout, uint32_t world_size,
+enum err target_cut(struct worker *w, const struct spec_view *view, const struct layout_rules *rules, uint32_t world_size,
 		    struct problems *problems, struct sdict **out, json_t *result)
 {
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
 	CLEANUP(layout_use_free) struct layout_use use = { 0 };
 	struct spec_layout l;
 
-	enum err e = spec_layout_read(w, layout, world_size, &l);
+	enum err e = spec_layout_open(w, rules, world_size, &l);
+	if (!e)
+		e = layout_check(&l.layout);
 	if (!e)
 		e = layout_use_new(&l.layout, &use);
 	if (!e)

@@ -9,7 +9,7 @@
 /* Tensors of `view` cut by the layout over `world_size` ranks, replicas included; values on rank 0, pointing where they are. Result
  * gets what target_report_rules says. Tensors that cannot be cut so, and rules that are slips, are noted in `problems`, and such tensors
  * have no chunks; NULL: an error. */
-FALLIBLE enum err target_cut(struct worker *w, const struct spec_view *view, const json_t *layout, uint32_t world_size,
+FALLIBLE enum err target_cut(struct worker *w, const struct spec_view *view, const struct layout_rules *rules, uint32_t world_size,
 			     struct problems *problems, struct sdict **out, json_t *result);
 /* Sets "unmatched_rules" (patterns of rules that took no tensor), and "fell_back" with "fell_back_count" (tensors that went past a rule,
  * for they lack a dim that it names), where there are any. */

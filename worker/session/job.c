@@ -282,6 +282,7 @@ void job_free(struct job *j)
 	for (uint32_t i = 0; i < j->fd_count; i++)
 		fs_drop(&j->fds[i]);
 	mem_free(j->fds);
+	spec_free(&j->spec);
 	json_decref(j->doc);
 	json_decref(j->segments);
 	json_decref(j->result);

@@ -49,7 +49,7 @@ struct job {
 	uint64_t generation;           /* of the attempt: goes into every frame */
 	json_t *doc;                   /* the JOB frame's document */
 	const json_t *request;         /* spec of JOB */
-	struct spec spec;              /* the same as C; it points into the document */
+	struct spec spec;              /* the same as C, which points into the document */
 	const char *id;
 	enum job_kind kind;
 	uint64_t attempt;

@@ -7,7 +7,6 @@
 #include "base/jtext.h"
 #include "base/near.h"
 #include "spec/spec.h"
-#include "tensor/dtype.h"
 
 enum { LABELS_MAX = 32, LABEL_KEY_MAX = 64, LABEL_VALUE_MAX = 256 };
 
@@ -121,7 +120,7 @@ FALLIBLE enum err field_put_default(json_t *object, const char *key, json_t *fal
 	return OK;
 }
 
-FALLIBLE enum err field_check_labels(const struct jval *v)
+FALLIBLE enum err field_read_labels(const struct jval *v, struct arena *a, struct spec_pairs *out)
 {
 	const char *key;
 	json_t *value;
@@ -132,66 +131,99 @@ FALLIBLE enum err field_check_labels(const struct jval *v)
 		return jval_only(v, (const char *const[]){ NULL });
 	if (json_object_size(v->j) > LABELS_MAX)
 		return jval_fail(v, ERR_VALIDATION_FAILED, "more than %d labels", LABELS_MAX);
+	if (json_object_size(v->j))
+		TRY(arena_alloc(a, json_object_size(v->j), sizeof *out->v, &out->v));
+	out->n = 0;
 	json_object_foreach(v->j, key, value) {
 		struct jval item = { value, v, key, 0 };
-		struct str text;
+		struct str *text = &out->v[out->n].right;
 		if (key[0] == '\0' || strlen(key) > LABEL_KEY_MAX)
 			return jval_fail(&item, ERR_VALIDATION_FAILED, "a label's key has 1 to %d bytes", LABEL_KEY_MAX);
-		TRY(jval_string(&item, &text));
-		if (text.n > LABEL_VALUE_MAX)
+		TRY(jval_string(&item, text));
+		if (text->n > LABEL_VALUE_MAX)
 			return jval_fail(&item, ERR_VALIDATION_FAILED, "a label's value has at most %d bytes", LABEL_VALUE_MAX);
+		out->v[out->n++].left = str_of(key);
 	}
 	return OK;
 }
 
-FALLIBLE enum err field_check_ranks(const struct jval *list, int64_t end)
+FALLIBLE enum err field_read_ranks(const struct jval *list, struct arena *a, struct spec_ranks *out)
+{
+	size_t n = 0;
+	int64_t rank = 0;
+
+	TRY(jval_array(list, SPEC_WORLD_MAX, &n));
+	if (n)
+		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
+	for (out->n = 0; out->n < n; out->n++) {
+		struct jval v = jval_at(list, out->n);
+		TRY(jval_integer(&v, 0, SPEC_WORLD_MAX - 1, &rank));
+		out->v[out->n] = (uint32_t)rank;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err check_once(const struct jval *list, const struct spec_ranks *ranks)
 {
 	unsigned char seen[SPEC_WORLD_MAX / 8] = { 0 };
-	size_t count = 0;
 
-	TRY(jval_array(list, SPEC_WORLD_MAX, &count));
-	for (size_t i = 0; i < count; i++) {
+	for (size_t i = 0; i < ranks->n; i++) {
 		struct jval v = jval_at(list, i);
-		int64_t rank = 0;
-		TRY(jval_integer(&v, 0, end - 1, &rank));
+		uint32_t rank = ranks->v[i];
 		if (seen[rank / 8] & 1u << rank % 8)
-			return jval_fail(&v, ERR_VALIDATION_FAILED, "rank %jd is listed twice", (intmax_t)rank);
+			return jval_fail(&v, ERR_VALIDATION_FAILED, "rank %u is listed twice", rank);
 		seen[rank / 8] |= (unsigned char)(1u << rank % 8);
 	}
 	return OK;
 }
 
-static FALLIBLE enum err check_dtype(const struct jval *v, struct str name)
+static FALLIBLE enum err read_dtype(const struct jval *v, struct str name, enum dtype *out)
 {
 	struct near near = near_begin(name);
 	char hint[NEAR_HINT_MAX];
 
 	for (int d = 0; d < DT_COUNT; d++) {
-		if (str_is(name, dtype_name((enum dtype)d)))
+		*out = (enum dtype)d;
+		if (str_is(name, dtype_name(*out)))
 			return OK;
-		near_try(&near, str_of(dtype_name((enum dtype)d)));
+		near_try(&near, str_of(dtype_name(*out)));
 	}
 	return jval_fail(v, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"%s", name.p, near_text(&near, hint));
 }
 
 /* [[pattern, replacement], …] or [[glob, dtype], …]. */
-static FALLIBLE enum err check_pairs(const struct jval *list, bool is_dtype)
+static FALLIBLE enum err read_pairs(const struct jval *list, size_t max, struct arena *a, struct spec_pairs *out)
 {
 	size_t n = 0, two = 0;
 
-	TRY(jval_array(list, SPEC_GLOBS_MAX, &n));
-	for (size_t i = 0; i < n; i++) {
-		struct jval pair = jval_at(list, i), left = jval_at(&pair, 0), right = jval_at(&pair, 1);
-		struct str a, b;
+	TRY(jval_array(list, max, &n));
+	if (n)
+		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
+	for (out->n = 0; out->n < n; out->n++) {
+		struct jval pair = jval_at(list, out->n), left = jval_at(&pair, 0), right = jval_at(&pair, 1);
+		struct str *l = &out->v[out->n].left, *r = &out->v[out->n].right;
 		TRY(jval_array(&pair, 2, &two));
 		if (two != 2)
 			return jval_fail(&pair, ERR_VALIDATION_FAILED, "must be a pair of strings");
-		TRY(jval_string(&left, &a));
-		TRY(jval_string(&right, &b));
-		if (a.n == 0 || a.n > SPEC_GLOB_BYTES_MAX || b.n > SPEC_GLOB_BYTES_MAX)
+		TRY(jval_string(&left, l));
+		TRY(jval_string(&right, r));
+		if (l->n == 0 || l->n > SPEC_GLOB_BYTES_MAX || r->n > SPEC_GLOB_BYTES_MAX)
 			return jval_fail(&pair, ERR_VALIDATION_FAILED, "patterns have 1 to %d bytes", SPEC_GLOB_BYTES_MAX);
-		if (is_dtype)
-			TRY(check_dtype(&right, b));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err read_casts(const struct jval *list, struct arena *a, struct spec_casts *out)
+{
+	struct spec_pairs pairs = { 0 };
+
+	TRY(read_pairs(list, SPEC_GLOBS_MAX, a, &pairs));
+	if (pairs.n)
+		TRY(arena_alloc(a, pairs.n, sizeof *out->v, &out->v));
+	for (out->n = 0; out->n < pairs.n; out->n++) {
+		struct jval pair = jval_at(list, out->n), right = jval_at(&pair, 1);
+		out->v[out->n].glob = pairs.v[out->n].left;
+		TRY(read_dtype(&right, pairs.v[out->n].right, &out->v[out->n].dtype));
 	}
 	return OK;
 }
@@ -205,7 +237,7 @@ static FALLIBLE enum err check_text(const struct field *f, const struct jval *v,
 }
 
 /* The value is there, given or filled in; it is read to `out`, of the row's C type. */
-static FALLIBLE enum err read_value(const struct field *f, const struct jval *at, const struct jval *v, void *out)
+static FALLIBLE enum err read_value(const struct field *f, const struct jval *at, const struct jval *v, struct arena *a, void *out)
 {
 	size_t index = 0;
 
@@ -225,25 +257,23 @@ static FALLIBLE enum err read_value(const struct field *f, const struct jval *at
 	case FIELD_STATE_DICT:
 		return ref_read(v, REF_STATE_DICT, NULL, out);
 	case FIELD_GLOBS:
-		TRY(jval_opt_texts(at, f->key, SPEC_GLOBS_MAX, SPEC_GLOB_BYTES_MAX));
-		break;
+		return jval_opt_texts(at, f->key, SPEC_GLOBS_MAX, SPEC_GLOB_BYTES_MAX, a, out);
 	case FIELD_RENAMES:
+		return read_pairs(v, SPEC_RENAMES_MAX, a, out);
 	case FIELD_DTYPES:
-		TRY(check_pairs(v, f->type == FIELD_DTYPES));
-		break;
+		return read_casts(v, a, out);
 	case FIELD_RANKS:
-		TRY(field_check_ranks(v, SPEC_WORLD_MAX));
-		break;
+		TRY(field_read_ranks(v, a, out));
+		return check_once(v, out);
 	case FIELD_LABELS:
-		TRY(field_check_labels(v));
-		break;
+		return field_read_labels(v, a, out);
+	case FIELD_LAYOUT:
+		return layout_rules_read(v, SPEC_RULES_MAX, a, out);
 	case FIELD_TRANSFORM:
 	case FIELD_VARS:
-	case FIELD_LAYOUT:
 	case FIELD_OTHER:
 		break;
 	}
-	*(const json_t **)out = v->j;
 	return OK;
 }
 
@@ -288,7 +318,7 @@ FALLIBLE enum err field_read(enum job_kind kind, enum field_place place, const s
 		}
 		/* A text or a reference has no fallback, and is never missing where its object is there. */
 		if (v.j || f->type == FIELD_TEXT || f->type == FIELD_STATE_DICT)
-			TRY(read_value(f, at, &v, (char *)out + f->at));
+			TRY(read_value(f, at, &v, out->arena, (char *)out + f->at));
 	}
 	return OK;
 }

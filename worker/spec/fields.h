@@ -2,6 +2,8 @@
 #pragma once
 #include "base/jval.h"
 #include "spec/kinds.h"
+#include "spec/ref.h"
+#include "tensor/dtype.h"
 
 #define WORD(NAME, word) NAME,
 #define WORDS(name, ...) enum name { __VA_ARGS__ };
@@ -16,7 +18,35 @@ enum target_format {
 
 struct spec;
 
-enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096 };
+enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096, SPEC_RENAMES_MAX = 64 };
+
+/* Lists of a request. The arrays are the spec's, the texts are the document's and end with a NUL. */
+struct spec_pairs {
+	struct { struct str left, right; } *v;   /* a pattern and its replacement; a label's key and value */
+	size_t n;
+};
+struct spec_casts {
+	struct { struct str glob; enum dtype dtype; } *v;
+	size_t n;
+};
+struct spec_ranks {
+	uint32_t *v;
+	size_t n;
+};
+struct spec_refs {
+	struct ref *v;
+	size_t n;
+};
+/* A save whose ranks are on several hosts (worker/runner/hosts.h): which of them this daemon has. */
+struct spec_hosts {
+	struct str id;                 /* p NULL: the save is of one host */
+	bool part;                     /* of a planned save: the rest is not set */
+	uint32_t index;                /* this daemon's */
+	struct strs names;             /* of the first hosts */
+	struct spec_ranks *ranks;      /* per host */
+	size_t count;
+	int64_t timeout_s;
+};
 
 /* The object that a field stands in. Options are made where they are missing; what the optimizer's fields are in may be missing. */
 enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_OPTIONS, AT_OPTIMIZER, FIELD_PLACES };
@@ -27,8 +57,9 @@ enum field_type {
 	FIELD_RENAMES, FIELD_DTYPES,   /* list of pairs of texts; the second one a dtype */
 	FIELD_RANKS,                   /* list of ranks, each once */
 	FIELD_LABELS,                  /* object of texts */
-	FIELD_TRANSFORM, FIELD_VARS,   /* conversion rules, and object of integers */
-	FIELD_LAYOUT, FIELD_OTHER,     /* checked together with other fields, in spec.c */
+	FIELD_LAYOUT,
+	FIELD_TRANSFORM, FIELD_VARS,   /* conversion rules, and object of integers: they and */
+	FIELD_OTHER,                   /* are read together with other fields, in spec.c */
 };
 
 struct field {
@@ -54,14 +85,14 @@ const char *field_word(const struct spec *spec, const void *member);
 /* The keys of a place that the kind knows, behind those of `first` (NULL-terminated), then NULL. */
 enum { FIELD_KEYS_MAX = 32 };
 void field_keys(enum job_kind kind, enum field_place place, const char *const *first, const char *keys[FIELD_KEYS_MAX]);
-/* Sets every member of *out that is no document to the fallback of its field. */
+/* Sets every member of *out to the fallback of its field; a list's is empty. */
 void field_fallbacks(struct spec *out);
 /* Checks the kind's fields of a place, whose object is `at`, fills in what is missing, and reads them into *out. Other keys of the object
  * are none of its matter. ERR_VALIDATION_FAILED, ERR_NAME_INVALID, with the field's JSON pointer. */
 FALLIBLE enum err field_read(enum job_kind kind, enum field_place place, const struct jval *at, struct spec *out);
 /* Takes fallback_new; it becomes the field's value where there is none. */
 FALLIBLE enum err field_put_default(json_t *object, const char *key, json_t *fallback_new);
-/* A list of ranks, each once and below `end`. */
-FALLIBLE enum err field_check_ranks(const struct jval *list, int64_t end);
-/* `labels` of a job or a storage: at most 32 of key → text. */
-FALLIBLE enum err field_check_labels(const struct jval *v);
+/* A list of ranks. */
+FALLIBLE enum err field_read_ranks(const struct jval *list, struct arena *a, struct spec_ranks *out);
+/* `labels`: at most 32 of key → text. */
+FALLIBLE enum err field_read_labels(const struct jval *v, struct arena *a, struct spec_pairs *out);

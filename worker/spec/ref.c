@@ -60,17 +60,6 @@ FALLIBLE enum err ref_check_state_dict(struct str name)
 	return OK;
 }
 
-/* Puts the field's place on an error of a name check. */
-static enum err at_field(const struct jval *v, enum err e)
-{
-	char text[ERR_TEXT_MAX];
-
-	if (!e)
-		return OK;
-	memcpy(text, err_last()->text, sizeof text);
-	return jval_fail(v, e, "%s", text);
-}
-
 FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out)
 {
 	const char *keys[16] = { "storage", "name", "state_dict" };
@@ -89,13 +78,13 @@ FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *con
 	if (state_dict.j || kinds == REF_STATE_DICT) {
 		ref.kind = REF_STATE_DICT;
 		TRY(jval_string(&state_dict, &ref.name));
-		TRY(at_field(&state_dict, ref_check_state_dict(ref.name)));
+		TRY(jval_failed(&state_dict, ref_check_state_dict(ref.name)));
 	} else {
 		ref.kind = REF_CHECKPOINT;
 		TRY(jval_string(&storage, &ref.storage));
-		TRY(at_field(&storage, ref_check_storage(ref.storage)));
+		TRY(jval_failed(&storage, ref_check_storage(ref.storage)));
 		TRY(jval_string(&name, &ref.name));
-		TRY(at_field(&name, ref_check_name(ref.name)));
+		TRY(jval_failed(&name, ref_check_name(ref.name)));
 	}
 	*out = ref;
 	return OK;

@@ -3,66 +3,60 @@
 
 #include <stdio.h>
 
+#include "base/jtext.h"
 #include "base/near.h"
-#include "spec/conversion.h"
-#include "spec/layout_rules.h"
 
-enum { RULES_MEMORY = 64 << 20, PARTS_MAX = 4096, HOSTS_MAX = 1024, AWAIT_S = 600 };
+enum { SPEC_BYTES_MAX = 64 << 20, PARTS_MAX = 4096, HOSTS_MAX = 1024, HOSTS_TIMEOUT_S = 20, AWAIT_S = 600 };
 
 /* A planned save: the state dict is a list of items, the parts hold their bytes (worker/ops/planned_save.h). */
-static FALLIBLE enum err check_parts(const struct jval *source)
+static FALLIBLE enum err read_parts(const struct jval *source, struct spec *s)
 {
 	struct jval parts = jval_get(source, "parts");
-	size_t count = 0;
+	size_t n = 0;
 
 	if (!parts.j)
 		return OK;
-	TRY(jval_array(&parts, PARTS_MAX, &count));
-	for (size_t i = 0; i < count; i++) {
-		struct jval part = jval_at(&parts, i), generation = jval_get(&part, "generation");
-		struct ref ref;
-		int64_t number;
-		TRY(ref_read(&part, REF_STATE_DICT, (const char *const[]){ "generation", NULL }, &ref));
-		TRY(jval_integer(&generation, 0, INT64_MAX, &number));
+	TRY(jval_array(&parts, PARTS_MAX, &n));
+	TRY(arena_alloc(s->arena, n, sizeof *s->parts.v, &s->parts.v));
+	for (s->parts.n = 0; s->parts.n < n; s->parts.n++) {
+		struct jval part = jval_at(&parts, s->parts.n), generation = jval_get(&part, "generation");
+		struct ref *ref = &s->parts.v[s->parts.n];
+		TRY(ref_read(&part, REF_STATE_DICT, (const char *const[]){ "generation", NULL }, ref));
+		TRY(jval_integer(&generation, 0, INT64_MAX, &ref->generation));
 	}
 	return OK;
 }
 
-/* A save whose ranks are on several hosts (worker/runner/hosts.h): which of them this daemon has. */
-static FALLIBLE enum err check_hosts(const struct jval *doc)
+static FALLIBLE enum err read_hosts(const struct jval *doc, struct arena *a, struct spec_hosts *out)
 {
 	struct jval h = jval_get(doc, "hosts"), id = jval_get(&h, "id"), ranks = jval_get(&h, "ranks"), index = jval_get(&h, "index");
-	int64_t number = 0, timeout_s = 20;
-	size_t count = 0, some = 0;
-	bool part = false;
-	struct str text;
+	int64_t number = 0;
 
 	if (!h.j)
 		return OK;
 	TRY(jval_only(&h, (const char *const[]){ "id", "part", "index", "names", "ranks", "timeout_s", NULL }));
-	TRY(jval_string(&id, &text));
-	if (text.n < 8 || text.n > 64 || strspn(text.p, "abcdefghijklmnopqrstuvwxyz0123456789-") != text.n)
+	TRY(jval_string(&id, &out->id));
+	if (out->id.n < 8 || out->id.n > 64 || strspn(out->id.p, "abcdefghijklmnopqrstuvwxyz0123456789-") != out->id.n)
 		return jval_fail(&id, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z, 0-9 and -");
-	TRY(jval_opt_bool(&h, "part", &part));
-	if (part && !json_object_get(json_object_get(doc->j, "source"), "parts"))
+	TRY(jval_opt_bool(&h, "part", &out->part));
+	if (out->part && !json_object_get(json_object_get(doc->j, "source"), "parts"))
 		return jval_fail(&h, ERR_VALIDATION_FAILED, "a part is of a planned save, which has source.parts");
-	if (part)
+	if (out->part)
 		return jval_only(&h, (const char *const[]){ "id", "part", NULL });
-	TRY(jval_array(&ranks, HOSTS_MAX, &count));
-	if (count < 2)
+	TRY(jval_array(&ranks, HOSTS_MAX, &out->count));
+	if (out->count < 2)
 		return jval_fail(&ranks, ERR_VALIDATION_FAILED, "needs the ranks of 2 hosts or more");
-	for (size_t i = 0; i < count; i++) {
+	TRY(arena_alloc(a, out->count, sizeof *out->ranks, &out->ranks));
+	for (size_t i = 0; i < out->count; i++) {
 		struct jval one = jval_at(&ranks, i);
-		TRY(jval_array(&one, SPEC_WORLD_MAX, &some));
-		for (size_t k = 0; k < some; k++) {
-			struct jval rank = jval_at(&one, k);
-			TRY(jval_integer(&rank, 0, SPEC_WORLD_MAX - 1, &number));
-		}
+		TRY(field_read_ranks(&one, a, &out->ranks[i]));
 	}
-	TRY(jval_opt_texts(&h, "names", count, 256));
-	TRY(jval_integer(&index, 0, (int64_t)count - 1, &number));
-	TRY(jval_opt_integer(&h, "timeout_s", 1, 3600, &timeout_s));
-	return field_put_default(h.j, "timeout_s", json_integer(timeout_s));
+	TRY(jval_opt_texts(&h, "names", out->count, 256, a, &out->names));
+	TRY(jval_integer(&index, 0, (int64_t)out->count - 1, &number));
+	out->index = (uint32_t)number;
+	out->timeout_s = HOSTS_TIMEOUT_S;
+	TRY(jval_opt_integer(&h, "timeout_s", 1, 3600, &out->timeout_s));
+	return field_put_default(h.j, "timeout_s", json_integer(out->timeout_s));
 }
 
 /* dcpd knows the word of a format that it only reads: more helpful than "is no format". */
@@ -111,16 +105,22 @@ static FALLIBLE enum err read_options(enum job_kind kind, const struct jval *doc
 	return field_read(kind, AT_OPTIONS, &options, s);
 }
 
-FALLIBLE enum err spec_check_save_wish(const struct jval *save)
+static FALLIBLE enum err check_wish(const struct jval *save, struct spec *s)
 {
 	struct jval labels = jval_get(save, "labels");
-	struct spec s = { 0 };
 
-	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", "hosts", NULL }, &s.target));
-	TRY(check_hosts(save));
+	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", "hosts", NULL }, &s->target));
+	TRY(read_hosts(save, s->arena, &s->hosts));
 	TRY(spec_check_save_format(save));
-	TRY(field_check_labels(&labels));
-	return read_options(JOB_SAVE, save, &s);
+	TRY(field_read_labels(&labels, s->arena, &s->labels));
+	return read_options(JOB_SAVE, save, s);
+}
+
+FALLIBLE enum err spec_check_save_wish(const struct jval *save)
+{
+	CLEANUP(spec_free) struct spec s = { .arena = arena_new(SPEC_BYTES_MAX) };
+
+	return s.arena ? check_wish(save, &s) : ERR(NO_MEMORY, "no memory to read a request");
 }
 
 /* {"await_seal": true}: the job is made before its generation is sealed, and waits for that. */
@@ -134,9 +134,9 @@ static FALLIBLE enum err check_await_seal(const struct jval *source, struct spec
 	if (!s->await_seal)
 		return OK;
 	TRY(jval_integer(&generation, 0, INT64_MAX, &s->source.generation));
-	if (s->parts)
+	if (jval_get(source, "parts").j)
 		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a planned save is of what is sealed already");
-	if (s->hosts)
+	if (s->hosts.id.p)
 		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a save by several hosts is of what is sealed already");
 	s->await_timeout_s = s->await_timeout_s ? s->await_timeout_s : AWAIT_S;
 	return field_put_default(source->j, "timeout_s", json_integer(s->await_timeout_s));
@@ -146,9 +146,9 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
 
-	TRY(check_hosts(doc));
+	TRY(read_hosts(doc, s->arena, &s->hosts));
 	TRY(check_await_seal(&source, s));
-	TRY(check_parts(&source));
+	TRY(read_parts(&source, s));
 	return spec_check_save_format(&target);
 }
 
@@ -157,22 +157,17 @@ static FALLIBLE enum err check_cut(const struct jval *doc, struct spec *s)
 {
 	struct jval target = jval_get(doc, "target"), layout = jval_get(kind_is(s->kind, KIND_OPERATES) ? doc : &target, "layout");
 
-	TRY(layout_rules_check(&layout, kind_is(s->kind, KIND_OPERATES), &s->world_size));
+	TRY(layout_rules_check(&layout, &s->layout, kind_is(s->kind, KIND_OPERATES), &s->world_size));
 	return s->world_size > 0 ? field_put_default(target.j, "world_size", json_integer(s->world_size)) : OK;
 }
 
-/* The worker reads the rules once more, when there are tensors. */
-static FALLIBLE enum err check_transform(const struct jval *doc)
+static FALLIBLE enum err read_transform(const struct jval *doc, struct spec *s)
 {
 	struct jval transform = jval_get(doc, "transform"), vars = jval_get(doc, "vars");
-	CLEANUP(arena_free_ptr) struct arena *a = arena_new(RULES_MEMORY);
-	struct conversion c;
 
-	if (!a)
-		return ERR(NO_MEMORY, "no memory for conversion rules");
 	if (vars.j && !transform.j)
 		return jval_fail(&vars, ERR_VALIDATION_FAILED, "is for the rules of transform, and there are none");
-	return conversion_read(&transform, &vars, a, &c);
+	return conversion_read(&transform, &vars, s->arena, &s->transform);
 }
 
 /* The model says how the optimizer's tensors are cut, so that a layout would contradict it. */
@@ -186,7 +181,7 @@ static FALLIBLE enum err read_optimizer(const struct jval *doc, struct spec *s)
 	field_keys(s->kind, AT_OPTIMIZER, NULL, keys);
 	TRY(jval_only(&o, keys));
 	TRY(field_read(s->kind, AT_OPTIMIZER, &o, s));
-	if (json_array_size(layout.j))
+	if (s->layout.n)
 		return jval_fail(&layout, ERR_VALIDATION_FAILED, "the layout of optimizer state follows from its model");
 	return OK;
 }
@@ -194,13 +189,14 @@ static FALLIBLE enum err read_optimizer(const struct jval *doc, struct spec *s)
 /* Ranks that are counted within the group, as far as the request says how large the group is. */
 static FALLIBLE enum err check_members(const struct jval *doc, const struct spec *s)
 {
-	size_t members = json_array_size(s->group);
 	struct jval only = jval_get(doc, "ranks_only"), root = jval_get(doc, "root");
-	int64_t rank = 0;
+	int64_t last = (int64_t)s->group.n - 1, rank = 0;
 
-	if (members && only.j)
-		TRY(field_check_ranks(&only, (int64_t)members));
-	return members && root.j ? jval_integer(&root, 0, (int64_t)members - 1, &rank) : OK;
+	for (size_t i = 0; s->group.n && i < s->ranks_only.n; i++) {
+		struct jval v = jval_at(&only, i);
+		TRY(jval_integer(&v, 0, last, &rank));
+	}
+	return s->group.n && root.j ? jval_integer(&root, 0, last, &rank) : OK;
 }
 
 static FALLIBLE enum err check_tolerances(const struct jval *doc, const struct spec *s)
@@ -320,28 +316,53 @@ static FALLIBLE enum err read_kind(const struct jval *root, struct spec *s)
 	return jval_fail(&v, ERR_UNKNOWN_KIND, "\"%.32s\" is no kind of job: %s%s", kind.p, list, near_hint(kind, kind_names, hint));
 }
 
+static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
+{
+	field_fallbacks(s);
+	TRY(read_kind(root, s));
+	unsigned reads = kind_of(s->kind)->reads, compares = kind_is(s->kind, KIND_COMPARES) ? reads : 0;
+	TRY(check_root(root, s));
+	TRY(read_ref(root, AT_SOURCE, reads & ~compares, &s->source, s));
+	TRY(read_ref(root, AT_TARGET, kind_of(s->kind)->writes, &s->target, s));
+	TRY(read_ref(root, AT_A, compares, &s->a, s));
+	TRY(read_ref(root, AT_B, compares, &s->b, s));
+	TRY(check_target(root, s));
+	TRY(read_places(root, s));
+	if (s->kind == JOB_SAVE)
+		TRY(check_save(root, s));
+	TRY(check_ending(root, s));
+	TRY(check_cut(root, s));
+	TRY(read_transform(root, s));
+	TRY(check_members(root, s));
+	return check_tolerances(root, s);
+}
+
 FALLIBLE enum err spec_read(json_t *doc, struct spec *out)
 {
 	struct jval root = JVAL_ROOT(doc);
-	struct spec s = { 0 };
+	CLEANUP(spec_free) struct spec s = { .arena = arena_new(SPEC_BYTES_MAX) };
 
-	field_fallbacks(&s);
-	TRY(read_kind(&root, &s));
-	unsigned reads = kind_of(s.kind)->reads, compares = kind_is(s.kind, KIND_COMPARES) ? reads : 0;
-	TRY(check_root(&root, &s));
-	TRY(read_ref(&root, AT_SOURCE, reads & ~compares, &s.source, &s));
-	TRY(read_ref(&root, AT_TARGET, kind_of(s.kind)->writes, &s.target, &s));
-	TRY(read_ref(&root, AT_A, compares, &s.a, &s));
-	TRY(read_ref(&root, AT_B, compares, &s.b, &s));
-	TRY(check_target(&root, &s));
-	TRY(read_places(&root, &s));
-	if (s.kind == JOB_SAVE)
-		TRY(check_save(&root, &s));
-	TRY(check_ending(&root, &s));
-	TRY(check_cut(&root, &s));
-	TRY(check_transform(&root));
-	TRY(check_members(&root, &s));
-	TRY(check_tolerances(&root, &s));
+	if (!s.arena)
+		return ERR(NO_MEMORY, "no memory to read a request");
+	TRY(read_all(&root, &s));
+	spec_free(out);
 	*out = s;
+	s.arena = NULL;
 	return OK;
+}
+
+char *spec_wishes(const json_t *doc)
+{
+	static const char *const others[] = { "source", "target", "a", "b", "hosts", "labels" };
+	CLEANUP(jval_drop) json_t *rest = json_copy((json_t *)(uintptr_t)doc);
+
+	for (size_t i = 0; rest && i < sizeof others / sizeof *others; i++)
+		(void)json_object_del(rest, others[i]);
+	return rest ? jtext_of(rest) : NULL;
+}
+
+void spec_free(struct spec *s)
+{
+	arena_free(s->arena);
+	*s = (struct spec){ 0 };
 }

@@ -4,19 +4,27 @@
  * `generation` (the coordinator picks the newest sealed one) and `world_size` where only the source's metadata knows it. Checks that need
  * the state dicts (is that rank in the group?) are in server/job_state_dict_op.c. */
 #pragma once
+#include "spec/conversion.h"
 #include "spec/fields.h"
+#include "spec/layout_rules.h"
 
 struct spec {
 	enum job_kind kind;
 	struct ref source, target;      /* kind 0 where the job has none */
 	struct ref a, b;                /* of a diff or a compare */
+	struct arena *arena;            /* has the lists; spec_free */
 #define FIELD(member, c_type, ...) c_type member;
 #include "spec/fields.def"
 };
 
-/* Changes doc in place; *out points into it. A field that the kind has not is as in a request without it. ERR_UNKNOWN_KIND,
- * ERR_UNKNOWN_FIELD, ERR_VALIDATION_FAILED, ERR_NAME_INVALID, ERR_LAYOUT_INVALID, ERR_WORLD_MISMATCH, with the field's JSON pointer. */
+/* Changes doc in place; *out, zeroed or read before, points into it, and is the caller's (spec_free). A field that the kind has not is as
+ * in a request without it. ERR_UNKNOWN_KIND, ERR_UNKNOWN_FIELD, ERR_VALIDATION_FAILED, ERR_NAME_INVALID, ERR_LAYOUT_INVALID,
+ * ERR_WORLD_MISMATCH, with the field's JSON pointer. */
 FALLIBLE enum err spec_read(json_t *doc, struct spec *out);
+void spec_free(struct spec *s);
+/* What a checked request asks for, whatever it is done to: its JSON without references, hosts and labels (mem_free). NULL: no
+ * memory. */
+char *spec_wishes(const json_t *doc);
 
 /* Is the target one file? So it is where the format has but that form, and where a safetensors target's name ends so. */
 bool spec_target_is_file(const struct spec *s);

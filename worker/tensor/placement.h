@@ -3,6 +3,8 @@
 #include "base/err.h"
 #include "base/str.h"
 
+enum { MESH_DIMS_MAX = 8 };
+
 enum placement_kind { PLACE_REPLICATE, PLACE_SHARD, PLACE_STRIDED_SHARD, PLACE_PARTIAL };
 enum reduce_op { REDUCE_SUM, REDUCE_AVG, REDUCE_MIN, REDUCE_MAX, REDUCE_PRODUCT };
 
