@@ -100,6 +100,7 @@ static void begin_info(struct src_info *info, enum dtype dtype)
 {
 	info->dtype = (uint8_t)dtype;
 	info->conj = info->neg = false;
+	info->cast_count = 0;
 }
 
 enum err move_unpack(struct files *f, const struct run *run, uint32_t dst, enum dtype dtype, const int64_t *off,
