@@ -10,7 +10,7 @@ from playwright.sync_api import expect  # noqa: E402
 
 import dcpd as lib  # noqa: E402
 import streaming  # noqa: E402
-from test_page import accessible, browser, page, row  # noqa: E402, F401
+from test_page import accessible, browser, page, row, tabs  # noqa: E402, F401
 
 ROWS, COLUMNS = 1024, 256
 

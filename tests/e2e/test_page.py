@@ -20,15 +20,23 @@ def browser():
         pytest.skip(f"no Chromium at {CHROMIUM}")
     expect.set_options(timeout=60000)
     with playwright.sync_playwright() as p:
-        b = p.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False)
+        b = p.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False, args=["--process-per-site"])
         yield b
         b.close()
 
 
+@pytest.fixture(scope="module")
+def tabs(browser):
+    """A browser context and the tab of the previous test. That tab stays open for one more test, because starting a renderer process costs
+    more than most tests: the next tab shares its process. Tests share nothing else: a daemon's port, which no test before has used,
+    is an origin of its own, and session storage belongs to a tab."""
+    return browser.new_context(), []
+
+
 @pytest.fixture
-def page(browser):
+def page(tabs):
     """A tab that fails its test when the page logs an error, breaks its policy or talks to another host."""
-    context = browser.new_context()
+    context, previous = tabs
     tab = context.new_page()
     tab.set_default_timeout(60000)
     tab.wrong = []
@@ -37,8 +45,10 @@ def page(browser):
         r"Failed to load resource|net::ERR", m.text) else None)
     tab.on("request", lambda r: tab.wrong.append(r.url) if not r.url.startswith("http://127.0.0.1:") else None)
     yield tab
-    wrong = tab.wrong
-    context.close()
+    wrong = list(tab.wrong)
+    while previous:
+        previous.pop().close()
+    previous.append(tab)
     assert wrong == []
 
 
