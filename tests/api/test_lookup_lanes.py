@@ -1,5 +1,6 @@
 """Look-ups beside each other, on a file system that is slow or hangs (tests/fakes/libhost.c): saves do not wait for lists, and
 `stalled` means that the file system does not answer, not that a question is long or that many are asked."""
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -98,6 +99,7 @@ def test_a_slow_list_is_no_stalled_storage(slow):
     seen = set()
     while lists.running():
         seen.add(state(d))
+        time.sleep(0.05)
     assert seen == {"ok"}
     found = names(d, lists.answers()[0].ok(200))
     assert len(found) == 101 and "many/slow-99.pt" in found

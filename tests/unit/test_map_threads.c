@@ -8,7 +8,7 @@
 #include "base/map.h"
 #include "lib/t.h"
 
-enum { PROCESSES = 400, THREADS = 4 };
+enum { PROCESSES = 100, THREADS = 4 };
 
 static atomic_uint ready;
 static uint32_t hashes[THREADS];
