@@ -3,6 +3,7 @@
  * WAL lets it read while the journal thread writes; it sees what is committed. Questions are by key or give one page, so that the
  * loop is held up for microseconds, not for a scan. */
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "server/journal_impl.h"
@@ -83,12 +84,24 @@ static const char *column_z(sqlite3_stmt *s, int at)
 	return p ? p : "";
 }
 
-/* Calls row(user) for each row of the prepared statement, and ends the read either way. */
-static FALLIBLE enum err each(struct journal *j, sqlite3_stmt *s, enum err (*row)(void *user, sqlite3_stmt *s), void *user)
+/* Binds the values that `types` lists, a letter each (s: struct str, i: int64_t), and calls row(user) for each row of the answer. */
+static FALLIBLE enum err ask(struct journal *j, enum journal_query q, enum err (*row)(void *user, sqlite3_stmt *s), void *user,
+			     const char *types, ...)
 {
-	enum err e = OK;
 	int rc = SQLITE_DONE;
+	enum err e = OK;
+	sqlite3_stmt *s = NULL;
+	va_list ap;
 
+	TRY(prepare(j, q, &s));
+	va_start(ap, types);
+	for (int at = 1; types[at - 1]; at++) {
+		if (types[at - 1] == 's')
+			bind_str(s, at, va_arg(ap, struct str));
+		else
+			sqlite3_bind_int64(s, at, va_arg(ap, int64_t));
+	}
+	va_end(ap);
 	while (!e && (rc = sqlite3_step(s)) == SQLITE_ROW)
 		e = row(user, s);
 	if (!e && rc != SQLITE_DONE)
@@ -133,11 +146,7 @@ static enum err row_job(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, void *user)
 {
-	struct call c = { .job = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_UNENDED, &s));
-	return each(j, s, row_job, &c);
+	return ask(j, QUERY_UNENDED, row_job, &(struct call){ .job = fn, .user = user }, "");
 }
 
 static enum err row_id(void *user, sqlite3_stmt *s)
@@ -148,41 +157,22 @@ static enum err row_id(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_newest_id(struct journal *j, char id_out[27])
 {
-	sqlite3_stmt *s = NULL;
-
 	id_out[0] = '\0';
-	TRY(prepare(j, QUERY_NEWEST_ID, &s));
-	return each(j, s, row_id, id_out);
+	return ask(j, QUERY_NEWEST_ID, row_id, id_out, "");
 }
 
 FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user)
 {
-	struct call c = { .job = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_JOB, &s));
-	bind_str(s, 1, id);
-	return each(j, s, row_job, &c);
+	return ask(j, QUERY_JOB, row_job, &(struct call){ .job = fn, .user = user }, "s", id);
 }
 
 FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filter *f, uint32_t limit, journal_job_fn fn,
 				    void *user)
 {
-	struct call c = { .job = fn, .user = user };
-	sqlite3_stmt *s = NULL;
+	const struct str *k = f->label_key, *v = f->label_value; /* those not given are empty */
 
-	TRY(prepare(j, QUERY_JOBS, &s));
-	bind_str(s, 1, f->before_id);
-	sqlite3_bind_int(s, 2, f->state);
-	sqlite3_bind_int(s, 3, f->kind);
-	bind_str(s, 4, f->target);
-	sqlite3_bind_int64(s, 5, limit);
-	for (int i = 0; i < JOURNAL_FILTER_LABELS; i++) {
-		bool is = (uint32_t)i < f->label_count;
-		bind_str(s, 6 + 2 * i, is ? f->label_key[i] : STR(""));
-		bind_str(s, 7 + 2 * i, is ? f->label_value[i] : STR(""));
-	}
-	return each(j, s, row_job, &c);
+	return ask(j, QUERY_JOBS, row_job, &(struct call){ .job = fn, .user = user }, "siisissssssss", f->before_id, (int64_t)f->state,
+		   (int64_t)f->kind, f->target, (int64_t)limit, k[0], v[0], k[1], v[1], k[2], v[2], k[3], v[3]);
 }
 
 struct plan_into {
@@ -203,11 +193,8 @@ static enum err row_plan(void *user, sqlite3_stmt *s)
 FALLIBLE enum err journal_read_plan(struct journal *j, struct str id, struct buf *out, bool *found_out)
 {
 	struct plan_into into = { .out = out };
-	sqlite3_stmt *s = NULL;
 
-	TRY(prepare(j, QUERY_PLAN, &s));
-	bind_str(s, 1, id);
-	TRY(each(j, s, row_plan, &into));
+	TRY(ask(j, QUERY_PLAN, row_plan, &into, "s", id));
 	*found_out = into.found;
 	return OK;
 }
@@ -235,13 +222,8 @@ static enum err row_key(void *user, sqlite3_stmt *s)
 FALLIBLE enum err journal_read_key(struct journal *j, struct journal_key *row, bool *found_out)
 {
 	struct key_into into = { .key = row };
-	sqlite3_stmt *s = NULL;
 
-	TRY(prepare(j, QUERY_KEY, &s));
-	bind_str(s, 1, str_of(row->scope));
-	sqlite3_bind_int64(s, 2, row->uid);
-	bind_str(s, 3, row->key);
-	TRY(each(j, s, row_key, &into));
+	TRY(ask(j, QUERY_KEY, row_key, &into, "sis", str_of(row->scope), (int64_t)row->uid, row->key));
 	*found_out = into.found;
 	return OK;
 }
@@ -265,11 +247,7 @@ static enum err row_state_dict(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict_fn fn, void *user)
 {
-	struct call c = { .state_dict = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_STATE_DICTS, &s));
-	return each(j, s, row_state_dict, &c);
+	return ask(j, QUERY_STATE_DICTS, row_state_dict, &(struct call){ .state_dict = fn, .user = user }, "");
 }
 
 static enum err row_slot(void *user, sqlite3_stmt *s)
@@ -289,11 +267,7 @@ static enum err row_slot(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void *user)
 {
-	struct call c = { .slot = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_SLOTS, &s));
-	return each(j, s, row_slot, &c);
+	return ask(j, QUERY_SLOTS, row_slot, &(struct call){ .slot = fn, .user = user }, "");
 }
 
 static enum err row_storage(void *user, sqlite3_stmt *s)
@@ -309,11 +283,7 @@ static enum err row_storage(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user)
 {
-	struct call c = { .storage = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_STORAGES, &s));
-	return each(j, s, row_storage, &c);
+	return ask(j, QUERY_STORAGES, row_storage, &(struct call){ .storage = fn, .user = user }, "");
 }
 
 static enum err row_run(void *user, sqlite3_stmt *s)
@@ -328,12 +298,7 @@ static enum err row_run(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user)
 {
-	struct call c = { .run = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_RUNS, &s));
-	sqlite3_bind_int64(s, 1, limit);
-	return each(j, s, row_run, &c);
+	return ask(j, QUERY_RUNS, row_run, &(struct call){ .run = fn, .user = user }, "i", (int64_t)limit);
 }
 
 static enum err row_worker(void *user, sqlite3_stmt *s)
@@ -345,11 +310,7 @@ static enum err row_worker(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user)
 {
-	struct call c = { .worker = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_WORKERS, &s));
-	return each(j, s, row_worker, &c);
+	return ask(j, QUERY_WORKERS, row_worker, &(struct call){ .worker = fn, .user = user }, "");
 }
 
 static enum err row_verdict(void *user, sqlite3_stmt *s)
@@ -362,11 +323,5 @@ static enum err row_verdict(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_verdict(struct journal *j, struct str storage, struct str name, journal_verdict_fn fn, void *user)
 {
-	struct call c = { .verdict = fn, .user = user };
-	sqlite3_stmt *s = NULL;
-
-	TRY(prepare(j, QUERY_VERDICT, &s));
-	bind_str(s, 1, storage);
-	bind_str(s, 2, name);
-	return each(j, s, row_verdict, &c);
+	return ask(j, QUERY_VERDICT, row_verdict, &(struct call){ .verdict = fn, .user = user }, "ss", storage, name);
 }

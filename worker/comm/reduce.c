@@ -19,8 +19,8 @@ enum { BLOCK = 512 };
 #define INT_MAX_OF(a, b) ((b) > (a) ? (b) : (a))
 
 /* acc[i] = acc[i] op in[i]. Sums and products of integers wrap around, as unsigned ones do. */
-#define FOLD(name, type, wide, min, max)                                                                \
-	static void name(type *restrict acc, const type *restrict in, uint64_t n, enum comm_op op)      \
+#define FOLD(dtype, type, wide, whole, min, max)                                                        \
+	static void fold_##type(type *restrict acc, const type *restrict in, uint64_t n, enum comm_op op) \
 	{                                                                                               \
 		switch (op) {                                                                           \
 		case COMM_MIN:                                                                          \
@@ -41,16 +41,20 @@ enum { BLOCK = 512 };
 		}                                                                                       \
 	}
 
-FOLD(fold_f64, double, double, FLOAT_MIN, FLOAT_MAX)
-FOLD(fold_f32, float, float, FLOAT_MIN, FLOAT_MAX)
-FOLD(fold_i64, int64_t, uint64_t, INT_MIN_OF, INT_MAX_OF)
-FOLD(fold_i32, int32_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
-FOLD(fold_i16, int16_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
-FOLD(fold_i8, int8_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
-FOLD(fold_u64, uint64_t, uint64_t, INT_MIN_OF, INT_MAX_OF)
-FOLD(fold_u32, uint32_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
-FOLD(fold_u16, uint16_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
-FOLD(fold_u8, uint8_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+/* dtype, its type, the type in which it is multiplied and added, the type in which an average is divided, minimum, maximum */
+#define TYPES(X)                                                        \
+	X(FLOAT64, double, double, double, FLOAT_MIN, FLOAT_MAX)        \
+	X(FLOAT32, float, float, float, FLOAT_MIN, FLOAT_MAX)           \
+	X(INT64, int64_t, uint64_t, int64_t, INT_MIN_OF, INT_MAX_OF)    \
+	X(INT32, int32_t, uint32_t, int32_t, INT_MIN_OF, INT_MAX_OF)    \
+	X(INT16, int16_t, uint32_t, int32_t, INT_MIN_OF, INT_MAX_OF)    \
+	X(INT8, int8_t, uint32_t, int32_t, INT_MIN_OF, INT_MAX_OF)      \
+	X(UINT64, uint64_t, uint64_t, uint64_t, INT_MIN_OF, INT_MAX_OF) \
+	X(UINT32, uint32_t, uint32_t, uint32_t, INT_MIN_OF, INT_MAX_OF) \
+	X(UINT16, uint16_t, uint32_t, uint32_t, INT_MIN_OF, INT_MAX_OF) \
+	X(UINT8, uint8_t, uint32_t, uint32_t, INT_MIN_OF, INT_MAX_OF)
+
+TYPES(FOLD)
 
 /* How a dtype is reduced: as which one, with how many of them an element, and what its accumulator is cast to in between. */
 struct way {
@@ -89,74 +93,24 @@ enum err comm_reduce_check(enum dtype d, enum comm_op op)
 static void fold(void *acc, const void *in, uint64_t n, enum dtype as, enum comm_op op)
 {
 	switch (as) {
-	case DT_FLOAT64:
-		fold_f64(acc, in, n, op);
-		break;
-	case DT_FLOAT32:
-		fold_f32(acc, in, n, op);
-		break;
-	case DT_INT64:
-		fold_i64(acc, in, n, op);
-		break;
-	case DT_INT32:
-		fold_i32(acc, in, n, op);
-		break;
-	case DT_INT16:
-		fold_i16(acc, in, n, op);
-		break;
-	case DT_INT8:
-		fold_i8(acc, in, n, op);
-		break;
-	case DT_UINT64:
-		fold_u64(acc, in, n, op);
-		break;
-	case DT_UINT32:
-		fold_u32(acc, in, n, op);
-		break;
-	case DT_UINT16:
-		fold_u16(acc, in, n, op);
-		break;
-	default:
-		fold_u8(acc, in, n, op);
+#define X(dtype, type, ...) case DT_##dtype: fold_##type(acc, in, n, op); return;
+	TYPES(X)
+#undef X
+	default: must(!"a dtype without a fold");
 	}
 }
-
-#define DIVIDE(type, by)                                         \
-	for (uint64_t i = 0; i < n; i++)                         \
-		((type *)acc)[i] = (type)(((type *)acc)[i] / (by))
 
 static void divide(void *acc, uint64_t n, enum dtype as, uint32_t by)
 {
 	switch (as) {
-	case DT_FLOAT64:
-		DIVIDE(double, (double)by);
-		break;
-	case DT_FLOAT32:
-		DIVIDE(float, (float)by);
-		break;
-	case DT_INT64:
-		DIVIDE(int64_t, (int64_t)by);
-		break;
-	case DT_INT32:
-		DIVIDE(int32_t, (int32_t)by);
-		break;
-	case DT_INT16:
-		DIVIDE(int16_t, (int32_t)by);
-		break;
-	case DT_INT8:
-		DIVIDE(int8_t, (int32_t)by);
-		break;
-	case DT_UINT64:
-		DIVIDE(uint64_t, (uint64_t)by);
-		break;
-	case DT_UINT32:
-		DIVIDE(uint32_t, by);
-		break;
-	case DT_UINT16:
-		DIVIDE(uint16_t, by);
-		break;
-	default:
-		DIVIDE(uint8_t, by);
+#define X(dtype, type, wide, whole, ...)                                          \
+	case DT_##dtype:                                                          \
+		for (uint64_t i = 0; i < n; i++)                                  \
+			((type *)acc)[i] = (type)(((type *)acc)[i] / (whole)by);  \
+		return;
+	TYPES(X)
+#undef X
+	default: must(!"a dtype without a fold");
 	}
 }
 
