@@ -17,12 +17,10 @@ struct heads {
 	unsigned host, length, encoding, type, auth;
 };
 
-static enum MHD_Result count_head(void *user, enum MHD_ValueKind kind, const char *key, const char *value)
+static enum MHD_Result count_head(void *user, enum MHD_ValueKind, const char *key, const char *)
 {
 	struct heads *n = user;
 
-	(void)kind;
-	(void)value;
 	switch (key[0] | 0x20) {
 	case 'h':
 		n->host += strcasecmp(key, "Host") == 0;

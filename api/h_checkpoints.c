@@ -139,13 +139,12 @@ static FALLIBLE enum err put_problem(struct listing *l, enum err of)
 	return is_kept ? OK : ERR(NO_MEMORY, "cannot list");
 }
 
-static void on_listed(void *user, enum err e, const json_t *ok, int *fd)
+static void on_listed(void *user, enum err e, const json_t *ok, int *)
 {
 	struct listing *l = user;
 	json_t *items = json_object_get(ok, "checkpoints"), *next = json_object_get(ok, "next"), *item;
 	size_t i;
 
-	(void)fd;
 	if (e && !l->one) {
 		e = put_problem(l, e);
 		if (e)
@@ -209,8 +208,7 @@ FALLIBLE enum err h_checkpoints_list(struct req *r)
 	if (r->part_count == 3)
 		TRY(storage_find(r->core->storages, r->parts[2], &st));
 	l = mem_zalloc(1, sizeof *l);
-	if (!l)
-		return ERR(NO_MEMORY, "cannot list");
+	NEED(l, "cannot list");
 	*l = (struct listing){ .req = r, .out = BUF_INIT(64 << 20), .one = r->part_count == 3, .left = page.size,
 			       .end_ms = clock_mono_ms() + LIST_MS, .prefix = json_stringn(prefix.p, prefix.n),
 			       .after = json_string(""), .problems = json_array() };

@@ -70,9 +70,8 @@ FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind)
 	return OK;
 }
 
-void h_pass_on(void *user, enum err e, const json_t *ok, int *fd)
+void h_pass_on(void *user, enum err e, const json_t *ok, int *)
 {
-	(void)fd;
 	req_done(user, e ? e : req_json_doc(user, 200, ok));
 }
 

@@ -79,12 +79,10 @@ static void on_readable(void *user)
 	run_daemon(l->http, l);
 }
 
-static void on_soon(evutil_socket_t fd, short what, void *user)
+static void on_soon(evutil_socket_t, short, void *user)
 {
 	struct http *h = user;
 
-	(void)fd;
-	(void)what;
 	for (uint32_t i = 0; i < h->listener_count; i++)
 		run_daemon(h, &h->listeners[i]);
 }
@@ -159,13 +157,11 @@ static void uncount_body(struct req *r)
 	r->body_counted = 0;
 }
 
-static void on_completed(void *user, struct MHD_Connection *mhd, void **context, enum MHD_RequestTerminationCode code)
+static void on_completed(void *, struct MHD_Connection *mhd, void **context, enum MHD_RequestTerminationCode)
 {
 	struct req *r = *context;
 	struct conn *c = conn_of(mhd);
 
-	(void)user;
-	(void)code;
 	if (c)
 		c->deadline_ms = clock_mono_ms() + IDLE_S * 1000 + HEAD_MS;
 	if (!r)
@@ -361,27 +357,23 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const 
 }
 
 /* Escapes are undone by us, part by part, so that %2F and %00 are seen for what they are. */
-static size_t keep_escapes(void *user, struct MHD_Connection *mhd, char *text)
+static size_t keep_escapes(void *, struct MHD_Connection *, char *text)
 {
-	(void)user;
-	(void)mhd;
 	return strlen(text);
 }
 
-static void on_log(void *user, const char *fmt, va_list args)
+static void on_log(void *, const char *fmt, va_list args)
 {
 	char text[512];
 
-	(void)user;
 	vsnprintf(text, sizeof text, fmt, args);
 	log_debug("http", "text", text, NULL);
 }
 
-static void on_panic(void *user, const char *file, unsigned line, const char *why)
+static void on_panic(void *, const char *file, unsigned line, const char *why)
 {
 	char place[256];
 
-	(void)user;
 	snprintf(place, sizeof place, "%s:%u", file, line);
 	must_failed(why ? why : "libmicrohttpd", place);
 }

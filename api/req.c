@@ -310,12 +310,10 @@ struct only {
 	char bad[64];
 };
 
-static enum MHD_Result check_key(void *user, enum MHD_ValueKind kind, const char *key, const char *value)
+static enum MHD_Result check_key(void *user, enum MHD_ValueKind, const char *key, const char *)
 {
 	struct only *o = user;
 
-	(void)kind;
-	(void)value;
 	for (size_t i = 0; o->keys[i]; i++)
 		if (strcmp(o->keys[i], key) == 0)
 			return MHD_YES;

@@ -55,12 +55,10 @@ static void on_events(void *user)
 		wake(s);
 }
 
-static void on_beat(evutil_socket_t fd, short what, void *user)
+static void on_beat(evutil_socket_t, short, void *user)
 {
 	struct streams *all = user;
 
-	(void)fd;
-	(void)what;
 	for (struct stream *s = all->first; s; s = s->next) {
 		s->beat = s->asleep;
 		wake(s);
@@ -154,12 +152,11 @@ static bool refill(struct stream *s)
 	return s->text.len > 0;
 }
 
-static ssize_t read_stream(void *user, uint64_t pos, char *to, size_t max)
+static ssize_t read_stream(void *user, uint64_t, char *to, size_t max)
 {
 	struct stream *s = user;
 	size_t n;
 
-	(void)pos;
 	if (s->sent == s->text.len && !s->all->draining && !refill(s) && !s->ending) {
 		s->asleep = true;
 		MHD_suspend_connection(s->req->conn);

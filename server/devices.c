@@ -49,17 +49,15 @@ static void on_ready(struct worker *w, enum err e, const json_t *hello)
 	worker_disown(w); /* it has said all there is */
 }
 
-static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
+static void on_frame(struct worker *w, const struct frame *f, const json_t *)
 {
-	(void)body;
 	worker_kill(w, ERR(PROTOCOL, "a probe sent a message of type %u", f->type));
 }
 
-static void on_ended(struct worker *w, enum err e)
+static void on_ended(struct worker *w, enum err)
 {
 	struct devices *d = w->owner;
 
-	(void)e;
 	set_reason(d, "the probe failed: ", err_last()->text);
 	d->worker = NULL;
 }

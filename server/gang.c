@@ -263,11 +263,10 @@ static void begin_run(struct gang *g)
 		worker_send(g->members[0].worker, FRAME_SEALED, g->generation, NULL, NULL, 0);
 }
 
-static void on_ready(struct worker *w, enum err e, const json_t *hello)
+static void on_ready(struct worker *w, enum err e, const json_t *)
 {
 	struct gang *g = w->owner;
 
-	(void)hello;
 	gang_note_worker(g->server->gangs, w);
 	if (e) {
 		set_failed(g, e);

@@ -104,8 +104,7 @@ FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *
 {
 	struct job *j = mem_zalloc(1, sizeof *j);
 
-	if (!j)
-		return ERR(NO_MEMORY, "cannot keep a job");
+	NEED(j, "cannot keep a job");
 	j->server = s;
 	j->kind = kind;
 	j->uid = uid;

@@ -29,11 +29,10 @@ static enum err take_row(void *user, const struct journal_job *row)
 }
 
 /* A record that the journal no longer has must not be served from memory either. */
-static void on_pruned(void *user, enum err e)
+static void on_pruned(void *user, enum err)
 {
 	struct jobs *all = user;
 
-	(void)e;
 	while (all->cache_last) {
 		struct job *old = all->cache_last;
 		job_cache_remove(old);

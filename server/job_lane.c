@@ -26,8 +26,7 @@ FALLIBLE enum err job_lane_of(struct job *j, struct lane **out)
 			return OK;
 		}
 	struct lane *l = mem_zalloc(1, sizeof *l);
-	if (!l)
-		return ERR(NO_MEMORY, "cannot make a lane");
+	NEED(l, "cannot make a lane");
 	memcpy(l->key, key, sizeof key);
 	l->server = j->server;
 	l->last = &l->first;

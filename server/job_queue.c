@@ -50,9 +50,8 @@ void job_lane_leave(struct job *j)
 	start_next(l);
 }
 
-static void start_later(void *user, enum err e)
+static void start_later(void *user, enum err)
 {
-	(void)e;
 	start_next(user);
 }
 

@@ -405,12 +405,11 @@ static void settle(struct job *j, struct recovery *r, bool committed, const json
 	}
 }
 
-static void on_recovered(void *user, enum err e, const json_t *ok, int *fd)
+static void on_recovered(void *user, enum err e, const json_t *ok, int *)
 {
 	struct recovery *r = user;
 	struct job *j = map_object(&r->ticket->server->jobs->table, str_of(r->ticket->id));
 
-	(void)fd;
 	must(j && j->step == STEP_RECOVERING);
 	if (e && err_retryable(e) && clock_mono_ms() - r->began_ms < RECOVER_FOR_MS && !j->server->draining) {
 		loop_timer_start(j->server->loop, RECOVER_AGAIN_MS, again_later, r, &j->timer);

@@ -34,8 +34,7 @@ static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
 	if (parts->n == 0)
 		return OK;
 	j->part_uses = mem_zalloc(parts->n, sizeof *j->part_uses);
-	if (!j->part_uses)
-		return ERR(NO_MEMORY, "cannot use %zu state dicts", parts->n);
+	NEED(j->part_uses, "cannot use %zu state dicts", parts->n);
 	for (size_t i = 0; i < parts->n; i++) {
 		for (size_t k = 0; k < i; k++)
 			if (str_eq(parts->v[k].name, parts->v[i].name))

@@ -601,8 +601,7 @@ FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journ
 {
 	struct journal *j = mem_zalloc(1, sizeof *j);
 
-	if (!j)
-		return ERR(NO_MEMORY, "cannot open the journal");
+	NEED(j, "cannot open the journal");
 	pthread_mutex_init(&j->lock, NULL);
 	pthread_cond_init(&j->more, NULL);
 	pthread_cond_init(&j->idle, NULL);

@@ -306,13 +306,12 @@ static void rest(struct lookup_worker *lw)
 	loop_timer_start(lw->pool->all->parts.loop, lw->pool->all->parts.config->lookup_idle_ms, on_idle, lw, &lw->idle);
 }
 
-static void on_ready(struct worker *w, enum err e, const json_t *hello)
+static void on_ready(struct worker *w, enum err e, const json_t *)
 {
 	struct lookup_worker *lw = w->owner;
 	struct pool *p = lw->pool;
 	struct storage *st = storage_of(p);
 
-	(void)hello;
 	gang_note_worker(p->all->parts.gangs, w);
 	if (e) {
 		struct err_info info = *err_last();
@@ -595,11 +594,10 @@ static void fail_later(void *user, enum err e)
 	answer(user, e, NULL, NULL);
 }
 
-static void pump_later(void *user, enum err e)
+static void pump_later(void *user, enum err)
 {
 	struct lookups *all = user;
 
-	(void)e;
 	for (struct pool *p = all->pools; p; p = p->next)
 		pump(p);
 }

@@ -164,14 +164,12 @@ void loop_run_posted(struct loop *l)
 		}
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *user)
+static void on_timer(evutil_socket_t, short, void *user)
 {
 	struct loop_timer *t = user;
 	loop_fn fn = t->fn;
 	void *of = t->user;
 
-	(void)fd;
-	(void)what;
 	if (t->once)
 		mem_free(t); /* libevent has taken the event out of the loop before it calls */
 	fn(of);

@@ -51,12 +51,10 @@ static void look_drained(void *user)
 	loop_timer_start(d->server->loop, DRAIN_LOOK_MS, look_drained, d, &d->look);
 }
 
-static void on_stop(evutil_socket_t signo, short what, void *user)
+static void on_stop(evutil_socket_t, short, void *user)
 {
 	struct daemon *d = user;
 
-	(void)signo;
-	(void)what;
 	if (d->server->draining) {
 		event_base_loopbreak(d->base);
 		return;
@@ -80,11 +78,10 @@ static FALLIBLE enum err reload(struct daemon *d)
 	return e;
 }
 
-static void on_reload(evutil_socket_t signo, short what, void *user)
+static void on_reload(evutil_socket_t, short what, void *user)
 {
 	struct daemon *d = user;
 
-	(void)signo;
 	(void)what;
 	(void)sd_notify(0, "RELOADING=1");
 	if (reload(d) != OK)

@@ -63,14 +63,13 @@ static void mark(struct look *l, const json_t *bad)
 	state_dict_emit(l->sd, "bad_image", sl->generation);
 }
 
-static void on_looked(void *user, enum err e, const json_t *ok, int *fd)
+static void on_looked(void *user, enum err e, const json_t *ok, int *)
 {
 	struct look *l = user;
 	struct state_dict *sd = l->sd;
 	const json_t *bad;
 	size_t i;
 
-	(void)fd;
 	json_array_foreach(json_object_get(ok, "bad"), i, bad)
 		if (!sd->dead)
 			mark(l, bad);

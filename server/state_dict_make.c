@@ -209,11 +209,10 @@ static bool superseded(const struct slot *sl, const struct state_dict_use *u)
 	return sl->state == SLOT_SEALED && sl->made && sl->generation < u->generation;
 }
 
-FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *u, struct journal_txn *txn)
+FALLIBLE enum err state_dict_keep(struct server *, struct state_dict_use *u, struct journal_txn *txn)
 {
 	struct state_dict *sd = u->owner;
 
-	(void)s;
 	if (!u->makes)
 		return OK;
 	if (!u->numbered) {
@@ -233,12 +232,11 @@ FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *u, st
 	return OK;
 }
 
-void state_dict_announce(struct server *s, struct state_dict_use *u)
+void state_dict_announce(struct server *, struct state_dict_use *u)
 {
 	struct state_dict *sd = u->owner;
 	bool fresh = sd->hidden;
 
-	(void)s;
 	if (!u->makes || !u->numbered)
 		return;
 	for (uint32_t i = 0; i < state_dict_slots(sd); i++)

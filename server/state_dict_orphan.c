@@ -73,11 +73,10 @@ static json_t *make_spec(const struct state_dict *sd, int64_t generation)
 	return spec;
 }
 
-static void on_save_asked(void *user, enum err e, const char *id, bool existing)
+static void on_save_asked(void *user, enum err e, const char *id, bool)
 {
 	struct state_dict *sd = user;
 
-	(void)existing;
 	sd->orphan_asking = false;
 	if (!e)
 		snprintf(sd->orphan_job, sizeof sd->orphan_job, "%s", id);

@@ -143,11 +143,10 @@ static void free_use(struct state_dict_use *u)
 	mem_free(u);
 }
 
-void state_dict_unuse(struct server *s, struct state_dict_use **use)
+void state_dict_unuse(struct server *, struct state_dict_use **use)
 {
 	struct state_dict_use *u = *use;
 
-	(void)s;
 	*use = NULL;
 	if (!u)
 		return;

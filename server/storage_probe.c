@@ -12,13 +12,12 @@ struct probe {
 	void *user;
 };
 
-static void on_probe(void *user, enum err e, const json_t *ok, int *fd)
+static void on_probe(void *user, enum err e, const json_t *ok, int *)
 {
 	struct probe *p = user;
 	struct err_info info = *err_last();
 	struct storage *st;
 
-	(void)fd;
 	if (storage_find(p->server->storages, str_of(p->name), &st) == OK) {
 		st->probing = false;
 		st->probed_ms = clock_wall_ms();

@@ -57,13 +57,12 @@ bool sweep_is_due(const struct storage *st)
 	return st->others && clock_service_ms() - st->others_ms >= OTHERS_MS;
 }
 
-static void on_swept(void *user, enum err e, const json_t *ok, int *fd)
+static void on_swept(void *user, enum err e, const json_t *ok, int *)
 {
 	struct sweep *sw = user;
 	const json_t *others = json_object_get(ok, "others");
 	struct storage *st;
 
-	(void)fd;
 	if (storage_find(sw->server->storages, str_of(sw->storage), &st) == OK) {
 		st->sweep_due |= e && err_retryable(e);
 		if (!st->others && json_object_size(others)) {
@@ -131,12 +130,11 @@ struct asked {
 	char job[JOB_ID_LEN + 1];
 };
 
-static void on_job_swept(void *user, enum err e, const json_t *ok, int *fd)
+static void on_job_swept(void *user, enum err e, const json_t *ok, int *)
 {
 	struct asked a = *(struct asked *)user;
 	struct pending *p = find(a.all, a.job);
 
-	(void)fd;
 	mem_free(user);
 	if (!p)
 		return;

@@ -534,9 +534,8 @@ static enum err note_pid(void *user, pid_t pid, uint64_t ticks)
 	return OK;
 }
 
-static enum err forget_pid(void *user, pid_t pid, uint64_t ticks)
+static enum err forget_pid(void *user, pid_t pid, uint64_t)
 {
-	(void)ticks;
 	journal_delete_worker(user, pid);
 	return OK;
 }

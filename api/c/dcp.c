@@ -135,8 +135,7 @@ static FALLIBLE enum err reader_new(int root_fd, struct reader **out)
 {
 	struct reader *r = mem_zalloc(1, sizeof *r);
 
-	if (!r)
-		return ERR(NO_MEMORY, "no memory for a reader");
+	NEED(r, "no memory for a reader");
 	struct worker *w = &r->worker;
 	set_store(&w->stores, root_fd);
 	w->count = 1;

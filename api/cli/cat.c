@@ -138,7 +138,7 @@ static void print_tensor(const struct answer *a)
 	json_decref(shape);
 }
 
-int cat_tensor(const struct command *self, struct client *c, const struct args *a)
+int cat_tensor(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	const char *colon = strchr(a->words[0], ':'), *format = args_value(a, "format"), *slice = args_value(a, "slice");
@@ -146,7 +146,6 @@ int cat_tensor(const struct command *self, struct client *c, const struct args *
 	char storage[64];
 	enum err e = OK;
 
-	(void)self;
 	if (!colon || args_is_shm(a->words[0]) || colon - a->words[0] >= (int)sizeof storage)
 		return follow_failed(c, ERR(INVALID_REQUEST, "cat reads a checkpoint: STORAGE:NAME"));
 	snprintf(storage, sizeof storage, "%.*s", (int)(colon - a->words[0]), a->words[0]);

@@ -13,9 +13,8 @@
 
 enum { BAR_MS = 200, LINES_MS = 1000, LINE_EVERY_MS = 5000, PATIENCE_MS = 30000, BAR_WIDTH = 24 };
 
-static void on_interrupt(int sig)
+static void on_interrupt(int)
 {
-	(void)sig;
 	client_stop = 1;
 }
 

@@ -112,7 +112,7 @@ int jobs_check(const struct command *self, struct client *c, const struct args *
 	return loads ? EXIT_DONE : EXIT_DIFFERS;
 }
 
-int jobs_list(const struct command *self, struct client *c, const struct args *a)
+int jobs_list(const struct command *, struct client *c, const struct args *a)
 {
 	static const char *const columns[] = { "ID=id", "KIND=kind", "STATE=state", "STAGE=stage", "SOURCE=source|a:ref",
 					       "TARGET=target|b:ref", "DONE=progress.bytes_done:bytes",
@@ -122,7 +122,6 @@ int jobs_list(const struct command *self, struct client *c, const struct args *a
 	struct answer got = { 0 };
 	enum err e;
 
-	(void)self;
 	buf_puts(&path, "/v1/jobs?page_size=");
 	client_put_part(&path, count ? count : "50");
 	if (filter) {
@@ -168,13 +167,12 @@ static void print_job(const json_t *job)
 		show_problem(json_object_get(job, "error"));
 }
 
-int jobs_one(const struct command *self, struct client *c, const struct args *a)
+int jobs_one(const struct command *, struct client *c, const struct args *a)
 {
 	struct follow f = { 0 };
 	struct answer got = { 0 };
 	enum err e = read_timeout(a, &f);
 
-	(void)self;
 	if (e)
 		return follow_failed(c, e);
 	if (args_flag(a, "follow")) {
@@ -233,13 +231,12 @@ static bool print_event(void *user, const char *line)
 	return fflush(stdout) == 0;
 }
 
-int jobs_events(const struct command *self, struct client *c, const struct args *a)
+int jobs_events(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 	bool json = args_flag(a, "json");
 	enum err e;
 
-	(void)self;
 	buf_puts(&path, "/v1/");
 	if (a->word_count > 0) {
 		buf_puts(&path, "jobs/");

@@ -140,7 +140,7 @@ static void print_warnings(const json_t *ready)
 		printf("WARNING: %s\n", json_string_value(warning));
 }
 
-int look_status(const struct command *self, struct client *c, const struct args *a)
+int look_status(const struct command *, struct client *c, const struct args *a)
 {
 	static const char *const storages[] = { "STORAGE=name", "STATE=state", "FREE=free_bytes:bytes", "TOTAL=total_bytes:bytes",
 						"PATH=path", NULL };
@@ -149,7 +149,6 @@ int look_status(const struct command *self, struct client *c, const struct args 
 	enum err e = client_get(c, "/v1/capabilities", &caps);
 	char x[32], y[32];
 
-	(void)self;
 	if (e)
 		return follow_failed(c, e);
 	if (args_flag(a, "json")) {
@@ -176,7 +175,7 @@ int look_status(const struct command *self, struct client *c, const struct args 
 	return e ? follow_failed(c, e) : EXIT_DONE;
 }
 
-int look_ls(const struct command *self, struct client *c, const struct args *a)
+int look_ls(const struct command *, struct client *c, const struct args *a)
 {
 	static const char *const checkpoints[] = { "STORAGE=storage", "NAME=name", "FORMAT=format", "WORLD=world_size",
 						   "SIZE=bytes:bytes", "MODIFIED=modified_at", "VERIFIED=verified:verdict", NULL };
@@ -186,7 +185,6 @@ int look_ls(const struct command *self, struct client *c, const struct args *a)
 	const char *what = a->word_count ? a->words[0] : "", *colon = strchr(what, ':');
 	enum err e;
 
-	(void)self;
 	if (strcmp(what, "shm:") == 0 || strcmp(what, "shm") == 0) {
 		e = show_list(c, "/v1/state-dicts", "state_dicts", dicts, args_flag(a, "json"));
 		return e ? follow_failed(c, e) : EXIT_DONE;
@@ -308,14 +306,13 @@ static void print_slots(const json_t *doc)
 	json_decref(rows);
 }
 
-int look_show(const struct command *self, struct client *c, const struct args *a)
+int look_show(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	const char *glob = args_value(a, "tensors");
 	struct answer got = { 0 };
 	enum err e;
 
-	(void)self;
 	if (glob) {
 		e = show_tensors(c, a->words[0], glob, args_flag(a, "json"));
 		return e ? follow_failed(c, e) : EXIT_DONE;
@@ -357,7 +354,7 @@ static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *p
 	return OK;
 }
 
-int look_rm(const struct command *self, struct client *c, const struct args *a)
+int look_rm(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	struct follow f = { .json = args_flag(a, "json") };
@@ -366,7 +363,6 @@ int look_rm(const struct command *self, struct client *c, const struct args *a)
 	char id[64];
 	enum err e = put_path(&path, a->words[0], "");
 
-	(void)self;
 	if (e == OK && args_value(a, "timeout"))
 		e = args_duration(args_value(a, "timeout"), &f.timeout_ms);
 	if (e == OK && !args_flag(a, "yes"))
@@ -395,13 +391,12 @@ int look_rm(const struct command *self, struct client *c, const struct args *a)
 	return follow_job(c, id, &f);
 }
 
-int look_transforms(const struct command *self, struct client *c, const struct args *a)
+int look_transforms(const struct command *, struct client *c, const struct args *a)
 {
 	static const char *const columns[] = { "NAME=name", "DESCRIPTION=description", NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
 	struct answer got = { 0 };
 
-	(void)self;
 	buf_puts(&path, "/v1/transforms");
 	if (a->word_count) {
 		buf_putc(&path, '/');

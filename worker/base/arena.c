@@ -73,8 +73,7 @@ static FALLIBLE enum err add_block(struct arena *a, uint64_t need, struct block 
 	if (total > a->cap)
 		return ERR(LIMIT_EXCEEDED, "more than %ju bytes of metadata", (uintmax_t)a->cap);
 	struct block *b = mem_alloc(sizeof *b + size);
-	if (!b)
-		return ERR(NO_MEMORY, "no memory for %ju bytes of metadata", (uintmax_t)size);
+	NEED(b, "no memory for %ju bytes of metadata", (uintmax_t)size);
 	b->used = 0;
 	b->size = size;
 	a->taken = total;

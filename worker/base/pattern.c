@@ -24,8 +24,7 @@ enum err patterns_open(struct patterns **out)
 		p->match = pcre2_match_data_create(1, NULL);
 	}
 	*out = p;
-	if (!p || !p->limits || !p->match)
-		return ERR(NO_MEMORY, "no memory to match names");
+	NEED(p && p->limits && p->match, "no memory to match names");
 	pcre2_set_match_limit(p->limits, MATCH_LIMIT);
 	pcre2_set_depth_limit(p->limits, DEPTH_LIMIT);
 	pcre2_set_heap_limit(p->limits, HEAP_LIMIT_KIB);

@@ -32,10 +32,8 @@ static uint32_t peer_of(const struct comm *c, uint32_t member)
 
 /* ---- open, split, close ---- */
 
-static void on_beat(evutil_socket_t fd, short what, void *user)
+static void on_beat(evutil_socket_t, short, void *user)
 {
-	(void)fd;
-	(void)what;
 	((struct tcp_mesh *)user)->beaten = true;
 }
 

@@ -9,51 +9,41 @@ static void cpu_close(struct device *d)
 	mem_free(d);
 }
 
-static enum err cpu_alloc(struct device *d, uint64_t bytes, void **out)
+static enum err cpu_alloc(struct device *, uint64_t bytes, void **out)
 {
-	(void)d;
 	*out = mem_alloc(bytes);
 	return *out ? OK : ERR(NO_MEMORY, "no memory for %ju bytes", (uintmax_t)bytes);
 }
 
-static void cpu_free(struct device *d, void *p)
+static void cpu_free(struct device *, void *p)
 {
-	(void)d;
 	mem_free(p);
 }
 
-static enum err cpu_copy(struct device *d, void *to, const void *from, uint64_t bytes, enum device_way way)
+static enum err cpu_copy(struct device *, void *to, const void *from, uint64_t bytes, enum device_way)
 {
-	(void)d;
-	(void)way;
 	memmove(to, from, bytes);
 	return OK;
 }
 
-static enum err cpu_done(struct device *d, bool *done_out)
+static enum err cpu_done(struct device *, bool *done_out)
 {
-	(void)d;
 	*done_out = true;
 	return OK;
 }
 
-static enum err cpu_mark(struct device *d, uint32_t mark)
+static enum err cpu_mark(struct device *, uint32_t)
 {
-	(void)d;
-	(void)mark;
 	return OK;
 }
 
-static enum err cpu_mark_done(struct device *d, uint32_t mark, bool *done_out)
+static enum err cpu_mark_done(struct device *d, uint32_t, bool *done_out)
 {
-	(void)mark;
 	return cpu_done(d, done_out);
 }
 
-static enum err cpu_pin(struct device *d, void *p, uint64_t bytes)
+static enum err cpu_pin(struct device *, void *, uint64_t bytes)
 {
-	(void)d;
-	(void)p;
 	return ERR(BACKEND_UNAVAILABLE, "%ju bytes cannot be pinned: that needs a GPU", (uintmax_t)bytes);
 }
 
@@ -62,9 +52,8 @@ static enum err cpu_unpin(struct device *d, void *p)
 	return cpu_pin(d, p, 0);
 }
 
-static enum err cpu_enter(struct device *d)
+static enum err cpu_enter(struct device *)
 {
-	(void)d;
 	return OK;
 }
 

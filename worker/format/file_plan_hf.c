@@ -160,12 +160,11 @@ enum err file_plan_hf(const struct file_plan_target *t, struct file_plan *out)
 }
 
 /* {"metadata":{"total_size":N},"weight_map":{fqn:file}} */
-enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user)
+enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *, dcp_meta_sink sink, void *user)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1u << 30);
 	uint64_t total = 0;
 
-	(void)opts;
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
 		total += sd->chunks[i].loc.length;
 	buf_printf(&b, "{\n  \"metadata\": {\n    \"total_size\": %ju\n  },\n  \"weight_map\": {", (uintmax_t)total);

@@ -267,12 +267,11 @@ uint32_t jscan_escape(struct str raw, size_t *i)
 	return (uint32_t)high;
 }
 
-enum err jscan_str(const struct jscan *js, const struct jscan_token *t, struct arena *a, struct str *out)
+enum err jscan_str(const struct jscan *, const struct jscan_token *t, struct arena *a, struct str *out)
 {
 	char *p;
 	size_t n = 0;
 
-	(void)js;
 	must(t->kind == JSCAN_STRING || t->kind == JSCAN_KEY);
 	if (!t->escaped) {
 		*out = t->raw;

@@ -205,9 +205,8 @@ static double cell_double(const struct pickle *pk, uint32_t at)
 	return v;
 }
 
-bool pickle_is_true(const struct pickle *pk, pnode n)
+bool pickle_is_true(const struct pickle *, pnode n)
 {
-	(void)pk;
 	return n == N_TRUE;
 }
 

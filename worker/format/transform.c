@@ -24,15 +24,13 @@ struct transform {
 	uint32_t count;
 };
 
-static void *zlib_alloc(void *user, uInt count, uInt bytes)
+static void *zlib_alloc(void *, uInt count, uInt bytes)
 {
-	(void)user;
 	return mem_zalloc(count, bytes);
 }
 
-static void zlib_free(void *user, void *p)
+static void zlib_free(void *, void *p)
 {
-	(void)user;
 	mem_free(p);
 }
 

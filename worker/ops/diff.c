@@ -244,8 +244,7 @@ static FALLIBLE enum err diff(struct diff *d)
 	d->job->result = json_object();
 	d->list = json_array();
 	d->arena = arena_new(UINT64_MAX);
-	if (!d->job->result || !d->list || !d->arena)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(d->job->result && d->list && d->arena, "no memory for a plan");
 	json_object_set(d->job->result, "differences", d->list);
 	TRY(job_state(d->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(d->job, &d->job->spec.a, &d->a));

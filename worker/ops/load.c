@@ -92,8 +92,7 @@ static FALLIBLE enum err add_segments(struct load *l)
 	const json_t *ranks = json_object_get(l->existing ? l->existing : l->job->segments, "ranks");
 
 	l->segment_files = mem_zalloc(l->world_size, sizeof *l->segment_files);
-	if (!l->segment_files)
-		return ERR(NO_MEMORY, "no memory for %u segments", l->world_size);
+	NEED(l->segment_files, "no memory for %u segments", l->world_size);
 	for (uint32_t i = 0; i < l->world_size; i++) {
 		const json_t *r = json_array_get(ranks, i);
 		json_int_t fd = json_integer_value(json_object_get(r, "fd"));
@@ -174,8 +173,7 @@ static FALLIBLE enum err load(struct load *l)
 {
 	l->job->result = json_object();
 	l->arena = arena_new(UINT64_MAX);
-	if (!l->job->result || !l->arena)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(l->job->result && l->arena, "no memory for a plan");
 	l->problems.arena = l->arena;
 	l->optimizer = l->job->spec.optimizer_key.n > 0;
 	l->existing = job_state_dict(l->job, &l->job->spec.target);

@@ -64,8 +64,7 @@ enum err optim_load_plan(struct job *j, const struct spec_view *view, struct opt
 	if (!entry || out->world_size == 0)
 		return ERR(NOT_FOUND, "there is no state dict '%s'", j->spec.optimizer_model.name.p);
 	out->images = mem_zalloc(out->world_size, sizeof *out->images);
-	if (!out->images || !out->arena)
-		return ERR(NO_MEMORY, "no memory for a model of %u ranks", out->world_size);
+	NEED(out->images && out->arena, "no memory for a model of %u ranks", out->world_size);
 	TRY(optim_model_new(out->world_size, &out->model));
 	for (uint32_t r = 0; !e && r < out->world_size; r++)
 		e = err_at_rank(add_rank(j, out, json_array_get(ranks, r), r, &rules), r);

@@ -61,8 +61,7 @@ static FALLIBLE enum err read_bytes(struct planned_save *l, const char *fqn, voi
 	if (t->dtype != DT_UINT8 || t->chunk_count != 1 || loc->length > LISTED_BYTES_MAX)
 		return ERR(VALIDATION_FAILED, "'%s' of the list must be at most %d bytes of dtype uint8", fqn, LISTED_BYTES_MAX);
 	CLEANUP(mem_free_ptr) void *bytes = mem_alloc(loc->length + 1);
-	if (!bytes)
-		return ERR(NO_MEMORY, "no memory for %ju bytes of '%s'", (uintmax_t)loc->length, fqn);
+	NEED(bytes, "no memory for %ju bytes of '%s'", (uintmax_t)loc->length, fqn);
 	TRY(input_segment_error(fs_pread(l->job->fds[json_integer_value(json_object_get(rank, "fd"))], bytes, loc->length, loc->offset,
 					 "segment")));
 	*n_out = loc->length;
@@ -100,8 +99,7 @@ static FALLIBLE enum err read_locals(struct planned_save *l)
 	if (!elsewhere)
 		return OK;
 	l->local = mem_alloc(l->world_size * sizeof *l->local);
-	if (!l->local)
-		return ERR(NO_MEMORY, "no memory for %u ranks", l->world_size);
+	NEED(l->local, "no memory for %u ranks", l->world_size);
 	memset(l->local, 1, l->world_size * sizeof *l->local);
 	for (uint32_t i = 0; i < l->build.file_count; i++)
 		if (l->places[i])
@@ -121,8 +119,7 @@ static FALLIBLE enum err read_files(struct planned_save *l)
 	l->ranks = mem_zalloc(n, sizeof *l->ranks);
 	l->exact = mem_zalloc(n, sizeof *l->exact);
 	l->places = mem_zalloc(n, sizeof *l->places);
-	if (!l->names || !l->ranks || !l->exact || !l->places)
-		return ERR(NO_MEMORY, "no memory for %zu files", n);
+	NEED(l->names && l->ranks && l->exact && l->places, "no memory for %zu files", n);
 	if (n > LISTED_FILES_MAX)
 		return ERR(LIMIT_EXCEEDED, "a save of more than %d files", LISTED_FILES_MAX);
 	json_array_foreach(files, i, one) {
@@ -185,8 +182,7 @@ static FALLIBLE enum err add_parts(struct planned_save *l)
 {
 	l->part_count = (uint32_t)l->job->spec.parts.n;
 	l->part_file = mem_zalloc((uint64_t)l->part_count + 1, sizeof *l->part_file);
-	if (!l->part_file)
-		return ERR(NO_MEMORY, "no memory for %u segments", l->part_count);
+	NEED(l->part_file, "no memory for %u segments", l->part_count);
 	for (uint32_t i = 0; i < l->part_count; i++) {
 		const json_t *rank = part_rank(l, i);
 		const char *segment = json_string_value(json_object_get(rank, "segment"));
@@ -240,9 +236,7 @@ static FALLIBLE enum err read_shape(const json_t *one, size_t index, struct plan
 		it->dims[1] = (int64_t)it->bytes;
 		return OK;
 	}
-	enum err e = dtype_parse(str_of(dtype), &it->dtype);
-	if (e)
-		return err_at_fqn(e, it->fqn.p, it->fqn.n);
+	TRY(err_at_fqn(dtype_parse(str_of(dtype), &it->dtype), it->fqn.p, it->fqn.n));
 	json_array_foreach(sizes, d, size) {
 		if (!json_is_integer(size) || json_integer_value(size) < 0)
 			return wrong("item", index);
@@ -303,8 +297,7 @@ static FALLIBLE enum err read_items(struct planned_save *l)
 
 	l->chunk_file = mem_zalloc(n, sizeof *l->chunk_file);
 	l->chunk_raw = mem_zalloc(n, sizeof *l->chunk_raw);
-	if (!l->chunk_file || !l->chunk_raw)
-		return ERR(NO_MEMORY, "no memory for %zu items", n);
+	NEED(l->chunk_file && l->chunk_raw, "no memory for %zu items", n);
 	l->build.chunk_file = l->chunk_file;
 	l->build.chunk_raw = l->chunk_raw;
 	json_array_foreach(items, i, one) {
@@ -363,8 +356,7 @@ static enum err check_metadata(void *user, const struct run *run, const struct b
 	CLEANUP(mem_free_ptr) struct place *all = mem_zalloc(n, sizeof *all);
 	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
 
-	if (!all)
-		return ERR(NO_MEMORY, "no memory for %ju places", (uintmax_t)n);
+	NEED(all, "no memory for %ju places", (uintmax_t)n);
 	enum err e = dcp_meta_read(l->metadata, l->metadata_bytes, &sd);
 	json_object_set_new(l->job->result, "metadata_checked", json_boolean(e == OK));
 	if (e == ERR_NO_MEMORY)
@@ -396,8 +388,7 @@ static enum err publish_parts(const struct write_store *store, struct write *w)
 	CLEANUP(mem_free_ptr) uint32_t *targets = mem_alloc(l->build.file_count * sizeof *targets);
 	uint32_t n = 0;
 
-	if (!files || !targets)
-		return ERR(NO_MEMORY, "no memory for %u files", l->build.file_count);
+	NEED(files && targets, "no memory for %u files", l->build.file_count);
 	for (uint32_t i = 0; i < run->files_n; i++)
 		if (run->files[i].kind == RUN_FILE_TARGET && n < l->build.file_count)
 			targets[n++] = i;
@@ -444,8 +435,7 @@ static FALLIBLE enum err do_save(struct planned_save *l)
 	TRY(add_parts(l));
 	TRY(read_items(l));
 	l->arena = arena_new(UINT64_MAX);
-	if (!l->arena)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(l->arena, "no memory for a plan");
 	return write_planned(l);
 }
 

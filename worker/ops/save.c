@@ -48,8 +48,7 @@ static FALLIBLE enum err begin_result(struct save *s, uint64_t bytes_saved, json
 	json_t *r = json_pack("{s:I, s:I, s:b}", "generation", generation_of(s), "dedup_bytes_saved", (json_int_t)bytes_saved,
 			      "plan_reused", reused);
 
-	if (!r)
-		return ERR(NO_MEMORY, "no memory for the result");
+	NEED(r, "no memory for the result");
 	json_decref(s->job->result);
 	s->job->result = r;
 	if (casts)
@@ -79,8 +78,7 @@ static FALLIBLE enum err write_saved(struct save *s, const struct save_plan_stat
 	TRY(build_sources(&s->build, s->replicas.sd, RUN_SRC_PLAIN, s->file_map, NULL, &s->replicas.first_src));
 	TRY(target_identity(s->plan->chunk_count, s->arena, &pieces));
 	s->value_src = mem_alloc(s->plan->value_count * sizeof *s->value_src);
-	if (!s->value_src)
-		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)s->plan->value_count);
+	NEED(s->value_src, "no memory for %ju values", (uintmax_t)s->plan->value_count);
 	memset(s->value_src, 0xFF, s->plan->value_count * sizeof *s->value_src); /* all inline */
 	TRY(set_dtypes(&s->view, s->plan));
 	TRY(target_casts(s->view.sd, s->plan, NULL, &s->casts));
@@ -128,8 +126,7 @@ static FALLIBLE enum err save(struct save *s)
 	TRY(save_plan_validate(s->plan));
 	s->plan->has_paths = s->plan->has_paths && s->job->spec.flatten;
 	s->arena = arena_new(UINT64_MAX);
-	if (!s->arena)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(s->arena, "no memory for a plan");
 	TRY(write_saved(s, &stats));
 	if (s->ready.plan)
 		keep(s, &stats);

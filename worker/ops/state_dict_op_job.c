@@ -173,8 +173,7 @@ static FALLIBLE enum err operate(struct op *o)
 
 	o->job->result = json_object();
 	o->arena = arena_new(UINT64_MAX);
-	if (!o->job->result || !o->arena)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(o->job->result && o->arena, "no memory for a plan");
 	TRY(exchange_choose(o->job));
 	TRY(plan(o));
 	if (compare && (!o->plan.move_count || o->job->dry_run))

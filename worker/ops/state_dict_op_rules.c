@@ -68,8 +68,7 @@ static FALLIBLE enum err index_rules(struct state_dict_op_rules *r)
 
 	TRY(arena_alloc(r->arena, (uint64_t)l->rule_count + 1, sizeof *r->meshes, &r->meshes));
 	r->wild = mem_zalloc((uint64_t)l->rule_count + 1, sizeof *r->wild);
-	if (!r->wild)
-		return ERR(NO_MEMORY, "no memory for a layout");
+	NEED(r->wild, "no memory for a layout");
 	for (uint32_t i = 0; i < l->rule_count; i++) {
 		TRY(make_mesh(r->arena, &l->rules[i], l->world_size, &r->meshes[i]));
 		if (l->rules[i].match.n && memchr(l->rules[i].match.p, '*', l->rules[i].match.n))
@@ -85,8 +84,7 @@ static FALLIBLE enum err read_rules(struct str text, uint32_t world_size, struct
 	struct layout_rules rules;
 
 	out->arena = arena_new(ARENA_MAX);
-	if (!out->arena)
-		return ERR(NO_MEMORY, "no memory for a layout");
+	NEED(out->arena, "no memory for a layout");
 	TRY(mesh_rules(text, &out->doc));
 	enum err e = layout_rules_read(&JVAL_ROOT(out->doc), RULES_MAX, out->arena, &rules);
 	if (e == ERR_VALIDATION_FAILED || e == ERR_UNKNOWN_FIELD) {

@@ -369,15 +369,11 @@ static FALLIBLE enum err grow(struct growing *g, struct tree **out)
 	g->nodes.v[root].kind = NODE_DICT;
 	for (uint32_t i = 0; i < image_part_count(g->im); i++) {
 		struct image_part p = image_part_at(g->im, i);
-		enum err e = add_tensor(g, &p);
-		if (e)
-			return err_at_fqn(e, p.fqn.p, p.fqn.n);
+		TRY(err_at_fqn(add_tensor(g, &p), p.fqn.p, p.fqn.n));
 	}
 	for (uint32_t i = 0; i < image_text_count(g->im); i++) {
 		struct image_text v = image_text_at(g->im, i);
-		enum err e = add_value(g, &v);
-		if (e)
-			return err_at_fqn(e, v.fqn.p, v.fqn.n);
+		TRY(err_at_fqn(add_value(g, &v), v.fqn.p, v.fqn.n));
 	}
 	for (uint32_t i = 0; i < image_tuple_count(g->im); i++)
 		TRY(mark_tuple(g, image_tuple_at(g->im, i)));
@@ -403,8 +399,7 @@ static FALLIBLE enum err rules_of(const struct image *im, uint32_t world_size, s
 	if (!last || !str_eq((*last)->text, text)) {
 		TRY(vec_push(&t->rules, &last));
 		*last = mem_zalloc(1, sizeof **last);
-		if (!*last)
-			return ERR(NO_MEMORY, "no memory for a layout");
+		NEED(*last, "no memory for a layout");
 		TRY(state_dict_op_rules_read(text, world_size, *last));
 	}
 	*out = *last;
@@ -425,8 +420,7 @@ enum err state_dict_op_trees_add(struct image *im, uint32_t rank, uint32_t dict,
 enum err state_dict_op_trees_begin(uint32_t world_size, struct arena *a, struct state_dict_op_trees *out)
 {
 	*out = (struct state_dict_op_trees){ .world_size = world_size, .images = mem_zalloc(world_size, sizeof *out->images) };
-	if (!out->images)
-		return ERR(NO_MEMORY, "no memory for %u ranks", world_size);
+	NEED(out->images, "no memory for %u ranks", world_size);
 	return arena_alloc(a, (uint64_t)world_size + 1, sizeof *out->ranks, &out->ranks);
 }
 

@@ -143,8 +143,7 @@ static FALLIBLE enum err find_todo(struct stats_of_all *a)
 	uint32_t index;
 
 	a->wanted = mem_zalloc(plan->tensor_count, sizeof *a->wanted);
-	if (!a->wanted)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(a->wanted, "no memory for a plan");
 	TRY(sdict_new(UINT64_MAX, &a->todo));
 	TRY(sdict_copy_files(a->todo, plan));
 	for (uint64_t i = 0; i < plan->tensor_count; i++) {
@@ -199,8 +198,7 @@ static FALLIBLE enum err stats(struct stats_of_all *a)
 
 	a->job->result = json_object();
 	a->list = json_array();
-	if (!a->job->result || !a->list)
-		return ERR(NO_MEMORY, "no memory for the result");
+	NEED(a->job->result && a->list, "no memory for the result");
 	TRY(job_state(a->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(a->job, &a->job->spec.source, &a->source));
 	TRY(input_undo_transforms(a->job, &a->source, false));

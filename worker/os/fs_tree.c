@@ -182,9 +182,8 @@ int fs_unlink_here(int dirfd, const char *name)
 	return unlinkat(dirfd, name, 0);
 }
 
-static int unlink_plainly(void *user, int dirfd, const char *name)
+static int unlink_plainly(void *, int dirfd, const char *name)
 {
-	(void)user;
 	return fs_unlink_here(dirfd, name);
 }
 

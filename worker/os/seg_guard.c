@@ -22,9 +22,8 @@ static _Thread_local volatile sig_atomic_t guarded;
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction before;
 
-static void on_sigbus(int signo, siginfo_t *info, void *context)
+static void on_sigbus(int signo, siginfo_t *info, void *)
 {
-	(void)context;
 	if (guarded && info->si_code > 0) {
 		guarded = 0;
 		siglongjmp(way_out, 1);

@@ -16,11 +16,10 @@ struct watch {
 	void *user;
 };
 
-static void on_event(evutil_socket_t fd, short what, void *user)
+static void on_event(evutil_socket_t, short what, void *user)
 {
 	const struct watch *w = user;
 
-	(void)fd;
 	(what & EV_READ ? w->on_read : w->on_write)(w->user);
 }
 

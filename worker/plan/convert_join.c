@@ -216,8 +216,7 @@ static FALLIBLE enum err join_all(struct join *j)
 	struct converter *v = j->v;
 	CLEANUP(mem_free_ptr) uint32_t *group_of = mem_alloc((v->now.n + 1) * sizeof *group_of);
 
-	if (!group_of)
-		return ERR(NO_MEMORY, "no memory to join tensors");
+	NEED(group_of, "no memory to join tensors");
 	TRY(collect(j));
 	for (uint64_t i = 0; i < j->members.n; i++)
 		group_of[j->members.v[i].tensor] = j->members.v[i].group;
@@ -227,9 +226,7 @@ static FALLIBLE enum err join_all(struct join *j)
 			TRY(convert_push(v, &v->now.v[i]));
 			continue;
 		}
-		enum err e = g->count ? join_group(j, g) : OK;
-		if (e)
-			return err_at_fqn(e, g->into.p, g->into.n);
+		TRY(err_at_fqn(g->count ? join_group(j, g) : OK, g->into.p, g->into.n));
 		g->count = 0; /* done */
 	}
 	return OK;

@@ -101,8 +101,7 @@ static FALLIBLE enum err expand(struct dtensor_part *p, uint32_t d, const struct
 		return OK;
 	}
 	struct dtensor_run *to = mem_alloc(n * sizeof *to), *end = to;
-	if (!to)
-		return ERR(NO_MEMORY, "no memory for %ju pieces of a tensor", (uintmax_t)n);
+	NEED(to, "no memory for %ju pieces of a tensor", (uintmax_t)n);
 	for (uint32_t i = 0; i < p->run_count[d]; i++)
 		end = take_back(s, from[i], end);
 	must(end == to + n);

@@ -131,8 +131,7 @@ static FALLIBLE enum err apply_chunks(const struct layout_rule *r, struct sdict 
 	CLEANUP(mem_free_ptr) struct entry *entries = mem_zalloc(r->rank_count, sizeof *entries);
 	int64_t dims[2 * NDIM_MAX];
 
-	if (!entries)
-		return ERR(NO_MEMORY, "no memory for %u chunks", r->rank_count);
+	NEED(entries, "no memory for %u chunks", r->rank_count);
 	for (uint32_t i = 0; i < r->rank_count; i++)
 		entries[i] = (struct entry){ r->ranks[i], i, NULL };
 	qsort(entries, r->rank_count, sizeof *entries, by_rank);
@@ -166,8 +165,7 @@ static FALLIBLE enum err apply_boxes(const struct layout_rule *r, struct sdict *
 	struct overlap_box *boxes;
 
 	tiling_init(&tl);
-	if (!entries)
-		return ERR(NO_MEMORY, "no memory for %u boxes", r->box_count);
+	NEED(entries, "no memory for %u boxes", r->box_count);
 	if (r->boxes[0].ndim != t->ndim)
 		return ERR(LAYOUT_INVALID, "boxes of %u dims for a tensor of %u", r->boxes[0].ndim, t->ndim);
 	TRY(tiling_boxes(&tl, r->box_count, &boxes));
@@ -189,8 +187,7 @@ static FALLIBLE enum err apply_like(const struct layout *l, const struct layout_
 	uint64_t n = 0;
 
 	tiling_init(&tl);
-	if (!entries)
-		return ERR(NO_MEMORY, "no memory for %ju boxes", (uintmax_t)other->chunk_count);
+	NEED(entries, "no memory for %ju boxes", (uintmax_t)other->chunk_count);
 	if (other->ndim != t->ndim || (t->ndim && memcmp(other->shape, t->shape, t->ndim * sizeof *t->shape) != 0)) {
 		char a[96], b[96];
 		return ERR(LAYOUT_INVALID, "the other checkpoint's tensor has size %s, this one %s",

@@ -103,10 +103,8 @@ static enum err add_pair(void *ctx, uint32_t target, uint32_t source)
 	return OK;
 }
 
-static enum err overlap_seen(void *ctx, uint32_t a, uint32_t b)
+static enum err overlap_seen(void *ctx, uint32_t, uint32_t)
 {
-	(void)a;
-	(void)b;
 	*(bool *)ctx = true;
 	return ERR_PLAN_INVALID; /* one is enough */
 }

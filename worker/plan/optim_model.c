@@ -148,8 +148,7 @@ static FALLIBLE enum err named_groups(struct optim_model *m)
 {
 	CLEANUP(mem_free_ptr) uint32_t *seen = mem_zalloc(m->world_size, sizeof *seen);
 
-	if (!seen)
-		return ERR(NO_MEMORY, "no memory for %u ranks", m->world_size);
+	NEED(seen, "no memory for %u ranks", m->world_size);
 	for (uint64_t i = 0; i < m->params.n; i++) {
 		const struct optim_param *p = &m->params.v[i];
 		for (uint32_t r = 0; p->outers && r < m->world_size; r++) {
@@ -175,8 +174,7 @@ static FALLIBLE enum err number_boxes(const struct optim_model *m, uint64_t nest
 	CLEANUP(map_free) struct map boxes = { 0 };
 	uint64_t column = 0;
 
-	if (!rows)
-		return ERR(NO_MEMORY, "no memory for the slices of %u ranks", m->world_size);
+	NEED(rows, "no memory for the slices of %u ranks", m->world_size);
 	for (uint64_t i = 0; i < m->params.n; i++) {
 		const struct optim_param *p = &m->params.v[i];
 		for (uint32_t r = 0; p->outers && r < m->world_size; r++) {
@@ -206,8 +204,7 @@ static FALLIBLE enum err found_groups(struct optim_model *m, const uint32_t *row
 	CLEANUP(mem_free_ptr) uint32_t *count = mem_zalloc(m->world_size, sizeof *count);
 	CLEANUP(mem_free_ptr) uint32_t **ranks = mem_zalloc(m->world_size, sizeof *ranks);
 
-	if (!kind || !count || !ranks)
-		return ERR(NO_MEMORY, "no memory for %u ranks", m->world_size);
+	NEED(kind && count && ranks, "no memory for %u ranks", m->world_size);
 	for (uint32_t r = 0; r < m->world_size; r++) {
 		struct str row = { (const char *)(rows + r * nested), nested * sizeof *rows };
 		TRY(map_intern(&kinds, row, kinds.raw.count, &kind[r]));

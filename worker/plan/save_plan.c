@@ -76,8 +76,7 @@ static FALLIBLE enum err items_init(struct maker *m, uint64_t n)
 	m->keys = mem_zalloc(n, sizeof *m->keys);
 	m->sorted = mem_zalloc(n, sizeof *m->sorted);
 	m->bytes = mem_zalloc(n, sizeof *m->bytes);
-	if (!m->next || !m->heads || !m->writers || !m->keys || !m->sorted || !m->bytes)
-		return ERR(NO_MEMORY, "no memory to plan %ju items", (uintmax_t)n);
+	NEED(m->next && m->heads && m->writers && m->keys && m->sorted && m->bytes, "no memory to plan %ju items", (uintmax_t)n);
 	return OK;
 }
 
@@ -88,8 +87,7 @@ static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, e
 	m->first_head = mem_zalloc(held->tensor_count + 1, sizeof *m->first_head);
 	m->load = mem_zalloc(RANKS_MAX, sizeof *m->load);
 	m->starts = mem_zalloc(RANKS_MAX + 1, sizeof *m->starts);
-	if (!m->first_head || !m->load || !m->starts)
-		return ERR(NO_MEMORY, "no memory to plan %ju tensors", (uintmax_t)held->tensor_count);
+	NEED(m->first_head && m->load && m->starts, "no memory to plan %ju tensors", (uintmax_t)held->tensor_count);
 	for (uint64_t i = 0; i < held->chunk_count; i++)
 		if (held->chunks[i].rank >= RANKS_MAX)
 			return err_at_rank(ERR(LIMIT_EXCEEDED, "ranks go up to %d", RANKS_MAX - 1),
@@ -312,8 +310,7 @@ static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
 	CLEANUP(mem_free_ptr) uint32_t *turn = mem_zalloc(tensors, sizeof *turn);
 	uint32_t *order = m->sorted;
 
-	if (!turn)
-		return ERR(NO_MEMORY, "no memory to plan %ju tensors", (uintmax_t)tensors);
+	NEED(turn, "no memory to plan %ju tensors", (uintmax_t)tensors);
 	choice_free(m);
 	order_chunks(m, order);
 	memset(m->starts, 0, (RANKS_MAX + 1) * sizeof *m->starts);
@@ -359,8 +356,7 @@ static FALLIBLE enum err plan_values(struct maker *m, struct sdict *plan)
 	const struct sdict *held = m->held;
 	CLEANUP(mem_free_ptr) uint32_t *tail = mem_zalloc(held->value_count, sizeof *tail);
 
-	if (!tail)
-		return ERR(NO_MEMORY, "no memory to plan %ju values", (uintmax_t)held->value_count);
+	NEED(tail, "no memory to plan %ju values", (uintmax_t)held->value_count);
 	m->values = true;
 	TRY(items_init(m, held->value_count));
 	for (uint32_t i = 0; i < held->value_count; i++) {

@@ -120,12 +120,11 @@ static enum err compare_leaf(void *ctx, const struct iterate_leaf *leaf, struct 
 }
 
 /* PyTorch does not look at values that are no tensors; neither does this unless it is asked to. */
-static enum err compare_value(void *ctx, const struct iterate_leaf *leaf, struct tree **out)
+static enum err compare_value(void *ctx, const struct iterate_leaf *leaf, struct tree **)
 {
 	struct state_dict_op_build *b = ctx;
 	const struct tree *x = leaf->node, *y = leaf->companion;
 
-	(void)out;
 	if (!b->rq->values || tree_equal(x, y))
 		return OK;
 	return difference(b, leaf->row, leaf->rank, "value", x->value.kind == TREE_JSON ? x->value.bytes : STR("bytes"),

@@ -369,11 +369,10 @@ static enum err take(struct fill *f, const struct pool_box *box)
 	return OK;
 }
 
-static enum err take_pair(void *ctx, uint32_t target, uint32_t box)
+static enum err take_pair(void *ctx, uint32_t, uint32_t box)
 {
 	struct fill *f = ctx;
 
-	(void)target;
 	return take(f, &f->p->boxes[box]);
 }
 

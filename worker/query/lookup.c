@@ -103,14 +103,13 @@ struct summary {
 };
 
 /* A file of a checkpoint: its size and, if its name says so, its rank. */
-static enum err sum_file(void *user, const char *name, unsigned char d_type)
+static enum err sum_file(void *user, const char *name, unsigned char)
 {
 	struct summary *s = user;
 	struct format_file file;
 	struct stat st;
 	int64_t of_rank;
 
-	(void)d_type;
 	if (store_stat(s->dir, name, &st) == OK && S_ISREG(st.st_mode)) {
 		s->bytes += (uint64_t)st.st_size;
 		identity_add(&s->id, name, &st);
@@ -150,9 +149,8 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 
 static FALLIBLE enum err count_files(const struct checkpoint *c, uint64_t *out);
 
-static enum err count_file(void *user, const char *name, unsigned char d_type)
+static enum err count_file(void *user, const char *name, unsigned char)
 {
-	(void)d_type;
 	*(uint64_t *)user += name[0] != '.';
 	return OK;
 }
@@ -223,12 +221,11 @@ struct file_list {
 	uint64_t count;
 };
 
-static enum err put_file(void *user, const char *name, unsigned char d_type)
+static enum err put_file(void *user, const char *name, unsigned char)
 {
 	struct file_list *l = user;
 	struct stat st;
 
-	(void)d_type;
 	enum err e = store_stat(l->dir, name, &st);
 	if (e || !S_ISREG(st.st_mode))
 		return e == ERR_NOT_FOUND ? OK : e;

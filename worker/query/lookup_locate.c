@@ -188,8 +188,7 @@ static FALLIBLE enum err keep_used(struct locate *l)
 	CLEANUP(mem_free_ptr) uint32_t *number = mem_zalloc(sd->chunk_count, sizeof *number);
 	uint32_t tensor = UINT32_MAX, at = 0;
 
-	if (!number)
-		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)sd->chunk_count);
+	NEED(number, "no memory for %ju chunks", (uintmax_t)sd->chunk_count);
 	TRY(sdict_new(UINT64_MAX, &l->used));
 	sdict_borrow(l->used, sd);
 	TRY(sdict_copy_files(l->used, sd));
@@ -377,8 +376,7 @@ static FALLIBLE enum err put_head(struct locate *l, struct buf *out)
 
 	TRY(put_id(l->checkpoint, out));
 	l->shown = mem_zalloc(l->run.files_n, sizeof *l->shown);
-	if (!l->shown)
-		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)l->run.files_n);
+	NEED(l->shown, "no memory for %ju files", (uintmax_t)l->run.files_n);
 	buf_puts(out, ",\"files\":[");
 	for (uint64_t i = 0; i < l->places.n; i++) {
 		uint32_t file = l->places.v[i].file;
@@ -472,8 +470,7 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 		return ERR(LIMIT_EXCEEDED, "%zu boxes at once", n);
 	l->why = mem_zalloc(n, sizeof *l->why);
 	l->arena = arena_new(UINT64_MAX);
-	if (!l->why || !l->arena)
-		return ERR(NO_MEMORY, "no memory for %zu boxes", n);
+	NEED(l->why && l->arena, "no memory for %zu boxes", n);
 	l->problems.arena = l->arena;
 	TRY(lookup_checkpoint(w, q, &l->checkpoint));
 	for (uint32_t i = 0; i < n; i++)

@@ -118,8 +118,7 @@ enum err gang_run(struct job *j, struct run *run)
 	const json_t *group;
 	json_t *doc = run_doc(j, spools, &group);
 
-	if (!doc)
-		return ERR(NO_MEMORY, "no memory for a message");
+	NEED(doc, "no memory for a message");
 	run->head->opts.pace = j->spec.pace;
 	struct run_work work = work_of(run);
 	j->work = &work.face;

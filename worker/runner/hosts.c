@@ -76,12 +76,11 @@ static void end_beat(struct hosts *h)
 
 /* ---- looking around ---- */
 
-static enum err note_name(void *user, const char *name, unsigned char d_type)
+static enum err note_name(void *user, const char *name, unsigned char)
 {
 	struct hosts_view *v = user;
 	char **at;
 
-	(void)d_type;
 	TRY(vec_push(&v->names, &at));
 	*at = mem_strdup(name);
 	return *at ? OK : ERR(NO_MEMORY, "no memory for a name");
@@ -291,8 +290,7 @@ static FALLIBLE enum err read_ranks(struct hosts *h)
 	h->host_of = mem_alloc(h->world * sizeof *h->host_of);
 	h->local = mem_zalloc(h->world, sizeof *h->local);
 	h->seen = mem_zalloc(h->count, sizeof *h->seen);
-	if (!h->host_of || !h->local || !h->seen)
-		return ERR(NO_MEMORY, "no memory for %u ranks", h->world);
+	NEED(h->host_of && h->local && h->seen, "no memory for %u ranks", h->world);
 	memset(h->host_of, 0xFF, h->world * sizeof *h->host_of);
 	for (uint32_t k = 0; k < h->count; k++) {
 		for (size_t i = 0; i < h->spec->ranks[k].n; i++) {
@@ -357,8 +355,7 @@ enum err hosts_open(struct job *j, struct hosts **out)
 	if (!j->spec.hosts.count)
 		return OK;
 	struct hosts *h = mem_zalloc(1, sizeof *h);
-	if (!h)
-		return ERR(NO_MEMORY, "no memory for a save by several hosts");
+	NEED(h, "no memory for a save by several hosts");
 	*h = (struct hosts){ .job = j, .spec = &j->spec.hosts, .lock = PTHREAD_MUTEX_INITIALIZER,
 			     .wake = PTHREAD_COND_INITIALIZER };
 	enum err e = meet(h);

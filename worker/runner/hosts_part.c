@@ -46,7 +46,7 @@ static enum err stage_part(const struct write_store *store, struct job *j, struc
 }
 
 /* The manifest says what is written. */
-static enum err publish_part(const struct write_store *store, struct write *w)
+static enum err publish_part(const struct write_store *, struct write *w)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
 	const struct job *j = w->job;
@@ -54,7 +54,6 @@ static enum err publish_part(const struct write_store *store, struct write *w)
 	struct manifest_head head = { .job = j->id, .kind = kind_of(j->kind)->name, .created_at = "", .metadata_name = "",
 				      .attempt = j->attempt, .uid = j->uid };
 
-	(void)store;
 	TRY(manifest_put(&b, &head, w->run, NULL));
 	TRY(s->store->ops->put(s->dir, MANIFEST_NAME, b.p, b.len, true));
 	s->done = true;

@@ -53,8 +53,7 @@ enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, v
 	if (e)
 		return err_at_rank(e, rank);
 	CLEANUP(mem_free_ptr) void *header = mem_alloc(8 + json_bytes);
-	if (!header)
-		return ERR(NO_MEMORY, "no memory for an image header");
+	NEED(header, "no memory for an image header");
 	e = fs_pread(fds[index], header, 8 + json_bytes, 0, "segment");
 	if (e)
 		return segment_error(e, rank);
@@ -196,8 +195,7 @@ enum err input_add_files(struct input *s, struct run_build *b, bool writable, ui
 		return build_source_files(b, s->checkpoint, file_map_out);
 	uint32_t *map = mem_zalloc(s->sd->file_count, sizeof *map);
 	*file_map_out = map;
-	if (!map)
-		return ERR(NO_MEMORY, "no memory for %ju segments", (uintmax_t)s->sd->file_count);
+	NEED(map, "no memory for %ju segments", (uintmax_t)s->sd->file_count);
 	for (uint64_t i = 0; i < s->sd->file_count; i++) {
 		const json_t *r = json_array_get(ranks, i);
 		const char *segment = json_string_value(json_object_get(r, "segment"));

@@ -45,8 +45,7 @@ static FALLIBLE enum err note(struct plan_prints *p, const unsigned char *header
 	uint64_t begin, end;
 
 	struct plan_print *more = mem_grow(p->v, (uint64_t)p->count + 1, sizeof *more);
-	if (!more)
-		return ERR(NO_MEMORY, "no memory to note a header");
+	NEED(more, "no memory to note a header");
 	p->v = more;
 	TRY(image_values_span(header, n, &begin, &end));
 	struct plan_print x = { .data_off = n };

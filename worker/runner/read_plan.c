@@ -418,8 +418,7 @@ static FALLIBLE enum err inflate_record(const unsigned char *from, uint64_t n, u
 	z_stream z = { .next_in = (unsigned char *)(uintptr_t)from, .avail_in = (uInt)n, .next_out = into,
 		       .avail_out = (uInt)want };
 
-	if (!into)
-		return ERR(NO_MEMORY, "no memory for %ju bytes", (uintmax_t)want);
+	NEED(into, "no memory for %ju bytes", (uintmax_t)want);
 	if (inflateInit2(&z, -MAX_WBITS) != Z_OK) {
 		mem_free(into);
 		return ERR(NO_MEMORY, "no memory to inflate");

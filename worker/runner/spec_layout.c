@@ -21,8 +21,7 @@ static FALLIBLE enum err open_like(struct worker *w, struct layout_rule *rule, s
 enum err spec_layout_open(struct worker *w, const struct layout_rules *rules, uint32_t world_size, struct spec_layout *out)
 {
 	*out = (struct spec_layout){ .rules = mem_alloc((rules->n + 1) * sizeof *out->rules) };
-	if (!out->rules)
-		return ERR(NO_MEMORY, "no memory for a layout");
+	NEED(out->rules, "no memory for a layout");
 	out->layout = (struct layout){ out->rules, rules->n, world_size };
 	for (uint32_t i = 0; i < rules->n; i++) {
 		out->rules[i] = rules->v[i];

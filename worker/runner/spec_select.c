@@ -37,9 +37,7 @@ static FALLIBLE enum err rename_fqn(struct selector *s, struct str fqn, struct s
 {
 	*out = fqn;
 	for (uint32_t i = 0; i < s->spec->rename.n; i++) {
-		enum err e = pattern_replace(s->patterns, i, *out, s->spec->rename.v[i].right, out);
-		if (e)
-			return err_at_fqn(e, fqn.p, fqn.n);
+		TRY(err_at_fqn(pattern_replace(s->patterns, i, *out, s->spec->rename.v[i].right, out), fqn.p, fqn.n));
 	}
 	return OK;
 }
@@ -60,9 +58,7 @@ static FALLIBLE enum err copy_tensor(struct selector *s, const struct sdict *fro
 	uint32_t index;
 
 	TRY(rename_fqn(s, t->fqn, &name));
-	enum err e = sdict_add_tensor(v->sd, name, t->dtype, t->ndim, t->shape, &index);
-	if (e)
-		return err_at_fqn(e, name.p, name.n);
+	TRY(err_at_fqn(sdict_add_tensor(v->sd, name, t->dtype, t->ndim, t->shape, &index), name.p, name.n));
 	v->sd->tensors[index].requires_grad = t->requires_grad;
 	TRY(sdict_rename_path(v->sd, t->path, t->fqn, name, &v->sd->tensors[index].path));
 	v->dtypes[index] = choose_dtype(s, name, t->dtype);
@@ -77,9 +73,7 @@ static FALLIBLE enum err copy_value(struct selector *s, const struct sd_value *v
 	uint32_t index;
 
 	TRY(rename_fqn(s, val->fqn, &name));
-	enum err e = sdict_add_value(v->sd, name, val->rank, val->loc, &index);
-	if (e)
-		return err_at_fqn(e, name.p, name.n);
+	TRY(err_at_fqn(sdict_add_value(v->sd, name, val->rank, val->loc, &index), name.p, name.n));
 	TRY(sdict_rename_path(v->sd, val->path, val->fqn, name, &v->sd->values[index].path));
 	v->sd->values[index].kind = val->kind;
 	return val->bytes.n ? arena_str(v->sd->arena, val->bytes, &v->sd->values[index].bytes) : OK;
@@ -111,8 +105,7 @@ static FALLIBLE enum err select_all(struct selector *s, const struct sdict *from
 {
 	CLEANUP(mem_free_ptr) uint32_t *kept = mem_alloc((from->value_count + 1) * sizeof *kept);
 
-	if (!kept)
-		return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)from->value_count);
+	NEED(kept, "no memory for %ju values", (uintmax_t)from->value_count);
 	TRY(copy_files(from, v->sd));
 	for (uint64_t i = 0; i < from->tensor_count; i++) {
 		if (!is_wanted(s, from->tensors[i].fqn))
@@ -135,8 +128,7 @@ enum err spec_select(const struct spec *spec, const struct sdict *source, struct
 	struct selector s;
 
 	*out = (struct spec_view){ .dtypes = mem_zalloc(source->tensor_count, sizeof *out->dtypes) };
-	if (!out->dtypes)
-		return ERR(NO_MEMORY, "no memory for %ju tensors", (uintmax_t)source->tensor_count);
+	NEED(out->dtypes, "no memory for %ju tensors", (uintmax_t)source->tensor_count);
 	TRY(sdict_new(UINT64_MAX, &out->sd));
 	enum err e = selector_open(spec, &s);
 	if (!e)

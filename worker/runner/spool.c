@@ -71,8 +71,7 @@ static FALLIBLE enum err put(struct spool *s, const void *p, size_t n)
 {
 	if (s->in_memory && s->used + n > SPOOL_MEMORY_MAX) {
 		CLEANUP(mem_free_ptr) void *copy = mem_alloc(n);
-		if (!copy)
-			return ERR(NO_MEMORY, "no memory for a spool");
+		NEED(copy, "no memory for a spool");
 		memcpy(copy, p, n);
 		TRY(move_to_disk(s));
 		TRY(fs_pwrite(s->fd, copy, n, s->used, "spool"));
@@ -198,8 +197,7 @@ enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested)
 	if (e)
 		return e;
 	uint64_t *more = mem_grow(c->file_bytes, c->sd->file_count, sizeof *more);
-	if (!more)
-		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	NEED(more, "no memory for %ju files", (uintmax_t)c->sd->file_count);
 	c->file_bytes = more;
 	more[file] = s.used;
 	return OK;

@@ -69,8 +69,7 @@ enum err job_state(struct job *j, const char *state, const char *stage, const js
 
 	if (doc && plan)
 		json_object_set(doc, "plan", (json_t *)(uintptr_t)plan);
-	if (!doc)
-		return ERR(NO_MEMORY, "no memory for a message");
+	NEED(doc, "no memory for a message");
 	enum err e = job_send_json(j, FRAME_STATE, doc);
 	json_decref(doc);
 	return e;
@@ -269,8 +268,7 @@ enum err job_add_fd(struct job *j, int fd, uint32_t *index_out)
 {
 	int *more = mem_grow(j->fds, j->fd_count + 1, sizeof *more);
 
-	if (!more)
-		return ERR(NO_MEMORY, "no memory for descriptors");
+	NEED(more, "no memory for descriptors");
 	j->fds = more;
 	*index_out = j->fd_count;
 	j->fds[j->fd_count++] = fd;

@@ -96,11 +96,10 @@ static FALLIBLE enum err read_rename(const struct parser *p, const struct jval *
 	return read_name(p, v, r);
 }
 
-static FALLIBLE enum err read_dtype(const struct parser *p, const struct jval *v, struct conversion_rule *r)
+static FALLIBLE enum err read_dtype(const struct parser *, const struct jval *v, struct conversion_rule *r)
 {
 	struct str name;
 
-	(void)p;
 	TRY(jval_string(v, &name));
 	if (dtype_parse(name, &r->dtype) != OK)
 		return jval_fail(v, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"", name.p);
@@ -231,10 +230,8 @@ static FALLIBLE enum err read_slice(const struct parser *p, const struct jval *v
 	return OK;
 }
 
-static FALLIBLE enum err read_drop(const struct parser *p, const struct jval *v, struct conversion_rule *r)
+static FALLIBLE enum err read_drop(const struct parser *, const struct jval *v, struct conversion_rule *)
 {
-	(void)p;
-	(void)r;
 	return json_is_true(v->j) ? OK : jval_fail(v, ERR_VALIDATION_FAILED, "can only be true");
 }
 

@@ -59,12 +59,11 @@ struct walk {
 	struct store_at dir;
 };
 
-static enum err add_file(void *user, const char *name, unsigned char d_type)
+static enum err add_file(void *user, const char *name, unsigned char)
 {
 	struct walk *w = user;
 	struct stat st;
 
-	(void)d_type;
 	enum err e = role_of(name) != FORMAT_OTHER ? store_stat(w->dir, name, &st) : ERR_NOT_FOUND;
 	if (!e)
 		identity_add(&w->id, name, &st);

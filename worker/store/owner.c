@@ -62,11 +62,10 @@ static FALLIBLE enum err look_at(struct parts *p, const char *name)
 	return OK;
 }
 
-static enum err note_part(void *user, const char *name, unsigned char d_type)
+static enum err note_part(void *user, const char *name, unsigned char)
 {
 	int64_t rank;
 
-	(void)d_type;
 	if (!manifest_is(name, &rank))
 		return OK;
 	enum err e = look_at(user, name);

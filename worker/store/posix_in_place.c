@@ -88,13 +88,12 @@ struct put_back {
 	const char *metadata;          /* one of them */
 };
 
-static enum err collect(void *user, const char *name, unsigned char d_type)
+static enum err collect(void *user, const char *name, unsigned char)
 {
 	struct put_back *p = user;
 	struct format_file file;
 	char **at;
 
-	(void)d_type;
 	TRY(vec_push(&p->names, &at));
 	*at = mem_strdup(name);
 	NEED(*at, "no memory for a name");

@@ -61,12 +61,11 @@ static void note_time(struct change *c, const struct stat *st)
 		c->newest = t;
 }
 
-static enum err look_at_file(void *user, const char *name, unsigned char d_type)
+static enum err look_at_file(void *user, const char *name, unsigned char)
 {
 	struct change *c = user;
 	struct stat st;
 
-	(void)d_type;
 	c->files++;
 	if (fs_stat(c->dir, name, &st))
 		err_clear(); /* gone by now */
@@ -140,14 +139,13 @@ static bool is_kept(const struct leftovers *l, struct str job, const char *name)
 	return (k->mark && !str_ends(job, k->mark) && !is_abandoned(l, name)) || (!trash && holds_old(l->dirfd, name));
 }
 
-static enum err find_leftover(void *user, const char *name, unsigned char d_type)
+static enum err find_leftover(void *user, const char *name, unsigned char)
 {
 	struct leftovers *l = user;
 	struct str job = job_of(name);
 	bool meeting = str_starts(str_of(name), HOSTS_PREFIX); /* of several daemons: each takes it for another's */
 	char **at;
 
-	(void)d_type;
 	if (!job.p && !meeting)
 		return OK;
 	if (meeting ? l->job || !l->keep || !is_abandoned(l, name) : (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
@@ -185,12 +183,11 @@ struct own {
 };
 
 /* A job that ended while it moved its files into a directory that others use: what was there before is put back. */
-static enum err restore_leftover(void *user, const char *name, unsigned char d_type)
+static enum err restore_leftover(void *user, const char *name, unsigned char)
 {
 	struct restore *r = user;
 	int staging = -1;
 
-	(void)d_type;
 	if (!str_is(job_of(name), r->job) || str_starts(str_of(name), TRASH_PREFIX))
 		return OK;
 	TRY(fs_open_dir(r->parent, name, &staging));
@@ -230,14 +227,13 @@ static FALLIBLE enum err has_metadata(int dir, int64_t rank, bool *out)
 	return OK;
 }
 
-static enum err look_for_own(void *user, const char *name, unsigned char d_type)
+static enum err look_for_own(void *user, const char *name, unsigned char)
 {
 	struct own *o = user;
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	int64_t rank;
 	bool whole;
 
-	(void)d_type;
 	if (o->manifest || !manifest_is(name, &rank))
 		return OK;
 	enum err e = checkpoint_manifest(posix_at(o->dir), name, &m);
@@ -262,13 +258,12 @@ struct receipt {
 	struct stat file;
 };
 
-static enum err look_for_receipt(void *user, const char *name, unsigned char d_type)
+static enum err look_for_receipt(void *user, const char *name, unsigned char)
 {
 	struct receipt *r = user;
 	CLEANUP(fs_drop) int dir = -1;
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 
-	(void)d_type;
 	if (r->own.manifest || !str_is(job_of(name), r->own.job) || str_starts(str_of(name), TRASH_PREFIX))
 		return OK;
 	TRY(fs_open_dir(r->parent, name, &dir));

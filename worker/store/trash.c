@@ -193,12 +193,11 @@ struct counting {
 	uint32_t files;
 };
 
-static enum err count_one(void *user, const char *name, unsigned char d_type)
+static enum err count_one(void *user, const char *name, unsigned char)
 {
 	struct counting *c = user;
 	struct stat st;
 
-	(void)d_type;
 	if (c->files++ < COUNTED_MAX && fstatat(c->dirfd, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
 		c->bytes += bytes_of(&st);
 	return OK;
@@ -239,11 +238,10 @@ static struct removal *next(void)
 	return r;
 }
 
-static void *remove_all(void *unused)
+static void *remove_all(void *)
 {
 	struct removal *r;
 
-	(void)unused;
 	while ((r = next())) {
 		if (fs_remove_tree_by(r->dirfd, r->name, unlink_gently, r) || fs_fsync(r->dirfd, "."))
 			err_clear(); /* gone or not after a power cut: it is trash either way */

@@ -290,8 +290,7 @@ enum err views_reshape(struct arena *a, struct views in, uint32_t ndim, const in
 	CLEANUP(mem_free_ptr) struct reshape *r = mem_zalloc(1, sizeof *r);
 
 	*out = (struct views){ 0 };
-	if (!r)
-		return ERR(NO_MEMORY, "no memory to reshape");
+	NEED(r, "no memory to reshape");
 	if (box_empty(ndim, shape)) /* no elements: nothing to view */
 		return OK;
 	r->a = a;
