@@ -95,10 +95,7 @@ static FALLIBLE enum err read_outer(struct image *im, struct jscan *js, struct i
 
 	TRY(arena_alloc(im->arena, 1, sizeof *c->outer, &c->outer));
 	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			break;
+	JSCAN_EACH(js, &t) {
 		unsigned field = str_is(t.raw, "global_shape") ? SHAPE : str_is(t.raw, "offsets") ? OFFSETS :
 				 str_is(t.raw, "ranks") ? RANKS : str_is(t.raw, "types") ? TYPES : 0;
 		TRY(again(js, field, &seen));
@@ -121,10 +118,7 @@ static FALLIBLE enum err read_chunk(struct image *im, struct jscan *js, struct i
 	unsigned seen = 0;
 
 	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(js, &t) {
 		unsigned field = str_is(t.raw, "fqn") ? FQN : str_is(t.raw, "global_shape") ? SHAPE :
 				 str_is(t.raw, "offsets") ? OFFSETS : str_is(t.raw, "dtype") ? DTYPE :
 				 str_is(t.raw, "outer") ? OUTER : 0;
@@ -144,6 +138,7 @@ static FALLIBLE enum err read_chunk(struct image *im, struct jscan *js, struct i
 			c->dtype_given |= field == DTYPE;
 		}
 	}
+	return OK;
 }
 
 static FALLIBLE enum err read_tensors(struct image *im, struct jscan *js)
@@ -152,10 +147,7 @@ static FALLIBLE enum err read_tensors(struct image *im, struct jscan *js)
 	struct str name;
 
 	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(js, &t) {
 		TRY(jscan_str(js, &t, im->arena, &name));
 		uint32_t i = map_get(&im->by_name, name);
 		if (i == MAP_NONE)
@@ -166,6 +158,7 @@ static FALLIBLE enum err read_tensors(struct image *im, struct jscan *js)
 		c->listed = true;
 		TRY(err_at_fqn(read_chunk(im, js, c), name.p, name.n));
 	}
+	return OK;
 }
 
 static FALLIBLE enum err read_value(struct image *im, struct jscan *js, struct image_text *v)
@@ -197,10 +190,7 @@ static FALLIBLE enum err read_values(struct image *im, struct jscan *js)
 	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
 	TRY(count_members(js, &t, &n));
 	TRY(arena_alloc(im->arena, (uint64_t)n + 1, sizeof *im->values, &im->values));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(js, &t) {
 		struct image_text *v = &im->values[im->value_count];
 		TRY(jscan_str(js, &t, im->arena, &v->fqn));
 		TRY(map_intern(&seen, v->fqn, im->value_count, &found));
@@ -209,6 +199,7 @@ static FALLIBLE enum err read_values(struct image *im, struct jscan *js)
 		TRY(err_at_fqn(read_value(im, js, v), v->fqn.p, v->fqn.n));
 		im->value_count++;
 	}
+	return OK;
 }
 
 enum err image_read_values(struct image *im, struct str text)
@@ -281,10 +272,7 @@ static FALLIBLE enum err read_paths(struct image *im, struct jscan *js)
 	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
 	TRY(count_members(js, &t, &n));
 	TRY(arena_alloc(im->arena, (uint64_t)n + 1, sizeof *im->paths, &im->paths));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(js, &t) {
 		TRY(jscan_str(js, &t, im->arena, &fqn));
 		TRY(map_intern(&im->path_of, fqn, im->path_count, &found));
 		if (found != im->path_count)
@@ -292,6 +280,7 @@ static FALLIBLE enum err read_paths(struct image *im, struct jscan *js)
 		TRY(err_at_fqn(read_path(im, js, &im->paths[im->path_count]), fqn.p, fqn.n));
 		im->path_count++;
 	}
+	return OK;
 }
 
 static unsigned field_of(struct str name)
@@ -313,10 +302,7 @@ enum err image_read_dcpd(struct image *im, struct str text)
 	unsigned seen = 0;
 
 	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(&js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			break;
+	JSCAN_EACH(&js, &t) {
 		unsigned field = field_of(t.raw);
 		TRY(again(&js, field, &seen));
 		if (field == VERSION) {

@@ -27,10 +27,7 @@ static FALLIBLE enum err find_dcpd(struct str json, struct jscan_token *out)
 
 	*out = (struct jscan_token){ 0 };
 	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(&js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(&js, &t) {
 		bool meta = str_is(t.raw, "__metadata__");
 		TRY(jscan_next(&js, &t));
 		if (!meta) {
@@ -49,6 +46,7 @@ static FALLIBLE enum err find_dcpd(struct str json, struct jscan_token *out)
 				return OK;
 		}
 	}
+	return OK;
 }
 
 static FALLIBLE enum err find_values(struct str text, struct str *out)
@@ -59,16 +57,14 @@ static FALLIBLE enum err find_values(struct str text, struct str *out)
 
 	*out = (struct str){ 0 };
 	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(&js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(&js, &t) {
 		bool values = str_is(t.raw, "values");
 		TRY(jscan_next(&js, &t));
 		TRY(jscan_skip(&js, &t, &span));
 		if (values)
 			*out = span;
 	}
+	return OK;
 }
 
 enum err image_values_span(const void *header, uint64_t header_bytes, uint64_t *begin_out, uint64_t *end_out)

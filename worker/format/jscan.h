@@ -43,6 +43,12 @@ struct jscan {
 struct jscan jscan_of(struct str text, enum err code);
 FALLIBLE enum err jscan_next(struct jscan *js, struct jscan_token *out);
 FALLIBLE enum err jscan_expect(struct jscan *js, enum jscan_kind kind, struct jscan_token *out);
+/* For each element of the array, or key of the object, that was begun: its token in *t. The body goes behind its value. */
+#define JSCAN_EACH(js, t)                                                                                  \
+	while (({                                                                                          \
+		TRY(jscan_next((js), (t)));                                                                \
+		(t)->kind != JSCAN_OBJECT_END && (t)->kind != JSCAN_ARRAY_END;                             \
+	}))
 /* Goes on to the end of the value that begins with `first`; *span_out is its text as written. */
 FALLIBLE enum err jscan_skip(struct jscan *js, const struct jscan_token *first, struct str *span_out);
 /* The character of an escape of a string's raw text, whose form the scanner has checked; *i is at its backslash, then behind it. */

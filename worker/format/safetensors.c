@@ -71,10 +71,7 @@ static FALLIBLE enum err read_meta(struct sft_reader *r)
 	struct jscan_token t;
 
 	TRY(jscan_expect(&r->js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(&r->js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(&r->js, &t) {
 		struct str *key = &r->out->meta[r->out->meta_count].key;
 		uint32_t i = (uint32_t)r->out->meta_count, found;
 		TRY(jscan_str(&r->js, &t, r->arena, key));
@@ -85,6 +82,7 @@ static FALLIBLE enum err read_meta(struct sft_reader *r)
 		TRY(jscan_str(&r->js, &t, r->arena, &r->out->meta[r->out->meta_count].value));
 		r->out->meta_count++;
 	}
+	return OK;
 }
 
 static FALLIBLE enum err read_shape(struct sft_reader *r, struct sft_entry *e)
@@ -94,10 +92,7 @@ static FALLIBLE enum err read_shape(struct sft_reader *r, struct sft_entry *e)
 	uint32_t n = 0;
 
 	TRY(jscan_expect(&r->js, JSCAN_ARRAY, &t));
-	for (;;) {
-		TRY(jscan_next(&r->js, &t));
-		if (t.kind == JSCAN_ARRAY_END)
-			break;
+	JSCAN_EACH(&r->js, &t) {
 		if (n == NDIM_MAX)
 			return jscan_bad(&r->js, "too many dims");
 		if (!jscan_i64(&t, &dims[n]) || dims[n] < 0)
@@ -150,10 +145,7 @@ static FALLIBLE enum err read_entry(struct sft_reader *r, struct sft_entry *e)
 	unsigned seen = 0;
 
 	TRY(jscan_expect(&r->js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(&r->js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			break;
+	JSCAN_EACH(&r->js, &t) {
 		unsigned field = str_is(t.raw, "dtype") ? DTYPE : str_is(t.raw, "shape") ? SHAPE :
 				 str_is(t.raw, "data_offsets") ? OFFSETS : 0;
 		if (!field || (seen & field))
@@ -177,10 +169,7 @@ static FALLIBLE enum err read_header(struct sft_reader *r)
 	bool meta_seen = false;
 
 	TRY(jscan_expect(&r->js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(&r->js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			break;
+	JSCAN_EACH(&r->js, &t) {
 		struct sft_entry *e = &r->out->entries[r->out->entry_count];
 		uint32_t i = (uint32_t)r->out->entry_count, found;
 		struct str name;

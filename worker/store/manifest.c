@@ -198,15 +198,13 @@ static FALLIBLE enum err take_items(struct jscan *js, struct manifest *m, uint32
 	if (m->files.v[file].item_count)
 		return jscan_bad(js, "a file with two lists of items");
 	m->files.v[file].first_item = m->items.n;
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_ARRAY_END)
-			return OK;
+	JSCAN_EACH(js, &t) {
 		if (t.kind != JSCAN_ARRAY)
 			return jscan_bad(js, "an item that is no array");
 		TRY(take_item(js, m, file));
 		m->files.v[file].item_count++;
 	}
+	return OK;
 }
 
 static FALLIBLE enum err take_file(struct jscan *js, struct manifest *m)
@@ -218,10 +216,7 @@ static FALLIBLE enum err take_file(struct jscan *js, struct manifest *m)
 	uint64_t mtime;
 
 	TRY(vec_push(&m->files, &f));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			break;
+	JSCAN_EACH(js, &t) {
 		if (str_is(t.raw, "name")) {
 			TRY(jscan_expect(js, JSCAN_STRING, &t));
 			TRY(jscan_str(js, &t, m->arena, &m->files.v[file].name));
@@ -252,14 +247,12 @@ static FALLIBLE enum err take_files(struct jscan *js, struct manifest *m)
 	struct jscan_token t;
 
 	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_ARRAY_END)
-			return OK;
+	JSCAN_EACH(js, &t) {
 		if (t.kind != JSCAN_OBJECT)
 			return jscan_bad(js, "a file that is no object");
 		TRY(take_file(js, m));
 	}
+	return OK;
 }
 
 static FALLIBLE enum err take_metadata(struct jscan *js, struct manifest *m)
@@ -268,10 +261,7 @@ static FALLIBLE enum err take_metadata(struct jscan *js, struct manifest *m)
 	struct str span;
 
 	TRY(jscan_expect(js, JSCAN_OBJECT, &t));
-	for (;;) {
-		TRY(jscan_next(js, &t));
-		if (t.kind == JSCAN_OBJECT_END)
-			return OK;
+	JSCAN_EACH(js, &t) {
 		if (str_is(t.raw, "name"))
 			TRY(take_text(js, m, m->metadata_name, sizeof m->metadata_name));
 		else if (str_is(t.raw, "bytes"))
@@ -285,6 +275,7 @@ static FALLIBLE enum err take_metadata(struct jscan *js, struct manifest *m)
 			TRY(jscan_skip(js, &t, &span));
 		}
 	}
+	return OK;
 }
 
 static FALLIBLE enum err take_member(struct jscan *js, struct manifest *m, struct str key)
