@@ -39,20 +39,20 @@ static enum err bytes_of(void *user, const char *name, uint64_t *out)
 	return OK;
 }
 
-static enum err read_front(void *user, const char *name, void *into, uint64_t n)
+static enum err read_at(void *user, const char *name, uint64_t offset, void *into, uint64_t n)
 {
 	struct str file;
 
 	TRY(find(user, name, &file));
-	must(n <= file.n);
-	memcpy(into, file.p, n);
+	must(num_inside(offset, n, file.n));
+	memcpy(into, file.p + offset, n);
 	return OK;
 }
 
 static enum err read_head(void *user, const char *name, uint64_t n, void **out)
 {
 	*out = mem_alloc(n);
-	return *out ? read_front(user, name, *out, n) : ERR(NO_MEMORY, "no memory for a head");
+	return *out ? read_at(user, name, 0, *out, n) : ERR(NO_MEMORY, "no memory for a head");
 }
 
 static enum err read_all(void *user, const char *name, void **out, uint64_t *n_out)
@@ -110,7 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 		d.files[INDEX] = take(&at, &left, false);
 	for (d.count = 0; d.count < count; d.count++)
 		d.files[d.count] = take(&at, &left, d.count + 1 == count);
-	struct format_source s = { &d, &index_name, names, indexed, count, read_all, read_front, read_head, bytes_of };
+	struct format_source s = { &d, &index_name, names, indexed, count, read_all, read_at, read_head, bytes_of };
 	if (format_open(FORMAT_SAFETENSORS, &s, &sd) == OK)
 		check(&d, sd);
 	sdict_free(sd);

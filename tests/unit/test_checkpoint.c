@@ -99,7 +99,7 @@ static void test_not_there(void **state)
 	t_worker_put(&t, "one.safetensors", "x", 1);
 	T_ERR(FORMAT_SAFETENSORS, try_it("one.safetensors"));
 	t_worker_put(&t, "one.pt", "x", 1);
-	T_ERR(FORMAT_UNSUPPORTED, try_it("one.pt"));
+	T_ERR(FORMAT_ITEM, try_it("one.pt"));
 	T_ERR(NAME_INVALID, try_it("../x"));
 	T_ERR(VALIDATION_FAILED, checkpoint_open(&t.w.stores, &in_memory, &c));
 	T_ERR(NOT_FOUND, checkpoint_open(&t.w.stores, &elsewhere, &c));

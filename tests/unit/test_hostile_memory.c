@@ -61,7 +61,7 @@ static enum err bytes_of(void *user, const char *name, uint64_t *out)
 	return OK;
 }
 
-static enum err read_front(void *user, const char *name, void *into, uint64_t n)
+static enum err read_at(void *user, const char *name, uint64_t offset, void *into, uint64_t n)
 {
 	const struct directory *d = user;
 
@@ -69,14 +69,14 @@ static enum err read_front(void *user, const char *name, void *into, uint64_t n)
 	if (d->is_index)
 		memset(into, 0, n);
 	else
-		memcpy(into, d->text.p, n);
+		memcpy(into, d->text.p + offset, n);
 	return OK;
 }
 
 static enum err read_head(void *user, const char *name, uint64_t n, void **out)
 {
 	*out = mem_alloc(n);
-	return read_front(user, name, *out, n);
+	return read_at(user, name, 0, *out, n);
 }
 
 static enum err read_all(void *user, const char *name, void **out, uint64_t *n_out)
@@ -93,7 +93,7 @@ static enum err read_all(void *user, const char *name, void **out, uint64_t *n_o
 static enum err open_directory(struct directory d)
 {
 	const char *index = HF_INDEX, *file = "m.safetensors";
-	struct format_source s = { &d, &index, &file, d.is_index, !d.is_index, read_all, read_front, read_head, bytes_of };
+	struct format_source s = { &d, &index, &file, d.is_index, !d.is_index, read_all, read_at, read_head, bytes_of };
 	struct sdict *sd;
 
 	return format_open(FORMAT_SAFETENSORS, &s, &sd);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/num.h"
+#include "format/torch_file.h"
 
 /* Digits alone, without zeros in front: no two names for one rank. */
 static bool rank_digits(const char *p, size_t n, int64_t *out)
@@ -56,7 +57,7 @@ static enum format_role torch_file(struct str name, int64_t *rank)
 	(void)rank;
 	if (str_ends(name, ".bin.index.json"))
 		return FORMAT_METADATA;
-	return str_ends(name, ".pt") || str_ends(name, ".pth") ? FORMAT_PAYLOAD : FORMAT_OTHER;
+	return str_ends(name, ".pt") || str_ends(name, ".pth") || str_ends(name, ".bin") ? FORMAT_PAYLOAD : FORMAT_OTHER;
 }
 
 static enum format_role npz_file(struct str name, int64_t *rank)
@@ -74,12 +75,13 @@ struct row {
 	enum err (*plan_files)(const struct file_plan_target *t, struct file_plan *out);
 	enum err (*put_metadata)(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
 	unsigned holds;
+	bool (*first)(const void *first, size_t n);
 };
 
 static const struct row rows[FORMAT_COUNT] = {
 	[FORMAT_NONE] = { .name = "none" },
-#define X(NAME, word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds) \
-	[FORMAT_##NAME] = { word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds },
+#define X(NAME, word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds, first) \
+	[FORMAT_##NAME] = { word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds, first },
 #include "format/formats.def"
 };
 
@@ -136,11 +138,21 @@ bool format_is_file(enum format f)
 	return rows[f].ends && rows[f].ends[0];
 }
 
+/* Anything may be called .bin. */
 enum format format_of_file(const char *name)
 {
 	struct format_file file;
 
-	return format_file(name, &file) && file.role == FORMAT_PAYLOAD && format_is_file(file.format) ? file.format : FORMAT_NONE;
+	bool is = format_file(name, &file) && file.role == FORMAT_PAYLOAD && format_is_file(file.format);
+	return is && !str_ends(str_of(name), ".bin") ? file.format : FORMAT_NONE;
+}
+
+enum format format_of_bytes(const void *first, size_t n)
+{
+	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++)
+		if (rows[f].first && rows[f].first(first, n))
+			return f;
+	return FORMAT_NONE;
 }
 
 void format_listing_add(struct format_listing *l, const char *name)

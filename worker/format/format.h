@@ -21,7 +21,7 @@ enum format_role {
 
 enum format {
 	FORMAT_NONE,
-#define X(NAME, word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds) FORMAT_##NAME,
+#define X(NAME, word, file, mark, ends, metadata, heads, open, plan_files, put_metadata, holds, first) FORMAT_##NAME,
 #include "format/formats.def"
 	FORMAT_COUNT,
 };
@@ -34,7 +34,7 @@ struct format_file {
 
 const char *format_name(enum format f);        /* "dcp", "dcp-rank-local", "safetensors", "torch"; "none" */
 bool format_parse(struct str word, enum format *out);
-enum { FORMAT_VALUES = 1, FORMAT_CHUNKS = 2, FORMAT_ARCHIVES = 4 };
+enum { FORMAT_VALUES = 1, FORMAT_CHUNKS = 2, FORMAT_ARCHIVES = 4, FORMAT_VIEWS = 8 };
 bool format_holds(enum format f, unsigned what);
 bool format_writes(enum format f);
 /* The name of the format's one metadata file; NULL: it has none, or one per rank. */
@@ -45,8 +45,10 @@ const char *format_heads(enum format f);
 /* Tells format, role and rank of a file by its name. False: no format has such a file (role FORMAT_OTHER). */
 bool format_file(const char *name, struct format_file *out);
 bool format_is_file(enum format f);            /* one file may be a whole checkpoint of the format */
-/* The format of a checkpoint that is one file. */
+/* The format of a checkpoint that is one file, by its name; by its first bytes, which count more: FORMAT_FIRST_BYTES of them, or all. */
+enum { FORMAT_FIRST_BYTES = 512 };
 enum format format_of_file(const char *name);
+enum format format_of_bytes(const void *first, size_t n);
 
 /* The names in a directory, one by one, and the format that they say it has. */
 struct format_listing {
@@ -67,8 +69,8 @@ struct format_source {
 	uint64_t metadata_count, payload_count;
 	/* All of a metadata file, compared with its manifest. *out: mem_free. */
 	enum err (*read_all)(void *user, const char *name, void **out, uint64_t *n_out);
-	/* The first n bytes of a payload file; read_head compares them with the manifest, and *out is the caller's (mem_free). */
-	enum err (*read)(void *user, const char *name, void *into, uint64_t n);
+	/* Bytes of a payload file; read_head compares its first n with the manifest, and *out is the caller's (mem_free). */
+	enum err (*read)(void *user, const char *name, uint64_t offset, void *into, uint64_t n);
 	enum err (*read_head)(void *user, const char *name, uint64_t n, void **out);
 	enum err (*bytes_of)(void *user, const char *name, uint64_t *out);
 };
@@ -84,7 +86,8 @@ FALLIBLE enum err format_plan_files(enum format f, const struct file_plan_target
 FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink,
 				      void *user);
 
-/* The readers of formats.def: dcp_open.c, hf_open.c. */
+/* The readers of formats.def: dcp_open.c, hf_open.c, torch_open.c. */
 FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_torch(const struct format_source *s, struct sdict **out);

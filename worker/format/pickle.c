@@ -386,6 +386,8 @@ static enum err op_call(struct pickle *pk, const struct pickle_op *op)
 
 	TRY(top(pk, op->code == 0x92 ? 3 : 2, &at));
 	TRY(call_make(pk, pk->stack.p[at], pk->stack.p[at + 1], &n));
+	if (pickle_kind(pk, n) == PK_OBJECT && node_head(pk, n) >> HEAD_SHIFT == 0)
+		pk->cells.p[n] |= (uint32_t)op->code << HEAD_SHIFT;
 	return replace(pk, at, n);
 }
 

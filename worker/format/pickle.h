@@ -110,6 +110,11 @@ pnode pickle_state(const struct pickle *pk, pnode n);    /* PK_OBJECT: of the la
 uint32_t pickle_record_id(const struct pickle *pk, pnode n);             /* PK_RECORD; else UINT32_MAX */
 pnode pickle_field(const struct pickle *pk, pnode n, uint32_t i);        /* PK_RECORD; 0 if never set */
 
+/* Appends a pickle (protocol 2) of the node alone, which Python loads as an equal object: what it would have called, with what. Shared
+ * nodes are written each time they are met, so that the buffer's maximum ends what would not end by itself. ERR_FORMAT_PICKLE for what a
+ * pickle by itself cannot say: persistent ids, keyword arguments of NEWOBJ_EX, more than PICKLE_DEPTH_MAX levels. */
+FALLIBLE enum err pickle_put(const struct pickle *pk, pnode n, struct buf *b);
+
 /* "int", "dict", "numpy.ndarray": the class for messages and for opaque values; what copyreg and numpy rebuild functions make is
  * named by their first argument. Cut to fit; returns into. */
 const char *pickle_class_name(const struct pickle *pk, pnode n, char *into, size_t max);

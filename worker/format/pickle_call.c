@@ -200,8 +200,12 @@ enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out)
 		return BAD(pk, "a call of something that is no class or function");
 	/* Protocols 0 and 1 make objects so: _reconstructor(cls, object, None). */
 	if (known_of(pk, callee) == KNOWN_RECONSTRUCTOR && pickle_count(pk, args) == 3 &&
-	    pickle_kind(pk, arg) == PK_GLOBAL && known_of(pk, pickle_at(pk, args, 1)) == KNOWN_OBJECT)
-		return call_plain(pk, arg, N_EMPTY_TUPLE, out);
+	    pickle_kind(pk, arg) == PK_GLOBAL && known_of(pk, pickle_at(pk, args, 1)) == KNOWN_OBJECT) {
+		TRY(call_plain(pk, arg, N_EMPTY_TUPLE, out));
+		if (pickle_kind(pk, *out) == PK_OBJECT)
+			pk->cells.p[*out] |= (uint32_t)NEWOBJ << HEAD_SHIFT;
+		return OK;
+	}
 	return call_plain(pk, callee, args, out);
 }
 

@@ -8,7 +8,7 @@
  *     TUPLE SIZE         head(count)  item …
  *     LIST DICT SET …    head  count  first  last    → block: next  n  item …
  *     GLOBAL             head(known)  module  name
- *     OBJECT             head  callable  args  state  items
+ *     OBJECT             head(opcode)  callable  args  state  items
  *     RECORD             head(index of the class)  field …
  *
  * A pnode has one owner (a stack slot, a container, a field) unless its SHARED bit is set: DUP and
@@ -32,6 +32,7 @@ enum {
 
 enum { HEAD_KIND = 31, HEAD_SHARED = 32, HEAD_SHIFT = 6 };
 #define HEAD_ARG_MAX ((1u << 26) - 1)
+enum { REDUCE = 'R', NEWOBJ = 0x81 };      /* opcodes that make an OBJECT; the third, NEWOBJ_EX, has arguments that are not kept */
 enum { LIST_CELLS = 4, BLOCK_HEAD = 2, OBJECT_CELLS = 5, STR_CELLS = 3 };
 enum { LIST_COUNT = 1, LIST_FIRST, LIST_LAST };
 enum { OBJECT_CALLEE = 1, OBJECT_ARGS, OBJECT_STATE, OBJECT_ITEMS };

@@ -23,6 +23,7 @@ struct item_tensor {
 	bool deflated, big_endian;
 	bool conj, neg;                  /* lazy bits: the stored bytes are those before conjugation / negation */
 	bool c_order;                    /* contiguous in C order, so that a box's rows are runs of bytes */
+	bool requires_grad;
 	uint32_t crc32;
 	bool crc_known;                  /* false: stored as 0, "not computed" */
 };

@@ -2,7 +2,7 @@
  *
  * The stream form of torch before 1.6 has no directory: five pickles one behind the other (magic number, protocol, system
  * information, the object, the list of storage keys), then each storage as an int64 count and its bytes. */
-#include "format/torch_item_impl.h"
+#include "format/torch_item_graph.h"
 
 #include "base/mem.h"
 #include "base/num.h"
@@ -11,8 +11,7 @@
 static const unsigned char stream_magic[] = { 0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46,
 					      0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, 0x2e };
 
-/* Do the first bytes say that this is a stream of torch before 1.6? */
-static bool item_is_stream(const unsigned char *first, size_t n)
+bool item_is_stream(const unsigned char *first, size_t n)
 {
 	/* Any protocol from 2 on writes the number as LONG1. */
 	return n >= sizeof stream_magic && first[0] == 0x80 && first[1] >= 2 && first[1] <= 5 &&

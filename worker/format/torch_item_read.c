@@ -1,18 +1,11 @@
 /* torch_item_read.c: what tensor is in an item. data.pkl is a graph of "would-be calls" (pickle.h); the tensor is found by
  * recognising PyTorch's rebuild functions, never by calling anything. Only dense tensors are described: what DCP can slice. */
-#include "format/torch_item_impl.h"
+#include "format/torch_item_graph.h"
 
 #include <stdio.h>
 
 #include "base/num.h"
 #include "base/reader.h"
-
-/* What a persistent id says: ('storage', class, key, location, count[, view]). */
-struct storage {
-	enum dtype dtype;
-	struct str key;
-	uint64_t bytes;
-};
 
 /* Parameters and subclasses wrap the tensor that they hold. A few levels are enough for what PyTorch makes. */
 enum { WRAPS_MAX = 4 };
@@ -24,13 +17,22 @@ static FALLIBLE enum err not_dense(const struct pickle *pk, pnode n)
 	return ERR(FORMAT_ITEM, "the item holds a %s, not a dense tensor", pickle_class_name(pk, n, name, sizeof name));
 }
 
+bool item_is_tensor(const struct pickle *pk, pnode n)
+{
+	struct str module = pickle_module(pk, n);
+
+	return pickle_kind(pk, n) == PK_OBJECT && str_starts(pickle_name(pk, n), "_rebuild_") &&
+	       (str_is(module, "torch._utils") || str_is(module, "torch._tensor"));
+}
+
 /* torch._utils._rebuild_parameter(data, …) → data; torch._tensor._rebuild_from_type_v2(func, type, args, state) → func(*args) */
-static FALLIBLE enum err unwrap(const struct pickle *pk, pnode n, pnode *func_args, struct str *func)
+static FALLIBLE enum err unwrap(const struct pickle *pk, pnode n, pnode *func_args, struct str *func, bool *requires_grad)
 {
 	for (int i = 0; i < WRAPS_MAX; i++) {
 		pnode args = pickle_args(pk, n), callee;
 		if (pickle_is_call(pk, n, "torch._utils", "_rebuild_parameter") ||
 		    pickle_is_call(pk, n, "torch._utils", "_rebuild_parameter_with_state")) {
+			*requires_grad = pickle_is_true(pk, pickle_at(pk, args, 1));
 			n = pickle_at(pk, args, 0);
 			continue;
 		}
@@ -41,6 +43,7 @@ static FALLIBLE enum err unwrap(const struct pickle *pk, pnode n, pnode *func_ar
 			*func = pickle_name(pk, callee);
 			*func_args = pickle_at(pk, args, 2);
 			if (str_is(*func, "_rebuild_parameter")) {
+				*requires_grad = pickle_is_true(pk, pickle_at(pk, *func_args, 1));
 				n = pickle_at(pk, *func_args, 0);
 				continue;
 			}
@@ -55,7 +58,7 @@ static FALLIBLE enum err unwrap(const struct pickle *pk, pnode n, pnode *func_ar
 	return ERR(FORMAT_ITEM, "a tensor wrapped too often");
 }
 
-static FALLIBLE enum err read_storage(const struct pickle *pk, pnode n, struct storage *s)
+static FALLIBLE enum err read_storage(const struct pickle *pk, pnode n, struct item_storage *s)
 {
 	pnode id = pickle_args(pk, n), cls = pickle_at(pk, id, 1), view = pickle_at(pk, id, 5);
 	struct str name = pickle_name(pk, cls), module = pickle_module(pk, cls);
@@ -143,7 +146,7 @@ static FALLIBLE enum err read_bits(const struct pickle *pk, pnode dict, struct i
 }
 
 /* _rebuild_tensor(storage, offset, size, stride), _v2(…, requires_grad, hooks[, flags]), _v3(…, hooks, dtype[, flags]) */
-static FALLIBLE enum err read_call(const struct pickle *pk, struct str func, pnode args, struct storage *s,
+static FALLIBLE enum err read_call(const struct pickle *pk, struct str func, pnode args, struct item_storage *s,
 				   struct item_tensor *t)
 {
 	bool v3 = str_is(func, "_rebuild_tensor_v3");
@@ -171,7 +174,20 @@ static FALLIBLE enum err read_call(const struct pickle *pk, struct str func, pno
 	return read_bits(pk, pickle_at(pk, args, v3 ? 7 : 6), t);
 }
 
-static FALLIBLE enum err find_record(const struct item *it, const struct storage *s, struct item_tensor *t)
+enum err item_take_record(const struct zip *z, const struct zip_record *r, const struct item_storage *s, struct item_tensor *t)
+{
+	if (r->bytes != s->bytes)
+		return ERR(FORMAT_ITEM, "record '%.*s' has %ju bytes, the tensor's storage %ju", (int)num_min(r->name.n, 80), r->name.p,
+			   (uintmax_t)r->bytes, (uintmax_t)s->bytes);
+	TRY(zip_locate(z, r, &t->payload_off));
+	t->stored_bytes = r->packed_bytes;
+	t->deflated = r->deflated;
+	t->crc32 = r->crc32;
+	t->crc_known = r->crc32 != 0 || r->bytes == 0;
+	return OK;
+}
+
+static FALLIBLE enum err find_record(const struct item *it, const struct item_storage *s, struct item_tensor *t)
 {
 	char name[80];
 	const struct zip_record *r;
@@ -182,19 +198,11 @@ static FALLIBLE enum err find_record(const struct item *it, const struct storage
 	TRY(zip_find(it->zip, str_of(name), &r));
 	if (!r)
 		return ERR(FORMAT_ITEM, "the archive has no record '%s'", name);
-	if (r->bytes != s->bytes)
-		return ERR(FORMAT_ITEM, "record '%s' has %ju bytes, the tensor's storage %ju", name,
-			   (uintmax_t)r->bytes, (uintmax_t)s->bytes);
-	TRY(zip_locate(it->zip, r, &t->payload_off));
-	t->stored_bytes = r->packed_bytes;
-	t->deflated = r->deflated;
-	t->crc32 = r->crc32;
-	t->crc_known = r->crc32 != 0 || r->bytes == 0;
-	return OK;
+	return item_take_record(it->zip, r, s, t);
 }
 
 /* A stream: the list of keys must name this storage alone; then its count and bytes follow. */
-static FALLIBLE enum err find_in_stream(const struct item_source *src, const struct item *it, const struct storage *s,
+static FALLIBLE enum err find_in_stream(const struct item_source *src, const struct item *it, const struct item_storage *s,
 					struct item_tensor *t)
 {
 	struct pickle *keys CLEANUP(pickle_free_ptr) = NULL;
@@ -221,22 +229,33 @@ static FALLIBLE enum err find_in_stream(const struct item_source *src, const str
 	return OK;
 }
 
+enum err item_tensor_of(const struct pickle *pk, pnode n, struct item_tensor *out, struct item_storage *storage_out)
+{
+	struct item_tensor t = { 0 };
+	struct str func = { 0 };
+	bool requires_grad = false;
+	pnode args = 0;
+
+	TRY(unwrap(pk, n, &args, &func, &requires_grad));
+	TRY(read_call(pk, func, args, storage_out, &t));
+	t.requires_grad = requires_grad || pickle_is_true(pk, pickle_at(pk, args, 4));
+	t.payload_bytes = storage_out->bytes;
+	TRY(check_reach(&t));
+	t.c_order = is_c_order(&t);
+	*out = t;
+	return OK;
+}
+
 enum err item_read_tensor(const struct item_source *src, struct item_tensor *out)
 {
 	CLEANUP(item_close) struct item it = { .pickle = BUF_INIT(0) };
-	struct item_tensor t = { 0 };
-	struct storage s;
-	struct str func = { 0 };
-	pnode args = 0;
+	struct item_storage s;
+	struct item_tensor t;
 
 	TRY(item_open(src, ITEM_TENSOR_PICKLE_MAX, &it));
-	TRY(unwrap(it.pk, pickle_root(it.pk), &args, &func));
-	TRY(read_call(it.pk, func, args, &s, &t));
-	t.payload_bytes = s.bytes;
+	TRY(item_tensor_of(it.pk, pickle_root(it.pk), &t, &s));
 	t.big_endian = it.big_endian;
 	TRY(it.zip ? find_record(&it, &s, &t) : find_in_stream(src, &it, &s, &t));
-	TRY(check_reach(&t));
-	t.c_order = is_c_order(&t);
 	*out = t;
 	return OK;
 }

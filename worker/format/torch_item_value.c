@@ -1,7 +1,7 @@
 /* torch_item_value.c: values between Python and JSON. A value becomes JSON only if the way back gives an equal one; everything else
  * stays what it was, an opaque blob, and is only named. Python objects are made from JSON with the few opcodes that every reader
  * allows; int and float stay apart by how the number is written (1, 1.0). */
-#include "format/torch_item_impl.h"
+#include "format/torch_item_graph.h"
 
 #include <math.h>
 

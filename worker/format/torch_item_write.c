@@ -2,7 +2,7 @@
  * unpickler; nothing is memoised, since nothing repeats. Each piece is made by the same function whether it is only measured
  * (item_layout_tensor) or written, so that the sizes cannot disagree. */
 #include "base/num.h"
-#include "format/torch_item_impl.h"
+#include "format/torch_item_graph.h"
 
 #include <isa-l/crc.h>
 

@@ -77,14 +77,30 @@ static const char *name_of(const struct lookup_dir *d, uint64_t i)
 	return (const char *)d->names.p + d->children.v[i].name;
 }
 
+struct naming {
+	struct lookup_dir *d;
+	struct store_at dir;
+};
+
+/* A file that cannot be looked at is none, as far as it matters here. */
+static bool is_checkpoint_file(struct store_at dir, const char *name)
+{
+	enum format format = FORMAT_NONE;
+
+	if (checkpoint_recognise_file(dir, name, &format))
+		err_clear();
+	return format != FORMAT_NONE;
+}
+
 static enum err add_name(void *user, const char *name, unsigned char d_type)
 {
-	struct lookup_dir *d = user;
+	const struct naming *naming = user;
+	struct lookup_dir *d = naming->d;
 	struct child *c;
 
 	if (name[0] == '.' || name[0] == '-' || !str_utf8(str_of(name)))
 		return OK;
-	if (d_type != DT_DIR && (d_type != DT_REG || format_of_file(name) == FORMAT_NONE))
+	if (d_type != DT_DIR && (d_type != DT_REG || !is_checkpoint_file(naming->dir, name)))
 		return OK;
 	if (d->children.n >= NAMES_MAX)
 		return ERR(LIMIT_EXCEEDED, "a directory of more than %d names; use a prefix", NAMES_MAX);
@@ -125,7 +141,7 @@ static FALLIBLE enum err read_names(struct listing *l, struct store_at dir, cons
 		return ERR(NO_MEMORY, "no memory for a list");
 	*fresh = (struct lookup_dir){ .mark = *mark, .settled = lookup_mark_settled(mark), .read_ms = l->begun_ms, .commits = l->commits,
 				      .names = BUF_INIT(1 << 30) };
-	enum err e = store_list(dir, add_name, fresh);
+	enum err e = store_list(dir, add_name, &(struct naming){ fresh, dir });
 	t->names += fresh->children.n;
 	if (e) {
 		dir_free(t, fresh);
@@ -222,9 +238,13 @@ static FALLIBLE enum err open_child(struct listing *l, struct child *c, const ch
 {
 	enum format format;
 
-	if (c->is_file)
-		return put_checkpoint(l, format_of_file(name));
-	enum err e = store_enter(dir, name, out);
+	enum err e;
+
+	if (c->is_file) {
+		e = checkpoint_recognise_file(dir, name, &format);
+		return e || format == FORMAT_NONE ? pass_over(e) : put_checkpoint(l, format);
+	}
+	e = store_enter(dir, name, out);
 	if (!e)
 		e = look_again(l, *out, &c->dir, &format);
 	if (e || format != FORMAT_NONE)

@@ -169,6 +169,8 @@ static FALLIBLE enum err read_value(struct reading *g, struct worker *w, const s
 
 	TRY(begin(g, w, c));
 	TRY(sdict_add_value(g->part.sd, v->fqn, v->rank, v->loc, &index));
+	g->part.sd->values[index].kind = v->kind;
+	g->part.sd->values[index].bytes = v->bytes;
 	TRY(spool_transforms(&g->job, &g->part, false));
 	in.sd = g->part.sd;
 	v = &in.sd->values[index];

@@ -46,6 +46,9 @@ FALLIBLE enum err build_views(struct run_build *b, const struct sdict *sd, const
  * in one such item the first stands for all. */
 FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
 
+/* For verify: a source that is a part of a record is read as the record, which alone has a CRC32; the first stands for all in it. */
+FALLIBLE enum err build_records(struct run_build *b, const struct sdict *sd, uint32_t first);
+
 /* For verify, of sources from `first` on: the digests of the archives around payloads, and the zeros behind items. */
 FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first);
 

@@ -98,7 +98,9 @@ static FALLIBLE enum err scan_side(struct run_build *b, uint32_t src)
 	uint64_t first = b->scans.n;
 	struct run_task *task;
 
-	if (!b->opts.verify || b->srcs.v[src].kind != RUN_SRC_ITEM)
+	const struct run_src *s = &b->srcs.v[src];
+
+	if (!b->opts.verify || (s->kind != RUN_SRC_ITEM && atomic_load(&s->crc_state) != RUN_CRC_KNOWN))
 		return OK;
 	TRY(build_scans(b, src));
 	for (uint64_t i = first; i < b->scans.n; i++) {

@@ -56,6 +56,40 @@ enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const st
 	return OK;
 }
 
+/* A record's CRC32 is of all its bytes: a source that is a part of it has nothing to be compared with. */
+static void set_record(struct run_src *s, const struct sd_record *r)
+{
+	s->crc_wanted = r->crc32;
+	atomic_store(&s->crc_state, RUN_CRC_KNOWN);
+}
+
+enum err build_records(struct run_build *b, const struct sdict *sd, uint32_t first)
+{
+	CLEANUP(mem_free_ptr) bool *seen = mem_zalloc(sd->record_count + 1, sizeof *seen);
+	uint64_t numel;
+
+	if (!seen)
+		return ERR(NO_MEMORY, "no memory for %ju records", (uintmax_t)sd->record_count);
+	for (uint64_t i = 0; i < sd->chunk_count; i++) {
+		const struct sd_record *r = sdict_record(sd, sd->chunks[i].loc);
+		struct run_src *s = &b->srcs.v[first + i];
+		if (!r)
+			continue;
+		bool *done = &seen[r - sd->records];
+		TRY(box_numel(s->ndim, b->dims.v + s->dims_at + s->ndim, &numel));
+		if (s->length == r->length && numel * dtype_bytes((enum dtype)s->dtype) == r->length) {
+			*done = true;
+			continue;
+		}
+		s->kind = RUN_SRC_RAW;
+		s->offset = r->offset;
+		s->length = *done ? 0 : r->length;
+		set_record(s, r);
+		*done = true;
+	}
+	return OK;
+}
+
 static FALLIBLE enum err add_src(struct run_build *b, const struct sdict *sd, const uint32_t *file_map,
 				 const struct manifest *manifest, struct run_src proto, struct str fqn,
 				 struct sd_loc loc)
@@ -74,6 +108,32 @@ static FALLIBLE enum err add_src(struct run_build *b, const struct sdict *sd, co
 	return add_digests(b, s, manifest, sd->files[loc.file].name);
 }
 
+static FALLIBLE enum err add_strides(struct run_build *b, const struct sd_strided *view, uint32_t ndim, struct run_src *s)
+{
+	TRY(vec_reserve(&b->dims, ndim));
+	s->strides_at = 1 + b->dims.n;
+	s->conj = view->conj;
+	s->neg = view->neg;
+	if (ndim)
+		memcpy(b->dims.v + b->dims.n, view->strides, ndim * sizeof *view->strides);
+	b->dims.n += ndim;
+	return OK;
+}
+
+static FALLIBLE enum err add_chunk_src(struct run_build *b, const struct sdict *sd, const uint32_t *file_map, const struct manifest *m,
+				       struct run_src proto, const struct sd_chunk *c)
+{
+	const struct sd_record *r = sdict_record(sd, c->loc);
+	const struct sd_strided *view = sd_strided_of(sd, c->loc);
+
+	TRY(run_add_dims(b, c->dims, proto.ndim, &proto.dims_at));
+	if (view)
+		TRY(add_strides(b, view, proto.ndim, &proto));
+	if (r && r->offset == c->loc.offset && r->length == c->loc.length)
+		set_record(&proto, r);
+	return add_src(b, sd, file_map, m, proto, sd->tensors[c->tensor].fqn, c->loc);
+}
+
 enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src_kind kind, const uint32_t *file_map,
 		       const struct manifest *manifest, uint32_t *first_out)
 {
@@ -89,9 +149,8 @@ enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src
 		if (c->tensor != tensor)
 			TRY(run_add_string(b, t->fqn, &fqn_at));
 		tensor = c->tensor;
-		TRY(run_add_dims(b, c->dims, t->ndim, &proto.dims_at));
 		proto.fqn_at = fqn_at;
-		TRY(add_src(b, sd, file_map, manifest, proto, t->fqn, c->loc));
+		TRY(add_chunk_src(b, sd, file_map, manifest, proto, c));
 	}
 	for (uint64_t i = 0; i < sd->value_count; i++) {
 		const struct sd_value *v = &sd->values[i];
@@ -462,7 +521,7 @@ static bool can_cut(struct run_build *b, const struct run_src *s)
 	struct item_layout l;
 
 	if (s->kind != RUN_SRC_ITEM)
-		return s->kind == RUN_SRC_PLAIN;
+		return s->kind == RUN_SRC_PLAIN && !s->strides_at;
 	return sources_layout(s, sizes, &l) && digests_usable(b, s, l.payload_bytes);
 }
 

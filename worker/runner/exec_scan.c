@@ -181,7 +181,7 @@ static FALLIBLE enum err check_crc(struct slot *s, uint32_t index)
 			atomic_fetch_add(&src->unverified, scans[i].end - scans[i].begin);
 		return OK;
 	}
-	if (src->kind != RUN_SRC_ITEM || atomic_load(&src->crc_state) != RUN_CRC_KNOWN)
+	if (atomic_load(&src->crc_state) != RUN_CRC_KNOWN)
 		return check_item(s, index);
 	if (crc == src->crc_wanted) {
 		atomic_fetch_add(&run->head->verified_bytes, scans[src->scan_count - 1].end);
@@ -511,7 +511,7 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 	}
 	if (src->kind == RUN_SRC_RAW && src->gap && stands_for_all(scan))
 		TRY(read_gap(s, scan->src));
-	if (src->kind == RUN_SRC_RAW && !src->by_blocks)
+	if (src->kind == RUN_SRC_RAW && !src->by_blocks && atomic_load(&src->crc_state) != RUN_CRC_KNOWN)
 		return take_odd(s, sc);
 	if (reads_whole(s, src, scan->src)) {
 		sc->whole_item = true;

@@ -48,8 +48,8 @@ struct run_file {
 
 enum run_src_kind {
 	RUN_SRC_ITEM,                  /* a torch.save archive: header first, then payload */
-	RUN_SRC_PLAIN,                 /* [offset, offset + length) is the payload in C order: segments, safetensors */
-	RUN_SRC_RAW,                   /* bytes without structure: a BYTE_IO item */
+	RUN_SRC_PLAIN,                 /* [offset, offset + length) is the payload in C order, or by strides_at: segments, safetensors */
+	RUN_SRC_RAW,                   /* bytes without structure: a BYTE_IO item, a record of several views */
 };
 
 enum run_crc_state { RUN_CRC_UNSEEN, RUN_CRC_KNOWN, RUN_CRC_UNKNOWN };
@@ -65,9 +65,11 @@ struct run_src {
 	uint8_t casts[VIEW_CASTS_MAX]; /* dtypes that its elements become, one after the other, before the target's */
 	uint32_t view_of;              /* 1 + the source that this one is a view of, which checks its bytes; 0: none */
 	uint64_t view_at;              /* a view: in dims: first element, then ndim strides, in elements of the other's box in C order */
+	bool conj, neg;                /* PLAIN: lazy bits of a view */
 	uint32_t file, ndim, rank;
 	uint32_t fqn_len, digest_count;
 	uint64_t offset, length, fqn_at, dims_at;
+	uint64_t strides_at;           /* PLAIN: 1 + where in `dims` the strides of a view are, in elements; 0: C order */
 	uint32_t named_file;           /* errors name this place: not that in a spool */
 	uint64_t named_at;
 	uint64_t digest_at;            /* digest_count entries of `digests`: what a manifest says of this item */
@@ -77,7 +79,7 @@ struct run_src {
 	uint64_t first_scan;           /* this source's scans are in a row */
 	uint32_t piece_count, scan_count;
 	_Atomic uint32_t scans_left;
-	uint32_t crc_wanted;           /* from the archive, set by whoever reads the header; see crc_state */
+	uint32_t crc_wanted;           /* of its record, or of its archive, set by whoever reads the head; see crc_state */
 	_Atomic uint32_t crc_state;    /* enum run_crc_state */
 	_Atomic uint32_t damaged;      /* verify: its head, so that no more is looked at */
 	_Atomic uint64_t unverified;   /* bytes that nothing could be compared with */

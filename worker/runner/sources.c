@@ -75,6 +75,12 @@ static void sort_dims(struct src_info *info, uint32_t ndim, const int64_t *sizes
 			info->strides[i] = stride;
 }
 
+static void set_strides(struct src_info *info, uint32_t ndim, const int64_t *sizes, const int64_t *strides)
+{
+	memcpy(info->strides, strides, ndim * sizeof *strides);
+	sort_dims(info, ndim, sizes);
+}
+
 static FALLIBLE enum err check_item(const struct run_src *s, const int64_t *sizes, const struct item_tensor *t)
 {
 	char a[96], b[96];
@@ -114,8 +120,7 @@ static FALLIBLE enum err remember(struct sources *s, uint32_t src, const struct 
 				   .dtype = rs->dtype, .payload_off = t.payload_off,
 				   .payload_bytes = t.payload_bytes, .stored_bytes = t.stored_bytes,
 				   .storage_offset = t.storage_offset };
-	memcpy(info->strides, t.strides, t.ndim * sizeof *t.strides);
-	sort_dims(info, t.ndim, sizes);
+	set_strides(info, t.ndim, sizes, t.strides);
 	info->dense = info->dense && !t.deflated;
 	rs->crc_wanted = t.crc32;
 	atomic_store(&rs->crc_state, t.crc_known ? RUN_CRC_KNOWN : RUN_CRC_UNKNOWN);
@@ -239,6 +244,18 @@ static FALLIBLE enum err remember_view(struct sources *s, uint32_t src, const st
 	return OK;
 }
 
+static void set_view(const struct run *run, struct src_info *info, uint32_t src, const int64_t *sizes)
+{
+	const struct run_src *rs = &run->srcs[src];
+
+	set_plain(info, rs, src, sizes, 0, rs->length);
+	if (!rs->strides_at)
+		return;
+	info->conj = rs->conj;
+	info->neg = rs->neg;
+	set_strides(info, rs->ndim, sizes, run->dims + rs->strides_at - 1);
+}
+
 bool sources_known(struct sources *s, uint32_t src)
 {
 	struct src_info *info = &s->cache[src & (SRC_CACHE - 1)];
@@ -251,7 +268,7 @@ bool sources_known(struct sources *s, uint32_t src)
 	if (rs->view_of)
 		return sources_known(s, rs->view_of - 1);
 	if (rs->kind != RUN_SRC_ITEM)
-		set_plain(info, rs, src, sizes, 0, rs->length);
+		set_view(s->run, info, src, sizes);
 	else if (sources_layout(rs, sizes, &l))
 		set_plain(info, rs, src, sizes, l.payload_off, l.payload_bytes);
 	return info->src == src;

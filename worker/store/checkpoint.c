@@ -67,6 +67,22 @@ enum err checkpoint_format_of_dir(struct store_at dir, enum format *out)
 	return OK;
 }
 
+enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out)
+{
+	unsigned char first[FORMAT_FIRST_BYTES];
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	struct stat st;
+
+	TRY(store_open_file(dir, name, STORE_READ, &file));
+	TRY(store_stat(file, "", &st));
+	size_t n = (size_t)num_min((uint64_t)st.st_size, sizeof first);
+	TRY(store_read(file, first, n, 0, name));
+	*out = format_of_bytes(first, n);
+	if (*out == FORMAT_NONE)
+		*out = format_of_file(name);
+	return OK;
+}
+
 enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out)
 {
 	struct store_at dir;
@@ -77,10 +93,8 @@ enum err checkpoint_recognise(const struct store *store, const char *name, enum 
 	if (e == ERR_NOT_FOUND)
 		return OK;
 	TRY(e);
-	if (S_ISREG(st.st_mode)) {
-		*out = format_of_file(name);
-		return OK;
-	}
+	if (S_ISREG(st.st_mode))
+		return checkpoint_recognise_file(store_top(store), name, out);
 	if (!S_ISDIR(st.st_mode))
 		return OK;
 	TRY(store_enter(store_top(store), name, &dir));
@@ -297,13 +311,19 @@ static enum err source_bytes_of(void *user, const char *name, uint64_t *out)
 	return err_at_file(e, name, -1);
 }
 
-static enum err source_read_front(void *user, const char *name, void *into, uint64_t n)
+/* Keeps the file open that is read: the directory of an archive is looked at in many places. */
+static enum err read_part(void *user, const char *name, uint64_t offset, void *into, uint64_t n)
 {
-	const struct checkpoint *c = user;
-	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	struct checkpoint *c = user;
 
-	TRY(err_at_file(store_open_file(c->dir, name, STORE_READ, &file), name, -1));
-	return err_at_file(store_read(file, into, n, 0, name), name, 0);
+	if (c->reading.handle < 0 || strcmp(c->reading_name, name) != 0) {
+		if (strlen(name) >= sizeof c->reading_name)
+			return ERR(FORMAT_METADATA, "a file name of %zu bytes", strlen(name));
+		store_close(&c->reading);
+		TRY(err_at_file(store_open_file(c->dir, name, STORE_READ, &c->reading), name, -1));
+		memcpy(c->reading_name, name, strlen(name) + 1);
+	}
+	return err_at_file(store_read(c->reading, into, n, offset, name), name, (int64_t)offset);
 }
 
 /* A head that the manifest does not list has nothing to be compared with, and is counted as that. */
@@ -316,7 +336,7 @@ static enum err source_read_head(void *user, const char *name, uint64_t n, void 
 	*out = mem_alloc(n);
 	if (!*out)
 		return ERR(NO_MEMORY, "no memory for %ju bytes of a header", (uintmax_t)n);
-	TRY(source_read_front(user, name, *out, n));
+	TRY(read_part(user, name, 0, *out, n));
 	if (!item || !item->raw) {
 		c->unchecked_bytes += n;
 		return OK;
@@ -380,7 +400,7 @@ static FALLIBLE enum err open_listed(struct checkpoint *c, struct listing *l)
 	uint64_t m = l->metadata.n, p = l->payload.n;
 	CLEANUP(mem_free_ptr) const char **names = mem_zalloc(m + p + 1, sizeof *names);
 	struct format_source source = { .user = c, .metadata = names, .metadata_count = m, .payload_count = p,
-					.read_all = source_read_all, .read = source_read_front, .read_head = source_read_head,
+					.read_all = source_read_all, .read = read_part, .read_head = source_read_head,
 					.bytes_of = source_bytes_of };
 
 	c->ranks = mem_zalloc(m + 1, sizeof *c->ranks);
@@ -401,13 +421,23 @@ static FALLIBLE enum err open_listed(struct checkpoint *c, struct listing *l)
 	return format_open(c->format, &source, &c->sd);
 }
 
+static FALLIBLE enum err note_single(struct listing *l, const char *name)
+{
+	struct found *f;
+
+	TRY(vec_push(&l->payload, &f));
+	*f = (struct found){ mem_strdup(name), -1 };
+	return f->name ? OK : ERR(NO_MEMORY, "no memory for a file's name");
+}
+
 static FALLIBLE enum err open_format(struct checkpoint *c, const char *single)
 {
 	struct listing l = { .c = c };
 
-	enum err e = single ? note_file(&l, single, DT_REG) : store_list(c->dir, note_file, &l);
+	enum err e = single ? note_single(&l, single) : store_list(c->dir, note_file, &l);
 	if (!e)
 		e = open_listed(c, &l);
+	store_close(&c->reading);
 	for (uint64_t i = 0; i < l.metadata.n; i++)
 		mem_free(l.metadata.v[i].name);
 	for (uint64_t i = 0; i < l.payload.n; i++)
@@ -567,6 +597,7 @@ enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *
 
 	if (!c)
 		return ERR(NO_MEMORY, "no memory for a checkpoint");
+	c->reading = STORE_NOTHING;
 	c->world_size = 1;
 	c->verifies = checked;
 	if (ref->kind != REF_CHECKPOINT || ref->name.n >= sizeof c->name)

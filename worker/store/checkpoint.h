@@ -15,6 +15,8 @@ struct checkpoint {
 	char name[4096];               /* in the store */
 	bool single;                   /* `name` is a file, which is the whole checkpoint */
 	struct store_at dir;           /* with its files */
+	struct store_at reading;       /* while it is opened: the file of this name */
+	char reading_name[256];
 	struct sdict *sd;
 	struct manifest *manifest;     /* NULL: not ours, or outdated */
 	char outdated[64];             /* "": none; else the metadata file that PyTorch has written since, with all others */
@@ -29,6 +31,8 @@ struct checkpoint {
 
 /* The format of the checkpoint at `name`; FORMAT_NONE: nothing is there, or something else. */
 FALLIBLE enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out);
+/* The same of a file of a directory. What lies in it counts more than its name. */
+FALLIBLE enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out);
 FALLIBLE enum err checkpoint_format_of_dir(struct store_at dir, enum format *out);
 /* The directory that its files are in; *file_out: the last part of `name` if that is a file, which is all of it then; else NULL. */
 FALLIBLE enum err checkpoint_open_dir(const struct store *store, const char *name, struct store_at *out, const char **file_out);

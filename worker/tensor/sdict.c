@@ -208,6 +208,9 @@ enum err sdict_copy_files(struct sdict *sd, const struct sdict *from)
 
 	for (uint64_t i = 0; i < from->file_count; i++)
 		TRY(sdict_add_file(sd, from->files[i].name, from->files[i].rank, &index));
+	sd->strided = from->strided;
+	sd->records = from->records;
+	sd->record_count = from->record_count;
 	sd->origins = from->origins;
 	return OK;
 }
@@ -234,6 +237,22 @@ enum err sdict_add_chunk_of(struct sdict *sd, uint32_t tensor, const struct sd_c
 	TRY(chunk_room(sd, tensor));
 	put_chunk(sd, &(struct sd_chunk){ c->dims, tensor, c->rank, c->loc });
 	return OK;
+}
+
+const struct sd_record *sdict_record(const struct sdict *sd, struct sd_loc loc)
+{
+	uint64_t lo = 0, hi = sd->record_count;
+
+	while (lo < hi) { /* the first that begins behind the range's begin */
+		uint64_t mid = lo + (hi - lo) / 2;
+		const struct sd_record *r = &sd->records[mid];
+		if (r->file < loc.file || (r->file == loc.file && r->offset <= loc.offset))
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	const struct sd_record *r = lo ? &sd->records[lo - 1] : NULL;
+	return r && r->file == loc.file && num_inside(loc.offset - r->offset, loc.length, r->length) ? r : NULL;
 }
 
 enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct sd_loc loc, uint32_t *index_out)

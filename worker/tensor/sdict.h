@@ -13,11 +13,13 @@
 #include "base/str.h"
 #include "tensor/dtype.h"
 
-/* A key path: what PyTorch's planner_data holds per flat key. key.p == NULL: a list position. */
+/* A key path: what PyTorch's planner_data holds per flat key. key.p == NULL: a list position. Flattening makes text of dict keys that are
+ * ints; index == SD_PATH_INT_KEY remembers that the key was one, where the source says so. */
 struct sd_path_part {
 	struct str key;
 	int64_t index;
 };
+enum { SD_PATH_INT_KEY = 1 };
 struct sd_path {
 	const struct sd_path_part *parts;
 	uint32_t count;               /* 0: the source has no paths (planner_data None) */
@@ -26,16 +28,30 @@ struct sd_path {
 /* Where the bytes of a chunk or value lie. */
 struct sd_loc {
 	uint32_t file;                /* index into sdict.files, or SD_NO_FILE: nowhere yet */
-	uint32_t transform;           /* index + 1 into sdict.transforms; 0: none; SD_SPOOLED | index into sdict.origins: undone */
+	uint32_t transform;           /* index + 1 into sdict.transforms; 0: none; SD_SPOOLED | index into sdict.origins: undone;
+	                               * SD_STRIDED | index into sdict.strided */
 	uint64_t offset, length;      /* of the stored item in the file (segment image: of the entry's raw data) */
 };
 #define SD_NO_FILE UINT32_MAX
 #define SD_SPOOLED 0x80000000u
+#define SD_STRIDED 0x40000000u
 
 /* Place in the checkpoint of an item whose transform was undone into a spool: errors and reports name this place. */
 struct sd_origin {
 	uint32_t file;
 	uint64_t offset;
+};
+
+/* How a chunk lies in its range of bytes, if that is not its box in C order and as it is: a view of a storage. */
+struct sd_strided {
+	const int64_t *strides;       /* ndim, in elements */
+	bool conj, neg;               /* lazy bits: the stored elements are those before conjugation or negation */
+};
+
+/* A range of a file that has a CRC32 of its own, whatever chunks lie in it (a record of a torch.save file). */
+struct sd_record {
+	uint32_t file, crc32;
+	uint64_t offset, length;
 };
 
 struct sd_chunk {
@@ -103,6 +119,9 @@ struct sdict {
 	uint64_t file_count, file_cap;
 	struct str *transforms;       /* descriptor lists joined by ' ' in stored order, e.g. "stream.zstd/1" */
 	uint64_t transform_count, transform_cap;
+	const struct sd_strided *strided; /* as long-lived as origins */
+	const struct sd_record *records; /* sorted by file and offset, apart from each other; as long-lived as origins */
+	uint64_t record_count;
 	const struct sd_origin *origins; /* of spooled items; in the arena of the checkpoint's sdict, which outlives the others */
 	bool has_paths;               /* false: planner_data was None */
 	struct table(struct table_item) names; /* by FQN; see sdict_find */
@@ -132,7 +151,7 @@ FALLIBLE enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint
 					  uint32_t *index_out);
 FALLIBLE enum err sdict_add_differing(struct sdict *sd, uint32_t value, uint32_t rank, struct str bytes);
 FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out);
-/* All files of another sdict, under the same numbers, and where its spooled items come from. */
+/* All files of another sdict, under the same numbers, with its strides and records, and where its spooled items come from. */
 FALLIBLE enum err sdict_copy_files(struct sdict *sd, const struct sdict *from);
 FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
 /* Tensors and chunks of another sdict, by reference: FQN, shape, path and dims are not copied. sdict_borrow comes first: it keeps
@@ -144,13 +163,21 @@ FALLIBLE enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct 
 /* The path of a key that was `old`: it keeps the parts that the new name still ends with; what is in front becomes one part. */
 FALLIBLE enum err sdict_rename_path(struct sdict *sd, struct sd_path from, struct str old, struct str name, struct sd_path *out);
 
+/* The record that a range of bytes lies in; NULL: none. */
+const struct sd_record *sdict_record(const struct sdict *sd, struct sd_loc loc);
+
 /* The tensor's index, SD_VALUE_BIT | the value's, or SD_NONE. */
 uint32_t sdict_find(const struct sdict *sd, struct str fqn);
 /* NULL if absent or of the other kind. Good until the next tensor or value is added. */
 struct sd_tensor *sdict_tensor(const struct sdict *sd, struct str fqn);
 struct sd_value *sdict_value(const struct sdict *sd, struct str fqn);
 
-static inline bool sd_is_transformed(struct sd_loc loc) { return loc.transform && !(loc.transform & SD_SPOOLED); }
+static inline bool sd_is_transformed(struct sd_loc loc) { return loc.transform && !(loc.transform & (SD_SPOOLED | SD_STRIDED)); }
+/* NULL: C order, as it is, or the stored item says. */
+static inline const struct sd_strided *sd_strided_of(const struct sdict *sd, struct sd_loc loc)
+{
+	return loc.transform & SD_STRIDED && !(loc.transform & SD_SPOOLED) ? &sd->strided[loc.transform & ~SD_STRIDED] : NULL;
+}
 static inline struct sd_origin sd_origin_of(const struct sdict *sd, struct sd_loc loc)
 {
 	return loc.transform & SD_SPOOLED ? sd->origins[loc.transform & ~SD_SPOOLED] : (struct sd_origin){ loc.file, loc.offset };

@@ -1,0 +1,47 @@
+/* hf_index.h: the index of a directory in Hugging Face's layout, which says in which file a tensor lies. Both of safetensors files and of
+ * torch.save's. */
+#pragma once
+#include "base/map.h"
+#include "base/vec.h"
+#include "format/format.h"
+
+/* A tensor of the index, and the file that the index says it lies in. */
+struct hf_home {
+	struct str fqn;
+	uint32_t file;                 /* into `files` */
+	bool found;
+};
+
+/* A file that the index names. */
+struct hf_file {
+	struct str name;
+	uint64_t room;                 /* how many more tensors the file can describe */
+};
+
+struct hf_index_limits {
+	uint64_t head_max, entry_min;  /* the most bytes of a file that describe tensors; the fewest that describe one */
+	enum err bad;                  /* the code of errors in the text */
+};
+
+struct hf_index {
+	const struct format_source *s;
+	struct arena *arena;
+	void *text;                    /* FQNs point into it */
+	struct vec(struct hf_file) files;
+	struct vec(struct hf_home) homes; /* one per tensor of the index */
+	struct map by_file, by_fqn;
+	bool there;
+	const struct hf_index_limits *limits;
+};
+
+/* Reads the source's one metadata file, if it has one; else the index is empty, and `there` is false. The source and the limits outlive
+ * *out, which the caller frees (hf_index_free), after an error too. */
+FALLIBLE enum err hf_index_read(const struct format_source *s, const struct hf_index_limits *limits, struct hf_index *out);
+void hf_index_free(struct hf_index *ix);
+/* Opens each file of the directory: those that the index names, or all payload files if there is none. */
+typedef enum err hf_index_open(void *user, const char *name);
+FALLIBLE enum err hf_index_each(const struct hf_index *ix, hf_index_open *open_file, void *user);
+/* Is the tensor to be taken from this file? Of one that several hold (tied weights), the index names one. Marks it as found. */
+bool hf_index_takes(struct hf_index *ix, struct str fqn, struct str file);
+/* ERR_CHECKPOINT_INCOMPLETE unless each tensor that the index names was found in the file that it names. */
+FALLIBLE enum err hf_index_check(const struct hf_index *ix);

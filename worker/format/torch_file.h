@@ -1,0 +1,52 @@
+/* torch_file.h: one file that torch.save wrote, whole: its tensors and values under the names that DCP gives them, and where each
+ * tensor's storage lies, so that bytes are read when they are wanted and no others. One file may be a checkpoint, or one of many (a rank's,
+ * a shard).
+ *
+ *     torch.save file ──► pickle graph ──► leaves: FQN, path, tensor | value ──► storages: file offset, bytes, CRC32
+ *
+ * Containers are walked as flatten_state_dict of torch.distributed.checkpoint walks them: dicts always, lists that hold a tensor, a dict or
+ * such a list; tuples are values. Nothing is executed: classes that hold tensors in ways of their own (quantized, sparse, modules) are
+ * refused by name, any other object is an opaque value, taken over as it is. */
+#pragma once
+#include "base/map.h"
+#include "base/vec.h"
+#include "format/torch_item_graph.h"
+#include "tensor/sdict.h"
+
+struct torch_leaf {
+	struct str fqn;
+	struct sd_path path;
+	pnode node;
+	bool is_tensor;
+	uint32_t storage;                /* of a tensor: index into storages */
+	struct item_tensor tensor;       /* sizes, strides and offset in the storage */
+};
+
+/* A storage that leaves refer to: several leaves, if they are views of it or tied. */
+struct torch_storage {
+	struct item_storage says;
+	bool found;
+	uint64_t offset;                 /* in the file */
+	uint32_t crc32;
+	bool crc_known;
+};
+
+struct torch_file {
+	struct item item;                /* the graph is item.pk */
+	struct arena *arena;             /* of FQNs and paths */
+	struct vec(struct torch_leaf) leaves;
+	struct vec(struct torch_storage) storages;
+	struct map by_key;               /* storage key → index into storages */
+};
+
+/* Do the first bytes of a file say that torch.save wrote it? TORCH_FILE_FIRST bytes are enough. */
+enum { TORCH_FILE_FIRST = 512 };
+bool torch_file_is(const void *first, size_t n);
+
+/* `src` must stay as long as the file. ERR_FORMAT_ZIP, ERR_FORMAT_PICKLE, ERR_FORMAT_ITEM, ERR_FORMAT_UNSUPPORTED (a class or container
+ * that is refused by name), ERR_DTYPE_UNSUPPORTED, ERR_LIMIT_EXCEEDED; with FQN and offset where there are any. */
+FALLIBLE enum err torch_file_open(const struct item_source *src, struct torch_file *out);
+void torch_file_close(struct torch_file *f);             /* for CLEANUP too */
+
+/* Adds all leaves to an sdict, as tensors of one chunk and values of `rank`. file: its number in the sdict. */
+FALLIBLE enum err torch_file_add(const struct torch_file *f, struct sdict *sd, uint32_t file, uint32_t rank);
