@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "lib"))
@@ -21,6 +23,7 @@ import dcpd as lib  # noqa: E402
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: tests interrupt programs, and themselves
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "dcpd-hypothesis")  # not a folder in the tree
     config.addinivalue_line("markers", "slow: only in make check-full")
     config.addinivalue_line("markers", "long: not in plain make check, which must stay short; in make check LONG=1, see the README")
     config.addinivalue_line("markers", "seconds(n): on an idle machine it may need as long as this, not 120 s")

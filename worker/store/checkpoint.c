@@ -71,8 +71,12 @@ enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum f
 {
 	unsigned char first[FORMAT_FIRST_BYTES];
 	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	struct format_file part;
 	struct stat st;
 
+	*out = FORMAT_NONE;
+	if (format_file(name, &part) && !format_is_file(part.format)) /* a .distcp begins as a file of torch.save does */
+		return OK;
 	TRY(store_open_file(dir, name, STORE_READ, &file));
 	TRY(store_stat(file, "", &st));
 	size_t n = (size_t)num_min((uint64_t)st.st_size, sizeof first);
