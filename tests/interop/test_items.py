@@ -338,6 +338,11 @@ def patterns(name):
         n = 40000
         x = torch.randn(n, generator=g, dtype=torch.float64) * torch.exp2(torch.randint(-40, 40, (n,), generator=g).double())
         t = torch.cat([t, (torch.view_as_complex(x.view(-1, 2)) if "complex" in name else x).to(dtype)])
+    if name in ("float64", "float32"):  # halfway between two numbers of each smaller type, or next to it
+        half = [torch.arange(1 << 16, dtype=torch.int64) << 16 | 1 << b for b in (12, 15)]
+        half += [torch.arange(0, 1 << 13, dtype=torch.int64) << 19 | 1 << b for b in (18, 19, 20)]
+        ties = torch.cat([h + d for h in half for d in (-1, 0, 1)]).to(torch.uint32).view(torch.float32)
+        t = torch.cat([t, ties.to(dtype)])
     if name.startswith("int"):
         t = torch.cat([t, t >> 8 * (size // 2)])
     return t

@@ -2,8 +2,14 @@
  * that: small floats are floats with few bits, so every element passes through one of four carriers that holds it exactly
  * (int64, uint64, float, double), and 22 loads and 4 x 13 stores say everything. A block of them stays in the L1 cache.
  * Complex elements are two of their component. */
-/* The loops are simple enough for the vectoriser, but -O2 does not try: twice as fast to bfloat16. */
+/* The loops are simple enough for the vectoriser, but -O2 does not try; and each is compiled for three generations of x86-64, of which the
+ * loader picks the one that the CPU has: up to ten times as fast as for the first alone. Sanitizers cannot be in what the loader calls. */
 #pragma GCC optimize("O3")
+#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
 
 #include "tensor/cast.h"
 
@@ -56,8 +62,8 @@ static enum carrier carrier_of(enum dtype d)
 	}                                                                           \
 	break
 
-/* n elements that lie `step` elements apart. table: what the 256 codes of an 8-bit float mean. */
-static void load(union block *b, enum dtype d, const void *src, size_t step, size_t n, const float *table)
+/* n elements that lie `step` elements apart. */
+FOR_EACH_CPU static void load(union block *b, enum dtype d, const void *src, size_t step, size_t n)
 {
 	switch (d) {
 	case DT_FLOAT64: LOAD(double, f64, v);
@@ -73,7 +79,11 @@ static void load(union block *b, enum dtype d, const void *src, size_t step, siz
 	case DT_UINT16: LOAD(uint16_t, i64, v);
 	case DT_UINT8: LOAD(uint8_t, i64, v);
 	case DT_BOOL: LOAD(uint8_t, i64, v != 0);
-	default: LOAD(uint8_t, f32, table[v]);
+	case DT_FLOAT8_E4M3FN: LOAD(uint8_t, f32, f8_decode(&f8_e4m3fn, v));
+	case DT_FLOAT8_E5M2: LOAD(uint8_t, f32, f8_decode(&f8_e5m2, v));
+	case DT_FLOAT8_E4M3FNUZ: LOAD(uint8_t, f32, f8_decode(&f8_e4m3fnuz, v));
+	case DT_FLOAT8_E5M2FNUZ: LOAD(uint8_t, f32, f8_decode(&f8_e5m2fnuz, v));
+	default: LOAD(uint8_t, f32, f8_e8m0_decode(v));
 	}
 }
 
@@ -137,7 +147,7 @@ static uint32_t to_u32(double v)
 	case DT_INT8: STORE(uint8_t, to_i32(x));                                    \
 	case DT_UINT8: STORE(uint8_t, to_u8(x))
 
-static void store_i64(void *dst, enum dtype d, const int64_t *b, size_t n)
+FOR_EACH_CPU static void store_i64(void *dst, enum dtype d, const int64_t *b, size_t n)
 {
 	switch (d) {
 	STORE_INTS(b[i]);
@@ -145,7 +155,7 @@ static void store_i64(void *dst, enum dtype d, const int64_t *b, size_t n)
 	}
 }
 
-static void store_u64(void *dst, enum dtype d, const uint64_t *b, size_t n)
+FOR_EACH_CPU static void store_u64(void *dst, enum dtype d, const uint64_t *b, size_t n)
 {
 	switch (d) {
 	STORE_INTS(b[i]);
@@ -153,7 +163,7 @@ static void store_u64(void *dst, enum dtype d, const uint64_t *b, size_t n)
 	}
 }
 
-static void store_f32(void *dst, enum dtype d, const float *b, size_t n)
+FOR_EACH_CPU static void store_f32(void *dst, enum dtype d, const float *b, size_t n)
 {
 	switch (d) {
 	STORE_INTS_OF_FLOAT((double)b[i], to_i32);
@@ -161,7 +171,7 @@ static void store_f32(void *dst, enum dtype d, const float *b, size_t n)
 	}
 }
 
-static void store_f64(void *dst, enum dtype d, const double *b, size_t n)
+FOR_EACH_CPU static void store_f64(void *dst, enum dtype d, const double *b, size_t n)
 {
 	switch (d) {
 	STORE_INTS_OF_FLOAT(b[i], to_i64);
@@ -209,7 +219,7 @@ static void or_imaginary(uint8_t *dst, enum dtype part, const unsigned char *ima
 	union block b;
 	uint8_t more[BLOCK];
 
-	load(&b, part, imag, 2, n, NULL);
+	load(&b, part, imag, 2, n);
 	store(more, DT_BOOL, &b, carrier_of(part), n);
 	for (size_t i = 0; i < n; i++)
 		dst[i] |= more[i];
@@ -230,7 +240,6 @@ enum err cast_run(void *dst, enum dtype to, const void *src, enum dtype from, si
 	bool spread_out = dtype_is_complex(to) && !both;
 	unsigned char parts[BLOCK * 8], *out = dst;
 	const unsigned char *in = src;
-	float table[256];
 	union block b;
 
 	TRY(cast_check(to, from));
@@ -239,15 +248,13 @@ enum err cast_run(void *dst, enum dtype to, const void *src, enum dtype from, si
 			memcpy(dst, src, n * dtype_bytes(to));
 		return OK;
 	}
-	if (dtype_is_float(from_part) && dtype_bytes(from_part) == 1)
-		f8_table(from_part, table);
 	for (size_t left = both ? 2 * n : n; left > 0;) {
 		size_t some = left < BLOCK ? left : BLOCK;
 		unsigned char *to_here = spread_out ? parts : out;
 		if (from_part == to_part && to != DT_COMPLEX32) { /* PyTorch converts in that one */
 			copy_parts(to_here, in, step, dtype_bytes(to_part), some);
 		} else {
-			load(&b, from_part, in, step, some, table);
+			load(&b, from_part, in, step, some);
 			store(to_here, to_part, &b, carrier_of(from_part), some);
 		}
 		if (spread_out)

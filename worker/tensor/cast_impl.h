@@ -70,43 +70,36 @@ static const struct f8 f8_e5m2 = { 2, 15, 0x47800000, 0x7C, 0x7F, false };
 static const struct f8 f8_e4m3fnuz = { 3, 8, 0x43800000, 0x80, 0x80, true };
 static const struct f8 f8_e5m2fnuz = { 2, 16, 0x47800000, 0x80, 0x80, true };
 
+/* Every branch is worked out and one result chosen, as vectors do it. */
 static inline uint8_t f8_encode(const struct f8 *k, float f)
 {
-	uint32_t u = f32_bits(f), a = u & 0x7FFFFFFF, code, drop = 23 - k->mantissa_bits;
+	uint32_t u = f32_bits(f), a = u & 0x7FFFFFFF, drop = 23 - k->mantissa_bits;
 	uint32_t smallest = (128 - k->bias) << 23;       /* the smallest normal value */
-	uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+	uint32_t magic = (128 - k->bias + drop) << 23;   /* its last bit is the smallest subnormal: adding it rounds as wanted */
+	uint32_t low = f32_bits(f32_of(a) + f32_of(magic)) - magic;
+	uint32_t normal = (a - ((127 - k->bias) << 23) + (1u << (drop - 1)) - 1 + (a >> drop & 1)) >> drop;
+	uint32_t code = a < smallest ? low : normal, sign = u >> 24 & 0x80;
 
-	if (a > 0x7F800000)
-		return k->unsigned_zero ? 0x80 : k->nan | sign;
-	if (a >= k->over_bits) {
-		code = k->over;
-	} else if (a < smallest) {
-		/* Adding a power of two whose last bit is the smallest subnormal rounds as wanted. */
-		uint32_t magic = (128 - k->bias + drop) << 23;
-		code = f32_bits(f32_of(a) + f32_of(magic)) - magic;
-	} else {
-		code = (a - ((127 - k->bias) << 23) + (1u << (drop - 1)) - 1 + (a >> drop & 1)) >> drop;
-	}
-	if (k->unsigned_zero)
-		return code == 0 ? 0 : code >= 0x80 ? 0x80 : (uint8_t)(code | sign);
-	return (uint8_t)(code | sign);
+	code = a >= k->over_bits ? k->over : code;
+	code = a > 0x7F800000 ? k->nan : code;
+	if (!k->unsigned_zero)
+		return (uint8_t)(code | sign);
+	return (uint8_t)(code == 0 ? 0 : code >= 0x80 ? 0x80 : code | sign);
 }
 
 static inline float f8_decode(const struct f8 *k, uint8_t code)
 {
 	uint32_t a = code & 0x7F, sign = (uint32_t)(code & 0x80) << 24, drop = 23 - k->mantissa_bits;
 	uint32_t smallest = (128 - k->bias) << 23;
+	uint32_t normal = (a << drop) + ((127 - k->bias) << 23);
+	uint32_t low = f32_bits(f32_of(smallest + (a << drop)) - f32_of(smallest));
+	uint32_t bits = sign | (a >> k->mantissa_bits ? normal : low);
 
-	if (k->unsigned_zero && code == 0x80)
-		return f32_of(0x7F800001);
-	if (k->over == 0x7C && a >= 0x7C) /* infinity and NaN as in the half that it is the upper byte of */
+	if (k->over == 0x7C) /* e5m2 is the upper byte of a half */
 		return f16_decode((uint16_t)(code << 8));
-	if (!k->unsigned_zero && a == 0x7F)
-		return f32_of(sign | 0x7FF00000);
-	if (a >> k->mantissa_bits)
-		return f32_of(sign | ((a << drop) + ((127 - k->bias) << 23)));
-	float low = f32_of(smallest + (a << drop)) - f32_of(smallest);
-	return f32_of(sign | f32_bits(low));
+	if (k->unsigned_zero)
+		return f32_of(code == 0x80 ? 0x7F800001 : bits);
+	return f32_of(a == 0x7F ? sign | 0x7FF00000 : bits);
 }
 
 /* e8m0: an exponent and nothing else. Sign and zero are lost; rounding is to the nearest power of two. */
@@ -123,14 +116,4 @@ static inline uint8_t f8_e8m0_encode(float f)
 static inline float f8_e8m0_decode(uint8_t code)
 {
 	return f32_of(code == 0xFF ? 0x7F800001 : code ? (uint32_t)code << 23 : 0x00400000);
-}
-
-static inline void f8_table(enum dtype d, float table[256])
-{
-	for (unsigned c = 0; c < 256; c++)
-		table[c] = d == DT_FLOAT8_E4M3FN ? f8_decode(&f8_e4m3fn, (uint8_t)c) :
-			   d == DT_FLOAT8_E5M2 ? f8_decode(&f8_e5m2, (uint8_t)c) :
-			   d == DT_FLOAT8_E4M3FNUZ ? f8_decode(&f8_e4m3fnuz, (uint8_t)c) :
-			   d == DT_FLOAT8_E5M2FNUZ ? f8_decode(&f8_e5m2fnuz, (uint8_t)c) :
-						     f8_e8m0_decode((uint8_t)c);
 }
