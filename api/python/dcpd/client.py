@@ -1,10 +1,12 @@
-"""The API's resources as Python objects: `client.jobs`, `.checkpoints`, `.state_dicts`, `.storages`.
+"""The API's resources as Python objects: `client.jobs`, `.checkpoints`, `.state_dicts`, `.storages`, `.transforms`.
 
 Records come back as the plain dicts of the HTTP API, so that everything `api/openapi.yaml` says holds here; a `Job` and a list of
 checkpoints know in addition how to show themselves.
 """
 from __future__ import annotations
 
+import json
+import os
 import time
 import uuid
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -81,16 +83,47 @@ class _Resource:
                 return
 
 
-class Jobs(_Resource):
-    def create(self, kind: str, *, idempotency_key: Optional[str] = None, **spec: Any) -> Job:
-        """Submits a job and returns its record at once. The keywords are the fields of the API; source, target, a and b may be
-        references ("main:run1", "shm:train"). A lost answer is asked for again with the same Idempotency-Key: one job in any case.
+class Transforms(_Resource):
+    def list(self) -> List[Dict[str, Any]]:
+        """The ready sets of conversion rules: name, description, and what their `vars` mean."""
+        return list(self._t.request("GET", "/v1/transforms")["transforms"])
 
-        Raises CheckpointExists, Busy, NotSealed, NoSpace, RequestRefused, …
-        """
+    def get(self, name: str) -> Dict[str, Any]:
+        """A ready set; its rules are under "transform"."""
+        return dict(self._t.request("GET", f"/v1/transforms/{quote(name)}"))
+
+    def rules(self, *sets: Any) -> List[Dict[str, Any]]:
+        """One list of rules, of rules, lists of them, names of ready sets and JSON files (what has a slash or ends in .json)."""
+        out: List[Dict[str, Any]] = []
+        for s in sets:
+            if isinstance(s, Mapping):
+                out += self.rules(*s["transform"]) if "transform" in s else [dict(s)]
+            elif isinstance(s, os.PathLike) or isinstance(s, str) and ("/" in s or s.endswith(".json")):
+                with open(s, encoding="utf-8") as f:
+                    out += self.rules(json.load(f))
+            elif isinstance(s, str):
+                out += self.rules(self.get(s))
+            else:
+                out += self.rules(*s)
+        return out
+
+
+class Jobs(_Resource):
+    def _spec(self, spec: Dict[str, Any]) -> Dict[str, Any]:
         for k in ("source", "target", "a", "b"):
             if k in spec and not isinstance(spec[k], Mapping):
                 spec[k] = ref_object(spec[k])
+        if "transform" in spec:
+            spec["transform"] = Transforms(self._t).rules(spec["transform"])
+        return spec
+
+    def create(self, kind: str, *, idempotency_key: Optional[str] = None, **spec: Any) -> Job:
+        """Submits a job and returns its record at once. The keywords are the fields of the API; source, target, a and b may be
+        references ("main:run1", "shm:train"); transform may be a ready set's name, a file, or both in a list. A lost answer is asked for again with the same Idempotency-Key: one job in any case.
+
+        Raises CheckpointExists, Busy, NotSealed, NoSpace, RequestRefused, …
+        """
+        spec = self._spec(spec)
         key = idempotency_key or uuid.uuid4().hex
         end = time.monotonic() + 30
         while True:
@@ -103,10 +136,7 @@ class Jobs(_Resource):
 
     def plan(self, kind: str, **spec: Any) -> Dict[str, Any]:
         """What the job would do; nothing runs and nothing is written."""
-        for k in ("source", "target", "a", "b"):
-            if k in spec and not isinstance(spec[k], Mapping):
-                spec[k] = ref_object(spec[k])
-        return dict(self._t.request("POST", "/v1/jobs?dry_run=true", {"kind": kind, **spec}, idempotent=True))
+        return dict(self._t.request("POST", "/v1/jobs?dry_run=true", {"kind": kind, **self._spec(spec)}, idempotent=True))
 
     def get(self, job: str, *, wait: Optional[float] = None) -> Job:
         """The record. wait: seconds (at most 60) to wait for the job's end."""
@@ -289,6 +319,7 @@ class Client:
         self._t = transport
         self.jobs, self.checkpoints = Jobs(transport), Checkpoints(transport)
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
+        self.transforms = Transforms(transport)
         self._caps: Optional[Dict[str, Any]] = None
         self.early = self.filling = True  # until this daemon refuses: see _early.py
 
@@ -312,8 +343,6 @@ class Client:
 
     def events(self) -> Iterator[Dict[str, Any]]:
         """Everything that happens, as it happens: {"id", "type", "time", "data"}, for ever."""
-        import json
-
         t = Transport(self._t.endpoint, self._t.token, timeout=60)
         c = t._connection(60)
         c.request("GET", "/v1/events", headers={"Accept": "application/x-ndjson",

@@ -1,0 +1,33 @@
+"""Conversion rules through the package: rules, ready sets by name and files, in one list."""
+import json
+
+import harness as lib
+import pytest
+import torch
+
+import dcpd
+
+
+def test_rules_names_and_files_in_one_list(at, tmp_path):
+    name = lib.fresh()
+    qkv = {f"model.layers.0.self_attn.{x}_proj.weight": torch.randn(rows, 6) for x, rows in (("q", 8), ("k", 4), ("v", 4))}
+    dcpd.save(qkv, f"main:{name}")
+    client = dcpd.connect()
+    assert {"llama-hf-to-megatron", "gpt2-megatron-to-hf"} <= {s["name"] for s in client.transforms.list()}
+    there = [r | {"optional": True} for r in client.transforms.get("llama-hf-to-megatron")["transform"]]
+    file = tmp_path / "more.json"
+    file.write_text(json.dumps([{"match": "linear_qkv", "dtype": "bfloat16"}]))
+    pad = {"match": "qkv", "pad": {"dim": 0, "to": "{rows}"}}
+    more = {"transform": [there, file, pad], "vars": {"heads": 4, "groups": 2, "rows": 20}}
+    plan = client.jobs.plan("reshard", source=f"main:{name}", target=f"main:{name}-mg", **more)
+    assert [(r["shape"], r["dtype"]) for r in plan["transform"]["after"]] == [([20, 6], "bfloat16")]
+    client.jobs.run("reshard", source=f"main:{name}", target=f"main:{name}-mg", **more)
+    q, k, v = qkv.values()
+    want = torch.cat([q[:4], k[:2], v[:2], q[4:], k[2:], v[2:], torch.zeros(4, 6)]).bfloat16()
+    got = dcpd.load(f"main:{name}-mg")
+    assert list(got) and torch.equal(dcpd.open(f"main:{name}-mg")["decoder.layers.0.self_attention.linear_qkv.weight"].read(), want)
+    with pytest.raises(dcpd.errors.DcpdError, match="no ready set"):
+        client.jobs.plan("reshard", source=f"main:{name}", target=f"main:{name}-x", transform="none")
+    with pytest.raises(dcpd.errors.DcpdError, match="matches no name"):  # embeddings are not there
+        client.jobs.run("reshard", source=f"main:{name}", target=f"main:{name}-x", transform="llama-hf-to-megatron",
+                        vars={"heads": 4, "groups": 2})
