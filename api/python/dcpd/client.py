@@ -119,7 +119,8 @@ class Jobs(_Resource):
 
     def create(self, kind: str, *, idempotency_key: Optional[str] = None, **spec: Any) -> Job:
         """Submits a job and returns its record at once. The keywords are the fields of the API; source, target, a and b may be
-        references ("main:run1", "shm:train"); transform may be a ready set's name, a file, or both in a list. A lost answer is asked for again with the same Idempotency-Key: one job in any case.
+        references ("main:run1", "shm:train"); transform may be a ready set's name, a file,
+        or both in a list. A lost answer is asked for again with the same Idempotency-Key: one job in any case.
 
         Raises CheckpointExists, Busy, NotSealed, NoSpace, RequestRefused, …
         """
