@@ -397,6 +397,19 @@ static void test_read_only_and_foreign_mounts(void **state)
 	unmount("ro");
 }
 
+static void test_one_holds_a_directory_at_a_time(void **state)
+{
+	int first = -1, second = -1;
+
+	(void)state;
+	T_OK(fs_lock(fx.root.fd, 0, &first));
+	T_ERR(STORAGE_STALLED, fs_lock(fx.root.fd, 5, &second));
+	assert_int_equal(second, -1);
+	fs_drop(&first);
+	T_OK(fs_lock(fx.root.fd, 0, &second));
+	fs_drop(&second);
+}
+
 static void test_direct_probe(void **state)
 {
 	struct seen all = { 0 };
@@ -436,7 +449,7 @@ int main(void)
 		WITH_ROOT(test_remove_tree_is_bounded),
 		WITH_ROOT(test_full_disk),
 		WITH_ROOT(test_read_only_and_foreign_mounts),
-		WITH_ROOT(test_direct_probe),
+		WITH_ROOT(test_direct_probe), WITH_ROOT(test_one_holds_a_directory_at_a_time),
 		cmocka_unit_test(test_codes),
 	};
 

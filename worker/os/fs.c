@@ -10,15 +10,17 @@
 #include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "os/fs_impl.h"
 
-enum { RACE_RETRIES = 64 };
+enum { RACE_RETRIES = 64, LOCK_LOOK_NS = 2000000 };
 
 enum err fs_error(int sys_errno)
 {
@@ -350,6 +352,22 @@ enum err fs_rename(int from_dirfd, const char *from, int to_dirfd, const char *t
 	TRY(fs_parent(from_dirfd, from, &a));
 	TRY(fs_parent(to_dirfd, to, &b));
 	return renameat(a.dirfd, a.base, b.dirfd, b.base) < 0 ? FS_FAILED("rename to", to) : OK;
+}
+
+enum err fs_lock(int dirfd, int timeout_ms, int *fd_out)
+{
+	CLEANUP(fs_drop) int fd = -1;
+	int64_t until = clock_mono_ms() + timeout_ms;
+
+	TRY(fs_open_dir(dirfd, ".", &fd));
+	while (flock(fd, LOCK_EX | LOCK_NB) < 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+		if (clock_mono_ms() >= until)
+			return ERR(STORAGE_STALLED, "another commit holds the directory for longer than %d ms", timeout_ms);
+		nanosleep(&(struct timespec){ .tv_nsec = LOCK_LOOK_NS }, NULL);
+	}
+	*fd_out = fd;
+	fd = -1;
+	return OK;
 }
 
 enum err fs_unlink(int dirfd, const char *path)

@@ -36,6 +36,9 @@ FALLIBLE enum err fs_fsync(int fd, const char *name);
 FALLIBLE enum err fs_rename_noreplace(int dirfd, const char *from, const char *to);
 FALLIBLE enum err fs_exchange(int dirfd, const char *a, const char *b);        /* ERR_OVERWRITE_UNSUPPORTED where refused */
 FALLIBLE enum err fs_rename(int from_dirfd, const char *from, int to_dirfd, const char *to);
+/* Locks a directory against others that lock it, here and, where the file system does that, on other hosts, until fs_drop(fd_out).
+ * ERR_STORAGE_STALLED: somebody has it for longer than timeout_ms. A file system without locks: OK, and it is not locked. */
+FALLIBLE enum err fs_lock(int dirfd, int timeout_ms, int *fd_out);
 FALLIBLE enum err fs_unlink(int dirfd, const char *path);
 /* Depth-bounded, follows no link, enters no other file system; ENOENT is fine. */
 FALLIBLE enum err fs_remove_tree(int dirfd, const char *path);

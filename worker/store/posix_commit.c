@@ -10,7 +10,7 @@
 #include "store/posix_in_place.h"
 #include "store/trash.h"
 
-enum { STAGED_PATH_MAX = sizeof((struct staging *)0)->name + sizeof((struct staging *)0)->target };
+enum { STAGED_PATH_MAX = sizeof((struct staging *)0)->name + sizeof((struct staging *)0)->target, LOCK_MS = 10000 };
 
 enum err posix_stage(struct staging *s, bool keep)
 {
@@ -52,8 +52,9 @@ static FALLIBLE enum err changed(const struct staging *s)
 	return ERR(CHECKPOINT_EXISTS, "'%s' is no longer the checkpoint that was to be replaced", s->target);
 }
 
-/* The condition is looked at on both sides of the exchange, which has none itself: what was exchanged by mistake is exchanged back. Of a
- * file only the inode is compared behind it: a rename changes its time. */
+/* An exchange has no condition of its own. So daemons exchange one after the other, and against others, who know of no lock, the
+ * condition is looked at on both sides: what was exchanged by mistake is exchanged back. Of a file only the inode is compared behind it: a
+ * rename changes its time. */
 static FALLIBLE enum err exchange(struct staging *s, const char *staged, const char *replaces)
 {
 	size_t n = s->is_file ? strcspn(replaces, "-") + 1 : IDENTITY_MAX;
@@ -95,17 +96,21 @@ static FALLIBLE enum err take_back(struct staging *s, bool exchanged)
 
 enum err posix_publish(struct staging *s, const char *replaces)
 {
+	CLEANUP(fs_drop) int lock = -1;
 	char staged[STAGED_PATH_MAX];
 
 	staged_path(s, staged);
 	TRY(fs_fsync(s->dir.handle, "."));
 	fs_fault("commit.synced");
 	fs_fault("commit.rename");
+	if (replaces)
+		TRY(fs_lock(s->parent.handle, LOCK_MS, &lock));
 	TRY(replaces ? exchange(s, staged, replaces) : fs_rename_noreplace(s->parent.handle, staged, s->target));
 	s->done = true;
 	fs_fault("commit.renamed");
 	if (fs_fsync(s->parent.handle, "."))
 		return take_back(s, replaces != NULL);
+	fs_drop(&lock);
 	if (replaces)
 		drop_old(s);
 	return OK;

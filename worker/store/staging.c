@@ -140,6 +140,8 @@ static FALLIBLE enum err check_in_place(const struct staging *s, const char *nam
 {
 	enum format format;
 
+	if (!s->store->ops->publish_beside)
+		return ERR(UNSUPPORTED, "the storage '%s' publishes no checkpoint between files of others", s->store->name);
 	TRY(checkpoint_recognise(s->store, name, &format));
 	return format == FORMAT_NONE ? OK : owner_check(&s->by, s->store, name);
 }

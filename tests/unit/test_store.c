@@ -1,0 +1,537 @@
+/* What every store promises (store/store.h), of each by the same tests: of the one on a file system, and of one that is an object store, in
+ * memory (lib/t_objects.h), which has no rename, no directories and no descriptors. */
+#include "lib/t_worker.h"
+
+#include <pthread.h>
+
+#include "lib/t_objects.h"
+#include "runner/files.h"
+
+enum { WRITERS = 8, TURNS = 20 };
+
+static struct t_worker t;
+static struct store *store;            /* the one that is tested: "main" of t */
+
+static int setup_posix(void **state)
+{
+	(void)state;
+	t_worker_make(&t);
+	store = &t.w.stores.v[0];
+	return 0;
+}
+
+static int setup_objects(void **state)
+{
+	(void)setup_posix(state);
+	close(store->top);
+	store->ops = &objects_ops;
+	T_OK(store->ops->open(store, "", 0, 0));
+	return 0;
+}
+
+static int teardown_posix(void **state)
+{
+	(void)state;
+	t_worker_remove(&t);
+	return 0;
+}
+
+static int teardown_objects(void **state)
+{
+	objects_free(store);
+	store->top = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* t_worker closes one */
+	return teardown_posix(state);
+}
+
+/* ---- helpers ---- */
+
+static enum err open_as(const char *job, const char *name, bool overwrite, struct staging *s)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = job, .attempt = 1, .uid = geteuid() };
+	struct spec spec = { .target = ref_checkpoint("main", name), .overwrite = overwrite, .sync_files = true };
+
+	return staging_open(&by, &spec, s);
+}
+
+/* One data file with the job's name in it, .metadata, and a manifest. */
+static void fill(struct staging *s)
+{
+	char manifest[128];
+	int n = snprintf(manifest, sizeof manifest, "{\"dcpd\":1,\"job\":\"%s\"}", s->by.id);
+
+	T_OK(staging_put_file(s, "__0_0.distcp", s->by.id, strlen(s->by.id)));
+	T_OK(staging_put_file(s, DCP_METADATA, "m", 1));
+	T_OK(staging_put_file(s, MANIFEST_NAME, manifest, (uint64_t)n));
+}
+
+static enum err save(const char *job, const char *name, bool overwrite)
+{
+	struct staging s = { .name = "" };
+
+	enum err e = open_as(job, name, overwrite, &s);
+	if (!e) {
+		fill(&s);
+		e = staging_commit(&s, overwrite);
+	}
+	staging_close(&s);
+	return e;
+}
+
+static bool is_there(const char *name)
+{
+	struct stat st;
+
+	enum err e = store_stat(store_top(store), name, &st);
+	assert_true(!e || e == ERR_NOT_FOUND);
+	err_clear();
+	return !e;
+}
+
+static void assert_job(const char *name, const char *job)
+{
+	struct store_at dir;
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	T_OK(store_enter(store_top(store), name, &dir));
+	T_OK(store_get(dir, "__0_0.distcp", 64, &bytes, &n, NULL));
+	assert_int_equal(n, strlen(job));
+	assert_memory_equal(bytes, job, n);
+	mem_free(bytes);
+	store_close(&dir);
+}
+
+/* Names of a folder that a user sees, sorted, each with a blank behind it. */
+struct names {
+	char text[256];
+	bool all;
+};
+
+static enum err add_name(void *user, const char *name, unsigned char d_type)
+{
+	struct names *v = user;
+	char rest[256], *at = v->text;
+
+	(void)d_type;
+	if (name[0] == '.' && !v->all)
+		return OK;
+	while (*at && strcmp(at, name) < 0)
+		at += strcspn(at, " ") + 1;
+	snprintf(rest, sizeof rest, "%s", at);
+	snprintf(at, sizeof v->text - (size_t)(at - v->text), "%.60s %.180s", name, rest);
+	return OK;
+}
+
+static void assert_names(const char *folder, bool all, const char *want)
+{
+	struct names v = { .all = all };
+	struct store_at at;
+
+	T_OK(store_enter(store_top(store), folder, &at));
+	T_OK(store_list(at, add_name, &v));
+	store_close(&at);
+	assert_string_equal(v.text, want);
+}
+
+static void identity(const char *name, char out[IDENTITY_MAX])
+{
+	T_OK(identity_of(store_top(store), name, out));
+}
+
+/* ---- what is promised ---- */
+
+static void test_parts_come_in_any_order_and_all_appear_at_once(void **state)
+{
+	struct store_at part, dir, file;
+	struct staging s;
+	enum format format;
+	char middle[4];
+	struct stat st;
+
+	(void)state;
+	T_OK(open_as("A", "run/x", false, &s));
+	T_OK(store_open_file(s.dir, "__0_0.distcp", STORE_WRITE | STORE_NEW, &part));
+	T_OK(store->ops->resize(part, 12, "__0_0.distcp"));
+	T_OK(store->ops->write(part, "efghijkl", 8, 4, "__0_0.distcp"));
+	T_OK(store->ops->write(part, "abcd", 4, 0, "__0_0.distcp"));
+	T_OK(store->ops->finish(&part, true, "__0_0.distcp"));
+	T_ERR(CHECKPOINT_EXISTS, store_open_file(s.dir, "__0_0.distcp", STORE_WRITE | STORE_NEW, &part));
+	T_OK(staging_put_file(&s, DCP_METADATA, "meta", 4));
+	assert_false(is_there("run/x"));
+	T_OK(checkpoint_recognise(store, "run/x", &format));
+	assert_int_equal(format, FORMAT_NONE);
+	assert_names("run", false, "");
+	T_OK(staging_commit(&s, false));
+	staging_close(&s);
+
+	assert_names("run", true, "x ");
+	assert_names("run/x", true, ".metadata __0_0.distcp ");
+	T_OK(checkpoint_recognise(store, "run/x", &format));
+	assert_int_equal(format, FORMAT_DCP);
+	T_OK(store_stat(store_top(store), "run/x", &st));
+	assert_true(S_ISDIR(st.st_mode));
+	T_OK(store_enter(store_top(store), "run/x", &dir));
+	T_OK(store_stat(dir, "__0_0.distcp", &st));
+	assert_true(S_ISREG(st.st_mode) && st.st_size == 12 && st.st_uid == geteuid());
+	T_OK(store_open_file(dir, "__0_0.distcp", STORE_READ, &file));
+	T_OK(store_read(file, middle, sizeof middle, 5, ""));
+	assert_memory_equal(middle, "fghi", 4);
+	T_ERR(STORAGE_IO, store_read(file, middle, sizeof middle, 10, ""));
+	T_ERR(NOT_FOUND, store_open_file(dir, "__1_0.distcp", STORE_READ, &part));
+	T_ERR(NOT_FOUND, store_enter(dir, "y", &part));
+	store_close(&file);
+	store_close(&dir);
+}
+
+static void test_a_part_may_be_written_again_and_cut(void **state)
+{
+	struct store_at part;
+	struct staging s;
+	struct stat st;
+
+	(void)state;
+	T_OK(open_as("A", "x", false, &s));
+	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5, 0));
+	T_OK(staging_make_files(&s));
+	T_OK(store_open_file(s.dir, "__0_0.distcp", STORE_WRITE, &part));
+	T_OK(store->ops->write(part, "abcdefgh", 8, 0, ""));
+	T_OK(store->ops->finish(&part, true, ""));
+	T_OK(staging_patch(&s, 0, &(struct staging_patch){ 1, 0x64636261 }, 1));
+	T_OK(staging_trim_files(&s));
+	T_OK(store_stat(s.dir, "__0_0.distcp", &st));
+	assert_int_equal(st.st_size, 5);
+	T_OK(staging_put_file(&s, DCP_METADATA, "m", 1));
+	T_OK(staging_commit(&s, false));
+	staging_close(&s);
+	assert_job("x", "aabcd");
+}
+
+static void test_what_is_given_up_leaves_nothing(void **state)
+{
+	struct staging s;
+
+	(void)state;
+	T_OK(open_as("A", "run/x", false, &s));
+	fill(&s);
+	staging_close(&s);
+	assert_false(is_there("run/x"));
+	assert_false(is_there("run/.dcpd-A-1"));
+	if (is_there("run")) /* a file system keeps the directory above */
+		assert_names("run", true, "");
+}
+
+static void test_nothing_is_replaced_unless_told(void **state)
+{
+	struct staging s = { .name = "" };
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	T_ERR(CHECKPOINT_EXISTS, open_as("B", "x", false, &s));
+	staging_close(&s);
+	T_OK(open_as("C", "y", false, &s));
+	fill(&s);
+	T_OK(save("D", "y", false)); /* meanwhile */
+	T_ERR(CHECKPOINT_EXISTS, staging_commit(&s, false));
+	staging_close(&s);
+	assert_job("x", "A");
+	assert_job("y", "D");
+	assert_names("", true, "x y ");
+}
+
+static void test_who_reads_goes_on_reading(void **state)
+{
+	struct store_at dir, file;
+	char byte;
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	T_OK(store_enter(store_top(store), "x", &dir));
+	T_OK(store_open_file(dir, "__0_0.distcp", STORE_READ, &file));
+	T_OK(save("B", "x", true));
+	T_OK(store_read(file, &byte, 1, 0, ""));
+	assert_int_equal(byte, 'A');
+	store_close(&file);
+	store_close(&dir);
+	assert_job("x", "B");
+}
+
+static void test_replaced_is_what_was_looked_at_only(void **state)
+{
+	char first[IDENTITY_MAX], second[IDENTITY_MAX], again[IDENTITY_MAX];
+	struct staging s;
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	identity("x", first);
+	T_OK(open_as("B", "x", true, &s));
+	fill(&s);
+	T_OK(save("C", "x", true));
+	identity("x", second);
+	assert_string_not_equal(first, second);
+	T_ERR(CHECKPOINT_EXISTS, store->ops->publish(&s, first));
+	assert_false(s.done);
+	identity("x", again);
+	assert_string_equal(again, second);
+	assert_job("x", "C");
+	T_OK(store->ops->publish(&s, second));
+	assert_true(s.done);
+	staging_close(&s);
+	assert_job("x", "B");
+
+	T_OK(open_as("D", "x", true, &s));
+	fill(&s);
+	identity("x", first);
+	struct store_job by = { .stores = &t.w.stores, .id = "E", .attempt = 1, .uid = geteuid() };
+	T_OK(commit_delete(&by, &(struct ref){ REF_CHECKPOINT, STR("main"), STR("x"), -1 }));
+	assert_false(is_there("x"));
+	T_ERR(CHECKPOINT_EXISTS, store->ops->publish(&s, first)); /* it is gone, and nothing takes its place unasked */
+	assert_false(is_there("x"));
+	T_OK(staging_commit(&s, true));
+	staging_close(&s);
+	assert_job("x", "D");
+}
+
+struct writer {
+	struct staging s;
+	const char *replaces;
+	char id[8];
+	pthread_barrier_t *begin;
+	enum err e;
+};
+
+static void *publish_one(void *user)
+{
+	struct writer *w = user;
+
+	pthread_barrier_wait(w->begin);
+	w->e = store->ops->publish(&w->s, w->replaces);
+	return NULL;
+}
+
+/* All publish one name at a time, under one condition. The id of the one that won. */
+static void race(const char *name, int turn, const char *replaces, char won[8])
+{
+	struct writer w[WRITERS] = { 0 };
+	pthread_t threads[WRITERS];
+	pthread_barrier_t begin;
+	int wins = 0;
+
+	pthread_barrier_init(&begin, NULL, WRITERS);
+	for (int i = 0; i < WRITERS; i++) {
+		w[i] = (struct writer){ .replaces = replaces, .begin = &begin };
+		snprintf(w[i].id, sizeof w[i].id, "T%d%c", turn % 1000, 'a' + i);
+		T_OK(open_as(w[i].id, name, true, &w[i].s));
+		fill(&w[i].s);
+	}
+	for (int i = 0; i < WRITERS; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, publish_one, &w[i]), 0);
+	for (int i = 0; i < WRITERS; i++)
+		pthread_join(threads[i], NULL);
+	pthread_barrier_destroy(&begin);
+	for (int i = 0; i < WRITERS; i++) {
+		assert_true(w[i].e == OK || w[i].e == ERR_CHECKPOINT_EXISTS);
+		assert_int_equal(w[i].s.done, w[i].e == OK);
+		if (w[i].e == OK) {
+			memcpy(won, w[i].id, sizeof w[i].id);
+			wins++;
+		}
+		staging_close(&w[i].s);
+	}
+	assert_int_equal(wins, 1);
+}
+
+static void test_of_many_one_wins(void **state)
+{
+	char id[IDENTITY_MAX], won[8], name[16];
+
+	(void)state;
+	for (int turn = 0; turn < TURNS; turn += 2) {
+		uint64_t removed;
+		snprintf(name, sizeof name, "x%d", turn);
+		race(name, turn, NULL, won);
+		assert_job(name, won);
+		identity(name, id);
+		race(name, turn + 1, id, won);
+		assert_job(name, won);
+		T_OK(store->ops->sweep(store, NULL, NULL, NULL, &removed));
+	}
+}
+
+static void test_after_a_crash_nothing_is_visible_and_nothing_stays(void **state)
+{
+	struct manifest *m = NULL;
+	struct staging s;
+	bool done;
+
+	(void)state;
+	T_OK(open_as("A", "run/x", false, &s));
+	fill(&s);
+	store_close(&s.dir); /* it died here */
+	store_close(&s.parent);
+	assert_false(is_there("run/x"));
+	assert_names("run", false, "");
+	T_OK(store->ops->recover(store, "run/x", "A", false, &done, &m));
+	assert_false(done);
+	assert_null(m);
+	assert_false(is_there("run/.dcpd-A-1"));
+
+	T_OK(save("B", "run/x", false)); /* it died behind its commit */
+	T_OK(store->ops->recover(store, "run/x", "B", false, &done, &m));
+	assert_true(done);
+	assert_string_equal(m->job, "B");
+	manifest_free(m);
+	assert_job("run/x", "B");
+	T_OK(store->ops->recover(store, "run/y", "C", true, &done, &m)); /* a delete that was through */
+	assert_true(done);
+}
+
+static void test_a_sweep_takes_what_nobody_continues(void **state)
+{
+	json_t *jobs = json_pack("[s]", "A");
+	struct commit_keep keep = { .jobs = jobs };
+	struct staging a, b;
+	uint64_t removed;
+
+	(void)state;
+	T_OK(save("C", "run/y", false));
+	T_OK(open_as("A", "run/x", false, &a));
+	fill(&a);
+	T_OK(open_as("B", "run/x", false, &b));
+	fill(&b);
+	T_OK(store->ops->sweep(store, &keep, NULL, NULL, &removed));
+	assert_true(removed > 0);
+	assert_false(is_there("run/.dcpd-B-1/" DCP_METADATA));
+	assert_job("run/y", "C");
+	staging_close(&b);
+	T_OK(staging_commit(&a, false));
+	staging_close(&a);
+	assert_job("run/x", "A");
+	json_decref(jobs);
+}
+
+static void test_removed_is_gone(void **state)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = "B", .attempt = 1, .uid = geteuid() };
+	struct ref ref = ref_checkpoint("main", "run/x");
+
+	(void)state;
+	T_ERR(NOT_FOUND, commit_delete(&by, &ref));
+	T_OK(save("A", "run/x", false));
+	T_OK(save("A2", "run/y", false));
+	by.uid = geteuid() + 1;
+	T_ERR(FORBIDDEN, commit_delete(&by, &ref));
+	by.uid = geteuid();
+	T_OK(commit_delete(&by, &ref));
+	assert_false(is_there("run/x"));
+	assert_names("run", false, "y ");
+	T_ERR(NOT_FOUND, commit_delete(&by, &ref));
+}
+
+static void test_a_meeting_place(void **state)
+{
+	struct store_at here, there, part;
+	struct staging s;
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	(void)state;
+	T_ERR(NOT_FOUND, store_enter(store_top(store), "run/.dcpd-hosts-1", &there));
+	T_OK(store->ops->make(store_top(store), "run/.dcpd-hosts-1", &here));
+	T_OK(store->ops->put(here, "beat-0", "1", 1, false));
+	T_OK(store->ops->put(here, "beat-0", "22", 2, true));
+	T_OK(store->ops->make(store_top(store), "run/.dcpd-hosts-1", &there)); /* it may be there */
+	T_OK(store_get(there, "beat-0", 8, &bytes, &n, NULL));
+	assert_true(n == 2 && memcmp(bytes, "22", 2) == 0);
+	mem_free(bytes);
+	T_ERR(LIMIT_EXCEEDED, store_get(there, "beat-0", 1, &bytes, &n, NULL));
+	store_close(&there);
+	T_OK(store_open_file(here, "__1_0.distcp", STORE_WRITE | STORE_NEW, &part));
+	T_OK(store->ops->write(part, "theirs", 6, 0, ""));
+	T_OK(store->ops->finish(&part, true, ""));
+	assert_names("run/.dcpd-hosts-1", true, "__1_0.distcp beat-0 ");
+
+	T_OK(open_as("A", "run/x", false, &s));
+	fill(&s);
+	T_OK(store->ops->adopt(&s, here, "__1_0.distcp"));
+	store_close(&here);
+	T_OK(staging_commit(&s, false));
+	staging_close(&s);
+	T_OK(store_drop(store_top(store), "run/.dcpd-hosts-1"));
+	T_OK(store_drop(store_top(store), "run/.dcpd-hosts-1")); /* nothing there is fine */
+	assert_false(is_there("run/.dcpd-hosts-1"));
+	assert_names("run/x", false, "__0_0.distcp __1_0.distcp ");
+}
+
+static void test_the_storage_itself(void **state)
+{
+	struct store_facts f = { 0 };
+
+	(void)state;
+	T_OK(store->ops->check(store));
+	T_OK(store->ops->probe(store, &f));
+	assert_true(f.writable && f.free_bytes > 0 && f.free_bytes <= f.total_bytes && f.kind[0]);
+}
+
+/* ---- what only some have ---- */
+
+static void test_objects_refuse_what_they_have_not(void **state)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = "A", .attempt = 1, .uid = geteuid() };
+	struct spec spec = { .target = ref_checkpoint("main", "x"), .beside = BESIDE_ALWAYS, .sync_files = true };
+	struct staging s = { .name = "" };
+	struct run_build b = { 0 };
+	struct run run = { .fd = -1 };
+	struct files files;
+	uint32_t dir, file;
+	int fd;
+
+	(void)state;
+	T_ERR(UNSUPPORTED, staging_open(&by, &spec, &s));
+	staging_close(&s);
+	T_OK(save("A", "y", false));
+	T_OK(run_add_dir(&b, 0, STR("y"), &dir));
+	T_OK(run_add_file(&b, RUN_FILE_SOURCE, dir, STR("__0_0.distcp"), 1, &file));
+	T_OK(run_share(&b, &run));
+	T_OK(files_open(&run, &t.w.stores, NULL, 0, &files));
+	T_ERR(UNSUPPORTED, files_pin(&files, file, &fd));
+	assert_non_null(strstr(err_last()->text, "'main'"));
+	files_close(&files);
+	run_detach(&run);
+	run_build_free(&b);
+}
+
+static void test_locations_name_their_store(void **state)
+{
+	char location[300];
+	struct store s = { .name = "a" };
+
+	(void)state;
+	snprintf(location, sizeof location, "file://%s", t.dir.path);
+	T_OK(store_open(&s, location, 0600, (gid_t)-1));
+	assert_ptr_equal(s.ops, &posix_ops);
+	assert_true(s.top >= 0);
+	close(s.top);
+	T_ERR(CONFIG, store_open(&s, "s3://bucket", 0600, (gid_t)-1));
+	assert_int_equal(s.top, -1);
+	assert_non_null(strstr(err_last()->text, "'s3'"));
+	T_ERR(STORAGE_GONE, store_open(&s, "/no/such/directory", 0600, (gid_t)-1));
+}
+
+#define OF(kind, f) { #f " [" #kind "]", f, setup_##kind, teardown_##kind, NULL }
+#define OF_EACH(kind)                                                                                                          \
+	OF(kind, test_parts_come_in_any_order_and_all_appear_at_once), OF(kind, test_a_part_may_be_written_again_and_cut),      \
+	OF(kind, test_what_is_given_up_leaves_nothing), OF(kind, test_nothing_is_replaced_unless_told),                         \
+	OF(kind, test_who_reads_goes_on_reading), OF(kind, test_replaced_is_what_was_looked_at_only),                           \
+	OF(kind, test_of_many_one_wins), OF(kind, test_after_a_crash_nothing_is_visible_and_nothing_stays),                     \
+	OF(kind, test_a_sweep_takes_what_nobody_continues), OF(kind, test_removed_is_gone), OF(kind, test_a_meeting_place),     \
+	OF(kind, test_the_storage_itself)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		OF_EACH(posix), OF_EACH(objects), OF(objects, test_objects_refuse_what_they_have_not),
+		OF(posix, test_locations_name_their_store),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
