@@ -167,7 +167,7 @@ static void on_target(void *user, enum err e, const json_t *ok, int *fd)
 	const char *what = json_string_value(json_object_get(ok, "what"));
 
 	(void)fd;
-	if (!e && what && strcmp(what, "other") == 0 && c->job->spec.beside == BESIDE_NEVER)
+	if (!e && what && strcmp(what, "other") == 0 && c->job->spec.in_place == IN_PLACE_NEVER)
 		e = ERR(NOT_A_CHECKPOINT, "%s holds something else than a checkpoint", c->job->target);
 	else if (!e && what && strcmp(what, "checkpoint") == 0 && !c->job->spec.overwrite)
 		e = ERR(CHECKPOINT_EXISTS, "%s exists", c->job->target);

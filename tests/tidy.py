@@ -126,6 +126,8 @@ BANNED = {
 }
 # libevent's table and epoll's part when a watched descriptor is closed, so one module owns all of them; timers have none (-1).
 WATCHING = re.compile(r"\b(event_(?:assign|base_once|new)|bufferevent_\w+|evconnlistener_\w+)\s*\((?!(?:[^,;]+,){1,2}\s*-1\b)")
+# A job's request is read once, by spec_read. Its JSON only tells whether two jobs wish the same.
+REQUEST = re.compile(r"(?<!spec_wishes\(j)->request\b")
 MAX = {"columns": 140, "function": 70, "file": 800}
 IGNORED = (".git", "build", "compile_commands.json", "__pycache__", "*.egg-info", ".pytest_cache")  # as in .gitignore
 UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
@@ -390,6 +392,8 @@ class Tidy:
                     self.say("call", n, f"{m.group(1)}(): {why}", code.count("\n", 0, m.start()) + 1, m.group(1))
             for m in WATCHING.finditer(code) if n in self.ours and n != "worker/os/watch.c" else ():
                 self.say("call", n, f"{m.group(1)}(): os/watch.h watches descriptors", code.count("\n", 0, m.start()) + 1, m.group(1))
+            for m in REQUEST.finditer(code) if n.startswith("worker/") and n != "worker/main.c" else ():
+                self.say("call", n, "the request's JSON is spec/'s: job->spec has it as C", code.count("\n", 0, m.start()) + 1, "request")
 
     def form(self):
         for n in self.c:

@@ -23,7 +23,7 @@ int main(void)
 
 	void *const all[] = { (void *)dcp_create, (void *)dcp_copy, (void *)dcp_offload, (void *)dcp_gather, (void *)dcp_broadcast,
 			      (void *)dcp_distribute, (void *)dcp_redistribute, (void *)dcp_compare };
-	if (comm_arena_new(1, &spec.arena_fd) || comm_open(&spec, &c) || comm_all_reduce(c, &in, &got, 1, DT_INT32, COMM_SUM))
+	if (comm_arena_new(1, &spec.arena_fd) || comm_open(&spec, &c) || comm_all_reduce(c, &in, &got, 1, DT_INT32, REDUCE_SUM))
 		return 1;
 	comm_close(c);
 	printf("%d of %zu\n", got, sizeof all / sizeof *all);

@@ -311,7 +311,7 @@ def test_the_id_tells_versions_apart(d):
         sd = lib.fresh()
         d.put(sd, [lib.image({"w": ("F32", [4], noise(16, i + 2))})])
         d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": c.name},
-                  options={"overwrite": True, "beside": "needed"})
+                  options={"overwrite": True, "in_place": "needed"})
         d.drop(sd)
     assert (c.dir / "notes.txt").exists() and len(set(ids)) == 3 and len({i.split(":")[1] for i in ids}) == 1
     dirs = c.ask([c.box("w")]).ok(200)["id"]

@@ -67,7 +67,7 @@ def test_members_have_their_own(d):
     for target in ("roots/x", "bob/x"):
         assert by(ALICE, remove, d, target) == "403 forbidden"
         assert by(ALICE, save, d, "alice", target) == "409 checkpoint_exists"
-        for options in ({"overwrite": True}, {"overwrite": True, "beside": "always"}, {"overwrite": True, "beside": "needed"}):
+        for options in ({"overwrite": True}, {"overwrite": True, "in_place": "always"}, {"overwrite": True, "beside": "needed"}):
             assert by(ALICE, lambda t, o: save(d, "alice", t, **o), target, options) == "403 forbidden"
     assert {p: p.stat().st_ino for p in d.storages["main"].rglob("*")} == before
     d.kill()

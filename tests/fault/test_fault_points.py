@@ -55,7 +55,7 @@ def replace(roots, fault, job, target):
     g = Gang(1, roots, env={"DCPD_FAULT": fault})
     try:
         if target == "beside":
-            return g.job("save", {"source": {"state_dict": "s"}, "target": at("t"), "options": {"beside": "needed"}}, {"s": roots.state},
+            return g.job("save", {"source": {"state_dict": "s"}, "target": at("t"), "options": {"in_place": "needed"}}, {"s": roots.state},
                          job=job)
         return g.job("reshard", {"source": at("new"), "target": {**at("t"), "world_size": 2},
                                  "options": {"overwrite": target == "overwrite"}}, job=job)

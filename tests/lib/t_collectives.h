@@ -90,16 +90,16 @@ static inline enum err t_reductions(struct comm *c, uint64_t count, uint32_t n)
 
 	for (uint64_t i = 0; i < count * size; i++)
 		in[i] = (int32_t)(i * 3 + me * 1000 + n);
-	TRY(comm_all_reduce(c, in, out, count, DT_INT32, COMM_SUM));
+	TRY(comm_all_reduce(c, in, out, count, DT_INT32, REDUCE_SUM));
 	for (uint64_t i = 0; i < count; i++)
 		T_CHECK(out[i] == (int32_t)(size * (i * 3 + n) + 1000 * (size * (size - 1) / 2)));
-	TRY(comm_reduce(c, in, out, count, DT_INT32, COMM_MAX, root));
+	TRY(comm_reduce(c, in, out, count, DT_INT32, REDUCE_MAX, root));
 	for (uint64_t i = 0; me == root && i < count; i++)
 		T_CHECK(out[i] == (int32_t)(i * 3 + (size - 1) * 1000 + n));
-	TRY(comm_reduce_scatter(c, in, out, count, DT_INT32, COMM_MIN));
+	TRY(comm_reduce_scatter(c, in, out, count, DT_INT32, REDUCE_MIN));
 	for (uint64_t i = 0; i < count; i++)
 		T_CHECK(out[i] == (int32_t)((i + me * count) * 3 + n));
-	TRY(comm_all_reduce(c, in, in, count, DT_INT32, COMM_AVG));
+	TRY(comm_all_reduce(c, in, in, count, DT_INT32, REDUCE_AVG));
 	for (uint64_t i = 0; i < count; i++)
 		T_CHECK(in[i] == (int32_t)((size * (i * 3 + n) + 1000 * (size * (size - 1) / 2)) / size));
 	free(in);
@@ -189,7 +189,7 @@ static inline enum err t_in_subgroup(struct comm *sub, uint32_t me, int which)
 	enum err e;
 
 	if (which == 0) {
-		e = comm_all_reduce(sub, &me, &sum, 1, DT_UINT32, COMM_SUM);
+		e = comm_all_reduce(sub, &me, &sum, 1, DT_UINT32, REDUCE_SUM);
 		T_CHECK(e || (comm_size(sub) == 2 && comm_rank(sub) == me % 2 && sum == (me & ~1u) * 2 + 1));
 		e = e ? e : t_all_gathers(sub, 300000, 1);
 	} else if (which == 1) {

@@ -8,17 +8,16 @@
 
 int main(int argc, char **argv)
 {
-	static const char *const ops[COMM_OPS] = { "sum", "avg", "min", "max", "product" };
 	enum dtype d;
 	unsigned op = 0;
 
 	if (argc != 5 || dtype_parse((struct str){ argv[1], strlen(argv[1]) }, &d))
 		return 2;
-	while (op < COMM_OPS && strcmp(ops[op], argv[2]) != 0)
+	while (op < REDUCE_OPS && strcmp(placement_reduce_name((enum reduce_op)op), argv[2]) != 0)
 		op++;
-	if (op == COMM_OPS)
+	if (op == REDUCE_OPS)
 		return 2;
-	if (comm_reduce_check(d, (enum comm_op)op)) {
+	if (comm_reduce_check(d, (enum reduce_op)op)) {
 		fprintf(stderr, "unsupported\n");
 		return 3;
 	}
@@ -30,7 +29,7 @@ int main(int argc, char **argv)
 		return 2;
 	for (uint32_t m = 0; m < members; m++)
 		sources[m] = in + m * bytes;
-	comm_reduce_run(out, sources, members, bytes / dtype_bytes(d), d, (enum comm_op)op);
+	comm_reduce_run(out, sources, members, bytes / dtype_bytes(d), d, (enum reduce_op)op);
 	fwrite(out, 1, bytes, stdout);
 	return 0;
 }

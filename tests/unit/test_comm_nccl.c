@@ -112,15 +112,15 @@ static float value_of(uint32_t rank, uint64_t i)
 	return (float)((rank + 1) * (i % 3 + 1)); /* small integers: exact in every dtype */
 }
 
-static double expected_of(enum comm_op op, uint64_t i)
+static double expected_of(enum reduce_op op, uint64_t i)
 {
 	double x = (double)value_of(0, i);
 
 	for (uint32_t r = 1; r < me.size; r++) {
 		double y = (double)value_of(r, i);
-		x = op == COMM_PRODUCT ? x * y : op == COMM_MIN ? (x < y ? x : y) : op == COMM_MAX ? (x > y ? x : y) : x + y;
+		x = op == REDUCE_PRODUCT ? x * y : op == REDUCE_MIN ? (x < y ? x : y) : op == REDUCE_MAX ? (x > y ? x : y) : x + y;
 	}
-	return op == COMM_AVG ? x / me.size : x;
+	return op == REDUCE_AVG ? x / me.size : x;
 }
 
 static void put_value(enum dtype d, unsigned char *p, double v)
@@ -168,13 +168,13 @@ static double get_value(enum dtype d, const unsigned char *p)
 	return (double)i;
 }
 
-static void check_values(enum dtype d, enum comm_op op, const unsigned char *p, uint64_t first, uint64_t n)
+static void check_values(enum dtype d, enum reduce_op op, const unsigned char *p, uint64_t first, uint64_t n)
 {
 	for (uint64_t i = 0; i < n; i++) {
 		double want = expected_of(op, first + i), got = get_value(d, p + i * dtype_bytes(d));
-		if (op == COMM_AVG && !dtype_is_float(d))
+		if (op == REDUCE_AVG && !dtype_is_float(d))
 			want = (double)(int64_t)want;
-		double slack = op == COMM_AVG ? (want < 0 ? -want : want) / 100 : 0; /* of thirds, in few bits */
+		double slack = op == REDUCE_AVG ? (want < 0 ? -want : want) / 100 : 0; /* of thirds, in few bits */
 		if (got < want - slack || got > want + slack) {
 			fprintf(stderr, "%s, op %d, element %ju: %g, not %g\n", dtype_name(d), (int)op, (uintmax_t)(first + i), got, want);
 			_exit(1);
@@ -182,7 +182,7 @@ static void check_values(enum dtype d, enum comm_op op, const unsigned char *p, 
 	}
 }
 
-static void reduce_as(enum dtype d, enum comm_op op, uint64_t n)
+static void reduce_as(enum dtype d, enum reduce_op op, uint64_t n)
 {
 	uint64_t item = dtype_bytes(d), total = n * me.size;
 	unsigned char *p = mem_zalloc(total + 1, item);
@@ -218,12 +218,12 @@ static void reductions(void)
 
 	open_group();
 	for (size_t t = 0; t < sizeof types / sizeof *types; t++)
-		for (int op = 0; op < COMM_OPS; op++)
-			if (op != COMM_PRODUCT || dtype_bytes(types[t]) > 2)
-				reduce_as(types[t], (enum comm_op)op, 301);
-	reduce_as(DT_FLOAT32, COMM_SUM, 100000);
-	reduce_as(DT_INT32, COMM_AVG, 700000); /* on the host, in several pieces */
-	reduce_as(DT_FLOAT32, COMM_SUM, 0);
+		for (int op = 0; op < REDUCE_OPS; op++)
+			if (op != REDUCE_PRODUCT || dtype_bytes(types[t]) > 2)
+				reduce_as(types[t], (enum reduce_op)op, 301);
+	reduce_as(DT_FLOAT32, REDUCE_SUM, 100000);
+	reduce_as(DT_INT32, REDUCE_AVG, 700000); /* on the host, in several pieces */
+	reduce_as(DT_FLOAT32, REDUCE_SUM, 0);
 	close_group();
 }
 

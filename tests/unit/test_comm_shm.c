@@ -86,9 +86,9 @@ static enum err mismatch(struct comm *c, struct t_group *g)
 	case 2:
 		return comm_rank(c) == 2 ? comm_barrier(c) : comm_all_gather(c, data, 4096, out);
 	case 3:
-		return comm_all_reduce(c, data, data, 4, comm_rank(c) == 2 ? DT_INT32 : DT_FLOAT32, COMM_SUM);
+		return comm_all_reduce(c, data, data, 4, comm_rank(c) == 2 ? DT_INT32 : DT_FLOAT32, REDUCE_SUM);
 	default:
-		return comm_all_reduce(c, data, data, 4, DT_INT32, comm_rank(c) == 2 ? COMM_MIN : COMM_MAX);
+		return comm_all_reduce(c, data, data, 4, DT_INT32, comm_rank(c) == 2 ? REDUCE_MIN : REDUCE_MAX);
 	}
 }
 
@@ -108,8 +108,8 @@ static enum err unsupported(struct comm *c, struct t_group *g)
 	unsigned char data[16] = { 0 };
 
 	(void)g;
-	T_CHECK(comm_all_reduce(c, data, data, 4, DT_FLOAT4_E2M1FN_X2, COMM_SUM) == ERR_DTYPE_UNSUPPORTED);
-	T_CHECK(comm_reduce(c, data, data, 1, DT_COMPLEX64, COMM_MAX, 0) == ERR_DTYPE_UNSUPPORTED);
+	T_CHECK(comm_all_reduce(c, data, data, 4, DT_FLOAT4_E2M1FN_X2, REDUCE_SUM) == ERR_DTYPE_UNSUPPORTED);
+	T_CHECK(comm_reduce(c, data, data, 1, DT_COMPLEX64, REDUCE_MAX, 0) == ERR_DTYPE_UNSUPPORTED);
 	T_CHECK(comm_broadcast(c, data, 1, comm_size(c)) == ERR_INVALID_REQUEST);
 	return comm_barrier(c); /* the group is as good as before */
 }

@@ -121,13 +121,13 @@ static int reductions(struct t_group *g, struct comm *c)
 
 	for (uint64_t i = 0; i < n * (uint64_t)COUNT; i++)
 		in[i] = (int64_t)i * (me + 1);
-	CHECK(comm_all_reduce(c, in, out, COUNT, DT_INT64, COMM_SUM) == OK);
+	CHECK(comm_all_reduce(c, in, out, COUNT, DT_INT64, REDUCE_SUM) == OK);
 	for (int64_t i = 0; i < COUNT; i++)
 		CHECK(out[i] == i * n * (n + 1) / 2);
-	CHECK(comm_reduce(c, in, out, COUNT, DT_INT64, COMM_MAX, n - 1) == OK);
+	CHECK(comm_reduce(c, in, out, COUNT, DT_INT64, REDUCE_MAX, n - 1) == OK);
 	for (int64_t i = 0; me == n - 1 && i < COUNT; i++)
 		CHECK(out[i] == i * n);
-	CHECK(comm_reduce_scatter(c, in, out, COUNT, DT_INT64, COMM_SUM) == OK);
+	CHECK(comm_reduce_scatter(c, in, out, COUNT, DT_INT64, REDUCE_SUM) == OK);
 	for (int64_t i = 0; i < COUNT; i++)
 		CHECK(out[i] == (i + (int64_t)me * COUNT) * n * (n + 1) / 2);
 	free(in);

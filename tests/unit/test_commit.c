@@ -59,15 +59,15 @@ static struct ref in_main(const char *name)
 	return (struct ref){ REF_CHECKPOINT, STR("main"), str_of(name), -1 };
 }
 
-static struct spec writing(const char *name, bool overwrite, enum beside beside)
+static struct spec writing(const char *name, bool overwrite, enum in_place in_place)
 {
-	return (struct spec){ .target = in_main(name), .overwrite = overwrite, .beside = beside, .sync_files = true };
+	return (struct spec){ .target = in_main(name), .overwrite = overwrite, .in_place = in_place, .sync_files = true };
 }
 
 static enum err open_staging(const char *job, const char *name, bool overwrite, struct staging *s)
 {
 	struct store_job j = job_named(job);
-	struct spec spec = writing(name, overwrite, BESIDE_NEVER);
+	struct spec spec = writing(name, overwrite, IN_PLACE_NEVER);
 
 	return staging_open(&j, &spec, s);
 }
@@ -431,7 +431,7 @@ static enum err as(uid_t uid, bool admin, enum err (*what)(const struct store_jo
 
 static enum err overwrite(const struct store_job *j, const struct ref *ref)
 {
-	struct spec spec = writing(ref->name.p, true, BESIDE_NEVER);
+	struct spec spec = writing(ref->name.p, true, IN_PLACE_NEVER);
 	struct staging s;
 
 	enum err e = staging_open(j, &spec, &s);
@@ -443,7 +443,7 @@ static enum err overwrite(const struct store_job *j, const struct ref *ref)
 
 static enum err write_in_place(const struct store_job *j, const struct ref *ref)
 {
-	struct spec spec = writing(ref->name.p, true, BESIDE_ALWAYS);
+	struct spec spec = writing(ref->name.p, true, IN_PLACE_ALWAYS);
 	struct staging s;
 
 	enum err e = staging_open(j, &spec, &s);
@@ -499,7 +499,7 @@ static void test_owner_at_the_commit(void **state)
 {
 	struct store_job j = job_named("B");
 	struct staging s;
-	struct spec spec = writing("x", true, BESIDE_NEVER);
+	struct spec spec = writing("x", true, IN_PLACE_NEVER);
 
 	(void)state;
 	j.uid = 4001;
@@ -598,7 +598,7 @@ static void test_unsynced_directories(void **state)
 static void open_in_place(struct staging *s, const char *job)
 {
 	struct store_job j = job_named(job);
-	struct spec spec = writing("x", true, BESIDE_ALWAYS);
+	struct spec spec = writing("x", true, IN_PLACE_ALWAYS);
 
 	T_OK(staging_open(&j, &spec, s));
 	T_OK(staging_add_file(s, STR("__0_0.distcp"), 4, 0));

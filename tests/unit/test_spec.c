@@ -274,6 +274,28 @@ static void test_read_as_c(void **state)
 	json_decref(doc);
 }
 
+static void test_older_names(void **state)
+{
+	static const char *const options[] = { "\"in_place\":\"needed\"", "\"beside\":\"needed\"",
+					       "\"in_place\":\"needed\",\"beside\":\"needed\"" };
+	CLEANUP(spec_free) struct spec s = { 0 };
+	char text[512];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+		snprintf(text, sizeof text, "{\"kind\":\"save\",\"source\":{\"state_dict\":\"s\"},"
+			 "\"target\":{\"storage\":\"m\",\"name\":\"x\"},\"options\":{%s}}", options[i]);
+		json_t *doc = t_spec_parse(text);
+		T_OK(spec_read(doc, &s));
+		assert_int_equal(s.in_place, IN_PLACE_NEEDED);
+		assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "options"), "in_place")), "needed");
+		T_OK(spec_read(doc, &s));
+		json_decref(doc);
+	}
+	t_spec_refused(ERR_VALIDATION_FAILED, "/options/beside", "{\"kind\":\"save\",\"source\":{\"state_dict\":\"s\"},"
+		       "\"target\":{\"storage\":\"m\",\"name\":\"x\"},\"options\":{\"beside\":\"needed\",\"in_place\":\"always\"}}");
+}
+
 static void test_refused_fields(void **state)
 {
 	(void)state;
@@ -370,7 +392,7 @@ int main(void)
 		cmocka_unit_test(test_references),     cmocka_unit_test(test_kinds), cmocka_unit_test(test_placements),
 		cmocka_unit_test(test_every_dtype),    cmocka_unit_test(test_every_field_of_every_kind), cmocka_unit_test(test_read_as_c),
 		cmocka_unit_test(test_partial_in_memory),
-		cmocka_unit_test(test_defaults),       cmocka_unit_test(test_refused_fields),
+		cmocka_unit_test(test_defaults),       cmocka_unit_test(test_refused_fields), cmocka_unit_test(test_older_names),
 		cmocka_unit_test(test_refused_layouts), cmocka_unit_test(test_problem),
 	};
 

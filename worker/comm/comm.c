@@ -387,13 +387,13 @@ enum err comm_scatter(struct comm *c, const void *in, const uint64_t *bytes, voi
 }
 
 /* A dtype without that operation is no reason to give the group up if all members agree on it. */
-static FALLIBLE enum err begin_reduce(struct comm *c, enum comm_kind kind, uint64_t count, enum dtype d, enum comm_op op, uint32_t root)
+static FALLIBLE enum err begin_reduce(struct comm *c, enum comm_kind kind, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root)
 {
 	struct comm_call call = { .kind = (uint8_t)kind, .bytes = count, .dtype = (uint8_t)d, .op = (uint8_t)op, .root = root };
 	uint64_t total;
 
 	TRY(check_root(c, root));
-	if ((unsigned)d >= DT_COUNT || (unsigned)op >= COMM_OPS)
+	if ((unsigned)d >= DT_COUNT || (unsigned)op >= REDUCE_OPS)
 		return ERR(INVALID_REQUEST, "no such dtype or operation");
 	TRY(num_mul(count, dtype_bytes(d), &total));
 	TRY(num_mul(total, c->size, &total));
@@ -404,19 +404,19 @@ static FALLIBLE enum err begin_reduce(struct comm *c, enum comm_kind kind, uint6
 	return comm_reduce_check(d, op);
 }
 
-enum err comm_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum comm_op op, uint32_t root)
+enum err comm_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum reduce_op op, uint32_t root)
 {
 	TRY(begin_reduce(c, COMM_REDUCE, count, dtype, op, root));
 	return settle(c, (c->ops->reduce ? c->ops->reduce : comm_generic_reduce)(c, in, out, count, dtype, op, root));
 }
 
-enum err comm_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum comm_op op)
+enum err comm_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum reduce_op op)
 {
 	TRY(begin_reduce(c, COMM_ALL_REDUCE, count, dtype, op, 0));
 	return settle(c, (c->ops->all_reduce ? c->ops->all_reduce : comm_generic_all_reduce)(c, in, out, count, dtype, op));
 }
 
-enum err comm_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum comm_op op)
+enum err comm_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum reduce_op op)
 {
 	TRY(begin_reduce(c, COMM_REDUCE_SCATTER, count, dtype, op, 0));
 	return settle(c, (c->ops->reduce_scatter ? c->ops->reduce_scatter : comm_generic_reduce_scatter)(c, in, out, count, dtype, op));

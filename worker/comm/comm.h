@@ -20,9 +20,9 @@
 #pragma once
 #include "base/err.h"
 #include "tensor/dtype.h"
+#include "tensor/placement.h"
 
 enum comm_backend { COMM_SHM, COMM_TCP, COMM_NCCL, COMM_BACKENDS };
-enum comm_op { COMM_SUM, COMM_AVG, COMM_MIN, COMM_MAX, COMM_PRODUCT, COMM_OPS }; /* as enum reduce_op */
 
 enum {
 	COMM_RANKS_MAX = 1024,
@@ -92,10 +92,11 @@ FALLIBLE enum err comm_gather(struct comm *c, const void *in, const uint64_t *by
 FALLIBLE enum err comm_scatter(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
 /* Elementwise over `count` elements; f16, bf16 and fp8 are summed in float32, AVG of integers truncates as torch.distributed's does.
  * ERR_DTYPE_UNSUPPORTED for dtypes without that operation. in == out is fine. reduce: out is used at the root only. */
-FALLIBLE enum err comm_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum comm_op op, uint32_t root);
-FALLIBLE enum err comm_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum comm_op op);
+FALLIBLE enum err comm_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype,
+			  enum reduce_op op, uint32_t root);
+FALLIBLE enum err comm_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum reduce_op op);
 /* in: size * count elements; out: count. */
-FALLIBLE enum err comm_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum comm_op op);
+FALLIBLE enum err comm_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype dtype, enum reduce_op op);
 
 /* The primitive beneath state-dict operations: many messages between any members, pipelined, in bounded memory. Every member passes the
  * same list (from, to, bytes in the same order); pack is called at `from` and unpack at `to`, in list order per pair of members.

@@ -81,9 +81,9 @@ struct comm_ops {
 	/* Each of these may be NULL. */
 	enum err (*gather)(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
 	enum err (*scatter)(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
-	enum err (*reduce)(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op, uint32_t root);
-	enum err (*all_reduce)(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
-	enum err (*reduce_scatter)(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
+	enum err (*reduce)(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root);
+	enum err (*all_reduce)(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op);
+	enum err (*reduce_scatter)(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op);
 };
 
 const struct comm_ops *comm_shm_ops(void);
@@ -110,10 +110,10 @@ const struct comm_ops *comm_backend_ops(enum comm_backend b);   /* NULL: not in 
 /* generic.c: composed from exchange and all_gather_v. */
 FALLIBLE enum err comm_generic_gather(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
 FALLIBLE enum err comm_generic_scatter(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root);
-FALLIBLE enum err comm_generic_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op,
+FALLIBLE enum err comm_generic_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op,
 				      uint32_t root);
-FALLIBLE enum err comm_generic_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
-FALLIBLE enum err comm_generic_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
+FALLIBLE enum err comm_generic_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op);
+FALLIBLE enum err comm_generic_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op);
 
 /* boxes.c: boxes as messages. */
 struct comm_boxes;

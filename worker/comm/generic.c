@@ -165,7 +165,7 @@ static enum err unpack_round(void *user, uint64_t i, const void *in)
 }
 
 /* at[] and bytes[] are set; reduces this member's elements into out. */
-static FALLIBLE enum err run_round(struct comm *c, struct round *r, void *out, enum dtype d, enum comm_op op)
+static FALLIBLE enum err run_round(struct comm *c, struct round *r, void *out, enum dtype d, enum reduce_op op)
 {
 	const void *sources[COMM_RANKS_MAX];
 	uint64_t n = 0;
@@ -188,7 +188,7 @@ static FALLIBLE enum err run_round(struct comm *c, struct round *r, void *out, e
 
 /* The elements [first, first + count) of in, all of one round: reduced by parts, then brought to the root or to all. */
 static FALLIBLE enum err reduce_piece(struct comm *c, struct round *r, unsigned char *out, uint64_t first, uint64_t count,
-				      enum dtype d, enum comm_op op, const uint32_t *root)
+				      enum dtype d, enum reduce_op op, const uint32_t *root)
 {
 	uint64_t item = dtype_bytes(d), each = num_div_up(count, r->size);
 	unsigned char *mine = r->scratch + r->me * r->room;
@@ -208,7 +208,7 @@ static FALLIBLE enum err reduce_piece(struct comm *c, struct round *r, unsigned 
 	return e;
 }
 
-static FALLIBLE enum err reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op,
+static FALLIBLE enum err reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op,
 				const uint32_t *root)
 {
 	struct round r;
@@ -225,17 +225,17 @@ static FALLIBLE enum err reduce(struct comm *c, const void *in, void *out, uint6
 	return e;
 }
 
-enum err comm_generic_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op, uint32_t root)
+enum err comm_generic_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root)
 {
 	return reduce(c, in, out, count, d, op, &root);
 }
 
-enum err comm_generic_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op)
+enum err comm_generic_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op)
 {
 	return reduce(c, in, out, count, d, op, NULL);
 }
 
-enum err comm_generic_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op)
+enum err comm_generic_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op)
 {
 	uint64_t item = dtype_bytes(d), done = 0;
 	struct round r;

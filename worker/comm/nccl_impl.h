@@ -58,9 +58,9 @@ struct CUstream_st *comm_nccl_stream(const struct comm *c);
 enum err comm_nccl_exchange(struct comm *c, const struct comm_exchange *x);
 void comm_nccl_free_slots(struct nccl *g);
 /* nccl_reduce.c */
-enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op, uint32_t root);
-enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
-enum err comm_nccl_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op);
+enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root);
+enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op);
+enum err comm_nccl_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op);
 /* nccl_move.c */
 enum err comm_nccl_barrier(struct comm *c);
 enum err comm_nccl_broadcast(struct comm *c, void *data, uint64_t bytes, uint32_t root);

@@ -10,7 +10,7 @@
 
 enum { PIECES_BYTES = 8 << 20 };
 
-static bool native_type(enum dtype d, enum comm_op op, unsigned *out)
+static bool native_type(enum dtype d, enum reduce_op op, unsigned *out)
 {
 	static const struct { enum dtype d; unsigned type; } types[] = {
 		{ DT_FLOAT32, NCCL_FLOAT32 }, { DT_FLOAT64, NCCL_FLOAT64 }, { DT_FLOAT16, NCCL_FLOAT16 }, { DT_BFLOAT16, NCCL_BFLOAT16 },
@@ -21,15 +21,16 @@ static bool native_type(enum dtype d, enum comm_op op, unsigned *out)
 	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
 		if (types[i].d == d) {
 			*out = types[i].type;
-			return op != COMM_AVG || dtype_is_float(d);
+			return op != REDUCE_AVG || dtype_is_float(d);
 		}
 	return false;
 }
 
-static unsigned native_op(enum comm_op op)
+static unsigned native_op(enum reduce_op op)
 {
-	static const unsigned ops[COMM_OPS] = {
-		[COMM_SUM] = NCCL_SUM, [COMM_AVG] = NCCL_AVG, [COMM_MIN] = NCCL_MIN, [COMM_MAX] = NCCL_MAX, [COMM_PRODUCT] = NCCL_PROD,
+	static const unsigned ops[REDUCE_OPS] = {
+		[REDUCE_SUM] = NCCL_SUM, [REDUCE_AVG] = NCCL_AVG, [REDUCE_MIN] = NCCL_MIN, [REDUCE_MAX] = NCCL_MAX,
+		[REDUCE_PRODUCT] = NCCL_PROD,
 	};
 
 	return ops[op];
@@ -79,7 +80,7 @@ static FALLIBLE enum err fetch(struct host *h, uint64_t done)
 	return comm_nccl_wait(h->c, NCCL_WAIT_ALL);
 }
 
-static FALLIBLE enum err reduce_piece(struct host *h, uint64_t done, enum dtype d, enum comm_op op)
+static FALLIBLE enum err reduce_piece(struct host *h, uint64_t done, enum dtype d, enum reduce_op op)
 {
 	const void *sources[COMM_RANKS_MAX];
 	struct comm *c = h->c;
@@ -103,7 +104,7 @@ static FALLIBLE enum err reduce_piece(struct host *h, uint64_t done, enum dtype 
 	return comm_nccl_wait(c, NCCL_WAIT_ALL);
 }
 
-static FALLIBLE enum err reduce_on_host(struct host *h, enum dtype d, enum comm_op op)
+static FALLIBLE enum err reduce_on_host(struct host *h, enum dtype d, enum reduce_op op)
 {
 	uint64_t size = h->c->size, done = 0;
 	enum err e = OK;
@@ -138,7 +139,7 @@ static FALLIBLE enum err end_native(struct comm *c, nccl_result r, const char *c
 }
 
 /* Done on the host, or nothing to do: *native false. Else the members agree, and NCCL may be called. */
-static FALLIBLE enum err begin(struct host *h, enum dtype d, enum comm_op op, unsigned *type, bool *native)
+static FALLIBLE enum err begin(struct host *h, enum dtype d, enum reduce_op op, unsigned *type, bool *native)
 {
 	*native = native_type(d, op, type);
 	if (!*native)
@@ -149,7 +150,7 @@ static FALLIBLE enum err begin(struct host *h, enum dtype d, enum comm_op op, un
 	return OK;
 }
 
-enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op, uint32_t root)
+enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root)
 {
 	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ROOT, .root = root };
 	uint64_t bytes = count * dtype_bytes(d);
@@ -164,7 +165,7 @@ enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t co
 	return end_native(c, r, "ncclReduce", c->rank == root ? 0 : bytes, c->rank == root ? bytes * (c->size - 1) : 0);
 }
 
-enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op)
+enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op)
 {
 	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ALL };
 	uint64_t bytes = count * dtype_bytes(d);
@@ -178,7 +179,7 @@ enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_
 	return end_native(c, r, "ncclAllReduce", bytes, bytes);
 }
 
-enum err comm_nccl_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum comm_op op)
+enum err comm_nccl_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op)
 {
 	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = SCATTERED };
 	uint64_t bytes = count * dtype_bytes(d);

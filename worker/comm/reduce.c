@@ -20,18 +20,18 @@ enum { BLOCK = 512 };
 
 /* acc[i] = acc[i] op in[i]. Sums and products of integers wrap around, as unsigned ones do. */
 #define FOLD(dtype, type, wide, whole, min, max)                                                        \
-	static void fold_##type(type *restrict acc, const type *restrict in, uint64_t n, enum comm_op op) \
+	static void fold_##type(type *restrict acc, const type *restrict in, uint64_t n, enum reduce_op op) \
 	{                                                                                               \
 		switch (op) {                                                                           \
-		case COMM_MIN:                                                                          \
+		case REDUCE_MIN:                                                                          \
 			for (uint64_t i = 0; i < n; i++)                                                \
 				acc[i] = min(acc[i], in[i]);                                            \
 			break;                                                                          \
-		case COMM_MAX:                                                                          \
+		case REDUCE_MAX:                                                                          \
 			for (uint64_t i = 0; i < n; i++)                                                \
 				acc[i] = max(acc[i], in[i]);                                            \
 			break;                                                                          \
-		case COMM_PRODUCT:                                                                      \
+		case REDUCE_PRODUCT:                                                                      \
 			for (uint64_t i = 0; i < n; i++)                                                \
 				acc[i] = (type)((wide)acc[i] * (wide)in[i]);                            \
 			break;                                                                          \
@@ -81,16 +81,16 @@ static struct way way_of(enum dtype d)
 	}
 }
 
-enum err comm_reduce_check(enum dtype d, enum comm_op op)
+enum err comm_reduce_check(enum dtype d, enum reduce_op op)
 {
-	bool sums = op == COMM_SUM || op == COMM_AVG;
+	bool sums = op == REDUCE_SUM || op == REDUCE_AVG;
 
-	if (d == DT_FLOAT4_E2M1FN_X2 || (dtype_is_complex(d) && !sums) || (d == DT_BOOL && op == COMM_AVG))
+	if (d == DT_FLOAT4_E2M1FN_X2 || (dtype_is_complex(d) && !sums) || (d == DT_BOOL && op == REDUCE_AVG))
 		return ERR(DTYPE_UNSUPPORTED, "%s is not defined for %s", placement_reduce_name((enum reduce_op)op), dtype_name(d));
 	return OK;
 }
 
-static void fold(void *acc, const void *in, uint64_t n, enum dtype as, enum comm_op op)
+static void fold(void *acc, const void *in, uint64_t n, enum dtype as, enum reduce_op op)
 {
 	switch (as) {
 #define X(dtype, type, ...) case DT_##dtype: fold_##type(acc, in, n, op); return;
@@ -131,11 +131,11 @@ static FALLIBLE enum err take(void *to, const void *from, uint64_t n, enum dtype
 	return OK;
 }
 
-void comm_reduce_run(void *out, const void *const *in, uint32_t n, uint64_t count, enum dtype d, enum comm_op op)
+void comm_reduce_run(void *out, const void *const *in, uint32_t n, uint64_t count, enum dtype d, enum reduce_op op)
 {
 	_Alignas(16) unsigned char acc[BLOCK * 16], next[BLOCK * 16];
 	const struct way w = way_of(d);
-	enum comm_op how = d != DT_BOOL ? op : op == COMM_SUM ? COMM_MAX : op == COMM_PRODUCT ? COMM_MIN : op;
+	enum reduce_op how = d != DT_BOOL ? op : op == REDUCE_SUM ? REDUCE_MAX : op == REDUCE_PRODUCT ? REDUCE_MIN : op;
 	uint64_t item = dtype_bytes(d);
 
 	for (uint64_t at = 0; at < count; at += BLOCK) {
@@ -149,7 +149,7 @@ void comm_reduce_run(void *out, const void *const *in, uint32_t n, uint64_t coun
 			}
 			fold(acc, from, some * w.per, w.as, how);
 		}
-		if (op == COMM_AVG)
+		if (op == REDUCE_AVG)
 			divide(acc, some * w.per, w.as, n);
 		if (w.cast)
 			must(cast_run((unsigned char *)out + at * item, d, acc, w.per == 2 ? DT_COMPLEX64 : w.as, some) == OK);

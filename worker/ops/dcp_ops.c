@@ -234,7 +234,7 @@ static FALLIBLE enum err move_all(struct op *o, bool compare)
 	TRY(e);
 	if (!compare)
 		return OK;
-	TRY(comm_all_reduce(o->comm, &differing, &differing, 1, DT_UINT64, COMM_SUM));
+	TRY(comm_all_reduce(o->comm, &differing, &differing, 1, DT_UINT64, REDUCE_SUM));
 	o->equal = o->plan.equal && differing == 0;
 	return OK;
 }

@@ -71,8 +71,7 @@ static FALLIBLE enum err partial_op(struct pool *p)
 		const struct placement *pl = &t->placements[m];
 		if (pl->kind != PLACE_PARTIAL)
 			continue;
-		bool mixed = pl->reduce != p->op && !(pl->reduce <= REDUCE_AVG && p->op <= REDUCE_AVG);
-		if (any && mixed)
+		if (any && !placement_may_mix(pl->reduce, (enum reduce_op)p->op))
 			return ERR(LAYOUT_INVALID, "Partial(%s) and Partial(%s) of one tensor cannot be reduced in a certain order",
 				   placement_reduce_name(p->op), placement_reduce_name(pl->reduce));
 		/* A sum of averages is an average of sums. */

@@ -3,7 +3,6 @@
 
 #include "base/num.h"
 #include "comm/reduce.h"
-#include "tensor/placement.h"
 #include "tensor/cast.h"
 
 enum { BLOCK = 512 };
@@ -13,13 +12,10 @@ uint64_t fold_elements(enum dtype dtype, uint64_t n)
 	return num_max(FOLD_BYTES / (n * dtype_bytes(dtype)), 1);
 }
 
-static enum comm_op op_of(const struct run_move *m, uint32_t n)
+static enum reduce_op op_of(const struct run_move *m, uint32_t n)
 {
-	static const enum comm_op ops[] = { [REDUCE_SUM] = COMM_SUM, [REDUCE_AVG] = COMM_AVG, [REDUCE_MIN] = COMM_MIN,
-					    [REDUCE_MAX] = COMM_MAX, [REDUCE_PRODUCT] = COMM_PRODUCT };
-
 	/* sums over one mesh dim and averages over another: divided by less than there are parts */
-	return m->op == REDUCE_AVG && n && m->divisor != n ? COMM_SUM : ops[m->op];
+	return m->op == REDUCE_AVG && n && m->divisor != n ? REDUCE_SUM : (enum reduce_op)m->op;
 }
 
 enum err fold_check(enum dtype dtype, const struct run_move *m)
@@ -48,11 +44,11 @@ enum err fold_parts(unsigned char *parts, uint64_t stride, uint32_t n, uint64_t 
 		    const struct run_move *m)
 {
 	CLEANUP(mem_free_ptr) const void **in = mem_zalloc(n, sizeof *in);
-	enum comm_op op = op_of(m, n);
+	enum reduce_op op = op_of(m, n);
 
 	NEED(in, "no memory for a reduction of %u", n);
 	for (uint32_t i = 0; i < n; i++)
 		in[i] = parts + i * stride;
 	comm_reduce_run(parts, in, n, count, dtype, op);
-	return m->op == REDUCE_AVG && op == COMM_SUM ? divide(parts, count, dtype, m->divisor) : OK;
+	return m->op == REDUCE_AVG && op == REDUCE_SUM ? divide(parts, count, dtype, m->divisor) : OK;
 }

@@ -221,12 +221,6 @@ static FALLIBLE enum err check_ranks(const struct layout_rule *r, uint32_t world
 	return OK;
 }
 
-/* sum and avg may stand beside each other, as in PyTorch; the order of other reductions would matter. */
-static bool may_mix(enum reduce_op a, enum reduce_op b)
-{
-	return a == b || (a <= REDUCE_AVG && b <= REDUCE_AVG);
-}
-
 static FALLIBLE enum err check_placements(const struct layout_rule *r, bool in_memory, struct layout_at *at)
 {
 	const struct placement *partial = NULL;
@@ -242,7 +236,7 @@ static FALLIBLE enum err check_placements(const struct layout_rule *r, bool in_m
 		if (!in_memory)
 			return ERR(LAYOUT_INVALID, "Any checkpointing related operations are not supported for DTensor "
 				   "with partial placements: Partial(%s) has to be reduced first", placement_reduce_name(p->reduce));
-		if (partial && !may_mix(partial->reduce, p->reduce))
+		if (partial && !placement_may_mix(partial->reduce, p->reduce))
 			return ERR(LAYOUT_INVALID, "Partial(%s) and Partial(%s) in one mesh", placement_reduce_name(partial->reduce),
 				   placement_reduce_name(p->reduce));
 		partial = p;

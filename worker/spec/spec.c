@@ -94,6 +94,18 @@ FALLIBLE enum err spec_check_save_format(const struct jval *target)
 	return OK;
 }
 
+/* "beside" is what in_place was called before. */
+static FALLIBLE enum err take_older_name(const struct jval *options)
+{
+	struct jval old = jval_get(options, "beside"), now = jval_get(options, "in_place");
+
+	if (!old.j)
+		return OK;
+	if (now.j && !json_equal(old.j, now.j))
+		return jval_fail(&old, ERR_VALIDATION_FAILED, "is the older name of in_place, which says otherwise");
+	return field_put_default(options->j, "in_place", json_incref(old.j));
+}
+
 static FALLIBLE enum err read_options(enum job_kind kind, const struct jval *doc, struct spec *s)
 {
 	const char *keys[FIELD_KEYS_MAX];
@@ -102,6 +114,7 @@ static FALLIBLE enum err read_options(enum job_kind kind, const struct jval *doc
 	struct jval options = jval_get(doc, "options");
 	field_keys(kind, AT_OPTIONS, NULL, keys);
 	TRY(jval_only(&options, keys));
+	TRY(take_older_name(&options));
 	return field_read(kind, AT_OPTIONS, &options, s);
 }
 

@@ -155,11 +155,11 @@ static FALLIBLE enum err check_options(struct staging *s, const struct spec *spe
 {
 	const char *name = spec->target.name.p;
 
-	s->in_place = spec->beside == BESIDE_ALWAYS;
+	s->in_place = spec->in_place == IN_PLACE_ALWAYS;
 	if (s->in_place)
 		return check_in_place(s, name);
 	enum err e = check_target(s, name, spec->overwrite);
-	if (e != ERR_NOT_A_CHECKPOINT || spec->beside != BESIDE_NEEDED)
+	if (e != ERR_NOT_A_CHECKPOINT || spec->in_place != IN_PLACE_NEEDED)
 		return e;
 	err_clear();
 	s->in_place = true;

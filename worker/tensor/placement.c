@@ -6,7 +6,7 @@
 
 enum { DIM_DIGITS = 6, FACTOR_DIGITS = 18 };
 
-static const char *const reduce_names[] = { "sum", "avg", "min", "max", "product" };
+static const char *const reduce_names[REDUCE_OPS] = { "sum", "avg", "min", "max", "product" };
 
 struct cursor {
 	const char *p, *end;
@@ -88,7 +88,7 @@ static bool eat_reduction(struct cursor *c, struct placement *out)
 		quote = "'";
 	else if (eat(c, "\""))
 		quote = "\"";
-	for (size_t i = 0; i < sizeof reduce_names / sizeof *reduce_names; i++)
+	for (size_t i = 0; i < REDUCE_OPS; i++)
 		if (eat(c, reduce_names[i])) {
 			out->reduce = (enum reduce_op)i;
 			return (!quote || eat(c, quote)) && eat(c, ")");

@@ -300,7 +300,7 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
     def _options(self) -> Dict[str, Any]:
         pace = pace_of(None)
         return {"overwrite": self.overwrite or not self.use_collectives, "sync_files": bool(self.sync_files),
-                "beside": "needed" if self.use_collectives else "always", **({"pace": pace} if pace else {})}
+                "in_place": "needed" if self.use_collectives else "always", **({"pace": pace} if pace else {})}
 
     @staticmethod
     def _in_turn(call: Any, **spec: Any) -> Any:
