@@ -401,7 +401,7 @@ static enum err publish_parts(const struct write_store *store, struct write *w)
 			if (l->places[k] && strcmp(l->places[k], l->places[i]) == 0)
 				files[count++] = targets[k];
 		if (count)
-			TRY(hosts_part_take(w->staging, run, l->places[i], files, count));
+			TRY(hosts_part_take(w, l->places[i], files, count));
 	}
 	return write_publish(w);
 }

@@ -16,33 +16,29 @@ bool hosts_part_id(const char *id)
 	return n >= ID_MIN && n <= ID_MAX && strspn(id, "abcdefghijklmnopqrstuvwxyz0123456789-") == n;
 }
 
-static void place_name(char out[96], const char *id)
-{
-	snprintf(out, 96, HOSTS_PREFIX "%s", id);
-}
+/* The place of the part `id`: its name, and its path in the store. */
+struct place {
+	char name[96], path[STAGING_BESIDE_MAX];
+	const struct store *store;
+};
 
-static FALLIBLE enum err place_path(const struct ref *target, const char *id, char path[STAGING_BESIDE_MAX])
+static FALLIBLE enum err find_place(const struct stores *stores, const struct ref *target, const char *id, struct place *out)
 {
-	char name[96];
-
-	place_name(name, id);
-	return staging_beside(target->name.p, name, path);
+	if (!hosts_part_id(id))
+		return ERR(VALIDATION_FAILED, "hosts: the id cannot be used");
+	snprintf(out->name, sizeof out->name, HOSTS_PREFIX "%s", id);
+	TRY(stores_find(stores, target->storage.p, &out->store));
+	return staging_beside(target->name.p, out->name, out->path);
 }
 
 static enum err stage_part(const struct write_store *store, struct job *j, struct staging *out)
 {
 	const struct store_job by = job_in_store(j);
-	const struct ref *target = &j->spec.target;
-	char name[96], path[STAGING_BESIDE_MAX];
-	const struct store *in;
+	struct place place;
 
-	if (!hosts_part_id(store->user))
-		return ERR(VALIDATION_FAILED, "hosts: the id cannot be used");
-	place_name(name, store->user);
-	TRY(stores_find(by.stores, target->storage.p, &in));
-	TRY(place_path(target, store->user, path));
-	TRY(store_drop(store_top(in), path)); /* of an attempt that broke off */
-	return staging_open_part(&by, &j->spec, name, out);
+	TRY(find_place(by.stores, &j->spec.target, store->user, &place));
+	TRY(store_drop(store_top(place.store), place.path)); /* of an attempt that broke off */
+	return staging_open_part(&by, &j->spec, place.name, out);
 }
 
 /* The manifest says what is written. */
@@ -117,39 +113,35 @@ static FALLIBLE enum err take_digests(struct run *run, const struct manifest *m,
 	return OK;
 }
 
-enum err hosts_part_take(struct staging *s, struct run *run, const char *id, const uint32_t *files, uint32_t count)
+enum err hosts_part_take(struct write *w, const char *id, const uint32_t *files, uint32_t count)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
-	CLEANUP(store_close) struct store_at place = STORE_NOTHING;
-	char name[96], path[STAGING_BESIDE_MAX];
+	CLEANUP(store_close) struct store_at at = STORE_NOTHING;
+	struct place place;
 
-	place_name(name, id);
-	snprintf(path, sizeof path, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", name);
-	enum err e = store_enter(store_top(s->store), path, &place);
+	TRY(find_place(w->staging->by.stores, &w->job->spec.target, id, &place));
+	enum err e = store_enter(store_top(place.store), place.path, &at);
 	if (e == ERR_NOT_FOUND)
 		return ERR(PEER_LOST, "what another host has written is not to be seen here: do the daemons share the storage?");
 	if (!e)
-		e = checkpoint_manifest(place, MANIFEST_NAME, &m);
+		e = checkpoint_manifest(at, MANIFEST_NAME, &m);
 	if (!e && !m)
 		e = ERR(PEER_LOST, "another host's part of the save is not whole");
 	if (!e)
-		e = take_digests(run, m, files, count);
+		e = take_digests(w->run, m, files, count);
 	if (!e)
-		e = take_files(s, run, place, files, count);
-	if (!e && store_drop(store_top(s->store), path))
+		e = take_files(w->staging, w->run, at, files, count);
+	if (!e && store_drop(store_top(place.store), place.path))
 		err_clear(); /* a later sweep takes it */
 	return e;
 }
 
 void hosts_part_drop(struct job *j, const char *id)
 {
-	const struct ref *target = &j->spec.target;
 	struct err_info info = *err_last();
-	char path[STAGING_BESIDE_MAX];
-	const struct store *store;
+	struct place place;
 
-	if (stores_find(&j->worker->stores, target->storage.p, &store) || place_path(target, id, path) ||
-	    store_drop(store_top(store), path))
+	if (find_place(&j->worker->stores, &j->spec.target, id, &place) || store_drop(store_top(place.store), place.path))
 		err_clear(); /* a later sweep takes it */
 	err_restore(&info);
 }

@@ -138,11 +138,13 @@ void posix_discard(struct staging *s)
 	store_close(&s->parent);
 }
 
-static FALLIBLE enum err remove_in(const char *id, int parent, const char *name, const char *last)
+enum err posix_remove(const struct store_job *by, const struct store *store, const char *name)
 {
-	char trash[128];
+	CLEANUP(fs_drop) int parent = -1;
+	char trash[128], last[256];
 
-	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", id);
+	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", by->id);
+	TRY(posix_open_parent(store, name, last, &parent));
 	TRY(fs_rename_noreplace(parent, last, trash));
 	if (fs_fsync(parent, ".")) {
 		struct err_info info = *err_last();
@@ -155,16 +157,4 @@ static FALLIBLE enum err remove_in(const char *id, int parent, const char *name,
 	if (trash_remove(parent, trash))
 		err_clear();
 	return OK;
-}
-
-enum err posix_remove(const struct store_job *by, const struct store *store, const char *name)
-{
-	char parent_path[4096], last[256];
-	struct store_at parent;
-
-	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
-	TRY(store_enter(store_top(store), parent_path, &parent));
-	enum err e = remove_in(by->id, parent.handle, name, last);
-	store_close(&parent);
-	return e;
 }

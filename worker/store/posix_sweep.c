@@ -13,9 +13,12 @@
 
 enum { SWEEP_DEPTH = 16, OTHERS_MAX = 1000, CHANGE_MAX = 48 };
 
-static FALLIBLE enum err open_parent(const struct store *store, const char *parent_path, int *fd_out)
+enum err posix_open_parent(const struct store *store, const char *name, char last[256], int *fd_out)
 {
-	return fs_open_dir(store->top, parent_path[0] ? parent_path : ".", fd_out);
+	char path[4096];
+
+	TRY(staging_divide(name, path, sizeof path, last, 256));
+	return fs_open_dir(store->top, path[0] ? path : ".", fd_out);
 }
 
 /* ------------------------------------------------------------------------------------------------------ recover */
@@ -325,12 +328,11 @@ static FALLIBLE enum err deleted(int parent, const char *last, const char *job, 
 
 enum err posix_recover(const struct store *store, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out)
 {
-	char parent_path[4096], last[256];
+	char last[256];
 	struct stat st;
 	int parent = -1;
 
-	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
-	enum err e = open_parent(store, parent_path, &parent);
+	enum err e = posix_open_parent(store, name, last, &parent);
 	if (e == ERR_NOT_FOUND) {
 		*done_out = removes;
 		return OK;
@@ -371,7 +373,7 @@ static FALLIBLE enum err sweep_dir(struct sweep *s)
 {
 	struct leftovers l = { .keep = s->keep, .path = s->path };
 
-	TRY(open_parent(s->store, s->path, &l.dirfd));
+	TRY(fs_open_dir(s->store->top, s->path[0] ? s->path : ".", &l.dirfd));
 	enum err e = remove_leftovers(&l);
 	s->removed += l.removed;
 	s->dirfd = l.dirfd;
@@ -408,10 +410,9 @@ static enum err sweep_entry(void *user, const char *name, unsigned char d_type)
 static FALLIBLE enum err sweep_job(const struct store *store, const char *name, const char *job, uint64_t *removed_out)
 {
 	struct leftovers l = { .dirfd = -1, .job = job, .keep = &(struct commit_keep){ .jobs = NULL } };
-	char parent_path[4096], last[256];
+	char last[256];
 
-	TRY(staging_divide(name, parent_path, sizeof parent_path, last, sizeof last));
-	enum err e = open_parent(store, parent_path, &l.dirfd);
+	enum err e = posix_open_parent(store, name, last, &l.dirfd);
 	if (!e)
 		e = remove_leftovers(&l);
 	fs_drop(&l.dirfd);

@@ -223,19 +223,24 @@ static bool is_made_here(const struct staging *s, const struct staging_file *f)
 	return !s->local || s->local[f->rank];
 }
 
+/* Ends the writing of a part, unless it has failed (e). */
+static FALLIBLE enum err end_part(struct store_at *file, enum err e, bool durable, const char *name)
+{
+	if (!e)
+		e = file->store->ops->finish(file, durable, name);
+	store_close(file);
+	return err_at_file(e, name, -1);
+}
+
 static FALLIBLE enum err make_file(struct staging *s, const struct staging_file *f)
 {
-	const struct store_ops *ops = s->store->ops;
 	struct store_at file;
 
 	if (s->local) /* an earlier attempt's, in a directory that is kept */
-		TRY(ops->drop(s->dir, f->name));
-	TRY(ops->open_file(s->dir, f->name, STORE_WRITE | STORE_NEW, &file));
-	enum err e = f->bytes ? ops->resize(file, f->bytes, f->name) : OK;
-	if (!e)
-		e = ops->finish(&file, f->bytes == 0 && !s->no_sync, f->name);
-	store_close(&file);
-	return e;
+		TRY(store_drop(s->dir, f->name));
+	TRY(store_open_file(s->dir, f->name, STORE_WRITE | STORE_NEW, &file));
+	enum err e = f->bytes ? file.store->ops->resize(file, f->bytes, f->name) : OK;
+	return end_part(&file, e, f->bytes == 0 && !s->no_sync, f->name);
 }
 
 enum err staging_make_files(struct staging *s)
@@ -251,19 +256,14 @@ enum err staging_make_files(struct staging *s)
 
 static FALLIBLE enum err trim_file(struct staging *s, const struct staging_file *f)
 {
-	const struct store_ops *ops = s->store->ops;
 	struct store_at file;
 	struct stat st;
 
-	TRY(ops->stat(s->dir, f->name, &st));
+	TRY(store_stat(s->dir, f->name, &st));
 	if ((uint64_t)st.st_size <= f->bytes) /* too short is for check_sizes() to say */
 		return OK;
-	TRY(ops->open_file(s->dir, f->name, STORE_WRITE, &file));
-	enum err e = ops->resize(file, f->bytes, f->name);
-	if (!e)
-		e = ops->finish(&file, !s->no_sync, f->name);
-	store_close(&file);
-	return err_at_file(e, f->name, -1);
+	TRY(store_open_file(s->dir, f->name, STORE_WRITE, &file));
+	return end_part(&file, file.store->ops->resize(file, f->bytes, f->name), !s->no_sync, f->name);
 }
 
 enum err staging_trim_files(struct staging *s)
@@ -289,24 +289,15 @@ enum err staging_patch(struct staging *s, uint64_t i, const struct staging_patch
 	struct store_at file;
 
 	TRY(store_open_file(s->dir, name, STORE_WRITE, &file));
-	enum err e = put_patches(file, patches, count);
-	if (!e)
-		e = s->store->ops->finish(&file, !s->no_sync, name);
-	store_close(&file);
-	return err_at_file(e, name, -1);
+	return end_part(&file, put_patches(file, patches, count), !s->no_sync, name);
 }
 
 enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n)
 {
-	const struct store_ops *ops = s->store->ops;
 	struct store_at file;
 
-	TRY(ops->open_file(s->dir, name, STORE_WRITE | STORE_NEW, &file));
-	enum err e = ops->write(file, bytes, n, 0, name);
-	if (!e)
-		e = ops->finish(&file, !s->no_sync, name);
-	store_close(&file);
-	return err_at_file(e, name, -1);
+	TRY(store_open_file(s->dir, name, STORE_WRITE | STORE_NEW, &file));
+	return end_part(&file, file.store->ops->write(file, bytes, n, 0, name), !s->no_sync, name);
 }
 
 /* Each file has the size it was planned with: the last look before it counts. */
