@@ -477,7 +477,7 @@ static void test_the_storage_itself(void **state)
 static void test_objects_refuse_what_they_have_not(void **state)
 {
 	struct store_job by = { .stores = &t.w.stores, .id = "A", .attempt = 1, .uid = geteuid() };
-	struct spec spec = { .target = ref_checkpoint("main", "x"), .beside = BESIDE_ALWAYS, .sync_files = true };
+	struct spec spec = { .target = ref_checkpoint("main", "x"), .in_place = IN_PLACE_ALWAYS, .sync_files = true };
 	struct staging s = { .name = "" };
 	struct run_build b = { 0 };
 	struct run run = { .fd = -1 };
