@@ -39,8 +39,7 @@ static FALLIBLE enum err read_header(struct opening *o, const char *name, uint32
 	uint64_t file_bytes, n;
 	struct sft head;
 
-	if (!arena)
-		return ERR(NO_MEMORY, "no memory for a header");
+	NEED(arena, "no memory for a header");
 	TRY(o->s->bytes_of(o->s->user, name, &file_bytes));
 	unsigned char first[8];
 	if (file_bytes < sizeof first)

@@ -274,8 +274,7 @@ enum err item_put_value_json(struct buf *b, struct str json)
 	struct jscan js = jscan_of(json, ERR_FORMAT_IMAGE);
 	struct jscan_token t;
 
-	if (!a)
-		return ERR(NO_MEMORY, "no memory for a value");
+	NEED(a, "no memory for a value");
 	buf_puts(&pickle, "\x80\x02");
 	do {
 		TRY(jscan_next(&js, &t));

@@ -58,8 +58,7 @@ static FALLIBLE enum err check_items(const struct sdict *sd, const struct manife
 	CLEANUP(mem_free_ptr) struct place *p = mem_zalloc(sd->chunk_count + sd->value_count, sizeof *p);
 	char name[ERR_FILE_MAX];
 
-	if (!p)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)sd->chunk_count);
+	NEED(p, "no memory for %ju items", (uintmax_t)sd->chunk_count);
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
 		p[n++] = (struct place){ sd->chunks[i].loc, sd->tensors[sd->chunks[i].tensor].fqn };
 	for (uint64_t i = 0; i < sd->value_count; i++)
@@ -308,8 +307,7 @@ static FALLIBLE enum err verify(struct verify *v)
 {
 	json_t *r = v->job->result = json_object();
 
-	if (!r)
-		return ERR(NO_MEMORY, "no memory for the result");
+	NEED(r, "no memory for the result");
 	v->values = v->job->spec.level == LEVEL_VALUES;
 	v->digest = v->job->spec.level != LEVEL_STRUCTURE;
 	TRY(job_state(v->job, "planning", "metadata", NULL, 0));

@@ -137,8 +137,7 @@ static FALLIBLE enum err read_names(struct listing *l, struct store_at dir, cons
 	struct lookup_dir *fresh = mem_zalloc(1, sizeof *fresh);
 	struct lookup_tree *t = l->tree;
 
-	if (!fresh)
-		return ERR(NO_MEMORY, "no memory for a list");
+	NEED(fresh, "no memory for a list");
 	*fresh = (struct lookup_dir){ .mark = *mark, .settled = lookup_mark_settled(mark), .read_ms = l->begun_ms, .commits = l->commits,
 				      .names = BUF_INIT(1 << 30) };
 	enum err e = store_list(dir, add_name, &(struct naming){ fresh, dir });

@@ -41,8 +41,7 @@ static FALLIBLE enum err begin(struct reading *g, struct worker *w, const struct
 	*c = *from;
 	c->sd = NULL;
 	c->file_bytes = mem_zalloc(from->sd->file_count, sizeof *c->file_bytes);
-	if (!c->file_bytes)
-		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)from->sd->file_count);
+	NEED(c->file_bytes, "no memory for %ju files", (uintmax_t)from->sd->file_count);
 	memcpy(c->file_bytes, from->file_bytes, from->sd->file_count * sizeof *c->file_bytes);
 	TRY(sdict_new(UINT64_MAX, &c->sd));
 	TRY(sdict_copy_files(c->sd, from->sd));
@@ -101,9 +100,8 @@ static FALLIBLE enum err add_target_file(struct reading *g, uint32_t *file_out)
 	return OK;
 }
 
-static enum err no_tick(void *user)
+static enum err no_tick(void *)
 {
-	(void)user;
 	return OK;
 }
 
@@ -131,8 +129,7 @@ static FALLIBLE enum err read_box(struct reading *g, struct worker *w, struct ch
 	uint32_t file, first;
 
 	g->arena = arena_new(UINT64_MAX);
-	if (!g->arena)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(g->arena, "no memory for a plan");
 	TRY(begin(g, w, g->box->checkpoint));
 	TRY(take_tensor(g));
 	TRY(make_target(g));

@@ -35,8 +35,7 @@ enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const st
 
 	if (!m)
 		return OK;
-	if (!seen)
-		return ERR(NO_MEMORY, "no memory for %ju items", (uintmax_t)m->items.n);
+	NEED(seen, "no memory for %ju items", (uintmax_t)m->items.n);
 	for (uint64_t i = 0; i < sd->chunk_count; i++) {
 		const struct sd_loc *loc = &sd->chunks[i].loc;
 		struct run_src *s = &b->srcs.v[first + i];
@@ -439,8 +438,7 @@ enum err build_verify(struct run_build *b, uint32_t first_src)
 	uint64_t n = b->srcs.n - first_src;
 	CLEANUP(mem_free_ptr) struct scan_order *order = mem_zalloc(n, sizeof *order);
 
-	if (!order)
-		return ERR(NO_MEMORY, "no memory for %ju sources", (uintmax_t)n);
+	NEED(order, "no memory for %ju sources", (uintmax_t)n);
 	TRY(add_damages(b));
 	for (uint64_t i = 0; i < n; i++) {
 		const struct run_src *s = &b->srcs.v[first_src + i];
@@ -539,8 +537,7 @@ enum err build_fill(struct run_build *b, const struct sdict *target, const uint3
 	uint64_t n = 0;
 	CLEANUP(mem_free_ptr) struct scan_order *order = mem_zalloc(source->chunk_count, sizeof *order);
 
-	if (!order)
-		return ERR(NO_MEMORY, "no memory for %ju sources", (uintmax_t)source->chunk_count);
+	NEED(order, "no memory for %ju sources", (uintmax_t)source->chunk_count);
 	for (uint64_t i = 0; i < target->chunk_count; i++)
 		TRY(add_segment_dst(b, target, i, segment_files));
 	TRY(invert(b, target->chunk_count, first_src, first_dst, plan, source->chunk_count));
@@ -572,8 +569,7 @@ enum err build_source_files(struct run_build *b, const struct checkpoint *c, uin
 	TRY(run_add_dir(b, c->store->index, path, &dir));
 	uint32_t *map = mem_zalloc(c->sd->file_count, sizeof *map);
 	*file_map_out = map;
-	if (!map)
-		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	NEED(map, "no memory for %ju files", (uintmax_t)c->sd->file_count);
 	for (uint64_t i = 0; i < c->sd->file_count; i++) {
 		const struct sd_file *f = &c->sd->files[i];
 		bool spool = f->name.n == 0; /* the last one, see spool.h */

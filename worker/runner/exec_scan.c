@@ -224,8 +224,7 @@ static FALLIBLE enum err count_lazy(struct run *run, uint64_t scan, const struct
 	enum dtype dtype = (enum dtype)info->dtype;
 	CLEANUP(mem_free_ptr) unsigned char *copy = mem_alloc(n + 1);
 
-	if (!copy)
-		return ERR(NO_MEMORY, "no memory for %ju bytes", (uintmax_t)n);
+	NEED(copy, "no memory for %ju bytes", (uintmax_t)n);
 	memcpy(copy, bytes, n);
 	if (info->conj)
 		TRY(cast_conj(copy, dtype, n / dtype_bytes(dtype)));
@@ -284,8 +283,7 @@ static FALLIBLE enum err read_gap(struct slot *s, uint32_t index)
 	const struct run_src *src = &s->x->run->srcs[index];
 	CLEANUP(mem_free_ptr) unsigned char *gap = mem_alloc(src->gap + 1);
 
-	if (!gap)
-		return ERR(NO_MEMORY, "no memory to check a gap");
+	NEED(gap, "no memory to check a gap");
 	TRY(sources_read(&s->x->sources, index, src->length, gap, src->gap));
 	return check_gap(s, index, gap);
 }
@@ -324,8 +322,7 @@ static FALLIBLE enum err check_head(struct slot *s, uint32_t index, const struct
 		return item_fault(s, index, sources_check_item(&s->x->sources, index, false, &known, &s->wave.read_bytes));
 	uint64_t behind = info->payload_off + info->payload_bytes, tail_bytes = src->length - behind + src->gap;
 	CLEANUP(mem_free_ptr) unsigned char *bytes = mem_alloc(info->payload_off + tail_bytes + 1);
-	if (!bytes)
-		return ERR(NO_MEMORY, "no memory for an item's head");
+	NEED(bytes, "no memory for an item's head");
 	TRY(sources_read(&s->x->sources, index, 0, bytes, info->payload_off));
 	TRY(sources_read(&s->x->sources, index, behind, bytes + info->payload_off, tail_bytes));
 	s->wave.read_bytes += info->payload_off + tail_bytes;

@@ -13,8 +13,7 @@ enum err sources_open(struct run *run, struct files *files, struct sources *out)
 {
 	struct src_info *cache = mem_zalloc(SRC_CACHE, sizeof *cache);
 
-	if (!cache)
-		return ERR(NO_MEMORY, "no memory for item headers");
+	NEED(cache, "no memory for item headers");
 	for (uint32_t i = 0; i < SRC_CACHE; i++)
 		cache[i].src = UINT32_MAX;
 	*out = (struct sources){ .run = run, .files = files, .cache = cache };
@@ -316,8 +315,7 @@ static FALLIBLE enum err check_raw(struct sources *s, uint32_t src)
 	CLEANUP(mem_free_ptr) unsigned char *piece = mem_alloc(PIECE);
 	struct manifest_check check;
 
-	if (!piece)
-		return ERR(NO_MEMORY, "no memory to check an item");
+	NEED(piece, "no memory to check an item");
 	manifest_check_begin(&check, s->run->digests + rs->digest_at, rs->digest_count);
 	for (uint64_t at = 0, n; at < rs->length; at += n) {
 		n = num_min(PIECE, rs->length - at);

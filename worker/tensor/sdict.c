@@ -14,8 +14,7 @@ enum err sdict_new(uint64_t arena_cap_bytes, struct sdict **out)
 {
 	struct sdict *sd = mem_zalloc(1, sizeof *sd);
 
-	if (!sd)
-		return ERR(NO_MEMORY, "no memory for a state dict");
+	NEED(sd, "no memory for a state dict");
 	sd->cap_bytes = arena_cap_bytes;
 	sd->arena = arena_new(arena_cap_bytes);
 	if (!sd->arena) {
@@ -66,8 +65,7 @@ static FALLIBLE enum err grow(struct sdict *sd, void *array_ptr, uint64_t want, 
 	TRY(check_cap(sd, more));
 	memcpy(&old, array_ptr, sizeof old);
 	void *p = mem_grow(old, want, bytes);
-	if (!p)
-		return ERR(NO_MEMORY, "no memory for %ju entries of a state dict", (uintmax_t)want);
+	NEED(p, "no memory for %ju entries of a state dict", (uintmax_t)want);
 	memcpy(array_ptr, &p, sizeof p);
 	*cap = want;
 	sd->array_bytes += more;
