@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/jval.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "os/watch.h"
@@ -133,18 +134,10 @@ static void on_connection(void *user, struct MHD_Connection *mhd, void **context
 		c->deadline_ms = clock_mono_ms() + HEAD_MS;
 		const union MHD_ConnectionInfo *i = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
 		h->o.calls->connected(h->o.api, i ? i->connect_fd : -1, l->is_unix, &c->caller);
-		c->next = h->conns;
-		if (c->next)
-			c->next->prev = c;
-		h->conns = c;
+		list2_add(&h->conns, c);
 		*context = c;
 	} else if (c) {
-		if (c->prev)
-			c->prev->next = c->next;
-		else
-			h->conns = c->next;
-		if (c->next)
-			c->next->prev = c->prev;
+		list2_remove(&h->conns, c);
 		mem_free(c);
 		*context = NULL;
 	}
@@ -181,13 +174,7 @@ void http_wake(struct req *r)
 	if (!r->suspended)
 		return;
 	r->suspended = false;
-	if (r->prev)
-		r->prev->next = r->next;
-	else
-		h->waiting = r->next;
-	if (r->next)
-		r->next->prev = r->prev;
-	r->prev = r->next = NULL;
+	list2_remove(&h->waiting, r);
 	MHD_resume_connection(r->conn);
 	http_kick(h);
 }
@@ -196,10 +183,7 @@ static void put_to_sleep(struct http *h, struct req *r)
 {
 	MHD_suspend_connection(r->conn);
 	r->suspended = r->waited = true;
-	r->next = h->waiting;
-	if (r->next)
-		r->next->prev = r;
-	h->waiting = r;
+	list2_add(&h->waiting, r);
 	http_kick(h);
 }
 

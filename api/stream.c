@@ -10,6 +10,7 @@
 #include <strings.h>
 
 #include "api/api_impl.h"
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/events.h"
@@ -175,12 +176,7 @@ static void end_stream(void *user)
 {
 	struct stream *s = user;
 
-	if (s->prev)
-		s->prev->next = s->next;
-	else
-		s->all->first = s->next;
-	if (s->next)
-		s->next->prev = s->prev;
+	list2_remove(&s->all->first, s);
 	s->all->count--;
 	buf_free(&s->text);
 	req_release(s->req);
@@ -227,10 +223,7 @@ FALLIBLE enum err stream_start(struct req *r, const char *job)
 	/* Something at once, so that the client sees the head of the answer. */
 	buf_puts(&s->text, lines ? "" : "retry: 1000\n\n");
 	req_hold(r);
-	s->next = all->first;
-	if (s->next)
-		s->next->prev = s;
-	all->first = s;
+	list2_add(&all->first, s);
 	all->count++;
 	return req_stream(r, lines ? "application/x-ndjson" : "text/event-stream", read_stream, s, end_stream);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/jtext.h"
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
 
@@ -46,24 +47,18 @@ void events_free(struct events *ev)
 		return;
 	for (int i = 0; i < EVENTS_KEPT; i++)
 		mem_free(ev->ring[i].text);
-	for (struct events_listener *l = ev->listeners, *next; l; l = next) {
-		next = l->next;
+	list_each(l, ev->listeners)
 		mem_free(l);
-	}
 	mem_free(ev);
 }
 
 static void sweep_listeners(struct events *ev)
 {
-	for (struct events_listener **at = &ev->listeners; *at;) {
-		struct events_listener *l = *at;
-		if (!l->gone) {
-			at = &l->next;
-			continue;
+	list_each(l, ev->listeners)
+		if (l->gone) {
+			list_remove(&ev->listeners, l);
+			mem_free(l);
 		}
-		*at = l->next;
-		mem_free(l);
-	}
 }
 
 static void tell(void *user)

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
@@ -123,11 +124,7 @@ static void drop_run(struct gang *g)
 
 static void free_gang(struct gang *g)
 {
-	struct gang **at = &g->server->gangs->first;
-
-	while (*at != g)
-		at = &(*at)->next;
-	*at = g->next;
+	list_remove(&g->server->gangs->first, g);
 	for (uint32_t i = 0; i < g->count; i++)
 		if (g->members[i].worker)
 			worker_disown(g->members[i].worker);

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/config.h"
@@ -652,8 +653,7 @@ void lookups_free(struct lookups *l)
 {
 	if (!l)
 		return;
-	for (struct pool *p = l->pools, *next; p; p = next) {
-		next = p->next;
+	list_each(p, l->pools) {
 		must(!p->first);
 		mem_free(p);
 	}

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "os/watch.h"
 
@@ -74,10 +75,9 @@ static void on_wake(void *user)
 	uint64_t count;
 
 	(void)!read(watch_fd(l->wake), &count, sizeof count);
-	for (struct posted *p = take_all(l), *next; p; p = next) {
-		next = p->next;
+	struct posted *all = take_all(l);
+	list_each(p, all)
 		run_one(p);
-	}
 }
 
 FALLIBLE enum err loop_new(struct event_base *base, struct loop **out)
@@ -108,8 +108,8 @@ void loop_free(struct loop *l)
 {
 	if (!l)
 		return;
-	for (struct posted *p = take_all(l), *next; p; p = next) {
-		next = p->next;
+	struct posted *all = take_all(l);
+	list_each(p, all) {
 		mem_free(p->info);
 		mem_free(p);
 	}
@@ -186,13 +186,9 @@ static void arm_late(void *user)
 {
 	struct loop *l = user;
 
-	for (struct loop_timer **at = &l->late; *at;) {
-		struct loop_timer *t = *at;
+	list_each(t, l->late)
 		if (arm(t))
-			*at = t->next;
-		else
-			at = &t->next;
-	}
+			list_remove(&l->late, t);
 }
 
 static struct loop_timer *timer_new(struct loop *l, int64_t ms, loop_fn fn, void *user, bool once)
@@ -231,11 +227,7 @@ void loop_timer_stop(struct loop_timer **t)
 {
 	if (!*t)
 		return;
-	for (struct loop_timer **at = &(*t)->loop->late; *at; at = &(*at)->next)
-		if (*at == *t) {
-			*at = (*t)->next;
-			break;
-		}
+	list_remove(&(*t)->loop->late, *t);
 	(void)event_del(&(*t)->ev);
 	mem_free(*t);
 	*t = NULL;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/parts.h"
 
@@ -81,10 +82,8 @@ FALLIBLE enum err metrics_new(struct metrics **out)
 void metrics_free(struct metrics *m)
 {
 	for (int f = 0; m && f < FAMILIES; f++)
-		for (struct series *s = m->first[f], *next; s; s = next) {
-			next = s->next;
+		list_each(s, m->first[f])
 			mem_free(s);
-		}
 	mem_free(m);
 }
 

@@ -4,6 +4,7 @@
  * What is certain is read off the slots each time something happens to one (state_dict_await_look): there is no second book. */
 #include <stdio.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"
@@ -112,11 +113,7 @@ static void note_seals(struct state_dict_await *a)
 
 static void take_out(struct state_dict_await *a)
 {
-	struct state_dict_await **at = &a->sd->awaits;
-
-	while (*at != a)
-		at = &(*at)->next;
-	*at = a->next;
+	list_remove(&a->sd->awaits, a);
 	loop_timer_stop(&a->timer);
 }
 
@@ -176,20 +173,16 @@ static void look(struct state_dict_await *a)
 
 void state_dict_await_look(struct state_dict *sd)
 {
-	for (struct state_dict_await *a = sd->awaits, *next; a; a = next) {
-		next = a->next;
+	list_each(a, sd->awaits)
 		look(a);
-	}
 }
 
 static void given_up(struct state_dict *sd, uint32_t rank, int64_t generation)
 {
-	for (struct state_dict_await *a = sd->awaits, *next; a; a = next) {
-		next = a->next;
+	list_each(a, sd->awaits)
 		if (a->generation == generation)
 			lose(a, err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd will not be sealed: rank %u has released it",
 						sd->name, (intmax_t)generation, rank), rank));
-	}
 }
 
 void state_dict_await_deleted(struct state_dict *sd)

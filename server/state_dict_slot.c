@@ -2,6 +2,7 @@
  *
  * What the journal must know before the client may go on is a seal (the snapshot then outlives everybody) and the end of a seal
  * (else a restart would take half-overwritten pages for a snapshot). Reserving a warm slot waits for nothing. */
+#include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/parts.h"
@@ -142,11 +143,7 @@ static bool try_reserve(struct slot_waiter *w)
 
 static void take_out(struct slot_waiter *w)
 {
-	struct slot_waiter **at = &w->sd->waiters;
-
-	while (*at != w)
-		at = &(*at)->next;
-	*at = w->next;
+	list_remove(&w->sd->waiters, w);
 	w->sd->server->state_dicts->waiting--;
 	loop_timer_stop(&w->timer);
 }
@@ -168,11 +165,9 @@ static void on_wait_over(void *user)
 
 void state_dict_serve_waiters(struct state_dict *sd)
 {
-	for (struct slot_waiter *w = sd->waiters, *next; w; w = next) {
-		next = w->next;
+	list_each(w, sd->waiters)
 		if (try_reserve(w)) /* answers later, never now: the list stays as it is */
 			take_out(w);
-	}
 }
 
 void state_dict_fail_waiters(struct state_dict *sd)

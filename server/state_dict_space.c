@@ -8,6 +8,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/config.h"
@@ -316,10 +317,8 @@ void state_dict_space_free(struct state_dicts *all)
 	pthread_mutex_unlock(&m->lock);
 	for (int i = 0; i < m->thread_count; i++)
 		pthread_join(m->threads[i], NULL);
-	for (struct making *k = m->first, *next; k; k = next) {
-		next = k->next;
+	list_each(k, m->first)
 		mem_free(k);
-	}
 	pthread_mutex_destroy(&m->lock);
 	pthread_cond_destroy(&m->more);
 	mem_free(m);

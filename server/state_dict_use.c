@@ -1,6 +1,7 @@
 /* state_dict_use.c: what jobs and questions do with state dicts: hold a generation. What they make is in state_dict_make.c. */
 #include <stdio.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/state_dict_impl.h"
@@ -117,11 +118,7 @@ FALLIBLE enum err state_dict_use(struct server *s, const struct principal *who, 
 
 static void unlink_use(struct state_dict_use *u)
 {
-	struct state_dict_use **at = &u->owner->uses;
-
-	while (*at != u)
-		at = &(*at)->next;
-	*at = u->next;
+	list_remove(&u->owner->uses, u);
 }
 
 static void free_use(struct state_dict_use *u)

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/jtext.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "ctl/build_id.h"
@@ -123,11 +124,7 @@ void worker_disown(struct worker *w)
 
 static void worker_free(struct worker *w)
 {
-	struct worker **at = &w->all->first;
-
-	while (*at != w)
-		at = &(*at)->next;
-	*at = w->next;
+	list_remove(&w->all->first, w);
 	loop_timer_stop(&w->hello_timer);
 	frame_conn_free(w->conn);
 	watch_free(&w->control);

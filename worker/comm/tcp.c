@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <xxhash.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "base/num.h"
 
@@ -61,11 +62,7 @@ static void group_free(struct tcp_group *g)
 {
 	if (!g)
 		return;
-	for (struct tcp_group **at = &g->mesh->groups; *at; at = &(*at)->next)
-		if (*at == g) {
-			*at = g->next;
-			break;
-		}
+	list_remove(&g->mesh->groups, g);
 	mem_free(g->peers);
 	mem_free(g);
 }

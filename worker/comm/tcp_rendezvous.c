@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "base/num.h"
 
@@ -319,11 +320,9 @@ static void tend(struct rendezvous *t)
 {
 	uint64_t now = comm_now_ns();
 
-	for (struct guest *g = t->first, *next; g; g = next) {
-		next = g->next;
+	list_each(g, t->first)
 		if (now > g->until_ns)
 			give_up_guest(g, ETIMEDOUT);
-	}
 	for (uint32_t i = 0; i < t->call_count; i++)
 		if (!t->calls[i].busy && !t->calls[i].done && now >= t->calls[i].again_ns)
 			make_call(t, &t->calls[i]);
