@@ -335,8 +335,7 @@ static FALLIBLE enum err read_leaves(struct torch_file *f)
 {
 	CLEANUP(mem_free_ptr) struct walk *w = mem_zalloc(1, sizeof *w);
 
-	if (!w)
-		return ERR(NO_MEMORY, "no memory to walk a state dict");
+	NEED(w, "no memory to walk a state dict");
 	w->f = f;
 	w->pk = f->item.pk;
 	w->fqn = BUF_INIT(SD_FQN_MAX);
@@ -355,8 +354,7 @@ static FALLIBLE enum err open_within(const struct item_source *src, uint64_t pic
 	if (f->item.big_endian)
 		return ERR(FORMAT_UNSUPPORTED, "the file is big-endian");
 	f->arena = arena_new(UINT64_MAX);
-	if (!f->arena)
-		return ERR(NO_MEMORY, "no memory for a state dict");
+	NEED(f->arena, "no memory for a state dict");
 	TRY(read_leaves(f));
 	return find_storages(f, src);
 }

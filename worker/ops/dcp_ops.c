@@ -97,8 +97,7 @@ static FALLIBLE enum err tell_all(struct op *o)
 	struct told mine[SIDES] = { 0 };
 	uint64_t total = 0, at = 0;
 
-	if (!told || !bytes)
-		return ERR(NO_MEMORY, "no memory for %u ranks", o->size);
+	NEED(told && bytes, "no memory for %u ranks", o->size);
 	TRY(err_at_rank(make_headers(o, &both, mine), o->me));
 	TRY(comm_all_gather(o->comm, mine, sizeof mine, told));
 	for (uint32_t r = 0; r < o->size; r++) {
@@ -106,8 +105,7 @@ static FALLIBLE enum err tell_all(struct op *o)
 		TRY(num_add(total, bytes[r], &total));
 	}
 	CLEANUP(mem_free_ptr) unsigned char *all = mem_alloc(total);
-	if (!all)
-		return ERR(NO_MEMORY, "no memory for the structures of %u ranks", o->size);
+	NEED(all, "no memory for the structures of %u ranks", o->size);
 	TRY(comm_all_gather_v(o->comm, both.p, bytes, all));
 	for (uint32_t i = 0; i < SIDES; i++)
 		TRY(state_dict_op_trees_begin(o->size, o->out->arena, &o->trees[i]));
@@ -126,8 +124,7 @@ static FALLIBLE enum err find_addresses(struct op *o)
 		const struct state_dict_op_images *told = &o->told[side];
 		uint64_t n = told->slots.n, at = 0, slot = 0;
 		CLEANUP(mem_free_ptr) uint64_t *list = mem_zalloc(n + 1, sizeof *list);
-		if (!list)
-			return ERR(NO_MEMORY, "no memory for %ju shards", (uintmax_t)n);
+		NEED(list, "no memory for %ju shards", (uintmax_t)n);
 		if (o->mine[side])
 			TRY(list_addresses(o->mine[side], list, n, &at));
 		for (uint64_t i = 0; i < o->places.n; i++) {
@@ -150,12 +147,10 @@ static FALLIBLE enum err new_block(struct dcp_state_dict *s, uint64_t bytes, uin
 {
 	void **more = mem_grow(s->blocks, s->block_count + 1, sizeof *more);
 
-	if (!more)
-		return ERR(NO_MEMORY, "no memory for a tensor");
+	NEED(more, "no memory for a tensor");
 	s->blocks = more;
 	s->blocks[s->block_count] = mem_zalloc(bytes ? bytes : 1, 1);
-	if (!s->blocks[s->block_count])
-		return ERR(NO_MEMORY, "no memory for a tensor of %ju bytes", (uintmax_t)bytes);
+	NEED(s->blocks[s->block_count], "no memory for a tensor of %ju bytes", (uintmax_t)bytes);
 	*address_out = (uint64_t)(uintptr_t)s->blocks[s->block_count++];
 	return OK;
 }
@@ -170,9 +165,7 @@ static FALLIBLE enum err place_slots(struct op *o)
 		if (s->rank != o->me)
 			continue;
 		if (keeps == UINT64_MAX) {
-			enum err e = new_block(o->out, s->bytes, &s->offset);
-			if (e)
-				return err_at_rank(err_at_fqn(e, s->fqn.p, s->fqn.n), s->rank);
+			TRY(err_at_rank(err_at_fqn(new_block(o->out, s->bytes, &s->offset), s->fqn.p, s->fqn.n), s->rank));
 		} else {
 			must(keeps < o->places.n);
 			s->offset = o->places.v[keeps].offset;
@@ -207,9 +200,8 @@ static FALLIBLE enum err with_addresses(struct op *o, const struct tree *t, stru
 	return OK;
 }
 
-static enum err no_tick(void *user)
+static enum err no_tick(void *)
 {
-	(void)user;
 	return OK;
 }
 
@@ -244,8 +236,7 @@ static FALLIBLE enum err operate(struct op *o)
 	bool compare = o->rq.kind == JOB_COMPARE;
 
 	o->out->arena = arena_new(UINT64_MAX);
-	if (!o->out->arena)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(o->out->arena, "no memory for a plan");
 	TRY(arena_alloc(o->out->arena, SIDES, sizeof *o->trees, &o->trees));
 	o->out->kept = o->trees;
 	TRY(tell_all(o));

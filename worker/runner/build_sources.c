@@ -67,8 +67,7 @@ enum err build_records(struct run_build *b, const struct sdict *sd, uint32_t fir
 	CLEANUP(mem_free_ptr) bool *seen = mem_zalloc(sd->record_count + 1, sizeof *seen);
 	uint64_t numel;
 
-	if (!seen)
-		return ERR(NO_MEMORY, "no memory for %ju records", (uintmax_t)sd->record_count);
+	NEED(seen, "no memory for %ju records", (uintmax_t)sd->record_count);
 	for (uint64_t i = 0; i < sd->chunk_count; i++) {
 		const struct sd_record *r = sdict_record(sd, sd->chunks[i].loc);
 		struct run_src *s = &b->srcs.v[first + i];

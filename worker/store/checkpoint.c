@@ -142,8 +142,7 @@ static FALLIBLE enum err raw_is_same(const struct manifest *m, const struct mani
 	CLEANUP(mem_free_ptr) void *bytes = item->length <= SAMPLE_MAX ? mem_alloc(item->length + 1) : NULL;
 	struct manifest_check check;
 
-	if (!bytes)
-		return ERR(NO_MEMORY, "no memory for an item");
+	NEED(bytes, "no memory for an item");
 	TRY(store_read(file, bytes, item->length, item->offset, ""));
 	manifest_check_begin(&check, m->digests.v + item->digest_at, item->digest_count);
 	return manifest_check_add(&check, bytes, item->length, true);
@@ -338,8 +337,7 @@ static enum err source_read_head(void *user, const char *name, uint64_t n, void 
 	struct manifest_check check;
 
 	*out = mem_alloc(n);
-	if (!*out)
-		return ERR(NO_MEMORY, "no memory for %ju bytes of a header", (uintmax_t)n);
+	NEED(*out, "no memory for %ju bytes of a header", (uintmax_t)n);
 	TRY(read_part(user, name, 0, *out, n));
 	if (!item || !item->raw) {
 		c->unchecked_bytes += n;
@@ -373,13 +371,12 @@ struct listing {
 	struct vec(struct found) metadata, payload;
 };
 
-static enum err note_file(void *user, const char *name, unsigned char d_type)
+static enum err note_file(void *user, const char *name, unsigned char)
 {
 	struct listing *l = user;
 	struct format_file file;
 	struct found *f;
 
-	(void)d_type;
 	if (!format_file(name, &file))
 		return OK;
 	if (file.role == FORMAT_PAYLOAD && file.rank >= l->c->world_size) /* a file that holds nothing is named by no item */
@@ -408,8 +405,7 @@ static FALLIBLE enum err open_listed(struct checkpoint *c, struct listing *l)
 					.bytes_of = source_bytes_of };
 
 	c->ranks = mem_zalloc(m + 1, sizeof *c->ranks);
-	if (!names || !c->ranks)
-		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)(m + p));
+	NEED(names && c->ranks, "no memory for %ju files", (uintmax_t)(m + p));
 	source.payload = names + m;
 	if (m)
 		qsort(l->metadata.v, m, sizeof *l->metadata.v, by_rank);
@@ -458,8 +454,7 @@ static FALLIBLE enum err stat_files(struct checkpoint *c)
 	struct stat st;
 
 	c->file_bytes = mem_zalloc(c->sd->file_count, sizeof *c->file_bytes);
-	if (!c->file_bytes)
-		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)c->sd->file_count);
+	NEED(c->file_bytes, "no memory for %ju files", (uintmax_t)c->sd->file_count);
 	for (uint64_t i = 0; i < c->sd->file_count; i++) {
 		const struct sd_file *f = &c->sd->files[i];
 		if (f->name.n >= sizeof name)
@@ -599,8 +594,7 @@ enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *
 {
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = mem_zalloc(1, sizeof *c);
 
-	if (!c)
-		return ERR(NO_MEMORY, "no memory for a checkpoint");
+	NEED(c, "no memory for a checkpoint");
 	c->reading = STORE_NOTHING;
 	c->world_size = 1;
 	c->verifies = checked;
