@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
 
 HERE = {"storage": "main"}
 DTYPES = [getattr(torch, n) for n in (
@@ -338,3 +338,102 @@ def test_pickled_by_hand(d):
     got = by_dcp(d, name + "-dcp", state)
     assert got["args"] == state["args"] and got["deque"] == state["deque"] and got["deque"].maxlen == 5
     assert pickle.dumps(got["args"])
+
+
+# ------------------------------------------------------------------------------------------------------------- as a target
+
+
+def opened(d, name, **options):
+    """What torch.load makes of a file of dcpd's, by every way that it has, which all agree."""
+    path = d.storages["main"] / name
+    got = torch.load(path, **{"weights_only": True, "mmap": True, **options})
+    with zipfile.ZipFile(path) as z:
+        assert z.testzip() is None  # every CRC32
+    return got
+
+
+def test_written(d):
+    """DCP of several ranks → one file; the state dict is nested as it was, storages begin at multiples of 64."""
+    state, name = everything(), lib.fresh()
+    for key in ("args", "set", "complex", "dtype"):  # no torch.load(weights_only=True) takes them
+        del state[key]
+    state["optimizer"]["state"] = {"0": state["optimizer"]["state"][0]}  # DCP makes text of keys that are ints
+    del state["tuple"], state["bytes"]
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(str(d.storages["main"] / name)), no_dist=True)
+    d.api.run("reshard", source={**HERE, "name": name}, target={**HERE, "name": name + "-4", "world_size": 4, "layout": [
+        {"match": "big", "placements": ["Shard(0)"], "mesh": [4]}]})
+    job = d.api.run("reshard", source={**HERE, "name": name + "-4"}, target={**HERE, "name": name + ".pt", "format": "torch"})
+    got = opened(d, name + ".pt")
+    same(flat(got), flat(state))
+    assert list(got) == list(state) and got["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.999)
+    assert job["result"]["files"] == 1 and not [p for p in (d.storages["main"]).glob(".dcpd-*") if name in p.name]
+    with zipfile.ZipFile(d.storages["main"] / (name + ".pt")) as z:
+        data = (d.storages["main"] / (name + ".pt")).read_bytes()
+        for info in z.infolist():
+            head = data[info.header_offset:info.header_offset + 30]
+            at = info.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+            assert "/data/" not in info.filename or at % 64 == 0, info
+    done = d.api.run("verify", source={**HERE, "name": name + ".pt"}, level="digest")["result"]
+    assert done["unverified_bytes"] == 0
+    for other in (name, name + "-4"):
+        assert d.api.run("diff", a={**HERE, "name": name + ".pt"}, b={**HERE, "name": other})["result"]["equal"]
+
+
+def test_file_to_file(d):
+    """torch.save → dcpd → torch.load: views become tensors of their own, keys that are ints stay so, objects stay what they were."""
+    state, name = everything(), lib.fresh()
+    put(d, name + ".pt", state)
+    d.api.run("reshard", source={**HERE, "name": name + ".pt"}, target={**HERE, "name": name + ".bin", "format": "torch"})
+    got = opened(d, name + ".bin", weights_only=False)
+    same(flat(got), flat(state))
+    assert got["optimizer"]["state"].keys() == {0, 1} and got["args"] == state["args"] and got["size"] == torch.Size([2, 3])
+    assert got["parameter"].requires_grad and not got["big"].requires_grad
+    r = d.ctl("reshard", f"main:{name}.bin", f"main:{name}.pth", "--format", "torch")
+    assert r.returncode == 0, r
+    same(flat(opened(d, name + ".pth", weights_only=False)), flat(state))
+    assert d.ctl("verify", f"main:{name}.pth").returncode == 0
+    error = d.api.fails("reshard", "name_invalid", source={**HERE, "name": name + ".pt"}, target={**HERE, "name": name, "format": "torch"})
+    assert ".pt" in error["detail"]
+
+
+def test_written_from_safetensors(d):
+    """Names without paths are the keys of one dict."""
+    from safetensors.torch import save_file
+
+    name, state = lib.fresh(), {"a.b": torch.randn(5), "a": torch.ones(2, dtype=torch.bfloat16), "e": torch.empty(0)}
+    path = d.storages["main"] / (name + ".safetensors")
+    save_file(state, path)
+    d.api.run("reshard", source={**HERE, "name": path.name}, target={**HERE, "name": name + ".pt", "format": "torch"})
+    same(opened(d, name + ".pt"), state)
+
+
+def test_overwrite(d):
+    """A file is replaced only where that is asked for; a job that fails leaves the old one, and nothing else."""
+    name, one, two = lib.fresh(), {"x": torch.ones(3)}, {"x": torch.arange(2_000_000.0)}
+    put(d, name + "-1.pt", one)
+    put(d, name + "-2.pt", two)
+    target = {**HERE, "name": name + ".pt", "format": "torch"}
+    d.api.run("reshard", source={**HERE, "name": name + "-1.pt"}, target=target)
+    d.api.fails("reshard", "checkpoint_exists", source={**HERE, "name": name + "-2.pt"}, target=target)
+    data = bytearray((d.storages["main"] / (name + "-2.pt")).read_bytes())
+    data[len(data) // 2] ^= 1
+    (d.storages["main"] / (name + "-3.pt")).write_bytes(data)
+    d.api.fails("reshard", "digest_mismatch", source={**HERE, "name": name + "-3.pt"}, target=target, options={"overwrite": True})
+    same(opened(d, name + ".pt"), one)
+    d.api.run("reshard", source={**HERE, "name": name + "-2.pt"}, target=target, options={"overwrite": True})
+    same(opened(d, name + ".pt"), two)
+
+
+@settings(max_examples=20, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.text(min_size=1, max_size=5), trees, min_size=1, max_size=4))
+def test_any_tree_written(d, state):
+    """A tree that dcpd writes is the tree that PyTorch's unflattening gives, with keys that are ints as they were."""
+    try:
+        want = flat(unflatten_state_dict(*flatten_state_dict(state)))  # empty containers are gone
+    except (ValueError, TypeError):
+        return
+    source = put(d, lib.fresh() + ".pt", state)
+    target = {**HERE, "name": source["name"] + ".pt", "format": "torch"}
+    d.api.run("reshard", source=source, target=target)
+    got = opened(d, target["name"], weights_only=False)
+    same(flat(got), want)

@@ -67,7 +67,7 @@ class Field(NamedTuple):
 DEF = (SPEC / "fields.def").read_text()
 KINDS = {a[1]: Kind(a[1], int(a[2]), a[4], a[5], a[6], a[8], a[9]) for _, a in calls((SPEC / "kinds.def").read_text(), "KIND")}
 WORDS = {a[0]: re.findall(r"WORD\(\w+, (\w+)\)", a[1]) for _, a in calls(DEF, "WORDS") if len(a) > 1}
-WORDS["target_format"] = [a[1] for _, a in calls((ROOT / "worker/format/formats.def").read_text(), "TARGET")]
+WORDS["target_format"] = [a[1] for _, a in calls((ROOT / "worker/format/formats.def").read_text(), "TARGET", "FILE_TARGET")]
 SETS = dict(re.findall(r"^#define ([A-Z]+) (.*K\(.*|.*\bJOB_KIND_COUNT\b.*|\([A-Z]+ \|.*)$", (SPEC / "fields.c").read_text(), re.M))
 
 

@@ -85,6 +85,10 @@ FALLIBLE enum err file_plan_hf(const struct file_plan_target *t, struct file_pla
 /* Whole tensors in t->file_name, a zip of FQN.npy as numpy.savez makes it, each payload at a multiple of 64. */
 FALLIBLE enum err file_plan_npz(const struct file_plan_target *t, struct file_plan *out);
 
+/* Whole tensors and values in t->file_name, as torch.save writes the nested state dict that their paths describe. Values are
+ * SD_VALUE_INLINE. ERR_NAME_INVALID: paths that contradict each other. */
+FALLIBLE enum err file_plan_torch(const struct file_plan_target *t, struct file_plan *out);
+
 /* model.safetensors.index.json of what was written: sd's locs say where. */
 FALLIBLE enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
 

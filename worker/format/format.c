@@ -105,9 +105,9 @@ bool format_holds(enum format f, unsigned what)
 	return (rows[f].holds & what) == what;
 }
 
-bool format_writes(enum format f)
+bool format_makes_folders(enum format f)
 {
-	return rows[f].plan_files != NULL;
+	return rows[f].plan_files && (rows[f].metadata || !format_is_file(f));
 }
 
 const char *format_metadata(enum format f)

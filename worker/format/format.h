@@ -34,9 +34,10 @@ struct format_file {
 
 const char *format_name(enum format f);        /* "dcp", "dcp-rank-local", "safetensors", "torch"; "none" */
 bool format_parse(struct str word, enum format *out);
-enum { FORMAT_VALUES = 1, FORMAT_CHUNKS = 2, FORMAT_ARCHIVES = 4, FORMAT_VIEWS = 8 };
+enum { FORMAT_VALUES = 1, FORMAT_CHUNKS = 2, FORMAT_ARCHIVES = 4, FORMAT_VIEWS = 8, FORMAT_EMBEDS = 16 };
 bool format_holds(enum format f, unsigned what);
-bool format_writes(enum format f);
+/* Does dcpd write checkpoints of the format that are directories? */
+bool format_makes_folders(enum format f);
 /* The name of the format's one metadata file; NULL: it has none, or one per rank. */
 const char *format_metadata(enum format f);
 /* The files that say what lies where: a name or a pattern, for messages. */

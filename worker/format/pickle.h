@@ -114,6 +114,10 @@ pnode pickle_field(const struct pickle *pk, pnode n, uint32_t i);        /* PK_R
  * nodes are written each time they are met, so that the buffer's maximum ends what would not end by itself. ERR_FORMAT_PICKLE for what a
  * pickle by itself cannot say: persistent ids, keyword arguments of NEWOBJ_EX, more than PICKLE_DEPTH_MAX levels. */
 FALLIBLE enum err pickle_put(const struct pickle *pk, pnode n, struct buf *b);
+/* The same without PROTO and STOP: opcodes that leave the object on the stack. */
+FALLIBLE enum err pickle_put_part(const struct pickle *pk, pnode n, struct buf *b);
+void pickle_put_str(struct buf *b, struct str s);        /* at most 4 GiB */
+void pickle_put_int(struct buf *b, int64_t v);
 
 /* "int", "dict", "numpy.ndarray": the class for messages and for opaque values; what copyreg and numpy rebuild functions make is
  * named by their first argument. Cut to fit; returns into. */

@@ -18,7 +18,7 @@ static FALLIBLE enum err cannot(const struct putting *p, pnode n, const char *wh
 		   pickle_class_name(p->pk, n, name, sizeof name));
 }
 
-static void put_text(struct buf *b, struct str s)
+void pickle_put_str(struct buf *b, struct str s)
 {
 	buf_putc(b, 'X');
 	buf_le32(b, (uint32_t)s.n); /* shorter than the pickle that it is from: PICKLE_BYTES_MAX */
@@ -42,7 +42,7 @@ static FALLIBLE enum err put_latin1(struct buf *b, struct str s)
 			buf_putc(b, (unsigned char)(0xC0 | c >> 6));
 		buf_putc(b, c < 0x80 ? c : (unsigned char)(0x80 | (c & 0x3F)));
 	}
-	put_text(b, STR("latin1"));
+	pickle_put_str(b, STR("latin1"));
 	return OK;
 }
 
@@ -56,6 +56,17 @@ static void put_double(struct buf *b, double v)
 		buf_putc(b, (unsigned char)(bits >> (k - 8)));
 }
 
+void pickle_put_int(struct buf *b, int64_t v)
+{
+	if (v >= INT32_MIN && v <= INT32_MAX) {
+		buf_putc(b, 'J');
+		buf_le32(b, (uint32_t)(int32_t)v);
+	} else {
+		buf_puts(b, "\x8a\x08");
+		buf_le64(b, (uint64_t)v);
+	}
+}
+
 static FALLIBLE enum err put_number(struct putting *p, pnode n)
 {
 	struct buf *b = p->b;
@@ -63,13 +74,7 @@ static FALLIBLE enum err put_number(struct putting *p, pnode n)
 	int64_t i;
 
 	if (pickle_int(p->pk, n, &i)) {
-		if (i >= INT32_MIN && i <= INT32_MAX) {
-			buf_putc(b, 'J');
-			buf_le32(b, (uint32_t)(int32_t)i);
-		} else {
-			buf_puts(b, "\x8a\x08");
-			buf_le64(b, (uint64_t)i);
-		}
+		pickle_put_int(b, i);
 		return OK;
 	}
 	struct str big = pickle_bigint(p->pk, n, &decimal);
@@ -79,8 +84,11 @@ static FALLIBLE enum err put_number(struct putting *p, pnode n)
 		buf_puts(b, "L\n");
 		return OK;
 	}
-	buf_putc(b, 0x8b);
-	buf_le32(b, (uint32_t)big.n);
+	buf_putc(b, big.n < 256 ? 0x8a : 0x8b); /* torch.load(weights_only=True) knows the short one alone */
+	if (big.n < 256)
+		buf_putc(b, (unsigned char)big.n);
+	else
+		buf_le32(b, (uint32_t)big.n);
 	buf_put(b, big.p, big.n);
 	return OK;
 }
@@ -212,7 +220,7 @@ static FALLIBLE enum err put(struct putting *p, pnode n)
 		buf_puts(p->b, "\x86R");
 		return OK;
 	case PK_STR:
-		put_text(p->b, pickle_str(p->pk, n));
+		pickle_put_str(p->b, pickle_str(p->pk, n));
 		return OK;
 	case PK_BYTES: return put_bytes(p, n, "c_codecs\nencode\n");
 	case PK_BYTEARRAY: return put_bytes(p, n, "c__builtin__\nbytearray\n");
@@ -221,12 +229,18 @@ static FALLIBLE enum err put(struct putting *p, pnode n)
 	}
 }
 
-enum err pickle_put(const struct pickle *pk, pnode n, struct buf *b)
+enum err pickle_put_part(const struct pickle *pk, pnode n, struct buf *b)
 {
 	struct putting p = { .pk = pk, .b = b };
 
-	buf_puts(b, "\x80\x02");
 	TRY(put(&p, n));
+	return buf_status(b);
+}
+
+enum err pickle_put(const struct pickle *pk, pnode n, struct buf *b)
+{
+	buf_puts(b, "\x80\x02");
+	TRY(pickle_put_part(pk, n, b));
 	buf_putc(b, '.');
 	return buf_status(b);
 }

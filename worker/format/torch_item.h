@@ -43,6 +43,10 @@ struct item_value {
 FALLIBLE enum err item_read_value(const struct item_source *src, struct item_value *out);
 void item_value_free(struct item_value *v);
 
+/* Do two archives hold the same object, however it was pickled: would loading them call the same with the same? False of what holds
+ * storages, and of damaged ones. */
+bool item_same_value(const struct item_source *a, const struct item_source *b);
+
 /* CRC32 of every record of the archive that has one, checked against its bytes, payload records excepted when skip_payload.
  * checked_out counts records with a known CRC. */
 FALLIBLE enum err item_check_crc(const struct item_source *src, bool skip_payload, uint64_t *checked_out,

@@ -40,3 +40,6 @@ bool item_is_tensor(const struct pickle *pk, pnode n);
 FALLIBLE enum err item_tensor_of(const struct pickle *pk, pnode n, struct item_tensor *out, struct item_storage *storage_out);
 /* Checks that a record is as long as the storage that it holds, and where its bytes lie: sets what item_tensor_of left out. */
 FALLIBLE enum err item_take_record(const struct zip *z, const struct zip_record *r, const struct item_storage *s, struct item_tensor *t);
+/* Appends the opcodes that leave a contiguous tensor on the stack, of the storage `key`. */
+FALLIBLE enum err item_put_tensor(struct buf *b, enum dtype dtype, uint32_t ndim, const int64_t *sizes, const char *key,
+				  bool requires_grad);

@@ -159,6 +159,26 @@ enum err item_read_value(const struct item_source *src, struct item_value *out)
 	return OK;
 }
 
+/* One pickle for one object: no memo, one protocol. */
+static FALLIBLE enum err put_canonical(const struct item_source *src, struct buf *out)
+{
+	CLEANUP(item_close) struct item it = { .pickle = BUF_INIT(0) };
+
+	TRY(item_open(src, ITEM_VALUE_PICKLE_MAX, &it));
+	return pickle_put(it.pk, pickle_root(it.pk), out);
+}
+
+bool item_same_value(const struct item_source *a, const struct item_source *b)
+{
+	CLEANUP(buf_free) struct buf x = BUF_INIT(VALUE_TEXT_MAX), y = BUF_INIT(VALUE_TEXT_MAX);
+
+	if (put_canonical(a, &x) || put_canonical(b, &y)) {
+		err_clear();
+		return false;
+	}
+	return x.len == y.len && memcmp(x.p, y.p, x.len) == 0;
+}
+
 /* Decimal digits → LONG1, little-endian two's complement. */
 static FALLIBLE enum err put_big_int(struct buf *b, struct str digits, bool minus)
 {

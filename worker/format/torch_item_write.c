@@ -52,8 +52,8 @@ static void put_tuple(struct buf *b, uint32_t n, const int64_t *v)
 	buf_putc(b, codes[n < 4 ? n : 4]);
 }
 
-/* data.pkl of a contiguous tensor. Only an empty one may have strides that overflow. */
-static FALLIBLE enum err put_pickle(struct buf *b, enum dtype dtype, uint32_t ndim, const int64_t *sizes)
+/* A contiguous tensor. Only an empty one may have strides that overflow. */
+enum err item_put_tensor(struct buf *b, enum dtype dtype, uint32_t ndim, const int64_t *sizes, const char *key, bool requires_grad)
 {
 	const char *cls = dtype_storage_class(dtype);
 	int64_t strides[NDIM_MAX];
@@ -66,7 +66,6 @@ static FALLIBLE enum err put_pickle(struct buf *b, enum dtype dtype, uint32_t nd
 		strides[d] = (int64_t)run;
 		TRY(num_mul(run, sizes[d] ? (uint64_t)sizes[d] : 1, &run));
 	}
-	buf_puts(b, "\x80\x02");
 	put_global(b, "torch._utils", cls ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
 	buf_puts(b, "((");
 	put_str(b, "storage");
@@ -74,19 +73,28 @@ static FALLIBLE enum err put_pickle(struct buf *b, enum dtype dtype, uint32_t nd
 		put_global(b, "torch", cls);
 	else
 		put_global(b, "torch.storage", "UntypedStorage");
-	put_str(b, "0");
+	put_str(b, key);
 	put_str(b, "cpu");
 	put_int(b, cls ? numel : numel * dtype_bytes(dtype));
 	buf_puts(b, "tQ");
 	put_int(b, 0);
 	put_tuple(b, ndim, sizes);
 	put_tuple(b, ndim, strides);
-	buf_putc(b, 0x89);
+	buf_putc(b, requires_grad ? 0x88 : 0x89);
 	put_global(b, "collections", "OrderedDict");
 	buf_puts(b, ")R");
 	if (!cls)
 		put_global(b, "torch", dtype_name(dtype));
-	buf_puts(b, "tR.");
+	buf_puts(b, "tR");
+	return buf_status(b);
+}
+
+/* data.pkl. */
+static FALLIBLE enum err put_pickle(struct buf *b, enum dtype dtype, uint32_t ndim, const int64_t *sizes)
+{
+	buf_puts(b, "\x80\x02");
+	TRY(item_put_tensor(b, dtype, ndim, sizes, "0", false));
+	buf_putc(b, '.');
 	return buf_status(b);
 }
 

@@ -106,6 +106,13 @@ static json_t *value_doc(const struct item_value *v)
 	return json_sprintf("<%.*s>", (int)num_min(v->text.len, TEXT_MAX), (char *)v->text.p);
 }
 
+static bool same_value(struct str a, struct str b)
+{
+	struct item_source x = source_memory(&a), y = source_memory(&b);
+
+	return str_eq(a, b) || item_same_value(&x, &y);
+}
+
 static FALLIBLE enum err compare_value(struct diff *d, const struct sd_value *a, const struct sd_value *b)
 {
 	struct item_value va = { 0 }, vb = { 0 };
@@ -115,7 +122,7 @@ static FALLIBLE enum err compare_value(struct diff *d, const struct sd_value *a,
 	enum err e = input_value(&d->a, a, &pa, &na);
 	if (!e)
 		e = input_value(&d->b, b, &pb, &nb);
-	bool same = !e && na == nb && memcmp(pa, pb, na) == 0;
+	bool same = !e && same_value((struct str){ pa, na }, (struct str){ pb, nb });
 	if (!e && !same)
 		e = input_at_value(&d->a, a, input_item_value(pa, na, &va));
 	if (!e && !same)

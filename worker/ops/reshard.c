@@ -7,7 +7,7 @@
 #include "runner/target.h"
 #include "runner/write.h"
 
-enum { VALUES_MAX = 8 << 20 };
+enum { VALUES_MAX = 8 << 20, EMBEDDED_MAX = 256 << 20 };
 
 struct reshard {
 	struct job *job;
@@ -116,6 +116,30 @@ static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
 	return OK;
 }
 
+/* A format whose head holds the values: they are read now. */
+static FALLIBLE enum err embed_values(struct reshard *r)
+{
+	uint64_t total = 0;
+
+	for (uint64_t i = 0; i < r->view.sd->value_count; i++) {
+		const struct sd_value *from = &r->view.sd->values[i];
+		struct sd_value *to = sdict_value(r->plan, from->fqn);
+		CLEANUP(mem_free_ptr) void *bytes = NULL;
+		uint64_t n = 0;
+		if (!to || from->kind == SD_VALUE_INLINE)
+			continue;
+		TRY(num_add(total, from->loc.length, &total));
+		if (total > EMBEDDED_MAX)
+			return err_at_fqn(ERR(LIMIT_EXCEEDED, "more than %u bytes of values, which the head of one file would hold",
+					      EMBEDDED_MAX), from->fqn.p, from->fqn.n);
+		TRY(input_value(&r->source, from, &bytes, &n));
+		to->kind = SD_VALUE_INLINE;
+		TRY(arena_str(r->arena, (struct str){ bytes, n }, &to->bytes));
+		TRY(job_tick(r->job));
+	}
+	return OK;
+}
+
 /* What the plan shows of the rules, and the result of casts. */
 static FALLIBLE enum err report(struct reshard *r, json_t **table)
 {
@@ -144,6 +168,8 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 		r->plan->value_count = 0; /* their names are still looked up: no array by value number from here on */
 	} else {
 		TRY(map_values(r, first));
+		if (format_holds(r->format, FORMAT_EMBEDS))
+			TRY(embed_values(r));
 	}
 	TRY(report(r, &table));
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first_view,

@@ -231,6 +231,7 @@ static const struct {
 #define MUST_FORMAT_PAYLOAD false
 #define MUST_FORMAT_METADATA false
 #define TARGET(NAME, word, file, mark, ends, ...) [TARGET_##NAME] = { ends, MUST_##mark },
+#define FILE_TARGET(NAME, word, file, mark, ends, ...) [TARGET_##NAME] = { ends, true },
 #include "format/formats.def"
 };
 

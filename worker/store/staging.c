@@ -88,7 +88,7 @@ static bool is_checkpoint_file(const char *name)
 	struct format_file file;
 	int64_t rank;
 
-	return manifest_is(name, &rank) || (format_file(name, &file) && format_writes(file.format));
+	return manifest_is(name, &rank) || (format_file(name, &file) && format_makes_folders(file.format));
 }
 
 static enum err check_entry(void *user, const char *name, unsigned char d_type)
