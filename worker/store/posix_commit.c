@@ -116,7 +116,7 @@ enum err posix_publish(struct staging *s, const char *replaces)
 	return OK;
 }
 
-enum err posix_publish_beside(struct staging *s, const char *metadata)
+enum err posix_publish_in_place(struct staging *s, const char *metadata)
 {
 	int to = -1;
 

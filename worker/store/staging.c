@@ -140,7 +140,7 @@ static FALLIBLE enum err check_in_place(const struct staging *s, const char *nam
 {
 	enum format format;
 
-	if (!s->store->ops->publish_beside)
+	if (!s->store->ops->publish_in_place)
 		return ERR(UNSUPPORTED, "the storage '%s' publishes no checkpoint between files of others", s->store->name);
 	TRY(checkpoint_recognise(s->store, name, &format));
 	return format == FORMAT_NONE ? OK : owner_check(&s->by, s->store, name);
@@ -341,7 +341,7 @@ enum err staging_commit_in_place(struct staging *s, const char *metadata)
 	target_name(s, name, sizeof name);
 	TRY(check_sizes(s));
 	TRY(check_in_place(s, name));
-	return s->store->ops->publish_beside(s, metadata);
+	return s->store->ops->publish_in_place(s, metadata);
 }
 
 void staging_close(struct staging *s)

@@ -107,7 +107,7 @@ struct store_ops {
 	/* replaces: identity of the one checkpoint that may be there; NULL: nothing may be. Sets s->done. */
 	enum err (*publish)(struct staging *s, const char *replaces);
 	/* Publishes between files of others, which stay; the file `metadata` makes the rest a checkpoint. NULL: the store cannot. */
-	enum err (*publish_beside)(struct staging *s, const char *metadata);
+	enum err (*publish_in_place)(struct staging *s, const char *metadata);
 	void (*discard)(struct staging *s);            /* closes it, and removes it unless it is done */
 	enum err (*remove)(const struct store_job *by, const struct store *s, const char *name);
 	/* After a crash: has the job published (or removed) `name`? Takes back what it did by halves, removes what it left. */
