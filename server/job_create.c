@@ -313,7 +313,7 @@ static bool ask_step(struct creation *c)
 		c->job->space_needed = j->kind == JOB_SAVE ? job_use_bytes(j->source_use) : 0;
 		for (uint32_t i = 0; i < j->part_count; i++)
 			c->job->space_needed += job_use_bytes(j->part_uses[i]);
-		if (j->kind != JOB_RESHARD || job_spec_selects(j))
+		if ((j->kind != JOB_RESHARD && j->kind != JOB_MERGE) || job_spec_selects(j))
 			return false;
 		ask(c, "show", source, on_size);
 		return true;

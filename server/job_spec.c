@@ -66,6 +66,8 @@ FALLIBLE enum err job_spec_resolve(struct job *j)
 	for (size_t i = 0; i < sizeof refs / sizeof *refs; i++)
 		if (refs[i]->storage.p)
 			TRY(add_storage(j, refs[i]->storage.p));
+	for (size_t i = 0; i < j->spec.sources.n; i++)
+		TRY(add_storage(j, j->spec.sources.v[i].storage.p));
 	for (uint32_t i = 0; i < layout->n; i++)
 		if (layout->v[i].kind == LAYOUT_LIKE) /* the worker reads that checkpoint's boxes */
 			TRY(add_storage(j, layout->v[i].like_ref.storage.p));

@@ -8,21 +8,44 @@
 #include "api/cli/show.h"
 #include "api/cli/transform.h"
 
+/* REF REF... DST */
+static FALLIBLE enum err put_sources(const struct args *a, json_t *doc)
+{
+	json_t *sources = json_array(), *ref;
+
+	TRY(request_set(doc, "sources", sources));
+	for (unsigned i = 0; i + 1 < a->word_count; i++) {
+		TRY(args_ref(a->words[i], &ref));
+		if (json_array_append_new(sources, ref) != 0)
+			return ERR(NO_MEMORY, "cannot build the request");
+	}
+	return request_ref(doc, "target", a->words[a->word_count - 1]);
+}
+
+static FALLIBLE enum err put_refs(enum job_kind kind, const struct args *a, json_t *doc)
+{
+	bool compares = kind_is(kind, KIND_COMPARES);
+
+	if (kind == JOB_MERGE)
+		return put_sources(a, doc);
+	TRY(request_ref(doc, compares ? "a" : "source", a->words[0]));
+	if (a->word_count > 1)
+		return request_ref(doc, compares ? "b" : "target", a->words[1]);
+	if (kind_is(kind, KIND_OPERATES)) /* into itself: its next generation */
+		return request_ref(doc, "target", a->words[0]);
+	if (kind_of(kind)->writes) /* check: a state dict that nobody makes */
+		return request_ref(doc, "target", "shm:dcpctl-check");
+	return OK;
+}
+
 static FALLIBLE enum err build(const struct command *self, struct client *c, const struct args *a, json_t *doc)
 {
 	enum job_kind kind;
 	if (!kind_parse(str_of(self->name), &kind))
 		kind = JOB_LOAD; /* of "check": a dry run */
-	bool compares = kind_is(kind, KIND_COMPARES);
 
 	TRY(request_set(doc, "kind", json_string(kind_names[kind])));
-	TRY(request_ref(doc, compares ? "a" : "source", a->words[0]));
-	if (a->word_count > 1)
-		TRY(request_ref(doc, compares ? "b" : "target", a->words[1]));
-	else if (kind_is(kind, KIND_OPERATES)) /* into itself: its next generation */
-		TRY(request_ref(doc, "target", a->words[0]));
-	else if (kind_of(kind)->writes) /* check: a state dict that nobody makes */
-		TRY(request_ref(doc, "target", "shm:dcpctl-check"));
+	TRY(put_refs(kind, a, doc));
 	TRY(request_fields(a, kind, doc));
 	return transform_fields(c, a, doc);
 }

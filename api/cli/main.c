@@ -46,11 +46,12 @@ static struct command command_of(enum job_kind kind)
 		words += *p == ' ';
 		optional += *p == '[';
 	}
+	unsigned most = strstr(k->arguments, "...") ? words - 2 + SPEC_SOURCES_MAX : words;
 	for (const struct field *f = field_next(kind, NULL); f; f = field_next(kind, f))
 		if (f->option && n < sizeof options)
 			n += (size_t)snprintf(options + n, sizeof options - n, "%s%s ", f->option, f->type == FIELD_BOOL ? "" : "=");
 	must(n < sizeof options);
-	return (struct command){ k->name, usage, options, k->what, words - optional, words, jobs_submit };
+	return (struct command){ k->name, usage, options, k->what, words - optional, most, jobs_submit };
 }
 
 /* A kind that removes has a command of its own: rm. */

@@ -42,6 +42,20 @@ static FALLIBLE enum err read_real(const struct field *f, const char *text, json
 	return OK;
 }
 
+/* "0.5,0.5" */
+static FALLIBLE enum err read_reals(const struct field *f, const char *text, json_t **out)
+{
+	json_t *list = *out = json_array();
+
+	for (char *end;; text = end + 1) {
+		double n = strtod(text, &end);
+		if (end == text || (*end && *end != ',') || json_array_append_new(list, json_real(n)) != 0)
+			return ERR(INVALID_REQUEST, "--%s has the form 0.5,0.5, not \"%.50s\"", f->option, text);
+		if (!*end)
+			return OK;
+	}
+}
+
 /* "0,2,3" */
 static FALLIBLE enum err read_ranks(const struct field *f, const char *text, json_t **out)
 {
@@ -74,6 +88,8 @@ static FALLIBLE enum err read_value(const struct field *f, const char *text, jso
 		return read_real(f, text, out);
 	case FIELD_RANKS:
 		return read_ranks(f, text, out);
+	case FIELD_NUMBERS:
+		return read_reals(f, text, out);
 	case FIELD_STATE_DICT:
 		return args_ref(text, out);
 	case FIELD_RENAMES:

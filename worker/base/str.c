@@ -93,6 +93,14 @@ bool str_glob(struct str pattern, struct str s)
 	return j == pattern.n;
 }
 
+bool strs_match(const struct strs *globs, struct str s)
+{
+	for (size_t i = 0; i < globs->n; i++)
+		if (str_glob(globs->v[i], s))
+			return true;
+	return false;
+}
+
 static bool is_utf8(struct str s, bool surrogates)
 {
 	const unsigned char *p = (const unsigned char *)s.p;

@@ -38,6 +38,7 @@ int str_cmp_natural(struct str a, struct str b);           /* numbers by value: 
 /* XXH3 with a seed of this process: whoever chooses keys cannot make them collide. Never stored, never sent. */
 uint64_t str_hash(struct str s);
 bool str_glob(struct str pattern, struct str s);           /* `*` matches any run of bytes; linear time */
+bool strs_match(const struct strs *globs, struct str s);      /* any of them */
 bool str_utf8(struct str s);                               /* well-formed UTF-8? */
 bool str_utf8_surrogates(struct str s);                    /* … or with surrogates, as Python's surrogatepass takes it */
 size_t str_put_utf8(char out[4], uint32_t c);              /* its bytes; returns their number */

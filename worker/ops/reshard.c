@@ -1,7 +1,9 @@
-/* reshard.c: checkpoint → checkpoint, in any layout, world size and format. Convert is a reshard; so is a plain copy. */
+/* reshard.c: checkpoint → checkpoint, in any layout, world size and format. Convert is a reshard; so is a plain copy; so is a merge, whose
+ * tensors come from several (merge.h). */
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/merge.h"
 #include "ops/reshard_rules.h"
 #include "runner/input.h"
 #include "runner/target.h"
@@ -14,6 +16,7 @@ struct reshard {
 	struct input source;
 	struct spec_view stored;       /* what takes part of the source */
 	struct reshard_rules rules;
+	struct merge merge;
 	struct spec_view view;         /* what is written: that, as the rules convert it; its sdict is not its own */
 	struct sdict *plan;
 	struct arena *arena;
@@ -163,6 +166,10 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	TRY(input_add_files(&r->source, &r->build, false, &r->file_map));
 	TRY(build_sources(&r->build, r->stored.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
 	TRY(reshard_rules_sources(&r->rules, &r->build, first, &first_view));
+	if (r->merge.count) {
+		TRY(merge_sources(&r->merge, r->view.sd, r->plan, &r->build, first_view));
+		merge_report(&r->merge, r->plan, r->job->result);
+	}
 	if (!format_holds(r->format, FORMAT_VALUES)) {
 		TRY(drop_values(r));
 		r->plan->value_count = 0; /* their names are still looked up: no array by value number from here on */
@@ -173,6 +180,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	}
 	TRY(report(r, &table));
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first_view,
+				.merge = r->merge.count ? &r->merge.build : NULL,
 				.value_src = r->value_src, .world_size = r->world_size, .format = r->format,
 				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd, .shown = table,
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
@@ -187,6 +195,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	TRY(input_undo_transforms(r->job, &r->source, false));
 	TRY(spec_select(&r->job->spec, r->source.sd, &r->stored));
 	TRY(reshard_rules_apply(r->job, &r->stored, &r->rules, &r->view));
+	TRY(merge_open(r->job, r->view.sd, &r->merge));
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));
 	r->world_size = spec_world_size(&r->job->spec, r->source.world_size);
 	if (!format_holds(r->format, FORMAT_CHUNKS))
@@ -212,6 +221,7 @@ enum err reshard_job(struct job *j)
 	arena_free(r.arena);
 	mem_free(r.view.dtypes);
 	reshard_rules_free(&r.rules);
+	merge_free(&r.merge);
 	spec_view_free(&r.stored);
 	input_close(&r.source);
 	return e;

@@ -9,7 +9,7 @@
 
 enum {
 	BUILD_TASK_BYTES = 4 << 20,      /* a block or scan: large for the disk's sake */
-	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs: small, so that it stays in the CPU's cache */
+	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs, and of averages: small, so that it stays in the CPU's cache */
 	BUILD_SMALL_BYTES = FILE_PLAN_SMALL,
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
 	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run: sizes come from metadata, and none may fill memory with a plan */
@@ -69,6 +69,16 @@ struct build_crc {
 	uint32_t leading_crc32;
 };
 
+/* Targets that are averages of the same tensors in several checkpoints. */
+struct build_merge {
+	uint32_t count;                /* of checkpoints */
+	const double *weights;
+	bool wide;                     /* accumulated in 64 bits even where elements have less */
+	const uint32_t *chunk;         /* per chunk of the target: its number in the plans, or UINT32_MAX: copied */
+	const struct load_plan *plans; /* per checkpoint: its sources of each chunk, from first_src of it on */
+	const uint32_t *first_src;
+};
+
 struct build_target {
 	enum format format;
 	struct sdict *sd;              /* chunks and values with their writer's rank; locs are those of the sources for values */
@@ -80,6 +90,7 @@ struct build_target {
 	bool direct;                   /* O_DIRECT */
 	bool in_memory;                /* the target is on tmpfs */
 	uint32_t task_bytes;
+	const struct build_merge *merge;       /* NULL: all is copied */
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
 	const struct file_plan_given *given;   /* NULL: the format chooses the files */

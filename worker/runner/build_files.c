@@ -52,6 +52,58 @@ static FALLIBLE enum err add_chunk_dst(struct builder *bd, const struct file_pla
 	return OK;
 }
 
+/* ------------------------------------------------------------------------------------------------------- legs */
+
+static enum dtype leg_dtype(const struct build_merge *m, enum dtype d)
+{
+	bool wide = m->wide || d == DT_FLOAT64 || d == DT_COMPLEX128;
+
+	if (dtype_is_complex(d))
+		return wide ? DT_COMPLEX128 : DT_COMPLEX64;
+	return wide ? DT_FLOAT64 : DT_FLOAT32;
+}
+
+/* One checkpoint's elements of a chunk, as they are added up: in no file. */
+static FALLIBLE enum err add_leg(struct builder *bd, uint32_t dst, uint32_t chunk, uint32_t leg)
+{
+	const struct build_merge *m = bd->t->merge;
+	const struct load_plan *p = &m->plans[leg];
+	struct run_build *b = bd->b;
+	struct run_dst *d;
+
+	TRY(vec_push(&b->dsts, &d));
+	*d = b->dsts.v[dst];
+	d->dtype = (uint8_t)leg_dtype(m, (enum dtype)d->dtype);
+	d->file = UINT32_MAX;
+	d->first_leg = d->small = 0;
+	d->first_piece = b->pieces.n;
+	d->piece_count = (uint32_t)(p->first[chunk + 1] - p->first[chunk]);
+	TRY(vec_reserve(&b->pieces, d->piece_count));
+	for (uint64_t k = p->first[chunk]; k < p->first[chunk + 1]; k++)
+		b->pieces.v[b->pieces.n++] = m->first_src[leg] + p->sources[k];
+	return OK;
+}
+
+static FALLIBLE enum err add_legs(struct builder *bd)
+{
+	const struct build_merge *m = bd->t->merge;
+	struct run_build *b = bd->b;
+
+	must(m->count <= RUN_LEGS_MAX);
+	b->opts.leg_count = m->count;
+	memcpy(b->opts.weights, m->weights, m->count * sizeof *m->weights);
+	for (uint64_t c = 0; c < bd->t->sd->chunk_count; c++) {
+		uint32_t dst = bd->chunk_dst[c], first = (uint32_t)b->dsts.n;
+		if (m->chunk[c] == UINT32_MAX)
+			continue;
+		for (uint32_t i = 0; i < m->count; i++)
+			TRY(add_leg(bd, dst, m->chunk[c], i));
+		b->dsts.v[dst].first_leg = first;
+		b->dsts.v[dst].piece_count = 0;
+	}
+	return OK;
+}
+
 static FALLIBLE enum err add_value_dst(struct builder *bd, const struct file_plan_item *it, struct run_dst *d)
 {
 	const struct sd_value *v = &bd->t->sd->values[it->index];
@@ -170,14 +222,30 @@ static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t 
 	return OK;
 }
 
+/* Of a chunk that is an average: the sources of all checkpoints. */
+static FALLIBLE enum err scan_legs(struct builder *bd, uint64_t chunk)
+{
+	const struct build_merge *m = bd->t->merge;
+
+	for (uint32_t i = 0; i < m->count; i++)
+		for (uint64_t k = m->plans[i].first[m->chunk[chunk]]; k < m->plans[i].first[m->chunk[chunk] + 1]; k++)
+			TRY(scan_source(bd, m->first_src[i] + m->plans[i].sources[k], bd->t->sd->chunks[chunk].rank));
+	return OK;
+}
+
 /* The sources of a tensor's chunks. */
 static FALLIBLE enum err scan_tensor(struct builder *bd, const struct sd_tensor *t)
 {
 	const struct load_plan *p = bd->t->pieces;
 
-	for (uint64_t c = t->first_chunk; bd->t->check_sources && c < t->first_chunk + t->chunk_count; c++)
+	for (uint64_t c = t->first_chunk; bd->t->check_sources && c < t->first_chunk + t->chunk_count; c++) {
+		if (bd->t->merge && bd->t->merge->chunk[c] != UINT32_MAX) {
+			TRY(scan_legs(bd, c));
+			continue;
+		}
 		for (uint64_t k = p->first[c]; k < p->first[c + 1]; k++)
 			TRY(scan_source(bd, bd->t->first_src + p->sources[k], bd->t->sd->chunks[c].rank));
+	}
 	return OK;
 }
 
@@ -509,6 +577,7 @@ static FALLIBLE enum err fill(struct builder *bd)
 	TRY(scan_others(bd));
 	if (bd->plan.stream)
 		TRY(add_files(bd));
+	TRY(bd->t->merge ? add_legs(bd) : OK);
 	return make_tasks(bd);
 }
 

@@ -126,6 +126,8 @@ static void slot_close(struct slot *s)
 	mem_free(s->in);
 	mem_free(s->out);
 	mem_free(s->edges);
+	vec_free(&s->legs);
+	mem_free(s->leg_room);
 }
 
 static bool is_scan(const struct slot *s)

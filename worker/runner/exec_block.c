@@ -10,6 +10,8 @@
 #include "io/digest.h"
 #include "os/fs.h"
 #include "runner/exec_impl.h"
+#include "tensor/average.h"
+#include "tensor/cast.h"
 #include "tensor/linear.h"
 #include "tensor/stats.h"
 
@@ -77,6 +79,55 @@ static unsigned char *take_out(struct slot *s, uint64_t bytes)
 	return p;
 }
 
+static uint64_t elements(const struct run *run, const struct run_part *p)
+{
+	return (p->end - p->begin) / dtype_bytes((enum dtype)run->dsts[p->dst].dtype);
+}
+
+static uint64_t leg_bytes(const struct run *run, const struct run_part *p)
+{
+	const struct run_dst *d = &run->dsts[p->dst];
+
+	return d->first_leg ? (elements(run, p) * dtype_bytes((enum dtype)run->dsts[d->first_leg].dtype) + 15) & ~15ull : 0;
+}
+
+/* Room for the legs of all parts of the task: reads point into it. */
+static FALLIBLE enum err reserve_legs(struct slot *s)
+{
+	const struct run *run = s->x->run;
+	const struct run_task *t = &run->tasks[s->task];
+	uint64_t bytes = 0;
+
+	s->legs.n = s->leg_used = 0;
+	for (uint32_t i = 0; run->head->opts.leg_count && i < t->count; i++) {
+		const struct run_block *b = &run->blocks[t->first + i];
+		for (uint32_t k = 0; k < b->part_count; k++)
+			bytes += run->head->opts.leg_count * leg_bytes(run, part_of(run, b, k));
+	}
+	if (bytes <= s->leg_bytes)
+		return OK;
+	mem_free(s->leg_room);
+	s->leg_bytes = bytes;
+	s->leg_room = mem_alloc(bytes);
+	return s->leg_room ? OK : ERR(NO_MEMORY, "no memory for %ju bytes to average", (uintmax_t)bytes);
+}
+
+/* The part's elements of each checkpoint, cast to the dtype that they are added up in. */
+static FALLIBLE enum err add_legs(struct slot *s, const struct run_part *p, unsigned char *to)
+{
+	const struct run *run = s->x->run;
+	const struct run_dst *d = &run->dsts[p->dst];
+	uint32_t item = dtype_bytes((enum dtype)run->dsts[d->first_leg].dtype), own = dtype_bytes((enum dtype)d->dtype);
+	struct slot_legs *l;
+
+	TRY(vec_push(&s->legs, &l));
+	*l = (struct slot_legs){ p, to, s->leg_room + s->leg_used, leg_bytes(run, p) };
+	for (uint32_t i = 0; i < run->head->opts.leg_count; i++)
+		TRY(read_plan_add(&s->reads, d->first_leg + i, p->begin / own * item, p->end / own * item, l->legs + i * l->leg_bytes));
+	s->leg_used += run->head->opts.leg_count * l->leg_bytes;
+	return OK;
+}
+
 static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, unsigned char *data)
 {
 	const struct run *run = s->x->run;
@@ -85,7 +136,9 @@ static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, un
 		const struct run_part *p = part_of(run, b, i);
 		const struct run_dst *d = &run->dsts[p->dst];
 		unsigned char *at = data + part_at(run, b, p);
-		if (d->kind == RUN_DST_TENSOR)
+		if (d->first_leg)
+			TRY(add_legs(s, p, at));
+		else if (d->kind == RUN_DST_TENSOR)
 			TRY(read_plan_add(&s->reads, p->dst, p->begin, p->end, at));
 		else if (d->inline_len)
 			memcpy(at, run->strings + d->inline_at + p->begin, p->end - p->begin);
@@ -101,6 +154,7 @@ enum err exec_block_begin(struct slot *s)
 
 	read_plan_begin(&s->reads);
 	s->blocks.n = s->out_used = s->next_raw = 0;
+	TRY(reserve_legs(s));
 	for (uint32_t i = 0; i < t->count; i++) {
 		TRY(vec_push(&s->blocks, &sb));
 		sb->block = t->first + i;
@@ -205,6 +259,23 @@ static FALLIBLE enum err wrap_small(const struct run *run, const struct run_part
 	must(b.len == d->payload_off + d->length - d->tail_off);
 	memcpy(payload - d->payload_off + d->tail_off, b.p + d->payload_off, b.len - d->payload_off);
 	digest_edges(d, b.p, b.p + d->payload_off);
+	return OK;
+}
+
+/* Averages: added up in the order of the checkpoints, rounded once. */
+static FALLIBLE enum err average(struct slot *s)
+{
+	const struct run *run = s->x->run;
+
+	for (uint64_t i = 0; i < s->legs.n; i++) {
+		const struct slot_legs *l = &s->legs.v[i];
+		const struct run_dst *d = &run->dsts[l->part->dst];
+		enum dtype wide = (enum dtype)run->dsts[d->first_leg].dtype;
+		uint64_t n = elements(run, l->part);
+		for (uint32_t k = 0; k < run->head->opts.leg_count; k++)
+			average_add(l->legs, l->legs + k * l->leg_bytes, wide, n, run->head->opts.weights[k], k == 0);
+		TRY(cast_run(l->to, (enum dtype)d->dtype, l->legs, wide, n));
+	}
 	return OK;
 }
 
@@ -435,6 +506,7 @@ static FALLIBLE enum err fetched(struct slot *s)
 		compare_blocks(s);
 		return OK;
 	}
+	TRY(average(s));
 	TRY(exec_guarded(s, hash_blocks));
 	return write_blocks(s);
 }

@@ -20,6 +20,13 @@ struct slot_scan {
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
 };
 
+/* A part that is an average (a merge): its elements of each checkpoint, one behind the other. */
+struct slot_legs {
+	const struct run_part *part;
+	unsigned char *to, *legs;
+	uint64_t leg_bytes;            /* of one, a multiple of 16 */
+};
+
 struct slot {
 	struct exec *x;
 	enum slot_phase phase;
@@ -29,6 +36,9 @@ struct slot {
 	struct wave wave;
 	unsigned char *in, *out;       /* in: exec.in_bytes; out: exec.out_bytes */
 	uint64_t out_used;
+	struct vec(struct slot_legs) legs;
+	unsigned char *leg_room;       /* leg_bytes of them all */
+	uint64_t leg_bytes, leg_used;
 	struct vec(struct slot_block) blocks;
 	struct vec(struct slot_scan) scans;
 	uint64_t next_raw, next_scan;

@@ -109,6 +109,7 @@ struct run_dst {
 	uint64_t first_part, part_count;         /* in a row */
 	uint64_t inline_at, inline_len;          /* RAW: bytes from the string pool instead of a source */
 	uint32_t piece_count;
+	uint32_t first_leg;                      /* a merge: its elements are the average of options.leg_count dsts from here on; 0: copied */
 	_Atomic uint32_t parts_left;
 	uint32_t crc32;                          /* result */
 	unsigned char xxh3_128[16];              /* result */
@@ -176,6 +177,8 @@ struct run_rank {
 	uint64_t bytes_total;
 };
 
+enum { RUN_LEGS_MAX = 16 };
+
 enum run_mode {
 	RUN_WRITE_FILES,               /* dst-driven */
 	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
@@ -219,6 +222,8 @@ struct run_options {
 	bool values;                   /* fill `stats`, with `sums` (an entry a scan) and `bins` (STATS_BINS a tensor) where those are */
 	enum pace_kind pace;
 	uint32_t task_bytes;           /* largest block or scan */
+	uint32_t leg_count;            /* a merge: of each dst that is an average, and what they are multiplied by */
+	double weights[RUN_LEGS_MAX];
 	double rtol, atol;
 };
 

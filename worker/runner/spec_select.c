@@ -19,17 +19,9 @@ static FALLIBLE enum err selector_open(const struct spec *spec, struct selector 
 	return OK;
 }
 
-static bool any_match(const struct strs *globs, struct str fqn)
-{
-	for (size_t i = 0; i < globs->n; i++)
-		if (str_glob(globs->v[i], fqn))
-			return true;
-	return false;
-}
-
 static bool is_wanted(const struct selector *s, struct str fqn)
 {
-	return (s->spec->include.n == 0 || any_match(&s->spec->include, fqn)) && !any_match(&s->spec->exclude, fqn);
+	return (s->spec->include.n == 0 || strs_match(&s->spec->include, fqn)) && !strs_match(&s->spec->exclude, fqn);
 }
 
 /* *out lies in s->patterns until the next call, or is fqn itself. */

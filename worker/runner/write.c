@@ -133,6 +133,7 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->meta = s->meta;
 	t->meta_count = s->meta_count;
 	t->local = s->store->local;
+	t->merge = s->merge;
 	s->build->opts.no_sync = !j->spec.sync_files;
 	if (spec_target_is_file(&j->spec)) {
 		const char *slash = strrchr(j->spec.target.name.p, '/');
@@ -294,7 +295,7 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	TRY(run_add_dir(s->build, st->store ? st->store->index : 0, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
-	t->task_bytes = st->in_memory && !s->store->is_shared ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	t->task_bytes = s->merge || (st->in_memory && !s->store->is_shared) ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	TRY(build(j, s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));

@@ -24,6 +24,7 @@ struct write_spec {
 	const struct load_plan *pieces;
 	const struct sdict *source;    /* whose chunks `pieces` means; NULL: all of them are the target's, whole */
 	uint32_t first_src;
+	const struct build_merge *merge;       /* NULL: all is copied */
 	const uint32_t *value_src;     /* per value of target: run source or UINT32_MAX (inline) */
 	uint32_t world_size;
 	enum format format;

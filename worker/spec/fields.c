@@ -2,6 +2,7 @@
  * believe that it was obeyed. */
 #include "spec/fields.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/jtext.h"
@@ -24,14 +25,14 @@ static const char *const target_format_words[] = {
 
 #define K(NAME) (1u << JOB_##NAME)
 #define EVERY ((1u << JOB_KIND_COUNT) - 1)
-#define MAKING (K(SAVE) | K(RESHARD))
-#define CHANGING (MAKING | K(LOAD))
-#define PACED (CHANGING | K(VERIFY) | K(STATS))
-#define PICKING (CHANGING | K(VERIFY) | K(DIFF))
+#define MAKING (K(SAVE) | K(RESHARD) | K(MERGE))
+#define CHANGING (K(SAVE) | K(RESHARD) | K(LOAD))
+#define PACED (CHANGING | K(MERGE) | K(VERIFY) | K(STATS))
+#define PICKING (CHANGING | K(MERGE) | K(VERIFY) | K(DIFF))
 #define COMPARING (K(DIFF) | K(COMPARE))
 #define MOVING (K(CREATE) | K(COPY) | K(OFFLOAD) | K(GATHER) | K(BROADCAST) | K(DISTRIBUTE) | K(REDISTRIBUTE))
 #define OPERATIONS (MOVING | K(COMPARE))
-#define CUTTING (K(LOAD) | K(RESHARD) | K(BROADCAST) | K(DISTRIBUTE) | K(REDISTRIBUTE))
+#define CUTTING (K(LOAD) | K(RESHARD) | K(MERGE) | K(BROADCAST) | K(DISTRIBUTE) | K(REDISTRIBUTE))
 
 #define BOOL .type = FIELD_BOOL
 #define INTEGER(from, to) .type = FIELD_INTEGER, .min = (from), .max = (to)
@@ -43,6 +44,8 @@ static const char *const target_format_words[] = {
 #define RENAMES .type = FIELD_RENAMES
 #define DTYPES .type = FIELD_DTYPES
 #define RANKS .type = FIELD_RANKS
+#define NUMBERS .type = FIELD_NUMBERS
+#define CHECKPOINTS .type = FIELD_CHECKPOINTS
 #define LABELS .type = FIELD_LABELS
 #define LAYOUT .type = FIELD_LAYOUT
 #define TRANSFORM .type = FIELD_TRANSFORM
@@ -228,6 +231,34 @@ static FALLIBLE enum err read_casts(const struct jval *list, struct arena *a, st
 	return OK;
 }
 
+static FALLIBLE enum err read_numbers(const struct jval *list, struct arena *a, struct spec_numbers *out)
+{
+	size_t n = 0;
+
+	TRY(jval_array(list, SPEC_SOURCES_MAX, &n));
+	if (n)
+		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
+	for (out->n = 0; out->n < n; out->n++) {
+		struct jval v = jval_at(list, out->n);
+		TRY(jval_number(&v, -HUGE_VAL, &out->v[out->n]));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err read_checkpoints(const struct jval *list, struct arena *a, struct spec_refs *out)
+{
+	size_t n = 0;
+
+	TRY(jval_array(list, SPEC_SOURCES_MAX, &n));
+	if (n)
+		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
+	for (out->n = 0; out->n < n; out->n++) {
+		struct jval v = jval_at(list, out->n);
+		TRY(ref_read(&v, REF_CHECKPOINT, NULL, &out->v[out->n]));
+	}
+	return OK;
+}
+
 static FALLIBLE enum err check_text(const struct field *f, const struct jval *v, struct str *out)
 {
 	TRY(jval_string(v, out));
@@ -265,6 +296,10 @@ static FALLIBLE enum err read_value(const struct field *f, const struct jval *at
 	case FIELD_RANKS:
 		TRY(field_read_ranks(v, a, out));
 		return check_once(v, out);
+	case FIELD_NUMBERS:
+		return read_numbers(v, a, out);
+	case FIELD_CHECKPOINTS:
+		return read_checkpoints(v, a, out);
 	case FIELD_LABELS:
 		return field_read_labels(v, a, out);
 	case FIELD_LAYOUT:

@@ -18,7 +18,7 @@ enum target_format {
 
 struct spec;
 
-enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096, SPEC_RENAMES_MAX = 64 };
+enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096, SPEC_RENAMES_MAX = 64, SPEC_SOURCES_MAX = 16 };
 
 /* Lists of a request. The arrays are the spec's, the texts are the document's and end with a NUL. */
 struct spec_pairs {
@@ -35,6 +35,10 @@ struct spec_ranks {
 };
 struct spec_refs {
 	struct ref *v;
+	size_t n;
+};
+struct spec_numbers {
+	double *v;
 	size_t n;
 };
 /* A save whose ranks are on several hosts (worker/runner/hosts.h): which of them this daemon has. */
@@ -56,6 +60,7 @@ enum field_type {
 	FIELD_GLOBS,                   /* list of texts */
 	FIELD_RENAMES, FIELD_DTYPES,   /* list of pairs of texts; the second one a dtype */
 	FIELD_RANKS,                   /* list of ranks, each once */
+	FIELD_NUMBERS, FIELD_CHECKPOINTS,      /* lists of numbers, of references; at most SPEC_SOURCES_MAX */
 	FIELD_LABELS,                  /* object of texts */
 	FIELD_LAYOUT,
 	FIELD_TRANSFORM, FIELD_VARS,   /* conversion rules, and object of integers: they and */

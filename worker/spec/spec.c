@@ -199,6 +199,26 @@ static FALLIBLE enum err read_optimizer(const struct jval *doc, struct spec *s)
 	return OK;
 }
 
+/* The first one is the job's source: its tensors are what the others must have, too. */
+static FALLIBLE enum err check_merge(const struct jval *doc, struct spec *s)
+{
+	struct jval sources = jval_get(doc, "sources"), weights = jval_get(doc, "weights");
+
+	if (s->kind != JOB_MERGE)
+		return OK;
+	if (s->sources.n < 2)
+		return jval_fail(&sources, ERR_VALIDATION_FAILED, "a merge is of 2 to %d checkpoints", SPEC_SOURCES_MAX);
+	if (s->weights.n && s->weights.n != s->sources.n)
+		return jval_fail(&weights, ERR_VALIDATION_FAILED, "%zu weights for %zu checkpoints", s->weights.n, s->sources.n);
+	s->source = s->sources.v[0];
+	for (size_t i = 0; i < s->sources.n; i++) {
+		struct jval source = jval_at(&sources, i);
+		if (str_eq(s->sources.v[i].storage, s->target.storage) && str_eq(s->sources.v[i].name, s->target.name))
+			return jval_fail(&source, ERR_VALIDATION_FAILED, "is the target");
+	}
+	return OK;
+}
+
 /* Ranks that are counted within the group, as far as the request says how large the group is. */
 static FALLIBLE enum err check_members(const struct jval *doc, const struct spec *s)
 {
@@ -235,11 +255,17 @@ static const struct {
 #include "format/formats.def"
 };
 
+/* Kinds that make checkpoints of stored ones, in any format. */
+static bool converts(const struct spec *s)
+{
+	return s->kind == JOB_RESHARD || s->kind == JOB_MERGE;
+}
+
 bool spec_target_is_file(const struct spec *s)
 {
 	bool ends = false;
 
-	for (const char *p = one_file[s->format].ends; s->kind == JOB_RESHARD && *p && !ends;) {
+	for (const char *p = one_file[s->format].ends; converts(s) && *p && !ends;) {
 		size_t n = strcspn(p, " ");
 		struct str name = s->target.name;
 		ends = name.n > n && memcmp(name.p + name.n - n, p, n) == 0;
@@ -253,7 +279,7 @@ static FALLIBLE enum err check_ending(const struct jval *doc, const struct spec 
 {
 	struct jval target = jval_get(doc, "target"), name = jval_get(&target, "name");
 
-	if (s->kind != JOB_RESHARD || spec_target_is_file(s) || !one_file[s->format].must)
+	if (!converts(s) || spec_target_is_file(s) || !one_file[s->format].must)
 		return OK;
 	return jval_fail(&name, ERR_NAME_INVALID, "the format \"%s\" makes one file: its name ends in %s", field_word(s, &s->format),
 			 one_file[s->format].ends);
@@ -347,6 +373,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	TRY(check_ending(root, s));
 	TRY(check_cut(root, s));
 	TRY(read_transform(root, s));
+	TRY(check_merge(root, s));
 	TRY(check_members(root, s));
 	return check_tolerances(root, s);
 }

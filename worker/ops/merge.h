@@ -1,0 +1,27 @@
+/* merge.h: what makes a reshard a merge: tensors that are the weighted average of the same tensors in several checkpoints, each cut and
+ * stored in its own way. Nothing is held whole: a block's elements are read from every checkpoint, added up, rounded once and written. */
+#pragma once
+#include "runner/build.h"
+#include "runner/input.h"
+
+struct merge {
+	struct job *job;
+	struct arena *arena;
+	uint32_t count;                /* of checkpoints; 0: the job is no merge */
+	struct input *others;          /* all but the first */
+	struct spec_view *views;
+	uint32_t **file_maps;
+	struct sdict *averaged;        /* the target's tensors that are averages */
+	double weights[RUN_LEGS_MAX];
+	struct build_merge build;
+};
+
+/* Opens the other checkpoints of a merge; the first is `first`. ERR_MISSING_KEY, ERR_KIND_MISMATCH where their tensors are not those of the
+ * first. The caller frees *out, after an error too. */
+FALLIBLE enum err merge_open(struct job *j, const struct sdict *first, struct merge *out);
+/* Plans the averages of `target` and adds the sources of the others to the run. first_src: run source of chunk 0 of `first`. */
+FALLIBLE enum err merge_sources(struct merge *m, const struct sdict *first, const struct sdict *target, struct run_build *b,
+				uint32_t first_src);
+/* Adds "averaged" and "first_only", counts of tensors, to a result. */
+void merge_report(const struct merge *m, const struct sdict *target, json_t *result);
+void merge_free(struct merge *m);
