@@ -55,6 +55,14 @@ def test_statistics(at):
         ck.stats("nope")
 
 
+def test_merge(at):
+    a, b, c = (f"main:{lib.fresh()}" for _ in "abc")
+    for ref, x in ((a, 1.0), (b, 4.0)):
+        dcpd.save({"w": torch.full((3,), x)}, ref)
+    job = dcpd.connect().jobs.run("merge", sources=[a, b], target=c, weights=[2, 0.5])
+    assert job["result"]["averaged"] == 1 and torch.equal(dcpd.load(c)["w"], torch.full((3,), 4.0))
+
+
 def test_large_reads_are_cut(at, monkeypatch):
     from dcpd import _open
 

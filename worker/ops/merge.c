@@ -38,8 +38,8 @@ static FALLIBLE enum err check_tensors(const struct merge *m, const struct sdict
 		if (!u)
 			return err_at_fqn(ERR(MISSING_KEY, "the checkpoint lacks a tensor that the first one has"), t->fqn.p, t->fqn.n);
 		if (!is_numeric(u->dtype) || dtype_is_complex(u->dtype) != dtype_is_complex(t->dtype))
-			return err_at_fqn(ERR(KIND_MISMATCH, "%s here, %s in the first checkpoint", dtype_name(u->dtype), dtype_name(t->dtype)),
-					  t->fqn.p, t->fqn.n);
+			return err_at_fqn(ERR(KIND_MISMATCH, "%s here, %s in the first checkpoint", dtype_name(u->dtype),
+					      dtype_name(t->dtype)), t->fqn.p, t->fqn.n);
 		TRY(cast_check(dtype_is_complex(t->dtype) ? DT_COMPLEX64 : DT_FLOAT32, u->dtype));
 	}
 	for (uint64_t i = 0; i < other->tensor_count; i++) {

@@ -109,7 +109,7 @@ struct run_dst {
 	uint64_t first_part, part_count;         /* in a row */
 	uint64_t inline_at, inline_len;          /* RAW: bytes from the string pool instead of a source */
 	uint32_t piece_count;
-	uint32_t first_leg;                      /* a merge: its elements are the average of options.leg_count dsts from here on; 0: copied */
+	uint32_t first_leg;                      /* a merge: its elements are the sum of options.leg_count dsts from here on; 0: copied */
 	_Atomic uint32_t parts_left;
 	uint32_t crc32;                          /* result */
 	unsigned char xxh3_128[16];              /* result */

@@ -18,7 +18,8 @@ enum target_format {
 
 struct spec;
 
-enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096, SPEC_RENAMES_MAX = 64, SPEC_SOURCES_MAX = 16 };
+enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096,
+       SPEC_RENAMES_MAX = 64, SPEC_SOURCES_MAX = 16 };
 
 /* Lists of a request. The arrays are the spec's, the texts are the document's and end with a NUL. */
 struct spec_pairs {

@@ -113,13 +113,15 @@ class Jobs(_Resource):
         for k in ("source", "target", "a", "b"):
             if k in spec and not isinstance(spec[k], Mapping):
                 spec[k] = ref_object(spec[k])
+        if "sources" in spec:
+            spec["sources"] = [r if isinstance(r, Mapping) else ref_object(r) for r in spec["sources"]]
         if "transform" in spec:
             spec["transform"] = Transforms(self._t).rules(spec["transform"])
         return spec
 
     def create(self, kind: str, *, idempotency_key: Optional[str] = None, **spec: Any) -> Job:
-        """Submits a job and returns its record at once. The keywords are the fields of the API; source, target, a and b may be
-        references ("main:run1", "shm:train"); transform may be a ready set's name, a file,
+        """Submits a job and returns its record at once. The keywords are the fields of the API; source, target, a, b and those of
+        sources may be references ("main:run1", "shm:train"); transform may be a ready set's name, a file,
         or both in a list. A lost answer is asked for again with the same Idempotency-Key: one job in any case.
 
         Raises CheckpointExists, Busy, NotSealed, NoSpace, RequestRefused, …

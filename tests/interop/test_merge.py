@@ -1,0 +1,158 @@
+"""Merges against the same sums made with torch: layouts, formats and dtypes of several checkpoints, weights, what is not averaged."""
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import transform_cases as cases
+from safetensors.torch import load_file, save_file
+
+import dcpd as lib
+
+HERE = {"storage": "main"}
+
+
+def tensors(seed, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    return {"model.w": torch.randn(300, 1024, generator=g).to(dtype), "model.b": torch.randn(7, generator=g).to(dtype),
+            "model.s": torch.randn((), generator=g).to(dtype), "model.e": torch.empty(0, 4, dtype=dtype),
+            "model.d": torch.randn(33, 5, generator=g, dtype=torch.float64), "model.c": torch.randn(9, generator=g, dtype=torch.complex64),
+            "model.n": torch.tensor([seed, 2]), "model.m": torch.tensor([True, False, seed % 2 == 0]), "step": seed}
+
+
+def put(d, state, world=1, seed=0):
+    name = lib.fresh()
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(str(d.storages["main"] / name)), no_dist=True)
+    if world == 1:
+        return {**HERE, "name": name}
+    only = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+    d.api.run("reshard", source={**HERE, "name": name},
+              target={**HERE, "name": name + "-cut", "world_size": world, "layout": cases.layout(seed, only, world)})
+    return {**HERE, "name": name + "-cut"}
+
+
+def total(parts, weights, wide=False):
+    out = None
+    for p, w in zip(parts, weights):
+        up = torch.complex128 if p.is_complex() and wide else torch.complex64 if p.is_complex() else \
+            torch.float64 if wide or p.dtype == torch.float64 else torch.float32
+        real = torch.view_as_real(p.to(up)) if p.is_complex() else p.to(up)
+        one = real * torch.tensor(w, dtype=real.dtype)
+        out = one if out is None else out + one
+    return (torch.view_as_complex(out) if parts[0].is_complex() else out).to(parts[0].dtype)
+
+
+def average(states, weights=None, wide=False, first_only=()):
+    weights = weights or [1 / len(states)] * len(states)
+    return {k: total([s[k] for s in states], weights, wide)
+            if isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) and k not in first_only else v
+            for k, v in states[0].items()}
+
+
+def get(d, ref, like):
+    got = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else None for k, v in like.items()}
+    dcp.load(got, storage_reader=dcp.FileSystemReader(str(d.storages["main"] / ref["name"])), no_dist=True)
+    return got
+
+
+def same(got, want):
+    assert set(got) == set(want)
+    for k, v in want.items():
+        if isinstance(v, torch.Tensor):
+            assert got[k].dtype == v.dtype and torch.equal(*(t.reshape(-1).contiguous().view(torch.uint8) for t in (got[k], v))), k
+        else:
+            assert got[k] == v
+
+
+def merge(d, refs, world=1, layout=(), fmt="dcp", name=None, **more):
+    to = {**HERE, "name": name or lib.fresh()}
+    return to, d.api.run("merge", sources=refs, target={**to, "world_size": world, "layout": list(layout), "format": fmt}, **more)["result"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_averages(d, dtype):
+    """Sources of 1, 3 and 4 ranks; a target of two; whatever is no float comes from the first."""
+    states = [tensors(i, dtype) for i in range(3)]
+    refs = [put(d, s, w, i) for i, (s, w) in enumerate(zip(states, (1, 3, 4)))]
+    want = average(states)
+    to, result = merge(d, refs, 2, cases.layout(5, {k: v for k, v in want.items() if isinstance(v, torch.Tensor)}, 2))
+    same(get(d, to, want), want)
+    assert result["averaged"] == 6 and result["first_only"] == 2
+    assert result["unverified_bytes"] == (d.storages["main"] / refs[0]["name"] / ".metadata").stat().st_size, "PyTorch's"
+    d.api.run("verify", source=to)
+
+
+def test_weights_and_precision(d):
+    states = [tensors(i) for i in range(4)]
+    refs = [put(d, s) for s in states]
+    weights = [0.1, 1.7, -0.4, 1e-3]
+    for wide in (False, True):
+        want = average(states, weights, wide, ("model.b",))
+        to, result = merge(d, refs, weights=weights, dtype="float64" if wide else "float32", first_only=["*.b"])
+        same(get(d, to, want), want)
+    assert result["averaged"] == 5
+
+
+def test_other_formats(d):
+    """A safetensors file in bfloat16 and a DCP checkpoint; the sum as one safetensors file."""
+    a, b = ({k: v for k, v in tensors(i).items() if isinstance(v, torch.Tensor) and not v.is_complex()} for i in (1, 2))
+    b = {k: v.bfloat16() if v.dtype == torch.float32 else v for k, v in b.items()}
+    name = lib.fresh() + ".safetensors"
+    save_file(b, str(d.storages["main"] / name))
+    to, result = merge(d, [put(d, a), {**HERE, "name": name}], fmt="safetensors", name=lib.fresh() + ".safetensors")
+    same(load_file(str(d.storages["main"] / to["name"])), average([a, b]))
+
+
+def test_many_small_tensors(d):
+    states = [{f"l.{i}.w": torch.full((3, i % 5 + 1), float(i * k), dtype=torch.bfloat16) for i in range(2000)} for k in (1, 2, 4)]
+    to, _ = merge(d, [put(d, s) for s in states])
+    want = average(states)
+    same(get(d, to, want), want)
+
+
+@pytest.mark.parametrize("change, code", [
+    (lambda s: s.pop("model.b"), "missing_key"), (lambda s: s.update({"model.x": torch.ones(2)}), "missing_key"),
+    (lambda s: s.update({"model.b": torch.ones(8)}), "size_mismatch"),
+    (lambda s: s.update({"model.b": torch.ones(7).int()}), "kind_mismatch")])
+def test_checkpoints_of_other_tensors(d, change, code):
+    """The error names tensor and checkpoint; nothing is made. What is left out does not count."""
+    states = [tensors(i) for i in range(2)]
+    change(states[1])
+    refs = [put(d, s) for s in states]
+    to = {**HERE, "name": lib.fresh()}
+    error = d.api.fails("merge", code, sources=refs, target=to)
+    assert error["fqn"] in ("model.b", "model.x") and error["file"] == f"main:{refs[1]['name']}"
+    assert not (d.storages["main"] / to["name"]).exists()
+    d.api.run("merge", sources=refs, target=to, exclude=["model.b", "model.x"])
+
+
+def test_a_flipped_bit_is_not_averaged(d):
+    states = [{"w": torch.randn(1 << 18)} for _ in range(2)]
+    refs = [put(d, s, 2) for s in states]
+    victim = sorted((d.storages["main"] / refs[1]["name"]).glob("*.distcp"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 4
+    victim.write_bytes(data)
+    to = {**HERE, "name": lib.fresh()}
+    d.api.fails("merge", "digest_mismatch", sources=refs, target=to)
+    assert not (d.storages["main"] / to["name"]).exists()
+
+
+def test_requests_that_are_wrong(d):
+    one = {**HERE, "name": "a"}
+    two = {"sources": [one, one]}
+    for body, pointer in [({"sources": [one]}, "/sources"), ({"sources": [one] * 17}, "/sources"),
+                          ({"sources": [one, {"x": 1}]}, "/sources/1"),
+                          ({**two, "weights": [1]}, "/weights"), ({**two, "weights": [1, "x"]}, "/weights/1"),
+                          ({**two, "dtype": "int8"}, "/dtype"), ({"sources": [one, {**HERE, "name": "t"}]}, "/sources/1")]:
+        p = d.api.post("/v1/jobs", {"kind": "merge", "target": {**HERE, "name": "t"}, **body})
+        assert p.status in (400, 422) and p.json["pointer"].startswith(pointer), (body, p.json)
+
+
+def test_dcpctl(d):
+    states = [tensors(i) for i in range(2)]
+    refs = [f"main:{put(d, s)['name']}" for s in states]
+    name = lib.fresh()
+    done = d.ctl("merge", *refs, f"main:{name}", "--weights", "0.25,0.75")
+    assert done.returncode == 0, done.stderr
+    want = average(states, [0.25, 0.75])
+    same(get(d, {"name": name}, want), want)
+    assert d.ctl("merge", refs[0], f"main:{name}-2").returncode == 2
