@@ -82,10 +82,10 @@ def script(d, tmp_path, request):
 
 
 @pytest.fixture(scope="session")
-def rank_pool(shared_daemon):
+def rank_pool(shared_daemon, forks):
     import lib_ranks
 
-    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{shared_daemon.socket}"})
+    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{shared_daemon.socket}"}, forks)
     yield pool
     pool.close()
 

@@ -18,11 +18,12 @@ import threading
 import time
 import types
 
+MAX_FDS = 32  # that a call has beside those of every call
 MORE = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
 class Forked:
-    """As much of subprocess.Popen as tests use. The status comes from a process between, whose child the program is."""
+    """As much of subprocess.Popen as tests use. Without pipes communicate() may not be called. The status comes from a process between, whose child the program is."""
 
     def __init__(self, args, status, stdin, stdout, stderr):
         self.args, self.status, self.returncode = args, status, None
@@ -73,14 +74,27 @@ class Forks:
                                        stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
 
+    def call(self, file, args, env, fds):
+        """Sends a call with descriptors: the three standard files, where the status goes, and those whose numbers become arguments."""
+        call = {"args": [str(file), *map(str, args)], "env": {k: str(v) for k, v in env.items()}, "cwd": os.getcwd()}
+        socket.send_fds(self.socket, [json.dumps(call).encode()], fds)
+        return call["args"]
+
+    def start_with(self, file, fds, env):
+        """A program with our standard output and error, whose arguments are the numbers of these descriptors there."""
+        str_, stw = os.pipe()
+        with open(os.devnull) as null:
+            args = self.call(file, [], env, [null.fileno(), 1, 2, stw, *fds])
+        os.close(stw)
+        return Forked(args, os.fdopen(str_), None, None, None)
+
     def start(self, file, *args, env, stdin=False):
         (outr, outw), (errr, errw), (str_, stw) = os.pipe(), os.pipe(), os.pipe()
         inr, inw = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY), None)
-        call = {"args": [str(file), *map(str, args)], "env": {k: str(v) for k, v in env.items()}, "cwd": os.getcwd()}
-        socket.send_fds(self.socket, [json.dumps(call).encode()], [inr, outw, errw, stw])
+        args = self.call(file, args, env, [inr, outw, errw, stw])
         for fd in (inr, outw, errw, stw):
             os.close(fd)
-        return Forked(call["args"], os.fdopen(str_), os.fdopen(inw, "w") if stdin else None, os.fdopen(outr), os.fdopen(errr))
+        return Forked(args, os.fdopen(str_), os.fdopen(inw, "w") if stdin else None, os.fdopen(outr), os.fdopen(errr))
 
     def close(self):
         self.socket.close()
@@ -90,7 +104,7 @@ class Forks:
 def serve(calls):
     """Returns in a child, with the call that it is to run; ends with the other side."""
     while True:
-        data, fds, _, _ = socket.recv_fds(calls, 1 << 20, 4)
+        data, fds, _, _ = socket.recv_fds(calls, 1 << 20, 4 + MAX_FDS)
         if not data:
             os._exit(0)
         if os.fork() == 0:
@@ -99,10 +113,12 @@ def serve(calls):
             if pid == 0:
                 for i in range(3):
                     os.dup2(fds[i], i)
-                for fd in fds:
+                for fd in fds[:4]:
                     os.close(fd)
-                return json.loads(data)
-            for fd in fds[:3]:
+                call = json.loads(data)
+                call["args"] += map(str, fds[4:])
+                return call
+            for fd in fds[:3] + fds[4:]:
                 os.close(fd)
             os.write(fds[3], b"%d\n" % pid)
             os.write(fds[3], b"%d\n" % os.waitpid(pid, 0)[1])

@@ -1,8 +1,9 @@
 """Ranks of torch.distributed (gloo) that stay for a session: importing PyTorch four times costs more than all the tests.
 
-    ranks = Ranks(4, environment); ranks(on_ranks.function, arguments…) → what each rank returned (or raised, as an exception)
+    ranks = Ranks(4, environment, forks); ranks(on_ranks.function, arguments…) → what each rank returned (or raised, as an exception)
 
-A rank is a fork of this file run as a program: it reads pickled calls of functions of on_ranks.py from a pipe. With `world=2` only
+A rank is a fork of this file run as a program, which is a fork of an interpreter that has PyTorch (see lib_forks), or on another host a
+new one: it reads pickled calls of functions of on_ranks.py from a pipe. With `world=2` only
 the first two are called, with that group as `pg`.
 """
 import importlib
@@ -44,9 +45,9 @@ class Ended(Exception):
 
 
 class Ranks:
-    def __init__(self, n, env, hosts=None):
-        """hosts: [(words before the command, environment, ranks)]; default: all ranks here."""
-        self.n = n
+    def __init__(self, n, env, forks=None, hosts=None):
+        """hosts: [(words before the command, environment, ranks)]; default: all ranks here, from `forks`."""
+        self.n, self.forks = n, forks
         self.dir = tempfile.TemporaryDirectory()
         self.pipes, self.parents = [], []
         for prefix, more, count in hosts or [((), {}, n)]:
@@ -60,8 +61,12 @@ class Ranks:
             theirs += [r1, w2]
         e = {**os.environ, "WORLD_SIZE": str(self.n), "LOCAL_WORLD_SIZE": str(count), "FIRST_RANK": str(first), "OMP_NUM_THREADS": "1",
              "PYTHONPATH": f"{PACKAGE}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1", "TEST_STORE": f"{self.dir.name}/store", **env}
-        self.parents.append(subprocess.Popen([*prefix, sys.executable, "-u", __file__, *map(str, theirs)], env=e, pass_fds=theirs,
-                                             stdin=subprocess.DEVNULL, start_new_session=True))
+        if self.forks:
+            parent = self.forks.start_with(__file__, theirs, e)
+        else:
+            parent = subprocess.Popen([*prefix, sys.executable, "-u", __file__, *map(str, theirs)], env=e, pass_fds=theirs,
+                                      stdin=subprocess.DEVNULL, start_new_session=True)
+        self.parents.append(parent)
         for fd in theirs:
             os.close(fd)
 
@@ -112,11 +117,16 @@ def main():
     import faulthandler
 
     import torch
+    import dcpd.torch
+    import dcpd._load
+    import dcpd._save
     import on_ranks
 
     if "TEST_NO_MESHES" not in os.environ:
         import torch._dynamo  # noqa: F401: FSDP asks for it, in each rank
     faulthandler.enable()
+    if os.getsid(0) != os.getpid():
+        os.setsid()  # interrupt() signals the group
     fds = list(map(int, sys.argv[1:]))
     pids = []
     for here in range(len(fds) // 2):

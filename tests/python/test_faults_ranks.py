@@ -20,9 +20,9 @@ def own(spawn):
 
 
 @pytest.fixture
-def mortal(own):
+def mortal(own, forks):
     """Ranks of this test's own."""
-    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{own.socket}", "TEST_NO_MESHES": "1"})
+    pool = lib_ranks.Ranks(4, {"DCPD_URL": f"unix://{own.socket}", "TEST_NO_MESHES": "1"}, forks)
     yield pool
     pool.close()
 

@@ -62,8 +62,8 @@ class Hosts:
             self.dir = home / "shared"
             self.daemons = [HostDaemon(h, home / h.name, {"main": self.dir, "own": home / h.name / "own"}) for h in self.all]
             env = {"GLOO_SOCKET_IFNAME": "lo", "DCPD_HOSTS_TIMEOUT": "4"}
-            self.ranks = lib_ranks.Ranks(4, env, [(h.enter, {"DCPD_URL": f"unix://{d.socket}"}, 2)
-                                                  for h, d in zip(self.all, self.daemons)])
+            self.ranks = lib_ranks.Ranks(4, env, hosts=[(h.enter, {"DCPD_URL": f"unix://{d.socket}"}, 2)
+                                                        for h, d in zip(self.all, self.daemons)])
             self.outside = harness.Daemon(home / "outside", {"main": self.dir}, tcp=False)
             self.client = dcpd.connect(f"unix://{self.outside.socket}")
         except BaseException:
