@@ -13,8 +13,14 @@ from scenarios import LAYOUTS, LAYOUTS_32, boxes, full, module_content, rule
 
 import dcpd as lib
 
-VARIANTS = pytest.mark.parametrize("threads, api", [(1, "new"), (2, "legacy"), pytest.param(2, "new", marks=pytest.mark.long),
-                                                    pytest.param(1, "legacy", marks=pytest.mark.long)])
+VARIANTS = [(1, "new"), (2, "legacy"), (2, "new"), (1, "legacy")]
+
+
+def across(names, cases):
+    """The cases with threads and API. Quick: each case once, with the first two variants in turn; the others are long."""
+    return pytest.mark.parametrize(f"{names}, threads, api", [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), *v, marks=() if k == i % 2 else pytest.mark.long)
+        for i, case in enumerate(cases) for k, v in enumerate(VARIANTS)])
 
 
 def name(*parts):
@@ -40,8 +46,7 @@ def through(d, source, layout, world, tag):
     return [via_shm, direct]
 
 
-@VARIANTS
-@pytest.mark.parametrize("source", LAYOUTS)
+@across("source", LAYOUTS)
 def test_sharded_10x20_through_dcpd(d, ranks, source, threads, api):
     shape, base, loads = (10, 20), name(), []
     ranks.run(2, "scenarios", "save_sharded", jobs=[(path(d, base), LAYOUTS[source])], shape=shape, thread_count=threads, api=api)
@@ -52,8 +57,7 @@ def test_sharded_10x20_through_dcpd(d, ranks, source, threads, api):
     ranks.run(2, "scenarios", "load_sharded", jobs=loads, shape=shape, api=api)
 
 
-@VARIANTS
-@pytest.mark.parametrize("source", LAYOUTS)
+@across("source", LAYOUTS)
 def test_sharded_10x20_from_dcpd(d, ranks, source, threads, api):
     shape, base, sd = (10, 20), name(), lib.fresh()
     d.put(sd, images_of("sharded", full(shape), boxes(LAYOUTS[source], shape), 2))
@@ -74,8 +78,7 @@ def test_sharded_10x20_from_dcpd(d, ranks, source, threads, api):
         d.drop(again)
 
 
-@VARIANTS
-@pytest.mark.parametrize("source", [None, *LAYOUTS_32])
+@across("source", [None, *LAYOUTS_32])
 def test_sharded_32_as_plain_and_back(d, ranks, source, threads, api):
     shape, base, loads = (32,), name(), []
     layout = LAYOUTS_32.get(source)
@@ -96,8 +99,7 @@ def test_sharded_32_from_dcpd(d, ranks, source):
     ranks.run(2, "scenarios", "load_sharded", jobs=loads, shape=shape, api="new")
 
 
-@VARIANTS
-@pytest.mark.parametrize("world,no_dist", [(1, True), (2, False)])
+@across("world, no_dist", [(1, True), (2, False)])
 def test_plain_module(d, ranks, world, no_dist, threads, api):
     base = name()
     ranks.run(world, "scenarios", "module_save", path=path(d, base), thread_count=threads, api=api, no_dist=no_dist)
@@ -114,8 +116,7 @@ def test_plain_module_from_dcpd(d, ranks):
         ranks.run(world, "scenarios", "module_load", path=path(d, base), api="new", no_dist=no_dist)
 
 
-@VARIANTS
-@pytest.mark.parametrize("world,no_dist", [(1, True), (2, False)])
+@across("world, no_dist", [(1, True), (2, False)])
 def test_values_over_other_values(d, ranks, world, no_dist, threads, api):
     base = name()
     ranks.run(world, "scenarios", "values_save", path=path(d, base), thread_count=threads, api=api, no_dist=no_dist)

@@ -70,7 +70,7 @@ class Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         ctx = multiprocessing.get_context("forkserver")
         ctx.set_forkserver_preload(["torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
-                                    "torch.distributed.tensor.parallel", "torch._dynamo"])
+                                    "torch.distributed.tensor.parallel", "torch.distributed._tools", "torch._dynamo"])
         self.meet = tempfile.TemporaryDirectory(prefix="dcpd-ranks-")
         self.turn, self.world, self.calls, self.ranks = 0, None, 0, []
         for r in range(count):
