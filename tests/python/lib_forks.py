@@ -23,7 +23,8 @@ MORE = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "to
 
 
 class Forked:
-    """As much of subprocess.Popen as tests use. Without pipes communicate() may not be called. The status comes from a process between, whose child the program is."""
+    """As much of subprocess.Popen as tests use; without pipes there is no communicate(). The status comes from a process between, whose
+    child the program is."""
 
     def __init__(self, args, status, stdin, stdout, stderr):
         self.args, self.status, self.returncode = args, status, None
