@@ -69,9 +69,9 @@ static void on_news(void *user, enum state_dict_news news, struct state_dict_use
 
 static FALLIBLE enum err begin(struct job *j, const struct principal *who)
 {
-	struct job_ref source = job_ref_of(&j->spec.source);
+	const struct ref *source = &j->spec.source;
 	int64_t timeout_s = j->spec.await_timeout_s;
-	struct state_dict_wish w = { .who = who, .name = str_of(source.state_dict), .generation = source.generation, .job = j->id,
+	struct state_dict_wish w = { .who = who, .name = source->name, .generation = source->generation, .job = j->id,
 				     .timeout_ms = timeout_s > 0 ? timeout_s * 1000 : AWAIT_MS, .fn = on_news, .user = j };
 
 	must(!j->await && !j->source_use);

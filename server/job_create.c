@@ -147,9 +147,9 @@ static void on_source(void *user, enum err e, const json_t *ok, int *fd)
 	if (e == ERR_NOT_FOUND || e == ERR_NOT_A_CHECKPOINT) {
 		struct spec *s = &c->job->spec;
 		struct ref *refs[2][2] = { { &s->source, &s->a }, { &s->target, &s->b } }, **r = refs[c->step == SOURCE_B];
-		struct job_ref ref = job_ref_of(r[0]->storage.p ? r[0] : r[1]);
-		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref.storage, ref.name) :
-					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref.storage, ref.name);
+		const struct ref *ref = r[0]->storage.p ? r[0] : r[1];
+		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref->storage.p, ref->name.p) :
+					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref->storage.p, ref->name.p);
 	}
 	if (!e && c->job->kind == JOB_DELETE)
 		e = check_owner(c, ok);
@@ -199,12 +199,11 @@ static void on_size(void *user, enum err e, const json_t *ok, int *fd)
 /* What others were promised of the same storage and do not hold yet: files are allocated whole when a job begins to run. */
 static uint64_t promised_bytes(const struct job *j)
 {
-	const char *storage = job_ref_of(&j->spec.target).storage;
 	uint64_t sum = 0;
 
 	for (const struct job *other = j->server->jobs->live; other; other = other->live_next) {
-		const char *its = job_ref_of(&other->spec.target).storage;
-		if (other == j || other->dry_run || other->state >= JOB_RUNNING || !its || strcmp(its, storage) != 0)
+		if (other == j || other->dry_run || other->state >= JOB_RUNNING ||
+		    !str_eq(other->spec.target.storage, j->spec.target.storage))
 			continue;
 		if (num_add(sum, other->space_needed, &sum) != OK)
 			return UINT64_MAX;
@@ -235,17 +234,18 @@ static void on_probe(void *user, enum err e)
 	struct storage *st = NULL;
 
 	if (!e)
-		e = storage_find(c->server->storages, str_of(job_ref_of(&c->job->spec.target).storage), &st);
+		e = storage_find(c->server->storages, c->job->spec.target.storage, &st);
 	if (e)
 		refuse(c, e);
 	else
 		check_space(c, st);
 }
 
-static void ask(struct creation *c, const char *op, struct job_ref ref, lookup_fn fn)
+static void ask(struct creation *c, const char *op, const struct ref *ref, lookup_fn fn)
 {
-	lookup_ask(c->server->lookups, ref.storage,
-		   json_pack("{s:s, s:s, s:s, s:I}", "op", op, "storage", ref.storage, "name", ref.name, "uid", (json_int_t)c->job->uid),
+	lookup_ask(c->server->lookups, ref->storage.p,
+		   json_pack("{s:s, s:s, s:s, s:I}", "op", op, "storage", ref->storage.p, "name", ref->name.p, "uid",
+			     (json_int_t)c->job->uid),
 		   NULL, 0, fn, c);
 }
 
@@ -291,20 +291,20 @@ static void write_journal(struct creation *c)
 static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
-	struct job_ref source = job_ref_of(job_spec_compares(j) ? &j->spec.a : &j->spec.source);
-	struct job_ref b = job_ref_of(j->kind == JOB_DELETE ? &j->spec.target : &j->spec.b);
-	struct job_ref target = job_ref_of(&j->spec.target);
+	const struct ref *source = job_spec_compares(j) ? &j->spec.a : &j->spec.source;
+	const struct ref *b = j->kind == JOB_DELETE ? &j->spec.target : &j->spec.b;
+	const struct ref *target = &j->spec.target;
 	struct storage *st;
 
 	switch (c->step) {
 	case SOURCE_A:
-		if (source.storage && source.name)
+		if (source->kind == REF_CHECKPOINT)
 			ask(c, "exists", source, on_source);
-		return source.storage && source.name;
+		return source->kind == REF_CHECKPOINT;
 	case SOURCE_B:
-		if (b.storage && b.name)
+		if (b->kind == REF_CHECKPOINT)
 			ask(c, "exists", b, on_source);
-		return b.storage && b.name;
+		return b->kind == REF_CHECKPOINT;
 	case TARGET:
 		if (job_spec_writes_checkpoint(j))
 			ask(c, "exists", target, on_target);
@@ -319,7 +319,7 @@ static bool ask_step(struct creation *c)
 		return true;
 	case SPACE:
 		if (c->job->space_needed == 0 || job_spec_selects(j) ||
-		    storage_find(c->server->storages, str_of(target.storage), &st) != OK)
+		    storage_find(c->server->storages, target->storage, &st) != OK)
 			return false;
 		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
 			return false;

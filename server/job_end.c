@@ -74,23 +74,23 @@ static void count_durable(struct job *j)
 /* A copy that stays within its run is no progress of the training. */
 static bool is_progress(const struct job *j)
 {
-	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
+	const struct ref *source = &j->spec.source, *target = &j->spec.target;
 
-	return j->kind == JOB_SAVE || !source.storage || !source.name || strcmp(source.storage, target.storage) != 0 ||
-	       !str_eq(run_of(source.name), run_of(target.name));
+	return j->kind == JOB_SAVE || source->kind != REF_CHECKPOINT || !str_eq(source->storage, target->storage) ||
+	       !str_eq(run_of(source->name.p), run_of(target->name.p));
 }
 
 static void note_run(struct job *j, struct journal_txn *t)
 {
-	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
+	const struct ref *source = &j->spec.source, *target = &j->spec.target;
 	const json_t *generation = json_object_get(j->result, "generation");
 
-	if (j->durable_ms && target.storage && target.name && is_progress(j))
-		run_note(j->server->runs, t, RUN_DURABLE, target.storage, target.name,
-			 run_step(target.name, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
-	bool whole = j->kind == JOB_VERIFY && source.storage && source.name && !job_spec_selects(j);
+	if (j->durable_ms && target->kind == REF_CHECKPOINT && is_progress(j))
+		run_note(j->server->runs, t, RUN_DURABLE, target->storage.p, target->name.p,
+			 run_step(target->name.p, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
+	bool whole = j->kind == JOB_VERIFY && source->kind == REF_CHECKPOINT && !job_spec_selects(j);
 	if (whole)
-		run_note(j->server->runs, t, RUN_VERIFIED_STRUCTURE + j->spec.level, source.storage, source.name, -1, j->finished_ms);
+		run_note(j->server->runs, t, RUN_VERIFIED_STRUCTURE + j->spec.level, source->storage.p, source->name.p, -1, j->finished_ms);
 }
 
 static void count_verify_failure(struct job *j)
@@ -117,7 +117,7 @@ static void announce(struct job *j)
 	struct server *s = j->server;
 	char labels[96];
 	double seconds = (double)(clock_mono_ms() - j->begun_ms) / 1000;
-	struct job_ref target = job_ref_of(&j->spec.target);
+	const struct ref *target = &j->spec.target;
 
 	log_info("job ended", "job", j->id, "kind", kind_of(j->kind)->name, "state", job_state_text(j->state), "code",
 		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", NULL);
@@ -134,7 +134,7 @@ static void announce(struct job *j)
 		if (j->durable_ms)
 			count_durable(j);
 		events_emit(s->events, "checkpoint.committed", j->id,
-			    json_pack("{s:s, s:s, s:s}", "storage", target.storage, "name", target.name, "job", j->id));
+			    json_pack("{s:s, s:s, s:s}", "storage", target->storage.p, "name", target->name.p, "job", j->id));
 	}
 	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
 	if (job_state_dict_op_is(j))
@@ -178,10 +178,9 @@ static void on_end_journalled(void *user, enum err e)
 /* A list that is asked for from now on sees what the job did, whatever the file system's times say. */
 static void note_commit(const struct job *j)
 {
-	const char *storage = job_ref_of(&j->spec.target).storage;
 	struct storage *st;
 
-	if (storage && storage_find(j->server->storages, str_of(storage), &st) == OK)
+	if (j->spec.target.storage.p && storage_find(j->server->storages, j->spec.target.storage, &st) == OK)
 		st->commits++;
 }
 

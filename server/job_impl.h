@@ -143,12 +143,6 @@ struct principal job_owner(const struct job *j);
 void job_wake(struct job *j);                        /* its waiters: it has ended */
 
 /* ---- job_spec.c: what a spec refers to ---- */
-struct job_ref {
-	const char *storage, *name;        /* a checkpoint */
-	const char *state_dict;            /* or a state dict */
-	int64_t generation;                /* -1: not given */
-};
-struct job_ref job_ref_of(const struct ref *ref);    /* of none: all NULL */
 FALLIBLE enum err job_spec_resolve(struct job *j);   /* reads the request: spec, storages and target */
 /* ERR_TARGET_BUSY, ERR_STATE_DICT_BUSY: a live job, dry runs apart, writes what this one would write or read. After job_spec_resolve. */
 FALLIBLE enum err job_spec_check_free(const struct job *j);

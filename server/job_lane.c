@@ -17,9 +17,8 @@ FALLIBLE enum err job_lane_of(struct job *j, struct lane **out)
 	for (uint32_t i = 0; i < j->storage_count && n < sizeof key; i++)
 		n += (size_t)snprintf(key + n, sizeof key - n, "%s,", j->storages[i]);
 	/* Saves by several hosts wait for each other's parts: those of two trainings in one lane could wait for ever. */
-	const char *source = job_ref_of(&j->spec.source).state_dict;
-	if (source && j->spec.hosts.count && n < sizeof key)
-		snprintf(key + n, sizeof key - n, "@%s", source);
+	if (j->spec.source.kind == REF_STATE_DICT && j->spec.hosts.count && n < sizeof key)
+		snprintf(key + n, sizeof key - n, "@%s", j->spec.source.name.p);
 	for (struct lane *l = all->lanes; l; l = l->next)
 		if (strcmp(l->key, key) == 0) {
 			*out = l;

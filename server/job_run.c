@@ -239,11 +239,11 @@ static FALLIBLE enum err read_wanted(const json_t *body, uint32_t world, uint64_
 static void on_want_segments(void *user, const json_t *body)
 {
 	struct job *j = user;
-	struct job_ref target = job_ref_of(&j->spec.target);
+	const struct ref *target = &j->spec.target;
 	json_int_t world = json_integer_value(json_object_get(body, "world_size"));
 	bool operation = job_state_dict_op_is(j), makes = operation || (j->kind == JOB_LOAD && !j->target_use);
 
-	if (!target.state_dict || !makes || j->made_use || j->dry_run || j->step != STEP_ON_GANG || world < 1 ||
+	if (target->kind != REF_STATE_DICT || !makes || j->made_use || j->dry_run || j->step != STEP_ON_GANG || world < 1 ||
 	    world > STATE_DICT_WORLD_MAX || json_array_size(json_object_get(body, "ranks")) != (size_t)world) {
 		gang_abort(j->gang, ERR(PROTOCOL, "a worker asked for segments that do not fit the job"));
 		return;
@@ -253,7 +253,7 @@ static void on_want_segments(void *user, const json_t *body)
 	if (e) {
 		gang_abort(j->gang, e);
 	} else {
-		struct state_dict_make m = { .name = str_of(target.state_dict), .world_size = (uint32_t)world, .bytes = bytes,
+		struct state_dict_make m = { .name = target->name, .world_size = (uint32_t)world, .bytes = bytes,
 					     .image_bytes = images, .who = job_owner(j), .job = j->id,
 					     .lease_ms = 1000 * j->spec.lease_seconds,
 					     .next_generation = operation,
@@ -434,10 +434,10 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *)
 
 static void ask_recover(struct job *j, struct recovery *r)
 {
-	struct job_ref target = job_ref_of(&j->spec.target);
+	const struct ref *target = &j->spec.target;
 
-	lookup_ask(j->server->lookups, target.storage,
-		   json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target.storage, "name", target.name, "job",
+	lookup_ask(j->server->lookups, target->storage.p,
+		   json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target->storage.p, "name", target->name.p, "job",
 			     j->id, "kind", kind_of(j->kind)->name),
 		   NULL, 0, on_recovered, r);
 }
@@ -471,7 +471,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	}
 	job_lane_leave(j);
 	if (j->step == STEP_MAKING)
-		state_dict_make_stop(j->server, str_of(job_ref_of(&j->spec.target).state_dict));
+		state_dict_make_stop(j->server, j->spec.target.name);
 	job_move(j, STEP_WAITING, j->state);
 	j->stalled = false;
 	err_restore(&info);

@@ -7,14 +7,6 @@
 #include "server/parts.h"
 #include "server/storage.h"
 
-struct job_ref job_ref_of(const struct ref *ref)
-{
-	bool state_dict = ref->kind == REF_STATE_DICT;
-
-	return (struct job_ref){ .storage = ref->storage.p, .name = state_dict ? NULL : ref->name.p,
-				 .state_dict = state_dict ? ref->name.p : NULL, .generation = ref->generation };
-}
-
 /* The job's target is another save's: the job writes files beside its. */
 static bool job_spec_is_part(const struct job *j)
 {
@@ -57,7 +49,7 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
 	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b };
-	struct job_ref target;
+	const struct ref *target = &j->spec.target;
 	const struct layout_rules *layout = &j->spec.layout;
 	char text[4096 + 64] = "";
 
@@ -74,11 +66,10 @@ FALLIBLE enum err job_spec_resolve(struct job *j)
 	for (uint32_t i = 0; i < j->spec.transform.count; i++)
 		if (j->spec.transform.rules[i].kind == CONVERT_FROM) /* the worker reads tensors of that checkpoint */
 			TRY(add_storage(j, j->spec.transform.rules[i].from.storage.p));
-	target = job_ref_of(&j->spec.target);
-	if (target.storage && target.name)
-		snprintf(text, sizeof text, "%s:%s", target.storage, target.name);
-	else if (target.state_dict)
-		snprintf(text, sizeof text, "shm:%s", target.state_dict);
+	if (target->kind == REF_CHECKPOINT)
+		snprintf(text, sizeof text, "%s:%s", target->storage.p, target->name.p);
+	else if (target->kind == REF_STATE_DICT)
+		snprintf(text, sizeof text, "shm:%s", target->name.p);
 	mem_free(j->target);
 	j->target = mem_strdup(text);
 	return j->target ? OK : ERR(NO_MEMORY, "cannot keep a job");
@@ -105,20 +96,20 @@ static FALLIBLE enum err check_target_free(const struct job *j)
 }
 
 /* A state dict that another job is about to write is no snapshot. */
-static FALLIBLE enum err check_quiet(const struct job *j, struct job_ref ref)
+static FALLIBLE enum err check_quiet(const struct job *j, const struct ref *ref)
 {
 	char text[STATE_DICT_NAME_MAX + 8];
 
-	if (!ref.state_dict)
+	if (ref->kind != REF_STATE_DICT)
 		return OK;
-	snprintf(text, sizeof text, "shm:%s", ref.state_dict);
+	snprintf(text, sizeof text, "shm:%s", ref->name.p);
 	for (const struct job *other = j->server->jobs->live; other; other = other->live_next) {
 		if (other == j || other->dry_run || !other->target || strcmp(other->target, text) != 0)
 			continue;
 		/* An operation writes the next generation beside the one that is there. */
-		if (other->kind == JOB_LOAD || state_dict_world(j->server, str_of(ref.state_dict)) == 0)
+		if (other->kind == JOB_LOAD || state_dict_world(j->server, ref->name) == 0)
 			return ERR(STATE_DICT_BUSY, "job %s is %s state dict \"%s\"", other->id,
-				   other->kind == JOB_LOAD ? "loading into" : "making", ref.state_dict);
+				   other->kind == JOB_LOAD ? "loading into" : "making", ref->name.p);
 	}
 	return OK;
 }
@@ -126,8 +117,8 @@ static FALLIBLE enum err check_quiet(const struct job *j, struct job_ref ref)
 FALLIBLE enum err job_spec_check_free(const struct job *j)
 {
 	TRY(check_target_free(j));
-	TRY(check_quiet(j, job_ref_of(&j->spec.source)));
-	TRY(check_quiet(j, job_ref_of(&j->spec.a)));
-	TRY(check_quiet(j, job_ref_of(&j->spec.b)));
-	return check_quiet(j, job_ref_of(&j->spec.optimizer_model));
+	TRY(check_quiet(j, &j->spec.source));
+	TRY(check_quiet(j, &j->spec.a));
+	TRY(check_quiet(j, &j->spec.b));
+	return check_quiet(j, &j->spec.optimizer_model);
 }

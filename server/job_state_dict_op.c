@@ -55,18 +55,18 @@ static json_int_t larger(json_int_t a, json_int_t b)
 /* The world of an operation is as large as the larger of its state dicts; so a target cannot be smaller than its source. */
 static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 {
-	struct job_ref ref = job_ref_of(&j->spec.target);
+	const struct ref *ref = &j->spec.target;
 	json_int_t asked = j->spec.world_size;
-	json_int_t there = ref.state_dict ? (json_int_t)state_dict_world(j->server, str_of(ref.state_dict)) : 0;
+	json_int_t there = ref->kind == REF_STATE_DICT ? (json_int_t)state_dict_world(j->server, ref->name) : 0;
 	json_int_t source = j->source_use ? (json_int_t)j->source_use->world_size : 0;
 	json_int_t other = j->other_use ? (json_int_t)j->other_use->world_size : 0;
 
 	if (asked && there && asked != there)
-		return err_at_pointer(ERR(WORLD_MISMATCH, "state dict \"%s\" has %jd ranks, not %jd", ref.state_dict, (intmax_t)there,
+		return err_at_pointer(ERR(WORLD_MISMATCH, "state dict \"%s\" has %jd ranks, not %jd", ref->name.p, (intmax_t)there,
 					  (intmax_t)asked), "/target/world_size");
 	if (there && there < source)
 		return err_at_pointer(ERR(WORLD_MISMATCH, "the source has %jd ranks, state dict \"%s\" only %jd", (intmax_t)source,
-					  ref.state_dict, (intmax_t)there), "/target");
+					  ref->name.p, (intmax_t)there), "/target");
 	if (asked && asked < source)
 		return err_at_pointer(ERR(WORLD_MISMATCH, "the source has %jd ranks, the target cannot have %jd: ranks of a mesh may be "
 					  "listed, the others then hold nothing", (intmax_t)source, (intmax_t)asked), "/target/world_size");
@@ -77,13 +77,13 @@ static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 /* create makes what is not there, copy fills what is. */
 static FALLIBLE enum err check_target(const struct job *j)
 {
-	struct job_ref ref = job_ref_of(&j->spec.target);
-	bool there = ref.state_dict && state_dict_exists(j->server, str_of(ref.state_dict));
+	const struct ref *ref = &j->spec.target;
+	bool there = ref->kind == REF_STATE_DICT && state_dict_exists(j->server, ref->name);
 
 	if (kind_is(j->kind, KIND_TARGET_NEW) && there)
-		return err_at_pointer(ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists", ref.state_dict), "/target");
+		return err_at_pointer(ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists", ref->name.p), "/target");
 	if (kind_is(j->kind, KIND_TARGET_THERE) && !there)
-		return err_at_pointer(ERR(NOT_FOUND, "there is no state dict \"%s\" to copy into: create makes one", ref.state_dict),
+		return err_at_pointer(ERR(NOT_FOUND, "there is no state dict \"%s\" to copy into: create makes one", ref->name.p),
 				      "/target");
 	return OK;
 }

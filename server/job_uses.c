@@ -15,15 +15,15 @@ uint64_t job_use_bytes(const struct state_dict_use *u)
 FALLIBLE enum err job_use_target(struct job *j)
 {
 	struct principal who = job_owner(j);
-	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
+	const struct ref *source = &j->spec.source, *target = &j->spec.target;
 
-	if (!target.state_dict || j->target_use || !state_dict_exists(j->server, str_of(target.state_dict)))
+	if (target->kind != REF_STATE_DICT || j->target_use || !state_dict_exists(j->server, target->name))
 		return OK;
 	if (j->spec.optimizer_model.name.p)
-		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target.state_dict);
-	if (job_state_dict_op_is(j) && source.state_dict && strcmp(source.state_dict, target.state_dict) == 0)
+		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target->name.p);
+	if (job_state_dict_op_is(j) && ref_same(source, target))
 		return OK;
-	enum err e = state_dict_use(j->server, &who, str_of(target.state_dict), -1, j->id, &j->target_use);
+	enum err e = state_dict_use(j->server, &who, target->name, -1, j->id, &j->target_use);
 	return e == ERR_NOT_SEALED && job_state_dict_op_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
 }
 
@@ -57,11 +57,11 @@ static void drop_parts(struct job *j)
 FALLIBLE enum err job_use_sources(struct job *j)
 {
 	struct principal who = job_owner(j);
-	struct job_ref source = job_ref_of(&j->spec.source);
+	const struct ref *source = &j->spec.source;
 
-	if (!source.state_dict)
+	if (source->kind != REF_STATE_DICT)
 		return OK;
-	TRY(state_dict_use(j->server, &who, str_of(source.state_dict), source.generation, j->id, &j->source_use));
+	TRY(state_dict_use(j->server, &who, source->name, source->generation, j->id, &j->source_use));
 	j->spec.source.generation = j->source_use->generation;
 	if (json_object_set_new(json_object_get(j->request, "source"), "generation", json_integer(j->source_use->generation)) != 0)
 		return ERR(NO_MEMORY, "cannot keep a job");
@@ -75,11 +75,11 @@ FALLIBLE enum err job_use_others(struct job *j)
 	if (j->spec.optimizer_model.name.p)
 		TRY(state_dict_use(j->server, &who, str_of(j->spec.optimizer_model.name.p), -1, j->id, &j->other_use));
 	if (job_spec_compares(j)) {
-		struct job_ref a = job_ref_of(&j->spec.a), b = job_ref_of(&j->spec.b);
-		if (a.state_dict)
-			TRY(state_dict_use(j->server, &who, str_of(a.state_dict), a.generation, j->id, &j->source_use));
-		if (b.state_dict && !(a.state_dict && strcmp(a.state_dict, b.state_dict) == 0))
-			TRY(state_dict_use(j->server, &who, str_of(b.state_dict), b.generation, j->id, &j->other_use));
+		const struct ref *a = &j->spec.a, *b = &j->spec.b;
+		if (a->kind == REF_STATE_DICT)
+			TRY(state_dict_use(j->server, &who, a->name, a->generation, j->id, &j->source_use));
+		if (b->kind == REF_STATE_DICT && !ref_same(a, b))
+			TRY(state_dict_use(j->server, &who, b->name, b->generation, j->id, &j->other_use));
 	}
 	return job_use_target(j);
 }

@@ -178,15 +178,15 @@ static void on_tick(void *user)
 }
 
 /* Whatever cannot be noted here is left to the next start. */
-static void note(struct sweeps *all, const struct job *j, const struct job_ref *target, int64_t trash_ms)
+static void note(struct sweeps *all, const struct job *j, const struct ref *target, int64_t trash_ms)
 {
 	struct pending *p = all->count < PENDING_MAX ? mem_zalloc(1, sizeof *p) : NULL;
 
-	if (!p || !(p->name = mem_strdup(target->name))) {
+	if (!p || !(p->name = mem_strdup(target->name.p))) {
 		mem_free(p);
 		return;
 	}
-	snprintf(p->storage, sizeof p->storage, "%s", target->storage);
+	snprintf(p->storage, sizeof p->storage, "%s", target->storage.p);
 	memcpy(p->job, j->id, sizeof p->job);
 	p->due_ms = clock_mono_ms() + FIRST_MS + trash_ms;
 	p->again_ms = AGAIN_MS;
@@ -199,15 +199,15 @@ static void note(struct sweeps *all, const struct job *j, const struct job_ref *
 
 void sweep_after(struct job *j)
 {
-	struct job_ref target = job_ref_of(&j->spec.target);
+	const struct ref *target = &j->spec.target;
 	const char *code = json_string_value(json_object_get(j->error, "code"));
 	bool leaves = j->spec.overwrite || j->kind == JOB_DELETE || spec_target_is_file(&j->spec); /* trash, or a receipt */
 	bool replaced = j->state == JOB_SUCCEEDED && leaves;
 
-	if (!target.storage || !target.name || !(kind_of(j->kind)->writes & REF_CHECKPOINT))
+	if (target->kind != REF_CHECKPOINT || !(kind_of(j->kind)->writes & REF_CHECKPOINT))
 		return;
 	if ((replaced || (j->state != JOB_SUCCEEDED && j->started_ms)) && (!code || strcmp(code, err_code_name(ERR_NOT_DURABLE)) != 0))
-		note(j->server->sweeps, j, &target, replaced ? j->trash_ms : 0);
+		note(j->server->sweeps, j, target, replaced ? j->trash_ms : 0);
 }
 
 FALLIBLE enum err sweeps_new(struct server *s)

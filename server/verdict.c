@@ -76,23 +76,23 @@ json_t *verdict_find(struct server *s, struct str storage, struct str name, cons
 }
 
 /* The list of a verify is worth more than the one place where another job has stopped. */
-static bool is_listed(const struct job *j, struct job_ref source)
+static bool is_listed(const struct job *j, const struct ref *source)
 {
-	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server, str_of(source.storage), str_of(source.name), j->identity);
+	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server, source->storage, source->name, j->identity);
 
 	return j->kind != JOB_VERIFY && strcmp(text_in(found, "state"), "damaged") == 0;
 }
 
 void verdict_note(struct journal_txn *t, const struct job *j)
 {
-	struct job_ref source = job_ref_of(&j->spec.source), target = job_ref_of(&j->spec.target);
+	const struct ref *source = &j->spec.source, *target = &j->spec.target;
 	const char *level = field_word(&j->spec, &j->spec.level);
 	char at[CLOCK_TEXT_MAX];
 
-	if (j->end_state == JOB_SUCCEEDED && target.storage && target.name)
-		journal_delete_verdict(t, target.storage, target.name);
+	if (j->end_state == JOB_SUCCEEDED && target->kind == REF_CHECKPOINT)
+		journal_delete_verdict(t, target->storage.p, target->name.p);
 	const char *state = state_of(j, level);
-	if (!state || !j->identity[0] || !source.storage || !source.name || is_listed(j, source))
+	if (!state || !j->identity[0] || source->kind != REF_CHECKPOINT || is_listed(j, source))
 		return;
 	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at", clock_text(j->finished_ms, at), "job", j->id);
 	if (j->end_state == JOB_FAILED) {
@@ -105,7 +105,8 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 	if (!text)
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep what is known of a checkpoint"));
 	else
-		journal_put_verdict(t, &(struct journal_verdict){ source.storage, source.name, j->identity, j->finished_ms, str_of(text) },
+		journal_put_verdict(t, &(struct journal_verdict){ source->storage.p, source->name.p, j->identity,
+								  j->finished_ms, str_of(text) },
 				    strcmp(level, "structure") == 0 && j->end_state == JOB_SUCCEEDED);
 	mem_free(text);
 	json_decref(doc);
@@ -131,12 +132,12 @@ bool verdict_warns(struct server *s, struct str storage, struct str name, const 
 
 void verdict_warn(struct job *j)
 {
-	struct job_ref source = job_ref_of(&j->spec.source);
+	const struct ref *source = &j->spec.source;
 	json_t *warnings = json_object_get(j->result, "warnings");
 	char detail[VERDICT_DETAIL_MAX];
 
-	if (j->kind == JOB_VERIFY || !source.storage || !source.name ||
-	    !verdict_warns(j->server, str_of(source.storage), str_of(source.name), j->identity, detail))
+	if (j->kind == JOB_VERIFY || source->kind != REF_CHECKPOINT ||
+	    !verdict_warns(j->server, source->storage, source->name, j->identity, detail))
 		return;
 	if (!json_is_array(warnings) && json_object_set_new(j->result, "warnings", warnings = json_array()) != 0)
 		return;

@@ -11,7 +11,7 @@ FALLIBLE enum err ref_check_state_dict(struct str name);   /* one component, wit
 enum ref_kind { REF_CHECKPOINT = 1, REF_STATE_DICT = 2 };
 
 struct ref {
-	enum ref_kind kind;
+	enum ref_kind kind;            /* 0: there is none */
 	struct str storage, name;      /* each ends with a NUL */
 	int64_t generation;            /* of a state dict, where the field is known; -1: not given */
 };
@@ -19,6 +19,11 @@ struct ref {
 static inline struct ref ref_checkpoint(const char *storage, const char *name)
 {
 	return (struct ref){ REF_CHECKPOINT, str_of(storage), str_of(name), -1 };
+}
+
+static inline bool ref_same(const struct ref *a, const struct ref *b)
+{
+	return a->kind == b->kind && str_eq(a->storage, b->storage) && str_eq(a->name, b->name);
 }
 
 /* The object {"storage","name"} or {"state_dict"}; `kinds` is a set of ref_kind. Keys beside them must be in `more`. */

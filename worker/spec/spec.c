@@ -290,8 +290,7 @@ static FALLIBLE enum err check_target(const struct jval *doc, const struct spec 
 	struct jval target = jval_get(doc, "target");
 	bool needs_other = kind_is(s->kind, KIND_MAKES | KIND_TARGET_THERE);
 
-	if (needs_other && s->source.kind == s->target.kind && str_eq(s->source.storage, s->target.storage) &&
-	    str_eq(s->source.name, s->target.name))
+	if (needs_other && ref_same(&s->source, &s->target))
 		return jval_fail(&target, ERR_VALIDATION_FAILED, "is the source itself");
 	return check_format_written(&target);
 }
