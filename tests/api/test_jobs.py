@@ -416,7 +416,7 @@ def test_replaced_while_it_is_read(d):
 
 def test_formats_that_cannot_be_used(d):
     c, n = Crafted(d.storages["main"]), name()
-    d.api.fails("reshard", "format_unsupported", "unsupported", source=c.ref, target={**to(n), "format": "torch"})
+    d.api.fails("reshard", "format_unsupported", "unsupported", source=c.ref, target={**to(n), "format": "dcp-rank-local"})
     where = d.storages["main"] / n
     where.mkdir(parents=True)
     (where / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100))

@@ -342,7 +342,7 @@ def test_on_owner_death_of_one_generation_is_checked(d):
             ({"on_owner_death": {"save": {"storage": "main", "name": "a"}, "drop": True}}, "validation_failed", "/on_owner_death"),
             ({"on_owner_death": 7}, "validation_failed", "/on_owner_death"),
             (to("../x"), "name_invalid", "/on_owner_death/save/name"),
-            (to("x", format="torch"), "format_unsupported", "/on_owner_death/save/format"),
+            (to("x", format="dcp-rank-local"), "format_unsupported", "/on_owner_death/save/format"),
             (to("x", options={"overwrite": 1}), "validation_failed", "/on_owner_death/save/options/overwrite"),
             (to("x", options={"what": 1}), "unknown_field", "/on_owner_death/save/options/what"),
             (to("x", labels={"a": 1}), "validation_failed", "/on_owner_death/save/labels/a"),
