@@ -142,7 +142,7 @@ static void on_source(void *user, enum err e, const json_t *ok, int *fd)
 	(void)fd;
 	if (!e && what && strcmp(what, "none") == 0)
 		e = ERR(NOT_FOUND, "there is no such checkpoint");
-	else if (!e && what && strcmp(what, "other") == 0)
+	else if (!e && what && strcmp(what, "other") == 0 && !kind_is(c->job->kind, KIND_ANY_FILE))
 		e = ERR(NOT_A_CHECKPOINT, "what is there is no checkpoint");
 	if (e == ERR_NOT_FOUND || e == ERR_NOT_A_CHECKPOINT) {
 		struct spec *s = &c->job->spec;

@@ -296,6 +296,28 @@ static void print_stats(const json_t *result)
 	show_table(show_at(result, "statistics"), columns);
 }
 
+static void print_inspect(const json_t *result)
+{
+	static const char *const runs[] = { "WOULD RUN=module", "NAME=name", "CALLS=calls", "FILE=file", "RECORD=record", "OFFSET=offset",
+					    "ITEM=fqn", NULL };
+	static const char *const broken[] = { "NOT FOLLOWED=detail", "FILE=file", "RECORD=record", "OFFSET=offset", NULL };
+	const json_t *all = show_at(result, "globals"), *cannot = show_at(result, "broken"), *one;
+	json_t *bad = json_array();
+	size_t i;
+
+	json_array_foreach((json_t *)(uintptr_t)all, i, one)
+		if (json_is_true(json_object_get(one, "runs")))
+			(void)json_array_append(bad, (json_t *)(uintptr_t)one);
+	if (json_array_size(bad) > 0)
+		show_table(bad, runs);
+	if (json_array_size(cannot) > 0)
+		show_table(cannot, broken);
+	printf("%.0f pickles in %.0f files: %s\n", show_number(result, "pickles"), show_number(result, "files"),
+	       json_is_true(show_at(result, "safe")) ? "nothing but data" :
+	       json_array_size(bad) > 0 ? "NOT safe to unpickle" : "not all could be followed");
+	json_decref(bad);
+}
+
 /* Kinds whose result is more than a line: how it is shown, and the member that is true when there is nothing to find (exit 1 else). */
 static const struct ending {
 	const char *kind;
@@ -305,6 +327,7 @@ static const struct ending {
 	{ "diff", print_differences, "equal" },
 	{ "compare", print_differences, "equal" },
 	{ "stats", print_stats, NULL },
+	{ "inspect", print_inspect, "safe" },
 };
 
 static const struct ending *ending_of(const char *kind)

@@ -7,6 +7,8 @@ import urllib.parse
 import pytest
 from crafted import Crafted
 
+from spec_rows import KINDS
+
 import dcpd as lib
 
 RESHARD = {"kind": "reshard", "source": {"storage": "main", "name": "a"}, "target": {"storage": "main", "name": "b"}}
@@ -244,8 +246,7 @@ BODIES = [
     ("/v1/storages", {"name": "a", "paht": "/"}, "path"), ("/v1/storages/main:meet", {"tokn": "x"}, "token"),
     ("/v1/checkpoints/main/a:locate", {"boxs": []}, "boxes"),
     ("/v1/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV:cancel", {"x": 1}, None), ("/v1/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV:retry", {"x": 1}, None),
-    *[("/v1/jobs", {"kind": k, "lables": {}}, "labels") for k in
-      "save load reshard verify diff delete create copy offload gather broadcast distribute compare redistribute stats merge".split()],
+    *[("/v1/jobs", {"kind": k, "lables": {}}, "labels") for k in KINDS],
     ("/v1/jobs", {**RESHARD, "target": {"storage": "main", "name": "b", "layuot": []}}, "layout"),
     ("/v1/jobs", {**RESHARD, "options": {"overwriet": True}}, "overwrite"),
     ("/v1/jobs", {**RESHARD, "target": {**RESHARD["target"], "layout": [{"match": "*", "placement": ["R"]}]}}, "placements"),

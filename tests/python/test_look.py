@@ -63,6 +63,16 @@ def test_merge(at):
     assert job["result"]["averaged"] == 1 and torch.equal(dcpd.load(c)["w"], torch.full((3,), 4.0))
 
 
+def test_inspect(at):
+    name = lib.fresh()
+    path = at.storages["main"] / f"{name}.pt"
+    torch.save({"w": torch.ones(2)}, path)
+    assert dcpd.inspect(f"main:{name}.pt")["safe"] and dcpd.inspect(path)["safe"]
+    torch.save({"w": os.system}, path)
+    got = dcpd.inspect(f"main:{name}.pt")
+    assert not got["safe"] and [(g["module"], g["name"]) for g in got["globals"] if g["runs"]] == [("posix", "system")]
+
+
 def test_large_reads_are_cut(at, monkeypatch):
     from dcpd import _open
 

@@ -154,17 +154,26 @@ static enum err op_bytes(struct pickle *pk, const struct pickle_op *op)
 	pnode n;
 
 	TRY(node_ref(pk, op->code == 0x96 ? PK_BYTEARRAY : PK_BYTES, op->data, op->len, &n));
+	if (pk->watch)
+		TRY(watch_bytes(pk, op));
 	return push(pk, n);
+}
+
+static FALLIBLE enum err make_global(struct pickle *pk, pnode module, pnode name, pnode *out)
+{
+	enum known known = call_known(pk, pickle_str(pk, module), pickle_str(pk, name));
+
+	TRY(node_new(pk, PK_GLOBAL, (uint32_t)known, 3, out));
+	pk->cells.p[*out + 1] = module;
+	pk->cells.p[*out + 2] = name;
+	return pk->watch ? watch_global(pk, *out) : OK;
 }
 
 static FALLIBLE enum err push_global(struct pickle *pk, pnode module, pnode name)
 {
-	enum known known = call_known(pk, pickle_str(pk, module), pickle_str(pk, name));
 	pnode n;
 
-	TRY(node_new(pk, PK_GLOBAL, (uint32_t)known, 3, &n));
-	pk->cells.p[n + 1] = module;
-	pk->cells.p[n + 2] = name;
+	TRY(make_global(pk, module, name, &n));
 	return push(pk, n);
 }
 
@@ -173,14 +182,20 @@ static bool is_name(const unsigned char *p, uint64_t n)
 	return pickle_utf8((struct str){ (const char *)p, n });
 }
 
+/* The names that GLOBAL and INST spell out. */
+static FALLIBLE enum err spelled_names(struct pickle *pk, const struct pickle_op *op, pnode *module, pnode *name)
+{
+	if (!is_name(op->data, op->len) || !is_name(op->data2, op->len2))
+		return BAD(pk, "a name that is not UTF-8");
+	TRY(node_ref(pk, PK_STR, op->data, op->len, module));
+	return node_ref(pk, PK_STR, op->data2, op->len2, name);
+}
+
 static enum err op_global(struct pickle *pk, const struct pickle_op *op)
 {
 	pnode module, name;
 
-	if (!is_name(op->data, op->len) || !is_name(op->data2, op->len2))
-		return BAD(pk, "a name that is not UTF-8");
-	TRY(node_ref(pk, PK_STR, op->data, op->len, &module));
-	TRY(node_ref(pk, PK_STR, op->data2, op->len2, &name));
+	TRY(spelled_names(pk, op, &module, &name));
 	return push_global(pk, module, name);
 }
 
@@ -221,6 +236,8 @@ static enum err op_stack(struct pickle *pk, const struct pickle_op *op)
 		return push(pk, pk->stack.p[at]);
 	default: /* STOP */
 		TRY(top(pk, 1, &at));
+		if (pk->watch)
+			TRY(watch_held(pk, at));
 		pk->root = pk->stack.p[at];
 		pk->stopped = true;
 		return OK;
@@ -242,6 +259,8 @@ static enum err op_tuple(struct pickle *pk, const struct pickle_op *op)
 		TRY(pop_mark(pk, &at));
 	else
 		TRY(top(pk, op->code - 0x84u, &at));
+	if (pk->watch)
+		TRY(watch_held(pk, at));
 	TRY(node_tuple(pk, PK_TUPLE, pk->stack.p + at, pk->stack.count - at, &n));
 	return replace(pk, at, n);
 }
@@ -263,6 +282,8 @@ static enum err op_from_mark(struct pickle *pk, const struct pickle_op *op)
 	TRY(pop_mark(pk, &at));
 	if (op->code == 'd' && (pk->stack.count - at) % 2)
 		return BAD(pk, "a key without its value");
+	if (pk->watch)
+		TRY(watch_held(pk, at));
 	TRY(node_list(pk, op->code == 'l' ? PK_LIST : op->code == 'd' ? PK_DICT : PK_FROZENSET, &n));
 	TRY(node_extend(pk, n, pk->stack.p + at, pk->stack.count - at));
 	return replace(pk, at, n);
@@ -301,6 +322,8 @@ static FALLIBLE enum err add_items(struct pickle *pk, uint32_t at, bool pairs, b
 	if (pairs && n % 2)
 		return BAD(pk, "a key without its value");
 	TRY(settle(pk, at - 1));
+	if (pk->watch)
+		TRY(watch_held(pk, at));
 	TRY(target_of(pk, at - 1, pairs, set, &list));
 	TRY(node_extend(pk, list, pk->stack.p + at, n));
 	pk->stack.count = at;
@@ -385,10 +408,52 @@ static enum err op_call(struct pickle *pk, const struct pickle_op *op)
 	pnode n;
 
 	TRY(top(pk, op->code == 0x92 ? 3 : 2, &at));
+	if (pk->watch)
+		TRY(watch_call(pk, pk->stack.p[at], pk->stack.p[at + 1]));
 	TRY(call_make(pk, pk->stack.p[at], pk->stack.p[at + 1], &n));
 	if (pickle_kind(pk, n) == PK_OBJECT && node_head(pk, n) >> HEAD_SHIFT == 0)
 		pk->cells.p[n] |= (uint32_t)op->code << HEAD_SHIFT;
 	return replace(pk, at, n);
+}
+
+/* INST, OBJ: the class is spelled out, or stands above the mark; what follows are its arguments. */
+static enum err op_instance(struct pickle *pk, const struct pickle_op *op)
+{
+	uint32_t at = 0, first;
+	pnode callee, args, module, name, n;
+
+	TRY(pop_mark(pk, &at));
+	first = at;
+	if (op->code == 'i') {
+		TRY(spelled_names(pk, op, &module, &name));
+		TRY(make_global(pk, module, name, &callee));
+	} else {
+		TRY(need(pk, 1));
+		callee = pk->stack.p[first++];
+	}
+	TRY(node_tuple(pk, PK_TUPLE, pk->stack.p + first, pk->stack.count - first, &args));
+	TRY(watch_held(pk, first));
+	TRY(watch_call(pk, callee, args));
+	TRY(call_make(pk, callee, args, &n));
+	return replace(pk, at, n);
+}
+
+/* EXT: an object that the process has registered under a number. Its name is not in the stream. */
+static enum err op_extension(struct pickle *pk, const struct pickle_op *op)
+{
+	pnode none, n;
+
+	TRY(watch_extension(pk, op->number));
+	TRY(node_ref(pk, PK_STR, pk->in.p, 0, &none));
+	TRY(node_new(pk, PK_GLOBAL, KNOWN_NOTHING, 3, &n));
+	pk->cells.p[n + 1] = pk->cells.p[n + 2] = none;
+	return push(pk, n);
+}
+
+/* NEXT_BUFFER: bytes that lie elsewhere. READONLY_BUFFER leaves them what they are. */
+static enum err op_buffer(struct pickle *pk, const struct pickle_op *op)
+{
+	return op->code == 0x97 ? push(pk, N_NONE) : need(pk, 1);
 }
 
 static enum err op_build(struct pickle *pk, const struct pickle_op *op)
@@ -402,7 +467,12 @@ static enum err op_build(struct pickle *pk, const struct pickle_op *op)
 		return OK;
 	}
 	TRY(settle(pk, at));
-	TRY(call_build(pk, pk->stack.p[at], pk->stack.p[at + 1]));
+	if (pk->watch)
+		TRY(watch_held(pk, at + 1));
+	if (pk->watch && pickle_kind(pk, pk->stack.p[at]) == PK_GLOBAL)
+		TRY(watch_change(pk, pk->stack.p[at]));
+	else
+		TRY(call_build(pk, pk->stack.p[at], pk->stack.p[at + 1]));
 	pk->stack.count = at + 1;
 	return OK;
 }
@@ -439,9 +509,11 @@ static op_fn *const ops[256] = {
 	['a'] = op_add_one, ['s'] = op_add_one, ['e'] = op_add_marked, ['u'] = op_add_marked, [0x90] = op_add_marked,
 	['p'] = op_put, ['q'] = op_put, ['r'] = op_put, [0x94] = op_put, ['g'] = op_get, ['h'] = op_get_near, ['j'] = op_get,
 	['R'] = op_call, [0x81] = op_call, [0x92] = op_call, ['b'] = op_build, ['P'] = op_persid, ['Q'] = op_persid,
+	['i'] = op_instance, ['o'] = op_instance, [0x82] = op_extension, [0x83] = op_extension, [0x84] = op_extension,
+	[0x97] = op_buffer, [0x98] = op_buffer,
 };
 
-static FALLIBLE enum err run(struct pickle *pk)
+enum err pickle_run(struct pickle *pk)
 {
 	struct pickle_op op = { 0 };
 
@@ -453,22 +525,28 @@ static FALLIBLE enum err run(struct pickle *pk)
 	return OK;
 }
 
-enum err pickle_parse(const void *bytes, uint64_t n, const struct pickle_record *records, struct pickle **out)
+enum err pickle_begin(struct pickle *pk, const void *bytes, uint64_t n)
 {
 	if (n > PICKLE_BYTES_MAX)
 		return ERR(LIMIT_EXCEEDED, "a pickle of %ju bytes", (uintmax_t)n);
-	struct pickle *pk CLEANUP(pickle_free_ptr) = mem_zalloc(1, sizeof *pk);
-	if (!pk)
-		return ERR(NO_MEMORY, "no memory for a pickle");
 	pk->in = reader_of(bytes, n);
-	pk->records = records;
 	pk->memory_max = PICKLE_MEMORY_MIN + n;
 	TRY(pickle_scan(pk));
 	for (uint32_t i = 0; i < N_FIRST; i++)
 		TRY(cells_push(pk, &pk->cells, 0));
 	TRY(cells_push(pk, &pk->stack, 0)); /* so that its array is there */
 	pk->stack.count = 0;
-	TRY(run(pk));
+	return OK;
+}
+
+enum err pickle_parse(const void *bytes, uint64_t n, const struct pickle_record *records, struct pickle **out)
+{
+	struct pickle *pk CLEANUP(pickle_free_ptr) = mem_zalloc(1, sizeof *pk);
+	if (!pk)
+		return ERR(NO_MEMORY, "no memory for a pickle");
+	pk->records = records;
+	TRY(pickle_begin(pk, bytes, n));
+	TRY(pickle_run(pk));
 	pickle_memo_free(&pk->memo);
 	mem_free(pk->stack.p);
 	mem_free(pk->marks.p);

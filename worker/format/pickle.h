@@ -123,5 +123,22 @@ void pickle_put_int(struct buf *b, int64_t v);
  * named by their first argument. Cut to fit; returns into. */
 const char *pickle_class_name(const struct pickle *pk, pnode n, char *into, size_t max);
 
+/* What loading a stream would do: find a class or function (which imports its module), call it, or set attributes of the class itself. */
+enum pickle_deed { PICKLE_IMPORT, PICKLE_CALL, PICKLE_CHANGE };
+struct pickle_watch {
+	void *user;
+	/* at: the opcode's offset. Both names are empty if what is called is no global: the result of another call, for instance. They are
+	 * good during the call only. An error ends the inspection. */
+	enum err (*deed)(void *user, enum pickle_deed deed, struct str module, struct str name, uint64_t at);
+	/* A bytes object, which may be a pickle itself; at: of its first byte. NULL: not told. */
+	enum err (*bytes)(void *user, const unsigned char *p, uint64_t n, uint64_t at);
+};
+/* Follows a stream as Python would, opcodes included that pickle_parse refuses, and tells what it would do. ERR_FORMAT_PICKLE: it could
+ * not be followed to its STOP (Python might not either); what it does up to there was told, and what globals are named behind that, too.
+ * *consumed_out: as pickle_consumed, set without an error. */
+FALLIBLE enum err pickle_inspect(const void *bytes, uint64_t n, const struct pickle_watch *watch, uint64_t *consumed_out);
+/* A global that is data, or makes data of data, by PyTorch's, NumPy's or Python's own account: to name or call it runs nobody's code. */
+bool pickle_is_data(struct str module, struct str name);
+
 /* UTF-8 as Python's 'surrogatepass' has it: lone surrogates are allowed. */
 bool pickle_utf8(struct str s);

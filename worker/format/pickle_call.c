@@ -15,6 +15,7 @@ static const struct {
 	{ "builtins", "bytes", KNOWN_BYTES },
 	{ "builtins", "bytearray", KNOWN_BYTEARRAY },
 	{ "builtins", "object", KNOWN_OBJECT },
+	{ "builtins", "getattr", KNOWN_GETATTR },
 	{ "_codecs", "encode", KNOWN_ENCODE },
 	{ "copyreg", "_reconstructor", KNOWN_RECONSTRUCTOR },
 };
@@ -145,7 +146,7 @@ static FALLIBLE enum err make_record(struct pickle *pk, uint32_t index, pnode ar
 	return node_new(pk, PK_RECORD, index, 1 + pk->records[index].field_count, out);
 }
 
-static enum known known_of(const struct pickle *pk, pnode n)
+enum known call_known_of(const struct pickle *pk, pnode n)
 {
 	return pickle_kind(pk, n) == PK_GLOBAL ? (enum known)(node_head(pk, n) >> HEAD_SHIFT) : KNOWN_NOTHING;
 }
@@ -158,7 +159,7 @@ static bool is_sequence(const struct pickle *pk, pnode n)
 
 static FALLIBLE enum err call_plain(struct pickle *pk, pnode callee, pnode args, pnode *out)
 {
-	enum known known = known_of(pk, callee);
+	enum known known = call_known_of(pk, callee);
 	uint64_t n = pickle_count(pk, args);
 	pnode arg = pickle_at(pk, args, 0);
 	double re, im;
@@ -199,8 +200,8 @@ enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out)
 	if (kind != PK_GLOBAL && kind != PK_OBJECT)
 		return BAD(pk, "a call of something that is no class or function");
 	/* Protocols 0 and 1 make objects so: _reconstructor(cls, object, None). */
-	if (known_of(pk, callee) == KNOWN_RECONSTRUCTOR && pickle_count(pk, args) == 3 &&
-	    pickle_kind(pk, arg) == PK_GLOBAL && known_of(pk, pickle_at(pk, args, 1)) == KNOWN_OBJECT) {
+	if (call_known_of(pk, callee) == KNOWN_RECONSTRUCTOR && pickle_count(pk, args) == 3 &&
+	    pickle_kind(pk, arg) == PK_GLOBAL && call_known_of(pk, pickle_at(pk, args, 1)) == KNOWN_OBJECT) {
 		TRY(call_plain(pk, arg, N_EMPTY_TUPLE, out));
 		if (pickle_kind(pk, *out) == PK_OBJECT)
 			pk->cells.p[*out] |= (uint32_t)NEWOBJ << HEAD_SHIFT;

@@ -50,6 +50,7 @@ enum known {
 	KNOWN_ENCODE,
 	KNOWN_RECONSTRUCTOR,
 	KNOWN_OBJECT,
+	KNOWN_GETATTR,
 	KNOWN_RECORD = 16,
 };
 
@@ -86,6 +87,7 @@ struct pickle {
 	} fields[FIELDS_CACHED];              /* what attribute names lately meant */
 	bool stopped;
 	pnode root;
+	const struct pickle_watch *watch;     /* NULL: nobody is told, and opcodes that no checkpoint has are refused */
 };
 
 /* One opcode with its argument. */
@@ -190,7 +192,19 @@ FALLIBLE enum err text_string(struct pickle *pk, const struct pickle_op *op, pno
 FALLIBLE enum err text_unicode(struct pickle *pk, const struct pickle_op *op, pnode *out);
 FALLIBLE enum err text_latin1(struct pickle *pk, enum pickle_kind kind, pnode utf8, pnode *out);
 
+/* pickle_watch.c */
+FALLIBLE enum err watch_global(struct pickle *pk, pnode global);
+FALLIBLE enum err watch_call(struct pickle *pk, pnode callee, pnode args);
+FALLIBLE enum err watch_held(struct pickle *pk, uint32_t from);       /* the stack's slots from there on become part of something */
+FALLIBLE enum err watch_change(struct pickle *pk, pnode global);
+FALLIBLE enum err watch_extension(struct pickle *pk, uint64_t number);
+FALLIBLE enum err watch_bytes(struct pickle *pk, const struct pickle_op *op);
+/* pickle.c: the machine, ready to run. */
+FALLIBLE enum err pickle_begin(struct pickle *pk, const void *bytes, uint64_t n);
+FALLIBLE enum err pickle_run(struct pickle *pk);
+
 /* pickle_call.c */
 enum known call_known(const struct pickle *pk, struct str module, struct str name);
+enum known call_known_of(const struct pickle *pk, pnode n);     /* of a PK_GLOBAL */
 FALLIBLE enum err call_make(struct pickle *pk, pnode callee, pnode args, pnode *out);   /* REDUCE, NEWOBJ */
 FALLIBLE enum err call_build(struct pickle *pk, pnode inst, pnode state);               /* BUILD */

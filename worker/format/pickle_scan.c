@@ -13,7 +13,7 @@ enum arg {
 	ARG_UNKNOWN,
 	ARG_LEN1, ARG_LEN4, ARG_LEN4_SIGNED, ARG_LEN8,
 	ARG_LINE, ARG_TWO_LINES,
-	ARG_REFUSED,
+	ARG_REFUSED,               /* no checkpoint has it: read only where somebody watches */
 	ARG_NO = OP_FIXED, /* plus the number of bytes */
 	ARG_1 = OP_FIXED + 1, ARG_2 = OP_FIXED + 2, ARG_4 = OP_FIXED + 4, ARG_8 = OP_FIXED + 8,
 };
@@ -34,17 +34,6 @@ const unsigned char pickle_op_args[256] = {
 	['i'] = ARG_REFUSED, ['o'] = ARG_REFUSED, [0x82] = ARG_REFUSED, [0x83] = ARG_REFUSED, [0x84] = ARG_REFUSED,
 	[0x97] = ARG_REFUSED, [0x98] = ARG_REFUSED,
 };
-
-static const char *refused_name(unsigned char code)
-{
-	switch (code) {
-	case 'i': return "INST";
-	case 'o': return "OBJ";
-	case 0x97: return "NEXT_BUFFER";
-	case 0x98: return "READONLY_BUFFER";
-	default: return "EXT";
-	}
-}
 
 static FALLIBLE enum err counted(struct pickle *pk, struct pickle_op *op, unsigned bytes, bool is_signed)
 {
@@ -78,6 +67,26 @@ static FALLIBLE enum err fixed(struct pickle *pk, struct pickle_op *op, unsigned
 	return pk->in.failed ? BAD(pk, "the stream ends inside an opcode") : OK;
 }
 
+static FALLIBLE enum err two_lines(struct pickle *pk, struct pickle_op *op)
+{
+	TRY(line(pk, &op->data, &op->len));
+	return line(pk, &op->data2, &op->len2);
+}
+
+static FALLIBLE enum err refused(struct pickle *pk, struct pickle_op *op)
+{
+	static const char *const names[256] = {
+		['i'] = "INST", ['o'] = "OBJ", [0x82] = "EXT1", [0x83] = "EXT2", [0x84] = "EXT4", [0x97] = "NEXT_BUFFER",
+		[0x98] = "READONLY_BUFFER",
+	};
+
+	if (!pk->watch)
+		return BAD(pk, "opcode %s is not allowed", names[op->code]);
+	if (op->code == 'i')
+		return two_lines(pk, op);
+	return op->code >= 0x82 && op->code <= 0x84 ? fixed(pk, op, 1u << (op->code - 0x82)) : OK;
+}
+
 enum err pickle_op_slow(struct pickle *pk, struct pickle_op *op)
 {
 	pk->op_at = pk->in.at;
@@ -95,10 +104,8 @@ enum err pickle_op_slow(struct pickle *pk, struct pickle_op *op)
 	case ARG_LEN4_SIGNED: return counted(pk, op, 4, true);
 	case ARG_LEN8: return counted(pk, op, 8, false);
 	case ARG_LINE: return line(pk, &op->data, &op->len);
-	case ARG_TWO_LINES:
-		TRY(line(pk, &op->data, &op->len));
-		return line(pk, &op->data2, &op->len2);
-	case ARG_REFUSED: return BAD(pk, "opcode %s is not allowed", refused_name(op->code));
+	case ARG_TWO_LINES: return two_lines(pk, op);
+	case ARG_REFUSED: return refused(pk, op);
 	default: return BAD(pk, "unknown opcode 0x%02x", op->code);
 	}
 }
@@ -157,7 +164,6 @@ static FALLIBLE enum err find_used(struct pickle *pk)
 {
 	struct pickle_op op = { 0 };
 
-	TRY(mark_used(&pk->memo, 255)); /* makes room for those of one byte */
 	do {
 		skip_plain(pk);
 		TRY(pickle_op_next(pk, &op));
@@ -167,7 +173,6 @@ static FALLIBLE enum err find_used(struct pickle *pk)
 			TRY(mark_used(&pk->memo, id));
 		}
 	} while (op.code != '.');
-	pk->in.at = 0;
 	return OK;
 }
 
@@ -175,7 +180,13 @@ enum err pickle_scan(struct pickle *pk)
 {
 	struct memo *memo = &pk->memo;
 
-	TRY(find_used(pk));
+	TRY(mark_used(memo, 255)); /* makes room for those of one byte */
+	enum err e = find_used(pk);
+	if (e != ERR_FORMAT_PICKLE || !pk->watch) /* what a damaged stream does before its damage is watched, too */
+		TRY(e);
+	err_clear();
+	pk->in.at = 0;
+	pk->in.failed = false;
 	memo->before = mem_alloc(memo->words * sizeof *memo->before);
 	NEED(memo->before, "no memory for the memo");
 	for (uint64_t i = 0; i < memo->words; i++) {

@@ -243,21 +243,28 @@ static FALLIBLE enum err read_directory(struct zip *z, const struct end *e)
 	struct reader r = reader_of(at, e->bytes);
 	for (uint64_t i = 0; i < z->count; i++)
 		TRY(read_record(z, &r, e->off, &z->records[i]));
-	TRY(check_overlap(z, e->off));
+	for (uint64_t i = 0; i < z->count; i++)
+		if (!str_utf8(z->records[i].name))
+			return ERR(FORMAT_ZIP, "the name of record %ju is not UTF-8", (uintmax_t)i);
+	return check_overlap(z, e->off);
+}
+
+/* PyTorch reads no archive with records beside the folder of the first. */
+static FALLIBLE enum err find_prefix(struct zip *z)
+{
 	struct str first = z->records[0].name;
 	const char *slash = first.n ? memchr(first.p, '/', first.n) : NULL;
 	if (!slash)
 		return ERR(FORMAT_ZIP, "record '%.*s' is in no folder", (int)num_min(first.n, 80), first.p);
 	z->prefix = (struct str){ first.p, (size_t)(slash - first.p) + 1 };
-	for (uint64_t i = 0; i < z->count; i++) /* PyTorch reads no archive with others */
-		if (z->records[i].name.n < z->prefix.n || memcmp(z->records[i].name.p, z->prefix.p, z->prefix.n) != 0 ||
-		    !str_utf8(z->records[i].name))
+	for (uint64_t i = 0; i < z->count; i++)
+		if (z->records[i].name.n < z->prefix.n || memcmp(z->records[i].name.p, z->prefix.p, z->prefix.n) != 0)
 			return ERR(FORMAT_ZIP, "record '%.*s' is not in the folder of the first", (int)num_min(z->records[i].name.n, 80),
 				   z->records[i].name.p);
 	return OK;
 }
 
-enum err zip_open(const struct item_source *src, struct zip **out)
+enum err zip_open_any(const struct item_source *src, struct zip **out)
 {
 	struct zip *z CLEANUP(zip_free_ptr) = mem_zalloc(1, sizeof *z);
 	struct end e;
@@ -269,6 +276,16 @@ enum err zip_open(const struct item_source *src, struct zip **out)
 	z->arena = arena_new((64 << 10) + e.bytes + e.count * (sizeof *z->records + 64));
 	NEED(z->arena, "no memory for a zip directory");
 	TRY(read_directory(z, &e));
+	*out = move(z);
+	return OK;
+}
+
+enum err zip_open(const struct item_source *src, struct zip **out)
+{
+	struct zip *z CLEANUP(zip_free_ptr) = NULL;
+
+	TRY(zip_open_any(src, &z));
+	TRY(find_prefix(z));
 	*out = move(z);
 	return OK;
 }

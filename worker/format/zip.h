@@ -26,10 +26,12 @@ struct zip {
 	struct arena *arena;
 	struct zip_record *records;      /* in directory order */
 	uint64_t count;
-	struct str prefix;               /* "archive/", of the first record */
+	struct str prefix;               /* "archive/", of the first record; zip_open_any: none */
 };
 
 FALLIBLE enum err zip_open(const struct item_source *src, struct zip **out);
+/* Of other writers, too: records need not be in one folder, and there is no prefix. */
+FALLIBLE enum err zip_open_any(const struct item_source *src, struct zip **out);
 void zip_free(struct zip *z);
 void zip_free_ptr(struct zip **z);
 

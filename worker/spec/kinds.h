@@ -17,6 +17,7 @@ enum kind_traits {
 	KIND_OPERATES = 8,             /* an operation on state dicts: a group of ranks, by comm; writes the target's next generation */
 	KIND_TARGET_NEW = 16,          /* its target must not be there */
 	KIND_TARGET_THERE = 32,        /* its target must be there */
+	KIND_ANY_FILE = 64,            /* its source may be any file or folder, not a checkpoint alone */
 };
 
 struct kind {

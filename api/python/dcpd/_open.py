@@ -251,6 +251,14 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
         return show.checkpoint_html(self)
 
 
+def inspect(checkpoint: _where.Target, *, client: Optional[Client] = None, timeout: Optional[float] = None) -> Dict[str, Any]:
+    """What unpickling a checkpoint, a `.pt` file or any other would run: {"safe", "globals": [{"module", "name", "runs", "file", "offset",
+    …}], "broken", "pickles", "files"}. Nothing is run, and nothing need be readable. safe: each pickle was followed to its end, and names
+    nothing but data."""
+    place = _where.resolve(checkpoint, client)
+    return dict(place.client.jobs.run("inspect", timeout, source=place.object)["result"])
+
+
 def open(checkpoint: _where.Target, *, weights_only: bool = True, client: Optional[Client] = None) -> Checkpoint:
     """Opens a checkpoint ("STORAGE:NAME" or a path) to read parts of it: `dcpd.open(ref)["model.w"][0:4]`.
 
