@@ -6,7 +6,6 @@ import urllib.parse
 
 import pytest
 from crafted import Crafted
-
 from spec_rows import KINDS
 
 import dcpd as lib

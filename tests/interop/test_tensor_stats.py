@@ -122,13 +122,16 @@ def test_views_and_lazy_bits(d):
     """Elements that lie in no row (or transposed), and those whose sign is still to be turned."""
     base = torch.randn(200, 400)
     z = torch.randn(30, 20, dtype=torch.complex64)
-    sd = {"transposed": base.t(), "every.third": base[::3, 1::2], "conj": z.conj(), "negative": z.conj().imag, "expanded":
+    sd = {"transposed": base.t(), "every.third": base[::3, 1::2], "conj": z.conj(), "negative": z.clone().conj().imag, "expanded":
           base[0].expand(5, 400), "row": base[3], "scalar": torch.tensor(-2.5), "empty": torch.empty(0, 4)}
     name = lib.fresh()
     dcp.save(sd, storage_writer=dcp.FileSystemWriter(d.storages["main"] / name))
-    got, _ = stats(d, name)
-    for k, t in sd.items():
-        check(got[k], t.resolve_conj().resolve_neg().contiguous())
+    torch.save(sd, d.storages["main"] / f"{name}.pt")
+    torch.save(sd, d.storages["main"] / f"{name}.old.pt", _use_new_zipfile_serialization=False)
+    for file in (name, f"{name}.pt", f"{name}.old.pt"):
+        got, _ = stats(d, file)
+        for k, t in sd.items():
+            check(got[k], t.resolve_conj().resolve_neg().contiguous())
 
 
 def test_extremes(d):

@@ -384,15 +384,14 @@ enum err build_stats(struct run_build *b, uint32_t first, uint64_t count)
 	return OK;
 }
 
-/* Where the elements of an item lie is in its head, unless dcpd wrote it: those that lie in no row come by a target of the source's own
- * box. */
+/* Elements that lie in no row (in an item the head says whether they do, unless dcpd wrote it) come by a target of the source's own box. */
 static FALLIBLE enum err add_gather(struct run_build *b, uint32_t src)
 {
 	struct run_src *s = &b->srcs.v[src];
 	struct item_layout l;
 	struct run_dst *d;
 
-	if (s->kind != RUN_SRC_ITEM || sources_layout(s, b->dims.v + s->dims_at + s->ndim, &l))
+	if (s->kind == RUN_SRC_PLAIN ? !s->strides_at : sources_layout(s, b->dims.v + s->dims_at + s->ndim, &l))
 		return OK;
 	TRY(vec_reserve(&b->pieces, 2));
 	s->first_piece = b->pieces.n;
