@@ -32,6 +32,8 @@ static enum err on_body(struct req *r)
 		TRY(jval_parse(text, &r->body));
 	else if (text.n > 0)
 		return ERR(INVALID_REQUEST, "this request has no body");
+	if (r->route->query)
+		TRY(req_query_only(r, r->route->query));
 	return r->route->handler(r);
 }
 

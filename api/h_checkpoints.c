@@ -200,7 +200,6 @@ FALLIBLE enum err h_checkpoints_list(struct req *r)
 	struct h_page page;
 	bool there, left = false;
 
-	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", "prefix", NULL }));
 	TRY(h_page_query(r, &page));
 	TRY(req_query(r, "prefix", &prefix, &there));
 	if (!str_utf8(prefix) || !str_utf8(page.token))
@@ -239,7 +238,6 @@ FALLIBLE enum err h_checkpoint_get(struct req *r)
 {
 	json_t *q = NULL;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(h_question(r, "show", &q));
 	req_hold(r);
 	lookup_ask(r->core->lookups, r->parts[2].p, q, NULL, 0, on_shown, r);
@@ -250,7 +248,6 @@ FALLIBLE enum err h_checkpoint_files(struct req *r)
 {
 	json_t *q = NULL;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(h_question(r, "files", &q));
 	req_hold(r);
 	lookup_ask(r->core->lookups, r->parts[2].p, q, NULL, 0, h_pass_on, r);
@@ -264,7 +261,6 @@ FALLIBLE enum err h_checkpoint_tensors(struct req *r)
 	struct h_page page;
 	bool there;
 
-	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", "prefix", NULL }));
 	TRY(h_page_query(r, &page));
 	TRY(req_query(r, "prefix", &prefix, &there));
 	TRY(h_question(r, "tensors", &q));
@@ -336,7 +332,6 @@ FALLIBLE enum err h_checkpoint_tensor(struct req *r)
 	size_t form = 0;
 	bool there;
 
-	TRY(req_query_only(r, (const char *const[]){ "slice", "format", "verify", NULL }));
 	TRY(req_query(r, "slice", &slice, &there));
 	TRY(req_query(r, "format", &format, &there));
 	TRY(req_query(r, "verify", &verify, &there));
@@ -366,7 +361,6 @@ FALLIBLE enum err h_checkpoint_delete(struct req *r)
 	CLEANUP(jval_drop) json_t *target = json_object();
 	CLEANUP(spec_free) struct spec spec = { 0 };
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	if (!doc || !target || json_object_set_new(doc, "kind", json_string("delete")) != 0)
 		return ERR(NO_MEMORY, "cannot delete");
 	TRY(h_set_text(target, "storage", r->parts[2]));

@@ -14,7 +14,6 @@ FALLIBLE enum err h_jobs_list(struct req *r)
 	struct h_page page;
 	bool there;
 
-	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", "filter", NULL }));
 	TRY(h_page_query(r, &page));
 	TRY(req_query(r, "filter", &filter, &there));
 	enum err e = job_list(r->core, filter, page.size, page.token, &b);
@@ -35,7 +34,6 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 	CLEANUP(spec_free) struct spec spec = { 0 };
 	bool dry_run = false;
 
-	TRY(req_query_only(r, (const char *const[]){ "dry_run", NULL }));
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_read(r->body, &spec));
 	if (!dry_run)
@@ -59,7 +57,6 @@ FALLIBLE enum err h_job_get(struct req *r)
 {
 	unsigned wait_ms = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ "wait", NULL }));
 	TRY(req_query_wait(r, &wait_ms));
 	if (wait_ms == 0)
 		return answers_job(r, r->parts[2]);
@@ -72,7 +69,6 @@ FALLIBLE enum err h_job_events(struct req *r)
 {
 	enum job_state state;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(job_state_of(r->core, r->parts[2], &state));
 	return stream_start(r, r->parts[2].p);
 }
@@ -81,7 +77,6 @@ FALLIBLE enum err h_job_plan(struct req *r)
 {
 	struct buf b = BUF_INIT(64 << 20);
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	enum err e = job_plan(r->core, r->parts[2], &b);
 	if (e) {
 		buf_free(&b);
@@ -110,7 +105,6 @@ static FALLIBLE enum err check_action(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body);
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	return r->body ? jval_only(&root, (const char *const[]){ NULL }) : OK;
 }
 

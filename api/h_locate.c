@@ -75,7 +75,6 @@ FALLIBLE enum err h_checkpoint_locate(struct req *r)
 	bool verify = true;
 	size_t n;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(h_question(r, "locate", &q));
 	TRY(jval_only(&root, (const char *const[]){ "boxes", "verify", NULL }));
 	TRY(jval_opt_bool(&root, "verify", &verify));

@@ -21,7 +21,6 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 	struct principal who = req_principal(r);
 	struct h_page page;
 
-	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", NULL }));
 	TRY(h_page_query(r, &page));
 	return take(r, state_dict_list(r->core, &who, page.size, page.token, &b), &b);
 }
@@ -75,7 +74,6 @@ FALLIBLE enum err h_sdicts_create(struct req *r)
 	struct jval wrapped = JVAL_ROOT(r->body);
 	int64_t lease_s = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(jval_only(&wrapped, (const char *const[]){ "name", "world_size", "slots", "on_owner_death", "lease_seconds", NULL }));
 	TRY(jval_string(&name, &rq.name));
 	if (ref_check_state_dict(rq.name) != OK) {
@@ -99,7 +97,6 @@ FALLIBLE enum err h_sdict_get(struct req *r)
 	struct buf b = BUF_INIT(64 << 20);
 	struct principal who = req_principal(r);
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	return take(r, state_dict_put(r->core, &who, r->parts[2], &b), &b);
 }
 
@@ -112,7 +109,6 @@ FALLIBLE enum err h_sdict_delete(struct req *r)
 {
 	struct principal who = req_principal(r);
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	req_hold(r);
 	state_dict_delete(r->core, &who, r->parts[2], on_nothing, r);
 	return OK;
@@ -126,7 +122,6 @@ FALLIBLE enum err h_sdict_tensors(struct req *r)
 	struct h_page page;
 	bool there;
 
-	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", "prefix", "generation", NULL }));
 	TRY(h_page_query(r, &page));
 	TRY(req_query(r, "prefix", &prefix, &there));
 	TRY(req_query_u64(r, "generation", INT64_MAX, &generation));
@@ -175,7 +170,6 @@ FALLIBLE enum err h_rank_reserve(struct req *r)
 	int64_t rank = 0, bytes = 0, generation = 0;
 	unsigned wait_ms = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ "wait", NULL }));
 	TRY(req_query_wait(r, &wait_ms));
 	TRY(read_rank(r, &rank));
 	TRY(jval_only(&root, (const char *const[]){ "bytes", "generation", NULL }));
@@ -209,7 +203,6 @@ FALLIBLE enum err h_rank_seal(struct req *r)
 	int64_t rank = 0, bytes = 0, generation = 0;
 	bool filling = false;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(read_rank(r, &rank));
 	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", "on_owner_death", "filling", NULL }));
 	TRY(jval_opt_bool(&root, "filling", &filling));
@@ -233,7 +226,6 @@ FALLIBLE enum err h_rank_release(struct req *r)
 	struct principal who = req_principal(r);
 	int64_t rank = 0, generation = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(read_rank(r, &rank));
 	TRY(jval_only(&root, (const char *const[]){ "generation", NULL }));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
@@ -250,7 +242,6 @@ FALLIBLE enum err h_rank_renew(struct req *r)
 	int64_t rank = 0, expires_ms = 0;
 	char when[CLOCK_TEXT_MAX];
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(read_rank(r, &rank));
 	if (r->body)
 		TRY(jval_only(&root, (const char *const[]){ NULL }));

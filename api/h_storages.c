@@ -14,7 +14,6 @@ FALLIBLE enum err h_storages_list(struct req *r)
 	const struct storages *all = r->core->storages;
 	uint32_t i = 0, shown = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ "page_size", "page_token", NULL }));
 	TRY(h_page_query(r, &page));
 	buf_puts(&b, "{\"storages\":[");
 	while (i < storage_count(all) && page.token.n && str_cmp(str_of(storage_at(all, i)->name), page.token) <= 0)
@@ -43,7 +42,6 @@ static FALLIBLE enum err answer_storage(struct req *r, unsigned status, struct s
 
 FALLIBLE enum err h_storage_get(struct req *r)
 {
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	return answer_storage(r, 200, r->parts[2]);
 }
 
@@ -60,7 +58,6 @@ FALLIBLE enum err h_storages_create(struct req *r)
 	struct storage_request rq = { .who = req_principal(r) };
 	int64_t lease_s = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	if (!r->caller.over_unix || !r->caller.admin)
 		return ERR(FORBIDDEN, "storages are added over the Unix socket, by root or dcpd's own user");
 	TRY(jval_only(&root, (const char *const[]){ "name", "path", "lease_seconds", NULL }));
@@ -89,7 +86,6 @@ FALLIBLE enum err h_storage_meet(struct req *r)
 	struct str target, text;
 	size_t action = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	TRY(jval_only(&root, (const char *const[]){ "name", "token", "action", NULL }));
 	TRY(jval_string(&name, &target));
 	TRY(ref_check_name(target));

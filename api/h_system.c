@@ -72,7 +72,6 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 	uint64_t limit = 0, used = 0, unused = 0;
 
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	state_dict_shm(r->core, &limit, &used, &unused);
 	buf_puts(&b, "{\"version\":\"" DCPD_VERSION "\",\"api\":\"v1\",\"kinds\":[");
 	for (size_t i = 0; i < JOB_KIND_COUNT; i++)
@@ -127,7 +126,7 @@ static struct str transform_name(const struct asset *a)
 FALLIBLE enum err h_transforms(struct req *r)
 {
 	json_t *doc = json_pack("{s:[]}", "transforms");
-	enum err e = doc ? req_query_only(r, (const char *const[]){ NULL }) : ERR(NO_MEMORY, "no memory for the list");
+	enum err e = doc ? OK : ERR(NO_MEMORY, "no memory for the list");
 
 	for (const struct asset *a = assets; !e && a->path; a++) {
 		struct str name = transform_name(a);
@@ -148,7 +147,6 @@ FALLIBLE enum err h_transforms(struct req *r)
 
 FALLIBLE enum err h_transform(struct req *r)
 {
-	TRY(req_query_only(r, (const char *const[]){ NULL }));
 	for (const struct asset *a = assets; a->path; a++)
 		if (r->parts[2].n && str_eq(transform_name(a), r->parts[2]))
 			return send_asset(r, "application/json", (struct str){ (const char *)a->begin, (size_t)(a->end - a->begin) });

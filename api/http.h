@@ -44,6 +44,7 @@ struct route {
 	enum route_body body;
 	bool open;                   /* needs no token */
 	bool changes;                /* refused while the daemon drains, or cannot write its journal */
+	const char *const *query;    /* the names that its query may have; a NULL ends them. NULL: it is not looked at */
 };
 
 struct req {

@@ -9,53 +9,59 @@
 #include "api/url.h"
 #include "base/mem.h"
 
+#define Q(...) (const char *const[]){ __VA_ARGS__ }
+
 static const struct route routes[] = {
-	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/jobs", h_jobs_list, ROUTE_NO_BODY, false, false },
-	{ "POST", "/v1/jobs", h_jobs_create, ROUTE_BODY, false, true },
-	{ "GET", "/v1/jobs/{id}/events", h_job_events, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/jobs/{id}/plan", h_job_plan, ROUTE_NO_BODY, false, false },
-	{ "POST", "/v1/jobs/{id}:cancel", h_job_cancel, ROUTE_BODY_MAY, false, false },
-	{ "POST", "/v1/jobs/{id}:retry", h_job_retry, ROUTE_BODY_MAY, false, true },
+	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false, Q("wait", NULL) },
+	{ "GET", "/v1/jobs", h_jobs_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", "filter", NULL) },
+	{ "POST", "/v1/jobs", h_jobs_create, ROUTE_BODY, false, true, Q("dry_run", NULL) },
+	{ "GET", "/v1/jobs/{id}/events", h_job_events, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/jobs/{id}/plan", h_job_plan, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "POST", "/v1/jobs/{id}:cancel", h_job_cancel, ROUTE_BODY_MAY, false, false, Q(NULL) },
+	{ "POST", "/v1/jobs/{id}:retry", h_job_retry, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
-	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false },
-	{ "POST", "/v1/state-dicts", h_sdicts_create, ROUTE_BODY, false, true },
-	{ "GET", "/v1/state-dicts/{name}", h_sdict_get, ROUTE_NO_BODY, false, false },
-	{ "DELETE", "/v1/state-dicts/{name}", h_sdict_delete, ROUTE_NO_BODY, false, true },
-	{ "GET", "/v1/state-dicts/{name}/tensors", h_sdict_tensors, ROUTE_NO_BODY, false, false },
-	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:reserve", h_rank_reserve, ROUTE_BODY, false, true },
-	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:renew", h_rank_renew, ROUTE_BODY_MAY, false, false },
-	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:seal", h_rank_seal, ROUTE_BODY, false, false },
-	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:release", h_rank_release, ROUTE_BODY, false, false },
+	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "POST", "/v1/state-dicts", h_sdicts_create, ROUTE_BODY, false, true, Q(NULL) },
+	{ "GET", "/v1/state-dicts/{name}", h_sdict_get, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "DELETE", "/v1/state-dicts/{name}", h_sdict_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
+	{ "GET", "/v1/state-dicts/{name}/tensors", h_sdict_tensors, ROUTE_NO_BODY, false, false,
+	  Q("page_size", "page_token", "prefix", "generation", NULL) },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:reserve", h_rank_reserve, ROUTE_BODY, false, true, Q("wait", NULL) },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:renew", h_rank_renew, ROUTE_BODY_MAY, false, false, Q(NULL) },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:seal", h_rank_seal, ROUTE_BODY, false, false, Q(NULL) },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:release", h_rank_release, ROUTE_BODY, false, false, Q(NULL) },
 
-	{ "GET", "/v1/checkpoints", h_checkpoints_list, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/checkpoints/{storage}", h_checkpoints_list, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/checkpoints/{storage}/{name}", h_checkpoint_get, ROUTE_NO_BODY, false, false },
-	{ "DELETE", "/v1/checkpoints/{storage}/{name}", h_checkpoint_delete, ROUTE_NO_BODY, false, true },
-	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors", h_checkpoint_tensors, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors/{fqn}", h_checkpoint_tensor, ROUTE_NO_BODY, false, false },
-	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false },
-	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/checkpoints", h_checkpoints_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", "prefix", NULL) },
+	{ "GET", "/v1/checkpoints/{storage}", h_checkpoints_list, ROUTE_NO_BODY, false, false,
+	  Q("page_size", "page_token", "prefix", NULL) },
+	{ "GET", "/v1/checkpoints/{storage}/{name}", h_checkpoint_get, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "DELETE", "/v1/checkpoints/{storage}/{name}", h_checkpoint_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors", h_checkpoint_tensors, ROUTE_NO_BODY, false, false,
+	  Q("page_size", "page_token", "prefix", NULL) },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors/{fqn}", h_checkpoint_tensor, ROUTE_NO_BODY, false, false,
+	  Q("slice", "format", "verify", NULL) },
+	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false, Q(NULL) },
 
-	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false },
-	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true },
-	{ "GET", "/v1/storages/{storage}", h_storage_get, ROUTE_NO_BODY, false, false },
-	{ "POST", "/v1/storages/{storage}:meet", h_storage_meet, ROUTE_BODY, false, false },
-	{ "GET", "/v1/workers", h_workers_list, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/capabilities", h_capabilities, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/transforms", h_transforms, ROUTE_NO_BODY, false, false },
-	{ "GET", "/v1/transforms/{name}", h_transform, ROUTE_NO_BODY, false, false },
+	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true, Q(NULL) },
+	{ "GET", "/v1/storages/{storage}", h_storage_get, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "POST", "/v1/storages/{storage}:meet", h_storage_meet, ROUTE_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/workers", h_workers_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/capabilities", h_capabilities, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/transforms", h_transforms, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/transforms/{name}", h_transform, ROUTE_NO_BODY, false, false, Q(NULL) },
 
-	{ "GET", "/livez", h_livez, ROUTE_NO_BODY, true, false },
-	{ "GET", "/readyz", h_readyz, ROUTE_NO_BODY, true, false },
-	{ "GET", "/metrics", h_metrics, ROUTE_NO_BODY, false, false },
-	{ "GET", "/openapi.yaml", h_openapi, ROUTE_NO_BODY, false, false },
-	{ NULL, NULL, NULL, ROUTE_NO_BODY, false, false },
+	{ "GET", "/livez", h_livez, ROUTE_NO_BODY, true, false, NULL },
+	{ "GET", "/readyz", h_readyz, ROUTE_NO_BODY, true, false, NULL },
+	{ "GET", "/metrics", h_metrics, ROUTE_NO_BODY, false, false, NULL },
+	{ "GET", "/openapi.yaml", h_openapi, ROUTE_NO_BODY, false, false, NULL },
+	{ .method = NULL },
 };
 
 /* The page and its files: any path outside /v1 that the web folder has. */
-static const struct route page_route = { "GET", "/", h_page, ROUTE_NO_BODY, true, false };
+static const struct route page_route = { "GET", "/", h_page, ROUTE_NO_BODY, true, false, NULL };
 
 static bool part_matches(const char *pattern, size_t n, struct str part)
 {
