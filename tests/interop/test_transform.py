@@ -76,6 +76,23 @@ def test_experts_to_one_tensor_and_back(d, dim):
     check(d, state, into + back, want=state, source_world=2, world=3)
 
 
+@pytest.mark.parametrize("kind", ["int8", "bfloat16", "float32", "float64", "complex128"])
+def test_large_transposes(d, kind):
+    """Rows that lie far apart are read one by one, and become columns many at a time; a cast on the way."""
+    kind = getattr(torch, kind)
+    wide = 40000 // kind.itemsize
+    state = {"t": torch.arange(300 * wide).reshape(300, wide).to(kind), "u": torch.arange(7 * 31 * wide).reshape(7, 31, wide).to(kind)}
+    rules = [{"match": "t", "permute": [1, 0]}, {"match": "u", "permute": [2, 0, 1]}, {"match": "t", "tie": "c"},
+             {"match": "c", "dtype": "float16" if not kind.is_complex else "complex64"}]
+    want = {"t": state["t"].t(), "u": state["u"].permute(2, 0, 1)}
+    want["c"] = want["t"].to(torch.complex64 if kind.is_complex else torch.float16)
+    source = put(d, state, 3, [{"match": "*", "placements": ["Shard(0)"], "mesh": [3]}])
+    to, _ = convert(d, source, rules, 4, [{"match": "*", "placements": ["Shard(0)"], "mesh": [4]}])
+    want = {k: v.contiguous() for k, v in want.items()}
+    cases.same(get(d, to, want), want)
+    assert d.api.run("verify", source=to)["result"]["unverified_bytes"] == 0
+
+
 def test_parts_in_a_given_order(d):
     state = {f"{n}_proj.weight": W + i for i, n in enumerate("qkv")}
     rule = {"match": "._proj.weight", "concat": {"dim": 0, "into": "qkv.weight", "order": ["q_", "k_", "v_"]}}

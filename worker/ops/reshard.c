@@ -182,7 +182,8 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first_view,
 				.merge = r->merge.count ? &r->merge.build : NULL,
 				.value_src = r->value_src, .world_size = r->world_size, .format = r->format,
-				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd, .shown = table,
+				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
+				.shown = table, .transposes = reshard_rules_transpose(&r->rules),
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
 	return write_checkpoint(r->job, &w);
 }

@@ -78,6 +78,30 @@ enum err reshard_rules_sources(struct reshard_rules *r, struct run_build *b, uin
 	return build_views(b, r->made.sd, r->made.views, base, first_out);
 }
 
+/* Are there dims of more than one index whose strides are not in C order, the innermost among them? */
+static bool is_transposed(uint32_t ndim, const struct view *v)
+{
+	const int64_t *size = v->dims + ndim, *stride = size + ndim;
+	int64_t least = INT64_MAX, inner = 0;
+
+	for (uint32_t d = 0; d < ndim; d++)
+		if (size[d] > 1) {
+			least = stride[d] < least ? stride[d] : least;
+			inner = stride[d];
+		}
+	return inner > least;
+}
+
+bool reshard_rules_transpose(const struct reshard_rules *r)
+{
+	const struct sdict *sd = r->made.sd;
+
+	for (uint64_t i = 0; r->c.count && i < sd->chunk_count; i++)
+		if (r->made.views[i].source != VIEW_ZEROS && is_transposed(sd->tensors[sd->chunks[i].tensor].ndim, &r->made.views[i]))
+			return true;
+	return false;
+}
+
 uint64_t reshard_rules_value(const struct reshard_rules *r, uint64_t i)
 {
 	return r->c.count ? r->made.value_from[i] : i;

@@ -23,6 +23,8 @@ FALLIBLE enum err reshard_rules_apply(struct job *j, const struct spec_view *sto
 FALLIBLE enum err reshard_rules_sources(struct reshard_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out);
 /* The value of `stored` that value `i` of the view is. */
 uint64_t reshard_rules_value(const struct reshard_rules *r, uint64_t i);
+/* Does a made tensor run across the rows of a stored one? */
+bool reshard_rules_transpose(const struct reshard_rules *r);
 /* {"before":[{"fqn","shape","dtype"}],"after":[{…,"from":[FQN]}],"before_count","after_count"}; lists are cut to a sane length. */
 FALLIBLE enum err reshard_rules_table(const struct reshard_rules *r, json_t **out);
 /* Adds {"fqn","from","to"} for each tensor that the rules cast to *list, which is made if it is not there. */

@@ -9,6 +9,7 @@
 
 enum {
 	BUILD_TASK_BYTES = 4 << 20,      /* a block or scan: large for the disk's sake */
+	BUILD_WIDE_TASK_BYTES = 16 << 20, /* … where the target runs across rows of the source: longer pieces of each row */
 	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs, and of averages: small, so that it stays in the CPU's cache */
 	BUILD_SMALL_BYTES = FILE_PLAN_SMALL,
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
@@ -91,6 +92,7 @@ struct build_target {
 	bool in_memory;                /* the target is on tmpfs */
 	uint32_t task_bytes;
 	const struct build_merge *merge;       /* NULL: all is copied */
+	bool is_wide;                  /* blocks run across the rows of the source: chunks are filled one by one */
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
 	const struct file_plan_given *given;   /* NULL: the format chooses the files */

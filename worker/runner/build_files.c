@@ -21,9 +21,16 @@ struct builder {
 	uint64_t scan_bytes;                   /* in the latest scan task */
 };
 
+/* Of a block. */
 static uint64_t task_bytes_of(const struct run_build *b)
 {
 	return b->opts.task_bytes;
+}
+
+/* Of a part, which has a digest of its own: readers check digests of no more bytes than a task of theirs has. */
+static uint64_t part_bytes_of(const struct run_build *b)
+{
+	return num_min(b->opts.task_bytes, BUILD_TASK_BYTES);
 }
 
 /* ------------------------------------------------------------------------------------------------------- dsts */
@@ -185,6 +192,18 @@ static FALLIBLE enum err block_part(struct run_build *b, uint64_t part)
 	return OK;
 }
 
+/* A range of a payload as parts of the latest block: one at least. */
+static FALLIBLE enum err add_range(struct run_build *b, uint32_t dst, uint64_t begin, uint64_t end)
+{
+	do {
+		uint64_t stop = num_min(begin + part_bytes_of(b), end);
+		TRY(block_part(b, b->parts.n));
+		TRY(add_part(b, dst, begin, stop));
+		begin = stop;
+	} while (begin < end);
+	return OK;
+}
+
 static FALLIBLE enum err add_task(struct builder *bd, uint64_t first_block, uint32_t rank)
 {
 	struct blockref *ref;
@@ -263,19 +282,18 @@ static FALLIBLE enum err scan_others(struct builder *bd)
 	return OK;
 }
 
-/* A part and a block of its own for each piece of a large payload. */
+/* Blocks of their own for the pieces of a large payload. */
 static FALLIBLE enum err cut_large(struct builder *bd, uint32_t dst, uint32_t rank)
 {
 	struct run_build *b = bd->b;
 	uint64_t bytes = b->dsts.v[dst].payload_bytes;
 
-	TRY(build_room(b->parts.n, bytes / task_bytes_of(b) + 1));
+	TRY(build_room(b->parts.n, bytes / part_bytes_of(b) + 1));
 	for (uint64_t at = 0; at < bytes; at += task_bytes_of(b)) {
 		uint64_t end = num_min(at + task_bytes_of(b), bytes), first = b->blocks.n;
 		const struct run_dst *d = &b->dsts.v[dst];
 		TRY(add_block(b, d->file, d->offset + d->payload_off + at, file_plan_page_up(end - at)));
-		TRY(block_part(b, b->parts.n));
-		TRY(add_part(b, dst, at, end));
+		TRY(add_range(b, dst, at, end));
 		TRY(add_task(bd, first, rank));
 	}
 	return OK;
@@ -299,7 +317,7 @@ static FALLIBLE enum err cut_group(struct builder *bd, const uint32_t *dsts, uin
 
 	for (uint32_t i = 0; i < n; i++)
 		all_row += row_bytes(b, &b->dsts.v[dsts[i]]);
-	uint64_t step = num_max(task_bytes_of(b) / all_row, 1), steps = num_div_up(rows, step);
+	uint64_t step = num_max(part_bytes_of(b) / all_row, 1), steps = num_div_up(rows, step);
 	TRY(build_room(b->parts.n, steps));
 	for (uint32_t i = 0; i < n; i++) {
 		uint64_t row = row_bytes(b, &b->dsts.v[dsts[i]]), at = 0;
@@ -349,7 +367,7 @@ static int compare_rows(const void *a, const void *b)
 /* Every member of a group may need a page more than its share. */
 static uint32_t group_max(const struct run_build *b)
 {
-	return (uint32_t)num_min(BUILD_GROUP_MAX, task_bytes_of(b) / (8 * PAGE));
+	return (uint32_t)num_min(BUILD_GROUP_MAX, part_bytes_of(b) / (8 * PAGE));
 }
 
 /* Cuts all large chunks of a tensor: those with the same rows in groups if their rows fit a task, others one by one. */
@@ -375,7 +393,7 @@ static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *
 			group[m++] = dst;
 			all_row += row_bytes(b, &b->dsts.v[dst]);
 		} while (i + m < n && m < group_max(b) && same_rows(sd, rows[i].chunk, rows[i + m].chunk));
-		if (m > 1 && all_row <= task_bytes_of(b) && !bd->t->local) /* a task is of one host */
+		if (m > 1 && all_row <= part_bytes_of(b) && !bd->t->local && !bd->t->is_wide) /* a task is of one host */
 			TRY(cut_group(bd, group, m, rank));
 		else
 			for (uint32_t k = 0; k < m; k++)
@@ -439,7 +457,7 @@ static FALLIBLE enum err fill_stream(struct builder *bd, const struct file_plan_
 	struct run_build *b = bd->b;
 	uint32_t dst = first_dst, end = (uint32_t)b->dsts.n;
 
-	TRY(build_room(b->parts.n, f->bytes / task_bytes_of(b) + 1));
+	TRY(build_room(b->parts.n, f->bytes / part_bytes_of(b) + 1));
 	for (uint64_t off = 0; off < f->bytes; off += task_bytes_of(b)) {
 		uint64_t stop = num_min(off + task_bytes_of(b), f->bytes), block = b->blocks.n;
 		TRY(add_block(b, file, off, b->files.v[file].direct ? file_plan_page_up(stop - off) : stop - off));
@@ -447,8 +465,7 @@ static FALLIBLE enum err fill_stream(struct builder *bd, const struct file_plan_
 			const struct run_dst *d = &b->dsts.v[dst];
 			uint64_t begin = num_max(off, d->offset) - d->offset, last = num_min(stop - d->offset, d->payload_bytes);
 			bool ends = last == d->payload_bytes;
-			TRY(block_part(b, b->parts.n));
-			TRY(add_part(b, dst, begin, last));
+			TRY(add_range(b, dst, begin, last));
 			if (!ends)
 				break;
 		}
@@ -584,9 +601,9 @@ static FALLIBLE enum err fill(struct builder *bd)
 enum err build_target_files(struct run_build *b, struct build_target *t)
 {
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
-						 .block_bytes = t->task_bytes, .max_file_bytes = t->max_file_bytes,
-						 .file_name = t->file_name, .given = t->given, .meta = t->meta,
-						 .meta_count = t->meta_count };
+						 .block_bytes = (uint32_t)num_min(t->task_bytes, BUILD_TASK_BYTES),
+						 .max_file_bytes = t->max_file_bytes, .file_name = t->file_name,
+						 .given = t->given, .meta = t->meta, .meta_count = t->meta_count };
 	struct builder bd;
 	enum err e = open_builder(&bd, b, t);
 

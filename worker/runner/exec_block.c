@@ -133,13 +133,15 @@ static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, un
 	const struct run *run = s->x->run;
 
 	for (uint32_t i = 0; i < b->part_count; i++) {
-		const struct run_part *p = part_of(run, b, i);
+		const struct run_part *p = part_of(run, b, i), *last = p;
 		const struct run_dst *d = &run->dsts[p->dst];
 		unsigned char *at = data + part_at(run, b, p);
+		while (d->kind == RUN_DST_TENSOR && !d->first_leg && i + 1 < b->part_count && part_of(run, b, i + 1)->dst == p->dst)
+			last = part_of(run, b, ++i); /* the parts of a target are in a row: read as one */
 		if (d->first_leg)
 			TRY(add_legs(s, p, at));
 		else if (d->kind == RUN_DST_TENSOR)
-			TRY(read_plan_add(&s->reads, p->dst, p->begin, p->end, at));
+			TRY(read_plan_add(&s->reads, p->dst, p->begin, last->end, at));
 		else if (d->inline_len)
 			memcpy(at, run->strings + d->inline_at + p->begin, p->end - p->begin);
 	}

@@ -8,7 +8,10 @@
 #include "tensor/linear.h"
 #include "tensor/strided.h"
 
-enum { CONVERT_RUN = 512, DTYPE_BYTES_MAX = 16 };     /* elements converted at a time; bytes of the largest */
+enum {
+	CONVERT_RUN = 512, DTYPE_BYTES_MAX = 16, /* elements converted at a time; bytes of the largest */
+	COLUMNS_MAX = 32,              /* rows that become columns together: a line of the target or two */
+};
 
 void read_plan_free(struct read_plan *g)
 {
@@ -458,6 +461,74 @@ static FALLIBLE enum err copy_whole(struct read_plan *g, const struct read_plan_
 	return e;
 }
 
+/* Rows of a source that become columns: one row at a time would fetch a line of the target for every element. */
+struct columns {
+	const unsigned char *row[COLUMNS_MAX];
+	uint32_t count, dim;           /* dim: the one that the rows run along */
+};
+
+#define COLUMNS(type)                                                                         \
+	for (int64_t c = 0; c < n; c++)                                                       \
+		for (uint32_t r = 0; r < k->count; r++)                                       \
+			memcpy(into + c * step + r * sizeof(type), k->row[r] + c * (int64_t)sizeof(type), sizeof(type)); \
+	return
+
+static void copy_columns(const struct columns *k, unsigned char *into, int64_t step, uint32_t item, int64_t n)
+{
+	switch (item) {
+	case 1: COLUMNS(uint8_t);
+	case 2: COLUMNS(uint16_t);
+	case 4: COLUMNS(uint32_t);
+	default: COLUMNS(uint64_t);
+	}
+}
+
+/* Does the sub-box have one row, along a dim that is not the target's innermost, whose elements follow each other in the source? */
+static bool is_row(const struct read_plan *g, const struct read_plan_sub *sub, const struct src_info *info, uint32_t n, uint32_t *dim)
+{
+	const int64_t *size = g->sub_dims.v + sub->dims_at + n;
+	uint32_t rows = 0;
+
+	if (sub->direct || sub->whole_item || n < 2 || size[n - 1] != 1)
+		return false;
+	for (uint32_t d = 0; d < n; d++)
+		if (size[d] > 1) {
+			rows++;
+			*dim = d;
+		}
+	return rows == 1 && info->strides[*dim] == 1;
+}
+
+/* The rows from sub `i` on that lie side by side in the target, as far as they can be copied together: how many; 0: they cannot. */
+static uint64_t copy_rows(struct read_plan *g, struct wave *w, uint64_t i, const struct src_info *info)
+{
+	const struct read_plan_sub *first = &g->subs.v[i];
+	const struct read_plan_job *j = &g->jobs.v[first->job];
+	const struct run_dst *d = &g->sources->run->dsts[j->dst];
+	const int64_t *sizes = g->sources->run->dims + d->dims_at + d->ndim;
+	uint32_t n = d->ndim, item = dtype_bytes((enum dtype)d->dtype);
+	int64_t at[NDIM_MAX], step = item;
+	struct columns k = { .count = 0 };
+
+	if (item > 8 || converts(info, (enum dtype)d->dtype) || !is_row(g, first, info, n, &k.dim))
+		return 0;
+	const int64_t *off = g->sub_dims.v + first->dims_at;
+	for (; k.count < COLUMNS_MAX && i + k.count < g->subs.n; k.count++) {
+		const struct read_plan_sub *sub = &g->subs.v[i + k.count];
+		const int64_t *here = g->sub_dims.v + sub->dims_at;
+		if (sub->job != first->job || sub->direct || sub->whole_item || memcmp(here + n, off + n, n * sizeof *off) != 0 ||
+		    memcmp(here, off, (n - 1) * sizeof *off) != 0 || here[n - 1] != off[n - 1] + k.count)
+			break;
+		k.row[k.count] = wave_data(w, sub->read);
+	}
+	for (uint32_t x = 0; x < n; x++)
+		at[x] = g->dims.v[j->dims_at + n + x] + off[x];
+	for (uint32_t x = n; x-- > k.dim + 1;)
+		step *= sizes[x];
+	copy_columns(&k, j->mem + (dst_element(g->sources->run, d, at) * item - j->mem_at), step, item, off[n + k.dim]);
+	return k.count;
+}
+
 enum err read_plan_copy(struct read_plan *g, struct wave *w)
 {
 	const struct run *run = g->sources->run;
@@ -476,6 +547,11 @@ enum err read_plan_copy(struct read_plan *g, struct wave *w)
 			continue;
 		}
 		TRY(sources_info(g->sources, j->src, &info));
+		uint64_t together = copy_rows(g, w, i, info);
+		if (together) {
+			i += together - 1;
+			continue;
+		}
 		for (uint32_t d = 0; d < n; d++)
 			at[d] = g->dims.v[j->dims_at + n + d] + g->sub_dims.v[sub->dims_at + d];
 		TRY(read_plan_place(run, info, j->dst, at, g->sub_dims.v + sub->dims_at + n, wave_data(w, sub->read), j->mem,

@@ -287,6 +287,14 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 	return e;
 }
 
+/* As wide as a worker's memory allows: a task takes 3.25 times its bytes (exec.c). */
+static uint32_t wide_task(uint64_t memory_bytes)
+{
+	uint64_t room = memory_bytes / 4 & ~(uint64_t)(BUILD_TASK_BYTES - 1);
+
+	return (uint32_t)num_min(num_max(room, BUILD_TASK_BYTES), BUILD_WIDE_TASK_BYTES);
+}
+
 static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
 {
 	if (!j->dry_run)
@@ -295,7 +303,10 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	TRY(run_add_dir(s->build, st->store ? st->store->index : 0, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
+	t->is_wide = s->transposes;
 	t->task_bytes = s->merge || (st->in_memory && !s->store->is_shared) ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	if (s->transposes)
+		t->task_bytes = wide_task(j->worker->memory_bytes);
 	TRY(build(j, s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));

@@ -41,6 +41,7 @@ struct write_spec {
 	const char *metadata_name;
 	const struct str (*meta)[2];   /* see file_plan.h */
 	uint64_t meta_count;
+	bool transposes;               /* conversion rules: blocks of the target take columns of the source */
 	json_t *shown;                 /* conversion rules: what the plan shows as "transform"; NULL: nothing */
 	bool again;                    /* set by write_again */
 	struct write_ready *ready;     /* on success gets what write_again needs; may be NULL. Then build and places are its */
