@@ -134,12 +134,11 @@ static FALLIBLE enum err check_owner(const struct creation *c, const json_t *ok)
 		   (intmax_t)owner);
 }
 
-static void on_source(void *user, enum err e, const json_t *ok, int *fd)
+static void on_source(void *user, enum err e, const json_t *ok, int *)
 {
 	struct creation *c = user;
 	const char *what = json_string_value(json_object_get(ok, "what"));
 
-	(void)fd;
 	if (!e && what && strcmp(what, "none") == 0)
 		e = ERR(NOT_FOUND, "there is no such checkpoint");
 	else if (!e && what && strcmp(what, "other") == 0 && !kind_is(c->job->kind, KIND_ANY_FILE))
@@ -161,12 +160,11 @@ static void on_source(void *user, enum err e, const json_t *ok, int *fd)
 	next(c);
 }
 
-static void on_target(void *user, enum err e, const json_t *ok, int *fd)
+static void on_target(void *user, enum err e, const json_t *ok, int *)
 {
 	struct creation *c = user;
 	const char *what = json_string_value(json_object_get(ok, "what"));
 
-	(void)fd;
 	if (!e && what && strcmp(what, "other") == 0 && c->job->spec.in_place == IN_PLACE_NEVER)
 		e = ERR(NOT_A_CHECKPOINT, "%s holds something else than a checkpoint", c->job->target);
 	else if (!e && what && strcmp(what, "checkpoint") == 0 && !c->job->spec.overwrite)
@@ -181,12 +179,11 @@ static void on_target(void *user, enum err e, const json_t *ok, int *fd)
 	next(c);
 }
 
-static void on_size(void *user, enum err e, const json_t *ok, int *fd)
+static void on_size(void *user, enum err e, const json_t *ok, int *)
 {
 	struct creation *c = user;
 	json_int_t bytes = json_integer_value(json_object_get(ok, "bytes"));
 
-	(void)fd;
 	if (e) {
 		refuse(c, e);
 		return;

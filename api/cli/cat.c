@@ -141,34 +141,17 @@ static void print_tensor(const struct answer *a)
 int cat_tensor(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
-	const char *colon = strchr(a->words[0], ':'), *format = args_value(a, "format"), *slice = args_value(a, "slice");
+	const char *colon = strchr(a->words[0], ':'), *format = args_value(a, "format");
 	struct answer got = { 0 };
 	char storage[64];
-	enum err e = OK;
 
 	if (!colon || args_is_shm(a->words[0]) || colon - a->words[0] >= (int)sizeof storage)
 		return follow_failed(c, ERR(INVALID_REQUEST, "cat reads a checkpoint: STORAGE:NAME"));
 	snprintf(storage, sizeof storage, "%.*s", (int)(colon - a->words[0]), a->words[0]);
-	buf_puts(&path, "/v1/checkpoints/");
-	client_put_part(&path, storage);
-	buf_putc(&path, '/');
-	client_put_part(&path, colon + 1);
-	buf_puts(&path, "/tensors/");
-	client_put_part(&path, a->words[1]);
-	buf_puts(&path, "?format=");
-	client_put_part(&path, format ? format : "raw");
-	if (args_value(a, "verify")) {
-		buf_puts(&path, "&verify=");
-		client_put_part(&path, args_value(a, "verify"));
-	}
-	if (slice) {
-		buf_puts(&path, "&slice=");
-		client_put_part(&path, slice);
-	}
-	buf_putc(&path, '\0');
-	e = buf_status(&path);
-	if (e == OK)
-		e = client_get(c, (char *)path.p, &got);
+	client_put(&path, "/v1/checkpoints/%/%/tensors/%?format=%", storage, colon + 1, a->words[1], format ? format : "raw");
+	client_put(&path, "&verify=%", args_value(a, "verify"));
+	client_put(&path, "&slice=%", args_value(a, "slice"));
+	enum err e = client_get_at(c, &path, &got);
 	if (e)
 		return follow_failed(c, e);
 	if (!format)

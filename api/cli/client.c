@@ -2,6 +2,7 @@
 #include "api/cli/client.h"
 
 #include <curl/curl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,7 +150,7 @@ void client_drop(struct answer *a)
 	*a = (struct answer){ 0 };
 }
 
-void client_put_part(struct buf *b, const char *text)
+static void put_part(struct buf *b, const char *text)
 {
 	for (; *text; text++) {
 		unsigned char c = (unsigned char)*text;
@@ -159,6 +160,38 @@ void client_put_part(struct buf *b, const char *text)
 		else
 			buf_printf(b, "%%%02X", c);
 	}
+}
+
+void client_put(struct buf *b, const char *format, ...)
+{
+	size_t begin = b->len;
+	va_list ap;
+
+	va_start(ap, format);
+	for (; *format; format++) {
+		const char *text = *format == '%' ? va_arg(ap, const char *) : "";
+		if (!text) {
+			b->len = begin;
+			break;
+		}
+		if (*format == '%')
+			put_part(b, text);
+		else
+			buf_putc(b, (unsigned char)*format);
+	}
+	va_end(ap);
+}
+
+FALLIBLE enum err client_end(struct buf *b)
+{
+	buf_putc(b, '\0');
+	return buf_status(b);
+}
+
+FALLIBLE enum err client_get_at(struct client *c, struct buf *path, struct answer *out)
+{
+	TRY(client_end(path));
+	return client_get(c, (char *)path->p, out);
 }
 
 static size_t on_body(char *p, size_t size, size_t n, void *user)

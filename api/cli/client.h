@@ -30,7 +30,10 @@ const json_t *client_problem(const struct client *c);
 bool client_unreachable(const struct client *c);
 /* An endless answer, line by line, until fn returns false or *stop is not 0. */
 FALLIBLE enum err client_lines(struct client *c, const char *path, bool (*fn)(void *user, const char *line), void *user);
-/* Percent-encodes one part of a path. */
-void client_put_part(struct buf *b, const char *text);
+/* Appends `format`, in which each % stands for the next argument, percent-encoded; nothing at all if one of them is NULL. */
+void client_put(struct buf *b, const char *format, ...);
+/* Ends what client_put made, so that b->p is the path. */
+FALLIBLE enum err client_end(struct buf *b);
+FALLIBLE enum err client_get_at(struct client *c, struct buf *path, struct answer *out);    /* client_end, then client_get */
 /* Set by the signal handler: requests under way are given up. */
 extern volatile int client_stop;

@@ -63,13 +63,10 @@ FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms,
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 
-	buf_puts(&path, "/v1/jobs/");
-	client_put_part(&path, id);
+	client_put(&path, "/v1/jobs/%", id);
 	if (wait_ms)
 		buf_printf(&path, "?wait=%ums", wait_ms);
-	buf_putc(&path, '\0');
-	TRY(buf_status(&path));
-	return client_get(c, (char *)path.p, out);
+	return client_get_at(c, &path, out);
 }
 
 static bool ended(const json_t *job)

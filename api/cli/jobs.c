@@ -141,20 +141,12 @@ int jobs_list(const struct command *, struct client *c, const struct args *a)
 					       "TARGET=target|b:ref", "DONE=progress.bytes_done:bytes",
 					       "TOTAL=progress.bytes_total:bytes", "CREATED=created_at", NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
-	const char *filter = args_value(a, "filter"), *count = args_value(a, "limit");
+	const char *count = args_value(a, "limit");
 	struct answer got = { 0 };
-	enum err e;
 
-	buf_puts(&path, "/v1/jobs?page_size=");
-	client_put_part(&path, count ? count : "50");
-	if (filter) {
-		buf_puts(&path, "&filter=");
-		client_put_part(&path, filter);
-	}
-	buf_putc(&path, '\0');
-	e = buf_status(&path);
-	if (e == OK)
-		e = client_get(c, (char *)path.p, &got);
+	client_put(&path, "/v1/jobs?page_size=%", count ? count : "50");
+	client_put(&path, "&filter=%", args_value(a, "filter"));
+	enum err e = client_get_at(c, &path, &got);
 	if (e)
 		return follow_failed(c, e);
 	if (args_flag(a, "json"))
@@ -220,11 +212,8 @@ int jobs_act(const struct command *self, struct client *c, const struct args *a)
 	json_t *nothing = json_object();
 	enum err e;
 
-	buf_puts(&path, "/v1/jobs/");
-	client_put_part(&path, a->words[0]);
-	buf_printf(&path, ":%s", self->name);
-	buf_putc(&path, '\0');
-	e = buf_status(&path);
+	client_put(&path, "/v1/jobs/%:%", a->words[0], self->name);
+	e = client_end(&path);
 	if (e == OK)
 		e = client_call(c, "POST", (char *)path.p, nothing, &got);
 	json_decref(nothing);
@@ -260,16 +249,9 @@ int jobs_events(const struct command *, struct client *c, const struct args *a)
 	bool json = args_flag(a, "json");
 	enum err e;
 
-	buf_puts(&path, "/v1/");
-	if (a->word_count > 0) {
-		buf_puts(&path, "jobs/");
-		client_put_part(&path, a->words[0]);
-		buf_putc(&path, '/');
-	}
-	buf_puts(&path, "events");
-	buf_putc(&path, '\0');
+	client_put(&path, a->word_count ? "/v1/jobs/%/events" : "/v1/events", a->words[0]);
 	follow_catch_interrupts();
-	e = buf_status(&path);
+	e = client_end(&path);
 	if (e == OK)
 		e = client_lines(c, (char *)path.p, print_event, &json);
 	return e && !client_stop ? follow_failed(c, e) : EXIT_DONE;

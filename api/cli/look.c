@@ -23,14 +23,11 @@ static FALLIBLE enum err put_path(struct buf *b, const char *ref, const char *re
 		CLEANUP(mem_free_ptr) char *storage = mem_strdup(ref);
 		NEED(storage, "cannot build a path");
 		storage[colon - ref] = '\0';
-		buf_puts(b, "/v1/checkpoints/");
-		client_put_part(b, storage);
-		buf_putc(b, '/');
+		client_put(b, "/v1/checkpoints/%/", storage);
 	}
-	client_put_part(b, colon + 1);
+	client_put(b, "%", colon + 1);
 	buf_puts(b, rest);
-	buf_putc(b, '\0');
-	return buf_status(b);
+	return client_end(b);
 }
 
 /* All pages of a list, as one array in *all; the first page's other members stay in *first. */
@@ -44,13 +41,8 @@ static FALLIBLE enum err get_all(struct client *c, const char *path, const char 
 		CLEANUP(buf_free) struct buf url = BUF_INIT(16384);
 		struct answer a = { 0 };
 		buf_printf(&url, "%s%cpage_size=%d", path, strchr(path, '?') ? '&' : '?', PAGE);
-		if (token) {
-			buf_puts(&url, "&page_token=");
-			client_put_part(&url, token);
-		}
-		buf_putc(&url, '\0');
-		TRY(buf_status(&url));
-		TRY(client_get(c, (char *)url.p, &a));
+		client_put(&url, "&page_token=%", token);
+		TRY(client_get_at(c, &url, &a));
 		json_array_foreach(json_object_get(a.json, member), i, item)
 			(void)json_array_append(all, item);
 		json_array_foreach(json_object_get(a.json, "problems"), i, item)
@@ -194,15 +186,10 @@ int look_ls(const struct command *, struct client *c, const struct args *a)
 		CLEANUP(mem_free_ptr) char *storage = mem_strdup(what);
 		if (storage && colon)
 			storage[colon - what] = '\0';
-		buf_putc(&path, '/');
-		client_put_part(&path, storage ? storage : "");
+		client_put(&path, "/%", storage);
 	}
-	if (colon && colon[1]) {
-		buf_puts(&path, "?prefix=");
-		client_put_part(&path, colon + 1);
-	}
-	buf_putc(&path, '\0');
-	e = buf_status(&path);
+	client_put(&path, "?prefix=%", colon && colon[1] ? colon + 1 : NULL);
+	e = client_end(&path);
 	if (e == OK)
 		e = show_list(c, (char *)path.p, "checkpoints", checkpoints, args_flag(a, "json"));
 	return e ? follow_failed(c, e) : EXIT_DONE;
@@ -397,15 +384,8 @@ int look_transforms(const struct command *, struct client *c, const struct args 
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
 	struct answer got = { 0 };
 
-	buf_puts(&path, "/v1/transforms");
-	if (a->word_count) {
-		buf_putc(&path, '/');
-		client_put_part(&path, a->words[0]);
-	}
-	buf_putc(&path, '\0');
-	enum err e = buf_status(&path);
-	if (!e)
-		e = client_get(c, (char *)path.p, &got);
+	client_put(&path, a->word_count ? "/v1/transforms/%" : "/v1/transforms", a->words[0]);
+	enum err e = client_get_at(c, &path, &got);
 	if (e)
 		return follow_failed(c, e);
 	if (a->word_count || args_flag(a, "json"))

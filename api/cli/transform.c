@@ -19,11 +19,8 @@ static FALLIBLE enum err ask(struct client *c, const char *name, json_t **out)
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
 	struct answer got = { 0 };
 
-	buf_puts(&path, "/v1/transforms/");
-	client_put_part(&path, name);
-	buf_putc(&path, '\0');
-	TRY(buf_status(&path));
-	TRY(client_get(c, (char *)path.p, &got));
+	client_put(&path, "/v1/transforms/%", name);
+	TRY(client_get_at(c, &path, &got));
 	*out = json_incref(got.json);
 	client_drop(&got);
 	return *out ? OK : ERR(PROTOCOL, "the daemon has no JSON for the rules %s", name);

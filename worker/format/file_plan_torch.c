@@ -241,8 +241,7 @@ static FALLIBLE enum err place(const struct file_plan_target *t, struct zip_plan
 	CLEANUP(buf_free) struct buf pickle = BUF_INIT(ITEM_VALUE_PICKLE_MAX);
 	struct arena *a CLEANUP(arena_free_ptr) = arena_new(UINT64_MAX);
 
-	if (!a)
-		return ERR(NO_MEMORY, "no memory for a plan");
+	NEED(a, "no memory for a plan");
 	TRY(put_pickle(t->sd, a, &pickle));
 	TRY(zip_plan_bytes(z, STR("archive/data.pkl"), (struct str){ (char *)pickle.p, pickle.len }));
 	TRY(zip_plan_bytes(z, STR("archive/byteorder"), STR("little")));

@@ -347,8 +347,7 @@ static FALLIBLE enum err read_file(const struct item_source *src, uint64_t most,
 	uint64_t n = num_min(src->length, most);
 	CLEANUP(mem_free_ptr) unsigned char *bytes = mem_alloc(n + 1);
 
-	if (!bytes)
-		return ERR(NO_MEMORY, "no memory for %ju bytes", (uintmax_t)n);
+	NEED(bytes, "no memory for %ju bytes", (uintmax_t)n);
 	TRY(source_read(src, 0, bytes, n));
 	*out = move(bytes);
 	*n_out = n;

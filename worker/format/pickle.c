@@ -199,11 +199,10 @@ static enum err op_global(struct pickle *pk, const struct pickle_op *op)
 	return push_global(pk, module, name);
 }
 
-static enum err op_stack_global(struct pickle *pk, const struct pickle_op *op)
+static enum err op_stack_global(struct pickle *pk, const struct pickle_op *)
 {
 	uint32_t at;
 
-	(void)op;
 	TRY(top(pk, 2, &at));
 	pnode module = pk->stack.p[at], name = pk->stack.p[at + 1];
 	if (pickle_kind(pk, module) != PK_STR || pickle_kind(pk, name) != PK_STR)
@@ -456,9 +455,8 @@ static enum err op_buffer(struct pickle *pk, const struct pickle_op *op)
 	return op->code == 0x97 ? push(pk, N_NONE) : need(pk, 1);
 }
 
-static enum err op_build(struct pickle *pk, const struct pickle_op *op)
+static enum err op_build(struct pickle *pk, const struct pickle_op *)
 {
-	(void)op;
 	TRY(need(pk, 2));
 	uint32_t at = pk->stack.count - 2;
 	pnode state = pk->stack.p[at + 1];
@@ -542,8 +540,7 @@ enum err pickle_begin(struct pickle *pk, const void *bytes, uint64_t n)
 enum err pickle_parse(const void *bytes, uint64_t n, const struct pickle_record *records, struct pickle **out)
 {
 	struct pickle *pk CLEANUP(pickle_free_ptr) = mem_zalloc(1, sizeof *pk);
-	if (!pk)
-		return ERR(NO_MEMORY, "no memory for a pickle");
+	NEED(pk, "no memory for a pickle");
 	pk->records = records;
 	TRY(pickle_begin(pk, bytes, n));
 	TRY(pickle_run(pk));

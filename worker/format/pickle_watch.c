@@ -191,8 +191,7 @@ enum err pickle_inspect(const void *bytes, uint64_t n, const struct pickle_watch
 {
 	struct pickle *pk CLEANUP(pickle_free_ptr) = mem_zalloc(1, sizeof *pk);
 
-	if (!pk)
-		return ERR(NO_MEMORY, "no memory for a pickle");
+	NEED(pk, "no memory for a pickle");
 	pk->watch = watch;
 	TRY(pickle_begin(pk, bytes, n));
 	enum err e = pickle_run(pk);

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/reader.h"
 
 enum { TAR_MAGIC_AT = 257, NAME_FIRST_MAX = 256, STEPS_FREE = 1 << 16, VALUE_MAX = 1 << 30, STREAM_FIRST = 1 << 20,
        STREAM_GROWTH = 16 };
@@ -269,16 +270,15 @@ static FALLIBLE enum err find_in_stream(struct torch_file *f, const struct item_
 {
 	uint32_t at = map_get(&f->by_key, key);
 	unsigned char count[8];
-	uint64_t n = 0;
+	uint64_t n;
 
 	if (at == MAP_NONE || f->storages.v[at].found)
 		return ERR(FORMAT_ITEM, "storage '%.*s' %s", (int)num_min(key.n, 64), key.p,
 			   at == MAP_NONE ? "is of no tensor" : "is listed twice");
 	struct torch_storage *s = &f->storages.v[at];
 	TRY(source_read(src, *off, count, sizeof count));
-	for (int k = 8; k-- > 0;)
-		n = n << 8 | count[k];
-	TRY(num_mul(n, dtype_bytes(s->says.dtype), &n));
+	struct reader r = reader_of(count, sizeof count);
+	TRY(num_mul(reader_u64(&r), dtype_bytes(s->says.dtype), &n));
 	s->offset = *off + sizeof count;
 	if (n != s->says.bytes || !num_inside(s->offset, n, src->length))
 		return err_at_file(ERR(FORMAT_ITEM, "storage '%.*s' has %ju bytes, its tensors say %ju, and the file has %ju from there on",

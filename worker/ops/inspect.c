@@ -241,8 +241,7 @@ static FALLIBLE enum err inspection(struct inspection *t, struct store_at *at, s
 	enum format format;
 
 	t->job->result = json_object();
-	if (!t->job->result)
-		return ERR(NO_MEMORY, "no memory for the result");
+	NEED(t->job->result, "no memory for the result");
 	TRY(inspect_begin(&t->in));
 	TRY(job_state(t->job, "planning", "metadata", NULL, 0));
 	TRY(stores_find(&t->job->worker->stores, ref->storage.p, &store));

@@ -247,9 +247,7 @@ enum err staging_make_files(struct staging *s)
 {
 	for (uint64_t i = 0; i < s->files.n; i++) {
 		const struct staging_file *f = &s->files.v[i];
-		enum err e = is_made_here(s, f) ? make_file(s, f) : OK;
-		if (e)
-			return err_at_rank(err_at_file(e, f->name, -1), f->rank);
+		TRY(err_at_rank(err_at_file(is_made_here(s, f) ? make_file(s, f) : OK, f->name, -1), f->rank));
 	}
 	return OK;
 }
