@@ -9,7 +9,7 @@
 #include <jansson.h>
 
 #include "base/arena.h"
-#include "plan/dtensor.h"
+#include "tensor/dtensor.h"
 #include "plan/state_dict_op.h"
 #include "lib/t.h"
 

@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "plan/dtensor.h"
+#include "tensor/dtensor.h"
 #include "plan/layout.h"
 #include "plan/load_plan.h"
 #include "plan/save_plan.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/dtensor.h"
+#include "tensor/dtensor.h"
 
 #define V(...) ((const int64_t[]){ __VA_ARGS__ })
 #define P(...) ((const struct placement[]){ __VA_ARGS__ })

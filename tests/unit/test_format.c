@@ -17,6 +17,11 @@ static void test_names(void **state)
 		{ "model-00001-of-00002.safetensors", { FORMAT_SAFETENSORS, FORMAT_PAYLOAD, -1 } },
 		{ "model.safetensors.index.json", { FORMAT_SAFETENSORS, FORMAT_METADATA, -1 } },
 		{ "weights.pth", { FORMAT_TORCH, FORMAT_PAYLOAD, -1 } },
+		{ "model_world_size_8_rank_3.pt", { FORMAT_TORCH_RANKS, FORMAT_PAYLOAD, 3 } },
+		{ "pytorch_model_fsdp_rank11.bin", { FORMAT_TORCH_RANKS, FORMAT_PAYLOAD, 11 } },
+		{ "frank_3.pt", { FORMAT_TORCH, FORMAT_PAYLOAD, -1 } },
+		{ "rank_03.pt", { FORMAT_TORCH, FORMAT_PAYLOAD, -1 } },
+		{ "pytorch_model.bin.index.json", { FORMAT_TORCH, FORMAT_METADATA, -1 } },
 		{ "config.json", { FORMAT_NONE, FORMAT_OTHER, -1 } },
 		{ "", { FORMAT_NONE, FORMAT_OTHER, -1 } },
 	};

@@ -52,6 +52,58 @@ static enum format_role hf_file(struct str name, int64_t *rank)
 	return str_ends(name, ".safetensors") ? FORMAT_PAYLOAD : FORMAT_OTHER;
 }
 
+/* Takes a number, or a word, off the end. */
+static bool take_number(struct str *s, int64_t *out)
+{
+	size_t n = s->n;
+
+	while (n && s->p[n - 1] >= '0' && s->p[n - 1] <= '9')
+		n--;
+	if (!rank_digits(s->p + n, s->n - n, out))
+		return false;
+	s->n = n;
+	return true;
+}
+
+static bool take_word(struct str *s, const char *word)
+{
+	if (!str_ends(*s, word))
+		return false;
+	s->n -= strlen(word);
+	return true;
+}
+
+bool format_rank_name(const char *name, struct format_rank_name *out)
+{
+	struct str s = str_of(name), before;
+
+	*out = (struct format_rank_name){ .rank = -1 };
+	if (!take_word(&s, ".pt") && !take_word(&s, ".pth") && !take_word(&s, ".bin"))
+		return false;
+	if (!take_number(&s, &out->rank) || (!take_word(&s, "rank_") && !take_word(&s, "rank")) || (s.n && !take_word(&s, "_")))
+		return false;
+	before = s;
+	if (take_number(&s, &out->world_size) && take_word(&s, "world_size_") && (s.n == 0 || take_word(&s, "_"))) {
+		before = s;
+		out->world_size += out->world_size == 0;
+	} else {
+		out->world_size = 0;
+	}
+	out->family = before;
+	out->is_model = before.n == 0 || str_ends(before, "model") || str_starts(before, "pytorch_model");
+	return true;
+}
+
+static enum format_role torch_rank_file(struct str name, int64_t *rank)
+{
+	struct format_rank_name is;
+
+	if (!format_rank_name(name.p, &is)) /* names of files end with a NUL */
+		return FORMAT_OTHER;
+	*rank = is.rank;
+	return FORMAT_PAYLOAD;
+}
+
 static enum format_role torch_file(struct str name, int64_t *rank)
 {
 	(void)rank;

@@ -51,6 +51,14 @@ enum { FORMAT_FIRST_BYTES = 512 };
 enum format format_of_file(const char *name);
 enum format format_of_bytes(const void *first, size_t n);
 
+/* `{family}[_world_size_{N}]_rank[_]{R}.pt`: what each of the ranks of a job wrote beside the others. Borrows the name. */
+struct format_rank_name {
+	struct str family;
+	int64_t world_size, rank;      /* world_size 0: the name does not say */
+	bool is_model;                 /* the state dict itself, not the optimizer's or another */
+};
+bool format_rank_name(const char *name, struct format_rank_name *out);
+
 /* The names in a directory, one by one, and the format that they say it has. */
 struct format_listing {
 	bool marks[FORMAT_COUNT];
@@ -91,4 +99,5 @@ FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, con
 FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_torch_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch(const struct format_source *s, struct sdict **out);

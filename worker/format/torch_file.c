@@ -173,7 +173,7 @@ static FALLIBLE enum err add_leaf(struct walk *w, pnode n, struct torch_leaf **o
 }
 
 /* Views of one storage agree on what it is. */
-static FALLIBLE enum err add_storage(struct torch_file *f, const struct item_storage *s, uint32_t *index_out)
+enum err torch_file_storage(struct torch_file *f, const struct item_storage *s, uint32_t *index_out)
 {
 	uint32_t next = (uint32_t)f->storages.n;
 	struct torch_storage *at;
@@ -198,9 +198,12 @@ static FALLIBLE enum err add_tensor(struct walk *w, pnode n)
 
 	TRY(add_leaf(w, n, &leaf));
 	leaf->is_tensor = true;
+	leaf->is_sharded = torch_shards_is(w->pk, n);
+	if (leaf->is_sharded)
+		return err_at_fqn(torch_shards_read(w->f, leaf), leaf->fqn.p, leaf->fqn.n);
 	enum err e = item_tensor_of(w->pk, n, &leaf->tensor, &s);
 	if (!e)
-		e = add_storage(w->f, &s, &leaf->storage);
+		e = torch_file_storage(w->f, &s, &leaf->storage);
 	return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 }
 
@@ -309,12 +312,10 @@ static FALLIBLE enum err find_all_in_stream(struct torch_file *f, const struct i
 static FALLIBLE enum err find_storages(struct torch_file *f, const struct item_source *src)
 {
 	TRY(f->item.zip ? find_records(f) : find_all_in_stream(f, src));
-	for (uint64_t i = 0; i < f->leaves.n; i++) {
-		const struct torch_leaf *leaf = &f->leaves.v[i];
-		const struct torch_storage *s = &f->storages.v[leaf->is_tensor ? leaf->storage : 0];
-		if (leaf->is_tensor && !s->found)
-			return err_at_fqn(ERR(FORMAT_ITEM, "the file has no storage '%.*s'", (int)num_min(s->says.key.n, 64),
-					      s->says.key.p), leaf->fqn.p, leaf->fqn.n);
+	for (uint64_t i = 0; i < f->storages.n; i++) {
+		const struct torch_storage *s = &f->storages.v[i];
+		if (!s->found)
+			return ERR(FORMAT_ITEM, "the file has no storage '%.*s'", (int)num_min(s->says.key.n, 64), s->says.key.p);
 	}
 	return OK;
 }
@@ -326,6 +327,7 @@ void torch_file_close(struct torch_file *f)
 	item_close(&f->item);
 	arena_free(f->arena);
 	vec_free(&f->leaves);
+	vec_free(&f->shards);
 	vec_free(&f->storages);
 	map_free(&f->by_key);
 	*f = (struct torch_file){ 0 };
@@ -393,7 +395,7 @@ static FALLIBLE enum err put_value(const struct torch_file *f, const struct torc
 
 /* ----------------------------------------------------------------------------------------------------------- as an sdict */
 
-static FALLIBLE enum err add_value(const struct torch_file *f, const struct torch_leaf *leaf, struct sdict *sd, uint32_t rank)
+enum err torch_file_add_value(const struct torch_file *f, const struct torch_leaf *leaf, struct sdict *sd, uint32_t rank)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(VALUE_MAX);
 	uint32_t index;
@@ -405,16 +407,16 @@ static FALLIBLE enum err add_value(const struct torch_file *f, const struct torc
 	return sdict_copy_path(sd, leaf->path, &sd->values[index].path);
 }
 
-/* The bytes from the first to behind the last element. */
-static uint64_t span_of(const struct item_tensor *t)
+/* Cannot overflow: item_tensor_of saw the sum. */
+uint64_t torch_file_span(uint32_t ndim, const int64_t *sizes, const int64_t *strides, enum dtype dtype)
 {
 	uint64_t last = 0;
 
-	if (box_empty(t->ndim, t->sizes))
+	if (box_empty(ndim, sizes))
 		return 0;
-	for (uint32_t d = 0; d < t->ndim; d++)
-		last += (uint64_t)(t->sizes[d] - 1) * (uint64_t)t->strides[d]; /* cannot overflow: item_tensor_of saw the sum */
-	return (last + 1) * dtype_bytes(t->dtype);
+	for (uint32_t d = 0; d < ndim; d++)
+		last += (uint64_t)(sizes[d] - 1) * (uint64_t)strides[d];
+	return (last + 1) * dtype_bytes(dtype);
 }
 
 static bool is_view(const struct item_tensor *t)
@@ -459,7 +461,7 @@ static FALLIBLE enum err add_chunk(const struct torch_file *f, const struct torc
 	uint32_t index;
 
 	loc.offset = f->storages.v[leaf->storage].offset;
-	loc.length = span_of(t);
+	loc.length = torch_file_span(t->ndim, t->sizes, t->strides, t->dtype);
 	if (loc.length)
 		loc.offset += t->storage_offset * dtype_bytes(t->dtype);
 	memcpy(dims + t->ndim, t->sizes, t->ndim * sizeof *dims);
@@ -476,8 +478,7 @@ static int by_offset(const void *a, const void *b)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* Behind those of the files before. */
-static FALLIBLE enum err add_records(const struct torch_file *f, struct sdict *sd, uint32_t file)
+enum err torch_file_add_records(const struct torch_file *f, struct sdict *sd, uint32_t file)
 {
 	struct sd_record *all;
 	uint64_t n = sd->record_count;
@@ -506,12 +507,15 @@ static FALLIBLE enum err add_leaves(const struct torch_file *f, struct sdict *sd
 		const struct torch_leaf *leaf = &f->leaves.v[i];
 		struct sd_loc loc = { .file = file };
 		enum err e = OK;
+		if (leaf->is_sharded)
+			return err_at_fqn(ERR(FORMAT_UNSUPPORTED, "one rank's part of a sharded tensor: name the folder of all ranks"),
+					  leaf->fqn.p, leaf->fqn.n);
 		if (leaf->is_tensor && is_view(&leaf->tensor)) {
 			loc.transform = SD_STRIDED | index++;
 			e = set_view(sd->arena, &leaf->tensor, view++);
 		}
 		if (!e)
-			e = leaf->is_tensor ? add_chunk(f, leaf, sd, loc, rank) : add_value(f, leaf, sd, rank);
+			e = leaf->is_tensor ? add_chunk(f, leaf, sd, loc, rank) : torch_file_add_value(f, leaf, sd, rank);
 		if (e)
 			return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 	}
@@ -522,5 +526,5 @@ enum err torch_file_add(const struct torch_file *f, struct sdict *sd, uint32_t f
 {
 	sd->has_paths = true;
 	TRY(add_leaves(f, sd, file, rank));
-	return add_records(f, sd, file);
+	return torch_file_add_records(f, sd, file);
 }

@@ -13,12 +13,23 @@
 #include "format/torch_item_graph.h"
 #include "tensor/sdict.h"
 
+/* A box of a DTensor or ShardedTensor that the file's rank holds. */
+struct torch_shard {
+	const int64_t *dims;             /* global offsets, then sizes */
+	const int64_t *strides;          /* in the storage */
+	uint64_t first;                  /* element of the storage */
+	uint32_t storage;
+	bool conj, neg;
+};
+
 struct torch_leaf {
 	struct str fqn;
 	struct sd_path path;
 	pnode node;
 	bool is_tensor;
 	uint32_t storage;                /* of a tensor: index into storages */
+	bool is_sharded;                 /* a DTensor or ShardedTensor: tensor has dtype and the whole shape; the rest is in shards */
+	uint64_t first_shard, shard_count;
 	struct item_tensor tensor;       /* sizes, strides and offset in the storage */
 };
 
@@ -35,6 +46,7 @@ struct torch_file {
 	struct item item;                /* the graph is item.pk */
 	struct arena *arena;             /* of FQNs and paths */
 	struct vec(struct torch_leaf) leaves;
+	struct vec(struct torch_shard) shards;
 	struct vec(struct torch_storage) storages;
 	struct map by_key;               /* storage key → index into storages */
 };
@@ -50,3 +62,16 @@ void torch_file_close(struct torch_file *f);             /* for CLEANUP too */
 
 /* Adds all leaves to an sdict, as tensors of one chunk and values of `rank`. file: its number in the sdict. */
 FALLIBLE enum err torch_file_add(const struct torch_file *f, struct sdict *sd, uint32_t file, uint32_t rank);
+/* The bytes from the first to behind the last element of a box. */
+uint64_t torch_file_span(uint32_t ndim, const int64_t *sizes, const int64_t *strides, enum dtype dtype);
+/* Adds the file's records to the sdict, behind those of files with lower numbers. */
+FALLIBLE enum err torch_file_add_records(const struct torch_file *f, struct sdict *sd, uint32_t file);
+/* A leaf's value as a torch.save archive, in the sdict's arena. */
+FALLIBLE enum err torch_file_add_value(const struct torch_file *f, const struct torch_leaf *leaf, struct sdict *sd, uint32_t rank);
+
+/* torch_shards.c: the part of a DTensor (local tensor, mesh and placements) or ShardedTensor (shards with offsets) that a node describes:
+ * fills leaf->tensor and the file's shards. ERR_FORMAT_UNSUPPORTED: a placement or mesh that it does not know, by name. */
+bool torch_shards_is(const struct pickle *pk, pnode n);
+FALLIBLE enum err torch_shards_read(struct torch_file *f, struct torch_leaf *leaf);
+/* The number of a storage; a new one is added. */
+FALLIBLE enum err torch_file_storage(struct torch_file *f, const struct item_storage *s, uint32_t *index_out);

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
-#include "plan/dtensor.h"
+#include "tensor/dtensor.h"
 #include "plan/tiling.h"
 #include "tensor/box.h"
 

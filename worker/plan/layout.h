@@ -1,4 +1,4 @@
-/* layout.h: how logical tensors are cut over a world: rules → boxes per rank. Semantics are DTensor's (plan/dtensor.h),
+/* layout.h: how logical tensors are cut over a world: rules → boxes per rank. Semantics are DTensor's (tensor/dtensor.h),
  * ChunkShardingSpec's and EnumerableShardingSpec's; forms and deviations: api/layouts.md.
  *
  * The first rule whose pattern matches the FQN *and* whose dims the tensor has wins. Without a match: Shard(0) over the world for

@@ -9,7 +9,7 @@
 
 #include "base/buf.h"
 #include "base/num.h"
-#include "plan/dtensor.h"
+#include "tensor/dtensor.h"
 #include "tensor/box.h"
 
 enum { NAME_PARTS_MAX = 1024, KEYS_SHOWN = 20, KEY_SHOWN = 100, CHUNKS_MAX = 1 << 24 };

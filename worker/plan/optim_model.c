@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
-#include "plan/dtensor.h"
+#include "tensor/dtensor.h"
 #include "tensor/box.h"
 
 enum { AMBIGUOUS = UINT32_MAX - 1, NAME_SHOWN = 300 };

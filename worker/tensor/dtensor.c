@@ -4,7 +4,7 @@
  * it leaves, in order, to rows that it was given. So lengths are computed forwards, by a formula each; then the rank's rows, 0 to
  * length - 1, are taken back through the maps, where a _StridedShard may cut a run in several. Runs only become more on that way and
  * never touch, so nothing is held that is not part of the result: PyTorch walks lists of all row numbers here. */
-#include "plan/dtensor.h"
+#include "tensor/dtensor.h"
 
 #include <string.h>
 
