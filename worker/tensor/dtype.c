@@ -50,18 +50,25 @@ const char *dtype_name(enum dtype d)
 	return types[d].name;
 }
 
+/* The dtype that `word` calls so. */
+static bool find(struct str name, const char *(*word)(enum dtype d), enum dtype *out)
+{
+	for (enum dtype d = 0; d < DT_COUNT; d++)
+		if (word(d) && str_is(name, word(d))) {
+			*out = d;
+			return true;
+		}
+	return false;
+}
+
 enum err dtype_parse(struct str name, enum dtype *out)
 {
 	struct str bare = name;
 
 	if (str_starts(bare, "torch."))
 		bare = (struct str){ bare.p + 6, bare.n - 6 };
-	for (unsigned d = 0; d < DT_COUNT; d++) {
-		if (str_is(bare, types[d].name)) {
-			*out = (enum dtype)d;
-			return OK;
-		}
-	}
+	if (find(bare, dtype_name, out))
+		return OK;
 	return ERR(DTYPE_UNSUPPORTED, "dtype %.*s cannot be stored", shown(name), name.n ? name.p : "");
 }
 
@@ -85,12 +92,8 @@ const char *dtype_safetensors_name(enum dtype d)
 
 enum err dtype_from_safetensors(struct str name, enum dtype *out)
 {
-	for (unsigned d = 0; d < DT_COUNT; d++) {
-		if (types[d].safetensors && str_is(name, types[d].safetensors)) {
-			*out = (enum dtype)d;
-			return OK;
-		}
-	}
+	if (find(name, dtype_safetensors_name, out))
+		return OK;
 	return ERR(DTYPE_UNSUPPORTED, "safetensors dtype %.*s is not known", shown(name),
 		   name.n ? name.p : "");
 }
@@ -103,12 +106,8 @@ const char *dtype_storage_class(enum dtype d)
 
 enum err dtype_from_storage_class(struct str name, enum dtype *out)
 {
-	for (unsigned d = 0; d < DT_COUNT; d++) {
-		if (types[d].storage && str_is(name, types[d].storage)) {
-			*out = (enum dtype)d;
-			return OK;
-		}
-	}
+	if (find(name, dtype_storage_class, out))
+		return OK;
 	return ERR(DTYPE_UNSUPPORTED, "storage class %.*s cannot be read", shown(name),
 		   name.n ? name.p : "");
 }
