@@ -186,6 +186,8 @@ def test_quantised_weights_and_their_companions(d):
           want={"x.y.weight": state["a.weight"], "x.y.weight_scale_inv": state["a.weight_scale_inv"], "b.weight": W})
     check(d, state, [{"match": r"^a\.weight$", "drop": True}], want={"b.weight": W})
     source = put(d, state)
+    p = d.api.fails("reshard", "dtype_unsupported", source=source, target={**HERE, "name": lib.fresh()}, dtype=[["*", "bfloat16"]])
+    assert p["fqn"] == "a.weight"
     for rule, code in (({"dtype": "bfloat16"}, "dtype_unsupported"), ({"permute": [1, 0]}, "validation_failed")):
         p = d.api.fails("reshard", code, source=source, target={**HERE, "name": lib.fresh()}, transform=[{"match": r"^.\.weight$", **rule}])
         assert p["fqn"] == "a.weight" and "a.weight_scale_inv" in p["detail"]

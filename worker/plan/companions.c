@@ -1,6 +1,8 @@
 /* companions.c: see companions.h. */
 #include "plan/companions.h"
 
+#include "base/num.h"
+
 static const struct {
 	const char *main, *companion;  /* endings: the rest of both names is the same */
 } rows[] = {
@@ -45,4 +47,10 @@ bool companions_next(struct companions *c, struct str *name_out)
 bool companions_follow(const struct companions *c, struct str main, char room[COMPANION_NAME_MAX], struct str *name_out)
 {
 	return name_of(c->next - 1, main, room, name_out);
+}
+
+enum err companions_no_cast(struct str name)
+{
+	return ERR(DTYPE_UNSUPPORTED, "the weight is quantised (%.*s belongs to its codes): a cast would change its values; "
+		   "dequantise it first", (int)num_min(name.n, 300), name.p);
 }

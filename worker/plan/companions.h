@@ -1,8 +1,12 @@
 /* companions.h: tensors that mean something together only: a quantised weight and its scales, zero points and the like, by the names that
  * fp8 checkpoints (DeepSeek, Qwen), compressed-tensors, bitsandbytes, GPTQ and gpt-oss give them. */
 #pragma once
+#include "base/err.h"
 #include "base/str.h"
 #include "tensor/dtype.h"
+
+/* The error of a cast of a weight that the tensor `name` belongs to. */
+enum err companions_no_cast(struct str name);
 
 /* Can elements of this dtype be codes that scales belong to? */
 bool companions_dtype(enum dtype d);

@@ -112,8 +112,7 @@ static FALLIBLE enum err check_companions(const struct converter *v, const struc
 	while (companions_next(&c, &name)) {
 		const struct convert_tensor *other = find(v, name);
 		if (other && v->rule->kind == CONVERT_DTYPE)
-			return ERR(DTYPE_UNSUPPORTED, "the weight is quantised (%.*s belongs to its codes): a cast would change its "
-				   "values; dequantise it first", (int)num_min(name.n, 300), name.p);
+			return companions_no_cast(name);
 		if (other && !other->matches)
 			return ERR(VALIDATION_FAILED, "the weight is quantised and %.*s belongs to it, which the rule does not match: "
 				   "both change together or not at all", (int)num_min(name.n, 300), name.p);

@@ -1,6 +1,7 @@
 /* spec_select.c: which tensors and values of a source take part, under which names and dtypes (see spec.h).
  * Patterns come from users: globs are linear, PCRE2 runs with match limits and without JIT. */
 #include "base/pattern.h"
+#include "plan/companions.h"
 #include "runner/spec.h"
 
 struct selector {
@@ -115,6 +116,20 @@ static FALLIBLE enum err select_all(struct selector *s, const struct sdict *from
 	return copy_differing(from, kept, v->sd);
 }
 
+/* A cast changes codes that scales belong to into other values. */
+static FALLIBLE enum err check_casts(const struct spec_view *v)
+{
+	for (uint64_t i = 0; i < v->sd->tensor_count; i++) {
+		const struct sd_tensor *t = &v->sd->tensors[i];
+		struct companions c = { .main = t->fqn };
+		struct str name;
+		while (v->dtypes[i] != t->dtype && companions_dtype(t->dtype) && companions_next(&c, &name))
+			if (sdict_tensor(v->sd, name))
+				return err_at_fqn(companions_no_cast(name), t->fqn.p, t->fqn.n);
+	}
+	return OK;
+}
+
 enum err spec_select(const struct spec *spec, const struct sdict *source, struct spec_view *out)
 {
 	struct selector s;
@@ -125,6 +140,8 @@ enum err spec_select(const struct spec *spec, const struct sdict *source, struct
 	enum err e = selector_open(spec, &s);
 	if (!e)
 		e = select_all(&s, source, out);
+	if (!e)
+		e = check_casts(out);
 	patterns_free(s.patterns);
 	return e;
 }
