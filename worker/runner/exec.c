@@ -309,6 +309,18 @@ static FALLIBLE enum err loop(struct exec *x)
 	return OK;
 }
 
+/* What averages need besides a task's own bytes: its sums and one leg, in the dtype that they are added up in. */
+static uint64_t most_leg_bytes(const struct run *r)
+{
+	uint64_t widest = 0;
+
+	for (uint64_t i = 0; r->head->opts.leg_count && i < r->dsts_n; i++)
+		if (r->dsts[i].first_leg)
+			widest = num_max(widest, dtype_bytes((enum dtype)r->dsts[r->dsts[i].first_leg].dtype) /
+							 dtype_bytes((enum dtype)r->dsts[i].dtype));
+	return 2 * widest * r->head->opts.task_bytes;
+}
+
 static FALLIBLE enum err open_slots(struct exec *x)
 {
 	uint64_t task = x->run->head->opts.task_bytes;
@@ -320,7 +332,7 @@ static FALLIBLE enum err open_slots(struct exec *x)
 		x->out_bytes = task + task / 4;
 	else if (x->run->head->opts.mode == RUN_STATS && x->run->dsts_n)
 		x->out_bytes = x->in_bytes; /* two tasks, or the largest scan */
-	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + x->out_bytes);
+	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + x->out_bytes + most_leg_bytes(x->run));
 
 	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
 	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);

@@ -91,18 +91,18 @@ static uint64_t leg_bytes(const struct run *run, const struct run_part *p)
 	return d->first_leg ? (elements(run, p) * dtype_bytes((enum dtype)run->dsts[d->first_leg].dtype) + 15) & ~15ull : 0;
 }
 
-/* Room for the legs of all parts of the task: reads point into it. */
+/* Room for the sums of all parts of the task, and for one leg of each: reads point into it. */
 static FALLIBLE enum err reserve_legs(struct slot *s)
 {
 	const struct run *run = s->x->run;
 	const struct run_task *t = &run->tasks[s->task];
 	uint64_t bytes = 0;
 
-	s->legs.n = s->leg_used = 0;
+	s->legs.n = s->leg_used = s->leg = 0;
 	for (uint32_t i = 0; run->head->opts.leg_count && i < t->count; i++) {
 		const struct run_block *b = &run->blocks[t->first + i];
 		for (uint32_t k = 0; k < b->part_count; k++)
-			bytes += run->head->opts.leg_count * leg_bytes(run, part_of(run, b, k));
+			bytes += 2 * leg_bytes(run, part_of(run, b, k));
 	}
 	if (bytes <= s->leg_bytes)
 		return OK;
@@ -112,20 +112,27 @@ static FALLIBLE enum err reserve_legs(struct slot *s)
 	return s->leg_room ? OK : ERR(NO_MEMORY, "no memory for %ju bytes to average", (uintmax_t)bytes);
 }
 
-/* The part's elements of each checkpoint, cast to the dtype that they are added up in. */
-static FALLIBLE enum err add_legs(struct slot *s, const struct run_part *p, unsigned char *to)
+/* The part's elements of one checkpoint, cast to the dtype that they are added up in. */
+static FALLIBLE enum err read_leg(struct slot *s, const struct slot_legs *l, uint32_t leg)
 {
 	const struct run *run = s->x->run;
+	const struct run_part *p = l->part;
 	const struct run_dst *d = &run->dsts[p->dst];
 	uint32_t item = dtype_bytes((enum dtype)run->dsts[d->first_leg].dtype), own = dtype_bytes((enum dtype)d->dtype);
+
+	return read_plan_add(&s->reads, d->first_leg + leg, p->begin / own * item, p->end / own * item, leg ? l->next : l->sum);
+}
+
+static FALLIBLE enum err add_legs(struct slot *s, const struct run_part *p, unsigned char *to)
+{
+	uint64_t bytes = leg_bytes(s->x->run, p);
+	unsigned char *room = s->leg_room + s->leg_used;
 	struct slot_legs *l;
 
 	TRY(vec_push(&s->legs, &l));
-	*l = (struct slot_legs){ p, to, s->leg_room + s->leg_used, leg_bytes(run, p) };
-	for (uint32_t i = 0; i < run->head->opts.leg_count; i++)
-		TRY(read_plan_add(&s->reads, d->first_leg + i, p->begin / own * item, p->end / own * item, l->legs + i * l->leg_bytes));
-	s->leg_used += run->head->opts.leg_count * l->leg_bytes;
-	return OK;
+	*l = (struct slot_legs){ p, to, room, room + bytes };
+	s->leg_used += 2 * bytes;
+	return read_leg(s, l, 0);
 }
 
 static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, unsigned char *data)
@@ -264,19 +271,24 @@ static FALLIBLE enum err wrap_small(const struct run *run, const struct run_part
 	return OK;
 }
 
-/* Averages: added up in the order of the checkpoints, rounded once. */
+/* Averages: added up in the order of the checkpoints, one after the other, rounded once. */
 static FALLIBLE enum err average(struct slot *s)
 {
 	const struct run *run = s->x->run;
+	uint32_t leg = s->leg++;
 
+	if (s->legs.n)
+		read_plan_begin(&s->reads);
 	for (uint64_t i = 0; i < s->legs.n; i++) {
 		const struct slot_legs *l = &s->legs.v[i];
 		const struct run_dst *d = &run->dsts[l->part->dst];
 		enum dtype wide = (enum dtype)run->dsts[d->first_leg].dtype;
 		uint64_t n = elements(run, l->part);
-		for (uint32_t k = 0; k < run->head->opts.leg_count; k++)
-			average_add(l->legs, l->legs + k * l->leg_bytes, wide, n, run->head->opts.weights[k], k == 0);
-		TRY(cast_run(l->to, (enum dtype)d->dtype, l->legs, wide, n));
+		average_add(l->sum, leg ? l->next : l->sum, wide, n, run->head->opts.weights[leg], leg == 0);
+		if (s->leg < run->head->opts.leg_count)
+			TRY(read_leg(s, l, s->leg));
+		else
+			TRY(cast_run(l->to, (enum dtype)d->dtype, l->sum, wide, n));
 	}
 	return OK;
 }
@@ -509,6 +521,8 @@ static FALLIBLE enum err fetched(struct slot *s)
 		return OK;
 	}
 	TRY(average(s));
+	if (read_plan_more(&s->reads))
+		return OK;
 	TRY(exec_guarded(s, hash_blocks));
 	return write_blocks(s);
 }

@@ -20,11 +20,10 @@ struct slot_scan {
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
 };
 
-/* A part that is an average (a merge): its elements of each checkpoint, one behind the other. */
+/* A part that is an average (a merge): the sum so far, and the elements of the checkpoint that is added next. */
 struct slot_legs {
 	const struct run_part *part;
-	unsigned char *to, *legs;
-	uint64_t leg_bytes;            /* of one, a multiple of 16 */
+	unsigned char *to, *sum, *next;
 };
 
 struct slot {
@@ -37,6 +36,7 @@ struct slot {
 	unsigned char *in, *out;       /* in: exec.in_bytes; out: exec.out_bytes */
 	uint64_t out_used;
 	struct vec(struct slot_legs) legs;
+	uint32_t leg;                  /* the checkpoint whose elements are being read */
 	unsigned char *leg_room;       /* leg_bytes of them all */
 	uint64_t leg_bytes, leg_used;
 	struct vec(struct slot_block) blocks;
