@@ -28,6 +28,7 @@ import comm_rows  # noqa: E402
 import dcpd as lib  # noqa: E402
 import dropin_rows  # noqa: E402
 import list_rows  # noqa: E402
+import look_rows  # noqa: E402
 import pace_rows  # noqa: E402
 import python_rows  # noqa: E402
 from ranks import Ranks  # noqa: E402
@@ -144,6 +145,9 @@ class Bench:
 
     def lists(self):
         list_rows.rows(self)
+
+    def look(self):
+        look_rows.rows(self, SIZE, drop_caches)
 
     def c(self):
         c_rows.rows(self, SIZE)
@@ -418,8 +422,8 @@ def main():
           flush=True)
     failed = []
     try:
-        for part in (b.collectives, b.plans, b.start, b.lists, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python, b.dropin,
-                     b.c):
+        for part in (b.collectives, b.plans, b.start, b.lists, b.look, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python,
+                     b.dropin, b.c):
             try:
                 part()
             except (AssertionError, OSError, subprocess.SubprocessError) as e:

@@ -236,7 +236,7 @@ static FALLIBLE enum err numpy_objects(const struct part *from, const unsigned c
 	uint64_t length = old ? reader_u16(&r) : reader_u32(&r), head = r.at;
 
 	if (r.failed || length > reader_left(&r) || length > HEADER_MAX)
-		return OK;
+		return p.expected ? note_why(p.in, &p.place, p.place.offset, "a header of NumPy's that is cut off, or too long") : OK;
 	const unsigned char *descr = memmem(bytes + head, length, "'descr'", 7);
 	if (!descr || !memchr(descr, 'O', length - (uint64_t)(descr - bytes - head)))
 		return OK;
