@@ -302,8 +302,7 @@ static FALLIBLE enum err put_tensors(struct ranks *r)
 static FALLIBLE enum err open_all(struct ranks *r)
 {
 	r->arena = arena_new(UINT64_MAX);
-	if (!r->arena)
-		return ERR(NO_MEMORY, "no memory for the files of ranks");
+	NEED(r->arena, "no memory for the files of ranks");
 	TRY(check_complete(r));
 	TRY(sdict_new(UINT64_MAX, &r->sd));
 	r->sd->has_paths = true;

@@ -11,13 +11,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import socket
 import struct
 import threading
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
-from .. import _copy, _session, errors, image
+from .. import _copy, _group, _session, errors, image
 from ..client import Client
 
 HEAD = 4096      # of a lane's image; the data follows
@@ -211,12 +210,8 @@ def stage_token(lane: Lane, buffer: Any) -> None:
 
 def host() -> Dict[str, Any]:
     """Where this process's segments are: ranks of another host cannot be read by our daemon."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as f:
-            boot = f.read().strip()
-    except OSError:
-        boot = ""
-    return {"name": socket.gethostname(), "boot": boot, "shm": os.stat("/dev/shm").st_dev}
+    where, name = _group.place()
+    return {"name": name, "place": where}
 
 
 def _after_fork() -> None:
