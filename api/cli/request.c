@@ -91,6 +91,7 @@ static FALLIBLE enum err read_value(const struct field *f, const char *text, jso
 	case FIELD_NUMBERS:
 		return read_reals(f, text, out);
 	case FIELD_STATE_DICT:
+	case FIELD_CHECKPOINT:
 		return args_ref(text, out);
 	case FIELD_RENAMES:
 		return args_rename(text, out);

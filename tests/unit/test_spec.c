@@ -317,7 +317,7 @@ static void test_refused_fields(void **state)
 	t_spec_refused(ERR_NAME_INVALID, "/source/storage", "{\"kind\":\"verify\",\"source\":{\"storage\":\"M\",\"name\":\"x\"}}");
 	t_spec_refused(ERR_UNKNOWN_FIELD, "/source/state_dict", "{\"kind\":\"verify\",\"source\":{\"state_dict\":\"x\"}}");
 	t_spec_refused(ERR_UNKNOWN_FIELD, "/target/format~1x", RESHARD(",\"format/x\":1"));
-	t_spec_refused(ERR_VALIDATION_FAILED, "/target/format", RESHARD(",\"format\":\"gguf\""));
+	t_spec_refused(ERR_VALIDATION_FAILED, "/target/format", RESHARD(",\"format\":\"zip\""));
 	t_spec_refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":2.5"));
 	t_spec_refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":0"));
 	t_spec_refused(ERR_VALIDATION_FAILED, "/target/world_size", RESHARD(",\"world_size\":65537"));

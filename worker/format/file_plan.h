@@ -6,6 +6,8 @@
 #include "format/torch_item.h"
 #include "tensor/sdict.h"
 
+struct gguf_head;
+
 enum { FILE_PLAN_PAGE = 4096, FILE_PLAN_SMALL = 128 << 10 /* payloads up to this share blocks with others */ };
 
 enum file_plan_kind {
@@ -19,6 +21,7 @@ struct file_plan_item {
 	bool bare;                     /* no archive around the payload */
 	bool small;                    /* shares a block with its neighbours */
 	bool opens;                    /* small: begins a block, on a page */
+	bool q8_0;                     /* float32, written as blocks of ggml's Q8_0 */
 	uint32_t index;                /* of the chunk, value or text */
 	uint64_t offset;               /* in the file */
 	struct item_layout at;         /* in the item */
@@ -68,6 +71,7 @@ struct file_plan_target {
 	uint64_t max_file_bytes;       /* 0: the format's own limit */
 	struct str file_name;          /* the checkpoint is one file of this name; p NULL: a directory of files that the format names */
 	const struct file_plan_given *given;   /* NULL: the format chooses */
+	const struct gguf_head *gguf;  /* metadata of a GGUF file */
 	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
 	uint64_t meta_count;
 };
@@ -84,6 +88,9 @@ FALLIBLE enum err file_plan_hf(const struct file_plan_target *t, struct file_pla
 
 /* Whole tensors in t->file_name, a zip of FQN.npy as numpy.savez makes it, each payload at a multiple of 64. */
 FALLIBLE enum err file_plan_npz(const struct file_plan_target *t, struct file_plan *out);
+
+/* Whole tensors in t->file_name, as GGUF: t->gguf has the metadata. */
+FALLIBLE enum err file_plan_gguf(const struct file_plan_target *t, struct file_plan *out);
 
 /* Whole tensors and values in t->file_name, as torch.save writes the nested state dict that their paths describe. Values are
  * SD_VALUE_INLINE. ERR_NAME_INVALID: paths that contradict each other. */

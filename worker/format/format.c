@@ -118,6 +118,12 @@ static enum format_role npz_file(struct str name, int64_t *rank)
 	return str_ends(name, ".npz") ? FORMAT_PAYLOAD : FORMAT_OTHER;
 }
 
+static enum format_role gguf_file(struct str name, int64_t *rank)
+{
+	(void)rank;
+	return str_ends(name, ".gguf") ? FORMAT_PAYLOAD : FORMAT_OTHER;
+}
+
 struct row {
 	const char *name;
 	enum format_role (*file)(struct str name, int64_t *rank);

@@ -4,6 +4,7 @@
 
 #include "base/num.h"
 #include "ops/merge.h"
+#include "ops/reshard_gguf.h"
 #include "ops/reshard_rules.h"
 #include "runner/input.h"
 #include "runner/target.h"
@@ -18,6 +19,7 @@ struct reshard {
 	struct reshard_rules rules;
 	struct merge merge;
 	struct spec_view view;         /* what is written: that, as the rules convert it; its sdict is not its own */
+	struct gguf_head gguf;         /* of a target in GGUF */
 	struct sdict *plan;
 	struct arena *arena;
 	struct run_build build;
@@ -184,6 +186,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 				.value_src = r->value_src, .world_size = r->world_size, .format = r->format,
 				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
 				.shown = table, .transposes = reshard_rules_transpose(&r->rules),
+				.gguf = r->format == FORMAT_GGUF ? &r->gguf : NULL,
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
 	return write_checkpoint(r->job, &w);
 }
@@ -194,9 +197,18 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(r->job, &r->job->spec.source, &r->source));
 	TRY(input_undo_transforms(r->job, &r->source, false));
-	TRY(spec_select(&r->job->spec, r->source.sd, &r->stored));
-	TRY(reshard_rules_apply(r->job, &r->stored, &r->rules, &r->view));
+	if (r->format == FORMAT_GGUF)
+		TRY(reshard_gguf_head(r->job, &r->source, &r->gguf));
+	struct spec selects = r->job->spec;
+	if (r->format == FORMAT_GGUF)
+		selects.dtype.n = 0; /* its globs are of the file's names */
+	TRY(spec_select(&selects, r->source.sd, &r->stored));
+	TRY(reshard_rules_apply(r->job, &r->stored, r->gguf.rules, &r->rules, &r->view));
+	if (r->format == FORMAT_GGUF)
+		TRY(reshard_gguf_types(&r->job->spec, &r->gguf, &r->view));
 	TRY(merge_open(r->job, r->view.sd, &r->merge));
+	if (r->merge.count && r->gguf.quantises)
+		return ERR(FORMAT_UNSUPPORTED, "an average is not written as " SPEC_Q8_0 " at once: merge first, then reshard");
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));
 	r->world_size = spec_world_size(&r->job->spec, r->source.world_size);
 	if (!format_holds(r->format, FORMAT_CHUNKS))
@@ -223,6 +235,7 @@ enum err reshard_job(struct job *j)
 	mem_free(r.view.dtypes);
 	reshard_rules_free(&r.rules);
 	merge_free(&r.merge);
+	gguf_head_free(&r.gguf);
 	spec_view_free(&r.stored);
 	input_close(&r.source);
 	return e;

@@ -24,7 +24,27 @@ static FALLIBLE enum err open_others(struct job *j, struct reshard_rules *r)
 	return OK;
 }
 
-enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, struct reshard_rules *r, struct spec_view *view_out)
+/* The request's rules, then the format's. */
+static FALLIBLE enum err add_rules(struct reshard_rules *r, const json_t *of_format)
+{
+	const struct jval more = { (json_t *)(uintptr_t)of_format, NULL, "transform", 0 }, none = { NULL, NULL, "vars", 0 };
+	struct conversion own;
+	struct conversion_rule *all;
+
+	if (json_array_size(of_format) == 0)
+		return OK;
+	TRY(conversion_read(&more, &none, r->arena, &own));
+	TRY(arena_alloc(r->arena, r->c.count + own.count, sizeof *all, &all));
+	if (r->c.count)
+		memcpy(all, r->c.rules, r->c.count * sizeof *all);
+	memcpy(all + r->c.count, own.rules, own.count * sizeof *all);
+	r->c.rules = all;
+	r->c.count += own.count;
+	return OK;
+}
+
+enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, const json_t *of_format, struct reshard_rules *r,
+			     struct spec_view *view_out)
 {
 	const struct sdict *sd = stored->sd;
 	const enum dtype *dtypes = stored->dtypes;
@@ -33,6 +53,7 @@ enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, stru
 				       .c = j->spec.transform };
 	if (!r->arena)
 		return ERR(NO_MEMORY, "no memory for conversion rules");
+	TRY(add_rules(r, of_format));
 	if (r->c.count) {
 		TRY(arena_alloc(r->arena, r->c.count, sizeof *r->others, &r->others));
 		TRY(arena_alloc(r->arena, r->c.count + 1u, sizeof *r->file_maps, &r->file_maps));

@@ -16,9 +16,11 @@ struct reshard_rules {
 	struct converted made;
 };
 
-/* stored: what include, exclude, rename and dtype left of the source; it outlives the rules. *view_out: what is to be written, without
+/* stored: what include, exclude, rename and dtype left of the source; it outlives the rules. of_format: rules that follow those of the
+ * request, for the target's sake; may be NULL. *view_out: what is to be written, without
  * rules a view of the same; mem_free its dtypes, the sdict is the rules' or the source's. */
-FALLIBLE enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, struct reshard_rules *out, struct spec_view *view_out);
+FALLIBLE enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, const json_t *of_format, struct reshard_rules *out,
+				      struct spec_view *view_out);
 /* Adds the sources of what the rules made. first_stored: run source of chunk 0 of `stored`. *first_out: of the view's chunk 0. */
 FALLIBLE enum err reshard_rules_sources(struct reshard_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out);
 /* The value of `stored` that value `i` of the view is. */

@@ -98,6 +98,7 @@ struct build_target {
 	const struct file_plan_given *given;   /* NULL: the format chooses the files */
 	uint64_t max_file_bytes;       /* 0: the format's own limit */
 	struct str file_name;          /* see file_plan.h */
+	const struct gguf_head *gguf;  /* see file_plan.h */
 	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
 	uint64_t meta_count;
 	const bool *local;             /* per rank: its tasks are done here; NULL: all. What others write has its place all the same */

@@ -46,6 +46,7 @@ static FALLIBLE enum err add_chunk_dst(struct builder *bd, const struct file_pla
 
 	d->kind = RUN_DST_TENSOR;
 	d->dtype = (uint8_t)t->dtype;
+	d->q8_0 = it->q8_0;
 	d->ndim = t->ndim;
 	d->rank = c->rank;
 	d->fqn_len = (uint32_t)t->fqn.n;
@@ -603,7 +604,8 @@ enum err build_target_files(struct run_build *b, struct build_target *t)
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
 						 .block_bytes = (uint32_t)num_min(t->task_bytes, BUILD_TASK_BYTES),
 						 .max_file_bytes = t->max_file_bytes, .file_name = t->file_name,
-						 .given = t->given, .meta = t->meta, .meta_count = t->meta_count };
+						 .given = t->given, .gguf = t->gguf, .meta = t->meta,
+						 .meta_count = t->meta_count };
 	struct builder bd;
 	enum err e = open_builder(&bd, b, t);
 

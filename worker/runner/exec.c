@@ -120,6 +120,8 @@ static void slot_close(struct slot *s)
 	wave_free(&s->wave);
 	vec_free(&s->blocks);
 	vec_free(&s->scans);
+	exec_block_drop(s);
+	vec_free(&s->quants);
 	vec_free(&s->writes);
 	vec_free(&s->finish);
 	vec_free(&s->sync);

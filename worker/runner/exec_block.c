@@ -13,6 +13,7 @@
 #include "tensor/average.h"
 #include "tensor/cast.h"
 #include "tensor/linear.h"
+#include "tensor/quant.h"
 #include "tensor/stats.h"
 
 enum { PAGE = 4096, ITEM_ALIGN = 4096, ITEM_ALIGN_SMALL = 64 };
@@ -39,12 +40,12 @@ static struct run_part *part_of(const struct run *run, const struct run_block *b
 static FALLIBLE enum err try_in_segment(struct slot *s, const struct run_block *b, struct slot_block *sb)
 {
 	const struct run *run = s->x->run;
-	const struct run_part *p = part_of(run, b, 0);
-	const struct run_dst *d = &run->dsts[p->dst];
+	const struct run_part *p = b->part_count == 1 ? part_of(run, b, 0) : NULL;
+	const struct run_dst *d = p ? &run->dsts[p->dst] : NULL;
 	int64_t rel[NDIM_MAX];
 	uint64_t first;
 
-	if (b->part_count != 1 || d->kind != RUN_DST_TENSOR || d->small || d->bare || d->piece_count != 1)
+	if (!p || d->kind != RUN_DST_TENSOR || d->small || d->bare || d->piece_count != 1)
 		return OK;
 	const struct run_src *src = &run->srcs[run->pieces[d->first_piece]];
 	const struct run_file *f = &run->files[src->file];
@@ -135,6 +136,38 @@ static FALLIBLE enum err add_legs(struct slot *s, const struct run_part *p, unsi
 	return read_leg(s, l, 0);
 }
 
+/* A part in blocks of Q8_0 is read as float32 into memory of its own: all elements of the blocks that the part touches. */
+static FALLIBLE enum err add_blocks(struct slot *s, const struct run_part *p, unsigned char *at)
+{
+	struct slot_quant *q;
+
+	TRY(vec_push(&s->quants, &q));
+	*q = (struct slot_quant){ .at = at, .skip = (uint32_t)(p->begin % QUANT_Q8_0_BYTES), .bytes = p->end - p->begin };
+	q->blocks = num_div_up(q->skip + q->bytes, QUANT_Q8_0_BYTES);
+	q->floats = mem_alloc(q->blocks * QUANT_Q8_0_FLOATS * sizeof(float));
+	if (!q->floats)
+		return ERR(NO_MEMORY, "no memory for %ju blocks of float32", (uintmax_t)q->blocks);
+	uint64_t first = p->begin / QUANT_Q8_0_BYTES * QUANT_Q8_0_FLOATS * sizeof(float);
+	return read_plan_add(&s->reads, p->dst, first, first + q->blocks * QUANT_Q8_0_FLOATS * sizeof(float), (unsigned char *)q->floats);
+}
+
+/* What was read as float32, to its place in blocks. */
+static void quantise(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->quants.n; i++) {
+		struct slot_quant *q = &s->quants.v[i];
+		quant_q8_0_part(q->at, q->floats, q->skip, q->bytes);
+	}
+	exec_block_drop(s);
+}
+
+void exec_block_drop(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->quants.n; i++)
+		mem_free(s->quants.v[i].floats);
+	s->quants.n = 0;
+}
+
 static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, unsigned char *data)
 {
 	const struct run *run = s->x->run;
@@ -147,6 +180,8 @@ static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, un
 			last = part_of(run, b, ++i); /* the parts of a target are in a row: read as one */
 		if (d->first_leg)
 			TRY(add_legs(s, p, at));
+		else if (d->q8_0)
+			TRY(add_blocks(s, p, at));
 		else if (d->kind == RUN_DST_TENSOR)
 			TRY(read_plan_add(&s->reads, p->dst, p->begin, last->end, at));
 		else if (d->inline_len)
@@ -523,6 +558,7 @@ static FALLIBLE enum err fetched(struct slot *s)
 	TRY(average(s));
 	if (read_plan_more(&s->reads))
 		return OK;
+	quantise(s);
 	TRY(exec_guarded(s, hash_blocks));
 	return write_blocks(s);
 }

@@ -12,6 +12,14 @@ struct slot_block {
 	unsigned char *page;
 };
 
+/* A part of a target in blocks of Q8_0, on its way. */
+struct slot_quant {
+	unsigned char *at;             /* where its `bytes` go, which begin `skip` bytes into the first block */
+	float *floats;                 /* of `blocks` blocks; mem_free */
+	uint32_t skip;
+	uint64_t bytes, blocks;
+};
+
 struct slot_scan {
 	uint64_t scan;
 	uint32_t read;
@@ -41,6 +49,7 @@ struct slot {
 	uint64_t leg_bytes, leg_used;
 	struct vec(struct slot_block) blocks;
 	struct vec(struct slot_scan) scans;
+	struct vec(struct slot_quant) quants;
 	uint64_t next_raw, next_scan;
 	struct vec(struct wave_op) writes;
 	struct vec(uint32_t) finish;   /* dsts whose head and tail are due */
@@ -72,6 +81,7 @@ FALLIBLE enum err exec_queue_wave(struct slot *s);
 FALLIBLE enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s));
 
 FALLIBLE enum err exec_block_begin(struct slot *s);
+void exec_block_drop(struct slot *s);                  /* frees what a task that ended early holds */
 FALLIBLE enum err exec_block_advance(struct slot *s);  /* all pending I/O is done */
 FALLIBLE enum err exec_scan_begin(struct slot *s);
 FALLIBLE enum err exec_scan_advance(struct slot *s);

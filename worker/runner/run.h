@@ -102,6 +102,7 @@ struct run_dst {
 	uint8_t kind, dtype;
 	bool small;                    /* the whole item lies in one block */
 	bool bare;                     /* no archive around the payload (safetensors, segments) */
+	bool q8_0;                     /* the payload is blocks (tensor/quant.h) of its elements, which are float32 */
 	uint32_t file, ndim, rank, fqn_len;
 	uint64_t offset;               /* of the item in the file or segment */
 	uint64_t payload_off, payload_bytes, tail_off, length;  /* relative to offset; see item_layout */

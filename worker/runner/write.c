@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "format/gguf.h"
 #include "io/digest.h"
 #include "os/fs.h"
 #include "runner/gang_run.h"
@@ -130,6 +131,7 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->replica_count = s->replica_count;
 	t->given = s->given;
 	t->format = s->format;
+	t->gguf = s->gguf;
 	t->meta = s->meta;
 	t->meta_count = s->meta_count;
 	t->local = s->store->local;
@@ -303,9 +305,10 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	TRY(run_add_dir(s->build, st->store ? st->store->index : 0, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
-	t->is_wide = s->transposes;
-	t->task_bytes = s->merge || (st->in_memory && !s->store->is_shared) ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
-	if (s->transposes)
+	bool quantises = s->gguf && s->gguf->quantises; /* a task is read as four times its bytes */
+	t->is_wide = s->transposes && !quantises;
+	t->task_bytes = s->merge || quantises || (st->in_memory && !s->store->is_shared) ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
+	if (t->is_wide)
 		t->task_bytes = wide_task(j->worker->memory_bytes);
 	TRY(build(j, s, t));
 	json_t *plan = NULL;

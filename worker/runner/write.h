@@ -39,7 +39,8 @@ struct write_spec {
 	const struct file_plan_given *given;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
-	const struct str (*meta)[2];   /* see file_plan.h */
+	const struct gguf_head *gguf;  /* see file_plan.h */
+	const struct str (*meta)[2];
 	uint64_t meta_count;
 	bool transposes;               /* conversion rules: blocks of the target take columns of the source */
 	json_t *shown;                 /* conversion rules: what the plan shows as "transform"; NULL: nothing */

@@ -40,6 +40,7 @@ static const char *const target_format_words[] = {
 #define WORD_OF(name) .type = FIELD_WORD, .words = name##_words
 #define TEXT(bytes) .type = FIELD_TEXT, .max = (bytes)
 #define STATE_DICT .type = FIELD_STATE_DICT
+#define CHECKPOINT .type = FIELD_CHECKPOINT
 #define GLOBS .type = FIELD_GLOBS
 #define RENAMES .type = FIELD_RENAMES
 #define DTYPES .type = FIELD_DTYPES
@@ -226,7 +227,9 @@ static FALLIBLE enum err read_casts(const struct jval *list, struct arena *a, st
 	for (out->n = 0; out->n < pairs.n; out->n++) {
 		struct jval pair = jval_at(list, out->n), right = jval_at(&pair, 1);
 		out->v[out->n].glob = pairs.v[out->n].left;
-		TRY(read_dtype(&right, pairs.v[out->n].right, &out->v[out->n].dtype));
+		out->v[out->n].q8_0 = str_is(pairs.v[out->n].right, SPEC_Q8_0); /* spec.c knows where that may stand */
+		if (!out->v[out->n].q8_0)
+			TRY(read_dtype(&right, pairs.v[out->n].right, &out->v[out->n].dtype));
 	}
 	return OK;
 }
@@ -287,6 +290,8 @@ static FALLIBLE enum err read_value(const struct field *f, const struct jval *at
 		return check_text(f, v, out);
 	case FIELD_STATE_DICT:
 		return ref_read(v, REF_STATE_DICT, NULL, out);
+	case FIELD_CHECKPOINT:
+		return ref_read(v, REF_CHECKPOINT, NULL, out);
 	case FIELD_GLOBS:
 		return jval_opt_texts(at, f->key, SPEC_GLOBS_MAX, SPEC_GLOB_BYTES_MAX, a, out);
 	case FIELD_RENAMES:
@@ -351,7 +356,7 @@ FALLIBLE enum err field_read(enum job_kind kind, enum field_place place, const s
 			TRY(field_put_default(at->j, f->key, fallback));
 			v = jval_get(at, f->key);
 		}
-		/* A text or a reference has no fallback, and is never missing where its object is there. */
+		/* A text or a state dict has no fallback, and is never missing where its object is there. */
 		if (v.j || f->type == FIELD_TEXT || f->type == FIELD_STATE_DICT)
 			TRY(read_value(f, at, &v, out->arena, (char *)out + f->at));
 	}

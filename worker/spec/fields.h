@@ -27,7 +27,7 @@ struct spec_pairs {
 	size_t n;
 };
 struct spec_casts {
-	struct { struct str glob; enum dtype dtype; } *v;
+	struct { struct str glob; enum dtype dtype; bool q8_0; } *v;  /* q8_0: blocks, and no dtype */
 	size_t n;
 };
 struct spec_ranks {
@@ -53,11 +53,14 @@ struct spec_hosts {
 	int64_t timeout_s;
 };
 
+/* In the place of a dtype: ggml's blocks of 32 int8 with a scale. Only a GGUF target has them. */
+#define SPEC_Q8_0 "q8_0"
+
 /* The object that a field stands in. Options are made where they are missing; what the optimizer's fields are in may be missing. */
 enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_OPTIONS, AT_OPTIMIZER, FIELD_PLACES };
 
 enum field_type {
-	FIELD_BOOL, FIELD_INTEGER, FIELD_NUMBER, FIELD_WORD, FIELD_TEXT, FIELD_STATE_DICT,
+	FIELD_BOOL, FIELD_INTEGER, FIELD_NUMBER, FIELD_WORD, FIELD_TEXT, FIELD_STATE_DICT, FIELD_CHECKPOINT,
 	FIELD_GLOBS,                   /* list of texts */
 	FIELD_RENAMES, FIELD_DTYPES,   /* list of pairs of texts; the second one a dtype */
 	FIELD_RANKS,                   /* list of ranks, each once */

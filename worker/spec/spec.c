@@ -285,6 +285,18 @@ static FALLIBLE enum err check_ending(const struct jval *doc, const struct spec 
 			 one_file[s->format].ends);
 }
 
+static FALLIBLE enum err check_blocks(const struct jval *doc, const struct spec *s)
+{
+	struct jval list = jval_get(doc, "dtype");
+
+	for (size_t i = 0; s->format != TARGET_GGUF && i < s->dtype.n; i++) {
+		struct jval pair = jval_at(&list, i), word = jval_at(&pair, 1);
+		if (s->dtype.v[i].q8_0)
+			return jval_fail(&word, ERR_VALIDATION_FAILED, "only a target in GGUF has tensors of " SPEC_Q8_0);
+	}
+	return OK;
+}
+
 static FALLIBLE enum err check_target(const struct jval *doc, const struct spec *s)
 {
 	struct jval target = jval_get(doc, "target");
@@ -370,6 +382,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	if (s->kind == JOB_SAVE)
 		TRY(check_save(root, s));
 	TRY(check_ending(root, s));
+	TRY(check_blocks(root, s));
 	TRY(check_cut(root, s));
 	TRY(read_transform(root, s));
 	TRY(check_merge(root, s));

@@ -78,6 +78,7 @@ struct sd_tensor {
 	enum dtype dtype;
 	uint16_t ndim;
 	bool requires_grad;
+	bool q8_0;                    /* of a target: float32 that the file has as ggml's blocks Q8_0 */
 };
 
 enum sd_value_kind {
