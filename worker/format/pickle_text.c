@@ -142,7 +142,7 @@ enum err text_string(struct pickle *pk, const struct pickle_op *op, pnode *out)
 		TRY(unescape(pk, &p, end));
 	}
 	TRY(buf_status(&pk->text));
-	return node_text(pk, py2_kind(pk->text.p + from, pk->text.len - from), from, out);
+	return node_text(pk, pk->text.len > from ? py2_kind(pk->text.p + from, pk->text.len - from) : PK_STR, from, out);
 }
 
 /* raw-unicode-escape: \uXXXX and \UXXXXXXXX, every other byte is a latin-1 character. */
