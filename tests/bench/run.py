@@ -27,6 +27,7 @@ import c_rows  # noqa: E402
 import comm_rows  # noqa: E402
 import dcpd as lib  # noqa: E402
 import dropin_rows  # noqa: E402
+import format_rows  # noqa: E402
 import list_rows  # noqa: E402
 import look_rows  # noqa: E402
 import pace_rows  # noqa: E402
@@ -151,6 +152,9 @@ class Bench:
 
     def c(self):
         c_rows.rows(self, SIZE)
+
+    def formats(self):
+        format_rows.rows(self, SIZE, drop_caches)
 
     def dropin(self):
         dropin_rows.rows(self, SIZE // 2)
@@ -423,7 +427,7 @@ def main():
     failed = []
     try:
         for part in (b.collectives, b.plans, b.start, b.lists, b.look, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python,
-                     b.dropin, b.c):
+                     b.dropin, b.c, b.formats):
             try:
                 part()
             except (AssertionError, OSError, subprocess.SubprocessError) as e:

@@ -1,0 +1,196 @@
+"""Bench rows of formats, `format.*`: conversions beside cp and beside PyTorch's own tools, merges beside a read of the same bytes,
+casts beside memcpy. Rows of what looks into checkpoints are in look_rows.py.
+
+Everybody's bytes are durable: what PyTorch wrote is fsynced within its time, as cp's is. What is read from the disk is dropped from the
+page cache before, on both sides. PyTorch writes the checkpoints.
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+import warnings
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
+
+import dcpd as lib
+
+warnings.filterwarnings("ignore", "torch.distributed is")
+
+RUNS, TENSORS, MERGED = 5, 8, 4
+CONVERSIONS = ("torch_to_dcp", "dcp_to_torch", "dcp_to_safetensors", "dcp_to_npz")
+CASTS = {"f64_f32": ("float64", "float32"), "f32_bf16": ("float32", "bfloat16"), "bf16_f32": ("bfloat16", "float32"),
+         "f32_f16": ("float32", "float16"), "f16_f32": ("float16", "float32"), "bf16_f16": ("bfloat16", "float16"),
+         "f32_f8": ("float32", "float8_e4m3fn"), "f8_bf16": ("float8_e4m3fn", "bfloat16")}
+RULES = [{"match": "^layers\\.", "rename": "model.layers."}, {"match": "weight", "dtype": "bfloat16"},
+         {"match": "^(.*)\\.weight$", "split": {"dim": 0, "parts": 2, "into": ["$1.a", "$1.b"]}}]
+
+
+class Formats:
+    def __init__(self, bench, size, drop_caches):
+        self.bench, self.size, self.cold, self.n = bench, size, drop_caches, 0
+        self.root = bench.disk / "formats"
+        self.d = lib.Daemon(bench.disk / "formats-home", {"f": self.root})
+
+    def end(self):
+        self.d.discard()
+        shutil.rmtree(self.root)
+
+    def wants(self, *names):
+        return any(self.bench.wants(f"format.{n}") for n in names)
+
+    def row(self, name, *args, **more):
+        if self.wants(name):
+            self.bench.row(f"format.{name}", *args, **more)
+
+    def state(self, size, seed=0):
+        g = torch.Generator().manual_seed(seed)
+        return {f"layers.{i}.weight": torch.randn(size // TENSORS // 4096, 1024, generator=g) for i in range(TENSORS)}
+
+    def job(self, kind, target=None, **fields):
+        """Seconds, and what was made is removed; a target's name goes on with a number."""
+        name = self.root / f"new{self.n}{target['end']}" if target else None
+        self.n += 1
+        where = {"target": {"storage": "f", "name": name.name, **target["more"]}} if target else {}
+        start = time.monotonic()
+        self.d.api.run(kind, seconds=300, **where, **fields)
+        took = time.monotonic() - start
+        if target:
+            remove(name)
+        return took
+
+    def reshard(self, source, end="", more=None, **fields):
+        return self.job("reshard", {"end": end, "more": more or {}}, source=ref(source), **fields)
+
+    def theirs(self, make):
+        """Seconds of a peer that writes to a path, and of its fsync."""
+        path = self.root / "theirs"
+        start = time.monotonic()
+        make(path)
+        subprocess.run(["sync", *map(str, path.iterdir() if path.is_dir() else [path])], check=True)
+        took = time.monotonic() - start
+        remove(path)
+        return took
+
+    def read(self, directories):
+        """Seconds of a plain read of all files."""
+        files = [str(p) for d in directories for p in d.iterdir()]
+        self.cold()
+        start = time.monotonic()
+        subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)
+        return time.monotonic() - start
+
+
+def remove(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def ref(name):
+    return {"storage": "f", "name": name}
+
+
+def rows(bench, size, drop_caches):
+    """size: the bench's bytes; a conversion has half of them."""
+    casts(bench)
+    parts = [(conversions, (*CONVERSIONS, *(f"{n}.pytorch" for n in CONVERSIONS))), (transforms, ["transform"]),
+             (merges, ["merge", "merge.pytorch"])]
+    parts = [part for part, names in parts if any(bench.wants(f"format.{n}") for n in names)]
+    if not parts:
+        return
+    bench.no_torch()
+    f = Formats(bench, size // 2, drop_caches)
+    try:
+        for part in parts:
+            part(f)
+    finally:
+        f.end()
+
+
+def conversions(f):
+    source, file = f.root / "dcp", f.root / "pt/model.pt"
+    file.parent.mkdir()
+    state = f.state(f.size)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(source), no_dist=True)
+    torch.save(state, file)
+    del state
+
+    def to_safetensors(path):
+        path.mkdir()
+        dcp_to_torch_save(source, path / "pt")
+        save_file(torch.load(path / "pt", weights_only=True), path / "model.safetensors")
+        (path / "pt").unlink()
+
+    made = {"torch_to_dcp": ("pt/model.pt", "", {}, lambda path: torch_save_to_dcp(file, path), "torch_save_to_dcp"),
+            "dcp_to_torch": ("dcp", ".pt", {"format": "torch"}, lambda path: dcp_to_torch_save(source, path), "dcp_to_torch_save"),
+            "dcp_to_safetensors": ("dcp", "", {"format": "safetensors"}, to_safetensors, "dcp_to_torch_save, save_file"),
+            "dcp_to_npz": ("dcp", ".npz", {"format": "npz"}, None, None)}
+    for name in (n for n in CONVERSIONS if f.wants(n, f"{n}.pytorch")):
+        origin, end, more, theirs, peer = made[name]
+        ours, copies, torches = [], [], []
+        f.reshard(origin, end, more)
+        f.bench.copy(f.root / origin.split("/")[0], f.root / "copy")
+        for _ in range(RUNS):
+            copies.append(f.bench.copy(f.root / origin.split("/")[0], f.root / "copy"))
+            ours.append(f.reshard(origin, end, more))
+            torches += [f.theirs(theirs)] if theirs else []
+        what = f"dcpctl reshard f:{origin} f:new{end}" + (f" --format {more['format']}" if more else "")
+        f.row(name, "s", "<=1.18", "cp and fsync", ours, copies, what)
+        if torches:
+            f.row(f"{name}.pytorch", "s", "<=0.20", f"{peer}, fsync", ours, torches, what)
+    remove(source)
+    remove(file.parent)
+
+
+def transforms(f):
+    dcp.save(f.state(f.size), storage_writer=dcp.FileSystemWriter(f.root / "plain"), no_dist=True)
+    f.reshard("plain")
+    ours, plain = [], []
+    for _ in range(RUNS):
+        plain.append(f.reshard("plain"))
+        ours.append(f.reshard("plain", transform=RULES))
+    f.row("transform", "s", "<=1.18", "the same reshard without rules", ours, plain, "dcpctl reshard --transform: rename, cast, split")
+    remove(f.root / "plain")
+
+
+def merges(f):
+    names = [f"m{i}" for i in range(MERGED)]
+    paths = [f.root / n for n in names]
+    for i, p in enumerate(paths):
+        dcp.save(f.state(f.size // 2, i), storage_writer=dcp.FileSystemWriter(p), no_dist=True)
+    part = f.size // 2
+
+    def by_torch(path):
+        total = None
+        for p in paths:
+            one = {k: torch.empty_like(v) for k, v in like.items()}
+            dcp.load(one, storage_reader=dcp.FileSystemReader(p), no_dist=True)
+            total = {k: v / MERGED if total is None else total[k].add_(v, alpha=1 / MERGED) for k, v in one.items()}
+        dcp.save(total, storage_writer=dcp.FileSystemWriter(path), no_dist=True)
+
+    like = f.state(part)
+    ours, reads, torches = [], [], []
+    for _ in range(RUNS):
+        reads.append(MERGED * part / f.read(paths) / 1e9)
+        f.cold()
+        ours.append(f.job("merge", {"end": "", "more": {}}, sources=[ref(n) for n in names]))
+        f.cold()
+        torches.append(f.theirs(by_torch))
+    what = f"dcpctl merge f:m0 … f:m{MERGED - 1} f:new"
+    f.row("merge", "GB/s", ">=0.80", "cat of the same files", [MERGED * part / t / 1e9 for t in ours], reads, what)
+    f.row("merge.pytorch", "s", "<=1.00", "dcp.load of each, add, dcp.save, fsync", ours, torches, what)
+    for p in paths:
+        remove(p)
+
+
+def casts(bench):
+    """Bytes read and written per second, one thread, in blocks as a reshard has them."""
+    testbin = pathlib.Path(os.environ["TESTBIN"])
+    for name, pair in CASTS.items():
+        if bench.wants(f"format.cast.{name}"):
+            out = subprocess.run([testbin / "bench/bench_cast", *pair], capture_output=True, text=True, check=True).stdout
+            ours, peer = zip(*(map(float, line.split()) for line in out.splitlines()))
+            bench.row(f"format.cast.{name}", "GB/s", ">=0.80", "memcpy of as many bytes, 1 thread", ours, peer,
+                      f"bench_cast {' '.join(pair)}")
