@@ -132,8 +132,12 @@ def test_a_flipped_bit_is_not_averaged(d):
     data[len(data) // 2] ^= 4
     victim.write_bytes(data)
     to = {**HERE, "name": lib.fresh()}
-    d.api.fails("merge", "digest_mismatch", sources=refs, target=to)
+    where = f"{refs[1]['name']}/{victim.name}"    # the files of all have the same names
+    assert d.api.fails("merge", "digest_mismatch", sources=refs, target=to)["file"] == where
+    assert d.api.fails("diff", "digest_mismatch", a=refs[0], b=refs[1])["file"] == where
     assert not (d.storages["main"] / to["name"]).exists()
+    (victim.parent / ".metadata").write_bytes(b"x")
+    assert d.api.fails("merge", "checkpoint_damaged", sources=refs, target=to)["file"] == f"{refs[1]['name']}/.metadata"
 
 
 def test_requests_that_are_wrong(d):

@@ -45,7 +45,7 @@ struct err_info {
 	const char *place;         /* "file.c:123" */
 	char text[ERR_TEXT_MAX];   /* one sentence, no trailing full stop */
 	char fqn[ERR_FQN_MAX];
-	char file[ERR_FILE_MAX];   /* relative to the checkpoint, never a host path */
+	char file[ERR_FILE_MAX];   /* relative to the checkpoint, to the storage where several are read; never a host path */
 	int64_t rank, offset;
 	char expected[ERR_VALUE_MAX], actual[ERR_VALUE_MAX];
 	char pointer[ERR_VALUE_MAX]; /* JSON pointer to the field of a request, "/target/name" */

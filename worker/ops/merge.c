@@ -20,12 +20,16 @@ static bool is_averaged(const struct merge *m, const struct sd_tensor *t)
 static enum err at_checkpoint(const struct merge *m, uint32_t i, enum err e)
 {
 	const struct ref *ref = &m->job->spec.sources.v[i];
-	char name[ERR_FILE_MAX];
+	struct err_info info = *err_last();
 
-	if (!e || err_last()->file[0])
+	if (!e || strchr(info.file, '/'))
 		return e;
-	snprintf(name, sizeof name, "%s:%s", ref->storage.p, ref->name.p);
-	return err_at_file(e, name, -1);
+	if (!info.file[0])
+		snprintf(info.file, sizeof info.file, "%s:%s", ref->storage.p, ref->name.p);
+	else if (!str_ends(ref->name, info.file)) /* not the one file that the checkpoint is */
+		snprintf(info.file, sizeof info.file, "%s/%.100s", ref->name.p, err_last()->file);
+	err_restore(&info);
+	return e;
 }
 
 /* The tensors of both must be the same, whatever their layouts and dtypes; sizes are compared by the plan. */

@@ -565,6 +565,7 @@ enum err build_source_files(struct run_build *b, const struct checkpoint *c, uin
 	uint32_t dir;
 
 	TRY(run_add_dir(b, c->store->index, path, &dir));
+	b->dirs.v[dir].is_source = true;
 	uint32_t *map = mem_zalloc(c->sd->file_count, sizeof *map);
 	*file_map_out = map;
 	NEED(map, "no memory for %ju files", (uintmax_t)c->sd->file_count);

@@ -16,11 +16,11 @@ enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
 static enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
 {
 	const struct run_dst *d = &run->dsts[dst];
-	struct str fqn = run_dst_fqn(run, d), name = run_file_name(run, &run->files[d->file]);
-	char z[ERR_FILE_MAX];
+	struct str fqn = run_dst_fqn(run, d);
+	char room[ERR_FILE_MAX];
 
-	snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
-	return err_at_rank(err_at_fqn(err_at_file(e, z, (int64_t)d->offset), fqn.p, fqn.n), d->rank);
+	e = err_at_file(e, run_file_label(run, d->file, room), (int64_t)d->offset);
+	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), d->rank);
 }
 
 struct guarded {
@@ -248,11 +248,9 @@ static void complete(struct exec *x, struct io_op *io)
 		files_unpin(&x->files, op->file);
 	op->pinned = false;
 	if (io->error && !x->error.code) {
-		struct str name = run_file_name(x->run, &x->run->files[op->file]);
-		char z[ERR_FILE_MAX];
+		char room[ERR_FILE_MAX];
 		enum err e = io_report(io);
-		snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
-		err_at_file(e, z, (int64_t)(io->offset + io->done));
+		err_at_file(e, run_file_label(x->run, op->file, room), (int64_t)(io->offset + io->done));
 		if (e != ERR_SEGMENT_SHRUNK) /* then the fault is not the file's */
 			name_item(x, op->file, io->offset + io->done, e);
 		keep_error(x, e);

@@ -76,7 +76,7 @@ static FALLIBLE enum err open_file(struct files *f, uint32_t file)
 	const struct run_file *rf = &f->run->files[file];
 	struct str name = run_file_name(f->run, rf);
 	unsigned flags = (rf->kind == RUN_FILE_TARGET ? STORE_WRITE : STORE_READ) | (rf->direct ? STORE_DIRECT : 0);
-	char z[4096];
+	char z[4096], label[ERR_FILE_MAX];
 
 	if (name.n >= sizeof z)
 		return ERR(NAME_INVALID, "a file name of %zu bytes", name.n);
@@ -88,7 +88,8 @@ static FALLIBLE enum err open_file(struct files *f, uint32_t file)
 	const struct store_at *dir = &f->dirs[rf->dir];
 	if (!dir->store->ops->fd_of)
 		return err_at_file(ERR(UNSUPPORTED, "the storage '%s' has no descriptors for the I/O engine", dir->store->name), z, -1);
-	TRY(err_at_file(store_open_file(*dir, z, flags, &f->opened[file]), z, -1));
+	enum err e = store_open_file(*dir, z, flags, &f->opened[file]);
+	TRY(err_at_file(e, run_file_label(f->run, file, label), -1));
 	f->open_count++;
 	return OK;
 }

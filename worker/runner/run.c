@@ -1,6 +1,7 @@
 /* run.c: the shared tables of a planned job (see run.h). */
 #include "runner/run.h"
 
+#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -168,6 +169,21 @@ struct str run_str(const struct run *r, uint64_t at, uint64_t len)
 {
 	must(num_inside(at, len, r->strings_n));
 	return (struct str){ r->strings + at, len };
+}
+
+const char *run_file_label(const struct run *r, uint32_t file, char room[ERR_FILE_MAX])
+{
+	const struct run_file *f = &r->files[file];
+	struct str name = run_file_name(r, f), dir = { "", 0 };
+	uint64_t read = 0;
+
+	for (uint64_t i = 0; i < r->dirs_n; i++)
+		read += r->dirs[i].is_source;
+	if (read > 1 && f->kind == RUN_FILE_SOURCE)
+		dir = run_str(r, r->dirs[f->dir].path_at, r->dirs[f->dir].path_len);
+	snprintf(room, ERR_FILE_MAX, "%.*s%s%.*s", (int)num_min(dir.n, ERR_FILE_MAX), dir.p, dir.n ? "/" : "",
+		 (int)num_min(name.n, ERR_FILE_MAX), name.p);
+	return room;
 }
 
 bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task_out)

@@ -29,6 +29,7 @@ enum run_file_kind {
 };
 
 struct run_dir {
+	bool is_source;                /* a checkpoint's that is read */
 	uint32_t root;                 /* index into the worker's stores */
 	uint32_t path_len;
 	uint64_t path_at;              /* in the string pool */
@@ -290,6 +291,8 @@ static inline struct str run_file_name(const struct run *r, const struct run_fil
 {
 	return run_str(r, f->name_at, f->name_len);
 }
+/* As errors and lists name a file, with a NUL in `room`: its name in the checkpoint; where a run reads several, its path in the storage. */
+const char *run_file_label(const struct run *r, uint32_t file, char room[ERR_FILE_MAX]);
 /* The next task for worker `index` of `count`: its own ranks first, then whatever is left. False: none left. */
 bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task_out);
 uint64_t run_bytes_done(const struct run *r);

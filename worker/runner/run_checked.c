@@ -5,13 +5,14 @@
 static void add_damages(const struct run *run, struct checked *c)
 {
 	uint64_t n = atomic_load(&run->head->damage_count), listed = n < run->damages_n ? n : run->damages_n;
+	char room[ERR_FILE_MAX];
 
 	for (uint64_t i = 0; i < listed; i++) {
 		const struct run_damage *d = &run->damages[i];
 		const struct run_src *s = &run->srcs[d->src];
 		uint64_t offset = s->named_file == s->file ? d->offset : s->named_at; /* else in the spool */
-		const struct checked_place place = { run_src_fqn(run, s), s->rank, run_file_name(run, &run->files[s->named_file]), offset,
-						     d->bytes };
+		const char *file = run_file_label(run, s->named_file, room);
+		const struct checked_place place = { run_src_fqn(run, s), s->rank, str_of(file), offset, d->bytes };
 		checked_damaged(c, (enum checked_part)d->part, (enum err)d->code, err_title((enum err)d->code), &place);
 	}
 	c->damage_count += n - listed;
@@ -36,6 +37,8 @@ static void note_unchecked(const struct run *run)
 
 void run_checked(const struct run *run, struct checked *c)
 {
+	char room[ERR_FILE_MAX];
+
 	note_unchecked(run);
 	c->verified_bytes += atomic_load(&run->head->verified_bytes);
 	for (uint64_t i = 0; i < run->srcs_n; i++) {
@@ -45,7 +48,7 @@ void run_checked(const struct run *run, struct checked *c)
 			checked_unable(c, run_src_fqn(run, s));
 		if (bytes)
 			checked_nothing(c, &(struct checked_place){ run_src_fqn(run, s), s->rank,
-								    run_file_name(run, &run->files[s->named_file]), s->named_at, bytes });
+								    str_of(run_file_label(run, s->named_file, room)), s->named_at, bytes });
 	}
 	add_damages(run, c);
 }

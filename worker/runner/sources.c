@@ -29,17 +29,16 @@ void sources_close(struct sources *s)
 enum err sources_at(const struct run *run, uint32_t src, enum err e)
 {
 	const struct run_src *s = &run->srcs[src];
-	struct str fqn = run_src_fqn(run, s), name = run_file_name(run, &run->files[s->named_file]);
-	char z[ERR_FILE_MAX];
+	struct str fqn = run_src_fqn(run, s);
+	char room[ERR_FILE_MAX];
 	int64_t offset = err_last()->offset;
 
-	snprintf(z, sizeof z, "%.*s", (int)(name.n < sizeof z ? name.n : sizeof z - 1), name.p);
 	if (e && offset >= 0 && !err_last()->file[0]) { /* so far relative to the item */
 		struct err_info info = *err_last();
 		info.offset = (s->named_file == s->file ? offset : 0) + (int64_t)s->named_at;
 		err_restore(&info);
 	}
-	e = err_at_file(e, z, (int64_t)s->named_at);
+	e = err_at_file(e, run_file_label(run, s->named_file, room), (int64_t)s->named_at);
 	return err_at_rank(err_at_fqn(e, fqn.p, fqn.n), s->rank);
 }
 
