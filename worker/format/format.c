@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/num.h"
+#include "format/gguf.h"
 #include "format/torch_file.h"
 
 /* Digits alone, without zeros in front: no two names for one rank. */

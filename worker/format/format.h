@@ -99,5 +99,6 @@ FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, con
 FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_gguf(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch(const struct format_source *s, struct sdict **out);

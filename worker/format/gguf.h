@@ -20,6 +20,8 @@ enum gguf_type { GGUF_F32 = 0, GGUF_F16 = 1, GGUF_Q8_0 = 8, GGUF_I8 = 24, GGUF_I
 
 enum gguf_value { GGUF_U32 = 4, GGUF_S32, GGUF_FLOAT32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY };
 
+/* Do the first bytes of a file say that it is one? */
+bool gguf_file_is(const void *first, size_t n);
 /* False: ggml has no such type. */
 bool gguf_type_of(enum dtype d, uint32_t *out);
 

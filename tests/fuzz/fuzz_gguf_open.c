@@ -1,0 +1,53 @@
+/* fuzz_gguf_open.c: any bytes as a GGUF file. Each tensor of a file that is accepted lies inside it, and shares bytes with none. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/num.h"
+#include "format/format.h"
+#include "tensor/box.h"
+
+static enum err bytes_of(void *user, const char *name, uint64_t *out)
+{
+	const struct str *file = user;
+
+	(void)name;
+	*out = file->n;
+	return OK;
+}
+
+static enum err read_at(void *user, const char *name, uint64_t offset, void *into, uint64_t n)
+{
+	const struct str *file = user;
+
+	(void)name;
+	must(num_inside(offset, n, file->n));
+	if (n)
+		memcpy(into, file->p + offset, n);
+	return OK;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+	static const char *const name = "a.gguf";
+	struct str file = { (const char *)data, n };
+	struct format_source s = { .user = &file, .payload = &name, .payload_count = 1, .read = read_at, .bytes_of = bytes_of };
+	struct sdict *sd = NULL;
+
+	if (format_open(FORMAT_GGUF, &s, &sd) == OK)
+		for (uint64_t i = 0; i < sd->tensor_count; i++) {
+			const struct sd_tensor *t = &sd->tensors[i];
+			const struct sd_loc at = sd->chunks[t->first_chunk].loc;
+			uint64_t numel;
+			must(t->chunk_count == 1 && num_inside(at.offset, at.length, n) && sdict_find(sd, t->fqn) == i);
+			must(box_numel(t->ndim, t->shape, &numel) == OK && numel * dtype_bytes(t->dtype) == at.length);
+			for (uint64_t k = 0; k < i && i < 64; k++) {
+				const struct sd_loc other = sd->chunks[sd->tensors[k].first_chunk].loc;
+				must(at.length == 0 || other.length == 0 || at.offset + at.length <= other.offset ||
+				     other.offset + other.length <= at.offset);
+			}
+		}
+	sdict_free(sd);
+	return 0;
+}
