@@ -32,6 +32,7 @@ import list_rows  # noqa: E402
 import look_rows  # noqa: E402
 import pace_rows  # noqa: E402
 import python_rows  # noqa: E402
+import torch_save_rows  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 MIB = 1 << 20
@@ -155,6 +156,9 @@ class Bench:
 
     def formats(self):
         format_rows.rows(self, SIZE, drop_caches)
+
+    def torch_save(self):
+        torch_save_rows.rows(self, SIZE // 2)
 
     def dropin(self):
         dropin_rows.rows(self, SIZE // 2)
@@ -427,7 +431,7 @@ def main():
     failed = []
     try:
         for part in (b.collectives, b.plans, b.start, b.lists, b.look, b.saves_tmpfs, b.reshards, b.rest, b.saves, b.loads, b.python,
-                     b.dropin, b.c, b.formats):
+                     b.dropin, b.c, b.formats, b.torch_save):
             try:
                 part()
             except (AssertionError, OSError, subprocess.SubprocessError) as e:
