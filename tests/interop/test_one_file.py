@@ -119,3 +119,11 @@ def test_recovery_knows_by_the_receipt(tmp_path, replaced):
     (tmp_path / name).write_bytes(written)  # the same bytes, by somebody else
     body, _ = ask(roots, op="recover", **at(name), job=job, kind="reshard")
     assert body["ok"]["committed"] is False and (tmp_path / name).read_bytes() == written
+
+
+def test_max_file_bytes(d):
+    want, name = {f"w{i}": torch.randn(100, 10) for i in range(5)} | {"large": torch.randn(100, 100)}, lib.fresh()
+    d.api.run("reshard", source=source_of(d, want), target={**HERE, "name": name, "format": "safetensors", "max_file_bytes": 8000})
+    files = {f.name: load_file(f) for f in (d.storages["main"] / name).glob("*.safetensors")}
+    same({k: v for f in files.values() for k, v in f.items()}, want)
+    assert all(len(f) == 1 or sum(v.nbytes for v in f.values()) <= 8000 for f in files.values()) and len(files) >= 4
