@@ -111,7 +111,7 @@ T_TREE void t_dtensor(struct tree_tensor *t, const char *at, uint32_t rank)
 	struct tree_mesh *mesh = t_alloc(1, sizeof *mesh);
 	int64_t *sizes = t_alloc(8, sizeof *sizes), ranks[64] = { 0 };
 	struct placement *placements = t_alloc(8, sizeof *placements);
-	uint32_t *listed = t_alloc(64, sizeof *listed), n = 0;
+	uint32_t *listed, n = 0;
 
 	at = strchr(at, '/') + 1;
 	mesh->ndim = t_numbers(&at, 'x', sizes);
@@ -123,6 +123,7 @@ T_TREE void t_dtensor(struct tree_tensor *t, const char *at, uint32_t rank)
 		T_OK(placement_parse((struct str){ at, len }, &placements[n++]));
 		at += len;
 	}
+	listed = t_alloc(tree_mesh_size(mesh) + 64, sizeof *listed);
 	for (uint32_t i = 0; i < tree_mesh_size(mesh); i++)
 		listed[i] = i;
 	at = strchr(at, '/');
