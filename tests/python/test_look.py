@@ -202,6 +202,14 @@ def test_doctor(at, tmp_path):
     assert bad.returncode == 1 and "FAIL" in bad.stdout and "start one" in bad.stdout
 
 
-def test_progress_is_shown(at, capsys):
+def test_progress_is_shown(at, capsys, monkeypatch):
+    for name in ("tqdm", "tqdm.auto"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     dcpd.save({"x": torch.ones(1000)}, f"main:{lib.fresh()}", progress=True)
     assert "succeeded" in capsys.readouterr().err
+
+
+def test_progress_is_shown_with_tqdm(at, capsys):
+    pytest.importorskip("tqdm")
+    dcpd.save({"x": torch.ones(1000)}, f"main:{lib.fresh()}", progress=True)
+    assert "100%" in capsys.readouterr().err
