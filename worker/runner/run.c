@@ -174,13 +174,13 @@ struct str run_str(const struct run *r, uint64_t at, uint64_t len)
 const char *run_file_label(const struct run *r, uint32_t file, char room[ERR_FILE_MAX])
 {
 	const struct run_file *f = &r->files[file];
-	struct str name = run_file_name(r, f), dir = { "", 0 };
-	uint64_t read = 0;
+	struct str name = run_file_name(r, f), dir = { "", 0 }, own = { "", 0 };
 
-	for (uint64_t i = 0; i < r->dirs_n; i++)
-		read += r->dirs[i].is_source;
-	if (read > 1 && f->kind == RUN_FILE_SOURCE)
-		dir = run_str(r, r->dirs[f->dir].path_at, r->dirs[f->dir].path_len);
+	if (f->kind == RUN_FILE_SOURCE)
+		own = run_str(r, r->dirs[f->dir].path_at, r->dirs[f->dir].path_len);
+	for (uint64_t i = 0; i < r->dirs_n && own.n; i++)
+		if (r->dirs[i].is_source && !str_eq(run_str(r, r->dirs[i].path_at, r->dirs[i].path_len), own))
+			dir = own; /* one directory may be here several times: once for each rank's own part */
 	snprintf(room, ERR_FILE_MAX, "%.*s%s%.*s", (int)num_min(dir.n, ERR_FILE_MAX), dir.p, dir.n ? "/" : "",
 		 (int)num_min(name.n, ERR_FILE_MAX), name.p);
 	return room;
