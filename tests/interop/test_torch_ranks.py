@@ -71,7 +71,7 @@ def test_dtensors(d, pattern):
     source = put(d, name, pattern, lambda rank: of_rank(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))))
     shown = d.api.get(d.api.storage_path("main", name)).ok()
     assert (shown["format"], shown["world_size"], shown["tensors"], shown["values"]) == ("torch-ranks", 4, len(whole()), 1)
-    assert [c["format"] for c in d.api.get("/v1/checkpoints/main").ok()["checkpoints"] if c["name"].startswith(name)] == ["torch-ranks"]
+    assert [c["format"] for c in d.api.get(f"/v1/checkpoints/main?prefix={name}").ok()["checkpoints"]] == ["torch-ranks"]
     d.api.run("reshard", source=source, target={**HERE, "name": name + "-dcp", "world_size": 3, "layout": [
         {"match": "*weight", "placements": ["Shard(0)"], "mesh": [3]}]})
     same(loaded(d, name + "-dcp", whole()), whole())

@@ -125,7 +125,7 @@ def test_shown(d):
     tensors = {k: v for k, v in want.items() if isinstance(v, torch.Tensor)}
     assert shown["format"] == "torch" and shown["files"] == 1 and shown["tensors"] == len(tensors)
     assert shown["values"] == len(want) - len(tensors)
-    assert [c["format"] for c in d.api.get("/v1/checkpoints/main").ok()["checkpoints"] if c["name"] == name] == ["torch"]
+    assert [c["format"] for c in d.api.get(f"/v1/checkpoints/main?prefix={name}").ok()["checkpoints"]] == ["torch"]
     listed = d.api.get(d.api.storage_path("main", name, "/tensors?page_size=1000")).ok()
     assert {t["fqn"]: t["shape"] for t in listed["tensors"]} == {k: list(v.shape) for k, v in tensors.items()}
     values = {v["fqn"]: v.get("value", v.get("opaque")) for v in listed["values"]}
