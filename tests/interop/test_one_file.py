@@ -127,3 +127,13 @@ def test_max_file_bytes(d):
     files = {f.name: load_file(f) for f in (d.storages["main"] / name).glob("*.safetensors")}
     same({k: v for f in files.values() for k, v in f.items()}, want)
     assert all(len(f) == 1 or sum(v.nbytes for v in f.values()) <= 8000 for f in files.values()) and len(files) >= 4
+
+
+@pytest.mark.parametrize("end, word", [(".pt", "torch"), (".gguf", "gguf")])
+def test_a_file_that_is_only_called_so_is_not_replaced(d, end, word):
+    path = d.storages["main"] / (lib.fresh() + end)
+    path.write_bytes(b"hello")
+    source = source_of(d, {"w": torch.ones(8, 32)})
+    target = {**HERE, "name": path.name, "format": word}
+    d.api.fails("reshard", "not_a_checkpoint", source=source, target=target, options={"overwrite": True})
+    assert path.read_bytes() == b"hello"

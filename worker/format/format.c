@@ -214,6 +214,11 @@ enum format format_of_bytes(const void *first, size_t n)
 	return FORMAT_NONE;
 }
 
+bool format_denied(enum format f, const void *first, size_t n)
+{
+	return rows[f].first && !rows[f].first(first, n);
+}
+
 void format_listing_add(struct format_listing *l, const char *name)
 {
 	struct format_file file;

@@ -50,6 +50,8 @@ bool format_is_file(enum format f);            /* one file may be a whole checkp
 enum { FORMAT_FIRST_BYTES = 512 };
 enum format format_of_file(const char *name);
 enum format format_of_bytes(const void *first, size_t n);
+/* Do the first bytes deny what the name says? False where the format's files have no mark. */
+bool format_denied(enum format f, const void *first, size_t n);
 
 /* `{family}[_world_size_{N}]_rank[_]{R}.pt`: what each of the ranks of a job wrote beside the others. Borrows the name. */
 struct format_rank_name {

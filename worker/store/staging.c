@@ -117,6 +117,22 @@ static FALLIBLE enum err check_replaced(const struct store *store, const char *n
 	return e;
 }
 
+/* A file is replaced only if it is one of its format, and not only called so. */
+static FALLIBLE enum err check_replaced_file(const struct store *store, const char *name, enum format format)
+{
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	unsigned char first[FORMAT_FIRST_BYTES];
+	struct stat st;
+
+	TRY(store_open_file(store_top(store), name, STORE_READ, &file));
+	TRY(store_stat(file, "", &st));
+	size_t n = (size_t)num_min((uint64_t)st.st_size, sizeof first);
+	TRY(store_read(file, first, n, 0, name));
+	if (format_denied(format, first, n))
+		return ERR(NOT_A_CHECKPOINT, "'%s' is no file of the format %s: nothing is replaced", name, format_name(format));
+	return OK;
+}
+
 static FALLIBLE enum err check_target(const struct staging *s, const char *name, bool overwrite)
 {
 	enum format format;
@@ -132,7 +148,7 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 	if (!overwrite)
 		return ERR(CHECKPOINT_EXISTS, "'%s' exists; overwrite is not set", name);
 	TRY(owner_check(&s->by, s->store, name));
-	return s->is_file ? OK : check_replaced(s->store, name);
+	return s->is_file ? check_replaced_file(s->store, name, format) : check_replaced(s->store, name);
 }
 
 /* Files of a checkpoint that lies in the directory may be replaced; whatever else is in it is not touched. */
