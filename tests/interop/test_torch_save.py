@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
 
 HERE = {"storage": "main"}
@@ -398,8 +399,6 @@ def test_file_to_file(d):
 
 def test_written_from_safetensors(d):
     """Names without paths are the keys of one dict."""
-    from safetensors.torch import save_file
-
     name, state = lib.fresh(), {"a.b": torch.randn(5), "a": torch.ones(2, dtype=torch.bfloat16), "e": torch.empty(0)}
     path = d.storages["main"] / (name + ".safetensors")
     save_file(state, path)
@@ -437,3 +436,13 @@ def test_any_tree_written(d, state):
     d.api.run("reshard", source=source, target=target)
     got = opened(d, target["name"], weights_only=False)
     same(flat(got), want)
+
+
+@pytest.mark.slow
+def test_a_million_tensors_are_written_and_read(d):
+    """The pickle's objects need more memory than the pickle has bytes."""
+    name = lib.fresh()
+    save_file({f"layer.{i // 100}.block.{i % 100}.w": torch.zeros(1) for i in range(1_000_000)}, d.storages["main"] / f"{name}.safetensors")
+    d.api.run("reshard", source={"storage": "main", "name": f"{name}.safetensors"},
+              target={"storage": "main", "name": f"{name}.pt", "format": "torch"})
+    assert d.api.run("verify", source={"storage": "main", "name": f"{name}.pt"})["result"]["tensors"] == 1_000_000
