@@ -38,6 +38,7 @@ def page(tabs):
     """A tab that fails its test when the page logs an error, breaks its policy or talks to another host."""
     context, previous = tabs
     tab = context.new_page()
+    tab.bring_to_front()  # the previous one has the focus otherwise, now and then
     tab.set_default_timeout(60000)
     tab.wrong = []
     tab.on("pageerror", lambda e: tab.wrong.append(str(e)))

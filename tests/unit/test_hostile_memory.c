@@ -198,7 +198,7 @@ static void as_archive(struct buf *b)
 }
 
 /* What a parser may take at least, and a multiple of the input's bytes beside the input itself. */
-#define LIMIT(times) (72 + 2 * MIB + (times) * MIB)
+#define LIMIT(times) (72 + MIB + (times) * MIB)
 #define LINEAR(times) (40 + MIB + (times) * MIB) /* without a pickle, whose objects may take a fixed amount first */
 #define S(literal) { literal, sizeof(literal) - 1 }
 #define MOD "torch.distributed.checkpoint.metadata\n"

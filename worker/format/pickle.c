@@ -528,7 +528,7 @@ enum err pickle_begin(struct pickle *pk, const void *bytes, uint64_t n)
 	if (n > PICKLE_BYTES_MAX)
 		return ERR(LIMIT_EXCEEDED, "a pickle of %ju bytes", (uintmax_t)n);
 	pk->in = reader_of(bytes, n);
-	pk->memory_max = PICKLE_MEMORY_MIN + 2 * n;
+	pk->memory_max = PICKLE_MEMORY_MIN + (pk->records ? n : 2 * n);
 	TRY(pickle_scan(pk));
 	for (uint32_t i = 0; i < N_FIRST; i++)
 		TRY(cells_push(pk, &pk->cells, 0));

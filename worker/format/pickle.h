@@ -23,8 +23,8 @@
  *
  * Memory: about 4 bytes a reference, 12 a string or number. What PyTorch and dcpd write as `.metadata` takes as many bytes as the
  * stream; what a hostile stream describes could take 20 times as many (a byte `]` is an empty list), so that more than
- * PICKLE_MEMORY_MIN + 2 n is refused (ERR_FORMAT_PICKLE). A first pass finds out which memo entries are ever fetched; only those
- * are kept. */
+ * PICKLE_MEMORY_MIN + n is refused (ERR_FORMAT_PICKLE); + 2 n without records, which leave less. A first pass finds out which memo
+ * entries are ever fetched; only those are kept. */
 #pragma once
 #include "base/buf.h"
 #include "base/err.h"
