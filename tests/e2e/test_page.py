@@ -33,18 +33,34 @@ def tabs(browser):
     return browser.new_context(), []
 
 
-@pytest.fixture
-def page(tabs):
-    """A tab that fails its test when the page logs an error, breaks its policy or talks to another host."""
-    context, previous = tabs
+def opened(context):
+    """A tab; what is wrong: when the page logs an error, breaks its policy or talks to another host."""
     tab = context.new_page()
-    tab.bring_to_front()  # the previous one has the focus otherwise, now and then
     tab.set_default_timeout(60000)
     tab.wrong = []
     tab.on("pageerror", lambda e: tab.wrong.append(str(e)))
     tab.on("console", lambda m: tab.wrong.append(m.text) if m.type == "error" and not re.search(
         r"Failed to load resource|net::ERR", m.text) else None)
     tab.on("request", lambda r: tab.wrong.append(r.url) if not r.url.startswith("http://127.0.0.1:") else None)
+    return tab
+
+
+@pytest.fixture
+def alone(tabs, browser):
+    """A tab beside no other: the keyboard's focus is its own."""
+    while tabs[1]:
+        tabs[1].pop().close()
+    with browser.new_context() as context:
+        tab = opened(context)
+        yield tab
+        assert tab.wrong == []
+
+
+@pytest.fixture
+def page(tabs):
+    """A tab, in which nothing may go wrong."""
+    context, previous = tabs
+    tab = opened(context)
     yield tab
     wrong = list(tab.wrong)
     while previous:
@@ -481,20 +497,20 @@ def test_many_ranks_stay_readable(page, fake):
     expect(page.locator("#job-body .ranks li")).to_have_count(513)
 
 
-def test_keyboard_alone_reaches_everything(page, fake):
+def test_keyboard_alone_reaches_everything(alone, fake):
     fake.jobs[job(1)["id"]] = job(1)
-    enter(page, fake)
-    page.keyboard.press("Tab")
-    expect(page.locator(".skip")).to_be_focused()
-    page.keyboard.press("Enter")
+    enter(alone, fake)
+    alone.keyboard.press("Tab")
+    expect(alone.locator(".skip")).to_be_focused()
+    alone.keyboard.press("Enter")
     for _ in range(12):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.dataset.act || ''") == f"cancel-{job(1)['id']}":
+        alone.keyboard.press("Tab")
+        if alone.evaluate("document.activeElement.dataset.act || ''") == f"cancel-{job(1)['id']}":
             break
-    page.keyboard.press("Enter")
-    expect(page.locator("#confirm-no")).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.locator("#confirm")).to_be_hidden()
+    alone.keyboard.press("Enter")
+    expect(alone.locator("#confirm-no")).to_be_focused()
+    alone.keyboard.press("Enter")
+    expect(alone.locator("#confirm")).to_be_hidden()
     assert not [m for m, _, _ in fake.log if m == "POST"]
 
 
