@@ -80,7 +80,7 @@ FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_
 	const json_t *bytes = json_object_get(ok, "bytes");
 	uint64_t held = *fd >= 0 ? lookup_fd_bytes(*fd) : 0;
 
-	/* What a worker says is not believed: a wrong size would have us send what is not there. */
+	/* The size that a worker names is checked against the memfd: a wrong one would send bytes that are not there. */
 	if (!json_is_integer(bytes) || *fd < 0 || json_integer_value(bytes) < 0 || (uint64_t)json_integer_value(bytes) > held)
 		return ERR(PROTOCOL, "the look-up's answer has not the bytes that it announces");
 	int taken = *fd;

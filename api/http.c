@@ -195,7 +195,7 @@ static enum MHD_Result send_answer(struct req *r)
 	if (c && r->unread)
 		c->deadline_ms = clock_mono_ms() + READ_MS + (int64_t)(r->unread / READ_BYTES_A_MS);
 	r->http->o.calls->sent(r);
-	/* What waited on purpose says nothing about our speed. */
+	/* A request that waited on purpose (long poll) says nothing about the server's speed. */
 	if (!r->waited)
 		metrics_observe(r->core->metrics, "dcpd_http_request_duration_seconds", "",
 				(double)(clock_mono_ns() - r->began_ns) / 1e9);

@@ -174,7 +174,7 @@ FALLIBLE enum err routes_find(struct req *r)
 	TRY(parse_path(r));
 	r->route = find_route(r);
 	r->row = r->route && r->route != &page_route ? (uint32_t)(r->route - routes) + 1 : 0;
-	/* What needs no token says so; anything else, even a path that does not exist, is not shown to strangers. */
+	/* Only routes marked open need no token; any other path, even one that does not exist, is not shown to strangers. */
 	if (!r->route || !r->route->open)
 		TRY(auth_need(r));
 	if (r->route)

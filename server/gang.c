@@ -154,7 +154,7 @@ static void end_run(struct gang *g, bool gone)
 	json_decref(said);
 }
 
-/* What a job leaves to be removed after its end (the old checkpoint of an overwrite) has nobody now. */
+/* Hands the job's left-overs (the old checkpoint of an overwrite) to the sweep: the gang that would remove them is gone. */
 static void sweep_roots(const struct gang *g)
 {
 	char name[STORAGE_NAME_MAX + 1];

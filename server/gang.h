@@ -23,7 +23,7 @@ struct gang;
 enum gang_state { GANG_STARTING, GANG_IDLE, GANG_BUSY, GANG_ENDING, GANG_STATES };
 bool gang_may_move(enum gang_state from, enum gang_state to);    /* ENDING is the last */
 
-/* What a run tells its owner. Bodies are borrowed. None is called before gang_run has returned. */
+/* Callbacks of a run to its owner. Message bodies are borrowed. No callback is made before gang_run has returned. */
 struct gang_ops {
 	void (*state)(void *user, const json_t *body);
 	void (*progress)(void *user, const json_t *body);

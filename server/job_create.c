@@ -193,7 +193,7 @@ static void on_size(void *user, enum err e, const json_t *ok, int *)
 	next(c);
 }
 
-/* What others were promised of the same storage and do not hold yet: files are allocated whole when a job begins to run. */
+/* Bytes of the same storage that are promised to a job and not yet allocated: a job allocates its files whole when it begins to run. */
 static uint64_t promised_bytes(const struct job *j)
 {
 	uint64_t sum = 0;

@@ -31,7 +31,7 @@ struct waiter {
 	struct loop_timer *timer;
 };
 
-/* Where a live job stands in the machinery, beside its state. */
+/* Steps of a live job through queue, gang and journal; its public state is kept beside them. */
 enum job_step {
 	STEP_NONE,                  /* ended */
 	STEP_AWAITING,              /* its generation is not sealed yet */
@@ -152,8 +152,7 @@ bool job_spec_compares(const struct job *j);         /* it has an a and a b */
 
 /* ---- job_state_dict_op.c: operations on state dicts ---- */
 bool job_state_dict_op_is(const struct job *j);
-/* What the request says against what is there: ranks in group, group in world, back end and device on this host. After
- * job_take_uses. */
+/* Checks the request against this host: ranks in group, group in world, back end and device. Comes after job_take_uses. */
 FALLIBLE enum err job_state_dict_op_check(const struct job *j);
 bool job_state_dict_op_network(const struct job *j);          /* its workers need sockets */
 bool job_state_dict_op_device(const struct job *j);           /* … a GPU */

@@ -304,7 +304,8 @@ FALLIBLE enum err state_dict_space_new(struct server *s)
 	return OK;
 }
 
-/* What is being made is finished or given up; what was not begun is dropped. Segments without a row go at the next start. */
+/* Ends the segment maker: the segment in work is finished or given up, queued ones are dropped. The next start sweeps segments without a
+ * journal row. */
 void state_dict_space_free(struct state_dicts *all)
 {
 	struct seg_maker *m = all->maker;

@@ -130,6 +130,7 @@ WATCHING = re.compile(r"\b(event_(?:assign|base_once|new)|bufferevent_\w+|evconn
 REQUEST = re.compile(r"(?<!spec_wishes\(j)->request\b")
 MAX = {"columns": 140, "function": 70, "file": 800}
 IGNORED = (".git", "build", "compile_commands.json", "__pycache__", "*.egg-info", ".pytest_cache")  # as in .gitignore
+NAMELESS = re.compile(r"/\* (What|Who|Whose|Where|Which|That one|The other) ")
 UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b")
 FOREIGN = re.compile("/" + r"(?:home|work)/\w")
 
@@ -407,6 +408,8 @@ class Tidy:
             for i, line in enumerate(lines, 1):
                 if width(line) > MAX["columns"]:
                     self.say("columns", n, f"{width(line)} columns, at most {MAX['columns']}", i)
+                if NAMELESS.search(line):
+                    self.say("subject", n, "the comment's subject has no name", i)
                 if line != line.rstrip():
                     self.say("space", n, "white space at the end of the line", i)
                 if line == "{":
@@ -423,7 +426,7 @@ class Tidy:
                     self.say("unfinished", n, line.strip()[:80], i)
                 if FOREIGN.search(line) and n != "tests/tidy.py":
                     self.say("path", n, "names a folder of one machine", i)
-                if n.endswith((".js", ".css", ".py", ".sh")) and n not in ("tests/lib/check_ckpt.py", "tests/fixtures/make.py"):
+                if n.endswith((".js", ".css", ".py", ".sh")) and not n.startswith(("tests/lib/check_ckpt.py", "tests/fixtures/")):
                     if len(line) > MAX["columns"]:
                         self.say("columns", n, f"{len(line)} columns", i)
 

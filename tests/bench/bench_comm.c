@@ -146,7 +146,7 @@ static enum err run_once(struct comm *c, unsigned char *in, unsigned char *out)
 	return comm_gather(c, in, parts, out, 0);
 }
 
-/* What redistribute must give, straight from the definition. */
+/* The result of redistribute straight from its definition. */
 static void fill_columns(unsigned char *expected)
 {
 	const uint64_t width = COLUMNS * ITEM, pitch = width * want.ranks, rows = want.bytes / pitch;

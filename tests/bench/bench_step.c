@@ -34,7 +34,7 @@ static void ok(enum err e)
 	exit(1);
 }
 
-/* What differs from step to step: a line of JSON of about the same length. */
+/* Values that differ from step to step: a line of JSON of about the same length. */
 static void make_values(struct image_value *v, char text[2][64], uint32_t step)
 {
 	snprintf(text[0], sizeof text[0], "%u", 1000 + step);
@@ -84,7 +84,7 @@ static json_t *make_entry(uint32_t tensors, uint32_t ranks, uint32_t step, int *
 	return json_pack("{s:{s:{s:i, s:i, s:o}}}", "state_dicts", "t", "world_size", (int)ranks, "generation", (int)step, "ranks", list);
 }
 
-/* What save.c does until the first byte could move. kept: what it then keeps. */
+/* The steps of save.c before the first byte could move. kept: the plan that save.c keeps for the next save. */
 static void plan_in_full(struct job *j, uint32_t ranks, double t[4], struct plan_kept *kept)
 {
 	struct input in;

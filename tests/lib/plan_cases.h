@@ -151,7 +151,7 @@ static inline bool case_empty(const struct boxes *b, uint32_t i)
 	return false;
 }
 
-/* What save_plan_validate has to say about boxes as a plan. */
+/* The verdict of save_plan_validate on boxes as a plan. */
 static inline enum err case_validate(const struct boxes *b)
 {
 	bool hole = false, wrong = false;

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 #include "base/err.h"
 
-/* Who is not there by then hangs. What a test waits for has no closer limit: a busy machine is no failure. */
+/* A peer that is not there by then hangs. Waits have no closer limit: a busy machine is no failure. */
 enum { T_HUNG_MS = 120000 };
 
 /* abort() tells the compiler that a failed test does not go on. */

@@ -16,7 +16,7 @@
 
 enum { T_RANKS = 16, T_ROUNDS = 16, T_FAILED = 99 };
 
-/* What all processes of a test share. */
+/* Memory that all processes of a test share. */
 struct t_shared {
 	_Atomic uint32_t met[T_ROUNDS], flags[T_RANKS], begun;
 	unsigned char notes[T_ROUNDS][T_RANKS][COMM_RENDEZVOUS_BYTES];

@@ -14,7 +14,7 @@
 
 enum { RANKS = 4, MEETINGS = 8, DEADLINE_MS = 1000, PLENTY_MS = 60000 };
 
-/* What the members of a case share. */
+/* Memory that the members of a case share. */
 static struct shared {
 	_Atomic uint32_t came[MEETINGS], passed, turn;
 	unsigned char blobs[MEETINGS][RANKS][COMM_RENDEZVOUS_BYTES];

@@ -141,7 +141,7 @@ static inline struct obj *obj_page(const struct objects *b, const char *path)
 	return i < 0 ? NULL : b->v[i].o;
 }
 
-/* What a path leads to: a file of a checkpoint, or of a staging that is named. */
+/* Finds the object of a path: a file of a checkpoint, or of a staging that is named. */
 static inline struct obj *obj_file(const struct objects *b, const char *path)
 {
 	char key[OBJ_KEY], name[OBJ_KEY];

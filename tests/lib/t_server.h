@@ -34,7 +34,7 @@ void t_server_run(struct t_server *t, int ms);
 		}                                                      \
 	} while (0)
 
-/* What a callback left behind. */
+/* The answer that a callback left behind. */
 struct t_answer {
 	bool called, existing;
 	enum err e;

@@ -230,7 +230,7 @@ T_TREE struct tree **t_world(const char *text, uint32_t world)
 	return trees;
 }
 
-/* What a node is, in the words of t_tree: boxes instead of meshes. */
+/* Prints a node in the words of t_tree: boxes instead of meshes. */
 T_TREE void t_print(const struct tree *t, char *out, size_t max)
 {
 	size_t n = 0;

@@ -231,7 +231,7 @@ static void test_map(void **state)
 	map_free(&m);
 }
 
-/* What comes and goes takes no more room than what is there at once, and nothing that stays is lost. */
+/* A map whose keys come and go takes no more room than its largest population, and loses no key that stays. */
 static void test_map_churn(void **state)
 {
 	static char keys[20000][8];

@@ -32,7 +32,7 @@ static void every_collective(void **state)
 	}
 }
 
-/* What everybody is to have crosses between hosts once per host. */
+/* Data that every rank needs crosses between hosts once per host. */
 static enum err count_bytes(struct comm *c, struct t_group *g)
 {
 	enum { BYTES = 2000000 };

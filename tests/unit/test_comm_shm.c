@@ -238,7 +238,7 @@ static void another_arena(void **state)
 	close(fd);
 }
 
-/* Who has done everything may go: looking after the group is no reason to fail, but waiting for it is. */
+/* A rank that has done everything may leave: watching the group does not fail for that, waiting for the rank does. */
 static enum err leave_early(struct comm *c, struct t_group *g)
 {
 	if (comm_rank(c) == 1)

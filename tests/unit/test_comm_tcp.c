@@ -102,7 +102,7 @@ static int gathers(struct t_group *g, struct comm *c)
 			at = 0;
 			for (uint32_t r = 0; root == me && r < n; at += bytes[r++])
 				CHECK(holds(out + at, bytes[r], r));
-			/* What the root has goes back where it came from. */
+			/* The root's result goes back to the buffer that it came from. */
 			memset(in, 0, LARGEST);
 			CHECK(comm_scatter(c, root == me ? out : NULL, bytes, in, root) == OK);
 			CHECK(holds(in, bytes[me], me));

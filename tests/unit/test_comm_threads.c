@@ -124,7 +124,7 @@ static void expect(struct t_group *g, enum err code, int64_t rank)
 	t_group_end(g);
 }
 
-/* What t_every_collective does, shorter: a sanitizer is slow. */
+/* t_every_collective with fewer sizes: a sanitizer is slow. */
 static enum err collectives(struct comm *c, struct t_group *g)
 {
 	static const uint64_t sizes[] = { 0, 16385, 7, 300001 };

@@ -203,7 +203,7 @@ static void test_never_replaced(void **state)
 	T_ERR(NOT_A_CHECKPOINT, save("B", "file.pt", true));
 }
 
-/* What was a checkpoint when the job began is looked at again before it goes. */
+/* The checkpoint that stood there when the job began is looked at again before the commit replaces it. */
 static void test_changed_meanwhile(void **state)
 {
 	struct staging s;

@@ -130,7 +130,7 @@ static void refused(const char *const *args, const char *const *env, const char 
 {
 	struct config *c = NULL;
 
-	/* Who is not root needs a home for the state. */
+	/* A user other than root needs a home for the state. */
 	T_ERR(CONFIG, load(args, env ? env : ARGS("HOME=/nowhere"), &c));
 	if (!strstr(err_last()->text, says))
 		T_FAIL("\"%s\" does not say \"%s\"", err_last()->text, says);

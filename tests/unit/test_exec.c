@@ -1,4 +1,4 @@
-/* What a worker says of a run that fails: the job's reason is the first one's, not what followed from it. */
+/* A worker's report of a run that fails: the job's reason is the first worker's, not an error that followed from it. */
 #include "lib/t_dir.h"
 
 #include <string.h>

@@ -349,7 +349,7 @@ static void test_peer_that_does_not_read(void **state)
 	pair_end(&p);
 }
 
-/* What the peer said before it died is still heard after sending to it failed. */
+/* The last messages of a peer that died are heard even after a send to it failed. */
 static void test_last_words(void **state)
 {
 	struct pair p = pair_new(false);

@@ -197,7 +197,7 @@ static void as_archive(struct buf *b)
 	buf_le16(b, 0);
 }
 
-/* What a parser may take at least, and a multiple of the input's bytes beside the input itself. */
+/* A parser's limit: a fixed part, and a multiple of the input's bytes beside the input itself. */
 #define LIMIT(times) (72 + MIB + (times) * MIB)
 #define LINEAR(times) (40 + MIB + (times) * MIB) /* without a pickle, whose objects may take a fixed amount first */
 #define S(literal) { literal, sizeof(literal) - 1 }

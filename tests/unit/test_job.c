@@ -136,7 +136,7 @@ static void test_exists_and_full(void **state)
 	assert_string_equal(a.info.expected, "18000");
 	assert_string_equal(a.info.actual, "17999");
 
-	/* What a job that waits was promised is not promised again. */
+	/* Bytes promised to a waiting job are not promised again. */
 	fd = open(path, O_WRONLY | O_TRUNC);
 	assert_int_equal(write(fd, "35999", 5), 5);
 	close(fd);
@@ -513,7 +513,7 @@ static void test_restart(void **state)
 	assert_int_equal(jobs_live(t.s), 4);
 	for (int i = 0; i < 4; i++)
 		assert_int_equal(t_job_end(&t, ids[i]), JOB_SUCCEEDED);
-	/* What was committed before the crash is not run again. */
+	/* A job that committed before the crash is not run again. */
 	char id[27], path[256];
 	t_job(&t, SAVE("done", FAKE("always:committed")), id);
 	snprintf(path, sizeof path, "%s/main/done/.dcpd.json", t.dir);

@@ -147,7 +147,7 @@ static void test_next_generation(void **state)
 	assert_int_equal(newest("full"), 9);
 	assert_int_equal(t_job_end(&t, slow), JOB_SUCCEEDED);
 	T_UNTIL(&t, used() == after_one);
-	/* What a trainer sealed stays, and its own slots stay free for it. */
+	/* A generation that a trainer sealed stays, and the trainer's own slots stay free for it. */
 	assert_int_equal(run(OP("copy", "full", "train", "")), JOB_SUCCEEDED);
 	assert_int_equal(newest("train"), 9);
 	assert_int_equal(run(OP("copy", "full", "train", "")), JOB_SUCCEEDED);
@@ -192,7 +192,7 @@ static void test_failures_change_nothing(void **state)
 	T_UNTIL(&t, used() == before);
 }
 
-/* What it asked for is being made when it dies: large enough to take longer than that. */
+/* The leader dies while its segments are made: large enough for their making to outlast it. */
 static void test_leader_dies_while_segments_are_made(void **state)
 {
 	static const char *const options[] = { "--shm-limit", "400MiB", NULL };

@@ -1,5 +1,5 @@
-/* Where bytes lie, in limited time: a question that takes too long is answered in part, and soon. The clock is the test's own, so that
- * it does not matter how fast the machine is. */
+/* Locations of bytes, in limited time: a question that takes too long is answered in part, and soon. The test sets the clock, so the
+ * machine's speed does not matter. */
 #include "lib/t_worker.h"
 
 #include <time.h>

@@ -90,7 +90,7 @@ static struct run tables(enum dedup how)
 	return run;
 }
 
-/* What an earlier plan left in memory must not show. */
+/* Fills the heap, so that memory an earlier plan left cannot pass for zeros. */
 static void dirty_the_heap(unsigned char with)
 {
 	void *p[64];

@@ -307,7 +307,7 @@ static void touch(void *user)
 	(void)*(volatile unsigned char *)user;
 }
 
-/* What a worker does besides files: threads, memory, descriptors, a segment that shrinks. */
+/* A worker's work besides files: threads, memory, descriptors, a segment that shrinks. */
 static int other_work(void)
 {
 	struct frame_conn *a, *b;
@@ -549,7 +549,7 @@ static int shm_in_sandbox(struct t_group *g, struct comm *c)
 	comm_close(sub);
 	if (all[2] != 3 || parts[BYTES - 1] != 1 || parts[3 * BYTES - 1] != 3 || part[BYTES - 1] != 3)
 		return 3;
-	/* Who dies while another still takes what it sent has died within the broadcast. */
+	/* A rank that dies while another still receives from it has died within the broadcast. */
 	atomic_fetch_add(&g->shared->flags[0], 1);
 	while (g->rank == 1 && atomic_load(&g->shared->flags[0]) < 3)
 		t_sleep_ms(1);

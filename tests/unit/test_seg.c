@@ -83,7 +83,7 @@ static void test_shortage(void **state)
 	close(fd);
 }
 
-/* What somebody put under a name like ours is refused: wrong mode, a second link, another owner, a link, odd names. */
+/* An object that another process put under a segment's name is refused: wrong mode, a second link, another owner, a link, odd names. */
 static void test_squatting(void **state)
 {
 	static const char squat[] = "/dcpd-00000000000000000000000000000001";

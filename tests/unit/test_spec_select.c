@@ -1,4 +1,4 @@
-/* Which tensors and values take part, under which names and dtypes. */
+/* The tensors and values that a spec selects, and their new names and dtypes. */
 #include "lib/t.h"
 
 #include <jansson.h>

@@ -265,7 +265,7 @@ static void test_warm_slots_make_room(void **state)
 	T_OK(reserve("mine", 0, 30 << 20, 1, 0).e);
 	state_dict_shm(t.s, &limit, &used, &free_bytes);
 	assert_int_equal(used, 30 << 20);
-	/* What is sealed is nobody's to take. */
+	/* Nobody takes a sealed generation. */
 	T_OK(seal("mine", 0, 1, 1000));
 	assert_int_equal(reserve("big", 0, 20 << 20, 2, 0).e, ERR_SHM_EXHAUSTED);
 }

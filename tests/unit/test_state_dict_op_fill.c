@@ -118,7 +118,7 @@ static void test_fill_errors(void **state)
 	}
 }
 
-/* What is odd but has an answer in PyTorch: the value is set. */
+/* Odd targets that PyTorch has an answer for: the value is set. */
 static void test_values_replace_anything(void **state)
 {
 	struct tree *from[1] = { t_tree("{'a':[1,2],'b':5,'c':{'x':1},'d':'T f32','e':'T f32 3'}", 0) };

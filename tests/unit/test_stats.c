@@ -1,4 +1,4 @@
-/* What a run of elements is like, and how two differ. */
+/* Statistics of a run of elements, and of the difference of two. */
 #include "lib/t.h"
 
 #include <math.h>
@@ -78,7 +78,7 @@ static void test_parts_and_integers(void **state)
 	assert_true(s.sums.real == 6 && s.sums.squares == 36.5L);
 }
 
-/* What needs no arithmetic for many elements of few bits gives what the other way gives for few of them. */
+/* The table path (many elements of few bits) gives the same statistics as the arithmetic path (few elements). */
 static void test_many_as_few(void **state)
 {
 	enum { MANY = 200000, FEW = 1000 };

@@ -1,5 +1,5 @@
-/* What every store promises (store/store.h), of each by the same tests: of the one on a file system, and of one that is an object store, in
- * memory (lib/t_objects.h), which has no rename, no directories and no descriptors. */
+/* Conformance tests of the store face (store/store.h). Two stores pass the same tests: posix, and an object store in memory
+ * (lib/t_objects.h) without rename, directories or descriptors. */
 #include "lib/t_worker.h"
 
 #include <pthread.h>

@@ -13,7 +13,7 @@ static uint32_t rnd(uint32_t n)
 	return (seed >> 8) % n;
 }
 
-/* What must come out: one element after the other, by its coordinates. */
+/* The expected copy: one element after the other, by coordinates. */
 static void naive(uint32_t ndim, const int64_t *sizes, const int64_t *ds, const int64_t *ss, size_t elem, unsigned char *dst,
 		  const unsigned char *src)
 {

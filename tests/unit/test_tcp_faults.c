@@ -63,7 +63,7 @@ static int member(struct t_group *g, struct comm *c)
 
 static void check(const struct wrong *w)
 {
-	/* What is not the deadline's to find is found long before it, or it would be told as that. */
+	/* Faults that are no matter of the deadline are found long before it, or they would be reported as a timeout. */
 	uint32_t deadline_ms = w->want == ERR_PEER_TIMEOUT ? DEADLINE_MS * SLOWER : LONG_MS;
 	struct t_group g = { .spec = { .size = SIZE, .inside = COMM_TCP, .deadline_ms = deadline_ms }, .body = member, .arg = w };
 	enum err first = OK;

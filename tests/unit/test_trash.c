@@ -1,4 +1,4 @@
-/* What is removed behind the job's back: it goes, bit by bit where that can be done, and nobody who looks at it loses a byte. */
+/* Removal behind the job's back: it proceeds bit by bit where it can, and a reader of the removed checkpoint loses no byte. */
 #include "lib/t_worker.h"
 
 #include <sched.h>

@@ -38,7 +38,7 @@ enum err_blast { ERR_BLAST_REQUEST, ERR_BLAST_JOB, ERR_BLAST_GANG, ERR_BLAST_DAE
 
 enum { ERR_TEXT_MAX = 1024, ERR_FQN_MAX = 512, ERR_FILE_MAX = 320, ERR_VALUE_MAX = 128 };
 
-/* What is known about the latest error of this thread. Empty strings and -1 mean "not known". */
+/* Details of this thread's latest error. Empty strings and -1 mean "not known". */
 struct err_info {
 	enum err code;
 	int sys_errno;             /* 0 if no system call failed */

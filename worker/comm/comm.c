@@ -43,7 +43,7 @@ bool comm_call_same(const struct comm_call *a, const struct comm_call *b)
 	       a->kind == b->kind && a->dtype == b->dtype && a->op == b->op && a->step == b->step;
 }
 
-/* The other one's comes from outside. */
+/* Names a call's kind; a call that another member sent may have any number there. */
 static const char *kind_name(const struct comm_call *call)
 {
 	return call->kind < COMM_KINDS && kind_names[call->kind] ? kind_names[call->kind] : "?";

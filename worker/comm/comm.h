@@ -124,7 +124,7 @@ struct comm_box {
 };
 FALLIBLE enum err comm_all_to_all(struct comm *c, const struct comm_box *boxes, uint64_t count);
 
-/* What this member has moved since it was opened, subgroups included. */
+/* Traffic of this member since it was opened, subgroups included. */
 struct comm_counts {
 	uint64_t copied_bytes;         /* inside a host, from another member's memory */
 	uint64_t sent_bytes, received_bytes; /* over tcp or nccl: payload */

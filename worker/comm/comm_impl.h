@@ -22,7 +22,8 @@ enum comm_kind {
 	COMM_REDUCE_SCATTER, COMM_EXCHANGE, COMM_ALL_TO_ALL, COMM_SPLIT, COMM_KINDS
 };
 
-/* What a member calls, as the others must call it too. Plain bytes without holes: it is sent as it is between equal builds. */
+/* A member's call, which every member must make with equal arguments. Plain bytes without holes: equal builds send the struct as it is.
+ * */
 struct comm_call {
 	uint64_t number;               /* counts the calls of a back end */
 	uint64_t bytes, digest;        /* of the parts; of bytes[] or the messages: XXH3 */
@@ -69,7 +70,7 @@ struct comm_ops {
 	uint32_t (*stalest)(const struct comm *c);
 	/* Tells the others that this member waits for that one in another group; UINT32_MAX: it cannot say for whom. */
 	void (*show)(struct comm *c, uint32_t member);
-	/* Who waits for whom, from this member on: the one that is silent; UINT32_MAX: none is. */
+	/* Follows the chain of blocked members from this one to the silent member; UINT32_MAX: no member is silent. */
 	uint32_t (*silent)(struct comm *c, uint32_t member);
 	enum err (*window_add)(struct comm *c, uint64_t key, const void *p, uint64_t bytes);   /* NULL: ignored */
 

@@ -110,7 +110,7 @@ static struct round next_round(struct run *r, uint64_t begin)
 	return (struct round){ begin, i };
 }
 
-/* Where in a slot each peer's messages of a round begin. */
+/* Places each peer's messages of a round in a slot. */
 static void lay_out(struct run *r, struct round round)
 {
 	uint64_t out = 0, in = 0;

@@ -6,7 +6,7 @@
 
 enum { NCCL_SLOTS = 2, NCCL_SLOT_BYTES = 4 << 20, NCCL_TEXT_MAX = 208, NCCL_WAIT_ALL = -1 };
 
-/* What each member tells all others before a collective: what it calls, or why it does not. */
+/* The word that each member sends to all before a collective: its call, or the reason why it makes none. */
 struct nccl_word {
 	struct comm_call call;
 	uint32_t code, spare;

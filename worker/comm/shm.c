@@ -61,7 +61,7 @@ static void unmap(struct shm *s)
 	s->arena = NULL;
 }
 
-/* What another process made is believed as far as its seals and its size go. */
+/* Maps an arena of another process, trusting only its seals and its size. */
 static FALLIBLE enum err map_arena(struct shm *s, int fd)
 {
 	struct stat st;

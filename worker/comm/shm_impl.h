@@ -44,7 +44,7 @@ struct shm_head {
 
 enum shm_mode { SHM_NOTHING, SHM_INLINED, SHM_WINDOW, SHM_STAGED };
 
-/* What a member brings to a round. */
+/* A member's post of a round. */
 struct shm_post {
 	struct comm_call call;
 	uint32_t mode;

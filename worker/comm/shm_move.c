@@ -67,7 +67,8 @@ static FALLIBLE enum err offer(struct shm *s, const void *in, uint64_t bytes, st
 	return OK;
 }
 
-/* What `member` offered in the round that was just reached, its `bytes` as this process sees them. NULL: it comes through blocks. */
+/* Finds the `bytes` that `member` offered in the round that was just reached, as this process sees them. NULL: the data comes through
+ * blocks. */
 static FALLIBLE enum err find(struct shm *s, uint32_t member, uint64_t bytes, const unsigned char **at_out)
 {
 	struct shm_post post = shm_member(s, member)->posts[s->round & 1];

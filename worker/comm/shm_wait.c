@@ -171,7 +171,7 @@ enum err shm_lost(const struct shm *s, uint32_t member)
 {
 	enum err e;
 
-	/* Who has not joined the subgroup yet may have died in the group. */
+	/* A member that has not joined the subgroup yet may have died in the group. */
 	if (!atomic_load(&shm_member(s, member)->joined))
 		return s == s->c->root->impl ? OK : shm_lost(s->c->root->impl, s->in_root[member]);
 	uint32_t word = life_word(s, member);
@@ -310,7 +310,7 @@ enum err shm_poll(struct comm *c)
 
 	beat(s);
 	TRY(shm_aborted(s));
-	/* Who left may have done all that it had to do: that is for a wait to say. */
+	/* A member that left may have finished its part: a wait decides that. */
 	for (uint32_t r = 0; r < c->size; r++)
 		if (r != c->rank && died(s, r))
 			TRY(shm_lost(s, r));
@@ -369,7 +369,7 @@ enum err shm_arrive(struct shm *s, const struct shm_post *post)
 	struct comm *c = s->c;
 	struct shm_member *me = shm_member(s, c->rank);
 
-	/* Who comes after the others have given up must not take them for present. */
+	/* A member that arrives after the others gave up must not take them for present. */
 	TRY(shm_aborted(s));
 	s->round++;
 	me->posts[s->round & 1] = *post;

@@ -179,7 +179,7 @@ static bool ready(const struct blocks_op *o, uint32_t i)
 	return false;
 }
 
-/* Who passes a block on does not wait for the next one while it has nothing for it. */
+/* A member that relays a block does not wait for the next peer while it has no data for that peer. */
 static bool awaits(const struct tcp_op *op, uint32_t peer)
 {
 	const struct blocks_op *o = (const struct blocks_op *)op;

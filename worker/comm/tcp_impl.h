@@ -59,7 +59,7 @@ struct tcp_peer {
 struct tcp_op {
 	struct comm *c;
 	struct tcp_group *g;
-	/* Where the body of link->in goes; NULL: nowhere yet. What was not expected is ERR_COMM_PROTOCOL. */
+	/* Returns the buffer for the body of link->in; NULL: no buffer yet. An unexpected frame is ERR_COMM_PROTOCOL. */
 	enum err (*target)(struct tcp_op *op, struct tcp_link *l, unsigned char **out);
 	enum err (*arrived)(struct tcp_op *op, struct tcp_link *l);
 	/* The next frame for this link: type, channel and call are set by the caller; sets *body. false: nothing now. */

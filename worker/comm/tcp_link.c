@@ -123,7 +123,7 @@ static bool advance(struct tcp_link *l)
 {
 	enum err e = OK;
 
-	/* What others say about a failure is heard in a group that failed, too. */
+	/* A group that failed still hears the others' reports of the failure. */
 	while (!e && l->watch && (l->index == 0 || !l->mesh->failed)) {
 		if (l->in_body ? l->body_got < l->in.length : l->head_got < TCP_HEAD_BYTES)
 			return true;
@@ -288,7 +288,7 @@ static void write_queue(struct tcp_link *l)
 		if (n < 0 && (errno == EAGAIN || errno == EINTR))
 			break;
 		if (n < 0) {
-			/* What the peer said before is still to be read; that will tell how it ended. */
+			/* The peer's earlier messages are still to be read; they tell how the peer ended. */
 			l->queued = 0;
 			break;
 		}

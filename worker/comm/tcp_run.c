@@ -280,7 +280,7 @@ static uint32_t find_late(const struct tcp_mesh *m)
 	return z.peer != TCP_NOBODY ? z.peer : first_awaited(m, 0);
 }
 
-/* Who was kept from running finds what the others said meanwhile all at once, and cannot tell who has been silent since: it listens on. */
+/* A member that was descheduled reads all messages of that time at once and cannot tell who has been silent since: it listens on. */
 static bool listens_on(struct tcp_mesh *m)
 {
 	uint64_t now = comm_now_ns();

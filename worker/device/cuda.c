@@ -142,7 +142,7 @@ static void *cuda_stream(struct device *d)
 	return of(d)->stream;
 }
 
-/* What fails here has failed before, and was told. */
+/* A failure to close follows from an earlier one, which was reported. */
 static void cuda_close(struct device *d)
 {
 	struct cuda_dev *c = of(d);

@@ -83,7 +83,7 @@ static FALLIBLE enum err child_of(struct tree *t, uint32_t parent, const struct 
 	return OK;
 }
 
-/* What has no path is a key of the outermost dict. */
+/* A tensor or value without a path becomes a key of the outermost dict. */
 static FALLIBLE enum err add_leaf(struct tree *t, struct sd_path path, struct str fqn, uint64_t leaf)
 {
 	const struct sd_path_part alone = { .key = fqn };

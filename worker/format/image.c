@@ -54,7 +54,7 @@ static FALLIBLE enum err raw_sizes(struct image *im, struct image_chunk *c, uint
 	return OK;
 }
 
-/* What was said of the inner tensor is from here on said of the outer one. */
+/* Moves the description of the inner tensor to the outer one. */
 static FALLIBLE enum err unnest(struct image *im, struct image_chunk *c)
 {
 	int64_t *offsets;

@@ -12,8 +12,8 @@ FALLIBLE enum err image_parse(const void *header, uint64_t header_bytes, uint64_
 			      struct image **out);
 void image_free(struct image *im);
 
-/* What one rank's image says, part by part, for those who want that rank's own state dict and not the union of all. Everything lives as
- * long as the image. */
+/* One rank's image, part by part, for callers who want that rank's own state dict and not the union of all. Parts live as long as the
+ * image. */
 struct image_part {
 	struct str fqn;
 	enum dtype dtype;
@@ -64,8 +64,8 @@ struct image_value {
 };
 FALLIBLE enum err image_build(struct sdict *sd, uint32_t rank, const struct image_value *values, uint64_t value_count,
 			      struct buf *header, uint64_t *image_bytes_out);
-/* What only a state dict in memory has. `plain`: per tensor of sd, it is no part of a sharded one, whatever other ranks have; `outers`:
- * per chunk of sd, the shard that it is a part of. Either may be NULL. */
+/* Properties that only a state dict in memory has. `plain`: per tensor of sd, the tensor is no part of a sharded one, whatever other
+ * ranks have; `outers`: per chunk of sd, the shard that the chunk is a part of. Either may be NULL. */
 struct image_more {
 	const bool *plain;
 	const struct sd_outer *const *outers;

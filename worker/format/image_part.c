@@ -4,7 +4,7 @@
 
 #include "base/mem.h"
 
-/* Where in the string as written its byte number `want` is. */
+/* Offset in the string as written of the byte number `want` of its value. */
 static size_t raw_offset(struct str raw, size_t want)
 {
 	size_t at = 0, text = 0;

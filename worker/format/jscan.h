@@ -53,7 +53,7 @@ FALLIBLE enum err jscan_expect(struct jscan *js, enum jscan_kind kind, struct js
 FALLIBLE enum err jscan_skip(struct jscan *js, const struct jscan_token *first, struct str *span_out);
 /* The character of an escape of a string's raw text, whose form the scanner has checked; *i is at its backslash, then behind it. */
 uint32_t jscan_escape(struct str raw, size_t *i);
-/* What a string or key says. Without escapes it points into the text, else into the arena. */
+/* Reads the text of a string or key. Without escapes *out points into the scanned text, else into the arena. */
 FALLIBLE enum err jscan_str(const struct jscan *js, const struct jscan_token *t, struct arena *a, struct str *out);
 bool jscan_i64(const struct jscan_token *t, int64_t *out); /* an integer that fits */
 bool jscan_double(const struct jscan_token *t, double *out); /* finite; rounded as strtod does */

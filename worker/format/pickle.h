@@ -123,7 +123,8 @@ void pickle_put_int(struct buf *b, int64_t v);
  * named by their first argument. Cut to fit; returns into. */
 const char *pickle_class_name(const struct pickle *pk, pnode n, char *into, size_t max);
 
-/* What loading a stream would do: find a class or function (which imports its module), call it, or set attributes of the class itself. */
+/* Deeds that loading a stream would do: find a class or function (which imports its module), call it, or set attributes of the class
+ * itself. */
 enum pickle_deed { PICKLE_IMPORT, PICKLE_CALL, PICKLE_CHANGE };
 struct pickle_watch {
 	void *user;

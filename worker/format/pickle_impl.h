@@ -54,7 +54,7 @@ enum known {
 	KNOWN_RECORD = 16,
 };
 
-/* Which memo entries are fetched anywhere in the stream, and their values. */
+/* Memo entries that the stream fetches anywhere, and their values. */
 struct memo {
 	uint64_t *used;
 	uint32_t *before;          /* used bits in the words before */

@@ -33,8 +33,8 @@ struct item_tensor {
  * Every element that sizes/strides/offset can address is checked to lie inside the record. */
 FALLIBLE enum err item_read_tensor(const struct item_source *src, struct item_tensor *out);
 
-/* What a value is: JSON text if JSON can say it exactly (None, bool, int64, finite float, str, list, dict with str keys …), raw bytes
- * if it is a Python `bytes`, else opaque with its class name. Nothing is executed. */
+/* Form of a value: JSON text if JSON can say it exactly (None, bool, int64, finite float, str, list, dict with str keys …), raw bytes if
+ * it is a Python `bytes`, else opaque with its class name. Nothing is executed. */
 enum item_value_kind { ITEM_VALUE_JSON, ITEM_VALUE_BYTES, ITEM_VALUE_OPAQUE };
 struct item_value {
 	enum item_value_kind kind;

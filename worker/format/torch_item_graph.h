@@ -26,7 +26,7 @@ bool item_is_stream(const unsigned char *first, size_t n);
 FALLIBLE enum err item_open(const struct item_source *src, uint64_t pickle_max, struct item *out);
 void item_close(struct item *it);
 
-/* What a persistent id says: ('storage', class, key, location, count[, view]). */
+/* A storage as its persistent id names it: ('storage', class, key, location, count[, view]). */
 struct item_storage {
 	enum dtype dtype;
 	struct str key;                  /* in the pickle */

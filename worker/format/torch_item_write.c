@@ -137,7 +137,7 @@ enum err item_put_head(struct buf *b, enum dtype dtype, uint32_t ndim, const int
 	return put_head(&w, b, dtype, ndim, sizes, align, payload_crc32);
 }
 
-/* Where the tail begins: small items have it right behind the payload. */
+/* Offset of the archive's tail: small items have it right behind the payload. */
 static FALLIBLE enum err tail_place(uint64_t payload_off, uint64_t payload_bytes, uint32_t align, uint64_t *out)
 {
 	uint64_t end;

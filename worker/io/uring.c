@@ -35,7 +35,7 @@ static void prepare(struct uring *u, struct io_op *op)
 	else
 		io_uring_prep_fsync(sqe, op->fd, 0);
 	io_uring_sqe_set_data(sqe, op);
-	/* What the kernel does not take now it takes with the next call, or while we wait. */
+	/* Operations that the kernel does not take now go with the next submit, or while we wait. */
 	(void)io_uring_submit(&u->ring);
 }
 
@@ -56,7 +56,7 @@ static FALLIBLE enum err uring_wait(void *self, int timeout_ms, struct io_op **d
 			(void)io_uring_submit(&u->ring);
 			stalled = io_uring_sq_ready(&u->ring) > 0;
 		}
-		/* What the kernel had no memory for is offered again soon: nothing else might ever finish. */
+		/* Operations that the kernel had no memory for are offered again soon: no completion might ever come otherwise. */
 		int ms = stalled && (left_ms < 0 || left_ms > RETRY_MS) ? RETRY_MS : left_ms;
 		struct __kernel_timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000ll };
 		int bad = io_uring_wait_cqe_timeout(&u->ring, &cqe, ms < 0 ? NULL : &t);

@@ -155,7 +155,7 @@ static FALLIBLE enum err new_block(struct dcp_state_dict *s, uint64_t bytes, uin
 	return OK;
 }
 
-/* Where this rank's target shards are: new memory, or what the companion (or the source) has. */
+/* Places this rank's target shards: new memory, or the companion's (or the source's) memory. */
 static FALLIBLE enum err place_slots(struct op *o)
 {
 	for (uint64_t i = 0; i < o->images.slots.n; i++) {

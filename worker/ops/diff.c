@@ -159,7 +159,7 @@ static FALLIBLE enum err compare_values(struct diff *d)
 	return OK;
 }
 
-/* Where element `linear` of a chunk is in the whole tensor. */
+/* Coordinates in the whole tensor of element `linear` of a chunk. */
 static json_t *global_index(const struct sd_chunk *c, uint32_t ndim, uint64_t linear)
 {
 	json_t *list = json_array();

@@ -35,7 +35,7 @@ static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
 	return store_read(s->file, into, n, s->offset + offset, "");
 }
 
-/* What cannot be read for what it is, not for the storage's sake, is listed. */
+/* Lists a file that cannot be read for its contents; a fault of the storage fails the job instead. */
 static FALLIBLE enum err noted(struct inspection *t, const struct inspect_file *f, enum err e)
 {
 	if (e == OK || (!checked_is_damage(e) && e != ERR_NOT_A_CHECKPOINT && e != ERR_DUPLICATE_KEY && e != ERR_NAME_INVALID))

@@ -108,7 +108,7 @@ static FALLIBLE enum err add_segments(struct load *l)
 	return OK;
 }
 
-/* What GET …/plan shows; of a dry run with what does not fit. */
+/* The plan's JSON; a dry run's has the entries that do not fit too. */
 static FALLIBLE enum err plan_doc(const struct load *l, json_t *doc)
 {
 	struct plan_figures f;

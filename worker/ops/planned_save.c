@@ -89,7 +89,7 @@ static bool metadata_name_usable(const char *name)
 	return name && format_file(name, &file) && file.role == FORMAT_METADATA && file.format <= FORMAT_DCP_RANK_LOCAL;
 }
 
-/* Which ranks are here: one that has a file elsewhere has all of them there. */
+/* Finds the ranks of this host: a rank with one file on another host has all its files there. */
 static FALLIBLE enum err read_locals(struct planned_save *l)
 {
 	bool elsewhere = false;

@@ -145,7 +145,7 @@ static FALLIBLE enum err embed_values(struct reshard *r)
 	return OK;
 }
 
-/* What the plan shows of the rules, and the result of casts. */
+/* Reports the rules in the plan, and the result of casts. */
 static FALLIBLE enum err report(struct reshard *r, json_t **table)
 {
 	json_t *casts = NULL;

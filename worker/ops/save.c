@@ -42,7 +42,7 @@ static json_int_t generation_of(const struct save *s)
 	return json_integer_value(json_object_get(s->entry, "generation"));
 }
 
-/* What is known before anything is written. */
+/* Begins the result with the figures known before anything is written. */
 static FALLIBLE enum err begin_result(struct save *s, uint64_t bytes_saved, json_t *casts, bool reused)
 {
 	json_t *r = json_pack("{s:I, s:I, s:b}", "generation", generation_of(s), "dedup_bytes_saved", (json_int_t)bytes_saved,

@@ -73,7 +73,7 @@ static json_t *real_doc(uint64_t bits)
 	return doc ? doc : json_string(v != v ? "nan" : "inf");
 }
 
-/* Where element `linear` of a shard is in the whole tensor. */
+/* Coordinates in the whole tensor of element `linear` of a shard. */
 static json_t *global_index(const struct state_dict_op_place *p, uint64_t linear)
 {
 	json_t *list = json_array();

@@ -154,7 +154,7 @@ static void leave_out(struct verify *v, uint64_t first)
 			atomic_store(&v->build.srcs.v[i].damaged, 1);
 }
 
-/* What the input shows now, as sources of the run. */
+/* Adds the present input as sources of the run. */
 static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 {
 	CLEANUP(mem_free_ptr) uint32_t *map = NULL;

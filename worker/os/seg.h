@@ -9,8 +9,8 @@
 enum { SEG_NAME_MAX = 64 };
 #define SEG_OWNER_BITS ((1ull << 48) - 1)
 
-/* Whose a segment is. The name says it: so it is known from the first moment, and on every kernel (tmpfs has extended attributes of
- * users since Linux 6.6 only). SEG_OWNER_BITS of each count. */
+/* Owner of a segment, as its name tells: known from the first moment and on every kernel (tmpfs has user xattrs since Linux 6.6 only).
+ * SEG_OWNER_BITS of each count. */
 struct seg_owner {
 	uint64_t place;             /* stands for the path of a state directory */
 	uint64_t journal;           /* the id of the journal that has it in a row */

@@ -101,7 +101,7 @@ static struct convert_tensor *find(const struct converter *v, struct str fqn)
 	return i == MAP_NONE || i >= v->now.n ? NULL : &v->now.v[i];
 }
 
-/* What a rule may not do to a quantised weight: change its elements, or how they lie unless its companions change with them. */
+/* Refuses a rule that would change a quantised weight's elements, or their order without its companions' order. */
 static FALLIBLE enum err check_companions(const struct converter *v, const struct convert_tensor *t)
 {
 	struct companions c = { .main = t->fqn };
@@ -228,7 +228,8 @@ static FALLIBLE enum err take_from(struct converter *v, const struct convert_ten
 	return convert_push(v, &out);
 }
 
-/* What the other checkpoint has besides, if the rule gives no name of its own. *count: names that the rule matches there. */
+/* Adds the other checkpoint's tensors that are missing here, if the rule gives no name of its own. *count: names that the rule matches
+ * there. */
 static FALLIBLE enum err add_from(struct converter *v, uint64_t *count)
 {
 	const struct convert_source *s = &v->sources[convert_source_of(v->c, v->index)];

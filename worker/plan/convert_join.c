@@ -31,7 +31,7 @@ static int by_order(const void *a, const void *b)
 	return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1) : str_cmp_natural(x->fqn, y->fqn);
 }
 
-/* Which of rule->order the name has in it: one, and one alone. */
+/* Finds the one entry of rule->order that the name contains; none or two is an error. */
 static FALLIBLE enum err find_rank(const struct conversion_rule *r, struct member *m)
 {
 	uint32_t found = 0;

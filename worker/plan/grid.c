@@ -35,12 +35,12 @@ static uint64_t first_from(const struct grid_cut *cuts, uint64_t n, int64_t v)
 	return lo;
 }
 
-/* Where the last box began, and how far that was from the one before. */
+/* Place of the last box, and its distance from the one before. */
 struct cursor {
 	uint64_t at, step;
 };
 
-/* Where the cut that begins at v is, or would be. */
+/* Index of the cut that begins at v, or its insertion point. */
 static uint64_t find(const struct grid_cut *cuts, uint64_t n, struct cursor *c, int64_t v)
 {
 	uint64_t guess = c->at + c->step;

@@ -356,7 +356,7 @@ static enum err visit(void *ctx, struct iterate_row *row)
 	return OK;
 }
 
-/* Who takes part, and who of them gets a result? */
+/* Marks the ranks that take part, and those of them that get a result. */
 static FALLIBLE enum err membership(const struct iterate_options *o, uint32_t world, uint8_t *member, uint8_t *listed)
 {
 	uint32_t size = o->group ? o->group_count : world;

@@ -65,7 +65,7 @@ static FALLIBLE enum err longest(const struct optim_model *m, struct str text, u
 	return OK;
 }
 
-/* Which of the model's tensors it is the state of, or OPTIM_NONE. */
+/* Finds the model's tensor that the state belongs to, or OPTIM_NONE. */
 static FALLIBLE enum err param_of(struct maker *m, struct str fqn, struct sd_path path, size_t used, uint32_t *out)
 {
 	char number[24];

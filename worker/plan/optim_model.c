@@ -167,7 +167,7 @@ static FALLIBLE enum err named_groups(struct optim_model *m)
 	return OK;
 }
 
-/* Which box each rank has of each nested tensor, as small numbers; 0: none. Row by rank. */
+/* Numbers the box that each rank has of each nested tensor; 0: none. Row by rank. */
 static FALLIBLE enum err number_boxes(const struct optim_model *m, uint64_t nested, uint32_t **out)
 {
 	CLEANUP(mem_free_ptr) uint32_t *rows = nested <= UINT32_MAX ? mem_zalloc(m->world_size * nested, sizeof *rows) : NULL;

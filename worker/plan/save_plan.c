@@ -40,7 +40,7 @@ static void drop(void *array_ptr)
 	memcpy(array_ptr, &none, sizeof none);
 }
 
-/* What is of no use once the writers are known. */
+/* Frees the candidates, which are of no use once the writers are known. */
 static void choice_free(struct maker *m)
 {
 	drop(&m->next);
@@ -256,7 +256,7 @@ static void choose_all(struct maker *m)
 	}
 }
 
-/* Where much is replicated, a plan that kept what every rank holds would keep too much: then it has copies. */
+/* Tells whether ranks share copies: a plan of much replicated data would otherwise keep every rank's list. */
 static bool shares(const struct maker *m)
 {
 	return m->held->chunk_count <= m->count * 2;

@@ -36,7 +36,7 @@ static const struct iterate_place *place_of(const struct iterate_place *places, 
 	return NULL;
 }
 
-/* Whose value a rank takes, if anybody has the path. */
+/* Finds the rank whose value `rank` takes, if any rank has the path. */
 static const struct iterate_place *giver(const struct filler *f, const struct iterate_row *row, uint32_t rank)
 {
 	const struct iterate_place *own = place_of(row->source, row->source_count, rank);
@@ -166,7 +166,7 @@ static FALLIBLE enum err fill_leaf(struct filler *f, const struct iterate_row *r
 	return OK;
 }
 
-/* What comes with a key that the target lacks, or that was no container there: values and 0-d tensors. */
+/* Adds the values and 0-d tensors of a key that the target lacks, or that was no container there. */
 static FALLIBLE enum err graft(struct filler *f, const struct iterate_row *row, const struct iterate_place *from, uint32_t rank,
 			       struct tree **out)
 {
@@ -335,7 +335,7 @@ static enum err visit(void *ctx, struct iterate_row *row)
 	return OK;
 }
 
-/* Whose trees count as the source. */
+/* Collects the trees that count as the source. */
 static FALLIBLE enum err sources(struct filler *f, struct tree ***out)
 {
 	struct state_dict_op_build *b = f->b;

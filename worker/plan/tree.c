@@ -209,7 +209,7 @@ bool tree_mesh_coord(const struct tree_mesh *mesh, uint32_t rank, int64_t *coord
 	return true;
 }
 
-/* Where a check stands, for the error's FQN. */
+/* Position of a check, for the error's FQN. */
 struct link {
 	const struct link *parent;
 	const struct tree_key *key;

@@ -355,9 +355,9 @@ static int by_box(const void *a, const void *b)
 	return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Which checkpoint it is, and which version: others may be saved to the same directory, file by file (posix_in_place.h). The .metadata
- * is a new file then, and goes last; one that was put away and is put back has another ctime. An empty id, if ranks have metadata of
- * their own: there is no one file that would tell. */
+/* Writes the checkpoint's id and version. Other checkpoints may be saved to the same directory, file by file (posix_in_place.h): their
+ * .metadata is a new file and goes last; one that was put away and is put back has another ctime. The id is empty if ranks have metadata
+ * of their own: no single file would tell. */
 static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)
 {
 	char id[IDENTITY_VERSION_MAX] = "";

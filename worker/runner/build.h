@@ -56,7 +56,7 @@ FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uin
 /* Cuts all of a source into scans, in a row; nothing if it was cut before. */
 FALLIBLE enum err build_scans(struct run_build *b, uint32_t src);
 
-/* Where the items of a target checkpoint go. */
+/* Files and offsets of a target checkpoint's items. */
 struct build_place {
 	uint32_t file;                 /* run file */
 	uint32_t dst;

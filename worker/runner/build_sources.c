@@ -447,7 +447,7 @@ enum err build_verify(struct run_build *b, uint32_t first_src)
 
 /* ------------------------------------------------------------------------------------------------------- fill */
 
-/* Which part of source chunk s target chunk t needs: widens [lo, hi) of the payload (C order) and counts its elements. */
+/* Widens [lo, hi), the range of source chunk s's payload (C order) that target chunk t needs, and counts its elements. */
 static void widen(const struct sd_chunk *s, const struct sd_chunk *t, uint32_t n, uint64_t *lo, uint64_t *hi,
 		  uint64_t *needed)
 {

@@ -62,7 +62,7 @@ enum err exec_queue(struct slot *s, struct wave_op *op)
 	return OK;
 }
 
-/* What the page cache holds needs no ring: a copy now costs less than a turn through the kernel's workers. */
+/* Tries RWF_NOWAIT first: for cached pages an inline copy is cheaper than an io_uring round trip. */
 static FALLIBLE enum err read_cached(struct slot *s, struct wave_op *op, bool *done_out)
 {
 	struct iovec into = { op->io.buf, op->io.bytes };
@@ -162,7 +162,7 @@ static void name_segment(const struct exec *x)
 	}
 }
 
-/* Whose bytes lie at this place of a file: I/O knows files only. */
+/* Names the tensor that owns a byte range: an I/O error itself knows only file and offset. */
 static void name_item(const struct exec *x, uint32_t file, uint64_t offset, enum err e)
 {
 	const struct run *run = x->run;
@@ -185,7 +185,7 @@ static void keep_error(struct exec *x, enum err e)
 		return;
 	if (e == ERR_SEGMENT_SHRUNK)
 		name_segment(x);
-	/* What fails after another worker has failed may fail for that: the leader removes what was written. Its reason is the job's. */
+	/* A failure after another worker's may follow from it, for the leader removes the staging: the first reason is the job's. */
 	if (atomic_exchange(&x->run->head->cancelled, 1))
 		err_record(ERR_CANCELLED, 0, ERR_PLACE, "another worker of the job has failed");
 	x->error = *err_last();
@@ -309,7 +309,7 @@ static FALLIBLE enum err loop(struct exec *x)
 	return OK;
 }
 
-/* What averages need besides a task's own bytes: its sums and one leg, in the dtype that they are added up in. */
+/* Bytes that averages need besides a task's own: the sums and one leg, in the dtype that they are added up in. */
 static uint64_t most_leg_bytes(const struct run *r)
 {
 	uint64_t widest = 0;

@@ -23,7 +23,7 @@ static const struct run_block *block_of(const struct slot *s, uint64_t i)
 	return &s->x->run->blocks[s->blocks.v[i].block];
 }
 
-/* Where a part's bytes lie in its block. */
+/* Offset of a part's bytes in its block. */
 static uint64_t part_at(const struct run *run, const struct run_block *b, const struct run_part *p)
 {
 	const struct run_dst *d = &run->dsts[p->dst];
@@ -151,7 +151,7 @@ static FALLIBLE enum err add_blocks(struct slot *s, const struct run_part *p, un
 	return read_plan_add(&s->reads, p->dst, first, first + q->blocks * QUANT_Q8_0_FLOATS * sizeof(float), (unsigned char *)q->floats);
 }
 
-/* What was read as float32, to its place in blocks. */
+/* Quantises the float32 values that were read to their place in blocks. */
 static void quantise(struct slot *s)
 {
 	for (uint64_t i = 0; i < s->quants.n; i++) {

@@ -41,7 +41,7 @@ enum err exec_scan_begin(struct slot *s)
 	return OK;
 }
 
-/* Where dst's payload is in memory. */
+/* Finds the memory of dst's payload. */
 static FALLIBLE enum err dst_memory(struct slot *s, const struct run_dst *d, unsigned char **out)
 {
 	TRY(files_segment(&s->x->files, d->file, out));
@@ -370,8 +370,8 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 
 /* ------------------------------------------------------------------------------------------------------- reading */
 
-/* What the page cache holds is taken at once and hashed piece by piece, while a piece is in the CPU's cache: half the way through memory
- * of "read all, then hash". Bytes that go nowhere (verify) share one piece. False: not all of it was cached. */
+/* Takes cached pages at once and hashes them piece by piece, while a piece is in the CPU's cache: half the memory traffic of "read all,
+ * then hash". Bytes that go nowhere (verify) share one piece. False: not all of it was cached. */
 static bool read_cached(const struct run *run, const struct run_src *src, int fd, uint64_t offset, uint64_t bytes,
 			unsigned char *into, bool keep, struct digest_stream *stream)
 {

@@ -11,7 +11,7 @@
 
 enum { GATE_STALL_MS = 10000 };
 
-/* What each task of a run that writes files reads of segments, into `gates`. */
+/* Lists in `gates` the ranges of segments that each task of a run that writes files reads. */
 FALLIBLE enum err gate_tasks(struct run_build *b);
 /* Each rank's tasks in the order in which they become ready. */
 FALLIBLE enum err gate_sort(struct run *run);

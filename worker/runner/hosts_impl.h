@@ -32,13 +32,13 @@ struct hosts {
 	bool beating, stop;
 };
 
-/* What lies in the meeting place now. */
+/* Contents of the rendezvous directory now. */
 struct hosts_view {
 	bool gone;
 	struct vec(char *) names;
 };
 
-/* Whose job leads. */
+/* Reads which host's job leads. */
 FALLIBLE enum err hosts_read_leader(struct hosts *h);
 const char *hosts_name(const struct hosts *h, uint32_t host);
 /* Our files are written: tells our digests; the leader waits for those of the others and puts them in the run's tables. */

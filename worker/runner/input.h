@@ -32,7 +32,7 @@ FALLIBLE enum err input_undo_transforms(struct job *j, struct input *s, bool dig
 FALLIBLE enum err input_select(struct input *s, const struct spec *spec, struct spec_view *view);
 /* Adds to an error where a value lies in the checkpoint, and its FQN. */
 enum err input_at_value(const struct input *s, const struct sd_value *v, enum err e);
-/* What a torch.save archive in memory says (item_read_value over memory). */
+/* Reads the value of a torch.save archive in memory (item_read_value over memory). */
 FALLIBLE enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out);
 /* Adds its files or segments to the run. *file_map_out: run file per file of s->sd (mem_free). */
 FALLIBLE enum err input_add_files(struct input *s, struct run_build *b, bool writable,

@@ -83,7 +83,7 @@ static bool hash_range(struct reader *r, uint64_t from, uint64_t to)
 	return true;
 }
 
-/* Where the JSON ends: what is behind it up to the data is spaces. 0: not to be found, which is a miss. */
+/* Offset of the JSON's end: spaces fill the rest up to the data. 0: no end is found, which is a miss. */
 static uint64_t json_end(struct reader *r, uint64_t data_off)
 {
 	uint64_t n = num_min(PADDING_MAX, data_off - 8);

@@ -12,7 +12,7 @@
 
 enum { PLANS_KEPT = 4, PLAN_KEPT_BYTES = 96 << 20 };
 
-/* What a header was when it was parsed. */
+/* Fingerprint of a header when it was parsed. */
 struct plan_print {
 	uint64_t data_off, begin, tail; /* of the data; of the values; bytes from their end to the end of the JSON */
 	unsigned char digest[16];       /* of what is before and behind the values */

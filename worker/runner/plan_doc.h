@@ -5,8 +5,8 @@
 #include "runner/build.h"
 #include "session/job.h"
 
-/* What a plan reads of its source, each part once. Rows that lie apart are read together with what is between them, unless that is
- * more than they are themselves. */
+/* Figures of a plan's reads of its source, each part once. Rows that lie apart are read together with the gap between them, unless the
+ * gap is larger than the rows. */
 struct plan_figures {
 	uint64_t needed_bytes, read_bytes;
 };
@@ -22,5 +22,5 @@ FALLIBLE enum err plan_doc_files(json_t *doc, const struct run_build *b, enum ru
 /* Sets problems (a list of {code, fqn, detail, rank?, expected?, actual?}) and problem_count. */
 FALLIBLE enum err plan_doc_problems(json_t *doc, const struct problems *p);
 
-/* What a structure takes in memory. */
+/* Memory that a state dict's structure takes, in bytes. */
 uint64_t plan_sdict_bytes(const struct sdict *sd);

@@ -208,7 +208,7 @@ static uint64_t span_from(const struct src_info *info, uint32_t n, const int64_t
 	return span * dtype_bytes((enum dtype)info->dtype);
 }
 
-/* Which dims to walk: those whose gaps are worth not reading, then as many as it takes to fit `limit`. */
+/* Chooses the dims to walk: those whose gaps are worth not reading, then as many as it takes to fit `limit`. */
 static void decide_split(const struct src_info *info, uint32_t n, const int64_t *size, uint64_t limit,
 			 struct read_plan_job *j)
 {

@@ -90,8 +90,8 @@ struct run_src {
 	_Atomic uint64_t diff_count, diff_first, diff_max_abs, diff_max_rel;
 };
 
-/* What the elements of a tensor are like: struct stats, added up by all workers. In another order of additions its counts are the same;
- * its sums are not, and stay apart by scans. */
+/* Statistics of a tensor (struct stats), added up by all workers. Counts do not depend on the order of additions; sums do, and stay apart
+ * by scans. */
 struct run_stats {
 	_Atomic uint64_t count, nan_count, inf_count, zero_count, min_key, max_key;
 };
@@ -161,7 +161,8 @@ struct run_gate {
 	uint64_t end;
 };
 
-/* What one worker does at a time: a run of blocks or of scans. A run that writes files has scans too: what it reads is checked, once. */
+/* A work item of one worker: a run of blocks or of scans. A run that writes files has scans too: they check, once, the bytes that it
+ * reads. */
 struct run_task {
 	uint64_t first;
 	uint32_t count;

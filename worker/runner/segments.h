@@ -2,7 +2,7 @@
 #pragma once
 #include "runner/input.h"
 
-/* What is not as usual in the images. */
+/* Unusual forms of the images. */
 struct segments_form {
 	bool values_everywhere;        /* not only on rank 0 */
 	const bool *plain;             /* as in image_more; NULL: what is whole is plain */

@@ -83,7 +83,7 @@ static FALLIBLE enum err copy_files(const struct sdict *from, struct sdict *to)
 	return OK;
 }
 
-/* What other ranks have instead of the values that take part; kept[i]: where value i of `from` is now. */
+/* Copies the values that other ranks have instead of those that take part; kept[i]: the present index of value i of `from`. */
 static FALLIBLE enum err copy_differing(const struct sdict *from, const uint32_t *kept, struct sdict *to)
 {
 	for (uint64_t i = 0; i < from->differing_count; i++) {

@@ -42,7 +42,7 @@ static FALLIBLE enum err open_on_disk(struct job *j, int *fd_out)
 	return e;
 }
 
-/* What was spooled so far moves to the disk when it outgrows memory. */
+/* Moves the spooled bytes to the disk when they outgrow memory. */
 static FALLIBLE enum err move_to_disk(struct spool *s)
 {
 	int fd = -1;

@@ -98,7 +98,7 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 	return staging_put_file(st, name, b.p, b.len);
 }
 
-/* What GET …/plan shows. */
+/* The plan's JSON for GET …/plan. */
 static FALLIBLE enum err plan_doc(const struct job *j, const struct write_spec *s, const struct build_target *t, json_t **out)
 {
 	struct plan_figures f = { 0 };

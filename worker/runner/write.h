@@ -58,7 +58,7 @@ struct write {
 /* Writes metadata and manifest, and publishes. */
 FALLIBLE enum err write_publish(struct write *w);
 
-/* What was written, ready to be written again with other bytes of the same sizes. */
+/* A finished write that can be repeated with other bytes of the same sizes. */
 struct write_ready {
 	struct run_build build;
 	uint64_t strings_n;            /* of the strings that stay */

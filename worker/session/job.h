@@ -19,7 +19,7 @@ struct lookup_tree;
 struct stats_cache;
 struct gpu_pin;
 
-/* What a worker process is, for its whole life. */
+/* State of a worker process, for its whole life. */
 struct worker {
 	struct frame_conn *conn;       /* NULL: none, nobody is told anything (libdcp) */
 	struct io_engine *io;

@@ -22,7 +22,7 @@ struct spec {
  * ERR_WORLD_MISMATCH, with the field's JSON pointer. */
 FALLIBLE enum err spec_read(json_t *doc, struct spec *out);
 void spec_free(struct spec *s);
-/* What a checked request asks for, whatever it is done to: its JSON without references, hosts and labels (mem_free). NULL: no
+/* Returns the wishes of a checked request apart from its subject: its JSON without references, hosts and labels (mem_free). NULL: no
  * memory. */
 char *spec_wishes(const json_t *doc);
 

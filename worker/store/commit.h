@@ -17,7 +17,7 @@ FALLIBLE enum err commit_delete(const struct store_job *by, const struct ref *re
 enum err commit_in_doubt(const char *what, const char *name);
 /* After a crash: is the job's checkpoint there? If not, what it left is removed. */
 FALLIBLE enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out);
-/* What a sweep (store.h) leaves alone, besides the one copy of a checkpoint that a job had put away (posix_in_place.h). */
+/* Names that a sweep (store.h) leaves alone, besides the one copy of a checkpoint that a job had put away (posix_in_place.h). */
 struct commit_keep {
 	const json_t *jobs;            /* these; NULL: none */
 	const char *before;            /* those whose id does not sort before this; NULL: none */

@@ -27,6 +27,6 @@ void identity_text(const struct identity *id, char out[IDENTITY_MAX]);
 /* The same, of what lies at `name` of the folder now. ERR_NOT_FOUND. */
 FALLIBLE enum err identity_of(struct store_at folder, const char *name, char out[IDENTITY_MAX]);
 
-/* Which version of a checkpoint with one .metadata a client has before it: "device:inode:inode of .metadata:its ctime in ns", which a
- * client that opens the directory can make by itself. "" if the time does not fit. */
+/* Names the version of a checkpoint with one .metadata: "device:inode:inode of .metadata:its ctime in ns", which a client that opens the
+ * directory can make by itself. "" if the time does not fit. */
 void identity_version(const struct stat *dir, const struct stat *metadata, char out[IDENTITY_VERSION_MAX]);

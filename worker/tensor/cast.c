@@ -87,7 +87,7 @@ FOR_EACH_CPU static void load(union block *b, enum dtype d, const void *src, siz
 	}
 }
 
-/* What x86 gives for a float that the integer cannot hold, so that results do not depend on the optimiser. */
+/* Converts as x86 does, also for a float that the integer cannot hold, so that results do not depend on the optimiser. */
 static int64_t to_i64(double v)
 {
 	return v >= -0x1p63 && v < 0x1p63 ? (int64_t)v : INT64_MIN;

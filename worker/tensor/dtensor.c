@@ -111,7 +111,7 @@ static FALLIBLE enum err expand(struct dtensor_part *p, uint32_t d, const struct
 	return OK;
 }
 
-/* Which dim of the tensor a placement cuts; ndim: none. */
+/* The dim of the tensor that a placement cuts; ndim: none. */
 static uint32_t dim_of(const struct placement *p, uint32_t ndim)
 {
 	return placement_cuts(p) ? (uint32_t)(p->dim < 0 ? p->dim + (int64_t)ndim : p->dim) : ndim;

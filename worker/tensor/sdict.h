@@ -25,7 +25,7 @@ struct sd_path {
 	uint32_t count;               /* 0: the source has no paths (planner_data None) */
 };
 
-/* Where the bytes of a chunk or value lie. */
+/* Location of the bytes of a chunk or value. */
 struct sd_loc {
 	uint32_t file;                /* index into sdict.files, or SD_NO_FILE: nowhere yet */
 	uint32_t transform;           /* index + 1 into sdict.transforms; 0: none; SD_SPOOLED | index into sdict.origins: undone;
@@ -95,7 +95,7 @@ struct sd_value {
 	struct str bytes;
 };
 
-/* What a rank has instead of a value that it should share with others (image_collect): only the first rank's is a value. */
+/* A rank's own form of a value that it should share with others (image_collect): only the first rank's counts as the value. */
 struct sd_differing {
 	uint32_t value, rank;
 	struct str bytes;             /* a torch.save archive */

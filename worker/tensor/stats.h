@@ -34,7 +34,7 @@ static inline void stats_sums_add(struct stats_sums *s, const struct stats_sums 
 	s->squares += more->squares;
 }
 
-/* What a key stands for: an integer dtype's value as it is (uint64 as its bits), else a double in *real_out. */
+/* Returns the value of a key: an integer dtype's value as it is (uint64 as its bits), else a double in *real_out. */
 int64_t stats_key_value(enum dtype d, uint64_t key, double *real_out);
 
 struct stats_diff {

@@ -31,7 +31,7 @@ FALLIBLE enum err view_of_zeros(struct arena *a, uint32_t ndim, const int64_t *d
 
 /* Dim i of the result is dim order[i] of the tensor. */
 FALLIBLE enum err views_permute(struct arena *a, struct views in, uint32_t ndim, const int64_t *order, struct views *out);
-/* What lies in the box; the result's coordinates begin at the box's offsets less `shift` (NULL: zeros). */
+/* Crops views to a box; the result's coordinates begin at the box's offsets less `shift` (NULL: zeros). */
 FALLIBLE enum err views_crop(struct arena *a, struct views in, uint32_t ndim, const int64_t *offsets, const int64_t *sizes,
 			     const int64_t *shift, struct views *out);
 /* A new dim in front of dim `dim`, in which the box has the one index `at`. */
