@@ -14,6 +14,7 @@ enum file_plan_kind {
 	FILE_PLAN_CHUNK,
 	FILE_PLAN_VALUE,
 	FILE_PLAN_TEXT,                /* bytes of the format's own: a file's header */
+	FILE_PLAN_OTHER,               /* all of a file that no format knows, which travels along */
 };
 
 struct file_plan_item {

@@ -4,6 +4,7 @@
 
 #include "base/num.h"
 #include "ops/merge.h"
+#include "ops/reshard_assets.h"
 #include "ops/reshard_gguf.h"
 #include "ops/reshard_rules.h"
 #include "runner/input.h"
@@ -20,6 +21,7 @@ struct reshard {
 	struct merge merge;
 	struct spec_view view;         /* what is written: that, as the rules convert it; its sdict is not its own */
 	struct gguf_head gguf;         /* of a target in GGUF */
+	struct reshard_assets assets;
 	struct sdict *plan;
 	struct arena *arena;
 	struct run_build build;
@@ -180,6 +182,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 		if (format_holds(r->format, FORMAT_EMBEDS))
 			TRY(embed_values(r));
 	}
+	TRY(reshard_assets_add(r->job, &r->source, &r->build, &r->assets));
 	TRY(report(r, &table));
 	struct write_spec w = { .build = &r->build, .target = r->plan, .pieces = &pieces, .first_src = first_view,
 				.merge = r->merge.count ? &r->merge.build : NULL,
@@ -187,6 +190,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
 				.shown = table, .transposes = reshard_rules_transpose(&r->rules),
 				.gguf = r->format == FORMAT_GGUF ? &r->gguf : NULL,
+				.others = r->assets.others, .other_count = r->assets.count,
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
 	return write_checkpoint(r->job, &w);
 }
@@ -236,6 +240,7 @@ enum err reshard_job(struct job *j)
 	reshard_rules_free(&r.rules);
 	merge_free(&r.merge);
 	gguf_head_free(&r.gguf);
+	reshard_assets_free(&r.assets);
 	spec_view_free(&r.stored);
 	input_close(&r.source);
 	return e;

@@ -29,8 +29,9 @@ static FALLIBLE enum err make_head(struct job *j, struct store_at folder, struct
 enum err reshard_gguf_head(struct job *j, const struct input *source, struct gguf_head *out)
 {
 	CLEANUP(store_close) struct store_at folder = STORE_NOTHING;
+	struct str path;
 
-	TRY(assets_open(&j->worker->stores, &j->spec.assets, source->checkpoint, &folder));
+	TRY(assets_open(&j->worker->stores, &j->spec.assets, source->checkpoint, &folder, &path));
 	return make_head(j, folder, out);
 }
 

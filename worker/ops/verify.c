@@ -10,6 +10,7 @@
 #include "runner/build.h"
 #include "runner/gang_run.h"
 #include "runner/input.h"
+#include "store/assets.h"
 
 enum { LIST_MAX = 1000 };
 
@@ -234,6 +235,37 @@ static FALLIBLE enum err add_sources(struct verify *v)
 	return OK;
 }
 
+/* Files that travelled along: whole, or damaged. Their bytes become sources where digests are compared. */
+static FALLIBLE enum err check_others(struct verify *v)
+{
+	const struct checkpoint *c = v->source.checkpoint;
+	const struct manifest *m = c && !c->single ? c->manifest : NULL;
+
+	for (uint64_t i = 0; m && i < m->files.n; i++) {
+		const struct manifest_file *f = &m->files.v[i];
+		char name[ERR_FILE_MAX];
+		struct stat st = { 0 };
+		uint32_t src;
+		snprintf(name, sizeof name, "%.*s", (int)num_min(f->name.n, sizeof name - 1), f->name.p);
+		if (asset_is_data(name))
+			continue;
+		enum err e = store_stat(c->dir, name, &st);
+		if (e && e != ERR_NOT_FOUND)
+			return err_at_file(e, name, -1);
+		err_clear();
+		if (e || !S_ISREG(st.st_mode))
+			e = ERR(CHECKPOINT_INCOMPLETE, "the file is missing");
+		else if ((uint64_t)st.st_size != f->bytes)
+			e = ERR(DIGEST_MISMATCH, "the file has %jd bytes, %ju were written", (intmax_t)st.st_size, (uintmax_t)f->bytes);
+		(void)err_at_file(e, name, 0);
+		if (e)
+			checked_damage(&v->job->checked, CHECKED_FILE, f->bytes);
+		else if (v->digest && manifest_find(m, f->name, 0, f->bytes))
+			TRY(build_other_source(&v->build, 0, f->name, f->bytes, m, &src));
+	}
+	return OK;
+}
+
 static void report(struct verify *v, const struct run *run)
 {
 	json_t *r = v->job->result;
@@ -274,6 +306,7 @@ static FALLIBLE enum err check_digests(struct verify *v)
 	for (size_t i = 0; v->values && i < sizeof lists / sizeof *lists; i++)
 		json_object_set_new(v->job->result, lists[i], json_array());
 	TRY(add_sources(v));
+	TRY(check_others(v));
 	return read_all(v);
 }
 
@@ -325,7 +358,9 @@ static FALLIBLE enum err verify(struct verify *v)
 			TRY(check_items(sd, v->source.checkpoint->manifest));
 		check_sizes(v->source.checkpoint, &v->job->checked);
 	}
-	return v->digest && !v->job->dry_run ? check_digests(v) : OK;
+	if (v->job->dry_run)
+		return OK;
+	return v->digest ? check_digests(v) : check_others(v);
 }
 
 enum err verify_job(struct job *j)

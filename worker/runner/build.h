@@ -43,6 +43,10 @@ FALLIBLE enum err build_sources(struct run_build *b, const struct sdict *sd, enu
 FALLIBLE enum err build_views(struct run_build *b, const struct sdict *sd, const struct view *views, const uint32_t *base,
 			      uint32_t *first_out);
 
+/* Adds a file of the directory `dir` of the run, whole, as a raw source without an FQN. */
+FALLIBLE enum err build_other_source(struct run_build *b, uint32_t dir, struct str name, uint64_t bytes, const struct manifest *manifest,
+				     uint32_t *src_out);
+
 /* For those who only check: a source that the manifest knows by all its bytes is read as that, whatever its metadata call it. Of several
  * in one such item the first stands for all. */
 FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
@@ -80,6 +84,13 @@ struct build_merge {
 	const uint32_t *first_src;
 };
 
+/* A file that is copied as it is: one that no format knows. */
+struct build_other {
+	struct str name;
+	uint64_t bytes;
+	uint32_t src;
+};
+
 struct build_target {
 	enum format format;
 	struct sdict *sd;              /* chunks and values with their writer's rank; locs are those of the sources for values */
@@ -98,6 +109,8 @@ struct build_target {
 	const struct file_plan_given *given;   /* NULL: the format chooses the files */
 	uint64_t max_file_bytes;       /* 0: the format's own limit */
 	struct str file_name;          /* see file_plan.h */
+	const struct build_other *others;      /* files beside those that the format plans */
+	uint64_t other_count;
 	const struct gguf_head *gguf;  /* see file_plan.h */
 	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
 	uint64_t meta_count;

@@ -131,6 +131,16 @@ static FALLIBLE enum err add_value_dst(struct builder *bd, const struct file_pla
 	return OK;
 }
 
+static FALLIBLE enum err add_other_dst(struct builder *bd, const struct build_other *other, struct run_dst *d)
+{
+	uint32_t *piece;
+
+	TRY(vec_push(&bd->b->pieces, &piece));
+	*piece = other->src;
+	d->piece_count = 1;
+	return OK;
+}
+
 static FALLIBLE enum err add_dst(struct builder *bd, const struct file_plan_item *it, uint32_t file)
 {
 	struct run_build *b = bd->b;
@@ -150,6 +160,8 @@ static FALLIBLE enum err add_dst(struct builder *bd, const struct file_plan_item
 	case FILE_PLAN_VALUE:
 		bd->t->value_places[it->index] = place;
 		return add_value_dst(bd, it, d);
+	case FILE_PLAN_OTHER:
+		return add_other_dst(bd, &bd->t->others[it->index], d);
 	default:
 		d->inline_len = bd->plan.texts.v[it->index].n;
 		return run_add_string(b, bd->plan.texts.v[it->index], &d->inline_at);
@@ -276,6 +288,9 @@ static FALLIBLE enum err scan_others(struct builder *bd)
 	for (uint64_t i = 0; t->check_sources && i < t->sd->value_count; i++)
 		if (t->value_src[i] != UINT32_MAX)
 			TRY(scan_source(bd, t->value_src[i], t->sd->values[i].rank));
+	for (uint64_t i = 0; t->check_sources && i < t->other_count; i++)
+		if (bd->b->srcs.v[t->others[i].src].digest_count)
+			TRY(scan_source(bd, t->others[i].src, 0));
 	for (uint32_t i = 0; i < t->replica_count; i++) {
 		uint32_t src = t->first_replica + i;
 		TRY(scan_source(bd, src, bd->b->srcs.v[src].rank));
@@ -579,6 +594,28 @@ static FALLIBLE enum err add_files(struct builder *bd)
 	return OK;
 }
 
+/* Files that no format knows, behind those of the format: rank 0 copies them. */
+static FALLIBLE enum err plan_others(struct builder *bd)
+{
+	struct file_plan *p = &bd->plan;
+	struct file_plan_file *file;
+	struct file_plan_item *it;
+
+	for (uint64_t i = 0; i < bd->t->other_count; i++) {
+		const struct build_other *o = &bd->t->others[i];
+		bool small = o->bytes <= BUILD_SMALL_BYTES;
+		TRY(vec_push(&p->files, &file));
+		*file = (struct file_plan_file){ .name = o->name, .bytes = o->bytes, .first_item = p->items.n, .item_count = o->bytes > 0 };
+		if (!o->bytes)
+			continue;
+		TRY(vec_push(&p->items, &it));
+		*it = (struct file_plan_item){ .kind = FILE_PLAN_OTHER, .bare = true, .small = small, .opens = small, .index = (uint32_t)i,
+					       .at = { 0, o->bytes, o->bytes, o->bytes } };
+	}
+	p->trims = p->trims || bd->t->other_count;
+	return OK;
+}
+
 /* Sources are checked just before they are copied: they are still in the page cache then. In a stream the copies of a tensor have no task
  * of their own: all checks come first. */
 static FALLIBLE enum err fill(struct builder *bd)
@@ -613,6 +650,8 @@ enum err build_target_files(struct run_build *b, struct build_target *t)
 	b->opts.task_bytes = t->task_bytes;
 	if (!e)
 		e = format_plan_files(t->format, &target, &bd.plan);
+	if (!e)
+		e = plan_others(&bd);
 	t->trims = bd.plan.trims;
 	if (!e)
 		e = fill(&bd);

@@ -161,6 +161,22 @@ enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src
 	return OK;
 }
 
+enum err build_other_source(struct run_build *b, uint32_t dir, struct str name, uint64_t bytes, const struct manifest *manifest,
+			    uint32_t *src_out)
+{
+	struct run_src *s;
+
+	*src_out = (uint32_t)b->srcs.n;
+	TRY(vec_push(&b->srcs, &s));
+	*s = (struct run_src){ .kind = RUN_SRC_RAW, .length = bytes };
+	TRY(run_add_file(b, RUN_FILE_SOURCE, dir, name, bytes, &s->file));
+	s->named_file = s->file;
+	TRY(add_digests(b, s, manifest, name));
+	if (!s->digest_count) /* nothing to compare it with: it is not scanned */
+		atomic_store(&s->unverified, bytes);
+	return OK;
+}
+
 static FALLIBLE enum err add_view(struct run_build *b, const struct view *v, uint32_t ndim, const uint32_t *base)
 {
 	struct run_src *s;

@@ -106,6 +106,12 @@ static FALLIBLE enum err fault(struct slot *s, uint32_t index, enum checked_part
 	return OK;
 }
 
+/* A value, or a whole file, which has no FQN. */
+static enum checked_part raw_part(const struct run_src *src)
+{
+	return src->fqn_len ? CHECKED_VALUE : CHECKED_FILE;
+}
+
 /* Notes or returns damage of a whole item. */
 static FALLIBLE enum err item_fault(struct slot *s, uint32_t index, enum err e)
 {
@@ -115,14 +121,14 @@ static FALLIBLE enum err item_fault(struct slot *s, uint32_t index, enum err e)
 		err_clear(); /* noted by another scan of the item */
 		return OK;
 	}
-	return fault(s, index, src->kind == RUN_SRC_RAW ? CHECKED_VALUE : CHECKED_HEAD, src->offset, src->length, e);
+	return fault(s, index, src->kind == RUN_SRC_RAW ? raw_part(src) : CHECKED_HEAD, src->offset, src->length, e);
 }
 
 static FALLIBLE enum err range_fault(struct slot *s, const struct run_scan *scan, uint64_t payload_off, enum err e)
 {
 	const struct run_src *src = &s->x->run->srcs[scan->src];
 
-	return fault(s, scan->src, src->kind == RUN_SRC_RAW ? CHECKED_VALUE : CHECKED_PAYLOAD, src->offset + payload_off + scan->begin,
+	return fault(s, scan->src, src->kind == RUN_SRC_RAW ? raw_part(src) : CHECKED_PAYLOAD, src->offset + payload_off + scan->begin,
 		     scan->end - scan->begin, e);
 }
 

@@ -2,6 +2,12 @@
 #include "runner/run.h"
 #include "store/checked.h"
 
+/* A source that is a whole file has no FQN. */
+static struct str fqn_of(const struct run *run, const struct run_src *s)
+{
+	return s->fqn_len ? run_src_fqn(run, s) : (struct str){ NULL, 0 };
+}
+
 static void add_damages(const struct run *run, struct checked *c)
 {
 	uint64_t n = atomic_load(&run->head->damage_count), listed = n < run->damages_n ? n : run->damages_n;
@@ -12,7 +18,7 @@ static void add_damages(const struct run *run, struct checked *c)
 		const struct run_src *s = &run->srcs[d->src];
 		uint64_t offset = s->named_file == s->file ? d->offset : s->named_at; /* else in the spool */
 		const char *file = run_file_label(run, s->named_file, room);
-		const struct checked_place place = { run_src_fqn(run, s), s->rank, str_of(file), offset, d->bytes };
+		const struct checked_place place = { fqn_of(run, s), s->rank, str_of(file), offset, d->bytes };
 		checked_damaged(c, (enum checked_part)d->part, (enum err)d->code, err_title((enum err)d->code), &place);
 	}
 	c->damage_count += n - listed;
@@ -45,9 +51,9 @@ void run_checked(const struct run *run, struct checked *c)
 		const struct run_src *s = &run->srcs[i];
 		uint64_t bytes = atomic_load(&s->unverified);
 		if (bytes && run->head->opts.verify)
-			checked_unable(c, run_src_fqn(run, s));
+			checked_unable(c, s->fqn_len ? run_src_fqn(run, s) : str_of(run_file_label(run, s->named_file, room)));
 		if (bytes)
-			checked_nothing(c, &(struct checked_place){ run_src_fqn(run, s), s->rank,
+			checked_nothing(c, &(struct checked_place){ fqn_of(run, s), s->rank,
 								    str_of(run_file_label(run, s->named_file, room)), s->named_at, bytes });
 	}
 	add_damages(run, c);

@@ -132,6 +132,8 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->given = s->given;
 	t->format = s->format;
 	t->gguf = s->gguf;
+	t->others = s->others;
+	t->other_count = s->other_count;
 	t->max_file_bytes = (uint64_t)j->spec.max_file_bytes;
 	t->meta = s->meta;
 	t->meta_count = s->meta_count;

@@ -40,6 +40,8 @@ struct write_spec {
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
 	const struct gguf_head *gguf;  /* see file_plan.h */
+	const struct build_other *others;      /* files that travel along, and their sources */
+	uint64_t other_count;
 	const struct str (*meta)[2];
 	uint64_t meta_count;
 	bool transposes;               /* conversion rules: blocks of the target take columns of the source */

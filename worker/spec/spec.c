@@ -285,6 +285,15 @@ static FALLIBLE enum err check_ending(const struct jval *doc, const struct spec 
 			 one_file[s->format].ends);
 }
 
+static FALLIBLE enum err check_assets(const struct jval *doc, const struct spec *s)
+{
+	struct jval target = jval_get(doc, "target"), copy = jval_get(&target, "copy_assets");
+
+	if (!s->copy_assets || !spec_target_is_file(s))
+		return OK;
+	return jval_fail(&copy, ERR_VALIDATION_FAILED, "the target is one file, and other files have no place in it");
+}
+
 static FALLIBLE enum err check_blocks(const struct jval *doc, const struct spec *s)
 {
 	struct jval list = jval_get(doc, "dtype");
@@ -382,6 +391,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	if (s->kind == JOB_SAVE)
 		TRY(check_save(root, s));
 	TRY(check_ending(root, s));
+	TRY(check_assets(root, s));
 	TRY(check_blocks(root, s));
 	TRY(check_cut(root, s));
 	TRY(read_transform(root, s));

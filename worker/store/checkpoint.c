@@ -202,6 +202,15 @@ static FALLIBLE enum err file_is_same(const struct checkpoint *c, const struct m
 	return OK;
 }
 
+static bool is_data(const struct manifest_file *f)
+{
+	char name[ERR_FILE_MAX];
+	struct format_file is;
+
+	snprintf(name, sizeof name, "%.*s", (int)num_min(f->name.n, sizeof name - 1), f->name.p);
+	return format_file(name, &is);
+}
+
 /* PyTorch saves over a checkpoint file by file, and leaves a manifest that it does not know. So the manifest of metadata that differ is
  * outdated if every file that it lists was written since, and if the metadata are of another save; where they do not tell, if no file has
  * the content that the manifest tells. Anything less is damage. Metadata of another save beside files of this one's content are damage
@@ -216,6 +225,8 @@ static FALLIBLE enum err is_outdated(const struct checkpoint *c, const struct ma
 	bool tells = save_id[0] && m->save_id[0];
 	*out = !tells || strcmp(save_id, m->save_id) != 0;
 	for (uint64_t i = 0; i < m->files.n && *out; i++) {
+		if (!is_data(&m->files.v[i])) /* an asset, which PyTorch leaves as it is */
+			continue;
 		TRY(file_is_same(c, m, &m->files.v[i], false, &same));
 		*out = !same;
 		if (*out && (all_same || !tells))

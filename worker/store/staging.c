@@ -91,16 +91,29 @@ static bool is_checkpoint_file(const char *name)
 	return manifest_is(name, &rank) || (format_file(name, &file) && format_makes_folders(file.format));
 }
 
+/* A directory that is to be replaced, and what its manifest lists; NULL: nothing. */
+struct replaced {
+	struct store_at dir;
+	struct manifest *manifest;
+};
+
+/* A file that dcpd wrote beside the data: a copied asset. */
+static bool is_listed(const struct replaced *r, const char *name)
+{
+	return r->manifest && map_get(&r->manifest->names, str_of(name)) != MAP_NONE;
+}
+
 static enum err check_entry(void *user, const char *name, unsigned char d_type)
 {
-	const struct store_at *dir = user;
+	const struct replaced *r = user;
+	const struct store_at *dir = &r->dir;
 	struct stat st;
 
 	if (d_type == DT_UNKNOWN) {
 		TRY(store_stat(*dir, name, &st));
 		d_type = S_ISREG(st.st_mode) ? DT_REG : DT_DIR;
 	}
-	if (d_type == DT_REG && is_checkpoint_file(name))
+	if (d_type == DT_REG && (is_checkpoint_file(name) || is_listed(r, name)))
 		return OK;
 	return err_at_file(ERR(NOT_A_CHECKPOINT, "'%s' lies there too, which is no part of a checkpoint: nothing is replaced", name), name,
 			   -1);
@@ -109,11 +122,14 @@ static enum err check_entry(void *user, const char *name, unsigned char d_type)
 /* A directory is replaced only if nothing is lost but a checkpoint. */
 static FALLIBLE enum err check_replaced(const struct store *store, const char *name)
 {
-	struct store_at dir;
+	struct replaced r = { .dir = STORE_NOTHING };
 
-	TRY(store_enter(store_top(store), name, &dir));
-	enum err e = store_list(dir, check_entry, &dir);
-	store_close(&dir);
+	TRY(store_enter(store_top(store), name, &r.dir));
+	if (checkpoint_manifest(r.dir, MANIFEST_NAME, &r.manifest)) /* a damaged one lists nothing */
+		err_clear();
+	enum err e = store_list(r.dir, check_entry, &r);
+	manifest_free(r.manifest);
+	store_close(&r.dir);
 	return e;
 }
 
