@@ -205,7 +205,8 @@ enum err exec_block_begin(struct slot *s)
 		const struct run_block *b = block_of(s, i);
 		TRY(try_in_segment(s, b, sb));
 		if (sb->in_segment) {
-			sb->page = b->bytes % PAGE || run->files[b->file].direct ? take_out(s, PAGE) : NULL;
+			const struct run_part *p = part_of(run, b, 0);
+			sb->page = (p->end - p->begin) % PAGE ? take_out(s, PAGE) : NULL;
 			continue;
 		}
 		sb->data = take_out(s, (b->bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1));
