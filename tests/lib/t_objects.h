@@ -1,9 +1,10 @@
 /* t_objects.h: a store as an object store has it, in memory: flat keys, whole objects, PUT under a condition; no directories, no rename, no
  * descriptors. It fills struct store_ops, so that nothing above the store can lean on more than that.
  *
- *   data/{folder}/{file}   bytes: parts of a staging, pages of a meeting place
+ *   part/{folder}/{file}   an upload that has begun: nobody reads it. Each byte comes once, unless it was declared late
+ *   data/{folder}/{file}   bytes: finished parts of a staging, pages of a meeting place
  *   page/{name}            a checkpoint: a line "file TAB key" for each of its files. Its PUT, under If-None-Match: * or If-Match: ETag,
- *                          is the commit; nothing else makes a file visible at its name
+ *                          is the commit; nothing else makes a file visible at its name. (A checkpoint that is one file is a copy of it.)
  *
  * A key that is removed or replaced keeps its bytes for those who read it. */
 #pragma once
@@ -23,6 +24,8 @@ struct obj {                           /* bytes that never change once they are 
 	unsigned refs;
 	uint64_t etag, n;
 	unsigned char *p;
+	unsigned char *came;           /* of an upload: has this byte come? */
+	bool late;
 };
 
 struct objects {
@@ -47,6 +50,7 @@ static inline void obj_free(struct obj *o)
 {
 	if (o && --o->refs == 0) {
 		mem_free(o->p);
+		mem_free(o->came);
 		mem_free(o);
 	}
 }
@@ -94,6 +98,21 @@ static inline struct obj *obj_new(const void *p, uint64_t n)
 	o->p[n] = '\0';
 	o->n = n;
 	return o;
+}
+
+/* Gives an upload a length; what is new is zeros that have not come. */
+static inline void obj_resize(struct obj *o, uint64_t n)
+{
+	unsigned char *p = mem_zalloc(n + 1, 1), *came = mem_zalloc(n + 1, 1);
+
+	memcpy(p, o->p, num_min(n, o->n));
+	if (o->came)
+		memcpy(came, o->came, num_min(n, o->n));
+	mem_free(o->p);
+	mem_free(o->came);
+	o->p = p;
+	o->came = came;
+	o->n = n;
 }
 
 /* ---- names ---- */
@@ -316,12 +335,19 @@ static inline enum err objects_open_file(struct store_at folder, const char *nam
 	*out = (struct store_at){ folder.store, -1 };
 	struct obj *page = folder.handle ? b->open[folder.handle].o : NULL;
 	struct obj *o = page ? obj_of_page(b, page, name, 0, in_page) : obj_file(b, full);
-	if (flags & STORE_NEW && o)
+	char part[OBJ_KEY];
+	snprintf(part, sizeof part, "part/%.500s", full);
+	int begun = obj_find(b, part);
+	if (flags & STORE_NEW && (o || begun >= 0))
 		return err_at_file(ERR(CHECKPOINT_EXISTS, "'%s' is there", name), name, -1);
-	if (!o && !(flags & STORE_NEW))
-		return obj_missing(name);
-	struct obj *mine = flags & STORE_WRITE ? obj_new(o ? (void *)o->p : "", o ? o->n : 0) : o;
-	return obj_open(b, folder.store, false, full, mine, out);
+	if (flags & STORE_NEW) {
+		o = obj_new("", 0);
+		o->late = flags & STORE_LATE;
+		(void)obj_put(b, part, o, OBJ_ANY);
+	} else if (flags & STORE_WRITE) { /* what is finished is never written again */
+		o = begun >= 0 ? b->v[begun].o : NULL;
+	}
+	return o ? obj_open(b, folder.store, false, full, o, out) : obj_missing(name);
 }
 
 static inline enum err objects_read(struct store_at file, void *into, size_t n, uint64_t offset, const char *name)
@@ -368,47 +394,44 @@ static inline void objects_close(struct store_at *at)
 	at->handle = -1;
 }
 
-/* ---- parts: a buffer until finish(), which is the PUT ---- */
+/* ---- parts: an upload until finish(), which makes the object ---- */
 
 static inline enum err objects_write(struct store_at file, const void *from, size_t n, uint64_t offset, const char *name)
 {
 	OBJ_LOCKED(file.store);
 	struct obj *o = b->open[file.handle].o;
 
-	(void)name;
-	if (offset + n > o->n) {
-		unsigned char *p = mem_zalloc(offset + n + 1, 1);
-		memcpy(p, o->p, o->n);
-		mem_free(o->p);
-		o->p = p;
-		o->n = offset + n;
-	}
+	if (offset + n > o->n)
+		obj_resize(o, offset + n);
+	if (!o->late && n && memchr(o->came + offset, 1, n))
+		return err_at_file(ERR(INTERNAL, "bytes of '%s' are written twice", name), name, (int64_t)offset);
 	memcpy(o->p + offset, from, n);
+	memset(o->came + offset, 1, n);
 	return OK;
 }
 
 static inline enum err objects_resize(struct store_at file, uint64_t bytes, const char *name)
 {
 	OBJ_LOCKED(file.store);
-	struct obj *o = b->open[file.handle].o;
-	unsigned char *p = mem_zalloc(bytes + 1, 1);
 
 	(void)name;
-	memcpy(p, o->p, num_min(bytes, o->n));
-	mem_free(o->p);
-	o->p = p;
-	o->n = bytes;
+	obj_resize(b->open[file.handle].o, bytes);
 	return OK;
 }
 
 static inline enum err objects_finish(struct store_at *file, bool durable, const char *name)
 {
-	(void)durable, (void)name;
+	(void)durable;
 	{
 		OBJ_LOCKED(file->store);
 		char key[OBJ_KEY];
-		snprintf(key, sizeof key, "data/%.500s", b->open[file->handle].path);
-		(void)obj_put(b, key, b->open[file->handle].o, OBJ_ANY);
+		snprintf(key, sizeof key, "part/%.500s", b->open[file->handle].path);
+		int i = obj_find(b, key);
+		if (i < 0 || b->v[i].o != b->open[file->handle].o)
+			return ERR(INTERNAL, "'%s' was finished before", name);
+		memcpy(key, "data", 4);
+		(void)obj_put(b, key, b->v[i].o, OBJ_ANY);
+		obj_delete(b, i);
 	}
 	objects_close(file);
 	return OK;
@@ -442,12 +465,12 @@ static inline enum err objects_put(struct store_at folder, const char *name, con
 static inline enum err objects_drop(struct store_at folder, const char *path)
 {
 	OBJ_LOCKED(folder.store);
-	char full[OBJ_KEY], key[OBJ_KEY];
+	char full[OBJ_KEY];
 
 	obj_path(b, folder, path, full);
-	snprintf(key, sizeof key, "data/%.500s", full);
 	for (int i = 0; i < OBJ_MAX; i++)
-		if (b->v[i].o && obj_under(b->v[i].key, key))
+		if (b->v[i].o && (strncmp(b->v[i].key, "data/", 5) == 0 || strncmp(b->v[i].key, "part/", 5) == 0) &&
+		    obj_under(b->v[i].key + 5, full))
 			obj_delete(b, i);
 	return OK;
 }
@@ -518,12 +541,17 @@ static inline enum err objects_stage(struct staging *s, bool keep)
 	return objects_make(store_top(s->store), path, &s->dir);
 }
 
-/* The new page; the caller holds the lock for the look at the keys alone. */
+/* The new page, or the one file that is published; the caller holds the lock for the look at the keys alone. */
 static inline struct obj *obj_new_page(struct objects *b, const struct staging *s)
 {
 	char prefix[OBJ_KEY], text[OBJ_MAX * 64];
 	size_t n = 0;
 
+	if (s->is_file) {
+		snprintf(prefix, sizeof prefix, "data/%.300s/%.200s", s->path, s->target);
+		int i = obj_find(b, prefix);
+		return i < 0 ? obj_new("", 0) : obj_new(b->v[i].o->p, b->v[i].o->n); /* a copy on the server's side */
+	}
 	snprintf(prefix, sizeof prefix, "data/%.500s", s->path);
 	text[0] = '\0';
 	for (int i = 0; i < OBJ_MAX; i++)
@@ -538,9 +566,9 @@ static inline enum err objects_publish(struct staging *s, const char *replaces)
 	struct objects *b = objs(s->store);
 
 	snprintf(name, sizeof name, "%.300s%s%.200s", s->parent_path, s->parent_path[0] ? "/" : "", s->target);
-	snprintf(key, sizeof key, "page/%.500s", name);
+	snprintf(key, sizeof key, "%s/%.500s", s->is_file ? "data" : "page", name);
 	pthread_mutex_lock(&b->lock);
-	const struct obj *old = obj_page(b, name);
+	const struct obj *old = s->is_file ? obj_file(b, name) : obj_page(b, name);
 	uint64_t etag = old ? old->etag : UINT64_MAX;
 	struct obj *page = obj_share(obj_new_page(b, s));
 	pthread_mutex_unlock(&b->lock);
@@ -569,6 +597,8 @@ static inline enum err objects_remove(const struct store_job *by, const struct s
 	(void)by;
 	snprintf(key, sizeof key, "page/%.500s", name);
 	int i = obj_find(b, key);
+	if (i < 0)
+		i = obj_find(b, memcpy(key, "data", 4));
 	if (i < 0)
 		return obj_missing(name);
 	obj_delete(b, i);

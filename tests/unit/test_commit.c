@@ -247,7 +247,7 @@ static void test_inside_a_checkpoint(void **state)
 	assert_int_equal(t_worker_entries(&t, "run/x"), 3);
 }
 
-/* The last look: files have the size they were planned with, padding apart. */
+/* The last look: files have the size they were planned with. */
 static void test_sizes(void **state)
 {
 	struct staging s;
@@ -255,15 +255,12 @@ static void test_sizes(void **state)
 
 	(void)state;
 	T_OK(open_staging("A", "x", false, &s));
-	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5000, 0));
-	T_OK(staging_add_file(&s, STR("__1_0.distcp"), 0, 1));
+	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5000, 0, false));
+	T_OK(staging_add_file(&s, STR("__1_0.distcp"), 0, 1, false));
 	T_OK(staging_make_files(&s));
 	T_OK(fs_open(s.dir.handle, "__0_0.distcp", O_WRONLY, 0, &fd));
-	assert_int_equal(ftruncate(fd, 8192), 0);
-	T_OK(staging_trim_files(&s));
 	T_OK(staging_put_file(&s, ".metadata", "m", 1));
 	assert_int_equal(ftruncate(fd, 4999), 0); /* somebody cut it */
-	T_OK(staging_trim_files(&s));
 	T_ERR(STORAGE_IO, staging_commit(&s, false));
 	assert_string_equal(err_last()->file, "__0_0.distcp");
 	assert_int_equal(ftruncate(fd, 5000), 0);
@@ -601,7 +598,7 @@ static void open_in_place(struct staging *s, const char *job)
 	struct spec spec = writing("x", true, IN_PLACE_ALWAYS);
 
 	T_OK(staging_open(&j, &spec, s));
-	T_OK(staging_add_file(s, STR("__0_0.distcp"), 4, 0));
+	T_OK(staging_add_file(s, STR("__0_0.distcp"), 4, 0, false));
 	T_OK(staging_put_file(s, "__0_0.distcp", job, 4));
 	T_OK(staging_put_file(s, ".metadata", job, 4));
 	put_manifest(s, job);

@@ -5,7 +5,6 @@
 #include <pthread.h>
 
 #include "lib/t_objects.h"
-#include "runner/files.h"
 
 enum { WRITERS = 8, TURNS = 20 };
 
@@ -183,7 +182,7 @@ static void test_parts_come_in_any_order_and_all_appear_at_once(void **state)
 	store_close(&dir);
 }
 
-static void test_a_part_may_be_written_again_and_cut(void **state)
+static void test_a_late_part_is_written_again_and_cut(void **state)
 {
 	struct store_at part;
 	struct staging s;
@@ -191,13 +190,12 @@ static void test_a_part_may_be_written_again_and_cut(void **state)
 
 	(void)state;
 	T_OK(open_as("A", "x", false, &s));
-	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5, 0));
+	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5, 0, true));
 	T_OK(staging_make_files(&s));
 	T_OK(store_open_file(s.dir, "__0_0.distcp", STORE_WRITE, &part));
 	T_OK(store->ops->write(part, "abcdefgh", 8, 0, ""));
-	T_OK(store->ops->finish(&part, true, ""));
-	T_OK(staging_patch(&s, 0, &(struct staging_patch){ 1, 0x64636261 }, 1));
-	T_OK(staging_trim_files(&s));
+	store_close(&part);
+	T_OK(staging_end_late(&s, 0, &(struct staging_field){ 1, 0x64636261 }, 1));
 	T_OK(store_stat(s.dir, "__0_0.distcp", &st));
 	assert_int_equal(st.st_size, 5);
 	T_OK(staging_put_file(&s, DCP_METADATA, "m", 1));
@@ -479,25 +477,9 @@ static void test_objects_refuse_what_they_have_not(void **state)
 	struct store_job by = { .stores = &t.w.stores, .id = "A", .attempt = 1, .uid = geteuid() };
 	struct spec spec = { .target = ref_checkpoint("main", "x"), .in_place = IN_PLACE_ALWAYS, .sync_files = true };
 	struct staging s = { .name = "" };
-	struct run_build b = { 0 };
-	struct run run = { .fd = -1 };
-	struct files files;
-	uint32_t dir, file;
-	int fd;
-
 	(void)state;
 	T_ERR(UNSUPPORTED, staging_open(&by, &spec, &s));
 	staging_close(&s);
-	T_OK(save("A", "y", false));
-	T_OK(run_add_dir(&b, 0, STR("y"), &dir));
-	T_OK(run_add_file(&b, RUN_FILE_SOURCE, dir, STR("__0_0.distcp"), 1, &file));
-	T_OK(run_share(&b, &run));
-	T_OK(files_open(&run, &t.w.stores, NULL, 0, &files));
-	T_ERR(UNSUPPORTED, files_pin(&files, file, &fd));
-	assert_non_null(strstr(err_last()->text, "'main'"));
-	files_close(&files);
-	run_detach(&run);
-	run_build_free(&b);
 }
 
 static void test_locations_name_their_store(void **state)
@@ -519,7 +501,7 @@ static void test_locations_name_their_store(void **state)
 
 #define OF(kind, f) { #f " [" #kind "]", f, setup_##kind, teardown_##kind, NULL }
 #define OF_EACH(kind)                                                                                                          \
-	OF(kind, test_parts_come_in_any_order_and_all_appear_at_once), OF(kind, test_a_part_may_be_written_again_and_cut),      \
+	OF(kind, test_parts_come_in_any_order_and_all_appear_at_once), OF(kind, test_a_late_part_is_written_again_and_cut),      \
 	OF(kind, test_what_is_given_up_leaves_nothing), OF(kind, test_nothing_is_replaced_unless_told),                         \
 	OF(kind, test_who_reads_goes_on_reading), OF(kind, test_replaced_is_what_was_looked_at_only),                           \
 	OF(kind, test_of_many_one_wins), OF(kind, test_after_a_crash_nothing_is_visible_and_nothing_stays),                     \

@@ -47,7 +47,6 @@ struct file_plan {
 	/* The whole file is one stream of bytes: blocks may be cut anywhere. Else small items lie in blocks that begin on pages,
 	 * and large payloads begin on pages. */
 	bool stream;
-	bool trims;                    /* a file may end within a page */
 	struct arena *arena;
 	struct vec(struct file_plan_file) files;
 	struct vec(struct file_plan_item) items;

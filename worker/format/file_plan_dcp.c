@@ -119,12 +119,11 @@ static FALLIBLE enum err place_file(struct planner *pl, struct file_plan_item **
 	TRY(arena_str(p->arena, name, &f->name));
 	TRY(place_small(pl, items, n, &cursor));
 	TRY(place_large(pl, items, n, &cursor));
-	for (uint64_t i = f->first_item; exact && i < p->items.n; i++) { /* the last one's padding is cut off in the end */
+	for (uint64_t i = f->first_item; exact && i < p->items.n; i++) { /* nothing is behind the last one */
 		uint64_t end = p->items.v[i].offset + p->items.v[i].at.length;
 		if (file_plan_page_up(end) == cursor)
 			cursor = end;
 	}
-	p->trims = p->trims || exact;
 	f->bytes = cursor;
 	return OK;
 }

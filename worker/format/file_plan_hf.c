@@ -153,7 +153,7 @@ enum err file_plan_hf(const struct file_plan_target *t, struct file_plan *out)
 {
 	struct planner pl = { .t = t, .p = out };
 
-	*out = (struct file_plan){ .stream = true, .trims = true, .arena = arena_new(UINT64_MAX) };
+	*out = (struct file_plan){ .stream = true, .arena = arena_new(UINT64_MAX) };
 	enum err e = out->arena ? place_files(&pl) : ERR(NO_MEMORY, "no memory for a plan");
 	mem_free(pl.wholes);
 	return e;

@@ -255,7 +255,7 @@ enum err file_plan_torch(const struct file_plan_target *t, struct file_plan *out
 {
 	struct zip_plan z = { .p = out };
 
-	*out = (struct file_plan){ .stream = true, .trims = true, .arena = arena_new(UINT64_MAX) };
+	*out = (struct file_plan){ .stream = true, .arena = arena_new(UINT64_MAX) };
 	enum err e = out->arena ? place(t, &z) : ERR(NO_MEMORY, "no memory for a plan");
 	zip_plan_free(&z);
 	return e;

@@ -10,10 +10,16 @@
 enum { DEPTH_MAX = 4096, SECTOR_BYTES = 512 };
 
 struct io_engine {
-	struct io_backend back;
-	uint32_t depth, in_flight;
+	struct io_backend back, pool;      /* pool: for ops that move themselves, where `back` cannot; its self may be NULL */
+	uint32_t depth, in_flight, in_pool;
 	struct io_op *ready;               /* finished without the back end */
 };
+
+static void close_back(struct io_backend *b)
+{
+	if (b->self)
+		b->close(b->self);
+}
 
 enum err io_engine_open(enum io_engine_kind kind, uint32_t depth, struct io_engine **out)
 {
@@ -25,9 +31,12 @@ enum err io_engine_open(enum io_engine_kind kind, uint32_t depth, struct io_engi
 	NEED(e, "no memory for an I/O engine");
 	e->depth = depth;
 	enum err bad = kind == IO_THREADS ? ERR_UNSUPPORTED : uring_open(depth, &e->back);
-	if (bad && kind != IO_URING)
+	if (!bad)
+		bad = threads_open(depth, &e->pool);
+	else if (kind != IO_URING)
 		bad = threads_open(depth, &e->back);
 	if (bad) {
+		close_back(&e->back);
 		mem_free(e);
 		return bad;
 	}
@@ -44,7 +53,8 @@ void io_engine_close(struct io_engine *e)
 		if (io_wait(e, &op))
 			break;
 	}
-	e->back.close(e->back.self);
+	close_back(&e->back);
+	close_back(&e->pool);
 	mem_free(e);
 }
 
@@ -84,6 +94,9 @@ enum err io_submit(struct io_engine *e, struct io_op *op)
 	if (op->fail || (op->kind != IO_FSYNC && op->bytes == 0)) {
 		op->next = e->ready;
 		e->ready = op;
+	} else if (e->pool.self && (op->transfer || e->in_pool)) {
+		e->in_pool++;
+		e->pool.submit(e->pool.self, op);
 	} else {
 		e->back.submit(e->back.self, op);
 	}
@@ -137,6 +150,17 @@ enum err io_report(const struct io_op *op)
 	return err_at_file(op->error, "", (int64_t)(op->offset + op->done));
 }
 
+/* While the pool has work all new ops go there, so that what the other back end still has soon ends: that is waited for first. */
+static FALLIBLE enum err wait_back(struct io_engine *e, int timeout_ms, struct io_op **done_out)
+{
+	bool pool = e->in_pool && e->in_pool == e->in_flight;
+	const struct io_backend *b = pool ? &e->pool : &e->back;
+
+	TRY(b->wait(b->self, timeout_ms, done_out));
+	e->in_pool -= pool && *done_out;
+	return OK;
+}
+
 enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op **done_out, bool *timed_out_out)
 {
 	struct io_op *op = e->ready;
@@ -148,17 +172,16 @@ enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op **done_ou
 	if (op)
 		e->ready = op->next;
 	else
-		TRY(e->back.wait(e->back.self, timeout_ms, &op));
+		TRY(wait_back(e, timeout_ms, &op));
 	if (!op) {
 		*timed_out_out = true;
 		return OK;
 	}
 	e->in_flight--;
 	op->next = NULL;
-	fs_count(op->fd, op->kind == IO_WRITE, op->done);
-	if (op->fail == IO_EOF && op->eof_ok)
-		op->fail = 0;
-	if (op->fail)
+	if (!op->transfer)
+		fs_count(op->fd, op->kind == IO_WRITE, op->done);
+	if (op->fail && op->fail != IO_TRANSFER)
 		op->error = op->fail == IO_EOF ? ERR_STORAGE_IO : fs_error(op->fail);
 	*done_out = op;
 	return OK;

@@ -5,9 +5,10 @@
  *     io_submit(e, &op)                           op stays the caller's and must live until it comes back
  *     io_wait(e, &op)                             blocks for one completion; op->error is OK or a code, io_report(op) says it
  *
- * Short transfers are continued inside; a read that ends before `bytes` is ERR_STORAGE_IO "ends at …" unless the op says eof_ok
- * (O_DIRECT needs whole blocks, also at the end of a file); EINTR/EAGAIN are retried;
+ * Short transfers are continued inside; a read that ends before `bytes` is ERR_STORAGE_IO "ends at …"; EINTR/EAGAIN are retried;
  * ENOSPC/EDQUOT → ERR_STORAGE_FULL, EROFS → ERR_STORAGE_READONLY, ESTALE/ENODEV → ERR_STORAGE_GONE, EFAULT → ERR_SEGMENT_SHRUNK.
+ * An op with a `move` of its own is moved by that, in a thread of the pool, whatever the engine is: a store without descriptors is read
+ * and written so.
  * A failed fsync is never retried. io_report's text names no file: add it with err_at_file.
  * One engine, one caller at a time. The pool's threads start at the first io_submit, so that a sandbox entered after
  * io_engine_open covers them. Fault points (os/fs.h): "io.read", "io.write", "io.fsync". */
@@ -18,12 +19,16 @@ enum io_kind { IO_READ, IO_WRITE, IO_FSYNC };
 
 struct io_op {
 	enum io_kind kind;
-	int fd;
+	enum err error;                  /* OK: all bytes are transferred */
+	/* NULL: through fd. Moves all bytes or returns an error; the error's text is lost with its thread. */
+	enum err (*transfer)(struct io_op *op);
+	union {
+		int fd;
+		void *at;                /* the caller's, for transfer */
+	};
 	void *buf;
 	uint64_t bytes, offset;
-	bool eof_ok;                     /* a read may end early, at the end of the file; `done` tells where */
 	void *user;                      /* the caller's */
-	enum err error;                  /* OK: all bytes are transferred */
 	uint64_t done;                   /* bytes transferred */
 	/* private to the engine */
 	int fail;                        /* errno, or a negative code of its own */

@@ -5,6 +5,7 @@
 
 enum {
 	IO_EOF = -1,                       /* in op->fail: the file ended */
+	IO_TRANSFER = -2,                  /* op->transfer failed; op->error says how */
 	IO_TRIES_MAX = 1000,               /* of a call that says "again" */
 	IO_CALL_BYTES_MAX = 1 << 30,       /* more in one call does not fit its result */
 };

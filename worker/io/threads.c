@@ -55,6 +55,13 @@ static void perform(struct io_op *op)
 {
 	ssize_t n;
 
+	if (op->transfer) {
+		op->error = op->transfer(op);
+		op->fail = op->error ? IO_TRANSFER : 0;
+		op->done = op->error ? 0 : op->bytes;
+		err_clear();
+		return;
+	}
 	do {
 		char *at = op->buf ? (char *)op->buf + op->done : NULL; /* an fsync has no buffer */
 		off_t offset = (off_t)(op->offset + op->done);

@@ -8,8 +8,8 @@
 
 #include "base/num.h"
 #include "format/inspect.h"
-#include "os/fs.h"
 #include "runner/input.h"
+#include "store/posix.h"
 
 enum { DEPTH_MAX = 8, FILES_MAX = 1000000, PATH_BYTES_MAX = 4096 };
 
@@ -19,10 +19,9 @@ struct inspection {
 	uint64_t files;
 };
 
-/* An open file from a byte on, as the parsers ask for it. fd: of a spool; -1: none. */
+/* An open file from a byte on, as the parsers ask for it. */
 struct stored {
 	struct store_at file;
-	int fd;
 	uint64_t offset;
 };
 
@@ -30,8 +29,6 @@ static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
 {
 	const struct stored *s = user;
 
-	if (s->fd >= 0)
-		return fs_pread(s->fd, into, n, s->offset + offset, "");
 	return store_read(s->file, into, n, s->offset + offset, "");
 }
 
@@ -52,7 +49,7 @@ static FALLIBLE enum err one_file(struct inspection *t, struct store_at folder, 
 	t->files++;
 	TRY(err_at_file(store_open_file(folder, name, STORE_READ, &file), path, -1));
 	TRY(err_at_file(store_stat(file, "", &st), path, -1));
-	struct stored s = { .file = file, .fd = -1 };
+	struct stored s = { .file = file };
 	return err_at_file(inspect_file(&t->in, &f, &(struct item_source){ read_stored, &s, (uint64_t)st.st_size }), path, -1);
 }
 
@@ -134,7 +131,7 @@ static FALLIBLE enum err one_item(struct inspection *t, const struct input *sour
 	const struct sd_file *f = &source->sd->files[loc.file];
 	struct sd_origin origin = sd_origin_of(source->sd, loc);
 	struct inspect_file named = { .name = source->sd->files[origin.file].name, .fqn = fqn, .offset = origin.offset };
-	struct stored s = { .fd = f->name.n ? -1 : t->job->fds[f->rank], .offset = loc.offset };
+	struct stored s = { .offset = loc.offset };
 	struct item_source src = { read_stored, &s, loc.length };
 
 	TRY(job_tick(t->job));
@@ -142,7 +139,7 @@ static FALLIBLE enum err one_item(struct inspection *t, const struct input *sour
 		return OK;
 	if (f->name.n)
 		TRY(checkpoint_open_file(source->checkpoint, loc.file, &file));
-	s.file = file;
+	s.file = f->name.n ? file : posix_at(t->job->fds[f->rank]);	/* a spool */
 	named.is_pickle = !is_safetensors(&src);
 	return noted(t, &named, inspect_file(&t->in, &named, &src));
 }

@@ -119,7 +119,6 @@ struct build_target {
 	struct build_place *chunk_places, *value_places;   /* mem_free */
 	struct vec(struct build_crc) crcs;     /* vec_free */
 	uint64_t bytes;                /* of all files */
-	bool trims;                    /* files are to be cut to their sizes when they are written */
 };
 
 /* The target's files as the format plans them (format/file_plan.h), and the blocks that fill them. */

@@ -586,6 +586,8 @@ static FALLIBLE enum err add_files(struct builder *bd)
 
 	for (uint64_t i = 0; i < bd->plan.files.n; i++)
 		TRY(add_file(bd, &bd->plan.files.v[i]));
+	if (bd->plan.crcs.n)
+		bd->b->files.v[file].late = true;
 	for (uint64_t i = 0; i < bd->plan.crcs.n; i++) { /* the first file's items are targets in their order */
 		const struct file_plan_crc *c = &bd->plan.crcs.v[i];
 		TRY(vec_push(&bd->t->crcs, &crc));
@@ -612,7 +614,6 @@ static FALLIBLE enum err plan_others(struct builder *bd)
 		*it = (struct file_plan_item){ .kind = FILE_PLAN_OTHER, .bare = true, .small = small, .opens = small, .index = (uint32_t)i,
 					       .at = { 0, o->bytes, o->bytes, o->bytes } };
 	}
-	p->trims = p->trims || bd->t->other_count;
 	return OK;
 }
 
@@ -652,7 +653,6 @@ enum err build_target_files(struct run_build *b, struct build_target *t)
 		e = format_plan_files(t->format, &target, &bd.plan);
 	if (!e)
 		e = plan_others(&bd);
-	t->trims = bd.plan.trims;
 	if (!e)
 		e = fill(&bd);
 	close_builder(&bd);

@@ -48,13 +48,53 @@ enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s))
 
 /* ------------------------------------------------------------------------------------------------------- queue */
 
+struct bytes_copy {
+	void *to;
+	const void *from;
+	size_t n;
+};
+
+static void copy_bytes(void *user)
+{
+	const struct bytes_copy *c = user;
+
+	memcpy(c->to, c->from, c->n);
+}
+
+/* An operation on a file of a store that has no descriptors. Its buffer may be a segment, which may shrink at any moment: the store, which
+ * may hold locks, never touches it. */
+static enum err transfer_stored(struct io_op *op)
+{
+	CLEANUP(mem_free_ptr) void *bounce = NULL;
+	struct store_at *at = op->at;
+	const struct store_ops *ops = at->store->ops;
+
+	if (op->kind == IO_FSYNC)
+		return ops->finish(at, true, "");
+	bounce = mem_alloc(op->bytes);
+	NEED(bounce, "no memory for a transfer");
+	if (op->kind == IO_READ) {
+		TRY(ops->read(*at, bounce, op->bytes, op->offset, ""));
+		return seg_guard(copy_bytes, &(struct bytes_copy){ op->buf, bounce, op->bytes });
+	}
+	TRY(seg_guard(copy_bytes, &(struct bytes_copy){ bounce, op->buf, op->bytes }));
+	return ops->write(*at, bounce, op->bytes, op->offset, "");
+}
+
 enum err exec_queue(struct slot *s, struct wave_op *op)
 {
 	struct exec *x = s->x;
 	struct wave_op **place;
+	struct store_at *at;
 
-	TRY(files_pin(&x->files, op->file, &op->io.fd));
+	TRY(files_pin(&x->files, op->file, &at));
 	op->pinned = true;
+	if (at->store->ops->fd_of) {
+		op->io.fd = store_fd(*at);
+	} else {
+		op->io.transfer = transfer_stored;
+		op->io.at = at;
+	}
 	op->io.user = s;
 	TRY(vec_push(&x->queue, &place));
 	*place = op;
@@ -66,10 +106,11 @@ enum err exec_queue(struct slot *s, struct wave_op *op)
 static FALLIBLE enum err read_cached(struct slot *s, struct wave_op *op, bool *done_out)
 {
 	struct iovec into = { op->io.buf, op->io.bytes };
-	int fd;
+	struct store_at *at;
 
-	TRY(files_pin(&s->x->files, op->file, &fd));
-	*done_out = preadv2(fd, &into, 1, (off_t)op->io.offset, RWF_NOWAIT) == (ssize_t)op->io.bytes;
+	TRY(files_pin(&s->x->files, op->file, &at));
+	int fd = store_fd(*at);
+	*done_out = fd >= 0 && preadv2(fd, &into, 1, (off_t)op->io.offset, RWF_NOWAIT) == (ssize_t)op->io.bytes;
 	fs_count(fd, false, *done_out ? op->io.bytes : 0);
 	files_unpin(&s->x->files, op->file);
 	return OK;

@@ -8,7 +8,6 @@
 #include "base/num.h"
 #include "format/torch_item.h"
 #include "io/digest.h"
-#include "os/fs.h"
 #include "runner/exec_impl.h"
 #include "tensor/average.h"
 #include "tensor/cast.h"
@@ -358,12 +357,15 @@ static FALLIBLE enum err push_write(struct slot *s, uint32_t file, unsigned char
 {
 	struct wave_op *op;
 
+	const struct run_file *f = &s->x->run->files[file];
+	if (!f->direct) /* blocks are padded for O_DIRECT's sake */
+		bytes = num_min(bytes, f->bytes - offset);
 	if (bytes == 0)
 		return OK;
-	if (s->x->run->files[file].in_memory) {
-		int fd;
-		TRY(files_pin(&s->x->files, file, &fd));
-		enum err e = fs_pwrite(fd, p, bytes, offset, "");
+	if (f->in_memory) {
+		struct store_at *at;
+		TRY(files_pin(&s->x->files, file, &at));
+		enum err e = at->store->ops->write(*at, p, bytes, offset, "");
 		files_unpin(&s->x->files, file);
 		return e;
 	}
@@ -429,9 +431,8 @@ static FALLIBLE enum err count_file(struct slot *s, uint32_t file)
 {
 	uint32_t *due;
 
-	if (atomic_fetch_sub(&s->x->run->files[file].blocks_left, 1) != 1)
-		return OK;
-	if (s->x->run->head->opts.no_sync)
+	struct run_file *f = &s->x->run->files[file];
+	if (atomic_fetch_sub(&f->blocks_left, 1) != 1 || f->late)
 		return OK;
 	TRY(vec_push(&s->sync, &due));
 	*due = file;
@@ -506,13 +507,24 @@ static FALLIBLE enum err write_edges(struct slot *s)
 	return OK;
 }
 
-static FALLIBLE enum err sync_files(struct slot *s)
+/* Ends files whose last block is written: cuts off what O_DIRECT wrote behind their end, and syncs them. */
+static FALLIBLE enum err end_files(struct slot *s)
 {
+	const struct run *run = s->x->run;
+	struct store_at *at;
 	struct wave_op *op;
 
 	s->writes.n = 0;
 	TRY(vec_reserve(&s->writes, s->sync.n));
 	for (uint64_t i = 0; i < s->sync.n; i++) {
+		const struct run_file *f = &run->files[s->sync.v[i]];
+		TRY(files_pin(&s->x->files, s->sync.v[i], &at));
+		bool has_fd = store_fd(*at) >= 0;
+		enum err e = f->direct && f->bytes % PAGE ? at->store->ops->resize(*at, f->bytes, "") : OK;
+		files_unpin(&s->x->files, s->sync.v[i]);
+		TRY(e);
+		if (has_fd && run->head->opts.no_sync)
+			continue;
 		TRY(vec_push(&s->writes, &op));
 		op->file = s->sync.v[i];
 		op->io = (struct io_op){ .kind = IO_FSYNC };
@@ -538,7 +550,7 @@ static FALLIBLE enum err finished(struct slot *s)
 {
 	for (uint64_t i = 0; i < s->finish.n; i++)
 		TRY(count_file(s, s->x->run->dsts[s->finish.v[i]].file));
-	return sync_files(s);
+	return end_files(s);
 }
 
 static FALLIBLE enum err fetched(struct slot *s)

@@ -405,13 +405,14 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	unsigned char *into = sc->direct ? sc->direct_at : s->in;
 	bool keep = fills(run) || run->head->opts.values;
 	struct digest_stream stream;
-	int fd;
+	struct store_at *at;
 
 	*done_out = false;
 	if (bytes < CACHED_MIN || run->files[src->file].kind == RUN_FILE_SEGMENT)
 		return OK;
-	TRY(files_pin(&s->x->files, src->file, &fd));
-	bool got = read_cached(run, src, fd, offset, bytes, into, keep, &stream);
+	TRY(files_pin(&s->x->files, src->file, &at));
+	int fd = store_fd(*at);
+	bool got = fd >= 0 && read_cached(run, src, fd, offset, bytes, into, keep, &stream);
 	files_unpin(&s->x->files, src->file);
 	if (!got)
 		return OK;

@@ -3,7 +3,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
-#include "store/store.h"
+#include "store/posix.h"
 
 enum err files_open(struct run *run, const struct stores *stores, const int *fds, uint32_t fd_count, struct files *out)
 {
@@ -21,12 +21,19 @@ enum err files_open(struct run *run, const struct stores *stores, const int *fds
 	return OK;
 }
 
+/* Not one of the descriptors that came with the run. */
+static bool is_stored(const struct files *f, uint64_t file)
+{
+	return f->run->files[file].kind == RUN_FILE_SOURCE || f->run->files[file].kind == RUN_FILE_TARGET;
+}
+
 void files_close(struct files *f)
 {
 	for (uint64_t i = 0; f->dirs && i < f->run->dirs_n; i++)
 		store_close(&f->dirs[i]);
 	for (uint64_t i = 0; f->opened && f->maps && i < f->run->files_n; i++) {
-		store_close(&f->opened[i]);
+		if (is_stored(f, i))
+			store_close(&f->opened[i]);
 		seg_unmap(&f->maps[i]);
 	}
 	mem_free(f->dirs);
@@ -85,37 +92,36 @@ static FALLIBLE enum err open_file(struct files *f, uint32_t file)
 	TRY(enter_dir(f, rf->dir));
 	if (f->open_count >= FILES_OPEN_MAX)
 		make_room(f);
-	const struct store_at *dir = &f->dirs[rf->dir];
-	if (!dir->store->ops->fd_of)
-		return err_at_file(ERR(UNSUPPORTED, "the storage '%s' has no descriptors for the I/O engine", dir->store->name), z, -1);
-	enum err e = store_open_file(*dir, z, flags, &f->opened[file]);
+	enum err e = store_open_file(f->dirs[rf->dir], z, flags, &f->opened[file]);
 	TRY(err_at_file(e, run_file_label(f->run, file, label), -1));
 	f->open_count++;
 	return OK;
 }
 
-enum err files_pin(struct files *f, uint32_t file, int *fd_out)
+enum err files_pin(struct files *f, uint32_t file, struct store_at **out)
 {
 	const struct run_file *rf = &f->run->files[file];
 
 	must(file < f->run->files_n);
-	if (rf->kind == RUN_FILE_SPOOL || rf->kind == RUN_FILE_SEGMENT) {
+	*out = &f->opened[file];
+	if (!is_stored(f, file)) {
 		must(rf->fd_index < f->fd_count);
-		*fd_out = f->fds[rf->fd_index];
+		**out = posix_at(f->fds[rf->fd_index]);
 		return OK;
 	}
-	struct store_at *at = &f->opened[file];
-	if (!is_open(at))
+	if (!is_open(*out))
 		TRY(open_file(f, file));
 	f->pins[file]++;
-	*fd_out = at->store->ops->fd_of(*at);
 	return OK;
 }
 
 void files_unpin(struct files *f, uint32_t file)
 {
-	if (f->run->files[file].kind == RUN_FILE_SOURCE || f->run->files[file].kind == RUN_FILE_TARGET)
-		f->pins[file]--;
+	if (!is_stored(f, file))
+		return;
+	f->pins[file]--;
+	if (f->pins[file] == 0 && !is_open(&f->opened[file])) /* it was ended */
+		f->open_count--;
 }
 
 enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out)

@@ -3,6 +3,7 @@
 #pragma once
 #include "os/seg.h"
 #include "runner/run.h"
+#include "store/store.h"
 
 enum { FILES_OPEN_MAX = 512 };
 
@@ -11,7 +12,7 @@ struct files {
 	const struct stores *stores;   /* by run_dir.root */
 	const int *fds;                /* descriptors that came with the run, by run_file.fd_index */
 	uint32_t fd_count;
-	struct store_at *dirs, *opened;        /* store NULL or handle -1: not open */
+	struct store_at *dirs, *opened;        /* store NULL or handle -1: not open; of those in fds a borrowed one */
 	uint32_t *pins;
 	struct seg_map *maps;
 	uint32_t open_count, clock;
@@ -20,8 +21,8 @@ struct files {
 FALLIBLE enum err files_open(struct run *run, const struct stores *stores, const int *fds, uint32_t fd_count,
 			     struct files *out);
 void files_close(struct files *f);
-/* The file's descriptor, pinned until files_unpin. Errors name the file. ERR_UNSUPPORTED: its store has none. */
-FALLIBLE enum err files_pin(struct files *f, uint32_t file, int *fd_out);
+/* The open file, borrowed and pinned until files_unpin; its store may end it meanwhile (finish). Errors name the file. */
+FALLIBLE enum err files_pin(struct files *f, uint32_t file, struct store_at **out);
 void files_unpin(struct files *f, uint32_t file);
 /* A segment's memory (all of file.bytes). ERR_SEGMENT_SHRUNK if it is smaller by now. Of RUN_FILE_MEMORY NULL: offsets are
  * addresses. */

@@ -39,11 +39,12 @@ struct run_file {
 	uint8_t kind;
 	bool direct;                   /* O_DIRECT */
 	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
+	bool late;                     /* target: the leader ends it, not who writes its last block */
 	bool writable;                 /* segments: map for writing */
 	bool filling;                  /* a segment that its rank still fills: see gate.h */
 	uint32_t dir, fd_index, rank;
 	uint32_t name_len;
-	_Atomic uint32_t blocks_left;  /* target: the worker that brings it to 0 fsyncs the file */
+	_Atomic uint32_t blocks_left;  /* target: the worker that brings it to 0 ends the file (store.h: parts) */
 	uint64_t name_at, bytes;
 };
 

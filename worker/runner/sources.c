@@ -2,7 +2,6 @@
  * `.metadata`: dtype, sizes and room are compared each time. */
 #include <stdio.h>
 #include "base/num.h"
-#include "os/fs.h"
 #include "runner/sources.h"
 #include "store/manifest.h"
 #include "tensor/linear.h"
@@ -128,7 +127,7 @@ static FALLIBLE enum err remember(struct sources *s, uint32_t src, const struct 
 
 /* An archive is looked at in a dozen places, all of them near its begin or its end: a read for each of the two. */
 struct reader {
-	int fd;
+	struct store_at *file;
 	uint64_t offset, length;
 	struct window {
 		bool read;
@@ -139,7 +138,7 @@ struct reader {
 static FALLIBLE enum err read_window(struct reader *r, struct window *w, uint64_t at, uint64_t offset, void *into, size_t n)
 {
 	if (!w->read)
-		TRY(fs_pread(r->fd, w->bytes, (size_t)num_min(WINDOW, r->length), r->offset + at, ""));
+		TRY(store_read(*r->file, w->bytes, (size_t)num_min(WINDOW, r->length), r->offset + at, ""));
 	w->read = true;
 	memcpy(into, w->bytes + (offset - at), n);
 	return OK;
@@ -154,7 +153,7 @@ static enum err read_file(void *user, uint64_t offset, void *into, size_t n)
 		return read_window(r, &r->head, 0, offset, into, n);
 	if (offset >= tail && num_inside(offset, n, r->length))
 		return read_window(r, &r->tail, tail, offset, into, n);
-	return fs_pread(r->fd, into, n, r->offset + offset, "");
+	return store_read(*r->file, into, n, r->offset + offset, "");
 }
 
 static void c_order(struct src_info *info, uint32_t ndim, const int64_t *sizes)
@@ -287,7 +286,7 @@ enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
 	}
 	if (sources_known(s, src))
 		return OK;
-	enum err e = files_pin(s->files, rs->file, &r.fd);
+	enum err e = files_pin(s->files, rs->file, &r.file);
 	if (e)
 		return sources_at(s->run, src, e);
 	e = remember(s, src, &(struct item_source){ read_file, &r, rs->length }, out);
@@ -298,12 +297,12 @@ enum err sources_info(struct sources *s, uint32_t src, struct src_info **out)
 enum err sources_read(struct sources *s, uint32_t src, uint64_t offset, void *into, uint64_t n)
 {
 	const struct run_src *rs = &s->run->srcs[src];
-	int fd;
+	struct store_at *file;
 
-	enum err e = files_pin(s->files, rs->file, &fd);
+	enum err e = files_pin(s->files, rs->file, &file);
 	if (e)
 		return sources_at(s->run, src, e);
-	e = fs_pread(fd, into, n, rs->offset + offset, "");
+	e = store_read(*file, into, n, rs->offset + offset, "");
 	files_unpin(s->files, rs->file);
 	return sources_at(s->run, src, e);
 }
@@ -346,7 +345,7 @@ enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool 
 	*read_out += rs->length;
 	if (rs->raw_digests && rs->digest_count)
 		return check_raw(s, src);
-	TRY(sources_at(s->run, src, files_pin(s->files, rs->file, &r.fd)));
+	TRY(sources_at(s->run, src, files_pin(s->files, rs->file, &r.file)));
 	struct item_source item = { read_file, &r, rs->length };
 	enum err e = item_check_crc(&item, !payload, &checked, &unknown);
 	if (!e && rs->kind == RUN_SRC_RAW)

@@ -244,23 +244,24 @@ const struct write_store write_alone = { .stage = stage_alone, .publish = publis
 /* The CRC-32 fields of the file, now that the payloads that they speak of have been written. */
 static FALLIBLE enum err put_crcs(const struct build_target *t, struct staging *st, const struct run *run)
 {
-	CLEANUP(mem_free_ptr) struct staging_patch *patches = mem_alloc(t->crcs.n * sizeof *patches + 1);
+	CLEANUP(mem_free_ptr) struct staging_field *fields = mem_alloc(t->crcs.n * sizeof *fields + 1);
 
-	if (!patches)
+	if (!fields)
 		return ERR(NO_MEMORY, "no memory for %ju checksums", (uintmax_t)t->crcs.n);
 	for (uint64_t i = 0; i < t->crcs.n; i++) {
 		const struct build_crc *c = &t->crcs.v[i];
 		const struct run_dst *d = &run->dsts[c->dst];
-		patches[i] = (struct staging_patch){ c->offset, digest_crc32_combine(c->leading_crc32, d->crc32, d->payload_bytes) };
+		fields[i] = (struct staging_field){ c->offset, digest_crc32_combine(c->leading_crc32, d->crc32, d->payload_bytes) };
 	}
-	return staging_patch(st, 0, patches, t->crcs.n);
+	return staging_end_late(st, 0, fields, t->crcs.n);
 }
 
 static FALLIBLE enum err make_files(struct staging *st, const struct run *run)
 {
 	for (uint64_t i = 0; i < run->files_n; i++)
 		if (run->files[i].kind == RUN_FILE_TARGET)
-			TRY(staging_add_file(st, run_file_name(run, &run->files[i]), run->files[i].bytes, run->files[i].rank));
+			TRY(staging_add_file(st, run_file_name(run, &run->files[i]), run->files[i].bytes, run->files[i].rank,
+					     run->files[i].late));
 	return staging_make_files(st);
 }
 
@@ -280,8 +281,6 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
 	if (!e)
 		e = gang_run(j, &run);
-	if (!e && t->trims)
-		e = staging_trim_files(st);
 	if (!e && t->crcs.n)
 		e = put_crcs(t, st, &run);
 	if (!e)

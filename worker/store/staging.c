@@ -240,12 +240,12 @@ enum err staging_open_part(const struct store_job *by, const struct spec *spec, 
 	return out->store->ops->stage(out, true);
 }
 
-enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank)
+enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, bool late)
 {
 	struct staging_file *f;
 
 	TRY(vec_push(&s->files, &f));
-	*f = (struct staging_file){ .name = mem_strndup(name.p, name.n), .bytes = bytes, .rank = rank };
+	*f = (struct staging_file){ .name = mem_strndup(name.p, name.n), .bytes = bytes, .rank = rank, .late = late };
 	return f->name ? OK : ERR(NO_MEMORY, "no memory for a file's name");
 }
 
@@ -270,9 +270,12 @@ static FALLIBLE enum err make_file(struct staging *s, const struct staging_file 
 
 	if (s->local) /* an earlier attempt's, in a directory that is kept */
 		TRY(store_drop(s->dir, f->name));
-	TRY(store_open_file(s->dir, f->name, STORE_WRITE | STORE_NEW, &file));
-	enum err e = f->bytes ? file.store->ops->resize(file, f->bytes, f->name) : OK;
-	return end_part(&file, e, f->bytes == 0 && !s->no_sync, f->name);
+	TRY(store_open_file(s->dir, f->name, STORE_WRITE | STORE_NEW | (f->late ? STORE_LATE : 0), &file));
+	if (f->bytes == 0)
+		return end_part(&file, OK, !s->no_sync, f->name);
+	enum err e = file.store->ops->resize(file, f->bytes, f->name);
+	store_close(&file);
+	return err_at_file(e, f->name, -1);
 }
 
 enum err staging_make_files(struct staging *s)
@@ -284,42 +287,18 @@ enum err staging_make_files(struct staging *s)
 	return OK;
 }
 
-static FALLIBLE enum err trim_file(struct staging *s, const struct staging_file *f)
+enum err staging_end_late(struct staging *s, uint64_t i, const struct staging_field *fields, uint64_t count)
 {
+	const struct staging_file *f = &s->files.v[i];
 	struct store_at file;
-	struct stat st;
 
-	TRY(store_stat(s->dir, f->name, &st));
-	if ((uint64_t)st.st_size <= f->bytes) /* too short is for check_sizes() to say */
-		return OK;
 	TRY(store_open_file(s->dir, f->name, STORE_WRITE, &file));
-	return end_part(&file, file.store->ops->resize(file, f->bytes, f->name), !s->no_sync, f->name);
-}
-
-enum err staging_trim_files(struct staging *s)
-{
-	for (uint64_t i = 0; i < s->files.n; i++)
-		if (is_made_here(s, &s->files.v[i]))
-			TRY(trim_file(s, &s->files.v[i]));
-	return OK;
-}
-
-static FALLIBLE enum err put_patches(struct store_at file, const struct staging_patch *patches, uint64_t count)
-{
-	for (uint64_t i = 0; i < count; i++) {
-		uint32_t le = htole32(patches[i].value);
-		TRY(file.store->ops->write(file, &le, sizeof le, patches[i].offset, ""));
+	enum err e = file.store->ops->resize(file, f->bytes, f->name);
+	for (uint64_t k = 0; k < count && !e; k++) {
+		uint32_t le = htole32(fields[k].value);
+		e = file.store->ops->write(file, &le, sizeof le, fields[k].offset, f->name);
 	}
-	return OK;
-}
-
-enum err staging_patch(struct staging *s, uint64_t i, const struct staging_patch *patches, uint64_t count)
-{
-	const char *name = s->files.v[i].name;
-	struct store_at file;
-
-	TRY(store_open_file(s->dir, name, STORE_WRITE, &file));
-	return end_part(&file, put_patches(file, patches, count), !s->no_sync, name);
+	return end_part(&file, e, !s->no_sync, f->name);
 }
 
 enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n)

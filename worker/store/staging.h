@@ -24,6 +24,7 @@ struct staging_file {
 	char *name;
 	uint64_t bytes;
 	uint32_t rank;
+	bool late;
 };
 
 struct staging {
@@ -51,17 +52,16 @@ FALLIBLE enum err staging_open(const struct store_job *by, const struct spec *sp
 FALLIBLE enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
 /* A staging directory of that name, kept if it is there, for a part of a save whose target another daemon checks and publishes. */
 FALLIBLE enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
-FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank);
-/* Makes the files at their full sizes. Empty ones are fsynced here. */
+/* late: fields of it are known only when the rest is written (staging_end_late). */
+FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, bool late);
+/* Makes the files at their full sizes, for others to write and to end (store.h: parts). Empty ones are ended here. */
 FALLIBLE enum err staging_make_files(struct staging *s);
-/* Cuts padding off files that were written with O_DIRECT beyond their size, and fsyncs them again. */
-FALLIBLE enum err staging_trim_files(struct staging *s);
-struct staging_patch {
+struct staging_field {
 	uint64_t offset;
-	uint32_t value;
+	uint32_t value;                /* written as little-endian */
 };
-/* Writes 32-bit fields (little-endian) into the i-th file, and fsyncs it again. */
-FALLIBLE enum err staging_patch(struct staging *s, uint64_t i, const struct staging_patch *patches, uint64_t count);
+/* Writes the fields into the i-th file, which is late and else complete, and ends it. */
+FALLIBLE enum err staging_end_late(struct staging *s, uint64_t i, const struct staging_field *fields, uint64_t count);
 /* A small file, written and fsynced. */
 FALLIBLE enum err staging_put_file(struct staging *s, const char *name, const void *bytes, uint64_t n);
 /* A file whose bytes `source` gives to a sink, piece by piece; written, hashed and fsynced. */

@@ -67,7 +67,8 @@ struct store_facts {
 	bool writable, direct, noreplace, exchange;
 };
 
-enum { STORE_READ = 0, STORE_WRITE = 1, STORE_NEW = 2, STORE_DIRECT = 4 };   /* NEW: ERR_CHECKPOINT_EXISTS if it is there */
+/* NEW: ERR_CHECKPOINT_EXISTS if it is there. LATE, beside NEW: see parts. */
+enum { STORE_READ = 0, STORE_WRITE = 1, STORE_NEW = 2, STORE_DIRECT = 4, STORE_LATE = 8 };
 
 typedef enum err (*store_entry_fn)(void *user, const char *name, unsigned char d_type);   /* DT_REG, DT_DIR or, not known, DT_UNKNOWN */
 
@@ -91,12 +92,18 @@ struct store_ops {
 	/* A whole small file, mem_free; ERR_LIMIT_EXCEEDED beyond max. st_out: what it was, before it was read. May be NULL. */
 	enum err (*get)(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out, struct stat *st_out);
 	void (*close)(struct store_at *at);            /* errors do not matter any more; twice is fine */
-	/* The descriptor that moves an open file's bytes, for the I/O engine. NULL: there is none, read() and write() do. */
+	/* The descriptor that moves an open file's bytes, for the I/O engine. NULL: there is none; threads of the engine call read(),
+	 * write() and, for an fsync, finish(). */
 	int (*fd_of)(struct store_at file);
 
-	/* ---- parts: files of a staging, or of a meeting place ---- */
+	/* ---- parts: files of a staging, or of a meeting place ----
+	 * A part begins when it is opened as NEW, and is there for all readers when one of its writers calls finish(), after all have
+	 * written. Meanwhile any process of the gang opens it with STORE_WRITE and closes it again, which keeps what it wrote, and nobody
+	 * reads it. Each byte is written once, and none behind finish(); bytes that nobody writes are zeros. Of a part that began as LATE
+	 * bytes are written again before finish(): a store that sends parts on while they are written keeps this one back until then. */
 	enum err (*write)(struct store_at file, const void *from, size_t n, uint64_t offset, const char *name);        /* in any order */
-	enum err (*resize)(struct store_at file, uint64_t bytes, const char *name);    /* reserves room, or cuts off what is beyond */
+	/* Of a part, before or after it is written: reserves room, or cuts off what is beyond. */
+	enum err (*resize)(struct store_at file, uint64_t bytes, const char *name);
 	/* Ends the writing; durable: OK means that it survives a power cut. The handle is closed whatever comes of it. */
 	enum err (*finish)(struct store_at *file, bool durable, const char *name);
 
@@ -173,4 +180,10 @@ FALLIBLE static inline enum err store_get(struct store_at folder, const char *na
 FALLIBLE static inline enum err store_drop(struct store_at folder, const char *path)
 {
 	return folder.store->ops->drop(folder, path);
+}
+
+/* The descriptor of an open file; -1: its store has none. */
+static inline int store_fd(struct store_at file)
+{
+	return file.store->ops->fd_of ? file.store->ops->fd_of(file) : -1;
 }
