@@ -285,6 +285,54 @@ static void print_differences(const json_t *result)
 		puts("different");
 }
 
+/* The differences without tensors whose values alone differ: those are listed as movers. */
+static json_t *structure_of(const json_t *differences)
+{
+	json_t *list = json_array(), *one;
+	size_t i;
+
+	json_array_foreach((json_t *)(uintptr_t)differences, i, one)
+		if (strcmp(show_text(one, "what"), "values") != 0)
+			(void)json_array_append(list, one);
+	return list;
+}
+
+static void print_unchanged(const json_t *result)
+{
+	char bytes[32], digest[32], reading[32];
+
+	if (!show_at(result, "unchanged"))
+		return;
+	printf("unchanged: %.0f tensors, %.1f %% of the bytes (%s: %s by digest, %s by reading)\n",
+	       show_number(result, "unchanged.tensors"), 100 * show_number(result, "unchanged.share"),
+	       show_bytes(show_number(result, "unchanged.bytes"), bytes),
+	       show_bytes(show_number(result, "unchanged.by_digest.bytes"), digest),
+	       show_bytes(show_number(result, "unchanged.by_reading.bytes"), reading));
+}
+
+static void print_diff(const json_t *result)
+{
+	static const char *const structure[] = { "PATH=path", "WHAT=what", "A=a", "B=b", "REL L2=rel_l2", NULL };
+	static const char *const moved[] = { "MOVED=path", "DTYPE=dtype", "SHAPE=shape:dims", "REL L2=rel_l2", "COSINE=cosine",
+					     "MAX ABS=max_abs", "CHANGED=count", "OF=elements", "BITS=bits_changed",
+					     "NAN/INF=not_finite", NULL };
+	json_t *other = structure_of(show_at(result, "differences"));
+	double changed = show_number(result, "totals.tensors.changed");
+
+	if (json_is_true(show_at(result, "equal")))
+		puts("equal");
+	if (json_array_size(other) > 0)
+		show_table(other, structure);
+	if (json_array_size(show_at(result, "movers")) > 0)
+		show_table(show_at(result, "movers"), moved);
+	if (!json_is_true(show_at(result, "equal")))
+		printf("tensors: %.0f changed, %.0f added, %.0f removed, %.0f reshaped, %.0f of another dtype\n", changed,
+		       show_number(result, "totals.tensors.added"), show_number(result, "totals.tensors.removed"),
+		       show_number(result, "totals.tensors.reshaped"), show_number(result, "totals.tensors.retyped"));
+	print_unchanged(result);
+	json_decref(other);
+}
+
 static void print_stats(const json_t *result)
 {
 	static const char *const columns[] = { "TENSOR=fqn", "DTYPE=dtype", "SHAPE=shape:dims", "MIN=min", "MAX=max", "MEAN=mean",
@@ -321,7 +369,7 @@ static const struct ending {
 	void (*print)(const json_t *result);
 	const char *good;
 } endings[] = {
-	{ "diff", print_differences, "equal" },
+	{ "diff", print_diff, "equal" },
 	{ "compare", print_differences, "equal" },
 	{ "stats", print_stats, NULL },
 	{ "inspect", print_inspect, "safe" },

@@ -237,7 +237,7 @@ class Reader:
         return self._job(Read(), self.job("verify", source=self.ref(name)))
 
     def diff(self, name):
-        r = self.job("diff", a=self.ref(self.whole), b=self.ref(name))
+        r = self.job("diff", a=self.ref(self.whole), b=self.ref(name), read_all=True)
         return self._job(Read(equal=r["equal"], differences=json.dumps(r["differences"])), r)
 
     def tensors(self, name):

@@ -73,6 +73,22 @@ def test_inspect(at):
     assert not got["safe"] and [(g["module"], g["name"]) for g in got["globals"] if g["runs"]] == [("posix", "system")]
 
 
+def test_diff(at):
+    """References, paths and state dicts in shared memory, mixed."""
+    a, b = lib.fresh(), lib.fresh()
+    w = torch.ones(4)
+    dcpd.save({"w": w, "same": w}, f"main:{a}")
+    dcpd.save({"w": w * 3, "same": w}, f"main:{b}")
+    got = dcpd.diff(f"main:{a}", at.storages["main"] / b)
+    assert not got["equal"] and [(m["path"], m["rel_l2"], m["cosine"]) for m in got["movers"]] == [("w", 2.0, 1.0)]
+    assert got["unchanged"]["by_digest"]["tensors"] == 1
+    assert dcpd.diff(f"main:{a}", f"main:{b}", read_all=True)["unchanged"]["by_reading"]["tensors"] == 1
+    assert dcpd.diff(f"main:{a}", f"main:{b}", exclude=["w"])["equal"] and dcpd.diff(f"main:{a}", f"main:{b}", atol=2)["equal"]
+    name = lib.fresh()
+    at.put(name, [lib.image({"w": ("F32", [4], w.numpy().tobytes())})])
+    assert dcpd.diff(f"main:{a}", f"shm:{name}", include=["w"])["equal"]
+
+
 def test_large_reads_are_cut(at, monkeypatch):
     from dcpd import _open
 

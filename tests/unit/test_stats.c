@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tensor/stats.h"
+#include "tensor/stats_impl.h"
 
 static struct stats of(enum dtype d, const void *p, uint64_t n, uint64_t *bins)
 {
@@ -120,9 +120,10 @@ static void test_extremes(void **state)
 
 static struct stats_diff compare(enum dtype d, const void *a, const void *b, uint64_t n, double rtol, double atol)
 {
+	const struct stats_near near = { rtol, atol, false };
 	struct stats_diff diff = { 0 };
 
-	stats_compare(d, a, b, n, rtol, atol, 1000, &diff);
+	stats_compare(d, a, b, n, &near, 1000, &diff);
 	return diff;
 }
 
@@ -187,14 +188,120 @@ static void test_complex_counts_elements(void **state)
 
 static void test_adds_up(void **state)
 {
+	const struct stats_near near = { .sums = true };
 	int32_t a[2] = { 1, 2 }, b[2] = { 1, 3 };
-	struct stats_diff d = { 0 };
+	struct stats_diff d = { 0 }, more = { 0 };
 
 	(void)state;
-	stats_compare(DT_INT32, a, b, 2, 0, 0, 10, &d);
-	stats_compare(DT_INT32, a, b, 2, 0, 0, 20, &d);
+	stats_compare(DT_INT32, a, b, 2, &near, 10, &d);
+	stats_compare(DT_INT32, a, b, 2, &near, 20, &d);
 	assert_int_equal(d.count, 2);
 	assert_int_equal(d.first, 11);
+	assert_true(d.aa == 10 && d.bb == 20 && d.ab == 14 && d.dd == 2 && d.max_abs == 1);
+	assert_int_equal(d.bits, 2); /* 2 and 3 */
+	more.max_abs = NAN;
+	stats_diff_add(&d, &more);
+	stats_diff_add(&d, &(struct stats_diff){ .max_abs = 9, .count = 1, .odd = 1 });
+	assert_true(isnan(d.max_abs));
+	assert_true(d.count == 3 && d.odd == 1);
+}
+
+static struct stats_diff summed(enum dtype d, const void *a, const void *b, uint64_t n)
+{
+	const struct stats_near near = { .sums = true };
+	struct stats_diff diff = { 0 };
+
+	stats_compare(d, a, b, n, &near, 0, &diff);
+	return diff;
+}
+
+static bool is_near(long double a, long double b)
+{
+	return fabsl(a - b) <= 1e-12L * (fabsl(b) + 1e-300L);
+}
+
+/* Every dtype, any length: what lanes add up is what a plain loop does; a run that is alike has sums, too. */
+static void test_sums_of_every_dtype(void **state)
+{
+	enum { N = 1500 };
+	unsigned char a[N * 16], b[N * 16];
+	double va[2 * N], vb[2 * N];
+	uint64_t seed = 7;
+
+	(void)state;
+	for (int d = 0; d < DT_COUNT; d++) {
+		uint64_t n = (uint64_t)N - (uint64_t)d, bytes = dtype_bytes((enum dtype)d), parts = 0;
+		long double aa = 0, bb = 0, ab = 0, dd = 0;
+		for (size_t i = 0; i < n * bytes; i++) {
+			seed = seed * 6364136223846793005u + 1442695040888963407u;
+			a[i] = (unsigned char)(seed >> 40) & 0x3F; /* no NaN, no large exponents */
+			b[i] = (unsigned char)(seed >> 56) & 0x3F;
+		}
+		memcpy(b + n * bytes / 2, a + n * bytes / 2, n * bytes - n * bytes / 2);
+		for (uint64_t i = 0; i < n; i += 100)
+			parts += stats_to_double((enum dtype)d, a + i * bytes, n - i < 100 ? n - i : 100, va + parts);
+		parts = 0;
+		for (uint64_t i = 0; i < n; i += 100)
+			parts += stats_to_double((enum dtype)d, b + i * bytes, n - i < 100 ? n - i : 100, vb + parts);
+		for (uint64_t i = 0; i < parts; i++) {
+			aa += (long double)va[i] * va[i];
+			bb += (long double)vb[i] * vb[i];
+			ab += (long double)va[i] * vb[i];
+			dd += ((long double)va[i] - vb[i]) * ((long double)va[i] - vb[i]);
+		}
+		struct stats_diff got = summed((enum dtype)d, a, b, n);
+		assert_true(got.count > 0 && got.odd == 0 && got.bits > 0);
+		assert_true(is_near(got.aa, aa) && is_near(got.bb, bb) && is_near(got.ab, ab) && is_near(got.dd, dd));
+		got = summed((enum dtype)d, a, a, n);
+		assert_true(got.count == 0 && got.bits == 0 && got.max_abs == 0 && got.dd == 0);
+		assert_true(is_near(got.aa, aa) && got.bb == got.aa && got.ab == got.aa);
+	}
+}
+
+/* The same bits are equal, NaN too; a NaN that another one was is not, and no sum has either. */
+static void test_sums_leave_out_nan(void **state)
+{
+	float a[5] = { 1, NAN, INFINITY, 2, NAN }, b[5] = { 1, 3, INFINITY, 4, NAN };
+	uint32_t quiet = 0x7FC00001;
+
+	(void)state;
+	struct stats_diff d = summed(DT_FLOAT32, a, b, 5);
+	assert_true(d.count == 2 && d.odd == 1 && d.first == 1 && isnan(d.max_abs));
+	assert_true(d.aa == 5 && d.bb == 17 && d.ab == 9 && d.dd == 4);
+	memcpy(&b[4], &quiet, sizeof quiet);
+	d = summed(DT_FLOAT32, a, b, 5);
+	assert_true(d.count == 3 && d.odd == 2);
+	d = summed(DT_FLOAT32, a, a, 5);
+	assert_true(d.count == 0 && d.odd == 0 && d.aa == 5 && d.ab == 5);
+}
+
+static void test_sums_of_extremes(void **state)
+{
+	double huge[2] = { 1e300, 1e300 }, other[2] = { 1e300, -1e300 }, tiny[2] = { 1e-300, 0 }, none[2] = { 0 };
+	int64_t large[2] = { INT64_MAX, INT64_MIN }, next[2] = { INT64_MAX - 1, INT64_MAX };
+
+	(void)state;
+	struct stats_diff d = summed(DT_FLOAT64, huge, other, 2);
+	assert_true(is_near(sqrtl(d.dd), 2e300L) && d.ab == 0 && d.max_abs == 2e300);
+	d = summed(DT_FLOAT64, tiny, none, 2);
+	assert_true(is_near(sqrtl(d.aa), 1e-300L) && is_near(sqrtl(d.dd), 1e-300L));
+	d = summed(DT_INT64, large, next, 2);
+	assert_true(d.count == 2 && d.max_abs == 18446744073709551615.0);
+	d = summed(DT_INT64, large, next, 1);
+	assert_true(d.count == 1 && d.max_abs == 1.0 && d.dd == 1.0L);
+}
+
+/* A complex number is as far from another as its modulus says; of two numbers in a byte each counts. */
+static void test_sums_of_parts(void **state)
+{
+	float a[4] = { 3, 4, 0, 0 }, b[4] = { 0, 0, 0, 0 };
+	unsigned char x[2] = { 0x10, 0x77 }, y[2] = { 0x10, 0x76 };
+
+	(void)state;
+	struct stats_diff d = summed(DT_COMPLEX64, a, b, 2);
+	assert_true(d.count == 1 && d.max_abs == 5 && d.aa == 25 && d.dd == 25);
+	d = summed(DT_FLOAT4_E2M1FN_X2, x, y, 2); /* 0 .5, 6 6 and 0 .5, 4 6 */
+	assert_true(d.count == 1 && d.first == 1 && d.max_abs == 2 && d.bits == 1 && d.aa == 72.25L && d.bb == 52.25L);
 }
 
 int main(void)
@@ -209,6 +316,10 @@ int main(void)
 		cmocka_unit_test(test_equal_but_for_bits),
 		cmocka_unit_test(test_complex_counts_elements),
 		cmocka_unit_test(test_adds_up),
+		cmocka_unit_test(test_sums_of_every_dtype),
+		cmocka_unit_test(test_sums_leave_out_nan),
+		cmocka_unit_test(test_sums_of_extremes),
+		cmocka_unit_test(test_sums_of_parts),
 	};
 
 	return cmocka_run_group_tests_name("stats", tests, NULL, NULL);

@@ -213,8 +213,7 @@ static FALLIBLE enum err move_all(struct op *o, bool compare)
 	uint64_t differing = 0;
 
 	TRY(state_dict_op_tables_make(&t, &o->build));
-	o->build.opts.rtol = o->options->rtol;
-	o->build.opts.atol = o->options->atol;
+	o->build.opts.near = (struct stats_near){ .rtol = o->options->rtol, .atol = o->options->atol };
 	TRY(run_share(&o->build, &run));
 	struct exec_spec spec = { .run = &run, .index = o->me, .count = o->size, .tick = no_tick };
 	enum err e = exchange_run(&spec, o->comm);

@@ -1,33 +1,20 @@
 /* diff.c: how two checkpoints or state dicts differ: keys, kinds, dtypes, shapes, then values, chunk by chunk of a, whatever the two
- * layouts are. */
+ * layouts and formats are. Tensors that the digests on record prove equal are not read (options.read_all: they are): two steps of one
+ * training share what is frozen. Only whole tensors are left out, so that the figures of the others are of all their elements. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/jtext.h"
 #include "base/num.h"
 #include "plan/load_plan.h"
+#include "ops/diff_impl.h"
 #include "plan/save_plan.h"
-#include "runner/build.h"
 #include "runner/gang_run.h"
-#include "runner/input.h"
-#include "runner/target.h"
+#include "tensor/cast.h"
 
 enum { DIFFERENCES_MAX = 10000, TEXT_MAX = 200 };
 
-struct diff {
-	struct job *job;
-	struct input a, b;
-	struct spec_view view_a, view_b;
-	struct sdict *plan_a, *common; /* a without replicas; of it, the tensors that both have in one form */
-	struct arena *arena;
-	struct run_build build;
-	uint32_t *map_a, *map_b;
-	json_t *list;
-	uint64_t count;
-};
-
-/* The entry, or NULL when the list is long enough: differences are counted on. */
-static json_t *put(struct diff *d, struct str fqn, const char *what, json_t *a, json_t *b)
+json_t *diff_put(struct diff *d, struct str fqn, const char *what, json_t *a, json_t *b)
 {
 	d->count++;
 	if (json_array_size(d->list) >= DIFFERENCES_MAX) {
@@ -56,14 +43,86 @@ static bool same_shape(const struct sd_tensor *a, const struct sd_tensor *b)
 	return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0);
 }
 
-static FALLIBLE enum err keep_common(struct diff *d, const struct sd_tensor *t)
+static struct manifest_range range_of(const struct input *from, const struct sdict *sd, struct sd_loc loc)
+{
+	return (struct manifest_range){ input_manifest(from), sd->files[loc.file].name, loc.offset, loc.length };
+}
+
+/* Are all chunks of both sides cut alike, and their digests on record equal? */
+static bool same_by_digest(const struct diff *d, const struct sd_tensor *t)
+{
+	const struct sd_tensor *u = d->plan_b ? sdict_tensor(d->plan_b, t->fqn) : NULL;
+
+	if (!u || t->chunk_count == 0 || t->chunk_count != u->chunk_count)
+		return false;
+	for (uint32_t i = 0; i < t->chunk_count; i++) {
+		const struct sd_chunk *x = &d->plan_a->chunks[t->first_chunk + i], *y = &d->plan_b->chunks[u->first_chunk + i];
+		struct manifest_range rx = range_of(&d->a, d->plan_a, x->loc), ry = range_of(&d->b, d->plan_b, y->loc);
+		if (t->ndim && memcmp(x->dims, y->dims, 2u * t->ndim * sizeof *x->dims) != 0)
+			return false;
+		if (sd_strided_of(d->plan_a, x->loc) || sd_strided_of(d->plan_b, y->loc) || !manifest_same(&rx, &ry))
+			return false;
+	}
+	return true;
+}
+
+static FALLIBLE enum err count_bytes(const struct sd_tensor *t, uint64_t *to)
+{
+	uint64_t elements, bytes;
+
+	TRY(box_numel(t->ndim, t->shape, &elements));
+	TRY(num_mul(elements, dtype_bytes(t->dtype), &bytes));
+	return num_add(*to, bytes, to);
+}
+
+static FALLIBLE enum err keep_common(struct diff *d, const struct sd_tensor *t, const struct sd_tensor *u, json_t *entry)
 {
 	const struct sdict *from = d->plan_a;
 	uint32_t index;
 
 	TRY(sdict_add_tensor(d->common, t->fqn, t->dtype, t->ndim, t->shape, &index));
+	d->compared[index] = (struct compared){ .entry = entry, .b = u };
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
 		TRY(sdict_add_chunk(d->common, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));
+	return OK;
+}
+
+/* Both have it, in one shape. */
+static FALLIBLE enum err compare_common(struct diff *d, const struct sd_tensor *t, const struct sd_tensor *u)
+{
+	if (t->dtype != u->dtype) {
+		d->tensors[CHANGE_DTYPE]++;
+		json_t *entry = diff_put(d, t->fqn, "dtype", json_string(dtype_name(t->dtype)), json_string(dtype_name(u->dtype)));
+		if (cast_check(t->dtype, u->dtype)) { /* packed: it has no numbers that others have */
+			err_clear();
+			return OK;
+		}
+		return keep_common(d, t, u, entry);
+	}
+	if (!same_by_digest(d, t))
+		return keep_common(d, t, u, NULL);
+	d->tensors[CHANGE_NONE]++;
+	d->by_digest.tensors++;
+	return count_bytes(t, &d->by_digest.bytes);
+}
+
+static FALLIBLE enum err compare_tensor(struct diff *d, const struct sd_tensor *t)
+{
+	const struct sd_tensor *u = sdict_tensor(d->b.sd, t->fqn);
+
+	TRY(count_bytes(t, &d->total_bytes));
+	if (u && same_shape(t, u))
+		return compare_common(d, t, u);
+	if (u) {
+		d->tensors[CHANGE_SHAPE]++;
+		diff_put(d, t->fqn, "shape", shape_doc(t), shape_doc(u));
+	} else if (sdict_value(d->b.sd, t->fqn)) {
+		d->tensors[CHANGE_KIND]++;
+		diff_put(d, t->fqn, "kind", json_string("tensor"), json_string("value"));
+	} else {
+		d->tensors[CHANGE_REMOVED]++;
+		diff_put(d, t->fqn, "missing", json_string(dtype_name(t->dtype)), NULL);
+	}
 	return OK;
 }
 
@@ -71,24 +130,17 @@ static FALLIBLE enum err compare_tensors(struct diff *d)
 {
 	const struct sdict *a = d->plan_a, *b = d->b.sd;
 
+	d->compared = mem_zalloc(a->tensor_count, sizeof *d->compared);
+	NEED(d->compared, "no memory for %ju tensors", (uintmax_t)a->tensor_count);
 	TRY(sdict_copy_files(d->common, a));
-	for (uint64_t i = 0; i < a->tensor_count; i++) {
-		const struct sd_tensor *t = &a->tensors[i], *u = sdict_tensor(b, t->fqn);
-		if (!u && sdict_value(b, t->fqn))
-			put(d, t->fqn, "kind", json_string("tensor"), json_string("value"));
-		else if (!u)
-			put(d, t->fqn, "missing", json_string(dtype_name(t->dtype)), NULL);
-		else if (!same_shape(t, u))
-			put(d, t->fqn, "shape", shape_doc(t), shape_doc(u));
-		else if (t->dtype != u->dtype)
-			put(d, t->fqn, "dtype", json_string(dtype_name(t->dtype)), json_string(dtype_name(u->dtype)));
-		else
-			TRY(keep_common(d, t));
-	}
+	for (uint64_t i = 0; i < a->tensor_count; i++)
+		TRY(compare_tensor(d, &a->tensors[i]));
 	for (uint64_t i = 0; i < b->tensor_count; i++) {
 		const struct sd_tensor *u = &b->tensors[i];
-		if (!sdict_tensor(a, u->fqn) && !sdict_value(a, u->fqn))
-			put(d, u->fqn, "missing", NULL, json_string(dtype_name(u->dtype)));
+		if (sdict_tensor(a, u->fqn) || sdict_value(a, u->fqn))
+			continue;
+		d->tensors[CHANGE_ADDED]++;
+		diff_put(d, u->fqn, "missing", NULL, json_string(dtype_name(u->dtype)));
 	}
 	return OK;
 }
@@ -128,8 +180,11 @@ static FALLIBLE enum err compare_value(struct diff *d, const struct sd_value *a,
 	if (!e && !same)
 		e = input_at_value(&d->b, b, input_item_value(pb, nb, &vb));
 	struct str ta = { (char *)va.text.p, va.text.len }, tb = { (char *)vb.text.p, vb.text.len };
-	if (!e && !same && (va.kind != vb.kind || va.kind == ITEM_VALUE_OPAQUE || !str_eq(ta, tb)))
-		put(d, a->fqn, "value", value_doc(&va), value_doc(&vb));
+	same = same || (va.kind == vb.kind && va.kind != ITEM_VALUE_OPAQUE && str_eq(ta, tb));
+	if (!e)
+		d->values[same ? CHANGE_NONE : CHANGE_VALUES]++;
+	if (!e && !same)
+		diff_put(d, a->fqn, "value", value_doc(&va), value_doc(&vb));
 	item_value_free(&va);
 	item_value_free(&vb);
 	mem_free(pa);
@@ -143,74 +198,25 @@ static FALLIBLE enum err compare_values(struct diff *d)
 
 	for (uint64_t i = 0; i < a->value_count; i++) {
 		const struct sd_value *v = &a->values[i], *u = sdict_value(b, v->fqn);
-		if (!u && sdict_tensor(b, v->fqn))
-			put(d, v->fqn, "kind", json_string("value"), json_string("tensor"));
-		else if (!u)
-			put(d, v->fqn, "missing", json_string("value"), NULL);
-		else
+		if (u) {
 			TRY(compare_value(d, v, u));
+		} else if (sdict_tensor(b, v->fqn)) {
+			d->values[CHANGE_KIND]++;
+			diff_put(d, v->fqn, "kind", json_string("value"), json_string("tensor"));
+		} else {
+			d->values[CHANGE_REMOVED]++;
+			diff_put(d, v->fqn, "missing", json_string("value"), NULL);
+		}
 		TRY(job_tick(d->job));
 	}
 	for (uint64_t i = 0; i < b->value_count; i++) {
 		const struct sd_value *u = &b->values[i];
-		if (!sdict_tensor(a, u->fqn) && !sdict_value(a, u->fqn))
-			put(d, u->fqn, "missing", NULL, json_string("value"));
+		if (sdict_tensor(a, u->fqn) || sdict_value(a, u->fqn))
+			continue;
+		d->values[CHANGE_ADDED]++;
+		diff_put(d, u->fqn, "missing", NULL, json_string("value"));
 	}
 	return OK;
-}
-
-/* Coordinates in the whole tensor of element `linear` of a chunk. */
-static json_t *global_index(const struct sd_chunk *c, uint32_t ndim, uint64_t linear)
-{
-	json_t *list = json_array();
-
-	for (uint32_t i = ndim; i-- > 0;) {
-		int64_t size = sd_sizes(c, ndim)[i];
-		json_array_insert_new(list, 0, json_integer(sd_offsets(c)[i] + (int64_t)(linear % (uint64_t)size)));
-		linear /= (uint64_t)size;
-	}
-	return list;
-}
-
-static json_t *real_doc(double v)
-{
-	json_t *doc = json_real(v);
-
-	return doc ? doc : json_string(v != v ? "nan" : "inf");
-}
-
-static double largest(double so_far, uint64_t bits)
-{
-	double v;
-
-	memcpy(&v, &bits, sizeof v);
-	return v > so_far || v != v ? v : so_far;
-}
-
-/* Differences are noted per chunk; one entry per tensor is made of them. */
-static void report_tensor(struct diff *d, const struct run_src *srcs, const struct sd_tensor *t)
-{
-	const struct sd_chunk *first = NULL;
-	uint64_t count = 0, element = 0;
-	double max_abs = 0, max_rel = 0;
-
-	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++) {
-		uint64_t n = atomic_load(&srcs[c].diff_count);
-		if (n && !first) {
-			first = &d->common->chunks[c];
-			element = atomic_load(&srcs[c].diff_first) - 1;
-		}
-		count += n;
-		max_abs = largest(max_abs, atomic_load(&srcs[c].diff_max_abs));
-		max_rel = largest(max_rel, atomic_load(&srcs[c].diff_max_rel));
-	}
-	json_t *entry = count ? put(d, t->fqn, "values", NULL, NULL) : NULL;
-	if (!entry)
-		return;
-	json_object_set_new(entry, "count", json_integer((json_int_t)count));
-	json_object_set_new(entry, "max_abs", real_doc(max_abs));
-	json_object_set_new(entry, "max_rel", real_doc(max_rel));
-	json_object_set_new(entry, "first_index", global_index(first, t->ndim, element));
 }
 
 static FALLIBLE enum err compare_bytes(struct diff *d)
@@ -225,8 +231,7 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 	TRY(input_add_files(&d->b, &d->build, false, &d->map_b));
 	TRY(build_sources(&d->build, d->common, input_kind(&d->a), d->map_a, input_manifest(&d->a), &first_a));
 	TRY(build_sources(&d->build, d->b.sd, input_kind(&d->b), d->map_b, input_manifest(&d->b), &first_b));
-	d->build.opts.rtol = d->job->spec.rtol;
-	d->build.opts.atol = d->job->spec.atol;
+	d->build.opts.near = (struct stats_near){ d->job->spec.rtol, d->job->spec.atol, true };
 	d->build.opts.verify = input_verifies(d->job);
 	TRY(build_diff(&d->build, d->common, first_a, first_b, &plan));
 	TRY(run_share(&d->build, &run));
@@ -234,10 +239,11 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 	enum err e = job_state(d->job, "running", "compare", NULL, run_bytes_total(&run));
 	if (!e)
 		e = gang_run(d->job, &run);
+	if (!e)
+		e = diff_report_run(d, &run);
 	if (!e) {
-		for (uint64_t i = 0; i < d->common->tensor_count; i++)
-			report_tensor(d, run.srcs + first_a, &d->common->tensors[i]);
 		json_object_set_new(d->job->result, "compared_bytes", json_integer((json_int_t)run_bytes_total(&run)));
+		json_object_set_new(d->job->result, "read_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
 		run_checked(&run, &d->job->checked);
 	}
 	run_detach(&run);
@@ -262,11 +268,14 @@ static FALLIBLE enum err diff(struct diff *d)
 	TRY(input_select(&d->b, &d->job->spec, &d->view_b));
 	TRY(save_plan_make(d->a.sd, DEDUP_LOWEST_RANK, UINT64_MAX, &d->plan_a, &stats));
 	TRY(save_plan_validate(d->plan_a)); /* what no chunk holds would not be compared, and count as equal */
+	if (!d->job->spec.read_all && input_manifest(&d->a) && input_manifest(&d->b))
+		TRY(save_plan_make(d->b.sd, DEDUP_LOWEST_RANK, UINT64_MAX, &d->plan_b, &stats));
 	TRY(sdict_new(UINT64_MAX, &d->common));
 	TRY(compare_tensors(d));
 	TRY(compare_values(d));
 	if (!d->job->dry_run)
 		TRY(compare_bytes(d));
+	TRY(diff_report_totals(d));
 	if (d->a.checkpoint || d->b.checkpoint)
 		checked_report(&d->job->checked, d->job->result);
 	json_object_set_new(d->job->result, "equal", json_boolean(d->count == 0));
@@ -282,7 +291,11 @@ enum err diff_job(struct job *j)
 	run_build_free(&d.build);
 	mem_free(d.map_a);
 	mem_free(d.map_b);
+	for (uint64_t i = 0; d.common && d.compared && i < d.common->tensor_count; i++)
+		json_decref(d.compared[i].first);
+	mem_free(d.compared);
 	sdict_free(d.plan_a);
+	sdict_free(d.plan_b);
 	sdict_free(d.common);
 	arena_free(d.arena);
 	input_close(&d.a);

@@ -136,8 +136,7 @@ static FALLIBLE enum err share(struct op *o, bool compare, struct run *run)
 					  .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
 
 	TRY(state_dict_op_tables_make(&t, &o->build));
-	o->build.opts.rtol = o->job->spec.rtol;
-	o->build.opts.atol = o->job->spec.atol;
+	o->build.opts.near = (struct stats_near){ .rtol = o->job->spec.rtol, .atol = o->job->spec.atol };
 	return run_share(&o->build, run);
 }
 

@@ -1,6 +1,7 @@
 /* build_diff.c: the tables of a run that compares two state dicts (see build.h). */
 #include "base/num.h"
 #include "runner/build.h"
+#include "tensor/cast.h"
 
 enum { DIFF_HALF = BUILD_TASK_BYTES / 2 };
 
@@ -13,28 +14,49 @@ struct pairs {
 	bool open;
 };
 
-static FALLIBLE enum err add_side(struct pairs *p, uint64_t chunk, uint64_t bytes, uint64_t offset, bool second)
+static uint64_t source_count(const struct pairs *p, uint64_t chunk)
+{
+	return p->b_plan->first[chunk + 1] - p->b_plan->first[chunk];
+}
+
+/* Run sources of B for a chunk of A. */
+static uint32_t source_of(const struct pairs *p, uint64_t chunk, uint64_t k)
+{
+	return p->first_b + p->b_plan->sources[p->b_plan->first[chunk] + k];
+}
+
+/* The dtype in which both sides' elements are compared: where theirs differ, one that holds both. */
+static FALLIBLE enum err compared_dtype(const struct pairs *p, uint64_t chunk, enum dtype *out)
+{
+	enum dtype a = (enum dtype)p->b->srcs.v[p->first_a + chunk].dtype;
+	enum dtype b = source_count(p, chunk) ? (enum dtype)p->b->srcs.v[source_of(p, chunk, 0)].dtype : a;
+
+	*out = a == b ? a : dtype_is_complex(a) || dtype_is_complex(b) ? DT_COMPLEX128 : DT_FLOAT64;
+	TRY(cast_check(*out, a));
+	return cast_check(*out, b);
+}
+
+static FALLIBLE enum err add_side(struct pairs *p, uint64_t chunk, enum dtype dtype, uint64_t bytes, uint64_t offset, bool second)
 {
 	const struct sd_chunk *c = &p->a->chunks[chunk];
-	const struct sd_tensor *t = &p->a->tensors[c->tensor];
 	const struct run_src *src = &p->b->srcs.v[p->first_a + chunk];
-	uint64_t first = second ? p->b_plan->first[chunk] : 0, n = second ? p->b_plan->first[chunk + 1] - first : 1;
+	uint64_t n = second ? source_count(p, chunk) : 1;
 	struct run_dst *d;
 
 	TRY(vec_push(&p->b->dsts, &d));
-	*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)t->dtype, .bare = true, .small = true,
-			       .file = src->file, .ndim = t->ndim, .rank = c->rank, .offset = offset,
+	*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)dtype, .bare = true, .small = true,
+			       .file = src->file, .ndim = src->ndim, .rank = c->rank, .offset = offset,
 			       .payload_bytes = bytes, .length = bytes, .fqn_at = src->fqn_at, .fqn_len = src->fqn_len,
 			       .dims_at = src->dims_at, .first_piece = p->b->pieces.n, .piece_count = (uint32_t)n };
 	TRY(vec_reserve(&p->b->pieces, n));
 	for (uint64_t k = 0; k < n; k++)
-		p->b->pieces.v[p->b->pieces.n++] = second ? p->first_b + p->b_plan->sources[first + k]
-							  : (uint32_t)(p->first_a + chunk);
+		p->b->pieces.v[p->b->pieces.n++] = second ? source_of(p, chunk, k) : (uint32_t)(p->first_a + chunk);
 	return OK;
 }
 
 static FALLIBLE enum err add_pair_parts(struct pairs *p, uint32_t dst_a, uint64_t begin, uint64_t end)
 {
+	struct stats_diff *diff;
 	struct run_part *part;
 	uint64_t *at;
 
@@ -45,6 +67,8 @@ static FALLIBLE enum err add_pair_parts(struct pairs *p, uint32_t dst_a, uint64_
 		TRY(vec_push(&p->b->parts, &part));
 		*part = (struct run_part){ .dst = dst_a + side, .begin = begin, .end = end };
 	}
+	TRY(vec_push(&p->b->diffs, &diff));
+	*diff = (struct stats_diff){ 0 };
 	p->b->ranks.v[0].bytes_total += end - begin;
 	return OK;
 }
@@ -61,62 +85,108 @@ static FALLIBLE enum err open_block(struct pairs *p, uint32_t file, uint64_t off
 	return OK;
 }
 
-static FALLIBLE enum err add_pair(struct pairs *p, uint64_t chunk)
-{
-	const struct run_src *src = &p->b->srcs.v[p->first_a + chunk];
-	uint32_t dst = (uint32_t)p->b->dsts.n;
-	uint64_t numel, bytes, padded;
+/* ------------------------------------------------------------------------------------------------------- checks */
 
-	TRY(box_numel(src->ndim, p->b->dims.v + src->dims_at + src->ndim, &numel));
-	TRY(num_mul(numel, dtype_bytes((enum dtype)src->dtype), &bytes));
-	TRY(build_room(p->b->parts.n, 2 * (bytes / DIFF_HALF + 1)));
-	if (bytes > BUILD_SMALL_BYTES) {
-		TRY(add_side(p, chunk, bytes, 0, false));
-		TRY(add_side(p, chunk, bytes, DIFF_HALF, true));
-		for (uint64_t at = 0; at < bytes; at += DIFF_HALF) {
-			TRY(open_block(p, p->b->dsts.v[dst].file, at, BUILD_TASK_BYTES));
-			TRY(add_pair_parts(p, dst, at, num_min(at + DIFF_HALF, bytes)));
-		}
-		p->open = false;
+/* The scans of some sources, which are in a row, and how many of them are tasks by now. */
+struct scans {
+	uint64_t at, end, first;
+};
+
+/* All that is compared is checked: a damaged byte is no difference. What has neither digest nor CRC32 is counted, and read but once;
+ * segments have no need of either. */
+static FALLIBLE enum err scan_source(struct run_build *b, uint32_t src)
+{
+	struct run_src *s = &b->srcs.v[src];
+
+	if (!b->opts.verify || b->files.v[s->file].kind == RUN_FILE_SEGMENT)
 		return OK;
-	}
-	TRY(num_align(bytes, 16, &padded));
-	if (!p->open || p->cursor + 2 * padded > BUILD_TASK_BYTES) {
-		TRY(open_block(p, src->file, 0, BUILD_TASK_BYTES));
-		p->open = true;
-		p->cursor = 0;
-	}
-	TRY(add_side(p, chunk, bytes, p->cursor, false));
-	TRY(add_side(p, chunk, bytes, p->cursor + padded, true));
-	p->cursor += 2 * padded;
-	return add_pair_parts(p, dst, 0, bytes);
+	if (s->kind == RUN_SRC_ITEM || atomic_load(&s->crc_state) == RUN_CRC_KNOWN || s->digest_count)
+		return build_scans(b, src);
+	atomic_store(&s->unverified, s->length);
+	return OK;
 }
 
-/* All that is compared is checked first: a damaged byte is no difference. Sources in segments have nothing to be compared with. */
-static FALLIBLE enum err scan_side(struct run_build *b, uint32_t src)
+/* Tasks for the next scans, up to `part` of `parts` of them all. */
+static FALLIBLE enum err add_scans(struct run_build *b, struct scans *s, uint64_t part, uint64_t parts)
 {
-	uint64_t first = b->scans.n;
+	uint64_t until = s->first + num_div_up((s->end - s->first) * part, parts);
 	struct run_task *task;
 
-	const struct run_src *s = &b->srcs.v[src];
-
-	if (!b->opts.verify || (s->kind != RUN_SRC_ITEM && atomic_load(&s->crc_state) != RUN_CRC_KNOWN))
-		return OK;
-	TRY(build_scans(b, src));
-	for (uint64_t i = first; i < b->scans.n; i++) {
+	for (; s->at < until; s->at++) {
 		TRY(vec_push(&b->tasks, &task));
-		*task = (struct run_task){ .first = i, .count = 1, .scan = true };
+		*task = (struct run_task){ .first = s->at, .count = 1, .scan = true };
 	}
 	return OK;
 }
 
-static FALLIBLE enum err scan_sides(struct pairs *p)
+/* Those of A's source, then those of B's that no earlier chunk had. */
+static FALLIBLE enum err find_scans(struct pairs *p, uint64_t chunk, struct scans out[2])
 {
-	for (uint64_t i = 0; i < p->a->chunk_count; i++) {
-		TRY(scan_side(p->b, p->first_a + (uint32_t)i));
-		for (uint64_t k = p->b_plan->first[i]; k < p->b_plan->first[i + 1]; k++)
-			TRY(scan_side(p->b, p->first_b + p->b_plan->sources[k]));
+	for (unsigned side = 0; side < 2; side++) {
+		out[side].first = out[side].at = p->b->scans.n;
+		if (side == 0)
+			TRY(scan_source(p->b, (uint32_t)(p->first_a + chunk)));
+		for (uint64_t k = 0; side && k < source_count(p, chunk); k++)
+			TRY(scan_source(p->b, source_of(p, chunk, k)));
+		out[side].end = p->b->scans.n;
 	}
+	return OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- pairs */
+
+/* Checks go shortly before what they check, so that it is in the page cache when it is compared. */
+static FALLIBLE enum err add_large(struct pairs *p, uint64_t chunk, enum dtype dtype, uint64_t bytes, struct scans scans[2])
+{
+	uint32_t dst = (uint32_t)p->b->dsts.n;
+	uint64_t blocks = num_div_up(bytes, DIFF_HALF);
+
+	TRY(add_side(p, chunk, dtype, bytes, 0, false));
+	TRY(add_side(p, chunk, dtype, bytes, DIFF_HALF, true));
+	for (uint64_t i = 0; i < blocks; i++) {
+		TRY(add_scans(p->b, &scans[0], i + 1, blocks));
+		TRY(add_scans(p->b, &scans[1], i + 1, blocks));
+		TRY(open_block(p, p->b->dsts.v[dst].file, i * DIFF_HALF, BUILD_TASK_BYTES));
+		TRY(add_pair_parts(p, dst, i * DIFF_HALF, num_min((i + 1) * DIFF_HALF, bytes)));
+	}
+	p->open = false;
+	return OK;
+}
+
+static FALLIBLE enum err add_small(struct pairs *p, uint64_t chunk, enum dtype dtype, uint64_t bytes, struct scans scans[2])
+{
+	uint32_t dst = (uint32_t)p->b->dsts.n;
+	uint64_t padded;
+
+	TRY(num_align(bytes, 16, &padded));
+	TRY(add_scans(p->b, &scans[0], 1, 1));
+	TRY(add_scans(p->b, &scans[1], 1, 1));
+	if (!p->open || p->cursor + 2 * padded > BUILD_TASK_BYTES) {
+		TRY(open_block(p, p->b->srcs.v[p->first_a + chunk].file, 0, BUILD_TASK_BYTES));
+		p->open = true;
+		p->cursor = 0;
+	}
+	TRY(add_side(p, chunk, dtype, bytes, p->cursor, false));
+	TRY(add_side(p, chunk, dtype, bytes, p->cursor + padded, true));
+	p->cursor += 2 * padded;
+	return add_pair_parts(p, dst, 0, bytes);
+}
+
+static FALLIBLE enum err add_pair(struct pairs *p, uint64_t chunk)
+{
+	const struct run_src *src = &p->b->srcs.v[p->first_a + chunk];
+	uint64_t numel, bytes, first = p->b->parts.n;
+	struct scans scans[2];
+	enum dtype dtype;
+
+	TRY(compared_dtype(p, chunk, &dtype));
+	TRY(box_numel(src->ndim, p->b->dims.v + src->dims_at + src->ndim, &numel));
+	TRY(num_mul(numel, dtype_bytes(dtype), &bytes));
+	TRY(build_room(p->b->parts.n, 2 * (bytes / DIFF_HALF + 1)));
+	TRY(find_scans(p, chunk, scans));
+	TRY(bytes > BUILD_SMALL_BYTES ? add_large(p, chunk, dtype, bytes, scans) : add_small(p, chunk, dtype, bytes, scans));
+	p->b->dsts.v[2 * chunk].first_part = first;
+	p->b->dsts.v[2 * chunk].part_count = p->b->parts.n - first;
 	return OK;
 }
 
@@ -129,7 +199,6 @@ enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a
 	b->opts.mode = RUN_DIFF;
 	b->opts.task_bytes = BUILD_TASK_BYTES;
 	TRY(vec_push(&b->ranks, &rank));
-	TRY(scan_sides(&p));
 	for (uint64_t i = 0; i < a->chunk_count; i++)
 		TRY(add_pair(&p, i));
 	rank = &b->ranks.v[0];

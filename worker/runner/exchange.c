@@ -95,8 +95,7 @@ static void compare_guarded(void *user)
 
 	move_pack(&x->files, x->run, x->move->dst, x->off, x->size, x->other);
 	x->diff = (struct stats_diff){ 0 };
-	stats_compare((enum dtype)s->dtype, x->in, x->other, box_volume(s->ndim, x->size), x->run->head->opts.rtol,
-		      x->run->head->opts.atol, 0, &x->diff);
+	stats_compare((enum dtype)s->dtype, x->in, x->other, box_volume(s->ndim, x->size), &x->run->head->opts.near, 0, &x->diff);
 }
 
 static FALLIBLE enum err guarded(struct exchanging *x, void (*fn)(void *user))

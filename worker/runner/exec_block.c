@@ -409,17 +409,12 @@ static void compare_blocks(struct slot *s)
 		for (uint32_t k = 0; k + 1 < b->part_count; k += 2) {
 			const struct run_part *pa = part_of(run, b, k), *pb = part_of(run, b, k + 1);
 			const struct run_dst *d = &run->dsts[pa->dst];
-			struct stats_diff diff = { 0 };
 			uint32_t item = dtype_bytes((enum dtype)d->dtype);
 			const unsigned char *a = s->blocks.v[i].data + part_at(run, b, pa);
 			const unsigned char *c = s->blocks.v[i].data + part_at(run, b, pb);
-			stats_compare((enum dtype)d->dtype, a, c, (pa->end - pa->begin) / item, run->head->opts.rtol,
-				      run->head->opts.atol, pa->begin / item, &diff);
-			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done,
-					 pa->end - pa->begin);
-			if (diff.count == 0)
-				continue;
-			run_note_difference(&run->srcs[run->pieces[d->first_piece]], &diff);
+			stats_compare((enum dtype)d->dtype, a, c, (pa->end - pa->begin) / item, &run->head->opts.near, pa->begin / item,
+				      &run->diffs[(pa - run->parts) / 2]);
+			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, pa->end - pa->begin);
 		}
 	}
 	s->phase = SLOT_IDLE;

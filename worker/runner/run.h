@@ -86,8 +86,8 @@ struct run_src {
 	_Atomic uint32_t damaged;      /* verify: its head, so that no more is looked at */
 	_Atomic uint64_t unverified;   /* bytes that nothing could be compared with */
 	uint32_t stats;                /* where options.values counts: its tensor's entry of `stats` */
-	/* diff, of A's: how many elements differ, 1 + the first of them (in the chunk), and the bits of the largest differences: doubles
-	 * that are not negative sort like their bits, NaN behind all */
+	/* RUN_COMPARE_BOXES: how many elements differ, 1 + the first of them (in the chunk), and the bits of the largest differences:
+	 * doubles that are not negative sort like their bits, NaN behind all */
 	_Atomic uint64_t diff_count, diff_first, diff_max_abs, diff_max_rel;
 };
 
@@ -188,7 +188,7 @@ enum run_mode {
 	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
 	RUN_VERIFY,                    /* src-driven, no target */
 	RUN_STATS,                     /* the same, but damage ends it, and dsts bring elements that lie in no row */
-	RUN_DIFF,                      /* src-driven over A; pieces are B's sources, compared */
+	RUN_DIFF,                      /* dst-driven: parts are pairs, A's and B's of the same elements; pair i fills diffs[i] */
 	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (state_dict_op_run.c, exchange.c) */
 	RUN_COMPARE_BOXES,             /* the same, but `dst` is a source, too: both are compared */
 };
@@ -209,6 +209,7 @@ enum run_mode {
 	X(struct run_rank, ranks)           \
 	X(struct run_move, moves)           \
 	X(struct run_damage, damages)       \
+	X(struct stats_diff, diffs)         \
 	X(struct run_stats, stats)          \
 	X(struct stats_sums, sums)          \
 	X(run_bin, bins)                    \
@@ -228,7 +229,7 @@ struct run_options {
 	uint32_t task_bytes;           /* largest block or scan */
 	uint32_t leg_count;            /* a merge: of each dst that is an average, and what they are multiplied by */
 	double weights[RUN_LEGS_MAX];
-	double rtol, atol;
+	struct stats_near near;        /* of a diff or compare */
 };
 
 struct run_head {
@@ -303,5 +304,5 @@ uint64_t run_bytes_total(const struct run *r);
 void run_checked(const struct run *r, struct checked *checked);
 /* Adds what a scan has seen to the figures of its tensor. */
 void run_note_stats(struct run *r, uint64_t scan, const struct stats *s, const uint64_t *bins);
-/* Adds what differs in a part of A's source to what is known: counts, the first element, the largest differences. */
+/* RUN_COMPARE_BOXES: adds what differs in a part of A's source to what is known: counts, the first element, the largest differences. */
 void run_note_difference(struct run_src *src, const struct stats_diff *diff);

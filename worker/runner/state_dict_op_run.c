@@ -74,7 +74,7 @@ static void compare_piece(void *user)
 
 	move_pack(&x->files, x->run, x->move->src, x->off, x->size, x->buf);
 	move_pack(&x->files, x->run, x->move->dst, x->off, x->size, b);
-	stats_compare((enum dtype)s->dtype, x->buf, b, n, x->run->head->opts.rtol, x->run->head->opts.atol, 0, &x->diff);
+	stats_compare((enum dtype)s->dtype, x->buf, b, n, &x->run->head->opts.near, 0, &x->diff);
 }
 
 /* ------------------------------------------------------------------------------------------------------ pieces */

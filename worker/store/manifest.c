@@ -443,6 +443,69 @@ const struct manifest_item *manifest_covering(const struct manifest *m, struct s
 	return skip <= items[lo - 1].length && length <= items[lo - 1].length - skip ? &items[lo - 1] : NULL;
 }
 
+/* ------------------------------------------------------------------------------------------------------- ranges */
+
+/* Digests of a range: those of its item's payload, or (raw) those of the blocks that it touches. */
+struct range_digests {
+	const struct block_digest *v;
+	uint64_t count, first;         /* first: number of v[0] in its item */
+	uint64_t begin, at;            /* raw: where v[0] begins in the item, where the range does */
+	bool raw;
+};
+
+/* The first block that ends behind `at`; n: none. */
+static uint64_t first_behind(const struct block_digest *d, uint64_t n, uint64_t at)
+{
+	uint64_t lo = 0, hi = n;
+
+	while (lo < hi) {
+		uint64_t mid = lo + (hi - lo) / 2;
+		if (d[mid].end <= at)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+static bool digests_of(const struct manifest_range *r, struct range_digests *out)
+{
+	const struct manifest *m = r->manifest;
+	const struct manifest_item *item = m ? manifest_find(m, r->file, r->offset, r->length) : NULL;
+
+	*out = (struct range_digests){ 0 };
+	if (item && !item->raw) {
+		out->v = m->digests.v + item->digest_at;
+		out->count = item->digest_count;
+		return out->count > 0;
+	}
+	item = m ? manifest_covering(m, r->file, r->offset, r->length) : NULL;
+	if (!item || r->length == 0)
+		return false;
+	out->raw = true;
+	out->at = r->offset - item->offset;
+	const struct block_digest *all = m->digests.v + item->digest_at;
+	out->first = first_behind(all, item->digest_count, out->at);
+	out->begin = out->first ? all[out->first - 1].end : 0;
+	out->v = all + out->first;
+	uint64_t last = first_behind(all, item->digest_count, out->at + r->length - 1);
+	out->count = last - out->first + 1;
+	return last < item->digest_count && last >= out->first;
+}
+
+bool manifest_same(const struct manifest_range *a, const struct manifest_range *b)
+{
+	struct range_digests x, y;
+
+	if (!digests_of(a, &x) || !digests_of(b, &y) || x.raw != y.raw || x.count != y.count || x.first != y.first || x.begin != y.begin ||
+	    x.at != y.at || a->length != b->length)
+		return false;
+	for (uint64_t i = 0; i < x.count; i++)
+		if (x.v[i].end != y.v[i].end || memcmp(x.v[i].xxh3_128, y.v[i].xxh3_128, sizeof x.v[i].xxh3_128) != 0)
+			return false;
+	return true;
+}
+
 /* ------------------------------------------------------------------------------------------------------- checks */
 
 void manifest_check_begin(struct manifest_check *c, const struct block_digest *digests, uint32_t count)

@@ -76,6 +76,16 @@ const struct manifest_item *manifest_find(const struct manifest *m, struct str f
 /* The raw item that these bytes are, or are a part of; NULL: there is none. */
 const struct manifest_item *manifest_covering(const struct manifest *m, struct str file, uint64_t offset, uint64_t length);
 
+/* Bytes of a stored file, of which a manifest may know digests. */
+struct manifest_range {
+	const struct manifest *manifest;       /* NULL: nothing is known */
+	struct str file;
+	uint64_t offset, length;
+};
+/* Do the digests on record say that two ranges hold the same elements? Both are items with digests of their payloads, or lie at the same
+ * place of items with digests of all bytes; blocks are cut alike. False: they differ, or the digests cannot say. Nothing is read. */
+bool manifest_same(const struct manifest_range *a, const struct manifest_range *b);
+
 /* The save_id of a `.metadata` in memory, without parsing it; "" if there is none. */
 void manifest_save_id(const void *metadata, uint64_t n, char out[MANIFEST_SAVE_ID]);
 

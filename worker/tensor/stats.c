@@ -3,7 +3,7 @@
 /* The loops are simple enough for the vectoriser, but -O2 does not try. */
 #pragma GCC optimize("O3")
 
-#include "tensor/stats.h"
+#include "tensor/stats_impl.h"
 
 #include <float.h>
 #include <math.h>
@@ -12,10 +12,8 @@
 #include "base/mem.h"
 #include "tensor/cast.h"
 
-enum { BATCH = 512 };
-
 /* Real parts of complex elements count as elements of their own. */
-static enum dtype part_of(enum dtype d, uint64_t *n)
+static enum dtype part_of(enum dtype d)
 {
 	static const struct { enum dtype complex, part; } parts[] = {
 		{ DT_COMPLEX128, DT_FLOAT64 }, { DT_COMPLEX64, DT_FLOAT32 },
@@ -23,30 +21,63 @@ static enum dtype part_of(enum dtype d, uint64_t *n)
 	};
 
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-		if (parts[i].complex == d) {
-			*n *= 2;
+		if (parts[i].complex == d)
 			return parts[i].part;
-		}
 	return d;
 }
 
-static void to_double(enum dtype d, const unsigned char *p, uint64_t n, double *out)
+/* Two numbers a byte, the first one in the low bits: a sign, two bits of exponent, one of mantissa. */
+static uint64_t unpack_e2m1(const unsigned char *p, uint64_t n, double *out)
 {
-	if (d == DT_FLOAT4_E2M1FN_X2 || cast_run(out, DT_FLOAT64, p, d, n))
-		for (uint64_t i = 0; i < n; i++)
-			out[i] = p[i];
+	static const double values[8] = { 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0 };
+
+	for (uint64_t i = 0; i < 2 * n; i++) {
+		unsigned code = i % 2 ? p[i / 2] >> 4 : p[i / 2] & 15;
+		out[i] = code & 8 ? -values[code & 7] : values[code & 7];
+	}
+	return 2 * n;
+}
+
+uint64_t stats_to_double(enum dtype d, const unsigned char *p, uint64_t n, double *out)
+{
+	uint64_t parts = dtype_is_complex(d) ? 2 * n : n;
+
+	if (d == DT_FLOAT4_E2M1FN_X2)
+		return unpack_e2m1(p, n, out);
+	must(cast_run(out, DT_FLOAT64, p, part_of(d), parts) == OK);
+	return parts;
+}
+
+WIDE static bool all_finite(const double *v, uint64_t n)
+{
+	double probe[LANES] = { 0 };
+
+	for (uint64_t i = 0; i + LANES <= n; i += LANES)
+		for (unsigned l = 0; l < LANES; l++)
+			probe[l] += v[i + l] * 0.0;
+	for (uint64_t i = n - n % LANES; i < n; i++)
+		probe[0] += v[i] * 0.0;
+	for (unsigned l = 1; l < LANES; l++)
+		probe[0] += probe[l];
+	return probe[0] == 0.0;
+}
+
+bool stats_all_finite(const double *v, uint64_t n)
+{
+	return all_finite(v, n);
+}
+
+double stats_fold(double *lane)
+{
+	for (unsigned half = LANES / 2; half > 0; half /= 2)
+		for (unsigned l = 0; l < half; l++)
+			lane[l] += lane[l + half];
+	return lane[0];
 }
 
 /* ------------------------------------------------------------------------------------------------------ figures */
 
-enum { LANES = 16, TABLES = 4, F64_BIAS = 1023, CODES_MIN = 64 << 10 };
-
-/* Also compiled for AVX2, which the loader chooses where the CPU has it. Without FMA, so that both give the same bits. */
-#if defined __x86_64__ && defined __GNUC__ && !defined __clang__ && !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
+enum { TABLES = 4, F64_BIAS = 1023, CODES_MIN = 64 << 10 };
 
 /* Counters of bins: neighbours count in different tables, so that an increment need not wait for the one before. */
 typedef uint32_t tables[TABLES][STATS_BINS];
@@ -74,20 +105,6 @@ static uint64_t double_key(double v)
 static void keep_larger(uint64_t *at, uint64_t key)
 {
 	*at = key > *at ? key : *at;
-}
-
-WIDE static bool all_finite(const double *v, uint64_t n)
-{
-	double probe[LANES] = { 0 };
-
-	for (uint64_t i = 0; i + LANES <= n; i += LANES)
-		for (unsigned l = 0; l < LANES; l++)
-			probe[l] += v[i + l] * 0.0;
-	for (uint64_t i = n - n % LANES; i < n; i++)
-		probe[0] += v[i] * 0.0;
-	for (unsigned l = 1; l < LANES; l++)
-		probe[0] += probe[l];
-	return probe[0] == 0.0;
 }
 
 /* Counts what is not finite and takes it out; how many are left. */
@@ -151,14 +168,6 @@ static void sum_wide(const double *v, uint64_t n, struct stats_sums *sums)
 	stats_sums_add(sums, &here);
 }
 
-static double fold(double *lane)
-{
-	for (unsigned half = LANES / 2; half > 0; half /= 2)
-		for (unsigned l = 0; l < half; l++)
-			lane[l] += lane[l + half];
-	return lane[0];
-}
-
 /* Loops over lanes: the compiler makes vectors of them, of any width, and the order of additions stays the same. */
 WIDE static uint64_t add_finite(const double *v, uint64_t n, enum dtype d, struct stats *s)
 {
@@ -194,14 +203,14 @@ WIDE static uint64_t add_finite(const double *v, uint64_t n, enum dtype d, struc
 		min = a.min[l] < min ? a.min[l] : min;
 		max = a.max[l] > max ? a.max[l] : max;
 	}
-	uint64_t zeros = (uint64_t)fold(a.zeros);
+	uint64_t zeros = (uint64_t)stats_fold(a.zeros);
 	s->zero_count += zeros;
 	double largest = fmax(-min, max);
 	if (largest > 0x1p500 || (largest > 0.0 && largest < 0x1p-500)) {
 		sum_wide(v, n, &s->sums);
 	} else {
-		s->sums.real += fold(a.sum);
-		s->sums.squares += fold(a.squares);
+		s->sums.real += stats_fold(a.sum);
+		s->sums.squares += stats_fold(a.squares);
 	}
 	if (d != DT_INT64 && d != DT_UINT64) {
 		keep_larger(&s->min_key, ~double_key(min));
@@ -222,18 +231,6 @@ static void range_of_ints(enum dtype d, const unsigned char *p, uint64_t n, stru
 	}
 }
 
-/* Two numbers a byte, the first one in the low bits: a sign, two bits of exponent, one of mantissa. */
-static uint64_t unpack_e2m1(const unsigned char *p, uint64_t n, double *out)
-{
-	static const double values[8] = { 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0 };
-
-	for (uint64_t i = 0; i < 2 * n; i++) {
-		unsigned code = i % 2 ? p[i / 2] >> 4 : p[i / 2] & 15;
-		out[i] = code & 8 ? -values[code & 7] : values[code & 7];
-	}
-	return 2 * n;
-}
-
 static void add_real(enum dtype d, const unsigned char *p, uint64_t n, struct stats *s, tables h)
 {
 	uint32_t bytes = dtype_bytes(d), some = d == DT_FLOAT4_E2M1FN_X2 ? BATCH / 2 : BATCH;
@@ -244,12 +241,9 @@ static void add_real(enum dtype d, const unsigned char *p, uint64_t n, struct st
 		m = n - at < some ? n - at : some;
 		if (d == DT_INT64 || d == DT_UINT64)
 			range_of_ints(d, from, m, s);
-		if (d == DT_FLOAT4_E2M1FN_X2)
-			m = unpack_e2m1(from, m, v);
-		else
-			to_double(d, from, m, v);
+		m = stats_to_double(d, from, m, v);
 		s->count += m;
-		if (!all_finite(v, m))
+		if (!stats_all_finite(v, m))
 			m = take_out(v, m, s);
 		if (m == 0)
 			continue;
@@ -291,14 +285,10 @@ static void add_codes(enum dtype d, const unsigned char *p, uint64_t n, uint32_t
 		codes[code]++;
 	}
 	for (uint32_t c = 0; c < count; c++) {
-		uint64_t parts = 1;
 		code = (uint16_t)c;
 		if (codes[c] == 0)
 			continue;
-		if (d == DT_FLOAT4_E2M1FN_X2)
-			parts = unpack_e2m1((unsigned char *)&code, 1, v);
-		else
-			to_double(d, (unsigned char *)&code, 1, v);
+		uint64_t parts = stats_to_double(d, (unsigned char *)&code, 1, v);
 		s->count += parts * codes[c];
 		for (uint64_t i = 0; i < parts; i++)
 			add_number(v[i], codes[c], s, bins);
@@ -318,9 +308,8 @@ static void add_complex(enum dtype d, const unsigned char *p, uint64_t n, struct
 	double v[BATCH], size[BATCH / 2];
 
 	for (uint64_t at = 0; at < n; at += BATCH / 2) {
-		uint64_t m = n - at < BATCH / 2 ? n - at : BATCH / 2, parts = m, kept = 0, zeros = s->zero_count;
-		enum dtype part = part_of(d, &parts);
-		to_double(part, p + at * dtype_bytes(d), parts, v);
+		uint64_t m = n - at < BATCH / 2 ? n - at : BATCH / 2, kept = 0, zeros = s->zero_count;
+		stats_to_double(d, p + at * dtype_bytes(d), m, v);
 		s->count += m;
 		for (uint64_t i = 0; i < m; i++) {
 			double re = v[2 * i], im = v[2 * i + 1];
@@ -367,55 +356,4 @@ int64_t stats_key_value(enum dtype d, uint64_t key, double *real_out)
 	uint64_t bits = key >> 63 ? key ^ 1ull << 63 : ~key;
 	memcpy(real_out, &bits, sizeof bits);
 	return 0;
-}
-
-/* --------------------------------------------------------------------------------------------------- differences */
-
-static void compare_batch(const double *a, const double *b, const unsigned char *pa, const unsigned char *pb,
-			  uint32_t bytes, uint64_t n, double rtol, double atol, uint64_t base, struct stats_diff *diff)
-{
-	for (uint64_t i = 0; i < n; i++) {
-		if (memcmp(pa + i * bytes, pb + i * bytes, bytes) == 0)
-			continue;
-		double d = fabs(a[i] - b[i]), rel = b[i] != 0.0 ? d / fabs(b[i]) : INFINITY;
-		/* equal as doubles but not as bits: -0.0 and 0.0, or integers beyond 2^53, which are at least one apart */
-		if (d == 0.0 && a[i] != 0.0) {
-			d = 1.0;
-			rel = 1.0 / fabs(b[i]);
-		}
-		/* an infinity is near nothing, though rtol times it is infinite too */
-		bool close = d <= atol + rtol * fabs(b[i]) && !isinf(d);
-		if (close)
-			continue;
-		if (diff->count++ == 0)
-			diff->first = base + i;
-		if (d > diff->max_abs || isnan(d))
-			diff->max_abs = d;
-		if (rel > diff->max_rel || isnan(rel))
-			diff->max_rel = rel;
-	}
-}
-
-void stats_compare(enum dtype d, const void *a, const void *b, uint64_t n, double rtol, double atol, uint64_t base,
-		   struct stats_diff *diff)
-{
-	double va[BATCH], vb[BATCH];
-	uint64_t parts = n;
-	enum dtype part = part_of(d, &parts);
-	uint32_t bytes = dtype_bytes(part);
-	uint64_t per_element = n ? parts / n : 1, before = diff->count;
-
-	if (memcmp(a, b, n * dtype_bytes(d)) == 0)
-		return;
-	for (uint64_t at = 0; at < parts; at += BATCH) {
-		uint64_t m = parts - at < BATCH ? parts - at : BATCH;
-		const unsigned char *pa = (const unsigned char *)a + at * bytes, *pb = (const unsigned char *)b + at * bytes;
-		if (memcmp(pa, pb, m * bytes) == 0)
-			continue;
-		to_double(part, pa, m, va);
-		to_double(part, pb, m, vb);
-		compare_batch(va, vb, pa, pb, bytes, m, rtol, atol, at, diff);
-	}
-	if (before == 0 && diff->count)
-		diff->first = base + diff->first / per_element;
 }

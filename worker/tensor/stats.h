@@ -37,11 +37,24 @@ static inline void stats_sums_add(struct stats_sums *s, const struct stats_sums 
 /* Returns the value of a key: an integer dtype's value as it is (uint64 as its bits), else a double in *real_out. */
 int64_t stats_key_value(enum dtype d, uint64_t key, double *real_out);
 
+/* How far apart two elements may be to count as equal: |a - b| <= atol + rtol * |b|. */
+struct stats_near {
+	double rtol, atol;
+	bool sums;                     /* fill aa to dd */
+};
+/* The difference of two runs a and b of elements of one dtype. */
 struct stats_diff {
 	uint64_t first, count;         /* first differing element, how many differ (beyond the tolerance) */
-	double max_abs, max_rel;
+	uint64_t bits;                 /* that differ, whatever the tolerance */
+	uint64_t odd;                  /* differing elements of which one is NaN or infinite: they are in no sum */
+	double max_abs, max_rel;       /* of |a - b| and |a - b| / |b|: NaN if one is, infinite beside an infinity or a zero */
+	long double aa, bb, ab, dd;    /* sums of |a|^2, |b|^2, Re(a conj(b)), |a - b|^2 over elements that are finite on both sides */
 };
-/* Elements are equal if their bits are, or if |a - b| <= atol + rtol * |b|. Adds to *d; first is set when count was 0, as
- * `base` + index. Parts of complex elements are compared one by one. */
-void stats_compare(enum dtype d, const void *a, const void *b, uint64_t n, double rtol, double atol, uint64_t base,
+/* Elements with the same bits are equal, NaN too; others if they are near. Adds to *d, which begins as zeros; first is set when count was
+ * 0, as `base` + index. A complex element is one number, of which |…| is the modulus; bool is 0 and 1; float4_e2m1fn_x2 counts as two
+ * elements with one index. 64-bit integers are subtracted exactly.
+ * The result depends on the elements and on where runs begin, not on the CPU. */
+void stats_compare(enum dtype d, const void *a, const void *b, uint64_t n, const struct stats_near *near, uint64_t base,
 		   struct stats_diff *diff);
+/* Adds the counts, sums and largest differences of another run; `first` stays. */
+void stats_diff_add(struct stats_diff *to, const struct stats_diff *more);

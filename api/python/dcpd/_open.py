@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from . import _ask, _dtypes, _session, _tensors, _where, errors, image, values
+from . import _ask, _daemon, _dtypes, _session, _tensors, _where, errors, image, values
 from .client import Client
 
 _PIECE = 32 << 20  # bytes of one answer: a few readers at once fit into what the daemon keeps for clients
@@ -249,6 +249,29 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
         from . import show
 
         return show.checkpoint_html(self)
+
+
+def diff(a: _where.Target, b: _where.Target, *, rtol: float = 0.0, atol: float = 0.0, top: int = 20, read_all: bool = False,
+         include: Sequence[str] = (), exclude: Sequence[str] = (), client: Optional[Client] = None,
+         timeout: Optional[float] = None) -> Dict[str, Any]:
+    """How b differs from a, whatever their layouts and formats: {"equal", "differences", "movers", "totals", "unchanged", …}.
+
+    a, b: references, paths, or "shm:NAME". movers: the `top` tensors that moved most, by |b - a| / |a| (rel_l2), with cosine, max_abs,
+    count of elements and of bits that changed. totals: how many tensors and values were added, removed, reshaped, retyped, changed.
+    rtol, atol: elements with |a - b| <= atol + rtol * |b| are equal; the same bits are, NaN too. Tensors whose digests on record are
+    equal are not read (`unchanged` says how many bytes they are); read_all=True reads them. Raises NotFound, CheckpointDamaged.
+    """
+    sides: List[Dict[str, str]] = []
+    for target in (a, b):
+        if isinstance(target, str) and target.startswith("shm:"):
+            sides.append({"state_dict": target[4:]})
+            continue
+        place = _where.resolve(target, client)
+        client, side = place.client, place.object
+        sides.append(side)
+    c = client or _daemon.default_client()
+    return dict(c.jobs.run("diff", timeout, a=sides[0], b=sides[1], rtol=rtol, atol=atol, top=top, read_all=read_all,
+                           include=list(include), exclude=list(exclude))["result"])
 
 
 def inspect(checkpoint: _where.Target, *, client: Optional[Client] = None, timeout: Optional[float] = None) -> Dict[str, Any]:
