@@ -199,6 +199,7 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 	TRY(spec_read(request, &j->spec));
 	j->request = request;
 	TRY(take_fds(j, f));
+	TRY(job_read_state_dicts(j));
 	TRY(check_stores(j->worker));
 	return operations[j->kind](j);
 }

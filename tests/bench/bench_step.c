@@ -157,7 +157,8 @@ int main(int argc, char **argv)
 		struct job j = { .worker = &w, .request = spec, .doc = make_entry(tensors, ranks, step, fds), .fds = fds, .fd_count = ranks,
 				 .segment_count = ranks, .kind = JOB_SAVE };
 		ok(spec_read(spec, &j.spec));
-		const json_t *entry = json_object_get(json_object_get(j.doc, "state_dicts"), "t");
+		ok(job_read_state_dicts(&j));
+		const struct rank_segments *entry = job_state_dict(&j, &j.spec.source);
 		struct plan_kept kept = { 0 };
 		struct spec_view values = { 0 };
 		struct run run = { .fd = -1 };

@@ -158,6 +158,7 @@ static json_t *run(enum err (*fn)(struct job *j), enum job_kind kind, const stru
 	assert_non_null(json_object_get(j.doc, "spec"));
 	json_object_set_new(json_object_get(j.doc, "spec"), "kind", json_string(kind_of(kind)->name));
 	j.request = json_object_get(j.doc, "spec");
+	T_OK(job_read_state_dicts(&j));
 	T_OK(spec_read(json_object_get(j.doc, "spec"), &j.spec));
 	t_worker_say(&t, FRAME_COMMIT_OK, generation);
 	T_OK(fn(&j));

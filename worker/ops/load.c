@@ -20,7 +20,7 @@ struct load {
 	struct run_build build;
 	uint32_t *source_map, *segment_files;
 	uint32_t world_size;
-	const json_t *existing;        /* the target's entry in the job's document, NULL: it is made */
+	const struct rank_segments *existing;  /* the target's; NULL: it is made */
 	struct load_match match;
 	struct load_plan plan;
 	struct problems problems;
@@ -61,8 +61,8 @@ static FALLIBLE enum err cut(struct load *l)
 	if (l->optimizer)
 		return cut_optimizer(l);
 	if (l->existing) {
-		l->world_size = (uint32_t)json_integer_value(json_object_get(l->existing, "world_size"));
-		return input_images(l->existing, l->job->fds, l->job->segment_count, &l->target);
+		l->world_size = l->existing->world_size;
+		return input_images(l->existing, l->job->fds, &l->target);
 	}
 	l->world_size = spec_world_size(&l->job->spec, l->source.world_size);
 	TRY(target_cut(l->job->worker, &l->view, &l->job->spec.layout, l->world_size, &l->problems,
@@ -86,25 +86,18 @@ static FALLIBLE enum err report(struct load *l)
 	return OK;
 }
 
-/* The segments as run files. Made ones come behind those of the JOB frame, in rank order. */
+/* The segments as run files; a dry run has made none. Made ones come behind those of the JOB frame, in rank order. */
 static FALLIBLE enum err add_segments(struct load *l)
 {
-	const json_t *ranks = json_object_get(l->existing ? l->existing : l->job->segments, "ranks");
+	const struct rank_segments *s = l->existing ? l->existing : &l->job->segments;
+	const struct rank_segment none = { .name = "segment" };
 
+	if (s->v && s->count != l->world_size)
+		return ERR(PROTOCOL, "%u segments for %u ranks", s->count, l->world_size);
 	l->segment_files = mem_zalloc(l->world_size, sizeof *l->segment_files);
 	NEED(l->segment_files, "no memory for %u segments", l->world_size);
-	for (uint32_t i = 0; i < l->world_size; i++) {
-		const json_t *r = json_array_get(ranks, i);
-		json_int_t fd = json_integer_value(json_object_get(r, "fd"));
-		json_int_t bytes = json_integer_value(json_object_get(r, "bytes"));
-		const char *name = json_string_value(json_object_get(r, "segment"));
-		TRY(run_add_file(&l->build, RUN_FILE_SEGMENT, 0, str_of(name ? name : "segment"), (uint64_t)bytes,
-				 &l->segment_files[i]));
-		struct run_file *f = &l->build.files.v[l->segment_files[i]];
-		f->fd_index = (uint32_t)fd;
-		f->rank = i;
-		f->writable = true;
-	}
+	for (uint32_t i = 0; i < l->world_size; i++)
+		TRY(input_add_segment(&l->build, s->v ? &s->v[i] : &none, i, true, &l->segment_files[i]));
 	return OK;
 }
 

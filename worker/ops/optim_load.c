@@ -37,10 +37,10 @@ static FALLIBLE enum err add_entry(struct optim_load *l, const struct image *im,
 	return optim_model_add(l->model, rank, p.fqn, path, p.ndim, p.shape, p.outer);
 }
 
-static FALLIBLE enum err add_rank(struct job *j, struct optim_load *l, const json_t *entry, uint32_t rank,
+static FALLIBLE enum err add_rank(struct job *j, struct optim_load *l, const struct rank_segment *segment, uint32_t rank,
 				  struct state_dict_op_rules *rules)
 {
-	TRY(input_read_image(entry, j->fds, j->segment_count, &l->images[rank]));
+	TRY(input_read_image(segment, j->fds, &l->images[rank]));
 	const struct image *im = l->images[rank];
 
 	TRY(state_dict_op_rules_read(image_layout(im), l->world_size, rules));
@@ -55,19 +55,18 @@ static FALLIBLE enum err add_rank(struct job *j, struct optim_load *l, const jso
 
 enum err optim_load_plan(struct job *j, const struct spec_view *view, struct optim_load *out)
 {
-	const json_t *entry = job_state_dict(j, &j->spec.optimizer_model);
-	const json_t *ranks = json_object_get(entry, "ranks");
+	const struct rank_segments *model = job_state_dict(j, &j->spec.optimizer_model);
 	struct state_dict_op_rules rules = { 0 };
 	enum err e = OK;
 
-	*out = (struct optim_load){ .world_size = (uint32_t)json_array_size(ranks), .arena = arena_new(UINT64_MAX) };
-	if (!entry || out->world_size == 0)
+	*out = (struct optim_load){ .world_size = model ? model->count : 0, .arena = arena_new(UINT64_MAX) };
+	if (out->world_size == 0)
 		return ERR(NOT_FOUND, "there is no state dict '%s'", j->spec.optimizer_model.name.p);
 	out->images = mem_zalloc(out->world_size, sizeof *out->images);
 	NEED(out->images && out->arena, "no memory for a model of %u ranks", out->world_size);
 	TRY(optim_model_new(out->world_size, &out->model));
 	for (uint32_t r = 0; !e && r < out->world_size; r++)
-		e = err_at_rank(add_rank(j, out, json_array_get(ranks, r), r, &rules), r);
+		e = err_at_rank(add_rank(j, out, &model->v[r], r, &rules), r);
 	state_dict_op_rules_free(&rules);
 	TRY(e);
 	TRY(optim_model_done(out->model));

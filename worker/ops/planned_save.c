@@ -53,7 +53,6 @@ static const char *part_of(const struct planned_save *l)
 static FALLIBLE enum err read_bytes(struct planned_save *l, const char *fqn, void **out, uint64_t *n_out)
 {
 	const struct sd_tensor *t = sdict_tensor(l->source.sd, str_of(fqn));
-	const json_t *rank = json_array_get(json_object_get(l->source.state_dict, "ranks"), 0);
 
 	if (!t)
 		return OK;
@@ -62,7 +61,7 @@ static FALLIBLE enum err read_bytes(struct planned_save *l, const char *fqn, voi
 		return ERR(VALIDATION_FAILED, "'%s' of the list must be at most %d bytes of dtype uint8", fqn, LISTED_BYTES_MAX);
 	CLEANUP(mem_free_ptr) void *bytes = mem_alloc(loc->length + 1);
 	NEED(bytes, "no memory for %ju bytes of '%s'", (uintmax_t)loc->length, fqn);
-	TRY(input_segment_error(fs_pread(l->job->fds[json_integer_value(json_object_get(rank, "fd"))], bytes, loc->length, loc->offset,
+	TRY(input_segment_error(fs_pread(l->job->fds[l->source.state_dict->v[0].fd], bytes, loc->length, loc->offset,
 					 "segment")));
 	*n_out = loc->length;
 	*out = move(bytes);
@@ -164,9 +163,11 @@ static FALLIBLE enum err read_list(struct planned_save *l)
 
 /* ---- parts ---- */
 
-static const json_t *part_rank(const struct planned_save *l, size_t i)
+static const struct rank_segment *part_rank(const struct planned_save *l, size_t i)
 {
-	return json_array_get(json_object_get(job_state_dict(l->job, &l->job->spec.parts.v[i]), "ranks"), 0);
+	const struct rank_segments *s = job_state_dict(l->job, &l->job->spec.parts.v[i]);
+
+	return s && s->count ? &s->v[0] : NULL;
 }
 
 /* Items of other hosts have a source that nobody reads. */
@@ -184,13 +185,10 @@ static FALLIBLE enum err add_parts(struct planned_save *l)
 	l->part_file = mem_zalloc((uint64_t)l->part_count + 1, sizeof *l->part_file);
 	NEED(l->part_file, "no memory for %u segments", l->part_count);
 	for (uint32_t i = 0; i < l->part_count; i++) {
-		const json_t *rank = part_rank(l, i);
-		const char *segment = json_string_value(json_object_get(rank, "segment"));
+		const struct rank_segment *rank = part_rank(l, i);
 		if (!rank)
 			return ERR(NOT_FOUND, "part %u of the source is no state dict", i);
-		TRY(run_add_file(&l->run, RUN_FILE_SEGMENT, 0, str_of(segment ? segment : "segment"),
-				 (uint64_t)json_integer_value(json_object_get(rank, "image_bytes")), &l->part_file[i]));
-		l->run.files.v[l->part_file[i]].fd_index = (uint32_t)json_integer_value(json_object_get(rank, "fd"));
+		TRY(input_add_segment(&l->run, rank, 0, false, &l->part_file[i]));
 		uint32_t file;
 		char number[16];
 		snprintf(number, sizeof number, "%u", i);

@@ -19,7 +19,7 @@ struct save {
 	struct replicas replicas;
 	struct run_build build;
 	uint32_t *file_map, *value_src;
-	const json_t *entry;           /* of the source in the job's document */
+	const struct rank_segments *entry;     /* of the source */
 	json_t *casts;
 	struct plan_prints prints;
 	struct write_ready ready;
@@ -39,7 +39,7 @@ static FALLIBLE enum err set_dtypes(const struct spec_view *v, struct sdict *pla
 
 static json_int_t generation_of(const struct save *s)
 {
-	return json_integer_value(json_object_get(s->entry, "generation"));
+	return (json_int_t)s->entry->generation;
 }
 
 /* Begins the result with the figures known before anything is written. */
@@ -60,7 +60,7 @@ static FALLIBLE enum err begin_result(struct save *s, uint64_t bytes_saved, json
 static struct write_spec spec_of(struct save *s, struct sdict *plan, const struct replicas *replicas)
 {
 	return (struct write_spec){ .format = FORMAT_DCP, .build = &s->build, .target = plan, .value_src = s->value_src,
-				    .world_size = (uint32_t)json_integer_value(json_object_get(s->entry, "world_size")),
+				    .world_size = s->entry->world_size,
 				    .has_generation = true, .generation = (uint64_t)generation_of(s),
 				    .first_replica = replicas->first_src, .replica_count = (uint32_t)replicas->count,
 				    .after_run = replicas_compare, .store = s->hosts ? &s->store : NULL };
@@ -152,15 +152,13 @@ static FALLIBLE enum err save_again(struct save *s, struct plan_kept *k, bool *s
 }
 
 /* A rank that is not sealed yet. */
-static bool is_filling(const json_t *entry)
+static bool is_filling(const struct rank_segments *s)
 {
-	const json_t *r;
-	size_t i;
+	bool any = false;
 
-	json_array_foreach(json_object_get(entry, "ranks"), i, r)
-		if (json_is_true(json_object_get(r, "filling")))
-			return true;
-	return false;
+	for (uint32_t i = 0; s && i < s->count; i++)
+		any = any || s->v[i].filling;
+	return any;
 }
 
 static FALLIBLE enum err find_and_save(struct save *s)

@@ -31,6 +31,4 @@ FALLIBLE enum err state_dict_op_images_make(struct tree *const *trees, uint32_t 
 				   struct state_dict_op_images *out);
 /* The slot of a shard of a tensor of `rank`'s tree; UINT64_MAX: no such. */
 uint64_t state_dict_op_images_slot(const struct state_dict_op_images *im, uint32_t rank, const struct tree *node, uint32_t shard);
-/* Asks the coordinator for segments and writes the headers. j->result gets "segment_bytes" and "ranks"; a dry run stops there. */
-FALLIBLE enum err state_dict_op_images_place(struct job *j, struct state_dict_op_images *im);
 void state_dict_op_images_free(struct state_dict_op_images *im);

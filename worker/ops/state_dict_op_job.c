@@ -11,6 +11,7 @@
 #include "runner/exchange.h"
 #include "runner/fold.h"
 #include "runner/gang_run.h"
+#include "runner/segments.h"
 #include "runner/spec.h"
 #include "runner/target.h"
 #include "session/gpu.h"
@@ -25,7 +26,7 @@ struct op {
 	struct layout_use layout_use;
 	struct state_dict_op_places places;
 	struct state_dict_op_trees trees[STATE_DICT_OP_SIDES];
-	const json_t *dicts[STATE_DICT_OP_SIDES];
+	const struct rank_segments *dicts[STATE_DICT_OP_SIDES];
 	struct state_dict_op_plan plan;
 	struct state_dict_op_images images;
 	struct run_build build;
@@ -62,9 +63,9 @@ static FALLIBLE enum err read_request(struct op *o)
 
 /* ------------------------------------------------------------------------------------------------------ inputs */
 
-static uint32_t world_of(const json_t *dict)
+static uint32_t world_of(const struct rank_segments *dict)
 {
-	return (uint32_t)json_array_size(json_object_get(dict, "ranks"));
+	return dict ? dict->count : 0;
 }
 
 /* The world is as large as the larger state dict, or as is asked for. */
@@ -132,7 +133,7 @@ static FALLIBLE enum err plan(struct op *o)
 
 static FALLIBLE enum err share(struct op *o, bool compare, struct run *run)
 {
-	struct state_dict_op_tables t = { .dicts = { o->dicts[0], o->dicts[1] }, .made = compare ? NULL : o->job->segments,
+	struct state_dict_op_tables t = { .dicts = { o->dicts[0], o->dicts[1] }, .made = compare ? NULL : &o->job->segments,
 					  .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
 
 	TRY(state_dict_op_tables_make(&t, &o->build));
@@ -181,7 +182,7 @@ static FALLIBLE enum err operate(struct op *o)
 		TRY(state_dict_op_images_make(o->plan.target, o->rq.world_size, o->trees, o->arena, &o->images));
 		json_object_set_new(o->job->result, "tensors", json_integer((json_int_t)o->images.tensors));
 		json_object_set_new(o->job->result, "values", json_integer((json_int_t)o->images.values));
-		TRY(state_dict_op_images_place(o->job, &o->images));
+		TRY(segments_place(o->job, o->images.world_size, o->images.image_bytes, o->images.headers));
 	}
 	if (o->job->dry_run)
 		return OK;

@@ -33,23 +33,12 @@ static FALLIBLE enum err add_memories(struct making *m)
 	return OK;
 }
 
-static FALLIBLE enum err add_files(struct run_build *b, const json_t *entry, bool writable, uint32_t **out)
+static FALLIBLE enum err add_files(struct run_build *b, const struct rank_segments *s, bool writable, uint32_t **out)
 {
-	const json_t *ranks = json_object_get(entry, "ranks");
-	size_t n = json_array_size(ranks);
-
-	*out = mem_zalloc(n, sizeof **out);
-	NEED(*out, "no memory for %zu segments", n);
-	for (size_t i = 0; i < n; i++) {
-		const json_t *r = json_array_get(ranks, i), *image = json_object_get(r, "image_bytes");
-		const char *name = json_string_value(json_object_get(r, "segment"));
-		json_int_t bytes = json_integer_value(image ? image : json_object_get(r, "bytes"));
-		TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, str_of(name ? name : "segment"), (uint64_t)bytes, &(*out)[i]));
-		struct run_file *f = &b->files.v[(*out)[i]];
-		f->fd_index = (uint32_t)json_integer_value(json_object_get(r, "fd"));
-		f->rank = (uint32_t)i;
-		f->writable = writable;
-	}
+	*out = mem_zalloc(s->count, sizeof **out);
+	NEED(*out, "no memory for %u segments", s->count);
+	for (uint32_t i = 0; i < s->count; i++)
+		TRY(input_add_segment(b, &s->v[i], i, writable, &(*out)[i]));
 	return OK;
 }
 

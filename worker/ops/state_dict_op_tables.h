@@ -6,8 +6,8 @@
 #include "runner/build.h"
 
 struct state_dict_op_tables {
-	const json_t *dicts[STATE_DICT_OP_SIDES];       /* entries of the job's document; NULL: none */
-	const json_t *made;                    /* the SEGMENTS document; NULL: compare */
+	const struct rank_segments *dicts[STATE_DICT_OP_SIDES];         /* NULL: none */
+	const struct rank_segments *made;      /* the new segments; NULL: compare */
 	uint32_t memories;                     /* libdcp: so many processes and no segments; offsets of places and slots are addresses */
 	const struct state_dict_op_places *places;
 	struct state_dict_op_images *images;            /* NULL: compare */

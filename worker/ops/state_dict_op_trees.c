@@ -424,17 +424,16 @@ enum err state_dict_op_trees_begin(uint32_t world_size, struct arena *a, struct 
 	return arena_alloc(a, (uint64_t)world_size + 1, sizeof *out->ranks, &out->ranks);
 }
 
-enum err state_dict_op_trees_read(struct job *j, const json_t *entry, uint32_t dict, uint32_t world_size, struct arena *a,
+enum err state_dict_op_trees_read(struct job *j, const struct rank_segments *s, uint32_t dict, uint32_t world_size, struct arena *a,
 				  struct state_dict_op_places *places, struct state_dict_op_trees *out)
 {
-	const json_t *ranks = json_object_get(entry, "ranks");
-	uint32_t n = (uint32_t)json_array_size(ranks);
+	uint32_t n = s->count;
 
 	TRY(state_dict_op_trees_begin(world_size, a, out));
 	if (n > world_size)
 		return ERR(WORLD_MISMATCH, "a state dict of %u ranks in a world of %u", n, world_size);
 	for (uint32_t r = 0; r < n; r++) {
-		TRY(input_read_image(json_array_get(ranks, r), j->fds, j->fd_count, &out->images[r]));
+		TRY(input_read_image(&s->v[r], j->fds, &out->images[r]));
 		TRY(state_dict_op_trees_add(out->images[r], r, dict, a, places, out));
 		TRY(job_tick(j));
 	}

@@ -31,7 +31,7 @@ FALLIBLE enum err state_dict_op_trees_begin(uint32_t world_size, struct arena *a
 /* The tree of one rank. It lives in `a`, its strings in the image, which must stay. w: for messages only, NULL in libdcp. */
 FALLIBLE enum err state_dict_op_trees_add(struct image *im, uint32_t rank, uint32_t dict, struct arena *a,
 				 struct state_dict_op_places *places, struct state_dict_op_trees *t);
-/* Both, for all ranks of a state dict's entry in the job's document. */
-FALLIBLE enum err state_dict_op_trees_read(struct job *j, const json_t *entry, uint32_t dict, uint32_t world_size, struct arena *a,
-				  struct state_dict_op_places *places, struct state_dict_op_trees *out);
+/* Both, for all ranks of a state dict of the job. */
+FALLIBLE enum err state_dict_op_trees_read(struct job *j, const struct rank_segments *s, uint32_t dict, uint32_t world_size,
+					    struct arena *a, struct state_dict_op_places *places, struct state_dict_op_trees *out);
 void state_dict_op_trees_free(struct state_dict_op_trees *t);

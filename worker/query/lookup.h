@@ -1,4 +1,5 @@
-/* lookup.h: questions to a look-up worker (ctl/README.md, "Look-ups"): one function per question. */
+/* lookup.h: questions to a look-up worker (ctl/README.md, "Look-ups"): one function per question. A question stays JSON,
+ * unlike a job: it has two or three members, which its function reads once. Segments are typed (session/rank_segments.h). */
 #pragma once
 #include "session/job.h"
 #include "store/checkpoint.h"

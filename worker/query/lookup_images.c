@@ -4,22 +4,22 @@
 
 enum err lookup_images(const json_t *q, const int *fds, uint32_t fd_count, struct buf *out)
 {
-	const json_t *rank;
+	CLEANUP(rank_segments_free) struct rank_segments s;
 	const char *comma = "";
-	size_t i;
 
+	TRY(rank_segments_read(q, 0, fd_count, &s));
 	buf_puts(out, "{\"bad\":[");
-	json_array_foreach(json_object_get(q, "ranks"), i, rank) {
+	for (uint32_t i = 0; i < s.count; i++) {
 		struct image *image = NULL;
-		enum err e = input_read_image(rank, fds, fd_count, &image);
+		enum err e = input_read_image(&s.v[i], fds, &image);
 		image_free(image);
 		if (e == ERR_NO_MEMORY)
 			return e;
 		if (!e)
 			continue;
 		buf_puts(out, comma);
-		buf_printf(out, "{\"at\":%zu,\"problem\":", i);
-		job_problem_put(out, err_at_rank(e, json_integer_value(json_object_get(rank, "rank"))));
+		buf_printf(out, "{\"at\":%u,\"problem\":", i);
+		job_problem_put(out, err_at_rank(e, s.v[i].rank));
 		buf_puts(out, "}");
 		comma = ",";
 	}

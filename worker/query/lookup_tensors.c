@@ -180,7 +180,12 @@ static FALLIBLE enum err open_source(struct worker *w, const json_t *q, const in
 				     struct input *out)
 {
 	if (json_object_get(q, "state_dict")) {
-		TRY(input_images(q, fds, fd_count, &out->images));
+		struct rank_segments s;
+		enum err e = rank_segments_read(q, 0, fd_count, &s);
+		if (!e)
+			e = input_images(&s, fds, &out->images);
+		rank_segments_free(&s);
+		TRY(e);
 		out->sd = out->images;
 		return OK;
 	}

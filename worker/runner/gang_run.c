@@ -114,7 +114,7 @@ static FALLIBLE enum err wait_sealed(struct job *j, const struct run *run)
 enum err gang_run(struct job *j, struct run *run)
 {
 	struct exec_spec spec = exec_spec_of(j, run, j->fds, j->fd_count);
-	uint32_t spools = (j->segments ? j->made_at : j->fd_count) - j->segment_count;
+	uint32_t spools = (j->segments.v ? j->made_at : j->fd_count) - j->segment_count;
 	const json_t *group;
 	json_t *doc = run_doc(j, spools, &group);
 

@@ -455,7 +455,7 @@ void hosts_close(struct hosts *h, enum err e)
 	if (h->leads && came && e != ERR_NOT_DURABLE) /* the meeting place may hold the only copy that is on the disk: swept later */
 		say_goodbye(h, e != OK);
 	store_close(&h->dir);
-	json_decref(h->entry);
+	rank_segments_free(&h->whole);
 	mem_free(h->host_of);
 	mem_free(h->local);
 	mem_free(h->seen);

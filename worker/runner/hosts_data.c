@@ -27,28 +27,25 @@ struct heads_rank {
 
 /* ---- structure ---- */
 
-static const json_t *local_entry(const struct hosts *h)
+static const struct rank_segments *local_entry(const struct hosts *h)
 {
 	return job_state_dict(h->job, &h->job->spec.source);
 }
 
-static FALLIBLE enum err put_heads(struct hosts *h, const json_t *entry, const struct spec_ranks *numbers)
+static FALLIBLE enum err put_heads(struct hosts *h, const struct rank_segments *entry, const struct spec_ranks *numbers)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(HEADS_MAX);
 	struct heads_begin begin = { .magic = HEADS_MAGIC };
-	const json_t *ranks = json_object_get(entry, "ranks"), *r;
-	size_t i;
 
-	if (json_array_size(ranks) != numbers->n)
-		return ERR(VALIDATION_FAILED, "the state dict has %zu ranks, hosts names %zu for host %s", json_array_size(ranks),
-			   numbers->n, hosts_name(h, h->index));
+	if (entry->count != numbers->n)
+		return ERR(VALIDATION_FAILED, "the state dict has %u ranks, hosts names %zu for host %s", entry->count, numbers->n,
+			   hosts_name(h, h->index));
 	snprintf(begin.job, sizeof begin.job, "%s", h->job->id);
 	buf_put(&b, &begin, sizeof begin);
-	json_array_foreach(ranks, i, r) {
+	for (uint32_t i = 0; i < entry->count; i++) {
 		CLEANUP(mem_free_ptr) void *header = NULL;
-		struct heads_rank head = { .rank = numbers->v[i],
-					   .image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")) };
-		TRY(input_read_header(r, h->job->fds, h->job->segment_count, &header, &head.header_bytes));
+		struct heads_rank head = { .rank = numbers->v[i], .image_bytes = entry->v[i].image_bytes };
+		TRY(input_read_header(&entry->v[i], h->job->fds, &header, &head.header_bytes));
 		buf_put(&b, &head, sizeof head);
 		buf_put(&b, header, head.header_bytes);
 	}
@@ -118,29 +115,23 @@ static FALLIBLE enum err collect(struct hosts *h, struct image **images, struct 
 }
 
 /* The state dict as if all ranks were here. Those of other hosts have no bytes, and nothing is done with them here. */
-static FALLIBLE enum err whole_entry(struct hosts *h, const json_t *entry, const struct spec_ranks *numbers)
+static FALLIBLE enum err whole_entry(struct hosts *h, const struct rank_segments *entry, const struct spec_ranks *numbers)
 {
-	json_t *ranks = json_array();
-
-	for (uint32_t r = 0; r < h->world; r++) {
-		json_t *one = json_pack("{s:I, s:i, s:s, s:i, s:i}", "rank", (json_int_t)r, "fd", 0, "segment", "elsewhere", "bytes", 0,
-					"image_bytes", 0);
-		json_array_append_new(ranks, one);
-	}
+	h->whole = (struct rank_segments){ .count = h->world, .world_size = h->world, .generation = entry->generation,
+					   .v = mem_zalloc(h->world, sizeof *h->whole.v) };
+	NEED(h->whole.v, "no memory for %u ranks", h->world);
+	for (uint32_t r = 0; r < h->world; r++)
+		h->whole.v[r] = (struct rank_segment){ .rank = r, .name = "elsewhere" };
 	for (size_t i = 0; i < numbers->n; i++) {
-		uint32_t r = numbers->v[i];
-		json_t *one = json_copy(json_array_get(json_object_get(entry, "ranks"), i));
-		json_object_set_new(one, "rank", json_integer(r));
-		json_array_set_new(ranks, r, one);
+		h->whole.v[numbers->v[i]] = entry->v[i];
+		h->whole.v[numbers->v[i]].rank = numbers->v[i];
 	}
-	h->entry = json_pack("{s:I, s:O, s:o}", "world_size", (json_int_t)h->world, "generation", json_object_get(entry, "generation"),
-			     "ranks", ranks);
-	return h->entry && json_array_size(ranks) == h->world ? OK : ERR(NO_MEMORY, "no memory for %u ranks", h->world);
+	return OK;
 }
 
 enum err hosts_input(struct hosts *h, struct input *out)
 {
-	const json_t *entry = local_entry(h);
+	const struct rank_segments *entry = local_entry(h);
 	const struct spec_ranks *numbers = &h->spec->ranks[h->index];
 
 	*out = (struct input){ .job = h->job };
@@ -154,7 +145,7 @@ enum err hosts_input(struct hosts *h, struct input *out)
 	for (uint32_t r = 0; images && r < h->world; r++)
 		image_free(images[r]);
 	mem_free(images);
-	out->state_dict = h->entry;
+	out->state_dict = &h->whole;
 	out->sd = out->images;
 	out->world_size = h->world;
 	return e;

@@ -24,7 +24,7 @@ struct hosts {
 	struct hosts_seen *seen;       /* per host */
 	char leader_job[64];
 	bool leads, met;
-	json_t *entry;                 /* the world's, for input.state_dict */
+	struct rank_segments whole;    /* the world's, for input.state_dict */
 	/* the beat */
 	pthread_t beater;
 	pthread_mutex_t lock;

@@ -34,74 +34,75 @@ static enum err segment_error(enum err e, int64_t rank)
 	return err_at_rank(input_segment_error(e), rank);
 }
 
-enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, void **out, uint64_t *n_out)
+enum err input_read_header(const struct rank_segment *r, const int *fds, void **out, uint64_t *n_out)
 {
-	int64_t rank = json_integer_value(json_object_get(r, "rank"));
-	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
-	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes"));
 	unsigned char first[8];
 	uint64_t json_bytes;
 
-	if (index >= fd_count)
-		return ERR(PROTOCOL, "rank %jd has no descriptor", (intmax_t)rank);
-	if (image_bytes < sizeof first)
-		return err_at_rank(ERR(FORMAT_IMAGE, "an image of %ju bytes", (uintmax_t)image_bytes), rank);
-	enum err e = fs_pread(fds[index], first, sizeof first, 0, "segment");
+	if (r->image_bytes < sizeof first)
+		return err_at_rank(ERR(FORMAT_IMAGE, "an image of %ju bytes", (uintmax_t)r->image_bytes), r->rank);
+	enum err e = fs_pread(fds[r->fd], first, sizeof first, 0, "segment");
 	if (e)
-		return segment_error(e, rank);
-	e = sft_header_bytes(first, image_bytes, &json_bytes);
+		return segment_error(e, r->rank);
+	e = sft_header_bytes(first, r->image_bytes, &json_bytes);
 	if (e)
-		return err_at_rank(e, rank);
+		return err_at_rank(e, r->rank);
 	CLEANUP(mem_free_ptr) void *header = mem_alloc(8 + json_bytes);
 	NEED(header, "no memory for an image header");
-	e = fs_pread(fds[index], header, 8 + json_bytes, 0, "segment");
+	e = fs_pread(fds[r->fd], header, 8 + json_bytes, 0, "segment");
 	if (e)
-		return segment_error(e, rank);
+		return segment_error(e, r->rank);
 	*n_out = 8 + json_bytes;
 	*out = move(header);
 	return OK;
 }
 
-static FALLIBLE enum err read_noted(const json_t *r, const int *fds, uint32_t fd_count, struct plan_prints *prints,
-				    struct image **out)
+static FALLIBLE enum err read_noted(const struct rank_segment *r, const int *fds, struct plan_prints *prints, struct image **out)
 {
-	int64_t rank = json_integer_value(json_object_get(r, "rank"));
-	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), n = 0;
 	CLEANUP(mem_free_ptr) void *header = NULL;
+	uint64_t n = 0;
 
-	TRY(input_read_header(r, fds, fd_count, &header, &n));
-	TRY(err_at_rank(image_parse(header, n, image_bytes, (uint32_t)rank, out), rank));
+	TRY(input_read_header(r, fds, &header, &n));
+	TRY(err_at_rank(image_parse(header, n, r->image_bytes, r->rank, out), r->rank));
 	if (prints)
 		plan_prints_note(prints, header, n, *out);
 	return OK;
 }
 
-enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out)
+enum err input_read_image(const struct rank_segment *r, const int *fds, struct image **out)
 {
-	return read_noted(r, fds, fd_count, NULL, out);
+	return read_noted(r, fds, NULL, out);
 }
 
-static FALLIBLE enum err images_noted(const json_t *entry, const int *fds, uint32_t fd_count, struct plan_prints *prints,
-				      struct sdict **out)
+static FALLIBLE enum err images_noted(const struct rank_segments *s, const int *fds, struct plan_prints *prints, struct sdict **out)
 {
-	const json_t *ranks = json_object_get(entry, "ranks");
-	uint32_t n = (uint32_t)json_array_size(ranks);
-	struct image **images = mem_zalloc(n, sizeof *images);
-	enum err e = images ? OK : ERR(NO_MEMORY, "no memory for %u ranks", n);
+	struct image **images = mem_zalloc(s->count, sizeof *images);
+	enum err e = images ? OK : ERR(NO_MEMORY, "no memory for %u ranks", s->count);
 
-	for (uint32_t i = 0; !e && i < n; i++)
-		e = read_noted(json_array_get(ranks, i), fds, fd_count, prints, &images[i]);
+	for (uint32_t i = 0; !e && i < s->count; i++)
+		e = read_noted(&s->v[i], fds, prints, &images[i]);
 	if (!e)
-		e = image_collect(images, n, out);
-	for (uint32_t i = 0; images && i < n; i++)
+		e = image_collect(images, s->count, out);
+	for (uint32_t i = 0; images && i < s->count; i++)
 		image_free(images[i]);
 	mem_free(images);
 	return e;
 }
 
-enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out)
+enum err input_images(const struct rank_segments *s, const int *fds, struct sdict **out)
 {
-	return images_noted(entry, fds, fd_count, NULL, out);
+	return images_noted(s, fds, NULL, out);
+}
+
+enum err input_add_segment(struct run_build *b, const struct rank_segment *r, uint32_t rank, bool writable, uint32_t *file_out)
+{
+	TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, str_of(r->name), r->image_bytes, file_out));
+	struct run_file *f = &b->files.v[*file_out];
+	f->fd_index = r->fd;
+	f->rank = rank;
+	f->writable = writable;
+	f->filling = r->filling;
+	return OK;
 }
 
 enum err input_open(struct job *j, const struct ref *ref, struct input *out)
@@ -129,18 +130,17 @@ static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 }
 
 /* Adds state dict, generation and rank to the text of an image's error. */
-static enum err at_state_dict(const char *name, const json_t *state_dict, enum err e)
+static enum err at_state_dict(const char *name, uint64_t generation, enum err e)
 {
 	struct err_info was = *err_last();
-	json_int_t generation = json_integer_value(json_object_get(state_dict, "generation"));
 
 	if (!e)
 		return OK;
 	if (was.rank >= 0)
-		err_record(e, 0, was.place, "state dict '%s', generation %jd, rank %jd: %s", name, (intmax_t)generation, (intmax_t)was.rank,
-			   was.text);
+		err_record(e, 0, was.place, "state dict '%s', generation %ju, rank %jd: %s", name, (uintmax_t)generation,
+			   (intmax_t)was.rank, was.text);
 	else
-		err_record(e, 0, was.place, "state dict '%s', generation %jd: %s", name, (intmax_t)generation, was.text);
+		err_record(e, 0, was.place, "state dict '%s', generation %ju: %s", name, (uintmax_t)generation, was.text);
 	e = err_at_rank(e, was.rank);
 	if (was.fqn[0])
 		e = err_at_fqn(e, was.fqn, strlen(was.fqn));
@@ -161,9 +161,10 @@ enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prin
 	out->state_dict = job_state_dict(j, ref);
 	if (!out->state_dict)
 		return ERR(NOT_FOUND, "there is no state dict '%s'", ref->name.p);
-	TRY(at_state_dict(ref->name.p, out->state_dict, images_noted(out->state_dict, j->fds, j->segment_count, prints, &out->images)));
+	enum err e = images_noted(out->state_dict, j->fds, prints, &out->images);
+	TRY(at_state_dict(ref->name.p, out->state_dict->generation, e));
 	out->sd = out->images;
-	out->world_size = (uint32_t)json_integer_value(json_object_get(out->state_dict, "world_size"));
+	out->world_size = out->state_dict->world_size;
 	return OK;
 }
 
@@ -189,23 +190,14 @@ enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out)
 
 enum err input_add_files(struct input *s, struct run_build *b, bool writable, uint32_t **file_map_out)
 {
-	const json_t *ranks = json_object_get(s->state_dict, "ranks");
-
 	if (s->checkpoint)
 		return build_source_files(b, s->checkpoint, file_map_out);
 	uint32_t *map = mem_zalloc(s->sd->file_count, sizeof *map);
 	*file_map_out = map;
 	NEED(map, "no memory for %ju segments", (uintmax_t)s->sd->file_count);
-	for (uint64_t i = 0; i < s->sd->file_count; i++) {
-		const json_t *r = json_array_get(ranks, i);
-		const char *segment = json_string_value(json_object_get(r, "segment"));
-		TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, str_of(segment ? segment : "segment"),
-				 (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), &map[i]));
-		b->files.v[map[i]].fd_index = (uint32_t)json_integer_value(json_object_get(r, "fd"));
-		b->files.v[map[i]].rank = s->sd->files[i].rank;
-		b->files.v[map[i]].writable = writable;
-		b->files.v[map[i]].filling = json_is_true(json_object_get(r, "filling"));
-	}
+	must(s->sd->file_count <= s->state_dict->count);
+	for (uint64_t i = 0; i < s->sd->file_count; i++)
+		TRY(input_add_segment(b, &s->state_dict->v[i], s->sd->files[i].rank, writable, &map[i]));
 	return OK;
 }
 

@@ -12,7 +12,7 @@ struct input {
 	struct job *job;
 	struct checkpoint *checkpoint; /* or */
 	struct sdict *images;          /* what the ranks' segments hold, replicas included */
-	const json_t *state_dict;      /* its entry in the job's document */
+	const struct rank_segments *state_dict;        /* its segments */
 	struct sdict *sd;              /* of either */
 	uint32_t world_size;
 	bool verifies;                 /* set by verify before input_open: damage is noted in the job's `checked` */
@@ -44,10 +44,12 @@ FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, v
 
 /* Of a read of a segment: a short one means that it was shrunk. */
 enum err input_segment_error(enum err e);
-/* One rank's: its image's header as it is (mem_free), or parsed. r: {"rank","fd","image_bytes"}. */
-FALLIBLE enum err input_read_header(const json_t *r, const int *fds, uint32_t fd_count, void **out, uint64_t *n_out);
-FALLIBLE enum err input_read_image(const json_t *r, const int *fds, uint32_t fd_count, struct image **out);
+/* One rank's: its image's header as it is (mem_free), or parsed. */
+FALLIBLE enum err input_read_header(const struct rank_segment *r, const int *fds, void **out, uint64_t *n_out);
+FALLIBLE enum err input_read_image(const struct rank_segment *r, const int *fds, struct image **out);
 /* The same, and notes each header in `prints` (plan_cache.h). */
 FALLIBLE enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prints *prints, struct input *out);
-/* Parses the images of a state dict's segments (its entry in a document: {"ranks":[{"rank","fd","bytes","image_bytes"}]}). */
-FALLIBLE enum err input_images(const json_t *entry, const int *fds, uint32_t fd_count, struct sdict **out);
+/* Parses the images of a state dict's segments. */
+FALLIBLE enum err input_images(const struct rank_segments *s, const int *fds, struct sdict **out);
+/* Adds a segment to the run, as that of `rank`. */
+FALLIBLE enum err input_add_segment(struct run_build *b, const struct rank_segment *r, uint32_t rank, bool writable, uint32_t *file_out);

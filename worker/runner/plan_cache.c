@@ -154,14 +154,14 @@ void plan_cache_free(struct plan_cache *c)
 }
 
 /* All of the request that a plan depends on; where in the storage it goes and which generation is saved do not matter. */
-static bool make_key(const struct job *j, const json_t *entry, unsigned char key[16])
+static bool make_key(const struct job *j, const struct rank_segments *entry, unsigned char key[16])
 {
 	CLEANUP(mem_free_ptr) char *wishes = spec_wishes(j->request);
 	CLEANUP(buf_free) struct buf b = BUF_INIT(SIZE_MAX);
 	XXH128_canonical_t c;
 
 	buf_printf(&b, "%s:%s:%jd:%s", j->spec.source.name.p, j->spec.target.storage.p,
-		   (intmax_t)json_integer_value(json_object_get(entry, "world_size")), wishes ? wishes : "");
+		   (intmax_t)entry->world_size, wishes ? wishes : "");
 	if (!wishes || buf_status(&b) != OK)
 		return false;
 	XXH128_canonicalFromHash(&c, XXH3_128bits(b.p, b.len));
@@ -193,23 +193,20 @@ static bool same_places(const struct sdict *a, const struct sdict *b)
 	return same;
 }
 
-static bool read_step(struct job *j, const json_t *entry, const struct plan_kept *k, struct reader *r, struct image **images)
+static bool read_step(struct job *j, const struct rank_segments *entry, const struct plan_kept *k, struct reader *r, struct image **images)
 {
-	const json_t *ranks = json_object_get(entry, "ranks");
-	bool same = json_array_size(ranks) == k->prints.count;
+	bool same = entry->count == k->prints.count;
 
 	for (uint32_t i = 0; same && i < k->prints.count; i++) {
-		const json_t *x = json_array_get(ranks, i);
-		uint64_t fd = (uint64_t)json_integer_value(json_object_get(x, "fd"));
-		r->fd = fd < j->segment_count ? j->fds[fd] : -1;
-		same = json_integer_value(json_object_get(x, "rank")) == (json_int_t)i &&
-		       same_header(r, (uint64_t)json_integer_value(json_object_get(x, "image_bytes")), &k->prints.v[i], i, &images[i]) &&
+		const struct rank_segment *x = &entry->v[i];
+		r->fd = j->fds[x->fd];
+		same = x->rank == i && same_header(r, x->image_bytes, &k->prints.v[i], i, &images[i]) &&
 		       image_same_values(images[i], k->prints.v[i].values);
 	}
 	return same;
 }
 
-static bool matches(struct job *j, const json_t *entry, const struct plan_kept *k, struct spec_view *values_out)
+static bool matches(struct job *j, const struct rank_segments *entry, const struct plan_kept *k, struct spec_view *values_out)
 {
 	CLEANUP(mem_free_ptr) struct image **images = mem_zalloc(k->prints.count, sizeof(struct image *));
 	CLEANUP(mem_free_ptr) struct reader *r = mem_zalloc(1, sizeof *r);
@@ -227,7 +224,7 @@ static bool matches(struct job *j, const json_t *entry, const struct plan_kept *
 	return same;
 }
 
-struct plan_kept *plan_cache_find(struct job *j, const json_t *entry, struct spec_view *values_out)
+struct plan_kept *plan_cache_find(struct job *j, const struct rank_segments *entry, struct spec_view *values_out)
 {
 	struct plan_cache *c = j->worker->plans;
 	unsigned char key[16];
@@ -252,21 +249,20 @@ struct plan_kept *plan_cache_find(struct job *j, const json_t *entry, struct spe
 }
 
 /* The strings of the step before are cut off: they came behind those of the plan. */
-enum err plan_kept_renew(struct plan_kept *k, const json_t *entry, const struct sdict *values)
+enum err plan_kept_renew(struct plan_kept *k, const struct rank_segments *entry, const struct sdict *values)
 {
 	struct run_build *b = &k->ready.build;
 
 	b->strings.n = k->ready.strings_n;
 	for (uint32_t r = 0; r < k->prints.count; r++) {
-		const json_t *x = json_array_get(json_object_get(entry, "ranks"), r);
+		const struct rank_segment *x = &entry->v[r];
 		struct run_file *f = &b->files.v[k->segment_files[r]];
-		const char *name = json_string_value(json_object_get(x, "segment"));
-		struct str s = str_of(name ? name : "segment");
+		struct str s = str_of(x->name);
 		TRY(run_add_string(b, s, &f->name_at));
 		f->name_len = (uint32_t)s.n;
-		f->bytes = (uint64_t)json_integer_value(json_object_get(x, "image_bytes"));
-		f->fd_index = (uint32_t)json_integer_value(json_object_get(x, "fd"));
-		f->filling = json_is_true(json_object_get(x, "filling"));
+		f->bytes = x->image_bytes;
+		f->fd_index = x->fd;
+		f->filling = x->filling;
 	}
 	for (uint64_t i = 0; i < values->value_count; i++) {
 		const struct sd_value *v = &values->values[i], *p = sdict_value(k->plan, v->fqn);
@@ -327,7 +323,7 @@ static struct plan_kept **place(struct plan_cache *c, uint64_t bytes)
 
 void plan_cache_keep(struct job *j, struct plan_kept *k)
 {
-	const json_t *entry = job_state_dict(j, &j->spec.source);
+	const struct rank_segments *entry = job_state_dict(j, &j->spec.source);
 	struct plan_cache *c = j->worker->plans;
 	bool good = c && k->plan && k->known && !k->prints.failed && make_key(j, entry, k->key);
 

@@ -47,9 +47,9 @@ struct plan_cache {
 void plan_cache_free(struct plan_cache *c);
 /* The plan of this save if it was made before, else NULL. *values_out: the step's values, selected (spec_view_free). entry: the
  * source's in the job's document. */
-struct plan_kept *plan_cache_find(struct job *j, const json_t *entry, struct spec_view *values_out);
+struct plan_kept *plan_cache_find(struct job *j, const struct rank_segments *entry, struct spec_view *values_out);
 /* Puts this step's places of segments and its values in the tables. */
-FALLIBLE enum err plan_kept_renew(struct plan_kept *k, const json_t *entry, const struct sdict *values);
+FALLIBLE enum err plan_kept_renew(struct plan_kept *k, const struct rank_segments *entry, const struct sdict *values);
 /* Takes all of *k, which is zeroed. Too large, or its headers not noted: it is dropped at once. */
 void plan_cache_keep(struct job *j, struct plan_kept *k);
 void plan_cache_drop(struct plan_cache *c, struct plan_kept *k);

@@ -82,52 +82,29 @@ static FALLIBLE enum err lay_out(struct headers *h, struct sdict *target)
 	return OK;
 }
 
-static FALLIBLE enum err ask(struct job *j, const struct headers *h, json_t *ranks)
+enum err segments_place(struct job *j, uint32_t world_size, const uint64_t *image_bytes, const struct buf *headers)
 {
-	for (uint32_t r = 0; r < h->world_size; r++)
-		json_array_append_new(ranks, json_pack("{s:I, s:I, s:I}", "rank", (json_int_t)r, "bytes",
-						       (json_int_t)h->image_bytes[r], "image_bytes",
-						       (json_int_t)h->image_bytes[r]));
-	json_t *doc = json_pack("{s:I, s:O}", "world_size", (json_int_t)h->world_size, "ranks", ranks);
-	NEED(doc, "no memory for a message");
-	enum err e = job_send_json(j, FRAME_WANT_SEGMENTS, doc);
-	json_decref(doc);
-	TRY(e);
-	return job_wait_segments(j);
-}
-
-static FALLIBLE enum err put_headers(struct job *j, const struct headers *h)
-{
-	const json_t *ranks = json_object_get(j->segments, "ranks");
-
-	for (uint32_t r = 0; r < h->world_size; r++) {
-		uint64_t fd = (uint64_t)json_integer_value(json_object_get(json_array_get(ranks, r), "fd"));
-		if (fd >= j->fd_count)
-			return ERR(PROTOCOL, "rank %u has no descriptor", r);
-		TRY(err_at_rank(fs_pwrite(j->fds[fd], h->bufs[r].p, h->bufs[r].len, 0, "segment"), r));
-	}
-	return OK;
-}
-
-static FALLIBLE enum err make(struct job *j, const struct input *source, const struct sdict *view, struct sdict *target,
-			      struct headers *h)
-{
+	json_t *ranks = json_array(), *doc = json_pack("{s:I, s:o}", "world_size", (json_int_t)world_size, "ranks", ranks);
 	uint64_t total = 0;
 
-	TRY(read_values(source, view, h));
-	TRY(lay_out(h, target));
-	for (uint32_t r = 0; r < h->world_size; r++)
-		TRY(num_add(total, h->image_bytes[r], &total));
+	for (uint32_t r = 0; r < world_size; r++) {
+		json_int_t n = (json_int_t)image_bytes[r];
+		TRY(num_add(total, image_bytes[r], &total));
+		json_array_append_new(ranks, json_pack("{s:I, s:I, s:I}", "rank", (json_int_t)r, "bytes", n, "image_bytes", n));
+	}
+	NEED(doc, "no memory for a message");
 	json_object_set_new(j->result, "segment_bytes", json_integer((json_int_t)total));
-	if (j->dry_run)
-		return OK;
-	json_t *ranks = json_array();
-	enum err e = ranks ? ask(j, h, ranks) : ERR(NO_MEMORY, "no memory for a message");
-	if (!e)
-		json_object_set(j->result, "ranks", ranks);
-	json_decref(ranks);
-	TRY(e);
-	return put_headers(j, h);
+	json_object_set(j->result, "ranks", ranks);
+	enum err e = j->dry_run ? OK : job_send_json(j, FRAME_WANT_SEGMENTS, doc);
+	json_decref(doc);
+	if (e || j->dry_run)
+		return e;
+	TRY(job_wait_segments(j));
+	if (j->segments.count != world_size)
+		return ERR(PROTOCOL, "%u segments for %u ranks", j->segments.count, world_size);
+	for (uint32_t r = 0; r < world_size; r++)
+		TRY(err_at_rank(fs_pwrite(j->fds[j->segments.v[r].fd], headers[r].p, headers[r].len, 0, "segment"), r));
+	return OK;
 }
 
 enum err segments_make(struct job *j, const struct input *source, const struct sdict *view, struct sdict *target,
@@ -137,7 +114,11 @@ enum err segments_make(struct job *j, const struct input *source, const struct s
 
 	if (form)
 		h.form = *form;
-	enum err e = h.arena ? make(j, source, view, target, &h) : ERR(NO_MEMORY, "no memory for images");
+	enum err e = h.arena ? read_values(source, view, &h) : ERR(NO_MEMORY, "no memory for images");
+	if (!e)
+		e = lay_out(&h, target);
+	if (!e)
+		e = segments_place(j, world_size, h.image_bytes, h.bufs);
 	for (uint32_t r = 0; h.bufs && r < world_size; r++)
 		buf_free(&h.bufs[r]);
 	mem_free(h.bufs);
@@ -261,32 +242,22 @@ static FALLIBLE enum err set_in_header(int fd, const char *json, uint64_t json_b
 	return fs_pwrite(fd, b.p, b.len, 8, "segment");
 }
 
-static FALLIBLE enum err set_rank(struct job *j, const json_t *r, const struct sdict *view, const struct headers *h)
+static FALLIBLE enum err set_rank(struct job *j, const struct rank_segment *r, const struct sdict *view, const struct headers *h)
 {
-	uint64_t index = (uint64_t)json_integer_value(json_object_get(r, "fd"));
-	uint64_t image_bytes = (uint64_t)json_integer_value(json_object_get(r, "image_bytes")), json_bytes;
-	unsigned char first[8];
+	CLEANUP(mem_free_ptr) void *header = NULL;
+	uint64_t n = 0;
 
-	if (index >= j->fd_count)
-		return ERR(PROTOCOL, "a rank without a descriptor");
-	TRY(input_segment_error(fs_pread(j->fds[index], first, sizeof first, 0, "segment")));
-	TRY(sft_header_bytes(first, image_bytes, &json_bytes));
-	CLEANUP(mem_free_ptr) char *json = mem_alloc(json_bytes);
-	NEED(json, "no memory for a header");
-	TRY(input_segment_error(fs_pread(j->fds[index], json, json_bytes, 8, "segment")));
-	return set_in_header(j->fds[index], json, json_bytes, view, h);
+	TRY(input_read_header(r, j->fds, &header, &n));
+	return set_in_header(j->fds[r->fd], (char *)header + 8, n - 8, view, h);
 }
 
-enum err segments_set_values(struct job *j, const json_t *entry, const struct input *source, const struct sdict *view)
+enum err segments_set_values(struct job *j, const struct rank_segments *target, const struct input *source, const struct sdict *view)
 {
-	const json_t *ranks = json_object_get(entry, "ranks");
 	struct headers h = { .arena = arena_new(VALUES_MAX) };
 
 	enum err e = h.arena ? read_values(source, view, &h) : ERR(NO_MEMORY, "no memory for values");
-	for (size_t i = 0; !e && view->value_count && i < json_array_size(ranks); i++) {
-		const json_t *r = json_array_get(ranks, i);
-		e = err_at_rank(set_rank(j, r, view, &h), json_integer_value(json_object_get(r, "rank")));
-	}
+	for (uint32_t i = 0; !e && view->value_count && i < target->count; i++)
+		e = err_at_rank(set_rank(j, &target->v[i], view, &h), target->v[i].rank);
 	mem_free(h.values);
 	arena_free(h.arena);
 	return e;

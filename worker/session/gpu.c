@@ -78,18 +78,12 @@ static FALLIBLE enum err pin(struct worker *w, int fd, uint64_t bytes)
 
 enum err gpu_pin_made(struct job *j)
 {
-	const json_t *ranks = json_object_get(j->segments, "ranks");
 	struct worker *w = j->worker;
 	uint64_t before = w->pins.n;
 	enum err e = gpu_open(w);
 
-	for (size_t i = 0; !e && i < json_array_size(ranks); i++) {
-		const json_t *r = json_array_get(ranks, i);
-		uint64_t fd = (uint64_t)json_integer_value(json_object_get(r, "fd"));
-		if (fd >= j->fd_count)
-			return ERR(PROTOCOL, "rank %zu has no descriptor", i);
-		e = err_at_rank(pin(w, j->fds[fd], (uint64_t)json_integer_value(json_object_get(r, "bytes"))), (int64_t)i);
-	}
+	for (uint32_t i = 0; !e && i < j->segments.count; i++)
+		e = err_at_rank(pin(w, j->fds[j->segments.v[i].fd], j->segments.v[i].bytes), i);
 	struct err_info info = *err_last();
 	while (e && w->pins.n > before)
 		drop(w, &w->pins.v[--w->pins.n]);

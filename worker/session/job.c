@@ -115,23 +115,41 @@ static FALLIBLE enum err show_life(struct job *j)
 	return j->worker->index == 0 ? job_progress(j) : job_send(j, FRAME_PROGRESS, str_of("{}"), NULL, 0);
 }
 
+enum err job_read_state_dicts(struct job *j)
+{
+	json_t *all = json_object_get(j->doc, "state_dicts"), *entry;
+	const char *name;
+
+	j->dicts = mem_zalloc(json_object_size(all) + 1, sizeof *j->dicts);
+	NEED(j->dicts, "no memory for %zu state dicts", json_object_size(all));
+	json_object_foreach(all, name, entry) {
+		struct job_dict *d = &j->dicts[j->dict_count++];
+		d->name = name;
+		TRY(rank_segments_read(entry, 0, j->segment_count, &d->segments));
+	}
+	return OK;
+}
+
+const struct rank_segments *job_state_dict(const struct job *j, const struct ref *ref)
+{
+	for (uint32_t i = 0; ref->kind == REF_STATE_DICT && i < j->dict_count; i++)
+		if (str_is(ref->name, j->dicts[i].name))
+			return &j->dicts[i].segments;
+	return NULL;
+}
+
 static FALLIBLE enum err take_segments(struct job *j, struct frame *f)
 {
-	json_t *doc;
-	enum err e = jtext_parse(f->json, 0, &doc);
+	uint32_t index;
 
+	if (j->segments_doc)
+		return ERR(PROTOCOL, "SEGMENTS comes twice");
+	enum err e = jtext_parse(f->json, 0, &j->segments_doc);
 	if (e)
 		return e == ERR_NO_MEMORY ? e : ERR(PROTOCOL, "SEGMENTS is not JSON");
-	json_t *ranks = json_object_get(doc, "ranks");
-	for (size_t i = 0; i < json_array_size(ranks); i++) { /* the frame's numbers become the job's */
-		json_t *fd = json_object_get(json_array_get(ranks, i), "fd");
-		json_integer_set(fd, json_integer_value(fd) + j->fd_count);
-	}
-	json_decref(j->segments);
-	j->segments = doc;
 	j->made_at = j->fd_count;
+	TRY(rank_segments_read(j->segments_doc, j->made_at, f->fd_count, &j->segments));
 	for (uint32_t i = 0; i < f->fd_count; i++) {
-		uint32_t index;
 		TRY(job_add_fd(j, f->fds[i], &index));
 		f->fds[i] = -1;
 	}
@@ -238,9 +256,9 @@ enum err job_wait_sealed(struct job *j, int64_t until_ms)
 
 enum err job_wait_segments(struct job *j)
 {
-	while (!j->segments) {
+	while (!j->segments.v) {
 		TRY(poll_frames(j, WAIT_MS));
-		if (!j->segments)
+		if (!j->segments.v)
 			TRY(job_progress(j));
 	}
 	return OK;
@@ -282,7 +300,11 @@ void job_free(struct job *j)
 	mem_free(j->fds);
 	spec_free(&j->spec);
 	json_decref(j->doc);
-	json_decref(j->segments);
+	for (uint32_t i = 0; i < j->dict_count; i++)
+		rank_segments_free(&j->dicts[i].segments);
+	mem_free(j->dicts);
+	rank_segments_free(&j->segments);
+	json_decref(j->segments_doc);
 	json_decref(j->result);
 	json_decref(j->error_more);
 	json_decref(j->met);

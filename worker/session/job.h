@@ -8,6 +8,7 @@
 #include "ctl/frame.h"
 #include "io/engine.h"
 #include "io/pace.h"
+#include "session/rank_segments.h"
 #include "spec/spec.h"
 #include "store/checked.h"
 #include "store/store.h"
@@ -44,6 +45,11 @@ struct job_work {
 	bool (*stopped)(const struct job_work *w);     /* another worker has failed: no need to rest any more */
 };
 
+struct job_dict {
+	const char *name;
+	struct rank_segments segments;
+};
+
 struct job {
 	struct worker *worker;
 	uint64_t generation;           /* of the attempt: goes into every frame */
@@ -62,7 +68,10 @@ struct job {
 	uint32_t made_at;              /* where those of SEGMENTS begin, once they are here */
 	bool cancelled, peers_done, commit_ok;
 	bool streams, sealed;          /* its source was being filled when it began (gate.h); it is sealed by now */
-	json_t *segments;              /* the SEGMENTS frame's document */
+	struct job_dict *dicts;        /* JOB's state dicts */
+	uint32_t dict_count;
+	json_t *segments_doc;          /* the SEGMENTS frame's document, and */
+	struct rank_segments segments; /* … the made segments by rank; v NULL: they are not here yet */
 	struct job_work *work;         /* while it goes on */
 	int64_t last_progress_ms;
 	struct pace pace;              /* of its bytes; in other jobs PACE_FULL */
@@ -80,11 +89,10 @@ static inline struct store_job job_in_store(const struct job *j)
 	return (struct store_job){ .stores = &j->worker->stores, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin };
 }
 
-/* The entry of a state dict in JOB: {"world_size","generation","ranks"}; NULL: nothing, or the reference is to none. */
-static inline const json_t *job_state_dict(const struct job *j, const struct ref *ref)
-{
-	return ref->kind == REF_STATE_DICT ? json_object_get(json_object_get(j->doc, "state_dicts"), ref->name.p) : NULL;
-}
+/* Reads the state dicts of j->doc, whose segments are j->fds. ERR_PROTOCOL. */
+FALLIBLE enum err job_read_state_dicts(struct job *j);
+/* A state dict of JOB; NULL: nothing, or the reference is to none. */
+const struct rank_segments *job_state_dict(const struct job *j, const struct ref *ref);
 
 /* Messages. Texts are taken as they are. */
 FALLIBLE enum err job_send(struct job *j, enum frame_type type, struct str json, const int *fds, uint32_t fd_count);
