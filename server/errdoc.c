@@ -152,6 +152,15 @@ void errdoc_set(json_t *doc, const char *key, json_t *value)
 		log_warn("no memory for all that an error says", NULL);
 }
 
+void errdoc_warn(json_t *result, const char *code, const char *detail)
+{
+	json_t *warnings = json_object_get(result, "warnings");
+
+	if (!json_is_array(warnings) && json_object_set_new(result, "warnings", warnings = json_array()) != 0)
+		return;
+	(void)json_array_append_new(warnings, json_pack("{s:s, s:s}", "code", code, "detail", detail));
+}
+
 json_t *errdoc_brief(const json_t *doc)
 {
 	json_t *brief = json_copy((json_t *)(uintptr_t)doc), *v;

@@ -19,6 +19,8 @@ json_t *errdoc_more(const json_t *problem);
 void errdoc_add(json_t *doc, const json_t *more);
 /* Sets one member of it; takes value. */
 void errdoc_set(json_t *doc, const char *key, json_t *value);
+/* Adds {"code", "detail"} to the `warnings` of a result. */
+void errdoc_warn(json_t *result, const char *code, const char *detail);
 /* A copy without lists, for events and lists of jobs. */
 json_t *errdoc_brief(const json_t *doc);
 /* A worker's problem as this thread's latest error; unknown members are ignored, texts are cut to their limits. */

@@ -1,9 +1,9 @@
 /* events.h: what happened, for /v1/events: the last EVENTS_KEPT events in memory, with ids that grow over restarts
  * (boot number << 32 | count), so that a client can resume with Last-Event-ID.
  *
- * Types: job.state {"job","kind","state","stage"} · job.progress {"job","progress"} · checkpoint.committed
- * {"storage","name","job"} · worker.lost {"worker","pid","job","signal"} · storage.stalled {"storage"} · storage.state
- * {"storage","state"} · daemon.state {"state"} · state_dict.changed {"state_dict","what"}. */
+ * Types: job.state {"job","kind","state","stage"} · job.progress {"job","progress"} · checkpoint.committed {"storage","name","job"} ·
+ * checkpoint.stale {"storage","name","job","same_tensors_as"} · worker.lost {"worker","pid","job","signal"} · storage.stalled
+ * {"storage"} · storage.state {"storage","state"} · daemon.state {"state"} · state_dict.changed {"state_dict","what"}. */
 #pragma once
 #include <jansson.h>
 #include "base/str.h"

@@ -80,6 +80,25 @@ static bool is_progress(const struct job *j)
 	       !str_eq(run_of(source->name.p), run_of(target->name.p));
 }
 
+/* A training whose saves are all alike does not train, or saves a copy that nobody renews. */
+void job_note_tensors(struct job *j)
+{
+	const struct ref *target = &j->spec.target;
+	const char *digest = json_string_value(json_object_get(j->result, "tensors_digest"));
+	char detail[4096], *before;
+
+	if (j->kind == JOB_SAVE && digest && run_note_tensors(j->server->runs, target->storage.p, target->name.p, digest, &before)) {
+		snprintf(detail, sizeof detail, "every tensor is what %s%s was saved with: is the state dict the one that is trained?",
+			 strcmp(before, target->name.p) == 0 ? "the former " : "", before);
+		errdoc_warn(j->result, STALE_SAVE, detail);
+		(void)json_object_set_new(j->result, "same_tensors_as",
+					  json_pack("{s:s, s:s}", "storage", target->storage.p, "name", before));
+		log_warn("stale save", "job", j->id, "name", target->name.p, "before", before, NULL);
+		mem_free(before);
+	}
+	json_object_del(j->result, "tensors_digest");
+}
+
 static void note_run(struct job *j, struct journal_txn *t)
 {
 	const struct ref *source = &j->spec.source, *target = &j->spec.target;
@@ -112,6 +131,19 @@ static void count_moved(struct job *j)
 		metrics_add(j->server->metrics, "dcpd_comm_bytes_total", labels, (double)moved);
 }
 
+static void announce_stale(struct job *j)
+{
+	const json_t *before = json_object_get(j->result, "same_tensors_as");
+	const struct ref *target = &j->spec.target;
+
+	if (!before)
+		return;
+	metrics_add(j->server->metrics, "dcpd_stale_saves_total", "", 1);
+	events_emit(j->server->events, "checkpoint.stale", j->id,
+		    json_pack("{s:s, s:s, s:s, s:O}", "storage", target->storage.p, "name", target->name.p, "job", j->id,
+			      "same_tensors_as", before));
+}
+
 static void announce(struct job *j)
 {
 	struct server *s = j->server;
@@ -135,6 +167,7 @@ static void announce(struct job *j)
 			count_durable(j);
 		events_emit(s->events, "checkpoint.committed", j->id,
 			    json_pack("{s:s, s:s, s:s}", "storage", target->storage.p, "name", target->name.p, "job", j->id));
+		announce_stale(j);
 	}
 	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
 	if (job_state_dict_op_is(j))

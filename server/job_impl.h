@@ -179,6 +179,10 @@ uint64_t job_use_bytes(const struct state_dict_use *u);     /* of its images; u 
 /* job_move, and what others hear of it: one log line, one event, one row (if `write`). */
 void job_set_state(struct job *j, enum job_step step, enum job_state state, const char *stage, bool write);
 void job_emit_state(const struct job *j);
+/* Takes `tensors_digest` out of a save's result; if the save before in the run had the same, the result gets the warning STALE_SAVE and
+ * `same_tensors_as`. */
+#define STALE_SAVE "stale_save"
+void job_note_tensors(struct job *j);
 void job_end(struct job *j, enum job_state state);   /* result and error are set */
 void job_fail(struct job *j, enum err e);
 

@@ -480,6 +480,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 		json_decref(j->result);
 		j->result = result ? json_incref((json_t *)result) : json_object();
 		verdict_warn(j);
+		job_note_tensors(j);
 		job_end(j, JOB_SUCCEEDED);
 	} else if (e != ERR_NOT_DURABLE && /* a recovery's fsync would prove nothing */
 		   (kind_of(j->kind)->writes & REF_CHECKPOINT) &&

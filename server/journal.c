@@ -39,7 +39,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[DELETE_SLOT] = "DELETE FROM slots WHERE name = ?1 AND rank = ?2 AND slot = ?3",
 	[PUT_STORAGE] = "INSERT OR REPLACE INTO storages VALUES(?1,?2,?3,?4)",
 	[DELETE_STORAGE] = "DELETE FROM storages WHERE name = ?1",
-	[PUT_RUN] = "INSERT OR REPLACE INTO runs VALUES(?1,?2,?3,?4,?5,?6,?7)",
+	[PUT_RUN] = "INSERT OR REPLACE INTO runs VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9)",
 	[DELETE_RUN] = "DELETE FROM runs WHERE storage = ?1 AND name = ?2",
 	[PUT_VERDICT] = "INSERT INTO verdicts VALUES(?1,?2,?3,?4,?5) ON CONFLICT(storage, name) DO UPDATE SET identity=?3, at_ms=?4, doc=?5"
 			" WHERE ?6 = 0 OR identity <> ?3",
@@ -268,6 +268,8 @@ void journal_put_run(struct journal_txn *t, const struct journal_run *run)
 	put_int(r, run->step);
 	for (int m = 0; m < RUN_MARK_COUNT; m++)
 		put_int(r, run->at_ms[m]);
+	put_str(t, r, str_of(run->tensors));
+	put_str(t, r, str_of(run->saved));
 }
 
 void journal_put_verdict(struct journal_txn *t, const struct journal_verdict *v, bool unless_known)

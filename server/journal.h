@@ -24,7 +24,7 @@
 
 struct journal;
 
-enum { JOURNAL_VERSION = 5, JOURNAL_VERDICTS_MAX = 100000 };
+enum { JOURNAL_VERSION = 6, JOURNAL_VERDICTS_MAX = 100000 };
 
 struct journal_txn;
 
@@ -111,6 +111,7 @@ struct journal_run {
 	const char *storage, *name;
 	int64_t step;
 	const int64_t *at_ms;       /* by enum run_mark */
+	const char *tensors, *saved; /* digest of all tensors of the last save, and its name; "" */
 };
 void journal_put_run(struct journal_txn *t, const struct journal_run *row);
 void journal_delete_run(struct journal_txn *t, const char *storage, const char *name);

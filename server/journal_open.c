@@ -56,6 +56,9 @@ static const char *const migrations[JOURNAL_VERSION] = {
 	"CREATE TABLE verdicts(storage TEXT NOT NULL, name TEXT NOT NULL, identity TEXT NOT NULL, at_ms INTEGER NOT NULL,"
 	" doc TEXT NOT NULL, PRIMARY KEY(storage, name)) WITHOUT ROWID;"
 	"CREATE INDEX verdicts_at ON verdicts(at_ms);",
+
+	"ALTER TABLE runs ADD COLUMN tensors TEXT NOT NULL DEFAULT '';"
+	"ALTER TABLE runs ADD COLUMN saved TEXT NOT NULL DEFAULT '';",
 };
 
 static FALLIBLE enum err ask_int(sqlite3 *db, const char *sql, int64_t *out)

@@ -25,7 +25,7 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_SLOTS] = "SELECT name, rank, slot, segment, bytes, image_bytes, state, generation FROM slots"
 			" ORDER BY name, rank, slot",
 	[QUERY_STORAGES] = "SELECT name, path, uid, expires_ms FROM storages ORDER BY name",
-	[QUERY_RUNS] = "SELECT storage, name, step, durable_ms, structure_ms, digest_ms, values_ms FROM runs"
+	[QUERY_RUNS] = "SELECT storage, name, step, durable_ms, structure_ms, digest_ms, values_ms, tensors, saved FROM runs"
 		       " ORDER BY max(durable_ms, structure_ms, digest_ms, values_ms) DESC LIMIT ?1",
 	[QUERY_VERDICT] = "SELECT storage, name, identity, at_ms, doc FROM verdicts WHERE storage = ?1 AND name = ?2",
 	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
@@ -293,7 +293,9 @@ static enum err row_run(void *user, sqlite3_stmt *s)
 
 	for (int m = 0; m < RUN_MARK_COUNT; m++)
 		at_ms[m] = sqlite3_column_int64(s, 3 + m);
-	return c->run(c->user, &(struct journal_run){ column_z(s, 0), column_z(s, 1), sqlite3_column_int64(s, 2), at_ms });
+	const struct journal_run row = { column_z(s, 0), column_z(s, 1), sqlite3_column_int64(s, 2), at_ms,
+					 column_z(s, 3 + RUN_MARK_COUNT), column_z(s, 4 + RUN_MARK_COUNT) };
+	return c->run(c->user, &row);
 }
 
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user)

@@ -33,6 +33,7 @@ static const struct family {
 	{ "dcpd_last_durable_step", GAUGE, "step of a run's last durable checkpoint: the number at its name's end, or the generation" },
 	{ "dcpd_last_verified_timestamp_seconds", GAUGE, "when a checkpoint of a run was last verified without a fault, by level" },
 	{ "dcpd_dedup_bytes_saved_total", COUNTER, "bytes of replicas that saves did not write" },
+	{ "dcpd_stale_saves_total", COUNTER, "saves whose tensors all equal those of the save before in their run" },
 	{ "dcpd_verify_failures_total", COUNTER, "verify jobs that failed, by level" },
 	{ "dcpd_workers", GAUGE, "worker processes" },
 	{ "dcpd_workers_lost_total", COUNTER, "worker processes that died without being told to" },

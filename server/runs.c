@@ -13,6 +13,8 @@ struct run {
 	char *name;
 	int64_t step;                       /* of the last durable checkpoint; -1: unknown */
 	int64_t at_ms[RUN_MARK_COUNT];      /* wall clock; 0: never */
+	char tensors[33];                   /* digest of all tensors of the last save; "": none */
+	char *saved;                        /* its name; NULL: none */
 };
 
 struct runs {
@@ -75,6 +77,7 @@ static struct run *make(struct runs *all, struct journal_txn *txn, const char *s
 		if (txn)
 			journal_delete_run(txn, r->storage, r->name);
 		mem_free(r->name);
+		mem_free(r->saved);
 	}
 	*r = (struct run){ .name = copy, .step = -1 };
 	snprintf(r->storage, sizeof r->storage, "%s", storage);
@@ -91,7 +94,33 @@ void run_note(struct runs *all, struct journal_txn *txn, enum run_mark mark, con
 	r->at_ms[mark] = at_ms;
 	if (mark == RUN_DURABLE)
 		r->step = step;
-	journal_put_run(txn, &(struct journal_run){ r->storage, r->name, r->step, r->at_ms });
+	journal_put_run(txn, &(struct journal_run){ r->storage, r->name, r->step, r->at_ms, r->tensors, r->saved ? r->saved : "" });
+}
+
+static void keep_tensors(struct run *r, const char *digest, char *name)
+{
+	mem_free(r->saved);
+	r->saved = name;
+	snprintf(r->tensors, sizeof r->tensors, "%s", digest);
+}
+
+bool run_note_tensors(struct runs *all, const char *storage, const char *name, const char *digest, char **before_out)
+{
+	struct run *r = find(all, storage, run_of(name));
+	char *copy = mem_strdup(name);
+
+	*before_out = NULL;
+	if (!copy || (!r && !(r = make(all, NULL, storage, run_of(name))))) {
+		mem_free(copy);
+		return false; /* out of memory: a warning is missing */
+	}
+	bool same = r->tensors[0] && strcmp(r->tensors, digest) == 0;
+	if (same) {
+		*before_out = r->saved;
+		r->saved = NULL;
+	}
+	keep_tensors(r, digest, copy);
+	return same;
 }
 
 static enum err take_row(void *user, const struct journal_run *row)
@@ -104,6 +133,9 @@ static enum err take_row(void *user, const struct journal_run *row)
 	NEED(r, "cannot keep runs");
 	r->step = row->step;
 	memcpy(r->at_ms, row->at_ms, sizeof r->at_ms);
+	char *saved = mem_strdup(row->saved);
+	NEED(saved, "cannot keep runs");
+	keep_tensors(r, row->tensors, saved);
 	return OK;
 }
 
@@ -116,8 +148,10 @@ FALLIBLE enum err runs_new(struct journal *j, struct runs **out)
 
 void runs_free(struct runs *all)
 {
-	for (uint32_t i = 0; all && i < all->count; i++)
+	for (uint32_t i = 0; all && i < all->count; i++) {
 		mem_free(all->items[i].name);
+		mem_free(all->items[i].saved);
+	}
 	mem_free(all);
 }
 

@@ -6,6 +6,7 @@
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/errdoc.h"
 #include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/parts.h"
@@ -133,13 +134,10 @@ bool verdict_warns(struct server *s, struct str storage, struct str name, const 
 void verdict_warn(struct job *j)
 {
 	const struct ref *source = &j->spec.source;
-	json_t *warnings = json_object_get(j->result, "warnings");
 	char detail[VERDICT_DETAIL_MAX];
 
 	if (j->kind == JOB_VERIFY || source->kind != REF_CHECKPOINT ||
 	    !verdict_warns(j->server, source->storage, source->name, j->identity, detail))
 		return;
-	if (!json_is_array(warnings) && json_object_set_new(j->result, "warnings", warnings = json_array()) != 0)
-		return;
-	(void)json_array_append_new(warnings, json_pack("{s:s, s:s}", "code", VERDICT_WARNING, "detail", detail));
+	errdoc_warn(j->result, VERDICT_WARNING, detail);
 }

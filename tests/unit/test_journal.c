@@ -120,7 +120,8 @@ static void test_newer_is_refused(void **state)
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
-#define UNDO_5 "DROP TABLE verdicts;"
+#define UNDO_6 "ALTER TABLE runs DROP COLUMN tensors; ALTER TABLE runs DROP COLUMN saved;"
+#define UNDO_5 UNDO_6 "DROP TABLE verdicts;"
 #define UNDO_4 "DELETE FROM meta WHERE key = 'service_ms'; ALTER TABLE state_dicts DROP COLUMN orphan_since_ms;"
 
 /* A journal as version 1 left it, with jobs inside. */

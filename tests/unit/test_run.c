@@ -37,7 +37,7 @@ static void test_shared(void **state)
 	uint64_t at;
 
 	(void)state;
-	build.opts.rtol = 0.25;
+	build.opts.near.rtol = 0.25;
 	T_OK(run_add_dir(&build, 3, STR("a/b"), &dir));
 	T_OK(run_add_file(&build, RUN_FILE_TARGET, dir, STR("__0_0.distcp"), 77, &file));
 	T_OK(run_add_file(&build, RUN_FILE_SOURCE, dir, (struct str){ NULL, 0 }, 5, &file));
@@ -52,7 +52,7 @@ static void test_shared(void **state)
 	assert_int_equal(run_file_name(&b, &b.files[1]).n, 0);
 	assert_int_equal(b.dirs[0].root, 3);
 	assert_int_equal(b.dims[3], 4);
-	assert_true(b.head->opts.rtol == 0.25);
+	assert_true(b.head->opts.near.rtol == 0.25);
 	assert_int_equal(b.tasks_n, 0);
 	atomic_store(&a.files[0].blocks_left, 9); /* one memory */
 	assert_int_equal(atomic_load(&b.files[0].blocks_left), 9);

@@ -174,6 +174,42 @@ static json_t *places_doc(const struct write_spec *s, const struct build_target 
 	return places;
 }
 
+/* Adds to the result the digest of all tensors: the sum of a digest of each one's name, dtype, box and bytes, so that the order does not
+ * count. Single numbers are left out: optimizers count their steps in such tensors. */
+static FALLIBLE enum err put_tensors_digest(struct job *j, const struct run *run, const char *metadata)
+{
+	uint64_t sum[2] = { 0 }, one[2];
+	struct digest_stream stream;
+	struct digest got;
+	char hex[33];
+	bool any = false;
+
+	for (uint64_t i = 0; i < run->dsts_n; i++) {
+		const struct run_dst *d = &run->dsts[i];
+		struct str fqn = run_dst_fqn(run, d);
+		if (d->kind != RUN_DST_TENSOR || d->bare || d->ndim == 0) /* bare: a value's bytes, which the client has made */
+			continue;
+		digest_begin_one(&stream, DIGEST_XXH3);
+		digest_add(&stream, fqn.p, fqn.n);
+		digest_add(&stream, &d->dtype, sizeof d->dtype);
+		digest_add(&stream, run->dims + d->dims_at, 2ull * d->ndim * sizeof *run->dims);
+		digest_add(&stream, d->xxh3_128, sizeof d->xxh3_128);
+		digest_add(&stream, metadata, strlen(metadata)); /* of a rank that saves alone: its own */
+		digest_end(&stream, &got);
+		memcpy(one, got.xxh3_128, sizeof one);
+		sum[0] += one[0];
+		sum[1] += one[1];
+		any = true;
+	}
+	if (!any)
+		return OK;
+	memcpy(got.xxh3_128, sum, sizeof sum);
+	digest_hex(got.xxh3_128, hex);
+	if (!j->result)
+		j->result = json_object();
+	return json_object_set_new(j->result, "tensors_digest", json_string(hex)) < 0 ? ERR(NO_MEMORY, "no memory for the result") : OK;
+}
+
 enum err write_publish(struct write *w)
 {
 	struct write_spec *s = w->spec;
@@ -194,6 +230,8 @@ enum err write_publish(struct write *w)
 	else
 		TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, j->spec.target.name.p, &head, save_id));
 	TRY(put_manifest(j, st, w->run, &head));
+	if (j->kind == JOB_SAVE) /* its format is DCP */
+		TRY(put_tensors_digest(j, w->run, head.metadata_name));
 	if (st->in_place)
 		return staging_commit_in_place(st, head.metadata_name);
 	return staging_commit(st, j->spec.overwrite);

@@ -48,7 +48,7 @@ class Job(Dict[str, Any]):
             raise errors.from_problem(self.get("error") or {"title": "the job failed"}, self.id)
         if self["state"] == "cancelled":
             raise errors.JobCancelled(f"job {self.id} was cancelled", code="cancelled", job=self.id)
-        source = self.get("source") or {}
+        source = self.get("target" if self.get("kind") == "save" else "source") or {}
         for w in (self.get("result") or {}).get("warnings") or []:
             errors.warn_of(source, str(w.get("detail") or w.get("code")))
         return self
