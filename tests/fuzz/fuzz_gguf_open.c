@@ -1,30 +1,7 @@
 /* fuzz_gguf_open.c: any bytes as a GGUF file. Each tensor of a file that is accepted lies inside it, and shares bytes with none. */
-#include <string.h>
-
 #include "base/mem.h"
-#include "base/num.h"
-#include "format/format.h"
+#include "lib/t_one_file.h"
 #include "tensor/box.h"
-
-static enum err bytes_of(void *user, const char *name, uint64_t *out)
-{
-	const struct str *file = user;
-
-	(void)name;
-	*out = file->n;
-	return OK;
-}
-
-static enum err read_at(void *user, const char *name, uint64_t offset, void *into, uint64_t n)
-{
-	const struct str *file = user;
-
-	(void)name;
-	must(num_inside(offset, n, file->n));
-	if (n)
-		memcpy(into, file->p + offset, n);
-	return OK;
-}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -32,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
 	static const char *const name = "a.gguf";
 	struct str file = { (const char *)data, n };
-	struct format_source s = { .user = &file, .payload = &name, .payload_count = 1, .read = read_at, .bytes_of = bytes_of };
+	struct format_source s = t_one_file(&file, &name);
 	struct sdict *sd = NULL;
 
 	if (format_open(FORMAT_GGUF, &s, &sd) == OK)

@@ -13,8 +13,6 @@
 #include "format/zip_plan.h"
 #include "tensor/box.h"
 
-enum { HEAD_MAX = 256 << 10 };
-
 static FALLIBLE enum err check_name(const struct sdict *sd, struct str fqn)
 {
 	if (!str_utf8(fqn) || memchr(fqn.p, '\0', fqn.n) || fqn.n == 0 || fqn.n + 4 > ZIP_NAME_MAX)
@@ -41,7 +39,7 @@ static FALLIBLE enum err name_entry(struct arena *a, const struct sd_tensor *t, 
 /* A member: the array's head, then the payload. */
 static FALLIBLE enum err add_member(struct zip_plan *z, const struct sdict *sd, const struct sd_tensor *t)
 {
-	CLEANUP(buf_free) struct buf head = BUF_INIT(HEAD_MAX);
+	CLEANUP(buf_free) struct buf head = BUF_INIT(NPY_HEAD_MAX);
 	const char *type = npy_type(t->dtype);
 	struct zip_entry e = { 0 };
 	uint64_t numel, bytes;

@@ -6,6 +6,7 @@
 
 #include "base/num.h"
 #include "format/gguf.h"
+#include "format/npy.h"
 #include "format/torch_file.h"
 
 /* Digits alone, without zeros in front: no two names for one rank. */
@@ -248,6 +249,20 @@ void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX]
 void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX])
 {
 	snprintf(out, FORMAT_FILE_MAX, "model-%05u-of-%05u.safetensors", index + 1, count);
+}
+
+static enum err read_part(void *user, uint64_t offset, void *into, size_t n)
+{
+	const struct format_part *part = user;
+
+	return part->s->read(part->s->user, part->name, offset, into, n);
+}
+
+enum err format_part_of(const struct format_source *s, const char *name, struct format_part *part, struct item_source *out)
+{
+	*part = (struct format_part){ s, name };
+	*out = (struct item_source){ .read = read_part, .user = part };
+	return s->bytes_of(s->user, name, &out->length);
 }
 
 bool format_reads(enum format f)

@@ -6,6 +6,7 @@
 
 #include "base/str.h"
 #include "format/file_plan.h"
+#include "format/source.h"
 
 #define DCP_METADATA ".metadata"
 #define HF_INDEX "model.safetensors.index.json"
@@ -86,6 +87,13 @@ struct format_source {
 	enum err (*bytes_of)(void *user, const char *name, uint64_t *out);
 };
 
+/* One payload file of a source, as parsers of items ask for it: sets *out, which uses `part`. */
+struct format_part {
+	const struct format_source *s;
+	const char *name;
+};
+FALLIBLE enum err format_part_of(const struct format_source *s, const char *name, struct format_part *part, struct item_source *out);
+
 bool format_reads(enum format f);
 /* Reads what the checkpoint holds, and where the bytes of each chunk and value lie. ERR_FORMAT_…, ERR_CHECKPOINT_INCOMPLETE, and errors of
  * the source's functions. */
@@ -101,6 +109,7 @@ FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, con
 FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_npz(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_gguf(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch(const struct format_source *s, struct sdict **out);

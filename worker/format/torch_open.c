@@ -11,19 +11,6 @@ struct opening {
 	struct sdict *sd;
 };
 
-/* A file of the source, as parsers ask for it. */
-struct reading {
-	const struct format_source *s;
-	const char *name;
-};
-
-static enum err read_at(void *user, uint64_t offset, void *into, size_t n)
-{
-	const struct reading *r = user;
-
-	return r->s->read(r->s->user, r->name, offset, into, n);
-}
-
 /* Leaves that the index has in another file do not count. */
 static void leave_out(struct opening *o, struct torch_file *f, struct str name)
 {
@@ -39,12 +26,12 @@ static enum err open_file(void *user, const char *name)
 {
 	CLEANUP(torch_file_close) struct torch_file f = { 0 };
 	struct opening *o = user;
-	struct reading r = { o->s, name };
-	struct item_source src = { .read = read_at, .user = &r };
+	struct format_part part;
+	struct item_source src;
 	uint32_t file;
 
 	TRY(sdict_add_file(o->sd, str_of(name), 0, &file));
-	TRY(o->s->bytes_of(o->s->user, name, &src.length));
+	TRY(format_part_of(o->s, name, &part, &src));
 	TRY(torch_file_open(&src, &f));
 	leave_out(o, &f, str_of(name));
 	return torch_file_add(&f, o->sd, file, 0);

@@ -42,19 +42,6 @@ struct ranks {
 	uint64_t strided_count;
 };
 
-/* A file of the folder, as parsers ask for it. */
-struct reading {
-	const struct format_source *s;
-	const char *name;
-};
-
-static enum err read_at(void *user, uint64_t offset, void *into, size_t n)
-{
-	const struct reading *r = user;
-
-	return r->s->read(r->s->user, r->name, offset, into, n);
-}
-
 /* ------------------------------------------------------------------------------------------------------------ the ranks */
 
 /* "FAMILY/WORLD/RANK" */
@@ -220,14 +207,14 @@ static FALLIBLE enum err add_leaf(struct ranks *r, const struct torch_file *f, c
 static FALLIBLE enum err open_file(struct ranks *r, const char *name)
 {
 	CLEANUP(torch_file_close) struct torch_file f = { 0 };
-	struct reading reading = { r->s, name };
-	struct item_source src = { .read = read_at, .user = &reading };
+	struct format_part part;
+	struct item_source src;
 	struct format_rank_name is;
 	uint32_t file;
 
 	must(format_rank_name(name, &is));
 	TRY(sdict_add_file(r->sd, str_of(name), (uint32_t)is.rank, &file));
-	TRY(r->s->bytes_of(r->s->user, name, &src.length));
+	TRY(format_part_of(r->s, name, &part, &src));
 	TRY(torch_file_open(&src, &f));
 	for (uint64_t i = 0; i < f.leaves.n; i++) {
 		struct torch_leaf *leaf = &f.leaves.v[i];

@@ -131,8 +131,6 @@ static FALLIBLE enum err read_end(const struct item_source *src, struct end *e)
 	if (e->count > e->bytes / CENTRAL_BYTES)
 		return ERR(FORMAT_ZIP, "%ju records do not fit a directory of %ju bytes",
 			   (uintmax_t)e->count, (uintmax_t)e->bytes);
-	if (e->count == 0)
-		return ERR(FORMAT_ZIP, "the archive is empty");
 	return OK;
 }
 
@@ -195,13 +193,16 @@ static FALLIBLE enum err read_record(struct zip *z, struct reader *dir, uint64_t
 	r->header_off = reader_u32(dir);
 	struct str name = reader_str(dir, name_bytes);
 	const unsigned char *extra = reader_take(dir, extra_bytes);
-	if (!reader_take(dir, comment_bytes))
+	struct str comment = reader_str(dir, comment_bytes);
+	if (dir->failed)
 		return ERR(FORMAT_ZIP, "the directory ends inside record %ju", number);
 	if (disk != 0)
 		return ERR(FORMAT_ZIP, "the archive spans several disks");
 	if (attributes & DOS_DIRECTORY) /* PyTorch takes it for empty, whatever its size */
 		return ERR(FORMAT_ZIP, "record %ju is marked as a directory", number);
 	TRY(arena_str(z->arena, name, &r->name));
+	if (comment.n)
+		TRY(arena_str(z->arena, comment, &r->comment));
 	TRY(widen(r, reader_of(extra, extra_bytes)));
 	return check_record(r, method, flags, dir_off);
 }
@@ -252,7 +253,9 @@ static FALLIBLE enum err read_directory(struct zip *z, const struct end *e)
 /* PyTorch reads no archive with records beside the folder of the first. */
 static FALLIBLE enum err find_prefix(struct zip *z)
 {
-	struct str first = z->records[0].name;
+	struct str first = z->count ? z->records[0].name : STR("");
+	if (!z->count)
+		return ERR(FORMAT_ZIP, "the archive is empty");
 	const char *slash = first.n ? memchr(first.p, '/', first.n) : NULL;
 	if (!slash)
 		return ERR(FORMAT_ZIP, "record '%.*s' is in no folder", (int)num_min(first.n, 80), first.p);

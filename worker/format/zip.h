@@ -19,6 +19,7 @@ struct zip_record {
 	uint64_t packed_bytes, bytes;
 	uint32_t crc32;                  /* 0 may mean "not computed" */
 	bool deflated;
+	struct str comment;
 };
 
 struct zip {
@@ -30,7 +31,7 @@ struct zip {
 };
 
 FALLIBLE enum err zip_open(const struct item_source *src, struct zip **out);
-/* Of other writers, too: records need not be in one folder, and there is no prefix. */
+/* Of other writers, too: records need not be in one folder, there is no prefix, and there may be no record. */
 FALLIBLE enum err zip_open_any(const struct item_source *src, struct zip **out);
 void zip_free(struct zip *z);
 void zip_free_ptr(struct zip **z);

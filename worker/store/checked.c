@@ -74,6 +74,8 @@ bool checked_is_damage(enum err e)
 	case ERR_FORMAT_ITEM:
 	case ERR_FORMAT_TRANSFORM:
 	case ERR_FORMAT_SAFETENSORS:
+	case ERR_FORMAT_NPZ:
+	case ERR_FORMAT_GGUF:
 	case ERR_FORMAT_MANIFEST:
 	case ERR_LIMIT_EXCEEDED:
 	case ERR_DTYPE_UNSUPPORTED:
