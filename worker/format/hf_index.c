@@ -89,7 +89,7 @@ static FALLIBLE enum err parse_index(struct hf_index *ix, struct str text)
 }
 
 /* Each tensor that the index names lies in the file that it names. */
-enum err hf_index_check(const struct hf_index *ix)
+static FALLIBLE enum err check(const struct hf_index *ix)
 {
 	for (uint64_t i = 0; i < ix->homes.n; i++) {
 		const struct hf_home *h = &ix->homes.v[i];
@@ -112,12 +112,20 @@ bool hf_index_takes(struct hf_index *ix, struct str fqn, struct str file)
 	return true;
 }
 
-enum err hf_index_each(const struct hf_index *ix, hf_index_open *open_file, void *user)
+static FALLIBLE enum err open_one(struct hf_index *ix, hf_open_file *open_file, const char *name)
+{
+	uint32_t file;
+
+	TRY(sdict_add_file(ix->sd, str_of(name), 0, &file));
+	return err_at_file(open_file(ix, name, file), name, -1);
+}
+
+static FALLIBLE enum err open_files(struct hf_index *ix, hf_open_file *open_file)
 {
 	for (uint64_t i = 0; i < ix->files.n; i++)
-		TRY(err_at_file(open_file(user, ix->files.v[i].name.p), ix->files.v[i].name.p, -1));
+		TRY(open_one(ix, open_file, ix->files.v[i].name.p));
 	for (uint64_t i = 0; i < ix->s->payload_count && !ix->there; i++)
-		TRY(err_at_file(open_file(user, ix->s->payload[i]), ix->s->payload[i], -1));
+		TRY(open_one(ix, open_file, ix->s->payload[i]));
 	return OK;
 }
 
@@ -138,19 +146,26 @@ static FALLIBLE enum err read_text(struct hf_index *ix)
 	return err_at_file(e, ix->s->metadata[0], -1);
 }
 
-enum err hf_index_read(const struct format_source *s, const struct hf_index_limits *limits, struct hf_index *out)
+enum err hf_index_open(const struct format_source *s, const struct hf_index_limits *limits, hf_open_file *open_file, struct sdict **out)
 {
-	*out = (struct hf_index){ .s = s, .limits = limits, .arena = arena_new(UINT64_MAX) };
-	return out->arena ? read_text(out) : ERR(NO_MEMORY, "no memory for an index");
-}
+	struct hf_index ix = { .s = s, .limits = limits, .arena = arena_new(UINT64_MAX) };
 
-void hf_index_free(struct hf_index *ix)
-{
-	map_free(&ix->by_file);
-	map_free(&ix->by_fqn);
-	vec_free(&ix->files);
-	vec_free(&ix->homes);
-	mem_free(ix->text);
-	arena_free(ix->arena);
-	*ix = (struct hf_index){ 0 };
+	enum err e = ix.arena ? read_text(&ix) : ERR(NO_MEMORY, "no memory for an index");
+	if (!e)
+		e = sdict_new(UINT64_MAX, &ix.sd);
+	if (!e)
+		e = open_files(&ix, open_file);
+	if (!e)
+		e = check(&ix);
+	if (!e)
+		*out = ix.sd;
+	else
+		sdict_free(ix.sd);
+	map_free(&ix.by_file);
+	map_free(&ix.by_fqn);
+	vec_free(&ix.files);
+	vec_free(&ix.homes);
+	mem_free(ix.text);
+	arena_free(ix.arena);
+	return e;
 }

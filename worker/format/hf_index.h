@@ -32,16 +32,14 @@ struct hf_index {
 	struct map by_file, by_fqn;
 	bool there;
 	const struct hf_index_limits *limits;
+	struct sdict *sd;              /* being made */
 };
 
-/* Reads the source's one metadata file, if it has one; else the index is empty, and `there` is false. The source and the limits outlive
- * *out, which the caller frees (hf_index_free), after an error too. */
-FALLIBLE enum err hf_index_read(const struct format_source *s, const struct hf_index_limits *limits, struct hf_index *out);
-void hf_index_free(struct hf_index *ix);
-/* Opens each file of the directory: those that the index names, or all payload files if there is none. */
-typedef enum err hf_index_open(void *user, const char *name);
-FALLIBLE enum err hf_index_each(const struct hf_index *ix, hf_index_open *open_file, void *user);
+/* Makes an sdict of the directory by opening each file of it: those that the source's one metadata file names, or all payload files if
+ * there is none. ix->sd has the file as number `file`. ERR_CHECKPOINT_INCOMPLETE unless each tensor that the index names was found in the
+ * file that it names. */
+typedef enum err hf_open_file(struct hf_index *ix, const char *name, uint32_t file);
+FALLIBLE enum err hf_index_open(const struct format_source *s, const struct hf_index_limits *limits, hf_open_file *open_file,
+				struct sdict **out);
 /* Is the tensor to be taken from this file? Of one that several hold (tied weights), the index names one. Marks it as found. */
 bool hf_index_takes(struct hf_index *ix, struct str fqn, struct str file);
-/* ERR_CHECKPOINT_INCOMPLETE unless each tensor that the index names was found in the file that it names. */
-FALLIBLE enum err hf_index_check(const struct hf_index *ix);

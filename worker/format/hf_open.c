@@ -9,30 +9,24 @@
 #include "format/hf_index.h"
 #include "format/safetensors.h"
 
-struct opening {
-	const struct format_source *s;
-	struct hf_index index;
-	struct sdict *sd;
-};
-
-static FALLIBLE enum err add_entry(struct opening *o, const struct sft *head, const struct sft_entry *it, uint32_t file)
+static FALLIBLE enum err add_entry(struct hf_index *ix, const struct sft *head, const struct sft_entry *it, uint32_t file)
 {
 	const struct sd_loc loc = { file, 0, head->data_off + it->begin, it->end - it->begin };
-	struct str name = o->sd->files[file].name;
+	struct str name = ix->sd->files[file].name;
 	uint32_t tensor;
 	int64_t dims[2 * NDIM_MAX] = { 0 };
 
-	if (!hf_index_takes(&o->index, it->name, name))
+	if (!hf_index_takes(ix, it->name, name))
 		return OK;
 	for (uint32_t i = 0; i < it->ndim; i++)
 		dims[it->ndim + i] = it->shape[i];
-	enum err e = sdict_add_tensor(o->sd, it->name, it->dtype, it->ndim, it->shape, &tensor);
+	enum err e = sdict_add_tensor(ix->sd, it->name, it->dtype, it->ndim, it->shape, &tensor);
 	if (!e)
-		e = sdict_add_chunk(o->sd, tensor, dims, 0, loc);
+		e = sdict_add_chunk(ix->sd, tensor, dims, 0, loc);
 	return err_at_fqn(err_at_file(e, name.p, -1), it->name.p, it->name.n);
 }
 
-static FALLIBLE enum err read_header(struct opening *o, const char *name, uint32_t file)
+static enum err read_header(struct hf_index *ix, const char *name, uint32_t file)
 {
 	CLEANUP(arena_free_ptr) struct arena *arena = arena_new(UINT64_MAX);
 	CLEANUP(mem_free_ptr) void *bytes = NULL;
@@ -40,46 +34,24 @@ static FALLIBLE enum err read_header(struct opening *o, const char *name, uint32
 	struct sft head;
 
 	NEED(arena, "no memory for a header");
-	TRY(o->s->bytes_of(o->s->user, name, &file_bytes));
+	TRY(ix->s->bytes_of(ix->s->user, name, &file_bytes));
 	unsigned char first[8];
 	if (file_bytes < sizeof first)
 		return ERR(FORMAT_SAFETENSORS, "a file of %ju bytes is too short", (uintmax_t)file_bytes);
-	TRY(o->s->read(o->s->user, name, 0, first, sizeof first));
+	TRY(ix->s->read(ix->s->user, name, 0, first, sizeof first));
 	TRY(sft_header_bytes(first, file_bytes, &n));
-	TRY(o->s->read_head(o->s->user, name, sizeof first + n, &bytes));
+	TRY(ix->s->read_head(ix->s->user, name, sizeof first + n, &bytes));
 	if (memcmp(bytes, first, sizeof first) != 0)
 		return ERR(FORMAT_SAFETENSORS, "the header changes while it is read");
 	TRY(sft_parse((struct str){ (char *)bytes + sizeof first, n }, file_bytes, arena, &head));
 	for (uint64_t i = 0; i < head.entry_count; i++)
-		TRY(add_entry(o, &head, &head.entries[i], file));
+		TRY(add_entry(ix, &head, &head.entries[i], file));
 	return OK;
-}
-
-static enum err open_file(void *user, const char *name)
-{
-	struct opening *o = user;
-	uint32_t file;
-
-	TRY(sdict_add_file(o->sd, str_of(name), 0, &file));
-	return read_header(o, name, file);
 }
 
 enum err format_open_hf(const struct format_source *s, struct sdict **out)
 {
 	static const struct hf_index_limits limits = { SFT_HEADER_MAX, SFT_ENTRY_MIN, ERR_FORMAT_SAFETENSORS };
-	struct opening o = { .s = s };
 
-	enum err e = hf_index_read(s, &limits, &o.index);
-	if (!e)
-		e = sdict_new(UINT64_MAX, &o.sd);
-	if (!e)
-		e = hf_index_each(&o.index, open_file, &o);
-	if (!e)
-		e = hf_index_check(&o.index);
-	if (!e)
-		*out = o.sd;
-	else
-		sdict_free(o.sd);
-	hf_index_free(&o.index);
-	return e;
+	return hf_index_open(s, &limits, read_header, out);
 }
