@@ -151,20 +151,36 @@ FALLIBLE enum err field_read_labels(const struct jval *v, struct arena *a, struc
 	return OK;
 }
 
-FALLIBLE enum err field_read_ranks(const struct jval *list, struct arena *a, struct spec_ranks *out)
+/* Any of the spec's lists: `out` begins with a pointer to its elements, of `bytes` each, and their number. */
+typedef enum err read_element(const struct jval *v, void *out);
+
+static FALLIBLE enum err read_list(const struct jval *list, size_t max, read_element *read, size_t bytes, struct arena *a, void *out)
 {
-	size_t n = 0;
+	struct { unsigned char *v; size_t n; } found = { NULL, 0 };
+
+	TRY(jval_array(list, max, &found.n));
+	if (found.n)
+		TRY(arena_alloc(a, found.n, bytes, &found.v));
+	for (size_t i = 0; i < found.n; i++) {
+		struct jval v = jval_at(list, i);
+		TRY(read(&v, found.v + i * bytes));
+	}
+	memcpy(out, &found, sizeof found);
+	return OK;
+}
+
+static enum err read_rank(const struct jval *v, void *out)
+{
 	int64_t rank = 0;
 
-	TRY(jval_array(list, SPEC_WORLD_MAX, &n));
-	if (n)
-		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
-	for (out->n = 0; out->n < n; out->n++) {
-		struct jval v = jval_at(list, out->n);
-		TRY(jval_integer(&v, 0, SPEC_WORLD_MAX - 1, &rank));
-		out->v[out->n] = (uint32_t)rank;
-	}
+	TRY(jval_integer(v, 0, SPEC_WORLD_MAX - 1, &rank));
+	*(uint32_t *)out = (uint32_t)rank;
 	return OK;
+}
+
+enum err field_read_ranks(const struct jval *list, struct arena *a, struct spec_ranks *out)
+{
+	return read_list(list, SPEC_WORLD_MAX, read_rank, sizeof *out->v, a, out);
 }
 
 static FALLIBLE enum err check_once(const struct jval *list, const struct spec_ranks *ranks)
@@ -195,71 +211,43 @@ static FALLIBLE enum err read_dtype(const struct jval *v, struct str name, enum 
 	return jval_fail(v, ERR_VALIDATION_FAILED, "\"%.32s\" is no dtype, such as \"bfloat16\"%s", name.p, near_text(&near, hint));
 }
 
-/* [[pattern, replacement], …] or [[glob, dtype], …]. */
-static FALLIBLE enum err read_pairs(const struct jval *list, size_t max, struct arena *a, struct spec_pairs *out)
+/* [pattern, replacement] or [glob, dtype] */
+static enum err read_pair(const struct jval *pair, void *out)
 {
-	size_t n = 0, two = 0;
+	struct jval left = jval_at(pair, 0), right = jval_at(pair, 1);
+	struct spec_pair *p = out;
+	size_t two = 0;
 
-	TRY(jval_array(list, max, &n));
-	if (n)
-		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
-	for (out->n = 0; out->n < n; out->n++) {
-		struct jval pair = jval_at(list, out->n), left = jval_at(&pair, 0), right = jval_at(&pair, 1);
-		struct str *l = &out->v[out->n].left, *r = &out->v[out->n].right;
-		TRY(jval_array(&pair, 2, &two));
-		if (two != 2)
-			return jval_fail(&pair, ERR_VALIDATION_FAILED, "must be a pair of strings");
-		TRY(jval_string(&left, l));
-		TRY(jval_string(&right, r));
-		if (l->n == 0 || l->n > SPEC_GLOB_BYTES_MAX || r->n > SPEC_GLOB_BYTES_MAX)
-			return jval_fail(&pair, ERR_VALIDATION_FAILED, "patterns have 1 to %d bytes", SPEC_GLOB_BYTES_MAX);
-	}
+	TRY(jval_array(pair, 2, &two));
+	if (two != 2)
+		return jval_fail(pair, ERR_VALIDATION_FAILED, "must be a pair of strings");
+	TRY(jval_string(&left, &p->left));
+	TRY(jval_string(&right, &p->right));
+	if (p->left.n == 0 || p->left.n > SPEC_GLOB_BYTES_MAX || p->right.n > SPEC_GLOB_BYTES_MAX)
+		return jval_fail(pair, ERR_VALIDATION_FAILED, "patterns have 1 to %d bytes", SPEC_GLOB_BYTES_MAX);
 	return OK;
 }
 
-static FALLIBLE enum err read_casts(const struct jval *list, struct arena *a, struct spec_casts *out)
+static enum err read_cast(const struct jval *v, void *out)
 {
-	struct spec_pairs pairs = { 0 };
+	struct jval right = jval_at(v, 1);
+	struct spec_cast *c = out;
+	struct spec_pair pair;
 
-	TRY(read_pairs(list, SPEC_GLOBS_MAX, a, &pairs));
-	if (pairs.n)
-		TRY(arena_alloc(a, pairs.n, sizeof *out->v, &out->v));
-	for (out->n = 0; out->n < pairs.n; out->n++) {
-		struct jval pair = jval_at(list, out->n), right = jval_at(&pair, 1);
-		out->v[out->n].glob = pairs.v[out->n].left;
-		out->v[out->n].q8_0 = str_is(pairs.v[out->n].right, SPEC_Q8_0); /* spec.c knows where that may stand */
-		if (!out->v[out->n].q8_0)
-			TRY(read_dtype(&right, pairs.v[out->n].right, &out->v[out->n].dtype));
-	}
-	return OK;
+	TRY(read_pair(v, &pair));
+	c->glob = pair.left;
+	c->q8_0 = str_is(pair.right, SPEC_Q8_0); /* spec.c knows where that may stand */
+	return c->q8_0 ? OK : read_dtype(&right, pair.right, &c->dtype);
 }
 
-static FALLIBLE enum err read_numbers(const struct jval *list, struct arena *a, struct spec_numbers *out)
+static enum err read_number(const struct jval *v, void *out)
 {
-	size_t n = 0;
-
-	TRY(jval_array(list, SPEC_SOURCES_MAX, &n));
-	if (n)
-		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
-	for (out->n = 0; out->n < n; out->n++) {
-		struct jval v = jval_at(list, out->n);
-		TRY(jval_number(&v, -HUGE_VAL, &out->v[out->n]));
-	}
-	return OK;
+	return jval_number(v, -HUGE_VAL, out);
 }
 
-static FALLIBLE enum err read_checkpoints(const struct jval *list, struct arena *a, struct spec_refs *out)
+static enum err read_checkpoint(const struct jval *v, void *out)
 {
-	size_t n = 0;
-
-	TRY(jval_array(list, SPEC_SOURCES_MAX, &n));
-	if (n)
-		TRY(arena_alloc(a, n, sizeof *out->v, &out->v));
-	for (out->n = 0; out->n < n; out->n++) {
-		struct jval v = jval_at(list, out->n);
-		TRY(ref_read(&v, REF_CHECKPOINT, NULL, &out->v[out->n]));
-	}
-	return OK;
+	return ref_read(v, REF_CHECKPOINT, NULL, out);
 }
 
 static FALLIBLE enum err check_text(const struct field *f, const struct jval *v, struct str *out)
@@ -295,16 +283,16 @@ static FALLIBLE enum err read_value(const struct field *f, const struct jval *at
 	case FIELD_GLOBS:
 		return jval_opt_texts(at, f->key, SPEC_GLOBS_MAX, SPEC_GLOB_BYTES_MAX, a, out);
 	case FIELD_RENAMES:
-		return read_pairs(v, SPEC_RENAMES_MAX, a, out);
+		return read_list(v, SPEC_RENAMES_MAX, read_pair, sizeof(struct spec_pair), a, out);
 	case FIELD_DTYPES:
-		return read_casts(v, a, out);
+		return read_list(v, SPEC_GLOBS_MAX, read_cast, sizeof(struct spec_cast), a, out);
 	case FIELD_RANKS:
 		TRY(field_read_ranks(v, a, out));
 		return check_once(v, out);
 	case FIELD_NUMBERS:
-		return read_numbers(v, a, out);
+		return read_list(v, SPEC_SOURCES_MAX, read_number, sizeof(double), a, out);
 	case FIELD_CHECKPOINTS:
-		return read_checkpoints(v, a, out);
+		return read_list(v, SPEC_SOURCES_MAX, read_checkpoint, sizeof(struct ref), a, out);
 	case FIELD_LABELS:
 		return field_read_labels(v, a, out);
 	case FIELD_LAYOUT:

@@ -23,11 +23,11 @@ enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPE
 
 /* Lists of a request. The arrays are the spec's, the texts are the document's and end with a NUL. */
 struct spec_pairs {
-	struct { struct str left, right; } *v;   /* a pattern and its replacement; a label's key and value */
+	struct spec_pair { struct str left, right; } *v;         /* a pattern and its replacement; a label's key and value */
 	size_t n;
 };
 struct spec_casts {
-	struct { struct str glob; enum dtype dtype; bool q8_0; } *v;  /* q8_0: blocks, and no dtype */
+	struct spec_cast { struct str glob; enum dtype dtype; bool q8_0; } *v;         /* q8_0: blocks, and no dtype */
 	size_t n;
 };
 struct spec_ranks {
