@@ -1,5 +1,6 @@
 /* t_server.c: see t_server.h. */
 #include "lib/t_server.h"
+#include "lib/t_json.h"
 
 #include <libgen.h>
 #include <string.h>
@@ -155,21 +156,6 @@ void t_planned(void *user, enum err e, const json_t *plan)
 	a->doc = plan ? json_deep_copy(plan) : NULL;
 }
 
-static json_t *parse(const char *spec)
-{
-	char text[4096];
-	json_error_t at;
-
-	snprintf(text, sizeof text, "%s", spec);
-	for (char *p = text; *p; p++)
-		if (*p == '\'')
-			*p = '"';
-	json_t *doc = json_loads(text, 0, &at);
-	if (!doc)
-		T_FAIL("%s: %s", text, at.text);
-	return doc;
-}
-
 static enum job_kind kind_in(const json_t *doc)
 {
 	enum job_kind kind;
@@ -180,7 +166,7 @@ static enum job_kind kind_in(const json_t *doc)
 
 enum err t_job_try(struct t_server *t, const char *spec, struct t_answer *a)
 {
-	json_t *doc = parse(spec);
+	json_t *doc = t_json(spec);
 	struct job_request rq = { .kind = kind_in(doc), .spec = doc, .who = t->me };
 
 	*a = (struct t_answer){ 0 };

@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "base/arena.h"
+#include "lib/t_json.h"
 #include "tensor/dtensor.h"
 #include "plan/state_dict_op.h"
 #include "lib/t.h"
@@ -206,15 +207,7 @@ T_TREE struct tree *t_node(json_t *j, uint32_t rank)
 
 T_TREE struct tree *t_tree(const char *text, uint32_t rank)
 {
-	size_t n = strlen(text);
-	char *copy = t_alloc(n + 1, 1);
-	json_error_t error;
-
-	for (size_t i = 0; i < n; i++)
-		copy[i] = text[i] == '\'' ? '"' : text[i];
-	json_t *j = json_loads(copy, JSON_DECODE_ANY, &error);
-	if (!j)
-		T_FAIL("%s: %s", error.text, copy);
+	json_t *j = t_json(text);
 	struct tree *t = t_node(j, rank);
 	json_decref(j);
 	return t;

@@ -76,32 +76,6 @@ static inline void t_worker_drain(struct t_worker *t)
 		;
 }
 
-/* One job of one worker, from its spec as JSON text (' for "); *result: the job's, if it ended well. Commits are allowed. */
-static inline enum err t_worker_job(struct t_worker *t, enum err (*fn)(struct job *j), enum job_kind kind, const char *spec,
-				    json_t **result)
-{
-	static uint64_t generation;
-	char text[4096], id[32];
-	struct job j = { .worker = &t->w, .generation = ++generation, .id = id, .kind = kind, .attempt = 1, .uid = geteuid() };
-	size_t n = strlen(spec);
-
-	assert_true(n < sizeof text);
-	for (size_t i = 0; i <= n; i++)
-		text[i] = spec[i] == '\'' ? '"' : spec[i];
-	snprintf(id, sizeof id, "01T%023ju", (uintmax_t)generation);
-	j.doc = json_loads(text, 0, NULL);
-	assert_non_null(j.doc);
-	j.request = j.doc;
-	T_OK(spec_read(j.doc, &j.spec));
-	t_worker_say(t, FRAME_COMMIT_OK, generation);
-	enum err e = fn(&j);
-	if (result)
-		*result = e ? NULL : json_incref(j.result);
-	job_free(&j);
-	t_worker_drain(t);
-	return e;
-}
-
 /* A file beneath the root, its directories made. */
 static inline void t_worker_put(struct t_worker *t, const char *path, const void *bytes, size_t n)
 {

@@ -1,7 +1,6 @@
 /* test_conversion.c: what conversion rules a request may have, where the error points, and sizes that are worked out. */
-#include "lib/t.h"
+#include "lib/t_conversion.h"
 
-#include "spec/conversion.h"
 
 static struct arena *arena;
 static json_t *doc;
@@ -22,19 +21,9 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* Reads {'transform':[…],'vars':…}, with ' for ". */
 static enum err rules(const char *text, struct conversion *c)
 {
-	char json[4096];
-
-	snprintf(json, sizeof json, "%s", text);
-	for (char *p = json; *p; p++)
-		*p = *p == '\'' ? '"' : *p;
-	json_decref(doc);
-	doc = json_loads(json, 0, NULL);
-	assert_non_null(doc);
-	struct jval root = JVAL_ROOT(doc), transform = jval_get(&root, "transform"), vars = jval_get(&root, "vars");
-	return conversion_read(&transform, &vars, arena, c);
+	return t_conversion(text, &doc, arena, c);
 }
 
 static void test_every_kind(void **state)

@@ -1,6 +1,6 @@
 /* test_convert.c: conversion rules on structures: companions of quantised weights, sources of `from`, order, limits. What comes of the
  * elements is compared with torch in tests/interop/test_transform.py. */
-#include "lib/t.h"
+#include "lib/t_conversion.h"
 
 #include "plan/companions.h"
 #include "plan/convert_impl.h"
@@ -51,13 +51,7 @@ static enum err apply(const char *text)
 	char json[4096];
 
 	snprintf(json, sizeof json, "{'transform':%s,'vars':{}}", text);
-	for (char *p = json; *p; p++)
-		*p = *p == '\'' ? '"' : *p;
-	json_decref(doc);
-	doc = json_loads(json, 0, NULL);
-	assert_non_null(doc);
-	struct jval root = JVAL_ROOT(doc), transform = jval_get(&root, "transform"), vars = jval_get(&root, "vars");
-	T_OK(conversion_read(&transform, &vars, arena, &c));
+	T_OK(t_conversion(json, &doc, arena, &c));
 	convert_free(&out);
 	const struct convert_source sources[] = { { sd, NULL, 0 }, { other, NULL, (uint32_t)sd->chunk_count } };
 	return convert(&c, sources, &out);

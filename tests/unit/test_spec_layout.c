@@ -1,5 +1,6 @@
 /* Layout rules from a request's JSON. Their meaning is test_layout.c's; here it is how they are read. */
 #include "lib/t_worker.h"
+#include "lib/t_json.h"
 
 #include "runner/spec.h"
 #include "tensor/box.h"
@@ -13,17 +14,11 @@ static struct layout_rules rules;
 /* Reads rules and opens them; ' stands for ". What is read lasts until the next call. */
 static enum err open_rules(const char *text, uint32_t world, struct spec_layout *out)
 {
-	char z[4096];
-	size_t n = strlen(text);
-
-	assert_true(n < sizeof z);
-	for (size_t i = 0; i <= n; i++)
-		z[i] = text[i] == '\'' ? '"' : text[i];
 	json_decref(doc);
 	arena_free(arena);
-	doc = json_loads(z, 0, NULL);
+	doc = t_json(text);
 	arena = arena_new(1 << 20);
-	assert_true(doc && arena);
+	assert_non_null(arena);
 	*out = (struct spec_layout){ 0 };
 	TRY(layout_rules_read(&JVAL_ROOT(doc), 100, arena, &rules));
 	return spec_layout_open(&t.w, &rules, world, out);

@@ -1,5 +1,5 @@
 /* The tensors and values that a spec selects, and their new names and dtypes. */
-#include "lib/t.h"
+#include "lib/t_json.h"
 
 #include <jansson.h>
 #include <string.h>
@@ -66,15 +66,7 @@ static enum err chosen_by(json_t *members)
 
 static enum err chosen(const char *text)
 {
-	char z[1024];
-	size_t n = strlen(text);
-
-	assert_true(n < sizeof z);
-	for (size_t i = 0; i <= n; i++)
-		z[i] = text[i] == '\'' ? '"' : text[i];
-	json_t *doc = json_loads(z, 0, NULL);
-	assert_non_null(doc);
-	return chosen_by(doc);
+	return chosen_by(t_json(text));
 }
 
 static void test_all(void **state)
