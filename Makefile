@@ -381,12 +381,17 @@ fuzz-run: $(FUZZERS)
 	    || { tail -40 build/fuzz/$$n.log; exit 1; }; \
 	  grep -E 'number_of_executed_units|peak_rss' build/fuzz/$$n.log; done
 
-.PHONY: bench
-bench: ## figures beside PyTorch, fio, memcpy, cp (<= 20 minutes): a table, and build/bench/results.jsonl (T=WORD picks rows)
+.PHONY: bench bench-quick bench-scale
+bench: ## figures beside PyTorch, fio, memcpy, cp (<= 15 minutes), and what became slower (T=WORD picks rows, RECORD=1 keeps the run)
+bench-quick: BENCH_ARGS := --quick ## a few of them, in two minutes
+bench-quick: export DCPD_BENCH_MIB ?= 256
+bench-scale: BENCH_ARGS := --scale ## growth with ranks, chunks, tensors, checkpoints and jobs
+bench bench-quick bench-scale:
 	$(Q)$(MAKE) --no-print-directory deps
 	$(Q)deploy/deps.sh $(BENCH_DEBS)
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools
-	$(Q)BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) $$(tests/venv.sh)/bin/python tests/bench/run.py $(T)
+	$(Q)BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) $$(tests/venv.sh)/bin/python tests/bench/run.py \
+	  $(BENCH_ARGS) $(if $(RECORD),--record) $(T)
 
 ##@ Help
 .PHONY: help

@@ -5,45 +5,16 @@
 """
 import os
 import subprocess
-import threading
-import time
 
 import pytest
 
 import dcpd as lib
 from dcpd import FULL
+from peak import Peak
 
 MIB = 1 << 20
 SIZE = int(os.environ.get("DCPD_MEMORY_MIB", 8192 if FULL else 512))
 TESTBIN = lib.pathlib.Path(os.environ.get("TESTBIN", lib.ROOT / "build/test/release"))
-
-
-def rollup(pid):
-    out = {}
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as f:
-            for line in f:
-                k, _, v = line.partition(":")
-                if v.endswith("kB\n"):
-                    out[k] = int(v[:-3]) * 1024
-    except OSError:  # it has ended
-        pass
-    return out
-
-
-class Peak(threading.Thread):
-    def __init__(self, d):
-        super().__init__(daemon=True)
-        self.d, self.stop = d, threading.Event()
-        self.workers = self.coordinator = self.samples = 0
-
-    def run(self):
-        while not self.stop.is_set():
-            r = [rollup(p) for p in self.d.workers()]
-            self.workers = max(self.workers, sum(x.get("Pss_Anon", 0) + x.get("Pss_Shmem", 0) for x in r))
-            self.coordinator = max(self.coordinator, rollup(self.d.proc.pid).get("Pss", 0))
-            self.samples += 1
-            time.sleep(0.01)
 
 
 def words(np, tensor, first, count):

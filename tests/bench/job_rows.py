@@ -1,0 +1,113 @@
+"""Bench rows of jobs: save, load and reshard of four ranks' state dict, on the disk and on tmpfs, beside fio, memcpy, cp and PyTorch."""
+from measure import COLUMNS, MIB, RANKS, RUNS, SIZE, drop_caches
+from peak import Peak
+
+
+def saves(b):
+    if not (b.wants("save.disk") or b.wants("save.first") or b.wants("save.pytorch")):
+        return
+    b.fio("write")
+    first, fio_first = [], []
+    for _ in range(3):
+        b.fresh()
+        first.append(SIZE / b.save("disk", "first") / 1e9)
+        fio_first.append(b.fio("write"))
+        b.delete("disk", "first")
+    ours, fio, torch = [], [], []
+    pool = b.torch()
+    for i in range(RUNS):
+        fio.append(b.fio("write"))
+        ours.append(SIZE / b.save("disk", f"s{i}") / 1e9)
+        b.delete("disk", f"s{i}")
+        torch.append(SIZE / max(pool.run(RANKS, "scenarios", "bench_save", seconds=300, path=str(b.disk / "torch"))) / 1e9)
+    b.row("save.disk", "GB/s", ">=0.90", "fio sequential write, fsync", ours, fio, "dcpctl save shm:bench disk:s0")
+    b.row("save.first.disk", "GB/s", ">=0.90", "fio sequential write, fsync", first, fio_first, "dcpctl save, first of a daemon")
+    b.row("save.disk.pytorch", "GB/s", ">=1.00", "PyTorch dcp.save, 4 ranks", ours, torch, "dcp.save(FileSystemWriter)")
+
+
+def saves_tmpfs(b):
+    if not b.wants("save.tmpfs"):
+        return
+    b.daemon()
+    b.no_torch()
+    b.save("tmpfs", "warm")
+    b.delete("tmpfs", "warm")
+    ours, plain = [], []
+    b.memspeed("write", b.tmpfs, runs=1)
+    for i in range(RUNS):
+        plain += b.memspeed("write", b.tmpfs, runs=1)
+        ours.append(SIZE / b.save("tmpfs", f"s{i}") / 1e9)
+        b.delete("tmpfs", f"s{i}")
+    b.row("save.tmpfs", "GB/s", ">=0.90", "write() of new files, 2 threads", ours, plain, "dcpctl save shm:bench tmpfs:s0")
+
+
+def loads(b):
+    if not b.wants("load"):
+        return
+    b.daemon()
+    b.save("disk", "src")
+    source, target = {"storage": "disk", "name": "src"}, {"state_dict": "target", "world_size": RANKS}
+    b.job("load", source=source, target=target)  # makes the segments and touches their pages
+    load = {"source": source, "target": {"state_dict": "target"}}
+    warm, bare, cold, fio = [], [], [], []
+    for _ in range(RUNS):
+        warm.append(SIZE / b.job("load", **load) / 1e9)
+        bare.append(SIZE / b.job("load", **load, options={"verify": "none"}) / 1e9)
+    copy = b.memspeed("copy")
+    b.row("load.warm.digest", "GB/s", ">=0.55", "memcpy, 2 threads", warm, copy, "dcpctl load disk:src shm:target")
+    b.row("load.warm", "GB/s", ">=0.80", "memcpy, 2 threads", bare, copy, "the same, options.verify none")
+    if drop_caches():
+        b.fio("write")
+        for _ in range(3):
+            drop_caches()
+            fio.append(b.fio("read"))
+            drop_caches()
+            cold.append(SIZE / b.job("load", **load) / 1e9)
+        b.row("load.cold", "GB/s", ">=0.90", "fio sequential read", cold, fio, "echo 3 > drop_caches; dcpctl load")
+    b.d.drop("target")
+    partial = {"source": source, "target": {"state_dict": "half", "world_size": 1}, "include": ["layers.1.*", "layers.2.*"]}
+    done = b.daemon().api.run("load", seconds=300, **partial)
+    plan = b.d.api.get(f"/v1/jobs/{done['id']}/plan").ok(200)
+    b.row("load.partial.read", "B", "<=1.05", "bytes needed", [plan["read_bytes"]], [plan["needed_bytes"]], "dcpctl load --include …")
+    b.d.drop("half")
+    pool = b.torch()
+    path = str(b.disk / "torch")
+    pool.run(RANKS, "scenarios", "bench_save", seconds=300, path=path)
+    torch = [SIZE / max(pool.run(RANKS, "scenarios", "bench_load", seconds=300, path=path)) / 1e9 for _ in range(3)]
+    b.row("load.warm.pytorch", "GB/s", ">=1.00", "PyTorch dcp.load, 4 ranks", warm, torch, "dcp.load(FileSystemReader)")
+    b.no_torch()
+    b.delete("disk", "src")
+
+
+def reshards(b):
+    for storage, directory in (("disk", b.disk), ("tmpfs", b.tmpfs)):
+        rows = [("reshard", "src", {"world_size": 2, "layout": COLUMNS}, "<=1.30"),
+                ("to_safetensors", "src", {"format": "safetensors"}, "<=1.20"),
+                ("from_safetensors", "hf", {"world_size": RANKS}, "<=1.20")]
+        rows = [r for r in rows if b.wants(f"{r[0]}.{storage}")]
+        if not rows:
+            continue
+        b.daemon()
+        b.no_torch()
+        b.save(storage, "src")
+        if any(source == "hf" for _, source, _, _ in rows):
+            b.job("reshard", source={"storage": storage, "name": "src"},
+                  target={"storage": storage, "name": "hf", "format": "safetensors"})
+        for name, source, target, goal in rows:
+            ours, copies, peak = [], [], Peak(b.d)
+            peak.start()
+            for i in range(RUNS):
+                copies.append(b.copy(directory / f"ckpt/{source}", directory / "copy"))
+                where = {"storage": storage, "name": f"r{i}"}
+                ours.append(b.job("reshard", source={"storage": storage, "name": source}, target={**where, **target}))
+                b.d.api.run("delete", target=where)
+            words = ("--format safetensors" if "format" in target else "--layout '*=Shard(1)@2'" if "layout" in target else
+                     f"--world-size {RANKS}")
+            peak.stop.set()
+            peak.join()
+            b.row(f"{name}.{storage}", "s", goal, "cp and fsync", ours, copies,
+                  f"dcpctl reshard {storage}:{source} {storage}:r0 {words}")
+            b.row(f"{name}.{storage}.memory", "MiB", "<=1.00", "limit 256 MiB", [peak.workers / MIB], [256.0],
+                  "anonymous and shared memory of all workers")
+        for name in sorted({source for _, source, _, _ in rows} | {"src"}):
+            b.delete(storage, name)
