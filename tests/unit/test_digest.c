@@ -60,6 +60,7 @@ static void test_against_libraries(void **state)
 			uint32_t a = digest_crc32(0, bytes + odd, cut), b = digest_crc32(0, bytes + odd + cut, n - cut);
 			assert_int_equal(digest_crc32_combine(a, b, n - cut), d.crc32);
 			assert_int_equal(digest_crc32(a, bytes + odd + cut, n - cut), d.crc32);
+			assert_int_equal(digest_crc32_move(a, digest_crc32_behind(n - cut)) ^ b, d.crc32);
 			bytes[odd + n / 2] ^= 1;
 			digest_block(bytes + odd, n, &s);
 			assert_memory_not_equal(s.xxh3_128, d.xxh3_128, 16);

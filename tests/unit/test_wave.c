@@ -135,6 +135,22 @@ static void test_full(void **state)
 	assert_true(full);
 }
 
+/* Boxes side by side in the same rows: each is nearly all of the rows, and together they take no more memory than these. */
+static void test_shared_rows(void **state)
+{
+	const uint64_t row = 100, rows = MEMORY / row - 1, before = w.read_bytes;
+
+	(void)state;
+	for (uint32_t i = 0; i < 10; i++)
+		add(1, 10ull * i, (rows - 1) * row + 10);
+	assert_true(w.used <= rows * row);
+	run_all();
+	assert_int_equal(w.ops.n, 1);
+	assert_int_equal(w.read_bytes - before, rows * row);
+	for (uint32_t i = 0; i < 10; i++)
+		check(i);
+}
+
 /* A wave's tables are counted in the memory that a job may take, and are little beside its buffer. */
 static void test_tables_are_small(void **state)
 {
@@ -185,7 +201,7 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = { T(test_neighbours), T(test_gap_too_large), T(test_own_place), T(test_full), T(test_random),
-		T(test_tables_are_small) };
+		T(test_shared_rows), T(test_tables_are_small) };
 
 	return cmocka_run_group_tests_name("wave", tests, NULL, NULL);
 }

@@ -100,6 +100,16 @@ uint32_t digest_crc32_combine(uint32_t a, uint32_t b, uint64_t b_bytes)
 	return (uint32_t)crc32_combine(a, b, (z_off_t)b_bytes);
 }
 
+uint32_t digest_crc32_behind(uint64_t bytes)
+{
+	return (uint32_t)crc32_combine_gen((z_off_t)bytes);
+}
+
+uint32_t digest_crc32_move(uint32_t crc32, uint32_t behind)
+{
+	return (uint32_t)crc32_combine_op(crc32, 0, behind);
+}
+
 void digest_hex(const unsigned char xxh3_128[16], char hex_out[33])
 {
 	sodium_bin2hex(hex_out, 33, xxh3_128, 16);

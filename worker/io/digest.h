@@ -34,4 +34,8 @@ void digest_end(struct digest_stream *s, struct digest *out);
 void digest_xxh3(const void *p, size_t n, unsigned char xxh3_128_out[16]);
 uint32_t digest_crc32(uint32_t before, const void *p, size_t n);       /* continues; 0 to begin */
 uint32_t digest_crc32_combine(uint32_t a, uint32_t b, uint64_t b_bytes);
+/* The same for many ranges of one length: a number for `bytes` behind a range (dear), and the range's CRC32 with so many zeros behind it.
+ * The CRC32 of a whole is the exclusive or of its ranges' CRC32s, each with as many zeros behind it as the whole has bytes there (zlib). */
+uint32_t digest_crc32_behind(uint64_t bytes);
+uint32_t digest_crc32_move(uint32_t crc32, uint32_t behind);
 void digest_hex(const unsigned char xxh3_128[16], char hex_out[33]);

@@ -57,6 +57,32 @@ FALLIBLE enum err build_records(struct run_build *b, const struct sdict *sd, uin
 /* For verify, of sources from `first` on: the digests of the archives around payloads, and the zeros behind items. */
 FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first);
 
+/* Of a source: its elements' bytes, or all bytes of a raw one. */
+FALLIBLE enum err build_payload_bytes(const struct run_build *b, const struct run_src *s, uint64_t *out);
+/* Sets by_blocks: its digests can be compared block by block. Others, unless of a raw item, are dropped. bytes: of its payload. */
+void build_settle_digests(struct run_build *b, struct run_src *s, uint64_t bytes);
+
+/* Finds the sources of a run that are copied whole, each byte once: their CRC32s are put together of what is copied (sums.h), and no scan
+ * reads them a second time. Add every box that a target takes, then end. */
+struct build_sums {
+	struct build_sum *srcs;        /* by source, of those that are no views */
+	uint64_t count;
+	struct vec(struct build_sum_view) views;
+};
+FALLIBLE enum err build_sums_begin(const struct run_build *b, struct build_sums *out);
+/* The target's box takes what it has in common with source `src`, which may be a view. dims: offsets, then sizes. */
+FALLIBLE enum err build_sums_add(const struct run_build *b, struct build_sums *s, uint32_t src, const int64_t *dims);
+/* All bytes of a raw source are taken, as they are. */
+void build_sums_add_raw(const struct run_build *b, struct build_sums *s, uint32_t src);
+/* Sets `summed` of those sources, and `unverified` of those that nothing can be compared with. */
+FALLIBLE enum err build_sums_end(struct run_build *b, struct build_sums *s);
+void build_sums_free(struct build_sums *s);
+/* Must the source be read by scans to be compared? Else it is summed, or there is nothing to compare it with. */
+static inline bool build_needs_scans(const struct run_src *s)
+{
+	return !s->zeros && !s->summed && !atomic_load(&s->unverified);
+}
+
 /* Cuts all of a source into scans, in a row; nothing if it was cut before. */
 FALLIBLE enum err build_scans(struct run_build *b, uint32_t src);
 

@@ -87,56 +87,49 @@ static FALLIBLE enum err open_block(struct pairs *p, uint32_t file, uint64_t off
 
 /* ------------------------------------------------------------------------------------------------------- checks */
 
-/* The scans of some sources, which are in a row, and how many of them are tasks by now. */
-struct scans {
-	uint64_t at, end, first;
-};
-
-/* All that is compared is checked: a damaged byte is no difference. What has neither digest nor CRC32 is counted, and read but once;
- * segments have no need of either. */
+/* All that is compared is checked: a damaged byte is no difference. Most sources are checked as they are compared; the others, just before,
+ * so that they are in the page cache then. Segments need no check. */
 static FALLIBLE enum err scan_source(struct run_build *b, uint32_t src)
 {
-	struct run_src *s = &b->srcs.v[src];
-
-	if (!b->opts.verify || b->files.v[s->file].kind == RUN_FILE_SEGMENT)
-		return OK;
-	if (s->kind == RUN_SRC_ITEM || atomic_load(&s->crc_state) == RUN_CRC_KNOWN || s->digest_count)
-		return build_scans(b, src);
-	atomic_store(&s->unverified, s->length);
-	return OK;
-}
-
-/* Tasks for the next scans, up to `part` of `parts` of them all. */
-static FALLIBLE enum err add_scans(struct run_build *b, struct scans *s, uint64_t part, uint64_t parts)
-{
-	uint64_t until = s->first + num_div_up((s->end - s->first) * part, parts);
+	const struct run_src *s = &b->srcs.v[src];
+	uint64_t first = b->scans.n;
 	struct run_task *task;
 
-	for (; s->at < until; s->at++) {
+	if (!b->opts.verify || b->files.v[s->file].kind == RUN_FILE_SEGMENT || !build_needs_scans(s))
+		return OK;
+	TRY(build_scans(b, src));
+	for (uint64_t i = first; i < b->scans.n; i++) {
 		TRY(vec_push(&b->tasks, &task));
-		*task = (struct run_task){ .first = s->at, .count = 1, .scan = true };
+		*task = (struct run_task){ .first = i, .count = 1, .scan = true };
 	}
 	return OK;
 }
 
-/* Those of A's source, then those of B's that no earlier chunk had. */
-static FALLIBLE enum err find_scans(struct pairs *p, uint64_t chunk, struct scans out[2])
+static FALLIBLE enum err note_sums(struct pairs *p, struct build_sums *s)
 {
-	for (unsigned side = 0; side < 2; side++) {
-		out[side].first = out[side].at = p->b->scans.n;
-		if (side == 0)
-			TRY(scan_source(p->b, (uint32_t)(p->first_a + chunk)));
-		for (uint64_t k = 0; side && k < source_count(p, chunk); k++)
-			TRY(scan_source(p->b, source_of(p, chunk, k)));
-		out[side].end = p->b->scans.n;
+	for (uint64_t i = 0; i < p->a->chunk_count; i++) {
+		const int64_t *dims = p->a->chunks[i].dims;
+		TRY(build_sums_add(p->b, s, (uint32_t)(p->first_a + i), dims));
+		for (uint64_t k = 0; k < source_count(p, i); k++)
+			TRY(build_sums_add(p->b, s, source_of(p, i, k), dims));
 	}
-	return OK;
+	return build_sums_end(p->b, s);
+}
+
+static FALLIBLE enum err sum_sources(struct pairs *p)
+{
+	struct build_sums s;
+
+	enum err e = build_sums_begin(p->b, &s);
+	if (!e)
+		e = note_sums(p, &s);
+	build_sums_free(&s);
+	return e;
 }
 
 /* ------------------------------------------------------------------------------------------------------- pairs */
 
-/* Checks go shortly before what they check, so that it is in the page cache when it is compared. */
-static FALLIBLE enum err add_large(struct pairs *p, uint64_t chunk, enum dtype dtype, uint64_t bytes, struct scans scans[2])
+static FALLIBLE enum err add_large(struct pairs *p, uint64_t chunk, enum dtype dtype, uint64_t bytes)
 {
 	uint32_t dst = (uint32_t)p->b->dsts.n;
 	uint64_t blocks = num_div_up(bytes, DIFF_HALF);
@@ -144,8 +137,6 @@ static FALLIBLE enum err add_large(struct pairs *p, uint64_t chunk, enum dtype d
 	TRY(add_side(p, chunk, dtype, bytes, 0, false));
 	TRY(add_side(p, chunk, dtype, bytes, DIFF_HALF, true));
 	for (uint64_t i = 0; i < blocks; i++) {
-		TRY(add_scans(p->b, &scans[0], i + 1, blocks));
-		TRY(add_scans(p->b, &scans[1], i + 1, blocks));
 		TRY(open_block(p, p->b->dsts.v[dst].file, i * DIFF_HALF, BUILD_TASK_BYTES));
 		TRY(add_pair_parts(p, dst, i * DIFF_HALF, num_min((i + 1) * DIFF_HALF, bytes)));
 	}
@@ -153,14 +144,12 @@ static FALLIBLE enum err add_large(struct pairs *p, uint64_t chunk, enum dtype d
 	return OK;
 }
 
-static FALLIBLE enum err add_small(struct pairs *p, uint64_t chunk, enum dtype dtype, uint64_t bytes, struct scans scans[2])
+static FALLIBLE enum err add_small(struct pairs *p, uint64_t chunk, enum dtype dtype, uint64_t bytes)
 {
 	uint32_t dst = (uint32_t)p->b->dsts.n;
 	uint64_t padded;
 
 	TRY(num_align(bytes, 16, &padded));
-	TRY(add_scans(p->b, &scans[0], 1, 1));
-	TRY(add_scans(p->b, &scans[1], 1, 1));
 	if (!p->open || p->cursor + 2 * padded > BUILD_TASK_BYTES) {
 		TRY(open_block(p, p->b->srcs.v[p->first_a + chunk].file, 0, BUILD_TASK_BYTES));
 		p->open = true;
@@ -176,15 +165,16 @@ static FALLIBLE enum err add_pair(struct pairs *p, uint64_t chunk)
 {
 	const struct run_src *src = &p->b->srcs.v[p->first_a + chunk];
 	uint64_t numel, bytes, first = p->b->parts.n;
-	struct scans scans[2];
 	enum dtype dtype;
 
 	TRY(compared_dtype(p, chunk, &dtype));
 	TRY(box_numel(src->ndim, p->b->dims.v + src->dims_at + src->ndim, &numel));
 	TRY(num_mul(numel, dtype_bytes(dtype), &bytes));
 	TRY(build_room(p->b->parts.n, 2 * (bytes / DIFF_HALF + 1)));
-	TRY(find_scans(p, chunk, scans));
-	TRY(bytes > BUILD_SMALL_BYTES ? add_large(p, chunk, dtype, bytes, scans) : add_small(p, chunk, dtype, bytes, scans));
+	TRY(scan_source(p->b, (uint32_t)(p->first_a + chunk)));
+	for (uint64_t k = 0; k < source_count(p, chunk); k++)
+		TRY(scan_source(p->b, source_of(p, chunk, k)));
+	TRY(bytes > BUILD_SMALL_BYTES ? add_large(p, chunk, dtype, bytes) : add_small(p, chunk, dtype, bytes));
 	p->b->dsts.v[2 * chunk].first_part = first;
 	p->b->dsts.v[2 * chunk].part_count = p->b->parts.n - first;
 	return OK;
@@ -199,6 +189,8 @@ enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a
 	b->opts.mode = RUN_DIFF;
 	b->opts.task_bytes = BUILD_TASK_BYTES;
 	TRY(vec_push(&b->ranks, &rank));
+	if (b->opts.verify)
+		TRY(sum_sources(&p));
 	for (uint64_t i = 0; i < a->chunk_count; i++)
 		TRY(add_pair(&p, i));
 	rank = &b->ranks.v[0];

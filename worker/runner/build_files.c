@@ -233,10 +233,9 @@ static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t 
 	uint64_t first = b->scans.n;
 	struct blockref *ref;
 
-	if (b->srcs.v[src].zeros)
-		return OK;
 	src = run_src_base(&b->srcs.v[src], src);
-
+	if (!build_needs_scans(&b->srcs.v[src]))
+		return OK;
 	TRY(build_scans(b, src));
 	for (uint64_t i = first; i < b->scans.n; i++) {
 		uint64_t bytes = b->scans.v[i].end - b->scans.v[i].begin + 8192;
@@ -252,6 +251,48 @@ static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t 
 		bd->scan_bytes = bytes;
 	}
 	return OK;
+}
+
+static FALLIBLE enum err sum_chunk(struct builder *bd, struct build_sums *s, uint64_t chunk)
+{
+	const struct build_merge *m = bd->t->merge;
+	bool is_average = m && m->chunk[chunk] != UINT32_MAX;
+	uint64_t at = is_average ? m->chunk[chunk] : chunk;
+
+	for (uint32_t i = 0; i < (is_average ? m->count : 1); i++) {
+		const struct load_plan *p = is_average ? &m->plans[i] : bd->t->pieces;
+		uint32_t first = is_average ? m->first_src[i] : bd->t->first_src;
+		for (uint64_t k = p->first[at]; k < p->first[at + 1]; k++)
+			TRY(build_sums_add(bd->b, s, first + p->sources[k], bd->t->sd->chunks[chunk].dims));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err sum_item(struct builder *bd, struct build_sums *s, const struct file_plan_item *it)
+{
+	if (it->kind == FILE_PLAN_CHUNK && !it->q8_0) /* parts of Q8_0 read elements twice */
+		return sum_chunk(bd, s, it->index);
+	if (it->kind == FILE_PLAN_VALUE && bd->t->value_src[it->index] != UINT32_MAX)
+		build_sums_add_raw(bd->b, s, bd->t->value_src[it->index]);
+	return OK;
+}
+
+/* Finds the sources that are compared as they are copied. None where blocks take columns of the source, element by element, nor where
+ * other hosts take parts. */
+static FALLIBLE enum err sum_sources(struct builder *bd)
+{
+	const struct build_target *t = bd->t;
+	struct build_sums s;
+
+	if (!t->check_sources || t->local || t->is_wide)
+		return OK;
+	enum err e = build_sums_begin(bd->b, &s);
+	for (uint64_t i = 0; !e && i < bd->plan.items.n; i++)
+		e = sum_item(bd, &s, &bd->plan.items.v[i]);
+	if (!e)
+		e = build_sums_end(bd->b, &s);
+	build_sums_free(&s);
+	return e;
 }
 
 /* Of a chunk that is an average: the sources of all checkpoints. */
@@ -617,12 +658,13 @@ static FALLIBLE enum err plan_others(struct builder *bd)
 	return OK;
 }
 
-/* Sources are checked just before they are copied: they are still in the page cache then. In a stream the copies of a tensor have no task
- * of their own: all checks come first. */
+/* Sources that scans check are checked just before they are copied: they are still in the page cache then. In a stream the copies of a
+ * tensor have no task of their own: all scans come first. */
 static FALLIBLE enum err fill(struct builder *bd)
 {
 	const struct sdict *sd = bd->t->sd;
 
+	TRY(sum_sources(bd));
 	if (!bd->plan.stream)
 		TRY(add_files(bd));
 	for (uint64_t i = 0; i < sd->tensor_count; i++) {

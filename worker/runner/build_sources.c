@@ -26,6 +26,7 @@ static FALLIBLE enum err add_digests(struct run_build *b, struct run_src *s, con
 	if (!item)
 		return OK;
 	s->raw_digests = item->raw;
+	s->crc_wanted = item->raw && s->kind == RUN_SRC_ITEM ? 0 : item->crc32; /* of its payload */
 	return copy_digests(b, s, m, item);
 }
 
@@ -213,7 +214,7 @@ enum err build_views(struct run_build *b, const struct sdict *sd, const struct v
 
 /* ------------------------------------------------------------------------------------------------------- scans */
 
-static FALLIBLE enum err payload_bytes(const struct run_build *b, const struct run_src *s, uint64_t *out)
+enum err build_payload_bytes(const struct run_build *b, const struct run_src *s, uint64_t *out)
 {
 	uint64_t numel;
 
@@ -254,21 +255,25 @@ static bool digests_usable(struct run_build *b, const struct run_src *s, uint64_
 	return s->digest_count > 0 && at == bytes;
 }
 
+void build_settle_digests(struct run_build *b, struct run_src *s, uint64_t bytes)
+{
+	s->by_blocks = digests_usable(b, s, bytes);
+	if (!s->by_blocks && !s->raw_digests)
+		s->digest_count = 0;
+}
+
 /* Scans over [lo, hi) of source `src`, whole blocks of it. */
 static FALLIBLE enum err cut_source(struct run_build *b, uint32_t src, uint64_t lo, uint64_t hi)
 {
 	struct run_src *s = &b->srcs.v[src];
 	uint64_t bytes = 0, at = 0;
 
-	TRY(payload_bytes(b, s, &bytes));
+	TRY(build_payload_bytes(b, s, &bytes));
 	TRY(build_room(b->scans.n, bytes / BUILD_TASK_BYTES + 1));
 	s->first_scan = b->scans.n;
 	s->scan_count = 0;
-	bool usable = digests_usable(b, s, bytes);
-	if (!usable && !s->raw_digests)
-		s->digest_count = 0;
-	s->by_blocks = usable;
-	uint32_t blocks = usable ? s->digest_count : 0;
+	build_settle_digests(b, s, bytes);
+	uint32_t blocks = s->by_blocks ? s->digest_count : 0;
 	for (uint32_t i = 0; at < bytes || (i == 0 && bytes == 0); i++) {
 		uint64_t end = blocks ? b->digests.v[s->digest_at + i].end : num_min(at + BUILD_TASK_BYTES, bytes);
 		if ((at < hi && end > lo) || bytes == 0)

@@ -398,7 +398,7 @@ enum err exec_run(const struct exec_spec *spec)
 		e = open_slots(&x);
 	if (!e)
 		e = loop(&x);
-	uint64_t read = 0;
+	uint64_t read = x.sources.read_bytes;
 	for (uint32_t i = 0; x.slots && i < x.slot_count; i++) {
 		read += x.slots[i].wave.read_bytes;
 		slot_close(&x.slots[i]);

@@ -9,6 +9,7 @@
 #include "format/torch_item.h"
 #include "io/digest.h"
 #include "runner/exec_impl.h"
+#include "runner/sums.h"
 #include "tensor/average.h"
 #include "tensor/cast.h"
 #include "tensor/linear.h"
@@ -340,6 +341,8 @@ static enum err hash_blocks(struct slot *s)
 			const struct run_dst *d = &run->dsts[p->dst];
 			unsigned char *at = sb->in_segment ? sb->data : sb->data + part_at(run, b, p);
 			digest_part(run, p, at);
+			if (d->kind == RUN_DST_RAW && d->piece_count)
+				TRY(sums_add_bytes(&s->x->sources, run->pieces[d->first_piece], p->begin, p->end - p->begin, p->crc32));
 			if (d->kind == RUN_DST_TENSOR && d->small && !d->bare)
 				TRY(wrap_small(run, p, at));
 		}

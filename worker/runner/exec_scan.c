@@ -161,13 +161,11 @@ static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *sca
 /* Compares all of an item, by blocking reads. */
 static FALLIBLE enum err check_item(struct slot *s, uint32_t index)
 {
-	struct run *run = s->x->run;
-	struct run_src *src = &run->srcs[index];
-	bool known = false;
+	struct run_src *src = &s->x->run->srcs[index];
 
-	if (run->head->opts.verify)
-		TRY(sources_check_item(&s->x->sources, index, true, &known, &s->wave.read_bytes));
-	atomic_fetch_add(known ? &run->head->verified_bytes : &src->unverified, src->length);
+	if (s->x->run->head->opts.verify)
+		return sources_check_all(&s->x->sources, index);
+	atomic_fetch_add(&src->unverified, src->length);
 	return OK;
 }
 
@@ -325,13 +323,12 @@ static FALLIBLE enum err check_head(struct slot *s, uint32_t index, const struct
 	if (run->head->opts.mode != RUN_VERIFY || src->kind != RUN_SRC_ITEM)
 		return OK;
 	if (!src->edges_at)
-		return item_fault(s, index, sources_check_item(&s->x->sources, index, false, &known, &s->wave.read_bytes));
+		return item_fault(s, index, sources_check_item(&s->x->sources, index, false, &known));
 	uint64_t behind = info->payload_off + info->payload_bytes, tail_bytes = src->length - behind + src->gap;
 	CLEANUP(mem_free_ptr) unsigned char *bytes = mem_alloc(info->payload_off + tail_bytes + 1);
 	NEED(bytes, "no memory for an item's head");
 	TRY(sources_read(&s->x->sources, index, 0, bytes, info->payload_off));
 	TRY(sources_read(&s->x->sources, index, behind, bytes + info->payload_off, tail_bytes));
-	s->wave.read_bytes += info->payload_off + tail_bytes;
 	return check_edges(s, index, info, bytes, bytes + info->payload_off);
 }
 

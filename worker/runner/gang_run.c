@@ -1,5 +1,6 @@
 /* gang_run.c: see gang_run.h. */
 #include "runner/gang_run.h"
+#include "runner/sums.h"
 
 #include "base/clock.h"
 #include "base/jtext.h"
@@ -134,6 +135,8 @@ enum err gang_run(struct job *j, struct run *run)
 		e = job_wait(j, &j->peers_done);
 	if (!e)
 		e = wait_sealed(j, run);
+	if (!e)
+		e = sums_done(run);
 	if (!e)
 		e = job_progress(j);
 	if (e) /* nobody needs what the others would still do */

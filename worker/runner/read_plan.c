@@ -4,6 +4,7 @@
 #include <zlib.h>
 
 #include "base/num.h"
+#include "runner/sums.h"
 #include "tensor/cast.h"
 #include "tensor/linear.h"
 #include "tensor/strided.h"
@@ -198,16 +199,6 @@ enum err read_plan_place(const struct run *run, const struct src_info *info, uin
 
 /* ---------------------------------------------------------------------------------------------------- splitting */
 
-/* Bytes from the first to behind the last element when dims order[k..] are whole. */
-static uint64_t span_from(const struct src_info *info, uint32_t n, const int64_t *size, uint32_t k)
-{
-	uint64_t span = 1;
-
-	for (uint32_t i = k; i < n; i++)
-		span += (uint64_t)(size[info->order[i]] - 1) * (uint64_t)info->strides[info->order[i]];
-	return span * dtype_bytes((enum dtype)info->dtype);
-}
-
 /* Chooses the dims to walk: those whose gaps are worth not reading, then as many as it takes to fit `limit`. */
 static void decide_split(const struct src_info *info, uint32_t n, const int64_t *size, uint64_t limit,
 			 struct read_plan_job *j)
@@ -216,19 +207,19 @@ static void decide_split(const struct src_info *info, uint32_t n, const int64_t 
 
 	for (; k < n; k++) {
 		uint8_t d = info->order[k];
-		uint64_t inner = span_from(info, n, size, k + 1);
+		uint64_t inner = sources_span(info, n, size, k + 1);
 		uint64_t pitch = (uint64_t)info->strides[d] * item;
 		if (size[d] > 1 && !(pitch > inner && pitch - inner >= READ_PLAN_HOLE))
 			break;
 	}
-	while (k < n && span_from(info, n, size, k + 1) > limit)
+	while (k < n && sources_span(info, n, size, k + 1) > limit)
 		k++;
 	j->split = k;
 	j->step = 1;
 	if (k == n)
 		return;
 	uint8_t d = info->order[k];
-	uint64_t inner = span_from(info, n, size, k + 1), pitch = (uint64_t)info->strides[d] * item;
+	uint64_t inner = sources_span(info, n, size, k + 1), pitch = (uint64_t)info->strides[d] * item;
 	uint64_t fit = pitch ? (limit - inner) / pitch + 1 : (uint64_t)size[d];
 	j->step = (int64_t)num_min(fit, (uint64_t)size[d]);
 }
@@ -351,7 +342,7 @@ static FALLIBLE enum err fill_spans(struct read_plan *g, struct wave *w, uint32_
 		if (!next_sub(g, j, info, n, off, size))
 			return OK;
 		uint64_t first = element_offset(info, n, g->dims.v + j->dims_at, off) * item;
-		uint64_t span = span_from(info, n, size, 0);
+		uint64_t span = sources_span(info, n, size, 0);
 		struct read_plan_sub *sub;
 		uint32_t read;
 		if (!num_inside(first, span, info->payload_bytes))
@@ -436,6 +427,19 @@ static FALLIBLE enum err inflate_record(const unsigned char *from, uint64_t n, u
 	return OK;
 }
 
+/* Adds bytes that were read to the CRC32 of a source that is compared as it is copied. */
+static FALLIBLE enum err sum_sub(struct read_plan *g, const struct read_plan_sub *sub, const unsigned char *bytes)
+{
+	const struct read_plan_job *j = &g->jobs.v[sub->job];
+	uint32_t n = g->sources->run->dsts[j->dst].ndim;
+	const int64_t *box = g->sub_dims.v + sub->dims_at;
+	int64_t off[NDIM_MAX];
+
+	for (uint32_t d = 0; d < n; d++)
+		off[d] = g->dims.v[j->dims_at + d] + box[d];
+	return sums_add(g->sources, j->src, off, box + n, bytes);
+}
+
 static FALLIBLE enum err copy_whole(struct read_plan *g, const struct read_plan_job *j, const unsigned char *item)
 {
 	const struct run *run = g->sources->run;
@@ -457,6 +461,8 @@ static FALLIBLE enum err copy_whole(struct read_plan *g, const struct read_plan_
 	}
 	uint64_t first = element_offset(info, s->ndim, d, zeros) * dtype_bytes((enum dtype)s->dtype);
 	enum err e = read_plan_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, payload + first, j->mem, j->mem_at);
+	if (!e)
+		e = sums_add(g->sources, j->src, d, d + 2 * s->ndim, payload + first);
 	mem_free(inflated);
 	return e;
 }
@@ -540,15 +546,18 @@ enum err read_plan_copy(struct read_plan *g, struct wave *w)
 		int64_t at[NDIM_MAX];
 		struct src_info *info;
 
-		if (sub->direct)
-			continue;
 		if (sub->whole_item) {
 			TRY(copy_whole(g, j, wave_data(w, sub->read)));
 			continue;
 		}
+		TRY(sum_sub(g, sub, wave_data(w, sub->read)));
+		if (sub->direct)
+			continue;
 		TRY(sources_info(g->sources, j->src, &info));
 		uint64_t together = copy_rows(g, w, i, info);
 		if (together) {
+			for (uint64_t k = 1; k < together; k++)
+				TRY(sum_sub(g, &g->subs.v[i + k], wave_data(w, g->subs.v[i + k].read)));
 			i += together - 1;
 			continue;
 		}

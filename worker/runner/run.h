@@ -83,6 +83,9 @@ struct run_src {
 	_Atomic uint32_t scans_left;
 	uint32_t crc_wanted;           /* of its record, or of its archive, set by whoever reads the head; see crc_state */
 	_Atomic uint32_t crc_state;    /* enum run_crc_state */
+	bool summed;                   /* dst-driven, no scans: the CRC32 of its payload is put together of what is copied (sums.h) */
+	_Atomic uint32_t sum_crc32;    /* … so far */
+	_Atomic uint64_t sum_left;     /* … payload bytes that were not yet copied */
 	_Atomic uint32_t damaged;      /* verify: its head, so that no more is looked at */
 	_Atomic uint64_t unverified;   /* bytes that nothing could be compared with */
 	uint32_t stats;                /* where options.values counts: its tensor's entry of `stats` */

@@ -167,6 +167,15 @@ static void c_order(struct src_info *info, uint32_t ndim, const int64_t *sizes)
 	}
 }
 
+uint64_t sources_span(const struct src_info *info, uint32_t ndim, const int64_t *size, uint32_t k)
+{
+	uint64_t span = 1;
+
+	for (uint32_t i = k; i < ndim; i++)
+		span += (uint64_t)(size[info->order[i]] - 1) * (uint64_t)info->strides[info->order[i]];
+	return span * dtype_bytes((enum dtype)info->dtype);
+}
+
 bool sources_layout(const struct run_src *src, const int64_t *sizes, struct item_layout *out)
 {
 	uint32_t item = dtype_bytes((enum dtype)src->dtype);
@@ -304,10 +313,12 @@ enum err sources_read(struct sources *s, uint32_t src, uint64_t offset, void *in
 		return sources_at(s->run, src, e);
 	e = store_read(*file, into, n, rs->offset + offset, "");
 	files_unpin(s->files, rs->file);
+	s->read_bytes += n;
 	return sources_at(s->run, src, e);
 }
 
-static FALLIBLE enum err check_raw(struct sources *s, uint32_t src)
+/* The bytes from `from` in the item on, which its digests are of. */
+static FALLIBLE enum err check_digests(struct sources *s, uint32_t src, uint64_t from, uint64_t bytes)
 {
 	const struct run_src *rs = &s->run->srcs[src];
 	CLEANUP(mem_free_ptr) unsigned char *piece = mem_alloc(PIECE);
@@ -315,12 +326,17 @@ static FALLIBLE enum err check_raw(struct sources *s, uint32_t src)
 
 	NEED(piece, "no memory to check an item");
 	manifest_check_begin(&check, s->run->digests + rs->digest_at, rs->digest_count);
-	for (uint64_t at = 0, n; at < rs->length; at += n) {
-		n = num_min(PIECE, rs->length - at);
-		TRY(sources_read(s, src, at, piece, n));
-		TRY(sources_at(s->run, src, manifest_check_add(&check, piece, n, at + n == rs->length)));
+	for (uint64_t at = 0, n; at < bytes; at += n) {
+		n = num_min(PIECE, bytes - at);
+		TRY(sources_read(s, src, from + at, piece, n));
+		TRY(sources_at(s->run, src, manifest_check_add(&check, piece, n, at + n == bytes)));
 	}
 	return OK;
+}
+
+enum err sources_check_blocks(struct sources *s, uint32_t src, const struct src_info *info)
+{
+	return check_digests(s, src, info->payload_off, info->payload_bytes);
 }
 
 /* Would a load understand it? */
@@ -333,7 +349,7 @@ static FALLIBLE enum err parse_value(const struct item_source *item)
 	return OK;
 }
 
-enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out, uint64_t *read_out)
+enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out)
 {
 	const struct run_src *rs = &s->run->srcs[src];
 	struct reader r = { .offset = rs->offset, .length = rs->length };
@@ -342,9 +358,9 @@ enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool 
 	*known_out = rs->kind != RUN_SRC_PLAIN || rs->digest_count;
 	if (!*known_out) /* bare bytes have no CRC32 */
 		return OK;
-	*read_out += rs->length;
 	if (rs->raw_digests && rs->digest_count)
-		return check_raw(s, src);
+		return check_digests(s, src, 0, rs->length);
+	s->read_bytes += rs->length;
 	TRY(sources_at(s->run, src, files_pin(s->files, rs->file, &r.file)));
 	struct item_source item = { read_file, &r, rs->length };
 	enum err e = item_check_crc(&item, !payload, &checked, &unknown);
@@ -353,6 +369,16 @@ enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool 
 	files_unpin(s->files, rs->file);
 	*known_out = checked && !unknown;
 	return sources_at(s->run, src, e);
+}
+
+enum err sources_check_all(struct sources *s, uint32_t src)
+{
+	struct run_src *rs = &s->run->srcs[src];
+	bool known;
+
+	TRY(sources_check_item(s, src, true, &known));
+	atomic_fetch_add(known ? &s->run->head->verified_bytes : &rs->unverified, rs->length);
+	return OK;
 }
 
 enum err sources_parse(struct sources *s, uint32_t src, const unsigned char *item, struct src_info **out)

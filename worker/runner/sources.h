@@ -26,6 +26,7 @@ struct sources {
 	struct run *run;
 	struct files *files;
 	struct src_info *cache;
+	uint64_t read_bytes;           /* by blocking reads, less those of heads */
 };
 FALLIBLE enum err sources_open(struct run *run, struct files *files, struct sources *out);
 void sources_close(struct sources *s);
@@ -36,10 +37,16 @@ FALLIBLE enum err sources_parse(struct sources *s, uint32_t src, const unsigned 
 /* Is its info at hand, so that sources_info() reads nothing? */
 bool sources_known(struct sources *s, uint32_t src);
 /* Compares all of a stored item, by blocking reads: with the manifest's digest of all its bytes, else each record's CRC32; the payload's
- * record too if asked. *known_out: there was something to compare it with. *read_out: raised by what was read. ERR_DIGEST_MISMATCH, …. */
-FALLIBLE enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out, uint64_t *read_out);
+ * record too if asked. *known_out: there was something to compare it with. ERR_DIGEST_MISMATCH, …. */
+FALLIBLE enum err sources_check_item(struct sources *s, uint32_t src, bool payload, bool *known_out);
+/* The same of its payload, and counts it in the run's verified_bytes, or as `unverified`. Not for parts of an item. */
+FALLIBLE enum err sources_check_all(struct sources *s, uint32_t src);
+/* Compares the payload of an item whose digests are those of its blocks (run_src.by_blocks), by blocking reads. Errors name the block. */
+FALLIBLE enum err sources_check_blocks(struct sources *s, uint32_t src, const struct src_info *info);
 /* Reads bytes of the item's file, from `offset` in the item on. */
 FALLIBLE enum err sources_read(struct sources *s, uint32_t src, uint64_t offset, void *into, uint64_t n);
+/* Elements from the first to behind the last one of a box when only the dims order[k] and further are walked, in bytes. */
+uint64_t sources_span(const struct src_info *info, uint32_t ndim, const int64_t *size, uint32_t k);
 /* An item that has digests of its payload and is as long as one that dcpd writes of this box is laid out like that: no byte of it is read
  * to know, and what its head says does not matter. sizes: of the box. False: it is not such a one. */
 bool sources_layout(const struct run_src *src, const int64_t *sizes, struct item_layout *out);

@@ -9,7 +9,7 @@ void wave_begin(struct wave *w, unsigned char *memory, uint64_t bytes)
 {
 	w->memory = memory;
 	w->bytes = bytes;
-	w->used = 0;
+	w->used = w->range_count = 0;
 	w->reads.n = w->order.n = w->ops.n = 0;
 }
 
@@ -20,17 +20,48 @@ void wave_free(struct wave *w)
 	vec_free(&w->ops);
 }
 
+/* The range that the read is a part of, or continues. NULL: none of the latest. */
+static struct wave_range *range_at(struct wave *w, uint32_t file, uint64_t offset, uint64_t end)
+{
+	for (uint32_t i = 0; i < WAVE_RANGES && i < w->range_count; i++) {
+		struct wave_range *r = &w->ranges[(w->range_count - 1 - i) % WAVE_RANGES];
+		if (r->file == file && offset <= r->end + WAVE_GAP && r->begin <= end + WAVE_GAP)
+			return r;
+	}
+	return NULL;
+}
+
+/* The memory that the read takes at most: a merged read may hold the gap in front of each of its parts, too. */
+static uint64_t cost_of(const struct wave *w, const struct wave_range *r, uint64_t offset, uint64_t end)
+{
+	if (!r)
+		return end - offset + (w->reads.n ? WAVE_GAP : 0);
+	return (offset < r->begin ? r->begin - offset : 0) + (end > r->end ? end - r->end : 0);
+}
+
+static void note_range(struct wave *w, struct wave_range *r, uint32_t file, uint64_t offset, uint64_t end)
+{
+	if (!r) {
+		w->ranges[w->range_count++ % WAVE_RANGES] = (struct wave_range){ file, offset, end };
+		return;
+	}
+	r->begin = num_min(r->begin, offset);
+	r->end = num_max(r->end, end);
+}
+
 enum err wave_add(struct wave *w, uint32_t file, uint64_t offset, uint64_t bytes, unsigned char *into,
 		  uint32_t *index_out, bool *full_out)
 {
 	struct wave_read *r;
-	/* a merged read may hold the gap in front of each of its parts too */
-	uint64_t cost = into ? 0 : bytes + (w->reads.n ? WAVE_GAP : 0);
+	struct wave_range *range = into ? NULL : range_at(w, file, offset, offset + bytes);
+	uint64_t cost = into ? 0 : cost_of(w, range, offset, offset + bytes);
 
 	*full_out = w->reads.n >= wave_reads_max(w->bytes) || cost > w->bytes - w->used;
 	if (*full_out)
 		return w->reads.n ? OK : ERR(INTERNAL, "a read of %ju bytes does not fit", (uintmax_t)bytes);
 	w->used += cost;
+	if (!into)
+		note_range(w, range, file, offset, offset + bytes);
 	*index_out = (uint32_t)w->reads.n;
 	TRY(vec_push(&w->reads, &r));
 	*r = (struct wave_read){ .file = file, .offset = offset, .bytes = bytes, .into = into };

@@ -9,7 +9,7 @@
 #include "io/engine.h"
 #include "runner/files.h"
 
-enum { WAVE_GAP = 4096, WAVE_READS_MIN = 64, WAVE_READS_MAX = 8192 };
+enum { WAVE_GAP = 4096, WAVE_READS_MIN = 64, WAVE_READS_MAX = 8192, WAVE_RANGES = 16 };
 
 struct wave_read {
 	uint32_t file;
@@ -25,9 +25,17 @@ struct wave_op {
 	bool pinned;
 };
 
+/* Reads of the wave that overlap, or nearly: they become one. */
+struct wave_range {
+	uint32_t file;
+	uint64_t begin, end;
+};
+
 struct wave {
 	unsigned char *memory;
 	uint64_t bytes, used;
+	struct wave_range ranges[WAVE_RANGES]; /* the latest ones, in turn: what a read adds to one of them is all that it costs */
+	uint32_t range_count;
 	struct vec(struct wave_read) reads;
 	struct vec(uint32_t) order;
 	struct vec(struct wave_op) ops;
