@@ -7,11 +7,12 @@ import { ago } from "./format.js";
 import { drawJob, drawJobs, filterJobs, initJobs } from "./jobs.js";
 import { drawCheckpoints, drawStateDicts, drawStorages, drawWorkers, filterCheckpoints, initLists } from "./lists.js";
 import { ENDED, apply, fetchJob, jobById, onChange, refresh, refreshAll, store } from "./store.js";
+import { drawTensors, initTensors, openTensors } from "./tensors.js";
 
 const DRAW_MS = 100;
 const REFRESH_MS = 10000;
 const VIEWS = { jobs: drawJobs, checkpoints: drawCheckpoints, "state-dicts": drawStateDicts, storages: drawStorages,
-	workers: drawWorkers };
+	workers: drawWorkers, tensors: drawTensors };
 const FILTERS = { jobs: filterJobs, checkpoints: filterCheckpoints };
 
 let stream = null;
@@ -162,11 +163,12 @@ function enter() {
 function parse() {
 	const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
 	const parts = path.split("/"), filter = new URLSearchParams(query || "");
-	if (parts[0] === "jobs" && parts[1]) {
+	const one = { jobs: "job", checkpoints: "tensors" }[parts[0]];
+	if (one && parts[1]) {
 		try {
-			return { view: "job", id: decodeURIComponent(parts[1]), filter };
+			return { view: one, id: decodeURIComponent(parts[1]), filter };
 		} catch {
-			return { view: "jobs", id: "", filter };
+			return { view: parts[0], id: "", filter };
 		}
 	}
 	return { view: Object.hasOwn(VIEWS, parts[0]) ? parts[0] : "jobs", id: "", filter };
@@ -178,12 +180,14 @@ function show(focus) {
 	FILTERS[route.view]?.(route.filter);
 	document.querySelectorAll("main > section").forEach((s) => { s.hidden = s.id !== `view-${route.view}`; });
 	for (const a of $("nav").querySelectorAll("a")) {
-		const current = a.hash === `#/${route.view === "job" ? "jobs" : route.view}`;
+		const current = a.hash === `#/${{ job: "jobs", tensors: "checkpoints" }[route.view] || route.view}`;
 		if (current) a.setAttribute("aria-current", "page");
 		else a.removeAttribute("aria-current");
 	}
-	document.title = `${route.view === "job" ? `Job ${route.id}` : $(`h-${route.view}`).textContent} – dcpd`;
+	const titles = { job: `Job ${route.id}`, tensors: `Tensors of ${route.id}` };
+	document.title = `${titles[route.view] || $(`h-${route.view}`).textContent} – dcpd`;
 	if (route.view === "job" && stream) fetchJob(route.id);
+	if (route.view === "tensors") openTensors(route.id);
 	drawNow();
 	if (focus) $(`h-${route.view}`).focus();
 }
@@ -192,6 +196,7 @@ function start() {
 	onChange(draw, announce);
 	initJobs(note, draw);
 	initLists(draw);
+	initTensors(draw);
 	$("login").addEventListener("submit", (event) => {
 		event.preventDefault();
 		const value = $("token").value.trim();

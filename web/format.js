@@ -54,6 +54,15 @@ export function place(error) {
 	return parts.join(", ");
 }
 
+/** A figure of tensors, in six digits; integers as they are. "nan" and "inf" come as words. */
+export function number(v) {
+	if (v === undefined || v === null) return "–";
+	if (typeof v !== "number" || Number.isInteger(v)) return String(v);
+	return String(Number(v.toPrecision(6)));
+}
+
+export const shape = (dims) => `[${(dims || []).join(", ")}]`;
+
 export function percent(done, total) {
 	if (!(total > 0)) return null;
 	return Math.min(100, Math.max(0, (100 * done) / total));

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { $, address, confirm, h, pager, remember, rows, sync, text } from "./dom.js";
-import { ago, bytes, percent, place, ref, seconds, what } from "./format.js";
+import { ago, bytes, number, percent, place, ref, seconds, shape, what } from "./format.js";
 import { ENDED, fetchJob, fetchPlan, jobById, jobsInOrder, moreJobs, putJob, store } from "./store.js";
 
 const PAGE = 50;
@@ -210,6 +210,31 @@ function differences(result) {
 			h("th", { scope: "row", role: "rowheader", class: "mono" }, d.path || "–"), [d.what, d.a, d.b].map(cell)))));
 }
 
+/** Counts of a diff that are not 0: "3 changed, 1 added". */
+const changes = (counts) => Object.entries(counts || {}).filter(([, n]) => n > 0).map(([word, n]) => `${n} ${word}`).join(", ");
+
+/** The tensors of a diff that moved most. */
+function movers(result) {
+	const list = result.movers || [];
+	if (list.length === 0) return null;
+	const columns = [["Moved most", "path"], ["Dtype", "dtype"], ["Shape", "shape"], ["Relative L2", "rel_l2"], ["Cosine", "cosine"],
+		["Max abs", "max_abs"], ["Elements changed", "count"], ["Of", "elements"], ["Bits changed", "bits_changed"]];
+	const cell = (m) => ([word, key]) => h("td", { class: "mono", role: "cell", "data-label": word },
+		key === "shape" ? shape(m.shape) : number(m[key]));
+	return h("div", { class: "scroll", role: "region", "aria-label": "Tensors that moved most", tabindex: "0" },
+		h("table", { id: "job-movers", role: "table" },
+			h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
+				columns.map(([word]) => h("th", { scope: "col", role: "columnheader" }, word)))),
+			h("tbody", { role: "rowgroup" }, list.slice(0, DIFFERENCES_SHOWN).map((m) => h("tr", { role: "row" },
+				h("th", { scope: "row", role: "rowheader", class: "mono" }, m.path || "–"), columns.slice(1).map(cell(m)))))));
+}
+
+/** "98.2 % (1.1 GiB; 1.0 GiB known by digest)" */
+function unchanged(u) {
+	const parts = `${bytes(u.by_digest?.bytes)} by digest, ${bytes(u.by_reading?.bytes)} by reading`;
+	return `${number(100 * (u.share ?? 0))} % (${bytes(u.bytes)}; ${parts})`;
+}
+
 /** "model.b past model.* to Shard(0), and 2 more" */
 function fellBack(r) {
 	const shown = r.fell_back.slice(0, FALLBACKS_SHOWN).map((f) => `${f.fqn} past ${f.rule} to ${f.took ?? "the default"}`);
@@ -223,6 +248,8 @@ function outcome(job) {
 	if (job.state !== "succeeded" || !r) return null;
 	const list = [];
 	if (typeof r.equal === "boolean") list.push(["Verdict", verdict(r)]);
+	if (r.totals) list.push(["Tensors", changes(r.totals.tensors) || "none"], ["Values", changes(r.totals.values) || "none"]);
+	if (r.unchanged) list.push(["Unchanged", unchanged(r.unchanged)]);
 	if (Number.isInteger(r.moved_bytes)) {
 		list.push(["Generation", r.generation], ["Back end", r.backend], ["Tensors", r.tensors],
 			["Moved between ranks", `${bytes(r.moved_bytes)} of ${bytes(r.needed_bytes ?? r.moved_bytes)} needed`],
@@ -233,7 +260,7 @@ function outcome(job) {
 	if (list.length === 0) return null;
 	return h("section", { class: "panel", id: "job-outcome", "aria-label": "Outcome" },
 		h("dl", { class: "facts" }, list.filter(([, v]) => v !== undefined).map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),
-		differences(r));
+		movers(r), differences(r));
 }
 
 function facts(job) {

@@ -48,7 +48,8 @@ export function drawCheckpoints() {
 	const words = (c) => `${c.storage}:${c.name} ${c.format} ${c.verified?.state || ""}`.toLowerCase();
 	const found = store.checkpoints.filter((c) => words(c).includes(filter));
 	table("checkpoints", found, (c) => `${c.storage}:${c.name}`, (c) => [
-		h("th", { scope: "row", class: "name mono" }, `${c.storage}:${c.name}`),
+		h("th", { scope: "row", class: "name mono" }, h("a", { href: `#/checkpoints/${encodeURIComponent(`${c.storage}:${c.name}`)}`,
+			"data-act": `tensors-${c.storage}:${c.name}` }, `${c.storage}:${c.name}`)),
 		h("td", {}, c.format || "–"),
 		h("td", { class: "num" }, bytes(c.bytes)),
 		h("td", { class: "num" }, c.world_size ?? "–"),

@@ -51,6 +51,8 @@ class Fake:
         self.jobs = {}
         self.plans = {}
         self.checkpoints = []
+        self.tensors = {}            # "STORAGE:NAME" → its tensors
+        self.submitted = None        # answers POST /v1/jobs: request → job, or the detail of a refusal
         self.state_dicts = []
         self.ranks = {}              # state dict → its ranks, which the list leaves out
         self.storages = []
@@ -187,6 +189,9 @@ class BaseHandler(BaseHTTPRequestHandler):
                 if storage in fake.stalled:
                     return self.problem(504, "storage_stalled", f"storage {storage} does not answer")
                 return self.listing("checkpoints", [c for c in fake.checkpoints if c["storage"] == storage], query)
+            case ["checkpoints", storage, name, "tensors"] if f"{storage}:{name}" in fake.tensors:
+                wanted = [t for t in fake.tensors[f"{storage}:{name}"] if t["fqn"].startswith(query.get("prefix", [""])[0])]
+                return self.listing("tensors", wanted, query)
             case ["state-dicts"]:
                 return self.listing("state_dicts", fake.state_dicts, query)
             case ["state-dicts", name] if name in fake.ranks:
@@ -199,10 +204,13 @@ class BaseHandler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         fake = self.owner
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         fake.log.append(("POST", self.path, dict(self.headers)))
         if self.headers.get("Authorization") != f"Bearer {fake.token}":
             return self.problem(401, "unauthenticated", "A token is needed")
+        if self.path == "/v1/jobs" and fake.submitted:
+            made = fake.submitted(json.loads(body))
+            return self.problem(409, "busy", made) if isinstance(made, str) else self.json(made, 202)
         name, _, verb = self.path.removeprefix("/v1/jobs/").partition(":")
         job = fake.jobs.get(unquote(name))
         if job is None:

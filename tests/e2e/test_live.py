@@ -135,6 +135,23 @@ def test_a_verify_marks_its_checkpoint(page, daemon):  # noqa: F811
     accessible(page)
 
 
+def test_statistics_are_read_when_asked_for(page, daemon):  # noqa: F811
+    daemon.put("train", images())
+    daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run1/step-1"})
+    enter(page, daemon)
+    page.click("nav a[href='#/checkpoints']")
+    page.get_by_role("link", name="main:run1/step-1").click()
+    page.get_by_role("button", name="Statistics of model.w", exact=True).click()
+    line = row(page, "tensors", "model.w")
+    expect(line.get_by_role("button", name="Histogram of model.w")).to_be_visible()
+    job = next(j for j in daemon.api.get("/v1/jobs").ok(200)["jobs"] if j["kind"] == "stats")
+    told = daemon.api.get(f"/v1/jobs/{job['id']}").ok(200)["result"]["statistics"][0]
+    expect(line).to_contain_text(str(told["zeros"]))
+    page.get_by_role("button", name="Histogram of model.w", exact=True).click()
+    expect(page.locator("#tensors-histogram")).to_contain_text("model.w")
+    accessible(page)
+
+
 def test_a_restart_is_seen_and_survived(page, daemon):  # noqa: F811
     enter(page, daemon)
     daemon.put("train", images())

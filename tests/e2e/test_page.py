@@ -524,6 +524,125 @@ def test_differences_stay_inside_their_panel(page, fake):
     accessible(page)
 
 
+def test_a_diff_shows_how_far_tensors_moved(page, fake):
+    counts = {"added": 0, "removed": 1, "reshaped": 0, "retyped": 0, "kind": 0, "changed": 2, "unchanged": 7}
+    figures = {"dtype": "float32", "shape": [4096, 12288], "elements": 50331648, "count": 17, "not_finite": 0, "max_abs": 0.25,
+               "max_rel": "inf", "l2": 3.5, "cosine": 0.9998762, "bits_changed": 123456, "first_index": [0, 3]}
+    result = {"equal": False, "difference_count": 3, "differences": [{"path": "gone", "what": "missing", "a": "float32", "b": None}],
+              "movers": [{"path": PATH, "rel_l2": "inf", **figures}, {"path": "b", "rel_l2": 0.001234567, **figures, "cosine": None}],
+              "totals": {"tensors": counts, "values": {"changed": 0}, "count": 34},
+              "unchanged": {"tensors": 7, "bytes": 3 * MIB, "share": 0.75, "by_digest": {"tensors": 6, "bytes": 2 * MIB},
+                            "by_reading": {"tensors": 1, "bytes": MIB}}}
+    done = job(1, "succeeded", kind="diff", result=result, finished_at="2026-01-01T00:00:02Z")
+    fake.jobs[done["id"]] = done
+    enter(page, fake)
+    page.goto(f"{fake.url}#/jobs/{done['id']}")
+    rows_ = page.locator("#job-movers tbody tr")
+    expect(rows_).to_have_count(2)
+    expect(rows_.nth(0)).to_contain_text(f"{PATH}float32[4096, 12288]inf0.9998760.251750331648123456")
+    expect(rows_.nth(1)).to_contain_text("0.00123457–0.25")
+    expect(page.locator("#job-outcome")).to_contain_text("1 removed, 2 changed, 7 unchanged")
+    expect(page.locator("#job-outcome")).to_contain_text("75 % (3.0 MiB; 2.0 MiB by digest, 1.0 MiB by reading)")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
+    accessible(page)
+
+
+def statistics(fqn, **more):
+    return {"fqn": fqn, "dtype": "float32", "shape": [3, 4], "count": 12, "nan": 0, "inf": 0, "zeros": 2, "min": -0.1234567, "max": 3.0,
+            "mean": 0.5, "norm": 4.25, "histogram": [[-4, 1, 0], [1, 0, 9]], **more}
+
+
+def tensor_page(fake, count=2):
+    """A checkpoint with tensors, and a daemon that answers each job of statistics when it is asked for it a second time."""
+    fake.checkpoints = [{"storage": "main", "name": "run1/step-1", "format": "dcp", "bytes": MIB, "modified_at": "2026-01-01T00:00:00Z"}]
+    fake.tensors["main:run1/step-1"] = [{"fqn": f"model.w{i}", "dtype": "float32", "shape": [3, 4], "bytes": 48} for i in range(count)]
+    asked = []
+
+    def submitted(request):
+        asked.append(request)
+        n = len(asked)
+        made = job(n, "queued", kind="stats", source=request["source"], target=None)
+        told = [statistics(f, max="nan" if f.endswith("7") else 3.0) for f in request["include"]]
+        fake.jobs[made["id"]] = {**made, "state": "succeeded", "result": {"statistics": told}}
+        return made
+
+    fake.submitted = submitted
+    return asked
+
+
+def test_statistics_of_a_tensor(page, fake):
+    asked = tensor_page(fake)
+    enter(page, fake, "checkpoints")
+    page.get_by_role("link", name="main:run1/step-1").click()
+    expect(page.locator("#h-tensors")).to_have_text("Tensors of main:run1/step-1")
+    expect(page.locator("#h-tensors")).to_be_focused()
+    assert page.title() == "Tensors of main:run1/step-1 – dcpd"
+    expect(page.locator("nav a[aria-current=page]")).to_contain_text("Checkpoints")
+    line = row(page, "tensors", "model.w1")
+    expect(line).to_contain_text("float32[3, 4]–")
+    button = page.get_by_role("button", name="Statistics of model.w1")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(line).to_contain_text("-0.12345730.54.25200")
+    assert asked == [{"kind": "stats", "source": {"storage": "main", "name": "run1/step-1"}, "include": ["model.w1"]}]
+    expect(page.locator("#announce")).to_have_text("Statistics of 1 tensor are in the table")
+    histogram = page.get_by_role("button", name="Histogram of model.w1")
+    expect(histogram).to_be_visible()
+    assert histogram.get_attribute("aria-expanded") == "false"
+    histogram.focus()
+    page.keyboard.press("Enter")
+    panel = page.get_by_role("region", name="Histogram of model.w1")
+    expect(panel.locator("tbody tr")).to_have_count(2)
+    expect(panel.locator("tbody tr").nth(1)).to_contain_text("2^1 to 2^209")
+    assert page.get_by_role("button", name="Histogram of model.w1").get_attribute("aria-expanded") == "true"
+    expect(histogram).to_be_focused()
+    accessible(page)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    accessible(page)
+    page.keyboard.press("Enter")
+    expect(panel).to_have_count(0)
+
+
+def test_statistics_page_by_page(page, fake):
+    asked = tensor_page(fake, 120)
+    enter(page, fake)
+    page.goto(f"{fake.url}#/checkpoints/main%3Arun1%2Fstep-1")
+    expect(page.locator("#tensors tbody tr")).to_have_count(50)
+    page.get_by_role("button", name="Statistics of all that are listed").click()
+    expect(row(page, "tensors", "model.w7")).to_contain_text("nan")
+    assert len(asked) == 1 and len(asked[0]["include"]) == 50
+    expect(page.get_by_role("button", name="Statistics of all that are listed")).to_be_disabled()
+    page.locator("#tensors-pager").get_by_role("button", name="Next").click()
+    expect(row(page, "tensors", "model.w50")).to_be_visible()
+    page.locator("#tensors-pager").get_by_role("button", name="Next").click()
+    expect(page.locator("#tensors tbody tr")).to_have_count(20)
+    expect(page.locator("#tensors-pager")).to_contain_text("101–120 of 120 tensors")
+    page.locator("#tensors-pager").get_by_role("button", name="Previous").click()
+    expect(row(page, "tensors", "model.w50")).to_be_visible()
+    page.fill("#tensors-prefix", "model.w11")
+    expect(page.locator("#tensors tbody tr")).to_have_count(11)
+    page.fill("#tensors-prefix", "nothing")
+    expect(page.locator("#tensors tbody")).to_contain_text("No tensor has such a name.")
+
+
+def test_statistics_that_cannot_be_had(page, fake):
+    tensor_page(fake)
+    fake.tensors["main:run1/step-1"][0]["fqn"] = "<img src=x onerror=alert(1)>"
+    fake.submitted = lambda request: "the daemon has too much to do"
+    enter(page, fake)
+    page.goto(f"{fake.url}#/checkpoints/main%3Arun1%2Fstep-1")
+    page.get_by_role("button", name="Statistics of <img").click()
+    expect(page.locator("#tensors-actions")).to_contain_text("the daemon has too much to do")
+    expect(page.locator("#announce")).to_contain_text("too much to do")
+    expect(page.get_by_role("button", name="Statistics of <img")).to_be_enabled()
+    accessible(page)
+    page.goto(f"{fake.url}#/checkpoints/main%3Agone")
+    expect(page.locator("#tensors tbody")).to_contain_text("/v1/checkpoints/main/gone/tensors")
+
+
 def test_cancelled_is_no_fault(page, fake):
     """Red is for what went wrong: who cancelled a job knows that it is."""
     error = {"title": "The job was cancelled", "code": "cancelled", "detail": "cancelled", "status": 409, "retryable": True}
