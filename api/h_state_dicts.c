@@ -2,6 +2,7 @@
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
+#include "server/parts.h"
 #include "server/service_clock.h"
 #include "spec/spec.h"
 #include "server/state_dict.h"
@@ -22,7 +23,7 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 	struct h_page page;
 
 	TRY(h_page_query(r, &page));
-	return take(r, state_dict_list(r->core, &who, page.size, page.token, &b), &b);
+	return take(r, state_dict_list(r->core->state_dicts, &who, page.size, page.token, &b), &b);
 }
 
 /* {"save":{"storage":…,"name":"run1/step-{generation}"}}: the name is checked as it will be with a number in it. one: for one
@@ -57,7 +58,7 @@ static void on_made(void *user, enum err e, const char *name, bool existing)
 	struct principal who = req_principal(r);
 
 	if (e == OK)
-		e = state_dict_put(r->core, &who, str_of(name), &b);
+		e = state_dict_put(r->core->state_dicts, &who, str_of(name), &b);
 	if (e == OK)
 		e = req_json(r, 201, &b);
 	if (e == OK && existing)
@@ -88,7 +89,7 @@ FALLIBLE enum err h_sdicts_create(struct req *r)
 	TRY(check_owner_death(&death, false));
 	TRY(h_idempotency(r, &rq.idem));
 	req_hold(r);
-	state_dict_create(r->core, &rq, on_made, r);
+	state_dict_create(r->core->state_dicts, &rq, on_made, r);
 	return OK;
 }
 
@@ -97,7 +98,7 @@ FALLIBLE enum err h_sdict_get(struct req *r)
 	struct buf b = BUF_INIT(64 << 20);
 	struct principal who = req_principal(r);
 
-	return take(r, state_dict_put(r->core, &who, r->parts[2], &b), &b);
+	return take(r, state_dict_put(r->core->state_dicts, &who, r->parts[2], &b), &b);
 }
 
 static void on_nothing(void *user, enum err e)
@@ -110,7 +111,7 @@ FALLIBLE enum err h_sdict_delete(struct req *r)
 	struct principal who = req_principal(r);
 
 	req_hold(r);
-	state_dict_delete(r->core, &who, r->parts[2], on_nothing, r);
+	state_dict_delete(r->core->state_dicts, &who, r->parts[2], on_nothing, r);
 	return OK;
 }
 
@@ -130,7 +131,7 @@ FALLIBLE enum err h_sdict_tensors(struct req *r)
 	TRY(h_set_text(more, "prefix", prefix));
 	TRY(h_set_text(more, "page_token", page.token));
 	req_hold(r);
-	state_dict_ask(r->core, &who, r->parts[2], generation == UINT64_MAX ? -1 : (int64_t)generation, move(more),
+	state_dict_ask(r->core->state_dicts, &who, r->parts[2], generation == UINT64_MAX ? -1 : (int64_t)generation, move(more),
 			      h_pass_on, r);
 	return OK;
 }
@@ -176,7 +177,7 @@ FALLIBLE enum err h_rank_reserve(struct req *r)
 	TRY(jval_integer(&bytes_at, 1, INT64_MAX, &bytes));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	req_hold(r);
-	state_dict_reserve(r->core, &who, r->parts[2], rank, (uint64_t)bytes, generation, wait_ms, on_reserved, r);
+	state_dict_reserve(r->core->state_dicts, &who, r->parts[2], rank, (uint64_t)bytes, generation, wait_ms, on_reserved, r);
 	return OK;
 }
 
@@ -212,11 +213,11 @@ FALLIBLE enum err h_rank_seal(struct req *r)
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	TRY(jval_integer(&bytes_at, 8, INT64_MAX, &bytes));
 	if (filling) {
-		TRY(state_dict_fill(r->core, &who, r->parts[2], rank, generation, (uint64_t)bytes));
+		TRY(state_dict_fill(r->core->state_dicts, &who, r->parts[2], rank, generation, (uint64_t)bytes));
 		return answer_sealed(r);
 	}
 	req_hold(r);
-	state_dict_seal(r->core, &who, r->parts[2], rank, generation, (uint64_t)bytes, wish.j, on_sealed, r);
+	state_dict_seal(r->core->state_dicts, &who, r->parts[2], rank, generation, (uint64_t)bytes, wish.j, on_sealed, r);
 	return OK;
 }
 
@@ -230,7 +231,7 @@ FALLIBLE enum err h_rank_release(struct req *r)
 	TRY(jval_only(&root, (const char *const[]){ "generation", NULL }));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	req_hold(r);
-	state_dict_release(r->core, &who, r->parts[2], rank, generation, on_nothing, r);
+	state_dict_release(r->core->state_dicts, &who, r->parts[2], rank, generation, on_nothing, r);
 	return OK;
 }
 
@@ -245,7 +246,7 @@ FALLIBLE enum err h_rank_renew(struct req *r)
 	TRY(read_rank(r, &rank));
 	if (r->body)
 		TRY(jval_only(&root, (const char *const[]){ NULL }));
-	TRY(state_dict_renew(r->core, &who, r->parts[2], rank, &expires_ms));
+	TRY(state_dict_renew(r->core->state_dicts, &who, r->parts[2], rank, &expires_ms));
 	if (expires_ms)
 		buf_printf(&b, "{\"lease_expires_at\":\"%s\"}", clock_text(expires_ms, when));
 	else

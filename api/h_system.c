@@ -72,7 +72,7 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 	uint64_t limit = 0, used = 0, unused = 0;
 
-	state_dict_shm(r->core, &limit, &used, &unused);
+	state_dict_shm(r->core->state_dicts, &limit, &used, &unused);
 	buf_puts(&b, "{\"version\":\"" DCPD_VERSION "\",\"api\":\"v1\",\"kinds\":[");
 	for (size_t i = 0; i < JOB_KIND_COUNT; i++)
 		buf_printf(&b, "%s\"%s\"", i ? "," : "", kind_names[i]);
@@ -84,7 +84,7 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	buf_printf(&b, ",\"workers\":%ju,\"shm\":{\"limit_bytes\":%ju,\"used_bytes\":%ju,\"free_bytes\":%ju,\"orphaned_bytes\":%ju},"
 		       "\"host\":",
 		   (uintmax_t)r->core->config->workers, (uintmax_t)limit, (uintmax_t)used, (uintmax_t)unused,
-		   (uintmax_t)state_dict_orphaned(r->core));
+		   (uintmax_t)state_dict_orphaned(r->core->state_dicts));
 	TRY(gang_put_capabilities(r->core->gangs, &b));
 	buf_putc(&b, ',');
 	TRY(devices_put(r->core->devices, &b));

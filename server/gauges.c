@@ -124,11 +124,11 @@ void gauges_fill(struct server *s)
 		snprintf(labels, sizeof labels, "state=\"%s\"", states[i]);
 		metrics_set(m, "dcpd_workers", labels, workers_count(s->workers, NULL, states[i]));
 	}
-	state_dict_shm(s, &limit, &used, &free_bytes);
+	state_dict_shm(s->state_dicts, &limit, &used, &free_bytes);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"used\"", (double)used);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"limit\"", (double)limit);
-	metrics_set(m, "dcpd_shm_bytes", "state=\"orphaned\"", (double)state_dict_orphaned(s));
-	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s));
+	metrics_set(m, "dcpd_shm_bytes", "state=\"orphaned\"", (double)state_dict_orphaned(s->state_dicts));
+	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s->state_dicts));
 	metrics_set(m, "dcpd_journal_commits_total", "", (double)journal_commits(s->journal));
 	metrics_set(m, "dcpd_journal_writable", "", journal_may_write(s->journal) == OK);
 	metrics_set(m, "dcpd_journal_waiting", "", (double)journal_waiting(s->journal));

@@ -79,7 +79,7 @@ FALLIBLE enum err jobs_new(struct server *s)
 		next = j->live_next;
 		job_recover(j);
 	}
-	state_dicts_settle(s);
+	state_dicts_settle(s->state_dicts);
 	return loop_every(s->loop, TICK_MS, on_tick, s, &s->jobs->tick);
 }
 

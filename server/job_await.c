@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "server/service_clock.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 enum { AWAIT_MS = 600000 };
 
@@ -77,7 +78,7 @@ static FALLIBLE enum err begin(struct job *j, const struct principal *who)
 	must(!j->await && !j->source_use);
 	j->lost = (struct err_info){ 0 };
 	j->resting = false;
-	enum err e = state_dict_await(j->server, &w, &j->source_use, &j->await);
+	enum err e = state_dict_await(j->server->state_dicts, &w, &j->source_use, &j->await);
 	if (e)
 		j->lost = *err_last();
 	else if (!j->await && !j->snapshotted_ms) /* sealed, and the coordinator ended before that was in the job's row */

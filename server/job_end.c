@@ -193,8 +193,8 @@ static void on_end_journalled(void *user, enum err e)
 	}
 	job_move(j, STEP_NONE, j->end_state);
 	if (j->made_use)
-		state_dict_announce(j->server, j->made_use);
-	state_dict_unuse(j->server, &j->made_use);
+		state_dict_announce(j->made_use);
+	state_dict_unuse(&j->made_use);
 	job_drop_sources(j);
 	mem_free(j->plan);
 	j->plan = NULL;
@@ -240,11 +240,11 @@ void job_end(struct job *j, enum job_state state)
 		if (j->bytes_total > j->bytes_done)
 			j->bytes_done = j->bytes_total;
 		if (j->made_use)
-			e = state_dict_keep(j->server, j->made_use, t);
+			e = state_dict_keep(j->made_use, t);
 		job_state_dict_op_note_result(j);
 		note_run(j, t);
 	} else if (j->made_use) {
-		state_dict_drop(j->server, &j->made_use);
+		state_dict_drop(&j->made_use);
 	}
 	if (e)
 		log_err("cannot keep what a job made", "job", j->id, NULL);

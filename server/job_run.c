@@ -188,12 +188,11 @@ static void on_progress(void *user, const json_t *body)
 
 static void on_made(void *user, enum err e, struct state_dict_use *use)
 {
-	struct server *s = ((struct ticket *)user)->server;
 	struct job *j = take_ticket(user);
 
 	if (!j || !j->gang || j->step != STEP_MAKING) {
 		if (!e)
-			state_dict_drop(s, &use);
+			state_dict_drop(&use);
 		return;
 	}
 	job_move(j, STEP_ON_GANG, j->state);
@@ -260,7 +259,7 @@ static void on_want_segments(void *user, const json_t *body)
 					     .at_least = operation && j->source_use ? j->source_use->generation : 0 };
 		job_move(j, STEP_MAKING, j->state);
 		j->alive_ms = clock_service_ms();
-		state_dict_make(j->server, &m, on_made, new_ticket(j));
+		state_dict_make(j->server->state_dicts, &m, on_made, new_ticket(j));
 	}
 	mem_free(bytes);
 	mem_free(images);
@@ -331,7 +330,7 @@ static void begin_again(struct job *j)
 	j->bytes_done = 0;
 	j->rate = 0;
 	if (j->made_use) /* by the failed attempt */
-		state_dict_drop(j->server, &j->made_use);
+		state_dict_drop(&j->made_use);
 	enum err e = job_use_target(j);
 	if (e) {
 		job_fail(j, e);
@@ -471,7 +470,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	}
 	job_lane_leave(j);
 	if (j->step == STEP_MAKING)
-		state_dict_make_stop(j->server, j->spec.target.name);
+		state_dict_make_stop(j->server->state_dicts, j->spec.target.name);
 	job_move(j, STEP_WAITING, j->state);
 	j->stalled = false;
 	err_restore(&info);

@@ -107,7 +107,7 @@ static FALLIBLE enum err check_quiet(const struct job *j, const struct ref *ref)
 		if (other == j || other->dry_run || !other->target || strcmp(other->target, text) != 0)
 			continue;
 		/* An operation writes the next generation beside the one that is there. */
-		if (other->kind == JOB_LOAD || state_dict_world(j->server, ref->name) == 0)
+		if (other->kind == JOB_LOAD || state_dict_world(j->server->state_dicts, ref->name) == 0)
 			return ERR(STATE_DICT_BUSY, "job %s is %s state dict \"%s\"", other->id,
 				   other->kind == JOB_LOAD ? "loading into" : "making", ref->name.p);
 	}

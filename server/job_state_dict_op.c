@@ -57,7 +57,7 @@ static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 {
 	const struct ref *ref = &j->spec.target;
 	json_int_t asked = j->spec.world_size;
-	json_int_t there = ref->kind == REF_STATE_DICT ? (json_int_t)state_dict_world(j->server, ref->name) : 0;
+	json_int_t there = ref->kind == REF_STATE_DICT ? (json_int_t)state_dict_world(j->server->state_dicts, ref->name) : 0;
 	json_int_t source = j->source_use ? (json_int_t)j->source_use->world_size : 0;
 	json_int_t other = j->other_use ? (json_int_t)j->other_use->world_size : 0;
 
@@ -78,7 +78,7 @@ static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 static FALLIBLE enum err check_target(const struct job *j)
 {
 	const struct ref *ref = &j->spec.target;
-	bool there = ref->kind == REF_STATE_DICT && state_dict_exists(j->server, ref->name);
+	bool there = ref->kind == REF_STATE_DICT && state_dict_exists(j->server->state_dicts, ref->name);
 
 	if (kind_is(j->kind, KIND_TARGET_NEW) && there)
 		return err_at_pointer(ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists", ref->name.p), "/target");

@@ -1,6 +1,7 @@
 /* job_uses.c: the state dicts that a job holds: what it reads, compares and fills. */
 #include "base/mem.h"
 #include "server/job_impl.h"
+#include "server/parts.h"
 
 uint64_t job_use_bytes(const struct state_dict_use *u)
 {
@@ -17,13 +18,13 @@ FALLIBLE enum err job_use_target(struct job *j)
 	struct principal who = job_owner(j);
 	const struct ref *source = &j->spec.source, *target = &j->spec.target;
 
-	if (target->kind != REF_STATE_DICT || j->target_use || !state_dict_exists(j->server, target->name))
+	if (target->kind != REF_STATE_DICT || j->target_use || !state_dict_exists(j->server->state_dicts, target->name))
 		return OK;
 	if (j->spec.optimizer_model.name.p)
 		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target->name.p);
 	if (job_state_dict_op_is(j) && ref_same(source, target))
 		return OK;
-	enum err e = state_dict_use(j->server, &who, target->name, -1, j->id, &j->target_use);
+	enum err e = state_dict_use(j->server->state_dicts, &who, target->name, -1, j->id, &j->target_use);
 	return e == ERR_NOT_SEALED && job_state_dict_op_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
 }
 
@@ -39,7 +40,7 @@ static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
 		for (size_t k = 0; k < i; k++)
 			if (str_eq(parts->v[k].name, parts->v[i].name))
 				return ERR(VALIDATION_FAILED, "part %zu names a state dict that another part names", i);
-		TRY(state_dict_use(j->server, who, parts->v[i].name, parts->v[i].generation, j->id, &j->part_uses[i]));
+		TRY(state_dict_use(j->server->state_dicts, who, parts->v[i].name, parts->v[i].generation, j->id, &j->part_uses[i]));
 		j->part_count++;
 	}
 	return OK;
@@ -48,7 +49,7 @@ static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
 static void drop_parts(struct job *j)
 {
 	for (uint32_t i = 0; i < j->part_count; i++)
-		state_dict_unuse(j->server, &j->part_uses[i]);
+		state_dict_unuse(&j->part_uses[i]);
 	mem_free(j->part_uses);
 	j->part_uses = NULL;
 	j->part_count = 0;
@@ -61,7 +62,7 @@ FALLIBLE enum err job_use_sources(struct job *j)
 
 	if (source->kind != REF_STATE_DICT)
 		return OK;
-	TRY(state_dict_use(j->server, &who, source->name, source->generation, j->id, &j->source_use));
+	TRY(state_dict_use(j->server->state_dicts, &who, source->name, source->generation, j->id, &j->source_use));
 	j->spec.source.generation = j->source_use->generation;
 	if (json_object_set_new(json_object_get(j->request, "source"), "generation", json_integer(j->source_use->generation)) != 0)
 		return ERR(NO_MEMORY, "cannot keep a job");
@@ -73,13 +74,13 @@ FALLIBLE enum err job_use_others(struct job *j)
 	struct principal who = job_owner(j);
 
 	if (j->spec.optimizer_model.name.p)
-		TRY(state_dict_use(j->server, &who, str_of(j->spec.optimizer_model.name.p), -1, j->id, &j->other_use));
+		TRY(state_dict_use(j->server->state_dicts, &who, str_of(j->spec.optimizer_model.name.p), -1, j->id, &j->other_use));
 	if (job_spec_compares(j)) {
 		const struct ref *a = &j->spec.a, *b = &j->spec.b;
 		if (a->kind == REF_STATE_DICT)
-			TRY(state_dict_use(j->server, &who, a->name, a->generation, j->id, &j->source_use));
+			TRY(state_dict_use(j->server->state_dicts, &who, a->name, a->generation, j->id, &j->source_use));
 		if (b->kind == REF_STATE_DICT && !ref_same(a, b))
-			TRY(state_dict_use(j->server, &who, b->name, b->generation, j->id, &j->other_use));
+			TRY(state_dict_use(j->server->state_dicts, &who, b->name, b->generation, j->id, &j->other_use));
 	}
 	return job_use_target(j);
 }
@@ -87,15 +88,15 @@ FALLIBLE enum err job_use_others(struct job *j)
 void job_drop_sources(struct job *j)
 {
 	state_dict_await_stop(&j->await);
-	state_dict_unuse(j->server, &j->target_use);
-	state_dict_unuse(j->server, &j->source_use);
-	state_dict_unuse(j->server, &j->other_use);
+	state_dict_unuse(&j->target_use);
+	state_dict_unuse(&j->source_use);
+	state_dict_unuse(&j->other_use);
 	drop_parts(j);
 }
 
 void job_drop_uses(struct job *j)
 {
 	if (j->made_use)
-		state_dict_drop(j->server, &j->made_use);
+		state_dict_drop(&j->made_use);
 	job_drop_sources(j);
 }

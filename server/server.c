@@ -97,7 +97,7 @@ static void on_journal_full(void *user)
 		log_err("no space for the journal", NULL);
 	} else {
 		log_info("there is space for the journal again: dcpd is not read-only any more", NULL);
-		state_dicts_settle(s);
+		state_dicts_settle(s->state_dicts);
 		job_lanes_wake(s);
 	}
 	events_emit(s->events, "daemon.state", NULL, json_pack("{s:s}", "state", full ? "degraded" : "ready"));
@@ -125,7 +125,8 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	workers_sweep(s->workers);
 	TRY(runs_new(s->journal, &s->runs));
 	TRY(sweeps_new(s));
-	TRY(state_dicts_new(s));
+	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->lookups, &s->draining },
+			    &s->state_dicts));
 	TRY(jobs_new(s));
 	TRY(state_dict_orphans_start(s));
 	TRY(storage_care_start(s));

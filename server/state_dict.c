@@ -11,13 +11,12 @@
 #include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/config.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 /* ---- making ---- */
 
 struct creation {
-	struct server *server;
+	struct state_dicts *all;
 	state_dict_created_fn fn;
 	void *user;
 	char name[STATE_DICT_NAME_MAX + 1];
@@ -53,9 +52,9 @@ static FALLIBLE enum err check_name(struct str name)
 	return OK;
 }
 
-static FALLIBLE enum err check_request(struct server *s, const struct state_dict_request *rq)
+static FALLIBLE enum err check_request(struct state_dicts *s, const struct state_dict_request *rq)
 {
-	if (s->draining)
+	if (*s->parts.draining)
 		return ERR(DRAINING, "the daemon is shutting down");
 	TRY(check_name(rq->name));
 	if (rq->world_size < 1 || rq->world_size > STATE_DICT_WORLD_MAX)
@@ -67,7 +66,7 @@ static FALLIBLE enum err check_request(struct server *s, const struct state_dict
 	return OK;
 }
 
-static FALLIBLE enum err seen_before(struct server *s, const struct state_dict_request *rq, bool *seen_out)
+static FALLIBLE enum err seen_before(struct state_dicts *s, const struct state_dict_request *rq, bool *seen_out)
 {
 	struct journal_key key = { .scope = "state_dict", .uid = rq->who.uid, .key = rq->idem.key };
 	bool found = false;
@@ -75,7 +74,7 @@ static FALLIBLE enum err seen_before(struct server *s, const struct state_dict_r
 	*seen_out = false;
 	if (rq->idem.key.n == 0)
 		return OK;
-	TRY(journal_read_key(s->journal, &key, &found));
+	TRY(journal_read_key(s->parts.journal, &key, &found));
 	if (!found)
 		return OK;
 	if (key.digest != journal_digest(rq->idem.body))
@@ -84,7 +83,7 @@ static FALLIBLE enum err seen_before(struct server *s, const struct state_dict_r
 	return OK;
 }
 
-static FALLIBLE enum err create(struct server *s, const struct state_dict_request *rq, struct creation *c, struct journal_txn **txn)
+static FALLIBLE enum err create(struct state_dicts *s, const struct state_dict_request *rq, struct creation *c, struct journal_txn **txn)
 {
 	struct state_dict *sd;
 
@@ -98,12 +97,12 @@ static FALLIBLE enum err create(struct server *s, const struct state_dict_reques
 	TRY(state_dict_alloc(s, rq->name, (uint32_t)rq->world_size, rq->slots ? (uint32_t)rq->slots : 2, rq->who.uid, &sd));
 	c->made = sd;
 	sd->refs++;
-	sd->lease_ms = rq->lease_ms ? rq->lease_ms : s->config->lease_ms;
+	sd->lease_ms = rq->lease_ms ? rq->lease_ms : s->parts.config->lease_ms;
 	sd->on_owner_death = rq->on_owner_death ? json_deep_copy(rq->on_owner_death) : NULL;
 	if (rq->on_owner_death && !sd->on_owner_death)
 		return ERR(NO_MEMORY, "cannot make a state dict");
 	state_dict_lease_begin(sd);
-	*txn = journal_txn_new(s->journal);
+	*txn = journal_txn_new(s->parts.journal);
 	state_dict_row(*txn, sd);
 	if (rq->idem.key.n) {
 		struct journal_key key = { .scope = "state_dict", .uid = rq->who.uid, .key = rq->idem.key,
@@ -114,17 +113,17 @@ static FALLIBLE enum err create(struct server *s, const struct state_dict_reques
 	return OK;
 }
 
-void state_dict_create(struct server *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user)
+void state_dict_create(struct state_dicts *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user)
 {
 	struct creation *c = mem_sure(sizeof *c);
 	struct journal_txn *txn = NULL;
 
-	*c = (struct creation){ .server = s, .fn = fn, .user = user };
+	*c = (struct creation){ .all = s, .fn = fn, .user = user };
 	enum err e = create(s, rq, c, &txn);
 	if (txn)
-		journal_commit(s->journal, txn, on_created, c);
+		journal_commit(s->parts.journal, txn, on_created, c);
 	else
-		loop_later(s->loop, on_created, c, e);
+		loop_later(s->parts.loop, on_created, c, e);
 }
 
 static bool only_awaited(const struct state_dict *sd)
@@ -135,7 +134,7 @@ static bool only_awaited(const struct state_dict *sd)
 	return true;
 }
 
-void state_dict_delete(struct server *s, const struct principal *who, struct str name, done_fn fn, void *user)
+void state_dict_delete(struct state_dicts *s, const struct principal *who, struct str name, done_fn fn, void *user)
 {
 	struct state_dict *sd;
 	enum err e = state_dict_find(s, who, name, &sd);
@@ -146,12 +145,12 @@ void state_dict_delete(struct server *s, const struct principal *who, struct str
 		e = ERR(STATE_DICT_BUSY, "state dict \"%s\" is used by %s", sd->name,
 			sd->uses->job[0] ? sd->uses->job : "a question");
 	if (e) {
-		loop_later(s->loop, fn, user, e);
+		loop_later(s->parts.loop, fn, user, e);
 		return;
 	}
-	struct journal_txn *t = journal_txn_new(s->journal);
+	struct journal_txn *t = journal_txn_new(s->parts.journal);
 	journal_delete_state_dict(t, sd->name);
-	journal_commit(s->journal, t, fn, user);
+	journal_commit(s->parts.journal, t, fn, user);
 	state_dict_emit(sd, "deleted", -1);
 	state_dict_kill(sd);
 }
@@ -160,7 +159,7 @@ void state_dict_delete(struct server *s, const struct principal *who, struct str
 
 static enum err take_row(void *user, const struct journal_state_dict *row)
 {
-	struct server *s = user;
+	struct state_dicts *s = user;
 	struct state_dict *sd;
 
 	if (strlen(row->name) > STATE_DICT_NAME_MAX || row->world_size < 1 || row->world_size > STATE_DICT_WORLD_MAX ||
@@ -185,8 +184,8 @@ static enum err take_row(void *user, const struct journal_state_dict *row)
 /* A segment that is gone or is not as it was costs its slot only. */
 static enum err take_slot(void *user, const struct journal_slot *row)
 {
-	struct server *s = user;
-	struct state_dict *sd = map_object(&s->state_dicts->table, str_of(row->name));
+	struct state_dicts *s = user;
+	struct state_dict *sd = map_object(&s->table, str_of(row->name));
 	int fd;
 
 	if (!sd || row->rank >= sd->world_size || row->slot >= STATE_DICT_SLOTS_MAX || strlen(row->segment) >= SEG_NAME_MAX ||
@@ -215,31 +214,33 @@ static enum err take_slot(void *user, const struct journal_slot *row)
 	snprintf(sl->segment, sizeof sl->segment, "%s", row->segment);
 	if (sl->state != SLOT_FREE && sl->state != SLOT_OPEN && sl->generation > sd->ranks[row->rank].last_generation)
 		sd->ranks[row->rank].last_generation = sl->generation;
-	s->state_dicts->used_bytes += sl->bytes;
+	s->used_bytes += sl->bytes;
 	return OK;
 }
 
 /* Slots that were released while a job of the previous daemon was reading them, or while the journal could not be written. They become free
  * unless a job holds them. */
-void state_dicts_settle(struct server *s)
+void state_dicts_settle(struct state_dicts *s)
 {
 	struct state_dict *sd;
 
-	map_each(&s->state_dicts->table, sd) {
+	map_each(&s->table, sd) {
 		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 			if (state_dict_nth(sd, i)->state == SLOT_LEAVING && state_dict_nth(sd, i)->uses == 0)
 				state_dict_free_slot(sd, state_dict_nth(sd, i));
 	}
 }
 
-FALLIBLE enum err state_dicts_new(struct server *s)
+FALLIBLE enum err state_dicts_new(const struct state_dict_parts *parts, struct state_dicts **out)
 {
-	s->state_dicts = mem_zalloc(1, sizeof *s->state_dicts);
-	NEED(s->state_dicts, "cannot keep state dicts");
-	s->state_dicts->watch = &state_dict_await_watch;
+	struct state_dicts *s = *out = mem_zalloc(1, sizeof *s);
+
+	NEED(s, "cannot keep state dicts");
+	s->parts = *parts;
+	s->watch = &state_dict_await_watch;
 	TRY(state_dict_owner_new(s));
-	TRY(journal_read_state_dicts(s->journal, take_row, s));
-	TRY(journal_read_slots(s->journal, take_slot, s));
+	TRY(journal_read_state_dicts(parts->journal, take_row, s));
+	TRY(journal_read_slots(parts->journal, take_slot, s));
 	TRY(state_dict_owner_sweep(s));
 	TRY(state_dict_space_new(s));
 	state_dict_look_at_all(s);
@@ -258,7 +259,7 @@ void state_dicts_free(struct state_dicts *all)
 	map_each(&all->table, sd) {
 		state_dict_fail_waiters(sd);
 		while (sd->uses)
-			state_dict_unuse(sd->server, &(struct state_dict_use *){ sd->uses });
+			state_dict_unuse(&(struct state_dict_use *){ sd->uses });
 		state_dict_free(sd);
 	}
 	map_free(&all->table);

@@ -19,6 +19,9 @@
 #include "server/loop.h"
 #include "server/principal.h"
 
+struct config;
+struct journal;
+struct events;
 struct server;
 struct state_dicts;
 
@@ -35,7 +38,7 @@ struct state_dict_request {
 };
 /* ERR_STATE_DICT_EXISTS, ERR_IDEMPOTENCY_…. existing: an earlier request with the same key made it. */
 typedef void (*state_dict_created_fn)(void *user, enum err e, const char *name, bool existing);
-void state_dict_create(struct server *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user);
+void state_dict_create(struct state_dicts *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user);
 
 struct reservation {
 	const char *segment;            /* "/dcpd-…" */
@@ -48,33 +51,33 @@ typedef void (*reserved_fn)(void *user, enum err e, const struct reservation *r)
 /* Waits up to wait_ms for a slot, then ERR_SLOTS_BUSY; ERR_BUSY if STATE_DICT_WAITERS_MAX reservations wait already.
  * ERR_GENERATION_STALE, ERR_SHM_EXHAUSTED (needed, free, held by whom).
  * The same rank and generation again gives the same slot back while it is open. */
-void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
+void state_dict_reserve(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
 			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user);
 /* The image's header is written and its length fixed; the rest comes, and then the seal with the same image_bytes. The slot has room for
  * the page behind the image. Once more with the same image_bytes is fine. */
-FALLIBLE enum err state_dict_fill(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+FALLIBLE enum err state_dict_fill(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				  uint64_t image_bytes);
 /* Sealing what is sealed already with the same generation and image_bytes is fine. wish: what becomes of this generation when its owner
  * dies, in place of what the state dict says; checked, copied, in the journal with the seal; NULL: nothing is said. */
-void state_dict_seal(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+void state_dict_seal(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 		     uint64_t image_bytes, const json_t *wish, done_fn fn, void *user);
 /* Frees the rank's slot of this generation, once no job uses it; a generation that is not held is fine (it was released before). */
-void state_dict_release(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+void state_dict_release(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 			done_fn fn, void *user);
 /* expires_ms_out: wall clock; 0 if it has no lease. */
-FALLIBLE enum err state_dict_renew(struct server *s, const struct principal *who, struct str name, int64_t rank,
+FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
 				   int64_t *expires_ms_out);
 /* ERR_STATE_DICT_BUSY while a job uses it. */
-void state_dict_delete(struct server *s, const struct principal *who, struct str name, done_fn fn, void *user);
+void state_dict_delete(struct state_dicts *s, const struct principal *who, struct str name, done_fn fn, void *user);
 
 /* The record as SURFACES shows it, with "uid", "created_at", "bytes" and each slot's lease; ERR_NOT_FOUND, ERR_FORBIDDEN. */
-FALLIBLE enum err state_dict_put(struct server *s, const struct principal *who, struct str name, struct buf *out);
+FALLIBLE enum err state_dict_put(struct state_dicts *s, const struct principal *who, struct str name, struct buf *out);
 /* {"state_dicts":[…short records: no ranks…],"next_page_token"?}; those the caller may see. */
-FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who, uint32_t page_size, struct str page_token,
+FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal *who, uint32_t page_size, struct str page_token,
 				  struct buf *out);
 /* {"limit","used","free"} bytes of shared memory, in that order. */
-void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out);
-uint64_t state_dict_orphaned(const struct server *s);    /* bytes in use of state dicts with "orphaned_at" */
+void state_dict_shm(const struct state_dicts *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out);
+uint64_t state_dict_orphaned(const struct state_dicts *s);    /* bytes in use of state dicts with "orphaned_at" */
 
 /* ---- for the other modules of server/ ---- */
 
@@ -97,17 +100,17 @@ struct state_dict_use {
 	struct state_dict *owner;
 };
 /* generation -1: the newest that all ranks sealed. ERR_NOT_SEALED names the ranks that lack it. job: its id, or "" for a look-up. */
-FALLIBLE enum err state_dict_use(struct server *s, const struct principal *who, struct str name, int64_t generation,
+FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				 const char *job, struct state_dict_use **out);
 /* Checks without holding: what state_dict_use would give, and its bytes. */
-FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who, struct str name, int64_t generation,
+FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out);
-void state_dict_unuse(struct server *s, struct state_dict_use **use);
+void state_dict_unuse(struct state_dict_use **use);
 
 /* A look-up about what a state dict holds: {"tensors", "prefix"?, "page_size", "page_token"?} of its newest generation sealed by all
  * ranks (generation -1) or of this one. `more` (taken) holds the op and the members beside those that name the segments. The segments
  * are kept from reuse until the answer. */
-void state_dict_ask(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more, lookup_fn fn,
+void state_dict_ask(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation, json_t *more, lookup_fn fn,
 		    void *user);
 
 /* A job may be made before its generation is sealed. fn is told of each seal (NEWS_MORE); that all ranks are filling or sealed, with the
@@ -126,13 +129,13 @@ struct state_dict_wish {
 };
 struct state_dict_await;
 /* All sealed already: *use_out, and no await. ERR_NOT_SEALED if it is certain that it does not come. */
-FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
+FALLIBLE enum err state_dict_await(struct state_dicts *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
 				   struct state_dict_await **out);
 void state_dict_await_stop(struct state_dict_await **await);      /* NULL inside is fine */
 /* "awaiting seals of ranks 1, 3" */
 void state_dict_await_missing(const struct state_dict_await *a, char *text, size_t n);
-bool state_dict_exists(const struct server *s, struct str name);
-uint32_t state_dict_world(const struct server *s, struct str name);   /* 0: there is none */
+bool state_dict_exists(const struct state_dicts *s, struct str name);
+uint32_t state_dict_world(const struct state_dicts *s, struct str name);   /* 0: there is none */
 
 /* The target of a job: the segments of a new state dict, or of the next generation of one that exists, are made off the loop; then
  * fn gets the use. They become visible to others, all at once and as a sealed generation, with state_dict_keep and then, when the
@@ -150,19 +153,28 @@ struct state_dict_make {
 	int64_t lease_ms;                /* 0: it stays until it is deleted; else it is dropped when nobody renews it */
 };
 typedef void (*made_fn)(void *user, enum err e, struct state_dict_use *use);   /* use: owned by the receiver */
-void state_dict_make(struct server *s, const struct state_dict_make *m, made_fn fn, void *user);
+void state_dict_make(struct state_dicts *s, const struct state_dict_make *m, made_fn fn, void *user);
 /* Nobody wants what is being made: if it is a new state dict, its name is free from now on. fn is called all the same. */
-void state_dict_make_stop(struct server *s, struct str name);
+void state_dict_make_stop(struct state_dicts *s, struct str name);
 struct journal_txn;
 /* A save of what is used has succeeded: its owner's death need not keep it any longer. */
 void state_dict_saved(struct state_dict_use *use);
 /* Adds its rows to the transaction that ends the job; again, if that one fails. */
-FALLIBLE enum err state_dict_keep(struct server *s, struct state_dict_use *use, struct journal_txn *txn);
-void state_dict_announce(struct server *s, struct state_dict_use *use);
-void state_dict_drop(struct server *s, struct state_dict_use **use);
+FALLIBLE enum err state_dict_keep(struct state_dict_use *use, struct journal_txn *txn);
+void state_dict_announce(struct state_dict_use *use);
+void state_dict_drop(struct state_dict_use **use);
 
-FALLIBLE enum err state_dicts_new(struct server *s);
+/* The parts below that state dicts use. */
+struct state_dict_parts {
+	const struct config *config;
+	struct loop *loop;
+	struct journal *journal;
+	struct events *events;
+	struct lookups *lookups;
+	const bool *draining;          /* new generations are refused */
+};
+FALLIBLE enum err state_dicts_new(const struct state_dict_parts *parts, struct state_dicts **out);
 FALLIBLE enum err state_dict_orphans_start(struct server *s);    /* saves and drops what dead trainers left; after jobs_new */
-void state_dicts_settle(struct server *s);       /* after the journal's jobs took up what they use */
+void state_dicts_settle(struct state_dicts *s);       /* after the journal's jobs took up what they use */
 void state_dicts_free(struct state_dicts *sd);
-uint32_t state_dict_count(const struct server *s);
+uint32_t state_dict_count(const struct state_dicts *s);

@@ -1,12 +1,10 @@
 /* state_dict_ask.c: questions about what a state dict holds. A look-up worker answers them; the coordinator maps no segment. */
 #include "base/mem.h"
 #include "server/lookup.h"
-#include "server/loop.h"
-#include "server/parts.h"
-#include "server/state_dict.h"
+#include "server/state_dict_impl.h"
 
 struct about {
-	struct server *server;
+	struct state_dicts *all;
 	struct state_dict_use *use;
 	lookup_fn fn;
 	void *user;
@@ -17,7 +15,7 @@ static void on_about(void *user, enum err e, const json_t *ok, int *fd)
 	struct about *a = user;
 	struct err_info info = *err_last();
 
-	state_dict_unuse(a->server, &a->use);
+	state_dict_unuse(&a->use);
 	err_restore(&info);
 	a->fn(a->user, e, ok, fd);
 	mem_free(a);
@@ -30,7 +28,7 @@ static void about_failed(void *user, enum err e)
 	on_about(user, e, NULL, &none);
 }
 
-static void ask_use(struct server *s, struct about *a, json_t *more)
+static void ask_use(struct state_dicts *s, struct about *a, json_t *more)
 {
 	const struct state_dict_use *use = a->use;
 	json_t *ranks = json_array();
@@ -49,14 +47,14 @@ static void ask_use(struct server *s, struct about *a, json_t *more)
 	bad |= json_object_set_new(more, "ranks", ranks) != 0;
 	if (bad) {
 		json_decref(more);
-		loop_later(s->loop, about_failed, a, ERR(NO_MEMORY, "cannot ask about a state dict"));
+		loop_later(s->parts.loop, about_failed, a, ERR(NO_MEMORY, "cannot ask about a state dict"));
 	} else {
-		lookup_ask(s->lookups, NULL, more, fds, use->world_size, on_about, a);
+		lookup_ask(s->parts.lookups, NULL, more, fds, use->world_size, on_about, a);
 	}
 	mem_free(fds);
 }
 
-void state_dict_ask(struct server *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
+void state_dict_ask(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation, json_t *more,
 		    lookup_fn fn, void *user)
 {
 	struct about *a = mem_sure(sizeof *a);
@@ -65,7 +63,7 @@ void state_dict_ask(struct server *s, const struct principal *who, struct str na
 	enum err e = state_dict_use(s, who, name, generation, "", &a->use);
 	if (e) {
 		json_decref(more);
-		loop_later(s->loop, about_failed, a, e);
+		loop_later(s->parts.loop, about_failed, a, e);
 	} else {
 		ask_use(s, a, more);
 	}

@@ -6,7 +6,6 @@
 
 #include "base/list.h"
 #include "base/mem.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 struct state_dict_await {
@@ -200,7 +199,7 @@ void state_dict_await_deleted(struct state_dict *sd)
 const struct slot_watch state_dict_await_watch = { .changed = state_dict_await_look, .given_up = given_up,
 						   .deleted = state_dict_await_deleted };
 
-FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
+FALLIBLE enum err state_dict_await(struct state_dicts *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
 				   struct state_dict_await **out)
 {
 	struct state_dict *sd;
@@ -215,7 +214,7 @@ FALLIBLE enum err state_dict_await(struct server *s, const struct state_dict_wis
 	*a = (struct state_dict_await){ .next = sd->awaits, .sd = sd, .generation = w->generation, .timeout_ms = w->timeout_ms,
 					.fn = w->fn, .user = w->user };
 	snprintf(a->job, sizeof a->job, "%s", w->job);
-	loop_timer_start(s->loop, w->timeout_ms, on_timeout, a, &a->timer);
+	loop_timer_start(s->parts.loop, w->timeout_ms, on_timeout, a, &a->timer);
 	sd->awaits = a;
 	*out = a;
 	look(a); /* they may be filling already */

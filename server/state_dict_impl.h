@@ -44,7 +44,7 @@ struct slot_waiter;
 struct state_dict_await;
 
 struct state_dict {
-	struct server *server;
+	struct state_dicts *all;
 	char name[STATE_DICT_NAME_MAX + 1];
 	uid_t uid;
 	uint32_t world_size;
@@ -78,6 +78,7 @@ struct slot_watch {
 };
 
 struct state_dicts {
+	struct state_dict_parts parts;
 	const struct slot_watch *watch;
 	struct map table;
 	struct seg_owner owner;     /* this daemon; constant from the start on */
@@ -93,8 +94,8 @@ bool slot_may_move(const struct slot *sl, enum slot_state to);
 void slot_take_up(struct slot *sl, enum slot_state state);   /* of a new record of the journal's */
 
 /* ---- state_dict_record.c ---- */
-FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out);
-FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
+FALLIBLE enum err state_dict_find(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out);
+FALLIBLE enum err state_dict_alloc(struct state_dicts *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
 				   struct state_dict **out);          /* in the table, one ref fewer than none: plain */
 void state_dict_free(struct state_dict *sd);
 void state_dict_unref(struct state_dict *sd);
@@ -148,21 +149,21 @@ struct seg_wanted {
 	void (*fn)(void *user, enum err e);   /* the slot has its segment (state unchanged), or e says why not */
 	void *user;
 };
-FALLIBLE enum err state_dict_space_new(struct server *s);
+FALLIBLE enum err state_dict_space_new(struct state_dicts *s);
 void state_dict_space_free(struct state_dicts *all);
 /* Free bytes for a promise, from slots that nobody holds if need be; ERR_SHM_EXHAUSTED, and then nothing was dropped. */
-FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes);
+FALLIBLE enum err state_dict_space_clear(struct state_dicts *s, uint64_t bytes);
 /* Checks the quota, counts the bytes, and makes the segment on a helper thread. On error nothing was counted. */
-FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w);
+FALLIBLE enum err state_dict_space_make(struct state_dicts *s, const struct seg_wanted *w);
 uint64_t state_dict_space_round(uint64_t bytes);
 
 /* ---- state_dict_owner.c: whose segments are whose ---- */
-FALLIBLE enum err state_dict_owner_new(struct server *s);        /* before any segment is opened or made */
+FALLIBLE enum err state_dict_owner_new(struct state_dicts *s);        /* before any segment is opened or made */
 void state_dict_owner_hold(int fd);                              /* while it is open, other daemons see that it is in use */
 /* The same for a segment that a row names. ERR_STATE_CONFLICT: the daemon of another state directory holds it. */
-FALLIBLE enum err state_dict_owner_take(struct server *s, const char *segment, int fd);
+FALLIBLE enum err state_dict_owner_take(struct state_dicts *s, const char *segment, int fd);
 /* After all rows have been taken up: removes segments that a crash left behind, and makes state dicts of those whose journal is gone. */
-FALLIBLE enum err state_dict_owner_sweep(struct server *s);
+FALLIBLE enum err state_dict_owner_sweep(struct state_dicts *s);
 
 /* ---- state_dict_slot.c ---- */
 void state_dict_free_slot(struct state_dict *sd, struct slot *sl);   /* through the journal, then whoever waits */
@@ -174,11 +175,11 @@ void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
 
 /* ---- state_dict_look.c: whether sealed slots hold images ---- */
 void state_dict_look_at(struct state_dict *sd, struct slot *sl);  /* soon: the slot was sealed just now */
-void state_dict_look_at_all(struct server *s);                   /* at all sealed slots, after a start */
+void state_dict_look_at_all(struct state_dicts *s);                   /* at all sealed slots, after a start */
 const json_t *state_dict_slot_problem(const struct slot *sl);    /* why the slot's generation is no image; borrowed; NULL: none known */
 
 /* ---- state_dict_lease.c ---- */
-FALLIBLE enum err state_dict_lease_start(struct server *s);
+FALLIBLE enum err state_dict_lease_start(struct state_dicts *s);
 
 /* ---- state_dict_wish.c: what is to become of a generation ---- */
 FALLIBLE enum err state_dict_wish_set(struct state_dict *sd, int64_t generation, const json_t *wish);   /* without a row; wish is copied */

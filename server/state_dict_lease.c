@@ -2,7 +2,6 @@
  * leases of all ranks are over, the state dict is an orphan (state_dict_orphan.c) until a rank speaks again. */
 #include "base/log.h"
 #include "server/service_clock.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { TICK_MS = 500 };
@@ -44,8 +43,8 @@ static void tend(struct state_dict *sd, int64_t now)
 
 static void on_tick(void *user)
 {
-	struct server *s = user;
-	struct state_dicts *all = s->state_dicts;
+	struct state_dicts *s = user;
+	struct state_dicts *all = s;
 	int64_t now = clock_service_ms();
 	struct state_dict *sd;
 
@@ -53,7 +52,7 @@ static void on_tick(void *user)
 		tend(sd, now);
 }
 
-FALLIBLE enum err state_dict_lease_start(struct server *s)
+FALLIBLE enum err state_dict_lease_start(struct state_dicts *s)
 {
-	return loop_every(s->loop, TICK_MS, on_tick, s, &s->state_dicts->tick);
+	return loop_every(s->parts.loop, TICK_MS, on_tick, s, &s->tick);
 }

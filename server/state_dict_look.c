@@ -8,7 +8,6 @@
 #include "base/mem.h"
 #include "server/errdoc.h"
 #include "server/lookup.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { LOOK_MS = 100, SLOTS_A_LOOK = 256 };
@@ -28,7 +27,7 @@ static void look_later(struct state_dict *sd)
 {
 	if (sd->look_timer || sd->looking || sd->dead)
 		return;
-	loop_timer_start(sd->server->loop, LOOK_MS, on_look_time, sd, &sd->look_timer);
+	loop_timer_start(sd->all->parts.loop, LOOK_MS, on_look_time, sd, &sd->look_timer);
 }
 
 void state_dict_look_at(struct state_dict *sd, struct slot *sl)
@@ -122,14 +121,14 @@ static void on_look_time(void *user)
 	l->sd = sd;
 	sd->refs++;
 	sd->looking = true;
-	lookup_ask(sd->server->lookups, NULL, question, fds, l->count, on_looked, l);
+	lookup_ask(sd->all->parts.lookups, NULL, question, fds, l->count, on_looked, l);
 }
 
-void state_dict_look_at_all(struct server *s)
+void state_dict_look_at_all(struct state_dicts *s)
 {
 	struct state_dict *sd;
 
-	map_each(&s->state_dicts->table, sd) {
+	map_each(&s->table, sd) {
 		for (uint32_t k = 0; k < state_dict_slots(sd); k++)
 			if (state_dict_nth(sd, k)->state == SLOT_SEALED)
 				state_dict_look_at(sd, state_dict_nth(sd, k));

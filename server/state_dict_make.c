@@ -9,11 +9,10 @@
  * the next; its segments are unlinked, not used again: a process that has them mapped goes on reading what it mapped. */
 #include "base/mem.h"
 #include "base/num.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 struct make {
-	struct server *server;
+	struct state_dicts *all;
 	struct state_dict_use *use;
 	uint32_t left;
 	enum err e;
@@ -34,7 +33,7 @@ static void end_make(void *user, enum err e)
 		return;
 	if (m->e) {
 		if (m->use)
-			state_dict_drop(m->server, &m->use);
+			state_dict_drop(&m->use);
 		err_restore(&m->info);
 	} else {
 		struct state_dict *sd = m->use->owner;
@@ -114,7 +113,7 @@ static FALLIBLE enum err take_slots(struct state_dict_use *u, const struct state
 	return OK;
 }
 
-static FALLIBLE enum err find_or_alloc(struct server *s, const struct state_dict_make *want, struct state_dict **out)
+static FALLIBLE enum err find_or_alloc(struct state_dicts *s, const struct state_dict_make *want, struct state_dict **out)
 {
 	struct principal who = want->who;
 
@@ -137,7 +136,7 @@ static FALLIBLE enum err find_or_alloc(struct server *s, const struct state_dict
 
 static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make *want)
 {
-	struct server *s = m->server;
+	struct state_dicts *s = m->all;
 	struct state_dict *sd;
 	uint64_t total = 0;
 
@@ -165,20 +164,20 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 	return OK;
 }
 
-void state_dict_make(struct server *s, const struct state_dict_make *want, made_fn fn, void *user)
+void state_dict_make(struct state_dicts *s, const struct state_dict_make *want, made_fn fn, void *user)
 {
 	struct make *m = mem_sure(sizeof *m);
 
-	*m = (struct make){ .server = s, .fn = fn, .user = user };
+	*m = (struct make){ .all = s, .fn = fn, .user = user };
 	enum err e = begin_make(m, want);
 	if (e)
 		m->left = 0;
-	loop_later(s->loop, end_make, m, e);
+	loop_later(s->parts.loop, end_make, m, e);
 }
 
-void state_dict_make_stop(struct server *s, struct str name)
+void state_dict_make_stop(struct state_dicts *s, struct str name)
 {
-	struct state_dict *sd = map_object(&s->state_dicts->table, name);
+	struct state_dict *sd = map_object(&s->table, name);
 
 	if (sd && sd->hidden)
 		state_dict_kill(sd); /* what arrives from now on is removed, see state_dict_space.c */
@@ -209,7 +208,7 @@ static bool superseded(const struct slot *sl, const struct state_dict_use *u)
 	return sl->state == SLOT_SEALED && sl->made && sl->generation < u->generation;
 }
 
-FALLIBLE enum err state_dict_keep(struct server *, struct state_dict_use *u, struct journal_txn *txn)
+FALLIBLE enum err state_dict_keep(struct state_dict_use *u, struct journal_txn *txn)
 {
 	struct state_dict *sd = u->owner;
 
@@ -232,7 +231,7 @@ FALLIBLE enum err state_dict_keep(struct server *, struct state_dict_use *u, str
 	return OK;
 }
 
-void state_dict_announce(struct server *, struct state_dict_use *u)
+void state_dict_announce(struct state_dict_use *u)
 {
 	struct state_dict *sd = u->owner;
 	bool fresh = sd->hidden;
@@ -251,13 +250,13 @@ void state_dict_announce(struct server *, struct state_dict_use *u)
 	state_dict_emit(sd, fresh ? "created" : "complete", u->generation);
 }
 
-void state_dict_drop(struct server *s, struct state_dict_use **use)
+void state_dict_drop(struct state_dict_use **use)
 {
 	struct state_dict *sd = (*use)->owner;
 	bool kill = sd->hidden && !sd->dead && (*use)->makes;
 
 	sd->refs++;
-	state_dict_unuse(s, use);
+	state_dict_unuse(use);
 	if (kill && !sd->uses)
 		state_dict_kill(sd);
 	state_dict_unref(sd);

@@ -88,7 +88,7 @@ static void on_save_asked(void *user, enum err e, const char *id, bool)
 	state_dict_unref(sd);
 }
 
-static void ask_save(struct state_dict *sd, int64_t generation)
+static void ask_save(struct server *s, struct state_dict *sd, int64_t generation)
 {
 	CLEANUP(json_decrefp) json_t *spec = make_spec(sd, generation);
 	struct job_request rq = { .kind = JOB_SAVE, .spec = spec, .who = { .uid = sd->uid } };
@@ -98,21 +98,21 @@ static void ask_save(struct state_dict *sd, int64_t generation)
 	sd->orphan_asking = true;
 	sd->refs++;
 	log_info("saving what a dead trainer had sealed", "state_dict", sd->name, NULL);
-	job_create(sd->server, &rq, on_save_asked, sd);
+	job_create(s, &rq, on_save_asked, sd);
 }
 
 static void remove_orphan(struct state_dict *sd, const char *why)
 {
-	struct journal_txn *t = journal_txn_new(sd->server->journal);
+	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
 
 	log_info("orphaned state dict dropped", "state_dict", sd->name, "why", why, NULL);
 	journal_delete_state_dict(t, sd->name);
-	journal_commit(sd->server->journal, t, NULL, NULL);
+	journal_commit(sd->all->parts.journal, t, NULL, NULL);
 	state_dict_emit(sd, "dropped", sd->last_generation);
 	state_dict_kill(sd);
 }
 
-static void tend_orphan(struct state_dict *sd, int64_t now)
+static void tend_orphan(struct server *s, struct state_dict *sd, int64_t now)
 {
 	int64_t newest = state_dict_newest(sd);
 	const json_t *wish = state_dict_wish_of(sd, newest) ? state_dict_wish_of(sd, newest) : sd->on_owner_death;
@@ -129,22 +129,22 @@ static void tend_orphan(struct state_dict *sd, int64_t now)
 		remove_orphan(sd, newest == sd->saved_generation ? "saved by a job" : "as asked");
 		return;
 	}
-	if (now - sd->orphan_since_ms > sd->server->config->keep_sealed_ms) {
+	if (now - sd->orphan_since_ms > s->config->keep_sealed_ms) {
 		remove_orphan(sd, "kept long enough");
 		return;
 	}
 	if (!json_object_get(wish, "save"))
 		return;
 	if (sd->orphan_job[0]) {
-		bool known = job_state_of(sd->server, str_of(sd->orphan_job), &state) == OK;
+		bool known = job_state_of(s, str_of(sd->orphan_job), &state) == OK;
 		if (strcmp(sd->orphan_job, "exists") == 0 || (known && state == JOB_SUCCEEDED)) {
 			remove_orphan(sd, "saved");
 			return;
 		}
 		if (!known || job_state_ended(state))
 			sd->orphan_job[0] = '\0'; /* failed: once more, after a while */
-	} else if (now >= sd->orphan_retry_ms && !sd->server->draining) {
-		ask_save(sd, newest);
+	} else if (now >= sd->orphan_retry_ms && !s->draining) {
+		ask_save(s, sd, newest);
 	}
 }
 
@@ -157,7 +157,7 @@ static void on_tick(void *user)
 
 	map_each(&all->table, sd) {
 		if (sd->lease_ms && !sd->hidden && sd->orphaned_ms)
-			tend_orphan(sd, now);
+			tend_orphan(s, sd, now);
 	}
 }
 

@@ -22,7 +22,6 @@
 #include "base/vec.h"
 #include "server/service_clock.h"
 #include "server/config.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 struct found {
@@ -39,14 +38,14 @@ struct sweep {
 	enum err e;
 };
 
-FALLIBLE enum err state_dict_owner_new(struct server *s)
+FALLIBLE enum err state_dict_owner_new(struct state_dicts *s)
 {
 	char path[PATH_MAX];
 
-	if (!realpath(s->config->state_dir, path))
-		return ERR_SYS(CONFIG, "cannot resolve %s", s->config->state_dir);
-	s->state_dicts->owner = (struct seg_owner){ .place = journal_digest(str_of(path)) & SEG_OWNER_BITS,
-						    .journal = journal_id(s->journal) & SEG_OWNER_BITS };
+	if (!realpath(s->parts.config->state_dir, path))
+		return ERR_SYS(CONFIG, "cannot resolve %s", s->parts.config->state_dir);
+	s->owner = (struct seg_owner){ .place = journal_digest(str_of(path)) & SEG_OWNER_BITS,
+						    .journal = journal_id(s->parts.journal) & SEG_OWNER_BITS };
 	return OK;
 }
 
@@ -62,14 +61,14 @@ static bool in_use(int fd)
 
 /* Of a state directory that was moved or copied: moved, if nobody uses its segments. A worker of the daemon before may hold a lock for a
  * moment longer than that daemon, so in the same place a lock says nothing. */
-FALLIBLE enum err state_dict_owner_take(struct server *s, const char *segment, int fd)
+FALLIBLE enum err state_dict_owner_take(struct state_dicts *s, const char *segment, int fd)
 {
 	struct seg_owner owner;
-	bool is_here = seg_owner_of(segment, &owner) && owner.place == s->state_dicts->owner.place;
+	bool is_here = seg_owner_of(segment, &owner) && owner.place == s->owner.place;
 
 	if (!is_here && in_use(fd))
 		return ERR(STATE_CONFLICT, "segment %s is in use by the daemon of another state directory; is %s a copy?", segment,
-			   s->config->state_dir);
+			   s->parts.config->state_dir);
 	state_dict_owner_hold(fd);
 	return OK;
 }
@@ -103,11 +102,11 @@ static void sweep_one(void *user, const char *name, uint64_t bytes)
 	}
 }
 
-static FALLIBLE enum err list_known(struct server *s, struct map *known)
+static FALLIBLE enum err list_known(struct state_dicts *s, struct map *known)
 {
 	const struct state_dict *sd;
 
-	map_each(&s->state_dicts->table, sd) {
+	map_each(&s->table, sd) {
 		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 			if (state_dict_nth(sd, i)->fd >= 0)
 				TRY(map_put(known, str_of(state_dict_nth(sd, i)->segment), 1));
@@ -116,7 +115,7 @@ static FALLIBLE enum err list_known(struct server *s, struct map *known)
 }
 
 /* One state dict of these segments, a rank each, which nobody has sealed and no lease ends. Their descriptors are its own from then on. */
-static FALLIBLE enum err adopt(struct server *s, const struct found *f, uint32_t n)
+static FALLIBLE enum err adopt(struct state_dicts *s, const struct found *f, uint32_t n)
 {
 	char name[64], segments[16], bytes[24];
 	struct state_dict *sd;
@@ -127,7 +126,7 @@ static FALLIBLE enum err adopt(struct server *s, const struct found *f, uint32_t
 		snprintf(name, sizeof name, "orphaned-%012jx-%d", (uintmax_t)f->journal, i);
 	TRY(state_dict_alloc(s, str_of(name), n, 1, geteuid(), &sd));
 	sd->orphaned_ms = clock_wall_ms();
-	struct journal_txn *t = journal_txn_new(s->journal);
+	struct journal_txn *t = journal_txn_new(s->parts.journal);
 	state_dict_row(t, sd);
 	for (uint32_t r = 0; r < n; r++) {
 		struct slot *sl = state_dict_slot(sd, r, 0);
@@ -137,8 +136,8 @@ static FALLIBLE enum err adopt(struct server *s, const struct found *f, uint32_t
 		state_dict_slot_row(t, sd, sl, SLOT_OPEN);
 		sum += f[r].bytes;
 	}
-	journal_commit(s->journal, t, NULL, NULL);
-	s->state_dicts->used_bytes += sum;
+	journal_commit(s->parts.journal, t, NULL, NULL);
+	s->used_bytes += sum;
 	snprintf(segments, sizeof segments, "%u", n);
 	snprintf(bytes, sizeof bytes, "%ju", (uintmax_t)sum);
 	log_warn("segments of a deleted journal are kept until this state dict is removed", "state_dict", name, "segments", segments,
@@ -154,7 +153,7 @@ static int by_journal(const void *a, const void *b)
 }
 
 /* Those that find no place stay where they are, for the next start. */
-static void adopt_all(struct server *s, struct sweep *sw)
+static void adopt_all(struct state_dicts *s, struct sweep *sw)
 {
 	uint64_t n = sw->orphans.n, end;
 	struct found *f = sw->orphans.v;
@@ -172,9 +171,9 @@ static void adopt_all(struct server *s, struct sweep *sw)
 	}
 }
 
-FALLIBLE enum err state_dict_owner_sweep(struct server *s)
+FALLIBLE enum err state_dict_owner_sweep(struct state_dicts *s)
 {
-	struct sweep sw = { .owner = &s->state_dicts->owner };
+	struct sweep sw = { .owner = &s->owner };
 	enum err e = list_known(s, &sw.known);
 	char text[16];
 

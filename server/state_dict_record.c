@@ -9,35 +9,34 @@
 #include "base/num.h"
 #include "server/service_clock.h"
 #include "server/events.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation)
 {
-	events_emit(sd->server->events, "state_dict.changed", NULL,
+	events_emit(sd->all->parts.events, "state_dict.changed", NULL,
 		    json_pack("{s:s, s:s, s:I}", "state_dict", sd->name, "what", what, "generation", (json_int_t)generation));
 }
 
-bool state_dict_exists(const struct server *s, struct str name)
+bool state_dict_exists(const struct state_dicts *s, struct str name)
 {
-	return map_object(&s->state_dicts->table, name) != NULL;
+	return map_object(&s->table, name) != NULL;
 }
 
-uint32_t state_dict_count(const struct server *s)
+uint32_t state_dict_count(const struct state_dicts *s)
 {
-	return s->state_dicts->table.raw.count;
+	return s->table.raw.count;
 }
 
-uint32_t state_dict_world(const struct server *s, struct str name)
+uint32_t state_dict_world(const struct state_dicts *s, struct str name)
 {
-	const struct state_dict *sd = map_object(&s->state_dicts->table, name);
+	const struct state_dict *sd = map_object(&s->table, name);
 
 	return sd && !sd->hidden ? sd->world_size : 0;
 }
 
-FALLIBLE enum err state_dict_find(struct server *s, const struct principal *who, struct str name, struct state_dict **out)
+FALLIBLE enum err state_dict_find(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out)
 {
-	struct state_dict *sd = map_object(&s->state_dicts->table, name);
+	struct state_dict *sd = map_object(&s->table, name);
 
 	if (!sd || sd->hidden)
 		return ERR(NOT_FOUND, "there is no state dict \"%.*s\"", (int)num_min(name.n, STATE_DICT_NAME_MAX), name.p);
@@ -78,17 +77,17 @@ FALLIBLE enum err state_dict_add_slots(struct state_dict *sd)
 	return OK;
 }
 
-FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
+FALLIBLE enum err state_dict_alloc(struct state_dicts *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
 				   struct state_dict **out)
 {
-	if (s->state_dicts->table.raw.count >= STATE_DICTS_MAX)
+	if (s->table.raw.count >= STATE_DICTS_MAX)
 		return ERR(LIMIT_EXCEEDED, "there are %d state dicts already", STATE_DICTS_MAX);
 	struct state_dict *sd = mem_zalloc(1, sizeof *sd);
 	NEED(sd, "cannot make a state dict");
 	sd->ranks = mem_zalloc(world_size, sizeof *sd->ranks);
 	sd->world_size = world_size;
 	sd->own_slots = slots;
-	sd->server = s;
+	sd->all = s;
 	sd->uid = uid;
 	sd->last_generation = -1;
 	sd->saved_generation = -1;
@@ -100,7 +99,7 @@ FALLIBLE enum err state_dict_alloc(struct server *s, struct str name, uint32_t w
 	for (uint32_t r = 0; !e && r < sd->world_size; r++)
 		sd->ranks[r].last_generation = -1;
 	if (!e)
-		e = map_add(&s->state_dicts->table, (struct str){ sd->name, name.n }, sd);
+		e = map_add(&s->table, (struct str){ sd->name, name.n }, sd);
 	if (e) {
 		state_dict_free(sd);
 		return e;
@@ -123,7 +122,7 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
 	close(sl->fd);
 	if (seg_unlink(sl->segment) != OK)
 		log_err("cannot remove a segment", "segment", sl->segment, NULL);
-	sd->server->state_dicts->used_bytes -= sl->bytes;
+	sd->all->used_bytes -= sl->bytes;
 	sl->fd = -1;
 	sl->bytes = sl->image_bytes = 0;
 	sl->filling = false;
@@ -171,18 +170,18 @@ void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, con
 
 void state_dict_write(struct state_dict *sd)
 {
-	struct journal_txn *t = journal_txn_new(sd->server->journal);
+	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
 
 	state_dict_row(t, sd);
-	journal_commit(sd->server->journal, t, NULL, NULL);
+	journal_commit(sd->all->parts.journal, t, NULL, NULL);
 }
 
 void state_dict_slot_write(struct state_dict *sd, const struct slot *sl, int state, done_fn fn, void *user)
 {
-	struct journal_txn *t = journal_txn_new(sd->server->journal);
+	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
 
 	state_dict_slot_row(t, sd, sl, state);
-	journal_commit(sd->server->journal, t, fn, user);
+	journal_commit(sd->all->parts.journal, t, fn, user);
 }
 
 /* ---- what the slots hold ---- */

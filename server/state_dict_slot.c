@@ -5,7 +5,6 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { WAIT_MAX_MS = 600000 };
@@ -25,10 +24,10 @@ struct slot_waiter {
 
 static const struct slot_watch *watch_of(const struct state_dict *sd)
 {
-	return sd->server->state_dicts->watch;
+	return sd->all->watch;
 }
 
-static FALLIBLE enum err find_rank(struct server *s, const struct principal *who, struct str name, int64_t rank,
+static FALLIBLE enum err find_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
 				   struct state_dict **out)
 {
 	struct state_dict *sd;
@@ -125,7 +124,7 @@ static bool try_reserve(struct slot_waiter *w)
 	w->slot = sl;
 	if (sl->bytes >= w->bytes) {
 		open_slot(w);
-		loop_later(sd->server->loop, answer_reserved, w, OK);
+		loop_later(sd->all->parts.loop, answer_reserved, w, OK);
 		return true;
 	}
 	state_dict_drop_segment(sd, sl);
@@ -133,10 +132,10 @@ static bool try_reserve(struct slot_waiter *w)
 	sl->generation = w->generation;
 	w->fresh = true;
 	struct seg_wanted want = { sd, sl, state_dict_space_round(w->bytes), on_segment, w };
-	e = state_dict_space_make(sd->server, &want);
+	e = state_dict_space_make(sd->all, &want);
 	if (e) {
 		slot_move(sl, SLOT_FREE);
-		loop_later(sd->server->loop, answer_reserved, w, e);
+		loop_later(sd->all->parts.loop, answer_reserved, w, e);
 	}
 	return true;
 }
@@ -144,7 +143,7 @@ static bool try_reserve(struct slot_waiter *w)
 static void take_out(struct slot_waiter *w)
 {
 	list_remove(&w->sd->waiters, w);
-	w->sd->server->state_dicts->waiting--;
+	w->sd->all->waiting--;
 	loop_timer_stop(&w->timer);
 }
 
@@ -175,14 +174,14 @@ void state_dict_fail_waiters(struct state_dict *sd)
 	while (sd->waiters) {
 		struct slot_waiter *w = sd->waiters;
 		take_out(w);
-		loop_later(sd->server->loop, answer_reserved, w, ERR(NOT_FOUND, "state dict \"%s\" was deleted", sd->name));
+		loop_later(sd->all->parts.loop, answer_reserved, w, ERR(NOT_FOUND, "state dict \"%s\" was deleted", sd->name));
 	}
 }
 
 void state_dict_kill(struct state_dict *sd)
 {
 	must(!sd->dead && (!sd->uses || sd->hidden));
-	map_remove(&sd->server->state_dicts->table, str_of(sd->name));
+	map_remove(&sd->all->table, str_of(sd->name));
 	loop_timer_stop(&sd->look_timer);
 	sd->dead = true;
 	sd->refs++;
@@ -195,7 +194,7 @@ void state_dict_kill(struct state_dict *sd)
 
 static FALLIBLE enum err check_reserve(struct state_dict *sd, uint32_t rank, uint64_t bytes, int64_t generation)
 {
-	if (sd->server->draining)
+	if (*sd->all->parts.draining)
 		return ERR(DRAINING, "the daemon is shutting down");
 	if (bytes == 0 || bytes > 1ull << 62)
 		return ERR(VALIDATION_FAILED, "bytes must be from 1 to 2^62");
@@ -209,7 +208,7 @@ static FALLIBLE enum err check_reserve(struct state_dict *sd, uint32_t rank, uin
 	return OK;
 }
 
-void state_dict_reserve(struct server *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
+void state_dict_reserve(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, uint64_t bytes,
 			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user)
 {
 	struct slot_waiter *w = mem_sure(sizeof *w);
@@ -226,14 +225,14 @@ void state_dict_reserve(struct server *s, const struct principal *who, struct st
 		return;
 	if (!e && wait_ms <= 0)
 		e = busy(w);
-	if (!e && s->state_dicts->waiting == STATE_DICT_WAITERS_MAX)
+	if (!e && s->waiting == STATE_DICT_WAITERS_MAX)
 		e = ERR(BUSY, "%d reservations are waiting for slots", STATE_DICT_WAITERS_MAX);
 	if (e) {
-		loop_later(s->loop, answer_reserved, w, e);
+		loop_later(s->parts.loop, answer_reserved, w, e);
 		return;
 	}
-	loop_timer_start(s->loop, wait_ms < WAIT_MAX_MS ? wait_ms : WAIT_MAX_MS, on_wait_over, w, &w->timer);
-	s->state_dicts->waiting++;
+	loop_timer_start(s->parts.loop, wait_ms < WAIT_MAX_MS ? wait_ms : WAIT_MAX_MS, on_wait_over, w, &w->timer);
+	s->waiting++;
 	struct slot_waiter **at = &w->sd->waiters;
 	while (*at)
 		at = &(*at)->next;
@@ -326,7 +325,7 @@ static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_
 	return OK;
 }
 
-FALLIBLE enum err state_dict_fill(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+FALLIBLE enum err state_dict_fill(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				  uint64_t image_bytes)
 {
 	struct state_dict *sd;
@@ -346,7 +345,7 @@ FALLIBLE enum err state_dict_fill(struct server *s, const struct principal *who,
 	return OK;
 }
 
-void state_dict_seal(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+void state_dict_seal(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 		     uint64_t image_bytes, const json_t *wish, done_fn fn, void *user)
 {
 	struct state_dict *sd;
@@ -358,17 +357,17 @@ void state_dict_seal(struct server *s, const struct principal *who, struct str n
 	if (!e && sl && wish)
 		e = state_dict_wish_set(sd, generation, wish);
 	if (e || !sl) {
-		loop_later(s->loop, fn, user, e);
+		loop_later(s->parts.loop, fn, user, e);
 		return;
 	}
-	struct journal_txn *t = journal_txn_new(s->journal);
+	struct journal_txn *t = journal_txn_new(s->parts.journal);
 	slot_move(sl, SLOT_SEALING);
 	sl->image_bytes = image_bytes;
 	sd->ranks[rank].last_generation = generation;
 	state_dict_slot_row(t, sd, sl, SLOT_SEALED);
 	if (wish)
 		state_dict_row(t, sd);
-	journal_commit(s->journal, t, on_sealed, new_change(sd, sl, (uint32_t)rank, fn, user));
+	journal_commit(s->parts.journal, t, on_sealed, new_change(sd, sl, (uint32_t)rank, fn, user));
 }
 
 /* ---- release ---- */
@@ -394,7 +393,7 @@ static void on_freed(void *user, enum err e)
 
 static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *user)
 {
-	struct journal_txn *t = journal_txn_new(sd->server->journal);
+	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
 
 	must(sl->uses == 0);
 	if (sl->bytes && sl->made)
@@ -403,7 +402,7 @@ static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *
 		state_dict_slot_row(t, sd, sl, SLOT_FREE);
 	slot_move(sl, SLOT_FREEING);
 	sl->filling = false;
-	journal_commit(sd->server->journal, t, on_freed, new_change(sd, sl, 0, fn, user));
+	journal_commit(sd->all->parts.journal, t, on_freed, new_change(sd, sl, 0, fn, user));
 }
 
 void state_dict_free_slot(struct state_dict *sd, struct slot *sl)
@@ -411,7 +410,7 @@ void state_dict_free_slot(struct state_dict *sd, struct slot *sl)
 	free_slot(sd, sl, NULL, NULL);
 }
 
-void state_dict_release(struct server *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+void state_dict_release(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 			done_fn fn, void *user)
 {
 	struct state_dict *sd;
@@ -424,10 +423,10 @@ void state_dict_release(struct server *s, const struct principal *who, struct st
 			sl = state_dict_slot_of(sd, (uint32_t)rank, generation, SLOT_OPEN);
 	}
 	if (e || !sl) {
-		loop_later(s->loop, fn, user, e);
+		loop_later(s->parts.loop, fn, user, e);
 	} else if (sl->uses && sl->filling) {
 		state_dict_abandon_slot(sd, sl);
-		loop_later(s->loop, fn, user, OK);
+		loop_later(s->parts.loop, fn, user, OK);
 	} else if (sl->uses) {
 		slot_move(sl, SLOT_LEAVING);
 		state_dict_slot_write(sd, sl, SLOT_LEAVING, fn, user);
@@ -438,7 +437,7 @@ void state_dict_release(struct server *s, const struct principal *who, struct st
 		watch_of(sd)->given_up(sd, (uint32_t)rank, generation);
 }
 
-FALLIBLE enum err state_dict_renew(struct server *s, const struct principal *who, struct str name, int64_t rank,
+FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
 				   int64_t *expires_ms_out)
 {
 	struct state_dict *sd;

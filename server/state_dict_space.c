@@ -12,7 +12,6 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/config.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { STEP_BYTES = 64 << 20, THREADS = 4, HOLDERS_SHOWN = 3 };
@@ -21,7 +20,7 @@ struct making {
 	struct making *next;
 	struct seg_maker *maker;
 	struct seg_wanted want;
-	struct server *server;
+	struct state_dicts *all;
 	uid_t uid;
 	int fd;
 	char name[SEG_NAME_MAX];
@@ -65,7 +64,7 @@ static uint64_t held_by(const struct state_dict *sd)
 	return sum;
 }
 
-static enum err exhausted(struct server *s, uint64_t needed, uint64_t free_bytes, uint64_t total, uint64_t others)
+static enum err exhausted(struct state_dicts *s, uint64_t needed, uint64_t free_bytes, uint64_t total, uint64_t others)
 {
 	char holders[512] = "";
 	size_t n = 0;
@@ -73,7 +72,7 @@ static enum err exhausted(struct server *s, uint64_t needed, uint64_t free_bytes
 
 	for (int i = 0; i < HOLDERS_SHOWN; i++) {
 		const struct state_dict *best = NULL, *sd;
-		map_each(&s->state_dicts->table, sd) {
+		map_each(&s->table, sd) {
 			bool seen = false;
 			for (int k = 0; k < i; k++)
 				seen |= shown[k] == sd;
@@ -96,21 +95,21 @@ static enum err exhausted(struct server *s, uint64_t needed, uint64_t free_bytes
 	return err_expected(e, want, have);
 }
 
-void state_dict_shm(const struct server *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out)
+void state_dict_shm(const struct state_dicts *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out)
 {
-	uint64_t limit = s->config->shm_limit, used = s->state_dicts->used_bytes;
+	uint64_t limit = s->parts.config->shm_limit, used = s->used_bytes;
 
 	*limit_out = limit;
 	*used_out = used;
 	*free_out = limit > used ? limit - used : 0;
 }
 
-uint64_t state_dict_orphaned(const struct server *s)
+uint64_t state_dict_orphaned(const struct state_dicts *s)
 {
 	const struct state_dict *sd;
 	uint64_t sum = 0;
 
-	map_each(&s->state_dicts->table, sd)
+	map_each(&s->table, sd)
 		sum += sd->orphaned_ms ? held_by(sd) : 0;
 	return sum;
 }
@@ -120,12 +119,12 @@ static bool is_spare(const struct slot *sl)
 	return sl->state == SLOT_FREE && sl->uses == 0 && sl->fd >= 0;
 }
 
-static uint64_t spare_bytes(const struct server *s)
+static uint64_t spare_bytes(const struct state_dicts *s)
 {
 	const struct state_dict *sd;
 	uint64_t sum = 0;
 
-	map_each(&s->state_dicts->table, sd)
+	map_each(&s->table, sd)
 		for (uint32_t i = 0; i < state_dict_slots(sd); i++)
 			sum += is_spare(state_dict_nth(sd, i)) ? state_dict_nth(sd, i)->bytes : 0;
 	return sum;
@@ -133,12 +132,12 @@ static uint64_t spare_bytes(const struct server *s)
 
 /* Slots that nobody holds are kept warm for the next step. When memory runs short they go first: a reservation that is refused costs
  * a snapshot, a warm slot only the faulting of its pages. The bytes that they had, until `bytes` are found. */
-static uint64_t drop_spares(struct server *s, uint64_t bytes)
+static uint64_t drop_spares(struct state_dicts *s, uint64_t bytes)
 {
 	struct state_dict *sd;
 	uint64_t found = 0;
 
-	map_each(&s->state_dicts->table, sd) {
+	map_each(&s->table, sd) {
 		for (uint32_t i = 0; i < state_dict_slots(sd) && found < bytes; i++) {
 			if (!is_spare(state_dict_nth(sd, i)))
 				continue;
@@ -151,7 +150,7 @@ static uint64_t drop_spares(struct server *s, uint64_t bytes)
 
 static FALLIBLE enum err make(struct making *k)
 {
-	TRY(seg_create(&k->server->state_dicts->owner, k->want.bytes, k->name, &k->fd));
+	TRY(seg_create(&k->all->owner, k->want.bytes, k->name, &k->fd));
 	state_dict_owner_hold(k->fd);
 	if (k->uid != geteuid())
 		TRY(seg_grant(k->fd, k->uid));
@@ -188,7 +187,7 @@ static void enqueue(struct making *k)
 /* /dev/shm is full before our limit is reached: others use it too. true: it is tried once more, without our warm slots. */
 static bool make_room(struct making *k)
 {
-	struct server *s = k->server;
+	struct state_dicts *s = k->all;
 	struct statvfs v;
 
 	if (!k->again && drop_spares(s, k->want.bytes)) {
@@ -198,7 +197,7 @@ static bool make_room(struct making *k)
 	}
 	if (statvfs("/dev/shm", &v) == 0) {
 		uint64_t unit = v.f_frsize, gone = (v.f_blocks - v.f_bfree) * unit;
-		uint64_t held = s->state_dicts->used_bytes - k->want.bytes;
+		uint64_t held = s->used_bytes - k->want.bytes;
 		k->e = exhausted(s, k->want.bytes, v.f_bavail * unit, v.f_blocks * unit, gone > held ? gone - held : 0);
 		k->info = *err_last();
 	}
@@ -220,7 +219,7 @@ static void arrive(void *user)
 	if (k->e == ERR_SHM_EXHAUSTED && make_room(k))
 		return;
 	if (k->e) {
-		k->server->state_dicts->used_bytes -= k->want.bytes;
+		k->all->used_bytes -= k->want.bytes;
 		err_restore(&k->info);
 	} else {
 		sl->fd = k->fd;
@@ -252,14 +251,14 @@ static void *maker_thread(void *user)
 			k->info = *err_last();
 			unmake(k);
 		}
-		loop_post(k->server->loop, arrive, k);
+		loop_post(k->all->parts.loop, arrive, k);
 		pthread_mutex_lock(&m->lock);
 	}
 	pthread_mutex_unlock(&m->lock);
 	return NULL;
 }
 
-FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes)
+FALLIBLE enum err state_dict_space_clear(struct state_dicts *s, uint64_t bytes)
 {
 	uint64_t limit, used, free_bytes;
 
@@ -271,25 +270,25 @@ FALLIBLE enum err state_dict_space_clear(struct server *s, uint64_t bytes)
 	return OK;
 }
 
-FALLIBLE enum err state_dict_space_make(struct server *s, const struct seg_wanted *w)
+FALLIBLE enum err state_dict_space_make(struct state_dicts *s, const struct seg_wanted *w)
 {
-	struct seg_maker *m = s->state_dicts->maker;
+	struct seg_maker *m = s->maker;
 
 	TRY(state_dict_space_clear(s, w->bytes));
 	struct making *k = mem_zalloc(1, sizeof *k);
 	NEED(k, "cannot make a segment");
 	k->maker = m;
 	k->want = *w;
-	k->server = s;
+	k->all = s;
 	k->uid = w->sd->uid;
 	k->fd = -1;
 	w->sd->refs++;
-	s->state_dicts->used_bytes += w->bytes;
+	s->used_bytes += w->bytes;
 	enqueue(k);
 	return OK;
 }
 
-FALLIBLE enum err state_dict_space_new(struct server *s)
+FALLIBLE enum err state_dict_space_new(struct state_dicts *s)
 {
 	struct seg_maker *m = mem_zalloc(1, sizeof *m);
 
@@ -297,7 +296,7 @@ FALLIBLE enum err state_dict_space_new(struct server *s)
 	pthread_mutex_init(&m->lock, NULL);
 	pthread_cond_init(&m->more, NULL);
 	m->last = &m->first;
-	s->state_dicts->maker = m;
+	s->maker = m;
 	for (; m->thread_count < THREADS; m->thread_count++)
 		if (pthread_create(&m->threads[m->thread_count], NULL, maker_thread, m) != 0)
 			return ERR(SYSTEM, "cannot start a thread that makes segments");

@@ -31,7 +31,7 @@ static struct slot *usable(const struct state_dict *sd, uint32_t rank, int64_t g
 	return sl && sl->filling ? NULL : sl;
 }
 
-static FALLIBLE enum err choose(struct server *s, const struct principal *who, struct str name, int64_t generation, bool again,
+static FALLIBLE enum err choose(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation, bool again,
 				struct state_dict **sd_out, int64_t *generation_out)
 {
 	struct state_dict *sd;
@@ -46,7 +46,7 @@ static FALLIBLE enum err choose(struct server *s, const struct principal *who, s
 	return OK;
 }
 
-FALLIBLE enum err state_dict_check(struct server *s, const struct principal *who, struct str name, int64_t generation,
+FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out)
 {
 	struct state_dict *sd;
@@ -106,7 +106,7 @@ FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, con
 	return OK;
 }
 
-FALLIBLE enum err state_dict_use(struct server *s, const struct principal *who, struct str name, int64_t generation,
+FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				 const char *job, struct state_dict_use **out)
 {
 	struct state_dict *sd;
@@ -140,7 +140,7 @@ static void free_use(struct state_dict_use *u)
 	mem_free(u);
 }
 
-void state_dict_unuse(struct server *, struct state_dict_use **use)
+void state_dict_unuse(struct state_dict_use **use)
 {
 	struct state_dict_use *u = *use;
 

@@ -4,7 +4,6 @@
 #include "base/jtext.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 static uint64_t bytes_of(const struct state_dict *sd)
@@ -107,7 +106,7 @@ static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)
 	buf_puts(out, "]}");
 }
 
-FALLIBLE enum err state_dict_put(struct server *s, const struct principal *who, struct str name, struct buf *out)
+FALLIBLE enum err state_dict_put(struct state_dicts *s, const struct principal *who, struct str name, struct buf *out)
 {
 	struct state_dict *sd;
 
@@ -131,10 +130,10 @@ static int by_name(const void *a, const void *b)
 }
 
 /* The token is the last name shown: stable while others come and go. */
-FALLIBLE enum err state_dict_list(struct server *s, const struct principal *who, uint32_t page_size, struct str page_token,
+FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal *who, uint32_t page_size, struct str page_token,
 				  struct buf *out)
 {
-	const struct map *t = &s->state_dicts->table;
+	const struct map *t = &s->table;
 	struct state_dict **all = mem_zalloc(t->raw.count, sizeof *all);
 	struct state_dict *sd;
 	uint32_t n = 0, shown = 0;

@@ -222,7 +222,7 @@ void t_state_dict(struct t_server *t, const char *name, uint32_t world)
 	struct t_answer a = { 0 };
 	struct state_dict_request rq = { .name = str_of(name), .world_size = world, .who = t->me };
 
-	state_dict_create(t->s, &rq, t_created, &a);
+	state_dict_create(t->s->state_dicts, &rq, t_created, &a);
 	t_server_until(t, &a.called);
 	if (a.e)
 		T_FAIL("%s", a.info.text);
@@ -232,11 +232,11 @@ void t_seal_all(struct t_server *t, const char *name, uint32_t world, int64_t ge
 {
 	for (uint32_t r = 0; r < world; r++) {
 		struct t_answer a = { 0 }, b = { 0 };
-		state_dict_reserve(t->s, &t->me, str_of(name), r, 10000, generation, 0, t_reserved, &a);
+		state_dict_reserve(t->s->state_dicts, &t->me, str_of(name), r, 10000, generation, 0, t_reserved, &a);
 		t_server_until(t, &a.called);
 		if (a.e)
 			T_FAIL("%s", a.info.text);
-		state_dict_seal(t->s, &t->me, str_of(name), r, generation, 9000, NULL, t_done, &b);
+		state_dict_seal(t->s->state_dicts, &t->me, str_of(name), r, generation, 9000, NULL, t_done, &b);
 		t_server_until(t, &b.called);
 		if (b.e)
 			T_FAIL("%s", b.info.text);

@@ -103,7 +103,7 @@ static void test_refusals(void **state)
 	assert_int_equal(jobs_live(t.s), 0);
 	json_t *doc;
 	struct buf b = BUF_INIT(1 << 20);
-	T_OK(state_dict_put(t.s, &t.me, STR("train"), &b)); /* a refused job holds nothing */
+	T_OK(state_dict_put(t.s->state_dicts, &t.me, STR("train"), &b)); /* a refused job holds nothing */
 	doc = json_loadb((char *)b.p, b.len, 0, NULL);
 	char *text = json_dumps(doc, 0);
 	assert_null(strstr(text, "\"in_use_by\": [\""));
@@ -634,7 +634,7 @@ static void test_load_makes_state_dict(void **state)
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 	t_job(&t, "{'kind':'load','source':{'storage':'main','name':'src'},'target':{'state_dict':'serve','world_size':3}}", id);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
-	T_OK(state_dict_put(t.s, &t.me, STR("serve"), &b));
+	T_OK(state_dict_put(t.s->state_dicts, &t.me, STR("serve"), &b));
 	t_server_stop(&t); /* it survives, and can be saved from */
 	t_server_start(&t, NULL);
 	t_job(&t, "{'kind':'save','source':{'state_dict':'serve'},'target':{'storage':'main','name':'again'}}", id);
@@ -643,7 +643,7 @@ static void test_load_makes_state_dict(void **state)
 	t_job(&t, "{'kind':'load','source':{'storage':'main','name':'src'},'target':{'state_dict':'bad'},"
 		  "'labels':{'fake':'always:running'}}", id);
 	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
-	assert_false(state_dict_exists(t.s, STR("bad")));
+	assert_false(state_dict_exists(t.s->state_dicts, STR("bad")));
 	/* Into one that exists: filled in place. */
 	t_job(&t, "{'kind':'load','source':{'storage':'main','name':'src'},'target':{'state_dict':'train'}}", id);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
@@ -710,14 +710,14 @@ static void test_lookups_and_workers(void **state)
 	char id[27];
 
 	(void)state;
-	state_dict_ask(t.s, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &a);
+	state_dict_ask(t.s->state_dicts, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 	const json_t *echo = json_object_get(a.doc, "echo");
 	assert_int_equal(json_array_size(json_object_get(echo, "ranks")), 2);
 	assert_int_equal(json_integer_value(json_object_get(echo, "generation")), 7);
 	json_decref(a.doc);
-	state_dict_ask(t.s, &t.me, STR("none"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &b);
+	state_dict_ask(t.s->state_dicts, &t.me, STR("none"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &b);
 	t_server_until(&t, &b.called);
 	assert_int_equal(b.e, ERR_NOT_FOUND);
 	t_job(&t, SAVE("w1", ""), id);

@@ -37,7 +37,7 @@ static void reserve(int64_t rank)
 {
 	struct t_answer a = { 0 };
 
-	state_dict_reserve(t.s, &t.me, STR("train"), rank, ROOM, 7, 0, t_reserved, &a);
+	state_dict_reserve(t.s->state_dicts, &t.me, STR("train"), rank, ROOM, 7, 0, t_reserved, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 }
@@ -46,7 +46,7 @@ static void fill(void)
 {
 	for (int64_t rank = 0; rank < 2; rank++) {
 		reserve(rank);
-		T_OK(state_dict_fill(t.s, &t.me, STR("train"), rank, 7, IMAGE));
+		T_OK(state_dict_fill(t.s->state_dicts, &t.me, STR("train"), rank, 7, IMAGE));
 	}
 }
 
@@ -62,7 +62,7 @@ static void seal(int64_t rank)
 {
 	struct t_answer a = { 0 };
 
-	state_dict_seal(t.s, &t.me, STR("train"), rank, 7, IMAGE, NULL, t_done, &a);
+	state_dict_seal(t.s->state_dicts, &t.me, STR("train"), rank, 7, IMAGE, NULL, t_done, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 }
@@ -189,13 +189,13 @@ static void test_lost(void **state)
 
 	(void)state;
 	stream(SAVE("a", FAKE("slow:60000")), id);
-	state_dict_delete(t.s, &t.me, STR("train"), t_done, &a);
+	state_dict_delete(t.s->state_dicts, &t.me, STR("train"), t_done, &a);
 	t_server_until(&t, &a.called);
 	T_ERR(STATE_DICT_BUSY, a.e);
 	assert_int_equal(t_job_end(&t, id), JOB_FAILED);
 	check(id, "failed", NULL, 1, "not_sealed");
 	a = (struct t_answer){ 0 };
-	state_dict_delete(t.s, &t.me, STR("train"), t_done, &a);
+	state_dict_delete(t.s->state_dicts, &t.me, STR("train"), t_done, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 }
@@ -214,7 +214,7 @@ static void test_a_sealed_source_keeps_the_state_dict(void **state)
 	      FAKE("slow:60000") "}", filling);
 	t_job_runs(&t, sealed);
 	t_job_runs(&t, filling);
-	state_dict_delete(t.s, &t.me, STR("train"), t_done, &a);
+	state_dict_delete(t.s->state_dicts, &t.me, STR("train"), t_done, &a);
 	t_server_until(&t, &a.called);
 	T_ERR(STATE_DICT_BUSY, a.e); /* refused: it changes nothing */
 	t_server_run(&t, 200);

@@ -32,9 +32,9 @@ static int teardown(void **state)
 
 	(void)state;
 	for (size_t i = 0; t.s && i < sizeof names / sizeof *names; i++)
-		if (state_dict_exists(t.s, str_of(names[i]))) {
+		if (state_dict_exists(t.s->state_dicts, str_of(names[i]))) {
 			struct t_answer a = { 0 };
-			state_dict_delete(t.s, &t.me, str_of(names[i]), t_done, &a);
+			state_dict_delete(t.s->state_dicts, &t.me, str_of(names[i]), t_done, &a);
 			t_server_until(&t, &a.called);
 		}
 	t_server_remove(&t);
@@ -79,7 +79,7 @@ static uint64_t used(void)
 {
 	uint64_t limit, used_bytes, left;
 
-	state_dict_shm(t.s, &limit, &used_bytes, &left);
+	state_dict_shm(t.s->state_dicts, &limit, &used_bytes, &left);
 	return used_bytes;
 }
 
@@ -88,7 +88,7 @@ static int64_t newest(const char *name)
 	int64_t generation = -1;
 	uint64_t bytes;
 
-	return state_dict_check(t.s, &t.me, str_of(name), -1, &generation, &bytes) == OK ? generation : -1;
+	return state_dict_check(t.s->state_dicts, &t.me, str_of(name), -1, &generation, &bytes) == OK ? generation : -1;
 }
 
 /* How many slots of rank 0 hold something sealed. */
@@ -97,7 +97,7 @@ static unsigned sealed(const char *name)
 	struct state_dict *sd;
 	unsigned n = 0;
 
-	T_OK(state_dict_find(t.s, &t.me, str_of(name), &sd));
+	T_OK(state_dict_find(t.s->state_dicts, &t.me, str_of(name), &sd));
 	for (uint32_t k = 0; k < sd->slot_count; k++)
 		n += state_dict_slot(sd, 0, k)->state == SLOT_SEALED;
 	return n;
@@ -111,7 +111,7 @@ static void test_new_target(void **state)
 	t_job(&t, OP("gather", "train", "full", ",'labels':{'fake':'slow:1500'}"), id);
 	t_job_runs(&t, id);
 	struct state_dict *sd;
-	T_ERR(NOT_FOUND, state_dict_find(t.s, &t.me, STR("full"), &sd)); /* nobody sees it yet */
+	T_ERR(NOT_FOUND, state_dict_find(t.s->state_dicts, &t.me, STR("full"), &sd)); /* nobody sees it yet */
 	refused(ERR_TARGET_BUSY, "", OP("copy", "train", "full", ""));
 	refused(ERR_STATE_DICT_BUSY, "", OP("offload", "full", "small", ""));
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
@@ -153,7 +153,7 @@ static void test_next_generation(void **state)
 	assert_int_equal(run(OP("copy", "full", "train", "")), JOB_SUCCEEDED);
 	assert_int_equal(newest("train"), 10);
 	T_UNTIL(&t, sealed("train") == 2);
-	state_dict_reserve(t.s, &t.me, STR("train"), 0, 10000, 10, 0, t_reserved, &a);
+	state_dict_reserve(t.s->state_dicts, &t.me, STR("train"), 0, 10000, 10, 0, t_reserved, &a);
 	t_server_until(&t, &a.called);
 	assert_int_equal(a.e, ERR_GENERATION_STALE);
 	t_seal_all(&t, "train", 2, 11);
@@ -174,7 +174,7 @@ static void test_failures_change_nothing(void **state)
 			snprintf(spec, sizeof spec, "{'kind':'gather','source':{'state_dict':'train'},'target':{'state_dict':'%s'},"
 				 "'backend':'auto','options':{'retries':0},'labels':{'fake':'%s'}}", fresh ? "small" : "full", scripts[i]);
 			assert_int_equal(run(spec), JOB_FAILED);
-			assert_false(state_dict_exists(t.s, STR("small")));
+			assert_false(state_dict_exists(t.s->state_dicts, STR("small")));
 			assert_int_equal(newest("full"), 7);
 			T_UNTIL(&t, used() == before);
 		}
@@ -203,7 +203,7 @@ static void test_leader_dies_while_segments_are_made(void **state)
 	uint64_t before = used();
 	assert_int_equal(run(OP("gather", "train", "full", ",'options':{'retries':0},'labels':{'fake':'crash:making','bytes':'60000000'}")),
 			 JOB_FAILED);
-	assert_false(state_dict_exists(t.s, STR("full"))); /* the name is free at once */
+	assert_false(state_dict_exists(t.s->state_dicts, STR("full"))); /* the name is free at once */
 	assert_int_equal(run(OP("gather", "train", "full", ",'labels':{'fake':'crash:making','bytes':'60000000'}")), JOB_SUCCEEDED);
 	assert_int_equal(newest("full"), 7);
 	T_UNTIL(&t, used() > before + 100000000 && used() < before + 150000000);
@@ -283,7 +283,7 @@ static void test_refusals(void **state)
 	T_ERR(STATE_DICT_EXISTS, ({
 		      struct t_answer a = { 0 };
 		      struct state_dict_request rq = { .name = STR("train"), .world_size = 1, .who = t.me };
-		      state_dict_create(t.s, &rq, t_created, &a);
+		      state_dict_create(t.s->state_dicts, &rq, t_created, &a);
 		      t_server_until(&t, &a.called);
 		      a.e;
 	      }));
@@ -311,7 +311,7 @@ static void test_slot_limit(void **state)
 	struct state_dict_request rq = { .name = STR("small"), .world_size = 2, .slots = STATE_DICT_SLOTS_MAX, .who = t.me };
 
 	(void)state;
-	state_dict_create(t.s, &rq, t_created, &a);
+	state_dict_create(t.s->state_dicts, &rq, t_created, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 	for (int g = 1; g < STATE_DICT_SLOTS_MAX; g++)

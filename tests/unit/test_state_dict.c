@@ -42,9 +42,9 @@ static int teardown(void **state)
 
 	(void)state;
 	for (size_t i = 0; t.s && i < sizeof names / sizeof *names; i++)
-		if (state_dict_exists(t.s, str_of(names[i]))) {
+		if (state_dict_exists(t.s->state_dicts, str_of(names[i]))) {
 			a = (struct t_answer){ 0 };
-			state_dict_delete(t.s, &t.me, str_of(names[i]), t_done, &a);
+			state_dict_delete(t.s->state_dicts, &t.me, str_of(names[i]), t_done, &a);
 			t_server_until(&t, &a.called);
 		}
 	t_server_remove(&t);
@@ -55,7 +55,7 @@ static struct t_answer reserve(const char *name, int64_t rank, uint64_t bytes, i
 {
 	struct t_answer a = { 0 };
 
-	state_dict_reserve(t.s, &t.me, str_of(name), rank, bytes, generation, wait_ms, t_reserved, &a);
+	state_dict_reserve(t.s->state_dicts, &t.me, str_of(name), rank, bytes, generation, wait_ms, t_reserved, &a);
 	assert_false(a.called);
 	t_server_until(&t, &a.called);
 	return a;
@@ -65,7 +65,7 @@ static enum err seal(const char *name, int64_t rank, int64_t generation, uint64_
 {
 	struct t_answer a = { 0 };
 
-	state_dict_seal(t.s, &t.me, str_of(name), rank, generation, bytes, NULL, t_done, &a);
+	state_dict_seal(t.s->state_dicts, &t.me, str_of(name), rank, generation, bytes, NULL, t_done, &a);
 	t_server_until(&t, &a.called);
 	if (a.e)
 		err_restore(&a.info);
@@ -76,7 +76,7 @@ static enum err release(const char *name, int64_t rank, int64_t generation)
 {
 	struct t_answer a = { 0 };
 
-	state_dict_release(t.s, &t.me, str_of(name), rank, generation, t_done, &a);
+	state_dict_release(t.s->state_dicts, &t.me, str_of(name), rank, generation, t_done, &a);
 	t_server_until(&t, &a.called);
 	return a.e;
 }
@@ -127,7 +127,7 @@ static void test_wait_for_slot(void **state)
 	t_state_dict(&t, "train", 1);
 	t_seal_all(&t, "train", 1, 1);
 	t_seal_all(&t, "train", 1, 2);
-	state_dict_reserve(t.s, &t.me, STR("train"), 0, 10000, 3, 60000, t_reserved, &w);
+	state_dict_reserve(t.s->state_dicts, &t.me, STR("train"), 0, 10000, 3, 60000, t_reserved, &w);
 	t_server_run(&t, 50);
 	assert_false(w.called);
 	T_OK(release("train", 0, 1));
@@ -161,15 +161,15 @@ static void test_waiting_reservations_are_bounded(void **state)
 	t_seal_all(&t, "train", 1, 1);
 	t_seal_all(&t, "train", 1, 2);
 	for (int i = 0; i < STATE_DICT_WAITERS_MAX; i++)
-		state_dict_reserve(t.s, &t.me, STR("train"), 0, 10000, 3, 60000, count_answer, &few);
-	state_dict_reserve(t.s, &t.me, STR("train"), 0, 10000, 3, 60000, count_answer, &beyond);
+		state_dict_reserve(t.s->state_dicts, &t.me, STR("train"), 0, 10000, 3, 60000, count_answer, &few);
+	state_dict_reserve(t.s->state_dicts, &t.me, STR("train"), 0, 10000, 3, 60000, count_answer, &beyond);
 	t_server_run(&t, 20);
 	assert_int_equal(few.answers, 0);
 	assert_int_equal(beyond.answers, 1);
 	assert_int_equal(beyond.busy, 1);
 	assert_int_equal(reserve("train", 0, 10000, 3, 0).e, ERR_SLOTS_BUSY);
 	T_OK(reserve("mine", 0, 10000, 3, 60000).e); /* who needs not wait gets its slot */
-	state_dict_delete(t.s, &t.me, STR("train"), t_done, &a);
+	state_dict_delete(t.s->state_dicts, &t.me, STR("train"), t_done, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 	t_server_run(&t, 20);
@@ -196,17 +196,17 @@ static void test_bad_requests(void **state)
 	assert_int_equal(seal("mine", 0, 5, 100), ERR_STATE_CONFLICT);
 	T_OK(reserve("mine", 0, 100, 5, 0).e);
 	assert_int_equal(seal("mine", 0, 5, 5000000), ERR_VALIDATION_FAILED);
-	T_ERR(FORBIDDEN, state_dict_renew(t.s, &other, STR("mine"), 0, &expires));
-	state_dict_delete(t.s, &other, STR("mine"), t_done, &a);
+	T_ERR(FORBIDDEN, state_dict_renew(t.s->state_dicts, &other, STR("mine"), 0, &expires));
+	state_dict_delete(t.s->state_dicts, &other, STR("mine"), t_done, &a);
 	t_server_until(&t, &a.called);
 	assert_int_equal(a.e, ERR_FORBIDDEN);
 	struct t_answer again = { 0 }, bad = { 0 };
 	struct state_dict_request rq = { .name = STR("mine"), .world_size = 1, .who = t.me };
-	state_dict_create(t.s, &rq, t_created, &again);
+	state_dict_create(t.s->state_dicts, &rq, t_created, &again);
 	t_server_until(&t, &again.called);
 	assert_int_equal(again.e, ERR_STATE_DICT_EXISTS);
 	rq.name = STR("../x");
-	state_dict_create(t.s, &rq, t_created, &bad);
+	state_dict_create(t.s->state_dicts, &rq, t_created, &bad);
 	t_server_until(&t, &bad.called);
 	assert_int_equal(bad.e, ERR_NAME_INVALID);
 }
@@ -239,12 +239,12 @@ static void test_quota(void **state)
 	assert_string_equal(a.info.expected, "20971520");
 	assert_string_equal(a.info.actual, "10485760");
 	T_OK(reserve("big", 0, 9 << 20, 2, 0).e); /* the refusal cost nothing */
-	state_dict_shm(t.s, &limit, &used, &free_bytes);
+	state_dict_shm(t.s->state_dicts, &limit, &used, &free_bytes);
 	assert_int_equal(used, 39 << 20);
 	struct t_answer d = { 0 };
-	state_dict_delete(t.s, &t.me, STR("big"), t_done, &d);
+	state_dict_delete(t.s->state_dicts, &t.me, STR("big"), t_done, &d);
 	t_server_until(&t, &d.called);
-	state_dict_shm(t.s, &limit, &used, &free_bytes);
+	state_dict_shm(t.s->state_dicts, &limit, &used, &free_bytes);
 	assert_int_equal(used, 0);
 }
 
@@ -260,10 +260,10 @@ static void test_warm_slots_make_room(void **state)
 	T_OK(seal("big", 0, 1, 1000));
 	T_OK(release("big", 0, 1));
 	assert_int_equal(reserve("mine", 0, 41 << 20, 1, 0).e, ERR_SHM_EXHAUSTED);
-	state_dict_shm(t.s, &limit, &used, &free_bytes);
+	state_dict_shm(t.s->state_dicts, &limit, &used, &free_bytes);
 	assert_int_equal(used, 20 << 20);
 	T_OK(reserve("mine", 0, 30 << 20, 1, 0).e);
-	state_dict_shm(t.s, &limit, &used, &free_bytes);
+	state_dict_shm(t.s->state_dicts, &limit, &used, &free_bytes);
 	assert_int_equal(used, 30 << 20);
 	/* Nobody takes a sealed generation. */
 	T_OK(seal("mine", 0, 1, 1000));
@@ -283,7 +283,7 @@ static void test_release_while_used(void **state)
 		  "'labels':{'fake':'slow:400'}}", id);
 	T_OK(release("train", 0, 1));
 	assert_int_equal(reserve("train", 0, 100, 3, 0).e, ERR_SLOTS_BUSY);
-	state_dict_delete(t.s, &t.me, STR("train"), t_done, &d);
+	state_dict_delete(t.s->state_dicts, &t.me, STR("train"), t_done, &d);
 	t_server_until(&t, &d.called);
 	assert_int_equal(d.e, ERR_STATE_DICT_BUSY);
 	struct t_answer w = reserve("train", 0, 100, 3, 5000);
@@ -325,12 +325,12 @@ static void test_restart_and_sweep(void **state)
 	assert_true(segment_exists(kept));
 	t_server_remove(&other);
 	t_server_start(&t, NULL);
-	assert_true(state_dict_exists(t.s, STR("train")));
+	assert_true(state_dict_exists(t.s->state_dicts, STR("train")));
 	/* A segment that vanished while we were away costs its slot only. */
 	t_server_stop(&t);
 	assert_int_equal(shm_unlink(kept), 0);
 	t_server_start(&t, NULL);
-	assert_true(state_dict_exists(t.s, STR("train")));
+	assert_true(state_dict_exists(t.s->state_dicts, STR("train")));
 	T_OK(reserve("train", 0, 10000, 2, 0).e);
 }
 
@@ -339,7 +339,7 @@ static bool is_held(const char *name)
 {
 	struct state_dict *sd;
 
-	T_OK(state_dict_find(t.s, &t.me, str_of(name), &sd));
+	T_OK(state_dict_find(t.s->state_dicts, &t.me, str_of(name), &sd));
 	for (uint32_t k = 0; k < sd->slot_count; k++)
 		if (state_dict_slot(sd, 0, k)->state == SLOT_OPEN)
 			return true;
@@ -355,16 +355,16 @@ static void test_lease(void **state)
 	T_OK(reserve("train", 0, 10000, 1, 0).e);
 	for (int i = 0; i < 9; i++) {
 		t_server_run(&t, 500);
-		T_OK(state_dict_renew(t.s, &t.me, STR("train"), 0, &expires));
+		T_OK(state_dict_renew(t.s->state_dicts, &t.me, STR("train"), 0, &expires));
 	}
 	T_OK(seal("train", 0, 1, 9000)); /* renewed: still there after two leases */
 	T_OK(reserve("train", 0, 10000, 2, 0).e);
 	T_UNTIL(&t, !is_held("train"));
-	assert_true(state_dict_exists(t.s, STR("train"))); /* sealed: kept */
+	assert_true(state_dict_exists(t.s->state_dicts, STR("train"))); /* sealed: kept */
 	assert_int_equal(seal("train", 0, 2, 9000), ERR_STATE_CONFLICT); /* open: dropped */
 	t_state_dict(&t, "mine", 1);
 	T_OK(reserve("mine", 0, 10000, 1, 0).e);
-	T_UNTIL(&t, !state_dict_exists(t.s, STR("mine"))); /* nothing sealed: gone */
+	T_UNTIL(&t, !state_dict_exists(t.s->state_dicts, STR("mine"))); /* nothing sealed: gone */
 }
 
 static void test_owner_death(void **state)
@@ -375,13 +375,13 @@ static void test_owner_death(void **state)
 	char path[256];
 
 	(void)state;
-	state_dict_create(t.s, &rq, t_created, &a);
+	state_dict_create(t.s->state_dicts, &rq, t_created, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 	json_decref(wish);
 	t_seal_all(&t, "death", 2, 41);
 	snprintf(path, sizeof path, "%s/main/saved/step-41/.dcpd.json", t.dir);
-	T_UNTIL(&t, !state_dict_exists(t.s, STR("death"))); /* saved, so dropped */
+	T_UNTIL(&t, !state_dict_exists(t.s->state_dicts, STR("death"))); /* saved, so dropped */
 	assert_int_equal(access(path, F_OK), 0);
 }
 
@@ -393,21 +393,21 @@ static void test_list(void **state)
 	(void)state;
 	t_state_dict(&t, "train", 1);
 	t_state_dict(&t, "mine", 3);
-	T_OK(state_dict_list(t.s, &t.me, 1, STR(""), &b));
+	T_OK(state_dict_list(t.s->state_dicts, &t.me, 1, STR(""), &b));
 	buf_putc(&b, 0);
 	assert_non_null(strstr((char *)b.p, "\"name\":\"mine\""));
 	assert_non_null(strstr((char *)b.p, "\"next_page_token\":\"mine\""));
 	buf_free(&b);
 	b = BUF_INIT(1 << 20);
-	T_OK(state_dict_list(t.s, &t.me, 10, STR("mine"), &b));
+	T_OK(state_dict_list(t.s->state_dicts, &t.me, 10, STR("mine"), &b));
 	buf_putc(&b, 0);
 	assert_non_null(strstr((char *)b.p, "\"name\":\"train\""));
 	assert_null(strstr((char *)b.p, "next_page_token"));
 	buf_free(&b);
 	b = BUF_INIT(1 << 20);
-	T_OK(state_dict_list(t.s, &other, 10, STR(""), &b));
+	T_OK(state_dict_list(t.s->state_dicts, &other, 10, STR(""), &b));
 	assert_memory_equal(b.p, "{\"state_dicts\":[]}", b.len);
-	T_ERR(FORBIDDEN, state_dict_put(t.s, &other, STR("mine"), &b));
+	T_ERR(FORBIDDEN, state_dict_put(t.s->state_dicts, &other, STR("mine"), &b));
 	buf_free(&b);
 }
 
@@ -427,10 +427,10 @@ static void test_failed_creation_leaves_the_one_of_that_name(void **state)
 	sqlite3_busy_timeout(db, 10000);
 	assert_int_equal(sqlite3_exec(db, "DROP TABLE keys", NULL, NULL, NULL), SQLITE_OK);
 	sqlite3_close(db);
-	state_dict_create(t.s, &rq, t_created, &a);
+	state_dict_create(t.s->state_dicts, &rq, t_created, &a);
 	t_server_until(&t, &a.called);
 	assert_int_equal(a.e, ERR_JOURNAL);
-	assert_true(state_dict_exists(t.s, STR("train")));
+	assert_true(state_dict_exists(t.s->state_dicts, STR("train")));
 }
 
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
