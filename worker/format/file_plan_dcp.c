@@ -1,4 +1,5 @@
-/* file_plan_dcp.c: the files of a DCP checkpoint: small items first, packed, then large ones, each with its payload on a page. */
+/* file_plan_dcp.c: the files of a DCP checkpoint: small items first, packed, then large ones, each with its payload on a page, then the
+ * index (dcp_index.h). */
 #include "format/file_plan.h"
 
 #include <stdlib.h>
@@ -6,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/num.h"
+#include "format/dcp_index.h"
 #include "format/format.h"
 
 enum { ALIGN_SMALL = 64 };
@@ -14,6 +16,7 @@ struct planner {
 	const struct file_plan_target *t;
 	struct file_plan *p;
 	struct vec(struct file_plan_item) items;       /* of the rank in hand; of all ranks if they are given */
+	struct buf index;              /* of the file in hand */
 };
 
 static FALLIBLE enum err chunk_bytes(const struct sdict *sd, const struct sd_chunk *c, uint64_t *out)
@@ -107,6 +110,24 @@ static FALLIBLE enum err place_large(struct planner *pl, struct file_plan_item *
 	return OK;
 }
 
+/* What the file holds, for a repair. A client's own files say nothing: its metadata may call their bytes what it likes. */
+static FALLIBLE enum err place_index(struct planner *pl, uint64_t first_item, uint64_t *cursor)
+{
+	struct file_plan *p = pl->p;
+	struct file_plan_item it = { .kind = FILE_PLAN_TEXT, .index = (uint32_t)p->texts.n };
+	struct str *text;
+
+	if (pl->t->given || p->items.n == first_item)
+		return OK;
+	pl->index.len = 0;
+	TRY(dcp_index_put(&pl->index, pl->t->sd, p->items.v + first_item, p->items.n - first_item));
+	lay_bare(&it, pl->index.len);
+	TRY(vec_push(&p->texts, &text));
+	TRY(arena_str(p->arena, (struct str){ (char *)pl->index.p, pl->index.len }, text));
+	TRY(place(pl, &it, *cursor, it.small));
+	return num_add(*cursor, it.at.length, cursor);
+}
+
 static FALLIBLE enum err place_file(struct planner *pl, struct file_plan_item **items, uint64_t n, uint32_t rank, struct str name,
 				    bool exact)
 {
@@ -115,7 +136,7 @@ static FALLIBLE enum err place_file(struct planner *pl, struct file_plan_item **
 	uint64_t cursor = 0;
 
 	TRY(vec_push(&p->files, &f));
-	*f = (struct file_plan_file){ .rank = rank, .first_item = p->items.n, .item_count = n };
+	*f = (struct file_plan_file){ .rank = rank, .first_item = p->items.n };
 	TRY(arena_str(p->arena, name, &f->name));
 	TRY(place_small(pl, items, n, &cursor));
 	TRY(place_large(pl, items, n, &cursor));
@@ -124,6 +145,8 @@ static FALLIBLE enum err place_file(struct planner *pl, struct file_plan_item **
 		if (file_plan_page_up(end) == cursor)
 			cursor = end;
 	}
+	TRY(place_index(pl, f->first_item, &cursor));
+	f->item_count = p->items.n - f->first_item;
 	f->bytes = cursor;
 	return OK;
 }
@@ -237,12 +260,13 @@ static FALLIBLE enum err place_given(struct planner *pl)
 
 enum err file_plan_dcp(const struct file_plan_target *t, struct file_plan *out)
 {
-	struct planner pl = { .t = t, .p = out };
+	struct planner pl = { .t = t, .p = out, .index = BUF_INIT(DCP_INDEX_MAX) };
 
 	*out = (struct file_plan){ .arena = arena_new(UINT64_MAX) };
 	enum err e = out->arena ? OK : ERR(NO_MEMORY, "no memory for a plan");
 	if (!e)
 		e = t->given ? place_given(&pl) : place_ranks(&pl);
 	vec_free(&pl.items);
+	buf_free(&pl.index);
 	return e;
 }

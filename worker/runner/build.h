@@ -54,6 +54,9 @@ FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd,
 /* For verify: a source that is a part of a record is read as the record, which alone has a CRC32; the first stands for all in it. */
 FALLIBLE enum err build_records(struct run_build *b, const struct sdict *sd, uint32_t first);
 
+/* For verify: adds the index at the end of each file (format/dcp_index.h) as a source, which no metadata name. sd: of all of it. */
+FALLIBLE enum err build_indexes(struct run_build *b, const struct sdict *sd, const uint32_t *file_map, const struct manifest *m);
+
 /* For verify, of sources from `first` on: the digests of the archives around payloads, and the zeros behind items. */
 FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first);
 

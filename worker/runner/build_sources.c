@@ -358,6 +358,43 @@ static FALLIBLE enum err make_scan_tasks(struct run_build *b, struct scan_order 
 	return OK;
 }
 
+/* Per file, where the last chunk or value begins. */
+static void find_last(const struct sdict *sd, uint64_t *last)
+{
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		last[sd->chunks[i].loc.file] = num_max(last[sd->chunks[i].loc.file], sd->chunks[i].loc.offset);
+	for (uint64_t i = 0; i < sd->value_count; i++)
+		if (sd->values[i].kind == SD_VALUE_STORED)
+			last[sd->values[i].loc.file] = num_max(last[sd->values[i].loc.file], sd->values[i].loc.offset);
+}
+
+static FALLIBLE enum err add_index(struct run_build *b, const struct manifest *m, const struct manifest_item *item, uint32_t file)
+{
+	struct run_src *s;
+
+	TRY(vec_push(&b->srcs, &s));
+	*s = (struct run_src){ .kind = RUN_SRC_RAW, .raw_digests = true, .file = file, .named_file = file, .rank = b->files.v[file].rank,
+			       .offset = item->offset, .length = item->length, .named_at = item->offset };
+	return copy_digests(b, s, m, item);
+}
+
+enum err build_indexes(struct run_build *b, const struct sdict *sd, const uint32_t *file_map, const struct manifest *m)
+{
+	CLEANUP(mem_free_ptr) uint64_t *last = mem_zalloc(sd->file_count + 1, sizeof *last);
+
+	NEED(last, "no memory for %ju files", (uintmax_t)sd->file_count);
+	find_last(sd, last);
+	for (uint32_t i = 0; m && i < sd->file_count; i++) {
+		uint32_t f = sd->files[i].name.n ? map_get(&m->names, sd->files[i].name) : MAP_NONE;
+		if (f == MAP_NONE || m->files.v[f].item_count == 0)
+			continue;
+		const struct manifest_item *item = &m->items.v[m->files.v[f].first_item + m->files.v[f].item_count - 1];
+		if (item->raw && item->offset > last[i] && num_inside(item->offset, item->length, b->files.v[file_map[i]].bytes))
+			TRY(add_index(b, m, item, file_map[i]));
+	}
+	return OK;
+}
+
 /* In a file that dcpd wrote there are zeros between an item's end and the next item, or the file's end. */
 static void add_gap(struct run_src *s, const struct manifest *m, const struct manifest_item *item, uint64_t file_bytes)
 {
