@@ -150,7 +150,7 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref->storage.p, ref->name.p) :
 					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref->storage.p, ref->name.p);
 	}
-	if (!e && c->job->kind == JOB_DELETE)
+	if (!e && kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS))
 		e = check_owner(c, ok);
 	if (e) {
 		refuse(c, e);
@@ -289,7 +289,7 @@ static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
 	const struct ref *source = job_spec_compares(j) ? &j->spec.a : &j->spec.source;
-	const struct ref *b = j->kind == JOB_DELETE ? &j->spec.target : &j->spec.b;
+	const struct ref *b = kind_is(j->kind, KIND_REMOVES | KIND_REPAIRS) ? &j->spec.target : &j->spec.b;
 	const struct ref *target = &j->spec.target;
 	struct storage *st;
 

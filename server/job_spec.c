@@ -48,7 +48,8 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
-	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b, &j->spec.assets };
+	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b, &j->spec.assets,
+					   &j->spec.from };
 	const struct ref *target = &j->spec.target;
 	const struct layout_rules *layout = &j->spec.layout;
 	char text[4096 + 64] = "";

@@ -9,7 +9,7 @@
 
 #include "base/num.h"
 #include "os/fs.h"
-#include "query/part_read.h"
+#include "runner/part_read.h"
 #include "store/posix.h"
 #include "tensor/box.h"
 

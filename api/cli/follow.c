@@ -363,6 +363,27 @@ static void print_inspect(const json_t *result)
 	json_decref(bad);
 }
 
+static void print_repair(const json_t *result)
+{
+	static const char *const rebuilt[] = { "REBUILT=file", "BY=by", "PROVEN=proven", "BYTES=bytes", NULL };
+	static const char *const restored[] = { "RESTORED=fqn", "RANK=rank", "FILE=file", "OFFSET=offset", "BYTES=bytes", "BY=by", NULL };
+	static const char *const unknown[] = { "NOT KNOWN=fqn", "RANK=rank", "FILE=file", "OFFSET=offset", "BYTES=bytes", "WHY=detail",
+					       NULL };
+	bool whole = json_is_true(show_at(result, "whole")), changed = json_is_true(show_at(result, "changed"));
+
+	if (json_array_size(show_at(result, "rebuilt")) > 0)
+		show_table(show_at(result, "rebuilt"), rebuilt);
+	if (json_array_size(show_at(result, "restored")) > 0)
+		show_table(show_at(result, "restored"), restored);
+	if (json_array_size(show_at(result, "unknown")) > 0)
+		show_table(show_at(result, "unknown"), unknown);
+	if (whole)
+		puts(changed ? "repaired: the checkpoint is whole" : "nothing to repair: the checkpoint is whole");
+	else
+		printf("%s: %.0f places are still damaged\n", changed ? "repaired in part" : "nothing was changed",
+		       show_number(result, "unknown_count"));
+}
+
 /* Kinds whose result is more than a line: how it is shown, and the member that is true when there is nothing to find (exit 1 else). */
 static const struct ending {
 	const char *kind;
@@ -373,6 +394,7 @@ static const struct ending {
 	{ "compare", print_differences, "equal" },
 	{ "stats", print_stats, NULL },
 	{ "inspect", print_inspect, "safe" },
+	{ "repair", print_repair, "whole" },
 };
 
 static const struct ending *ending_of(const char *kind)

@@ -63,6 +63,19 @@ def test_merge(at):
     assert job["result"]["averaged"] == 1 and torch.equal(dcpd.load(c)["w"], torch.full((3,), 4.0))
 
 
+def test_repair(at):
+    name, other = f"run-{lib.fresh()}/step-1", f"run-{lib.fresh()}/step-1"
+    state = {"w": torch.arange(6.0), "n": 3}
+    for n in (name, other):
+        dcpd.save(state, f"main:{n}")
+    path = at.storages["main"] / name
+    (path / ".metadata").unlink()
+    assert dcpd.repair(path)["rebuilt"][0]["proven"] and torch.equal(dcpd.load(f"main:{name}")["w"], state["w"])
+    (path / "__0_0.distcp").unlink()
+    assert not dcpd.repair(f"main:{name}")["whole"]
+    assert dcpd.repair(f"main:{name}", from_=f"main:{other}")["whole"] and dcpd.load(f"main:{name}")["n"] == 3
+
+
 def test_inspect(at):
     name = lib.fresh()
     path = at.storages["main"] / f"{name}.pt"

@@ -20,15 +20,15 @@ enum { DCP_INDEX_MAX = 1 << 30 };
 /* Appends the index of a file with these items of sd, in any order. */
 FALLIBLE enum err dcp_index_put(struct buf *b, const struct sdict *sd, const struct file_plan_item *items, uint64_t count);
 
-/* Where a file's index begins: its end without one. ERR_CHECKPOINT_DAMAGED: there is one, which is not what was written. *text_out: it,
+/* Finds where a file's index begins: its end without one. ERR_CHECKPOINT_DAMAGED: the index is not what was written. *text_out: it,
  * if that is not NULL (mem_free). */
 FALLIBLE enum err dcp_index_find(const struct item_source *file, uint64_t *begin_out, char **text_out);
 
-/* What the indexes of a checkpoint's files say, put together. */
+/* The indexes of a checkpoint's files, put together. */
 struct dcp_indexes;
 FALLIBLE enum err dcp_indexes_new(struct dcp_indexes **out);
 void dcp_indexes_free_ptr(struct dcp_indexes **all);
 /* An index (dcp_index_find) of the file `name`, n bytes long in all. ERR_FORMAT_METADATA. */
 FALLIBLE enum err dcp_indexes_add(struct dcp_indexes *all, struct str name, uint32_t rank, uint64_t n, struct str text);
-/* What `.metadata` said. ERR_CHECKPOINT_INCOMPLETE: so many chunks or values are in none of the files. */
+/* Makes the sdict that `.metadata` described. ERR_CHECKPOINT_INCOMPLETE: so many chunks or values are in none of the files. */
 FALLIBLE enum err dcp_indexes_join(struct dcp_indexes *all, struct sdict **out);

@@ -110,7 +110,7 @@ static FALLIBLE enum err place_large(struct planner *pl, struct file_plan_item *
 	return OK;
 }
 
-/* What the file holds, for a repair. A client's own files say nothing: its metadata may call their bytes what it likes. */
+/* Plans the index of the file, for a repair. A client's own files have none: its metadata may call their bytes what it likes. */
 static FALLIBLE enum err place_index(struct planner *pl, uint64_t first_item, uint64_t *cursor)
 {
 	struct file_plan *p = pl->p;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/num.h"
+#include "ops/verify.h"
 #include "os/fs.h"
 #include "plan/save_plan.h"
 #include "runner/build.h"
@@ -168,6 +169,8 @@ static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 		TRY(build_stats(&v->build, first, v->source.sd->chunk_count));
 	TRY(build_raw_sources(&v->build, v->source.sd, m, first));
 	TRY(build_records(&v->build, v->source.sd, first));
+	if (v->source.checkpoint)
+		TRY(build_indexes(&v->build, v->source.checkpoint->sd, map, m));
 	TRY(build_edges(&v->build, m, first));
 	leave_out(v, first);
 	TRY(vec_push(&v->parts, out));
@@ -177,6 +180,8 @@ static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 
 static bool transformed(const struct sdict *sd, uint64_t i)
 {
+	if (i >= sd->chunk_count + sd->value_count)
+		return false;
 	return sd_is_transformed(i < sd->chunk_count ? sd->chunks[i].loc : sd->values[i - sd->chunk_count].loc);
 }
 
@@ -310,8 +315,8 @@ static FALLIBLE enum err check_digests(struct verify *v)
 	return read_all(v);
 }
 
-/* Ends the job. An error that stops verify early is listed as the last damage, if the error tells of damage. */
-static FALLIBLE enum err end(struct verify *v, enum err e)
+/* An error that stops verify early is listed as the last damage, if the error tells of damage. */
+static FALLIBLE enum err noted(struct verify *v, enum err e)
 {
 	static const struct { enum err code; enum checked_part part; } parts[] = {
 		{ ERR_FORMAT_MANIFEST, CHECKED_MANIFEST }, { ERR_FORMAT_METADATA, CHECKED_METADATA },
@@ -330,10 +335,54 @@ static FALLIBLE enum err end(struct verify *v, enum err e)
 		part = CHECKED_MANIFEST;
 	if (e)
 		checked_damage(c, part, 0);
+	return OK;
+}
+
+static FALLIBLE enum err end(struct verify *v, enum err e)
+{
+	const struct checked *c = &v->job->checked;
+
+	TRY(noted(v, e));
 	if (c->damage_count == 0)
 		return OK;
 	v->job->error_more = checked_damage_doc(c);
 	return checked_damage_error(c);
+}
+
+static FALLIBLE enum err check_structure(struct verify *v)
+{
+	const struct checkpoint *c = v->source.checkpoint;
+
+	if (!c)
+		return OK;
+	TRY(save_plan_validate(v->source.sd));
+	if (!format_holds(c->format, FORMAT_VIEWS))
+		TRY(check_items(v->source.sd, c->manifest));
+	check_sizes(c, &v->job->checked);
+	return OK;
+}
+
+static void close_verify(struct verify *v)
+{
+	run_build_free(&v->build);
+	vec_free(&v->parts);
+	input_close(&v->source);
+	spec_view_free(&v->view);
+}
+
+enum err verify_input(struct job *j, struct input *source)
+{
+	struct verify v = { .job = j, .digest = true, .source = *source };
+
+	*source = (struct input){ 0 };
+	enum err e = input_select(&v.source, &j->spec, &v.view);
+	if (!e)
+		e = check_structure(&v);
+	if (!e)
+		e = check_digests(&v);
+	e = noted(&v, e);
+	close_verify(&v);
+	return e;
 }
 
 static FALLIBLE enum err verify(struct verify *v)
@@ -352,12 +401,7 @@ static FALLIBLE enum err verify(struct verify *v)
 	json_object_set_new(r, "tensors", json_integer((json_int_t)sd->tensor_count));
 	json_object_set_new(r, "values", json_integer((json_int_t)sd->value_count));
 	json_object_set_new(r, "chunks", json_integer((json_int_t)sd->chunk_count));
-	if (v->source.checkpoint) {
-		TRY(save_plan_validate(sd));
-		if (!format_holds(v->source.checkpoint->format, FORMAT_VIEWS))
-			TRY(check_items(sd, v->source.checkpoint->manifest));
-		check_sizes(v->source.checkpoint, &v->job->checked);
-	}
+	TRY(check_structure(v));
 	if (v->job->dry_run)
 		return OK;
 	return v->digest ? check_digests(v) : check_others(v);
@@ -369,9 +413,6 @@ enum err verify_job(struct job *j)
 
 	enum err e = verify(&v);
 	e = end(&v, e);
-	run_build_free(&v.build);
-	vec_free(&v.parts);
-	input_close(&v.source);
-	spec_view_free(&v.view);
+	close_verify(&v);
 	return e;
 }

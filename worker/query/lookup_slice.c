@@ -10,7 +10,7 @@
 #include "os/fs.h"
 #include "query/lookup.h"
 #include "query/lookup_cache.h"
-#include "query/part_read.h"
+#include "runner/part_read.h"
 
 enum { SLICE_MAX = 1 << 30 };
 

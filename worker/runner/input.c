@@ -149,10 +149,11 @@ static enum err at_state_dict(const char *name, uint64_t generation, enum err e)
 
 enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prints *prints, struct input *out)
 {
-	*out = (struct input){ .job = j, .checked = input_verifies(j) ? &j->checked : NULL, .verifies = out->verifies };
+	*out = (struct input){ .job = j, .checked = input_verifies(j) ? &j->checked : NULL, .verifies = out->verifies,
+				.instead = out->instead };
 	if (ref->kind == REF_CHECKPOINT) {
 		TRY(tell_identity(j, ref));
-		TRY(checkpoint_open_damaged(&j->worker->stores, ref, out->verifies ? &j->checked : NULL, &out->checkpoint));
+		TRY(checkpoint_open_instead(&j->worker->stores, ref, out->instead, out->verifies ? &j->checked : NULL, &out->checkpoint));
 		checkpoint_note(out->checkpoint, &j->checked);
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;

@@ -16,6 +16,7 @@ struct input {
 	struct sdict *sd;              /* of either */
 	uint32_t world_size;
 	bool verifies;                 /* set by verify before input_open: damage is noted in the job's `checked` */
+	const struct checkpoint_instead *instead;      /* set by a repair before input_open; else NULL */
 	struct checked *checked;       /* values are compared, and counted here; NULL: not compared, and the job's `checked` says so */
 };
 

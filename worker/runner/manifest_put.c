@@ -91,23 +91,11 @@ static FALLIBLE enum err put_files(struct buf *b, const struct run *run, const u
 	return OK;
 }
 
-static FALLIBLE enum err put_self(struct buf *b)
-{
-	unsigned char xxh3[16];
-	char hex[33];
-
-	TRY(buf_status(b));
-	digest_xxh3(b->p, b->len, xxh3);
-	digest_hex(xxh3, hex);
-	buf_printf(b, MANIFEST_SELF "%s\"}\n", hex);
-	return buf_status(b);
-}
-
 enum err manifest_put(struct buf *b, const struct manifest_head *head, const struct run *run, const struct staging *st)
 {
 	CLEANUP(mem_free_ptr) uint32_t *order = mem_zalloc(run->dsts_n, sizeof *order);
+	struct manifest_metadata metadata = { head->metadata_name, head->save_id, head->metadata_bytes, { 0 } };
 	uint64_t bytes = 0;
-	char hex[33];
 
 	NEED(order, "no memory for a manifest of %ju items", (uintmax_t)run->dsts_n);
 	for (uint32_t i = 0; i < run->dsts_n; i++)
@@ -115,14 +103,13 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 	qsort_r(order, run->dsts_n, sizeof *order, by_place, (void *)(uintptr_t)run);
 	for (uint64_t i = 0; i < run->files_n; i++)
 		bytes += run->files[i].kind == RUN_FILE_TARGET ? run->files[i].bytes : 0;
-	digest_hex(head->metadata_xxh3, hex);
+	memcpy(metadata.xxh3_128, head->metadata_xxh3, sizeof metadata.xxh3_128);
 	buf_printf(b, "{\"dcpd\":1,\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\",\"uid\":%u", head->job,
 		   (uintmax_t)head->attempt, head->kind, head->created_at, head->uid);
 	if (head->has_generation)
 		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
-	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\"",
-		   (uintmax_t)head->world_size, (uintmax_t)bytes, head->metadata_name, (uintmax_t)head->metadata_bytes, hex);
-	buf_printf(b, ",\"save_id\":\"%s\"}", head->save_id ? head->save_id : "");
+	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":", (uintmax_t)head->world_size, (uintmax_t)bytes);
+	manifest_put_metadata(b, &metadata);
 	TRY(put_files(b, run, order, st));
-	return put_self(b);
+	return manifest_put_self(b);
 }

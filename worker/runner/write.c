@@ -17,7 +17,7 @@
 #include "runner/manifest_put.h"
 #include "runner/plan_doc.h"
 
-static void make_uuid(char out[37])
+void write_uuid(char out[37])
 {
 	unsigned char b[16] = { 0 };
 
@@ -70,7 +70,7 @@ static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spe
 	struct metadata m = { w, { .checkpoint_id = name, .save_id = uuid } };
 	struct staging_digest written;
 
-	make_uuid(uuid);
+	write_uuid(uuid);
 	head->metadata_name = format_metadata(w->format);
 	head->save_id = format_holds(w->format, FORMAT_VALUES) ? uuid : ""; /* it is one */
 	TRY(staging_put_stream(st, head->metadata_name, metadata_pieces, &m, &written));

@@ -5,6 +5,8 @@
 #include "store/commit.h"
 
 struct write_ready;
+/* A uuid4, as the save_id of metadata. */
+void write_uuid(char out[37]);
 struct write;
 
 /* How what is written gets into its store. write_alone stages and publishes; a save of several hosts wraps that (hosts.h). */

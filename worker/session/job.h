@@ -128,5 +128,6 @@ FALLIBLE enum err verify_job(struct job *j);
 FALLIBLE enum err diff_job(struct job *j);
 FALLIBLE enum err stats_job(struct job *j);
 FALLIBLE enum err inspect_job(struct job *j);
+FALLIBLE enum err repair_job(struct job *j);
 FALLIBLE enum err delete_job(struct job *j);
 FALLIBLE enum err state_dict_op_job(struct job *j);

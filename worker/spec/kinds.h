@@ -17,7 +17,8 @@ enum kind_traits {
 	KIND_OPERATES = 8,             /* an operation on state dicts: a group of ranks, by comm; writes the target's next generation */
 	KIND_TARGET_NEW = 16,          /* its target must not be there */
 	KIND_TARGET_THERE = 32,        /* its target must be there */
-	KIND_ANY_FILE = 64,            /* its source may be any file or folder, not a checkpoint alone */
+	KIND_REPAIRS = 128,            /* its target is there, and single files of it are replaced */
+	KIND_ANY_FILE = 64,            /* its source, or the target that it repairs, may be any file or folder, not a checkpoint alone */
 };
 
 struct kind {

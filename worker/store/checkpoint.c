@@ -34,7 +34,8 @@ enum err checkpoint_lose(struct checkpoint *c, struct sd_loc *loc, enum checked_
 	if (!e || !c->verifies || !checked_is_damage(e))
 		return e;
 	checked_damage(c->verifies, part, loc->length);
-	loc->length = 0;
+	if (!c->keeps_lost)
+		loc->length = 0;
 	return OK;
 }
 
@@ -251,6 +252,27 @@ static FALLIBLE enum err damaged(const struct manifest *m, const void *bytes, ui
 	return err_at_file(err_expected(e, want, got), metadata, 0);
 }
 
+/* The metadata's own page is looked at no more: its manifest may be of those that are lost, and speaks for all other files. */
+static FALLIBLE enum err read_instead(struct checkpoint *c, void **out, uint64_t *n_out)
+{
+	struct str bytes = c->instead->bytes;
+
+	if (!c->instead->no_manifest && !c->manifest)
+		TRY(checkpoint_manifest(c->dir, MANIFEST_NAME, &c->manifest));
+	if (!bytes.p)
+		return OK;
+	*out = mem_alloc(bytes.n);
+	NEED(*out, "no memory for %zu bytes of metadata", bytes.n);
+	memcpy(*out, bytes.p, bytes.n);
+	*n_out = bytes.n;
+	return OK;
+}
+
+static bool is_instead(const struct checkpoint *c, const char *name)
+{
+	return c->instead && c->instead->metadata && strcmp(c->instead->metadata, name) == 0;
+}
+
 /* A manifest speaks for the metadata that it was written with, and these for all else. */
 static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadata, const void *bytes, uint64_t n)
 {
@@ -260,7 +282,8 @@ static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadat
 	bool outdated;
 
 	manifest_name(metadata, name);
-	TRY(checkpoint_manifest(c->dir, name, &m));
+	if (!c->instead || !c->instead->no_manifest)
+		TRY(checkpoint_manifest(c->dir, name, &m));
 	if (!m || !m->metadata_name[0]) {
 		c->unchecked_bytes += n;
 	} else {
@@ -284,6 +307,9 @@ static FALLIBLE enum err read_manifest(struct checkpoint *c, const char *metadat
 
 static FALLIBLE enum err read_bytes(struct checkpoint *c, const char *name, bool manifest, void **out, uint64_t *n_out)
 {
+	if (is_instead(c, name))
+		return read_instead(c, out, n_out);
+
 	enum err e = store_get(c->dir, name, METADATA_MAX, out, n_out, &c->metadata);
 
 	if (e == ERR_NOT_FOUND)
@@ -393,7 +419,7 @@ static enum err note_file(void *user, const char *name, unsigned char)
 	if (file.role == FORMAT_PAYLOAD && file.rank >= l->c->world_size) /* a file that holds nothing is named by no item */
 		l->c->world_size = (uint32_t)file.rank + 1;
 	bool named = file.role == FORMAT_PAYLOAD && format_holds(file.format, FORMAT_CHUNKS); /* by the metadata */
-	if (file.format != l->c->format || file.role == FORMAT_TEMPORARY || named)
+	if (file.format != l->c->format || file.role == FORMAT_TEMPORARY || named || is_instead(l->c, name))
 		return OK;
 	TRY(file.role == FORMAT_METADATA ? vec_push(&l->metadata, &f) : vec_push(&l->payload, &f));
 	*f = (struct found){ mem_strdup(name), file.rank };
@@ -563,6 +589,8 @@ static FALLIBLE enum err read_checkpoint(struct checkpoint *c)
 	const char *file;
 
 	TRY(checkpoint_recognise(c->store, c->name, &c->format));
+	if (c->instead && c->instead->format != FORMAT_NONE)
+		c->format = c->instead->format;
 	if (c->format == FORMAT_NONE) {
 		struct stat st;
 		TRY(store_stat(store_top(c->store), c->name, &st));
@@ -572,6 +600,8 @@ static FALLIBLE enum err read_checkpoint(struct checkpoint *c)
 		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, which cannot be read yet", c->name, format_name(c->format));
 	TRY(checkpoint_open_dir(c->store, c->name, &c->dir, &file));
 	c->single = file != NULL;
+	if (c->instead && c->instead->metadata && !c->instead->bytes.p)
+		TRY(read_instead(c, NULL, NULL));
 	TRY(open_format(c, file));
 	TRY(stat_files(c));
 	return check_locs(c);
@@ -598,10 +628,11 @@ enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i)
 
 enum err checkpoint_open(const struct stores *stores, const struct ref *ref, struct checkpoint **out)
 {
-	return checkpoint_open_damaged(stores, ref, NULL, out);
+	return checkpoint_open_instead(stores, ref, NULL, NULL, out);
 }
 
-enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *ref, struct checked *checked, struct checkpoint **out)
+enum err checkpoint_open_instead(const struct stores *stores, const struct ref *ref, const struct checkpoint_instead *instead,
+				 struct checked *checked, struct checkpoint **out)
 {
 	CLEANUP(checkpoint_free_ptr) struct checkpoint *c = mem_zalloc(1, sizeof *c);
 
@@ -609,6 +640,8 @@ enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *
 	c->reading = STORE_NOTHING;
 	c->world_size = 1;
 	c->verifies = checked;
+	c->instead = instead;
+	c->keeps_lost = instead && instead->keeps_lost;
 	if (ref->kind != REF_CHECKPOINT || ref->name.n >= sizeof c->name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
 	TRY(stores_find(stores, ref->storage.p, &c->store));
@@ -617,6 +650,7 @@ enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *
 	if (e == ERR_NOT_FOUND)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", ref->storage.p, ref->name.p);
 	TRY(e);
+	c->instead = NULL;
 	*out = move(c);
 	return OK;
 }

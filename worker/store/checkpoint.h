@@ -8,7 +8,17 @@
 #include "store/store.h"
 #include "tensor/sdict.h"
 
+/* Facts that a repair knows better than the files say (checkpoint_open_instead). */
+struct checkpoint_instead {
+	enum format format;            /* FORMAT_NONE: as the files say */
+	const char *metadata;          /* the file of this name is not read, there or not: */
+	struct str bytes;              /* these are, and compared with nothing; p NULL: it is left out */
+	bool no_manifest;              /* is not read either */
+	bool keeps_lost;               /* items that are lost with their files keep the places that they had */
+};
+
 struct checkpoint {
+	const struct checkpoint_instead *instead;      /* while it is opened; NULL: nothing */
 	uint32_t shares;               /* to be freed so many times more */
 	enum format format;
 	const struct store *store;
@@ -25,6 +35,7 @@ struct checkpoint {
 	struct stat metadata;          /* the .metadata that was parsed, as it was before; of a rank-local one: the last */
 	uint32_t world_size;           /* 1 + the highest rank in a file name */
 	struct checked *verifies;      /* set by verify: what is damaged is noted there, and left out; NULL: it fails */
+	bool keeps_lost;               /* it is noted, and not left out */
 	uint32_t *ranks;               /* of a rank-local one: those that have metadata, in order; sd is their union */
 	uint64_t rank_count;
 };
@@ -39,11 +50,12 @@ FALLIBLE enum err checkpoint_open_dir(const struct store *store, const char *nam
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
  * ERR_CHECKPOINT_DAMAGED (manifest or metadata are not what was written), ERR_FORMAT_…. ref: {"storage","name"}. */
 FALLIBLE enum err checkpoint_open(const struct stores *stores, const struct ref *ref, struct checkpoint **out);
-/* The same for verify: notes items that are lost with their files, and goes on. */
-FALLIBLE enum err checkpoint_open_damaged(const struct stores *stores, const struct ref *ref, struct checked *checked,
-					  struct checkpoint **out);
-/* Notes the error in err_last() and leaves the item out (its length becomes 0), if verify reads the checkpoint and the error tells of
- * damage; else returns the error. */
+/* The same for verify, where `checked` is not NULL: notes items that are lost with their files, and goes on; and for a repair, with what it
+ * knows better than the files, unless that is NULL. */
+FALLIBLE enum err checkpoint_open_instead(const struct stores *stores, const struct ref *ref, const struct checkpoint_instead *instead,
+					  struct checked *checked, struct checkpoint **out);
+/* Notes the error in err_last() and leaves the item out (its length becomes 0, unless keeps_lost), if verify reads the checkpoint and the
+ * error tells of damage; else returns the error. */
 FALLIBLE enum err checkpoint_lose(struct checkpoint *c, struct sd_loc *loc, enum checked_part part, enum err e);
 void checkpoint_free(struct checkpoint *c);
 struct checkpoint *checkpoint_share(struct checkpoint *c);   /* the same one, to be freed once more */

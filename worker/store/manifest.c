@@ -506,6 +506,53 @@ bool manifest_same(const struct manifest_range *a, const struct manifest_range *
 	return true;
 }
 
+/* ------------------------------------------------------------------------------------------------------ writing */
+
+void manifest_put_metadata(struct buf *b, const struct manifest_metadata *metadata)
+{
+	char hex[33];
+
+	digest_hex(metadata->xxh3_128, hex);
+	buf_printf(b, "{\"name\":\"%s\",\"bytes\":%ju,\"xxh3_128\":\"%s\",\"save_id\":\"%s\"}", metadata->name,
+		   (uintmax_t)metadata->bytes, hex, metadata->save_id ? metadata->save_id : "");
+}
+
+enum err manifest_put_self(struct buf *b)
+{
+	unsigned char xxh3[16];
+	char hex[33];
+
+	TRY(buf_status(b));
+	digest_xxh3(b->p, b->len, xxh3);
+	digest_hex(xxh3, hex);
+	buf_printf(b, MANIFEST_SELF "%s\"}\n", hex);
+	return buf_status(b);
+}
+
+enum err manifest_renew(struct str text, const struct manifest_metadata *metadata, struct buf *out)
+{
+	struct jscan js = jscan_of(text, ERR_FORMAT_MANIFEST);
+	struct jscan_token t, first;
+	struct str span, old = { NULL, 0 };
+	const char *end = text.p;
+
+	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
+	JSCAN_EACH(&js, &t) {
+		TRY(jscan_next(&js, &first));
+		TRY(jscan_skip(&js, &first, &span));
+		if (str_is(t.raw, "metadata"))
+			old = span;
+		if (!str_is(t.raw, "self_xxh3_128"))
+			end = span.p + span.n;
+	}
+	if (!old.p)
+		return jscan_bad(&js, "no member \"metadata\"");
+	buf_put(out, text.p, (size_t)(old.p - text.p));
+	manifest_put_metadata(out, metadata);
+	buf_put(out, old.p + old.n, (size_t)(end - (old.p + old.n)));
+	return manifest_put_self(out);
+}
+
 /* ------------------------------------------------------------------------------------------------------- checks */
 
 void manifest_check_begin(struct manifest_check *c, const struct block_digest *digests, uint32_t count)

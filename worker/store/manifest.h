@@ -70,6 +70,16 @@ void manifest_free(struct manifest *m);
 void manifest_free_ptr(struct manifest **m);
 /* Adds another one's files; one that m lists already stays as it is. */
 FALLIBLE enum err manifest_join(struct manifest *m, const struct manifest *from);
+/* Appends the manifest `text` with other metadata: their digest takes the place of the one that is in it. */
+struct manifest_metadata {
+	const char *name, *save_id;
+	uint64_t bytes;
+	unsigned char xxh3_128[16];
+};
+FALLIBLE enum err manifest_renew(struct str text, const struct manifest_metadata *metadata, struct buf *out);
+void manifest_put_metadata(struct buf *b, const struct manifest_metadata *metadata);
+/* Ends the text that begins at b->p with its own digest. */
+FALLIBLE enum err manifest_put_self(struct buf *b);
 /* NULL: not listed. */
 const struct manifest_item *manifest_find(const struct manifest *m, struct str file, uint64_t offset, uint64_t length);
 

@@ -185,7 +185,7 @@ const struct store_ops posix_ops = {
 	open_store, check, probe, count, scratch,
 	enter, list, stat_of, watch, open_file, read_at, get, drop_handle, fd_of,
 	write_at, resize, finish,
-	posix_stage, posix_publish, posix_publish_in_place, posix_discard, posix_remove, posix_recover, posix_sweep,
+	posix_stage, posix_publish, posix_publish_in_place, posix_replace, posix_discard, posix_remove, posix_recover, posix_sweep,
 	make, put, adopt, drop,
 };
 

@@ -130,6 +130,17 @@ enum err posix_publish_in_place(struct staging *s, const char *metadata)
 	return e;
 }
 
+enum err posix_replace(struct staging *s, const char *name)
+{
+	CLEANUP(fs_drop) int to = -1;
+
+	TRY(fs_open_dir(s->parent.handle, s->target, &to));
+	fs_fault("commit.replace");
+	TRY(err_at_file(fs_rename(s->dir.handle, name, to, name), name, -1));
+	fs_fault("commit.replaced");
+	return fs_fsync(to, ".") ? commit_in_doubt("has the repaired file", s->target) : OK;
+}
+
 void posix_discard(struct staging *s)
 {
 	if (s->made && !s->done && fs_remove_tree(s->parent.handle, s->name))

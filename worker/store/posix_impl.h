@@ -8,6 +8,7 @@
 enum err posix_stage(struct staging *s, bool keep);
 enum err posix_publish(struct staging *s, const char *replaces);
 enum err posix_publish_in_place(struct staging *s, const char *metadata);
+enum err posix_replace(struct staging *s, const char *name);
 void posix_discard(struct staging *s);
 enum err posix_remove(const struct store_job *by, const struct store *store, const char *name);
 

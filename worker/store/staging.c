@@ -240,6 +240,21 @@ enum err staging_open_part(const struct store_job *by, const struct spec *spec, 
 	return out->store->ops->stage(out, true);
 }
 
+enum err staging_open_repair(const struct store_job *by, const struct spec *spec, struct staging *out)
+{
+	TRY(set_place(out, by, spec, NULL));
+	out->is_file = false;
+	if (!out->store->ops->replace)
+		return ERR(UNSUPPORTED, "the storage '%s' replaces no single files of a checkpoint", out->store->name);
+	TRY(owner_check(by, out->store, spec->target.name.p));
+	return out->store->ops->stage(out, false);
+}
+
+enum err staging_replace(struct staging *s, const char *name)
+{
+	return s->store->ops->replace(s, name);
+}
+
 enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, bool late)
 {
 	struct staging_file *f;

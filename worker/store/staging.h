@@ -52,6 +52,10 @@ FALLIBLE enum err staging_open(const struct store_job *by, const struct spec *sp
 FALLIBLE enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
 /* A staging directory of that name, kept if it is there, for a part of a save whose target another daemon checks and publishes. */
 FALLIBLE enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
+/* A staging directory beside a checkpoint whose single files are replaced: ERR_FORBIDDEN if it is another's. */
+FALLIBLE enum err staging_open_repair(const struct store_job *by, const struct spec *spec, struct staging *out);
+/* The staged file takes the place of the target's of that name, if it has one, in one step. OK: it survives a power cut. */
+FALLIBLE enum err staging_replace(struct staging *s, const char *name);
 /* late: fields of it are known only when the rest is written (staging_end_late). */
 FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, bool late);
 /* Makes the files at their full sizes, for others to write and to end (store.h: parts). Empty ones are ended here. */

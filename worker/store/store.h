@@ -115,6 +115,9 @@ struct store_ops {
 	enum err (*publish)(struct staging *s, const char *replaces);
 	/* Publishes between files of others, which stay; the file `metadata` makes the rest a checkpoint. NULL: the store cannot. */
 	enum err (*publish_in_place)(struct staging *s, const char *metadata);
+	/* The staged file `name` takes the place of the target's, if it has one, in one step. OK: it survives a power cut. NULL: the store
+	 * cannot. Who has the old one open goes on reading it. */
+	enum err (*replace)(struct staging *s, const char *name);
 	void (*discard)(struct staging *s);            /* closes it, and removes it unless it is done */
 	enum err (*remove)(const struct store_job *by, const struct store *s, const char *name);
 	/* After a crash: has the job published (or removed) `name`? Takes back what it did by halves, removes what it left. */

@@ -17,7 +17,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "save": "_save", "async_save": "_save", "wait": "_save", "close": "_save",
-    "load": "_load", "open": "_open", "inspect": "_open", "diff": "_open", "Checkpoint": "_open", "TensorSlice": "_open",
+    "load": "_load", "open": "_open", "inspect": "_open", "diff": "_open", "repair": "_open", "Checkpoint": "_open",
+    "TensorSlice": "_open",
     "connect": "client", "Client": "client", "Job": "client",
     "local": "_local", "attach": "_views", "StateDictView": "_views",
     "Opaque": "values", "SaveFuture": "future",
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ._load import load as load
     from ._local import local as local
     from ._open import Checkpoint as Checkpoint, TensorSlice as TensorSlice, diff as diff, inspect as inspect, open as open
+    from ._open import repair as repair
     from ._save import async_save as async_save, close as close, save as save, wait as wait
     from ._views import StateDictView as StateDictView, attach as attach
     from .client import Client as Client, Job as Job, connect as connect

@@ -282,6 +282,18 @@ def inspect(checkpoint: _where.Target, *, client: Optional[Client] = None, timeo
     return dict(place.client.jobs.run("inspect", timeout, source=place.object)["result"])
 
 
+def repair(checkpoint: _where.Target, *, from_: Optional[_where.Target] = None, client: Optional[Client] = None,
+           timeout: Optional[float] = None) -> Dict[str, Any]:
+    """Makes lost or damaged metadata anew, and restores damaged parts: {"whole", "changed", "rebuilt", "restored", "unknown"}.
+
+    from_: a checkpoint that has some of the same. Damaged bytes are taken from it, or from replicas in the checkpoint, if they have the
+    digest or CRC32 that was recorded of them; lost metadata of PyTorch's own need one of the same layout, such as the step before. Raises
+    CheckpointDamaged where nothing says what the files hold."""
+    place = _where.resolve(checkpoint, client)
+    more = {} if from_ is None else {"from": _where.resolve(from_, place.client).object}
+    return dict(place.client.jobs.run("repair", timeout, target=place.object, **more)["result"])
+
+
 def open(checkpoint: _where.Target, *, weights_only: bool = True, client: Optional[Client] = None) -> Checkpoint:
     """Opens a checkpoint ("STORAGE:NAME" or a path) to read parts of it: `dcpd.open(ref)["model.w"][0:4]`.
 

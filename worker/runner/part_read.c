@@ -1,6 +1,6 @@
 /* part_read.c: see part_read.h. The part gets an sdict of its own, so that a plan costs as much as the tensor has chunks, and so that
  * undone transforms (spool.h) change no sdict that others read. */
-#include "query/part_read.h"
+#include "runner/part_read.h"
 
 #include <fcntl.h>
 
