@@ -1,4 +1,4 @@
-/* h_checkpoints.c: /v1/checkpoints. What is on a disk is asked of a look-up worker; the answers pass through. */
+/* h_checkpoints.c: /v1/checkpoints. A look-up worker reads the disk; its answers pass through. */
 #include <stdio.h>
 
 #include "api/h_common.h"

@@ -1,5 +1,5 @@
 /* gang_rendezvous.h: how the members of a communication group find each other through the coordinator: RENDEZVOUS and RENDEZVOUS_ALL of
- * worker/ctl/README.md. What they say is passed on, not looked into. */
+ * worker/ctl/README.md. Their messages are passed on unread. */
 #pragma once
 #include <jansson.h>
 #include "base/err.h"

@@ -1,4 +1,4 @@
-/* job_create.c: from a request to a job in the journal. What can be refused is refused here, before anybody is told 202:
+/* job_create.c: from a request to a job in the journal. A request that can be refused is refused here, before the answer 202:
  *
  *   form of the request → idempotency key → storages, state dicts, target busy → exists? → space? → journal → queue
  *

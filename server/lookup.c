@@ -438,7 +438,7 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 	return OK;
 }
 
-/* The first question that can be asked now. One that waits for room lets those pass that need none, and no other. */
+/* The first question that can be asked now. A look-up that waits for room is overtaken only by look-ups that need none. */
 static struct question *next_question(struct pool *p)
 {
 	bool full = false;

@@ -2,7 +2,7 @@
  * questions are those of worker/ctl/README.md ("Look-ups").
  *
  * Each storage has lanes with workers of their own: what jobs ask before they are accepted (LANE_JOBS) never waits behind a list, a
- * tensor or a sweep. Equal questions that wait are asked once. One that waits too long is answered with ERR_BUSY.
+ * tensor or a sweep. Equal questions that wait are asked once. A look-up that waits too long is answered with ERR_BUSY.
  *
  * A worker that has been in one system call for the look-up deadline is killed, the storage is marked stalled, and further questions to
  * it fail at once with ERR_STORAGE_STALLED (but for one that probes, now and then); other storages notice nothing. A worker that is

@@ -1,7 +1,7 @@
 /* loop.h: what other threads use to get back into the event loop, and timers.
  *
  * All functions of server/ belong to the loop's thread unless their header says otherwise; none blocks.
- * What takes time takes a callback. Three rules hold for every callback of server/:
+ * A call that takes time takes a callback. Three rules hold for every callback of server/:
  *   - it is called exactly once, from the loop, and never before the function that took it has returned;
  *   - if its `e` is not OK, err_last() says what is known, as after a direct call;
  *   - what it is given is borrowed: valid during the call only. */

@@ -1,7 +1,7 @@
 /* server.h: the coordinator as a whole: one event loop's thread, opened, drained, ended.
  *
- * Law: it maps no tensor memory, parses no checkpoint file and never touches checkpoint storage. Whatever may hang or be hostile is
- * asked of a worker process. */
+ * Law: it maps no tensor memory, parses no checkpoint file and never touches checkpoint storage. A worker process does all that may hang
+ * or meet hostile bytes. */
 #pragma once
 #include <stdbool.h>
 #include "base/err.h"

@@ -8,7 +8,7 @@
  * Filling: the image's header is there and its length is fixed; how much of it is there says a number behind it, which a save that was
  * made with "await_seal" reads while it streams (worker/runner/gate.h). It is known to this run only: a restart finds the slot open.
  * A slot in use by a job is never handed out again: a release (or an expired lease) then waits for the job. Generations are
- * chosen by the client, the same on all ranks, and grow. What is sealed is in the journal before the seal is answered, so that a
+ * chosen by the client, the same on all ranks, and grow. A seal is in the journal before the seal is answered, so that a
  * restart opens the segments again by name. A segment that no row names is removed at start; if the journal that named it was
  * deleted, it becomes a rank of a state dict "orphaned-…" (state_dict_owner.c).
  * Leases are per rank; any call about the rank renews it. A state dict made by a load has
@@ -141,7 +141,7 @@ uint32_t state_dict_world(const struct state_dicts *s, struct str name);   /* 0:
  * fn gets the use. They become visible to others, all at once and as a sealed generation, with state_dict_keep and then, when the
  * transaction is on disk, state_dict_announce; or they go away with state_dict_drop, and nothing has changed.
  * Their generation is the state dict's last + 1, or `at_least` where that is larger; use->generation has it after state_dict_keep.
- * What a job made before is released when nobody uses it any more; what a trainer sealed stays until the trainer releases it. */
+ * A generation that a job made is released when its last user is gone; one that a trainer sealed stays until the trainer releases it. */
 struct state_dict_make {
 	struct str name;
 	uint32_t world_size;

@@ -1,7 +1,7 @@
 /* state_dict_await.c: jobs that were made before their generation is sealed. Whoever waits is told when all ranks have sealed it, and has
  * its use from that moment on; or, as soon as it is certain, that it will not come: nobody waits for a trainer that is gone.
  *
- * What is certain is read off the slots each time something happens to one (state_dict_await_look): there is no second book. */
+ * The certainty is read off the slots each time something happens to one (state_dict_await_look): there is no second book. */
 #include <stdio.h>
 
 #include "base/list.h"

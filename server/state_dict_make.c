@@ -5,8 +5,8 @@
  * has no row in the journal is removed at the next start.
  *
  * Where from the slots: a free one, but the slots that a trainer asked for are left to it as long as others can be added, else a job
- * that writes into its state dict would make its next reservation wait. What a job made before is released by the job that makes
- * the next; its segments are unlinked, not used again: a process that has them mapped goes on reading what it mapped. */
+ * that writes into its state dict would make its next reservation wait. A generation that a job made is released by the job that makes the
+ * next; its segments are unlinked, not used again: a process that has them mapped goes on reading what it mapped. */
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/state_dict_impl.h"

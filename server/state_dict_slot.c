@@ -1,6 +1,6 @@
 /* state_dict_slot.c: the life of a slot: reserve, seal, release. See the diagram in state_dict.h.
  *
- * What the journal must know before the client may go on is a seal (the snapshot then outlives everybody) and the end of a seal
+ * Before the client may go on, the journal must know of a seal (the snapshot then outlives everybody) and the end of a seal
  * (else a restart would take half-overwritten pages for a snapshot). Reserving a warm slot waits for nothing. */
 #include "base/list.h"
 #include "base/log.h"

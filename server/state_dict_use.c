@@ -1,4 +1,4 @@
-/* state_dict_use.c: what jobs and questions do with state dicts: hold a generation. What they make is in state_dict_make.c. */
+/* state_dict_use.c: what jobs and questions do with state dicts: hold a generation. state_dict_make.c makes new generations. */
 #include <stdio.h>
 
 #include "base/list.h"

@@ -3,7 +3,7 @@
  * Sweeps of one job wait in a list, because a worker may yet be at it: an overwrite's old checkpoint is removed gently behind the job's
  * back (worker/store/trash.h), for as long as the job's answer said. The list is not in the journal: a start walks everything.
  *
- * Several daemons may share a storage. What another one stages is abandoned once it has not changed for OTHERS_MS: between two sweeps so
+ * Several daemons may share a storage. Another daemon's staging is abandoned once it has not changed for OTHERS_MS: between two sweeps so
  * long apart by our service time. Comparing times of files with a clock would take live saves for old after a jump of either. */
 #include "server/sweep.h"
 
@@ -177,7 +177,7 @@ static void on_tick(void *user)
 		loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick);
 }
 
-/* Whatever cannot be noted here is left to the next start. */
+/* Left-overs that cannot be noted here are left to the next start. */
 static void note(struct sweeps *all, const struct job *j, const struct ref *target, int64_t trash_ms)
 {
 	struct pending *p = all->count < PENDING_MAX ? mem_zalloc(1, sizeof *p) : NULL;

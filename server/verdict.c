@@ -11,8 +11,8 @@
 #include "server/job_impl.h"
 #include "server/parts.h"
 
-/* Errors of a verify for which the stored bytes are to blame; the first two in any job. The others may only mean that dcpd cannot read
- * what PyTorch can: a load that fails with them proves nothing. */
+/* Errors of a verify for which the stored bytes are to blame; the first two in any job. Other codes may only mean that dcpd cannot read a
+ * checkpoint that PyTorch can: a load that fails with them proves nothing. */
 static const enum err damaged[] = {
 	ERR_CHECKPOINT_DAMAGED, ERR_DIGEST_MISMATCH,  ERR_CHECKPOINT_INCOMPLETE,  ERR_COVERAGE_HOLE,   ERR_FORMAT_ZIP, ERR_FORMAT_PICKLE,
 	ERR_FORMAT_METADATA,	ERR_FORMAT_ITEM, ERR_FORMAT_TRANSFORM, ERR_FORMAT_SAFETENSORS, ERR_FORMAT_NPZ, ERR_FORMAT_GGUF,

@@ -1,5 +1,5 @@
 /* worker.h: one worker process as the coordinator sees it: started, greeted, spoken to, watched through its pidfd, reaped.
- * What it is for (gang, look-ups) is its owner's matter. */
+ * Its use (gang, look-ups) is its owner's matter. */
 #pragma once
 #include <jansson.h>
 #include "base/buf.h"

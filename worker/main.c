@@ -173,7 +173,7 @@ static FALLIBLE enum err take_fds(struct job *j, struct frame *f)
 	return OK;
 }
 
-/* Stores are opened once. One that was removed since would answer that nothing is there, which is not the same. */
+/* Stores are opened once. A root that was removed since would answer that no checkpoint is there, which is not the same. */
 static FALLIBLE enum err check_stores(const struct worker *w)
 {
 	for (uint32_t i = 0; i < w->stores.count; i++)

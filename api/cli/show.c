@@ -1,4 +1,4 @@
-/* show.c: see show.h. What comes from the daemon may hold any text, so control characters never reach the terminal as they are. */
+/* show.c: see show.h. Text from the daemon may hold any characters, so control characters never reach the terminal as they are. */
 #include "api/cli/show.h"
 
 #include <stdio.h>

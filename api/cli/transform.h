@@ -3,6 +3,6 @@
 #include "api/cli/args.h"
 #include "api/cli/client.h"
 
-/* Sets "transform" (the rules of every --transform, one set behind the other) and "vars" (of every --set), where they are given. What has a
- * slash or ends in .json is a file: an array of rules, or an object as GET /v1/transforms/NAME has it; anything else is a name. */
+/* Sets "transform" (the rules of every --transform, one set behind the other) and "vars" (of every --set), where they are given. A word
+ * with a slash or the suffix .json is a file: a list of rules, or an object as GET /v1/transforms/NAME has it; anything else is a name. */
 FALLIBLE enum err transform_fields(struct client *c, const struct args *a, json_t *doc);

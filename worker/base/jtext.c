@@ -1,7 +1,7 @@
 /* jtext.c: see jtext.h.
  *
  * A failed allocation must not return into jansson's reader, so it jumps out of it. Everything that the reader allocated is noted
- * until then, and freed. What the reader frees is freed at the end: to find it among what is noted would take longer. */
+ * until then, and freed. A block that the reader frees is freed at the end: finding it in the note would take longer. */
 #include "base/jtext.h"
 
 #include <setjmp.h>

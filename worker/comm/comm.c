@@ -1,4 +1,4 @@
-/* comm.c: see comm.h. What all back ends have in common: arguments, the deadline, what a member calls, and that the first failure is
+/* comm.c: see comm.h. The part that all back ends share: arguments, the deadline, the comparison of calls, and that the first failure is
  * the whole group's. Why here: three back ends that each agreed on errors in their own way would agree on none. */
 #include "comm/comm_impl.h"
 

@@ -11,7 +11,7 @@
  *     first failure wins); from then on no back end function but close is called.
  * Members are numbered 0 … size-1 in their group everywhere; only errors carry the rank in the group as it was opened: comm_at().
  *
- * What may be NULL in comm_ops is composed here from exchange and all_gather_v. in and out of a back end may be equal where comm.h
+ * Operations that are NULL in comm_ops are composed here from exchange and all_gather_v. in and out of a back end may be equal where comm.h
  * says so, and `in` of all_gather_v may lie in its place of `out`. */
 #pragma once
 #include "base/clock.h"
@@ -22,8 +22,7 @@ enum comm_kind {
 	COMM_REDUCE_SCATTER, COMM_EXCHANGE, COMM_ALL_TO_ALL, COMM_SPLIT, COMM_KINDS
 };
 
-/* A member's call, which every member must make with equal arguments. Plain bytes without holes: equal builds send the struct as it is.
- * */
+/* A member's call, which every member must make with equal arguments. Plain bytes without holes: equal builds send the struct as it is. */
 struct comm_call {
 	uint64_t number;               /* counts the calls of a back end */
 	uint64_t bytes, digest;        /* of the parts; of bytes[] or the messages: XXH3 */

@@ -307,7 +307,7 @@ static FALLIBLE enum err prepare(struct comm *c, const struct comm_spec *spec, n
 	return OK;
 }
 
-/* Everybody's reason, or the group's id. Who could not prepare is told by all alike. */
+/* Everybody's reason, or the group's id. All name the same member that could not prepare. */
 static FALLIBLE enum err introduce(struct comm *c, const struct comm_spec *spec, struct introduction *mine)
 {
 	CLEANUP(mem_free_ptr) unsigned char *all = mem_zalloc(c->size, COMM_RENDEZVOUS_BYTES);

@@ -1,6 +1,6 @@
 /* nccl.h: can this process use NCCL? For the answer to /v1/capabilities; collectives go through comm.h with COMM_NCCL.
  *
- * What differs from the other back ends:
+ * Differences from the other back ends:
  *   - spec.device is the GPU; buffers of the collectives are memory of it (device_alloc). The callbacks of comm_exchange, and the boxes
  *     of comm_all_to_all, are host memory as everywhere: messages go through a pinned ring of two slots, one being packed or unpacked
  *     while the other is under way, and through as much device memory. So an operation on state dicts in shared memory needs no change;

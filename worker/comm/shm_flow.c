@@ -1,9 +1,9 @@
 /* shm_flow.c: many messages through few blocks.
  *
  * Each member has a ring of blocks in the arena. It packs its messages into them in the order of the list, several small ones to a
- * block whoever they are for; a block is free again when all its readers have read it. Which messages share a block follows from the
- * list, which all have, so that nothing about it has to be said, nor believed. A member packs when it can, unpacks when it can and
- * sleeps when it can do neither; since unpacking needs nothing from anybody, it cannot get stuck. */
+ * block whoever they are for; a block is free again when all its readers have read it. The list, which all members have, decides which
+ * messages share a block: no member has to be told, nor believed. A member packs when it can, unpacks when it can and sleeps when it can
+ * do neither; since unpacking needs nothing from anybody, it cannot get stuck. */
 #include "comm/shm_impl.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /* shm_move.c: the collectives over shared memory.
  *
- * A small part travels with the call itself: one round and it is there. What lies in a window is read where it is, by each member into
- * its own memory: every byte moves once. The rest goes through the sender's blocks (shm_flow.c): twice, but the second time from the
- * cache. Copies are done in pieces that stay below what makes memcpy bypass the cache: measured, that is half again as fast here, and
- * members that read the same source at the same time get it from the cache. */
+ * A small part travels with the call itself: one round and it is there. Data in a window is read where it lies, by each member into its
+ * own memory: every byte moves once. The rest goes through the sender's blocks (shm_flow.c): twice, but the second time from the cache.
+ * Copies are done in pieces that stay below what makes memcpy bypass the cache: measured, that is half again as fast here, and members
+ * that read the same source at the same time get it from the cache. */
 #include "comm/shm_impl.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* tcp.c: the tcp back end: which blocks each collective streams to whom.
  *
- * Every algorithm here moves each needed byte once into each member. What differs is who sends it: with little data the fewest steps
+ * Every algorithm here moves each needed byte once into each member. The sender differs: with little data the fewest steps
  * count (a tree, or each to all); with much, that every member sends as much as it receives (a chain, a ring), so that no one's wire is
  * the bottleneck. All members choose by sizes that they all know. */
 #include "comm/tcp_impl.h"

@@ -2,7 +2,7 @@
  *
  * A message is packed when its link can take it and unpacked when it is whole; both need a slot of a small pool. That cannot lock up,
  * whatever the pattern: a slot on the receiving side is taken when a message's head is here, and by then its sender holds all of it
- * packed and waits for nobody, so the slot is free again soon. Who finds no slot is parked or not written to, and looked at again.
+ * packed and waits for nobody, so the slot is free again soon. A link that finds no slot is parked or not written to, and looked at again.
  *
  * Messages of a pair are numbered, and dealt in turn to its data links; they are unpacked in order. */
 #include "comm/tcp_impl.h"
@@ -119,7 +119,7 @@ static enum err sent(struct tcp_op *op, struct tcp_link *l)
 {
 	struct exchange_op *o = (struct exchange_op *)op;
 
-	/* Those that found no slot look again. */
+	/* Links that found no slot look again. */
 	o->wake = o->wake || o->packed.count == 0;
 	give(&o->packed, l->out_owner);
 	o->pending[l->peer]--;

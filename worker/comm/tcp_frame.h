@@ -5,7 +5,7 @@
  *                                     stream u64, offset u64, length u32, 0 u32, XXH3 of the body u64, XXH3 of all this u64; the body
  *   greeting: hello (member → the member it connects to), challenge (nonce, MAC), proof (MAC), welcome (MAC)
  *
- * The checksum finds damage; it is no signature. Who may send is settled once, by the greeting's MACs over both nonces. */
+ * The checksum finds damage; it is no signature. The greeting's MACs over both nonces settle once which peer may send. */
 #pragma once
 #include <sys/socket.h>
 #include "comm/comm_impl.h"

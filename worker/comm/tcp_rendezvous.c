@@ -1,9 +1,9 @@
 /* tcp_rendezvous.c: the members of a group find each other and connect, each to all members of a lower rank.
  *
  * The port is open to anybody, so a connection is nobody's until it has proved that it knows the group's secret: both sides send a
- * nonce and a MAC over all that was said. What does not greet properly and soon is dropped without a word; strangers can neither fail
- * the group nor fill its tables, since the oldest of those that have proved nothing makes room. The port is closed as soon as all
- * members are there. */
+ * nonce and a MAC over all that was said. A connection that does not greet properly and soon is dropped without a word; strangers can
+ * neither fail the group nor fill its tables, since the oldest of those that have proved nothing makes room. The port is closed as soon as
+ * all members are there. */
 #include "comm/tcp_impl.h"
 
 #include <string.h>

@@ -244,7 +244,7 @@ struct silent {
 };
 
 /* All that a chain leads to are looked at, also behind a silent one: on a busy host a member that waits may be silent for a while, but
- * not for as long as the one that it waits for. What was said before this deadline began tells nothing. */
+ * not for as long as the one that it waits for. Messages from before this deadline tell nothing. */
 static void follow(const struct tcp_mesh *m, uint32_t at, struct silent *z)
 {
 	uint64_t patience = (uint64_t)m->c->spec.deadline_ms * MS;

@@ -1,4 +1,4 @@
-/* device.c: see device.h. What CPU and GPU have in common: the choice between them, and waiting with a deadline.
+/* device.c: see device.h. The part that CPU and GPU share: the choice between them, and waiting with a deadline.
  *
  * Why polling and not the driver's own wait: that has no deadline, and a collective on the stream may never end. */
 #include "device/device.h"

@@ -2,8 +2,8 @@
  * the number of chunks.
  *
  * Protocol 2 and only the opcodes that torch's weights-only unpickler knows. TensorProperties has
- * five elements, because PyTorch up to 2.14 cannot read the sixth of 2.15. What repeats is fetched
- * from the memo; the numbers are laid out beforehand:
+ * five elements, because PyTorch up to 2.14 cannot read the sixth of 2.15. Repeated objects are fetched from the memo; the numbers are
+ * laid out beforehand:
  *
  *     0 …  classes and attribute names, as they come up
  *     MEMO_FIXED …  FQNs of tensors, FQNs of values, offsets of chunks
@@ -430,7 +430,7 @@ static void all(struct writer *w, const struct dcp_meta_opts *opts)
 	dict_items(w, sd->chunk_count, chunk_storage);
 	dict_items(w, sd->value_count, value_storage);
 	string(w, STR("storage_meta"));
-	op(w, 'N'); /* 2.3 has no StorageMeta; newer readers make one. What it would say are attributes of Metadata's own. */
+	op(w, 'N'); /* 2.3 has no StorageMeta; newer readers make one. Its members are attributes of Metadata itself. */
 	string(w, STR("checkpoint_id"));
 	optional(w, opts->checkpoint_id);
 	string(w, STR("save_id"));

@@ -71,7 +71,7 @@ static FALLIBLE enum err put_archive(const struct image_text *v, struct buf *b)
 	return item_put_value_pickle(b, plain.p, plain.len);
 }
 
-/* A further rank's value. What is written alike is not looked at again; 0.1 and 1e-1 are the same, too. */
+/* A further rank's value. Equal text is not parsed again; 0.1 and 1e-1 are equal, too. */
 static FALLIBLE enum err add_replica(const struct flat *f, const struct sd_value *there, const struct image_text *v)
 {
 	uint32_t i = (uint32_t)(there - f->sd->values);

@@ -11,7 +11,7 @@
  *     }
  *
  * Protocols 0 to 5, all opcodes but INST, OBJ, EXT*, NEXT_BUFFER and READONLY_BUFFER
- * (ERR_FORMAT_PICKLE says opcode and offset). What a stream would call is never called: torch.Size,
+ * (ERR_FORMAT_PICKLE says opcode and offset). A stream's calls are never made: torch.Size,
  * OrderedDict, set, frozenset, complex, bytes and _codecs.encode(…, 'latin1') of plain arguments
  * become nodes of their kind, every other REDUCE or NEWOBJ a PK_OBJECT that remembers what it was
  * made of. Bytes after STOP are ignored, as Python does.
@@ -21,7 +21,7 @@
  * Accessors given a node of another kind answer with nothing (false, 0, an empty str), so a chain
  * of them needs one check at its end.
  *
- * Memory: about 4 bytes a reference, 12 a string or number. What PyTorch and dcpd write as `.metadata` takes as many bytes as the
+ * Memory: about 4 bytes a reference, 12 a string or number. A `.metadata` of PyTorch's or dcpd's takes as many bytes as the
  * stream; what a hostile stream describes could take 20 times as many (a byte `]` is an empty list), so that more than
  * PICKLE_MEMORY_MIN + n is refused (ERR_FORMAT_PICKLE); + 2 n without records, which leave less. A first pass finds out which memo
  * entries are ever fetched; only those are kept. */

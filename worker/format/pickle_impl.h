@@ -12,8 +12,7 @@
  *     RECORD             head(index of the class)  field …
  *
  * A pnode has one owner (a stack slot, a container, a field) unless its SHARED bit is set: DUP and
- * the memo set it. What has one owner and lies at the end of the array can be given back when it is
- * consumed; this is what keeps a chunk small. */
+ * the memo set it. A node with one owner at the end of the array is given back when it is consumed, which keeps a chunk small. */
 #pragma once
 #include "format/pickle.h"
 

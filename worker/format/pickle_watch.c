@@ -1,6 +1,6 @@
 /* pickle_watch.c: what would loading a pickle run? The machine that executes nothing follows the stream, memo and stack and all, so that
- * a name that is put together in a roundabout way is the name that Python would find. What it cannot follow is no reason to be silent:
- * the rest is looked through opcode by opcode.
+ * a name that is put together in a roundabout way is the name that Python would find. Where it cannot follow, the rest of the stream is
+ * searched opcode by opcode.
  *
  * Harmless is only what is known by name. A list of what is dangerous has no end: everything that can be imported may run something. */
 #include <stdio.h>

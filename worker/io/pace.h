@@ -1,13 +1,13 @@
 /* pace.h: how fast a job may go when the host's CPUs belong to somebody else: `options.pace`.
  *
  * A trainer that computes on the same cores waits for its slowest thread: what is taken of one core is taken of the step. Priority does
- * not keep that small, since it counts within a cgroup or a session only, and the trainer is mostly in another one. What does is to take
- * little: of every PACE_PERIOD_MS a worker of a background job uses PACE_BACKGROUND_PERMILLE of CPU time and rests otherwise, whatever
- * else runs or does not. That bounds its use of memory bandwidth and caches, too. Periods begin at the same instants in all
- * processes, and each worker of a gang begins them on a core of its own, so that all cores are disturbed at once: the trainer waits once,
- * not for one after the other.
+ * not keep that small, since it counts within a cgroup or a session only, and the trainer is mostly in another one. Taking little does: of
+ * every PACE_PERIOD_MS a worker of a background job uses PACE_BACKGROUND_PERMILLE of CPU time and rests otherwise, whatever else runs or
+ * does not. That bounds its use of memory bandwidth and caches, too. Periods begin at the same instants in all processes, and each worker
+ * of a gang begins them on a core of its own, so that all cores are disturbed at once: the trainer waits once, not for one after the
+ * other.
  *
- * Nothing is saved up: what waited for a disk goes on as slowly as it began. What a block took too much, later periods give back.
+ * Nothing is saved up: what waited for a disk goes on as slowly as it began. Later periods give back the time that a block took too much.
  *
  *     pace_begin(&p, PACE_BACKGROUND, 0, 2)    before the first block, by the thread that works
  *     ms = pace_rest_ms(&p)                    after each: rest so long, and ask again; 0: go on

@@ -1,6 +1,6 @@
 /* dcp_ops.c: see dcp_ops.h.
  *
- * What a rank holds is told to the others in the form of an image's header, so that there is one way from bytes to trees, which is tested
+ * A rank's tree is told to the others in the form of an image's header, so that there is one way from bytes to trees, which is tested
  * with hostile input, and the plan is the daemon's. Only addresses are this process's own: they stand where a job has offsets
  * in segments. */
 #include "ops/dcp_ops.h"

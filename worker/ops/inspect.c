@@ -144,7 +144,7 @@ static FALLIBLE enum err one_item(struct inspection *t, const struct input *sour
 	return noted(t, &named, inspect_file(&t->in, &named, &src));
 }
 
-/* The items of one set of metadata. Those with several tensors in one item are looked into once. */
+/* The items of one set of metadata. An item that holds several tensors is looked into once. */
 static FALLIBLE enum err all_items(struct inspection *t, struct input *source)
 {
 	struct sd_loc last = { .file = SD_NO_FILE };

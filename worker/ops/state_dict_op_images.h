@@ -24,7 +24,7 @@ struct state_dict_op_images {
 	uint64_t tensors, values;      /* distinct per rank, summed up */
 };
 
-/* trees: world_size; NULL: an image without anything. What is kept lives in `a`. from: the state dicts they were made from, which say
+/* trees: world_size; NULL: an image without anything. Kept memory lives in `a`. from: the state dicts they were made from, which say
  * what lists of values are written as one; NULL: none. */
 FALLIBLE enum err state_dict_op_images_make(struct tree *const *trees, uint32_t world_size, const struct state_dict_op_trees *from,
 					    struct arena *a,

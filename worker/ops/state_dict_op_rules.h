@@ -15,7 +15,8 @@ struct state_dict_op_rules {
 	uint32_t wild_count;
 };
 
-/* text: a JSON list, or p NULL. Rules without placements are for others and left out. What `out` held is freed if the text is another. */
+/* text: a JSON list, or p NULL. Rules without placements are for others and left out. If the text is another, the former contents of `out`
+ * are freed. */
 FALLIBLE enum err state_dict_op_rules_read(struct str text, uint32_t world_size, struct state_dict_op_rules *out);
 /* The first rule that matches; false: none. */
 bool state_dict_op_rules_find(const struct state_dict_op_rules *r, struct str fqn, uint32_t ndim, const struct tree_mesh **mesh_out,

@@ -1,4 +1,4 @@
-/* convert.h: conversion rules (spec/conversion.h) applied to the structure of checkpoints. What comes out is a state dict as any other,
+/* convert.h: conversion rules (spec/conversion.h) applied to the structure of checkpoints. The result is a state dict as any other,
  * whose chunks are views of stored chunks (tensor/view.h): layouts cut it and load plans read it as if it were stored so. No tensor byte is
  * looked at. */
 #pragma once

@@ -259,7 +259,7 @@ static FALLIBLE enum err differ(struct iteration *it, struct iterate_row *row, u
 				 tree_kind_name(source->kind), tree_kind_name(companion->kind)), row, rank);
 }
 
-/* May a companion of this kind take it? Which tensor fits which is for the functions to say. */
+/* May a companion of this kind take it? The functions say which tensor fits which. */
 static bool alike(const struct tree *a, const struct tree *b)
 {
 	if (tree_is_list(a))

@@ -9,7 +9,7 @@
 #pragma once
 #include "plan/traverse.h"
 
-/* One who has the row's path. */
+/* A rank that has the row's path. */
 struct iterate_place {
 	const struct tree *node;         /* a visitor sets it to NULL: do not go below it */
 	uint32_t rank;

@@ -25,7 +25,7 @@ struct load_match {
 };
 
 /* target: the sdict to fill; its FQNs are looked up in source. Sizes must be equal (ERR_SIZE_MISMATCH, PyTorch's words), a tensor
- * never meets a value (ERR_KIND_MISMATCH). Every element of every target chunk must be covered (ERR_COVERAGE_HOLE). What is noted in
- * match->problems takes no part in the plan. O(n log n). Everything is allocated in `arena`. */
+ * never meets a value (ERR_KIND_MISMATCH). Every element of every target chunk must be covered (ERR_COVERAGE_HOLE). Entries noted in
+ * match->problems take no part in the plan. O(n log n). Everything is allocated in `arena`. */
 FALLIBLE enum err load_plan_make(const struct sdict *source, const struct sdict *target, struct load_match *match,
 				 struct arena *arena, struct load_plan *out);

@@ -23,7 +23,7 @@ struct optim_model;
 
 FALLIBLE enum err optim_model_new(uint32_t world_size, struct optim_model **out);
 void optim_model_free(struct optim_model *m);
-/* Rank by rank, ascending. What is given must live as long as the model. outer NULL: the tensor is not nested on this rank. Refused in
+/* Rank by rank, ascending. The arguments must live as long as the model. outer NULL: the tensor is not nested on this rank. Refused in
  * PyTorch's words: several outer shards on a rank, DTensors in or around what is nested. */
 FALLIBLE enum err optim_model_add(struct optim_model *m, uint32_t rank, struct str fqn, struct sd_path path, uint32_t ndim,
 				  const int64_t *shape, const struct sd_outer *outer);

@@ -1,7 +1,7 @@
 /* state_dict_op.h: the state-dict operations as pure functions: the trees of all ranks and the request → the trees of the target and what
  * has to move. torch.distributed._state_dict_utils with one difference: nothing is copied here, so that the same plan is carried out
- * through shared memory, TCP or NCCL, by a gang of workers or by a program that links libdcp. What each operation does, and where it
- * differs from PyTorch: api/state-dict-ops.md.
+ * through shared memory, TCP or NCCL, by a gang of workers or by a program that links libdcp. api/state-dict-ops.md describes each
+ * operation, and where it differs from PyTorch.
  *
  * All operations are built on one walk (iterate.h). Every rank plans the same: the plan depends on its arguments only. A worker that
  * serves some ranks asks for their moves only (plan_for): gathering to all of n ranks has n times as many moves as there are shards. */

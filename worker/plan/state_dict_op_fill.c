@@ -1,7 +1,7 @@
 /* state_dict_op_fill.c: the operations whose result follows the target: broadcast, distribute, redistribute (see state_dict_op.h).
  *
  * PyTorch's functions take flat dicts; nested ones here are treated as if they had been flattened, which is what PyTorch's own callers do
- * first. Which keys come out, and who gives a tensor's bytes, differs between the three; the rest is alike. A target that is not
+ * first. The three differ in the keys of the result and in the giver of a tensor's bytes; the rest is alike. A target that is not
  * there yet is made first (state_dict_op_cut.h) and then filled like any other. */
 #include "plan/state_dict_op_cut.h"
 #include "plan/state_dict_op_pool.h"

@@ -1,8 +1,8 @@
 /* state_dict_op_pool.c: who holds what of a tensor, and who gives it (see state_dict_op_pool.h).
  *
- * Boxes are sorted and equal ones put together: they are replicas. What remains has to tile the tensor; a tensor cut along one dim, which
- * most are, shows that in one pass, any other asks overlap.h. A target's box then takes from each box that it meets: from the rank
- * itself, from its host, or from the one that gives least so far, so that no holder serves all. */
+ * Boxes are sorted and equal ones put together: they are replicas. The remaining boxes have to tile the tensor; a tensor cut along one
+ * dim, which most are, shows that in one pass, any other asks overlap.h. A target's box then takes from each box that it meets: from the
+ * rank itself, from its host, or from the one that gives least so far, so that no holder serves all. */
 #include "plan/state_dict_op_pool.h"
 
 #include <stdlib.h>

@@ -20,8 +20,8 @@ struct tree_path {
 typedef enum err traverse_visit(void *ctx, struct tree_path path, struct tree *value);
 FALLIBLE enum err traverse(const struct tree *root, enum flatten_rule rule, traverse_visit *visit, void *ctx);
 
-/* root[path[0]][path[1]]… = value, making dicts for text and lists for ints on the way, lists filled up with None. What Python
- * answers with TypeError is ERR_KIND_MISMATCH. Containers that are on the path must be in arena `a`. */
+/* root[path[0]][path[1]]… = value, making dicts for text and lists for ints on the way, lists filled up with None. Python's TypeError is
+ * ERR_KIND_MISMATCH. Containers that are on the path must be in arena `a`. */
 FALLIBLE enum err traverse_set_element(struct arena *a, struct tree *root, struct tree_path path, struct tree *value);
 /* NULL: not there. (PyTorch raises IndexError for a list's length as index; that is not there either.) */
 struct tree *traverse_get_element(const struct tree *root, struct tree_path path);

@@ -1,5 +1,5 @@
 /* tree.h: one rank's state dict as the tree that a framework hands over: dicts, lists, tuples; tensors whole, sharded by boxes
- * (ShardedTensor) or by mesh and placements (DTensor); values. What torch.distributed._state_dict_utils walks.
+ * (ShardedTensor) or by mesh and placements (DTensor); values. torch.distributed._state_dict_utils walks such trees.
  *
  * sdict.h is the flat structure of all ranks together; a tree is one rank's own, keeps what flattening loses (empty containers,
  * tuples, int keys) and allows ranks to differ. No tensor bytes: a shard says where its bytes are by a number of the owner's.
@@ -87,7 +87,7 @@ bool tree_is_none(const struct tree *t);                           /* the JSON t
 bool tree_key_eq(const struct tree_key *a, const struct tree_key *b);
 const char *tree_kind_name(enum tree_kind kind);                   /* "dict", "list", "tuple", "tensor", "ShardedTensor", … */
 
-/* Building. What is given (strings, shapes, shards, meshes) is borrowed and must live as long as the tree. */
+/* Building. Arguments (strings, shapes, shards, meshes) are borrowed and must live as long as the tree. */
 FALLIBLE enum err tree_new(struct arena *a, enum tree_kind container, struct tree **out);
 /* Sets dict[key], as Python does: a key that is there keeps its place. */
 FALLIBLE enum err tree_put(struct arena *a, struct tree *dict, struct tree_key key, struct tree *child);

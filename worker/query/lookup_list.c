@@ -1,8 +1,8 @@
 /* lookup_list.c: a page of the checkpoints of a storage, in the order of their names' bytes.
  *
  * The names in a directory are kept between questions and read again only when the directory has changed. So a page costs what is on it:
- * directories on the way are looked at, the page's checkpoints are opened, names before it are passed by. What a checkpoint itself holds
- * is looked at anew each time: its files can change without a trace in any directory.
+ * directories on the way are looked at, the page's checkpoints are opened, names before it are passed by. A checkpoint's own files are
+ * looked at anew each time: its files can change without a trace in any directory.
  *
  * Order: children of `a` follow `a-b`, since '-' is less than '/'. So a directory's own contents come after those siblings whose names
  * begin with its name and a byte less than '/'. Whether a name is a directory or a checkpoint is known once it is opened.

@@ -1,5 +1,5 @@
 /* lookup_locate.c: where on the disk the bytes of boxes of tensors lie, and which digests they have: for a client that can open the files
- * itself, and reads them straight into its tensors. What to read is planned as for a load; instead of being read it is told.
+ * itself, and reads them straight into its tensors. Reads are planned as for a load, and told instead of being done.
  *
  * A box that is not wholly made of runs of stored bytes is no error: it is among `others`, and is loaded in the ordinary way. So is what
  * is left when the question has taken a few seconds: storages whose look-ups take longer count as stalled, and neither a huge question

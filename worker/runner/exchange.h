@@ -2,7 +2,7 @@
  * state dicts belongs to member r % members, who alone maps r's segments.
  *
  * All members walk the same list of moves and cut it into the same messages; a window of them at a time is one comm_exchange, so that
- * memory is bounded whatever the tensors' size. What stays with one member is copied straight. */
+ * memory is bounded whatever the tensors' size. Data that stays with one member is copied straight. */
 #pragma once
 #include "comm/comm.h"
 #include "runner/exec.h"

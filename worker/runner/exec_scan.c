@@ -2,8 +2,8 @@
  * chunks that need it (load), or count what is in it (verify, stats).
  *
  * No byte is taken unchecked: a scan is a digest block, or all scans of a source make up the record that one CRC32 is of; an item that is
- * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. What has nothing to be compared with is counted
- * in its source's `unverified`. Verify notes what is damaged and goes on.
+ * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. Bytes without a digest are counted in their
+ * source's `unverified`. Verify notes what is damaged and goes on.
  *
  * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. */
 #include <stdio.h>

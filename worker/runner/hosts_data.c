@@ -114,7 +114,7 @@ static FALLIBLE enum err collect(struct hosts *h, struct image **images, struct 
 	return image_collect(images, h->world, out);
 }
 
-/* The state dict as if all ranks were here. Those of other hosts have no bytes, and nothing is done with them here. */
+/* The state dict as if all ranks were here. Ranks of other hosts have no bytes here, and no work. */
 static FALLIBLE enum err whole_entry(struct hosts *h, const struct rank_segments *entry, const struct spec_ranks *numbers)
 {
 	h->whole = (struct rank_segments){ .count = h->world, .world_size = h->world, .generation = entry->generation,

@@ -23,7 +23,7 @@ struct input {
 /* Does the job compare digests and CRC32s (options.verify)? */
 bool input_verifies(const struct job *j);
 
-/* ref: a member of the job's spec. What nothing vouches for is counted in the job's `checked`. */
+/* ref: a member of the job's spec. Bytes that no digest covers are counted in the job's `checked`. */
 FALLIBLE enum err input_open(struct job *j, const struct ref *ref, struct input *out);
 void input_close(struct input *s);
 /* Undoes transforms into a spool; before anything copies locs. digested: but for what can be checked as it is (spool.h). */

@@ -1,4 +1,4 @@
-/* manifest_put.h: the manifest of a finished run. What stands in it: store/manifest.h. */
+/* manifest_put.h: the manifest of a finished run. store/manifest.h describes its contents. */
 #pragma once
 #include "runner/run.h"
 #include "store/manifest.h"

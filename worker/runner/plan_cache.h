@@ -2,7 +2,7 @@
  * that succeeded was made of, the run's tables with it, and a step that matches is not parsed and not planned again: its headers are
  * hashed where they are the same, its values are read and put in the tables.
  *
- * What matters is in the key: the request (selection, options, the storage), the world, and per rank all of the header but the values
+ * The key holds all that matters: the request (selection, options, the storage), the world, and per rank all of the header but the values
  * (names, dtypes, boxes, places, paths). Values must have the same keys, paths, holders and sizes as stored. Everything else is a miss. */
 #pragma once
 #include "format/image.h"

@@ -29,7 +29,7 @@ static void add_digest(json_t *entry, uint32_t rank, uint32_t crc)
 	json_array_append_new(json_object_get(entry, "digests"), json_sprintf("crc32:%08x", crc));
 }
 
-/* Those of a value come one rank after the other, but among those of other values. */
+/* Entries of a value come rank by rank, but among entries of other values. */
 enum err replicas_values(const struct sdict *held, struct replicas *out)
 {
 	CLEANUP(mem_free_ptr) json_t **entries = mem_zalloc(held->value_count, sizeof *entries);

@@ -1,7 +1,7 @@
 /* stats_cache.h: the figures of tensors that a warm gang has counted, by the digests of their bytes.
  *
- * Steps of one training share frozen tensors, and people ask twice. What has the same digests has the same figures, wherever it lies, so
- * it is not read again. Of tensors whose bytes have no digests (others' files) nothing is kept. */
+ * Steps of one training share frozen tensors, and people ask twice. Equal digests mean equal figures, wherever the bytes lie, so the bytes
+ * are not read again. Of tensors whose bytes have no digests (others' files) nothing is kept. */
 #pragma once
 #include "base/map.h"
 #include "store/manifest.h"

@@ -16,7 +16,7 @@ FALLIBLE enum err target_cut(struct worker *w, const struct spec_view *view, con
 FALLIBLE enum err target_report_rules(json_t *result, const struct layout *l, const struct layout_use *use);
 /* Every tensor whole, on rank 0. */
 FALLIBLE enum err target_whole(const struct spec_view *view, struct sdict **out);
-/* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. Those that cannot be cast: as in target_cut. */
+/* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. Tensors that cannot be cast: as in target_cut. */
 FALLIBLE enum err target_casts(const struct sdict *source, const struct sdict *target, struct problems *problems, json_t **out);
 
 /* plan->sources[i] == i: every target chunk is one source chunk. */

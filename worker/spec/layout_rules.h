@@ -1,5 +1,5 @@
 /* layout_rules.h: the layout rules of a request or of an image: JSON → struct layout_rule, and what is wrong with rules whatever the
- * tensors are. What rules do to tensors: plan/layout.h. */
+ * tensors are. plan/layout.h applies rules to tensors. */
 #pragma once
 #include "base/jval.h"
 #include "spec/ref.h"

@@ -42,7 +42,7 @@ struct checkpoint {
 
 /* The format of the checkpoint at `name`; FORMAT_NONE: nothing is there, or something else. */
 FALLIBLE enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out);
-/* The same of a file of a directory. What lies in it counts more than its name. */
+/* The same of a file of a directory. Its contents count more than its name. */
 FALLIBLE enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out);
 FALLIBLE enum err checkpoint_format_of_dir(struct store_at dir, enum format *out);
 /* The directory that its files are in; *file_out: the last part of `name` if that is a file, which is all of it then; else NULL. */

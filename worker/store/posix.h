@@ -1,6 +1,6 @@
 /* posix.h: a store on a file system: a checkpoint is a directory, a handle a descriptor, and the commit one rename.
  *
- * What it does costs nothing over the bare calls: the I/O engine gets the descriptors themselves (fd_of). */
+ * The face costs nothing over the bare calls: the I/O engine gets the descriptors themselves (fd_of). */
 #pragma once
 #include "store/store.h"
 

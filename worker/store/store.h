@@ -1,17 +1,18 @@
 /* store.h: the one face of a place where checkpoints live. A row of stores.def, a table of functions, and nobody above this folder knows
  * which store it is.
  *
- * What every store guarantees:
+ * Every store guarantees:
  *
- *   visibility   What is staged is seen by nobody who does not name the staging: neither a list nor a look shows it. publish() is the
+ *   visibility   A staging is seen only by callers that name it: neither a list nor a look shows it. publish() is the
  *                commit: all files of the checkpoint appear at once, or none. How is the store's own act: a file system renames a
  *                directory, an object store writes one object, the checkpoint's page, under a condition. No caller emulates one by another.
  *   condition    publish() replaces nothing, or exactly the checkpoint whose identity it was told. Of several that publish one name under
  *                one condition at a time one wins; the others get ERR_CHECKPOINT_EXISTS, and their stagings stay as they were.
  *   durability   OK of publish() and remove() means: it survives a power cut. If that cannot be said, the act is taken back, and its error
  *                is returned; if not even that can be said, ERR_NOT_DURABLE, and nothing is removed (commit.h).
- *   permanence   A published file is never modified. Who has it open goes on reading the same bytes, whatever is published or removed.
- *   identity     stat() tells contents apart: st_ino and st_ctim differ whenever a name leads to other bytes than before, st_size is exact,
+ *   permanence   A published file is never modified. A reader that has it open goes on reading the same bytes, whatever is published or
+ *   removed. identity     stat() tells contents apart: st_ino and st_ctim differ whenever a name leads to other bytes than before, st_size
+ *   is exact,
  *                st_mtim is when the bytes were written, st_uid whose they are (an object store puts its ETag's digest in st_ino).
  *                identity.h makes a checkpoint's identity of this, and the law of reads trusts it.
  *   leftovers    Whoever dies between stage() and publish() leaves nothing but the staging; recover() and sweep() find it by its job.

@@ -1,9 +1,9 @@
 /* trash.h: removes what nobody can see any more, behind the job's back and without slowing the next save: taking back the blocks of a large
- * checkpoint can keep a disk as busy as writing it did. Whoever has a file open or mapped, or has another link to it, keeps it whole.
+ * checkpoint can keep a disk as busy as writing it did. A process that has a file open or mapped, or another link to it, keeps it whole.
  *
  * It lasts up to ten times as long as it would at full speed, but no longer than TRASH_GENTLE_MS where full speed can do it in that time;
  * a storage that runs out of space gets all of its own back at full speed; where the next checkpoint might not fit before, the job waits
- * for that. What a dying worker leaves is swept (commit_sweep). */
+ * for that. A dying worker's left-overs are swept (commit_sweep). */
 #pragma once
 #include <stdbool.h>
 #include "base/err.h"
