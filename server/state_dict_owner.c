@@ -152,7 +152,7 @@ static int by_journal(const void *a, const void *b)
 	return x->journal != y->journal ? (x->journal > y->journal) - (x->journal < y->journal) : strcmp(x->name, y->name);
 }
 
-/* Those that find no place stay where they are, for the next start. */
+/* Segments that find no place stay where they are, for the next start. */
 static void adopt_all(struct state_dicts *s, struct sweep *sw)
 {
 	uint64_t n = sw->orphans.n, end;
