@@ -9,8 +9,10 @@ import torch
 from safetensors.numpy import load_file
 
 import dcpd as lib
+import package
 from test_gguf import convert, put, raw
 from test_one_file import HERE
+from test_tensor_stats import check
 
 
 def write(path, align=32):
@@ -26,7 +28,7 @@ def write(path, align=32):
     for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0):
         blocks = gguf.quants.quantize(rng.standard_normal((4, 256), dtype=numpy.float32), kind)
         w.add_tensor(kind.name, blocks, raw_dtype=kind)
-        made[kind.name] = blocks
+        made[kind.name] = gguf.quants.dequantize(blocks, kind) if kind.name == "Q8_0" else blocks
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -48,8 +50,68 @@ def test_what_gguf_py_wrote(d, name):
     for k, v in want.items():
         assert got[k].shape == v.shape and got[k].dtype == v.dtype and got[k].tobytes() == v.tobytes(), k
     checked = d.api.run("verify", source=source, level="values")["result"]
-    assert checked["verified_bytes"] == 0 and checked["unverified_bytes"] >= sum(v.nbytes for v in want.values())
+    assert checked["verified_bytes"] == 0 and checked["unverified_bytes"] >= sum(v.nbytes for k, v in want.items() if k != "Q8_0")
     assert d.api.run("diff", a=source, b={**HERE, "name": folder.name + ".safetensors"})["result"]["equal"]
+
+
+def test_q8_0_is_float32(d):
+    """Worked out as gguf-py does, on every path: scales that are NaN, infinite, subnormal and negative, -128, boxes across blocks."""
+    rng = numpy.random.default_rng(7)
+    blocks = rng.integers(0, 256, (3, 500, 34 * 24), dtype=numpy.uint8)
+    blocks.reshape(-1, 34)[:, :2] = rng.standard_normal(36000).astype(numpy.float16).view(numpy.uint8).reshape(-1, 2)
+    for i, scale in enumerate([numpy.nan, numpy.inf, -numpy.inf, 6e-8, -0.0, 65504]):
+        blocks[0, i, :2] = numpy.float16(scale).reshape(1).view(numpy.uint8)
+    finite, path = blocks[1:], d.storages["main"] / (lib.fresh() + ".gguf")
+    w = gguf.GGUFWriter(path, "test")
+    for name, b in (("all", blocks), ("finite", finite), ("row", finite[0, :1])):
+        w.add_tensor(name, b, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with numpy.errstate(invalid="ignore"):
+        want = {k: gguf.quants.dequantize(b, gguf.GGMLQuantizationType.Q8_0) for k, b in
+                (("all", blocks), ("finite", finite), ("row", finite[0, :1]))}
+    source, name = {**HERE, "name": path.name}, lib.fresh()
+    page = d.api.get(d.api.storage_path("main", path.name, "/tensors")).ok()["tensors"]
+    assert {(t["fqn"], t["dtype"], tuple(t["shape"])) for t in page} == {(k, "float32", v.shape) for k, v in want.items()}
+    result = d.api.run("reshard", source=source, target={**HERE, "name": name, "world_size": 3, "layout": [
+        {"match": "*", "mesh": [3], "placements": ["Shard(1)"]}]})["result"]
+    assert result["unverified_bytes"] >= blocks.nbytes
+    back = lib.fresh() + ".safetensors"
+    d.api.run("reshard", source={**HERE, "name": name}, target={**HERE, "name": back, "format": "safetensors"})
+    got = load_file(d.storages["main"] / back)
+    for k, v in want.items():
+        same = (got[k].view(numpy.uint32) == v.view(numpy.uint32)) | (numpy.isnan(got[k]) & numpy.isnan(v))
+        assert got[k].shape == v.shape and same.all(), k
+    assert d.api.run("diff", a=source, b={**HERE, "name": back}, include=["finite", "row"])["result"]["equal"]
+    assert d.api.run("diff", a={**HERE, "name": name}, b=source, include=["finite", "row"])["result"]["equal"]
+    r = d.api.get(d.api.storage_path("main", path.name, "/tensors/finite?slice=1,3:77,31:65&format=raw"))
+    assert r.body == want["finite"][1, 3:77, 31:65].tobytes()
+    with package.daemon(f"unix://{d.socket}") as dcpd:
+        assert torch.equal(dcpd.load(f"main:{path.name}", keys=["finite"])["finite"], torch.from_numpy(want["finite"]))
+    check(d.api.run("stats", source=source, include=["finite"])["result"]["statistics"][0], torch.from_numpy(want["finite"]))
+    half = lib.fresh() + ".safetensors"
+    d.api.run("reshard", source=source, target={**HERE, "name": half, "format": "safetensors"}, include=["finite"],
+              dtype=[["*", "float16"]], transform=[{"match": "finite", "permute": [2, 0, 1]}])
+    moved = load_file(d.storages["main"] / half)["finite"]
+    assert numpy.array_equal(moved, want["finite"].transpose(2, 0, 1).astype(numpy.float16))
+    name = lib.fresh()
+    d.api.run("merge", sources=[source, {**HERE, "name": back}], include=["finite"],
+              target={**HERE, "name": name + ".npz", "format": "npz"})
+    assert numpy.array_equal(numpy.load(d.storages["main"] / (name + ".npz"))["finite"], want["finite"])
+
+
+def test_other_blocks_are_named(d):
+    folder = d.storages["main"] / lib.fresh()
+    folder.mkdir()
+    write(folder / "m.gguf")
+    source = {**HERE, "name": f"{folder.name}/m.gguf"}
+    page = d.api.get(d.api.storage_path("main", source["name"], "/tensors")).ok()["tensors"]
+    assert {t["fqn"]: t["blocks"] for t in page if "blocks" in t} == {"Q4_0": "Q4_0"}
+    for more in ({"dtype": [["*", "float16"]]}, {"transform": [{"match": "Q4", "dtype": "float16"}]}):
+        error = d.api.fails("reshard", "dtype_unsupported", source=source, target={**HERE, "name": lib.fresh()}, **more)
+        assert error["fqn"] == "Q4_0" and "Q4_0" in error["detail"]
 
 
 def test_what_dcpd_wrote(d):

@@ -1,8 +1,8 @@
 /* gguf_open.c: GGUF as a source, version 2 or 3, little-endian. The metadata are walked over: they may be tens of megabytes of tokens, and
  * only the alignment matters here. The file is read in windows, and no length in it is believed before the file is known to be as long.
  *
- * Tensors in blocks are shown as gguf-py's reader shows them: as uint8, the last dim in bytes. Their bytes can be copied, compared and
- * looked at; dcpd does not work out what numbers they stand for. */
+ * Tensors in blocks of Q8_0 are float32, worked out as they are read. Others are shown as gguf-py's reader shows them: as uint8, the last
+ * dim in bytes. Their bytes can be copied, compared and looked at; dcpd does not work out what numbers they stand for. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +23,8 @@ struct entry {
 	int64_t shape[GGUF_DIMS_MAX];
 	uint32_t ndim;
 	enum dtype dtype;
+	bool q8_0;
+	const char *blocks;            /* the name of their type, if they are not worked out */
 };
 
 struct opening {
@@ -154,22 +156,27 @@ static FALLIBLE enum err read_pair(struct opening *o)
 /* ------------------------------------------------------------------------------------------------------ tensors */
 
 /* ggml's block types: elements and bytes of a block. */
-static bool block_of(uint64_t type, uint32_t *elements, uint32_t *bytes)
+struct block_type {
+	uint8_t type;
+	const char *name;
+	uint16_t elements, bytes;
+};
+
+static const struct block_type *block_of(uint64_t type)
 {
-	static const struct { uint8_t type; uint16_t elements, bytes; } blocks[] = {
-		{ 2, 32, 18 },    { 3, 32, 20 },    { 6, 32, 22 },    { 7, 32, 24 },    { 8, 32, 34 },    { 9, 32, 40 },
-		{ 10, 256, 84 },  { 11, 256, 110 }, { 12, 256, 144 }, { 13, 256, 176 }, { 14, 256, 210 }, { 15, 256, 292 },
-		{ 16, 256, 66 },  { 17, 256, 74 },  { 18, 256, 98 },  { 19, 256, 50 },  { 20, 32, 18 },   { 21, 256, 110 },
-		{ 22, 256, 82 },  { 23, 256, 136 }, { 29, 256, 56 },  { 34, 256, 54 },  { 35, 256, 66 },
+	static const struct block_type blocks[] = {
+		{ 2, "Q4_0", 32, 18 },      { 3, "Q4_1", 32, 20 },      { 6, "Q5_0", 32, 22 },      { 7, "Q5_1", 32, 24 },
+		{ 8, "Q8_0", 32, 34 },      { 9, "Q8_1", 32, 40 },      { 10, "Q2_K", 256, 84 },    { 11, "Q3_K", 256, 110 },
+		{ 12, "Q4_K", 256, 144 },   { 13, "Q5_K", 256, 176 },   { 14, "Q6_K", 256, 210 },   { 15, "Q8_K", 256, 292 },
+		{ 16, "IQ2_XXS", 256, 66 }, { 17, "IQ2_XS", 256, 74 },  { 18, "IQ3_XXS", 256, 98 }, { 19, "IQ1_S", 256, 50 },
+		{ 20, "IQ4_NL", 32, 18 },   { 21, "IQ3_S", 256, 110 },  { 22, "IQ2_S", 256, 82 },   { 23, "IQ4_XS", 256, 136 },
+		{ 29, "IQ1_M", 256, 56 },   { 34, "TQ1_0", 256, 54 },   { 35, "TQ2_0", 256, 66 },
 	};
 
 	for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
-		if (blocks[i].type == type) {
-			*elements = blocks[i].elements;
-			*bytes = blocks[i].bytes;
-			return true;
-		}
-	return false;
+		if (blocks[i].type == type)
+			return &blocks[i];
+	return NULL;
 }
 
 static bool plain_of(uint64_t type, enum dtype *out)
@@ -183,26 +190,36 @@ static bool plain_of(uint64_t type, enum dtype *out)
 	return false;
 }
 
+/* Sets dtype, shape and bytes: of blocks that are not worked out the last dim becomes bytes. */
 static FALLIBLE enum err set_type(const struct opening *o, struct entry *e, uint64_t type)
 {
-	uint32_t elements, bytes;
+	const struct block_type *block = block_of(type);
 	int64_t *last = e->ndim ? &e->shape[e->ndim - 1] : NULL;
+	uint64_t numel;
 
-	if (plain_of(type, &e->dtype))
-		return OK;
-	if (!block_of(type, &elements, &bytes))
+	if (!block && !plain_of(type, &e->dtype))
 		return err_at_file(ERR(FORMAT_UNSUPPORTED, "a tensor of ggml's type %ju, which is not known", (uintmax_t)type), o->name,
 				   (int64_t)o->at);
-	if (!last || *last % elements || __builtin_mul_overflow(*last / elements, bytes, last))
+	e->q8_0 = type == GGUF_Q8_0;
+	if (block && (!last || *last % block->elements))
 		return bad(o, "a row that is not made of whole blocks");
-	e->dtype = DT_UINT8;
+	if (block && !e->q8_0 && __builtin_mul_overflow(*last / block->elements, block->bytes, last))
+		return bad(o, "a row that is larger than any file");
+	if (block) {
+		e->dtype = e->q8_0 ? DT_FLOAT32 : DT_UINT8;
+		e->blocks = e->q8_0 ? NULL : block->name;
+	}
+	if (box_numel(e->ndim, e->shape, &numel) || __builtin_mul_overflow(numel, dtype_bytes(e->dtype), &e->bytes))
+		return bad(o, "a tensor that is larger than any file");
+	if (e->q8_0)
+		e->bytes = numel / block->elements * block->bytes;
 	return OK;
 }
 
 static FALLIBLE enum err read_entry(struct opening *o, struct entry *e)
 {
 	struct str name;
-	uint64_t ndim, type, dim, numel;
+	uint64_t ndim, type, dim;
 
 	TRY(take_text(o, &name));
 	TRY(arena_str(o->arena, name, &e->name));
@@ -219,8 +236,6 @@ static FALLIBLE enum err read_entry(struct opening *o, struct entry *e)
 	TRY(take_number(o, 4, &type));
 	TRY(take_number(o, 8, &e->offset));
 	TRY(set_type(o, e, type));
-	if (box_numel(e->ndim, e->shape, &numel) || __builtin_mul_overflow(numel, dtype_bytes(e->dtype), &e->bytes))
-		return bad(o, "a tensor that is larger than any file");
 	return e->offset % o->align ? bad(o, "a tensor that does not begin at a multiple of the alignment") : OK;
 }
 
@@ -273,16 +288,45 @@ static FALLIBLE enum err check_places(const struct opening *o, uint64_t data)
 	return OK;
 }
 
+static FALLIBLE enum err add_strides(struct arena *a, const struct entry *e, struct sd_strided *out)
+{
+	int64_t *strides, at = 1;
+
+	TRY(arena_i64(a, e->ndim, &strides));
+	for (uint32_t d = e->ndim; d-- > 0; at *= e->shape[d]) /* a product that box_numel knows */
+		strides[d] = at;
+	*out = (struct sd_strided){ .strides = strides, .q8_0 = true };
+	return OK;
+}
+
+static FALLIBLE enum err add_tensor(struct opening *o, const struct entry *e, struct sd_loc loc)
+{
+	int64_t dims[2 * GGUF_DIMS_MAX] = { 0 };
+	uint32_t tensor;
+
+	memcpy(dims + e->ndim, e->shape, e->ndim * sizeof *dims);
+	TRY(sdict_add_tensor(o->sd, e->name, e->dtype, e->ndim, e->shape, &tensor));
+	o->sd->tensors[tensor].blocks = e->blocks;
+	return sdict_add_chunk(o->sd, tensor, dims, 0, loc);
+}
+
 static FALLIBLE enum err add_tensors(struct opening *o, uint32_t file, uint64_t data)
 {
+	struct sd_strided *strided;
+	uint32_t n = 0;
+
+	TRY(arena_alloc(o->sd->arena, o->entries.n, sizeof *strided, &strided));
+	o->sd->strided = strided;
 	for (uint64_t i = 0; i < o->entries.n; i++) {
 		const struct entry *e = &o->entries.v[i];
-		int64_t dims[2 * GGUF_DIMS_MAX] = { 0 };
-		uint32_t tensor;
-		memcpy(dims + e->ndim, e->shape, e->ndim * sizeof *dims);
-		enum err bad = sdict_add_tensor(o->sd, e->name, e->dtype, e->ndim, e->shape, &tensor);
+		struct sd_loc loc = { file, 0, data + e->offset, e->bytes };
+		enum err bad = OK;
+		if (e->q8_0 && e->bytes) {
+			loc.transform = SD_STRIDED | n;
+			bad = add_strides(o->sd->arena, e, &strided[n++]);
+		}
 		if (!bad)
-			bad = sdict_add_chunk(o->sd, tensor, dims, 0, (struct sd_loc){ file, 0, data + e->offset, e->bytes });
+			bad = add_tensor(o, e, loc);
 		TRY(err_at_fqn(err_at_file(bad, o->name, -1), e->name.p, e->name.n));
 	}
 	return OK;

@@ -449,7 +449,7 @@ static FALLIBLE enum err set_view(struct arena *a, const struct item_tensor *t, 
 
 	TRY(arena_i64(a, t->ndim, &strides));
 	memcpy(strides, t->strides, t->ndim * sizeof *strides);
-	*view = (struct sd_strided){ strides, t->conj, t->neg };
+	*view = (struct sd_strided){ .strides = strides, .conj = t->conj, .neg = t->neg };
 	return OK;
 }
 

@@ -1,6 +1,7 @@
 /* reshard_gguf.c: see reshard_gguf.h. */
 #include "ops/reshard_gguf.h"
 
+#include "plan/companions.h"
 #include "store/assets.h"
 
 static FALLIBLE enum err make_head(struct job *j, struct store_at folder, struct gguf_head *out)
@@ -59,6 +60,8 @@ static FALLIBLE enum err choose(const struct spec *spec, struct gguf_head *h, st
 			*dtype = blocks ? *dtype : spec->dtype.v[i].dtype;
 			break;
 		}
+	if (t->blocks && *dtype != t->dtype)
+		return companions_no_cast(str_of(t->blocks));
 	if (f32 && dtype_is_float(*dtype)) {
 		*dtype = DT_FLOAT32;
 	} else if (blocks && dtype_is_float(*dtype)) {

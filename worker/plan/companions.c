@@ -51,6 +51,6 @@ bool companions_follow(const struct companions *c, struct str main, char room[CO
 
 enum err companions_no_cast(struct str name)
 {
-	return ERR(DTYPE_UNSUPPORTED, "the weight is quantised (%.*s belongs to its codes): a cast would change its values; "
+	return ERR(DTYPE_UNSUPPORTED, "the weight is quantised (%.*s): a cast would change its values; "
 		   "dequantise it first", (int)num_min(name.n, 300), name.p);
 }

@@ -5,7 +5,7 @@
 #include "base/str.h"
 #include "tensor/dtype.h"
 
-/* The error of a cast of a weight that the tensor `name` belongs to. */
+/* The error of a cast of a weight that is quantised: `name` of the tensor that belongs to its codes, or of the type of its blocks. */
 enum err companions_no_cast(struct str name);
 
 /* Can elements of this dtype be codes that scales belong to? */

@@ -107,6 +107,8 @@ static FALLIBLE enum err check_companions(const struct converter *v, const struc
 	struct companions c = { .main = t->fqn };
 	struct str name;
 
+	if (t->blocks && v->rule->kind == CONVERT_DTYPE)
+		return companions_no_cast(str_of(t->blocks));
 	if (!companions_dtype(t->dtype) || v->rule->kind == CONVERT_RENAME || v->rule->kind == CONVERT_DROP)
 		return OK;
 	while (companions_next(&c, &name)) {
@@ -199,7 +201,7 @@ static FALLIBLE enum err stored_tensor(struct converter *v, const struct convert
 	enum dtype to = s->dtypes ? s->dtypes[i] : t->dtype;
 
 	*out = (struct convert_tensor){ .fqn = t->fqn, .stored = t->fqn, .path = t->path, .shape = t->shape, .dtype = to, .ndim = t->ndim,
-					.requires_grad = t->requires_grad };
+					.requires_grad = t->requires_grad, .blocks = t->blocks };
 	TRY(arena_alloc(v->a, t->chunk_count, sizeof *out->views.v, &out->views.v));
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
 		if (!box_empty(t->ndim, s->sd->chunks[c].dims + t->ndim))
@@ -365,6 +367,7 @@ static FALLIBLE enum err put_tensor(const struct convert_tensor *t, struct conve
 
 	TRY(err_at_fqn(sdict_add_tensor(out->sd, t->fqn, t->dtype, t->ndim, t->shape, &index), t->fqn.p, t->fqn.n));
 	out->sd->tensors[index].requires_grad = t->requires_grad;
+	out->sd->tensors[index].blocks = t->blocks;
 	TRY(sdict_rename_path(out->sd, t->path, t->stored, t->fqn, &out->sd->tensors[index].path));
 	for (uint64_t i = 0; i < t->views.n; i++) {
 		const struct view *view = &t->views.v[i];

@@ -17,6 +17,7 @@ struct convert_tensor {
 	enum dtype dtype;
 	uint16_t ndim;
 	bool requires_grad, matches;   /* matches: the rule that is being applied */
+	const char *blocks;            /* see sd_tensor */
 };
 
 struct convert_value {

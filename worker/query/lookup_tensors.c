@@ -63,6 +63,8 @@ static FALLIBLE enum err put_tensor(struct buf *b, const struct sdict *sd, const
 	buf_puts(b, "{\"fqn\":");
 	buf_json_str(b, t->fqn);
 	buf_printf(b, ",\"dtype\":\"%s\",", dtype_name(t->dtype));
+	if (t->blocks)
+		buf_printf(b, "\"blocks\":\"%s\",", t->blocks);
 	put_ints(b, "shape", t->shape, t->ndim);
 	buf_printf(b, ",\"bytes\":%ju,\"path\":", (uintmax_t)bytes);
 	put_path(b, t->path);

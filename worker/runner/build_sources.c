@@ -113,6 +113,7 @@ static FALLIBLE enum err add_strides(struct run_build *b, const struct sd_stride
 	s->strides_at = 1 + b->dims.n;
 	s->conj = view->conj;
 	s->neg = view->neg;
+	s->q8_0 = view->q8_0;
 	if (ndim)
 		memcpy(b->dims.v + b->dims.n, view->strides, ndim * sizeof *view->strides);
 	b->dims.n += ndim;

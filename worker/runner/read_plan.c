@@ -7,6 +7,7 @@
 #include "runner/sums.h"
 #include "tensor/cast.h"
 #include "tensor/linear.h"
+#include "tensor/quant.h"
 #include "tensor/strided.h"
 
 enum {
@@ -20,6 +21,7 @@ void read_plan_free(struct read_plan *g)
 	vec_free(&g->dims);
 	vec_free(&g->subs);
 	vec_free(&g->sub_dims);
+	vec_free(&g->floats);
 }
 
 void read_plan_begin(struct read_plan *g)
@@ -101,7 +103,7 @@ static uint64_t dst_element(const struct run *run, const struct run_dst *d, cons
 /* Do elements change on their way? */
 static bool converts(const struct src_info *info, enum dtype to)
 {
-	return info->dtype != to || info->conj || info->neg || info->cast_count;
+	return info->dtype != to || info->conj || info->neg || info->cast_count || info->q8_0;
 }
 
 /* Through every dtype of the source's casts to the target's. */
@@ -325,6 +327,34 @@ static FALLIBLE enum err fill_whole(struct read_plan *g, struct wave *w, uint32_
 	return OK;
 }
 
+enum { BLOCK_FLOATS = QUANT_Q8_0_FLOATS * sizeof(float) };
+
+/* Stored bytes of elements that begin at byte `first` of them all: whole blocks, if they lie in such. */
+static void stored_range(const struct src_info *info, uint64_t first, uint64_t span, uint64_t *offset, uint64_t *bytes)
+{
+	uint64_t block = first / BLOCK_FLOATS, end = num_div_up(first + span, BLOCK_FLOATS);
+
+	*offset = info->q8_0 ? block * QUANT_Q8_0_BYTES : first;
+	*bytes = info->q8_0 ? (end - block) * QUANT_Q8_0_BYTES : span;
+}
+
+/* The elements of a sub-box that was read: *out, which is good until the next call. */
+static FALLIBLE enum err elements_of(struct read_plan *g, const struct src_info *info, const struct read_plan_sub *sub,
+				     const unsigned char *stored, const unsigned char **out)
+{
+	uint64_t offset, bytes;
+
+	*out = stored;
+	if (!info->q8_0)
+		return OK;
+	stored_range(info, sub->first, sub->span, &offset, &bytes);
+	uint64_t blocks = bytes / QUANT_Q8_0_BYTES;
+	TRY(vec_reserve(&g->floats, blocks * QUANT_Q8_0_FLOATS));
+	quant_q8_0_floats(g->floats.v, stored, blocks);
+	*out = (unsigned char *)g->floats.v + sub->first % BLOCK_FLOATS;
+	return OK;
+}
+
 static FALLIBLE enum err fill_spans(struct read_plan *g, struct wave *w, uint32_t job, const struct src_info *info,
 				    bool *full_out)
 {
@@ -348,7 +378,9 @@ static FALLIBLE enum err fill_spans(struct read_plan *g, struct wave *w, uint32_
 		if (!num_inside(first, span, info->payload_bytes))
 			return sources_at(run, j->src, ERR(FORMAT_ITEM, "the item's record is too short"));
 		unsigned char *into = direct_place(g, j, info, span, off, size);
-		TRY(wave_add(w, s->file, s->offset + info->payload_off + first, span, into, &read, full_out));
+		uint64_t offset, bytes;
+		stored_range(info, first, span, &offset, &bytes);
+		TRY(wave_add(w, s->file, s->offset + info->payload_off + offset, bytes, into, &read, full_out));
 		if (*full_out) { /* once more in the next wave */
 			if (n)
 				memcpy(g->dims.v + j->dims_at + 3 * n, saved, n * sizeof *saved);
@@ -357,6 +389,8 @@ static FALLIBLE enum err fill_spans(struct read_plan *g, struct wave *w, uint32_
 		}
 		TRY(push_sub(g, job, false, into != NULL, n, off, size, &sub));
 		sub->read = read;
+		sub->first = first;
+		sub->span = span;
 	}
 	return OK;
 }
@@ -563,8 +597,9 @@ enum err read_plan_copy(struct read_plan *g, struct wave *w)
 		}
 		for (uint32_t d = 0; d < n; d++)
 			at[d] = g->dims.v[j->dims_at + n + d] + g->sub_dims.v[sub->dims_at + d];
-		TRY(read_plan_place(run, info, j->dst, at, g->sub_dims.v + sub->dims_at + n, wave_data(w, sub->read), j->mem,
-				 j->mem_at));
+		const unsigned char *elements;
+		TRY(elements_of(g, info, sub, wave_data(w, sub->read), &elements));
+		TRY(read_plan_place(run, info, j->dst, at, g->sub_dims.v + sub->dims_at + n, elements, j->mem, j->mem_at));
 	}
 	return OK;
 }

@@ -32,6 +32,7 @@ struct read_plan_sub {
 	uint32_t job, read;
 	bool whole_item, direct;
 	uint64_t dims_at;              /* in g->sub_dims: offsets in the job's box, sizes */
+	uint64_t first, span;          /* bytes of the storage, as elements */
 };
 
 struct read_plan {
@@ -41,6 +42,7 @@ struct read_plan {
 	struct vec(struct read_plan_sub) subs;
 	struct vec(int64_t) sub_dims;
 	uint64_t next_job;
+	struct vec(float) floats;      /* elements of blocks */
 };
 
 void read_plan_free(struct read_plan *g);

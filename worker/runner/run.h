@@ -68,6 +68,7 @@ struct run_src {
 	uint32_t view_of;              /* 1 + the source that this one is a view of, which checks its bytes; 0: none */
 	uint64_t view_at;              /* a view: in dims: first element, then ndim strides, in elements of the other's box in C order */
 	bool conj, neg;                /* PLAIN: lazy bits of a view */
+	bool q8_0;                     /* PLAIN: float32 in C order, stored as blocks (tensor/quant.h) */
 	uint32_t file, ndim, rank;
 	uint32_t fqn_len, digest_count;
 	uint64_t offset, length, fqn_at, dims_at;

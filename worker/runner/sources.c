@@ -5,6 +5,7 @@
 #include "runner/sources.h"
 #include "store/manifest.h"
 #include "tensor/linear.h"
+#include "tensor/quant.h"
 
 enum { WINDOW = 4096, PIECE = 256 << 10 };
 
@@ -245,6 +246,7 @@ static FALLIBLE enum err remember_view(struct sources *s, uint32_t src, const st
 	else
 		TRY(sources_at(s->run, src, place_view(base, box, &of, rs->ndim, sizes, view[0], &info)));
 	sort_dims(&info, rs->ndim, sizes);
+	info.dense = info.dense && !info.q8_0;
 	*out = &s->cache[src & (SRC_CACHE - 1)];
 	**out = info;
 	return OK;
@@ -260,6 +262,11 @@ static void set_view(const struct run *run, struct src_info *info, uint32_t src,
 	info->conj = rs->conj;
 	info->neg = rs->neg;
 	set_strides(info, rs->ndim, sizes, run->dims + rs->strides_at - 1);
+	info->q8_0 = rs->q8_0;
+	if (!info->q8_0)
+		return;
+	info->dense = false;
+	info->payload_bytes = rs->length / QUANT_Q8_0_BYTES * QUANT_Q8_0_FLOATS * sizeof(float);
 }
 
 bool sources_known(struct sources *s, uint32_t src)
@@ -399,7 +406,7 @@ bool sources_row(const struct run *run, const struct run_src *src, const struct 
 	int64_t off[NDIM_MAX], size[NDIM_MAX];
 	uint32_t n = src->ndim, item = dtype_bytes(dtype);
 
-	if (src->dtype != dtype || info->deflated || info->conj || info->neg ||
+	if (src->dtype != dtype || info->deflated || info->q8_0 || info->conj || info->neg ||
 	    !box_intersect(n, so, so + n, dims, dims + n, off, size) || !linear_is_packed(n, info->strides, size))
 		return false;
 	for (uint32_t i = 0; i < n; i++) {

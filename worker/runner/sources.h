@@ -9,6 +9,7 @@
 struct src_info {
 	uint32_t src;                  /* UINT32_MAX: empty */
 	bool conj, neg, deflated, dense;   /* dense: the storage holds the box's elements, each once */
+	bool q8_0;                     /* the storage holds blocks; payload_bytes, offset and strides are of their float32 elements */
 	uint8_t dtype, cast_count;
 	uint8_t casts[VIEW_CASTS_MAX]; /* see run_src */
 	uint64_t payload_off, payload_bytes, stored_bytes, storage_offset;

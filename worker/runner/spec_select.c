@@ -53,6 +53,7 @@ static FALLIBLE enum err copy_tensor(struct selector *s, const struct sdict *fro
 	TRY(rename_fqn(s, t->fqn, &name));
 	TRY(err_at_fqn(sdict_add_tensor(v->sd, name, t->dtype, t->ndim, t->shape, &index), name.p, name.n));
 	v->sd->tensors[index].requires_grad = t->requires_grad;
+	v->sd->tensors[index].blocks = t->blocks;
 	TRY(sdict_rename_path(v->sd, t->path, t->fqn, name, &v->sd->tensors[index].path));
 	v->dtypes[index] = choose_dtype(s, name, t->dtype);
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
@@ -123,6 +124,8 @@ static FALLIBLE enum err check_casts(const struct spec_view *v)
 		const struct sd_tensor *t = &v->sd->tensors[i];
 		struct companions c = { .main = t->fqn };
 		struct str name;
+		if (v->dtypes[i] != t->dtype && t->blocks)
+			return err_at_fqn(companions_no_cast(str_of(t->blocks)), t->fqn.p, t->fqn.n);
 		while (v->dtypes[i] != t->dtype && companions_dtype(t->dtype) && companions_next(&c, &name))
 			if (sdict_tensor(v->sd, name))
 				return err_at_fqn(companions_no_cast(name), t->fqn.p, t->fqn.n);

@@ -51,3 +51,14 @@ void quant_q8_0_part(unsigned char *to, const float *from, uint32_t skip, uint64
 		done += n;
 	}
 }
+
+void quant_q8_0_floats(float *to, const unsigned char *from, uint64_t blocks)
+{
+	for (; blocks; blocks--, from += QUANT_Q8_0_BYTES, to += QUANT_Q8_0_FLOATS) {
+		float scale;
+		enum err e = cast_run(&scale, DT_FLOAT32, from, DT_FLOAT16, 1);
+		must(!e);
+		for (int i = 0; i < QUANT_Q8_0_FLOATS; i++)
+			to[i] = (float)(int8_t)from[2 + i] * scale;
+	}
+}

@@ -46,6 +46,7 @@ struct sd_origin {
 struct sd_strided {
 	const int64_t *strides;       /* ndim, in elements */
 	bool conj, neg;               /* lazy bits: the stored elements are those before conjugation or negation */
+	bool q8_0;                    /* float32 in C order, stored as ggml's blocks Q8_0 (tensor/quant.h) */
 };
 
 /* A range of a file that has a CRC32 of its own, whatever chunks lie in it (a record of a torch.save file). */
@@ -78,6 +79,7 @@ struct sd_tensor {
 	enum dtype dtype;
 	uint16_t ndim;
 	bool requires_grad;
+	const char *blocks;           /* "Q4_K": the bytes are blocks of this type, which dcpd does not work out; NULL: elements */
 	bool q8_0;                    /* of a target: float32 that the file has as ggml's blocks Q8_0 */
 };
 
