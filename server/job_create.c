@@ -138,10 +138,11 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 {
 	struct creation *c = user;
 	const char *what = json_string_value(json_object_get(ok, "what"));
+	bool leads = json_is_true(json_object_get(ok, "leads")); /* to a checkpoint, which the worker finds */
 
 	if (!e && what && strcmp(what, "none") == 0)
 		e = ERR(NOT_FOUND, "there is no such checkpoint");
-	else if (!e && what && strcmp(what, "other") == 0 && !kind_is(c->job->kind, KIND_ANY_FILE))
+	else if (!e && what && strcmp(what, "other") == 0 && !leads && !kind_is(c->job->kind, KIND_ANY_FILE))
 		e = ERR(NOT_A_CHECKPOINT, "what is there is no checkpoint");
 	if (e == ERR_NOT_FOUND || e == ERR_NOT_A_CHECKPOINT) {
 		struct spec *s = &c->job->spec;

@@ -76,12 +76,73 @@ static void test_round_trip(void **state)
 			assert_true(format_file(format_metadata(i), &f) && f.format == i && f.role == FORMAT_METADATA);
 }
 
+/* DeepSpeed's files have their role in its formats, and are files of torch.save by themselves. */
+static void test_zero_names(void **state)
+{
+	static const struct {
+		const char *name;
+		bool is_model;
+		int64_t rank, model_rank;
+	} good[] = {
+		{ "mp_rank_00_model_states.pt", true, -1, 0 },
+		{ "mp_rank_07_model_states.pt", true, -1, 7 },
+		{ "zero_pp_rank_12_mp_rank_00_model_states.pt", true, 12, 0 },
+		{ "zero_pp_rank_3_mp_rank_01_optim_states.pt", false, 3, 1 },
+		{ "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", false, 0, 0 },
+	};
+	static const char *const bad[] = { "mp_rank_00_optim_states.pt", "mp_rank__model_states.pt",
+					   "zero_pp_rank_01_mp_rank_00_optim_states.pt",
+					   "x_zero_pp_rank_1_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pth", "_model_states.pt",
+					   "mp_rank_99999999999999999999_model_states.pt" };
+	static const char *const parts[] = { "zero/a.b/fp32.pt", "zero/optimizer_state.pt" };
+	struct format_zero_name is;
+	struct format_file f;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+		assert_true(format_zero_name(good[i].name, &is));
+		assert_true(is.is_model == good[i].is_model && is.rank == good[i].rank && is.model_rank == good[i].model_rank);
+		assert_true(format_file_in(FORMAT_ZERO, good[i].name, &f) && f.role == FORMAT_PAYLOAD && f.rank == is.rank);
+		assert_true(format_file(good[i].name, &f) && f.format == FORMAT_TORCH);
+	}
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+		assert_false(format_zero_name(bad[i], &is));
+	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+		assert_true(format_file_in(FORMAT_ZERO_UNIVERSAL, parts[i], &f) && f.role == FORMAT_PAYLOAD);
+	assert_true(format_folder("zero/") && format_folder("zero/a/") && !format_folder("zero/a/b/") && !format_folder("data/"));
+}
+
+/* A folder of steps leads to the one that `latest` names, or to the last. */
+static void test_steps(void **state)
+{
+	struct format_listing l = { 0 };
+
+	(void)state;
+	format_listing_add(&l, "global_step9/");
+	format_listing_add(&l, "global_step10/");
+	format_listing_add(&l, "global_step10_universal/");
+	format_listing_add(&l, "global_step11");
+	assert_true(format_of_listing(&l) == FORMAT_NONE && !l.pointer);
+	assert_string_equal(l.step, "global_step10");
+	format_listing_add(&l, "latest_universal");
+	assert_string_equal(l.pointer, "latest_universal");
+	format_listing_add(&l, "latest");
+	format_listing_add(&l, "latest_universal");
+	assert_string_equal(l.pointer, "latest");
+	format_listing_add(&l, "zero/");
+	assert_int_equal(format_of_listing(&l), FORMAT_NONE);
+	format_listing_add(&l, "mp_rank_00_model_states.pt");
+	assert_int_equal(format_of_listing(&l), FORMAT_ZERO_UNIVERSAL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_names),
 		cmocka_unit_test(test_listings),
 		cmocka_unit_test(test_round_trip),
+		cmocka_unit_test(test_zero_names),
+		cmocka_unit_test(test_steps),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

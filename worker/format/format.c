@@ -114,6 +114,59 @@ static enum format_role torch_file(struct str name, int64_t *rank)
 	return str_ends(name, ".pt") || str_ends(name, ".pth") || str_ends(name, ".bin") ? FORMAT_PAYLOAD : FORMAT_OTHER;
 }
 
+/* With zeros in front: DeepSpeed writes mp_rank_00. */
+static bool take_padded(struct str *s, int64_t *out)
+{
+	uint64_t v;
+	size_t n = s->n;
+
+	while (n && s->p[n - 1] >= '0' && s->p[n - 1] <= '9')
+		n--;
+	if (s->n - n > 9 || !str_to_u64((struct str){ s->p + n, s->n - n }, &v) || v >= FORMAT_RANKS_MAX)
+		return false;
+	*out = (int64_t)v;
+	s->n = n;
+	return true;
+}
+
+bool format_zero_name(const char *name, struct format_zero_name *out)
+{
+	struct str s = str_of(name);
+
+	*out = (struct format_zero_name){ .rank = -1 };
+	out->is_model = take_word(&s, "_model_states.pt");
+	if ((!out->is_model && !take_word(&s, "_optim_states.pt")) || !take_padded(&s, &out->model_rank) || !take_word(&s, "mp_rank_"))
+		return false;
+	if (s.n == 0)
+		return out->is_model;
+	return take_word(&s, "_") && take_number(&s, &out->rank) && take_word(&s, "zero_pp_rank_") &&
+	       (s.n == 0 || str_is(s, "bf16_") || str_is(s, "fp16_"));
+}
+
+/* Files of layers and experts count, too: who opens the checkpoint says that they are not read. */
+static enum format_role zero_file(struct str name, int64_t *rank)
+{
+	struct format_zero_name is;
+
+	if (!str_ends(name, "_optim_states.pt") && !str_ends(name, "_model_states.pt") && !str_ends(name, "-model_states.pt"))
+		return FORMAT_OTHER;
+	if (memchr(name.p, '/', name.n))
+		return FORMAT_OTHER;
+	if (format_zero_name(name.p, &is)) /* names of files end with a NUL */
+		*rank = is.rank;
+	return FORMAT_PAYLOAD;
+}
+
+/* zero/optimizer_state.pt, zero/FQN/STATE.pt */
+static enum format_role zero_universal_file(struct str name, int64_t *rank)
+{
+	if (!str_starts(name, "zero/"))
+		return zero_file(name, rank);
+	if (str_ends(name, "/"))
+		return name.n > 6 && memchr(name.p + 5, '/', name.n - 6) ? FORMAT_OTHER : FORMAT_FOLDER;
+	return str_ends(name, ".pt") ? FORMAT_PAYLOAD : FORMAT_OTHER;
+}
+
 static enum format_role npz_file(struct str name, int64_t *rank)
 {
 	(void)rank;
@@ -193,6 +246,21 @@ bool format_file(const char *name, struct format_file *out)
 	return false;
 }
 
+bool format_file_in(enum format f, const char *name, struct format_file *out)
+{
+	*out = (struct format_file){ f, FORMAT_OTHER, -1 };
+	if (f != FORMAT_NONE)
+		out->role = rows[f].file(str_of(name), &out->rank);
+	return out->role != FORMAT_OTHER || format_file(name, out);
+}
+
+bool format_folder(const char *path)
+{
+	struct format_file file;
+
+	return format_file(path, &file) && file.role == FORMAT_FOLDER;
+}
+
 bool format_is_file(enum format f)
 {
 	return rows[f].ends && rows[f].ends[0];
@@ -222,17 +290,30 @@ bool format_denied(enum format f, const void *first, size_t n)
 
 void format_listing_add(struct format_listing *l, const char *name)
 {
-	struct format_file file;
+	struct str step = str_of(name), digits;
+	uint64_t number;
+	int64_t rank;
 
-	if (format_file(name, &file) && file.role == rows[file.format].mark)
-		l->marks[file.format] = true;
+	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++)
+		l->roles[f] |= 1u << rows[f].file(str_of(name), &rank);
+	if (strcmp(name, "latest") == 0 || (!l->pointer && strcmp(name, "latest_universal") == 0))
+		l->pointer = strcmp(name, "latest") == 0 ? "latest" : "latest_universal";
+	if (!str_starts(step, "global_step") || !take_word(&step, "/") || step.n >= sizeof l->step)
+		return;
+	digits = (struct str){ step.p + 11, step.n - 11 };
+	if (str_to_u64(digits, &number) && (!l->step[0] || number > l->step_number)) {
+		l->step_number = number;
+		snprintf(l->step, sizeof l->step, "%.*s", (int)step.n, step.p);
+	}
 }
 
 enum format format_of_listing(const struct format_listing *l)
 {
-	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++)
-		if (l->marks[f])
+	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++) {
+		unsigned want = 1u << rows[f].mark | (rows[f].mark == FORMAT_FOLDER ? 1u << FORMAT_PAYLOAD : 0);
+		if (rows[f].mark != FORMAT_OTHER && (l->roles[f] & want) == want)
 			return f;
+	}
 	return FORMAT_NONE;
 }
 

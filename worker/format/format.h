@@ -18,6 +18,7 @@ enum format_role {
 	FORMAT_PAYLOAD,
 	FORMAT_METADATA,
 	FORMAT_TEMPORARY,              /* metadata that PyTorch has not renamed yet */
+	FORMAT_FOLDER,                 /* a folder, its name followed by '/': payload files are in it, and in its folders */
 };
 
 enum format {
@@ -46,6 +47,10 @@ const char *format_heads(enum format f);
 
 /* Tells format, role and rank of a file by its name. False: no format has such a file (role FORMAT_OTHER). */
 bool format_file(const char *name, struct format_file *out);
+/* The same of a file in a checkpoint of that format. Names of files in folders are paths. */
+bool format_file_in(enum format f, const char *name, struct format_file *out);
+/* Is a folder of this path, which ends with '/', part of a checkpoint of any format? */
+bool format_folder(const char *path);
 bool format_is_file(enum format f);            /* one file may be a whole checkpoint of the format */
 /* The format of a checkpoint that is one file, by its name; by its first bytes, which count more: FORMAT_FIRST_BYTES of them, or all. */
 enum { FORMAT_FIRST_BYTES = 512 };
@@ -62,9 +67,20 @@ struct format_rank_name {
 };
 bool format_rank_name(const char *name, struct format_rank_name *out);
 
-/* The names in a directory, one by one, and the format that they say it has. */
+/* `[bf16_|fp16_]zero_pp_rank_{R}_mp_rank_{M}_(model|optim)_states.pt`, `mp_rank_{M}_model_states.pt`: files of DeepSpeed's. */
+struct format_zero_name {
+	int64_t rank, model_rank;      /* data parallel, -1: of all ranks; model parallel */
+	bool is_model;                 /* model_states, not optim_states */
+};
+bool format_zero_name(const char *name, struct format_zero_name *out);
+
+/* The names in a directory, one by one, those of folders followed by '/', and the format that they say it has. */
 struct format_listing {
-	bool marks[FORMAT_COUNT];
+	unsigned roles[FORMAT_COUNT];  /* bits: 1 << role */
+	/* A directory of no format may hold checkpoints, of which it stands for the one that this file names, or for the last step. */
+	const char *pointer;           /* NULL: none */
+	uint64_t step_number;
+	char step[FORMAT_FILE_MAX];    /* "": none */
 };
 void format_listing_add(struct format_listing *l, const char *name);
 enum format format_of_listing(const struct format_listing *l);
@@ -105,7 +121,7 @@ FALLIBLE enum err format_plan_files(enum format f, const struct file_plan_target
 FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink,
 				      void *user);
 
-/* The readers of formats.def: dcp_open.c, hf_open.c, torch_open.c. */
+/* The readers of formats.def, each in its NAME_open.c. */
 FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
@@ -113,3 +129,5 @@ FALLIBLE enum err format_open_npz(const struct format_source *s, struct sdict **
 FALLIBLE enum err format_open_gguf(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_zero(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_zero_universal(const struct format_source *s, struct sdict **out);

@@ -362,7 +362,7 @@ static FALLIBLE enum err open_within(const struct item_source *src, uint64_t pic
 }
 
 /* The pickles of a stream do not say how long they are: as much as the first try takes is enough for nearly all. */
-enum err torch_file_open(const struct item_source *src, struct torch_file *out)
+static FALLIBLE enum err open_source(const struct item_source *src, struct torch_file *out)
 {
 	unsigned char first[TORCH_FILE_FIRST];
 	size_t n = (size_t)num_min(src->length, sizeof first);
@@ -380,6 +380,51 @@ enum err torch_file_open(const struct item_source *src, struct torch_file *out)
 			return e;
 		err_clear();
 	}
+}
+
+enum err torch_file_open(const struct format_source *s, const char *name, struct torch_file *out)
+{
+	struct format_part part;
+	struct item_source src;
+
+	*out = (struct torch_file){ 0 };
+	enum err e = format_part_of(s, name, &part, &src);
+	if (!e)
+		e = open_source(&src, out);
+	return err_at_file(e, name, -1);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- leaves */
+
+struct str torch_leaf_tail(const struct torch_leaf *leaf, uint32_t skip)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < skip; i++) {
+		const struct sd_path_part *part = &leaf->path.parts[i];
+		at += (part->key.p ? part->key.n : (size_t)snprintf(NULL, 0, "%jd", (intmax_t)part->index)) + 1;
+	}
+	return at < leaf->fqn.n ? (struct str){ leaf->fqn.p + at, leaf->fqn.n - at } : STR("");
+}
+
+enum err torch_leaf_move(struct arena *a, struct torch_leaf *leaf, uint32_t skip, struct str below)
+{
+	struct str tail = torch_leaf_tail(leaf, skip);
+	uint32_t count = leaf->path.count - skip, more = below.n > 0;
+	struct sd_path_part *parts;
+	char *fqn;
+
+	TRY(arena_alloc(a, below.n + more + tail.n + 1, 1, &fqn));
+	TRY(arena_alloc(a, count + more, sizeof *parts, &parts));
+	memcpy(fqn, below.p, below.n);
+	memcpy(fqn + below.n, ".", more);
+	memcpy(fqn + below.n + more, tail.p, tail.n);
+	memcpy(parts + more, leaf->path.parts + skip, count * sizeof *parts);
+	if (more)
+		TRY(arena_str(a, below, &parts[0].key));
+	leaf->fqn = (struct str){ fqn, below.n + more + tail.n };
+	leaf->path = (struct sd_path){ parts, count + more };
+	return OK;
 }
 
 /* As a torch.save archive of its own. */
@@ -430,10 +475,14 @@ static FALLIBLE enum err reserve_views(const struct torch_file *f, struct sdict 
 	uint64_t before = 0, more = 0;
 	struct sd_strided *all;
 
-	for (uint64_t i = 0; i < sd->chunk_count; i++)
-		before += sd_strided_of(sd, sd->chunks[i].loc) != NULL;
 	for (uint64_t i = 0; i < f->leaves.n; i++)
 		more += f->leaves.v[i].is_tensor && is_view(&f->leaves.v[i].tensor);
+	*first_out = NULL;
+	*index_out = 0;
+	if (more == 0)
+		return OK;
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		before += sd_strided_of(sd, sd->chunks[i].loc) != NULL;
 	TRY(arena_alloc(sd->arena, before + more, sizeof *all, &all));
 	if (before)
 		memcpy(all, sd->strided, before * sizeof *all);
@@ -480,19 +529,24 @@ static int by_offset(const void *a, const void *b)
 
 enum err torch_file_add_records(const struct torch_file *f, struct sdict *sd, uint32_t file)
 {
-	struct sd_record *all;
-	uint64_t n = sd->record_count;
+	uint64_t n = sd->record_count, need = n + f->storages.n, cap;
+	struct sd_record *all = sd->records;
 
-	TRY(arena_alloc(sd->arena, n + f->storages.n, sizeof *all, &all));
-	if (n)
-		memcpy(all, sd->records, n * sizeof *all);
+	if (need > sd->record_cap) {
+		cap = num_max(need, 2 * n);
+		TRY(arena_alloc(sd->arena, cap, sizeof *all, &all));
+		if (n)
+			memcpy(all, sd->records, n * sizeof *all);
+		sd->records = all;
+		sd->record_cap = cap;
+	}
 	for (uint64_t i = 0; i < f->storages.n; i++) {
 		const struct torch_storage *s = &f->storages.v[i];
 		if (s->crc_known)
 			all[n++] = (struct sd_record){ file, s->crc32, s->offset, s->says.bytes };
 	}
-	qsort(all + sd->record_count, n - sd->record_count, sizeof *all, by_offset);
-	sd->records = all;
+	if (n > sd->record_count)
+		qsort(all + sd->record_count, n - sd->record_count, sizeof *all, by_offset);
 	sd->record_count = n;
 	return OK;
 }

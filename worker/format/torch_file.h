@@ -10,6 +10,7 @@
 #pragma once
 #include "base/map.h"
 #include "base/vec.h"
+#include "format/format.h"
 #include "format/torch_item_graph.h"
 #include "tensor/sdict.h"
 
@@ -55,10 +56,15 @@ struct torch_file {
 enum { TORCH_FILE_FIRST = 512 };
 bool torch_file_is(const void *first, size_t n);
 
-/* `src` must stay as long as the file. ERR_FORMAT_ZIP, ERR_FORMAT_PICKLE, ERR_FORMAT_ITEM, ERR_FORMAT_UNSUPPORTED (a class or container
+/* A file of a source; errors name it. ERR_FORMAT_ZIP, ERR_FORMAT_PICKLE, ERR_FORMAT_ITEM, ERR_FORMAT_UNSUPPORTED (a class or container
  * that is refused by name), ERR_DTYPE_UNSUPPORTED, ERR_LIMIT_EXCEEDED; with FQN and offset where there are any. */
-FALLIBLE enum err torch_file_open(const struct item_source *src, struct torch_file *out);
+FALLIBLE enum err torch_file_open(const struct format_source *s, const char *name, struct torch_file *out);
 void torch_file_close(struct torch_file *f);             /* for CLEANUP too */
+
+/* The FQN of a leaf behind the first `skip` parts of its path. */
+struct str torch_leaf_tail(const struct torch_leaf *leaf, uint32_t skip);
+/* Takes a leaf out of the first `skip` parts of its path, and puts it below a new one; "": none. arena: of FQN and path. */
+FALLIBLE enum err torch_leaf_move(struct arena *a, struct torch_leaf *leaf, uint32_t skip, struct str below);
 
 /* Adds all leaves to an sdict, as tensors of one chunk and values of `rank`. file: its number in the sdict. */
 FALLIBLE enum err torch_file_add(const struct torch_file *f, struct sdict *sd, uint32_t file, uint32_t rank);

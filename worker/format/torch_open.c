@@ -19,11 +19,8 @@ static void leave_out(struct hf_index *ix, struct torch_file *f, struct str name
 static enum err open_file(struct hf_index *ix, const char *name, uint32_t file)
 {
 	CLEANUP(torch_file_close) struct torch_file f = { 0 };
-	struct format_part part;
-	struct item_source src;
 
-	TRY(format_part_of(ix->s, name, &part, &src));
-	TRY(torch_file_open(&src, &f));
+	TRY(torch_file_open(ix->s, name, &f));
 	leave_out(ix, &f, str_of(name));
 	return torch_file_add(&f, ix->sd, file, 0);
 }

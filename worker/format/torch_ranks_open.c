@@ -95,25 +95,6 @@ static FALLIBLE enum err check_complete(const struct ranks *r)
 
 /* ------------------------------------------------------------------------------------------------------------ the parts */
 
-static FALLIBLE enum err below_family(struct arena *a, struct str family, struct torch_leaf *leaf)
-{
-	struct sd_path_part *parts;
-	char *fqn;
-
-	if (family.n == 0)
-		return OK;
-	TRY(arena_alloc(a, family.n + 1 + leaf->fqn.n, 1, &fqn));
-	memcpy(fqn, family.p, family.n);
-	fqn[family.n] = '.';
-	memcpy(fqn + family.n + 1, leaf->fqn.p, leaf->fqn.n);
-	leaf->fqn = (struct str){ fqn, family.n + 1 + leaf->fqn.n };
-	TRY(arena_alloc(a, leaf->path.count + 1u, sizeof *parts, &parts));
-	parts[0].key = family;
-	memcpy(parts + 1, leaf->path.parts, leaf->path.count * sizeof *parts);
-	leaf->path = (struct sd_path){ parts, leaf->path.count + 1 };
-	return OK;
-}
-
 static FALLIBLE enum err copy_dims(struct arena *a, uint32_t n, const int64_t *from, const int64_t **out)
 {
 	int64_t *to;
@@ -207,18 +188,15 @@ static FALLIBLE enum err add_leaf(struct ranks *r, const struct torch_file *f, c
 static FALLIBLE enum err open_file(struct ranks *r, const char *name)
 {
 	CLEANUP(torch_file_close) struct torch_file f = { 0 };
-	struct format_part part;
-	struct item_source src;
 	struct format_rank_name is;
 	uint32_t file;
 
 	must(format_rank_name(name, &is));
 	TRY(sdict_add_file(r->sd, str_of(name), (uint32_t)is.rank, &file));
-	TRY(format_part_of(r->s, name, &part, &src));
-	TRY(torch_file_open(&src, &f));
+	TRY(torch_file_open(r->s, name, &f));
 	for (uint64_t i = 0; i < f.leaves.n; i++) {
 		struct torch_leaf *leaf = &f.leaves.v[i];
-		TRY(below_family(f.arena, is.is_model ? STR("") : is.family, leaf));
+		TRY(torch_leaf_move(f.arena, leaf, 0, is.is_model ? STR("") : is.family));
 		TRY(err_at_fqn(add_leaf(r, &f, leaf, file, (uint32_t)is.rank), leaf->fqn.p, leaf->fqn.n));
 	}
 	return torch_file_add_records(&f, r->sd, file);

@@ -13,6 +13,7 @@
 #include "store/commit.h"
 #include "store/identity.h"
 #include "store/owner.h"
+#include "store/parts.h"
 
 enum err lookup_room(const json_t *q, uint64_t bytes)
 {
@@ -50,6 +51,7 @@ static FALLIBLE enum err probe(struct worker *w, const json_t *q, struct buf *ou
 static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *out)
 {
 	const char *name = json_string_value(json_object_get(q, "name"));
+	char led[CHECKPOINT_NAME_MAX];
 	enum format format;
 	struct manifest *m = NULL;
 	uid_t owner = 0;
@@ -69,8 +71,10 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	    checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
 	e = owner_find(store, name, (uid_t)json_integer_value(json_object_get(q, "uid")), &owner);
-	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"owner\":%u,\"job\":",
-		   format == FORMAT_NONE ? "other" : "checkpoint", owner);
+	if (!e)
+		e = checkpoint_follow(store, name, led);
+	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"leads\":%s,\"owner\":%u,\"job\":",
+		   format == FORMAT_NONE ? "other" : "checkpoint", !e && strcmp(led, name) != 0 ? "true" : "false", owner);
 	if (m)
 		buf_json_str(out, str_of(m->job));
 	else
@@ -95,6 +99,7 @@ static void put_time(struct buf *b, time_t t)
 }
 
 struct summary {
+	enum format format;
 	uint64_t bytes;
 	uint32_t world_size;
 	bool dcpd;
@@ -115,14 +120,14 @@ static enum err sum_file(void *user, const char *name, unsigned char)
 		identity_add(&s->id, name, &st);
 	}
 	s->dcpd = s->dcpd || manifest_is(name, &of_rank);
-	if (format_file(name, &file) && file.role == FORMAT_PAYLOAD && file.rank >= s->world_size)
+	if (format_file_in(s->format, name, &file) && file.role == FORMAT_PAYLOAD && file.rank >= s->world_size)
 		s->world_size = (uint32_t)file.rank + 1;
 	return OK;
 }
 
 enum err lookup_put_summary(const struct store *store, const char *path, enum format format, struct buf *out)
 {
-	struct summary s = { .world_size = 1 };
+	struct summary s = { .format = format, .world_size = 1 };
 	char id[IDENTITY_MAX];
 	struct stat st;
 
@@ -130,7 +135,7 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 	identity_begin(&s.id, &st);
 	if (S_ISDIR(st.st_mode)) {
 		TRY(store_enter(store_top(store), path, &s.dir));
-		enum err e = store_list(s.dir, sum_file, &s);
+		enum err e = parts_list(s.dir, sum_file, &s);
 		store_close(&s.dir);
 		TRY(e);
 	} else {
@@ -149,16 +154,16 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 
 static FALLIBLE enum err count_files(const struct checkpoint *c, uint64_t *out);
 
-static enum err count_file(void *user, const char *name, unsigned char)
+static enum err count_file(void *user, const char *name, unsigned char d_type)
 {
-	*(uint64_t *)user += name[0] != '.';
+	*(uint64_t *)user += name[0] != '.' && d_type != DT_DIR;
 	return OK;
 }
 
 static FALLIBLE enum err count_files(const struct checkpoint *c, uint64_t *out)
 {
 	*out = c->single;
-	return c->single ? OK : store_list(c->dir, count_file, out);
+	return c->single ? OK : parts_list(c->dir, count_file, out);
 }
 
 static void put_manifest(struct buf *out, const struct manifest *m)
@@ -194,16 +199,23 @@ static FALLIBLE enum err show_dcp(struct worker *w, const json_t *q, struct buf 
 	return OK;
 }
 
+/* The checkpoint that a question names. */
+static FALLIBLE enum err find(const struct worker *w, const json_t *q, const struct store **store, char name[CHECKPOINT_NAME_MAX],
+			      enum format *format)
+{
+	TRY(store_of(w, q, store));
+	TRY(checkpoint_follow(*store, json_string_value(json_object_get(q, "name")), name));
+	TRY(checkpoint_recognise(*store, name, format));
+	return *format == FORMAT_NONE ? ERR(NOT_FOUND, "there is no checkpoint '%s'", name) : OK;
+}
+
 static FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
 {
-	const char *name = json_string_value(json_object_get(q, "name"));
+	char name[CHECKPOINT_NAME_MAX];
 	const struct store *store;
 	enum format format;
 
-	TRY(store_of(w, q, &store));
-	TRY(checkpoint_recognise(store, name, &format));
-	if (format == FORMAT_NONE)
-		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
+	TRY(find(w, q, &store, name, &format));
 	buf_puts(out, "{");
 	TRY(lookup_put_summary(store, name, format, out));
 	if (format_reads(format))
@@ -244,23 +256,20 @@ static enum err put_file(void *user, const char *name, unsigned char)
 
 static FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct buf *out)
 {
-	const char *name = json_string_value(json_object_get(q, "name"));
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	char name[CHECKPOINT_NAME_MAX];
 	const struct store *store;
 	enum format format;
 	const char *file;
 
-	TRY(store_of(w, q, &store));
-	TRY(checkpoint_recognise(store, name, &format));
-	if (format == FORMAT_NONE)
-		return ERR(NOT_FOUND, "there is no checkpoint '%s'", name);
+	TRY(find(w, q, &store, name, &format));
 	TRY(checkpoint_open_dir(store, name, &dir, &file));
 	if (file || checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
 	struct file_list l = { .out = out, .manifest = m, .dir = dir };
 	buf_puts(out, "{\"files\":[");
-	enum err e = file ? put_file(&l, file, DT_REG) : store_list(dir, put_file, &l);
+	enum err e = file ? put_file(&l, file, DT_REG) : parts_list(dir, put_file, &l);
 	buf_puts(out, "]}");
 	return e;
 }

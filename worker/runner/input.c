@@ -114,12 +114,13 @@ enum err input_open(struct job *j, const struct ref *ref, struct input *out)
  * identity: opening it says why. */
 static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 {
-	char identity[IDENTITY_MAX];
+	char identity[IDENTITY_MAX], name[CHECKPOINT_NAME_MAX];
 	const struct store *store;
 
 	if (ref != &j->spec.source)
 		return OK;
-	if (stores_find(&j->worker->stores, ref->storage.p, &store) || identity_of(store_top(store), ref->name.p, identity)) {
+	if (stores_find(&j->worker->stores, ref->storage.p, &store) || checkpoint_follow(store, ref->name.p, name) ||
+	    identity_of(store_top(store), name, identity)) {
 		err_clear();
 		return OK;
 	}

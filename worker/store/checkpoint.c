@@ -9,9 +9,11 @@
 #include "format/dcp_meta.h"
 #include "format/torch_item.h"
 #include "io/digest.h"
+#include "store/parts.h"
 #include "tensor/box.h"
 
-enum { METADATA_MAX = 1 << 30, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100, SAMPLES = 8, SAMPLE_MAX = 16 << 20 };
+enum { METADATA_MAX = 1 << 30, PAYLOAD_SMALL = 64 << 20, DEFLATE_MOST = 1100, SAMPLES = 8, SAMPLE_MAX = 16 << 20,
+       POINTER_MAX = 255 };
 
 void checkpoint_free(struct checkpoint *c)
 {
@@ -54,8 +56,11 @@ void checkpoint_free_ptr(struct checkpoint **c)
 
 static enum err look(void *user, const char *name, unsigned char d_type)
 {
-	if (d_type != DT_DIR)
-		format_listing_add(user, name);
+	char folder[256];
+
+	if (d_type == DT_DIR && snprintf(folder, sizeof folder, "%s/", name) >= (int)sizeof folder)
+		return OK;
+	format_listing_add(user, d_type == DT_DIR ? folder : name);
 	return OK;
 }
 
@@ -106,6 +111,58 @@ enum err checkpoint_recognise(const struct store *store, const char *name, enum 
 	e = checkpoint_format_of_dir(dir, out);
 	store_close(&dir);
 	return e;
+}
+
+/* Names the directory that a file like DeepSpeed's `latest` names. */
+static FALLIBLE enum err read_pointer(struct store_at dir, const char *pointer, char step[POINTER_MAX + 1])
+{
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
+	uint64_t n = 0;
+
+	enum err e = store_get(dir, pointer, POINTER_MAX, &bytes, &n, NULL);
+	if (e == ERR_LIMIT_EXCEEDED)
+		e = ERR(FORMAT_METADATA, "the file should name a folder beside it, in %d bytes at most", POINTER_MAX);
+	TRY(err_at_file(e, pointer, -1));
+	const char *p = bytes;
+	while (n && (p[n - 1] == '\n' || p[n - 1] == '\r' || p[n - 1] == ' '))
+		n--;
+	struct str name = { p, n };
+	if (n == 0 || memchr(p, '/', n) || memchr(p, '\0', n) || str_is(name, ".") || str_is(name, ".."))
+		return err_at_file(ERR(FORMAT_METADATA, "the file should name a folder beside it"), pointer, 0);
+	memcpy(step, p, n);
+	step[n] = '\0';
+	return OK;
+}
+
+enum err checkpoint_follow(const struct store *store, const char *name, char out[CHECKPOINT_NAME_MAX])
+{
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	struct format_listing l = { 0 };
+	char step[POINTER_MAX + 1];
+	struct stat st;
+
+	if ((size_t)snprintf(out, CHECKPOINT_NAME_MAX, "%s", name) >= CHECKPOINT_NAME_MAX)
+		return ERR(NAME_INVALID, "a name of %zu bytes", strlen(name));
+	enum err e = store_stat(store_top(store), name, &st);
+	if (e == ERR_NOT_FOUND || (!e && !S_ISDIR(st.st_mode)))
+		return OK;
+	if (!e)
+		e = store_enter(store_top(store), name, &dir);
+	if (!e)
+		e = store_list(dir, look, &l);
+	TRY(e);
+	if (format_of_listing(&l) != FORMAT_NONE || (!l.pointer && !l.step[0]))
+		return OK;
+	if (l.pointer)
+		TRY(read_pointer(dir, l.pointer, step));
+	const char *to = l.pointer ? step : l.step;
+	e = store_stat(dir, to, &st);
+	if (e == ERR_NOT_FOUND)
+		return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "it names '%s', which is not there", to), l.pointer ? l.pointer : to, 0);
+	TRY(e);
+	if ((size_t)snprintf(out, CHECKPOINT_NAME_MAX, "%s/%s", name, to) >= CHECKPOINT_NAME_MAX)
+		return ERR(NAME_INVALID, "a name of %zu bytes", strlen(name) + strlen(to) + 1);
+	return OK;
 }
 
 /* --------------------------------------------------------------------------------------------------------- read */
@@ -414,7 +471,7 @@ static enum err note_file(void *user, const char *name, unsigned char)
 	struct format_file file;
 	struct found *f;
 
-	if (!format_file(name, &file))
+	if (!format_file_in(l->c->format, name, &file) || file.role == FORMAT_FOLDER)
 		return OK;
 	if (file.role == FORMAT_PAYLOAD && file.rank >= l->c->world_size) /* a file that holds nothing is named by no item */
 		l->c->world_size = (uint32_t)file.rank + 1;
@@ -471,7 +528,7 @@ static FALLIBLE enum err open_format(struct checkpoint *c, const char *single)
 {
 	struct listing l = { .c = c };
 
-	enum err e = single ? note_single(&l, single) : store_list(c->dir, note_file, &l);
+	enum err e = single ? note_single(&l, single) : parts_list(c->dir, note_file, &l);
 	if (!e)
 		e = open_listed(c, &l);
 	store_close(&c->reading);
@@ -645,8 +702,9 @@ enum err checkpoint_open_instead(const struct stores *stores, const struct ref *
 	if (ref->kind != REF_CHECKPOINT || ref->name.n >= sizeof c->name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
 	TRY(stores_find(stores, ref->storage.p, &c->store));
-	memcpy(c->name, ref->name.p, ref->name.n);
-	enum err e = read_checkpoint(c);
+	enum err e = checkpoint_follow(c->store, ref->name.p, c->name);
+	if (!e)
+		e = read_checkpoint(c);
 	if (e == ERR_NOT_FOUND)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", ref->storage.p, ref->name.p);
 	TRY(e);

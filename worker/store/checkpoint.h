@@ -8,6 +8,8 @@
 #include "store/store.h"
 #include "tensor/sdict.h"
 
+enum { CHECKPOINT_NAME_MAX = 4096 };
+
 /* Facts that a repair knows better than the files say (checkpoint_open_instead). */
 struct checkpoint_instead {
 	enum format format;            /* FORMAT_NONE: as the files say */
@@ -22,11 +24,11 @@ struct checkpoint {
 	uint32_t shares;               /* to be freed so many times more */
 	enum format format;
 	const struct store *store;
-	char name[4096];               /* in the store */
+	char name[CHECKPOINT_NAME_MAX]; /* in the store */
 	bool single;                   /* `name` is a file, which is the whole checkpoint */
 	struct store_at dir;           /* with its files */
 	struct store_at reading;       /* while it is opened: the file of this name */
-	char reading_name[256];
+	char reading_name[1024];
 	struct sdict *sd;
 	struct manifest *manifest;     /* NULL: not ours, or outdated */
 	char outdated[64];             /* "": none; else the metadata file that PyTorch has written since, with all others */
@@ -45,6 +47,10 @@ FALLIBLE enum err checkpoint_recognise(const struct store *store, const char *na
 /* The same of a file of a directory. Its contents count more than its name. */
 FALLIBLE enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out);
 FALLIBLE enum err checkpoint_format_of_dir(struct store_at dir, enum format *out);
+/* The name of the checkpoint that `name` stands for: `name` itself, or, if that is a folder of no format in which training left its steps
+ * (DeepSpeed: a file `latest`, folders global_stepN), the step that `latest` names; without such a file, the last one.
+ * ERR_CHECKPOINT_INCOMPLETE: the step is not there. */
+FALLIBLE enum err checkpoint_follow(const struct store *store, const char *name, char out[CHECKPOINT_NAME_MAX]);
 /* The directory that its files are in; *file_out: the last part of `name` if that is a file, which is all of it then; else NULL. */
 FALLIBLE enum err checkpoint_open_dir(const struct store *store, const char *name, struct store_at *out, const char **file_out);
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),

@@ -7,7 +7,7 @@
 #include "format/format.h"
 #include "io/digest.h"
 #include "store/manifest.h"
-#include "store/store.h"
+#include "store/parts.h"
 
 /* A manifest counts as metadata. */
 static enum format_role role_of(const char *name)
@@ -84,7 +84,7 @@ enum err identity_of(struct store_at folder, const char *name, char out[IDENTITY
 	identity_begin(&walk.id, &st);
 	walk.dir = dir;
 	if (dir.store)
-		TRY(store_list(dir, add_file, &walk));
+		TRY(parts_list(dir, add_file, &walk));
 	identity_text(&walk.id, out);
 	return OK;
 }

@@ -123,8 +123,8 @@ struct sdict {
 	struct str *transforms;       /* descriptor lists joined by ' ' in stored order, e.g. "stream.zstd/1" */
 	uint64_t transform_count, transform_cap;
 	const struct sd_strided *strided; /* as long-lived as origins */
-	const struct sd_record *records; /* sorted by file and offset, apart from each other; as long-lived as origins */
-	uint64_t record_count;
+	struct sd_record *records;     /* sorted by file and offset, apart from each other; as long-lived as origins */
+	uint64_t record_count, record_cap; /* room only in the sdict that they were added to */
 	const struct sd_origin *origins; /* of spooled items; in the arena of the checkpoint's sdict, which outlives the others */
 	bool has_paths;               /* false: planner_data was None */
 	struct table(struct table_item) names; /* by FQN; see sdict_find */
