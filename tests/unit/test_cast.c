@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "tensor/cast.h"
 
 static void check(enum dtype from, const void *src, enum dtype to, const void *want, size_t n)
@@ -103,6 +104,34 @@ static void long_runs(void **state)
 	T_OK(cast_run(wide, DT_FLOAT64, in, DT_FLOAT32, 0));
 }
 
+/* Long runs take other ways than single elements: tables, hardware, no block between. Any bits, at odd addresses, to the same bits. */
+static void long_runs_are_their_elements(void **state)
+{
+	enum { N = 65536 + 13 };
+	unsigned char *in = mem_alloc(16 * N + 1), *run = mem_alloc(16 * N + 1), *one = mem_alloc(16 * N + 1);
+
+	(void)state;
+	srandom(1);
+	for (uint32_t i = 0; i < 16 * N + 1; i++)
+		in[i] = (unsigned char)random();
+	for (uint32_t pair = 0; pair < DT_COUNT * DT_COUNT; pair++) {
+		enum dtype from = (enum dtype)(pair / DT_COUNT), to = (enum dtype)(pair % DT_COUNT);
+		uint32_t a = dtype_bytes(from), b = dtype_bytes(to), n = from == DT_FLOAT16 || from == DT_BFLOAT16 ? N : 5001;
+		if (to == from || cast_check(to, from) != OK)
+			continue;
+		for (uint16_t code = 0; n == N && code < 0xFFFF; code++)
+			memcpy(in + 1 + 2 * code, &code, 2);
+		T_OK(cast_run(run + 1, to, in + 1, from, n));
+		for (uint32_t i = 0; i < n; i++)
+			T_OK(cast_run(one + 1 + i * b, to, in + 1 + i * a, from, 1));
+		if (memcmp(run + 1, one + 1, (size_t)n * b) != 0)
+			T_FAIL("%s to %s", dtype_name(from), dtype_name(to));
+	}
+	mem_free(in);
+	mem_free(run);
+	mem_free(one);
+}
+
 static void float4_goes_nowhere(void **state)
 {
 	uint8_t in[3] = { 1, 2, 3 }, out[16];
@@ -141,6 +170,7 @@ int main(void)
 		cmocka_unit_test(integers),
 		cmocka_unit_test(complex_parts),
 		cmocka_unit_test(long_runs),
+		cmocka_unit_test(long_runs_are_their_elements),
 		cmocka_unit_test(float4_goes_nowhere),
 		cmocka_unit_test(lazy_bits),
 	};

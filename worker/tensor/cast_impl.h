@@ -57,34 +57,33 @@ static inline uint16_t f16_encode(float f)
 	return (uint16_t)(h | (u >> 16 & 0x8000));
 }
 
-/* A kind of 8-bit float. Codes from `over` on are out of range. */
+/* A kind of 8-bit float. */
 struct f8 {
 	unsigned mantissa_bits, bias;
-	uint32_t over_bits;              /* the float from which on the value does not fit */
-	uint8_t over, nan;               /* what it becomes; what NaN becomes */
+	uint32_t most;                   /* all beyond has this float's code: 448 (e4m3fn saturates), 2^16 (Inf), 2^8 or 2^16 (NaN) */
+	uint8_t nan;                     /* the code of NaN */
 	bool unsigned_zero;              /* fnuz: 0x80 is the only NaN, there is no -0 */
 };
 
-static const struct f8 f8_e4m3fn = { 3, 7, 0x43E80000, 0x7E, 0x7F, false }; /* saturates */
-static const struct f8 f8_e5m2 = { 2, 15, 0x47800000, 0x7C, 0x7F, false };
-static const struct f8 f8_e4m3fnuz = { 3, 8, 0x43800000, 0x80, 0x80, true };
-static const struct f8 f8_e5m2fnuz = { 2, 16, 0x47800000, 0x80, 0x80, true };
+static const struct f8 f8_e4m3fn = { 3, 7, 0x43E00000, 0x7F, false };
+static const struct f8 f8_e5m2 = { 2, 15, 0x47800000, 0x7F, false };
+static const struct f8 f8_e4m3fnuz = { 3, 8, 0x43800000, 0x80, true };
+static const struct f8 f8_e5m2fnuz = { 2, 16, 0x47800000, 0x80, true };
 
 /* Every branch is worked out and one result chosen, as vectors do it. */
 static inline uint8_t f8_encode(const struct f8 *k, float f)
 {
-	uint32_t u = f32_bits(f), a = u & 0x7FFFFFFF, drop = 23 - k->mantissa_bits;
+	uint32_t u = f32_bits(f), any = u & 0x7FFFFFFF, a = any < k->most ? any : k->most, drop = 23 - k->mantissa_bits;
 	uint32_t smallest = (128 - k->bias) << 23;       /* the smallest normal value */
 	uint32_t magic = (128 - k->bias + drop) << 23;   /* its last bit is the smallest subnormal: adding it rounds as wanted */
 	uint32_t low = f32_bits(f32_of(a) + f32_of(magic)) - magic;
 	uint32_t normal = (a - ((127 - k->bias) << 23) + (1u << (drop - 1)) - 1 + (a >> drop & 1)) >> drop;
 	uint32_t code = a < smallest ? low : normal, sign = u >> 24 & 0x80;
 
-	code = a >= k->over_bits ? k->over : code;
-	code = a > 0x7F800000 ? k->nan : code;
+	code = any > 0x7F800000 ? k->nan : code;
 	if (!k->unsigned_zero)
 		return (uint8_t)(code | sign);
-	return (uint8_t)(code == 0 ? 0 : code >= 0x80 ? 0x80 : code | sign);
+	return (uint8_t)(code == 0 ? 0 : code | sign);
 }
 
 static inline float f8_decode(const struct f8 *k, uint8_t code)
@@ -95,7 +94,7 @@ static inline float f8_decode(const struct f8 *k, uint8_t code)
 	uint32_t low = f32_bits(f32_of(smallest + (a << drop)) - f32_of(smallest));
 	uint32_t bits = sign | (a >> k->mantissa_bits ? normal : low);
 
-	if (k->over == 0x7C) /* e5m2 is the upper byte of a half */
+	if (k->most == f8_e5m2.most && !k->unsigned_zero) /* e5m2 is the upper byte of a half */
 		return f16_decode((uint16_t)(code << 8));
 	if (k->unsigned_zero)
 		return f32_of(code == 0x80 ? 0x7F800001 : bits);
