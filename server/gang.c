@@ -240,6 +240,7 @@ static void on_worker_ended(struct worker *w, enum err e)
 static void ask(struct gang *g, uint32_t i, uint16_t type, const json_t *body, const int *fds, uint32_t n)
 {
 	g->members[i].asked = true;
+	g->members[i].answered = false;
 	g->members[i].heard_ms = clock_service_ms();
 	worker_set(g->members[i].worker, "busy", g->job);
 	worker_send(g->members[i].worker, type, g->generation, body, fds, n);
@@ -381,7 +382,10 @@ static void on_answer(struct gang *g, struct worker *w, bool done, const json_t 
 
 static void relay_run(struct gang *g, struct worker *w, const struct frame *f, const json_t *body)
 {
-	if (w->index != 0 || f->fd_count < 1 || f->fd_count > RUN_FDS_MAX || g->members[0].answered || (g->count > 1 && g->members[1].asked)) {
+	bool again = g->peers_told; /* a job of several runs, one after the other */
+
+	if (w->index != 0 || f->fd_count < 1 || f->fd_count > RUN_FDS_MAX || g->members[0].answered ||
+	    (g->count > 1 && g->members[1].asked && !again)) {
 		worker_kill(w, ERR(PROTOCOL, "worker %s sent a RUN that does not fit", w->id));
 		return;
 	}
@@ -395,6 +399,7 @@ static void relay_run(struct gang *g, struct worker *w, const struct frame *f, c
 		memcpy(fds, f->fds, f->fd_count * sizeof *fds); /* the run, and its spools */
 		for (uint32_t i = 0; i < g->fd_count; i++)
 			fds[f->fd_count + i] = g->fds[i];
+		g->peers_told = false;
 		for (uint32_t i = 1; i < g->count; i++)
 			ask(g, i, FRAME_RUN, copy, fds, f->fd_count + g->fd_count);
 	}

@@ -148,6 +148,8 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 		struct spec *s = &c->job->spec;
 		struct ref *refs[2][2] = { { &s->source, &s->a }, { &s->target, &s->b } }, **r = refs[c->step == SOURCE_B];
 		const struct ref *ref = r[0]->storage.p ? r[0] : r[1];
+		if (c->step == SOURCE_B && s->base.kind)
+			ref = &s->base;
 		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref->storage.p, ref->name.p) :
 					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref->storage.p, ref->name.p);
 	}
@@ -290,7 +292,9 @@ static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
 	const struct ref *source = job_spec_compares(j) ? &j->spec.a : &j->spec.source;
-	const struct ref *b = kind_is(j->kind, KIND_REMOVES | KIND_REPAIRS) ? &j->spec.target : &j->spec.b;
+	const struct ref *b = kind_is(j->kind, KIND_REMOVES | KIND_REPAIRS) ? &j->spec.target
+			      : j->spec.base.kind			    ? &j->spec.base
+										    : &j->spec.b;
 	const struct ref *target = &j->spec.target;
 	struct storage *st;
 
@@ -311,7 +315,9 @@ static bool ask_step(struct creation *c)
 		c->job->space_needed = j->kind == JOB_SAVE ? job_use_bytes(j->source_use) : 0;
 		for (uint32_t i = 0; i < j->part_count; i++)
 			c->job->space_needed += job_use_bytes(j->part_uses[i]);
-		if ((j->kind != JOB_RESHARD && j->kind != JOB_MERGE) || job_spec_selects(j))
+		source = j->kind == JOB_APPLY ? &j->spec.base : source; /* a delta is as large as it is when all is read */
+		if ((j->kind != JOB_RESHARD && j->kind != JOB_MERGE && j->kind != JOB_APPLY) || job_spec_selects(j) ||
+		    source->kind != REF_CHECKPOINT)
 			return false;
 		ask(c, "show", source, on_size);
 		return true;

@@ -37,7 +37,10 @@ static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, 
 	}
 	json_t *one = json_pack("{s:i, s:I, s:o}", "world_size", (int)u->world_size, "generation", (json_int_t)u->generation, "ranks",
 				ranks);
-	if (!one || json_object_set_new(dicts, u->name, one) != 0)
+	char key[STATE_DICT_NAME_MAX + 32];
+	bool again = json_object_get(dicts, u->name) != NULL; /* another generation of it */
+	snprintf(key, sizeof key, again ? "%s:%ju" : "%s", u->name, (uintmax_t)u->generation);
+	if (!one || json_object_set_new(dicts, key, one) != 0)
 		return ERR(NO_MEMORY, "cannot describe a job");
 	return OK;
 }

@@ -48,7 +48,7 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
-	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b, &j->spec.assets,
+	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b, &j->spec.base, &j->spec.assets,
 					   &j->spec.from };
 	const struct ref *target = &j->spec.target;
 	const struct layout_rules *layout = &j->spec.layout;
@@ -119,6 +119,7 @@ FALLIBLE enum err job_spec_check_free(const struct job *j)
 {
 	TRY(check_target_free(j));
 	TRY(check_quiet(j, &j->spec.source));
+	TRY(check_quiet(j, &j->spec.base));
 	TRY(check_quiet(j, &j->spec.a));
 	TRY(check_quiet(j, &j->spec.b));
 	return check_quiet(j, &j->spec.optimizer_model);

@@ -69,6 +69,20 @@ FALLIBLE enum err job_use_sources(struct job *j)
 	return take_parts(j, &who);
 }
 
+/* It may be another generation of the source. */
+static FALLIBLE enum err use_base(struct job *j, const struct principal *who)
+{
+	struct ref *base = &j->spec.base;
+
+	if (base->kind != REF_STATE_DICT)
+		return OK;
+	TRY(state_dict_use(j->server, who, base->name, base->generation, j->id, &j->other_use));
+	base->generation = j->other_use->generation;
+	if (json_object_set_new(json_object_get(j->request, "base"), "generation", json_integer(base->generation)) != 0)
+		return ERR(NO_MEMORY, "cannot keep a job");
+	return OK;
+}
+
 FALLIBLE enum err job_use_others(struct job *j)
 {
 	struct principal who = job_owner(j);
@@ -82,6 +96,7 @@ FALLIBLE enum err job_use_others(struct job *j)
 		if (b->kind == REF_STATE_DICT && !ref_same(a, b))
 			TRY(state_dict_use(j->server->state_dicts, &who, b->name, b->generation, j->id, &j->other_use));
 	}
+	TRY(use_base(j, &who));
 	return job_use_target(j);
 }
 

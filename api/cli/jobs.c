@@ -30,6 +30,11 @@ static FALLIBLE enum err put_refs(enum job_kind kind, const struct args *a, json
 		return put_sources(a, doc);
 	if (kind_is(kind, KIND_REPAIRS))
 		return request_ref(doc, "target", a->words[0]);
+	if (kind_is(kind, KIND_HAS_BASE)) {
+		TRY(request_ref(doc, "base", a->words[0]));
+		TRY(request_ref(doc, "source", a->words[1]));
+		return request_ref(doc, "target", a->words[2]);
+	}
 	TRY(request_ref(doc, compares ? "a" : "source", a->words[0]));
 	if (a->word_count > 1)
 		return request_ref(doc, compares ? "b" : "target", a->words[1]);

@@ -39,7 +39,7 @@ static void compare(const struct sdict *a, const struct sdict *b)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct dcp_meta_opts opts = { "id", NULL };
+	struct dcp_meta_opts opts = { .checkpoint_id = "id" };
 	struct buf out = BUF_INIT(64 << 20);
 	struct sdict *first, *again, *both;
 

@@ -123,7 +123,7 @@ static void dump(const struct sdict *sd)
 
 static void rewrite(const struct sdict *sd, const char *path)
 {
-	struct dcp_meta_opts opts = { "rewritten", "00000000-0000-4000-8000-000000000000" };
+	struct dcp_meta_opts opts = { .checkpoint_id = "rewritten", .save_id = "00000000-0000-4000-8000-000000000000" };
 	FILE *f = fopen(path, "wb");
 
 	if (!f || dcp_meta_write(sd, &opts, to_file, f))

@@ -11,7 +11,7 @@ static enum err into_buf(void *user, const void *bytes, size_t n)
 	return OK;
 }
 
-static const struct dcp_meta_opts opts = { NULL, "6f1c9d0e-0000-4000-8000-000000000000" };
+static const struct dcp_meta_opts opts = { .save_id = "6f1c9d0e-0000-4000-8000-000000000000" };
 
 /* Two ranks' rows of "w", a scalar, and a value in a second file with a transform. */
 static struct sdict *sample(uint32_t first_rank)

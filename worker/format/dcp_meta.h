@@ -15,9 +15,11 @@ FALLIBLE enum err dcp_meta_union(struct sdict *const *parts, uint32_t count, str
 
 /* Streams the pickle through `sink` in pieces; sink's error is returned. Every chunk and value must have a loc. */
 typedef enum err (*dcp_meta_sink)(void *user, const void *bytes, size_t n);
+struct delta_head;
 struct dcp_meta_opts {
 	const char *checkpoint_id;       /* a plain str; may be NULL (None) */
 	const char *save_id;             /* uuid4 text */
+	const struct delta_head *delta;  /* of a delta's index; else NULL */
 };
 FALLIBLE enum err dcp_meta_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink,
 				 void *user);

@@ -7,6 +7,7 @@
 #include "tensor/sdict.h"
 
 struct gguf_head;
+struct delta_head;
 
 enum { FILE_PLAN_PAGE = 4096, FILE_PLAN_SMALL = 128 << 10 /* payloads up to this share blocks with others */ };
 
@@ -72,6 +73,7 @@ struct file_plan_target {
 	struct str file_name;          /* the checkpoint is one file of this name; p NULL: a directory of files that the format names */
 	const struct file_plan_given *given;   /* NULL: the format chooses */
 	const struct gguf_head *gguf;  /* metadata of a GGUF file */
+	const struct delta_head *delta;        /* of a delta; else NULL */
 	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
 	uint64_t meta_count;
 };
@@ -96,7 +98,7 @@ FALLIBLE enum err file_plan_gguf(const struct file_plan_target *t, struct file_p
  * SD_VALUE_INLINE. ERR_NAME_INVALID: paths that contradict each other. */
 FALLIBLE enum err file_plan_torch(const struct file_plan_target *t, struct file_plan *out);
 
-/* model.safetensors.index.json of what was written: sd's locs say where. */
+/* model.safetensors.index.json of what was written: sd's locs say where. With opts->delta it is a delta's. */
 FALLIBLE enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
 
 static inline uint64_t file_plan_page_up(uint64_t n)

@@ -6,10 +6,13 @@
 
 #include "base/arena.h"
 #include "base/num.h"
+#include "format/delta.h"
 #include "format/format.h"
 #include "format/safetensors.h"
 
 #define FILE_MAX_BYTES 5000000000u     /* Hugging Face's own limit */
+
+enum { CHECKSUMS_MAX = SFT_META_MAX / 2 };  /* of a delta's file: they are in its header */
 
 struct whole {
 	uint32_t chunk, file;
@@ -57,11 +60,14 @@ static FALLIBLE enum err collect(struct planner *pl)
 static uint32_t split_files(struct planner *pl)
 {
 	uint64_t max = pl->t->file_name.p ? UINT64_MAX : pl->t->max_file_bytes ? pl->t->max_file_bytes : FILE_MAX_BYTES, filled = 0;
+	uint64_t first = 0;
 	uint32_t files = 0;
 
 	for (uint64_t i = 0; i < pl->n; i++) {
-		if (i > 0 && pl->wholes[i].bytes > max - num_min(filled, max)) {
+		bool full = pl->wholes[i].bytes > max - num_min(filled, max) || (pl->t->delta && i - first == CHECKSUMS_MAX);
+		if (i > 0 && full) {
 			files++;
+			first = i;
 			filled = 0;
 		}
 		filled += pl->wholes[i].bytes;
@@ -94,6 +100,20 @@ static FALLIBLE enum err add_item(struct file_plan *p, enum file_plan_kind kind,
 	return num_add(*offset, bytes, offset);
 }
 
+/* The checksums of the tensors of a delta's file. */
+static FALLIBLE enum err put_checksums(const struct planner *pl, const struct whole *wholes, uint64_t count, const struct sft_entry *entries,
+				       struct buf *b)
+{
+	CLEANUP(mem_free_ptr) struct str(*meta)[2] = mem_zalloc(count, sizeof *meta);
+
+	NEED(meta, "no memory for %ju checksums", (uintmax_t)count);
+	for (uint64_t i = 0; i < count; i++) {
+		meta[i][0] = entries[i].name;
+		meta[i][1] = pl->t->delta->checksums[pl->t->sd->chunks[wholes[i].chunk].tensor];
+	}
+	return sft_put_header(b, entries, count, (const struct str(*)[2])meta, count, FILE_PLAN_PAGE);
+}
+
 static FALLIBLE enum err add_header(struct planner *pl, const struct whole *wholes, uint64_t count, uint64_t *offset)
 {
 	const struct sdict *sd = pl->t->sd;
@@ -108,7 +128,10 @@ static FALLIBLE enum err add_header(struct planner *pl, const struct whole *whol
 		entries[i] = (struct sft_entry){ t->fqn, t->dtype, t->ndim, t->shape, at, at + wholes[i].bytes };
 		TRY(num_add(at, wholes[i].bytes, &at));
 	}
-	TRY(sft_put_header(&b, entries, count, pl->t->meta, pl->t->meta_count, FILE_PLAN_PAGE));
+	if (pl->t->delta)
+		TRY(put_checksums(pl, wholes, count, entries, &b));
+	else
+		TRY(sft_put_header(&b, entries, count, pl->t->meta, pl->t->meta_count, FILE_PLAN_PAGE));
 	TRY(vec_push(&pl->p->texts, &text));
 	TRY(arena_str(pl->p->arena, (struct str){ (char *)b.p, b.len }, text));
 	return add_item(pl->p, FILE_PLAN_TEXT, (uint32_t)(pl->p->texts.n - 1), b.len, offset);
@@ -160,14 +183,19 @@ enum err file_plan_hf(const struct file_plan_target *t, struct file_plan *out)
 }
 
 /* {"metadata":{"total_size":N},"weight_map":{fqn:file}} */
-enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *, dcp_meta_sink sink, void *user)
+enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1u << 30);
 	uint64_t total = 0;
 
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
 		total += sd->chunks[i].loc.length;
-	buf_printf(&b, "{\n  \"metadata\": {\n    \"total_size\": %ju\n  },\n  \"weight_map\": {", (uintmax_t)total);
+	buf_puts(&b, "{\n  \"metadata\": {");
+	if (opts->delta)
+		delta_put_metadata(&b, opts->delta);
+	else
+		buf_printf(&b, "\n    \"total_size\": %ju\n  ", (uintmax_t)total);
+	buf_puts(&b, "},\n  \"weight_map\": {");
 	for (uint64_t i = 0; i < sd->tensor_count; i++) {
 		buf_puts(&b, i ? ",\n    " : "\n    ");
 		buf_json_str(&b, sd->tensors[i].fqn);

@@ -126,6 +126,7 @@ FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_npz(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_delta(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_gguf(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch(const struct format_source *s, struct sdict **out);

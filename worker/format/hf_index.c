@@ -62,6 +62,20 @@ static FALLIBLE enum err read_weight_map(struct hf_index *ix, struct jscan *js)
 	}
 }
 
+/* Its object is open. */
+static FALLIBLE enum err read_metadata(struct hf_index *ix, struct jscan *js)
+{
+	struct jscan_token t;
+	struct str skipped;
+
+	JSCAN_EACH(js, &t) {
+		ix->is_delta = ix->is_delta || str_is(t.raw, "delta_encoding");
+		TRY(jscan_next(js, &t));
+		TRY(jscan_skip(js, &t, &skipped));
+	}
+	return OK;
+}
+
 static FALLIBLE enum err parse_index(struct hf_index *ix, struct str text)
 {
 	struct jscan js = jscan_of(text, ix->limits->bad);
@@ -82,7 +96,10 @@ static FALLIBLE enum err parse_index(struct hf_index *ix, struct str text)
 			continue;
 		}
 		TRY(jscan_next(&js, &t));
-		TRY(jscan_skip(&js, &t, &skipped));
+		if (str_is(key, "metadata") && t.kind == JSCAN_OBJECT)
+			TRY(read_metadata(ix, &js));
+		else
+			TRY(jscan_skip(&js, &t, &skipped));
 	}
 	TRY(jscan_expect(&js, JSCAN_END, &t));
 	return ix->there ? OK : jscan_bad(&js, "an index without weight_map");
@@ -143,6 +160,10 @@ static FALLIBLE enum err read_text(struct hf_index *ix)
 	enum err e = ix->s->read_all(ix->s->user, ix->s->metadata[0], &ix->text, &n);
 	if (!e)
 		e = parse_index(ix, (struct str){ ix->text, n });
+	if (!e && ix->is_delta != ix->limits->is_delta) {
+		err_record(ix->limits->bad, 0, ERR_PLACE, "the index of a delta begins with its metadata");
+		e = ix->limits->bad;
+	}
 	return err_at_file(e, ix->s->metadata[0], -1);
 }
 

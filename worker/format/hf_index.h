@@ -21,6 +21,7 @@ struct hf_file {
 struct hf_index_limits {
 	uint64_t head_max, entry_min;  /* the most bytes of a file that describe tensors; the fewest that describe one */
 	enum err bad;                  /* the code of errors in the text */
+	bool is_delta;                 /* it must be the index of a delta, or of none: recognised by its first bytes */
 };
 
 struct hf_index {
@@ -31,6 +32,7 @@ struct hf_index {
 	struct vec(struct hf_home) homes; /* one per tensor of the index */
 	struct map by_file, by_fqn;
 	bool there;
+	bool is_delta;                 /* its metadata name a delta_encoding: tensors are what changed, compressed */
 	const struct hf_index_limits *limits;
 	struct sdict *sd;              /* being made */
 };

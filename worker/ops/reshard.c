@@ -1,8 +1,9 @@
 /* reshard.c: checkpoint → checkpoint, in any layout, world size and format. Convert is a reshard; so is a plain copy; so is a merge, whose
- * tensors come from several (merge.h). */
+ * tensors come from several (merge.h), and a delta and its base (apply.h). */
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/apply.h"
 #include "ops/merge.h"
 #include "ops/reshard_assets.h"
 #include "ops/reshard_gguf.h"
@@ -19,6 +20,7 @@ struct reshard {
 	struct spec_view stored;       /* what takes part of the source */
 	struct reshard_rules rules;
 	struct merge merge;
+	struct apply apply;
 	struct spec_view view;         /* what is written: that, as the rules convert it; its sdict is not its own */
 	struct gguf_head gguf;         /* of a target in GGUF */
 	struct reshard_assets assets;
@@ -199,8 +201,9 @@ static FALLIBLE enum err reshard(struct reshard *r)
 {
 	must(format_parse(str_of(field_word(&r->job->spec, &r->job->spec.format)), &r->format));
 	TRY(job_state(r->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(r->job, &r->job->spec.source, &r->source));
+	TRY(input_open(r->job, apply_source(r->job), &r->source));
 	TRY(input_undo_transforms(r->job, &r->source, false));
+	TRY(apply_open(r->job, &r->source, &r->apply));
 	if (r->format == FORMAT_GGUF)
 		TRY(reshard_gguf_head(r->job, &r->source, &r->gguf));
 	struct spec selects = r->job->spec;
@@ -221,6 +224,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	r->job->result = json_object();
 	if (!r->arena || !r->job->result)
 		return ERR(NO_MEMORY, "no memory for a plan");
+	apply_report(&r->apply, r->job->result);
 	TRY(cut(r));
 	return write_resharded(r);
 }
@@ -239,6 +243,7 @@ enum err reshard_job(struct job *j)
 	mem_free(r.view.dtypes);
 	reshard_rules_free(&r.rules);
 	merge_free(&r.merge);
+	apply_free(&r.apply);
 	gguf_head_free(&r.gguf);
 	reshard_assets_free(&r.assets);
 	spec_view_free(&r.stored);

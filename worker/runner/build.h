@@ -11,6 +11,7 @@ enum {
 	BUILD_TASK_BYTES = 4 << 20,      /* a block or scan: large for the disk's sake */
 	BUILD_WIDE_TASK_BYTES = 16 << 20, /* … where the target runs across rows of the source: longer pieces of each row */
 	BUILD_MEMORY_TASK_BYTES = 512 << 10, /* … on tmpfs, and of averages: small, so that it stays in the CPU's cache */
+	BUILD_STREAM_BYTES = 1 << 20,    /* of a tensor that is read as a stream, at a time */
 	BUILD_SMALL_BYTES = FILE_PLAN_SMALL,
 	BUILD_GROUP_MAX = 64,            /* target chunks that are filled side by side from the same rows */
 	BUILD_BLOCKS_MAX = 1 << 24,      /* of one run: sizes come from metadata, and none may fill memory with a plan */
@@ -141,6 +142,7 @@ struct build_target {
 	const struct build_other *others;      /* files beside those that the format plans */
 	uint64_t other_count;
 	const struct gguf_head *gguf;  /* see file_plan.h */
+	const struct delta_head *delta; /* … */
 	const struct str (*meta)[2];   /* pairs for the files' headers, if the format has such */
 	uint64_t meta_count;
 	const bool *local;             /* per rank: its tasks are done here; NULL: all. What others write has its place all the same */
@@ -166,3 +168,8 @@ FALLIBLE enum err build_all_stats(struct run_build *b, uint32_t first);
 /* Diff: chunk by chunk of a; b_plan says where b has the same elements. */
 FALLIBLE enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a, uint32_t first_b,
 			     const struct load_plan *b_plan);
+/* A tensor's whole box as a dst of a run of streams. plan: without replicas, its chunks' sources are those from `first_src` on. */
+FALLIBLE enum err build_stream_tensor(struct run_build *b, const struct sdict *plan, uint64_t tensor, uint32_t first_src,
+				      uint32_t *dst_out);
+/* The run's streams are all there: makes a task of each, behind scans of what it reads if b->opts.verify is set. */
+FALLIBLE enum err build_streams(struct run_build *b);

@@ -684,7 +684,7 @@ enum err build_target_files(struct run_build *b, struct build_target *t)
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
 						 .block_bytes = (uint32_t)num_min(t->task_bytes, BUILD_TASK_BYTES),
 						 .max_file_bytes = t->max_file_bytes, .file_name = t->file_name,
-						 .given = t->given, .gguf = t->gguf, .meta = t->meta,
+						 .given = t->given, .gguf = t->gguf, .delta = t->delta, .meta = t->meta,
 						 .meta_count = t->meta_count };
 	struct builder bd;
 	enum err e = open_builder(&bd, b, t);

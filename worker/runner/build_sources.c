@@ -127,6 +127,8 @@ static FALLIBLE enum err add_chunk_src(struct run_build *b, const struct sdict *
 	const struct sd_strided *view = sd_strided_of(sd, c->loc);
 
 	TRY(run_add_dims(b, c->dims, proto.ndim, &proto.dims_at));
+	if (b->files.v[file_map[c->loc.file]].kind == RUN_FILE_SPOOL && !(c->loc.transform & SD_SPOOLED))
+		proto.kind = RUN_SRC_PLAIN; /* elements, not an item */
 	if (view)
 		TRY(add_strides(b, view, proto.ndim, &proto));
 	if (r && r->offset == c->loc.offset && r->length == c->loc.length)

@@ -141,7 +141,7 @@ static FALLIBLE enum err pump(struct exec *x)
 
 static bool is_dst_driven(const struct run *r)
 {
-	return r->head->opts.mode == RUN_WRITE_FILES || r->head->opts.mode == RUN_DIFF;
+	return r->head->opts.mode == RUN_WRITE_FILES || r->head->opts.mode == RUN_DIFF || r->head->opts.mode == RUN_STREAMS;
 }
 
 static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
@@ -162,6 +162,7 @@ static void slot_close(struct slot *s)
 	vec_free(&s->blocks);
 	vec_free(&s->scans);
 	exec_block_drop(s);
+	exec_stream_close(s);
 	vec_free(&s->quants);
 	vec_free(&s->writes);
 	vec_free(&s->finish);
@@ -180,12 +181,16 @@ static bool is_scan(const struct slot *s)
 
 static FALLIBLE enum err slot_begin(struct slot *s)
 {
-	return is_scan(s) ? exec_scan_begin(s) : exec_block_begin(s);
+	if (is_scan(s))
+		return exec_scan_begin(s);
+	return s->x->run->head->opts.mode == RUN_STREAMS ? exec_stream_begin(s) : exec_block_begin(s);
 }
 
 static FALLIBLE enum err slot_advance(struct slot *s)
 {
-	return is_scan(s) ? exec_scan_advance(s) : exec_block_advance(s);
+	if (is_scan(s))
+		return exec_scan_advance(s);
+	return s->x->run->head->opts.mode == RUN_STREAMS ? exec_stream_advance(s) : exec_block_advance(s);
 }
 
 /* A segment that its owner shrank is seen as a fault somewhere in a copy: which one it was is found out by looking. */
@@ -369,11 +374,16 @@ static FALLIBLE enum err open_slots(struct exec *x)
 	for (uint64_t i = 0; i < x->run->scans_n; i++)
 		x->in_bytes = num_max(x->in_bytes, x->run->scans[i].end - x->run->scans[i].begin + SCAN_ROOM);
 	x->in_bytes = (x->in_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
-	if (is_dst_driven(x->run))
+	uint64_t more = 0;
+	if (x->run->head->opts.mode == RUN_STREAMS) {
+		x->out_bytes = EXEC_STREAM_BUFFERS * task;
+		more = exec_stream_memory(x->run);
+	} else if (is_dst_driven(x->run))
 		x->out_bytes = task + task / 4;
 	else if (x->run->head->opts.mode == RUN_STATS && x->run->dsts_n)
 		x->out_bytes = x->in_bytes; /* two tasks, or the largest scan */
-	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + x->out_bytes + most_leg_bytes(x->run));
+	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + x->out_bytes + more +
+					    most_leg_bytes(x->run));
 
 	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
 	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);

@@ -34,6 +34,8 @@ struct slot_legs {
 	unsigned char *to, *sum, *next;
 };
 
+struct slot_stream;
+
 struct slot {
 	struct exec *x;
 	enum slot_phase phase;
@@ -54,6 +56,7 @@ struct slot {
 	struct vec(struct wave_op) writes;
 	struct vec(uint32_t) finish;   /* dsts whose head and tail are due */
 	struct vec(uint32_t) sync;     /* files to fsync */
+	struct slot_stream *stream;    /* RUN_STREAMS */
 	unsigned char *edges;          /* heads and tails being written */
 };
 
@@ -85,3 +88,11 @@ void exec_block_drop(struct slot *s);                  /* frees what a task that
 FALLIBLE enum err exec_block_advance(struct slot *s);  /* all pending I/O is done */
 FALLIBLE enum err exec_scan_begin(struct slot *s);
 FALLIBLE enum err exec_scan_advance(struct slot *s);
+
+/* Buffers of a task's bytes that a stream has: base, now, and two for what is written. */
+enum { EXEC_STREAM_BUFFERS = 4 };
+/* What an encoder, or decoders, take besides. */
+uint64_t exec_stream_memory(const struct run *run);
+FALLIBLE enum err exec_stream_begin(struct slot *s);
+FALLIBLE enum err exec_stream_advance(struct slot *s);
+void exec_stream_close(struct slot *s);

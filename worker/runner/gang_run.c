@@ -123,6 +123,7 @@ enum err gang_run(struct job *j, struct run *run)
 	run->head->opts.pace = j->spec.pace;
 	struct run_work work = work_of(run);
 	j->work = &work.face;
+	j->peers_done = false;
 	atomic_store(&run->head->sealed, !j->streams || j->sealed);
 	enum err e = OK;
 	if (j->worker->count > 1)

@@ -158,6 +158,9 @@ enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prin
 		checkpoint_note(out->checkpoint, &j->checked);
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;
+		if (out->checkpoint->format == FORMAT_DELTA && j->kind != JOB_VERIFY)
+			return ERR(FORMAT_UNSUPPORTED, "%s:%s is a delta, which is no state dict without its base: apply it first (dcpctl "
+				   "apply BASE DELTA OUT)", ref->storage.p, ref->name.p);
 		return OK;
 	}
 	out->state_dict = job_state_dict(j, ref);
@@ -190,16 +193,30 @@ enum err input_item_value(const void *bytes, uint64_t n, struct item_value *out)
 	return item_read_value(&src, out);
 }
 
+static FALLIBLE enum err add_segments(struct input *s, struct run_build *b, bool writable, uint32_t **file_map_out)
+{
+	uint32_t *map = mem_zalloc(s->images->file_count, sizeof *map);
+
+	*file_map_out = map;
+	NEED(map, "no memory for %ju segments", (uintmax_t)s->images->file_count);
+	must(s->images->file_count <= s->state_dict->count);
+	for (uint64_t i = 0; i < s->images->file_count; i++)
+		TRY(input_add_segment(b, &s->state_dict->v[i], s->images->files[i].rank, writable, &map[i]));
+	return OK;
+}
+
 enum err input_add_files(struct input *s, struct run_build *b, bool writable, uint32_t **file_map_out)
 {
-	if (s->checkpoint)
-		return build_source_files(b, s->checkpoint, file_map_out);
-	uint32_t *map = mem_zalloc(s->sd->file_count, sizeof *map);
+	uint64_t n = (s->checkpoint ? s->checkpoint->sd : s->images)->file_count;
+
+	TRY(s->checkpoint ? build_source_files(b, s->checkpoint, file_map_out) : add_segments(s, b, writable, file_map_out));
+	if (!s->has_spool)
+		return OK;
+	uint32_t *map = mem_grow(*file_map_out, n + 1, sizeof *map);
+	NEED(map, "no memory for a spool");
 	*file_map_out = map;
-	NEED(map, "no memory for %ju segments", (uintmax_t)s->sd->file_count);
-	must(s->sd->file_count <= s->state_dict->count);
-	for (uint64_t i = 0; i < s->sd->file_count; i++)
-		TRY(input_add_segment(b, &s->state_dict->v[i], s->sd->files[i].rank, writable, &map[i]));
+	TRY(run_add_file(b, RUN_FILE_SPOOL, 0, STR("spool"), s->spool_bytes, &map[n]));
+	b->files.v[map[n]].fd_index = s->spool_fd;
 	return OK;
 }
 

@@ -17,6 +17,9 @@ struct input {
 	uint32_t world_size;
 	bool verifies;                 /* set by verify before input_open: damage is noted in the job's `checked` */
 	const struct checkpoint_instead *instead;      /* set by a repair before input_open; else NULL */
+	bool has_spool;                /* behind sd's other files there is one of tensors that are in no checkpoint: a spool, as they are */
+	uint32_t spool_fd;             /* … of the job */
+	uint64_t spool_bytes;
 	struct checked *checked;       /* values are compared, and counted here; NULL: not compared, and the job's `checked` says so */
 };
 

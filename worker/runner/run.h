@@ -151,6 +151,30 @@ struct run_damage {
 	uint64_t offset, bytes;        /* in the file */
 };
 
+enum run_stream_kind {
+	RUN_STREAM_READ,               /* only its digest is wanted */
+	RUN_STREAM_ENCODE,             /* how `now` differs from `base` goes to `out`, if it does */
+	RUN_STREAM_DECODE,             /* base and blob make the new tensor, which goes to `out` */
+};
+
+/* A tensor that is read from its first byte to its last, in C order, by one worker: for a delta (format/delta_code.h). */
+struct run_stream {
+	uint8_t kind, encoding;        /* enum run_stream_kind; enum delta_encoding */
+	bool adler32;                  /* of the new bytes, beside their XXH3-128 */
+	uint32_t base, now;            /* dsts: all of the tensor; now: of ENCODE */
+	uint64_t bytes;                /* of the tensor */
+	uint32_t out_file, blob_file;
+	uint64_t out_at;
+	uint64_t blob_at, blob_bytes;  /* DECODE: the frame */
+	/* results */
+	uint64_t out_bytes;            /* ENCODE: 0: nothing differs */
+	uint64_t changed;              /* ENCODE: bytes that differ */
+	uint8_t fault;                 /* DECODE: enum delta_fault */
+	uint32_t fault_code, checksum32, now_crc32;
+	uint64_t fault_at;             /* in the frame */
+	unsigned char base_xxh3[16], now_xxh3[16];
+};
+
 /* One box on its way from a shard to a shard. */
 struct run_move {
 	uint32_t src, dst;
@@ -192,6 +216,7 @@ enum run_mode {
 	RUN_FILL_SEGMENTS,             /* src-driven, scatter into segments */
 	RUN_VERIFY,                    /* src-driven, no target */
 	RUN_STATS,                     /* the same, but damage ends it, and dsts bring elements that lie in no row */
+	RUN_STREAMS,                   /* tensors as streams of bytes; tasks are runs of `streams` */
 	RUN_DIFF,                      /* dst-driven: parts are pairs, A's and B's of the same elements; pair i fills diffs[i] */
 	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (state_dict_op_run.c, exchange.c) */
 	RUN_COMPARE_BOXES,             /* the same, but `dst` is a source, too: both are compared */
@@ -210,6 +235,7 @@ enum run_mode {
 	X(struct run_scan, scans)           \
 	X(struct run_task, tasks)           \
 	X(struct run_gate, gates)           \
+	X(struct run_stream, streams)       \
 	X(struct run_rank, ranks)           \
 	X(struct run_move, moves)           \
 	X(struct run_damage, damages)       \

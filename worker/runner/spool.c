@@ -26,11 +26,16 @@ struct spool {
 	uint32_t origin_count;
 };
 
-/* A file without a name on a root that can be written. */
+/* A file without a name on a root that can be written: the target's, or any. */
 static FALLIBLE enum err open_on_disk(struct job *j, int *fd_out)
 {
 	enum err e = ERR(STORAGE_READONLY, "no storage of the job can hold a spool file");
+	const struct str target = j->spec.target.storage;
+	const struct store *own;
 
+	if (target.p && stores_find(&j->worker->stores, target.p, &own) == OK && own->top >= 0 && own->ops->scratch &&
+	    own->ops->scratch(own, fd_out) == OK)
+		return OK;
 	for (uint32_t i = 0; i < j->worker->stores.count; i++) {
 		const struct store *s = &j->worker->stores.v[i];
 		if (s->top < 0 || !s->ops->scratch)
@@ -201,4 +206,18 @@ enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested)
 	c->file_bytes = more;
 	more[file] = s.used;
 	return OK;
+}
+
+enum err spool_new(struct job *j, uint64_t bytes, uint32_t *fd_index_out)
+{
+	int fd = -1;
+
+	if (bytes > SPOOL_MEMORY_MAX)
+		TRY(open_on_disk(j, &fd));
+	else if ((fd = memfd_create("dcpd-spool", MFD_CLOEXEC)) < 0)
+		return ERR_SYS(SYSTEM, "cannot make a spool");
+	enum err e = job_add_fd(j, fd, fd_index_out);
+	if (e)
+		fs_drop(&fd);
+	return e;
 }

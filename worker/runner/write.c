@@ -67,7 +67,7 @@ static enum err metadata_pieces(void *from, staging_sink sink, void *user)
 static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spec *w, const char *name, struct manifest_head *head,
 				      char uuid[MANIFEST_SAVE_ID])
 {
-	struct metadata m = { w, { .checkpoint_id = name, .save_id = uuid } };
+	struct metadata m = { w, { .checkpoint_id = name, .save_id = uuid, .delta = w->delta } };
 	struct staging_digest written;
 
 	write_uuid(uuid);
@@ -134,6 +134,7 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->gguf = s->gguf;
 	t->others = s->others;
 	t->other_count = s->other_count;
+	t->delta = s->delta;
 	t->max_file_bytes = (uint64_t)j->spec.max_file_bytes;
 	t->meta = s->meta;
 	t->meta_count = s->meta_count;

@@ -44,6 +44,7 @@ struct write_spec {
 	const struct gguf_head *gguf;  /* see file_plan.h */
 	const struct build_other *others;      /* files that travel along, and their sources */
 	uint64_t other_count;
+	const struct delta_head *delta; /* … */
 	const struct str (*meta)[2];
 	uint64_t meta_count;
 	bool transposes;               /* conversion rules: blocks of the target take columns of the source */

@@ -130,12 +130,23 @@ enum err job_read_state_dicts(struct job *j)
 	return OK;
 }
 
+/* Of two generations of a state dict the second one's key is "train:6". */
+static bool is_second(const struct job_dict *d, const struct ref *ref)
+{
+	struct str name = str_of(d->name);
+
+	return ref->generation >= 0 && name.n > ref->name.n && name.p[ref->name.n] == ':' &&
+	       memcmp(name.p, ref->name.p, ref->name.n) == 0 && d->segments.generation == (uint64_t)ref->generation;
+}
+
 const struct rank_segments *job_state_dict(const struct job *j, const struct ref *ref)
 {
+	const struct rank_segments *found = NULL;
+
 	for (uint32_t i = 0; ref->kind == REF_STATE_DICT && i < j->dict_count; i++)
-		if (str_is(ref->name, j->dicts[i].name))
-			return &j->dicts[i].segments;
-	return NULL;
+		if (str_is(ref->name, j->dicts[i].name) ? !found : is_second(&j->dicts[i], ref))
+			found = &j->dicts[i].segments;
+	return found;
 }
 
 static FALLIBLE enum err take_segments(struct job *j, struct frame *f)

@@ -127,6 +127,7 @@ FALLIBLE enum err reshard_job(struct job *j);
 FALLIBLE enum err verify_job(struct job *j);
 FALLIBLE enum err diff_job(struct job *j);
 FALLIBLE enum err stats_job(struct job *j);
+FALLIBLE enum err delta_job(struct job *j);
 FALLIBLE enum err inspect_job(struct job *j);
 FALLIBLE enum err repair_job(struct job *j);
 FALLIBLE enum err delete_job(struct job *j);

@@ -57,7 +57,7 @@ struct spec_hosts {
 #define SPEC_Q8_0 "q8_0"
 
 /* The object that a field stands in. Options are made where they are missing; what the optimizer's fields are in may be missing. */
-enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_OPTIONS, AT_OPTIMIZER, FIELD_PLACES };
+enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_BASE, AT_OPTIONS, AT_OPTIMIZER, FIELD_PLACES };
 
 enum field_type {
 	FIELD_BOOL, FIELD_INTEGER, FIELD_NUMBER, FIELD_WORD, FIELD_TEXT, FIELD_STATE_DICT, FIELD_CHECKPOINT,

@@ -18,6 +18,7 @@ enum kind_traits {
 	KIND_TARGET_NEW = 16,          /* its target must not be there */
 	KIND_TARGET_THERE = 32,        /* its target must be there */
 	KIND_REPAIRS = 128,            /* its target is there, and single files of it are replaced */
+	KIND_HAS_BASE = 256,           /* has a "base": a checkpoint or a state dict */
 	KIND_ANY_FILE = 64,            /* its source, or the target that it repairs, may be any file or folder, not a checkpoint alone */
 };
 

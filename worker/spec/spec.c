@@ -258,7 +258,7 @@ static const struct {
 /* Kinds that make checkpoints of stored ones, in any format. */
 static bool converts(const struct spec *s)
 {
-	return s->kind == JOB_RESHARD || s->kind == JOB_MERGE;
+	return s->kind == JOB_RESHARD || s->kind == JOB_MERGE || s->kind == JOB_APPLY;
 }
 
 bool spec_target_is_file(const struct spec *s)
@@ -313,6 +313,8 @@ static FALLIBLE enum err check_target(const struct jval *doc, const struct spec 
 
 	if (needs_other && ref_same(&s->source, &s->target))
 		return jval_fail(&target, ERR_VALIDATION_FAILED, "is the source itself");
+	if (s->base.kind && ref_same(&s->base, &s->target))
+		return jval_fail(&target, ERR_VALIDATION_FAILED, "is the base itself");
 	return check_format_written(&target);
 }
 
@@ -327,7 +329,7 @@ static FALLIBLE enum err read_ref(const struct jval *doc, enum field_place place
 
 static FALLIBLE enum err read_places(const struct jval *doc, struct spec *s)
 {
-	for (enum field_place place = AT_SOURCE; place <= AT_B; place++) {
+	for (enum field_place place = AT_SOURCE; place <= AT_BASE; place++) {
 		struct jval at = jval_get(doc, field_place_key(place));
 		if (at.j)
 			TRY(field_read(s->kind, place, &at, s));
@@ -347,6 +349,8 @@ static FALLIBLE enum err check_root(const struct jval *doc, const struct spec *s
 		first[n++] = kind_is(s->kind, KIND_COMPARES) ? "a" : "source";
 	if (kind_is(s->kind, KIND_COMPARES))
 		first[n++] = "b";
+	if (kind_is(s->kind, KIND_HAS_BASE))
+		first[n++] = field_place_key(AT_BASE);
 	if (kind->writes)
 		first[n++] = "target";
 	first[n++] = "options";
@@ -384,6 +388,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	TRY(check_root(root, s));
 	TRY(read_ref(root, AT_SOURCE, reads & ~compares, &s->source, s));
 	TRY(read_ref(root, AT_TARGET, kind_of(s->kind)->writes, &s->target, s));
+	TRY(read_ref(root, AT_BASE, kind_is(s->kind, KIND_HAS_BASE) ? REF_CHECKPOINT | REF_STATE_DICT : 0, &s->base, s));
 	TRY(read_ref(root, AT_A, compares, &s->a, s));
 	TRY(read_ref(root, AT_B, compares, &s->b, s));
 	TRY(check_target(root, s));
@@ -416,7 +421,7 @@ FALLIBLE enum err spec_read(json_t *doc, struct spec *out)
 
 char *spec_wishes(const json_t *doc)
 {
-	static const char *const others[] = { "source", "target", "a", "b", "hosts", "labels" };
+	static const char *const others[] = { "source", "base", "target", "a", "b", "hosts", "labels" };
 	CLEANUP(jval_drop) json_t *rest = json_copy((json_t *)(uintptr_t)doc);
 
 	for (size_t i = 0; rest && i < sizeof others / sizeof *others; i++)

@@ -12,6 +12,7 @@ struct spec {
 	enum job_kind kind;
 	struct ref source, target;      /* kind 0 where the job has none */
 	struct ref a, b;                /* of a diff or a compare */
+	struct ref base;                /* of a delta, and of what it is applied to */
 	struct arena *arena;            /* has the lists; spec_free */
 #define FIELD(member, c_type, ...) c_type member;
 #include "spec/fields.def"

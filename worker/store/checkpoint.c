@@ -7,6 +7,7 @@
 
 #include "base/num.h"
 #include "format/dcp_meta.h"
+#include "format/delta.h"
 #include "format/torch_item.h"
 #include "io/digest.h"
 #include "store/parts.h"
@@ -64,13 +65,32 @@ static enum err look(void *user, const char *name, unsigned char d_type)
 	return OK;
 }
 
+/* A delta has the files of a safetensors directory: its index says what it is. */
+static FALLIBLE enum err look_into_index(struct store_at dir, enum format *out)
+{
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	unsigned char first[DELTA_FIRST_BYTES];
+	struct stat st;
+
+	enum err e = store_stat(dir, HF_INDEX, &st);
+	if (e == ERR_NOT_FOUND || (!e && !S_ISREG(st.st_mode)))
+		return OK;
+	TRY(e);
+	TRY(store_open_file(dir, HF_INDEX, STORE_READ, &file));
+	size_t n = (size_t)num_min((uint64_t)st.st_size, sizeof first);
+	TRY(store_read(file, first, n, 0, HF_INDEX));
+	if (delta_index_is(first, n))
+		*out = FORMAT_DELTA;
+	return OK;
+}
+
 enum err checkpoint_format_of_dir(struct store_at dir, enum format *out)
 {
 	struct format_listing l = { 0 };
 
 	TRY(store_list(dir, look, &l));
 	*out = format_of_listing(&l);
-	return OK;
+	return *out == FORMAT_SAFETENSORS ? look_into_index(dir, out) : OK;
 }
 
 enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out)
