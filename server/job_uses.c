@@ -76,7 +76,7 @@ static FALLIBLE enum err use_base(struct job *j, const struct principal *who)
 
 	if (base->kind != REF_STATE_DICT)
 		return OK;
-	TRY(state_dict_use(j->server, who, base->name, base->generation, j->id, &j->other_use));
+	TRY(state_dict_use(j->server->state_dicts, who, base->name, base->generation, j->id, &j->other_use));
 	base->generation = j->other_use->generation;
 	if (json_object_set_new(json_object_get(j->request, "base"), "generation", json_integer(base->generation)) != 0)
 		return ERR(NO_MEMORY, "cannot keep a job");

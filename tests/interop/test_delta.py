@@ -1,5 +1,5 @@
-"""Deltas and what they are applied to, bit for bit: all dtypes, layouts and formats, chains, and the published form beside a reader and writer
-of it that is none of ours (delta_form.py)."""
+"""Deltas and what they are applied to, bit for bit: all dtypes, layouts and formats, chains, and the published form beside a reader and
+writer of it that is none of ours (delta_form.py)."""
 import random
 import shutil
 
@@ -116,7 +116,8 @@ def test_slimes(d, encoding, checksum):
     before = state(11, SAFE)
     after = changed(before, 12)
     base, change = put(d, before, 0, 0), {**HERE, "name": lib.fresh()}
-    form.write(folder(d, change), {k: data(t) for k, t in before.items()}, {k: data(t) for k, t in after.items()}, encoding, checksum, level=19)
+    old, new = ({k: data(t) for k, t in s.items()} for s in (before, after))
+    form.write(folder(d, change), old, new, encoding, checksum, level=19)
     shown = d.api.get(f"/v1/checkpoints/main/{change['name']}").ok()
     assert shown["format"] == "delta"
     to, result = apply(d, base, change, name=lib.fresh() + ".safetensors", format="safetensors")

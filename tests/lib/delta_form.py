@@ -1,4 +1,5 @@
-"""The published form of a delta (slime's weight_vNNNNNN directories), read and written with numpy, zstandard and libxxhash: by none of dcpd's code."""
+"""The published form of a delta (slime's weight_vNNNNNN directories), read and written with numpy, zstandard and libxxhash: by none of
+dcpd's code."""
 import ctypes
 import ctypes.util
 import json

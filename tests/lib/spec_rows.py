@@ -45,12 +45,13 @@ class Kind(NamedTuple):
         """Key → what the reference may be, of each object that names something."""
         if "KIND_COMPARES" in self.traits:
             return {"a": self.reads, "b": self.reads}
-        return {k: v for k, v in (("source", self.reads), ("target", self.writes)) if v != "0"}
+        base = "REF_CHECKPOINT | REF_STATE_DICT" if "KIND_HAS_BASE" in self.traits else "0"
+        return {k: v for k, v in (("source", self.reads), ("base", base), ("target", self.writes)) if v != "0"}
 
 
 class Field(NamedTuple):
     member: str
-    place: str   # "", "source", "target", "a", "b", "options", "optimizer"
+    place: str   # "", "source", "target", "a", "b", "base", "options", "optimizer"
     key: str
     kinds: frozenset
     type: str

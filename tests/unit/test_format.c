@@ -73,7 +73,7 @@ static void test_round_trip(void **state)
 	assert_string_equal(name, "model-00001-of-00002.safetensors");
 	for (enum format i = FORMAT_NONE + 1; i < FORMAT_COUNT; i++)
 		if (format_metadata(i))
-			assert_true(format_file(format_metadata(i), &f) && f.format == i && f.role == FORMAT_METADATA);
+			assert_true(format_file_in(i, format_metadata(i), &f) && f.format == i && f.role == FORMAT_METADATA);
 }
 
 /* DeepSpeed's files have their role in its formats, and are files of torch.save by themselves. */

@@ -210,16 +210,17 @@ static void test_defaults(void **state)
 
 static json_t *minimal(enum job_kind kind)
 {
-	static const char *const refs[] = { "source", "target", "a", "b" };
+	static const char *const refs[] = { "source", "target", "a", "b", "base" };
 	const struct kind *k = kind_of(kind);
 	bool compares = kind_is(kind, KIND_COMPARES);
-	unsigned ends[] = { compares ? 0 : k->reads, k->writes, compares ? k->reads : 0, compares ? k->reads : 0 };
+	unsigned ends[] = { compares ? 0 : k->reads, k->writes, compares ? k->reads : 0, compares ? k->reads : 0,
+			    kind_is(kind, KIND_HAS_BASE) ? REF_CHECKPOINT : 0 };
 	json_t *doc = json_pack("{s:s}", "kind", k->name);
 
 	if (kind == JOB_MERGE)
 		json_object_set_new(doc, "sources", json_pack("[{s:s, s:s}, {s:s, s:s}]", "storage", "main", "name", "one", "storage",
 							      "main", "name", "two"));
-	for (size_t i = 0; i < 4; i++)
+	for (size_t i = 0; i < 5; i++)
 		if (ends[i] & REF_CHECKPOINT)
 			json_object_set_new(doc, refs[i], json_pack("{s:s, s:s}", "storage", "main", "name", refs[i]));
 		else if (ends[i])

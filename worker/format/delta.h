@@ -14,7 +14,7 @@
 
 enum delta_checksum { DELTA_XXH3_128, DELTA_ADLER32 };
 
-/* What is written. */
+/* A delta that is written. */
 struct delta_head {
 	enum delta_encoding encoding;
 	uint64_t version, base_version;
@@ -22,7 +22,7 @@ struct delta_head {
 	const struct str *checksums;           /* per tensor of what is written, hex */
 };
 
-/* What was read. */
+/* The metadata of a delta's index. */
 struct delta_index {
 	enum delta_encoding encoding;
 	enum delta_checksum checksum;
@@ -33,8 +33,8 @@ struct delta_index {
 enum { DELTA_FIRST_BYTES = 4096 };
 /* Do the first bytes of an index (DELTA_FIRST_BYTES of them, or all) say that it is a delta's? Its metadata must come first. */
 bool delta_index_is(const void *first, size_t n);
-/* Reads the index's metadata; texts point into it or are in `arena`. ERR_FORMAT_SAFETENSORS; ERR_FORMAT_UNSUPPORTED: an encoding, compression
- * or checksum that dcpd does not know. */
+/* Reads the index's metadata; texts point into it or are in `arena`. ERR_FORMAT_SAFETENSORS; ERR_FORMAT_UNSUPPORTED: an encoding,
+ * compression or checksum that dcpd does not know. */
 FALLIBLE enum err delta_index_read(struct str json, struct arena *arena, struct delta_index *out);
 /* Appends the members of "metadata". */
 void delta_put_metadata(struct buf *b, const struct delta_head *head);

@@ -3,9 +3,9 @@
  *   xor         the bytes of both, xor'ed: as many as the tensor has, most of them zeros
  *   overwrite   u32 count, count u32 positions of bytes, ascending, count new bytes (little-endian)
  *
- * Both ways work on blocks of the tensor, one after the other, in memory that depends on neither tensor nor frame. The count and the positions
- * of an overwrite stand in front of its values, so that it is written in three passes over the tensor (delta_passes), and read by two
- * decoders of the same frame: one gives positions, the other one values. */
+ * Both ways work on blocks of the tensor, one after the other, in memory that depends on neither tensor nor frame. The count and the
+ * positions of an overwrite stand in front of its values, so that the tensor is passed over three times (to count, for positions, for
+ * values), and two decoders read the same frame: one gives positions, the other one values. */
 #pragma once
 #include "base/err.h"
 #include "spec/fields.h"
@@ -34,7 +34,7 @@ FALLIBLE enum err delta_encode(struct delta_encoder *e, unsigned pass, uint64_t 
 			       size_t n, struct delta_out *to, bool *more_out);
 FALLIBLE enum err delta_encode_end(struct delta_encoder *e, struct delta_out *to, bool *more_out);
 
-/* What is wrong with a frame. It is no error at once: on another base all of it may be in order. */
+/* A frame's fault. It is no error at once: on another base all of it may be in order. */
 enum delta_fault {
 	DELTA_FINE,
 	DELTA_ZSTD,                    /* zstd's own error */
@@ -50,7 +50,7 @@ const char *delta_fault_text(enum delta_fault fault, unsigned code);
 
 enum { DELTA_INPUT = 128 << 10, DELTA_CURSORS = 2 };
 
-/* Where a decoder is in the stored frame. */
+/* The place of a decoder in the stored frame. */
 struct delta_cursor {
 	void *zstd;
 	unsigned char *input;          /* DELTA_INPUT bytes */

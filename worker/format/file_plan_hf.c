@@ -101,8 +101,8 @@ static FALLIBLE enum err add_item(struct file_plan *p, enum file_plan_kind kind,
 }
 
 /* The checksums of the tensors of a delta's file. */
-static FALLIBLE enum err put_checksums(const struct planner *pl, const struct whole *wholes, uint64_t count, const struct sft_entry *entries,
-				       struct buf *b)
+static FALLIBLE enum err put_checksums(const struct planner *pl, const struct whole *wholes, uint64_t count,
+				       const struct sft_entry *entries, struct buf *b)
 {
 	CLEANUP(mem_free_ptr) struct str(*meta)[2] = mem_zalloc(count, sizeof *meta);
 

@@ -28,7 +28,7 @@ static enum err open_file(struct hf_index *ix, const char *name, uint32_t file)
 enum err format_open_torch(const struct format_source *s, struct sdict **out)
 {
 	/* a tensor takes a call, a persistent id and two tuples in the pickle */
-	static const struct hf_index_limits limits = { ITEM_VALUE_PICKLE_MAX, 24, ERR_FORMAT_METADATA };
+	static const struct hf_index_limits limits = { ITEM_VALUE_PICKLE_MAX, 24, ERR_FORMAT_METADATA, .is_delta = false };
 
 	return hf_index_open(s, &limits, open_file, out);
 }

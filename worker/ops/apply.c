@@ -139,7 +139,7 @@ static FALLIBLE enum err add_streams(struct apply *a, struct input *base)
 	return OK;
 }
 
-/* Which of the base's tensors the delta changes. */
+/* Finds the base's tensors that the delta changes. */
 static FALLIBLE enum err match(struct apply *a)
 {
 	const struct sdict *base = a->base.plan, *delta = a->delta->sd;
@@ -156,7 +156,7 @@ static FALLIBLE enum err match(struct apply *a)
 	return OK;
 }
 
-/* ---- what came of it ---- */
+/* ---- the result ---- */
 
 static FALLIBLE enum err check_base(const struct apply *a)
 {
@@ -168,7 +168,8 @@ static FALLIBLE enum err check_base(const struct apply *a)
 	memcpy(want, a->index.base_content.p, 32);
 	want[32] = '\0';
 	delta_side_name(&a->job->spec.base, name, sizeof name);
-	return err_expected(ERR(BASE_MISMATCH, "the delta is of a base with the content digest %s, and %s has %s", want, name, got), want, got);
+	enum err e = ERR(BASE_MISMATCH, "the delta is of a base with the content digest %s, and %s has %s", want, name, got);
+	return err_expected(e, want, got);
 }
 
 static FALLIBLE enum err check_checksum(const struct apply *a, const struct run_stream *s, const struct sd_tensor *t)

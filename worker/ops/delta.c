@@ -87,7 +87,7 @@ static FALLIBLE enum err add_streams(struct delta *d)
 	return OK;
 }
 
-/* What the run has written of each tensor that changed. */
+/* Collects the frames of tensors that changed, and digests. */
 static FALLIBLE enum err collect(struct delta *d, const struct run *run)
 {
 	const struct sdict *now = d->now.plan;

@@ -91,7 +91,7 @@ FALLIBLE enum err exec_scan_advance(struct slot *s);
 
 /* Buffers of a task's bytes that a stream has: base, now, and two for what is written. */
 enum { EXEC_STREAM_BUFFERS = 4 };
-/* What an encoder, or decoders, take besides. */
+/* Bytes that an encoder, or decoders, take besides. */
 uint64_t exec_stream_memory(const struct run *run);
 FALLIBLE enum err exec_stream_begin(struct slot *s);
 FALLIBLE enum err exec_stream_advance(struct slot *s);

@@ -635,7 +635,8 @@ static FALLIBLE enum err count_scans(struct slot *s)
 	for (uint64_t i = 0; i < s->scans.n; i++) {
 		const struct run_scan *scan = &run->scans[s->scans.v[i].scan];
 		struct run_src *src = &run->srcs[scan->src];
-		if (mode != RUN_WRITE_FILES && mode != RUN_DIFF && mode != RUN_STREAMS) /* there, progress is what was written or compared */
+		/* there, progress is what was written or compared */
+		if (mode != RUN_WRITE_FILES && mode != RUN_DIFF && mode != RUN_STREAMS)
 			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
 		if (src->sparse && stands_for_all(scan))
 			atomic_fetch_add(&src->unverified, src->length);

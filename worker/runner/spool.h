@@ -9,6 +9,6 @@
  * digest of. */
 FALLIBLE enum err spool_transforms(struct job *j, struct checkpoint *c, bool digested);
 
-/* An empty spool, for at most `bytes` bytes, as one more descriptor of the job: in memory if they are few, else on a storage of the job, the
- * target's first. Regions that are not written take no space. */
+/* An empty spool, for at most `bytes` bytes, as one more descriptor of the job: in memory if they are few, else on a storage of the job,
+ * the target's first. Regions that are not written take no space. */
 FALLIBLE enum err spool_new(struct job *j, uint64_t bytes, uint32_t *fd_index_out);

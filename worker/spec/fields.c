@@ -27,9 +27,9 @@ static const char *const target_format_words[] = {
 #define EVERY ((1u << JOB_KIND_COUNT) - 1)
 #define CONVERTING (K(RESHARD) | K(MERGE) | K(APPLY))
 #define MAKING (K(SAVE) | CONVERTING)
-#define WITH_BASE (K(DELTA) | K(APPLY))
+#define BASED (K(DELTA) | K(APPLY))
 #define CHANGING (K(SAVE) | K(RESHARD) | K(LOAD))
-#define PACED (CHANGING | K(MERGE) | WITH_BASE | K(VERIFY) | K(STATS))
+#define PACED (CHANGING | K(MERGE) | BASED | K(VERIFY) | K(STATS))
 #define PICKING (CHANGING | K(MERGE) | K(VERIFY) | K(DIFF))
 #define COMPARING (K(DIFF) | K(COMPARE))
 #define MOVING (K(CREATE) | K(COPY) | K(OFFLOAD) | K(GATHER) | K(BROADCAST) | K(DISTRIBUTE) | K(REDISTRIBUTE))
@@ -71,8 +71,8 @@ static const struct field fields[] = {
 
 const char *field_place_key(enum field_place place)
 {
-	static const char *const keys[FIELD_PLACES] = { [AT_SOURCE] = "source", [AT_TARGET] = "target", [AT_A] = "a", [AT_B] = "b", [AT_BASE] = "base",
-							[AT_OPTIONS] = "options", [AT_OPTIMIZER] = "optimizer" };
+	static const char *const keys[FIELD_PLACES] = { [AT_SOURCE] = "source", [AT_TARGET] = "target", [AT_A] = "a", [AT_B] = "b",
+							[AT_BASE] = "base", [AT_OPTIONS] = "options", [AT_OPTIMIZER] = "optimizer" };
 
 	return keys[place];
 }

@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "save": "_save", "async_save": "_save", "wait": "_save", "close": "_save",
-    "load": "_load", "open": "_open", "inspect": "_open", "diff": "_open", "repair": "_open", "Checkpoint": "_open",
-    "TensorSlice": "_open",
+    "load": "_load", "delta": "_delta", "apply": "_delta", "open": "_open", "inspect": "_open", "diff": "_open",
+    "repair": "_open", "Checkpoint": "_open", "TensorSlice": "_open",
     "connect": "client", "Client": "client", "Job": "client",
     "local": "_local", "attach": "_views", "StateDictView": "_views",
     "Opaque": "values", "SaveFuture": "future",
@@ -33,6 +33,7 @@ __all__ = [*_WHERE, "__version__"]
 if TYPE_CHECKING:
     from typing import Any, List
 
+    from ._delta import apply as apply, delta as delta
     from ._load import load as load
     from ._local import local as local
     from ._open import Checkpoint as Checkpoint, TensorSlice as TensorSlice, diff as diff, inspect as inspect, open as open

@@ -110,7 +110,7 @@ class Transforms(_Resource):
 
 class Jobs(_Resource):
     def _spec(self, spec: Dict[str, Any]) -> Dict[str, Any]:
-        for k in ("source", "target", "a", "b"):
+        for k in ("source", "base", "target", "a", "b"):
             if k in spec and not isinstance(spec[k], Mapping):
                 spec[k] = ref_object(spec[k])
         if "sources" in spec:
@@ -120,7 +120,7 @@ class Jobs(_Resource):
         return spec
 
     def create(self, kind: str, *, idempotency_key: Optional[str] = None, **spec: Any) -> Job:
-        """Submits a job and returns its record at once. The keywords are the fields of the API; source, target, a, b and those of
+        """Submits a job and returns its record at once. The keywords are the fields of the API; source, base, target, a, b and those of
         sources may be references ("main:run1", "shm:train"); transform may be a ready set's name, a file,
         or both in a list. A lost answer is asked for again with the same Idempotency-Key: one job in any case.
 

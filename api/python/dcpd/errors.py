@@ -174,7 +174,7 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
                      "format_transform", "format_safetensors", "format_manifest", "limit_exceeded", "digest_mismatch", "coverage_hole"),
                     CheckpointDamaged),
     "missing_key": MissingKey,
-    **dict.fromkeys(("size_mismatch", "kind_mismatch", "duplicate_key", "plan_invalid", "divergent"), StateDictMismatch),
+    **dict.fromkeys(("size_mismatch", "kind_mismatch", "duplicate_key", "plan_invalid", "divergent", "base_mismatch"), StateDictMismatch),
     "cancelled": JobCancelled,
     **dict.fromkeys(("timed_out",), WaitTimeout),
     **dict.fromkeys(("invalid_json", "invalid_request", "validation_failed", "world_mismatch", "layout_invalid", "name_invalid",
