@@ -36,6 +36,19 @@ static inline FALLIBLE enum err num_align(uint64_t a, uint64_t align, uint64_t *
 	return OK;
 }
 
+/* Negative, 0 or positive, as a comparison for qsort: num_order(a->rank, b->rank) ?: num_order(a->at, b->at). */
+#define num_order(a, b) (((a) > (b)) - ((a) < (b)))
+
+/* The same of two rows of numbers, the first that differ. */
+static inline int num_order_rows(const int64_t *a, const int64_t *b, uint32_t n)
+{
+	uint32_t i = 0;
+
+	while (i < n && a[i] == b[i])
+		i++;
+	return i < n ? num_order(a[i], b[i]) : 0;
+}
+
 static inline uint64_t num_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t num_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static inline uint64_t num_div_up(uint64_t a, uint64_t b) { return a / b + (a % b != 0); }

@@ -178,14 +178,6 @@ static FALLIBLE enum err read_state_dict(struct reader *r, pnode dict)
 	return OK;
 }
 
-static int compare_offsets(uint32_t ndim, const int64_t *a, const int64_t *b)
-{
-	for (uint32_t i = 0; i < ndim; i++)
-		if (a[i] != b[i])
-			return a[i] < b[i] ? -1 : 1;
-	return 0;
-}
-
 struct sort_ctx {
 	const struct sd_chunk *chunks;
 	uint32_t ndim;
@@ -198,7 +190,7 @@ static int compare_chunks(const void *a, const void *b, void *user)
 
 	memcpy(&x, a, sizeof x);
 	memcpy(&y, b, sizeof y);
-	return compare_offsets(ctx->ndim, ctx->chunks[x].dims, ctx->chunks[y].dims);
+	return num_order_rows(ctx->chunks[x].dims, ctx->chunks[y].dims, ctx->ndim);
 }
 
 static FALLIBLE enum err sort_chunks(struct reader *r)
@@ -246,12 +238,12 @@ static struct sd_chunk *find_chunk(const struct reader *r, const struct sd_tenso
 			return NULL;
 	if (pickle_int(r->pk, pickle_field(r->pk, index, INDEX_HINT), &hint) && hint >= 0 &&
 	    (uint64_t)hint < t->chunk_count &&
-	    compare_offsets(t->ndim, chunks[t->first_chunk + (uint64_t)hint].dims, want) == 0)
+	    num_order_rows(chunks[t->first_chunk + (uint64_t)hint].dims, want, t->ndim) == 0)
 		return &chunks[t->first_chunk + (uint64_t)hint];
 	const uint32_t *order = r->order + t->first_chunk;
 	for (uint64_t low = 0, high = t->chunk_count; low < high;) {
 		uint64_t middle = low + (high - low) / 2;
-		int c = compare_offsets(t->ndim, chunks[order[middle]].dims, want);
+		int c = num_order_rows(chunks[order[middle]].dims, want, t->ndim);
 		if (c == 0)
 			return &chunks[order[middle]];
 		if (c < 0)

@@ -47,10 +47,7 @@ static int compare_boxes(const void *a, const void *b, void *user)
 	const struct candidate *x = a, *y = b;
 	const uint32_t *ndim = user;
 
-	for (uint32_t i = 0; i < 2 * *ndim; i++)
-		if (x->chunk->dims[i] != y->chunk->dims[i])
-			return x->chunk->dims[i] < y->chunk->dims[i] ? -1 : 1;
-	return x->seq < y->seq ? -1 : x->seq > y->seq;
+	return num_order_rows(x->chunk->dims, y->chunk->dims, 2 * *ndim) ?: num_order(x->seq, y->seq);
 }
 
 static int compare_seq(const void *a, const void *b)

@@ -157,9 +157,7 @@ static int larger_first(const void *a, const void *b)
 
 	if (x->kind != y->kind)
 		return x->kind == FILE_PLAN_VALUE ? -1 : 1;
-	if (x->at.payload_bytes != y->at.payload_bytes)
-		return x->at.payload_bytes > y->at.payload_bytes ? -1 : 1;
-	return x->index < y->index ? -1 : x->index > y->index;
+	return num_order(y->at.payload_bytes, x->at.payload_bytes) ?: num_order(x->index, y->index);
 }
 
 static FALLIBLE enum err place_rank(struct planner *pl, uint32_t rank)

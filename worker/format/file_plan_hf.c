@@ -81,13 +81,10 @@ static int by_element_size(const void *a, const void *b, void *user)
 	const struct sdict *sd = user;
 	const struct whole *x = a, *y = b;
 
-	if (x->file != y->file)
-		return x->file < y->file ? -1 : 1;
 	uint32_t dx = dtype_bytes(sd->tensors[sd->chunks[x->chunk].tensor].dtype);
 	uint32_t dy = dtype_bytes(sd->tensors[sd->chunks[y->chunk].tensor].dtype);
-	if (dx != dy)
-		return dx > dy ? -1 : 1;
-	return x->chunk < y->chunk ? -1 : x->chunk > y->chunk;
+
+	return num_order(x->file, y->file) ?: num_order(dy, dx) ?: num_order(x->chunk, y->chunk);
 }
 
 static FALLIBLE enum err add_item(struct file_plan *p, enum file_plan_kind kind, uint32_t index, uint64_t bytes, uint64_t *offset)

@@ -257,9 +257,7 @@ static int by_offset(const void *a, const void *b, void *user)
 {
 	const struct entry *entries = user, *x = &entries[*(const uint32_t *)a], *y = &entries[*(const uint32_t *)b];
 
-	if (x->offset != y->offset)
-		return x->offset < y->offset ? -1 : 1;
-	return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+	return num_order(x->offset, y->offset) ?: num_order(x->bytes, y->bytes);
 }
 
 /* Every tensor lies in the file, and no two share bytes. */

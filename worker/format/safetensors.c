@@ -199,11 +199,7 @@ static int by_place(const void *a, const void *b)
 {
 	const struct sft_entry *x = a, *y = b;
 
-	if (x->begin != y->begin)
-		return x->begin < y->begin ? -1 : 1;
-	if (x->end != y->end)
-		return x->end < y->end ? -1 : 1;
-	return x->name.p < y->name.p ? -1 : x->name.p > y->name.p;
+	return num_order(x->begin, y->begin) ?: num_order(x->end, y->end) ?: num_order(x->name.p, y->name.p);
 }
 
 static FALLIBLE enum err check_order(const struct sft *s)

@@ -210,12 +210,7 @@ static int by_tensor(const void *a, const void *b, void *user)
 	const struct piece *x = a, *y = b;
 	uint32_t n = r->wholes.v[x->tensor].ndim;
 
-	if (x->tensor != y->tensor)
-		return x->tensor < y->tensor ? -1 : 1;
-	for (uint32_t d = 0; d < 2 * n; d++)
-		if (x->dims[d] != y->dims[d])
-			return x->dims[d] < y->dims[d] ? -1 : 1;
-	return x->rank < y->rank ? -1 : x->rank > y->rank;
+	return num_order(x->tensor, y->tensor) ?: num_order_rows(x->dims, y->dims, 2 * n) ?: num_order(x->rank, y->rank);
 }
 
 /* The pieces from `first` on that are of one tensor; the first of equal boxes stands for all. */

@@ -108,9 +108,7 @@ static int by_move(const void *a, const void *b, void *user)
 {
 	const struct compared *all = user, *x = &all[*(const uint64_t *)a], *y = &all[*(const uint64_t *)b];
 
-	if (x->moved != y->moved)
-		return x->moved > y->moved ? -1 : 1;
-	return x < y ? -1 : x > y;
+	return num_order(y->moved, x->moved) ?: num_order(x, y);
 }
 
 static json_t *mover_doc(const struct diff *d, uint64_t i)

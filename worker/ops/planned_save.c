@@ -319,9 +319,7 @@ static int compare_places(const void *a, const void *b)
 
 	if (by_name)
 		return by_name;
-	if (x->offset != y->offset)
-		return x->offset < y->offset ? -1 : 1;
-	return x->length < y->length ? -1 : x->length > y->length;
+	return num_order(x->offset, y->offset) ?: num_order(x->length, y->length);
 }
 
 static FALLIBLE enum err check_place(const struct place *all, uint64_t n, const struct sdict *sd, const struct sd_loc *loc, struct str fqn)

@@ -38,11 +38,7 @@ static int by_place(const void *a, const void *b)
 {
 	const struct place *x = a, *y = b;
 
-	if (x->loc.file != y->loc.file)
-		return x->loc.file < y->loc.file ? -1 : 1;
-	if (x->loc.offset != y->loc.offset)
-		return x->loc.offset < y->loc.offset ? -1 : 1;
-	return x->loc.length < y->loc.length ? -1 : x->loc.length > y->loc.length;
+	return num_order(x->loc.file, y->loc.file) ?: num_order(x->loc.offset, y->loc.offset) ?: num_order(x->loc.length, y->loc.length);
 }
 
 /* Both are parts of one item that was written as a whole: PyTorch gives the tensors of a safetensors file no places of their own. */

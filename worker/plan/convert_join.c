@@ -26,9 +26,7 @@ static int by_order(const void *a, const void *b)
 {
 	const struct member *x = a, *y = b;
 
-	if (x->group != y->group)
-		return x->group < y->group ? -1 : 1;
-	return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1) : str_cmp_natural(x->fqn, y->fqn);
+	return num_order(x->group, y->group) ?: num_order(x->rank, y->rank) ?: str_cmp_natural(x->fqn, y->fqn);
 }
 
 /* Finds the one entry of rule->order that the name contains; none or two is an error. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/num.h"
 
 #define NONE UINT32_MAX
 enum { MOVES_PER_BOX = 16 };        /* while cuts are inserted; then all are sorted */
@@ -62,9 +63,7 @@ static int by_place(const void *a, const void *b)
 {
 	const struct grid_cut *x = a, *y = b;
 
-	if (x->start != y->start)
-		return x->start < y->start ? -1 : 1;
-	return (x->end > y->end) - (x->end < y->end);
+	return num_order(x->start, y->start) ?: num_order(x->end, y->end);
 }
 
 static struct grid_cut cut_of(const struct grid *g, uint64_t i, uint32_t d)

@@ -66,9 +66,7 @@ static int by_rank(const void *a, const void *b)
 {
 	const struct entry *x = a, *y = b;
 
-	if (x->rank != y->rank)
-		return x->rank < y->rank ? -1 : 1;
-	return (x->position > y->position) - (x->position < y->position);
+	return num_order(x->rank, y->rank) ?: num_order(x->position, y->position);
 }
 
 /* Adds the chunks of a mesh of `count` ranks; ranks NULL: 0, 1, … */

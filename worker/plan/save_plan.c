@@ -99,20 +99,11 @@ static FALLIBLE enum err maker_init(struct maker *m, const struct sdict *held, e
 	return OK;
 }
 
-/* Negative: a lies before b, lexically by offsets, then sizes. */
-static int dims_cmp(uint32_t n, const int64_t *a, const int64_t *b)
-{
-	for (uint32_t d = 0; d < n; d++)
-		if (a[d] != b[d])
-			return a[d] < b[d] ? -1 : 1;
-	return 0;
-}
-
 /* The usual case: one rank after the other holds the next part, nothing twice. */
 static bool ascending(const struct sdict *sd, const struct sd_tensor *t)
 {
 	for (uint64_t i = t->first_chunk + 1; i < t->first_chunk + t->chunk_count; i++)
-		if (dims_cmp(t->ndim * 2, sd->chunks[i - 1].dims, sd->chunks[i].dims) >= 0)
+		if (num_order_rows(sd->chunks[i - 1].dims, sd->chunks[i].dims, t->ndim * 2) >= 0)
 			return false;
 	return true;
 }
@@ -125,7 +116,7 @@ static FALLIBLE enum err chain(struct maker *m, const struct sd_tensor *t, uint3
 	uint32_t hash = table_hash((struct str){ (const char *)d, t->ndim * 2 * sizeof *d });
 	struct table_item *same;
 
-	table_find(&m->boxes, hash, same, dims_cmp(t->ndim * 2, sd->chunks[m->heads[same->item]].dims, d) == 0);
+	table_find(&m->boxes, hash, same, num_order_rows(sd->chunks[m->heads[same->item]].dims, d, t->ndim * 2) == 0);
 	if (same) {
 		m->next[m->keys[same->item]] = chunk;
 		m->keys[same->item] = chunk;
@@ -278,9 +269,7 @@ static int by_key(const void *a, const void *b, void *keys)
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
 	uint32_t rx = ((const uint32_t *)keys)[x], ry = ((const uint32_t *)keys)[y];
 
-	if (rx != ry)
-		return rx < ry ? -1 : 1;
-	return (x > y) - (x < y);
+	return num_order(rx, ry) ?: num_order(x, y);
 }
 
 /* Orders the distinct boxes of each tensor by writer, then as held. */

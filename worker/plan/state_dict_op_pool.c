@@ -22,12 +22,9 @@ struct sortable {
 
 static int compare_entries(const struct pool_entry *x, const struct pool_entry *y, uint32_t ndim)
 {
-	for (uint32_t d = 0; d < ndim * 2 && x->dims != y->dims; d++)
-		if (x->dims[d] != y->dims[d])
-			return x->dims[d] < y->dims[d] ? -1 : 1;
-	if (x->group != y->group)
-		return x->group < y->group ? -1 : 1;
-	return (x->rank > y->rank) - (x->rank < y->rank);
+	int order = x->dims == y->dims ? 0 : num_order_rows(x->dims, y->dims, ndim * 2);
+
+	return order ?: num_order(x->group, y->group) ?: num_order(x->rank, y->rank);
 }
 
 static int compare_sortable(const void *a, const void *b)

@@ -136,9 +136,7 @@ static int by_tensor(const void *a, const void *b)
 {
 	const struct wanted *x = a, *y = b;
 
-	if (x->tensor != y->tensor)
-		return x->tensor < y->tensor ? -1 : 1;
-	return x->box < y->box ? -1 : x->box > y->box;
+	return num_order(x->tensor, y->tensor) ?: num_order(x->box, y->box);
 }
 
 /* A target's chunks of one tensor must be in a row: chunk i is box wanted[i]. */
@@ -350,9 +348,7 @@ static int by_box(const void *a, const void *b)
 {
 	const struct place *x = a, *y = b;
 
-	if (x->box != y->box)
-		return x->box < y->box ? -1 : 1;
-	return x->at < y->at ? -1 : x->at > y->at;
+	return num_order(x->box, y->box) ?: num_order(x->at, y->at);
 }
 
 /* Writes the checkpoint's id and version. Other checkpoints may be saved to the same directory, file by file (posix_in_place.h): their

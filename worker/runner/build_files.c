@@ -414,11 +414,7 @@ static int compare_rows(const void *a, const void *b)
 {
 	const struct by_row *x = a, *y = b;
 
-	if (x->offset != y->offset)
-		return x->offset < y->offset ? -1 : 1;
-	if (x->size != y->size)
-		return x->size < y->size ? -1 : 1;
-	return x->chunk < y->chunk ? -1 : 1;
+	return num_order(x->offset, y->offset) ?: num_order(x->size, y->size) ?: num_order(x->chunk, y->chunk);
 }
 
 /* Every member of a group may need a page more than its share. */

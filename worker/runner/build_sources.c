@@ -305,11 +305,7 @@ static int by_place(const void *a, const void *b)
 {
 	const struct scan_order *x = a, *y = b;
 
-	if (x->rank != y->rank)
-		return x->rank < y->rank ? -1 : 1;
-	if (x->file != y->file)
-		return x->file < y->file ? -1 : 1;
-	return x->offset < y->offset ? -1 : x->offset > y->offset;
+	return num_order(x->rank, y->rank) ?: num_order(x->file, y->file) ?: num_order(x->offset, y->offset);
 }
 
 static FALLIBLE enum err begin_task(struct run_build *b, uint32_t rank, uint64_t first)

@@ -97,9 +97,7 @@ static int by_range(const void *a, const void *b)
 {
 	const struct build_sum_view *x = a, *y = b;
 
-	if (x->base != y->base)
-		return x->base < y->base ? -1 : 1;
-	return x->first < y->first ? -1 : x->first > y->first;
+	return num_order(x->base, y->base) ?: num_order(x->first, y->first);
 }
 
 /* Views of one chunk that overlap, or may: its bytes may come twice. */

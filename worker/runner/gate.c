@@ -88,9 +88,7 @@ static int compare_ready(const void *a, const void *b)
 {
 	const struct ready_at *x = a, *y = b;
 
-	if (x->end != y->end)
-		return x->end < y->end ? -1 : 1;
-	return x->at < y->at ? -1 : x->at > y->at;
+	return num_order(x->end, y->end) ?: num_order(x->at, y->at);
 }
 
 static void sort_rank(struct run *run, const struct run_rank *k, struct ready_at *order, struct run_task *tasks)

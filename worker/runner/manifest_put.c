@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/num.h"
 #include "runner/manifest_put.h"
 #include "io/digest.h"
 #include "os/fs.h"
@@ -39,9 +40,7 @@ static int by_place(const void *a, const void *b, void *user)
 	const struct run *run = user;
 	const struct run_dst *x = &run->dsts[*(const uint32_t *)a], *y = &run->dsts[*(const uint32_t *)b];
 
-	if (x->file != y->file)
-		return x->file < y->file ? -1 : 1;
-	return x->offset < y->offset ? -1 : x->offset > y->offset;
+	return num_order(x->file, y->file) ?: num_order(x->offset, y->offset);
 }
 
 static FALLIBLE enum err mtime_of(const struct run *run, const struct run_file *f, const struct staging *st, int64_t *out)

@@ -75,9 +75,7 @@ static int by_place(const void *a, const void *b, void *reads)
 
 	if (!x->into != !y->into)
 		return x->into ? -1 : 1; /* reads with a place of their own are not merged: they go first */
-	if (x->file != y->file)
-		return x->file < y->file ? -1 : 1;
-	return x->offset < y->offset ? -1 : x->offset > y->offset;
+	return num_order(x->file, y->file) ?: num_order(x->offset, y->offset);
 }
 
 static FALLIBLE enum err start_op(struct wave *w, const struct wave_read *r, uint64_t at, void *user)
