@@ -120,41 +120,34 @@ enum err comm_nccl_all_gather_v(struct comm *c, const void *in, const uint64_t *
 	return move_parts(c, &(struct parts){ .out = in, .out_bytes = mine, .in = out, .in_at = offsets, .in_bytes = bytes });
 }
 
-/* Only with the root, in one direction. */
-static void with_root(const struct comm *c, const uint64_t *bytes, uint32_t root, uint64_t *with)
-{
-	for (uint32_t r = 0; r < c->size; r++)
-		with[r] = r == root ? bytes[c->rank] : 0;
-}
-
-enum err comm_nccl_gather(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root)
+/* Each with the root alone, in one direction; the root has the parts of everybody in a row. */
+static FALLIBLE enum err with_root(struct comm *c, const uint64_t *bytes, uint32_t root, bool to_root, const void *in, void *out)
 {
 	uint64_t offsets[COMM_RANKS_MAX], mine[COMM_RANKS_MAX];
-	struct parts p = { .out = in, .out_bytes = mine };
+	struct parts p = to_root ? (struct parts){ .out = in, .out_bytes = mine } : (struct parts){ .in = out, .in_bytes = mine };
 
 	TRY(comm_nccl_agree(c, OK));
-	with_root(c, bytes, root, mine);
+	for (uint32_t r = 0; r < c->size; r++)
+		mine[r] = r == root ? bytes[c->rank] : 0;
 	offsets_of(c, bytes, offsets);
-	if (c->rank == root) {
+	if (c->rank == root && to_root) {
 		p.in = out;
 		p.in_at = offsets;
 		p.in_bytes = bytes;
-	}
-	return move_parts(c, &p);
-}
-
-enum err comm_nccl_scatter(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root)
-{
-	uint64_t offsets[COMM_RANKS_MAX], mine[COMM_RANKS_MAX];
-	struct parts p = { .in = out, .in_bytes = mine };
-
-	TRY(comm_nccl_agree(c, OK));
-	with_root(c, bytes, root, mine);
-	offsets_of(c, bytes, offsets);
-	if (c->rank == root) {
+	} else if (c->rank == root) {
 		p.out = in;
 		p.out_at = offsets;
 		p.out_bytes = bytes;
 	}
 	return move_parts(c, &p);
+}
+
+enum err comm_nccl_gather(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root)
+{
+	return with_root(c, bytes, root, true, in, out);
+}
+
+enum err comm_nccl_scatter(struct comm *c, const void *in, const uint64_t *bytes, void *out, uint32_t root)
+{
+	return with_root(c, bytes, root, false, in, out);
 }

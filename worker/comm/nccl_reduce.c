@@ -150,45 +150,43 @@ static FALLIBLE enum err begin(struct host *h, enum dtype d, enum reduce_op op, 
 	return OK;
 }
 
-enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root)
+static FALLIBLE enum err reduce_by(struct host *h, enum dtype d, enum reduce_op op)
 {
-	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ROOT, .root = root };
-	uint64_t bytes = count * dtype_bytes(d);
-	bool native;
+	struct comm *c = h->c;
+	uint64_t bytes = h->count * dtype_bytes(d), others = bytes * (c->size - 1), n = h->count;
+	bool native, is_root = c->rank == h->root;
 	unsigned type;
 
-	TRY(begin(&h, d, op, &type, &native));
+	TRY(begin(h, d, op, &type, &native));
 	if (!native)
 		return OK;
-	nccl_result r = comm_nccl_api->reduce(in, c->rank == root ? out : NULL, count, type, native_op(op), (int)root, nccl_of(c)->comm,
-					      comm_nccl_stream(c));
-	return end_native(c, r, "ncclReduce", c->rank == root ? 0 : bytes, c->rank == root ? bytes * (c->size - 1) : 0);
+	const struct nccl_api *api = comm_nccl_api;
+	unsigned how = native_op(op);
+	switch (h->to) {
+	case TO_ROOT:
+		return end_native(c, api->reduce(h->in, is_root ? h->out : NULL, n, type, how, (int)h->root, nccl_of(c)->comm,
+						 comm_nccl_stream(c)), "ncclReduce", is_root ? 0 : bytes, is_root ? others : 0);
+	case TO_ALL:
+		return end_native(c, api->all_reduce(h->in, h->out, n, type, how, nccl_of(c)->comm, comm_nccl_stream(c)),
+				  "ncclAllReduce", bytes, bytes);
+	case SCATTERED:
+		return end_native(c, api->reduce_scatter(h->in, h->out, n, type, how, nccl_of(c)->comm, comm_nccl_stream(c)),
+				  "ncclReduceScatter", others, others);
+	}
+	return ERR(INTERNAL, "a reduction of form %d", (int)h->to);
+}
+
+enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root)
+{
+	return reduce_by(&(struct host){ .c = c, .in = in, .out = out, .count = count, .to = TO_ROOT, .root = root }, d, op);
 }
 
 enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op)
 {
-	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = TO_ALL };
-	uint64_t bytes = count * dtype_bytes(d);
-	bool native;
-	unsigned type;
-
-	TRY(begin(&h, d, op, &type, &native));
-	if (!native)
-		return OK;
-	nccl_result r = comm_nccl_api->all_reduce(in, out, count, type, native_op(op), nccl_of(c)->comm, comm_nccl_stream(c));
-	return end_native(c, r, "ncclAllReduce", bytes, bytes);
+	return reduce_by(&(struct host){ .c = c, .in = in, .out = out, .count = count, .to = TO_ALL }, d, op);
 }
 
 enum err comm_nccl_reduce_scatter(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op)
 {
-	struct host h = { .c = c, .in = in, .out = out, .count = count, .to = SCATTERED };
-	uint64_t bytes = count * dtype_bytes(d);
-	bool native;
-	unsigned type;
-
-	TRY(begin(&h, d, op, &type, &native));
-	if (!native)
-		return OK;
-	nccl_result r = comm_nccl_api->reduce_scatter(in, out, count, type, native_op(op), nccl_of(c)->comm, comm_nccl_stream(c));
-	return end_native(c, r, "ncclReduceScatter", bytes * (c->size - 1), bytes * (c->size - 1));
+	return reduce_by(&(struct host){ .c = c, .in = in, .out = out, .count = count, .to = SCATTERED }, d, op);
 }
