@@ -222,7 +222,7 @@ static FALLIBLE enum err compare_values(struct diff *d)
 static FALLIBLE enum err compare_bytes(struct diff *d)
 {
 	struct load_match match = { .strict = true };
-	struct run run = { .fd = -1 };
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 	struct load_plan plan;
 	uint32_t first_a, first_b;
 
@@ -234,20 +234,11 @@ static FALLIBLE enum err compare_bytes(struct diff *d)
 	d->build.opts.near = (struct stats_near){ d->job->spec.rtol, d->job->spec.atol, true };
 	d->build.opts.verify = input_verifies(d->job);
 	TRY(build_diff(&d->build, d->common, first_a, first_b, &plan));
-	TRY(run_share(&d->build, &run));
-	run_build_free(&d->build);
-	enum err e = job_state(d->job, "running", "compare", NULL, run_bytes_total(&run));
-	if (!e)
-		e = gang_run(d->job, &run);
-	if (!e)
-		e = diff_report_run(d, &run);
-	if (!e) {
-		json_object_set_new(d->job->result, "compared_bytes", json_integer((json_int_t)run_bytes_total(&run)));
-		json_object_set_new(d->job->result, "read_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
-		run_checked(&run, &d->job->checked);
-	}
-	run_detach(&run);
-	return e;
+	TRY(gang_run_built(d->job, &d->build, "compare", NULL, &run));
+	TRY(diff_report_run(d, &run));
+	json_object_set_new(d->job->result, "compared_bytes", json_integer((json_int_t)run_bytes_total(&run)));
+	gang_run_note(d->job, &run);
+	return OK;
 }
 
 static FALLIBLE enum err diff(struct diff *d)

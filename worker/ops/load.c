@@ -126,29 +126,18 @@ static FALLIBLE enum err build(struct load *l)
 
 static FALLIBLE enum err execute(struct load *l)
 {
-	struct run run = { .fd = -1 };
-	json_t *plan = json_copy(l->job->result);
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
+	json_t *r = l->job->result, *plan = json_copy(r);
 
 	enum err e = plan ? plan_doc(l, plan) : ERR(NO_MEMORY, "no memory for the plan");
 	if (!e)
-		e = run_share(&l->build, &run);
-	run_build_free(&l->build);
-	if (e) {
-		json_decref(plan);
-		return e;
-	}
-	uint64_t total = run_bytes_total(&run);
-	e = job_state(l->job, "running", "copy", plan, total);
+		e = gang_run_built(l->job, &l->build, "copy", plan, &run);
 	json_decref(plan);
-	if (!e)
-		e = gang_run(l->job, &run);
-	json_t *r = l->job->result;
-	json_object_set_new(r, "bytes", json_integer((json_int_t)total));
-	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
-	run_checked(&run, &l->job->checked);
+	TRY(e);
+	json_object_set_new(r, "bytes", json_integer((json_int_t)run_bytes_total(&run)));
+	gang_run_note(l->job, &run);
 	checked_report(&l->job->checked, r);
-	run_detach(&run);
-	return e;
+	return OK;
 }
 
 /* "loads" says whether the job would succeed. */

@@ -131,30 +131,16 @@ static FALLIBLE enum err plan(struct op *o)
 
 /* --------------------------------------------------------------------------------------------------- execution */
 
-static FALLIBLE enum err share(struct op *o, bool compare, struct run *run)
+static FALLIBLE enum err execute(struct op *o, bool compare)
 {
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 	struct state_dict_op_tables t = { .dicts = { o->dicts[0], o->dicts[1] }, .made = compare ? NULL : &o->job->segments,
 					  .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
 
 	TRY(state_dict_op_tables_make(&t, &o->build));
 	o->build.opts.near = (struct stats_near){ .rtol = o->job->spec.rtol, .atol = o->job->spec.atol };
-	return run_share(&o->build, run);
-}
-
-static FALLIBLE enum err execute(struct op *o, bool compare)
-{
-	struct run run = { .fd = -1 };
-
-	enum err e = share(o, compare, &run);
-	run_build_free(&o->build);
-	if (!e)
-		e = job_state(o->job, "running", compare ? "compare" : "copy", NULL, run_bytes_total(&run));
-	if (!e)
-		e = gang_run(o->job, &run);
-	if (!e)
-		e = state_dict_op_report_run(o->job, &run, &o->places, compare);
-	run_detach(&run);
-	return e;
+	TRY(gang_run_built(o->job, &o->build, compare ? "compare" : "copy", NULL, &run));
+	return state_dict_op_report_run(o->job, &run, &o->places, compare);
 }
 
 /* Not being able to is no failure of the job: the memory is there, and the result says so. */

@@ -169,7 +169,7 @@ static FALLIBLE enum err find_todo(struct stats_of_all *a)
 
 static FALLIBLE enum err count_all(struct stats_of_all *a)
 {
-	struct run run = { .fd = -1 };
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 	uint32_t first;
 
 	TRY(input_add_files(&a->source, &a->build, false, &a->map));
@@ -177,19 +177,10 @@ static FALLIBLE enum err count_all(struct stats_of_all *a)
 	a->build.opts = (struct run_options){ .mode = RUN_STATS, .task_bytes = BUILD_TASK_BYTES, .values = true,
 					      .verify = input_verifies(a->job) };
 	TRY(build_all_stats(&a->build, first));
-	TRY(run_share(&a->build, &run));
-	run_build_free(&a->build);
-	enum err e = job_state(a->job, "running", "read", NULL, run_bytes_total(&run));
-	if (!e)
-		e = gang_run(a->job, &run);
-	if (!e)
-		e = put_all(a, &run);
-	if (!e) {
-		run_checked(&run, &a->job->checked);
-		json_object_set_new(a->job->result, "read_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
-	}
-	run_detach(&run);
-	return e;
+	TRY(gang_run_built(a->job, &a->build, "read", NULL, &run));
+	TRY(put_all(a, &run));
+	gang_run_note(a->job, &run);
+	return OK;
 }
 
 static FALLIBLE enum err stats(struct stats_of_all *a)

@@ -274,9 +274,8 @@ static void report(struct verify *v, const struct run *run)
 	for (uint64_t i = 0; i < v->parts.n; i++)
 		if (v->values)
 			report_values(v, run, &v->parts.v[i]);
-	json_object_set_new(r, "read_bytes", json_integer((json_int_t)atomic_load(&run->head->read_bytes)));
+	gang_run_note(v->job, run);
 	json_object_set_new(r, "unverifiable", json_integer((json_int_t)count_unverifiable(run)));
-	run_checked(run, &v->job->checked);
 	checked_report(&v->job->checked, r);
 	json_object_set(r, "padding", v->job->checked.padding);
 	json_object_set_new(r, "padding_damage", json_integer((json_int_t)v->job->checked.padding_count));
@@ -284,20 +283,14 @@ static void report(struct verify *v, const struct run *run)
 
 static FALLIBLE enum err read_all(struct verify *v)
 {
-	struct run run = { .fd = -1 };
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 
 	v->build.opts = (struct run_options){ .mode = RUN_VERIFY, .task_bytes = BUILD_TASK_BYTES, .verify = true,
 					      .values = v->values };
 	TRY(build_verify(&v->build, 0));
-	TRY(run_share(&v->build, &run));
-	run_build_free(&v->build);
-	enum err e = job_state(v->job, "running", "read", NULL, run_bytes_total(&run));
-	if (!e)
-		e = gang_run(v->job, &run);
-	if (!e)
-		report(v, &run);
-	run_detach(&run);
-	return e;
+	TRY(gang_run_built(v->job, &v->build, "read", NULL, &run));
+	report(v, &run);
+	return OK;
 }
 
 static FALLIBLE enum err check_digests(struct verify *v)

@@ -147,6 +147,22 @@ enum err gang_run(struct job *j, struct run *run)
 	return e;
 }
 
+enum err gang_run_built(struct job *j, struct run_build *b, const char *stage, const json_t *plan, struct run *run)
+{
+	enum err e = run_share(b, run);
+
+	run_build_free(b);
+	TRY(e);
+	TRY(job_state(j, "running", stage, plan, run_bytes_total(run)));
+	return gang_run(j, run);
+}
+
+void gang_run_note(struct job *j, const struct run *run)
+{
+	json_object_set_new(j->result, "read_bytes", json_integer((json_int_t)atomic_load(&run->head->read_bytes)));
+	run_checked(run, &j->checked);
+}
+
 static FALLIBLE enum err take_fds(struct job *j, int *fds, uint32_t from, uint32_t to)
 {
 	uint32_t index;

@@ -253,13 +253,18 @@ const struct sd_record *sdict_record(const struct sdict *sd, struct sd_loc loc)
 	return r && r->file == loc.file && num_inside(loc.offset - r->offset, loc.length, r->length) ? r : NULL;
 }
 
+static FALLIBLE enum err value_room(struct sdict *sd)
+{
+	if (sd->value_count >= SD_VALUE_BIT - 2)
+		return ERR(LIMIT_EXCEEDED, "more than %ju values", (uintmax_t)sd->value_count);
+	return room(sd, &sd->values, sd->value_count, &sd->value_cap, sizeof *sd->values);
+}
+
 enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct sd_loc loc, uint32_t *index_out)
 {
 	struct sd_value v = { .kind = SD_VALUE_STORED, .rank = rank, .loc = loc };
 
-	if (sd->value_count >= SD_VALUE_BIT - 2)
-		return ERR(LIMIT_EXCEEDED, "more than %ju values", (uintmax_t)sd->value_count);
-	TRY(room(sd, &sd->values, sd->value_count, &sd->value_cap, sizeof *sd->values));
+	TRY(value_room(sd));
 	TRY(arena_str(sd->arena, fqn, &v.fqn));
 	TRY(add_name(sd, fqn, SD_VALUE_BIT | (uint32_t)sd->value_count));
 	*index_out = (uint32_t)sd->value_count;
@@ -271,9 +276,7 @@ enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint32_t rank
 				 uint32_t *index_out)
 {
 	must(first < sd->value_count);
-	if (sd->value_count >= SD_VALUE_BIT - 2)
-		return ERR(LIMIT_EXCEEDED, "more than %ju values", (uintmax_t)sd->value_count);
-	TRY(room(sd, &sd->values, sd->value_count, &sd->value_cap, sizeof *sd->values));
+	TRY(value_room(sd));
 	struct sd_value v = sd->values[first];
 	v.rank = rank;
 	v.loc = loc;
