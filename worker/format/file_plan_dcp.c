@@ -260,10 +260,7 @@ enum err file_plan_dcp(const struct file_plan_target *t, struct file_plan *out)
 {
 	struct planner pl = { .t = t, .p = out, .index = BUF_INIT(DCP_INDEX_MAX) };
 
-	*out = (struct file_plan){ .arena = arena_new(UINT64_MAX) };
-	enum err e = out->arena ? OK : ERR(NO_MEMORY, "no memory for a plan");
-	if (!e)
-		e = t->given ? place_given(&pl) : place_ranks(&pl);
+	enum err e = t->given ? place_given(&pl) : place_ranks(&pl);
 	vec_free(&pl.items);
 	buf_free(&pl.index);
 	return e;

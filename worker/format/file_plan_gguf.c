@@ -172,8 +172,8 @@ enum err file_plan_gguf(const struct file_plan_target *t, struct file_plan *out)
 {
 	struct planner pl = { .t = t, .p = out, .table = BUF_INIT(HEAD_MAX) };
 
-	*out = (struct file_plan){ .stream = true, .arena = arena_new(UINT64_MAX) };
-	enum err e = out->arena ? place(&pl) : ERR(NO_MEMORY, "no memory for a plan");
+	out->stream = true;
+	enum err e = place(&pl);
 	buf_free(&pl.table);
 	return e;
 }

@@ -173,8 +173,8 @@ enum err file_plan_hf(const struct file_plan_target *t, struct file_plan *out)
 {
 	struct planner pl = { .t = t, .p = out };
 
-	*out = (struct file_plan){ .stream = true, .arena = arena_new(UINT64_MAX) };
-	enum err e = out->arena ? place_files(&pl) : ERR(NO_MEMORY, "no memory for a plan");
+	out->stream = true;
+	enum err e = place_files(&pl);
 	mem_free(pl.wholes);
 	return e;
 }

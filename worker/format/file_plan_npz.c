@@ -65,10 +65,7 @@ static FALLIBLE enum err place(const struct file_plan_target *t, struct zip_plan
 
 enum err file_plan_npz(const struct file_plan_target *t, struct file_plan *out)
 {
-	struct zip_plan z = { .p = out };
+	CLEANUP(zip_plan_free) struct zip_plan z = { .p = out };
 
-	*out = (struct file_plan){ .stream = true, .arena = arena_new(UINT64_MAX) };
-	enum err e = out->arena ? place(t, &z) : ERR(NO_MEMORY, "no memory for a plan");
-	zip_plan_free(&z);
-	return e;
+	return place(t, &z);
 }

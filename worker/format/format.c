@@ -359,7 +359,8 @@ enum err format_open(enum format f, const struct format_source *s, struct sdict 
 
 enum err format_plan_files(enum format f, const struct file_plan_target *t, struct file_plan *out)
 {
-	*out = (struct file_plan){ 0 };
+	*out = (struct file_plan){ .arena = arena_new(UINT64_MAX) };
+	NEED(out->arena, "no memory for a plan");
 	if (!rows[f].plan_files)
 		return ERR(FORMAT_UNSUPPORTED, "checkpoints cannot be written in the format '%s'", rows[f].name);
 	return rows[f].plan_files(t, out);

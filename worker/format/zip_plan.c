@@ -89,6 +89,7 @@ enum err zip_plan_end(struct zip_plan *z, struct str file_name)
 	}
 	zip_put_end(&b, z->entries.n, b.len, z->offset);
 	TRY(add_text(z, &b));
+	z->p->stream = true;
 	TRY(vec_push(&z->p->files, &f));
 	*f = (struct file_plan_file){ .name = file_name, .item_count = z->p->items.n, .bytes = z->offset };
 	return OK;
