@@ -77,11 +77,7 @@ FALLIBLE enum err h_sdicts_create(struct req *r)
 
 	TRY(jval_only(&wrapped, (const char *const[]){ "name", "world_size", "slots", "on_owner_death", "lease_seconds", NULL }));
 	TRY(jval_string(&name, &rq.name));
-	if (ref_check_state_dict(rq.name) != OK) {
-		char why[ERR_TEXT_MAX];
-		memcpy(why, err_last()->text, sizeof why);
-		return jval_fail(&name, ERR_NAME_INVALID, "%s", why);
-	}
+	TRY(jval_failed(&name, ref_check_state_dict(rq.name)));
 	TRY(jval_integer(&world, 1, STATE_DICT_WORLD_MAX, &rq.world_size));
 	TRY(jval_opt_integer(&root, "slots", 1, STATE_DICT_SLOTS_MAX, &rq.slots));
 	TRY(jval_opt_integer(&root, "lease_seconds", 1, 86400, &lease_s));

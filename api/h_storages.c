@@ -62,11 +62,7 @@ FALLIBLE enum err h_storages_create(struct req *r)
 		return ERR(FORBIDDEN, "storages are added over the Unix socket, by root or dcpd's own user");
 	TRY(jval_only(&root, (const char *const[]){ "name", "path", "lease_seconds", NULL }));
 	TRY(jval_string(&name, &rq.name));
-	if (ref_check_storage(rq.name) != OK) {
-		char why[ERR_TEXT_MAX];
-		memcpy(why, err_last()->text, sizeof why);
-		return jval_fail(&name, ERR_NAME_INVALID, "%s", why);
-	}
+	TRY(jval_failed(&name, ref_check_storage(rq.name)));
 	TRY(jval_string(&path, &rq.path));
 	if (rq.path.n == 0 || rq.path.n > 4000 || rq.path.p[0] != '/')
 		return jval_fail(&path, ERR_VALIDATION_FAILED, "must be an absolute path");

@@ -100,7 +100,7 @@ struct jobs {
 	enum err (*start)(struct job *j);   /* job_start_attempt, for job_queue.c below it */
 	struct map table;
 	struct job *live;           /* doubly linked, any order */
-	uint32_t live_count, waiting_count, dry_count;
+	uint32_t live_count, dry_count;
 	struct job *cache_first, *cache_last;
 	uint32_t cached;
 	struct lane *lanes;

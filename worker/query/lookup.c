@@ -345,6 +345,20 @@ static FALLIBLE enum err meet(struct worker *w, const json_t *q, struct buf *out
 	return OK;
 }
 
+/* One of the functions for each op: of plain questions, of those answered by a memfd, of those about segments. */
+static const struct question {
+	const char *op;
+	enum err (*plain)(struct worker *w, const json_t *q, struct buf *out);
+	enum err (*bytes)(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
+	enum err (*segments)(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
+} questions[] = {
+	{ "probe", .plain = probe },		{ "exists", .plain = exists },	     { "list", .plain = lookup_list },
+	{ "show", .plain = lookup_show },	{ "files", .plain = lookup_files },  { "tensors", .segments = lookup_tensors },
+	{ "images", .segments = lookup_images }, { "locate", .bytes = lookup_locate }, { "slice", .bytes = lookup_slice },
+	{ "recover", .plain = recover },	{ "meet", .plain = meet },	     { "sweep", .plain = sweep },
+	{ NULL },
+};
+
 enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *answer, int *fd_out)
 {
 	const char *op = json_string_value(json_object_get(q, "op"));
@@ -354,30 +368,15 @@ enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32
 	if (!op)
 		return ERR(PROTOCOL, "a question without an op");
 	buf_puts(answer, "{\"ok\":");
-	if (strcmp(op, "probe") == 0)
-		e = probe(w, q, answer);
-	else if (strcmp(op, "exists") == 0)
-		e = exists(w, q, answer);
-	else if (strcmp(op, "list") == 0)
-		e = lookup_list(w, q, answer);
-	else if (strcmp(op, "show") == 0)
-		e = lookup_show(w, q, answer);
-	else if (strcmp(op, "files") == 0)
-		e = lookup_files(w, q, answer);
-	else if (strcmp(op, "tensors") == 0)
-		e = lookup_tensors(w, q, fds, fd_count, answer);
-	else if (strcmp(op, "images") == 0)
-		e = lookup_images(q, fds, fd_count, answer);
-	else if (strcmp(op, "locate") == 0)
-		e = lookup_locate(w, q, answer, fd_out);
-	else if (strcmp(op, "slice") == 0)
-		e = lookup_slice(w, q, answer, fd_out);
-	else if (strcmp(op, "recover") == 0)
-		e = recover(w, q, answer);
-	else if (strcmp(op, "meet") == 0)
-		e = meet(w, q, answer);
-	else if (strcmp(op, "sweep") == 0)
-		e = sweep(w, q, answer);
+	const struct question *k = questions;
+	while (k->op && strcmp(k->op, op) != 0)
+		k++;
+	if (k->plain)
+		e = k->plain(w, q, answer);
+	else if (k->bytes)
+		e = k->bytes(w, q, answer, fd_out);
+	else if (k->segments)
+		e = k->segments(w, q, fds, fd_count, answer);
 	else
 		e = ERR(PROTOCOL, "a question '%s'", op);
 	if (w->kept)

@@ -10,7 +10,7 @@ FALLIBLE enum err lookup_room(const json_t *q, uint64_t bytes);
 FALLIBLE enum err lookup_put_summary(const struct store *store, const char *path, enum format format, struct buf *out);
 FALLIBLE enum err lookup_list(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
-FALLIBLE enum err lookup_images(const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
+FALLIBLE enum err lookup_images(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
 FALLIBLE enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
 

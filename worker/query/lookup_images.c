@@ -2,7 +2,7 @@
 #include "query/lookup.h"
 #include "runner/input.h"
 
-enum err lookup_images(const json_t *q, const int *fds, uint32_t fd_count, struct buf *out)
+enum err lookup_images(struct worker *, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out)
 {
 	CLEANUP(rank_segments_free) struct rank_segments s;
 	const char *comma = "";

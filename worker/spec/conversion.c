@@ -40,12 +40,7 @@ static FALLIBLE enum err read_worked_out(const struct parser *p, const struct jv
 	if (text.n < 3 || text.p[0] != '{' || text.p[text.n - 1] != '}')
 		return jval_fail(v, ERR_VALIDATION_FAILED, "\"%.100s\" is no size: an integer, or \"{name}\" with a name of vars", text.p);
 	out->text = (struct str){ text.p + 1, text.n - 2 };
-	if (conversion_size(p->c, out, 0, NULL, &number) != OK) {
-		char why[ERR_TEXT_MAX];
-		memcpy(why, err_last()->text, sizeof why);
-		return jval_fail(v, ERR_VALIDATION_FAILED, "%s", why);
-	}
-	return OK;
+	return jval_failed(v, conversion_size(p->c, out, 0, NULL, &number) ? ERR_VALIDATION_FAILED : OK);
 }
 
 static FALLIBLE enum err read_size(const struct parser *p, const struct jval *v, int64_t min, struct conversion_size *out)
