@@ -1,7 +1,7 @@
 /* stats.c: see stats.h. Elements go through double in small batches, which stay in the L1 cache; integers compare exactly by their bits
  * first. */
 /* The loops are simple enough for the vectoriser, but -O2 does not try. */
-#pragma GCC optimize("O3")
+#pragma GCC optimize("O3,fp-contract=off")
 
 #include "tensor/stats_impl.h"
 
@@ -77,7 +77,7 @@ double stats_fold(double *lane)
 
 /* ------------------------------------------------------------------------------------------------------ figures */
 
-enum { TABLES = 4, F64_BIAS = 1023, CODES_MIN = 64 << 10 };
+enum { TABLES = 8, F64_BIAS = 1023, CODES_MIN = 64 << 10 };
 
 /* Counters of bins: neighbours count in different tables, so that an increment need not wait for the one before. */
 typedef uint32_t tables[TABLES][STATS_BINS];
@@ -168,6 +168,15 @@ static void sum_wide(const double *v, uint64_t n, struct stats_sums *sums)
 	stats_sums_add(sums, &here);
 }
 
+static inline __attribute__((always_inline)) void add_to_lane(struct lanes *a, unsigned l, double x)
+{
+	a->sum[l] += x;
+	a->squares[l] += x * x;
+	a->min[l] = x < a->min[l] ? x : a->min[l];
+	a->max[l] = x > a->max[l] ? x : a->max[l];
+	a->zeros[l] += x == 0.0 ? 1.0 : 0.0;
+}
+
 /* Loops over lanes: the compiler makes vectors of them, of any width, and the order of additions stays the same. */
 WIDE static uint64_t add_finite(const double *v, uint64_t n, enum dtype d, struct stats *s)
 {
@@ -176,27 +185,11 @@ WIDE static uint64_t add_finite(const double *v, uint64_t n, enum dtype d, struc
 
 	for (unsigned l = 0; l < LANES; l++)
 		a.min[l] = a.max[l] = v[0];
-	for (uint64_t i = 0; i < n; i += LANES) {
-		unsigned some = n - i < LANES ? (unsigned)(n - i) : LANES;
-		if (some == LANES)
-			for (unsigned l = 0; l < LANES; l++) {
-				double x = v[i + l];
-				a.sum[l] += x;
-				a.squares[l] += x * x;
-				a.min[l] = x < a.min[l] ? x : a.min[l];
-				a.max[l] = x > a.max[l] ? x : a.max[l];
-				a.zeros[l] += x == 0.0 ? 1.0 : 0.0;
-			}
-		else
-			for (unsigned l = 0; l < some; l++) {
-				double x = v[i + l];
-				a.sum[l] += x;
-				a.squares[l] += x * x;
-				a.min[l] = x < a.min[l] ? x : a.min[l];
-				a.max[l] = x > a.max[l] ? x : a.max[l];
-				a.zeros[l] += x == 0.0 ? 1.0 : 0.0;
-			}
-	}
+	for (uint64_t i = 0; i + LANES <= n; i += LANES)
+		for (unsigned l = 0; l < LANES; l++)
+			add_to_lane(&a, l, v[i + l]);
+	for (uint64_t i = n - n % LANES; i < n; i++)
+		add_to_lane(&a, (unsigned)(i % LANES), v[i]);
 	min = a.min[0];
 	max = a.max[0];
 	for (unsigned l = 1; l < LANES; l++) {
@@ -274,8 +267,8 @@ static void add_codes(enum dtype d, const unsigned char *p, uint64_t n, uint32_t
 		      uint64_t *bins)
 {
 	uint32_t bytes = dtype_bytes(d), count = 1u << 8 * bytes;
-	uint16_t code;
-	double v[2];
+	uint16_t code, some[BATCH / 2];
+	double v[BATCH];
 
 	for (uint64_t i = 0; i < n; i++) {
 		if (bytes == 2)
@@ -284,14 +277,18 @@ static void add_codes(enum dtype d, const unsigned char *p, uint64_t n, uint32_t
 			code = p[i];
 		codes[code]++;
 	}
-	for (uint32_t c = 0; c < count; c++) {
-		code = (uint16_t)c;
-		if (codes[c] == 0)
-			continue;
-		uint64_t parts = stats_to_double(d, (unsigned char *)&code, 1, v);
-		s->count += parts * codes[c];
-		for (uint64_t i = 0; i < parts; i++)
-			add_number(v[i], codes[c], s, bins);
+	for (uint32_t first = 0; first < count; first += BATCH / 2) {
+		for (uint32_t c = 0; c < BATCH / 2; c++)
+			if (bytes == 2)
+				some[c] = (uint16_t)(first + c);
+			else
+				((uint8_t *)some)[c] = (uint8_t)c;
+		uint64_t parts = stats_to_double(d, (unsigned char *)some, BATCH / 2, v) / (BATCH / 2);
+		for (uint32_t c = 0; c < BATCH / 2; c++) {
+			s->count += parts * codes[first + c];
+			for (uint64_t i = 0; codes[first + c] && i < parts; i++)
+				add_number(v[c * parts + i], codes[first + c], s, bins);
+		}
 	}
 }
 
@@ -345,8 +342,12 @@ void stats_run(enum dtype d, const void *p, uint64_t n, struct stats *s, uint64_
 		add_complex(d, p, n, s, h);
 	else
 		add_real(d, p, n, s, h);
-	for (unsigned b = 0; bins && b < STATS_BINS; b++)
-		bins[b] += (uint32_t)(h[0][b] + h[1][b] + h[2][b] + h[3][b]);
+	for (unsigned b = 0; bins && b < STATS_BINS; b++) {
+		uint32_t sum = 0;
+		for (unsigned t = 0; t < TABLES; t++)
+			sum += h[t][b];
+		bins[b] += sum;
+	}
 }
 
 int64_t stats_key_value(enum dtype d, uint64_t key, double *real_out)

@@ -1,7 +1,7 @@
 /* stats_diff.c: how two runs of elements differ (stats.h). Each loop over a batch does little, over LANES accumulators: the compiler
  * makes vectors of it. Batches with NaN, infinities, complex elements or numbers whose squares leave the range of double go element by
  * element, in long double. */
-#pragma GCC optimize("O3")
+#pragma GCC optimize("O3,fp-contract=off")
 
 #include "tensor/stats_impl.h"
 

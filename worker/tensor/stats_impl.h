@@ -4,9 +4,10 @@
 
 enum { BATCH = 512, LANES = 16 };
 
-/* Also compiled for AVX2, which the loader chooses where the CPU has it. Without FMA, so that both give the same bits. */
+/* Also compiled for AVX2 and AVX-512, of which the loader picks what the CPU has. Without FMA (fp-contract=off), so that all give the same
+ * bits. */
 #if defined __x86_64__ && defined __GNUC__ && !defined __clang__ && !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
-#define WIDE __attribute__((target_clones("avx2", "default")))
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #else
 #define WIDE
 #endif
