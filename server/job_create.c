@@ -25,6 +25,8 @@ struct creation {
 	struct server *server;
 	struct job *job;
 	enum step step;
+	const struct ref *asked;        /* the checkpoint that is being looked at */
+	size_t others;                  /* of a merge's sources: looked at, but for the first */
 	job_created_fn fn;
 	job_planned_fn planned;
 	void *user;
@@ -134,6 +136,14 @@ static FALLIBLE enum err check_owner(const struct creation *c, const json_t *ok)
 		   (intmax_t)owner);
 }
 
+/* The next of a merge's sources behind the first one; NULL: there is none. */
+static const struct ref *other_source(struct creation *c)
+{
+	const struct spec *s = &c->job->spec;
+
+	return c->job->kind == JOB_MERGE && c->others + 1 < s->sources.n ? &s->sources.v[c->others + 1] : NULL;
+}
+
 static void on_source(void *user, enum err e, const json_t *ok, int *)
 {
 	struct creation *c = user;
@@ -144,22 +154,18 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 		e = ERR(NOT_FOUND, "there is no such checkpoint");
 	else if (!e && what && strcmp(what, "other") == 0 && !leads && !kind_is(c->job->kind, KIND_ANY_FILE))
 		e = ERR(NOT_A_CHECKPOINT, "what is there is no checkpoint");
-	if (e == ERR_NOT_FOUND || e == ERR_NOT_A_CHECKPOINT) {
-		struct spec *s = &c->job->spec;
-		struct ref *refs[2][2] = { { &s->source, &s->a }, { &s->target, &s->b } }, **r = refs[c->step == SOURCE_B];
-		const struct ref *ref = r[0]->storage.p ? r[0] : r[1];
-		if (c->step == SOURCE_B && s->base.kind)
-			ref = &s->base;
-		e = e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint %s:%s", ref->storage.p, ref->name.p) :
-					 ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", ref->storage.p, ref->name.p);
-	}
+	if (e == ERR_NOT_FOUND)
+		e = ERR(NOT_FOUND, "there is no checkpoint %s:%s", c->asked->storage.p, c->asked->name.p);
+	else if (e == ERR_NOT_A_CHECKPOINT)
+		e = ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", c->asked->storage.p, c->asked->name.p);
 	if (!e && kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS))
 		e = check_owner(c, ok);
 	if (e) {
 		refuse(c, e);
 		return;
 	}
-	c->step++;
+	if (c->step == SOURCE_A || !other_source(c))
+		c->step++;
 	next(c);
 }
 
@@ -243,6 +249,7 @@ static void on_probe(void *user, enum err e)
 
 static void ask(struct creation *c, const char *op, const struct ref *ref, lookup_fn fn)
 {
+	c->asked = ref;
 	lookup_ask(c->server->lookups, ref->storage.p,
 		   json_pack("{s:s, s:s, s:s, s:I}", "op", op, "storage", ref->storage.p, "name", ref->name.p, "uid",
 			     (json_int_t)c->job->uid),
@@ -292,11 +299,13 @@ static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
 	const struct ref *source = job_spec_compares(j) ? &j->spec.a : &j->spec.source;
-	const struct ref *b = kind_is(j->kind, KIND_REMOVES | KIND_REPAIRS) ? &j->spec.target
-			      : j->spec.base.kind			    ? &j->spec.base
-										    : &j->spec.b;
-	const struct ref *target = &j->spec.target;
+	const struct ref *other = other_source(c), *b = &j->spec.b, *target = &j->spec.target;
 	struct storage *st;
+
+	if (kind_is(j->kind, KIND_REMOVES | KIND_REPAIRS))
+		b = &j->spec.target;
+	else if (other || j->spec.base.kind)
+		b = other ? other : &j->spec.base;
 
 	switch (c->step) {
 	case SOURCE_A:
@@ -304,6 +313,7 @@ static bool ask_step(struct creation *c)
 			ask(c, "exists", source, on_source);
 		return source->kind == REF_CHECKPOINT;
 	case SOURCE_B:
+		c->others += other != NULL;
 		if (b->kind == REF_CHECKPOINT)
 			ask(c, "exists", b, on_source);
 		return b->kind == REF_CHECKPOINT;

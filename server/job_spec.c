@@ -92,7 +92,8 @@ static FALLIBLE enum err check_target_free(const struct job *j)
 	for (const struct job *other = j->server->jobs->live; other; other = other->live_next)
 		if (other != j && !other->dry_run && other->target && !job_spec_is_part(j) && !job_spec_is_part(other) &&
 		    (same_or_inside(other->target, j->target) || same_or_inside(j->target, other->target)))
-			return ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target);
+			return other->in_journal ? ERR(TARGET_BUSY, "job %s writes to %s", other->id, other->target) :
+						   ERR(TARGET_BUSY, "another request to write to %s is being looked at", other->target);
 	return OK;
 }
 

@@ -26,6 +26,7 @@ struct pending {
 	char *name;                     /* of the target */
 	int64_t due_ms, again_ms;       /* monotone clock; the pause after a failure */
 	bool asked;
+	bool expected;                  /* the job succeeded: its trash or receipt goes unheard */
 };
 
 struct sweeps {
@@ -139,7 +140,8 @@ static void on_job_swept(void *user, enum err e, const json_t *ok, int *)
 	if (!p)
 		return;
 	if (!e || e == ERR_NOT_FOUND) { /* nothing stays, or the storage is none of ours any more */
-		log_removed(ok);
+		if (!p->expected)
+			log_removed(ok);
 		forget(a.all, p);
 		return;
 	}
@@ -188,6 +190,7 @@ static void note(struct sweeps *all, const struct job *j, const struct ref *targ
 	}
 	snprintf(p->storage, sizeof p->storage, "%s", target->storage.p);
 	memcpy(p->job, j->id, sizeof p->job);
+	p->expected = j->state == JOB_SUCCEEDED;
 	p->due_ms = clock_mono_ms() + FIRST_MS + trash_ms;
 	p->again_ms = AGAIN_MS;
 	*all->last = p;

@@ -230,7 +230,7 @@ static FALLIBLE enum err open_stored(dcp_checkpoint *c, const char *path)
 	set_store(&c->stores, c->fd);
 	enum err e = checkpoint_open(&c->stores, &ref, &c->stored);
 	TRY(e);
-	checkpoint_note(c->stored, &c->checked);
+	checkpoint_note(c->stored, false, &c->checked);
 	c->noted = json_array_get(c->checked.warnings, 0);
 	return check_sizes(c->stored->sd);
 }

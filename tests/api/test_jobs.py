@@ -1,4 +1,5 @@
 """Jobs: idempotency, names in use, overwrite, long-poll, events, cancel, retry, dry run, plan, lists, selections."""
+import concurrent.futures
 import json
 import os
 import struct
@@ -285,6 +286,21 @@ def test_load_into_other_size_or_kind(d):
     d.put(b, [lib.image({"lr": ("F32", [1], bytes(4))})])
     d.api.fails("load", "kind_mismatch", source=to(n), target={"state_dict": b})
     assert d.images(a)[0].entries["model.w"][2] == bytes(32), "a refused load changes nothing"
+
+
+def test_busy_names_a_job_that_there_is(d):
+    """While a request is being looked at that will be refused, another one is not told of its job."""
+    request = {"kind": "reshard", "source": to(lib.fresh()), "target": to(lib.fresh())}   # no such source
+    told = []
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(30):
+            for a in list(pool.map(lambda _: d.api.post("/v1/jobs", request), range(8))):
+                p = a.problem("not_found", "target_busy")
+                if p["code"] == "target_busy":
+                    told.append(p["detail"])
+            if told:
+                break
+    assert told and all("another request" in t and request["target"]["name"] in t for t in told), told
 
 
 def test_diff(d):

@@ -151,6 +151,48 @@ def test_requests_that_are_wrong(d):
         assert p.status in (400, 422) and p.json["pointer"].startswith(pointer), (body, p.json)
 
 
+def test_a_checkpoint_that_is_not_there_is_refused_at_once(d):
+    refs = [put(d, tensors(i)) for i in range(2)]
+    gone = {**HERE, "name": lib.fresh()}
+    for sources in ([*refs, gone], [gone, *refs], [refs[0], gone, refs[1]]):
+        request = {"kind": "merge", "sources": sources, "target": {**HERE, "name": lib.fresh()}}
+        assert gone["name"] in d.api.post("/v1/jobs", request).problem("not_found", status=404)["detail"]
+    folder = d.storages["main"] / gone["name"]
+    folder.mkdir()
+    (folder / "notes").write_text("x")
+    request = {"kind": "merge", "sources": [*refs, gone], "target": {**HERE, "name": lib.fresh()}}
+    assert gone["name"] in d.api.post("/v1/jobs", request).problem("not_a_checkpoint")["detail"]
+
+
+def test_patterns_that_match_nothing_are_told(d):
+    refs = [put(d, tensors(i)) for i in range(2)]
+    _, result = merge(d, refs, first_only=["model.b", "step", "modle.*", "optim.*"])
+    w = next(w for w in result["warnings"] if w["code"] == "unmatched_first_only")
+    assert "'modle.*', 'optim.*'" in w["detail"] and "model.b" not in w["detail"]
+    _, result = merge(d, refs, first_only=["model.b", "st*p"])
+    assert not [w for w in result.get("warnings", []) if w["code"] == "unmatched_first_only"]
+
+
+@pytest.mark.parametrize("weights, dtype, fqn", [([1e300, 1], "float32", "w"), ([1, -1e39], "float64", "w"), ([1e5, 1], "float32", "h"),
+                                                 ([0.1, 60000], "float64", None)])
+def test_weights_beyond_the_dtype_are_told(d, weights, dtype, fqn):
+    states = [{"d": torch.ones(3, dtype=torch.float64), "h": torch.ones(3).half() * 1e-3, "w": torch.ones(3)} for _ in range(2)]
+    states = [{k: v for k, v in s.items() if k in ("d", fqn or "h")} for s in states]
+    to, result = merge(d, [put(d, s) for s in states], weights=weights, dtype=dtype)
+    told = [w["detail"] for w in result.get("warnings", []) if w["code"] == "weight_overflow"]
+    assert (f"'{fqn}'" in told[0] and str(weights.index(max(weights, key=abs))) in told[0]) if fqn else told == []
+    got = get(d, to, states[0])
+    assert got["d"].isfinite().all()
+
+
+def test_unverified_metadata_are_those_of_a_checkpoint(d):
+    refs = [put(d, tensors(i)) for i in range(2)]
+    for kind, more in (("diff", {"a": refs[0], "b": refs[1]}), ("merge", {"sources": refs, "target": {**HERE, "name": lib.fresh()}})):
+        r = d.api.run(kind, **more)["result"]
+        files = {u["file"] for u in r["unverified"] if not u["fqn"]}
+        assert files == {f"{x['name']}/.metadata" for x in refs}, files
+
+
 def test_dcpctl(d):
     states = [tensors(i) for i in range(2)]
     refs = [f"main:{put(d, s)['name']}" for s in states]

@@ -39,8 +39,11 @@ def test_safetensors_made_replaced_and_removed(d):
     target = {**HERE, "name": folder.name + "/sub/model.safetensors", "format": "safetensors"}
     done = d.api.run("reshard", source=source_of(d, want), target=target)
     assert done["result"]["files"] == 1 and done["result"]["format"] == "safetensors"
+    mark = len(d.log.read_bytes())
     same(load_file(folder / "sub/model.safetensors"), want)
     lib.wait_for(lambda: os.listdir(folder / "sub") == ["model.safetensors"], 20, "the receipt's removal")
+    time.sleep(0.2)
+    assert b"left-over" not in d.log.read_bytes()[mark:]  # a receipt is none
     at = {**HERE, "name": target["name"]}
     shown = d.api.get(d.api.storage_path("main", target["name"])).ok()
     assert shown["format"] == "safetensors" and shown["files"] == 1 and shown["tensors"] == len(want)
@@ -73,6 +76,11 @@ def test_what_is_there_already(d):
     error = d.api.fails("reshard", "name_invalid", source=source, target={**HERE, "name": name + "/a.safetensors/b"})
     assert "checkpoint" in error["detail"]
     d.api.fails("reshard", "name_invalid", source=source, target={**HERE, "name": name + "/a.safetensors"}, options={"overwrite": True})
+    alone = d.storages["main"] / (name + "-alone.safetensors")
+    save_file(want, alone)
+    error = d.api.fails("reshard", "name_invalid", source=source, target={**HERE, "name": alone.name, "format": "dcp"},
+                        options={"overwrite": True})
+    assert "of one file, and no directory replaces it" in error["detail"]
     d.api.run("reshard", source=source, target={**HERE, "name": name + "/b.safetensors", "format": "safetensors"})  # files beside files
     for file in ("a", "b"):
         same(load_file(d.storages["main"] / name / f"{file}.safetensors"), want)

@@ -232,6 +232,25 @@ def test_a_diff_without_io_hears_a_cancel():
     b.close()
 
 
+def test_a_cancel_is_called_one_by_every_worker():
+    """Not a failure of the worker that heard of it first: often enough the leader hears of it between two of its tasks."""
+    n = 64 << 20
+    a = Segments([lib.image({"x": ("BF16", (n // 2,), bytes(n))})])
+    b = Segments([lib.image({"x": ("BF16", (n // 2,), b"\1" * n)})])
+
+    def cancel(g, i, f):
+        for w in (1, 0) if f.type == "STATE" and f.body["state"] == "running" else ():
+            g.workers[w].send("CANCEL", g.generation, {})
+        return False
+
+    with Gang(2, {}, on=cancel) as g:
+        for i in range(24):
+            end = g.job("diff", {"a": {"state_dict": "a"}, "b": {"state_dict": "b"}}, {"a": a, "b": b}, job=f"01TEST{i:020}")
+            assert failed(end, "cancelled")["detail"] == "the job was cancelled"
+    a.close()
+    b.close()
+
+
 def test_a_peer_that_fails(roots, state):
     """It gets a run that is none; the leader is cancelled, and both go on."""
     def spoil(g, i, f):

@@ -1,6 +1,7 @@
 /* merge.c: see merge.h. Tensors of integers and bools, values, and what `first_only` matches are the first checkpoint's. */
 #include "ops/merge.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "plan/load_plan.h"
@@ -64,6 +65,31 @@ static FALLIBLE enum err open_other(struct merge *m, const struct sdict *first, 
 	return check_tensors(m, first, m->views[i - 1].sd);
 }
 
+/* Warns of patterns of `first_only` that no key of the first checkpoint matches: likely a name that was mistyped. */
+static FALLIBLE enum err check_first_only(const struct merge *m, const struct sdict *first)
+{
+	const struct strs *globs = &m->job->spec.first_only;
+	CLEANUP(buf_free) struct buf detail = BUF_INIT(1 << 20);
+	bool any = false;
+
+	for (size_t i = 0; i < globs->n; i++) {
+		const struct strs one = { &globs->v[i], 1 };
+		bool matches = false;
+		for (uint64_t k = 0; k < first->tensor_count && !matches; k++)
+			matches = strs_match(&one, first->tensors[k].fqn);
+		for (uint64_t k = 0; k < first->value_count && !matches; k++)
+			matches = strs_match(&one, first->values[k].fqn);
+		if (!matches)
+			buf_printf(&detail, "%s'%s'", any ? ", " : "no key of the first checkpoint matches first_only ", globs->v[i].p);
+		any = any || !matches;
+	}
+	buf_putc(&detail, '\0');
+	TRY(buf_status(&detail));
+	if (any)
+		checked_warn(&m->job->checked, "unmatched_first_only", (char *)detail.p);
+	return OK;
+}
+
 enum err merge_open(struct job *j, const struct sdict *first, struct merge *m)
 {
 	uint32_t n = (uint32_t)j->spec.sources.n;
@@ -81,6 +107,28 @@ enum err merge_open(struct job *j, const struct sdict *first, struct merge *m)
 		m->weights[i] = j->spec.weights.n ? j->spec.weights.v[i] : 1.0 / n;
 	for (uint32_t i = 1; i < n; i++)
 		TRY(at_checkpoint(m, i, open_other(m, first, i)));
+	return check_first_only(m, first);
+}
+
+/* Warns of a weight that the dtype of the tensor cannot hold: what it multiplies becomes infinite, or a NaN. */
+static FALLIBLE enum err check_weights(const struct merge *m, const struct sd_tensor *t)
+{
+	CLEANUP(buf_free) struct buf detail = BUF_INIT(SD_FQN_MAX + 256);
+	unsigned char narrow[16];
+	double back = 0;
+
+	for (uint32_t i = 0; i < m->count; i++) {
+		TRY(cast_run(narrow, t->dtype, &m->weights[i], DT_FLOAT64, 1));
+		TRY(cast_run(&back, DT_FLOAT64, narrow, t->dtype, 1));
+		if (isfinite(back))
+			continue;
+		buf_printf(&detail, "weight %u, %g, is beyond the range of %s, the dtype of '%.*s': its averages overflow", i,
+			   m->weights[i], dtype_name(t->dtype), (int)t->fqn.n, t->fqn.p);
+		buf_putc(&detail, '\0');
+		TRY(buf_status(&detail));
+		checked_warn(&m->job->checked, "weight_overflow", (char *)detail.p);
+		return OK;
+	}
 	return OK;
 }
 
@@ -89,6 +137,7 @@ static FALLIBLE enum err add_averaged(struct merge *m, const struct sdict *targe
 	uint32_t index;
 
 	TRY(cast_check(t->dtype, dtype_is_complex(t->dtype) ? DT_COMPLEX64 : DT_FLOAT32));
+	TRY(check_weights(m, t));
 	TRY(sdict_add_tensor(m->averaged, t->fqn, t->dtype, t->ndim, t->shape, &index));
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++) {
 		chunk[c] = (uint32_t)m->averaged->chunk_count;

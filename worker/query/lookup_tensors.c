@@ -192,7 +192,7 @@ static FALLIBLE enum err open_source(struct worker *w, const json_t *q, const in
 		return OK;
 	}
 	TRY(lookup_checkpoint(w, q, &out->checkpoint));
-	checkpoint_note(out->checkpoint, out->checked);
+	checkpoint_note(out->checkpoint, false, out->checked);
 	out->sd = out->checkpoint->sd;
 	return OK;
 }

@@ -231,8 +231,9 @@ static void keep_error(struct exec *x, enum err e)
 		return;
 	if (e == ERR_SEGMENT_SHRUNK)
 		name_segment(x);
-	/* A failure after another worker's may follow from it, for the leader removes the staging: the first reason is the job's. */
-	if (atomic_exchange(&x->run->head->cancelled, 1))
+	/* A failure after another worker's may follow from it, for the leader removes the staging: the first reason is the job's. The
+	 * user's cancel reaches all workers, and is the reason of each. */
+	if (atomic_exchange(&x->run->head->cancelled, 1) && e != ERR_CANCELLED)
 		err_record(ERR_CANCELLED, 0, ERR_PLACE, "another worker of the job has failed");
 	x->error = *err_last();
 }

@@ -12,6 +12,16 @@
 
 enum { VALUE_MAX = 1 << 30 };
 
+/* Does a job read more than one checkpoint, whose files may have the same names? */
+static bool reads_several(const struct spec *s)
+{
+	bool several = s->sources.n > 1 || s->base.kind == REF_CHECKPOINT || (s->a.kind == REF_CHECKPOINT && s->b.kind == REF_CHECKPOINT);
+
+	for (uint32_t i = 0; i < s->transform.count; i++)
+		several = several || s->transform.rules[i].kind == CONVERT_FROM;
+	return several;
+}
+
 void input_close(struct input *s)
 {
 	checkpoint_free(s->checkpoint);
@@ -155,7 +165,7 @@ enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prin
 	if (ref->kind == REF_CHECKPOINT) {
 		TRY(tell_identity(j, ref));
 		TRY(checkpoint_open_instead(&j->worker->stores, ref, out->instead, out->verifies ? &j->checked : NULL, &out->checkpoint));
-		checkpoint_note(out->checkpoint, &j->checked);
+		checkpoint_note(out->checkpoint, reads_several(&j->spec), &j->checked);
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;
 		if (out->checkpoint->format == FORMAT_DELTA && j->kind != JOB_VERIFY)
@@ -291,8 +301,15 @@ static FALLIBLE enum err read_stored(const struct input *s, const struct sd_valu
 		c->verified_bytes += n;
 	else if (s->checked)
 		checked_unable(c, v->fqn);
-	if (!known && c)
-		checked_nothing(c, &(struct checked_place){ v->fqn, v->rank, file_of(s, v), sd_origin_of(s->sd, v->loc).offset, n });
+	if (known || !c)
+		return OK;
+	char label[sizeof s->checkpoint->name + ERR_FILE_MAX];
+	struct str in = file_of(s, v);
+	if (s->checkpoint && s->job && reads_several(&s->job->spec)) {
+		snprintf(label, sizeof label, "%s/%.*s", s->checkpoint->name, (int)num_min(in.n, ERR_FILE_MAX - 2), in.p);
+		in = s->checkpoint->single ? str_of(s->checkpoint->name) : str_of(label);
+	}
+	checked_nothing(c, &(struct checked_place){ v->fqn, v->rank, in, sd_origin_of(s->sd, v->loc).offset, n });
 	return OK;
 }
 

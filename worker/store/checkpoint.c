@@ -461,16 +461,18 @@ static enum err source_read_head(void *user, const char *name, uint64_t n, void 
 	return err_at_file(manifest_check_add(&check, *out, n, true), name, 0);
 }
 
-void checkpoint_note(const struct checkpoint *c, struct checked *checked)
+void checkpoint_note(const struct checkpoint *c, bool several, struct checked *checked)
 {
-	char text[256];
+	const char *heads = format_heads(c->format);
+	char file[sizeof c->name + 64], text[sizeof file + 256];
 
+	snprintf(file, sizeof file, "%s%s%s", c->name, c->single ? "" : "/", c->single ? "" : heads);
 	checked_nothing(checked, &(struct checked_place){
-		.rank = -1, .file = str_of(format_heads(c->format)), .bytes = c->unchecked_bytes });
+		.rank = -1, .file = str_of(several ? file : heads), .bytes = c->unchecked_bytes });
 	if (!c->outdated[0])
 		return;
-	snprintf(text, sizeof text, "%s was saved over after dcpd had written the checkpoint: the digests in its manifest are not used",
-		 c->outdated);
+	snprintf(text, sizeof text, "%s%s%s was saved over after dcpd had written the checkpoint: the digests in its manifest are not used",
+		 several ? c->name : "", several ? "/" : "", c->outdated);
 	checked_warn(checked, "manifest_outdated", text);
 }
 

@@ -67,8 +67,9 @@ void checkpoint_free(struct checkpoint *c);
 struct checkpoint *checkpoint_share(struct checkpoint *c);   /* the same one, to be freed once more */
 void checkpoint_free_ptr(struct checkpoint **c);
 
-/* Counts what nothing vouches for (metadata without a digest) and warns of an outdated manifest. */
-void checkpoint_note(const struct checkpoint *c, struct checked *checked);
+/* Counts what nothing vouches for (metadata without a digest) and warns of an outdated manifest. several: other checkpoints are read too,
+ * so that files are named with this one. */
+void checkpoint_note(const struct checkpoint *c, bool several, struct checked *checked);
 
 /* From now on a rank-local checkpoint is what its i-th rank wrote, all of it: the union has each box once, whoever wrote it too. */
 FALLIBLE enum err checkpoint_take_rank(struct checkpoint *c, uint64_t i);

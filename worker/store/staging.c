@@ -159,6 +159,9 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 		return OK;
 	TRY(e);
 	TRY(checkpoint_recognise(s->store, name, &format));
+	if (format != FORMAT_NONE && s->is_file != S_ISREG(st.st_mode))
+		return ERR(NAME_INVALID, "'%s' is a checkpoint %s, and no %s replaces it", name, s->is_file ? "directory" : "of one file",
+			   s->is_file ? "file" : "directory");
 	if (format == FORMAT_NONE || !(s->is_file ? S_ISREG(st.st_mode) : S_ISDIR(st.st_mode)))
 		return ERR(NOT_A_CHECKPOINT, "'%s' is there and is no checkpoint %s", name, s->is_file ? "file" : "directory");
 	if (!overwrite)
