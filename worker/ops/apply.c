@@ -85,7 +85,7 @@ static FALLIBLE enum err open_delta(struct apply *a)
 	if (a->delta->format != FORMAT_DELTA)
 		return ERR(FORMAT_UNSUPPORTED, "%s:%s is in the format %s, and no delta", j->spec.source.storage.p, j->spec.source.name.p,
 			   format_name(a->delta->format));
-	checkpoint_note(a->delta, &j->checked);
+	checkpoint_note(a->delta, true, &j->checked);
 	TRY(err_at_file(store_get(a->delta->dir, HF_INDEX, INDEX_MAX, &a->index_text, &n, NULL), HF_INDEX, -1));
 	TRY(err_at_file(delta_index_read((struct str){ a->index_text, n }, a->arena, &a->index), HF_INDEX, -1));
 	TRY(arena_alloc(a->arena, a->delta->sd->tensor_count + 1, sizeof *a->checksums, &a->checksums));
