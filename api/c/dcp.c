@@ -200,7 +200,7 @@ static FALLIBLE enum err recognise(int fd, const char *path)
 	TRY(checkpoint_format_of_dir(posix_at(fd), &format));
 	if (format == FORMAT_NONE)
 		return ERR(CHECKPOINT_INCOMPLETE, "'%s' has no .metadata: it is no checkpoint, or not a complete one", path);
-	if (format != FORMAT_DCP && format != FORMAT_DCP_RANK_LOCAL)
+	if (!format_is_dcp(format) && format != FORMAT_DCP_RANK_LOCAL)
 		return ERR(FORMAT_UNSUPPORTED, "'%s' is in %s format, this library reads dcp: dcpctl reshard makes one of the other", path,
 			   format_name(format));
 	return OK;

@@ -130,7 +130,7 @@ def test_to_megatron_and_back(d, family):
 def test_the_sets_are_served_and_documented(d):
     listed = {s["name"]: s for s in d.api.get("/v1/transforms").ok()["transforms"]}
     files = {p.stem: json.loads(p.read_text()) for p in SETS.glob("*.json")}
-    assert listed.keys() == files.keys() and len(files) == 8
+    assert listed.keys() == files.keys() and len(files) == 9
     manual = (SETS.parent / "transforms.md").read_text()
     for name, content in files.items():
         assert d.api.get(f"/v1/transforms/{name}").ok() == content

@@ -34,6 +34,12 @@ static enum format_role dcp_file(struct str name, int64_t *rank)
 	return FORMAT_PAYLOAD;
 }
 
+/* Megatron's: a DCP checkpoint with a file beside that says so, whose own files are those of DCP. */
+static enum format_role torch_dist_file(struct str name, int64_t *rank)
+{
+	return str_is(name, DIST_CONFIG) ? FORMAT_MARK : dcp_file(name, rank);
+}
+
 /* Payload files have the names that they have in any DCP checkpoint. */
 static enum format_role dcp_rank_file(struct str name, int64_t *rank)
 {
@@ -261,6 +267,11 @@ bool format_folder(const char *path)
 	return format_file(path, &file) && file.role == FORMAT_FOLDER;
 }
 
+bool format_is_dcp(enum format f)
+{
+	return f == FORMAT_DCP || f == FORMAT_TORCH_DIST;
+}
+
 bool format_is_file(enum format f)
 {
 	return rows[f].ends && rows[f].ends[0];
@@ -309,10 +320,12 @@ void format_listing_add(struct format_listing *l, const char *name)
 
 enum format format_of_listing(const struct format_listing *l)
 {
+	bool dist = l->roles[FORMAT_TORCH_DIST] & 1u << FORMAT_MARK;
+
 	for (enum format f = FORMAT_NONE + 1; f < FORMAT_COUNT; f++) {
 		unsigned want = 1u << rows[f].mark | (rows[f].mark == FORMAT_FOLDER ? 1u << FORMAT_PAYLOAD : 0);
-		if (rows[f].mark != FORMAT_OTHER && (l->roles[f] & want) == want)
-			return f;
+		if (rows[f].mark != FORMAT_OTHER && rows[f].mark != FORMAT_MARK && (l->roles[f] & want) == want)
+			return f == FORMAT_DCP && dist ? FORMAT_TORCH_DIST : f;
 	}
 	return FORMAT_NONE;
 }

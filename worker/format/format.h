@@ -9,6 +9,7 @@
 #include "format/source.h"
 
 #define DCP_METADATA ".metadata"
+#define DIST_CONFIG "metadata.json"
 #define HF_INDEX "model.safetensors.index.json"
 
 enum { FORMAT_FILE_MAX = 64, FORMAT_RANKS_MAX = 65536 };
@@ -18,6 +19,7 @@ enum format_role {
 	FORMAT_PAYLOAD,
 	FORMAT_METADATA,
 	FORMAT_TEMPORARY,              /* metadata that PyTorch has not renamed yet */
+	FORMAT_MARK,                   /* says only of which format the files beside it are */
 	FORMAT_FOLDER,                 /* a folder, its name followed by '/': payload files are in it, and in its folders */
 };
 
@@ -51,6 +53,11 @@ bool format_file(const char *name, struct format_file *out);
 bool format_file_in(enum format f, const char *name, struct format_file *out);
 /* Is a folder of this path, which ends with '/', part of a checkpoint of any format? */
 bool format_folder(const char *path);
+/* Do checkpoints of the format lie there as DCP's files do, one .metadata for all? */
+bool format_is_dcp(enum format f);
+/* Does the text of DIST_CONFIG say that Megatron's dist_checkpointing wrote the checkpoint beside it? */
+enum { DIST_CONFIG_MAX = 64 << 10 };
+bool torch_dist_is(struct str config);
 bool format_is_file(enum format f);            /* one file may be a whole checkpoint of the format */
 /* The format of a checkpoint that is one file, by its name; by its first bytes, which count more: FORMAT_FIRST_BYTES of them, or all. */
 enum { FORMAT_FIRST_BYTES = 512 };
@@ -124,6 +131,7 @@ FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, con
 /* The readers of formats.def, each in its NAME_open.c. */
 FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_torch_dist(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_npz(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_delta(const struct format_source *s, struct sdict **out);

@@ -252,7 +252,7 @@ static FALLIBLE enum err inspection(struct inspection *t, struct store_at *at, s
 	} else {
 		TRY(walk(t, *at, "", 0));
 		TRY(checkpoint_format_of_dir(*at, &format));
-		if (format == FORMAT_DCP || format == FORMAT_DCP_RANK_LOCAL)
+		if (format_is_dcp(format) || format == FORMAT_DCP_RANK_LOCAL)
 			TRY(noted(t, &(struct inspect_file){ .name = STR(DCP_METADATA) }, items(t, source)));
 	}
 	report(t);

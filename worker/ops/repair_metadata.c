@@ -235,7 +235,7 @@ static FALLIBLE enum err from_other(struct rebuild *b)
 	uint64_t n = 0, first;
 
 	NEED(refs, "no memory for %ju items", (uintmax_t)(sd->chunk_count + sd->value_count));
-	if (from->format != FORMAT_DCP)
+	if (!format_is_dcp(from->format))
 		return ERR(FORMAT_UNSUPPORTED, "%s is no DCP checkpoint, and says nothing of the items of one", b->by);
 	b->sd = from->sd;
 	from->sd = NULL; /* whose places become this one's: it is opened anew */

@@ -110,7 +110,7 @@ enum err lookup_checkpoint(struct worker *w, const json_t *q, struct checkpoint 
 	err_clear();
 	lookup_cache_free(k); /* first: there may be no room for two large ones */
 	TRY(checkpoint_open(&w->stores, &ref, out));
-	if ((*out)->format == FORMAT_DCP && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
+	if (format_is_dcp((*out)->format) && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
 	    lookup_mark_settled(&m.manifest))
 		*k = (struct lookup_cache){ checkpoint_share(*out), m };
 	return OK;

@@ -360,7 +360,7 @@ static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)
 	struct stat st;
 
 	TRY(store_stat(c->dir, "", &st));
-	if (c->format == FORMAT_DCP)
+	if (format_is_dcp(c->format))
 		identity_version(&st, &c->metadata, id);
 	buf_printf(out, "{\"id\":\"%s\"", id);
 	return OK;

@@ -129,8 +129,10 @@ static FALLIBLE enum err add_chunk_src(struct run_build *b, const struct sdict *
 	TRY(run_add_dims(b, c->dims, proto.ndim, &proto.dims_at));
 	if (b->files.v[file_map[c->loc.file]].kind == RUN_FILE_SPOOL && !(c->loc.transform & SD_SPOOLED))
 		proto.kind = RUN_SRC_PLAIN; /* elements, not an item */
-	if (view)
+	if (view) { /* which bare bytes have, and no archive */
+		proto.kind = RUN_SRC_PLAIN;
 		TRY(add_strides(b, view, proto.ndim, &proto));
+	}
 	if (r && r->offset == c->loc.offset && r->length == c->loc.length)
 		set_record(&proto, r);
 	return add_src(b, sd, file_map, m, proto, sd->tensors[c->tensor].fqn, c->loc);

@@ -84,12 +84,29 @@ static FALLIBLE enum err look_into_index(struct store_at dir, enum format *out)
 	return OK;
 }
 
+/* Anything may be called metadata.json. */
+static FALLIBLE enum err confirm_torch_dist(struct store_at dir, enum format *out)
+{
+	CLEANUP(mem_free_ptr) void *text = NULL;
+	uint64_t n = 0;
+
+	enum err e = store_get(dir, DIST_CONFIG, DIST_CONFIG_MAX, &text, &n, NULL);
+	if (e && e != ERR_NOT_FOUND && e != ERR_LIMIT_EXCEEDED && e != ERR_NAME_INVALID)
+		return e;
+	err_clear();
+	if (e || !torch_dist_is((struct str){ text, n }))
+		*out = FORMAT_DCP;
+	return OK;
+}
+
 enum err checkpoint_format_of_dir(struct store_at dir, enum format *out)
 {
 	struct format_listing l = { 0 };
 
 	TRY(store_list(dir, look, &l));
 	*out = format_of_listing(&l);
+	if (*out == FORMAT_TORCH_DIST)
+		return confirm_torch_dist(dir, out);
 	return *out == FORMAT_SAFETENSORS ? look_into_index(dir, out) : OK;
 }
 
@@ -493,7 +510,7 @@ static enum err note_file(void *user, const char *name, unsigned char)
 	struct format_file file;
 	struct found *f;
 
-	if (!format_file_in(l->c->format, name, &file) || file.role == FORMAT_FOLDER)
+	if (!format_file_in(l->c->format, name, &file) || file.role == FORMAT_FOLDER || file.role == FORMAT_MARK)
 		return OK;
 	if (file.role == FORMAT_PAYLOAD && file.rank >= l->c->world_size) /* a file that holds nothing is named by no item */
 		l->c->world_size = (uint32_t)file.rank + 1;
