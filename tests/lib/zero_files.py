@@ -1,5 +1,5 @@
 """Checkpoints as DeepSpeed 0.19 writes them (runtime/engine.py, zero/stage_1_and_2.py, stage3.py, checkpoint/ds_to_universal.py), of
-tensors that the caller chooses, without DeepSpeed.
+tensors that the caller chooses, without DeepSpeed. tests/interop/test_zero_deepspeed.py compares them with the real ones.
 
     groups = [{"w": torch.randn(5, 3)}, {"b": torch.randn(7)}]         parameters by group: the fp32 masters
     write(folder, 3, 2, groups, frozen={...}, buffers={...}, shared={"head": "w"})     → global_step7, latest
