@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 import dcpd as lib
+import deepspeed_python as deepspeed
+import zero_files
 
 warnings.filterwarnings("ignore", "torch.distributed is")
 
@@ -96,7 +98,7 @@ def rows(bench, size, drop_caches):
     """size: the bench's bytes; a conversion has half of them."""
     casts(bench)
     parts = [(conversions, (*CONVERSIONS, *(f"{n}.pytorch" for n in CONVERSIONS))), (transforms, ["transform"]),
-             (merges, ["merge", "merge.pytorch"])]
+             (merges, ["merge", "merge.pytorch"]), (zero, ["zero"])]
     parts = [part for part, names in parts if any(bench.wants(f"format.{n}") for n in names)]
     if not parts:
         return
@@ -183,6 +185,23 @@ def merges(f):
     f.row("merge.pytorch", "s", "<=1.00", "dcp.load of each, add, dcp.save, fsync", ours, torches, what)
     for p in paths:
         remove(p)
+
+
+def zero(f):
+    """ZeRO-3 of 4 ranks, as large as the others with its optimizer's states; their masters alone are wanted. Time of imports does not
+    count."""
+    zero_files.write(f.root / "zero", 3, 4, [f.state(f.size // 3)])
+    ours, theirs = [], []
+    f.reshard("zero", "", {"format": "safetensors"}, exclude=["optim.*"])
+    for _ in range(RUNS):
+        f.cold()
+        ours.append(f.reshard("zero", "", {"format": "safetensors"}, exclude=["optim.*"]))
+        f.cold()
+        theirs.append(float(deepspeed.run("convert", f.root / "zero", f.root / "theirs").split()[-1]))
+        remove(f.root / "theirs")
+    f.row("zero", "s", "<=0.20", "DeepSpeed zero_to_fp32.py, fsync", ours, theirs,
+          "dcpctl reshard f:zero f:new --format safetensors --exclude 'optim.*'")
+    remove(f.root / "zero")
 
 
 def casts(bench):

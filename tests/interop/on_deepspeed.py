@@ -1,13 +1,16 @@
-"""Runs where DeepSpeed is installed (test_zero_deepspeed.py).
+"""Runs where DeepSpeed is installed (tests/lib/deepspeed_python.py).
 
     train FOLDER STAGE DTYPE       a rank, by RANK and WORLD_SIZE: some steps of a small model on the CPU, then save_checkpoint
     judge FOLDER OUT               what zero_to_fp32.py makes of the checkpoint, and the keys of its files
     universal STEP OUT             ds_to_universal.py
+    convert FOLDER OUT             zero_to_fp32.py to safetensors, durable; prints the seconds, imports left out
 """
 import argparse
 import json
+import os
 import pathlib
 import sys
+import time
 
 import torch
 
@@ -73,5 +76,17 @@ def universal(step, out):
                                             keep_temp_folder=False, strict=True, inject_missing_state=True))
 
 
+def convert(folder, out):
+    from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
+
+    start = time.monotonic()
+    convert_zero_checkpoint_to_fp32_state_dict(folder, out, max_shard_size=None, safe_serialization=True)
+    for path in pathlib.Path(out).iterdir():
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+    print(time.monotonic() - start)
+
+
 if __name__ == "__main__":
-    {"train": train, "judge": judge, "universal": universal}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "judge": judge, "universal": universal, "convert": convert}[sys.argv[1]](*sys.argv[2:])

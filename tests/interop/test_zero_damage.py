@@ -1,5 +1,5 @@
-"""Flips, zeros, swaps and cuts in each file of DeepSpeed's checkpoints: a reshard gives equal data, or bytes that it counts as unverified, or
-an error of those that tell of damage; verify finds whatever a CRC32 covers."""
+"""Flips, zeros, swaps and cuts in each file of DeepSpeed's checkpoints: a reshard gives equal data, or bytes that are counted as unverified
+and that verify finds, or an error of those that tell of damage."""
 import random
 import shutil
 

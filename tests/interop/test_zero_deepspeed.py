@@ -1,62 +1,33 @@
-"""Checkpoints that DeepSpeed itself trained and saved: dcpd reads what zero_to_fp32.py and ds_to_universal.py make of them, bit for bit; and
-tests/lib/zero_files.py writes files with the keys that they have."""
+"""Checkpoints that DeepSpeed itself trained and saved: dcpd reads what zero_to_fp32.py and ds_to_universal.py make of them, bit for bit;
+and tests/lib/zero_files.py writes files with the keys that they have."""
 import json
-import os
-import pathlib
-import site
 import socket
-import subprocess
-import sys
 
 import dcpd as lib
+import deepspeed_python as deepspeed
 import pytest
 import torch
 import zero_files
 from safetensors.torch import load_file
 
 HERE = {"storage": "main"}
-FOLDER = pathlib.Path(__file__).resolve().parent
 pytestmark = [pytest.mark.long, pytest.mark.seconds(900)]
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """An interpreter with DeepSpeed and, from this one's packages, all else."""
-    venv = tmp_path_factory.mktemp("deepspeed")
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    [packages] = venv.glob("lib/python*/site-packages")
-    (packages / "base.pth").write_text("\n".join(site.getsitepackages()))
-    subprocess.run([venv / "bin/pip", "-q", "--disable-pip-version-check", "install", "-r", FOLDER / "requirements-deepspeed.txt"],
-                   check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
-    return str(venv / "bin/python")
-
-
-def on(python, *args, rank=0, world=1, port=0):
-    env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.Popen([python, FOLDER / "on_deepspeed.py", *map(str, args)], env=env, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True)
-
-
-def ended(processes):
-    for text, p in [(p.communicate()[0], p) for p in processes]:
-        assert p.returncode == 0, text[-4000:]
-
-
-def train(python, folder, stage, dtype, world):
+def train(folder, stage, dtype, world):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    ended([on(python, "train", folder, stage, dtype, rank=r, world=world, port=port) for r in range(world)])
+    deepspeed.ended([deepspeed.start("train", folder, stage, dtype, rank=r, world=world, port=port) for r in range(world)])
 
 
 @pytest.mark.parametrize("stage, dtype, world", [pytest.param(1, "fp32", 3, marks=pytest.mark.slow), (2, "bf16", 2), (3, "fp32", 4),
                                                  pytest.param(3, "bf16", 2, marks=pytest.mark.slow)])
-def test_what_deepspeed_saved(d, python, tmp_path, stage, dtype, world):
+def test_what_deepspeed_saved(d, tmp_path, stage, dtype, world):
     name, main = lib.fresh(), d.storages["main"]
-    train(python, main / name, stage, dtype, world)
-    ended([on(python, "judge", main / name, tmp_path / "judge"),
-           on(python, "universal", main / name / "global_step3", main / f"{name}u" / "global_step3_universal")])
+    train(main / name, stage, dtype, world)
+    deepspeed.run("judge", main / name, tmp_path / "judge")
+    deepspeed.run("universal", main / name / "global_step3", main / f"{name}u" / "global_step3_universal")
     assert d.api.run("verify", source={**HERE, "name": name}, level="digest")["result"]["unverified_bytes"] == 0
     d.api.run("reshard", source={**HERE, "name": name}, target={**HERE, "name": f"{name}.safetensors", "format": "safetensors"})
     got = load_file(main / f"{name}.safetensors")
