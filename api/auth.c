@@ -43,6 +43,7 @@ void auth_peer(struct api *a, int fd, bool is_unix, struct caller *out)
 		return;
 	}
 	out->uid = peer.uid;
+	out->pid = peer.pid;
 	out->admin = peer.uid == 0 || peer.uid == geteuid();
 	out->known = out->admin || (a->has_group && in_group(fd, &peer, a->group));
 }

@@ -6,7 +6,7 @@
 
 static inline struct principal req_principal(const struct req *r)
 {
-	return (struct principal){ .uid = r->caller.uid, .admin = r->caller.admin };
+	return (struct principal){ .uid = r->caller.uid, .admin = r->caller.admin, .pid = r->caller.pid };
 }
 
 enum { H_PAGE_DEFAULT = 100, H_PAGE_MAX = 1000 };

@@ -192,28 +192,45 @@ static void on_sealed(void *user, enum err e)
 	req_done(user, e ? e : answer_sealed(user));
 }
 
+static FALLIBLE enum err read_ring(const struct jval *at, struct slot_ring *out)
+{
+	struct jval offset = jval_get(at, "offset"), bytes = jval_get(at, "bytes");
+	int64_t a = 0, n = 0;
+
+	TRY(jval_only(at, (const char *const[]){ "offset", "bytes", NULL }));
+	TRY(jval_integer(&offset, 1, INT64_MAX, &a));
+	TRY(jval_integer(&bytes, 1, INT64_MAX, &n));
+	*out = (struct slot_ring){ (uint64_t)a, (uint64_t)n };
+	return OK;
+}
+
 FALLIBLE enum err h_rank_seal(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), bytes_at = jval_get(&root, "image_bytes");
 	struct jval gen_at = jval_get(&root, "generation"), wish = jval_get(&root, "on_owner_death");
+	struct jval ring_at = jval_get(&root, "ring");
+	struct slot_ring ring = { 0 };
 	struct principal who = req_principal(r);
 	int64_t rank = 0, bytes = 0, generation = 0;
 	bool filling = false;
 
 	TRY(read_rank(r, &rank));
-	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", "on_owner_death", "filling", NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", "on_owner_death", "filling", "ring", NULL }));
 	TRY(jval_opt_bool(&root, "filling", &filling));
 	if (filling && wish.j)
 		return jval_fail(&wish, ERR_VALIDATION_FAILED, "is said with the seal, not while it is being filled");
 	TRY(check_owner_death(&wish, true));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	TRY(jval_integer(&bytes_at, 8, INT64_MAX, &bytes));
+	if (ring_at.j)
+		TRY(read_ring(&ring_at, &ring));
 	if (filling) {
-		TRY(state_dict_fill(r->core->state_dicts, &who, r->parts[2], rank, generation, (uint64_t)bytes));
+		TRY(state_dict_fill(r->core->state_dicts, &who, r->parts[2], rank, generation, (uint64_t)bytes, ring_at.j ? &ring : NULL));
 		return answer_sealed(r);
 	}
 	req_hold(r);
-	state_dict_seal(r->core->state_dicts, &who, r->parts[2], rank, generation, (uint64_t)bytes, wish.j, on_sealed, r);
+	state_dict_seal(r->core->state_dicts, &who, r->parts[2], rank, generation, (uint64_t)bytes, wish.j,
+			ring_at.j ? &ring : NULL, on_sealed, r);
 	return OK;
 }
 
@@ -236,13 +253,16 @@ FALLIBLE enum err h_rank_renew(struct req *r)
 	struct jval root = JVAL_ROOT(r->body);
 	struct principal who = req_principal(r);
 	struct buf b = BUF_INIT(4096);
-	int64_t rank = 0, expires_ms = 0;
+	struct jval gen_at = jval_get(&root, "generation");
+	int64_t rank = 0, generation = -1, expires_ms = 0;
 	char when[CLOCK_TEXT_MAX];
 
 	TRY(read_rank(r, &rank));
 	if (r->body)
-		TRY(jval_only(&root, (const char *const[]){ NULL }));
-	TRY(state_dict_renew(r->core->state_dicts, &who, r->parts[2], rank, &expires_ms));
+		TRY(jval_only(&root, (const char *const[]){ "generation", NULL }));
+	if (r->body && gen_at.j)
+		TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
+	TRY(state_dict_renew(r->core->state_dicts, &who, r->parts[2], rank, generation, &expires_ms));
 	if (expires_ms)
 		buf_printf(&b, "{\"lease_expires_at\":\"%s\"}", clock_text(expires_ms, when));
 	else

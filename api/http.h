@@ -30,6 +30,7 @@ struct caller {
 	bool known;                  /* proved by the Unix socket or by the token */
 	bool admin;                  /* root, dcpd's own uid or the token's holder */
 	bool over_unix;
+	pid_t pid;                   /* over the Unix socket, if it can be seen from here; else 0 */
 };
 
 struct req;

@@ -13,10 +13,23 @@
 
 enum { AWAIT_MS = 600000 };
 
+/* Known after a restart, too: such a save is not begun again. */
+static void note_ring(struct job *j)
+{
+	if (j->spec.ring || !state_dict_use_has_ring(j->source_use))
+		return;
+	j->spec.ring = true;
+	if (json_object_set_new(json_object_get(j->request, "source"), "ring", json_true()) != 0)
+		log_err("cannot note that a save reads rings", "job", j->id, NULL);
+	if (j->in_journal && j->step != STEP_ENDING)
+		job_write(j, NULL, NULL);
+}
+
 static void on_filling(struct job *j, struct state_dict_use *use)
 {
 	j->source_use = use;
 	j->space_needed = job_use_bytes(use);
+	note_ring(j);
 	if (j->step == STEP_AWAITING)
 		job_queue(j);
 }
@@ -26,6 +39,7 @@ static void on_all_sealed(struct job *j, struct state_dict_use *use)
 	if (use) {
 		j->source_use = use;
 		j->space_needed = job_use_bytes(use);
+		note_ring(j);
 	}
 	j->await = NULL;
 	job_snapshotted(j);
@@ -96,9 +110,22 @@ bool job_await_rests(struct job *j)
 	return true;
 }
 
+enum err job_ring_lost(enum err e)
+{
+	struct err_info why = *err_last();
+
+	if (!e)
+		return ERR(RING_LOST, "the daemon was restarted while the save read rings, which cannot be read again: save anew");
+	return ERR(RING_LOST, "the save broke off while it read rings, which cannot be read again: save anew (%s: %s)", err_code_name(e),
+		   why.text);
+}
+
 FALLIBLE enum err job_take_uses(struct job *j)
 {
 	struct principal who = job_owner(j);
+
+	if (j->spec.ring)
+		return job_ring_lost(OK);
 
 	TRY(job_await_wanted(j) ? begin(j, &who) : job_use_sources(j));
 	return job_use_others(j);

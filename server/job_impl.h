@@ -196,6 +196,7 @@ void job_end_dry_run(struct job *j, enum err e, const json_t *body);
 
 /* ---- job_await.c: saves that are made before their generation is sealed ---- */
 FALLIBLE enum err job_take_uses(struct job *j);
+FALLIBLE enum err job_ring_lost(enum err e);         /* of a save that would have to begin again, for this reason; OK: after a restart */
 bool job_await_rests(struct job *j);                 /* its workers waited too long: it begins again with the last seal. false: none such */
 
 /* ---- job_run.c: attempts ---- */

@@ -29,7 +29,10 @@ static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, 
 		const struct state_dict_rank_use *k = &u->ranks[r];
 		json_t *one = json_pack("{s:i, s:i, s:s, s:I, s:I}", "rank", (int)r, "fd", (int)*fd_count, "segment", k->segment,
 					"bytes", (json_int_t)k->bytes, "image_bytes", (json_int_t)k->image_bytes);
-		if ((k->filling && json_object_set_new(one, "filling", json_true()) != 0) || json_array_append_new(ranks, one) != 0) {
+		json_t *ring = k->ring.bytes ? json_pack("{s:I, s:I}", "offset", (json_int_t)k->ring.offset, "bytes",
+							 (json_int_t)k->ring.bytes) : NULL;
+		if ((k->filling && json_object_set_new(one, "filling", json_true()) != 0) ||
+		    (k->ring.bytes && json_object_set_new(one, "ring", ring) != 0) || json_array_append_new(ranks, one) != 0) {
 			json_decref(ranks);
 			return ERR(NO_MEMORY, "cannot describe a job");
 		}
@@ -325,8 +328,13 @@ static void note_more(struct job *j, const json_t *problem)
 	j->error_more = errdoc_more(problem);
 }
 
-static void begin_again(struct job *j)
+/* e: how the attempt before ended; OK: with the daemon. */
+static void begin_again(struct job *j, enum err e)
 {
+	if (j->spec.ring) {
+		job_fail(j, job_ring_lost(e));
+		return;
+	}
 	note_more(j, NULL);
 	j->attempt++;
 	j->commit_asked = j->stalled = false;
@@ -334,7 +342,7 @@ static void begin_again(struct job *j)
 	j->rate = 0;
 	if (j->made_use) /* by the failed attempt */
 		state_dict_drop(&j->made_use);
-	enum err e = job_use_target(j);
+	e = job_use_target(j);
 	if (e) {
 		job_fail(j, e);
 		return;
@@ -352,13 +360,13 @@ static void fail_or_retry(struct job *j, enum err e)
 		j->error = errdoc_sure(e);
 		job_end(j, JOB_CANCELLED);
 	} else if (e == ERR_CANCELLED && j->server->draining) {
-		begin_again(j);
+		begin_again(j, e);
 	} else if (e == ERR_NOT_SEALED && job_await_rests(j)) {
-		begin_again(j);
+		begin_again(j, e);
 	} else if (err_blast(e) == ERR_BLAST_GANG && j->retries_left > 0 && !j->cancel_wanted) {
 		j->retries_left--;
 		log_err("job will be tried again", "job", j->id, NULL);
-		begin_again(j);
+		begin_again(j, e);
 	} else {
 		job_fail(j, e);
 	}
@@ -400,7 +408,7 @@ static void settle(struct job *j, struct recovery *r, bool committed, const json
 	} else if (restart && j->cancel_wanted) {
 		fail_or_retry(j, ERR(CANCELLED, "cancelled"));
 	} else if (restart) {
-		begin_again(j);
+		begin_again(j, OK);
 	} else {
 		err_restore(&info);
 		fail_or_retry(j, e);
@@ -518,6 +526,8 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	j->commit_asked = false;
 	j->identity[0] = '\0';
 	j->streamed = j->await != NULL;
+	if (j->spec.ring && !j->await) /* all of it is in the rings already */
+		gang_sealed(j->gang);
 	j->alive_ms = clock_service_ms();
 	j->rate_at_ms = clock_mono_ms();
 	if (!j->started_ms) {

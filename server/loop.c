@@ -232,3 +232,12 @@ void loop_timer_stop(struct loop_timer **t)
 	mem_free(*t);
 	*t = NULL;
 }
+
+FALLIBLE enum err loop_watch(struct loop *l, int *fd, loop_fn fn, void *user, struct watch **out)
+{
+	TRY(watch_new(l->base, fd, fn, NULL, user, out));
+	enum err e = watch_reads(*out, true);
+	if (e)
+		watch_free(out);
+	return e;
+}

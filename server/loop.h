@@ -7,6 +7,7 @@
  *   - what it is given is borrowed: valid during the call only. */
 #pragma once
 #include "base/err.h"
+#include "os/watch.h"
 
 struct event_base;
 struct loop;
@@ -31,3 +32,6 @@ void loop_timer_start(struct loop *l, int64_t ms, loop_fn fn, void *user, struct
 /* Runs fn(user) every `ms` until it is stopped. */
 FALLIBLE enum err loop_every(struct loop *l, int64_t ms, loop_fn fn, void *user, struct loop_timer **out);
 void loop_timer_stop(struct loop_timer **t);            /* NULL inside is fine */
+
+/* Calls fn(user) again and again while the descriptor is readable. It is moved into the watch unless this fails. */
+FALLIBLE enum err loop_watch(struct loop *l, int *fd, loop_fn fn, void *user, struct watch **out);

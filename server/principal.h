@@ -8,6 +8,7 @@
 struct principal {
 	uid_t uid;
 	bool admin;
+	pid_t pid;                      /* the process; 0: it is not known, or cannot be seen from here */
 };
 
 /* The key of a POST that creates, and the bytes that must be the same when it comes again. key.n == 0: none was sent. */

@@ -7,6 +7,8 @@
  *
  * Filling: the image's header is there and its length is fixed; how much of it is there says a number behind it, which a save that was
  * made with "await_seal" reads while it streams (worker/runner/gate.h). It is known to this run only: a restart finds the slot open.
+ * Through a ring: the segment has room for a part of the image, and one save reads it as it goes round. Its seal says that all has been
+ * put in, and makes it no generation that outlives anybody: no other job sees it, and what breaks off is lost, on all ranks.
  * A slot in use by a job is never handed out again: a release (or an expired lease) then waits for the job. Generations are
  * chosen by the client, the same on all ranks, and grow. A seal is in the journal before the seal is answered, so that a
  * restart opens the segments again by name. A segment that no row names is removed at start; if the journal that named it was
@@ -40,6 +42,10 @@ struct state_dict_request {
 typedef void (*state_dict_created_fn)(void *user, enum err e, const char *name, bool existing);
 void state_dict_create(struct state_dicts *s, const struct state_dict_request *rq, state_dict_created_fn fn, void *user);
 
+enum { SLOT_RING_MIN = 1 << 20 };
+struct slot_ring {
+	uint64_t offset, bytes;         /* multiples of 4096; bytes 0: there is none, the slot holds the whole image */
+};
 struct reservation {
 	const char *segment;            /* "/dcpd-…" */
 	uint32_t slot;
@@ -55,17 +61,21 @@ void state_dict_reserve(struct state_dicts *s, const struct principal *who, stru
 			int64_t generation, int64_t wait_ms, reserved_fn fn, void *user);
 /* The image's header is written and its length fixed; the rest comes, and then the seal with the same image_bytes. The slot has room for
  * the page behind the image. Once more with the same image_bytes is fine. */
+/* ring: the image comes through it; the slot has room for it, and for the page behind it. */
 FALLIBLE enum err state_dict_fill(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-				  uint64_t image_bytes);
+				  uint64_t image_bytes, const struct slot_ring *ring);
 /* Sealing what is sealed already with the same generation and image_bytes is fine. wish: what becomes of this generation when its owner
  * dies, in place of what the state dict says; checked, copied, in the journal with the seal; NULL: nothing is said. */
+/* ring: all of the image has been put into the ring that filling began with; NULL: the slot holds it. ERR_RING_LOST: this daemon knows of
+ * no such filling. */
 void state_dict_seal(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-		     uint64_t image_bytes, const json_t *wish, done_fn fn, void *user);
+		     uint64_t image_bytes, const json_t *wish, const struct slot_ring *ring, done_fn fn, void *user);
 /* Frees the rank's slot of this generation, once no job uses it; a generation that is not held is fine (it was released before). */
 void state_dict_release(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 			done_fn fn, void *user);
-/* expires_ms_out: wall clock; 0 if it has no lease. */
-FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
+/* generation: that it is still being filled is asked, too: ERR_RING_LOST where nobody reads its ring any more; -1: it is not asked.
+ * expires_ms_out: wall clock; 0 if it has no lease. */
+FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				   int64_t *expires_ms_out);
 /* ERR_STATE_DICT_BUSY while a job uses it. */
 void state_dict_delete(struct state_dicts *s, const struct principal *who, struct str name, done_fn fn, void *user);
@@ -88,6 +98,7 @@ struct state_dict_rank_use {
 	const char *segment;
 	uint64_t bytes, image_bytes;
 	bool filling;                   /* not sealed yet: see state_dict_await */
+	struct slot_ring ring;
 };
 struct state_dict_use {
 	char *name;
@@ -106,6 +117,7 @@ FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *
 FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out);
 void state_dict_unuse(struct state_dict_use **use);
+bool state_dict_use_has_ring(const struct state_dict_use *use);  /* it can be read once */
 
 /* A look-up about what a state dict holds: {"tensors", "prefix"?, "page_size", "page_token"?} of its newest generation sealed by all
  * ranks (generation -1) or of this one. `more` (taken) holds the op and the members beside those that name the segments. The segments

@@ -93,6 +93,14 @@ static bool all_begun(const struct state_dict *sd, int64_t generation)
 	return true;
 }
 
+static bool all_given(const struct state_dict *sd, int64_t generation)
+{
+	for (uint32_t r = 0; r < sd->world_size; r++)
+		if (!state_dict_given(sd, r, generation))
+			return false;
+	return true;
+}
+
 /* ---- waiting ---- */
 
 bool state_dict_await_uses(const struct state_dict *sd, const struct state_dict_use *u)
@@ -154,7 +162,7 @@ static void look(struct state_dict_await *a)
 	enum err e;
 
 	note_seals(a);
-	if (state_dict_complete(a->sd, a->generation)) {
+	if (all_given(a->sd, a->generation)) {
 		all_sealed(a);
 		return;
 	}
@@ -176,12 +184,23 @@ void state_dict_await_look(struct state_dict *sd)
 		look(a);
 }
 
-static void given_up(struct state_dict *sd, uint32_t rank, int64_t generation)
+static void given_up(struct state_dict *sd, uint32_t rank, int64_t generation, const char *why)
 {
 	list_each(a, sd->awaits)
 		if (a->generation == generation)
-			lose(a, err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd will not be sealed: rank %u has released it",
-						sd->name, (intmax_t)generation, rank), rank));
+			lose(a, err_at_rank(ERR(NOT_SEALED, "state dict \"%s\": generation %jd will not be sealed by rank %u: %s",
+						sd->name, (intmax_t)generation, rank, why), rank));
+}
+
+static void filler_gone(struct state_dict *sd, struct slot *sl)
+{
+	int64_t generation = sl->generation;
+
+	if (sl->uses)
+		state_dict_abandon_slot(sd, sl);
+	else
+		state_dict_free_slot(sd, sl);
+	given_up(sd, sl->rank, generation, "its process has ended");
 }
 
 void state_dict_await_deleted(struct state_dict *sd)
@@ -197,6 +216,7 @@ void state_dict_await_deleted(struct state_dict *sd)
 }
 
 const struct slot_watch state_dict_await_watch = { .changed = state_dict_await_look, .given_up = given_up,
+						   .filler_gone = filler_gone,
 						   .deleted = state_dict_await_deleted };
 
 FALLIBLE enum err state_dict_await(struct state_dicts *s, const struct state_dict_wish *w, struct state_dict_use **use_out,

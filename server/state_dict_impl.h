@@ -1,6 +1,7 @@
 /* state_dict_impl.h: what the files state_dict*.c share; nobody else includes it. */
 #pragma once
 #include "os/seg.h"
+#include "os/watch.h"
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/state_dict.h"
@@ -28,6 +29,10 @@ struct slot {
 	uint16_t number, uses;
 	uint8_t state;              /* enum slot_state */
 	bool filling;               /* open, or leaving before it was sealed: image_bytes is fixed, its bytes are on their way */
+	struct slot_ring ring;      /* while it is filling */
+	bool handed;                /* all of the image has been put into the ring */
+	struct watch *filler;       /* of the process that fills the ring; NULL: none */
+	struct state_dict *filler_sd;
 	bool look;                  /* sealed, and its header was not read since */
 	bool made;                  /* what it holds was made by a job: nobody releases it but the job that makes the next */
 	json_t *problem;            /* why problem_generation is no image; read it by state_dict_slot_problem() */
@@ -55,6 +60,7 @@ struct state_dict {
 	int64_t orphaned_ms;        /* when all leases were over, by the wall clock, for the record; 0: they are not */
 	int64_t orphan_since_ms;    /* the same moment in service time */
 	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
+	int64_t lost_generation;    /* the newest whose rings nobody reads any more; -1: none */
 	int64_t saved_generation;   /* the newest that a job brought to a storage, as far as this run knows; -1: none */
 	json_t *on_owner_death;     /* {"save" or "drop", "generations": {"7": the same for one, …}}; NULL: nothing is asked for */
 	char orphan_job[27];        /* the save that on_owner_death asked for */
@@ -73,7 +79,8 @@ struct state_dict {
 /* The functions that a slot's changes call for those who wait for it (state_dict_await.c, which stands above state_dict_slot.c). */
 struct slot_watch {
 	void (*changed)(struct state_dict *sd);      /* something has happened to its slots */
-	void (*given_up)(struct state_dict *sd, uint32_t rank, int64_t generation);
+	void (*given_up)(struct state_dict *sd, uint32_t rank, int64_t generation, const char *why);
+	void (*filler_gone)(struct state_dict *sd, struct slot *sl);   /* its process has ended, and not all was in the ring */
 	void (*deleted)(struct state_dict *sd);
 };
 
@@ -91,6 +98,7 @@ struct state_dicts {
 /* ---- state_dict_slot_move.c: the life of a slot ---- */
 void slot_move(struct slot *sl, enum slot_state to);     /* which must be legal */
 bool slot_may_move(const struct slot *sl, enum slot_state to);
+void slot_stop_filling(struct slot *sl);                /* its state stays */
 void slot_take_up(struct slot *sl, enum slot_state state);   /* of a new record of the journal's */
 
 /* ---- state_dict_record.c ---- */
@@ -121,6 +129,8 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl);
 bool state_dict_complete(const struct state_dict *sd, int64_t generation);
 int64_t state_dict_newest(const struct state_dict *sd);          /* -1: none */
 struct slot *state_dict_slot_of(const struct state_dict *sd, uint32_t rank, int64_t generation, enum slot_state state);
+/* All that the rank has of this generation is there, or has been put into its ring. */
+bool state_dict_given(const struct state_dict *sd, uint32_t rank, int64_t generation);
 /* The rank's slot of this generation if it is filling or sealed; else NULL. */
 struct slot *state_dict_begun(const struct state_dict *sd, uint32_t rank, int64_t generation);
 /* The ranks that lack a sealed slot of this generation (< 0: of any) as text, "1, 3"; how many, and the first. */
@@ -172,6 +182,15 @@ void state_dict_serve_waiters(struct state_dict *sd);
 void state_dict_fail_waiters(struct state_dict *sd);
 /* A slot that was not sealed and will not be, while a job reads it: free when that ends. */
 void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
+
+/* ---- state_dict_ring.c: slots that an image goes through. */
+/* The ring lies in its slot, and the slot is being filled from now on. pid: of who fills it; 0: unknown. */
+FALLIBLE enum err state_dict_ring_begin(struct state_dict *sd, struct slot *sl, const struct slot_ring *ring, pid_t pid);
+/* All has been put in. sl NULL: the rank has no such slot. */
+FALLIBLE enum err state_dict_ring_seal(struct slot *sl, const struct slot_ring *ring, const json_t *wish);
+/* Rings of this generation and those before are read no more: ranks that still fill them are told when they ask. */
+void state_dict_lose_rings(struct state_dict *sd, int64_t generation);
+FALLIBLE enum err state_dict_ring_check(const struct state_dict *sd, uint32_t rank, int64_t generation);
 
 /* ---- state_dict_look.c: whether sealed slots hold images ---- */
 void state_dict_look_at(struct state_dict *sd, struct slot *sl);  /* soon: the slot was sealed just now */

@@ -89,7 +89,7 @@ FALLIBLE enum err state_dict_alloc(struct state_dicts *s, struct str name, uint3
 	sd->own_slots = slots;
 	sd->all = s;
 	sd->uid = uid;
-	sd->last_generation = -1;
+	sd->last_generation = sd->lost_generation = -1;
 	sd->saved_generation = -1;
 	sd->created_ms = clock_wall_ms();
 	memcpy(sd->name, name.p, name.n);
@@ -125,7 +125,7 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
 	sd->all->used_bytes -= sl->bytes;
 	sl->fd = -1;
 	sl->bytes = sl->image_bytes = 0;
-	sl->filling = false;
+	slot_stop_filling(sl);
 	sl->segment[0] = '\0';
 }
 
@@ -205,6 +205,13 @@ struct slot *state_dict_begun(const struct state_dict *sd, uint32_t rank, int64_
 	if (!sl)
 		sl = state_dict_slot_of(sd, rank, generation, SLOT_OPEN);
 	return sl && (sl->filling || sl->state == SLOT_SEALED) ? sl : NULL;
+}
+
+bool state_dict_given(const struct state_dict *sd, uint32_t rank, int64_t generation)
+{
+	const struct slot *sl = state_dict_slot_of(sd, rank, generation, SLOT_OPEN);
+
+	return state_dict_slot_of(sd, rank, generation, SLOT_SEALED) || (sl && sl->handed);
 }
 
 bool state_dict_complete(const struct state_dict *sd, int64_t generation)

@@ -64,7 +64,8 @@ static void open_slot(struct slot_waiter *w)
 	struct state_dict *sd = w->sd;
 
 	slot_move(sl, SLOT_OPEN);
-	sl->made = sl->filling = false;
+	sl->made = false;
+	slot_stop_filling(sl);
 	sl->generation = w->generation;
 	sl->image_bytes = 0;
 	state_dict_slot_write(sd, sl, SLOT_OPEN, NULL, NULL);
@@ -114,10 +115,10 @@ static bool try_reserve(struct slot_waiter *w)
 
 	if (sl && sl->uses) { /* it begins again what a job is reading: not in the same place */
 		state_dict_abandon_slot(sd, sl);
-		watch_of(sd)->given_up(sd, w->rank, w->generation);
+		watch_of(sd)->given_up(sd, w->rank, w->generation, "it has begun it again");
 		sl = NULL;
 	}
-	if (!sl || sl->bytes < w->bytes)
+	if (!sl) /* one that is too small for this generation is made larger: a rank has one slot of a generation */
 		sl = pick(sd, w->rank, w->bytes);
 	if (!sl)
 		return false;
@@ -283,7 +284,8 @@ static void on_sealed(void *user, enum err e)
 
 	if (!sd->dead && sl->state == SLOT_SEALING) {
 		slot_move(sl, e ? SLOT_OPEN : SLOT_SEALED);
-		sl->filling = sl->filling && e;
+		if (!e)
+			slot_stop_filling(sl);
 		if (!e)
 			state_dict_look_at(sd, sl);
 		if (!e && state_dict_complete(sd, sl->generation)) {
@@ -299,7 +301,7 @@ static void on_sealed(void *user, enum err e)
 }
 
 static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_t generation, uint64_t image_bytes,
-				    struct slot **slot_out)
+				    bool through_ring, struct slot **slot_out)
 {
 	struct slot *sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALED);
 
@@ -316,7 +318,7 @@ static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_
 	if (!sl)
 		return err_at_rank(ERR(STATE_CONFLICT, "rank %u has no open slot for generation %jd: reserve it first", rank,
 				       (intmax_t)generation), rank);
-	if (image_bytes < 8 || image_bytes > sl->bytes)
+	if (image_bytes < 8 || (image_bytes > sl->bytes && !through_ring && !sl->ring.bytes))
 		return err_at_rank(ERR(VALIDATION_FAILED, "image_bytes must be from 8 to the slot's %ju", (uintmax_t)sl->bytes), rank);
 	if (sl->filling && sl->image_bytes != image_bytes)
 		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is being filled with %ju bytes", (intmax_t)generation,
@@ -326,15 +328,21 @@ static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_
 }
 
 FALLIBLE enum err state_dict_fill(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-				  uint64_t image_bytes)
+				  uint64_t image_bytes, const struct slot_ring *ring)
 {
 	struct state_dict *sd;
 	struct slot *sl;
 
 	TRY(find_rank(s, who, name, rank, &sd));
-	TRY(check_seal(sd, (uint32_t)rank, generation, image_bytes, &sl));
+	TRY(check_seal(sd, (uint32_t)rank, generation, image_bytes, ring != NULL, &sl));
 	if (!sl)
 		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is sealed already", (intmax_t)generation), rank);
+	if (ring) {
+		TRY(state_dict_ring_begin(sd, sl, ring, who->pid));
+		sl->image_bytes = image_bytes;
+		watch_of(sd)->changed(sd);
+		return OK;
+	}
 	uint64_t room = (image_bytes + PAGE - 1) / PAGE * PAGE + PAGE;
 	if (room > sl->bytes)
 		return err_at_rank(ERR(VALIDATION_FAILED, "an image of %ju bytes that is being filled needs %ju, with the page behind it: "
@@ -346,14 +354,20 @@ FALLIBLE enum err state_dict_fill(struct state_dicts *s, const struct principal 
 }
 
 void state_dict_seal(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-		     uint64_t image_bytes, const json_t *wish, done_fn fn, void *user)
+		     uint64_t image_bytes, const json_t *wish, const struct slot_ring *ring, done_fn fn, void *user)
 {
 	struct state_dict *sd;
 	struct slot *sl = NULL;
 	enum err e = find_rank(s, who, name, rank, &sd);
 
 	if (!e)
-		e = check_seal(sd, (uint32_t)rank, generation, image_bytes, &sl);
+		e = check_seal(sd, (uint32_t)rank, generation, image_bytes, ring != NULL, &sl);
+	if (!e && (ring || (sl && sl->ring.bytes))) {
+		e = state_dict_ring_seal(sl, ring, wish);
+		sl = NULL;
+		if (!e)
+			watch_of(sd)->changed(sd);
+	}
 	if (!e && sl && wish)
 		e = state_dict_wish_set(sd, generation, wish);
 	if (e || !sl) {
@@ -401,7 +415,7 @@ static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *
 	else if (sl->bytes)
 		state_dict_slot_row(t, sd, sl, SLOT_FREE);
 	slot_move(sl, SLOT_FREEING);
-	sl->filling = false;
+	slot_stop_filling(sl);
 	journal_commit(sd->all->parts.journal, t, on_freed, new_change(sd, sl, 0, fn, user));
 }
 
@@ -433,16 +447,20 @@ void state_dict_release(struct state_dicts *s, const struct principal *who, stru
 	} else {
 		free_slot(sd, sl, fn, user);
 	}
-	if (!e)
-		watch_of(sd)->given_up(sd, (uint32_t)rank, generation);
+	if (!e) {
+		state_dict_lose_rings(sd, generation);
+		watch_of(sd)->given_up(sd, (uint32_t)rank, generation, "it has released it");
+	}
 }
 
-FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
+FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				   int64_t *expires_ms_out)
 {
 	struct state_dict *sd;
 
 	TRY(find_rank(s, who, name, rank, &sd));
+	if (generation >= 0)
+		TRY(state_dict_ring_check(sd, (uint32_t)rank, generation));
 	*expires_ms_out = state_dict_lease_wall(sd, (uint32_t)rank);
 	return OK;
 }

@@ -89,7 +89,8 @@ static void fill_rank(struct state_dict_use *u, uint32_t rank, struct slot *sl)
 						       .segment = sl->segment,
 						       .bytes = sl->bytes,
 						       .image_bytes = sl->image_bytes,
-						       .filling = sl->filling };
+						       .filling = sl->filling,
+						       .ring = sl->ring };
 	sl->uses++;
 }
 
@@ -116,6 +117,14 @@ FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *
 	return state_dict_hold(sd, chosen, job, out);
 }
 
+bool state_dict_use_has_ring(const struct state_dict_use *u)
+{
+	for (uint32_t r = 0; u && r < u->world_size; r++)
+		if (u->ranks[r].ring.bytes)
+			return true;
+	return false;
+}
+
 static void unlink_use(struct state_dict_use *u)
 {
 	list_remove(&u->owner->uses, u);
@@ -126,6 +135,8 @@ static void free_use(struct state_dict_use *u)
 	struct state_dict *sd = u->owner;
 
 	unlink_use(u);
+	if (state_dict_use_has_ring(u))
+		state_dict_lose_rings(sd, u->generation);
 	for (uint32_t r = 0; r < sd->world_size; r++) {
 		if (!u->ranks[r].bytes)
 			continue;

@@ -68,6 +68,7 @@ ORDER = {
         storage_probe
         state_dict_record state_dict_slot_move state_dict_wish state_dict_owner
         state_dict_space state_dict_look
+        state_dict_ring
         state_dict_slot
         state_dict_use
         state_dict_await state_dict_make

@@ -110,7 +110,7 @@ def test_fields_of_requests(kind):
 PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace", "labels", "strict", "verify"}
 NOT_IN_PYTHON = {
     "save": {"include", "exclude", "rename", "dtype", "dedup", "flatten_state_dict", "retries", "beside", "in_place", "sync_files", "hosts",
-             "parts", "await_seal", "timeout_s", "generation"},
+             "parts", "await_seal", "ring", "timeout_s", "generation"},
     "load": {"include", "exclude", "rename", "dtype", "retries", "pace", "labels", "world_size", "layout", "lease_seconds", "key", "model"},
 }
 PYTHON_ONLY = {

@@ -236,7 +236,7 @@ void t_seal_all(struct t_server *t, const char *name, uint32_t world, int64_t ge
 		t_server_until(t, &a.called);
 		if (a.e)
 			T_FAIL("%s", a.info.text);
-		state_dict_seal(t->s->state_dicts, &t->me, str_of(name), r, generation, 9000, NULL, t_done, &b);
+		state_dict_seal(t->s->state_dicts, &t->me, str_of(name), r, generation, 9000, NULL, NULL, t_done, &b);
 		t_server_until(t, &b.called);
 		if (b.e)
 			T_FAIL("%s", b.info.text);

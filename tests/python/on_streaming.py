@@ -23,11 +23,13 @@ def put(thing, name, x):
         setattr(thing, name, old)
 
 
+@contextlib.contextmanager
 def small_steps():
-    """Pieces of 64 KiB, so that small state dicts stream too."""
-    from dcpd import _copy
+    """Pieces of 64 KiB through rings of 1 MiB, so that small state dicts go round."""
+    from dcpd import _copy, _ring
 
-    return put(_copy, "step", lambda: 64 * KIB)
+    with put(_copy, "step", lambda: 64 * KIB), put(_ring, "BYTES", 1024 * KIB):
+        yield
 
 
 def state(pg, rank, world, seed=0):
@@ -130,10 +132,10 @@ class Failure(RuntimeError):
 
 
 def nth_told(n, act):
-    """Filling.told that calls act(real) in its nth call; the first is before the copy."""
-    from dcpd import _early
+    """Ring.told that calls act() in its nth call."""
+    from dcpd import _ring
 
-    real, count = _early.Filling.told, [0]
+    real, count = _ring.Ring.told, [0]
 
     def told(self, bytes_):
         count[0] += 1
@@ -141,7 +143,7 @@ def nth_told(n, act):
             act()
         real(self, bytes_)
 
-    return put(_early.Filling, "told", told)
+    return put(_ring.Ring, "told", told)
 
 
 def fails(pg, rank, ref, victim, where, how, x):
@@ -191,6 +193,17 @@ def dies(pg, rank, ref, x, victim):
         return dcpd.save(plain_state(rank, x), ref, process_group=pg, overwrite=True)["state"]
 
 
+def kills_worker(pg, rank, ref, x, pids):
+    """Rank 1 kills the workers, which may be idle ones of another save, when dcpd has been told of some of its copy."""
+    def strike():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    with small_steps(), nth_told(40, strike) if rank == 1 else contextlib.nullcontext():
+        return dcpd.save(plain_state(rank, x, 16), ref, process_group=pg)["state"]
+
+
 def kills_daemon(pg, rank, ref, x, pid, how):
     from dcpd import _tensors
     from on_faults import slayer
@@ -212,14 +225,14 @@ def old_daemon(pg, rank, ref, x, how):
     real = _http.Transport.request
 
     def request(self, method, path, body=None, **kw):
-        field = "await_seal" if "await_seal" in (body or {}).get("source", {}) else "filling" if "filling" in (body or {}) else None
+        field = "await_seal" if "await_seal" in (body or {}).get("source", {}) else "ring" if "ring" in (body or {}) else None
         if field:
             asked.append(field)
             raise errors.from_problem({"code": "unknown_field", "detail": f"unknown field \"{field}\"", "pointer": f"/{field}"})
         return real(self, method, path, body, **kw)
 
     c = _daemon.default_client()  # rank 0's; the others make one with a new session
-    with put(_http.Transport, "request", request), put(c, "early", True), put(c, "filling", True):
+    with put(_http.Transport, "request", request), put(c, "early", True), put(c, "rings", True):
         states = [saves(pg, rank, f"{ref}-{i}", x + i, how, slots=3) for i in range(3)]
     return states, asked
 

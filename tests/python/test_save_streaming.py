@@ -1,7 +1,10 @@
 """Saves that are written while they are copied, and jobs that are made before the seals: what arrives is right bit for bit, no more
 collectives are used than planned, and whatever breaks off leaves nothing. Steps are small here, so that small state dicts stream."""
+import contextlib
 import os
 import signal
+import threading
+import time
 
 import harness as lib
 import numpy as np
@@ -13,7 +16,7 @@ from test_faults_ranks import mortal, one_dies, settled, started_again  # noqa: 
 from test_outline import check
 
 import dcpd
-from dcpd import _copy, _early, _load, _tensors, image
+from dcpd import _copy, _load, _ring, _tensors, image
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
 MIB = 1 << 20
@@ -63,10 +66,10 @@ def segment(size):
 
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("known", [True, False], ids=["outline", "none"])
-@pytest.mark.parametrize("new", [True, False], ids=["new", "mapped"])
 @pytest.mark.parametrize("kind, sd", list(kinds()))
-def test_what_is_told_is_there(monkeypatch, kind, sd, new, known, threads):
-    """After each word all bytes below are those that stay, whatever way the tensors go; and the last word is of all of it."""
+def test_what_is_told_is_there(monkeypatch, kind, sd, known, threads):
+    """A reader that takes what it is told, and gives room for it a little later, gets the image whatever way the tensors go; and nothing
+    is written over that it has not taken."""
     monkeypatch.setenv("DCPD_COPY_THREADS", threads)
     monkeypatch.setattr(_copy, "step", lambda: 100_000)
     d = _tensors.describe(sd)
@@ -74,28 +77,42 @@ def test_what_is_told_is_there(monkeypatch, kind, sd, new, known, threads):
     layout = image.Layout(d.specs(), d.paths)
     header = layout.header({})
     size = len(header) + layout.data_bytes
-    s = segment(size + 4096)
+    place = _ring.place(len(header))
+    s = segment(place + _ring.LEAST + 4096)
+    numbers = place + _ring.LEAST
+    ring = _ring.Ring(s, place, _ring.LEAST)
     try:
-        s.map[:len(header)] = header
-        into = _copy.Into("/dev/shm" + s.name, image.address(s.map), s.size) if new else None
-        for again in range(3):  # new pages, pages that are not mapped, and then plain ones
-            if again or not new:
-                s.map[len(header):size] = b"\xa5" * (size - len(header))
-            seen, parts = [len(header)], [header]
+        for _ in range(3):
+            whole, late, real = bytearray(header), [], _ring.Ring.told
+            ring.begin(len(header), lambda: pytest.fail("there is room"))
 
-            def told(n):
-                assert seen[-1] <= n <= size
-                parts.append(bytes(s.map[seen[-1]:n]))
-                seen.append(n)
+            def told(self, n):
+                real(self, n)
+                have = len(whole)
+                assert have <= n <= size and n - (late[0] if late else 0) <= _ring.LEAST
+                whole.extend(b"".join(taken(s, place, have, n)))
+                late.append(n)
+                if len(late) > 2:
+                    s.map[numbers + 64:numbers + 72] = late.pop(0).to_bytes(8, "little")
 
-            _tensors.copy_out(d, _tensors.Views(s.map, len(header), layout), told, into)
-            assert b"".join(parts) == s.map[:size] and seen[-1] == size
-            if layout.data_bytes > 1_000_000:
-                assert len(seen) > 3
-            assert not new or into.unmapped == (again == 0)
-            check(_load.tensors_of(s.map, image.parse(s.map)), {k: x for k, x in sd.items() if k != "v"})
+            monkeypatch.setattr(_ring.Ring, "told", told)
+            _tensors.copy_out(d, _tensors.Views(ring.buffer, len(header), layout, ring))
+            monkeypatch.undo()
+            monkeypatch.setenv("DCPD_COPY_THREADS", threads)
+            monkeypatch.setattr(_copy, "step", lambda: 100_000)
+            assert len(whole) == size
+            check(_load.tensors_of(bytes(whole), image.parse(bytes(whole))), {k: x for k, x in sd.items() if k != "v"})
     finally:
         os.unlink("/dev/shm" + s.name)
+
+
+def taken(s, place, have, n):
+    """Bytes [have, n) of an image that goes through a ring."""
+    while have < n:
+        at = have % _ring.LEAST
+        part = min(n - have, _ring.LEAST - at)
+        yield s.map[place + at:place + at + part]
+        have += part
 
 
 # ---- ranks ----
@@ -139,7 +156,7 @@ def test_written_while_it_is_copied(d, monkeypatch):
     """Before the last piece is there dcpd has written some of it; and nothing is visible before the seal."""
     c = dcpd.connect(f"unix://{d.socket}")
     ref, seen = f"main:{lib.fresh()}", []
-    real = _early.Filling.told
+    real = _ring.Ring.told
     n = 64 * MIB
 
     def told(self, have):
@@ -148,7 +165,7 @@ def test_written_while_it_is_copied(d, monkeypatch):
             lib.wait_for(lambda: any((j.get("progress") or {}).get("bytes_done", 0) > 0 for j in jobs(d, ref)), 20, "bytes written")
             seen.append(not (d.storages["main"] / ref[5:]).exists())
 
-    monkeypatch.setattr(_early.Filling, "told", told)
+    monkeypatch.setattr(_ring.Ring, "told", told)
     dcpd.save({f"w{i}": torch.full((n // 16,), float(i)) for i in range(4)}, ref, client=c)
     assert seen == [True]
     assert all(t.eq(int(k[1:])).all() for k, t in dcpd.load(ref, client=c).items())
@@ -175,7 +192,7 @@ def test_a_daemon_of_before(ranks, d, how):
     ref = f"main:{lib.fresh()}"
     got = ranks(on_streaming.old_daemon, ref, 5, how)
     assert [g[0] for g in got] == [["succeeded"] * 3] * 4
-    later = ["filling"] if how == "save" else []
+    later = ["ring"] if how == "save" else []
     assert [sorted(g[1]) for g in got] == [["await_seal", *later], later, later, later]
     assert load(d.storages["main"] / f"{ref[5:]}-2", 4) == 7
 
@@ -223,3 +240,74 @@ def test_interrupted_in_the_copy(at, in_thread):
         assert not (at.storages["main"] / ref[5:]).exists()
         (job,) = jobs(at, ref)
         assert job["state"] in ("cancelled", "failed")
+
+
+# ---- rings ----
+
+
+def test_shared_memory_for_one_ring(own):
+    """However large the state dict is: what is in /dev/shm while it is saved, the first time and the third."""
+    c = dcpd.connect(f"unix://{own.socket}")
+    most, stop = [0], threading.Event()
+
+    def watch():
+        names = lambda: [n for n in os.listdir("/dev/shm") if n not in before]  # noqa: E731
+        while not stop.wait(0.002):
+            size = 0
+            for n in names():
+                with contextlib.suppress(OSError):
+                    size += os.stat("/dev/shm/" + n).st_blocks * 512
+            most[0] = max(most[0], size)
+
+    before = set(os.listdir("/dev/shm"))
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    sd = {f"w{i}": torch.full((16 << 20,), float(i)) for i in range(8)}  # 512 MiB
+    try:
+        for i in range(3):
+            dcpd.save(sd, f"main:{i}", client=c)
+    finally:
+        stop.set()
+        watcher.join()
+    used = c._t.request("GET", "/v1/state-dicts")["state_dicts"][0]["bytes"]
+    dcpd.close()
+    assert used < _ring.BYTES + (2 << 20) and most[0] < 2 * _ring.BYTES + (4 << 20), (used, most)
+    assert all(t.eq(int(k[1:])).all() for k, t in dcpd.load("main:2", client=c).items())
+
+
+@pytest.mark.parametrize("what", ["a worker", "all workers", "the daemon"])
+def test_killed_while_it_goes_round(own, what):
+    """The save begins anew, from the tensors."""
+    def strike():
+        if what == "the daemon":
+            own.kill()
+            own.start()
+            return
+        busy = [w["pid"] for w in own.api.get("/v1/workers").ok(200)["workers"] if w.get("job")]
+        for pid in busy[-1:] if what == "a worker" else busy:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    c = dcpd.connect(f"unix://{own.socket}")
+    with on_streaming.small_steps(), on_streaming.nth_told(60, strike):
+        assert dcpd.save(on_streaming.plain_state(0, 3, 16), "main:a", client=c)["state"] == "succeeded"
+    dcpd.close()
+    assert load_ranks(own.storages["main"] / "a", 1, 16 << 18) == 3
+    lib.wait_for(lambda: not own.staging(), 10, "nothing is left")
+    broken = jobs(own, "main:a")
+    assert len(broken) == 2 and broken[-1]["error"]["code"] in ("ring_lost", "not_sealed"), broken
+
+
+def test_a_worker_is_killed_under_ranks(ranks, d):
+    ref = f"main:{lib.fresh()}"
+    assert ranks(on_streaming.kills_worker, ref, 5, d.workers()) == ["succeeded"] * 4
+    assert load_ranks(d.storages["main"] / ref[5:], 4, 16 << 18) == 5
+
+
+def test_a_trainer_that_stands_still(own, monkeypatch):
+    """For longer than workers wait: it begins anew when it goes on."""
+    c = dcpd.connect(f"unix://{own.socket}")
+    with on_streaming.small_steps(), on_streaming.nth_told(60, lambda: time.sleep(14)):
+        dcpd.save(on_streaming.plain_state(0, 4, 16), "main:a", client=c)
+    dcpd.close()
+    assert load_ranks(own.storages["main"] / "a", 1, 16 << 18) == 4

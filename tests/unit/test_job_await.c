@@ -46,7 +46,7 @@ static void fill(void)
 {
 	for (int64_t rank = 0; rank < 2; rank++) {
 		reserve(rank);
-		T_OK(state_dict_fill(t.s->state_dicts, &t.me, STR("train"), rank, 7, IMAGE));
+		T_OK(state_dict_fill(t.s->state_dicts, &t.me, STR("train"), rank, 7, IMAGE, NULL));
 	}
 }
 
@@ -62,7 +62,7 @@ static void seal(int64_t rank)
 {
 	struct t_answer a = { 0 };
 
-	state_dict_seal(t.s->state_dicts, &t.me, STR("train"), rank, 7, IMAGE, NULL, t_done, &a);
+	state_dict_seal(t.s->state_dicts, &t.me, STR("train"), rank, 7, IMAGE, NULL, NULL, t_done, &a);
 	t_server_until(&t, &a.called);
 	T_OK(a.e);
 }

@@ -65,7 +65,7 @@ static enum err seal(const char *name, int64_t rank, int64_t generation, uint64_
 {
 	struct t_answer a = { 0 };
 
-	state_dict_seal(t.s->state_dicts, &t.me, str_of(name), rank, generation, bytes, NULL, t_done, &a);
+	state_dict_seal(t.s->state_dicts, &t.me, str_of(name), rank, generation, bytes, NULL, NULL, t_done, &a);
 	t_server_until(&t, &a.called);
 	if (a.e)
 		err_restore(&a.info);
@@ -196,7 +196,7 @@ static void test_bad_requests(void **state)
 	assert_int_equal(seal("mine", 0, 5, 100), ERR_STATE_CONFLICT);
 	T_OK(reserve("mine", 0, 100, 5, 0).e);
 	assert_int_equal(seal("mine", 0, 5, 5000000), ERR_VALIDATION_FAILED);
-	T_ERR(FORBIDDEN, state_dict_renew(t.s->state_dicts, &other, STR("mine"), 0, &expires));
+	T_ERR(FORBIDDEN, state_dict_renew(t.s->state_dicts, &other, STR("mine"), 0, -1, &expires));
 	state_dict_delete(t.s->state_dicts, &other, STR("mine"), t_done, &a);
 	t_server_until(&t, &a.called);
 	assert_int_equal(a.e, ERR_FORBIDDEN);
@@ -355,7 +355,7 @@ static void test_lease(void **state)
 	T_OK(reserve("train", 0, 10000, 1, 0).e);
 	for (int i = 0; i < 9; i++) {
 		t_server_run(&t, 500);
-		T_OK(state_dict_renew(t.s->state_dicts, &t.me, STR("train"), 0, &expires));
+		T_OK(state_dict_renew(t.s->state_dicts, &t.me, STR("train"), 0, -1, &expires));
 	}
 	T_OK(seal("train", 0, 1, 9000)); /* renewed: still there after two leases */
 	T_OK(reserve("train", 0, 10000, 2, 0).e);

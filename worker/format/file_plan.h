@@ -69,6 +69,7 @@ struct file_plan_target {
 	const struct sdict *sd;        /* chunks and values with their writer's rank */
 	uint32_t world_size, files_per_rank;
 	uint64_t block_bytes;          /* small items share blocks up to this size */
+	uint64_t span_bytes;           /* small items of one block lie no farther apart where they come from; 0: anywhere */
 	uint64_t max_file_bytes;       /* 0: the format's own limit */
 	struct str file_name;          /* the checkpoint is one file of this name; p NULL: a directory of files that the format names */
 	const struct file_plan_given *given;   /* NULL: the format chooses */

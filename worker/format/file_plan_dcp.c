@@ -78,20 +78,32 @@ static FALLIBLE enum err place(struct planner *pl, const struct file_plan_item *
 	return OK;
 }
 
+/* May an item join the block that `first` opened? Both come from one segment then, and not from far apart. */
+static bool is_near(const struct planner *pl, const struct file_plan_item *first, const struct file_plan_item *it)
+{
+	const struct sdict *sd = pl->t->sd;
+
+	if (!pl->t->span_bytes || it->kind != FILE_PLAN_CHUNK || first->kind != FILE_PLAN_CHUNK)
+		return true;
+	const struct sd_loc *a = &sd->chunks[first->index].loc, *b = &sd->chunks[it->index].loc;
+	return a->file == b->file && b->offset >= a->offset && b->offset + b->length - a->offset <= pl->t->span_bytes;
+}
+
 /* Small items one behind the other, in blocks that are whole pages. */
 static FALLIBLE enum err place_small(struct planner *pl, struct file_plan_item **items, uint64_t n, uint64_t *cursor)
 {
 	uint64_t begin = *cursor, at = *cursor;
-	bool open = false;
+	const struct file_plan_item *first = NULL;     /* of the open block */
 
 	for (uint64_t i = 0; i < n; i++) {
 		uint64_t length = items[i]->at.length;
 		if (!items[i]->small)
 			continue;
-		bool opens = !open || at + length - begin > pl->t->block_bytes;
+		bool opens = !first || at + length - begin > pl->t->block_bytes || !is_near(pl, first, items[i]);
 		if (opens)
 			begin = at = file_plan_page_up(at);
-		open = true;
+		if (opens || first->kind != FILE_PLAN_CHUNK)
+			first = items[i];
 		TRY(place(pl, items[i], at, opens));
 		at = (at + length + ALIGN_SMALL - 1) & ~(uint64_t)(ALIGN_SMALL - 1);
 	}

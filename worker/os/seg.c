@@ -266,6 +266,39 @@ enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
 	return OK;
 }
 
+enum err seg_map_page(int fd, uint64_t at, struct seg_map *out)
+{
+	void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)at);
+
+	if (p == MAP_FAILED)
+		return ERR_SYS(SYSTEM, "cannot map a page of a segment");
+	*out = (struct seg_map){ p, 4096 };
+	return OK;
+}
+
+enum err seg_map_ring(int fd, uint64_t at, uint64_t bytes, struct seg_map *out)
+{
+	struct seg_map room = { NULL, 2 * bytes };
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return ERR_SYS(SYSTEM, "cannot look at a segment");
+	if (st.st_size < 0 || (uint64_t)st.st_size < at || (uint64_t)st.st_size - at < bytes)
+		return ERR(SEGMENT_SHRUNK, "the segment has %jd bytes, expected a ring of %ju at %ju", (intmax_t)st.st_size,
+			   (uintmax_t)bytes, (uintmax_t)at);
+	room.p = mmap(NULL, room.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (room.p == MAP_FAILED)
+		return ERR_SYS(SYSTEM, "cannot map a ring of %ju bytes", (uintmax_t)bytes);
+	for (int i = 0; i < 2; i++)
+		if (mmap(room.p + i * bytes, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, (off_t)at) == MAP_FAILED) {
+			enum err e = ERR_SYS(SYSTEM, "cannot map a ring of %ju bytes", (uintmax_t)bytes);
+			seg_unmap(&room);
+			return e;
+		}
+	*out = room;
+	return OK;
+}
+
 void seg_populate(const void *p, uint64_t bytes, bool fresh)
 {
 	uintptr_t begin = (uintptr_t)p & ~(uintptr_t)4095, end = ((uintptr_t)p + bytes + 4095) & ~(uintptr_t)4095;

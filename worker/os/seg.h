@@ -36,6 +36,11 @@ struct seg_map {
 };
 FALLIBLE enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out); /* ERR_SEGMENT_SHRUNK if it is smaller */
 void seg_unmap(struct seg_map *m);
+/* Maps the page at `at`, for writing too. */
+FALLIBLE enum err seg_map_page(int fd, uint64_t at, struct seg_map *out);
+/* Maps the ring [at, at + bytes) of a segment twice, one copy behind the other, for reading: whatever lies in it, up to `bytes` of them,
+ * is in a row from its first byte on, also across the ring's end. at, bytes: multiples of a page. */
+FALLIBLE enum err seg_map_ring(int fd, uint64_t at, uint64_t bytes, struct seg_map *out);
 /* Enters [p, p + bytes) of a mapping into the page tables in one call instead of one fault a page. Only a hint.
  * fresh: they are new and will be written. Else those that are there are mapped 16 by 16, for writing too: a shared mapping's are. */
 void seg_populate(const void *p, uint64_t bytes, bool fresh);

@@ -186,6 +186,16 @@ enum err spawn_kill(int pidfd, int signo)
 	return ERR_SYS(SYSTEM, "cannot send signal %d to a worker", signo);
 }
 
+enum err spawn_pidfd(pid_t pid, int *pidfd_out)
+{
+	int fd = pidfd_open(pid, 0);
+
+	if (fd < 0)
+		return ERR_SYS(SYSTEM, "cannot watch process %d", (int)pid);
+	*pidfd_out = fd;
+	return OK;
+}
+
 enum err spawn_reap(int pidfd, int timeout_ms, bool *ended_out, struct spawn_exit *exit_out)
 {
 	struct pollfd p = { .fd = pidfd, .events = POLLIN };

@@ -41,6 +41,8 @@ FALLIBLE enum err spawn_start(const struct spawn_spec *spec, struct spawn_child 
 FALLIBLE enum err spawn_kill(int pidfd, int signo);            /* already ended, or no pidfd (-1), is fine */
 /* Waits up to timeout_ms (-1: for ever) for the end. ended_out false: it still runs. Fails for a child that was collected before. */
 FALLIBLE enum err spawn_reap(int pidfd, int timeout_ms, bool *ended_out, struct spawn_exit *exit_out);
+/* A descriptor that becomes readable when the process ends, whoever its parent is. ERR_SYSTEM: there is none of that number here. */
+FALLIBLE enum err spawn_pidfd(pid_t pid, int *pidfd_out);
 /* The pid of a child that has ended and was not collected yet, without collecting it; 0: there is none. One waitid call. */
 pid_t spawn_find_ended(void);
 void spawn_collect(pid_t pid);                                 /* for an ended child without a pidfd; never waits */

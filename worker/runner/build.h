@@ -137,6 +137,7 @@ struct build_target {
 	bool check_sources;            /* what is read is compared with its digests or CRC32s, by scans */
 	uint32_t first_replica, replica_count;   /* sources that are not written but hashed (their scans' CRC32s) */
 	const struct file_plan_given *given;   /* NULL: the format chooses the files */
+	uint64_t span_bytes;           /* see file_plan.h: sources come through rings, each item from one; 0: they do not */
 	uint64_t max_file_bytes;       /* 0: the format's own limit */
 	struct str file_name;          /* see file_plan.h */
 	const struct build_other *others;      /* files beside those that the format plans */

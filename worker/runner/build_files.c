@@ -226,6 +226,16 @@ static FALLIBLE enum err add_task(struct builder *bd, uint64_t first_block, uint
 	return OK;
 }
 
+/* May scan `i` be of one task with `first`? Where sources come through rings, both must be there at once. */
+static bool is_near(const struct builder *bd, uint64_t first, uint64_t i)
+{
+	const struct run_scan *a = &bd->b->scans.v[first], *b = &bd->b->scans.v[i];
+	const struct run_src *from = &bd->b->srcs.v[a->src], *to = &bd->b->srcs.v[b->src];
+
+	return !bd->t->span_bytes || (from->file == to->file && to->offset + b->begin >= from->offset + a->begin &&
+				      to->offset + b->end - from->offset - a->begin <= bd->t->span_bytes);
+}
+
 /* Scans of one source as tasks of `rank`; small ones join the scan task before them. */
 static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t rank)
 {
@@ -241,7 +251,7 @@ static FALLIBLE enum err scan_source(struct builder *bd, uint32_t src, uint32_t 
 		uint64_t bytes = b->scans.v[i].end - b->scans.v[i].begin + 8192;
 		ref = bd->tasks.n ? &bd->tasks.v[bd->tasks.n - 1] : NULL;
 		if (ref && ref->scan && ref->rank == rank && ref->first + ref->count == i &&
-		    bd->scan_bytes + bytes <= task_bytes_of(b)) {
+		    bd->scan_bytes + bytes <= task_bytes_of(b) && is_near(bd, ref->first, i)) {
 			ref->count++;
 			bd->scan_bytes += bytes;
 			continue;
@@ -446,7 +456,8 @@ static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *
 			group[m++] = dst;
 			all_row += row_bytes(b, &b->dsts.v[dst]);
 		} while (i + m < n && m < group_max(b) && same_rows(sd, rows[i].chunk, rows[i + m].chunk));
-		if (m > 1 && all_row <= part_bytes_of(b) && !bd->t->local && !bd->t->is_wide) /* a task is of one host */
+		bool of_one = bd->t->local || bd->t->span_bytes; /* a task is of one host, and of one ring */
+		if (m > 1 && all_row <= part_bytes_of(b) && !of_one && !bd->t->is_wide)
 			TRY(cut_group(bd, group, m, rank));
 		else
 			for (uint32_t k = 0; k < m; k++)
@@ -679,9 +690,9 @@ enum err build_target_files(struct run_build *b, struct build_target *t)
 {
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
 						 .block_bytes = (uint32_t)num_min(t->task_bytes, BUILD_TASK_BYTES),
-						 .max_file_bytes = t->max_file_bytes, .file_name = t->file_name,
-						 .given = t->given, .gguf = t->gguf, .delta = t->delta, .meta = t->meta,
-						 .meta_count = t->meta_count };
+						 .span_bytes = t->span_bytes, .max_file_bytes = t->max_file_bytes,
+						 .file_name = t->file_name, .given = t->given, .gguf = t->gguf, .delta = t->delta,
+						 .meta = t->meta, .meta_count = t->meta_count };
 	struct builder bd;
 	enum err e = open_builder(&bd, b, t);
 

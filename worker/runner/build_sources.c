@@ -267,20 +267,28 @@ void build_settle_digests(struct run_build *b, struct run_src *s, uint64_t bytes
 		s->digest_count = 0;
 }
 
+/* Of one scan: less than all of a small ring. */
+static uint64_t scan_most(const struct run_build *b, const struct run_src *s)
+{
+	uint64_t ring = b->files.v[s->file].ring_bytes;
+
+	return ring ? num_min(ring / 4, BUILD_TASK_BYTES) : BUILD_TASK_BYTES;
+}
+
 /* Scans over [lo, hi) of source `src`, whole blocks of it. */
 static FALLIBLE enum err cut_source(struct run_build *b, uint32_t src, uint64_t lo, uint64_t hi)
 {
 	struct run_src *s = &b->srcs.v[src];
-	uint64_t bytes = 0, at = 0;
+	uint64_t bytes = 0, at = 0, most = scan_most(b, s);
 
 	TRY(build_payload_bytes(b, s, &bytes));
-	TRY(build_room(b->scans.n, bytes / BUILD_TASK_BYTES + 1));
+	TRY(build_room(b->scans.n, bytes / most + 1));
 	s->first_scan = b->scans.n;
 	s->scan_count = 0;
 	build_settle_digests(b, s, bytes);
 	uint32_t blocks = s->by_blocks ? s->digest_count : 0;
 	for (uint32_t i = 0; at < bytes || (i == 0 && bytes == 0); i++) {
-		uint64_t end = blocks ? b->digests.v[s->digest_at + i].end : num_min(at + BUILD_TASK_BYTES, bytes);
+		uint64_t end = blocks ? b->digests.v[s->digest_at + i].end : num_min(at + most, bytes);
 		if ((at < hi && end > lo) || bytes == 0)
 			TRY(add_scan(b, src, at, end));
 		else

@@ -201,7 +201,7 @@ static void name_segment(const struct exec *x)
 	for (uint64_t i = 0; i < x->run->files_n; i++) {
 		const struct run_file *f = &x->run->files[i];
 		if (f->kind != RUN_FILE_SEGMENT || f->fd_index >= x->spec->fd_count || fstat(x->spec->fds[f->fd_index], &st) < 0 ||
-		    (uint64_t)st.st_size >= f->bytes)
+		    (uint64_t)st.st_size >= run_file_span(f))
 			continue;
 		err_at_rank(ERR_SEGMENT_SHRUNK, f->rank);
 		return;
@@ -269,6 +269,8 @@ static void drive(struct exec *x)
 					e = slot_begin(s);
 			} else {
 				e = slot_advance(s);
+				if (!e && x->gated && s->phase == SLOT_IDLE)
+					e = gate_done(&x->gate, s->task);
 			}
 			if (!e)
 				e = pump(x);

@@ -62,10 +62,8 @@ static FALLIBLE enum err try_in_segment(struct slot *s, const struct run_block *
 	uint64_t at = src->offset + first * dtype_bytes((enum dtype)d->dtype) + p->begin;
 	if (run->files[d->file].direct && at % PAGE)
 		return OK;
-	unsigned char *base;
-	TRY(files_segment(&s->x->files, src->file, &base));
+	TRY(files_at(&s->x->files, src->file, at, &sb->data));
 	sb->in_segment = true;
-	sb->data = base + at;
 	seg_populate(sb->data, p->end - p->begin, false);
 	return OK;
 }
@@ -541,6 +539,8 @@ static FALLIBLE enum err written(struct slot *s)
 			TRY(count_part(s, part_of(s->x->run, b, k)));
 		TRY(count_file(s, b->file));
 	}
+	if (s->x->gated)
+		TRY(gate_done(&s->x->gate, s->task));
 	return write_edges(s);
 }
 

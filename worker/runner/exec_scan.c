@@ -525,10 +525,10 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		payload_off = info->payload_off;
 	}
 	if (run->files[src->file].kind == RUN_FILE_SEGMENT && !fills(run)) {
-		unsigned char *base;
-		TRY(files_segment(&s->x->files, src->file, &base));
+		unsigned char *at;
+		TRY(files_at(&s->x->files, src->file, src->offset + scan->begin, &at));
 		sc->read = UINT32_MAX;
-		return check_range(s, &run->scans[sc->scan], info, base + src->offset + scan->begin, NULL);
+		return check_range(s, &run->scans[sc->scan], info, at, NULL);
 	}
 	bool done;
 	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));

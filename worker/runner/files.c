@@ -138,3 +138,19 @@ enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out)
 	*p_out = f->maps[file].p;
 	return OK;
 }
+
+enum err files_at(struct files *f, uint32_t file, uint64_t offset, unsigned char **p_out)
+{
+	const struct run_file *rf = &f->run->files[file];
+
+	if (!rf->ring_bytes) {
+		TRY(files_segment(f, file, p_out));
+		*p_out += offset;
+		return OK;
+	}
+	must(rf->fd_index < f->fd_count);
+	if (!f->maps[file].p)
+		TRY(seg_map_ring(f->fds[rf->fd_index], rf->ring_at, rf->ring_bytes, &f->maps[file]));
+	*p_out = f->maps[file].p + offset % rf->ring_bytes;
+	return OK;
+}

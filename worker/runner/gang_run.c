@@ -125,8 +125,8 @@ enum err gang_run(struct job *j, struct run *run)
 	j->work = &work.face;
 	j->peers_done = false;
 	atomic_store(&run->head->sealed, !j->streams || j->sealed);
-	enum err e = OK;
-	if (j->worker->count > 1)
+	enum err e = j->streams ? gate_begin(run, j->fds) : OK;
+	if (!e && j->worker->count > 1)
 		e = share_run(j, run, spools, doc);
 	else
 		j->peers_done = true;

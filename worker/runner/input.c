@@ -106,12 +106,24 @@ enum err input_images(const struct rank_segments *s, const int *fds, struct sdic
 
 enum err input_add_segment(struct run_build *b, const struct rank_segment *r, uint32_t rank, bool writable, uint32_t *file_out)
 {
-	TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, str_of(r->name), r->image_bytes, file_out));
+	TRY(run_add_file(b, RUN_FILE_SEGMENT, 0, STR(""), 0, file_out));
 	struct run_file *f = &b->files.v[*file_out];
-	f->fd_index = r->fd;
 	f->rank = rank;
 	f->writable = writable;
+	return input_set_segment(b, r, f);
+}
+
+enum err input_set_segment(struct run_build *b, const struct rank_segment *r, struct run_file *f)
+{
+	struct str name = str_of(r->name);
+
+	TRY(run_add_string(b, name, &f->name_at));
+	f->name_len = (uint32_t)name.n;
+	f->bytes = r->image_bytes;
+	f->fd_index = r->fd;
 	f->filling = r->filling;
+	f->ring_at = r->ring_at;
+	f->ring_bytes = r->ring_bytes;
 	return OK;
 }
 

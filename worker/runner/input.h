@@ -57,3 +57,5 @@ FALLIBLE enum err input_open_noted(struct job *j, const struct ref *ref, struct 
 FALLIBLE enum err input_images(const struct rank_segments *s, const int *fds, struct sdict **out);
 /* Adds a segment to the run, as that of `rank`. */
 FALLIBLE enum err input_add_segment(struct run_build *b, const struct rank_segment *r, uint32_t rank, bool writable, uint32_t *file_out);
+/* Sets name, bytes and descriptor of a segment that the run has, and how it is filled. */
+FALLIBLE enum err input_set_segment(struct run_build *b, const struct rank_segment *r, struct run_file *f);

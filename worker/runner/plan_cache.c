@@ -162,6 +162,9 @@ static bool make_key(const struct job *j, const struct rank_segments *entry, uns
 
 	buf_printf(&b, "%s:%s:%jd:%s", j->spec.source.name.p, j->spec.target.storage.p,
 		   (intmax_t)entry->world_size, wishes ? wishes : "");
+	for (uint32_t i = 0; i < entry->count; i++) /* small items share other blocks where they come through a ring */
+		if (entry->v[i].ring_bytes)
+			buf_printf(&b, ":%u=%ju", i, (uintmax_t)entry->v[i].ring_bytes);
 	if (!wishes || buf_status(&b) != OK)
 		return false;
 	XXH128_canonicalFromHash(&c, XXH3_128bits(b.p, b.len));
@@ -257,12 +260,7 @@ enum err plan_kept_renew(struct plan_kept *k, const struct rank_segments *entry,
 	for (uint32_t r = 0; r < k->prints.count; r++) {
 		const struct rank_segment *x = &entry->v[r];
 		struct run_file *f = &b->files.v[k->segment_files[r]];
-		struct str s = str_of(x->name);
-		TRY(run_add_string(b, s, &f->name_at));
-		f->name_len = (uint32_t)s.n;
-		f->bytes = x->image_bytes;
-		f->fd_index = x->fd;
-		f->filling = x->filling;
+		TRY(input_set_segment(b, x, f));
 	}
 	for (uint64_t i = 0; i < values->value_count; i++) {
 		const struct sd_value *v = &values->values[i], *p = sdict_value(k->plan, v->fqn);

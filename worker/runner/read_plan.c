@@ -403,10 +403,10 @@ static FALLIBLE enum err copy_from_segment(struct read_plan *g, struct read_plan
 	const int64_t *d = g->dims.v + j->dims_at;
 	unsigned char *p;
 
-	TRY(files_segment(g->sources->files, s->file, &p));
 	uint64_t first = element_offset(info, s->ndim, d, zeros) * dtype_bytes((enum dtype)s->dtype);
+	TRY(files_at(g->sources->files, s->file, s->offset + first, &p));
 	j->done = true;
-	return read_plan_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, p + s->offset + first, j->mem, j->mem_at);
+	return read_plan_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, p, j->mem, j->mem_at);
 }
 
 static FALLIBLE enum err fill_job(struct read_plan *g, struct wave *w, uint32_t job, bool *full_out)

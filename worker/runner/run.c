@@ -171,6 +171,11 @@ struct str run_str(const struct run *r, uint64_t at, uint64_t len)
 	return (struct str){ r->strings + at, len };
 }
 
+uint64_t run_file_span(const struct run_file *f)
+{
+	return f->ring_bytes ? f->ring_at + f->ring_bytes + 4096 : f->bytes;
+}
+
 const char *run_file_label(const struct run *r, uint32_t file, char room[ERR_FILE_MAX])
 {
 	const struct run_file *f = &r->files[file];

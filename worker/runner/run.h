@@ -42,6 +42,7 @@ struct run_file {
 	bool late;                     /* target: the leader ends it, not who writes its last block */
 	bool writable;                 /* segments: map for writing */
 	bool filling;                  /* a segment that its rank still fills: see gate.h */
+	uint64_t ring_at, ring_bytes;  /* … round and round: where the ring begins; 0 bytes: it holds the whole image */
 	uint32_t dir, fd_index, rank;
 	uint32_t name_len;
 	_Atomic uint32_t blocks_left;  /* target: the worker that brings it to 0 ends the file (store.h: parts) */
@@ -184,10 +185,10 @@ struct run_move {
 	uint8_t op;                    /* enum reduce_op */
 };
 
-/* How much of a segment a task reads, if that is still being filled (gate.h). */
+/* The bytes of a segment that a task reads, if that is still being filled (gate.h). */
 struct run_gate {
 	uint32_t file;
-	uint64_t end;
+	uint64_t begin, end;
 };
 
 /* A work item of one worker: a run of blocks or of scans. A run that writes files has scans too: they check, once, the bytes that it
@@ -199,12 +200,16 @@ struct run_task {
 	bool scan;
 	uint32_t gate_count;
 	uint64_t first_gate;
+	uint64_t keep;                 /* of a ring: this task and those behind it read nothing below */
+	_Atomic uint32_t done;         /* of a ring: its bytes are written */
 };
 
 struct run_rank {
 	uint32_t rank;
 	uint64_t first_task, task_count;
 	_Atomic uint64_t next_task;    /* relative to first_task */
+	_Atomic uint64_t tasks_done;   /* of a ring: the first ones, without a gap */
+	uint32_t ring;                 /* 1 + the ring that its tasks read; 0: none */
 	_Atomic uint64_t bytes_done;
 	uint64_t bytes_total;
 };
@@ -324,6 +329,8 @@ static inline struct str run_file_name(const struct run *r, const struct run_fil
 {
 	return run_str(r, f->name_at, f->name_len);
 }
+/* The bytes that a segment must have: of its image, or of the ring that the image comes through and the page behind. */
+uint64_t run_file_span(const struct run_file *f);
 /* As errors and lists name a file, with a NUL in `room`: its name in the checkpoint; where a run reads several, its path in the storage. */
 const char *run_file_label(const struct run *r, uint32_t file, char room[ERR_FILE_MAX]);
 /* The next task for worker `index` of `count`: its own ranks first, then whatever is left. False: none left. */

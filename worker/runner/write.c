@@ -130,6 +130,7 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 	t->first_replica = s->first_replica;
 	t->replica_count = s->replica_count;
 	t->given = s->given;
+	t->span_bytes = s->given ? 0 : gate_span(s->build);
 	t->format = s->format;
 	t->gguf = s->gguf;
 	t->others = s->others;
@@ -351,6 +352,8 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	t->task_bytes = s->merge || quantises || (st->in_memory && !s->store->is_shared) ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	if (t->is_wide)
 		t->task_bytes = wide_task(j->worker->memory_bytes);
+	if (!s->given && gate_span(s->build)) /* a small ring: several tasks go through it at a time */
+		t->task_bytes = (uint32_t)num_min(t->task_bytes, gate_span(s->build) & ~(uint64_t)(FILE_PLAN_PAGE - 1));
 	TRY(build(j, s, t));
 	json_t *plan = NULL;
 	TRY(plan_doc(j, s, t, &plan));

@@ -22,8 +22,10 @@ enum err rank_segments_read(const json_t *entry, uint32_t first_fd, uint32_t fd_
 		uint64_t fd = number(one, "fd"), bytes = number(one, "bytes"), image_bytes = number(one, "image_bytes");
 		if (fd >= fd_count)
 			return ERR(PROTOCOL, "rank %ju has no descriptor", (uintmax_t)number(one, "rank"));
+		const json_t *ring = json_object_get(one, "ring");
 		out->v[i] = (struct rank_segment){ (uint32_t)number(one, "rank"), first_fd + (uint32_t)fd, name ? name : "segment", bytes,
-						   image_bytes ? image_bytes : bytes, json_is_true(json_object_get(one, "filling")) };
+						   image_bytes ? image_bytes : bytes, json_is_true(json_object_get(one, "filling")),
+						   number(ring, "offset"), number(ring, "bytes") };
 	}
 	return OK;
 }

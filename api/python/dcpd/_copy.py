@@ -189,31 +189,36 @@ def copy_into(into: Into, blocks: List[Block]) -> None:
         copy(blocks, None, run)
 
 
-Told = Callable[[int], None]
-
-
 def step() -> int:
     """Bytes after which is told how far a copy is: long enough for calls that pass the cache by, short enough for the disk not to wait."""
     return min(threads(), 4) * (16 << 20)
 
 
-def copy_in_order(blocks: List[Block], told: Told, run: Way = _run) -> None:
-    """Copies blocks in the order of where they go, all threads at the same ones, and tells after each step() up to which address all
-    is there."""
+def copy_in_order(blocks: List[Block], ring: Any, run: Way = _run) -> None:
+    """Copies blocks into a ring (see _ring.py), whose `to` counts from the image's start: in the order of where they go, all threads at the
+    same ones; after each step is told up to where all is there."""
     part: List[Block] = []
-    most = left = step()
+    most = left = ring.step
+
+    def flush() -> None:
+        end = part[-1][0] + part[-1][2]
+        ring.room(end)
+        copy([(ring.at(to), frm, n) for to, frm, n in part], None, run)
+        ring.told(end)
+
     for to, frm, size in sorted(blocks):
         while size:
+            if part and to + min(size, left) - part[0][0] > most:  # filler between them counts, too
+                flush()
+                part, left = [], most
             n = min(size, left)
             part.append((to, frm, n))
             to, frm, size, left = to + n, frm + n, size - n, left - n
             if left == 0:
-                copy(part, None, run)
-                told(to)
+                flush()
                 part, left = [], most
     if part:
-        copy(part, None, run)
-        told(part[-1][0] + part[-1][2])
+        flush()
 
 
 def store(address: int, number: int) -> None:

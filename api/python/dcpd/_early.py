@@ -3,8 +3,8 @@
 Rank 0 asks for the job from a thread of its own while all copy, so that nobody waits for it after the copy, and its record travels with
 what the ranks tell each other then anyway. The daemon keeps it waiting for the last seal, and lets it fail if a rank gives up.
 
-A caller that waits until all is durable gains more: each rank announces its image when its header is there, and after each piece of the
-copy says how far it has come (`Filling`); dcpd writes that piece while the next one is copied. The last seal alone makes it a checkpoint.
+A caller that waits until all is durable gains more: each rank announces its image when its header is there, and sends the rest through a
+ring (_ring.py). The last seal alone makes it a checkpoint.
 
 Daemons of before refuse both, and are asked in the old order from then on.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import Callable, Optional
 
-from . import _copy, errors, image
+from . import errors
 from .client import Client, Job
 
 TIMEOUT_SECONDS = 86400  # of a copy; a rank that has gone is noticed by its lease
@@ -61,6 +61,15 @@ class Early:
             return None
         raise self._failure
 
+    def check(self) -> None:
+        """Raises why there is no job, or why it has ended, as far as that is known."""
+        if self._failure is not None and not refused(self._failure, "await_seal"):
+            raise self._failure
+        if self._job is not None:
+            job = self._client.jobs.get(self._job.id)
+            if job.done:
+                job.raise_for_state()
+
     def drop(self) -> None:
         """The save is given up. Waits for nothing that is still to come."""
         with self._guard:
@@ -85,38 +94,3 @@ def cancel(client: Client, job: Job) -> None:
         client.jobs.cancel(job.id)
     except errors.DcpdError:
         pass  # it has ended, or ends by itself as the seals do not come
-
-
-class Filling:
-    """An image that is announced before it is whole. told(n): n bytes of it, from the start, are there for good."""
-
-    def __init__(self, segment: image.Segment, size: int) -> None:
-        self._segment, self._place = segment, image.address(segment.map) + filled_at(size)
-
-    def told(self, n: int) -> None:
-        _copy.store(self._place, n)
-
-
-def filled_at(size: int) -> int:
-    """Where it says how much of an image of so many bytes is there."""
-    return size + -size % image.PAGE
-
-
-def room_for(size: int) -> int:
-    return filled_at(size) + image.PAGE
-
-
-def announce(client: Client, name: str, rank: int, generation: int, segment: image.Segment, header: int, size: int) -> Optional[Filling]:
-    """Says that the header is there and the rest comes. None: this daemon waits for the seal."""
-    if not client.filling:
-        return None
-    f = Filling(segment, size)
-    f.told(header)  # what it said of the step before is gone before anybody looks
-    try:
-        client.state_dicts.fill(name, rank, generation, size)
-        return f
-    except errors.DcpdError as e:
-        if not refused(e, "filling"):
-            raise
-        client.filling = False
-        return None

@@ -4,8 +4,9 @@ One save, as its ranks see it: describe what is here → agree on target and gen
 has the job made → agree that all did, which tells its id too (one gather). Whatever fails on one rank is raised on all, and the job is
 cancelled. Once all have sealed it is the daemon's: the trainer may go on, or die.
 
-A save that blocks copies in the order of the image and says how far it has come, so that dcpd writes meanwhile (see _early.py). One that
-returns after the copy does not: the trainer waits for the copy alone, and dcpd would take the processors from it.
+A save that blocks needs no shared memory for a snapshot: each rank's bytes go through a ring, which dcpd writes to the disk while it is
+filled (_ring.py). What breaks off there is lost with the ring, and all ranks begin anew, once, from the tensors. A save that returns after
+the copy leaves a snapshot: the trainer waits for the copy alone, and dcpd would take the processors from it.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import threading
 import weakref
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _copy, _daemon, _early, _group, _hosts, _session, _tensors, _where, errors, values
+from . import _copy, _daemon, _early, _group, _hosts, _ring, _session, _tensors, _where, errors, image, values
 from .client import Client, Job
 from .future import SaveFuture
 from .image import Layout
@@ -43,12 +44,25 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     format: "dcp"; a reshard makes other formats of it. on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
     pace: "background" takes a few percent of a core per worker, so that training beside it is hardly slowed, and takes longer; "full"
     takes all there is; None asks the environment's DCPD_PACE, and without that is "full".
-    slots: snapshots that may be in flight, each as large as the state dict; when_busy: "wait", "warn" (and wait) or "fail" when
-    all are. progress: a progress bar on rank 0. timeout: seconds; the job goes on after it.
+    The state dict goes through a ring of shared memory (64 MiB a rank at most) while it is written.
+    slots: saves of this process that may be in flight, each with a ring, or, of async_save, a snapshot as large as the state
+    dict; when_busy: "wait", "warn" (and wait) or "fail" when all are. progress: a progress bar on rank 0.
+    timeout: seconds; the job goes on after it.
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
     """
-    h = _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
-                                                slots, when_busy), process_group, no_dist, client, blocking=True)
+    o = _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step), slots, when_busy)
+    for again in (True, False):
+        h = _start(state_dict, checkpoint, o, process_group, no_dist, client, blocking=True)
+        try:
+            return _until_durable(h, checkpoint, progress, timeout)
+        except errors.DcpdError as e:  # all ranks see the same end of the same job
+            if e.code != "ring_lost" or not again:
+                raise
+            log.warning("dcpd: saving %s begins anew: %s", checkpoint, e.message)
+    raise AssertionError("not reached")
+
+
+def _until_durable(h: "_Started", checkpoint: _where.Target, progress: bool, timeout: Optional[float]) -> Job:
     if progress and h.rank == 0:
         from . import show
 
@@ -159,9 +173,10 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
         for again in (True, False):
             try:
                 return _Started(_attempt(state_dict, target, o, g, client, blocking), 0 if g.first else 1)
-            except _Stale:
+            except _Stale as e:
                 if not again:
-                    raise errors.NotFound("the state dict in shared memory vanished twice: is dcpd being restarted?") from None
+                    raise errors.NotFound("the state dict in shared memory vanished twice: is dcpd being restarted? "
+                                          f"({e.message})") from None
             except _group.Broken:
                 _session.discard_group(g)
                 raise
@@ -169,7 +184,7 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
 
 
 class _Stale(errors.DcpdError):
-    """The session's state dict is gone: its lease was over, or dcpd lost its journal. All ranks start again, once."""
+    """The session's state dict is gone: its lease was over, or dcpd lost its journal; or a ring is lost. All ranks start again, once."""
 
 
 def _attempt(state_dict: Any, target: _where.Target, o: _Options, g: _group.Group, client: Optional[Client],
@@ -227,6 +242,7 @@ class _Snapshot:
     def take(self, c: Optional[Client], g: _group.Group) -> _session.Session:
         session: Optional[_session.Session] = None
         failure: Optional[BaseException] = None
+        lost: Optional[str] = None
         written = False
         try:
             session = _session.join(c or _daemon.client_at(str(self.first.url)), g, self.o.slots, self.first.state_dict)
@@ -235,22 +251,30 @@ class _Snapshot:
             written = True
             if self._early is not None:
                 self.job = self._early.job()
+        except _ring.Lost as e:
+            lost = e.message
         except Exception as e:
             failure = e
+            if isinstance(e, errors.NotSealed) and self.streams:  # another rank has given up, before there was a job
+                failure, lost = None, e.message
             if isinstance(e, errors.NotFound) and e.code == "not_found" and not written:  # else it is the storage
                 failure = _Stale(e.message)
         except BaseException:  # a signal's
             self._give_up(session)
             raise
+        if (failure is not None or lost is not None) and self.streams:
+            self._give_up(session)  # at once: others wait for room in their rings
         try:
-            told = g.agree((None if self.job is None else dict(self.job), self.again), failure)
+            told = g.agree((None if self.job is None else dict(self.job), self.again, lost), failure)
+            if any(x[2] is not None for x in told):
+                self._lose(g, next(x[2] for x in told if x[2] is not None))
         except BaseException as e:
             self._give_up(session, isinstance(e, Exception))
             if session is not None and isinstance(e, _Stale):
                 _session.discard(session)
             raise
         assert session is not None
-        self.job, self.again = None if told[0][0] is None else Job(told[0][0]), any(a for _, a in told)
+        self.job, self.again = None if told[0][0] is None else Job(told[0][0]), any(x[1] for x in told)
         return session
 
     def _give_up(self, session: Optional[_session.Session], wait: bool = False) -> None:
@@ -272,12 +296,15 @@ class _Snapshot:
             options, more = _job_options(first, o)
             wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": options,
                              "labels": dict(o.labels), **more}}
+        ring = self.streams and session.client.rings and layout.data_bytes > _copy.step()
         while True:
-            slot = session.reserve(_early.room_for(size), first.generation, o.when_busy, lambda: log.warning(
-                "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, first.target), not self.streams)
-            self._submit_early(session)
             try:
-                self._fill(session, slot, layout, header, size)
+                if ring and self._through_ring(session, layout, header, size):
+                    return
+                ring = False  # a daemon of before
+                slot = self._reserve(session, size)
+                self._submit_early(session)
+                _tensors.copy_out(d, session.fill(slot, layout, header), slot.into)
                 session.client.state_dicts.seal(session.name, session.rank, first.generation, size, wish)
                 return
             except errors.RequestRefused as e:
@@ -285,13 +312,56 @@ class _Snapshot:
                     raise  # else the daemon was restarted since, and a reservation need not outlive that: once more
                 self.again = True
 
-    def _fill(self, session: _session.Session, slot: _session.Slot, layout: Layout, header: bytes, size: int) -> None:
-        views = session.fill(slot, layout, header)
-        told = None
-        if self.streams and layout.data_bytes > _copy.step():
-            filling = _early.announce(session.client, session.name, session.rank, self.first.generation, slot.segment, len(header), size)
-            told = filling.told if filling is not None else None
-        _tensors.copy_out(self.d, views, told, slot.into)
+    def _reserve(self, session: _session.Session, size: int) -> _session.Slot:
+        o = self.o
+        return session.reserve(size, self.first.generation, o.when_busy, lambda: log.warning(
+            "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, self.first.target), not self.streams)
+
+    def _through_ring(self, session: _session.Session, layout: Layout, header: bytes, size: int) -> bool:
+        """False: this daemon knows no rings."""
+        dicts, generation = session.client.state_dicts, self.first.generation
+        place = {"offset": _ring.place(len(header)), "bytes": _ring.size_for(size)}
+        slot = self._reserve(session, place["offset"] + place["bytes"] + image.PAGE)
+        views = session.fill_ring(slot, layout, header, place["offset"], place["bytes"])
+        assert views.ring is not None
+        views.ring.begin(len(header), lambda: self._ask(session))
+        try:
+            dicts.fill(session.name, session.rank, generation, size, place)
+        except errors.DcpdError as e:
+            if not _early.refused(e, "ring") and not _early.refused(e, "filling"):
+                raise _lost(e)
+            session.client.rings = False
+            return False
+        self._submit_early(session)
+        _tensors.copy_out(self.d, views)
+        try:
+            dicts.seal(session.name, session.rank, generation, size, ring=place)
+        except errors.DcpdError as e:
+            raise _lost(e)
+        return True
+
+    def _ask(self, session: _session.Session) -> None:
+        """There is no room in the ring: is it still read?"""
+        try:
+            if self._early is not None:
+                self._early.check()
+            session.client.state_dicts.renew(session.name, session.rank, self.first.generation)
+        except errors.DcpdError as e:
+            raise _lost(e)
+
+    def _lose(self, g: _group.Group, why: str) -> None:
+        """A rank has lost its ring, and none knows of another fault: the job may. Raises on all ranks the same."""
+        failure: Optional[BaseException] = None
+        if self._early is not None:
+            try:
+                self._early.end()
+                self._early.check()
+            except errors.JobCancelled:
+                pass  # by this rank, just now
+            except Exception as e:
+                failure = e if getattr(e, "code", "") not in ("ring_lost", "not_sealed") else None
+        g.told(None, failure)
+        raise _Stale(why)
 
     def _submit_early(self, session: _session.Session) -> None:
         """A single rank that goes on after its copy asks afterwards: a second thread would cost it more than it gains."""
@@ -302,6 +372,10 @@ class _Snapshot:
             self._early = _early.Early(c, lambda: _create_job(session, first, self.o, await_seal=True, timeout_s=_early.TIMEOUT_SECONDS))
         except RuntimeError:  # the interpreter is ending, and starts no thread any more
             pass
+
+
+def _lost(e: errors.DcpdError) -> errors.DcpdError:
+    return _ring.Lost(e.message, code=e.code) if _ring.lost(e) else e
 
 
 def _check_meta(d: _tensors.Described, layout: Layout) -> None:

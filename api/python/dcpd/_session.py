@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import _copy, _tensors, errors, image
+from . import _copy, _ring, _tensors, errors, image
 from .client import Client
 from ._group import Group
 from ._http import Transport
@@ -30,6 +30,7 @@ class Slot:
         self.into: Optional[_copy.Into] = None  # if its pages were new and not touched
         self.views: Optional[_tensors.Views] = None
         self.header: Optional[bytes] = None
+        self.ring: Optional[_ring.Ring] = None
 
 
 class Session:
@@ -102,17 +103,29 @@ class Session:
         slot = self.mapped.pop(name, None)
         if slot is None:
             return
-        slot.views = None
+        slot.views = slot.ring = None
         slot.segment.close()
 
     def fill(self, slot: Slot, layout: image.Layout, header: bytes) -> _tensors.Views:
         """Header into the slot; the views of its tensors."""
-        if slot.views is None or slot.views.layout is not layout or slot.views._begin != len(header):
-            slot.views = _tensors.Views(slot.segment.map, len(header), layout)
+        return self._views(slot, layout, header, None, slot.segment.map)
+
+    def fill_ring(self, slot: Slot, layout: image.Layout, header: bytes, offset: int, size: int) -> _tensors.Views:
+        """The same, where the tensors go through a ring."""
+        ring = slot.ring
+        if ring is None or (ring.offset, ring.size) != (offset, size):
+            ring = slot.ring = _ring.Ring(slot.segment, offset, size)
+        return self._views(slot, layout, header, ring, ring.buffer)
+
+    @staticmethod
+    def _views(slot: Slot, layout: image.Layout, header: bytes, ring: Optional[_ring.Ring], buffer: Any) -> _tensors.Views:
+        v = slot.views
+        if v is None or v.layout is not layout or v._begin != len(header) or v.ring is not ring:
+            v = slot.views = _tensors.Views(buffer, len(header), layout, ring)
         if slot.header != header:
             slot.segment.map[:len(header)] = header
             slot.header = header
-        return slot.views
+        return v
 
     def release(self, generation: int) -> None:
         """Ends this rank's hold on a generation. A state dict that is gone already is no error."""

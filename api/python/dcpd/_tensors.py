@@ -9,9 +9,9 @@ import bisect
 import gc
 import itertools
 import sys
-from typing import Any, Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _copy, _dtypes, _outline, _tree, errors, image
+from . import _copy, _dtypes, _outline, _ring, _tree, errors, image
 from .image import ChunkSpec, Layout, Outer
 
 Range = Tuple[int, int]
@@ -367,19 +367,19 @@ BIG = 1 << 20  # from here on a tensor is worth a call of its own
 class Views:
     """The chunks of a layout in one mapped segment, as tensors and arrays; made once per slot and structure."""
 
-    def __init__(self, buffer: Any, data_begin: int, layout: Layout) -> None:
-        self.layout, self._buffer, self._begin = layout, buffer, data_begin
+    def __init__(self, buffer: Any, data_begin: int, layout: Layout, ring: Optional[_ring.Ring] = None) -> None:
+        """ring: the image goes through it, and buffer is the ring's."""
+        self.layout, self._buffer, self._begin, self.ring = layout, buffer, data_begin, ring
         self._torch: Dict[int, Any] = {}
         self._numpy: Dict[int, Any] = {}
         self._base: Any = None
         self._address: Optional[int] = None
-        self._plans: Dict[bool, _Plan] = {}
+        self._plan: Optional[_Plan] = None
 
-    def plan(self, d: Described, in_order: bool = False) -> "_Plan":
-        p = self._plans.get(in_order)
-        if p is None or p.outline is not d.outline:
-            p = self._plans[in_order] = _Plan(d, self, in_order)
-        return p
+    def plan(self, d: Described) -> "_Plan":
+        if self._plan is None or self._plan.outline is not d.outline:
+            self._plan = _Plan(d, self)
+        return self._plan
 
     @property
     def address(self) -> int:
@@ -393,13 +393,21 @@ class Views:
         return self._begin + self.layout.data_bytes
 
     def at(self, i: int) -> int:
-        """Where chunk i begins, from the start of the buffer."""
+        """Where chunk i begins, from the start of the image."""
         return self._begin + self.layout.positions[i]
+
+    def place(self, i: int) -> int:
+        """The same, from the start of the buffer."""
+        return self.at(i) if self.ring is None else self.at(i) % self.ring.size
+
+    def block(self, i: int, frm: int, nbytes: int) -> _copy.Block:
+        """A copy of chunk i from plain memory: in a ring, copy_in_order says where to."""
+        return (self.at(i) if self.ring is not None else self.address + self.at(i)), frm, nbytes
 
     def torch(self, i: int) -> Any:
         v = self._torch.get(i)
         if v is None:
-            v = self._torch[i] = torch_view(self._all(), self.layout.chunks[i], self.at(i))
+            v = self._torch[i] = torch_view(self._all(), self.layout.chunks[i], self.place(i))
         return v
 
     def _all(self) -> Any:
@@ -410,13 +418,18 @@ class Views:
     def numpy(self, i: int) -> Any:
         v = self._numpy.get(i)
         if v is None:
-            v = self._numpy[i] = numpy_view(self._buffer, self.layout.chunks[i], self.at(i))
+            v = self._numpy[i] = numpy_view(self._buffer, self.layout.chunks[i], self.place(i))
         return v
 
     def raw(self, i: int) -> Any:
         """The bytes of chunk i as a flat torch tensor."""
-        at = self.at(i)
+        at = self.place(i)
         return self._all()[at:at + self.layout.chunks[i].nbytes]
+
+    def piece(self, at: int, spec: ChunkSpec) -> Any:
+        """A box of the image that lies in the ring, from the image's byte `at` on."""
+        assert self.ring is not None
+        return torch_view(self._all(), spec, at % self.ring.size)
 
 
 def torch_view(base: Any, spec: ChunkSpec, at: int) -> Any:
@@ -485,27 +498,28 @@ class _Plan:
     """How the chunks of an outline come into one slot: small flat ones in a batch, large ones in blocks by several threads, and those
     that are strided, cast, or on a device by torch; all of them at once, or, in order, some megabytes after the other."""
 
-    def __init__(self, d: Described, v: Views, in_order: bool) -> None:
+    def __init__(self, d: Described, v: Views) -> None:
         self.outline = d.outline
         assert d.outline is not None
-        ranges = v.layout.ranges(_copy.step()) if in_order else [range(len(v.layout.chunks))]
+        ranges = v.layout.ranges(v.ring.step) if v.ring is not None else [range(len(v.layout.chunks))]
         flat, rest = d.outline.flat, d.outline.rest
-        order: Sequence[int] = sorted(range(len(flat)), key=flat.__getitem__) if in_order else range(len(flat))
+        order: Sequence[int] = sorted(range(len(flat)), key=flat.__getitem__) if v.ring is not None else range(len(flat))
         at = [flat[k] for k in order]
         self._parts: List[_Part] = []
         for r in ranges:
-            mine = order[bisect.bisect_left(at, r.start):bisect.bisect_left(at, r.stop)] if in_order else order
+            mine = order[bisect.bisect_left(at, r.start):bisect.bisect_left(at, r.stop)] if v.ring is not None else order
             self._parts.append(_Part(d, v, r, mine, rest[bisect.bisect_left(rest, r.start):bisect.bisect_left(rest, r.stop)]))
 
-    def run(self, d: Described, v: Views, told: Optional[_copy.Told], into: Optional[_copy.Into]) -> None:
+    def run(self, d: Described, v: Views, into: Optional[_copy.Into]) -> None:
         new = into is not None and into.new
         with _copy.way(into) as way:
             for p in self._parts:
-                p.run(d, v, told, way, new)
+                p.run(d, v, way, new)
 
 
 class _Part:
-    """The chunks `r` of a plan: of those that are flat the numbers in outline.flat, and the rest."""
+    """The chunks `r` of a plan: of those that are flat the numbers in outline.flat, and the rest. Of a ring: no more than a step, or one
+    chunk that is larger."""
 
     def __init__(self, d: Described, v: Views, r: range, flat: Sequence[int], rest: Sequence[int]) -> None:
         assert d.outline is not None
@@ -513,32 +527,35 @@ class _Part:
         base = v.address if flat else 0
         small = [k for k in flat if sizes[chunk[k]] <= _copy.SMALL]
         self._small = None if isinstance(flat, range) and len(small) == len(chunk) else small
-        self._batch = _copy.Batch([base + v.at(chunk[k]) for k in small], [sizes[chunk[k]] for k in small])
-        self._large = [(k, base + v.at(chunk[k]), sizes[chunk[k]]) for k in flat if sizes[chunk[k]] > _copy.SMALL]
+        self._batch = _copy.Batch([base + v.place(chunk[k]) for k in small], [sizes[chunk[k]] for k in small])
+        self._large = [(k, *v.block(chunk[k], 0, sizes[chunk[k]])) for k in flat if sizes[chunk[k]] > _copy.SMALL]
         rest = [c for c in rest if sizes[c]]
         tensor_type = torch.Tensor if (torch := torch_module()) is not None else ()
-        bulk = [c for c in rest if isinstance(d.sources[c], tensor_type) and not (sizes[c] >= BIG and d.sources[c].is_cpu)]
+        most = v.ring.step if v.ring is not None else v.end
+        bulk = [c for c in rest if isinstance(d.sources[c], tensor_type) and not (sizes[c] >= BIG and d.sources[c].is_cpu)
+                and sizes[c] <= most]
         chosen = frozenset(bulk)
         self._bulk, self._views = bulk, [v.torch(c) for c in bulk]
         self._single = [c for c in rest if c not in chosen]
         self._begin, self._end = v.at(r.start) if r else v.end, v.at(r.stop) if r.stop < len(sizes) else v.end
-        self._scattered = 2 * sum([n for _, _, n in self._large]) < self._end - self._begin
+        self._scattered = 2 * sum([n for _, _, _, n in self._large]) < self._end - self._begin
 
-    def run(self, d: Described, v: Views, told: Optional[_copy.Told], way: _copy.Way, new: bool) -> None:
-        at = d.addresses
+    def run(self, d: Described, v: Views, way: _copy.Way, new: bool) -> None:
+        at, ring = d.addresses, v.ring
+        if ring is not None and self._end - self._begin <= ring.step:
+            ring.room(self._end)
         if new and self._scattered:
             _copy.populate(v.address + self._begin, self._end - self._begin)
         self._batch.run(at if self._small is None else [at[k] for k in self._small])
         _bulk_out(torch_module(), self._views, [d.sources[c] for c in self._bulk])
         if self._single:
             _move(d, v, True, only=self._single, way=way)
-        blocks = [(to, at[k], n) for k, to, n in self._large]
-        if told is None:
+        blocks = [(to, at[k], n) for k, to, _, n in self._large]
+        if ring is None:
             _copy.copy(blocks, None, way)
         else:
-            base = v.address
-            _copy.copy_in_order(blocks, lambda to: told(to - base), way)
-            told(self._end)
+            _copy.copy_in_order(blocks, ring, way)
+            ring.told(self._end)
 
 
 def _is_freed(t: Any) -> bool:
@@ -565,19 +582,21 @@ def _all_memory(d: Described) -> bool:
     return True
 
 
-def copy_out(d: Described, v: Views, told: Optional[_copy.Told] = None, into: Optional[_copy.Into] = None) -> None:
-    """Tensors → segment. told: is called again and again with the bytes, from the segment's start, that are there for good. into: the
-    segment, if its pages are new."""
+def copy_out(d: Described, v: Views, into: Optional[_copy.Into] = None) -> None:
+    """Tensors → segment, or ring. into: the segment, if its pages are new."""
     if d.outline is not None and _all_memory(d):
-        v.plan(d, told is not None).run(d, v, told, into)
+        v.plan(d).run(d, v, into)
         return
-    with _copy.way(into) as way:
-        if told is None:
+    if v.ring is None:
+        with _copy.way(into) as way:
             _move(d, v, True, way=way)
-            return
-        for r in v.layout.ranges(_copy.step()):
-            _move(d, v, True, only=r, way=way, told=told)
-            told(v.at(r.stop) if r.stop < len(d.sources) else v.end)
+        return
+    for r in v.layout.ranges(v.ring.step):
+        end = v.at(r.stop) if r.stop < len(d.sources) else v.end
+        if end - v.at(r.start) <= v.ring.step:
+            v.ring.room(end)
+        _move(d, v, True, only=r)
+        v.ring.told(end)
 
 
 def copy_in(d: Described, v: Views, skip: Callable[[str], bool]) -> None:
@@ -586,12 +605,14 @@ def copy_in(d: Described, v: Views, skip: Callable[[str], bool]) -> None:
 
 
 def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None, only: Optional[Sequence[int]] = None,
-          way: Optional[_copy.Way] = None, told: Optional[_copy.Told] = None) -> None:
+          way: Optional[_copy.Way] = None) -> None:
     torch, np = torch_module(), numpy_module()
-    chunks, base = v.layout.chunks, v.address if v.layout.data_bytes else 0
+    chunks, base, ring = v.layout.chunks, v.address if v.layout.data_bytes else 0, v.ring
     blocks: List[_copy.Block] = []
     ours: List[Any] = []
     theirs: List[Any] = []
+    keep: List[Any] = []
+    least = BIG if ring is None else min(BIG, ring.step)
     tensor_type = torch.Tensor if torch is not None else ()
     for i in range(len(d.sources)) if only is None else only:
         t, n = d.sources[i], v.layout.sizes[i]
@@ -601,12 +622,18 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
             if _is_freed(t):
                 raise errors.StateDictMismatch(f"{chunks[i].fqn}: the tensor's storage was freed", fqn=chunks[i].fqn)
             if _plain_cpu(t, n):
-                blocks.append((base + v.at(i), t.data_ptr(), n) if out else (t.data_ptr(), base + v.at(i), n))
-                continue
-            ours.append(v.torch(i))
-            theirs.append(t)
-        elif t.nbytes >= BIG and t.flags.c_contiguous and t.dtype.isnative:
-            blocks.append((base + v.at(i), t.ctypes.data, t.nbytes) if out else (t.ctypes.data, base + v.at(i), t.nbytes))
+                blocks.append(v.block(i, t.data_ptr(), n) if out else (t.data_ptr(), base + v.at(i), n))
+            elif ring is not None and n > ring.step:
+                _pieces_out(v, ring, i, t)
+            else:
+                ours.append(v.torch(i))
+                theirs.append(t)
+            continue
+        if ring is not None and n > ring.step and not (t.flags.c_contiguous and t.dtype.isnative):
+            t = np.ascontiguousarray(t, t.dtype.newbyteorder("="))
+            keep.append(t)
+        if t.nbytes >= least and t.flags.c_contiguous and t.dtype.isnative:
+            blocks.append(v.block(i, t.ctypes.data, t.nbytes) if out else (t.ctypes.data, base + v.at(i), t.nbytes))
         elif out:
             np.copyto(v.numpy(i), t, casting="no" if t.dtype.isnative else "equiv")
         else:
@@ -616,10 +643,34 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
     elif ours:
         with torch.no_grad():
             _bulk(torch, theirs, ours)
-    if told is None:
+    if ring is None:
         _copy.copy(blocks, None, way or _copy._run)
     else:
-        _copy.copy_in_order(blocks, lambda to: told(to - base), way or _copy._run)
+        _copy.copy_in_order(blocks, ring, way or _copy._run)
+
+
+def _pieces_out(v: Views, ring: _ring.Ring, i: int, t: Any) -> None:
+    """A strided tensor, or one of a device, that is larger than a step of its ring: some rows after the other."""
+    spec, at = v.layout.chunks[i], v.at(i)
+    for part in _rows(t, ring.step):
+        one = spec._replace(sizes=tuple(part.shape), outer=None)
+        ring.room(at + one.nbytes)
+        _bulk_out(torch_module(), [v.piece(at, one)], [part])
+        at += one.nbytes
+        ring.told(at)
+
+
+def _rows(t: Any, most: int) -> Iterator[Any]:
+    """A tensor in C order, cut along its first dims, in parts of at most so many bytes."""
+    n = t.shape[0] if t.dim() else 1
+    row = t.numel() // n * t.element_size()
+    if n == 1 and t.dim() > 1 or row > most:
+        for i in range(n):
+            yield from _rows(t[i], most)
+        return
+    rows = max(1, most // row)
+    for i in range(0, n, rows):
+        yield t.narrow(0, i, min(rows, n - i)) if t.dim() else t
 
 
 def _bulk_out(torch: Any, views: List[Any], sources: List[Any]) -> None:

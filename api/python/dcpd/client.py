@@ -272,26 +272,33 @@ class StateDicts(_Resource):
                                     timeout=self._t.timeout + (wait or 0)))
 
     def seal(self, name: str, rank: int, generation: int, image_bytes: int,
-             on_owner_death: Optional[Mapping[str, Any]] = None) -> None:
-        """From here on the slot is left alone, and outlives this process. on_owner_death: what becomes of this generation when all its
-        owners die before a job has saved it: {"save": {"storage", "name", "options", "labels"}} or {"drop": True}."""
+             on_owner_death: Optional[Mapping[str, Any]] = None, ring: Optional[Mapping[str, int]] = None) -> None:
+        """From here on the slot is left alone, and outlives this process; or, through a ring, all has been put in.
+        on_owner_death: what becomes of this generation when all its owners die before a job has saved it:
+        {"save": {"storage", "name", "options", "labels"}} or {"drop": True}."""
         body: Dict[str, Any] = {"generation": generation, "image_bytes": image_bytes}
         if on_owner_death is not None:
             body["on_owner_death"] = dict(on_owner_death)
+        if ring:
+            body["ring"] = dict(ring)
         self._t.request("POST", self._path(name, f"/ranks/{rank}:seal"), body, idempotent=True)
 
-    def fill(self, name: str, rank: int, generation: int, image_bytes: int) -> None:
+    def fill(self, name: str, rank: int, generation: int, image_bytes: int, ring: Optional[Mapping[str, int]] = None) -> None:
         """The image's header is there, and its length will not change: a save that awaits the seal may write what is there already. How
-        many bytes that is says a little-endian u64 in the page behind the image (api/image.md)."""
+        many bytes that is says a little-endian u64 in the page behind the image, or behind the ring ({"offset", "bytes"}) that the image
+        goes through (api/image.md)."""
         self._t.request("POST", self._path(name, f"/ranks/{rank}:seal"),
-                        {"generation": generation, "image_bytes": image_bytes, "filling": True}, idempotent=True)
+                        {"generation": generation, "image_bytes": image_bytes, "filling": True, **({"ring": dict(ring)} if ring else {})},
+                        idempotent=True)
 
     def release(self, name: str, rank: int, generation: int) -> None:
         """The slot is free, once no job uses it."""
         self._t.request("POST", self._path(name, f"/ranks/{rank}:release"), {"generation": generation}, idempotent=True)
 
-    def renew(self, name: str, rank: int) -> None:
-        self._t.request("POST", self._path(name, f"/ranks/{rank}:renew"), idempotent=True)
+    def renew(self, name: str, rank: int, generation: Optional[int] = None) -> None:
+        """generation: asks whether it is still awaited, too; RequestRefused ("ring_lost") if nobody reads its ring any more."""
+        self._t.request("POST", self._path(name, f"/ranks/{rank}:renew"), None if generation is None else {"generation": generation},
+                        idempotent=True)
 
 
 class Storages(_Resource):
@@ -324,7 +331,7 @@ class Client:
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
         self.transforms = Transforms(transport)
         self._caps: Optional[Dict[str, Any]] = None
-        self.early = self.filling = True  # until this daemon refuses: see _early.py
+        self.early = self.rings = True  # until this daemon refuses: see _early.py, _ring.py
 
     @property
     def url(self) -> str:
