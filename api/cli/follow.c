@@ -10,6 +10,7 @@
 
 #include "api/cli/show.h"
 #include "base/clock.h"
+#include "base/jval.h"
 
 enum { BAR_MS = 200, LINES_MS = 1000, LINE_EVERY_MS = 5000, PATIENCE_MS = 30000, BAR_WIDTH = 24 };
 
@@ -59,7 +60,19 @@ int follow_failed(const struct client *c, enum err e)
 	return follow_exit_code(c, e);
 }
 
-FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms, struct answer *out)
+int follow_show(struct client *c, struct buf *path, bool json, void (*print)(const json_t *doc))
+{
+	CLEANUP(client_drop) struct answer got = { 0 };
+	enum err e = client_get_at(c, path, &got);
+
+	if (e)
+		return follow_failed(c, e);
+	(json ? show_json : print)(got.json);
+	return EXIT_DONE;
+}
+
+/* Fetches a job's record once. */
+static FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms, struct answer *out)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 
@@ -193,9 +206,9 @@ static bool ask_cancel(struct view *v, const char *id)
 
 static int interrupted(struct client *c, struct view *v, const char *id)
 {
-	struct answer a = { 0 };
+	CLEANUP(jval_drop) json_t *nothing = json_object();
+	CLEANUP(client_drop) struct answer a = { 0 };
 	char path[128];
-	enum err e;
 
 	if (!ask_cancel(v, id)) {
 		fprintf(stderr, "job %s is left running: dcpctl job %s --follow\n", id, id);
@@ -203,10 +216,7 @@ static int interrupted(struct client *c, struct view *v, const char *id)
 	}
 	client_stop = 0;
 	snprintf(path, sizeof path, "/v1/jobs/%.64s:cancel", id);
-	json_t *nothing = json_object();
-	e = client_call(c, "POST", path, nothing, &a);
-	json_decref(nothing);
-	client_drop(&a);
+	enum err e = client_call(c, "POST", path, nothing, &a);
 	return e ? follow_failed(c, e) : -1;
 }
 
@@ -316,7 +326,7 @@ static void print_diff(const json_t *result)
 	static const char *const moved[] = { "MOVED=path", "DTYPE=dtype", "SHAPE=shape:dims", "REL L2=rel_l2", "COSINE=cosine",
 					     "MAX ABS=max_abs", "CHANGED=count", "OF=elements", "BITS=bits_changed",
 					     "NAN/INF=not_finite", NULL };
-	json_t *other = structure_of(show_at(result, "differences"));
+	CLEANUP(jval_drop) json_t *other = structure_of(show_at(result, "differences"));
 	double changed = show_number(result, "totals.tensors.changed");
 
 	if (json_is_true(show_at(result, "equal")))
@@ -330,7 +340,6 @@ static void print_diff(const json_t *result)
 		       show_number(result, "totals.tensors.added"), show_number(result, "totals.tensors.removed"),
 		       show_number(result, "totals.tensors.reshaped"), show_number(result, "totals.tensors.retyped"));
 	print_unchanged(result);
-	json_decref(other);
 }
 
 static void print_stats(const json_t *result)

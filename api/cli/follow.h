@@ -15,8 +15,8 @@ struct follow {
 int follow_job(struct client *c, const char *id, const struct follow *f);
 /* Prints the latest error and gives its exit code. */
 int follow_failed(const struct client *c, enum err e);
-/* Fetches a job's record once. */
-FALLIBLE enum err follow_get(struct client *c, const char *id, unsigned wait_ms, struct answer *out);
+/* GETs the path and prints the answer: whole as JSON, or by `print`. The exit code. */
+int follow_show(struct client *c, struct buf *path, bool json, void (*print)(const json_t *doc));
 /* Says on stderr which layout rules of a result or plan took nothing, and how many tensors went past one. */
 void follow_warn_of_rules(const json_t *result);
 void follow_catch_interrupts(void);

@@ -70,7 +70,7 @@ static int send_job(struct client *c, const struct args *a, const json_t *doc)
 {
 	bool dry_run = args_flag(a, "dry-run");
 	struct follow f = { 0 };
-	struct answer got = { 0 };
+	CLEANUP(client_drop) struct answer got = { 0 };
 	enum err e = read_timeout(a, &f);
 	char id[64];
 
@@ -83,7 +83,6 @@ static int send_job(struct client *c, const struct args *a, const json_t *doc)
 		show_json(got.json);
 	else if (args_flag(a, "detach"))
 		puts(id);
-	client_drop(&got);
 	if (dry_run || args_flag(a, "detach"))
 		return EXIT_DONE;
 	follow_catch_interrupts();
@@ -92,12 +91,10 @@ static int send_job(struct client *c, const struct args *a, const json_t *doc)
 
 int jobs_submit(const struct command *self, struct client *c, const struct args *a)
 {
-	json_t *doc = json_object();
+	CLEANUP(jval_drop) json_t *doc = json_object();
 	enum err e = doc ? build(self, c, a, doc) : ERR(NO_MEMORY, "cannot build the request");
-	int code = e ? follow_failed(c, e) : send_job(c, a, doc);
 
-	json_decref(doc);
-	return code;
+	return e ? follow_failed(c, e) : send_job(c, a, doc);
 }
 
 static void print_check(const char *ref, const json_t *plan)
@@ -124,13 +121,12 @@ static void print_check(const char *ref, const json_t *plan)
 /* Can this checkpoint be loaded in that layout, or into that state dict? A dry run of a load says it, and all that does not fit. */
 int jobs_check(const struct command *self, struct client *c, const struct args *a)
 {
-	json_t *doc = json_object();
-	struct answer got = { 0 };
+	CLEANUP(jval_drop) json_t *doc = json_object();
+	CLEANUP(client_drop) struct answer got = { 0 };
 	enum err e = doc ? build(self, c, a, doc) : ERR(NO_MEMORY, "cannot build the request");
 
 	if (e == OK)
 		e = client_call(c, "POST", "/v1/jobs?dry_run=true", doc, &got);
-	json_decref(doc);
 	if (e)
 		return follow_failed(c, e);
 	bool loads = json_is_true(json_object_get(got.json, "loads"));
@@ -138,30 +134,26 @@ int jobs_check(const struct command *self, struct client *c, const struct args *
 		show_json(got.json);
 	else
 		print_check(a->words[0], got.json);
-	client_drop(&got);
 	return loads ? EXIT_DONE : EXIT_DIFFERS;
 }
 
-int jobs_list(const struct command *, struct client *c, const struct args *a)
+static void print_jobs(const json_t *page)
 {
 	static const char *const columns[] = { "ID=id", "KIND=kind", "STATE=state", "STAGE=stage", "SOURCE=source|a:ref",
 					       "TARGET=target|b:ref", "DONE=progress.bytes_done:bytes",
 					       "TOTAL=progress.bytes_total:bytes", "CREATED=created_at", NULL };
+
+	show_table(json_object_get(page, "jobs"), columns);
+}
+
+int jobs_list(const struct command *, struct client *c, const struct args *a)
+{
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
 	const char *count = args_value(a, "limit");
-	struct answer got = { 0 };
 
 	client_put(&path, "/v1/jobs?page_size=%", count ? count : "50");
 	client_put(&path, "&filter=%", args_value(a, "filter"));
-	enum err e = client_get_at(c, &path, &got);
-	if (e)
-		return follow_failed(c, e);
-	if (args_flag(a, "json"))
-		show_json(got.json);
-	else
-		show_table(json_object_get(got.json, "jobs"), columns);
-	client_drop(&got);
-	return EXIT_DONE;
+	return follow_show(c, &path, args_flag(a, "json"), print_jobs);
 }
 
 static void print_job(const json_t *job)
@@ -191,8 +183,8 @@ static void print_job(const json_t *job)
 
 int jobs_one(const struct command *, struct client *c, const struct args *a)
 {
+	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 	struct follow f = { 0 };
-	struct answer got = { 0 };
 	enum err e = read_timeout(a, &f);
 
 	if (e)
@@ -201,43 +193,34 @@ int jobs_one(const struct command *, struct client *c, const struct args *a)
 		follow_catch_interrupts();
 		return follow_job(c, a->words[0], &f);
 	}
-	e = follow_get(c, a->words[0], 0, &got);
-	if (e)
-		return follow_failed(c, e);
-	if (f.json)
-		show_json(got.json);
-	else
-		print_job(got.json);
-	client_drop(&got);
-	return EXIT_DONE;
+	client_put(&path, "/v1/jobs/%", a->words[0]);
+	return follow_show(c, &path, f.json, print_job);
 }
 
 int jobs_act(const struct command *self, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
-	struct answer got = { 0 };
-	json_t *nothing = json_object();
+	CLEANUP(client_drop) struct answer got = { 0 };
+	CLEANUP(jval_drop) json_t *nothing = json_object();
 	enum err e;
 
 	client_put(&path, "/v1/jobs/%:%", a->words[0], self->name);
 	e = client_end(&path);
 	if (e == OK)
 		e = client_call(c, "POST", (char *)path.p, nothing, &got);
-	json_decref(nothing);
 	if (e)
 		return follow_failed(c, e);
 	if (args_flag(a, "json"))
 		show_json(got.json);
 	else
 		printf("%s %s\n", show_text(got.json, "id"), show_text(got.json, "state"));
-	client_drop(&got);
 	return EXIT_DONE;
 }
 
 static bool print_event(void *user, const char *line)
 {
 	const bool *json = user;
-	json_t *e = json_loads(line, 0, NULL);
+	CLEANUP(jval_drop) json_t *e = json_loads(line, 0, NULL);
 
 	if (*json) {
 		puts(line);
@@ -246,7 +229,6 @@ static bool print_event(void *user, const char *line)
 		(void)json_dumpf(json_object_get(e, "data"), stdout, JSON_COMPACT);
 		putchar('\n');
 	}
-	json_decref(e);
 	return fflush(stdout) == 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "api/cli/commands.h"
 #include "api/cli/show.h"
+#include "base/jval.h"
 #include "base/mem.h"
 
 enum { PAGE = 1000 };
@@ -39,7 +40,7 @@ static FALLIBLE enum err get_all(struct client *c, const char *path, const char 
 
 	do {
 		CLEANUP(buf_free) struct buf url = BUF_INIT(16384);
-		struct answer a = { 0 };
+		CLEANUP(client_drop) struct answer a = { 0 };
 		buf_printf(&url, "%s%cpage_size=%d", path, strchr(path, '?') ? '&' : '?', PAGE);
 		client_put(&url, "&page_token=%", token);
 		TRY(client_get_at(c, &url, &a));
@@ -51,7 +52,6 @@ static FALLIBLE enum err get_all(struct client *c, const char *path, const char 
 		token = NULL;
 		if (show_text(a.json, "next_page_token")[0])
 			token = mem_strdup(show_text(a.json, "next_page_token"));
-		client_drop(&a);
 	} while (token);
 	return OK;
 }
@@ -82,17 +82,15 @@ static FALLIBLE enum err sort(json_t *all)
 
 static FALLIBLE enum err show_list(struct client *c, const char *path, const char *member, const char *const *columns, bool json)
 {
-	json_t *all = json_array();
-	enum err e = all ? get_all(c, path, member, all) : ERR(NO_MEMORY, "cannot list");
+	CLEANUP(jval_drop) json_t *all = json_array();
 
-	if (e == OK)
-		e = sort(all);
-	if (e == OK && json)
+	TRY(all ? get_all(c, path, member, all) : ERR(NO_MEMORY, "cannot list"));
+	TRY(sort(all));
+	if (json)
 		show_json(all);
-	else if (e == OK)
+	else
 		show_table(all, columns);
-	json_decref(all);
-	return e;
+	return OK;
 }
 
 /* "backends: shm, tcp; no cuda: …" and a line for each GPU. */
@@ -137,7 +135,8 @@ int look_status(const struct command *, struct client *c, const struct args *a)
 	static const char *const storages[] = { "STORAGE=name", "STATE=state", "FREE=free_bytes:bytes", "TOTAL=total_bytes:bytes",
 						"PATH=path", NULL };
 	static const char *const workers[] = { "WORKER=id", "PID=pid", "ROLE=role", "STATE=state", "JOB=job", NULL };
-	struct answer caps = { 0 }, ready = { 0 };
+	CLEANUP(client_drop) struct answer caps = { 0 };
+	CLEANUP(client_drop) struct answer ready = { 0 };
 	enum err e = client_get(c, "/v1/capabilities", &caps);
 	char x[32], y[32];
 
@@ -162,8 +161,6 @@ int look_status(const struct command *, struct client *c, const struct args *a)
 			e = show_list(c, "/v1/workers", "workers", workers, false);
 		}
 	}
-	client_drop(&caps);
-	client_drop(&ready);
 	return e ? follow_failed(c, e) : EXIT_DONE;
 }
 
@@ -213,28 +210,22 @@ static FALLIBLE enum err show_tensors(struct client *c, const char *ref, const c
 					       "CHUNKS=chunks:count", NULL };
 	static const char *const values[] = { "VALUE=fqn", "IS=value", "CLASS=opaque", NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
-	json_t *all = json_array(), *others = json_array(), *some = NULL;
-	enum err e = put_path(&path, ref, "/tensors");
+	CLEANUP(jval_drop) json_t *all = json_array();
+	CLEANUP(jval_drop) json_t *others = json_array();
 
-	if (e == OK)
-		e = get_all(c, (char *)path.p, "tensors", all);
-	if (e == OK && !json)
-		e = get_all(c, (char *)path.p, "values", others);
-	if (e == OK) {
-		some = matching(all, glob);
-		if (json)
-			show_json(some);
-		else if (json_array_size(some) > 0)
-			show_table(some, tensors);
-		json_decref(some);
-		some = matching(others, glob);
-		if (!json && json_array_size(some) > 0)
-			show_table(some, values);
-		json_decref(some);
-	}
-	json_decref(all);
-	json_decref(others);
-	return e;
+	TRY(put_path(&path, ref, "/tensors"));
+	TRY(get_all(c, (char *)path.p, "tensors", all));
+	if (!json)
+		TRY(get_all(c, (char *)path.p, "values", others));
+	CLEANUP(jval_drop) json_t *some = matching(all, glob);
+	CLEANUP(jval_drop) json_t *more = matching(others, glob);
+	if (json)
+		show_json(some);
+	else if (json_array_size(some) > 0)
+		show_table(some, tensors);
+	if (json_array_size(more) > 0)
+		show_table(more, values);
+	return OK;
 }
 
 /* "verified       damaged digest 2026-11-21T09:36:08.120Z, 3 damaged places, job 01J…" */
@@ -277,7 +268,8 @@ static void print_slots(const json_t *doc)
 {
 	static const char *const columns[] = { "RANK=rank", "SLOT=slot", "STATE=state", "GENERATION=generation",
 					       "SIZE=bytes:bytes", "SEGMENT=segment", "PROBLEM=problem.code", NULL };
-	json_t *rows = json_array(), *rank, *slot;
+	CLEANUP(jval_drop) json_t *rows = json_array();
+	json_t *rank, *slot;
 	size_t i, k;
 
 	json_array_foreach(json_object_get(doc, "ranks"), i, rank) {
@@ -290,39 +282,30 @@ static void print_slots(const json_t *doc)
 	}
 	if (json_array_size(rows) > 0)
 		show_table(rows, columns);
-	json_decref(rows);
+}
+
+static void print_one(const json_t *doc)
+{
+	print_members(doc);
+	print_slots(doc);
 }
 
 int look_show(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	const char *glob = args_value(a, "tensors");
-	struct answer got = { 0 };
-	enum err e;
+	bool json = args_flag(a, "json");
+	enum err e = glob ? show_tensors(c, a->words[0], glob, json) : put_path(&path, a->words[0], "");
 
-	if (glob) {
-		e = show_tensors(c, a->words[0], glob, args_flag(a, "json"));
-		return e ? follow_failed(c, e) : EXIT_DONE;
-	}
-	e = put_path(&path, a->words[0], "");
-	if (e == OK)
-		e = client_get(c, (char *)path.p, &got);
 	if (e)
 		return follow_failed(c, e);
-	if (args_flag(a, "json")) {
-		show_json(got.json);
-	} else {
-		print_members(got.json);
-		print_slots(got.json);
-	}
-	client_drop(&got);
-	return EXIT_DONE;
+	return glob ? EXIT_DONE : follow_show(c, &path, json, print_one);
 }
 
 /* On a terminal somebody may have mistyped a name: shows what would go, and asks. A script is not asked. */
 static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *path, bool *yes_out)
 {
-	struct answer got = { 0 };
+	CLEANUP(client_drop) struct answer got = { 0 };
 	char line[16], text[32];
 
 	*yes_out = true;
@@ -336,7 +319,6 @@ static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *p
 	if (show_text(got.json, "modified_at")[0])
 		fprintf(stderr, ", of %s", show_text(got.json, "modified_at"));
 	fputs(") for good? [y/N] ", stderr);
-	client_drop(&got);
 	*yes_out = fgets(line, sizeof line, stdin) && (line[0] == 'y' || line[0] == 'Y');
 	return OK;
 }
@@ -345,7 +327,7 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	struct follow f = { .json = args_flag(a, "json") };
-	struct answer got = { 0 };
+	CLEANUP(client_drop) struct answer got = { 0 };
 	bool yes = true;
 	char id[64];
 	enum err e = put_path(&path, a->words[0], "");
@@ -366,10 +348,8 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	if (got.status != 202) {
 		if (!f.json)
 			printf("%s is gone\n", a->words[0]);
-		client_drop(&got);
 		return EXIT_DONE;
 	}
-	client_drop(&got);
 	if (args_flag(a, "detach")) {
 		puts(id);
 		return EXIT_DONE;
@@ -378,20 +358,17 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	return follow_job(c, id, &f);
 }
 
-int look_transforms(const struct command *, struct client *c, const struct args *a)
+static void print_transforms(const json_t *doc)
 {
 	static const char *const columns[] = { "NAME=name", "DESCRIPTION=description", NULL };
+
+	show_table(json_object_get(doc, "transforms"), columns);
+}
+
+int look_transforms(const struct command *, struct client *c, const struct args *a)
+{
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
-	struct answer got = { 0 };
 
 	client_put(&path, a->word_count ? "/v1/transforms/%" : "/v1/transforms", a->words[0]);
-	enum err e = client_get_at(c, &path, &got);
-	if (e)
-		return follow_failed(c, e);
-	if (a->word_count || args_flag(a, "json"))
-		show_json(got.json);
-	else
-		show_table(json_object_get(got.json, "transforms"), columns);
-	client_drop(&got);
-	return EXIT_DONE;
+	return follow_show(c, &path, a->word_count || args_flag(a, "json"), print_transforms);
 }
