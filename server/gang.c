@@ -22,7 +22,6 @@
 #include "server/gang_rendezvous.h"
 #include "server/loop.h"
 #include "server/metrics.h"
-#include "server/parts.h"
 #include "server/storage.h"
 #include "server/worker.h"
 
@@ -37,7 +36,7 @@ struct member {
 
 struct gang {
 	struct gang *next;
-	struct server *server;
+	struct gangs *all;
 	enum gang_state state;
 	char key[GANG_ROOTS_MAX * 34];
 	bool network, device;
@@ -62,6 +61,7 @@ struct gang {
 };
 
 struct gangs {
+	struct gang_parts parts;
 	struct gang *first;
 	uint64_t dropped_frames;
 	bool noted, seccomp;
@@ -124,7 +124,7 @@ static void drop_run(struct gang *g)
 
 static void free_gang(struct gang *g)
 {
-	list_remove(&g->server->gangs->first, g);
+	list_remove(&g->all->first, g);
 	for (uint32_t i = 0; i < g->count; i++)
 		if (g->members[i].worker)
 			worker_disown(g->members[i].worker);
@@ -161,7 +161,7 @@ static void sweep_roots(const struct gang *g)
 
 	for (const char *p = g->key; *p; p += strcspn(p, ",") + 1) {
 		snprintf(name, sizeof name, "%.*s", (int)strcspn(p, "="), p);
-		g->server->hooks->storage_soiled(g->server, name);
+		g->all->parts.storage_soiled(g->all->parts.user, name);
 	}
 }
 
@@ -170,7 +170,7 @@ static void on_idle_over(void *user)
 	struct gang *g = user;
 
 	g->timer = NULL;
-	if (g->trash_ms > g->server->config->gang_idle_ms)
+	if (g->trash_ms > g->all->parts.config->gang_idle_ms)
 		sweep_roots(g);
 	free_gang(g);
 }
@@ -183,7 +183,7 @@ static void become_idle(struct gang *g)
 		g->members[i].asked = g->members[i].answered = false;
 		worker_set(g->members[i].worker, "idle", NULL);
 	}
-	loop_timer_start(g->server->loop, g->server->config->gang_idle_ms, on_idle_over, g, &g->timer);
+	loop_timer_start(g->all->parts.loop, g->all->parts.config->gang_idle_ms, on_idle_over, g, &g->timer);
 }
 
 /* ---- ending ---- */
@@ -207,7 +207,7 @@ static void become_ending(struct gang *g)
 			worker_set(g->members[i].worker, "ending", g->job);
 			worker_kill(g->members[i].worker, OK);
 		}
-	loop_timer_start(g->server->loop, ENDING_MS, on_ending_late, g, &g->timer);
+	loop_timer_start(g->all->parts.loop, ENDING_MS, on_ending_late, g, &g->timer);
 }
 
 void gang_abort(struct gang *g, enum err why)
@@ -230,7 +230,7 @@ static void on_worker_ended(struct worker *w, enum err e)
 	become_ending(g);
 	if (g->alive > 0)
 		return;
-	if ((g->lost || g->trash_ms > 0) && !g->server->draining)
+	if ((g->lost || g->trash_ms > 0) && !*g->all->parts.draining)
 		sweep_roots(g);
 	end_run(g, true);
 }
@@ -265,7 +265,7 @@ static void on_ready(struct worker *w, enum err e, const json_t *)
 {
 	struct gang *g = w->owner;
 
-	gang_note_worker(g->server->gangs, w);
+	gang_note_worker(g->all, w);
 	if (e) {
 		set_failed(g, e);
 		become_ending(g);
@@ -324,7 +324,7 @@ static void cancel_rest(struct gang *g)
 		if (g->members[i].asked && !g->members[i].answered)
 			worker_send(g->members[i].worker, FRAME_CANCEL, g->generation, NULL, NULL, 0);
 	if (!g->timer)
-		loop_timer_start(g->server->loop, CANCEL_MS, on_cancel_late, g, &g->timer);
+		loop_timer_start(g->all->parts.loop, CANCEL_MS, on_cancel_late, g, &g->timer);
 }
 
 static bool all_answered(const struct gang *g, uint32_t from)
@@ -417,7 +417,7 @@ static void on_rendezvous_late(void *user)
 	g->rendezvous_timer = NULL;
 	gang_rendezvous_drop(&g->meet);
 	set_failed(g, err_at_rank(ERR(PEER_TIMEOUT, "worker %jd did not join the group in %jd ms", (intmax_t)missing,
-				      (intmax_t)g->server->config->comm_deadline_ms), missing));
+				      (intmax_t)g->all->parts.config->comm_deadline_ms), missing));
 	cancel_rest(g);
 }
 
@@ -438,7 +438,7 @@ static void take_rendezvous(struct gang *g, struct worker *w, const json_t *body
 		return;
 	}
 	if (!all && first)
-		loop_timer_start(g->server->loop, g->server->config->comm_deadline_ms, on_rendezvous_late, g, &g->rendezvous_timer);
+		loop_timer_start(g->all->parts.loop, g->all->parts.config->comm_deadline_ms, on_rendezvous_late, g, &g->rendezvous_timer);
 	if (!all)
 		return;
 	loop_timer_stop(&g->rendezvous_timer);
@@ -452,12 +452,12 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	bool leads = w->index == 0;
 
 	if (f->type == FRAME_IO) {
-		storage_count_io(g->server->storages, body);
+		storage_count_io(g->all->parts.storages, body);
 		return;
 	}
 	if (g->state != GANG_BUSY || f->generation != g->generation) {
-		g->server->gangs->dropped_frames++;
-		metrics_add(g->server->metrics, "dcpd_stale_frames_total", "", 1);
+		g->all->dropped_frames++;
+		metrics_add(g->all->parts.metrics, "dcpd_stale_frames_total", "", 1);
 		return;
 	}
 	g->members[w->index].heard_ms = clock_service_ms();
@@ -502,42 +502,42 @@ static FALLIBLE enum err keep_fds(struct gang *g, const int *fds, uint32_t n)
 static FALLIBLE enum err start_workers(struct gang *g, const struct worker_root *roots, uint32_t root_count)
 {
 	struct worker_spec spec = { .role = "gang", .count = g->count, .roots = roots, .root_count = root_count,
-				    .memory_bytes = g->server->config->job_memory / g->count, .network = g->network,
+				    .memory_bytes = g->all->parts.config->job_memory / g->count, .network = g->network,
 				    .device = g->device, .ops = &worker_calls, .owner = g };
 
 	for (uint32_t i = 0; i < g->count; i++) {
 		spec.index = i;
-		TRY(worker_start(g->server->workers, &spec, &g->members[i].worker));
+		TRY(worker_start(g->all->parts.workers, &spec, &g->members[i].worker));
 		g->alive++;
 	}
 	return OK;
 }
 
-static FALLIBLE enum err new_gang(struct server *s, const char *key, const char *const *storages, uint32_t n,
+static FALLIBLE enum err new_gang(struct gangs *all, const char *key, const char *const *storages, uint32_t n,
 				  const struct gang_run *run, struct gang **out)
 {
 	struct worker_root roots[GANG_ROOTS_MAX];
 	uint32_t busy = 0;
 
-	for (const struct gang *g = s->gangs->first; g; g = g->next)
+	for (const struct gang *g = all->first; g; g = g->next)
 		busy++;
 	if (busy >= GANGS_MAX)
 		return ERR(TOO_MANY_JOBS, "%u gangs of workers are running", busy);
 	for (uint32_t i = 0; i < n; i++) {
 		struct storage *st;
-		TRY(storage_find(s->storages, str_of(storages[i]), &st));
+		TRY(storage_find(all->parts.storages, str_of(storages[i]), &st));
 		storage_root(st, &roots[i]);
 	}
 	struct gang *g = mem_zalloc(1, sizeof *g);
 	NEED(g, "cannot make a gang");
-	g->server = s;
+	g->all = all;
 	g->network = run->network;
 	g->device = run->device;
-	g->count = (uint32_t)s->config->workers;
+	g->count = (uint32_t)all->parts.config->workers;
 	g->members = mem_zalloc(g->count, sizeof *g->members);
 	snprintf(g->key, sizeof g->key, "%s", key);
-	g->next = s->gangs->first;
-	s->gangs->first = g;
+	g->next = all->first;
+	all->first = g;
 	enum err e = g->members ? start_workers(g, roots, n) : ERR(NO_MEMORY, "cannot make a gang");
 	if (e) {
 		struct err_info info = *err_last();
@@ -550,7 +550,7 @@ static FALLIBLE enum err new_gang(struct server *s, const char *key, const char 
 	return OK;
 }
 
-static FALLIBLE enum err take_gang(struct server *s, const char *const *storages, uint32_t n, const struct gang_run *run,
+static FALLIBLE enum err take_gang(struct gangs *all, const char *const *storages, uint32_t n, const struct gang_run *run,
 				   struct gang **out)
 {
 	char key[sizeof(*out)->key] = "";
@@ -559,24 +559,24 @@ static FALLIBLE enum err take_gang(struct server *s, const char *const *storages
 		return ERR(LIMIT_EXCEEDED, "a job cannot use more than %d storages", GANG_ROOTS_MAX);
 	for (uint32_t i = 0; i < n; i++) { /* with the paths: a name may come back with another */
 		struct storage *st;
-		TRY(storage_find(s->storages, str_of(storages[i]), &st));
+		TRY(storage_find(all->parts.storages, str_of(storages[i]), &st));
 		size_t used = strlen(key);
 		snprintf(key + used, sizeof key - used, "%s=%08x,", st->name, (unsigned)str_hash(str_of(st->path)));
 	}
-	for (struct gang *g = s->gangs->first; g; g = g->next)
+	for (struct gang *g = all->first; g; g = g->next)
 		if (g->state == GANG_IDLE && strcmp(g->key, key) == 0 && g->network == run->network && g->device == run->device) {
 			*out = g;
 			return OK;
 		}
-	return new_gang(s, key, storages, n, run, out);
+	return new_gang(all, key, storages, n, run, out);
 }
 
-FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, uint32_t storage_count,
+FALLIBLE enum err gang_start_run(struct gangs *all, const char *const *storages, uint32_t storage_count,
 				 const struct gang_run *run, struct gang **out)
 {
 	struct gang *g;
 
-	TRY(take_gang(s, storages, storage_count, run, &g));
+	TRY(take_gang(all, storages, storage_count, run, &g));
 	enum err e = keep_fds(g, run->fds, run->fd_count);
 	if (e) {
 		struct err_info info = *err_last();
@@ -687,10 +687,12 @@ FALLIBLE enum err gang_put_capabilities(const struct gangs *gs, struct buf *out)
 	return buf_status(out);
 }
 
-FALLIBLE enum err gangs_new(struct server *s)
+FALLIBLE enum err gangs_new(const struct gang_parts *parts, struct gangs **out)
 {
-	s->gangs = mem_zalloc(1, sizeof *s->gangs);
-	return s->gangs ? OK : ERR(NO_MEMORY, "cannot keep gangs");
+	*out = mem_zalloc(1, sizeof **out);
+	NEED(*out, "cannot keep gangs");
+	(*out)->parts = *parts;
+	return OK;
 }
 
 void gangs_free(struct gangs *gs)

@@ -7,7 +7,11 @@
 #include <jansson.h>
 #include "base/buf.h"
 
-struct server;
+struct config;
+struct loop;
+struct metrics;
+struct storages;
+struct workers;
 struct gangs;
 
 enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
@@ -46,7 +50,7 @@ struct gang_run {
 };
 
 /* Takes a warm gang of exactly these storages, or starts one. ERR_TOO_MANY_JOBS when GANGS_MAX are busy. */
-FALLIBLE enum err gang_start_run(struct server *s, const char *const *storages, uint32_t storage_count,
+FALLIBLE enum err gang_start_run(struct gangs *all, const char *const *storages, uint32_t storage_count,
 				 const struct gang_run *run, struct gang **out);
 void gang_send_segments(struct gang *g, const json_t *body, const int *fds, uint32_t fd_count);
 /* The source that the run began to read while it was being filled is sealed. */
@@ -64,7 +68,19 @@ bool gang_hangs(struct gang *g);
 /* Kills the gang; `ended` follows with the latest error. */
 void gang_abort(struct gang *g, enum err why);
 
-FALLIBLE enum err gangs_new(struct server *s);
+/* The parts below that gangs use. */
+struct gang_parts {
+	const struct config *config;
+	struct loop *loop;
+	struct metrics *metrics;
+	struct storages *storages;
+	struct workers *workers;
+	const bool *draining;           /* nothing is swept any more */
+	/* Jobs may have left something in the storage that nobody removes. */
+	void (*storage_soiled)(void *user, const char *name);
+	void *user;
+};
+FALLIBLE enum err gangs_new(const struct gang_parts *parts, struct gangs **out);
 void gangs_free(struct gangs *gs);              /* before workers_free */
 /* Why workers without Landlock have no mount namespace either, and can open files beside the storages; NULL: they are confined. */
 const char *gang_unconfined(const struct gangs *gs);

@@ -518,7 +518,7 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	TRY(make_body(j, run.generation, &body, &fds, &run.fd_count));
 	run.body = body;
 	run.fds = fds;
-	enum err e = gang_start_run(j->server, j->storages, j->storage_count, &run, &j->gang);
+	enum err e = gang_start_run(j->server->gangs, j->storages, j->storage_count, &run, &j->gang);
 	json_decref(body);
 	mem_free(fds);
 	if (e)

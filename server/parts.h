@@ -9,8 +9,6 @@ struct server;
 
 /* The calls of lower layers to higher ones, which they do not know: server.c sets these before anything runs. */
 struct server_hooks {
-	/* gang.c: jobs may have left something in the storage that nobody removes. */
-	void (*storage_soiled)(struct server *s, const char *name);
 	/* job_end.c: after everybody can see its end. */
 	void (*job_ended)(struct job *j);
 };

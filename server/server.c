@@ -84,8 +84,12 @@ static void on_storage_hangs(void *user, struct storage *st)
 		storage_probe(s, st, NULL, NULL);
 }
 
-static const struct server_hooks hooks = { .storage_soiled = sweep_storage,
-					 .job_ended = sweep_after };
+static void on_storage_soiled(void *user, const char *name)
+{
+	sweep_storage(user, name);
+}
+
+static const struct server_hooks hooks = { .job_ended = sweep_after };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)
@@ -117,9 +121,10 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	clock_service_begin(journal_service_ms(s->journal));
 	TRY(events_new(s->loop, s->boot, &s->events));
 	TRY(workers_new(&(struct worker_parts){ s->config, base, s->loop, s->journal, s->events, s->metrics }, &s->workers));
-	TRY(gangs_new(s));
 	TRY(unread_new(s->loop, &s->unread));
 	TRY(storages_new(s->config, s->journal, s->events, &s->storages));
+	TRY(gangs_new(&(struct gang_parts){ s->config, s->loop, s->metrics, s->storages, s->workers, &s->draining, on_storage_soiled, s },
+		      &s->gangs));
 	TRY(lookups_new(&(struct lookup_parts){ s->config, s->loop, s->storages, s->unread, s->workers, s->gangs, on_storage_hangs, s },
 			&s->lookups));
 	workers_sweep(s->workers);
