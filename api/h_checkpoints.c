@@ -123,7 +123,7 @@ static FALLIBLE enum err put_item(struct listing *l, json_t *item)
 		return ERR(PROTOCOL, "a list holds what is no checkpoint");
 	if (json_object_set_new(item, "storage", json_string(l->storage)) != 0)
 		return ERR(NO_MEMORY, "cannot list");
-	verdict_put(l->req->core, l->storage, item);
+	verdict_put(l->req->core->journal, l->storage, item);
 	buf_puts(&l->out, l->shown++ ? "," : "");
 	l->left -= l->left > 0;
 	return jval_dump(item, &l->out);
@@ -230,7 +230,7 @@ static void on_shown(void *user, enum err e, const json_t *ok, int *fd)
 	struct req *r = user;
 
 	if (!e)
-		verdict_put(r->core, r->parts[2].p, (json_t *)(uintptr_t)ok);
+		verdict_put(r->core->journal, r->parts[2].p, (json_t *)(uintptr_t)ok);
 	h_pass_on(r, e, ok, fd);
 }
 

@@ -57,7 +57,7 @@ static FALLIBLE enum err answer_located(struct req *r, const json_t *ok, int *fd
 	char detail[VERDICT_DETAIL_MAX], warning[VERDICT_DETAIL_MAX + sizeof VERDICT_WARNING + 2];
 
 	TRY(h_pass_fd(r, "application/json", ok, fd));
-	if (!etag || !verdict_warns(r->core, r->parts[2], r->parts[3], etag, detail))
+	if (!etag || !verdict_warns(r->core->journal, r->parts[2], r->parts[3], etag, detail))
 		return OK;
 	snprintf(warning, sizeof warning, "%s; %s", VERDICT_WARNING, detail);
 	return req_header(r, "Dcpd-Warning", warning);

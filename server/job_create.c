@@ -337,7 +337,7 @@ static bool ask_step(struct creation *c)
 			return false;
 		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
 			return false;
-		storage_probe(c->server, st, on_probe, c);
+		storage_probe(c->server->storages, c->server->lookups, st, on_probe, c);
 		return true;
 	default:
 		return false;

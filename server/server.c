@@ -70,7 +70,7 @@ static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 static void first_probes(struct server *s)
 {
 	for (uint32_t i = 0; i < storage_count(s->storages); i++) {
-		storage_probe(s, storage_at(s->storages, i), NULL, NULL);
+		storage_probe(s->storages, s->lookups, storage_at(s->storages, i), NULL, NULL);
 		sweep_storage(s, storage_at(s->storages, i)->name);
 	}
 }
@@ -81,7 +81,7 @@ static void on_storage_hangs(void *user, struct storage *st)
 	struct server *s = user;
 
 	if (!st->probing)
-		storage_probe(s, st, NULL, NULL);
+		storage_probe(s->storages, s->lookups, st, NULL, NULL);
 }
 
 static void on_storage_soiled(void *user, const char *name)

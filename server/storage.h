@@ -8,6 +8,7 @@
 #include "server/principal.h"
 
 struct server;
+struct lookups;
 struct storages;
 struct config;
 struct events;
@@ -71,4 +72,4 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 void storage_count_io(struct storages *all, const json_t *body);
 void storage_set_state(struct storages *all, struct storage *st, enum storage_state state);
 /* Asks for free space again; the answer lands in the storage. fn may be NULL. */
-void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user);
+void storage_probe(struct storages *all, struct lookups *lookups, struct storage *st, done_fn fn, void *user);

@@ -113,7 +113,7 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 	if (st->probe)
 		journal_one(s, st, on_created, c);
 	else
-		storage_probe(s, st, on_first_probe, c);
+		storage_probe(s->storages, s->lookups, st, on_first_probe, c);
 }
 
 static void forget(struct server *s, struct storage *st, done_fn fn, void *user)
@@ -144,9 +144,9 @@ static void on_tick(void *user)
 			forget(s, st, NULL, NULL);
 		} else if (!st->probing && st->state != STORAGE_OK && st->probed_ms && st->fresh_ms + TICK_MS <= now &&
 			   st->state_ms + TICK_MS <= now) { /* a change is to be seen before the next one */
-			storage_probe(s, st, NULL, NULL);
+			storage_probe(s->storages, s->lookups, st, NULL, NULL);
 		} else if (!st->probing && st->probed_ms && st->fresh_ms + PROBE_EVERY_MS <= now) {
-			storage_probe(s, st, NULL, NULL);
+			storage_probe(s->storages, s->lookups, st, NULL, NULL);
 		}
 	}
 }

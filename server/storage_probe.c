@@ -1,12 +1,11 @@
 /* storage_probe.c: asks a look-up worker how much space a storage has and whether it answers at all. */
 #include "base/mem.h"
-#include "server/parts.h"
 #include "server/service_clock.h"
 #include "server/lookup.h"
 #include "server/storage.h"
 
 struct probe {
-	struct server *server;
+	struct storages *all;
 	char name[STORAGE_NAME_MAX + 1];
 	done_fn fn;
 	void *user;
@@ -18,7 +17,7 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *)
 	struct err_info info = *err_last();
 	struct storage *st;
 
-	if (storage_find(p->server->storages, str_of(p->name), &st) == OK) {
+	if (storage_find(p->all, str_of(p->name), &st) == OK) {
 		st->probing = false;
 		st->probed_ms = clock_wall_ms();
 		st->fresh_ms = clock_mono_ms();
@@ -27,7 +26,7 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *)
 			st->probe = json_incref((json_t *)ok);
 			st->free_bytes = (uint64_t)json_integer_value(json_object_get(ok, "free_bytes"));
 			st->total_bytes = (uint64_t)json_integer_value(json_object_get(ok, "total_bytes"));
-			storage_set_state(p->server->storages, st, STORAGE_OK);
+			storage_set_state(p->all, st, STORAGE_OK);
 		}
 	}
 	err_restore(&info);
@@ -36,12 +35,12 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *)
 	mem_free(p);
 }
 
-void storage_probe(struct server *s, struct storage *st, done_fn fn, void *user)
+void storage_probe(struct storages *all, struct lookups *lookups, struct storage *st, done_fn fn, void *user)
 {
 	struct probe *p = mem_sure(sizeof *p);
 
-	*p = (struct probe){ .server = s, .fn = fn, .user = user };
+	*p = (struct probe){ .all = all, .fn = fn, .user = user };
 	memcpy(p->name, st->name, sizeof p->name);
 	st->probing = true;
-	lookup_ask(s->lookups, p->name, json_pack("{s:s, s:s}", "op", "probe", "storage", p->name), NULL, 0, on_probe, p);
+	lookup_ask(lookups, p->name, json_pack("{s:s, s:s}", "op", "probe", "storage", p->name), NULL, 0, on_probe, p);
 }

@@ -68,11 +68,11 @@ static enum err take(void *user, const struct journal_verdict *row)
 	return OK;
 }
 
-json_t *verdict_find(struct server *s, struct str storage, struct str name, const char *identity)
+json_t *verdict_find(struct journal *known, struct str storage, struct str name, const char *identity)
 {
 	struct wanted w = { .identity = identity };
 
-	if (identity[0] && journal_read_verdict(s->journal, storage, name, take, &w) != OK)
+	if (identity[0] && journal_read_verdict(known, storage, name, take, &w) != OK)
 		log_err("cannot read what is known of a checkpoint", NULL);
 	return w.found;
 }
@@ -80,7 +80,7 @@ json_t *verdict_find(struct server *s, struct str storage, struct str name, cons
 /* The list of a verify is worth more than the one place where another job has stopped. */
 static bool is_listed(const struct job *j, const struct ref *source)
 {
-	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server, source->storage, source->name, j->identity);
+	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server->journal, source->storage, source->name, j->identity);
 
 	return j->kind != JOB_VERIFY && strcmp(text_in(found, "state"), "damaged") == 0;
 }
@@ -114,16 +114,16 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 	json_decref(doc);
 }
 
-void verdict_put(struct server *s, const char *storage, json_t *record)
+void verdict_put(struct journal *known, const char *storage, json_t *record)
 {
-	json_t *found = verdict_find(s, str_of(storage), str_of(text_in(record, "name")), text_in(record, "etag"));
+	json_t *found = verdict_find(known, str_of(storage), str_of(text_in(record, "name")), text_in(record, "etag"));
 
 	(void)json_object_set_new(record, "verified", found ? found : json_null());
 }
 
-bool verdict_warns(struct server *s, struct str storage, struct str name, const char *identity, char detail[VERDICT_DETAIL_MAX])
+bool verdict_warns(struct journal *known, struct str storage, struct str name, const char *identity, char detail[VERDICT_DETAIL_MAX])
 {
-	CLEANUP(json_decrefp) json_t *found = verdict_find(s, storage, name, identity);
+	CLEANUP(json_decrefp) json_t *found = verdict_find(known, storage, name, identity);
 
 	if (strcmp(text_in(found, "state"), "damaged") != 0)
 		return false;
@@ -138,7 +138,7 @@ void verdict_warn(struct job *j)
 	char detail[VERDICT_DETAIL_MAX];
 
 	if (j->kind == JOB_VERIFY || source->kind != REF_CHECKPOINT ||
-	    !verdict_warns(j->server, source->storage, source->name, j->identity, detail))
+	    !verdict_warns(j->server->journal, source->storage, source->name, j->identity, detail))
 		return;
 	errdoc_warn(j->result, VERDICT_WARNING, detail);
 }

@@ -13,19 +13,19 @@
 #include <jansson.h>
 #include "server/journal.h"
 
-struct server;
+struct journal;
 
 struct job;
 
 /* With the job's end, in the same transaction: notes what the job found out, and forgets what its target was. */
 void verdict_note(struct journal_txn *t, const struct job *j);
 /* Adds `verified` to the record of a checkpoint that a look-up told. */
-void verdict_put(struct server *s, const char *storage, json_t *record);
+void verdict_put(struct journal *known, const char *storage, json_t *record);
 /* The `verified` of a checkpoint with this identity, NULL: none. The caller frees it. */
-json_t *verdict_find(struct server *s, struct str storage, struct str name, const char *identity);
+json_t *verdict_find(struct journal *known, struct str storage, struct str name, const char *identity);
 enum { VERDICT_DETAIL_MAX = 256 };
 #define VERDICT_WARNING "checkpoint_damaged_known"
 /* Is this content known to be damaged? detail: what to tell who reads it. */
-bool verdict_warns(struct server *s, struct str storage, struct str name, const char *identity, char detail[VERDICT_DETAIL_MAX]);
+bool verdict_warns(struct journal *known, struct str storage, struct str name, const char *identity, char detail[VERDICT_DETAIL_MAX]);
 /* A job that has read a checkpoint known to be damaged: the warning goes into its result. */
 void verdict_warn(struct job *j);

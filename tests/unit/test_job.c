@@ -130,7 +130,7 @@ static void test_exists_and_full(void **state)
 	struct storage *st;
 	struct t_answer p = { 0 };
 	T_OK(storage_find(t.s->storages, STR("main"), &st));
-	storage_probe(t.s, st, t_done, &p);
+	storage_probe(t.s->storages, t.s->lookups, st, t_done, &p);
 	t_server_until(&t, &p.called);
 	T_ERR(STORAGE_FULL, t_job_try(&t, SAVE("b", ""), &a));
 	assert_string_equal(a.info.expected, "18000");
@@ -318,7 +318,7 @@ static void test_list_of_large_records(void **state)
 static const char *verdict_state(const char *identity)
 {
 	static char state[32];
-	json_t *found = verdict_find(t.s, STR("main"), STR("v"), identity);
+	json_t *found = verdict_find(t.s->journal, STR("main"), STR("v"), identity);
 	const char *text = json_string_value(json_object_get(found, "state"));
 
 	snprintf(state, sizeof state, "%s", text ? text : "");
@@ -361,7 +361,7 @@ static void test_verdicts(void **state)
 	t_job_end(&t, id);
 	t_server_stop(&t);
 	t_server_start(&t, NULL);
-	json_t *found = verdict_find(t.s, STR("main"), STR("v"), "1-a");
+	json_t *found = verdict_find(t.s->journal, STR("main"), STR("v"), "1-a");
 	assert_string_equal(json_string_value(json_object_get(found, "level")), "digest");
 	assert_string_equal(json_string_value(json_object_get(found, "job")), id);
 	assert_int_equal(json_integer_value(json_object_get(found, "damage_count")), 3);
