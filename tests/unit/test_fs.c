@@ -240,6 +240,7 @@ static void test_read_and_write(void **state)
 	T_OK(fs_pread(fd, text, 3, 2, "f"));
 	assert_string_equal(text, "llo");
 	T_ERR(STORAGE_IO, fs_pread(fd, text, 4, 2, "f"));
+	assert_false(fs_pread_cached(fd, text, 4, 2));
 	assert_non_null(strstr(err_last()->text, "'f' ends at 5, 4 bytes at 2"));
 	assert_int_equal(err_last()->offset, 5);
 	T_ERR(SYSTEM, fs_pwrite(fd, text, 1, 0, "f"));
@@ -435,6 +436,26 @@ static void test_codes(void **state)
 
 #define WITH_ROOT(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 
+/* Files on tmpfs are read at once, though it knows no RWF_NOWAIT. */
+static void test_cached(void **state)
+{
+	int fd = memfd_create("cached", MFD_CLOEXEC);
+	char text[4] = "";
+
+	(void)state;
+	assert_true(fd >= 0 && fs_in_memory(fd));
+	T_OK(fs_pwrite(fd, "abcdef", 6, 0, "m"));
+	assert_true(fs_pread_cached(fd, text, 3, 2));
+	assert_string_equal(text, "cde");
+	assert_false(fs_pread_cached(fd, text, 3, 4));
+	T_OK(fs_close(&fd));
+	write_file("f", "abcdef"); /* its page is in the cache */
+	T_OK(fs_open(fx.root.fd, "f", O_RDONLY, 0, &fd));
+	assert_true(fs_pread_cached(fd, text, 3, 1));
+	assert_string_equal(text, "bcd");
+	T_OK(fs_close(&fd));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -443,7 +464,7 @@ int main(void)
 		WITH_ROOT(test_directories),
 		WITH_ROOT(test_counts), WITH_ROOT(test_access),
 		WITH_ROOT(test_rename),
-		WITH_ROOT(test_read_and_write),
+		WITH_ROOT(test_read_and_write), WITH_ROOT(test_cached),
 		WITH_ROOT(test_list),
 		WITH_ROOT(test_remove_tree),
 		WITH_ROOT(test_remove_tree_is_bounded),

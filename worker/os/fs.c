@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -468,6 +469,19 @@ enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *nam
 	}
 	fs_count(fd, false, n);
 	return OK;
+}
+
+bool fs_pread_cached(int fd, void *into, size_t n, uint64_t offset)
+{
+	struct iovec piece = { into, n };
+	ssize_t got = preadv2(fd, &piece, 1, (off_t)offset, RWF_NOWAIT);
+
+	if (got < 0 && errno == EOPNOTSUPP && fs_in_memory(fd)) /* tmpfs knows no RWF_NOWAIT, and never waits */
+		got = pread(fd, into, n, (off_t)offset);
+	if (got != (ssize_t)n)
+		return false;
+	fs_count(fd, false, n);
+	return true;
 }
 
 enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name)

@@ -55,6 +55,8 @@ FALLIBLE enum err fs_read_all(int dirfd, const char *path, uint64_t max_bytes, v
 FALLIBLE enum err fs_read_all_stat(int dirfd, const char *path, uint64_t max_bytes, void **bytes_out, uint64_t *n_out,
 				   struct stat *st_out);
 FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
+/* Reads n bytes if all of them are in memory: in the page cache, or in a file on tmpfs. False: they are not, and `into` has anything. */
+bool fs_pread_cached(int fd, void *into, size_t n, uint64_t offset);
 FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);
 /* Counts bytes read or written through fd by another way than fs_pread and fs_pwrite, if fd was opened beneath a root. */
 void fs_count(int fd, bool written, uint64_t bytes);

@@ -3,7 +3,6 @@
 #include "runner/exec.h"
 
 #include <stdlib.h>
-#include <sys/uio.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -102,16 +101,14 @@ enum err exec_queue(struct slot *s, struct wave_op *op)
 	return OK;
 }
 
-/* Tries RWF_NOWAIT first: for cached pages an inline copy is cheaper than an io_uring round trip. */
+/* Tries the page cache first: for cached pages an inline copy is cheaper than an io_uring round trip. */
 static FALLIBLE enum err read_cached(struct slot *s, struct wave_op *op, bool *done_out)
 {
-	struct iovec into = { op->io.buf, op->io.bytes };
 	struct store_at *at;
 
 	TRY(files_pin(&s->x->files, op->file, &at));
 	int fd = store_fd(*at);
-	*done_out = fd >= 0 && preadv2(fd, &into, 1, (off_t)op->io.offset, RWF_NOWAIT) == (ssize_t)op->io.bytes;
-	fs_count(fd, false, *done_out ? op->io.bytes : 0);
+	*done_out = fd >= 0 && fs_pread_cached(fd, op->io.buf, op->io.bytes, op->io.offset);
 	files_unpin(&s->x->files, op->file);
 	return OK;
 }

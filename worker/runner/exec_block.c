@@ -166,6 +166,31 @@ void exec_block_drop(struct slot *s)
 	s->quants.n = 0;
 }
 
+/* Is all of the target read, so that nothing need be there before? */
+static bool is_all_read(const struct run *run, const struct run_dst *d)
+{
+	for (uint32_t i = 0; i < d->piece_count; i++)
+		if (run->srcs[run->pieces[d->first_piece + i]].zeros)
+			return false;
+	return true;
+}
+
+/* Zeros around parts, and where a part has zeros in itself. */
+static void clear_gaps(const struct run *run, const struct run_block *b, unsigned char *data)
+{
+	uint64_t end = 0;
+
+	for (uint32_t i = 0; i < b->part_count; i++) {
+		const struct run_part *p = part_of(run, b, i);
+		uint64_t at = part_at(run, b, p);
+		if (at < end || !is_all_read(run, &run->dsts[p->dst]))
+			continue;
+		memset(data + end, 0, at - end);
+		end = at + (p->end - p->begin);
+	}
+	memset(data + end, 0, b->bytes - end);
+}
+
 static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, unsigned char *data)
 {
 	const struct run *run = s->x->run;
@@ -208,7 +233,7 @@ enum err exec_block_begin(struct slot *s)
 			continue;
 		}
 		sb->data = take_out(s, (b->bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1));
-		memset(sb->data, 0, b->bytes);
+		clear_gaps(run, b, sb->data);
 		TRY(add_parts(s, b, sb->data));
 	}
 	s->phase = SLOT_FETCH;

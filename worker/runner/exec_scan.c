@@ -7,7 +7,6 @@
  *
  * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. */
 #include <stdio.h>
-#include <sys/uio.h>
 
 #include "base/num.h"
 #include "io/digest.h"
@@ -381,12 +380,11 @@ static bool read_cached(const struct run *run, const struct run_src *src, int fd
 	digest_begin_one(stream, which_digest(run, src));
 	for (uint64_t at = 0; at < bytes; at += CACHED_PIECE) {
 		size_t n = (size_t)num_min(CACHED_PIECE, bytes - at);
-		struct iovec piece = { into + (keep ? at : 0), n };
-		if (preadv2(fd, &piece, 1, (off_t)(offset + at), RWF_NOWAIT) != (ssize_t)n)
+		unsigned char *piece = into + (keep ? at : 0);
+		if (!fs_pread_cached(fd, piece, n, offset + at))
 			return false;
-		fs_count(fd, false, n);
 		if (stream->which)
-			digest_add(stream, piece.iov_base, n);
+			digest_add(stream, piece, n);
 	}
 	return true;
 }
