@@ -15,7 +15,8 @@ def model(seed=0):
     groups = [{"emb": torch.randn(11, 6, generator=g), "cube": torch.randn(2, 3, 5, generator=g),
                "thin": torch.randn(1, 9, 1, generator=g)},
               {"bias": torch.randn(7, generator=g), "one": torch.randn(1, generator=g), "layers.0.norm": torch.randn(13, generator=g)}]
-    rest = {"frozen": {"f.weight": torch.randn(5, 7, generator=g).to(torch.bfloat16), "f.bias": torch.randn(3, generator=g)},
+    rest = {"frozen": {"f.weight": torch.randn(5, 7, generator=g).to(torch.bfloat16), "f.bias": torch.randn(3, generator=g),
+                       "f.none": torch.empty(0, 4, dtype=torch.float16)},
             "buffers": {"mean": torch.randn(4, generator=g), "steps": torch.arange(5), "grid": torch.randn(3, 2, generator=g).t()},
             "shared": {"head": "emb"}}
     return groups, rest

@@ -271,6 +271,15 @@ static FALLIBLE enum err go_through(struct placing *pl)
 	return OK;
 }
 
+/* A frozen parameter without elements has fragments without any, which have its dtype. */
+static void find_dtype(const struct zero *z, struct placing *pl)
+{
+	uint64_t at = flat_before(z, pl->state, (uint32_t)(pl->p - z->model.frozen.v), 0);
+
+	if (at < z->flats.n && z->flats.v[at].state == ZERO_FROZEN && &z->model.frozen.v[z->flats.v[at].stream] == pl->p)
+		pl->dtype = z->flats.v[at].dtype;
+}
+
 static FALLIBLE enum err put_param(struct zero *z, const struct zero_param *p, uint32_t state)
 {
 	struct str key = state == ZERO_FROZEN ? STR("") : z->states.v[state], fqn;
@@ -285,6 +294,8 @@ static FALLIBLE enum err put_param(struct zero *z, const struct zero_param *p, u
 	if (pl.found != p->numel)
 		return ERR(CHECKPOINT_INCOMPLETE, "the ranks' files hold %ju of the %ju elements of its %s", (uintmax_t)pl.found,
 			   (uintmax_t)p->numel, key.n ? key.p : "values");
+	if (p->numel == 0 && state == ZERO_FROZEN)
+		find_dtype(z, &pl);
 	TRY(zero_name(z->model.arena, key, p->fqn, &fqn, &path));
 	TRY(sdict_add_tensor(sd, fqn, pl.dtype, p->ndim, p->shape, &pl.tensor));
 	TRY(sdict_copy_path(sd, path, &sd->tensors[pl.tensor].path));
