@@ -4,6 +4,7 @@ casts beside memcpy. Rows of what looks into checkpoints are in look_rows.py.
 Everybody's bytes are durable: what PyTorch wrote is fsynced within its time, as cp's is. What is read from the disk is dropped from the
 page cache before, on both sides. PyTorch writes the checkpoints.
 """
+import json
 import os
 import pathlib
 import shutil
@@ -14,6 +15,7 @@ import warnings
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 import dcpd as lib
@@ -23,7 +25,8 @@ import zero_files
 warnings.filterwarnings("ignore", "torch.distributed is")
 
 RUNS, TENSORS, MERGED = 5, 8, 4
-CONVERSIONS = ("torch_to_dcp", "dcp_to_torch", "dcp_to_safetensors", "dcp_to_npz")
+CONVERSIONS = ("torch_to_dcp", "dcp_to_torch", "dcp_to_safetensors", "dcp_to_npz", "dcp_to_gguf", "hf_dcp_to_safetensors")
+SHARDS = 4
 CASTS = {"f64_f32": ("float64", "float32"), "f32_bf16": ("float32", "bfloat16"), "bf16_f32": ("bfloat16", "float32"),
          "f32_f16": ("float32", "float16"), "f16_f32": ("float16", "float32"), "bf16_f16": ("bfloat16", "float16"),
          "f32_f8": ("float32", "float8_e4m3fn"), "f8_bf16": ("float8_e4m3fn", "bfloat16")}
@@ -112,12 +115,22 @@ def rows(bench, size, drop_caches):
 
 
 def conversions(f):
-    source, file = f.root / "dcp", f.root / "pt/model.pt"
+    source, file, shards = f.root / "dcp", f.root / "pt/model.pt", f.root / "shards"
     file.parent.mkdir()
+    shards.mkdir()
     state = f.state(f.size)
     dcp.save(state, storage_writer=dcp.FileSystemWriter(source), no_dist=True)
     torch.save(state, file)
-    del state
+    for i in range(SHARDS):
+        parts = {k: t.chunk(SHARDS)[i].contiguous() for k, t in state.items()}
+        info = {k: {"saved_offsets": [i * t.shape[0], 0]} for k, t in parts.items()}
+        save_file(parts, shards / f"shard-{i + 1:05}-model-00001-of-00001.safetensors", {"DCP_SHARDING_INFO": json.dumps(info)})
+    homes = dict.fromkeys(state, 1)
+    del state, parts
+
+    def consolidate(path):
+        path.mkdir()
+        consolidate_safetensors_files(str(shards), str(path), homes)
 
     def to_safetensors(path):
         path.mkdir()
@@ -128,7 +141,8 @@ def conversions(f):
     made = {"torch_to_dcp": ("pt/model.pt", "", {}, lambda path: torch_save_to_dcp(file, path), "torch_save_to_dcp"),
             "dcp_to_torch": ("dcp", ".pt", {"format": "torch"}, lambda path: dcp_to_torch_save(source, path), "dcp_to_torch_save"),
             "dcp_to_safetensors": ("dcp", "", {"format": "safetensors"}, to_safetensors, "dcp_to_torch_save, save_file"),
-            "dcp_to_npz": ("dcp", ".npz", {"format": "npz"}, None, None)}
+            "dcp_to_npz": ("dcp", ".npz", {"format": "npz"}, None, None), "dcp_to_gguf": ("dcp", ".gguf", {"format": "gguf"}, None, None),
+            "hf_dcp_to_safetensors": ("shards", "", {"format": "safetensors"}, consolidate, "consolidate_safetensors_files")}
     for name in (n for n in CONVERSIONS if f.wants(n, f"{n}.pytorch")):
         origin, end, more, theirs, peer = made[name]
         ours, copies, torches = [], [], []
@@ -141,9 +155,10 @@ def conversions(f):
         what = f"dcpctl reshard f:{origin} f:new{end}" + (f" --format {more['format']}" if more else "")
         f.row(name, "s", "<=1.18", "cp and fsync", ours, copies, what)
         if torches:
-            f.row(f"{name}.pytorch", "s", "<=0.20", f"{peer}, fsync", ours, torches, what)
+            f.row(f"{name}.pytorch", "s", "<=0.50" if theirs is consolidate else "<=0.20", f"{peer}, fsync", ours, torches, what)
     remove(source)
     remove(file.parent)
+    remove(shards)
 
 
 def transforms(f):

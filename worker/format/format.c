@@ -52,6 +52,22 @@ static enum format_role dcp_rank_file(struct str name, int64_t *rank)
 	return temporary ? FORMAT_TEMPORARY : FORMAT_METADATA;
 }
 
+/* shard-{rank + 1}-model-{i}-of-{n}.safetensors */
+static enum format_role hf_dcp_file(struct str name, int64_t *rank)
+{
+	struct str shard = STR("shard-"), digits;
+	const char *dash = str_starts(name, shard.p) ? memchr(name.p + shard.n, '-', name.n - shard.n) : NULL;
+	uint64_t number;
+
+	if (!dash || !str_ends(name, ".safetensors") || !str_starts((struct str){ dash, name.n - (size_t)(dash - name.p) }, "-model-"))
+		return FORMAT_OTHER;
+	digits = (struct str){ name.p + shard.n, (size_t)(dash - name.p) - shard.n };
+	if (!str_to_u64(digits, &number) || number == 0 || number > FORMAT_RANKS_MAX)
+		return FORMAT_OTHER;
+	*rank = (int64_t)number - 1;
+	return FORMAT_PAYLOAD;
+}
+
 static enum format_role hf_file(struct str name, int64_t *rank)
 {
 	(void)rank;

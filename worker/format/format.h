@@ -132,6 +132,7 @@ FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, con
 FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_torch_dist(const struct format_source *s, struct sdict **out);
+FALLIBLE enum err format_open_hf_dcp(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_npz(const struct format_source *s, struct sdict **out);
 FALLIBLE enum err format_open_delta(const struct format_source *s, struct sdict **out);

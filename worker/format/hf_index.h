@@ -18,6 +18,10 @@ struct hf_file {
 	uint64_t room;                 /* how many more tensors the file can describe */
 };
 
+/* Reads the safetensors header of a payload file (hf_open.c) into `arena` and *text_out (NULL before; mem_free, after an error too). */
+struct sft;
+FALLIBLE enum err hf_open_header(const struct format_source *s, const char *name, struct arena *arena, struct sft *out, void **text_out);
+
 struct hf_index_limits {
 	uint64_t head_max, entry_min;  /* the most bytes of a file that describe tensors; the fewest that describe one */
 	enum err bad;                  /* the code of errors in the text */

@@ -26,24 +26,30 @@ static FALLIBLE enum err add_entry(struct hf_index *ix, const struct sft *head, 
 	return err_at_fqn(err_at_file(e, name.p, -1), it->name.p, it->name.n);
 }
 
+enum err hf_open_header(const struct format_source *s, const char *name, struct arena *arena, struct sft *out, void **text_out)
+{
+	unsigned char first[8];
+	uint64_t file_bytes, n;
+
+	TRY(s->bytes_of(s->user, name, &file_bytes));
+	if (file_bytes < sizeof first)
+		return ERR(FORMAT_SAFETENSORS, "a file of %ju bytes is too short", (uintmax_t)file_bytes);
+	TRY(s->read(s->user, name, 0, first, sizeof first));
+	TRY(sft_header_bytes(first, file_bytes, &n));
+	TRY(s->read_head(s->user, name, sizeof first + n, text_out));
+	if (memcmp(*text_out, first, sizeof first) != 0)
+		return ERR(FORMAT_SAFETENSORS, "the header changes while it is read");
+	return sft_parse((struct str){ (char *)*text_out + sizeof first, n }, file_bytes, arena, out);
+}
+
 static enum err read_header(struct hf_index *ix, const char *name, uint32_t file)
 {
 	CLEANUP(arena_free_ptr) struct arena *arena = arena_new(UINT64_MAX);
-	CLEANUP(mem_free_ptr) void *bytes = NULL;
-	uint64_t file_bytes, n;
+	CLEANUP(mem_free_ptr) void *text = NULL;
 	struct sft head;
 
 	NEED(arena, "no memory for a header");
-	TRY(ix->s->bytes_of(ix->s->user, name, &file_bytes));
-	unsigned char first[8];
-	if (file_bytes < sizeof first)
-		return ERR(FORMAT_SAFETENSORS, "a file of %ju bytes is too short", (uintmax_t)file_bytes);
-	TRY(ix->s->read(ix->s->user, name, 0, first, sizeof first));
-	TRY(sft_header_bytes(first, file_bytes, &n));
-	TRY(ix->s->read_head(ix->s->user, name, sizeof first + n, &bytes));
-	if (memcmp(bytes, first, sizeof first) != 0)
-		return ERR(FORMAT_SAFETENSORS, "the header changes while it is read");
-	TRY(sft_parse((struct str){ (char *)bytes + sizeof first, n }, file_bytes, arena, &head));
+	TRY(hf_open_header(ix->s, name, arena, &head, &text));
 	for (uint64_t i = 0; i < head.entry_count; i++)
 		TRY(add_entry(ix, &head, &head.entries[i], file));
 	return OK;
