@@ -101,7 +101,7 @@ def rows(bench, size, drop_caches):
     """size: the bench's bytes; a conversion has half of them."""
     casts(bench)
     parts = [(conversions, (*CONVERSIONS, *(f"{n}.pytorch" for n in CONVERSIONS))), (transforms, ["transform"]),
-             (merges, ["merge", "merge.pytorch"]), (zero, ["zero"])]
+             (merges, ["merge", "merge.pytorch"]), (diffs, ["diff", "diff.pytorch", "diff.digests"]), (zero, ["zero"])]
     parts = [part for part, names in parts if any(bench.wants(f"format.{n}") for n in names)]
     if not parts:
         return
@@ -217,6 +217,62 @@ def zero(f):
     f.row("zero", "s", "<=0.20", "DeepSpeed zero_to_fp32.py, fsync", ours, theirs,
           "dcpctl reshard f:zero f:new --format safetensors --exclude 'optim.*'")
     remove(f.root / "zero")
+
+
+def diffs(f):
+    """Two checkpoints of PyTorch's, all of whose elements differ; then two that dcpd wrote, of which one tensor differs."""
+    names, size = ("d0", "d1"), 2 * f.size
+    paths = [f.root / n for n in names]
+    state = f.state(size)
+    for p in paths:
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(p), no_dist=True)
+        for t in state.values():
+            t.mul_(1.001)
+    like = {k: torch.empty_like(t) for k, t in state.items()}, {k: torch.empty_like(t) for k, t in state.items()}
+    del state
+
+    def by_torch():
+        for p, state in zip(paths, like):
+            dcp.load(state, storage_reader=dcp.FileSystemReader(p), no_dist=True)
+        for k, a in like[0].items():
+            b = like[1][k]
+            gap = a - b
+            figures = [gap.norm() / a.norm(), torch.dot(a.flatten(), b.flatten()) / a.norm() / b.norm(), gap.abs().max(), (a != b).sum()]
+            assert all(x.isfinite() for x in figures)
+
+    ours, reads, torches = [], [], []
+    sides = {"a": ref("d0"), "b": ref("d1")}
+    for _ in range(RUNS):
+        reads.append(2 * size / f.read(paths) / 1e9)
+        f.cold()
+        ours.append(f.job("diff", **sides))
+        f.cold()
+        start = time.monotonic()
+        by_torch()
+        torches.append(time.monotonic() - start)
+    f.row("diff", "GB/s", ">=0.80", "cat of the same files", [2 * size / t / 1e9 for t in ours], reads, "dcpctl diff f:d0 f:d1")
+    f.row("diff.pytorch", "s", "<=1.00", "dcp.load of both, norms, dot, max", ours, torches, "dcpctl diff f:d0 f:d1")
+    like[0].clear(), like[1].clear()
+    if f.wants("diff.digests"):
+        diff_by_digests(f, sides)
+    for p in paths:
+        remove(p)
+
+
+def diff_by_digests(f, sides):
+    for k, source in (("a", "d0"), ("b", "d0")):
+        rules = [{"match": "^layers\\.0\\.weight$", "dtype": "bfloat16"}] if k == "b" else []
+        f.d.api.run("reshard", seconds=300, source=ref(source), target={"storage": "f", "name": f"by-{k}"}, transform=rules)
+    digests, reads = [], []
+    for _ in range(RUNS):
+        both = {"a": ref("by-a"), "b": ref("by-b")}
+        f.cold()
+        digests.append(f.job("diff", **both))
+        f.cold()
+        reads.append(f.job("diff", **both, read_all=True))
+    f.row("diff.digests", "s", "<=0.35", "the same with read_all", digests, reads, "dcpctl diff of two steps that share 7 of 8 tensors")
+    for k in "ab":
+        remove(f.root / f"by-{k}")
 
 
 def casts(bench):

@@ -109,6 +109,62 @@ static void test_names(void **state)
 }
 
 /* Files of a second manifest join the first's; one that both list is as the first has it. */
+/* A manifest of one file: text is its list of items. */
+static struct manifest *of_items(const char *items)
+{
+	CLEANUP(buf_free) struct buf text = BUF_INIT(1 << 16);
+	struct manifest *m;
+
+	buf_printf(&text, "{\"dcpd\":1,\"job\":\"j\",\"kind\":\"save\",\"created_at\":\"2026-01-01T00:00:00Z\",\"world_size\":1,"
+			  "\"bytes\":100,\"metadata\":{\"name\":\"\",\"bytes\":0,\"xxh3_128\":\"%032d\"},"
+			  "\"files\":[{\"name\":\"f\",\"bytes\":100,\"items\":[%s]}]}\n", 0, items);
+	T_OK(manifest_parse(text.p, text.len, &m));
+	return m;
+}
+
+#define CRC "\"00000000\","
+#define A "\"00000000000000000000000000000001\""
+#define B "\"00000000000000000000000000000002\""
+
+/* Digests say that two ranges are the same only where both are whole items, or the same blocks of two items. */
+static void test_same(void **state)
+{
+	static const struct {
+		const char *a, *b;
+		uint64_t offset_a, offset_b, length;
+		bool same;
+	} cases[] = {
+		{ "[0,50," CRC A "]", "[0,50," CRC A "]", 0, 0, 50, true },
+		{ "[0,50," CRC A "]", "[20,50," CRC A "]", 0, 20, 50, true }, /* payloads: wherever they lie */
+		{ "[0,50," CRC A "]", "[0,50,\"00000000\"," B "]", 0, 0, 50, false },
+		{ "[0,50," CRC A "]", "[0,50," CRC A "]", 0, 0, 49, false }, /* no item */
+		{ "[0,50," CRC A "]", "[0,50," CRC A ",true]", 0, 0, 50, false },
+		{ "[0,50," CRC A ",[20," A ",50," B "]]", "[0,50," CRC A ",[20," A ",50," B "]]", 0, 0, 50, true },
+		{ "[0,50," CRC A ",[20," A ",50," B "]]", "[0,50," CRC A ",[30," A ",50," B "]]", 0, 0, 50, false },
+		/* parts of items that are known by all their bytes */
+		{ "[0,50," CRC A ",[20," A ",50," B "],true]", "[0,50," CRC A ",[20," A ",50," A "],true]", 4, 4, 16, true },
+		{ "[0,50," CRC A ",[20," A ",50," B "],true]", "[0,50," CRC A ",[20," A ",50," A "],true]", 4, 4, 17, false },
+		{ "[0,50," CRC A ",[20," A ",50," B "],true]", "[0,50," CRC A ",[20," A ",50," B "],true]", 4, 5, 16, false },
+		{ "[0,50," CRC A ",[20," A ",50," B "],true]", "[8,50," CRC A ",[20," A ",50," B "],true]", 30, 38, 20, true },
+		{ "[0,50," CRC A ",true]", "[0,50," CRC A ",true]", 10, 10, 20, true },
+		{ "[0,50," CRC A ",true]", "[0,50," CRC A ",true]", 40, 40, 20, false },
+		{ "[0,50," CRC A ",true]", "[0,50," CRC A ",true]", 10, 10, 0, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct manifest *a = of_items(cases[i].a), *b = of_items(cases[i].b);
+		const struct manifest_range x = { a, STR("f"), cases[i].offset_a, cases[i].length };
+		const struct manifest_range y = { b, STR("f"), cases[i].offset_b, cases[i].length };
+		const struct manifest_range other = { b, STR("g"), cases[i].offset_b, cases[i].length }, none = { NULL, STR("f"), 0, 50 };
+		assert_int_equal(manifest_same(&x, &y), cases[i].same);
+		assert_int_equal(manifest_same(&y, &x), cases[i].same);
+		assert_false(manifest_same(&x, &other) || manifest_same(&x, &none) || manifest_same(&none, &x));
+		manifest_free(a);
+		manifest_free(b);
+	}
+}
+
 static void test_join(void **state)
 {
 	static const char second[] = "{\"bytes\":5,\"files\":[{\"name\":\"new\",\"bytes\":5,\"items\":"
@@ -249,6 +305,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
 		cmocka_unit_test(test_names),
+		cmocka_unit_test(test_same),
 		cmocka_unit_test_setup_teardown(test_join, setup, teardown),
 		cmocka_unit_test_setup_teardown(every_bit_counts, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_cut, setup, teardown),
