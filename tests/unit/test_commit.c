@@ -200,7 +200,7 @@ static void test_never_replaced(void **state)
 	assert_int_equal(mkdirat(t.dir.fd, "empty", 0755), 0);
 	T_ERR(NOT_A_CHECKPOINT, save("B", "empty", true));
 	t_worker_put(&t, "file.pt", "x", 1);
-	T_ERR(NOT_A_CHECKPOINT, save("B", "file.pt", true));
+	T_ERR(NAME_INVALID, save("B", "file.pt", true));
 }
 
 /* The checkpoint that stood there when the job began is looked at again before the commit replaces it. */
