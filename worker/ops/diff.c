@@ -77,14 +77,11 @@ static FALLIBLE enum err count_bytes(const struct sd_tensor *t, uint64_t *to)
 
 static FALLIBLE enum err keep_common(struct diff *d, const struct sd_tensor *t, const struct sd_tensor *u, json_t *entry)
 {
-	const struct sdict *from = d->plan_a;
 	uint32_t index;
 
 	TRY(sdict_add_tensor(d->common, t->fqn, t->dtype, t->ndim, t->shape, &index));
 	d->compared[index] = (struct compared){ .entry = entry, .b = u };
-	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
-		TRY(sdict_add_chunk(d->common, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));
-	return OK;
+	return sdict_copy_chunks(d->common, index, d->plan_a, t);
 }
 
 /* Both have it, in one shape. */

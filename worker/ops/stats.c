@@ -161,8 +161,7 @@ static FALLIBLE enum err find_todo(struct stats_of_all *a)
 		TRY(sdict_add_tensor(a->todo, t->fqn, t->dtype, t->ndim, t->shape, &index));
 		a->wanted[index].place = i;
 		a->wanted[index].key = key;
-		for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
-			TRY(sdict_add_chunk(a->todo, index, plan->chunks[c].dims, plan->chunks[c].rank, plan->chunks[c].loc));
+		TRY(sdict_copy_chunks(a->todo, index, plan, t));
 	}
 	return OK;
 }

@@ -56,9 +56,7 @@ static FALLIBLE enum err copy_tensor(struct selector *s, const struct sdict *fro
 	v->sd->tensors[index].blocks = t->blocks;
 	TRY(sdict_rename_path(v->sd, t->path, t->fqn, name, &v->sd->tensors[index].path));
 	v->dtypes[index] = choose_dtype(s, name, t->dtype);
-	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
-		TRY(sdict_add_chunk(v->sd, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));
-	return OK;
+	return sdict_copy_chunks(v->sd, index, from, t);
 }
 
 static FALLIBLE enum err copy_value(struct selector *s, const struct sd_value *val, struct spec_view *v)

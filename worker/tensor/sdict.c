@@ -272,6 +272,13 @@ enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct
 	return OK;
 }
 
+enum err sdict_copy_chunks(struct sdict *sd, uint32_t index, const struct sdict *from, const struct sd_tensor *t)
+{
+	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
+		TRY(sdict_add_chunk(sd, index, from->chunks[c].dims, from->chunks[c].rank, from->chunks[c].loc));
+	return OK;
+}
+
 enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint32_t rank, struct sd_loc loc,
 				 uint32_t *index_out)
 {

@@ -156,6 +156,8 @@ FALLIBLE enum err sdict_add_differing(struct sdict *sd, uint32_t value, uint32_t
 FALLIBLE enum err sdict_add_file(struct sdict *sd, struct str name, uint32_t rank, uint32_t *index_out);
 /* All files of another sdict, under the same numbers, with its strides and records, and where its spooled items come from. */
 FALLIBLE enum err sdict_copy_files(struct sdict *sd, const struct sdict *from);
+/* Gives the tensor `index` the chunks that t has in `from`, whose files are numbered alike. */
+FALLIBLE enum err sdict_copy_chunks(struct sdict *sd, uint32_t index, const struct sdict *from, const struct sd_tensor *t);
 FALLIBLE enum err sdict_add_transform(struct sdict *sd, struct str joined, uint32_t *id_out); /* id: index + 1, interned */
 /* Tensors and chunks of another sdict, by reference: FQN, shape, path and dims are not copied. sdict_borrow comes first: it keeps
  * the other's arena for as long as this one is there. One other at most. */
