@@ -127,3 +127,65 @@ def test_call(roots, point):
             break
     if point not in ("fs.unlink", "fs.close", "fs.truncate", "fs.exchange", "io.read"):  # tried only, tried again, or not needed here
         assert "FAILED" in ends, f"{point} was never met, or nobody minds: {ends}"
+
+
+def contents(directory):
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def spoil(roots):
+    """A copy without metadata, and with a byte of a payload that is another: (its files, those of the whole one)."""
+    whole, t = contents(roots["out"] / "saved"), roots["out"] / "saved-again"
+    shutil.rmtree(t, ignore_errors=True)
+    shutil.copytree(roots["out"] / "saved", t)
+    (t / ".metadata").unlink()
+    data = bytearray(whole["__0_0.distcp"])
+    data[data.index(bytes(range(240)) * 5) + 1000] ^= 1
+    (t / "__0_0.distcp").write_bytes(data)
+    return contents(t), whole
+
+
+def repair(roots, fault, number):
+    g = Gang(1, roots, env={"DCPD_FAULT": fault} if fault else {})
+    try:
+        return g.job("repair", {"target": at("saved-again"), "from": at("saved")}, job=f"01REPR{number:020d}")
+    except (Closed, BrokenPipeError):
+        return None
+    finally:
+        g.close()
+
+
+def check_repair(roots, fault, number):
+    """Each file is the damaged one or what the repair makes of it, whatever happens; the next repair ends it."""
+    damaged, whole = spoil(roots)
+    end = repair(roots, fault, number)
+    now = contents(roots["out"] / "saved-again")
+    if end is not None and end.kind == "DONE":
+        assert ".metadata" in now and now["__0_0.distcp"] == whole["__0_0.distcp"]
+    elif end is not None:
+        assert end.body["code"] not in ("internal", "protocol"), end.body
+    assert now["__0_0.distcp"] in (damaged["__0_0.distcp"], whole["__0_0.distcp"]) and now.keys() <= whole.keys(), (fault, end)
+    if ".metadata" in now:
+        assert now["__0_0.distcp"] == whole["__0_0.distcp"], f"{fault}: visible, and damaged"
+    again = repair(roots, None, 1000 + number)
+    assert again.kind == "DONE" and again.body["result"]["whole"], (fault, again)
+    with Gang(1, roots) as g:
+        assert g.job("verify", {"source": at("saved-again"), "level": "digest"}).kind == "DONE"
+        assert g.job("diff", {"a": at("saved-again"), "b": at("saved")}).body["result"]["equal"]
+    return end
+
+
+@pytest.mark.seconds(900)
+@pytest.mark.parametrize("point", ["commit.replace", "commit.replaced"])
+def test_repair_killed_between_files(roots, point):
+    for n in (1, 2, 3):  # the payload's file, the manifest (the copy has another name), the metadata
+        assert check_repair(roots, f"{point}:{n}", n) is None
+        check_repair(roots, f"{point}:{n}:EIO", 10 + n)
+
+
+@pytest.mark.seconds(3600 if lib.FULL else 900)
+@pytest.mark.parametrize("point", CALLS)
+def test_repair_call(roots, point):
+    for i, n in enumerate(PASSES):
+        check_repair(roots, f"{point}:{n}:EIO", i)
+        check_repair(roots, f"{point}:{n}", 100 + i)
