@@ -146,13 +146,15 @@ def spoil(roots):
 
 
 def repair(roots, fault, number):
-    g = Gang(1, roots, env={"DCPD_FAULT": fault} if fault else {})
+    g = None
     try:
+        g = Gang(1, roots, env={"DCPD_FAULT": fault} if fault else {})
         return g.job("repair", {"target": at("saved-again"), "from": at("saved")}, job=f"01REPR{number:020d}")
     except (Closed, BrokenPipeError):
         return None
     finally:
-        g.close()
+        if g:
+            g.close()
 
 
 def check_repair(roots, fault, number):

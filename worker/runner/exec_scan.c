@@ -44,7 +44,7 @@ enum err exec_scan_begin(struct slot *s)
 static FALLIBLE enum err dst_memory(struct slot *s, const struct run_dst *d, unsigned char **out)
 {
 	TRY(files_segment(&s->x->files, d->file, out));
-	*out += d->offset;
+	*out = (unsigned char *)((uintptr_t)*out + d->offset); /* RUN_FILE_MEMORY: NULL, and an address */
 	return OK;
 }
 
