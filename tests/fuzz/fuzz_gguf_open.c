@@ -1,15 +1,13 @@
 /* fuzz_gguf_open.c: any bytes as a GGUF file. Each tensor of a file that is accepted lies inside it, and shares bytes with none. */
-#include "base/mem.h"
-#include "lib/t_one_file.h"
+#include "lib/t_files.h"
 #include "tensor/box.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-	static const char *const name = "a.gguf";
-	struct str file = { (const char *)data, n };
-	struct format_source s = t_one_file(&file, &name);
+	struct t_files files = t_files_one("a.gguf", data, n);
+	struct format_source s = t_files_source(&files);
 	struct sdict *sd = NULL;
 
 	if (format_open(FORMAT_GGUF, &s, &sd) == OK)

@@ -1,16 +1,14 @@
 /* fuzz_npz_open.c: any bytes as an .npz file. Each array of a file that is accepted lies inside it, with the bytes that its elements take,
  * and the strides of those in Fortran order stay inside it. */
-#include "base/mem.h"
-#include "lib/t_one_file.h"
+#include "lib/t_files.h"
 #include "tensor/box.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-	static const char *const name = "a.npz";
-	struct str file = { (const char *)data, n };
-	struct format_source s = t_one_file(&file, &name);
+	struct t_files files = t_files_one("a.npz", data, n);
+	struct format_source s = t_files_source(&files);
 	struct sdict *sd = NULL;
 
 	if (format_open(FORMAT_NPZ, &s, &sd) == OK)
