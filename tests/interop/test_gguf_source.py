@@ -50,7 +50,9 @@ def test_what_gguf_py_wrote(d, name):
     for k, v in want.items():
         assert got[k].shape == v.shape and got[k].dtype == v.dtype and got[k].tobytes() == v.tobytes(), k
     checked = d.api.run("verify", source=source, level="values")["result"]
-    assert checked["verified_bytes"] == 0 and checked["unverified_bytes"] >= sum(v.nbytes for k, v in want.items() if k != "Q8_0")
+    head = 40000 * 9  # of tokens
+    assert checked["verified_bytes"] == 0
+    assert checked["unverified_bytes"] >= head + sum(v.nbytes for k, v in want.items() if k != "Q8_0")
     assert d.api.run("diff", a=source, b={**HERE, "name": folder.name + ".safetensors"})["result"]["equal"]
 
 

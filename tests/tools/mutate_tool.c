@@ -98,7 +98,7 @@ static FALLIBLE enum err read_value(const struct checkpoint *c, const struct sd_
 
 static FALLIBLE enum err read_open(const struct checkpoint *c, struct checked *checked, struct digest_stream *s)
 {
-	checkpoint_note(c, checked);
+	checkpoint_note(c, false, checked);
 	for (uint64_t i = 0; i < c->sd->tensor_count; i++)
 		TRY(read_tensor(c, &c->sd->tensors[i], checked, s));
 	for (uint64_t i = 0; i < c->sd->value_count; i++)

@@ -108,6 +108,7 @@ struct format_source {
 	enum err (*read)(void *user, const char *name, uint64_t offset, void *into, uint64_t n);
 	enum err (*read_head)(void *user, const char *name, uint64_t n, void **out);
 	enum err (*bytes_of)(void *user, const char *name, uint64_t *out);
+	void (*unchecked)(void *user, uint64_t n);     /* counts so many bytes of a head, read by parts, as unverified. May be NULL */
 };
 
 /* One payload file of a source, as parsers of items ask for it: sets *out, which uses `part`. */

@@ -352,6 +352,8 @@ static FALLIBLE enum err read_file(struct opening *o)
 	for (uint64_t i = 0; i < pairs; i++)
 		TRY(read_pair(o));
 	TRY(read_table(o, tensors));
+	if (o->s->unchecked)
+		o->s->unchecked(o->s->user, o->at);
 	TRY(num_align(o->at, o->align, &data));
 	TRY(check_places(o, data));
 	return add_tensors(o, file, data);

@@ -478,6 +478,13 @@ static enum err source_read_head(void *user, const char *name, uint64_t n, void 
 	return err_at_file(manifest_check_add(&check, *out, n, true), name, 0);
 }
 
+static void source_unchecked(void *user, uint64_t n)
+{
+	struct checkpoint *c = user;
+
+	c->unchecked_bytes += n;
+}
+
 void checkpoint_note(const struct checkpoint *c, bool several, struct checked *checked)
 {
 	const char *heads = format_heads(c->format);
@@ -535,7 +542,7 @@ static FALLIBLE enum err open_listed(struct checkpoint *c, struct listing *l)
 	CLEANUP(mem_free_ptr) const char **names = mem_zalloc(m + p + 1, sizeof *names);
 	struct format_source source = { .user = c, .metadata = names, .metadata_count = m, .payload_count = p,
 					.read_all = source_read_all, .read = read_part, .read_head = source_read_head,
-					.bytes_of = source_bytes_of };
+					.bytes_of = source_bytes_of, .unchecked = source_unchecked };
 
 	c->ranks = mem_zalloc(m + 1, sizeof *c->ranks);
 	NEED(names && c->ranks, "no memory for %ju files", (uintmax_t)(m + p));
