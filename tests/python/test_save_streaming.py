@@ -11,6 +11,7 @@ import numpy as np
 import on_streaming
 import pytest
 import torch
+import torch.distributed.checkpoint
 from test_faults_ranks import load as load_ranks
 from test_faults_ranks import mortal, one_dies, settled, started_again  # noqa: F401
 from test_outline import check
@@ -273,6 +274,19 @@ def test_shared_memory_for_one_ring(own):
     dcpd.close()
     assert used < _ring.BYTES + (2 << 20) and most[0] < 2 * _ring.BYTES + (4 << 20), (used, most)
     assert all(t.eq(int(k[1:])).all() for k, t in dcpd.load("main:2", client=c).items())
+
+
+def test_a_smaller_ring_where_shared_memory_is_short(spawn):
+    """As in a container with Docker's default of 64 MiB, of which dcpd takes 80 %."""
+    d = spawn(args=("--shm-limit", "51MiB"))
+    c = dcpd.connect(f"unix://{d.socket}")
+    dcpd.save({f"w{i}": torch.full((8 << 20,), float(i)) for i in range(6)}, "main:a", client=c)
+    used = c._t.request("GET", "/v1/state-dicts")["state_dicts"][0]["bytes"]
+    dcpd.close()
+    assert used < 51 << 20
+    got = {f"w{i}": torch.zeros(8 << 20) for i in range(6)}
+    torch.distributed.checkpoint.load(got, checkpoint_id=str(d.storages["main"] / "a"), no_dist=True)
+    assert all(t.eq(int(k[1:])).all() for k, t in got.items())
 
 
 @pytest.mark.parametrize("what", ["a worker", "all workers", "the daemon"])

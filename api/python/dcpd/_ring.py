@@ -19,6 +19,7 @@ from . import _copy, errors, image
 
 BYTES = 64 << 20
 LEAST = 1 << 20           # dcpd's
+SHORT = 16 << 20          # four blocks of a file: less would starve the disk
 _RELEASED_AT = 64         # of the page behind the ring
 _ASK_AFTER, _ASK_EVERY = 0.3, 0.5  # seconds without room: is anybody there?
 _REST_MIN, _REST_MAX = 0.0001, 0.002

@@ -317,11 +317,21 @@ class _Snapshot:
         return session.reserve(size, self.first.generation, o.when_busy, lambda: log.warning(
             "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, self.first.target), not self.streams)
 
+    def _reserve_ring(self, session: _session.Session, place: Dict[str, int]) -> _session.Slot:
+        """A smaller ring where shared memory is short: Docker's default is 64 MiB."""
+        while True:
+            try:
+                return self._reserve(session, place["offset"] + place["bytes"] + image.PAGE)
+            except errors.SharedMemoryFull:
+                if place["bytes"] // 2 < _ring.SHORT:
+                    raise
+                place["bytes"] = place["bytes"] // 2 // image.PAGE * image.PAGE
+
     def _through_ring(self, session: _session.Session, layout: Layout, header: bytes, size: int) -> bool:
         """False: this daemon knows no rings."""
         dicts, generation = session.client.state_dicts, self.first.generation
         place = {"offset": _ring.place(len(header)), "bytes": _ring.size_for(size)}
-        slot = self._reserve(session, place["offset"] + place["bytes"] + image.PAGE)
+        slot = self._reserve_ring(session, place)
         views = session.fill_ring(slot, layout, header, place["offset"], place["bytes"])
         assert views.ring is not None
         views.ring.begin(len(header), lambda: self._ask(session))
