@@ -1,6 +1,6 @@
 /* file_plan_torch.c: a file as torch.save lays it out: data.pkl first, with the nested state dict that the paths of the tensors and values
  * describe, then a record per tensor, at multiples of 64 so that torch.load(mmap=True) maps them. Every opcode is one that
- * torch.load(weights_only=True) takes, unless a value of another class needs more.
+ * torch.load(weights_only=True) takes, unless a value of another class needs more. Tied weights share a record.
  *
  * The pickle is made before anything is written, so values are part of the plan: their archives are in memory (FORMAT_EMBEDS). */
 #include "format/format.h"
@@ -137,7 +137,7 @@ static FALLIBLE enum err put_leaf(struct tree *t, uint64_t leaf)
 	}
 	const struct sd_tensor *tensor = &t->sd->tensors[leaf];
 	bool grad = tensor->requires_grad && (dtype_is_float(tensor->dtype) || dtype_is_complex(tensor->dtype));
-	snprintf(key, sizeof key, "%ju", (uintmax_t)leaf);
+	snprintf(key, sizeof key, "%ju", (uintmax_t)(tensor->tied_to ? tensor->tied_to - 1 : leaf));
 	return err_at_fqn(item_put_tensor(t->b, tensor->dtype, tensor->ndim, tensor->shape, key, grad), tensor->fqn.p, tensor->fqn.n);
 }
 
@@ -246,7 +246,8 @@ static FALLIBLE enum err place(const struct file_plan_target *t, struct zip_plan
 	TRY(zip_plan_bytes(z, STR("archive/data.pkl"), (struct str){ (char *)pickle.p, pickle.len }));
 	TRY(zip_plan_bytes(z, STR("archive/byteorder"), STR("little")));
 	for (uint64_t i = 0; i < t->sd->tensor_count; i++)
-		TRY(add_storage(z, &t->sd->tensors[i], i));
+		if (!t->sd->tensors[i].tied_to)
+			TRY(add_storage(z, &t->sd->tensors[i], i));
 	TRY(zip_plan_bytes(z, STR("archive/version"), STR("3\n")));
 	return zip_plan_end(z, t->file_name);
 }

@@ -94,8 +94,10 @@ static FALLIBLE enum err cut(struct reshard *r)
 	CLEANUP(sdict_free_ptr) struct sdict *held = NULL;
 	struct save_plan_stats stats;
 
-	if (!format_holds(r->format, FORMAT_CHUNKS))
-		return target_whole(&r->view, &r->plan);
+	if (!format_holds(r->format, FORMAT_CHUNKS)) {
+		TRY(target_whole(&r->view, &r->plan));
+		return r->format == FORMAT_TORCH && !r->merge.count ? target_tie(&r->view, r->plan) : OK;
+	}
 	TRY(target_cut(r->job->worker, &r->view, &r->job->spec.layout, r->world_size, NULL, &held,
 		       r->job->result));
 	TRY(save_plan_make(held, r->job->spec.dedup, UINT64_MAX, &r->plan, &stats));

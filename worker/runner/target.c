@@ -1,9 +1,10 @@
 /* target.c: see target.h. */
 #include "runner/target.h"
 
-#include "tensor/cast.h"
-
 #include <stdio.h>
+
+#include "base/map.h"
+#include "tensor/cast.h"
 
 enum { NAMES_MAX = 10000 };
 
@@ -138,6 +139,52 @@ enum err target_whole(const struct spec_view *view, struct sdict **out)
 	}
 	TRY(add_values(view, sd));
 	*out = move(sd);
+	return OK;
+}
+
+/* All that says which elements a tensor has, as a key: where they lie, how, and what they become. */
+static FALLIBLE enum err tie_key(const struct spec_view *v, uint64_t i, struct arena *a, struct str *out)
+{
+	const struct sd_tensor *t = &v->sd->tensors[i];
+	const struct sd_loc loc = v->sd->chunks[t->first_chunk].loc;
+	const struct sd_strided *view = sd_strided_of(v->sd, loc);
+	int64_t *key, n = 0;
+
+	TRY(arena_i64(a, 10 + 2 * t->ndim, &key));
+	key[n++] = loc.file;
+	key[n++] = view ? 0 : loc.transform;
+	key[n++] = (int64_t)loc.offset;
+	key[n++] = (int64_t)loc.length;
+	key[n++] = t->dtype;
+	key[n++] = v->dtypes[i];
+	key[n++] = t->ndim;
+	key[n++] = view ? 1 + view->conj + 2 * view->neg + 4 * view->q8_0 : 0;
+	for (uint32_t d = 0; d < t->ndim; d++)
+		key[n++] = t->shape[d];
+	for (uint32_t d = 0; view && d < t->ndim; d++)
+		key[n++] = view->strides[d];
+	*out = (struct str){ (char *)key, (size_t)n * sizeof *key };
+	return OK;
+}
+
+enum err target_tie(const struct spec_view *view, struct sdict *target)
+{
+	CLEANUP(arena_free_ptr) struct arena *a = arena_new(UINT64_MAX);
+	CLEANUP(map_free) struct map seen = { 0 };
+	struct str key;
+	uint32_t first;
+
+	NEED(a, "no memory to look for tied weights");
+	must(view->sd->tensor_count == target->tensor_count);
+	for (uint64_t i = 0; i < view->sd->tensor_count; i++) {
+		const struct sd_tensor *t = &view->sd->tensors[i];
+		if (t->chunk_count != 1 || !view->sd->chunks[t->first_chunk].loc.length)
+			continue;
+		TRY(tie_key(view, i, a, &key));
+		TRY(map_intern(&seen, key, (uint32_t)i, &first));
+		if (first != i)
+			target->tensors[i].tied_to = 1 + first;
+	}
 	return OK;
 }
 

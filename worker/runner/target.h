@@ -14,6 +14,9 @@ FALLIBLE enum err target_cut(struct worker *w, const struct spec_view *view, con
 /* Sets "unmatched_rules" (patterns of rules that took no tensor), and "fell_back" with "fell_back_count" (tensors that went past a rule,
  * for they lack a dim that it names), where there are any. */
 FALLIBLE enum err target_report_rules(json_t *result, const struct layout *l, const struct layout_use *use);
+/* For a target that can share bytes: notes in `target` (target_whole) the tensors that are one in the source (tied weights): the same
+ * stored bytes, read in the same way. Tensors that rules made are not looked at. */
+FALLIBLE enum err target_tie(const struct spec_view *view, struct sdict *target);
 /* Every tensor whole, on rank 0. */
 FALLIBLE enum err target_whole(const struct spec_view *view, struct sdict **out);
 /* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. Tensors that cannot be cast: as in target_cut. */

@@ -80,6 +80,7 @@ struct sd_tensor {
 	uint16_t ndim;
 	bool requires_grad;
 	const char *blocks;           /* "Q4_K": the bytes are blocks of this type, which dcpd does not work out; NULL: elements */
+	uint32_t tied_to;             /* of a target: 1 + the tensor before that has the same bytes, if they are written once; 0: none */
 	bool q8_0;                    /* of a target: float32 that the file has as ggml's blocks Q8_0 */
 };
 

@@ -1,0 +1,56 @@
+"""Tied weights of a torch.save file are one storage in the torch.save file that dcpd makes of it; elsewhere each has its own bytes."""
+import torch
+from safetensors.torch import load_file
+
+import dcpd as lib
+from test_one_file import HERE
+
+
+def model():
+    """GPT-2's way: the embedding is the head; a transposed tie, a view, an equal tensor that is another, and two that are empty."""
+    torch.manual_seed(4)
+    e, large = torch.randn(50, 8).bfloat16(), torch.randn(700, 1001)
+    return {"wte": e, "lm_head": {"weight": e}, "t1": large.t(), "t2": large.t(), "whole": large, "rows": large[3:9], "same": e.clone(),
+            "grad": torch.nn.Parameter(e), "empty1": torch.empty(0, 3), "empty2": torch.empty(0, 3), "step": 3}
+
+
+def put(d):
+    path = d.storages["main"] / (lib.fresh() + ".pt")
+    torch.save(model(), path)
+    return {**HERE, "name": path.name}
+
+
+def reshard(d, source, **more):
+    name = lib.fresh() + ".pt"
+    d.api.run("reshard", source=source, target={**HERE, "name": name, "format": "torch"}, **more)
+    return torch.load(d.storages["main"] / name, weights_only=True, mmap=True), (d.storages["main"] / name).stat().st_size
+
+
+def test_they_share_a_storage(d):
+    want, (got, size) = model(), reshard(d, put(d))
+    at = lambda t: t.untyped_storage().data_ptr()  # noqa: E731
+    assert at(got["wte"]) == at(got["lm_head"]["weight"]) == at(got["grad"]) and got["grad"].requires_grad
+    assert at(got["t1"]) == at(got["t2"])
+    assert len({at(got[k]) for k in ("wte", "same", "t1", "whole", "rows")}) == 5
+    assert size < 2 * 700 * 1001 * 4 + 100_000
+    for k in ("wte", "same", "t1", "t2", "whole", "rows", "grad"):
+        assert torch.equal(got[k], want[k]), k
+    assert torch.equal(got["lm_head"]["weight"], want["wte"]) and got["step"] == 3
+    with torch.no_grad():
+        got["wte"][0] = 7
+    assert torch.equal(got["lm_head"]["weight"][0], got["wte"][0])
+
+
+def test_not_where_they_become_different(d):
+    """A cast of one of them, rules; renamed, they stay tied. Other formats have both."""
+    source = put(d)
+    got, _ = reshard(d, source, dtype=[["wte", "float32"]])
+    assert got["wte"].dtype == torch.float32 and torch.equal(got["wte"].bfloat16(), got["lm_head"]["weight"])
+    got, _ = reshard(d, source, rename=[["^wte$", "embed"]], include=["wte", "lm_head.*"])
+    assert got["embed"].untyped_storage().data_ptr() == got["lm_head"]["weight"].untyped_storage().data_ptr()
+    got, _ = reshard(d, source, transform=[{"match": "^wte$", "pad": {"dim": 0, "to": 52}}])
+    assert got["wte"].shape == (52, 8) and torch.equal(got["wte"][:50], got["lm_head"]["weight"])
+    name = lib.fresh() + ".safetensors"
+    d.api.run("reshard", source=source, target={**HERE, "name": name, "format": "safetensors"})
+    both = load_file(d.storages["main"] / name)
+    assert torch.equal(both["wte"], both["lm_head.weight"])
