@@ -32,8 +32,8 @@ def test_tensors_and_values(d):
     path, source = put(d)
     shown = d.api.get(d.api.storage_path("main", path.name)).ok()
     assert shown["format"] == "torch-dist"
-    listed = d.api.get("/v1/checkpoints/main?page_size=1000").ok()["checkpoints"]
-    assert [c["format"] for c in listed if c["name"] == path.name] == ["torch-dist"]
+    listed = d.api.get(f"/v1/checkpoints/main?prefix={path.name}").ok()["checkpoints"]
+    assert [c["format"] for c in listed] == ["torch-dist"]
     page = d.api.get(d.api.storage_path("main", path.name, "/tensors?page_size=1000")).ok()
     assert {t["fqn"]: t["shape"] for t in page["tensors"]} == (
         {f"decoder.layers.{k}": [made.LAYERS, *v[:-1]] for k, v in made.LAYER.items()} | {k: list(v[:-1]) for k, v in made.OUTER.items()})
