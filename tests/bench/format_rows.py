@@ -29,7 +29,9 @@ CONVERSIONS = ("torch_to_dcp", "dcp_to_torch", "dcp_to_safetensors", "dcp_to_npz
 SHARDS = 4
 CASTS = {"f64_f32": ("float64", "float32"), "f32_bf16": ("float32", "bfloat16"), "bf16_f32": ("bfloat16", "float32"),
          "f32_f16": ("float32", "float16"), "f16_f32": ("float16", "float32"), "bf16_f16": ("bfloat16", "float16"),
-         "f32_f8": ("float32", "float8_e4m3fn"), "f8_bf16": ("float8_e4m3fn", "bfloat16")}
+         "f32_f8": ("float32", "float8_e4m3fn"), "f8_bf16": ("float8_e4m3fn", "bfloat16"), "f32_f64": ("float32", "float64"),
+         "f16_bf16": ("float16", "bfloat16"), "f8_f32": ("float8_e4m3fn", "float32"), "bf16_f8": ("bfloat16", "float8_e4m3fn"),
+         "f8_f8": ("float8_e4m3fn", "float8_e5m2")}
 RULES = [{"match": "^layers\\.", "rename": "model.layers."}, {"match": "weight", "dtype": "bfloat16"},
          {"match": "^(.*)\\.weight$", "split": {"dim": 0, "parts": 2, "into": ["$1.a", "$1.b"]}}]
 

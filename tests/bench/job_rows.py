@@ -81,8 +81,9 @@ def loads(b):
 
 def reshards(b):
     for storage, directory in (("disk", b.disk), ("tmpfs", b.tmpfs)):
-        rows = [("reshard", "src", {"world_size": 2, "layout": COLUMNS}, "<=1.30"),
-                ("to_safetensors", "src", {"format": "safetensors"}, "<=1.20"),
+        goal = "<=0.80" if storage == "disk" else "<=1.10"
+        rows = [("reshard", "src", {"world_size": 2, "layout": COLUMNS}, goal),
+                ("to_safetensors", "src", {"format": "safetensors"}, goal),
                 ("from_safetensors", "hf", {"world_size": RANKS}, "<=1.20")]
         rows = [r for r in rows if b.wants(f"{r[0]}.{storage}")]
         if not rows:
