@@ -63,7 +63,7 @@ BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libja
               libxxhash-dev libisal-dev zlib1g-dev libzstd-dev libseccomp-dev libpcre2-dev libsystemd-dev \
               libcurl4-openssl-dev libacl1-dev libsodium-dev
 TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv strace chromium
-BENCH_DEBS := fio wrk python3 python3-venv
+BENCH_DEBS := fio wrk zstd python3 python3-venv
 FUZZ_DEBS := clang libclang-rt-14-dev
 
 .PHONY: quickstart

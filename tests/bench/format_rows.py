@@ -103,7 +103,8 @@ def rows(bench, size, drop_caches):
     """size: the bench's bytes; a conversion has half of them."""
     casts(bench)
     parts = [(conversions, (*CONVERSIONS, *(f"{n}.pytorch" for n in CONVERSIONS))), (transforms, ["transform"]),
-             (merges, ["merge", "merge.pytorch"]), (diffs, ["diff", "diff.pytorch", "diff.digests"]), (zero, ["zero"])]
+             (merges, ["merge", "merge.pytorch"]), (diffs, ["diff", "diff.pytorch", "diff.digests"]), (zero, ["zero"]),
+             (deltas, ["delta", "delta.apply"])]
     parts = [part for part, names in parts if any(bench.wants(f"format.{n}") for n in names)]
     if not parts:
         return
@@ -275,6 +276,33 @@ def diff_by_digests(f, sides):
     f.row("diff.digests", "s", "<=0.35", "the same with read_all", digests, reads, "dcpctl diff of two steps that share 7 of 8 tensors")
     for k in "ab":
         remove(f.root / f"by-{k}")
+
+
+def deltas(f):
+    """A step of reinforcement learning: 2 % of the elements change, of 16-bit weights. All bytes are in the page cache."""
+    g, size = torch.Generator().manual_seed(1), f.size
+    base = {f"layers.{i}.weight": torch.randn(size // TENSORS // 2048, 1024, generator=g).bfloat16() for i in range(TENSORS)}
+    new, diff = {}, f.root / "diff"
+    with open(diff, "wb") as out:
+        for k, t in base.items():
+            new[k] = torch.where(torch.rand(t.shape, generator=g) < 0.02, (t.float() * 1.01).bfloat16(), t)
+            (t.view(torch.int16) ^ new[k].view(torch.int16)).numpy().tofile(out)
+    for name, state in (("base", base), ("step", new)):
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(f.root / name), no_dist=True)
+    total = sum(t.nbytes for t in base.values())
+    del base, new, state
+    f.d.api.run("delta", base=ref("base"), source=ref("step"), target=ref("change"))
+    ours, applied, zstd, copies = [], [], [], []
+    for _ in range(RUNS):
+        zstd.append(f.theirs(lambda path: subprocess.run(["zstd", "-q", "-1", diff, "-o", path], check=True)))
+        ours.append(f.job("delta", {"end": "", "more": {}}, base=ref("base"), source=ref("step")))
+        copies.append(f.bench.copy(f.root / "base", f.root / "copy"))
+        applied.append(f.job("apply", {"end": "", "more": {}}, base=ref("base"), source=ref("change")))
+    f.row("delta", "GB/s", ">=0.80", "zstd -1 of the xor'ed bytes, fsync", *([total / t / 1e9 for t in x] for x in (ours, zstd)),
+          "dcpctl delta f:base f:step f:new")
+    f.row("delta.apply", "s", "<=4.00", "cp and fsync of the base", applied, copies, "dcpctl apply f:base f:change f:new")
+    for name in ("base", "step", "change", "diff"):
+        remove(f.root / name)
 
 
 def casts(bench):

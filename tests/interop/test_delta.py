@@ -170,3 +170,20 @@ def test_not_a_source(d):
     assert "apply" in said["detail"]
     assert d.api.run("inspect", source=change)["result"]["safe"]
     shutil.rmtree(folder(d, change))
+
+
+def test_command_line(d):
+    """dcpctl delta and apply, and what ls and show say; the exit status of a wrong base."""
+    before = state(61, (torch.bfloat16,))
+    base, new = put(d, before), put(d, changed(before, 62))
+    a, b, change, out = (f"main:{r['name']}" for r in (base, new, *({"name": lib.fresh()} for _ in range(2))))
+    done = d.ctl("delta", a, b, change, "--encoding", "overwrite", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"delta"') and "content_digest" in done.stdout
+    assert any(line.split()[:2] == [change[5:], "delta"] or (change[5:] in line and " delta " in line)
+               for line in d.ctl("ls", "main").stdout.splitlines())
+    assert "delta" in d.ctl("show", change).stdout
+    assert d.ctl("apply", a, change, out).returncode == 0 and d.ctl("diff", b, out).returncode == 0
+    wrong = d.ctl("apply", b, change, out + "-2")
+    assert wrong.returncode == 5 and "content digest" in wrong.stderr
+    assert d.ctl("delta", a, b).returncode == 2

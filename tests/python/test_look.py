@@ -63,6 +63,29 @@ def test_merge(at):
     assert job["result"]["averaged"] == 1 and torch.equal(dcpd.load(c)["w"], torch.full((3,), 4.0))
 
 
+def test_delta(at):
+    """References, paths and a state dict in shared memory; another base, and a delta alone, are refused."""
+    base, new, other, change, out = (f"main:{lib.fresh()}" for _ in range(5))
+    w = torch.randn(300, 70).bfloat16()
+    after = w.clone()
+    after[7, 3:9] += 1
+    for ref, t in ((base, w), (new, after), (other, w + 1)):
+        dcpd.save({"w": t, "step": 3}, ref)
+    result = dcpd.delta(base, at.storages["main"] / new[5:], change, encoding="overwrite")
+    assert result["changed_tensors"] == 1 and result["dropped"] == ["step"] and result["bytes"] < w.nbytes // 2
+    assert dcpd.apply(base, change, out)["content_digest"] == result["content_digest"]
+    assert torch.equal(dcpd.load(out)["w"], after)
+    with pytest.raises(dcpd.StateDictMismatch, match=result["base_content_digest"]) as e:
+        dcpd.apply(other, change, out + "-2")
+    assert e.value.code == "base_mismatch"
+    for read in (dcpd.load, lambda ref: dcpd.open(ref)["w"][0:1]):
+        with pytest.raises(dcpd.RequestRefused, match="apply"):
+            read(change)
+    dcpd.connect().jobs.run("load", source=new, target=f"shm:{(name := lib.fresh())}")
+    assert dcpd.delta(new, f"shm:{name}", change + "-3")["changed_tensors"] == 0
+    dcpd.connect().state_dicts.delete(name)
+
+
 def test_repair(at):
     name, other = f"run-{lib.fresh()}/step-1", f"run-{lib.fresh()}/step-1"
     state = {"w": torch.arange(6.0), "n": 3}

@@ -11,18 +11,41 @@
 
 enum { LEVEL = 1, WINDOW_LOG_MAX = 23, ROOM = 32 << 10, HEAD = 4 };
 
+static uint64_t word_at(const unsigned char *p)
+{
+	uint64_t v;
+
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+/* Words are compared first: most are equal. */
 uint64_t delta_count(const unsigned char *base, const unsigned char *now, size_t n)
 {
+	const uint64_t low = 0x7F7F7F7F7F7F7F7F, ones = 0x0101010101010101;
 	uint64_t sum = 0;
+	size_t i = 0;
 
-	for (size_t i = 0; i < n;) {
-		size_t end = num_min(n, i + 255);
-		unsigned char count = 0; /* of at most 255: added up in bytes, many at a time */
-		for (; i < end; i++)
-			count = (unsigned char)(count + (base[i] != now[i]));
-		sum += count;
+	for (; i + sizeof low <= n; i += sizeof low) {
+		uint64_t x = word_at(base + i) ^ word_at(now + i);
+		if (x) /* the top bit of each byte that is not 0, moved down; their sum is the product's top byte */
+			sum += ((((((x & low) + low) | x) & ~low) >> 7) * ones) >> 56;
 	}
+	for (; i < n; i++)
+		sum += base[i] != now[i];
 	return sum;
+}
+
+static void put_xor(unsigned char *to, const unsigned char *a, const unsigned char *b, size_t n)
+{
+	size_t i = 0;
+
+	for (; i + sizeof(uint64_t) <= n; i += sizeof(uint64_t)) {
+		uint64_t x = word_at(a + i) ^ word_at(b + i);
+		memcpy(to + i, &x, sizeof x);
+	}
+	for (; i < n; i++)
+		to[i] = a[i] ^ b[i];
 }
 
 enum err delta_bound(enum delta_encoding encoding, uint64_t bytes, uint64_t *out)
@@ -100,10 +123,9 @@ static void refill(struct delta_encoder *e, unsigned pass, uint64_t at, const un
 	size_t i = e->seen, k = 0;
 
 	if (e->encoding == DELTA_XOR) {
-		size_t m = num_min(ROOM, n - i);
-		for (; k < m; k++)
-			e->room[k] = base[i + k] ^ now[i + k];
-		i += m;
+		k = num_min(ROOM, n - i);
+		put_xor(e->room, base + i, now + i, k);
+		i += k;
 	}
 	while (i < n && k + 4 <= ROOM && e->encoding == DELTA_OVERWRITE) {
 		if (n - i >= 64 && memcmp(base + i, now + i, 64) == 0) {
@@ -291,8 +313,7 @@ static void decode_xor(struct delta_decoder *d, unsigned char *block, size_t n, 
 {
 	while (d->filled < n && !d->fault) {
 		size_t want = num_min(ROOM, n - d->filled), got = pull(d, 0, d->room, want);
-		for (size_t i = 0; i < got; i++)
-			block[d->filled + i] ^= d->room[i];
+		put_xor(block + d->filled, block + d->filled, d->room, got);
 		d->filled += got;
 		if (got < want && d->cursors[0].done && !d->fault)
 			fail(d, DELTA_SHORT);

@@ -19,6 +19,7 @@ struct delta {
 	struct str *checksums;
 	uint32_t spool_fd;
 	uint64_t changed, tensor_bytes;
+	json_int_t compared;           /* bytes read of both sides, with checks */
 };
 
 static bool same_shape(const struct sd_tensor *a, const struct sd_tensor *b)
@@ -165,7 +166,9 @@ static json_t *digest_doc(const unsigned char digest[16])
 static FALLIBLE enum err report(struct delta *d)
 {
 	json_t *r = d->job->result;
+	json_int_t read = json_integer_value(json_object_get(r, "read_bytes"));
 
+	json_object_set_new(r, "read_bytes", json_integer(read + d->compared)); /* and the frames, to copy them */
 	json_object_set_new(r, "encoding", json_string(delta_encoding_name(d->head.encoding)));
 	json_object_set_new(r, "version", json_sprintf("%06ju", (uintmax_t)d->head.version));
 	json_object_set_new(r, "base_version", json_sprintf("%06ju", (uintmax_t)d->head.base_version));
@@ -200,7 +203,7 @@ static FALLIBLE enum err compare(struct delta *d)
 	if (!e)
 		e = collect(d, &run);
 	if (!e)
-		json_object_set_new(d->job->result, "compared_bytes", json_integer((json_int_t)atomic_load(&run.head->read_bytes)));
+		d->compared = (json_int_t)atomic_load(&run.head->read_bytes);
 	run_detach(&run);
 	return e;
 }
@@ -229,8 +232,8 @@ static FALLIBLE enum err delta(struct delta *d)
 		return OK;
 	}
 	TRY(compare(d));
-	TRY(report(d));
 	TRY(save(d));
+	TRY(report(d));
 	checked_report(&j->checked, j->result);
 	return OK;
 }

@@ -469,6 +469,7 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 	NEED(l->why && l->arena, "no memory for %zu boxes", n);
 	l->problems.arena = l->arena;
 	TRY(lookup_checkpoint(w, q, &l->checkpoint));
+	TRY(checkpoint_check_whole(l->checkpoint));
 	for (uint32_t i = 0; i < n; i++)
 		TRY(want_box(l, i));
 	TRY(make_target(l));

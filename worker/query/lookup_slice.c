@@ -148,6 +148,7 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 	uint64_t numel;
 
 	TRY(lookup_checkpoint(s->w, q, &s->source));
+	TRY(checkpoint_check_whole(s->source));
 	checkpoint_note(s->source, false, &s->checked);
 	s->tensor = sdict_tensor(s->source->sd, (struct str){ json_string_value(fqn), json_string_length(fqn) });
 	if (!s->tensor)

@@ -180,10 +180,9 @@ enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prin
 		checkpoint_note(out->checkpoint, reads_several(&j->spec), &j->checked);
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;
-		if (out->checkpoint->format == FORMAT_DELTA && j->kind != JOB_VERIFY)
-			return ERR(FORMAT_UNSUPPORTED, "%s:%s is a delta, which is no state dict without its base: apply it first (dcpctl "
-				   "apply BASE DELTA OUT)", ref->storage.p, ref->name.p);
-		return OK;
+		if (j->kind == JOB_VERIFY || j->kind == JOB_INSPECT || j->kind == JOB_REPAIR) /* of files, whatever they mean */
+			return OK;
+		return checkpoint_check_whole(out->checkpoint);
 	}
 	out->state_dict = job_state_dict(j, ref);
 	if (!out->state_dict)

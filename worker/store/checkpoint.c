@@ -485,6 +485,14 @@ static void source_unchecked(void *user, uint64_t n)
 	c->unchecked_bytes += n;
 }
 
+enum err checkpoint_check_whole(const struct checkpoint *c)
+{
+	if (c->format != FORMAT_DELTA)
+		return OK;
+	return ERR(FORMAT_UNSUPPORTED, "%s:%s is a delta, which is no state dict without its base: apply it first (dcpctl apply BASE DELTA "
+		   "OUT)", c->store->name, c->name);
+}
+
 void checkpoint_note(const struct checkpoint *c, bool several, struct checked *checked)
 {
 	const char *heads = format_heads(c->format);

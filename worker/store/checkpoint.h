@@ -67,6 +67,9 @@ void checkpoint_free(struct checkpoint *c);
 struct checkpoint *checkpoint_share(struct checkpoint *c);   /* the same one, to be freed once more */
 void checkpoint_free_ptr(struct checkpoint **c);
 
+/* ERR_FORMAT_UNSUPPORTED: its tensors are not those of a state dict; it is a delta, which has none without its base. */
+FALLIBLE enum err checkpoint_check_whole(const struct checkpoint *c);
+
 /* Counts what nothing vouches for (metadata without a digest) and warns of an outdated manifest. several: other checkpoints are read too,
  * so that files are named with this one. */
 void checkpoint_note(const struct checkpoint *c, bool several, struct checked *checked);
