@@ -93,7 +93,7 @@ static enum err read_all(void *user, const char *name, void **out, uint64_t *n_o
 static enum err open_directory(struct directory d)
 {
 	const char *index = HF_INDEX, *file = "m.safetensors";
-	struct format_source s = { &d, &index, &file, d.is_index, !d.is_index, read_all, read_at, read_head, bytes_of };
+	struct format_source s = { &d, &index, &file, d.is_index, !d.is_index, read_all, read_at, read_head, bytes_of, NULL };
 	struct sdict *sd;
 
 	return format_open(FORMAT_SAFETENSORS, &s, &sd);
