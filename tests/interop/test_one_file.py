@@ -1,4 +1,5 @@
 """Targets that are one file: they appear whole or not at all, are replaced and removed like directories, and leave nothing beside them."""
+import json
 import os
 import pathlib
 import shutil
@@ -6,6 +7,7 @@ import time
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import dcpd as lib
@@ -145,3 +147,19 @@ def test_a_file_that_is_only_called_so_is_not_replaced(d, end, word):
     target = {**HERE, "name": path.name, "format": word}
     d.api.fails("reshard", "not_a_checkpoint", source=source, target=target, options={"overwrite": True})
     assert path.read_bytes() == b"hello"
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_metadata_of_the_source_is_kept(d, folder):
+    """Keys of __metadata__ that the target does not say itself, in every file; values that dcpd put there before, too."""
+    path = d.storages["main"] / (lib.fresh() + ".safetensors")
+    meta = {"modelspec.title": "é \"quoted\"", "training": json.dumps({"steps": 7}), "dcpd_values": '{"step":3}', "format": "tf"}
+    save_file({"a": torch.ones(300), "b": torch.ones(300)}, path, metadata=meta)
+    name = lib.fresh() + ("" if folder else ".safetensors")
+    d.api.run("reshard", source={**HERE, "name": path.name}, target={**HERE, "name": name, "format": "safetensors", "max_file_bytes": 1200})
+    made = d.storages["main"] / name
+    files = sorted(made.glob("*.safetensors")) if folder else [made]
+    assert len(files) == 1 + folder
+    for file in files:
+        with safe_open(file, "pt") as f:
+            assert f.metadata() == {**meta, "format": "pt"}

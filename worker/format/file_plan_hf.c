@@ -30,7 +30,7 @@ static FALLIBLE enum err check_tensor(const struct sd_tensor *t)
 {
 	enum err e = OK;
 
-	if (!dtype_safetensors_name(t->dtype))
+	if (!dtype_safetensors_word(t->dtype) || (t->dtype == DT_FLOAT4_E2M1FN_X2 && t->ndim == 0))
 		e = ERR(DTYPE_UNSUPPORTED, "safetensors has no dtype %s", dtype_name(t->dtype));
 	else if (str_is(t->fqn, "__metadata__") || !str_utf8(t->fqn))
 		e = ERR(NAME_INVALID, "safetensors has no place for a tensor of this name");

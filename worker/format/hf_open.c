@@ -42,6 +42,23 @@ enum err hf_open_header(const struct format_source *s, const char *name, struct 
 	return sft_parse((struct str){ (char *)*text_out + sizeof first, n }, file_bytes, arena, out);
 }
 
+/* Keeps the __metadata__ of the first file that has any: the others say the same, as a rule. */
+static FALLIBLE enum err keep_meta(struct sdict *sd, const struct sft *head)
+{
+	struct str (*meta)[2];
+
+	if (sd->meta_count || !head->meta_count)
+		return OK;
+	TRY(arena_alloc(sd->arena, head->meta_count, sizeof *meta, &meta));
+	for (uint64_t i = 0; i < head->meta_count; i++) {
+		TRY(arena_str(sd->arena, head->meta[i].key, &meta[i][0]));
+		TRY(arena_str(sd->arena, head->meta[i].value, &meta[i][1]));
+	}
+	sd->meta = (const struct str(*)[2])meta;
+	sd->meta_count = head->meta_count;
+	return OK;
+}
+
 static enum err read_header(struct hf_index *ix, const char *name, uint32_t file)
 {
 	CLEANUP(arena_free_ptr) struct arena *arena = arena_new(UINT64_MAX);
@@ -50,6 +67,7 @@ static enum err read_header(struct hf_index *ix, const char *name, uint32_t file
 
 	NEED(arena, "no memory for a header");
 	TRY(hf_open_header(ix->s, name, arena, &head, &text));
+	TRY(keep_meta(ix->sd, &head));
 	for (uint64_t i = 0; i < head.entry_count; i++)
 		TRY(add_entry(ix, &head, &head.entries[i], file));
 	return OK;

@@ -123,6 +123,22 @@ static FALLIBLE enum err read_offsets(struct sft_reader *r, struct sft_entry *e)
 	return OK;
 }
 
+/* Two elements of four bits are one here, as in PyTorch. */
+static FALLIBLE enum err pair_elements(struct arena *a, struct sft_entry *e)
+{
+	int64_t *shape;
+
+	if (e->dtype != DT_FLOAT4_E2M1FN_X2)
+		return OK;
+	if (e->ndim == 0 || e->shape[e->ndim - 1] % 2)
+		return ERR(FORMAT_SAFETENSORS, "rows of F4 that are not made of whole bytes");
+	TRY(arena_i64(a, e->ndim, &shape));
+	memcpy(shape, e->shape, e->ndim * sizeof *shape);
+	shape[e->ndim - 1] /= 2;
+	e->shape = shape;
+	return OK;
+}
+
 static FALLIBLE enum err check_entry(const struct sft_reader *r, const struct sft_entry *e)
 {
 	uint64_t numel, bytes;
@@ -160,6 +176,7 @@ static FALLIBLE enum err read_entry(struct sft_reader *r, struct sft_entry *e)
 	}
 	if (seen != (DTYPE | SHAPE | OFFSETS))
 		return jscan_bad(&r->js, "dtype, shape or data_offsets is missing");
+	TRY(pair_elements(r->arena, e));
 	return check_entry(r, e);
 }
 
@@ -250,12 +267,13 @@ enum err sft_parse(struct str json, uint64_t file_bytes, struct arena *arena, st
 
 static void put_entry(struct buf *b, const struct sft_entry *e)
 {
-	const char *dtype = dtype_safetensors_name(e->dtype);
+	const char *dtype = dtype_safetensors_word(e->dtype);
+	int64_t last = e->dtype == DT_FLOAT4_E2M1FN_X2 ? 2 : 1;
 
 	must(dtype);
 	buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype);
 	for (uint32_t d = 0; d < e->ndim; d++)
-		buf_printf(b, "%s%jd", d ? "," : "", (intmax_t)e->shape[d]);
+		buf_printf(b, "%s%jd", d ? "," : "", (intmax_t)(e->shape[d] * (d + 1 == e->ndim ? last : 1)));
 	buf_printf(b, "],\"data_offsets\":[%ju,%ju]}", (uintmax_t)e->begin, (uintmax_t)e->end);
 }
 

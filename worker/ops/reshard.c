@@ -30,7 +30,7 @@ struct reshard {
 	uint32_t *file_map, *value_src;
 	uint32_t world_size;
 	enum format format;
-	struct str meta[8][2];
+	struct str (*meta)[2];
 	uint64_t meta_count;
 	struct buf values;             /* JSON object for __metadata__ */
 };
@@ -60,6 +60,30 @@ static FALLIBLE enum err keep_value(struct reshard *r, const struct sd_value *v,
 	return OK;
 }
 
+/* Takes over the source's __metadata__, but for what a target says itself; none if it is larger than values may be. */
+static FALLIBLE enum err keep_meta(struct reshard *r, bool with_values)
+{
+	static const char *const own[] = { "format", "DCP_SHARDING_INFO", "DCP_VERSION" };
+	const struct sdict *sd = r->format == FORMAT_SAFETENSORS && r->source.checkpoint ? r->source.checkpoint->sd : NULL;
+	uint64_t n = sd ? sd->meta_count : 0, bytes = 0;
+
+	TRY(arena_alloc(r->arena, n + 2, sizeof *r->meta, &r->meta));
+	for (uint64_t i = 0; i < n; i++)
+		bytes += 6 * (sd->meta[i][0].n + sd->meta[i][1].n);
+	if (bytes > VALUES_MAX)
+		checked_warn(&r->job->checked, "metadata_dropped", "the source's __metadata__ is too large to be repeated in every file");
+	for (uint64_t i = 0; i < n && bytes <= VALUES_MAX; i++) {
+		bool skip = with_values && str_is(sd->meta[i][0], "dcpd_values");
+		for (size_t k = 0; k < sizeof own / sizeof *own; k++)
+			skip = skip || str_is(sd->meta[i][0], own[k]);
+		if (skip)
+			continue;
+		r->meta[r->meta_count][0] = sd->meta[i][0];
+		r->meta[r->meta_count++][1] = sd->meta[i][1];
+	}
+	return OK;
+}
+
 /* A format without values: those that JSON can say go to its header, all are listed. */
 static FALLIBLE enum err drop_values(struct reshard *r)
 {
@@ -80,6 +104,7 @@ static FALLIBLE enum err drop_values(struct reshard *r)
 		TRY(job_tick(r->job));
 	}
 	buf_puts(&r->values, "}");
+	TRY(keep_meta(r, any));
 	r->meta[r->meta_count][0] = STR("format");
 	r->meta[r->meta_count++][1] = STR("pt");
 	if (any) {

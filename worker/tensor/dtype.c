@@ -90,9 +90,23 @@ const char *dtype_safetensors_name(enum dtype d)
 	return types[d].safetensors;
 }
 
+const char *dtype_safetensors_word(enum dtype d)
+{
+	switch (d) {
+	case DT_FLOAT8_E4M3FNUZ:
+		return "F8_E4M3FNUZ";
+	case DT_FLOAT8_E5M2FNUZ:
+		return "F8_E5M2FNUZ";
+	case DT_FLOAT4_E2M1FN_X2:
+		return "F4";
+	default:
+		return dtype_safetensors_name(d);
+	}
+}
+
 enum err dtype_from_safetensors(struct str name, enum dtype *out)
 {
-	if (find(name, dtype_safetensors_name, out))
+	if (find(name, dtype_safetensors_word, out))
 		return OK;
 	return ERR(DTYPE_UNSUPPORTED, "safetensors dtype %.*s is not known", shown(name),
 		   name.n ? name.p : "");

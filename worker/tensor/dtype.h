@@ -24,6 +24,9 @@ bool dtype_is_float(enum dtype d);                   /* real floating point, flo
 /* safetensors names; NULL where safetensors has none (complex128, complex32, bcomplex32, fnuz types, float4_x2): such entries are
  * U8 and the image's own metadata carries the dtype. */
 const char *dtype_safetensors_name(enum dtype d);
+/* The same with those that the format has got since: the fnuz types, and F4, whose last dim counts elements, two of them a byte. Segment
+ * images go on without them. */
+const char *dtype_safetensors_word(enum dtype d);
 FALLIBLE enum err dtype_from_safetensors(struct str name, enum dtype *out);
 
 /* torch.save's typed storage class ("FloatStorage"), or NULL for dtypes that use UntypedStorage and _rebuild_tensor_v3. */

@@ -126,6 +126,8 @@ struct sdict {
 	const struct sd_strided *strided; /* as long-lived as origins */
 	struct sd_record *records;     /* sorted by file and offset, apart from each other; as long-lived as origins */
 	uint64_t record_count, record_cap; /* room only in the sdict that they were added to */
+	const struct str (*meta)[2];  /* free text beside the tensors: keys and values of safetensors' __metadata__ */
+	uint64_t meta_count;
 	const struct sd_origin *origins; /* of spooled items; in the arena of the checkpoint's sdict, which outlives the others */
 	bool has_paths;               /* false: planner_data was None */
 	struct table(struct table_item) names; /* by FQN; see sdict_find */
