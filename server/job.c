@@ -136,6 +136,7 @@ void job_free(struct job *j)
 	json_decref(j->result);
 	json_decref(j->error);
 	json_decref(j->error_more);
+	mem_free(j->followed);
 	mem_free(j->plan);
 	mem_free(j->target);
 	buf_free(&j->text);

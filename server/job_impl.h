@@ -57,6 +57,7 @@ struct job {
 	struct spec spec;           /* the request as C, which points into it */
 	json_t *error_more;         /* what the attempt's worker adds to its error (errdoc_more), until the job fails with it */
 	char identity[JOB_IDENTITY_MAX];    /* of the checkpoint that the attempt reads; "": none, or not known yet */
+	char *followed;             /* name of that checkpoint, as the worker found it; NULL: not told (yet), it is the source's */
 	char *plan;                 /* JSON text */
 	char *target;               /* "main:b", "shm:serve", "" */
 	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec */

@@ -119,12 +119,17 @@ static void on_state(void *user, const json_t *body)
 	const char *stage = json_string_value(json_object_get(body, "stage"));
 	const json_t *plan = json_object_get(body, "plan"), *total = json_object_get(body, "bytes_total");
 	const char *identity = json_string_value(json_object_get(body, "identity"));
+	const char *followed = json_string_value(json_object_get(body, "checkpoint"));
 	enum job_state to = j->state;
 
 	if (state && strcmp(state, "running") == 0 && j->state == JOB_PLANNING)
 		to = JOB_RUNNING;
 	if (identity && strlen(identity) < sizeof j->identity)
 		memcpy(j->identity, identity, strlen(identity) + 1);
+	if (followed) {
+		mem_free(j->followed);
+		j->followed = mem_strdup(followed);
+	}
 	if (json_is_integer(total) && json_integer_value(total) >= 0)
 		j->bytes_total = (uint64_t)json_integer_value(total);
 	if (plan && !j->dry_run) {
@@ -525,6 +530,8 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 		return e;
 	j->commit_asked = false;
 	j->identity[0] = '\0';
+	mem_free(j->followed);
+	j->followed = NULL;
 	j->streamed = j->await != NULL;
 	if (j->spec.ring && !j->await) /* all of it is in the rings already */
 		gang_sealed(j->gang);

@@ -77,12 +77,24 @@ json_t *verdict_find(struct journal *known, struct str storage, struct str name,
 	return w.found;
 }
 
+/* The checkpoint that was read: the folder of a training stands for one of its steps, which lists and records show by its own name. */
+static const char *name_read(const struct job *j)
+{
+	return j->followed ? j->followed : j->spec.source.name.p;
+}
+
 /* The list of a verify is worth more than the one place where another job has stopped. */
 static bool is_listed(const struct job *j, const struct ref *source)
 {
-	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server->journal, source->storage, source->name, j->identity);
+	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server->journal, source->storage, str_of(name_read(j)), j->identity);
 
 	return j->kind != JOB_VERIFY && strcmp(text_in(found, "state"), "damaged") == 0;
+}
+
+/* A repair that found nothing to do leaves its target, and what is known of it, as they were. */
+static bool has_changed(const struct job *j)
+{
+	return !json_is_false(json_object_get(j->result, "changed"));
 }
 
 void verdict_note(struct journal_txn *t, const struct job *j)
@@ -91,7 +103,7 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 	const char *level = field_word(&j->spec, &j->spec.level);
 	char at[CLOCK_TEXT_MAX];
 
-	if (j->end_state == JOB_SUCCEEDED && target->kind == REF_CHECKPOINT)
+	if (j->end_state == JOB_SUCCEEDED && target->kind == REF_CHECKPOINT && has_changed(j))
 		journal_delete_verdict(t, target->storage.p, target->name.p);
 	const char *state = state_of(j, level);
 	if (!state || !j->identity[0] || source->kind != REF_CHECKPOINT || is_listed(j, source))
@@ -107,7 +119,7 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 	if (!text)
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep what is known of a checkpoint"));
 	else
-		journal_put_verdict(t, &(struct journal_verdict){ source->storage.p, source->name.p, j->identity,
+		journal_put_verdict(t, &(struct journal_verdict){ source->storage.p, name_read(j), j->identity,
 								  j->finished_ms, str_of(text) },
 				    strcmp(level, "structure") == 0 && j->end_state == JOB_SUCCEEDED);
 	mem_free(text);
@@ -138,7 +150,7 @@ void verdict_warn(struct job *j)
 	char detail[VERDICT_DETAIL_MAX];
 
 	if (j->kind == JOB_VERIFY || source->kind != REF_CHECKPOINT ||
-	    !verdict_warns(j->server->journal, source->storage, source->name, j->identity, detail))
+	    !verdict_warns(j->server->journal, source->storage, str_of(name_read(j)), j->identity, detail))
 		return;
 	errdoc_warn(j->result, VERDICT_WARNING, detail);
 }

@@ -17,7 +17,8 @@ struct journal;
 
 struct job;
 
-/* With the job's end, in the same transaction: notes what the job found out, and forgets what its target was. */
+/* With the job's end, in the same transaction: notes what the job found out of the checkpoint that it read, by that one's own name, and
+ * forgets what its target was if it changed that. */
 void verdict_note(struct journal_txn *t, const struct job *j);
 /* Adds `verified` to the record of a checkpoint that a look-up told. */
 void verdict_put(struct journal *known, const char *storage, json_t *record);

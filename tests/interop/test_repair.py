@@ -220,7 +220,9 @@ def test_another_layout_is_refused_by_what_differs(d):
 def test_nothing_to_do_changes_nothing(d, made):
     for place in (made, Place(d, FIXTURES / GOLDEN / "fsdp2_adam/checkpoint")):
         was = tree(place.dir)
+        verified = d.api.run("verify", source=place.ref)["id"]
         result = place.repair()
+        assert d.api.get(d.api.storage_path("main", place.ref["name"])).ok()["verified"]["job"] == verified
         assert result["whole"] and not result["changed"]
         assert not result["rebuilt"] and not result["restored"] and not result["unknown"]
         assert tree(place.dir) == was

@@ -84,6 +84,26 @@ def test_universal(d, stage):
     assert d.api.run("diff", a={**HERE, "name": name}, b={**HERE, "name": f"{name}u"})["result"]["equal"]
 
 
+def test_a_verdict_is_about_the_step(d):
+    """Whether a job is asked for the training's folder or for the step: records of both, and loads by either name, tell the same."""
+    name, (groups, rest) = lib.fresh(), model()
+    folder = d.storages["main"] / name
+    step = zero_files.write(folder, 2, 1, groups, **rest)
+    names = (name, f"{name}/{step.name}")
+    for asked in names:
+        job = d.api.run("verify", source={**HERE, "name": asked})["id"]
+        assert [d.api.get(d.api.storage_path("main", n)).ok()["verified"]["job"] for n in names] == [job, job]
+    assert d.api.get(f"/v1/checkpoints/main?prefix={name}").ok()["checkpoints"][0]["verified"]["job"] == job
+    states = next(step.glob("*optim_states.pt"))
+    data, offset = bytearray(states.read_bytes()), states.read_bytes().index(groups[0]["cube"].numpy().tobytes())
+    data[offset] ^= 1
+    states.write_bytes(data)
+    d.api.fails("verify", "checkpoint_damaged", source={**HERE, "name": name})
+    for asked in names:
+        result = d.api.run("stats", source={**HERE, "name": asked}, options={"verify": "none"}, exclude=["cube"])["result"]
+        assert "checkpoint_damaged_known" in {w["code"] for w in result["warnings"]}
+
+
 def test_steps_that_are_numbers(d):
     """Optimizers that keep the step as an int, and one that has kept nothing yet."""
     name, (groups, rest) = lib.fresh(), model()

@@ -132,8 +132,8 @@ enum err input_open(struct job *j, const struct ref *ref, struct input *out)
 	return input_open_noted(j, ref, NULL, out);
 }
 
-/* Tells the coordinator which content of spec.source the job reads, taken before it is opened. A checkpoint that cannot be looked at has no
- * identity: opening it says why. */
+/* Tells the coordinator which checkpoint spec.source stands for, and which content of it the job reads, taken before it is opened. A
+ * checkpoint that cannot be looked at has no identity: opening it says why. */
 static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 {
 	char identity[IDENTITY_MAX], name[CHECKPOINT_NAME_MAX];
@@ -146,7 +146,7 @@ static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 		err_clear();
 		return OK;
 	}
-	json_t *doc = json_pack("{s:s, s:s, s:s}", "state", "planning", "stage", "metadata", "identity", identity);
+	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", "planning", "stage", "metadata", "identity", identity, "checkpoint", name);
 	enum err e = doc ? job_send_json(j, FRAME_STATE, doc) : ERR(NO_MEMORY, "no memory for a message");
 	json_decref(doc);
 	return e;
