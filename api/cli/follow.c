@@ -366,7 +366,8 @@ static void print_inspect(const json_t *result)
 		show_table(bad, runs);
 	if (json_array_size(cannot) > 0)
 		show_table(cannot, broken);
-	printf("%.0f pickles in %.0f files: %s\n", show_number(result, "pickles"), show_number(result, "files"),
+	double pickles = show_number(result, "pickles"), files = show_number(result, "files");
+	printf("%.0f pickle%s in %.0f file%s: %s\n", pickles, pickles == 1 ? "" : "s", files, files == 1 ? "" : "s",
 	       json_is_true(show_at(result, "safe")) ? "nothing but data" :
 	       json_array_size(bad) > 0 ? "NOT safe to unpickle" : "not all could be followed");
 	json_decref(bad);

@@ -71,7 +71,7 @@ static void print_words(void)
 	      "Every command takes --json (the API's object), --timeout 90s, --url URL and --help.\n"
 	      "\n"
 	      "The daemon is found by DCPD_URL (http://... or unix:///path, with DCPD_TOKEN or DCPD_TOKEN_FILE), else at\n"
-	      "$XDG_STATE_HOME/dcpd/dcpd.sock, then /run/dcpd/dcpd.sock.\n"
+	      "$XDG_STATE_HOME/dcpd/dcpd.sock, then /run/dcpd/dcpd.sock, then /var/lib/dcpd/dcpd.sock.\n"
 	      "\n"
 	      "Exit: 0 done, 1 differs or does not fit, 2 wrong usage, 3 no daemon, 4 timed out, 5 the job failed, 6 not found,\n"
 	      "130 interrupted, or answered with no.\n", stdout);

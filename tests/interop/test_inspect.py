@@ -258,12 +258,12 @@ def test_dcpctl(d):
     name = put(d, f"{lib.fresh()}.pt", archive(SYSTEM))["name"]
     r = d.ctl("inspect", f"main:{name}")
     assert r.returncode == 1 and "posix" in r.stdout and "system" in r.stdout and "archive/data.pkl" in r.stdout, r.stdout
-    assert "1 pickles in 1 files: NOT safe to unpickle" in r.stdout
+    assert "1 pickle in 1 file: NOT safe to unpickle" in r.stdout
     r = d.ctl("inspect", f"main:{name}", "--json")
     assert r.returncode == 1 and json.loads(r.stdout)["result"]["safe"] is False
     name = put(d, f"{lib.fresh()}.pt", archive(pickle.dumps({"a": [1]})))["name"]
     r = d.ctl("inspect", f"main:{name}")
-    assert r.returncode == 0 and r.stdout == "1 pickles in 1 files: nothing but data\n"
+    assert r.returncode == 0 and r.stdout == "1 pickle in 1 file: nothing but data\n"
     assert d.ctl("inspect", "main:nope.pt").returncode == 6
 
 
