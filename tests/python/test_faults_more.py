@@ -181,10 +181,14 @@ for _ in range(500):
 MIB = 1 << 20
 try:
     big, small = {"w": np.ones(40 * MIB, np.uint8)}, {"w": np.ones(5 * MIB, np.uint8)}
+    dcpd.save(big, "main:ring")   # through a ring that fits
+    saved = {"w": torch.zeros(40 * MIB, dtype=torch.uint8)}
+    dcp.load(saved, checkpoint_id=home + "/main/ring", no_dist=True)
+    print("ring", int(saved["w"].sum()) == 40 * MIB)
     for how in ("dcpd", "dropin"):
         try:
             if how == "dcpd":
-                dcpd.save(big, "main:big")
+                dcpd.async_save(big, "main:big").result(60)
             else:
                 dcp.save({"w": torch.ones(40 * MIB, dtype=torch.uint8)}, storage_writer=StorageWriter("main:big"), no_dist=True)
             print("saved?")
@@ -220,7 +224,7 @@ finally:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm of its own")
 def test_dev_shm_is_full(script, tmp_path):
-    """By us, and by others: who needs how much, what is free, who holds it; and the trainer goes on."""
+    """By us, and by others: who needs how much, what is free, who holds it; and the trainer goes on. A save that blocks needs a ring."""
     (tmp_path / "main").mkdir()
     r = script(SMALL, lib.BIN / "dcpd", tmp_path, lib.PRIVATE_MOUNTS, timeout=100)
     lines = r.stdout.splitlines()
@@ -229,7 +233,7 @@ def test_dev_shm_is_full(script, tmp_path):
     for x in full:
         assert re.search(r"\d{8} bytes are needed, \d+ of 25165824 are free; held by ", x), x
     assert "py-" in full[2] and "others, not through dcpd, " in full[2]
-    assert "goes on True" in lines and lines[-1] == "left []", r.stdout
+    assert "ring True" in lines and "goes on True" in lines and lines[-1] == "left []", r.stdout
 
 
 # ---- strangers ----
