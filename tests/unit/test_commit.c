@@ -247,6 +247,37 @@ static void test_inside_a_checkpoint(void **state)
 	assert_int_equal(t_worker_entries(&t, "run/x"), 3);
 }
 
+static enum err stage_file(const char *name)
+{
+	struct store_job j = job_named("F");
+	struct spec spec = writing(name, false, IN_PLACE_NEVER);
+	struct staging s;
+
+	spec.kind = JOB_RESHARD;
+	spec.format = TARGET_SAFETENSORS;
+	enum err e = staging_open(&j, &spec, &s);
+	staging_close(&s);
+	return e;
+}
+
+/* A folder with a .safetensors file is a checkpoint: those below it would be seen no more. */
+static void test_file_hides_no_checkpoints(void **state)
+{
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	T_ERR(NAME_INVALID, stage_file("run/one.safetensors"));
+	assert_non_null(strstr(err_last()->text, "run/x"));
+	assert_int_equal(t_worker_entries(&t, "run"), 1);
+	T_OK(stage_file("one.safetensors"));
+	T_OK(stage_file("new/one.safetensors"));
+	t_worker_put(&t, "hub/two.safetensors", "x", 1); /* is one already: no more is hidden */
+	t_worker_put(&t, "hub/onnx/model.onnx", "x", 1);
+	T_OK(stage_file("hub/one.safetensors"));
+	t_worker_put(&t, "plain/docs/notes.txt", "x", 1);
+	t_worker_put(&t, "plain/.trash/.metadata", "x", 1);
+	T_OK(stage_file("plain/one.safetensors"));
+}
+
 /* The last look: files have the size they were planned with. */
 static void test_sizes(void **state)
 {
@@ -709,6 +740,7 @@ int main(void)
 		T(test_earlier_attempts_are_cleared),
 		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
 		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
+		T(test_file_hides_no_checkpoints),
 		T(test_delete), T(test_recover_save), T(test_recover_rank_local),
 		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
 		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
