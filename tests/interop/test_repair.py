@@ -234,6 +234,7 @@ def test_a_dry_run_says_what_would_be_made_and_changes_nothing(d, made):
     was = tree(made.dir)
     plan = d.api.post("/v1/jobs?dry_run=true", {"kind": "repair", "target": made.ref}).ok(200)
     assert plan["rebuilt"][0]["proven"] and not plan["changed"] and tree(made.dir) == was
+    assert "whole" not in plan  # no payload was looked at
 
 
 @pytest.mark.parametrize("other", ["the same", "column-wise", "safetensors"])
@@ -391,7 +392,8 @@ def test_single_files_and_what_is_not_there_are_refused(d, made):
     d.api.post("/v1/jobs", {"kind": "repair", "target": {**HERE, "name": "repair/nothing"}}).problem("not_found")
     (d.storages["main"] / "repair/empty").mkdir()
     d.api.fails("repair", "checkpoint_incomplete", target={**HERE, "name": "repair/empty"})
-    d.api.fails("repair", "validation_failed", target=made.ref, **{"from": made.ref})
+    itself = d.api.post("/v1/jobs", {"kind": "repair", "target": made.ref, "from": made.ref}).problem("validation_failed")
+    assert itself["pointer"] == "/from"
     d.api.fails("repair", "not_found", target=made.ref, **{"from": {**HERE, "name": "repair/nothing"}})
     d.api.post("/v1/jobs", {"kind": "repair", "source": made.ref}).problem("unknown_field", "validation_failed")
 

@@ -144,8 +144,6 @@ static FALLIBLE enum err open_from(struct repair *r)
 
 	if (from->kind != REF_CHECKPOINT || (r->from && r->from->sd))
 		return OK;
-	if (ref_same(from, &r->job->spec.target))
-		return err_at_pointer(ERR(VALIDATION_FAILED, "is the checkpoint itself"), "/from");
 	checkpoint_free(r->from);
 	r->from = NULL;
 	return checkpoint_open(&r->job->worker->stores, from, &r->from);
@@ -188,11 +186,13 @@ static bool is_better(const struct repair *r, bool whole)
 	return changes && (whole || (!r->lost_metadata && !r->instead.no_manifest));
 }
 
+/* A dry run has looked at no payload: whether the checkpoint is whole is not known. */
 static FALLIBLE enum err report(struct repair *r, bool whole, bool changed)
 {
-	json_t *more = json_pack("{s:o, s:b, s:b, s:O, s:O, s:I, s:O, s:I}", "checkpoint", ref_doc(&r->job->spec.target), "whole", whole,
-				 "changed", changed, "rebuilt", r->rebuilt, "restored", r->restored, "restored_count",
-				 (json_int_t)r->restored_count, "unknown", r->unknown, "unknown_count", (json_int_t)r->unknown_count);
+	json_t *more = json_pack("{s:o, s:o*, s:b, s:O, s:O, s:I, s:O, s:I}", "checkpoint", ref_doc(&r->job->spec.target), "whole",
+				 r->job->dry_run ? NULL : json_boolean(whole), "changed", changed, "rebuilt", r->rebuilt, "restored",
+				 r->restored, "restored_count", (json_int_t)r->restored_count, "unknown", r->unknown, "unknown_count",
+				 (json_int_t)r->unknown_count);
 
 	NEED(more, "no memory for the result");
 	int failed = json_object_update(r->job->result, more);

@@ -306,6 +306,15 @@ static FALLIBLE enum err check_blocks(const struct jval *doc, const struct spec 
 	return OK;
 }
 
+static FALLIBLE enum err check_from(const struct jval *doc, const struct spec *s)
+{
+	struct jval from = jval_get(doc, "from");
+
+	if (!s->from.kind || !ref_same(&s->from, &s->target))
+		return OK;
+	return jval_fail(&from, ERR_VALIDATION_FAILED, "is the checkpoint that is repaired: name another one, or none");
+}
+
 static FALLIBLE enum err check_target(const struct jval *doc, const struct spec *s)
 {
 	struct jval target = jval_get(doc, "target");
@@ -397,6 +406,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 		TRY(check_save(root, s));
 	TRY(check_ending(root, s));
 	TRY(check_assets(root, s));
+	TRY(check_from(root, s));
 	TRY(check_blocks(root, s));
 	TRY(check_cut(root, s));
 	TRY(read_transform(root, s));
