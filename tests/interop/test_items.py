@@ -237,10 +237,11 @@ def test_deflated_tensor(tmp_path):
 
 def test_not_dense(tmp_path):
     f = tmp_path / "item"
-    for obj, word in [([1], "list"), (torch.eye(3).to_sparse(), "_rebuild_sparse_tensor"), ({"a": torch.ones(1)}, "dict")]:
+    for obj, word, code in [([1], "list", "format_item"), ({"a": torch.ones(1)}, "dict", "format_item"),
+                            (torch.eye(3).to_sparse(), "_rebuild_sparse_tensor", "format_unsupported")]:
         f.write_bytes(save(obj))
         (got,) = describe([(f, 0, f.stat().st_size, "-", "tensor")])
-        assert got["error"] == "format_item" and word in got["text"], got
+        assert got["error"] == code and word in got["text"], got
 
 
 VALUES = [None, True, False, 0, 1, -1, 255, 256, 65536, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63), 0.0, -0.0, 1.0, 0.1, 1e300, 5e-324,

@@ -154,8 +154,8 @@ static FALLIBLE enum err read_call(const struct pickle *pk, struct str func, pno
 	int64_t offset;
 
 	if (!v3 && !str_is(func, "_rebuild_tensor_v2") && !str_is(func, "_rebuild_tensor"))
-		return ERR(FORMAT_ITEM, "the item holds what torch._utils.%.*s makes, not a dense tensor",
-			   (int)num_min(func.n, 80), func.p);
+		return ERR(FORMAT_UNSUPPORTED, "torch._utils.%.*s makes the tensor: only dense tensors are read, not sparse, quantized "
+			   "or nested ones", (int)num_min(func.n, 80), func.p);
 	TRY(read_storage(pk, pickle_at(pk, args, 0), s));
 	t->dtype = s->dtype;
 	if (v3) {
