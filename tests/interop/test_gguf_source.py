@@ -114,6 +114,10 @@ def test_other_blocks_are_named(d):
     for more in ({"dtype": [["*", "float16"]]}, {"transform": [{"match": "Q4", "dtype": "float16"}]}):
         error = d.api.fails("reshard", "dtype_unsupported", source=source, target={**HERE, "name": lib.fresh()}, **more)
         assert error["fqn"] == "Q4_0" and "Q4_0" in error["detail"]
+    for more in ({}, {"rename": [["^", "x"]]}):
+        target = {**HERE, "name": lib.fresh() + ".gguf", "format": "gguf"}
+        error = d.api.fails("reshard", "dtype_unsupported", source=source, target=target, **more)
+        assert error["fqn"].endswith("Q4_0") and "blocks of Q4_0" in error["detail"] and "exclude" in error["detail"], error
 
 
 def test_what_dcpd_wrote(d):

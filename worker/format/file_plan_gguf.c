@@ -30,6 +30,8 @@ static FALLIBLE enum err tensor_bytes(const struct sd_tensor *t, uint32_t *type_
 		*type_out = GGUF_Q8_0;
 		return num_mul(numel / GGUF_BLOCK, GGUF_BLOCK_BYTES, bytes_out);
 	}
+	if (t->blocks)
+		return ERR(DTYPE_UNSUPPORTED, "the weight is in blocks of %s, which dcpd does not write to GGUF: exclude it", t->blocks);
 	if (!gguf_type_of(t->dtype, type_out))
 		return ERR(DTYPE_UNSUPPORTED, "GGUF has no dtype %s; cast it, such as to float16", dtype_name(t->dtype));
 	return num_mul(numel, dtype_bytes(t->dtype), bytes_out);

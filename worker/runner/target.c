@@ -14,6 +14,7 @@ static FALLIBLE enum err add_tensor(const struct spec_view *v, uint64_t i, struc
 
 	TRY(sdict_add_tensor(out, t->fqn, v->dtypes[i], t->ndim, t->shape, index));
 	out->tensors[*index].requires_grad = t->requires_grad;
+	out->tensors[*index].blocks = t->blocks;
 	out->tensors[*index].q8_0 = t->q8_0;
 	return sdict_copy_path(out, t->path, &out->tensors[*index].path);
 }
