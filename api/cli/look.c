@@ -206,7 +206,7 @@ static json_t *matching(const json_t *items, const char *glob)
 
 static FALLIBLE enum err show_tensors(struct client *c, const char *ref, const char *glob, bool json)
 {
-	static const char *const tensors[] = { "TENSOR=fqn", "DTYPE=dtype", "SHAPE=shape:dims", "SIZE=bytes:bytes",
+	static const char *const tensors[] = { "TENSOR=fqn", "DTYPE=blocks|dtype", "SHAPE=shape:dims", "SIZE=bytes:bytes",
 					       "CHUNKS=chunks:count", NULL };
 	static const char *const values[] = { "VALUE=fqn", "IS=value", "CLASS=opaque", NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
