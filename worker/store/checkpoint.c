@@ -195,7 +195,7 @@ enum err checkpoint_follow(const struct store *store, const char *name, char out
 	const char *to = l.pointer ? step : l.step;
 	e = store_stat(dir, to, &st);
 	if (e == ERR_NOT_FOUND)
-		return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "it names '%s', which is not there", to), l.pointer ? l.pointer : to, 0);
+		return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the step '%s' is not there", to), l.pointer ? l.pointer : to, 0);
 	TRY(e);
 	if ((size_t)snprintf(out, CHECKPOINT_NAME_MAX, "%s/%s", name, to) >= CHECKPOINT_NAME_MAX)
 		return ERR(NAME_INVALID, "a name of %zu bytes", strlen(name) + strlen(to) + 1);
