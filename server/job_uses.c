@@ -69,7 +69,7 @@ FALLIBLE enum err job_use_sources(struct job *j)
 	return take_parts(j, &who);
 }
 
-/* It may be another generation of the source. */
+/* Takes the base's generation into use; base and source may be generations of one state dict. */
 static FALLIBLE enum err use_base(struct job *j, const struct principal *who)
 {
 	struct ref *base = &j->spec.base;

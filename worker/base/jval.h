@@ -48,7 +48,7 @@ FALLIBLE enum err jval_number(const struct jval *v, double min, double *out);
 FALLIBLE enum err jval_must_text(const struct jval *object, const char *key, struct str *out);
 FALLIBLE enum err jval_opt_integer(const struct jval *object, const char *key, int64_t min, int64_t max, int64_t *out);
 FALLIBLE enum err jval_opt_bool(const struct jval *object, const char *key, bool *out);
-/* One of the words, a NULL-terminated list; its index. */
+/* Sets *out to the index of the text in words, a NULL-terminated list. */
 FALLIBLE enum err jval_opt_word(const struct jval *object, const char *key, const char *const *words, size_t *out);
 /* A list of strings, each of 1 to bytes_max bytes: the array is in `a`, the bytes stay the document's. Absent: none. */
 FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, size_t count_max, size_t bytes_max, struct arena *a,

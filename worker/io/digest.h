@@ -30,7 +30,7 @@ void digest_begin_one(struct digest_stream *s, unsigned which);  /* a checker ne
 void digest_add(struct digest_stream *s, const void *p, size_t n);
 void digest_end(struct digest_stream *s, struct digest *out);
 
-/* One of the two alone. */
+/* Either digest alone. */
 void digest_xxh3(const void *p, size_t n, unsigned char xxh3_128_out[16]);
 uint32_t digest_crc32(uint32_t before, const void *p, size_t n);       /* continues; 0 to begin */
 uint32_t digest_crc32_combine(uint32_t a, uint32_t b, uint64_t b_bytes);

@@ -29,7 +29,7 @@ struct pace {
 	uint32_t index, count;
 };
 
-/* This is worker `index` of `count`. */
+/* Begins the pace of worker `index` of `count`. */
 void pace_begin(struct pace *p, enum pace_kind kind, uint32_t index, uint32_t count);
 /* At most a period, so that who asks can look after other things in between. Less than a millisecond it rests itself. */
 int pace_rest_ms(struct pace *p);

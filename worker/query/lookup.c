@@ -345,7 +345,7 @@ static FALLIBLE enum err meet(struct worker *w, const json_t *q, struct buf *out
 	return OK;
 }
 
-/* One of the functions for each op: of plain questions, of those answered by a memfd, of those about segments. */
+/* Each op has one of the functions: of plain questions, of those answered by a memfd, of those about segments. */
 static const struct question {
 	const char *op;
 	enum err (*plain)(struct worker *w, const json_t *q, struct buf *out);

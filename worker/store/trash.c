@@ -123,7 +123,7 @@ static uint64_t bytes_of(const struct stat *st)
 	return S_ISREG(st->st_mode) && st->st_nlink == 1 ? (uint64_t)st->st_blocks * 512 : 0;
 }
 
-/* It has no name any more. If anything goes wrong, closing it does the rest. */
+/* Cuts the file, which has no name any more, in steps. If a step fails, closing the file frees the rest. */
 static void shrink(struct removal *r, int fd)
 {
 	struct stat st;
