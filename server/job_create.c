@@ -324,7 +324,8 @@ static bool ask_step(struct creation *c)
 	case SIZE:
 		c->job->space_needed = j->kind == JOB_SAVE ? job_use_bytes(j->source_use) : 0;
 		for (uint32_t i = 0; i < j->part_count; i++)
-			c->job->space_needed += job_use_bytes(j->part_uses[i]);
+			if (num_add(j->space_needed, job_use_bytes(j->part_uses[i]), &j->space_needed) != OK)
+				j->space_needed = UINT64_MAX;
 		source = j->kind == JOB_APPLY ? &j->spec.base : source; /* a delta is as large as it is when all is read */
 		if ((j->kind != JOB_RESHARD && j->kind != JOB_MERGE && j->kind != JOB_APPLY) || job_spec_selects(j) ||
 		    source->kind != REF_CHECKPOINT)
@@ -335,7 +336,8 @@ static bool ask_step(struct creation *c)
 		if (c->job->space_needed == 0 || job_spec_selects(j) ||
 		    storage_find(c->server->storages, target->storage, &st) != OK)
 			return false;
-		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && c->job->space_needed + promised_bytes(j) < st->free_bytes / 2)
+		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && j->space_needed < st->free_bytes / 4 &&
+		    promised_bytes(j) < st->free_bytes / 4)
 			return false;
 		storage_probe(c->server->storages, c->server->lookups, st, on_probe, c);
 		return true;

@@ -1,5 +1,6 @@
 /* job_uses.c: the state dicts that a job holds: what it reads, compares and fills. */
 #include "base/mem.h"
+#include "base/num.h"
 #include "server/job_impl.h"
 #include "server/parts.h"
 
@@ -8,7 +9,8 @@ uint64_t job_use_bytes(const struct state_dict_use *u)
 	uint64_t sum = 0;
 
 	for (uint32_t r = 0; u && r < u->world_size; r++)
-		sum += u->ranks[r].image_bytes;
+		if (num_add(sum, u->ranks[r].image_bytes, &sum) != OK) /* through a ring, an image may be said to have any size */
+			return UINT64_MAX;
 	return sum;
 }
 

@@ -22,6 +22,18 @@ def no_checkpoint(d, job):
     assert not (d.storages["main"] / job["target"]["name"]).exists()
 
 
+def test_sizes_whose_sum_has_no_64_bits_are_too_large_for_a_storage(d):
+    sd, ring = lib.fresh(), {"offset": 4096, "bytes": 1 << 20}
+    d.create(sd, world=4, slots=2)
+    for r in range(4):
+        d.reserve(sd, r, (1 << 20) + 8192, 1)
+        d.api.post(f"/v1/state-dicts/{sd}/ranks/{r}:seal", {"generation": 1, "image_bytes": 1 << 62, "filling": True, "ring": ring}).ok()
+    job = {"kind": "save", **save(d, sd, generation=1, await_seal=True)}
+    p = d.api.post("/v1/jobs", job).problem("storage_full", status=507)
+    assert p["expected"] == str((1 << 64) - 1)
+    d.drop(sd)
+
+
 def test_life(d):
     sd = lib.fresh()
     made = d.create(sd, world=2, slots=2)
