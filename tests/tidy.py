@@ -444,6 +444,17 @@ class Tidy:
                 continue
             self.say("untested", n, "no unit test includes its header")
 
+    def contract(self):
+        """openapi.yaml is YAML: a colon or a quote too many in a description breaks its readers, not ours."""
+        try:
+            import yaml  # python3-yaml, of `make deps-test`
+        except ImportError:
+            return
+        try:
+            yaml.safe_load(self.text["api/openapi.yaml"])
+        except yaml.YAMLError as e:
+            self.say("yaml", "api/openapi.yaml", str(e.problem), e.problem_mark.line + 1)
+
     def names(self):
         """pytest imports test files by their bare name: two of one name are an error, or one that is not run."""
         seen = {}
@@ -490,7 +501,7 @@ class Tidy:
 
 def main():
     t = Tidy()
-    for rule in (t.includes, t.symbols, t.order, t.moves, t.unused, t.calls, t.form, t.tests, t.names, t.python, t.codes):
+    for rule in (t.includes, t.symbols, t.order, t.moves, t.unused, t.calls, t.form, t.tests, t.contract, t.names, t.python, t.codes):
         rule()
     allowed = {}
     path = ROOT / "tests/tidy.allow"

@@ -1,4 +1,4 @@
-"""Models that transformers builds from a configuration, through dcpd and back: to DCP over four ranks, to safetensors with their small files
+"""Models that transformers builds from a configuration, through dcpd and back: to DCP over four ranks, to safetensors with small files
 beside, and loaded by from_pretrained. Run by test_models.py, in an environment that has transformers.
 
     on_models.py DCPD_SOCKET STORAGE_DIR
