@@ -380,6 +380,7 @@ static void print_repair(const json_t *result)
 	static const char *const unknown[] = { "NOT KNOWN=fqn", "RANK=rank", "FILE=file", "OFFSET=offset", "BYTES=bytes", "WHY=detail",
 					       NULL };
 	bool whole = json_is_true(show_at(result, "whole")), changed = json_is_true(show_at(result, "changed"));
+	double count = show_number(result, "unknown_count");
 
 	if (json_array_size(show_at(result, "rebuilt")) > 0)
 		show_table(show_at(result, "rebuilt"), rebuilt);
@@ -390,8 +391,8 @@ static void print_repair(const json_t *result)
 	if (whole)
 		puts(changed ? "repaired: the checkpoint is whole" : "nothing to repair: the checkpoint is whole");
 	else
-		printf("%s: %.0f places are still damaged\n", changed ? "repaired in part" : "nothing was changed",
-		       show_number(result, "unknown_count"));
+		printf("%s: %.0f %s still damaged\n", changed ? "repaired in part" : "nothing was changed", count,
+		       count == 1 ? "place is" : "places are");
 }
 
 /* Kinds whose result is more than a line: how it is shown, and the member that is true when there is nothing to find (exit 1 else). */

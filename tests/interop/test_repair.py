@@ -485,7 +485,7 @@ def test_dcpctl_says_what_came_of_it(d, made):
     file, offset, _ = made.items()["big"]
     made.flip(file, offset + (5 << 20))
     done = d.ctl("repair", ref)
-    assert done.returncode == 1 and "big" in done.stdout, done.stdout
+    assert done.returncode == 1 and "big" in done.stdout and "1 place is still damaged" in done.stdout, done.stdout
     done = d.ctl("repair", ref, "--from", f"main:{copy.name}")
     assert done.returncode == 0 and "restored" in done.stdout.lower(), done.stdout
     assert d.ctl("repair", ref, "--json").returncode == 0
