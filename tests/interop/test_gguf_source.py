@@ -112,6 +112,8 @@ def test_other_blocks_are_named(d):
     page = d.api.get(d.api.storage_path("main", source["name"], "/tensors")).ok()["tensors"]
     assert {t["fqn"]: t["blocks"] for t in page if "blocks" in t} == {"Q4_0": "Q4_0"}
     shown = [row.split()[:2] for row in d.ctl("show", f"main:{source['name']}", "--tensors", "Q*").stdout.splitlines()]
+    unverified = d.api.run("verify", source=source)["result"]["unverified"]
+    assert {u["file"] for u in unverified} == {"m.gguf"} and unverified[0]["fqn"] is None, unverified
     assert ["Q4_0", "Q4_0"] in shown and ["Q8_0", "float32"] in shown, shown
     for more in ({"dtype": [["*", "float16"]]}, {"transform": [{"match": "Q4", "dtype": "float16"}]}):
         error = d.api.fails("reshard", "dtype_unsupported", source=source, target={**HERE, "name": lib.fresh()}, **more)

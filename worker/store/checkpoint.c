@@ -498,6 +498,8 @@ void checkpoint_note(const struct checkpoint *c, bool several, struct checked *c
 	const char *heads = format_heads(c->format);
 	char file[sizeof c->name + 64], text[sizeof file + 256];
 
+	if (c->single)
+		heads = strrchr(c->name, '/') ? strrchr(c->name, '/') + 1 : c->name;
 	snprintf(file, sizeof file, "%s%s%s", c->name, c->single ? "" : "/", c->single ? "" : heads);
 	checked_nothing(checked, &(struct checked_place){
 		.rank = -1, .file = str_of(several ? file : heads), .bytes = c->unchecked_bytes });
