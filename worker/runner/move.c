@@ -95,23 +95,14 @@ static unsigned char *byte_at(struct files *f, uint32_t file, uint64_t offset)
 	return f->maps[file].p + offset;
 }
 
-/* The little of a source that read_plan_place looks at, but for the strides. */
-static void begin_info(struct src_info *info, enum dtype dtype)
-{
-	info->dtype = (uint8_t)dtype;
-	info->conj = info->neg = false;
-	info->cast_count = 0;
-}
-
 enum err move_unpack(struct files *f, const struct run *run, uint32_t dst, enum dtype dtype, const int64_t *off,
 		     const int64_t *size, const void *in)
 {
 	const struct run_dst *d = &run->dsts[dst];
 	const int64_t *shard = run->dims + d->dims_at;
 	int64_t rel[NDIM_MAX], stride = 1;
-	struct src_info info;
+	struct src_info info = { .dtype = (uint8_t)dtype };
 
-	begin_info(&info, dtype);
 	for (uint32_t i = d->ndim; i-- > 0;) {
 		info.strides[i] = stride;
 		stride *= size[i];
@@ -125,10 +116,9 @@ enum err move_copy(struct files *f, const struct run *run, const struct run_move
 	const struct run_src *s = &run->srcs[m->src];
 	const struct run_dst *d = &run->dsts[m->dst];
 	const int64_t *to = run->dims + d->dims_at;
-	struct src_info info;
+	struct src_info info = { .dtype = s->dtype };
 	int64_t rel[NDIM_MAX];
 
-	begin_info(&info, (enum dtype)s->dtype);
 	uint64_t at = element_at(s->ndim, run->dims + s->dims_at, off, info.strides) * dtype_bytes((enum dtype)s->dtype);
 	for (uint32_t i = 0; i < s->ndim; i++)
 		rel[i] = off[i] - to[i];
