@@ -111,7 +111,7 @@ struct format_source {
 	void (*unchecked)(void *user, uint64_t n);     /* counts so many bytes of a head, read by parts, as unverified. May be NULL */
 };
 
-/* One payload file of a source, as parsers of items ask for it: sets *out, which uses `part`. */
+/* Opens a payload file of a source as parsers of items ask for it: sets *out, which uses `part`. */
 struct format_part {
 	const struct format_source *s;
 	const char *name;

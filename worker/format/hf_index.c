@@ -62,7 +62,7 @@ static FALLIBLE enum err read_weight_map(struct hf_index *ix, struct jscan *js)
 	}
 }
 
-/* Its object is open. */
+/* Reads the member "metadata", whose JSON object is open. */
 static FALLIBLE enum err read_metadata(struct hf_index *ix, struct jscan *js)
 {
 	struct jscan_token t;

@@ -12,7 +12,7 @@ FALLIBLE enum err image_parse(const void *header, uint64_t header_bytes, uint64_
 			      struct image **out);
 void image_free(struct image *im);
 
-/* One rank's image, part by part, for callers who want that rank's own state dict and not the union of all. Parts live as long as the
+/* A rank's image, part by part, for callers who want that rank's own state dict and not the union of all. Parts live as long as the
  * image. */
 struct image_part {
 	struct str fqn;

@@ -298,7 +298,7 @@ static FALLIBLE enum err put_metadata(struct rebuild *b)
 	return OK;
 }
 
-/* That the order of equal items is the other checkpoint's cannot be known, unless the digest says so. */
+/* Equal items are assumed to be in the other checkpoint's order; only a digest can prove it. */
 static void note_assumption(struct rebuild *b)
 {
 	char text[512];

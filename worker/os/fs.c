@@ -201,7 +201,7 @@ enum err fs_mkdir(int dirfd, const char *name, mode_t mode)
 	return e;
 }
 
-/* One step down: opens `name`, making it first if it is missing. A directory that is there is fsynced as well: its maker may have died
+/* A step down: opens `name`, making it first if it is missing. A directory that is there is fsynced as well: its maker may have died
  * before that. A directory whose fsync fails is removed again: a later fsync would succeed and prove nothing. */
 static FALLIBLE enum err enter_or_make(int dirfd, const char *name, int *fd_out)
 {

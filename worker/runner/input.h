@@ -48,7 +48,7 @@ FALLIBLE enum err input_value(const struct input *s, const struct sd_value *v, v
 
 /* Of a read of a segment: a short one means that it was shrunk. */
 enum err input_segment_error(enum err e);
-/* One rank's: its image's header as it is (mem_free), or parsed. */
+/* The header of a rank's image as it is (mem_free), or parsed. */
 FALLIBLE enum err input_read_header(const struct rank_segment *r, const int *fds, void **out, uint64_t *n_out);
 FALLIBLE enum err input_read_image(const struct rank_segment *r, const int *fds, struct image **out);
 /* The same, and notes each header in `prints` (plan_cache.h). */
