@@ -2,54 +2,40 @@
  * each): of ranks, of DeepSpeed's. What is described lies inside of the files, each storage once; values are archives that can be read
  * again; a tensor's chunks have as many elements as it has. */
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/mem.h"
-#include "base/num.h"
 #include "base/reader.h"
-#include "format/format.h"
 #include "format/torch_file.h"
+#include "lib/t_files.h"
 #include "tensor/box.h"
 
-enum { FILES_MAX = 32, NAME_MAX_ = 64 };
+enum { NAME_BYTES = 64 };
 
 struct folder {
 	struct file {
-		char name[NAME_MAX_];
+		char name[NAME_BYTES];
 		struct str bytes;
 		int64_t rank;
-	} files[FILES_MAX];
+	} files[T_FILES_MAX];
 	uint32_t count;
 };
 
-static const struct str *find(const struct folder *d, const char *name)
+static bool has(const struct folder *d, const char *name)
 {
 	for (uint32_t i = 0; i < d->count; i++)
 		if (strcmp(d->files[i].name, name) == 0)
-			return &d->files[i].bytes;
-	return NULL;
+			return true;
+	return false;
 }
 
-static enum err bytes_of(void *user, const char *name, uint64_t *out)
+static uint64_t bytes_of(const struct t_files *f, const struct sdict *sd, struct sd_loc loc)
 {
-	const struct str *bytes = find(user, name);
+	struct str file;
 
-	must(bytes);
-	*out = bytes->n;
-	return OK;
+	must(t_files_find(f, sd->files[loc.file].name.p, &file) == OK);
+	return file.n;
 }
 
-static enum err read_at(void *user, const char *name, uint64_t offset, void *into, uint64_t n)
-{
-	const struct str *bytes = find(user, name);
-
-	must(bytes && num_inside(offset, n, bytes->n));
-	if (n)
-		memcpy(into, bytes->p + offset, n);
-	return OK;
-}
-
-static uint64_t check_chunk(const struct sdict *sd, const struct sd_chunk *c, size_t n)
+static uint64_t check_chunk(const struct sdict *sd, const struct sd_chunk *c, uint64_t n)
 {
 	const struct sd_tensor *t = &sd->tensors[c->tensor];
 	uint32_t item = dtype_bytes(t->dtype);
@@ -66,13 +52,13 @@ static uint64_t check_chunk(const struct sdict *sd, const struct sd_chunk *c, si
 	return numel;
 }
 
-static void check_value(const struct sdict *sd, const struct sd_value *v, const struct folder *d)
+static void check_value(const struct sdict *sd, const struct sd_value *v, const struct t_files *f)
 {
 	struct item_source src = source_memory(&v->bytes);
 	struct item_value value = { 0 };
 
 	if (v->kind == SD_VALUE_STORED) {
-		must(num_inside(v->loc.offset, v->loc.length, find(d, sd->files[v->loc.file].name.p)->n));
+		must(num_inside(v->loc.offset, v->loc.length, bytes_of(f, sd, v->loc)));
 		return;
 	}
 	must(item_is_archive(v->bytes.p, v->bytes.n));
@@ -80,17 +66,17 @@ static void check_value(const struct sdict *sd, const struct sd_value *v, const 
 	item_value_free(&value);
 }
 
-static void check(const struct sdict *sd, const struct folder *d)
+static void check(const struct sdict *sd, const struct t_files *f)
 {
 	for (uint64_t i = 0; i < sd->tensor_count; i++) {
 		const struct sd_tensor *t = &sd->tensors[i];
 		uint64_t sum = 0, numel;
 		for (uint64_t k = t->first_chunk; k < t->first_chunk + (uint64_t)t->chunk_count; k++)
-			sum += check_chunk(sd, &sd->chunks[k], find(d, sd->files[sd->chunks[k].loc.file].name.p)->n);
+			sum += check_chunk(sd, &sd->chunks[k], bytes_of(f, sd, sd->chunks[k].loc));
 		must(box_numel(t->ndim, t->shape, &numel) == OK && sum == numel);
 	}
 	for (uint64_t i = 0; i < sd->value_count; i++)
-		check_value(sd, &sd->values[i], d);
+		check_value(sd, &sd->values[i], f);
 	for (uint64_t i = 1; i < sd->record_count; i++) {
 		const struct sd_record *a = &sd->records[i - 1], *b = &sd->records[i];
 		must(a->file < b->file || (a->file == b->file && a->offset + a->length <= b->offset));
@@ -112,14 +98,14 @@ static enum format read_folder(const uint8_t *data, size_t n, struct folder *d)
 	struct format_file is;
 	uint32_t kept = 0;
 
-	while (reader_left(&r) && d->count < FILES_MAX) {
+	while (reader_left(&r) && d->count < T_FILES_MAX) {
 		struct file *f = &d->files[d->count];
-		struct str name = reader_str(&r, reader_u8(&r) % NAME_MAX_);
+		struct str name = reader_str(&r, reader_u8(&r) % NAME_BYTES);
 		*f = (struct file){ .bytes = reader_str(&r, reader_u32(&r)) };
 		if (r.failed)
 			break;
 		memcpy(f->name, name.p, name.n);
-		if (memchr(f->name, '\0', name.n) || name.n == 0 || find(d, f->name))
+		if (memchr(f->name, '\0', name.n) || name.n == 0 || has(d, f->name))
 			continue;
 		if (str_starts(name, "zero/"))
 			format_listing_add(&listing, "zero/");
@@ -143,25 +129,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
 	static struct folder d;
-	const char *names[FILES_MAX];
-	struct format_source s = { .user = &d, .payload = names, .read = read_at, .bytes_of = bytes_of };
+	struct t_files files = t_files_one("x.pt", data, n);
 	enum format format = FORMAT_TORCH;
 	struct sdict *sd = NULL;
 
-	d.count = 1;
-	d.files[0] = (struct file){ .name = "x.pt", .bytes = { (const char *)data, n } };
 	if (n > 3 && memcmp(data, "DIR", 3) == 0) {
 		d.count = 0;
 		format = read_folder(data + 3, n - 3, &d);
+		for (files.count = 0; files.count < d.count; files.count++) {
+			files.names[files.count] = d.files[files.count].name;
+			files.bytes[files.count] = d.files[files.count].bytes;
+		}
 	}
-	for (uint32_t i = 0; i < d.count; i++)
-		names[i] = d.files[i].name;
-	s.payload_count = d.count;
+	files.closed = true;
+	struct format_source s = t_files_source(&files);
 	(void)torch_file_is(data, n);
 	if (format != FORMAT_TORCH && format != FORMAT_TORCH_RANKS && format != FORMAT_ZERO && format != FORMAT_ZERO_UNIVERSAL)
 		return 0;
 	if (format_open(format, &s, &sd) == OK)
-		check(sd, &d);
+		check(sd, &files);
 	sdict_free(sd);
 	return 0;
 }

@@ -7,12 +7,13 @@
 #include "base/num.h"
 #include "format/format.h"
 
-enum { T_FILES_MAX = 8 };
+enum { T_FILES_MAX = 32 };
 
 struct t_files {
 	const char *names[T_FILES_MAX];        /* metadata first */
 	struct str bytes[T_FILES_MAX];
 	uint32_t metadata_count, count;
+	bool closed;                           /* no index names files: the parser asks for none but these */
 };
 
 static inline FALLIBLE enum err t_files_find(const struct t_files *f, const char *name, struct str *out)
@@ -22,6 +23,7 @@ static inline FALLIBLE enum err t_files_find(const struct t_files *f, const char
 			*out = f->bytes[i];
 			return OK;
 		}
+	must(!f->closed);
 	return ERR(CHECKPOINT_INCOMPLETE, "the file is missing");
 }
 
