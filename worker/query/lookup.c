@@ -66,15 +66,15 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 		return OK;
 	}
 	TRY(e);
-	TRY(checkpoint_recognise(store, name, &format));
-	if (format != FORMAT_NONE && S_ISDIR(st.st_mode) && store_enter(store_top(store), name, &dir) == OK &&
+	TRY(checkpoint_follow(store, name, led, &format));
+	bool leads = strcmp(led, name) != 0;
+	bool is_one = format != FORMAT_NONE && !leads;
+	if (is_one && S_ISDIR(st.st_mode) && store_enter(store_top(store), name, &dir) == OK &&
 	    checkpoint_manifest(dir, MANIFEST_NAME, &m))
 		m = NULL;
 	e = owner_find(store, name, (uid_t)json_integer_value(json_object_get(q, "uid")), &owner);
-	if (!e)
-		e = checkpoint_follow(store, name, led);
-	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"leads\":%s,\"owner\":%u,\"job\":",
-		   format == FORMAT_NONE ? "other" : "checkpoint", !e && strcmp(led, name) != 0 ? "true" : "false", owner);
+	buf_printf(out, "{\"exists\":true,\"what\":\"%s\",\"leads\":%s,\"owner\":%u,\"job\":", is_one ? "checkpoint" : "other",
+		   leads ? "true" : "false", owner);
 	if (m)
 		buf_json_str(out, str_of(m->job));
 	else
@@ -204,8 +204,7 @@ static FALLIBLE enum err find(const struct worker *w, const json_t *q, const str
 			      enum format *format)
 {
 	TRY(store_of(w, q, store));
-	TRY(checkpoint_follow(*store, json_string_value(json_object_get(q, "name")), name));
-	TRY(checkpoint_recognise(*store, name, format));
+	TRY(checkpoint_follow(*store, json_string_value(json_object_get(q, "name")), name, format));
 	return *format == FORMAT_NONE ? ERR(NOT_FOUND, "there is no checkpoint '%s'", name) : OK;
 }
 

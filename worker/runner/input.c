@@ -138,10 +138,11 @@ static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 {
 	char identity[IDENTITY_MAX], name[CHECKPOINT_NAME_MAX];
 	const struct store *store;
+	enum format format;
 
 	if (ref != &j->spec.source)
 		return OK;
-	if (stores_find(&j->worker->stores, ref->storage.p, &store) || checkpoint_follow(store, ref->name.p, name) ||
+	if (stores_find(&j->worker->stores, ref->storage.p, &store) || checkpoint_follow(store, ref->name.p, name, &format) ||
 	    identity_of(store_top(store), name, identity)) {
 		err_clear();
 		return OK;

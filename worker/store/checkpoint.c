@@ -99,15 +99,19 @@ static FALLIBLE enum err confirm_torch_dist(struct store_at dir, enum format *ou
 	return OK;
 }
 
-enum err checkpoint_format_of_dir(struct store_at dir, enum format *out)
+/* A directory is listed once: on a store that is slow each more would be felt. */
+static FALLIBLE enum err look_at_dir(struct store_at dir, struct format_listing *l, enum format *out)
 {
-	struct format_listing l = { 0 };
-
-	TRY(store_list(dir, look, &l));
-	*out = format_of_listing(&l);
+	TRY(store_list(dir, look, l));
+	*out = format_of_listing(l);
 	if (*out == FORMAT_TORCH_DIST)
 		return confirm_torch_dist(dir, out);
 	return *out == FORMAT_SAFETENSORS ? look_into_index(dir, out) : OK;
+}
+
+enum err checkpoint_format_of_dir(struct store_at dir, enum format *out)
+{
+	return look_at_dir(dir, &(struct format_listing){ 0 }, out);
 }
 
 enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out)
@@ -130,9 +134,10 @@ enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum f
 	return OK;
 }
 
-enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out)
+/* Looks at what is at `name`: a directory is left open in *dir, and *l has what its entries say. */
+static FALLIBLE enum err look_at(const struct store *store, const char *name, struct store_at *dir, struct format_listing *l,
+				 enum format *out)
 {
-	struct store_at dir;
 	struct stat st;
 
 	*out = FORMAT_NONE;
@@ -144,10 +149,15 @@ enum err checkpoint_recognise(const struct store *store, const char *name, enum 
 		return checkpoint_recognise_file(store_top(store), name, out);
 	if (!S_ISDIR(st.st_mode))
 		return OK;
-	TRY(store_enter(store_top(store), name, &dir));
-	e = checkpoint_format_of_dir(dir, out);
-	store_close(&dir);
-	return e;
+	TRY(store_enter(store_top(store), name, dir));
+	return look_at_dir(*dir, l, out);
+}
+
+enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out)
+{
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+
+	return look_at(store, name, &dir, &(struct format_listing){ 0 }, out);
 }
 
 /* Names the directory that a file like DeepSpeed's `latest` names. */
@@ -171,7 +181,7 @@ static FALLIBLE enum err read_pointer(struct store_at dir, const char *pointer, 
 	return OK;
 }
 
-enum err checkpoint_follow(const struct store *store, const char *name, char out[CHECKPOINT_NAME_MAX])
+enum err checkpoint_follow(const struct store *store, const char *name, char out[CHECKPOINT_NAME_MAX], enum format *format)
 {
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	struct format_listing l = { 0 };
@@ -180,26 +190,19 @@ enum err checkpoint_follow(const struct store *store, const char *name, char out
 
 	if ((size_t)snprintf(out, CHECKPOINT_NAME_MAX, "%s", name) >= CHECKPOINT_NAME_MAX)
 		return ERR(NAME_INVALID, "a name of %zu bytes", strlen(name));
-	enum err e = store_stat(store_top(store), name, &st);
-	if (e == ERR_NOT_FOUND || (!e && !S_ISDIR(st.st_mode)))
-		return OK;
-	if (!e)
-		e = store_enter(store_top(store), name, &dir);
-	if (!e)
-		e = store_list(dir, look, &l);
-	TRY(e);
-	if (format_of_listing(&l) != FORMAT_NONE || (!l.pointer && !l.step[0]))
+	TRY(look_at(store, name, &dir, &l, format));
+	if (*format != FORMAT_NONE || (!l.pointer && !l.step[0]))
 		return OK;
 	if (l.pointer)
 		TRY(read_pointer(dir, l.pointer, step));
 	const char *to = l.pointer ? step : l.step;
-	e = store_stat(dir, to, &st);
+	enum err e = store_stat(dir, to, &st);
 	if (e == ERR_NOT_FOUND)
 		return err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the step '%s' is not there", to), l.pointer ? l.pointer : to, 0);
 	TRY(e);
 	if ((size_t)snprintf(out, CHECKPOINT_NAME_MAX, "%s/%s", name, to) >= CHECKPOINT_NAME_MAX)
 		return ERR(NAME_INVALID, "a name of %zu bytes", strlen(name) + strlen(to) + 1);
-	return OK;
+	return checkpoint_recognise(store, out, format);
 }
 
 /* --------------------------------------------------------------------------------------------------------- read */
@@ -701,7 +704,6 @@ static FALLIBLE enum err read_checkpoint(struct checkpoint *c)
 {
 	const char *file;
 
-	TRY(checkpoint_recognise(c->store, c->name, &c->format));
 	if (c->instead && c->instead->format != FORMAT_NONE)
 		c->format = c->instead->format;
 	if (c->format == FORMAT_NONE) {
@@ -758,7 +760,7 @@ enum err checkpoint_open_instead(const struct stores *stores, const struct ref *
 	if (ref->kind != REF_CHECKPOINT || ref->name.n >= sizeof c->name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
 	TRY(stores_find(stores, ref->storage.p, &c->store));
-	enum err e = checkpoint_follow(c->store, ref->name.p, c->name);
+	enum err e = checkpoint_follow(c->store, ref->name.p, c->name, &c->format);
 	if (!e)
 		e = read_checkpoint(c);
 	if (e == ERR_NOT_FOUND)

@@ -48,9 +48,9 @@ FALLIBLE enum err checkpoint_recognise(const struct store *store, const char *na
 FALLIBLE enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out);
 FALLIBLE enum err checkpoint_format_of_dir(struct store_at dir, enum format *out);
 /* The name of the checkpoint that `name` stands for: `name` itself, or, if that is a folder of no format in which training left its steps
- * (DeepSpeed: a file `latest`, folders global_stepN), the step that `latest` names; without such a file, the last one.
- * ERR_CHECKPOINT_INCOMPLETE: the step is not there. */
-FALLIBLE enum err checkpoint_follow(const struct store *store, const char *name, char out[CHECKPOINT_NAME_MAX]);
+ * (DeepSpeed: a file `latest`, folders global_stepN), the step that `latest` names; without such a file, the last one. `format` is that of
+ * the one that is named. ERR_CHECKPOINT_INCOMPLETE: the step is not there. */
+FALLIBLE enum err checkpoint_follow(const struct store *store, const char *name, char out[CHECKPOINT_NAME_MAX], enum format *format);
 /* The directory that its files are in; *file_out: the last part of `name` if that is a file, which is all of it then; else NULL. */
 FALLIBLE enum err checkpoint_open_dir(const struct store *store, const char *name, struct store_at *out, const char **file_out);
 /* Opens and parses. ERR_NOT_FOUND, ERR_NOT_A_CHECKPOINT, ERR_CHECKPOINT_INCOMPLETE (a file that metadata names is missing or too short),
