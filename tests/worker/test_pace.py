@@ -10,7 +10,7 @@ from gang import Gang, Segments, at
 MIB = 1 << 20
 BYTES = 96 * MIB  # of each of two ranks
 SHARE = 0.02  # of a core, per worker: worker/io/pace.h
-PACED = 0.5  # of the CPU time, at least: plan and commit take the rest at once
+PACED = 0.2  # of the CPU time, at least: plan, pages and commit take the rest at once; a job without pace comes to SHARE
 
 
 @pytest.fixture(scope="module")
