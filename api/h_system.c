@@ -15,7 +15,7 @@
 #include "server/devices.h"
 #include "server/gang.h"
 #include "server/job.h"
-#include "server/gauges.h"
+#include "server/server.h"
 #include "server/journal.h"
 #include "server/metrics.h"
 #include "server/state_dict.h"
@@ -62,7 +62,7 @@ FALLIBLE enum err h_metrics(struct req *r)
 	struct buf b = BUF_INIT(16 << 20);
 
 	counts_flush(r->api);
-	gauges_fill(r->core);
+	server_measure(r->core);
 	metrics_render(r->core->metrics, &b);
 	return req_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
 }

@@ -11,14 +11,13 @@
 #include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/metrics.h"
-#include "server/parts.h"
 #include "server/runs.h"
 #include "server/storage.h"
 #include "server/worker.h"
 
 enum { LABELS_MAX = 160 };
 
-static void fill_jobs(struct server *s)
+static void fill_jobs(const struct gauge_parts *s)
 {
 	uint32_t counts[JOB_KIND_COUNT][JOB_STATE_COUNT] = { { 0 } };
 	int64_t now = clock_mono_ms(), oldest[JOB_KIND_COUNT] = { 0 };
@@ -42,7 +41,7 @@ static void fill_jobs(struct server *s)
 	}
 }
 
-static void fill_storages(struct server *s)
+static void fill_storages(const struct gauge_parts *s)
 {
 	char labels[LABELS_MAX];
 
@@ -83,7 +82,7 @@ static uint64_t open_fds(void)
 }
 
 /* The names and meanings are those of every Prometheus client library. */
-static void fill_process(struct server *s)
+static void fill_process(const struct gauge_parts *s)
 {
 	struct metrics *m = s->metrics;
 	unsigned long long pages = 0, resident = 0;
@@ -107,7 +106,7 @@ static void fill_process(struct server *s)
 	metrics_set(m, "process_start_time_seconds", "", (double)s->started_ms / 1000);
 }
 
-void gauges_fill(struct server *s)
+void gauges_fill(const struct gauge_parts *s)
 {
 	struct metrics *m = s->metrics;
 	static const char *const states[] = { "starting", "idle", "busy", "ending" };

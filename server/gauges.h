@@ -1,7 +1,26 @@
 /* gauges.h: the metrics that mirror state: jobs, queues, storages, workers, memory, runs, and the process itself. */
 #pragma once
+#include <stdint.h>
 
-struct server;
+struct jobs;
+struct journal;
+struct metrics;
+struct runs;
+struct state_dicts;
+struct storages;
+struct workers;
+
+/* The parts below that have state to mirror. */
+struct gauge_parts {
+	struct metrics *metrics;
+	const struct jobs *jobs;
+	struct journal *journal;
+	const struct runs *runs;
+	const struct state_dicts *state_dicts;
+	const struct storages *storages;
+	const struct workers *workers;
+	int64_t started_ms;           /* wall clock */
+};
 
 /* Sets them to what is now: before metrics_render. */
-void gauges_fill(struct server *s);
+void gauges_fill(const struct gauge_parts *s);

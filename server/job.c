@@ -35,9 +35,9 @@ bool job_state_ended(enum job_state state)
 
 static const char digits[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
-void job_id_mark(const struct server *s, char mark[JOB_MARK_LEN + 1])
+void job_id_mark(const struct journal *journal, char mark[JOB_MARK_LEN + 1])
 {
-	uint64_t id = journal_id(s->journal);
+	uint64_t id = journal_id(journal);
 
 	for (int i = 0; i < JOB_MARK_LEN; i++, id >>= 5)
 		mark[i] = digits[id & 31];
@@ -58,12 +58,12 @@ static void begin_ids(uint64_t ms)
 }
 
 /* Lists and sweeps go by the order of ids, so the ids of a daemon whose clock was set back follow those that its journal has. */
-FALLIBLE enum err job_ids_resume(struct server *s)
+FALLIBLE enum err job_ids_resume(struct journal *journal)
 {
 	char id[JOB_ID_LEN + 1];
 	uint64_t ms = 0;
 
-	TRY(journal_read_newest_id(s->journal, id));
+	TRY(journal_read_newest_id(journal, id));
 	for (int i = 0; i < 10 && id[i]; i++)
 		ms = ms << 5 | (uint64_t)(strchr(digits, id[i]) ? strchr(digits, id[i]) - digits : 0);
 	if (ms >= last_id.ms)
@@ -72,7 +72,7 @@ FALLIBLE enum err job_ids_resume(struct server *s)
 }
 
 /* ULID: 48 bits of milliseconds and 80 others in Crockford's base 32, 50 of them random: ids sort by time of birth. */
-void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1])
+void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1])
 {
 	uint64_t ms = (uint64_t)clock_wall_ms();
 	unsigned char *bits = last_id.bits;
@@ -90,7 +90,7 @@ void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1])
 		unsigned pair = (unsigned)bits[at] << 8 | (at + 1 < 7 ? bits[at + 1] : 0);
 		id[10 + i] = digits[pair >> shift & 31];
 	}
-	job_id_mark(s, id + JOB_ID_LEN - JOB_MARK_LEN);
+	job_id_mark(journal, id + JOB_ID_LEN - JOB_MARK_LEN);
 }
 
 struct principal job_owner(const struct job *j)
@@ -115,7 +115,7 @@ FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *
 	j->created_ms = clock_wall_ms();
 	j->begun_ms = clock_mono_ms();
 	j->version = ++s->jobs->versions;
-	job_new_id(s, j->id);
+	job_new_id(s->journal, j->id);
 	if (!j->request) {
 		job_free(j);
 		return ERR(NO_MEMORY, "cannot keep a job");

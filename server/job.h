@@ -60,7 +60,8 @@ FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *
  * quotes. ERR_VALIDATION_FAILED for anything else. Newest first. Appends {"jobs":[…],"next_page_token"?}. */
 FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_size, struct str page_token, struct buf *out);
 
-FALLIBLE enum err jobs_new(struct server *s);    /* takes up the journal's unfinished jobs */
+FALLIBLE enum err jobs_new(struct server *s);
+FALLIBLE enum err jobs_recover(struct server *s);    /* takes up the journal's unfinished jobs */
 void jobs_free(struct jobs *j);
 uint32_t jobs_live(const struct server *s);      /* not ended */
 bool jobs_use_storage(const struct server *s, const char *storage);

@@ -73,7 +73,11 @@ FALLIBLE enum err jobs_new(struct server *s)
 	s->jobs = mem_zalloc(1, sizeof *s->jobs);
 	NEED(s->jobs, "cannot keep jobs");
 	s->jobs->start = job_start_attempt;
-	TRY(job_ids_resume(s));
+	return job_ids_resume(s->journal);
+}
+
+FALLIBLE enum err jobs_recover(struct server *s)
+{
 	TRY(journal_read_unended(s->journal, take_row, s));
 	for (struct job *j = s->jobs->live, *next; j; j = next) {
 		next = j->live_next;

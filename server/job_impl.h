@@ -130,16 +130,16 @@ struct job_load {
 	struct job *job;            /* set by job_load_row */
 };
 enum err job_load_row(void *user, const struct journal_job *row);    /* user: struct job_load */
-FALLIBLE enum err job_ids_resume(struct server *s);
+FALLIBLE enum err job_ids_resume(struct journal *journal);
 void job_revive(struct job *j);                      /* from the cache to the live ones */
 void job_snapshotted(struct job *j);                 /* now */
 void job_changed(struct job *j);                     /* the text is stale; says so on the event stream */
 void job_put_row(struct journal_txn *t, struct job *j, enum job_state state);   /* as it is in this state */
 void job_write(struct job *j, done_fn fn, void *user);     /* its row as it is now, in a transaction of its own */
 /* Its end is the daemon's mark: of what jobs leave on a storage that several daemons see, each knows its own. */
-void job_new_id(const struct server *s, char id[JOB_ID_LEN + 1]);
+void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1]);
 bool job_id_ok(struct str id);                        /* has it the form of one? */
-void job_id_mark(const struct server *s, char mark[JOB_MARK_LEN + 1]);
+void job_id_mark(const struct journal *journal, char mark[JOB_MARK_LEN + 1]);
 struct principal job_owner(const struct job *j);
 void job_wake(struct job *j);                        /* its waiters: it has ended */
 

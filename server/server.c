@@ -20,6 +20,7 @@
 #include "server/errdoc.h"
 #include "server/events.h"
 #include "server/gang.h"
+#include "server/gauges.h"
 #include "server/job_impl.h"
 #include "server/journal.h"
 #include "server/lookup.h"
@@ -71,7 +72,7 @@ static void first_probes(struct server *s)
 {
 	for (uint32_t i = 0; i < storage_count(s->storages); i++) {
 		storage_probe(s->storages, s->lookups, storage_at(s->storages, i), NULL, NULL);
-		sweep_storage(s, storage_at(s->storages, i)->name);
+		sweep_storage(s->sweeps, storage_at(s->storages, i)->name);
 	}
 }
 
@@ -86,10 +87,17 @@ static void on_storage_hangs(void *user, struct storage *st)
 
 static void on_storage_soiled(void *user, const char *name)
 {
-	sweep_storage(user, name);
+	const struct server *s = user;
+
+	sweep_storage(s->sweeps, name);
 }
 
-static const struct server_hooks hooks = { .job_ended = sweep_after };
+static void on_job_ended(struct job *j)
+{
+	sweep_after(j->server->sweeps, j);
+}
+
+static const struct server_hooks hooks = { .job_ended = on_job_ended };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)
@@ -129,10 +137,11 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 			&s->lookups));
 	workers_sweep(s->workers);
 	TRY(runs_new(s->journal, &s->runs));
-	TRY(sweeps_new(s));
+	TRY(jobs_new(s));
+	TRY(sweeps_new(&(struct sweep_parts){ s->loop, s->journal, s->storages, s->lookups, s->jobs }, &s->sweeps));
 	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->lookups, &s->draining },
 			    &s->state_dicts));
-	TRY(jobs_new(s));
+	TRY(jobs_recover(s));
 	TRY(state_dict_orphans_start(s));
 	TRY(storage_care_start(s));
 	TRY(devices_new(s->workers, &s->devices));
@@ -199,6 +208,12 @@ void server_free(struct server *s)
 	if (s->lock_fd >= 0)
 		close(s->lock_fd);
 	mem_free(s);
+}
+
+void server_measure(struct server *s)
+{
+	gauges_fill(&(struct gauge_parts){ s->metrics, s->jobs, s->journal, s->runs, s->state_dicts, s->storages, s->workers,
+					   s->started_ms });
 }
 
 /* ---- the end ---- */

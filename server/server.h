@@ -13,6 +13,7 @@ struct server;
 /* Opens the journal, takes up what it holds and sweeps left-overs. Work starts as soon as the loop runs. */
 FALLIBLE enum err server_new(const struct config *config, struct event_base *base, struct server **out);
 /* Refuses new work from now on; running jobs get config->drain_ms to end, then they are kept as queued for the next start. */
+void server_measure(struct server *s);       /* sets the gauges to what is now: before metrics_render */
 void server_drain(struct server *s);
 bool server_drained(const struct server *s);
 /* SIGHUP: takes the new storages and the log's form over from a configuration read again; the old one stays valid. */

@@ -137,7 +137,7 @@ static void on_tick(void *user)
 		struct storage *st = all->items[i];
 		if ((st->sweep_due || sweep_is_due(st)) && st->state == STORAGE_OK) {
 			st->sweep_due = false;
-			sweep_storage(s, st->name);
+			sweep_storage(s->sweeps, st->name);
 		}
 		if (st->expires_ms && st->expires_ms < clock_service_ms() && !jobs_use_storage(s, st->name)) {
 			log_info("storage's lease is over", "storage", st->name, NULL);

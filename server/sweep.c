@@ -15,7 +15,6 @@
 #include "server/job_impl.h"
 #include "server/lookup.h"
 #include "server/loop.h"
-#include "server/parts.h"
 #include "server/storage.h"
 
 enum { TICK_MS = 1000, FIRST_MS = 2000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000, OTHERS_MS = 3600000 };
@@ -30,7 +29,7 @@ struct pending {
 };
 
 struct sweeps {
-	struct server *server;
+	struct sweep_parts parts;
 	struct pending *first, **last;
 	uint32_t count;
 	struct loop_timer *tick;
@@ -39,7 +38,7 @@ struct sweeps {
 /* ---- a whole storage ---- */
 
 struct sweep {
-	struct server *server;
+	struct sweeps *all;
 	char storage[STORAGE_NAME_MAX + 1];
 };
 
@@ -64,7 +63,7 @@ static void on_swept(void *user, enum err e, const json_t *ok, int *)
 	const json_t *others = json_object_get(ok, "others");
 	struct storage *st;
 
-	if (storage_find(sw->server->storages, str_of(sw->storage), &st) == OK) {
+	if (storage_find(sw->all->parts.storages, str_of(sw->storage), &st) == OK) {
 		st->sweep_due |= e && err_retryable(e);
 		if (!st->others && json_object_size(others)) {
 			st->others = json_deep_copy(others);
@@ -75,18 +74,19 @@ static void on_swept(void *user, enum err e, const json_t *ok, int *)
 	log_removed(ok);
 }
 
-void sweep_storage(struct server *s, const char *name)
+void sweep_storage(struct sweeps *all, const char *name)
 {
+	const struct sweep_parts *s = &all->parts;
 	json_t *keep = json_array();
 	struct sweep *sw = mem_sure(sizeof *sw);
 	char before[JOB_ID_LEN + 1]; /* ids grow: jobs that come while the sweep runs are none of its business */
 	char mark[JOB_MARK_LEN + 1];
 	struct storage *st;
 
-	sw->server = s;
+	sw->all = all;
 	snprintf(sw->storage, sizeof sw->storage, "%s", name);
-	job_new_id(s, before);
-	job_id_mark(s, mark);
+	job_new_id(s->journal, before);
+	job_id_mark(s->journal, mark);
 	for (const struct job *j = s->jobs->live; j; j = j->live_next)
 		if (json_array_append_new(keep, json_string(j->id)) != 0) {
 			json_decref(keep); /* without one of them, its staging would go: nothing is asked, and the sweep is due again */
@@ -161,7 +161,7 @@ static void ask(struct sweeps *all, struct pending *p)
 	a->all = all;
 	memcpy(a->job, p->job, sizeof a->job);
 	p->asked = true;
-	lookup_ask(all->server->lookups, p->storage,
+	lookup_ask(all->parts.lookups, p->storage,
 		   json_pack("{s:s, s:s, s:s, s:s}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job), NULL, 0,
 		   on_job_swept, a);
 }
@@ -176,7 +176,7 @@ static void on_tick(void *user)
 		if (!p->asked && p->due_ms <= now)
 			ask(all, p);
 	if (all->first)
-		loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick);
+		loop_timer_start(all->parts.loop, TICK_MS, on_tick, all, &all->tick);
 }
 
 /* Left-overs that cannot be noted here are left to the next start. */
@@ -197,10 +197,10 @@ static void note(struct sweeps *all, const struct job *j, const struct ref *targ
 	all->last = &p->next;
 	all->count++;
 	if (!all->tick)
-		loop_timer_start(all->server->loop, TICK_MS, on_tick, all, &all->tick);
+		loop_timer_start(all->parts.loop, TICK_MS, on_tick, all, &all->tick);
 }
 
-void sweep_after(struct job *j)
+void sweep_after(struct sweeps *all, struct job *j)
 {
 	const struct ref *target = &j->spec.target;
 	const char *code = json_string_value(json_object_get(j->error, "code"));
@@ -210,15 +210,16 @@ void sweep_after(struct job *j)
 	if (target->kind != REF_CHECKPOINT || !(kind_of(j->kind)->writes & REF_CHECKPOINT))
 		return;
 	if ((replaced || (j->state != JOB_SUCCEEDED && j->started_ms)) && (!code || strcmp(code, err_code_name(ERR_NOT_DURABLE)) != 0))
-		note(j->server->sweeps, j, target, replaced ? j->trash_ms : 0);
+		note(all, j, target, replaced ? j->trash_ms : 0);
 }
 
-FALLIBLE enum err sweeps_new(struct server *s)
+FALLIBLE enum err sweeps_new(const struct sweep_parts *parts, struct sweeps **out)
 {
-	s->sweeps = mem_zalloc(1, sizeof *s->sweeps);
-	NEED(s->sweeps, "cannot keep sweeps");
-	s->sweeps->server = s;
-	s->sweeps->last = &s->sweeps->first;
+	struct sweeps *all = *out = mem_zalloc(1, sizeof *all);
+
+	NEED(all, "cannot keep sweeps");
+	all->parts = *parts;
+	all->last = &all->first;
 	return OK;
 }
 

@@ -6,17 +6,28 @@
 #include <stdbool.h>
 #include "base/err.h"
 
-struct server;
+struct job;
+struct jobs;
+struct journal;
+struct lookups;
+struct loop;
+struct storage;
+struct storages;
 struct sweeps;
 
-struct job;
-struct storage;
-
 /* Everything of jobs that are none any more, in the whole storage. */
-void sweep_storage(struct server *s, const char *storage);
+void sweep_storage(struct sweeps *all, const char *storage);
 bool sweep_is_due(const struct storage *st);     /* what other daemons have there was seen long ago: is it still the same? */
 /* Of a job that has just ended, beside its target. Nothing if it can have left nothing, or must not be touched (ERR_NOT_DURABLE). */
-void sweep_after(struct job *j);
+void sweep_after(struct sweeps *all, struct job *j);
 
-FALLIBLE enum err sweeps_new(struct server *s);
+/* The parts below that sweeps use. */
+struct sweep_parts {
+	struct loop *loop;
+	struct journal *journal;
+	struct storages *storages;
+	struct lookups *lookups;
+	const struct jobs *jobs;
+};
+FALLIBLE enum err sweeps_new(const struct sweep_parts *parts, struct sweeps **out);
 void sweeps_free(struct sweeps *all);

@@ -181,7 +181,7 @@ static void test_metrics(void **state)
 	metrics_add(t.s->metrics, "dcpd_jobs_total", "kind=\"save\",outcome=\"failed\"", 2);
 	metrics_observe(t.s->metrics, "dcpd_save_lag_seconds", "", 0.3);
 	metrics_observe(t.s->metrics, "dcpd_save_lag_seconds", "", 9999);
-	gauges_fill(t.s);
+	server_measure(t.s);
 	metrics_set(t.s->metrics, "dcpd_last_durable_timestamp_seconds", "", 1795340856.051);
 	for (int i = 0; i < METRICS_SERIES_MAX + 100; i++) { /* labels that a caller chooses fill no memory */
 		snprintf(labels, sizeof labels, "route=\"r%d\"", i);

@@ -110,7 +110,7 @@ static void test_others_are_watched_for_an_hour(void **state)
 	T_UNTIL(&t, st->others);
 	assert_int_equal(pwrite(fd, "2", 1, 0), 1); /* it has changed */
 	int64_t seen = st->others_ms;
-	sweep_storage(t.s, "main"); /* a worker died: too early to say */
+	sweep_storage(t.s->sweeps, "main"); /* a worker died: too early to say */
 	t_server_run(&t, 300);
 	assert_true(st->others && st->others_ms == seen);
 	assert_false(sweep_is_due(st));
