@@ -22,7 +22,7 @@ static const struct command commands[] = {
 	{ "jobs", "jobs [--filter 'state=running AND kind=save'] [--limit N]", "filter= limit=", "jobs, newest first", 0, 0,
 	  jobs_list },
 	{ "job", "job ID [--follow]", "follow", "one job", 1, 1, jobs_one },
-	{ "transforms", "transforms [NAME]", "", "ready sets of conversion rules for reshard --transform NAME, or the rules of one", 0, 1,
+	{ "transforms", "transforms [NAME]", "", "ready sets of conversion rules for --transform NAME, or the rules of one", 0, 1,
 	  look_transforms },
 	{ "cancel", "cancel ID", "", "cancel a job", 1, 1, jobs_act },
 	{ "retry", "retry ID", "", "run a failed or cancelled job again", 1, 1, jobs_act },

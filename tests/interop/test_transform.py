@@ -3,6 +3,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transform_cases as cases
+from lib_interop import assemble
 from safetensors.torch import save_file
 
 import dcpd as lib
@@ -38,9 +39,32 @@ def check(d, state, rules, want=None, vars=None, source_world=1, world=1, seed=0
     source = put(d, state, source_world, cases.layout(seed, state, source_world))
     want = cases.apply(state, rules, vars) if want is None else want
     more = {"vars": vars} if vars else {}
-    to, result = convert(d, source, rules, world, cases.layout(seed + 1, want, world), **more)
+    layout = cases.layout(seed + 1, want, world)
+    to, result = convert(d, source, rules, world, layout, **more)
     cases.same(get(d, to, want), want)
+    check_load(d, source, rules, want, world, layout, **more)
     return result
+
+
+def check_load(d, source, rules, want, world=1, layout=(), **more):
+    """The same rules in a load: into a new state dict, and again into that, which holds other bytes by then."""
+    sd, other = {"state_dict": lib.fresh()}, {"state_dict": lib.fresh()}
+    form = {"world_size": world, "layout": list(layout)}
+    done = d.api.run("load", source=source, target={**sd, **form}, transform=rules, **more)["result"]
+    assert done["verified_bytes"] > 0 or not any(v.numel() for v in want.values())
+    loaded(d, sd, want)
+    ones = {k: torch.full_like(v.view(torch.uint8) if v.dtype.itemsize == 1 else v, 1).view(v.dtype) for k, v in want.items()}
+    d.api.run("load", source=put(d, ones), target={**other, **form})
+    d.api.run("load", source=source, target=other, transform=rules, **more)
+    loaded(d, other, want)
+    d.drop(sd["state_dict"], other["state_dict"])
+
+
+def loaded(d, sd, want):
+    got = assemble(d.images(sd["state_dict"]))
+    assert got.keys() == want.keys()
+    for k, v in want.items():
+        assert got[k][0] == list(v.shape) and got[k][1] == cases.raw(v).numpy().tobytes(), k
 
 
 W = torch.arange(24 * 10, dtype=torch.float32).reshape(24, 10)
@@ -200,15 +224,50 @@ def test_damage_in_the_source_is_found(d):
     data[8192] ^= 1
     file.chmod(0o644)
     file.write_bytes(data)
-    d.api.fails("reshard", "digest_mismatch", source=source, target={**HERE, "name": lib.fresh()},
-                transform=[{"match": "w", "permute": [1, 0]}])
+    rules = [{"match": "w", "permute": [1, 0]}]
+    d.api.fails("reshard", "digest_mismatch", source=source, target={**HERE, "name": lib.fresh()}, transform=rules)
+    sd = lib.fresh()
+    p = d.api.fails("load", "digest_mismatch", source=source, target={"state_dict": sd}, transform=rules)
+    assert p["fqn"] == "w" and p["file"].endswith(file.name)
+    done = d.api.run("load", source=source, target={"state_dict": sd}, transform=rules, options={"verify": "none"})["result"]
+    assert done["verified_bytes"] == 0 and done["unverified_bytes"] >= 400 * 300 * 4
+    d.drop(sd)
+
+
+def test_a_load_renames_values_casts_and_tells_what_is_missing(d):
+    state = {"a.w": W, "a.b": torch.arange(10.), "lr": 0.5, "a.step": 7}
+    source, sd = put(d, state), lib.fresh()
+    rules = [{"match": r"^a\.", "rename": "m."}, {"match": r"m\.w", "dtype": "bfloat16"}]
+    p = d.api.fails("load", "validation_failed", source=source, target={"state_dict": sd}, transform=[{"match": "nothing", "drop": True}])
+    assert p["pointer"] == "/transform/0"
+    done = d.api.run("load", source=source, target={"state_dict": sd, "world_size": 2}, transform=rules)["result"]
+    assert done["cast"] == [{"fqn": "m.w", "from": "float32", "to": "bfloat16"}]
+    loaded(d, {"state_dict": sd}, {"m.w": W.bfloat16(), "m.b": state["a.b"]})
+    assert set(d.images(sd)[0].values) == {"lr", "m.step"}
+    d.api.fails("load", "missing_key", source=source, target={"state_dict": sd})
+    done = d.api.run("load", source=source, target={"state_dict": sd}, strict=False)["result"]
+    assert set(done["unexpected"]) == {"a.w", "a.b", "a.step"} and {"m.w", "m.b"} <= set(done["missing"])
+    d.drop(sd)
+
+
+def test_a_load_takes_some_elements_twice_and_others_never(d):
+    """CRC32s of what is taken do not add up to those of the sources: they are compared by reading all."""
+    source, sd = put(d, {"w": W}), lib.fresh()
+    done = d.api.run("load", source=source, transform=[{"match": "w", "slice": ["0:12"]}],
+                     target={"state_dict": sd, "world_size": 2, "layout": [{"match": "*", "placements": ["Replicate()"]}]})["result"]
+    assert done["verified_bytes"] >= W.nbytes and done["unverified_bytes"] < W.nbytes  # PyTorch's .metadata has no digest
+    assert [cases.raw(W[:12]).numpy().tobytes()] * 2 == [bytes(raw) for image in d.images(sd) for *_, raw in image.chunks()]
+    d.drop(sd)
 
 
 def test_dry_run_shows_before_and_after(d):
     source = put(d, {"q": W, "k": W, "e": torch.zeros(3, dtype=torch.int8)})
     rules = [{"match": "[qk]", "concat": {"dim": 1, "into": "qk", "order": ["q", "k"]}}, {"match": "qk", "dtype": "bfloat16"}]
+    of_load = d.api.post("/v1/jobs?dry_run=true", {"kind": "load", "source": source, "target": {"state_dict": lib.fresh()},
+                                                   "transform": rules}).ok(200)
     plan = d.api.post("/v1/jobs?dry_run=true", {"kind": "reshard", "source": source, "target": {**HERE, "name": lib.fresh()},
                                                 "transform": rules}).ok(200)["transform"]
+    assert of_load["transform"] == plan and of_load["loads"] is True
     assert plan["before"] == [{"fqn": "q", "shape": [24, 10], "dtype": "float32"}, {"fqn": "k", "shape": [24, 10], "dtype": "float32"},
                               {"fqn": "e", "shape": [3], "dtype": "int8"}]
     assert plan["after"] == [{"fqn": "qk", "shape": [24, 20], "dtype": "bfloat16", "from": ["q", "k"]},

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transform_cases as cases
+from lib_interop import assemble
 
 import dcpd as lib
 
@@ -125,6 +126,12 @@ def test_to_megatron_and_back(d, family):
     out = d.ctl("reshard", f"main:{name}-mg", f"main:{name}-hf", "--transform", f"{family}-megatron-to-hf", *names, "--world-size", "2")
     assert out.returncode == 0, out.stderr
     cases.same(read(d, name + "-hf", hf), hf)
+    sd = lib.fresh()
+    out = d.ctl("load", f"main:{name}", f"shm:{sd}", "--transform", f"{family}-hf-to-megatron", *names, *cut)
+    assert out.returncode == 0, out.stderr
+    got = assemble(d.images(sd))
+    assert got == {k: (list(v.shape), cases.raw(v).numpy().tobytes()) for k, v in mg.items()}
+    d.drop(sd)
 
 
 def test_the_sets_are_served_and_documented(d):
@@ -153,8 +160,9 @@ def test_files_of_rules(d, tmp_path):
     assert out.returncode == 0, out.stderr
     want = {"w": torch.cat([w, torch.zeros(3, 4)]).t()}
     cases.same(read(d, name + "-t", want), want)
-    plan = json.loads(d.ctl("reshard", f"main:{name}", f"main:{name}-u", "--dry-run", *args).stdout)
-    assert plan["transform"]["after"] == [{"fqn": "w", "shape": [4, 8], "dtype": "float32", "from": ["w"]}]
+    for kind, to in (("reshard", f"main:{name}-u"), ("load", f"shm:{name}")):
+        plan = json.loads(d.ctl(kind, f"main:{name}", to, "--dry-run", *args).stdout)
+        assert plan["transform"]["after"] == [{"fqn": "w", "shape": [4, 8], "dtype": "float32", "from": ["w"]}]
     for wrong, says in ((["--transform", str(tmp_path / "none.json")], "none.json"), (["--transform", "none"], "no ready set"),
                         (["--set", "x"], "NAME=N"), ([*args[:4]], "--set vocab=N")):
         out = d.ctl("reshard", f"main:{name}", f"main:{name}-u", *wrong)

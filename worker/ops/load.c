@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/convert_rules.h"
 #include "ops/optim_load.h"
 #include "runner/build.h"
 #include "runner/gang_run.h"
@@ -14,7 +15,9 @@
 struct load {
 	struct job *job;
 	struct input source;
-	struct spec_view view;
+	struct spec_view stored;       /* what takes part of the source */
+	struct convert_rules rules;
+	struct spec_view view;         /* what is loaded: that, as the rules convert it; its sdict is not its own */
 	struct sdict *target;
 	struct arena *arena;
 	struct run_build build;
@@ -79,7 +82,9 @@ static FALLIBLE enum err report(struct load *l)
 	json_object_set_new(r, "missing", target_names(l->match.missing, l->match.missing_count));
 	json_object_set_new(r, "unexpected", target_names(l->match.unexpected, l->match.unexpected_count));
 	TRY(target_casts(l->view.sd, l->target, &l->problems, &casts));
+	enum err e = convert_rules_casts(&l->rules, &casts);
 	json_object_set_new(r, "cast", casts ? casts : json_array());
+	TRY(e);
 	json_object_set_new(r, "world_size", json_integer(l->world_size));
 	json_object_set_new(r, "tensors", json_integer((json_int_t)l->target->tensor_count));
 	json_object_set_new(r, "values", json_integer((json_int_t)l->target->value_count));
@@ -105,22 +110,29 @@ static FALLIBLE enum err add_segments(struct load *l)
 static FALLIBLE enum err plan_doc(const struct load *l, json_t *doc)
 {
 	struct plan_figures f;
+	json_t *table;
 
+	TRY(convert_rules_table(&l->rules, &table));
+	if (table)
+		json_object_set_new(doc, "transform", table);
 	TRY(plan_figures_make(l->view.sd, l->target, &l->plan, &f));
 	TRY(plan_doc_files(doc, &l->build, input_kind(&l->source) == RUN_SRC_ITEM ? RUN_FILE_SOURCE : RUN_FILE_SEGMENT));
 	return plan_doc_figures(doc, l->job, &l->build, &f,
-				plan_sdict_bytes(l->source.sd) + plan_sdict_bytes(l->view.sd) + plan_sdict_bytes(l->target));
+				plan_sdict_bytes(l->source.sd) + plan_sdict_bytes(l->stored.sd) + plan_sdict_bytes(l->target));
 }
 
 static FALLIBLE enum err build(struct load *l)
 {
-	uint32_t first;
+	uint32_t first, first_view;
 
 	TRY(add_segments(l));
 	TRY(input_add_files(&l->source, &l->build, false, &l->source_map));
-	TRY(build_sources(&l->build, l->view.sd, input_kind(&l->source), l->source_map, input_manifest(&l->source), &first));
+	TRY(build_sources(&l->build, l->stored.sd, input_kind(&l->source), l->source_map, input_manifest(&l->source), &first));
 	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,
 					      .verify = input_verifies(l->job) };
+	TRY(convert_rules_sources(&l->rules, &l->build, first, &first_view));
+	if (l->rules.c.count)
+		return build_fill_views(&l->build, l->target, l->segment_files, first_view, &l->plan);
 	return build_fill(&l->build, l->target, l->segment_files, l->view.sd, first, &l->plan);
 }
 
@@ -162,7 +174,8 @@ static FALLIBLE enum err load(struct load *l)
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(l->job, &l->job->spec.source, &l->source));
 	TRY(input_undo_transforms(l->job, &l->source, false));
-	TRY(spec_select(&l->job->spec, l->source.sd, &l->view));
+	TRY(spec_select(&l->job->spec, l->source.sd, &l->stored));
+	TRY(convert_rules_apply(l->job, &l->stored, NULL, &l->rules, &l->view));
 	TRY(cut(l));
 	TRY(job_state(l->job, "planning", "plan", NULL, 0));
 	l->match.problems = &l->problems;
@@ -192,7 +205,9 @@ enum err load_job(struct job *j)
 	sdict_free(l.target);
 	problems_free(&l.problems);
 	arena_free(l.arena);
-	spec_view_free(&l.view);
+	mem_free(l.view.dtypes);
+	convert_rules_free(&l.rules);
+	spec_view_free(&l.stored);
 	optim_load_free(&l.optim);
 	input_close(&l.source);
 	return e;

@@ -7,7 +7,7 @@
 #include "ops/merge.h"
 #include "ops/reshard_assets.h"
 #include "ops/reshard_gguf.h"
-#include "ops/reshard_rules.h"
+#include "ops/convert_rules.h"
 #include "runner/input.h"
 #include "runner/target.h"
 #include "runner/write.h"
@@ -18,7 +18,7 @@ struct reshard {
 	struct job *job;
 	struct input source;
 	struct spec_view stored;       /* what takes part of the source */
-	struct reshard_rules rules;
+	struct convert_rules rules;
 	struct merge merge;
 	struct apply apply;
 	struct spec_view view;         /* what is written: that, as the rules convert it; its sdict is not its own */
@@ -147,7 +147,7 @@ static FALLIBLE enum err map_values(struct reshard *r, uint32_t first)
 	for (uint64_t i = 0; i < view->value_count; i++) {
 		const struct sd_value *to = sdict_value(r->plan, view->values[i].fqn);
 		if (to)
-			r->value_src[to - r->plan->values] = srcs[reshard_rules_value(&r->rules, i)];
+			r->value_src[to - r->plan->values] = srcs[convert_rules_value(&r->rules, i)];
 	}
 	return OK;
 }
@@ -182,10 +182,10 @@ static FALLIBLE enum err report(struct reshard *r, json_t **table)
 	json_t *casts = NULL;
 
 	TRY(target_casts(r->view.sd, r->plan, NULL, &casts));
-	enum err e = reshard_rules_casts(&r->rules, &casts);
+	enum err e = convert_rules_casts(&r->rules, &casts);
 	if (casts)
 		json_object_set_new(r->job->result, "cast", casts);
-	return e ? e : reshard_rules_table(&r->rules, table);
+	return e ? e : convert_rules_table(&r->rules, table);
 }
 
 static FALLIBLE enum err write_resharded(struct reshard *r)
@@ -198,7 +198,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 	TRY(load_plan_make(r->view.sd, r->plan, &match, r->arena, &pieces));
 	TRY(input_add_files(&r->source, &r->build, false, &r->file_map));
 	TRY(build_sources(&r->build, r->stored.sd, input_kind(&r->source), r->file_map, input_manifest(&r->source), &first));
-	TRY(reshard_rules_sources(&r->rules, &r->build, first, &first_view));
+	TRY(convert_rules_sources(&r->rules, &r->build, first, &first_view));
 	if (r->merge.count) {
 		TRY(merge_sources(&r->merge, r->view.sd, r->plan, &r->build, first_view));
 		merge_report(&r->merge, r->plan, r->job->result);
@@ -217,7 +217,7 @@ static FALLIBLE enum err write_resharded(struct reshard *r)
 				.merge = r->merge.count ? &r->merge.build : NULL,
 				.value_src = r->value_src, .world_size = r->world_size, .format = r->format,
 				.check_sources = r->source.checkpoint && input_verifies(r->job), .source = r->view.sd,
-				.shown = table, .transposes = reshard_rules_transpose(&r->rules),
+				.shown = table, .transposes = convert_rules_transpose(&r->rules),
 				.gguf = r->format == FORMAT_GGUF ? &r->gguf : NULL,
 				.others = r->assets.others, .other_count = r->assets.count,
 				.meta = (const struct str(*)[2])r->meta, .meta_count = r->meta_count };
@@ -237,7 +237,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	if (r->format == FORMAT_GGUF)
 		selects.dtype.n = 0; /* its globs are of the file's names */
 	TRY(spec_select(&selects, r->source.sd, &r->stored));
-	TRY(reshard_rules_apply(r->job, &r->stored, r->gguf.rules, &r->rules, &r->view));
+	TRY(convert_rules_apply(r->job, &r->stored, r->gguf.rules, &r->rules, &r->view));
 	if (r->format == FORMAT_GGUF)
 		TRY(reshard_gguf_types(&r->job->spec, &r->gguf, &r->view));
 	TRY(merge_open(r->job, r->view.sd, &r->merge));
@@ -268,7 +268,7 @@ enum err reshard_job(struct job *j)
 	sdict_free(r.plan);
 	arena_free(r.arena);
 	mem_free(r.view.dtypes);
-	reshard_rules_free(&r.rules);
+	convert_rules_free(&r.rules);
 	merge_free(&r.merge);
 	apply_free(&r.apply);
 	gguf_head_free(&r.gguf);

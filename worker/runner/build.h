@@ -63,8 +63,9 @@ FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uin
 
 /* Of a source: its elements' bytes, or all bytes of a raw one. */
 FALLIBLE enum err build_payload_bytes(const struct run_build *b, const struct run_src *s, uint64_t *out);
-/* Sets by_blocks: its digests can be compared block by block. Others, unless of a raw item, are dropped. bytes: of its payload. */
-void build_settle_digests(struct run_build *b, struct run_src *s, uint64_t bytes);
+/* Finds which of its digests can be compared, drops the others, and says whether there is anything to compare the source with. bytes: of
+ * its payload. */
+bool build_comparable(struct run_build *b, struct run_src *s, uint64_t bytes);
 
 /* Finds the sources of a run that are copied whole, each byte once: their CRC32s are put together of what is copied (sums.h), and no scan
  * reads them a second time. Add every box that a target takes, then end. */
@@ -160,6 +161,10 @@ FALLIBLE enum err build_target_files(struct run_build *b, struct build_target *t
  * what is compared with digests is read by whole digest blocks, and wholly where there is but one digest or CRC32. */
 FALLIBLE enum err build_fill(struct run_build *b, const struct sdict *target, const uint32_t *segment_files,
 			     const struct sdict *source, uint32_t first_src, const struct load_plan *plan);
+/* The same of sources that are views, which the read plan brings to their places; what they are views of is read once more, to be compared
+ * with its digests. */
+FALLIBLE enum err build_fill_views(struct run_build *b, const struct sdict *target, const uint32_t *segment_files, uint32_t first_src,
+				   const struct load_plan *plan);
 /* Verify: every byte of every source from first_src on. */
 FALLIBLE enum err build_verify(struct run_build *b, uint32_t first_src);
 /* Gives each tensor of the `count` sources from `first` on an entry of `stats`. They are in the order of build_sources. */

@@ -260,11 +260,18 @@ static bool digests_usable(struct run_build *b, const struct run_src *s, uint64_
 	return s->digest_count > 0 && at == bytes;
 }
 
-void build_settle_digests(struct run_build *b, struct run_src *s, uint64_t bytes)
+/* Sets by_blocks: its digests can be compared block by block. Others, unless of a raw item, are dropped. bytes: of its payload. */
+static void settle_digests(struct run_build *b, struct run_src *s, uint64_t bytes)
 {
 	s->by_blocks = digests_usable(b, s, bytes);
 	if (!s->by_blocks && !s->raw_digests)
 		s->digest_count = 0;
+}
+
+bool build_comparable(struct run_build *b, struct run_src *s, uint64_t bytes)
+{
+	settle_digests(b, s, bytes);
+	return s->kind != RUN_SRC_PLAIN || s->digest_count || s->crc_wanted || atomic_load(&s->crc_state) == RUN_CRC_KNOWN;
 }
 
 /* Of one scan: less than all of a small ring. */
@@ -285,7 +292,7 @@ static FALLIBLE enum err cut_source(struct run_build *b, uint32_t src, uint64_t 
 	TRY(build_room(b->scans.n, bytes / most + 1));
 	s->first_scan = b->scans.n;
 	s->scan_count = 0;
-	build_settle_digests(b, s, bytes);
+	settle_digests(b, s, bytes);
 	uint32_t blocks = s->by_blocks ? s->digest_count : 0;
 	for (uint32_t i = 0; at < bytes || (i == 0 && bytes == 0); i++) {
 		uint64_t end = blocks ? b->digests.v[s->digest_at + i].end : num_min(at + most, bytes);
@@ -315,7 +322,7 @@ static int by_place(const void *a, const void *b)
 {
 	const struct scan_order *x = a, *y = b;
 
-	return num_order(x->rank, y->rank) ?: num_order(x->file, y->file) ?: num_order(x->offset, y->offset);
+	return num_order(x->rank, y->rank) ?: num_order(x->file, y->file) ?: num_order(x->offset, y->offset) ?: num_order(x->src, y->src);
 }
 
 static FALLIBLE enum err begin_task(struct run_build *b, uint32_t rank, uint64_t first)
@@ -351,7 +358,8 @@ static FALLIBLE enum err task_scans(struct run_build *b, const struct scan_order
 		}
 		*filled += s->sparse ? BUILD_TASK_BYTES : cost;
 		b->tasks.v[b->tasks.n - 1].count++;
-		b->ranks.v[b->ranks.n - 1].bytes_total += bytes;
+		if (b->opts.mode != RUN_FILL_SEGMENTS || s->piece_count) /* else it is read to be compared */
+			b->ranks.v[b->ranks.n - 1].bytes_total += bytes;
 	}
 	return OK;
 }
@@ -621,6 +629,83 @@ enum err build_fill(struct run_build *b, const struct sdict *target, const uint3
 		bool all = s->sparse || !cuttable;
 		order[n++] = (struct scan_order){ s->file, (uint32_t)(first_src + i), s->rank, s->offset, all ? 0 : lo * item,
 						  all ? UINT64_MAX : hi * item };
+	}
+	return make_scan_tasks(b, order, n);
+}
+
+/* The views of one target chunk: what the read plan brings to it. */
+static FALLIBLE enum err add_views(struct run_build *b, struct run_dst *d, uint32_t first_src, const struct load_plan *plan,
+				   uint64_t chunk)
+{
+	uint64_t n = plan->first[chunk + 1] - plan->first[chunk];
+
+	d->first_piece = b->pieces.n;
+	d->piece_count = (uint32_t)n;
+	TRY(vec_reserve(&b->pieces, n + 1)); /* and one for the source that stands for the target */
+	for (uint64_t k = plan->first[chunk]; k < plan->first[chunk + 1]; k++)
+		b->pieces.v[b->pieces.n++] = first_src + plan->sources[k];
+	return OK;
+}
+
+/* A source that stands for a target chunk: its scans are the ranges that the read plan fills, next to those that compare its first view. */
+static FALLIBLE enum err add_made(struct run_build *b, uint32_t dst, struct scan_order *out)
+{
+	const struct run_dst d = b->dsts.v[dst];
+	struct run_src *s;
+
+	*out = (struct scan_order){ d.file, (uint32_t)b->srcs.n, d.rank, d.offset, 0, UINT64_MAX };
+	for (uint32_t k = d.piece_count; k-- > 0;) {
+		const struct run_src *from = &b->srcs.v[b->pieces.v[d.first_piece + k]];
+		if (!from->zeros) {
+			out->file = from->file;
+			out->rank = from->rank;
+			out->offset = from->offset;
+		}
+	}
+	TRY(vec_push(&b->srcs, &s));
+	*s = (struct run_src){ .kind = RUN_SRC_PLAIN, .dtype = d.dtype, .ndim = d.ndim, .rank = d.rank, .file = d.file, .offset = d.offset,
+			       .named_file = d.file, .named_at = d.offset, .length = d.length, .fqn_at = d.fqn_at, .fqn_len = d.fqn_len,
+			       .dims_at = d.dims_at, .first_piece = b->pieces.n, .piece_count = 1 };
+	b->pieces.v[b->pieces.n++] = dst;
+	return OK;
+}
+
+/* The stored source behind a view is read once to be compared. Without checks, or without anything to compare it with, it is counted as
+ * unverified. *n: of `order`. */
+static FALLIBLE enum err add_compared(struct run_build *b, uint32_t view, bool *seen, struct scan_order *order, uint64_t *n)
+{
+	uint32_t src = run_src_base(&b->srcs.v[view], view);
+	struct run_src *s = &b->srcs.v[src];
+	uint64_t bytes = 0;
+
+	if (s->zeros || seen[src])
+		return OK;
+	seen[src] = true;
+	TRY(build_payload_bytes(b, s, &bytes));
+	if (!b->opts.verify || !build_comparable(b, s, bytes))
+		atomic_store(&s->unverified, s->length);
+	else
+		order[(*n)++] = (struct scan_order){ s->file, src, s->rank, s->offset, 0, UINT64_MAX };
+	return OK;
+}
+
+enum err build_fill_views(struct run_build *b, const struct sdict *target, const uint32_t *segment_files, uint32_t first_src,
+			  const struct load_plan *plan)
+{
+	uint64_t n = 0;
+	uint32_t srcs = (uint32_t)b->srcs.n;
+	CLEANUP(mem_free_ptr) bool *seen = mem_zalloc(srcs, sizeof *seen);
+	CLEANUP(mem_free_ptr) struct scan_order *order = mem_zalloc(srcs + target->chunk_count, sizeof *order);
+
+	NEED(order && seen, "no memory for %u sources", srcs);
+	for (uint64_t i = 0; i < target->chunk_count; i++) {
+		uint32_t dst = (uint32_t)b->dsts.n;
+		TRY(add_segment_dst(b, target, i, segment_files));
+		TRY(add_views(b, &b->dsts.v[dst], first_src, plan, i));
+		for (uint64_t k = plan->first[i]; k < plan->first[i + 1]; k++)
+			TRY(add_compared(b, first_src + plan->sources[k], seen, order, &n));
+		if (b->dsts.v[dst].length)
+			TRY(add_made(b, dst, &order[n++]));
 	}
 	return make_scan_tasks(b, order, n);
 }

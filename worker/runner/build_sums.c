@@ -117,10 +117,9 @@ static FALLIBLE enum err settle(struct run_build *b, struct run_src *s, const st
 	uint64_t bytes = 0, item = s->kind == RUN_SRC_RAW ? 1 : dtype_bytes((enum dtype)s->dtype);
 
 	TRY(build_payload_bytes(b, s, &bytes));
-	build_settle_digests(b, s, bytes);
-	bool has_crc = s->crc_wanted || atomic_load(&s->crc_state) == RUN_CRC_KNOWN;
-	if (s->kind == RUN_SRC_PLAIN && !has_crc && !s->digest_count)
+	if (!build_comparable(b, s, bytes))
 		atomic_store(&s->unverified, s->length);
+	bool has_crc = s->crc_wanted || atomic_load(&s->crc_state) == RUN_CRC_KNOWN;
 	if (!has_crc && (s->kind != RUN_SRC_ITEM || s->digest_count)) /* else its head has one */
 		return OK;
 	if (sum->never || (sum->used && sum->viewed) || s->strides_at || !bytes || sum->elements * item != bytes ||

@@ -166,8 +166,7 @@ void exec_block_drop(struct slot *s)
 	s->quants.n = 0;
 }
 
-/* Is all of the target read, so that nothing need be there before? */
-static bool is_all_read(const struct run *run, const struct run_dst *d)
+bool exec_is_all_read(const struct run *run, const struct run_dst *d)
 {
 	for (uint32_t i = 0; i < d->piece_count; i++)
 		if (run->srcs[run->pieces[d->first_piece + i]].zeros)
@@ -183,7 +182,7 @@ static void clear_gaps(const struct run *run, const struct run_block *b, unsigne
 	for (uint32_t i = 0; i < b->part_count; i++) {
 		const struct run_part *p = part_of(run, b, i);
 		uint64_t at = part_at(run, b, p);
-		if (at < end || !is_all_read(run, &run->dsts[p->dst]))
+		if (at < end || !exec_is_all_read(run, &run->dsts[p->dst]))
 			continue;
 		memset(data + end, 0, at - end);
 		end = at + (p->end - p->begin);

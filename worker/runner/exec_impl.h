@@ -83,6 +83,9 @@ FALLIBLE enum err exec_queue_wave(struct slot *s);
 /* fn(slot) with SIGBUS as ERR_SEGMENT_SHRUNK; its error comes back. */
 FALLIBLE enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s));
 
+/* Is all of the target read, so that nothing need be there before? */
+bool exec_is_all_read(const struct run *run, const struct run_dst *d);
+
 FALLIBLE enum err exec_block_begin(struct slot *s);
 void exec_block_drop(struct slot *s);                  /* frees what a task that ended early holds */
 FALLIBLE enum err exec_block_advance(struct slot *s);  /* all pending I/O is done */

@@ -83,6 +83,27 @@ static FALLIBLE enum err use_read_plan(struct slot *s, const struct run_src *src
 	return OK;
 }
 
+/* A load's source that lies in a segment stands for a target that conversion rules make (build_fill_views). */
+static bool is_made(const struct run *run, const struct run_src *src)
+{
+	return fills(run) && run->files[src->file].kind == RUN_FILE_SEGMENT;
+}
+
+/* Leaves a range of such a target to the read plan, which brings what is no zero to it. */
+static FALLIBLE enum err make_range(struct slot *s, const struct run_scan *scan)
+{
+	const struct run *run = s->x->run;
+	uint32_t dst = run->pieces[run->srcs[scan->src].first_piece];
+	const struct run_dst *d = &run->dsts[dst];
+	unsigned char *base;
+
+	TRY(dst_memory(s, d, &base));
+	seg_populate(base + scan->begin, scan->end - scan->begin, false);
+	if (!exec_is_all_read(run, d))
+		memset(base + scan->begin, 0, scan->end - scan->begin);
+	return read_plan_add(&s->reads, dst, scan->begin, scan->end, base + scan->begin);
+}
+
 /* The first scan of a source also does the work that is done once per source. */
 static bool stands_for_all(const struct run_scan *scan)
 {
@@ -500,6 +521,10 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 	bool go;
 
 	*full_out = false;
+	if (is_made(run, src)) {
+		sc->skip = true;
+		return make_range(s, scan);
+	}
 	if (src->sparse) {
 		sc->skip = true;
 		return stands_for_all(scan) ? use_read_plan(s, src, scan->src) : OK;
@@ -633,8 +658,8 @@ static FALLIBLE enum err count_scans(struct slot *s)
 	for (uint64_t i = 0; i < s->scans.n; i++) {
 		const struct run_scan *scan = &run->scans[s->scans.v[i].scan];
 		struct run_src *src = &run->srcs[scan->src];
-		/* there, progress is what was written or compared */
-		if (mode != RUN_WRITE_FILES && mode != RUN_DIFF && mode != RUN_STREAMS)
+		/* there, progress is what was written, compared or filled */
+		if (mode != RUN_WRITE_FILES && mode != RUN_DIFF && mode != RUN_STREAMS && (mode != RUN_FILL_SEGMENTS || src->piece_count))
 			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
 		if (src->sparse && stands_for_all(scan))
 			atomic_fetch_add(&src->unverified, src->length);

@@ -65,20 +65,23 @@ uint64_t plan_sdict_bytes(const struct sdict *sd)
 	return sd ? sd->array_bytes + arena_used(sd->arena) : 0;
 }
 
-/* Bytes that the job will read from files. A load that compares digests reads its scans alone; a job that writes files reads its scans,
- * for the checks, and then all that it copies. */
+/* Bytes that the job will read from files. A load that compares digests reads its scans alone; a job that writes files, or fills what
+ * conversion rules make, reads its scans, for the checks, and then all that it copies. */
 static uint64_t read_bytes(const struct run_build *b, const struct plan_figures *f)
 {
+	bool scans_alone = b->opts.mode == RUN_FILL_SEGMENTS && b->opts.verify;
 	uint64_t scanned = 0;
 
 	for (uint64_t i = 0; i < b->scans.n; i++) {
 		const struct run_src *s = &b->srcs.v[b->scans.v[i].src];
 		if (b->files.v[s->file].kind == RUN_FILE_SOURCE || b->files.v[s->file].kind == RUN_FILE_SPOOL)
 			scanned += b->scans.v[i].end - b->scans.v[i].begin;
+		else if (b->files.v[s->file].kind == RUN_FILE_SEGMENT)
+			scans_alone = false;
 	}
-	if (b->opts.mode == RUN_FILL_SEGMENTS)
-		return b->opts.verify ? scanned : f->read_bytes;
-	return f->read_bytes + scanned;
+	if (b->opts.mode == RUN_FILL_SEGMENTS && !b->opts.verify)
+		return f->read_bytes;
+	return scanned + (scans_alone ? 0 : f->read_bytes);
 }
 
 static FALLIBLE enum err set(json_t *doc, const char *key, json_t *value_new)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -13,20 +14,26 @@ LEASE = 120
 
 class Ask:
     def __init__(self, checkpoint: _where.Target, group: _group.Group, client: Optional[Client], strict: bool, weights_only: bool,
-                 verify: bool, progress: bool, timeout: Optional[float]) -> None:
+                 verify: bool, progress: bool, timeout: Optional[float], transform: Any = None,
+                 vars: Optional[Mapping[str, int]] = None) -> None:
         self.checkpoint, self.group, self.client, self.strict = checkpoint, group, client, strict
         self.weights_only, self.verify, self.progress, self.timeout = weights_only, verify, progress, timeout
+        self.rules: Dict[str, Any] = {} if transform is None else {"transform": [transform], **({"vars": dict(vars)} if vars else {})}
         self.end: Optional[float] = None
 
     @property
     def text(self) -> str:
         return str(self.checkpoint) if _where.is_reference(self.checkpoint) else os.path.abspath(os.fspath(self.checkpoint))
 
-    def submit(self, c: Client, source: Mapping[str, str], target: Mapping[str, Any], include: Optional[Sequence[str]]) -> Job:
+    def submit(self, c: Client, source: Mapping[str, str], target: Mapping[str, Any], keys: Optional[Sequence[str]]) -> Job:
         spec: Dict[str, Any] = {"source": dict(source), "target": dict(target), "strict": self.strict,
                                 "options": {"verify": "digest" if self.verify else "none"}}
-        if include is not None:
-            spec["include"] = list(include)
+        spec.update(self.rules)
+        if keys is not None and self.rules:  # include is of the names before the rules
+            wanted = "|".join(re.escape(k) for k in keys)
+            spec["transform"] = [*spec["transform"], {"match": rf"^(?!(?:{wanted})(?:\.|$))", "drop": True, "optional": True}]
+        elif keys is not None:
+            spec["include"] = globs(keys)
         return c.jobs.create("load", **spec)
 
     def deadline(self) -> Optional[float]:

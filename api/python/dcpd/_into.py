@@ -228,7 +228,8 @@ class _Run:
             self.c = c or _ask.client_of(self.ask, url)
             place = _where.Place(self.c, *self.where)
             self.target.describe(place)
-            self.target.locate(place, self.ask.verify)
+            if not self.ask.rules:
+                self.target.locate(place, self.ask.verify)
         except Exception as e:
             failure = e
         told = self._settle(failure)
@@ -261,7 +262,7 @@ class _Run:
     def _complete(self) -> bool:
         """Whether the checkpoint has all keys that any rank asks for."""
         names: Any = None
-        if self.g.rank == 0:
+        if self.g.rank == 0 and not self.ask.rules:
             try:
                 tensors, found = self.c.checkpoints.tensors(self.source)
                 names = {x["fqn"] for x in (*tensors, *found)}
@@ -368,7 +369,7 @@ class _Run:
 
     def look_for_older(self, missing: bool = False) -> None:
         """missing: it has failed for that. What is left out without an error is looked for as well."""
-        if self.target.older is None and (missing or (not self.strict and any(self.everyone.gather(self.lacked)))):
+        if self.target.older is None and not self.ask.rules and (missing or (not self.strict and any(self.everyone.gather(self.lacked)))):
             _older.look(self.g, self.everyone, self.c, self.source, self.target.described, self.target.keys)
 
     def _why(self, lane: _session.Session, e: Exception) -> BaseException:

@@ -5,15 +5,16 @@ is copied. Into a state dict: see _into.py.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from . import _ask, _group, _hosts, _into, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 
 def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable[str]] = None, device: Any = None, strict: bool = True,
-         weights_only: bool = True, verify: bool = True, process_group: Any = None, no_dist: bool = False, progress: bool = False,
-         timeout: Optional[float] = None, client: Optional[Client] = None) -> Any:
+         transform: Any = None, vars: Optional[Mapping[str, int]] = None, weights_only: bool = True, verify: bool = True,
+         process_group: Any = None, no_dist: bool = False, progress: bool = False, timeout: Optional[float] = None,
+         client: Optional[Client] = None) -> Any:
     """Loads a checkpoint ("STORAGE:NAME", or a path to a DCP directory).
 
     Without `into`: returns a new state dict, nested as it was saved, with whole tensors of torch if it is installed, else arrays of
@@ -23,6 +24,8 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     load_state_dict(). Returns `into`. strict: a key that the checkpoint lacks is an error that lists all of them, before anything is
     changed; False leaves it as it is. After other errors a part may have been loaded.
 
+    transform: conversion rules (api/transforms.md): the name of a ready set, a file, rules, or a list of these; vars: numbers for {NAME} in
+    their sizes. All other arguments, `keys` and `into`, are about the names that the rules make.
     keys: flat keys ("model.w") or their beginnings ("model"); default all. weights_only: values of other than plain classes come as
     `Opaque`, with a warning; False unpickles them here. verify: check digests of what is read. timeout: seconds.
     In a torch.distributed job every rank calls it. Raises NotFound, MissingKey, StateDictMismatch, CheckpointDamaged, …
@@ -31,7 +34,7 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     wanted = None if keys is None else list(keys)
     if isinstance(keys, str):
         raise TypeError("keys: a list of keys, not one string")
-    ask = _ask.Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.first, timeout)
+    ask = _ask.Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.first, timeout, transform, vars)
     g.check("load", (ask.text, wanted))
     if into is None:
         return _new(ask, wanted, device)
@@ -73,7 +76,7 @@ def _fetch(ask: _ask.Ask, place: _where.Place, name: str, keys: Optional[List[st
     """Runs the load; (segment, bytes of its image)."""
     c = place.client
     target = {"state_dict": name, "world_size": 1, "lease_seconds": _ask.LEASE}
-    job = ask.submit(c, place.object, target, None if keys is None else _ask.globs(keys))
+    job = ask.submit(c, place.object, target, keys)
     ask.wait(c, job)
     slot = c.state_dicts.get(name)["ranks"][0]["slots"][0]
     return slot["segment"], slot["image_bytes"]

@@ -1,11 +1,11 @@
-/* reshard_rules.c: see reshard_rules.h. */
-#include "ops/reshard_rules.h"
+/* convert_rules.c: see convert_rules.h. */
+#include "ops/convert_rules.h"
 
 #include "base/num.h"
 
 enum { ROWS_MAX = 10000, FROM_MAX = 16 };
 
-static FALLIBLE enum err open_others(struct job *j, struct reshard_rules *r)
+static FALLIBLE enum err open_others(struct job *j, struct convert_rules *r)
 {
 	uint64_t chunks = r->stored->sd->chunk_count;
 
@@ -25,7 +25,7 @@ static FALLIBLE enum err open_others(struct job *j, struct reshard_rules *r)
 }
 
 /* The request's rules, then the format's. */
-static FALLIBLE enum err add_rules(struct reshard_rules *r, const json_t *of_format)
+static FALLIBLE enum err add_rules(struct convert_rules *r, const json_t *of_format)
 {
 	const struct jval more = { (json_t *)(uintptr_t)of_format, NULL, "transform", 0 }, none = { NULL, NULL, "vars", 0 };
 	struct conversion own;
@@ -43,13 +43,13 @@ static FALLIBLE enum err add_rules(struct reshard_rules *r, const json_t *of_for
 	return OK;
 }
 
-enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, const json_t *of_format, struct reshard_rules *r,
+enum err convert_rules_apply(struct job *j, const struct spec_view *stored, const json_t *of_format, struct convert_rules *r,
 			     struct spec_view *view_out)
 {
 	const struct sdict *sd = stored->sd;
 	const enum dtype *dtypes = stored->dtypes;
 
-	*r = (struct reshard_rules){ .arena = arena_new(UINT64_MAX), .stored = stored, .source_count = 1,
+	*r = (struct convert_rules){ .arena = arena_new(UINT64_MAX), .stored = stored, .source_count = 1,
 				       .c = j->spec.transform };
 	if (!r->arena)
 		return ERR(NO_MEMORY, "no memory for conversion rules");
@@ -73,7 +73,7 @@ enum err reshard_rules_apply(struct job *j, const struct spec_view *stored, cons
 	return OK;
 }
 
-enum err reshard_rules_sources(struct reshard_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out)
+enum err convert_rules_sources(struct convert_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out)
 {
 	uint64_t n = r->stored->sd->chunk_count;
 
@@ -113,7 +113,7 @@ static bool is_transposed(uint32_t ndim, const struct view *v)
 	return inner > least;
 }
 
-bool reshard_rules_transpose(const struct reshard_rules *r)
+bool convert_rules_transpose(const struct convert_rules *r)
 {
 	const struct sdict *sd = r->made.sd;
 
@@ -123,7 +123,7 @@ bool reshard_rules_transpose(const struct reshard_rules *r)
 	return false;
 }
 
-uint64_t reshard_rules_value(const struct reshard_rules *r, uint64_t i)
+uint64_t convert_rules_value(const struct convert_rules *r, uint64_t i)
 {
 	return r->c.count ? r->made.value_from[i] : i;
 }
@@ -131,7 +131,7 @@ uint64_t reshard_rules_value(const struct reshard_rules *r, uint64_t i)
 /* ------------------------------------------------------------------------------------------------------- table */
 
 /* The tensor whose chunk a view shows; *source: number of its checkpoint. */
-static const struct sd_tensor *shown(const struct reshard_rules *r, const struct view *v, uint32_t *source)
+static const struct sd_tensor *shown(const struct convert_rules *r, const struct view *v, uint32_t *source)
 {
 	uint32_t k = r->source_count - 1;
 
@@ -160,7 +160,7 @@ static FALLIBLE enum err add_row(json_t *list, const struct sd_tensor *t, enum d
 }
 
 /* The tensors that one comes from, each once: the first of them, and how many there are if that is more. */
-static FALLIBLE enum err add_from(const struct reshard_rules *r, const struct sd_tensor *t, json_t *row)
+static FALLIBLE enum err add_from(const struct convert_rules *r, const struct sd_tensor *t, json_t *row)
 {
 	const struct sd_tensor *last = NULL;
 	json_t *from = json_array();
@@ -186,7 +186,7 @@ static FALLIBLE enum err add_from(const struct reshard_rules *r, const struct sd
 	return OK;
 }
 
-enum err reshard_rules_table(const struct reshard_rules *r, json_t **out)
+enum err convert_rules_table(const struct convert_rules *r, json_t **out)
 {
 	const struct sdict *before = r->stored->sd, *after = r->made.sd;
 	json_t *row;
@@ -207,7 +207,7 @@ enum err reshard_rules_table(const struct reshard_rules *r, json_t **out)
 	return OK;
 }
 
-enum err reshard_rules_casts(const struct reshard_rules *r, json_t **list)
+enum err convert_rules_casts(const struct convert_rules *r, json_t **list)
 {
 	const struct sdict *sd = r->made.sd;
 	uint32_t k;
@@ -226,7 +226,7 @@ enum err reshard_rules_casts(const struct reshard_rules *r, json_t **list)
 	return OK;
 }
 
-void reshard_rules_free(struct reshard_rules *r)
+void convert_rules_free(struct convert_rules *r)
 {
 	for (uint32_t k = 1; k < r->source_count; k++) {
 		mem_free(r->file_maps[k]);
@@ -234,5 +234,5 @@ void reshard_rules_free(struct reshard_rules *r)
 	}
 	convert_free(&r->made);
 	arena_free(r->arena);
-	*r = (struct reshard_rules){ 0 };
+	*r = (struct convert_rules){ 0 };
 }
