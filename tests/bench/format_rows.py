@@ -4,6 +4,7 @@ casts beside memcpy. Rows of what looks into checkpoints are in look_rows.py.
 Everybody's bytes are durable: what PyTorch wrote is fsynced within its time, as cp's is. What is read from the disk is dropped from the
 page cache before, on both sides. PyTorch writes the checkpoints.
 """
+import itertools
 import json
 import os
 import pathlib
@@ -27,11 +28,8 @@ warnings.filterwarnings("ignore", "torch.distributed is")
 RUNS, TENSORS, MERGED = 5, 8, 4
 CONVERSIONS = ("torch_to_dcp", "dcp_to_torch", "dcp_to_safetensors", "dcp_to_npz", "dcp_to_gguf", "hf_dcp_to_safetensors")
 SHARDS = 4
-CASTS = {"f64_f32": ("float64", "float32"), "f32_bf16": ("float32", "bfloat16"), "bf16_f32": ("bfloat16", "float32"),
-         "f32_f16": ("float32", "float16"), "f16_f32": ("float16", "float32"), "bf16_f16": ("bfloat16", "float16"),
-         "f32_f8": ("float32", "float8_e4m3fn"), "f8_bf16": ("float8_e4m3fn", "bfloat16"), "f32_f64": ("float32", "float64"),
-         "f16_bf16": ("float16", "bfloat16"), "f8_f32": ("float8_e4m3fn", "float32"), "bf16_f8": ("bfloat16", "float8_e4m3fn"),
-         "f8_f8": ("float8_e4m3fn", "float8_e5m2")}
+FLOATS = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16", "f8": "float8_e4m3fn"}
+CASTS = {f"{a}_{b}": (FLOATS[a], FLOATS[b]) for a, b in itertools.permutations(FLOATS, 2)} | {"f8_f8": (FLOATS["f8"], "float8_e5m2")}
 RULES = [{"match": "^layers\\.", "rename": "model.layers."}, {"match": "weight", "dtype": "bfloat16"},
          {"match": "^(.*)\\.weight$", "split": {"dim": 0, "parts": 2, "into": ["$1.a", "$1.b"]}}]
 

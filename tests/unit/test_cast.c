@@ -121,6 +121,8 @@ static void long_runs_are_their_elements(void **state)
 			continue;
 		for (uint16_t code = 0; n == N && code < 0xFFFF; code++)
 			memcpy(in + 1 + 2 * code, &code, 2);
+		for (uint32_t i = 0; from == DT_FLOAT32 && i < n; i += 3) /* half-way between two of fewer bits */
+			memcpy(in + 1 + 4 * i, (const uint16_t[]){ 0x8000, (uint16_t)(0x3000 + i * 8) }, 4);
 		T_OK(cast_run(run + 1, to, in + 1, from, n));
 		for (uint32_t i = 0; i < n; i++)
 			T_OK(cast_run(one + 1 + i * b, to, in + 1 + i * a, from, 1));

@@ -25,9 +25,14 @@ static inline bool x86_has_f16c(void) { return false; }
 static inline bool x86_has_vbmi(void) { return false; }
 static inline size_t x86_f16_decode(float *to, const void *from, size_t n) { return (void)to, (void)from, n & 0; }
 static inline size_t x86_f16_encode(void *to, const float *from, size_t n) { return (void)to, (void)from, n & 0; }
-static inline size_t x86_look_up(unsigned char *to, const uint8_t *codes, const unsigned char *table, size_t bytes, size_t n)
+static inline bool x86_has_v4(void) { return false; }
+static inline size_t x86_convert(unsigned char *to, enum dtype t, const unsigned char *from, enum dtype f, size_t n)
 {
-	return (void)to, (void)codes, (void)table, (void)bytes, n & 0;
+	return (void)to, (void)t, (void)from, (void)f, n & 0;
+}
+static inline size_t x86_look_up(unsigned char *to, const uint8_t *codes, const unsigned char *table, size_t bytes, bool doubled, size_t n)
+{
+	return (void)to, (void)codes, (void)table, (void)bytes, (void)doubled, n & 0;
 }
 #endif
 
@@ -254,12 +259,6 @@ static void or_imaginary(uint8_t *dst, enum dtype part, const unsigned char *ima
 
 static void look_up(unsigned char *restrict dst, const uint8_t *codes, const void *restrict table, size_t bytes, size_t n)
 {
-	if (bytes < 8 && x86_has_vbmi()) {
-		size_t done = x86_look_up(dst, codes, table, bytes, n);
-		dst += done * bytes;
-		codes += done;
-		n -= done;
-	}
 	switch (bytes) {
 	case 1: LOOK_UP(uint8_t);
 	case 2: LOOK_UP(any_u16);
@@ -288,15 +287,22 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
 	store((any_u16 *)dst + done, to, (const any_f32 *)src + done, c, n - done);
 }
 
-static void convert_bytes(void *dst, enum dtype to, const void *src, enum dtype from, size_t n)
+/* Doubles are looked up as floats, which hold every code of a byte exactly. */
+static void convert_bytes(unsigned char *dst, enum dtype to, const uint8_t *src, enum dtype from, size_t n)
 {
+	enum dtype in = to == DT_FLOAT64 ? DT_FLOAT32 : to;
 	uint8_t codes[TABLE];
 	any_u64 table[TABLE];
+	size_t done = 0;
 
 	for (size_t i = 0; i < TABLE; i++)
 		codes[i] = (uint8_t)i;
+	if (dtype_bytes(in) < 8 && x86_has_vbmi()) {
+		convert(table, in, codes, from, 1, TABLE);
+		done = x86_look_up(dst, src, (const unsigned char *)table, dtype_bytes(in), in != to, n);
+	}
 	convert(table, to, codes, from, 1, TABLE);
-	look_up(dst, src, table, dtype_bytes(to), n);
+	look_up(dst + done * dtype_bytes(to), src + done, table, dtype_bytes(to), n - done);
 }
 
 enum err cast_check(enum dtype to, enum dtype from)
@@ -322,8 +328,14 @@ enum err cast_run(void *dst, enum dtype to, const void *src, enum dtype from, si
 		return OK;
 	}
 	if (dtype_bytes(from) == 1 && n >= TABLE_RUN_MIN && !dtype_is_complex(to)) {
-		convert_bytes(dst, to, src, from, n);
+		convert_bytes(out, to, in, from, n);
 		return OK;
+	}
+	if (x86_has_v4() && !dtype_is_complex(from) && !dtype_is_complex(to)) {
+		size_t done = x86_convert(out, to, in, from, n);
+		in += done * dtype_bytes(from);
+		out += done * dtype_bytes(to);
+		n -= done;
 	}
 	for (size_t left = both ? 2 * n : n; left > 0;) {
 		size_t some = left < BLOCK ? left : BLOCK;
