@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench/bench.h"
 #include "tensor/cast.h"
 
 enum { RUNS = 5 };
@@ -15,14 +15,6 @@ static const size_t BYTES = 128u << 20, BLOCK = 1u << 20; /* of a side; elements
 struct pair {
 	enum dtype from, to;
 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* others on the machine are not counted */
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 /* Bytes read and written per second, in 1e9. */
 static double cast(const struct pair *p, unsigned char *to, const unsigned char *from)

@@ -12,9 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "bench/bench.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "io/digest.h"
@@ -25,14 +25,6 @@
 enum { RUNS = 5, DEPTH_MAX = 8, CASES_MAX = 64 };
 
 static const struct seg_owner nobody;
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void check(enum err e)
 {

@@ -6,36 +6,13 @@
  * held → save plan → validation → load plan onto half as many ranks. Memory: the peak, per chunk. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "bench/bench.h"
 #include "plan/layout.h"
 #include "plan/load_plan.h"
 #include "plan/save_plan.h"
 
 #define CAP (4ull << 30)
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-/* VmHWM and not ru_maxrss, which an exec inherits: the caller's peak would hide this program's. */
-static long peak_kib(void)
-{
-	char line[256];
-	long kib = 0;
-	FILE *f = fopen("/proc/self/status", "r");
-
-	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "VmHWM: %ld", &kib) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return kib;
-}
 
 static void ok(enum err e)
 {
@@ -91,19 +68,19 @@ int main(int argc, char **argv)
 		return 2;
 	ok(sdict_new(CAP, &held));
 	ok(sdict_new(CAP, &target));
-	long before = peak_kib();
+	long before = status_kib("VmHWM:");
 	t[0] = now();
 	if (grid)
 		cut_grid(held, (int64_t)grid * 6, grid, grid, 1024);
 	else
 		cut(held, tensors, (int64_t)ranks * 4, ranks);
 	t[1] = now();
-	long held_peak = peak_kib();
+	long held_peak = status_kib("VmHWM:");
 	ok(save_plan_make(held, DEDUP_BALANCED, CAP, &plan, &stats));
 	t[2] = now();
 	ok(save_plan_validate(plan));
 	t[3] = now();
-	long save_peak = peak_kib();
+	long save_peak = status_kib("VmHWM:");
 	uint64_t chunks = held->chunk_count, names = 0;
 	for (uint64_t i = 0; i < held->tensor_count; i++)
 		names += held->tensors[i].fqn.n;
@@ -120,6 +97,6 @@ int main(int argc, char **argv)
 	       "\"save_peak_bytes_per_chunk\":%.0f,\"peak_rss_bytes\":%ju}\n",
 	       (uintmax_t)chunks, t[1] - t[0], t[2] - t[1], t[3] - t[2], t[5] - t[4], (uintmax_t)loads.source_count,
 	       (double)names / (double)chunks, (double)(held_peak - before) * 1024 / (double)chunks,
-	       (double)(save_peak - before) * 1024 / (double)chunks, (uintmax_t)peak_kib() * 1024);
+	       (double)(save_peak - before) * 1024 / (double)chunks, (uintmax_t)status_kib("VmHWM:") * 1024);
 	return 0;
 }

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "bench/bench.h"
 #include "base/num.h"
 #include "runner/input.h"
 #include "runner/plan_cache.h"
@@ -17,14 +17,6 @@
 #include "plan/save_plan.h"
 
 enum { RANKS_MAX = 64, STEPS = 7 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
 
 static void ok(enum err e)
 {

@@ -10,8 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "bench/bench.h"
 
 enum { THREADS_MAX = 64, BLOCK = 1 << 20 };
 
@@ -22,14 +23,6 @@ struct part {
 	int fd;
 	char path[4096];
 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 static void *work(void *user)
 {

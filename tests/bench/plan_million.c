@@ -6,36 +6,19 @@
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "bench/bench.h"
 #include "base/buf.h"
 #include "format/dcp_meta.h"
 #include "plan/save_plan.h"
 
 enum { RANKS = 1000 };
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 /* Anonymous memory of this process. */
 static uint64_t anonymous(void)
 {
-	char line[256];
-	uint64_t kib = 0;
-	FILE *f = fopen("/proc/self/status", "r");
-
 	malloc_trim(0);
-	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "RssAnon: %ju", &kib) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return kib * 1024;
+	return status_kib("RssAnon:") * 1024;
 }
 
 static void check(enum err e, const char *what)

@@ -49,6 +49,8 @@ void t_created(void *user, enum err e, const char *id, bool existing);
 void t_reserved(void *user, enum err e, const struct reservation *r);
 void t_planned(void *user, enum err e, const json_t *plan);
 
+/* A member of a job's JSON: what the fake worker is to do. */
+#define FAKE(script) ",'labels':{'fake':'" script "'}"
 /* Creates a job from a JSON text with ' for "; the id, or fails. t_job_try gives the error. */
 enum err t_job_try(struct t_server *t, const char *spec, struct t_answer *a);
 void t_job(struct t_server *t, const char *spec, char id[27]);

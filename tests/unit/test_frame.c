@@ -1,7 +1,6 @@
 /* test_frame.c: control frames, between two honest ends and against hostile ones. */
-#include "lib/t.h"
+#include "lib/t_dir.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -12,18 +11,6 @@
 #include "base/mem.h"
 #include "ctl/frame.h"
 
-static int count_fds(void)
-{
-	DIR *d = opendir("/proc/self/fd");
-	int n = 0;
-
-	assert_non_null(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
-
 struct pair {
 	struct frame_conn *a, *b;
 	int ends[2];           /* a's, which is the test's when a is NULL; b's */
@@ -32,7 +19,7 @@ struct pair {
 
 static struct pair pair_new(bool raw)
 {
-	struct pair p = { .fds_before = count_fds() };
+	struct pair p = { .fds_before = t_count_fds() };
 
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, p.ends), 0);
 	if (!raw)
@@ -56,7 +43,7 @@ static void pair_end(struct pair *p)
 	if (p->ends[0] >= 0)
 		close(p->ends[0]);
 	close(p->ends[1]);
-	assert_int_equal(count_fds(), p->fds_before);
+	assert_int_equal(t_count_fds(), p->fds_before);
 }
 
 /* The head of a frame; each test spoils one field. */
@@ -135,7 +122,7 @@ static void test_thousand_fds(void **state)
 	struct frame f;
 	bool got = false, closed, empty;
 	int kinds[2] = { open("/dev/null", O_RDONLY), open("/dev/zero", O_RDONLY) };
-	int *many = mem_alloc(1000 * sizeof *many), before = count_fds();
+	int *many = mem_alloc(1000 * sizeof *many), before = t_count_fds();
 
 	(void)state;
 	for (int i = 0; i < 1000; i++)
@@ -156,7 +143,7 @@ static void test_thousand_fds(void **state)
 	T_OK(frame_flush(p.a, &empty));
 	T_OK(frame_read(p.b, &f, &got, &closed));
 	assert_true(got && f.type == FRAME_CANCEL && f.fd_count == 0);
-	assert_int_equal(count_fds(), before + 1);
+	assert_int_equal(t_count_fds(), before + 1);
 	assert_int_equal(inode(mine), inode(kinds[0]));
 	close(mine);
 	close(kinds[0]);
@@ -296,7 +283,7 @@ static void test_fd_floods(void **state)
 		if (cases[i].with_batch)
 			send_with_fds(p.ends[0], cases[i].byte, 1, null, cases[i].with_batch);
 		T_ERR(PROTOCOL, frame_read(p.b, &f, &got, &closed));
-		assert_int_equal(count_fds(), p.fds_before + 3);
+		assert_int_equal(t_count_fds(), p.fds_before + 3);
 		close(null);
 		pair_end(&p);
 	}

@@ -1,5 +1,5 @@
 /* Jobs from creation to their end, over a gang of fake workers. */
-#include "lib/t_server.h"
+#include "lib/t_trained.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -12,14 +12,6 @@
 #include "server/storage.h"
 #include "server/verdict.h"
 #include "server/worker.h"
-
-static struct t_server t;
-
-static int setup(void **state)
-{
-	(void)state;
-	return t_server_train(&t, NULL);
-}
 
 static int setup_stalls(void **state)
 {
@@ -36,26 +28,6 @@ static int setup_lookups(void **state)
 	(void)state;
 	return t_server_train(&t, options);
 }
-
-static void cancel(const char *id)
-{
-	struct t_answer c = { 0 };
-
-	job_cancel(t.s, &t.me, str_of(id), t_done, &c);
-	t_server_until(&t, &c.called);
-	T_OK(c.e);
-	assert_int_equal(t_job_end(&t, id), JOB_CANCELLED);
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	t_server_remove(&t);
-	return 0;
-}
-
-#define SAVE(name, more) "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'main','name':'" name "'}" more "}"
-#define FAKE(script) ",'labels':{'fake':'" script "'}"
 
 static const char *error_code(json_t *doc)
 {

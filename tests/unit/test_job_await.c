@@ -31,7 +31,6 @@ static int teardown(void **state)
 
 #define SAVE(name, more) "{'kind':'save','source':{'state_dict':'train','generation':7,'await_seal':true}," \
 			 "'target':{'storage':'main','name':'" name "'}" more "}"
-#define FAKE(script) ",'labels':{'fake':'" script "'}"
 
 static void reserve(int64_t rank)
 {

@@ -1,36 +1,8 @@
 /* Retries of jobs beside other jobs: what is in the way of a new job is in the way of a retry. */
-#include "lib/t_server.h"
+#include "lib/t_trained.h"
 
 #include <sqlite3.h>
 #include <string.h>
-
-static struct t_server t;
-
-static int setup(void **state)
-{
-	(void)state;
-	return t_server_train(&t, NULL);
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	t_server_remove(&t);
-	return 0;
-}
-
-#define SAVE(name, more) "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'main','name':'" name "'}" more "}"
-#define FAKE(script) ",'labels':{'fake':'" script "'}"
-
-static void cancel(const char *id)
-{
-	struct t_answer c = { 0 };
-
-	job_cancel(t.s, &t.me, str_of(id), t_done, &c);
-	t_server_until(&t, &c.called);
-	T_OK(c.e);
-	assert_int_equal(t_job_end(&t, id), JOB_CANCELLED);
-}
 
 static enum err retry(const char *id)
 {

@@ -43,7 +43,6 @@ static int teardown(void **state)
 
 #define OP(kind, source, target, more) \
 	"{'kind':'" kind "','source':{'state_dict':'" source "'},'target':{'state_dict':'" target "'},'backend':'auto'" more "}"
-#define FAKE(script) ",'labels':{'fake':'" script "'}"
 
 static enum job_state run(const char *spec)
 {

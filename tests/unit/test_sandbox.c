@@ -191,9 +191,24 @@ static enum needs there_is(void)
 	return abi >= 4 ? LANDLOCK_4 : abi > 0 ? LANDLOCK : WEXITSTATUS(status_of(kind)) == 'm' ? CONFINED : NOTHING;
 }
 
+struct denied {
+	const char *what;
+	int (*probe)(void);
+	enum needs needs;
+};
+
+static void expect_all(const struct denied *probes, size_t n)
+{
+	enum needs there = there_is();
+
+	for (size_t i = 0; i < n; i++)
+		if (there >= probes[i].needs)
+			expect(probes[i].what, probes[i].probe);
+}
+
 static void test_denied(void **state)
 {
-	static const struct { const char *what; int (*probe)(void); enum needs needs; } probes[] = {
+	static const struct denied probes[] = {
 		{ "open", open_file, NOTHING }, { "openat2", open_by_openat2, CONFINED },
 		{ "openat2 above a root", open_above, CONFINED }, { "openat2 beside the roots", open_secret, CONFINED },
 		{ "openat2 by a directory outside", open_in_place, LANDLOCK },
@@ -210,10 +225,7 @@ static void test_denied(void **state)
 	(void)state;
 	if (SANITIZED)
 		skip();
-	enum needs there = there_is();
-	for (size_t i = 0; i < sizeof probes / sizeof *probes; i++)
-		if (there >= probes[i].needs)
-			expect(probes[i].what, probes[i].probe);
+	expect_all(probes, sizeof probes / sizeof *probes);
 }
 
 static int do_exec(void)
@@ -502,7 +514,7 @@ static int gather_in_sandbox(struct t_group *g, struct comm *c)
 static void test_network(void **state)
 {
 	static const char *const addresses[] = { "127.0.0.1", "::1", "lo" };
-	static const struct { const char *what; int (*probe)(void); enum needs needs; } probes[] = {
+	static const struct denied probes[] = {
 		{ "unix socket", net_unix, NOTHING }, { "udp", net_udp, NOTHING }, { "raw socket", net_raw, NOTHING },
 		{ "netlink", net_netlink, NOTHING }, { "SO_BINDTODEVICE", net_option, NOTHING }, { "SIOCSIFADDR", net_ioctl, NOTHING },
 		{ "bind to port 80", net_bind, LANDLOCK_4 }, { "open", net_file, NOTHING },
@@ -516,10 +528,7 @@ static void test_network(void **state)
 	}
 	if (SANITIZED)
 		skip();
-	enum needs there = there_is();
-	for (size_t i = 0; i < sizeof probes / sizeof *probes; i++)
-		if (there >= probes[i].needs)
-			expect(probes[i].what, probes[i].probe);
+	expect_all(probes, sizeof probes / sizeof *probes);
 }
 
 /* ---- with shared memory: the arena is handed over before, as a descriptor ---- */

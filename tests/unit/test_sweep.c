@@ -1,5 +1,5 @@
 /* When the coordinator has what a job left beside its target removed: soon after a job that may have left something, until it is gone. */
-#include "lib/t_server.h"
+#include "lib/t_trained.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -7,23 +7,6 @@
 
 #include "server/storage.h"
 #include "server/sweep.h"
-
-static struct t_server t;
-
-static int setup(void **state)
-{
-	(void)state;
-	return t_server_train(&t, NULL);
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	t_server_remove(&t);
-	return 0;
-}
-
-#define SAVE(name, more) "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'main','name':'" name "'}" more "}"
 
 static void run(const char *spec, enum job_state want, char id[27])
 {
