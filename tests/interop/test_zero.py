@@ -24,7 +24,8 @@ def model(seed=0):
 
 def resharded(d, name, **more):
     out = f"{lib.fresh()}.pt"
-    d.api.run("reshard", source={**HERE, "name": name}, target={**HERE, "name": out, "format": "torch"}, **more)
+    done = d.api.run("reshard", source={**HERE, "name": name}, target={**HERE, "name": out, "format": "torch"}, **more)["result"]
+    assert done["unverified_bytes"] == 0 and done["verified_bytes"] > 0
     return torch.load(d.storages["main"] / out, weights_only=True, mmap=True)
 
 
@@ -102,6 +103,43 @@ def test_a_verdict_is_about_the_step(d):
     for asked in names:
         result = d.api.run("stats", source={**HERE, "name": asked}, options={"verify": "none"}, exclude=["cube"])["result"]
         assert "checkpoint_damaged_known" in {w["code"] for w in result["warnings"]}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_is_read_is_compared(d, stage):
+    """The CRC32 of a flat tensor is put together of the parameters that are read of it and of the paddings between them, shared ones
+    once: copied, loaded, counted, compared, merged, sliced. A byte that is another is refused, also one that belongs to no parameter."""
+    name, (groups, rest) = lib.fresh(), model()
+    groups[0]["big"] = torch.randn(700, 1001, generator=torch.Generator().manual_seed(3))
+    step = zero_files.write(d.storages["main"] / name, stage, 3, groups, **rest)
+    source, bytes_of_it = {**HERE, "name": name}, groups[0]["big"].nbytes
+    jobs = {"reshard": {"source": source, "target": {**HERE, "name": f"{name}-hf", "format": "safetensors"}},
+            "load": {"source": source, "target": {"state_dict": name, "world_size": 2,
+                                                  "layout": [{"match": "big", "placements": ["Shard(1)"], "mesh": [2]}]}},
+            "stats": {"source": source}, "diff": {"a": source, "b": {**HERE, "name": f"{name}-hf"}},
+            "merge": {"sources": [source, source], "target": {**HERE, "name": f"{name}-mean"}}}
+    for kind, fields in jobs.items():
+        result = d.api.run(kind, **fields)["result"]
+        assert result["unverified_bytes"] == 0, [(u["fqn"], u["file"][-30:], u["offset"], u["bytes"]) for u in result["unverified"]]
+        assert result["verified_bytes"] >= 3 * bytes_of_it, (kind, result)
+    part = {"include": ["emb", "head"], "options": {"overwrite": True}}
+    result = d.api.run("reshard", source=source, target={**HERE, "name": f"{name}-part"}, **part)["result"]
+    assert {u["fqn"] for u in result["unverified"]} == {"emb", "head"} and result["unverified_bytes"] == 2 * groups[0]["emb"].nbytes
+    for fqn, unverified in ("big", 0), ("emb", 24):
+        r = d.api.get(d.api.storage_path("main", name, f"/tensors/{fqn}?slice=0:2,0:3&format=raw"))
+        assert r.body == groups[0][fqn][:2, :3].contiguous().numpy().tobytes() and int(r.headers["Dcpd-Unverified-Bytes"]) >= unverified
+        assert fqn == "emb" or r.headers["Dcpd-Unverified-Bytes"] == "0"
+    states = max(step.glob("*optim_states.pt"))
+    whole = states.read_bytes()
+    share = zero_files.shares(groups[0]["big"], 3)[2] if stage == 3 else groups[0]["big"].flatten()[-1000:]
+    at = whole.index(share.numpy().tobytes()) + (share.nbytes - 4 if stage == 3 else 7)
+    states.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1:])
+    for kind, fields in jobs.items():
+        if "target" in fields:
+            fields["target"]["state_dict" if kind == "load" else "name"] = f"{name}-again"
+        error = d.api.fails(kind, "digest_mismatch", **fields)
+        assert error["file"].endswith(states.name) and error["fqn"] in {k for g in groups for k in g} | {"head"} and error["offset"] <= at
+    assert not (d.storages["main"] / f"{name}-again").exists()
 
 
 def test_steps_that_are_numbers(d):

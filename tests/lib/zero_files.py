@@ -58,7 +58,7 @@ def partitions(group, world, alignment):
         at += between[-1]
     size = (at + -at % (2 * world)) // world
     parts.append(torch.full((size * world - at,), 99.0))
-    return list(torch.cat(parts).split(size)), [min(size, max(0, size * (r + 1) - at)) for r in range(world)], between
+    return [p.clone() for p in torch.cat(parts).split(size)], [min(size, max(0, size * (r + 1) - at)) for r in range(world)], between
 
 
 def optimizer(flats, values):

@@ -58,6 +58,16 @@ FALLIBLE enum err build_records(struct run_build *b, const struct sdict *sd, uin
 /* For verify: adds the index at the end of each file (format/dcp_index.h) as a source, which no metadata name. sd: of all of it. */
 FALLIBLE enum err build_indexes(struct run_build *b, const struct sdict *sd, const uint32_t *file_map, const struct manifest *m);
 
+/* How much of a source a run takes, and once: WHOLE ones are put together to their record's CRC32, if they are a part of one. */
+enum build_taken { BUILD_NOT_TAKEN, BUILD_TAKEN, BUILD_TAKEN_WHOLE };
+/* For all others: records whose parts are taken, so that nearly all of them is read, are compared. Adds a source for each, and behind it
+ * those of bytes that no part has (build_is_rest): these need scans. taken: by source, an enum build_taken. */
+FALLIBLE enum err build_record_sums(struct run_build *b, uint8_t *taken);
+static inline bool build_is_rest(const struct run_src *s)
+{
+	return s->kind == RUN_SRC_RAW && s->record;
+}
+
 /* For verify, of sources from `first` on: the digests of the archives around payloads, and the zeros behind items. */
 FALLIBLE enum err build_edges(struct run_build *b, const struct manifest *m, uint32_t first);
 
@@ -85,7 +95,7 @@ void build_sums_free(struct build_sums *s);
 /* Must the source be read by scans to be compared? Else it is summed, or there is nothing to compare it with. */
 static inline bool build_needs_scans(const struct run_src *s)
 {
-	return !s->zeros && !s->summed && !atomic_load(&s->unverified);
+	return build_is_rest(s) || (!s->zeros && !s->summed && !s->record && !atomic_load(&s->unverified));
 }
 
 /* Cuts all of a source into scans, in a row; nothing if it was cut before. */

@@ -193,6 +193,9 @@ enum err build_diff(struct run_build *b, const struct sdict *a, uint32_t first_a
 		TRY(sum_sources(&p));
 	for (uint64_t i = 0; i < a->chunk_count; i++)
 		TRY(add_pair(&p, i));
+	for (uint64_t i = 0; i < b->srcs.n; i++)
+		if (build_is_rest(&b->srcs.v[i]))
+			TRY(scan_source(b, (uint32_t)i));
 	rank = &b->ranks.v[0];
 	rank->task_count = b->tasks.n;
 	return OK;

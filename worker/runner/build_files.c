@@ -316,12 +316,12 @@ static FALLIBLE enum err scan_legs(struct builder *bd, uint64_t chunk)
 	return OK;
 }
 
-/* The sources of a tensor's chunks. */
+/* The sources of a tensor's chunks, unless it is written as another one. */
 static FALLIBLE enum err scan_tensor(struct builder *bd, const struct sd_tensor *t)
 {
 	const struct load_plan *p = bd->t->pieces;
 
-	for (uint64_t c = t->first_chunk; bd->t->check_sources && c < t->first_chunk + t->chunk_count; c++) {
+	for (uint64_t c = t->first_chunk; bd->t->check_sources && !t->tied_to && c < t->first_chunk + t->chunk_count; c++) {
 		if (bd->t->merge && bd->t->merge->chunk[c] != UINT32_MAX) {
 			TRY(scan_legs(bd, c));
 			continue;
@@ -342,6 +342,9 @@ static FALLIBLE enum err scan_others(struct builder *bd)
 	for (uint64_t i = 0; t->check_sources && i < t->other_count; i++)
 		if (bd->b->srcs.v[t->others[i].src].digest_count)
 			TRY(scan_source(bd, t->others[i].src, 0));
+	for (uint64_t i = 0; i < bd->b->srcs.n; i++)
+		if (build_is_rest(&bd->b->srcs.v[i]))
+			TRY(scan_source(bd, (uint32_t)i, 0));
 	for (uint32_t i = 0; i < t->replica_count; i++) {
 		uint32_t src = t->first_replica + i;
 		TRY(scan_source(bd, src, bd->b->srcs.v[src].rank));

@@ -69,6 +69,7 @@ enum err build_records(struct run_build *b, const struct sdict *sd, uint32_t fir
 	uint64_t numel;
 
 	NEED(seen, "no memory for %ju records", (uintmax_t)sd->record_count);
+	b->record_parts.n = 0;
 	for (uint64_t i = 0; i < sd->chunk_count; i++) {
 		const struct sd_record *r = sdict_record(sd, sd->chunks[i].loc);
 		struct run_src *s = &b->srcs.v[first + i];
@@ -120,6 +121,16 @@ static FALLIBLE enum err add_strides(struct run_build *b, const struct sd_stride
 	return OK;
 }
 
+static FALLIBLE enum err add_record_part(struct run_build *b, const struct sd_record *r, struct sd_loc loc, uint32_t file)
+{
+	struct run_record_part *p;
+
+	TRY(vec_push(&b->record_parts, &p));
+	*p = (struct run_record_part){ .src = (uint32_t)b->srcs.n, .file = file, .crc32 = r->crc32, .offset = r->offset,
+				       .length = r->length, .begin = loc.offset - r->offset, .end = loc.offset - r->offset + loc.length };
+	return OK;
+}
+
 static FALLIBLE enum err add_chunk_src(struct run_build *b, const struct sdict *sd, const uint32_t *file_map, const struct manifest *m,
 				       struct run_src proto, const struct sd_chunk *c)
 {
@@ -135,6 +146,8 @@ static FALLIBLE enum err add_chunk_src(struct run_build *b, const struct sdict *
 	}
 	if (r && r->offset == c->loc.offset && r->length == c->loc.length)
 		set_record(&proto, r);
+	else if (r && c->loc.length)
+		TRY(add_record_part(b, r, c->loc, file_map[c->loc.file]));
 	return add_src(b, sd, file_map, m, proto, sd->tensors[c->tensor].fqn, c->loc);
 }
 
@@ -364,14 +377,43 @@ static FALLIBLE enum err task_scans(struct run_build *b, const struct scan_order
 	return OK;
 }
 
-/* Scans in the order they lie on the disk, small ones together. */
-static FALLIBLE enum err make_scan_tasks(struct run_build *b, struct scan_order *order, uint64_t n)
+/* Will the source's scans be all of it, byte by byte? */
+static bool is_whole(const struct run_build *b, const struct run_src *s, const struct scan_order *o)
 {
-	uint64_t filled = 0;
+	uint64_t most = scan_most(b, s);
 
-	qsort(order, n, sizeof *order, by_place);
+	return s->kind == RUN_SRC_PLAIN && !s->strides_at && s->length && o->lo < most && o->hi > (s->length - 1) / most * most;
+}
+
+static FALLIBLE enum err sum_records(struct run_build *b, const struct scan_order *order, uint64_t n)
+{
+	CLEANUP(mem_free_ptr) uint8_t *taken = mem_zalloc(b->srcs.n, sizeof *taken);
+
+	NEED(taken, "no memory for %ju sources", (uintmax_t)b->srcs.n);
 	for (uint64_t i = 0; i < n; i++)
-		TRY(task_scans(b, &order[i], &filled));
+		taken[order[i].src] = is_whole(b, &b->srcs.v[order[i].src], &order[i]) ? BUILD_TAKEN_WHOLE : BUILD_TAKEN;
+	return build_record_sums(b, taken);
+}
+
+/* Scans in the order they lie on the disk, small ones together. */
+static FALLIBLE enum err make_scan_tasks(struct run_build *b, const struct scan_order *order, uint64_t n)
+{
+	uint64_t filled = 0, before = b->srcs.n;
+
+	if (b->opts.verify && b->record_parts.n)
+		TRY(sum_records(b, order, n));
+	CLEANUP(mem_free_ptr) struct scan_order *all = mem_zalloc(n + b->srcs.n - before + 1, sizeof *all);
+	NEED(all, "no memory for %ju sources", (uintmax_t)b->srcs.n);
+	if (n)
+		memcpy(all, order, n * sizeof *all);
+	for (uint64_t i = before; i < b->srcs.n; i++) {
+		const struct run_src *s = &b->srcs.v[i];
+		if (build_is_rest(s))
+			all[n++] = (struct scan_order){ s->file, (uint32_t)i, s->rank, s->offset, 0, UINT64_MAX };
+	}
+	qsort(all, n, sizeof *all, by_place);
+	for (uint64_t i = 0; i < n; i++)
+		TRY(task_scans(b, &all[i], &filled));
 	return OK;
 }
 
@@ -682,7 +724,8 @@ static FALLIBLE enum err add_compared(struct run_build *b, uint32_t view, bool *
 		return OK;
 	seen[src] = true;
 	TRY(build_payload_bytes(b, s, &bytes));
-	if (!b->opts.verify || !build_comparable(b, s, bytes))
+	bool comparable = build_comparable(b, s, bytes) || b->record_parts.n;
+	if (!b->opts.verify || !comparable)
 		atomic_store(&s->unverified, s->length);
 	else
 		order[(*n)++] = (struct scan_order){ s->file, src, s->rank, s->offset, 0, UINT64_MAX };

@@ -112,18 +112,20 @@ static void find_overlaps(struct build_sums *s)
 	}
 }
 
-static FALLIBLE enum err settle(struct run_build *b, struct run_src *s, const struct build_sum *sum)
+static FALLIBLE enum err settle(struct run_build *b, struct run_src *s, const struct build_sum *sum, uint8_t *taken)
 {
 	uint64_t bytes = 0, item = s->kind == RUN_SRC_RAW ? 1 : dtype_bytes((enum dtype)s->dtype);
 
 	TRY(build_payload_bytes(b, s, &bytes));
+	*taken = BUILD_TAKEN;
 	if (!build_comparable(b, s, bytes))
 		atomic_store(&s->unverified, s->length);
 	bool has_crc = s->crc_wanted || atomic_load(&s->crc_state) == RUN_CRC_KNOWN;
-	if (!has_crc && (s->kind != RUN_SRC_ITEM || s->digest_count)) /* else its head has one */
-		return OK;
 	if (sum->never || (sum->used && sum->viewed) || s->strides_at || !bytes || sum->elements * item != bytes ||
 	    (s->kind != RUN_SRC_ITEM && s->length != bytes))
+		return OK;
+	*taken = BUILD_TAKEN_WHOLE;
+	if (!has_crc && (s->kind != RUN_SRC_ITEM || s->digest_count)) /* else its head has one */
 		return OK;
 	if (has_crc)
 		atomic_store(&s->crc_state, RUN_CRC_KNOWN);
@@ -141,9 +143,12 @@ static bool is_stored(const struct run_build *b, const struct run_src *s)
 
 enum err build_sums_end(struct run_build *b, struct build_sums *s)
 {
+	CLEANUP(mem_free_ptr) uint8_t *taken = mem_zalloc(s->count + 1, sizeof *taken);
+
+	NEED(taken, "no memory for %ju sources", (uintmax_t)s->count);
 	find_overlaps(s);
 	for (uint64_t i = 0; i < s->count; i++)
 		if ((s->srcs[i].used || s->srcs[i].viewed) && is_stored(b, &b->srcs.v[i]))
-			TRY(settle(b, &b->srcs.v[i], &s->srcs[i]));
-	return OK;
+			TRY(settle(b, &b->srcs.v[i], &s->srcs[i], &taken[i]));
+	return build_record_sums(b, taken);
 }

@@ -12,6 +12,7 @@
 #include "io/digest.h"
 #include "os/fs.h"
 #include "runner/exec_impl.h"
+#include "runner/sums.h"
 #include "store/checked.h"
 #include "tensor/cast.h"
 #include "tensor/linear.h"
@@ -183,6 +184,8 @@ static FALLIBLE enum err check_item(struct slot *s, uint32_t index)
 {
 	struct run_src *src = &s->x->run->srcs[index];
 
+	if (src->record)
+		return OK;
 	if (s->x->run->head->opts.verify)
 		return sources_check_all(&s->x->sources, index);
 	atomic_fetch_add(&src->unverified, src->length);
@@ -278,6 +281,8 @@ static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, cons
 		scan->crc32 = digest.crc32;
 		if (src->by_blocks)
 			TRY(range_fault(s, scan, info ? info->payload_off : 0, check_digest(s, scan, &digest)));
+		else if (src->summed)
+			TRY(sums_add_bytes(&s->x->sources, scan->src, scan->begin, scan->end - scan->begin, digest.crc32));
 	}
 	if (!run->head->opts.values || src->kind == RUN_SRC_RAW)
 		return OK;
@@ -645,7 +650,7 @@ static FALLIBLE enum err end_source(struct slot *s, uint32_t index)
 
 	if (run->files[src->file].kind == RUN_FILE_SEGMENT || atomic_load(&src->damaged))
 		return OK;
-	if (src->by_blocks && run->head->opts.verify)
+	if ((src->by_blocks && run->head->opts.verify) || src->summed || src->record)
 		return OK;
 	return fault(s, index, CHECKED_PAYLOAD, src->offset, src->length, check_crc(s, index));
 }

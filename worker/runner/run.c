@@ -14,6 +14,7 @@ void run_build_free(struct run_build *b)
 #define X(type, name) vec_free(&b->name);
 	RUN_TABLES(X)
 #undef X
+	vec_free(&b->record_parts);
 }
 
 enum err run_add_string(struct run_build *b, struct str s, uint64_t *at_out)

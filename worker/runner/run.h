@@ -85,7 +85,9 @@ struct run_src {
 	_Atomic uint32_t scans_left;
 	uint32_t crc_wanted;           /* of its record, or of its archive, set by whoever reads the head; see crc_state */
 	_Atomic uint32_t crc_state;    /* enum run_crc_state */
-	bool summed;                   /* dst-driven, no scans: the CRC32 of its payload is put together of what is copied (sums.h) */
+	bool summed;                   /* the CRC32 of its payload is put together of what is copied or scanned (sums.h) */
+	uint32_t record;               /* 1 + the source that is all of its record, which has the CRC32 (build_records.c); 0: none */
+	uint32_t twin;                 /* 1 + the source that has the same bytes again, if those are compared with these; 0: none */
 	_Atomic uint32_t sum_crc32;    /* … so far */
 	_Atomic uint64_t sum_left;     /* … payload bytes that were not yet copied */
 	_Atomic uint32_t damaged;      /* verify: its head, so that no more is looked at */
@@ -279,12 +281,19 @@ struct run_head {
 	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */
 };
 
+/* A source that is a part of a record. begin, end: in the record. */
+struct run_record_part {
+	uint32_t src, file, crc32;     /* of the run; CRC32 of the record */
+	uint64_t offset, length, begin, end;
+};
+
 /* The tables while the leader builds them. */
 struct run_build {
 	struct run_options opts;
 #define X(type, name) struct vec(type) name;
 	RUN_TABLES(X)
 #undef X
+	struct vec(struct run_record_part) record_parts;       /* workers need none */
 };
 
 /* The tables as every worker sees them. */

@@ -36,7 +36,7 @@ static FALLIBLE enum err compare(struct sources *s, uint32_t src)
 }
 
 /* behind: bytes of the payload behind these. */
-static FALLIBLE enum err add(struct sources *s, uint32_t src, uint64_t bytes, uint32_t crc32, uint64_t behind)
+static FALLIBLE enum err add_to(struct sources *s, uint32_t src, uint64_t bytes, uint32_t crc32, uint64_t behind)
 {
 	struct run_src *rs = &s->run->srcs[src];
 
@@ -45,6 +45,17 @@ static FALLIBLE enum err add(struct sources *s, uint32_t src, uint64_t bytes, ui
 	if (left < bytes)
 		return sources_at(s->run, src, ERR(INTERNAL, "more was copied than there is"));
 	return left == bytes ? compare(s, src) : OK;
+}
+
+static FALLIBLE enum err add(struct sources *s, uint32_t src, uint64_t bytes, uint32_t crc32, uint64_t behind)
+{
+	const struct run_src *rs = &s->run->srcs[src], *record = rs->record ? &s->run->srcs[rs->record - 1] : NULL;
+
+	if (rs->twin)
+		TRY(add_to(s, rs->twin - 1, bytes, crc32, behind));
+	if (!record)
+		return add_to(s, src, bytes, crc32, behind);
+	return add_to(s, rs->record - 1, bytes, crc32, behind + record->offset + record->length - rs->offset - rs->length);
 }
 
 struct box_sum {
@@ -112,7 +123,7 @@ enum err sums_add_bytes(struct sources *s, uint32_t src, uint64_t at, uint64_t b
 enum err sums_done(const struct run *run)
 {
 	for (uint64_t i = 0; i < run->srcs_n; i++)
-		if (run->srcs[i].summed && atomic_load(&run->srcs[i].sum_left))
+		if (run->srcs[i].summed && !run->srcs[i].record && atomic_load(&run->srcs[i].sum_left))
 			return sources_at(run, (uint32_t)i, ERR(INTERNAL, "not all of it was copied"));
 	return OK;
 }
