@@ -122,6 +122,9 @@ def test_what_is_read_is_compared(d, stage):
         result = d.api.run(kind, **fields)["result"]
         assert result["unverified_bytes"] == 0, [(u["fqn"], u["file"][-30:], u["offset"], u["bytes"]) for u in result["unverified"]]
         assert result["verified_bytes"] >= 3 * bytes_of_it, (kind, result)
+    ruled = d.api.run("load", source=source, target={"state_dict": f"{name}-ruled", "world_size": 1}, transform=[
+        {"match": "^big", "permute": [1, 0]}])["result"]
+    assert ruled["unverified_bytes"] == 0 and ruled["verified_bytes"] >= 3 * bytes_of_it
     part = {"include": ["emb", "head"], "options": {"overwrite": True}}
     result = d.api.run("reshard", source=source, target={**HERE, "name": f"{name}-part"}, **part)["result"]
     assert {u["fqn"] for u in result["unverified"]} == {"emb", "head"} and result["unverified_bytes"] == 2 * groups[0]["emb"].nbytes
