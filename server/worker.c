@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "ctl/build_id.h"
+#include "os/fs.h"
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
@@ -35,6 +36,7 @@ struct workers {
 	struct worker *first;
 	struct loop_timer *look;
 	uint64_t last_number;
+	int stats_fd;                  /* where gangs keep figures of tensors (runner/stats_cache.h); -1: nowhere */
 };
 
 /* false: there is no such process, or no /proc. */
@@ -430,7 +432,7 @@ FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *sp
 	}
 	json_t *hello = make_hello(all, spec);
 	if (hello)
-		worker_send(w, FRAME_HELLO, 0, hello, NULL, 0);
+		worker_send(w, FRAME_HELLO, 0, hello, &all->stats_fd, all->stats_fd >= 0 && strcmp(spec->role, "gang") == 0);
 	else
 		worker_kill(w, ERR(NO_MEMORY, "cannot greet a worker"));
 	json_decref(hello);
@@ -440,11 +442,21 @@ FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *sp
 
 /* ---- all of them ---- */
 
+/* Without the file, gangs keep what they have counted as long as they are warm. */
+static int open_stats(const char *state_dir)
+{
+	char path[CONFIG_PATH_MAX + 16];
+
+	snprintf(path, sizeof path, "%s/stats.cache", state_dir);
+	return open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
 FALLIBLE enum err workers_new(const struct worker_parts *parts, struct workers **out)
 {
 	*out = mem_zalloc(1, sizeof **out);
 	NEED(*out, "cannot keep workers");
 	(*out)->parts = *parts;
+	(*out)->stats_fd = open_stats(parts->config->state_dir);
 	return loop_every(parts->loop, LOOK_MS, look_for_ended, *out, &(*out)->look);
 }
 
@@ -463,6 +475,7 @@ void workers_free(struct workers *all)
 			forget_worker(all, w->child.pid);
 		worker_free(w);
 	}
+	fs_drop(&all->stats_fd);
 	mem_free(all);
 }
 

@@ -329,6 +329,10 @@ static FALLIBLE enum err serve(struct worker *w, int control_fd)
 	enum err e = f.type == FRAME_HELLO ? jtext_parse(f.json, 0, &hello) : ERR(PROTOCOL, "the first frame is no HELLO");
 	if (!e)
 		e = start(w, hello);
+	if (!e && f.fd_count) {
+		stats_cache_keep_in(w->stats, f.fds[0]);
+		f.fds[0] = -1;
+	}
 	json_decref(hello);
 	while (!e) {
 		e = next_frame(w, &f, &closed);

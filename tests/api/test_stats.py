@@ -1,6 +1,7 @@
 """Statistics as a job: what is selected, what is checked while it is read, what is kept for the next time, and dcpctl. The figures
 themselves are compared with PyTorch's in interop/test_tensor_stats.py."""
 import json
+import stat
 import struct
 
 import dcpd as lib
@@ -49,6 +50,32 @@ def test_the_same_bytes_are_not_read_again(d):
     by_name = [{t["fqn"]: t for t in x["statistics"]} for x in (first, other)]
     assert by_name[0]["frozen"] == by_name[1]["frozen"] and by_name[0]["trained"] != by_name[1]["trained"]
     assert d.api.run("stats", source=ref, options={"verify": "none"})["result"]["cached"] == 0
+
+
+def test_a_restart_forgets_nothing(spawn):
+    """Figures outlive gangs and daemons, killed or not; what is damaged of them is counted again, and never answered."""
+    d = spawn()
+    ref = saved(d, {f"t{i}": floats(*range(i, 3000 + i)) for i in range(4)})
+    first = d.api.run("stats", source=ref)["result"]
+    assert first["cached"] == 0
+    kept = d.state / "stats.cache"
+    whole = kept.read_bytes()
+
+    def again():
+        d.kill()
+        d.start()
+        result = d.api.run("stats", source=ref)["result"]
+        assert result["statistics"] == first["statistics"]
+        return result
+    warm = again()
+    assert warm["cached"] == 4 and warm["read_bytes"] == 0 and kept.read_bytes() == whole
+    for damaged, cached in (whole[:-1], 3), (whole[:len(whole) // 2 - 1] + b"\0" + whole[len(whole) // 2:], 1), (b"x" * 5000, 0), (b"", 0):
+        kept.write_bytes(damaged)
+        result = again()
+        assert result["cached"] >= cached and (result["cached"] < 4 or kept.read_bytes() == whole)
+        assert again()["cached"] == 4 and len(kept.read_bytes()) == len(whole)
+    kept.unlink()
+    assert again()["cached"] == 0 and stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 def test_damage_is_an_error(d):

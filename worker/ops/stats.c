@@ -142,6 +142,8 @@ static FALLIBLE enum err find_todo(struct stats_of_all *a)
 	uint64_t bins[STATS_BINS];
 	uint32_t index;
 
+	if (a->job->worker->stats)
+		stats_cache_read(a->job->worker->stats);
 	a->wanted = mem_zalloc(plan->tensor_count, sizeof *a->wanted);
 	NEED(a->wanted, "no memory for a plan");
 	TRY(sdict_new(UINT64_MAX, &a->todo));
