@@ -13,10 +13,16 @@
 
 enum { AWAIT_MS = 600000 };
 
+/* The source, or the one part of a planned save, whose list is sealed already. */
+static struct state_dict_use **awaited(struct job *j)
+{
+	return j->part_uses ? &j->part_uses[0] : &j->source_use;
+}
+
 /* Known after a restart, too: such a save is not begun again. */
 static void note_ring(struct job *j)
 {
-	if (j->spec.ring || !state_dict_use_has_ring(j->source_use))
+	if (j->spec.ring || !state_dict_use_has_ring(*awaited(j)))
 		return;
 	j->spec.ring = true;
 	if (json_object_set_new(json_object_get(j->request, "source"), "ring", json_true()) != 0)
@@ -27,7 +33,7 @@ static void note_ring(struct job *j)
 
 static void on_filling(struct job *j, struct state_dict_use *use)
 {
-	j->source_use = use;
+	*awaited(j) = use;
 	j->space_needed = job_use_bytes(use);
 	note_ring(j);
 	if (j->step == STEP_AWAITING)
@@ -37,7 +43,7 @@ static void on_filling(struct job *j, struct state_dict_use *use)
 static void on_all_sealed(struct job *j, struct state_dict_use *use)
 {
 	if (use) {
-		j->source_use = use;
+		*awaited(j) = use;
 		j->space_needed = job_use_bytes(use);
 		note_ring(j);
 	}
@@ -84,15 +90,17 @@ static void on_news(void *user, enum state_dict_news news, struct state_dict_use
 
 static FALLIBLE enum err begin(struct job *j, const struct principal *who)
 {
-	const struct ref *source = &j->spec.source;
+	const struct ref *source = j->spec.parts.n ? &j->spec.parts.v[0] : &j->spec.source;
 	int64_t timeout_s = j->spec.await_timeout_s;
 	struct state_dict_wish w = { .who = who, .name = source->name, .generation = source->generation, .job = j->id,
 				     .timeout_ms = timeout_s > 0 ? timeout_s * 1000 : AWAIT_MS, .fn = on_news, .user = j };
 
 	must(!j->await && !j->source_use);
+	if (j->spec.parts.n)
+		TRY(job_use_list(j));
 	j->lost = (struct err_info){ 0 };
 	j->resting = false;
-	enum err e = state_dict_await(j->server->state_dicts, &w, &j->source_use, &j->await);
+	enum err e = state_dict_await(j->server->state_dicts, &w, awaited(j), &j->await);
 	if (e)
 		j->lost = *err_last();
 	else if (!j->await && !j->snapshotted_ms) /* sealed, and the coordinator ended before that was in the job's row */

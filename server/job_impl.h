@@ -168,6 +168,8 @@ uint64_t job_lane_moves(const struct job *j);        /* of a job that waits: cha
 void job_lane_put(const struct job *j, struct buf *out);    /* ,"waits_for":{…}: the job that a waiting one is behind, if any */
 
 /* ---- job_uses.c ---- */
+/* Holds the list of a planned save, and has room for the one part of it that it awaits. */
+FALLIBLE enum err job_use_list(struct job *j);
 FALLIBLE enum err job_use_sources(struct job *j);
 FALLIBLE enum err job_use_others(struct job *j);     /* what it compares with, its model, its target */
 /* Of a load: what it fills. Of an operation: its companion, if that has sealed anything. */
@@ -198,6 +200,10 @@ void job_end_dry_run(struct job *j, enum err e, const json_t *body);
 /* ---- job_await.c: saves that are made before their generation is sealed ---- */
 FALLIBLE enum err job_take_uses(struct job *j);
 FALLIBLE enum err job_ring_lost(enum err e);         /* of a save that would have to begin again, for this reason; OK: after a restart */
+static inline bool job_await_has_use(const struct job *j)     /* all that it awaits is sealed, or being filled */
+{
+	return j->part_uses ? j->part_uses[0] != NULL : j->source_use != NULL;
+}
 bool job_await_rests(struct job *j);                 /* its workers waited too long: it begins again with the last seal. false: none such */
 
 /* ---- job_run.c: attempts ---- */

@@ -25,7 +25,7 @@ void job_show_missing(struct job *j)
 
 static bool awaits(struct job *j)
 {
-	if (!job_await_wanted(j) || (j->source_use && !j->lost.code && !(j->await && j->resting)))
+	if (!job_await_wanted(j) || (job_await_has_use(j) && !j->lost.code && !(j->await && j->resting)))
 		return false;
 	if (j->lost.code) {
 		err_restore(&j->lost);

@@ -368,8 +368,8 @@ static void fail_or_retry(struct job *j, enum err e)
 		begin_again(j, e);
 	} else if (e == ERR_NOT_SEALED && job_await_rests(j)) {
 		begin_again(j, e);
-	} else if (err_blast(e) == ERR_BLAST_GANG && j->retries_left > 0 && !j->cancel_wanted) {
-		j->retries_left--;
+	} else if (err_blast(e) == ERR_BLAST_GANG && (j->retries_left > 0 || j->spec.ring) && !j->cancel_wanted) {
+		j->retries_left -= j->retries_left > 0;
 		log_err("job will be tried again", "job", j->id, NULL);
 		begin_again(j, e);
 	} else {

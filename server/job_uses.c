@@ -48,6 +48,17 @@ static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)
 	return OK;
 }
 
+FALLIBLE enum err job_use_list(struct job *j)
+{
+	struct principal who = job_owner(j);
+	const struct ref *source = &j->spec.source;
+
+	j->part_uses = mem_zalloc(1, sizeof *j->part_uses);
+	NEED(j->part_uses, "cannot use a state dict");
+	j->part_count = 1;
+	return state_dict_use(j->server->state_dicts, &who, source->name, source->generation, j->id, &j->source_use);
+}
+
 static void drop_parts(struct job *j)
 {
 	for (uint32_t i = 0; i < j->part_count; i++)

@@ -138,9 +138,9 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	workers_sweep(s->workers);
 	TRY(runs_new(s->journal, &s->runs));
 	TRY(jobs_new(s));
-	TRY(sweeps_new(&(struct sweep_parts){ s->loop, s->journal, s->storages, s->lookups, s->jobs }, &s->sweeps));
-	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->lookups, &s->draining },
+	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->metrics, s->lookups, &s->draining },
 			    &s->state_dicts));
+	TRY(sweeps_new(&(struct sweep_parts){ s->loop, s->journal, s->storages, s->lookups, s->state_dicts, s->jobs }, &s->sweeps));
 	TRY(jobs_recover(s));
 	TRY(state_dict_orphans_start(s));
 	TRY(storage_care_start(s));

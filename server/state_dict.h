@@ -24,6 +24,7 @@
 struct config;
 struct journal;
 struct events;
+struct metrics;
 struct server;
 struct state_dicts;
 
@@ -117,6 +118,8 @@ FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *
 FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out);
 void state_dict_unuse(struct state_dict_use **use);
+/* No newer generation has taken the first rank's slot of this one, and its process is not known to have ended. */
+bool state_dict_is_latest(const struct state_dicts *s, struct str name, int64_t generation);
 bool state_dict_use_has_ring(const struct state_dict_use *use);  /* it can be read once */
 
 /* A look-up about what a state dict holds: {"tensors", "prefix"?, "page_size", "page_token"?} of its newest generation sealed by all
@@ -182,6 +185,7 @@ struct state_dict_parts {
 	struct loop *loop;
 	struct journal *journal;
 	struct events *events;
+	struct metrics *metrics;
 	struct lookups *lookups;
 	const bool *draining;          /* new generations are refused */
 };

@@ -31,7 +31,8 @@ struct slot {
 	bool filling;               /* open, or leaving before it was sealed: image_bytes is fixed, its bytes are on their way */
 	struct slot_ring ring;      /* while it is filling */
 	bool handed;                /* all of the image has been put into the ring */
-	struct watch *filler;       /* of the process that fills the ring; NULL: none */
+	struct watch *filler;       /* of the process that filled it as a ring last; NULL: none */
+	bool filler_gone;           /* that process has ended: the segment goes as soon as nobody reads it */
 	struct state_dict *filler_sd;
 	bool look;                  /* sealed, and its header was not read since */
 	bool made;                  /* what it holds was made by a job: nobody releases it but the job that makes the next */
@@ -186,6 +187,8 @@ void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
 /* ---- state_dict_ring.c: slots that an image goes through. */
 /* The ring lies in its slot, and the slot is being filled from now on. pid: of who fills it; 0: unknown. */
 FALLIBLE enum err state_dict_ring_begin(struct state_dict *sd, struct slot *sl, const struct slot_ring *ring, pid_t pid);
+/* Gives a ring's memory back, for the process that filled it has ended; nobody reads it. */
+void state_dict_ring_drop(struct state_dict *sd, struct slot *sl);
 /* All has been put in. sl NULL: the rank has no such slot. */
 FALLIBLE enum err state_dict_ring_seal(struct slot *sl, const struct slot_ring *ring, const json_t *wish);
 /* Rings of this generation and those before are read no more: ranks that still fill them are told when they ask. */

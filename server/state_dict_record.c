@@ -50,13 +50,15 @@ FALLIBLE enum err state_dict_find(struct state_dicts *s, const struct principal 
 
 void state_dict_free(struct state_dict *sd)
 {
-	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
-		if (state_dict_nth(sd, i)->fd >= 0)
-			close(state_dict_nth(sd, i)->fd);
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++) {
+		struct slot *sl = state_dict_nth(sd, i);
+		if (sl->fd >= 0)
+			close(sl->fd);
+		watch_free(&sl->filler);
+		json_decref(sl->problem);
+	}
 	json_decref(sd->on_owner_death);
 	loop_timer_stop(&sd->look_timer);
-	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
-		json_decref(state_dict_nth(sd, i)->problem);
 	for (uint32_t k = 0; k < sd->slot_count; k++)
 		mem_free(sd->slots[k]);
 	mem_free(sd->ranks);
@@ -126,6 +128,7 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
 	sl->fd = -1;
 	sl->bytes = sl->image_bytes = 0;
 	slot_stop_filling(sl);
+	watch_free(&sl->filler);
 	sl->segment[0] = '\0';
 }
 

@@ -2,11 +2,13 @@
  * nobody reads it any more.
  *
  * A lease would notice a rank's death after a minute. Until then the other ranks stand in their rings, without room, and the save's workers
- * with them: so the process that began to fill is watched itself, where the socket has proved which one it is. */
+ * with them: so the process that began to fill is watched itself, where the socket has proved which one it is. When it ends, its ring's
+ * memory is given back as soon as no job reads it: a lease would keep it for a minute more. */
 #include <unistd.h>
 
 #include "base/log.h"
 #include "os/spawn.h"
+#include "server/metrics.h"
 #include "server/parts.h"
 #include "server/state_dict_impl.h"
 
@@ -36,15 +38,25 @@ static FALLIBLE enum err check(const struct slot *sl, const struct slot_ring *r)
 	return OK;
 }
 
+void state_dict_ring_drop(struct state_dict *sd, struct slot *sl)
+{
+	state_dict_drop_segment(sd, sl);
+	metrics_add(sd->all->parts.metrics, "dcpd_rings_dropped_total", "", 1);
+}
+
 static void on_filler_gone(void *user)
 {
 	struct slot *sl = user;
 	struct state_dict *sd = sl->filler_sd;
 
 	watch_free(&sl->filler);
-	if (sl->handed || sl->state != SLOT_OPEN)
-		return; /* all is in the ring: the save goes on if the others' is */
-	log_warn("a rank's process has ended while it filled a ring", "state_dict", sd->name, NULL);
+	sl->filler_gone = true;
+	if (sl->state == SLOT_FREE)
+		state_dict_ring_drop(sd, sl);
+	if (sl->state != SLOT_OPEN || (sl->handed && sl->generation > sd->lost_generation))
+		return; /* all is in the ring: the save goes on if the others' is, and the last use frees the slot */
+	if (!sl->handed)
+		log_warn("a rank's process has ended while it filled a ring", "state_dict", sd->name, NULL);
 	state_dict_lose_rings(sd, sl->generation);
 	sd->all->watch->filler_gone(sd, sl);
 }

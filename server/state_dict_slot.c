@@ -64,8 +64,9 @@ static void open_slot(struct slot_waiter *w)
 	struct state_dict *sd = w->sd;
 
 	slot_move(sl, SLOT_OPEN);
-	sl->made = false;
+	sl->made = sl->filler_gone = false;
 	slot_stop_filling(sl);
+	watch_free(&sl->filler);
 	sl->generation = w->generation;
 	sl->image_bytes = 0;
 	state_dict_slot_write(sd, sl, SLOT_OPEN, NULL, NULL);
@@ -393,10 +394,11 @@ static void on_freed(void *user, enum err e)
 	if (!c->sd->dead && c->slot->state == SLOT_FREEING) {
 		/* A journal that cannot be written leaves the slot as it was: handing it out could pass torn pages for a snapshot. */
 		slot_move(c->slot, e ? SLOT_LEAVING : SLOT_FREE);
-		if (!e && c->slot->made) { /* who has it mapped goes on reading it: its pages are not used again */
+		if (!e && c->slot->filler_gone)
+			state_dict_ring_drop(c->sd, c->slot);
+		else if (!e && c->slot->made) /* who has it mapped goes on reading it: its pages are not used again */
 			state_dict_drop_segment(c->sd, c->slot);
-			c->slot->made = false;
-		}
+		c->slot->made = c->slot->made && e;
 		if (e)
 			log_err("cannot free a slot", "state_dict", c->sd->name, NULL);
 		else
@@ -410,7 +412,7 @@ static void free_slot(struct state_dict *sd, struct slot *sl, done_fn fn, void *
 	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
 
 	must(sl->uses == 0);
-	if (sl->bytes && sl->made)
+	if (sl->bytes && (sl->made || sl->filler_gone))
 		journal_delete_slot(t, sd->name, sl->rank, sl->number);
 	else if (sl->bytes)
 		state_dict_slot_row(t, sd, sl, SLOT_FREE);

@@ -35,6 +35,5 @@ void slot_take_up(struct slot *sl, enum slot_state state)
 void slot_stop_filling(struct slot *sl)
 {
 	sl->filling = sl->handed = false;
-	watch_free(&sl->filler);
 	sl->ring = (struct slot_ring){ 0 };
 }

@@ -117,6 +117,18 @@ FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *
 	return state_dict_hold(sd, chosen, job, out);
 }
 
+bool state_dict_is_latest(const struct state_dicts *s, struct str name, int64_t generation)
+{
+	const struct state_dict *sd = map_object(&s->table, name);
+	bool latest = false;
+
+	for (uint32_t k = 0; sd && k < sd->slot_count; k++) {
+		const struct slot *sl = state_dict_slot(sd, 0, k);
+		latest = latest || (sl->generation == generation && !sl->filler_gone);
+	}
+	return latest;
+}
+
 bool state_dict_use_has_ring(const struct state_dict_use *u)
 {
 	for (uint32_t r = 0; u && r < u->world_size; r++)
@@ -160,9 +172,12 @@ void state_dict_unuse(struct state_dict_use **use)
 		return;
 	struct state_dict *sd = u->owner;
 	free_use(u);
-	for (uint32_t i = 0; !sd->dead && i < state_dict_slots(sd); i++)
-		if (state_dict_nth(sd, i)->state == SLOT_LEAVING && state_dict_nth(sd, i)->uses == 0)
-			state_dict_free_slot(sd, state_dict_nth(sd, i));
+	for (uint32_t i = 0; !sd->dead && i < state_dict_slots(sd); i++) {
+		struct slot *sl = state_dict_nth(sd, i);
+		bool left = sl->state == SLOT_LEAVING || (sl->state == SLOT_OPEN && sl->filler_gone);
+		if (left && sl->uses == 0)
+			state_dict_free_slot(sd, sl);
+	}
 	if (!sd->dead)
 		state_dict_serve_waiters(sd);
 	state_dict_unref(sd);

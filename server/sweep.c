@@ -3,6 +3,10 @@
  * Sweeps of one job wait in a list, because a worker may yet be at it: an overwrite's old checkpoint is removed gently behind the job's
  * back (worker/store/trash.h), for as long as the job's answer said. The list is not in the journal: a start walks everything.
  *
+ * A job that writes one rank's part of a save (worker/runner/hosts.h) leaves the place where that lies to the save that moves it into a
+ * checkpoint. If that save never comes, the place has no other owner than the slot it was written from: it is removed when the rank fills
+ * that anew or is gone, and no job of the same target is at work here. Taken or not, nobody tells: a place that was taken is no more.
+ *
  * Several daemons may share a storage. Another daemon's staging is abandoned once it has not changed for OTHERS_MS: between two sweeps so
  * long apart by our service time. Comparing times of files with a clock would take live saves for old after a jump of either. */
 #include "server/sweep.h"
@@ -17,12 +21,14 @@
 #include "server/loop.h"
 #include "server/storage.h"
 
-enum { TICK_MS = 1000, FIRST_MS = 2000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000, OTHERS_MS = 3600000 };
+enum { TICK_MS = 1000, FIRST_MS = 2000, PART_MS = 3000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000, OTHERS_MS = 3600000 };
 
 struct pending {
 	struct pending *next;
 	char storage[STORAGE_NAME_MAX + 1], job[JOB_ID_LEN + 1];
 	char *name;                     /* of the target */
+	char *part, *holder;            /* id of the place of a part, NULL: none; the state dict it was written from, NULL: given up */
+	int64_t holder_generation;
 	int64_t due_ms, again_ms;       /* monotone clock; the pause after a failure */
 	bool asked;
 	bool expected;                  /* the job succeeded: its trash or receipt goes unheard */
@@ -112,6 +118,16 @@ static struct pending *find(struct sweeps *all, const char *job)
 	return NULL;
 }
 
+static void drop(struct pending *p)
+{
+	if (!p)
+		return;
+	mem_free(p->name);
+	mem_free(p->part);
+	mem_free(p->holder);
+	mem_free(p);
+}
+
 static void forget(struct sweeps *all, struct pending *p)
 {
 	struct pending **at = &all->first;
@@ -122,8 +138,7 @@ static void forget(struct sweeps *all, struct pending *p)
 	if (!*at)
 		all->last = at;
 	all->count--;
-	mem_free(p->name);
-	mem_free(p);
+	drop(p);
 }
 
 struct asked {
@@ -162,8 +177,21 @@ static void ask(struct sweeps *all, struct pending *p)
 	memcpy(a->job, p->job, sizeof a->job);
 	p->asked = true;
 	lookup_ask(all->parts.lookups, p->storage,
-		   json_pack("{s:s, s:s, s:s, s:s}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job), NULL, 0,
-		   on_job_swept, a);
+		   json_pack("{s:s, s:s, s:s, s:s, s:s*}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job, "part",
+			     p->part), NULL, 0, on_job_swept, a);
+}
+
+/* A part that may still be taken. */
+static bool is_held(const struct sweeps *all, const struct pending *p)
+{
+	if (!p->holder)
+		return false;
+	if (state_dict_is_latest(all->parts.state_dicts, str_of(p->holder), p->holder_generation))
+		return true;
+	for (const struct job *j = all->parts.jobs->live; j; j = j->live_next)
+		if (!j->spec.hosts.part && str_is(j->spec.target.storage, p->storage) && str_is(j->spec.target.name, p->name))
+			return true;
+	return false;
 }
 
 static void on_tick(void *user)
@@ -172,20 +200,38 @@ static void on_tick(void *user)
 	int64_t now = clock_mono_ms();
 
 	all->tick = NULL;
-	for (struct pending *p = all->first; p; p = p->next)
-		if (!p->asked && p->due_ms <= now)
+	for (struct pending *p = all->first; p; p = p->next) {
+		if (is_held(all, p))
+			p->due_ms = now + PART_MS;
+		else if (!p->asked && p->due_ms <= now)
 			ask(all, p);
+	}
 	if (all->first)
 		loop_timer_start(all->parts.loop, TICK_MS, on_tick, all, &all->tick);
+}
+
+static bool note_part(struct pending *p, const struct job *j)
+{
+	const struct ref *from = j->spec.parts.n ? &j->spec.parts.v[0] : &j->spec.source;
+
+	p->part = mem_strdup(j->spec.hosts.id.p);
+	if (j->state != JOB_SUCCEEDED)
+		return p->part;
+	p->holder = mem_strdup(from->name.p);
+	p->holder_generation = from->generation;
+	return p->part && p->holder;
 }
 
 /* Left-overs that cannot be noted here are left to the next start. */
 static void note(struct sweeps *all, const struct job *j, const struct ref *target, int64_t trash_ms)
 {
 	struct pending *p = all->count < PENDING_MAX ? mem_zalloc(1, sizeof *p) : NULL;
+	bool whole = p && (p->name = mem_strdup(target->name.p));
 
-	if (!p || !(p->name = mem_strdup(target->name.p))) {
-		mem_free(p);
+	if (whole && j->spec.hosts.part)
+		whole = note_part(p, j);
+	if (!whole) {
+		drop(p);
 		return;
 	}
 	snprintf(p->storage, sizeof p->storage, "%s", target->storage.p);
@@ -204,7 +250,8 @@ void sweep_after(struct sweeps *all, struct job *j)
 {
 	const struct ref *target = &j->spec.target;
 	const char *code = json_string_value(json_object_get(j->error, "code"));
-	bool leaves = j->spec.overwrite || j->kind == JOB_DELETE || spec_target_is_file(&j->spec); /* trash, or a receipt */
+	bool part = j->spec.hosts.part;
+	bool leaves = part || j->spec.overwrite || j->kind == JOB_DELETE || spec_target_is_file(&j->spec); /* a part, trash, or a receipt */
 	bool replaced = j->state == JOB_SUCCEEDED && leaves;
 
 	if (target->kind != REF_CHECKPOINT || !(kind_of(j->kind)->writes & REF_CHECKPOINT))

@@ -12,6 +12,7 @@ struct journal;
 struct lookups;
 struct loop;
 struct storage;
+struct state_dicts;
 struct storages;
 struct sweeps;
 
@@ -27,6 +28,7 @@ struct sweep_parts {
 	struct journal *journal;
 	struct storages *storages;
 	struct lookups *lookups;
+	const struct state_dicts *state_dicts;
 	const struct jobs *jobs;
 };
 FALLIBLE enum err sweeps_new(const struct sweep_parts *parts, struct sweeps **out);

@@ -2,6 +2,7 @@
 import contextlib
 import os
 import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -243,3 +244,81 @@ def gathers(pg, rank, sizes):
 
     g = _group.TorchGroup(pg)
     return [g.gather((rank, "x" * n[rank])) == [(r, "x" * n[r]) for r in range(g.size)] for n in sizes]
+
+
+@contextlib.contextmanager
+def dropin_rings():
+    """Rings that a few tensors of the drop-in go round: its files have blocks of 4 MiB."""
+    from dcpd import _copy, _ring
+
+    with put(_copy, "step", lambda: 1024 * KIB), put(_ring, "BYTES", 16 * 1024 * KIB):
+        yield
+
+
+def dropin_state(pg, rank, world, seed):
+    g = torch.Generator().manual_seed(7 * seed + rank)
+    sd = state(pg, rank, world, seed)
+    sd[f"big{rank}"] = {"w": torch.randn(9 << 20, generator=g), "t": torch.randn(1999, 1503, generator=g).t()}
+    return {k: {n: t for n, t in v.items() if n != "array"} if isinstance(v, dict) else v for k, v in sd.items()}
+
+
+def dropin(pg, rank, world, path, seed, pids=(), fails=-1):
+    """A blocking save by PyTorch's own function, through rings; rank 1 kills these, or fails, in the middle of its copy."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    def strike():
+        if fails == rank:
+            raise Failure("on purpose")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    with dropin_rings(), nth_told(20, strike) if rank == 1 else contextlib.nullcontext():
+        dcp.save(dropin_state(pg, rank, world, seed), storage_writer=StorageWriter(path), process_group=pg)
+
+
+def dropin_check(pg, rank, world, path, seed):
+    import torch.distributed.checkpoint as dcp
+
+    want = leaves(dropin_state(pg, rank, world, seed))
+    got = {k: (torch.zeros_like(t) if hasattr(t, "to_local") else torch.zeros(t.shape, dtype=t.dtype)) for k, t in want.items()
+           if isinstance(t, torch.Tensor)}
+    dcp.load(nest(got), checkpoint_id=path, process_group=pg)
+    for k, t in got.items():
+        a, b = (x.to_local() if hasattr(x, "to_local") else x for x in (t, want[k]))
+        assert torch.equal(a, b.resolve_conj()), k
+
+
+def strikes_ring(pg, rank, path, x, what, victim=0, pid=0):
+    """A blocking save through rings of 16 MiB, of which a rank has gone round more than once when `what` happens to it. path: a directory,
+    for the drop-in; a reference, for dcpd.save."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd import _copy, _session, image
+    from dcpd.torch import StorageWriter
+
+    def rings():
+        return [slot for s in _session.all_sessions() for slot in s.mapped.values() if slot.ring is not None]
+
+    def strike():
+        if what == "killed":
+            os.kill(pid or os.getpid(), signal.SIGKILL)
+        for slot in rings():
+            if what == "shrunk":
+                os.truncate(image.SHM + slot.segment.name, slot.ring.offset + 4096)
+            if what == "too fast":
+                _copy.store(slot.ring._numbers, (20 << 20) + slot.ring.size + 4096)
+                for _ in range(600):
+                    slot.ring._ask()
+                    time.sleep(0.05)
+
+    with dropin_rings(), nth_told(20, strike) if rank == victim and what else contextlib.nullcontext():
+        if path.startswith("main:"):
+            dcpd.save(plain_state(rank, x, 40), path, process_group=pg, overwrite=True)
+        else:
+            dcp.save(plain_state(rank, x, 40), storage_writer=StorageWriter(path), process_group=pg)
+    return [slot.segment.name for slot in rings()]
+
+
+def dies_now(pg, rank):
+    os.kill(os.getpid(), signal.SIGKILL)

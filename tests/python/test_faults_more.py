@@ -181,16 +181,19 @@ for _ in range(500):
 MIB = 1 << 20
 try:
     big, small = {"w": np.ones(40 * MIB, np.uint8)}, {"w": np.ones(5 * MIB, np.uint8)}
+    ones = {"w": torch.ones(40 * MIB, dtype=torch.uint8)}
     dcpd.save(big, "main:ring")   # through a ring that fits
-    saved = {"w": torch.zeros(40 * MIB, dtype=torch.uint8)}
-    dcp.load(saved, checkpoint_id=home + "/main/ring", no_dist=True)
-    print("ring", int(saved["w"].sum()) == 40 * MIB)
+    dcp.save(ones, storage_writer=StorageWriter("main:dropin-ring"), no_dist=True)
+    for name in ("ring", "dropin-ring"):
+        saved = {"w": torch.zeros(40 * MIB, dtype=torch.uint8)}
+        dcp.load(saved, checkpoint_id=f"{home}/main/{name}", no_dist=True)
+        print(name, int(saved["w"].sum()) == 40 * MIB)
     for how in ("dcpd", "dropin"):
         try:
             if how == "dcpd":
                 dcpd.async_save(big, "main:big").result(60)
             else:
-                dcp.save({"w": torch.ones(40 * MIB, dtype=torch.uint8)}, storage_writer=StorageWriter("main:big"), no_dist=True)
+                dcp.async_save(ones, storage_writer=StorageWriter("main:big"), no_dist=True).result()
             print("saved?")
         except dcpd.SharedMemoryFull as e:
             print(how, type(e).__name__, e)
@@ -233,7 +236,7 @@ def test_dev_shm_is_full(script, tmp_path):
     for x in full:
         assert re.search(r"\d{8} bytes are needed, \d+ of 25165824 are free; held by ", x), x
     assert "py-" in full[2] and "others, not through dcpd, " in full[2]
-    assert "ring True" in lines and "goes on True" in lines and lines[-1] == "left []", r.stdout
+    assert "ring True" in lines and "dropin-ring True" in lines and "goes on True" in lines and lines[-1] == "left []", r.stdout
 
 
 # ---- strangers ----

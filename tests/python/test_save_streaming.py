@@ -325,3 +325,43 @@ def test_a_trainer_that_stands_still(own, monkeypatch):
         dcpd.save(on_streaming.plain_state(0, 4, 16), "main:a", client=c)
     dcpd.close()
     assert load_ranks(own.storages["main"] / "a", 1, 16 << 18) == 4
+
+
+# ---- the drop-in, whose ranks each have their files written from the start ----
+
+
+def saved_in_parts(d, name, at_least):
+    """As many jobs wrote ranks' files."""
+    found = [j for j in d.api.get("/v1/jobs?page_size=1000").ok(200)["jobs"] if (j.get("target") or {}).get("name") == name]
+    parts = [j for j in found if (j["spec"].get("hosts") or {}).get("part") and j["state"] == "succeeded"]
+    assert len(parts) >= at_least and all(j["spec"]["source"]["ring"] for j in parts), found
+
+
+def test_the_drop_in_goes_through_rings(ranks, d):
+    name = lib.fresh()
+    path = str(d.storages["main"] / name)
+    for seed in (1, 2):
+        ranks(on_streaming.dropin, 4, path, seed)
+        ranks(on_streaming.dropin_check, 4, path, seed)
+    r = verified(d, f"main:{name}")
+    assert r["verified_bytes"] and r["unverifiable"] == 0, r
+    saved_in_parts(d, name, 8)
+    lib.wait_for(lambda: not d.staging(), 10, "nothing is left")
+
+
+def test_workers_are_killed_under_the_drop_in(ranks, d):
+    name = lib.fresh()
+    path = str(d.storages["main"] / name)
+    ranks(on_streaming.dropin, 4, path, 3, d.workers())
+    ranks(on_streaming.dropin_check, 4, path, 3)
+    saved_in_parts(d, name, 4)
+
+
+def test_a_rank_of_the_drop_in_fails(ranks, d):
+    name = lib.fresh()
+    path = str(d.storages["main"] / name)
+    got = ranks(on_streaming.dropin, 4, path, 4, (), 1, check=False)
+    assert all("on purpose" in str(e) for e in got), got
+    assert not (d.storages["main"] / name).exists()
+    ranks(on_streaming.dropin, 4, path, 5)
+    ranks(on_streaming.dropin_check, 4, path, 5)

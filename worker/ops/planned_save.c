@@ -189,6 +189,7 @@ static FALLIBLE enum err add_parts(struct planned_save *l)
 		if (!rank)
 			return ERR(NOT_FOUND, "part %u of the source is no state dict", i);
 		TRY(input_add_segment(&l->run, rank, 0, false, &l->part_file[i]));
+		l->job->streams = l->job->streams || rank->filling;
 		uint32_t file;
 		char number[16];
 		snprintf(number, sizeof number, "%u", i);

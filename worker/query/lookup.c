@@ -311,7 +311,10 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 
 	TRY(store_of(w, q, &store));
 	if (name && job) {
+		const char *part = json_string_value(json_object_get(q, "part"));
+		struct ref target = ref_checkpoint(json_string_value(json_object_get(q, "storage")), name);
 		TRY(store->ops->sweep(store, &keep, name, job, &removed));
+		TRY(part ? hosts_part_remove(&w->stores, &target, part) : OK);
 		buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
 		return OK;
 	}

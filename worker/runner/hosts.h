@@ -43,6 +43,7 @@ void hosts_close(struct hosts *h, enum err e);
 struct write_store hosts_part_store(const char *id);
 /* Takes these files of the run from place `id` into the staging directory, their digests into the run. */
 FALLIBLE enum err hosts_part_take(struct write *w, const char *id, const uint32_t *files, uint32_t count);
+FALLIBLE enum err hosts_part_remove(const struct stores *stores, const struct ref *target, const char *id);
 void hosts_part_drop(struct job *j, const char *id);         /* the save failed: nobody takes it */
 bool hosts_part_id(const char *id);
 

@@ -136,12 +136,19 @@ enum err hosts_part_take(struct write *w, const char *id, const uint32_t *files,
 	return e;
 }
 
+enum err hosts_part_remove(const struct stores *stores, const struct ref *target, const char *id)
+{
+	struct place place;
+
+	TRY(find_place(stores, target, id, &place));
+	return store_drop(store_top(place.store), place.path);
+}
+
 void hosts_part_drop(struct job *j, const char *id)
 {
 	struct err_info info = *err_last();
-	struct place place;
 
-	if (find_place(&j->worker->stores, &j->spec.target, id, &place) || store_drop(store_top(place.store), place.path))
+	if (hosts_part_remove(&j->worker->stores, &j->spec.target, id))
 		err_clear(); /* a later sweep takes it */
 	err_restore(&info);
 }

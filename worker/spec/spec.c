@@ -147,9 +147,9 @@ static FALLIBLE enum err check_await_seal(const struct jval *source, struct spec
 	if (!s->await_seal)
 		return OK;
 	TRY(jval_integer(&generation, 0, INT64_MAX, &s->source.generation));
-	if (jval_get(source, "parts").j)
-		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a planned save is of what is sealed already");
-	if (s->hosts.id.p)
+	if (jval_get(source, "parts").j && (!s->hosts.part || json_array_size(jval_get(source, "parts").j) != 1))
+		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a planned save is of what is sealed already, but for a rank's part of one");
+	if (s->hosts.id.p && !s->hosts.part)
 		return jval_fail(&wish, ERR_VALIDATION_FAILED, "a save by several hosts is of what is sealed already");
 	s->await_timeout_s = s->await_timeout_s ? s->await_timeout_s : AWAIT_S;
 	return field_put_default(source->j, "timeout_s", json_integer(s->await_timeout_s));

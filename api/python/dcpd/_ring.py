@@ -124,6 +124,14 @@ def size_for(nbytes: int) -> int:
     return max(LEAST, min(BYTES, nbytes + -nbytes % image.PAGE))
 
 
+def smaller(size: int) -> int:
+    """The ring to ask for where shared memory had no room for one of `size`: Docker's default is 64 MiB. Raises what is being handled where
+    that would starve the disk."""
+    if size // 2 < SHORT:
+        raise
+    return size // 2 // image.PAGE * image.PAGE
+
+
 def place(header: int) -> int:
     """Where it begins: behind the header, with room for one whose values grow from save to save."""
     return -(-(header + header // 4) // _HEADER_STEP) * _HEADER_STEP

@@ -318,14 +318,11 @@ class _Snapshot:
             "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, self.first.target), not self.streams)
 
     def _reserve_ring(self, session: _session.Session, place: Dict[str, int]) -> _session.Slot:
-        """A smaller ring where shared memory is short: Docker's default is 64 MiB."""
         while True:
             try:
                 return self._reserve(session, place["offset"] + place["bytes"] + image.PAGE)
             except errors.SharedMemoryFull:
-                if place["bytes"] // 2 < _ring.SHORT:
-                    raise
-                place["bytes"] = place["bytes"] // 2 // image.PAGE * image.PAGE
+                place["bytes"] = _ring.smaller(place["bytes"])
 
     def _through_ring(self, session: _session.Session, layout: Layout, header: bytes, size: int) -> bool:
         """False: this daemon knows no rings."""

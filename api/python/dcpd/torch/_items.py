@@ -181,6 +181,41 @@ def fill(base: Any, into: _copy.Into, jobs: Sequence[Tuple[int, Entry]]) -> None
     copy_tensors(base, into, places, tensors, sizes, blocks)
 
 
+def pour(lane: Any, jobs: Sequence[Tuple[int, Entry]]) -> None:
+    """Entries, in the order of their places in the image, into a lane's ring; and says that this was all."""
+    from .. import _tensors
+    from ..image import ChunkSpec
+    import torch
+
+    ring = lane.ring
+    base = torch.frombuffer(ring.buffer, dtype=torch.uint8)
+    blocks: List[_copy.Block] = []
+    keep: List[Any] = []
+    for at, e in jobs:
+        if not e.nbytes:
+            continue
+        if not isinstance(e.data, torch.Tensor):
+            view = (ctypes.c_char * e.nbytes).from_buffer_copy(e.data)
+            keep.append(view)
+            blocks.append((at, ctypes.addressof(view), e.nbytes))
+        elif e.data.is_cpu and e.data.is_contiguous() and not e.data.is_conj() and not e.data.is_neg():
+            keep.append(e.data)
+            blocks.append((at, e.data.data_ptr(), e.nbytes))
+        else:
+            _copy.copy_in_order(blocks, ring)
+            blocks, keep = [], []
+            for part in _tensors._rows(e.data, ring.step):
+                n = part.numel() * part.element_size()
+                ring.room(at + n)
+                spec = ChunkSpec("", str(e.dtype), tuple(part.shape), (), tuple(part.shape))
+                _tensors._bulk_out(torch, [_tensors.torch_view(base, spec, at % ring.size)], [part])
+                at += n
+                ring.told(at)
+    _copy.copy_in_order(blocks, ring)
+    ring.told(lane.whole)
+    lane.poured()
+
+
 def copy_tensors(base: Any, into: _copy.Into, places: Sequence[int], tensors: Sequence[Any], sizes: Sequence[int],
                  more: Sequence[_copy.Block] = ()) -> None:
     """Tensors to their places in a segment, contiguous: in bulk if they are small, large ones by threads, other kinds by torch."""

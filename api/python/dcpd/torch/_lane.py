@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
-from .. import _copy, _group, _session, errors, image
+from .. import _copy, _early, _group, _ring, _session, errors, image
 from ..client import Client
 
 HEAD = 4096      # of a lane's image; the data follows
@@ -49,6 +49,9 @@ class Lane:
         self.token: Any = None     # weak: the buffer behind staged tensors
         self.map: Any = None
         self._into: Optional[_copy.Into] = None
+        self.ring: Optional[_ring.Ring] = None
+        self.place: Dict[str, int] = {}    # of the ring
+        self.whole = 0                     # the image that goes through it
         self.segment = ""
 
     def _begin(self) -> None:
@@ -73,7 +76,7 @@ class Lane:
     def _reserve(self, size: int) -> None:
         self._give_back()
         self.generation += 1
-        slot = self.session.reserve(size, self.generation, "wait", lambda: None)
+        slot = self.session.reserve(size, self.generation, "wait", lambda: None, self.use != "ring")
         if slot.segment.map is not self.map:
             self._into = None
         self.map, self.segment, self.size, self.sealed = slot.segment.map, slot.segment.name, size, False
@@ -93,12 +96,62 @@ class Lane:
             self._into = _copy.Into(image.SHM + self.segment, address, len(self.map))
         return self._into
 
+    # ---- as a ring ----
+
+    def announce(self, size: int) -> bool:
+        """`size` bytes behind the header will come through this lane's ring. False: this daemon knows no rings."""
+        whole = HEAD + size
+        slot = self.session.mapped[self.segment]
+        self.ring = slot.ring = slot.ring if slot.ring is not None and slot.ring.size == self.place["bytes"] else \
+            _ring.Ring(slot.segment, HEAD, self.place["bytes"])
+        self._put_head(size)
+        self.ring.begin(HEAD, self._ask)
+        self.whole = whole
+        try:
+            self.client.state_dicts.fill(self.name, 0, self.generation, whole, self.place)
+            return True
+        except errors.DcpdError as e:
+            if not _early.refused(e, "ring"):
+                raise
+            self.client.rings = False
+            return False
+
+    def _ask(self) -> None:
+        try:
+            self.client.state_dicts.renew(self.name, 0, self.generation)
+        except errors.DcpdError as e:
+            raise _ring.Lost(e.message, code=e.code) if _ring.lost(e) else e
+
+    def poured(self) -> None:
+        """All is in the ring."""
+        try:
+            self.client.state_dicts.seal(self.name, 0, self.generation, self.whole, ring=self.place)
+        except errors.DcpdError as e:
+            raise _ring.Lost(e.message, code=e.code) if _ring.lost(e) else e
+
+    def end_ring(self, written: bool) -> None:
+        """All that went through it is written, for the save that this thread is in; or it is given up. Nobody else fills the ring
+        meanwhile: that would tell the daemon that what was written is not wanted any more."""
+        self.ring = self.map = None  # the daemon may need its memory: what is warm of it is the session's
+        try:
+            self._give_back()
+        except errors.DcpdError:
+            pass  # it is freed with the next generation, or when the lease is over
+        if written:
+            self.hand_over()
+        else:
+            self.let_go()
+
+    # ---- whole ----
+
+    def _put_head(self, n: int) -> None:
+        text = json.dumps({"data": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
+        self.map[:HEAD] = struct.pack("<Q", HEAD - 8) + text + b" " * (HEAD - 8 - len(text))
+
     def seal(self) -> None:
         if self.sealed:
             return
-        n = self.size - HEAD
-        text = json.dumps({"data": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
-        self.map[:HEAD] = struct.pack("<Q", HEAD - 8) + text + b" " * (HEAD - 8 - len(text))
+        self._put_head(self.size - HEAD)
         self._seal()
 
     def put_image(self, data: bytes) -> None:
@@ -187,6 +240,18 @@ def take(client: Client, size: int, use: str = "data") -> Lane:
             lane.let_go()
             raise
     raise AssertionError("not reached")
+
+
+def take_ring(client: Client, size: int) -> Lane:
+    """A lane with a ring for `size` bytes, to be announced."""
+    ring = _ring.size_for(HEAD + size)
+    while True:
+        try:
+            lane = take(client, ring + image.PAGE, "ring")
+            lane.place = {"offset": HEAD, "bytes": ring}
+            return lane
+        except errors.SharedMemoryFull:
+            ring = _ring.smaller(ring)
 
 
 def of(address: int, nbytes: int) -> Optional[Tuple[Lane, int]]:

@@ -14,13 +14,14 @@ import json
 import time
 import uuid
 import warnings
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
 
-from .. import _group, _where, errors, image
+from .. import _copy, _early, _group, _ring, _where, errors, image
 from .._save import pace_of
+from ..client import Job
 from . import _hosts as _torch_hosts, _items, _lane, _path, _pickle, _stage
 
 VERSION = "1.0.0"
@@ -205,28 +206,73 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         for name, bucket in self._files(plan):
             entries += _items.entries(name, bucket, planner, self.transforms.extensions, safetensors)
         done: Any = Future()
-        results = self._into_segments(entries, _number(plan.storage_data.prefix, self.rank))
-        done.set_result(self._write_here(results) if elsewhere else results)
+        rank = _number(plan.storage_data.prefix, self.rank)
+        results = self._through_ring(entries, rank) if _ring_fits(entries) else None
+        if results is None:
+            results = self._into_segments(entries, rank)
+            results = self._write_here(results) if elsewhere else results
+        done.set_result(results)
         return done
 
-    def _write_here(self, results: List[Any]) -> List[Any]:
-        """The files of this rank, by the daemon of its host; the coordinator's moves them into the checkpoint."""
+    def _write_here(self, results: List[Any], fill: Optional[Callable[[], None]] = None) -> List[Any]:
+        """The files of this rank, by the daemon of its host; the coordinator's moves them into the checkpoint. fill: puts the data into a
+        ring, while they are written."""
         place = _path.place(self.path)
         ident = uuid.uuid4().hex
         listed = _List(place.client, results, self._metadata_name())
         if not listed.items:
             return results
         lane = _lane.take(place.client, 1, "list")
+        job: Optional[Job] = None
         try:
             lane.put_image(listed.image(None))
-            place.client.jobs.wait(place.client.jobs.create(
-                "save", source=listed.source(lane), target=place.object, options={**self._options(), "retries": 0},
-                labels={"save_id": self.save_id}, hosts={"id": ident, "part": True}))
+            job = place.client.jobs.create(
+                "save", source={**listed.source(lane), **({"await_seal": True, "timeout_s": _early.TIMEOUT_SECONDS} if fill else {})},
+                target=place.object, options={**self._options(), "retries": 0}, labels={"save_id": self.save_id},
+                hosts={"id": ident, "part": True})
+            if fill is not None:
+                fill()
+            place.client.jobs.wait(job)
+        except _ring.Lost as e:
+            assert job is not None
+            _why_lost(place.client, job)
+            raise e
+        except BaseException:
+            if job is not None:
+                _early.cancel(place.client, job)
+            raise
         finally:
             lane.hand_over()
         for r in results:
             r.storage_data.part = r.storage_data.part._replace(elsewhere=ident)
         return results
+
+    def _through_ring(self, entries: List[_items.Entry], rank: int) -> Optional[List[Any]]:
+        """The items of this rank through a ring, written while they are copied. None: this daemon knows no rings."""
+        client = _path.place(self.path).client
+        if not client.rings:
+            return None
+        at, places = 0, [0] * len(entries)
+        for large in (False, True):  # small ones share blocks of a file: side by side here, too
+            for i, e in enumerate(entries):
+                if (e.nbytes >= _lane.LARGE) == large:
+                    places[i], at = _lane.place(at, e.nbytes)
+        for again in (True, False):
+            lane = _lane.take_ring(client, at)
+            try:
+                if not lane.announce(at):
+                    lane.end_ring(False)
+                    return None
+                results = self._results(rank, entries, [(lane, _lane.HEAD + p) for p in places])
+                order = sorted(range(len(entries)), key=places.__getitem__)
+                results = self._write_here(results, lambda: _items.pour(lane, [(_lane.HEAD + places[i], entries[i]) for i in order]))
+                lane.end_ring(True)
+                return results
+            except BaseException as e:
+                lane.end_ring(False)
+                if not again or not (isinstance(e, _ring.Lost) or getattr(e, "code", "") == "ring_lost"):
+                    raise  # else the tensors are still there: from the beginning
+        raise AssertionError("not reached")
 
     def _into_segments(self, entries: List[_items.Entry], rank: int) -> List[Any]:
         import torch
@@ -314,6 +360,27 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
                     raise
             time.sleep(pause)
             pause = min(pause * 2, 0.5)
+
+
+def _ring_fits(entries: List[_items.Entry]) -> bool:
+    """Much to write, and none of it staged: what is in shared memory already is written from there."""
+    total = 0
+    for e in entries:
+        total += e.nbytes
+        if e.nbytes and not isinstance(e.data, (bytes, bytearray, memoryview)) and e.data.is_cpu and e.data.is_contiguous() \
+                and _lane.of(e.data.data_ptr(), e.nbytes) is not None:
+            return False
+    return total > _copy.step()
+
+
+def _why_lost(client: Any, job: Job) -> None:
+    """Raises why the job failed that read a ring, unless a new one may do better."""
+    _early.cancel(client, job)
+    try:
+        client.jobs.get(job.id, wait=_early.END_SECONDS).raise_for_state()
+    except errors.DcpdError as e:
+        if e.code not in ("ring_lost", "not_sealed", "cancelled", "not_found"):
+            raise
 
 
 def _number(prefix: str, rank: Optional[int]) -> int:
