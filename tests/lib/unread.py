@@ -16,6 +16,7 @@ class Unread:
 
     def read(self):
         """(status, head, body), all of it."""
+        self.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         data = b""
         while b"\r\n\r\n" not in data:
             data += self.more()
