@@ -261,6 +261,24 @@ enum err fs_stat(int dirfd, const char *path, struct stat *out)
 	return fstat(fd, out) < 0 ? FS_FAILED("look at", path) : OK;
 }
 
+/* In memory the kernel would clear every page that is allocated, in this one process, before all workers write over it: that takes longer
+ * than the writing. There it is enough that there is room now. */
+static int allocate(int fd, off_t bytes)
+{
+	struct statvfs room;
+	struct stat st;
+
+	if (!fs_in_memory(fd))
+		return fallocate(fd, 0, 0, bytes);
+	if (fstat(fd, &st) < 0 || fstatvfs(fd, &room) < 0)
+		return -1;
+	if (room.f_blocks > 0 && (uint64_t)bytes > (uint64_t)st.st_blocks * 512 + (uint64_t)room.f_bavail * room.f_frsize) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return st.st_size < bytes ? ftruncate(fd, bytes) : 0;
+}
+
 enum err fs_allocate(int fd, uint64_t bytes, const char *name)
 {
 	int bad;
@@ -271,7 +289,7 @@ enum err fs_allocate(int fd, uint64_t bytes, const char *name)
 	if (bytes > INT64_MAX)
 		return err_at_file(ERR(LIMIT_EXCEEDED, "'%s' cannot have %ju bytes", name, (uintmax_t)bytes), name, -1);
 	do
-		bad = fallocate(fd, 0, 0, (off_t)bytes);
+		bad = allocate(fd, (off_t)bytes);
 	while (bad < 0 && errno == EINTR);
 	if (bad < 0 && (errno == EOPNOTSUPP || errno == ENOSYS))
 		bad = ftruncate(fd, (off_t)bytes);

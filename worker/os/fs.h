@@ -29,7 +29,7 @@ FALLIBLE enum err fs_mkdir(int dirfd, const char *name, mode_t mode);          /
 FALLIBLE enum err fs_mkdirs(int rootfd, const char *path, int *fd_out);
 FALLIBLE enum err fs_stat(int dirfd, const char *path, struct stat *out);      /* no links */
 FALLIBLE enum err fs_check_root(int fd);     /* ERR_STORAGE_GONE: the directory was removed while we hold it */
-FALLIBLE enum err fs_allocate(int fd, uint64_t bytes, const char *name);       /* fallocate; EOPNOTSUPP falls back to ftruncate */
+FALLIBLE enum err fs_allocate(int fd, uint64_t bytes, const char *name);       /* fallocate; in memory room alone */
 FALLIBLE enum err fs_truncate(int fd, uint64_t bytes, const char *name);
 FALLIBLE enum err fs_fsync(int fd, const char *name);
 /* ERR_CHECKPOINT_EXISTS if `to` exists. Where the file system lacks RENAME_NOREPLACE (NFS): by other means, as safe. */
