@@ -234,17 +234,24 @@ FALLIBLE enum err h_rank_seal(struct req *r)
 	return OK;
 }
 
+enum { REASON_MAX = 2048 }; /* bytes: 512 characters at least */
+
 FALLIBLE enum err h_rank_release(struct req *r)
 {
-	struct jval root = JVAL_ROOT(r->body), gen_at = jval_get(&root, "generation");
+	struct jval root = JVAL_ROOT(r->body), gen_at = jval_get(&root, "generation"), reason_at = jval_get(&root, "reason");
 	struct principal who = req_principal(r);
+	struct str reason = { 0 };
 	int64_t rank = 0, generation = 0;
 
 	TRY(read_rank(r, &rank));
-	TRY(jval_only(&root, (const char *const[]){ "generation", NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "generation", "reason", NULL }));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
+	if (reason_at.j)
+		TRY(jval_string(&reason_at, &reason));
+	if (reason_at.j && (!reason.n || reason.n > REASON_MAX))
+		return jval_fail(&reason_at, ERR_VALIDATION_FAILED, "has 1 to %d bytes", REASON_MAX);
 	req_hold(r);
-	state_dict_release(r->core->state_dicts, &who, r->parts[2], rank, generation, on_nothing, r);
+	state_dict_release(r->core->state_dicts, &who, r->parts[2], rank, generation, reason.p, on_nothing, r);
 	return OK;
 }
 

@@ -71,9 +71,10 @@ FALLIBLE enum err state_dict_fill(struct state_dicts *s, const struct principal 
  * no such filling. */
 void state_dict_seal(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 		     uint64_t image_bytes, const json_t *wish, const struct slot_ring *ring, done_fn fn, void *user);
-/* Frees the rank's slot of this generation, once no job uses it; a generation that is not held is fine (it was released before). */
+/* Frees the rank's slot of this generation, once no job uses it; a generation that is not held is fine (it was released before).
+ * why: the client's reason, which a job that awaits the seal fails with; may be NULL. */
 void state_dict_release(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-			done_fn fn, void *user);
+			const char *why, done_fn fn, void *user);
 /* generation: that it is still being filled is asked, too: ERR_RING_LOST where nobody reads its ring any more; -1: it is not asked.
  * expires_ms_out: wall clock; 0 if it has no lease. */
 FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,

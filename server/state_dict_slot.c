@@ -427,7 +427,7 @@ void state_dict_free_slot(struct state_dict *sd, struct slot *sl)
 }
 
 void state_dict_release(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
-			done_fn fn, void *user)
+			const char *why, done_fn fn, void *user)
 {
 	struct state_dict *sd;
 	struct slot *sl = NULL;
@@ -451,7 +451,7 @@ void state_dict_release(struct state_dicts *s, const struct principal *who, stru
 	}
 	if (!e) {
 		state_dict_lose_rings(sd, generation);
-		watch_of(sd)->given_up(sd, (uint32_t)rank, generation, "it has released it");
+		watch_of(sd)->given_up(sd, (uint32_t)rank, generation, why ? why : "it has released it");
 	}
 }
 

@@ -141,8 +141,9 @@ def test_retry_awaits_again(d):
     assert d.api.wait(j)["state"] == "succeeded"
 
 
+@pytest.mark.parametrize("reason", [None, "w was changed \u2028 meanwhile"])
 @pytest.mark.parametrize("sealed", [False, True])
-def test_released(d, sealed):
+def test_released(d, sealed, reason):
     sd = lib.fresh()
     d.create(sd, world=2)
     write(d, sd, 1, TWO[1])
@@ -151,8 +152,10 @@ def test_released(d, sealed):
     j = submit(d, sd)
     rank_post(d, sd, 1, "release", generation=6).ok(204)
     assert job(d, j)["state"] == "queued", "of another generation"
-    rank_post(d, sd, 1, "release", generation=7).ok(204)
-    lost(d, j, "rank 1", "generation 7", rank=1)
+    for wrong in ("", "x" * 3000, 7):
+        assert rank_post(d, sd, 1, "release", generation=7, reason=wrong).problem("validation_failed")["pointer"] == "/reason"
+    rank_post(d, sd, 1, "release", generation=7, **({"reason": reason} if reason else {})).ok(204)
+    lost(d, j, "rank 1", "generation 7", reason or "released", rank=1)
 
 
 def test_given_up_before_it_was_reserved(d):

@@ -115,7 +115,7 @@ NOT_IN_PYTHON = {
 }
 PYTHON_ONLY = {
     "save": {"state_dict", "checkpoint", "process_group", "no_dist", "step", "slots", "when_busy", "progress", "timeout", "client",
-             "at_exit"},
+             "at_exit", "overlap"},
     "load": {"checkpoint", "into", "keys", "device", "weights_only", "process_group", "no_dist", "progress", "timeout", "client"},
 }
 

@@ -76,7 +76,7 @@ static enum err release(const char *name, int64_t rank, int64_t generation)
 {
 	struct t_answer a = { 0 };
 
-	state_dict_release(t.s->state_dicts, &t.me, str_of(name), rank, generation, t_done, &a);
+	state_dict_release(t.s->state_dicts, &t.me, str_of(name), rank, generation, NULL, t_done, &a);
 	t_server_until(&t, &a.called);
 	return a.e;
 }

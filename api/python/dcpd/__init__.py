@@ -25,8 +25,8 @@ _WHERE = {
     **dict.fromkeys((
         "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "Busy", "SlotsBusy",
         "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch",
-        "JobFailed", "JobCancelled", "WaitTimeout", "RanksDisagree", "RankFailed", "SeveralHosts", "NoSharedMemory",
-        "ProtocolMismatch"), "errors"),
+        "JobFailed", "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts",
+        "NoSharedMemory", "ProtocolMismatch"), "errors"),
 }
 __all__ = [*_WHERE, "__version__"]
 

@@ -50,18 +50,31 @@ def _run(blocks: List[Block]) -> None:
         ctypes.memmove(to, frm, n)
 
 
+def _spread(n: int, f: Callable[[Any], Any], parts: Sequence[Any]) -> None:
+    """Calls f for each part, by n threads. Returns when all have ended, also after a KeyboardInterrupt: what they write to will be
+    somebody else's."""
+    running: List[Any] = []
+    try:
+        try:
+            for p in parts[1:] if n > 1 else ():
+                running.append(_get_pool(n).submit(f, p))
+        except RuntimeError:  # the interpreter is ending, and starts no thread any more: the rest is done here
+            pass
+        for p in [*parts[:1], *parts[1 + len(running):]]:
+            f(p)
+    finally:
+        for r in running:
+            r.exception()
+    for r in running:
+        r.result()
+
+
 def populate(address: int, size: int) -> None:
     """Maps the pages of fresh shared memory, by several threads: one by one, in the copy, it takes twice as long."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     step, ends = 32 << 20, address + size
-    parts = [(a, min(step, ends - a), 23) for a in range(address, ends, step)]  # MADV_POPULATE_WRITE; an older kernel has none
-    if threads() <= 1 or len(parts) <= 1:
-        for p in parts:
-            madvise(*p)
-        return
-    for r in [_get_pool(threads()).submit(madvise, *p) for p in parts]:
-        r.result()
+    parts = range(address, ends, step)
+    n, madvise = threads(), _libc().madvise
+    _spread(n, lambda a: madvise(a, min(step, ends - a), _MADV_POPULATE_WRITE), parts)
 
 
 class Batch:
@@ -79,12 +92,7 @@ class Batch:
         self._from[0::2] = array("Q", frm)
         starts = range(0, len(self._sizes), _AT_ONCE)
         n = min(threads(), 1 + self.bytes // ALONE, len(starts))
-        if n <= 1:
-            self._range(starts)
-            return
-        pool = _get_pool(n)
-        for r in [pool.submit(self._range, starts[i::n]) for i in range(n)]:
-            r.result()
+        _spread(n, self._range, [starts[i::n] for i in range(n)])
 
     def _range(self, starts: Sequence[int]) -> None:
         frm, to, count, call, me = self._from, self._to, len(self._sizes), _writev(), os.getpid()
@@ -144,7 +152,7 @@ class Into:
             ctypes.memmove(to, frm, n)
 
 
-_MADV_POPULATE_READ = 22
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # an older kernel has neither: pages come with the copy
 
 
 def _libc() -> Any:
@@ -246,18 +254,4 @@ def copy(blocks: List[Block], workers: Optional[int] = None, run: Way = _run) ->
                 part, left = [], share
     if part:
         parts.append(part)
-    running: List[Any] = []
-    try:
-        try:
-            pool = _get_pool(n)
-            for p in parts[1:]:
-                running.append(pool.submit(run, p))
-        except RuntimeError:  # the interpreter is ending, and starts no thread any more: the rest is copied here
-            pass
-        for p in [parts[0], *parts[1 + len(running):]]:
-            run(p)
-    finally:  # also after a KeyboardInterrupt: what they write to will be somebody else's
-        for r in running:
-            r.exception()
-    for r in running:
-        r.result()
+    _spread(n, run, parts)

@@ -15,9 +15,10 @@ import logging
 import os
 import threading
 import weakref
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _copy, _daemon, _early, _group, _hosts, _ring, _session, _tensors, _where, errors, image, values
+from . import _copy, _daemon, _early, _group, _hosts, _overlap, _ring, _session, _tensors, _where, errors, image, values
 from .client import Client, Job
 from .future import SaveFuture
 from .image import Layout
@@ -79,10 +80,16 @@ def _until_durable(h: "_Started", checkpoint: _where.Target, progress: bool, tim
 def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
                step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None,
                on_divergence: Optional[str] = None, pace: Optional[str] = None, labels: Optional[Mapping[str, str]] = None,
-               slots: int = 2, when_busy: str = "wait", at_exit: Optional[str] = None, client: Optional[Client] = None) -> SaveFuture:
+               slots: int = 2, when_busy: str = "wait", overlap: bool = False, at_exit: Optional[str] = None,
+               client: Optional[Client] = None) -> SaveFuture:
     """Copies the state dict into shared memory and returns; dcpd brings it to the disk. Arguments as for `save`.
 
-    When it returns the snapshot outlives this process, and the tensors may be changed. at_exit: what an interpreter that ends does
+    When it returns the snapshot outlives this process, and the tensors may be changed. overlap: returns sooner, and copies parameters and
+    optimizer state while forward and backward run; the next step() of any PyTorch optimizer waits until they are copied, and so does
+    `wait_snapshot()` of what is returned, which other code that changes them has to call. A tensor that is changed before fails the save
+    (TensorChanged). Parameters are those that an optimizer has, or that belong to a module in the state dict and require gradients;
+    everything else is copied before the call returns. Ranks on several hosts copy all before the call returns.
+    slots=1 takes half the shared memory: the next save waits until this one is durable. at_exit: what an interpreter that ends does
     with saves in flight: "wait" (the default) until they are durable, or "leave" them to the daemon; it holds for the whole process.
     """
     global _at_exit
@@ -91,7 +98,7 @@ def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = 
             raise ValueError(f"at_exit={at_exit!r}: 'wait' or 'leave'")
         _at_exit = at_exit
     return _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
-                                                   slots, when_busy), process_group, no_dist, client).future
+                                                   slots, when_busy, bool(overlap)), process_group, no_dist, client).future
 
 
 def wait(timeout: Optional[float] = None) -> None:
@@ -101,7 +108,8 @@ def wait(timeout: Optional[float] = None) -> None:
 
 
 def close() -> None:
-    """Waits for nothing, gives back this process's slots in shared memory. Saves in flight go on."""
+    """Gives back this process's slots in shared memory. Saves in flight go on, and are not waited for, but for a copy under way."""
+    _overlap.settle()
     _session.close_all()
 
 
@@ -122,6 +130,7 @@ class _Options(NamedTuple):
     labels: Mapping[str, str]
     slots: int
     when_busy: str
+    overlap: bool = False
 
     def job(self) -> Dict[str, Any]:
         o: Dict[str, Any] = {"overwrite": bool(self.overwrite)}
@@ -169,6 +178,7 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
     if not 1 <= o.slots <= 16:
         raise ValueError(f"slots={o.slots!r}: 1 to 16")
     with _in_save:
+        _overlap.settle()  # dcpd takes an open slot of an older generation for given up
         g = _hosts.group(process_group, no_dist)
         for again in (True, False):
             try:
@@ -231,13 +241,15 @@ def _text(target: _where.Target) -> str:
 
 class _Snapshot:
     """Reserve, copy, seal; and everybody knows that everybody did. job: what rank 0 had made meanwhile; None, and it is still to be made.
-    again: a rank had to begin again, as the daemon was restarted."""
+    again: a rank had to begin again, as the daemon was restarted. complete: copies the rest and seals, if the save overlaps the step."""
 
     def __init__(self, d: _tensors.Described, first: _Offer, o: _Options, streams: bool) -> None:
         self.d, self.first, self.o, self.streams = d, first, o, streams and first.hosts is None
         self.job: Optional[Job] = None
         self.again = False
+        self.complete: Optional[Callable[[], None]] = None
         self._early: Optional[_early.Early] = None
+        self._late: Optional[_overlap.Copy] = None
 
     def take(self, c: Optional[Client], g: _group.Group) -> _session.Session:
         session: Optional[_session.Session] = None
@@ -268,6 +280,8 @@ class _Snapshot:
             told = g.agree((None if self.job is None else dict(self.job), self.again, lost), failure)
             if any(x[2] is not None for x in told):
                 self._lose(g, next(x[2] for x in told if x[2] is not None))
+            if self.o.overlap and told[0][0] is None:
+                self._complete_now(g)
         except BaseException as e:
             self._give_up(session, isinstance(e, Exception))
             if session is not None and isinstance(e, _Stale):
@@ -277,7 +291,12 @@ class _Snapshot:
         self.job, self.again = None if told[0][0] is None else Job(told[0][0]), any(x[1] for x in told)
         return session
 
+    def drop_late(self) -> None:
+        if self._late is not None:
+            self._late.drop()
+
     def _give_up(self, session: Optional[_session.Session], wait: bool = False) -> None:
+        self.drop_late()
         if self._early is not None:
             self._early.drop()
         if session is not None:
@@ -303,8 +322,16 @@ class _Snapshot:
                     return
                 ring = False  # a daemon of before
                 slot = self._reserve(session, size)
+                views = session.fill(slot, layout, header)
+                if o.overlap and first.hosts is None:
+                    self._late = _overlap.begin(d, views, slot.into is not None)
                 self._submit_early(session)
-                _tensors.copy_out(d, session.fill(slot, layout, header), slot.into)
+                if self._late is not None:
+                    slot.into = None  # its pages are made by the late part
+                    _tensors.copy_out(d, views, None, self._late.chunks)
+                    self.complete = partial(self._complete, session, size, wish)
+                    return
+                _tensors.copy_out(d, views, slot.into)
                 session.client.state_dicts.seal(session.name, session.rank, first.generation, size, wish)
                 return
             except errors.RequestRefused as e:
@@ -312,10 +339,34 @@ class _Snapshot:
                     raise  # else the daemon was restarted since, and a reservation need not outlive that: once more
                 self.again = True
 
+    def _complete(self, session: _session.Session, size: int, wish: Optional[Dict[str, Any]]) -> None:
+        """The late part, and the seal. Takes no part in collectives, which belong to the trainer's thread: the job fails on all ranks."""
+        assert self._late is not None
+        try:
+            self._late.run()
+            session.client.state_dicts.seal(session.name, session.rank, self.first.generation, size, wish)
+        except BaseException as e:
+            _give_up(session, self.first.generation, str(e))
+            raise
+        finally:
+            self._late.drop()
+
+    def _complete_now(self, g: _group.Group) -> None:
+        """For a daemon of before, which makes no job of what is not sealed."""
+        failure: Optional[BaseException] = None
+        try:
+            if self.complete is not None:
+                self.complete()
+        except Exception as e:
+            failure = e
+        self.complete = None
+        g.agree(None, failure)
+
     def _reserve(self, session: _session.Session, size: int) -> _session.Slot:
         o = self.o
         return session.reserve(size, self.first.generation, o.when_busy, lambda: log.warning(
-            "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, self.first.target), not self.streams)
+            "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, self.first.target),
+            not self.streams and not o.overlap)
 
     def _reserve_ring(self, session: _session.Session, place: Dict[str, int]) -> _session.Slot:
         while True:
@@ -373,7 +424,9 @@ class _Snapshot:
     def _submit_early(self, session: _session.Session) -> None:
         """A single rank that goes on after its copy asks afterwards: a second thread would cost it more than it gains."""
         c, first = session.client, self.first
-        if session.rank or first.hosts is not None or not c.early or self._early is not None or not (self.streams or session.world > 1):
+        if session.rank or first.hosts is not None or not c.early or self._early is not None:
+            return
+        if not self.streams and self._late is None and session.world == 1:
             return
         try:
             self._early = _early.Early(c, lambda: _create_job(session, first, self.o, await_seal=True, timeout_s=_early.TIMEOUT_SECONDS))
@@ -396,11 +449,13 @@ def _check_meta(d: _tensors.Described, layout: Layout) -> None:
             raise errors.StateDictMismatch(f"{fqn}: a meta tensor has no data to save", fqn=fqn)
 
 
-def _give_up(session: _session.Session, generation: int) -> None:
+def _give_up(session: _session.Session, generation: int, reason: Optional[str] = None) -> None:
     try:
-        session.release(generation)
-    except errors.DcpdError:
-        pass  # it is freed with the next generation, or when the lease is over
+        session.release(generation, reason)
+    except errors.DcpdError as e:
+        if reason and _early.refused(e, "reason"):  # a daemon of before
+            _give_up(session, generation)
+        # else it is freed with the next generation, or when the lease is over
 
 
 def _job_options(first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -418,14 +473,14 @@ def _create_job(session: _session.Session, first: _Offer, o: _Options, **source:
 
 
 def _submit(session: _session.Session, taken: _Snapshot, first: _Offer, o: _Options, g: _group.Group, watched: bool) -> SaveFuture:
-    """All have sealed."""
+    """All have sealed, or will."""
     job: Optional[Job] = taken.job
     try:
         if job is None or taken.again:
             job = _told(session, job, first, o, g)
         # rank 0's client goes into the thread; each thread has its own connection
         reference = first.target if first.storage.startswith("path-") else f"{first.storage}:{first.name}"
-        f = SaveFuture(session.client, job, reference, lambda: session.release(first.generation), watched)
+        f = SaveFuture(session.client, job, reference, lambda: session.release(first.generation), watched, taken.complete)
         _open_futures.add(f)
         return f
     except _group.Broken:
@@ -433,6 +488,7 @@ def _submit(session: _session.Session, taken: _Snapshot, first: _Offer, o: _Opti
     except BaseException:  # a signal's too; a job that was submitted all the same keeps its slots until it is done
         if first.hosts is not None and isinstance(job, Job):
             _early.cancel(session.client, job)  # another host has none
+        taken.drop_late()
         _give_up(session, first.generation)
         raise
 
@@ -466,9 +522,9 @@ os.register_at_fork(after_in_child=_after_fork)
 def _exit() -> None:
     """Saves in flight are waited for, or left to the daemon; then the slots are given back."""
     for f in list(_open_futures):
-        if not f.done() and _at_exit == "wait":
+        if not f.done():
             try:
-                f.result()
+                f.result() if _at_exit == "wait" else f.wait_snapshot()
             except Exception:
                 pass  # logged by its thread
             except BaseException:  # Ctrl-C: the rest is left to the daemon

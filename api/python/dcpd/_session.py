@@ -127,10 +127,10 @@ class Session:
             slot.header = header
         return v
 
-    def release(self, generation: int) -> None:
+    def release(self, generation: int, reason: Optional[str] = None) -> None:
         """Ends this rank's hold on a generation. A state dict that is gone already is no error."""
         try:
-            self.client.state_dicts.release(self.name, self.rank, generation)
+            self.client.state_dicts.release(self.name, self.rank, generation, reason)
         except errors.NotFound:
             pass
 

@@ -139,7 +139,7 @@ def _dtensor_parts(fqn: str, t: Any) -> List[Part]:
         if len(_mesh_cache) > 100_000:
             _mesh_cache.clear()
         found = _mesh_cache[key] = boxes(mesh_ranges(shape, key[0], key[1], placements))
-    local = _local(t)
+    local = local_of(t)
     if len(found) == 1:
         offsets, sizes, _ = found[0]
         if tuple(local.shape) != sizes:
@@ -150,7 +150,7 @@ def _dtensor_parts(fqn: str, t: Any) -> List[Part]:
     return [(offsets, sizes, _narrow(local, at, sizes)) for offsets, sizes, at in found]
 
 
-def _local(t: Any) -> Any:
+def local_of(t: Any) -> Any:
     """What to_local() gives, without its way through autograd where the tensor lies in plain sight."""
     torch = torch_module()
     local = getattr(t, "_local_tensor", None)
@@ -376,9 +376,9 @@ class Views:
         self._address: Optional[int] = None
         self._plan: Optional[_Plan] = None
 
-    def plan(self, d: Described) -> "_Plan":
-        if self._plan is None or self._plan.outline is not d.outline:
-            self._plan = _Plan(d, self)
+    def plan(self, d: Described, late: Collection[int]) -> "_Plan":
+        if self._plan is None or self._plan.outline is not d.outline or self._plan.late != late:
+            self._plan = _Plan(d, self, late)
         return self._plan
 
     @property
@@ -472,7 +472,7 @@ def memory(t: Any, spec: ChunkSpec) -> Optional[int]:
         if not t.is_cpu or t.layout is not torch.strided or not t.is_contiguous() or t.is_conj() or t.is_neg() \
                 or _dtypes.torch_name(t.dtype) != spec.dtype or t.numel() * t.element_size() != spec.nbytes:
             return None
-        return 0 if spec.nbytes == 0 else int(t.data_ptr()) if _is_memory(t) else None
+        return 0 if spec.nbytes == 0 else int(t.data_ptr()) if is_memory(t) else None
     if np is not None and isinstance(t, np.ndarray) and t.flags.c_contiguous and t.flags.writeable and t.dtype.isnative \
             and _dtypes.numpy_name(t.dtype) == spec.dtype and t.nbytes == spec.nbytes:
         return int(t.ctypes.data) if t.nbytes else 0
@@ -496,14 +496,17 @@ def check_targets(d: Described) -> None:
 
 class _Plan:
     """How the chunks of an outline come into one slot: small flat ones in a batch, large ones in blocks by several threads, and those
-    that are strided, cast, or on a device by torch; all of them at once, or, in order, some megabytes after the other."""
+    that are strided, cast, or on a device by torch; all of them at once, or, in order, some megabytes after the other. late: see
+    copy_out."""
 
-    def __init__(self, d: Described, v: Views) -> None:
-        self.outline = d.outline
+    def __init__(self, d: Described, v: Views, late: Collection[int]) -> None:
+        self.outline, self.late = d.outline, late
         assert d.outline is not None
         ranges = v.layout.ranges(v.ring.step) if v.ring is not None else [range(len(v.layout.chunks))]
         flat, rest = d.outline.flat, d.outline.rest
         order: Sequence[int] = sorted(range(len(flat)), key=flat.__getitem__) if v.ring is not None else range(len(flat))
+        if late:
+            order, rest = [k for k in order if flat[k] not in late], [c for c in rest if c not in late]
         at = [flat[k] for k in order]
         self._parts: List[_Part] = []
         for r in ranges:
@@ -547,7 +550,7 @@ class _Part:
         if new and self._scattered:
             _copy.populate(v.address + self._begin, self._end - self._begin)
         self._batch.run(at if self._small is None else [at[k] for k in self._small])
-        _bulk_out(torch_module(), self._views, [d.sources[c] for c in self._bulk])
+        bulk_out(self._views, [d.sources[c] for c in self._bulk])
         if self._single:
             _move(d, v, True, only=self._single, way=way)
         blocks = [(to, at[k], n) for k, to, _, n in self._large]
@@ -566,7 +569,7 @@ def _is_freed(t: Any) -> bool:
     return bool(t.untyped_storage().nbytes() < (last + 1) * t.element_size())
 
 
-def _is_memory(t: Any) -> bool:
+def is_memory(t: Any) -> bool:
     """Whether a CPU tensor's bytes are where its address says."""
     return t.data_ptr() >= _LOW or not (t._is_zerotensor() or _is_freed(t))
 
@@ -576,20 +579,20 @@ def _all_memory(d: Described) -> bool:
     storage that is freed has another."""
     assert d.outline is not None
     if d.addresses and min(d.addresses) < _LOW and d.addresses != d.outline.sound:
-        if not all(_is_memory(d.sources[c]) for c, a in zip(d.outline.flat, d.addresses) if a < _LOW):
+        if not all(is_memory(d.sources[c]) for c, a in zip(d.outline.flat, d.addresses) if a < _LOW):
             return False
         d.outline.sound = d.addresses
     return True
 
 
-def copy_out(d: Described, v: Views, into: Optional[_copy.Into] = None) -> None:
-    """Tensors → segment, or ring. into: the segment, if its pages are new."""
+def copy_out(d: Described, v: Views, into: Optional[_copy.Into] = None, late: Collection[int] = frozenset()) -> None:
+    """Tensors → segment, or ring. into: the segment, if its pages are new. late: chunks that are left out; of a segment only."""
     if d.outline is not None and _all_memory(d):
-        v.plan(d).run(d, v, into)
+        v.plan(d, late).run(d, v, into)
         return
     if v.ring is None:
         with _copy.way(into) as way:
-            _move(d, v, True, way=way)
+            _move(d, v, True, only=[i for i in range(len(d.sources)) if i not in late] if late else None, way=way)
         return
     for r in v.layout.ranges(v.ring.step):
         end = v.at(r.stop) if r.stop < len(d.sources) else v.end
@@ -639,7 +642,7 @@ def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool
         else:
             np.copyto(t, v.numpy(i))
     if out:
-        _bulk_out(torch, ours, theirs)
+        bulk_out(ours, theirs)
     elif ours:
         with torch.no_grad():
             _bulk(torch, theirs, ours)
@@ -655,7 +658,7 @@ def _pieces_out(v: Views, ring: _ring.Ring, i: int, t: Any) -> None:
     for part in _rows(t, ring.step):
         one = spec._replace(sizes=tuple(part.shape), outer=None)
         ring.room(at + one.nbytes)
-        _bulk_out(torch_module(), [v.piece(at, one)], [part])
+        bulk_out([v.piece(at, one)], [part])
         at += one.nbytes
         ring.told(at)
 
@@ -673,8 +676,10 @@ def _rows(t: Any, most: int) -> Iterator[Any]:
         yield t.narrow(0, i, min(rows, n - i)) if t.dim() else t
 
 
-def _bulk_out(torch: Any, views: List[Any], sources: List[Any]) -> None:
+def bulk_out(views: List[Any], sources: List[Any]) -> None:
+    """Tensors → views of them in a segment, by torch."""
     if views:
+        torch = torch_module()
         with torch.no_grad():
             _bulk(torch, views, sources)
 

@@ -291,9 +291,10 @@ class StateDicts(_Resource):
                         {"generation": generation, "image_bytes": image_bytes, "filling": True, **({"ring": dict(ring)} if ring else {})},
                         idempotent=True)
 
-    def release(self, name: str, rank: int, generation: int) -> None:
-        """The slot is free, once no job uses it."""
-        self._t.request("POST", self._path(name, f"/ranks/{rank}:release"), {"generation": generation}, idempotent=True)
+    def release(self, name: str, rank: int, generation: int, reason: Optional[str] = None) -> None:
+        """The slot is free, once no job uses it. reason: of one that will not be sealed, for the error of a save that awaits it."""
+        self._t.request("POST", self._path(name, f"/ranks/{rank}:release"),
+                        {"generation": generation, **({"reason": reason[:512]} if reason else {})}, idempotent=True)
 
     def renew(self, name: str, rank: int, generation: Optional[int] = None) -> None:
         """generation: asks whether it is still awaited, too; RequestRefused ("ring_lost") if nobody reads its ring any more."""

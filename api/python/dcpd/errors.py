@@ -15,7 +15,8 @@ from typing import Any, Dict, List, Mapping, Optional, Type
 __all__ = [
     "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "Busy", "SlotsBusy",
     "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch", "JobFailed",
-    "JobCancelled", "WaitTimeout", "RanksDisagree", "RankFailed", "SeveralHosts", "NoSharedMemory", "ProtocolMismatch", "from_problem",
+    "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts", "NoSharedMemory", "ProtocolMismatch",
+    "from_problem",
 ]
 TERMINAL = ("succeeded", "failed", "cancelled")  # the states in which a job stays
 
@@ -137,6 +138,10 @@ class JobCancelled(JobFailed):
 
 class WaitTimeout(DcpdError, TimeoutError):
     """It took longer than the caller allowed; the job goes on."""
+
+
+class TensorChanged(DcpdError, RuntimeError):
+    """A tensor was written to while `async_save(overlap=True)` copied it."""
 
 
 class RanksDisagree(DcpdError, ValueError):

@@ -15,14 +15,19 @@ log = logging.getLogger("dcpd")
 class SaveFuture(Future):  # type: ignore[type-arg]
     """A save that dcpd brings to the disk. A concurrent.futures.Future whose result is the job's record; `await` works too.
 
-    snapshotted: the data are in shared memory and outlive this process (always true: async_save returns when it is so).
+    snapshotted: the data are in shared memory and outlive this process: when async_save returns, but for one that overlaps the step.
     durable: the checkpoint is on the disk, visible and complete. progress: {"bytes_done", "bytes_total", "rate", "eta_s"}.
     job_id: for `dcpctl job`. reference: where it goes. `result(timeout)` raises the job's error, by class, or TimeoutError.
     """
 
-    def __init__(self, client: Client, job: Job, reference: str, finish: Callable[[], None], watched: bool = False) -> None:
-        """watched: the caller waits for it, so that nothing need be logged."""
+    def __init__(self, client: Client, job: Job, reference: str, finish: Callable[[], None], watched: bool = False,
+                 complete: Optional[Callable[[], None]] = None) -> None:
+        """watched: the caller waits for it, so that nothing need be logged. complete: makes the snapshot whole, in the future's thread."""
         super().__init__()
+        self._complete, self._copied = complete, threading.Event()
+        self._no_snapshot: Optional[BaseException] = None
+        if complete is None:
+            self._copied.set()
         self._watched, self._guard = watched, threading.Lock()
         self._client, self._record, self.reference = client, job, reference
         self._finish = finish
@@ -36,7 +41,15 @@ class SaveFuture(Future):  # type: ignore[type-arg]
 
     @property
     def snapshotted(self) -> bool:
-        return True
+        return self._copied.is_set() and self._no_snapshot is None
+
+    def wait_snapshot(self, timeout: Optional[float] = None) -> None:
+        """Until the snapshot is whole: the tensors may be changed by whatever code, and the process may die. An optimizer's step waits for
+        the copy by itself. Raises why there is no snapshot (TensorChanged, …), or WaitTimeout after so many seconds."""
+        if not self._copied.wait(timeout):
+            raise errors.WaitTimeout(f"the snapshot of {self.reference} is not whole after {timeout:g} s", job=self.job_id)
+        if self._no_snapshot is not None:
+            raise self._no_snapshot
 
     @property
     def durable(self) -> bool:
@@ -47,6 +60,17 @@ class SaveFuture(Future):  # type: ignore[type-arg]
         if not self.done():
             self._look()
         return dict(self._record.get("progress") or {})
+
+    def _copy(self) -> None:
+        try:
+            if self._complete is not None:
+                self._complete()
+        except BaseException as e:
+            self._no_snapshot = e
+            raise
+        finally:
+            self._complete = None
+            self._copied.set()
 
     def _look(self) -> None:
         try:
@@ -73,6 +97,7 @@ class SaveFuture(Future):  # type: ignore[type-arg]
     def _wait(self) -> None:
         failure: Optional[BaseException] = None
         try:
+            self._copy()
             self._seen(self._client.jobs.wait(self.job_id))
         except BaseException as e:  # everything must reach result()
             failure = e
