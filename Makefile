@@ -229,12 +229,14 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
-STREAMS := package1 package2 package3 torch services api1 api2
-SETS ?= 8
+STREAMS := package1 package2 package3 torch1 torch2 worker fault api1 api2
+SETS ?= 10
 STREAM_api1 := $(wildcard tests/api/test_[a-l]*.py)
 STREAM_api2 := $(filter-out $(STREAM_api1),$(wildcard tests/api/test_*.py))
-STREAM_services := $(wildcard tests/worker tests/fault tests/e2e)
-STREAM_torch := tests/interop
+STREAM_worker := $(wildcard tests/worker tests/e2e)
+STREAM_fault := $(wildcard tests/fault)
+STREAM_torch1 := $(wildcard tests/interop/test_[a-m]*.py)
+STREAM_torch2 := $(filter-out $(STREAM_torch1),$(wildcard tests/interop/test_*.py))
 STREAM_package1 := $(wildcard tests/python/test_[f-h]*.py)
 STREAM_package2 := $(wildcard tests/python/test_[i-z]*.py)
 STREAM_package3 := $(filter-out $(STREAM_package1) $(STREAM_package2),$(wildcard tests/python/test_*.py))
