@@ -208,7 +208,7 @@ def pour(lane: Any, jobs: Sequence[Tuple[int, Entry]]) -> None:
                 n = part.numel() * part.element_size()
                 ring.room(at + n)
                 spec = ChunkSpec("", str(e.dtype), tuple(part.shape), (), tuple(part.shape))
-                _tensors._bulk_out(torch, [_tensors.torch_view(base, spec, at % ring.size)], [part])
+                _tensors.bulk_out([_tensors.torch_view(base, spec, at % ring.size)], [part])
                 at += n
                 ring.told(at)
     _copy.copy_in_order(blocks, ring)
