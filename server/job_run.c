@@ -251,7 +251,7 @@ static void on_want_segments(void *user, const json_t *body)
 	struct job *j = user;
 	const struct ref *target = &j->spec.target;
 	json_int_t world = json_integer_value(json_object_get(body, "world_size"));
-	bool operation = job_state_dict_op_is(j), makes = operation || (j->kind == JOB_LOAD && !j->target_use);
+	bool operation = job_state_dict_op_is(j), makes = operation || (job_spec_loads(j) && !j->target_use);
 
 	if (target->kind != REF_STATE_DICT || !makes || j->made_use || j->dry_run || j->step != STEP_ON_GANG || world < 1 ||
 	    world > STATE_DICT_WORLD_MAX || json_array_size(json_object_get(body, "ranks")) != (size_t)world) {

@@ -25,7 +25,12 @@ bool job_spec_compares(const struct job *j)
 
 bool job_spec_writes_checkpoint(const struct job *j)
 {
-	return kind_is(j->kind, KIND_MAKES);
+	return kind_is(j->kind, KIND_MAKES) && j->spec.target.kind == REF_CHECKPOINT;
+}
+
+bool job_spec_loads(const struct job *j)
+{
+	return (j->kind == JOB_LOAD || j->kind == JOB_APPLY) && j->spec.target.kind == REF_STATE_DICT;
 }
 
 static FALLIBLE enum err add_storage(struct job *j, const char *name)
@@ -109,9 +114,9 @@ static FALLIBLE enum err check_quiet(const struct job *j, const struct ref *ref)
 		if (other == j || other->dry_run || !other->target || strcmp(other->target, text) != 0)
 			continue;
 		/* An operation writes the next generation beside the one that is there. */
-		if (other->kind == JOB_LOAD || state_dict_world(j->server->state_dicts, ref->name) == 0)
+		if (job_spec_loads(other) || state_dict_world(j->server->state_dicts, ref->name) == 0)
 			return ERR(STATE_DICT_BUSY, "job %s is %s state dict \"%s\"", other->id,
-				   other->kind == JOB_LOAD ? "loading into" : "making", ref->name.p);
+				   job_spec_loads(other) ? "loading into" : "making", ref->name.p);
 	}
 	return OK;
 }

@@ -109,6 +109,45 @@ def test_all_dtypes(d, encoding):
     d.api.run("verify", source=change)
 
 
+@pytest.mark.parametrize("in_memory", [True, False], ids=["base in memory", "base on disk"])
+def test_into_memory(d, in_memory):
+    """A delta is applied into shared memory, of a base there or on disk: into a new state dict in another layout, which the next delta is
+    applied to, and into one that is there. Nobody sees what is of another base."""
+    first = state(31)
+    second, third = changed(first, 32), changed(first, 33)
+    base, changes = put(d, first, 3, 2), []
+    for before, after in (first, second), (second, third):
+        old, new = put(d, before), put(d, after)
+        changes.append(delta(d, old, new)[0])
+    here = [lib.fresh() for _ in range(3)]
+    if in_memory:
+        d.api.run("load", source=base, target={"state_dict": here[0], "world_size": 2, "layout": cases.layout(8, first, 2)})
+    layout = cases.layout(5, first, 3)
+    done = d.api.run("apply", base={"state_dict": here[0]} if in_memory else base, source=changes[0],
+                     target={"state_dict": here[1], "world_size": 3, "layout": layout, "lease_seconds": 600})["result"]
+    assert done["content_digest"] == digest(second) and done["base_content_digest"] == digest(first) and done["world_size"] == 3
+    d.api.run("apply", base={"state_dict": here[1]}, source=changes[1], target={"state_dict": here[2], "world_size": 1})
+    saved = [{**HERE, "name": lib.fresh()} for _ in range(2)]
+    d.api.run("save", source={"state_dict": here[2]}, target=saved[0])
+    cases.same(get(d, saved[0], third), third)
+    r = d.ctl("apply", f"shm:{here[1]}", f"main:{changes[1]['name']}", f"shm:{here[2]}")
+    assert r.returncode == 0, r.stderr
+    error = d.api.fails("apply", "base_mismatch", base=base, source=changes[1], target={"state_dict": here[1]})
+    assert error["expected"] == digest(second) and error["actual"] == digest(first)
+    d.api.fails("apply", "base_mismatch", base=base, source=changes[1], target={"state_dict": here[1] + "x"})
+    d.api.get(f"/v1/state-dicts/{here[1]}x").problem("not_found")
+    d.api.run("save", source={"state_dict": here[1]}, target=saved[1])
+    cases.same(get(d, saved[1], second), second)
+    for target, options in ({"state_dict": here[1], "format": "safetensors"}, {}), ({"state_dict": here[1]}, {"overwrite": True}), \
+            ({**HERE, "name": "new", "lease_seconds": 5}, {}), ({"state_dict": here[1]}, {"files_per_rank": 2}):
+        d.api.post("/v1/jobs", {"kind": "apply", "base": base, "source": changes[0], "target": target,
+                                "options": options}).problem("validation_failed")
+    d.api.post("/v1/jobs", {"kind": "apply", "base": {"state_dict": here[1]}, "source": changes[0],
+                            "target": {"state_dict": here[1]}}).problem("validation_failed")
+    for name in here[not in_memory:]:
+        d.drop(name)
+
+
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("checksum", ["xxh3-128", "adler32"])
 def test_slimes(d, encoding, checksum):

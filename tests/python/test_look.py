@@ -75,6 +75,8 @@ def test_delta(at):
     assert result["changed_tensors"] == 1 and result["dropped"] == ["step"] and result["bytes"] < w.nbytes // 2
     assert dcpd.apply(base, change, out)["content_digest"] == result["content_digest"]
     assert torch.equal(dcpd.load(out)["w"], after)
+    assert dcpd.apply(base, change, f"shm:{(made := lib.fresh())}")["content_digest"] == result["content_digest"]
+    dcpd.connect().state_dicts.delete(made)
     with pytest.raises(dcpd.StateDictMismatch, match=result["base_content_digest"]) as e:
         dcpd.apply(other, change, out + "-2")
     assert e.value.code == "base_mismatch"

@@ -333,6 +333,11 @@ void apply_report(const struct apply *a, json_t *result)
 	put_digest(result, "content_digest", a->content);
 }
 
+enum err apply_job(struct job *j)
+{
+	return j->spec.target.kind == REF_STATE_DICT ? load_job(j) : reshard_job(j);
+}
+
 void apply_free(struct apply *a)
 {
 	run_build_free(&a->build);

@@ -1,6 +1,6 @@
-/* apply.h: what makes a reshard the application of a delta: the tensors that the delta changes are made first, in a spool, each compared
- * with its checksum; all others are the base's. Before a byte of the target is written, the base's content digest is compared with the
- * one that the delta is of. */
+/* apply.h: what makes a reshard, or a load, the application of a delta: the tensors that the delta changes are made first, in a spool,
+ * each compared with its checksum; all others are the base's. Before a byte of the target is written, the base's content digest is compared
+ * with the one that the delta is of. */
 #pragma once
 #include "ops/delta.h"
 

@@ -4,6 +4,7 @@
 
 #include "base/num.h"
 #include "ops/convert_rules.h"
+#include "ops/apply.h"
 #include "ops/optim_load.h"
 #include "runner/build.h"
 #include "runner/gang_run.h"
@@ -15,6 +16,7 @@
 struct load {
 	struct job *job;
 	struct input source;
+	struct apply apply;            /* of a delta, if the job applies one */
 	struct spec_view stored;       /* what takes part of the source */
 	struct convert_rules rules;
 	struct spec_view view;         /* what is loaded: that, as the rules convert it; its sdict is not its own */
@@ -172,8 +174,10 @@ static FALLIBLE enum err load(struct load *l)
 	l->optimizer = l->job->spec.optimizer_key.n > 0;
 	l->existing = job_state_dict(l->job, &l->job->spec.target);
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
-	TRY(input_open(l->job, &l->job->spec.source, &l->source));
+	TRY(input_open(l->job, apply_source(l->job), &l->source));
 	TRY(input_undo_transforms(l->job, &l->source, false));
+	TRY(apply_open(l->job, &l->source, &l->apply));
+	apply_report(&l->apply, l->job->result);
 	TRY(spec_select(&l->job->spec, l->source.sd, &l->stored));
 	TRY(convert_rules_apply(l->job, &l->stored, NULL, &l->rules, &l->view));
 	TRY(cut(l));
@@ -207,6 +211,7 @@ enum err load_job(struct job *j)
 	arena_free(l.arena);
 	mem_free(l.view.dtypes);
 	convert_rules_free(&l.rules);
+	apply_free(&l.apply);
 	spec_view_free(&l.stored);
 	optim_load_free(&l.optim);
 	input_close(&l.source);

@@ -84,10 +84,10 @@ static FALLIBLE enum err use_read_plan(struct slot *s, const struct run_src *src
 	return OK;
 }
 
-/* A load's source that lies in a segment stands for a target that conversion rules make (build_fill_views). */
+/* A load's source that lies in a segment of the target stands for a target that conversion rules make (build_fill_views). */
 static bool is_made(const struct run *run, const struct run_src *src)
 {
-	return fills(run) && run->files[src->file].kind == RUN_FILE_SEGMENT;
+	return fills(run) && run->files[src->file].kind == RUN_FILE_SEGMENT && run->files[src->file].writable;
 }
 
 /* Leaves a range of such a target to the read plan, which brings what is no zero to it. */
@@ -552,11 +552,11 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 			return OK;
 		payload_off = info->payload_off;
 	}
-	if (run->files[src->file].kind == RUN_FILE_SEGMENT && !fills(run)) {
+	if (run->files[src->file].kind == RUN_FILE_SEGMENT) {
 		unsigned char *at;
 		TRY(files_at(&s->x->files, src->file, src->offset + scan->begin, &at));
 		sc->read = UINT32_MAX;
-		return check_range(s, &run->scans[sc->scan], info, at, NULL);
+		return fills(run) ? scatter(s, scan, info, at) : check_range(s, &run->scans[sc->scan], info, at, NULL);
 	}
 	bool done;
 	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));

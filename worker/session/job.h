@@ -122,6 +122,7 @@ void job_free(struct job *j);
 
 /* The operations of kinds.def; each fills j->result (or, for a dry run, j->result is the plan). */
 FALLIBLE enum err save_job(struct job *j);
+FALLIBLE enum err apply_job(struct job *j);
 FALLIBLE enum err load_job(struct job *j);
 FALLIBLE enum err reshard_job(struct job *j);
 FALLIBLE enum err verify_job(struct job *j);

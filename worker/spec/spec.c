@@ -327,6 +327,28 @@ static FALLIBLE enum err check_target(const struct jval *doc, const struct spec 
 	return check_format_written(&target);
 }
 
+/* A delta is applied to files or to shared memory: fields of the one say nothing of the other. */
+static FALLIBLE enum err check_apply(const struct jval *doc, const struct spec *s)
+{
+	bool memory = s->target.kind == REF_STATE_DICT;
+	const struct {
+		bool given;
+		enum field_place place;
+		const char *key;
+	} wrong[] = { { memory && s->format != TARGET_DCP, AT_TARGET, "format" },
+		      { memory && s->max_file_bytes, AT_TARGET, "max_file_bytes" },
+		      { memory && s->overwrite, AT_OPTIONS, "overwrite" },
+		      { memory && s->files_per_rank != 1, AT_OPTIONS, "files_per_rank" },
+		      { !memory && s->lease_seconds, AT_TARGET, "lease_seconds" } };
+
+	for (size_t i = 0; s->kind == JOB_APPLY && i < sizeof wrong / sizeof *wrong; i++) {
+		struct jval at = jval_get(doc, field_place_key(wrong[i].place)), v = jval_get(&at, wrong[i].key);
+		if (wrong[i].given)
+			return jval_fail(&v, ERR_VALIDATION_FAILED, "is of targets that are %s", memory ? "checkpoints" : "state dicts");
+	}
+	return OK;
+}
+
 static FALLIBLE enum err read_ref(const struct jval *doc, enum field_place place, unsigned kinds, struct ref *out, struct spec *s)
 {
 	struct jval v = jval_get(doc, field_place_key(place));
@@ -404,6 +426,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	TRY(read_places(root, s));
 	if (s->kind == JOB_SAVE)
 		TRY(check_save(root, s));
+	TRY(check_apply(root, s));
 	TRY(check_ending(root, s));
 	TRY(check_assets(root, s));
 	TRY(check_from(root, s));

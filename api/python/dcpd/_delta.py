@@ -29,8 +29,11 @@ def delta(base: _where.Target, new: _where.Target, out: _where.Target, *, encodi
 
 def apply(base: _where.Target, delta: _where.Target, out: _where.Target, *, format: str = "dcp", overwrite: bool = False,
           client: Optional[Client] = None, timeout: Optional[float] = None) -> Dict[str, Any]:
-    """Writes what the delta was made of as the checkpoint `out`, bit for bit. The delta's base may be "shm:NAME". Another base raises
-    StateDictMismatch (code `base_mismatch`) before anything is written. Returns the job's result."""
+    """Writes what the delta was made of as the checkpoint `out`, bit for bit, or into shared memory ("shm:NAME"). The delta's base may be
+    "shm:NAME", too. Another base raises StateDictMismatch (code `base_mismatch`) before anything is written. Returns the job's result."""
+    if isinstance(out, str) and out.startswith("shm:"):
+        at = _where.resolve(delta, client).client
+        return dict(at.jobs.run("apply", timeout, base=_side(base, at), source=_side(delta, at), target=dict(ref_object(out)))["result"])
     place = _where.resolve(out, client, make=True)
     at = place.client
     return dict(at.jobs.run("apply", timeout, base=_side(base, at), source=_side(delta, at), target={**place.object, "format": format},
