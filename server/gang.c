@@ -8,7 +8,6 @@
  *        └──────── a worker died, or would not answer: ENDING (all killed) ────► gone when the last process is reaped */
 #include "server/gang.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

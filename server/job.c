@@ -4,7 +4,6 @@
  * so that a record reads the same after a restart. */
 #include "server/job.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <sys/random.h>
 #include <time.h>

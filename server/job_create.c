@@ -3,7 +3,6 @@
  *   form of the request → idempotency key → storages, state dicts, target busy → exists? → space? → journal → queue
  *
  * The middle asks a look-up worker, so this is a chain of callbacks; each step ends in next() or in refuse(). */
-#include <inttypes.h>
 #include <stdio.h>
 #include <unistd.h>
 

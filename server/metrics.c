@@ -7,7 +7,6 @@
 
 #include "base/list.h"
 #include "base/mem.h"
-#include "server/parts.h"
 
 enum type { COUNTER, GAUGE, HISTOGRAM };
 enum { BUCKETS = 14 };

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "os/spawn.h"
 #include "server/metrics.h"
-#include "server/parts.h"
 #include "server/state_dict_impl.h"
 
 enum { PAGE = 4096 };

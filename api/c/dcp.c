@@ -5,7 +5,6 @@
 
 #include <locale.h>
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "base/num.h"
 #include "os/fs.h"

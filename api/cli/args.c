@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/buf.h"
-#include "base/mem.h"
 #include "base/near.h"
 
 static const char global_options[] = "json url= help timeout=";

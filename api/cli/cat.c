@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "api/cli/commands.h"
-#include "api/cli/show.h"
 
 enum { DIMS_MAX = 64 };
 

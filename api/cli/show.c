@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "base/buf.h"
-#include "base/mem.h"
 #include "base/str.h"
 
 enum { DAMAGE_SHOWN = 20 };

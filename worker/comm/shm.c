@@ -12,7 +12,6 @@
 #include <xxhash.h>
 
 #include "base/mem.h"
-#include "base/num.h"
 #include "comm/shm_impl.h"
 
 enum { SPINS = 2000, YIELDS = 0, WINDOWS_MAX = 4096 };

@@ -6,10 +6,8 @@
  * do neither; since unpacking needs nothing from anybody, it cannot get stuck. */
 #include "comm/shm_impl.h"
 
-#include <string.h>
 
 #include "base/mem.h"
-#include "base/num.h"
 
 struct cursor {
 	uint64_t at, end;              /* of its messages in order[]: the batch is [at, end) */

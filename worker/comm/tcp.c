@@ -12,7 +12,6 @@
 
 #include "base/list.h"
 #include "base/mem.h"
-#include "base/num.h"
 
 enum {
 	CHAIN_BYTES = 512 << 10,       /* a broadcast of more is a chain; of less, a tree */

@@ -9,7 +9,6 @@
  * most telling of all: what is said about a member's mistake before a loss, a loss before a timeout, a low rank before a high one. */
 #include "comm/tcp_impl.h"
 
-#include <string.h>
 
 #include "base/num.h"
 

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/num.h"
 #include "format/jscan.h"
 #include "tensor/box.h"
 

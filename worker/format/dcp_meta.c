@@ -6,7 +6,6 @@
  * so that hostile offsets cannot make it slow. */
 #include "format/dcp_meta.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/map.h"

@@ -8,7 +8,6 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/num.h"
-#include "tensor/box.h"
 
 /* A chunk of one of the parts. */
 struct candidate {

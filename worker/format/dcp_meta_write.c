@@ -11,7 +11,6 @@
 #include "format/dcp_meta.h"
 
 #include "base/map.h"
-#include "base/num.h"
 #include "format/pickle.h"
 
 enum { PIECE_BYTES = 64 << 10, BATCH = 1000 };

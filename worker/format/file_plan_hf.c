@@ -2,7 +2,6 @@
 #include "format/file_plan.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/arena.h"
 #include "base/num.h"

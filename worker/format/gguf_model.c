@@ -9,7 +9,6 @@
 #include <stdio.h>
 
 #include "base/jval.h"
-#include "base/num.h"
 #include "format/gguf_impl.h"
 
 enum { TEXT_MAX = 256, KV_MAX = 512 << 20, LAYERS_MAX = 100000 };

@@ -1,7 +1,6 @@
 /* gguf_tokenizer.c: a tokenizer of Hugging Face's as llama.cpp's metadata, as convert_hf_to_gguf.py writes it: SentencePiece's model file,
  * or the BPE of a tokenizer.json; special tokens, and the chat template, as gguf-py's SpecialVocab finds them. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/jval.h"

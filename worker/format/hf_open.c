@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/num.h"
 #include "format/hf_index.h"
 #include "format/safetensors.h"
 

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/num.h"
 
 struct jscan jscan_of(struct str text, enum err code)
 {

@@ -1,7 +1,6 @@
 /* npy.c: see npy.h. */
 #include "format/npy.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "base/num.h"

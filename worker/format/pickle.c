@@ -6,7 +6,6 @@
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "base/num.h"
 
 enum err pickle_bad(const struct pickle *pk, const char *place, const char *fmt, ...)
 {

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "base/map.h"
-#include "base/mem.h"
 #include "base/num.h"
 #include "base/reader.h"
 #include "format/jscan.h"

@@ -4,7 +4,6 @@
  *
  * Layers of one shape are one tensor with a dim in front ("prepended axes"): decoder.layers.mlp.linear_fc1.weight [layers, …]. The ready
  * rules megatron-unstack take them apart. */
-#include "base/mem.h"
 #include "format/format.h"
 #include "format/jscan.h"
 #include "format/torch_file.h"

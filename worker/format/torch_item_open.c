@@ -4,7 +4,6 @@
  * information, the object, the list of storage keys), then each storage as an int64 count and its bytes. */
 #include "format/torch_item_graph.h"
 
-#include "base/mem.h"
 #include "base/num.h"
 
 /* PROTO 2, LONG1 0x1950a86a20f9469cfc6c, STOP */

@@ -6,7 +6,6 @@
 #include <math.h>
 
 #include "base/map.h"
-#include "base/mem.h"
 #include "base/num.h"
 #include "format/jscan.h"
 

@@ -1,7 +1,5 @@
 /* torch_open.c: torch.save files as sources: one file (`.pt`, `.pth`, `.bin`, or any name: the first bytes tell), or a directory of shards
  * with the index that Hugging Face's libraries write beside them (pytorch_model.bin.index.json). */
-#include "base/mem.h"
-#include "base/num.h"
 #include "format/hf_index.h"
 #include "format/torch_file.h"
 

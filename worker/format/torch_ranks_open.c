@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/map.h"
-#include "base/mem.h"
 #include "base/num.h"
 #include "format/format.h"
 #include "format/torch_file.h"

@@ -1,9 +1,6 @@
 /* zero_model.c: see zero_impl.h. The 16-bit weights in `module` are left out where the masters are: they are copies. All else that the file
  * holds is taken over as it is, so that nothing which training kept is lost. */
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "base/mem.h"
 #include "base/num.h"
 #include "format/zero_impl.h"
 

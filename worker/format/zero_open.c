@@ -7,11 +7,7 @@
  *                   stream, at the same place; its last ones may be padding
  *
  * zero_place.c makes chunks of these. */
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "base/mem.h"
-#include "base/num.h"
 #include "format/zero_impl.h"
 
 enum { STATES_MAX = 64 };

@@ -8,9 +8,7 @@
  *
  * Newer converters write buffers, frozen and shared parameters there, too, as fp32 copies of the 16-bit model: the model states have these
  * as they were, and count. Each file is read by itself, so that there may be as many as there are parameters. */
-#include <stdlib.h>
 
-#include "base/mem.h"
 #include "base/num.h"
 #include "format/zero_impl.h"
 

@@ -2,7 +2,6 @@
  * what it has. */
 #include "format/zip.h"
 
-#include "base/num.h"
 
 enum { LOCAL_BYTES = 30, FB_BYTES = 4, WIDE_HEAD = 4, UTF8_FLAG = 0x0800 };
 #define SATURATED 0xFFFFFFFFu

@@ -1,7 +1,6 @@
 /* pace.c: see pace.h. */
 #include "io/pace.h"
 
-#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"

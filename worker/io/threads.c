@@ -4,7 +4,6 @@
  * covers them, and an engine that is never used costs nothing. */
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>

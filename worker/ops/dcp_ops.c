@@ -6,7 +6,6 @@
 #include "ops/dcp_ops.h"
 
 #include "base/num.h"
-#include "ops/state_dict_op_rules.h"
 #include "ops/state_dict_op_tables.h"
 #include "runner/exchange.h"
 

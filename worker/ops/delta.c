@@ -1,7 +1,6 @@
 /* delta.c: how a checkpoint differs from its base, as a checkpoint of its own (format/delta.h): a run that compresses each tensor's
  * differences into a spool, then a save of what came of it. */
 #include <ctype.h>
-#include <stdio.h>
 
 #include "base/num.h"
 #include "ops/delta.h"

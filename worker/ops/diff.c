@@ -1,7 +1,6 @@
 /* diff.c: how two checkpoints or state dicts differ: keys, kinds, dtypes, shapes, then values, chunk by chunk of a, whatever the two
  * layouts and formats are. Tensors that the digests on record prove equal are not read (options.read_all: they are): two steps of one
  * training share what is frozen. Only whole tensors are left out, so that the figures of the others are of all their elements. */
-#include <stdio.h>
 #include <string.h>
 
 #include "base/jtext.h"

@@ -6,7 +6,6 @@
 #include <dirent.h>
 #include <stdio.h>
 
-#include "base/num.h"
 #include "format/inspect.h"
 #include "runner/input.h"
 #include "store/posix.h"

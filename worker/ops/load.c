@@ -2,7 +2,6 @@
  * ranks need it. */
 #include <stdio.h>
 
-#include "base/num.h"
 #include "ops/convert_rules.h"
 #include "ops/apply.h"
 #include "ops/optim_load.h"

@@ -8,7 +8,6 @@
 #include "base/jtext.h"
 #include "base/num.h"
 #include "format/dcp_meta.h"
-#include "format/image.h"
 #include "os/fs.h"
 #include "runner/hosts.h"
 #include "runner/input.h"

@@ -8,9 +8,7 @@
  * lost become visible only if everything that they tell of is whole: a checkpoint that can be seen is complete. */
 #include "ops/repair_impl.h"
 
-#include <stdio.h>
 
-#include "base/num.h"
 #include "format/dcp_meta.h"
 #include "ops/verify.h"
 #include "plan/save_plan.h"

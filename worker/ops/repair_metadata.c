@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/num.h"
 #include "format/dcp_index.h"
 #include "format/zip.h"
 #include "io/digest.h"

@@ -1,6 +1,5 @@
 /* reshard.c: checkpoint → checkpoint, in any layout, world size and format. Convert is a reshard; so is a plain copy; so is a merge, whose
  * tensors come from several (merge.h), and a delta and its base (apply.h). */
-#include <stdio.h>
 
 #include "base/num.h"
 #include "ops/apply.h"

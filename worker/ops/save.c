@@ -1,7 +1,5 @@
 /* save.c: shared memory → a checkpoint. Each rank's segment holds its part; equal parts of several ranks are written once. */
-#include <stdio.h>
 
-#include "base/num.h"
 #include "ops/planned_save.h"
 #include "runner/hosts.h"
 #include "runner/input.h"

@@ -4,7 +4,6 @@
  * themselves are image_build's: one sdict per rank. */
 #include "ops/state_dict_op_images.h"
 
-#include "base/num.h"
 #include "format/jscan.h"
 #include "ops/state_dict_op_rules.h"
 #include "os/fs.h"

@@ -4,7 +4,6 @@
  * written out as arrays at the end. Dicts and lists of JSON values are taken apart, too: the companion's are compared key by key. */
 #include "ops/state_dict_op_trees.h"
 
-#include "base/num.h"
 #include "format/jscan.h"
 #include "ops/state_dict_op_rules.h"
 #include "os/fs.h"

@@ -5,7 +5,6 @@
  * gives the same bits. */
 #include <math.h>
 
-#include "base/num.h"
 #include "plan/save_plan.h"
 #include "runner/build.h"
 #include "runner/gang_run.h"

@@ -1,5 +1,4 @@
 /* convert_join.c: concat and stack: tensors whose new name is the same become one. See convert.h. */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/num.h"

@@ -1,5 +1,4 @@
 /* convert_shape.c: rules that change one tensor at a time: split, unstack, permute, reshape, pad, slice, dtype. See convert.h. */
-#include <stdio.h>
 
 #include "plan/convert_impl.h"
 

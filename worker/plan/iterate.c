@@ -5,7 +5,6 @@
 #include "plan/iterate.h"
 
 #include "base/map.h"
-#include "base/mem.h"
 #include "base/num.h"
 #include "base/vec.h"
 

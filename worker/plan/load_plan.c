@@ -8,7 +8,6 @@
 
 #include <stdlib.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "plan/overlap.h"

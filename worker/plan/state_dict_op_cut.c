@@ -2,7 +2,6 @@
  * goes through one that is thrown away. */
 #include "plan/state_dict_op_cut.h"
 
-#include "base/num.h"
 #include "plan/layout_use.h"
 #include "tensor/box.h"
 

@@ -3,11 +3,9 @@
 #include "query/lookup.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <time.h>
 
-#include "base/num.h"
 #include "query/lookup_cache.h"
 #include "runner/hosts.h"
 #include "store/commit.h"

@@ -4,7 +4,6 @@
  * A box that is not wholly made of runs of stored bytes is no error: it is among `others`, and is loaded in the ordinary way. So is what
  * is left when the question has taken a few seconds: storages whose look-ups take longer count as stalled, and neither a huge question
  * nor a spoiled checkpoint may bring that about. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

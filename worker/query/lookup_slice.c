@@ -1,6 +1,5 @@
 /* lookup_slice.c: a box of one tensor (part_read.h) as raw bytes, .npy or safetensors, in a memfd. With "verify":false only what the slice
  * needs is read. */
-#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,5 +1,4 @@
 /* exec.c: the loop that keeps slots busy and the engine full (see exec.h). */
-#include <stdio.h>
 #include "runner/exec.h"
 
 #include <stdlib.h>

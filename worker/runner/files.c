@@ -2,7 +2,6 @@
 #include "runner/files.h"
 
 #include "base/mem.h"
-#include "base/num.h"
 #include "store/posix.h"
 
 enum err files_open(struct run *run, const struct stores *stores, const int *fds, uint32_t fd_count, struct files *out)

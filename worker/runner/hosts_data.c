@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 
-#include "base/num.h"
 #include "base/reader.h"
 
 #define XXH_INLINE_ALL

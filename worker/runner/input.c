@@ -1,7 +1,6 @@
 /* input.c: see input.h. */
 #include "runner/input.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 
 #include "base/num.h"

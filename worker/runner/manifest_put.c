@@ -1,7 +1,6 @@
 /* manifest_put.c: the manifest of a finished run (see manifest_put.h). */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/num.h"
 #include "runner/manifest_put.h"

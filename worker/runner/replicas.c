@@ -1,7 +1,6 @@
 /* replicas.c: see replicas.h. CRC32s are compared: those of the written payloads are known anyway. */
 #include "runner/replicas.h"
 
-#include <stdio.h>
 
 #include "base/map.h"
 #include "io/digest.h"

@@ -1,7 +1,6 @@
 /* segments.c: see segments.h. */
 #include "runner/segments.h"
 
-#include <stdio.h>
 
 #include "base/num.h"
 #include "format/jscan.h"

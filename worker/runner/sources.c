@@ -1,6 +1,5 @@
 /* sources.c: what the header of a stored item says, cached per worker (see sources.h). Headers are never trusted to agree with
  * `.metadata`: dtype, sizes and room are compared each time. */
-#include <stdio.h>
 #include "base/num.h"
 #include "runner/sources.h"
 #include "store/manifest.h"

@@ -2,9 +2,7 @@
 #include "runner/spool.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/num.h"

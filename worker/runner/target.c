@@ -1,7 +1,6 @@
 /* target.c: see target.h. */
 #include "runner/target.h"
 
-#include <stdio.h>
 
 #include "base/map.h"
 #include "tensor/cast.h"

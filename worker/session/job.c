@@ -1,8 +1,6 @@
 /* job.c: see job.h. */
 #include "session/job.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "base/clock.h"

@@ -1,7 +1,6 @@
 /* conversion.c: see conversion.h. */
 #include "spec/conversion.h"
 
-#include "spec/fields.h"
 
 struct parser {
 	struct arena *a;

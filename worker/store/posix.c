@@ -7,7 +7,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/mem.h"
 #include "os/fs.h"
 #include "store/posix_impl.h"
 

@@ -1,11 +1,9 @@
 /* posix_sweep.c: what jobs that never ended left behind on a file system: found again, put back, or removed (see commit.h). */
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 
-#include "base/num.h"
 #include "os/fs.h"
 #include "store/posix_impl.h"
 #include "store/posix_in_place.h"
