@@ -100,14 +100,13 @@ FALLIBLE enum err guard_body(struct req *r)
 	const char *length = req_head(r, MHD_HTTP_HEADER_CONTENT_LENGTH), *type = req_head(r, MHD_HTTP_HEADER_CONTENT_TYPE);
 	const char *encoding = req_head(r, MHD_HTTP_HEADER_TRANSFER_ENCODING);
 	uint64_t bytes = 0;
-	bool has_body;
 
 	if (length && !str_to_u64(str_of(length), &bytes))
 		return ERR(INVALID_REQUEST, "Content-Length is no number");
 	if (bytes > HTTP_BODY_MAX)
 		return ERR(PAYLOAD_TOO_LARGE, "a body has at most %d bytes", HTTP_BODY_MAX);
 	TRY(check_accept(r));
-	has_body = bytes > 0 || encoding;
+	bool has_body = bytes > 0 || encoding;
 	if (has_body && r->route->body == ROUTE_NO_BODY)
 		return ERR(INVALID_REQUEST, "this request has no body");
 	if (!has_body || !type)

@@ -39,8 +39,7 @@ static void listing_end(struct listing *l, enum err e)
 {
 	struct req *r = l->req;
 
-	if (!e)
-		e = req_json(r, 200, &l->out);
+	e = e ?: req_json(r, 200, &l->out);
 	buf_free(&l->out);
 	json_decref(l->prefix);
 	json_decref(l->after);
@@ -152,8 +151,7 @@ static void on_listed(void *user, enum err e, const json_t *ok, int *)
 		return;
 	}
 	json_array_foreach(items, i, item)
-		if (!e)
-			e = put_item(l, item);
+		e = e ?: put_item(l, item);
 	if (e) {
 		listing_end(l, e);
 	} else if (!json_is_string(next)) {
@@ -212,8 +210,7 @@ FALLIBLE enum err h_checkpoints_list(struct req *r)
 	req_hold(r);
 	buf_puts(&l->out, "{\"checkpoints\":[");
 	enum err e = l->prefix && l->after && l->problems ? OK : ERR(NO_MEMORY, "cannot list");
-	if (!e)
-		e = listing_begin(l, page.token, &left);
+	e = e ?: listing_begin(l, page.token, &left);
 	if (e)
 		listing_end(l, e);
 	else if (left)

@@ -139,8 +139,7 @@ FALLIBLE enum err h_transforms(struct req *r)
 			e = ERR(NO_MEMORY, "no memory for the list");
 		json_decref(set);
 	}
-	if (!e)
-		e = req_json_doc(r, 200, doc);
+	e = e ?: req_json_doc(r, 200, doc);
 	json_decref(doc);
 	return e;
 }

@@ -235,7 +235,6 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 {
 	struct req *r = mem_zalloc(1, sizeof *r);
 	struct conn *c = conn_of(mhd);
-	enum err e;
 
 	if (!r || !c) {
 		mem_free(r);
@@ -253,7 +252,7 @@ static enum MHD_Result begin(struct listener *l, struct MHD_Connection *mhd, con
 	r->caller = c->caller;
 	*context = r;
 	c->deadline_ms = r->began_ns / 1000000 + BODY_MS;
-	e = l->http->o.calls->head(r, version);
+	enum err e = l->http->o.calls->head(r, version);
 	return e ? refuse_after_body(r, e) : MHD_YES;
 }
 
@@ -315,7 +314,6 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const 
 	struct listener *l = user;
 	struct req *r = *context;
 	struct conn *c = conn_of(mhd);
-	enum err e;
 
 	if (!r)
 		return begin(l, mhd, url, method, version, context);
@@ -328,7 +326,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const 
 	r->begun = true;
 	if (c)
 		c->deadline_ms = 0;
-	e = handle(r);
+	enum err e = handle(r);
 	if (e)
 		return refuse(r, e);
 	if (r->answer)
@@ -375,7 +373,6 @@ static FALLIBLE enum err start_listener(struct event_base *base, struct http *h,
 		{ from->tls ? MHD_OPTION_HTTPS_MEM_KEY : MHD_OPTION_END, 0, (void *)(uintptr_t)h->o.tls_key_pem },
 		{ MHD_OPTION_END, 0, NULL },
 	};
-	const union MHD_DaemonInfo *info;
 
 	l->http = h;
 	l->is_unix = from->is_unix;
@@ -388,7 +385,7 @@ static FALLIBLE enum err start_listener(struct event_base *base, struct http *h,
 	if (!l->daemon)
 		return ERR(CONFIG, "cannot serve %s%s", from->url,
 			   from->tls ? " (are certificate and key a pair?)" : "");
-	info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+	const union MHD_DaemonInfo *info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
 	if (!info)
 		return ERR(INTERNAL, "libmicrohttpd has no epoll descriptor");
 	int fd = fcntl(info->epoll_fd, F_DUPFD_CLOEXEC, 0); /* libmicrohttpd closes its own when it likes */

@@ -45,10 +45,8 @@ static FALLIBLE enum err give(struct req *r, unsigned status, struct MHD_Respons
 
 static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
 {
-	enum err e;
-
 	NEED(m, "cannot make an answer");
-	e = req_dress(m, type, page);
+	enum err e = req_dress(m, type, page);
 	if (e) {
 		MHD_destroy_response(m);
 		return e;
@@ -65,7 +63,6 @@ static void note_unread(struct req *r, uint64_t bytes)
 
 static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *content_type, struct buf *b, bool page)
 {
-	struct MHD_Response *m;
 	enum err e = buf_status(b);
 
 	if (!e && !r->reads_only)
@@ -77,7 +74,7 @@ static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *co
 		return e;
 	}
 	note_unread(r, b->len);
-	m = MHD_create_response_from_buffer_with_free_callback(b->len, b->p, mem_free);
+	struct MHD_Response *m = MHD_create_response_from_buffer_with_free_callback(b->len, b->p, mem_free);
 	if (!m)
 		buf_free(b);
 	*b = BUF_INIT(b->max);

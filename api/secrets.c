@@ -64,8 +64,7 @@ static FALLIBLE enum err make_token(const char *path)
 	TRY(open_folder(path, &name, &folder));
 	TRY(fs_open(folder, name, O_CREAT | O_EXCL | O_WRONLY, 0600, &fd));
 	enum err e = fs_pwrite(fd, text.p, text.len, 0, name);
-	if (!e)
-		e = fs_fsync(fd, name);
+	e = e ?: fs_fsync(fd, name);
 	if (e) /* half a token would be refused at every start from here on */
 		(void)unlinkat(folder, name, 0);
 	return e;

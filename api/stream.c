@@ -156,7 +156,6 @@ static bool refill(struct stream *s)
 static ssize_t read_stream(void *user, uint64_t, char *to, size_t max)
 {
 	struct stream *s = user;
-	size_t n;
 
 	if (s->sent == s->text.len && !s->all->draining && !refill(s) && !s->ending) {
 		s->asleep = true;
@@ -166,7 +165,7 @@ static ssize_t read_stream(void *user, uint64_t, char *to, size_t max)
 	}
 	if (s->sent == s->text.len)
 		return MHD_CONTENT_READER_END_OF_STREAM;
-	n = s->text.len - s->sent < max ? s->text.len - s->sent : max;
+	size_t n = s->text.len - s->sent < max ? s->text.len - s->sent : max;
 	memcpy(to, s->text.p + s->sent, n);
 	s->sent += n;
 	return (ssize_t)n;

@@ -592,10 +592,9 @@ static FALLIBLE enum err load(struct config *c, int argc, char *const *argv, cha
 FALLIBLE enum err config_load(int argc, char *const *argv, char *const *env, struct config **out)
 {
 	struct config *c = mem_zalloc(1, sizeof *c);
-	enum err e;
 
 	NEED(c, "cannot keep the configuration");
-	e = load(c, argc, argv, env);
+	enum err e = load(c, argc, argv, env);
 	if (e) {
 		config_free(c);
 		return e;

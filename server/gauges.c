@@ -69,11 +69,10 @@ static uint64_t open_fds(void)
 {
 	struct stat st;
 	uint64_t n = 0;
-	DIR *d;
 
 	if (stat("/proc/self/fd", &st) == 0 && st.st_size > 0)
 		return (uint64_t)st.st_size;
-	d = opendir("/proc/self/fd");
+	DIR *d = opendir("/proc/self/fd");
 	while (d && readdir(d))
 		n++;
 	if (d)

@@ -13,8 +13,7 @@ static enum err take_row(void *user, const struct journal_job *row)
 	struct job_load l = { .server = user };
 	enum err e = job_load_row(&l, row);
 
-	if (!e)
-		e = map_add(&l.server->jobs->table, (struct str){ l.job->id, JOB_ID_LEN }, l.job);
+	e = e ?: map_add(&l.server->jobs->table, (struct str){ l.job->id, JOB_ID_LEN }, l.job);
 	if (e == ERR_NO_MEMORY) { /* its staging would be swept as nobody's: rather no start than one without it */
 		job_free(l.job);
 		return e;

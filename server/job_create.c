@@ -238,8 +238,7 @@ static void on_probe(void *user, enum err e)
 	struct creation *c = user;
 	struct storage *st = NULL;
 
-	if (!e)
-		e = storage_find(c->server->storages, c->job->spec.target.storage, &st);
+	e = e ?: storage_find(c->server->storages, c->job->spec.target.storage, &st);
 	if (e)
 		refuse(c, e);
 	else
@@ -262,8 +261,7 @@ static void on_journalled(void *user, enum err e)
 	struct creation *c = user;
 	struct job *j = c->job;
 
-	if (!e)
-		e = map_add(&c->server->jobs->table, (struct str){ j->id, JOB_ID_LEN }, j);
+	e = e ?: map_add(&c->server->jobs->table, (struct str){ j->id, JOB_ID_LEN }, j);
 	if (e) {
 		refuse(c, e);
 		return;

@@ -57,11 +57,10 @@ uint64_t job_lane_moves(const struct job *j)
 void job_lane_put(const struct job *j, struct buf *out)
 {
 	uint32_t ahead = 0;
-	const struct job *next;
 
 	if (!waits(j))
 		return;
-	next = j->lane->running ? j->lane->running : j->lane->first;
+	const struct job *next = j->lane->running ? j->lane->running : j->lane->first;
 	for (const struct job *other = j->lane->first; other && other != j; other = other->lane_next)
 		ahead++;
 	ahead += j->lane->running != NULL;

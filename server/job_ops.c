@@ -34,8 +34,7 @@ void job_cancel(struct server *s, const struct principal *who, struct str id, do
 	struct job *j;
 	enum err e = find_owned(s, who, id, &j);
 
-	if (!e)
-		e = check_cancel(j);
+	e = e ?: check_cancel(j);
 	if (e || j->cancel_wanted) {
 		loop_later(s->loop, fn, user, e);
 		return;
@@ -81,8 +80,7 @@ static FALLIBLE enum err check_retry(struct server *s, struct job *j)
 	TRY(job_spec_resolve(j));
 	TRY(job_spec_check_free(j));
 	enum err e = job_take_uses(j);
-	if (!e)
-		e = job_state_dict_op_check(j);
+	e = e ?: job_state_dict_op_check(j);
 	if (e) {
 		struct err_info info = *err_last();
 		job_drop_uses(j);
@@ -113,8 +111,7 @@ void job_retry(struct server *s, const struct principal *who, struct str id, don
 	struct job *j;
 	enum err e = find_owned(s, who, id, &j);
 
-	if (!e)
-		e = check_retry(s, j);
+	e = e ?: check_retry(s, j);
 	if (e) {
 		loop_later(s->loop, fn, user, e);
 		return;

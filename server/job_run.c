@@ -148,11 +148,9 @@ static void on_state(void *user, const json_t *body)
 
 static json_t *few_ranks(const json_t *ranks)
 {
-	json_t *some;
-
 	if (json_array_size(ranks) <= JOB_RANKS_SHOWN)
 		return json_incref((json_t *)ranks);
-	some = json_array();
+	json_t *some = json_array();
 	for (size_t i = 0; some && i < JOB_RANKS_SHOWN; i++)
 		json_array_append(some, json_array_get(ranks, i));
 	return some;
@@ -299,7 +297,6 @@ bool job_commit_waits(const struct job *j)
 static void on_want_commit(void *user)
 {
 	struct job *j = user;
-	struct journal_txn *t;
 
 	if (j->commit_asked || j->cancel_wanted || j->dry_run)
 		return;
@@ -310,7 +307,7 @@ static void on_want_commit(void *user)
 	j->commit_asked = true;
 	j->commit_allowed = false;
 	job_set_state(j, j->step, JOB_COMMITTING, "commit", false);
-	t = journal_txn_new(j->server->journal);
+	struct journal_txn *t = journal_txn_new(j->server->journal);
 	job_put_row(t, j, j->state);
 	journal_txn_wait(t, mem_free);
 	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));

@@ -356,8 +356,7 @@ static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struc
 {
 	enum err e = sqlite3_get_autocommit(j->db) ? OK : journal_run(j->db, "ROLLBACK"); /* there was no memory for that */
 
-	if (!e)
-		e = journal_run(j->db, "BEGIN IMMEDIATE");
+	e = e ?: journal_run(j->db, "BEGIN IMMEDIATE");
 	for (struct journal_txn *t = group; t && !e; t = t->next) {
 		enum err own = t->failed ? OK : run_txn(j->db, made, t);
 		if (own == ERR_NO_MEMORY || own == ERR_STORAGE_FULL)
@@ -365,8 +364,7 @@ static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struc
 		else if (own)
 			journal_txn_fail(t, own);
 	}
-	if (!e)
-		e = journal_run(j->db, "COMMIT");
+	e = e ?: journal_run(j->db, "COMMIT");
 	if (e && !sqlite3_get_autocommit(j->db)) {
 		struct err_info info = *err_last();
 		sqlite3_exec(j->db, "ROLLBACK", NULL, NULL, NULL);
@@ -570,8 +568,7 @@ static void on_reopen(void *user)
 		return;
 	journal_close_reader(j); /* lets go of the file */
 	enum err e = journal_open_files(j, &boot);
-	if (!e)
-		e = start_thread(j);
+	e = e ?: start_thread(j);
 	if (!e) {
 		loop_timer_stop(&j->reopen);
 		pthread_mutex_lock(&j->lock);

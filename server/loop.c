@@ -90,10 +90,8 @@ FALLIBLE enum err loop_new(struct event_base *base, struct loop **out)
 	l->last = &l->first;
 	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	enum err e = fd < 0 ? ERR_SYS(SYSTEM, "cannot make an eventfd") : watch_new(base, &fd, on_wake, NULL, l, &l->wake);
-	if (!e)
-		e = watch_reads(l->wake, true);
-	if (!e)
-		e = loop_every(l, BEAT_MS, arm_late, l, &l->beat);
+	e = e ?: watch_reads(l->wake, true);
+	e = e ?: loop_every(l, BEAT_MS, arm_late, l, &l->beat);
 	if (e) {
 		if (fd >= 0)
 			close(fd);

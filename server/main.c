@@ -73,8 +73,7 @@ static FALLIBLE enum err reload(struct daemon *d)
 	enum err e = server_reload(d->server, fresh);
 	config_free(d->reloaded);
 	d->reloaded = fresh;
-	if (!e)
-		e = api_reload(d->api);
+	e = e ?: api_reload(d->api);
 	return e;
 }
 

@@ -52,11 +52,10 @@ static FALLIBLE enum err make_dirs(const char *path)
 static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 {
 	char path[CONFIG_PATH_MAX + 8];
-	int fd;
 
 	TRY(make_dirs(c->state_dir));
 	snprintf(path, sizeof path, "%s/lock", c->state_dir);
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return ERR_SYS(CONFIG, "cannot open %s", path);
 	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {

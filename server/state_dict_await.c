@@ -159,14 +159,12 @@ static void all_sealed(struct state_dict_await *a)
 
 static void look(struct state_dict_await *a)
 {
-	enum err e;
-
 	note_seals(a);
 	if (all_given(a->sd, a->generation)) {
 		all_sealed(a);
 		return;
 	}
-	e = check_may_come(a->sd, a->generation);
+	enum err e = check_may_come(a->sd, a->generation);
 	if (!e && !a->use && all_begun(a->sd, a->generation)) {
 		e = state_dict_hold(a->sd, a->generation, a->job, &a->use);
 		if (!e)

@@ -177,8 +177,7 @@ FALLIBLE enum err state_dict_owner_sweep(struct state_dicts *s)
 	enum err e = list_known(s, &sw.known);
 	char text[16];
 
-	if (!e)
-		e = seg_list(sweep_one, &sw);
+	e = e ?: seg_list(sweep_one, &sw);
 	snprintf(text, sizeof text, "%u", sw.removed);
 	if (sw.removed)
 		log_warn("left-over segments removed", "count", text, NULL);

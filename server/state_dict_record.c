@@ -100,8 +100,7 @@ FALLIBLE enum err state_dict_alloc(struct state_dicts *s, struct str name, uint3
 		e = state_dict_add_slots(sd);
 	for (uint32_t r = 0; !e && r < sd->world_size; r++)
 		sd->ranks[r].last_generation = -1;
-	if (!e)
-		e = map_add(&s->table, (struct str){ sd->name, name.n }, sd);
+	e = e ?: map_add(&s->table, (struct str){ sd->name, name.n }, sd);
 	if (e) {
 		state_dict_free(sd);
 		return e;

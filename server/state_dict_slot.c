@@ -361,8 +361,7 @@ void state_dict_seal(struct state_dicts *s, const struct principal *who, struct 
 	struct slot *sl = NULL;
 	enum err e = find_rank(s, who, name, rank, &sd);
 
-	if (!e)
-		e = check_seal(sd, (uint32_t)rank, generation, image_bytes, ring != NULL, &sl);
+	e = e ?: check_seal(sd, (uint32_t)rank, generation, image_bytes, ring != NULL, &sl);
 	if (!e && (ring || (sl && sl->ring.bytes))) {
 		e = state_dict_ring_seal(sl, ring, wish);
 		sl = NULL;

@@ -234,8 +234,7 @@ static void on_write_event(void *user)
 	bool empty = false;
 
 	enum err e = frame_flush(w->conn, &empty);
-	if (!e)
-		e = watch_writes(w->control, !empty);
+	e = e ?: watch_writes(w->control, !empty);
 	if (e)
 		worker_kill(w, e);
 }
@@ -248,8 +247,7 @@ void worker_send(struct worker *w, uint16_t type, uint64_t generation, const jso
 	enum err e = body && !text ? ERR(NO_MEMORY, "cannot write a message") :
 				     frame_send(w->conn, type, generation, text ? str_of(text) : STR("{}"), fds, fd_count);
 	mem_free(text); /* jansson's allocator is mem_*: server_new */
-	if (!e)
-		e = watch_writes(w->control, frame_wants_write(w->conn));
+	e = e ?: watch_writes(w->control, frame_wants_write(w->conn));
 	if (e)
 		worker_kill(w, e);
 }

@@ -263,8 +263,7 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 	enum err e = jtext_parse(f->json, 0, &q);
 	if (e != ERR_NO_MEMORY)
 		e = q ? check_stores(w) : ERR(PROTOCOL, "a question that is not JSON");
-	if (!e)
-		e = lookup_answer(w, q, f->fds, f->fd_count, &b, &fd);
+	e = e ?: lookup_answer(w, q, f->fds, f->fd_count, &b, &fd);
 	if (e) {
 		buf_free(&b);
 		buf_puts(&b, "{\"problem\":");
@@ -272,10 +271,8 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 		buf_puts(&b, "}");
 	}
 	e = buf_status(&b);
-	if (!e)
-		e = job_tell_io(w);
-	if (!e)
-		e = frame_send(w->conn, FRAME_ANSWER, f->generation, (struct str){ (char *)b.p, b.len }, &fd, fd >= 0);
+	e = e ?: job_tell_io(w);
+	e = e ?: frame_send(w->conn, FRAME_ANSWER, f->generation, (struct str){ (char *)b.p, b.len }, &fd, fd >= 0);
 	fs_drop(&fd);
 	json_decref(q);
 	return e;
@@ -326,8 +323,7 @@ static FALLIBLE enum err serve(struct worker *w, int control_fd)
 	if (closed)
 		return OK;
 	enum err e = f.type == FRAME_HELLO ? jtext_parse(f.json, 0, &hello) : ERR(PROTOCOL, "the first frame is no HELLO");
-	if (!e)
-		e = start(w, hello);
+	e = e ?: start(w, hello);
 	if (!e && f.fd_count) {
 		stats_cache_keep_in(w->stats, f.fds[0]);
 		f.fds[0] = -1;

@@ -212,8 +212,7 @@ static FALLIBLE enum err check_sizes(const struct sdict *sd)
 		const struct sd_tensor *t = &sd->tensors[i];
 		uint64_t n;
 		enum err e = box_numel(t->ndim, t->shape, &n);
-		if (!e)
-			e = num_mul(n, dtype_bytes(t->dtype), &n);
+		e = e ?: num_mul(n, dtype_bytes(t->dtype), &n);
 		if (e)
 			return err_at_fqn(e, t->fqn.p, t->fqn.n);
 	}

@@ -305,7 +305,6 @@ static enum err transport_error(struct client *c, CURLcode code)
 static FALLIBLE enum err perform(struct client *c, const char *text, struct curl_slist **heads, struct answer *out)
 {
 	CURL *h = c->curl;
-	CURLcode code;
 
 	if (text) {
 		curl_easy_setopt(h, CURLOPT_POSTFIELDS, text);
@@ -322,7 +321,7 @@ static FALLIBLE enum err perform(struct client *c, const char *text, struct curl
 	curl_easy_setopt(h, CURLOPT_LOW_SPEED_TIME, (long)QUIET_S);
 	c->why[0] = '\0';
 	c->unreachable = false;
-	code = curl_easy_perform(h);
+	CURLcode code = curl_easy_perform(h);
 	if (code != CURLE_OK)
 		return transport_error(c, code);
 	curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &out->status);
@@ -341,7 +340,6 @@ FALLIBLE enum err client_call(struct client *c, const char *method, const char *
 {
 	CLEANUP(buf_free) struct buf text = BUF_INIT(16 << 20);
 	struct curl_slist *heads = NULL;
-	enum err e;
 
 	if (body) {
 		(void)json_dump_callback(body, put_chunk, &text, JSON_COMPACT);
@@ -349,7 +347,7 @@ FALLIBLE enum err client_call(struct client *c, const char *method, const char *
 		TRY(buf_status(&text));
 	}
 	*out = (struct answer){ .body = BUF_INIT(ANSWER_MAX) };
-	e = prepare(c, method, path, &heads);
+	enum err e = prepare(c, method, path, &heads);
 	if (e == OK)
 		e = perform(c, body ? (char *)text.p : NULL, &heads, out);
 	curl_slist_free_all(heads);

@@ -202,10 +202,9 @@ int jobs_act(const struct command *self, struct client *c, const struct args *a)
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 	CLEANUP(client_drop) struct answer got = { 0 };
 	CLEANUP(jval_drop) json_t *nothing = json_object();
-	enum err e;
 
 	client_put(&path, "/v1/jobs/%:%", a->words[0], self->name);
-	e = client_end(&path);
+	enum err e = client_end(&path);
 	if (e == OK)
 		e = client_call(c, "POST", (char *)path.p, nothing, &got);
 	if (e)
@@ -236,11 +235,10 @@ int jobs_events(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 	bool json = args_flag(a, "json");
-	enum err e;
 
 	client_put(&path, a->word_count ? "/v1/jobs/%/events" : "/v1/events", a->words[0]);
 	follow_catch_interrupts();
-	e = client_end(&path);
+	enum err e = client_end(&path);
 	if (e == OK)
 		e = client_lines(c, (char *)path.p, print_event, &json);
 	return e && !client_stop ? follow_failed(c, e) : EXIT_DONE;

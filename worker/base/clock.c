@@ -41,10 +41,9 @@ const char *clock_text(int64_t wall_ms, char out[CLOCK_TEXT_MAX])
 {
 	time_t seconds = wall_ms / 1000;
 	struct tm tm;
-	size_t n;
 
 	gmtime_r(&seconds, &tm);
-	n = strftime(out, CLOCK_TEXT_MAX, "%Y-%m-%dT%H:%M:%S", &tm);
+	size_t n = strftime(out, CLOCK_TEXT_MAX, "%Y-%m-%dT%H:%M:%S", &tm);
 	snprintf(out + n, CLOCK_TEXT_MAX - n, ".%03dZ", (int)(wall_ms % 1000));
 	return out;
 }

@@ -245,11 +245,9 @@ FALLIBLE enum err jval_string(const struct jval *v, struct str *out)
 
 FALLIBLE enum err jval_integer(const struct jval *v, int64_t min, int64_t max, int64_t *out)
 {
-	int64_t n;
-
 	if (!json_is_integer(v->j))
 		return wrong_type(v, "an integer");
-	n = json_integer_value(v->j);
+	int64_t n = json_integer_value(v->j);
 	if (n < min || n > max)
 		return jval_fail(v, ERR_VALIDATION_FAILED, "%jd is not between %jd and %jd", (intmax_t)n,
 				 (intmax_t)min, (intmax_t)max);
@@ -259,11 +257,9 @@ FALLIBLE enum err jval_integer(const struct jval *v, int64_t min, int64_t max, i
 
 FALLIBLE enum err jval_number(const struct jval *v, double min, double *out)
 {
-	double n;
-
 	if (!json_is_number(v->j))
 		return wrong_type(v, "a number");
-	n = json_number_value(v->j);
+	double n = json_number_value(v->j);
 	if (!isfinite(n) || n < min)
 		return jval_fail(v, ERR_VALIDATION_FAILED, "%g is less than %g", n, min);
 	*out = n;

@@ -162,8 +162,7 @@ enum err comm_boxes_new(uint32_t size, const struct comm_box *boxes, uint64_t co
 		if (!e && (boxes[i].from >= size || boxes[i].to >= size))
 			e = ERR(INVALID_REQUEST, "box %llu goes from %u to %u in a group of %u", (unsigned long long)i, boxes[i].from,
 				boxes[i].to, size);
-		if (!e)
-			e = num_add(total, cut_box(&boxes[i], bytes, &b->cuts[i]), &total);
+		e = e ?: num_add(total, cut_box(&boxes[i], bytes, &b->cuts[i]), &total);
 	}
 	if (!e) {
 		b->cuts[count].first = total;

@@ -449,8 +449,7 @@ enum err comm_all_to_all(struct comm *c, const struct comm_box *boxes, uint64_t 
 	TRY(comm_boxes_new(c->size, boxes, count, &b));
 	struct comm_exchange x = comm_boxes_exchange(b);
 	enum err e = begin_exchange(c, &x, COMM_ALL_TO_ALL);
-	if (!e)
-		e = settle(c, c->ops->exchange(c, &x));
+	e = e ?: settle(c, c->ops->exchange(c, &x));
 	comm_boxes_free(b);
 	return e;
 }

@@ -197,10 +197,8 @@ static enum err hier_split(struct comm *parent, const uint32_t *ranks, uint32_t 
 	for (uint32_t i = 0; i < mine_count(h); i++)
 		local[i] = p->index[ranks[mine(h)[i]]];
 	enum err e = comm_inner_split(p->inside, local, mine_count(h), &h->inside);
-	if (!e)
-		e = comm_inner_split(p->all, ranks, count, &h->all);
-	if (!e)
-		e = split_between(h);
+	e = e ?: comm_inner_split(p->all, ranks, count, &h->all);
+	e = e ?: split_between(h);
 	if (e) {
 		struct err_info info = *err_last();
 		destroy(h);

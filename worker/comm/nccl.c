@@ -345,8 +345,7 @@ static enum err nccl_open(struct comm *c, const struct comm_spec *spec)
 		snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, err_last()->text);
 	}
 	e = introduce(c, spec, &mine);
-	if (!e)
-		e = join(c, &mine.id);
+	e = e ?: join(c, &mine.id);
 	if (e)
 		drop(c);
 	return e;

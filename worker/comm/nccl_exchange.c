@@ -252,8 +252,7 @@ enum err comm_nccl_exchange(struct comm *c, const struct comm_exchange *x)
 
 	enum err e = prepare(&r);
 	e = comm_nccl_agree(c, e);
-	if (!e)
-		e = run_rounds(&r);
+	e = e ?: run_rounds(&r);
 	if (!e) {
 		comm_step(c);
 		if (r.failed)

@@ -118,8 +118,7 @@ static FALLIBLE enum err reduce_on_host(struct host *h, enum dtype d, enum reduc
 		e = ERR(NO_MEMORY, "no memory for a reduction over %ju members", (uintmax_t)size);
 	do {
 		h->n = num_min(h->count - done, h->room);
-		if (!e)
-			e = reduce_piece(h, done, d, op);
+		e = e ?: reduce_piece(h, done, d, op);
 		done += h->n;
 	} while (!e && done < h->count);
 	mem_free(h->mine);

@@ -256,8 +256,7 @@ static enum err shm_open_group(struct comm *c, const struct comm_spec *spec)
 	TRY(create(c, spec->arena_fd, NULL, NULL, &s));
 	s->key = key_of(c, spec->group_id, spec->generation);
 	enum err e = c->rank == 0 ? publish_key(s) : wait_for_key(s, NULL, 0);
-	if (!e)
-		e = enter(s, spec->arena_fd);
+	e = e ?: enter(s, spec->arena_fd);
 	if (e)
 		return give_up(s, e);
 	/* The descriptor is the caller's: subgroups need one of our own. */
@@ -303,10 +302,8 @@ static enum err shm_split(struct comm *parent, const uint32_t *ranks, uint32_t c
 	TRY(create(sub, fd, p, ranks, &s));
 	s->key = key_of(sub, p->key ^ list, nth);
 	enum err e = copy_windows(s, p);
-	if (!e)
-		e = sub->rank == 0 ? publish_key(s) : wait_for_key(s, p, ranks[0]);
-	if (!e)
-		e = enter(s, fd);
+	e = e ?: (sub->rank == 0 ? publish_key(s) : wait_for_key(s, p, ranks[0]));
+	e = e ?: enter(s, fd);
 	return e ? give_up(s, e) : OK;
 }
 

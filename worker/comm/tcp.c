@@ -120,10 +120,8 @@ static enum err tcp_open(struct comm *c, const struct comm_spec *spec)
 	enum err e = m->peers ? OK : ERR(NO_MEMORY, "no memory for %u members", c->size);
 	if (!e && sodium_init() < 0)
 		e = ERR(SYSTEM, "cannot start the MAC library");
-	if (!e)
-		e = start_base(m);
-	if (!e)
-		e = group_new(m, c, NULL, 0);
+	e = e ?: start_base(m);
+	e = e ?: group_new(m, c, NULL, 0);
 	if (!e && c->size > 1)
 		e = tcp_rendezvous(m, spec);
 	if (e) {

@@ -263,8 +263,7 @@ enum err tcp_blocks_run(struct comm *c, struct tcp_block *blocks, uint32_t block
 	for (uint32_t i = 0; !e && i < block_count; i++)
 		if (blocks[i].source && blocks[i].sends == TCP_NOBODY && blocks[i].bytes)
 			memcpy(blocks[i].p, blocks[i].source, blocks[i].bytes);
-	if (!e)
-		e = tcp_run(&o.op, c);
+	e = e ?: tcp_run(&o.op, c);
 	mem_free(o.first);
 	mem_free(o.pending);
 	mem_free(o.checks);

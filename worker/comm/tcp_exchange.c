@@ -136,8 +136,7 @@ static FALLIBLE enum err serve_self(struct exchange_op *o)
 		if (msg->from != c->rank || msg->to != c->rank)
 			continue;
 		enum err e = o->x->pack(o->x->user, o->own_at, o->scratch);
-		if (!e)
-			e = o->x->unpack(o->x->user, o->own_at, o->scratch);
+		e = e ?: o->x->unpack(o->x->user, o->own_at, o->scratch);
 		if (e)
 			return comm_at(c, e, c->rank);
 		o->own_left--;
@@ -255,8 +254,7 @@ enum err tcp_exchange(struct comm *c, const struct comm_exchange *x)
 	};
 
 	enum err e = prepare(&o, c);
-	if (!e)
-		e = tcp_run(&o.op, c);
+	e = e ?: tcp_run(&o.op, c);
 	lists_free(&o.out);
 	lists_free(&o.in);
 	mem_free(o.pending);

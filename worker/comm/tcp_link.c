@@ -37,8 +37,7 @@ enum err tcp_link_open(struct tcp_mesh *m, uint32_t peer, uint32_t index, int fd
 		if (!l->queue || !l->note)
 			e = ERR(NO_MEMORY, "no memory for a connection");
 	}
-	if (!e)
-		e = watch_reads(l->watch, true);
+	e = e ?: watch_reads(l->watch, true);
 	if (e)
 		tcp_link_close(l);
 	return e;

@@ -451,16 +451,13 @@ enum err tcp_rendezvous(struct tcp_mesh *m, const struct comm_spec *spec)
 
 	int fd = -1;
 	enum err e = tcp_listen(spec->listen, backlog, &fd, &card.at);
-	if (!e)
-		e = watch_new(m->base, &fd, on_accept, NULL, &t, &t.listener);
+	e = e ?: watch_new(m->base, &fd, on_accept, NULL, &t, &t.listener);
 	if (fd >= 0)
 		close(fd);
 	card.failed = e != OK;
 	e = swap_cards(&t, e, &card);
-	if (!e)
-		e = plan_calls(&t);
-	if (!e)
-		e = watch_reads(t.listener, true);
+	e = e ?: plan_calls(&t);
+	e = e ?: watch_reads(t.listener, true);
 	if (!e) {
 		gather_all(&t);
 		e = m->failed;

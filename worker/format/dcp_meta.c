@@ -290,13 +290,12 @@ static uint32_t rank_of(struct str path)
 static FALLIBLE enum err read_file(struct reader *r, pnode path, uint32_t *file_out)
 {
 	struct str name = pickle_str(r->pk, path);
-	uint32_t file;
 
 	if (path == r->last_path && path) {
 		*file_out = r->last_file;
 		return OK;
 	}
-	file = map_get(&r->files, name);
+	uint32_t file = map_get(&r->files, name);
 	if (file == MAP_NONE) {
 		if (!path_is_plain(name))
 			return ERR(FORMAT_METADATA, "'%.*s' is no name of a file in the checkpoint",

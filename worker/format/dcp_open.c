@@ -9,8 +9,7 @@ static FALLIBLE enum err open_one(const struct format_source *s, const char *nam
 	uint64_t n = 0;
 
 	enum err e = s->read_all(s->user, name, &bytes, &n);
-	if (!e)
-		e = dcp_meta_read(bytes, n, out);
+	e = e ?: dcp_meta_read(bytes, n, out);
 	mem_free(bytes);
 	return err_at_file(e, name, -1);
 }
@@ -27,8 +26,7 @@ enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out
 
 	for (uint64_t i = 0; !e && i < s->metadata_count; i++)
 		e = open_one(s, s->metadata[i], &parts[i]);
-	if (!e)
-		e = err_at_file(dcp_meta_union(parts, (uint32_t)s->metadata_count, out), "__*" DCP_METADATA, -1);
+	e = e ?: err_at_file(dcp_meta_union(parts, (uint32_t)s->metadata_count, out), "__*" DCP_METADATA, -1);
 	for (uint64_t i = 0; parts && i < s->metadata_count; i++)
 		sdict_free(parts[i]);
 	mem_free(parts);

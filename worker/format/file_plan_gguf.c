@@ -69,10 +69,8 @@ static FALLIBLE enum err add_table(struct planner *pl)
 		uint32_t type;
 		must(t->chunk_count == 1);
 		enum err e = check_name(t->fqn);
-		if (!e)
-			e = tensor_bytes(t, &type, &bytes);
-		if (!e)
-			e = add_entry(pl, t->fqn, t->ndim, t->shape, type, bytes);
+		e = e ?: tensor_bytes(t, &type, &bytes);
+		e = e ?: add_entry(pl, t->fqn, t->ndim, t->shape, type, bytes);
 		TRY(err_at_fqn(e, t->fqn.p, t->fqn.n));
 		pl->bytes_of[type] += t->ndim > 1 ? bytes : 0;
 	}

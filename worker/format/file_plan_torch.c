@@ -212,8 +212,7 @@ static FALLIBLE enum err put_pickle(const struct sdict *sd, struct arena *a, str
 
 	buf_puts(b, "\x80\x02");
 	enum err e = make_tree(&t);
-	if (!e)
-		e = put_node(&t, ROOT);
+	e = e ?: put_node(&t, ROOT);
 	buf_putc(b, '.');
 	vec_free(&t.nodes);
 	map_free(&t.by_key);

@@ -322,8 +322,7 @@ enum err gguf_head_make(const struct gguf_assets *a, struct str name, struct ggu
 	struct model m = { .h = out };
 
 	*out = (struct gguf_head){ .rules = json_array(), .kv = BUF_INIT(KV_MAX), .rope_freqs = BUF_INIT(1 << 20) };
-	if (!out->rules)
-		return ERR(NO_MEMORY, "no memory for conversion rules");
+	NEED(out->rules, "no memory for conversion rules");
 	if (!a->config.p)
 		return OK;
 	TRY(err_at_file(jval_parse(a->config, &config), "config.json", -1));

@@ -266,8 +266,7 @@ static FALLIBLE enum err check_places(const struct opening *o, uint64_t data)
 	uint64_t n = o->entries.n, end = 0;
 	CLEANUP(mem_free_ptr) uint32_t *order = mem_alloc(n * sizeof *order + 1);
 
-	if (!order)
-		return ERR(NO_MEMORY, "no memory for %ju tensors", (uintmax_t)n);
+	NEED(order, "no memory for %ju tensors", (uintmax_t)n);
 	for (uint64_t i = 0; i < n; i++)
 		order[i] = (uint32_t)i;
 	if (n)
@@ -370,8 +369,7 @@ enum err format_open_gguf(const struct format_source *s, struct sdict **out)
 			     .arena = arena_new(UINT64_MAX) };
 
 	enum err e = o.window && o.arena ? sdict_new(UINT64_MAX, &o.sd) : ERR(NO_MEMORY, "no memory for a header");
-	if (!e)
-		e = read_file(&o);
+	e = e ?: read_file(&o);
 	if (!e)
 		*out = o.sd;
 	else

@@ -130,7 +130,6 @@ static FALLIBLE enum err add_piece(struct opening *o, const struct sft *head, co
 				   uint32_t file)
 {
 	struct piece *p;
-	struct whole *w;
 	int64_t *box, *dims;
 	uint32_t index, found, number = (uint32_t)o->pieces.n;
 
@@ -138,7 +137,7 @@ static FALLIBLE enum err add_piece(struct opening *o, const struct sft *head, co
 	TRY(arena_i64(o->arena, 1 + 2 * e->ndim, &box));
 	box[0] = index;
 	dims = box + 1;
-	w = &o->wholes.v[index];
+	struct whole *w = &o->wholes.v[index];
 	for (uint32_t d = 0; d < e->ndim; d++) {
 		int64_t end;
 		dims[d] = offsets[d];
@@ -216,10 +215,8 @@ enum err format_open_hf_dcp(const struct format_source *s, struct sdict **out)
 	struct opening o = { .arena = arena_new(UINT64_MAX) };
 
 	enum err e = o.arena ? sdict_new(UINT64_MAX, &o.sd) : ERR(NO_MEMORY, "no memory for a state dict");
-	if (!e)
-		e = read_files(&o, s);
-	if (!e)
-		e = add_tensors(&o);
+	e = e ?: read_files(&o, s);
+	e = e ?: add_tensors(&o);
 	if (!e)
 		*out = o.sd;
 	else

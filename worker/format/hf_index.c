@@ -158,8 +158,7 @@ static FALLIBLE enum err read_text(struct hf_index *ix)
 	if (ix->s->metadata_count == 0)
 		return OK;
 	enum err e = ix->s->read_all(ix->s->user, ix->s->metadata[0], &ix->text, &n);
-	if (!e)
-		e = parse_index(ix, (struct str){ ix->text, n });
+	e = e ?: parse_index(ix, (struct str){ ix->text, n });
 	if (!e && ix->is_delta != ix->limits->is_delta) {
 		err_record(ix->limits->bad, 0, ERR_PLACE, "the index of a delta begins with its metadata");
 		e = ix->limits->bad;
@@ -172,12 +171,9 @@ enum err hf_index_open(const struct format_source *s, const struct hf_index_limi
 	struct hf_index ix = { .s = s, .limits = limits, .arena = arena_new(UINT64_MAX) };
 
 	enum err e = ix.arena ? read_text(&ix) : ERR(NO_MEMORY, "no memory for an index");
-	if (!e)
-		e = sdict_new(UINT64_MAX, &ix.sd);
-	if (!e)
-		e = open_files(&ix, open_file);
-	if (!e)
-		e = check(&ix);
+	e = e ?: sdict_new(UINT64_MAX, &ix.sd);
+	e = e ?: open_files(&ix, open_file);
+	e = e ?: check(&ix);
 	if (!e)
 		*out = ix.sd;
 	else

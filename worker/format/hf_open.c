@@ -20,8 +20,7 @@ static FALLIBLE enum err add_entry(struct hf_index *ix, const struct sft *head, 
 	for (uint32_t i = 0; i < it->ndim; i++)
 		dims[it->ndim + i] = it->shape[i];
 	enum err e = sdict_add_tensor(ix->sd, it->name, it->dtype, it->ndim, it->shape, &tensor);
-	if (!e)
-		e = sdict_add_chunk(ix->sd, tensor, dims, 0, loc);
+	e = e ?: sdict_add_chunk(ix->sd, tensor, dims, 0, loc);
 	return err_at_fqn(err_at_file(e, name.p, -1), it->name.p, it->name.n);
 }
 

@@ -53,11 +53,10 @@ static FALLIBLE enum err holds_dict(struct str json, bool *out)
 static FALLIBLE enum err put_archive(const struct image_text *v, struct buf *b)
 {
 	CLEANUP(buf_free) struct buf plain = BUF_INIT(v->text.n + 1);
-	enum err e;
 
 	if (v->kind == IMAGE_TEXT_JSON)
 		return item_put_value_json(b, v->text);
-	e = buf_unbase64(&plain, v->text);
+	enum err e = buf_unbase64(&plain, v->text);
 	if (e)
 		return ERR(FORMAT_IMAGE, "the value is not base64: %s", err_last()->text);
 	if (v->kind == IMAGE_TEXT_BYTES)

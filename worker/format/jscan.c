@@ -305,13 +305,12 @@ bool jscan_i64(const struct jscan_token *t, int64_t *out)
 bool jscan_double(const struct jscan_token *t, double *out)
 {
 	char text[1200];
-	double v;
 
 	if (t->kind != JSCAN_NUMBER || t->raw.n >= sizeof text)
 		return false;
 	memcpy(text, t->raw.p, t->raw.n);
 	text[t->raw.n] = 0;
-	v = strtod(text, NULL);
+	double v = strtod(text, NULL);
 	if (!isfinite(v))
 		return false;
 	*out = v;

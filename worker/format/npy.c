@@ -97,11 +97,10 @@ static bool take_text(struct scan *s, struct str *out)
 
 static bool take_dim(struct scan *s, int64_t *out)
 {
-	const char *from;
 	uint64_t n;
 
 	next(s);
-	from = s->p;
+	const char *from = s->p;
 	while (s->p < s->end && *s->p >= '0' && *s->p <= '9')
 		s->p++;
 	if (!str_to_u64((struct str){ from, (size_t)(s->p - from) }, &n) || n > INT64_MAX)

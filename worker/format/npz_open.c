@@ -94,11 +94,9 @@ static FALLIBLE enum err read_member(struct opening *o, const struct zip_record 
 
 	TRY(zip_locate(o->zip, r, &at));
 	enum err e = read_head(o, r, at, &head, &n);
-	if (!e)
-		e = npy_parse_head((struct str){ head, n }, &h);
+	e = e ?: npy_parse_head((struct str){ head, n }, &h);
 	const struct sd_loc loc = { .file = o->file, .offset = at + n, .length = r->bytes - n };
-	if (!e)
-		e = add_array(o, r, fqn, &h, loc);
+	e = e ?: add_array(o, r, fqn, &h, loc);
 	TRY(err_at_file(e, o->sd->files[o->file].name.p, (int64_t)at));
 	if (r->crc32 && loc.length) /* 0: may be unknown */
 		o->records[o->record_count++] = (struct sd_record){
@@ -126,8 +124,7 @@ static FALLIBLE enum err read_members(struct opening *o)
 		const struct zip_record *r = &o->zip->records[i];
 		fqn = r->name;
 		enum err e = check_member(r, &fqn);
-		if (!e)
-			e = read_member(o, r, fqn);
+		e = e ?: read_member(o, r, fqn);
 		TRY(err_at_fqn(err_at_file(e, name, (int64_t)r->header_off), fqn.p, fqn.n));
 	}
 	if (o->record_count)

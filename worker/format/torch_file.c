@@ -202,8 +202,7 @@ static FALLIBLE enum err add_tensor(struct walk *w, pnode n)
 	if (leaf->is_sharded)
 		return err_at_fqn(torch_shards_read(w->f, leaf), leaf->fqn.p, leaf->fqn.n);
 	enum err e = item_tensor_of(w->pk, n, &leaf->tensor, &s);
-	if (!e)
-		e = torch_file_storage(w->f, &s, &leaf->storage);
+	e = e ?: torch_file_storage(w->f, &s, &leaf->storage);
 	return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 }
 
@@ -389,8 +388,7 @@ enum err torch_file_open(const struct format_source *s, const char *name, struct
 
 	*out = (struct torch_file){ 0 };
 	enum err e = format_part_of(s, name, &part, &src);
-	if (!e)
-		e = open_source(&src, out);
+	e = e ?: open_source(&src, out);
 	return err_at_file(e, name, -1);
 }
 
@@ -433,8 +431,7 @@ static FALLIBLE enum err put_value(const struct torch_file *f, const struct torc
 	CLEANUP(buf_free) struct buf pickle = BUF_INIT(VALUE_MAX);
 
 	enum err e = pickle_put(f->item.pk, leaf->node, &pickle);
-	if (!e)
-		e = item_put_value_pickle(b, pickle.p, pickle.len);
+	e = e ?: item_put_value_pickle(b, pickle.p, pickle.len);
 	return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 }
 
@@ -568,8 +565,7 @@ static FALLIBLE enum err add_leaves(const struct torch_file *f, struct sdict *sd
 			loc.transform = SD_STRIDED | index++;
 			e = set_view(sd->arena, &leaf->tensor, view++);
 		}
-		if (!e)
-			e = leaf->is_tensor ? add_chunk(f, leaf, sd, loc, rank) : torch_file_add_value(f, leaf, sd, rank);
+		e = e ?: (leaf->is_tensor ? add_chunk(f, leaf, sd, loc, rank) : torch_file_add_value(f, leaf, sd, rank));
 		if (e)
 			return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 	}

@@ -197,14 +197,13 @@ static FALLIBLE enum err add_part(struct torch_file *f, struct torch_leaf *leaf,
 static FALLIBLE enum err read_dtensor(struct torch_file *f, struct torch_leaf *leaf, pnode state)
 {
 	const struct pickle *pk = f->item.pk;
-	pnode spec;
 	struct item_tensor local;
 	struct mesh m = { 0 };
 	uint32_t storage;
 
 	if (pickle_kind(pk, state) == PK_TUPLE)
 		state = pickle_at(pk, state, 1);
-	spec = pickle_dict_get(pk, state, "_spec");
+	pnode spec = pickle_dict_get(pk, state, "_spec");
 	TRY(read_local(f, leaf, pickle_dict_get(pk, state, "_local_tensor"), &local, &storage));
 	TRY(read_mesh(pk, attribute(pk, spec, "mesh"), &m));
 	TRY(read_placements(pk, attribute(pk, spec, "placements"), &m));

@@ -250,8 +250,7 @@ static FALLIBLE enum err open_optim(struct zero *z, const char *name, uint32_t r
 
 	TRY(sdict_add_file(z->model.sd, str_of(name), rank, &o.file));
 	enum err e = torch_file_open(z->model.s, name, &o.f);
-	if (!e)
-		e = err_at_file(read_optim(&o), name, -1);
+	e = e ?: err_at_file(read_optim(&o), name, -1);
 	torch_file_close(&o.f);
 	return e;
 }

@@ -99,8 +99,7 @@ static FALLIBLE enum err open_part(struct universal *u, const char *name, struct
 	enum err e = torch_file_open(u->z.model.s, name, &f);
 	if (e == ERR_FORMAT_UNSUPPORTED && str_is(state, "step"))
 		return err_at_fqn(put_number(u, name, file, fqn, state), fqn.p, fqn.n);
-	if (!e)
-		e = put_part(u, &f, file, fqn, state);
+	e = e ?: put_part(u, &f, file, fqn, state);
 	return err_at_file(err_at_fqn(e, fqn.p, fqn.n), name, -1);
 }
 

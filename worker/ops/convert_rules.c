@@ -51,8 +51,7 @@ enum err convert_rules_apply(struct job *j, const struct spec_view *stored, cons
 
 	*r = (struct convert_rules){ .arena = arena_new(UINT64_MAX), .stored = stored, .source_count = 1,
 				       .c = j->spec.transform };
-	if (!r->arena)
-		return ERR(NO_MEMORY, "no memory for conversion rules");
+	NEED(r->arena, "no memory for conversion rules");
 	TRY(add_rules(r, of_format));
 	if (r->c.count) {
 		TRY(arena_alloc(r->arena, r->c.count, sizeof *r->others, &r->others));
@@ -66,8 +65,7 @@ enum err convert_rules_apply(struct job *j, const struct spec_view *stored, cons
 	}
 	*view_out = (struct spec_view){ .sd = r->c.count ? r->made.sd : stored->sd, .skipped = stored->skipped,
 					.dtypes = mem_alloc(sd->tensor_count * sizeof *view_out->dtypes + 1) };
-	if (!view_out->dtypes)
-		return ERR(NO_MEMORY, "no memory for %ju tensors", (uintmax_t)sd->tensor_count);
+	NEED(view_out->dtypes, "no memory for %ju tensors", (uintmax_t)sd->tensor_count);
 	for (uint64_t i = 0; i < sd->tensor_count; i++)
 		view_out->dtypes[i] = dtypes ? dtypes[i] : sd->tensors[i].dtype;
 	return OK;
@@ -83,8 +81,7 @@ enum err convert_rules_sources(struct convert_rules *r, struct run_build *b, uin
 	for (uint32_t k = 1; k < r->source_count; k++)
 		n += r->sources[k].sd->chunk_count;
 	CLEANUP(mem_free_ptr) uint32_t *base = mem_alloc(n * sizeof *base + 1);
-	if (!base)
-		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)n);
+	NEED(base, "no memory for %ju chunks", (uintmax_t)n);
 	for (uint32_t k = 0; k < r->source_count; k++) {
 		const struct convert_source *s = &r->sources[k];
 		uint32_t first = first_stored;
@@ -196,8 +193,7 @@ enum err convert_rules_table(const struct convert_rules *r, json_t **out)
 		return OK;
 	*out = json_pack("{s:[], s:[], s:I, s:I}", "before", "after", "before_count", (json_int_t)before->tensor_count, "after_count",
 			 (json_int_t)after->tensor_count);
-	if (!*out)
-		return ERR(NO_MEMORY, "no memory for the plan");
+	NEED(*out, "no memory for the plan");
 	for (uint64_t i = 0; i < before->tensor_count && i < ROWS_MAX; i++)
 		TRY(add_row(json_object_get(*out, "before"), &before->tensors[i], before->tensors[i].dtype, &row));
 	for (uint64_t i = 0; i < after->tensor_count && i < ROWS_MAX; i++) {

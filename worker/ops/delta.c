@@ -199,8 +199,7 @@ static FALLIBLE enum err compare(struct delta *d)
 
 	TRY(add_streams(d));
 	enum err e = delta_streams(d->job, &d->build, "encode", &run);
-	if (!e)
-		e = collect(d, &run);
+	e = e ?: collect(d, &run);
 	if (!e)
 		d->compared = (json_int_t)atomic_load(&run.head->read_bytes);
 	run_detach(&run);

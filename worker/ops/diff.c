@@ -168,8 +168,7 @@ static FALLIBLE enum err compare_value(struct diff *d, const struct sd_value *a,
 	uint64_t na = 0, nb = 0;
 
 	enum err e = input_value(&d->a, a, &pa, &na);
-	if (!e)
-		e = input_value(&d->b, b, &pb, &nb);
+	e = e ?: input_value(&d->b, b, &pb, &nb);
 	bool same = !e && same_value((struct str){ pa, na }, (struct str){ pb, nb });
 	if (!e && !same)
 		e = input_at_value(&d->a, a, input_item_value(pa, na, &va));

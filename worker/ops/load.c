@@ -143,8 +143,7 @@ static FALLIBLE enum err execute(struct load *l)
 	json_t *r = l->job->result, *plan = json_copy(r);
 
 	enum err e = plan ? plan_doc(l, plan) : ERR(NO_MEMORY, "no memory for the plan");
-	if (!e)
-		e = gang_run_built(l->job, &l->build, "copy", plan, &run);
+	e = e ?: gang_run_built(l->job, &l->build, "copy", plan, &run);
 	json_decref(plan);
 	TRY(e);
 	json_object_set_new(r, "bytes", json_integer((json_int_t)run_bytes_total(&run)));

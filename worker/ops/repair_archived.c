@@ -110,10 +110,8 @@ static FALLIBLE enum err item_of_other(struct repair_file *f, const struct check
 	*done = true;
 	at.offset = loc.offset;
 	enum err e = checkpoint_open_file(other, loc.file, &at.file);
-	if (!e)
-		e = zip_open(&src, &z);
-	if (!e)
-		e = item_check_crc(&src, false, &compared, &unsure);
+	e = e ?: zip_open(&src, &z);
+	e = e ?: item_check_crc(&src, false, &compared, &unsure);
 	e = repair_useless(e, done);
 	*done = *done && !unsure && same_directory(z, a->zip);
 	if (!e && *done)

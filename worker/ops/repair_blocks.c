@@ -52,8 +52,7 @@ static FALLIBLE enum err block_of_other(struct repair_file *f, const struct chec
 		return OK;
 	*done = true;
 	enum err e = checkpoint_open_file(other, v->loc.file, &file);
-	if (!e)
-		e = store_read(file, f->block, b->end - b->begin, v->loc.offset + b->begin, "");
+	e = e ?: store_read(file, f->block, b->end - b->begin, v->loc.offset + b->begin, "");
 	TRY(repair_useless(e, done));
 	return *done ? take(f, b, by, done) : OK;
 }
@@ -97,8 +96,7 @@ static FALLIBLE enum err block_of_twin(struct repair_file *f, const struct check
 		if (same) {
 			*done = true;
 			enum err e = file.handle >= 0 ? OK : checkpoint_open_file(c, loc.file, &file);
-			if (!e)
-				e = store_read(file, f->block, end - begin, loc.offset + l.payload_off + begin, "");
+			e = e ?: store_read(file, f->block, end - begin, loc.offset + l.payload_off + begin, "");
 			TRY(repair_useless(e, done));
 			TRY(*done ? take(f, b, "replica", done) : OK);
 		}
@@ -232,8 +230,7 @@ enum err repair_index(struct repair_file *f, uint32_t file)
 		*it = (struct file_plan_item){ .kind = is_chunk ? FILE_PLAN_CHUNK : FILE_PLAN_VALUE, .offset = loc->offset,
 					       .index = (uint32_t)(is_chunk ? i : i - sd->chunk_count), .at = { .length = loc->length } };
 	}
-	if (!e)
-		e = dcp_index_put(&text, sd, items.v, items.n);
+	e = e ?: dcp_index_put(&text, sd, items.v, items.n);
 	vec_free(&items);
 	TRY(e);
 	digest_xxh3(text.p, text.len, got);

@@ -71,8 +71,7 @@ static FALLIBLE enum err add_index(struct rebuild *b, struct dcp_indexes *all, c
 	uint64_t begin;
 
 	enum err e = open_payload(b->repair, f->name, &at, &src);
-	if (!e)
-		e = dcp_index_find(&src, &begin, &text);
+	e = e ?: dcp_index_find(&src, &begin, &text);
 	if (!e && text)
 		e = dcp_indexes_add(all, str_of(f->name), f->rank, src.length, (struct str){ text, src.length - begin });
 	else if (!e && src.length) /* a rank that wrote nothing has an empty file */
@@ -176,14 +175,12 @@ static FALLIBLE enum err match_file(struct rebuild *b, const char *name, struct 
 	enum err e = open_payload(b->repair, name, &at, &src);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the file is missing");
-	if (!e)
-		e = spans_of(b, name, &src, &spans);
+	e = e ?: spans_of(b, name, &src, &spans);
 	if (!e && spans.n != n)
 		e = differs(b, spans.n < n ? "fewer items" : "more items");
 	for (uint64_t i = 0; !e && i < n; i++) {
 		e = job_tick(b->repair->job);
-		if (!e)
-			e = err_at_file(check_item(b, &refs[i], &src, &spans.v[i]), name, (int64_t)spans.v[i].offset);
+		e = e ?: err_at_file(check_item(b, &refs[i], &src, &spans.v[i]), name, (int64_t)spans.v[i].offset);
 	}
 	for (uint64_t i = 0; !e && i < n; i++) {
 		refs[i].loc->offset = spans.v[i].offset;

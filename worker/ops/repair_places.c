@@ -130,8 +130,7 @@ static FALLIBLE enum err restore_file(struct repair_file *f, uint32_t file, cons
 		end = f->item.kind == ITEM_NONE ? 0 : f->item.offset + f->item.length;
 		e = restore_item(f, file, &places[i]);
 	}
-	if (!e)
-		e = restore_end(f, file);
+	e = e ?: restore_end(f, file);
 	return close_file(f, e);
 }
 
@@ -226,8 +225,7 @@ enum err repair_places(struct repair *r, const json_t *damage, const json_t *pad
 	f.reader.lookup = true;
 	f.reader.conn = NULL;
 	enum err e = job_state(r->job, "running", "restore", NULL, 0);
-	if (!e)
-		e = restore_all(&f, places, n);
+	e = e ?: restore_all(&f, places, n);
 	checkpoint_free(f.c);
 	checkpoint_free(f.others);
 	checked_free(&f.ignored);

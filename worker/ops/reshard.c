@@ -91,8 +91,7 @@ static FALLIBLE enum err drop_values(struct reshard *r)
 
 	if (sd->value_count) {
 		CLEANUP(mem_free_ptr) struct str *names = mem_zalloc(sd->value_count, sizeof *names);
-		if (!names)
-			return ERR(NO_MEMORY, "no memory for %ju values", (uintmax_t)sd->value_count);
+		NEED(names, "no memory for %ju values", (uintmax_t)sd->value_count);
 		for (uint64_t i = 0; i < sd->value_count; i++)
 			names[i] = sd->values[i].fqn;
 		json_object_set_new(r->job->result, "dropped", target_names(names, sd->value_count));

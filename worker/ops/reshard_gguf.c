@@ -20,8 +20,7 @@ static FALLIBLE enum err make_head(struct job *j, struct store_at folder, struct
 		if (bytes)
 			*at[i] = (struct str){ bytes, n };
 	}
-	if (!e)
-		e = gguf_head_make(&a, (struct str){ name, strlen(name) - strlen(".gguf") }, out);
+	e = e ?: gguf_head_make(&a, (struct str){ name, strlen(name) - strlen(".gguf") }, out);
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		mem_free((void *)(uintptr_t)at[i]->p);
 	return e;

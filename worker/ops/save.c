@@ -192,8 +192,7 @@ enum err save_job(struct job *j)
 	enum err e = hosts_open(j, &s.hosts);
 	if (s.hosts)
 		s.store = hosts_store(s.hosts);
-	if (!e)
-		e = find_and_save(&s);
+	e = e ?: find_and_save(&s);
 	hosts_close(s.hosts, e);
 	plan_prints_free(&s.prints);
 	write_ready_free(&s.ready);

@@ -300,8 +300,7 @@ static FALLIBLE enum err write_rank(struct state_dict_op_images *out, const stru
 			     .first = BUF_INIT(HEADER_MAX) };
 
 	enum err e = sdict_new(UINT64_MAX, &w.sd);
-	if (!e)
-		e = build(&w, root);
+	e = e ?: build(&w, root);
 	sdict_free(w.sd);
 	vec_free(&w.values);
 	vec_free(&w.plain);

@@ -254,12 +254,10 @@ enum err state_dict_op_tables_make(const struct state_dict_op_tables *t, struct 
 			e = add_files(b, t->dicts[i], false, &m.files[i]);
 	if (!e && t->made)
 		e = add_files(b, t->made, true, &m.made);
-	if (!e)
-		e = add_sources(&m);
+	e = e ?: add_sources(&m);
 	if (!e && t->images)
 		e = add_targets(&m);
-	if (!e)
-		e = add_all(&m);
+	e = e ?: add_all(&m);
 	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 		mem_free(m.files[i]);
 	mem_free(m.made);

@@ -57,7 +57,6 @@ static FALLIBLE enum err open_as(struct growing *g, uint32_t node, enum node_kin
 static FALLIBLE enum err child_of(struct growing *g, uint32_t parent, struct sd_path_part part, uint32_t *out)
 {
 	CLEANUP(buf_free) struct buf key = BUF_INIT(1 << 20);
-	uint32_t found;
 	struct str copy;
 
 	TRY(open_as(g, parent, part.key.p ? NODE_DICT : NODE_LIST));
@@ -67,7 +66,7 @@ static FALLIBLE enum err child_of(struct growing *g, uint32_t parent, struct sd_
 	else
 		buf_le64(&key, (uint64_t)part.index);
 	TRY(buf_status(&key));
-	found = map_get(&g->children, (struct str){ (char *)key.p, key.len });
+	uint32_t found = map_get(&g->children, (struct str){ (char *)key.p, key.len });
 	if (found != MAP_NONE) {
 		*out = found;
 		return OK;
@@ -411,8 +410,7 @@ enum err state_dict_op_trees_add(struct image *im, uint32_t rank, uint32_t dict,
 	struct growing g = { .arena = a, .im = im, .rank = rank, .dict = dict, .places = places, .lists = &t->lists };
 
 	enum err e = rules_of(im, t->world_size, t, &g.rules);
-	if (!e)
-		e = tree_of(&g, &t->ranks[rank]);
+	e = e ?: tree_of(&g, &t->ranks[rank]);
 	return err_at_rank(e, rank);
 }
 

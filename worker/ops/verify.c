@@ -365,10 +365,8 @@ enum err verify_input(struct job *j, struct input *source)
 
 	*source = (struct input){ 0 };
 	enum err e = input_select(&v.source, &j->spec, &v.view);
-	if (!e)
-		e = check_structure(&v);
-	if (!e)
-		e = check_digests(&v);
+	e = e ?: check_structure(&v);
+	e = e ?: check_digests(&v);
 	e = noted(&v, e);
 	close_verify(&v);
 	return e;

@@ -194,8 +194,7 @@ enum err fs_mkdir(int dirfd, const char *name, mode_t mode)
 	if (mkdirat(at.dirfd, at.base, fs_dir_mode(dirfd, mode)) < 0)
 		return FS_FAILED("make directory", name);
 	enum err e = fs_openat2(at.dirfd, at.base, O_RDONLY | O_DIRECTORY, 0, 0, &fd);
-	if (!e)
-		e = fs_give_group(fd, dirfd, name);
+	e = e ?: fs_give_group(fd, dirfd, name);
 	if (e)
 		(void)unlinkat(at.dirfd, at.base, AT_REMOVEDIR);
 	return e;

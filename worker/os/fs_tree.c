@@ -169,8 +169,7 @@ enum err fs_remove_tree_by(int dirfd, const char *path, fs_unlink_fn unlink_one,
 	r.levels = mem_alloc(DEPTH_MAX * sizeof *r.levels);
 	NEED(r.levels, "no memory to remove '%s'", path);
 	e = descend(&r, r.top, at.base);
-	if (!e)
-		e = remove_levels(&r);
+	e = e ?: remove_levels(&r);
 	while (r.depth > 0)
 		closedir(r.levels[--r.depth].d);
 	mem_free(r.levels);

@@ -163,8 +163,7 @@ enum err mount_ns_enter(const struct sandbox_root *roots, uint32_t root_count, b
 	for (uint32_t i = 0; i < root_count; i++)
 		clones[i] = -1;
 	enum err e = leave_namespaces(user_ns, user_ns_out);
-	if (!e)
-		e = build_tree(roots, root_count, clones);
+	e = e ?: build_tree(roots, root_count, clones);
 	for (uint32_t i = 0; i < root_count; i++)
 		fs_drop(&clones[i]);
 	mem_free(clones);

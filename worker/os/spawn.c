@@ -114,10 +114,8 @@ static FALLIBLE enum err prepare_fds(struct plan *p, int peer)
 	enum err e = raised(null, &p->null_fd);
 	/* A daemon without a standard error has nowhere to log either. */
 	int log = p->spec->log_fd >= 0 ? p->spec->log_fd : fcntl(2, F_GETFD) < 0 ? null : 2;
-	if (!e)
-		e = raised(log, &p->log_fd);
-	if (!e)
-		e = raised(peer, &p->control_fd);
+	e = e ?: raised(log, &p->log_fd);
+	e = e ?: raised(peer, &p->control_fd);
 	close(null);
 	return e;
 }
@@ -157,8 +155,7 @@ enum err spawn_start(const struct spawn_spec *spec, struct spawn_child *child_ou
 		return ERR_SYS(SYSTEM, "cannot make a control socket");
 	child.control_fd = ends[0];
 	enum err e = prepare_fds(&p, ends[1]);
-	if (!e)
-		e = make_process(&p, &child.pid, &child.pidfd);
+	e = e ?: make_process(&p, &child.pid, &child.pidfd);
 	close_fd(&ends[1]);
 	close_fd(&p.null_fd);
 	close_fd(&p.log_fd);
@@ -168,8 +165,7 @@ enum err spawn_start(const struct spawn_spec *spec, struct spawn_child *child_ou
 		struct spawn_exit ignored;
 		e = spawn_reap(child.pidfd, -1, &ended, &ignored);
 		errno = p.why;
-		if (!e)
-			e = ERR_SYS(SYSTEM, "cannot start '%s': cannot %s", spec->path, p.what);
+		e = e ?: ERR_SYS(SYSTEM, "cannot start '%s': cannot %s", spec->path, p.what);
 	}
 	if (e) {
 		spawn_release(&child);

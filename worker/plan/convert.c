@@ -162,8 +162,7 @@ static FALLIBLE enum err rename_all(struct converter *v)
 		if (!t->matches)
 			continue;
 		enum err e = renamed(v, t->fqn, &out.fqn);
-		if (!e)
-			e = take_along(v, t, out.fqn);
+		e = e ?: take_along(v, t, out.fqn);
 		if (e)
 			return err_at_fqn(e, t->fqn.p, t->fqn.n);
 		t->fqn = out.fqn;

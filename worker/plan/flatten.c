@@ -80,8 +80,7 @@ enum err flatten(const struct tree *root, enum flatten_rule rule, struct arena *
 	struct maker m = { .arena = arena };
 	enum err e = traverse(root, rule, add, &m);
 
-	if (!e)
-		e = hand_over(&m, out);
+	e = e ?: hand_over(&m, out);
 	map_free(&m.seen);
 	vec_free(&m.entries);
 	return e;

@@ -167,7 +167,6 @@ static FALLIBLE enum err walk_row(struct walk *w, struct iterate_row *row)
 {
 	struct join j = { 0 };
 	struct rows rows;
-	enum err e;
 
 	if (row->depth > TREE_DEPTH_MAX)
 		return ERR(LIMIT_EXCEEDED, "containers are nested more than %d deep", TREE_DEPTH_MAX);
@@ -175,7 +174,7 @@ static FALLIBLE enum err walk_row(struct walk *w, struct iterate_row *row)
 	TRY(w->visit(w->ctx, row));
 	if (!any_container(row->source, row->source_count) && !any_container(row->companion, row->companion_count))
 		return OK;
-	e = children(w, &j, row, &rows);
+	enum err e = children(w, &j, row, &rows);
 	vec_free(&j.keys);
 	map_free(&j.texts);
 	map_free(&j.ints);

@@ -266,11 +266,10 @@ enum err state_dict_op_plan(const struct state_dict_op_request *rq, struct tree 
 	CLEANUP(arena_free_ptr) struct arena *scratch = arena_new(SCRATCH_MAX);
 	struct state_dict_op_build b = { .rq = rq, .source = source, .companion = companion, .hosts = hosts, .arena = arena,
 					 .scratch = scratch, .out = out };
-	enum err e;
 
 	NEED(scratch, "no memory for a plan");
 	*out = (struct state_dict_op_plan){ 0 };
-	e = make(&b);
+	enum err e = make(&b);
 	vec_free(&b.moves);
 	vec_free(&b.notes);
 	vec_free(&b.differences);

@@ -253,13 +253,11 @@ static FALLIBLE enum err fill_slot(struct filler *f, const struct iterate_row *r
 
 static FALLIBLE enum err attach(struct filler *f, const struct iterate_row *row, const struct iterate_place *p, struct tree *node)
 {
-	struct tree *above;
-
 	if (!row->parent) {
 		f->targets[p->rank] = node;
 		return OK;
 	}
-	above = ((struct slot *)row->parent->state)[p->parent].made;
+	struct tree *above = ((struct slot *)row->parent->state)[p->parent].made;
 	if (!above || !node)
 		return OK;
 	if (!f->drop) {
@@ -322,8 +320,7 @@ static enum err visit(void *ctx, struct iterate_row *row)
 	for (uint32_t i = 0; i < row->companion_count; i++) {
 		struct iterate_place *p = &row->companion[i];
 		enum err e = fill_slot(f, row, p, &slots[i]);
-		if (!e)
-			e = attach(f, row, p, slots[i].made);
+		e = e ?: attach(f, row, p, slots[i].made);
 		if (e)
 			return iterate_error(e, row, p->rank);
 		if (!slots[i].open)

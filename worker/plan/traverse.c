@@ -92,7 +92,6 @@ enum err traverse(const struct tree *root, enum flatten_rule rule, traverse_visi
 {
 	CLEANUP(mem_free_ptr) struct walk *w = mem_zalloc(1, sizeof *w);
 	bool terminal;
-	enum err e;
 
 	NEED(w, "no memory to walk a state dict");
 	if (root->kind != TREE_DICT)
@@ -100,7 +99,7 @@ enum err traverse(const struct tree *root, enum flatten_rule rule, traverse_visi
 	w->rule = rule;
 	w->visit = visit;
 	w->ctx = ctx;
-	e = judge(w, root, 0, &terminal);
+	enum err e = judge(w, root, 0, &terminal);
 	if (!e)
 		e = go(w, (struct tree *)(uintptr_t)root, 0); /* visitors get children, never the root */
 	mem_free(w->terminal);

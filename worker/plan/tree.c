@@ -218,12 +218,11 @@ struct link {
 
 static size_t link_text(const struct link *l, char *text, size_t max)
 {
-	size_t n;
 	int more;
 
 	if (!l->parent)
 		return 0;
-	n = link_text(l->parent, text, max);
+	size_t n = link_text(l->parent, text, max);
 	if (!l->key || l->key->is_int)
 		more = snprintf(text + n, max - n, "%s%jd", n ? "." : "", (intmax_t)(l->key ? l->key->index : l->index));
 	else

@@ -40,8 +40,7 @@ void capabilities_put(struct buf *out)
 	put_reason(out, e);
 	buf_puts(out, "},\"nccl\":");
 	/* Without a GPU its library is of no use: the first reason is the one to act on. */
-	if (!e)
-		e = comm_nccl_available(&version);
+	e = e ?: comm_nccl_available(&version);
 	put_reason(out, e);
 	if (!e)
 		buf_printf(out, ",\"version\":\"%d.%d.%d\"", version / 10000, version / 100 % 100, version % 100);

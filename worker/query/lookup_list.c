@@ -158,12 +158,11 @@ static FALLIBLE enum err read_names(struct listing *l, struct store_at dir, cons
 /* Makes *known what the directory holds now, or NULL if it is a checkpoint. The root of a storage is none, whatever lies there. */
 static FALLIBLE enum err look_again(struct listing *l, struct store_at dir, struct lookup_dir **known, enum format *format)
 {
-	struct lookup_mark mark;
 	struct stat st;
 
 	*format = FORMAT_NONE;
 	TRY(store_stat(dir, "", &st));
-	mark = lookup_mark_of(&st);
+	struct lookup_mark mark = lookup_mark_of(&st);
 	if (*known && (*known)->settled && lookup_mark_same(&(*known)->mark, &mark) &&
 	    (l->trusts_marks || ((*known)->commits == l->commits && l->begun_ms - (*known)->read_ms < EXPIRE_MS)))
 		return OK;
@@ -244,8 +243,7 @@ static FALLIBLE enum err open_child(struct listing *l, struct child *c, const ch
 		return e || format == FORMAT_NONE ? pass_over(e) : put_checkpoint(l, format);
 	}
 	e = store_enter(dir, name, out);
-	if (!e)
-		e = look_again(l, *out, &c->dir, &format);
+	e = e ?: look_again(l, *out, &c->dir, &format);
 	if (e || format != FORMAT_NONE)
 		store_close(out);
 	else

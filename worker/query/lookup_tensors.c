@@ -184,8 +184,7 @@ static FALLIBLE enum err open_source(struct worker *w, const json_t *q, const in
 	if (json_object_get(q, "state_dict")) {
 		struct rank_segments s;
 		enum err e = rank_segments_read(q, 0, fd_count, &s);
-		if (!e)
-			e = input_images(&s, fds, &out->images);
+		e = e ?: input_images(&s, fds, &out->images);
 		rank_segments_free(&s);
 		TRY(e);
 		out->sd = out->images;
@@ -209,8 +208,7 @@ enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint3
 		return ERR(VALIDATION_FAILED, "not a page token");
 	p.source.checked = &p.checked;
 	enum err e = open_source(w, q, fds, fd_count, &p.source);
-	if (!e)
-		e = put_page(&p, out);
+	e = e ?: put_page(&p, out);
 	checked_free(&p.checked);
 	input_close(&p.source);
 	return e;

@@ -121,8 +121,7 @@ static FALLIBLE enum err sum_sources(struct pairs *p)
 	struct build_sums s;
 
 	enum err e = build_sums_begin(p->b, &s);
-	if (!e)
-		e = note_sums(p, &s);
+	e = e ?: note_sums(p, &s);
 	build_sums_free(&s);
 	return e;
 }

@@ -299,8 +299,7 @@ static FALLIBLE enum err sum_sources(struct builder *bd)
 	enum err e = build_sums_begin(bd->b, &s);
 	for (uint64_t i = 0; !e && i < bd->plan.items.n; i++)
 		e = sum_item(bd, &s, &bd->plan.items.v[i]);
-	if (!e)
-		e = build_sums_end(bd->b, &s);
+	e = e ?: build_sums_end(bd->b, &s);
 	build_sums_free(&s);
 	return e;
 }
@@ -445,8 +444,7 @@ static FALLIBLE enum err cut_tensor(struct builder *bd, const struct sd_tensor *
 	CLEANUP(mem_free_ptr) struct by_row *rows = mem_zalloc(t->chunk_count, sizeof *rows);
 	uint32_t group[BUILD_GROUP_MAX];
 
-	if (!rows)
-		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)t->chunk_count);
+	NEED(rows, "no memory for %ju chunks", (uintmax_t)t->chunk_count);
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++)
 		if (!b->dsts.v[bd->chunk_dst[c]].small)
 			rows[n++] = (struct by_row){ sd->chunks[c].dims[0], sd->chunks[c].dims[t->ndim], (uint32_t)c };
@@ -701,12 +699,9 @@ enum err build_target_files(struct run_build *b, struct build_target *t)
 
 	b->opts.mode = RUN_WRITE_FILES;
 	b->opts.task_bytes = t->task_bytes;
-	if (!e)
-		e = format_plan_files(t->format, &target, &bd.plan);
-	if (!e)
-		e = plan_others(&bd);
-	if (!e)
-		e = fill(&bd);
+	e = e ?: format_plan_files(t->format, &target, &bd.plan);
+	e = e ?: plan_others(&bd);
+	e = e ?: fill(&bd);
 	close_builder(&bd);
 	return e;
 }

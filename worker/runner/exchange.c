@@ -102,8 +102,7 @@ static FALLIBLE enum err guarded(struct exchanging *x, void (*fn)(void *user))
 {
 	x->result = OK;
 	enum err e = seg_guard(fn, x);
-	if (!e)
-		e = x->result;
+	e = e ?: x->result;
 	x->mine = x->mine || e;
 	return e ? move_error(&x->files, x->run, x->move, e) : OK;
 }
@@ -319,8 +318,7 @@ enum err exchange_run(const struct exec_spec *spec, struct comm *c)
 	x.other = e ? NULL : mem_alloc(COMM_BLOCK_MAX);
 	if (!e && (!x.fold || !x.other))
 		e = ERR(NO_MEMORY, "no memory for an exchange");
-	if (!e)
-		e = walk(&x);
+	e = e ?: walk(&x);
 	if (e)
 		comm_abort(c, e);
 	/* who only heard of it says no more than that it stopped: the one it happened to knows the rank and the FQN */

@@ -261,15 +261,13 @@ static void drive(struct exec *x)
 				e = take_task(x, &s->task, &taken);
 				if (!e && !taken)
 					break;
-				if (!e)
-					e = slot_begin(s);
+				e = e ?: slot_begin(s);
 			} else {
 				e = slot_advance(s);
 				if (!e && x->gated && s->phase == SLOT_IDLE)
 					e = gate_done(&x->gate, s->task);
 			}
-			if (!e)
-				e = pump(x);
+			e = e ?: pump(x);
 			keep_error(x, e ? e : x->spec->tick(x->spec->user)); /* tasks without I/O go on and on here */
 		}
 	}
@@ -386,8 +384,7 @@ static FALLIBLE enum err open_slots(struct exec *x)
 
 	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
 	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);
-	if (!x->slots)
-		return ERR(NO_MEMORY, "no memory for slots");
+	NEED(x->slots, "no memory for slots");
 	for (uint32_t i = 0; i < x->slot_count; i++)
 		TRY(slot_open(&x->slots[i], x));
 	return OK;
@@ -401,12 +398,9 @@ enum err exec_run(const struct exec_spec *spec)
 		x.has_segments = x.has_segments || spec->run->files[i].kind == RUN_FILE_SEGMENT;
 	TRY(files_open(spec->run, spec->stores, spec->fds, spec->fd_count, &x.files));
 	enum err e = sources_open(spec->run, &x.files, &x.sources);
-	if (!e)
-		e = gate_open(spec->run, spec->fds, spec->fd_count, &x.gate, &x.gated);
-	if (!e)
-		e = open_slots(&x);
-	if (!e)
-		e = loop(&x);
+	e = e ?: gate_open(spec->run, spec->fds, spec->fd_count, &x.gate, &x.gated);
+	e = e ?: open_slots(&x);
+	e = e ?: loop(&x);
 	uint64_t read = x.sources.read_bytes;
 	for (uint32_t i = 0; x.slots && i < x.slot_count; i++) {
 		read += x.slots[i].wave.read_bytes;

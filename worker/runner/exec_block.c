@@ -143,8 +143,7 @@ static FALLIBLE enum err add_blocks(struct slot *s, const struct run_part *p, un
 	*q = (struct slot_quant){ .at = at, .skip = (uint32_t)(p->begin % QUANT_Q8_0_BYTES), .bytes = p->end - p->begin };
 	q->blocks = num_div_up(q->skip + q->bytes, QUANT_Q8_0_BYTES);
 	q->floats = mem_alloc(q->blocks * QUANT_Q8_0_FLOATS * sizeof(float));
-	if (!q->floats)
-		return ERR(NO_MEMORY, "no memory for %ju blocks of float32", (uintmax_t)q->blocks);
+	NEED(q->floats, "no memory for %ju blocks of float32", (uintmax_t)q->blocks);
 	uint64_t first = p->begin / QUANT_Q8_0_BYTES * QUANT_Q8_0_FLOATS * sizeof(float);
 	return read_plan_add(&s->reads, p->dst, first, first + q->blocks * QUANT_Q8_0_FLOATS * sizeof(float), (unsigned char *)q->floats);
 }
@@ -504,8 +503,7 @@ static FALLIBLE enum err write_edges(struct slot *s)
 	}
 	mem_free(s->edges);
 	s->edges = aligned_alloc(PAGE, bytes ? bytes : PAGE);
-	if (!s->edges)
-		return ERR(NO_MEMORY, "no memory for archive headers");
+	NEED(s->edges, "no memory for archive headers");
 	memset(s->edges, 0, bytes);
 	for (uint64_t i = 0; i < s->finish.n; i++) {
 		struct run_dst *d = &run->dsts[s->finish.v[i]];

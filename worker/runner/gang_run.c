@@ -130,16 +130,11 @@ enum err gang_run(struct job *j, struct run *run)
 		e = share_run(j, run, spools, doc);
 	else
 		j->peers_done = true;
-	if (!e)
-		e = do_part(j, group, &spec);
-	if (!e)
-		e = job_wait(j, &j->peers_done);
-	if (!e)
-		e = wait_sealed(j, run);
-	if (!e)
-		e = sums_done(run);
-	if (!e)
-		e = job_progress(j);
+	e = e ?: do_part(j, group, &spec);
+	e = e ?: job_wait(j, &j->peers_done);
+	e = e ?: wait_sealed(j, run);
+	e = e ?: sums_done(run);
+	e = e ?: job_progress(j);
 	if (e) /* nobody needs what the others would still do */
 		atomic_store(&run->head->cancelled, 1);
 	j->work = NULL;

@@ -110,8 +110,7 @@ static FALLIBLE enum err look(const struct hosts *h, struct hosts_view *v)
 
 	*v = (struct hosts_view){ 0 };
 	enum err e = store_enter(store_top(h->store), h->path, &dir);
-	if (!e)
-		e = store_list(dir, note_name, v);
+	e = e ?: store_list(dir, note_name, v);
 	v->gone = e == ERR_NOT_FOUND;
 	return v->gone ? OK : e;
 }

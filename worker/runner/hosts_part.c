@@ -123,14 +123,11 @@ enum err hosts_part_take(struct write *w, const char *id, const uint32_t *files,
 	enum err e = store_enter(store_top(place.store), place.path, &at);
 	if (e == ERR_NOT_FOUND)
 		return ERR(PEER_LOST, "what another host has written is not to be seen here: do the daemons share the storage?");
-	if (!e)
-		e = checkpoint_manifest(at, MANIFEST_NAME, &m);
+	e = e ?: checkpoint_manifest(at, MANIFEST_NAME, &m);
 	if (!e && !m)
 		e = ERR(PEER_LOST, "another host's part of the save is not whole");
-	if (!e)
-		e = take_digests(w->run, m, files, count);
-	if (!e)
-		e = take_files(w->staging, w->run, at, files, count);
+	e = e ?: take_digests(w->run, m, files, count);
+	e = e ?: take_files(w->staging, w->run, at, files, count);
 	if (!e && store_drop(store_top(place.store), place.path))
 		err_clear(); /* a later sweep takes it */
 	return e;

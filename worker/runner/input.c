@@ -90,8 +90,7 @@ static FALLIBLE enum err images_noted(const struct rank_segments *s, const int *
 
 	for (uint32_t i = 0; !e && i < s->count; i++)
 		e = read_noted(&s->v[i], fds, prints, &images[i]);
-	if (!e)
-		e = image_collect(images, s->count, out);
+	e = e ?: image_collect(images, s->count, out);
 	for (uint32_t i = 0; images && i < s->count; i++)
 		image_free(images[i]);
 	mem_free(images);

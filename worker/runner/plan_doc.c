@@ -119,8 +119,7 @@ enum err plan_doc_files(json_t *doc, const struct run_build *b, enum run_file_ki
 		json_array_append_new(ranks, json_pack("{s:I, s:I}", "rank", (json_int_t)b->ranks.v[i].rank, "bytes",
 						       (json_int_t)b->ranks.v[i].bytes_total));
 	enum err e = set(doc, "files", files);
-	if (!e)
-		e = set(doc, "file_count", json_integer((json_int_t)count));
+	e = e ?: set(doc, "file_count", json_integer((json_int_t)count));
 	if (e) {
 		json_decref(ranks);
 		return e;

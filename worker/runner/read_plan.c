@@ -495,8 +495,7 @@ static FALLIBLE enum err copy_whole(struct read_plan *g, const struct read_plan_
 	}
 	uint64_t first = element_offset(info, s->ndim, d, zeros) * dtype_bytes((enum dtype)s->dtype);
 	enum err e = read_plan_place(run, info, j->dst, d + s->ndim, d + 2 * s->ndim, payload + first, j->mem, j->mem_at);
-	if (!e)
-		e = sums_add(g->sources, j->src, d, d + 2 * s->ndim, payload + first);
+	e = e ?: sums_add(g->sources, j->src, d, d + 2 * s->ndim, payload + first);
 	mem_free(inflated);
 	return e;
 }

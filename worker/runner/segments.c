@@ -114,10 +114,8 @@ enum err segments_make(struct job *j, const struct input *source, const struct s
 	if (form)
 		h.form = *form;
 	enum err e = h.arena ? read_values(source, view, &h) : ERR(NO_MEMORY, "no memory for images");
-	if (!e)
-		e = lay_out(&h, target);
-	if (!e)
-		e = segments_place(j, world_size, h.image_bytes, h.bufs);
+	e = e ?: lay_out(&h, target);
+	e = e ?: segments_place(j, world_size, h.image_bytes, h.bufs);
 	for (uint32_t r = 0; h.bufs && r < world_size; r++)
 		buf_free(&h.bufs[r]);
 	mem_free(h.bufs);

@@ -109,8 +109,7 @@ static FALLIBLE enum err remember(struct sources *s, uint32_t src, const struct 
 	struct item_tensor t;
 
 	enum err e = item_read_tensor(item, &t);
-	if (!e)
-		e = check_item(rs, sizes, &t);
+	e = e ?: check_item(rs, sizes, &t);
 	if (e)
 		return sources_at(s->run, src, e);
 	*info = (struct src_info){ .src = src, .conj = t.conj, .neg = t.neg, .deflated = t.deflated,

@@ -139,10 +139,8 @@ enum err spec_select(const struct spec *spec, const struct sdict *source, struct
 	NEED(out->dtypes, "no memory for %ju tensors", (uintmax_t)source->tensor_count);
 	TRY(sdict_new(UINT64_MAX, &out->sd));
 	enum err e = selector_open(spec, &s);
-	if (!e)
-		e = select_all(&s, source, out);
-	if (!e)
-		e = check_casts(out);
+	e = e ?: select_all(&s, source, out);
+	e = e ?: check_casts(out);
 	patterns_free(s.patterns);
 	return e;
 }

@@ -54,8 +54,7 @@ static FALLIBLE enum err move_to_disk(struct spool *s)
 	for (uint64_t at = 0; at < s->used; at += PIECE) {
 		size_t n = (size_t)num_min(PIECE, s->used - at);
 		enum err e = fs_pread(s->fd, s->out, n, at, "spool");
-		if (!e)
-			e = fs_pwrite(fd, s->out, n, at, "spool");
+		e = e ?: fs_pwrite(fd, s->out, n, at, "spool");
 		if (e) {
 			fs_drop(&fd);
 			return e;

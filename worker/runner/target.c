@@ -105,16 +105,11 @@ enum err target_cut(struct worker *w, const struct spec_view *view, const struct
 	struct spec_layout l;
 
 	enum err e = spec_layout_open(w, rules, world_size, &l);
-	if (!e)
-		e = layout_check(&l.layout);
-	if (!e)
-		e = layout_use_new(&l.layout, &use);
-	if (!e)
-		e = sdict_new(UINT64_MAX, &sd);
-	if (!e)
-		e = cut_all(view, &l.layout, sd, problems, &use);
-	if (!e)
-		e = target_report_rules(result, &l.layout, &use);
+	e = e ?: layout_check(&l.layout);
+	e = e ?: layout_use_new(&l.layout, &use);
+	e = e ?: sdict_new(UINT64_MAX, &sd);
+	e = e ?: cut_all(view, &l.layout, sd, problems, &use);
+	e = e ?: target_report_rules(result, &l.layout, &use);
 	spec_layout_free(&l);
 	if (!e)
 		*out = move(sd);

@@ -34,8 +34,7 @@ static FALLIBLE enum err set_locs(struct sdict *sd, const struct build_target *t
 {
 	CLEANUP(mem_free_ptr) uint32_t *sd_file = mem_zalloc(run->files_n, sizeof *sd_file);
 
-	if (!sd_file)
-		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)run->files_n);
+	NEED(sd_file, "no memory for %ju files", (uintmax_t)run->files_n);
 	sd->file_count = 0;
 	for (uint64_t i = 0; i < run->files_n; i++)
 		if (run->files[i].kind == RUN_FILE_TARGET)
@@ -112,8 +111,7 @@ static FALLIBLE enum err plan_doc(const struct job *j, const struct write_spec *
 	f.read_bytes = f.needed_bytes;
 	if (!e && s->source)
 		e = plan_figures_make(s->source, s->target, s->pieces, &f);
-	if (!e)
-		e = plan_doc_figures(doc, j, s->build, &f, plan_sdict_bytes(s->source) + plan_sdict_bytes(s->target));
+	e = e ?: plan_doc_figures(doc, j, s->build, &f, plan_sdict_bytes(s->source) + plan_sdict_bytes(s->target));
 	if (!e && s->shown && json_object_set(doc, "transform", s->shown) != 0)
 		e = ERR(NO_MEMORY, "no memory for the plan");
 	if (e)
@@ -252,8 +250,7 @@ static FALLIBLE enum err set_result(struct job *j, const struct write_spec *s, c
 			      "tensors", (json_int_t)s->target->tensor_count, "values", (json_int_t)s->target->value_count,
 			      "world_size", (json_int_t)s->world_size, "read_bytes",
 			      (json_int_t)atomic_load(&run->head->read_bytes));
-	if (!r)
-		return ERR(NO_MEMORY, "no memory for the result");
+	NEED(r, "no memory for the result");
 	if (old)
 		json_object_update(r, old);
 	json_decref(old);
@@ -286,8 +283,7 @@ static FALLIBLE enum err put_crcs(const struct build_target *t, struct staging *
 {
 	CLEANUP(mem_free_ptr) struct staging_field *fields = mem_alloc(t->crcs.n * sizeof *fields + 1);
 
-	if (!fields)
-		return ERR(NO_MEMORY, "no memory for %ju checksums", (uintmax_t)t->crcs.n);
+	NEED(fields, "no memory for %ju checksums", (uintmax_t)t->crcs.n);
 	for (uint64_t i = 0; i < t->crcs.n; i++) {
 		const struct build_crc *c = &t->crcs.v[i];
 		const struct run_dst *d = &run->dsts[c->dst];
@@ -315,18 +311,13 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 	if (!s->ready && !s->again)
 		run_build_free(s->build);
 	enum err e = j->streams ? gate_sort(&run) : OK;
-	if (!e)
-		e = make_files(st, &run);
-	if (!e)
-		e = job_state(j, "running", "copy", plan, run_bytes_total(&run));
-	if (!e)
-		e = gang_run(j, &run);
+	e = e ?: make_files(st, &run);
+	e = e ?: job_state(j, "running", "copy", plan, run_bytes_total(&run));
+	e = e ?: gang_run(j, &run);
 	if (!e && t->crcs.n)
 		e = put_crcs(t, st, &run);
-	if (!e)
-		e = s->store->publish(s->store, &(struct write){ j, s, t, st, &run });
-	if (!e)
-		e = set_result(j, s, t, &run);
+	e = e ?: s->store->publish(s->store, &(struct write){ j, s, t, st, &run });
+	e = e ?: set_result(j, s, t, &run);
 	run_detach(&run);
 	return e;
 }
@@ -400,8 +391,7 @@ enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r,
 	if (!e && !*stale_out) {
 		d->path_len = (uint32_t)strlen(st.path);
 		e = run_add_string(&r->build, str_of(st.path), &d->path_at);
-		if (!e)
-			e = run_it(j, s, &r->target, &st, r->plan);
+		e = e ?: run_it(j, s, &r->target, &st, r->plan);
 	}
 	staging_close(&st);
 	return e;

@@ -63,10 +63,8 @@ static FALLIBLE enum err pin(struct worker *w, int fd, uint64_t bytes)
 	if (one.fd < 0)
 		return ERR_SYS(SYSTEM, "cannot keep a segment");
 	enum err e = seg_map(fd, bytes, true, &one.map);
-	if (!e)
-		e = device_pin(w->gpu, one.map.p, one.map.bytes);
-	if (!e)
-		e = vec_push(&w->pins, &p);
+	e = e ?: device_pin(w->gpu, one.map.p, one.map.bytes);
+	e = e ?: vec_push(&w->pins, &p);
 	if (e) {
 		seg_unmap(&one.map);
 		fs_drop(&one.fd);

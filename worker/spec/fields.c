@@ -115,8 +115,7 @@ void field_keys(enum job_kind kind, enum field_place place, const char *const *f
 
 FALLIBLE enum err field_put_default(json_t *object, const char *key, json_t *fallback_new)
 {
-	if (!fallback_new)
-		return ERR(NO_MEMORY, "cannot fill in %s", key);
+	NEED(fallback_new, "cannot fill in %s", key);
 	if (json_object_get(object, key)) {
 		json_decref(fallback_new);
 		return OK;

@@ -443,8 +443,7 @@ FALLIBLE enum err spec_read(json_t *doc, struct spec *out)
 	struct jval root = JVAL_ROOT(doc);
 	CLEANUP(spec_free) struct spec s = { .arena = arena_new(SPEC_BYTES_MAX) };
 
-	if (!s.arena)
-		return ERR(NO_MEMORY, "no memory to read a request");
+	NEED(s.arena, "no memory to read a request");
 	TRY(read_all(&root, &s));
 	spec_free(out);
 	*out = s;

@@ -216,8 +216,7 @@ enum err checkpoint_manifest(struct store_at dir, const char *name, struct manif
 	enum err e = store_get(dir, name, MANIFEST_MAX, &bytes, &n, NULL);
 	if (e == ERR_NOT_FOUND)
 		return OK;
-	if (!e)
-		e = manifest_parse(bytes, n, out);
+	e = e ?: manifest_parse(bytes, n, out);
 	mem_free(bytes);
 	return err_at_file(e, name, -1);
 }
@@ -441,8 +440,7 @@ static enum err source_bytes_of(void *user, const char *name, uint64_t *out)
 	enum err e = store_stat(c->dir, name, &st);
 	if (e == ERR_NOT_FOUND)
 		e = ERR(CHECKPOINT_INCOMPLETE, "the file is missing");
-	if (!e)
-		e = check_regular(&st);
+	e = e ?: check_regular(&st);
 	if (!e)
 		*out = (uint64_t)st.st_size;
 	return err_at_file(e, name, -1);
@@ -588,8 +586,7 @@ static FALLIBLE enum err open_format(struct checkpoint *c, const char *single)
 	struct listing l = { .c = c };
 
 	enum err e = single ? note_single(&l, single) : parts_list(c->dir, note_file, &l);
-	if (!e)
-		e = open_listed(c, &l);
+	e = e ?: open_listed(c, &l);
 	store_close(&c->reading);
 	for (uint64_t i = 0; i < l.metadata.n; i++)
 		mem_free(l.metadata.v[i].name);
@@ -668,8 +665,7 @@ static FALLIBLE enum err check_chunk(struct checkpoint *c, struct sd_chunk *k)
 	struct str fqn = c->sd->tensors[k->tensor].fqn;
 
 	enum err e = check_loc(c, fqn, k->loc, k->rank);
-	if (!e)
-		e = err_at_rank(err_at_fqn(check_payload(c, k), fqn.p, fqn.n), k->rank);
+	e = e ?: err_at_rank(err_at_fqn(check_payload(c, k), fqn.p, fqn.n), k->rank);
 	return checkpoint_lose(c, &k->loc, CHECKED_FILE, e);
 }
 
@@ -761,8 +757,7 @@ enum err checkpoint_open_instead(const struct stores *stores, const struct ref *
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
 	TRY(stores_find(stores, ref->storage.p, &c->store));
 	enum err e = checkpoint_follow(c->store, ref->name.p, c->name, &c->format);
-	if (!e)
-		e = read_checkpoint(c);
+	e = e ?: read_checkpoint(c);
 	if (e == ERR_NOT_FOUND)
 		return ERR(NOT_FOUND, "there is no checkpoint '%s:%s'", ref->storage.p, ref->name.p);
 	TRY(e);

@@ -138,8 +138,7 @@ static enum err finish(struct store_at *file, bool durable, const char *name)
 {
 	enum err e = durable ? fs_fsync(file->handle, name) : OK;
 
-	if (!e)
-		e = fs_close(&file->handle);
+	e = e ?: fs_close(&file->handle);
 	fs_drop(&file->handle);
 	return e;
 }
@@ -160,13 +159,10 @@ static enum err put(struct store_at folder, const char *name, const void *bytes,
 	if ((size_t)snprintf(tmp, sizeof tmp, "%s.tmp", name) >= sizeof tmp)
 		return ERR(NAME_INVALID, "'%s' is too long for a page", name);
 	enum err e = fs_open(folder.handle, tmp, O_CREAT | O_TRUNC | O_WRONLY, 0644, &file.handle);
-	if (!e)
-		e = fs_pwrite(file.handle, bytes, n, 0, name);
-	if (!e)
-		e = finish(&file, durable, name);
+	e = e ?: fs_pwrite(file.handle, bytes, n, 0, name);
+	e = e ?: finish(&file, durable, name);
 	fs_drop(&file.handle);
-	if (!e)
-		e = fs_rename(folder.handle, tmp, folder.handle, name);
+	e = e ?: fs_rename(folder.handle, tmp, folder.handle, name);
 	return e || !durable ? e : fs_fsync(folder.handle, ".");
 }
 

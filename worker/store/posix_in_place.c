@@ -43,12 +43,9 @@ static FALLIBLE enum err take_back(const struct staging *s, int to, const char *
 	struct err_info info = *err_last();
 
 	enum err e = fs_rename(to, metadata, s->dir.handle, metadata);
-	if (!e)
-		e = move_files(s, to, s->dir.handle);
-	if (!e)
-		e = posix_in_place_restore(s->dir.handle, to);
-	if (!e)
-		e = fs_fsync(to, ".");
+	e = e ?: move_files(s, to, s->dir.handle);
+	e = e ?: posix_in_place_restore(s->dir.handle, to);
+	e = e ?: fs_fsync(to, ".");
 	if (e)
 		return commit_in_doubt("was moved to its directory", metadata);
 	err_restore(&info);
@@ -171,8 +168,7 @@ enum err posix_in_place_restore(int staging, int to)
 	}
 	TRY(e);
 	e = fs_list(old, collect, &p);
-	if (!e)
-		e = put_back(&p, old, to);
+	e = e ?: put_back(&p, old, to);
 	fs_drop(&old);
 	drop_names(&p);
 	return e;

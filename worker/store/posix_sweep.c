@@ -343,13 +343,11 @@ enum err posix_recover(const struct store *store, const char *name, const char *
 		e = file_job(parent, &st, job, done_out, out);
 	} else if (!e || e == ERR_NOT_FOUND) {
 		e = restore(parent, last, job);
-		if (!e)
-			e = manifest_job(parent, last, job, done_out, out);
+		e = e ?: manifest_job(parent, last, job, done_out, out);
 	}
 	if (!e && *done_out && fs_fsync(parent, "."))
 		e = commit_in_doubt(removes ? "is deleted" : "is there and whole", name);
-	if (!e)
-		e = remove_leftovers(&l);
+	e = e ?: remove_leftovers(&l);
 	fs_drop(&parent);
 	return e;
 }
@@ -411,8 +409,7 @@ static FALLIBLE enum err sweep_job(const struct store *store, const char *name, 
 	char last[256];
 
 	enum err e = posix_open_parent(store, name, last, &l.dirfd);
-	if (!e)
-		e = remove_leftovers(&l);
+	e = e ?: remove_leftovers(&l);
 	fs_drop(&l.dirfd);
 	*removed_out = l.removed;
 	return e == ERR_NOT_FOUND ? OK : e;

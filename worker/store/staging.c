@@ -325,8 +325,7 @@ static bool is_made_here(const struct staging *s, const struct staging_file *f)
 /* Ends the writing of a part, unless it has failed (e). */
 static FALLIBLE enum err end_part(struct store_at *file, enum err e, bool durable, const char *name)
 {
-	if (!e)
-		e = file->store->ops->finish(file, durable, name);
+	e = e ?: file->store->ops->finish(file, durable, name);
 	store_close(file);
 	return err_at_file(e, name, -1);
 }

@@ -48,12 +48,9 @@ enum err staging_put_stream(struct staging *st, const char *name, staging_source
 
 	digest_begin_one(&s.digest, DIGEST_XXH3);
 	enum err e = s.buffer ? store_open_file(st->dir, name, STORE_WRITE | STORE_NEW, &s.file) : ERR(NO_MEMORY, "no memory for a file");
-	if (!e)
-		e = source(from, take, &s);
-	if (!e)
-		e = flush(&s);
-	if (!e)
-		e = st->store->ops->finish(&s.file, true, name);
+	e = e ?: source(from, take, &s);
+	e = e ?: flush(&s);
+	e = e ?: st->store->ops->finish(&s.file, true, name);
 	store_close(&s.file);
 	mem_free(s.buffer);
 	digest_end(&s.digest, &digest);
