@@ -79,9 +79,8 @@ FALLIBLE enum err api_start(struct server *core, struct api **out)
 	a->web_root = core->config->web_root;
 	enum err e = start(a);
 	if (e) {
-		struct err_info why = *err_last();
+		CLEANUP(err_restore) struct err_info why = *err_last();
 		api_free(a);
-		err_restore(&why);
 		return e;
 	}
 	log_debug("http", "library", MHD_get_version(), NULL);

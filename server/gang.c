@@ -539,10 +539,9 @@ static FALLIBLE enum err new_gang(struct gangs *all, const char *key, const char
 	all->first = g;
 	enum err e = g->members ? start_workers(g, roots, n) : ERR(NO_MEMORY, "cannot make a gang");
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		g->count = g->members ? g->count : 0;
 		free_gang(g);
-		err_restore(&info);
 		return e;
 	}
 	*out = g;
@@ -578,9 +577,8 @@ FALLIBLE enum err gang_start_run(struct gangs *all, const char *const *storages,
 	TRY(take_gang(all, storages, storage_count, run, &g));
 	enum err e = keep_fds(g, run->fds, run->fd_count);
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		free_gang(g);
-		err_restore(&info);
 		return e;
 	}
 	g->ops = run->ops;

@@ -82,9 +82,8 @@ static FALLIBLE enum err check_retry(struct server *s, struct job *j)
 	enum err e = job_take_uses(j);
 	e = e ?: job_state_dict_op_check(j);
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		job_drop_uses(j);
-		err_restore(&info);
 	}
 	return e;
 }

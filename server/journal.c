@@ -343,10 +343,9 @@ static FALLIBLE enum err run_txn(sqlite3 *db, sqlite3_stmt **made, const struct 
 	for (const struct row *r = t->first; r && !e; r = r->next)
 		e = run_row(db, made, r);
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		sqlite3_exec(db, "ROLLBACK TO one", NULL, NULL, NULL);
 		sqlite3_exec(db, "RELEASE one", NULL, NULL, NULL);
-		err_restore(&info);
 		return e;
 	}
 	return journal_run(db, "RELEASE one");
@@ -366,9 +365,8 @@ static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struc
 	}
 	e = e ?: journal_run(j->db, "COMMIT");
 	if (e && !sqlite3_get_autocommit(j->db)) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		sqlite3_exec(j->db, "ROLLBACK", NULL, NULL, NULL);
-		err_restore(&info);
 	}
 	return e;
 }
@@ -610,9 +608,8 @@ FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journ
 	snprintf(j->path, sizeof j->path, "%s", path);
 	enum err e = open_any(j, boot_out);
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		journal_close(j);
-		err_restore(&info);
 		return e;
 	}
 	*out = j;

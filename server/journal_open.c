@@ -189,10 +189,9 @@ void journal_close_files(struct journal *j)
 
 static enum err close_failed(struct journal *j, enum err e)
 {
-	struct err_info info = *err_last();
+	CLEANUP(err_restore) struct err_info info = *err_last();
 
 	journal_close_files(j);
-	err_restore(&info);
 	return e;
 }
 

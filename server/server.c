@@ -163,9 +163,8 @@ FALLIBLE enum err server_new(const struct config *config, struct event_base *bas
 	s->lock_fd = -1;
 	enum err e = build(s, base);
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		server_free(s);
-		err_restore(&info);
 		return e;
 	}
 	*out = s;

@@ -78,11 +78,10 @@ static void on_segment(void *user, enum err e)
 	struct slot_waiter *w = user;
 
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		slot_move(w->slot, SLOT_FREE);
 		if (!w->sd->dead)
 			state_dict_serve_waiters(w->sd);
-		err_restore(&info);
 	} else {
 		open_slot(w);
 	}

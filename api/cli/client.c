@@ -352,9 +352,8 @@ FALLIBLE enum err client_call(struct client *c, const char *method, const char *
 		e = perform(c, body ? (char *)text.p : NULL, &heads, out);
 	curl_slist_free_all(heads);
 	if (e) {
-		struct err_info why = *err_last();
+		CLEANUP(err_restore) struct err_info why = *err_last();
 		client_drop(out);
-		err_restore(&why);
 	}
 	return e;
 }

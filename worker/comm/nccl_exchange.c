@@ -84,9 +84,8 @@ static FALLIBLE enum err prepare(struct run *r)
 	r->in_bytes = numbers + 5 * (size_t)size;
 	enum err e = make_slots(nccl_of(r->c));
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		comm_nccl_free_slots(nccl_of(r->c));
-		err_restore(&info);
 	}
 	return e;
 }

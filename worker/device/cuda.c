@@ -263,9 +263,8 @@ FALLIBLE enum err device_cuda_new(uint32_t index, struct device **out)
 	c->base.ops = &ops;
 	enum err e = open_context(c, index);
 	if (e) {
-		struct err_info info = *err_last();
+		CLEANUP(err_restore) struct err_info info = *err_last();
 		cuda_close(&c->base);
-		err_restore(&info);
 		return e;
 	}
 	*out = &c->base;

@@ -196,9 +196,8 @@ enum err pickle_inspect(const void *bytes, uint64_t n, const struct pickle_watch
 	TRY(pickle_begin(pk, bytes, n));
 	enum err e = pickle_run(pk);
 	if (e == ERR_FORMAT_PICKLE) {
-		struct err_info why = *err_last();
+		CLEANUP(err_restore) struct err_info why = *err_last();
 		TRY(look_through(pk));
-		err_restore(&why);
 	}
 	*consumed_out = pk->in.at;
 	return e;

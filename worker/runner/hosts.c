@@ -235,11 +235,10 @@ static bool committed(const struct hosts *h)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
-	struct err_info info = *err_last();
+	CLEANUP(err_restore) struct err_info info = *err_last();
 
 	bool yes = h->leader_job[0] && store_enter(store_top(h->store), h->job->spec.target.name.p, &dir) == OK &&
 		   checkpoint_manifest(dir, MANIFEST_NAME, &m) == OK && m && strcmp(m->job, h->leader_job) == 0;
-	err_restore(&info);
 	return yes;
 }
 

@@ -143,9 +143,8 @@ enum err hosts_part_remove(const struct stores *stores, const struct ref *target
 
 void hosts_part_drop(struct job *j, const char *id)
 {
-	struct err_info info = *err_last();
+	CLEANUP(err_restore) struct err_info info = *err_last();
 
 	if (hosts_part_remove(&j->worker->stores, &j->spec.target, id))
 		err_clear(); /* a later sweep takes it */
-	err_restore(&info);
 }

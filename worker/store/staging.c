@@ -421,12 +421,11 @@ enum err staging_commit_in_place(struct staging *s, const char *metadata)
 
 void staging_close(struct staging *s)
 {
-	struct err_info info = *err_last();
+	CLEANUP(err_restore) struct err_info info = *err_last();
 
 	if (s->store)
 		s->store->ops->discard(s);
 	for (uint64_t i = 0; i < s->files.n; i++)
 		mem_free(s->files.v[i].name);
 	vec_free(&s->files);
-	err_restore(&info);
 }
