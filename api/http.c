@@ -20,6 +20,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/vec.h"
 #include "os/watch.h"
 #include "server/metrics.h"
 #include "server/parts.h"
@@ -430,8 +431,7 @@ static unsigned open_connections(const struct listener *l)
 void http_drain(struct http *h)
 {
 	h->draining = true;
-	for (uint32_t i = 0; i < h->listener_count; i++) {
-		struct listener *l = &h->listeners[i];
+	each(l, h->listeners, h->listener_count) {
 		if (l->daemon && !l->quiesced) {
 			MHD_quiesce_daemon(l->daemon);
 			l->quiesced = true;
@@ -468,8 +468,7 @@ void http_free(struct http *h)
 	if (!h)
 		return;
 	http_drain(h);
-	for (uint32_t i = 0; i < h->listener_count; i++) {
-		struct listener *l = &h->listeners[i];
+	each(l, h->listeners, h->listener_count) {
 		if (l->daemon) {
 			run_daemon(h, l);
 			watch_free(&l->readable);

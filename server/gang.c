@@ -15,6 +15,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/vec.h"
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
@@ -306,8 +307,7 @@ bool gang_hangs(struct gang *g)
 {
 	bool hangs = false;
 
-	for (uint32_t i = 0; i < g->count; i++) {
-		struct member *m = &g->members[i];
+	each(m, g->members, g->count) {
 		if (!m->worker || !m->asked || m->answered)
 			continue;
 		m->still = worker_moved(m->worker) ? 0 : m->still + 1;

@@ -17,6 +17,7 @@
 
 #include "base/list.h"
 #include "base/mem.h"
+#include "base/vec.h"
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
@@ -473,8 +474,7 @@ static void pump(struct pool *p)
 {
 	uint32_t starting = 0;
 
-	for (uint32_t i = 0; i < p->worker_count; i++) {
-		struct lookup_worker *lw = &p->workers[i];
+	each(lw, p->workers, p->worker_count) {
 		if (!lw->ready || lw->question) {
 			starting += lw->worker && !lw->ready;
 			continue;

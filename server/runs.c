@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "base/vec.h"
 #include "server/journal.h"
 #include "server/metrics.h"
 #include "server/storage.h"
@@ -186,8 +187,7 @@ void runs_fill(const struct runs *all, struct metrics *m)
 	metrics_clear(m, "dcpd_last_durable_timestamp_seconds");
 	metrics_clear(m, "dcpd_last_durable_step");
 	metrics_clear(m, "dcpd_last_verified_timestamp_seconds");
-	for (uint32_t i = 0; i < all->count; i++) {
-		const struct run *r = &all->items[i];
+	each(r, all->items, all->count) {
 		for (int k = RUN_VERIFIED_STRUCTURE; k < RUN_MARK_COUNT; k++) {
 			put_labels(&labels, r, levels[k]);
 			if (r->at_ms[k])

@@ -208,8 +208,7 @@ static FALLIBLE enum err recognise(int fd, const char *path)
 /* dcp_tensor_bytes cannot fail later. */
 static FALLIBLE enum err check_sizes(const struct sdict *sd)
 {
-	for (uint64_t i = 0; i < sd->tensor_count; i++) {
-		const struct sd_tensor *t = &sd->tensors[i];
+	each(t, sd->tensors, sd->tensor_count) {
 		uint64_t n;
 		enum err e = box_numel(t->ndim, t->shape, &n);
 		e = e ?: num_mul(n, dtype_bytes(t->dtype), &n);

@@ -1,4 +1,4 @@
-/* vec.h: a growable array of any element type.
+/* vec.h: a growable array of any element type, and the walk over any array.
  *
  *     struct vec(struct item) items = { 0 };
  *     TRY(vec_push(&items, &item_ptr));      item_ptr points at a new zeroed element
@@ -50,3 +50,7 @@ static inline FALLIBLE enum err vec_grow_(void **v, uint64_t *cap, uint64_t n, u
 		(a)->v = NULL;               \
 		(a)->n = (a)->cap = 0;       \
 	} while (0)
+
+/* Each of the n elements of an array, in turn at `p`, a pointer. The body must not let the array grow; an array of none may be NULL. */
+#define each(p, array, n) \
+	for (__typeof__(*(array)) *p = (array), *p##_end = p ? p + (n) : p; p < p##_end; p++)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/vec.h"
 
 enum { HEAD = 16, SLOT_ALL = NCCL_SLOT_BYTES + COMM_RANKS_MAX * HEAD }; /* before what a round has for a peer: is it of use? */
 
@@ -49,8 +50,7 @@ static FALLIBLE enum err make_slots(struct nccl *g)
 {
 	if (g->slots_made)
 		return OK;
-	for (uint32_t i = 0; i < NCCL_SLOTS; i++) {
-		struct nccl_slot *s = &g->slots[i];
+	each(s, g->slots, NCCL_SLOTS) {
 		s->host_out = mem_zalloc(1, SLOT_ALL);
 		s->host_in = mem_zalloc(1, SLOT_ALL);
 		NEED(s->host_out && s->host_in, "no memory for an exchange");

@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 #include "os/seg.h"
 
 enum { ALIVE_BYTES = 4 << 20 };
@@ -56,8 +57,7 @@ static FALLIBLE enum err offer(struct shm *s, const void *in, uint64_t bytes, st
 		post->mode = SHM_INLINED;
 		return shm_copy(s, shm_inline(s, s->c->rank, s->round + 1), in, bytes);
 	}
-	for (uint32_t i = 0; i < s->window_count; i++) {
-		const struct shm_window *w = &s->windows[i];
+	each(w, s->windows, s->window_count) {
 		if (p < w->p || !num_inside((uint64_t)(p - w->p), bytes, w->bytes))
 			continue;
 		post->mode = SHM_WINDOW;

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 
 enum { CHUNK_MIN = 64 << 10, CHUNK_MAX = 256 << 10, CHUNKS_WANTED = 16 };
 
@@ -209,8 +210,7 @@ static FALLIBLE enum err reserve(struct blocks_op *o, uint32_t peers)
 	at = o->checks = mem_zalloc(n + 1, sizeof *o->checks);
 	NEED(o->first && o->pending && at, "no memory for %u blocks", o->block_count);
 	memset(o->first, 0xff, peers * sizeof *o->first);
-	for (uint32_t i = 0; i < o->block_count; i++) {
-		struct tcp_block *b = &o->blocks[i];
+	each(b, o->blocks, o->block_count) {
 		b->checks = b->sends != TCP_NOBODY ? at : NULL;
 		at += b->checks ? chunks_of(b) : 0;
 	}
@@ -226,8 +226,7 @@ static FALLIBLE enum err prepare_all(struct blocks_op *o, uint32_t peers)
 		o->blocks[o->sends[i].block].sends = i;
 	}
 	TRY(reserve(o, peers));
-	for (uint32_t i = 0; i < o->block_count; i++) {
-		struct tcp_block *b = &o->blocks[i];
+	each(b, o->blocks, o->block_count) {
 		b->missing = b->from == TCP_NOBODY ? 0 : chunks_of(b);
 		if (b->missing)
 			o->pending[b->from] += b->missing;

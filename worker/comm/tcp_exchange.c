@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 
 enum { POOL_BYTES = 8 << 20, SLOTS_MIN = 4, SLOTS_MAX = 64, SELF_TURN = 8 };
 
@@ -212,8 +213,7 @@ static FALLIBLE enum err prepare(struct exchange_op *o, const struct comm *c)
 	uint64_t out = 0, in = 0;
 	uint32_t largest = 0;
 
-	for (uint64_t i = 0; i < o->x->count; i++) {
-		const struct comm_message *msg = &o->x->messages[i];
+	each(msg, o->x->messages, o->x->count) {
 		bool from = msg->from == c->rank, to = msg->to == c->rank;
 		out += from && !to;
 		in += to && !from;

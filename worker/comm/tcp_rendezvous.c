@@ -13,6 +13,7 @@
 #include "base/list.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 
 enum {
 	MS = 1000000,
@@ -340,8 +341,7 @@ static void missing(struct rendezvous *t, uint32_t peer)
 {
 	struct tcp_mesh *m = t->m;
 
-	for (uint32_t i = 0; i < t->call_count; i++) {
-		const struct call *c = &t->calls[i];
+	each(c, t->calls, t->call_count) {
 		if (c->peer != peer || c->done || !c->refused)
 			continue;
 		errno = c->refused;

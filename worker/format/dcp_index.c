@@ -517,8 +517,7 @@ static FALLIBLE enum err drop_repeated(struct dcp_indexes *all)
 
 	if (all->tensors.n)
 		qsort(all->tensors.v, all->tensors.n, sizeof *all->tensors.v, by_tensor);
-	for (uint64_t i = 0; i < all->tensors.n; i++) {
-		const struct tensor_entry *t = &all->tensors.v[i];
+	each(t, all->tensors.v, all->tensors.n) {
 		if (n == 0 || t->number != all->tensors.v[n - 1].number)
 			all->tensors.v[n++] = *t;
 		else if (!same_tensor(t, &all->tensors.v[n - 1]))
@@ -551,8 +550,7 @@ static FALLIBLE enum err add_tensors(const struct dcp_indexes *all, struct sdict
 	uint64_t c = 0;
 	uint32_t index;
 
-	for (uint64_t i = 0; i < all->tensors.n; i++) {
-		const struct tensor_entry *t = &all->tensors.v[i];
+	each(t, all->tensors.v, all->tensors.n) {
 		TRY(sdict_add_tensor(sd, t->fqn, t->dtype, t->ndim, t->shape, &index));
 		sd->tensors[index].requires_grad = t->requires_grad;
 		TRY(sdict_copy_path(sd, t->path, &sd->tensors[index].path));
@@ -577,8 +575,7 @@ enum err dcp_indexes_join(struct dcp_indexes *all, struct sdict **out)
 	for (uint64_t i = 0; i < all->files.n; i++)
 		TRY(sdict_add_file(sd, all->files.v[i].name, all->files.v[i].rank, &index));
 	TRY(add_tensors(all, sd));
-	for (uint64_t i = 0; i < all->values.n; i++) {
-		const struct value_entry *v = &all->values.v[i];
+	each(v, all->values.v, all->values.n) {
 		TRY(sdict_add_value(sd, v->fqn, v->rank, v->loc, &index));
 		TRY(sdict_copy_path(sd, v->path, &sd->values[index].path));
 	}

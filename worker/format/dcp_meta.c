@@ -11,6 +11,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 #include "format/pickle.h"
 #include "tensor/box.h"
 
@@ -200,8 +201,7 @@ static FALLIBLE enum err sort_chunks(struct reader *r)
 	NEED(r->order, "no memory for %ju chunks", (uintmax_t)sd->chunk_count);
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
 		r->order[i] = (uint32_t)i;
-	for (uint64_t i = 0; i < sd->tensor_count; i++) {
-		const struct sd_tensor *t = &sd->tensors[i];
+	each(t, sd->tensors, sd->tensor_count) {
 		struct sort_ctx ctx = { sd->chunks, t->ndim };
 		uint32_t *order = r->order + t->first_chunk;
 		bool sorted = true;
@@ -405,8 +405,7 @@ static FALLIBLE enum err check_placed(const struct sdict *sd)
 {
 	char at[128];
 
-	for (uint64_t i = 0; i < sd->chunk_count; i++) {
-		const struct sd_chunk *c = &sd->chunks[i];
+	each(c, sd->chunks, sd->chunk_count) {
 		const struct sd_tensor *t = &sd->tensors[c->tensor];
 		if (c->loc.file == SD_NO_FILE)
 			return at_fqn(ERR(FORMAT_METADATA, "storage_data has no entry for the chunk at %s",

@@ -8,6 +8,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 
 /* A chunk of one of the parts. */
 struct candidate {
@@ -92,8 +93,7 @@ static FALLIBLE enum err merge_chunks(struct merge *m, uint32_t tensor, uint32_t
 		m->found[i].repeated = memcmp(m->found[i].chunk->dims, m->found[i - 1].chunk->dims,
 					      2 * ndim * sizeof(int64_t)) == 0;
 	qsort(m->found, m->found_count, sizeof *m->found, compare_seq);
-	for (uint64_t i = 0; i < m->found_count; i++) {
-		const struct candidate *c = &m->found[i];
+	each(c, m->found, m->found_count) {
 		struct sd_loc loc = c->chunk->loc;
 		if (c->repeated)
 			continue;
@@ -146,16 +146,12 @@ static FALLIBLE enum err merge_all(struct merge *m)
 	for (uint32_t part = 0; part < m->count; part++) {
 		const struct sdict *sd = m->parts[part];
 		m->sd->has_paths |= sd->has_paths;
-		for (uint64_t i = 0; i < sd->tensor_count; i++) {
-			const struct sd_tensor *t = &sd->tensors[i];
+		each(t, sd->tensors, sd->tensor_count)
 			TRY(err_at_fqn(sdict_tensor(m->sd, t->fqn) ? OK : merge_tensor(m, part, t), t->fqn.p, t->fqn.n));
-		}
 	}
 	for (uint32_t part = 0; part < m->count; part++)
-		for (uint64_t i = 0; i < m->parts[part]->value_count; i++) {
-			const struct sd_value *v = &m->parts[part]->values[i];
+		each(v, m->parts[part]->values, m->parts[part]->value_count)
 			TRY(err_at_fqn(merge_value(m, part, v), v->fqn.p, v->fqn.n));
-		}
 	return OK;
 }
 

@@ -11,6 +11,7 @@
 #include "format/dcp_meta.h"
 
 #include "base/map.h"
+#include "base/vec.h"
 #include "format/pickle.h"
 
 enum { PIECE_BYTES = 64 << 10, BATCH = 1000 };
@@ -442,15 +443,13 @@ static void all(struct writer *w, const struct dcp_meta_opts *opts)
 
 static FALLIBLE enum err check(const struct sdict *sd)
 {
-	for (uint64_t i = 0; i < sd->chunk_count; i++) {
-		const struct sd_chunk *c = &sd->chunks[i];
+	each(c, sd->chunks, sd->chunk_count) {
 		if (c->loc.file >= sd->file_count || c->loc.transform > sd->transform_count) {
 			struct str fqn = sd->tensors[c->tensor].fqn;
 			return err_at_fqn(ERR(FORMAT_METADATA, "a chunk without a file"), fqn.p, fqn.n);
 		}
 	}
-	for (uint64_t i = 0; i < sd->value_count; i++) {
-		const struct sd_value *v = &sd->values[i];
+	each(v, sd->values, sd->value_count) {
 		if (v->loc.file >= sd->file_count || v->loc.transform > sd->transform_count)
 			return err_at_fqn(ERR(FORMAT_METADATA, "a value without a file"), v->fqn.p, v->fqn.n);
 	}

@@ -63,8 +63,7 @@ static FALLIBLE enum err add_table(struct planner *pl)
 	const struct gguf_head *h = pl->t->gguf;
 	int64_t freqs = h ? (int64_t)(h->rope_freqs.len / 4) : 0;
 
-	for (uint64_t i = 0; i < sd->tensor_count; i++) {
-		const struct sd_tensor *t = &sd->tensors[i];
+	each(t, sd->tensors, sd->tensor_count) {
 		uint64_t bytes;
 		uint32_t type;
 		must(t->chunk_count == 1);

@@ -314,8 +314,7 @@ static FALLIBLE enum err add_tensors(struct opening *o, uint32_t file, uint64_t 
 
 	TRY(arena_alloc(o->sd->arena, o->entries.n, sizeof *strided, &strided));
 	o->sd->strided = strided;
-	for (uint64_t i = 0; i < o->entries.n; i++) {
-		const struct entry *e = &o->entries.v[i];
+	each(e, o->entries.v, o->entries.n) {
 		struct sd_loc loc = { file, 0, data + e->offset, e->bytes };
 		enum err bad = OK;
 		if (e->q8_0 && e->bytes) {

@@ -197,8 +197,7 @@ static FALLIBLE enum err read_files(struct opening *o, const struct format_sourc
 
 static FALLIBLE enum err add_tensors(struct opening *o)
 {
-	for (uint64_t i = 0; i < o->wholes.n; i++) {
-		const struct whole *w = &o->wholes.v[i];
+	each(w, o->wholes.v, o->wholes.n) {
 		uint32_t tensor;
 		TRY(err_at_fqn(sdict_add_tensor(o->sd, w->fqn, w->dtype, w->ndim, w->shape, &tensor), w->fqn.p, w->fqn.n));
 		for (uint32_t k = w->first; k; k = o->pieces.v[k - 1].next) {

@@ -108,8 +108,7 @@ static FALLIBLE enum err parse_index(struct hf_index *ix, struct str text)
 /* Each tensor that the index names lies in the file that it names. */
 static FALLIBLE enum err check(const struct hf_index *ix)
 {
-	for (uint64_t i = 0; i < ix->homes.n; i++) {
-		const struct hf_home *h = &ix->homes.v[i];
+	each(h, ix->homes.v, ix->homes.n) {
 		if (!h->found)
 			return err_at_fqn(err_at_file(ERR(CHECKPOINT_INCOMPLETE, "the file lacks a tensor that the index says it has"),
 						      ix->files.v[h->file].name.p, -1), h->fqn.p, h->fqn.n);

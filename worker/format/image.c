@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 
 void image_free(struct image *im)
 {
@@ -115,8 +116,7 @@ static FALLIBLE enum err make_chunks(struct image *im)
 	if (im->sft.entry_count >= MAP_NONE)
 		return ERR(LIMIT_EXCEEDED, "%ju entries", (uintmax_t)im->sft.entry_count);
 	TRY(arena_alloc(im->arena, im->sft.entry_count + 1, sizeof *im->chunks, &im->chunks));
-	for (uint64_t i = 0; i < im->sft.entry_count; i++) {
-		const struct sft_entry *e = &im->sft.entries[i];
+	each(e, im->sft.entries, im->sft.entry_count) {
 		if (str_starts(e->name, IMAGE_PAD_PREFIX))
 			continue;
 		im->chunks[im->chunk_count].entry = e;
@@ -274,8 +274,7 @@ static FALLIBLE enum err join_tensors(struct join *j, struct image *const *image
 	j->refs = mem_zalloc(j->total + 1, sizeof *j->refs);
 	NEED(j->slots && j->refs, "no memory for %ju chunks", (uintmax_t)j->total);
 	for (uint32_t r = 0; r < count; r++) {
-		for (uint32_t i = 0; i < images[r]->chunk_count; i++) {
-			const struct image_chunk *c = &images[r]->chunks[i];
+		each(c, images[r]->chunks, images[r]->chunk_count) {
 			uint32_t s;
 			TRY(map_intern(&j->by_fqn, c->fqn, j->count, &s));
 			if (s == j->count)

@@ -4,6 +4,7 @@
 #include "format/image_impl.h"
 
 #include "base/num.h"
+#include "base/vec.h"
 
 struct build {
 	struct sdict *sd;
@@ -165,8 +166,7 @@ static FALLIBLE enum err add_chunk(struct build *b, const struct sd_tensor *t, s
 
 static FALLIBLE enum err add_tensors(struct build *b)
 {
-	for (uint64_t i = 0; i < b->sd->tensor_count; i++) {
-		struct sd_tensor *t = &b->sd->tensors[i];
+	each(t, b->sd->tensors, b->sd->tensor_count) {
 		bool first = true;
 		for (uint64_t k = t->first_chunk; k < t->first_chunk + t->chunk_count; k++) {
 			struct sd_chunk *c = &b->sd->chunks[k];

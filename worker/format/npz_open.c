@@ -120,8 +120,7 @@ static FALLIBLE enum err read_members(struct opening *o)
 	TRY(arena_alloc(o->sd->arena, o->zip->count, sizeof *o->strided, &o->strided));
 	TRY(arena_alloc(o->sd->arena, o->zip->count, sizeof *o->records, &o->records));
 	o->sd->strided = o->strided;
-	for (uint64_t i = 0; i < o->zip->count; i++) {
-		const struct zip_record *r = &o->zip->records[i];
+	each(r, o->zip->records, o->zip->count) {
 		fqn = r->name;
 		enum err e = check_member(r, &fqn);
 		e = e ?: read_member(o, r, fqn);

@@ -8,6 +8,7 @@
 #include "base/map.h"
 #include "base/num.h"
 #include "base/reader.h"
+#include "base/vec.h"
 #include "format/jscan.h"
 
 enum err sft_header_bytes(const unsigned char first8[8], uint64_t file_bytes, uint64_t *json_bytes_out)
@@ -222,8 +223,7 @@ static FALLIBLE enum err check_order(const struct sft *s)
 {
 	uint64_t at = 0;
 
-	for (uint64_t i = 0; i < s->entry_count; i++) {
-		const struct sft_entry *e = &s->entries[i];
+	each(e, s->entries, s->entry_count) {
 		if (e->begin != at)
 			return err_at_fqn(ERR(FORMAT_SAFETENSORS, "%s in the data at %ju",
 					      e->begin > at ? "a hole" : "an overlap", (uintmax_t)num_min(at, e->begin)),

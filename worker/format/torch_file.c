@@ -245,8 +245,7 @@ static FALLIBLE enum err find_records(struct torch_file *f)
 	const struct zip *z = f->item.zip;
 	struct item_tensor t = { 0 };
 
-	for (uint64_t i = 0; i < z->count; i++) {
-		const struct zip_record *r = &z->records[i];
+	each(r, z->records, z->count) {
 		struct str tail = { r->name.p + z->prefix.n, r->name.n - z->prefix.n };
 		if (!str_starts(tail, "data/"))
 			continue;
@@ -311,8 +310,7 @@ static FALLIBLE enum err find_all_in_stream(struct torch_file *f, const struct i
 static FALLIBLE enum err find_storages(struct torch_file *f, const struct item_source *src)
 {
 	TRY(f->item.zip ? find_records(f) : find_all_in_stream(f, src));
-	for (uint64_t i = 0; i < f->storages.n; i++) {
-		const struct torch_storage *s = &f->storages.v[i];
+	each(s, f->storages.v, f->storages.n) {
 		if (!s->found)
 			return ERR(FORMAT_ITEM, "the file has no storage '%.*s'", (int)num_min(s->says.key.n, 64), s->says.key.p);
 	}
@@ -398,10 +396,8 @@ struct str torch_leaf_tail(const struct torch_leaf *leaf, uint32_t skip)
 {
 	size_t at = 0;
 
-	for (uint32_t i = 0; i < skip; i++) {
-		const struct sd_path_part *part = &leaf->path.parts[i];
+	each(part, leaf->path.parts, skip)
 		at += (part->key.p ? part->key.n : (size_t)snprintf(NULL, 0, "%jd", (intmax_t)part->index)) + 1;
-	}
 	return at < leaf->fqn.n ? (struct str){ leaf->fqn.p + at, leaf->fqn.n - at } : STR("");
 }
 
@@ -537,8 +533,7 @@ enum err torch_file_add_records(const struct torch_file *f, struct sdict *sd, ui
 		sd->records = all;
 		sd->record_cap = cap;
 	}
-	for (uint64_t i = 0; i < f->storages.n; i++) {
-		const struct torch_storage *s = &f->storages.v[i];
+	each(s, f->storages.v, f->storages.n) {
 		if (s->crc_known)
 			all[n++] = (struct sd_record){ file, s->crc32, s->offset, s->says.bytes };
 	}
@@ -554,8 +549,7 @@ static FALLIBLE enum err add_leaves(const struct torch_file *f, struct sdict *sd
 	uint32_t index;
 
 	TRY(reserve_views(f, sd, &view, &index));
-	for (uint64_t i = 0; i < f->leaves.n; i++) {
-		const struct torch_leaf *leaf = &f->leaves.v[i];
+	each(leaf, f->leaves.v, f->leaves.n) {
 		struct sd_loc loc = { .file = file };
 		enum err e = OK;
 		if (leaf->is_sharded)

@@ -193,8 +193,7 @@ static FALLIBLE enum err open_file(struct ranks *r, const char *name)
 	must(format_rank_name(name, &is));
 	TRY(sdict_add_file(r->sd, str_of(name), (uint32_t)is.rank, &file));
 	TRY(torch_file_open(r->s, name, &f));
-	for (uint64_t i = 0; i < f.leaves.n; i++) {
-		struct torch_leaf *leaf = &f.leaves.v[i];
+	each(leaf, f.leaves.v, f.leaves.n) {
 		TRY(torch_leaf_move(f.arena, leaf, 0, is.is_model ? STR("") : is.family));
 		TRY(err_at_fqn(add_leaf(r, &f, leaf, file, (uint32_t)is.rank), leaf->fqn.p, leaf->fqn.n));
 	}

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 
 /* As large as PyTorch's reader allows; a frame of default level needs 2 MiB. */
 enum { WINDOW_LOG_MAX = 27, LINK_BYTES = 64 << 10 };
@@ -120,8 +121,7 @@ static void transform_free(struct transform *t)
 {
 	if (!t)
 		return;
-	for (uint32_t i = 0; i < TRANSFORM_STAGES_MAX; i++) {
-		struct stage *s = &t->stages[i];
+	each(s, t->stages, TRANSFORM_STAGES_MAX) {
 		ZSTD_freeDCtx(s->zstd);
 		if (s->deflate)
 			inflateEnd(s->deflate); /* harmless when init failed: it checks the state */

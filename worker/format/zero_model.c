@@ -321,8 +321,7 @@ enum err zero_model_share(const struct zero_model *m)
 	struct str fqn;
 	uint32_t index;
 
-	for (uint64_t i = 0; i < m->aliases.n; i++) {
-		const struct zero_alias *a = &m->aliases.v[i];
+	each(a, m->aliases.v, m->aliases.n) {
 		const struct sd_tensor *of = sdict_tensor(sd, a->of);
 		if (!of)
 			return err_at_file(err_at_fqn(ERR(FORMAT_METADATA, "a parameter shared with '%.*s', which is not there",

@@ -122,8 +122,7 @@ static FALLIBLE enum err read_masters(struct optim *o)
 	uint64_t first = z->masters.n;
 	struct zero_flat flat, *kept;
 
-	for (uint64_t i = 0; i < o->f.leaves.n; i++) {
-		const struct torch_leaf *leaf = &o->f.leaves.v[i];
+	each(leaf, o->f.leaves.v, o->f.leaves.n) {
 		uint32_t group = (uint32_t)(z->masters.n - first);
 		if (!is_master(leaf))
 			continue;

@@ -151,8 +151,7 @@ static FALLIBLE enum err place_fragments(struct zero *z)
 	CLEANUP(mem_free_ptr) uint64_t *ends = mem_zalloc(m->frozen.n + 1, sizeof *ends);
 
 	NEED(ends, "no memory for %ju frozen parameters", (uintmax_t)m->frozen.n);
-	for (uint64_t i = 0; i < m->fragments.n; i++) {
-		struct zero_flat *f = &m->fragments.v[i];
+	each(f, m->fragments.v, m->fragments.n) {
 		f->start = ends[f->stream];
 		TRY(num_add(f->start, f->numel, &ends[f->stream]));
 	}
@@ -172,10 +171,8 @@ static FALLIBLE enum err add_flats(struct zero *z, const struct zero_flat *v, ui
 
 static FALLIBLE enum err sort_flats(struct zero *z)
 {
-	for (uint64_t i = 0; i < z->flats.n; i++) {
-		struct zero_flat *f = &z->flats.v[i];
+	each(f, z->flats.v, z->flats.n)
 		f->start = z->masters.v[(uint64_t)f->rank * z->group_count + f->group].start;
-	}
 	TRY(place_fragments(z));
 	TRY(add_flats(z, z->masters.v, z->masters.n));
 	TRY(add_flats(z, z->model.fragments.v, z->model.fragments.n));

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/reader.h"
+#include "base/vec.h"
 #include "format/transform.h"
 
 enum {
@@ -310,8 +311,7 @@ enum err zip_find(const struct zip *z, struct str name, const struct zip_record 
 {
 	const struct zip_record *found = NULL;
 
-	for (uint64_t i = 0; i < z->count; i++) {
-		const struct zip_record *r = &z->records[i];
+	each(r, z->records, z->count) {
 		struct str tail = { r->name.p + z->prefix.n, r->name.n - z->prefix.n };
 		if (r->name.n < z->prefix.n || !str_eq(tail, name) ||
 		    memcmp(r->name.p, z->prefix.p, z->prefix.n) != 0)

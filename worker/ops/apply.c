@@ -227,8 +227,7 @@ static FALLIBLE enum err add_records(struct apply *a, const struct run *run, uin
 	TRY(arena_alloc(a->arena, n + plan->tensor_count + 1, sizeof *records, &records));
 	if (n)
 		memcpy(records, a->applied->records, n * sizeof *records);
-	for (uint64_t i = 0; i < plan->tensor_count; i++) {
-		const struct run_stream *s = &run->streams[i];
+	each(s, run->streams, plan->tensor_count) {
 		if (s->kind == RUN_STREAM_DECODE && s->bytes)
 			records[n++] = (struct sd_record){ file, s->now_crc32, s->out_at, s->bytes };
 	}

@@ -126,8 +126,7 @@ static FALLIBLE enum err find_addresses(struct op *o)
 		NEED(list, "no memory for %ju shards", (uintmax_t)n);
 		if (o->mine[side])
 			TRY(list_addresses(o->mine[side], list, n, &at));
-		for (uint64_t i = 0; i < o->places.n; i++) {
-			struct state_dict_op_place *p = &o->places.v[i];
+		each(p, o->places.v, o->places.n) {
 			if (p->rank != o->me || p->dict != side)
 				continue;
 			while (slot < n && (told->slots.v[slot].offset != p->offset || !str_eq(told->slots.v[slot].fqn, p->fqn)))
@@ -157,8 +156,7 @@ static FALLIBLE enum err new_block(struct dcp_state_dict *s, uint64_t bytes, uin
 /* Places this rank's target shards: new memory, or the companion's (or the source's) memory. */
 static FALLIBLE enum err place_slots(struct op *o)
 {
-	for (uint64_t i = 0; i < o->images.slots.n; i++) {
-		struct state_dict_op_slot *s = &o->images.slots.v[i];
+	each(s, o->images.slots.v, o->images.slots.n) {
 		uint64_t keeps = s->keeps;
 		s->keeps = UINT64_MAX; /* it is there already */
 		if (s->rank != o->me)

@@ -41,12 +41,9 @@ static FALLIBLE enum err check_pair(const struct sd_tensor *t, const struct sd_t
 
 static FALLIBLE enum err check_pairs(const struct sdict *base, const struct sdict *now)
 {
-	for (uint64_t i = 0; i < now->tensor_count; i++) {
-		const struct sd_tensor *t = &now->tensors[i];
+	each(t, now->tensors, now->tensor_count)
 		TRY(err_at_fqn(check_pair(t, sdict_tensor(base, t->fqn)), t->fqn.p, t->fqn.n));
-	}
-	for (uint64_t i = 0; i < base->tensor_count; i++) {
-		const struct sd_tensor *t = &base->tensors[i];
+	each(t, base->tensors, base->tensor_count) {
 		if (!sdict_tensor(now, t->fqn))
 			return err_at_fqn(ERR(MISSING_KEY, "only the base has this tensor, and a delta removes none: save or reshard a "
 					      "whole checkpoint"), t->fqn.p, t->fqn.n);

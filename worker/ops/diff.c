@@ -131,8 +131,7 @@ static FALLIBLE enum err compare_tensors(struct diff *d)
 	TRY(sdict_copy_files(d->common, a));
 	for (uint64_t i = 0; i < a->tensor_count; i++)
 		TRY(compare_tensor(d, &a->tensors[i]));
-	for (uint64_t i = 0; i < b->tensor_count; i++) {
-		const struct sd_tensor *u = &b->tensors[i];
+	each(u, b->tensors, b->tensor_count) {
 		if (sdict_tensor(a, u->fqn) || sdict_value(a, u->fqn))
 			continue;
 		d->tensors[CHANGE_ADDED]++;
@@ -204,8 +203,7 @@ static FALLIBLE enum err compare_values(struct diff *d)
 		}
 		TRY(job_tick(d->job));
 	}
-	for (uint64_t i = 0; i < b->value_count; i++) {
-		const struct sd_value *u = &b->values[i];
+	each(u, b->values, b->value_count) {
 		if (sdict_tensor(a, u->fqn) || sdict_value(a, u->fqn))
 			continue;
 		d->values[CHANGE_ADDED]++;

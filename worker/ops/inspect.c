@@ -196,8 +196,7 @@ static void put_place(json_t *doc, const struct inspect_place *p)
 
 static void put_globals(const struct inspect *in, bool runs, json_t *list)
 {
-	for (uint64_t i = 0; i < in->globals.n; i++) {
-		const struct inspect_global *g = &in->globals.v[i];
+	each(g, in->globals.v, in->globals.n) {
 		if ((g->changed || !g->is_data) != runs)
 			continue;
 		json_t *doc = json_pack("{s:o, s:o, s:b, s:I, s:I}", "module", text_doc(g->module), "name", text_doc(g->name), "runs", runs,

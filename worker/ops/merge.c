@@ -47,8 +47,7 @@ static FALLIBLE enum err check_tensors(const struct merge *m, const struct sdict
 					      dtype_name(t->dtype)), t->fqn.p, t->fqn.n);
 		TRY(cast_check(dtype_is_complex(t->dtype) ? DT_COMPLEX64 : DT_FLOAT32, u->dtype));
 	}
-	for (uint64_t i = 0; i < other->tensor_count; i++) {
-		const struct sd_tensor *u = &other->tensors[i];
+	each(u, other->tensors, other->tensor_count) {
 		if (is_averaged(m, u) && !sdict_tensor(first, u->fqn))
 			return err_at_fqn(ERR(MISSING_KEY, "the first checkpoint lacks this tensor"), u->fqn.p, u->fqn.n);
 	}

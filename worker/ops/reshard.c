@@ -155,8 +155,7 @@ static FALLIBLE enum err embed_values(struct reshard *r)
 {
 	uint64_t total = 0;
 
-	for (uint64_t i = 0; i < r->view.sd->value_count; i++) {
-		const struct sd_value *from = &r->view.sd->values[i];
+	each(from, r->view.sd->values, r->view.sd->value_count) {
 		struct sd_value *to = sdict_value(r->plan, from->fqn);
 		CLEANUP(mem_free_ptr) void *bytes = NULL;
 		uint64_t n = 0;

@@ -23,8 +23,7 @@ static FALLIBLE enum err add_sources(struct reshard_assets *a, struct run_build 
 {
 	a->others = mem_zalloc(a->found.files.n, sizeof *a->others);
 	NEED(a->others, "no memory for %ju files", (uintmax_t)a->found.files.n);
-	for (uint64_t i = 0; i < a->found.files.n; i++) {
-		const struct asset *f = &a->found.files.v[i];
+	each(f, a->found.files.v, a->found.files.n) {
 		struct build_other *o = &a->others[a->count];
 		if (f->left_out)
 			continue;

@@ -38,8 +38,7 @@ static FALLIBLE enum err put_differences(json_t *result, const struct state_dict
 	json_object_set_new(result, "equal", json_boolean(p->equal));
 	json_object_set_new(result, "difference_count", json_integer((json_int_t)p->difference_total));
 	json_object_set_new(result, "differences", list);
-	for (uint64_t i = 0; i < p->difference_count; i++) {
-		const struct state_dict_op_difference *d = &p->differences[i];
+	each(d, p->differences, p->difference_count) {
 		json_t *one = json_pack("{s:o, s:o, s:o, s:o, s:I}", "path", text(d->path), "what", text(d->what), "a",
 					d->a.p ? text(d->a) : json_null(), "b", d->b.p ? text(d->b) : json_null(), "rank",
 					(json_int_t)d->rank);

@@ -48,8 +48,7 @@ static FALLIBLE enum err add_sources(struct making *m)
 	struct run_src *s;
 
 	TRY(vec_reserve(&m->b->srcs, places->n));
-	for (uint64_t i = 0; i < places->n; i++) {
-		const struct state_dict_op_place *p = &places->v[i];
+	each(p, places->v, places->n) {
 		TRY(vec_push(&m->b->srcs, &s));
 		*s = (struct run_src){ .kind = RUN_SRC_PLAIN, .dtype = (uint8_t)p->dtype, .ndim = p->ndim, .rank = p->rank,
 				       .file = m->files[p->dict][p->rank], .offset = p->offset, .length = p->bytes,
@@ -66,8 +65,7 @@ static FALLIBLE enum err add_targets(struct making *m)
 	struct run_dst *d;
 
 	TRY(vec_reserve(&m->b->dsts, im->slots.n));
-	for (uint64_t i = 0; i < im->slots.n; i++) {
-		const struct state_dict_op_slot *s = &im->slots.v[i];
+	each(s, im->slots.v, im->slots.n) {
 		TRY(vec_push(&m->b->dsts, &d));
 		*d = (struct run_dst){ .kind = RUN_DST_TENSOR, .dtype = (uint8_t)s->dtype, .bare = true, .ndim = s->ndim,
 				       .rank = s->rank, .file = m->made[s->rank], .offset = s->offset, .payload_bytes = s->bytes,

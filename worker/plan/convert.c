@@ -167,8 +167,7 @@ static FALLIBLE enum err rename_all(struct converter *v)
 			return err_at_fqn(e, t->fqn.p, t->fqn.n);
 		t->fqn = out.fqn;
 	}
-	for (uint64_t i = 0; i < v->values.n; i++) {
-		struct convert_value *value = &v->values.v[i];
+	each(value, v->values.v, v->values.n) {
 		if (value->matches)
 			TRY(err_at_fqn(renamed(v, value->fqn, &value->fqn), value->fqn.p, value->fqn.n));
 	}
@@ -273,8 +272,7 @@ static FALLIBLE enum err tie(struct converter *v, const struct convert_tensor *t
 
 static FALLIBLE enum err one_by_one(struct converter *v)
 {
-	for (uint64_t i = 0; i < v->now.n; i++) {
-		const struct convert_tensor *t = &v->now.v[i];
+	each(t, v->now.v, v->now.n) {
 		enum err e = !t->matches ? convert_push(v, t) : v->rule->kind == CONVERT_FROM ? take_from(v, t) :
 			     v->rule->kind == CONVERT_TIE ? tie(v, t) : convert_shape(v, t);
 		if (e)
@@ -318,13 +316,11 @@ static FALLIBLE enum err match_all(struct converter *v, uint64_t *count)
 	bool values = v->rule->kind == CONVERT_RENAME || v->rule->kind == CONVERT_DROP;
 
 	*count = 0;
-	for (uint64_t i = 0; i < v->now.n; i++) {
-		struct convert_tensor *t = &v->now.v[i];
+	each(t, v->now.v, v->now.n) {
 		TRY(err_at_fqn(pattern_match(v->patterns, v->index, t->fqn, &t->matches), t->fqn.p, t->fqn.n));
 		*count += t->matches;
 	}
-	for (uint64_t i = 0; i < v->values.n; i++) {
-		struct convert_value *value = &v->values.v[i];
+	each(value, v->values.v, v->values.n) {
 		value->matches = false;
 		if (values)
 			TRY(err_at_fqn(pattern_match(v->patterns, v->index, value->fqn, &value->matches), value->fqn.p, value->fqn.n));
@@ -368,8 +364,7 @@ static FALLIBLE enum err put_tensor(const struct convert_tensor *t, struct conve
 	out->sd->tensors[index].requires_grad = t->requires_grad;
 	out->sd->tensors[index].blocks = t->blocks;
 	TRY(sdict_rename_path(out->sd, t->path, t->stored, t->fqn, &out->sd->tensors[index].path));
-	for (uint64_t i = 0; i < t->views.n; i++) {
-		const struct view *view = &t->views.v[i];
+	each(view, t->views.v, t->views.n) {
 		out->views[out->sd->chunk_count] = *view;
 		TRY(sdict_add_chunk(out->sd, index, view->dims, 0, (struct sd_loc){ .file = SD_NO_FILE }));
 	}

@@ -96,8 +96,7 @@ static FALLIBLE enum err fill_side(struct walk *w, const struct iterate_place *p
 		}
 	}
 	TRY(arena_alloc(w->scratch, total, sizeof *all, &all));
-	for (uint32_t i = 0; i < rows->n; i++) {
-		struct iterate_row *r = &rows->v[i];
+	each(r, rows->v, rows->n) {
 		*(companion ? &r->companion : &r->source) = all;
 		all += companion ? r->companion_count : r->source_count;
 		*(companion ? &r->companion_count : &r->source_count) = 0;

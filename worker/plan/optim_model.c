@@ -149,8 +149,7 @@ static FALLIBLE enum err named_groups(struct optim_model *m)
 	CLEANUP(mem_free_ptr) uint32_t *seen = mem_zalloc(m->world_size, sizeof *seen);
 
 	NEED(seen, "no memory for %u ranks", m->world_size);
-	for (uint64_t i = 0; i < m->params.n; i++) {
-		const struct optim_param *p = &m->params.v[i];
+	each(p, m->params.v, m->params.n) {
 		for (uint32_t r = 0; p->outers && r < m->world_size; r++) {
 			const struct sd_outer *o = p->outers[r];
 			struct optim_group *g = &m->groups[r];
@@ -175,8 +174,7 @@ static FALLIBLE enum err number_boxes(const struct optim_model *m, uint64_t nest
 	uint64_t column = 0;
 
 	NEED(rows, "no memory for the slices of %u ranks", m->world_size);
-	for (uint64_t i = 0; i < m->params.n; i++) {
-		const struct optim_param *p = &m->params.v[i];
+	each(p, m->params.v, m->params.n) {
 		for (uint32_t r = 0; p->outers && r < m->world_size; r++) {
 			const struct sd_outer *o = p->outers[r];
 			int64_t *box;
@@ -242,8 +240,7 @@ static FALLIBLE enum err check_members(struct optim_model *m, const uint32_t *ro
 		m->groups[q].place = i;
 		if (!same_ranks(&m->groups[q], g->ranks, g->count))
 			return strangers(q, r);
-		for (uint64_t k = 0; k < m->params.n; k++) {
-			const struct optim_param *p = &m->params.v[k];
+		each(p, m->params.v, m->params.n) {
 			if (p->outers && rows[r * nested + column] != rows[q * nested + column])
 				return at(ERR(PLAN_INVALID, "ranks %u and %u are in one data-parallel group and have different slices", r,
 					      q), p, q);
@@ -268,8 +265,7 @@ static FALLIBLE enum err check_groups(struct optim_model *m, const uint32_t *row
 /* From here on every slice says its group. */
 static FALLIBLE enum err name_groups(struct optim_model *m)
 {
-	for (uint64_t i = 0; i < m->params.n; i++) {
-		const struct optim_param *p = &m->params.v[i];
+	each(p, m->params.v, m->params.n) {
 		for (uint32_t r = 0; p->outers && r < m->world_size; r++) {
 			struct sd_outer *named;
 			if (!p->outers[r] || p->outers[r]->ranks)

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "base/vec.h"
 #include "tensor/box.h"
 
 enum { INDEX_FROM = 16, CHILDREN_MAX = 1 << 30 };
@@ -272,8 +273,7 @@ static FALLIBLE enum err check_dtensor(struct check *c, const struct tree_tensor
 	if (!t->mesh || !t->placements)
 		return ERR(PLAN_INVALID, "a DTensor needs a mesh and placements");
 	TRY(check_mesh(c, t->mesh));
-	for (uint32_t i = 0; i < t->mesh->ndim; i++) {
-		const struct placement *p = &t->placements[i];
+	each(p, t->placements, t->mesh->ndim) {
 		if (placement_cuts(p) && (p->dim >= (int64_t)t->ndim || p->dim < -(int64_t)t->ndim))
 			return ERR(LAYOUT_INVALID, "Shard(%d) of a tensor of %u dims", p->dim, t->ndim);
 	}

@@ -596,8 +596,7 @@ static FALLIBLE enum err make_tasks(struct builder *bd)
 	}
 	for (uint64_t i = 0; i < bd->tasks.n; i++)
 		TRY(vec_push(&b->tasks, &task));
-	for (uint64_t i = 0; i < bd->tasks.n; i++) {
-		const struct blockref *ref = &bd->tasks.v[i];
+	each(ref, bd->tasks.v, bd->tasks.n) {
 		struct run_rank *k = &b->ranks.v[ref->rank];
 		b->tasks.v[k->first_task + k->task_count++] = (struct run_task){
 			.first = ref->first, .count = ref->count, .rank_index = ref->rank, .scan = ref->scan };

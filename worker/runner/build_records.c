@@ -31,8 +31,7 @@ static uint64_t choose(struct record *r)
 {
 	uint64_t end = 0, before = UINT64_MAX, rest = r->parts[0].length;
 
-	for (uint64_t i = 0; i < r->count; i++) {
-		const struct run_record_part *p = &r->parts[i];
+	each(p, r->parts, r->count) {
 		if (r->b->srcs.v[p->src].digest_count) /* which it is compared with */
 			r->taken[p->src] = BUILD_NOT_TAKEN;
 		if (r->taken[p->src] != BUILD_TAKEN_WHOLE)
@@ -82,8 +81,7 @@ static FALLIBLE enum err compare(struct record *r)
 	TRY(add_range(r, 0, length, 0, &record));
 	r->b->srcs.v[record].crc_wanted = r->parts[0].crc32;
 	atomic_store(&r->b->srcs.v[record].sum_left, length);
-	for (uint64_t i = 0; i < r->count; i++) {
-		const struct run_record_part *p = &r->parts[i];
+	each(p, r->parts, r->count) {
 		if (r->taken[p->src] == BUILD_NOT_TAKEN)
 			continue;
 		atomic_store(&r->b->srcs.v[p->src].unverified, 0);

@@ -159,8 +159,7 @@ enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src
 
 	*first_out = (uint32_t)b->srcs.n;
 	TRY(vec_reserve(&b->srcs, sd->chunk_count + sd->value_count));
-	for (uint64_t i = 0; i < sd->chunk_count; i++) {
-		const struct sd_chunk *c = &sd->chunks[i];
+	each(c, sd->chunks, sd->chunk_count) {
 		const struct sd_tensor *t = &sd->tensors[c->tensor];
 		struct run_src proto = { .kind = (uint8_t)kind, .dtype = (uint8_t)t->dtype, .ndim = t->ndim, .rank = c->rank };
 		if (c->tensor != tensor)
@@ -169,8 +168,7 @@ enum err build_sources(struct run_build *b, const struct sdict *sd, enum run_src
 		proto.fqn_at = fqn_at;
 		TRY(add_chunk_src(b, sd, file_map, manifest, proto, c));
 	}
-	for (uint64_t i = 0; i < sd->value_count; i++) {
-		const struct sd_value *v = &sd->values[i];
+	each(v, sd->values, sd->value_count) {
 		struct run_src proto = { .kind = RUN_SRC_RAW, .rank = v->rank };
 		if (v->kind != SD_VALUE_STORED)
 			continue;

@@ -181,8 +181,7 @@ static enum err unpack(void *user, uint64_t index, const void *in)
 
 static FALLIBLE enum err fold_all(struct exchanging *x)
 {
-	for (uint64_t i = 0; i < x->folds.n; i++) {
-		const struct fold_piece *f = &x->folds.v[i];
+	each(f, x->folds.v, x->folds.n) {
 		point_at(x, f->move, f->dims_at);
 		if (to_member(x, x->move) != x->me)
 			continue;

@@ -194,8 +194,7 @@ static void name_segment(const struct exec *x)
 {
 	struct stat st;
 
-	for (uint64_t i = 0; i < x->run->files_n; i++) {
-		const struct run_file *f = &x->run->files[i];
+	each(f, x->run->files, x->run->files_n) {
 		if (f->kind != RUN_FILE_SEGMENT || f->fd_index >= x->spec->fd_count || fstat(x->spec->fds[f->fd_index], &st) < 0 ||
 		    (uint64_t)st.st_size >= run_file_span(f))
 			continue;

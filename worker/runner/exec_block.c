@@ -151,10 +151,8 @@ static FALLIBLE enum err add_blocks(struct slot *s, const struct run_part *p, un
 /* Quantises the float32 values that were read to their place in blocks. */
 static void quantise(struct slot *s)
 {
-	for (uint64_t i = 0; i < s->quants.n; i++) {
-		struct slot_quant *q = &s->quants.v[i];
+	each(q, s->quants.v, s->quants.n)
 		quant_q8_0_part(q->at, q->floats, q->skip, q->bytes);
-	}
 	exec_block_drop(s);
 }
 
@@ -336,8 +334,7 @@ static FALLIBLE enum err average(struct slot *s)
 
 	if (s->legs.n)
 		read_plan_begin(&s->reads);
-	for (uint64_t i = 0; i < s->legs.n; i++) {
-		const struct slot_legs *l = &s->legs.v[i];
+	each(l, s->legs.v, s->legs.n) {
 		const struct run_dst *d = &run->dsts[l->part->dst];
 		enum dtype wide = (enum dtype)run->dsts[d->first_leg].dtype;
 		uint64_t n = elements(run, l->part);

@@ -72,8 +72,7 @@ static FALLIBLE enum err gate_scans(struct run_build *b, struct run_task *t)
 enum err gate_tasks(struct run_build *b)
 {
 	b->gates.n = 0;
-	for (uint64_t i = 0; i < b->tasks.n; i++) {
-		struct run_task *t = &b->tasks.v[i];
+	each(t, b->tasks.v, b->tasks.n) {
 		t->first_gate = b->gates.n;
 		t->gate_count = 0;
 		TRY(t->scan ? gate_scans(b, t) : gate_blocks(b, t));
@@ -280,8 +279,7 @@ static FALLIBLE enum err check_room(const struct gate *g, uint32_t file, uint64_
 	const struct run *run = g->run;
 	const struct run_file *f = &run->files[file];
 
-	for (uint64_t i = 0; i < run->ranks_n; i++) {
-		const struct run_rank *k = &run->ranks[i];
+	each(k, run->ranks, run->ranks_n) {
 		uint64_t low = k->ring == file + 1 ? released(run, k, atomic_load(&k->tasks_done)) : UINT64_MAX;
 		if (mark > low && mark - low > f->ring_bytes)
 			return err_at_rank(ERR(FORMAT_IMAGE, "%ju bytes are said to be there, through a ring of %ju, and those from %ju on "
@@ -337,8 +335,7 @@ static FALLIBLE enum err is_ready(struct gate *g, const struct run_task *t, bool
 
 static FALLIBLE enum err stalled(const struct gate *g)
 {
-	for (uint64_t i = 0; i < g->run->ranks_n; i++) {
-		const struct run_rank *k = &g->run->ranks[i];
+	each(k, g->run->ranks, g->run->ranks_n) {
 		uint64_t next = atomic_load(&k->next_task);
 		const struct run_task *t = &g->run->tasks[k->first_task + next];
 		if (k->ring && atomic_load(&k->tasks_done) < next)

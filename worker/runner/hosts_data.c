@@ -176,8 +176,7 @@ static void tables_digest(const struct run *run, unsigned char out[16])
 
 	must(x);
 	XXH3_128bits_reset(x);
-	for (uint64_t i = 0; i < run->dsts_n; i++) {
-		const struct run_dst *d = &run->dsts[i];
+	each(d, run->dsts, run->dsts_n) {
 		const struct run_file *f = &run->files[d->file];
 		uint64_t v[] = { d->rank, d->offset, d->length, d->part_count, f->bytes, f->rank };
 		struct str fqn = run_dst_fqn(run, d), name = run_file_name(run, f);

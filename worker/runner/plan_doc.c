@@ -108,8 +108,7 @@ enum err plan_doc_files(json_t *doc, const struct run_build *b, enum run_file_ki
 	json_t *files = json_array(), *ranks = json_array();
 	uint64_t count = 0;
 
-	for (uint64_t i = 0; i < b->files.n; i++) {
-		const struct run_file *f = &b->files.v[i];
+	each(f, b->files.v, b->files.n) {
 		if (f->kind != kind || count++ >= FILES_SHOWN)
 			continue;
 		json_array_append_new(files, json_pack("{s:s%, s:I, s:I}", "name", b->strings.v + f->name_at, (size_t)f->name_len,

@@ -35,8 +35,7 @@ enum err replicas_values(const struct sdict *held, struct replicas *out)
 
 	out->list = json_array();
 	NEED(entries && out->list, "no memory to compare replicas");
-	for (uint64_t i = 0; i < held->differing_count; i++) {
-		const struct sd_differing *d = &held->differing[i];
+	each(d, held->differing, held->differing_count) {
 		const struct sd_value *v = &held->values[d->value];
 		if (out->fail)
 			return differ(v->rank, d->rank, v->fqn);

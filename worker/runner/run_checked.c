@@ -13,8 +13,7 @@ static void add_damages(const struct run *run, struct checked *c)
 	uint64_t n = atomic_load(&run->head->damage_count), listed = n < run->damages_n ? n : run->damages_n;
 	char room[ERR_FILE_MAX];
 
-	for (uint64_t i = 0; i < listed; i++) {
-		const struct run_damage *d = &run->damages[i];
+	each(d, run->damages, listed) {
 		const struct run_src *s = &run->srcs[d->src];
 		uint64_t offset = s->named_file == s->file ? d->offset : s->named_at; /* else in the spool */
 		const char *file = run_file_label(run, s->named_file, room);
@@ -47,8 +46,7 @@ void run_checked(const struct run *run, struct checked *c)
 
 	note_unchecked(run);
 	c->verified_bytes += atomic_load(&run->head->verified_bytes);
-	for (uint64_t i = 0; i < run->srcs_n; i++) {
-		const struct run_src *s = &run->srcs[i];
+	each(s, run->srcs, run->srcs_n) {
 		uint64_t bytes = atomic_load(&s->unverified);
 		if (bytes && run->head->opts.verify)
 			checked_unable(c, s->fqn_len ? run_src_fqn(run, s) : str_of(run_file_label(run, s->named_file, room)));

@@ -85,8 +85,7 @@ static FALLIBLE enum err copy_files(const struct sdict *from, struct sdict *to)
 /* Copies the values that other ranks have instead of those that take part; kept[i]: the present index of value i of `from`. */
 static FALLIBLE enum err copy_differing(const struct sdict *from, const uint32_t *kept, struct sdict *to)
 {
-	for (uint64_t i = 0; i < from->differing_count; i++) {
-		const struct sd_differing *d = &from->differing[i];
+	each(d, from->differing, from->differing_count) {
 		if (kept[d->value] != SD_NONE)
 			TRY(sdict_add_differing(to, kept[d->value], d->rank, d->bytes));
 	}

@@ -34,8 +34,7 @@ static FALLIBLE enum err open_on_disk(struct job *j, int *fd_out)
 	if (target.p && stores_find(&j->worker->stores, target.p, &own) == OK && own->top >= 0 && own->ops->scratch &&
 	    own->ops->scratch(own, fd_out) == OK)
 		return OK;
-	for (uint32_t i = 0; i < j->worker->stores.count; i++) {
-		const struct store *s = &j->worker->stores.v[i];
+	each(s, j->worker->stores.v, j->worker->stores.count) {
 		if (s->top < 0 || !s->ops->scratch)
 			continue;
 		e = s->ops->scratch(s, fd_out);
@@ -165,8 +164,7 @@ static FALLIBLE enum err spool_all(struct spool *s, uint32_t file)
 
 	for (uint64_t i = 0; i < sd->chunk_count; i++)
 		TRY(checkpoint_lose(s->c, &sd->chunks[i].loc, CHECKED_PAYLOAD, spool_chunk(s, &sd->chunks[i], file)));
-	for (uint64_t i = 0; i < sd->value_count; i++) {
-		struct sd_value *v = &sd->values[i];
+	each(v, sd->values, sd->value_count) {
 		if (v->kind == SD_VALUE_STORED && !stays(s, &v->loc))
 			TRY(checkpoint_lose(s->c, &v->loc, CHECKED_VALUE, spool_loc(s, v->fqn, &v->loc, file, VALUE_MAX)));
 	}

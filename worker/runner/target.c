@@ -24,8 +24,7 @@ static FALLIBLE enum err add_values(const struct spec_view *v, struct sdict *out
 
 	out->has_paths = v->sd->has_paths;
 	TRY(sdict_copy_files(out, v->sd));
-	for (uint64_t i = 0; i < v->sd->value_count; i++) {
-		const struct sd_value *from = &v->sd->values[i];
+	each(from, v->sd->values, v->sd->value_count) {
 		TRY(sdict_add_value(out, from->fqn, 0, from->loc, &index));
 		struct sd_value *to = &out->values[index];
 		to->kind = from->kind;
@@ -83,8 +82,7 @@ enum err target_report_rules(json_t *result, const struct layout *l, const struc
 			return ERR(NO_MEMORY, "no memory for a report");
 		json_array_append_new(unmatched, text(l->rules[r].match));
 	}
-	for (uint64_t i = 0; i < use->fallbacks.n; i++) {
-		const struct layout_fallback *f = &use->fallbacks.v[i];
+	each(f, use->fallbacks.v, use->fallbacks.n) {
 		json_t *one = json_pack("{s:o, s:o, s:o}", "fqn", text(f->fqn), "rule", text(l->rules[f->rule].match), "took",
 					f->took < l->rule_count ? text(l->rules[f->took].match) : json_null());
 		if (!list && json_object_set_new(result, "fell_back", list = json_array()) < 0)

@@ -184,8 +184,7 @@ static FALLIBLE enum err put_tensors_digest(struct job *j, const struct run *run
 	char hex[33];
 	bool any = false;
 
-	for (uint64_t i = 0; i < run->dsts_n; i++) {
-		const struct run_dst *d = &run->dsts[i];
+	each(d, run->dsts, run->dsts_n) {
 		struct str fqn = run_dst_fqn(run, d);
 		if (d->kind != RUN_DST_TENSOR || d->bare || d->ndim == 0) /* bare: a value's bytes, which the client has made */
 			continue;

@@ -37,8 +37,7 @@ void gpu_sweep(struct worker *w)
 	uint64_t kept = 0;
 	struct stat st;
 
-	for (uint64_t i = 0; i < w->pins.n; i++) {
-		struct gpu_pin *p = &w->pins.v[i];
+	each(p, w->pins.v, w->pins.n) {
 		if (fstat(p->fd, &st) < 0 || st.st_nlink == 0)
 			drop(w, p);
 		else

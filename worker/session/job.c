@@ -90,8 +90,7 @@ enum err job_tell_io(struct worker *w)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(64 << 10);
 	bool empty = false;
 
-	for (uint32_t i = 0; i < w->stores.count; i++) {
-		const struct store *s = &w->stores.v[i];
+	each(s, w->stores.v, w->stores.count) {
 		uint64_t bytes_read = s->top >= 0 ? s->ops->count(s, false) : 0, written = s->top >= 0 ? s->ops->count(s, true) : 0;
 		if (bytes_read || written)
 			buf_printf(&b, "%c\"%s\":[%ju,%ju]", b.len ? ',' : '{', s->name, (uintmax_t)bytes_read, (uintmax_t)written);

@@ -673,8 +673,7 @@ static FALLIBLE enum err check_locs(struct checkpoint *c)
 {
 	for (uint64_t i = 0; i < c->sd->chunk_count; i++)
 		TRY(check_chunk(c, &c->sd->chunks[i]));
-	for (uint64_t i = 0; i < c->sd->value_count; i++) {
-		struct sd_value *v = &c->sd->values[i];
+	each(v, c->sd->values, c->sd->value_count) {
 		if (v->kind == SD_VALUE_STORED)
 			TRY(checkpoint_lose(c, &v->loc, CHECKED_FILE, check_loc(c, v->fqn, v->loc, v->rank)));
 	}

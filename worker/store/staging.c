@@ -346,10 +346,8 @@ static FALLIBLE enum err make_file(struct staging *s, const struct staging_file 
 
 enum err staging_make_files(struct staging *s)
 {
-	for (uint64_t i = 0; i < s->files.n; i++) {
-		const struct staging_file *f = &s->files.v[i];
+	each(f, s->files.v, s->files.n)
 		TRY(err_at_rank(err_at_file(is_made_here(s, f) ? make_file(s, f) : OK, f->name, -1), f->rank));
-	}
 	return OK;
 }
 
@@ -378,8 +376,7 @@ enum err staging_put_file(struct staging *s, const char *name, const void *bytes
 /* Each file has the size it was planned with: the last look before it counts. */
 static FALLIBLE enum err check_sizes(const struct staging *s)
 {
-	for (uint64_t i = 0; i < s->files.n; i++) {
-		const struct staging_file *f = &s->files.v[i];
+	each(f, s->files.v, s->files.n) {
 		struct stat st;
 		TRY(store_stat(s->dir, f->name, &st));
 		if ((uint64_t)st.st_size != f->bytes)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "base/vec.h"
 #include "store/posix.h"
 
 static const struct {
@@ -31,8 +32,7 @@ enum err store_open(struct store *s, const char *location, mode_t mode, gid_t gr
 
 enum err stores_find(const struct stores *stores, const char *name, const struct store **out)
 {
-	for (uint32_t i = 0; i < stores->count; i++) {
-		const struct store *s = &stores->v[i];
+	each(s, stores->v, stores->count) {
 		if (strcmp(s->name, name) != 0)
 			continue;
 		*out = s;
