@@ -1,26 +1,30 @@
 """Bench rows of growth: the same work at three sizes, and the exponent of its time between the smallest and the largest; 1 is linear.
 
 A row's `sizes` and `seconds` (or `bytes`) are what the exponent was made of. Ranks, chunks and tensors are planned by bench programs;
-checkpoints are listed, and jobs are kept, by a daemon.
+checkpoints are listed, and jobs are kept, by a daemon. `scale.gang` is the reverse: the same bytes by more ranks and as many workers, all of
+them on this machine, so that what they contend for shows; 0 is no growth.
 """
 import json
 import math
+import os
 import pathlib
 import resource
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 import time
 
 import dcpd as lib
 import list_rows
-from measure import tool
+from measure import TESTBIN, tool
 
 PLANS = (("ranks", [(100, 4096), (100, 16384), (100, 65536)]),
          ("tensors", [(100000, 1), (300000, 1), (1000000, 1)]))
 CHUNKS = (1000000, 3000000, 10000000)
 CHECKPOINTS = (10000, 30000, 100000)
 JOBS = (10000, 100000, 1000000)
+GANGS, GANG_MIB = (4, 16, 64), 512
 RUNS = 3
 
 
@@ -100,6 +104,39 @@ def jobs(b):
         row(b, f"scale.jobs.{name}", JOBS, figures, "B" if name == "memory" else "s", "a journal of so many jobs")
 
 
+def gangs(b):
+    """Saves on tmpfs and looks at every byte again: tasks, counters and the commit are shared by all workers, and no disk hides them."""
+    walls, checks, cpus = [], [], []
+    for count in GANGS:
+        home = pathlib.Path(tempfile.mkdtemp(prefix="dcpd-bench-"))
+        d = lib.Daemon(home, {"t": b.tmpfs / "gang"}, args=["--workers", str(count)])
+        try:
+            env = {**os.environ, "DCPD_URL": f"unix://{d.socket}"}
+            subprocess.run([TESTBIN / "tools/fill", "gang", str(count), "4", str(GANG_MIB // 4)], env=env, check=True,
+                           stdout=subprocess.DEVNULL)
+            ref, save, check, cpu = {"storage": "t", "name": "x"}, [], [], []
+            for _ in range(RUNS + 1):
+                before = cpu_seconds(d)
+                timed(save, lambda: d.api.run("save", seconds=300, source={"state_dict": "gang"}, target=ref))
+                timed(check, lambda: d.api.run("verify", seconds=300, source=ref, level="digest"))
+                cpu.append(cpu_seconds(d) - before)
+                d.api.run("delete", target=ref)
+            for into, figures in ((walls, save), (checks, check), (cpus, cpu)):
+                into.append(min(figures[1:]))  # the first starts the workers
+        finally:
+            d.discard()
+            shutil.rmtree(home)
+    for name, figures in (("save", walls), ("verify", checks), ("cpu", cpus)):
+        row(b, f"scale.gang.{name}", GANGS, figures, "s", f"{GANG_MIB} MiB, as many ranks and workers", "<=0.25")
+
+
+def cpu_seconds(d):
+    """Of the daemon and its workers."""
+    pids = [d.proc.pid] + [w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"]]
+    fields = [pathlib.Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split() for p in pids]
+    return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
+
+
 def timed(into, fn):
     start = time.monotonic()
     out = fn()
@@ -136,6 +173,6 @@ def multiply(state, count):
 
 def rows(b):
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    for name, part in (("scale.ranks", plans), ("scale.checkpoints", checkpoints), ("scale.jobs", jobs)):
+    for name, part in (("scale.ranks", plans), ("scale.checkpoints", checkpoints), ("scale.jobs", jobs), ("scale.gang", gangs)):
         if b.wants(name) or not b.words:
             part(b)
