@@ -198,7 +198,7 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/include api/c/dcp.h
 	$(Q)install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	$(Q)sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@PRIVATE@|$(CLIB_LIBS)|' api/c/dcp.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/dcp.pc
-	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md)
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md deploy/tuning.md)
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd/transforms api/transforms/*.json
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd/examples api/c/examples/*.c
 	$(Q)for f in $(wildcard deploy/*.1); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $$f; done
