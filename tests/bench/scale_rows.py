@@ -1,8 +1,8 @@
 """Bench rows of growth: the same work at three sizes, and the exponent of its time between the smallest and the largest; 1 is linear.
 
 A row's `sizes` and `seconds` (or `bytes`) are what the exponent was made of. Ranks, chunks and tensors are planned by bench programs;
-checkpoints are listed, and jobs are kept, by a daemon. `scale.gang` is the reverse: the same bytes by more ranks and as many workers, all of
-them on this machine, so that what they contend for shows; 0 is no growth.
+checkpoints are listed, and jobs are kept, by a daemon. `scale.gang` is the reverse: the same bytes by more ranks and as many workers, all
+of them on this machine, so that what they contend for shows; 0 is no growth.
 """
 import json
 import math
