@@ -26,14 +26,15 @@ struct opening {
 	uint64_t record_count;
 };
 
+/* *fqn: also where the member is refused. */
 static FALLIBLE enum err check_member(const struct zip_record *r, struct str *fqn)
 {
+	bool is_array = r->name.n >= 5 && str_ends(r->name, ".npy");
+
+	*fqn = (struct str){ r->name.p, r->name.n - (is_array ? 4 : 0) };
 	if (r->deflated)
 		return ERR(FORMAT_UNSUPPORTED, "a compressed member: write the file by numpy.savez, not savez_compressed");
-	if (r->name.n < 5 || !str_ends(r->name, ".npy"))
-		return ERR(FORMAT_UNSUPPORTED, "a member that is no array: its name does not end in .npy");
-	*fqn = (struct str){ r->name.p, r->name.n - 4 };
-	return OK;
+	return is_array ? OK : ERR(FORMAT_UNSUPPORTED, "a member that is no array: its name does not end in .npy");
 }
 
 /* mem_free *head, of *n bytes. */
@@ -121,7 +122,6 @@ static FALLIBLE enum err read_members(struct opening *o)
 	TRY(arena_alloc(o->sd->arena, o->zip->count, sizeof *o->records, &o->records));
 	o->sd->strided = o->strided;
 	each(r, o->zip->records, o->zip->count) {
-		fqn = r->name;
 		enum err e = check_member(r, &fqn);
 		e = e ?: read_member(o, r, fqn);
 		TRY(err_at_fqn(err_at_file(e, name, (int64_t)r->header_off), fqn.p, fqn.n));
