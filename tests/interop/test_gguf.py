@@ -226,7 +226,13 @@ def test_q8_0_is_ggmls(d, dtype):
     state["model.layers.1.mlp.down_proj.weight"] = torch.randn(64, 97).to(dtype)
     state["model.layers.0.mlp.up_proj.weight"] = torch.randn(3000, 640).to(dtype)
     source, state = put(d, "qwen2", state)
+    plan = d.api.post("/v1/jobs?dry_run=true", {"kind": "reshard", "source": source, "dtype": [["*", "q8_0"]],
+                                                "target": {**HERE, "name": "q8.gguf", "format": "gguf"}}).ok(200)
     r = convert(d, source, dtype=[["*", "q8_0"]])
+    planned = {row["fqn"]: row["dtype"] for row in plan["transform"]["after"]}
+    assert planned == {t.name: {"F32": "float32", "F16": "float16", "Q8_0": "q8_0"}[t.tensor_type.name] for t in r.tensors}
+    own = str(dtype).removeprefix("torch.")
+    assert {c["fqn"]: c["to"] for c in plan["cast"]} == {k: to for k, to in planned.items() if to != own}
     seen = set()
     for t in r.tensors:
         w = converted("qwen2", state)[t.name].float()

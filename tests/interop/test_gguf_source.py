@@ -77,6 +77,8 @@ def test_q8_0_is_float32(d):
     source, name = {**HERE, "name": path.name}, lib.fresh()
     page = d.api.get(d.api.storage_path("main", path.name, "/tensors")).ok()["tensors"]
     assert {(t["fqn"], t["dtype"], tuple(t["shape"])) for t in page} == {(k, "float32", v.shape) for k, v in want.items()}
+    plan = d.api.post("/v1/jobs?dry_run=true", {"kind": "reshard", "source": source, "target": {**HERE, "name": name}}).ok(200)
+    assert plan["needed_bytes"] == blocks.nbytes + finite.nbytes + finite[0, :1].nbytes, "blocks are read, not float32"
     result = d.api.run("reshard", source=source, target={**HERE, "name": name, "world_size": 3, "layout": [
         {"match": "*", "mesh": [3], "placements": ["Shard(1)"]}]})["result"]
     assert result["unverified_bytes"] >= blocks.nbytes
@@ -92,6 +94,8 @@ def test_q8_0_is_float32(d):
     assert r.body == want["finite"][1, 3:77, 31:65].tobytes()
     with package.daemon(f"unix://{d.socket}") as dcpd:
         assert torch.equal(dcpd.load(f"main:{path.name}", keys=["finite"])["finite"], torch.from_numpy(want["finite"]))
+        turned = dcpd.load(f"main:{path.name}", keys=["finite"], transform={"match": "finite", "permute": [2, 0, 1]})["finite"]
+        assert torch.equal(turned, torch.from_numpy(want["finite"]).permute(2, 0, 1))
     check(d.api.run("stats", source=source, include=["finite"])["result"]["statistics"][0], torch.from_numpy(want["finite"]))
     half = lib.fresh() + ".safetensors"
     d.api.run("reshard", source=source, target={**HERE, "name": half, "format": "safetensors"}, include=["finite"],

@@ -146,13 +146,13 @@ static json_t *text_of(struct str s)
 	return t ? t : json_string("?"); /* an FQN that is not UTF-8 */
 }
 
-static FALLIBLE enum err add_row(json_t *list, const struct sd_tensor *t, enum dtype dtype, json_t **row_out)
+static FALLIBLE enum err add_row(json_t *list, const struct sd_tensor *t, const char *dtype, json_t **row_out)
 {
 	json_t *shape = json_array();
 
 	for (uint32_t d = 0; d < t->ndim; d++)
 		json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-	*row_out = json_pack("{s:o, s:o, s:s}", "fqn", text_of(t->fqn), "shape", shape, "dtype", dtype_name(dtype));
+	*row_out = json_pack("{s:o, s:o, s:s}", "fqn", text_of(t->fqn), "shape", shape, "dtype", dtype);
 	return *row_out && json_array_append_new(list, *row_out) == 0 ? OK : ERR(NO_MEMORY, "no memory for the plan");
 }
 
@@ -183,9 +183,9 @@ static FALLIBLE enum err add_from(const struct convert_rules *r, const struct sd
 	return OK;
 }
 
-enum err convert_rules_table(const struct convert_rules *r, json_t **out)
+enum err convert_rules_table(const struct convert_rules *r, const struct spec_view *view, json_t **out)
 {
-	const struct sdict *before = r->stored->sd, *after = r->made.sd;
+	const struct sdict *before = r->stored->sd, *after = view->sd;
 	json_t *row;
 
 	*out = NULL;
@@ -195,9 +195,10 @@ enum err convert_rules_table(const struct convert_rules *r, json_t **out)
 			 (json_int_t)after->tensor_count);
 	NEED(*out, "no memory for the plan");
 	for (uint64_t i = 0; i < before->tensor_count && i < ROWS_MAX; i++)
-		TRY(add_row(json_object_get(*out, "before"), &before->tensors[i], before->tensors[i].dtype, &row));
+		TRY(add_row(json_object_get(*out, "before"), &before->tensors[i], dtype_name(before->tensors[i].dtype), &row));
 	for (uint64_t i = 0; i < after->tensor_count && i < ROWS_MAX; i++) {
-		TRY(add_row(json_object_get(*out, "after"), &after->tensors[i], after->tensors[i].dtype, &row));
+		const char *dtype = after->tensors[i].q8_0 ? SPEC_Q8_0 : dtype_name(view->dtypes[i]);
+		TRY(add_row(json_object_get(*out, "after"), &after->tensors[i], dtype, &row));
 		TRY(add_from(r, &after->tensors[i], row));
 	}
 	return OK;

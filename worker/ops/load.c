@@ -113,7 +113,7 @@ static FALLIBLE enum err plan_doc(const struct load *l, json_t *doc)
 	struct plan_figures f;
 	json_t *table;
 
-	TRY(convert_rules_table(&l->rules, &table));
+	TRY(convert_rules_table(&l->rules, &l->view, &table));
 	if (table)
 		json_object_set_new(doc, "transform", table);
 	TRY(plan_figures_make(l->view.sd, l->target, &l->plan, &f));

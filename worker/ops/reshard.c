@@ -182,7 +182,7 @@ static FALLIBLE enum err report(struct reshard *r, json_t **table)
 	enum err e = convert_rules_casts(&r->rules, &casts);
 	if (casts)
 		json_object_set_new(r->job->result, "cast", casts);
-	return e ? e : convert_rules_table(&r->rules, table);
+	return e ? e : convert_rules_table(&r->rules, &r->view, table);
 }
 
 static FALLIBLE enum err write_resharded(struct reshard *r)

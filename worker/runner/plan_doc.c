@@ -2,6 +2,7 @@
 #include "runner/plan_doc.h"
 
 #include "base/num.h"
+#include "tensor/quant.h"
 
 enum { FILES_SHOWN = 256 };
 
@@ -27,6 +28,15 @@ static void widen(uint32_t n, const int64_t *s, const int64_t *t, struct part *p
 	p->needed += box_volume(n, size);
 }
 
+/* Stored bytes of so many elements of a chunk, in whole blocks if it has such. */
+static uint64_t stored_bytes(const struct sdict *sd, const struct sd_chunk *c, uint64_t elements)
+{
+	const struct sd_strided *view = sd_strided_of(sd, c->loc);
+
+	return view && view->q8_0 ? num_div_up(elements, QUANT_Q8_0_FLOATS) * QUANT_Q8_0_BYTES
+				  : elements * dtype_bytes(sd->tensors[c->tensor].dtype);
+}
+
 enum err plan_figures_make(const struct sdict *source, const struct sdict *target, const struct load_plan *plan,
 			   struct plan_figures *out)
 {
@@ -40,12 +50,12 @@ enum err plan_figures_make(const struct sdict *source, const struct sdict *targe
 			widen(source->tensors[s->tensor].ndim, s->dims, target->chunks[i].dims, &parts[plan->sources[k]]);
 		}
 	for (uint64_t i = 0; i < source->chunk_count; i++) {
-		const struct sd_tensor *t = &source->tensors[source->chunks[i].tensor];
-		uint64_t item = dtype_bytes(t->dtype), span = parts[i].hi - parts[i].lo;
-		uint64_t needed = num_min(parts[i].needed, span); /* replicas need the same bytes */
-		bool sparse = needed * 2 < span && span * item > BUILD_SMALL_BYTES;
-		out->needed_bytes += needed * item;
-		out->read_bytes += (sparse ? needed : span) * item;
+		const struct sd_chunk *c = &source->chunks[i];
+		uint64_t span = stored_bytes(source, c, parts[i].hi - parts[i].lo);
+		uint64_t needed = num_min(stored_bytes(source, c, parts[i].needed), span); /* replicas need the same bytes */
+		bool sparse = needed * 2 < span && span > BUILD_SMALL_BYTES;
+		out->needed_bytes += needed;
+		out->read_bytes += sparse ? needed : span;
 	}
 	return OK;
 }

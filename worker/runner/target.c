@@ -186,7 +186,7 @@ enum err target_casts(const struct sdict *source, const struct sdict *target, st
 	*out = NULL;
 	for (uint64_t i = 0; i < target->tensor_count; i++) {
 		const struct sd_tensor *t = &target->tensors[i], *s = sdict_tensor(source, t->fqn);
-		if (!s || s->dtype == t->dtype)
+		if (!s || (s->dtype == t->dtype && !t->q8_0))
 			continue;
 		enum err e = cast_check(t->dtype, s->dtype);
 		if (e) {
@@ -200,7 +200,7 @@ enum err target_casts(const struct sdict *source, const struct sdict *target, st
 			continue;
 		json_t *fqn = json_stringn(t->fqn.p, t->fqn.n);
 		json_array_append_new(*out, json_pack("{s:o, s:s, s:s}", "fqn", fqn ? fqn : json_string("?"), "from",
-						      dtype_name(s->dtype), "to", dtype_name(t->dtype)));
+						      dtype_name(s->dtype), "to", t->q8_0 ? SPEC_Q8_0 : dtype_name(t->dtype)));
 	}
 	return OK;
 }
