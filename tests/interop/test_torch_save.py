@@ -219,6 +219,18 @@ def test_refused(d):
         assert text in error["detail"] and error.get("fqn", "") == fqn and error["file"] == source["name"], (what, error)
         if "_rebuild_" in text:
             assert error["code"] == d.api.fails("verify", "format_unsupported", source=source)["code"], "the file is not damaged"
+            only = {k: v for k, v in state.items() if k != fqn.split(".")[0]} | {"y": torch.arange(4.)}
+            both = put(d, f"{lib.fresh()}-{what}.pt", {**state, **only})
+            listed = d.api.get(d.api.storage_path("main", both["name"], "/tensors")).ok()
+            assert [t["fqn"] for t in listed["tensors"]] == ["y"]
+            assert [(v["fqn"], text in v["opaque"]) for v in listed["values"]] == [(fqn, True)]
+            name = lib.fresh()
+            d.api.fails("reshard", "format_unsupported", source=both, target={**HERE, "name": name}, include=["y", fqn])
+            for left in ({"exclude": [fqn]}, {"include": ["y"]}):
+                d.api.run("reshard", source=both, target={**HERE, "name": name}, options={"overwrite": True}, **left)
+                same(by_dcp(d, name, {"y": torch.zeros(4)}), {"y": torch.arange(4.)})
+                d.api.run("verify", source=both, **left)
+            d.api.fails("delta", "format_unsupported", base=both, source=both, target={**HERE, "name": name + "-delta"})
     name = lib.fresh() + ".pt"
     put(d, name, {"x": torch.ones(3), "evil": Evil()})
     d.api.run("reshard", source={**HERE, "name": name}, target={**HERE, "name": name + "-dcp"})

@@ -202,6 +202,12 @@ static FALLIBLE enum err add_tensor(struct walk *w, pnode n)
 	if (leaf->is_sharded)
 		return err_at_fqn(torch_shards_read(w->f, leaf), leaf->fqn.p, leaf->fqn.n);
 	enum err e = item_tensor_of(w->pk, n, &leaf->tensor, &s);
+	if (e == ERR_FORMAT_UNSUPPORTED && w->f->item.zip) { /* a stream's storages cannot be told apart without those of all tensors */
+		leaf->is_tensor = false;
+		e = arena_str(w->f->arena, str_of(err_last()->text), &leaf->unread);
+		err_clear();
+		return e;
+	}
 	e = e ?: torch_file_storage(w->f, &s, &leaf->storage);
 	return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 }
@@ -438,9 +444,11 @@ enum err torch_file_add_value(const struct torch_file *f, const struct torch_lea
 	CLEANUP(buf_free) struct buf b = BUF_INIT(VALUE_MAX);
 	uint32_t index;
 
-	TRY(put_value(f, leaf, &b));
+	if (!leaf->unread.n)
+		TRY(put_value(f, leaf, &b));
 	TRY(sdict_add_value(sd, leaf->fqn, rank, (struct sd_loc){ .file = SD_NO_FILE }, &index));
 	sd->values[index].kind = SD_VALUE_INLINE;
+	TRY(arena_str(sd->arena, leaf->unread, &sd->values[index].unread));
 	TRY(arena_str(sd->arena, (struct str){ (char *)b.p, b.len }, &sd->values[index].bytes));
 	return sdict_copy_path(sd, leaf->path, &sd->values[index].path);
 }
@@ -560,6 +568,8 @@ static FALLIBLE enum err add_leaves(const struct torch_file *f, struct sdict *sd
 			e = set_view(sd->arena, &leaf->tensor, view++);
 		}
 		e = e ?: (leaf->is_tensor ? add_chunk(f, leaf, sd, loc, rank) : torch_file_add_value(f, leaf, sd, rank));
+		if (!e && leaf->unread.n)
+			sd->values[sd->value_count - 1].loc.file = file; /* errors name it */
 		if (e)
 			return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 	}

@@ -5,8 +5,8 @@
  *     torch.save file ──► pickle graph ──► leaves: FQN, path, tensor | value ──► storages: file offset, bytes, CRC32
  *
  * Containers are walked as flatten_state_dict of torch.distributed.checkpoint walks them: dicts always, lists that hold a tensor, a dict or
- * such a list; tuples are values. Nothing is executed: classes that hold tensors in ways of their own (quantized, sparse, modules) are
- * refused by name, any other object is an opaque value, taken over as it is. */
+ * such a list; tuples are values. Nothing is executed: tensors that are not dense (quantized, sparse, nested) are values that can be named
+ * and left out, and not read; a module is refused by name; any other object is an opaque value, taken over as it is. */
 #pragma once
 #include "base/map.h"
 #include "base/vec.h"
@@ -28,6 +28,7 @@ struct torch_leaf {
 	struct sd_path path;
 	pnode node;
 	bool is_tensor;
+	struct str unread;               /* of a tensor that is not dense: why it is not read; is_tensor is false then */
 	uint32_t storage;                /* of a tensor: index into storages */
 	bool is_sharded;                 /* a DTensor or ShardedTensor: tensor has dtype and the whole shape; the rest is in shards */
 	uint64_t first_shard, shard_count;

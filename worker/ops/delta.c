@@ -179,10 +179,12 @@ static FALLIBLE enum err report(struct delta *d)
 /* Values have no place in the form. */
 static FALLIBLE enum err list_dropped(struct delta *d)
 {
-	const struct sdict *now = d->now.plan;
+	const struct sdict *now = d->now.plan, *stored = d->now_in.sd;
 	CLEANUP(mem_free_ptr) struct str *names = mem_zalloc(now->value_count, sizeof *names);
 
 	NEED(names, "no memory for %ju values", (uintmax_t)now->value_count);
+	for (uint64_t i = 0; i < stored->value_count; i++)
+		TRY(sdict_check_read(stored, &stored->values[i])); /* a tensor, and no value */
 	for (uint64_t i = 0; i < now->value_count; i++)
 		names[i] = now->values[i].fqn;
 	if (now->value_count)

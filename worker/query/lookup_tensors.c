@@ -92,7 +92,10 @@ static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const st
 	buf_json_str(b, v->fqn);
 	buf_puts(b, ",\"path\":");
 	put_path(b, v->path);
-	if (sd_is_transformed(v->loc)) {
+	if (v->unread.n) {
+		buf_puts(b, ",\"opaque\":");
+		buf_json_str(b, v->unread);
+	} else if (sd_is_transformed(v->loc)) {
 		buf_puts(b, ",\"opaque\":\"transformed\"");
 	} else if (v->kind == SD_VALUE_STORED && v->loc.length > VALUE_SHOWN) {
 		buf_puts(b, ",\"opaque\":\"too large to show\"");

@@ -329,6 +329,7 @@ enum err input_value(const struct input *s, const struct sd_value *v, void **byt
 	CLEANUP(mem_free_ptr) void *bytes = n <= VALUE_MAX ? mem_alloc(n) : NULL;
 	char name[4096];
 
+	TRY(sdict_check_read(s->sd, v));
 	if (!bytes) {
 		enum err none = n > VALUE_MAX ? ERR(LIMIT_EXCEEDED, "a value of %ju bytes", (uintmax_t)n)
 					      : ERR(NO_MEMORY, "no memory for a value of %ju bytes", (uintmax_t)n);

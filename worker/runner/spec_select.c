@@ -59,11 +59,12 @@ static FALLIBLE enum err copy_tensor(struct selector *s, const struct sdict *fro
 	return sdict_copy_chunks(v->sd, index, from, t);
 }
 
-static FALLIBLE enum err copy_value(struct selector *s, const struct sd_value *val, struct spec_view *v)
+static FALLIBLE enum err copy_value(struct selector *s, const struct sdict *from, const struct sd_value *val, struct spec_view *v)
 {
 	struct str name;
 	uint32_t index;
 
+	TRY(sdict_check_read(from, val));
 	TRY(rename_fqn(s, val->fqn, &name));
 	TRY(err_at_fqn(sdict_add_value(v->sd, name, val->rank, val->loc, &index), name.p, name.n));
 	TRY(sdict_rename_path(v->sd, val->path, val->fqn, name, &v->sd->values[index].path));
@@ -109,7 +110,7 @@ static FALLIBLE enum err select_all(struct selector *s, const struct sdict *from
 		if (kept[i] == SD_NONE)
 			v->skipped++;
 		else
-			TRY(copy_value(s, &from->values[i], v));
+			TRY(copy_value(s, from, &from->values[i], v));
 	}
 	return copy_differing(from, kept, v->sd);
 }

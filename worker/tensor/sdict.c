@@ -350,6 +350,14 @@ enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct sd_path *
 	return OK;
 }
 
+enum err sdict_check_read(const struct sdict *sd, const struct sd_value *v)
+{
+	if (!v->unread.n)
+		return OK;
+	enum err e = err_at_fqn(ERR(FORMAT_UNSUPPORTED, "%.*s", (int)v->unread.n, v->unread.p), v->fqn.p, v->fqn.n);
+	return v->loc.file < sd->file_count ? err_at_file(e, sd->files[v->loc.file].name.p, -1) : e;
+}
+
 enum err sdict_rename_path(struct sdict *sd, struct sd_path from, struct str old, struct str name, struct sd_path *out)
 {
 	char number[24];

@@ -96,6 +96,7 @@ struct sd_value {
 	uint32_t rank;
 	struct sd_loc loc;
 	struct str bytes;
+	struct str unread;            /* why it cannot be read (a sparse tensor, say), so that it is only listed; else empty */
 };
 
 /* A rank's own form of a value that it should share with others (image_collect): only the first rank's counts as the value. */
@@ -153,6 +154,8 @@ FALLIBLE enum err sdict_add_chunk(struct sdict *sd, uint32_t tensor, const int64
 FALLIBLE enum err sdict_add_value(struct sdict *sd, struct str fqn, uint32_t rank, struct sd_loc loc,
 				  uint32_t *index_out);
 /* One more rank that holds a value of which `first` is the index: the same FQN again, not looked up by name. For save plans. */
+/* ERR_FORMAT_UNSUPPORTED, with file and FQN, of a value that is only listed. */
+FALLIBLE enum err sdict_check_read(const struct sdict *sd, const struct sd_value *v);
 FALLIBLE enum err sdict_add_value_replica(struct sdict *sd, uint32_t first, uint32_t rank, struct sd_loc loc,
 					  uint32_t *index_out);
 FALLIBLE enum err sdict_add_differing(struct sdict *sd, uint32_t value, uint32_t rank, struct str bytes);
