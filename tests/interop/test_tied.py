@@ -26,9 +26,12 @@ def reshard(d, source, **more):
     return torch.load(d.storages["main"] / name, weights_only=True, mmap=True), (d.storages["main"] / name).stat().st_size
 
 
+def at(t):
+    return t.untyped_storage().data_ptr()
+
+
 def test_they_share_a_storage(d):
     want, (got, size) = model(), reshard(d, put(d))
-    at = lambda t: t.untyped_storage().data_ptr()  # noqa: E731
     assert at(got["wte"]) == at(got["lm_head"]["weight"]) == at(got["grad"]) and got["grad"].requires_grad
     assert at(got["t1"]) == at(got["t2"])
     assert len({at(got[k]) for k in ("wte", "same", "t1", "whole", "rows")}) == 5
@@ -54,3 +57,23 @@ def test_not_where_they_become_different(d):
     d.api.run("reshard", source=source, target={**HERE, "name": name, "format": "safetensors"})
     both = load_file(d.storages["main"] / name)
     assert torch.equal(both["wte"], both["lm_head.weight"])
+
+
+def test_rules_tie(d):
+    """A tie rule's names share a storage, also where the source lies in shards; what rules made alike, and what they only renamed, too."""
+    name = lib.fresh()
+    d.api.run("reshard", source=put(d), target={**HERE, "name": name, "world_size": 3, "layout": [
+        {"match": "*", "placements": ["Shard(0)"]}]}, include=["whole", "same", "step"])
+    rules = [{"match": "^whole$", "tie": "head"}, {"match": "^same$", "tie": "turned"}, {"match": "^turned$", "permute": [1, 0]},
+             {"match": "^(whole|head)$", "dtype": "bfloat16"}, {"match": "^same$", "tie": "narrow"},
+             {"match": "^narrow$", "dtype": "float32"}]
+    got, size = reshard(d, {**HERE, "name": name}, transform=rules)
+    want = model()
+    assert at(got["whole"]) == at(got["head"]) and len({at(got[k]) for k in ("whole", "same", "turned", "narrow")}) == 4
+    assert size < 700 * 1001 * 2 + 20_000, "the tied one is written once"
+    for k, v in {"whole": want["whole"].bfloat16(), "head": want["whole"].bfloat16(), "same": want["same"], "turned": want["same"].t(),
+                 "narrow": want["same"].float()}.items():
+        assert torch.equal(got[k], v), k
+    got, _ = reshard(d, put(d), transform=[{"match": "^whole$", "drop": True}, {"match": "^wte$", "rename": "embed"}])
+    assert at(got["embed"]) == at(got["lm_head"]["weight"]) == at(got["grad"]) and at(got["t1"]) == at(got["t2"])
+    assert torch.equal(got["embed"], want["wte"]) and torch.equal(got["t1"], want["t1"]) and got["empty1"].shape == (0, 3)

@@ -135,12 +135,11 @@ enum err target_whole(const struct spec_view *view, struct sdict **out)
 	return OK;
 }
 
-/* All that says which elements a tensor has, as a key: where they lie, how, and what they become. */
-static FALLIBLE enum err tie_key(const struct spec_view *v, uint64_t i, struct arena *a, struct str *out)
+/* Makes a key of the place and strides of a stored tensor of one chunk. */
+static FALLIBLE enum err stored_key(const struct sdict *sd, const struct sd_tensor *t, struct arena *a, struct str *out)
 {
-	const struct sd_tensor *t = &v->sd->tensors[i];
-	const struct sd_loc loc = v->sd->chunks[t->first_chunk].loc;
-	const struct sd_strided *view = sd_strided_of(v->sd, loc);
+	const struct sd_loc loc = sd->chunks[t->first_chunk].loc;
+	const struct sd_strided *view = sd_strided_of(sd, loc);
 	int64_t *key, n = 0;
 
 	TRY(arena_i64(a, 10 + 2 * t->ndim, &key));
@@ -149,7 +148,6 @@ static FALLIBLE enum err tie_key(const struct spec_view *v, uint64_t i, struct a
 	key[n++] = (int64_t)loc.offset;
 	key[n++] = (int64_t)loc.length;
 	key[n++] = t->dtype;
-	key[n++] = v->dtypes[i];
 	key[n++] = t->ndim;
 	key[n++] = view ? 1 + view->conj + 2 * view->neg + 4 * view->q8_0 : 0;
 	for (uint32_t d = 0; d < t->ndim; d++)
@@ -160,20 +158,73 @@ static FALLIBLE enum err tie_key(const struct spec_view *v, uint64_t i, struct a
 	return OK;
 }
 
-enum err target_tie(const struct spec_view *view, struct sdict *target)
+/* For each chunk, the first one that is the same bytes, read in the same way. */
+static FALLIBLE enum err find_same(const struct sdict *sd, struct arena *a, uint32_t **out)
+{
+	CLEANUP(map_free) struct map seen = { 0 };
+	uint32_t *same;
+	struct str key;
+
+	TRY(arena_alloc(a, sd->chunk_count, sizeof *same, &same));
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		same[i] = (uint32_t)i;
+	for (uint64_t i = 0; i < sd->tensor_count; i++) {
+		const struct sd_tensor *t = &sd->tensors[i];
+		if (t->chunk_count != 1 || !sd->chunks[t->first_chunk].loc.length)
+			continue;
+		TRY(stored_key(sd, t, a, &key));
+		TRY(map_intern(&seen, key, t->first_chunk, &same[t->first_chunk]));
+	}
+	*out = same;
+	return OK;
+}
+
+/* Makes a key of all that says which elements a tensor has: the stored chunks that it shows, and what becomes of them. Empty: it has
+ * none. */
+static FALLIBLE enum err tie_key(const struct target_ties *ties, const uint32_t *same, uint64_t i, struct arena *a, struct str *out)
+{
+	const struct sdict *sd = ties->view->sd;
+	const struct sd_tensor *t = &sd->tensors[i];
+	int64_t *key, n = 0;
+	bool any = false;
+
+	TRY(arena_i64(a, 2 + t->ndim + (uint64_t)t->chunk_count * (3 + VIEW_CASTS_MAX + 3ull * t->ndim), &key));
+	key[n++] = ties->view->dtypes[i];
+	key[n++] = t->ndim;
+	for (uint32_t d = 0; d < t->ndim; d++)
+		key[n++] = t->shape[d];
+	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++) {
+		const struct view *v = ties->views ? &ties->views[c] : NULL;
+		uint64_t source = v ? v->source : c;
+		any = any || (v ? source != VIEW_ZEROS : sd->chunks[c].loc.length > 0);
+		key[n++] = source < ties->stored->sd->chunk_count ? same[source] : (int64_t)source;
+		if (!v)
+			continue;
+		key[n++] = v->first;
+		key[n++] = v->cast_count;
+		for (uint32_t k = 0; k < v->cast_count; k++)
+			key[n++] = v->casts[k];
+		for (uint32_t k = 0; k < 3u * t->ndim; k++)
+			key[n++] = v->dims[k];
+	}
+	*out = (struct str){ (char *)key, any ? (size_t)n * sizeof *key : 0 };
+	return OK;
+}
+
+enum err target_tie(const struct target_ties *ties, struct sdict *target)
 {
 	CLEANUP(arena_free_ptr) struct arena *a = arena_new(UINT64_MAX);
 	CLEANUP(map_free) struct map seen = { 0 };
+	uint32_t first, *same;
 	struct str key;
-	uint32_t first;
 
 	NEED(a, "no memory to look for tied weights");
-	must(view->sd->tensor_count == target->tensor_count);
-	for (uint64_t i = 0; i < view->sd->tensor_count; i++) {
-		const struct sd_tensor *t = &view->sd->tensors[i];
-		if (t->chunk_count != 1 || !view->sd->chunks[t->first_chunk].loc.length)
+	must(ties->view->sd->tensor_count == target->tensor_count);
+	TRY(find_same(ties->stored->sd, a, &same));
+	for (uint64_t i = 0; i < target->tensor_count; i++) {
+		TRY(tie_key(ties, same, i, a, &key));
+		if (!key.n)
 			continue;
-		TRY(tie_key(view, i, a, &key));
 		TRY(map_intern(&seen, key, (uint32_t)i, &first));
 		if (first != i)
 			target->tensors[i].tied_to = 1 + first;

@@ -5,6 +5,7 @@
 #include "plan/save_plan.h"
 #include "runner/spec.h"
 #include "tensor/box.h"
+#include "tensor/view.h"
 
 /* Tensors of `view` cut by the layout over `world_size` ranks, replicas included; values on rank 0, pointing where they are. Result
  * gets what target_report_rules says. Tensors that cannot be cut so, and rules that are slips, are noted in `problems`, and such tensors
@@ -14,9 +15,15 @@ FALLIBLE enum err target_cut(struct worker *w, const struct spec_view *view, con
 /* Sets "unmatched_rules" (patterns of rules that took no tensor), and "fell_back" with "fell_back_count" (tensors that went past a rule,
  * for they lack a dim that it names), where there are any. */
 FALLIBLE enum err target_report_rules(json_t *result, const struct layout *l, const struct layout_use *use);
-/* For a target that can share bytes: notes in `target` (target_whole) the tensors that are one in the source (tied weights): the same
- * stored bytes, read in the same way. Tensors that rules made are not looked at. */
-FALLIBLE enum err target_tie(const struct spec_view *view, struct sdict *target);
+/* The tensors that a target is made of. */
+struct target_ties {
+	const struct spec_view *stored; /* the source */
+	const struct spec_view *view;   /* what is written: the same, or what conversion rules made of it */
+	const struct view *views;       /* of each chunk of `view`, into chunks of `stored` and what is beyond; NULL: there are no rules */
+};
+/* For a target that can share bytes: notes in `target` (target_whole) the tensors that are one (tied weights, in the source or by a rule):
+ * the same stored bytes, read in the same way. */
+FALLIBLE enum err target_tie(const struct target_ties *ties, struct sdict *target);
 /* Every tensor whole, on rank 0. */
 FALLIBLE enum err target_whole(const struct spec_view *view, struct sdict **out);
 /* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. Tensors that cannot be cast: as in target_cut. */
