@@ -236,7 +236,7 @@ void job_end(struct job *j, enum job_state state)
 		if (job_spec_writes_checkpoint(j) && !unsynced)
 			j->durable_ms = j->finished_ms;
 		if (j->kind == JOB_SAVE && j->source_use)
-			state_dict_saved(j->source_use);
+			state_dict_saved(j->source_use, j->id, &j->spec.target);
 		if (j->bytes_total > j->bytes_done)
 			j->bytes_done = j->bytes_total;
 		if (j->made_use)

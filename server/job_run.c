@@ -48,16 +48,39 @@ static FALLIBLE enum err add_use(json_t *dicts, const struct state_dict_use *u, 
 	return OK;
 }
 
+/* Of a load: the segments that its checkpoint may still lie in. */
+static FALLIBLE enum err find_memory(struct job *j, struct state_dict_memory *out)
+{
+	bool reads = j->kind == JOB_LOAD && !j->dry_run && j->spec.source.kind == REF_CHECKPOINT;
+
+	return reads ? state_dict_memory_find(j->server->state_dicts, &j->spec.source, out) : OK;
+}
+
+/* Adds them to the document and its descriptors. */
+static FALLIBLE enum err add_memory(const struct state_dict_memory *m, json_t *body, int *fds, uint32_t *fd_count)
+{
+	if (!m->list)
+		return OK;
+	if (json_object_set(body, "memory", m->list) != 0)
+		return ERR(NO_MEMORY, "cannot describe a job");
+	memcpy(fds + *fd_count, m->fds.v, m->fds.n * sizeof *fds);
+	*fd_count += (uint32_t)m->fds.n;
+	return OK;
+}
+
 static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
 {
 	const struct state_dict_use *const uses[] = { j->source_use, j->other_use, j->target_use };
+	CLEANUP(state_dict_memory_drop) struct state_dict_memory memory = { 0 };
 	uint32_t most = 0, n = 0;
 
 	for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
 		most += uses[i] ? uses[i]->world_size : 0;
 	for (uint32_t i = 0; i < j->part_count; i++)
 		most += j->part_uses[i] ? j->part_uses[i]->world_size : 0;
-	int *fds = mem_zalloc(most, sizeof *fds);
+	memory.first_fd = most;
+	TRY(find_memory(j, &memory));
+	int *fds = mem_zalloc(most + memory.fds.n, sizeof *fds);
 	json_t *dicts = json_object();
 	enum err e = fds && dicts ? OK : ERR(NO_MEMORY, "cannot describe a job");
 
@@ -73,6 +96,8 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 	json_decref(dicts);
 	if (!e && (!body || (job_state_dict_op_is(j) && json_object_set_new(body, "comm", job_state_dict_op_comm(j, group_id)) != 0)))
 		e = ERR(NO_MEMORY, "cannot describe a job");
+	if (!e)
+		e = add_memory(&memory, body, fds, &n);
 	if (e) {
 		json_decref(body);
 		mem_free(fds);

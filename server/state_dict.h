@@ -17,9 +17,11 @@
  * none unless the load asks for one: it stays until it is deleted. */
 #pragma once
 #include "base/buf.h"
+#include "base/vec.h"
 #include "server/lookup.h"
 #include "server/loop.h"
 #include "server/principal.h"
+#include "spec/ref.h"
 
 struct config;
 struct journal;
@@ -173,8 +175,19 @@ void state_dict_make(struct state_dicts *s, const struct state_dict_make *m, mad
 /* Nobody wants what is being made: if it is a new state dict, its name is free from now on. fn is called all the same. */
 void state_dict_make_stop(struct state_dicts *s, struct str name);
 struct journal_txn;
-/* A save of what is used has succeeded: its owner's death need not keep it any longer. */
-void state_dict_saved(struct state_dict_use *use);
+/* The save `job` of what is used to this checkpoint has succeeded: its owner's death need not keep it any longer, and as long as the bytes
+ * are in its segments they are the checkpoint's. */
+void state_dict_saved(struct state_dict_use *use, const char *job, const struct ref *checkpoint);
+/* The segments that hold, as far as their daemon knows, what a checkpoint of this name was saved from: a list for a worker
+ * (worker/runner/memory.h), whose descriptors are numbered from first_fd on. They are borrowed, and nothing keeps them from reuse: the
+ * worker compares digests. Set first_fd, else zeros; state_dict_memory_drop. */
+struct state_dict_memory {
+	uint32_t first_fd;
+	json_t *list;                   /* NULL: there are none */
+	struct vec(int) fds;
+};
+FALLIBLE enum err state_dict_memory_find(const struct state_dicts *s, const struct ref *checkpoint, struct state_dict_memory *out);
+void state_dict_memory_drop(struct state_dict_memory *m);
 /* Adds its rows to the transaction that ends the job; again, if that one fails. */
 FALLIBLE enum err state_dict_keep(struct state_dict_use *use, struct journal_txn *txn);
 void state_dict_announce(struct state_dict_use *use);

@@ -46,6 +46,13 @@ struct rank {
 	int64_t last_generation;    /* sealed by this rank; -1: none */
 };
 
+/* A generation whose bytes are a checkpoint's. */
+struct slot_memory {
+	int64_t generation;
+	char job[27];               /* the save, as the checkpoint's manifest names it */
+	char *storage, *name;       /* of the checkpoint; NULL: the entry is free */
+};
+
 struct slot_waiter;
 struct state_dict_await;
 
@@ -63,6 +70,7 @@ struct state_dict {
 	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
 	int64_t lost_generation;    /* the newest whose rings nobody reads any more; -1: none */
 	int64_t saved_generation;   /* the newest that a job brought to a storage, as far as this run knows; -1: none */
+	struct slot_memory memory[STATE_DICT_SLOTS_MAX];   /* saved generations, as far as this run knows */
 	json_t *on_owner_death;     /* {"save" or "drop", "generations": {"7": the same for one, …}}; NULL: nothing is asked for */
 	char orphan_job[27];        /* the save that on_owner_death asked for */
 	int64_t orphan_retry_ms;    /* service time */
@@ -140,6 +148,11 @@ void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
 void state_dict_lease_begin(struct state_dict *sd);              /* of all ranks; without a lease: nothing */
 int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* when it ends, for the record; 0: no lease */
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation);
+
+/* ---- state_dict_memory.c ---- */
+void state_dict_memory_note(struct state_dict_use *use, const char *job, struct str storage, struct str name);
+int64_t state_dict_memory_newest(const struct state_dict *sd);   /* of which some rank still has the bytes; -1: none */
+void state_dict_memory_free(struct state_dict *sd);
 
 /* ---- state_dict_use.c ---- */
 FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);

@@ -1,7 +1,9 @@
 /* state_dict_orphan.c: state dicts whose trainer is gone: the leases of all ranks are over (state_dict_lease.c).
  *
  * Generations that not all ranks sealed are dropped; the newest whole one is saved, if the state dict says so, and else kept for a while.
- * An orphan without anything sealed is deleted. This stands above jobs, since a save is one. */
+ * A generation that is saved is released, and its bytes stay for the same while: the trainer that starts again loads them from there
+ * (state_dict_memory.c), unless somebody needs the memory before. An orphan without anything of either kind is deleted. This stands above
+ * jobs, since a save is one. */
 #include <stdio.h>
 
 #include "base/buf.h"
@@ -112,6 +114,24 @@ static void remove_orphan(struct state_dict *sd, const char *why)
 	state_dict_kill(sd);
 }
 
+/* Leaves of a state dict, all of whose generations are saved or torn, the segments of the newest checkpoint. false: there are none, or they
+ * were kept long enough. */
+static bool keep_memory(const struct server *s, struct state_dict *sd, int64_t now)
+{
+	int64_t newest = state_dict_memory_newest(sd);
+	bool wanted = !json_is_true(json_object_get(sd->on_owner_death, "drop"));
+
+	if (newest < 0 || !wanted || now - sd->orphan_since_ms > s->config->keep_sealed_ms)
+		return false;
+	drop_sealed_but(sd, -1);
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++) {
+		struct slot *sl = state_dict_nth(sd, i);
+		if (sl->state == SLOT_FREE && sl->generation != newest && sl->uses == 0)
+			state_dict_drop_segment(sd, sl);
+	}
+	return true;
+}
+
 static void tend_orphan(struct server *s, struct state_dict *sd, int64_t now)
 {
 	int64_t newest = state_dict_newest(sd);
@@ -121,12 +141,13 @@ static void tend_orphan(struct server *s, struct state_dict *sd, int64_t now)
 	if (sd->uses || sd->orphan_asking)
 		return;
 	drop_sealed_but(sd, newest);
-	if (newest < 0) {
-		remove_orphan(sd, "nothing sealed by all ranks");
+	if (newest < 0 || newest == sd->saved_generation) {
+		if (!keep_memory(s, sd, now))
+			remove_orphan(sd, newest < 0 ? "nothing sealed by all ranks" : "saved by a job");
 		return;
 	}
-	if (newest == sd->saved_generation || json_is_true(json_object_get(wish, "drop"))) {
-		remove_orphan(sd, newest == sd->saved_generation ? "saved by a job" : "as asked");
+	if (json_is_true(json_object_get(wish, "drop"))) {
+		remove_orphan(sd, "as asked");
 		return;
 	}
 	if (now - sd->orphan_since_ms > s->config->keep_sealed_ms) {

@@ -61,6 +61,7 @@ void state_dict_free(struct state_dict *sd)
 	loop_timer_stop(&sd->look_timer);
 	for (uint32_t k = 0; k < sd->slot_count; k++)
 		mem_free(sd->slots[k]);
+	state_dict_memory_free(sd);
 	mem_free(sd->ranks);
 	mem_free(sd);
 }

@@ -183,8 +183,10 @@ void state_dict_unuse(struct state_dict_use **use)
 	state_dict_unref(sd);
 }
 
-void state_dict_saved(struct state_dict_use *use)
+void state_dict_saved(struct state_dict_use *use, const char *job, const struct ref *checkpoint)
 {
+	if (!state_dict_use_has_ring(use))
+		state_dict_memory_note(use, job, checkpoint->storage, checkpoint->name);
 	if (use->generation > use->owner->saved_generation)
 		use->owner->saved_generation = use->generation;
 	/* Another run must not save it again: by then its name may hold something newer. */

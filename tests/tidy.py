@@ -66,7 +66,7 @@ ORDER = {
         gang
         lookup
         storage_probe
-        state_dict_record state_dict_slot_move state_dict_wish state_dict_owner
+        state_dict_memory state_dict_record state_dict_slot_move state_dict_wish state_dict_owner
         state_dict_space state_dict_look
         state_dict_ring
         state_dict_slot

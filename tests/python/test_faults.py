@@ -29,6 +29,15 @@ def gone(d, files, seconds=20):
     lib.wait_for(lambda: not [f for f in files if lib.segment_file(f).exists()], 5, "their segments")
 
 
+def kept_for_loads(d):
+    """What was saved is released, and stays where the next trainer finds it."""
+    slots = lambda name: [s for r in d.api.get(f"/v1/state-dicts/{name}").ok(200)["ranks"] for s in r["slots"]]
+    for name in ours(d):
+        lib.wait_for(lambda n=name: all(s["state"] == "free" for s in slots(n)), 20, "released")
+        assert any(s.get("segment") for s in slots(name))
+        d.drop(name)
+
+
 KILL = SHORT + """
 import dcpd, numpy as np, os, sys, time
 where, ref = sys.argv[1:]
@@ -61,6 +70,7 @@ def test_trainer_killed(d, script, where):
     if where in ("submit", "done"):
         lib.wait_for(lambda: (d.storages["main"] / name / ".metadata").exists(), 10, "the save goes on without its trainer")
         assert np.array_equal(dcpd.load(f"main:{name}", client=dcpd.connect(f"unix://{d.socket}"))["w"].numpy(), np.arange(1 << 20))
+        kept_for_loads(d)
     gone(d, files)
 
 
@@ -177,7 +187,7 @@ def test_interpreter_exit_with_a_save_in_flight(d, script):
     name = lib.fresh()
     script(SHORT + EXIT, "leave", f"main:{name}")
     lib.wait_for(lambda: (d.storages["main"] / name / ".metadata").exists(), 20, "left to the daemon")
-    lib.wait_for(lambda: not ours(d), 20, "the state dict")
+    kept_for_loads(d)
 
 
 SIGNAL = """

@@ -8,6 +8,7 @@
 #include "runner/build.h"
 #include "runner/gang_run.h"
 #include "runner/input.h"
+#include "runner/memory.h"
 #include "runner/plan_doc.h"
 #include "runner/segments.h"
 #include "runner/target.h"
@@ -16,6 +17,7 @@ struct load {
 	struct job *job;
 	struct input source;
 	struct apply apply;            /* of a delta, if the job applies one */
+	struct memory memory;          /* what of the source lies in segments */
 	struct spec_view stored;       /* what takes part of the source */
 	struct convert_rules rules;
 	struct spec_view view;         /* what is loaded: that, as the rules convert it; its sdict is not its own */
@@ -129,6 +131,11 @@ static FALLIBLE enum err build(struct load *l)
 	TRY(add_segments(l));
 	TRY(input_add_files(&l->source, &l->build, false, &l->source_map));
 	TRY(build_sources(&l->build, l->stored.sd, input_kind(&l->source), l->source_map, input_manifest(&l->source), &first));
+	if (l->rules.c.count == 0) { /* else elements go through views of their sources, block by block */
+		TRY(memory_open(json_object_get(l->job->doc, "memory"), l->job->fds, l->job->segment_count, input_manifest(&l->source),
+				&l->memory));
+		TRY(memory_place(&l->memory, &l->build, l->stored.sd, first));
+	}
 	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,
 					      .verify = input_verifies(l->job) };
 	TRY(convert_rules_sources(&l->rules, &l->build, first, &first_view));
@@ -148,6 +155,7 @@ static FALLIBLE enum err execute(struct load *l)
 	TRY(e);
 	json_object_set_new(r, "bytes", json_integer((json_int_t)run_bytes_total(&run)));
 	gang_run_note(l->job, &run);
+	json_object_set_new(r, "bytes_from_memory", json_integer((json_int_t)atomic_load(&run.head->memory_bytes)));
 	checked_report(&l->job->checked, r);
 	return OK;
 }
@@ -202,6 +210,7 @@ enum err load_job(struct job *j)
 
 	enum err e = load(&l);
 	run_build_free(&l.build);
+	memory_close(&l.memory);
 	mem_free(l.source_map);
 	mem_free(l.segment_files);
 	sdict_free(l.target);

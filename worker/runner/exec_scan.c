@@ -5,7 +5,8 @@
  * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. Bytes without a digest are counted in their
  * source's `unverified`. Verify notes what is damaged and goes on.
  *
- * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. */
+ * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. What a segment still
+ * has of the checkpoint (memory.h) is copied from there, if it proves equal. */
 #include <stdio.h>
 
 #include "base/num.h"
@@ -153,30 +154,40 @@ static FALLIBLE enum err range_fault(struct slot *s, const struct run_scan *scan
 		     scan->end - scan->begin, e);
 }
 
-static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *scan, const struct digest *got)
+/* The digest of exactly the scan's bytes; NULL: there is none. */
+static const struct block_digest *digest_of(const struct run *run, const struct run_scan *scan)
 {
-	const struct run *run = s->x->run;
-	struct run_src *src = &run->srcs[scan->src];
+	const struct run_src *src = &run->srcs[scan->src];
 	uint64_t begin = 0;
-	char want_hex[33], got_hex[33];
 
 	for (uint32_t i = 0; i < src->digest_count; i++) {
 		const struct block_digest *d = &run->digests[src->digest_at + i];
-		if (begin == scan->begin && d->end == scan->end) {
-			if (memcmp(d->xxh3_128, got->xxh3_128, sizeof d->xxh3_128) == 0) {
-				atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
-				return OK;
-			}
-			digest_hex(d->xxh3_128, want_hex);
-			digest_hex(got->xxh3_128, got_hex);
-			enum err e = ERR(DIGEST_MISMATCH, "bytes %ju to %ju of the payload are not those written",
-					 (uintmax_t)scan->begin, (uintmax_t)scan->end);
-			return sources_at(run, scan->src, err_expected(e, want_hex, got_hex));
-		}
+		if (begin == scan->begin && d->end == scan->end)
+			return d;
 		begin = d->end;
 	}
-	atomic_fetch_add(&src->unverified, scan->end - scan->begin);
-	return OK;
+	return NULL;
+}
+
+static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *scan, const struct digest *got)
+{
+	const struct run *run = s->x->run;
+	const struct block_digest *d = digest_of(run, scan);
+	char want_hex[33], got_hex[33];
+
+	if (!d) {
+		atomic_fetch_add(&run->srcs[scan->src].unverified, scan->end - scan->begin);
+		return OK;
+	}
+	if (memcmp(d->xxh3_128, got->xxh3_128, sizeof d->xxh3_128) == 0) {
+		atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
+		return OK;
+	}
+	digest_hex(d->xxh3_128, want_hex);
+	digest_hex(got->xxh3_128, got_hex);
+	enum err e = ERR(DIGEST_MISMATCH, "bytes %ju to %ju of the payload are not those written", (uintmax_t)scan->begin,
+			 (uintmax_t)scan->end);
+	return sources_at(run, scan->src, err_expected(e, want_hex, got_hex));
 }
 
 /* Compares all of an item, by blocking reads. */
@@ -205,7 +216,8 @@ static FALLIBLE enum err check_crc(struct slot *s, uint32_t index)
 		crc = digest_crc32_combine(crc, scans[i].crc32, scans[i].end - scans[i].begin);
 	if (src->partial || !run->head->opts.verify) {
 		for (uint32_t i = 0; i < src->scan_count; i++)
-			atomic_fetch_add(&src->unverified, scans[i].end - scans[i].begin);
+			if (!scans[i].from_memory)
+				atomic_fetch_add(&src->unverified, scans[i].end - scans[i].begin);
 		return OK;
 	}
 	if (atomic_load(&src->crc_state) != RUN_CRC_KNOWN)
@@ -400,10 +412,10 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 
 /* Takes cached pages at once and hashes them piece by piece, while a piece is in the CPU's cache: half the memory traffic of "read all,
  * then hash". Bytes that go nowhere (verify) share one piece. False: not all of it was cached. */
-static bool read_cached(const struct run *run, const struct run_src *src, int fd, uint64_t offset, uint64_t bytes,
-			unsigned char *into, bool keep, struct digest_stream *stream)
+static bool read_cached(int fd, uint64_t offset, uint64_t bytes, unsigned char *into, bool keep, unsigned which,
+			struct digest_stream *stream)
 {
-	digest_begin_one(stream, which_digest(run, src));
+	digest_begin_one(stream, which);
 	for (uint64_t at = 0; at < bytes; at += CACHED_PIECE) {
 		size_t n = (size_t)num_min(CACHED_PIECE, bytes - at);
 		unsigned char *piece = into + (keep ? at : 0);
@@ -433,13 +445,55 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 		return OK;
 	TRY(files_pin(&s->x->files, src->file, &at));
 	int fd = store_fd(*at);
-	bool got = fd >= 0 && read_cached(run, src, fd, offset, bytes, into, keep, &stream);
+	bool got = fd >= 0 && read_cached(fd, offset, bytes, into, keep, which_digest(run, src), &stream);
 	files_unpin(&s->x->files, src->file);
 	if (!got)
 		return OK;
 	s->wave.read_bytes += bytes;
 	TRY(check_range(s, scan, info, into, &stream));
 	if (fills(run) && info && !sc->direct)
+		TRY(scatter(s, scan, info, into));
+	sc->read = UINT32_MAX;
+	*done_out = true;
+	return OK;
+}
+
+/* Copies the scan's bytes from a segment that has them, too. They are compared at all times: nothing keeps its owner from writing there.
+ * false: they are not the checkpoint's any more, or gone. */
+static bool copy_memory(struct slot *s, const struct run_scan *scan, unsigned char *into)
+{
+	const struct run *run = s->x->run;
+	const struct run_src *src = &run->srcs[scan->src];
+	const struct block_digest *want = digest_of(run, scan);
+	struct digest_stream stream;
+	struct digest got;
+	struct store_at *at;
+
+	if (!want || files_pin(&s->x->files, src->memory - 1, &at) ||
+	    !read_cached(store_fd(*at), src->memory_at + scan->begin, scan->end - scan->begin, into, true, DIGEST_XXH3, &stream))
+		return false;
+	digest_end(&stream, &got);
+	return memcmp(want->xxh3_128, got.xxh3_128, sizeof got.xxh3_128) == 0;
+}
+
+static FALLIBLE enum err take_memory(struct slot *s, struct slot_scan *sc, const struct src_info *info, bool *done_out)
+{
+	struct run *run = s->x->run;
+	struct run_scan *scan = &run->scans[sc->scan];
+	struct run_src *src = &run->srcs[scan->src];
+	unsigned char *into = sc->direct ? sc->direct_at : s->in;
+
+	*done_out = false;
+	if (!src->memory || !info || atomic_load(&src->memory_lost))
+		return OK;
+	if (!copy_memory(s, scan, into)) {
+		atomic_store(&src->memory_lost, 1);
+		return OK;
+	}
+	scan->from_memory = true;
+	atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
+	atomic_fetch_add(&run->head->memory_bytes, scan->end - scan->begin);
+	if (!sc->direct)
 		TRY(scatter(s, scan, info, into));
 	sc->read = UINT32_MAX;
 	*done_out = true;
@@ -559,7 +613,9 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		return fills(run) ? scatter(s, scan, info, at) : check_range(s, &run->scans[sc->scan], info, at, NULL);
 	}
 	bool done;
-	TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
+	TRY(take_memory(s, sc, info, &done));
+	if (!done)
+		TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
 	if (done)
 		return OK;
 	return wave_add(&s->wave, src->file, src->offset + payload_off + scan->begin, scan->end - scan->begin,

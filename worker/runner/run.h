@@ -74,6 +74,9 @@ struct run_src {
 	uint32_t fqn_len, digest_count;
 	uint64_t offset, length, fqn_at, dims_at;
 	uint64_t strides_at;           /* PLAIN: 1 + where in `dims` the strides of a view are, in elements; 0: C order */
+	uint32_t memory;               /* 1 + the segment that has its payload, too (memory.h); 0: none */
+	uint64_t memory_at;            /* … where its first byte is there */
+	_Atomic uint32_t memory_lost;  /* … and a block of it that differs: the rest comes from the file */
 	uint32_t named_file;           /* errors name this place: not that in a spool */
 	uint64_t named_at;
 	uint64_t digest_at;            /* digest_count entries of `digests`: what a manifest says of this item */
@@ -143,6 +146,7 @@ struct run_block {
 struct run_scan {
 	uint32_t src;
 	uint32_t crc32;                /* result */
+	bool from_memory;              /* result: it was copied from the source's segment, and compared */
 	uint64_t begin, end;           /* of the payload, in bytes */
 };
 
@@ -275,7 +279,7 @@ struct run_head {
 #define X(type, name) struct run_table name;
 	RUN_TABLES(X)
 #undef X
-	_Atomic uint64_t verified_bytes, read_bytes, needed_bytes, moved_bytes;
+	_Atomic uint64_t verified_bytes, memory_bytes, read_bytes, needed_bytes, moved_bytes;
 	_Atomic uint64_t damage_count; /* the first damages_n of them are listed */
 	_Atomic uint32_t sealed;       /* all segments are: none is being filled any more */
 	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */

@@ -1,0 +1,150 @@
+/* memory.c: see memory.h. */
+#include "runner/memory.h"
+
+#include "runner/build.h"
+#include "runner/input.h"
+#include "tensor/linear.h"
+
+enum { LOOKS_MAX = 64 };               /* at the parts of an FQN, for one chunk: they come in the order of the chunks, mostly */
+
+static FALLIBLE enum err add_parts(struct memory *m, uint32_t segment)
+{
+	const struct image *image = m->segments.v[segment].image;
+	struct memory_part *p;
+	uint32_t head;
+
+	for (uint32_t i = 0; i < image_part_count(image); i++) {
+		uint32_t index = (uint32_t)m->parts.n;
+		TRY(vec_push(&m->parts, &p));
+		*p = (struct memory_part){ .part = image_part_at(image, i), .segment = segment, .next = UINT32_MAX };
+		TRY(map_intern(&m->first, p->part.fqn, index, &head));
+		if (head == index)
+			continue;
+		/* behind the first: a ring without an end, so that a search goes on where the last one has found something */
+		p->next = m->parts.v[head].next == UINT32_MAX ? head : m->parts.v[head].next;
+		m->parts.v[head].next = index;
+		TRY(map_put(&m->first, p->part.fqn, index));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err open_segment(struct memory *m, const struct rank_segment *r, const int *fds)
+{
+	struct memory_segment *s;
+	struct image *image;
+
+	if (input_read_image(r, fds, &image)) { /* it is another generation's by now, or shrunk */
+		err_clear();
+		return OK;
+	}
+	enum err e = vec_push(&m->segments, &s);
+	if (e) {
+		image_free(image);
+		return e;
+	}
+	*s = (struct memory_segment){ *r, image, UINT32_MAX };
+	return add_parts(m, (uint32_t)m->segments.n - 1);
+}
+
+enum err memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out)
+{
+	const json_t *entry;
+	struct rank_segments *ranks;
+	size_t i;
+
+	*out = (struct memory){ 0 };
+	json_array_foreach(list, i, entry) {
+		const char *job = json_string_value(json_object_get(entry, "job"));
+		if (!manifest || !job || strcmp(manifest->job, job) != 0)
+			continue;
+		TRY(vec_push(&out->lists, &ranks));
+		TRY(rank_segments_read(entry, 0, fd_count, ranks));
+		for (uint32_t r = 0; r < ranks->count; r++)
+			TRY(open_segment(out, &ranks->v[r], fds));
+	}
+	return OK;
+}
+
+/* Has the part all elements of the box of tensor t, in a row? *at_out: the first byte's place in the segment. */
+static bool has_box(const struct image_part *p, const struct sd_tensor *t, const int64_t *box, uint64_t *at_out)
+{
+	const int64_t *sizes = box + t->ndim;
+	uint32_t n = t->ndim;
+	int64_t off[NDIM_MAX];
+	uint64_t first;
+
+	if (p->dtype != t->dtype || p->ndim != n)
+		return false;
+	for (uint32_t i = 0; i < n; i++) {
+		off[i] = box[i] - p->offsets[i];
+		if (p->shape[i] != t->shape[i] || off[i] < 0 || off[i] > p->sizes[i] || sizes[i] > p->sizes[i] - off[i])
+			return false;
+	}
+	if (!linear_is_run(n, p->sizes, off, sizes, &first))
+		return false;
+	*at_out = p->offset + first * dtype_bytes(t->dtype);
+	return true;
+}
+
+static FALLIBLE enum err add_place(struct memory *m, struct run_build *b, uint32_t segment, uint64_t at, uint32_t src)
+{
+	struct memory_segment *s = &m->segments.v[segment];
+
+	if (s->file == UINT32_MAX)
+		TRY(input_add_segment(b, &s->segment, s->segment.rank, false, &s->file));
+	b->srcs.v[src].memory = s->file + 1;
+	b->srcs.v[src].memory_at = at;
+	return OK;
+}
+
+/* Tries the parts of the FQN from *head on, and leaves there the one that was found. */
+static FALLIBLE enum err place_chunk(struct memory *m, struct run_build *b, const struct sd_tensor *t, const struct sd_chunk *c,
+				     uint32_t src, uint32_t *head)
+{
+	uint64_t at;
+
+	for (uint32_t looks = 0, i = *head; looks < LOOKS_MAX; looks++) {
+		if (has_box(&m->parts.v[i].part, t, c->dims, &at)) {
+			*head = i;
+			return add_place(m, b, m->parts.v[i].segment, at, src);
+		}
+		i = m->parts.v[i].next;
+		if (i == UINT32_MAX || i == *head)
+			break;
+	}
+	return OK;
+}
+
+enum err memory_place(struct memory *m, struct run_build *b, const struct sdict *sd, uint32_t first)
+{
+	uint32_t tensor = UINT32_MAX, head = MAP_NONE;
+	uint64_t bytes;
+
+	for (uint64_t i = 0; m->parts.n && i < sd->chunk_count; i++) {
+		const struct sd_chunk *c = &sd->chunks[i];
+		const struct sd_tensor *t = &sd->tensors[c->tensor];
+		struct run_src *src = &b->srcs.v[first + i];
+		if (c->tensor != tensor)
+			head = map_get(&m->first, t->fqn);
+		tensor = c->tensor;
+		if (head == MAP_NONE || b->files.v[src->file].kind != RUN_FILE_SOURCE || src->strides_at || src->raw_digests)
+			continue;
+		TRY(build_payload_bytes(b, src, &bytes));
+		build_settle_digests(b, src, bytes);
+		if (src->by_blocks && bytes)
+			TRY(place_chunk(m, b, t, c, (uint32_t)(first + i), &head));
+	}
+	return OK;
+}
+
+void memory_close(struct memory *m)
+{
+	for (uint64_t i = 0; i < m->segments.n; i++)
+		image_free(m->segments.v[i].image);
+	for (uint64_t i = 0; i < m->lists.n; i++)
+		rank_segments_free(&m->lists.v[i]);
+	map_free(&m->first);
+	vec_free(&m->segments);
+	vec_free(&m->parts);
+	vec_free(&m->lists);
+}

@@ -1,0 +1,42 @@
+/* memory.h: what of a checkpoint still lies in segments, in the state dicts that it was saved from: a copy of those bytes costs a memcpy,
+ * where the storage may have to be asked. A source of a run gets the place of its payload in a segment beside the one in its file.
+ *
+ * The coordinator names segments by what it remembers of saves, and keeps nobody from writing to them. Two checks make that safe: the
+ * manifest must name the same save, and whoever copies compares each block with the manifest's digest, whether or not the job compares
+ * what it reads from files; a block that is not equal is read from its file. So only payloads with digests of their blocks have a place.
+ * Images that cannot be read are as good as gone. */
+#pragma once
+#include <jansson.h>
+
+#include "base/map.h"
+#include "base/vec.h"
+#include "format/image.h"
+#include "runner/run.h"
+#include "session/rank_segments.h"
+#include "store/manifest.h"
+#include "tensor/sdict.h"
+
+struct memory_part {
+	struct image_part part;
+	uint32_t segment, next;        /* next: of the same FQN; UINT32_MAX: none */
+};
+
+struct memory_segment {
+	struct rank_segment segment;
+	struct image *image;
+	uint32_t file;                 /* of the run; UINT32_MAX: not in it yet */
+};
+
+struct memory {
+	struct vec(struct memory_segment) segments;
+	struct vec(struct memory_part) parts;
+	struct map first;              /* FQN → its first part */
+	struct vec(struct rank_segments) lists;
+};
+
+/* list: [{"job","world_size","generation","ranks":[…]}] of JOB or of a question, which must outlive `out`; NULL: nothing. fds: those that
+ * its ranks name. Only what the save that the manifest names was made of is taken. Call memory_close on errors, too. */
+FALLIBLE enum err memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out);
+/* Sets run_src.memory of those of the sources from `first` on, the chunks of sd, whose payloads lie in a segment in one run. */
+FALLIBLE enum err memory_place(struct memory *m, struct run_build *b, const struct sdict *sd, uint32_t first);
+void memory_close(struct memory *m);
