@@ -8,6 +8,7 @@
 #include "server/lookup.h"
 #include "server/verdict.h"
 #include "server/parts.h"
+#include "server/state_dict.h"
 
 enum { BOXES_MAX = 10000, DIMS_MAX = 64 };
 
@@ -71,6 +72,8 @@ static void on_located(void *user, enum err e, const json_t *ok, int *fd)
 FALLIBLE enum err h_checkpoint_locate(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), boxes = jval_get(&root, "boxes");
+	CLEANUP(state_dict_memory_drop) struct state_dict_memory memory = { 0 };
+	struct ref checkpoint = { REF_CHECKPOINT, r->parts[2], r->parts[3], -1 };
 	CLEANUP(jval_drop) json_t *q = NULL;
 	bool verify = true;
 	size_t n;
@@ -83,9 +86,12 @@ FALLIBLE enum err h_checkpoint_locate(struct req *r)
 		struct jval box = jval_at(&boxes, i);
 		TRY(check_box(&box));
 	}
+	TRY(state_dict_memory_find(r->core->state_dicts, &checkpoint, &memory));
+	if (memory.list && json_object_set(q, "memory", memory.list) != 0)
+		return ERR(NO_MEMORY, "cannot ask");
 	if (json_object_set(q, "boxes", boxes.j) != 0 || json_object_set_new(q, "verify", json_boolean(verify)) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
 	req_hold(r);
-	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, on_located, r);
+	lookup_ask(r->core->lookups, r->parts[2].p, move(q), memory.fds.v, (uint32_t)memory.fds.n, on_located, r);
 	return OK;
 }

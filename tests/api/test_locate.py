@@ -80,7 +80,7 @@ class Looked:
         """Boxes' bytes as the answer says: (list of bytes or why, answer). Each read's digest is compared; every byte comes once."""
         a = self.ask(boxes, verify=verify).ok(200)
         assert a["id"] == self.ident()
-        assert set(a) == {"id", "files", "reads", "others", "bytes"}
+        assert set(a) == {"id", "files", "segments", "reads", "others", "bytes"}
         out = [bytearray(numel(b["sizes"]) * ITEM.get(b["dtype"], 1)) for b in boxes]
         filled, used = [0] * len(boxes), set()
         for r in a["reads"]:

@@ -32,7 +32,7 @@ def direct(d):
     """Counts: boxes read here, and load jobs of the daemon."""
     before, known, seen = dict(_direct.counts), jobs(d), Seen()
     yield seen
-    seen.boxes, seen.bytes = (_direct.counts[k] - before[k] for k in ("boxes", "bytes"))
+    seen.boxes, seen.bytes, seen.memory = (_direct.counts[k] - before[k] for k in ("boxes", "bytes", "memory"))
     seen.jobs = [j for k, j in jobs(d).items() if k not in known]
 
 

@@ -45,6 +45,12 @@ def ours(d):
     return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
 
 
+def free(d, name):
+    """No slot is held."""
+    record = d.api.get(f"/v1/state-dicts/{name}")
+    return record.status == 404 or all(s["state"] == "free" for r in record.ok(200)["ranks"] for s in r["slots"])
+
+
 def load(path, world, size=1 << 16):
     """x of on_faults.state(rank, x), or of on_streaming.plain_state(rank, x), the same in all that is there. size: of a rank's tensor."""
     sd = {f"t{r}": torch.zeros(size) for r in range(world)}
@@ -65,7 +71,8 @@ def one_dies(pool, world, victim, function, *args):
 
 def settled(d, pool):
     pool.close()
-    lib.wait_for(lambda: not ours(d), 20, "the state dicts of the dead")
+    lib.wait_for(lambda: all(free(d, name) for name in ours(d)), 20, "the state dicts of the dead")
+    d.drop(*ours(d))  # what they had saved could be loaded from memory
     lib.wait_for(lambda: not d.leaks(), 5, "nothing left")
 
 

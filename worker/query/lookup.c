@@ -349,7 +349,7 @@ static FALLIBLE enum err meet(struct worker *w, const json_t *q, struct buf *out
 static const struct question {
 	const char *op;
 	enum err (*plain)(struct worker *w, const json_t *q, struct buf *out);
-	enum err (*bytes)(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
+	enum err (*bytes)(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out);
 	enum err (*segments)(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 } questions[] = {
 	{ "probe", .plain = probe },		{ "exists", .plain = exists },	     { "list", .plain = lookup_list },
@@ -374,7 +374,7 @@ enum err lookup_answer(struct worker *w, const json_t *q, const int *fds, uint32
 	if (k->plain)
 		e = k->plain(w, q, answer);
 	else if (k->bytes)
-		e = k->bytes(w, q, answer, fd_out);
+		e = k->bytes(w, q, fds, fd_count, answer, fd_out);
 	else if (k->segments)
 		e = k->segments(w, q, fds, fd_count, answer);
 	else

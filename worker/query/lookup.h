@@ -11,8 +11,8 @@ FALLIBLE enum err lookup_put_summary(const struct store *store, const char *path
 FALLIBLE enum err lookup_list(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_images(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
-FALLIBLE enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
-FALLIBLE enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *fd_out);
+FALLIBLE enum err lookup_locate(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out);
+FALLIBLE enum err lookup_slice(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out);
 
 /* A question to a look-up worker: {"ok":…} in `answer`; *fd_out: a memfd with bytes, or -1. */
 FALLIBLE enum err lookup_answer(struct worker *w, const json_t *question, const int *fds, uint32_t fd_count,

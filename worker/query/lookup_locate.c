@@ -1,6 +1,9 @@
 /* lookup_locate.c: where on the disk the bytes of boxes of tensors lie, and which digests they have: for a client that can open the files
  * itself, and reads them straight into its tensors. Reads are planned as for a load, and told instead of being done.
  *
+ * What still lies in a segment, too, is told with its place there (runner/memory.h), in whole digest blocks even where nothing is to be
+ * verified: the client compares what it copies from memory.
+ *
  * A box that is not wholly made of runs of stored bytes is no error: it is among `others`, and is loaded in the ordinary way. So is what
  * is left when the question has taken a few seconds: storages whose look-ups take longer count as stalled, and neither a huge question
  * nor a spoiled checkpoint may bring that about. */
@@ -15,6 +18,7 @@
 #include "query/lookup.h"
 #include "query/lookup_cache.h"
 #include "runner/build.h"
+#include "runner/memory.h"
 #include "runner/sources.h"
 #include "store/checkpoint.h"
 #include "store/identity.h"
@@ -38,6 +42,8 @@ static const char *const why_names[] = { "",		"missing",  "kind", "shape",  "dty
 struct place {
 	uint32_t box, file;            /* file: of the run */
 	uint64_t at, offset, bytes, from, count;
+	uint32_t segment;              /* 1 + the run file of a segment that has the unit, too, at segment_at; 0: none */
+	uint64_t segment_at;
 	enum { NONE, XXH3, CRC32 } digest;
 	unsigned char xxh3_128[16];
 	uint32_t crc32;
@@ -51,7 +57,10 @@ struct locate {
 	int64_t end_ms;
 	bool late;
 	struct checkpoint *checkpoint;
-	const json_t *boxes;
+	struct memory memory;          /* what of it lies in segments */
+	const json_t *boxes, *list;    /* list: for memory_open, with fds */
+	const int *fds;
+	uint32_t fd_count;
 	unsigned char *why;            /* per box */
 	bool verify;
 	struct arena *arena;
@@ -215,6 +224,8 @@ static FALLIBLE enum err plan(struct locate *l)
 	TRY(keep_used(l));
 	TRY(build_source_files(&l->build, l->checkpoint, &l->file_map));
 	TRY(build_sources(&l->build, l->used, build_kind(l->checkpoint), l->file_map, l->checkpoint->manifest, &first));
+	TRY(memory_open(l->list, l->fds, l->fd_count, l->checkpoint->manifest, &l->memory));
+	TRY(memory_place(&l->memory, &l->build, l->used, first));
 	for (uint32_t i = 0; i < l->build.srcs.n; i++)
 		if (l->build.srcs.v[i].digest_count)
 			TRY(build_scans(&l->build, i)); /* from here on its digests are known to add up */
@@ -257,6 +268,8 @@ static FALLIBLE enum err add_blocks(struct locate *l, const struct run_src *src,
 		one.count = num_min(d[i].end, end) - from;
 		one.at = row->at + (from - row->from);
 		one.digest = XXH3;
+		one.segment = src->memory;
+		one.segment_at = src->memory_at + begin;
 		memcpy(one.xxh3_128, d[i].xxh3_128, sizeof one.xxh3_128);
 		if (one.count)
 			TRY(add_place(l, one));
@@ -269,7 +282,7 @@ static FALLIBLE enum err add_row(struct locate *l, uint32_t box, const struct ru
 {
 	struct place base = { .box = box, .file = src->file, .offset = src->offset + info->payload_off };
 
-	if (l->verify && src->by_blocks)
+	if ((l->verify || src->memory) && src->by_blocks)
 		return add_blocks(l, src, base, row);
 	base.at = row->at;
 	base.count = row->bytes;
@@ -365,22 +378,30 @@ static FALLIBLE enum err put_id(const struct checkpoint *c, struct buf *out)
 	return OK;
 }
 
+/* Names a file of the run, once; *n: so many were named before. */
+static void put_name(struct locate *l, struct buf *out, uint32_t file, uint32_t *n)
+{
+	if (l->shown[file])
+		return;
+	buf_puts(out, *n ? "," : "");
+	buf_json_str(out, run_file_name(&l->run, &l->run.files[file]));
+	l->shown[file] = ++*n;
+}
+
 static FALLIBLE enum err put_head(struct locate *l, struct buf *out)
 {
-	uint32_t n = 0;
+	uint32_t files = 0, segments = 0;
 
 	TRY(put_id(l->checkpoint, out));
 	l->shown = mem_zalloc(l->run.files_n, sizeof *l->shown);
 	NEED(l->shown, "no memory for %ju files", (uintmax_t)l->run.files_n);
 	buf_puts(out, ",\"files\":[");
-	for (uint64_t i = 0; i < l->places.n; i++) {
-		uint32_t file = l->places.v[i].file;
-		if (l->shown[file])
-			continue;
-		buf_puts(out, n ? "," : "");
-		buf_json_str(out, run_file_name(&l->run, &l->run.files[file]));
-		l->shown[file] = ++n;
-	}
+	for (uint64_t i = 0; i < l->places.n; i++)
+		put_name(l, out, l->places.v[i].file, &files);
+	buf_puts(out, "],\"segments\":[");
+	for (uint64_t i = 0; i < l->places.n; i++)
+		if (l->places.v[i].segment)
+			put_name(l, out, l->places.v[i].segment - 1, &segments);
 	return OK;
 }
 
@@ -397,6 +418,8 @@ static void put_place(struct buf *out, const struct locate *l, const struct plac
 	} else if (p->digest == CRC32) {
 		buf_printf(out, ",\"crc32\":\"%08x\"", p->crc32);
 	}
+	if (p->segment)
+		buf_printf(out, ",\"segment\":%u,\"segment_offset\":%ju", l->shown[p->segment - 1] - 1, (uintmax_t)p->segment_at);
 	buf_puts(out, "}");
 }
 
@@ -482,9 +505,10 @@ static FALLIBLE enum err locate(struct locate *l, struct worker *w, const json_t
 	return answer(l, q, out, fd_out);
 }
 
-enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *fd_out)
+enum err lookup_locate(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out)
 {
 	struct locate l = { .boxes = json_object_get(q, "boxes"), .verify = !json_is_false(json_object_get(q, "verify")),
+			    .list = json_object_get(q, "memory"), .fds = fds, .fd_count = fd_count,
 			    .run = { .fd = -1 }, .end_ms = clock_mono_ms() + TIME_MAX_MS };
 
 	enum err e = locate(&l, w, q, out, fd_out);
@@ -495,6 +519,7 @@ enum err lookup_locate(struct worker *w, const json_t *q, struct buf *out, int *
 		files_close(&l.files);
 	run_detach(&l.run);
 	run_build_free(&l.build);
+	memory_close(&l.memory);
 	vec_free(&l.places);
 	vec_free(&l.wanted);
 	sdict_free(l.used);

@@ -174,7 +174,7 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 	return OK;
 }
 
-enum err lookup_slice(struct worker *w, const json_t *q, struct buf *out, int *fd_out)
+enum err lookup_slice(struct worker *w, const json_t *q, const int *, uint32_t, struct buf *out, int *fd_out)
 {
 	struct slice s = { .w = w, .fd = -1, .head = BUF_INIT(1 << 20), .verify = !json_is_false(json_object_get(q, "verify")) };
 

@@ -130,8 +130,7 @@ enum err memory_place(struct memory *m, struct run_build *b, const struct sdict 
 		if (head == MAP_NONE || b->files.v[src->file].kind != RUN_FILE_SOURCE || src->strides_at || src->raw_digests)
 			continue;
 		TRY(build_payload_bytes(b, src, &bytes));
-		build_settle_digests(b, src, bytes);
-		if (src->by_blocks && bytes)
+		if (build_comparable(b, src, bytes) && src->by_blocks && bytes)
 			TRY(place_chunk(m, b, t, c, (uint32_t)(first + i), &head));
 	}
 	return OK;

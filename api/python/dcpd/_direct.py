@@ -1,7 +1,8 @@
 """Tensors straight from the checkpoint's files, by this process: one copy, where a segment between would make it three.
 
 dcpd plans the load and parses the formats; it says which bytes of which files are which bytes of our tensors, and their digests
-(`POST …:locate`). They are read by a few threads without the interpreter's lock, and digested while they are in the cache. What dcpd
+(`POST …:locate`). They are read by a few threads without the interpreter's lock, and digested while they are in the cache. Bytes that still
+lie in shared memory since they were saved from there are copied from there, and compared, whether or not the files' bytes are. What dcpd
 does not locate (columns, other dtypes, what is compressed) is loaded by a job, through a segment; so is everything where this process
 cannot read the files: another user's, in another container, by another daemon, without the libraries that the digests need. What is
 wrong before the first byte is read is left to the job as well, which finds and says it.
@@ -15,13 +16,14 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import resource
 import stat
 import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _copy, _digest, _tree, errors
+from . import _copy, _digest, _tree, errors, image
 from .image import ChunkSpec
 
 AVERAGE_MIN = 16 << 10  # bytes of a box: below, what each costs here is more than a job costs
@@ -34,14 +36,16 @@ _RWF_NOWAIT = 8
 _QUESTION = 900 << 10    # bytes of a request
 _OPEN_MAX = 256          # files that stay open; others are opened when they are read
 
+_SEGMENT = re.compile(r"/dcpd-[0-9a-f-]+")
+
 GONE = "gone"
 _log = logging.getLogger("dcpd")
-counts = {"boxes": 0, "bytes": 0}  # of this process: what went this way
+counts = {"boxes": 0, "bytes": 0, "memory": 0}  # of this process: what went this way, and the bytes of it that came from segments
 
 
 class Read(NamedTuple):
     """Bytes [begin, begin + size) of a unit are those of a box from byte `at`. A unit: `bytes` bytes of a file that one digest is of;
-    without a digest only what is needed is read."""
+    without a digest only what is needed is read. segment: the unit lies there, too, from byte segment_at on; -1: it does not."""
 
     file: int
     offset: int
@@ -52,6 +56,8 @@ class Read(NamedTuple):
     size: int
     box: int
     at: int
+    segment: int = -1
+    segment_at: int = 0
 
 
 Unit = List[Read]  # of one unit, in order and without overlaps
@@ -63,16 +69,19 @@ class Replaced(errors.Busy):
 
 class Plan:
     """What is read from one checkpoint, with its files open. boxes: those that are, by their places in what was asked for; others: the
-    rest; ident: of this version of it; bytes: of the boxes."""
+    rest; ident: of this version of it; bytes: of the boxes; from_memory: those of them that came from segments, so far."""
 
-    def __init__(self, ident: str, files: "_Files", reads: Dict[int, List[Read]], specs: Sequence[ChunkSpec]) -> None:
-        self.ident, self.files, self.reads, self.specs = ident, files, reads, specs
+    def __init__(self, ident: str, files: "_Files", reads: Dict[int, List[Read]], specs: Sequence[ChunkSpec],
+                 segments: "_Segments") -> None:
+        self.ident, self.files, self.reads, self.specs, self.segments = ident, files, reads, specs, segments
+        self.from_memory = 0
         self.boxes = sorted(reads)
         self.others = [i for i in range(len(specs)) if i not in reads]
         self.bytes = sum(specs[i].nbytes for i in self.boxes)
 
     def close(self) -> None:
         self.files.close()
+        self.segments.close()
 
     def read(self, addresses: Mapping[int, int], end: Optional[float] = None, tick: Optional[Callable[[int], None]] = None,
              then: Sequence[int] = ()) -> None:
@@ -85,8 +94,11 @@ class Plan:
         done = 0
         for layer in self._layers(addresses):
             units = self.units(layer)
-            _Reading(self, units, addresses, end, None if tick is None else lambda n, so_far=done: tick(so_far + n),  # type: ignore[misc]
-                     self.units(then)).run()
+            shown = None if tick is None else lambda n, so_far=done: tick(so_far + n)  # type: ignore[misc]
+            reading = _Reading(self, units, addresses, end, shown, self.units(then))
+            reading.run()
+            self.from_memory += reading.from_memory
+            counts["memory"] += reading.from_memory
             done += sum(self.specs[i].nbytes for i in layer)
         counts["boxes"] += len(addresses)
         counts["bytes"] += done
@@ -202,7 +214,7 @@ def _find(place: Any, root: str, specs: Sequence[ChunkSpec], verify: bool) -> Op
         if any(_digest.new(k) is None for k in {r.kind for rows in reads.values() for r in rows} if k):
             raise ValueError("no library for these digests")
         directory, fd = fd, -1  # from here on it is closed by those, also if they cannot be opened
-        plan = Plan(str(told["id"]), _Files(directory, list(told["files"]), needed), reads, specs)
+        plan = Plan(str(told["id"]), _Files(directory, list(told["files"]), needed), reads, specs, _Segments(told["segments"]))
     except FileNotFoundError:
         return None
     finally:
@@ -242,8 +254,9 @@ def version(root: str, name: str) -> str:
 
 def _ask(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Dict[str, Any]:
     """The daemon's answer for all boxes; it takes so many bytes in one request."""
-    told: Dict[str, Any] = {"id": None, "files": [], "reads": [], "others": [], "warning": ""}
+    told: Dict[str, Any] = {"id": None, "files": [], "segments": [], "reads": [], "others": [], "warning": ""}
     known: Dict[str, int] = {}
+    known_segments: Dict[str, int] = {}
     first = 0
     while first < len(specs):
         boxes: List[Dict[str, Any]] = []
@@ -256,12 +269,14 @@ def _ask(place: Any, specs: Sequence[ChunkSpec], verify: bool) -> Dict[str, Any]
             boxes.append(box)
         got = place.client.checkpoints.locate(place.object, boxes, verify)
         files = [known.setdefault(name, len(known)) for name in got["files"]]
-        told["reads"] += [{**r, "box": r["box"] + first, "file": files[r["file"]]} for r in got["reads"]] if first else got["reads"]
+        segments = [known_segments.setdefault(name, len(known_segments)) for name in got.get("segments", [])]
+        told["reads"] += [{**r, "box": r["box"] + first, "file": files[r["file"]], **({"segment": segments[r["segment"]]} if "segment" in r
+                          else {})} for r in got["reads"]] if first else got["reads"]
         told["others"] += [{**x, "box": x["box"] + first} for x in got["others"]]
         told["warning"] = got.get("warning", "")
         told["id"] = got["id"] if told["id"] in (None, got["id"]) else "several"
         first += len(boxes)
-    told["files"] = list(known)
+    told["files"], told["segments"] = list(known), list(known_segments)
     return told
 
 
@@ -291,9 +306,11 @@ def _reads(told: Mapping[str, Any], specs: Sequence[ChunkSpec]) -> Dict[int, Lis
     for x in told["reads"]:
         kind = _digest.XXH3 if "xxh3" in x else _digest.CRC32 if "crc32" in x else None
         r = Read(x["file"], x["offset"], x["bytes"], kind, str(x[kind]) if kind else "", x["from"], x["count"], x["box"], x["at"])
-        numbers = (r.file, r.offset, r.bytes, r.begin, r.size, r.at)
+        if kind and "segment" in x:
+            r = r._replace(segment=x["segment"], segment_at=x["segment_offset"])
+        numbers = (r.file, r.offset, r.bytes, r.begin, r.size, r.at, r.segment + 1, r.segment_at)
         if not all(type(n) is int and n >= 0 for n in numbers) or r.begin + r.size > r.bytes or r.file >= len(told["files"]) \
-                or r.offset + r.bytes >= 1 << 63:
+                or max(r.offset, r.segment_at) + r.bytes >= 1 << 63 or r.segment >= len(told["segments"]):
             raise ValueError(f"not a read: {x}")
         found[r.box].append(r)
     return {i: rows for i, rows in found.items() if _tiles(rows, specs[i].nbytes)}
@@ -406,6 +423,26 @@ class _Files:
             self.directory = -1
 
 
+class _Segments:
+    """Segments that have bytes of the checkpoint, too. One that this process cannot open is left out: the files have all."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.fds = [self._open(str(name)) for name in names]
+
+    @staticmethod
+    def _open(name: str) -> int:
+        try:
+            return os.open(image.SHM + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) if _SEGMENT.fullmatch(name) else -1
+        except OSError:
+            return -1
+
+    def close(self) -> None:
+        for fd in self.fds:
+            if fd >= 0:
+                os.close(fd)
+        self.fds = []
+
+
 def _stamp(st: os.stat_result) -> Tuple[int, ...]:
     return st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns
 
@@ -437,6 +474,7 @@ class _Reading:
         self.pread, self.guard, self.next = _libc().pread, threading.Lock(), 0
         self.cold = not hasattr(_libc(), "preadv2")  # whether something was not in the page cache
         self.stopped, self.done, self.shown = False, 0, 0.0
+        self.from_memory = 0
         self.passed = self.advised = 0
         self.advice = self._advice([*units, *then])
 
@@ -487,6 +525,8 @@ class _Reading:
     def _advice(self, units: Sequence[Unit]) -> Iterator[Tuple[int, int, int]]:
         """All that will be read, in steps for the kernel."""
         for u in units:
+            if u[0].segment >= 0:
+                continue
             fd = self.plan.files.fds.get(u[0].file, -1)
             for begin, count in [(0, u[0].bytes)] if u[0].kind else [(r.begin, r.size) for r in u]:
                 for at in range(begin, begin + count, _ADVICE):
@@ -516,6 +556,14 @@ def _outlive(running: Any) -> None:
             continue
 
 
+class _Place(NamedTuple):
+    """Where a unit begins. memory: in a segment, which may be cut or written to at any time."""
+
+    fd: int
+    offset: int
+    memory: bool
+
+
 class _Thread:
     """One thread's share: its digests, and room for bytes that belong to no box."""
 
@@ -523,6 +571,7 @@ class _Thread:
         self.all, self.mine = reading, mine
         self.digests: Dict[str, Any] = {}
         self.waste: Any = None
+        self.kept = 0  # bytes of boxes, in the unit at hand
         self.vector = (ctypes.c_size_t * 2)()  # a struct iovec
         self.vector_at = ctypes.addressof(self.vector)
 
@@ -545,12 +594,14 @@ class _Thread:
             if digest is None:
                 digest = self.digests[first.kind] = _digest.new(first.kind)
             digest.begin()
+        if first.segment >= 0 and self._from_segment(u, digest):
+            return
         try:
             fd = files.take(first.file)
         except OSError as e:
             raise self._failed(first, first.offset, e) from e
         try:
-            self._whole(u, fd, digest)
+            self._whole(u, _Place(fd, first.offset, False), digest)
         except errors.CheckpointDamaged as e:
             if files.changed(first.file, fd):
                 raise files.replaced(first.file) from e
@@ -561,46 +612,65 @@ class _Thread:
         finally:
             files.done(first.file, fd)
 
-    def _whole(self, u: Unit, fd: int, digest: Any) -> None:
+    def _from_segment(self, u: Unit, digest: Any) -> bool:
+        """Copies the unit from memory. False: it is not there any more, and the file's bytes go where this has written."""
+        first, reading = u[0], self.all
+        fd = reading.plan.segments.fds[first.segment]
+        if fd < 0:
+            return False
+        self.kept = 0
+        try:
+            self._whole(u, _Place(fd, first.segment_at, True), digest)
+        except errors.CheckpointDamaged:
+            reading.done -= self.kept
+            digest.begin()
+            return False
+        with reading.guard:
+            reading.from_memory += self.kept
+        return True
+
+    def _whole(self, u: Unit, place: _Place, digest: Any) -> None:
         at, first = 0, u[0]
         for r in u:
-            self._skip(r, fd, at, r.begin, digest)
-            self._bytes(r, fd, r.begin, r.size, self.all.addresses[r.box] + r.at, True, digest)
+            self._skip(r, place, at, r.begin, digest)
+            self._bytes(r, place, r.begin, r.size, self.all.addresses[r.box] + r.at, True, digest)
             at = r.begin + r.size
-        self._skip(first, fd, at, first.bytes, digest)
+        self._skip(first, place, at, first.bytes, digest)
         if digest is not None and not self.all.stopped and digest.text() != first.digest:
             raise errors.CheckpointDamaged(
                 f"{self._where(first)}: bytes {first.offset} to {first.offset + first.bytes} are not those written: expected "
                 f"{first.digest}, found {digest.text()}", code="digest_mismatch", **self._fields(first, first.offset))
 
-    def _skip(self, r: Read, fd: int, begin: int, end: int, digest: Any) -> None:
+    def _skip(self, r: Read, place: _Place, begin: int, end: int, digest: Any) -> None:
         """Bytes that only the digest is of."""
         if digest is not None and begin < end:
             if self.waste is None:
                 self.waste = (ctypes.c_char * PIECE)()
-            self._bytes(r, fd, begin, end - begin, ctypes.addressof(self.waste), False, digest)
+            self._bytes(r, place, begin, end - begin, ctypes.addressof(self.waste), False, digest)
 
-    def _bytes(self, r: Read, fd: int, begin: int, n: int, address: int, keep: bool, digest: Any) -> None:
+    def _bytes(self, r: Read, place: _Place, begin: int, n: int, address: int, keep: bool, digest: Any) -> None:
         """keep: one piece behind the other; else each to the same place."""
-        reading, at, end = self.all, r.offset + begin, r.offset + begin + n
+        reading, at, end = self.all, place.offset + begin, place.offset + begin + n
         while at < end and not reading.stopped:
             if reading.end is not None and time.monotonic() > reading.end:
                 raise errors.WaitTimeout("it was not read in time")
             piece = min(PIECE, end - at)
-            reading.passes(piece)
+            if not place.memory:
+                reading.passes(piece)
             to, left = address, piece
             while left:
-                got = self._pread(fd, to, left, at)
+                got = int(reading.pread(place.fd, to, left, at)) if place.memory else self._pread(place.fd, to, left, at)
                 if got <= 0:
                     number = ctypes.get_errno() if got < 0 else 0
                     if number == errno.EINTR:
                         continue
-                    raise self._failed(r, at, OSError(number, os.strerror(number)) if number else None)
+                    raise self._failed(r, at, OSError(number, os.strerror(number)) if number and not place.memory else None)
                 if digest is not None:
                     digest.add(to, got)
                 to, at, left = to + got, at + got, left - got
             if keep:
                 address = to
+                self.kept += piece
                 reading.done += piece  # for people: an addition that is lost does no harm
             if self.mine:
                 reading.show()

@@ -342,8 +342,8 @@ class _Run:
         try:
             if plan is not None:
                 self._read(plan)
-                _log.info("%s: %d tensors, %d bytes read from its files in %.3f s; %d through dcpd", self.ask.text, len(plan.boxes),
-                          plan.bytes, time.monotonic() - start, len(self.target.rest))
+                _log.info("%s: %d tensors, %d bytes read in %.3f s, %d from memory, the rest from its files; %d through dcpd",
+                          self.ask.text, len(plan.boxes), plan.bytes, time.monotonic() - start, plan.from_memory, len(self.target.rest))
         except _direct.Replaced as e:
             failure = _Replaced(e.message, file=e.file)
         except Exception as e:
