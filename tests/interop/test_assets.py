@@ -127,6 +127,9 @@ def test_from_another_folder_and_in_a_merge(d):
     d.api.run("merge", sources=[{**HERE, "name": source.name}, {**HERE, "name": base.name}],
               target={**HERE, "name": name, "copy_assets": True})
     assert (d.storages["main"] / name / "mine.txt").read_bytes() == b"m"
+    target = {**HERE, "name": lib.fresh(), "copy_assets": True, "assets": {**HERE, "name": base.name}}
+    result = d.api.run("merge", sources=[{**HERE, "name": source.name}] * 2, target=target)["result"]
+    assert result["assets"] == ["config.json"] and (d.storages["main"] / target["name"] / "config.json").read_bytes() == CONFIG
 
 
 def test_one_file_has_no_place_for_them(d):

@@ -140,6 +140,77 @@ def test_a_flipped_bit_is_not_averaged(d):
     assert d.api.fails("merge", "checkpoint_damaged", sources=refs, target=to)["file"] == f"{refs[1]['name']}/.metadata"
 
 
+RULES = [{"match": r"^model\.(\w)$", "rename": "net.$1.w"}, {"match": r"^net\.w\.w$", "permute": [1, 0]},
+         {"match": r"^net\.w\.w$", "split": {"dim": 1, "sizes": [100, "{dim1-100}"], "into": ["net.q", "net.k"]}},
+         {"match": r"^net\.d\.w$", "pad": {"dim": 0, "to": 40}}, {"match": r"^net\.b\.", "rename": "net.b1."},
+         {"match": r"^net\.b1\.w$", "tie": "net.b2.w"}, {"match": r"^net\.b\d\.w$", "stack": {"dim": 0, "into": "net.bb"}},
+         {"match": "^net.s", "drop": True}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rules_are_applied_to_the_average(d, dtype):
+    """They move the elements of the average, as a reshard of it by the same rules would."""
+    states = [{k: v for k, v in tensors(i, dtype).items() if isinstance(v, torch.Tensor)} for i in range(3)]
+    refs = [put(d, s, w, i) for i, (s, w) in enumerate(zip(states, (3, 1, 2)))]
+    mean = average(states)
+    want = cases.apply(mean, RULES)
+    to, result = merge(d, refs, 2, cases.layout(3, want, 2), transform=RULES)
+    same(get(d, to, want), want)
+    again = {**HERE, "name": lib.fresh()}
+    d.api.run("reshard", source=merge(d, refs)[0], target=again, transform=RULES)
+    assert d.api.run("diff", a=to, b=again)["result"]["equal"] and result["averaged"] == 5
+    plan = d.api.post("/v1/jobs?dry_run=true", {"kind": "merge", "sources": refs, "target": to | {"name": lib.fresh()},
+                                                "transform": RULES}).ok(200)["transform"]
+    assert {(r["fqn"], tuple(r["shape"])) for r in plan["after"]} == {(k, tuple(v.shape)) for k, v in want.items()}
+    assert plan["before_count"] == len(mean)
+
+
+def test_a_cast_is_the_only_rounding_of_an_average(d):
+    """bfloat16 checkpoints, one of them in float32, give a float32 average that was never bfloat16; integers are not averaged."""
+    states = [{"w": torch.randn(300, 70).bfloat16(), "v": torch.randn(9).bfloat16(), "n": torch.tensor([k, 300])} for k in (1, 2)]
+    states[1]["w"] = torch.randn(300, 70)
+    rules = [{"match": "w", "dtype": "float16"}, {"match": "w", "dtype": "float32"}, {"match": "v", "dtype": "float64"}]
+    to, result = merge(d, [put(d, s, 2, 1) for s in states], transform=rules)
+    mean = average([{k: v.float() if v.is_floating_point() else v for k, v in s.items()} for s in states])
+    want = {"w": mean["w"], "v": average([{"v": s["v"].double()} for s in states])["v"], "n": states[0]["n"]}
+    same(get(d, to, want), want)
+    assert {(c["fqn"], c["from"], c["to"]) for c in result["cast"]} == {("w", "bfloat16", "float32"), ("v", "bfloat16", "float64")}
+
+
+def test_rules_and_what_is_not_averaged(d):
+    """first_only names tensors before the rules, others may lack them; `from` takes a tensor as it is; no average is joined to it."""
+    states = [{"a": torch.randn(4, 3), "b": torch.randn(4, 3), "opt.m": torch.randn(5), "i": torch.tensor([k, 300, 9])} for k in (1, 2)]
+    del states[1]["opt.m"], states[1]["i"]
+    other = put(d, {"b": torch.full((4, 3), 7.0), "head": torch.ones(2)})
+    refs = [put(d, s) for s in states]
+    rules = [{"match": "^opt", "rename": "optim"}, {"match": "^i$", "slice": ["1:"]}, {"match": "^(b|head)$", "from": other},
+             {"match": "^a$", "permute": [1, 0]}]
+    to, result = merge(d, refs, transform=rules, first_only=["opt.*"])
+    want = {"a": average([{"a": s["a"]} for s in states])["a"].t().contiguous(), "b": torch.full((4, 3), 7.0), "head": torch.ones(2),
+            "optim.m": states[0]["opt.m"], "i": states[0]["i"][1:]}
+    same(get(d, to, want), want)
+    assert result["averaged"] == 1
+    joined = {"match": "^[ab]$", "concat": {"dim": 0, "into": "ab", "order": ["a", "b"]}}
+    for more in ({"transform": [joined], "first_only": ["b", "opt.*"]}, {"transform": [*rules[2:3], joined], "first_only": ["opt.*"]}):
+        error = d.api.fails("merge", "validation_failed", sources=refs, target={**HERE, "name": lib.fresh()}, **more)
+        assert error["fqn"] == "ab" and error["pointer"].startswith("/transform")
+    states[1]["b"] = torch.randn(3, 4)
+    error = d.api.fails("merge", "size_mismatch", sources=[refs[0], put(d, states[1])], target={**HERE, "name": lib.fresh()},
+                        transform=[joined], first_only=["opt.*"])
+    assert error["fqn"] == "b"
+
+
+def test_files_of_a_given_size(d):
+    states = [{f"w{i}": torch.randn(1000) for i in range(6)} for _ in range(2)]
+    to, result = merge(d, [put(d, s) for s in states], fmt="safetensors", name=lib.fresh() + "-hf")
+    assert len(list((d.storages["main"] / to["name"]).glob("*.safetensors"))) == 1
+    target = {**to, "name": lib.fresh(), "format": "safetensors", "max_file_bytes": 8000}
+    d.api.run("merge", sources=[to, to], target=target)
+    files = sorted((d.storages["main"] / target["name"]).glob("*.safetensors"))
+    assert len(files) == 3
+    same({k: v for f in files for k, v in load_file(f).items()}, average(states))
+
+
 def test_requests_that_are_wrong(d):
     one = {**HERE, "name": "a"}
     two = {"sources": [one, one]}

@@ -71,6 +71,27 @@ enum err convert_rules_apply(struct job *j, const struct spec_view *stored, cons
 	return OK;
 }
 
+enum err convert_rules_like(const struct convert_rules *first, const struct spec_view *stored, struct convert_rules *r)
+{
+	uint64_t own = stored->sd->chunk_count, chunks = own;
+
+	*r = (struct convert_rules){ .arena = arena_new(UINT64_MAX), .stored = stored, .source_count = 1, .c = first->c };
+	NEED(r->arena, "no memory for conversion rules");
+	TRY(arena_alloc(r->arena, first->source_count, sizeof *r->sources, &r->sources));
+	r->sources[0] = (struct convert_source){ stored->sd, stored->dtypes, 0 };
+	for (uint32_t k = 1; k < first->source_count; k++) {
+		r->sources[k] = (struct convert_source){ .sd = first->sources[k].sd, .first_chunk = (uint32_t)chunks };
+		TRY(num_add(chunks, first->sources[k].sd->chunk_count, &chunks));
+	}
+	if (chunks >= VIEW_ZEROS)
+		return ERR(LIMIT_EXCEEDED, "the checkpoints have more than %u chunks", VIEW_ZEROS - 1);
+	TRY(convert(&r->c, r->sources, &r->made));
+	for (uint64_t i = 0; i < r->made.sd->chunk_count; i++)
+		if (r->made.views[i].source >= own)
+			r->made.views[i].source = VIEW_ZEROS;
+	return OK;
+}
+
 enum err convert_rules_sources(struct convert_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out)
 {
 	uint64_t n = r->stored->sd->chunk_count;
@@ -212,7 +233,7 @@ enum err convert_rules_casts(const struct convert_rules *r, json_t **list)
 	for (uint64_t i = 0; r->c.count && i < sd->tensor_count && json_array_size(*list) < ROWS_MAX; i++) {
 		const struct sd_tensor *t = &sd->tensors[i];
 		const struct view *v = t->chunk_count ? &r->made.views[t->first_chunk] : NULL;
-		if (!v || v->cast_count == 0 || v->source == VIEW_ZEROS)
+		if (!v || v->source == VIEW_ZEROS || (v->cast_count == 0 && shown(r, v, &k)->dtype == t->dtype))
 			continue;
 		if (!*list)
 			*list = json_array();

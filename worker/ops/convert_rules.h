@@ -21,6 +21,9 @@ struct convert_rules {
  * rules a view of the same; mem_free its dtypes, the sdict is the rules' or the source's. */
 FALLIBLE enum err convert_rules_apply(struct job *j, const struct spec_view *stored, const json_t *of_format, struct convert_rules *out,
 				      struct spec_view *view_out);
+/* The same rules, for a checkpoint whose tensors and values are those of the first: *out makes of `stored` what the others make of theirs,
+ * but for what they take from other checkpoints, which is zeros here. */
+FALLIBLE enum err convert_rules_like(const struct convert_rules *first, const struct spec_view *stored, struct convert_rules *out);
 /* Adds the sources of what the rules made. first_stored: run source of chunk 0 of `stored`. *first_out: of the view's chunk 0. */
 FALLIBLE enum err convert_rules_sources(struct convert_rules *r, struct run_build *b, uint32_t first_stored, uint32_t *first_out);
 /* The value of `stored` that value `i` of the view is. */

@@ -1,4 +1,8 @@
-/* merge.c: see merge.h. Tensors of integers and bools, values, and what `first_only` matches are the first checkpoint's. */
+/* merge.c: see merge.h. Tensors of integers and bools, values, and what `first_only` matches are the first checkpoint's.
+ *
+ * Rules are applied to each checkpoint, which gives tensors of the same names and shapes to average: as they move elements and change none,
+ * that is what they would make of the result. Casts do change elements: those of averages are left out, and the result is rounded to
+ * their last dtype. */
 #include "ops/merge.h"
 
 #include <math.h>
@@ -54,14 +58,90 @@ static FALLIBLE enum err check_tensors(const struct merge *m, const struct sdict
 	return OK;
 }
 
-static FALLIBLE enum err open_other(struct merge *m, const struct sdict *first, uint32_t i)
+/* The first checkpoint's tensors and values, with the other's chunks where they are averaged: the rules make the same of it. */
+static FALLIBLE enum err make_alike(const struct merge *m, const struct spec_view *first, const struct sdict *other, struct spec_view *out)
+{
+	uint32_t index;
+
+	*out = (struct spec_view){ .dtypes = mem_alloc(first->sd->tensor_count * sizeof *out->dtypes + 1) };
+	NEED(out->dtypes, "no memory for %ju tensors", (uintmax_t)first->sd->tensor_count);
+	memcpy(out->dtypes, first->dtypes, first->sd->tensor_count * sizeof *out->dtypes);
+	TRY(sdict_new(UINT64_MAX, &out->sd));
+	TRY(spec_copy_files(other, out->sd));
+	for (uint64_t i = 0; i < first->sd->tensor_count; i++) {
+		const struct sd_tensor *t = &first->sd->tensors[i], *u = is_averaged(m, t) ? sdict_tensor(other, t->fqn) : t;
+		bool same = t->ndim == u->ndim;
+		for (uint32_t d = 0; same && d < t->ndim; d++)
+			same = t->shape[d] == u->shape[d];
+		if (!same)
+			return err_at_fqn(ERR(SIZE_MISMATCH, "the tensor has another shape in the first checkpoint"), t->fqn.p, t->fqn.n);
+		TRY(sdict_add_tensor(out->sd, t->fqn, u->dtype, t->ndim, t->shape, &index));
+		out->sd->tensors[index].blocks = t->blocks;
+		if (u != t)
+			TRY(sdict_copy_chunks(out->sd, index, other, u));
+	}
+	for (uint64_t i = 0; i < first->sd->value_count; i++) {
+		TRY(sdict_add_value(out->sd, first->sd->values[i].fqn, 0, (struct sd_loc){ .file = SD_NO_FILE }, &index));
+		out->sd->values[index].kind = SD_VALUE_INLINE;
+	}
+	return OK;
+}
+
+/* Averages are added up as they are stored. */
+static void leave_out_casts(const struct merge *m, struct converted *made)
+{
+	for (uint64_t i = 0; i < made->sd->tensor_count; i++)
+		for (uint32_t c = 0; m->averages[i] && c < made->sd->tensors[i].chunk_count; c++)
+			made->views[made->sd->tensors[i].first_chunk + c].cast_count = 0;
+}
+
+static FALLIBLE enum err open_other(struct merge *m, const struct spec_view *first, const struct convert_rules *rules, uint32_t i)
 {
 	struct job *j = m->job;
 
 	TRY(input_open(j, &j->spec.sources.v[i], &m->others[i - 1]));
 	TRY(input_undo_transforms(j, &m->others[i - 1], false));
 	TRY(spec_select(&j->spec, m->others[i - 1].sd, &m->views[i - 1]));
-	return check_tensors(m, first, m->views[i - 1].sd);
+	TRY(check_tensors(m, first->sd, m->views[i - 1].sd));
+	if (!m->rules)
+		return OK;
+	TRY(make_alike(m, first, m->views[i - 1].sd, &m->alike[i - 1]));
+	TRY(convert_rules_like(rules, &m->alike[i - 1], &m->rules[i - 1]));
+	leave_out_casts(m, &m->rules[i - 1].made);
+	return OK;
+}
+
+/* Is a tensor that rules made of averages, or of none? */
+static FALLIBLE enum err is_made_of_averages(const struct merge *m, const struct sdict *first, const struct converted *made,
+					     const struct sd_tensor *t, bool *out)
+{
+	bool some = false, others = false;
+
+	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++) {
+		uint32_t source = made->views[c].source;
+		if (source == VIEW_ZEROS)
+			continue;
+		bool is = source < first->chunk_count && is_averaged(m, &first->tensors[first->chunks[source].tensor]);
+		some = some || is;
+		others = others || !is;
+	}
+	*out = some;
+	if (!some || !others)
+		return OK;
+	enum err e = ERR(VALIDATION_FAILED, "a rule joins averages with what is the first checkpoint's alone, or of another one");
+	return err_at_fqn(err_at_pointer(e, "/transform"), t->fqn.p, t->fqn.n);
+}
+
+static FALLIBLE enum err find_averages(struct merge *m, const struct sdict *first, const struct convert_rules *rules,
+				       const struct sdict *view)
+{
+	TRY(arena_alloc(m->arena, view->tensor_count + 1, sizeof *m->averages, &m->averages));
+	for (uint64_t i = 0; i < view->tensor_count; i++)
+		if (rules->c.count)
+			TRY(is_made_of_averages(m, first, &rules->made, &view->tensors[i], &m->averages[i]));
+		else
+			m->averages[i] = is_averaged(m, &view->tensors[i]);
+	return OK;
 }
 
 /* Warns of patterns of `first_only` that no key of the first checkpoint matches: likely a name that was mistyped. */
@@ -89,7 +169,8 @@ static FALLIBLE enum err check_first_only(const struct merge *m, const struct sd
 	return OK;
 }
 
-enum err merge_open(struct job *j, const struct sdict *first, struct merge *m)
+enum err merge_open(struct job *j, const struct spec_view *stored, struct convert_rules *rules, const struct spec_view *view,
+		    struct merge *m)
 {
 	uint32_t n = (uint32_t)j->spec.sources.n;
 
@@ -101,12 +182,19 @@ enum err merge_open(struct job *j, const struct sdict *first, struct merge *m)
 	TRY(arena_alloc(m->arena, n, sizeof *m->others, &m->others));
 	TRY(arena_alloc(m->arena, n, sizeof *m->views, &m->views));
 	TRY(arena_alloc(m->arena, n, sizeof *m->file_maps, &m->file_maps));
+	if (rules->c.count) {
+		TRY(arena_alloc(m->arena, n, sizeof *m->alike, &m->alike));
+		TRY(arena_alloc(m->arena, n, sizeof *m->rules, &m->rules));
+	}
 	m->count = n;
+	TRY(find_averages(m, stored->sd, rules, view->sd));
+	if (m->rules)
+		leave_out_casts(m, &rules->made);
 	for (uint32_t i = 0; i < n; i++)
 		m->weights[i] = j->spec.weights.n ? j->spec.weights.v[i] : 1.0 / n;
 	for (uint32_t i = 1; i < n; i++)
-		TRY(at_checkpoint(m, i, open_other(m, first, i)));
-	return check_first_only(m, first);
+		TRY(at_checkpoint(m, i, open_other(m, stored, rules, i)));
+	return check_first_only(m, stored->sd);
 }
 
 /* Warns of a weight that the dtype of the tensor cannot hold: what it multiplies becomes infinite, or a NaN. */
@@ -156,18 +244,21 @@ enum err merge_sources(struct merge *m, const struct sdict *first, const struct 
 	TRY(sdict_new(UINT64_MAX, &m->averaged));
 	memset(chunk, 0xFF, target->chunk_count * sizeof *chunk);
 	for (uint64_t i = 0; i < target->tensor_count; i++)
-		if (is_averaged(m, &target->tensors[i]))
+		if (m->averages[sdict_tensor(first, target->tensors[i].fqn) - first->tensors])
 			TRY(add_averaged(m, target, &target->tensors[i], chunk));
 	for (uint32_t i = 0; i < m->count; i++) {
 		struct load_match match = { .strict = true, .a_part = true };
-		const struct sdict *sd = i ? m->views[i - 1].sd : first;
+		const struct spec_view *stored = !i ? NULL : m->rules ? &m->alike[i - 1] : &m->views[i - 1];
+		const struct sdict *sd = !i ? first : m->rules ? m->rules[i - 1].made.sd : stored->sd;
 		struct input *in = i ? &m->others[i - 1] : NULL;
 		TRY(at_checkpoint(m, i, load_plan_make(sd, m->averaged, &match, m->arena, &plans[i])));
 		srcs[i] = first_src;
 		if (!in)
 			continue;
 		TRY(input_add_files(in, b, false, &m->file_maps[i]));
-		TRY(build_sources(b, sd, input_kind(in), m->file_maps[i], input_manifest(in), &srcs[i]));
+		TRY(build_sources(b, stored->sd, input_kind(in), m->file_maps[i], input_manifest(in), &srcs[i]));
+		if (m->rules)
+			TRY(convert_rules_sources(&m->rules[i - 1], b, srcs[i], &srcs[i]));
 	}
 	m->build = (struct build_merge){ .count = m->count, .weights = m->weights, .wide = m->job->spec.merge_dtype == MERGE_FLOAT64,
 					 .chunk = chunk, .plans = plans, .first_src = srcs };
@@ -185,6 +276,10 @@ void merge_free(struct merge *m)
 	for (uint32_t i = 0; i < m->count; i++)
 		mem_free(m->file_maps[i]);
 	for (uint32_t i = 0; i + 1 < m->count; i++) {
+		if (m->rules) {
+			convert_rules_free(&m->rules[i]);
+			spec_view_free(&m->alike[i]);
+		}
 		spec_view_free(&m->views[i]);
 		input_close(&m->others[i]);
 	}

@@ -238,7 +238,7 @@ static FALLIBLE enum err reshard(struct reshard *r)
 	TRY(convert_rules_apply(r->job, &r->stored, r->gguf.rules, &r->rules, &r->view));
 	if (r->format == FORMAT_GGUF)
 		TRY(reshard_gguf_types(&r->job->spec, &r->gguf, &r->view));
-	TRY(merge_open(r->job, r->view.sd, &r->merge));
+	TRY(merge_open(r->job, &r->stored, &r->rules, &r->view, &r->merge));
 	if (r->merge.count && r->gguf.quantises)
 		return ERR(FORMAT_UNSUPPORTED, "an average is not written as " SPEC_Q8_0 " at once: merge first, then reshard");
 	TRY(job_state(r->job, "planning", "plan", NULL, 0));

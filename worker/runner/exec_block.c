@@ -118,8 +118,11 @@ static FALLIBLE enum err read_leg(struct slot *s, const struct slot_legs *l, uin
 	const struct run_part *p = l->part;
 	const struct run_dst *d = &run->dsts[p->dst];
 	uint32_t item = dtype_bytes((enum dtype)run->dsts[d->first_leg].dtype), own = dtype_bytes((enum dtype)d->dtype);
+	unsigned char *into = leg ? l->next : l->sum;
 
-	return read_plan_add(&s->reads, d->first_leg + leg, p->begin / own * item, p->end / own * item, leg ? l->next : l->sum);
+	if (!exec_is_all_read(run, &run->dsts[d->first_leg + leg]))
+		memset(into, 0, (p->end - p->begin) / own * item);
+	return read_plan_add(&s->reads, d->first_leg + leg, p->begin / own * item, p->end / own * item, into);
 }
 
 static FALLIBLE enum err add_legs(struct slot *s, const struct run_part *p, unsigned char *to)

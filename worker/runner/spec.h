@@ -30,3 +30,5 @@ struct spec_view {
 };
 FALLIBLE enum err spec_select(const struct spec *spec, const struct sdict *source, struct spec_view *out);
 void spec_view_free(struct spec_view *v);
+/* Gives an sdict without chunks the files and transforms that another's chunks speak of. */
+FALLIBLE enum err spec_copy_files(const struct sdict *from, struct sdict *to);

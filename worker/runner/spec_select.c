@@ -72,7 +72,7 @@ static FALLIBLE enum err copy_value(struct selector *s, const struct sdict *from
 	return val->bytes.n ? arena_str(v->sd->arena, val->bytes, &v->sd->values[index].bytes) : OK;
 }
 
-static FALLIBLE enum err copy_files(const struct sdict *from, struct sdict *to)
+enum err spec_copy_files(const struct sdict *from, struct sdict *to)
 {
 	uint32_t index;
 
@@ -98,7 +98,7 @@ static FALLIBLE enum err select_all(struct selector *s, const struct sdict *from
 	CLEANUP(mem_free_ptr) uint32_t *kept = mem_alloc((from->value_count + 1) * sizeof *kept);
 
 	NEED(kept, "no memory for %ju values", (uintmax_t)from->value_count);
-	TRY(copy_files(from, v->sd));
+	TRY(spec_copy_files(from, v->sd));
 	for (uint64_t i = 0; i < from->tensor_count; i++) {
 		if (!is_wanted(s, from->tensors[i].fqn))
 			v->skipped++;

@@ -338,7 +338,7 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
 	bool quantises = s->gguf && s->gguf->quantises; /* a task is read as four times its bytes */
-	t->is_wide = s->transposes && !quantises;
+	t->is_wide = s->transposes && !quantises && !s->merge;
 	t->task_bytes = s->merge || quantises || (st->in_memory && !s->store->is_shared) ? BUILD_MEMORY_TASK_BYTES : BUILD_TASK_BYTES;
 	if (t->is_wide)
 		t->task_bytes = wide_task(j->worker->memory_bytes);
