@@ -251,6 +251,7 @@ static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 		e = gang_run_join(&j, f->fds, f->fd_count);
 	e = report_job(&j, e);
 	job_free(&j);
+	seg_leavings_unmap(&w->leavings);
 	return e;
 }
 

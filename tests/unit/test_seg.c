@@ -237,6 +237,34 @@ static void test_shrunk(void **state)
 }
 
 /* Another library put its handler in after ours. */
+/* Whoever leaves a mapping has it no more; the pages go with the last one. */
+static void test_leavings(void **state)
+{
+	struct seg_leavings left = { 0 };
+	char name[SEG_NAME_MAX];
+	struct seg_map m;
+	unsigned char here;
+	int fd;
+
+	(void)state;
+	T_OK(seg_create(&nobody, PAGE, name, &fd));
+	T_OK(seg_unlink(name));
+	for (int i = 0; i < 3; i++) {
+		T_OK(seg_map(fd, PAGE, false, &m));
+		unsigned char *p = m.p;
+		seg_leave(i ? &left : NULL, &m);
+		assert_null(m.p);
+		assert_int_equal(mincore(p, PAGE, &here), i ? 0 : -1);
+	}
+	seg_leave(&left, &m); /* none */
+	assert_int_equal(left.maps.n, 2);
+	unsigned char *p = left.maps.v[1].p;
+	seg_leavings_unmap(&left);
+	assert_int_equal(left.maps.n, 0);
+	assert_int_equal(mincore(p, PAGE, &here), -1);
+	close(fd);
+}
+
 static void test_guard_survives_other_handlers(void **state)
 {
 	struct sigaction old;
@@ -324,6 +352,7 @@ int main(void)
 		cmocka_unit_test(test_grant),
 		cmocka_unit_test(test_list),
 		cmocka_unit_test(test_shrunk),
+		cmocka_unit_test(test_leavings),
 		cmocka_unit_test(test_guard_survives_other_handlers),
 		cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_unguarded),

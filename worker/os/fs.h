@@ -66,7 +66,7 @@ FALLIBLE enum err fs_free_bytes(int dirfd, uint64_t *free_out, uint64_t *total_o
 /* Calls fn for every entry but "." and ".."; fn's error stops the walk. */
 typedef enum err (*fs_entry_fn)(void *user, const char *name, unsigned char d_type);
 FALLIBLE enum err fs_list(int dirfd, fs_entry_fn fn, void *user);
-bool fs_direct_ok(int dirfd);                             /* does O_DIRECT work here? writes a file of our own: ask once */
+bool fs_direct_ok(int dirfd);                             /* does O_DIRECT work here? writes a file of our own, once */
 bool fs_in_memory(int dirfd);                             /* tmpfs, ramfs: no disk behind it */
 void fs_fault(const char *point);                         /* nothing unless built with DCPD_FAULTS */
 int fs_fault_errno(const char *point);                    /* for calls made elsewhere: 0, or the errno to fail with now */

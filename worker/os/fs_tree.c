@@ -229,7 +229,7 @@ static bool direct_write_ok(int fd)
 	return ok;
 }
 
-bool fs_direct_ok(int dirfd)
+static bool probe_direct(int dirfd)
 {
 	char name[64];
 	int fd;
@@ -251,5 +251,24 @@ bool fs_direct_ok(int dirfd)
 	close(fd);
 	if (named)
 		(void)unlinkat(dirfd, name, 0);
+	return ok;
+}
+
+/* A file system that has taken one takes the next: every save asks, on its way to the first byte. */
+bool fs_direct_ok(int dirfd)
+{
+	static struct statfs taken;
+	static dev_t taken_on;
+	struct statfs here;
+	struct stat st;
+
+	bool found = fstat(dirfd, &st) == 0 && fstatfs(dirfd, &here) == 0;
+	if (found && st.st_dev == taken_on && here.f_type == taken.f_type && memcmp(&here.f_fsid, &taken.f_fsid, sizeof here.f_fsid) == 0)
+		return true;
+	bool ok = probe_direct(dirfd);
+	if (found && ok) {
+		taken = here;
+		taken_on = st.st_dev;
+	}
 	return ok;
 }

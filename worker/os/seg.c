@@ -313,3 +313,23 @@ void seg_unmap(struct seg_map *m)
 		munmap(m->p, m->bytes);
 	*m = (struct seg_map){ 0 };
 }
+
+void seg_leave(struct seg_leavings *l, struct seg_map *m)
+{
+	struct err_info info = *err_last();
+	struct seg_map *left;
+
+	if (m->p && l && vec_push(&l->maps, &left) == OK) {
+		*left = *m;
+		*m = (struct seg_map){ 0 };
+	}
+	err_restore(&info);
+	seg_unmap(m);
+}
+
+void seg_leavings_unmap(struct seg_leavings *l)
+{
+	for (uint64_t i = 0; i < l->maps.n; i++)
+		seg_unmap(&l->maps.v[i]);
+	vec_free(&l->maps);
+}

@@ -5,6 +5,7 @@
 #pragma once
 #include <sys/types.h>
 #include "base/err.h"
+#include "base/vec.h"
 
 enum { SEG_NAME_MAX = 64 };
 #define SEG_OWNER_BITS ((1ull << 48) - 1)
@@ -36,6 +37,12 @@ struct seg_map {
 };
 FALLIBLE enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out); /* ERR_SEGMENT_SHRUNK if it is smaller */
 void seg_unmap(struct seg_map *m);
+/* Mappings that have been used. Taking them apart costs up to 0.1 s a GiB in pages of 4 KiB: that is done when nobody waits. */
+struct seg_leavings {
+	struct vec(struct seg_map) maps;
+};
+void seg_leave(struct seg_leavings *l, struct seg_map *m);  /* takes it over; l NULL: unmaps it now */
+void seg_leavings_unmap(struct seg_leavings *l);
 /* Maps the page at `at`, for writing too. */
 FALLIBLE enum err seg_map_page(int fd, uint64_t at, struct seg_map *out);
 /* Maps the ring [at, at + bytes) of a segment twice, one copy behind the other, for reading: whatever lies in it, up to `bytes` of them,

@@ -396,6 +396,7 @@ enum err exec_run(const struct exec_spec *spec)
 	for (uint64_t i = 0; i < spec->run->files_n; i++)
 		x.has_segments = x.has_segments || spec->run->files[i].kind == RUN_FILE_SEGMENT;
 	TRY(files_open(spec->run, spec->stores, spec->fds, spec->fd_count, &x.files));
+	x.files.leavings = spec->leavings;
 	enum err e = sources_open(spec->run, &x.files, &x.sources);
 	e = e ?: gate_open(spec->run, spec->fds, spec->fd_count, &x.gate, &x.gated);
 	e = e ?: open_slots(&x);

@@ -19,6 +19,7 @@ struct exec_spec {
 	struct io_engine *io;
 	uint32_t index, count;         /* this worker of so many */
 	uint64_t memory_bytes;         /* for buffers, this worker's share */
+	struct seg_leavings *leavings; /* takes the segments' mappings; NULL: unmapped at the end */
 	exec_tick_fn tick;
 	void *user;
 };

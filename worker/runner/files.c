@@ -33,7 +33,7 @@ void files_close(struct files *f)
 	for (uint64_t i = 0; f->opened && f->maps && i < f->run->files_n; i++) {
 		if (is_stored(f, i))
 			store_close(&f->opened[i]);
-		seg_unmap(&f->maps[i]);
+		seg_leave(f->leavings, &f->maps[i]);
 	}
 	mem_free(f->dirs);
 	mem_free(f->opened);

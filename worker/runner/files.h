@@ -15,6 +15,7 @@ struct files {
 	struct store_at *dirs, *opened;        /* store NULL or handle -1: not open; of those in fds a borrowed one */
 	uint32_t *pins;
 	struct seg_map *maps;
+	struct seg_leavings *leavings; /* NULL: unmapped by files_close */
 	uint32_t open_count, clock;
 };
 

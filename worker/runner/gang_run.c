@@ -51,7 +51,7 @@ static struct exec_spec exec_spec_of(struct job *j, struct run *run, const int *
 {
 	return (struct exec_spec){ .run = run, .stores = &j->worker->stores, .fds = fds, .fd_count = fd_count,
 				   .io = j->worker->io, .index = j->worker->index, .count = j->worker->count,
-				   .memory_bytes = j->worker->memory_bytes, .tick = job_tick, .user = j };
+				   .memory_bytes = j->worker->memory_bytes, .leavings = &j->worker->leavings, .tick = job_tick, .user = j };
 }
 
 /* This worker's part. group: of members that talk; NULL: all segments are on this host. */

@@ -8,6 +8,7 @@
 #include "ctl/frame.h"
 #include "io/engine.h"
 #include "io/pace.h"
+#include "os/seg.h"
 #include "session/rank_segments.h"
 #include "spec/spec.h"
 #include "store/checked.h"
@@ -29,6 +30,7 @@ struct worker {
 	uint64_t memory_bytes;         /* for buffers */
 	bool lookup;
 	bool network, device;          /* the sandbox lets sockets through; there is none, for the sake of a GPU's driver */
+	struct seg_leavings leavings;  /* of the jobs that have ended, until that is reported */
 	struct device *gpu;            /* once a job needed it; see gpu.h */
 	struct vec(struct gpu_pin) pins;
 	struct plan_cache *plans;      /* NULL: none are kept */
