@@ -1,9 +1,11 @@
 /* h_checkpoints.c: /v1/checkpoints. A look-up worker reads the disk; its answers pass through. */
 #include <stdio.h>
+#include <unistd.h>
 
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
+#include "base/log.h"
 #include "server/parts.h"
 #include "server/service_clock.h"
 #include "spec/spec.h"
@@ -15,7 +17,7 @@
 #include "server/storage.h"
 #include "server/verdict.h"
 
-enum { SLICE_MAX = 1024, LIST_MS = 5000 };
+enum { SLICE_MAX = 1024, LIST_MS = 5000, HOLD_REASON_MAX = 1000 }; /* a longer one is not kept (worker/store/notes.h) */
 
 /* A list under way. Storages are asked one after the other, in the order of their names, until the page is full or the time is up. */
 struct listing {
@@ -364,4 +366,72 @@ FALLIBLE enum err h_checkpoint_delete(struct req *r)
 		return ERR(NO_MEMORY, "cannot delete");
 	TRY(spec_read(doc, &spec));
 	return h_submit(r, doc, JOB_DELETE);
+}
+
+/* ---- holds ---- */
+
+static void on_held(void *user, enum err e, const json_t *ok, int *)
+{
+	struct req *r = user;
+
+	if (!e) {
+		log_info(json_is_object(json_object_get(ok, "hold")) ? "checkpoint held" : "hold lifted", "storage", r->parts[2].p, "name",
+			 text_in(ok, "name"), NULL);
+		if (json_object_set_new((json_t *)(uintptr_t)ok, "storage", json_string(r->parts[2].p)) != 0)
+			e = ERR(NO_MEMORY, "cannot answer");
+	}
+	h_pass_on(r, e, ok, NULL);
+}
+
+/* The hold that the body asks for, in the caller's name; the token's holder is dcpd's own user. */
+static FALLIBLE enum err read_hold(const struct req *r, const struct principal *who, json_t **out)
+{
+	struct jval root = JVAL_ROOT(r->body), at = jval_get(&root, "reason");
+	char since[CLOCK_TEXT_MAX];
+	struct str reason = STR("");
+
+	if (r->body)
+		TRY(jval_only(&root, (const char *const[]){ "reason", NULL }));
+	if (at.j)
+		TRY(jval_string(&at, &reason));
+	if (reason.n > HOLD_REASON_MAX)
+		return jval_fail(&at, ERR_VALIDATION_FAILED, "has more than %d bytes", HOLD_REASON_MAX);
+	*out = json_pack("{s:I, s:s%, s:s}", "owner", (json_int_t)who->uid, "reason", reason.p, reason.n, "since",
+			 clock_text(clock_wall_ms(), since));
+	NEED(*out, "cannot hold");
+	return OK;
+}
+
+/* Takes `hold`; NULL: no hold. */
+static FALLIBLE enum err ask_hold(struct req *r, const struct principal *who, json_t *hold)
+{
+	CLEANUP(jval_drop) json_t *q = NULL;
+
+	enum err e = h_question(r, "hold", &q);
+	if (e)
+		json_decref(hold);
+	TRY(e);
+	if (json_object_set_new(q, "hold", hold ? hold : json_null()) != 0 ||
+	    json_object_set_new(q, "uid", json_integer(who->uid)) != 0 || json_object_set_new(q, "admin", json_boolean(who->admin)) != 0)
+		return ERR(NO_MEMORY, "cannot hold");
+	req_hold(r);
+	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, on_held, r);
+	return OK;
+}
+
+FALLIBLE enum err h_checkpoint_hold(struct req *r)
+{
+	struct principal who = req_principal(r);
+	json_t *hold = NULL;
+
+	who.uid = who.admin && who.uid ? geteuid() : who.uid;
+	TRY(read_hold(r, &who, &hold));
+	return ask_hold(r, &who, hold);
+}
+
+FALLIBLE enum err h_checkpoint_unhold(struct req *r)
+{
+	const struct principal who = req_principal(r);
+
+	return ask_hold(r, &who, NULL);
 }

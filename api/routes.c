@@ -42,6 +42,8 @@ static const struct route routes[] = {
 	  Q("slice", "format", "verify", NULL) },
 	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "PUT", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_hold, ROUTE_BODY_MAY, false, true, Q(NULL) },
+	{ "DELETE", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_unhold, ROUTE_NO_BODY, false, true, Q(NULL) },
 
 	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
 	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true, Q(NULL) },
@@ -166,7 +168,7 @@ FALLIBLE enum err routes_find(struct req *r)
 	bool options = strcmp(r->method, "OPTIONS") == 0;
 
 	if (options && strcmp(r->path, "*") == 0) {
-		snprintf(r->allow, sizeof r->allow, "GET, HEAD, POST, DELETE");
+		snprintf(r->allow, sizeof r->allow, "GET, HEAD, POST, PUT, DELETE");
 		return OK;
 	}
 	if (strlen(r->path) > 8192)

@@ -135,6 +135,15 @@ static FALLIBLE enum err check_owner(const struct creation *c, const json_t *ok)
 		   (intmax_t)owner);
 }
 
+/* Nothing removes or replaces a held checkpoint. The worker looks again when it comes to that (worker/store/notes.h). */
+static FALLIBLE enum err check_held(const struct creation *c, const json_t *ok)
+{
+	const char *held = json_string_value(json_object_get(ok, "held"));
+
+	TRY(check_owner(c, ok));
+	return held ? ERR(CHECKPOINT_HELD, "%s", held) : OK;
+}
+
 /* The next of a merge's sources behind the first one; NULL: there is none. */
 static const struct ref *other_source(struct creation *c)
 {
@@ -157,7 +166,9 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 		e = ERR(NOT_FOUND, "there is no checkpoint %s:%s", c->asked->storage.p, c->asked->name.p);
 	else if (e == ERR_NOT_A_CHECKPOINT)
 		e = ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", c->asked->storage.p, c->asked->name.p);
-	if (!e && kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS))
+	if (!e && kind_is(c->job->kind, KIND_REMOVES))
+		e = check_held(c, ok);
+	else if (!e && kind_is(c->job->kind, KIND_REPAIRS))
 		e = check_owner(c, ok);
 	if (e) {
 		refuse(c, e);
@@ -178,7 +189,7 @@ static void on_target(void *user, enum err e, const json_t *ok, int *)
 	else if (!e && what && strcmp(what, "checkpoint") == 0 && !c->job->spec.overwrite)
 		e = ERR(CHECKPOINT_EXISTS, "%s exists", c->job->target);
 	else if (!e && what && strcmp(what, "checkpoint") == 0)
-		e = check_owner(c, ok);
+		e = check_held(c, ok);
 	if (e) {
 		refuse(c, e);
 		return;

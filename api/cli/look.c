@@ -1,4 +1,4 @@
-/* look.c: the commands that only look, and rm. */
+/* look.c: the commands that only look, rm, hold and unhold. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -263,6 +263,16 @@ static void print_members(const json_t *doc)
 	}
 }
 
+/* "hold           uid 0 since 2026-11-22T23:00:00.000Z: the paper's weights" */
+static void print_hold(const json_t *hold)
+{
+	if (!json_is_integer(json_object_get(hold, "owner")))
+		printf("%-14s %s\n", "hold", show_text(hold, "reason"));
+	else
+		printf("%-14s uid %.0f since %s%s%s\n", "hold", show_number(hold, "owner"), show_text(hold, "since"),
+		       show_text(hold, "reason")[0] ? ": " : "", show_text(hold, "reason"));
+}
+
 /* One line for each slot of each rank. */
 static void print_slots(const json_t *doc)
 {
@@ -287,6 +297,8 @@ static void print_slots(const json_t *doc)
 static void print_one(const json_t *doc)
 {
 	print_members(doc);
+	if (json_object_get(doc, "hold"))
+		print_hold(json_object_get(doc, "hold"));
 	print_slots(doc);
 }
 
@@ -356,6 +368,29 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	}
 	follow_catch_interrupts();
 	return follow_job(c, id, &f);
+}
+
+int look_hold(const struct command *self, struct client *c, const struct args *a)
+{
+	bool holds = strcmp(self->name, "hold") == 0;
+	CLEANUP(jval_drop) json_t *body = holds ? json_object() : NULL;
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	CLEANUP(client_drop) struct answer got = { 0 };
+	const char *reason = args_value(a, "reason");
+	enum err e = args_is_shm(a->words[0]) ? ERR(INVALID_REQUEST, "only checkpoints are held, and %s is a state dict", a->words[0])
+					      : put_path(&path, a->words[0], "/hold");
+
+	if (e == OK && reason && json_object_set_new(body, "reason", json_string(reason)) != 0)
+		e = ERR(INVALID_REQUEST, "--reason is not UTF-8");
+	if (e == OK)
+		e = client_call(c, holds ? "PUT" : "DELETE", (char *)path.p, body, &got);
+	if (e)
+		return follow_failed(c, e);
+	if (args_flag(a, "json"))
+		show_json(got.json);
+	else
+		printf("%s is %s\n", a->words[0], holds ? "held" : "not held");
+	return EXIT_DONE;
 }
 
 static void print_transforms(const json_t *doc)

@@ -638,7 +638,7 @@ static const struct store_ops objects_ops = {
 	objects_enter, objects_list, objects_stat, objects_watch, objects_open_file, objects_read, objects_get, objects_close, NULL,
 	objects_write, objects_resize, objects_finish,
 	objects_stage, objects_publish, NULL, NULL, objects_discard, objects_remove, objects_recover, objects_sweep,
-	objects_make, objects_put, objects_adopt, objects_drop,
+	objects_make, objects_put, objects_adopt, objects_drop, NULL,
 };
 
 static inline void objects_free(struct store *s)

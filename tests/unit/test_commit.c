@@ -6,6 +6,8 @@
 #include <time.h>
 
 #include "store/commit.h"
+#include "store/identity.h"
+#include "store/notes.h"
 #include "store/staging.h"
 
 T_WORKER_EACH(t);
@@ -662,6 +664,44 @@ static void test_unsynced_in_place(void **state)
 	assert_true(t_worker_has(&t, ".dcpd-JOB2-1"));
 }
 
+/* ---- held ---- */
+
+static void set_hold(const char *name, uid_t uid, bool holds)
+{
+	struct store_job j = job_named("HOLD");
+	json_t *hold = json_pack("{s:i, s:s, s:s}", "owner", (int)uid, "reason", "kept", "since", "now");
+
+	j.admin = true;
+	T_OK(notes_set_hold(&j, &t.w.stores.v[0], name, holds ? hold : NULL));
+	json_decref(hold);
+}
+
+/* The hold comes between the first look and the commit. */
+static void test_held_before_the_commit(void **state)
+{
+	struct staging s;
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	T_OK(open_staging("B", "x", true, &s));
+	T_OK(staging_put_file(&s, ".metadata", "B", 1));
+	set_hold("x", geteuid(), true);
+	T_ERR(CHECKPOINT_HELD, staging_commit(&s, true));
+	char identity[IDENTITY_MAX];
+	T_OK(identity_of(store_top(s.store), "x", identity));
+	T_ERR(CHECKPOINT_HELD, s.store->ops->publish(&s, identity));
+	T_ERR(CHECKPOINT_HELD, s.store->ops->remove(&s.by, s.store, "x"));
+	staging_close(&s);
+	assert_content("x/.metadata", "A");
+	set_hold("x", 0, false);
+	open_in_place(&s, "JOB3");
+	set_hold("x", geteuid(), true);
+	T_ERR(CHECKPOINT_HELD, staging_commit_in_place(&s, ".metadata"));
+	T_ERR(CHECKPOINT_HELD, s.store->ops->publish_in_place(&s, ".metadata"));
+	staging_close(&s);
+	assert_content("x/.metadata", "A");
+}
+
 /* Another daemon on the same storage may be at it. */
 static void test_sweep_leaves_others_alone(void **state)
 {
@@ -745,7 +785,7 @@ int main(void)
 		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
 		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
 		T(test_sweep_follows_no_link),
-		T(test_owner), T(test_owner_at_the_commit),
+		T(test_owner), T(test_owner_at_the_commit), T(test_held_before_the_commit),
 		T(test_unsynced_commit_is_taken_back), T(test_unsynced_commit_in_doubt), T(test_unsynced_recovery),
 		T(test_unsynced_delete), T(test_unsynced_directories), T(test_unsynced_in_place),
 	};

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "lib/t_objects.h"
+#include "store/notes.h"
 
 enum { WRITERS = 8, TURNS = 20 };
 
@@ -499,6 +500,30 @@ static void test_locations_name_their_store(void **state)
 	T_ERR(STORAGE_GONE, store_open(&s, "/no/such/directory", 0600, (gid_t)-1));
 }
 
+static void test_what_is_held_stays(void **state)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = "D", .uid = geteuid() }, other = by;
+	struct ref x = ref_checkpoint("main", "run/x");
+	json_t *hold = json_pack("{s:i, s:s, s:s}", "owner", (int)geteuid(), "reason", "kept", "since", "now");
+
+	(void)state;
+	other.uid++;
+	T_OK(save("A", "run/x", false));
+	T_ERR(NOT_FOUND, notes_set_hold(&by, store, "run/y", hold));
+	T_ERR(FORBIDDEN, notes_set_hold(&other, store, "run/x", hold));
+	T_OK(notes_set_hold(&by, store, "run/x", hold));
+	T_ERR(FORBIDDEN, notes_set_hold(&other, store, "run/x", NULL));
+	T_ERR(CHECKPOINT_HELD, save("B", "run/x", true));
+	assert_non_null(strstr(err_last()->text, "kept"));
+	T_ERR(CHECKPOINT_HELD, commit_delete(&by, &x));
+	assert_job("run/x", "A");
+	T_OK(notes_set_hold(&by, store, "run/x", NULL));
+	T_OK(save("B", "run/x", true));
+	assert_job("run/x", "B");
+	T_OK(commit_delete(&by, &x));
+	json_decref(hold);
+}
+
 #define OF(kind, f) { #f " [" #kind "]", f, setup_##kind, teardown_##kind, NULL }
 #define OF_EACH(kind)                                                                                                          \
 	OF(kind, test_parts_come_in_any_order_and_all_appear_at_once), OF(kind, test_a_late_part_is_written_again_and_cut),      \
@@ -512,7 +537,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		OF_EACH(posix), OF_EACH(objects), OF(objects, test_objects_refuse_what_they_have_not),
-		OF(posix, test_locations_name_their_store),
+		OF(posix, test_locations_name_their_store), OF(posix, test_what_is_held_stays),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

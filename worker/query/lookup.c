@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/jval.h"
 #include "query/lookup_cache.h"
 #include "runner/hosts.h"
 #include "store/commit.h"
 #include "store/identity.h"
+#include "store/notes.h"
 #include "store/owner.h"
 #include "store/parts.h"
 
@@ -77,6 +79,11 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 		buf_json_str(out, str_of(m->job));
 	else
 		buf_puts(out, "null");
+	if (!e && is_one && notes_check_free(store_top(store), name)) {
+		buf_puts(out, ",\"held\":");
+		buf_json_str(out, str_of(err_last()->text));
+		err_clear();
+	}
 	buf_puts(out, "}");
 	manifest_free(m);
 	return e;
@@ -100,7 +107,7 @@ struct summary {
 	enum format format;
 	uint64_t bytes;
 	uint32_t world_size;
-	bool dcpd;
+	bool dcpd, has_notes;
 	struct store_at dir;
 	struct identity id;
 };
@@ -113,6 +120,10 @@ static enum err sum_file(void *user, const char *name, unsigned char)
 	struct stat st;
 	int64_t of_rank;
 
+	if (notes_is(name) || strcmp(name, NOTES_NAME "/") == 0) { /* a folder of that name is unreadable notes */
+		s->has_notes = true;
+		return OK;
+	}
 	if (store_stat(s->dir, name, &st) == OK && S_ISREG(st.st_mode)) {
 		s->bytes += (uint64_t)st.st_size;
 		identity_add(&s->id, name, &st);
@@ -138,6 +149,7 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 		TRY(e);
 	} else {
 		s.bytes = (uint64_t)st.st_size;
+		s.has_notes = true; /* beside it, perhaps */
 	}
 	buf_puts(out, "\"name\":");
 	buf_json_str(out, str_of(path));
@@ -145,6 +157,8 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 	put_time(out, st.st_mtime);
 	identity_text(&s.id, id);
 	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
+	if (s.has_notes)
+		notes_put_hold(store_top(store), path, S_ISDIR(st.st_mode), out);
 	return OK;
 }
 
@@ -204,6 +218,26 @@ static FALLIBLE enum err find(const struct worker *w, const json_t *q, const str
 	TRY(store_of(w, q, store));
 	TRY(checkpoint_follow(*store, json_string_value(json_object_get(q, "name")), name, format));
 	return *format == FORMAT_NONE ? ERR(NOT_FOUND, "there is no checkpoint '%s'", name) : OK;
+}
+
+/* Holds a checkpoint, or lifts its hold. */
+static FALLIBLE enum err hold(struct worker *w, const json_t *q, struct buf *out)
+{
+	struct store_job by = { .stores = &w->stores, .id = "hold", .uid = (uid_t)json_integer_value(json_object_get(q, "uid")),
+				.admin = json_is_true(json_object_get(q, "admin")) };
+	json_t *how = json_object_get(q, "hold");
+	char name[CHECKPOINT_NAME_MAX];
+	const struct store *store;
+	enum format format;
+
+	TRY(find(w, q, &store, name, &format));
+	TRY(notes_set_hold(&by, store, name, json_is_object(how) ? how : NULL));
+	buf_puts(out, "{\"name\":");
+	buf_json_str(out, str_of(name));
+	buf_puts(out, ",\"hold\":");
+	TRY(jval_dump(how ? how : json_null(), out));
+	buf_puts(out, "}");
+	return OK;
 }
 
 static FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
@@ -356,6 +390,7 @@ static const struct question {
 	{ "show", .plain = lookup_show },	{ "files", .plain = lookup_files },  { "tensors", .segments = lookup_tensors },
 	{ "images", .segments = lookup_images }, { "locate", .bytes = lookup_locate }, { "slice", .bytes = lookup_slice },
 	{ "recover", .plain = recover },	{ "meet", .plain = meet },	     { "sweep", .plain = sweep },
+	{ "hold", .plain = hold },
 	{ NULL },
 };
 

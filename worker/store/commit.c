@@ -2,6 +2,7 @@
 #include "store/commit.h"
 
 #include "spec/kinds.h"
+#include "store/notes.h"
 #include "store/owner.h"
 
 enum err commit_in_doubt(const char *what, const char *name)
@@ -23,6 +24,7 @@ static FALLIBLE enum err remove_checked(const struct store_job *by, const struct
 	if (format == FORMAT_NONE)
 		return ERR(NOT_A_CHECKPOINT, "'%s' is no checkpoint, and is not deleted", name);
 	TRY(owner_check(by, store, name));
+	TRY(notes_check_removal(store_top(store), name));
 	return store->ops->remove(by, store, name);
 }
 

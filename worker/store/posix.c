@@ -176,12 +176,18 @@ static enum err drop(struct store_at folder, const char *path)
 	return fs_remove_tree(folder.handle, path);
 }
 
+static enum err lock(struct store_at folder, struct store_at *out)
+{
+	*out = (struct store_at){ folder.store, -1 };
+	return fs_lock(folder.handle, POSIX_LOCK_MS, &out->handle);
+}
+
 const struct store_ops posix_ops = {
 	open_store, check, probe, count, scratch,
 	enter, list, stat_of, watch, open_file, read_at, get, drop_handle, fd_of,
 	write_at, resize, finish,
 	posix_stage, posix_publish, posix_publish_in_place, posix_replace, posix_discard, posix_remove, posix_recover, posix_sweep,
-	make, put, adopt, drop,
+	make, put, adopt, drop, lock,
 };
 
 struct store_at posix_at(int fd)

@@ -6,11 +6,12 @@
 
 #include "os/fs.h"
 #include "store/identity.h"
+#include "store/notes.h"
 #include "store/posix_impl.h"
 #include "store/posix_in_place.h"
 #include "store/trash.h"
 
-enum { STAGED_PATH_MAX = sizeof((struct staging *)0)->name + sizeof((struct staging *)0)->target, LOCK_MS = 10000 };
+enum { STAGED_PATH_MAX = sizeof((struct staging *)0)->name + sizeof((struct staging *)0)->target };
 
 enum err posix_stage(struct staging *s, bool keep)
 {
@@ -103,8 +104,10 @@ enum err posix_publish(struct staging *s, const char *replaces)
 	TRY(fs_fsync(s->dir.handle, "."));
 	fs_fault("commit.synced");
 	fs_fault("commit.rename");
-	if (replaces)
-		TRY(fs_lock(s->parent.handle, LOCK_MS, &lock));
+	if (replaces) {
+		TRY(fs_lock(s->parent.handle, POSIX_LOCK_MS, &lock));
+		TRY(notes_check_free(s->parent, s->target)); /* whoever holds it needs the lock, too */
+	}
 	TRY(replaces ? exchange(s, staged, replaces) : fs_rename_noreplace(s->parent.handle, staged, s->target));
 	s->done = true;
 	fs_fault("commit.renamed");
@@ -121,6 +124,7 @@ enum err posix_publish_in_place(struct staging *s, const char *metadata)
 	int to = -1;
 
 	TRY(fs_fsync(s->dir.handle, "."));
+	TRY(notes_check_free(s->parent, s->target));
 	TRY(fs_mkdirs(s->parent.handle, s->target, &to));
 	s->done = true; /* if it breaks off, the recovery puts back what lies in there */
 	enum err e = posix_in_place_move(s, to, metadata);
@@ -149,14 +153,32 @@ void posix_discard(struct staging *s)
 	store_close(&s->parent);
 }
 
+/* Files of a folder may be held, too. A checkpoint of one file has no inside. */
+static FALLIBLE enum err lock_inside(int parent, const char *name, int *lock)
+{
+	CLEANUP(fs_drop) int dir = -1;
+	struct stat st;
+
+	TRY(fs_stat(parent, name, &st));
+	if (!S_ISDIR(st.st_mode))
+		return OK;
+	TRY(fs_open_dir(parent, name, &dir));
+	return fs_lock(dir, POSIX_LOCK_MS, lock);
+}
+
 enum err posix_remove(const struct store_job *by, const struct store *store, const char *name)
 {
-	CLEANUP(fs_drop) int parent = -1;
+	CLEANUP(fs_drop) int parent = -1, lock = -1, inside = -1;
 	char trash[128], last[256];
 
 	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", by->id);
 	TRY(posix_open_parent(store, name, last, &parent));
+	TRY(fs_lock(parent, POSIX_LOCK_MS, &lock));
+	TRY(lock_inside(parent, last, &inside));
+	TRY(notes_check_removal((struct store_at){ store, parent }, last));
 	TRY(fs_rename_noreplace(parent, last, trash));
+	fs_drop(&inside);
+	fs_drop(&lock);
 	if (fs_fsync(parent, ".")) {
 		struct err_info info = *err_last();
 		if (fs_rename_noreplace(parent, trash, last) || fs_fsync(parent, "."))

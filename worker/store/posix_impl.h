@@ -4,6 +4,8 @@
 #include "store/posix.h"
 #include "store/staging.h"
 
+enum { POSIX_LOCK_MS = 10000 };
+
 /* posix_commit.c */
 enum err posix_stage(struct staging *s, bool keep);
 enum err posix_publish(struct staging *s, const char *replaces);

@@ -6,6 +6,7 @@
 
 #include "base/num.h"
 #include "store/identity.h"
+#include "store/notes.h"
 #include "store/owner.h"
 
 enum { REPLACE_TRIES = 8 };
@@ -135,7 +136,7 @@ static bool is_checkpoint_file(const char *name)
 	struct format_file file;
 	int64_t rank;
 
-	return manifest_is(name, &rank) || (format_file(name, &file) && format_makes_folders(file.format));
+	return manifest_is(name, &rank) || notes_is(name) || (format_file(name, &file) && format_makes_folders(file.format));
 }
 
 /* A directory that is to be replaced, and what its manifest lists; NULL: nothing. */
@@ -214,6 +215,7 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 	if (!overwrite)
 		return ERR(CHECKPOINT_EXISTS, "'%s' exists; overwrite is not set", name);
 	TRY(owner_check(&s->by, s->store, name));
+	TRY(notes_check_free(store_top(s->store), name));
 	return s->is_file ? check_replaced_file(s->store, name, format) : check_replaced(s->store, name);
 }
 
@@ -225,7 +227,9 @@ static FALLIBLE enum err check_in_place(const struct staging *s, const char *nam
 	if (!s->store->ops->publish_in_place)
 		return ERR(UNSUPPORTED, "the storage '%s' publishes no checkpoint between files of others", s->store->name);
 	TRY(checkpoint_recognise(s->store, name, &format));
-	return format == FORMAT_NONE ? OK : owner_check(&s->by, s->store, name);
+	if (format != FORMAT_NONE)
+		TRY(owner_check(&s->by, s->store, name));
+	return notes_check_free(store_top(s->store), name);
 }
 
 static void target_name(const struct staging *s, char *out, size_t max)

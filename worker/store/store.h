@@ -131,6 +131,9 @@ struct store_ops {
 	enum err (*put)(struct store_at folder, const char *name, const void *bytes, uint64_t n, bool durable);  /* appears whole */
 	enum err (*adopt)(struct staging *s, struct store_at from, const char *name);   /* a part written there becomes one of s */
 	enum err (*drop)(struct store_at folder, const char *path);    /* a file, or a folder with all in it. Nothing there is fine */
+	/* Keeps commits that replace, removals and other locks of the folder's entries out, of other daemons too, until it is closed.
+	 * ERR_STORAGE_STALLED: somebody has it for too long. NULL: the store cannot. */
+	enum err (*lock)(struct store_at folder, struct store_at *out);
 };
 
 /* Opens `location`: "SCHEME://…", or a path, which is a directory. s->name and s->index are the caller's. ERR_CONFIG: no such scheme. */

@@ -36,7 +36,7 @@ class Saves:
         return f
 
     def remove(self, target: _where.Target) -> None:
-        """Removes a checkpoint once all saves so far are durable. Returns at once; one that is not there is no error."""
+        """Removes a checkpoint once all saves so far are durable. Returns at once; one that is not there, or is held, is no error."""
         done: "Future[None]" = Future()
         self._removals.append(done)
         threading.Thread(target=self._remove, args=(target, list(self._running.values()), done), name="dcpd-remove").start()
@@ -51,7 +51,8 @@ class Saves:
             place = _where.resolve(target, self._client)
             place.client.jobs.wait(place.client.checkpoints.delete(place.object))
             done.set_result(None)
-        except errors.NotFound:
+        except (errors.NotFound, errors.CheckpointHeld) as e:
+            log.info("dcpd: %s is not removed: %s", target, e)
             done.set_result(None)
         except BaseException as e:  # told by the next call
             done.set_exception(e)

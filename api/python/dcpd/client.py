@@ -240,8 +240,17 @@ class Checkpoints(_Resource):
     def files(self, ref: Ref) -> List[Dict[str, Any]]:
         return list(self._t.request("GET", self._path(ref, "/files"))["files"])
 
+    def hold(self, ref: Ref, reason: str = "") -> Dict[str, Any]:
+        """Holds a checkpoint: nothing of dcpd's removes or replaces it before `unhold`, which its owner, root and dcpd's own user may.
+        {"storage", "name", "hold": {"owner", "reason", "since"}}; the file with it lies beside the checkpoint's own."""
+        return dict(self._t.request("PUT", self._path(ref, "/hold"), {"reason": reason}, idempotent=True))
+
+    def unhold(self, ref: Ref) -> Dict[str, Any]:
+        """Lifts the hold, if there is one."""
+        return dict(self._t.request("DELETE", self._path(ref, "/hold"), idempotent=True))
+
     def delete(self, ref: Ref) -> Job:
-        """Submits the delete job."""
+        """Submits the delete job. Raises CheckpointHeld, Forbidden."""
         return Job(self._t.request("DELETE", self._path(ref), headers={"Idempotency-Key": uuid.uuid4().hex}))
 
 

@@ -13,10 +13,10 @@ import warnings
 from typing import Any, Dict, List, Mapping, Optional, Type
 
 __all__ = [
-    "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "Busy", "SlotsBusy",
-    "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch", "JobFailed",
-    "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts", "NoSharedMemory", "ProtocolMismatch",
-    "from_problem",
+    "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "CheckpointHeld",
+    "Busy", "SlotsBusy", "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey",
+    "StateDictMismatch", "JobFailed", "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts",
+    "NoSharedMemory", "ProtocolMismatch", "from_problem",
 ]
 TERMINAL = ("succeeded", "failed", "cancelled")  # the states in which a job stays
 
@@ -76,6 +76,10 @@ class NotFound(DcpdError, LookupError):
 
 class CheckpointExists(DcpdError, FileExistsError):
     """A checkpoint of that name exists, and `overwrite` is false."""
+
+
+class CheckpointHeld(DcpdError, PermissionError):
+    """Somebody holds the checkpoint: it is neither removed nor replaced before the hold is lifted."""
 
 
 class Busy(DcpdError):
@@ -168,6 +172,7 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     **dict.fromkeys(("unauthenticated", "forbidden", "misdirected"), Forbidden),
     "not_found": NotFound,
     "checkpoint_exists": CheckpointExists,
+    "checkpoint_held": CheckpointHeld,
     **dict.fromkeys(("target_busy", "state_dict_busy", "state_dict_exists", "too_many_jobs", "too_many_streams", "draining", "busy",
                      "checkpoint_replaced", "idempotency_in_flight"), Busy),
     "slots_busy": SlotsBusy,

@@ -1,0 +1,251 @@
+/* notes.c: see notes.h. */
+#include "store/notes.h"
+
+#include <dirent.h>
+#include <stdio.h>
+
+#include "base/jval.h"
+#include "base/mem.h"
+#include "store/owner.h"
+#include "store/staging.h"
+
+enum { LAST_MAX = 200 };               /* bytes of a component of a name (spec/ref.h) */
+
+struct hold {
+	bool is_held;
+	int64_t owner;                 /* uid; -1: not known */
+	char since[40];
+	char reason[HOLD_REASON_MAX + 1];
+};
+
+bool notes_is(const char *name)
+{
+	struct str s = str_of(name);
+
+	if (str_ends(s, ".tmp"))
+		s.n -= 4;
+	return str_ends(s, NOTES_NAME) && name[0] == '.';
+}
+
+/* The path of the notes of `name`. False: a file's name is too long for one, and it has none. */
+static bool notes_path(const char *name, bool is_dir, char path[STAGING_BESIDE_MAX])
+{
+	const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
+
+	if (!is_dir && strlen(last) > LAST_MAX)
+		return false;
+	int n = is_dir ? snprintf(path, STAGING_BESIDE_MAX, "%s/" NOTES_NAME, name)
+		       : snprintf(path, STAGING_BESIDE_MAX, "%.*s.%s" NOTES_NAME, (int)(last - name), name, last);
+	return n < STAGING_BESIDE_MAX;
+}
+
+/* *out NULL: there is no such file. */
+static FALLIBLE enum err read_doc(struct store_at folder, const char *path, json_t **out)
+{
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
+	uint64_t n = 0;
+
+	*out = NULL;
+	enum err e = store_get(folder, path, NOTES_BYTES_MAX, &bytes, &n, NULL);
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	return jval_parse((struct str){ bytes, n }, out);
+}
+
+static FALLIBLE enum err take_text(const struct jval *object, const char *key, char *out, size_t max)
+{
+	struct jval v = jval_get(object, key);
+	struct str text;
+
+	TRY(jval_must_text(object, key, &text));
+	if (text.n >= max)
+		return jval_fail(&v, ERR_VALIDATION_FAILED, "has more than %zu bytes", max - 1);
+	memcpy(out, text.p, text.n);
+	out[text.n] = '\0';
+	return OK;
+}
+
+static FALLIBLE enum err parse_hold(json_t *doc, struct hold *out)
+{
+	struct jval root = JVAL_ROOT(doc), hold = jval_get(&root, "hold"), owner = jval_get(&hold, "owner");
+	int64_t version = 0;
+
+	TRY(jval_opt_integer(&root, "version", 1, 1, &version));
+	if (version != 1)
+		return ERR(VALIDATION_FAILED, "it has no version");
+	if (!hold.j)
+		return OK;
+	TRY(jval_only(&hold, (const char *const[]){ "owner", "reason", "since", NULL }));
+	TRY(jval_integer(&owner, 0, UINT32_MAX, &out->owner));
+	TRY(take_text(&hold, "reason", out->reason, sizeof out->reason));
+	TRY(take_text(&hold, "since", out->since, sizeof out->since));
+	out->is_held = true;
+	return OK;
+}
+
+static FALLIBLE enum err read_hold_at(struct store_at folder, const char *path, struct hold *out)
+{
+	CLEANUP(jval_drop) json_t *doc = NULL;
+
+	TRY(read_doc(folder, path, &doc));
+	return doc ? parse_hold(doc, out) : OK;
+}
+
+/* The hold that the notes at `path` say. Unreadable notes are a hold of nobody's. */
+static struct hold hold_at(struct store_at folder, const char *path)
+{
+	struct hold hold = { .owner = -1 };
+
+	if (read_hold_at(folder, path, &hold)) {
+		hold = (struct hold){ .is_held = true, .owner = -1 };
+		snprintf(hold.reason, sizeof hold.reason, "the notes in %.300s cannot be read (%.500s), which counts as a hold", path,
+			 err_last()->text);
+		err_clear();
+	}
+	return hold;
+}
+
+static struct hold hold_of(struct store_at folder, const char *name, bool is_dir)
+{
+	char path[STAGING_BESIDE_MAX];
+
+	return notes_path(name, is_dir, path) ? hold_at(folder, path) : (struct hold){ .owner = -1 };
+}
+
+/* ---- is it free? ---- */
+
+static FALLIBLE enum err refuse(const struct hold *hold, const char *name)
+{
+	if (!hold->is_held)
+		return OK;
+	if (hold->owner < 0)
+		return ERR(CHECKPOINT_HELD, "'%s' stays: %s", name, hold->reason);
+	return ERR(CHECKPOINT_HELD, "'%s' is held by uid %jd since %s%s%.600s: it is neither removed nor replaced before `dcpctl unhold`",
+		   name, (intmax_t)hold->owner, hold->since, hold->reason[0] ? ", " : "", hold->reason);
+}
+
+FALLIBLE enum err notes_check_free(struct store_at folder, const char *name)
+{
+	char above[CHECKPOINT_NAME_MAX];
+	struct stat st;
+
+	enum err e = store_stat(folder, name, &st);
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	for (const char *slash = strchr(name, '/'); slash; slash = strchr(slash + 1, '/')) {
+		snprintf(above, sizeof above, "%.*s", (int)(slash - name), name);
+		struct hold hold = hold_of(folder, above, true);
+		TRY(refuse(&hold, above));
+	}
+	struct hold hold = hold_of(folder, name, S_ISDIR(st.st_mode));
+	return refuse(&hold, name);
+}
+
+/* Notes of a file of the folder: ".{file}.dcpd-notes.json". */
+static enum err check_inside(void *user, const char *name, unsigned char)
+{
+	const struct store_at *folder = user;
+	size_t n = strlen(name);
+
+	if (!notes_is(name) || n <= sizeof NOTES_NAME || !str_ends(str_of(name), NOTES_NAME))
+		return OK;
+	struct hold hold = hold_at(*folder, name);
+	char file[256];
+	snprintf(file, sizeof file, "%.*s", (int)(n - sizeof NOTES_NAME), name + 1);
+	return refuse(&hold, file);
+}
+
+FALLIBLE enum err notes_check_removal(struct store_at folder, const char *name)
+{
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	struct stat st;
+
+	TRY(notes_check_free(folder, name));
+	TRY(store_stat(folder, name, &st));
+	if (!S_ISDIR(st.st_mode))
+		return OK;
+	TRY(store_enter(folder, name, &dir));
+	return store_list(dir, check_inside, &dir);
+}
+
+/* ---- told and changed ---- */
+
+void notes_put_hold(struct store_at folder, const char *name, bool is_dir, struct buf *out)
+{
+	struct hold hold = hold_of(folder, name, is_dir);
+
+	if (!hold.is_held)
+		return;
+	if (hold.owner < 0)
+		buf_puts(out, ",\"hold\":{\"owner\":null,\"since\":null,\"reason\":");
+	else
+		buf_printf(out, ",\"hold\":{\"owner\":%jd,\"since\":", (intmax_t)hold.owner);
+	if (hold.owner >= 0) {
+		buf_json_str(out, str_of(hold.since));
+		buf_puts(out, ",\"reason\":");
+	}
+	buf_json_str(out, str_of(hold.reason));
+	buf_putc(out, '}');
+}
+
+/* Writes the notes, or removes them if they say nothing. Before they go, empty ones are made durable: after a power cut there are these
+ * or none. */
+static FALLIBLE enum err write_doc(struct store_at folder, const char *name, json_t *doc)
+{
+	CLEANUP(buf_free) struct buf text = BUF_INIT(NOTES_BYTES_MAX);
+
+	TRY(jval_dump(doc, &text));
+	TRY(buf_status(&text));
+	TRY(folder.store->ops->put(folder, name, text.p, text.len, true));
+	return json_object_size(doc) > 1 ? OK : store_drop(folder, name);
+}
+
+static FALLIBLE enum err change_hold(const struct store_job *by, const char *name, struct store_at folder, const char *notes, json_t *hold)
+{
+	CLEANUP(jval_drop) json_t *doc = NULL;
+	struct hold old = hold_at(folder, notes);
+
+	if (old.is_held && old.owner < 0)
+		return ERR(CHECKPOINT_HELD, "'%s': %s: mend or remove that file", name, old.reason);
+	if (old.is_held && !by->admin && old.owner != by->uid)
+		return ERR(FORBIDDEN, "'%s' is held by uid %jd: only that one, root and dcpd's own user change the hold", name,
+			   (intmax_t)old.owner);
+	if (!hold && !old.is_held)
+		return OK;
+	TRY(read_doc(folder, notes, &doc));
+	doc = doc ? doc : json_pack("{s:i}", "version", 1);
+	if (!doc || (hold ? json_object_set(doc, "hold", hold) : json_object_del(doc, "hold")) != 0)
+		return ERR(NO_MEMORY, "no memory for a hold");
+	return write_doc(folder, notes, doc);
+}
+
+FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store *store, const char *name, json_t *hold)
+{
+	CLEANUP(store_close) struct store_at parent = STORE_NOTHING, dir = STORE_NOTHING, lock = STORE_NOTHING;
+	char above[CHECKPOINT_NAME_MAX], last[256], notes[STAGING_BESIDE_MAX] = NOTES_NAME;
+	enum format format;
+	struct stat st;
+
+	TRY(staging_divide(name, above, sizeof above, last, sizeof last));
+	TRY(store_enter(store_top(store), above, &parent));
+	if (store->ops->lock)
+		TRY(store->ops->lock(parent, &lock));
+	TRY(store_stat(store_top(store), name, &st));
+	TRY(checkpoint_recognise(store, name, &format));
+	if (format == FORMAT_NONE)
+		return ERR(NOT_A_CHECKPOINT, "'%s' is no checkpoint, and is not held", name);
+	if (hold)
+		TRY(owner_check(by, store, name));
+	if (S_ISDIR(st.st_mode)) {
+		TRY(store_enter(parent, last, &dir));
+		return change_hold(by, name, dir, notes, hold);
+	}
+	return notes_path(last, false, notes) ? change_hold(by, name, parent, notes, hold)
+					      : ERR(NAME_INVALID, "'%s' is too long a name for notes", last);
+}
