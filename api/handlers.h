@@ -1,5 +1,5 @@
-/* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_checkpoints.c, h_storages.c,
- * h_workers.c, h_system.c. */
+/* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_checkpoints.c, h_runs.c,
+ * h_storages.c, h_workers.c, h_system.c. */
 #pragma once
 #include "api/http.h"
 
@@ -30,6 +30,9 @@ FALLIBLE enum err h_checkpoint_locate(struct req *r);
 FALLIBLE enum err h_checkpoint_files(struct req *r);
 FALLIBLE enum err h_checkpoint_hold(struct req *r);
 FALLIBLE enum err h_checkpoint_unhold(struct req *r);
+
+FALLIBLE enum err h_runs_list(struct req *r);
+FALLIBLE enum err h_run_get(struct req *r);
 
 FALLIBLE enum err h_storages_list(struct req *r);
 FALLIBLE enum err h_storages_create(struct req *r);

@@ -45,6 +45,9 @@ static const struct route routes[] = {
 	{ "PUT", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_hold, ROUTE_BODY_MAY, false, true, Q(NULL) },
 	{ "DELETE", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_unhold, ROUTE_NO_BODY, false, true, Q(NULL) },
 
+	{ "GET", "/v1/runs", h_runs_list, ROUTE_NO_BODY, false, false, Q("storage", "page_size", "page_token", NULL) },
+	{ "GET", "/v1/runs/{storage}/{run}", h_run_get, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+
 	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
 	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true, Q(NULL) },
 	{ "GET", "/v1/storages/{storage}", h_storage_get, ROUTE_NO_BODY, false, false, Q(NULL) },

@@ -82,6 +82,7 @@ ORDER = {
         job_run
         job_create job_ops
         job_all
+        catalogue
         sweep
         storage_care state_dict_orphan
         gauges

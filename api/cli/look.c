@@ -370,6 +370,72 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	return follow_job(c, id, &f);
 }
 
+/* "STEP NAME …" of the newest checkpoints, below what is said of the whole run. */
+static void print_run(const json_t *run)
+{
+	static const char *const columns[] = { "STEP=step", "NAME=name", "FORMAT=format", "SIZE=bytes:bytes", "MODIFIED=modified_at",
+					       "VERIFIED=verified:verdict", "HELD=hold.since", NULL };
+	const json_t *aliases = json_object_get(run, "aliases"), *since = show_at(run, "lost_work.since");
+	char text[32];
+	const char *alias;
+	json_t *name;
+
+	printf("%s:%s: %.0f checkpoints, %s\n", show_text(run, "storage"), show_text(run, "run"), show_number(run, "count"),
+	       show_bytes(show_number(run, "bytes"), text));
+	json_object_foreach((json_t *)(uintptr_t)aliases, alias, name)
+		if (json_is_string(name))
+			printf("%-16s %s\n", alias, json_string_value(name));
+	if (json_is_string(since))
+		printf("%-16s since %s\n", "lost if it ends", json_string_value(since));
+	putchar('\n');
+	show_table(json_object_get(run, "checkpoints"), columns);
+}
+
+/* The runs of one storage, or of all. */
+static FALLIBLE enum err show_runs(struct client *c, const char *storage, bool json)
+{
+	static const char *const columns[] = { "STORAGE=storage", "RUN=run", "CHECKPOINTS=checkpoints", "SIZE=bytes:bytes", "STEP=step",
+					       "LATEST=latest", "MODIFIED=modified_at", "HELD=holds", NULL };
+	CLEANUP(jval_drop) json_t *storages = storage ? json_pack("[{s:s}]", "name", storage) : json_array();
+	CLEANUP(jval_drop) json_t *all = json_array();
+	json_t *st;
+	size_t i;
+
+	TRY(storages && all ? OK : ERR(NO_MEMORY, "cannot list"));
+	if (!storage)
+		TRY(get_all(c, "/v1/storages", "storages", storages));
+	json_array_foreach(storages, i, st) {
+		CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
+		client_put(&path, "/v1/runs?storage=%", show_text(st, "name"));
+		TRY(client_end(&path));
+		TRY(get_all(c, (char *)path.p, "runs", all));
+	}
+	if (json)
+		show_json(all);
+	else
+		show_table(all, columns);
+	return OK;
+}
+
+int look_runs(const struct command *, struct client *c, const struct args *a)
+{
+	const char *what = a->word_count ? a->words[0] : NULL, *colon = what ? strchr(what, ':') : NULL;
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	CLEANUP(mem_free_ptr) char *storage = what ? mem_strdup(what) : NULL;
+	enum err e;
+
+	if (!colon || !colon[1]) {
+		if (storage && colon)
+			storage[colon - what] = '\0';
+		e = show_runs(c, storage, args_flag(a, "json"));
+		return e ? follow_failed(c, e) : EXIT_DONE;
+	}
+	storage[colon - what] = '\0';
+	client_put(&path, "/v1/runs/%/%", storage, colon + 1);
+	e = client_end(&path);
+	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_run);
+}
+
 int look_hold(const struct command *self, struct client *c, const struct args *a)
 {
 	bool holds = strcmp(self->name, "hold") == 0;

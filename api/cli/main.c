@@ -19,6 +19,7 @@ static const struct command commands[] = {
 	  "a tensor's values; with --format its bytes", 2, 2, cat_tensor },
 	{ "rm", "rm REF | shm:NAME [--yes] [--detach]", "yes detach",
 	  "delete a checkpoint or a state dict; asks first on a terminal, unless --yes", 1, 1, look_rm },
+	{ "runs", "runs [STORAGE[:RUN]]", "", "the runs of a storage, or one run's checkpoints, newest first", 0, 1, look_runs },
 	{ "hold", "hold REF [--reason TEXT]", "reason=", "hold a checkpoint: nothing removes or replaces it", 1, 1, look_hold },
 	{ "unhold", "unhold REF", "", "lift a checkpoint's hold", 1, 1, look_hold },
 	{ "jobs", "jobs [--filter 'state=running AND kind=save'] [--limit N]", "filter= limit=", "jobs, newest first", 0, 0,

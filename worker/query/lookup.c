@@ -108,6 +108,7 @@ struct summary {
 	uint64_t bytes;
 	uint32_t world_size;
 	bool dcpd, has_notes;
+	time_t newest;                 /* file; of a folder its notes, which come and go, do not count */
 	struct store_at dir;
 	struct identity id;
 };
@@ -126,6 +127,7 @@ static enum err sum_file(void *user, const char *name, unsigned char)
 	}
 	if (store_stat(s->dir, name, &st) == OK && S_ISREG(st.st_mode)) {
 		s->bytes += (uint64_t)st.st_size;
+		s->newest = st.st_mtime > s->newest ? st.st_mtime : s->newest;
 		identity_add(&s->id, name, &st);
 	}
 	s->dcpd = s->dcpd || manifest_is(name, &of_rank);
@@ -154,7 +156,7 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 	buf_puts(out, "\"name\":");
 	buf_json_str(out, str_of(path));
 	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", format_name(format), (uintmax_t)s.bytes);
-	put_time(out, st.st_mtime);
+	put_time(out, s.newest ? s.newest : st.st_mtime);
 	identity_text(&s.id, id);
 	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
 	if (s.has_notes)

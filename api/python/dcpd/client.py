@@ -1,4 +1,5 @@
-"""The API's resources as Python objects: `client.jobs`, `.checkpoints`, `.state_dicts`, `.storages`, `.transforms`.
+"""The API's resources as Python objects: `client.jobs`, `.checkpoints`, `.state_dicts`, `.storages`, `.transforms`,
+`.runs`.
 
 Records come back as the plain dicts of the HTTP API, so that everything `api/openapi.yaml` says holds here; a `Job` and a list of
 checkpoints know in addition how to show themselves.
@@ -254,6 +255,26 @@ class Checkpoints(_Resource):
         return Job(self._t.request("DELETE", self._path(ref), headers={"Idempotency-Key": uuid.uuid4().hex}))
 
 
+class Runs(_Resource):
+    def list(self, storage: Optional[str] = None) -> List[Dict[str, Any]]:
+        """The runs of one storage, or of all, by name: run, checkpoints, bytes, latest, step, modified_at, holds."""
+        of = [storage] if storage else [s["name"] for s in self._t.request("GET", "/v1/storages")["storages"]]
+        return [r for s in of for r in self._pages("/v1/runs", "runs", storage=s, page_size=1000)]
+
+    def get(self, run: str) -> Dict[str, Any]:
+        """One run, "main:run1": all its checkpoints, newest first (records with "step"), aliases ("latest", "latest-verified"), holds, and
+        "lost_work": since when, and since which step, work would be lost if the training ended now. Raises NotFound."""
+        r = ref_object(run)
+        path = f"/v1/runs/{quote(r['storage'])}/{quote(r['name'])}"
+        page: Dict[str, Any] = dict(self._t.request("GET", query(path, page_size=1000)))
+        token = page.pop("next_page_token", None)
+        while token:
+            more = self._t.request("GET", query(path, page_size=1000, page_token=token))
+            page["checkpoints"] += more["checkpoints"]
+            token = more.get("next_page_token")
+        return page
+
+
 class StateDicts(_Resource):
     @staticmethod
     def _path(name: str, tail: str = "") -> str:
@@ -339,7 +360,7 @@ class Client:
         self._t = transport
         self.jobs, self.checkpoints = Jobs(transport), Checkpoints(transport)
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
-        self.transforms = Transforms(transport)
+        self.transforms, self.runs = Transforms(transport), Runs(transport)
         self._caps: Optional[Dict[str, Any]] = None
         self.early = self.rings = True  # until this daemon refuses: see _early.py, _ring.py
 
