@@ -23,8 +23,8 @@ _WHERE = {
     "local": "_local", "attach": "_views", "StateDictView": "_views",
     "Opaque": "values", "SaveFuture": "future",
     **dict.fromkeys((
-        "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "Busy", "SlotsBusy",
-        "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch",
+        "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "CheckpointHeld", "Busy",
+        "SlotsBusy", "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch",
         "JobFailed", "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts",
         "NoSharedMemory", "ProtocolMismatch"), "errors"),
 }
