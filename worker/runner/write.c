@@ -220,8 +220,7 @@ enum err write_publish(struct write *w)
 
 	if (s->after_run)
 		TRY(s->after_run(s->user, w->run, w->target->chunk_places));
-	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0));
-	TRY(job_wait(j, &j->commit_ok));
+	TRY(job_send(j, FRAME_WANT_COMMIT, STR("{}"), NULL, 0)); /* the journal's fsync and these go on side by side */
 	if (!s->given && !s->again)
 		TRY(set_locs(s->target, w->target, w->run));
 	if (st->is_file)
@@ -231,6 +230,7 @@ enum err write_publish(struct write *w)
 	TRY(put_manifest(j, st, w->run, &head));
 	if (j->kind == JOB_SAVE) /* its format is DCP */
 		TRY(put_tensors_digest(j, w->run, head.metadata_name));
+	TRY(job_wait(j, &j->commit_ok));
 	if (st->in_place)
 		return staging_commit_in_place(st, head.metadata_name);
 	return staging_commit(st, j->spec.overwrite);
