@@ -1,4 +1,6 @@
 """Loads of checkpoints whose bytes still lie in segments: copied from there as long as they are the checkpoint's, else read."""
+import ctypes
+import mmap
 import os
 import random
 
@@ -196,3 +198,40 @@ def test_a_dead_trainers_checkpoint_is_loaded_from_memory(spawn):
     assert s.load()["bytes_from_memory"] == ALL
     lib.wait_for(lambda: record().status == 404, 30, "kept for its time, no longer")
     assert not s.segment(0).exists() and s.load()["bytes_from_memory"] == 0
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+
+def resident(path):
+    """Bytes of a file in the page cache, in whole pages."""
+    with open(path, "r+b") as f, mmap.mmap(f.fileno(), 0) as m:
+        pages = ctypes.create_string_buffer(-(-len(m) // mmap.PAGESIZE))
+        at = ctypes.c_char.from_buffer(m)
+        assert libc.mincore(ctypes.addressof(at), len(m), pages) == 0
+        del at
+        return sum(p & 1 for p in pages.raw) * mmap.PAGESIZE
+
+
+def has_o_direct(folder):
+    try:
+        os.close(os.open(folder / "probe", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    finally:
+        (folder / "probe").unlink(missing_ok=True)
+    return True
+
+
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+def test_a_save_leaves_its_files_in_the_page_cache_if_asked(saved, cache):
+    saved.save(overwrite=True, cache=cache)
+    found = sum(resident(f) for f in (saved.d.storages["main"] / saved.name).glob("*.distcp"))
+    if cache == "keep":
+        assert found >= BYTES
+    elif has_o_direct(saved.d.storages["main"].parent):
+        assert found < BYTES / 2
+    saved.d.api.run("verify", source=saved.source)
+    saved.d.drop(saved.name)
+    assert saved.load()["bytes_from_memory"] == 0

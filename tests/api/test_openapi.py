@@ -107,7 +107,8 @@ def test_fields_of_requests(kind):
 
 
 # A job's fields that the package names otherwise or makes itself, and arguments that are none of a job's.
-PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace", "labels", "strict", "verify", "transform", "vars"}
+PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace", "cache", "labels", "strict", "verify", "transform",
+                "vars"}
 NOT_IN_PYTHON = {
     "save": {"include", "exclude", "rename", "dtype", "dedup", "flatten_state_dict", "retries", "beside", "in_place", "sync_files", "hosts",
              "parts", "await_seal", "ring", "timeout_s", "generation"},

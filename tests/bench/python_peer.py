@@ -155,6 +155,7 @@ class Ranks:
         import torch.distributed.checkpoint as dcp
 
         theirs = self.path("l")
+        self.loads_after_saves(dcp)
         dcp.save(self.state, checkpoint_id=theirs)
         dcpd.save(self.state, "disk:py", overwrite=True)
         for cold in ("", "_cold"):
@@ -167,6 +168,22 @@ class Ranks:
                     if cold:
                         self.forget_files()
                     self.timed(name + cold, f)
+
+    def loads_after_saves(self, dcp):
+        """Each load is the first one of a checkpoint that was saved just before."""
+        for _ in range(self.runs):
+            path = self.path("s")
+            dcp.save(self.state, checkpoint_id=path)
+            self.settle()
+            self.timed("torch_after_save", dcp.load, self.state, checkpoint_id=path)
+            self.drop(path)
+            for name, save in (("after_save", lambda p: dcpd.async_save(self.state, p).result()),
+                               ("after_keep", lambda p: dcpd.save(self.state, p, cache="keep"))):
+                path = self.path("m")
+                save(path)
+                self.settle()
+                self.timed(name, dcpd.load, path, into=self.state)
+                self.drop(path)
 
     def forget_files(self):
         dist.barrier(group=self.control)

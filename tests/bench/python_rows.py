@@ -19,7 +19,7 @@ RUNS = 3
 IMPORT = "import time; t = time.perf_counter(); import dcpd; print(time.perf_counter() - t)"
 RIVALS = ("default", "thread_cached", "process_cached")
 SAVES = ("py.stall.warm", "py.stall.first", "py.save.durable", "py.save.first")
-LOADS = ("py.load.warm", "py.load.cold")
+LOADS = ("py.load.warm", "py.load.cold", "py.load.after_save", "py.load.after_keep")
 
 
 def environment(bench):
@@ -76,9 +76,10 @@ def rows(bench, size):
     """size: the bench's bytes."""
     wanted = [bench.wants(n) for n in (*SAVES, *LOADS, "py.stall.torch_best", "py.stall.torch_default")]
     done = []
-    if any(wanted[:4]) or any(wanted[6:]):
-        done += of_saves(bench, size // 2, any(wanted[6:]))
-    if any(wanted[4:6]):
+    rivals = any(wanted[len(SAVES) + len(LOADS):])
+    if any(wanted[:len(SAVES)]) or rivals:
+        done += of_saves(bench, size // 2, rivals)
+    if any(wanted[len(SAVES):len(SAVES) + len(LOADS)]):
         done += of_loads(bench, size // 2)
     if any(bench.wants(n) for n in ("py.small.plain", "py.small.dtensor")):
         of_small(bench)
@@ -117,7 +118,11 @@ def of_saves(bench, size, with_rivals):
 
 def of_loads(bench, size):
     m = Part(bench, size, "loads")
-    done = [row(bench, "py.load.warm", "s", "<=0.50", "torch's load", m["load"], m["torch_load"], "dcpd.load(into=)", m.why)]
+    done = [row(bench, "py.load.warm", "s", "<=0.50", "torch's load", m["load"], m["torch_load"], "dcpd.load(into=)", m.why),
+            row(bench, "py.load.after_save", "s", "<=0.30", "torch's load after its save", m["after_save"], m["torch_after_save"],
+                "async_save; dcpd.load(into=)", m.why),
+            row(bench, "py.load.after_keep", "s", "<=0.30", "torch's load after its save", m["after_keep"], m["torch_after_save"],
+                "save(cache='keep'); dcpd.load(into=)", m.why)]
     if bench.wants("py.load.cold"):
         fio = []
         if m["load_cold"]:

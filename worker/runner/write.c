@@ -329,10 +329,18 @@ static uint32_t wide_task(uint64_t memory_bytes)
 	return (uint32_t)num_min(num_max(room, BUILD_TASK_BYTES), BUILD_WIDE_TASK_BYTES);
 }
 
+/* Makes the staging directory. What is to stay in the page cache is written through it. */
+static FALLIBLE enum err stage(struct job *j, const struct write_spec *s, struct staging *st)
+{
+	TRY(s->store->stage(s->store, j, st));
+	st->direct = st->direct && j->spec.cache != PAGE_CACHE_KEEP;
+	return OK;
+}
+
 static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
 {
 	if (!j->dry_run)
-		TRY(s->store->stage(s->store, j, st));
+		TRY(stage(j, s, st));
 	st->local = s->store->local;
 	TRY(run_add_dir(s->build, st->store ? st->store->index : 0, str_of(st->path), &t->dir));
 	t->direct = st->direct;
@@ -385,7 +393,7 @@ enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r,
 	s->again = true;
 	s->store = &write_alone;
 	r->build.opts.no_sync = !j->spec.sync_files;
-	enum err e = s->store->stage(s->store, j, &st);
+	enum err e = stage(j, s, &st);
 	*stale_out = !e && (st.store->index != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
 	if (!e && !*stale_out) {
 		d->path_len = (uint32_t)strlen(st.path);

@@ -33,8 +33,8 @@ _at_exit = "wait"
 
 def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
          step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None, on_divergence: Optional[str] = None,
-         pace: Optional[str] = None, labels: Optional[Mapping[str, str]] = None, slots: int = 2, when_busy: str = "wait",
-         progress: bool = False, timeout: Optional[float] = None, client: Optional[Client] = None) -> Job:
+         pace: Optional[str] = None, cache: Optional[str] = None, labels: Optional[Mapping[str, str]] = None, slots: int = 2,
+         when_busy: str = "wait", progress: bool = False, timeout: Optional[float] = None, client: Optional[Client] = None) -> Job:
     """Saves a state dict and returns when it is durable.
 
     state_dict: nested mappings and lists of torch tensors of any device, strides and dtype, DTensors, ShardedTensors, numpy arrays, and
@@ -44,14 +44,16 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     overwrite: replace an existing checkpoint, atomically. step: a number that all ranks must share, kept as label `step`.
     format: "dcp"; a reshard makes other formats of it. on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
     pace: "background" takes a few percent of a core per worker, so that training beside it is hardly slowed, and takes longer; "full"
-    takes all there is; None asks the environment's DCPD_PACE, and without that is "full".
+    takes all there is; None asks the environment's DCPD_PACE, and without that is "full". cache: "keep" leaves the files in the page cache,
+    so that the next load on this host needs no disk; "drop", which is what None means, writes past it, which is faster.
     The state dict goes through a ring of shared memory (64 MiB a rank at most) while it is written.
     slots: saves of this process that may be in flight, each with a ring, or, of async_save, a snapshot as large as the state
     dict; when_busy: "wait", "warn" (and wait) or "fail" when all are. progress: a progress bar on rank 0.
     timeout: seconds; the job goes on after it.
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
     """
-    o = _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step), slots, when_busy)
+    o = _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step), slots, when_busy,
+                 cache=cache)
     for again in (True, False):
         h = _start(state_dict, checkpoint, o, process_group, no_dist, client, blocking=True)
         try:
@@ -79,9 +81,9 @@ def _until_durable(h: "_Started", checkpoint: _where.Target, progress: bool, tim
 
 def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
                step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None,
-               on_divergence: Optional[str] = None, pace: Optional[str] = None, labels: Optional[Mapping[str, str]] = None,
-               slots: int = 2, when_busy: str = "wait", overlap: bool = False, at_exit: Optional[str] = None,
-               client: Optional[Client] = None) -> SaveFuture:
+               on_divergence: Optional[str] = None, pace: Optional[str] = None, cache: Optional[str] = None,
+               labels: Optional[Mapping[str, str]] = None, slots: int = 2, when_busy: str = "wait", overlap: bool = False,
+               at_exit: Optional[str] = None, client: Optional[Client] = None) -> SaveFuture:
     """Copies the state dict into shared memory and returns; dcpd brings it to the disk. Arguments as for `save`.
 
     When it returns the snapshot outlives this process, and the tensors may be changed. overlap: returns sooner, and copies parameters and
@@ -98,7 +100,7 @@ def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = 
             raise ValueError(f"at_exit={at_exit!r}: 'wait' or 'leave'")
         _at_exit = at_exit
     return _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
-                                                   slots, when_busy, bool(overlap)), process_group, no_dist, client).future
+                                                   slots, when_busy, bool(overlap), cache), process_group, no_dist, client).future
 
 
 def wait(timeout: Optional[float] = None) -> None:
@@ -131,6 +133,7 @@ class _Options(NamedTuple):
     slots: int
     when_busy: str
     overlap: bool = False
+    cache: Optional[str] = None
 
     def job(self) -> Dict[str, Any]:
         o: Dict[str, Any] = {"overwrite": bool(self.overwrite)}
@@ -140,6 +143,8 @@ class _Options(NamedTuple):
             o["on_divergence"] = self.on_divergence
         if self.pace is not None:
             o["pace"] = self.pace
+        if self.cache is not None:
+            o["cache"] = self.cache
         return o
 
 
@@ -173,6 +178,8 @@ def _start(state_dict: Any, target: _where.Target, o: _Options, process_group: A
            blocking: bool = False) -> _Started:
     if o.when_busy not in _BUSY:
         raise ValueError(f"when_busy={o.when_busy!r}: one of {', '.join(_BUSY)}")
+    if o.cache not in (None, "drop", "keep"):
+        raise ValueError(f"cache={o.cache!r}: 'drop' or 'keep'")
     if o.on_divergence not in (None, "report", "fail"):
         raise ValueError(f"on_divergence={o.on_divergence!r}: 'report' or 'fail'")
     if not 1 <= o.slots <= 16:
