@@ -3,7 +3,9 @@
 4 ranks by rows to 2 by columns, as one tensor and as eight; 512 MiB in `make check`, 8 GiB in `make check-full`
 (DCPD_MEMORY_MIB=N chooses). Sampled from smaps_rollup: anonymous and shared memory; a reshard has no segments.
 """
+import json
 import os
+import struct
 import subprocess
 
 import pytest
@@ -61,3 +63,39 @@ def test_reshard_in_bounded_memory(spawn, tensors):
             n = min(step, got.size - at)
             assert np.array_equal(got[at : at + n], words(np, t, at, n)), f"tensor {t}: differs near word {at}"
     lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")
+
+
+def sparse_shards(folder, files, tensors, rows):
+    """A sharded model of zeros in safetensors, without an index; its bytes are holes, which take no disk."""
+    folder.mkdir()
+    for f in range(files):
+        row = 8 * 4096
+        head = {f"layers.{f}.{t}.weight": {"dtype": "F64", "shape": [rows, 4096], "data_offsets": [t * rows * row, (t + 1) * rows * row]}
+                for t in range(tensors)}
+        text = json.dumps(head).encode()
+        text += b" " * (-len(text) % 8)
+        path = folder / f"model-{f + 1:05}-of-{files:05}.safetensors"
+        path.write_bytes(struct.pack("<Q", len(text)) + text)
+        os.truncate(path, 8 + len(text) + tensors * rows * row)
+
+
+@pytest.mark.seconds(1800)
+@pytest.mark.parametrize("size", [512, pytest.param(16 << 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["dcp", pytest.param("torch", marks=pytest.mark.slow)])
+def test_conversion_in_bounded_memory(spawn, size, target):
+    """Any to any: a sharded model of 16 GiB in doubles, as fp8, in another format and layout."""
+    files, tensors = 8, 4
+    d = spawn()
+    sparse_shards(d.storages["main"] / "source", files, tensors, size * MIB // (files * tensors * 8 * 4096))
+    name = "made.pt" if target == "torch" else "made"
+    cut = {"world_size": 4, "layout": [{"match": "*", "mesh": [4], "placements": ["Shard(1)"]}]} if target == "dcp" else {}
+    peak = Peak(d)
+    peak.start()
+    d.api.run("reshard", seconds=1500, source={"storage": "main", "name": "source"}, dtype=[["*", "float8_e4m3fn"]],
+              target={"storage": "main", "name": name, "format": target, **cut})
+    peak.stop.set()
+    peak.join()
+    print(f"\n{size} MiB to {target}: workers {peak.workers / MIB:.0f} MiB, coordinator {peak.coordinator / MIB:.0f} MiB")
+    assert peak.samples > 5 and peak.workers <= 256 * MIB and peak.coordinator <= 64 * MIB, (peak.workers, peak.coordinator)
+    shown = d.api.get(d.api.storage_path("main", name)).ok()
+    assert shown["tensors"] == files * tensors and size * MIB // 8 <= shown["bytes"] <= size * MIB // 8 + (4 << 20)
