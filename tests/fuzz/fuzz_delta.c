@@ -75,6 +75,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 	struct arena *arena = arena_new(UINT64_MAX);
 	if (arena && delta_index_read((struct str){ (const char *)f.p, f.n }, arena, &index) == OK)
 		must(index.encoding == DELTA_XOR || index.encoding == DELTA_OVERWRITE);
+	if (arena)
+		vec_free(&index.values);
 	(void)delta_index_is(f.p, f.n);
 	arena_free(arena);
 	for (size_t i = 0; i < TENSOR_MAX; i++)

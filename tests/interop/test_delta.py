@@ -148,6 +148,34 @@ def test_into_memory(d, in_memory):
         d.drop(name)
 
 
+def test_values_travel(d):
+    """All of the new side's, changed or not, with their paths; what it lacks is gone. Other readers of the form pass over them."""
+    w = torch.arange(1000.0)
+    sides = [{"model": {"w": w}, "step": 6, "gone": "x", "optim": {"groups": [{"lr": 0.5, "names": ["w"]}]}},
+             {"model": {"w": w + 1}, "step": 7, "optim": {"groups": [{"lr": 0.25, "names": ["w", "é"]}]}, "shape": torch.Size([3, 4])}]
+    refs = [{**HERE, "name": f"{lib.fresh()}.pt"} for _ in sides]
+    for ref, tree in zip(refs, sides):
+        torch.save(tree, folder(d, ref))
+    change, result = delta(d, *refs)
+    assert "dropped" not in result
+    assert form.read(folder(d, change), {"model.w": data(w)}) == {"model.w": data(w + 1)}
+    for base in refs[0], {"state_dict": (held := lib.fresh())}:
+        if base is not refs[0]:
+            d.api.run("load", source=refs[0], target={"state_dict": held})
+        to, done = apply(d, base, change, name=f"{lib.fresh()}.pt", format="torch")
+        got = torch.load(folder(d, to), weights_only=True)
+        assert torch.equal(got["model"].pop("w"), w + 1) and "dropped" not in done
+        assert got == {"model": {}, "step": 7, "optim": sides[1]["optim"], "shape": torch.Size([3, 4])}
+    d.drop(held)
+    made = lib.fresh()
+    d.api.run("apply", base=refs[0], source=change, target={"state_dict": made})
+    saved = {**HERE, "name": lib.fresh()}
+    d.api.run("save", source={"state_dict": made}, target=saved)
+    values = set(dcp.FileSystemReader(str(folder(d, saved))).read_metadata().state_dict_metadata)
+    assert values == {"model.w", "step", "shape", "optim.groups.0.lr", "optim.groups.0.names"}
+    d.drop(made)
+
+
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("checksum", ["xxh3-128", "adler32"])
 def test_slimes(d, encoding, checksum):

@@ -1,4 +1,6 @@
 """Deltas that are damaged, hostile, or of something else: a clear error that names tensor and file, and nothing is written."""
+import base64
+import io
 import json
 import struct
 
@@ -67,6 +69,40 @@ def test_frames(d, sides, what):
     base, change = written(d, sides, encoding=encoding, frames={"model.big": bad})
     said = refused(d, base, change, "format_transform")
     assert said["fqn"] == "model.big" and said["file"].startswith(change["name"] + "/model-") and said["offset"] > 8
+
+
+def archive(value):
+    b = io.BytesIO()
+    torch.save(value, b)
+    return b.getvalue()
+
+
+def flipped(raw):
+    at = raw.index(b"a text that is long enough")
+    return raw[:at] + b"b" + raw[at + 1:]
+
+
+TEXT = archive("a text that is long enough")
+B64 = base64.b64encode(TEXT).decode()
+VALUES = {
+    "no object": ([], None), "no archive": ({"v": {"path": ["v"]}}, "v"), "no path": ({"v": {"archive": B64}}, "v"),
+    "no base64": ({"v": {"path": ["v"], "archive": "?" + B64[1:]}}, "v"), "cut": ({"v": {"path": ["v"], "archive": B64[:400]}}, "v"),
+    "crc": ({"v": {"path": ["v"], "archive": base64.b64encode(flipped(TEXT)).decode()}}, "v"),
+    "empty": ({"v": {"path": ["v"], "archive": ""}}, "v"), "path": ({"v": {"path": [-1], "archive": B64}}, "v"),
+    "long path": ({"v": {"path": ["v"] * 100, "archive": B64}}, "v"),
+    "a tensor": ({"model.big": {"path": ["v"], "archive": B64}}, "model.big"),
+    "deep": ({"v": {"path": [[["v"]]], "archive": B64}}, "v"),
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_values(d, sides, what):
+    base, change = written(d, sides)
+    at = folder(d, change) / "model.safetensors.index.json"
+    bad, fqn = VALUES[what]
+    at.write_text(json.dumps({**json.loads(at.read_text()), "values": bad}))
+    said = refused(d, base, change, "format_safetensors", "format_zip", "digest_mismatch", "duplicate_key")
+    assert said["file"].endswith(at.name) and said.get("fqn") == fqn
 
 
 def test_checksums(d, sides):

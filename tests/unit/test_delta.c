@@ -203,11 +203,14 @@ static void test_bound(void **state)
 	"{\"metadata\":{\"delta_encoding\":\"xor\",\"compression_format\":\"zstd\",\"checksum_format\":\"" checksum "\"}}"
 #define META "\"delta_encoding\":\"xor\",\"compression_format\":\"zstd\",\"checksum_format\":\"adler32\""
 
+#define VALUE(path) "{\"metadata\":{" META "},\"values\":{\"a\":{\"path\":" path "}}}"
+
 static enum err read_index(const char *json, struct delta_index *out)
 {
 	struct arena *arena = arena_new(UINT64_MAX);
 	enum err e = delta_index_read(str_of(json), arena, out);
 
+	vec_free(&out->values);
 	arena_free(arena);
 	return e;
 }
@@ -215,6 +218,9 @@ static enum err read_index(const char *json, struct delta_index *out)
 static void test_index(void **state)
 {
 	static const char *const bad[] = {
+		VALUE("[\"a\"],\"archive\":\"?\""), VALUE("[-1],\"archive\":\"\""), VALUE("{},\"archive\":\"\""), VALUE("[\"a\"]"),
+		VALUE("[\"a\"],\"archive\":7"), "{\"metadata\":{" META "},\"values\":[]}",
+		"{\"values\":{},\"values\":{},\"metadata\":{" META "}}",
 		"{}", "[]", "{\"metadata\":{}}", "{\"metadata\":{" META ",\"delta_encoding\":\"xor\"}}",
 		"{\"metadata\":{" META ",\"version\":7}}",
 		"{\"metadata\":{" META ",\"content_digest\":\"00\"}}", "{\"metadata\":{" META "}",

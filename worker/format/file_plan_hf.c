@@ -198,7 +198,10 @@ enum err hf_index_write(const struct sdict *sd, const struct dcp_meta_opts *opts
 		buf_puts(&b, ": ");
 		buf_json_str(&b, sd->files[sd->chunks[sd->tensors[i].first_chunk].loc.file].name);
 	}
-	buf_puts(&b, "\n  }\n}\n");
+	buf_puts(&b, "\n  }");
+	if (opts->delta)
+		delta_put_values(&b, opts->delta);
+	buf_puts(&b, "\n}\n");
 	TRY(buf_status(&b));
 	return sink(user, b.p, b.len);
 }

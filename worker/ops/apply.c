@@ -255,6 +255,21 @@ static FALLIBLE enum err add_tensor(struct apply *a, const struct run *run, uint
 			       (struct sd_loc){ file, 0, run->streams[i].out_at, run->streams[i].bytes });
 }
 
+/* The new side's values, those of the base that it lacks left out. */
+static FALLIBLE enum err add_values(struct apply *a)
+{
+	uint32_t index;
+
+	for (uint64_t i = 0; i < a->index.values.n; i++) {
+		const struct delta_value *v = &a->index.values.v[i];
+		TRY(err_at_fqn(sdict_add_value(a->applied, v->fqn, 0, (struct sd_loc){ .file = SD_NO_FILE }, &index), v->fqn.p, v->fqn.n));
+		a->applied->values[index].kind = SD_VALUE_INLINE;
+		a->applied->values[index].bytes = v->archive;
+		a->applied->values[index].path = v->path;
+	}
+	return OK;
+}
+
 /* run NULL: a dry run, which shows the base's tensors where they are. */
 static FALLIBLE enum err show(struct apply *a, const struct run *run, struct input *base)
 {
@@ -269,6 +284,7 @@ static FALLIBLE enum err show(struct apply *a, const struct run *run, struct inp
 		TRY(add_tensor(a, run, i, run ? file : 0));
 	if (run)
 		TRY(add_records(a, run, file));
+	TRY(err_at_file(add_values(a), HF_INDEX, -1));
 	a->applied->has_paths = a->base.plan->has_paths;
 	base->sd = a->applied;
 	return OK;
@@ -323,7 +339,7 @@ void apply_report(const struct apply *a, json_t *result)
 		return;
 	for (uint64_t i = 0; i < plan->value_count; i++)
 		names[i] = plan->values[i].fqn;
-	if (plan->value_count) /* they would be those of another step */
+	if (plan->value_count && !a->index.has_values) /* they would be those of another step */
 		json_object_set_new(result, "dropped", target_names(names, plan->value_count));
 	json_object_set_new(result, "changed_tensors", json_integer((json_int_t)a->delta->sd->tensor_count));
 	if (a->job->dry_run)
@@ -343,6 +359,7 @@ void apply_free(struct apply *a)
 	delta_side_free(&a->base);
 	checkpoint_free(a->delta);
 	mem_free(a->index_text);
+	vec_free(&a->index.values);
 	sdict_free(a->applied);
 	arena_free(a->arena);
 }

@@ -176,7 +176,6 @@ static FALLIBLE enum err report(struct delta *d)
 	return OK;
 }
 
-/* Values have no place in the form. */
 static FALLIBLE enum err list_dropped(struct delta *d)
 {
 	const struct sdict *now = d->now.plan, *stored = d->now_in.sd;
@@ -192,6 +191,30 @@ static FALLIBLE enum err list_dropped(struct delta *d)
 	return OK;
 }
 
+/* Values go into the index, unless they are many. */
+static FALLIBLE enum err take_values(struct delta *d)
+{
+	const struct sdict *now = d->now.plan;
+	struct delta_value *values;
+	uint64_t sum = 0, n;
+
+	for (uint64_t i = 0; i < now->value_count; i++) {
+		const struct sd_value *v = &now->values[i];
+		TRY(num_add(sum, v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length, &sum));
+	}
+	if (sum > DELTA_VALUES_BYTES)
+		return list_dropped(d);
+	TRY(arena_alloc(d->arena, now->value_count + 1, sizeof *values, &values));
+	for (uint64_t i = 0; i < now->value_count; i++) {
+		CLEANUP(mem_free_ptr) void *bytes = NULL;
+		values[i] = (struct delta_value){ .fqn = now->values[i].fqn, .path = now->values[i].path };
+		TRY(input_value(&d->now_in, &now->values[i], &bytes, &n));
+		TRY(arena_str(d->arena, (struct str){ bytes, n }, &values[i].archive));
+	}
+	d->head.values = values;
+	d->head.value_count = now->value_count;
+	return OK;
+}
 static FALLIBLE enum err compare(struct delta *d)
 {
 	struct run run = { .fd = -1 };
@@ -223,7 +246,7 @@ static FALLIBLE enum err delta(struct delta *d)
 	TRY(delta_side_open(&j->spec.source, &d->now_in, &d->build, &d->now));
 	TRY(check_pairs(d->base.plan, d->now.plan));
 	set_versions(d);
-	TRY(list_dropped(d));
+	TRY(take_values(d));
 	if (j->dry_run) { /* how large it becomes is known when all is read */
 		json_object_set_new(j->result, "tensors", json_integer((json_int_t)d->now.plan->tensor_count));
 		return OK;

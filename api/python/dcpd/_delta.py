@@ -19,7 +19,7 @@ def delta(base: _where.Target, new: _where.Target, out: _where.Target, *, encodi
 
     base, new: checkpoints, or state dicts in shared memory ("shm:NAME"), of the same tensors in any layouts and formats. encoding: "xor",
     or "overwrite" (smaller where few bytes change). Returns the job's result: "content_digest", "base_content_digest", "changed_tensors",
-    "bytes", …; "dropped" lists values, which have no place in a delta. Raises MissingKey, StateDictMismatch, CheckpointExists.
+    "bytes", …; values of `new` travel in the index. Raises MissingKey, StateDictMismatch, CheckpointExists.
     """
     place = _where.resolve(out, client, make=True)
     at = place.client
