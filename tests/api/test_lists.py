@@ -124,6 +124,33 @@ def test_lists_follow_the_disk(spawn):
         assert [c["name"] for c in page(d, page_size=1000)["checkpoints"]] == truth(root), (i, what)
 
 
+def test_a_file_of_another_tool_hides_no_checkpoints(spawn):
+    """A .safetensors file among checkpoints is one beside them; saves and deletes go on. Bound by an index, or alone, they are one."""
+    d = spawn()
+    root = d.storages["main"]
+    d.put("s", [lib.image({"w": ("U8", [8], b"abcdefgh")})])
+    save = {"source": {"state_dict": "s"}, "target": {"storage": "main", "name": "run/step-1"}}
+    d.api.run("save", **save)
+    header = b'{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    file = len(header).to_bytes(8, "little") + header + b"1234"
+    (root / "run" / "final.safetensors").write_bytes(file)
+    assert pages(d, 10) == ["run/final.safetensors", "run/step-1"]
+    save["target"]["name"] = "run/deeper/step-2"
+    d.api.run("save", **save)
+    assert pages(d, 1) == ["run/deeper/step-2", "run/final.safetensors", "run/step-1"]
+    assert pages(d, 10, prefix="run/s") == ["run/step-1"]
+    d.api.fails("delete", "not_a_checkpoint", target={"storage": "main", "name": "run"})
+    assert d.api.get(d.api.storage_path("main", "run")).ok()["format"] == "safetensors", "who names the folder means its file"
+    (root / "run" / "model.safetensors.index.json").write_text('{"weight_map":{"w":"final.safetensors"}}')
+    assert pages(d, 10) == ["run"]
+    (root / "run" / "model.safetensors.index.json").unlink()
+    for name in ("run/step-1", "run/deeper/step-2"):
+        assert name in pages(d, 10)
+        d.api.run("delete", target={"storage": "main", "name": name})
+    assert pages(d, 10) == ["run"]
+    assert d.api.fails("save", "name_invalid", **save)["detail"]
+
+
 def test_records_are_never_old(spawn):
     """A file that grows in place changes no directory; size and etag follow all the same."""
     d = spawn()

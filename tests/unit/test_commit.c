@@ -262,22 +262,28 @@ static enum err stage_file(const char *name)
 	return e;
 }
 
-/* A folder with a .safetensors file is a checkpoint: those below it would be seen no more. */
+static bool is_folder(const char *name)
+{
+	enum format format;
+
+	return checkpoint_recognise(&t.w.stores.v[0], name, &format) == OK && format == FORMAT_NONE;
+}
+
+/* A folder of checkpoints stays one, whoever puts a .safetensors file into it, until an index binds such files together. */
 static void test_file_hides_no_checkpoints(void **state)
 {
 	(void)state;
 	T_OK(save("A", "run/x", false));
-	T_ERR(NAME_INVALID, stage_file("run/one.safetensors"));
-	assert_non_null(strstr(err_last()->text, "run/x"));
-	assert_int_equal(t_worker_entries(&t, "run"), 1);
-	T_OK(stage_file("one.safetensors"));
-	T_OK(stage_file("new/one.safetensors"));
-	t_worker_put(&t, "hub/two.safetensors", "x", 1); /* is one already: no more is hidden */
-	t_worker_put(&t, "hub/onnx/model.onnx", "x", 1);
-	T_OK(stage_file("hub/one.safetensors"));
-	t_worker_put(&t, "plain/docs/notes.txt", "x", 1);
-	t_worker_put(&t, "plain/.trash/.metadata", "x", 1);
-	T_OK(stage_file("plain/one.safetensors"));
+	T_OK(stage_file("run/one.safetensors"));
+	t_worker_put(&t, "run/other.safetensors", "x", 1);
+	assert_true(is_folder("run") && !is_folder("run/other.safetensors"));
+	t_worker_put(&t, "deep/other.safetensors", "x", 1);
+	T_ERR(NAME_INVALID, save("B", "deep/a/b/y", false));
+	t_worker_put(&t, "deep/a/b/c/.metadata", "x", 1);
+	T_OK(save("B", "deep/a/b/y", false));
+	t_worker_put(&t, "run/model.safetensors.index.json", "{}", 2);
+	assert_false(is_folder("run"));
+	T_ERR(NAME_INVALID, stage_file("new/shard-00001-model-00001-of-00001.safetensors"));
 }
 
 /* The last look: files have the size they were planned with. */

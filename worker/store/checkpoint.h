@@ -42,7 +42,8 @@ struct checkpoint {
 	uint64_t rank_count;
 };
 
-/* The format of the checkpoint at `name`; FORMAT_NONE: nothing is there, or something else. */
+/* The format of the checkpoint at `name`; FORMAT_NONE: nothing is there, or something else. A folder of checkpoints is none because of a
+ * .safetensors file in it, though who names it reads that (checkpoint_open). */
 FALLIBLE enum err checkpoint_recognise(const struct store *store, const char *name, enum format *out);
 /* The same of a file of a directory. Its contents count more than its name. */
 FALLIBLE enum err checkpoint_recognise_file(struct store_at dir, const char *name, enum format *out);

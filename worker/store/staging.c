@@ -83,51 +83,15 @@ static FALLIBLE enum err check_ancestors(const struct store *store, const char *
 	return OK;
 }
 
-struct sibling {
-	struct store_at folder;
-	const char *path;
-};
-
-static enum err check_sibling(void *user, const char *name, unsigned char d_type)
+/* A file that is called like a part of a larger checkpoint would make one of its folder. */
+static FALLIBLE enum err check_file_name(const char *file)
 {
-	const struct sibling *s = user;
-	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
-	enum format format = FORMAT_NONE;
-	struct stat st = { .st_mode = S_IFDIR };
-
-	if (name[0] == '.' || (d_type != DT_DIR && d_type != DT_UNKNOWN))
-		return OK;
-	if (d_type == DT_UNKNOWN)
-		TRY(store_stat(s->folder, name, &st));
-	if (!S_ISDIR(st.st_mode))
-		return OK;
-	TRY(store_enter(s->folder, name, &dir));
-	TRY(checkpoint_format_of_dir(dir, &format));
-	return format == FORMAT_NONE ? OK : ERR(NAME_INVALID, "a file of this name would make '%s' one checkpoint, and hide '%s/%s': name "
-						 "another folder", s->path, s->path, name);
-}
-
-/* A file that makes a checkpoint of its folder would hide those in the folder, and keep the next ones from being saved there. */
-static FALLIBLE enum err check_siblings(const struct store *store, const char *path, const char *file)
-{
-	struct sibling s = { STORE_NOTHING, path };
 	struct format_listing l = { 0 };
-	enum format format;
-	struct stat st;
 
 	format_listing_add(&l, file);
-	if (path[0] == '\0' || format_of_listing(&l) == FORMAT_NONE)
-		return OK;
-	enum err e = store_stat(store_top(store), path, &st);
-	if (e == ERR_NOT_FOUND || (!e && !S_ISDIR(st.st_mode)))
-		return OK;
-	TRY(e);
-	TRY(store_enter(store_top(store), path, &s.folder));
-	e = checkpoint_format_of_dir(s.folder, &format);
-	if (!e && format == FORMAT_NONE)
-		e = store_list(s.folder, check_sibling, &s);
-	store_close(&s.folder);
-	return e;
+	enum format format = format_of_listing(&l);
+	return format == FORMAT_NONE || format == FORMAT_SAFETENSORS ? OK :
+	       ERR(NAME_INVALID, "'%s' is the name of a part of a checkpoint of the format %s", file, format_name(format));
 }
 
 /* A file that a save of dcpd's or PyTorch's makes anew. */
@@ -285,7 +249,7 @@ enum err staging_open_as(const struct store_job *by, const struct spec *spec, co
 	TRY(set_place(out, by, spec, staging_name));
 	TRY(check_ancestors(out->store, out->parent_path, out->is_file));
 	if (out->is_file)
-		TRY(check_siblings(out->store, out->parent_path, out->target));
+		TRY(check_file_name(out->target));
 	TRY(check_options(out, spec));
 	return out->store->ops->stage(out, staging_name != NULL);
 }
