@@ -55,6 +55,7 @@ PARTS = {
     "rest": server_rows.rest,
     "saves": job_rows.saves,
     "loads": job_rows.loads,
+    "verifies": job_rows.verifies,
     "python": python,
     "dropin": lambda b: dropin_rows.rows(b, SIZE // 2),
     "c": lambda b: c_rows.rows(b, SIZE),
