@@ -236,8 +236,7 @@ FALLIBLE enum err h_checkpoint_get(struct req *r)
 	json_t *q = NULL;
 
 	TRY(h_question(r, "show", &q));
-	req_hold(r);
-	lookup_ask(r->core->lookups, r->parts[2].p, q, NULL, 0, on_shown, r);
+	h_ask(r, q, on_shown);
 	return OK;
 }
 
@@ -246,8 +245,7 @@ FALLIBLE enum err h_checkpoint_files(struct req *r)
 	json_t *q = NULL;
 
 	TRY(h_question(r, "files", &q));
-	req_hold(r);
-	lookup_ask(r->core->lookups, r->parts[2].p, q, NULL, 0, h_pass_on, r);
+	h_ask(r, q, h_pass_on);
 	return OK;
 }
 
@@ -265,8 +263,7 @@ FALLIBLE enum err h_checkpoint_tensors(struct req *r)
 	TRY(h_set_text(q, "page_token", page.token));
 	if (json_object_set_new(q, "page_size", json_integer(page.size)) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
-	req_hold(r);
-	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, h_pass_on, r);
+	h_ask(r, move(q), h_pass_on);
 	return OK;
 }
 
@@ -347,8 +344,7 @@ FALLIBLE enum err h_checkpoint_tensor(struct req *r)
 	if (json_object_set_new(q, "verify", json_boolean(str_is(verify, "digest"))) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
 	r->note = json_incref(q);
-	req_hold(r);
-	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, on_slice, r);
+	h_ask(r, move(q), on_slice);
 	return OK;
 }
 
@@ -414,8 +410,7 @@ static FALLIBLE enum err ask_hold(struct req *r, const struct principal *who, js
 	if (json_object_set_new(q, "hold", hold ? hold : json_null()) != 0 ||
 	    json_object_set_new(q, "uid", json_integer(who->uid)) != 0 || json_object_set_new(q, "admin", json_boolean(who->admin)) != 0)
 		return ERR(NO_MEMORY, "cannot hold");
-	req_hold(r);
-	lookup_ask(r->core->lookups, r->parts[2].p, move(q), NULL, 0, on_held, r);
+	h_ask(r, move(q), on_held);
 	return OK;
 }
 

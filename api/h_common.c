@@ -4,6 +4,8 @@
 #include <stdio.h>
 
 #include "base/jval.h"
+#include "base/mem.h"
+#include "server/catalogue.h"
 #include "server/parts.h"
 #include "spec/ref.h"
 #include "server/job.h"
@@ -112,4 +114,42 @@ FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out)
 	TRY(h_set_text(q, "name", r->parts[3]));
 	*out = move(q);
 	return OK;
+}
+
+/* A question that waits for its name. */
+struct asking {
+	struct req *r;
+	json_t *question;
+	lookup_fn fn;
+};
+
+static void on_name(void *user, enum err e, const char *name)
+{
+	struct asking *a = user;
+	struct req *r = a->r;
+	int none = -1;
+
+	if (!e && json_object_set_new(a->question, "name", json_string(name)) != 0)
+		e = ERR(NO_MEMORY, "cannot ask");
+	if (e) {
+		json_decref(a->question);
+		a->fn(r, e, NULL, &none);
+	} else {
+		lookup_ask(r->core->lookups, r->parts[2].p, a->question, NULL, 0, a->fn, r);
+	}
+	mem_free(a);
+}
+
+void h_ask(struct req *r, json_t *question, lookup_fn fn)
+{
+	const char *name = json_string_value(json_object_get(question, "name"));
+
+	req_hold(r);
+	if (!catalogue_is_alias(name)) {
+		lookup_ask(r->core->lookups, r->parts[2].p, question, NULL, 0, fn, r);
+		return;
+	}
+	struct asking *a = mem_sure(sizeof *a);
+	*a = (struct asking){ .r = r, .question = question, .fn = fn };
+	catalogue_resolve(r->core, r->parts[2].p, name, on_name, a);
 }

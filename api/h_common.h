@@ -1,6 +1,7 @@
 /* h_common.h: what several handlers do the same way. */
 #pragma once
 #include "api/http.h"
+#include "server/lookup.h"
 #include "server/principal.h"
 #include "spec/kinds.h"
 
@@ -27,5 +28,7 @@ void h_pass_on(void *user, enum err e, const json_t *ok, int *fd);
 FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd);
 /* {"op","storage","name"}: the question about one checkpoint whose path the request has. */
 FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out);
+/* Asks it about the checkpoint that its name or alias stands for, and holds the request. Takes the question. */
+void h_ask(struct req *r, json_t *question, lookup_fn fn);
 /* Sets a text of a question; ERR_VALIDATION_FAILED if it is not UTF-8. Absent (n == 0): nothing. */
 FALLIBLE enum err h_set_text(json_t *question, const char *key, struct str text);

@@ -1,10 +1,15 @@
 /* h_runs.c: /v1/runs: trainings, as their checkpoints' names tell them apart, and the checkpoints of each (server/catalogue.h). */
 #include "api/h_common.h"
 #include "api/handlers.h"
+#include "base/jval.h"
 #include "server/catalogue.h"
+#include "server/lookup.h"
 #include "server/parts.h"
+#include "server/runs.h"
 #include "server/storage.h"
 #include "spec/ref.h"
+
+enum { ALIAS_BYTES_MAX = 64 };
 
 static FALLIBLE enum err read_page(struct req *r, struct catalogue_page *out)
 {
@@ -55,4 +60,82 @@ FALLIBLE enum err h_run_get(struct req *r)
 	req_hold(r);
 	catalogue_run(r->core, st->name, r->parts[3], page, on_catalogue, r);
 	return OK;
+}
+
+/* ---- aliases ---- */
+
+static void on_moved(void *user, enum err e, const json_t *ok, int *)
+{
+	struct req *r = user;
+	const json_t *name = json_object_get(json_object_get(ok, "aliases"), r->parts[5].p);
+	CLEANUP(jval_drop) json_t *answer = NULL;
+
+	if (!e) {
+		answer = json_pack("{s:s, s:s, s:s, s:O}", "storage", r->parts[2].p, "run", r->parts[3].p, "alias", r->parts[5].p, "name",
+				   name ? name : json_null());
+		e = answer ? OK : ERR(NO_MEMORY, "cannot answer");
+	}
+	req_done(r, e ? e : req_json_doc(r, 200, answer));
+}
+
+/* Letters, digits, '-', '_' and '.', not first: an alias is a part of references, on command lines too. */
+static FALLIBLE enum err check_alias(struct str alias)
+{
+	bool good = alias.n >= 1 && alias.n <= ALIAS_BYTES_MAX;
+
+	for (size_t i = 0; i < alias.n; i++) {
+		char c = alias.p[i], letter = (char)(c | 0x20);
+		good &= (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || (i > 0 && (c == '-' || c == '_' || c == '.'));
+	}
+	if (!good)
+		return ERR(NAME_INVALID, "an alias matches [A-Za-z0-9][A-Za-z0-9._-]{0,63}");
+	if (str_is(alias, "latest") || str_is(alias, "latest-verified"))
+		return ERR(NAME_INVALID, "dcpd itself says which checkpoint is the %s", alias.p);
+	return OK;
+}
+
+/* name NULL: the alias goes. */
+static FALLIBLE enum err ask_move(struct req *r, json_t *name, const struct jval *condition)
+{
+	CLEANUP(jval_drop) json_t *q = NULL;
+	struct principal who = req_principal(r);
+	struct storage *st;
+	struct str text;
+
+	TRY(ref_check_storage(r->parts[2]));
+	if (!str_is(r->parts[3], "-"))
+		TRY(ref_check_name(r->parts[3]));
+	TRY(check_alias(r->parts[5]));
+	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	if (condition->j && !json_is_null(condition->j))
+		TRY(jval_string(condition, &text));
+	q = json_pack("{s:s, s:s, s:s, s:s, s:O, s:I, s:b}", "op", "aliases", "storage", st->name, "run", r->parts[3].p, "alias",
+		      r->parts[5].p, "name", name ? name : json_null(), "uid", (json_int_t)who.uid, "admin", who.admin);
+	if (!q || (condition->j && json_object_set(q, "if", condition->j) != 0))
+		return ERR(NO_MEMORY, "cannot move an alias");
+	req_hold(r);
+	lookup_ask(r->core->lookups, st->name, move(q), NULL, 0, on_moved, r);
+	return OK;
+}
+
+FALLIBLE enum err h_alias_put(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), name = jval_get(&root, "name"), condition = jval_get(&root, "if");
+	struct str text;
+
+	TRY(jval_only(&root, (const char *const[]){ "name", "if", NULL }));
+	TRY(jval_must_text(&root, "name", &text));
+	TRY(jval_failed(&name, ref_check_name(text)));
+	if (!str_eq(run_of(text.p), r->parts[3]))
+		return jval_fail(&name, ERR_VALIDATION_FAILED, "is no checkpoint of run \"%.400s\"", r->parts[3].p);
+	return ask_move(r, name.j, &condition);
+}
+
+FALLIBLE enum err h_alias_delete(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), condition = jval_get(&root, "if");
+
+	if (r->body)
+		TRY(jval_only(&root, (const char *const[]){ "if", NULL }));
+	return ask_move(r, NULL, &condition);
 }

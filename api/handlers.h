@@ -33,6 +33,8 @@ FALLIBLE enum err h_checkpoint_unhold(struct req *r);
 
 FALLIBLE enum err h_runs_list(struct req *r);
 FALLIBLE enum err h_run_get(struct req *r);
+FALLIBLE enum err h_alias_put(struct req *r);
+FALLIBLE enum err h_alias_delete(struct req *r);
 
 FALLIBLE enum err h_storages_list(struct req *r);
 FALLIBLE enum err h_storages_create(struct req *r);

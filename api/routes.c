@@ -47,6 +47,8 @@ static const struct route routes[] = {
 
 	{ "GET", "/v1/runs", h_runs_list, ROUTE_NO_BODY, false, false, Q("storage", "page_size", "page_token", NULL) },
 	{ "GET", "/v1/runs/{storage}/{run}", h_run_get, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "PUT", "/v1/runs/{storage}/{run}/aliases/{alias}", h_alias_put, ROUTE_BODY, false, true, Q(NULL) },
+	{ "DELETE", "/v1/runs/{storage}/{run}/aliases/{alias}", h_alias_delete, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
 	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
 	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true, Q(NULL) },

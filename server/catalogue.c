@@ -32,6 +32,8 @@ struct walk {
 	char *run;                     /* NULL: all runs */
 	struct catalogue_page page;
 	json_t *prefix, *after;
+	json_t *aliases;               /* people's own of the run; NULL: not asked for yet */
+	char *problem;                 /* why they cannot be read; NULL: they can */
 	struct vec(struct entry) entries;
 	catalogue_fn fn;
 	void *user;
@@ -48,6 +50,8 @@ static void walk_end(struct walk *w, enum err e, struct buf *out)
 	vec_free(&w->entries);
 	json_decref(w->prefix);
 	json_decref(w->after);
+	json_decref(w->aliases);
+	mem_free(w->problem);
 	mem_free(w->run);
 	err_restore(&info);
 	w->fn(w->user, e, out);
@@ -171,6 +175,42 @@ static void answer_runs(const struct walk *w, struct buf *b)
 	buf_puts(b, "}");
 }
 
+/* An alias to what is no checkpoint any more dangles. */
+static bool is_there(const struct walk *w, const char *name)
+{
+	for (uint64_t i = 0; i < w->entries.n; i++)
+		if (strcmp(w->entries.v[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+static void put_aliases(const struct walk *w, const char *verified, struct buf *b)
+{
+	const char *alias, *comma = "";
+	json_t *name;
+
+	buf_puts(b, ",\"aliases\":{");
+	put_text(b, "latest", w->entries.v[0].name);
+	buf_puts(b, ",");
+	put_text(b, "latest-verified", verified);
+	json_object_foreach(w->aliases, alias, name) {
+		buf_puts(b, ",");
+		buf_json_str(b, str_of(alias));
+		buf_puts(b, ":");
+		buf_json_str(b, str_of(json_string_value(name)));
+	}
+	buf_puts(b, "},\"dangling\":[");
+	json_object_foreach(w->aliases, alias, name) {
+		if (is_there(w, json_string_value(name)))
+			continue;
+		buf_puts(b, comma);
+		buf_json_str(b, str_of(alias));
+		comma = ",";
+	}
+	buf_puts(b, "],");
+	put_text(b, "aliases_problem", w->problem);
+}
+
 static void answer_run(const struct walk *w, struct buf *b)
 {
 	uint64_t n = w->entries.n, bytes = 0, from = w->page.from < n ? w->page.from : n;
@@ -186,11 +226,9 @@ static void answer_run(const struct walk *w, struct buf *b)
 	put_text(b, "storage", w->storage);
 	buf_puts(b, ",");
 	put_text(b, "run", w->run);
-	buf_printf(b, ",\"count\":%ju,\"bytes\":%ju,\"aliases\":{", (uintmax_t)n, (uintmax_t)bytes);
-	put_text(b, "latest", w->entries.v[0].name);
-	buf_puts(b, ",");
-	put_text(b, "latest-verified", verified);
-	buf_puts(b, "},\"lost_work\":{");
+	buf_printf(b, ",\"count\":%ju,\"bytes\":%ju", (uintmax_t)n, (uintmax_t)bytes);
+	put_aliases(w, verified, b);
+	buf_puts(b, ",\"lost_work\":{");
 	put_newest(b, &w->entries.v[0], "since");
 	buf_puts(b, "},\"holds\":[");
 	for (uint64_t i = 0; i < n; i++) {
@@ -210,8 +248,23 @@ static void answer_run(const struct walk *w, struct buf *b)
 	buf_puts(b, "}");
 }
 
+static void on_aliases(void *user, enum err e, const json_t *ok, int *);
+
+/* True: they are on their way. */
+static bool ask_aliases(struct walk *w)
+{
+	json_t *q = w->run && !w->aliases && !w->problem && w->entries.n
+			    ? json_pack("{s:s, s:s, s:s}", "op", "aliases", "storage", w->storage, "run", w->run) : NULL;
+
+	if (q)
+		lookup_ask(w->server->lookups, w->storage, q, NULL, 0, on_aliases, w);
+	return q;
+}
+
 static void walk_answer(struct walk *w)
 {
+	if (ask_aliases(w))
+		return;
 	CLEANUP(buf_free) struct buf out = BUF_INIT(ANSWER_MAX);
 
 	if (w->run && w->entries.n == 0) {
@@ -223,6 +276,19 @@ static void walk_answer(struct walk *w)
 	(w->run ? answer_run : answer_runs)(w, &out);
 	enum err e = buf_status(&out);
 	walk_end(w, e, e ? NULL : &out);
+}
+
+static void on_aliases(void *user, enum err e, const json_t *ok, int *)
+{
+	struct walk *w = user;
+
+	w->aliases = e ? NULL : json_incref(json_object_get(ok, "aliases"));
+	if (e && e != ERR_STATE_CONFLICT)
+		walk_end(w, e, NULL);
+	else if ((e && !(w->problem = mem_strdup(err_last()->text))) || (!e && !w->aliases))
+		walk_end(w, ERR(NO_MEMORY, "cannot list aliases"), NULL);
+	else
+		walk_answer(w);
 }
 
 /* ---- page by page ---- */
@@ -289,4 +355,85 @@ void catalogue_runs(struct server *s, const char *storage, struct catalogue_page
 void catalogue_run(struct server *s, const char *storage, struct str run, struct catalogue_page page, catalogue_fn fn, void *user)
 {
 	begin(s, storage, run, page, fn, user);
+}
+
+/* ---- aliases ---- */
+
+/* A name on its way to what it stands for. */
+struct resolution {
+	struct server *server;
+	char storage[STORAGE_NAME_MAX + 1];
+	char *name, *run;              /* run ends where '@' was; the alias stands behind it */
+	const char *alias;
+	catalogue_name_fn fn;
+	void *user;
+};
+
+bool catalogue_is_alias(const char *name)
+{
+	const char *at = strrchr(name, '@');
+
+	return at && at > name && at[1] && !strchr(at, '/');
+}
+
+/* name NULL: as it was. */
+static void resolution_end(struct resolution *x, enum err e, const char *name)
+{
+	x->fn(x->user, e, name ? name : x->name);
+	mem_free(x->name);
+	mem_free(x->run);
+	mem_free(x);
+}
+
+static void on_run(void *user, enum err e, struct buf *out)
+{
+	struct resolution *x = user;
+	CLEANUP(jval_drop) json_t *doc = NULL;
+
+	if (!e)
+		e = jval_parse((struct str){ (char *)out->p, out->len }, &doc);
+	resolution_end(x, e == ERR_NOT_FOUND ? OK : e, json_string_value(json_object_get(json_object_get(doc, "aliases"), x->alias)));
+}
+
+static void on_own(void *user, enum err e, const json_t *ok, int *)
+{
+	struct resolution *x = user;
+	const char *name = json_string_value(json_object_get(json_object_get(ok, "aliases"), x->alias));
+	bool computed = strcmp(x->alias, "latest") == 0 || strcmp(x->alias, "latest-verified") == 0;
+
+	if (e || name || !computed)
+		resolution_end(x, e, name);
+	else
+		catalogue_run(x->server, x->storage, str_of(x->run), (struct catalogue_page){ .size = 1 }, on_run, x);
+}
+
+static void on_exact(void *user, enum err e, const json_t *ok, int *)
+{
+	struct resolution *x = user;
+	json_t *q = NULL;
+
+	if (!e && !json_is_true(json_object_get(ok, "exists")))
+		q = json_pack("{s:s, s:s, s:s}", "op", "aliases", "storage", x->storage, "run", x->run);
+	if (q)
+		lookup_ask(x->server->lookups, x->storage, q, NULL, 0, on_own, x);
+	else
+		resolution_end(x, e, NULL);
+}
+
+void catalogue_resolve(struct server *s, const char *storage, const char *name, catalogue_name_fn fn, void *user)
+{
+	struct resolution *x = mem_sure(sizeof *x);
+
+	*x = (struct resolution){ .server = s, .name = mem_strdup(name), .run = mem_strdup(name), .fn = fn, .user = user };
+	snprintf(x->storage, sizeof x->storage, "%s", storage);
+	json_t *q = json_pack("{s:s, s:s, s:s, s:i}", "op", "exists", "storage", storage, "name", name, "uid", 0);
+	if (!x->name || !x->run || !q) {
+		json_decref(q);
+		resolution_end(x, ERR(NO_MEMORY, "cannot find what an alias stands for"), "");
+		return;
+	}
+	char *at = strrchr(x->run, '@');
+	*at = '\0';
+	x->alias = at + 1;
+	lookup_ask(s->lookups, storage, q, NULL, 0, on_exact, x);
 }

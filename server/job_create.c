@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "server/catalogue.h"
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/job_impl.h"
@@ -25,6 +26,7 @@ struct creation {
 	struct job *job;
 	enum step step;
 	const struct ref *asked;        /* the checkpoint that is being looked at */
+	size_t as_named;                /* references with an alias' form that are names nevertheless */
 	size_t others;                  /* of a merge's sources: looked at, but for the first */
 	job_created_fn fn;
 	job_planned_fn planned;
@@ -380,6 +382,66 @@ static uid_t owner_of(const struct job_request *rq)
 	return by_token && !makes_state_dict ? geteuid() : rq->who.uid;
 }
 
+/* ---- aliases ---- */
+
+static void start(struct creation *c)
+{
+	enum err e = check_now(c);
+
+	if (e)
+		loop_later(c->server->loop, refuse_later, c, e);
+	else
+		next(c);
+}
+
+/* The reference of that number among those with an alias; a target is one only where it is removed or repaired. NULL: there are fewer. */
+static json_t *find_alias(const struct creation *c, json_t *doc, size_t *skip)
+{
+	const char *key, *name = json_string_value(json_object_get(doc, "name"));
+	json_t *value, *found = NULL;
+	size_t i;
+
+	if (name && json_is_string(json_object_get(doc, "storage")) && catalogue_is_alias(name) && (*skip)-- == 0)
+		return doc;
+	json_object_foreach(doc, key, value)
+		if (!found && (strcmp(key, "target") != 0 || kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS)))
+			found = find_alias(c, value, skip);
+	json_array_foreach(doc, i, value)
+		found = found ? found : find_alias(c, value, skip);
+	return found;
+}
+
+static void resolve(struct creation *c);
+
+static void on_resolved(void *user, enum err e, const char *name)
+{
+	struct creation *c = user;
+	size_t skip = c->as_named;
+	json_t *ref = find_alias(c, c->job->request, &skip);
+
+	c->as_named += catalogue_is_alias(name);
+	if (!e && json_object_set_new(ref, "name", json_string(name)) != 0)
+		e = ERR(NO_MEMORY, "cannot keep a job");
+	if (e)
+		refuse(c, e);
+	else
+		resolve(c);
+}
+
+/* A job is about the checkpoints that its aliases lead to now, whatever becomes of those. */
+static void resolve(struct creation *c)
+{
+	size_t skip = c->as_named;
+	const json_t *ref = find_alias(c, c->job->request, &skip);
+	const char *storage = json_string_value(json_object_get(ref, "storage"));
+	struct storage *st;
+
+	if (!ref || storage_find(c->server->storages, str_of(storage), &st) != OK)
+		start(c); /* a storage that is not there is named by the check of the request */
+	else
+		catalogue_resolve(c->server, st->name, json_string_value(json_object_get(ref, "name")), on_resolved, c);
+}
+
 static void begin(struct server *s, const struct job_request *asked, struct creation *c)
 {
 	struct job_request own = *asked, *rq = &own;
@@ -403,11 +465,7 @@ static void begin(struct server *s, const struct job_request *asked, struct crea
 	job_live_add(c->job);
 	if (c->planned)
 		s->jobs->dry_count++;
-	e = check_now(c);
-	if (e)
-		loop_later(s->loop, refuse_later, c, e);
-	else
-		next(c);
+	resolve(c);
 }
 
 void job_create(struct server *s, const struct job_request *rq, job_created_fn fn, void *user)

@@ -43,6 +43,7 @@ static const struct op {
 	{ "probe", LANE_JOBS, true, 0 },
 	{ "meet", LANE_JOBS, false, 0 },
 	{ "hold", LANE_JOBS, false, 0 },
+	{ "aliases", LANE_JOBS, false, 0 },
 	{ "recover", LANE_MEND, false, 0 },
 	{ "sweep", LANE_MEND, false, 0 },
 	{ "show", LANE_READ, true, 0 },

@@ -76,13 +76,13 @@ ORDER = {
         state_dict
         job_spec job_state_dict_op job_lane job_move
         verdict job job_uses
+        catalogue
         job_end
         job_queue
         job_await
         job_run
         job_create job_ops
         job_all
-        catalogue
         sweep
         storage_care state_dict_orphan
         gauges

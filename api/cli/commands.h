@@ -15,6 +15,6 @@ typedef int command_fn(const struct command *self, struct client *c, const struc
 /* jobs.c */
 command_fn jobs_submit, jobs_check, jobs_list, jobs_one, jobs_act, jobs_events;
 /* look.c */
-command_fn look_status, look_ls, look_show, look_rm, look_hold, look_runs, look_transforms;
+command_fn look_status, look_ls, look_show, look_rm, look_hold, look_runs, look_alias, look_transforms;
 /* cat.c */
 command_fn cat_tensor;

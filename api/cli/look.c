@@ -436,6 +436,41 @@ int look_runs(const struct command *, struct client *c, const struct args *a)
 	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_run);
 }
 
+int look_alias(const struct command *, struct client *c, const struct args *a)
+{
+	const char *run = a->words[0], *alias = a->words[1], *last = a->word_count > 2 ? a->words[2] : NULL, *colon = strchr(run, ':');
+	const char *condition = args_value(a, "if");
+	CLEANUP(jval_drop) json_t *body = json_object();
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	CLEANUP(client_drop) struct answer got = { 0 };
+	CLEANUP(mem_free_ptr) char *storage = mem_strdup(run);
+	enum err e = OK;
+
+	if (!colon || colon == run || !colon[1] || args_is_shm(run) || !last == !args_flag(a, "remove"))
+		e = ERR(INVALID_REQUEST, "dcpctl alias STORAGE:RUN ALIAS NAME, or --remove in place of NAME");
+	if (e == OK && storage && body) {
+		const char *of = strcmp(colon + 1, "-") == 0 || (last && strchr(last, '/')) ? NULL : colon + 1;
+		storage[colon - run] = '\0';
+		client_put(&path, "/v1/runs/%/%/aliases/%", storage, colon + 1, alias);
+		if (last)
+			(void)json_object_set_new(body, "name", of ? json_pack("s++", of, "/", last) : json_string(last));
+		if (condition)
+			(void)json_object_set_new(body, "if", condition[0] ? json_string(condition) : json_null());
+		e = client_end(&path);
+	}
+	if (e == OK)
+		e = client_call(c, last ? "PUT" : "DELETE", (char *)path.p, body, &got);
+	if (e)
+		return follow_failed(c, e);
+	if (args_flag(a, "json"))
+		show_json(got.json);
+	else if (last)
+		printf("%s@%s is %s\n", run, alias, show_text(got.json, "name"));
+	else
+		printf("%s@%s is gone\n", run, alias);
+	return EXIT_DONE;
+}
+
 int look_hold(const struct command *self, struct client *c, const struct args *a)
 {
 	bool holds = strcmp(self->name, "hold") == 0;

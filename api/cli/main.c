@@ -20,6 +20,8 @@ static const struct command commands[] = {
 	{ "rm", "rm REF | shm:NAME [--yes] [--detach]", "yes detach",
 	  "delete a checkpoint or a state dict; asks first on a terminal, unless --yes", 1, 1, look_rm },
 	{ "runs", "runs [STORAGE[:RUN]]", "", "the runs of a storage, or one run's checkpoints, newest first", 0, 1, look_runs },
+	{ "alias", "alias STORAGE:RUN ALIAS NAME [--if NAME] | --remove", "if= remove",
+	  "let STORAGE:RUN@ALIAS stand for a checkpoint of the run", 2, 3, look_alias },
 	{ "hold", "hold REF [--reason TEXT]", "reason=", "hold a checkpoint: nothing removes or replaces it", 1, 1, look_hold },
 	{ "unhold", "unhold REF", "", "lift a checkpoint's hold", 1, 1, look_hold },
 	{ "jobs", "jobs [--filter 'state=running AND kind=save'] [--limit N]", "filter= limit=", "jobs, newest first", 0, 0,
@@ -65,7 +67,8 @@ static bool has_command(enum job_kind kind)
 
 static void print_words(void)
 {
-	fputs("REF is STORAGE:NAME, such as main:run1/step-100; a state dict in shared memory is shm:NAME.\n"
+	fputs("REF is STORAGE:NAME, such as main:run1/step-100, or STORAGE:RUN@ALIAS, such as main:run1@latest; a state dict in\n"
+	      "shared memory is shm:NAME.\n"
 	      "RULE is PATTERN=PLACEMENTS@MESH[:RANKS], such as 'model.*=Replicate(),Shard(0)@2x4'; with a ? in front it is no error\n"
 	      "if all tensors that it matches lack a dim that it names.\n"
 	      "\n"

@@ -223,7 +223,8 @@ def routes():
     """(method, path) of the table in api/routes.c, with something in place of what is in braces."""
     text = (lib.ROOT / "api/routes.c").read_text()
     for method, path in re.findall(r'^\t\{ "([A-Z]+)", "([^"]+)", h_\w+', text, re.M):
-        for part, value in {"storage": "main", "rank": "0", "name": "a", "id": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "fqn": "w"}.items():
+        for part, value in {"storage": "main", "rank": "0", "name": "a", "id": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "fqn": "w",
+                            "run": "a", "alias": "b"}.items():
             path = path.replace("{" + part + "}", value)
         yield method, path
 
@@ -231,7 +232,7 @@ def routes():
 @pytest.mark.parametrize("method,path", [pytest.param(*x, id=" ".join(x)) for x in routes() if x[1].startswith("/v1/")])
 def test_every_route_says_which_query_it_knows(d, method, path):
     """A page_size with a slip in it would else be obeyed in silence."""
-    p = d.api.request(method, f"{path}?page_sise=1", body={} if method == "POST" else None).problem("unknown_field", status=422)
+    p = d.api.request(method, f"{path}?page_sise=1", body={} if method in ("POST", "PUT") else None).problem("unknown_field", status=422)
     known = re.search(r"known are: ([a-z_, ]+)$|no field is$", p["detail"])
     assert known, p
     assert ("page_size" in (known[1] or "").split(", ")) == ('did you mean "page_size"?' in p["detail"]), p

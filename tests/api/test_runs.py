@@ -1,4 +1,5 @@
 """Runs: what trainings there are, which checkpoints each has, newest first, as they lie in the storage."""
+import concurrent.futures
 import json
 import os
 import shutil
@@ -132,3 +133,103 @@ def test_dcpctl(d, root):
     assert json.loads(d.ctl("runs", f"main:{run}", "--json").stdout)["count"] == 2
     assert [x["run"] for x in json.loads(d.ctl("runs", "main", "--json").stdout) if x["run"] == run] == [run]
     assert d.ctl("runs", "main:no-such-run").returncode == 6
+
+
+def alias(d, run, name, to, **condition):
+    body = {**({"name": to} if to else {}), **({"if": condition["if_"]} if condition else {})}
+    return d.api.request("PUT" if to else "DELETE", path(run) + "/aliases/" + name, body or None)
+
+
+def test_aliases(d, root):
+    run = f"runs/{lib.fresh()}"
+    for i in (1, 2, 3):
+        put(root, f"{run}/step-{i}", 1000 + i)
+    one, two, three = (f"{run}/step-{i}" for i in (1, 2, 3))
+    assert alias(d, run, "best", one, if_=None).ok(200) == {"storage": "main", "run": run, "alias": "best", "name": one}
+    p = alias(d, run, "best", two, if_=None).problem("alias_moved", status=409)
+    assert p["actual"] == one and "expected" not in p
+    p = alias(d, run, "best", two, if_=three).problem("alias_moved", status=409)
+    assert p["actual"] == one and p["expected"] == three
+    alias(d, run, "best", two, if_=one).ok(200)
+    got = listed(d, run)
+    assert got["aliases"] == {"best": two, "latest": three, "latest-verified": None} and got["dangling"] == []
+    for name, want in (("best", two), ("latest", three)):
+        assert d.api.get(d.api.storage_path("main", f"{run}@{name}")).ok(200)["name"] == want
+        assert d.api.get(d.api.storage_path("main", f"{run}@{name}", "/tensors")).ok(200)["tensors"]
+        assert d.api.run("verify", source={"storage": "main", "name": f"{run}@{name}"}, level="structure")["source"]["name"] == want
+    for name in ("none", "latest-verified.", "@"):
+        source = {"storage": "main", "name": f"{run}@{name}"}
+        d.api.post("/v1/jobs", {"kind": "verify", "source": source}).problem("not_found", status=404)
+    d.api.get(d.api.storage_path("main", f"{run}@none")).problem("not_found")
+    assert d.api.run("verify", source={"storage": "main", "name": one}, level="digest")["state"] == "succeeded"
+    assert d.api.get(d.api.storage_path("main", f"{run}@latest-verified")).ok(200)["name"] == one
+    exact = put(root, f"{run}@best", 1000)
+    assert d.api.get(d.api.storage_path("main", f"{run}@best")).ok(200)["name"] == f"{run}@best"
+    latest = {"storage": "main", "name": f"{run}@latest"}
+    assert d.api.run("diff", a={"storage": "main", "name": exact.name}, b=latest)["b"]["name"] == three
+    shutil.rmtree(exact.dir)
+    d.api.run("reshard", source={"storage": "main", "name": f"{run}@best"}, target={"storage": "main", "name": f"{run}@new"})
+    assert (root / f"{run}@new").is_dir()  # a target is what it is called
+    shutil.move(root / run, root / f"{run}-moved")
+    assert listed(d, f"{run}-moved")["aliases"]["best"] == f"{run}-moved/step-2"
+    gone = d.api.wait(d.api.delete(d.api.storage_path("main", f"{run}-moved@best")).ok(202))
+    assert gone["result"]["deleted"]["name"] == f"{run}-moved/step-2" and gone["result"]["aliases"] == ["best"]
+    got = listed(d, f"{run}-moved")
+    assert got["dangling"] == ["best"] and got["aliases"]["best"] == f"{run}-moved/step-2"
+    d.api.get(d.api.storage_path("main", f"{run}-moved@best")).problem("not_found")
+    alias(d, f"{run}-moved", "best", None, if_="x").problem("alias_moved")
+    assert alias(d, f"{run}-moved", "best", None).ok(200)["name"] is None
+    alias(d, f"{run}-moved", "best", None).problem("not_found")
+
+
+def test_bad_aliases(d, root):
+    run = f"runs/{lib.fresh()}"
+    put(root, f"{run}/x", 1000)
+    for name in ("latest", "latest-verified", "-a", "a@b", "n" * 65):
+        alias(d, run, name, f"{run}/x").problem("name_invalid")
+    for to, code in (("x", "validation_failed"), (f"{run}/../x", "name_invalid"), (f"{run}/y", "not_found")):
+        alias(d, run, "a", to).problem(code)
+    alias(d, "no-such-run", "a", "no-such-run/x").problem("not_found")
+    page = root / run / ".dcpd-aliases.json"
+    for text in ("", "[]", '{"version":2,"aliases":{}}', '{"version":1,"aliases":[]}', '{"version":1,"aliases":{"a":"../x"}}',
+                 '{"version":1,"aliases":{"a":"b/c"}}', '{"version":1,"aliases":{"a":1}}', " " * (1 << 21)):
+        page.write_text(text)
+        assert alias(d, run, "a", f"{run}/x").problem("state_conflict")["detail"].count(".dcpd-aliases.json"), text[:40]
+        d.api.get(d.api.storage_path("main", f"{run}@a")).problem("state_conflict")
+        got = listed(d, run)
+        assert ".dcpd-aliases.json" in got["aliases_problem"] and got["aliases"]["latest"] == f"{run}/x"
+    page.unlink()
+
+
+def test_of_many_moves_one_wins(d, root, tmp_path):
+    run = f"runs/{lib.fresh()}"
+    put(root, f"{run}/a", 1000)
+    put(root, f"{run}/b", 1000)
+    other = lib.Daemon(tmp_path / "other", {"main": root})
+    try:
+        alias(d, run, "best", f"{run}/a").ok(200)
+        now = f"{run}/a"
+        for _ in range(4):
+            to = f"{run}/b" if now.endswith("/a") else f"{run}/a"
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                got = list(pool.map(lambda i: alias((d, other)[i % 2], run, "best", to, if_=now), range(8)))
+            assert sorted(a.status for a in got) == [200] + [409] * 7, [a.body for a in got]
+            assert {a.json["actual"] for a in got if a.status == 409} == {to}
+            assert listed(other, run)["aliases"]["best"] == listed(d, run)["aliases"]["best"] == to
+            now = to
+    finally:
+        other.discard()
+
+
+def test_aliases_by_dcpctl(d, root):
+    run = f"runs/{lib.fresh()}"
+    put(root, f"{run}/step-7", 1000)
+    r = d.ctl("alias", f"main:{run}", "best", "step-7", "--if", "")
+    assert r.returncode == 0 and f"{run}/step-7" in r.stdout, r
+    assert "step-7" in d.ctl("show", f"main:{run}@best").stdout
+    assert d.ctl("verify", f"main:{run}@best").returncode == 0
+    assert d.ctl("alias", f"main:{run}", "best", "step-7", "--if", "").returncode == 5
+    assert "best" in d.ctl("runs", f"main:{run}").stdout
+    assert d.ctl("alias", f"main:{run}", "best").returncode == 2
+    assert d.ctl("alias", f"main:{run}", "best", "--remove").returncode == 0
+    assert d.ctl("show", f"main:{run}@best").returncode == 6

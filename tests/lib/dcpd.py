@@ -419,7 +419,7 @@ class Daemon:
     def staging(self):
         """Staging and trash, which may vanish while they are looked for: os.walk does not mind."""
         return [os.path.join(at, name) for d in self.storages.values() for at, dirs, files in os.walk(d)
-                for name in dirs + files if name.startswith(".dcpd-")]
+                for name in dirs + files if name.startswith(".dcpd-") and name != ".dcpd-aliases.json"]
 
     def leaks(self):
         """What is there and should not be, while nothing runs."""

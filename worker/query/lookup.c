@@ -9,6 +9,7 @@
 #include "base/jval.h"
 #include "query/lookup_cache.h"
 #include "runner/hosts.h"
+#include "store/aliases.h"
 #include "store/commit.h"
 #include "store/identity.h"
 #include "store/notes.h"
@@ -242,6 +243,30 @@ static FALLIBLE enum err hold(struct worker *w, const json_t *q, struct buf *out
 	return OK;
 }
 
+/* The run's own aliases; with `alias` one of them is moved, or goes (name null), if it leads to `if` by now. */
+static FALLIBLE enum err aliases(struct worker *w, const json_t *q, struct buf *out)
+{
+	struct store_job by = { .stores = &w->stores, .id = "alias", .uid = (uid_t)json_integer_value(json_object_get(q, "uid")),
+				.admin = json_is_true(json_object_get(q, "admin")) };
+	const char *run = json_string_value(json_object_get(q, "run"));
+	struct alias_move move = { .alias = json_string_value(json_object_get(q, "alias")),
+				   .name = json_string_value(json_object_get(q, "name")), .has_condition = json_object_get(q, "if"),
+				   .condition = json_string_value(json_object_get(q, "if")) };
+	CLEANUP(jval_drop) json_t *all = NULL;
+	const struct store *store;
+
+	if (!run)
+		return ERR(VALIDATION_FAILED, "a question without a run");
+	TRY(store_of(w, q, &store));
+	if (move.alias)
+		TRY(aliases_move(&by, store, run, &move));
+	TRY(aliases_read(store, run, &all));
+	buf_puts(out, "{\"aliases\":");
+	TRY(jval_dump(all, out));
+	buf_puts(out, "}");
+	return OK;
+}
+
 static FALLIBLE enum err lookup_show(struct worker *w, const json_t *q, struct buf *out)
 {
 	char name[CHECKPOINT_NAME_MAX];
@@ -392,7 +417,7 @@ static const struct question {
 	{ "show", .plain = lookup_show },	{ "files", .plain = lookup_files },  { "tensors", .segments = lookup_tensors },
 	{ "images", .segments = lookup_images }, { "locate", .bytes = lookup_locate }, { "slice", .bytes = lookup_slice },
 	{ "recover", .plain = recover },	{ "meet", .plain = meet },	     { "sweep", .plain = sweep },
-	{ "hold", .plain = hold },
+	{ "hold", .plain = hold },		{ "aliases", .plain = aliases },
 	{ NULL },
 };
 

@@ -50,7 +50,13 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False)
         storage, _, name = str(target).partition(":")
         if storage == "shm":
             raise errors.RequestRefused(f"{target!r} is a state dict in shared memory; a checkpoint is STORAGE:NAME or a path")
-        return Place(client or _daemon.default_client(), storage, name)
+        at = client or _daemon.default_client()
+        if not make and "@" in name.rpartition("/")[2]:  # an alias, or a name that looks like one
+            try:
+                name = str(at.checkpoints.get(str(target))["name"])
+            except errors.NotFound:
+                pass  # told by what comes
+        return Place(at, storage, name)
     if isinstance(target, str) and _URL.match(target):
         raise errors.RequestRefused(f"{target!r}: no URLs; a checkpoint is STORAGE:NAME or a directory path (a mounted one)")
     path = os.path.abspath(os.fspath(target))

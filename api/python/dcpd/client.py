@@ -275,6 +275,18 @@ class Runs(_Resource):
         return page
 
 
+    def alias(self, run: str, alias: str, name: Optional[str], **condition: Optional[str]) -> Dict[str, Any]:
+        """Lets "main:run1@best" stand for a checkpoint of the run ("run1/step-300", or "step-300"); name None removes the alias.
+        if_="run1/step-200": only if it leads there by now; if_=None: only if there is none. Else RequestRefused, code "alias_moved"."""
+        r = ref_object(run)
+        path = f"/v1/runs/{quote(r['storage'])}/{quote(r['name'])}/aliases/{quote(alias)}"
+        body: Dict[str, Any] = {"if": condition["if_"]} if "if_" in condition else {}
+        if name is None:
+            return dict(self._t.request("DELETE", path, body))
+        whole = name if "/" in name or r["name"] == "-" else f"{r['name']}/{name}"
+        return dict(self._t.request("PUT", path, {"name": whole, **body}))
+
+
 class StateDicts(_Resource):
     @staticmethod
     def _path(name: str, tail: str = "") -> str:

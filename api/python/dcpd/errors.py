@@ -188,7 +188,7 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     "cancelled": JobCancelled,
     **dict.fromkeys(("timed_out",), WaitTimeout),
     **dict.fromkeys(("invalid_json", "invalid_request", "validation_failed", "world_mismatch", "layout_invalid", "name_invalid",
-                     "range_invalid", "state_conflict", "generation_stale", "not_a_checkpoint", "overwrite_unsupported",
+                     "range_invalid", "state_conflict", "generation_stale", "alias_moved", "not_a_checkpoint", "overwrite_unsupported",
                      "dtype_unsupported", "format_unsupported", "format_image", "idempotency_mismatch",
                      "payload_too_large"), RequestRefused),
     **dict.fromkeys(("unknown_field", "unknown_kind", "method_not_allowed", "not_acceptable"), ProtocolMismatch),
