@@ -246,6 +246,13 @@ def test_interrupted_in_the_copy(at, in_thread):
 # ---- rings ----
 
 
+@pytest.mark.parametrize("ranks, size", [("", 64), ("2", 32), ("4", 16), ("64", 16)])
+def test_ranks_of_a_host_share_the_memory(monkeypatch, ranks, size):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert _ring.size_for(1 << 40) == size * MIB
+    assert _ring.size_for(3 * MIB + 1) == 3 * MIB + 4096 and _ring.size_for(1) == _ring.LEAST
+
+
 def test_shared_memory_for_one_ring(own):
     """However large the state dict is: what is in /dev/shm while it is saved, the first time and the third."""
     c = dcpd.connect(f"unix://{own.socket}")

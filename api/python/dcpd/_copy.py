@@ -24,16 +24,20 @@ _pool_size = 0
 _pool_pid = 0
 
 
+def ranks_here() -> int:
+    """How many ranks this host has, as torchrun and its like say; 1 if they do not."""
+    try:
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except ValueError:
+        return 1
+
+
 def threads() -> int:
     """How many threads copy: the CPUs this process may use, shared with the ranks beside it; at most 8. DCPD_COPY_THREADS overrides."""
     env = os.environ.get("DCPD_COPY_THREADS", "")
     if env.isdigit() and int(env) > 0:
         return min(int(env), 64)
-    try:
-        beside = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    except ValueError:
-        beside = 1
-    return max(1, min(8, len(os.sched_getaffinity(0)) // beside))
+    return max(1, min(8, len(os.sched_getaffinity(0)) // ranks_here()))
 
 
 def _get_pool(n: int) -> Any:

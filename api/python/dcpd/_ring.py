@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional
 
 from . import _copy, errors, image
 
-BYTES = 64 << 20
+BYTES = 64 << 20          # of all ranks of a host, but for SHORT a rank: new pages are what a first save pays for
 LEAST = 1 << 20           # dcpd's
 SHORT = 16 << 20          # four blocks of a file: less would starve the disk
 _RELEASED_AT = 64         # of the page behind the ring
@@ -121,7 +121,8 @@ class Ring:
 
 def size_for(nbytes: int) -> int:
     """The ring of an image of so many bytes."""
-    return max(LEAST, min(BYTES, nbytes + -nbytes % image.PAGE))
+    share = max(BYTES // _copy.ranks_here() // image.PAGE * image.PAGE, min(BYTES, SHORT))
+    return max(LEAST, min(share, nbytes + -nbytes % image.PAGE))
 
 
 def smaller(size: int) -> int:

@@ -46,7 +46,7 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     pace: "background" takes a few percent of a core per worker, so that training beside it is hardly slowed, and takes longer; "full"
     takes all there is; None asks the environment's DCPD_PACE, and without that is "full". cache: "keep" leaves the files in the page cache,
     so that the next load on this host needs no disk; "drop", which is what None means, writes past it, which is faster.
-    The state dict goes through a ring of shared memory (64 MiB a rank at most) while it is written.
+    The state dict goes through a ring of shared memory (64 MiB for all ranks of a host, 16 each at least) while it is written.
     slots: saves of this process that may be in flight, each with a ring, or, of async_save, a snapshot as large as the state
     dict; when_busy: "wait", "warn" (and wait) or "fail" when all are. progress: a progress bar on rank 0.
     timeout: seconds; the job goes on after it.

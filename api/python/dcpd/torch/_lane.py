@@ -155,8 +155,10 @@ class Lane:
         self._seal()
 
     def put_image(self, data: bytes) -> None:
-        """A whole image of somebody else's making."""
-        self._reserve(len(data))
+        """A whole image of somebody else's making: in the generation that the lane was taken with, if there is room."""
+        if self.sealed or self.size < len(data):
+            self._reserve(len(data))
+        self.size = len(data)
         self.map[:len(data)] = data
         self._seal()
 

@@ -222,10 +222,11 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         listed = _List(place.client, results, self._metadata_name())
         if not listed.items:
             return results
-        lane = _lane.take(place.client, 1, "list")
+        text = listed.image(None)
+        lane = _lane.take(place.client, len(text), "list")
         job: Optional[Job] = None
         try:
-            lane.put_image(listed.image(None))
+            lane.put_image(text)
             job = place.client.jobs.create(
                 "save", source={**listed.source(lane), **({"await_seal": True, "timeout_s": _early.TIMEOUT_SECONDS} if fill else {})},
                 target=place.object, options={**self._options(), "retries": 0}, labels={"save_id": self.save_id},
@@ -330,11 +331,12 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         place = _path.place(self.path)
         flat = [r for one in results for r in one]
         listed = _List(place.client, flat, self._metadata_name())
-        lane = _lane.take(place.client, 1, "list")
+        text = listed.image(None)
+        lane = _lane.take(place.client, len(text), "list")
         try:
             options = {**self._options(), **({"retries": 0} if listed.elsewhere else {})}  # its files are moved, once
             spec = {"target": place.object, "options": options, "labels": {"save_id": self.save_id}}
-            lane.put_image(listed.image(None))
+            lane.put_image(text)
             plan = self._in_turn(place.client.jobs.plan, source=listed.source(lane), **spec)
             metadata.storage_data = listed.storage_data(plan["places"])
             lane.put_image(listed.image(_pickle.dumps(metadata)))
