@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ class Ranks:
         self.rank, self.runs, self.folder, self.n = rank, runs, folder, 0
         self.control = dist.new_group()
         self.state = {f"r{rank}.w{i}": torch.full((size // TENSORS // 4,), rank + i / 8) for i in range(TENSORS)}
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(t) for t in self.state.values()], lr=0.0)  # of the same memory
         self.out = {}
 
     def timed(self, name, f, *args, **kw):
@@ -82,6 +84,21 @@ class Ranks:
         self.timed("stall" + name, dcpd.async_save, self.state, path).result()
         self.drop(path)
 
+    def overlap(self):
+        """The same beside a step of twice the copy's time, in which this process sleeps, as while a GPU works."""
+        path = self.path("py")
+        self.settle()
+        dist.barrier(group=self.control)
+        start = time.perf_counter()
+        h = dcpd.async_save(self.state, path, overlap=True)
+        called = time.perf_counter()
+        time.sleep(max(0.0, 2 * statistics.median(self.out["copy"]) - (called - start)))
+        step = time.perf_counter()
+        self.optimizer.step()
+        self.put("overlap", time.perf_counter() - step + called - start)
+        h.result()
+        self.drop(path)
+
     def save(self, name):
         """One save to a new name, until it is durable."""
         path = self.path("py")
@@ -113,6 +130,8 @@ class Ranks:
             self.settle()
             self.timed("copy", _copy.copy, blocks)
             self.stall("")
+        for _ in range(self.runs):
+            self.overlap()
         for _ in range(self.runs):
             self.save("")
 
