@@ -60,8 +60,7 @@ static void listing_answer(struct listing *l, bool more)
 	if (more) {
 		buf_printf(&token, "%s:%s", l->storage, json_string_value(l->after));
 		e = buf_status(&token);
-		buf_puts(&l->out, ",\"next_page_token\":");
-		buf_json_str(&l->out, (struct str){ (char *)token.p, token.len });
+		buf_json_member(&l->out, ",\"next_page_token\":", (struct str){ (char *)token.p, token.len });
 	}
 	if (!e && json_array_size(l->problems) > 0) {
 		buf_puts(&l->out, ",\"problems\":");

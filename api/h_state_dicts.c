@@ -148,8 +148,7 @@ static void on_reserved(void *user, enum err e, const struct reservation *v)
 	char when[CLOCK_TEXT_MAX];
 
 	if (e == OK) {
-		buf_puts(&b, "{\"segment\":");
-		buf_json_str(&b, str_of(v->segment));
+		buf_json_member(&b, "{\"segment\":", str_of(v->segment));
 		buf_printf(&b, ",\"slot\":%u,\"bytes\":%ju,\"generation\":%jd,\"fresh\":%s", v->slot, (uintmax_t)v->bytes,
 			   (intmax_t)v->generation, v->fresh ? "true" : "false");
 		if (v->lease_expires_ms)

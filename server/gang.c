@@ -673,8 +673,7 @@ FALLIBLE enum err gang_put_capabilities(const struct gangs *gs, struct buf *out)
 		buf_puts(out, "{\"engine\":null,\"sandbox\":null,\"landlock\":null,\"seccomp\":null}");
 		return buf_status(out);
 	}
-	buf_puts(out, "{\"engine\":");
-	buf_json_str(out, str_of(gs->engine));
+	buf_json_member(out, "{\"engine\":", str_of(gs->engine));
 	buf_puts(out, ",\"sandbox\":");
 	if (gs->sandbox[0])
 		buf_json_str(out, str_of(gs->sandbox));

@@ -68,8 +68,7 @@ void job_lane_put(const struct job *j, struct buf *out)
 		return;
 	buf_printf(out, ",\"waits_for\":{\"job\":\"%s\",\"kind\":\"%s\"", next->id, kind_of(next->kind)->name);
 	if (next->target && next->target[0]) {
-		buf_puts(out, ",\"target\":");
-		buf_json_str(out, str_of(next->target));
+		buf_json_member(out, ",\"target\":", str_of(next->target));
 	}
 	buf_printf(out, ",\"ahead\":%u}", ahead);
 }

@@ -20,8 +20,7 @@ static void put_head(const struct state_dict *sd, struct buf *out)
 	char stamp[CLOCK_TEXT_MAX];
 	int64_t newest = state_dict_newest(sd);
 
-	buf_puts(out, "{\"name\":");
-	buf_json_str(out, str_of(sd->name));
+	buf_json_member(out, "{\"name\":", str_of(sd->name));
 	buf_printf(out, ",\"world_size\":%u,\"slots\":%u,\"uid\":%u,\"bytes\":%ju,\"created_at\":\"%s\"", sd->world_size,
 		   sd->slot_count, sd->uid, (uintmax_t)bytes_of(sd), clock_text(sd->created_ms, stamp));
 	if (newest >= 0)
@@ -153,8 +152,7 @@ FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal 
 	}
 	buf_puts(out, "]");
 	if (shown < n && shown > 0) {
-		buf_puts(out, ",\"next_page_token\":");
-		buf_json_str(out, str_of(all[shown - 1]->name));
+		buf_json_member(out, ",\"next_page_token\":", str_of(all[shown - 1]->name));
 	}
 	buf_puts(out, "}");
 	mem_free(all);

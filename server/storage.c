@@ -130,10 +130,8 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 	const char *key;
 	json_t *value;
 
-	buf_puts(out, "{\"name\":");
-	buf_json_str(out, str_of(st->name));
-	buf_puts(out, ",\"path\":");
-	buf_json_str(out, str_of(st->path));
+	buf_json_member(out, "{\"name\":", str_of(st->name));
+	buf_json_member(out, ",\"path\":", str_of(st->path));
 	buf_printf(out, ",\"adhoc\":%s,\"state\":\"%s\"", st->adhoc ? "true" : "false", storage_state_text(st->state));
 	if (st->expires_ms)
 		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(clock_service_wall(st->expires_ms), stamp));

@@ -508,8 +508,7 @@ FALLIBLE enum err worker_put_page(const struct workers *all, uint32_t most, uint
 			buf_printf(out, "%s\"%.*s\"", c, (int)n, p);
 			p += n + (p[n] == ',');
 		}
-		buf_puts(out, "],\"engine\":");
-		buf_json_str(out, str_of(w->engine));
+		buf_json_member(out, "],\"engine\":", str_of(w->engine));
 		buf_printf(out, ",\"sandbox\":");
 		buf_json_str(out, str_of(w->sandbox));
 		buf_printf(out, ",\"landlock\":%d,\"seccomp\":%s,\"started_at\":\"%s\"}", w->landlock,

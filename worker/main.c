@@ -86,8 +86,7 @@ static FALLIBLE enum err answer_hello(struct worker *w, const struct sandbox_don
 	buf_printf(&b, "\"sandbox\":\"%s\",\"landlock\":%d,\"seccomp\":%s", done->kind, done->landlock_abi,
 		   done->seccomp ? "true" : "false");
 	if (done->why[0]) {
-		buf_puts(&b, ",\"unconfined\":");
-		buf_json_str(&b, str_of(done->why));
+		buf_json_member(&b, ",\"unconfined\":", str_of(done->why));
 	}
 	buf_puts(&b, ",\"roots\":[");
 	for (uint32_t i = 0; i < w->stores.count; i++) {

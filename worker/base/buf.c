@@ -112,6 +112,12 @@ static size_t utf8_len(const char *p, size_t n)
 	return 0;
 }
 
+void buf_json_member(struct buf *b, const char *key, struct str s)
+{
+	buf_puts(b, key);
+	buf_json_str(b, s);
+}
+
 void buf_json_str(struct buf *b, struct str s)
 {
 	size_t i = 0, plain = 0;

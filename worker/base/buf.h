@@ -22,6 +22,7 @@ void buf_le32(struct buf *b, uint32_t v);
 void buf_le64(struct buf *b, uint64_t v);
 void buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void buf_json_str(struct buf *b, struct str s);     /* with quotes; bytes that are not UTF-8 become U+FFFD */
+void buf_json_member(struct buf *b, const char *key, struct str s);  /* key: as it stands in front of the text: ",\"name\":" */
 void buf_base64(struct buf *b, const void *p, size_t n); /* RFC 4648, padded, without quotes */
 FALLIBLE enum err buf_reserve(struct buf *b, size_t more, unsigned char **at_out); /* len grows by `more` */
 FALLIBLE enum err buf_status(const struct buf *b);

@@ -506,8 +506,7 @@ static int by_value(const void *a, const void *b)
 
 static bool same_tensor(const struct tensor_entry *a, const struct tensor_entry *b)
 {
-	return str_eq(a->fqn, b->fqn) && a->dtype == b->dtype && a->ndim == b->ndim &&
-	       (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0);
+	return str_eq(a->fqn, b->fqn) && a->dtype == b->dtype && box_same_shape(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 /* A tensor with chunks in several files is in the index of each. */

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/vec.h"
+#include "tensor/box.h"
 
 /* A chunk of one of the parts. */
 struct candidate {
@@ -81,7 +82,7 @@ static FALLIBLE enum err same_tensor(const struct sd_tensor *a, const struct sd_
 		e = ERR(FORMAT_METADATA, "a tensor on one rank, a value on another");
 	else if (a->dtype != b->dtype)
 		e = ERR(FORMAT_METADATA, "%s on one rank, %s on another", dtype_name(a->dtype), dtype_name(b->dtype));
-	else if (a->ndim != b->ndim || memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) != 0)
+	else if (!box_same_shape(a->ndim, a->shape, b->ndim, b->shape))
 		e = ERR(FORMAT_METADATA, "the ranks disagree on the size of the tensor");
 	return err_at_rank(e, rank);
 }

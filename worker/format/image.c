@@ -257,7 +257,7 @@ static FALLIBLE enum err check_same(const struct slot *s, const struct image *im
 		return err_expected(ERR(PLAN_INVALID, "rank %u has dtype %s, rank %u %s", s->im->rank,
 					dtype_name(first->dtype), im->rank, dtype_name(c->dtype)),
 				    dtype_name(first->dtype), dtype_name(c->dtype));
-	if (first->ndim == c->ndim && memcmp(first->shape, c->shape, c->ndim * sizeof *c->shape) == 0)
+	if (box_same_shape(first->ndim, first->shape, c->ndim, c->shape))
 		return OK;
 	box_print(first->ndim, first->shape, a, sizeof a);
 	box_print(c->ndim, c->shape, b, sizeof b);

@@ -115,8 +115,7 @@ static FALLIBLE enum err add_whole(struct ranks *r, const struct torch_leaf *lea
 	*index_out = map_get(&r->by_fqn, leaf->fqn);
 	if (*index_out != MAP_NONE) {
 		w = &r->wholes.v[*index_out];
-		if (w->dtype != t->dtype || w->ndim != t->ndim || w->sharded != leaf->is_sharded ||
-		    (t->ndim && memcmp(w->shape, t->sizes, t->ndim * sizeof *t->sizes) != 0))
+		if (w->dtype != t->dtype || w->sharded != leaf->is_sharded || !box_same_shape(w->ndim, w->shape, t->ndim, t->sizes))
 			return ERR(FORMAT_ITEM, "the tensor is not what rank %u says: dtype, shape or sharding differ", w->rank);
 		return OK;
 	}

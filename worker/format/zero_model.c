@@ -231,8 +231,7 @@ static FALLIBLE enum err check_frozen(const struct zero_model *m, const struct t
 	uint32_t at = frozen_at(m, leaf->fqn);
 	const struct zero_param *p = at == UINT32_MAX ? NULL : &m->frozen.v[at];
 
-	if (p && leaf->is_tensor && p->ndim == leaf->tensor.ndim &&
-	    (p->ndim == 0 || memcmp(p->shape, leaf->tensor.sizes, p->ndim * sizeof *p->shape) == 0))
+	if (p && leaf->is_tensor && box_same_shape(p->ndim, p->shape, leaf->tensor.ndim, leaf->tensor.sizes))
 		return OK;
 	return err_at_fqn(ERR(FORMAT_METADATA, "the frozen parameter is not of the shape in frozen_param_shapes"), leaf->fqn.p,
 			  leaf->fqn.n);

@@ -21,11 +21,6 @@ struct delta {
 	json_int_t compared;           /* bytes read of both sides, with checks */
 };
 
-static bool same_shape(const struct sd_tensor *a, const struct sd_tensor *b)
-{
-	return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0);
-}
-
 /* The form says how bytes of a tensor change, and nothing else. */
 static FALLIBLE enum err check_pair(const struct sd_tensor *t, const struct sd_tensor *base)
 {
@@ -34,7 +29,7 @@ static FALLIBLE enum err check_pair(const struct sd_tensor *t, const struct sd_t
 	if (base->dtype != t->dtype)
 		return ERR(KIND_MISMATCH, "%s in the base, %s now, and a delta changes no dtype: save or reshard a whole checkpoint",
 			   dtype_name(base->dtype), dtype_name(t->dtype));
-	if (!same_shape(t, base))
+	if (!box_same_shape(t->ndim, t->shape, base->ndim, base->shape))
 		return ERR(SIZE_MISMATCH, "another shape than in the base, and a delta changes none: save or reshard a whole checkpoint");
 	return OK;
 }

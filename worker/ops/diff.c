@@ -37,11 +37,6 @@ static json_t *shape_doc(const struct sd_tensor *t)
 	return list;
 }
 
-static bool same_shape(const struct sd_tensor *a, const struct sd_tensor *b)
-{
-	return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0);
-}
-
 static struct manifest_range range_of(const struct input *from, const struct sdict *sd, struct sd_loc loc)
 {
 	return (struct manifest_range){ input_manifest(from), sd->files[loc.file].name, loc.offset, loc.length };
@@ -107,7 +102,7 @@ static FALLIBLE enum err compare_tensor(struct diff *d, const struct sd_tensor *
 	const struct sd_tensor *u = sdict_tensor(d->b.sd, t->fqn);
 
 	TRY(count_bytes(t, &d->total_bytes));
-	if (u && same_shape(t, u))
+	if (u && box_same_shape(t->ndim, t->shape, u->ndim, u->shape))
 		return compare_common(d, t, u);
 	if (u) {
 		d->tensors[CHANGE_SHAPE]++;

@@ -84,8 +84,7 @@ const struct sd_tensor *repair_same_tensor(const struct repair_file *f, const st
 	const struct sd_tensor *mine = &f->c->sd->tensors[f->c->sd->chunks[f->item.index].tensor];
 	const struct sd_tensor *t = sdict_tensor(other->sd, mine->fqn);
 
-	return t && t->dtype == mine->dtype && t->ndim == mine->ndim &&
-	       (t->ndim == 0 || memcmp(t->shape, mine->shape, t->ndim * sizeof *t->shape) == 0) ? t : NULL;
+	return t && t->dtype == mine->dtype && box_same_shape(t->ndim, t->shape, mine->ndim, mine->shape) ? t : NULL;
 }
 
 enum err repair_read_elements(struct repair_file *f, const struct checkpoint *other, uint64_t begin, uint64_t end, unsigned char *into,

@@ -145,8 +145,7 @@ enum err state_dict_op_rules_put(struct buf *b, struct str match, const struct t
 {
 	uint64_t n = 1;
 
-	buf_puts(b, "{\"match\":");
-	buf_json_str(b, match);
+	buf_json_member(b, "{\"match\":", match);
 	buf_puts(b, ",\"mesh\":[");
 	for (uint32_t i = 0; i < mesh->ndim; i++) {
 		buf_printf(b, "%s%jd", i ? "," : "", (intmax_t)mesh->sizes[i]);

@@ -186,7 +186,7 @@ static FALLIBLE enum err apply_like(const struct layout *l, const struct layout_
 
 	tiling_init(&tl);
 	NEED(entries, "no memory for %ju boxes", (uintmax_t)other->chunk_count);
-	if (other->ndim != t->ndim || (t->ndim && memcmp(other->shape, t->shape, t->ndim * sizeof *t->shape) != 0)) {
+	if (!box_same_shape(other->ndim, other->shape, t->ndim, t->shape)) {
 		char a[96], b[96];
 		return ERR(LAYOUT_INVALID, "the other checkpoint's tensor has size %s, this one %s",
 			   box_print(other->ndim, other->shape, a, sizeof a), box_print(t->ndim, t->shape, b, sizeof b));

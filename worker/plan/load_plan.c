@@ -339,7 +339,7 @@ static FALLIBLE enum err check_same(const struct sd_tensor *from, const struct s
 {
 	char a[256], b[256];
 
-	if (from->ndim == to->ndim && (from->ndim == 0 || memcmp(from->shape, to->shape, from->ndim * sizeof(int64_t)) == 0))
+	if (box_same_shape(from->ndim, from->shape, to->ndim, to->shape))
 		return OK;
 	box_print(from->ndim, from->shape, a, sizeof a);
 	box_print(to->ndim, to->shape, b, sizeof b);

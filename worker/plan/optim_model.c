@@ -85,7 +85,7 @@ static FALLIBLE enum err param_of(struct optim_model *m, struct str fqn, struct 
 		TRY(add_tail(m, path, i));
 	}
 	*out = p = &m->params.v[i];
-	if (p->ndim == ndim && (ndim == 0 || memcmp(p->shape, shape, ndim * sizeof *shape) == 0))
+	if (box_same_shape(p->ndim, p->shape, ndim, shape))
 		return OK;
 	box_print(p->ndim, p->shape, a, sizeof a);
 	box_print(ndim, shape, b, sizeof b);

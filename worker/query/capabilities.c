@@ -19,12 +19,10 @@ static void put_devices(struct buf *out)
 	for (uint32_t i = 0; i < device_cuda_count(); i++) {
 		buf_printf(out, "%s{\"index\":%u,", i ? "," : "", i);
 		if (device_cuda_info(i, &d) == OK) {
-			buf_puts(out, "\"name\":");
-			buf_json_str(out, str_of(d.name));
+			buf_json_member(out, "\"name\":", str_of(d.name));
 			buf_printf(out, ",\"uuid\":\"%s\",\"memory_bytes\":%ju}", d.uuid, (uintmax_t)d.memory_bytes);
 		} else {
-			buf_puts(out, "\"problem\":");
-			buf_json_str(out, str_of(err_last()->text));
+			buf_json_member(out, "\"problem\":", str_of(err_last()->text));
 			buf_putc(out, '}');
 		}
 	}

@@ -154,8 +154,7 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 		s.bytes = (uint64_t)st.st_size;
 		s.has_notes = true; /* beside it, perhaps */
 	}
-	buf_puts(out, "\"name\":");
-	buf_json_str(out, str_of(path));
+	buf_json_member(out, "\"name\":", str_of(path));
 	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", format_name(format), (uintmax_t)s.bytes);
 	put_time(out, s.newest ? s.newest : st.st_mtime);
 	identity_text(&s.id, id);
@@ -187,12 +186,9 @@ static void put_manifest(struct buf *out, const struct manifest *m)
 		buf_puts(out, "null");
 		return;
 	}
-	buf_puts(out, "{\"job\":");
-	buf_json_str(out, str_of(m->job));
-	buf_puts(out, ",\"kind\":");
-	buf_json_str(out, str_of(m->kind));
-	buf_puts(out, ",\"created_at\":");
-	buf_json_str(out, str_of(m->created_at));
+	buf_json_member(out, "{\"job\":", str_of(m->job));
+	buf_json_member(out, ",\"kind\":", str_of(m->kind));
+	buf_json_member(out, ",\"created_at\":", str_of(m->created_at));
 	if (m->has_uid)
 		buf_printf(out, ",\"uid\":%ju", (uintmax_t)m->uid);
 	if (m->has_generation)
@@ -344,8 +340,7 @@ static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *
 	if (committed) {
 		buf_puts(out, ",\"result\":{\"checkpoint\":{\"storage\":");
 		buf_json_str(out, str_of(json_string_value(json_object_get(q, "storage"))));
-		buf_puts(out, ",\"name\":");
-		buf_json_str(out, str_of(json_string_value(json_object_get(q, "name"))));
+		buf_json_member(out, ",\"name\":", str_of(json_string_value(json_object_get(q, "name"))));
 		buf_puts(out, "}");
 		if (m)
 			buf_printf(out, ",\"bytes\":%ju,\"world_size\":%ju,\"files\":%ju", (uintmax_t)m->bytes,

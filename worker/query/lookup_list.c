@@ -338,8 +338,7 @@ enum err lookup_list(struct worker *w, const json_t *q, struct buf *out)
 	TRY(list_root(&l));
 	buf_puts(out, "]");
 	if (l.done) {
-		buf_puts(out, ",\"next\":");
-		buf_json_str(out, str_of(l.last));
+		buf_json_member(out, ",\"next\":", str_of(l.last));
 	}
 	buf_puts(out, "}");
 	return OK;

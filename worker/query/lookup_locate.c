@@ -106,11 +106,6 @@ static FALLIBLE enum err read_ints(const json_t *list, int64_t *into, uint32_t *
 	return OK;
 }
 
-static bool same_shape(const struct sd_tensor *t, uint32_t n, const int64_t *shape)
-{
-	return t->ndim == n && (n == 0 || memcmp(t->shape, shape, n * sizeof *shape) == 0);
-}
-
 static FALLIBLE enum err want_box(struct locate *l, uint32_t index)
 {
 	const json_t *box = json_array_get(l->boxes, index), *fqn = json_object_get(box, "fqn");
@@ -127,7 +122,7 @@ static FALLIBLE enum err want_box(struct locate *l, uint32_t index)
 	const struct sd_tensor *t = &l->checkpoint->sd->tensors[found];
 	if (str_starts(dtype, "torch."))
 		dtype = (struct str){ dtype.p + 6, dtype.n - 6 };
-	if (!same_shape(t, n, shape)) {
+	if (!box_same_shape(t->ndim, t->shape, n, shape)) {
 		l->why[index] = SHAPE;
 	} else if (!str_is(dtype, dtype_name(t->dtype))) {
 		l->why[index] = DTYPE;

@@ -48,8 +48,7 @@ static void put_loc(struct buf *b, const struct sdict *sd, struct sd_loc loc)
 {
 	if (loc.file == SD_NO_FILE)
 		return;
-	buf_puts(b, ",\"file\":");
-	buf_json_str(b, sd->files[loc.file].name);
+	buf_json_member(b, ",\"file\":", sd->files[loc.file].name);
 	buf_printf(b, ",\"offset\":%ju,\"length\":%ju", (uintmax_t)loc.offset, (uintmax_t)loc.length);
 }
 
@@ -60,8 +59,7 @@ static FALLIBLE enum err put_tensor(struct buf *b, const struct sdict *sd, const
 
 	TRY(box_numel(t->ndim, t->shape, &numel));
 	TRY(num_mul(numel, dtype_bytes(t->dtype), &bytes));
-	buf_puts(b, "{\"fqn\":");
-	buf_json_str(b, t->fqn);
+	buf_json_member(b, "{\"fqn\":", t->fqn);
 	buf_printf(b, ",\"dtype\":\"%s\",", dtype_name(t->dtype));
 	if (t->blocks)
 		buf_printf(b, "\"blocks\":\"%s\",", t->blocks);
@@ -88,8 +86,7 @@ static FALLIBLE enum err put_value(struct buf *b, const struct page *p, const st
 	void *bytes = NULL;
 	uint64_t n = 0;
 
-	buf_puts(b, "{\"fqn\":");
-	buf_json_str(b, v->fqn);
+	buf_json_member(b, "{\"fqn\":", v->fqn);
 	buf_puts(b, ",\"path\":");
 	put_path(b, v->path);
 	if (v->unread.n) {

@@ -74,6 +74,11 @@ bool box_equal(uint32_t ndim, const int64_t *a_off, const int64_t *a_size, const
 			     memcmp(a_size, b_size, ndim * sizeof *a_size) == 0);
 }
 
+bool box_same_shape(uint32_t a_ndim, const int64_t *a, uint32_t b_ndim, const int64_t *b)
+{
+	return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, a_ndim * sizeof *a) == 0);
+}
+
 bool box_empty(uint32_t ndim, const int64_t *sizes)
 {
 	for (uint32_t d = 0; d < ndim; d++)

@@ -25,6 +25,7 @@ bool box_inside(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, con
 bool box_intersect(uint32_t ndim, const int64_t *a_off, const int64_t *a_size, const int64_t *b_off,
 		   const int64_t *b_size, int64_t *off_out, int64_t *size_out);
 bool box_equal(uint32_t ndim, const int64_t *a_off, const int64_t *a_size, const int64_t *b_off, const int64_t *b_size);
+bool box_same_shape(uint32_t a_ndim, const int64_t *a, uint32_t b_ndim, const int64_t *b);
 bool box_empty(uint32_t ndim, const int64_t *sizes);
 /* "[4, 0]" into buf, cut to fit; returns buf. */
 const char *box_print(uint32_t ndim, const int64_t *v, char *buf, size_t max);
