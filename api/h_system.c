@@ -125,7 +125,7 @@ static struct str transform_name(const struct asset *a)
 /* Each set with its description and its vars, without the rules. */
 FALLIBLE enum err h_transforms(struct req *r)
 {
-	json_t *doc = json_pack("{s:[]}", "transforms");
+	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:[]}", "transforms");
 	enum err e = doc ? OK : ERR(NO_MEMORY, "no memory for the list");
 
 	for (const struct asset *a = assets; !e && a->path; a++) {
@@ -139,9 +139,7 @@ FALLIBLE enum err h_transforms(struct req *r)
 			e = ERR(NO_MEMORY, "no memory for the list");
 		json_decref(set);
 	}
-	e = e ?: req_json_doc(r, 200, doc);
-	json_decref(doc);
-	return e;
+	return e ?: req_json_doc(r, 200, doc);
 }
 
 FALLIBLE enum err h_transform(struct req *r)

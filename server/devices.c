@@ -87,11 +87,10 @@ FALLIBLE enum err devices_new(struct workers *workers, struct devices **out)
 
 static FALLIBLE enum err put_json(struct buf *out, const json_t *value)
 {
-	char *text = jtext_of(value);
+	CLEANUP(mem_free_ptr) char *text = jtext_of(value);
 
 	NEED(text, "cannot show devices");
 	buf_puts(out, text);
-	mem_free(text);
 	return OK;
 }
 

@@ -141,7 +141,7 @@ static void end_run(struct gang *g, bool gone)
 	void *user = g->user;
 	enum err e = g->failed;
 	struct err_info info = g->info;
-	json_t *said = json_incref(e ? g->problem : g->result);
+	CLEANUP(json_decrefp) json_t *said = json_incref(e ? g->problem : g->result);
 
 	if (gone)
 		free_gang(g);
@@ -151,7 +151,6 @@ static void end_run(struct gang *g, bool gone)
 		err_restore(&info);
 	if (ops)
 		ops->ended(user, e, said);
-	json_decref(said);
 }
 
 /* Hands the job's left-overs (the old checkpoint of an overwrite) to the sweep: the gang that would remove them is gone. */
@@ -390,8 +389,8 @@ static void relay_run(struct gang *g, struct worker *w, const struct frame *f, c
 	}
 	if (g->failed || g->cancelled)
 		return;
-	int *fds = mem_zalloc((size_t)f->fd_count + g->fd_count, sizeof *fds);
-	json_t *copy = json_copy((json_t *)body);
+	CLEANUP(mem_free_ptr) int *fds = mem_zalloc((size_t)f->fd_count + g->fd_count, sizeof *fds);
+	CLEANUP(json_decrefp) json_t *copy = json_copy((json_t *)body);
 	if (!fds || json_object_set_new(copy, "segments", json_integer(g->fd_count)) != 0) {
 		worker_kill(w, ERR(NO_MEMORY, "cannot relay a run"));
 	} else {
@@ -402,8 +401,6 @@ static void relay_run(struct gang *g, struct worker *w, const struct frame *f, c
 		for (uint32_t i = 1; i < g->count; i++)
 			ask(g, i, FRAME_RUN, copy, fds, f->fd_count + g->fd_count);
 	}
-	json_decref(copy);
-	mem_free(fds);
 }
 
 /* ---- meeting ---- */

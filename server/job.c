@@ -227,12 +227,11 @@ static void put_json(struct buf *b, const char *key, const json_t *v)
 {
 	if (!v)
 		return;
-	char *text = jtext_of(v);
+	CLEANUP(mem_free_ptr) char *text = jtext_of(v);
 	if (!text)
 		b->failed = ERR(NO_MEMORY, "cannot describe a job");
 	buf_printf(b, ",\"%s\":", key);
 	buf_puts(b, text ? text : "");
-	mem_free(text);
 }
 
 static void put_progress(const struct job *j, bool ended, struct buf *b)

@@ -235,7 +235,7 @@ static void on_made(void *user, enum err e, struct state_dict_use *use)
 		return;
 	}
 	json_t *ranks = json_array();
-	int *fds = mem_zalloc(use->world_size, sizeof *fds);
+	CLEANUP(mem_free_ptr) int *fds = mem_zalloc(use->world_size, sizeof *fds);
 	bool bad = !fds;
 	j->made_use = use;
 	for (uint32_t r = 0; !bad && r < use->world_size; r++) {
@@ -243,13 +243,11 @@ static void on_made(void *user, enum err e, struct state_dict_use *use)
 		bad = json_array_append_new(ranks, json_pack("{s:i, s:i, s:I}", "rank", (int)r, "fd", (int)r, "bytes",
 							     (json_int_t)use->ranks[r].bytes)) != 0;
 	}
-	json_t *body = json_pack("{s:o}", "ranks", ranks);
+	CLEANUP(json_decrefp) json_t *body = json_pack("{s:o}", "ranks", ranks);
 	if (bad || !body)
 		gang_abort(j->gang, ERR(NO_MEMORY, "cannot pass segments on"));
 	else
 		gang_send_segments(j->gang, body, fds, use->world_size);
-	json_decref(body);
-	mem_free(fds);
 }
 
 static FALLIBLE enum err read_wanted(const json_t *body, uint32_t world, uint64_t *bytes, uint64_t *image_bytes)

@@ -73,8 +73,7 @@ static FALLIBLE enum err reload(struct daemon *d)
 	enum err e = server_reload(d->server, fresh);
 	config_free(d->reloaded);
 	d->reloaded = fresh;
-	e = e ?: api_reload(d->api);
-	return e;
+	return e ?: api_reload(d->api);
 }
 
 static void on_reload(evutil_socket_t, short what, void *user)

@@ -32,7 +32,7 @@ static void ask_use(struct state_dicts *s, struct about *a, json_t *more)
 {
 	const struct state_dict_use *use = a->use;
 	json_t *ranks = json_array();
-	int *fds = mem_zalloc(use->world_size, sizeof *fds);
+	CLEANUP(mem_free_ptr) int *fds = mem_zalloc(use->world_size, sizeof *fds);
 	bool bad = !fds;
 
 	for (uint32_t i = 0; i < use->world_size && !bad; i++) {
@@ -51,7 +51,6 @@ static void ask_use(struct state_dicts *s, struct about *a, json_t *more)
 	} else {
 		lookup_ask(s->parts.lookups, NULL, more, fds, use->world_size, on_about, a);
 	}
-	mem_free(fds);
 }
 
 void state_dict_ask(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation, json_t *more,

@@ -30,7 +30,7 @@ static void drop_sealed_but(struct state_dict *sd, int64_t keep)
 static json_t *fill_name(const char *name, int64_t generation)
 {
 	static const char hole[] = "{generation}";
-	struct buf b = BUF_INIT(8192);
+	CLEANUP(buf_free) struct buf b = BUF_INIT(8192);
 	const char *p = name, *at;
 
 	while ((at = strstr(p, hole))) {
@@ -40,7 +40,6 @@ static json_t *fill_name(const char *name, int64_t generation)
 	}
 	buf_puts(&b, p);
 	json_t *text = buf_status(&b) == OK ? json_stringn((const char *)b.p, b.len) : NULL;
-	buf_free(&b);
 	return text;
 }
 

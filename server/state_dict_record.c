@@ -136,7 +136,7 @@ void state_dict_drop_segment(struct state_dict *sd, struct slot *sl)
 
 void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 {
-	char *text = jtext_of(sd->on_owner_death);
+	CLEANUP(mem_free_ptr) char *text = jtext_of(sd->on_owner_death);
 
 	if (sd->on_owner_death && !text) {
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot describe a state dict"));
@@ -154,7 +154,6 @@ void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 					  .on_owner_death = text ? str_of(text) : STR("") };
 
 	journal_put_state_dict(t, &row);
-	mem_free(text);
 }
 
 void state_dict_slot_row(struct journal_txn *t, const struct state_dict *sd, const struct slot *sl, int state)

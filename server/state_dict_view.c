@@ -70,11 +70,10 @@ static void put_users(const struct state_dict *sd, uint32_t rank, uint32_t slot,
 
 static void put_problem(const struct slot *sl, struct buf *out)
 {
-	char *text = jtext_of(state_dict_slot_problem(sl));
+	CLEANUP(mem_free_ptr) char *text = jtext_of(state_dict_slot_problem(sl));
 
 	if (text)
 		buf_printf(out, ",\"problem\":%s", text);
-	mem_free(text);
 }
 
 static void put_rank(const struct state_dict *sd, uint32_t r, struct buf *out)

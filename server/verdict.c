@@ -108,22 +108,21 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 	const char *state = state_of(j, level);
 	if (!state || !j->identity[0] || source->kind != REF_CHECKPOINT || is_listed(j, source))
 		return;
-	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at", clock_text(j->finished_ms, at), "job", j->id);
+	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at",
+						  clock_text(j->finished_ms, at), "job", j->id);
 	if (j->end_state == JOB_FAILED) {
 		json_object_set_new(doc, "damage_count", json_integer(number_in(j->error, "damage_count") ?: 1));
 	} else {
 		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
 		json_object_set_new(doc, "unverified_bytes", json_integer(number_in(j->result, "unverified_bytes")));
 	}
-	char *text = jtext_of(doc);
+	CLEANUP(mem_free_ptr) char *text = jtext_of(doc);
 	if (!text)
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep what is known of a checkpoint"));
 	else
 		journal_put_verdict(t, &(struct journal_verdict){ source->storage.p, name_read(j), j->identity,
 								  j->finished_ms, str_of(text) },
 				    strcmp(level, "structure") == 0 && j->end_state == JOB_SUCCEEDED);
-	mem_free(text);
-	json_decref(doc);
 }
 
 void verdict_put(struct journal *known, const char *storage, json_t *record)

@@ -294,7 +294,7 @@ static void take_hello(struct worker *w, const json_t *body)
 
 static void take_frame(struct worker *w, const struct frame *f)
 {
-	json_t *body = NULL;
+	CLEANUP(json_decrefp) json_t *body = NULL;
 	enum err e = f->json.n > BODY_MAX ? OK : jtext_parse(f->json, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &body);
 
 	if (e == ERR_NO_MEMORY) {
@@ -309,7 +309,6 @@ static void take_frame(struct worker *w, const struct frame *f)
 	} else {
 		w->ops->frame(w, f, body);
 	}
-	json_decref(body);
 }
 
 static void on_read_event(void *user)
@@ -560,7 +559,7 @@ static void kill_old(pid_t pid, uint64_t ticks)
 
 void workers_sweep(struct workers *all)
 {
-	struct sweep *sw = mem_zalloc(1, sizeof *sw);
+	CLEANUP(mem_free_ptr) struct sweep *sw = mem_zalloc(1, sizeof *sw);
 	struct journal_txn *t = journal_txn_new(all->parts.journal);
 
 	if (!sw || journal_read_workers(all->parts.journal, note_pid, sw) != OK ||
@@ -572,5 +571,4 @@ void workers_sweep(struct workers *all)
 			nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
 	}
 	journal_commit(all->parts.journal, t, NULL, NULL);
-	mem_free(sw);
 }

@@ -226,14 +226,12 @@ static FALLIBLE enum err report_job(struct job *j, enum err e)
 	err_restore(&info);
 	if (e)
 		return report_failure(j, e);
-	json_t *done = json_object();
+	CLEANUP(json_decrefp) json_t *done = json_object();
 	if (j->result)
 		json_object_set(done, j->dry_run ? "plan" : "result", j->result);
 	if (trash_ms() > 0)
 		json_object_set_new(done, "trash_ms", json_integer(trash_ms()));
-	e = job_send_json(j, FRAME_DONE, done);
-	json_decref(done);
-	return e;
+	return job_send_json(j, FRAME_DONE, done);
 }
 
 static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
@@ -258,7 +256,7 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(FRAME_JSON_MAX);
 	json_t *q;
-	int fd = -1;
+	CLEANUP(fs_drop) int fd = -1;
 
 	enum err e = jtext_parse(f->json, 0, &q);
 	if (e != ERR_NO_MEMORY)
@@ -273,7 +271,6 @@ static FALLIBLE enum err handle_lookup(struct worker *w, struct frame *f)
 	e = buf_status(&b);
 	e = e ?: job_tell_io(w);
 	e = e ?: frame_send(w->conn, FRAME_ANSWER, f->generation, (struct str){ (char *)b.p, b.len }, &fd, fd >= 0);
-	fs_drop(&fd);
 	json_decref(q);
 	return e;
 }

@@ -356,7 +356,7 @@ static void print_inspect(const json_t *result)
 					    "ITEM=fqn", NULL };
 	static const char *const broken[] = { "NOT FOLLOWED=detail", "FILE=file", "RECORD=record", "OFFSET=offset", NULL };
 	const json_t *all = show_at(result, "globals"), *cannot = show_at(result, "broken"), *one;
-	json_t *bad = json_array();
+	CLEANUP(json_decrefp) json_t *bad = json_array();
 	size_t i;
 
 	json_array_foreach((json_t *)(uintptr_t)all, i, one)
@@ -370,7 +370,6 @@ static void print_inspect(const json_t *result)
 	printf("%.0f pickle%s in %.0f file%s: %s\n", pickles, pickles == 1 ? "" : "s", files, files == 1 ? "" : "s",
 	       json_is_true(show_at(result, "safe")) ? "nothing but data" :
 	       json_array_size(bad) > 0 ? "NOT safe to unpickle" : "not all could be followed");
-	json_decref(bad);
 }
 
 static void print_repair(const json_t *result)

@@ -318,13 +318,12 @@ static FALLIBLE enum err open_all(struct zero *z)
 
 enum err format_open_zero(const struct format_source *s, struct sdict **out)
 {
-	struct zero z = { .model = { .s = s } };
+	CLEANUP(zero_free) struct zero z = { .model = { .s = s } };
 
 	enum err e = open_all(&z);
 	if (!e)
 		*out = z.model.sd;
 	else
 		sdict_free(z.model.sd);
-	zero_free(&z);
 	return e;
 }

@@ -303,7 +303,7 @@ static FALLIBLE enum err decode(struct apply *a, struct input *base, struct run 
 
 enum err apply_open(struct job *j, struct input *base, struct apply *a)
 {
-	struct run run = { .fd = -1 };
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 
 	*a = (struct apply){ .job = j };
 	if (j->kind != JOB_APPLY)
@@ -317,9 +317,7 @@ enum err apply_open(struct job *j, struct input *base, struct apply *a)
 	if (j->dry_run)
 		return show(a, NULL, base);
 	TRY(add_streams(a, base));
-	enum err e = decode(a, base, &run);
-	run_detach(&run);
-	return e;
+	return decode(a, base, &run);
 }
 
 static void put_digest(json_t *result, const char *key, const unsigned char digest[16])

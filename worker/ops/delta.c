@@ -212,14 +212,13 @@ static FALLIBLE enum err take_values(struct delta *d)
 }
 static FALLIBLE enum err compare(struct delta *d)
 {
-	struct run run = { .fd = -1 };
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 
 	TRY(add_streams(d));
 	enum err e = delta_streams(d->job, &d->build, "encode", &run);
 	e = e ?: collect(d, &run);
 	if (!e)
 		d->compared = (json_int_t)atomic_load(&run.head->read_bytes);
-	run_detach(&run);
 	return e;
 }
 

@@ -261,11 +261,10 @@ enum err inspect_job(struct job *j)
 {
 	struct inspection t = { .job = j, .in = { .tick = job_tick, .user = j } };
 	struct store_at at = STORE_NOTHING;
-	struct input source = { 0 };
+	CLEANUP(input_close) struct input source = { 0 };
 
 	enum err e = inspection(&t, &at, &source);
 	store_close(&at);
 	inspect_end(&t.in);
-	input_close(&source);
 	return e;
 }

@@ -219,14 +219,12 @@ bool fs_is_sole(int fd)
 /* Some file systems accept the flag and refuse the write, so a block is written. */
 static bool direct_write_ok(int fd)
 {
-	void *block = NULL;
+	CLEANUP(mem_free_ptr) void *block = NULL;
 
 	if (posix_memalign(&block, PROBE_BYTES, PROBE_BYTES) != 0)
 		return false;
 	memset(block, 0, PROBE_BYTES);
-	bool ok = pwrite(fd, block, PROBE_BYTES, PROBE_BYTES) == PROBE_BYTES;
-	mem_free(block);
-	return ok;
+	return pwrite(fd, block, PROBE_BYTES, PROBE_BYTES) == PROBE_BYTES;
 }
 
 static bool probe_direct(int dirfd)

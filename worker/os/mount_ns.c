@@ -156,7 +156,7 @@ static FALLIBLE enum err build_tree(const struct sandbox_root *roots, uint32_t n
 
 enum err mount_ns_enter(const struct sandbox_root *roots, uint32_t root_count, bool user_ns, bool *user_ns_out)
 {
-	int *clones = mem_zalloc(root_count + 1, sizeof *clones);
+	CLEANUP(mem_free_ptr) int *clones = mem_zalloc(root_count + 1, sizeof *clones);
 
 	*user_ns_out = false;
 	NEED(clones, "no memory for %u storage roots", root_count);
@@ -166,6 +166,5 @@ enum err mount_ns_enter(const struct sandbox_root *roots, uint32_t root_count, b
 	e = e ?: build_tree(roots, root_count, clones);
 	for (uint32_t i = 0; i < root_count; i++)
 		fs_drop(&clones[i]);
-	mem_free(clones);
 	return e;
 }

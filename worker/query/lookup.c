@@ -54,7 +54,7 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 	const char *name = json_string_value(json_object_get(q, "name"));
 	char led[CHECKPOINT_NAME_MAX];
 	enum format format;
-	struct manifest *m = NULL;
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	uid_t owner = 0;
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	const struct store *store;
@@ -86,7 +86,6 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 		err_clear();
 	}
 	buf_puts(out, "}");
-	manifest_free(m);
 	return e;
 }
 

@@ -138,12 +138,11 @@ static FALLIBLE enum err put_checked(const struct checked *c, struct buf *out)
 	json_t *doc = json_object();
 
 	checked_report(c, doc);
-	char *text = jtext_of(doc);
+	CLEANUP(mem_free_ptr) char *text = jtext_of(doc);
 	json_decref(doc);
 	NEED(text, "no memory for a page");
 	buf_puts(out, ",");
 	buf_put(out, text + 1, strlen(text) - 2);
-	mem_free(text);
 	return OK;
 }
 

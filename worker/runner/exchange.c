@@ -378,7 +378,7 @@ static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES]
 {
 	struct rendezvous *m = user;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(4096);
-	json_t *all = NULL;
+	CLEANUP(json_decrefp) json_t *all = NULL;
 
 	buf_printf(&b, "{\"round\":%u,\"size\":%u,\"data\":\"", m->round++, m->size);
 	buf_base64(&b, mine, COMM_RENDEZVOUS_BYTES);
@@ -395,7 +395,6 @@ static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES]
 		else
 			memcpy(all_out + (size_t)i * COMM_RENDEZVOUS_BYTES, one.p, COMM_RENDEZVOUS_BYTES);
 	}
-	json_decref(all);
 	return e;
 }
 

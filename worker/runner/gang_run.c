@@ -88,7 +88,7 @@ static json_t *run_doc(const struct job *j, uint32_t spools, const json_t **grou
 static FALLIBLE enum err share_run(struct job *j, struct run *run, uint32_t spools, const json_t *doc)
 {
 	CLEANUP(mem_free_ptr) int *fds = mem_zalloc(1 + spools, sizeof *fds);
-	char *text = jtext_of(doc);
+	CLEANUP(mem_free_ptr) char *text = jtext_of(doc);
 	enum err e = fds && text ? OK : ERR(NO_MEMORY, "no memory for a message");
 
 	if (!e) {
@@ -97,7 +97,6 @@ static FALLIBLE enum err share_run(struct job *j, struct run *run, uint32_t spoo
 			fds[1 + i] = j->fds[j->segment_count + i];
 		e = job_send(j, FRAME_RUN, str_of(text), fds, 1 + spools);
 	}
-	mem_free(text);
 	return e;
 }
 
@@ -117,7 +116,7 @@ enum err gang_run(struct job *j, struct run *run)
 	struct exec_spec spec = exec_spec_of(j, run, j->fds, j->fd_count);
 	uint32_t spools = (j->segments.v ? j->made_at : j->fd_count) - j->segment_count;
 	const json_t *group;
-	json_t *doc = run_doc(j, spools, &group);
+	CLEANUP(json_decrefp) json_t *doc = run_doc(j, spools, &group);
 
 	NEED(doc, "no memory for a message");
 	run->head->opts.pace = j->spec.pace;
@@ -138,7 +137,6 @@ enum err gang_run(struct job *j, struct run *run)
 	if (e) /* nobody needs what the others would still do */
 		atomic_store(&run->head->cancelled, 1);
 	j->work = NULL;
-	json_decref(doc);
 	return e;
 }
 

@@ -145,10 +145,9 @@ static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 		err_clear();
 		return OK;
 	}
-	json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", "planning", "stage", "metadata", "identity", identity, "checkpoint", name);
-	enum err e = doc ? job_send_json(j, FRAME_STATE, doc) : ERR(NO_MEMORY, "no memory for a message");
-	json_decref(doc);
-	return e;
+	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", "planning", "stage", "metadata", "identity",
+						      identity, "checkpoint", name);
+	return doc ? job_send_json(j, FRAME_STATE, doc) : ERR(NO_MEMORY, "no memory for a message");
 }
 
 /* Adds state dict, generation and rank to the text of an image's error. */

@@ -108,7 +108,7 @@ static enum err no_tick(void *)
 static FALLIBLE enum err execute(struct reading *g, struct checked *checked)
 {
 	const struct worker *w = g->job.worker;
-	struct run run = { .fd = -1 };
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 
 	TRY(run_share(&g->build, &run));
 	struct exec_spec spec = { .run = &run, .stores = &w->stores, .fds = g->job.fds, .fd_count = g->job.fd_count,
@@ -116,7 +116,6 @@ static FALLIBLE enum err execute(struct reading *g, struct checked *checked)
 	enum err e = exec_run(&spec);
 	if (!e)
 		run_checked(&run, checked);
-	run_detach(&run);
 	return e;
 }
 
@@ -178,9 +177,7 @@ static FALLIBLE enum err read_value(struct reading *g, struct worker *w, const s
 enum err part_read_value(struct worker *w, const struct checkpoint *c, const struct sd_value *v, struct checked *checked,
 			 struct item_value *out)
 {
-	struct reading g = { 0 };
+	CLEANUP(end) struct reading g = { 0 };
 
-	enum err e = read_value(&g, w, c, v, checked, out);
-	end(&g);
-	return e;
+	return read_value(&g, w, c, v, checked, out);
 }

@@ -214,7 +214,7 @@ static bool matches(struct job *j, const struct rank_segments *entry, const stru
 	CLEANUP(mem_free_ptr) struct image **images = mem_zalloc(k->prints.count, sizeof(struct image *));
 	CLEANUP(mem_free_ptr) struct reader *r = mem_zalloc(1, sizeof *r);
 	CLEANUP(mem_free_ptr) unsigned char *piece = mem_alloc(PIECE);
-	struct sdict *values = NULL;
+	CLEANUP(sdict_free_ptr) struct sdict *values = NULL;
 
 	if (!images || !r || !piece)
 		return false;
@@ -223,7 +223,6 @@ static bool matches(struct job *j, const struct rank_segments *entry, const stru
 		    same_places(values, k->known) && spec_select(&j->spec, values, values_out) == OK;
 	for (uint32_t i = 0; i < k->prints.count; i++)
 		image_free(images[i]);
-	sdict_free(values);
 	return same;
 }
 

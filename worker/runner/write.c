@@ -302,7 +302,7 @@ static FALLIBLE enum err make_files(struct staging *st, const struct run *run)
 
 static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st, json_t *plan)
 {
-	struct run run = { .fd = -1 };
+	CLEANUP(run_detach) struct run run = { .fd = -1 };
 
 	if (j->streams && s->build->gates.n == 0)
 		TRY(gate_tasks(s->build));
@@ -316,9 +316,7 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 	if (!e && t->crcs.n)
 		e = put_crcs(t, st, &run);
 	e = e ?: s->store->publish(s->store, &(struct write){ j, s, t, st, &run });
-	e = e ?: set_result(j, s, t, &run);
-	run_detach(&run);
-	return e;
+	return e ?: set_result(j, s, t, &run);
 }
 
 /* As wide as a worker's memory allows: a task takes 3.25 times its bytes (exec.c). */
@@ -386,7 +384,7 @@ void write_ready_free(struct write_ready *r)
 
 enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r, bool *stale_out)
 {
-	struct staging st = { .name = "" };
+	CLEANUP(staging_close) struct staging st = { .name = "" };
 	struct run_dir *d = &r->build.dirs.v[r->target.dir];
 
 	s->build = &r->build;
@@ -400,7 +398,6 @@ enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r,
 		e = run_add_string(&r->build, str_of(st.path), &d->path_at);
 		e = e ?: run_it(j, s, &r->target, &st, r->plan);
 	}
-	staging_close(&st);
 	return e;
 }
 

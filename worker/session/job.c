@@ -63,14 +63,13 @@ void job_problem_put(struct buf *b, enum err e)
 
 enum err job_state(struct job *j, const char *state, const char *stage, const json_t *plan, uint64_t bytes_total)
 {
-	json_t *doc = json_pack("{s:s, s:s, s:I}", "state", state, "stage", stage, "bytes_total", (json_int_t)bytes_total);
+	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:s, s:s, s:I}", "state", state, "stage", stage, "bytes_total",
+						      (json_int_t)bytes_total);
 
 	if (doc && plan)
 		json_object_set(doc, "plan", (json_t *)(uintptr_t)plan);
 	NEED(doc, "no memory for a message");
-	enum err e = job_send_json(j, FRAME_STATE, doc);
-	json_decref(doc);
-	return e;
+	return job_send_json(j, FRAME_STATE, doc);
 }
 
 enum err job_progress(struct job *j)

@@ -121,7 +121,7 @@ enum err posix_publish(struct staging *s, const char *replaces)
 
 enum err posix_publish_in_place(struct staging *s, const char *metadata)
 {
-	int to = -1;
+	CLEANUP(fs_drop) int to = -1;
 
 	TRY(fs_fsync(s->dir.handle, "."));
 	TRY(notes_check_free(s->parent, s->target));
@@ -130,7 +130,6 @@ enum err posix_publish_in_place(struct staging *s, const char *metadata)
 	enum err e = posix_in_place_move(s, to, metadata);
 	if (!e)
 		s->done = false; /* posix_discard() takes what is left of it */
-	fs_drop(&to);
 	return e;
 }
 

@@ -159,7 +159,7 @@ bool posix_in_place_holds_old(int staging)
 enum err posix_in_place_restore(int staging, int to)
 {
 	struct put_back p = { .metadata = NULL };
-	int old = -1;
+	CLEANUP(fs_drop) int old = -1;
 
 	enum err e = fs_open_dir(staging, old_dir, &old);
 	if (e == ERR_NOT_FOUND) {
@@ -169,7 +169,6 @@ enum err posix_in_place_restore(int staging, int to)
 	TRY(e);
 	e = fs_list(old, collect, &p);
 	e = e ?: put_back(&p, old, to);
-	fs_drop(&old);
 	drop_names(&p);
 	return e;
 }

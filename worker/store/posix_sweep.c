@@ -114,15 +114,13 @@ static bool is_abandoned(const struct leftovers *l, const char *name)
 /* Nobody knows any more where it belongs, and it may be the only one: for a person to look at. */
 static bool holds_old(int parent, const char *name)
 {
-	int dir = -1;
+	CLEANUP(fs_drop) int dir = -1;
 
 	if (fs_open_dir(parent, name, &dir)) {
 		err_clear(); /* a file, or a link: nothing was put away in it */
 		return false;
 	}
-	bool holds = posix_in_place_holds_old(dir);
-	fs_drop(&dir);
-	return holds;
+	return posix_in_place_holds_old(dir);
 }
 
 static bool is_kept(const struct leftovers *l, struct str job, const char *name)
@@ -187,14 +185,12 @@ struct own {
 static enum err restore_leftover(void *user, const char *name, unsigned char)
 {
 	struct restore *r = user;
-	int staging = -1;
+	CLEANUP(fs_drop) int staging = -1;
 
 	if (!str_is(job_of(name), r->job) || str_starts(str_of(name), TRASH_PREFIX))
 		return OK;
 	TRY(fs_open_dir(r->parent, name, &staging));
-	enum err e = posix_in_place_restore(staging, r->to);
-	fs_drop(&staging);
-	return e;
+	return posix_in_place_restore(staging, r->to);
 }
 
 static FALLIBLE enum err restore(int parent, const char *last, const char *job)
@@ -328,7 +324,7 @@ enum err posix_recover(const struct store *store, const char *name, const char *
 {
 	char last[256];
 	struct stat st;
-	int parent = -1;
+	CLEANUP(fs_drop) int parent = -1;
 
 	enum err e = posix_open_parent(store, name, last, &parent);
 	if (e == ERR_NOT_FOUND) {
@@ -347,9 +343,7 @@ enum err posix_recover(const struct store *store, const char *name, const char *
 	}
 	if (!e && *done_out && fs_fsync(parent, "."))
 		e = commit_in_doubt(removes ? "is deleted" : "is there and whole", name);
-	e = e ?: remove_leftovers(&l);
-	fs_drop(&parent);
-	return e;
+	return e ?: remove_leftovers(&l);
 }
 
 /* -------------------------------------------------------------------------------------------------------- sweep */
