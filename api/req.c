@@ -29,9 +29,15 @@ FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bo
 	return ok == MHD_YES ? OK : ERR(NO_MEMORY, "cannot make an answer");
 }
 
-/* Takes m. An answer to a request that has one already, or whose client was given up, is dropped. */
-static FALLIBLE enum err give(struct req *r, unsigned status, struct MHD_Response *m)
+static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
 {
+	NEED(m, "cannot make an answer");
+	enum err e = req_dress(m, type, page);
+	if (e) {
+		MHD_destroy_response(m);
+		return e;
+	}
+	/* Takes m. An answer to a request that has one already, or whose client was given up, is dropped. */
 	if (r->answered || r->finished) {
 		MHD_destroy_response(m);
 		return OK;
@@ -41,17 +47,6 @@ static FALLIBLE enum err give(struct req *r, unsigned status, struct MHD_Respons
 	r->status = status;
 	http_wake(r);
 	return OK;
-}
-
-static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
-{
-	NEED(m, "cannot make an answer");
-	enum err e = req_dress(m, type, page);
-	if (e) {
-		MHD_destroy_response(m);
-		return e;
-	}
-	return give(r, status, m);
 }
 
 /* Bytes that were not counted are not given back: a request may have tried several answers. */

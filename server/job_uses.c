@@ -59,15 +59,6 @@ FALLIBLE enum err job_use_list(struct job *j)
 	return state_dict_use(j->server->state_dicts, &who, source->name, source->generation, j->id, &j->source_use);
 }
 
-static void drop_parts(struct job *j)
-{
-	for (uint32_t i = 0; i < j->part_count; i++)
-		state_dict_unuse(&j->part_uses[i]);
-	mem_free(j->part_uses);
-	j->part_uses = NULL;
-	j->part_count = 0;
-}
-
 FALLIBLE enum err job_use_sources(struct job *j)
 {
 	struct principal who = job_owner(j);
@@ -119,7 +110,11 @@ void job_drop_sources(struct job *j)
 	state_dict_unuse(&j->target_use);
 	state_dict_unuse(&j->source_use);
 	state_dict_unuse(&j->other_use);
-	drop_parts(j);
+	for (uint32_t i = 0; i < j->part_count; i++)
+		state_dict_unuse(&j->part_uses[i]);
+	mem_free(j->part_uses);
+	j->part_uses = NULL;
+	j->part_count = 0;
 }
 
 void job_drop_uses(struct job *j)

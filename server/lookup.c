@@ -105,12 +105,6 @@ struct lookups {
 
 static void pump(struct pool *p);
 
-static void give_room(struct question *q)
-{
-	unread_give(q->pool->all->parts.unread, q->room);
-	q->room = 0;
-}
-
 static struct storage *storage_of(const struct pool *p)
 {
 	struct storage *st;
@@ -180,7 +174,8 @@ static void put_back(struct question *q)
 {
 	struct pool *p = q->pool;
 
-	give_room(q);
+	unread_give(q->pool->all->parts.unread, q->room);
+	q->room = 0;
 	q->at = NULL;
 	q->next = p->first;
 	if (!p->first)

@@ -112,12 +112,6 @@ bool state_dict_await_uses(const struct state_dict *sd, const struct state_dict_
 	return a != NULL;
 }
 
-static void note_seals(struct state_dict_await *a)
-{
-	for (uint32_t r = 0; a->use && r < a->sd->world_size; r++)
-		a->use->ranks[r].filling = state_dict_slot(a->sd, r, a->use->ranks[r].slot)->filling;
-}
-
 static void take_out(struct state_dict_await *a)
 {
 	list_remove(&a->sd->awaits, a);
@@ -159,7 +153,8 @@ static void all_sealed(struct state_dict_await *a)
 
 static void look(struct state_dict_await *a)
 {
-	note_seals(a);
+	for (uint32_t r = 0; a->use && r < a->sd->world_size; r++)
+		a->use->ranks[r].filling = state_dict_slot(a->sd, r, a->use->ranks[r].slot)->filling;
 	if (all_given(a->sd, a->generation)) {
 		all_sealed(a);
 		return;

@@ -137,16 +137,11 @@ bool state_dict_use_has_ring(const struct state_dict_use *u)
 	return false;
 }
 
-static void unlink_use(struct state_dict_use *u)
-{
-	list_remove(&u->owner->uses, u);
-}
-
 static void free_use(struct state_dict_use *u)
 {
 	struct state_dict *sd = u->owner;
 
-	unlink_use(u);
+	list_remove(&u->owner->uses, u);
 	if (state_dict_use_has_ring(u))
 		state_dict_lose_rings(sd, u->generation);
 	for (uint32_t r = 0; r < sd->world_size; r++) {

@@ -27,9 +27,15 @@ void follow_catch_interrupts(void)
 	(void)sigaction(SIGINT, &a, NULL);
 }
 
-/* The exit code for this thread's latest error. */
-static int follow_exit_code(const struct client *c, enum err e)
+int follow_failed(const struct client *c, enum err e)
 {
+	if (client_json && c && client_problem(c))
+		show_json(client_problem(c));
+	if (c && client_unreachable(c))
+		fprintf(stderr, "dcpctl: %s\n", err_last()->text);
+	else
+		show_error();
+	/* The exit code for this thread's latest error. */
 	switch (e) {
 	case ERR_TIMED_OUT:
 		return EXIT_TIMED_OUT;
@@ -47,17 +53,6 @@ static int follow_exit_code(const struct client *c, enum err e)
 	default:
 		return c && client_unreachable(c) ? EXIT_NO_DAEMON : EXIT_JOB_FAILED;
 	}
-}
-
-int follow_failed(const struct client *c, enum err e)
-{
-	if (client_json && c && client_problem(c))
-		show_json(client_problem(c));
-	if (c && client_unreachable(c))
-		fprintf(stderr, "dcpctl: %s\n", err_last()->text);
-	else
-		show_error();
-	return follow_exit_code(c, e);
 }
 
 int follow_show(struct client *c, struct buf *path, bool json, void (*print)(const json_t *doc))

@@ -98,12 +98,6 @@ static uint32_t mine_count(const struct hier *h)
 	return h->starts[host + 1] - h->starts[host];
 }
 
-static void list_firsts(const struct hier *h, uint32_t *firsts)
-{
-	for (uint32_t k = 0; k < h->hosts; k++)
-		firsts[k] = h->order[h->starts[k]];
-}
-
 /* ---- open, split, close ---- */
 
 /* While one of the groups waits, the others' failures are heard, and this member shows in them that it is alive, and for whom it waits. */
@@ -136,7 +130,8 @@ static FALLIBLE enum err split_between(struct hier *h)
 
 	if (h->index[h->c->rank] != 0)
 		return OK;
-	list_firsts(h, firsts);
+	for (uint32_t k = 0; k < h->hosts; k++)
+		firsts[k] = h->order[h->starts[k]];
 	return comm_inner_split(h->all, firsts, h->hosts, &h->between);
 }
 

@@ -50,16 +50,6 @@ enum err comm_arena_new(uint32_t members, int *fd_out)
 
 /* ---- mapping ---- */
 
-static void unmap(struct shm *s)
-{
-	if (s->region)
-		munmap(s->region, s->stride);
-	if (s->arena)
-		munmap(s->arena, SHM_PAGE);
-	s->region = NULL;
-	s->arena = NULL;
-}
-
 /* Maps an arena of another process, trusting only its seals and its size. */
 static FALLIBLE enum err map_arena(struct shm *s, int fd)
 {
@@ -178,7 +168,12 @@ static FALLIBLE enum err join(struct shm *s, int fd)
 
 static void destroy(struct shm *s)
 {
-	unmap(s);
+	if (s->region)
+		munmap(s->region, s->stride);
+	if (s->arena)
+		munmap(s->arena, SHM_PAGE);
+	s->region = NULL;
+	s->arena = NULL;
 	mem_free(s->blocks);
 	mem_free(s->in_root);
 	mem_free(s->scratch);

@@ -22,13 +22,6 @@ void shm_futex_wake(_Atomic uint32_t *word)
 	(void)syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
-{
-	struct timespec slice = { 0, SHM_SLICE_MS * 1000000L };
-
-	(void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
-}
-
 /* In the opened group's page only, so that a member that waits in one subgroup counts as alive in all of them. */
 static void beat(const struct shm *s)
 {
@@ -72,7 +65,8 @@ enum err shm_sleep(struct shm *s, _Atomic uint32_t *word, uint32_t seen, bool *l
 		return OK;
 	TRY(shm_aborted(s));
 	beat(s);
-	futex_wait(word, seen);
+	struct timespec slice = { 0, SHM_SLICE_MS * 1000000L };
+	(void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
 	TRY(shm_aborted(s));
 	return comm_wait(s->c, late_out);
 }

@@ -415,16 +415,6 @@ static FALLIBLE enum err make_scan_tasks(struct run_build *b, const struct scan_
 	return OK;
 }
 
-/* Per file, where the last chunk or value begins. */
-static void find_last(const struct sdict *sd, uint64_t *last)
-{
-	for (uint64_t i = 0; i < sd->chunk_count; i++)
-		last[sd->chunks[i].loc.file] = num_max(last[sd->chunks[i].loc.file], sd->chunks[i].loc.offset);
-	for (uint64_t i = 0; i < sd->value_count; i++)
-		if (sd->values[i].kind == SD_VALUE_STORED)
-			last[sd->values[i].loc.file] = num_max(last[sd->values[i].loc.file], sd->values[i].loc.offset);
-}
-
 static FALLIBLE enum err add_index(struct run_build *b, const struct manifest *m, const struct manifest_item *item, uint32_t file)
 {
 	struct run_src *s;
@@ -440,7 +430,12 @@ enum err build_indexes(struct run_build *b, const struct sdict *sd, const uint32
 	CLEANUP(mem_free_ptr) uint64_t *last = mem_zalloc(sd->file_count + 1, sizeof *last);
 
 	NEED(last, "no memory for %ju files", (uintmax_t)sd->file_count);
-	find_last(sd, last);
+	/* Per file, where the last chunk or value begins. */
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		last[sd->chunks[i].loc.file] = num_max(last[sd->chunks[i].loc.file], sd->chunks[i].loc.offset);
+	for (uint64_t i = 0; i < sd->value_count; i++)
+		if (sd->values[i].kind == SD_VALUE_STORED)
+			last[sd->values[i].loc.file] = num_max(last[sd->values[i].loc.file], sd->values[i].loc.offset);
 	for (uint32_t i = 0; m && i < sd->file_count; i++) {
 		uint32_t f = sd->files[i].name.n ? map_get(&m->names, sd->files[i].name) : MAP_NONE;
 		if (f == MAP_NONE || m->files.v[f].item_count == 0)

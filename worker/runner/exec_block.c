@@ -151,14 +151,6 @@ static FALLIBLE enum err add_blocks(struct slot *s, const struct run_part *p, un
 	return read_plan_add(&s->reads, p->dst, first, first + q->blocks * QUANT_Q8_0_FLOATS * sizeof(float), (unsigned char *)q->floats);
 }
 
-/* Quantises the float32 values that were read to their place in blocks. */
-static void quantise(struct slot *s)
-{
-	each(q, s->quants.v, s->quants.n)
-		quant_q8_0_part(q->at, q->floats, q->skip, q->bytes);
-	exec_block_drop(s);
-}
-
 void exec_block_drop(struct slot *s)
 {
 	for (uint64_t i = 0; i < s->quants.n; i++)
@@ -525,13 +517,28 @@ static FALLIBLE enum err write_edges(struct slot *s)
 	return OK;
 }
 
-/* Ends files whose last block is written: cuts off what O_DIRECT wrote behind their end, and syncs them. */
-static FALLIBLE enum err end_files(struct slot *s)
+static FALLIBLE enum err written(struct slot *s)
 {
+	s->finish.n = s->sync.n = 0;
+	for (uint64_t i = 0; i < s->blocks.n; i++) {
+		const struct run_block *b = block_of(s, i);
+		for (uint32_t k = 0; k < b->part_count; k++)
+			TRY(count_part(s, part_of(s->x->run, b, k)));
+		TRY(count_file(s, b->file));
+	}
+	if (s->x->gated)
+		TRY(gate_done(&s->x->gate, s->task));
+	return write_edges(s);
+}
+
+static FALLIBLE enum err finished(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->finish.n; i++)
+		TRY(count_file(s, s->x->run->dsts[s->finish.v[i]].file));
+	/* Ends files whose last block is written: cuts off what O_DIRECT wrote behind their end, and syncs them. */
 	const struct run *run = s->x->run;
 	struct store_at *at;
 	struct wave_op *op;
-
 	s->writes.n = 0;
 	TRY(vec_reserve(&s->writes, s->sync.n));
 	for (uint64_t i = 0; i < s->sync.n; i++) {
@@ -552,27 +559,6 @@ static FALLIBLE enum err end_files(struct slot *s)
 	return OK;
 }
 
-static FALLIBLE enum err written(struct slot *s)
-{
-	s->finish.n = s->sync.n = 0;
-	for (uint64_t i = 0; i < s->blocks.n; i++) {
-		const struct run_block *b = block_of(s, i);
-		for (uint32_t k = 0; k < b->part_count; k++)
-			TRY(count_part(s, part_of(s->x->run, b, k)));
-		TRY(count_file(s, b->file));
-	}
-	if (s->x->gated)
-		TRY(gate_done(&s->x->gate, s->task));
-	return write_edges(s);
-}
-
-static FALLIBLE enum err finished(struct slot *s)
-{
-	for (uint64_t i = 0; i < s->finish.n; i++)
-		TRY(count_file(s, s->x->run->dsts[s->finish.v[i]].file));
-	return end_files(s);
-}
-
 static FALLIBLE enum err fetched(struct slot *s)
 {
 	if (s->wave.ops.n) {
@@ -591,7 +577,10 @@ static FALLIBLE enum err fetched(struct slot *s)
 	TRY(average(s));
 	if (read_plan_more(&s->reads))
 		return OK;
-	quantise(s);
+	/* Quantises the float32 values that were read to their place in blocks. */
+	each(q, s->quants.v, s->quants.n)
+		quant_q8_0_part(q->at, q->floats, q->skip, q->bytes);
+	exec_block_drop(s);
 	TRY(exec_guarded(s, hash_blocks));
 	return write_blocks(s);
 }

@@ -128,13 +128,13 @@ enum err exec_stream_begin(struct slot *s)
 	return begin_stream(s);
 }
 
-static FALLIBLE enum err add_frame(struct slot *s)
+static enum err fill(struct slot *s)
 {
+	wave_begin(&s->wave, s->in, s->x->in_bytes);
 	struct slot_stream *t = s->stream;
 	struct delta_decoder *d = &t->decoder;
 	uint32_t read;
 	bool full;
-
 	for (unsigned i = 0; i < DELTA_CURSORS; i++) {
 		t->want[i] = decodes(t) ? (uint32_t)delta_wants(d, i) : 0;
 		if (!t->want[i])
@@ -143,13 +143,6 @@ static FALLIBLE enum err add_frame(struct slot *s)
 			     &full));
 		must(!full);
 	}
-	return OK;
-}
-
-static enum err fill(struct slot *s)
-{
-	wave_begin(&s->wave, s->in, s->x->in_bytes);
-	TRY(add_frame(s));
 	return read_plan_fill(&s->reads, &s->wave);
 }
 
@@ -193,23 +186,17 @@ static void count(struct slot *s)
 		atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, t->n);
 }
 
-static void end_digests(struct slot_stream *t)
-{
-	struct digest digest;
-
-	digest_end(&t->base_digest, &digest);
-	memcpy(t->row->base_xxh3, digest.xxh3_128, sizeof t->row->base_xxh3);
-	digest_end(&t->now_digest, &digest);
-	memcpy(t->row->now_xxh3, digest.xxh3_128, sizeof t->row->now_xxh3);
-	t->row->now_crc32 = digest.crc32;
-}
-
 static FALLIBLE enum err end_stream(struct slot *s)
 {
 	const struct run_task *task = &s->x->run->tasks[s->task];
 	struct slot_stream *t = s->stream;
 
-	end_digests(t);
+	struct digest digest;
+	digest_end(&t->base_digest, &digest);
+	memcpy(t->row->base_xxh3, digest.xxh3_128, sizeof t->row->base_xxh3);
+	digest_end(&t->now_digest, &digest);
+	memcpy(t->row->now_xxh3, digest.xxh3_128, sizeof t->row->now_xxh3);
+	t->row->now_crc32 = digest.crc32;
 	if (t->row->kind == RUN_STREAM_ENCODE)
 		t->row->out_bytes = t->row->changed ? t->written : 0;
 	if (decodes(t)) {

@@ -369,18 +369,6 @@ static FALLIBLE enum err take_of(struct gate *g, struct run_rank *k, uint64_t *t
 	return OK;
 }
 
-/* Room that workers made in rings is what ranks wait for: time counts from then on. */
-static void note_done(struct gate *g)
-{
-	uint64_t done = 0;
-
-	for (uint64_t i = 0; i < g->run->ranks_n; i++)
-		done += atomic_load(&g->run->ranks[i].tasks_done);
-	if (done != g->done_seen)
-		g->moved_ms = clock_mono_ms();
-	g->done_seen = done;
-}
-
 enum err gate_take(struct gate *g, uint32_t index, uint32_t count, uint64_t *task_out, bool *taken_out)
 {
 	struct run *run = g->run;
@@ -395,7 +383,13 @@ enum err gate_take(struct gate *g, uint32_t index, uint32_t count, uint64_t *tas
 		g->rest_us = REST_MIN_US;
 		return OK;
 	}
-	note_done(g);
+	/* Room that workers made in rings is what ranks wait for: time counts from then on. */
+	uint64_t done = 0;
+	for (uint64_t i = 0; i < g->run->ranks_n; i++)
+		done += atomic_load(&g->run->ranks[i].tasks_done);
+	if (done != g->done_seen)
+		g->moved_ms = clock_mono_ms();
+	g->done_seen = done;
 	g->rest_us = (int)num_min((uint64_t)g->rest_us * 2, num_min(REST_MAX_US + run->ranks_n * REST_RANK_US, REST_LIMIT_US));
 	return g->held && clock_mono_ms() - g->moved_ms > GATE_STALL_MS ? stalled(g) : OK;
 }

@@ -54,14 +54,6 @@ static void *beat(void *user)
 	return NULL;
 }
 
-static FALLIBLE enum err begin_beat(struct hosts *h)
-{
-	if (pthread_create(&h->beater, NULL, beat, h) != 0)
-		return ERR(NO_MEMORY, "cannot start a thread");
-	h->beating = true;
-	return OK;
-}
-
 static void end_beat(struct hosts *h)
 {
 	if (!h->beating)
@@ -344,7 +336,10 @@ static FALLIBLE enum err meet(struct hosts *h)
 		if (k != h->index)
 			TRY(read_end(h, k));
 	h->met = true;
-	return begin_beat(h);
+	if (pthread_create(&h->beater, NULL, beat, h) != 0)
+		return ERR(NO_MEMORY, "cannot start a thread");
+	h->beating = true;
+	return OK;
 }
 
 enum err hosts_open(struct job *j, struct hosts **out)
