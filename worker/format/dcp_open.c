@@ -14,12 +14,12 @@ static FALLIBLE enum err open_one(const struct format_source *s, const char *nam
 	return err_at_file(e, name, -1);
 }
 
-enum err format_open_dcp(const struct format_source *s, struct sdict **out)
+enum err format_open_dcp(const struct format_source *s, struct arena *, struct sdict **out)
 {
 	return open_one(s, DCP_METADATA, out);
 }
 
-enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out)
+enum err format_open_dcp_ranks(const struct format_source *s, struct arena *, struct sdict **out)
 {
 	struct sdict **parts = mem_zalloc(s->metadata_count, sizeof *parts);
 	enum err e = parts ? OK : ERR(NO_MEMORY, "no memory for %ju ranks", (uintmax_t)s->metadata_count);

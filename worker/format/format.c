@@ -206,7 +206,7 @@ struct row {
 	enum format_role (*file)(struct str name, int64_t *rank);
 	enum format_role mark;
 	const char *ends, *metadata, *heads;
-	enum err (*open)(const struct format_source *s, struct sdict **out);
+	enum err (*open)(const struct format_source *s, struct arena *scratch, struct sdict **out);
 	enum err (*plan_files)(const struct file_plan_target *t, struct file_plan *out);
 	enum err (*put_metadata)(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user);
 	unsigned holds;
@@ -382,8 +382,15 @@ bool format_reads(enum format f)
 
 enum err format_open(enum format f, const struct format_source *s, struct sdict **out)
 {
-	return rows[f].open ? rows[f].open(s, out)
-			    : ERR(FORMAT_UNSUPPORTED, "checkpoints of the format '%s' cannot be read yet", rows[f].name);
+	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	CLEANUP(arena_free_ptr) struct arena *scratch = arena_new(UINT64_MAX);
+
+	if (!rows[f].open)
+		return ERR(FORMAT_UNSUPPORTED, "checkpoints of the format '%s' cannot be read yet", rows[f].name);
+	NEED(scratch, "no memory to open a checkpoint");
+	TRY(rows[f].open(s, scratch, &sd));
+	*out = move(sd);
+	return OK;
 }
 
 enum err format_plan_files(enum format f, const struct file_plan_target *t, struct file_plan *out)

@@ -129,16 +129,17 @@ FALLIBLE enum err format_plan_files(enum format f, const struct file_plan_target
 FALLIBLE enum err format_put_metadata(enum format f, const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink,
 				      void *user);
 
-/* The readers of formats.def, each in its NAME_open.c. */
-FALLIBLE enum err format_open_dcp(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_torch_dist(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_hf_dcp(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_hf(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_npz(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_delta(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_gguf(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_torch_ranks(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_torch(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_zero(const struct format_source *s, struct sdict **out);
-FALLIBLE enum err format_open_zero_universal(const struct format_source *s, struct sdict **out);
+/* The readers of formats.def, each in its NAME_open.c. What is in the scratch arena is needed only while they run. *out is NULL before;
+ * format_open frees what is there after an error. */
+FALLIBLE enum err format_open_dcp(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_torch_dist(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_hf_dcp(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_hf(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_npz(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_delta(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_gguf(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_torch_ranks(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_torch(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_zero(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_zero_universal(const struct format_source *s, struct arena *scratch, struct sdict **out);

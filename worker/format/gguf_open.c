@@ -362,19 +362,15 @@ bool gguf_file_is(const void *first, size_t n)
 	return n >= 8 && memcmp(first, "GGUF", 4) == 0;
 }
 
-enum err format_open_gguf(const struct format_source *s, struct sdict **out)
+enum err format_open_gguf(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
-	struct opening o = { .s = s, .name = s->payload[0], .align = GGUF_ALIGN, .window = mem_alloc(WINDOW),
-			     .arena = arena_new(UINT64_MAX) };
+	CLEANUP(mem_free_ptr) unsigned char *window = mem_alloc(WINDOW);
+	struct opening o = { .s = s, .name = s->payload[0], .align = GGUF_ALIGN, .window = window, .arena = scratch };
 
-	enum err e = o.window && o.arena ? sdict_new(UINT64_MAX, &o.sd) : ERR(NO_MEMORY, "no memory for a header");
-	e = e ?: read_file(&o);
-	if (!e)
-		*out = o.sd;
-	else
-		sdict_free(o.sd);
+	NEED(window, "no memory for a header");
+	TRY(sdict_new(UINT64_MAX, out));
+	o.sd = *out;
+	enum err e = read_file(&o);
 	vec_free(&o.entries);
-	mem_free(o.window);
-	arena_free(o.arena);
 	return e;
 }

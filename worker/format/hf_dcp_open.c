@@ -209,21 +209,17 @@ static FALLIBLE enum err add_tensors(struct opening *o)
 	return OK;
 }
 
-enum err format_open_hf_dcp(const struct format_source *s, struct sdict **out)
+enum err format_open_hf_dcp(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
-	struct opening o = { .arena = arena_new(UINT64_MAX) };
+	struct opening o = { .arena = scratch };
 
-	enum err e = o.arena ? sdict_new(UINT64_MAX, &o.sd) : ERR(NO_MEMORY, "no memory for a state dict");
-	e = e ?: read_files(&o, s);
+	TRY(sdict_new(UINT64_MAX, out));
+	o.sd = *out;
+	enum err e = read_files(&o, s);
 	e = e ?: add_tensors(&o);
-	if (!e)
-		*out = o.sd;
-	else
-		sdict_free(o.sd);
 	map_free(&o.by_fqn);
 	map_free(&o.boxes);
 	vec_free(&o.pieces);
 	vec_free(&o.wholes);
-	arena_free(o.arena);
 	return e;
 }

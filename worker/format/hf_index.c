@@ -165,23 +165,20 @@ static FALLIBLE enum err read_text(struct hf_index *ix)
 	return err_at_file(e, ix->s->metadata[0], -1);
 }
 
-enum err hf_index_open(const struct format_source *s, const struct hf_index_limits *limits, hf_open_file *open_file, struct sdict **out)
+enum err hf_index_open(const struct format_source *s, const struct hf_index_limits *limits, hf_open_file *open_file,
+		       struct arena *scratch, struct sdict **out)
 {
-	struct hf_index ix = { .s = s, .limits = limits, .arena = arena_new(UINT64_MAX) };
+	struct hf_index ix = { .s = s, .limits = limits, .arena = scratch };
 
-	enum err e = ix.arena ? read_text(&ix) : ERR(NO_MEMORY, "no memory for an index");
-	e = e ?: sdict_new(UINT64_MAX, &ix.sd);
+	enum err e = read_text(&ix);
+	e = e ?: sdict_new(UINT64_MAX, out);
+	ix.sd = *out;
 	e = e ?: open_files(&ix, open_file);
 	e = e ?: check(&ix);
-	if (!e)
-		*out = ix.sd;
-	else
-		sdict_free(ix.sd);
 	map_free(&ix.by_file);
 	map_free(&ix.by_fqn);
 	vec_free(&ix.files);
 	vec_free(&ix.homes);
 	mem_free(ix.text);
-	arena_free(ix.arena);
 	return e;
 }

@@ -46,6 +46,6 @@ struct hf_index {
  * file that it names. */
 typedef enum err hf_open_file(struct hf_index *ix, const char *name, uint32_t file);
 FALLIBLE enum err hf_index_open(const struct format_source *s, const struct hf_index_limits *limits, hf_open_file *open_file,
-				struct sdict **out);
+				struct arena *scratch, struct sdict **out);
 /* Is the tensor to be taken from this file? Of one that several hold (tied weights), the index names one. Marks it as found. */
 bool hf_index_takes(struct hf_index *ix, struct str fqn, struct str file);

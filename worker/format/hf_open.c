@@ -71,16 +71,16 @@ static enum err read_header(struct hf_index *ix, const char *name, uint32_t file
 	return OK;
 }
 
-enum err format_open_hf(const struct format_source *s, struct sdict **out)
+enum err format_open_hf(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
 	static const struct hf_index_limits limits = { SFT_HEADER_MAX, SFT_ENTRY_MIN, ERR_FORMAT_SAFETENSORS, .is_delta = false };
 
-	return hf_index_open(s, &limits, read_header, out);
+	return hf_index_open(s, &limits, read_header, scratch, out);
 }
 
-enum err format_open_delta(const struct format_source *s, struct sdict **out)
+enum err format_open_delta(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
 	static const struct hf_index_limits limits = { SFT_HEADER_MAX, SFT_ENTRY_MIN, ERR_FORMAT_SAFETENSORS, .is_delta = true };
 
-	return hf_index_open(s, &limits, read_header, out);
+	return hf_index_open(s, &limits, read_header, scratch, out);
 }

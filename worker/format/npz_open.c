@@ -133,22 +133,19 @@ static FALLIBLE enum err read_members(struct opening *o)
 	return OK;
 }
 
-enum err format_open_npz(const struct format_source *s, struct sdict **out)
+enum err format_open_npz(const struct format_source *s, struct arena *, struct sdict **out)
 {
 	CLEANUP(zip_free_ptr) struct zip *zip = NULL;
-	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
 	struct format_part part;
 	struct opening o = { 0 };
 
-	TRY(sdict_new(UINT64_MAX, &sd));
-	TRY(sdict_add_file(sd, str_of(s->payload[0]), 0, &o.file));
+	TRY(sdict_new(UINT64_MAX, out));
+	TRY(sdict_add_file(*out, str_of(s->payload[0]), 0, &o.file));
 	TRY(format_part_of(s, s->payload[0], &part, &o.src));
 	TRY(err_at_file(zip_open_any(&o.src, &zip), s->payload[0], -1));
 	o.zip = zip;
-	o.sd = sd;
-	TRY(read_members(&o));
-	*out = move(sd);
-	return OK;
+	o.sd = *out;
+	return read_members(&o);
 }
 
 /* The first record is an array, or there is none in all of the file. */

@@ -63,12 +63,8 @@ static FALLIBLE enum err add_common(const struct format_source *s, struct sdict 
 	return OK;
 }
 
-enum err format_open_torch_dist(const struct format_source *s, struct sdict **out)
+enum err format_open_torch_dist(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
-	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
-
-	TRY(format_open_dcp(s, &sd));
-	TRY(err_at_file(add_common(s, sd), COMMON, -1));
-	*out = move(sd);
-	return OK;
+	TRY(format_open_dcp(s, scratch, out));
+	return err_at_file(add_common(s, *out), COMMON, -1);
 }

@@ -23,10 +23,10 @@ static enum err open_file(struct hf_index *ix, const char *name, uint32_t file)
 	return torch_file_add(&f, ix->sd, file, 0);
 }
 
-enum err format_open_torch(const struct format_source *s, struct sdict **out)
+enum err format_open_torch(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
 	/* a tensor takes a call, a persistent id and two tuples in the pickle */
 	static const struct hf_index_limits limits = { ITEM_VALUE_PICKLE_MAX, 24, ERR_FORMAT_METADATA, .is_delta = false };
 
-	return hf_index_open(s, &limits, open_file, out);
+	return hf_index_open(s, &limits, open_file, scratch, out);
 }

@@ -258,28 +258,22 @@ static FALLIBLE enum err put_tensors(struct ranks *r)
 
 static FALLIBLE enum err open_all(struct ranks *r)
 {
-	r->arena = arena_new(UINT64_MAX);
-	NEED(r->arena, "no memory for the files of ranks");
 	TRY(check_complete(r));
-	TRY(sdict_new(UINT64_MAX, &r->sd));
 	r->sd->has_paths = true;
 	for (uint64_t i = 0; i < r->s->payload_count; i++)
 		TRY(err_at_file(open_file(r, r->s->payload[i]), r->s->payload[i], -1));
 	return put_tensors(r);
 }
 
-enum err format_open_torch_ranks(const struct format_source *s, struct sdict **out)
+enum err format_open_torch_ranks(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
-	struct ranks r = { .s = s };
+	struct ranks r = { .s = s, .arena = scratch };
 
+	TRY(sdict_new(UINT64_MAX, out));
+	r.sd = *out;
 	enum err e = open_all(&r);
-	if (!e)
-		*out = r.sd;
-	else
-		sdict_free(r.sd);
 	vec_free(&r.pieces);
 	vec_free(&r.wholes);
 	map_free(&r.by_fqn);
-	arena_free(r.arena);
 	return e;
 }

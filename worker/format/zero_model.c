@@ -11,7 +11,6 @@ void zero_model_free(struct zero_model *m)
 	vec_free(&m->aliases);
 	vec_free(&m->fragments);
 	map_free(&m->known);
-	arena_free(m->arena);
 }
 
 enum err zero_model_find(const struct format_source *s, bool merged, const char **out)

@@ -299,8 +299,6 @@ static FALLIBLE enum err open_all(struct zero *z)
 	struct format_zero_name is;
 	uint32_t masters;
 
-	m->arena = arena_new(UINT64_MAX);
-	NEED(m->arena, "no memory for a state dict");
 	TRY(zero_model_find(m->s, false, &m->name));
 	if (!m->name)
 		return ERR(CHECKPOINT_INCOMPLETE, "the folder has no *_model_states.pt");
@@ -309,21 +307,17 @@ static FALLIBLE enum err open_all(struct zero *z)
 	if (is.rank > 0)
 		return err_at_rank(ERR(CHECKPOINT_INCOMPLETE, "rank 0's model states are missing from the folder"), 0);
 	TRY(check_optims(z));
-	TRY(sdict_new(UINT64_MAX, &m->sd));
 	TRY(state_of(z, STR(""), &masters));
 	TRY(zero_model_read(m, m->name, 0, true));
 	TRY(open_ranks(z));
 	return err_at_file(zero_put(z), m->name, -1);
 }
 
-enum err format_open_zero(const struct format_source *s, struct sdict **out)
+enum err format_open_zero(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
-	CLEANUP(zero_free) struct zero z = { .model = { .s = s } };
+	CLEANUP(zero_free) struct zero z = { .model = { .s = s, .arena = scratch } };
 
-	enum err e = open_all(&z);
-	if (!e)
-		*out = z.model.sd;
-	else
-		sdict_free(z.model.sd);
-	return e;
+	TRY(sdict_new(UINT64_MAX, out));
+	z.model.sd = *out;
+	return open_all(&z);
 }

@@ -191,9 +191,6 @@ static FALLIBLE enum err open_all(struct universal *u)
 	struct zero_model *m = &u->z.model;
 	struct str fqn, state;
 
-	m->arena = arena_new(UINT64_MAX);
-	NEED(m->arena, "no memory for a state dict");
-	TRY(sdict_new(UINT64_MAX, &m->sd));
 	TRY(find_parts(u));
 	TRY(open_model(u));
 	for (uint64_t i = 0; i < m->s->payload_count; i++) {
@@ -206,15 +203,13 @@ static FALLIBLE enum err open_all(struct universal *u)
 	return err_at_file(zero_put(&u->z), m->name, -1);
 }
 
-enum err format_open_zero_universal(const struct format_source *s, struct sdict **out)
+enum err format_open_zero_universal(const struct format_source *s, struct arena *scratch, struct sdict **out)
 {
-	struct universal u = { .z = { .model = { .s = s }, .world_size = 1 } };
+	struct universal u = { .z = { .model = { .s = s, .arena = scratch }, .world_size = 1 } };
 
+	TRY(sdict_new(UINT64_MAX, out));
+	u.z.model.sd = *out;
 	enum err e = open_all(&u);
-	if (!e)
-		*out = u.z.model.sd;
-	else
-		sdict_free(u.z.model.sd);
 	map_free(&u.stored);
 	zero_free(&u.z);
 	return e;
