@@ -25,8 +25,6 @@ struct slot_scan {
 	uint32_t read;
 	bool whole_item, direct, skip;
 	unsigned char *direct_at;
-	int direct_fd;                 /* of the segment that direct_at, its byte direct_offset, lies in; -1: plain memory */
-	uint64_t direct_offset;
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
 };
 
