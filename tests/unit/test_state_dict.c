@@ -367,6 +367,14 @@ static void test_lease(void **state)
 	T_UNTIL(&t, !state_dict_exists(t.s->state_dicts, STR("mine"))); /* nothing sealed: gone */
 }
 
+static bool is_sealed(const char *name)
+{
+	struct state_dict *sd;
+
+	T_OK(state_dict_find(t.s->state_dicts, &t.me, str_of(name), &sd));
+	return state_dict_newest(sd) >= 0;
+}
+
 static void test_owner_death(void **state)
 {
 	json_t *wish = json_pack("{s:{s:s, s:s}}", "save", "storage", "main", "name", "saved/step-{generation}");
@@ -381,8 +389,13 @@ static void test_owner_death(void **state)
 	json_decref(wish);
 	t_seal_all(&t, "death", 2, 41);
 	snprintf(path, sizeof path, "%s/main/saved/step-41/.dcpd.json", t.dir);
-	T_UNTIL(&t, !state_dict_exists(t.s->state_dicts, STR("death"))); /* saved, so dropped */
+	T_UNTIL(&t, !is_sealed("death")); /* saved, so released; its bytes are kept for loads */
 	assert_int_equal(access(path, F_OK), 0);
+	assert_true(state_dict_exists(t.s->state_dicts, STR("death")));
+	struct t_answer d = { 0 };
+	state_dict_delete(t.s->state_dicts, &t.me, STR("death"), t_done, &d);
+	t_server_until(&t, &d.called);
+	T_OK(d.e);
 }
 
 static void test_list(void **state)
