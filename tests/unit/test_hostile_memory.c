@@ -251,7 +251,7 @@ static const struct hostile cases[] = {
 	{ "files of an index", parse_index, S("{\"weight_map\":{\"x\":\"m\""), S(",\"#\":\"#\""), S("}}"), MIB, LINEAR(10), NULL },
 	{ "values of an image", parse_image,
 	  S(EIGHT "{\"__metadata__\":{\"dcpd\":\"{\\\"version\\\":1,\\\"values\\\":{\\\"x\\\":{\\\"json\\\":1}"),
-	  S(",\\\"#\\\":{\\\"json\\\":1}"), S("}}\"}}"), MIB, LINEAR(22), as_image },
+	  S(",\\\"#\\\":{\\\"json\\\":1}"), S("}}\"}}"), MIB, LINEAR(23), as_image },
 	{ "paths of an image", parse_image, S(EIGHT "{\"__metadata__\":{\"dcpd\":\"{\\\"version\\\":1,\\\"paths\\\":{\\\"x\\\":[0"),
 	  S(",0"), S("]}}\"}}"), MIB, LINEAR(7), as_image },
 	{ "a value of lists", parse_value, S(""), S("]"), S("."), MIB, LIMIT(7), as_value },
