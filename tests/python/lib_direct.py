@@ -37,8 +37,10 @@ def direct(d):
 
 
 def saved(sd, **kw):
+    """A reference, of which nothing lies in memory any more: loads have to read the files."""
     ref = f"main:{lib.fresh()}"
     dcpd.save(sd, ref, **kw)
+    dcpd.close()
     return ref
 
 

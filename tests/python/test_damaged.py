@@ -16,6 +16,7 @@ def damaged(at):
     """A reference whose tensor `bad` has a flipped bit; large enough to be read directly."""
     ref = f"main:damaged/{lib.fresh()}"
     dcpd.save({"good": torch.arange(1 << 20, dtype=torch.float32), "bad": torch.zeros(1 << 20), "lr": 0.5}, ref)
+    dcpd.close()  # or it would be loaded from memory
     file, offset = item(at, ref, "bad")
     path = at.storages["main"] / ref[5:] / file
     st = path.stat()

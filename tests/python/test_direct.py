@@ -414,7 +414,7 @@ def test_units_and_layers():
     spec = image.ChunkSpec("w", "uint8", (100,), (0,), (100,))
     reads = {i: [_direct.Read(0, 0, 100, None, "", b, n, i, 0)] for i, (b, n) in enumerate(((0, 50), (40, 60), (50, 50), (0, 100)))}
     specs = [spec._replace(sizes=(n,)) for n in (50, 60, 50, 100)]
-    plan = _direct.Plan("1:1", None, reads, specs)
+    plan = _direct.Plan("1:1", None, reads, specs, None)
     assert [[r.box for r in u] for u in plan.units([0, 1, 2, 3])] == [[0, 2], [3], [1]]
     assert plan._layers({0: 1000, 1: 1050, 2: 1110}) == [[0, 1, 2]]
     assert plan._layers({0: 1000, 1: 1000, 2: 1049, 3: 1100}) == [[0, 3], [1], [2]]
