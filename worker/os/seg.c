@@ -247,16 +247,37 @@ enum err seg_list(void (*fn)(void *user, const char *name, uint64_t bytes), void
 	return OK;
 }
 
-enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
+static FALLIBLE enum err check_size(int fd, uint64_t bytes)
 {
 	struct stat st;
-	void *p = NULL;
 
 	if (fstat(fd, &st) < 0)
 		return ERR_SYS(SYSTEM, "cannot look at a segment");
 	if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
 		return ERR(SEGMENT_SHRUNK, "the segment has %jd bytes, expected %ju", (intmax_t)st.st_size,
 			   (uintmax_t)bytes);
+	return OK;
+}
+
+enum err seg_write(int fd, const void *from, size_t bytes, uint64_t at)
+{
+	TRY(check_size(fd, at + bytes));
+	for (size_t done = 0; done < bytes;) {
+		ssize_t put = pwrite(fd, (const char *)from + done, bytes - done, (off_t)(at + done));
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (put <= 0)
+			return ERR_SYS(SYSTEM, "cannot write to a segment");
+		done += (size_t)put;
+	}
+	return OK;
+}
+
+enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
+{
+	void *p = NULL;
+
+	TRY(check_size(fd, bytes));
 	if (bytes) {
 		p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
 		if (p == MAP_FAILED)

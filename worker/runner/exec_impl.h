@@ -25,6 +25,8 @@ struct slot_scan {
 	uint32_t read;
 	bool whole_item, direct, skip;
 	unsigned char *direct_at;
+	int direct_fd;                 /* of the segment that direct_at, its byte direct_offset, lies in; -1: by the mapping */
+	uint64_t direct_offset;
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
 };
 
@@ -68,6 +70,7 @@ struct exec {
 	struct slot *slots;
 	uint32_t slot_count;
 	bool has_segments;
+	bool by_fd;                    /* bytes in the page cache go into segments through their descriptors */
 	bool gated;                    /* tasks are taken when what they read is there */
 	struct gate gate;
 	uint64_t in_bytes;             /* two tasks less the tables of a wave, or the largest scan */

@@ -5,8 +5,9 @@
  * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. Bytes without a digest are counted in their
  * source's `unverified`. Verify notes what is damaged and goes on.
  *
- * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment. What a segment still
- * has of the checkpoint (memory.h) is copied from there, if it proves equal. */
+ * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment, or, from the page
+ * cache, by way of a piece that stays in the CPU's cache: the segment's pages are not mapped for that. What a segment still has of the
+ * checkpoint (memory.h) is copied from there, if it proves equal. */
 #include <stdio.h>
 
 #include "base/num.h"
@@ -67,7 +68,8 @@ static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, 
 	TRY(dst_memory(s, d, &base));
 	sc->direct = true;
 	sc->direct_at = base + row.at + (scan->begin - row.from);
-	seg_populate(sc->direct_at, scan->end - scan->begin, false);
+	sc->direct_fd = s->x->by_fd ? files_segment_fd(&s->x->files, d->file) : -1;
+	sc->direct_offset = d->offset + row.at + (scan->begin - row.from);
 	return OK;
 }
 
@@ -411,20 +413,30 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 /* ------------------------------------------------------------------------------------------------------- reading */
 
 /* Takes cached pages at once and hashes them piece by piece, while a piece is in the CPU's cache: half the memory traffic of "read all,
- * then hash". Bytes that go nowhere (verify) share one piece. False: not all of it was cached. */
-static bool read_cached(int fd, uint64_t offset, uint64_t bytes, unsigned char *into, bool keep, unsigned which,
-			struct digest_stream *stream)
+ * then hash". Bytes that go nowhere (verify), or on to a segment, share one piece. *got_out: all of it was cached. */
+static FALLIBLE enum err read_cached(struct slot *s, const struct slot_scan *sc, int fd, uint64_t offset, unsigned which,
+				     struct digest_stream *stream, bool *got_out)
 {
+	const struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
+	bool put = sc->direct && sc->direct_fd >= 0, keep = !put && (fills(run) || run->head->opts.values);
+	unsigned char *into = sc->direct && !put ? sc->direct_at : s->in;
+	uint64_t bytes = scan->end - scan->begin;
+
+	*got_out = false;
 	digest_begin_one(stream, which);
 	for (uint64_t at = 0; at < bytes; at += CACHED_PIECE) {
 		size_t n = (size_t)num_min(CACHED_PIECE, bytes - at);
 		unsigned char *piece = into + (keep ? at : 0);
 		if (!fs_pread_cached(fd, piece, n, offset + at))
-			return false;
+			return OK;
 		if (stream->which)
 			digest_add(stream, piece, n);
+		if (put)
+			TRY(seg_write(sc->direct_fd, piece, n, sc->direct_offset + at));
 	}
-	return true;
+	*got_out = true;
+	return OK;
 }
 
 /* Tries the page cache; *done_out: the scan is complete. */
@@ -436,19 +448,19 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	const struct run_src *src = &run->srcs[scan->src];
 	uint64_t bytes = scan->end - scan->begin;
 	unsigned char *into = sc->direct ? sc->direct_at : s->in;
-	bool keep = fills(run) || run->head->opts.values;
 	struct digest_stream stream;
 	struct store_at *at;
+	bool got = false;
 
 	*done_out = false;
 	if (bytes < CACHED_MIN || run->files[src->file].kind == RUN_FILE_SEGMENT)
 		return OK;
 	TRY(files_pin(&s->x->files, src->file, &at));
 	int fd = store_fd(*at);
-	bool got = fd >= 0 && read_cached(fd, offset, bytes, into, keep, which_digest(run, src), &stream);
+	enum err e = fd < 0 ? OK : read_cached(s, sc, fd, offset, which_digest(run, src), &stream, &got);
 	files_unpin(&s->x->files, src->file);
-	if (!got)
-		return OK;
+	if (e || !got)
+		return e;
 	s->wave.read_bytes += bytes;
 	TRY(check_range(s, scan, info, into, &stream));
 	if (fills(run) && info && !sc->direct)
@@ -459,21 +471,28 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 }
 
 /* Copies the scan's bytes from a segment that has them, too. They are compared at all times: nothing keeps its owner from writing there.
- * false: they are not the checkpoint's any more, or gone. */
-static bool copy_memory(struct slot *s, const struct run_scan *scan, unsigned char *into)
+ * *equal_out false: they are not the checkpoint's any more, or gone. */
+static FALLIBLE enum err copy_memory(struct slot *s, const struct slot_scan *sc, bool *equal_out)
 {
 	const struct run *run = s->x->run;
+	const struct run_scan *scan = &run->scans[sc->scan];
 	const struct run_src *src = &run->srcs[scan->src];
 	const struct block_digest *want = digest_of(run, scan);
 	struct digest_stream stream;
 	struct digest got;
 	struct store_at *at;
 
-	if (!want || files_pin(&s->x->files, src->memory - 1, &at) ||
-	    !read_cached(store_fd(*at), src->memory_at + scan->begin, scan->end - scan->begin, into, true, DIGEST_XXH3, &stream))
-		return false;
-	digest_end(&stream, &got);
-	return memcmp(want->xxh3_128, got.xxh3_128, sizeof got.xxh3_128) == 0;
+	*equal_out = false;
+	if (!want || files_pin(&s->x->files, src->memory - 1, &at))
+		return OK;
+	enum err e = read_cached(s, sc, store_fd(*at), src->memory_at + scan->begin, DIGEST_XXH3, &stream, equal_out);
+	files_unpin(&s->x->files, src->memory - 1);
+	TRY(e);
+	if (*equal_out) {
+		digest_end(&stream, &got);
+		*equal_out = memcmp(want->xxh3_128, got.xxh3_128, sizeof got.xxh3_128) == 0;
+	}
+	return OK;
 }
 
 static FALLIBLE enum err take_memory(struct slot *s, struct slot_scan *sc, const struct src_info *info, bool *done_out)
@@ -481,12 +500,13 @@ static FALLIBLE enum err take_memory(struct slot *s, struct slot_scan *sc, const
 	struct run *run = s->x->run;
 	struct run_scan *scan = &run->scans[sc->scan];
 	struct run_src *src = &run->srcs[scan->src];
-	unsigned char *into = sc->direct ? sc->direct_at : s->in;
+	bool equal;
 
 	*done_out = false;
 	if (!src->memory || !info || atomic_load(&src->memory_lost))
 		return OK;
-	if (!copy_memory(s, scan, into)) {
+	TRY(copy_memory(s, sc, &equal));
+	if (!equal) {
 		atomic_store(&src->memory_lost, 1);
 		return OK;
 	}
@@ -494,7 +514,7 @@ static FALLIBLE enum err take_memory(struct slot *s, struct slot_scan *sc, const
 	atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
 	atomic_fetch_add(&run->head->memory_bytes, scan->end - scan->begin);
 	if (!sc->direct)
-		TRY(scatter(s, scan, info, into));
+		TRY(scatter(s, scan, info, s->in));
 	sc->read = UINT32_MAX;
 	*done_out = true;
 	return OK;
@@ -618,6 +638,8 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
 	if (done)
 		return OK;
+	if (sc->direct)
+		seg_populate(sc->direct_at, scan->end - scan->begin, false);
 	return wave_add(&s->wave, src->file, src->offset + payload_off + scan->begin, scan->end - scan->begin,
 			sc->direct ? sc->direct_at : NULL, &sc->read, full_out);
 }
