@@ -6,8 +6,6 @@ page cache before, on both sides. PyTorch writes the checkpoints.
 """
 import itertools
 import json
-import os
-import pathlib
 import shutil
 import subprocess
 import time
@@ -22,6 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_s
 import dcpd as lib
 import deepspeed_python as deepspeed
 import zero_files
+from measure import TESTBIN
 
 warnings.filterwarnings("ignore", "torch.distributed is")
 
@@ -305,10 +304,9 @@ def deltas(f):
 
 def casts(bench):
     """Bytes read and written per second, one thread, in blocks as a reshard has them."""
-    testbin = pathlib.Path(os.environ["TESTBIN"])
     for name, pair in CASTS.items():
         if bench.wants(f"format.cast.{name}"):
-            out = subprocess.run([testbin / "bench/bench_cast", *pair], capture_output=True, text=True, check=True).stdout
+            out = subprocess.run([TESTBIN / "bench/bench_cast", *pair], capture_output=True, text=True, check=True).stdout
             ours, peer = zip(*(map(float, line.split()) for line in out.splitlines()))
             bench.row(f"format.cast.{name}", "GB/s", ">=0.80", "memcpy of as many bytes, 1 thread", ours, peer,
                       f"bench_cast {' '.join(pair)}")

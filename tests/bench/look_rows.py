@@ -6,13 +6,13 @@
 """
 import json
 import os
-import pathlib
 import shutil
 import struct
 import subprocess
 import time
 
 import dcpd as lib
+from measure import TESTBIN
 
 RUNS, SLICES = 3, 20
 ROWS, COLUMNS = 25600, 1 << 20   # float32: 100 GiB
@@ -26,7 +26,7 @@ def stats(bench, d, size, drop_caches):
         assert result["verified_bytes"] >= size and not result.get("cached")
         return size / (time.monotonic() - start) / 1e9
 
-    subprocess.run([pathlib.Path(os.environ["TESTBIN"]) / "tools/fill", "look", "4", "16", str(size // (1 << 20) // 16)], check=True,
+    subprocess.run([TESTBIN / "tools/fill", "look", "4", "16", str(size // (1 << 20) // 16)], check=True,
                    env={**os.environ, "DCPD_URL": f"unix://{d.socket}"}, stdout=subprocess.DEVNULL)
     d.api.run("save", seconds=600, source={"state_dict": "look"}, target={"storage": "look", "name": "a"})
     d.drop("look")
