@@ -87,6 +87,49 @@ static void test_recognise(void **state)
 	assert_int_equal(recognise("nothing"), FORMAT_NONE);
 }
 
+static const struct store_ops *true_ops;
+
+/* Of root's folders none is forbidden to root, as tests may be. */
+static enum err enter_but_some(struct store_at folder, const char *path, struct store_at *out)
+{
+	if (strcmp(path, "forbidden") == 0)
+		return ERR(FORBIDDEN, "not yours");
+	if (strcmp(path, "gone") == 0)
+		return ERR(NOT_FOUND, "not there any more");
+	return true_ops->enter(folder, path, out);
+}
+
+/* A folder with a .safetensors file is a checkpoint only if no other can be below it. */
+static void test_folders_that_cannot_be_searched(void **state)
+{
+	struct store *store = &t.w.stores.v[0];
+	struct store_ops ops = *store->ops;
+	char path[64];
+
+	(void)state;
+	true_ops = store->ops;
+	ops.enter = enter_but_some;
+	store->ops = &ops;
+	t_worker_put(&t, "a/x.safetensors", "", 0);
+	t_worker_put(&t, "a/gone/x", "", 0);
+	assert_int_equal(recognise("a"), FORMAT_SAFETENSORS);
+	t_worker_put(&t, "a/forbidden/x", "", 0);
+	assert_int_equal(recognise("a"), FORMAT_NONE);
+	t_worker_put(&t, "b/x.safetensors", "", 0);
+	t_worker_put(&t, "b/below/gone/x", "", 0);
+	t_worker_put(&t, "b/below/run/step/y.safetensors", "", 0);
+	assert_int_equal(recognise("b"), FORMAT_NONE);
+	t_worker_put(&t, "c/x.safetensors", "", 0);
+	for (int i = 0; i < 64; i++) {
+		snprintf(path, sizeof path, "c/%d/x", i);
+		t_worker_put(&t, path, "", 0);
+	}
+	assert_int_equal(recognise("c"), FORMAT_SAFETENSORS);
+	t_worker_put(&t, "c/one-more/x", "", 0);
+	assert_int_equal(recognise("c"), FORMAT_NONE);
+	store->ops = true_ops;
+}
+
 static void test_not_there(void **state)
 {
 	const struct ref elsewhere = ref_checkpoint("other", "x"), in_memory = { REF_STATE_DICT, STR(""), STR("x"), -1 };
@@ -319,8 +362,9 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_open), T(test_recognise), T(test_not_there), T(test_missing_and_cut), T(test_cut_metadata), T(test_manifest),
-		T(test_world), T(test_manifest_of_other_metadata), T(test_manifests_of_ranks), T(test_index), T(test_no_memory),
+		T(test_open), T(test_recognise), T(test_folders_that_cannot_be_searched), T(test_not_there), T(test_missing_and_cut),
+		T(test_cut_metadata), T(test_manifest), T(test_world), T(test_manifest_of_other_metadata), T(test_manifests_of_ranks),
+		T(test_index), T(test_no_memory),
 	};
 
 	return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);

@@ -77,24 +77,43 @@ struct search {
 	bool found;
 };
 
-static enum err search_folder(void *user, const char *name, unsigned char d_type)
+static enum err search_entry(void *user, const char *name, unsigned char d_type);
+
+static FALLIBLE enum err search_folder(struct search *s, const char *name)
 {
-	struct search *s = user;
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	struct seen seen = { .has_folders = false };
 	enum format format;
 
-	if (s->found || name[0] == '.' || name[0] == '-' || d_type != DT_DIR || *s->left == 0)
-		return OK;
-	--*s->left;
 	TRY(store_enter(s->dir, name, &dir));
 	TRY(look_at_dir(dir, &seen, &format));
 	s->found = format != FORMAT_NONE;
 	if (s->found || !seen.has_folders || s->depth == SEARCH_DEPTH)
 		return OK;
 	struct search below = { dir, s->depth + 1, s->left, false };
-	TRY(store_list(dir, search_folder, &below));
+	TRY(store_list(dir, search_entry, &below));
 	s->found = below.found;
+	return OK;
+}
+
+/* A folder that cannot be looked into may hold checkpoints, and a delete would take them along: it counts as if it did. */
+static enum err search_entry(void *user, const char *name, unsigned char d_type)
+{
+	struct search *s = user;
+	enum err e = OK;
+
+	if (s->found || name[0] == '.' || name[0] == '-' || d_type != DT_DIR)
+		return OK;
+	if (*s->left > 0) {
+		--*s->left;
+		e = search_folder(s, name);
+	} else {
+		s->found = true;
+	}
+	if (e != ERR_FORBIDDEN && e != ERR_NOT_FOUND) /* not for us to see, or gone meanwhile */
+		return e;
+	err_clear();
+	s->found = e == ERR_FORBIDDEN;
 	return OK;
 }
 
@@ -107,14 +126,10 @@ static FALLIBLE enum err settle_folder(struct store_at dir, const struct seen *s
 
 	if (*format != FORMAT_SAFETENSORS || !seen->has_folders || seen->names.roles[FORMAT_SAFETENSORS] & 1u << FORMAT_METADATA)
 		return OK;
-	enum err e = store_list(dir, search_folder, &s);
-	if (e == ERR_NOT_FOUND || e == ERR_FORBIDDEN) { /* gone meanwhile, or not for us to see */
-		err_clear();
-		e = OK;
-	}
+	TRY(store_list(dir, search_entry, &s));
 	if (s.found)
 		*format = FORMAT_NONE;
-	return e;
+	return OK;
 }
 
 enum err checkpoint_format_of_dir(struct store_at dir, enum format *out)
