@@ -9,8 +9,6 @@
 #include "server/storage.h"
 #include "spec/ref.h"
 
-enum { ALIAS_BYTES_MAX = 64 };
-
 static FALLIBLE enum err read_page(struct req *r, struct catalogue_page *out)
 {
 	struct h_page page;
@@ -78,22 +76,6 @@ static void on_moved(void *user, enum err e, const json_t *ok, int *)
 	req_done(r, e ? e : req_json_doc(r, 200, answer));
 }
 
-/* Letters, digits, '-', '_' and '.', not first: an alias is a part of references, on command lines too. */
-static FALLIBLE enum err check_alias(struct str alias)
-{
-	bool good = alias.n >= 1 && alias.n <= ALIAS_BYTES_MAX;
-
-	for (size_t i = 0; i < alias.n; i++) {
-		char c = alias.p[i], letter = (char)(c | 0x20);
-		good &= (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || (i > 0 && (c == '-' || c == '_' || c == '.'));
-	}
-	if (!good)
-		return ERR(NAME_INVALID, "an alias matches [A-Za-z0-9][A-Za-z0-9._-]{0,63}");
-	if (str_is(alias, "latest") || str_is(alias, "latest-verified"))
-		return ERR(NAME_INVALID, "dcpd itself says which checkpoint is the %s", alias.p);
-	return OK;
-}
-
 /* name NULL: the alias goes. */
 static FALLIBLE enum err ask_move(struct req *r, json_t *name, const struct jval *condition)
 {
@@ -105,7 +87,7 @@ static FALLIBLE enum err ask_move(struct req *r, json_t *name, const struct jval
 	TRY(ref_check_storage(r->parts[2]));
 	if (!str_is(r->parts[3], "-"))
 		TRY(ref_check_name(r->parts[3]));
-	TRY(check_alias(r->parts[5]));
+	TRY(ref_check_alias(r->parts[5]));
 	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	if (condition->j && !json_is_null(condition->j))
 		TRY(jval_string(condition, &text));

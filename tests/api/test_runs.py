@@ -192,7 +192,8 @@ def test_bad_aliases(d, root):
     alias(d, "no-such-run", "a", "no-such-run/x").problem("not_found")
     page = root / run / ".dcpd-aliases.json"
     for text in ("", "[]", '{"version":2,"aliases":{}}', '{"version":1,"aliases":[]}', '{"version":1,"aliases":{"a":"../x"}}',
-                 '{"version":1,"aliases":{"a":"b/c"}}', '{"version":1,"aliases":{"a":1}}', " " * (1 << 21)):
+                 '{"version":1,"aliases":{"a":"b/c"}}', '{"version":1,"aliases":{"a":1}}', " " * (1 << 21),
+                 *(json.dumps({"version": 1, "aliases": {key: "x"}}) for key in ("latest", "latest-verified", "", "a b", "é", "n" * 65))):
         page.write_text(text)
         assert alias(d, run, "a", f"{run}/x").problem("state_conflict")["detail"].count(".dcpd-aliases.json"), text[:40]
         d.api.get(d.api.storage_path("main", f"{run}@a")).problem("state_conflict")

@@ -51,6 +51,22 @@ FALLIBLE enum err ref_check_name(struct str name)
 	return OK;
 }
 
+/* An alias is a part of references, on command lines too. */
+FALLIBLE enum err ref_check_alias(struct str alias)
+{
+	bool good = alias.n >= 1 && alias.n <= REF_ALIAS_BYTES_MAX;
+
+	for (size_t i = 0; good && i < alias.n; i++) {
+		char c = alias.p[i], letter = (char)(c | 0x20);
+		good = (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || (i > 0 && (c == '-' || c == '_' || c == '.'));
+	}
+	if (!good)
+		return ERR(NAME_INVALID, "an alias matches [A-Za-z0-9][A-Za-z0-9._-]{0,63}");
+	if (str_is(alias, "latest") || str_is(alias, "latest-verified"))
+		return ERR(NAME_INVALID, "dcpd itself says which checkpoint is the %s", alias.p);
+	return OK;
+}
+
 FALLIBLE enum err ref_check_state_dict(struct str name)
 {
 	TRY(check_component(name, "the state dict's name"));

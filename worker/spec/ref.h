@@ -2,10 +2,11 @@
 #pragma once
 #include "base/jval.h"
 
-enum { REF_COMPONENTS_MAX = 16, REF_COMPONENT_BYTES_MAX = 200, REF_STORAGE_BYTES_MAX = 32 };
+enum { REF_COMPONENTS_MAX = 16, REF_COMPONENT_BYTES_MAX = 200, REF_STORAGE_BYTES_MAX = 32, REF_ALIAS_BYTES_MAX = 64 };
 
 FALLIBLE enum err ref_check_storage(struct str name);      /* [a-z][a-z0-9_-]{0,31}, not "shm" */
 FALLIBLE enum err ref_check_name(struct str name);         /* a checkpoint: 1 to 16 components */
+FALLIBLE enum err ref_check_alias(struct str alias);       /* [A-Za-z0-9][A-Za-z0-9._-]{0,63}, none that dcpd computes */
 FALLIBLE enum err ref_check_state_dict(struct str name);   /* one component, without '/' or ':' */
 
 enum ref_kind { REF_CHECKPOINT = 1, REF_STATE_DICT = 2 };

@@ -32,6 +32,7 @@ static FALLIBLE enum err check_doc(json_t *doc)
 	json_object_foreach(all.j, key, value) {
 		struct jval one = jval_get(&all, key);
 		struct str name;
+		TRY(ref_check_alias(str_of(key)));
 		TRY(jval_string(&one, &name));
 		TRY(ref_check_name(name));
 		if (memchr(name.p, '/', name.n))
