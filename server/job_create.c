@@ -17,7 +17,7 @@
 #include "server/parts.h"
 #include "server/storage.h"
 
-enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000 };
+enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000, ALIASED_MAX = 64 };
 
 enum step { SOURCE_A, SOURCE_B, TARGET, SIZE, SPACE, JOURNAL };
 
@@ -26,7 +26,7 @@ struct creation {
 	struct job *job;
 	enum step step;
 	const struct ref *asked;        /* the checkpoint that is being looked at */
-	size_t as_named;                /* references with an alias' form that are names nevertheless */
+	size_t as_named;                /* references with an alias' form that stay what they are */
 	size_t others;                  /* of a merge's sources: looked at, but for the first */
 	job_created_fn fn;
 	job_planned_fn planned;
@@ -79,10 +79,9 @@ static void finish_later(void *user, enum err e)
 
 /* ---- what is known at once ---- */
 
-static FALLIBLE enum err check_now(struct creation *c)
+static FALLIBLE enum err check_room(const struct creation *c)
 {
-	struct server *s = c->server;
-	struct job *j = c->job;
+	const struct server *s = c->server;
 
 	if (s->draining)
 		return ERR(DRAINING, "the daemon is shutting down");
@@ -90,6 +89,15 @@ static FALLIBLE enum err check_now(struct creation *c)
 		return ERR(TOO_MANY_JOBS, "%u jobs are waiting", s->jobs->live_count - 1);
 	if (c->planned && s->jobs->dry_count >= DRY_RUNS_MAX)
 		return ERR(TOO_MANY_JOBS, "%d dry runs are waiting", DRY_RUNS_MAX);
+	return OK;
+}
+
+static FALLIBLE enum err check_now(struct creation *c)
+{
+	struct job *j = c->job;
+
+	if (c->server->draining)
+		return ERR(DRAINING, "the daemon is shutting down");
 	TRY(job_spec_resolve(j));
 	j->retries_left = (int)j->spec.retries;
 	TRY(job_spec_check_free(j));
@@ -394,7 +402,8 @@ static void start(struct creation *c)
 		next(c);
 }
 
-/* The reference of that number among those with an alias; a target is one only where it is removed or repaired. NULL: there are fewer. */
+/* The reference of that number among those with an alias; a target is one only where it is removed or repaired, labels are none. NULL:
+ * there are fewer. */
 static json_t *find_alias(const struct creation *c, json_t *doc, size_t *skip)
 {
 	const char *key, *name = json_string_value(json_object_get(doc, "name"));
@@ -404,7 +413,8 @@ static json_t *find_alias(const struct creation *c, json_t *doc, size_t *skip)
 	if (name && json_is_string(json_object_get(doc, "storage")) && catalogue_is_alias(name) && (*skip)-- == 0)
 		return doc;
 	json_object_foreach(doc, key, value)
-		if (!found && (strcmp(key, "target") != 0 || kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS)))
+		if (!found && strcmp(key, "labels") != 0 &&
+		    (strcmp(key, "target") != 0 || kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS)))
 			found = find_alias(c, value, skip);
 	json_array_foreach(doc, i, value)
 		found = found ? found : find_alias(c, value, skip);
@@ -431,15 +441,31 @@ static void on_resolved(void *user, enum err e, const char *name)
 /* A job is about the checkpoints that its aliases lead to now, whatever becomes of those. */
 static void resolve(struct creation *c)
 {
-	size_t skip = c->as_named;
-	const json_t *ref = find_alias(c, c->job->request, &skip);
-	const char *storage = json_string_value(json_object_get(ref, "storage"));
-	struct storage *st;
+	for (;; c->as_named++) { /* a storage that is not there is named by the check of the request */
+		size_t skip = c->as_named;
+		const json_t *ref = find_alias(c, c->job->request, &skip);
+		struct storage *st;
 
-	if (!ref || storage_find(c->server->storages, str_of(storage), &st) != OK)
-		start(c); /* a storage that is not there is named by the check of the request */
-	else
+		if (!ref) {
+			start(c);
+			return;
+		}
+		if (storage_find(c->server->storages, str_of(json_string_value(json_object_get(ref, "storage"))), &st) != OK)
+			continue;
 		catalogue_resolve(c->server, st->name, json_string_value(json_object_get(ref, "name")), on_resolved, c);
+		return;
+	}
+}
+
+/* Each alias costs look-ups: they are for requests that can be taken. */
+static FALLIBLE enum err check_aliases(const struct creation *c)
+{
+	size_t skip = ALIASED_MAX;
+
+	TRY(check_room(c));
+	if (find_alias(c, c->job->request, &skip))
+		return ERR(VALIDATION_FAILED, "a request has at most %d names with an '@'", ALIASED_MAX);
+	return OK;
 }
 
 static void begin(struct server *s, const struct job_request *asked, struct creation *c)
@@ -465,7 +491,11 @@ static void begin(struct server *s, const struct job_request *asked, struct crea
 	job_live_add(c->job);
 	if (c->planned)
 		s->jobs->dry_count++;
-	resolve(c);
+	e = check_aliases(c);
+	if (e)
+		loop_later(s->loop, refuse_later, c, e);
+	else
+		resolve(c);
 }
 
 void job_create(struct server *s, const struct job_request *rq, job_created_fn fn, void *user)

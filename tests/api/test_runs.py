@@ -182,6 +182,21 @@ def test_aliases(d, root):
     alias(d, f"{run}-moved", "best", None).problem("not_found")
 
 
+def test_aliases_in_requests(d, root):
+    """A label is a text; a name of an unknown storage keeps no other from its checkpoint; a request has so many."""
+    run = f"runs/{lib.fresh()}"
+    put(root, f"{run}/x", 1000)
+    ref = {"storage": "main", "name": f"{run}@latest"}
+    for storage in ("main", "nowhere"):
+        job = d.api.run("verify", labels={**ref, "storage": storage}, source=ref, level="structure")
+        assert job["labels"] == {**ref, "storage": storage} and job["source"]["name"] == f"{run}/x"
+    unknown = {"kind": "diff", "a": {**ref, "storage": "nowhere"}, "b": ref}
+    assert "nowhere" in d.api.post("/v1/jobs", unknown).problem("not_found", status=404)["detail"]
+    rules = [{"match": "*", "from": {**ref, "fqn": f"t{i}"}} for i in range(70)]
+    many = {"kind": "reshard", "source": ref, "target": {"storage": "main", "name": f"{run}/y"}, "transform": rules}
+    assert "64" in d.api.post("/v1/jobs", many).problem("validation_failed")["detail"]
+
+
 def test_bad_aliases(d, root):
     run = f"runs/{lib.fresh()}"
     put(root, f"{run}/x", 1000)
