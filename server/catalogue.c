@@ -7,6 +7,7 @@
 
 #include "base/jtext.h"
 #include "base/jval.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/vec.h"
 #include "server/lookup.h"
@@ -157,7 +158,7 @@ static void put_run(const struct walk *w, uint64_t i, uint64_t end, struct buf *
 	buf_puts(b, "}");
 }
 
-static void answer_runs(const struct walk *w, struct buf *b)
+static FALLIBLE enum err answer_runs(const struct walk *w, struct buf *b)
 {
 	uint64_t n = w->entries.n, at = 0, shown = 0;
 
@@ -173,22 +174,21 @@ static void answer_runs(const struct walk *w, struct buf *b)
 	buf_puts(b, "]");
 	put_next(b, w->page.from + shown, at);
 	buf_puts(b, "}");
+	return buf_status(b);
 }
 
 /* An alias to what is no checkpoint any more dangles. */
-static bool is_there(const struct walk *w, const char *name)
+static FALLIBLE enum err put_aliases(const struct walk *w, const char *verified, struct buf *b)
 {
-	for (uint64_t i = 0; i < w->entries.n; i++)
-		if (strcmp(w->entries.v[i].name, name) == 0)
-			return true;
-	return false;
-}
-
-static void put_aliases(const struct walk *w, const char *verified, struct buf *b)
-{
+	CLEANUP(map_free) struct map missing = { 0 }; /* names that aliases lead to, less the checkpoints */
 	const char *alias, *comma = "";
 	json_t *name;
 
+	json_object_foreach(w->aliases, alias, name)
+		TRY(map_put(&missing, str_of(json_string_value(name)), 0));
+	for (uint64_t i = 0; i < w->entries.n; i++)
+		if (map_get(&missing, str_of(w->entries.v[i].name)) != MAP_NONE)
+			map_remove(&missing, str_of(w->entries.v[i].name));
 	buf_puts(b, ",\"aliases\":{");
 	put_text(b, "latest", w->entries.v[0].name);
 	buf_puts(b, ",");
@@ -201,7 +201,7 @@ static void put_aliases(const struct walk *w, const char *verified, struct buf *
 	}
 	buf_puts(b, "},\"dangling\":[");
 	json_object_foreach(w->aliases, alias, name) {
-		if (is_there(w, json_string_value(name)))
+		if (map_get(&missing, str_of(json_string_value(name))) == MAP_NONE)
 			continue;
 		buf_puts(b, comma);
 		buf_json_str(b, str_of(alias));
@@ -209,9 +209,10 @@ static void put_aliases(const struct walk *w, const char *verified, struct buf *
 	}
 	buf_puts(b, "],");
 	put_text(b, "aliases_problem", w->problem);
+	return OK;
 }
 
-static void answer_run(const struct walk *w, struct buf *b)
+static FALLIBLE enum err answer_run(const struct walk *w, struct buf *b)
 {
 	uint64_t n = w->entries.n, bytes = 0, from = w->page.from < n ? w->page.from : n;
 	uint64_t end = n - from < w->page.size ? n : from + w->page.size;
@@ -227,7 +228,7 @@ static void answer_run(const struct walk *w, struct buf *b)
 	buf_puts(b, ",");
 	put_text(b, "run", w->run);
 	buf_printf(b, ",\"count\":%ju,\"bytes\":%ju", (uintmax_t)n, (uintmax_t)bytes);
-	put_aliases(w, verified, b);
+	TRY(put_aliases(w, verified, b));
 	buf_puts(b, ",\"lost_work\":{");
 	put_newest(b, &w->entries.v[0], "since");
 	buf_puts(b, "},\"holds\":[");
@@ -246,6 +247,7 @@ static void answer_run(const struct walk *w, struct buf *b)
 	buf_puts(b, "]");
 	put_next(b, end, n);
 	buf_puts(b, "}");
+	return buf_status(b);
 }
 
 static void on_aliases(void *user, enum err e, const json_t *ok, int *);
@@ -273,8 +275,7 @@ static void walk_answer(struct walk *w)
 	}
 	if (w->entries.n)
 		qsort(w->entries.v, w->entries.n, sizeof *w->entries.v, w->run ? newest_first : by_run);
-	(w->run ? answer_run : answer_runs)(w, &out);
-	enum err e = buf_status(&out);
+	enum err e = (w->run ? answer_run : answer_runs)(w, &out);
 	walk_end(w, e, e ? NULL : &out);
 }
 

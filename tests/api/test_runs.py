@@ -217,6 +217,22 @@ def test_bad_aliases(d, root):
     page.unlink()
 
 
+def test_as_many_aliases_as_a_run_has(d, root):
+    run = f"runs/{lib.fresh()}"
+    put(root, f"{run}/x", 1000)
+    file, names = root / run / ".dcpd-aliases.json", [f"a{i}" for i in range(1000)]
+    file.write_text(json.dumps({"version": 1, "aliases": {n: "x" if i % 2 else f"gone-{i % 4}" for i, n in enumerate(names)}}))
+    got = listed(d, run)
+    assert got["dangling"] == names[::2] and got["aliases"]["a1"] == f"{run}/x" and got["aliases_problem"] is None
+    assert "1000" in alias(d, run, "b", f"{run}/x").problem("limit_exceeded")["detail"]
+    alias(d, run, "a0", f"{run}/x").ok(200)  # moves and removals go on
+    alias(d, run, "a2", None).ok(200)
+    alias(d, run, "b", f"{run}/x").ok(200)
+    assert listed(d, run)["dangling"] == names[4::2]
+    file.write_text(json.dumps({"version": 1, "aliases": {n: "x" for n in [*names, "b"]}}))
+    assert "1001" in listed(d, run)["aliases_problem"]
+
+
 def test_of_many_moves_one_wins(d, root, tmp_path):
     run = f"runs/{lib.fresh()}"
     put(root, f"{run}/a", 1000)

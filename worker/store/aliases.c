@@ -29,6 +29,8 @@ static FALLIBLE enum err check_doc(json_t *doc)
 	TRY(jval_opt_integer(&root, "version", 1, 1, &version));
 	if (version != 1 || !json_is_object(all.j))
 		return ERR(VALIDATION_FAILED, "it has no version, or no aliases");
+	if (json_object_size(all.j) > ALIASES_MAX)
+		return ERR(VALIDATION_FAILED, "it has %zu aliases, %d are allowed", json_object_size(all.j), ALIASES_MAX);
 	json_object_foreach(all.j, key, value) {
 		struct jval one = jval_get(&all, key);
 		struct str name;
@@ -140,6 +142,8 @@ FALLIBLE enum err aliases_move(const struct store_job *by, const struct store *s
 	} else if (!now) {
 		return ERR(NOT_FOUND, "run '%s' has no alias '%s'", run, move->alias);
 	}
+	if (!now && json_object_size(all) >= ALIASES_MAX)
+		return ERR(LIMIT_EXCEEDED, "run '%s' has %d aliases already: remove some", run, ALIASES_MAX);
 	enum err e = now ? owner_check(by, store, json_string_value(now)) : OK;
 	if (e && e != ERR_NOT_FOUND)
 		return e;

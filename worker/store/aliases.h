@@ -13,7 +13,7 @@
 
 #define ALIASES_NAME ".dcpd-aliases.json"
 
-enum { ALIASES_BYTES_MAX = 1 << 20 };
+enum { ALIASES_BYTES_MAX = 1 << 20, ALIASES_MAX = 1000 /* of a run */ };
 
 /* *out: {"best":"run1/step-300"}, a new object, empty if the run has none. run "-": names of one component. ERR_STATE_CONFLICT: the page
  * cannot be read, and says why. */
@@ -24,5 +24,6 @@ struct alias_move {
 	const char *condition;         /* NULL: nowhere */
 };
 /* ERR_ALIAS_MOVED with `actual` if the condition does not hold; ERR_NOT_FOUND: no such checkpoint, or no such alias to remove;
- * ERR_FORBIDDEN: what it is to lead to, or leads to, is another user's. OK: it survives a power cut. */
+ * ERR_LIMIT_EXCEEDED: the run has ALIASES_MAX; ERR_FORBIDDEN: what it is to lead to, or leads to, is another user's. OK: it survives a
+ * power cut. */
 FALLIBLE enum err aliases_move(const struct store_job *by, const struct store *store, const char *run, const struct alias_move *move);
