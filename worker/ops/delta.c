@@ -173,12 +173,10 @@ static FALLIBLE enum err report(struct delta *d)
 
 static FALLIBLE enum err list_dropped(struct delta *d)
 {
-	const struct sdict *now = d->now.plan, *stored = d->now_in.sd;
+	const struct sdict *now = d->now.plan;
 	CLEANUP(mem_free_ptr) struct str *names = mem_zalloc(now->value_count, sizeof *names);
 
 	NEED(names, "no memory for %ju values", (uintmax_t)now->value_count);
-	for (uint64_t i = 0; i < stored->value_count; i++)
-		TRY(sdict_check_read(stored, &stored->values[i])); /* a tensor, and no value */
 	for (uint64_t i = 0; i < now->value_count; i++)
 		names[i] = now->values[i].fqn;
 	if (now->value_count)
@@ -189,10 +187,12 @@ static FALLIBLE enum err list_dropped(struct delta *d)
 /* Values go into the index, unless they are many. */
 static FALLIBLE enum err take_values(struct delta *d)
 {
-	const struct sdict *now = d->now.plan;
+	const struct sdict *now = d->now.plan, *stored = d->now_in.sd;
 	struct delta_value *values;
 	uint64_t sum = 0, n;
 
+	for (uint64_t i = 0; i < stored->value_count; i++)
+		TRY(sdict_check_read(stored, &stored->values[i])); /* a tensor, and no value */
 	for (uint64_t i = 0; i < now->value_count; i++) {
 		const struct sd_value *v = &now->values[i];
 		TRY(num_add(sum, v->kind == SD_VALUE_INLINE ? v->bytes.n : v->loc.length, &sum));
@@ -210,6 +210,7 @@ static FALLIBLE enum err take_values(struct delta *d)
 	d->head.value_count = now->value_count;
 	return OK;
 }
+
 static FALLIBLE enum err compare(struct delta *d)
 {
 	CLEANUP(run_detach) struct run run = { .fd = -1 };
