@@ -121,6 +121,26 @@ def test_files_and_folders_of_files(d, root):
     assert not (root / folder).exists()
 
 
+def test_what_lies_in_a_folder(d, root):
+    """A folder with something held in it is neither replaced nor removed, however deep that lies."""
+    folder = f"holds/{lib.fresh()}"
+    source = Crafted(root)
+    target = {"storage": "main", "name": folder, "format": "safetensors"}
+    d.api.run("reshard", source=source.ref, target=target)
+    file = next(p.name for p in (root / folder).iterdir() if p.suffix == ".safetensors")
+    hold(d, f"{folder}/{file}")
+    error = d.api.fails("reshard", "checkpoint_held", source=source.ref, target=target, options={"overwrite": True})
+    assert file in error["detail"], error
+    unhold(d, f"{folder}/{file}")
+    shutil.copytree(root / source.name, root / folder / "logs/checkpoint-500")
+    hold(d, f"{folder}/logs/checkpoint-500")
+    job = d.api.wait(d.api.delete(path(d, folder, "")).ok(202))
+    assert "logs/checkpoint-500" in lib.check_problem(job["error"], "checkpoint_held")["detail"]
+    unhold(d, f"{folder}/logs/checkpoint-500")
+    d.api.wait(d.api.delete(path(d, folder, "")).ok(202))
+    assert not (root / folder).exists()
+
+
 def hostile(notes):
     def write(text):
         return lambda: notes.write_text(text)

@@ -16,6 +16,7 @@
 #include "lib/t.h"
 #include "store/commit.h"
 #include "store/identity.h"
+#include "store/notes.h"
 #include "store/staging.h"
 
 enum { OBJ_MAX = 512, OBJ_KEY = 512, OBJ_OPEN = 128, OBJ_ANY = 0 };
@@ -512,7 +513,7 @@ static inline uint64_t obj_clear(struct objects *b, const char *job, const json_
 
 	for (int i = 0; i < OBJ_MAX; i++) {
 		const char *own = b->v[i].o ? strstr(b->v[i].key, "/.dcpd-") : NULL;
-		bool kept = !own || obj_is_used(b, b->v[i].key);
+		bool kept = !own || str_ends(str_of(own), NOTES_NAME) || obj_is_used(b, b->v[i].key);
 		char id[OBJ_KEY];
 		for (size_t k = 0; k < json_array_size(keep) && !kept; k++) {
 			snprintf(id, sizeof id, "/.dcpd-%s-", json_string_value(json_array_get(keep, k)));

@@ -397,9 +397,15 @@ static void test_a_sweep_takes_what_nobody_continues(void **state)
 	fill(&a);
 	T_OK(open_as("B", "run/x", false, &b));
 	fill(&b);
+	struct store_at run;
+	T_OK(store_enter(store_top(store), "run", &run));
+	T_OK(store->ops->put(run, ".dcpd-0.dcpd-notes.json", "{}", 2, false)); /* notes of a file "dcpd-0" */
 	T_OK(store->ops->sweep(store, &keep, NULL, NULL, &removed));
 	assert_true(removed > 0);
 	assert_false(is_there("run/.dcpd-B-1/" DCP_METADATA));
+	assert_true(is_there("run/.dcpd-0.dcpd-notes.json"));
+	T_OK(store_drop(run, ".dcpd-0.dcpd-notes.json"));
+	store_close(&run);
 	assert_job("run/y", "C");
 	staging_close(&b);
 	T_OK(staging_commit(&a, false));

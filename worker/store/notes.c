@@ -9,7 +9,8 @@
 #include "store/owner.h"
 #include "store/staging.h"
 
-enum { LAST_MAX = 200 };               /* bytes of a component of a name (spec/ref.h) */
+enum { LAST_MAX = 200,                 /* bytes of a component of a name (spec/ref.h) */
+       INSIDE_DEPTH_MAX = 32 };        /* folders in a folder that is removed */
 
 struct hold {
 	bool is_held;
@@ -147,31 +148,62 @@ FALLIBLE enum err notes_check_free(struct store_at folder, const char *name)
 	return refuse(&hold, name);
 }
 
-/* Notes of a file of the folder: ".{file}.dcpd-notes.json". */
-static enum err check_inside(void *user, const char *name, unsigned char)
-{
-	const struct store_at *folder = user;
-	size_t n = strlen(name);
+struct inside {
+	struct store_at folder;
+	const char *name;              /* of the folder, as errors say it */
+	uint32_t depth;
+};
 
-	if (!notes_is(name) || n <= sizeof NOTES_NAME || !str_ends(str_of(name), NOTES_NAME))
+static FALLIBLE enum err check_folder(struct store_at parent, const char *entry, const char *name, uint32_t depth);
+
+/* Notes of a file of the folder, ".{file}.dcpd-notes.json", and folders in it. */
+static enum err check_inside(void *user, const char *name, unsigned char d_type)
+{
+	const struct inside *in = user;
+	char path[CHECKPOINT_NAME_MAX];
+	size_t n = strlen(name);
+	struct stat st;
+
+	if (notes_is(name) && n > sizeof NOTES_NAME && str_ends(str_of(name), NOTES_NAME)) {
+		struct hold hold = hold_at(in->folder, name);
+		snprintf(path, sizeof path, "%s/%.*s", in->name, (int)(n - sizeof NOTES_NAME), name + 1);
+		return refuse(&hold, path);
+	}
+	if (d_type == DT_UNKNOWN) {
+		TRY(store_stat(in->folder, name, &st));
+		d_type = S_ISDIR(st.st_mode) ? DT_DIR : DT_REG;
+	}
+	if (d_type != DT_DIR)
 		return OK;
-	struct hold hold = hold_at(*folder, name);
-	char file[256];
-	snprintf(file, sizeof file, "%.*s", (int)(n - sizeof NOTES_NAME), name + 1);
-	return refuse(&hold, file);
+	snprintf(path, sizeof path, "%s/%s", in->name, name);
+	struct hold hold = hold_of(in->folder, name, true);
+	TRY(refuse(&hold, path));
+	return check_folder(in->folder, name, path, in->depth + 1);
+}
+
+/* A folder that cannot be looked into, or lies too deep, counts as one with a hold. */
+static FALLIBLE enum err check_folder(struct store_at parent, const char *entry, const char *name, uint32_t depth)
+{
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+
+	if (depth > INSIDE_DEPTH_MAX)
+		return ERR(CHECKPOINT_HELD, "'%s' stays: it lies too deep to be looked at for holds", name);
+	TRY(store_enter(parent, entry, &dir));
+	return store_list(dir, check_inside, &(struct inside){ dir, name, depth });
 }
 
 FALLIBLE enum err notes_check_removal(struct store_at folder, const char *name)
 {
-	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	struct stat st;
 
 	TRY(notes_check_free(folder, name));
-	TRY(store_stat(folder, name, &st));
-	if (!S_ISDIR(st.st_mode))
+	enum err e = store_stat(folder, name, &st);
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
 		return OK;
-	TRY(store_enter(folder, name, &dir));
-	return store_list(dir, check_inside, &dir);
+	}
+	TRY(e);
+	return S_ISDIR(st.st_mode) ? check_folder(folder, name, name, 0) : OK;
 }
 
 /* ---- told and changed ---- */
@@ -227,7 +259,7 @@ static FALLIBLE enum err change_hold(const struct store_job *by, const char *nam
 
 FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store *store, const char *name, json_t *hold)
 {
-	CLEANUP(store_close) struct store_at parent = STORE_NOTHING, dir = STORE_NOTHING, lock = STORE_NOTHING;
+	CLEANUP(store_close) struct store_at parent = STORE_NOTHING, dir = STORE_NOTHING, lock = STORE_NOTHING, inside = STORE_NOTHING;
 	char above[CHECKPOINT_NAME_MAX], last[256], notes[STAGING_BESIDE_MAX] = NOTES_NAME;
 	enum format format;
 	struct stat st;
@@ -244,6 +276,8 @@ FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store 
 		TRY(owner_check(by, store, name));
 	if (S_ISDIR(st.st_mode)) {
 		TRY(store_enter(parent, last, &dir));
+		if (store->ops->lock) /* files in it are replaced and removed under its own lock */
+			TRY(store->ops->lock(dir, &inside));
 		return change_hold(by, name, dir, notes, hold);
 	}
 	return notes_path(last, false, notes) ? change_hold(by, name, parent, notes, hold)

@@ -19,7 +19,7 @@ enum { NOTES_BYTES_MAX = 1 << 16, HOLD_REASON_MAX = 1000 };
 bool notes_is(const char *name);
 /* ERR_CHECKPOINT_HELD if what lies at `name` below the folder, or a folder above it, is held. Nothing there: OK. */
 FALLIBLE enum err notes_check_free(struct store_at folder, const char *name);
-/* The same, for a removal: files in the folder `name` count, too. */
+/* The same, for a removal or a replacement of all: files and folders in the folder `name` count, too. */
 FALLIBLE enum err notes_check_removal(struct store_at folder, const char *name);
 /* Appends `,"hold":{"owner","reason","since"}` if the checkpoint is held, else nothing; of unreadable notes owner and since are null. */
 void notes_put_hold(struct store_at folder, const char *name, bool is_dir, struct buf *out);

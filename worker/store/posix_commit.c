@@ -95,24 +95,50 @@ static FALLIBLE enum err take_back(struct staging *s, bool exchanged)
 	return info.code;
 }
 
+/* Files of a folder may be held, too. A checkpoint of one file has no inside. */
+static FALLIBLE enum err lock_inside(int parent, const char *name, int *lock)
+{
+	CLEANUP(fs_drop) int dir = -1;
+	struct stat st;
+
+	enum err e = fs_stat(parent, name, &st);
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	if (!S_ISDIR(st.st_mode))
+		return OK;
+	TRY(fs_open_dir(parent, name, &dir));
+	return fs_lock(dir, POSIX_LOCK_MS, lock);
+}
+
+/* Is nothing held of what goes? Whoever holds something needs one of these locks, too. */
+static FALLIBLE enum err lock_free(const struct store *store, const char *name, int parent, const char *last, int *lock, int *inside)
+{
+	TRY(fs_lock(parent, POSIX_LOCK_MS, lock));
+	TRY(lock_inside(parent, last, inside));
+	return notes_check_removal(store_top(store), name);
+}
+
 enum err posix_publish(struct staging *s, const char *replaces)
 {
-	CLEANUP(fs_drop) int lock = -1;
-	char staged[STAGED_PATH_MAX];
+	CLEANUP(fs_drop) int lock = -1, inside = -1;
+	char staged[STAGED_PATH_MAX], name[CHECKPOINT_NAME_MAX];
 
 	staged_path(s, staged);
 	TRY(fs_fsync(s->dir.handle, "."));
 	fs_fault("commit.synced");
 	fs_fault("commit.rename");
-	if (replaces) {
-		TRY(fs_lock(s->parent.handle, POSIX_LOCK_MS, &lock));
-		TRY(notes_check_free(s->parent, s->target)); /* whoever holds it needs the lock, too */
-	}
+	staging_target_name(s, name, sizeof name);
+	if (replaces)
+		TRY(lock_free(s->store, name, s->parent.handle, s->target, &lock, &inside));
 	TRY(replaces ? exchange(s, staged, replaces) : fs_rename_noreplace(s->parent.handle, staged, s->target));
 	s->done = true;
 	fs_fault("commit.renamed");
 	if (fs_fsync(s->parent.handle, "."))
 		return take_back(s, replaces != NULL);
+	fs_drop(&inside);
 	fs_drop(&lock);
 	if (replaces)
 		drop_old(s);
@@ -122,9 +148,11 @@ enum err posix_publish(struct staging *s, const char *replaces)
 enum err posix_publish_in_place(struct staging *s, const char *metadata)
 {
 	CLEANUP(fs_drop) int to = -1;
+	char name[CHECKPOINT_NAME_MAX];
 
 	TRY(fs_fsync(s->dir.handle, "."));
-	TRY(notes_check_free(s->parent, s->target));
+	staging_target_name(s, name, sizeof name);
+	TRY(notes_check_free(store_top(s->store), name));
 	TRY(fs_mkdirs(s->parent.handle, s->target, &to));
 	s->done = true; /* if it breaks off, the recovery puts back what lies in there */
 	enum err e = posix_in_place_move(s, to, metadata);
@@ -152,19 +180,6 @@ void posix_discard(struct staging *s)
 	store_close(&s->parent);
 }
 
-/* Files of a folder may be held, too. A checkpoint of one file has no inside. */
-static FALLIBLE enum err lock_inside(int parent, const char *name, int *lock)
-{
-	CLEANUP(fs_drop) int dir = -1;
-	struct stat st;
-
-	TRY(fs_stat(parent, name, &st));
-	if (!S_ISDIR(st.st_mode))
-		return OK;
-	TRY(fs_open_dir(parent, name, &dir));
-	return fs_lock(dir, POSIX_LOCK_MS, lock);
-}
-
 enum err posix_remove(const struct store_job *by, const struct store *store, const char *name)
 {
 	CLEANUP(fs_drop) int parent = -1, lock = -1, inside = -1;
@@ -172,13 +187,12 @@ enum err posix_remove(const struct store_job *by, const struct store *store, con
 
 	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", by->id);
 	TRY(posix_open_parent(store, name, last, &parent));
-	TRY(fs_lock(parent, POSIX_LOCK_MS, &lock));
-	TRY(lock_inside(parent, last, &inside));
-	TRY(notes_check_removal((struct store_at){ store, parent }, last));
+	TRY(lock_free(store, name, parent, last, &lock, &inside));
 	TRY(fs_rename_noreplace(parent, last, trash));
 	fs_drop(&inside);
 	fs_drop(&lock);
-	if (fs_fsync(parent, ".")) {
+	/* in a folder of a folder no lock of these keeps a hold out: one that came just now is seen here */
+	if (notes_check_removal((struct store_at){ store, parent }, trash) || fs_fsync(parent, ".")) {
 		struct err_info info = *err_last();
 		if (fs_rename_noreplace(parent, trash, last) || fs_fsync(parent, "."))
 			return commit_in_doubt("is being deleted", name);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "os/fs.h"
+#include "store/notes.h"
 #include "store/posix_impl.h"
 #include "store/posix_in_place.h"
 #include "store/trash.h"
@@ -145,7 +146,7 @@ static enum err find_leftover(void *user, const char *name, unsigned char)
 	bool meeting = str_starts(str_of(name), HOSTS_PREFIX); /* of several daemons: each takes it for another's */
 	char **at;
 
-	if (!job.p && !meeting)
+	if ((!job.p && !meeting) || notes_is(name)) /* ".dcpd-x.dcpd-notes.json": of a file "dcpd-x" */
 		return OK;
 	if (meeting ? l->job || !l->keep || !is_abandoned(l, name) : (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
 		return OK;

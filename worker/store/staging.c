@@ -179,7 +179,7 @@ static FALLIBLE enum err check_target(const struct staging *s, const char *name,
 	if (!overwrite)
 		return ERR(CHECKPOINT_EXISTS, "'%s' exists; overwrite is not set", name);
 	TRY(owner_check(&s->by, s->store, name));
-	TRY(notes_check_free(store_top(s->store), name));
+	TRY(notes_check_removal(store_top(s->store), name));
 	return s->is_file ? check_replaced_file(s->store, name, format) : check_replaced(s->store, name);
 }
 
@@ -196,7 +196,7 @@ static FALLIBLE enum err check_in_place(const struct staging *s, const char *nam
 	return notes_check_free(store_top(s->store), name);
 }
 
-static void target_name(const struct staging *s, char *out, size_t max)
+void staging_target_name(const struct staging *s, char *out, size_t max)
 {
 	snprintf(out, max, "%s%s%s", s->parent_path, s->parent_path[0] ? "/" : "", s->target);
 }
@@ -358,7 +358,7 @@ enum err staging_commit(struct staging *s, bool overwrite)
 {
 	char name[sizeof s->parent_path + sizeof s->target + 1], identity[IDENTITY_MAX];
 
-	target_name(s, name, sizeof name);
+	staging_target_name(s, name, sizeof name);
 	TRY(check_sizes(s));
 	for (int tries = 0;; tries++) {
 		enum err e = overwrite ? identity_of(store_top(s->store), name, identity) : ERR_NOT_FOUND;
@@ -378,7 +378,7 @@ enum err staging_commit_in_place(struct staging *s, const char *metadata)
 {
 	char name[sizeof s->parent_path + sizeof s->target + 1];
 
-	target_name(s, name, sizeof name);
+	staging_target_name(s, name, sizeof name);
 	TRY(check_sizes(s));
 	TRY(check_in_place(s, name));
 	return s->store->ops->publish_in_place(s, metadata);

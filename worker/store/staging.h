@@ -86,5 +86,7 @@ void staging_close(struct staging *s);
 
 /* The path of something of dcpd's own beside the checkpoint `name`. */
 FALLIBLE enum err staging_beside(const char *name, const char *own, char path[STAGING_BESIDE_MAX]);
+/* The name of the checkpoint that is staged, below the storage's root. */
+void staging_target_name(const struct staging *s, char *out, size_t max);
 /* "a/b/c" → "a/b" and "c"; ERR_NAME_INVALID. */
 FALLIBLE enum err staging_divide(const char *name, char *parent, size_t parent_max, char *last, size_t last_max);
