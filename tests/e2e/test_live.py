@@ -93,6 +93,7 @@ def test_a_save_that_awaits_its_seals(page, daemon):  # noqa: F811
 def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
     daemon.put("train", images())
     daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "a"})
+    daemon.drop("train")  # or it would be loaded from memory
     file = max((daemon.storages["main"] / "a").glob("*.distcp"), key=lambda p: p.stat().st_size)
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
