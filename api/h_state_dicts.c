@@ -233,7 +233,7 @@ FALLIBLE enum err h_rank_seal(struct req *r)
 	return OK;
 }
 
-enum { REASON_MAX = 2048 }; /* bytes: 512 characters at least */
+enum { REASON_MAX = 2048 }; /* bytes */
 
 FALLIBLE enum err h_rank_release(struct req *r)
 {
