@@ -132,8 +132,8 @@ static FALLIBLE enum err build(struct load *l)
 	TRY(input_add_files(&l->source, &l->build, false, &l->source_map));
 	TRY(build_sources(&l->build, l->stored.sd, input_kind(&l->source), l->source_map, input_manifest(&l->source), &first));
 	if (l->rules.c.count == 0) { /* else elements go through views of their sources, block by block */
-		TRY(memory_open(json_object_get(l->job->doc, "memory"), l->job->fds, l->job->segment_count, input_manifest(&l->source),
-				&l->memory));
+		memory_open(json_object_get(l->job->doc, "memory"), l->job->fds, l->job->segment_count, input_manifest(&l->source),
+				&l->memory);
 		TRY(memory_place(&l->memory, &l->build, l->stored.sd, first));
 	}
 	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,

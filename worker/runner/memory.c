@@ -5,7 +5,8 @@
 #include "runner/input.h"
 #include "tensor/linear.h"
 
-enum { LOOKS_MAX = 64 };               /* at the parts of an FQN, for one chunk: they come in the order of the chunks, mostly */
+enum { LOOKS_MAX = 64,                 /* at the parts of an FQN, for one chunk: they come in the order of the chunks, mostly */
+       PARTS_MAX = 1 << 20 };          /* of all segments: their owners may write any number there; the rest is read from files */
 
 static FALLIBLE enum err add_parts(struct memory *m, uint32_t segment)
 {
@@ -46,23 +47,33 @@ static FALLIBLE enum err open_segment(struct memory *m, const struct rank_segmen
 	return add_parts(m, (uint32_t)m->segments.n - 1);
 }
 
-enum err memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out)
+static FALLIBLE enum err open_all(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest,
+				  struct memory *out)
 {
 	const json_t *entry;
 	struct rank_segments *ranks;
 	size_t i;
 
-	*out = (struct memory){ 0 };
 	json_array_foreach(list, i, entry) {
 		const char *job = json_string_value(json_object_get(entry, "job"));
 		if (!manifest || !job || strcmp(manifest->job, job) != 0)
 			continue;
 		TRY(vec_push(&out->lists, &ranks));
 		TRY(rank_segments_read(entry, 0, fd_count, ranks));
-		for (uint32_t r = 0; r < ranks->count; r++)
+		for (uint32_t r = 0; r < ranks->count && out->parts.n < PARTS_MAX; r++)
 			TRY(open_segment(out, &ranks->v[r], fds));
 	}
 	return OK;
+}
+
+void memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out)
+{
+	*out = (struct memory){ 0 };
+	if (!open_all(list, fds, fd_count, manifest, out))
+		return;
+	err_clear();
+	memory_close(out);
+	*out = (struct memory){ 0 };
 }
 
 /* Has the part all elements of the box of tensor t, in a row? *at_out: the first byte's place in the segment. */

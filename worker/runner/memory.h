@@ -35,8 +35,9 @@ struct memory {
 };
 
 /* list: [{"job","world_size","generation","ranks":[…]}] of JOB or of a question, which must outlive `out`; NULL: nothing. fds: those that
- * its ranks name. Only what the save that the manifest names was made of is taken. Call memory_close on errors, too. */
-FALLIBLE enum err memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out);
+ * its ranks name. Only what the save that the manifest names was made of is taken; if anything goes wrong, nothing: the
+ * files have it all. */
+void memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out);
 /* Sets run_src.memory of those of the sources from `first` on, the chunks of sd, whose payloads lie in a segment in one run. */
 FALLIBLE enum err memory_place(struct memory *m, struct run_build *b, const struct sdict *sd, uint32_t first);
 void memory_close(struct memory *m);

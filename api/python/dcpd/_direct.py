@@ -427,14 +427,20 @@ class _Segments:
     """Segments that have bytes of the checkpoint, too. One that this process cannot open is left out: the files have all."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.fds = [self._open(str(name)) for name in names]
+        self.fds = [self._open(str(name)) for name in names[:_OPEN_MAX]]
+        self.fds += [-1] * (len(names) - len(self.fds))
 
     @staticmethod
     def _open(name: str) -> int:
+        """-1 for what is no file, too: a pipe of that name would be waited for."""
         try:
-            return os.open(image.SHM + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) if _SEGMENT.fullmatch(name) else -1
+            fd = os.open(image.SHM + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK) if _SEGMENT.fullmatch(name) else -1
         except OSError:
             return -1
+        if fd >= 0 and not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            return -1
+        return fd
 
     def close(self) -> None:
         for fd in self.fds:
