@@ -394,11 +394,12 @@ enum err exec_run(const struct exec_spec *spec)
 {
 	struct exec x = { .spec = spec, .run = spec->run };
 
-	uint32_t segments = 0;
-	each(f, spec->run->files, spec->run->files_n)
-		segments += f->kind == RUN_FILE_SEGMENT;
-	x.has_segments = segments > 0;
-	x.by_fd = spec->count <= WRITERS_MAX * segments;
+	uint32_t written = 0;
+	each(f, spec->run->files, spec->run->files_n) {
+		x.has_segments = x.has_segments || f->kind == RUN_FILE_SEGMENT;
+		written += f->kind == RUN_FILE_SEGMENT && f->writable;
+	}
+	x.by_fd = spec->count <= WRITERS_MAX * written;
 	TRY(files_open(spec->run, spec->stores, spec->fds, spec->fd_count, &x.files));
 	x.files.leavings = spec->leavings;
 	enum err e = sources_open(spec->run, &x.files, &x.sources);
