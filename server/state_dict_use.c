@@ -166,10 +166,11 @@ void state_dict_unuse(struct state_dict_use **use)
 	if (!u)
 		return;
 	struct state_dict *sd = u->owner;
+	int64_t generation = u->generation;
 	free_use(u);
 	for (uint32_t i = 0; !sd->dead && i < state_dict_slots(sd); i++) {
 		struct slot *sl = state_dict_nth(sd, i);
-		bool left = sl->state == SLOT_LEAVING || (sl->state == SLOT_OPEN && sl->filler_gone);
+		bool left = sl->state == SLOT_LEAVING || (sl->state == SLOT_OPEN && sl->filler_gone && sl->generation == generation);
 		if (left && sl->uses == 0)
 			state_dict_free_slot(sd, sl);
 	}
