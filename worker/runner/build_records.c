@@ -106,10 +106,11 @@ static FALLIBLE enum err compare(struct record *r)
 enum err build_record_sums(struct run_build *b, uint8_t *taken)
 {
 	struct record r = { .b = b, .parts = b->record_parts.v, .taken = taken };
-	const struct run_record_part *end = r.parts + b->record_parts.n;
 
-	if (b->record_parts.n)
-		qsort(b->record_parts.v, b->record_parts.n, sizeof *b->record_parts.v, by_place);
+	if (b->record_parts.n == 0)
+		return OK;
+	const struct run_record_part *end = r.parts + b->record_parts.n;
+	qsort(b->record_parts.v, b->record_parts.n, sizeof *b->record_parts.v, by_place);
 	for (; r.parts < end; r.parts += r.count) {
 		for (r.count = 1; r.parts + r.count < end && r.parts[r.count].file == r.parts->file &&
 		     r.parts[r.count].offset == r.parts->offset;)
