@@ -164,6 +164,7 @@ static json_t *run(enum err (*fn)(struct job *j), enum job_kind kind, const stru
 	T_OK(fn(&j));
 	json_t *result = json_incref(j.result);
 	job_free(&j);
+	seg_leavings_unmap(&t.w.leavings); /* as the worker does after each job */
 	t_worker_drain(&t);
 	return result;
 }
