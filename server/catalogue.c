@@ -138,7 +138,7 @@ static void put_next(struct buf *b, uint64_t shown_to, uint64_t all)
 		buf_printf(b, ",\"next_page_token\":\"%ju\"", (uintmax_t)shown_to);
 }
 
-/* One run of the list: entries [i, end), the newest of which is the first. */
+/* A run as JSON: it has the entries [i, end) of the list, newest first. */
 static void put_run(const struct walk *w, uint64_t i, uint64_t end, struct buf *b)
 {
 	uint64_t bytes = 0, holds = 0;

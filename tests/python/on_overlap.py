@@ -13,6 +13,17 @@ from dcpd import _overlap
 SECONDS = 60
 
 
+def waits(go, step):
+    """The step waits until the copy that is held back goes on."""
+    t = threading.Thread(target=step)
+    t.start()
+    assert go.entered.wait(SECONDS)
+    t.join(0.2)
+    assert t.is_alive(), "the step did not wait"
+    go.set()
+    t.join()
+
+
 @contextlib.contextmanager
 def held_back():
     """Late copies wait for an event, which is given: `entered` says that one does."""
@@ -117,13 +128,7 @@ def dtensors(pg, rank, ref):
         with held_back() as go:
             h = dcpd.async_save({"m": m.state_dict(), "o": o.state_dict()}, f"{ref}-{i}", process_group=pg, overlap=True)
             assert not h.snapshotted
-            t = threading.Thread(target=step, args=(m, o))
-            t.start()
-            assert go.entered.wait(SECONDS)
-            t.join(0.2)
-            assert t.is_alive(), "the step did not wait"
-            go.set()
-            t.join()
+            waits(go, lambda: step(m, o))
         h.wait_snapshot(SECONDS)
         assert h.snapshotted
         handles.append(h)

@@ -7,7 +7,7 @@ import numpy as np
 import on_overlap
 import pytest
 import torch
-from on_overlap import SECONDS, backward, copies, differences, held_back, trained
+from on_overlap import SECONDS, backward, copies, differences, held_back, trained, waits
 
 import dcpd
 from dcpd import _copy, _overlap, _session, _tensors
@@ -88,13 +88,7 @@ def test_a_step_that_comes_too_early_waits(at, optimizer):
     with held_back() as go:
         h = save(state(m, o), ref)
         backward(m)
-        t = threading.Thread(target=o.step)
-        t.start()
-        assert go.entered.wait(SECONDS)
-        t.join(0.2)
-        assert t.is_alive(), "the step did not wait"
-        go.set()
-        t.join()
+        waits(go, o.step)
     h.result(SECONDS)
     assert differences(wanted, dcpd.load(ref)) == []
 
