@@ -370,6 +370,17 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	return follow_job(c, id, &f);
 }
 
+static bool dangles(const json_t *run, const char *alias)
+{
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(json_object_get(run, "dangling"), i, one)
+		if (json_is_string(one) && strcmp(json_string_value(one), alias) == 0)
+			return true;
+	return false;
+}
+
 /* "STEP NAME …" of the newest checkpoints, below what is said of the whole run. */
 static void print_run(const json_t *run)
 {
@@ -384,7 +395,7 @@ static void print_run(const json_t *run)
 	       show_bytes(show_number(run, "bytes"), text));
 	json_object_foreach((json_t *)(uintptr_t)aliases, alias, name)
 		if (json_is_string(name))
-			printf("%-16s %s\n", alias, json_string_value(name));
+			printf("%-16s %s%s\n", alias, json_string_value(name), dangles(run, alias) ? " (not there any more)" : "");
 	if (json_is_string(since))
 		printf("%-16s since %s\n", "lost if it ends", json_string_value(since));
 	putchar('\n');

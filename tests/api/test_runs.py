@@ -261,7 +261,10 @@ def test_aliases_by_dcpctl(d, root):
     assert "step-7" in d.ctl("show", f"main:{run}@best").stdout
     assert d.ctl("verify", f"main:{run}@best").returncode == 0
     assert d.ctl("alias", f"main:{run}", "best", "step-7", "--if", "").returncode == 5
-    assert "best" in d.ctl("runs", f"main:{run}").stdout
+    put(root, f"{run}/step-8", 1001)
+    assert "best" in d.ctl("runs", f"main:{run}").stdout and "not there" not in d.ctl("runs", f"main:{run}").stdout
+    assert d.ctl("rm", "--yes", f"main:{run}/step-7").returncode == 0
+    assert f"{run}/step-7 (not there any more)" in d.ctl("runs", f"main:{run}").stdout
     assert d.ctl("alias", f"main:{run}", "best").returncode == 2
     assert d.ctl("alias", f"main:{run}", "best", "--remove").returncode == 0
     assert d.ctl("show", f"main:{run}@best").returncode == 6
