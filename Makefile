@@ -44,7 +44,7 @@ ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(PIC) $(FORTI
              -Iworker -I. -Itests -DDCPD_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDCPD_FAULTS) $(PKG_CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -rdynamic $(SANFLAGS) -pthread $(LDFLAGS)
 ENGINE_LIBS := -levent -lsodium -lxxhash -lisal -lz -lzstd -luring -lseccomp -ljansson -lpcre2-8 -lacl -lm
-DAEMON_LIBS := -lmicrohttpd -levent -levent_pthreads -lsqlite3 -lsystemd $(ENGINE_LIBS)
+DAEMON_LIBS := -lcurl -lmicrohttpd -levent -levent_pthreads -lsqlite3 -lsystemd $(ENGINE_LIBS)
 CLIB_LIBS := $(filter-out -lseccomp,$(ENGINE_LIBS))
 CTL_LIBS := -lcurl $(ENGINE_LIBS)
 
@@ -231,11 +231,13 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
 STREAMS := package1 package2 package3 torch1 torch2 worker fault api1 api2
 SETS ?= 10
-STREAM_api1 := $(wildcard tests/api/test_[a-l]*.py)
-STREAM_api2 := $(filter-out $(STREAM_api1),$(wildcard tests/api/test_*.py))
+# Tests of the API that need PyTorch are where it is imported anyhow.
+API_TORCH := $(wildcard $(patsubst %,tests/api/test_%.py,checkpoint_input holds locate replicate trust))
+STREAM_api1 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[a-l]*.py))
+STREAM_api2 := $(filter-out $(API_TORCH) $(STREAM_api1),$(wildcard tests/api/test_*.py))
 STREAM_worker := $(wildcard tests/worker tests/e2e)
 STREAM_fault := $(wildcard tests/fault)
-STREAM_torch1 := $(wildcard tests/interop/test_[a-m]*.py)
+STREAM_torch1 := $(API_TORCH) $(wildcard tests/interop/test_[a-m]*.py)
 STREAM_torch2 := $(filter-out $(STREAM_torch1),$(wildcard tests/interop/test_*.py))
 STREAM_package1 := $(wildcard tests/python/test_[f-h]*.py)
 STREAM_package2 := $(wildcard tests/python/test_[i-z]*.py)
@@ -353,7 +355,7 @@ $(TESTBIN)/fuzz_%: $(O)/tests/fuzz/fuzz_%.o $(LIB)/libdcp.a
 # itself, requests that are wrong, each fault point of the engine, and the fuzz targets.
 .PHONY: check-san check-san-run
 SAN_SECONDS ?= 5
-SAN_TESTS := tests/worker tests/fault/test_fault_points.py $(patsubst %,tests/api/test_%.py,requests http_basics full_state_dir)
+SAN_TESTS := tests/worker tests/fault/test_fault_points.py tests/fault/test_fault_incremental.py $(patsubst %,tests/api/test_%.py,requests http_basics full_state_dir)
 check-san: ## units, worker, wrong requests, fault points, each fuzz target for 5 s, under ASan and UBSan (five minutes on 2 cores once built)
 	$(Q)deploy/deps.sh $(BUILD_DEBS) $(FUZZ_DEBS)
 	$(Q)$(MAKE) --no-print-directory deps-test

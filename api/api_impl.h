@@ -3,7 +3,7 @@
 #include <sys/types.h>
 #include "api/http.h"
 
-enum { API_TOKEN_MAX = 256, API_LISTENERS_MAX = 16, API_ROUTES_MAX = 64, API_CODES = 6 };
+enum { API_TOKEN_MAX = 256, API_LISTENERS_MAX = 16, API_ROUTES_MAX = 128, API_CODES = 6 };
 
 struct route_count {
 	const struct route *route;

@@ -12,9 +12,12 @@
 #include "base/mem.h"
 #include "base/near.h"
 #include "base/num.h"
+#include "server/catalogue.h"
 #include "server/errdoc.h"
+#include "server/lineage.h"
 #include "server/lookup.h"
 #include "server/storage.h"
+#include "server/tier.h"
 #include "server/verdict.h"
 
 enum { SLICE_MAX = 1024, LIST_MS = 5000, HOLD_REASON_MAX = 1000 }; /* a longer one is not kept (worker/store/notes.h) */
@@ -28,6 +31,8 @@ struct listing {
 	uint32_t left, shown;
 	int64_t end_ms;
 	bool one;                     /* a single storage: its error is the answer's */
+	bool finds;                   /* with a wish, else all in the order of their names */
+	struct catalogue_wish wish;
 };
 
 static const char *text_in(const json_t *object, const char *key)
@@ -72,8 +77,19 @@ static void listing_answer(struct listing *l, bool more)
 
 static void on_listed(void *user, enum err e, const json_t *ok, int *fd);
 
+static void on_found(void *user, enum err e, json_t *page)
+{
+	on_listed(user, e, page, NULL);
+}
+
 static void listing_ask(struct listing *l)
 {
+	if (l->finds) {
+		l->wish.after = str_of(json_string_value(l->after));
+		l->wish.size = l->left;
+		catalogue_find(l->req->core, l->storage, &l->wish, on_found, l);
+		return;
+	}
 	struct storage *st;
 	json_t *q = NULL;
 	enum err e = storage_find(l->req->core->storages, str_of(l->storage), &st);
@@ -121,7 +137,10 @@ static FALLIBLE enum err put_item(struct listing *l, json_t *item)
 		return ERR(PROTOCOL, "a list holds what is no checkpoint");
 	if (json_object_set_new(item, "storage", json_string(l->storage)) != 0)
 		return ERR(NO_MEMORY, "cannot list");
-	verdict_put(l->req->core->journal, l->storage, item);
+	if (!l->finds) {
+		verdict_put(l->req->core->journal, l->storage, item);
+		tier_put(l->req->core->tiers, l->storage, item);
+	}
 	buf_puts(&l->out, l->shown++ ? "," : "");
 	l->left -= l->left > 0;
 	return jval_dump(item, &l->out);
@@ -167,8 +186,8 @@ static void on_listed(void *user, enum err e, const json_t *ok, int *)
 	}
 }
 
-/* Takes the token "storage:name" apart. *left_out: there is a storage to ask. */
-static FALLIBLE enum err listing_begin(struct listing *l, struct str token, bool *left_out)
+/* Takes the token "storage:name" apart. only: the storage's name; empty: all. *left_out: there is a storage to ask. */
+static FALLIBLE enum err listing_begin(struct listing *l, struct str only, struct str token, bool *left_out)
 {
 	const struct req *r = l->req;
 	const char *colon = token.n ? memchr(token.p, ':', token.n) : NULL;
@@ -177,7 +196,7 @@ static FALLIBLE enum err listing_begin(struct listing *l, struct str token, bool
 
 	snprintf(name, sizeof name, "%.*s", (int)num_min(from.n, STORAGE_NAME_MAX), from.p ? from.p : "");
 	if (l->one) {
-		snprintf(l->storage, sizeof l->storage, "%s", r->parts[2].p);
+		snprintf(l->storage, sizeof l->storage, "%.*s", (int)only.n, only.p);
 	} else {
 		const struct storage *st = storage_from(r->core, name, false);
 		if (st)
@@ -186,32 +205,59 @@ static FALLIBLE enum err listing_begin(struct listing *l, struct str token, bool
 	*left_out = l->storage[0] && strcmp(l->storage, name) >= 0;
 	if (colon && strcmp(l->storage, name) == 0 && json_string_setn(l->after, colon + 1, token.n - from.n - 1) != 0)
 		return ERR(NO_MEMORY, "cannot list");
-	return OK;
+	l->wish.after = str_of(json_string_value(l->after));
+	return l->finds ? catalogue_check(&l->wish) : OK;
+}
+
+/* Reads the query. *finds: it wants more than the names' order. *only: the storage; empty: all. */
+static FALLIBLE enum err read_wish(struct req *r, struct catalogue_wish *w, struct str *only, bool *finds)
+{
+	bool by_run = false, filtered = false, sorted = false, there;
+
+	TRY(req_query(r, "storage", only, &there));
+	if (r->part_count == 3)
+		*only = r->parts[2];
+	TRY(req_query(r, "prefix", &w->prefix, &there));
+	TRY(req_query(r, "run", &w->run, &by_run));
+	TRY(req_query(r, "filter", &w->filter, &filtered));
+	TRY(req_query(r, "sort", &w->sort, &sorted));
+	if (only->n)
+		TRY(ref_check_storage(*only));
+	if (by_run && !str_is(w->run, "-"))
+		TRY(ref_check_name(w->run));
+	if (!str_utf8(w->prefix))
+		return ERR(VALIDATION_FAILED, "prefix is not UTF-8");
+	if (w->sort.n && !str_is(w->sort, "name") && only->n == 0)
+		return ERR(INVALID_REQUEST, "the query's \"sort\" needs \"storage\": only names have an order over several storages");
+	*finds = by_run || w->filter.n || w->sort.n;
+	return catalogue_check(w);
 }
 
 FALLIBLE enum err h_checkpoints_list(struct req *r)
 {
-	struct str prefix = STR("");
+	struct catalogue_wish wish = { .size = 1 };
+	struct str only = STR("");
 	struct storage *st;
 	struct listing *l;
 	struct h_page page;
-	bool there, left = false;
+	bool finds = false, left = false;
 
 	TRY(h_page_query(r, &page));
-	TRY(req_query(r, "prefix", &prefix, &there));
-	if (!str_utf8(prefix) || !str_utf8(page.token))
-		return ERR(VALIDATION_FAILED, "prefix or page_token is not UTF-8");
-	if (r->part_count == 3)
-		TRY(storage_find(r->core->storages, r->parts[2], &st));
+	TRY(read_wish(r, &wish, &only, &finds));
+	if (!str_utf8(page.token))
+		return ERR(VALIDATION_FAILED, "page_token is not UTF-8");
+	if (only.n)
+		TRY(storage_find(r->core->storages, only, &st));
 	l = mem_zalloc(1, sizeof *l);
 	NEED(l, "cannot list");
-	*l = (struct listing){ .req = r, .out = BUF_INIT(64 << 20), .one = r->part_count == 3, .left = page.size,
-			       .end_ms = clock_mono_ms() + LIST_MS, .prefix = json_stringn(prefix.p, prefix.n),
+	*l = (struct listing){ .req = r, .out = BUF_INIT(64 << 20), .one = only.n > 0, .left = page.size, .finds = finds,
+			       .wish = wish, .end_ms = clock_mono_ms() + LIST_MS,
+			       .prefix = json_stringn(wish.prefix.p ? wish.prefix.p : "", wish.prefix.n),
 			       .after = json_string(""), .problems = json_array() };
 	req_hold(r);
 	buf_puts(&l->out, "{\"checkpoints\":[");
 	enum err e = l->prefix && l->after && l->problems ? OK : ERR(NO_MEMORY, "cannot list");
-	e = e ?: listing_begin(l, page.token, &left);
+	e = e ?: listing_begin(l, only, page.token, &left);
 	if (e)
 		listing_end(l, e);
 	else if (left)
@@ -225,8 +271,10 @@ static void on_shown(void *user, enum err e, const json_t *ok, int *fd)
 {
 	struct req *r = user;
 
-	if (!e)
+	if (!e) {
 		verdict_put(r->core->journal, r->parts[2].p, (json_t *)(uintptr_t)ok);
+		tier_put(r->core->tiers, r->parts[2].p, (json_t *)(uintptr_t)ok);
+	}
 	h_pass_on(r, e, ok, fd);
 }
 
@@ -352,15 +400,53 @@ FALLIBLE enum err h_checkpoint_delete(struct req *r)
 	CLEANUP(jval_drop) json_t *doc = json_object();
 	CLEANUP(jval_drop) json_t *target = json_object();
 	CLEANUP(spec_free) struct spec spec = { 0 };
+	struct str trash = { 0 };
+	bool there;
 
 	if (!doc || !target || json_object_set_new(doc, "kind", json_string("delete")) != 0)
 		return ERR(NO_MEMORY, "cannot delete");
 	TRY(h_set_text(target, "storage", r->parts[2]));
 	TRY(h_set_text(target, "name", r->parts[3]));
-	if (json_object_set(doc, "target", target) != 0)
+	TRY(req_query(r, "trash", &trash, &there));
+	if (json_object_set(doc, "target", target) != 0 ||
+	    (there && json_object_set_new(doc, "options", json_pack("{s:s%}", "trash", trash.p, trash.n)) != 0))
 		return ERR(NO_MEMORY, "cannot delete");
 	TRY(spec_read(doc, &spec));
 	return h_submit(r, doc, JOB_DELETE);
+}
+
+/* ---- lineage ---- */
+
+static void on_lineage(void *user, enum err e, struct buf *out)
+{
+	struct req *r = user;
+
+	req_done(r, e ? e : req_json(r, 200, out));
+}
+
+static void on_lineage_name(void *user, enum err e, const char *name)
+{
+	struct req *r = user;
+
+	if (e)
+		req_done(r, e);
+	else
+		lineage_find(r->core, r->parts[2].p, name, on_lineage, r);
+}
+
+FALLIBLE enum err h_checkpoint_lineage(struct req *r)
+{
+	struct storage *st;
+
+	TRY(ref_check_storage(r->parts[2]));
+	TRY(ref_check_name(r->parts[3]));
+	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	req_hold(r);
+	if (catalogue_is_alias(r->parts[3].p))
+		catalogue_resolve(r->core, st->name, r->parts[3].p, on_lineage_name, r);
+	else
+		lineage_find(r->core, st->name, r->parts[3].p, on_lineage, r);
+	return OK;
 }
 
 /* ---- holds ---- */

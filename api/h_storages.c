@@ -6,6 +6,17 @@
 #include "spec/ref.h"
 #include "server/lookup.h"
 #include "server/storage.h"
+#include "server/tier.h"
+
+/* With what is known of the storage behind it. */
+static FALLIBLE enum err put_storage(struct req *r, const struct storage *st, struct buf *b)
+{
+	TRY(storage_put(st, b));
+	b->len--; /* its closing brace */
+	tier_put_state(r->core->tiers, str_of(st->name), b);
+	buf_putc(b, '}');
+	return buf_status(b);
+}
 
 FALLIBLE enum err h_storages_list(struct req *r)
 {
@@ -21,7 +32,7 @@ FALLIBLE enum err h_storages_list(struct req *r)
 	for (; i < storage_count(all) && shown < page.size; i++) {
 		if (shown++)
 			buf_putc(&b, ',');
-		TRY(storage_put(storage_at(all, i), &b));
+		TRY(put_storage(r, storage_at(all, i), &b));
 	}
 	buf_putc(&b, ']');
 	if (i < storage_count(all))
@@ -36,7 +47,7 @@ static FALLIBLE enum err answer_storage(struct req *r, unsigned status, struct s
 	struct storage *st;
 
 	TRY(storage_find(r->core->storages, name, &st));
-	TRY(storage_put(st, &b));
+	TRY(put_storage(r, st, &b));
 	return req_json(r, status, &b);
 }
 

@@ -1,361 +1,120 @@
-/* catalogue.c: see catalogue.h. The list's answers are made short at once: of 100,000 checkpoints 40 MB stay, not 150. */
-#include "server/catalogue.h"
-
-#include <jansson.h>
+/* catalogue.c: see catalogue.h. What is known of the checkpoints is kept by a look-up worker (catalogue_ask.c); here verdicts are added. */
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/jtext.h"
-#include "base/jval.h"
-#include "base/map.h"
 #include "base/mem.h"
-#include "base/vec.h"
+#include "server/catalogue_impl.h"
 #include "server/lookup.h"
 #include "server/parts.h"
 #include "server/runs.h"
 #include "server/storage.h"
+#include "server/tier.h"
 #include "server/verdict.h"
+#include "spec/checkpoint_query.h"
 
-enum { ASKED_AT_ONCE = 1000, CHECKPOINTS_MAX = 1000000, ANSWER_MAX = 64 << 20 };
+enum { WAIT_MS = 30000 };
 
-struct entry {
-	char *name, *text;             /* its record; NULL where only runs are wanted */
-	struct str run;                /* in name, or "-" */
-	char modified_at[24];          /* "": not known */
-	int64_t step;                  /* -1: none */
-	uint64_t bytes;
-	bool is_held, is_verified;
-};
+/* ---- lists ---- */
 
-struct walk {
+/* A list on its way. */
+struct listing {
 	struct server *server;
 	char storage[STORAGE_NAME_MAX + 1];
-	char *run;                     /* NULL: all runs */
-	struct catalogue_page page;
-	json_t *prefix, *after;
-	json_t *aliases;               /* people's own of the run; NULL: not asked for yet */
-	char *problem;                 /* why they cannot be read; NULL: they can */
-	struct vec(struct entry) entries;
+	bool is_run;
+	double mtbf_s;
 	catalogue_fn fn;
 	void *user;
 };
 
-static void walk_end(struct walk *w, enum err e, struct buf *out)
+/* Puts what the coordinator has seen of the run beside what lies there. */
+static FALLIBLE enum err put_course(const struct listing *l, json_t *page)
 {
-	struct err_info info = *err_last();
+	const json_t *lost = json_object_get(page, "lost_work"), *step = json_object_get(lost, "step");
+	const char *since = json_string_value(json_object_get(lost, "since")), *run = json_string_value(json_object_get(page, "run"));
+	struct run_newest newest = { .since = since ? since : "", .step = json_is_integer(step) ? json_integer_value(step) : -1 };
+	CLEANUP(buf_free) struct buf text = BUF_INIT(1 << 16);
+	CLEANUP(json_decrefp) json_t *course = NULL;
 
-	for (uint64_t i = 0; i < w->entries.n; i++) {
-		mem_free(w->entries.v[i].name);
-		mem_free(w->entries.v[i].text);
-	}
-	vec_free(&w->entries);
-	json_decref(w->prefix);
-	json_decref(w->after);
-	json_decref(w->aliases);
-	mem_free(w->problem);
-	mem_free(w->run);
-	err_restore(&info);
-	w->fn(w->user, e, out);
-	mem_free(w);
+	(void)clock_of_text(newest.since, &newest.since_ms);
+	buf_putc(&text, '{');
+	run_put_course(l->server->runs, l->storage, str_of(run ? run : ""), &newest, l->mtbf_s ? l->mtbf_s : CATALOGUE_MTBF_S, &text);
+	buf_putc(&text, '}');
+	TRY(buf_status(&text));
+	TRY(jtext_parse((struct str){ (const char *)text.p, text.len }, 0, &course));
+	return json_object_update(page, course) == 0 ? OK : ERR(NO_MEMORY, "cannot list");
 }
 
-/* ---- what was listed ---- */
-
-static FALLIBLE enum err take(struct walk *w, json_t *item)
+static void on_page(void *user, enum err e, json_t *page)
 {
-	const char *name = json_string_value(json_object_get(item, "name"));
-	const char *at = json_string_value(json_object_get(item, "modified_at"));
-	struct entry *e;
-
-	if (!name)
-		return ERR(PROTOCOL, "a list holds what is no checkpoint");
-	if (w->run && !str_is(run_of(name), w->run))
-		return OK; /* of a run whose name begins with this one's */
-	if (w->entries.n >= CHECKPOINTS_MAX)
-		return ERR(LIMIT_EXCEEDED, "storage %s has more than %d checkpoints", w->storage, CHECKPOINTS_MAX);
-	TRY(vec_push(&w->entries, &e));
-	*e = (struct entry){ .name = mem_strdup(name), .step = run_step(name, -1),
-			     .bytes = (uint64_t)json_integer_value(json_object_get(item, "bytes")),
-			     .is_held = json_is_object(json_object_get(item, "hold")) };
-	NEED(e->name, "cannot list runs");
-	e->run = run_of(e->name);
-	snprintf(e->modified_at, sizeof e->modified_at, "%s", at ? at : "");
-	if (!w->run)
-		return OK;
-	verdict_put(w->server->journal, w->storage, item);
-	const char *state = json_string_value(json_object_get(json_object_get(item, "verified"), "state"));
-	e->is_verified = state && strcmp(state, "verified") == 0;
-	if (json_object_set_new(item, "storage", json_string(w->storage)) != 0 ||
-	    json_object_set_new(item, "step", e->step < 0 ? json_null() : json_integer(e->step)) != 0)
-		return ERR(NO_MEMORY, "cannot list runs");
-	e->text = jtext_of(item);
-	NEED(e->text, "cannot list runs");
-	return OK;
-}
-
-/* The newest one first: the time counts, for a run that was set back to an earlier step goes on from there. Times are seconds. */
-static int newest_first(const void *a, const void *b)
-{
-	const struct entry *x = a, *y = b;
-	int by_time = strcmp(y->modified_at, x->modified_at);
-
-	if (by_time)
-		return by_time;
-	return x->step != y->step ? (x->step < y->step ? 1 : -1) : strcmp(y->name, x->name);
-}
-
-static int by_run(const void *a, const void *b)
-{
-	const struct entry *x = a, *y = b;
-	int c = str_cmp(x->run, y->run);
-
-	return c ? c : newest_first(a, b);
-}
-
-/* ---- answers ---- */
-
-static void put_text(struct buf *b, const char *key, const char *text)
-{
-	buf_printf(b, "\"%s\":", key);
-	if (text && text[0])
-		buf_json_str(b, str_of(text));
-	else
-		buf_puts(b, "null");
-}
-
-static void put_newest(struct buf *b, const struct entry *e, const char *time_key)
-{
-	put_text(b, time_key, e->modified_at);
-	if (e->step >= 0)
-		buf_printf(b, ",\"step\":%jd", (intmax_t)e->step);
-	else
-		buf_puts(b, ",\"step\":null");
-}
-
-static void put_next(struct buf *b, uint64_t shown_to, uint64_t all)
-{
-	if (shown_to < all)
-		buf_printf(b, ",\"next_page_token\":\"%ju\"", (uintmax_t)shown_to);
-}
-
-/* A run as JSON: it has the entries [i, end) of the list, newest first. */
-static void put_run(const struct walk *w, uint64_t i, uint64_t end, struct buf *b)
-{
-	uint64_t bytes = 0, holds = 0;
-
-	for (uint64_t k = i; k < end; k++) {
-		bytes += w->entries.v[k].bytes;
-		holds += w->entries.v[k].is_held;
-	}
-	buf_puts(b, "{");
-	put_text(b, "storage", w->storage);
-	buf_puts(b, ",\"run\":");
-	buf_json_str(b, w->entries.v[i].run);
-	buf_printf(b, ",\"checkpoints\":%ju,\"bytes\":%ju,\"holds\":%ju,", (uintmax_t)(end - i), (uintmax_t)bytes, (uintmax_t)holds);
-	put_text(b, "latest", w->entries.v[i].name);
-	buf_puts(b, ",");
-	put_newest(b, &w->entries.v[i], "modified_at");
-	buf_puts(b, "}");
-}
-
-static FALLIBLE enum err answer_runs(const struct walk *w, struct buf *b)
-{
-	uint64_t n = w->entries.n, at = 0, shown = 0;
-
-	buf_puts(b, "{\"runs\":[");
-	for (uint64_t i = 0, end; i < n; i = end, at++) {
-		for (end = i + 1; end < n && str_eq(w->entries.v[end].run, w->entries.v[i].run); end++)
-			;
-		if (at < w->page.from || shown == w->page.size)
-			continue;
-		buf_puts(b, shown++ ? "," : "");
-		put_run(w, i, end, b);
-	}
-	buf_puts(b, "]");
-	put_next(b, w->page.from + shown, at);
-	buf_puts(b, "}");
-	return buf_status(b);
-}
-
-/* An alias to what is no checkpoint any more dangles. */
-static FALLIBLE enum err put_aliases(const struct walk *w, const char *verified, struct buf *b)
-{
-	CLEANUP(map_free) struct map missing = { 0 }; /* names that aliases lead to, less the checkpoints */
-	const char *alias, *comma = "";
-	json_t *name;
-
-	json_object_foreach(w->aliases, alias, name)
-		TRY(map_put(&missing, str_of(json_string_value(name)), 0));
-	for (uint64_t i = 0; i < w->entries.n; i++)
-		if (map_get(&missing, str_of(w->entries.v[i].name)) != MAP_NONE)
-			map_remove(&missing, str_of(w->entries.v[i].name));
-	buf_puts(b, ",\"aliases\":{");
-	put_text(b, "latest", w->entries.v[0].name);
-	buf_puts(b, ",");
-	put_text(b, "latest-verified", verified);
-	json_object_foreach(w->aliases, alias, name) {
-		buf_puts(b, ",");
-		buf_json_str(b, str_of(alias));
-		buf_puts(b, ":");
-		buf_json_str(b, str_of(json_string_value(name)));
-	}
-	buf_puts(b, "},\"dangling\":[");
-	json_object_foreach(w->aliases, alias, name) {
-		if (map_get(&missing, str_of(json_string_value(name))) == MAP_NONE)
-			continue;
-		buf_puts(b, comma);
-		buf_json_str(b, str_of(alias));
-		comma = ",";
-	}
-	buf_puts(b, "],");
-	put_text(b, "aliases_problem", w->problem);
-	return OK;
-}
-
-static FALLIBLE enum err answer_run(const struct walk *w, struct buf *b)
-{
-	uint64_t n = w->entries.n, bytes = 0, from = w->page.from < n ? w->page.from : n;
-	uint64_t end = n - from < w->page.size ? n : from + w->page.size;
-	const char *verified = NULL, *comma = "";
-
-	for (uint64_t i = 0; i < n; i++) {
-		bytes += w->entries.v[i].bytes;
-		if (!verified && w->entries.v[i].is_verified)
-			verified = w->entries.v[i].name;
-	}
-	buf_puts(b, "{");
-	put_text(b, "storage", w->storage);
-	buf_puts(b, ",");
-	put_text(b, "run", w->run);
-	buf_printf(b, ",\"count\":%ju,\"bytes\":%ju", (uintmax_t)n, (uintmax_t)bytes);
-	TRY(put_aliases(w, verified, b));
-	buf_puts(b, ",\"lost_work\":{");
-	put_newest(b, &w->entries.v[0], "since");
-	buf_puts(b, "},\"holds\":[");
-	for (uint64_t i = 0; i < n; i++) {
-		if (!w->entries.v[i].is_held)
-			continue;
-		buf_puts(b, comma);
-		buf_json_str(b, str_of(w->entries.v[i].name));
-		comma = ",";
-	}
-	buf_puts(b, "],\"checkpoints\":[");
-	for (uint64_t i = from; i < end; i++) {
-		buf_puts(b, i > from ? "," : "");
-		buf_puts(b, w->entries.v[i].text);
-	}
-	buf_puts(b, "]");
-	put_next(b, end, n);
-	buf_puts(b, "}");
-	return buf_status(b);
-}
-
-static void on_aliases(void *user, enum err e, const json_t *ok, int *);
-
-/* True: they are on their way. */
-static bool ask_aliases(struct walk *w)
-{
-	json_t *q = w->run && !w->aliases && !w->problem && w->entries.n
-			    ? json_pack("{s:s, s:s, s:s}", "op", "aliases", "storage", w->storage, "run", w->run) : NULL;
-
-	if (q)
-		lookup_ask(w->server->lookups, w->storage, q, NULL, 0, on_aliases, w);
-	return q;
-}
-
-static void walk_answer(struct walk *w)
-{
-	if (ask_aliases(w))
-		return;
-	CLEANUP(buf_free) struct buf out = BUF_INIT(ANSWER_MAX);
-
-	if (w->run && w->entries.n == 0) {
-		walk_end(w, ERR(NOT_FOUND, "there is no checkpoint of a run %s:%s", w->storage, w->run), NULL);
-		return;
-	}
-	if (w->entries.n)
-		qsort(w->entries.v, w->entries.n, sizeof *w->entries.v, w->run ? newest_first : by_run);
-	enum err e = (w->run ? answer_run : answer_runs)(w, &out);
-	walk_end(w, e, e ? NULL : &out);
-}
-
-static void on_aliases(void *user, enum err e, const json_t *ok, int *)
-{
-	struct walk *w = user;
-
-	w->aliases = e ? NULL : json_incref(json_object_get(ok, "aliases"));
-	if (e && e != ERR_STATE_CONFLICT)
-		walk_end(w, e, NULL);
-	else if ((e && !(w->problem = mem_strdup(err_last()->text))) || (!e && !w->aliases))
-		walk_end(w, ERR(NO_MEMORY, "cannot list aliases"), NULL);
-	else
-		walk_answer(w);
-}
-
-/* ---- page by page ---- */
-
-static void walk_ask(struct walk *w);
-
-static void on_listed(void *user, enum err e, const json_t *ok, int *)
-{
-	struct walk *w = user;
-	json_t *next = json_object_get(ok, "next"), *item;
+	struct listing *l = user;
+	json_t *items = json_object_get(page, "checkpoints"), *item;
 	size_t i;
 
-	json_array_foreach(json_object_get(ok, "checkpoints"), i, item)
-		if (!e)
-			e = take(w, item);
-	if (e) {
-		walk_end(w, e, NULL);
-	} else if (json_is_string(next)) {
-		json_decref(w->after);
-		w->after = json_incref(next);
-		walk_ask(w);
-	} else {
-		walk_answer(w);
+	json_array_foreach(items, i, item) {
+		verdict_put(l->server->journal, l->storage, item);
+		tier_put(l->server->tiers, l->storage, item);
+		if (!e && json_object_set_new(item, "storage", json_string(l->storage)) != 0)
+			e = ERR(NO_MEMORY, "cannot list");
 	}
+	if (!e && l->is_run)
+		e = put_course(l, page);
+	l->fn(l->user, e, e ? NULL : page);
+	mem_free(l);
 }
 
-static void walk_ask(struct walk *w)
+static FALLIBLE enum err put_text(json_t *q, const char *key, struct str text)
 {
-	struct storage *st;
-	json_t *q = NULL;
-	enum err e = storage_find(w->server->storages, str_of(w->storage), &st);
-
-	if (!e)
-		q = json_pack("{s:s, s:s, s:O, s:O, s:i, s:I}", "op", "list", "storage", w->storage, "prefix", w->prefix, "after", w->after,
-			      "page_size", ASKED_AT_ONCE, "commits", (json_int_t)st->commits);
-	if (!e && !q)
-		e = ERR(NO_MEMORY, "cannot ask");
-	if (e)
-		walk_end(w, e, NULL);
-	else
-		lookup_ask(w->server->lookups, w->storage, q, NULL, 0, on_listed, w);
+	if (text.n && json_object_set_new(q, key, json_stringn(text.p, text.n)) != 0)
+		return ERR(NO_MEMORY, "cannot ask");
+	return OK;
 }
 
-static void begin(struct server *s, const char *storage, struct str run, struct catalogue_page page, catalogue_fn fn, void *user)
+/* Takes `q`. */
+static void ask_page(struct server *s, const char *storage, const struct catalogue_wish *w, json_t *q, catalogue_fn fn, void *user)
 {
-	struct walk *w = mem_sure(sizeof *w);
-	bool in_folder = run.p && !str_is(run, "-");
+	struct listing *l = mem_sure(sizeof *l);
+	enum err e = q ? OK : ERR(NO_MEMORY, "cannot ask");
 
-	*w = (struct walk){ .server = s, .page = page, .fn = fn, .user = user, .after = json_string(""),
-			    .prefix = json_pack("s%+", run.p ? run.p : "", in_folder ? run.n : 0, in_folder ? "/" : "") };
-	snprintf(w->storage, sizeof w->storage, "%s", storage);
-	w->run = run.p ? mem_strndup(run.p, run.n) : NULL;
-	if (!w->after || !w->prefix || (run.p && !w->run))
-		walk_end(w, ERR(NO_MEMORY, "cannot list runs"), NULL);
-	else
-		walk_ask(w);
+	*l = (struct listing){ .server = s, .mtbf_s = w->mtbf_s, .fn = fn, .user = user };
+	l->is_run = json_is_true(json_object_get(q, "whole"));
+	snprintf(l->storage, sizeof l->storage, "%s", storage);
+	e = e ?: put_text(q, "run", w->run);
+	e = e ?: put_text(q, "prefix", w->prefix);
+	e = e ?: put_text(q, "filter", w->filter);
+	e = e ?: put_text(q, "sort", w->sort);
+	e = e ?: put_text(q, "after", w->after);
+	if (e) {
+		json_decref(q);
+		q = NULL;
+	}
+	catalogue_ask(s, storage, q, WAIT_MS, on_page, l);
 }
 
-void catalogue_runs(struct server *s, const char *storage, struct catalogue_page page, catalogue_fn fn, void *user)
+FALLIBLE enum err catalogue_check(const struct catalogue_wish *w)
 {
-	begin(s, storage, (struct str){ 0 }, page, fn, user);
+	struct checkpoint_query query;
+	struct checkpoint_place place;
+
+	TRY(checkpoint_query_read(w->filter, w->sort, &query));
+	return w->after.n ? checkpoint_query_read_token(&query, w->after, &place) : OK;
 }
 
-void catalogue_run(struct server *s, const char *storage, struct str run, struct catalogue_page page, catalogue_fn fn, void *user)
+void catalogue_find(struct server *s, const char *storage, const struct catalogue_wish *w, catalogue_fn fn, void *user)
 {
-	begin(s, storage, run, page, fn, user);
+	ask_page(s, storage, w, json_pack("{s:s, s:I}", "op", "find", "page_size", (json_int_t)w->size), fn, user);
+}
+
+void catalogue_run(struct server *s, const char *storage, const struct catalogue_wish *w, catalogue_fn fn, void *user)
+{
+	ask_page(s, storage, w, json_pack("{s:s, s:I, s:b}", "op", "find", "page_size", (json_int_t)w->size, "whole", true), fn, user);
+}
+
+void catalogue_runs(struct server *s, const char *storage, struct str after, uint32_t size, catalogue_fn fn, void *user)
+{
+	json_t *q = json_pack("{s:s, s:I, s:s%}", "op", "runs", "page_size", (json_int_t)size, "after", after.n ? after.p : "", after.n);
+
+	catalogue_ask(s, storage, q, WAIT_MS, fn, user);
 }
 
 /* ---- aliases ---- */
@@ -386,14 +145,11 @@ static void resolution_end(struct resolution *x, enum err e, const char *name)
 	mem_free(x);
 }
 
-static void on_run(void *user, enum err e, struct buf *out)
+static void on_run(void *user, enum err e, json_t *run)
 {
 	struct resolution *x = user;
-	CLEANUP(jval_drop) json_t *doc = NULL;
 
-	if (!e)
-		e = jval_parse((struct str){ (char *)out->p, out->len }, &doc);
-	resolution_end(x, e == ERR_NOT_FOUND ? OK : e, json_string_value(json_object_get(json_object_get(doc, "aliases"), x->alias)));
+	resolution_end(x, e == ERR_NOT_FOUND ? OK : e, json_string_value(json_object_get(json_object_get(run, "aliases"), x->alias)));
 }
 
 static void on_own(void *user, enum err e, const json_t *ok, int *)
@@ -405,7 +161,7 @@ static void on_own(void *user, enum err e, const json_t *ok, int *)
 	if (e || name || !computed)
 		resolution_end(x, e, name);
 	else
-		catalogue_run(x->server, x->storage, str_of(x->run), (struct catalogue_page){ .size = 1 }, on_run, x);
+		catalogue_run(x->server, x->storage, &(struct catalogue_wish){ .run = str_of(x->run), .size = 1 }, on_run, x);
 }
 
 static void on_exact(void *user, enum err e, const json_t *ok, int *)

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/near.h"
 #include "base/num.h"
+#include "server/webhook_address.h"
 
 enum kind { TEXT, LIST, BYTES, COUNT, DURATION, FLAG, KEEP, FORMAT, ENGINE, MODE };
 
@@ -30,6 +31,8 @@ static const struct option table[] = {
 	{ "state-dir", TEXT, AT(state_dir), NULL, "DIR",
 	  "journal, token and socket; default /var/lib/dcpd as root, else $XDG_STATE_HOME/dcpd" },
 	{ "storage", LIST, AT(storage), NULL, "NAME=DIR", "a storage root; may be repeated" },
+	{ "tier", LIST, AT(tier), NULL, "NAME=STORAGE",
+	  "durable checkpoints of NAME are copied to STORAGE behind; also tier.NAME = STORAGE, with tier.NAME.behind, .order, .pace" },
 	{ "listen", LIST, AT(listen), NULL, "ADDR",
 	  "unix:PATH, HOST:PORT or PORT (0: any); may be repeated; default unix:$STATE/dcpd.sock and 127.0.0.1:8427" },
 	{ "workers", COUNT, AT(workers), NULL, "N", "worker processes of a job; default one per CPU, at least 2" },
@@ -42,6 +45,8 @@ static const struct option table[] = {
 	{ "file-group", TEXT, AT(file_group), NULL, "GROUP",
 	  "of checkpoints' files; both also for one storage: --NAME.file-mode, --NAME.file-group" },
 	{ "allowed-host", LIST, AT(allowed_host), NULL, "NAME", "accepted in Host headers beside localhost and addresses" },
+	{ "webhook-allow", LIST, AT(webhook_allow), NULL, "CIDR",
+	  "a network that webhooks may be sent to beside public addresses, such as 10.0.0.0/8; may be repeated" },
 	{ "tls-cert", TEXT, AT(tls_cert), NULL, "FILE", "PEM certificate chain for the TCP listeners" },
 	{ "tls-key", TEXT, AT(tls_key), NULL, "FILE", "PEM key for the TCP listeners" },
 	{ "insecure-http", FLAG, AT(insecure_http), "false", NULL, "allow TCP beyond loopback without TLS" },
@@ -116,20 +121,7 @@ FALLIBLE enum err config_bytes(struct str text, uint64_t percent_of, uint64_t *o
 
 FALLIBLE enum err config_duration(struct str text, int64_t *ms_out)
 {
-	static const struct {
-		const char *unit;
-		int64_t ms;
-	} units[] = { { "ms", 1 }, { "s", 1000 }, { "m", 60000 }, { "h", 3600000 }, { "d", 86400000 } };
-	uint64_t number;
-	struct str unit;
-
-	if (split_number(text, &number, &unit))
-		for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-			if (str_is(unit, units[i].unit) && number <= 100000000) {
-				*ms_out = (int64_t)number * units[i].ms;
-				return OK;
-			}
-	return ERR(CONFIG, "\"%.*s\" is no time, such as 30s", (int)text.n, text.p);
+	return str_to_ms(text, ms_out) ? OK : ERR(CONFIG, "\"%.*s\" is no time, such as 30s", (int)text.n, text.p);
 }
 
 /* Known stores, as a user writes their locations. */
@@ -241,6 +233,7 @@ static FALLIBLE enum err set_value(const struct option *o, struct config *c, str
 	char *field = (char *)c + o->offset;
 	struct str name;
 	const char *dir;
+	struct webhook_net net;
 
 	switch (o->kind) {
 	case TEXT:
@@ -253,6 +246,8 @@ static FALLIBLE enum err set_value(const struct option *o, struct config *c, str
 		TRY(list_add((struct config_list *)field, v));
 		if (o->offset == AT(storage))
 			return config_storage(c->storage.items[c->storage.count - 1], &name, &dir);
+		if (o->offset == AT(webhook_allow))
+			return webhook_address_parse(c->webhook_allow.items[c->webhook_allow.count - 1], &net);
 		return OK;
 	case BYTES:
 		return config_bytes(v, o->offset == AT(shm_limit) ? shm_bytes() : 0, (uint64_t *)field);
@@ -299,7 +294,13 @@ static FALLIBLE enum err set_for_storage(struct config *c, const struct option *
 static FALLIBLE enum err set(struct config *c, const struct option *o, struct str storage, struct str v, enum config_source source)
 {
 	size_t row = (size_t)(o - table);
+	char item[CONFIG_PATH_MAX];
 
+	if (storage.n && o->offset == AT(tier)) { /* tier.main = s3 */
+		snprintf(item, sizeof item, "%.*s=%.*s", (int)num_min(storage.n, 100), storage.p, (int)num_min(v.n, 100), v.p);
+		v = str_of(item);
+		storage = STR("");
+	}
 	if (storage.n)
 		return at_option(set_for_storage(c, o, storage, v), o->key, source_names[source]);
 	if (o->kind == LIST && c->from[row] != source)
@@ -321,6 +322,11 @@ static const struct option *find(struct str key, struct str *storage_out)
 	const char *dot = key.n ? memchr(key.p, '.', key.n) : NULL;
 
 	*storage_out = (struct str){ key.p, dot ? (size_t)(dot - key.p) : 0 };
+	if (str_starts(key, "tier.") && key.n > 5) { /* behind it stand the storage's name and, perhaps, an option of the tier's */
+		*storage_out = (struct str){ key.p + 5, key.n - 5 };
+		key.n = 4;
+		dot = NULL;
+	}
 	if (dot)
 		key = (struct str){ dot + 1, key.n - storage_out->n - 1 };
 	for (size_t i = 0; i < OPTIONS; i++)
@@ -571,6 +577,7 @@ static FALLIBLE enum err derive(struct config *c, char *const *env)
 			if (strcspn(c->storage.items[i], "=") == strcspn(c->storage.items[k], "=") &&
 			    strncmp(c->storage.items[i], c->storage.items[k], strcspn(c->storage.items[i], "=") + 1) == 0)
 				return ERR(CONFIG, "storage \"%s\": the name is used twice", c->storage.items[i]);
+	TRY(config_tier_derive(c));
 	TRY(set_printf(&c->journal_file, "%s/journal.db", c->state_dir));
 	return set_printf(&c->token_file, "%s/token", c->state_dir);
 }

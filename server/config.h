@@ -14,6 +14,14 @@ struct config_list {
 	uint32_t count;
 };
 
+/* A storage that has another one behind it: durable checkpoints are copied there (server/tier.h). */
+struct config_tier {
+	char storage[33], target[33];
+	uint64_t behind;                       /* so many may wait, of a run if `newest`; 0: any number */
+	bool newest;                           /* the newest first, and of a run no more than `behind`; else all, in order */
+	bool background;                       /* pace of the copies */
+};
+
 struct config {
 	/* the options of SURFACES */
 	char *config_file, *state_dir;
@@ -28,7 +36,11 @@ struct config {
 	char *file_group;                      /* NULL: as the directory gives it */
 	gid_t file_gid;                        /* of file_group, or CONFIG_NO_GROUP; not an option */
 	struct config_list storage_option;     /* "NAME.KEY=VALUE", checked: options of one storage; not one itself */
+	struct config_list tier;               /* "NAME=STORAGE", "NAME.OPTION=VALUE" */
+	struct config_tier tiers[CONFIG_LIST_MAX];     /* of that, checked; not an option */
+	uint32_t tier_count;
 	struct config_list allowed_host;
+	struct config_list webhook_allow;      /* networks, checked */
 	char *tls_cert, *tls_key;              /* NULL: none */
 	bool insecure_http;
 	bool log_json;
@@ -72,6 +84,7 @@ FALLIBLE enum err config_access_of(const struct config *c, struct str storage, s
 /* Fills in what config_access_of() answers; called once all options are read. */
 FALLIBLE enum err config_access_derive(struct config *c, bool is_service);
 FALLIBLE enum err config_mode(struct str text, uint64_t *out);           /* "0640" */
+FALLIBLE enum err config_tier_derive(struct config *c);
 /* --check-config: says what is wrong with the folders, sockets and files that it names, a line each. How many there are. */
 unsigned config_check_paths(const struct config *c, FILE *to);
 /* Divides "NAME=DIR". */

@@ -8,6 +8,12 @@
 #include "base/mem.h"
 #include "server/service_clock.h"
 
+const char *const event_told_names[TOLD_COUNT + 1] = {
+	[TOLD_DURABLE] = "checkpoint.durable", [TOLD_VERIFIED] = "checkpoint.verified", [TOLD_DAMAGED] = "checkpoint.damaged",
+	[TOLD_REMOVED] = "checkpoint.removed", [TOLD_REPLICATED] = "checkpoint.replicated", [TOLD_JOB_FAILED] = "job.failed",
+	[TOLD_CHAIN_DONE] = "chain.done", [TOLD_CHAIN_FAILED] = "chain.failed", [TOLD_TEST] = "webhook.test",
+};
+
 struct kept {
 	struct event_record record;
 	char *text;

@@ -2,14 +2,39 @@
  * (boot number << 32 | count), so that a client can resume with Last-Event-ID.
  *
  * Types: job.state {"job","kind","state","stage"} · job.progress {"job","progress"} · checkpoint.committed {"storage","name","job"} ·
- * checkpoint.stale {"storage","name","job","same_tensors_as"} · worker.lost {"worker","pid","job","signal"} · storage.stalled
- * {"storage"} · storage.state {"storage","state"} · daemon.state {"state"} · state_dict.changed {"state_dict","what"}. */
+ * checkpoint.removed {"storage","name","job","uid","policy","why","until"} · checkpoint.restored {"storage","name","id","uid"} ·
+ * policy.unmet {"policy","storage","budget","bytes","over_bytes"} ·
+ * checkpoint.stale {"storage","name","job","same_tensors_as"} · those of enum event_told {"storage","name","job",…} · chain.set and
+ * webhook.set {"chain" or "webhook","uid","what"} · webhook.failed and webhook.dropped {"webhook",…} · worker.lost
+ * {"worker","pid","job","signal"} · storage.stalled {"storage"} · storage.state {"storage","state"} · daemon.state {"state"} ·
+ * state_dict.changed {"state_dict","what"}. */
 #pragma once
 #include <jansson.h>
 #include "base/str.h"
 #include "server/loop.h"
 
 struct events;
+
+/* Events that webhooks can be told, and chains wait for, with a checkpoint, a job or a chain as their subject. */
+enum event_told {
+	TOLD_DURABLE,                 /* a checkpoint was committed and is on disk */
+	TOLD_VERIFIED, TOLD_DAMAGED,  /* its bytes were compared */
+	TOLD_REMOVED,
+	TOLD_REPLICATED,              /* a copy of it on another storage is on disk */
+	TOLD_JOB_FAILED,
+	TOLD_CHAIN_DONE, TOLD_CHAIN_FAILED,
+	TOLD_TEST,                    /* asked for; no webhook subscribes to it */
+	TOLD_COUNT
+};
+extern const char *const event_told_names[TOLD_COUNT + 1];     /* then NULL */
+
+struct happening {
+	enum event_told what;
+	const char *storage, *name;   /* the checkpoint; NULL: it is about none */
+	const char *job;              /* "": none */
+	const json_t *error;          /* problem; NULL: none */
+	const json_t *parent;         /* {"chain","execution","step","depth"} of a chain's job or of the chain itself; NULL: none */
+};
 
 enum { EVENTS_KEPT = 4096, EVENTS_DATA_MAX = 64 << 10 };
 

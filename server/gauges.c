@@ -13,6 +13,7 @@
 #include "server/metrics.h"
 #include "server/runs.h"
 #include "server/storage.h"
+#include "server/tier.h"
 #include "server/worker.h"
 
 enum { LABELS_MAX = 160 };
@@ -105,6 +106,11 @@ static void fill_process(const struct gauge_parts *s)
 	metrics_set(m, "process_start_time_seconds", "", (double)s->started_ms / 1000);
 }
 
+static bool lives(const void *user, const char *state_dict)
+{
+	return state_dict_lives(user, str_of(state_dict));
+}
+
 void gauges_fill(const struct gauge_parts *s)
 {
 	struct metrics *m = s->metrics;
@@ -117,7 +123,8 @@ void gauges_fill(const struct gauge_parts *s)
 	fill_jobs(s);
 	fill_storages(s);
 	fill_process(s);
-	runs_fill(s->runs, m);
+	tier_fill(s->tiers, m);
+	runs_fill(s->runs, &(struct run_trainers){ lives, s->state_dicts }, m);
 	for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
 		snprintf(labels, sizeof labels, "state=\"%s\"", states[i]);
 		metrics_set(m, "dcpd_workers", labels, workers_count(s->workers, NULL, states[i]));

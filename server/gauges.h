@@ -8,6 +8,7 @@ struct metrics;
 struct runs;
 struct state_dicts;
 struct storages;
+struct tiers;
 struct workers;
 
 /* The parts below that have state to mirror. */
@@ -16,6 +17,7 @@ struct gauge_parts {
 	const struct jobs *jobs;
 	struct journal *journal;
 	const struct runs *runs;
+	const struct tiers *tiers;
 	const struct state_dicts *state_dicts;
 	const struct storages *storages;
 	const struct workers *workers;

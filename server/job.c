@@ -16,6 +16,7 @@
 #include "server/job_impl.h"
 #include "server/journal.h"
 #include "server/parts.h"
+#include "server/runs.h"
 
 enum { TEXT_MAX = 32 << 20 };
 
@@ -135,6 +136,8 @@ void job_free(struct job *j)
 	json_decref(j->result);
 	json_decref(j->error);
 	json_decref(j->error_more);
+	json_decref(j->served_from);
+	json_decref(j->parent);
 	mem_free(j->followed);
 	mem_free(j->plan);
 	mem_free(j->target);
@@ -270,10 +273,13 @@ static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 	buf_printf(b, ",\"milestones\":{\"accepted\":\"%s\"", clock_text(j->created_ms, stamp));
 	put_time(b, "snapshotted", j->snapshotted_ms);
 	put_time(b, "durable", j->durable_ms);
+	if (j->replicated_ms)
+		put_time(b, "replicated", j->replicated_ms);
 	buf_puts(b, "}");
 	put_progress(j, job_state_ended(state), b);
 	for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
 		put_json(b, shown[i], json_object_get(j->request, shown[i]));
+	put_json(b, "parent", j->parent);
 	put_json(b, "spec", j->request);
 	if (job_state_ended(state)) { /* while it ends, they are there but not yet on disk */
 		put_json(b, "result", j->result);
@@ -311,6 +317,27 @@ void job_snapshotted(struct job *j)
 {
 	j->snapshotted_ms = clock_wall_ms();
 	j->sealed_ms = clock_mono_ms();
+	job_note_seen(j);
+}
+
+int64_t job_step(const struct job *j, int64_t generation)
+{
+	uint64_t step;
+
+	for (size_t i = 0; i < j->spec.labels.n; i++)
+		if (str_is(j->spec.labels.v[i].left, "step") && str_to_u64(j->spec.labels.v[i].right, &step) && step <= INT64_MAX)
+			generation = (int64_t)step;
+	return run_step(j->spec.target.name.p, generation);
+}
+
+void job_note_seen(const struct job *j)
+{
+	const struct state_dict_use *u = job_saved_use(j);
+	const struct ref *target = &j->spec.target;
+
+	if (j->kind == JOB_SAVE && u && j->snapshotted_ms && !j->dry_run)
+		run_note_seen(j->server->runs, target->storage.p, target->name.p, job_step(j, u->generation),
+			      j->snapshotted_ms, u->name);
 }
 
 void job_changed(struct job *j)
@@ -352,15 +379,9 @@ void job_write(struct job *j, done_fn fn, void *user)
 static int64_t read_time(const json_t *o, const char *key)
 {
 	const char *text = json_string_value(json_object_get(o, key));
-	struct tm tm = { 0 };
-	int ms = 0;
+	int64_t ms = 0;
 
-	if (!text || sscanf(text, "%d-%d-%dT%d:%d:%d.%dZ", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec,
-			    &ms) != 7)
-		return 0;
-	tm.tm_year -= 1900;
-	tm.tm_mon -= 1;
-	return (int64_t)timegm(&tm) * 1000 + ms;
+	return text && clock_of_text(text, &ms) ? ms : 0;
 }
 
 static uint64_t read_number(const json_t *o, const char *key)
@@ -380,12 +401,14 @@ static void read_doc(struct job *j, const json_t *doc)
 	j->finished_ms = read_time(doc, "finished_at");
 	j->snapshotted_ms = read_time(milestones, "snapshotted");
 	j->durable_ms = read_time(milestones, "durable");
+	j->replicated_ms = read_time(milestones, "replicated");
 	j->bytes_done = read_number(progress, "bytes_done");
 	j->bytes_total = read_number(progress, "bytes_total");
 	j->rate = json_number_value(json_object_get(progress, "rate"));
 	j->progress_ranks = json_incref(json_object_get(progress, "ranks"));
 	j->result = json_incref(json_object_get(doc, "result"));
 	j->error = json_incref(json_object_get(doc, "error"));
+	j->parent = json_incref(json_object_get(doc, "parent"));
 	j->cancel_wanted = json_is_true(json_object_get(doc, "cancelling"));
 	if (json_is_integer(json_object_get(doc, "retries_left")))
 		j->retries_left = (int)read_number(doc, "retries_left");

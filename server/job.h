@@ -12,6 +12,7 @@
 #include "server/principal.h"
 #include "spec/kinds.h"
 
+struct journal;
 struct server;
 struct jobs;
 
@@ -30,6 +31,7 @@ struct job_request {
 	const json_t *spec;             /* with "kind" and, if given, "labels" */
 	struct principal who;
 	struct idempotency idem;
+	const json_t *parent;           /* of a chain's step: {"chain","execution","step","depth"}; copied; NULL: none */
 };
 /* Checks what can be known at once (storages, state dicts sealed, target not busy), asks the storage whether the target exists
  * and has space, writes the journal, then calls back. existing: an earlier request with this key made the job. */
@@ -59,6 +61,11 @@ FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *
 /* filter: terms joined by " AND ": state=running, kind=save, labels.KEY=value, target=main:run1/step-100; a value may be in double
  * quotes. ERR_VALIDATION_FAILED for anything else. Newest first. Appends {"jobs":[…],"next_page_token"?}. */
 FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_size, struct str page_token, struct buf *out);
+
+/* A new id, of a job or of something else that sorts by time. Its end is the daemon's mark: of what jobs leave on a storage that several
+ * daemons see, each knows its own. */
+void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1]);
+bool job_id_ok(struct str id);                   /* has it the form of one? */
 
 FALLIBLE enum err jobs_new(struct server *s);
 FALLIBLE enum err jobs_recover(struct server *s);    /* takes up the journal's unfinished jobs */

@@ -16,6 +16,7 @@
 #include "server/lookup.h"
 #include "server/parts.h"
 #include "server/storage.h"
+#include "server/tier.h"
 
 enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000, ALIASED_MAX = 64 };
 
@@ -162,12 +163,41 @@ static const struct ref *other_source(struct creation *c)
 	return c->job->kind == JOB_MERGE && c->others + 1 < s->sources.n ? &s->sources.v[c->others + 1] : NULL;
 }
 
+static void on_behind(void *user, enum err e, const json_t *ok, int *)
+{
+	struct creation *c = user;
+	bool there = !e && json_is_true(json_object_get(ok, "exists"));
+
+	e = there ? job_serve_from_tier(c->job, c->asked, ERR_NOT_FOUND)
+		  : ERR(NOT_FOUND, "there is no checkpoint %s:%s", c->asked->storage.p, c->asked->name.p);
+	if (e)
+		refuse(c, e);
+	else
+		next(c); /* once more, about the copy */
+}
+
+/* A checkpoint that the fast storage lacks may lie in the one behind it. True: that is being asked. */
+static bool ask_behind(struct creation *c)
+{
+	const struct tier *t = tier_of(c->server->tiers, c->asked->storage);
+	json_t *q = NULL;
+
+	if (t && job_may_use_tier(c->job, c->asked))
+		q = json_pack("{s:s, s:s, s:s, s:I}", "op", "exists", "storage", t->how->target, "name", c->asked->name.p, "uid",
+			      (json_int_t)c->job->uid);
+	if (q)
+		lookup_ask(c->server->lookups, t->how->target, q, NULL, 0, on_behind, c);
+	return q;
+}
+
 static void on_source(void *user, enum err e, const json_t *ok, int *)
 {
 	struct creation *c = user;
 	const char *what = json_string_value(json_object_get(ok, "what"));
 	bool leads = json_is_true(json_object_get(ok, "leads")); /* to a checkpoint, which the worker finds */
 
+	if (!e && what && strcmp(what, "none") == 0 && ask_behind(c))
+		return;
 	if (!e && what && strcmp(what, "none") == 0)
 		e = ERR(NOT_FOUND, "there is no such checkpoint");
 	else if (!e && what && strcmp(what, "other") == 0 && !leads && !kind_is(c->job->kind, KIND_ANY_FILE))
@@ -345,13 +375,13 @@ static bool ask_step(struct creation *c)
 			if (num_add(j->space_needed, job_use_bytes(j->part_uses[i]), &j->space_needed) != OK)
 				j->space_needed = UINT64_MAX;
 		source = j->kind == JOB_APPLY ? &j->spec.base : source; /* a delta is as large as it is when all is read */
-		if ((j->kind != JOB_RESHARD && j->kind != JOB_MERGE && j->kind != JOB_APPLY) || job_spec_selects(j) ||
-		    source->kind != REF_CHECKPOINT)
+		if ((j->kind != JOB_RESHARD && j->kind != JOB_MERGE && j->kind != JOB_APPLY && j->kind != JOB_REPLICATE) ||
+		    job_spec_selects(j) || source->kind != REF_CHECKPOINT)
 			return false;
 		ask(c, "show", source, on_size);
 		return true;
 	case SPACE:
-		if (c->job->space_needed == 0 || job_spec_selects(j) ||
+		if (c->job->space_needed == 0 || job_spec_selects(j) || j->spec.incremental ||
 		    storage_find(c->server->storages, target->storage, &st) != OK)
 			return false;
 		if (clock_mono_ms() - st->fresh_ms < PROBE_FRESH_MS && j->space_needed < st->free_bytes / 4 &&
@@ -402,23 +432,47 @@ static void start(struct creation *c)
 		next(c);
 }
 
-/* The reference of that number among those with an alias; a target is one only where it is removed or repaired, labels are none. NULL:
- * there are fewer. */
-static json_t *find_alias(const struct creation *c, json_t *doc, size_t *skip)
+/* The checkpoint that the object refers to: {"storage","name"}, or a layout rule's "like". False: it is none such. */
+static bool refers(const json_t *doc, struct ref *out)
 {
-	const char *key, *name = json_string_value(json_object_get(doc, "name"));
+	const char *storage = json_string_value(json_object_get(doc, "storage")), *name = json_string_value(json_object_get(doc, "name"));
+	const char *like = json_string_value(json_object_get(doc, "like"));
+
+	if (storage && name)
+		*out = ref_checkpoint(storage, name);
+	else if (!like || ref_parse(str_of(like), out) || out->kind != REF_CHECKPOINT)
+		return false;
+	return true;
+}
+
+/* The object of that number among those that refer to an alias; labels do not, and a target is what it is called, unless it is removed or
+ * repaired. NULL: there are fewer. */
+static json_t *find_alias(const struct creation *c, json_t *doc, bool is_made, size_t *skip)
+{
 	json_t *value, *found = NULL;
+	const char *key;
+	struct ref ref;
 	size_t i;
 
-	if (name && json_is_string(json_object_get(doc, "storage")) && catalogue_is_alias(name) && (*skip)-- == 0)
+	if (!is_made && refers(doc, &ref) && catalogue_is_alias(ref.name.p) && (*skip)-- == 0)
 		return doc;
-	json_object_foreach(doc, key, value)
-		if (!found && strcmp(key, "labels") != 0 &&
-		    (strcmp(key, "target") != 0 || kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS)))
-			found = find_alias(c, value, skip);
+	json_object_foreach(doc, key, value) {
+		bool target = strcmp(key, "target") == 0 && !kind_is(c->job->kind, KIND_REMOVES | KIND_REPAIRS);
+		if (!found && strcmp(key, "labels") != 0)
+			found = find_alias(c, value, target, skip);
+	}
 	json_array_foreach(doc, i, value)
-		found = found ? found : find_alias(c, value, skip);
+		found = found ? found : find_alias(c, value, false, skip);
 	return found;
+}
+
+static FALLIBLE enum err set_name(json_t *doc, const struct ref *ref, const char *name)
+{
+	json_t *value = json_object_get(doc, "name") ? json_string(name)
+						     : json_pack("s%++", ref->storage.p, ref->storage.n, ":", name);
+
+	return json_object_set_new(doc, json_object_get(doc, "name") ? "name" : "like", value) == 0 ? OK
+												     : ERR(NO_MEMORY, "cannot keep a job");
 }
 
 static void resolve(struct creation *c);
@@ -427,11 +481,12 @@ static void on_resolved(void *user, enum err e, const char *name)
 {
 	struct creation *c = user;
 	size_t skip = c->as_named;
-	json_t *ref = find_alias(c, c->job->request, &skip);
+	json_t *doc = find_alias(c, c->job->request, false, &skip);
+	struct ref ref;
 
 	c->as_named += catalogue_is_alias(name);
-	if (!e && json_object_set_new(ref, "name", json_string(name)) != 0)
-		e = ERR(NO_MEMORY, "cannot keep a job");
+	if (!e && refers(doc, &ref))
+		e = set_name(doc, &ref, name);
 	if (e)
 		refuse(c, e);
 	else
@@ -443,16 +498,17 @@ static void resolve(struct creation *c)
 {
 	for (;; c->as_named++) { /* a storage that is not there is named by the check of the request */
 		size_t skip = c->as_named;
-		const json_t *ref = find_alias(c, c->job->request, &skip);
+		const json_t *doc = find_alias(c, c->job->request, false, &skip);
 		struct storage *st;
+		struct ref ref;
 
-		if (!ref) {
+		if (!doc || !refers(doc, &ref)) {
 			start(c);
 			return;
 		}
-		if (storage_find(c->server->storages, str_of(json_string_value(json_object_get(ref, "storage"))), &st) != OK)
+		if (storage_find(c->server->storages, ref.storage, &st) != OK)
 			continue;
-		catalogue_resolve(c->server, st->name, json_string_value(json_object_get(ref, "name")), on_resolved, c);
+		catalogue_resolve(c->server, st->name, ref.name.p, on_resolved, c);
 		return;
 	}
 }
@@ -463,7 +519,7 @@ static FALLIBLE enum err check_aliases(const struct creation *c)
 	size_t skip = ALIASED_MAX;
 
 	TRY(check_room(c));
-	if (find_alias(c, c->job->request, &skip))
+	if (find_alias(c, c->job->request, false, &skip))
 		return ERR(VALIDATION_FAILED, "a request has at most %d names with an '@'", ALIASED_MAX);
 	return OK;
 }
@@ -484,6 +540,7 @@ static void begin(struct server *s, const struct job_request *asked, struct crea
 		loop_later(s->loop, finish_later, c, e);
 		return;
 	}
+	c->job->parent = json_deep_copy(rq->parent);
 	c->job->dry_run = c->planned != NULL;
 	c->job->planned = c->planned;
 	c->job->planned_user = c->user;

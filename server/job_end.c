@@ -99,14 +99,26 @@ void job_note_tensors(struct job *j)
 	json_object_del(j->result, "tensors_digest");
 }
 
+/* A save that another daemon began is measured from nowhere. */
+static void note_cost(const struct job *j)
+{
+	const struct state_dict_use *u = job_saved_use(j);
+	int64_t begun = j->kind == JOB_SAVE && j->sealed_ms && j->attempt == 1 && u ? state_dict_begun_ms(u) : 0;
+
+	if (begun)
+		run_note_cost(j->server->runs, j->spec.target.storage.p, j->spec.target.name.p, clock_mono_ms() - begun,
+			      j->sealed_ms > begun ? j->sealed_ms - begun : 0);
+}
+
 static void note_run(struct job *j, struct journal_txn *t)
 {
 	const struct ref *source = &j->spec.source, *target = &j->spec.target;
 	const json_t *generation = json_object_get(j->result, "generation");
 
+	note_cost(j);
 	if (j->durable_ms && target->kind == REF_CHECKPOINT && is_progress(j))
 		run_note(j->server->runs, t, RUN_DURABLE, target->storage.p, target->name.p,
-			 run_step(target->name.p, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
+			 job_step(j, json_is_integer(generation) ? json_integer_value(generation) : -1), j->finished_ms);
 	bool whole = j->kind == JOB_VERIFY && source->kind == REF_CHECKPOINT && !job_spec_selects(j);
 	if (whole)
 		run_note(j->server->runs, t, RUN_VERIFIED_STRUCTURE + j->spec.level, source->storage.p, source->name.p, -1, j->finished_ms);
@@ -144,6 +156,19 @@ static void announce_stale(struct job *j)
 			      "same_tensors_as", before));
 }
 
+static void count_removal(struct job *j)
+{
+	const char *by = "request";
+	char labels[64];
+
+	for (size_t i = 0; i < j->spec.labels.n; i++)
+		by = str_is(j->spec.labels.v[i].left, "policy") ? "policy" : by;
+	snprintf(labels, sizeof labels, "by=\"%s\",to=\"%s\"", by, j->spec.trash_ms ? "trash" : "nowhere");
+	metrics_add(j->server->metrics, "dcpd_checkpoints_removed_total", labels, 1);
+	metrics_add(j->server->metrics, "dcpd_checkpoint_removed_bytes_total", labels,
+		    (double)json_integer_value(json_object_get(j->result, "bytes")));
+}
+
 static void announce(struct job *j)
 {
 	struct server *s = j->server;
@@ -158,6 +183,7 @@ static void announce(struct job *j)
 	snprintf(labels, sizeof labels, "kind=\"%s\"", kind_of(j->kind)->name);
 	metrics_observe(s->metrics, "dcpd_job_duration_seconds", labels, seconds);
 	job_emit_state(j);
+	job_tell_stream(j);
 	if (j->state == JOB_FAILED && j->kind == JOB_VERIFY)
 		count_verify_failure(j);
 	if (j->state != JOB_SUCCEEDED)
@@ -169,6 +195,8 @@ static void announce(struct job *j)
 			    json_pack("{s:s, s:s, s:s}", "storage", target->storage.p, "name", target->name.p, "job", j->id));
 		announce_stale(j);
 	}
+	if (kind_is(j->kind, KIND_REMOVES))
+		count_removal(j);
 	metrics_add(s->metrics, "dcpd_job_bytes_total", labels, (double)j->bytes_done);
 	if (job_state_dict_op_is(j))
 		count_moved(j);
@@ -217,18 +245,26 @@ static void note_commit(const struct job *j)
 		st->commits++;
 }
 
+static void end_marked(struct job *j)
+{
+	job_end(j, j->end_state);
+}
+
 void job_end(struct job *j, enum job_state state)
 {
+	job_move(j, STEP_ENDING, j->state);
+	j->end_state = state;
+	if (state == JOB_SUCCEEDED && job_marks_put(j, end_marked))
+		return;
+
 	struct journal_txn *t = journal_txn_new(j->server->journal);
 	uint64_t failures = mem_failures();
 	enum err e = OK;
-
-	job_move(j, STEP_ENDING, j->state);
-	j->end_state = state;
 	j->finished_ms = clock_wall_ms();
 	leave_stage(j);
 	j->stage[0] = '\0';
 	j->stalled = false;
+	job_note_seen(j);
 	if (state == JOB_SUCCEEDED) {
 		json_decref(j->error);
 		j->error = NULL;
@@ -246,6 +282,8 @@ void job_end(struct job *j, enum job_state state)
 	} else if (j->made_use) {
 		state_dict_drop(&j->made_use);
 	}
+	if (j->kind == JOB_SAVE && state != JOB_SUCCEEDED && j->snapshotted_ms)
+		run_put(j->server->runs, t, j->spec.target.storage.p, j->spec.target.name.p);
 	if (e)
 		log_err("cannot keep what a job made", "job", j->id, NULL);
 	note_commit(j);
@@ -253,7 +291,8 @@ void job_end(struct job *j, enum job_state state)
 		errdoc_set(state == JOB_SUCCEEDED ? j->result : j->error, "identity", json_string(j->identity));
 	job_changed(j);
 	job_put_row(t, j, state);
-	verdict_note(t, j);
+	j->verdict = verdict_note(t, j);
+	job_tell_followers(t, j);
 	if (mem_failures() != failures) /* something may be missing: it ends again in a moment */
 		journal_txn_fail(t, ERR(NO_MEMORY, "no memory to describe the end of a job"));
 	job_changed(j);

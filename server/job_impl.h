@@ -52,9 +52,13 @@ struct job {
 	char stage[JOB_STAGE_MAX];
 	int attempt, retries_left;
 	uid_t uid;
+	bool marked;                /* its hold and alias are put, or on their way */
 	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
 	json_t *request, *progress_ranks, *result, *error;
+	json_t *parent;             /* of a chain's step: which one; NULL: of none */
+	const char *verdict;        /* "verified", "damaged" …, found out by this attempt; NULL: nothing. Set at its end */
 	struct spec spec;           /* the request as C, which points into it */
+	json_t *served_from;        /* key of a reference → what the copy behind it is; NULL: none */
 	json_t *error_more;         /* what the attempt's worker adds to its error (errdoc_more), until the job fails with it */
 	char identity[JOB_IDENTITY_MAX];    /* of the checkpoint that the attempt reads; "": none, or not known yet */
 	char *followed;             /* name of that checkpoint, as the worker found it; NULL: not told (yet), it is the source's */
@@ -62,7 +66,7 @@ struct job {
 	char *target;               /* "main:b", "shm:serve", "" */
 	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec */
 	uint32_t storage_count;
-	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms;    /* wall clock, for the record */
+	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms, replicated_ms; /* wall clock, for the record */
 	uint64_t bytes_done, bytes_total;
 	uint64_t space_needed;      /* on the target's storage; 0: not known */
 	double rate;                /* bytes a second, smoothed */
@@ -133,12 +137,17 @@ enum err job_load_row(void *user, const struct journal_job *row);    /* user: st
 FALLIBLE enum err job_ids_resume(struct journal *journal);
 void job_revive(struct job *j);                      /* from the cache to the live ones */
 void job_snapshotted(struct job *j);                 /* now */
+/* The step of the checkpoint that the job makes: the number at its name's end, else its label `step`, else the generation. */
+int64_t job_step(const struct job *j, int64_t generation);
+void job_note_seen(const struct job *j);             /* tells the run of the snapshot, if there is one */
+/* The state dict that a save is of; of a planned one, the one with its first part. NULL: none is held. */
+static inline const struct state_dict_use *job_saved_use(const struct job *j)
+{
+	return j->part_uses ? j->part_uses[0] : j->source_use;
+}
 void job_changed(struct job *j);                     /* the text is stale; says so on the event stream */
 void job_put_row(struct journal_txn *t, struct job *j, enum job_state state);   /* as it is in this state */
 void job_write(struct job *j, done_fn fn, void *user);     /* its row as it is now, in a transaction of its own */
-/* Its end is the daemon's mark: of what jobs leave on a storage that several daemons see, each knows its own. */
-void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1]);
-bool job_id_ok(struct str id);                        /* has it the form of one? */
 void job_id_mark(const struct journal *journal, char mark[JOB_MARK_LEN + 1]);
 struct principal job_owner(const struct job *j);
 void job_wake(struct job *j);                        /* its waiters: it has ended */
@@ -179,6 +188,19 @@ void job_drop_uses(struct job *j);
 void job_drop_sources(struct job *j);                /* all but what the job made */
 uint64_t job_use_bytes(const struct state_dict_use *u);     /* of its images; u may be NULL */
 
+/* ---- job_marks.c ---- */
+/* Of a save that has committed: puts the hold and the alias that it asks for, once, and calls done. False: there is nothing to put. */
+bool job_marks_put(struct job *j, void (*done)(struct job *j));
+
+/* ---- job_tier.c: checkpoints that the storage behind theirs serves ---- */
+/* May the reference, of what the job only reads, be to the copy instead? */
+bool job_may_use_tier(const struct job *j, const struct ref *ref);
+/* From now on it is. why: what is wrong with the one that was asked for. */
+FALLIBLE enum err job_serve_from_tier(struct job *j, const struct ref *ref, enum err why);
+/* The attempt failed because its source is damaged: true if the next one reads the copy. */
+bool job_retry_from_tier(struct job *j, enum err e);
+void job_note_served(struct job *j);                 /* into the result */
+
 /* ---- job_end.c ---- */
 /* job_move, and what others hear of it: one log line, one event, one row (if `write`). */
 void job_set_state(struct job *j, enum job_step step, enum job_state state, const char *stage, bool write);
@@ -189,6 +211,10 @@ void job_emit_state(const struct job *j);
 void job_note_tensors(struct job *j);
 void job_end(struct job *j, enum job_state state);   /* result and error are set */
 void job_fail(struct job *j, enum err e);
+
+/* ---- job_tell.c ---- */
+void job_tell_followers(struct journal_txn *t, const struct job *j);     /* with the end; verdict and end_state are set */
+void job_tell_stream(const struct job *j);           /* once it is on disk */
 
 /* ---- job_queue.c ---- */
 void job_queue(struct job *j);                       /* it has a place in its lane from now on, or waits for its source */

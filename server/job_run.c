@@ -327,6 +327,11 @@ static void on_want_commit(void *user)
 		gang_abort(j->gang, ERR(PROTOCOL, "a worker would commit what is not sealed yet"));
 		return;
 	}
+	enum err e = j->server->hooks->may_commit(j);
+	if (e) {
+		gang_abort(j->gang, e);
+		return;
+	}
 	j->commit_asked = true;
 	j->commit_allowed = false;
 	job_set_state(j, j->step, JOB_COMMITTING, "commit", false);
@@ -386,7 +391,7 @@ static void fail_or_retry(struct job *j, enum err e)
 		job_end(j, JOB_CANCELLED);
 	} else if (e == ERR_CANCELLED && j->server->draining) {
 		begin_again(j, e);
-	} else if (e == ERR_NOT_SEALED && job_await_rests(j)) {
+	} else if ((e == ERR_NOT_SEALED && job_await_rests(j)) || job_retry_from_tier(j, e)) {
 		begin_again(j, e);
 	} else if (err_blast(e) == ERR_BLAST_GANG && (j->retries_left > 0 || j->spec.ring) && !j->cancel_wanted) {
 		j->retries_left -= j->retries_left > 0;
@@ -515,6 +520,7 @@ static void on_ended(void *user, enum err e, const json_t *body)
 		json_decref(j->result);
 		j->result = result ? json_incref((json_t *)result) : json_object();
 		verdict_warn(j);
+		job_note_served(j);
 		job_note_tensors(j);
 		job_end(j, JOB_SUCCEEDED);
 	} else if (e != ERR_NOT_DURABLE && /* a recovery's fsync would prove nothing */
@@ -607,7 +613,7 @@ void job_recover(struct job *j)
 
 /* ---- stalls ---- */
 
-/* Once in each silence. */
+/* Once in each silence. Of several storages one may be alive: each is asked, and found stalled if it does not answer. */
 static void mark_storages(struct job *j)
 {
 	if (j->marked_ms == j->alive_ms)
@@ -615,7 +621,11 @@ static void mark_storages(struct job *j)
 	j->marked_ms = j->alive_ms;
 	for (uint32_t i = 0; i < j->storage_count; i++) {
 		struct storage *st;
-		if (storage_find(j->server->storages, str_of(j->storages[i]), &st) == OK)
+		if (storage_find(j->server->storages, str_of(j->storages[i]), &st) != OK)
+			continue;
+		if (j->storage_count > 1 && !st->probing)
+			storage_probe(j->server->storages, j->server->lookups, st, NULL, NULL);
+		else if (j->storage_count == 1)
 			storage_set_state(j->server->storages, st, STORAGE_STATE_STALLED);
 	}
 }

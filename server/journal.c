@@ -5,6 +5,7 @@
  * so that a row that is refused takes only its own transaction back. */
 #include "server/journal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <time.h>
 #include <xxhash.h>
@@ -15,12 +16,6 @@
 #include "server/journal_impl.h"
 #include "server/loop.h"
 
-enum change {
-	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_SERVICE, PUT_KEY, PUT_STATE_DICT, DELETE_STATE_DICT,
-	PUT_SLOT, DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, PUT_VERDICT, DELETE_VERDICT, PRUNE_VERDICTS, PUT_WORKER,
-	DELETE_WORKER, CHANGE_MAX
-};
-
 static const char *const change_sql[CHANGE_MAX] = {
 	[PUT_JOB] = "INSERT INTO jobs VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10) ON CONFLICT(id) DO UPDATE SET state=?3, ended=?4,"
 		    " attempt=?5, finished_ms=?9, doc=?10",
@@ -30,6 +25,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 			" ORDER BY finished_ms DESC LIMIT -1 OFFSET ?1)",
 	[PRUNE_AGE] = "DELETE FROM jobs WHERE ended = 1 AND finished_ms < ?1",
 	[PRUNE_KEYS] = "DELETE FROM keys WHERE created_ms < ?1",
+	[PUT_WALL] = "INSERT OR REPLACE INTO meta VALUES('wall_ms', ?1)",
 	[PUT_SERVICE] = "UPDATE meta SET value = ?1 WHERE key = 'service_ms'",
 	[PUT_KEY] = "INSERT OR REPLACE INTO keys VALUES(?1,?2,?3,?4,?5,?6)",
 	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10) ON CONFLICT(name) DO UPDATE SET"
@@ -39,14 +35,33 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[DELETE_SLOT] = "DELETE FROM slots WHERE name = ?1 AND rank = ?2 AND slot = ?3",
 	[PUT_STORAGE] = "INSERT OR REPLACE INTO storages VALUES(?1,?2,?3,?4)",
 	[DELETE_STORAGE] = "DELETE FROM storages WHERE name = ?1",
-	[PUT_RUN] = "INSERT OR REPLACE INTO runs VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9)",
+	[PUT_RUN] = "INSERT OR REPLACE INTO runs VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10)",
 	[DELETE_RUN] = "DELETE FROM runs WHERE storage = ?1 AND name = ?2",
-	[PUT_VERDICT] = "INSERT INTO verdicts VALUES(?1,?2,?3,?4,?5) ON CONFLICT(storage, name) DO UPDATE SET identity=?3, at_ms=?4, doc=?5"
+	/* Numbers grow, also when the verdicts that had the greatest ones are gone. */
+	[NEXT_VERDICT] = "INSERT INTO meta SELECT 'verdict', ifnull(max(number), 0) + 1 FROM verdicts WHERE true"
+			 " ON CONFLICT(key) DO UPDATE SET value = max(value + 1, excluded.value)",
+	[PUT_VERDICT] = "INSERT INTO verdicts VALUES(?1,?2,?3,?4,?5,(SELECT value FROM meta WHERE key = 'verdict'))"
+			" ON CONFLICT(storage, name) DO UPDATE SET identity=?3, at_ms=?4, doc=?5, number=excluded.number"
 			" WHERE ?6 = 0 OR identity <> ?3",
 	[DELETE_VERDICT] = "DELETE FROM verdicts WHERE storage = ?1 AND name = ?2",
 	[PRUNE_VERDICTS] = "DELETE FROM verdicts WHERE at_ms < (SELECT at_ms FROM verdicts ORDER BY at_ms DESC LIMIT 1 OFFSET ?1)",
+	[PUT_ATTEMPT] = "INSERT INTO attempts VALUES(?1,?2,?3,1,?4) ON CONFLICT(storage, name) DO UPDATE SET"
+			" count = iif(identity = ?3 AND ?5, count + 1, 1), identity=?3, at_ms=?4",
+	[PRUNE_ATTEMPTS] = "DELETE FROM attempts WHERE at_ms < (SELECT at_ms FROM attempts ORDER BY at_ms DESC LIMIT 1 OFFSET ?1)",
 	[PUT_WORKER] = "INSERT OR REPLACE INTO workers VALUES(?1,?2)",
+	[PUT_POLICY] = "INSERT OR REPLACE INTO policies VALUES(?1,?2,?3)",
+	[DELETE_POLICY] = "DELETE FROM policies WHERE name = ?1",
 	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
+	[PUT_FOLLOWER] = "INSERT INTO followers VALUES(?1,?2,?3,?4,?5) ON CONFLICT(kind, name) DO UPDATE SET uid=?3, created_ms=?4, doc=?5",
+	[DELETE_FOLLOWER] = "DELETE FROM followers WHERE kind = ?1 AND name = ?2",
+	/* Of a follower that was removed meanwhile no task is kept. */
+	[PUT_TASK] = "INSERT INTO tasks SELECT ?1,?2,?3,?4,?5,?6,?7 WHERE EXISTS(SELECT 1 FROM followers WHERE kind = ?1 AND name = ?2)"
+		     " ON CONFLICT(kind, follower, id) DO UPDATE SET state=?4, due_ms=?5, doc=?7",
+	[SKIP_TASKS] = "UPDATE tasks SET state = ?5 WHERE kind = ?1 AND follower = ?2 AND state = ?3 AND id IN (SELECT id FROM tasks"
+		       " WHERE kind = ?1 AND follower = ?2 AND state = ?3 ORDER BY id DESC LIMIT -1 OFFSET ?4)",
+	[SKIP_ABOUT] = "UPDATE tasks SET state = ?5 WHERE kind = ?1 AND follower = ?2 AND state = ?3 AND about = ?4",
+	[PRUNE_TASKS] = "DELETE FROM tasks WHERE kind = ?1 AND follower = ?2 AND state >= ?3 AND id IN (SELECT id FROM tasks"
+			" WHERE kind = ?1 AND follower = ?2 AND state >= ?3 ORDER BY id DESC LIMIT -1 OFFSET ?4)",
 };
 
 enum { VALUES_MAX = 10, STARVED_TURNS = 200, STARVED_NS = 10000000, FULL_LOOK_S = 1 };
@@ -59,7 +74,7 @@ struct value {
 
 struct row {
 	struct row *next;
-	enum change change;
+	enum journal_change change;
 	uint32_t count;
 	struct value values[VALUES_MAX];
 };
@@ -114,7 +129,7 @@ static void journal_txn_free(struct journal_txn *t)
 	mem_free(t);
 }
 
-static struct row *add(struct journal_txn *t, enum change change)
+static struct row *add(struct journal_txn *t, enum journal_change change)
 {
 	struct row *r = mem_sure(sizeof *r);
 
@@ -140,6 +155,20 @@ static void put_str(struct journal_txn *t, struct row *r, struct str s)
 		memcpy(copy, s.p, s.n);
 	copy[s.n] = '\0';
 	r->values[r->count++] = (struct value){ .text = copy, .n = s.n };
+}
+
+void journal_change(struct journal_txn *t, enum journal_change change, const char *types, ...)
+{
+	struct row *r = add(t, change);
+	va_list ap;
+
+	va_start(ap, types);
+	for (; *types; types++)
+		if (*types == 's')
+			put_str(t, r, va_arg(ap, struct str));
+		else
+			put_int(r, va_arg(ap, int64_t));
+	va_end(ap);
 }
 
 void journal_put_job(struct journal_txn *t, const struct journal_job *job)
@@ -181,11 +210,13 @@ void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int6
 	put_int(add(t, PRUNE_AGE), before_ms);
 	put_int(add(t, PRUNE_KEYS), keys_before_ms);
 	put_int(add(t, PRUNE_VERDICTS), JOURNAL_VERDICTS_MAX - 1);
+	put_int(add(t, PRUNE_ATTEMPTS), JOURNAL_ATTEMPTS_MAX - 1);
 }
 
 void journal_put_service(struct journal_txn *t, int64_t service_ms)
 {
 	put_int(add(t, PUT_SERVICE), service_ms);
+	put_int(add(t, PUT_WALL), clock_wall_ms());
 }
 
 void journal_put_key(struct journal_txn *t, const struct journal_key *key)
@@ -270,10 +301,12 @@ void journal_put_run(struct journal_txn *t, const struct journal_run *run)
 		put_int(r, run->at_ms[m]);
 	put_str(t, r, str_of(run->tensors));
 	put_str(t, r, str_of(run->saved));
+	put_str(t, r, str_of(run->course));
 }
 
 void journal_put_verdict(struct journal_txn *t, const struct journal_verdict *v, bool unless_known)
 {
+	(void)add(t, NEXT_VERDICT);
 	struct row *r = add(t, PUT_VERDICT);
 
 	put_str(t, r, str_of(v->storage));
@@ -292,12 +325,37 @@ void journal_delete_verdict(struct journal_txn *t, const char *storage, const ch
 	put_str(t, r, str_of(name));
 }
 
+void journal_put_attempt(struct journal_txn *t, const struct journal_attempts *a, bool goes_on)
+{
+	struct row *r = add(t, PUT_ATTEMPT);
+
+	put_str(t, r, str_of(a->storage));
+	put_str(t, r, str_of(a->name));
+	put_str(t, r, str_of(a->identity));
+	put_int(r, a->at_ms);
+	put_int(r, goes_on);
+}
+
 void journal_delete_run(struct journal_txn *t, const char *storage, const char *name)
 {
 	struct row *r = add(t, DELETE_RUN);
 
 	put_str(t, r, str_of(storage));
 	put_str(t, r, str_of(name));
+}
+
+void journal_put_policy(struct journal_txn *t, const struct journal_policy *p)
+{
+	struct row *r = add(t, PUT_POLICY);
+
+	put_str(t, r, str_of(p->name));
+	put_int(r, p->uid);
+	put_str(t, r, p->doc);
+}
+
+void journal_delete_policy(struct journal_txn *t, const char *name)
+{
+	put_str(t, add(t, DELETE_POLICY), str_of(name));
 }
 
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks)
@@ -534,6 +592,11 @@ uint64_t journal_id(const struct journal *j)
 int64_t journal_service_ms(const struct journal *j)
 {
 	return j->service_ms;
+}
+
+int64_t journal_wall_ms(const struct journal *j)
+{
+	return j->wall_ms;
 }
 
 uint64_t journal_digest(struct str body)

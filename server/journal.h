@@ -1,5 +1,5 @@
-/* journal.h: what survives a crash: jobs, plans, idempotency keys, state dicts, ad-hoc storages, worker pids. SQLite, WAL,
- * synchronous=FULL; no SQL text outside journal.c and journal_read.c.
+/* journal.h: what survives a crash: jobs, plans, idempotency keys, state dicts, ad-hoc storages, worker pids, webhooks, chains. SQLite,
+ * WAL, synchronous=FULL; no SQL text outside journal*.c.
  *
  * Writing: fill a transaction and hand it over; the journal thread commits all that wait as one (group commit).
  *
@@ -24,7 +24,7 @@
 
 struct journal;
 
-enum { JOURNAL_VERSION = 6, JOURNAL_VERDICTS_MAX = 100000 };
+enum { JOURNAL_VERSION = 10, JOURNAL_VERDICTS_MAX = 100000, JOURNAL_ATTEMPTS_MAX = 10000 };
 
 struct journal_txn;
 
@@ -40,6 +40,7 @@ uint64_t journal_waiting(struct journal *j);         /* without those that are h
 uint64_t journal_id(const struct journal *j);        /* random, made with the file: whose segments are whose */
 uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
 int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */
+int64_t journal_wall_ms(const struct journal *j);    /* wall clock when service time was last written; 0: not known */
 
 struct journal_txn *journal_txn_new(struct journal *j);
 void journal_txn_fail(struct journal_txn *t, enum err e);   /* nothing of it is written; whoever commits it hears e */
@@ -61,8 +62,8 @@ struct journal_job {
 void journal_put_job(struct journal_txn *t, const struct journal_job *row);
 void journal_put_label(struct journal_txn *t, const char *id, struct str key, struct str value);   /* with the first put_job */
 void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
-/* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, old idempotency keys, and the oldest verdicts
- * beyond JOURNAL_VERDICTS_MAX. */
+/* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, old idempotency keys, and the oldest verdicts and
+ * attempts beyond JOURNAL_VERDICTS_MAX and JOURNAL_ATTEMPTS_MAX. */
 void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms);
 void journal_put_service(struct journal_txn *t, int64_t service_ms);
 
@@ -112,6 +113,7 @@ struct journal_run {
 	int64_t step;
 	const int64_t *at_ms;       /* by enum run_mark */
 	const char *tensors, *saved; /* digest of all tensors of the last save, and its name; "" */
+	const char *course;         /* JSON of server/runs.c: the newest step seen, what saves took; "" */
 };
 void journal_put_run(struct journal_txn *t, const struct journal_run *row);
 void journal_delete_run(struct journal_txn *t, const char *storage, const char *name);
@@ -123,12 +125,59 @@ struct journal_verdict {
 	int64_t at_ms;
 	struct str doc;             /* JSON: `verified` of the checkpoint's record */
 };
-/* unless_known: a verdict on the same identity stays. */
+/* A verdict that is put gets a number above all others'. unless_known: a verdict on the same identity stays. */
 void journal_put_verdict(struct journal_txn *t, const struct journal_verdict *row, bool unless_known);
 void journal_delete_verdict(struct journal_txn *t, const char *storage, const char *name);
+
+/* How often a training has begun from a checkpoint (server/resume.h). */
+struct journal_attempts {
+	const char *storage, *name;
+	const char *identity;       /* of the checkpoint that lay there */
+	int64_t count, at_ms;       /* the last one's wall clock */
+};
+/* Counts one more attempt, at row->at_ms. The count goes on from the row that is there if that has the same identity and `goes_on`; else
+ * it begins with 1. */
+void journal_put_attempt(struct journal_txn *t, const struct journal_attempts *row, bool goes_on);
+/* A retention policy (server/policy.h). */
+struct journal_policy {
+	const char *name;
+	uid_t uid;
+	struct str doc;             /* JSON, without the name */
+};
+void journal_put_policy(struct journal_txn *t, const struct journal_policy *row);
+void journal_delete_policy(struct journal_txn *t, const char *name);
 /* Running workers, so that the next start can be sure that the ones of a killed daemon are gone. */
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks);
 void journal_delete_worker(struct journal_txn *t, pid_t pid);
+
+/* A follower acts when a checkpoint changes: a webhook or a chain. Its tasks: deliveries, executions. Numbers are the journal's. */
+enum journal_follower_kind { JOURNAL_WEBHOOK, JOURNAL_CHAIN };
+enum task_state { TASK_WAITING, TASK_RUNNING, TASK_DONE, TASK_FAILED, TASK_SKIPPED, TASK_STATE_COUNT };
+enum { TASK_ID_LEN = 26 };
+struct journal_follower {
+	enum journal_follower_kind kind;
+	const char *name;
+	uid_t uid;                  /* who set it */
+	int64_t created_ms;         /* wall clock */
+	struct str doc;
+};
+struct journal_task {
+	enum journal_follower_kind kind;
+	const char *follower, *id;  /* ids sort by time */
+	enum task_state state;
+	int64_t due_ms;             /* service time */
+	const char *about;          /* the checkpoint, NULL: none; not read */
+	struct str doc;
+};
+void journal_put_follower(struct journal_txn *t, const struct journal_follower *row);
+void journal_delete_follower(struct journal_txn *t, enum journal_follower_kind kind, const char *name);   /* with its tasks */
+void journal_put_task(struct journal_txn *t, const struct journal_task *row);      /* nothing if its follower is gone */
+/* Waiting tasks of a follower beyond the newest `keep` become skipped ones. */
+void journal_skip_tasks(struct journal_txn *t, enum journal_follower_kind kind, const char *follower, uint64_t keep);
+/* Waiting tasks of a follower about the checkpoint `about` become skipped ones. */
+void journal_skip_about(struct journal_txn *t, enum journal_follower_kind kind, const char *follower, const char *about);
+/* Ended tasks of a follower beyond the newest `keep` go. */
+void journal_prune_tasks(struct journal_txn *t, enum journal_follower_kind kind, const char *follower, uint64_t keep);
 
 /* ---- reading (the loop's thread) ---- rows are valid during the callback; its error stops the walk. */
 typedef enum err (*journal_job_fn)(void *user, const struct journal_job *row);
@@ -136,7 +185,10 @@ typedef enum err (*journal_state_dict_fn)(void *user, const struct journal_state
 typedef enum err (*journal_slot_fn)(void *user, const struct journal_slot *row);
 typedef enum err (*journal_storage_fn)(void *user, const struct journal_storage *row);
 typedef enum err (*journal_verdict_fn)(void *user, const struct journal_verdict *row);
+typedef enum err (*journal_attempts_fn)(void *user, const struct journal_attempts *row);
+typedef enum err (*journal_verdict_news_fn)(void *user, const char *name, const char *identity, const char *state, uint64_t number);
 typedef enum err (*journal_run_fn)(void *user, const struct journal_run *row);
+typedef enum err (*journal_policy_fn)(void *user, const struct journal_policy *row);
 typedef enum err (*journal_worker_fn)(void *user, pid_t pid, uint64_t start_ticks);
 
 enum { JOURNAL_FILTER_LABELS = 4 };
@@ -158,6 +210,30 @@ FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict
 FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void *user);
 FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user);
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user);     /* the newest */
+FALLIBLE enum err journal_read_policies(struct journal *j, journal_policy_fn fn, void *user);
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user);
+/* Verdicts of a storage with that number or a greater one, in the order of the numbers, at most `limit`. *newest_out: the greatest number
+ * of all, by which every row of it and below can be read. */
+FALLIBLE enum err journal_read_verdict_news(struct journal *j, struct str storage, uint64_t from, uint32_t limit, uint64_t *newest_out,
+					    journal_verdict_news_fn fn, void *user);
 /* No row: fn is not called. */
 FALLIBLE enum err journal_read_verdict(struct journal *j, struct str storage, struct str name, journal_verdict_fn fn, void *user);
+FALLIBLE enum err journal_read_attempts(struct journal *j, struct str storage, struct str name, journal_attempts_fn fn, void *user);
+
+typedef enum err (*journal_follower_fn)(void *user, const struct journal_follower *row);
+typedef enum err (*journal_task_fn)(void *user, const struct journal_task *row);
+FALLIBLE enum err journal_read_followers(struct journal *j, enum journal_follower_kind kind, journal_follower_fn fn, void *user);
+/* No row: fn is not called. */
+FALLIBLE enum err journal_read_task(struct journal *j, enum journal_follower_kind kind, const char *follower, struct str id,
+				    journal_task_fn fn, void *user);
+/* Newest first, those before an id (n == 0: from the newest). */
+FALLIBLE enum err journal_read_tasks(struct journal *j, enum journal_follower_kind kind, const char *follower, struct str before_id,
+				     uint32_t limit, journal_task_fn fn, void *user);
+/* Tasks of a follower in a state, by due_ms, then by id. */
+FALLIBLE enum err journal_read_due(struct journal *j, enum journal_follower_kind kind, const char *follower, enum task_state state,
+				   uint32_t limit, journal_task_fn fn, void *user);
+/* Is there a task about the same checkpoint with a higher id? */
+FALLIBLE enum err journal_has_newer_task(struct journal *j, enum journal_follower_kind kind, const char *follower, const char *about,
+					 const char *id, bool *out);
+FALLIBLE enum err journal_count_tasks(struct journal *j, enum journal_follower_kind kind, const char *follower,
+				      uint64_t counts[TASK_STATE_COUNT]);

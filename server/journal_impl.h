@@ -1,4 +1,4 @@
-/* journal_impl.h: shared by journal.c, journal_open.c and journal_read.c; nobody else includes it. */
+/* journal_impl.h: shared by the files journal*.c; nobody else includes it. */
 #pragma once
 #include <pthread.h>
 #include <sqlite3.h>
@@ -6,9 +6,17 @@
 #include "server/config.h"
 #include "server/journal.h"
 
+enum journal_change {
+	PUT_JOB, PUT_LABEL, PUT_PLAN, PRUNE_COUNT, PRUNE_AGE, PRUNE_KEYS, PUT_SERVICE, PUT_WALL, PUT_KEY, PUT_STATE_DICT,
+	DELETE_STATE_DICT, PUT_SLOT, DELETE_SLOT, PUT_STORAGE, DELETE_STORAGE, PUT_RUN, DELETE_RUN, NEXT_VERDICT,
+	PUT_VERDICT, DELETE_VERDICT, PRUNE_VERDICTS, PUT_ATTEMPT, PRUNE_ATTEMPTS, PUT_WORKER, DELETE_WORKER, PUT_FOLLOWER,
+	DELETE_FOLLOWER, PUT_TASK, SKIP_TASKS, SKIP_ABOUT, PRUNE_TASKS, PUT_POLICY, DELETE_POLICY, CHANGE_MAX
+};
+
 enum journal_query {
 	QUERY_UNENDED, QUERY_NEWEST_ID, QUERY_JOB, QUERY_JOBS, QUERY_PLAN, QUERY_KEY, QUERY_STATE_DICTS, QUERY_SLOTS, QUERY_STORAGES,
-	QUERY_RUNS, QUERY_VERDICT, QUERY_WORKERS, QUERY_MAX
+	QUERY_RUNS, QUERY_VERDICT, QUERY_VERDICT_NEWEST, QUERY_VERDICT_NEWS, QUERY_ATTEMPTS, QUERY_WORKERS, QUERY_POLICIES, QUERY_FOLLOWERS,
+	QUERY_TASK, QUERY_TASKS, QUERY_DUE, QUERY_NEWER, QUERY_TASK_COUNTS, QUERY_MAX
 };
 
 struct journal {
@@ -29,10 +37,17 @@ struct journal {
 	void *changed_user;
 	char path[CONFIG_PATH_MAX + 16];
 	uint64_t id;
-	int64_t service_ms;
+	int64_t service_ms, wall_ms;
 	_Atomic uint64_t commits;
 };
 
+/* Adds a change to a transaction. types: a letter for each value that follows (s: struct str, i: int64_t). */
+void journal_change(struct journal_txn *t, enum journal_change change, const char *types, ...);
+/* Binds the values that `types` lists, as journal_change, and calls row(user) for each row of the answer. */
+FALLIBLE enum err journal_ask(struct journal *j, enum journal_query q, enum err (*row)(void *user, sqlite3_stmt *s), void *user,
+			      const char *types, ...);
+/* A column's text, valid until the next row. */
+struct str journal_column(sqlite3_stmt *s, int at);
 /* Records ERR_STORAGE_FULL, ERR_NO_MEMORY, or ERR_JOURNAL with SQLite's words. */
 enum err journal_failed(sqlite3 *db, const char *what);
 enum err journal_no_space(const struct journal *j);      /* records ERR_STORAGE_FULL, naming the directory */

@@ -59,6 +59,26 @@ static const char *const migrations[JOURNAL_VERSION] = {
 
 	"ALTER TABLE runs ADD COLUMN tensors TEXT NOT NULL DEFAULT '';"
 	"ALTER TABLE runs ADD COLUMN saved TEXT NOT NULL DEFAULT '';",
+
+	"CREATE TABLE attempts(storage TEXT NOT NULL, name TEXT NOT NULL, identity TEXT NOT NULL, count INTEGER NOT NULL,"
+	" at_ms INTEGER NOT NULL, PRIMARY KEY(storage, name)) WITHOUT ROWID;"
+	"CREATE INDEX attempts_at ON attempts(at_ms);"
+	"ALTER TABLE runs ADD COLUMN course TEXT NOT NULL DEFAULT '';",
+
+	"CREATE TABLE followers(kind INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL, created_ms INTEGER NOT NULL,"
+	" doc TEXT NOT NULL, PRIMARY KEY(kind, name)) WITHOUT ROWID;"
+	"CREATE TABLE tasks(kind INTEGER NOT NULL, follower TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL,"
+	" due_ms INTEGER NOT NULL, about TEXT NOT NULL, doc TEXT NOT NULL, PRIMARY KEY(kind, follower, id),"
+	" FOREIGN KEY(kind, follower) REFERENCES followers(kind, name) ON DELETE CASCADE) WITHOUT ROWID;"
+	"CREATE INDEX tasks_due ON tasks(kind, follower, state, due_ms);",
+
+	/* Look-up workers are told the verdicts that are newer than those they know. */
+	"ALTER TABLE verdicts ADD COLUMN number INTEGER NOT NULL DEFAULT 1;"
+	"UPDATE verdicts SET number = r FROM (SELECT storage AS s, name AS n, row_number() OVER (ORDER BY at_ms, storage, name) AS r"
+	" FROM verdicts) WHERE storage = s AND name = n;"
+	"CREATE INDEX verdicts_number ON verdicts(number);",
+
+	"CREATE TABLE policies(name TEXT PRIMARY KEY, uid INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;",
 };
 
 static FALLIBLE enum err ask_int(sqlite3 *db, const char *sql, int64_t *out)
@@ -119,6 +139,7 @@ static FALLIBLE enum err read_meta(sqlite3 *db, struct journal *j, uint64_t *boo
 	TRY(ask_int(db, "SELECT value FROM meta WHERE key = 'boot'", &boot));
 	TRY(ask_int(db, "SELECT value FROM meta WHERE key = 'id'", &id));
 	TRY(ask_int(db, "SELECT value FROM meta WHERE key = 'service_ms'", &j->service_ms));
+	TRY(ask_int(db, "SELECT ifnull((SELECT value FROM meta WHERE key = 'wall_ms'), 0)", &j->wall_ms));
 	j->id = (uint64_t)id;
 	*boot_out = (uint64_t)boot;
 	return OK;

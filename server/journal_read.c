@@ -25,10 +25,23 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_SLOTS] = "SELECT name, rank, slot, segment, bytes, image_bytes, state, generation FROM slots"
 			" ORDER BY name, rank, slot",
 	[QUERY_STORAGES] = "SELECT name, path, uid, expires_ms FROM storages ORDER BY name",
-	[QUERY_RUNS] = "SELECT storage, name, step, durable_ms, structure_ms, digest_ms, values_ms, tensors, saved FROM runs"
+	[QUERY_RUNS] = "SELECT storage, name, step, durable_ms, structure_ms, digest_ms, values_ms, tensors, saved, course FROM runs"
 		       " ORDER BY max(durable_ms, structure_ms, digest_ms, values_ms) DESC LIMIT ?1",
 	[QUERY_VERDICT] = "SELECT storage, name, identity, at_ms, doc FROM verdicts WHERE storage = ?1 AND name = ?2",
+	[QUERY_ATTEMPTS] = "SELECT storage, name, identity, count, at_ms FROM attempts WHERE storage = ?1 AND name = ?2",
+	[QUERY_VERDICT_NEWEST] = "SELECT ifnull(max(number), 0) FROM verdicts",
+	[QUERY_VERDICT_NEWS] = "SELECT name, identity, iif(json_valid(doc), json_extract(doc, '$.state'), ''), number FROM verdicts"
+			       " WHERE number >= ?2 AND storage = ?1 ORDER BY number LIMIT ?3",
+	[QUERY_POLICIES] = "SELECT name, uid, doc FROM policies ORDER BY name",
 	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
+	[QUERY_FOLLOWERS] = "SELECT name, uid, created_ms, doc FROM followers WHERE kind = ?1 ORDER BY name",
+	[QUERY_TASK] = "SELECT id, state, due_ms, doc FROM tasks WHERE kind = ?1 AND follower = ?2 AND id = ?3",
+	[QUERY_TASKS] = "SELECT id, state, due_ms, doc FROM tasks WHERE kind = ?1 AND follower = ?2 AND (?3 = '' OR id < ?3)"
+			" ORDER BY id DESC LIMIT ?4",
+	[QUERY_DUE] = "SELECT id, state, due_ms, doc FROM tasks WHERE kind = ?1 AND follower = ?2 AND state = ?3"
+		      " ORDER BY due_ms, id LIMIT ?4",
+	[QUERY_NEWER] = "SELECT id, state, due_ms, doc FROM tasks WHERE kind = ?1 AND follower = ?2 AND about = ?3 AND id > ?4 LIMIT 1",
+	[QUERY_TASK_COUNTS] = "SELECT state, count(*) FROM tasks WHERE kind = ?1 AND follower = ?2 GROUP BY state",
 };
 
 enum err journal_failed(sqlite3 *db, const char *what)
@@ -70,7 +83,7 @@ static void bind_str(sqlite3_stmt *s, int at, struct str v)
 	sqlite3_bind_text(s, at, v.p ? v.p : "", (int)v.n, SQLITE_STATIC);
 }
 
-static struct str column(sqlite3_stmt *s, int at)
+struct str journal_column(sqlite3_stmt *s, int at)
 {
 	const char *p = (const char *)sqlite3_column_text(s, at);
 
@@ -84,9 +97,8 @@ static const char *column_z(sqlite3_stmt *s, int at)
 	return p ? p : "";
 }
 
-/* Binds the values that `types` lists, a letter each (s: struct str, i: int64_t), and calls row(user) for each row of the answer. */
-static FALLIBLE enum err ask(struct journal *j, enum journal_query q, enum err (*row)(void *user, sqlite3_stmt *s), void *user,
-			     const char *types, ...)
+FALLIBLE enum err journal_ask(struct journal *j, enum journal_query q, enum err (*row)(void *user, sqlite3_stmt *s), void *user,
+			      const char *types, ...)
 {
 	int rc = SQLITE_DONE;
 	enum err e = OK;
@@ -119,6 +131,9 @@ struct call {
 		journal_storage_fn storage;
 		journal_run_fn run;
 		journal_verdict_fn verdict;
+		journal_attempts_fn attempts;
+		journal_verdict_news_fn verdict_news;
+		journal_policy_fn policy;
 		journal_worker_fn worker;
 	};
 	void *user;
@@ -135,8 +150,8 @@ static enum err row_job(void *user, sqlite3_stmt *s)
 				   .target = column_z(s, 6),
 				   .created_ms = sqlite3_column_int64(s, 7),
 				   .finished_ms = sqlite3_column_int64(s, 8),
-				   .doc = column(s, 9) };
-	struct str id = column(s, 0);
+				   .doc = journal_column(s, 9) };
+	struct str id = journal_column(s, 0);
 
 	if (id.n != sizeof row.id - 1)
 		return ERR(JOURNAL, "the journal holds a job without a proper id");
@@ -146,7 +161,7 @@ static enum err row_job(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, void *user)
 {
-	return ask(j, QUERY_UNENDED, row_job, &(struct call){ .job = fn, .user = user }, "");
+	return journal_ask(j, QUERY_UNENDED, row_job, &(struct call){ .job = fn, .user = user }, "");
 }
 
 static enum err row_id(void *user, sqlite3_stmt *s)
@@ -158,12 +173,12 @@ static enum err row_id(void *user, sqlite3_stmt *s)
 FALLIBLE enum err journal_read_newest_id(struct journal *j, char id_out[27])
 {
 	id_out[0] = '\0';
-	return ask(j, QUERY_NEWEST_ID, row_id, id_out, "");
+	return journal_ask(j, QUERY_NEWEST_ID, row_id, id_out, "");
 }
 
 FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user)
 {
-	return ask(j, QUERY_JOB, row_job, &(struct call){ .job = fn, .user = user }, "s", id);
+	return journal_ask(j, QUERY_JOB, row_job, &(struct call){ .job = fn, .user = user }, "s", id);
 }
 
 FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filter *f, uint32_t limit, journal_job_fn fn,
@@ -171,8 +186,8 @@ FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filt
 {
 	const struct str *k = f->label_key, *v = f->label_value; /* those not given are empty */
 
-	return ask(j, QUERY_JOBS, row_job, &(struct call){ .job = fn, .user = user }, "siisissssssss", f->before_id, (int64_t)f->state,
-		   (int64_t)f->kind, f->target, (int64_t)limit, k[0], v[0], k[1], v[1], k[2], v[2], k[3], v[3]);
+	return journal_ask(j, QUERY_JOBS, row_job, &(struct call){ .job = fn, .user = user }, "siisissssssss", f->before_id,
+			   (int64_t)f->state, (int64_t)f->kind, f->target, (int64_t)limit, k[0], v[0], k[1], v[1], k[2], v[2], k[3], v[3]);
 }
 
 struct plan_into {
@@ -183,7 +198,7 @@ struct plan_into {
 static enum err row_plan(void *user, sqlite3_stmt *s)
 {
 	struct plan_into *into = user;
-	struct str text = column(s, 0);
+	struct str text = journal_column(s, 0);
 
 	buf_put(into->out, text.p, text.n);
 	into->found = true;
@@ -194,7 +209,7 @@ FALLIBLE enum err journal_read_plan(struct journal *j, struct str id, struct buf
 {
 	struct plan_into into = { .out = out };
 
-	TRY(ask(j, QUERY_PLAN, row_plan, &into, "s", id));
+	TRY(journal_ask(j, QUERY_PLAN, row_plan, &into, "s", id));
 	*found_out = into.found;
 	return OK;
 }
@@ -207,7 +222,7 @@ struct key_into {
 static enum err row_key(void *user, sqlite3_stmt *s)
 {
 	struct key_into *into = user;
-	struct str resource = column(s, 1);
+	struct str resource = journal_column(s, 1);
 
 	if (resource.n >= sizeof into->key->resource)
 		return ERR(JOURNAL, "the journal holds a key of something with too long a name");
@@ -223,7 +238,7 @@ FALLIBLE enum err journal_read_key(struct journal *j, struct journal_key *row, b
 {
 	struct key_into into = { .key = row };
 
-	TRY(ask(j, QUERY_KEY, row_key, &into, "sis", str_of(row->scope), (int64_t)row->uid, row->key));
+	TRY(journal_ask(j, QUERY_KEY, row_key, &into, "sis", str_of(row->scope), (int64_t)row->uid, row->key));
 	*found_out = into.found;
 	return OK;
 }
@@ -239,7 +254,7 @@ static enum err row_state_dict(void *user, sqlite3_stmt *s)
 					  .created_ms = sqlite3_column_int64(s, 5),
 					  .orphaned_ms = sqlite3_column_int64(s, 6),
 					  .last_generation = sqlite3_column_int64(s, 7),
-					  .on_owner_death = column(s, 8),
+					  .on_owner_death = journal_column(s, 8),
 					  .orphan_since_ms = sqlite3_column_int64(s, 9) };
 
 	return c->state_dict(c->user, &row);
@@ -247,7 +262,7 @@ static enum err row_state_dict(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict_fn fn, void *user)
 {
-	return ask(j, QUERY_STATE_DICTS, row_state_dict, &(struct call){ .state_dict = fn, .user = user }, "");
+	return journal_ask(j, QUERY_STATE_DICTS, row_state_dict, &(struct call){ .state_dict = fn, .user = user }, "");
 }
 
 static enum err row_slot(void *user, sqlite3_stmt *s)
@@ -267,7 +282,7 @@ static enum err row_slot(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void *user)
 {
-	return ask(j, QUERY_SLOTS, row_slot, &(struct call){ .slot = fn, .user = user }, "");
+	return journal_ask(j, QUERY_SLOTS, row_slot, &(struct call){ .slot = fn, .user = user }, "");
 }
 
 static enum err row_storage(void *user, sqlite3_stmt *s)
@@ -283,7 +298,7 @@ static enum err row_storage(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user)
 {
-	return ask(j, QUERY_STORAGES, row_storage, &(struct call){ .storage = fn, .user = user }, "");
+	return journal_ask(j, QUERY_STORAGES, row_storage, &(struct call){ .storage = fn, .user = user }, "");
 }
 
 static enum err row_run(void *user, sqlite3_stmt *s)
@@ -294,13 +309,26 @@ static enum err row_run(void *user, sqlite3_stmt *s)
 	for (int m = 0; m < RUN_MARK_COUNT; m++)
 		at_ms[m] = sqlite3_column_int64(s, 3 + m);
 	const struct journal_run row = { column_z(s, 0), column_z(s, 1), sqlite3_column_int64(s, 2), at_ms,
-					 column_z(s, 3 + RUN_MARK_COUNT), column_z(s, 4 + RUN_MARK_COUNT) };
+					 column_z(s, 3 + RUN_MARK_COUNT), column_z(s, 4 + RUN_MARK_COUNT),
+					 column_z(s, 5 + RUN_MARK_COUNT) };
 	return c->run(c->user, &row);
 }
 
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user)
 {
-	return ask(j, QUERY_RUNS, row_run, &(struct call){ .run = fn, .user = user }, "i", (int64_t)limit);
+	return journal_ask(j, QUERY_RUNS, row_run, &(struct call){ .run = fn, .user = user }, "i", (int64_t)limit);
+}
+
+static enum err row_policy(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+
+	return c->policy(c->user, &(struct journal_policy){ column_z(s, 0), (uid_t)sqlite3_column_int64(s, 1), journal_column(s, 2) });
+}
+
+FALLIBLE enum err journal_read_policies(struct journal *j, journal_policy_fn fn, void *user)
+{
+	return journal_ask(j, QUERY_POLICIES, row_policy, &(struct call){ .policy = fn, .user = user }, "");
 }
 
 static enum err row_worker(void *user, sqlite3_stmt *s)
@@ -312,7 +340,7 @@ static enum err row_worker(void *user, sqlite3_stmt *s)
 
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user)
 {
-	return ask(j, QUERY_WORKERS, row_worker, &(struct call){ .worker = fn, .user = user }, "");
+	return journal_ask(j, QUERY_WORKERS, row_worker, &(struct call){ .worker = fn, .user = user }, "");
 }
 
 static enum err row_verdict(void *user, sqlite3_stmt *s)
@@ -320,10 +348,44 @@ static enum err row_verdict(void *user, sqlite3_stmt *s)
 	const struct call *c = user;
 
 	return c->verdict(c->user, &(struct journal_verdict){ column_z(s, 0), column_z(s, 1), column_z(s, 2), sqlite3_column_int64(s, 3),
-							      column(s, 4) });
+							      journal_column(s, 4) });
 }
 
 FALLIBLE enum err journal_read_verdict(struct journal *j, struct str storage, struct str name, journal_verdict_fn fn, void *user)
 {
-	return ask(j, QUERY_VERDICT, row_verdict, &(struct call){ .verdict = fn, .user = user }, "ss", storage, name);
+	return journal_ask(j, QUERY_VERDICT, row_verdict, &(struct call){ .verdict = fn, .user = user }, "ss", storage, name);
+}
+
+static enum err row_attempts(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+
+	return c->attempts(c->user, &(struct journal_attempts){ column_z(s, 0), column_z(s, 1), column_z(s, 2), sqlite3_column_int64(s, 3),
+								sqlite3_column_int64(s, 4) });
+}
+
+FALLIBLE enum err journal_read_attempts(struct journal *j, struct str storage, struct str name, journal_attempts_fn fn, void *user)
+{
+	return journal_ask(j, QUERY_ATTEMPTS, row_attempts, &(struct call){ .attempts = fn, .user = user }, "ss", storage, name);
+}
+
+static enum err row_newest(void *user, sqlite3_stmt *s)
+{
+	*(uint64_t *)user = (uint64_t)sqlite3_column_int64(s, 0);
+	return OK;
+}
+
+static enum err row_verdict_news(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+
+	return c->verdict_news(c->user, column_z(s, 0), column_z(s, 1), column_z(s, 2), (uint64_t)sqlite3_column_int64(s, 3));
+}
+
+FALLIBLE enum err journal_read_verdict_news(struct journal *j, struct str storage, uint64_t from, uint32_t limit, uint64_t *newest_out,
+					    journal_verdict_news_fn fn, void *user)
+{
+	TRY(journal_ask(j, QUERY_VERDICT_NEWEST, row_newest, newest_out, ""));
+	return journal_ask(j, QUERY_VERDICT_NEWS, row_verdict_news, &(struct call){ .verdict_news = fn, .user = user }, "sii", storage,
+		   (int64_t)from, (int64_t)limit);
 }

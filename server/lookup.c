@@ -27,7 +27,7 @@
 #include "server/unread.h"
 #include "server/worker.h"
 
-enum { LOOKUP_MEMORY = 64 << 20, ANSWER_MAX = (1 << 30) + (1 << 20), WORKERS_MAX = 2, LOOKS = 4, LONGEST = 30 };
+enum { LOOKUP_MEMORY = 64 << 20, ANSWER_MAX = (1 << 30) + (1 << 20), WORKERS_MAX = 2, LOOKS = 4, LONGEST = 30, LIST_IDLES = 40 };
 
 enum lane { LANE_JOBS, LANE_MEND, LANE_READ, LANE_LIST };
 
@@ -46,12 +46,16 @@ static const struct op {
 	{ "aliases", LANE_JOBS, false, 0 },
 	{ "recover", LANE_MEND, false, 0 },
 	{ "sweep", LANE_MEND, false, 0 },
+	{ "trash", LANE_MEND, false, 0 },
 	{ "show", LANE_READ, true, 0 },
 	{ "files", LANE_READ, true, 0 },
 	{ "tensors", LANE_READ, true, 0 },
+	{ "loadable", LANE_READ, true, 0 },
 	{ "slice", LANE_READ, false, UNREAD_SMALL },
 	{ "locate", LANE_READ, false, 4 << 20 },
 	{ "list", LANE_LIST, true, 0 },
+	{ "find", LANE_LIST, true, 0 },
+	{ "runs", LANE_LIST, true, 0 },
 	{ "images", LANE_LIST, false, 0 },
 };
 
@@ -302,7 +306,10 @@ static void rest(struct lookup_worker *lw)
 	worker_set(lw->worker, "idle", NULL);
 	loop_timer_stop(&lw->look);
 	loop_timer_stop(&lw->idle);
-	loop_timer_start(lw->pool->all->parts.loop, lw->pool->all->parts.config->lookup_idle_ms, on_idle, lw, &lw->idle);
+	int64_t ms = lw->pool->all->parts.config->lookup_idle_ms;
+	if (lw->pool->lane == LANE_LIST && lw->pool->storage[0]) /* it knows all checkpoints: the next one would have to look at each */
+		ms *= LIST_IDLES;
+	loop_timer_start(lw->pool->all->parts.loop, ms, on_idle, lw, &lw->idle);
 }
 
 static void on_ready(struct worker *w, enum err e, const json_t *)

@@ -3,14 +3,21 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
+#include "base/err.h"
 
+struct happening;
 struct job;
+struct journal_txn;
 struct server;
 
 /* The calls of lower layers to higher ones, which they do not know: server.c sets these before anything runs. */
 struct server_hooks {
 	/* job_end.c: after everybody can see its end. */
 	void (*job_ended)(struct job *j);
+	/* job_tell.c: what a job's end means to webhooks and chains, into the end's own transaction. */
+	void (*happens)(struct server *s, struct journal_txn *t, const struct happening *h);
+	/* job_run.c: a worker asks whether it may commit. The error ends the job. */
+	enum err (*may_commit)(const struct job *j);
 };
 
 struct server {
@@ -31,10 +38,15 @@ struct server {
 	struct workers *workers;
 	struct devices *devices;
 	struct runs *runs;
+	struct tiers *tiers;
+	struct flushers *flushers;
+	struct policies *policies;
+	struct webhooks *webhooks;
+	struct chains *chains;
 	int64_t started_ms;           /* wall clock */
 	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */
 	bool ready;                   /* journal open, left-overs swept: /readyz */
 	bool draining;                /* new work is refused with ERR_DRAINING */
-	struct loop_timer *drain_timer;
+	struct loop_timer *drain_timer, *trash_tick;
 	int lock_fd;                  /* of the state dir */
 };

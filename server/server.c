@@ -15,22 +15,29 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
+#include "server/chain.h"
 #include "server/config.h"
 #include "server/devices.h"
 #include "server/errdoc.h"
 #include "server/events.h"
+#include "server/flusher.h"
 #include "server/gang.h"
 #include "server/gauges.h"
 #include "server/job_impl.h"
+#include "server/job_refs.h"
 #include "server/journal.h"
 #include "server/lookup.h"
 #include "server/metrics.h"
 #include "server/parts.h"
+#include "server/policy.h"
 #include "server/runs.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
 #include "server/sweep.h"
+#include "server/tier.h"
+#include "server/trash_care.h"
 #include "server/unread.h"
+#include "server/webhook.h"
 #include "server/worker.h"
 
 static FALLIBLE enum err make_dirs(const char *path)
@@ -94,9 +101,32 @@ static void on_storage_soiled(void *user, const char *name)
 static void on_job_ended(struct job *j)
 {
 	sweep_after(j->server->sweeps, j);
+	if (j->state == JOB_SUCCEEDED && !j->spec.only_if.is_given)
+		policy_note(j->server, j->kind, &j->spec.source, &j->spec.target);
+	if (j->spec.trash_ms)
+		trash_care_changed(j->server, j->spec.target.storage.p);
+	webhooks_wake(j->server);
+	chains_wake(j->server, j->id);
+	flushers_note(j->server->flushers, j);
 }
 
-static const struct server_hooks hooks = { .job_ended = on_job_ended };
+static void on_happens(struct server *s, struct journal_txn *t, const struct happening *h)
+{
+	webhooks_note(s, t, h);
+	chains_note(s, t, h);
+}
+
+/* A checkpoint that is removed under conditions, as policies do, must be wanted by no job. */
+static enum err may_commit(const struct job *j)
+{
+	if (!kind_is(j->kind, KIND_REMOVES) || !j->spec.only_if.is_given)
+		return OK;
+	if (job_target_is_wanted(j))
+		return ERR(TARGET_BUSY, "%s stays: another job reads or writes it", j->target);
+	return policy_check_removal(j->server, j->id, j->target);
+}
+
+static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)
@@ -126,6 +156,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	if (journal_may_write(s->journal) != OK)
 		log_err("no space for the journal", NULL);
 	clock_service_begin(journal_service_ms(s->journal));
+	clock_wall_begin(journal_wall_ms(s->journal));
 	TRY(events_new(s->loop, s->boot, &s->events));
 	TRY(workers_new(&(struct worker_parts){ s->config, base, s->loop, s->journal, s->events, s->metrics }, &s->workers));
 	TRY(unread_new(s->loop, &s->unread));
@@ -136,15 +167,24 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 			&s->lookups));
 	workers_sweep(s->workers);
 	TRY(runs_new(s->journal, &s->runs));
+	TRY(tiers_new(s->config, &s->tiers));
+	TRY(policy_all_new(s, &s->policies));
 	TRY(jobs_new(s));
 	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->metrics, s->lookups, &s->draining },
 			    &s->state_dicts));
 	TRY(sweeps_new(&(struct sweep_parts){ s->loop, s->journal, s->storages, s->lookups, s->state_dicts, s->jobs }, &s->sweeps));
+	TRY(webhooks_new(s));
+	TRY(chains_new(s));
 	TRY(jobs_recover(s));
 	TRY(state_dict_orphans_start(s));
+	TRY(flushers_new(s, &s->flushers));
 	TRY(storage_care_start(s));
+	TRY(trash_care_start(s));
+	TRY(policy_all_start(s));
 	TRY(devices_new(s->workers, &s->devices));
 	first_probes(s);
+	webhooks_wake(s);
+	chains_wake(s, NULL);
 	s->ready = true;
 	return OK;
 }
@@ -176,6 +216,7 @@ void server_free(struct server *s)
 	if (!s)
 		return;
 	loop_timer_stop(&s->drain_timer);
+	loop_timer_stop(&s->trash_tick);
 	s->draining = true;
 	if (s->journal) {
 		struct journal_txn *t = journal_txn_new(s->journal);
@@ -191,13 +232,18 @@ void server_free(struct server *s)
 	if (s->loop)
 		loop_run_posted(s->loop); /* what they told their askers may have been passed on */
 	lookups_free(s->lookups);
+	flushers_free(s->flushers);
+	chains_free(s->chains);
+	webhooks_free(s->webhooks);
 	devices_free(s->devices);
 	workers_free(s->workers);
+	policy_all_free(s->policies);
 	jobs_free(s->jobs);
 	state_dicts_free(s->state_dicts);
 	sweeps_free(s->sweeps);
 	storages_free(s->storages);
 	runs_free(s->runs);
+	tiers_free(s->tiers);
 	journal_close(s->journal);
 	events_free(s->events);
 	metrics_free(s->metrics);
@@ -210,8 +256,8 @@ void server_free(struct server *s)
 
 void server_measure(struct server *s)
 {
-	gauges_fill(&(struct gauge_parts){ s->metrics, s->jobs, s->journal, s->runs, s->state_dicts, s->storages, s->workers,
-					   s->started_ms });
+	gauges_fill(&(struct gauge_parts){ s->metrics, s->jobs, s->journal, s->runs, s->tiers, s->state_dicts, s->storages,
+					   s->workers, s->started_ms });
 }
 
 /* ---- the end ---- */

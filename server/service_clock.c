@@ -7,7 +7,7 @@
 
 #include "base/num.h"
 
-enum { DEAF_MS = 2000 };
+enum { DEAF_MS = 2000, JUMP_MS = 5000, SETTLE_MS = 3600000, AWAY_MS = 86400000 };
 
 static struct {
 	int64_t ms, read_ms;        /* service time; CLOCK_MONOTONIC when it was read last, 0: never */
@@ -31,4 +31,35 @@ int64_t clock_service_ms(void)
 int64_t clock_service_wall(int64_t service_ms)
 {
 	return clock_wall_ms() + service_ms - clock_service_ms();
+}
+
+/* ---- is the wall clock to be trusted? ---- */
+
+static struct {
+	int64_t wall_ms, boot_ms;   /* at the last reading; boot_ms 0: never read */
+	int64_t settled_ms;         /* CLOCK_BOOTTIME from which on it is trusted */
+} wall;
+
+static int64_t boot_ms(void)
+{
+	return clock_read_ns(CLOCK_BOOTTIME) / 1000000;
+}
+
+void clock_wall_begin(int64_t last_ms)
+{
+	wall.wall_ms = clock_wall_ms();
+	wall.boot_ms = boot_ms();
+	wall.settled_ms = last_ms && wall.wall_ms - last_ms > AWAY_MS ? wall.boot_ms + SETTLE_MS : wall.boot_ms;
+}
+
+/* A clock that is steered runs a little faster or slower. */
+bool clock_wall_is_sane(void)
+{
+	int64_t now = clock_wall_ms(), boot = boot_ms(), passed = boot - wall.boot_ms, off = now - wall.wall_ms - passed;
+
+	if (!wall.boot_ms || off > JUMP_MS + passed / 1000 || off < -JUMP_MS - passed / 1000)
+		wall.settled_ms = boot + SETTLE_MS;
+	wall.wall_ms = now;
+	wall.boot_ms = boot;
+	return boot >= wall.settled_ms;
 }

@@ -178,6 +178,10 @@ struct journal_txn;
 /* The save `job` of what is used to this checkpoint has succeeded: its owner's death need not keep it any longer, and as long as the bytes
  * are in its segments they are the checkpoint's. */
 void state_dict_saved(struct state_dict_use *use, const char *job, const struct ref *checkpoint);
+/* When the first of the use's slots was handed out (monotone clock); 0: not known. */
+int64_t state_dict_begun_ms(const struct state_dict_use *use);
+/* Is there such a state dict, with a trainer that lives? */
+bool state_dict_lives(const struct state_dicts *s, struct str name);
 /* The segments that hold, as far as their daemon knows, what a checkpoint of this name was saved from: a list for a worker
  * (worker/runner/memory.h), whose descriptors are numbered from first_fd on. They are borrowed, and nothing keeps them from reuse: the
  * worker compares digests. Set first_fd, else zeros; state_dict_memory_drop. */

@@ -31,6 +31,7 @@ struct slot {
 	bool filling;               /* open, or leaving before it was sealed: image_bytes is fixed, its bytes are on their way */
 	struct slot_ring ring;      /* while it is filling */
 	bool handed;                /* all of the image has been put into the ring */
+	int64_t opened_ms;          /* monotone clock: it was handed out; 0: by an earlier daemon */
 	struct watch *filler;       /* of the process that filled it as a ring last; NULL: none */
 	bool filler_gone;           /* that process has ended: the segment goes as soon as nobody reads it */
 	struct state_dict *filler_sd;

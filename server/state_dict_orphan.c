@@ -57,6 +57,7 @@ static json_t *make_spec(const struct state_dict *sd, int64_t generation)
 
 	json_object_del(target, "options");
 	json_object_del(target, "labels");
+	json_object_del(target, "metrics");
 	json_object_del(target, "hosts");
 	if (!wish)
 		json_object_set_new(target, "name", fill_name(name ? name : "", generation));
@@ -67,6 +68,8 @@ static json_t *make_spec(const struct state_dict *sd, int64_t generation)
 				 "include", "exclude", "rename", "dtype");
 	if (spec && json_object_get(save, "hosts")) /* the daemons of the others do the same, and they meet */
 		json_object_set_new(spec, "hosts", json_deep_copy(json_object_get(save, "hosts")));
+	if (spec && json_object_get(save, "metrics"))
+		json_object_set_new(spec, "metrics", json_deep_copy(json_object_get(save, "metrics")));
 	if (mem_failures() != failures) { /* it might have another name, or other options */
 		json_decref(spec);
 		return NULL;

@@ -27,6 +27,13 @@ uint32_t state_dict_count(const struct state_dicts *s)
 	return s->table.raw.count;
 }
 
+bool state_dict_lives(const struct state_dicts *s, struct str name)
+{
+	const struct state_dict *sd = map_object(&s->table, name);
+
+	return sd && !sd->hidden && !sd->orphaned_ms;
+}
+
 uint32_t state_dict_world(const struct state_dicts *s, struct str name)
 {
 	const struct state_dict *sd = map_object(&s->table, name);

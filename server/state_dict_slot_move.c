@@ -1,5 +1,6 @@
 /* state_dict_slot_move.c: the only place where a slot's state changes, by a table of legal moves. A slot that is handed out while it
  * is read, or read while it is filled, would be a torn snapshot: the daemon rather ends. */
+#include "server/service_clock.h"
 #include "server/state_dict_impl.h"
 
 #define B(x) (1u << (x))
@@ -23,6 +24,8 @@ bool slot_may_move(const struct slot *sl, enum slot_state to)
 void slot_move(struct slot *sl, enum slot_state to)
 {
 	must(slot_may_move(sl, to));
+	if (to == SLOT_OPEN && sl->state != SLOT_SEALING)
+		sl->opened_ms = clock_mono_ms();
 	sl->state = (uint8_t)to;
 }
 

@@ -179,6 +179,20 @@ void state_dict_unuse(struct state_dict_use **use)
 	state_dict_unref(sd);
 }
 
+int64_t state_dict_begun_ms(const struct state_dict_use *use)
+{
+	int64_t first = 0;
+
+	for (uint32_t i = 0; i < use->world_size; i++) {
+		const struct state_dict_rank_use *u = &use->ranks[i];
+		int64_t ms = use->owner->slots[u->slot][u->rank].opened_ms;
+		if (!ms)
+			return 0;
+		first = first && first < ms ? first : ms;
+	}
+	return first;
+}
+
 void state_dict_saved(struct state_dict_use *use, const char *job, const struct ref *checkpoint)
 {
 	if (!state_dict_use_has_ring(use))

@@ -148,6 +148,8 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 		buf_puts(out, text);
 		mem_free(text);
 	}
+	if (st->trash_seen)
+		buf_printf(out, ",\"trash\":{\"checkpoints\":%ju,\"bytes\":%ju}", (uintmax_t)st->trash_count, (uintmax_t)st->trash_bytes);
 	buf_putc(out, '}');
 	return buf_status(out);
 }

@@ -34,10 +34,15 @@ struct storage {
 	int64_t fresh_ms;               /* monotone clock: when the probe came */
 	int64_t state_ms;               /* the same: when the state changed */
 	uint64_t commits;           /* jobs that have changed what lies here, since the start */
+	uint64_t verdicts_told;     /* number of the verdict up to which its look-up worker is thought to know all */
 	bool sweep_due;             /* a sweep failed: again, once the storage answers */
 	json_t *others;             /* what a sweep left alone as other daemons': path → state, see sweep.c. NULL: nothing */
 	int64_t others_ms;          /* service time of that sweep */
 	bool probing;
+	uint64_t trash_bytes, trash_count;  /* deleted checkpoints that may come back, at the latest look */
+	bool trash_seen;                /* it was looked at */
+	bool trash_asked;
+	int64_t trash_due_ms;           /* monotone clock: the next look */
 	uint64_t read_bytes, written_bytes; /* by workers, since it is known here */
 	json_t *probe;                  /* its answer as it came, or NULL */
 };

@@ -222,7 +222,7 @@ static bool note_part(struct pending *p, const struct job *j)
 	return p->part && p->holder;
 }
 
-/* Left-overs that cannot be noted here are left to the next start. */
+/* Left-overs that cannot be noted here are left to the next start. A receipt that no worker is at any more goes at once. */
 static void note(struct sweeps *all, const struct job *j, const struct ref *target, int64_t trash_ms)
 {
 	struct pending *p = all->count < PENDING_MAX ? mem_zalloc(1, sizeof *p) : NULL;
@@ -237,11 +237,14 @@ static void note(struct sweeps *all, const struct job *j, const struct ref *targ
 	snprintf(p->storage, sizeof p->storage, "%s", target->storage.p);
 	memcpy(p->job, j->id, sizeof p->job);
 	p->expected = j->state == JOB_SUCCEEDED;
-	p->due_ms = clock_mono_ms() + FIRST_MS + trash_ms;
+	bool at_once = p->expected && !trash_ms && !p->part;
+	p->due_ms = clock_mono_ms() + (at_once ? 0 : FIRST_MS + trash_ms);
 	p->again_ms = AGAIN_MS;
 	*all->last = p;
 	all->last = &p->next;
 	all->count++;
+	if (at_once)
+		ask(all, p);
 	if (!all->tick)
 		loop_timer_start(all->parts.loop, TICK_MS, on_tick, all, &all->tick);
 }
@@ -251,7 +254,8 @@ void sweep_after(struct sweeps *all, struct job *j)
 	const struct ref *target = &j->spec.target;
 	const char *code = json_string_value(json_object_get(j->error, "code"));
 	bool part = j->spec.hosts.part;
-	bool leaves = part || j->spec.overwrite || j->kind == JOB_DELETE || spec_target_is_file(&j->spec); /* a part, trash, or a receipt */
+	bool file = spec_target_is_file(&j->spec) || j->kind == JOB_REPLICATE; /* a copy may be one: its worker knows */
+	bool leaves = part || j->spec.overwrite || j->kind == JOB_DELETE || file; /* a part, trash, or a receipt */
 	bool replaced = j->state == JOB_SUCCEEDED && leaves;
 
 	if (target->kind != REF_CHECKPOINT || !(kind_of(j->kind)->writes & REF_CHECKPOINT))

@@ -1,7 +1,8 @@
 /* sweep.h: has look-up workers remove what jobs left in a storage and nobody needs: staging directories, and trash.
  *
  * A whole storage is walked at start and after a worker died. The directory of one target is looked at some time after a job that may have
- * left something there, until nothing of that job is left: a removal that fails does not fail the job. */
+ * left something there, until nothing of that job is left: a removal that fails does not fail the job. The receipt of a target that is one
+ * file goes as soon as the journal has the job's success. */
 #pragma once
 #include <stdbool.h>
 #include "base/err.h"

@@ -32,6 +32,14 @@ static json_int_t number_in(const json_t *object, const char *key)
 	return json_integer_value(json_object_get(object, key));
 }
 
+bool verdict_is_damage(enum err e)
+{
+	for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++)
+		if (e == damaged[i])
+			return true;
+	return false;
+}
+
 static bool tells_damage(const struct job *j)
 {
 	const char *code = text_in(j->error, "code");
@@ -78,7 +86,7 @@ json_t *verdict_find(struct journal *known, struct str storage, struct str name,
 }
 
 /* The checkpoint that was read: the folder of a training stands for one of its steps, which lists and records show by its own name. */
-static const char *name_read(const struct job *j)
+const char *verdict_name_read(const struct job *j)
 {
 	return j->followed ? j->followed : j->spec.source.name.p;
 }
@@ -86,7 +94,7 @@ static const char *name_read(const struct job *j)
 /* The list of a verify is worth more than the one place where another job has stopped. */
 static bool is_listed(const struct job *j, const struct ref *source)
 {
-	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server->journal, source->storage, str_of(name_read(j)), j->identity);
+	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server->journal, source->storage, str_of(verdict_name_read(j)), j->identity);
 
 	return j->kind != JOB_VERIFY && strcmp(text_in(found, "state"), "damaged") == 0;
 }
@@ -97,7 +105,7 @@ static bool has_changed(const struct job *j)
 	return !json_is_false(json_object_get(j->result, "changed"));
 }
 
-void verdict_note(struct journal_txn *t, const struct job *j)
+const char *verdict_note(struct journal_txn *t, const struct job *j)
 {
 	const struct ref *source = &j->spec.source, *target = &j->spec.target;
 	const char *level = field_word(&j->spec, &j->spec.level);
@@ -107,7 +115,7 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 		journal_delete_verdict(t, target->storage.p, target->name.p);
 	const char *state = state_of(j, level);
 	if (!state || !j->identity[0] || source->kind != REF_CHECKPOINT || is_listed(j, source))
-		return;
+		return NULL;
 	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at",
 						  clock_text(j->finished_ms, at), "job", j->id);
 	if (j->end_state == JOB_FAILED) {
@@ -115,20 +123,30 @@ void verdict_note(struct journal_txn *t, const struct job *j)
 	} else {
 		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
 		json_object_set_new(doc, "unverified_bytes", json_integer(number_in(j->result, "unverified_bytes")));
+		if (text_in(j->result, "content_digest")[0])
+			json_object_set(doc, "content_digest", json_object_get(j->result, "content_digest"));
 	}
 	CLEANUP(mem_free_ptr) char *text = jtext_of(doc);
 	if (!text)
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep what is known of a checkpoint"));
 	else
-		journal_put_verdict(t, &(struct journal_verdict){ source->storage.p, name_read(j), j->identity,
+		journal_put_verdict(t, &(struct journal_verdict){ source->storage.p, verdict_name_read(j), j->identity,
 								  j->finished_ms, str_of(text) },
 				    strcmp(level, "structure") == 0 && j->end_state == JOB_SUCCEEDED);
+	return state;
 }
 
 void verdict_put(struct journal *known, const char *storage, json_t *record)
 {
 	json_t *found = verdict_find(known, str_of(storage), str_of(text_in(record, "name")), text_in(record, "etag"));
+	json_t *noted = json_object_get(record, "verified"); /* beside the checkpoint; another daemon's may be the later one */
 
+	if (json_is_object(noted) && (!found || strcmp(text_in(found, "at"), text_in(noted, "at")) < 0)) {
+		json_decref(found);
+		found = json_incref(noted);
+	}
+	if (text_in(found, "content_digest")[0] && !json_object_get(record, "content_digest"))
+		(void)json_object_set(record, "content_digest", json_object_get(found, "content_digest"));
 	(void)json_object_set_new(record, "verified", found ? found : json_null());
 }
 
@@ -149,7 +167,7 @@ void verdict_warn(struct job *j)
 	char detail[VERDICT_DETAIL_MAX];
 
 	if (j->kind == JOB_VERIFY || source->kind != REF_CHECKPOINT ||
-	    !verdict_warns(j->server->journal, source->storage, str_of(name_read(j)), j->identity, detail))
+	    !verdict_warns(j->server->journal, source->storage, str_of(verdict_name_read(j)), j->identity, detail))
 		return;
 	errdoc_warn(j->result, VERDICT_WARNING, detail);
 }

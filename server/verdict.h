@@ -5,7 +5,7 @@
  * at no file. In a record:
  *
  *     "verified": {"state":"verified"|"damaged"|"unverified", "level":"digest", "at":RFC 3339, "job":ID,
- *                  "unverifiable":n?, "unverified_bytes":n?, "damage_count":n? of a damaged one} | null
+ *                  "unverifiable":n?, "unverified_bytes":n?, "content_digest":hex?, "damage_count":n? of a damaged one} | null
  *
  * verified: a verify with level digest or values succeeded over all of it. unverified: it succeeded, but there was nothing to compare
  * with, or the level was structure. damaged: a verify, or another job that read it, failed because of what is stored. */
@@ -17,10 +17,16 @@ struct journal;
 
 struct job;
 
+/* Does an error of a job that read a checkpoint tell that what is stored may be damaged? */
+bool verdict_is_damage(enum err e);
+
 /* With the job's end, in the same transaction: notes what the job found out of the checkpoint that it read, by that one's own name, and
- * forgets what its target was if it changed that. */
-void verdict_note(struct journal_txn *t, const struct job *j);
-/* Adds `verified` to the record of a checkpoint that a look-up told. */
+ * forgets what its target was if it changed that. Returns the verdict's state, NULL: there is no new one. */
+const char *verdict_note(struct journal_txn *t, const struct job *j);
+/* The name of the checkpoint that a job has read. */
+const char *verdict_name_read(const struct job *j);
+/* Sets `verified` of the record of a checkpoint that a look-up told, whose notes (worker/store/notes.h) may tell one too: the later one
+ * counts. Sets the content digest that a verify made, if the record has none. */
 void verdict_put(struct journal *known, const char *storage, json_t *record);
 /* The `verified` of a checkpoint with this identity, NULL: none. The caller frees it. */
 json_t *verdict_find(struct journal *known, struct str storage, struct str name, const char *identity);

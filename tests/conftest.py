@@ -1,5 +1,7 @@
 """What all Python tests share: the daemon they talk to, and a look for leaks behind each of them."""
 import faulthandler
+import gc
+import os
 import pathlib
 import re
 import shutil
@@ -14,6 +16,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "lib"))
 sys.dont_write_bytecode = True
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's idle threads sleep: they would spin on a processor that others wait for
 SHM_NEEDED = 2 << 30
 NO_ROOM = re.compile(r"No space left on device|shm_exhausted|SharedMemoryFull|/dev/shm holds")
 
@@ -27,6 +30,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: only in make check-full")
     config.addinivalue_line("markers", "long: not in plain make check, which must stay short; in make check LONG=1, see the README")
     config.addinivalue_line("markers", "seconds(n): on an idle machine it may need as long as this, not 120 s")
+
+
+def pytest_collection_finish():
+    """No later collection of garbage looks through PyTorch again, here or in forks: all that is imported by now stays."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -54,15 +54,19 @@ LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "co
 # files that only add words to it, too (journal: journal_read). Headers stand where the lowest of the files that they declare does.
 ORDER = {
     "server": """
-        service_clock principal parts.h errdoc table config gang_rendezvous
+        service_clock principal parts.h errdoc table webhook_address webhook_sign config gang_rendezvous
         loop
         events metrics unread
         journal_read
         journal_open
         journal
+        journal_follow
         worker
         devices storage
+        tier
+        resume_choice save_interval
         runs
+        follower chain_steps webhook_send
         gang
         lookup
         storage_probe
@@ -75,16 +79,24 @@ ORDER = {
         state_dict_lease state_dict_ask state_dict_view
         state_dict
         job_spec job_state_dict_op job_lane job_move
-        verdict job job_uses
+        verdict job job_uses job_refs
+        job_tier
         catalogue
+        resume lineage
+        job_tell
+        job_marks
         job_end
         job_queue
         job_await
         job_run
         job_create job_ops
         job_all
+        webhook_queue webhook
+        chain_set chain
+        flusher
         sweep
-        storage_care state_dict_orphan
+        policy_records policy policy_run
+        storage_care trash_care state_dict_orphan
         gauges
         server
         main""",

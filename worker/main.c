@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "ctl/build_id.h"
 #include "query/capabilities.h"
-#include "query/lookup_list.h"
+#include "query/lookup_tree.h"
 #include "runner/gang_run.h"
 #include "session/gpu.h"
 #include "session/job.h"
@@ -21,7 +21,8 @@
 #include "runner/stats_cache.h"
 #include "store/trash.h"
 
-enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30 };
+enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30,
+       HEAP_KEPT = 4 << 20 };
 
 static FALLIBLE enum err open_stores(struct worker *w, const json_t *roots)
 {
@@ -249,6 +250,7 @@ static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 	e = report_job(&j, e);
 	job_free(&j);
 	seg_leavings_unmap(&w->leavings);
+	mem_trim(HEAP_KEPT);
 	return e;
 }
 

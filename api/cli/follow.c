@@ -27,18 +27,10 @@ void follow_catch_interrupts(void)
 	(void)sigaction(SIGINT, &a, NULL);
 }
 
-int follow_failed(const struct client *c, enum err e)
+/* The exit code of a request that was refused. */
+static int exit_of(enum err e)
 {
-	if (client_json && c && client_problem(c))
-		show_json(client_problem(c));
-	if (c && client_unreachable(c))
-		fprintf(stderr, "dcpctl: %s\n", err_last()->text);
-	else
-		show_error();
-	/* The exit code for this thread's latest error. */
 	switch (e) {
-	case ERR_TIMED_OUT:
-		return EXIT_TIMED_OUT;
 	case ERR_NOT_FOUND:
 		return EXIT_NOT_FOUND;
 	case ERR_INVALID_REQUEST:
@@ -51,8 +43,22 @@ int follow_failed(const struct client *c, enum err e)
 	case ERR_WORLD_MISMATCH:
 		return EXIT_USAGE;
 	default:
-		return c && client_unreachable(c) ? EXIT_NO_DAEMON : EXIT_JOB_FAILED;
+		return EXIT_JOB_FAILED;
 	}
+}
+
+int follow_failed(const struct client *c, enum err e)
+{
+	if (client_json && c && client_problem(c))
+		show_json(client_problem(c));
+	if (c && client_unreachable(c))
+		fprintf(stderr, "dcpctl: %s\n", err_last()->text);
+	else
+		show_error();
+	if (e == ERR_TIMED_OUT)
+		return EXIT_TIMED_OUT;
+	int code = exit_of(e);
+	return code == EXIT_JOB_FAILED && c && client_unreachable(c) ? EXIT_NO_DAEMON : code;
 }
 
 int follow_show(struct client *c, struct buf *path, bool json, void (*print)(const json_t *doc))

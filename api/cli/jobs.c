@@ -8,6 +8,21 @@
 #include "api/cli/show.h"
 #include "api/cli/transform.h"
 
+const char *jobs_command(enum job_kind kind)
+{
+	return kind == JOB_REPLICATE ? "cp" : kind_of(kind)->name;
+}
+
+bool jobs_kind(const char *name, enum job_kind *out)
+{
+	for (int k = 0; k < JOB_KIND_COUNT; k++)
+		if (strcmp(jobs_command((enum job_kind)k), name) == 0) {
+			*out = (enum job_kind)k;
+			return true;
+		}
+	return false;
+}
+
 /* REF REF... DST */
 static FALLIBLE enum err put_sources(const struct args *a, json_t *doc)
 {
@@ -48,7 +63,7 @@ static FALLIBLE enum err put_refs(enum job_kind kind, const struct args *a, json
 static FALLIBLE enum err build(const struct command *self, struct client *c, const struct args *a, json_t *doc)
 {
 	enum job_kind kind;
-	if (!kind_parse(str_of(self->name), &kind))
+	if (!jobs_kind(self->name, &kind))
 		kind = JOB_LOAD; /* of "check": a dry run */
 
 	TRY(request_set(doc, "kind", json_string(kind_names[kind])));

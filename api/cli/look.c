@@ -31,8 +31,8 @@ static FALLIBLE enum err put_path(struct buf *b, const char *ref, const char *re
 	return client_end(b);
 }
 
-/* All pages of a list, as one array in *all; the first page's other members stay in *first. */
-static FALLIBLE enum err get_all(struct client *c, const char *path, const char *member, json_t *all)
+/* All pages of a list, or the first `limit` items (0: all), as one array in *all. */
+static FALLIBLE enum err get_some(struct client *c, const char *path, const char *member, uint64_t limit, json_t *all)
 {
 	CLEANUP(mem_free_ptr) char *token = NULL;
 	size_t i;
@@ -41,7 +41,8 @@ static FALLIBLE enum err get_all(struct client *c, const char *path, const char 
 	do {
 		CLEANUP(buf_free) struct buf url = BUF_INIT(16384);
 		CLEANUP(client_drop) struct answer a = { 0 };
-		buf_printf(&url, "%s%cpage_size=%d", path, strchr(path, '?') ? '&' : '?', PAGE);
+		uint64_t left = limit ? limit - json_array_size(all) : PAGE;
+		buf_printf(&url, "%s%cpage_size=%d", path, strchr(path, '?') ? '&' : '?', (int)(left < PAGE ? left : PAGE));
 		client_put(&url, "&page_token=%", token);
 		TRY(client_get_at(c, &url, &a));
 		json_array_foreach(json_object_get(a.json, member), i, item)
@@ -52,7 +53,34 @@ static FALLIBLE enum err get_all(struct client *c, const char *path, const char 
 		token = NULL;
 		if (show_text(a.json, "next_page_token")[0])
 			token = mem_strdup(show_text(a.json, "next_page_token"));
-	} while (token);
+	} while (token && (!limit || json_array_size(all) < limit));
+	mem_free(move(token));
+	return OK;
+}
+
+FALLIBLE enum err look_all(struct client *c, const char *path, const char *member, json_t *all)
+{
+	return get_some(c, path, member, 0, all);
+}
+
+/* Appends --filter, --sort and --run as a query's words, and reads --limit; 0: none. */
+static FALLIBLE enum err put_wish(struct buf *path, const struct args *a, uint64_t *limit)
+{
+	static const char *const words[] = { "run", "filter", "sort" };
+	const char *count = args_value(a, "limit");
+	bool begun = memchr(path->p, '?', path->len);
+
+	for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+		const char *value = args_value(a, words[i]);
+		if (!value)
+			continue;
+		buf_printf(path, "%c%s=", begun ? '&' : '?', words[i]);
+		client_put(path, "%", value);
+		begun = true;
+	}
+	*limit = 0;
+	if (count && (!str_to_u64(str_of(count), limit) || *limit == 0 || *limit > INT32_MAX))
+		return ERR(INVALID_REQUEST, "--limit is a number above 0");
 	return OK;
 }
 
@@ -80,13 +108,16 @@ static FALLIBLE enum err sort(json_t *all)
 	return OK;
 }
 
-static FALLIBLE enum err show_list(struct client *c, const char *path, const char *member, const char *const *columns, bool json)
+/* limit: so many items at most; 0: all. */
+static FALLIBLE enum err show_list(struct client *c, const char *path, const char *member, uint64_t limit, const char *const *columns,
+				   const struct args *a)
 {
 	CLEANUP(jval_drop) json_t *all = json_array();
 
-	TRY(all ? get_all(c, path, member, all) : ERR(NO_MEMORY, "cannot list"));
-	TRY(sort(all));
-	if (json)
+	TRY(all ? get_some(c, path, member, limit, all) : ERR(NO_MEMORY, "cannot list"));
+	if (!args_value(a, "sort"))
+		TRY(sort(all));
+	if (args_flag(a, "json"))
 		show_json(all);
 	else
 		show_table(all, columns);
@@ -133,7 +164,7 @@ static void print_warnings(const json_t *ready)
 int look_status(const struct command *, struct client *c, const struct args *a)
 {
 	static const char *const storages[] = { "STORAGE=name", "STATE=state", "FREE=free_bytes:bytes", "TOTAL=total_bytes:bytes",
-						"PATH=path", NULL };
+						"BEHIND=tier.storage", "COPIES=tier.state", "WAIT=tier.waiting", "PATH=path", NULL };
 	static const char *const workers[] = { "WORKER=id", "PID=pid", "ROLE=role", "STATE=state", "JOB=job", NULL };
 	CLEANUP(client_drop) struct answer caps = { 0 };
 	CLEANUP(client_drop) struct answer ready = { 0 };
@@ -155,10 +186,10 @@ int look_status(const struct command *, struct client *c, const struct args *a)
 			printf("sandbox: %s\n", show_text(caps.json, "host.sandbox"));
 		print_warnings(ready.json);
 		print_devices(caps.json);
-		e = show_list(c, "/v1/storages", "storages", storages, false);
+		e = show_list(c, "/v1/storages", "storages", 0, storages, a);
 		if (e == OK) {
 			putchar('\n');
-			e = show_list(c, "/v1/workers", "workers", workers, false);
+			e = show_list(c, "/v1/workers", "workers", 0, workers, a);
 		}
 	}
 	return e ? follow_failed(c, e) : EXIT_DONE;
@@ -172,10 +203,11 @@ int look_ls(const struct command *, struct client *c, const struct args *a)
 					     "ORPHANED=orphaned_at", NULL };
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 	const char *what = a->word_count ? a->words[0] : "", *colon = strchr(what, ':');
+	uint64_t limit;
 	enum err e;
 
 	if (strcmp(what, "shm:") == 0 || strcmp(what, "shm") == 0) {
-		e = show_list(c, "/v1/state-dicts", "state_dicts", dicts, args_flag(a, "json"));
+		e = show_list(c, "/v1/state-dicts", "state_dicts", 0, dicts, a);
 		return e ? follow_failed(c, e) : EXIT_DONE;
 	}
 	buf_puts(&path, "/v1/checkpoints");
@@ -186,9 +218,10 @@ int look_ls(const struct command *, struct client *c, const struct args *a)
 		client_put(&path, "/%", storage);
 	}
 	client_put(&path, "?prefix=%", colon && colon[1] ? colon + 1 : NULL);
-	e = client_end(&path);
+	e = put_wish(&path, a, &limit);
+	e = e ?: client_end(&path);
 	if (e == OK)
-		e = show_list(c, (char *)path.p, "checkpoints", checkpoints, args_flag(a, "json"));
+		e = show_list(c, (char *)path.p, "checkpoints", limit, checkpoints, a);
 	return e ? follow_failed(c, e) : EXIT_DONE;
 }
 
@@ -214,9 +247,9 @@ static FALLIBLE enum err show_tensors(struct client *c, const char *ref, const c
 	CLEANUP(jval_drop) json_t *others = json_array();
 
 	TRY(put_path(&path, ref, "/tensors"));
-	TRY(get_all(c, (char *)path.p, "tensors", all));
+	TRY(look_all(c, (char *)path.p, "tensors", all));
 	if (!json)
-		TRY(get_all(c, (char *)path.p, "values", others));
+		TRY(look_all(c, (char *)path.p, "values", others));
 	CLEANUP(jval_drop) json_t *some = matching(all, glob);
 	CLEANUP(jval_drop) json_t *more = matching(others, glob);
 	if (json)
@@ -260,6 +293,11 @@ static void print_members(const json_t *doc)
 			printf("%-14s %s\n", key, json_is_true(value) ? "yes" : "no");
 		else if (strcmp(key, "verified") == 0 && json_is_object(value))
 			print_verdict(value);
+		else if (strcmp(key, "replicated") == 0 && json_is_object(value))
+			printf("%-14s in %s%s%s\n", key, show_text(value, "storage"), show_text(value, "at")[0] ? " since " : "",
+			       show_text(value, "at"));
+		else if (strcmp(key, "copied_from") == 0)
+			printf("%-14s %s:%s\n", key, show_text(value, "storage"), show_text(value, "name"));
 	}
 }
 
@@ -271,6 +309,50 @@ static void print_hold(const json_t *hold)
 	else
 		printf("%-14s uid %.0f since %s%s%s\n", "hold", show_number(hold, "owner"), show_text(hold, "since"),
 		       show_text(hold, "reason")[0] ? ": " : "", show_text(hold, "reason"));
+}
+
+/* "metrics        loss 1.5, acc 0.25" */
+static void print_pairs(const json_t *doc, const char *key)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 18);
+	const char *name;
+	json_t *value;
+
+	json_object_foreach(json_object_get(doc, key), name, value) {
+		buf_puts(&b, b.len ? ", " : "");
+		show_put_clean(&b, name);
+		buf_puts(&b, " ");
+		if (json_is_string(value))
+			show_put_clean(&b, json_string_value(value));
+		else
+			buf_printf(&b, "%.9g", json_number_value(value));
+	}
+	if (b.len && buf_status(&b) == OK)
+		printf("%-14s %.*s\n", key, (int)b.len, (char *)b.p);
+}
+
+/* Prints a checkpoint's job, and a line for each parent. */
+static void print_origin(const json_t *doc)
+{
+	const json_t *made = json_object_get(doc, "made_by");
+	json_t *parent;
+	size_t i;
+
+	print_pairs(doc, "metrics");
+	print_pairs(doc, "labels");
+	if (made)
+		printf("%-14s %s, job %s, uid %.0f\n", "made by", show_text(made, "kind"), show_text(made, "job"),
+		       show_number(made, "uid"));
+	json_array_foreach(json_object_get(doc, "parents"), i, parent) {
+		CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 16);
+		show_put_clean(&b, show_text(parent, "role"));
+		buf_puts(&b, " ");
+		show_put_clean(&b, show_text(parent, "storage"));
+		buf_puts(&b, ":");
+		show_put_clean(&b, show_text(parent, "name"));
+		if (buf_status(&b) == OK)
+			printf("%-14s %.*s\n", "parent", (int)b.len, (char *)b.p);
+	}
 }
 
 /* One line for each slot of each rank. */
@@ -299,6 +381,7 @@ static void print_one(const json_t *doc)
 	print_members(doc);
 	if (json_object_get(doc, "hold"))
 		print_hold(json_object_get(doc, "hold"));
+	print_origin(doc);
 	print_slots(doc);
 }
 
@@ -314,8 +397,30 @@ int look_show(const struct command *, struct client *c, const struct args *a)
 	return glob ? EXIT_DONE : follow_show(c, &path, json, print_one);
 }
 
+static void print_lineage(const json_t *doc)
+{
+	static const char *const columns[] = { "PARENT=parent", "ROLE=role", "CHILD=child", "STATE=state", NULL };
+	const json_t *edges = json_object_get(doc, "edges");
+
+	if (json_array_size(edges))
+		show_table(edges, columns);
+	else
+		printf("no record tells of parents or children\n");
+	if (json_is_true(json_object_get(doc, "truncated")))
+		show_warning("there is more of it, or some storage could not be looked at");
+}
+
+int look_lineage(const struct command *, struct client *c, const struct args *a)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	enum err e = args_is_shm(a->words[0]) ? ERR(INVALID_REQUEST, "only checkpoints have a lineage, and %s is a state dict", a->words[0])
+					      : put_path(&path, a->words[0], "/lineage");
+
+	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_lineage);
+}
+
 /* On a terminal somebody may have mistyped a name: shows what would go, and asks. A script is not asked. */
-static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *path, bool *yes_out)
+static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *trash, const char *path, bool *yes_out)
 {
 	CLEANUP(client_drop) struct answer got = { 0 };
 	char line[16], text[32];
@@ -330,7 +435,7 @@ static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *p
 	fprintf(stderr, "%s", show_bytes(show_number(got.json, "bytes"), text));
 	if (show_text(got.json, "modified_at")[0])
 		fprintf(stderr, ", of %s", show_text(got.json, "modified_at"));
-	fputs(") for good? [y/N] ", stderr);
+	fprintf(stderr, ") %s%s? [y/N] ", trash ? "into the trash, for " : "for good", trash ? trash : "");
 	*yes_out = fgets(line, sizeof line, stdin) && (line[0] == 'y' || line[0] == 'Y');
 	return OK;
 }
@@ -342,15 +447,23 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	CLEANUP(client_drop) struct answer got = { 0 };
 	bool yes = true;
 	char id[64];
+	const char *trash = args_value(a, "trash");
 	enum err e = put_path(&path, a->words[0], "");
 
+	if (e == OK && trash && args_is_shm(a->words[0]))
+		e = ERR(INVALID_REQUEST, "--trash is for checkpoints, and %s is a state dict", a->words[0]);
 	if (e == OK && args_value(a, "timeout"))
 		e = args_duration(args_value(a, "timeout"), &f.timeout_ms);
 	if (e == OK && !args_flag(a, "yes"))
-		e = ask_rm(c, a->words[0], (char *)path.p, &yes);
+		e = ask_rm(c, a->words[0], trash, (char *)path.p, &yes);
 	if (!yes) {
 		fprintf(stderr, "%s stays\n", a->words[0]);
 		return EXIT_INTERRUPTED;
+	}
+	if (e == OK && trash) {
+		path.len--; /* its NUL */
+		client_put(&path, "?trash=%", trash);
+		e = client_end(&path);
 	}
 	if (e == OK)
 		e = client_call(c, "DELETE", (char *)path.p, NULL, &got);
@@ -381,6 +494,25 @@ static bool dangles(const json_t *run, const char *alias)
 	return false;
 }
 
+/* Steps at risk, and how often to save. */
+static void print_course(const json_t *run)
+{
+	double steps = show_number(run, "lost_work.steps"), async = show_number(run, "save_interval.async_s");
+	char save[32], young[32], daly[32], mtbf[32], text[32];
+
+	if (steps > 0)
+		printf("%-16s %.0f steps, up to step %.0f\n", "", steps, show_number(run, "lost_work.seen_step"));
+	if (!json_is_object(json_object_get(run, "save_interval")))
+		return;
+	printf("%-16s every %s (Young), %s (Daly) with a failure every %s; a save takes %s", "save",
+	       show_seconds(show_number(run, "save_interval.young_s"), young), show_seconds(show_number(run, "save_interval.daly_s"), daly),
+	       show_seconds(show_number(run, "save_interval.mtbf_s"), mtbf),
+	       show_seconds(show_number(run, "save_interval.measured_save_s"), save));
+	if (async > 0)
+		printf("; every %s if only the copy is waited for", show_seconds(async, text));
+	putchar('\n');
+}
+
 /* "STEP NAME …" of the newest checkpoints, below what is said of the whole run. */
 static void print_run(const json_t *run)
 {
@@ -398,6 +530,7 @@ static void print_run(const json_t *run)
 			printf("%-16s %s%s\n", alias, json_string_value(name), dangles(run, alias) ? " (not there any more)" : "");
 	if (json_is_string(since))
 		printf("%-16s since %s\n", "lost if it ends", json_string_value(since));
+	print_course(run);
 	putchar('\n');
 	show_table(json_object_get(run, "checkpoints"), columns);
 }
@@ -414,12 +547,12 @@ static FALLIBLE enum err show_runs(struct client *c, const char *storage, bool j
 
 	TRY(storages && all ? OK : ERR(NO_MEMORY, "cannot list"));
 	if (!storage)
-		TRY(get_all(c, "/v1/storages", "storages", storages));
+		TRY(look_all(c, "/v1/storages", "storages", storages));
 	json_array_foreach(storages, i, st) {
 		CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
 		client_put(&path, "/v1/runs?storage=%", show_text(st, "name"));
 		TRY(client_end(&path));
-		TRY(get_all(c, (char *)path.p, "runs", all));
+		TRY(look_all(c, (char *)path.p, "runs", all));
 	}
 	if (json)
 		show_json(all);
@@ -433,6 +566,7 @@ int look_runs(const struct command *, struct client *c, const struct args *a)
 	const char *what = a->word_count ? a->words[0] : NULL, *colon = what ? strchr(what, ':') : NULL;
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	CLEANUP(mem_free_ptr) char *storage = what ? mem_strdup(what) : NULL;
+	uint64_t limit;
 	enum err e;
 
 	if (!colon || !colon[1]) {
@@ -443,7 +577,12 @@ int look_runs(const struct command *, struct client *c, const struct args *a)
 	}
 	storage[colon - what] = '\0';
 	client_put(&path, "/v1/runs/%/%", storage, colon + 1);
-	e = client_end(&path);
+	if (args_value(a, "mtbf"))
+		client_put(&path, "?mtbf=%", args_value(a, "mtbf"));
+	e = put_wish(&path, a, &limit);
+	if (limit)
+		buf_printf(&path, "%cpage_size=%ju", memchr(path.p, '?', path.len) ? '&' : '?', (uintmax_t)limit);
+	e = e ?: client_end(&path);
 	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_run);
 }
 

@@ -12,18 +12,40 @@
 /* Commands that are no job kind; those of the kinds are made of their rows. */
 static const struct command commands[] = {
 	{ "status", "status", "", "the daemon, its storages and workers", 0, 0, look_status },
-	{ "ls", "ls [STORAGE[:PREFIX] | shm:]", "", "checkpoints, or state dicts in shared memory", 0, 1, look_ls },
+	{ "ls", "ls [STORAGE[:PREFIX] | shm:] [--run RUN] [--filter 'step>=100 AND held=true'] [--sort -time] [--limit N]",
+	  "run= filter= sort= limit=", "checkpoints, or state dicts in shared memory", 0, 1, look_ls },
 	{ "show", "show REF | shm:NAME [--tensors GLOB]", "tensors=", "one checkpoint or state dict, or its tensors", 1, 1,
 	  look_show },
 	{ "cat", "cat REF FQN [--slice 0:4,:] [--format raw|npy|safetensors] [--verify digest|none]", "slice= format= verify=",
 	  "a tensor's values; with --format its bytes", 2, 2, cat_tensor },
-	{ "rm", "rm REF | shm:NAME [--yes] [--detach]", "yes detach",
-	  "delete a checkpoint or a state dict; asks first on a terminal, unless --yes", 1, 1, look_rm },
-	{ "runs", "runs [STORAGE[:RUN]]", "", "the runs of a storage, or one run's checkpoints, newest first", 0, 1, look_runs },
+	{ "rm", "rm REF | shm:NAME [--trash TIME] [--yes] [--detach]", "trash= yes detach",
+	  "delete a checkpoint or a state dict, for good or into the trash; asks first on a terminal, unless --yes", 1, 1, look_rm },
+	{ "trash", "trash STORAGE[:NAME]", "", "deleted checkpoints that may come back, newest first", 1, 1, keep_trash },
+	{ "undelete", "undelete REF [--id ID]", "id=", "bring back what was deleted under this name last, or what has the id", 1, 1,
+	  keep_undelete },
+	{ "runs", "runs [STORAGE[:RUN]] [--mtbf 24h] [--filter TERMS] [--sort KEY] [--limit N]", "mtbf= filter= sort= limit=",
+	  "the runs of a storage, or one run's checkpoints, newest first, and how often it should save", 0, 1, look_runs },
+	{ "resume", "resume STORAGE:RUN [--world-size N] [--layout RULE]... [--attempts N] [--any-optimizer] [--look]",
+	  "world-size= layout= attempts= any-optimizer look",
+	  "what a training goes on from: the newest checkpoint that loads and was not tried too often; exit 6 if there is none yet", 1, 1,
+	  resume_print },
 	{ "alias", "alias STORAGE:RUN ALIAS NAME [--if NAME] | --remove", "if= remove",
 	  "let STORAGE:RUN@ALIAS stand for a checkpoint of the run", 2, 3, look_alias },
+	{ "lineage", "lineage REF", "", "what a checkpoint was made of, and what was made of it", 1, 1, look_lineage },
 	{ "hold", "hold REF [--reason TEXT]", "reason=", "hold a checkpoint: nothing removes or replaces it", 1, 1, look_hold },
 	{ "unhold", "unhold REF", "", "lift a checkpoint's hold", 1, 1, look_hold },
+	{ "policy", "policy NAME [--storage S --match RUN --keep-last N ...] [--preview] | --rm",
+	  "storage= match= keep-last= keep-every-steps= keep-every= keep-best= ttl= bytes= trash= verified-only confirm preview rm",
+	  "how long checkpoints of the runs that match are kept; with --preview what would go; without options the policy", 1, 1,
+	  keep_policy },
+	{ "policies", "policies", "", "retention policies, and what came of them", 0, 0, keep_policies },
+	{ "webhook", "webhook NAME [--to URL --secret NAME --event EVENT... [--storage S] [--match RUN] | --deliveries | --test | --rm]",
+	  "to= secret= event= storage= match= deliveries test rm", "a URL that is told what happens: set it, look at it, try it", 1, 1,
+	  hooks_webhook },
+	{ "webhooks", "webhooks", "", "all webhooks", 0, 0, hooks_webhooks },
+	{ "chain", "chain NAME [--file FILE | --executions | --rm]", "file= executions rm",
+	  "jobs that follow each durable checkpoint of a run: set them from a JSON file, look at how they stand", 1, 1, hooks_chain },
+	{ "chains", "chains", "", "all chains", 0, 0, hooks_chains },
 	{ "jobs", "jobs [--filter 'state=running AND kind=save'] [--limit N]", "filter= limit=", "jobs, newest first", 0, 0,
 	  jobs_list },
 	{ "job", "job ID [--follow]", "follow", "one job", 1, 1, jobs_one },
@@ -46,7 +68,7 @@ static struct command command_of(enum job_kind kind)
 	size_t n = (size_t)snprintf(options, sizeof options, WAITING);
 	unsigned words = 1, optional = 0;
 
-	snprintf(usage, sizeof usage, "%s %s [OPTION]...", k->name, k->arguments);
+	snprintf(usage, sizeof usage, "%s %s [OPTION]...", jobs_command(kind), k->arguments);
 	for (const char *p = k->arguments; *p; p++) {
 		words += *p == ' ';
 		optional += *p == '[';
@@ -56,7 +78,7 @@ static struct command command_of(enum job_kind kind)
 		if (f->option && n < sizeof options)
 			n += (size_t)snprintf(options + n, sizeof options - n, "%s%s ", f->option, f->type == FIELD_BOOL ? "" : "=");
 	must(n < sizeof options);
-	return (struct command){ k->name, usage, options, k->what, words - optional, most, jobs_submit };
+	return (struct command){ jobs_command(kind), usage, options, k->what, words - optional, most, jobs_submit };
 }
 
 /* A kind that removes has a command of its own: rm. */
@@ -64,6 +86,7 @@ static bool has_command(enum job_kind kind)
 {
 	return !kind_is(kind, KIND_REMOVES);
 }
+
 
 static void print_words(void)
 {
@@ -108,7 +131,7 @@ static void print_field(const struct field *f)
 static void print_command_help(const struct command *k)
 {
 	enum job_kind kind;
-	bool submits = kind_parse(str_of(k->name), &kind);
+	bool submits = jobs_kind(k->name, &kind);
 	const char *p = k->options;
 
 	printf("dcpctl %s\n    %s\n\noptions:", k->usage, k->what);
@@ -190,7 +213,7 @@ int main(int argc, char **argv)
 		if (strcmp(k->name, name) == 0)
 			return run(k, argc - 2, argv + 2);
 	enum job_kind kind;
-	if (kind_parse(str_of(name), &kind) && has_command(kind)) {
+	if (jobs_kind(name, &kind) && has_command(kind)) {
 		struct command k = command_of(kind);
 		return run(&k, argc - 2, argv + 2);
 	}
@@ -200,7 +223,7 @@ int main(int argc, char **argv)
 		near_try(&near, str_of(k->name));
 	for (int i = 0; i < JOB_KIND_COUNT; i++)
 		if (has_command((enum job_kind)i))
-			near_try(&near, str_of(kind_names[i]));
+			near_try(&near, str_of(jobs_command((enum job_kind)i)));
 	fprintf(stderr, "dcpctl: there is no command \"%.50s\"%s; see dcpctl --help\n", name, near_text(&near, hint));
 	return EXIT_USAGE;
 }

@@ -80,7 +80,7 @@ static FALLIBLE enum err read_value(const struct field *f, const char *text, jso
 {
 	switch (f->type) {
 	case FIELD_BOOL:
-		*out = json_boolean(strcmp(f->fallback, "true") != 0);
+		*out = json_boolean(!f->fallback || strcmp(f->fallback, "true") != 0);
 		return OK;
 	case FIELD_INTEGER:
 		return read_integer(f, text, out);
@@ -105,15 +105,21 @@ static FALLIBLE enum err read_value(const struct field *f, const char *text, jso
 	}
 }
 
-static FALLIBLE enum err add_label(const char *text, json_t *labels)
+/* KEY=VALUE, a member of the object that the field is: a text, or a number. */
+static FALLIBLE enum err add_member(const struct field *f, const char *text, json_t *object)
 {
 	const char *equals = strchr(text, '=');
+	json_t *value = NULL;
 	char key[128];
 
 	if (!equals || equals == text || (size_t)(equals - text) >= sizeof key)
-		return ERR(INVALID_REQUEST, "--label has the form KEY=VALUE");
+		return ERR(INVALID_REQUEST, "--%s has the form %s", f->option, f->value);
 	snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
-	return json_object_set_new(labels, key, json_string(equals + 1)) == 0 ? OK : ERR(INVALID_REQUEST, "--label is not UTF-8");
+	if (f->type == FIELD_METRICS)
+		TRY(read_real(f, equals + 1, &value));
+	else
+		value = json_string(equals + 1);
+	return json_object_set_new(object, key, value) == 0 ? OK : ERR(INVALID_REQUEST, "--%s is not UTF-8, or no number", f->option);
 }
 
 static FALLIBLE enum err add_field(const struct args *a, const struct field *f, json_t *at)
@@ -126,8 +132,8 @@ static FALLIBLE enum err add_field(const struct args *a, const struct field *f, 
 	if (is_list)
 		TRY(request_set(at, f->key, list));
 	while ((text = args_next(a, f->option, &i))) {
-		if (f->type == FIELD_LABELS) {
-			TRY(add_label(text, child(at, f->key)));
+		if (f->type == FIELD_LABELS || f->type == FIELD_METRICS) {
+			TRY(add_member(f, text, child(at, f->key)));
 			continue;
 		}
 		enum err e = read_value(f, text, &value);

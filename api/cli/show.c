@@ -60,7 +60,7 @@ const char *show_seconds(double s, char out[32])
 }
 
 /* Control characters become '?'. */
-static void put_clean(struct buf *b, const char *text)
+void show_put_clean(struct buf *b, const char *text)
 {
 	for (; *text; text++)
 		buf_putc(b, (unsigned char)*text < 0x20 || *text == 0x7f ? '?' : (unsigned char)*text);
@@ -71,7 +71,7 @@ static void put_field(struct buf *b, const char *key, const char *value)
 	if (!value[0])
 		return;
 	buf_printf(b, ", %s ", key);
-	put_clean(b, value);
+	show_put_clean(b, value);
 }
 
 static void print_line(struct buf *b)
@@ -86,7 +86,7 @@ void show_error(void)
 	const struct err_info *e = err_last();
 
 	buf_printf(&b, "%s: ", err_code_name(e->code));
-	put_clean(&b, e->text[0] ? e->text : err_title(e->code));
+	show_put_clean(&b, e->text[0] ? e->text : err_title(e->code));
 	put_field(&b, "fqn", e->fqn);
 	put_field(&b, "file", e->file);
 	if (e->offset >= 0)
@@ -121,16 +121,16 @@ static void put_ref(struct buf *b, const json_t *ref)
 
 	buf_puts(b, state_dict[0] ? "shm" : show_text(ref, "storage"));
 	buf_putc(b, ':');
-	put_clean(b, state_dict[0] ? state_dict : show_text(ref, "name"));
+	show_put_clean(b, state_dict[0] ? state_dict : show_text(ref, "name"));
 }
 
 void show_verdict(struct buf *b, const json_t *v)
 {
-	put_clean(b, show_text(v, "state"));
+	show_put_clean(b, show_text(v, "state"));
 	buf_putc(b, ' ');
-	put_clean(b, show_text(v, "level"));
+	show_put_clean(b, show_text(v, "level"));
 	buf_putc(b, ' ');
-	put_clean(b, show_text(v, "at"));
+	show_put_clean(b, show_text(v, "at"));
 }
 
 /* One cell, by the column's form. */
@@ -159,7 +159,7 @@ static void put_cell(struct buf *b, const json_t *item, const char *column)
 	else if (form && strcmp(form, ":count") == 0)
 		buf_printf(b, "%zu", json_array_size(v));
 	else if (json_is_string(v))
-		put_clean(b, json_string_value(v));
+		show_put_clean(b, json_string_value(v));
 	else
 		(void)json_dump_callback(v, put_chunk, b, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
 }
@@ -235,9 +235,9 @@ void show_problem(const json_t *p)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(16384);
 	const char *detail = show_text(p, "detail");
 
-	put_clean(&b, show_text(p, "code"));
+	show_put_clean(&b, show_text(p, "code"));
 	buf_puts(&b, ": ");
-	put_clean(&b, detail[0] ? detail : show_text(p, "title"));
+	show_put_clean(&b, detail[0] ? detail : show_text(p, "title"));
 	put_field(&b, "fqn", show_text(p, "fqn"));
 	put_field(&b, "file", show_text(p, "file"));
 	if (json_is_integer(show_at(p, "offset")))
@@ -255,7 +255,7 @@ void show_warning(const char *text)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(16384);
 
 	buf_puts(&b, "warning: ");
-	put_clean(&b, text);
+	show_put_clean(&b, text);
 	print_line(&b);
 }
 

@@ -9,6 +9,7 @@ void show_problem(const json_t *problem);        /* one in a job record, with it
 void show_warning(const char *text);             /* on stderr */
 void show_json(const json_t *doc);               /* on stdout, indented */
 void show_verdict(struct buf *b, const json_t *verified);       /* "damaged digest 2026-11-21T09:36:08.120Z" */
+void show_put_clean(struct buf *b, const char *text);     /* control characters become '?' */
 const char *show_bytes(double bytes, char out[32]);     /* "1.2 GiB" */
 const char *show_seconds(double s, char out[32]);       /* "1:02:03", "4.2s" */
 /* columns: "TITLE=key" or "TITLE=key:FORM" with FORM bytes, dims, count, verdict or ref ("main:a", "shm:x"); keys may be paths,

@@ -170,3 +170,12 @@ def test_formats_that_are_only_read_are_not_offered(d, c):
     r = d.ctl("reshard", f"main:{c.name}", f"main:cli/{lib.fresh()}", "--format", "dcp-rank-local")
     assert r.returncode == 5 and "format_unsupported" in r.stderr and "dcp, safetensors" in r.stderr, r.stderr
     assert "dcp-rank-local" not in good(d.ctl("reshard", "--help"))
+
+
+def test_refused_or_failed(d):
+    """What the daemon refuses is wrong usage; what a job finds out is a job that failed."""
+    source, out = Crafted(d.storages["main"], "torch-2.15.0/plain"), lib.fresh()
+    refused = d.ctl("reshard", f"main:{source.name}", f"main:{out}", "--world-size", "3", "--layout", "*=Shard(0)@2")
+    boxes = '{"match":"*","boxes":[{"rank":0,"offsets":[0],"sizes":[1]}]}'
+    failed = d.ctl("reshard", f"main:{source.name}", f"main:{out}", "--layout", boxes)
+    assert "layout" in failed.stderr and (refused.returncode, failed.returncode) == (2, 5), (refused, failed)

@@ -79,7 +79,7 @@ def test_a_held_checkpoint_stays(d, root):
     assert hold(d, name)["hold"]["reason"] == ""  # again: another reason
     assert d.api.run("verify", source={"storage": "main", "name": name}, level="digest")["result"]
     assert unhold(d, name)["hold"] is None and unhold(d, name)["hold"] is None
-    assert not (root / name / NOTES).exists() and "hold" not in record(d, name)
+    assert "hold" not in json.loads((root / name / NOTES).read_text()) and "hold" not in record(d, name)  # verified stays
     saved(d, name, overwrite=True)
     d.api.wait(d.api.delete(path(d, name, "")).ok(202))
     assert not (root / name).exists()

@@ -107,16 +107,16 @@ def test_fields_of_requests(kind):
 
 
 # A job's fields that the package names otherwise or makes itself, and arguments that are none of a job's.
-PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace", "cache", "labels", "strict", "verify", "transform",
-                "vars"}
+PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace", "cache", "incremental", "parent",
+                "labels", "metrics", "hold", "strict", "verify", "transform", "vars"}
 NOT_IN_PYTHON = {
     "save": {"include", "exclude", "rename", "dtype", "dedup", "flatten_state_dict", "retries", "beside", "in_place", "sync_files", "hosts",
-             "parts", "await_seal", "ring", "timeout_s", "generation"},
+             "parts", "await_seal", "ring", "timeout_s", "generation", "alias"},
     "load": {"include", "exclude", "rename", "dtype", "retries", "pace", "labels", "world_size", "layout", "lease_seconds", "key", "model"},
 }
 PYTHON_ONLY = {
     "save": {"state_dict", "checkpoint", "process_group", "no_dist", "step", "slots", "when_busy", "progress", "timeout", "client",
-             "at_exit", "overlap"},
+             "at_exit", "overlap", "keep"},
     "load": {"checkpoint", "into", "keys", "device", "weights_only", "process_group", "no_dist", "progress", "timeout", "client"},
 }
 

@@ -3,7 +3,9 @@ import contextlib
 import json
 import os
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
+import host
 import pytest
 import users
 from users import ALICE, BOB
@@ -114,3 +116,23 @@ def test_what_dcpd_did_not_write_is_its_directorys_owners(d, golden_root):
     assert by(BOB, remove, d, "alices") == "403 forbidden"
     assert by(ALICE, remove, d, "roots") == "403 forbidden"
     assert by(ALICE, remove, d, "alices") == "succeeded"
+
+
+def test_a_policy_that_two_put_at_once():
+    """Alice's waits for the list of what it matches; root's, of the same name, is kept meanwhile and stays."""
+    with users.reachable_folder() as home, ThreadPoolExecutor(1) as pool:
+        d = lib.Daemon(home / "d", ("main",), ["--allow-group", users.GROUP.gr_name], env=host.SLOW_FILES)
+        for made in (home / "d", d.state):
+            made.chmod(0o755)
+        train(d, "s")
+        assert save(d, "s", "run/step-1") == "succeeded"
+        at = d.storages["main"] / "folder"
+        at.mkdir()
+        for i in range(40):
+            (at / f"slow-{i}").touch()
+        body = {"storage": "main", "match": "run", "keep": {"last": 5}}
+        alice = pool.submit(by, ALICE, lambda: d.api.request("PUT", "/v1/policies/p", body).status)
+        lib.wait_for(lambda: any(w["role"] == "lookup" and w["state"] == "busy" for w in d.api.get("/v1/workers").ok(200)["workers"]), 30)
+        d.api.request("PUT", "/v1/policies/p", {**body, "confirm": True}).ok(200)
+        assert alice.result() == 403 and d.api.get("/v1/policies/p").ok(200)["uid"] == 0
+        d.discard()

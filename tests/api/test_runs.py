@@ -53,7 +53,9 @@ def test_newest_first(d, root):
     assert [c["step"] for c in got["checkpoints"]] == [None, 10, 9, 200]
     assert got["count"] == 4 and got["bytes"] == sum(c["bytes"] for c in got["checkpoints"]) and got["run"] == run
     assert got["aliases"] == {"latest": f"{run}/last", "latest-verified": None} and got["holds"] == []
-    assert got["lost_work"] == {"since": "1970-01-01T00:50:00Z", "step": None}
+    lost = got["lost_work"]
+    assert lost.pop("seconds") > 1e9 and lost == {"since": "1970-01-01T00:50:00Z", "step": None, "seen_step": None, "steps": None}
+    assert got["save_interval"] is None
     one = d.api.get(d.api.storage_path("main", f"{run}/last")).ok(200)
     assert {k: v for k, v in got["checkpoints"][0].items() if k != "step"}.items() <= {**one, "storage": "main"}.items()
 
@@ -77,7 +79,7 @@ def test_a_save_is_the_latest(d, root):
     d.put(sd, [lib.image({"a": ("U8", [50], bytes(50))})])
     d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": f"{run}/step-3"})
     d.drop(sd)
-    got = listed(d, run)
+    got = listed(d, run, mtbf="2h")
     assert got["aliases"]["latest"] == f"{run}/step-3" and got["lost_work"]["step"] == 3
     row = next(r for r in all_runs(d) if r["run"] == run)
     assert row == {"storage": "main", "run": run, "checkpoints": 2, "bytes": got["bytes"], "holds": 0, "latest": f"{run}/step-3", "step": 3,
@@ -114,7 +116,7 @@ def test_names_of_one_component(d, root):
 def test_bad_requests(d):
     d.api.get("/v1/runs").problem("invalid_request", status=400)
     d.api.get("/v1/runs?storage=nope").problem("not_found", status=404)
-    d.api.get("/v1/runs?storage=main&page_token=x").problem("invalid_request")
+    d.api.get("/v1/runs?storage=main&page_token=..").problem("invalid_request")
     d.api.get(path("x", "nope")).problem("not_found")
     for run in ("..", "a/../b", ".x", "a//b"):
         d.api.get(path(run)).problem("name_invalid", status=422)
@@ -197,6 +199,23 @@ def test_aliases_in_requests(d, root):
     assert "64" in d.api.post("/v1/jobs", many).problem("validation_failed")["detail"]
 
 
+def test_aliases_inside_a_target(d, root):
+    """A layout rule's `like` and `assets` name checkpoints; the target's own name is what it is called."""
+    run = f"runs/{lib.fresh()}"
+    put(root, f"{run}/step-1", 1000, "torch-2.15.0/sharded_rowwise")
+    put(root, f"{run}/step-2", 2000, "torch-2.15.0/plain")
+    (root / run / "step-1/config.json").write_text("{}")
+    alias(d, run, "cut", f"{run}/step-1").ok(200)
+    target = {"storage": "main", "name": f"{run}@new", "layout": [{"match": "*", "like": f"main:{run}@cut"}],
+              "assets": {"storage": "main", "name": f"{run}@cut"}, "copy_assets": True}
+    job = d.api.run("reshard", source={"storage": "main", "name": f"{run}@cut"}, target=target)
+    assert job["target"]["layout"][0]["like"] == f"main:{run}/step-1" and job["target"]["name"] == f"{run}@new"
+    assert job["target"]["assets"]["name"] == f"{run}/step-1" and (root / f"{run}@new/config.json").is_file()
+    target["layout"][0]["like"] = f"main:{run}@none"
+    target["name"] = f"{run}-b"
+    d.api.fails("reshard", "not_found", source={"storage": "main", "name": f"{run}/step-1"}, target=target)
+
+
 def test_bad_aliases(d, root):
     run = f"runs/{lib.fresh()}"
     put(root, f"{run}/x", 1000)
@@ -268,3 +287,52 @@ def test_aliases_by_dcpctl(d, root):
     assert d.ctl("alias", f"main:{run}", "best").returncode == 2
     assert d.ctl("alias", f"main:{run}", "best", "--remove").returncode == 0
     assert d.ctl("show", f"main:{run}@best").returncode == 6
+
+
+def gauges(d, run):
+    text = d.api.get("/metrics").body.decode()
+    return {k: next((float(x.split()[-1]) for x in text.splitlines() if x.startswith(f"{k}{{") and f'run="{run}"' in x), None)
+            for k in ("dcpd_lost_work_seconds", "dcpd_lost_work_steps", "dcpd_last_durable_step")}
+
+
+def test_lost_work(tmp_path):
+    """A snapshot that could not be saved is ahead of what is durable, over a kill, too; gauges are there as long as the trainer lives."""
+    d = lib.Daemon(tmp_path, {"main": tmp_path / "main"})
+    one, other = (lib.image({"a": ("U8", [50], bytes([i]) * 50)}) for i in (1, 2))
+    try:
+        d.put("sd", [one, one], generation=100)
+        d.api.run("save", source={"state_dict": "sd"}, target={"storage": "main", "name": "run/step-100"})
+        got = listed(d, "run")["lost_work"]
+        assert got["step"] == got["seen_step"] == 100 and got["steps"] == 0 and 0 <= got["seconds"] < 600
+        assert gauges(d, "run")["dcpd_lost_work_steps"] == 0 and gauges(d, "run")["dcpd_lost_work_seconds"] < 600
+        d.put("sd", [one, other], generation=160, create=False)
+        d.api.fails("save", "divergent", source={"state_dict": "sd"}, target={"storage": "main", "name": "run/step-160"},
+                    options={"on_divergence": "fail"})
+        d.kill()
+        d.start()
+        got = listed(d, "run")["lost_work"]
+        assert (got["step"], got["seen_step"], got["steps"]) == (100, 160, 60)
+        assert gauges(d, "run")["dcpd_lost_work_steps"] == 60
+        assert "60 steps" in d.ctl("runs", "main:run").stdout
+        d.drop("sd")
+        assert gauges(d, "run") == {"dcpd_lost_work_seconds": None, "dcpd_lost_work_steps": None, "dcpd_last_durable_step": 100}
+    finally:
+        d.discard()
+
+
+def test_save_interval(d, root):
+    run, sd = f"runs/{lib.fresh()}", lib.fresh()
+    for i in (1, 2, 3):
+        d.put(sd, [lib.image({"a": ("U8", [50], bytes(50))})], generation=i, create=i == 1)
+        d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": f"{run}/step-{i}"})
+        d.api.post(f"/v1/state-dicts/{sd}/ranks/0:release", {"generation": i}).ok()
+    d.drop(sd)
+    day, hour = listed(d, run)["save_interval"], listed(d, run, mtbf="1h")["save_interval"]
+    cost = day["measured_save_s"]
+    assert day["saves"] == 3 and 0 <= day["measured_stall_s"] <= cost < 60 and (day["mtbf_s"], hour["mtbf_s"]) == (86400, 3600)
+    assert day["young_s"] == pytest.approx((2 * cost * 86400) ** 0.5, abs=0.01) and day["async_s"] >= cost
+    assert day["young_s"] == pytest.approx(hour["young_s"] * 24 ** 0.5, abs=0.01) and 0 < day["daly_s"] < day["young_s"] + 1
+    for wrong in ("", "0s", "-1h", "1", "x", "1w", "9999999999s"):
+        d.api.get(path(run, mtbf=wrong)).problem("invalid_request", status=400)
+    r = d.ctl("runs", f"main:{run}", "--mtbf", "12h")
+    assert r.returncode == 0 and "Young" in r.stdout and "12:00:00" in r.stdout, r.stdout

@@ -194,19 +194,21 @@ def test_nothing_to_compare_with(d):
 # ------------------------------------------------------------------------------------------------------------- dcpctl
 
 
-def row_of(out, name):
-    return next(line for line in out.splitlines() if f" {name} " in line)
+def verdict_of(out, name):
+    """What `dcpctl ls` has in the column VERIFIED."""
+    head, *lines = out.splitlines()
+    return next(x for x in lines if f" {name} " in x)[head.index("VERIFIED"):].rstrip()
 
 
 def test_dcpctl_marks_checkpoints(d):
     ref, file, _ = saved(d)
     full = f"main:{ref['name']}"
     out = d.ctl("ls", full).stdout
-    assert out.splitlines()[0].split()[-1] == "VERIFIED" and row_of(out, ref["name"]).endswith("  -")
+    assert verdict_of(out, ref["name"]) == "-"
     assert "verified" not in d.ctl("show", full).stdout
     assert d.ctl("verify", full).returncode == 0
     v = verdict(d, ref["name"])
-    assert row_of(d.ctl("ls", full).stdout, ref["name"]).endswith(f"verified digest {v['at']}")
+    assert verdict_of(d.ctl("ls", full).stdout, ref["name"]) == f"verified digest {v['at']}"
     shown = d.ctl("show", full).stdout
     assert f"verified digest {v['at']}, job {v['job']}\n" in shown and "damage" not in shown, shown
     rot(file, place_of(d, ref, "a"))
@@ -214,7 +216,7 @@ def test_dcpctl_marks_checkpoints(d):
     assert r.returncode == 5 and r.stderr.splitlines()[-2].split() == "FILE RANK TENSOR OFFSET BYTES WHAT".split(), r.stderr
     assert r.stderr.splitlines()[-1].split()[:3] == ["__0_0.distcp", "0", "a"] and r.stderr.endswith(" payload\n"), r.stderr
     v = verdict(d, ref["name"])
-    assert row_of(d.ctl("ls", full).stdout, ref["name"]).endswith(f"damaged digest {v['at']}")
+    assert verdict_of(d.ctl("ls", full).stdout, ref["name"]) == f"damaged digest {v['at']}"
     assert f"damaged digest {v['at']}, 1 damaged place, job {v['job']}\n" in d.ctl("show", full).stdout
     sd = lib.fresh()
     r = d.ctl("load", full, f"shm:{sd}", "--include", "b")

@@ -124,9 +124,10 @@ class Peer:
             path = self.new(who)
             self.timed(who, name, dcp.save, self.state, **self.writer(who, path))
             self.remove(who, path)
-        path = self.new(who)
-        self.timed(who, "async", dcp.async_save, self.state, **self.writer(who, path)).result()
-        self.remove(who, path)
+        for name in ("async.first", "async"):
+            path = self.new(who)
+            self.timed(who, name, dcp.async_save, self.state, **self.writer(who, path)).result()
+            self.remove(who, path)
 
     def loads(self, who, path):
         for name in ("load.first", "load", "load.cold"):

@@ -17,8 +17,8 @@ FORMS = {"few": (1, 3), "dtensor": (4, 3), "small": (1, 2)}  # ranks, runs; PyTo
 GOALS = {"drop.few.save": "<=0.70", "drop.few.save.first": "<=0.70", "drop.dtensor.save": "<=0.80", "drop.dtensor.save.first": "<=0.80"}
 LIMIT_S = 1200
 WHAT = {"save": "save to a new name, the second of two", "save.first": "save into new segments, imports done",
-        "async": "what async_save keeps the caller", "load": "load, files in the page cache", "load.first": "the same, segments new",
-        "load.cold": "load, caches dropped, segments new"}
+        "async": "what async_save keeps the caller, the second of two", "async.first": "the same into new segments",
+        "load": "load, files in the page cache", "load.first": "the same, segments new", "load.cold": "load, caches dropped, segments new"}
 
 
 def rows(bench, size):

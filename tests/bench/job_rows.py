@@ -56,7 +56,13 @@ def loads(b):
     source, target = {"storage": "disk", "name": "src"}, {"state_dict": "target", "world_size": RANKS}
     b.job("load", source=source, target=target)  # makes the segments and touches their pages
     load = {"source": source, "target": {"state_dict": "target"}}
-    warm, bare, cold, fio = [], [], [], []
+    warm, bare, cold, fio, memory = [], [], [], [], []
+    for _ in range(RUNS):
+        memory.append(SIZE / b.job("load", **load) / 1e9)
+    b.row("load.memory", "GB/s", ">=0.45", "memcpy, 2 threads", memory, b.memspeed("copy"),
+          "the same, the state dict that was saved still in memory")
+    b.d.drop("bench")  # from here on it comes from files
+    b.job("load", **load)
     for _ in range(RUNS):
         warm.append(SIZE / b.job("load", **load) / 1e9)
         bare.append(SIZE / b.job("load", **load, options={"verify": "none"}) / 1e9)
@@ -139,3 +145,20 @@ def reshards(b):
                   "anonymous and shared memory of all workers")
         for name in sorted({source for _, source, _, _ in rows} | {"src"}):
             b.delete(storage, name)
+
+
+def copies(b):
+    """A checkpoint byte for byte, each byte compared with its digest, beside `cp -r` and a sync of all files; both read the page cache."""
+    if not b.wants("catalogue.copy"):
+        return
+    b.daemon()
+    b.save("disk", "src")
+    source = {"storage": "disk", "name": "src"}
+    b.copy(b.disk / "ckpt/src", b.disk / "cp")
+    ours, cp = [], []
+    for i in range(RUNS):
+        cp.append(b.copy(b.disk / "ckpt/src", b.disk / "cp"))
+        ours.append(b.job("replicate", source=source, target={"storage": "disk", "name": f"copy{i}"}))
+        b.delete("disk", f"copy{i}")
+    b.row("catalogue.copy", "s", "<=1.20", "cp -r, sync", ours, cp, "dcpctl cp disk:src disk:copy0")
+    b.delete("disk", "src")

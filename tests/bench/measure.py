@@ -70,9 +70,9 @@ class Bench:
         self.fill("bench")
         return self.d
 
-    def fill(self, name):
+    def fill(self, name, tensors=TENSORS):
         env = {**os.environ, "DCPD_URL": f"unix://{self.d.socket}"}
-        subprocess.run([TESTBIN / "tools/fill", name, str(RANKS), str(TENSORS), str(SIZE // MIB // TENSORS)], env=env, check=True,
+        subprocess.run([TESTBIN / "tools/fill", name, str(RANKS), str(tensors), str(SIZE // MIB // tensors)], env=env, check=True,
                        stdout=subprocess.DEVNULL)
 
     def torch(self):

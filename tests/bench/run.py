@@ -16,6 +16,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import traceback
 
 from measure import MIB, RANKS, SIZE, TESTBIN, Bench, drop_caches, lib  # first: makes tests/lib known
 
@@ -23,7 +24,9 @@ import c_rows
 import comm_rows
 import dropin_rows
 import format_rows
+import incremental_rows
 import job_rows
+import catalogue_rows
 import list_rows
 import look_rows
 import pace_rows
@@ -49,11 +52,14 @@ PARTS = {
     "plans": plan_rows.rows,
     "start": server_rows.start,
     "lists": list_rows.rows,
+    "catalogue": catalogue_rows.rows,
     "look": lambda b: look_rows.rows(b, SIZE, drop_caches),
     "saves_tmpfs": job_rows.saves_tmpfs,
     "reshards": job_rows.reshards,
+    "copies": job_rows.copies,
     "rest": server_rows.rest,
     "saves": job_rows.saves,
+    "incremental": incremental_rows.rows,
     "loads": job_rows.loads,
     "verifies": job_rows.verifies,
     "python": python,
@@ -76,7 +82,7 @@ def measure(b, parts):
             part(b)
         except (AssertionError, OSError, subprocess.SubprocessError) as e:
             failed.append(name)
-            print(f"{name}: not measured: {str(e)[:600]}", flush=True)
+            print(f"{name}: not measured: {str(e)[:600] or traceback.format_exc()[-600:]}", flush=True)
     return failed
 
 

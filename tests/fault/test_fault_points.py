@@ -19,9 +19,13 @@ pytestmark = pytest.mark.skipif(not HAS_POINTS, reason="this build has no fault 
 
 COMMIT = [(p, k) for p in ("commit.synced", "commit.rename", "commit.renamed") for k in ("overwrite", "new")]
 COMMIT.append(("commit.in_place", "beside"))
+COMMIT += [(p, k) for p in ("commit.synced", "commit.rename", "commit.renamed") for k in ("copy", "copy.overwrite")]
 CALLS = ["fs.open", "fs.mkdir", "fs.stat", "fs.allocate", "fs.truncate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread",
          "fs.pwrite", "fs.list", "fs.close", "io.read", "io.write", "io.fsync"]
-PASSES = list(range(1, 61)) if lib.FULL else [1, 2, 4, 7]
+PASSES = list(range(1, 61)) if lib.FULL else [1, 2, 4, 7, 3]
+
+
+KINDS = {"beside": "save", "copy": "replicate", "copy.overwrite": "replicate"}
 
 
 class Roots(dict):
@@ -36,14 +40,16 @@ def roots(tmp_path):
     roots.state = Segments([lib.image({"w": ("F32", [300, 1000], bytes(range(240)) * 5000), "b": ("U8", [7], b"damaged")})])
     with Gang(1, roots) as g:
         done(g.job("save", {"source": {"state_dict": "s"}, "target": at("saved")}, {"s": roots.state}))
+    (tmp_path / "saved/logs").mkdir()
+    (tmp_path / "saved/logs/loss.csv").write_text("1,2")
     yield roots
     roots.state.close()
 
 
 def reset(roots, target):
-    """target: "new", where nothing is; "overwrite", the old checkpoint; "beside", in a directory of others' files."""
+    """target: "new", where nothing is; "overwrite", the old checkpoint; "beside", in others' directory; "copy": of a replicate."""
     shutil.rmtree(roots["out"] / "t", ignore_errors=True)
-    if target == "overwrite":
+    if target.endswith("overwrite"):
         shutil.copytree(roots["out"] / "old", roots["out"] / "t")
     elif target == "beside":
         (roots["out"] / "t").mkdir()
@@ -57,6 +63,8 @@ def replace(roots, fault, job, target):
         if target == "beside":
             return g.job("save", {"source": {"state_dict": "s"}, "target": at("t"), "options": {"in_place": "needed"}}, {"s": roots.state},
                          job=job)
+        if target.startswith("copy"):
+            return g.job("replicate", {"source": at("saved"), "target": at("t"), "options": {"overwrite": "overwrite" in target}}, job=job)
         return g.job("reshard", {"source": at("new"), "target": {**at("t"), "world_size": 2},
                                  "options": {"overwrite": target == "overwrite"}}, job=job)
     except (Closed, BrokenPipeError):
@@ -84,7 +92,7 @@ def check(roots, fault, number, target):
     job = f"01TEST{number:020d}"
     reset(roots, target)
     end = replace(roots, fault, job, target)
-    before, now = "old" if target == "overwrite" else "none", which(roots)
+    before, now = "old" if target.endswith("overwrite") else "none", which(roots)
     if end is None:
         allowed = {before, "new"}
     elif end.kind == "DONE":
@@ -95,7 +103,7 @@ def check(roots, fault, number, target):
         allowed = {before, "new"} if end.body["code"] == "not_durable" else {before}
     assert now in allowed, f"{fault}: the target is {now}, the job said {end}"
     if end is None or end.kind == "DONE" or target == "beside":  # one that could not undo its moves leaves that to the recovery
-        body, _ = ask(roots, op="recover", **at("t"), job=job, kind="save" if target == "beside" else "reshard")
+        body, _ = ask(roots, op="recover", **at("t"), job=job, kind=KINDS.get(target, "reshard"))
         assert body["ok"]["committed"] == (now == "new"), body
         assert which(roots) == now
     left = {p.name for p in roots["out"].iterdir()} - {"old", "new", "saved", "t"}
@@ -121,7 +129,7 @@ def test_commit(roots, point, target):
 def test_call(roots, point):
     ends = []
     for i, n in enumerate(PASSES):
-        end = check(roots, f"{point}:{n}:EIO", i, ("overwrite", "new", "beside")[i % 3])
+        end = check(roots, f"{point}:{n}:EIO", i, ("overwrite", "new", "beside", "copy.overwrite", "copy")[i % 5])
         ends.append(end.kind)
         if lib.FULL and ends[-9:] == ["DONE"] * 9:
             break
@@ -130,7 +138,7 @@ def test_call(roots, point):
 
 
 def contents(directory):
-    return {p.name: p.read_bytes() for p in directory.iterdir()}
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.is_file()}
 
 
 def spoil(roots):

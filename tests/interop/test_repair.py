@@ -21,7 +21,9 @@ BIG = random.Random(5).randbytes(9 << 20)      # three digest blocks
 
 
 def tree(directory):
-    return {str(p.relative_to(directory)): (p.read_bytes(), p.stat().st_ino) for p in sorted(directory.rglob("*")) if p.is_file()}
+    """All files but the notes, in which a verify says what it found."""
+    return {str(p.relative_to(directory)): (p.read_bytes(), p.stat().st_ino) for p in sorted(directory.rglob("*"))
+            if p.is_file() and p.name != ".dcpd-notes.json"}
 
 
 def contents(directory):

@@ -33,8 +33,9 @@ def near(got, want, rel=1e-12):
 def bins_of(x):
     """[[exponent, negative, positive], …] of finite doubles, as tensor/stats.h has it."""
     x = x[x != 0]
-    k = (torch.frexp(x.abs()).exponent - 1).clamp(-80, 47)
-    return [[int(e), int(((k == e) & (x < 0)).sum()), int(((k == e) & (x > 0)).sum())] for e in sorted(set(k.tolist()))]
+    k = (torch.frexp(x.abs()).exponent - 1).clamp(-80, 47).long() + 80
+    negative, positive = (torch.bincount(k[side], minlength=128).tolist() for side in (x < 0, x > 0))
+    return [[e - 80, n, p] for e, (n, p) in enumerate(zip(negative, positive)) if n or p]
 
 
 def check(got, t):

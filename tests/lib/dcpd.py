@@ -31,16 +31,18 @@ PATIENCE = 6
 
 
 def wait_for(condition, seconds=10.0, what="condition", every=0.02):
-    """Polls; the value of `condition` once it is true, else a failure that says what was awaited."""
+    """Polls; the value of `condition` once it is true, else a failure that says what was awaited. What has taken long is looked at less
+    often, at a twentieth of that: looking costs time of the processor that others wait for."""
     seconds *= PATIENCE
-    end = time.monotonic() + seconds
+    start = time.monotonic()
     while True:
         got = condition()
         if got:
             return got
-        if time.monotonic() > end:
+        taken = time.monotonic() - start
+        if taken > seconds:
             raise AssertionError(f"{what}: not within {seconds} s")
-        time.sleep(every)
+        time.sleep(min(max(every, taken / 20), 10 * every))
 
 
 # For a shell in a new mount namespace: nothing that is mounted here shows elsewhere. In a chroot `/` need not be a mount itself, so that
@@ -417,9 +419,12 @@ class Daemon:
                 return names
 
     def staging(self):
-        """Staging and trash, which may vanish while they are looked for: os.walk does not mind."""
-        return [os.path.join(at, name) for d in self.storages.values() for at, dirs, files in os.walk(d)
-                for name in dirs + files if name.startswith(".dcpd-") and name != ".dcpd-aliases.json"]
+        """Staging, and what is being removed, which may vanish while it is looked for: os.walk does not mind. Of the trash, whose
+        checkpoints may come back, entries without one."""
+        empty = [str(p) for d in self.storages.values() for p in pathlib.Path(d, ".dcpd-trash").glob("*") if not (p / "item").exists()]
+        return empty + [os.path.join(at, name) for d in self.storages.values() for at, dirs, files in os.walk(d)
+                        for name in dirs + files if name.startswith(".dcpd-") and
+                        name not in (".dcpd-aliases.json", ".dcpd-copied.json", ".dcpd-notes.json", ".dcpd-trash")]
 
     def leaks(self):
         """What is there and should not be, while nothing runs."""
@@ -433,17 +438,30 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def strikes(d, call, when, what, path=None):
+def strikes(d, call, when, what, path=None, running=False):
     """What happens to the `when`-th `call` of each process that the daemon makes from here on: signal=KILL, error=EIO, …; with `path`, to
-    the `when`-th on that file. A worker that runs already is struck as well, counted from here on. Needs strace."""
-    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(d.proc.pid), *(["-P", str(path)] if path else []), "-e",
-                          f"trace={call}", "-e", f"inject={call}:{what}:when={when}"])
-    try:
-        def attached():
-            with open(f"/proc/{d.proc.pid}/status") as f:
+    the `when`-th on that file. running: workers that run already are struck as well, counted from here on. Needs strace."""
+    def is_traced(pid):
+        try:
+            with open(f"/proc/{pid}/status") as f:
                 return "TracerPid:\t0" not in f.read()
+        except FileNotFoundError:  # it has ended
+            return True
 
-        wait_for(attached, 10, "strace")
+    def begin():
+        """None: a worker that was made while strace began is missing."""
+        pids = [d.proc.pid, *(d.workers() if running else ())]
+        p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", *(a for pid in pids for a in ("-p", str(pid))),
+                              *(["-P", str(path)] if path else []), "-e", f"trace={call}", "-e", f"inject={call}:{what}:when={when}"])
+        wait_for(lambda: all(map(is_traced, pids)) or p.poll() is not None, 10, "strace")
+        if p.poll() is None and (not running or all(map(is_traced, d.workers()))):
+            return p
+        p.terminate()
+        p.wait()
+        return None
+
+    p = wait_for(begin, 10, "strace")
+    try:
         yield
     finally:
         p.terminate()

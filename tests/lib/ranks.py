@@ -19,6 +19,7 @@ PATIENCE = 6  # how many times as long as on an idle machine something may take
 
 
 def serve(rank, pipe, meet):
+    import gc
     import logging
     import warnings
 
@@ -28,6 +29,7 @@ def serve(rank, pipe, meet):
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported stays: no collection of garbage looks through it again
     group = None
     pipe.send((0, True, None))  # ready: the import may take longer than a call
     while True:

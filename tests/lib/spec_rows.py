@@ -129,7 +129,7 @@ def commands():
         found[m[1]] = re.findall(r"([a-z-]+)=?", m[2])
     for name, kind in KINDS.items():
         if "KIND_REMOVES" not in kind.traits:
-            found[name] = WAITING + [f.option for f in options(name)]
+            found["cp" if name == "replicate" else name] = WAITING + [f.option for f in options(name)]
     return found
 
 

@@ -590,12 +590,14 @@ static inline void objects_discard(struct staging *s)
 	store_close(&s->dir);
 }
 
-static inline enum err objects_remove(const struct store_job *by, const struct store *s, const char *name)
+static inline enum err objects_remove(const struct store_job *by, const struct store *s, const char *name,
+				      const struct store_removal *how)
 {
-	OBJ_LOCKED(s);
 	char key[OBJ_KEY];
 
 	(void)by;
+	TRY(how->check ? how->check(how->user) : OK);
+	OBJ_LOCKED(s);
 	snprintf(key, sizeof key, "page/%.500s", name);
 	int i = obj_find(b, key);
 	if (i < 0)
@@ -639,7 +641,9 @@ static const struct store_ops objects_ops = {
 	objects_enter, objects_list, objects_stat, objects_watch, objects_open_file, objects_read, objects_get, objects_close, NULL,
 	objects_write, objects_resize, objects_finish,
 	objects_stage, objects_publish, NULL, NULL, objects_discard, objects_remove, objects_recover, objects_sweep,
+	NULL, NULL, NULL,
 	objects_make, objects_put, objects_adopt, objects_drop, NULL,
+	NULL, NULL, NULL, NULL, NULL,
 };
 
 static inline void objects_free(struct store *s)

@@ -115,6 +115,7 @@ class Ranks:
 def main():
     """Imports everything once, then forks the ranks: before any thread and any connection is made."""
     import faulthandler
+    import gc
 
     import torch
     import dcpd.torch
@@ -124,6 +125,7 @@ def main():
 
     if "TEST_NO_MESHES" not in os.environ:
         import torch._dynamo  # noqa: F401: FSDP asks for it, in each rank
+    gc.freeze()  # what is imported stays: no collection of garbage looks through it again, in no rank
     faulthandler.enable()
     if os.getsid(0) != os.getpid():
         os.setsid()  # interrupt() signals the group
@@ -158,7 +160,7 @@ def serve(torch, on_ranks, rank, calls, out):
     dist.init_process_group("gloo", init_method="file://" + os.environ["TEST_STORE"], rank=rank, world_size=n)
     groups = {n: None, **{k: dist.new_group(list(range(k))) for k in range(1, n)}}
     if "TEST_NO_MESHES" not in os.environ:
-        on_ranks.make_meshes()
+        on_ranks.make_meshes(groups)
     while True:
         try:
             module, name, args, world, env = receive(calls)

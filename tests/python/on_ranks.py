@@ -23,19 +23,22 @@ def whole(shape, seed=0, dtype=torch.float32):
 MESHES = {}
 
 
-def make_meshes():
-    """All there are, by all ranks: making one is a collective of the whole world, also for a mesh of two."""
-    for shape in ((4,), (2,), (2, 2)):
-        for names in (None, ("dp", "tp"), ("r", "s")):
-            names = names and names[-len(shape):]
-            n = torch.Size(shape).numel()
-            if n > dist.get_world_size():
-                continue
-            MESHES[shape, names] = DeviceMesh("cpu", torch.arange(n).reshape(shape), mesh_dim_names=names)
+def make_meshes(groups):
+    """All there are, by all ranks: making one is a collective of the whole world, also for a mesh of two. Those of one shape share their
+    process groups, because each gloo group has a thread that wakes up a hundred times a second. groups: by world size; None: all ranks"""
+    for n in (4, 2):
+        for names in (None, ("tp",), ("s",)):
+            if dist.get_rank() < n <= dist.get_world_size():
+                MESHES[(n,), names] = DeviceMesh.from_group(groups[n] or dist.group.WORLD, "cpu", mesh_dim_names=names)
+    if dist.get_world_size() >= 4:
+        grid = MESHES[(2, 2), None] = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+        for names in (("dp", "tp"), ("r", "s")):
+            MESHES[(2, 2), names] = DeviceMesh.from_group(grid.get_all_groups(), "cpu", mesh=grid.mesh, mesh_dim_names=names)
 
 
 def mesh_of(pg, shape, names=None):
-    return MESHES[shape, names]
+    """None: this rank is not in it."""
+    return MESHES.get((shape, names))
 
 
 def placed(pg, shape, mesh, placements, seed=0):
@@ -337,3 +340,10 @@ def load_some(pg, rank, ref, wishes):
     dcpd.load(ref, into=sd, process_group=pg)
     assert not any(t.eq(-1).any() for t in sd["m"].values())
     return sorted(sd["m"])
+
+
+def resume(pg, rank, run):
+    """What each rank goes on from, and with which tensors; of a first start None."""
+    model = {"w": distribute_tensor(torch.full((8, 4), -1.0), mesh_of(pg, (2,)), [Shard(0)]), "step": -1}
+    r = dcpd.resume(run, into=model, process_group=pg)
+    return r and (tuple(r)[:2], [s["name"] for s in r.skipped], model["w"].full_tensor().unique().tolist(), model["step"])

@@ -47,7 +47,7 @@ def items(path):  # noqa: F811
         if p.name.endswith(".metadata"):
             named |= {(i.relative_path, i.offset, i.length) for i in pickle.loads(p.read_bytes()).storage_data.values()}
         elif p.name.startswith(".dcpd"):
-            listed |= {(f["name"], i[0], i[1]) for f in json.loads(p.read_text())["files"] for i in f["items"]}
+            listed |= {(f["name"], i[0], i[1]) for f in json.loads(p.read_text()).get("files", ()) for i in f["items"]}  # or a verdict
     return named, listed
 
 

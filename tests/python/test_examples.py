@@ -34,7 +34,7 @@ def test_single_process(d, start):
     whole = finish(start("single.py", ref + "-whole", "--steps", "20"))
     assert re.search(r"step 20, loss .*", out)[0] == re.search(r"step 20, loss .*", whole)[0]
     shared = finish(start("sharing.py", ref + "/step-20"))
-    sums = re.findall(r"sum (\S+)", shared)
+    sums = re.findall(r"sum (-?\d+\.\d{6})", shared)  # three processes write
     assert len(sums) == 3 and len(set(sums)) == 1, shared
 
 

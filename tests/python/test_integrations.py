@@ -82,6 +82,8 @@ def test_lightning_resumes(at, folder, options):
     lightning_run(folder, 2, **options)
     assert there(folder) == ["epoch=1.ckpt", "last.ckpt"], "the worse one is removed"
     assert (folder / "last.ckpt/.metadata").exists() and dcpd.open(folder / "last.ckpt")["epoch"] == 1
+    one = dcpd.connect().checkpoints.get(f"main:{folder.name}/epoch=1.ckpt")
+    assert one["step"] == 8 and one["metrics"]["epoch"] == 1 and one["metrics"]["loss"] > 0
     trainer, net, keep = lightning_run(folder, 4, ckpt_path=str(folder / "last.ckpt"), **options)
     assert trainer.current_epoch == 4 and trainer.global_step == 16
     whole = lightning_run(folder.with_name(folder.name + "-whole"), 4)
@@ -191,6 +193,8 @@ def test_transformers_resumes(at, folder, tmp_path):
     assert resume(first, where) is None, "nothing there: starts anew"
     first.train(resume_from_checkpoint=resume(first, where))
     assert there(folder) == ["checkpoint-4"], "the newest one is kept"
+    policy, = [p for p in dcpd.connect().policies.list() if p["match"] == folder.name]
+    assert policy["keep"] == {"last": 1} and policy["status"]["removed"] == 1, "by a policy, which stays"
     again = scheduled(trainer_of(tmp_path, 8, []))
     with torch.no_grad():
         for p in again.model.parameters():
@@ -248,6 +252,7 @@ def test_transformers_saves_when_trainer_does(at, folder, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"], "and its own"
     job = dcpd.connect().jobs.list(filter=f'target="main:{folder.name}/checkpoint-2"')[0]
     assert job["labels"] == {"run": "hf", "step": "2"}
+    assert dcpd.connect().checkpoints.get(f"main:{folder.name}/checkpoint-4")["metrics"]["epoch"] > 0
     again = trainer_of(tmp_path, 4, [])
     again.train(resume_from_checkpoint=resume(again, str(folder / "checkpoint-2")))
     equal(again.model.state_dict(), trainer.model.state_dict())

@@ -9,6 +9,7 @@ import numpy as np
 import on_ranks
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Shard
 from unread import Unread, memfds
 
@@ -200,6 +201,26 @@ def test_attach_shows_the_segment_itself(at):
     at.create(sd)
     with pytest.raises(dcpd.NotSealed):
         dcpd.attach(f"shm:{sd}")
+
+
+def test_client_lists(at):
+    """Lists by run, filter and order; what PyTorch saves over a checkpoint counts in the next one."""
+    run = lib.fresh()
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        dcpd.save({"w": torch.full((4, 4), loss)}, f"main:{run}/step-{step}", metrics={"loss": loss})
+    with dcpd.connect() as c:
+        def steps(**query):
+            return [x["step"] for x in c.checkpoints.list("main", run=run, **query)]
+        assert steps(sort="metrics.loss") == [2, 3, 1] and steps(sort="metrics.loss", limit=1) == [2]
+        assert steps(filter="metrics.loss<2.5 AND step>=2 AND dcpd=true", sort="-step") == [3, 2]
+        assert [x["step"] for x in c.runs.get(f"main:{run}", sort="-metrics.loss")["checkpoints"]] == [1, 3, 2]
+        assert [x["step"] for x in c.runs.get(f"main:{run}", filter="step!=2")["checkpoints"]] == [3, 1]
+        with pytest.raises(dcpd.RequestRefused, match="character 1"):
+            c.checkpoints.list("main", filter="stp=1")
+        where = at.storages["main"] / run / "step-1"
+        dcp.save({"w": torch.ones(64, 64), "v": torch.zeros(3)}, checkpoint_id=where)
+        assert steps(sort="-time")[0] == 1 and steps(sort="-bytes")[0] == 1
+        assert c.runs.get(f"main:{run}")["aliases"]["latest"] == f"{run}/step-1"
 
 
 def test_client_resources(at):

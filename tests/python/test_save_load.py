@@ -272,6 +272,16 @@ def test_overwrite_and_exists(at):
         dcpd.load("nowhere:x")
 
 
+def test_metrics_are_in_the_record(at, caplog):
+    names = [f"{lib.fresh()}/step-3" for _ in range(2)]
+    metrics = {"loss": torch.tensor(1.5), "diverged": float("nan")}
+    dcpd.save({"x": torch.zeros(4)}, f"main:{names[0]}", metrics=metrics)
+    dcpd.async_save({"x": torch.zeros(4)}, f"main:{names[1]}", metrics=metrics).result(60)
+    for n in names:
+        assert at.api.get(at.api.storage_path("main", n)).ok(200)["metrics"] == {"loss": 1.5}
+    assert sum("diverged" in r.getMessage() for r in caplog.records) == 2
+
+
 def test_async_save_is_a_snapshot(at):
     t = torch.arange(1 << 22, dtype=torch.float32)
     want = t.clone()

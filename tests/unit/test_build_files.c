@@ -1,6 +1,8 @@
 /* Target files before a byte is written: every item has its place, every byte its block. */
 #include "lib/t_target.h"
 
+#include <stdio.h>
+
 /* Rows of a matrix dealt to `world` ranks, `columns` chunks side by side in each. */
 static void add_matrix(const char *fqn, int64_t rows, int64_t cols, uint32_t world, uint32_t columns)
 {
@@ -31,6 +33,8 @@ static void add_scalar(const char *fqn)
 	T_OK(sdict_add_chunk(sd, index, NULL, 0, (struct sd_loc){ .file = SD_NO_FILE }));
 }
 
+static bool cuts;
+
 static enum err build(uint32_t world, uint32_t files, bool direct, uint32_t task_bytes)
 {
 	static uint32_t value_src[64];
@@ -42,7 +46,7 @@ static enum err build(uint32_t world, uint32_t files, bool direct, uint32_t task
 		value_src[i] = (uint32_t)sd->chunk_count + i;
 	t_target_one_to_one();
 	target = (struct build_target){ .format = FORMAT_DCP, .sd = sd, .pieces = &plan, .value_src = value_src, .world_size = world,
-					.files_per_rank = files, .direct = direct, .task_bytes = task_bytes };
+					.files_per_rank = files, .cut = cuts, .direct = direct, .task_bytes = task_bytes };
 	return build_target_files(&b, &target);
 }
 
@@ -138,6 +142,44 @@ static void test_files_per_rank(void **state)
 	assert_true(most < 2 * least);
 }
 
+/* Files that the next save may share: values alone, each large tensor alone, small ones together. */
+static void test_cut(void **state)
+{
+	(void)state;
+	add_value("step", 0, 100);
+	add_matrix("large", 1000, 1000, 1, 1);
+	add_matrix("small", 10, 10, 1, 1);
+	add_matrix("larger", 3000, 1000, 1, 1);
+	add_matrix("less", 500, 300, 1, 1);
+	cuts = true;
+	enum err e = build(2, 1, true, BUILD_TASK_BYTES);
+	cuts = false;
+	T_OK(e);
+	check();
+	static const uint32_t files[] = { 2, 1, 3, 1 };
+	for (uint64_t i = 0; i < sd->chunk_count; i++)
+		assert_int_equal(target.chunk_places[i].file, files[i]);
+	assert_int_equal(target.value_places[0].file, 0);
+	assert_int_equal(b.files.n, 5); /* the last one is the other rank's */
+}
+
+/* More tensors than there may be files are put together. */
+static void test_cut_of_many(void **state)
+{
+	char name[16];
+
+	(void)state;
+	for (int i = 0; i < 10000; i++) {
+		snprintf(name, sizeof name, "w%05d", i);
+		add_matrix(name, 512, 512, 1, 1);
+	}
+	cuts = true;
+	enum err e = build(1, 1, true, BUILD_TASK_BYTES);
+	cuts = false;
+	T_OK(e);
+	assert_in_range(b.files.n, FILE_PLAN_CUT_MAX / 4, FILE_PLAN_CUT_MAX);
+}
+
 /* A rank without an item has its file all the same: PyTorch's world size is read from the names. */
 static void test_nothing(void **state)
 {
@@ -199,7 +241,8 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, t_target_setup, t_target_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_small_items_share_blocks), T(test_large_and_uneven), T(test_files_per_rank), T(test_nothing),
+		T(test_small_items_share_blocks), T(test_large_and_uneven), T(test_files_per_rank), T(test_cut), T(test_cut_of_many),
+		T(test_nothing),
 		T(test_rank_outside_of_the_world), T(test_more_blocks_than_there_can_be), T(test_no_memory),
 	};
 

@@ -4,7 +4,6 @@
 #include <limits.h>
 #include <sys/stat.h>
 #include <time.h>
-
 #include "store/commit.h"
 #include "store/identity.h"
 #include "store/notes.h"
@@ -294,8 +293,8 @@ static void test_sizes(void **state)
 
 	(void)state;
 	T_OK(open_staging("A", "x", false, &s));
-	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5000, 0, false));
-	T_OK(staging_add_file(&s, STR("__1_0.distcp"), 0, 1, false));
+	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5000, 0, 0));
+	T_OK(staging_add_file(&s, STR("__1_0.distcp"), 0, 1, 0));
 	T_OK(staging_make_files(&s));
 	T_OK(fs_open(s.dir.handle, "__0_0.distcp", O_WRONLY, 0, &fd));
 	T_OK(staging_put_file(&s, ".metadata", "m", 1));
@@ -307,13 +306,17 @@ static void test_sizes(void **state)
 	staging_close(&s);
 	fs_drop(&fd);
 }
+static enum err gone(const struct store_job *by, const struct ref *ref)
+{
+	return commit_delete(by, ref, &(struct commit_removal){ 0 }, &(struct commit_removed){ 0 });
+}
 
 static enum err delete(const char *name, const char *job)
 {
 	struct ref ref = in_main(name);
 	struct store_job j = job_named(job);
 
-	return commit_delete(&j, &ref);
+	return gone(&j, &ref);
 }
 
 static void test_delete(void **state)
@@ -499,7 +502,7 @@ static void put_owned(const char *name, const char *manifest, unsigned uid)
 static void test_owner(void **state)
 {
 	enum { OWNER = 4001, OTHER = 4002 };
-	enum err (*const acts[])(const struct store_job *, const struct ref *) = { commit_delete, overwrite, write_in_place };
+	enum err (*const acts[])(const struct store_job *, const struct ref *) = { gone, overwrite, write_in_place };
 
 	(void)state;
 	t_worker_put(&t, "x/.metadata", "m", 1);
@@ -515,19 +518,19 @@ static void test_owner(void **state)
 		T_ERR(FORBIDDEN, as(OTHER, false, acts[i], "local"));
 		T_ERR(FORBIDDEN, as(OWNER, false, acts[i], "torch"));
 	}
-	T_ERR(FORBIDDEN, as(OWNER, false, commit_delete, "one.safetensors"));
+	T_ERR(FORBIDDEN, as(OWNER, false, gone, "one.safetensors"));
 	assert_int_equal(t_worker_entries(&t, "."), 4);
 	T_OK(as(OWNER, false, overwrite, "x"));
-	T_OK(as(OTHER, true, commit_delete, "local"));
-	T_OK(as(geteuid(), false, commit_delete, "torch"));
-	T_OK(as(geteuid(), false, commit_delete, "one.safetensors"));
+	T_OK(as(OTHER, true, gone, "local"));
+	T_OK(as(geteuid(), false, gone, "torch"));
+	T_OK(as(geteuid(), false, gone, "one.safetensors"));
 	if (geteuid() != 0)
 		return;
 	t_worker_put(&t, "theirs/.metadata", "m", 1);
 	put_owned("theirs", MANIFEST_NAME, OTHER); /* put there by root, in a directory of OWNER's */
 	assert_int_equal(fchownat(t.dir.fd, "theirs", OWNER, (gid_t)-1, 0), 0);
-	T_ERR(FORBIDDEN, as(OTHER, false, commit_delete, "theirs"));
-	T_OK(as(OWNER, false, commit_delete, "theirs"));
+	T_ERR(FORBIDDEN, as(OTHER, false, gone, "theirs"));
+	T_OK(as(OWNER, false, gone, "theirs"));
 }
 
 /* Exchanged by another's while the job wrote. */
@@ -637,7 +640,7 @@ static void open_in_place(struct staging *s, const char *job)
 	struct spec spec = writing("x", true, IN_PLACE_ALWAYS);
 
 	T_OK(staging_open(&j, &spec, s));
-	T_OK(staging_add_file(s, STR("__0_0.distcp"), 4, 0, false));
+	T_OK(staging_add_file(s, STR("__0_0.distcp"), 4, 0, 0));
 	T_OK(staging_put_file(s, "__0_0.distcp", job, 4));
 	T_OK(staging_put_file(s, ".metadata", job, 4));
 	put_manifest(s, job);
@@ -696,7 +699,7 @@ static void test_held_before_the_commit(void **state)
 	char identity[IDENTITY_MAX];
 	T_OK(identity_of(store_top(s.store), "x", identity));
 	T_ERR(CHECKPOINT_HELD, s.store->ops->publish(&s, identity));
-	T_ERR(CHECKPOINT_HELD, s.store->ops->remove(&s.by, s.store, "x"));
+	T_ERR(CHECKPOINT_HELD, s.store->ops->remove(&s.by, s.store, "x", &(struct store_removal){ 0 }));
 	staging_close(&s);
 	assert_content("x/.metadata", "A");
 	set_hold("x", 0, false);
@@ -783,17 +786,14 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_earlier_attempts_are_cleared),
-		T(test_appears_at_once), T(test_given_up), T(test_exists), T(test_second_comes_too_late), T(test_overwrite),
-		T(test_never_replaced), T(test_changed_meanwhile), T(test_names), T(test_inside_a_checkpoint), T(test_sizes),
-		T(test_file_hides_no_checkpoints),
-		T(test_delete), T(test_recover_save), T(test_recover_rank_local),
-		T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
-		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away),
-		T(test_sweep_follows_no_link),
-		T(test_owner), T(test_owner_at_the_commit), T(test_held_before_the_commit),
-		T(test_unsynced_commit_is_taken_back), T(test_unsynced_commit_in_doubt), T(test_unsynced_recovery),
-		T(test_unsynced_delete), T(test_unsynced_directories), T(test_unsynced_in_place),
+		T(test_earlier_attempts_are_cleared), T(test_appears_at_once), T(test_given_up), T(test_exists),
+		T(test_second_comes_too_late), T(test_overwrite), T(test_never_replaced), T(test_changed_meanwhile), T(test_names),
+		T(test_inside_a_checkpoint), T(test_sizes), T(test_file_hides_no_checkpoints), T(test_delete), T(test_recover_save),
+		T(test_recover_rank_local), T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
+		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away), T(test_sweep_follows_no_link), T(test_owner),
+		T(test_owner_at_the_commit), T(test_held_before_the_commit), T(test_unsynced_commit_is_taken_back),
+		T(test_unsynced_commit_in_doubt), T(test_unsynced_recovery), T(test_unsynced_delete), T(test_unsynced_directories),
+		T(test_unsynced_in_place),
 	};
 
 	return cmocka_run_group_tests_name("commit", tests, NULL, NULL);

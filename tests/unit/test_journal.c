@@ -120,7 +120,11 @@ static void test_newer_is_refused(void **state)
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
-#define UNDO_6 "ALTER TABLE runs DROP COLUMN tensors; ALTER TABLE runs DROP COLUMN saved;"
+#define UNDO_10 "DROP TABLE policies;"
+#define UNDO_9 UNDO_10 "DROP INDEX verdicts_number; ALTER TABLE verdicts DROP COLUMN number;"
+#define UNDO_8 UNDO_9 "DROP TABLE tasks; DROP TABLE followers;"
+#define UNDO_7 UNDO_8 "DROP TABLE attempts; ALTER TABLE runs DROP COLUMN course;"
+#define UNDO_6 UNDO_7 "ALTER TABLE runs DROP COLUMN tensors; ALTER TABLE runs DROP COLUMN saved;"
 #define UNDO_5 UNDO_6 "DROP TABLE verdicts;"
 #define UNDO_4 "DELETE FROM meta WHERE key = 'service_ms'; ALTER TABLE state_dicts DROP COLUMN orphan_since_ms;"
 
@@ -229,6 +233,123 @@ static void test_names_of_runs(void **state)
 	assert_int_equal(run_step("run1/x9223372036854775808", -1), -1);
 }
 
+static enum err see_attempts(void *user, const struct journal_attempts *row)
+{
+	char *seen = user;
+
+	snprintf(seen, 128, "%s %s %s %jd %jd", row->storage, row->name, row->identity, (intmax_t)row->count, (intmax_t)row->at_ms);
+	return OK;
+}
+
+static const char *attempt(const char *identity, int64_t at_ms, bool goes_on)
+{
+	struct journal_txn *x = journal_txn_new(t.j);
+	static char seen[128];
+
+	journal_put_attempt(x, &(struct journal_attempts){ .storage = "main", .name = "a", .identity = identity, .at_ms = at_ms }, goes_on);
+	journal_commit(t.j, x, NULL, NULL);
+	journal_sync(t.j);
+	T_OK(journal_read_attempts(t.j, STR("main"), STR("a"), see_attempts, seen));
+	return seen;
+}
+
+static void test_attempts(void **state)
+{
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	assert_string_equal(attempt("1", 1000, false), "main a 1 1 1000");
+	assert_string_equal(attempt("1", 2000, true), "main a 1 2 2000");
+	reopen();
+	assert_string_equal(attempt("1", 3000, true), "main a 1 3 3000");
+	assert_string_equal(attempt("1", 4000, false), "main a 1 1 4000"); /* there was progress */
+	assert_string_equal(attempt("1", 5000, true), "main a 1 2 5000");
+	assert_string_equal(attempt("2", 6000, true), "main a 2 1 6000"); /* another checkpoint of that name */
+}
+
+/* "5w 4w 3s": the last digit of each id, and the first letter of its state. */
+static enum err see_task(void *user, const struct journal_task *row)
+{
+	static const char states[TASK_STATE_COUNT] = "wrdfs";
+	char *seen = user;
+	size_t n = strlen(seen);
+
+	assert_string_equal(row->follower, "f");
+	snprintf(seen + n, 128 - n, "%s%c%c", n ? " " : "", row->id[TASK_ID_LEN - 1], states[row->state]);
+	return OK;
+}
+
+static const char *tasks(void)
+{
+	static char seen[128];
+
+	seen[0] = '\0';
+	journal_sync(t.j);
+	T_OK(journal_read_tasks(t.j, JOURNAL_CHAIN, "f", STR(""), 100, see_task, seen));
+	return seen;
+}
+
+static void put_task(struct journal_txn *x, char last, enum task_state state, int64_t due_ms, const char *about)
+{
+	char id[TASK_ID_LEN + 1] = "0000000000000000000000000";
+
+	id[TASK_ID_LEN - 1] = last;
+	journal_put_task(x, &(struct journal_task){ .kind = JOURNAL_CHAIN, .follower = "f", .id = id, .state = state, .due_ms = due_ms,
+						    .about = about, .doc = STR("{}") });
+}
+
+static enum err see_follower(void *user, const struct journal_follower *row)
+{
+	snprintf(user, 128, "%s %u %jd %.*s", row->name, row->uid, (intmax_t)row->created_ms, (int)row->doc.n, row->doc.p);
+	return OK;
+}
+
+/* Tasks that wait beyond a limit are skipped, ended ones beyond one go; a follower takes its tasks along, and none comes after it. */
+static void test_tasks(void **state)
+{
+	char seen[128] = "";
+	uint64_t counts[TASK_STATE_COUNT];
+	bool newer;
+
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	struct journal_txn *x = journal_txn_new(t.j);
+	journal_put_follower(x, &(struct journal_follower){ JOURNAL_CHAIN, "f", 7, 123, STR("{\"a\":1}") });
+	for (char c = '1'; c <= '5'; c++)
+		put_task(x, c, TASK_WAITING, 100 - c, c == '2' || c == '4' ? "main:a" : NULL);
+	journal_commit(t.j, x, NULL, NULL);
+	assert_string_equal(tasks(), "5w 4w 3w 2w 1w");
+	T_OK(journal_read_followers(t.j, JOURNAL_CHAIN, see_follower, seen));
+	assert_string_equal(seen, "f 7 123 {\"a\":1}");
+	seen[0] = '\0';
+	T_OK(journal_read_due(t.j, JOURNAL_CHAIN, "f", TASK_WAITING, 2, see_task, seen));
+	assert_string_equal(seen, "5w 4w"); /* by the time when they are due */
+	T_OK(journal_has_newer_task(t.j, JOURNAL_CHAIN, "f", "main:a", "00000000000000000000000002", &newer));
+	assert_true(newer);
+	T_OK(journal_has_newer_task(t.j, JOURNAL_CHAIN, "f", "main:a", "00000000000000000000000004", &newer));
+	assert_false(newer);
+	x = journal_txn_new(t.j);
+	journal_skip_about(x, JOURNAL_CHAIN, "f", "main:a");
+	put_task(x, '5', TASK_RUNNING, 0, NULL);
+	journal_skip_tasks(x, JOURNAL_CHAIN, "f", 1);
+	journal_commit(t.j, x, NULL, NULL);
+	assert_string_equal(tasks(), "5r 4s 3w 2s 1s");
+	T_OK(journal_count_tasks(t.j, JOURNAL_CHAIN, "f", counts));
+	assert_true(counts[TASK_WAITING] == 1 && counts[TASK_RUNNING] == 1 && counts[TASK_SKIPPED] == 3 && counts[TASK_DONE] == 0);
+	x = journal_txn_new(t.j);
+	journal_prune_tasks(x, JOURNAL_CHAIN, "f", 1);
+	journal_commit(t.j, x, NULL, NULL);
+	assert_string_equal(tasks(), "5r 4s 3w");
+	reopen();
+	assert_string_equal(tasks(), "5r 4s 3w");
+	x = journal_txn_new(t.j);
+	journal_delete_follower(x, JOURNAL_CHAIN, "f");
+	journal_commit(t.j, x, NULL, NULL);
+	x = journal_txn_new(t.j);
+	put_task(x, '5', TASK_DONE, 0, NULL);
+	journal_commit(t.j, x, NULL, NULL);
+	assert_string_equal(tasks(), "");
+}
+
 static enum err see_verdict(void *user, const struct journal_verdict *row)
 {
 	char *seen = user;
@@ -291,7 +412,7 @@ static void test_verdicts_are_bounded(void **state)
 	put_verdict("new", "1", 1 << 20, "new", false);
 	journal_sync(t.j);
 	run_sql("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)"
-		" INSERT INTO verdicts SELECT 'main', 'n' || i, '1', i, 'x' FROM n");
+		" INSERT INTO verdicts SELECT 'main', 'n' || i, '1', i, 'x', i + 1 FROM n");
 	_Static_assert(JOURNAL_VERDICTS_MAX == 100000, "one more than may stay");
 	assert_string_equal(verdict_of("n1"), "main n1 1 1 x");
 	struct journal_txn *x = journal_txn_new(t.j);
@@ -300,6 +421,56 @@ static void test_verdicts_are_bounded(void **state)
 	assert_string_equal(verdict_of("n1"), "");
 	assert_string_equal(verdict_of("n2"), "main n2 1 2 x");
 	assert_string_equal(verdict_of("new"), "main new 1 1048576 new");
+}
+
+static enum err note_news(void *user, const char *name, const char *identity, const char *state, uint64_t number)
+{
+	size_t n = strlen(user);
+
+	snprintf((char *)user + n, 256 - n, "%s %s %s %ju,", name, identity, state, (uintmax_t)number);
+	return OK;
+}
+
+static const char *news(uint64_t from, uint32_t limit, uint64_t *newest)
+{
+	static char text[256];
+
+	text[0] = '\0';
+	journal_sync(t.j);
+	T_OK(journal_read_verdict_news(t.j, STR("main"), from, limit, newest, note_news, text));
+	return text;
+}
+
+/* Whoever asks from the greatest number that is known hears of each later verdict, of an older journal's, too. */
+static void test_verdict_news(void **state)
+{
+	uint64_t newest = 9;
+
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	assert_string_equal(news(0, 9, &newest), "");
+	assert_int_equal(newest, 0);
+	put_verdict("a", "1", 2000, "{\"state\":\"verified\"}", false);
+	put_verdict("b", "2", 1000, "{\"state\":\"damaged\"}", false);
+	journal_sync(t.j);
+	journal_close(t.j);
+	t.j = NULL;
+	run_sql(UNDO_9 "PRAGMA user_version = 8");
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	assert_string_equal(news(0, 9, &newest), "b 2 damaged 1,a 1 verified 2,");
+	assert_string_equal(news(0, 1, &newest), "b 2 damaged 1,");
+	assert_int_equal(newest, 2);
+	put_verdict("b", "2", 1000, "no JSON", false);
+	put_verdict("a", "1", 1000, "{\"state\":\"unverified\"}", true);
+	assert_string_equal(news(2, 9, &newest), "a 1 verified 2,b 2  3,");
+	assert_int_equal(newest, 3);
+	struct journal_txn *x = journal_txn_new(t.j); /* those that are gone leave their numbers to no other */
+	journal_delete_verdict(x, "main", "a");
+	journal_delete_verdict(x, "main", "b");
+	journal_commit(t.j, x, NULL, NULL);
+	put_verdict("c", "4", 2000, "{\"state\":\"damaged\"}", false);
+	assert_memory_equal(news(3, 9, &newest), "c 4 damaged ", strlen("c 4 damaged "));
+	assert_true(newest > 3);
 }
 
 static void test_damage_is_refused(void **state)
@@ -407,7 +578,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(test_boot_counts),	  T(test_service_time_is_kept), T(test_newer_is_refused), T(test_older_is_migrated),
 		T(test_damage_is_refused), T(test_runs_come_from_older_records), cmocka_unit_test(test_names_of_runs),
-		T(test_verdicts),	  T(test_verdicts_are_bounded),
+		T(test_attempts), T(test_tasks),
+		T(test_verdicts),	  T(test_verdict_news),		  T(test_verdicts_are_bounded),
 		T(test_group_commit), T(test_prune),		T(test_start_time),
 	};
 

@@ -1,5 +1,6 @@
 /* The small parts of the coordinator: loop, table, errors as documents, metrics, clock, who may do what. */
 #include "base/map.h"
+#include "base/vec.h"
 #include "lib/t_server.h"
 
 #include <pthread.h>
@@ -162,9 +163,17 @@ static void test_errdoc_more(void **state)
 static void test_clock_and_principal(void **state)
 {
 	char text[CLOCK_TEXT_MAX];
+	int64_t ms;
 
 	(void)state;
 	assert_string_equal(clock_text(1795253768120, text), "2026-11-21T09:36:08.120Z");
+	assert_true(clock_of_text(text, &ms) && ms == 1795253768120);
+	assert_true(clock_of_text("1970-01-01T00:50:00Z", &ms) && ms == 3000000);
+	assert_true(clock_of_text("1970-01-01T00:00:01.5Z", &ms) && ms == 1500);
+	assert_true(clock_of_text("1970-01-01T00:00:01.123456Z", &ms) && ms == 1123);
+	each(bad, ((const char *[]){ "", "now", "1970-01-01", "1970-01-01T00:00:00", "1970-13-01T00:00:00Z", "1970-01-01T00:00:00Z ",
+				     "1970-01-01T24:00:00Z", "1970-01-01T00:00:00+01:00" }), 8)
+		assert_false(clock_of_text(*bad, &ms));
 	assert_true(principal_may(&(struct principal){ .uid = 5 }, 5));
 	assert_false(principal_may(&(struct principal){ .uid = 5 }, 6));
 	assert_true(principal_may(&(struct principal){ .uid = 5, .admin = true }, 6));

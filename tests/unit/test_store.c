@@ -4,13 +4,30 @@
 
 #include <pthread.h>
 
+#include "base/clock.h"
 #include "lib/t_objects.h"
+#include "store/aliases.h"
+#include "store/kept_trash.h"
 #include "store/notes.h"
 
 enum { WRITERS = 8, TURNS = 20 };
 
 static struct t_worker t;
 static struct store *store;            /* the one that is tested: "main" of t */
+
+static enum err gone_if(const struct store_job *by, const struct ref *ref, const struct commit_removal *how)
+{
+	struct commit_removed removed;
+
+	enum err e = commit_delete(by, ref, how, &removed);
+	mem_free(removed.about);
+	return e;
+}
+
+static enum err gone(const struct store_job *by, const struct ref *ref)
+{
+	return gone_if(by, ref, &(struct commit_removal){ 0 });
+}
 
 static int setup_posix(void **state)
 {
@@ -191,7 +208,7 @@ static void test_a_late_part_is_written_again_and_cut(void **state)
 
 	(void)state;
 	T_OK(open_as("A", "x", false, &s));
-	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5, 0, true));
+	T_OK(staging_add_file(&s, STR("__0_0.distcp"), 5, 0, STAGING_LATE));
 	T_OK(staging_make_files(&s));
 	T_OK(store_open_file(s.dir, "__0_0.distcp", STORE_WRITE, &part));
 	T_OK(store->ops->write(part, "abcdefgh", 8, 0, ""));
@@ -281,7 +298,7 @@ static void test_replaced_is_what_was_looked_at_only(void **state)
 	fill(&s);
 	identity("x", first);
 	struct store_job by = { .stores = &t.w.stores, .id = "E", .attempt = 1, .uid = geteuid() };
-	T_OK(commit_delete(&by, &(struct ref){ REF_CHECKPOINT, STR("main"), STR("x"), -1 }));
+	T_OK(gone(&by, &(struct ref){ REF_CHECKPOINT, STR("main"), STR("x"), -1 }));
 	assert_false(is_there("x"));
 	T_ERR(CHECKPOINT_EXISTS, store->ops->publish(&s, first)); /* it is gone, and nothing takes its place unasked */
 	assert_false(is_there("x"));
@@ -420,16 +437,114 @@ static void test_removed_is_gone(void **state)
 	struct ref ref = ref_checkpoint("main", "run/x");
 
 	(void)state;
-	T_ERR(NOT_FOUND, commit_delete(&by, &ref));
+	T_ERR(NOT_FOUND, gone(&by, &ref));
 	T_OK(save("A", "run/x", false));
 	T_OK(save("A2", "run/y", false));
 	by.uid = geteuid() + 1;
-	T_ERR(FORBIDDEN, commit_delete(&by, &ref));
+	T_ERR(FORBIDDEN, gone(&by, &ref));
 	by.uid = geteuid();
-	T_OK(commit_delete(&by, &ref));
+	T_OK(gone(&by, &ref));
 	assert_false(is_there("run/x"));
 	assert_names("run", false, "y ");
-	T_ERR(NOT_FOUND, commit_delete(&by, &ref));
+	T_ERR(NOT_FOUND, gone(&by, &ref));
+}
+
+static void test_a_removal_with_a_condition(void **state)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = "D", .attempt = 1, .uid = geteuid() };
+	struct str there = STR("run/y"), lacking = STR("run/z");
+	struct spec_only_if only_if = { .is_given = true, .unaliased = true };
+	struct commit_removal how = { .only_if = &only_if };
+	struct ref ref = ref_checkpoint("main", "run/x");
+	char identity[IDENTITY_MAX];
+
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	T_OK(save("A2", "run/y", false));
+	T_OK(identity_of(store_top(store), "run/y", identity));
+	only_if.etag = str_of(identity);
+	T_ERR(STATE_CONFLICT, gone_if(&by, &ref, &how));
+	T_OK(identity_of(store_top(store), "run/x", identity));
+	only_if.present = (struct strs){ &lacking, 1 };
+	T_ERR(STATE_CONFLICT, gone_if(&by, &ref, &how));
+	assert_non_null(strstr(err_last()->text, "run/z"));
+	only_if.present = (struct strs){ &there, 1 };
+	if (store->ops->lock) {
+		T_OK(aliases_move(&by, store, "run", &(struct alias_move){ .alias = "best", .name = "run/x" }));
+		T_ERR(STATE_CONFLICT, gone_if(&by, &ref, &how));
+		assert_non_null(strstr(err_last()->text, "best"));
+		T_OK(aliases_move(&by, store, "run", &(struct alias_move){ .alias = "best", .name = "run/y" }));
+	}
+	assert_job("run/x", "A");
+	T_OK(gone_if(&by, &ref, &how));
+	assert_false(is_there("run/x"));
+}
+
+static void trash_it(const char *job, const char *name, int64_t keep_ms)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = job, .attempt = 1, .uid = geteuid() };
+	struct ref ref = ref_checkpoint("main", name);
+
+	T_OK(gone_if(&by, &ref, &(struct commit_removal){ .trash_ms = keep_ms, .policy = "p", .why = "ttl" }));
+	assert_false(is_there(name));
+}
+
+static void assert_trash(const char *name, const char *text)
+{
+	CLEANUP(buf_free) struct buf out = BUF_INIT(1 << 20);
+
+	T_OK(kept_trash_list(store, name, &out));
+	buf_putc(&out, '\0');
+	if (!strstr((char *)out.p, text))
+		fail_msg("%s is not in %s", text, (char *)out.p);
+}
+
+static void test_a_trash_that_gives_back(void **state)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = "U", .attempt = 1, .uid = geteuid() }, other = by;
+	struct ref ref = ref_checkpoint("main", "run/x");
+	struct kept_trash_sum sum;
+	char id[65];
+
+	(void)state;
+	T_OK(save("A", "run/x", false));
+	if (!store->ops->trash_list) { /* refuses by name, and nothing has gone */
+		T_ERR(UNSUPPORTED, gone_if(&by, &ref, &(struct commit_removal){ .trash_ms = 1000 }));
+		assert_non_null(strstr(err_last()->text, "main"));
+		assert_job("run/x", "A");
+		T_OK(kept_trash_sweep(store, INT64_MAX, &sum));
+		assert_int_equal(sum.checkpoints + sum.removed, 0);
+		return;
+	}
+	T_ERR(NOT_FOUND, kept_trash_restore(&by, store, "run/x", NULL, id));
+	trash_it("D1", "run/x", 3600000);
+	T_OK(save("B", "run/x", false));
+	trash_it("D2", "run/x", 3600000);
+	assert_names("", false, "run ");
+	assert_trash("run/x", "\"id\":\"D2\"");
+	assert_trash(NULL, "\"checkpoints\":2");
+	assert_trash(NULL, "\"policy\":\"p\",\"why\":\"ttl\"");
+	assert_trash("run/y", "\"entries\":[],\"checkpoints\":0,\"bytes\":0");
+	other.uid++;
+	T_ERR(FORBIDDEN, kept_trash_restore(&other, store, "run/x", NULL, id));
+	T_ERR(NOT_FOUND, kept_trash_restore(&by, store, "run/x", "D3", id));
+	T_ERR(NOT_FOUND, kept_trash_restore(&by, store, "run/y", "D1", id));
+	T_OK(kept_trash_restore(&by, store, "run/x", NULL, id));
+	assert_string_equal(id, "D2");
+	assert_job("run/x", "B");
+	T_ERR(CHECKPOINT_EXISTS, kept_trash_restore(&by, store, "run/x", NULL, id));
+	trash_it("D3", "run/x", 3600000);
+	T_OK(kept_trash_restore(&by, store, "run/x", "D1", id));
+	assert_job("run/x", "A");
+	T_OK(kept_trash_sweep(store, clock_wall_ms(), &sum));
+	assert_true(sum.removed == 0 && sum.checkpoints == 1 && sum.bytes > 0);
+	trash_it("D4", "run/x", 7200000);
+	T_OK(kept_trash_sweep(store, -1, &sum));
+	assert_true(sum.removed == 0 && sum.checkpoints == 2);
+	T_OK(kept_trash_sweep(store, clock_wall_ms() + 3660000, &sum));
+	assert_true(sum.removed == 1 && sum.checkpoints == 1 && sum.next_ms > clock_wall_ms() + 3660000);
+	assert_trash(NULL, "\"id\":\"D4\"");
+	assert_trash(NULL, "\"checkpoints\":1");
 }
 
 static void test_a_meeting_place(void **state)
@@ -521,13 +636,34 @@ static void test_what_is_held_stays(void **state)
 	T_ERR(FORBIDDEN, notes_set_hold(&other, store, "run/x", NULL));
 	T_ERR(CHECKPOINT_HELD, save("B", "run/x", true));
 	assert_non_null(strstr(err_last()->text, "kept"));
-	T_ERR(CHECKPOINT_HELD, commit_delete(&by, &x));
+	T_ERR(CHECKPOINT_HELD, gone(&by, &x));
 	assert_job("run/x", "A");
 	T_OK(notes_set_hold(&by, store, "run/x", NULL));
 	T_OK(save("B", "run/x", true));
 	assert_job("run/x", "B");
-	T_OK(commit_delete(&by, &x));
+	T_OK(gone(&by, &x));
 	json_decref(hold);
+}
+
+/* Files are replaced one by one in the checkpoint that was opened, and not in another one that has its name by now. */
+static void test_replaced_while_it_is_repaired(void **state)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = "R", .attempt = 1, .uid = geteuid() };
+	struct spec spec = { .target = ref_checkpoint("main", "x"), .sync_files = true };
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	struct staging s;
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	T_OK(store_enter(store_top(store), "x", &dir));
+	T_OK(staging_open_repair(&by, &spec, dir, &s));
+	T_OK(staging_put_file(&s, "__0_0.distcp", "R", 1));
+	T_OK(save("B", "x", true));
+	T_ERR(CHECKPOINT_REPLACED, staging_replace(&s, "__0_0.distcp"));
+	assert_job("x", "B");
+	T_OK(gone(&by, &spec.target));
+	T_ERR(CHECKPOINT_REPLACED, staging_replace(&s, "__0_0.distcp"));
+	staging_close(&s);
 }
 
 #define OF(kind, f) { #f " [" #kind "]", f, setup_##kind, teardown_##kind, NULL }
@@ -536,7 +672,9 @@ static void test_what_is_held_stays(void **state)
 	OF(kind, test_what_is_given_up_leaves_nothing), OF(kind, test_nothing_is_replaced_unless_told),                         \
 	OF(kind, test_who_reads_goes_on_reading), OF(kind, test_replaced_is_what_was_looked_at_only),                           \
 	OF(kind, test_of_many_one_wins), OF(kind, test_after_a_crash_nothing_is_visible_and_nothing_stays),                     \
-	OF(kind, test_a_sweep_takes_what_nobody_continues), OF(kind, test_removed_is_gone), OF(kind, test_a_meeting_place),     \
+	OF(kind, test_a_sweep_takes_what_nobody_continues), OF(kind, test_removed_is_gone),                              \
+	OF(kind, test_a_removal_with_a_condition), OF(kind, test_a_trash_that_gives_back),                               \
+	OF(kind, test_a_meeting_place),                                                                                  \
 	OF(kind, test_the_storage_itself)
 
 int main(void)
@@ -544,6 +682,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		OF_EACH(posix), OF_EACH(objects), OF(objects, test_objects_refuse_what_they_have_not),
 		OF(posix, test_locations_name_their_store), OF(posix, test_what_is_held_stays),
+		OF(posix, test_replaced_while_it_is_repaired),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

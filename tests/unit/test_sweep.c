@@ -39,15 +39,17 @@ static int swept(const char *id)
 
 static void test_jobs_that_leave_something(void **state)
 {
-	char plain[27], replacing[27], failed[27], doubtful[27], deleted[27];
+	char plain[27], replacing[27], failed[27], doubtful[27], deleted[27], file[27];
 
 	(void)state;
 	run(SAVE("a", ""), JOB_SUCCEEDED, plain);
 	run(SAVE("b", ",'labels':{'fake':'fail:storage_io'}"), JOB_FAILED, failed);
 	run(SAVE("c", ",'labels':{'fake':'fail:not_durable'}"), JOB_FAILED, doubtful);
 	run(SAVE("a", ",'options':{'overwrite':true}"), JOB_SUCCEEDED, replacing);
+	run("{'kind':'reshard','source':{'storage':'main','name':'a'},"
+	    "'target':{'storage':'main','name':'a.pt','format':'torch'}}", JOB_SUCCEEDED, file);
 	run("{'kind':'delete','target':{'storage':'main','name':'a'}}", JOB_SUCCEEDED, deleted);
-	T_UNTIL(&t, swept(replacing) && swept(failed) && swept(deleted));
+	T_UNTIL(&t, swept(replacing) && swept(failed) && swept(deleted) && swept(file));
 	assert_int_equal(swept(plain), 0);
 	assert_int_equal(swept(doubtful), 0); /* it may be the only one on the disk */
 }

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { MS_PER_S = 1000, NS_PER_MS = 1000000, NS_PER_S = 1000000000 };
 
@@ -46,4 +47,32 @@ const char *clock_text(int64_t wall_ms, char out[CLOCK_TEXT_MAX])
 	size_t n = strftime(out, CLOCK_TEXT_MAX, "%Y-%m-%dT%H:%M:%S", &tm);
 	snprintf(out + n, CLOCK_TEXT_MAX - n, ".%03dZ", (int)(wall_ms % 1000));
 	return out;
+}
+
+/* The first three digits behind the dot count, as milliseconds. */
+static const char *read_fraction(const char *p, int64_t *ms)
+{
+	*ms = 0;
+	if (*p != '.')
+		return p;
+	for (int64_t unit = 100; *++p >= '0' && *p <= '9'; unit /= 10)
+		*ms += (*p - '0') * unit;
+	return p;
+}
+
+bool clock_of_text(const char *text, int64_t *wall_ms_out)
+{
+	struct tm tm = { 0 };
+	int64_t ms;
+	int n = 0;
+
+	if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec, &n) != 6)
+		return false;
+	if (strcmp(read_fraction(text + n, &ms), "Z") != 0 || tm.tm_year < 0 || tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 ||
+	    tm.tm_mday > 31 || tm.tm_hour < 0 || tm.tm_hour > 23 || tm.tm_min < 0 || tm.tm_min > 59 || tm.tm_sec < 0 || tm.tm_sec > 60)
+		return false;
+	tm.tm_year -= 1900;
+	tm.tm_mon -= 1;
+	*wall_ms_out = (int64_t)timegm(&tm) * MS_PER_S + ms;
+	return true;
 }

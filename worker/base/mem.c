@@ -1,6 +1,7 @@
 /* mem.c: see mem.h. */
 #include "base/mem.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -136,6 +137,12 @@ char *mem_strndup(const char *p, size_t n)
 char *mem_strdup(const char *z)
 {
 	return mem_strndup(z, strlen(z));
+}
+
+void mem_trim(size_t keep)
+{
+	if (mallinfo2().fordblks > keep)
+		malloc_trim(0);
 }
 
 void mem_free_ptr(void *p_to_pointer)

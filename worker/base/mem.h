@@ -22,4 +22,7 @@ FALLIBLE enum err mem_reserve(void);           /* once, before there are threads
 void *mem_sure(size_t bytes);                  /* cleared; at most MEM_SURE_MAX bytes; never NULL; not for mem_grow */
 bool mem_is_short(void);                       /* a quarter of the reserve is in use */
 
+/* Gives the heap's free pages back to the system if there are more than `keep` bytes. glibc keeps large blocks for reuse, and a worker's
+ * next job may want others. */
+void mem_trim(size_t keep);
 void mem_free_ptr(void *p_to_pointer);         /* for CLEANUP(mem_free_ptr) */

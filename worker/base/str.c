@@ -176,3 +176,24 @@ bool str_to_u64(struct str s, uint64_t *out)
 	*out = v;
 	return true;
 }
+
+bool str_to_ms(struct str s, int64_t *out)
+{
+	static const struct {
+		const char *unit;
+		int64_t ms;
+	} units[] = { { "ms", 1 }, { "s", 1000 }, { "m", 60000 }, { "h", 3600000 }, { "d", 86400000 } };
+	uint64_t number;
+	size_t n = 0;
+
+	while (n < s.n && s.p[n] >= '0' && s.p[n] <= '9')
+		n++;
+	if (!str_to_u64((struct str){ s.p, n }, &number))
+		return false;
+	for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+		if (str_is((struct str){ s.p + n, s.n - n }, units[i].unit) && number <= (uint64_t)(STR_MS_MAX / units[i].ms)) {
+			*out = (int64_t)number * units[i].ms;
+			return true;
+		}
+	return false;
+}

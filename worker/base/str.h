@@ -44,3 +44,5 @@ bool str_utf8_surrogates(struct str s);                    /* … or with surrog
 size_t str_put_utf8(char out[4], uint32_t c);              /* its bytes; returns their number */
 int64_t str_hex(struct str s, size_t digits);              /* its first digits, of either case; -1 if they are not there */
 bool str_to_u64(struct str s, uint64_t *out);              /* decimal digits only, no sign, no overflow */
+#define STR_MS_MAX (100000000 * INT64_C(86400000))
+bool str_to_ms(struct str s, int64_t *out);                /* "500ms", "30s", "10m", "24h", "30d"; at most STR_MS_MAX */

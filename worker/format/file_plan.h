@@ -9,7 +9,8 @@
 struct gguf_head;
 struct delta_head;
 
-enum { FILE_PLAN_PAGE = 4096, FILE_PLAN_SMALL = 128 << 10 /* payloads up to this share blocks with others */ };
+enum { FILE_PLAN_PAGE = 4096, FILE_PLAN_SMALL = 128 << 10 /* payloads up to this share blocks with others */,
+       FILE_PLAN_CUT_BYTES = 1 << 20, FILE_PLAN_CUT_MAX = 4096 };
 
 enum file_plan_kind {
 	FILE_PLAN_CHUNK,
@@ -70,6 +71,7 @@ struct file_plan_target {
 	uint32_t world_size, files_per_rank;
 	uint64_t block_bytes;          /* small items share blocks up to this size */
 	uint64_t span_bytes;           /* small items of one block lie no farther apart where they come from; 0: anywhere */
+	bool cut;                      /* DCP: files that the next save may share, see file_plan_dcp */
 	uint64_t max_file_bytes;       /* 0: the format's own limit */
 	struct str file_name;          /* the checkpoint is one file of this name; p NULL: a directory of files that the format names */
 	const struct file_plan_given *given;   /* NULL: the format chooses */
@@ -82,7 +84,8 @@ struct file_plan_target {
 void file_plan_free(struct file_plan *p);
 
 /* `__{rank}_{i}.distcp`, a torch.save archive per item. Every rank has at least one file. A rank's items are dealt to its files largest
- * first, each to the file with the least bytes so far. */
+ * first, each to the file with the least bytes so far. Cut: a file for the values, one for each large tensor, and small tensors together in
+ * their order, so that files of two steps are equal where their tensors are; a rank has at most FILE_PLAN_CUT_MAX then. */
 FALLIBLE enum err file_plan_dcp(const struct file_plan_target *t, struct file_plan *out);
 /* Whole tensors back to back in `model-{i}-of-{n}.safetensors`, each of at most max_file_bytes of payload (a larger tensor has a file of
  * its own), or all of them in t->file_name. The format allows no holes: tensors go by element size, largest first, so that every payload

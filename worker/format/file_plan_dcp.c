@@ -171,6 +171,54 @@ static int larger_first(const void *a, const void *b)
 	return num_order(y->at.payload_bytes, x->at.payload_bytes) ?: num_order(x->index, y->index);
 }
 
+/* Calls place_file for each group of the rank's items, which come in their order; without `place` counts them only. A group is all
+ * values, a chunk of `unit` bytes, or smaller ones that have as many together. */
+static FALLIBLE enum err cut(struct planner *pl, uint64_t unit, struct file_plan_item **group, uint32_t rank, bool place,
+			     uint64_t *files_out)
+{
+	uint64_t n = pl->items.n, m = 0, bytes = 0, files = 0;
+	char name[FORMAT_FILE_MAX];
+
+	for (int large = 0; large < 2; large++) {
+		for (uint64_t i = 0; i <= n; i++) {
+			struct file_plan_item *it = i < n ? &pl->items.v[i] : NULL;
+			bool is_large = it && it->kind == FILE_PLAN_CHUNK && it->at.payload_bytes >= unit;
+			if (it && is_large != (large == 1))
+				continue;
+			bool ends = m && (!it || is_large || bytes >= unit || group[m - 1]->kind != it->kind);
+			if (ends) {
+				format_dcp_payload(rank, (uint32_t)files++, name);
+				TRY(place ? place_file(pl, group, m, rank, str_of(name), false) : OK);
+				m = bytes = 0;
+			}
+			if (it) {
+				group[m++] = it;
+				bytes += it->kind == FILE_PLAN_CHUNK ? it->at.payload_bytes : 0;
+			}
+		}
+	}
+	*files_out = files;
+	return OK;
+}
+
+static FALLIBLE enum err place_cut(struct planner *pl, uint32_t rank)
+{
+	CLEANUP(mem_free_ptr) struct file_plan_item **group = mem_zalloc(pl->items.n + 1, sizeof *group);
+	uint64_t unit = FILE_PLAN_CUT_BYTES, files;
+	char name[FORMAT_FILE_MAX];
+
+	NEED(group, "no memory for %ju items", (uintmax_t)pl->items.n);
+	TRY(cut(pl, unit, group, rank, false, &files));
+	while (files > FILE_PLAN_CUT_MAX) {
+		unit *= 2;
+		TRY(cut(pl, unit, group, rank, false, &files));
+	}
+	if (files)
+		return cut(pl, unit, group, rank, true, &files);
+	format_dcp_payload(rank, 0, name);
+	return place_file(pl, group, 0, rank, str_of(name), false);
+}
+
 static FALLIBLE enum err place_rank(struct planner *pl, uint32_t rank)
 {
 	uint64_t n = pl->items.n;
@@ -240,7 +288,7 @@ static FALLIBLE enum err place_ranks(struct planner *pl)
 		pl->items.n = 0;
 		for (uint64_t i = first[r]; i < first[r + 1]; i++)
 			TRY(order[i] < values ? push_value(pl, order[i]) : push_chunk(pl, order[i] - values));
-		TRY(place_rank(pl, r));
+		TRY(pl->t->cut ? place_cut(pl, r) : place_rank(pl, r));
 	}
 	return OK;
 }

@@ -82,6 +82,22 @@ void digest_block(const void *p, size_t n, struct digest *out)
 	digest_end(&s, out);
 }
 
+void digest_block_also(const void *p, size_t n, struct digest *out, digest_also_fn also, void *user)
+{
+	const unsigned char *at = p;
+	struct digest_stream s;
+
+	digest_begin(&s);
+	while (n > 0) {
+		size_t piece = n < PIECE_BYTES ? n : PIECE_BYTES;
+		digest_add(&s, at, piece);
+		also(user, at, piece);
+		at += piece;
+		n -= piece;
+	}
+	digest_end(&s, out);
+}
+
 void digest_xxh3(const void *p, size_t n, unsigned char xxh3_128_out[16])
 {
 	XXH128_canonical_t canonical;

@@ -17,6 +17,9 @@ struct block_digest {
 
 /* Both over the same bytes in one pass over pieces that fit the L2 cache. */
 void digest_block(const void *p, size_t n, struct digest *out);
+/* The same; `also` gets each piece after them, while it is in the cache. */
+typedef void (*digest_also_fn)(void *user, const void *p, size_t n);
+void digest_block_also(const void *p, size_t n, struct digest *out, digest_also_fn also, void *user);
 
 /* The same for bytes that come in pieces. */
 enum { DIGEST_CRC32 = 1, DIGEST_XXH3 = 2, DIGEST_BOTH = 3 };

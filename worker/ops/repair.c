@@ -47,7 +47,7 @@ enum err repair_stage(struct repair *r)
 	if (r->staged)
 		return OK;
 	r->staged = true;
-	return staging_open_repair(&by, &r->job->spec, &r->staging);
+	return staging_open_repair(&by, &r->job->spec, r->dir, &r->staging);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- opening */

@@ -4,14 +4,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/num.h"
 #include "ops/verify.h"
 #include "os/fs.h"
 #include "plan/save_plan.h"
 #include "runner/build.h"
+#include "runner/content_sums.h"
 #include "runner/gang_run.h"
 #include "runner/input.h"
 #include "store/assets.h"
+#include "store/notes.h"
+#include "store/record.h"
 
 enum { LIST_MAX = 1000 };
 
@@ -27,6 +31,8 @@ struct verify {
 	struct run_build build;        /* of all parts: a job has one run */
 	struct vec(struct part) parts;
 	bool digest, values;
+	bool sums;                     /* the content digest is not on record: it is made of what is read */
+	char content[33];              /* the content digest; "": not known */
 };
 
 struct place {
@@ -169,6 +175,8 @@ static FALLIBLE enum err add_part(struct verify *v, struct part **out)
 		TRY(build_indexes(&v->build, v->source.checkpoint->sd, map, m));
 	TRY(build_edges(&v->build, m, first));
 	leave_out(v, first);
+	if (v->sums)
+		TRY(content_want(&v->build, v->source.sd, first));
 	TRY(vec_push(&v->parts, out));
 	**out = (struct part){ first, v->source.sd->chunk_count };
 	return OK;
@@ -290,7 +298,7 @@ static FALLIBLE enum err read_all(struct verify *v)
 	TRY(build_verify(&v->build, 0));
 	TRY(gang_run_built(v->job, &v->build, "read", NULL, &run));
 	report(v, &run);
-	return OK;
+	return v->sums && v->parts.n == 1 ? content_of_sources(&run, v->source.sd, (uint32_t)v->parts.v[0].first, v->content) : OK;
 }
 
 static FALLIBLE enum err check_digests(struct verify *v)
@@ -372,6 +380,34 @@ enum err verify_input(struct job *j, struct input *source)
 	return e;
 }
 
+/* Reads the content digest from the record, if the checkpoint is looked at as a whole. */
+static FALLIBLE enum err find_content(struct verify *v)
+{
+	const struct spec *spec = &v->job->spec;
+	CLEANUP(record_free) struct record record = { 0 };
+	const struct store *store;
+
+	if (!v->source.checkpoint || spec->include.n || spec->exclude.n)
+		return OK;
+	TRY(stores_find(&v->job->worker->stores, spec->source.storage.p, &store));
+	TRY(record_of(store_top(store), v->source.checkpoint->name, &record));
+	const char *known = json_string_value(json_object_get(record.doc, "content_digest"));
+	snprintf(v->content, sizeof v->content, "%s", known ? known : "");
+	v->sums = !known;
+	return OK;
+}
+
+/* The digest on record holds for bytes that were all compared with what was written. */
+static FALLIBLE enum err put_content(struct verify *v)
+{
+	json_t *r = v->job->result;
+	bool holds = v->sums || json_integer_value(json_object_get(r, "unverifiable")) == 0;
+
+	if (!v->content[0] || !holds || v->job->checked.damage_count)
+		return OK;
+	return json_object_set_new(r, "content_digest", json_string(v->content)) == 0 ? OK : ERR(NO_MEMORY, "no memory for the result");
+}
+
 static FALLIBLE enum err verify(struct verify *v)
 {
 	json_t *r = v->job->result = json_object();
@@ -391,7 +427,40 @@ static FALLIBLE enum err verify(struct verify *v)
 	TRY(check_structure(v));
 	if (v->job->dry_run)
 		return OK;
-	return v->digest ? check_digests(v) : check_others(v);
+	if (!v->digest)
+		return check_others(v);
+	TRY(find_content(v));
+	TRY(check_digests(v));
+	return put_content(v);
+}
+
+/* Keeps what was found out of all of a checkpoint that a job has made beside its bytes (notes.h), so that a lost journal does not lose it.
+ * A storage that cannot be written to keeps none. */
+static void note(const struct verify *v, enum err e)
+{
+	const struct job *j = v->job;
+	const struct spec *s = &j->spec;
+	const struct checkpoint *c = v->source.checkpoint;
+	bool damaged = e == ERR_CHECKPOINT_DAMAGED || e == ERR_DIGEST_MISMATCH;
+	CLEANUP(err_restore) struct err_info info = *err_last();
+	char at[CLOCK_TEXT_MAX];
+
+	if (!c || c->single || !c->manifest || !j->identity[0] || j->dry_run || !v->digest || s->include.n || s->exclude.n || (e && !damaged))
+		return;
+	json_int_t unverifiable = json_integer_value(json_object_get(j->result, "unverifiable"));
+	bool compared = j->checked.verified_bytes || !unverifiable;
+	CLEANUP(jval_drop) json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", damaged ? "damaged" : compared ? "verified" : "unverified",
+						   "level", field_word(s, &s->level), "at", clock_text(clock_wall_ms(), at), "job", j->id);
+	if (damaged) {
+		(void)json_object_set_new(doc, "damage_count", json_integer((json_int_t)j->checked.damage_count ?: 1));
+	} else {
+		(void)json_object_set_new(doc, "unverifiable", json_integer(unverifiable));
+		(void)json_object_set_new(doc, "unverified_bytes", json_integer((json_int_t)j->checked.unverified_bytes));
+	}
+	if (!damaged && v->content[0])
+		(void)json_object_set_new(doc, "content_digest", json_string(v->content));
+	if (doc && notes_set_verified(c->store, c->name, &(struct notes_verdict){ j->identity, c->manifest->job, doc }))
+		err_clear();
 }
 
 enum err verify_job(struct job *j)
@@ -400,6 +469,7 @@ enum err verify_job(struct job *j)
 
 	enum err e = verify(&v);
 	e = end(&v, e);
+	note(&v, e);
 	close_verify(&v);
 	return e;
 }

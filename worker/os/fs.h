@@ -10,7 +10,8 @@
  *     POINT:N:ERRNO      the N-th pass fails: ENOSPC, EIO, …; for fs_fault(), the thread's next fs_ call fails with it
  *     POINT:N+:ERRNO     every pass from the N-th on
  * Points are those that callers name with fs_fault("commit.rename"), and one in each call here: "fs.open", "fs.mkdir", "fs.stat",
- * "fs.allocate", "fs.truncate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread", "fs.pwrite", "fs.list", "fs.close". */
+ * "fs.allocate", "fs.truncate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread", "fs.pwrite", "fs.list", "fs.close",
+ * "fs.clone", "fs.link". */
 #pragma once
 #include <sys/stat.h>
 #include "base/err.h"
@@ -66,6 +67,14 @@ FALLIBLE enum err fs_free_bytes(int dirfd, uint64_t *free_out, uint64_t *total_o
 /* Calls fn for every entry but "." and ".."; fn's error stops the walk. */
 typedef enum err (*fs_entry_fn)(void *user, const char *name, unsigned char d_type);
 FALLIBLE enum err fs_list(int dirfd, fs_entry_fn fn, void *user);
+/* fs_share.c. Can files here have blocks in common, each changed without harm to the other? */
+bool fs_can_clone(int dirfd);
+/* `bytes` of file `from` become bytes of file `to` as well: multiples of the file system's block. */
+FALLIBLE enum err fs_clone(int from, uint64_t from_offset, int to, uint64_t offset, uint64_t bytes, const char *name);
+/* `name`, which is not there, becomes another name of the file `from`, if that has this size and time of writing.
+ * Nobody but root may write to the file any more. ERR_CHECKPOINT_REPLACED: it is another one. */
+FALLIBLE enum err fs_link(int from_dirfd, const char *from, uint64_t bytes, int64_t mtime_ns, int dirfd, const char *name);
+FALLIBLE enum err fs_set_times(int fd, const struct stat *times, const char *name);      /* those of access and writing */
 bool fs_direct_ok(int dirfd);                             /* does O_DIRECT work here? writes a file of our own, once */
 bool fs_in_memory(int dirfd);                             /* tmpfs, ramfs: no disk behind it */
 void fs_fault(const char *point);                         /* nothing unless built with DCPD_FAULTS */

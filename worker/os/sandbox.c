@@ -9,6 +9,7 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/fs.h>
 #include <linux/landlock.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -249,6 +250,7 @@ static int add_conditions(scmp_filter_ctx ctx)
 	ALLOW_IF(tgkill, 1, SCMP_A0(SCMP_CMP_EQ, self));
 	ALLOW_IF(fchown, 1, SCMP_A1(SCMP_CMP_MASKED_EQ, UINT32_MAX, UINT32_MAX)); /* the group alone */
 	ALLOW_IF(ioctl, 1, SCMP_A1(SCMP_CMP_EQ, TCGETS));
+	ALLOW_IF(ioctl, 1, SCMP_A1(SCMP_CMP_EQ, FICLONERANGE)); /* of two files that are open */
 #undef ALLOW_IF
 	/* Its flags are in memory, where no filter can look; the C library then takes clone. */
 	if (!bad)

@@ -11,10 +11,14 @@
 #include "runner/hosts.h"
 #include "store/aliases.h"
 #include "store/commit.h"
+#include "store/copied.h"
 #include "store/identity.h"
+#include "store/kept_trash.h"
 #include "store/notes.h"
 #include "store/owner.h"
 #include "store/parts.h"
+#include "store/record.h"
+#include "store/trash.h"
 
 enum err lookup_room(const json_t *q, uint64_t bytes)
 {
@@ -91,27 +95,40 @@ static FALLIBLE enum err exists(struct worker *w, const json_t *q, struct buf *o
 
 /* ------------------------------------------------------------------------------------------------------- summary */
 
-static void put_time(struct buf *b, time_t t)
+/* A time without a part of a second, as tools set it, is written without one. */
+static void put_time(struct buf *b, struct timespec t)
 {
 	char stamp[40];
 	struct tm tm;
 
 	/* whoever owns the file may have set any time: not all have a date */
-	if (!gmtime_r(&t, &tm) || strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
+	if (!gmtime_r(&t.tv_sec, &tm) || strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &tm) == 0) {
 		buf_puts(b, "null");
-	else
-		buf_printf(b, "\"%s\"", stamp);
+		return;
+	}
+	buf_printf(b, "\"%s", stamp);
+	if (t.tv_nsec > 0)
+		buf_printf(b, ".%03d", (int)(t.tv_nsec / 1000000));
+	buf_puts(b, "Z\"");
 }
 
 struct summary {
 	enum format format;
 	uint64_t bytes;
 	uint32_t world_size;
-	bool dcpd, has_notes;
-	time_t newest;                 /* file; of a folder its notes, which come and go, do not count */
+	bool dcpd, has_notes, is_copy;
+	uint32_t manifests;
+	char manifest[MANIFEST_NAME_MAX];      /* that of all ranks, else the lowest rank's */
+	int64_t manifest_rank;
+	struct timespec newest;        /* file; of a folder its notes, which come and go, do not count */
 	struct store_at dir;
 	struct identity id;
 };
+
+static bool is_later(struct timespec a, struct timespec b)
+{
+	return a.tv_sec != b.tv_sec ? a.tv_sec > b.tv_sec : a.tv_nsec > b.tv_nsec;
+}
 
 /* A file of a checkpoint: its size and, if its name says so, its rank. */
 static enum err sum_file(void *user, const char *name, unsigned char)
@@ -125,20 +142,45 @@ static enum err sum_file(void *user, const char *name, unsigned char)
 		s->has_notes = true;
 		return OK;
 	}
+	if (strcmp(name, COPIED_NAME) == 0) {
+		s->is_copy = true;
+		return OK; /* no byte of the checkpoint */
+	}
 	if (store_stat(s->dir, name, &st) == OK && S_ISREG(st.st_mode)) {
 		s->bytes += (uint64_t)st.st_size;
-		s->newest = st.st_mtime > s->newest ? st.st_mtime : s->newest;
+		s->newest = is_later(st.st_mtim, s->newest) ? st.st_mtim : s->newest;
 		identity_add(&s->id, name, &st);
 	}
-	s->dcpd = s->dcpd || manifest_is(name, &of_rank);
+	if (manifest_is(name, &of_rank) && strlen(name) < sizeof s->manifest) {
+		if (!s->manifests++ || of_rank < s->manifest_rank) {
+			snprintf(s->manifest, sizeof s->manifest, "%s", name);
+			s->manifest_rank = of_rank;
+		}
+		s->dcpd = true;
+	}
 	if (format_file_in(s->format, name, &file) && file.role == FORMAT_PAYLOAD && file.rank >= s->world_size)
 		s->world_size = (uint32_t)file.rank + 1;
 	return OK;
 }
 
+/* Ranks that save without collectives have a manifest each: the lowest one's job stands for all, and none of them tells when all had
+ * ended. */
+static FALLIBLE enum err read_record(const struct summary *s, struct record *out)
+{
+	if (!s->manifests)
+		return OK;
+	TRY(record_of_dir(s->dir, s->manifest, out));
+	if (s->manifests > 1)
+		(void)json_object_del(out->doc, "durable_at");
+	return OK;
+}
+
 enum err lookup_put_summary(const struct store *store, const char *path, enum format format, struct buf *out)
 {
+	CLEANUP(buf_free) struct buf source = BUF_INIT(64 << 10);
+	CLEANUP(record_free) struct record record = { 0 };
 	struct summary s = { .format = format, .world_size = 1 };
+	CLEANUP(buf_free) struct buf verified = BUF_INIT(NOTES_BYTES_MAX);
 	char id[IDENTITY_MAX];
 	struct stat st;
 
@@ -147,6 +189,13 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 	if (S_ISDIR(st.st_mode)) {
 		TRY(store_enter(store_top(store), path, &s.dir));
 		enum err e = parts_list(s.dir, sum_file, &s);
+		e = e ?: read_record(&s, &record);
+		if (!e && s.is_copy)
+			copied_put_source(s.dir, &source);
+		identity_text(&s.id, id);
+		const char *made = json_string_value(json_object_get(json_object_get(record.doc, "made_by"), "job"));
+		if (!e && s.has_notes && made)
+			notes_put_verified(s.dir, id, made, &verified);
 		store_close(&s.dir);
 		TRY(e);
 	} else {
@@ -155,12 +204,14 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 	}
 	buf_json_member(out, "\"name\":", str_of(path));
 	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", format_name(format), (uintmax_t)s.bytes);
-	put_time(out, s.newest ? s.newest : st.st_mtime);
+	put_time(out, s.newest.tv_sec || s.newest.tv_nsec ? s.newest : st.st_mtim);
 	identity_text(&s.id, id);
 	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
 	if (s.has_notes)
 		notes_put_hold(store_top(store), path, S_ISDIR(st.st_mode), out);
-	return OK;
+	buf_put(out, source.p, source.len);
+	buf_put(out, verified.p, verified.len);
+	return record_put_members(out, &record, path);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- show */
@@ -400,6 +451,33 @@ static FALLIBLE enum err meet(struct worker *w, const json_t *q, struct buf *out
 	return OK;
 }
 
+/* Lists the storage's trash. With `restore`, a name: the checkpoint of that name comes back. With `now`: one whose time is over goes. */
+static FALLIBLE enum err trash(struct worker *w, const json_t *q, struct buf *out)
+{
+	struct store_job by = { .stores = &w->stores, .id = "undelete", .uid = (uid_t)json_integer_value(json_object_get(q, "uid")),
+				.admin = json_is_true(json_object_get(q, "admin")) };
+	const char *name = json_string_value(json_object_get(q, "restore")), *id = json_string_value(json_object_get(q, "id"));
+	const json_t *now = json_object_get(q, "now");
+	const struct store *store;
+	struct kept_trash_sum sum;
+	char restored[65];
+
+	TRY(store_of(w, q, &store));
+	if (name) {
+		TRY(kept_trash_restore(&by, store, name, id, restored));
+		buf_json_member(out, "{\"name\":", str_of(name));
+		buf_json_member(out, ",\"id\":", str_of(restored));
+		buf_puts(out, "}");
+		return OK;
+	}
+	if (!now)
+		return kept_trash_list(store, json_string_value(json_object_get(q, "name")), out);
+	TRY(kept_trash_sweep(store, json_integer_value(now), &sum));
+	buf_printf(out, "{\"checkpoints\":%ju,\"bytes\":%ju,\"removed\":%ju,\"next_ms\":%jd,\"busy_ms\":%jd}", (uintmax_t)sum.checkpoints,
+		   (uintmax_t)sum.bytes, (uintmax_t)sum.removed, (intmax_t)sum.next_ms, (intmax_t)trash_ms());
+	return OK;
+}
+
 /* Each op has one of the functions: of plain questions, of those answered by a memfd, of those about segments. */
 static const struct question {
 	const char *op;
@@ -411,7 +489,9 @@ static const struct question {
 	{ "show", .plain = lookup_show },	{ "files", .plain = lookup_files },  { "tensors", .segments = lookup_tensors },
 	{ "images", .segments = lookup_images }, { "locate", .bytes = lookup_locate }, { "slice", .bytes = lookup_slice },
 	{ "recover", .plain = recover },	{ "meet", .plain = meet },	     { "sweep", .plain = sweep },
-	{ "hold", .plain = hold },		{ "aliases", .plain = aliases },
+	{ "hold", .plain = hold },		{ "aliases", .plain = aliases },     { "find", .plain = lookup_find },
+	{ "loadable", .plain = lookup_loadable },		     { "runs", .plain = lookup_runs },
+	{ "trash", .plain = trash },
 	{ NULL },
 };
 

@@ -9,6 +9,9 @@ FALLIBLE enum err lookup_room(const json_t *q, uint64_t bytes);
 /* Members of a checkpoint's object in a list, without the braces. */
 FALLIBLE enum err lookup_put_summary(const struct store *store, const char *path, enum format format, struct buf *out);
 FALLIBLE enum err lookup_list(struct worker *w, const json_t *q, struct buf *out);
+FALLIBLE enum err lookup_loadable(struct worker *w, const json_t *q, struct buf *out);
+FALLIBLE enum err lookup_find(struct worker *w, const json_t *q, struct buf *out);
+FALLIBLE enum err lookup_runs(struct worker *w, const json_t *q, struct buf *out);
 FALLIBLE enum err lookup_tensors(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_images(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_locate(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out);

@@ -48,6 +48,25 @@ FALLIBLE enum err build_views(struct run_build *b, const struct sdict *sd, const
 FALLIBLE enum err build_other_source(struct run_build *b, uint32_t dir, struct str name, uint64_t bytes, const struct manifest *manifest,
 				     uint32_t *src_out);
 
+/* A run that copies files as they are, each byte compared with what the manifest of the checkpoint `source` knows of it. Sets mode and
+ * task_bytes. Files are added one by one; build_copies_end() gives the run its tasks. */
+struct build_copies {
+	const struct checkpoint *source;       /* NULL, or without a manifest: nothing is known */
+	uint32_t from, to;             /* dirs of the run */
+	bool direct, in_memory;        /* of the target */
+};
+struct build_copy {
+	struct str name;               /* ends with a NUL */
+	struct str target;             /* p NULL: the same name */
+	uint64_t bytes;
+	const unsigned char *digest;   /* XXH3-128 of all of it; NULL: as the manifest lists it */
+};
+struct build_copier;
+FALLIBLE enum err build_copies_begin(struct run_build *b, const struct build_copies *how, struct build_copier **out);
+FALLIBLE enum err build_copies_add(struct build_copier *k, const struct build_copy *file);
+FALLIBLE enum err build_copies_end(struct build_copier *k);
+void build_copies_free(struct build_copier *k);
+
 /* For those who only check: a source that the manifest knows by all its bytes is read as that, whatever its metadata call it. Of several
  * in one such item the first stands for all. */
 FALLIBLE enum err build_raw_sources(struct run_build *b, const struct sdict *sd, const struct manifest *m, uint32_t first);
@@ -142,6 +161,7 @@ struct build_target {
 	uint32_t world_size, files_per_rank;
 	bool direct;                   /* O_DIRECT */
 	bool in_memory;                /* the target is on tmpfs */
+	bool cut;                      /* see file_plan.h */
 	uint32_t task_bytes;
 	const struct build_merge *merge;       /* NULL: all is copied */
 	bool is_wide;                  /* blocks run across the rows of the source: chunks are filled one by one */

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/num.h"
+#include "io/tensor_sum.h"
 #include "runner/build.h"
 
 enum { PAGE = FILE_PLAN_PAGE };
@@ -18,6 +19,7 @@ struct builder {
 	struct file_plan plan;
 	struct vec(struct blockref) tasks;     /* blocks are consecutive in each */
 	uint32_t *chunk_dst;                   /* dst of each chunk, for groups */
+	uint64_t *shape_at;                    /* per tensor: as in its dsts, once the first of them is there */
 	uint64_t scan_bytes;                   /* in the latest scan task */
 };
 
@@ -34,6 +36,28 @@ static uint64_t part_bytes_of(const struct run_build *b)
 }
 
 /* ------------------------------------------------------------------------------------------------------- dsts */
+
+/* Gives the dst its tensor's shape, so that the content of what is written to it is summed up; not where that is no tensor's (a delta, a
+ * client's own items, blocks of a GGUF file), nor where it would be dear. */
+static FALLIBLE enum err add_shape(struct builder *bd, const struct sd_chunk *c, struct run_dst *d)
+{
+	const struct sd_tensor *t = &bd->t->sd->tensors[c->tensor];
+	struct run_build *b = bd->b;
+	uint64_t *at = &bd->shape_at[c->tensor];
+
+	if (bd->t->delta || bd->t->given || d->q8_0 || t->blocks ||
+	    !tensor_sum_is_cheap(t->ndim, c->dims, t->shape, dtype_bytes(t->dtype)))
+		return OK;
+	if (!*at) {
+		TRY(vec_reserve(&b->dims, t->ndim));
+		*at = 1 + b->dims.n;
+		if (t->ndim)
+			memcpy(b->dims.v + b->dims.n, t->shape, t->ndim * sizeof *t->shape);
+		b->dims.n += t->ndim;
+	}
+	d->shape_at = *at;
+	return OK;
+}
 
 /* Takes its sources from the plan of the load. */
 static FALLIBLE enum err add_chunk_dst(struct builder *bd, const struct file_plan_item *it, struct run_dst *d)
@@ -53,6 +77,7 @@ static FALLIBLE enum err add_chunk_dst(struct builder *bd, const struct file_pla
 	d->piece_count = (uint32_t)(p->first[it->index + 1] - p->first[it->index]);
 	TRY(run_add_string(b, t->fqn, &d->fqn_at));
 	TRY(run_add_dims(b, c->dims, t->ndim, &d->dims_at));
+	TRY(add_shape(bd, c, d));
 	TRY(vec_reserve(&b->pieces, d->piece_count));
 	for (uint64_t k = p->first[it->index]; k < p->first[it->index + 1]; k++)
 		b->pieces.v[b->pieces.n++] = bd->t->first_src + p->sources[k];
@@ -615,7 +640,8 @@ static FALLIBLE enum err open_builder(struct builder *bd, struct run_build *b, s
 	bd->chunk_dst = mem_zalloc(t->sd->chunk_count, sizeof *bd->chunk_dst);
 	t->chunk_places = mem_zalloc(t->sd->chunk_count, sizeof *t->chunk_places);
 	t->value_places = mem_zalloc(t->sd->value_count, sizeof *t->value_places);
-	if (!bd->chunk_dst || !t->chunk_places || !t->value_places)
+	bd->shape_at = mem_zalloc(t->sd->tensor_count, sizeof *bd->shape_at);
+	if (!bd->chunk_dst || !bd->shape_at || !t->chunk_places || !t->value_places)
 		return ERR(NO_MEMORY, "no memory for %ju chunks", (uintmax_t)t->sd->chunk_count);
 	return OK;
 }
@@ -625,6 +651,7 @@ static void close_builder(struct builder *bd)
 	file_plan_free(&bd->plan);
 	vec_free(&bd->tasks);
 	mem_free(bd->chunk_dst);
+	mem_free(bd->shape_at);
 }
 
 static FALLIBLE enum err add_files(struct builder *bd)
@@ -689,6 +716,7 @@ static FALLIBLE enum err fill(struct builder *bd)
 enum err build_target_files(struct run_build *b, struct build_target *t)
 {
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
+						 .cut = t->cut,
 						 .block_bytes = (uint32_t)num_min(t->task_bytes, BUILD_TASK_BYTES),
 						 .span_bytes = t->span_bytes, .max_file_bytes = t->max_file_bytes,
 						 .file_name = t->file_name, .given = t->given, .gguf = t->gguf, .delta = t->delta,

@@ -138,7 +138,9 @@ static FALLIBLE enum err pump(struct exec *x)
 
 static bool is_dst_driven(const struct run *r)
 {
-	return r->head->opts.mode == RUN_WRITE_FILES || r->head->opts.mode == RUN_DIFF || r->head->opts.mode == RUN_STREAMS;
+	enum run_mode mode = r->head->opts.mode;
+
+	return mode == RUN_WRITE_FILES || mode == RUN_DIFF || mode == RUN_STREAMS || mode == RUN_COPY_FILES;
 }
 
 static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
@@ -180,14 +182,28 @@ static FALLIBLE enum err slot_begin(struct slot *s)
 {
 	if (is_scan(s))
 		return exec_scan_begin(s);
-	return s->x->run->head->opts.mode == RUN_STREAMS ? exec_stream_begin(s) : exec_block_begin(s);
+	switch (s->x->run->head->opts.mode) {
+	case RUN_STREAMS:
+		return exec_stream_begin(s);
+	case RUN_COPY_FILES:
+		return exec_copy_begin(s);
+	default:
+		return exec_block_begin(s);
+	}
 }
 
 static FALLIBLE enum err slot_advance(struct slot *s)
 {
 	if (is_scan(s))
 		return exec_scan_advance(s);
-	return s->x->run->head->opts.mode == RUN_STREAMS ? exec_stream_advance(s) : exec_block_advance(s);
+	switch (s->x->run->head->opts.mode) {
+	case RUN_STREAMS:
+		return exec_stream_advance(s);
+	case RUN_COPY_FILES:
+		return exec_copy_advance(s);
+	default:
+		return exec_block_advance(s);
+	}
 }
 
 /* A segment that its owner shrank is seen as a fault somewhere in a copy: which one it was is found out by looking. */
@@ -249,6 +265,22 @@ static FALLIBLE enum err take_task(struct exec *x, uint64_t *task_out, bool *tak
 	return OK;
 }
 
+/* A task, or what must be written after all. */
+static FALLIBLE enum err begin_next(struct slot *s, bool *taken_out)
+{
+	struct exec *x = s->x;
+
+	if (atomic_load(&x->run->head->cancelled))
+		x->redo.n = 0;
+	*taken_out = s->redo = x->redo.n > 0;
+	if (s->redo) {
+		const struct slot_redo r = x->redo.v[--x->redo.n];
+		return exec_block_redo(s, &r);
+	}
+	TRY(take_task(x, &s->task, taken_out));
+	return *taken_out ? slot_begin(s) : OK;
+}
+
 /* Takes new tasks and drives slots without pending I/O until all wait for I/O or nothing is left. */
 static void drive(struct exec *x)
 {
@@ -258,13 +290,12 @@ static void drive(struct exec *x)
 			enum err e;
 			if (s->phase == SLOT_IDLE) {
 				bool taken;
-				e = take_task(x, &s->task, &taken);
+				e = begin_next(s, &taken);
 				if (!e && !taken)
 					break;
-				e = e ?: slot_begin(s);
 			} else {
 				e = slot_advance(s);
-				if (!e && x->gated && s->phase == SLOT_IDLE)
+				if (!e && x->gated && s->phase == SLOT_IDLE && !s->redo)
 					e = gate_done(&x->gate, s->task);
 			}
 			e = e ?: pump(x);
@@ -375,6 +406,9 @@ static FALLIBLE enum err open_slots(struct exec *x)
 	if (x->run->head->opts.mode == RUN_STREAMS) {
 		x->out_bytes = EXEC_STREAM_BUFFERS * task;
 		more = exec_stream_memory(x->run);
+	} else if (x->run->head->opts.mode == RUN_COPY_FILES) {
+		x->in_bytes = task; /* a piece of whole pages */
+		x->out_bytes = EXEC_COPY_AGAIN;
 	} else if (is_dst_driven(x->run))
 		x->out_bytes = task + task / 4;
 	else if (x->run->head->opts.mode == RUN_STATS && x->run->dsts_n)
@@ -415,6 +449,7 @@ enum err exec_run(const struct exec_spec *spec)
 	mem_free(x.slots);
 	gate_close(&x.gate);
 	vec_free(&x.queue);
+	vec_free(&x.redo);
 	sources_close(&x.sources);
 	files_close(&x.files);
 	return e;

@@ -8,6 +8,7 @@
 #include "base/num.h"
 #include "format/torch_item.h"
 #include "io/digest.h"
+#include "io/tensor_sum.h"
 #include "runner/exec_impl.h"
 #include "runner/sums.h"
 #include "tensor/average.h"
@@ -204,18 +205,16 @@ static FALLIBLE enum err add_parts(struct slot *s, const struct run_block *b, un
 	return OK;
 }
 
-enum err exec_block_begin(struct slot *s)
+static FALLIBLE enum err begin(struct slot *s, uint64_t first, uint32_t count)
 {
 	const struct run *run = s->x->run;
-	const struct run_task *t = &run->tasks[s->task];
 	struct slot_block *sb;
 
 	read_plan_begin(&s->reads);
 	s->blocks.n = s->out_used = s->next_raw = 0;
-	TRY(reserve_legs(s));
-	for (uint32_t i = 0; i < t->count; i++) {
+	for (uint32_t i = 0; i < count; i++) {
 		TRY(vec_push(&s->blocks, &sb));
-		sb->block = t->first + i;
+		*sb = (struct slot_block){ .block = first + i };
 		const struct run_block *b = block_of(s, i);
 		TRY(try_in_segment(s, b, sb));
 		if (sb->in_segment) {
@@ -229,6 +228,14 @@ enum err exec_block_begin(struct slot *s)
 	}
 	s->phase = SLOT_FETCH;
 	return OK;
+}
+
+enum err exec_block_begin(struct slot *s)
+{
+	const struct run_task *t = &s->x->run->tasks[s->task];
+
+	TRY(reserve_legs(s));
+	return begin(s, t->first, t->count);
 }
 
 /* ------------------------------------------------------------------------------------------------------- fetch */
@@ -275,12 +282,26 @@ static enum err copy(struct slot *s)
 
 /* ------------------------------------------------------------------------------------------------------- ready */
 
+static void add_to_sum(void *user, const void *p, size_t n)
+{
+	tensor_sum_add(user, p, n);
+}
+
 static void digest_part(const struct run *run, struct run_part *p, const unsigned char *bytes)
 {
 	struct run_dst *d = &run->dsts[p->dst];
 	struct digest digest;
 
-	digest_block(bytes, p->end - p->begin, &digest);
+	if (d->kind == RUN_DST_TENSOR && d->shape_at) {
+		struct tensor_sum sum;
+		bool fits = tensor_sum_begin(&sum, d->ndim, run->dims + d->dims_at, run->dims + d->shape_at - 1,
+					     dtype_bytes((enum dtype)d->dtype), p->begin);
+		must(fits); /* tensors that are written have sizes that were checked */
+		digest_block_also(bytes, p->end - p->begin, &digest, add_to_sum, &sum);
+		p->content = tensor_sum_end(&sum);
+	} else {
+		digest_block(bytes, p->end - p->begin, &digest);
+	}
 	p->crc32 = digest.crc32;
 	memcpy(p->xxh3_128, digest.xxh3_128, sizeof p->xxh3_128);
 	if (d->part_count == 1) {
@@ -353,7 +374,8 @@ static enum err hash_blocks(struct slot *s)
 			struct run_part *p = part_of(run, b, k);
 			const struct run_dst *d = &run->dsts[p->dst];
 			unsigned char *at = sb->in_segment ? sb->data : sb->data + part_at(run, b, p);
-			digest_part(run, p, at);
+			if (!s->redo)
+				digest_part(run, p, at);
 			if (d->kind == RUN_DST_RAW && d->piece_count)
 				TRY(sums_add_bytes(&s->x->sources, run->pieces[d->first_piece], p->begin, p->end - p->begin, p->crc32));
 			if (d->kind == RUN_DST_TENSOR && d->small && !d->bare)
@@ -369,7 +391,7 @@ static enum err hash_blocks(struct slot *s)
 	return OK;
 }
 
-static FALLIBLE enum err push_write(struct slot *s, uint32_t file, unsigned char *p, uint64_t bytes, uint64_t offset)
+enum err exec_push_write(struct slot *s, uint32_t file, unsigned char *p, uint64_t bytes, uint64_t offset)
 {
 	struct wave_op *op;
 
@@ -400,15 +422,18 @@ static FALLIBLE enum err write_blocks(struct slot *s)
 	TRY(vec_reserve(&s->writes, 2 * s->blocks.n));
 	for (uint64_t i = 0; i < s->blocks.n; i++) {
 		const struct run_block *b = block_of(s, i);
-		const struct slot_block *sb = &s->blocks.v[i];
+		struct slot_block *sb = &s->blocks.v[i];
 		uint64_t whole = b->bytes;
+		TRY(exec_share_block(s, sb));
+		if (sb->shared)
+			continue;
 		if (sb->in_segment) {
 			const struct run_part *p = part_of(run, b, 0);
 			whole = (p->end - p->begin) & ~(uint64_t)(PAGE - 1);
 		}
-		TRY(push_write(s, b->file, sb->data, whole, b->offset));
+		TRY(exec_push_write(s, b->file, sb->data, whole, b->offset));
 		if (sb->in_segment && whole < b->bytes)
-			TRY(push_write(s, b->file, sb->page, b->bytes - whole, b->offset + whole));
+			TRY(exec_push_write(s, b->file, sb->page, b->bytes - whole, b->offset + whole));
 	}
 	s->phase = SLOT_WRITE;
 	return OK;
@@ -438,13 +463,15 @@ static void compare_blocks(struct slot *s)
 
 /* ------------------------------------------------------------------------------------------------------ finish */
 
-static FALLIBLE enum err count_file(struct slot *s, uint32_t file)
+enum err exec_count_file(struct slot *s, uint32_t file)
 {
 	uint32_t *due;
 
 	struct run_file *f = &s->x->run->files[file];
 	if (atomic_fetch_sub(&f->blocks_left, 1) != 1 || f->late)
 		return OK;
+	if (f->base && atomic_load(&f->differs) == RUN_UNDECIDED)
+		return exec_share_file(s, file);
 	TRY(vec_push(&s->sync, &due));
 	*due = file;
 	return OK;
@@ -501,17 +528,22 @@ static FALLIBLE enum err write_edges(struct slot *s)
 		struct run_dst *d = &run->dsts[s->finish.v[i]];
 		const int64_t *sizes = run->dims + d->dims_at + d->ndim;
 		CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
+		bool shared;
 		TRY(item_put_head(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN, d->crc32));
 		must(b.len == d->payload_off);
 		memcpy(s->edges + at, b.p, b.len);
-		TRY(push_write(s, d->file, s->edges + at, d->payload_off, d->offset));
+		unsigned char *head = s->edges + at;
 		at += d->payload_off;
 		TRY(item_put_tail(&b, (enum dtype)d->dtype, d->ndim, sizes, ITEM_ALIGN, d->crc32));
 		uint64_t tail = b.len - d->payload_off, padded = (tail + PAGE - 1) & ~(uint64_t)(PAGE - 1);
 		memcpy(s->edges + at, b.p + d->payload_off, tail);
-		digest_edges(d, b.p, b.p + d->payload_off);
-		TRY(push_write(s, d->file, s->edges + at, padded, d->offset + d->tail_off));
 		at += padded;
+		digest_edges(d, b.p, b.p + d->payload_off);
+		TRY(exec_share_edges(s, s->finish.v[i], &shared));
+		if (shared)
+			continue;
+		TRY(exec_push_write(s, d->file, head, d->payload_off, d->offset));
+		TRY(exec_push_write(s, d->file, head + d->payload_off, padded, d->offset + d->tail_off));
 	}
 	s->phase = SLOT_FINISH;
 	return OK;
@@ -522,20 +554,30 @@ static FALLIBLE enum err written(struct slot *s)
 	s->finish.n = s->sync.n = 0;
 	for (uint64_t i = 0; i < s->blocks.n; i++) {
 		const struct run_block *b = block_of(s, i);
-		for (uint32_t k = 0; k < b->part_count; k++)
+		for (uint32_t k = 0; k < b->part_count && !s->redo; k++)
 			TRY(count_part(s, part_of(s->x->run, b, k)));
-		TRY(count_file(s, b->file));
+		TRY(exec_count_file(s, b->file));
 	}
-	if (s->x->gated)
+	if (s->x->gated && !s->redo)
 		TRY(gate_done(&s->x->gate, s->task));
 	return write_edges(s);
 }
 
-static FALLIBLE enum err finished(struct slot *s)
+enum err exec_block_redo(struct slot *s, const struct slot_redo *r)
 {
-	for (uint64_t i = 0; i < s->finish.n; i++)
-		TRY(count_file(s, s->x->run->dsts[s->finish.v[i]].file));
-	/* Ends files whose last block is written: cuts off what O_DIRECT wrote behind their end, and syncs them. */
+	uint32_t *due;
+
+	s->task = r->task;
+	if (!r->edges)
+		return begin(s, r->index, 1);
+	s->blocks.n = s->finish.n = s->sync.n = 0;
+	TRY(vec_push(&s->finish, &due));
+	*due = (uint32_t)r->index;
+	return write_edges(s);
+}
+
+enum err exec_end_files(struct slot *s)
+{
 	const struct run *run = s->x->run;
 	struct store_at *at;
 	struct wave_op *op;
@@ -557,6 +599,13 @@ static FALLIBLE enum err finished(struct slot *s)
 	}
 	s->phase = SLOT_SYNC;
 	return OK;
+}
+
+static FALLIBLE enum err finished(struct slot *s)
+{
+	for (uint64_t i = 0; i < s->finish.n; i++)
+		TRY(exec_count_file(s, s->x->run->dsts[s->finish.v[i]].file));
+	return exec_end_files(s);
 }
 
 static FALLIBLE enum err fetched(struct slot *s)

@@ -10,6 +10,7 @@ struct slot_block {
 	unsigned char *data;           /* block.bytes of it, or */
 	bool in_segment;               /* … the part's bytes in a segment: written from there, its last page from `page` */
 	unsigned char *page;
+	bool shared;                   /* an earlier checkpoint has it: nothing is written */
 };
 
 /* A part of a target in blocks of Q8_0, on its way. */
@@ -36,12 +37,19 @@ struct slot_legs {
 	unsigned char *to, *sum, *next;
 };
 
+/* A block, or the archive around a payload, that was deferred and must be written after all. */
+struct slot_redo {
+	uint64_t index, task;          /* of the block or dst; of the task that found it out */
+	bool edges;
+};
+
 struct slot_stream;
 
 struct slot {
 	struct exec *x;
 	enum slot_phase phase;
 	uint64_t task;
+	bool redo;                     /* its block was hashed and counted before */
 	uint32_t pending;              /* I/O operations of this slot not yet done */
 	struct read_plan reads;
 	struct wave wave;
@@ -77,6 +85,7 @@ struct exec {
 	uint64_t out_bytes;            /* what a task makes: dst-driven, blocks and a page for each; RUN_STATS: its scans; else 0 */
 	struct vec(struct wave_op *) queue;    /* waiting for room in the engine */
 	uint64_t queue_at;
+	struct vec(struct slot_redo) redo;
 	struct err_info error;         /* the first */
 };
 
@@ -90,10 +99,28 @@ FALLIBLE enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s));
 bool exec_is_all_read(const struct run *run, const struct run_dst *d);
 
 FALLIBLE enum err exec_block_begin(struct slot *s);
+FALLIBLE enum err exec_block_redo(struct slot *s, const struct slot_redo *r);
 void exec_block_drop(struct slot *s);                  /* frees what a task that ended early holds */
 FALLIBLE enum err exec_block_advance(struct slot *s);  /* all pending I/O is done */
 FALLIBLE enum err exec_scan_begin(struct slot *s);
 FALLIBLE enum err exec_scan_advance(struct slot *s);
+
+/* exec_share.c. The block's digests are known: sets sb->shared if it need not be written (now). */
+FALLIBLE enum err exec_share_block(struct slot *s, struct slot_block *sb);
+/* The same of the archive around a payload. */
+FALLIBLE enum err exec_share_edges(struct slot *s, uint32_t dst, bool *shared_out);
+/* All of a file with a base is equal: makes the link. If it cannot be made, all of the file is queued to be written. */
+FALLIBLE enum err exec_share_file(struct slot *s, uint32_t file);
+/* Writes [p, p + bytes) of a target file, at once or by the engine; s->writes has room. */
+FALLIBLE enum err exec_push_write(struct slot *s, uint32_t file, unsigned char *p, uint64_t bytes, uint64_t offset);
+/* One block of a target file is written: a file whose last one this was is noted in s->sync. */
+FALLIBLE enum err exec_count_file(struct slot *s, uint32_t file);
+/* Ends the files that are noted: cuts off what O_DIRECT wrote behind their end, and syncs them. The phase is SLOT_SYNC then. */
+FALLIBLE enum err exec_end_files(struct slot *s);
+
+enum { EXEC_COPY_AGAIN = 256 << 10 };  /* bytes of a source that are read again at a time, for a digest that several pieces share */
+FALLIBLE enum err exec_copy_begin(struct slot *s);
+FALLIBLE enum err exec_copy_advance(struct slot *s);
 
 /* Buffers of a task's bytes that a stream has: base, now, and two for what is written. */
 enum { EXEC_STREAM_BUFFERS = 4 };

@@ -13,6 +13,7 @@
 #include "base/num.h"
 #include "io/digest.h"
 #include "os/fs.h"
+#include "runner/content_sums.h"
 #include "runner/exec_impl.h"
 #include "runner/sums.h"
 #include "store/checked.h"
@@ -285,6 +286,7 @@ static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, cons
 	struct digest_stream own;
 	struct digest digest;
 
+	content_note_scan(run, scan, info, bytes);
 	if (run->head->opts.verify) {
 		if (!stream) {
 			digest_begin_one(&own, which_digest(run, src));
@@ -419,7 +421,7 @@ static FALLIBLE enum err read_cached(struct slot *s, const struct slot_scan *sc,
 {
 	const struct run *run = s->x->run;
 	const struct run_scan *scan = &run->scans[sc->scan];
-	bool put = sc->direct && sc->direct_fd >= 0, keep = !put && (fills(run) || run->head->opts.values);
+	bool put = sc->direct && sc->direct_fd >= 0, keep = !put && (fills(run) || run->head->opts.values || run->srcs[scan->src].shape_at);
 	unsigned char *into = sc->direct && !put ? sc->direct_at : s->in;
 	uint64_t bytes = scan->end - scan->begin;
 

@@ -123,6 +123,45 @@ void files_unpin(struct files *f, uint32_t file)
 		f->open_count--;
 }
 
+/* With a NUL. */
+static FALLIBLE enum err name_of(const struct run *run, uint32_t file, char out[ERR_FILE_MAX])
+{
+	struct str name = run_file_name(run, &run->files[file]);
+
+	if (name.n >= ERR_FILE_MAX)
+		return ERR(NAME_INVALID, "a file name of %zu bytes", name.n);
+	memcpy(out, name.p, name.n);
+	out[name.n] = '\0';
+	return OK;
+}
+
+enum err files_make(struct files *f, uint32_t file)
+{
+	const struct run_file *rf = &f->run->files[file];
+	char name[ERR_FILE_MAX];
+	struct store_at at;
+
+	TRY(name_of(f->run, file, name));
+	TRY(enter_dir(f, rf->dir));
+	TRY(store_open_file(f->dirs[rf->dir], name, STORE_WRITE | STORE_NEW, &at));
+	enum err e = at.store->ops->extend(at, rf->bytes, name);
+	store_close(&at);
+	return err_at_file(e, name, -1);
+}
+
+enum err files_link(struct files *f, uint32_t from, uint32_t to)
+{
+	const struct run_file *base = &f->run->files[from], *target = &f->run->files[to];
+	char base_name[ERR_FILE_MAX], name[ERR_FILE_MAX];
+	const struct stat is = { .st_size = (off_t)base->bytes, .st_mtim = { base->mtime_ns / 1000000000, base->mtime_ns % 1000000000 } };
+
+	TRY(name_of(f->run, from, base_name));
+	TRY(name_of(f->run, to, name));
+	TRY(enter_dir(f, base->dir));
+	TRY(enter_dir(f, target->dir));
+	return f->dirs[target->dir].store->ops->link(f->dirs[base->dir], base_name, &is, f->dirs[target->dir], name);
+}
+
 enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out)
 {
 	const struct run_file *rf = &f->run->files[file];

@@ -25,6 +25,10 @@ void files_close(struct files *f);
 /* The open file, borrowed and pinned until files_unpin; its store may end it meanwhile (finish). Errors name the file. */
 FALLIBLE enum err files_pin(struct files *f, uint32_t file, struct store_at **out);
 void files_unpin(struct files *f, uint32_t file);
+/* Makes the target, which is not there yet, at its full size. */
+FALLIBLE enum err files_make(struct files *f, uint32_t file);
+/* Makes the target `to` a link to the source `from`, whose run_file tells what it must be. */
+FALLIBLE enum err files_link(struct files *f, uint32_t from, uint32_t to);
 /* A segment's memory (all of file.bytes). ERR_SEGMENT_SHRUNK if it is smaller by now. Of RUN_FILE_MEMORY NULL: offsets are
  * addresses. */
 FALLIBLE enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out);

@@ -12,7 +12,7 @@
 #include <xxhash.h>
 
 #define HEADS_MAGIC "dcpd-heads-1"
-#define PART_MAGIC  "dcpd-part-2"
+#define PART_MAGIC  "dcpd-part-3"
 
 enum { HEADS_MAX = 1 << 30 };
 
@@ -159,6 +159,7 @@ struct part_begin {
 };
 
 struct part_item {
+	uint64_t content;
 	uint32_t crc32;
 	unsigned char xxh3_128[16], edges[16];
 };
@@ -167,6 +168,7 @@ struct part_item {
 struct result {
 	uint32_t *crc32;
 	unsigned char *xxh3_128, *edges;
+	uint64_t *content;
 };
 
 static void tables_digest(const struct run *run, unsigned char out[16])
@@ -218,13 +220,13 @@ static bool next(struct walk *w, struct result *out)
 	for (; w->at < r->dsts_n; w->at++)
 		if (of_host(w, r->dsts[w->at].rank)) {
 			struct run_dst *d = &r->dsts[w->at++];
-			*out = (struct result){ &d->crc32, d->xxh3_128, d->edges_xxh3 };
+			*out = (struct result){ &d->crc32, d->xxh3_128, d->edges_xxh3, NULL };
 			return true;
 		}
 	for (; w->at - r->dsts_n < r->parts_n; w->at++) {
 		struct run_part *p = &r->parts[w->at - r->dsts_n];
 		if (of_host(w, r->dsts[p->dst].rank)) {
-			*out = (struct result){ &p->crc32, p->xxh3_128, NULL };
+			*out = (struct result){ &p->crc32, p->xxh3_128, NULL, &p->content };
 			w->at++;
 			return true;
 		}
@@ -232,7 +234,7 @@ static bool next(struct walk *w, struct result *out)
 	for (; w->at - r->dsts_n - r->parts_n < r->scans_n; w->at++) {
 		struct run_scan *s = &r->scans[w->at - r->dsts_n - r->parts_n];
 		if (of_host(w, r->srcs[s->src].rank)) {
-			*out = (struct result){ &s->crc32, NULL, NULL };
+			*out = (struct result){ &s->crc32, NULL, NULL, NULL };
 			w->at++;
 			return true;
 		}
@@ -258,6 +260,8 @@ static FALLIBLE enum err put_part(struct hosts *h, struct run *run)
 			memcpy(item.xxh3_128, result.xxh3_128, sizeof item.xxh3_128);
 		if (result.edges)
 			memcpy(item.edges, result.edges, sizeof item.edges);
+		if (result.content)
+			item.content = *result.content;
 		buf_put(&b, &item, sizeof item);
 	}
 	TRY(buf_status(&b));
@@ -291,6 +295,8 @@ static FALLIBLE enum err take_part(struct hosts *h, struct run *run, uint32_t ho
 			memcpy(result.xxh3_128, item.xxh3_128, sizeof item.xxh3_128);
 		if (result.edges)
 			memcpy(result.edges, item.edges, sizeof item.edges);
+		if (result.content)
+			*result.content = item.content;
 	}
 	return OK;
 }

@@ -145,6 +145,7 @@ static FALLIBLE enum err tell_identity(struct job *j, const struct ref *ref)
 		err_clear();
 		return OK;
 	}
+	memcpy(j->identity, identity, sizeof j->identity);
 	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", "planning", "stage", "metadata", "identity",
 						      identity, "checkpoint", name);
 	return doc ? job_send_json(j, FRAME_STATE, doc) : ERR(NO_MEMORY, "no memory for a message");
@@ -178,7 +179,8 @@ enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prin
 		checkpoint_note(out->checkpoint, reads_several(&j->spec), &j->checked);
 		out->sd = out->checkpoint->sd;
 		out->world_size = out->checkpoint->world_size;
-		if (j->kind == JOB_VERIFY || j->kind == JOB_INSPECT || j->kind == JOB_REPAIR) /* of files, whatever they mean */
+		/* these are of files, whatever they mean */
+		if (j->kind == JOB_VERIFY || j->kind == JOB_INSPECT || j->kind == JOB_REPAIR || j->kind == JOB_REPLICATE)
 			return OK;
 		return checkpoint_check_whole(out->checkpoint);
 	}

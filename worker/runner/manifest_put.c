@@ -6,6 +6,7 @@
 #include "runner/manifest_put.h"
 #include "io/digest.h"
 #include "os/fs.h"
+#include "store/record.h"
 
 static void put_item(struct buf *b, const struct run *run, const struct run_dst *d)
 {
@@ -102,10 +103,15 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 	for (uint64_t i = 0; i < run->files_n; i++)
 		bytes += run->files[i].kind == RUN_FILE_TARGET ? run->files[i].bytes : 0;
 	memcpy(metadata.xxh3_128, head->metadata_xxh3, sizeof metadata.xxh3_128);
-	buf_printf(b, "{\"dcpd\":1,\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\",\"uid\":%u", head->job,
+	buf_puts(b, "{\"dcpd\":1");
+	if (head->record)
+		TRY(record_put(b, head->record));
+	buf_printf(b, ",\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\",\"uid\":%u", head->job,
 		   (uintmax_t)head->attempt, head->kind, head->created_at, head->uid);
 	if (head->has_generation)
 		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
+	if (head->unsynced)
+		buf_puts(b, ",\"sync\":false");
 	buf_printf(b, ",\"world_size\":%ju,\"bytes\":%ju,\"metadata\":", (uintmax_t)head->world_size, (uintmax_t)bytes);
 	manifest_put_metadata(b, &metadata);
 	TRY(put_files(b, run, order, st));

@@ -10,7 +10,8 @@ struct manifest_head {
 	const char *save_id;                   /* the one in the metadata, or "" */
 	uint64_t attempt, generation, world_size, metadata_bytes;
 	uint32_t uid;                          /* the checkpoint's owner (owner.h) */
-	bool has_generation;
+	bool has_generation, unsynced;
+	const json_t *record;                  /* store/record.h; NULL: none */
 	unsigned char metadata_xxh3[16];
 };
 /* The manifest of a finished run's target files, as they were staged (NULL: their times are not recorded). */

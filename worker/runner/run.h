@@ -47,6 +47,13 @@ struct run_file {
 	uint32_t name_len;
 	_Atomic uint32_t blocks_left;  /* target: the worker that brings it to 0 ends the file (store.h: parts) */
 	uint64_t name_at, bytes;
+	/* target: what an earlier checkpoint has of it (share.h) */
+	bool sparse;                   /* room is taken by what is written, not beforehand */
+	uint32_t base;                 /* 1 + that checkpoint's file, which this one is to be a link to if all digests are equal; 0: none */
+	_Atomic uint32_t differs;      /* … and some are not: all of it is written; enum run_differs */
+	uint64_t first_block, block_count;     /* … in file_blocks */
+	uint32_t first_dst, dst_count;
+	int64_t mtime_ns;              /* of such a file: when it was written */
 };
 
 enum run_src_kind {
@@ -80,6 +87,7 @@ struct run_src {
 	uint32_t named_file;           /* errors name this place: not that in a spool */
 	uint64_t named_at;
 	uint64_t digest_at;            /* digest_count entries of `digests`: what a manifest says of this item */
+	uint64_t shape_at;             /* verify: 1 + where in `dims` the tensor's shape is; 0: its content is not summed up */
 	uint64_t edges_at;             /* verify: 1 + the entry of `digests` for the archive around the payload; 0: none */
 	uint32_t gap;                  /* verify: so many bytes behind the item are zeros in a file of dcpd's */
 	uint64_t first_piece;          /* src-driven: pieces are dst indices */
@@ -119,6 +127,7 @@ struct run_dst {
 	uint64_t offset;               /* of the item in the file or segment */
 	uint64_t payload_off, payload_bytes, tail_off, length;  /* relative to offset; see item_layout */
 	uint64_t fqn_at, dims_at, first_piece;
+	uint64_t shape_at;             /* 1 + where in `dims` the tensor's shape is; 0: its content is not summed up */
 	uint64_t first_part, part_count;         /* in a row */
 	uint64_t inline_at, inline_len;          /* RAW: bytes from the string pool instead of a source */
 	uint32_t piece_count;
@@ -127,27 +136,47 @@ struct run_dst {
 	uint32_t crc32;                          /* result */
 	unsigned char xxh3_128[16];              /* result */
 	unsigned char edges_xxh3[16];            /* result: of the archive around the payload; see manifest.h */
+	uint32_t edges_base;                     /* 1 + the entry of `digests` that edges_xxh3 must equal for a link; 0: none */
+	_Atomic uint32_t edges_deferred;         /* enum run_deferred */
 };
 
 struct run_part {
 	uint32_t dst;
+	uint32_t base;                 /* 1 + the entry of `digests` that xxh3_128 must equal for a link; 0: none */
 	uint32_t crc32;                /* result */
 	uint64_t begin, end;           /* of the payload, in bytes */
+	uint64_t content;              /* result: its part of the tensor's sum (tensor_sum.h), if that is wanted */
 	unsigned char xxh3_128[16];    /* result */
 };
 
+/* Of a file that is to be a link, and is not there before it is known whether it can be. MAKING: a worker is just making it. */
+enum run_differs { RUN_UNDECIDED, RUN_MAKING, RUN_DIFFERS };
+/* Of what a link may save the writing of. */
+enum run_deferred { RUN_NOT_DEFERRED, RUN_DEFERRED, RUN_CLAIMED /* it must be written after all, by whoever has set this */ };
+
 struct run_block {
 	uint32_t file;
+	_Atomic uint32_t deferred;     /* enum run_deferred */
 	uint32_t part_count;
 	uint64_t offset, bytes;        /* in the file; multiples of 4096 (bytes: padded with zeros) */
 	uint64_t first_part;           /* index into block_parts */
+};
+
+/* A block of an earlier checkpoint's file, on a page boundary. Sorted by digest. */
+struct run_base {
+	unsigned char xxh3_128[16];
+	uint64_t bytes;                /* 0: the manifest does not tell */
+	uint64_t offset;
+	uint32_t file;
 };
 
 struct run_scan {
 	uint32_t src;
 	uint32_t crc32;                /* result */
 	bool from_memory;              /* result: it was copied from the source's segment, and compared */
+	bool is_summed;                /* result: `content` is known */
 	uint64_t begin, end;           /* of the payload, in bytes */
+	uint64_t content;              /* result: its part of the tensor's sum (tensor_sum.h) */
 };
 
 /* A fault that verify found and went on. */
@@ -180,6 +209,28 @@ struct run_stream {
 	uint32_t fault_code, checksum32, now_crc32;
 	uint64_t fault_at;             /* in the frame */
 	unsigned char base_xxh3[16], now_xxh3[16];
+};
+
+enum run_check_kind {
+	RUN_CHECK_DIGEST,              /* of the first range and, behind it, the second one */
+	RUN_CHECK_ZEROS,               /* the first range is zeros, which need no digest; else counted */
+	RUN_CHECK_NOTHING,             /* nothing is known of the first range: counted as unverified */
+};
+
+/* Bytes of a file that are compared while it is copied. */
+struct run_check {
+	uint8_t kind;                  /* enum run_check_kind */
+	uint64_t at[2], bytes[2];      /* in the file; all but those of a digest lie in one piece */
+	unsigned char xxh3_128[16];
+};
+
+/* A piece of a file that is copied as it is. */
+struct run_copy {
+	uint32_t src;                  /* RAW: all of the file */
+	uint32_t to;
+	uint64_t offset, bytes;        /* in both */
+	uint64_t first_check;
+	uint32_t check_count;          /* in a row: those whose last byte lies in the piece */
 };
 
 /* One box on its way from a shard to a shard. */
@@ -229,6 +280,7 @@ enum run_mode {
 	RUN_STATS,                     /* the same, but damage ends it, and dsts bring elements that lie in no row */
 	RUN_STREAMS,                   /* tensors as streams of bytes; tasks are runs of `streams` */
 	RUN_DIFF,                      /* dst-driven: parts are pairs, A's and B's of the same elements; pair i fills diffs[i] */
+	RUN_COPY_FILES,                /* tasks are runs of `copies`: pieces of files, as they are */
 	RUN_MOVE_BOXES,                /* tasks are runs of `moves`: from segment to segment (state_dict_op_run.c, exchange.c) */
 	RUN_COMPARE_BOXES,             /* the same, but `dst` is a source, too: both are compared */
 };
@@ -243,10 +295,14 @@ enum run_mode {
 	X(struct run_part, parts)           \
 	X(struct run_block, blocks)         \
 	X(uint64_t, block_parts)            \
+	X(struct run_base, bases)           \
+	X(uint64_t, file_blocks)            \
 	X(struct run_scan, scans)           \
 	X(struct run_task, tasks)           \
 	X(struct run_gate, gates)           \
 	X(struct run_stream, streams)       \
+	X(struct run_copy, copies)          \
+	X(struct run_check, checks)         \
 	X(struct run_rank, ranks)           \
 	X(struct run_move, moves)           \
 	X(struct run_damage, damages)       \
@@ -280,6 +336,7 @@ struct run_head {
 	RUN_TABLES(X)
 #undef X
 	_Atomic uint64_t verified_bytes, memory_bytes, read_bytes, needed_bytes, moved_bytes;
+	_Atomic uint64_t shared_bytes; /* that an earlier checkpoint has, and nobody wrote */
 	_Atomic uint64_t damage_count; /* the first damages_n of them are listed */
 	_Atomic uint32_t sealed;       /* all segments are: none is being filled any more */
 	_Atomic uint32_t cancelled;    /* set by any worker that fails: the others stop taking tasks */

@@ -12,10 +12,12 @@
 #include "format/gguf.h"
 #include "io/digest.h"
 #include "os/fs.h"
+#include "runner/content_sums.h"
 #include "runner/gang_run.h"
 #include "runner/gate.h"
 #include "runner/manifest_put.h"
 #include "runner/plan_doc.h"
+#include "runner/provenance.h"
 
 void write_uuid(char out[37])
 {
@@ -78,9 +80,39 @@ static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spe
 	return OK;
 }
 
-static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const struct run *run, struct manifest_head *head)
+/* A reshard of all tensors as they are has the content that the source's record tells. */
+static FALLIBLE enum err check_content(const struct write *w, const char *hex)
 {
+	const struct job *j = w->job;
+	const struct spec *s = &j->spec;
+	enum format f = w->spec->format;
+	bool is_same = j->kind == JOB_RESHARD && s->verify == READ_CHECK_DIGEST && !s->include.n && !s->exclude.n && !s->rename.n &&
+		       !s->dtype.n && !s->transform.count && (f == FORMAT_DCP || f == FORMAT_SAFETENSORS || f == FORMAT_TORCH);
+	const char *was = json_string_value(json_object_get(json_array_get(j->parents, 0), "content_digest"));
+
+	if (!is_same || !hex[0] || !was || strcmp(hex, was) == 0)
+		return OK;
+	return err_expected(ERR(DIGEST_MISMATCH, "what was written has another content digest than the source's record tells"), was, hex);
+}
+
+/* Adds the record's content digest to the result; a delta, and what is made of one, tell that of the delta's own form. */
+static FALLIBLE enum err put_content_digest(struct job *j, const char *hex)
+{
+	if (!hex[0] || j->kind == JOB_APPLY)
+		return OK;
+	if (!j->result)
+		j->result = json_object();
+	return json_object_set_new(j->result, "content_digest", json_string(hex)) < 0 ? ERR(NO_MEMORY, "no memory for the result") : OK;
+}
+
+static FALLIBLE enum err put_manifest(const struct write *w, struct manifest_head *head)
+{
+	char content[33];
+	const struct provenance p = { .plan = w->plan, .content_digest = content, .generation = head->generation,
+				      .has_generation = head->has_generation };
+	const struct job *j = w->job;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
+	CLEANUP(jval_drop) json_t *record = NULL;
 	char stamp[40], name[MANIFEST_NAME_MAX];
 	time_t now = clock_wall_ms() / 1000;
 	struct tm tm;
@@ -92,9 +124,16 @@ static FALLIBLE enum err put_manifest(struct job *j, struct staging *st, const s
 	head->kind = kind_of(j->kind)->name;
 	head->attempt = j->attempt;
 	head->uid = j->uid;
-	TRY(manifest_put(&b, head, run, st));
+	head->unsynced = w->staging->no_sync;
+	TRY(content_of_target(w->run, w->target, content));
+	TRY(check_content(w, content));
+	TRY(provenance_make(j, &p, &record));
+	head->record = record;
+	enum err e = manifest_put(&b, head, w->run, w->staging);
+	head->record = NULL;
+	TRY(e ?: put_content_digest(w->job, content));
 	manifest_name(head->metadata_name, name);
-	return staging_put_file(st, name, b.p, b.len);
+	return staging_put_file(w->staging, name, b.p, b.len);
 }
 
 /* The plan's JSON for GET …/plan. */
@@ -227,7 +266,8 @@ enum err write_publish(struct write *w)
 		head.metadata_name = ""; /* the file says itself what is in it */
 	else
 		TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, j->spec.target.name.p, &head, save_id));
-	TRY(put_manifest(j, st, w->run, &head));
+	TRY(share_note(w->share, j, st, w->run));
+	TRY(put_manifest(w, &head));
 	if (j->kind == JOB_SAVE) /* its format is DCP */
 		TRY(put_tensors_digest(j, w->run, head.metadata_name));
 	TRY(job_wait(j, &j->commit_ok));
@@ -291,16 +331,22 @@ static FALLIBLE enum err put_crcs(const struct build_target *t, struct staging *
 	return staging_end_late(st, 0, fields, t->crcs.n);
 }
 
+static unsigned how_made(const struct run_file *f)
+{
+	return (f->late ? STAGING_LATE : 0) | (f->sparse ? STAGING_SPARSE : 0) | (f->base ? STAGING_UNMADE : 0);
+}
+
 static FALLIBLE enum err make_files(struct staging *st, const struct run *run)
 {
 	for (uint64_t i = 0; i < run->files_n; i++)
 		if (run->files[i].kind == RUN_FILE_TARGET)
 			TRY(staging_add_file(st, run_file_name(run, &run->files[i]), run->files[i].bytes, run->files[i].rank,
-					     run->files[i].late));
+					     how_made(&run->files[i])));
 	return staging_make_files(st);
 }
 
-static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st, json_t *plan)
+static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st, struct share *share,
+				json_t *plan)
 {
 	CLEANUP(run_detach) struct run run = { .fd = -1 };
 
@@ -315,8 +361,9 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 	e = e ?: gang_run(j, &run);
 	if (!e && t->crcs.n)
 		e = put_crcs(t, st, &run);
-	e = e ?: s->store->publish(s->store, &(struct write){ j, s, t, st, &run });
-	return e ?: set_result(j, s, t, &run);
+	e = e ?: s->store->publish(s->store, &(struct write){ j, s, t, st, share, &run, plan });
+	e = e ?: set_result(j, s, t, &run);
+	return e ?: share_report(share, j, &run, j->result);
 }
 
 /* As wide as a worker's memory allows: a task takes 3.25 times its bytes (exec.c). */
@@ -327,19 +374,24 @@ static uint32_t wide_task(uint64_t memory_bytes)
 	return (uint32_t)num_min(num_max(room, BUILD_TASK_BYTES), BUILD_WIDE_TASK_BYTES);
 }
 
+static bool is_alone(const struct write_spec *s)
+{
+	return !s->store->is_shared && !s->store->local;
+}
+
 /* Makes the staging directory. What is to stay in the page cache is written through it. */
 static FALLIBLE enum err stage(struct job *j, const struct write_spec *s, struct staging *st)
 {
 	TRY(s->store->stage(s->store, j, st));
+	TRY(provenance_begin(j));
 	st->direct = st->direct && j->spec.cache != PAGE_CACHE_KEEP;
 	return OK;
 }
 
-static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
+/* Sets what depends on the place: how bytes get there, how many at a time, and what an earlier checkpoint has of them. */
+static FALLIBLE enum err begin_target(struct job *j, const struct write_spec *s, const struct staging *st, struct build_target *t,
+				      struct share *share)
 {
-	if (!j->dry_run)
-		TRY(stage(j, s, st));
-	st->local = s->store->local;
 	TRY(run_add_dir(s->build, st->store ? st->store->index : 0, str_of(st->path), &t->dir));
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
@@ -350,8 +402,23 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 		t->task_bytes = wide_task(j->worker->memory_bytes);
 	if (!s->given && gate_span(s->build)) /* a small ring: several tasks go through it at a time */
 		t->task_bytes = (uint32_t)num_min(t->task_bytes, gate_span(s->build) & ~(uint64_t)(FILE_PLAN_PAGE - 1));
-	TRY(build(j, s, t));
+	if (!j->dry_run)
+		TRY(share_open(j, st, is_alone(s), share));
+	t->cut = share->cuts && !s->given;
+	return OK;
+}
+
+static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struct build_target *t, struct staging *st)
+{
+	CLEANUP(share_close) struct share share = { .how = SHARE_NOTHING };
+	struct share_marks marks = { 0 };
 	json_t *plan = NULL;
+
+	if (!j->dry_run)
+		TRY(stage(j, s, st));
+	st->local = s->store->local;
+	TRY(begin_target(j, s, st, t, &share));
+	TRY(build(j, s, t));
 	TRY(plan_doc(j, s, t, &plan));
 	if (j->dry_run && s->given)
 		json_object_set_new(plan, "places", places_doc(s, t));
@@ -362,10 +429,11 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 		j->result = plan;
 		return OK;
 	}
-	enum err e = run_it(j, s, t, st, plan);
+	enum err e = share_build(&share, st, s->build, &marks);
+	e = e ?: run_it(j, s, t, st, &share, plan);
 	if (!e && s->ready) {
 		*s->ready = (struct write_ready){ .build = *s->build, .strings_n = s->build->strings.n, .target = *t,
-						  .plan = json_incref(plan) };
+						  .marks = marks, .plan = json_incref(plan) };
 		*s->build = (struct run_build){ 0 };
 		t->chunk_places = t->value_places = NULL;
 	}
@@ -385,6 +453,7 @@ void write_ready_free(struct write_ready *r)
 enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r, bool *stale_out)
 {
 	CLEANUP(staging_close) struct staging st = { .name = "" };
+	CLEANUP(share_close) struct share share = { .how = SHARE_NOTHING };
 	struct run_dir *d = &r->build.dirs.v[r->target.dir];
 
 	s->build = &r->build;
@@ -392,11 +461,14 @@ enum err write_again(struct job *j, struct write_spec *s, struct write_ready *r,
 	s->store = &write_alone;
 	r->build.opts.no_sync = !j->spec.sync_files;
 	enum err e = stage(j, s, &st);
-	*stale_out = !e && (st.store->index != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory);
+	e = e ?: share_open(j, &st, true, &share);
+	*stale_out = !e && (st.store->index != d->root || st.direct != r->target.direct || st.in_memory != r->target.in_memory ||
+			    share.cuts != r->target.cut);
 	if (!e && !*stale_out) {
 		d->path_len = (uint32_t)strlen(st.path);
 		e = run_add_string(&r->build, str_of(st.path), &d->path_at);
-		e = e ?: run_it(j, s, &r->target, &st, r->plan);
+		e = e ?: share_build(&share, &st, &r->build, &r->marks);
+		e = e ?: run_it(j, s, &r->target, &st, &share, r->plan);
 	}
 	return e;
 }

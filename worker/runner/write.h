@@ -1,7 +1,6 @@
 /* write.h: from a planned target to a visible checkpoint: staging, the run, metadata, manifest, commit. save and reshard end here. */
 #pragma once
-#include "runner/build.h"
-#include "session/job.h"
+#include "runner/share.h"
 #include "store/commit.h"
 
 struct write_ready;
@@ -58,7 +57,9 @@ struct write {
 	struct write_spec *spec;
 	const struct build_target *target;
 	struct staging *staging;
+	const struct share *share;
 	struct run *run;
+	const json_t *plan;            /* what GET …/plan shows */
 };
 /* Writes metadata and manifest, and publishes. */
 FALLIBLE enum err write_publish(struct write *w);
@@ -68,6 +69,7 @@ struct write_ready {
 	struct run_build build;
 	uint64_t strings_n;            /* of the strings that stay */
 	struct build_target target;    /* owns its places */
+	struct share_marks marks;
 	json_t *plan;                  /* what GET …/plan shows */
 };
 void write_ready_free(struct write_ready *r);

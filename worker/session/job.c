@@ -314,6 +314,7 @@ void job_free(struct job *j)
 	json_decref(j->segments_doc);
 	json_decref(j->result);
 	json_decref(j->error_more);
+	json_decref(j->parents);
 	json_decref(j->met);
 	checked_free(&j->checked);
 	*j = (struct job){ 0 };

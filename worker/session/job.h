@@ -12,6 +12,7 @@
 #include "session/rank_segments.h"
 #include "spec/spec.h"
 #include "store/checked.h"
+#include "store/identity.h"
 #include "store/store.h"
 
 struct device;
@@ -81,8 +82,12 @@ struct job {
 	uint32_t members;              /* of the group that does it */
 	json_t *met;                   /* RENDEZVOUS_ALL's, until it is taken */
 	json_t *result;                /* filled in on the way; given to DONE */
+	json_t *parents;               /* of the checkpoint that it makes (provenance.h); NULL: none */
+	uint64_t bytes_shared;         /* with one of them, if it shares any */
+	bool shares;
 	json_t *error_more;            /* object, NULL: none. Members that the job's error gets beside those of err_last() */
 	struct checked checked;        /* of the checkpoints that it reads */
+	char identity[IDENTITY_MAX];   /* of spec.source, before it was opened; "": not known */
 };
 
 /* The job as a store sees it. */
@@ -134,4 +139,6 @@ FALLIBLE enum err delta_job(struct job *j);
 FALLIBLE enum err inspect_job(struct job *j);
 FALLIBLE enum err repair_job(struct job *j);
 FALLIBLE enum err delete_job(struct job *j);
+FALLIBLE enum err replicate_job(struct job *j);
+FALLIBLE enum err materialise_job(struct job *j);
 FALLIBLE enum err state_dict_op_job(struct job *j);

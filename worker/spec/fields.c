@@ -9,7 +9,7 @@
 #include "base/near.h"
 #include "spec/spec.h"
 
-enum { LABELS_MAX = 32, LABEL_KEY_MAX = 64, LABEL_VALUE_MAX = 256 };
+enum { LABELS_MAX = 32, LABEL_KEY_MAX = 64, LABEL_VALUE_MAX = 256, METRICS_MAX = 64, METRIC_NAME_MAX = 64 };
 
 #define WORD(NAME, word) #word,
 #define WORDS(name, ...) static const char *const name##_words[] = { __VA_ARGS__ NULL };
@@ -29,7 +29,7 @@ static const char *const target_format_words[] = {
 #define MAKING (K(SAVE) | CONVERTING)
 #define BASED (K(DELTA) | K(APPLY))
 #define CHANGING (K(SAVE) | K(RESHARD) | K(LOAD))
-#define PACED (CHANGING | K(MERGE) | BASED | K(VERIFY) | K(STATS))
+#define PACED (CHANGING | K(MERGE) | BASED | K(VERIFY) | K(STATS) | K(REPLICATE))
 #define PICKING (CHANGING | K(MERGE) | K(VERIFY) | K(DIFF))
 #define COMPARING (K(DIFF) | K(COMPARE))
 #define MOVING (K(CREATE) | K(COPY) | K(OFFLOAD) | K(GATHER) | K(BROADCAST) | K(DISTRIBUTE) | K(REDISTRIBUTE))
@@ -40,6 +40,7 @@ static const char *const target_format_words[] = {
 #define INTEGER(from, to) .type = FIELD_INTEGER, .min = (from), .max = (to)
 #define NUMBER .type = FIELD_NUMBER
 #define WORD_OF(name) .type = FIELD_WORD, .words = name##_words
+#define DURATION .type = FIELD_DURATION
 #define TEXT(bytes) .type = FIELD_TEXT, .max = (bytes)
 #define STATE_DICT .type = FIELD_STATE_DICT
 #define CHECKPOINT .type = FIELD_CHECKPOINT
@@ -50,6 +51,7 @@ static const char *const target_format_words[] = {
 #define NUMBERS .type = FIELD_NUMBERS
 #define CHECKPOINTS .type = FIELD_CHECKPOINTS
 #define LABELS .type = FIELD_LABELS
+#define METRICS .type = FIELD_METRICS
 #define LAYOUT .type = FIELD_LAYOUT
 #define TRANSFORM .type = FIELD_TRANSFORM
 #define VARS .type = FIELD_VARS
@@ -148,6 +150,30 @@ FALLIBLE enum err field_read_labels(const struct jval *v, struct arena *a, struc
 		if (text->n > LABEL_VALUE_MAX)
 			return jval_fail(&item, ERR_VALIDATION_FAILED, "a label's value has at most %d bytes", LABEL_VALUE_MAX);
 		out->v[out->n++].left = str_of(key);
+	}
+	return OK;
+}
+
+FALLIBLE enum err field_read_metrics(const struct jval *v, struct arena *a, struct spec_metrics *out)
+{
+	const char *key;
+	json_t *value;
+
+	if (!v->j)
+		return OK;
+	if (!json_is_object(v->j))
+		return jval_only(v, (const char *const[]){ NULL });
+	if (json_object_size(v->j) > METRICS_MAX)
+		return jval_fail(v, ERR_VALIDATION_FAILED, "more than %d metrics", METRICS_MAX);
+	if (json_object_size(v->j))
+		TRY(arena_alloc(a, json_object_size(v->j), sizeof *out->v, &out->v));
+	out->n = 0;
+	json_object_foreach(v->j, key, value) {
+		struct jval item = { value, v, key, 0 };
+		if (key[0] == '\0' || strlen(key) > METRIC_NAME_MAX)
+			return jval_fail(&item, ERR_VALIDATION_FAILED, "a metric's name has 1 to %d bytes", METRIC_NAME_MAX);
+		TRY(jval_number(&item, -HUGE_VAL, &out->v[out->n].value));
+		out->v[out->n++].name = str_of(key);
 	}
 	return OK;
 }
@@ -259,6 +285,16 @@ static FALLIBLE enum err check_text(const struct field *f, const struct jval *v,
 	return OK;
 }
 
+static FALLIBLE enum err read_duration(const struct jval *v, int64_t *ms_out)
+{
+	struct str text;
+
+	TRY(jval_string(v, &text));
+	if (!str_to_ms(text, ms_out) || *ms_out <= 0)
+		return jval_fail(v, ERR_VALIDATION_FAILED, "is no time, such as \"72h\"");
+	return OK;
+}
+
 /* The value is there, given or filled in; it is read to `out`, of the row's C type. */
 static FALLIBLE enum err read_value(const struct field *f, const struct jval *at, const struct jval *v, struct arena *a, void *out)
 {
@@ -277,6 +313,8 @@ static FALLIBLE enum err read_value(const struct field *f, const struct jval *at
 		return OK;
 	case FIELD_TEXT:
 		return check_text(f, v, out);
+	case FIELD_DURATION:
+		return read_duration(v, out);
 	case FIELD_STATE_DICT:
 		return ref_read(v, REF_STATE_DICT, NULL, out);
 	case FIELD_CHECKPOINT:
@@ -296,6 +334,8 @@ static FALLIBLE enum err read_value(const struct field *f, const struct jval *at
 		return read_list(v, SPEC_SOURCES_MAX, read_checkpoint, sizeof(struct ref), a, out);
 	case FIELD_LABELS:
 		return field_read_labels(v, a, out);
+	case FIELD_METRICS:
+		return field_read_metrics(v, a, out);
 	case FIELD_LAYOUT:
 		return layout_rules_read(v, SPEC_RULES_MAX, a, out);
 	case FIELD_TRANSFORM:
@@ -345,8 +385,8 @@ FALLIBLE enum err field_read(enum job_kind kind, enum field_place place, const s
 			TRY(field_put_default(at->j, f->key, fallback));
 			v = jval_get(at, f->key);
 		}
-		/* A text or a state dict has no fallback, and is never missing where its object is there. */
-		if (v.j || f->type == FIELD_TEXT || f->type == FIELD_STATE_DICT)
+		/* A text or a state dict has no fallback, and is never missing where its object is there; but options may be. */
+		if (v.j || (place != AT_OPTIONS && (f->type == FIELD_TEXT || f->type == FIELD_STATE_DICT)))
 			TRY(read_value(f, at, &v, out->arena, (char *)out + f->at));
 	}
 	return OK;

@@ -42,6 +42,10 @@ struct spec_numbers {
 	double *v;
 	size_t n;
 };
+struct spec_metrics {
+	struct { struct str name; double value; } *v;
+	size_t n;
+};
 /* A save whose ranks are on several hosts (worker/runner/hosts.h): which of them this daemon has. */
 struct spec_hosts {
 	struct str id;                 /* p NULL: the save is of one host */
@@ -53,6 +57,14 @@ struct spec_hosts {
 	int64_t timeout_s;
 };
 
+/* The condition under which a delete removes its target. */
+struct spec_only_if {
+	bool is_given;
+	struct str etag;               /* of its record; n == 0: any */
+	struct strs present;           /* checkpoints that must be there */
+	bool unaliased;                /* no alias of its run leads to it */
+};
+
 /* In the place of a dtype: ggml's blocks of 32 int8 with a scale. Only a GGUF target has them. */
 #define SPEC_Q8_0 "q8_0"
 
@@ -61,11 +73,13 @@ enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_BASE, AT_OPTION
 
 enum field_type {
 	FIELD_BOOL, FIELD_INTEGER, FIELD_NUMBER, FIELD_WORD, FIELD_TEXT, FIELD_STATE_DICT, FIELD_CHECKPOINT,
+	FIELD_DURATION,                /* text; read as milliseconds */
 	FIELD_GLOBS,                   /* list of texts */
 	FIELD_RENAMES, FIELD_DTYPES,   /* list of pairs of texts; the second one a dtype */
 	FIELD_RANKS,                   /* list of ranks, each once */
 	FIELD_NUMBERS, FIELD_CHECKPOINTS,      /* lists of numbers, of references; at most SPEC_SOURCES_MAX */
 	FIELD_LABELS,                  /* object of texts */
+	FIELD_METRICS,                 /* object of numbers */
 	FIELD_LAYOUT,
 	FIELD_TRANSFORM, FIELD_VARS,   /* conversion rules, and object of integers: they and */
 	FIELD_OTHER,                   /* are read together with other fields, in spec.c */
@@ -105,3 +119,5 @@ FALLIBLE enum err field_put_default(json_t *object, const char *key, json_t *fal
 FALLIBLE enum err field_read_ranks(const struct jval *list, struct arena *a, struct spec_ranks *out);
 /* `labels`: at most 32 of key → text. */
 FALLIBLE enum err field_read_labels(const struct jval *v, struct arena *a, struct spec_pairs *out);
+/* `metrics`: at most 64 of name → finite number. */
+FALLIBLE enum err field_read_metrics(const struct jval *v, struct arena *a, struct spec_metrics *out);

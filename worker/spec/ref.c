@@ -132,3 +132,22 @@ FALLIBLE enum err ref_parse(struct str text, struct ref *out)
 	*out = ref;
 	return OK;
 }
+
+struct str ref_run(const char *name)
+{
+	const char *slash = strrchr(name, '/');
+
+	return slash ? (struct str){ name, (size_t)(slash - name) } : STR("-");
+}
+
+int64_t ref_step(const char *name, int64_t generation)
+{
+	size_t end = strlen(name), at = end;
+	uint64_t step;
+
+	while (at > 0 && name[at - 1] >= '0' && name[at - 1] <= '9')
+		at--;
+	if (str_to_u64((struct str){ name + at, end - at }, &step) && step <= INT64_MAX)
+		return (int64_t)step;
+	return generation;
+}

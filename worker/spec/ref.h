@@ -9,6 +9,9 @@ FALLIBLE enum err ref_check_name(struct str name);         /* a checkpoint: 1 to
 FALLIBLE enum err ref_check_alias(struct str alias);       /* [A-Za-z0-9][A-Za-z0-9._-]{0,63}, none that dcpd computes */
 FALLIBLE enum err ref_check_state_dict(struct str name);   /* one component, without '/' or ':' */
 
+/* The run of a checkpoint's name: all but the last component, "-" for a name of one component. */
+struct str ref_run(const char *name);
+
 enum ref_kind { REF_CHECKPOINT = 1, REF_STATE_DICT = 2 };
 
 struct ref {
@@ -27,6 +30,8 @@ static inline bool ref_same(const struct ref *a, const struct ref *b)
 	return a->kind == b->kind && str_eq(a->storage, b->storage) && str_eq(a->name, b->name);
 }
 
+/* The step of a checkpoint: the number at the end of its name, else `generation`; -1: neither is one. */
+int64_t ref_step(const char *name, int64_t generation);
 /* The object {"storage","name"} or {"state_dict"}; `kinds` is a set of ref_kind. Keys beside them must be in `more`. */
 FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out);
 /* The object: a new one; NULL: no memory. */

@@ -6,7 +6,8 @@
 #include "base/jtext.h"
 #include "base/near.h"
 
-enum { SPEC_BYTES_MAX = 64 << 20, PARTS_MAX = 4096, HOSTS_MAX = 1024, HOSTS_TIMEOUT_S = 20, AWAIT_S = 600 };
+enum { SPEC_BYTES_MAX = 64 << 20, PARTS_MAX = 4096, HOSTS_MAX = 1024, HOSTS_TIMEOUT_S = 20, AWAIT_S = 600,
+       CHECKPOINT_TEXT_MAX = 4096 };
 
 /* A planned save: the state dict is a list of items, the parts hold their bytes (worker/ops/planned_save.h). */
 static FALLIBLE enum err read_parts(const struct jval *source, struct spec *s)
@@ -118,15 +119,25 @@ static FALLIBLE enum err read_options(enum job_kind kind, const struct jval *doc
 	return field_read(kind, AT_OPTIONS, &options, s);
 }
 
+/* {"hold","alias"} of the options of `doc`. */
+static FALLIBLE enum err check_alias(const struct jval *doc, const struct spec *s)
+{
+	struct jval options = jval_get(doc, "options"), alias = jval_get(&options, "alias");
+
+	return s->alias.p ? jval_failed(&alias, ref_check_alias(s->alias)) : OK;
+}
+
 static FALLIBLE enum err check_wish(const struct jval *save, struct spec *s)
 {
-	struct jval labels = jval_get(save, "labels");
+	struct jval labels = jval_get(save, "labels"), metrics = jval_get(save, "metrics");
 
-	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", "hosts", NULL }, &s->target));
+	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", "metrics", "hosts", NULL }, &s->target));
 	TRY(read_hosts(save, s->arena, &s->hosts));
 	TRY(spec_check_save_format(save));
 	TRY(field_read_labels(&labels, s->arena, &s->labels));
-	return read_options(JOB_SAVE, save, s);
+	TRY(field_read_metrics(&metrics, s->arena, &s->metrics));
+	TRY(read_options(JOB_SAVE, save, s));
+	return check_alias(save, s);
 }
 
 FALLIBLE enum err spec_check_save_wish(const struct jval *save)
@@ -155,6 +166,21 @@ static FALLIBLE enum err check_await_seal(const struct jval *source, struct spec
 	return field_put_default(source->j, "timeout_s", json_integer(s->await_timeout_s));
 }
 
+/* {"incremental","parent"}: are bytes shared, and with which checkpoint? */
+static FALLIBLE enum err check_parent(const struct jval *doc, struct spec *s)
+{
+	struct jval options = jval_get(doc, "options"), parent = jval_get(&options, "parent"), wish = jval_get(&options, "incremental");
+
+	s->may_share = s->incremental || !wish.j;
+	if (!s->parent.kind)
+		return OK;
+	if (!s->may_share)
+		return jval_fail(&parent, ERR_VALIDATION_FAILED, "a save that is not incremental has no parent");
+	if (!str_eq(s->parent.storage, s->target.storage))
+		return jval_fail(&parent, ERR_VALIDATION_FAILED, "lies in another storage than the target: nothing can be shared with it");
+	return OK;
+}
+
 static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 {
 	struct jval source = jval_get(doc, "source"), target = jval_get(doc, "target");
@@ -162,6 +188,8 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	TRY(read_hosts(doc, s->arena, &s->hosts));
 	TRY(check_await_seal(&source, s));
 	TRY(read_parts(&source, s));
+	TRY(check_parent(doc, s));
+	TRY(check_alias(doc, s));
 	return spec_check_save_format(&target);
 }
 
@@ -327,6 +355,25 @@ static FALLIBLE enum err check_target(const struct jval *doc, const struct spec 
 	return check_format_written(&target);
 }
 
+/* {"only_if": {"etag", "present", "unaliased"}} of a delete. */
+static FALLIBLE enum err read_only_if(const struct jval *doc, struct spec *s)
+{
+	struct jval options = jval_get(doc, "options"), v = jval_get(&options, "only_if"), etag = jval_get(&v, "etag");
+	struct jval present = jval_get(&v, "present");
+
+	if (s->kind != JOB_DELETE || !v.j)
+		return OK;
+	TRY(jval_only(&v, (const char *const[]){ "etag", "present", "unaliased", NULL }));
+	if (etag.j)
+		TRY(jval_string(&etag, &s->only_if.etag));
+	TRY(jval_opt_texts(&v, "present", SPEC_SOURCES_MAX, CHECKPOINT_TEXT_MAX, s->arena, &s->only_if.present));
+	for (size_t i = 0; i < s->only_if.present.n; i++)
+		TRY(jval_failed(&present, ref_check_name(s->only_if.present.v[i])));
+	TRY(jval_opt_bool(&v, "unaliased", &s->only_if.unaliased));
+	s->only_if.is_given = true;
+	return OK;
+}
+
 /* A delta is applied to files or to shared memory: fields of the one say nothing of the other. */
 static FALLIBLE enum err check_apply(const struct jval *doc, const struct spec *s)
 {
@@ -426,6 +473,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	TRY(read_places(root, s));
 	if (s->kind == JOB_SAVE)
 		TRY(check_save(root, s));
+	TRY(read_only_if(root, s));
 	TRY(check_apply(root, s));
 	TRY(check_ending(root, s));
 	TRY(check_assets(root, s));
@@ -453,11 +501,15 @@ FALLIBLE enum err spec_read(json_t *doc, struct spec *out)
 
 char *spec_wishes(const json_t *doc)
 {
-	static const char *const others[] = { "source", "base", "target", "a", "b", "hosts", "labels" };
+	static const char *const others[] = { "source", "base", "target", "a", "b", "hosts", "labels", "metrics" };
 	CLEANUP(jval_drop) json_t *rest = json_copy((json_t *)(uintptr_t)doc);
 
 	for (size_t i = 0; rest && i < sizeof others / sizeof *others; i++)
 		(void)json_object_del(rest, others[i]);
+	json_t *options = json_copy(json_object_get(rest, "options"));
+	(void)json_object_del(options, "parent");
+	if (options && json_object_set_new(rest, "options", options) != 0)
+		return NULL;
 	return rest ? jtext_of(rest) : NULL;
 }
 

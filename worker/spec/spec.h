@@ -13,6 +13,7 @@ struct spec {
 	struct ref source, target;      /* kind 0 where the job has none */
 	struct ref a, b;                /* of a diff or a compare */
 	struct ref base;                /* of a delta, and of what it is applied to */
+	bool may_share;                 /* a save: incremental, or nothing is said of that */
 	struct arena *arena;            /* has the lists; spec_free */
 #define FIELD(member, c_type, ...) c_type member;
 #include "spec/fields.def"
@@ -23,8 +24,8 @@ struct spec {
  * ERR_WORLD_MISMATCH, with the field's JSON pointer. */
 FALLIBLE enum err spec_read(json_t *doc, struct spec *out);
 void spec_free(struct spec *s);
-/* Returns the wishes of a checked request apart from its subject: its JSON without references, hosts and labels (mem_free). NULL: no
- * memory. */
+/* Returns the wishes of a checked request apart from its subject: its JSON without references, hosts, labels and metrics
+ * (mem_free). NULL: no memory. */
 char *spec_wishes(const json_t *doc);
 
 /* Is the target one file? So it is where the format has but that form, and where a safetensors target's name ends so. */
@@ -32,5 +33,5 @@ bool spec_target_is_file(const struct spec *s);
 
 /* `format` of the target of a save: "dcp". */
 FALLIBLE enum err spec_check_save_format(const struct jval *target);
-/* The target of a save to come, with "options" and "labels" beside storage, name and format; defaults are filled in. */
+/* The target of a save to come, with "options", "labels" and "metrics" beside storage, name and format; defaults are filled in. */
 FALLIBLE enum err spec_check_save_wish(const struct jval *save);

@@ -142,6 +142,13 @@ void checked_forget_damage(struct checked *c)
 	c->damage_count = 0;
 }
 
+void checked_forget_bytes(struct checked *c)
+{
+	c->verified_bytes = c->unverified_bytes = c->unverified_count = 0;
+	json_decref(c->unverified);
+	c->unverified = NULL;
+}
+
 void checked_report(const struct checked *c, json_t *result)
 {
 	json_object_set_new(result, "verified_bytes", json_integer((json_int_t)c->verified_bytes));

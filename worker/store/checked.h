@@ -44,6 +44,9 @@ void checked_damage(struct checked *c, enum checked_part part, uint64_t bytes);
 /* Drops all damage noted so far: the same bytes are looked at once more. */
 void checked_forget_damage(struct checked *c);
 
+/* Forgets which bytes were verified and which were not: all of them are read once more, and counted then. Warnings stay. */
+void checked_forget_bytes(struct checked *c);
+
 /* Adds what another one knows of unverified bytes, and how many were verified; no damage, no warnings. */
 void checked_add(struct checked *c, const struct checked *other);
 /* Sets verified_bytes, unverified_bytes, unverified, and warnings if there are any. */

@@ -1,7 +1,14 @@
 /* commit.c: see commit.h. What a store must not decide: may it go, and may this user have it go? The act itself is the store's. */
 #include "store/commit.h"
 
+#include <stdio.h>
+
+#include "base/jval.h"
+#include "base/mem.h"
 #include "spec/kinds.h"
+#include "store/aliases.h"
+#include "store/identity.h"
+#include "store/kept_trash.h"
 #include "store/notes.h"
 #include "store/owner.h"
 
@@ -14,8 +21,67 @@ enum err commit_in_doubt(const char *what, const char *name)
 	return ERR_NOT_DURABLE;
 }
 
-static FALLIBLE enum err remove_checked(const struct store_job *by, const struct store *store, const char *name)
+struct removal {
+	const struct commit_removal *how;
+	const struct store *store;
+	const char *name;
+};
+
+static FALLIBLE enum err check_present(const struct removal *r, struct str other)
 {
+	enum format format;
+
+	enum err e = checkpoint_recognise(r->store, other.p, &format);
+	if (e && e != ERR_NOT_FOUND)
+		return e;
+	if (e || format == FORMAT_NONE)
+		return ERR(STATE_CONFLICT, "'%s' stays: '%s', which is to stay in its run, is not there", r->name, other.p);
+	return OK;
+}
+
+static FALLIBLE enum err check_unaliased(const struct removal *r)
+{
+	CLEANUP(jval_drop) json_t *all = NULL;
+	CLEANUP(mem_free_ptr) char *run = mem_strdup(r->name);
+	const char *alias;
+	json_t *name;
+
+	NEED(run, "no memory for a run's name");
+	char *slash = strrchr(run, '/');
+	if (slash)
+		*slash = '\0';
+	TRY(aliases_read(r->store, slash ? run : "-", &all));
+	json_object_foreach(all, alias, name)
+		if (strcmp(json_string_value(name), r->name) == 0)
+			return ERR(STATE_CONFLICT, "'%s' stays: the alias '%s' leads to it", r->name, alias);
+	return OK;
+}
+
+/* Under the store's locks. */
+static enum err check_only_if(void *user)
+{
+	const struct removal *r = user;
+	const struct spec_only_if *only_if = r->how->only_if;
+	char identity[IDENTITY_MAX];
+
+	if (!only_if || !only_if->is_given)
+		return OK;
+	if (only_if->etag.n) {
+		TRY(identity_of(store_top(r->store), r->name, identity));
+		if (!str_is(only_if->etag, identity))
+			return ERR(STATE_CONFLICT, "'%s' stays: it is another one than was meant", r->name);
+	}
+	for (size_t i = 0; i < only_if->present.n; i++)
+		TRY(check_present(r, only_if->present.v[i]));
+	return only_if->unaliased ? check_unaliased(r) : OK;
+}
+
+static FALLIBLE enum err remove_checked(const struct store_job *by, const struct store *store, const char *name,
+					const struct commit_removal *how, struct commit_removed *out)
+{
+	struct kept_trash_words words = { .keep_ms = how->trash_ms, .policy = how->policy, .why = how->why };
+	struct removal r = { how, store, name };
+	CLEANUP(mem_free_ptr) char *about = NULL;
 	enum format format;
 	struct stat st;
 
@@ -25,17 +91,25 @@ static FALLIBLE enum err remove_checked(const struct store_job *by, const struct
 		return ERR(NOT_A_CHECKPOINT, "'%s' is no checkpoint, and is not deleted", name);
 	TRY(owner_check(by, store, name));
 	TRY(notes_check_removal(store_top(store), name));
-	return store->ops->remove(by, store, name);
+	TRY(check_only_if(&r)); /* before anything is made in the trash; and again, under the locks */
+	TRY(kept_trash_size(store, name, &words.bytes));
+	if (how->trash_ms)
+		TRY(kept_trash_describe(by, store, name, &words, &about));
+	TRY(store->ops->remove(by, store, name, &(struct store_removal){ check_only_if, &r, about }));
+	*out = (struct commit_removed){ words.bytes, about };
+	about = NULL;
+	return OK;
 }
 
-enum err commit_delete(const struct store_job *by, const struct ref *ref)
+enum err commit_delete(const struct store_job *by, const struct ref *ref, const struct commit_removal *how, struct commit_removed *out)
 {
 	const struct store *store;
 	char parent[4096], last[256];
 
+	*out = (struct commit_removed){ 0 };
 	TRY(stores_find(by->stores, ref->storage.p, &store));
 	TRY(staging_divide(ref->name.p, parent, sizeof parent, last, sizeof last));
-	enum err e = remove_checked(by, store, ref->name.p);
+	enum err e = remove_checked(by, store, ref->name.p, how, out);
 	return e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint '%s'", ref->name.p) : e;
 }
 

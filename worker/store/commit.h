@@ -11,8 +11,19 @@
 #pragma once
 #include "store/staging.h"
 
-/* Moves a checkpoint to trash and removes it. ERR_NOT_FOUND, ERR_FORBIDDEN. */
-FALLIBLE enum err commit_delete(const struct store_job *by, const struct ref *ref);
+/* A removal: its condition, and whether the checkpoint may come back. */
+struct commit_removal {
+	const struct spec_only_if *only_if;    /* NULL, or not given: whatever is there goes */
+	int64_t trash_ms;              /* it lies in the storage's trash for so long; 0: it is gone */
+	const char *policy, *why;      /* that removes it; NULL: a person does */
+};
+/* Removes a checkpoint. ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_CHECKPOINT_HELD, ERR_STATE_CONFLICT: only_if is not so. */
+struct commit_removed {
+	uint64_t bytes;                /* of its files */
+	char *about;                   /* mem_free; the words beside it in the trash, as JSON. NULL: it is gone for good */
+};
+FALLIBLE enum err commit_delete(const struct store_job *by, const struct ref *ref, const struct commit_removal *how,
+				struct commit_removed *out);
 /* Records ERR_NOT_DURABLE: "'name' what, but …", and why: this thread's latest error. */
 enum err commit_in_doubt(const char *what, const char *name);
 /* After a crash: is the job's checkpoint there? If not, what it left is removed. */

@@ -303,6 +303,11 @@ static FALLIBLE enum err take_member(struct jscan *js, struct manifest *m, struc
 		m->has_generation = true;
 		return take_u64(js, &m->generation);
 	}
+	if (str_is(key, "sync")) {
+		TRY(jscan_next(js, &t));
+		m->unsynced = t.kind == JSCAN_FALSE;
+		return jscan_skip(js, &t, &span);
+	}
 	if (str_is(key, "metadata"))
 		return take_metadata(js, m);
 	if (str_is(key, "files"))
@@ -550,6 +555,30 @@ enum err manifest_renew(struct str text, const struct manifest_metadata *metadat
 	buf_put(out, text.p, (size_t)(old.p - text.p));
 	manifest_put_metadata(out, metadata);
 	buf_put(out, old.p + old.n, (size_t)(end - (old.p + old.n)));
+	return manifest_put_self(out);
+}
+
+enum err manifest_renew_record(struct str text, struct str record, struct buf *out)
+{
+	static const char *const others[] = { "dcpd", "record", "record_xxh3_128", "self_xxh3_128" };
+	struct jscan js = jscan_of(text, ERR_FORMAT_MANIFEST);
+	struct jscan_token t, first;
+	struct str span;
+
+	buf_puts(out, "{\"dcpd\":1");
+	buf_put(out, record.p, record.n);
+	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
+	JSCAN_EACH(&js, &t) {
+		bool is_other = false;
+		TRY(jscan_next(&js, &first));
+		TRY(jscan_skip(&js, &first, &span));
+		for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+			is_other |= str_is(t.raw, others[i]);
+		if (!is_other) {
+			buf_printf(out, ",\"%.*s\":", (int)t.raw.n, t.raw.p);
+			buf_put(out, span.p, span.n);
+		}
+	}
 	return manifest_put_self(out);
 }
 

@@ -2,13 +2,16 @@
  * PyTorch ignores it. A checkpoint without one is as good, but can only be verified by the CRC32s in its archives. Ranks that save without
  * collectives have one each, `.dcpd.3.json` beside `__3.metadata`: each speaks for what its rank wrote.
  *
- *   {"dcpd":1,"job":"01J…","attempt":1,"kind":"save","created_at":"…","uid":1000,"generation":7,"world_size":2,"bytes":…,
+ *   {"dcpd":1,"record":{…},"record_xxh3_128":"…",        (record.h; not in the manifests of versions before)
+ *    "job":"01J…","attempt":1,"kind":"save","created_at":"…","uid":1000,"generation":7,"world_size":2,"bytes":…,
+ *    "sync":false,
  *    "metadata":{"name":".metadata","bytes":…,"xxh3_128":"…","save_id":"…"},
  *    "files":[{"name":"__0_0.distcp","bytes":…,"mtime_ns":…,
  *              "items":[[offset,length,"crc32","xxh3_128",[end,"xxh3_128",…],true],…],
  *              "edges":["xxh3_128",…]}],
  *    "self_xxh3_128":"…"}
  *
+ * sync is there if files were not fsynced.
  * An item's digest is the XXH3-128 of its payload, or of all its bytes if `true` stands at the end (values, transformed items, whole
  * safetensors files). An item written in several blocks has the list [end of block, digest of block, …], and the item's digest is the
  * XXH3-128 of the blocks' digests. `edges` has an entry per item, in the order of `items`: the XXH3-128 of the archive around the payload
@@ -49,6 +52,7 @@ struct manifest {
 	char created_at[40];
 	uint64_t attempt, generation, world_size, bytes, metadata_bytes, uid;
 	bool has_generation, has_uid, has_edges;
+	bool unsynced;                         /* files were not fsynced: no checkpoint that is may rely on them */
 	char metadata_name[64];
 	char save_id[MANIFEST_SAVE_ID];        /* "": not recorded */
 	unsigned char metadata_xxh3[16];
@@ -78,6 +82,8 @@ struct manifest_metadata {
 };
 FALLIBLE enum err manifest_renew(struct str text, const struct manifest_metadata *metadata, struct buf *out);
 void manifest_put_metadata(struct buf *b, const struct manifest_metadata *metadata);
+/* The same with another record: its members as record_put() appends them. */
+FALLIBLE enum err manifest_renew_record(struct str text, struct str record, struct buf *out);
 /* Ends the text that begins at b->p with its own digest. */
 FALLIBLE enum err manifest_put_self(struct buf *b);
 /* NULL: not listed. */

@@ -6,6 +6,7 @@
 
 #include "base/jval.h"
 #include "base/mem.h"
+#include "store/identity.h"
 #include "store/owner.h"
 #include "store/staging.h"
 
@@ -282,4 +283,106 @@ FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store 
 	}
 	return notes_path(last, false, notes) ? change_hold(by, name, parent, notes, hold)
 					      : ERR(NAME_INVALID, "'%s' is too long a name for notes", last);
+}
+
+/* ---- verified ---- */
+
+static FALLIBLE enum err change_verified(struct store_at dir, const struct notes_verdict *v)
+{
+	CLEANUP(jval_drop) json_t *doc = NULL, *verdict = json_copy(v->doc);
+	struct hold hold = { .owner = -1 };
+
+	TRY(read_hold_at(dir, NOTES_NAME, &hold)); /* unreadable ones stay as they are */
+	TRY(read_doc(dir, NOTES_NAME, &doc));
+	doc = doc ? doc : json_pack("{s:i}", "version", 1);
+	if (!doc || !verdict || json_object_set_new(verdict, "identity", json_string(v->identity)) != 0 ||
+	    json_object_set_new(verdict, "made", json_string(v->made)) != 0 || json_object_set(doc, "verified", verdict) != 0)
+		return ERR(NO_MEMORY, "no memory for notes");
+	return write_doc(dir, NOTES_NAME, doc);
+}
+
+FALLIBLE enum err notes_set_verified(const struct store *store, const char *name, const struct notes_verdict *v)
+{
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING, lock = STORE_NOTHING;
+	char now[IDENTITY_MAX];
+
+	if (!store->ops->lock) /* nothing would keep a removal out meanwhile */
+		return OK;
+	TRY(store_enter(store_top(store), name, &dir));
+	TRY(store->ops->lock(dir, &lock));
+	TRY(identity_of(store_top(store), name, now));
+	return strcmp(now, v->identity) == 0 ? change_verified(dir, v) : OK;
+}
+
+/* The members of a verdict that lists show, if they are of the form. */
+static FALLIBLE enum err take_verdict(const struct jval *v, json_t **out)
+{
+	static const char *const texts[] = { "state", "level", "at", "job", "content_digest" };
+	static const char *const counts[] = { "unverifiable", "unverified_bytes", "damage_count" };
+	CLEANUP(jval_drop) json_t *doc = json_object();
+
+	NEED(doc, "no memory for notes");
+	for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+		struct jval one = jval_get(v, texts[i]);
+		struct str text;
+		if (!one.j && i == 4)
+			continue;
+		TRY(jval_string(&one, &text));
+		if (text.n > 64 || json_object_set(doc, texts[i], one.j) != 0)
+			return jval_fail(&one, ERR_VALIDATION_FAILED, "has more than 64 bytes");
+	}
+	for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+		struct jval one = jval_get(v, counts[i]);
+		int64_t n;
+		if (!one.j)
+			continue;
+		TRY(jval_integer(&one, 0, INT64_MAX, &n));
+		if (json_object_set(doc, counts[i], one.j) != 0)
+			return ERR(NO_MEMORY, "no memory for notes");
+	}
+	*out = move(doc);
+	return OK;
+}
+
+static FALLIBLE enum err put_verified(struct store_at dir, const char *identity, const char *made, struct buf *out)
+{
+	CLEANUP(jval_drop) json_t *doc = NULL, *verdict = NULL;
+
+	TRY(read_doc(dir, NOTES_NAME, &doc));
+	struct jval root = JVAL_ROOT(doc), v = jval_get(&root, "verified");
+	const char *of = json_string_value(json_object_get(v.j, "identity")), *by = json_string_value(json_object_get(v.j, "made"));
+	bool same = of && strcmp(of, identity) == 0;
+	size_t top = strcspn(identity, "-") + 1; /* the directory's inode number, with the '-' */
+	if (!of || !by || strcmp(by, made) != 0 || (!same && strncmp(of, identity, top) == 0))
+		return OK; /* the directory is the same, and its files are others */
+	TRY(take_verdict(&v, &verdict));
+	const char *state = json_string_value(json_object_get(verdict, "state"));
+	bool known = strcmp(state, "verified") == 0 || strcmp(state, "damaged") == 0 || strcmp(state, "unverified") == 0;
+	if (known && !same &&
+	    (json_object_set_new(verdict, "copied", json_string(state)) != 0 ||
+	     json_object_set_new(verdict, "state", json_string("unverified")) != 0))
+		return ERR(NO_MEMORY, "no memory for notes");
+	if (!known)
+		return OK;
+	buf_puts(out, ",\"verified\":");
+	return jval_dump(verdict, out);
+}
+
+void notes_put_verified(struct store_at dir, const char *identity, const char *made, struct buf *out)
+{
+	size_t len = out->len;
+
+	if (put_verified(dir, identity, made, out)) { /* the hold tells of unreadable notes */
+		err_clear();
+		out->len = len;
+	}
+}
+
+bool notes_tell_damage(struct store_at dir, const char *identity, const char *made)
+{
+	CLEANUP(buf_free) struct buf out = BUF_INIT(NOTES_BYTES_MAX);
+
+	notes_put_verified(dir, identity, made, &out);
+	return out.len && (memmem(out.p, out.len, "\"state\":\"damaged\"", strlen("\"state\":\"damaged\"")) ||
+			   memmem(out.p, out.len, "\"copied\":\"damaged\"", strlen("\"copied\":\"damaged\"")));
 }

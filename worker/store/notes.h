@@ -1,11 +1,15 @@
-/* notes.h: what people say of a checkpoint, kept beside its bytes: so far a hold, with owner and reason. Nothing of dcpd's removes or
- * replaces a held checkpoint.
+/* notes.h: what is said of a checkpoint later than it was made, kept beside its bytes: a hold, with owner and reason (nothing of dcpd's
+ * removes or replaces a held checkpoint), and what the latest verify of all of it found out.
  *
  * The notes are a small JSON file in the checkpoint's folder, or beside a checkpoint that is one file: they are copied and moved with it,
  * every daemon on the storage sees them, and a lost journal loses none. Readers of the formats look up files by name and never see it.
  * A notes file that cannot be read counts as a hold: a mistake in it must not cost the checkpoint.
  *
- *     {"version":1,"hold":{"owner":1000,"reason":"the paper's weights","since":"2026-11-22T23:00:00.000Z"}} */
+ *     {"version":1,"hold":{"owner":1000,"reason":"the paper's weights","since":"2026-11-22T23:00:00.000Z"},
+ *      "verified":{"state":"verified","level":"digest","at":…,"job":…,…,"identity":…,"made":JOB}}
+ *
+ * `verified` is about one content: the identity (identity.h) that the job read. A copied folder has another identity and the same maker's
+ * job in its record: there it is told as `unverified`, `copied`, since nobody has read the copy. */
 #pragma once
 #include <jansson.h>
 
@@ -27,3 +31,15 @@ void notes_put_hold(struct store_at folder, const char *name, bool is_dir, struc
  * kept out meanwhile; a save beside other files looks last right before it moves the first one. ERR_FORBIDDEN: the checkpoint, or the
  * hold that is there, is another user's. */
 FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store *store, const char *name, json_t *hold);
+
+/* A verdict on the checkpoint with this identity, which the job `made` has made. */
+struct notes_verdict {
+	const char *identity, *made;
+	json_t *doc;                   /* `verified` of a record */
+};
+/* Keeps it, in a directory that a job has made; nothing where the checkpoint is another one by now, or its notes cannot be read. */
+FALLIBLE enum err notes_set_verified(const struct store *store, const char *name, const struct notes_verdict *v);
+/* Appends ,"verified":{…} if the notes in the open directory of a checkpoint with this identity and this maker know one. */
+void notes_put_verified(struct store_at dir, const char *identity, const char *made, struct buf *out);
+/* Do they say that it is damaged, or a copy of one that is? */
+bool notes_tell_damage(struct store_at dir, const char *identity, const char *made);

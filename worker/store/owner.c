@@ -6,6 +6,7 @@
 
 #include "base/num.h"
 #include "os/mount_ns.h"
+#include "store/copied.h"
 #include "store/manifest.h"
 
 enum { HEAD_MAX = 1024 };
@@ -81,7 +82,9 @@ enum err owner_find(const struct store *store, const char *name, uid_t asks, uid
 	p.owner = p.dir_uid = known(st.st_uid);
 	if (S_ISDIR(st.st_mode)) {
 		TRY(store_enter(store_top(store), name, &p.dir));
-		enum err e = store_list(p.dir, note_part, &p);
+		enum err e = look_at(&p, COPIED_NAME); /* a copy's manifests are those of its source, and name its owner */
+		if (e == ERR_NOT_FOUND || (!e && !p.found))
+			e = store_list(p.dir, note_part, &p);
 		store_close(&p.dir);
 		TRY(e);
 	}

@@ -182,12 +182,44 @@ static enum err lock(struct store_at folder, struct store_at *out)
 	return fs_lock(folder.handle, POSIX_LOCK_MS, &out->handle);
 }
 
+/* ---- shared bytes ---- */
+
+static bool clones(struct store_at folder)
+{
+	return fs_can_clone(folder.handle);
+}
+
+static enum err clone_range(struct store_at from, uint64_t from_offset, struct store_at to, uint64_t offset, uint64_t bytes,
+			    const char *name)
+{
+	return fs_clone(from.handle, from_offset, to.handle, offset, bytes, name);
+}
+
+static enum err link_part(struct store_at of, const char *of_name, const struct stat *is, struct store_at to, const char *name)
+{
+	int64_t mtime_ns = (int64_t)is->st_mtim.tv_sec * 1000000000 + is->st_mtim.tv_nsec;
+
+	return fs_link(of.handle, of_name, (uint64_t)is->st_size, mtime_ns, to.handle, name);
+}
+
+static enum err stamp(struct store_at file, const struct stat *times, const char *name)
+{
+	return fs_set_times(file.handle, times, name);
+}
+
+static enum err extend(struct store_at file, uint64_t bytes, const char *name)
+{
+	return fs_truncate(file.handle, bytes, name);
+}
+
 const struct store_ops posix_ops = {
 	open_store, check, probe, count, scratch,
 	enter, list, stat_of, watch, open_file, read_at, get, drop_handle, fd_of,
 	write_at, resize, finish,
 	posix_stage, posix_publish, posix_publish_in_place, posix_replace, posix_discard, posix_remove, posix_recover, posix_sweep,
+	posix_trash_list, posix_trash_restore, posix_trash_empty,
 	make, put, adopt, drop, lock,
+	clones, clone_range, link_part, stamp, extend,
 };
 
 struct store_at posix_at(int fd)

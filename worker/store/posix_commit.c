@@ -121,12 +121,23 @@ static FALLIBLE enum err lock_free(const struct store *store, const char *name, 
 	return notes_check_removal(store_top(store), name);
 }
 
+static FALLIBLE enum err sync_folders(const struct staging *s)
+{
+	for (uint64_t i = s->folders.n; i-- > 0;) {
+		CLEANUP(fs_drop) int dir = -1;
+		TRY(fs_open_dir(s->dir.handle, s->folders.v[i], &dir));
+		TRY(fs_fsync(dir, s->folders.v[i]));
+	}
+	return OK;
+}
+
 enum err posix_publish(struct staging *s, const char *replaces)
 {
 	CLEANUP(fs_drop) int lock = -1, inside = -1;
 	char staged[STAGED_PATH_MAX], name[CHECKPOINT_NAME_MAX];
 
 	staged_path(s, staged);
+	TRY(sync_folders(s));
 	TRY(fs_fsync(s->dir.handle, "."));
 	fs_fault("commit.synced");
 	fs_fault("commit.rename");
@@ -161,11 +172,25 @@ enum err posix_publish_in_place(struct staging *s, const char *metadata)
 	return e;
 }
 
+/* Files go into the directory that was opened, whatever has its name by now: never into another checkpoint. */
+static FALLIBLE enum err check_repaired(const struct staging *s)
+{
+	struct stat now, opened;
+
+	TRY(fs_stat(s->repaired.handle, ".", &opened));
+	enum err e = fs_stat(s->parent.handle, s->target, &now);
+	if (e && e != ERR_NOT_FOUND)
+		return e;
+	if (e || now.st_ino != opened.st_ino || now.st_dev != opened.st_dev)
+		return ERR(CHECKPOINT_REPLACED, "'%s' is no longer the checkpoint whose files were to be replaced", s->target);
+	return OK;
+}
+
 enum err posix_replace(struct staging *s, const char *name)
 {
-	CLEANUP(fs_drop) int to = -1;
+	int to = s->repaired.handle;
 
-	TRY(fs_open_dir(s->parent.handle, s->target, &to));
+	TRY(check_repaired(s));
 	fs_fault("commit.replace");
 	TRY(err_at_file(fs_rename(s->dir.handle, name, to, name), name, -1));
 	fs_fault("commit.replaced");
@@ -180,27 +205,68 @@ void posix_discard(struct staging *s)
 	store_close(&s->parent);
 }
 
-enum err posix_remove(const struct store_job *by, const struct store *store, const char *name)
+/* Of a removal after whose rename something went wrong: the opposite one. */
+static FALLIBLE enum err put_back(const struct store *store, const char *moved, const char *name, int parent)
 {
-	CLEANUP(fs_drop) int parent = -1, lock = -1, inside = -1;
-	char trash[128], last[256];
+	struct err_info info = *err_last();
+
+	if (fs_rename_noreplace(store->top, moved, name) || fs_fsync(parent, "."))
+		return commit_in_doubt("is being deleted", name);
+	err_restore(&info);
+	return info.code;
+}
+
+/* Moves it to `to`, a path from the top, under the locks. Behind them, in a folder of a folder, no lock of these keeps a hold out: one that
+ * came just now is seen then. */
+static FALLIBLE enum err move_away(const struct store *store, const char *name, int parent, const char *last, const char *to,
+				   const struct store_removal *how)
+{
+	CLEANUP(fs_drop) int lock = -1, inside = -1;
+
+	TRY(lock_free(store, name, parent, last, &lock, &inside));
+	TRY(how->check ? how->check(how->user) : OK);
+	fs_fault("remove.rename");
+	TRY(fs_rename_noreplace(store->top, name, to));
+	fs_fault("remove.renamed");
+	return OK;
+}
+
+static FALLIBLE enum err remove_for_good(const struct store_job *by, const struct store *store, const char *name, int parent,
+					 const char *last, const struct store_removal *how)
+{
+	char trash[128], path[CHECKPOINT_NAME_MAX + 128];
 
 	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", by->id);
-	TRY(posix_open_parent(store, name, last, &parent));
-	TRY(lock_free(store, name, parent, last, &lock, &inside));
-	TRY(fs_rename_noreplace(parent, last, trash));
-	fs_drop(&inside);
-	fs_drop(&lock);
-	/* in a folder of a folder no lock of these keeps a hold out: one that came just now is seen here */
-	if (notes_check_removal((struct store_at){ store, parent }, trash) || fs_fsync(parent, ".")) {
-		struct err_info info = *err_last();
-		if (fs_rename_noreplace(parent, trash, last) || fs_fsync(parent, "."))
-			return commit_in_doubt("is being deleted", name);
-		err_restore(&info);
-		return info.code;
-	}
+	snprintf(path, sizeof path, "%.*s%s", (int)(strlen(name) - strlen(last)), name, trash);
+	TRY(move_away(store, name, parent, last, path, how));
+	if (notes_check_removal(store_top(store), path) || fs_fsync(parent, "."))
+		return put_back(store, path, name, parent);
 	/* it is gone for good; what cannot be removed now, the next sweep takes */
 	if (trash_remove(parent, trash))
 		err_clear();
 	return OK;
+}
+
+/* The entry is on the disk before the checkpoint is in it, and the checkpoint's new place before its old one is gone. */
+static FALLIBLE enum err remove_to_trash(const struct store_job *by, const struct store *store, const char *name, int parent,
+					 const char *last, const struct store_removal *how)
+{
+	char path[POSIX_TRASH_PATH_MAX];
+
+	TRY(posix_trash_begin(store, parent, by->id, how->about, path));
+	enum err e = move_away(store, name, parent, last, path, how);
+	if (!e && (notes_check_removal(store_top(store), path) || posix_trash_sync(store, by->id) || fs_fsync(parent, ".")))
+		e = put_back(store, path, name, parent);
+	if (e && e != ERR_NOT_DURABLE)
+		posix_trash_end(store, by->id);
+	return e;
+}
+
+enum err posix_remove(const struct store_job *by, const struct store *store, const char *name, const struct store_removal *how)
+{
+	CLEANUP(fs_drop) int parent = -1;
+	char last[256];
+
+	TRY(posix_open_parent(store, name, last, &parent));
+	return (how->about ? remove_to_trash : remove_for_good)(by, store, name, parent, last, how);
 }

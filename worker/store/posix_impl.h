@@ -12,7 +12,7 @@ enum err posix_publish(struct staging *s, const char *replaces);
 enum err posix_publish_in_place(struct staging *s, const char *metadata);
 enum err posix_replace(struct staging *s, const char *name);
 void posix_discard(struct staging *s);
-enum err posix_remove(const struct store_job *by, const struct store *store, const char *name);
+enum err posix_remove(const struct store_job *by, const struct store *store, const char *name, const struct store_removal *how);
 
 /* posix_sweep.c */
 enum err posix_recover(const struct store *store, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
@@ -21,3 +21,17 @@ enum err posix_sweep(const struct store *store, const struct commit_keep *keep, 
 FALLIBLE enum err posix_open_parent(const struct store *store, const char *name, char last[256], int *fd_out);
 /* Removes what earlier attempts of this job left beside its target, before another one begins. */
 FALLIBLE enum err posix_clear(int parent, const char *job);
+
+/* posix_trash.c */
+enum { POSIX_TRASH_PATH_MAX = 128 };
+/* Makes the entry of the job, with its page; path becomes where the checkpoint is to be moved. */
+FALLIBLE enum err posix_trash_begin(const struct store *store, int parent, const char *job, const char *about,
+				    char path[POSIX_TRASH_PATH_MAX]);
+FALLIBLE enum err posix_trash_sync(const struct store *store, const char *job);    /* what was moved there, or out of it */
+void posix_trash_end(const struct store *store, const char *job);       /* removes the entry if no checkpoint lies in it */
+FALLIBLE enum err posix_trash_has(const struct store *store, const char *job, bool *out);      /* is a checkpoint in its entry? */
+/* Removes entries without a checkpoint, of jobs that `keep` lets go. */
+FALLIBLE enum err posix_trash_sweep(const struct store *store, const struct commit_keep *keep, uint64_t *removed_out);
+enum err posix_trash_list(const struct store *store, store_trash_fn fn, void *user);
+enum err posix_trash_restore(const struct store_job *by, const struct store *store, const char *id, const char *name);
+enum err posix_trash_empty(const struct store *store, const char *id);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "os/fs.h"
+#include "store/copied.h"
 #include "store/notes.h"
 #include "store/posix_impl.h"
 #include "store/posix_in_place.h"
@@ -248,6 +249,22 @@ static enum err look_for_own(void *user, const char *name, unsigned char)
 	return OK;
 }
 
+/* A copy of a checkpoint has the manifests of its source, and a page of its own. It comes by one rename, and is whole. */
+static FALLIBLE enum err look_at_copied(struct own *o)
+{
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+
+	enum err e = checkpoint_manifest(posix_at(o->dir), COPIED_NAME, &m);
+	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED || e == ERR_CHECKPOINT_DAMAGED) {
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	if (m && strcmp(m->job, o->job) == 0)
+		o->manifest = move(m);
+	return OK;
+}
+
 /* The receipt of a target that is one file: a staging directory of this job whose manifest tells of the file that is there now, by size
  * and time, which a rename does not change. */
 struct receipt {
@@ -298,7 +315,9 @@ static FALLIBLE enum err manifest_job(int parent, const char *last, const char *
 	enum err e = fs_open_dir(parent, last, &o.dir);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
-	e = fs_list(o.dir, look_for_own, &o);
+	e = look_at_copied(&o);
+	if (!e && !o.manifest)
+		e = fs_list(o.dir, look_for_own, &o);
 	fs_drop(&o.dir);
 	*ours = !e && o.manifest;
 	*out = o.manifest;
@@ -327,7 +346,11 @@ enum err posix_recover(const struct store *store, const char *name, const char *
 	struct stat st;
 	CLEANUP(fs_drop) int parent = -1;
 
-	enum err e = posix_open_parent(store, name, last, &parent);
+	enum err e = removes ? posix_trash_has(store, job, done_out) : OK;
+	if (!e && removes && *done_out)
+		return posix_trash_sync(store, job) ? commit_in_doubt("is deleted", name) : OK;
+	posix_trash_end(store, job);
+	e = e ?: posix_open_parent(store, name, last, &parent);
 	if (e == ERR_NOT_FOUND) {
 		*done_out = removes;
 		return OK;
@@ -418,6 +441,7 @@ enum err posix_sweep(const struct store *store, const struct commit_keep *keep, 
 	if (name)
 		return sweep_job(store, name, job, removed_out);
 	enum err e = sweep_dir(&s);
+	e = e ?: posix_trash_sweep(store, keep, &s.removed);
 	*removed_out = s.removed;
 	return e;
 }

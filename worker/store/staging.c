@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "store/copied.h"
 #include "store/identity.h"
 #include "store/notes.h"
 #include "store/owner.h"
@@ -63,7 +64,7 @@ static FALLIBLE enum err is_loose(const struct store *store, const char *path, e
 }
 
 /* A name beneath a checkpoint is refused: none of its ancestors may be one. */
-static FALLIBLE enum err check_ancestors(const struct store *store, const char *parent_path, bool is_file)
+FALLIBLE enum err staging_check_ancestors(const struct store *store, const char *parent_path, bool is_file)
 {
 	char path[4096];
 	bool loose = false;
@@ -100,49 +101,79 @@ static bool is_checkpoint_file(const char *name)
 	struct format_file file;
 	int64_t rank;
 
-	return manifest_is(name, &rank) || notes_is(name) || (format_file(name, &file) && format_makes_folders(file.format));
+	return manifest_is(name, &rank) || notes_is(name) || strcmp(name, COPIED_NAME) == 0 ||
+	       (format_file(name, &file) && format_makes_folders(file.format));
 }
 
-/* A directory that is to be replaced, and what its manifest lists; NULL: nothing. */
+/* A directory that is to be replaced, or one in it, and what its manifest and the page of a copy list; NULL: nothing. */
 struct replaced {
 	struct store_at dir;
-	struct manifest *manifest;
+	const struct manifest *manifest, *copied;
+	const char *path;              /* of the directory in the checkpoint, with '/' at its end; "": the checkpoint itself */
+	unsigned depth;
 };
 
-/* A file that dcpd wrote beside the data: a copied asset. */
-static bool is_listed(const struct replaced *r, const char *name)
+static bool lists(const struct manifest *m, const char *name)
 {
-	return r->manifest && map_get(&r->manifest->names, str_of(name)) != MAP_NONE;
+	return m && map_get(&m->names, str_of(name)) != MAP_NONE;
+}
+
+static enum err check_entry(void *user, const char *name, unsigned char d_type);
+
+/* A copy's own folders are replaced if nothing but what was copied is in them. */
+static FALLIBLE enum err check_inside(const struct replaced *r, const char *name, const char *path)
+{
+	CLEANUP(store_close) struct store_at below = STORE_NOTHING;
+	char inside[CONTENTS_PATH_MAX];
+
+	if (snprintf(inside, sizeof inside, "%s/", path) >= (int)sizeof inside)
+		return ERR(NOT_A_CHECKPOINT, "a folder with too long a path lies there, too: nothing is replaced");
+	TRY(store_enter(r->dir, name, &below));
+	return store_list(below, check_entry, &(struct replaced){ below, NULL, r->copied, inside, r->depth + 1 });
 }
 
 static enum err check_entry(void *user, const char *name, unsigned char d_type)
 {
 	const struct replaced *r = user;
 	const struct store_at *dir = &r->dir;
+	char path[CONTENTS_PATH_MAX];
 	struct stat st;
 
 	if (d_type == DT_UNKNOWN) {
 		TRY(store_stat(*dir, name, &st));
 		d_type = S_ISREG(st.st_mode) ? DT_REG : DT_DIR;
 	}
-	if (d_type == DT_REG && (is_checkpoint_file(name) || is_listed(r, name)))
+	bool fits = snprintf(path, sizeof path, "%s%s", r->path, name) < (int)sizeof path;
+	if (d_type == DT_REG && ((!r->depth && is_checkpoint_file(name)) || lists(r->manifest, name) || (fits && lists(r->copied, path))))
 		return OK;
+	if (d_type == DT_DIR && r->copied && fits && r->depth < CONTENTS_DEPTH_MAX)
+		return check_inside(r, name, path);
 	return err_at_file(ERR(NOT_A_CHECKPOINT, "'%s' lies there too, which is no part of a checkpoint: nothing is replaced", name), name,
 			   -1);
+}
+
+/* A damaged page lists nothing. */
+static struct manifest *page_of(struct store_at dir, const char *name)
+{
+	struct manifest *m = NULL;
+
+	if (checkpoint_manifest(dir, name, &m)) {
+		err_clear();
+		return NULL;
+	}
+	return m;
 }
 
 /* A directory is replaced only if nothing is lost but a checkpoint. */
 static FALLIBLE enum err check_replaced(const struct store *store, const char *name)
 {
-	struct replaced r = { .dir = STORE_NOTHING };
+	CLEANUP(manifest_free_ptr) struct manifest *manifest = NULL, *copied = NULL;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 
-	TRY(store_enter(store_top(store), name, &r.dir));
-	if (checkpoint_manifest(r.dir, MANIFEST_NAME, &r.manifest)) /* a damaged one lists nothing */
-		err_clear();
-	enum err e = store_list(r.dir, check_entry, &r);
-	manifest_free(r.manifest);
-	store_close(&r.dir);
-	return e;
+	TRY(store_enter(store_top(store), name, &dir));
+	manifest = page_of(dir, MANIFEST_NAME);
+	copied = page_of(dir, COPIED_NAME);
+	return store_list(dir, check_entry, &(struct replaced){ dir, manifest, copied, "", 0 });
 }
 
 /* A file is replaced only if it is one of its format, and not only called so. */
@@ -244,14 +275,38 @@ enum err staging_open(const struct store_job *by, const struct spec *spec, struc
 	return staging_open_as(by, spec, NULL, out);
 }
 
+static FALLIBLE enum err check_place(const struct staging *s)
+{
+	TRY(staging_check_ancestors(s->store, s->parent_path, s->is_file));
+	return s->is_file ? check_file_name(s->target) : OK;
+}
+
 enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out)
 {
 	TRY(set_place(out, by, spec, staging_name));
-	TRY(check_ancestors(out->store, out->parent_path, out->is_file));
-	if (out->is_file)
-		TRY(check_file_name(out->target));
+	TRY(check_place(out));
 	TRY(check_options(out, spec));
 	return out->store->ops->stage(out, staging_name != NULL);
+}
+
+enum err staging_open_copy(const struct store_job *by, const struct spec *spec, bool is_file, struct staging *out)
+{
+	TRY(set_place(out, by, spec, NULL));
+	out->is_file = is_file;
+	TRY(check_place(out));
+	TRY(check_options(out, spec));
+	return out->store->ops->stage(out, false);
+}
+
+enum err staging_add_folder(struct staging *s, const char *path)
+{
+	CLEANUP(store_close) struct store_at made = STORE_NOTHING;
+	char **folder;
+
+	TRY(vec_push(&s->folders, &folder));
+	*folder = mem_strdup(path);
+	NEED(*folder, "no memory for a folder's name");
+	return err_at_file(s->store->ops->make(s->dir, path, &made), path, -1);
 }
 
 enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out)
@@ -260,10 +315,11 @@ enum err staging_open_part(const struct store_job *by, const struct spec *spec, 
 	return out->store->ops->stage(out, true);
 }
 
-enum err staging_open_repair(const struct store_job *by, const struct spec *spec, struct staging *out)
+enum err staging_open_repair(const struct store_job *by, const struct spec *spec, struct store_at of, struct staging *out)
 {
 	TRY(set_place(out, by, spec, NULL));
 	out->is_file = false;
+	out->repaired = of;
 	if (!out->store->ops->replace)
 		return ERR(UNSUPPORTED, "the storage '%s' replaces no single files of a checkpoint", out->store->name);
 	TRY(owner_check(by, out->store, spec->target.name.p));
@@ -275,19 +331,19 @@ enum err staging_replace(struct staging *s, const char *name)
 	return s->store->ops->replace(s, name);
 }
 
-enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, bool late)
+enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, unsigned how)
 {
 	struct staging_file *f;
 
 	TRY(vec_push(&s->files, &f));
-	*f = (struct staging_file){ .name = mem_strndup(name.p, name.n), .bytes = bytes, .rank = rank, .late = late };
+	*f = (struct staging_file){ .name = mem_strndup(name.p, name.n), .bytes = bytes, .rank = rank, .how = how };
 	return f->name ? OK : ERR(NO_MEMORY, "no memory for a file's name");
 }
 
-/* Files of other ranks than the local ones are made by other hosts. */
+/* Files of other ranks than the local ones are made by other hosts, and some only when they must be. */
 static bool is_made_here(const struct staging *s, const struct staging_file *f)
 {
-	return !s->local || s->local[f->rank];
+	return !(f->how & STAGING_UNMADE) && (!s->local || s->local[f->rank]);
 }
 
 /* Ends the writing of a part, unless it has failed (e). */
@@ -304,10 +360,11 @@ static FALLIBLE enum err make_file(struct staging *s, const struct staging_file 
 
 	if (s->local) /* an earlier attempt's, in a directory that is kept */
 		TRY(store_drop(s->dir, f->name));
-	TRY(store_open_file(s->dir, f->name, STORE_WRITE | STORE_NEW | (f->late ? STORE_LATE : 0), &file));
+	TRY(store_open_file(s->dir, f->name, STORE_WRITE | STORE_NEW | (f->how & STAGING_LATE ? STORE_LATE : 0), &file));
 	if (f->bytes == 0)
 		return end_part(&file, OK, !s->no_sync, f->name);
-	enum err e = file.store->ops->resize(file, f->bytes, f->name);
+	const struct store_ops *ops = file.store->ops;
+	enum err e = f->how & STAGING_SPARSE && ops->extend ? ops->extend(file, f->bytes, f->name) : ops->resize(file, f->bytes, f->name);
 	store_close(&file);
 	return err_at_file(e, f->name, -1);
 }
@@ -393,4 +450,7 @@ void staging_close(struct staging *s)
 	for (uint64_t i = 0; i < s->files.n; i++)
 		mem_free(s->files.v[i].name);
 	vec_free(&s->files);
+	for (uint64_t i = 0; i < s->folders.n; i++)
+		mem_free(s->folders.v[i]);
+	vec_free(&s->folders);
 }

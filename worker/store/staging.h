@@ -24,13 +24,14 @@ struct staging_file {
 	char *name;
 	uint64_t bytes;
 	uint32_t rank;
-	bool late;
+	unsigned how;                  /* STAGING_… */
 };
 
 struct staging {
 	struct store_job by;
 	const struct store *store;
 	struct store_at parent, dir;   /* what is beside the target, if the store has such; the staged files */
+	struct store_at repaired;      /* the checkpoint whose files are replaced, as its caller has opened it */
 	char parent_path[4096];        /* of the target; "": the top */
 	char target[256];              /* last component */
 	char name[128];                /* ".dcpd-{job}-{attempt}" */
@@ -42,6 +43,7 @@ struct staging {
 	bool in_place;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
 	bool no_sync;                  /* data files and metadata are not fsynced */
 	struct vec(struct staging_file) files;   /* of the checkpoint, but for metadata and manifest */
+	struct vec(char *) folders;    /* in it, each behind the one that it is in: publish() makes their entries durable, too */
 	const bool *local;             /* per rank: its files are made here; NULL: all of them (hosts.h) */
 };
 
@@ -52,12 +54,19 @@ FALLIBLE enum err staging_open(const struct store_job *by, const struct spec *sp
 FALLIBLE enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
 /* A staging directory of that name, kept if it is there, for a part of a save whose target another daemon checks and publishes. */
 FALLIBLE enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
-/* A staging directory beside a checkpoint whose single files are replaced: ERR_FORBIDDEN if it is another's. */
-FALLIBLE enum err staging_open_repair(const struct store_job *by, const struct spec *spec, struct staging *out);
-/* The staged file takes the place of the target's of that name, if it has one, in one step. OK: it survives a power cut. */
+/* A staging directory beside a checkpoint, which stays open as `of`, whose single files are replaced: ERR_FORBIDDEN if it is another's. */
+FALLIBLE enum err staging_open_repair(const struct store_job *by, const struct spec *spec, struct store_at of, struct staging *out);
+/* As staging_open, for a copy of a checkpoint that is one file, or is not: the target's name does not tell. */
+FALLIBLE enum err staging_open_copy(const struct store_job *by, const struct spec *spec, bool is_file, struct staging *out);
+/* A folder of the staged files, beside or in those that are there. */
+FALLIBLE enum err staging_add_folder(struct staging *s, const char *path);
+/* The staged file takes the place of the target's of that name, if it has one, in one step. OK: it survives a power cut.
+ * ERR_CHECKPOINT_REPLACED: the target's name leads to another checkpoint by now, or to none. */
 FALLIBLE enum err staging_replace(struct staging *s, const char *name);
-/* late: fields of it are known only when the rest is written (staging_end_late). */
-FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, bool late);
+/* LATE: fields of it are known only when the rest is written (staging_end_late). SPARSE: no room is taken beforehand. UNMADE: whoever
+ * writes it makes it. */
+enum { STAGING_LATE = 1, STAGING_SPARSE = 2, STAGING_UNMADE = 4 };
+FALLIBLE enum err staging_add_file(struct staging *s, struct str name, uint64_t bytes, uint32_t rank, unsigned how);
 /* Makes the files at their full sizes, for others to write and to end (store.h: parts). Empty ones are ended here. */
 FALLIBLE enum err staging_make_files(struct staging *s);
 struct staging_field {
@@ -88,5 +97,7 @@ void staging_close(struct staging *s);
 FALLIBLE enum err staging_beside(const char *name, const char *own, char path[STAGING_BESIDE_MAX]);
 /* The name of the checkpoint that is staged, below the storage's root. */
 void staging_target_name(const struct staging *s, char *out, size_t max);
+/* ERR_NOT_A_CHECKPOINT and the like: a folder on the way to a target is a checkpoint itself. */
+FALLIBLE enum err staging_check_ancestors(const struct store *store, const char *parent_path, bool is_file);
 /* "a/b/c" → "a/b" and "c"; ERR_NAME_INVALID. */
 FALLIBLE enum err staging_divide(const char *name, char *parent, size_t parent_max, char *last, size_t last_max);

@@ -31,6 +31,14 @@ struct manifest;
 struct staging;
 struct commit_keep;
 
+/* How a checkpoint goes. */
+struct store_removal {
+	/* Asked while commits that replace, other removals and holds are kept out, right before the name goes; its error stops that. */
+	enum err (*check)(void *user);
+	void *user;
+	const char *about;             /* a JSON object: it lies in the trash, with this beside it, under the job's id. NULL: it is gone */
+};
+
 /* One storage of a worker, open for its whole life. */
 struct store {
 	char name[STORE_NAME_MAX];
@@ -71,6 +79,7 @@ struct store_facts {
 /* NEW: ERR_CHECKPOINT_EXISTS if it is there. LATE, beside NEW: see parts. */
 enum { STORE_READ = 0, STORE_WRITE = 1, STORE_NEW = 2, STORE_DIRECT = 4, STORE_LATE = 8 };
 
+typedef enum err (*store_trash_fn)(void *user, const char *id, const char *about);
 typedef enum err (*store_entry_fn)(void *user, const char *name, unsigned char d_type);   /* DT_REG, DT_DIR or, not known, DT_UNKNOWN */
 
 struct store_ops {
@@ -120,11 +129,20 @@ struct store_ops {
 	 * cannot. Who has the old one open goes on reading it. */
 	enum err (*replace)(struct staging *s, const char *name);
 	void (*discard)(struct staging *s);            /* closes it, and removes it unless it is done */
-	enum err (*remove)(const struct store_job *by, const struct store *s, const char *name);
+	enum err (*remove)(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how);
 	/* After a crash: has the job published (or removed) `name`? Takes back what it did by halves, removes what it left. */
 	enum err (*recover)(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
 	/* Removes stagings that nobody continues. name, job: of that job alone, beside that name. NULL: of all that keep lets go. */
 	enum err (*sweep)(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out);
+
+	/* ---- trash: removed checkpoints that may come back (store/kept_trash.h) ---- NULL, all of them: the store has none ---- */
+	/* about: what was told when it came here; NULL: it cannot be read. */
+	enum err (*trash_list)(const struct store *s, store_trash_fn fn, void *user);
+	/* Takes the checkpoint out of the trash, under a name that nothing has (ERR_CHECKPOINT_EXISTS). Of several that want one entry
+	 * one gets it, the others ERR_NOT_FOUND. */
+	enum err (*trash_restore)(const struct store_job *by, const struct store *s, const char *id, const char *name);
+	/* Removes an entry for good. */
+	enum err (*trash_empty)(const struct store *s, const char *id);
 
 	/* ---- meeting places: small pages that several daemons write and read beside a target ---- */
 	enum err (*make)(struct store_at folder, const char *path, struct store_at *out);      /* with all above it; may be there */
@@ -134,6 +152,18 @@ struct store_ops {
 	/* Keeps commits that replace, removals and other locks of the folder's entries out, of other daemons too, until it is closed.
 	 * ERR_STORAGE_STALLED: somebody has it for too long. NULL: the store cannot. */
 	enum err (*lock)(struct store_at folder, struct store_at *out);
+
+	/* ---- bytes that two files have in common (runner/share.h) ---- */
+	bool (*clones)(struct store_at folder);        /* Can parts in this folder have blocks of published files? NULL: clone is too */
+	enum err (*clone)(struct store_at from, uint64_t from_offset, struct store_at to, uint64_t offset, uint64_t bytes,
+			  const char *name);
+	/* The part `name` of the staging becomes the published file `of_name`, which is not written to by either name, ever. `is`: size
+	 * and time of that file, else ERR_CHECKPOINT_REPLACED. NULL: the store cannot. */
+	enum err (*link)(struct store_at of, const char *of_name, const struct stat *is, struct store_at to, const char *name);
+	/* Of a part: the times of another file. NULL beside link and clone. */
+	enum err (*stamp)(struct store_at file, const struct stat *times, const char *name);
+	/* Of a part: its size, without room for it. NULL: resize() takes none. */
+	enum err (*extend)(struct store_at file, uint64_t bytes, const char *name);
 };
 
 /* Opens `location`: "SCHEME://…", or a path, which is a directory. s->name and s->index are the caller's. ERR_CONFIG: no such scheme. */

@@ -145,6 +145,19 @@ static void shrink(struct removal *r, int fd)
 	}
 }
 
+/* A file that had another name (fs_link) may not be written to by anybody. This is its last one. */
+static void allow_writing(int dirfd, const char *name)
+{
+	int fd;
+
+	if (fs_open(dirfd, name, O_RDONLY, 0, &fd)) {
+		err_clear();
+		return;
+	}
+	(void)fchmod(fd, 0600);
+	fs_drop(&fd);
+}
+
 /* -1: not one to be shrunk, or not to be opened. */
 static int open_large(const struct removal *r, int dirfd, const char *name, const struct stat *st)
 {
@@ -152,6 +165,8 @@ static int open_large(const struct removal *r, int dirfd, const char *name, cons
 
 	if (bytes_of(st) < LARGE_BYTES || st->st_size < LARGE_BYTES || !r->local || in_haste(r))
 		return -1;
+	if (!(st->st_mode & 0200))
+		allow_writing(dirfd, name);
 	if (fs_open(dirfd, name, O_WRONLY, 0, &fd)) {
 		err_clear();
 		return -1;

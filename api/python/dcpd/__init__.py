@@ -6,6 +6,7 @@
     sd = dcpd.load("main:run1/step-100")                         # new tensors
     dcpd.load("main:run1/step-100", into=state_dict)             # in place, any layout
     dcpd.open("main:run1/step-100")["model.w"][0:4]              # reads only that
+    r = dcpd.resume("main:run1", into=state_dict)                # the newest that loads; None: a first start
 
 Importing connects to nothing, starts no thread and imports neither torch nor numpy; everything below is loaded at first use.
 """
@@ -17,15 +18,16 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "save": "_save", "async_save": "_save", "wait": "_save", "close": "_save",
-    "load": "_load", "delta": "_delta", "apply": "_delta", "open": "_open", "inspect": "_open", "diff": "_open",
-    "repair": "_open", "Checkpoint": "_open", "TensorSlice": "_open",
+    "load": "_load", "resume": "_resume", "runs": "_resume",
+    "delta": "_delta", "apply": "_delta", "open": "_open", "inspect": "_open", "diff": "_open",
+    "repair": "_open", "materialise": "_open", "Checkpoint": "_open", "TensorSlice": "_open",
     "connect": "client", "Client": "client", "Job": "client",
     "local": "_local", "attach": "_views", "StateDictView": "_views",
-    "Opaque": "values", "SaveFuture": "future",
+    "Opaque": "values", "SaveFuture": "future", "verify_webhook": "_webhook",
     **dict.fromkeys((
         "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "CheckpointHeld", "Busy",
         "SlotsBusy", "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey", "StateDictMismatch",
-        "JobFailed", "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts",
+        "NothingToResume", "JobFailed", "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts",
         "NoSharedMemory", "ProtocolMismatch"), "errors"),
 }
 __all__ = [*_WHERE, "__version__"]
@@ -37,8 +39,11 @@ if TYPE_CHECKING:
     from ._load import load as load
     from ._local import local as local
     from ._open import Checkpoint as Checkpoint, TensorSlice as TensorSlice, diff as diff, inspect as inspect, open as open
+    from ._open import materialise as materialise
     from ._open import repair as repair
+    from ._resume import resume as resume, runs as runs
     from ._save import async_save as async_save, close as close, save as save, wait as wait
+    from ._webhook import verify_webhook as verify_webhook
     from ._views import StateDictView as StateDictView, attach as attach
     from .client import Client as Client, Job as Job, connect as connect
     from .errors import *  # noqa: F403

@@ -294,6 +294,12 @@ def repair(checkpoint: _where.Target, *, from_: Optional[_where.Target] = None, 
     return dict(place.client.jobs.run("repair", timeout, target=place.object, **more)["result"])
 
 
+def materialise(checkpoint: _where.Target, *, client: Optional[Client] = None, timeout: Optional[float] = None) -> Dict[str, Any]:
+    """Gives a checkpoint bytes of its own where incremental saves let it share some: {"files", "bytes", "changed"}."""
+    place = _where.resolve(checkpoint, client)
+    return dict(place.client.jobs.run("materialise", timeout, target=place.object)["result"])
+
+
 def open(checkpoint: _where.Target, *, weights_only: bool = True, client: Optional[Client] = None) -> Checkpoint:
     """Opens a checkpoint ("STORAGE:NAME" or a path) to read parts of it: `dcpd.open(ref)["model.w"][0:4]`.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import weakref
@@ -33,7 +34,9 @@ _at_exit = "wait"
 
 def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
          step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None, on_divergence: Optional[str] = None,
-         pace: Optional[str] = None, cache: Optional[str] = None, labels: Optional[Mapping[str, str]] = None, slots: int = 2,
+         pace: Optional[str] = None, cache: Optional[str] = None, incremental: Optional[bool] = None,
+         parent: Optional[_where.Target] = None, labels: Optional[Mapping[str, str]] = None,
+         metrics: Optional[Mapping[str, float]] = None, keep: Optional[str] = None, hold: Optional[str] = None, slots: int = 2,
          when_busy: str = "wait", progress: bool = False, timeout: Optional[float] = None, client: Optional[Client] = None) -> Job:
     """Saves a state dict and returns when it is durable.
 
@@ -43,17 +46,23 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
 
     overwrite: replace an existing checkpoint, atomically. step: a number that all ranks must share, kept as label `step`.
     format: "dcp"; a reshard makes other formats of it. on_divergence: "fail" refuses replicas that differ between ranks. labels: str → str.
+    metrics: name → number, such as {"loss": 1.5}: the checkpoint's record keeps them, beside its bytes; those of rank 0 count.
+    keep: an alias of the run, such as "best", that leads here once this is durable: main:run1@best. hold: a reason to hold it from then on:
+    nothing of dcpd's removes or replaces it. Both are the daemon's to do, whatever becomes of this process.
     pace: "background" takes a few percent of a core per worker, so that training beside it is hardly slowed, and takes longer; "full"
     takes all there is; None asks the environment's DCPD_PACE, and without that is "full". cache: "keep" leaves the files in the page cache,
     so that the next load on this host needs no disk; "drop", which is what None means, writes past it, which is faster.
-    The state dict goes through a ring of shared memory (64 MiB for all ranks of a host, 16 each at least) while it is written.
+    incremental: True: what an earlier checkpoint of the run has already (or `parent`, a checkpoint) costs no bytes, by clones where the
+    file system has them, else by hard links, which have risks (api/incremental.md); False: all is written; None: by clones, or not at
+    all. With True no ring is used: shared memory must hold the state dict.
+    Otherwise the state dict goes through a ring of shared memory (64 MiB for all ranks of a host, 16 each at least) while it is written.
     slots: saves of this process that may be in flight, each with a ring, or, of async_save, a snapshot as large as the state
     dict; when_busy: "wait", "warn" (and wait) or "fail" when all are. progress: a progress bar on rank 0.
     timeout: seconds; the job goes on after it.
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
     """
     o = _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step), slots, when_busy,
-                 cache=cache)
+                 cache=cache, metrics=metrics_of(metrics), incremental=incremental, parent=_parent(parent), keep=keep, hold=hold)
     for again in (True, False):
         h = _start(state_dict, checkpoint, o, process_group, no_dist, client, blocking=True)
         try:
@@ -82,7 +91,9 @@ def _until_durable(h: "_Started", checkpoint: _where.Target, progress: bool, tim
 def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False, process_group: Any = None, no_dist: bool = False,
                step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None,
                on_divergence: Optional[str] = None, pace: Optional[str] = None, cache: Optional[str] = None,
-               labels: Optional[Mapping[str, str]] = None, slots: int = 2, when_busy: str = "wait", overlap: bool = False,
+               incremental: Optional[bool] = None, parent: Optional[_where.Target] = None,
+               labels: Optional[Mapping[str, str]] = None, metrics: Optional[Mapping[str, float]] = None,
+               keep: Optional[str] = None, hold: Optional[str] = None, slots: int = 2, when_busy: str = "wait", overlap: bool = False,
                at_exit: Optional[str] = None, client: Optional[Client] = None) -> SaveFuture:
     """Copies the state dict into shared memory and returns; dcpd brings it to the disk. Arguments as for `save`.
 
@@ -100,7 +111,8 @@ def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = 
             raise ValueError(f"at_exit={at_exit!r}: 'wait' or 'leave'")
         _at_exit = at_exit
     return _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
-                                                   slots, when_busy, bool(overlap), cache), process_group, no_dist, client).future
+                                                   slots, when_busy, bool(overlap), cache, metrics_of(metrics), incremental,
+                                                   _parent(parent), keep, hold), process_group, no_dist, client).future
 
 
 def wait(timeout: Optional[float] = None) -> None:
@@ -134,6 +146,11 @@ class _Options(NamedTuple):
     when_busy: str
     overlap: bool = False
     cache: Optional[str] = None
+    metrics: Mapping[str, float] = {}
+    incremental: Optional[bool] = None
+    parent: Optional[str] = None
+    keep: Optional[str] = None
+    hold: Optional[str] = None
 
     def job(self) -> Dict[str, Any]:
         o: Dict[str, Any] = {"overwrite": bool(self.overwrite)}
@@ -145,13 +162,30 @@ class _Options(NamedTuple):
             o["pace"] = self.pace
         if self.cache is not None:
             o["cache"] = self.cache
+        if self.incremental is not None:
+            o["incremental"] = bool(self.incremental)
+        if self.keep is not None:
+            o["alias"] = self.keep
+        if self.hold is not None:
+            o["hold"] = self.hold
         return o
+
+
+def _parent(parent: Optional[_where.Target]) -> Optional[str]:
+    return None if parent is None else _text(parent)
 
 
 def _labels(labels: Optional[Mapping[str, str]], step: Optional[int]) -> Dict[str, str]:
     out = {str(k): str(v) for k, v in (labels or {}).items()}
     if step is not None:
         out["step"] = str(int(step))
+    return out
+
+
+def metrics_of(metrics: Optional[Mapping[str, float]]) -> Dict[str, float]:
+    out = {str(k): float(v) for k, v in (metrics or {}).items()}
+    for name in [k for k, v in out.items() if not math.isfinite(v)]:
+        log.warning("dcpd: the metric %s is %s, which no record keeps: the checkpoint is saved without it", name, out.pop(name))
     return out
 
 
@@ -236,8 +270,8 @@ def _same(offers: Sequence[_Offer]) -> None:
     for rank, x in enumerate(offers):
         if x.target != offers[0].target:
             raise errors.RanksDisagree(f"rank 0 saves to {offers[0].target!r}, rank {rank} to {x.target!r}", rank=rank)
-        if x.options != offers[0].options:
-            a, b = offers[0].options._asdict(), x.options._asdict()
+        a, b = ({**y.options._asdict(), "metrics": None} for y in (offers[0], x))  # each rank has a loss of its own
+        if a != b:
             what = ", ".join(f"{k}={a[k]!r} and {b[k]!r}" for k in a if a[k] != b[k])
             raise errors.RanksDisagree(f"ranks 0 and {rank} pass different options: {what}", rank=rank)
 
@@ -319,10 +353,10 @@ class _Snapshot:
         _check_meta(d, layout)
         wish: Optional[Dict[str, Any]] = None
         if session.rank == 0:  # who dies between here and the job has it saved all the same
-            options, more = _job_options(first, o)
+            options, more = _job_options(session, first, o)
             wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": options,
-                             "labels": dict(o.labels), **more}}
-        ring = self.streams and session.client.rings and layout.data_bytes > _copy.step()
+                             "labels": dict(o.labels), **_metrics_field(o), **more}}
+        ring = self.streams and session.client.rings and not o.incremental and layout.data_bytes > _copy.step()
         while True:
             try:
                 if ring and self._through_ring(session, layout, header, size):
@@ -465,18 +499,26 @@ def _give_up(session: _session.Session, generation: int, reason: Optional[str] =
         # else it is freed with the next generation, or when the lease is over
 
 
-def _job_options(first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+def _job_options(session: _session.Session, first: _Offer, o: _Options) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """A job's options, and what else it has if other hosts take part."""
+    options = o.job()
+    if o.parent is not None:
+        options["parent"] = _where.resolve(o.parent, session.client).object
     if first.hosts is None:
-        return o.job(), {}
-    return {**o.job(), "retries": 0}, {"hosts": first.hosts}  # hosts that fail do so together
+        return options, {}
+    return {**options, "retries": 0}, {"hosts": first.hosts}  # hosts that fail do so together
+
+
+def _metrics_field(o: _Options) -> Dict[str, Any]:
+    return {"metrics": dict(o.metrics)} if o.metrics else {}
 
 
 def _create_job(session: _session.Session, first: _Offer, o: _Options, **source: Any) -> Job:
-    options, more = _job_options(first, o)
+    options, more = _job_options(session, first, o)
     return session.client.jobs.create(
         "save", source={"state_dict": session.name, "generation": first.generation, **source},
-        target={"storage": first.storage, "name": first.name, "format": o.format}, options=options, labels=dict(o.labels), **more)
+        target={"storage": first.storage, "name": first.name, "format": o.format}, options=options, labels=dict(o.labels),
+        **_metrics_field(o), **more)
 
 
 def _submit(session: _session.Session, taken: _Snapshot, first: _Offer, o: _Options, g: _group.Group, watched: bool) -> SaveFuture:

@@ -5,10 +5,12 @@ is done: the old one goes when the new one is durable, and stays if that failed.
 """
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
+import time
 from concurrent.futures import Future
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _where, errors
 from ._save import async_save
@@ -16,6 +18,7 @@ from .client import Client
 from .future import SaveFuture
 
 log = logging.getLogger("dcpd")
+POLICY_S = 30  # that the end of a training waits for removals
 
 
 class Saves:
@@ -25,6 +28,7 @@ class Saves:
         self._client = client
         self._running: Dict[str, SaveFuture] = {}
         self._removals: List["Future[None]"] = []
+        self._policy: Optional[Tuple[Client, str]] = None
 
     def save(self, state: Any, target: _where.Target, **options: Any) -> SaveFuture:
         """async_save; a save to the same name before it is waited for."""
@@ -34,6 +38,33 @@ class Saves:
         self._collect()
         f = self._running[str(target)] = async_save(state, target, client=self._client, **options)
         return f
+
+    def keep_newest(self, run: str, count: int) -> bool:
+        """Has dcpd keep the newest checkpoints of a run, "main:run1". False: that daemon knows no policies."""
+        place = _where.resolve(run, self._client, make=True)
+        name = "keep-" + hashlib.sha256(str(place).encode()).hexdigest()[:16]
+        try:
+            place.client.policies.put(name, place.storage, place.name, {"last": count}, confirm=True)
+        except errors.NotFound:
+            return False
+        self._policy = place.client, name
+        return True
+
+    def _settle_policy(self) -> None:
+        """Waits a while until all has gone that may go."""
+        end = time.monotonic() + POLICY_S
+        while self._policy is not None and time.monotonic() < end:
+            client, name = self._policy
+            try:
+                if not client.policies.preview(name)["remove"] and not any(not j.done for j in self._policy_jobs()):
+                    return
+            except errors.NotFound:  # somebody has removed it
+                return
+            time.sleep(0.05)
+
+    def _policy_jobs(self) -> List[Any]:
+        client, name = self._policy or (None, "")
+        return list(client.jobs.list(filter=f"labels.policy={name}", limit=20)) if client else []
 
     def remove(self, target: _where.Target) -> None:
         """Removes a checkpoint once all saves so far are durable. Returns at once; one that is not there, or is held, is no error."""
@@ -84,3 +115,4 @@ class Saves:
         for r in list(self._removals):
             r.exception()
         self._collect()
+        self._settle_policy()

@@ -1,11 +1,12 @@
 """The API's resources as Python objects: `client.jobs`, `.checkpoints`, `.state_dicts`, `.storages`, `.transforms`,
-`.runs`.
+`.runs`, `.webhooks`, `.chains`.
 
 Records come back as the plain dicts of the HTTP API, so that everything `api/openapi.yaml` says holds here; a `Job` and a list of
 checkpoints know in addition how to show themselves.
 """
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -195,10 +196,15 @@ class Checkpoints(_Resource):
             raise errors.RequestRefused(f"{ref!r} is a state dict in shared memory, not a checkpoint")
         return f"/v1/checkpoints/{quote(r['storage'])}/{quote(r['name'])}{tail}"
 
-    def list(self, storage: Optional[str] = None, *, prefix: Optional[str] = None) -> List[Dict[str, Any]]:
-        """Records of the checkpoints of one storage, or of all."""
+    def list(self, storage: Optional[str] = None, *, prefix: Optional[str] = None, run: Optional[str] = None,
+             filter: Optional[str] = None, sort: Optional[str] = None, limit: Optional[int] = None) -> List[Dict[str, Any]]:
+        """Records of the checkpoints of one storage, or of all; of one run; `filter`: terms joined by AND, such as "step>=100 AND
+        metrics.loss<1.5 AND verified=verified AND held=false AND labels.team=vision AND name=run1/*"; `sort`, of one storage: name, time,
+        step, bytes or metrics.NAME, "-time" the newest first. Raises RequestRefused, which names the word that means nothing."""
         path = "/v1/checkpoints" + (f"/{quote(storage)}" if storage else "")
-        return list(self._pages(path, "checkpoints", prefix=prefix, page_size=1000))
+        size = min(limit or 1000, 1000)
+        pages = self._pages(path, "checkpoints", prefix=prefix, run=run, filter=filter, sort=sort, page_size=size)
+        return list(itertools.islice(pages, limit))
 
     def get(self, ref: Ref) -> Dict[str, Any]:
         """One record: format, bytes, world_size, tensors, values. Raises NotFound, CheckpointDamaged."""
@@ -241,6 +247,11 @@ class Checkpoints(_Resource):
     def files(self, ref: Ref) -> List[Dict[str, Any]]:
         return list(self._t.request("GET", self._path(ref, "/files"))["files"])
 
+    def lineage(self, ref: Ref) -> Dict[str, Any]:
+        """What a checkpoint was made of, and what was made of it, as records tell: {"checkpoint", "nodes", "edges", "truncated"}. The state
+        of an edge says whether the parent is still what the child was made of: "same", "replaced", "removed" or "unknown"."""
+        return dict(self._t.request("GET", self._path(ref, "/lineage")))
+
     def hold(self, ref: Ref, reason: str = "") -> Dict[str, Any]:
         """Holds a checkpoint: nothing of dcpd's removes or replaces it before `unhold`, which its owner, root and dcpd's own user may.
         {"storage", "name", "hold": {"owner", "reason", "since"}}; the file with it lies beside the checkpoint's own."""
@@ -250,9 +261,59 @@ class Checkpoints(_Resource):
         """Lifts the hold, if there is one."""
         return dict(self._t.request("DELETE", self._path(ref, "/hold"), idempotent=True))
 
-    def delete(self, ref: Ref) -> Job:
-        """Submits the delete job. Raises CheckpointHeld, Forbidden."""
-        return Job(self._t.request("DELETE", self._path(ref), headers={"Idempotency-Key": uuid.uuid4().hex}))
+    def copy(self, ref: Ref, to: Ref, *, overwrite: bool = False, pace: str = "full") -> Job:
+        """Submits a job that copies a checkpoint of any format byte for byte, to another storage too, compared with its digests on the way.
+        Raises CheckpointExists, NotFound, StorageFull; the job fails with CheckpointReplaced if the source changes meanwhile."""
+        spec = {"kind": "replicate", "source": ref_object(ref), "target": ref_object(to), "options": {"overwrite": overwrite, "pace": pace}}
+        return Job(self._t.request("POST", "/v1/jobs", spec, headers={"Idempotency-Key": uuid.uuid4().hex}))
+
+    def delete(self, ref: Ref, *, trash: Optional[str] = None) -> Job:
+        """Submits the delete job. trash: "72h", for so long `undelete` brings it back. Raises CheckpointHeld, Forbidden."""
+        return Job(self._t.request("DELETE", query(self._path(ref), trash=trash), headers={"Idempotency-Key": uuid.uuid4().hex}))
+
+    def undelete(self, ref: Ref, id: Optional[str] = None) -> Dict[str, Any]:
+        """Brings back what was deleted into the trash under this name last, or what has the id. Raises NotFound, CheckpointExists: the
+        name is taken, Forbidden."""
+        return dict(self._t.request("POST", self._path(ref, ":undelete"), {"id": id} if id else {}, idempotent=True))
+
+    def trash(self, storage: str) -> List[Dict[str, Any]]:
+        """What lies in a storage's trash, newest first: id, name, bytes, uid, policy, why, deleted_at, until."""
+        return list(self._t.request("GET", f"/v1/storages/{quote(storage)}/trash")["trash"])
+
+
+class Policies(_Resource):
+    """How long checkpoints are kept (the page retention.md)."""
+
+    def list(self) -> List[Dict[str, Any]]:
+        """All policies, by name, with `status`: what came of them."""
+        return list(self._t.request("GET", "/v1/policies")["policies"])
+
+    def get(self, name: str) -> Dict[str, Any]:
+        """One policy. Raises NotFound."""
+        return dict(self._t.request("GET", f"/v1/policies/{quote(name)}"))
+
+    def put(self, name: str, storage: str, match: str, keep: Dict[str, Any], *, verified_only: bool = False, trash: Optional[str] = None,
+            confirm: bool = False) -> Dict[str, Any]:
+        """Keeps the policy, in place of one of its name: `client.policies.put("night", "main", "run*", {"last": 3, "every": "24h"})`. What
+        it does not keep goes at once: see `preview`. confirm: `match` may match no run, or every run."""
+        return dict(self._t.request("PUT", f"/v1/policies/{quote(name)}", self._doc(storage, match, keep, verified_only, trash, confirm),
+                                    idempotent=True))
+
+    def delete(self, name: str) -> None:
+        """Removes the policy; checkpoints stay as they are. Raises NotFound."""
+        self._t.request("DELETE", f"/v1/policies/{quote(name)}", idempotent=True)
+
+    def preview(self, name: str, storage: Optional[str] = None, match: str = "", keep: Optional[Dict[str, Any]] = None, *,
+                verified_only: bool = False, trash: Optional[str] = None) -> Dict[str, Any]:
+        """{"remove": [{"name", "bytes", "why"}], "keep": [{"name", "why": […]}]}: of the policy as it is, or, with storage, match and keep,
+        as if it said that."""
+        doc = self._doc(storage, match, keep or {}, verified_only, trash, True) if storage else {}
+        return dict(self._t.request("POST", f"/v1/policies/{quote(name)}:preview", doc, idempotent=True))
+
+    @staticmethod
+    def _doc(storage: str, match: str, keep: Dict[str, Any], verified_only: bool, trash: Optional[str], confirm: bool) -> Dict[str, Any]:
+        doc: Dict[str, Any] = {"storage": storage, "match": match, "keep": keep, "verified_only": verified_only}
+        return {**doc, **({"trash": trash} if trash else {}), **({"confirm": True} if confirm else {})}
 
 
 class Runs(_Resource):
@@ -261,19 +322,30 @@ class Runs(_Resource):
         of = [storage] if storage else [s["name"] for s in self._t.request("GET", "/v1/storages")["storages"]]
         return [r for s in of for r in self._pages("/v1/runs", "runs", storage=s, page_size=1000)]
 
-    def get(self, run: str) -> Dict[str, Any]:
-        """One run, "main:run1": all its checkpoints, newest first (records with "step"), aliases ("latest", "latest-verified"), holds, and
-        "lost_work": since when, and since which step, work would be lost if the training ended now. Raises NotFound."""
+    def get(self, run: str, *, filter: Optional[str] = None, sort: Optional[str] = None) -> Dict[str, Any]:
+        """One run, "main:run1": its checkpoints, newest first unless sorted, and those alone that a filter lets through (checkpoints.list
+        has the words), aliases ("latest", "latest-verified"), holds, and "lost_work": since when, and since which step, work would be lost
+        if the training ended now. Raises NotFound."""
         r = ref_object(run)
         path = f"/v1/runs/{quote(r['storage'])}/{quote(r['name'])}"
-        page: Dict[str, Any] = dict(self._t.request("GET", query(path, page_size=1000)))
+        page: Dict[str, Any] = dict(self._t.request("GET", query(path, page_size=1000, filter=filter, sort=sort)))
         token = page.pop("next_page_token", None)
         while token:
-            more = self._t.request("GET", query(path, page_size=1000, page_token=token))
+            more = self._t.request("GET", query(path, page_size=1000, filter=filter, sort=sort, page_token=token))
             page["checkpoints"] += more["checkpoints"]
             token = more.get("next_page_token")
         return page
 
+    def resume(self, run: str, *, look: bool = False, **wish: Any) -> Dict[str, Any]:
+        """What a training goes on from: {"checkpoint", "step", "why", "skipped", "attempts", …}; "checkpoint" None: none will do. Counts an
+        attempt, unless look. wish: world_size, layout, attempts_max, optimizer, unwanted. Raises NotFound: the run has no checkpoint."""
+        r = ref_object(run)
+        path = f"/v1/runs/{quote(r['storage'])}/{quote(r['name'])}:resume"
+        if not look:
+            return dict(self._t.request("POST", path, wish, idempotent=True))
+        if "layout" in wish:
+            wish["layout"] = json.dumps(wish["layout"])
+        return dict(self._t.request("GET", query(path, **wish)))
 
     def alias(self, run: str, alias: str, name: Optional[str], **condition: Optional[str]) -> Dict[str, Any]:
         """Lets "main:run1@best" stand for a checkpoint of the run ("run1/step-300", or "step-300"); name None removes the alias.
@@ -285,6 +357,70 @@ class Runs(_Resource):
             return dict(self._t.request("DELETE", path, body))
         whole = name if "/" in name or r["name"] == "-" else f"{r['name']}/{name}"
         return dict(self._t.request("PUT", path, {"name": whole, **body}))
+
+
+class Webhooks(_Resource):
+    """URLs that are told what happens (api/chains.md). For root, dcpd's own user and the holder of the token."""
+
+    @staticmethod
+    def _path(name: str, tail: str = "") -> str:
+        return f"/v1/webhooks/{quote(name)}{tail}"
+
+    def put(self, name: str, url: str, secret: str, events: Sequence[str] = ("checkpoint.durable",), *, storage: Optional[str] = None,
+            match: Optional[str] = None) -> Dict[str, Any]:
+        """Sets a webhook. secret: the name of a file in dcpd's `secrets/`; match: a glob for names of runs. What comes is checked with
+        `dcpd.verify_webhook`."""
+        body = {"url": url, "secret": secret, "events": list(events), "storage": storage, "match": match}
+        return dict(self._t.request("PUT", self._path(name), {k: v for k, v in body.items() if v is not None}, idempotent=True))
+
+    def get(self, name: str) -> Dict[str, Any]:
+        return dict(self._t.request("GET", self._path(name)))
+
+    def list(self) -> List[Dict[str, Any]]:
+        return list(self._pages("/v1/webhooks", "webhooks", page_size=1000))
+
+    def delete(self, name: str) -> None:
+        self._t.request("DELETE", self._path(name))
+
+    def deliveries(self, name: str, *, limit: Optional[int] = None) -> List[Dict[str, Any]]:
+        """Newest first: id, event, state, attempts, status or error, times."""
+        return list(itertools.islice(self._pages(self._path(name, "/deliveries"), "deliveries", page_size=min(limit or 1000, 1000)), limit))
+
+    def retry(self, name: str, delivery: str) -> Dict[str, Any]:
+        """Delivers again, now, with the same id."""
+        return dict(self._t.request("POST", self._path(name, f"/deliveries/{quote(delivery)}:retry"), {}))
+
+    def test(self, name: str) -> Dict[str, Any]:
+        """Has the event `webhook.test` delivered."""
+        return dict(self._t.request("POST", self._path(name, ":test"), {}))
+
+
+class Chains(_Resource):
+    """Jobs that follow each durable checkpoint of a run (api/chains.md)."""
+
+    @staticmethod
+    def _path(name: str, tail: str = "") -> str:
+        return f"/v1/chains/{quote(name)}{tail}"
+
+    def put(self, name: str, storage: str, steps: Sequence[Mapping[str, Any]], *, match: Optional[str] = None, behind: str = "newest",
+            retries: Optional[int] = None) -> Dict[str, Any]:
+        """Sets a chain. steps: [{"verify": {"level": "digest"}}, {"export": {"storage": "hf", "format": "safetensors"}}, …]."""
+        body = {"storage": storage, "steps": [dict(s) for s in steps], "match": match, "behind": behind, "retries": retries}
+        return dict(self._t.request("PUT", self._path(name), {k: v for k, v in body.items() if v is not None}, idempotent=True))
+
+    def get(self, name: str) -> Dict[str, Any]:
+        """The chain with its "status": how many executions wait, run, are done, failed or skipped, and the last ones with their jobs."""
+        return dict(self._t.request("GET", self._path(name)))
+
+    def list(self) -> List[Dict[str, Any]]:
+        return list(self._pages("/v1/chains", "chains", page_size=1000))
+
+    def delete(self, name: str) -> None:
+        self._t.request("DELETE", self._path(name))
+
+    def executions(self, name: str, *, limit: Optional[int] = None) -> List[Dict[str, Any]]:
+        """Newest first."""
+        return list(itertools.islice(self._pages(self._path(name, "/executions"), "executions", page_size=min(limit or 1000, 1000)), limit))
 
 
 class StateDicts(_Resource):
@@ -372,7 +508,8 @@ class Client:
         self._t = transport
         self.jobs, self.checkpoints = Jobs(transport), Checkpoints(transport)
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
-        self.transforms, self.runs = Transforms(transport), Runs(transport)
+        self.transforms, self.runs, self.policies = Transforms(transport), Runs(transport), Policies(transport)
+        self.webhooks, self.chains = Webhooks(transport), Chains(transport)
         self._caps: Optional[Dict[str, Any]] = None
         self.early = self.rings = True  # until this daemon refuses: see _early.py, _ring.py
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Type
 
@@ -72,6 +73,14 @@ class Forbidden(DcpdError, PermissionError):
 
 class NotFound(DcpdError, LookupError):
     """No checkpoint, job, storage, state dict or tensor of that name."""
+
+
+class NothingToResume(DcpdError, RuntimeError):
+    """A run has checkpoints, and none of them will do: damaged, incomplete, or tried too often. skipped: each with its reason."""
+
+    @property
+    def skipped(self) -> List[Dict[str, str]]:
+        return list(self.problem.get("skipped") or [])
 
 
 class CheckpointExists(DcpdError, FileExistsError):
@@ -204,12 +213,35 @@ def shown(text: str) -> str:
     return _FOLDER.sub(lambda m: os.path.join(_folders[m[0][:-1]], "") if m[0][:-1] in _folders else m[0], text)
 
 
+class Line:
+    """The line that called this package: where a warning belongs that a thread of the package will have later.
+
+        line = Line()      # in the caller's thread
+        with line: …       # in the other
+    """
+
+    def __init__(self) -> None:
+        frame, here = sys._getframe(1), os.path.dirname(__file__)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+            frame = frame.f_back
+        self.file, self.number = frame.f_code.co_filename, frame.f_lineno
+        self.module = str(frame.f_globals.get("__name__", "<string>"))
+        self.registry: Any = frame.f_globals.setdefault("__warningregistry__", {})
+
+    def __enter__(self) -> None:
+        _thread.line = self
+
+    def __exit__(self, *_: Any) -> None:
+        _thread.line = None
+
+
+_thread = threading.local()
+
+
 def warn(text: str) -> None:
     """A warning at the line that called this package."""
-    level, frame, here = 1, sys._getframe(), os.path.dirname(__file__)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    at = getattr(_thread, "line", None) or Line()
+    warnings.warn_explicit(text, UserWarning, at.file, at.number, at.module, at.registry)
 
 
 def warn_of(checkpoint: Mapping[str, Any], detail: str) -> None:

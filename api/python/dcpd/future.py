@@ -30,7 +30,7 @@ class SaveFuture(Future):  # type: ignore[type-arg]
             self._copied.set()
         self._watched, self._guard = watched, threading.Lock()
         self._client, self._record, self.reference = client, job, reference
-        self._finish = finish
+        self._finish, self._line = finish, errors.Line()
         self.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._wait, name=f"dcpd-save-{job.id[-6:]}", daemon=True)
         self._thread.start()
@@ -98,7 +98,8 @@ class SaveFuture(Future):  # type: ignore[type-arg]
         failure: Optional[BaseException] = None
         try:
             self._copy()
-            self._seen(self._client.jobs.wait(self.job_id))
+            with self._line:
+                self._seen(self._client.jobs.wait(self.job_id))
         except BaseException as e:  # everything must reach result()
             failure = e
             if not isinstance(e, ConnectionError):

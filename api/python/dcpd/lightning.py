@@ -28,6 +28,21 @@ else:
         from lightning_fabric.plugins import CheckpointIO
 
 
+def _known(checkpoint: Dict[str, Any]) -> Dict[str, Any]:
+    """The step and the metrics that Lightning's checkpoint tells: its epoch, and what each ModelCheckpoint monitors."""
+    out: Dict[str, Any] = {}
+    metrics: Dict[str, float] = {}
+    if isinstance(checkpoint.get("global_step"), int):
+        out["step"] = checkpoint["global_step"]
+    if isinstance(checkpoint.get("epoch"), int):
+        metrics["epoch"] = float(checkpoint["epoch"])
+    for state in (checkpoint.get("callbacks") or {}).values():
+        monitor, score = (state.get("monitor"), state.get("current_score")) if isinstance(state, dict) else (None, None)
+        if isinstance(monitor, str) and score is not None:
+            metrics[monitor] = float(score)
+    return {**out, "metrics": metrics}
+
+
 class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc,unused-ignore]
     """Saves, loads and removes Lightning's checkpoints by dcpd.
 
@@ -44,7 +59,7 @@ class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc,unused-ignore]
         if not _where.is_reference(path):  # save_last="link" puts its link there at once
             with contextlib.suppress(OSError):
                 os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        f = self._saves.save(_exact.pack(checkpoint), path, **{"overwrite": True, "no_dist": True, **self._options,
+        f = self._saves.save(_exact.pack(checkpoint), path, **{"overwrite": True, "no_dist": True, **_known(checkpoint), **self._options,
                                                               **(storage_options or {})})
         if self._wait:
             f.result()

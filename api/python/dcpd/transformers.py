@@ -23,12 +23,16 @@ from ._saves import Saves
 from .client import Client
 
 _STATE = "trainer_state.json"
+_LOGGED = 8  # entries of its log: the last of training and of each evaluation are among them
+_SPEEDS = ("_runtime", "_per_second")
 
 
 class DcpdCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Saves to `where`/checkpoint-STEP whenever Trainer saves and, if given, `every` so many steps; training goes on after the copy.
 
-    where: "STORAGE:NAME" or a directory. keep: how many checkpoints of this run stay, the newest, also over a resume; None keeps all.
+    where: "STORAGE:NAME" or a directory. keep: how many checkpoints of this run stay, the newest, also over a resume; None keeps all. Of
+    "STORAGE:NAME" it is a retention policy of that run (`dcpctl policies`), which stays when the training has ended; what is held or has an
+    alias stays as well. In a directory, which others may use, the callback removes what it has saved itself.
     Further options as for `dcpd.async_save`. On several ranks all take part, whatever wraps the model. The end of training waits until all
     are durable.
     """
@@ -40,10 +44,14 @@ class DcpdCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self.where, self.every, self.keep, self._options = os.fspath(where).rstrip("/"), every, keep, options
         self._saves, self._last = Saves(client), -1
         self._made: List[str] = []
+        self._by_policy = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """A run that goes on counts what it has saved before among those to keep."""
-        if self.keep is not None and state.global_step and _hosts.group().rank == 0:
+        if self.keep is None or _hosts.group().rank != 0:
+            return
+        self._by_policy = _where.is_reference(self.where) and self._saves.keep_newest(self.where, self.keep)
+        if state.global_step and not self._by_policy:
             self._made = [f"{self.where}/{name}" for n, name in _train.numbered(self.where, self._saves._client) if n <= state.global_step]
 
     def on_save(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
@@ -71,9 +79,10 @@ class DcpdCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             tree["scheduler"] = scheduler.state_dict()
         tree["rng"] = {str(rank): _train.random_state()}
         target = f"{self.where}/checkpoint-{state.global_step}"
-        self._saves.save(_exact.pack(tree), target, **{"overwrite": True, "step": state.global_step, **self._options})
+        self._saves.save(_exact.pack(tree), target, **{"overwrite": True, "step": state.global_step,
+                                                           "metrics": _metrics(state), **self._options})
         self._made.append(target)
-        while self.keep is not None and len(self._made) > self.keep:
+        while self.keep is not None and not self._by_policy and len(self._made) > self.keep:
             old = self._made.pop(0)
             if rank == 0:
                 self._saves.remove(old)
@@ -84,6 +93,15 @@ def _bare(optimizer: Any) -> Any:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def _metrics(state: Any) -> Dict[str, float]:
+    """The newest numbers that Trainer has logged (loss, eval_loss, …), but for those of its own speed, and the epoch."""
+    out: Dict[str, float] = {} if state.epoch is None else {"epoch": float(state.epoch)}
+    for entry in state.log_history[-_LOGGED:]:
+        out.update((k, float(v)) for k, v in entry.items()
+                   if isinstance(v, (int, float)) and k not in ("step", "epoch", "total_flos") and not k.endswith(_SPEEDS))
+    return out
 
 
 def _common(state: Any) -> Dict[str, Any]:

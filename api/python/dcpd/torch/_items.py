@@ -13,6 +13,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .. import _copy, _dtypes
 
+_CUT_BYTES, _CUT_MAX = 1 << 20, 4096
+
 
 class Entry(NamedTuple):
     """One item of a file. data: a CPU or device tensor, or a bytes-like object."""
@@ -56,6 +58,20 @@ def split(bins: int, items: Sequence[Any]) -> List[List[Any]]:
         buckets[k].append(item)
         sums[k] += item_size(item)
     return buckets
+
+
+def cut(items: Sequence[Any]) -> List[List[Any]]:
+    """Files that the next save may share: one for the values, one for each large tensor, the others together. At most _CUT_MAX."""
+    size = _CUT_BYTES
+    while sum(item_size(x) >= size for x in items if not is_bytes(x)) > _CUT_MAX - 2:
+        size *= 2
+    out: List[List[Any]] = [[x for x in items if is_bytes(x)], []]
+    for item in (x for x in items if not is_bytes(x)):
+        if item_size(item) >= size:
+            out.append([item])
+        else:
+            out[1].append(item)
+    return [x for x in out if x] or [[]]
 
 
 class _Open(io.RawIOBase):

@@ -14,13 +14,13 @@ import json
 import time
 import uuid
 import warnings
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
 
 from .. import _copy, _early, _group, _ring, _where, errors, image
-from .._save import pace_of
+from .._save import metrics_of, pace_of
 from ..client import Job
 from . import _hosts as _torch_hosts, _items, _lane, _path, _pickle, _stage
 
@@ -85,6 +85,10 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
     cache_staged_state_dict: what it asks for is always so: staging memory is kept and used again, and what is saved are the data at the
     call. per_thread_copy_ahead has no effect, and a warning says so if it is set: tensors of a GPU are copied straight into the segment.
 
+    incremental: see dcpd.save. With True each tensor of 1 MiB or more has a file of its own, for links to share; no ring is used.
+
+    metrics, keep, hold: as of dcpd.save, for the checkpoint that this writer makes; those of the coordinator rank count.
+
     DCPD_PACE=background in the environment of the coordinator rank: the bytes are written at that pace (see dcpd.save).
     """
 
@@ -92,7 +96,8 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
 
     def __init__(self, path: _path.Id, single_file_per_rank: bool = True, sync_files: bool = True, thread_count: int = 1,
                  per_thread_copy_ahead: int = _AHEAD, cache_staged_state_dict: bool = False, overwrite: bool = True,
-                 _extensions: Optional[Sequence[Any]] = None, serialization_format: Any = None) -> None:
+                 _extensions: Optional[Sequence[Any]] = None, serialization_format: Any = None, *, incremental: Optional[bool] = None,
+                 metrics: Optional[Mapping[str, float]] = None, keep: Optional[str] = None, hold: Optional[str] = None) -> None:
         super().__init__()
         if per_thread_copy_ahead not in (_AHEAD, 0):
             warnings.warn("per_thread_copy_ahead has no effect: dcpd copies tensors straight into shared memory", stacklevel=2)
@@ -100,7 +105,8 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         self.path = _path.parse(path)
         self.single_file_per_rank, self.sync_files, self.thread_count = single_file_per_rank, sync_files, thread_count
         self.per_thread_copy_ahead, self.cache_staged_state_dict = per_thread_copy_ahead, cache_staged_state_dict
-        self.overwrite = overwrite
+        self.overwrite, self.incremental = overwrite, incremental
+        self.metrics, self.keep, self.hold = metrics_of(metrics), keep, hold
         self.transforms = _Transforms(() if _extensions is None else tuple(_extensions))
         self.serialization_format = formats.TORCH_SAVE if serialization_format is None and formats else serialization_format
         self.save_id = str(uuid.uuid4())
@@ -188,7 +194,9 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
                 for i, (p, other) in enumerate(zip(plans, others))]
 
     def _files(self, plan: Any) -> List[Tuple[str, List[Any]]]:
-        if self.single_file_per_rank:
+        if self.single_file_per_rank and self.incremental:
+            buckets = _items.cut(plan.items)
+        elif self.single_file_per_rank:
             buckets = _items.split(self.thread_count, plan.items)
         else:
             buckets = [[x] for x in plan.items]
@@ -207,7 +215,7 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
             entries += _items.entries(name, bucket, planner, self.transforms.extensions, safetensors)
         done: Any = Future()
         rank = _number(plan.storage_data.prefix, self.rank)
-        results = self._through_ring(entries, rank) if _ring_fits(entries) else None
+        results = self._through_ring(entries, rank) if _ring_fits(entries) and not self.incremental else None
         if results is None:
             results = self._into_segments(entries, rank)
             results = self._write_here(results) if elsewhere else results
@@ -334,8 +342,10 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         text = listed.image(None)
         lane = _lane.take(place.client, len(text), "list")
         try:
-            options = {**self._options(), **({"retries": 0} if listed.elsewhere else {})}  # its files are moved, once
-            spec = {"target": place.object, "options": options, "labels": {"save_id": self.save_id}}
+            options = {**self._options(), **({"retries": 0} if listed.elsewhere else {}),  # its files are moved, once
+                       **({} if self.keep is None else {"alias": self.keep}), **({} if self.hold is None else {"hold": self.hold})}
+            spec = {"target": place.object, "options": options, "labels": {"save_id": self.save_id},
+                    **({"metrics": self.metrics} if self.metrics else {})}
             lane.put_image(text)
             plan = self._in_turn(place.client.jobs.plan, source=listed.source(lane), **spec)
             metadata.storage_data = listed.storage_data(plan["places"])
@@ -348,7 +358,8 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
     def _options(self) -> Dict[str, Any]:
         pace = pace_of(None)
         return {"overwrite": self.overwrite or not self.use_collectives, "sync_files": bool(self.sync_files),
-                "in_place": "needed" if self.use_collectives else "always", **({"pace": pace} if pace else {})}
+                "in_place": "needed" if self.use_collectives else "always", **({"pace": pace} if pace else {}),
+                **({} if self.incremental is None else {"incremental": bool(self.incremental)})}
 
     @staticmethod
     def _in_turn(call: Any, **spec: Any) -> Any:

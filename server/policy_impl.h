@@ -1,0 +1,63 @@
+/* policy_impl.h: what policy*.c share. */
+#pragma once
+#include "base/map.h"
+#include "base/vec.h"
+#include "server/job.h"
+#include "server/policy.h"
+#include "server/policy_records.h"
+#include "server/storage.h"
+
+struct policy_entry {
+	char name[POLICY_NAME_BYTES_MAX + 1];
+	uid_t uid;                     /* in whose name it removes */
+	json_t *doc;                   /* as it was put */
+	struct policy policy;          /* points into doc */
+	struct retention_sum sum;      /* when it was last looked at: */
+	int64_t looked_ms;             /* wall clock; 0: not yet */
+	uint64_t removed, removed_bytes, failed;       /* since the start */
+};
+
+/* A removal that was decided. */
+struct removal {
+	struct removal *next;
+	char *name, *etag;
+	char policy[POLICY_NAME_BYTES_MAX + 1];
+	enum retention_why why;
+	uid_t uid;
+	int64_t trash_ms;
+	uint64_t bytes;
+	json_t *present;               /* names that must be there when it goes */
+};
+
+/* The removals of a storage, one after the other. */
+struct remover {
+	struct remover *next;
+	struct server *server;
+	char storage[STORAGE_NAME_MAX + 1];
+	struct removal *queue;
+	struct removal *running;
+	char job[JOB_ID_LEN + 1];      /* of the running one; "": not made yet */
+	bool is_stale;                 /* a delta was made since the running one was decided */
+	int64_t rest_until_ms;         /* monotone clock: what went before is still being unlinked */
+};
+
+struct policies {
+	struct server *server;
+	struct policy_entry *v[POLICIES_MAX];  /* by name */
+	uint32_t count;
+	struct remover *removers;
+	struct map failed;             /* "storage:name:etag" of removals that failed → when that is forgotten, in s, monotone clock */
+	struct arena *failed_keys;
+	char problem[400];             /* why nothing is removed; "": nothing is in the way */
+	bool is_due, is_looking;
+	bool is_overtaken;             /* a delta was made since the look began: it may not have seen it */
+	int64_t due_ms, looked_ms, cost_ms;    /* monotone clock: when to look; when it was looked last; how long that took */
+	struct loop_timer *tick;
+};
+
+/* ---- policy.c ---- */
+struct policy_entry *policy_find(const struct policies *all, const char *name);
+/* ---- policy_run.c ---- */
+void policy_changed(struct policies *all);     /* what was decided by the policies as they were does not count any more */
+bool policy_removal_failed(const struct server *s, struct str storage, struct str name, struct str etag); /* of policy_gathering */
+void policy_all_stop(struct policies *all);

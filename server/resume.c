@@ -1,0 +1,340 @@
+/* resume.c: see resume.h. */
+#include "server/resume.h"
+
+#include <stdio.h>
+
+#include "base/jval.h"
+#include "base/mem.h"
+#include "base/vec.h"
+#include "server/catalogue.h"
+#include "server/journal.h"
+#include "server/lookup.h"
+#include "server/parts.h"
+#include "server/resume_choice.h"
+#include "server/service_clock.h"
+#include "server/storage.h"
+
+enum { ANSWER_MAX = 1 << 20, WHY_MAX = ERR_TEXT_MAX + ERR_FQN_MAX + ERR_FILE_MAX + 32 };
+
+struct resume {
+	struct server *server;
+	char storage[STORAGE_NAME_MAX + 1];
+	char *run;
+	int64_t attempts_max, now_ms;
+	bool is_attempt;
+	json_t *question;              /* of a look, without the name */
+	json_t *unwanted;              /* {name: why} */
+	json_t *page;                  /* the catalogue's answer; what candidates name lies here */
+	struct vec(struct resume_candidate) all;
+	struct vec(char *) texts;      /* why some of them are skipped */
+	size_t chosen;
+	resume_fn fn;
+	void *user;
+};
+
+static void resume_end(struct resume *x, enum err e, struct buf *out)
+{
+	struct err_info info = *err_last();
+
+	each(text, x->texts.v, x->texts.n)
+		mem_free(*text);
+	vec_free(&x->texts);
+	vec_free(&x->all);
+	json_decref(x->question);
+	json_decref(x->unwanted);
+	json_decref(x->page);
+	mem_free(x->run);
+	err_restore(&info);
+	x->fn(x->user, e, out);
+	mem_free(x);
+}
+
+/* ---- what is known of each ---- */
+
+static FALLIBLE enum err keep_text(struct resume *x, const char *text, const char **out)
+{
+	char **kept;
+
+	TRY(vec_push(&x->texts, &kept));
+	*kept = mem_strdup(text);
+	NEED(*kept, "cannot say why a checkpoint is skipped");
+	*out = *kept;
+	return OK;
+}
+
+static const char *text_in(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	return text ? text : "";
+}
+
+struct tried {
+	const char *identity;
+	struct resume_candidate *of;
+};
+
+static enum err take_attempts(void *user, const struct journal_attempts *row)
+{
+	const struct tried *t = user;
+
+	if (strcmp(row->identity, t->identity) == 0) {
+		t->of->attempts = row->count;
+		t->of->attempted_ms = row->at_ms;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err take_record(struct resume *x, const json_t *record)
+{
+	const json_t *verified = json_object_get(record, "verified");
+	struct resume_candidate *c;
+	char why[WHY_MAX];
+
+	TRY(vec_push(&x->all, &c));
+	c->name = text_in(record, "name");
+	if (!clock_of_text(text_in(record, "durable_at"), &c->durable_ms))
+		(void)clock_of_text(text_in(record, "modified_at"), &c->durable_ms);
+	c->unwanted = json_string_value(json_object_get(x->unwanted, c->name));
+	if (strcmp(text_in(verified, "state"), "damaged") == 0) {
+		snprintf(why, sizeof why, "found damaged at %s: `dcpctl job %s` lists what", text_in(verified, "at"),
+			 text_in(verified, "job"));
+		TRY(keep_text(x, why, &c->damaged));
+	}
+	return journal_read_attempts(x->server->journal, str_of(x->storage), str_of(c->name), take_attempts,
+				     &(struct tried){ text_in(record, "etag"), c });
+}
+
+static json_t *record_of(const struct resume *x, size_t i)
+{
+	return json_array_get(json_object_get(x->page, "checkpoints"), i);
+}
+
+/* ---- the answer ---- */
+
+static void put_fate(const struct resume *x, size_t i, struct buf *b)
+{
+	const struct resume_candidate *c = &x->all.v[i];
+	char tried[160];
+
+	snprintf(tried, sizeof tried, "tried %jd times, and no newer checkpoint has become durable since",
+		 (intmax_t)resume_attempts(x->all.v, i, x->now_ms));
+	switch (resume_fate_of(x->all.v, i, x->attempts_max, x->now_ms)) {
+	case RESUME_UNWANTED: buf_json_str(b, str_of(c->unwanted)); break;
+	case RESUME_DAMAGED: buf_json_str(b, str_of(c->damaged)); break;
+	case RESUME_UNLOADABLE: buf_json_str(b, str_of(c->unloadable)); break;
+	default: buf_json_str(b, str_of(tried));
+	}
+}
+
+static void put_skipped(const struct resume *x, struct buf *b)
+{
+	buf_puts(b, ",\"skipped\":[");
+	for (size_t i = 0; i < x->chosen; i++) {
+		buf_json_member(b, i ? ",{\"name\":" : "{\"name\":", str_of(x->all.v[i].name));
+		buf_puts(b, ",\"why\":");
+		put_fate(x, i, b);
+		buf_puts(b, "}");
+	}
+	buf_puts(b, "]");
+}
+
+/* The answer where none is left: says why. */
+static void say_none(const struct resume *x, char *why, size_t size)
+{
+	json_int_t count = json_integer_value(json_object_get(x->page, "count"));
+	size_t n = x->all.n, exhausted = 0;
+
+	for (size_t i = 0; i < n; i++)
+		exhausted += resume_fate_of(x->all.v, i, x->attempts_max, x->now_ms) == RESUME_EXHAUSTED;
+	if (exhausted)
+		snprintf(why, size, "none is left: %zu of %zu could be loaded and %s tried %jd times without progress; attempts_max=0 "
+				    "lifts the limit", exhausted, n, exhausted == 1 ? "was" : "were", (intmax_t)x->attempts_max);
+	else if ((json_int_t)n < count)
+		snprintf(why, size, "none of the newest %zu checkpoints can be loaded; older ones were not looked at", n);
+	else
+		snprintf(why, size, "none of the run's %zu checkpoint%s can be loaded", n, n == 1 ? "" : "s");
+}
+
+/* The answer with a checkpoint: says what vouches for it. */
+static void say_chosen(const struct resume *x, char *why, size_t size)
+{
+	const json_t *verified = json_object_get(record_of(x, x->chosen), "verified");
+	const char *state = text_in(verified, "state");
+	char rank[96] = "the newest durable checkpoint";
+
+	if (x->chosen)
+		snprintf(rank, sizeof rank, "the newest that can be loaded, behind %zu skipped", x->chosen);
+	if (strcmp(state, "verified") == 0)
+		snprintf(why, size, "%s; its bytes were verified (%.20s) at %.40s", rank, text_in(verified, "level"),
+			 text_in(verified, "at"));
+	else if (strcmp(state, "unverified") == 0)
+		snprintf(why, size, "%s; its structure is whole, and a verify (%.20s) at %.40s had no digests to compare with", rank,
+			 text_in(verified, "level"), text_in(verified, "at"));
+	else
+		snprintf(why, size, "%s; its structure is whole, its bytes were not verified: a load compares them", rank);
+}
+
+static FALLIBLE enum err put_answer(const struct resume *x, int64_t attempts, struct buf *b)
+{
+	const json_t *record = record_of(x, x->chosen), *step = json_object_get(record, "step");
+	const json_t *verified = json_object_get(record, "verified");
+	bool found = x->chosen < x->all.n;
+	char why[400];
+
+	(found ? say_chosen : say_none)(x, why, sizeof why);
+	buf_printf(b, "{\"storage\":\"%s\"", x->storage);
+	buf_json_member(b, ",\"run\":", str_of(x->run));
+	buf_puts(b, ",\"checkpoint\":");
+	if (found) {
+		buf_printf(b, "{\"storage\":\"%s\"", x->storage);
+		buf_json_member(b, ",\"name\":", str_of(x->all.v[x->chosen].name));
+		buf_puts(b, "}");
+	} else {
+		buf_puts(b, "null");
+	}
+	buf_puts(b, ",\"step\":");
+	TRY(jval_dump(found && json_is_integer(step) ? step : json_null(), b));
+	buf_json_member(b, ",\"why\":", str_of(why));
+	buf_puts(b, ",\"verified\":");
+	TRY(jval_dump(found && verified ? verified : json_null(), b));
+	buf_printf(b, ",\"attempts\":%jd,\"attempts_max\":%jd", (intmax_t)attempts, (intmax_t)x->attempts_max);
+	put_skipped(x, b);
+	buf_puts(b, "}");
+	return buf_status(b);
+}
+
+static void answer(struct resume *x, int64_t attempts)
+{
+	CLEANUP(buf_free) struct buf out = BUF_INIT(ANSWER_MAX);
+
+	enum err e = put_answer(x, attempts, &out);
+	resume_end(x, e, e ? NULL : &out);
+}
+
+/* ---- the search ---- */
+
+static void on_counted(void *user, enum err e)
+{
+	struct resume *x = user;
+
+	if (e)
+		resume_end(x, e, NULL);
+	else
+		answer(x, resume_attempts(x->all.v, x->chosen, x->now_ms) + 1);
+}
+
+static void count_attempt(struct resume *x)
+{
+	struct journal_txn *t = journal_txn_new(x->server->journal);
+	const struct resume_candidate *c = &x->all.v[x->chosen];
+
+	journal_put_attempt(t, &(struct journal_attempts){ .storage = x->storage, .name = c->name, .at_ms = x->now_ms,
+							   .identity = text_in(record_of(x, x->chosen), "etag") },
+			    resume_attempts(x->all.v, x->chosen, x->now_ms) > 0);
+	journal_commit(x->server->journal, t, on_counted, x);
+}
+
+/* Is that error one of the moment, which says nothing of the checkpoint? */
+static bool is_of_the_moment(enum err e)
+{
+	return e == ERR_BUSY || e == ERR_DRAINING || e == ERR_STORAGE_STALLED || e == ERR_STORAGE_GONE || e == ERR_NO_MEMORY;
+}
+
+static FALLIBLE enum err keep_refusal(struct resume *x)
+{
+	const struct err_info *info = err_last();
+	char why[WHY_MAX];
+
+	snprintf(why, sizeof why, "%s%s%s%s%s", info->text, info->fqn[0] ? ", at " : "", info->fqn, info->file[0] ? ", in " : "",
+		 info->file);
+	return keep_text(x, why, &x->all.v[x->chosen].unloadable);
+}
+
+static void choose(struct resume *x);
+
+static void on_looked(void *user, enum err e, const json_t *, int *)
+{
+	struct resume *x = user;
+
+	x->all.v[x->chosen].is_looked_at = true;
+	if (e && !is_of_the_moment(e))
+		e = keep_refusal(x);
+	if (e)
+		resume_end(x, e, NULL);
+	else
+		choose(x);
+}
+
+static void look(struct resume *x)
+{
+	json_t *q = json_copy(x->question);
+
+	if (!q || json_object_set_new(q, "name", json_string(x->all.v[x->chosen].name)) != 0) {
+		json_decref(q);
+		resume_end(x, ERR(NO_MEMORY, "cannot look at a checkpoint"), NULL);
+		return;
+	}
+	lookup_ask(x->server->lookups, x->storage, q, NULL, 0, on_looked, x);
+}
+
+static void choose(struct resume *x)
+{
+	x->chosen = resume_choose(x->all.v, x->all.n, x->attempts_max, x->now_ms);
+	if (x->chosen == x->all.n)
+		answer(x, 0);
+	else if (!x->all.v[x->chosen].is_looked_at)
+		look(x);
+	else if (x->is_attempt)
+		count_attempt(x);
+	else
+		answer(x, resume_attempts(x->all.v, x->chosen, x->now_ms));
+}
+
+static void on_run(void *user, enum err e, json_t *run)
+{
+	struct resume *x = user;
+	json_t *record;
+	size_t i;
+
+	x->page = json_incref(run);
+	json_array_foreach(json_object_get(x->page, "checkpoints"), i, record)
+		if (!e)
+			e = take_record(x, record);
+	if (e)
+		resume_end(x, e, NULL);
+	else
+		choose(x);
+}
+
+static FALLIBLE enum err begin(struct resume *x, const struct resume_wish *w)
+{
+	const json_t *one;
+	size_t i;
+
+	x->run = mem_strndup(w->run.p, w->run.n);
+	x->unwanted = json_object();
+	x->question = json_pack("{s:s, s:s, s:I, s:b, s:O*}", "op", "loadable", "storage", w->storage, "world_size",
+				(json_int_t)w->world_size, "any_optimizer", w->any_optimizer, "layout", w->layout);
+	NEED(x->run && x->unwanted && x->question, "cannot find what to resume from");
+	json_array_foreach(w->unwanted, i, one)
+		if (json_object_set(x->unwanted, text_in(one, "name"), json_object_get(one, "why")) != 0)
+			return ERR(NO_MEMORY, "cannot find what to resume from");
+	return OK;
+}
+
+void resume_find(struct server *s, const struct resume_wish *wish, resume_fn fn, void *user)
+{
+	struct resume *x = mem_sure(sizeof *x);
+
+	*x = (struct resume){ .server = s, .attempts_max = wish->attempts_max, .now_ms = clock_wall_ms(), .is_attempt = wish->is_attempt,
+			      .fn = fn, .user = user };
+	snprintf(x->storage, sizeof x->storage, "%s", wish->storage);
+	enum err e = begin(x, wish);
+	if (e)
+		resume_end(x, e, NULL);
+	else
+		catalogue_run(s, x->storage,
+			      &(struct catalogue_wish){ .run = str_of(x->run), .sort = STR("-time"), .size = RESUME_LOOKED_MAX },
+			      on_run, x);
+}

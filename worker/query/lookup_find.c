@@ -1,0 +1,592 @@
+/* lookup_find.c: the checkpoints of a storage, or of some of its runs, that fit a filter, in an order, page by page; and the runs.
+ *
+ * All that can be asked for is in the tree (lookup_tree.h), so that a page of 100,000 checkpoints costs a walk over them in memory. The
+ * checkpoints of the page are looked at on the disk all the same: if one is not what the tree knew, the page is chosen again. A page token
+ * is the place of the last one shown in the order, so that the next page goes on there, whatever came or went. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/jval.h"
+#include "base/num.h"
+#include "query/lookup_scan.h"
+#include "store/aliases.h"
+
+enum { PAGE_MAX = 2000, CHOICES_MAX = 4, VERDICTS_MAX = 200000 };
+
+struct choice {
+	struct lookup_child *child;
+	struct checkpoint_place place;
+};
+
+/* A run's checkpoints, summed up. */
+struct sum {
+	struct str run;
+	uint64_t count, bytes, holds;
+	const struct lookup_entry *newest, *verified;
+};
+
+struct finding {
+	struct lookup_look look;
+	struct buf *out;
+	struct checkpoint_query query;
+	struct checkpoint_place after;
+	struct str prefix, runs;       /* runs: a glob; p NULL: all */
+	const char *run;               /* NULL: not only one */
+	bool has_after, is_brief, needs_verdicts;
+	uint64_t size;
+	struct vec(struct choice) best;        /* a heap: the last one of the order on top */
+	struct vec(struct sum) sums;
+	json_t *aliases;               /* of `aliases_of`; NULL: none can be read */
+	char *aliases_of, *aliases_problem;
+};
+
+/* The order of a run: the newest first; the time counts, for a run that was set back to an earlier step goes on from there. */
+static const struct checkpoint_query newest_first = { .sort = KEY_TIME, .falls = true };
+
+/* ---- verdicts ---- */
+
+static const char *known_state(const char *state)
+{
+	static const char *const states[] = { "verified", "damaged", "unverified" };
+
+	for (size_t i = 0; i < sizeof states / sizeof *states; i++)
+		if (strcmp(state, states[i]) == 0)
+			return states[i];
+	return "";
+}
+
+static FALLIBLE enum err take_verdict(struct lookup_tree *t, const json_t *row)
+{
+	struct str name = str_of(json_string_value(json_array_get(row, 0)) ?: "");
+	struct str identity = str_of(json_string_value(json_array_get(row, 1)) ?: "");
+	struct lookup_verdict *old = map_object(&t->verdicts, name), *v = mem_alloc(sizeof *v + name.n + identity.n);
+
+	NEED(v, "no memory for verdicts");
+	char *text = (char *)(v + 1);
+	memcpy(text, name.p, name.n);
+	memcpy(text + name.n, identity.p, identity.n);
+	*v = (struct lookup_verdict){ { text, name.n }, { text + name.n, identity.n },
+				      known_state(json_string_value(json_array_get(row, 2)) ?: "") };
+	if (old) {
+		map_remove(&t->verdicts, name);
+		mem_free(old);
+	}
+	enum err e = map_add(&t->verdicts, v->name, v);
+	if (e)
+		mem_free(v);
+	return e;
+}
+
+/* *behind: the rows go on from a number that this worker has not got to. */
+static FALLIBLE enum err take_verdicts(struct lookup_tree *t, const json_t *q, bool *behind)
+{
+	const json_t *verdicts = json_object_get(q, "verdicts"), *row;
+	size_t i;
+
+	*behind = verdicts && (uint64_t)json_integer_value(json_object_get(verdicts, "from")) > t->verdicts_at;
+	if (!verdicts || *behind)
+		return OK;
+	json_array_foreach(json_object_get(verdicts, "rows"), i, row)
+		TRY(take_verdict(t, row));
+	t->verdicts_at = num_max(t->verdicts_at, (uint64_t)json_integer_value(json_object_get(verdicts, "to")));
+	return OK;
+}
+
+static const char *verdict_of(const struct lookup_tree *t, const struct lookup_entry *e)
+{
+	const struct lookup_verdict *v = map_object(&t->verdicts, e->facts.name);
+
+	return v && str_eq(v->identity, e->etag) ? v->state : known_state(e->noted.p);
+}
+
+/* ---- the choice of a page ---- */
+
+static void swap(struct choice *a, struct choice *b)
+{
+	struct choice c = *a;
+
+	*a = *b;
+	*b = c;
+}
+
+static int order(const struct finding *f, const struct choice *a, const struct choice *b)
+{
+	return checkpoint_query_compare(&f->query, &a->place, &b->place);
+}
+
+static void sift_down(struct finding *f)
+{
+	struct choice *v = f->best.v;
+
+	for (uint64_t i = 0, k; (k = 2 * i + 1) < f->best.n; i = k) {
+		k += k + 1 < f->best.n && order(f, &v[k + 1], &v[k]) > 0;
+		if (order(f, &v[k], &v[i]) <= 0)
+			return;
+		swap(&v[i], &v[k]);
+	}
+}
+
+static FALLIBLE enum err choose(struct finding *f, struct choice c)
+{
+	struct choice *last;
+
+	if (f->best.n == f->size + 1) {
+		if (order(f, &c, &f->best.v[0]) < 0) {
+			f->best.v[0] = c;
+			sift_down(f);
+		}
+		return OK;
+	}
+	TRY(vec_push(&f->best, &last));
+	*last = c;
+	for (uint64_t i = f->best.n - 1; i > 0 && order(f, &f->best.v[i], &f->best.v[(i - 1) / 2]) > 0; i = (i - 1) / 2)
+		swap(&f->best.v[i], &f->best.v[(i - 1) / 2]);
+	return OK;
+}
+
+static bool is_wanted(const struct finding *f, const struct lookup_entry *e)
+{
+	return lookup_starts_with(e->facts.name, f->prefix) && (!f->runs.p || str_glob(f->runs, e->facts.run)) &&
+	       checkpoint_query_matches(&f->query, &e->facts);
+}
+
+static FALLIBLE enum err consider(struct finding *f, struct lookup_child *c)
+{
+	struct lookup_entry *e = c->entry;
+
+	if (f->needs_verdicts)
+		e->facts.verified = verdict_of(f->look.tree, e);
+	if (!is_wanted(f, e))
+		return OK;
+	struct choice choice = { c, checkpoint_query_place(&f->query, &e->facts) };
+	if (f->has_after && checkpoint_query_compare(&f->query, &choice.place, &f->after) <= 0)
+		return OK;
+	return choose(f, choice);
+}
+
+/* Considers the checkpoints in the folder and, unless one run is asked for, below it. Of checkpoints that differ in nothing but their
+ * names, such as sizes that are all the same, the first of the order are met first: the others do not move the heap. */
+static FALLIBLE enum err consider_folder(struct finding *f, const struct lookup_dir *d)
+{
+	for (uint64_t i = 0, n = d->children.n; i < n; i++) {
+		struct lookup_child *c = &d->children.v[f->query.falls ? n - 1 - i : i];
+		if (c->dir && !f->run)
+			TRY(consider_folder(f, c->dir));
+		else if (c->entry && !c->dir)
+			TRY(consider(f, c));
+	}
+	return OK;
+}
+
+static int by_place(const void *a, const void *b, void *user)
+{
+	return order(user, a, b);
+}
+
+static FALLIBLE enum err choose_page(struct finding *f, const struct lookup_dir *d)
+{
+	f->best.n = 0;
+	TRY(vec_reserve(&f->best, 1));
+	TRY(consider_folder(f, d));
+	qsort_r(f->best.v, f->best.n, sizeof *f->best.v, by_place, f);
+	return OK;
+}
+
+/* Looks at what the page is to show. *stale: it is not what the choice was made by. */
+static FALLIBLE enum err look_at_page(struct finding *f, bool *stale)
+{
+	*stale = false;
+	for (uint64_t i = 0; i < f->best.n && i < f->size; i++) {
+		struct choice *c = &f->best.v[i];
+		struct checkpoint_place was = c->place;
+		if (c->child->entry->looked == f->look.tree->questions)
+			continue;
+		TRY(lookup_entry_refresh(&f->look, c->child, true));
+		struct lookup_entry *e = c->child->entry;
+		if (e) {
+			e->facts.verified = f->needs_verdicts ? verdict_of(f->look.tree, e) : "";
+			was.name = e->facts.name;
+			c->place = checkpoint_query_place(&f->query, &e->facts);
+		}
+		*stale = *stale || !e || !is_wanted(f, e) || checkpoint_query_compare(&f->query, &was, &c->place) != 0;
+	}
+	return OK;
+}
+
+/* ---- aliases ---- */
+
+static FALLIBLE enum err read_aliases(struct finding *f, struct str run)
+{
+	if (f->aliases_of && str_is(run, f->aliases_of))
+		return OK;
+	mem_free(f->aliases_of);
+	json_decref(f->aliases);
+	f->aliases = NULL;
+	f->aliases_of = mem_strndup(run.p, run.n);
+	NEED(f->aliases_of, "no memory for aliases");
+	enum err e = aliases_read(f->look.store, f->aliases_of, &f->aliases);
+	if (e != ERR_STATE_CONFLICT)
+		return lookup_pass_over(e);
+	mem_free(f->aliases_problem);
+	f->aliases_problem = mem_strdup(err_last()->text);
+	NEED(f->aliases_problem, "no memory for aliases");
+	return OK;
+}
+
+static FALLIBLE enum err put_aliases_of(struct finding *f, const struct lookup_entry *e)
+{
+	const char *alias, *comma = "";
+	json_t *name;
+
+	TRY(read_aliases(f, e->facts.run));
+	buf_puts(f->out, ",\"aliases\":[");
+	json_object_foreach(f->aliases, alias, name) {
+		if (!str_is(e->facts.name, json_string_value(name)))
+			continue;
+		buf_puts(f->out, comma);
+		buf_json_str(f->out, str_of(alias));
+		comma = ",";
+	}
+	buf_puts(f->out, "]");
+	return OK;
+}
+
+/* ---- a page ---- */
+
+static FALLIBLE enum err put_page(struct finding *f)
+{
+	uint64_t shown = num_min(f->best.n, f->size);
+
+	buf_puts(f->out, "\"checkpoints\":[");
+	for (uint64_t i = 0; i < shown; i++) {
+		const struct lookup_entry *e = f->best.v[i].child->entry;
+		buf_puts(f->out, f->out->p[f->out->len - 1] == '[' ? "{" : ",{");
+		buf_put(f->out, e->record.p, e->record.n);
+		if (f->is_brief) {
+			TRY(put_aliases_of(f, e));
+			buf_puts(f->out, verdict_of(f->look.tree, e)[0] ? "" : ",\"verified\":null"); /* saves a look into the journal */
+		}
+		buf_putc(f->out, '}');
+	}
+	buf_putc(f->out, ']');
+	if (shown == f->best.n || shown == 0)
+		return OK;
+	CLEANUP(buf_free) struct buf token = BUF_INIT(1 << 16);
+	checkpoint_query_put_token(&f->query, &f->best.v[shown - 1].place, &token);
+	TRY(buf_status(&token));
+	buf_json_member(f->out, ",\"next\":", (struct str){ (const char *)token.p, token.len });
+	return OK;
+}
+
+/* ---- runs ---- */
+
+static bool is_newer(const struct lookup_entry *a, const struct lookup_entry *b)
+{
+	if (!b)
+		return true;
+	struct checkpoint_place x = checkpoint_query_place(&newest_first, &a->facts), y = checkpoint_query_place(&newest_first, &b->facts);
+	return checkpoint_query_compare(&newest_first, &x, &y) < 0;
+}
+
+static void add_up(struct finding *f, struct sum *s, const struct lookup_entry *e)
+{
+	s->count++;
+	s->bytes += e->facts.bytes;
+	s->holds += e->facts.is_held;
+	if (is_newer(e, s->newest))
+		s->newest = e;
+	if (strcmp(verdict_of(f->look.tree, e), "verified") == 0 && is_newer(e, s->verified))
+		s->verified = e;
+}
+
+/* A run is what is in one folder. */
+static FALLIBLE enum err sum_folder(struct finding *f, const struct lookup_dir *d)
+{
+	struct sum s = { .count = 0 }, *row;
+
+	each(c, d->children.v, d->children.n) {
+		if (c->dir)
+			TRY(sum_folder(f, c->dir));
+		else if (c->entry)
+			add_up(f, &s, c->entry);
+	}
+	if (s.count == 0)
+		return OK;
+	TRY(vec_push(&f->sums, &row));
+	*row = s;
+	row->run = s.newest->facts.run;
+	return OK;
+}
+
+static int by_run(const void *a, const void *b)
+{
+	return str_cmp(((const struct sum *)a)->run, ((const struct sum *)b)->run);
+}
+
+static void put_text(struct buf *b, const char *key, struct str text)
+{
+	buf_printf(b, "\"%s\":", key);
+	if (text.n)
+		buf_json_str(b, text);
+	else
+		buf_puts(b, "null");
+}
+
+static void put_step(struct buf *b, const struct lookup_entry *e)
+{
+	if (e->facts.step >= 0)
+		buf_printf(b, ",\"step\":%jd", (intmax_t)e->facts.step);
+	else
+		buf_puts(b, ",\"step\":null");
+}
+
+static void put_sum(const struct finding *f, const struct sum *s)
+{
+	struct buf *b = f->out;
+
+	buf_puts(b, "{");
+	put_text(b, "storage", str_of(f->look.store->name));
+	buf_puts(b, ",");
+	put_text(b, "run", s->run);
+	buf_printf(b, ",\"checkpoints\":%ju,\"bytes\":%ju,\"holds\":%ju,", (uintmax_t)s->count, (uintmax_t)s->bytes, (uintmax_t)s->holds);
+	put_text(b, "latest", s->newest->facts.name);
+	buf_puts(b, ",");
+	put_text(b, "modified_at", s->newest->time);
+	put_step(b, s->newest);
+	buf_puts(b, "}");
+}
+
+static FALLIBLE enum err put_runs(struct finding *f, struct str after)
+{
+	uint64_t shown = 0, i = 0;
+
+	TRY(vec_reserve(&f->sums, 1));
+	TRY(sum_folder(f, f->look.tree->top));
+	qsort(f->sums.v, f->sums.n, sizeof *f->sums.v, by_run);
+	buf_puts(f->out, "{\"runs\":[");
+	for (; i < f->sums.n && shown < f->size; i++) {
+		if (str_cmp(f->sums.v[i].run, after) <= 0)
+			continue;
+		buf_puts(f->out, shown++ ? "," : "");
+		put_sum(f, &f->sums.v[i]);
+	}
+	buf_puts(f->out, "]");
+	if (shown && i < f->sums.n)
+		buf_json_member(f->out, ",\"next_page_token\":", f->sums.v[i - 1].run);
+	buf_puts(f->out, "}");
+	return OK;
+}
+
+/* An alias to what is no checkpoint any more dangles. */
+static bool is_there(const struct lookup_dir *d, const char *name)
+{
+	const char *slash = strrchr(name, '/');
+	const struct lookup_child *c = lookup_tree_child(d, slash ? slash + 1 : name);
+
+	return c && c->entry && !c->dir;
+}
+
+static FALLIBLE enum err put_aliases(struct finding *f, const struct lookup_dir *d, const struct sum *s)
+{
+	const char *alias, *comma = "";
+	json_t *name;
+
+	TRY(read_aliases(f, str_of(f->run)));
+	buf_puts(f->out, ",\"aliases\":{");
+	put_text(f->out, "latest", s->newest->facts.name);
+	buf_puts(f->out, ",");
+	put_text(f->out, "latest-verified", s->verified ? s->verified->facts.name : STR(""));
+	json_object_foreach(f->aliases, alias, name) {
+		buf_puts(f->out, ",");
+		buf_json_str(f->out, str_of(alias));
+		buf_puts(f->out, ":");
+		buf_json_str(f->out, str_of(json_string_value(name)));
+	}
+	buf_puts(f->out, "},\"dangling\":[");
+	json_object_foreach(f->aliases, alias, name) {
+		if (is_there(d, json_string_value(name)))
+			continue;
+		buf_puts(f->out, comma);
+		buf_json_str(f->out, str_of(alias));
+		comma = ",";
+	}
+	buf_puts(f->out, "],");
+	put_text(f->out, "aliases_problem", f->aliases_problem ? str_of(f->aliases_problem) : STR(""));
+	return OK;
+}
+
+/* Puts the members about the whole run in front of the page. A run without a checkpoint is none. */
+static FALLIBLE enum err put_run(struct finding *f, const struct lookup_dir *d)
+{
+	struct sum s = { .run = str_of(f->run) };
+	const char *comma = "";
+
+	each(c, d->children.v, d->children.n)
+		if (c->entry && !c->dir)
+			add_up(f, &s, c->entry);
+	if (s.count == 0)
+		return ERR(NOT_FOUND, "there is no checkpoint of a run %s:%s", f->look.store->name, f->run);
+	put_text(f->out, "storage", str_of(f->look.store->name));
+	buf_puts(f->out, ",");
+	put_text(f->out, "run", s.run);
+	buf_printf(f->out, ",\"count\":%ju,\"bytes\":%ju", (uintmax_t)s.count, (uintmax_t)s.bytes);
+	TRY(put_aliases(f, d, &s));
+	buf_puts(f->out, ",\"lost_work\":{");
+	put_text(f->out, "since", s.newest->time);
+	put_step(f->out, s.newest);
+	buf_puts(f->out, "},\"holds\":[");
+	each(c, d->children.v, d->children.n) {
+		if (!c->entry || c->dir || !c->entry->facts.is_held)
+			continue;
+		buf_puts(f->out, comma);
+		buf_json_str(f->out, c->entry->facts.name);
+		comma = ",";
+	}
+	buf_puts(f->out, "],");
+	return OK;
+}
+
+/* ---- questions ---- */
+
+static struct str text_in(const json_t *q, const char *key)
+{
+	const char *text = json_string_value(json_object_get(q, key));
+
+	return str_of(text ? text : "");
+}
+
+static void finding_free(struct finding *f)
+{
+	vec_free(&f->best);
+	vec_free(&f->sums);
+	json_decref(f->aliases);
+	mem_free(f->aliases_of);
+	mem_free(f->aliases_problem);
+}
+
+static void put_more(const struct finding *f)
+{
+	buf_printf(f->out, "{\"more\":true,\"found\":%ju}", (uintmax_t)f->look.tree->entries);
+}
+
+/* Brings tree and verdicts up to date. *done: the answer is made. */
+static FALLIBLE enum err begin(struct finding *f, struct worker *w, const json_t *q, struct store_at *top, bool *done)
+{
+	struct lookup_tree *t = w->tree;
+
+	if (t->verdicts.raw.count > VERDICTS_MAX)
+		lookup_tree_free(t); /* names come and go: all is found anew */
+	TRY(lookup_tree_begin(t, w, q, &f->look, top));
+	t->questions++;
+	TRY(take_verdicts(t, q, done));
+	if (*done) {
+		buf_printf(f->out, "{\"behind\":%ju}", (uintmax_t)t->verdicts_at);
+	} else if (json_is_true(json_object_get(q, "only_verdicts"))) {
+		*done = true;
+		put_more(f);
+	}
+	f->size = (uint64_t)num_min(json_integer_value(json_object_get(q, "page_size")), PAGE_MAX);
+	return OK;
+}
+
+static FALLIBLE enum err runs(struct finding *f, struct worker *w, const json_t *q)
+{
+	CLEANUP(store_close) struct store_at top = STORE_NOTHING;
+	bool done, more = false;
+
+	TRY(begin(f, w, q, &top, &done));
+	if (done)
+		return OK;
+	TRY(lookup_scan(&f->look, top, STR(""), &more));
+	if (!more)
+		return put_runs(f, text_in(q, "after"));
+	put_more(f);
+	return OK;
+}
+
+static FALLIBLE enum err read_question(struct finding *f, const json_t *q)
+{
+	struct str after = text_in(q, "after");
+
+	f->run = json_string_value(json_object_get(q, "run"));
+	f->runs = json_object_get(q, "runs") ? text_in(q, "runs") : (struct str){ 0 };
+	f->prefix = text_in(q, "prefix");
+	f->is_brief = json_is_true(json_object_get(q, "brief"));
+	TRY(checkpoint_query_read(text_in(q, "filter"), text_in(q, "sort"), &f->query));
+	f->has_after = after.n > 0;
+	if (f->has_after)
+		TRY(checkpoint_query_read_token(&f->query, after, &f->after));
+	for (uint32_t i = 0; i < f->query.term_count; i++)
+		f->needs_verdicts = f->needs_verdicts || f->query.terms[i].key == KEY_VERIFIED;
+	return OK;
+}
+
+/* Is one of those on the page no checkpoint any more? Its place in the order went with it. */
+static bool has_gone(const struct finding *f)
+{
+	for (uint64_t i = 0; i < f->best.n && i < f->size; i++)
+		if (!f->best.v[i].child->entry)
+			return true;
+	return false;
+}
+
+/* Chooses the page: again, if what it is to show is not what was known. *out: the folder that the choice is of. *more: ask again. */
+static FALLIBLE enum err settle_page(struct finding *f, struct store_at top, const struct lookup_dir **out, bool *more)
+{
+	static const struct lookup_dir none;
+	struct lookup_dir *d = f->look.tree->top;
+	bool stale = true;
+
+	for (int i = 0; stale && i < CHOICES_MAX; i++) {
+		TRY(f->run ? lookup_scan_run(&f->look, top, f->run, &d, more) : lookup_scan(&f->look, top, f->prefix, more));
+		*out = d ? d : &none;
+		if (*more)
+			return OK;
+		TRY(choose_page(f, *out));
+		stale = false;
+		TRY(f->is_brief ? OK : look_at_page(f, &stale));
+	}
+	*more = has_gone(f);
+	return OK;
+}
+
+static FALLIBLE enum err find(struct finding *f, struct worker *w, const json_t *q)
+{
+	CLEANUP(store_close) struct store_at top = STORE_NOTHING;
+	const struct lookup_dir *d = NULL;
+	bool done, more = false;
+
+	TRY(read_question(f, q));
+	TRY(begin(f, w, q, &top, &done));
+	if (done)
+		return OK;
+	TRY(settle_page(f, top, &d, &more));
+	if (more) {
+		put_more(f);
+		return OK;
+	}
+	buf_puts(f->out, "{");
+	if (json_is_true(json_object_get(q, "whole")))
+		TRY(put_run(f, d));
+	TRY(put_page(f));
+	buf_puts(f->out, "}");
+	return OK;
+}
+
+enum err lookup_find(struct worker *w, const json_t *q, struct buf *out)
+{
+	struct finding f = { .out = out };
+
+	enum err e = find(&f, w, q);
+	finding_free(&f);
+	return e;
+}
+
+enum err lookup_runs(struct worker *w, const json_t *q, struct buf *out)
+{
+	struct finding f = { .out = out };
+
+	enum err e = runs(&f, w, q);
+	finding_free(&f);
+	return e;
+}

@@ -1,0 +1,92 @@
+/* retention_record.c: see retention_record.h. What a record does not say is read so that nothing goes for want of it. */
+#include "spec/retention_record.h"
+
+#include "base/clock.h"
+
+static struct str text_in(const json_t *object, const char *key)
+{
+	const json_t *v = json_object_get(object, key);
+
+	return json_is_string(v) ? (struct str){ json_string_value(v), json_string_length(v) } : STR("");
+}
+
+static int64_t time_of(const json_t *record)
+{
+	int64_t ms;
+
+	return clock_of_text(text_in(record, "durable_at").p, &ms) || clock_of_text(text_in(record, "modified_at").p, &ms) ? ms : -1;
+}
+
+static uint64_t size_in(const json_t *record, const char *key)
+{
+	json_int_t v = json_integer_value(json_object_get(record, key));
+
+	return v > 0 ? (uint64_t)v : 0;
+}
+
+/* The number at the end of the name, as server/runs.h has it. */
+static int64_t step_of(const json_t *record, struct str name)
+{
+	const json_t *step = json_object_get(record, "step");
+	size_t at = name.n;
+	uint64_t number;
+
+	if (json_is_integer(step))
+		return json_integer_value(step) < 0 ? -1 : json_integer_value(step);
+	while (at > 0 && name.p[at - 1] >= '0' && name.p[at - 1] <= '9')
+		at--;
+	return str_to_u64((struct str){ name.p + at, name.n - at }, &number) && number <= INT64_MAX ? (int64_t)number : -1;
+}
+
+static FALLIBLE enum err read_base(const json_t *record, struct str storage, struct arena *a, struct retention_record *out)
+{
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(json_object_get(record, "parents"), i, one) {
+		struct str of = text_in(one, "storage");
+		if (out->base.n || !str_is(text_in(one, "role"), "base"))
+			continue;
+		TRY(arena_str(a, of.n ? of : storage, &out->base_storage));
+		TRY(arena_str(a, text_in(one, "name"), &out->base));
+	}
+	return OK;
+}
+
+static unsigned facts_of(const json_t *record, bool *is_verified)
+{
+	const json_t *hold = json_object_get(record, "hold");
+	struct str state = text_in(json_object_get(record, "verified"), "state");
+	unsigned facts = 0;
+
+	*is_verified = str_is(state, "verified");
+	if (json_is_object(hold)) /* without an owner: its notes cannot be read */
+		facts |= RETAIN_BIT(HELD) | (json_is_null(json_object_get(hold, "owner")) ? RETAIN_BIT(UNREADABLE) : 0);
+	if (str_is(state, "damaged") || text_in(record, "format").n == 0)
+		facts |= RETAIN_BIT(UNREADABLE);
+	return facts;
+}
+
+FALLIBLE enum err retention_record_read(const json_t *record, struct str storage, struct arena *a, struct retention_record *out,
+					struct str *etag_out)
+{
+	const json_t *metrics = json_object_get(record, "metrics");
+	struct str name = text_in(record, "name");
+	uint64_t bytes = size_in(record, "bytes"), shared = size_in(record, "bytes_shared");
+
+	if (name.n == 0)
+		return ERR(VALIDATION_FAILED, "a record without a name");
+	*out = (struct retention_record){ .storage = storage, .durable_ms = time_of(record), .step = step_of(record, name),
+					  .bytes = bytes > shared ? bytes - shared : 0,
+					  .metrics = json_is_object(metrics) ? metrics : NULL,
+					  .is_delta = str_is(text_in(record, "format"), "delta") };
+	out->facts = facts_of(record, &out->is_verified);
+	TRY(arena_str(a, name, &out->name));
+	size_t at = out->name.n;
+	while (at > 0 && out->name.p[at - 1] != '/')
+		at--;
+	out->run = at > 0 ? (struct str){ out->name.p, at - 1 } : STR("-");
+	TRY(arena_str(a, text_in(json_object_get(record, "made_by"), "job"), &out->job));
+	TRY(arena_str(a, text_in(record, "etag"), etag_out));
+	return read_base(record, storage, a, out);
+}
