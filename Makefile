@@ -332,8 +332,10 @@ watch: ## rebuild and run one unit test whenever a C file changes: T=box is test
 	$(Q)mkdir -p $(dir $(WATCHED)); while :; do touch $(WATCHED); $(MAKE) --no-print-directory -j$(JOBS) run-test_$(T); \
 	  until [ -n "$$(find worker server api tests -name '*.[ch]' -newer $(WATCHED) -print -quit)" ]; do sleep 0.3; done; done
 
+.PHONY: units
+units: $(UNIT) $(TESTBIN)/tools/fake_worker
 .PHONY: check-unit check-units $(UNIT:$(TESTBIN)/%=run-%)
-check-unit: $(UNIT) $(TESTBIN)/tools/fake_worker check-abi ## the cmocka tests (SAN= works here)
+check-unit: units check-abi ## the cmocka tests (SAN= works here)
 	$(Q)$(MAKE) --no-print-directory -k -O check-units
 check-units: $(UNIT:$(TESTBIN)/%=run-%)
 $(UNIT:$(TESTBIN)/%=run-%): run-%: $(TESTBIN)/% $(TESTBIN)/tools/fake_worker
