@@ -14,15 +14,16 @@ def model():
             "grad": torch.nn.Parameter(e), "empty1": torch.empty(0, 3), "empty2": torch.empty(0, 3), "step": 3}
 
 
-def put(d):
+def put(d, made=None):
     path = d.storages["main"] / (lib.fresh() + ".pt")
-    torch.save(model(), path)
+    torch.save(made or model(), path)
     return {**HERE, "name": path.name}
 
 
-def reshard(d, source, **more):
+def reshard(d, source, kind="reshard", **more):
     name = lib.fresh() + ".pt"
-    d.api.run("reshard", source=source, target={**HERE, "name": name, "format": "torch"}, **more)
+    sources = {"sources": source} if kind == "merge" else {"source": source}
+    d.api.run(kind, **sources, target={**HERE, "name": name, "format": "torch"}, **more)
     return torch.load(d.storages["main"] / name, weights_only=True, mmap=True), (d.storages["main"] / name).stat().st_size
 
 
@@ -77,3 +78,19 @@ def test_rules_tie(d):
     got, _ = reshard(d, put(d), transform=[{"match": "^whole$", "drop": True}, {"match": "^wte$", "rename": "embed"}])
     assert at(got["embed"]) == at(got["lm_head"]["weight"]) == at(got["grad"]) and at(got["t1"]) == at(got["t2"])
     assert torch.equal(got["embed"], want["wte"]) and torch.equal(got["t1"], want["t1"]) and got["empty1"].shape == (0, 3)
+
+
+def test_averages_stay_tied(d):
+    """Where all checkpoints of a merge tie them, with rules too; not where one of them does not, or only one of the two is averaged."""
+    second = {k: v + 1 if isinstance(v, torch.Tensor) else v for k, v in model().items()}
+    second["grad"] = second["lm_head"]["weight"] = second["wte"]
+    refs = [put(d), put(d, second)]
+    want = (model()["wte"].float() * 0.5 + second["wte"].float() * 0.5).bfloat16()
+    for rules in ({}, {"transform": [{"match": "^wte$", "rename": "embed"}, {"match": "^(embed|lm_head.*|grad)$", "permute": [1, 0]}]}):
+        got, _ = reshard(d, refs, "merge", **rules)
+        e, head = got["embed" if rules else "wte"], got["lm_head"]["weight"]
+        assert at(e) == at(head) == at(got["grad"]) and torch.equal(e.t() if rules else e, want)
+        assert at(got["t1"]) != at(got["t2"]), "the second one has them apart"
+        assert torch.equal(got["t1"], got["t2"])
+    got, _ = reshard(d, refs, "merge", first_only=["wte"])
+    assert torch.equal(got["wte"], model()["wte"]) and torch.equal(got["lm_head"]["weight"], want) and at(got["wte"]) != at(got["grad"])

@@ -197,6 +197,20 @@ enum err merge_open(struct job *j, const struct spec_view *stored, struct conver
 	return check_first_only(m, stored->sd);
 }
 
+enum err merge_tie(const struct merge *m, const struct target_ties *first, struct sdict *target)
+{
+	struct target_ties ties[RUN_LEGS_MAX] = { *first };
+	struct spec_view made[RUN_LEGS_MAX];
+
+	for (uint32_t i = 1; i < m->count; i++) {
+		const struct convert_rules *rules = m->rules ? &m->rules[i - 1] : NULL;
+		const struct spec_view *stored = rules ? &m->alike[i - 1] : &m->views[i - 1];
+		made[i] = (struct spec_view){ .sd = rules ? rules->made.sd : stored->sd };
+		ties[i] = (struct target_ties){ stored, &made[i], rules ? rules->made.views : NULL };
+	}
+	return target_tie(ties, m->count ? m->count : 1, m->averages, target);
+}
+
 /* Warns of a weight that the dtype of the tensor cannot hold: what it multiplies becomes infinite, or a NaN. */
 static FALLIBLE enum err check_weights(const struct merge *m, const struct sd_tensor *t)
 {
@@ -244,7 +258,7 @@ enum err merge_sources(struct merge *m, const struct sdict *first, const struct 
 	TRY(sdict_new(UINT64_MAX, &m->averaged));
 	memset(chunk, 0xFF, target->chunk_count * sizeof *chunk);
 	for (uint64_t i = 0; i < target->tensor_count; i++)
-		if (m->averages[sdict_tensor(first, target->tensors[i].fqn) - first->tensors])
+		if (m->averages[sdict_tensor(first, target->tensors[i].fqn) - first->tensors] && !target->tensors[i].tied_to)
 			TRY(add_averaged(m, target, &target->tensors[i], chunk));
 	for (uint32_t i = 0; i < m->count; i++) {
 		struct load_match match = { .strict = true, .a_part = true };
@@ -267,8 +281,12 @@ enum err merge_sources(struct merge *m, const struct sdict *first, const struct 
 
 void merge_report(const struct merge *m, const struct sdict *target, json_t *result)
 {
-	json_object_set_new(result, "averaged", json_integer((json_int_t)m->averaged->tensor_count));
-	json_object_set_new(result, "first_only", json_integer((json_int_t)(target->tensor_count - m->averaged->tensor_count)));
+	json_int_t n = 0;
+
+	for (uint64_t i = 0; i < target->tensor_count; i++)
+		n += m->averages[i];
+	json_object_set_new(result, "averaged", json_integer(n));
+	json_object_set_new(result, "first_only", json_integer((json_int_t)target->tensor_count - n));
 }
 
 void merge_free(struct merge *m)

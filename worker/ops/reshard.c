@@ -119,8 +119,8 @@ static FALLIBLE enum err cut(struct reshard *r)
 
 	if (!format_holds(r->format, FORMAT_CHUNKS)) {
 		TRY(target_whole(&r->view, &r->plan));
-		const struct target_ties ties = { &r->stored, &r->view, r->rules.c.count ? r->rules.made.views : NULL };
-		return r->format == FORMAT_TORCH && !r->merge.count ? target_tie(&ties, r->plan) : OK;
+		const struct target_ties first = { &r->stored, &r->view, r->rules.c.count ? r->rules.made.views : NULL };
+		return r->format == FORMAT_TORCH ? merge_tie(&r->merge, &first, r->plan) : OK;
 	}
 	TRY(target_cut(r->job->worker, &r->view, &r->job->spec.layout, r->world_size, NULL, &held,
 		       r->job->result));

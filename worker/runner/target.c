@@ -179,53 +179,73 @@ static FALLIBLE enum err find_same(const struct sdict *sd, struct arena *a, uint
 	return OK;
 }
 
-/* Makes a key of all that says which elements a tensor has: the stored chunks that it shows, and what becomes of them. Empty: it has
- * none. */
-static FALLIBLE enum err tie_key(const struct target_ties *ties, const uint32_t *same, uint64_t i, struct arena *a, struct str *out)
+/* Adds to a key all that says which elements tensor `i` of a source's view has: the stored chunks that it shows, and what becomes of them.
+ * *any: there are such chunks. */
+static FALLIBLE enum err tie_key(const struct target_ties *ties, const uint32_t *same, uint64_t i, struct buf *out, bool *any)
 {
 	const struct sdict *sd = ties->view->sd;
 	const struct sd_tensor *t = &sd->tensors[i];
-	int64_t *key, n = 0;
-	bool any = false;
 
-	TRY(arena_i64(a, 2 + t->ndim + (uint64_t)t->chunk_count * (3 + VIEW_CASTS_MAX + 3ull * t->ndim), &key));
-	key[n++] = ties->view->dtypes[i];
-	key[n++] = t->ndim;
-	for (uint32_t d = 0; d < t->ndim; d++)
-		key[n++] = t->shape[d];
+	buf_put(out, &t->ndim, sizeof t->ndim);
+	buf_put(out, t->shape, t->ndim * sizeof *t->shape);
 	for (uint64_t c = t->first_chunk; c < t->first_chunk + t->chunk_count; c++) {
 		const struct view *v = ties->views ? &ties->views[c] : NULL;
-		uint64_t source = v ? v->source : c;
-		any = any || (v ? source != VIEW_ZEROS : sd->chunks[c].loc.length > 0);
-		key[n++] = source < ties->stored->sd->chunk_count ? same[source] : (int64_t)source;
+		uint32_t source = v ? v->source : (uint32_t)c;
+		*any = *any || (v ? source != VIEW_ZEROS : sd->chunks[c].loc.length > 0);
+		if (source < ties->stored->sd->chunk_count)
+			source = same[source];
+		buf_put(out, &source, sizeof source);
 		if (!v)
 			continue;
-		key[n++] = v->first;
-		key[n++] = v->cast_count;
-		for (uint32_t k = 0; k < v->cast_count; k++)
-			key[n++] = v->casts[k];
-		for (uint32_t k = 0; k < 3u * t->ndim; k++)
-			key[n++] = v->dims[k];
+		buf_put(out, &v->first, sizeof v->first);
+		buf_put(out, &v->cast_count, sizeof v->cast_count);
+		buf_put(out, v->casts, v->cast_count * sizeof *v->casts);
+		buf_put(out, v->dims, 3ull * t->ndim * sizeof *v->dims);
 	}
-	*out = (struct str){ (char *)key, any ? (size_t)n * sizeof *key : 0 };
+	return buf_status(out);
+}
+
+/* The key of tensor `i` of the first source over all sources. The others have a part in averages alone. */
+static FALLIBLE enum err tie_keys(const struct target_ties *ties, uint32_t n, uint32_t *const *same, uint64_t i, bool average,
+				  struct buf *out)
+{
+	struct str fqn = ties->view->sd->tensors[i].fqn;
+	bool any = false;
+
+	out->len = 0;
+	buf_put(out, &average, sizeof average);
+	buf_put(out, &ties->view->dtypes[i], sizeof *ties->view->dtypes);
+	TRY(tie_key(&ties[0], same[0], i, out, &any));
+	for (uint32_t k = 1; k < n && average; k++) {
+		const struct sdict *sd = ties[k].view->sd;
+		const struct sd_tensor *t = sdict_tensor(sd, fqn);
+		must(t != NULL);
+		TRY(tie_key(&ties[k], same[k], (uint64_t)(t - sd->tensors), out, &any));
+	}
+	if (!any)
+		out->len = 0;
 	return OK;
 }
 
-enum err target_tie(const struct target_ties *ties, struct sdict *target)
+enum err target_tie(const struct target_ties *ties, uint32_t n, const bool *averages, struct sdict *target)
 {
 	CLEANUP(arena_free_ptr) struct arena *a = arena_new(UINT64_MAX);
 	CLEANUP(map_free) struct map seen = { 0 };
-	uint32_t first, *same;
-	struct str key;
+	CLEANUP(buf_free) struct buf key = BUF_INIT(UINT64_MAX);
+	uint32_t first, **same;
+	struct str kept;
 
 	NEED(a, "no memory to look for tied weights");
 	must(ties->view->sd->tensor_count == target->tensor_count);
-	TRY(find_same(ties->stored->sd, a, &same));
+	TRY(arena_alloc(a, n, sizeof *same, &same));
+	for (uint32_t k = 0; k < n; k++)
+		TRY(find_same(ties[k].stored->sd, a, &same[k]));
 	for (uint64_t i = 0; i < target->tensor_count; i++) {
-		TRY(tie_key(ties, same, i, a, &key));
-		if (!key.n)
+		TRY(tie_keys(ties, n, same, i, averages && averages[i], &key));
+		if (!key.len)
 			continue;
-		TRY(map_intern(&seen, key, (uint32_t)i, &first));
+		TRY(arena_str(a, (struct str){ (char *)key.p, key.len }, &kept));
+		TRY(map_intern(&seen, kept, (uint32_t)i, &first));
 		if (first != i)
 			target->tensors[i].tied_to = 1 + first;
 	}

@@ -18,12 +18,13 @@ FALLIBLE enum err target_report_rules(json_t *result, const struct layout *l, co
 /* The tensors that a target is made of. */
 struct target_ties {
 	const struct spec_view *stored; /* the source */
-	const struct spec_view *view;   /* what is written: the same, or what conversion rules made of it */
+	const struct spec_view *view;   /* what is written: the same, or what conversion rules made of it; dtypes: of the first source */
 	const struct view *views;       /* of each chunk of `view`, into chunks of `stored` and what is beyond; NULL: there are no rules */
 };
 /* For a target that can share bytes: notes in `target` (target_whole) the tensors that are one (tied weights, in the source or by a rule):
- * the same stored bytes, read in the same way. */
-FALLIBLE enum err target_tie(const struct target_ties *ties, struct sdict *target);
+ * the same stored bytes, read in the same way. An average is tied if it is so in each of the `n` sources; all else is the first one's.
+ * averages: per tensor of the first one's view; NULL: there are none. */
+FALLIBLE enum err target_tie(const struct target_ties *ties, uint32_t n, const bool *averages, struct sdict *target);
 /* Every tensor whole, on rank 0. */
 FALLIBLE enum err target_whole(const struct spec_view *view, struct sdict **out);
 /* A JSON array of {"fqn","from","to"} for tensors whose dtype changes; NULL: none. Tensors that cannot be cast: as in target_cut. */
