@@ -231,6 +231,12 @@ def test_refused(d):
                 same(by_dcp(d, name, {"y": torch.zeros(4)}), {"y": torch.arange(4.)})
                 d.api.run("verify", source=both, **left)
             d.api.fails("delta", "format_unsupported", base=both, source=both, target={**HERE, "name": name + "-delta"})
+            if what != "meta":  # has no storage, and is no tensor to a legacy stream either
+                old = put(d, f"{lib.fresh()}-old.pt", {**state, **only, "z": torch.arange(7)}, _use_new_zipfile_serialization=False)
+                d.api.fails("reshard", "format_unsupported", source=old, target={**HERE, "name": name}, options={"overwrite": True})
+                d.api.run("reshard", source=old, target={**HERE, "name": name}, options={"overwrite": True}, exclude=[fqn])
+                same(by_dcp(d, name, {"y": torch.zeros(4), "z": torch.zeros(7, dtype=torch.int64)}),
+                     {"y": torch.arange(4.), "z": torch.arange(7)})
     name = lib.fresh() + ".pt"
     put(d, name, {"x": torch.ones(3), "evil": Evil()})
     d.api.run("reshard", source={**HERE, "name": name}, target={**HERE, "name": name + "-dcp"})

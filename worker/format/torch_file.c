@@ -191,6 +191,38 @@ enum err torch_file_storage(struct torch_file *f, const struct item_storage *s, 
 	return OK;
 }
 
+/* Notes the storages of a tensor that is not read: where a stream's storages lie follows from the sizes of all of them. */
+static FALLIBLE enum err note_storages(struct walk *w, pnode n, uint32_t depth)
+{
+	struct pickle_iter it = pickle_iter(w->pk, n);
+	enum pickle_kind kind = pickle_kind(w->pk, n);
+	struct item_storage s;
+	uint32_t index;
+	pnode item;
+
+	TRY(step(w));
+	if (depth == PICKLE_DEPTH_MAX)
+		return ERR(LIMIT_EXCEEDED, "containers are nested more than %d deep", PICKLE_DEPTH_MAX);
+	if (kind == PK_OBJECT)
+		return note_storages(w, pickle_args(w->pk, n), depth + 1);
+	if (kind == PK_PERSID) {
+		TRY(item_storage_of(w->pk, n, true, &s));
+		return torch_file_storage(w->f, &s, &index);
+	}
+	while ((kind == PK_TUPLE || kind == PK_LIST) && pickle_next(w->pk, &it, &item))
+		TRY(note_storages(w, item, depth + 1));
+	return OK;
+}
+
+/* Keeps the reason why a tensor cannot be read: a job that leaves it out reads the others. */
+static FALLIBLE enum err leave_unread(struct walk *w, struct torch_leaf *leaf, pnode n)
+{
+	leaf->is_tensor = false;
+	TRY(arena_str(w->f->arena, str_of(err_last()->text), &leaf->unread));
+	err_clear();
+	return w->f->item.zip ? OK : note_storages(w, n, 0);
+}
+
 static FALLIBLE enum err add_tensor(struct walk *w, pnode n)
 {
 	struct torch_leaf *leaf;
@@ -202,13 +234,7 @@ static FALLIBLE enum err add_tensor(struct walk *w, pnode n)
 	if (leaf->is_sharded)
 		return err_at_fqn(torch_shards_read(w->f, leaf), leaf->fqn.p, leaf->fqn.n);
 	enum err e = item_tensor_of(w->pk, n, &leaf->tensor, &s);
-	if (e == ERR_FORMAT_UNSUPPORTED && w->f->item.zip) { /* a stream's storages cannot be told apart without those of all tensors */
-		leaf->is_tensor = false;
-		e = arena_str(w->f->arena, str_of(err_last()->text), &leaf->unread);
-		err_clear();
-		return e;
-	}
-	e = e ?: torch_file_storage(w->f, &s, &leaf->storage);
+	e = e == ERR_FORMAT_UNSUPPORTED ? leave_unread(w, leaf, n) : e ?: torch_file_storage(w->f, &s, &leaf->storage);
 	return err_at_fqn(e, leaf->fqn.p, leaf->fqn.n);
 }
 

@@ -38,6 +38,9 @@ bool item_is_tensor(const struct pickle *pk, pnode n);
 /* The dense tensor that a node describes, but for where its storage lies: payload_off, stored_bytes, deflated, big_endian and CRC32 stay 0.
  * Every element that sizes, strides and offset address is checked to lie inside the storage. ERR_FORMAT_ITEM, ERR_DTYPE_UNSUPPORTED. */
 FALLIBLE enum err item_tensor_of(const struct pickle *pk, pnode n, struct item_tensor *out, struct item_storage *storage_out);
+/* The storage that a persistent id names; ERR_FORMAT_ITEM of another id. quantised: such elements are wanted too, as the integers they are;
+ * else ERR_DTYPE_UNSUPPORTED. */
+FALLIBLE enum err item_storage_of(const struct pickle *pk, pnode n, bool quantised, struct item_storage *out);
 /* Checks that a record is as long as the storage that it holds, and where its bytes lie: sets what item_tensor_of left out. */
 FALLIBLE enum err item_take_record(const struct zip *z, const struct zip_record *r, const struct item_storage *s, struct item_tensor *t);
 /* Appends the opcodes that leave a contiguous tensor on the stack, of the storage `key`. */

@@ -58,7 +58,23 @@ static FALLIBLE enum err unwrap(const struct pickle *pk, pnode n, pnode *func_ar
 	return ERR(FORMAT_ITEM, "a tensor wrapped too often");
 }
 
-static FALLIBLE enum err read_storage(const struct pickle *pk, pnode n, struct item_storage *s)
+static bool is_quantised(struct str class, enum dtype *out)
+{
+	static const struct {
+		const char *class;
+		enum dtype of;
+	} all[] = { { "QInt8Storage", DT_INT8 }, { "QUInt8Storage", DT_UINT8 }, { "QInt32Storage", DT_INT32 },
+		    { "QUInt4x2Storage", DT_UINT8 }, { "QUInt2x4Storage", DT_UINT8 } };
+
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		if (str_is(class, all[i].class)) {
+			*out = all[i].of;
+			return true;
+		}
+	return false;
+}
+
+enum err item_storage_of(const struct pickle *pk, pnode n, bool quantised, struct item_storage *s)
 {
 	pnode id = pickle_args(pk, n), cls = pickle_at(pk, id, 1), view = pickle_at(pk, id, 5);
 	struct str name = pickle_name(pk, cls), module = pickle_module(pk, cls);
@@ -71,7 +87,7 @@ static FALLIBLE enum err read_storage(const struct pickle *pk, pnode n, struct i
 		return ERR(FORMAT_ITEM, "storage class %.*s.%.*s is not known", (int)num_min(module.n, 64), module.p,
 			   (int)num_min(name.n, 64), name.p);
 	s->dtype = DT_UINT8;
-	if (!str_is(name, "UntypedStorage"))
+	if (!str_is(name, "UntypedStorage") && !(quantised && is_quantised(name, &s->dtype)))
 		TRY(dtype_from_storage_class(name, &s->dtype));
 	s->key = pickle_str(pk, pickle_at(pk, id, 2));
 	if (s->key.n == 0 || !pickle_int(pk, pickle_at(pk, id, 4), &count) || count < 0)
@@ -156,7 +172,7 @@ static FALLIBLE enum err read_call(const struct pickle *pk, struct str func, pno
 	if (!v3 && !str_is(func, "_rebuild_tensor_v2") && !str_is(func, "_rebuild_tensor"))
 		return ERR(FORMAT_UNSUPPORTED, "torch._utils.%.*s makes the tensor: only dense tensors are read, not sparse, quantized "
 			   "or nested ones", (int)num_min(func.n, 80), func.p);
-	TRY(read_storage(pk, pickle_at(pk, args, 0), s));
+	TRY(item_storage_of(pk, pickle_at(pk, args, 0), false, s));
 	t->dtype = s->dtype;
 	if (v3) {
 		pnode dtype = pickle_at(pk, args, 6);
