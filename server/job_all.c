@@ -6,7 +6,7 @@
 #include "server/job_impl.h"
 #include "server/parts.h"
 
-enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000 };
+enum { TICK_MS = 1000, PRUNE_MS = 60000, KEYS_KEPT_MS = 48 * 3600000, RECALLED_SAVES = 256 };
 
 static enum err take_row(void *user, const struct journal_job *row)
 {
@@ -75,9 +75,24 @@ FALLIBLE enum err jobs_new(struct server *s)
 	return job_ids_resume(s->journal);
 }
 
+/* A record that cannot be read costs a load from memory, no more. */
+static enum err recall_save(void *user, const struct journal_job *row)
+{
+	struct job_load l = { .server = user };
+
+	if (job_load_row(&l, row) == OK)
+		state_dict_recall(l.server->state_dicts, &l.job->spec.source, l.job->id, &l.job->spec.target);
+	err_clear();
+	job_free(l.job);
+	return OK;
+}
+
 FALLIBLE enum err jobs_recover(struct server *s)
 {
+	static const struct journal_filter saves = { .state = JOB_SUCCEEDED, .kind = JOB_SAVE };
+
 	TRY(journal_read_unended(s->journal, take_row, s));
+	TRY(journal_read_jobs(s->journal, &saves, RECALLED_SAVES, recall_save, s));
 	for (struct job *j = s->jobs->live, *next; j; j = next) {
 		next = j->live_next;
 		job_recover(j);

@@ -178,6 +178,8 @@ struct journal_txn;
 /* The save `job` of what is used to this checkpoint has succeeded: its owner's death need not keep it any longer, and as long as the bytes
  * are in its segments they are the checkpoint's. */
 void state_dict_saved(struct state_dict_use *use, const char *job, const struct ref *checkpoint);
+/* After a restart: the job of an earlier run saved this generation. Saves are told from the newest on. */
+void state_dict_recall(struct state_dicts *s, const struct ref *source, const char *job, const struct ref *checkpoint);
 /* When the first of the use's slots was handed out (monotone clock); 0: not known. */
 int64_t state_dict_begun_ms(const struct state_dict_use *use);
 /* Is there such a state dict, with a trainer that lives? */

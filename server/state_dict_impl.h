@@ -71,7 +71,7 @@ struct state_dict {
 	int64_t last_generation;    /* the newest that all ranks sealed; -1: none */
 	int64_t lost_generation;    /* the newest whose rings nobody reads any more; -1: none */
 	int64_t saved_generation;   /* the newest that a job brought to a storage, as far as this run knows; -1: none */
-	struct slot_memory memory[STATE_DICT_SLOTS_MAX];   /* saved generations, as far as this run knows */
+	struct slot_memory memory[STATE_DICT_SLOTS_MAX];   /* saved generations, as far as they are known */
 	json_t *on_owner_death;     /* {"save" or "drop", "generations": {"7": the same for one, …}}; NULL: nothing is asked for */
 	char orphan_job[27];        /* the save that on_owner_death asked for */
 	int64_t orphan_retry_ms;    /* service time */

@@ -3,8 +3,8 @@
  *
  * Nothing is held for that. The coordinator only says which segments are worth a look: by the target's name and the id of the save, which
  * the checkpoint's manifest has too. Workers compare all that they copy with the manifest's digests, and read from the storage what is not
- * equal: a slot that was handed out meanwhile, or a segment that its owner spoiled or shrank, costs time and nothing else. Known to this
- * run of the daemon only. */
+ * equal: a slot that was handed out meanwhile, or a segment that its owner spoiled or shrank, costs time and nothing else. After a restart
+ * the newest saves of the journal say it. */
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -38,18 +38,29 @@ static struct slot_memory *entry_for(struct state_dict *sd, int64_t generation)
 	return best;
 }
 
-void state_dict_memory_note(struct state_dict_use *use, const char *job, struct str storage, struct str name)
+static void fill(struct slot_memory *m, int64_t generation, const char *job, struct str storage, struct str name)
 {
-	struct state_dict *sd = use->owner;
-	struct slot_memory *m = entry_for(sd, use->generation);
-
 	forget(m);
-	m->generation = use->generation;
+	m->generation = generation;
 	snprintf(m->job, sizeof m->job, "%s", job);
 	m->storage = mem_strdup(storage.p);
 	m->name = mem_strdup(name.p);
 	if (!m->storage || !m->name)
 		forget(m);
+}
+
+void state_dict_memory_note(struct state_dict_use *use, const char *job, struct str storage, struct str name)
+{
+	fill(entry_for(use->owner, use->generation), use->generation, job, storage, name);
+}
+
+void state_dict_recall(struct state_dicts *s, const struct ref *source, const char *job, const struct ref *checkpoint)
+{
+	struct state_dict *sd = map_object(&s->table, source->name);
+	struct slot_memory *m = sd && sd->slot_count ? entry_for(sd, source->generation) : NULL;
+
+	if (m && !m->storage)
+		fill(m, source->generation, job, checkpoint->storage, checkpoint->name);
 }
 
 /* The rank's segment with the bytes of this generation, whether the slot is still held or not; NULL: they are gone. */

@@ -200,6 +200,23 @@ def test_a_dead_trainers_checkpoint_is_loaded_from_memory(spawn):
     assert not s.segment(0).exists() and s.load()["bytes_from_memory"] == 0
 
 
+def test_a_restarted_daemon_remembers_what_was_saved(spawn):
+    """Both generations that the slots have; released ones as well."""
+    d = spawn()
+    saved = Saved(d)
+    first, before = saved.source, saved.data
+    saved.source, saved.data = {"storage": "main", "name": saved.name + "-2"}, content(3)
+    d.put(saved.name, images(saved.data), 2, create=False)
+    saved.save(2)
+    for rank in range(WORLD):
+        d.api.post(f"/v1/state-dicts/{saved.name}/ranks/{rank}:release", {"generation": 1}).ok()
+    d.kill()
+    d.start()
+    assert saved.load()["bytes_from_memory"] == ALL
+    saved.source, saved.data = first, before
+    assert saved.load()["bytes_from_memory"] == ALL
+
+
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
