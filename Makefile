@@ -77,9 +77,10 @@ deps: ## install from Debian what building needs, if it is missing
 	$(Q)deploy/deps.sh $(BUILD_DEBS)
 
 .PHONY: deps-test
-deps-test: ## the same for the tests, and PyTorch into a cache folder of yours
+deps-test: ## the same for the tests, and PyTorch and promtool into a cache folder of yours
 	$(Q)deploy/deps.sh $(TEST_DEBS)
 	$(Q)tests/venv.sh >/dev/null
+	$(Q)tests/promtool.sh >/dev/null
 
 ##@ Build
 .PHONY: all
@@ -206,6 +207,7 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
 	$(Q)install -D -m 644 deploy/dcpd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/dcpd.conf
 	$(Q)install -D -m 644 deploy/dcpd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/dcpd.conf
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd deploy/prometheus/rules.yml deploy/grafana/dcpd.json
 	$(Q)for f in $(wildcard deploy/dcpd.conf); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd $$f; done
 
 .PHONY: clean

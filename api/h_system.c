@@ -59,12 +59,15 @@ FALLIBLE enum err h_readyz(struct req *r)
 
 FALLIBLE enum err h_metrics(struct req *r)
 {
+	const char *accept = req_head(r, MHD_HTTP_HEADER_ACCEPT);
+	bool open_metrics = accept && strstr(accept, "application/openmetrics-text");
 	struct buf b = BUF_INIT(16 << 20);
 
 	counts_flush(r->api);
 	server_measure(r->core);
-	metrics_render(r->core->metrics, &b);
-	return req_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
+	metrics_render(r->core->metrics, open_metrics, &b);
+	return req_bytes(r, 200, open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+					      : "text/plain; version=0.0.4; charset=utf-8", &b);
 }
 
 FALLIBLE enum err h_capabilities(struct req *r)

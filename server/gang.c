@@ -449,6 +449,8 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 
 	if (f->type == FRAME_IO) {
 		storage_count_io(g->all->parts.storages, body);
+		if (g->state == GANG_BUSY && g->ops)
+			g->ops->moved(g->user, body);
 		return;
 	}
 	if (g->state != GANG_BUSY || f->generation != g->generation) {

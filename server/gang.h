@@ -31,6 +31,7 @@ bool gang_may_move(enum gang_state from, enum gang_state to);    /* ENDING is th
 struct gang_ops {
 	void (*state)(void *user, const json_t *body);
 	void (*progress)(void *user, const json_t *body);
+	void (*moved)(void *user, const json_t *body);    /* FRAME_IO; the storages have counted it */
 	void (*want_segments)(void *user, const json_t *body);
 	void (*want_commit)(void *user);
 	/* Once, and last. OK: body is the leader's DONE; else the problem that a worker sent, NULL if none did. ERR_CANCELLED: cancelled

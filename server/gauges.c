@@ -37,9 +37,24 @@ static void fill_jobs(const struct gauge_parts *s)
 		for (int st = 0; st < JOB_SUCCEEDED; st++) {
 			snprintf(labels, sizeof labels, "kind=\"%s\",state=\"%s\"", kind_of((enum job_kind)k)->name,
 				 job_state_text((enum job_state)st));
-			metrics_set(s->metrics, "dcpd_jobs", labels, counts[k][st]);
+			metrics_set(s->metrics, "dcpd_jobs_unfinished", labels, counts[k][st]);
 		}
 	}
+}
+
+static void fill_io(struct metrics *m, const struct storage *st)
+{
+	static const char *const directions[] = { "read", "write" };
+	char labels[LABELS_MAX];
+
+	for (const struct storage_io *io = st->io; io && io < st->io + STORAGE_STAGES_MAX && io->stage[0]; io++)
+		for (int w = 0; w < 2; w++) {
+			if (!io->bytes[w])
+				continue;
+			snprintf(labels, sizeof labels, "storage=\"%s\",direction=\"%s\",stage=\"%s\"", st->name, directions[w], io->stage);
+			metrics_set(m, "dcpd_storage_io_bytes_total", labels, (double)io->bytes[w]);
+			metrics_set(m, "dcpd_storage_io_seconds_total", labels, (double)io->ns[w] / 1e9);
+		}
 }
 
 static void fill_storages(const struct gauge_parts *s)
@@ -50,6 +65,8 @@ static void fill_storages(const struct gauge_parts *s)
 	metrics_clear(s->metrics, "dcpd_storage_state");
 	metrics_clear(s->metrics, "dcpd_storage_read_bytes_total");
 	metrics_clear(s->metrics, "dcpd_storage_written_bytes_total");
+	metrics_clear(s->metrics, "dcpd_storage_io_bytes_total");
+	metrics_clear(s->metrics, "dcpd_storage_io_seconds_total");
 	for (uint32_t i = 0; i < storage_count(s->storages); i++) {
 		const struct storage *st = storage_at(s->storages, i);
 		snprintf(labels, sizeof labels, "storage=\"%s\"", st->name);
@@ -57,6 +74,7 @@ static void fill_storages(const struct gauge_parts *s)
 			metrics_set(s->metrics, "dcpd_storage_free_bytes", labels, (double)st->free_bytes);
 		metrics_set(s->metrics, "dcpd_storage_read_bytes_total", labels, (double)st->read_bytes);
 		metrics_set(s->metrics, "dcpd_storage_written_bytes_total", labels, (double)st->written_bytes);
+		fill_io(s->metrics, st);
 		for (int state = STORAGE_UNKNOWN; state <= STORAGE_STATE_GONE; state++) {
 			snprintf(labels, sizeof labels, "storage=\"%s\",state=\"%s\"", st->name,
 				 storage_state_text((enum storage_state)state));

@@ -32,15 +32,21 @@ static bool is_plain(const char *text)
 	return n > 0 && n <= 64 && strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:/-") == n;
 }
 
+/* Stages come from workers: beside words ("copy") there are sentences ("waiting for the other hosts"). */
+const char *job_stage_label(const struct job *j)
+{
+	return is_plain(j->stage) && strlen(j->stage) < STORAGE_STAGE_MAX ? j->stage : "other";
+}
+
 static void leave_stage(struct job *j)
 {
 	int64_t now = clock_mono_ms(), since = j->stage_since_ms;
 	char labels[128];
 
 	j->stage_since_ms = now;
-	if (!since || j->dry_run || !is_plain(j->stage))
+	if (!since || j->dry_run || !j->stage[0])
 		return;
-	snprintf(labels, sizeof labels, "kind=\"%s\",stage=\"%s\"", kind_of(j->kind)->name, j->stage);
+	snprintf(labels, sizeof labels, "kind=\"%s\",stage=\"%s\"", kind_of(j->kind)->name, job_stage_label(j));
 	metrics_observe(j->server->metrics, "dcpd_job_stage_duration_seconds", labels, (double)(now - since) / 1000);
 }
 

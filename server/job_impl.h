@@ -71,6 +71,7 @@ struct job {
 	uint64_t space_needed;      /* on the target's storage; 0: not known */
 	double rate;                /* bytes a second, smoothed */
 	int64_t stage_since_ms;     /* monotone clock */
+	int64_t moved_ns[GANG_ROOTS_MAX][2];    /* monotone clock: when each storage's bytes read, and written, were last told */
 	int64_t queued_ms;          /* monotone clock; when it took its place in the lane */
 	int64_t begun_ms;           /* monotone clock: made or taken up, then started */
 	int64_t sealed_ms;          /* monotone clock: its source was snapshotted; 0: not yet, or under an earlier daemon */
@@ -205,6 +206,7 @@ void job_note_served(struct job *j);                 /* into the result */
 /* job_move, and what others hear of it: one log line, one event, one row (if `write`). */
 void job_set_state(struct job *j, enum job_step step, enum job_state state, const char *stage, bool write);
 void job_emit_state(const struct job *j);
+const char *job_stage_label(const struct job *j);    /* its stage as a label's value: a plain word */
 /* Takes `tensors_digest` out of a save's result; if the save before in the run had the same, the result gets the warning STALE_SAVE and
  * `same_tensors_as`. */
 #define STALE_SAVE "stale_save"

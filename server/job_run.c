@@ -218,6 +218,29 @@ static void on_progress(void *user, const json_t *body)
 	events_emit(j->server->events, "job.progress", j->id, doc);
 }
 
+/* Several workers tell their shares one after the other: the time since the job's last share counts once. */
+static void count_share(struct job *j, uint32_t storage, bool written, json_int_t bytes)
+{
+	int64_t now = clock_mono_ns(), *last = &j->moved_ns[storage][written], begun = j->stage_since_ms * 1000000;
+	struct storage *st;
+
+	if (bytes <= 0 || storage_find(j->server->storages, str_of(j->storages[storage]), &st) != OK)
+		return;
+	storage_count_stage(st, job_stage_label(j), written, (uint64_t)bytes, now - (*last > begun ? *last : begun));
+	*last = now;
+}
+
+static void on_moved(void *user, const json_t *body)
+{
+	struct job *j = user;
+
+	for (uint32_t i = 0; i < j->storage_count; i++) {
+		const json_t *pair = json_object_get(body, j->storages[i]);
+		count_share(j, i, false, json_integer_value(json_array_get(pair, 0)));
+		count_share(j, i, true, json_integer_value(json_array_get(pair, 1)));
+	}
+}
+
 /* ---- the target's segments ---- */
 
 static void on_made(void *user, enum err e, struct state_dict_use *use)
@@ -534,8 +557,8 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	}
 }
 
-static const struct gang_ops gang_calls = { .state = on_state, .progress = on_progress, .want_segments = on_want_segments,
-					    .want_commit = on_want_commit, .ended = on_ended };
+static const struct gang_ops gang_calls = { .state = on_state, .progress = on_progress, .moved = on_moved,
+					    .want_segments = on_want_segments, .want_commit = on_want_commit, .ended = on_ended };
 
 FALLIBLE enum err job_start_attempt(struct job *j)
 {

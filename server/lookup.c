@@ -364,6 +364,17 @@ static FALLIBLE enum err settle_room(struct question *q, const struct frame *f)
 	return OK;
 }
 
+/* A lookup worker has one storage, whatever it says. */
+static void count_stage(const struct lookup_worker *lw, struct storage *st, const json_t *body)
+{
+	const json_t *pair = st ? json_object_get(body, st->name) : NULL;
+	int64_t ns = lw->question ? (clock_mono_ms() - lw->since_ms) * 1000000 : 0;
+
+	for (size_t w = 0; w < 2; w++)
+		if (json_integer_value(json_array_get(pair, w)) > 0)
+			storage_count_stage(st, "lookup", w, (uint64_t)json_integer_value(json_array_get(pair, w)), ns);
+}
+
 static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
 {
 	struct lookup_worker *lw = w->owner;
@@ -374,6 +385,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 
 	if (f->type == FRAME_IO) {
 		storage_count_io(p->all->parts.storages, body);
+		count_stage(lw, st, body);
 		return;
 	}
 	if (f->type != FRAME_ANSWER || !q || f->generation != q->number) {

@@ -8,10 +8,12 @@
 #include "base/list.h"
 #include "base/mem.h"
 
-enum type { COUNTER, GAUGE, HISTOGRAM };
+/* SPAN: a histogram of what jobs do, up to hours; HISTOGRAM: of answers, from half a millisecond. */
+enum type { COUNTER, GAUGE, HISTOGRAM, SPAN };
 enum { BUCKETS = 14 };
 
-static const double bounds[BUCKETS] = { 0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800 };
+static const double answer_bounds[BUCKETS] = { 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10 };
+static const double span_bounds[BUCKETS] = { 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200 };
 
 static const struct family {
 	const char *name;
@@ -20,13 +22,13 @@ static const struct family {
 } families[] = {
 	{ "dcpd_build_info", GAUGE, "1, with the version as a label" },
 	{ "dcpd_start_time_seconds", GAUGE, "when the daemon started, since 1970" },
-	{ "dcpd_jobs", GAUGE, "jobs that have not ended" },
+	{ "dcpd_jobs_unfinished", GAUGE, "jobs that have not ended" },
 	{ "dcpd_jobs_total", COUNTER, "jobs ended since the start, by outcome" },
-	{ "dcpd_job_duration_seconds", HISTOGRAM, "from the first attempt's start to the end" },
-	{ "dcpd_job_stage_duration_seconds", HISTOGRAM, "time that jobs spent in each stage" },
+	{ "dcpd_job_duration_seconds", SPAN, "from the first attempt's start to the end" },
+	{ "dcpd_job_stage_duration_seconds", SPAN, "time that jobs spent in each stage" },
 	{ "dcpd_job_bytes_total", COUNTER, "bytes moved by jobs that succeeded" },
 	{ "dcpd_comm_bytes_total", COUNTER, "bytes that operations on state dicts moved between ranks, by kind and back end" },
-	{ "dcpd_save_lag_seconds", HISTOGRAM, "from snapshotted to durable" },
+	{ "dcpd_save_lag_seconds", SPAN, "from snapshotted to durable" },
 	{ "dcpd_queue_oldest_seconds", GAUGE, "how long the job at the head of its kind has waited for a lane; 0: none waits" },
 	{ "dcpd_last_durable_timestamp_seconds", GAUGE, "when a run's last checkpoint became durable, since 1970" },
 	{ "dcpd_last_durable_step", GAUGE, "step of a run's last durable checkpoint: the number at its name's end, or the generation" },
@@ -49,6 +51,8 @@ static const struct family {
 	{ "dcpd_storage_free_bytes", GAUGE, "at the latest probe" },
 	{ "dcpd_storage_read_bytes_total", COUNTER, "bytes that workers read from the storage, page cache included" },
 	{ "dcpd_storage_written_bytes_total", COUNTER, "bytes that workers wrote to the storage" },
+	{ "dcpd_storage_io_bytes_total", COUNTER, "bytes that workers moved, by direction and stage of the job; lookup: of no job" },
+	{ "dcpd_storage_io_seconds_total", COUNTER, "time in which jobs moved them: the sum over jobs, not over their workers" },
 	{ "dcpd_storage_state", GAUGE, "1 for the state that the storage is in" },
 	{ "dcpd_tier_waiting", GAUGE, "durable checkpoints that are not yet in the storage behind theirs" },
 	{ "dcpd_tier_waiting_bytes", GAUGE, "and their bytes" },
@@ -108,6 +112,16 @@ static int family_of(const char *name)
 	must_failed(name, ERR_PLACE);
 }
 
+static bool is_histogram(const struct family *f)
+{
+	return f->type == HISTOGRAM || f->type == SPAN;
+}
+
+static const double *bounds_of(const struct family *f)
+{
+	return f->type == SPAN ? span_bounds : answer_bounds;
+}
+
 static struct series *find(struct metrics *m, const char *name, const char *labels)
 {
 	int f = family_of(name);
@@ -159,6 +173,7 @@ void metrics_observe(struct metrics *m, const char *family, const char *labels, 
 
 	if (!s)
 		return;
+	const double *bounds = bounds_of(&families[family_of(family)]);
 	while (b < BUCKETS && value > bounds[b])
 		b++;
 	s->buckets[b]++;
@@ -181,13 +196,14 @@ static void put_value(struct buf *out, double v)
 static void put_histogram(struct buf *out, const struct family *f, const struct series *s)
 {
 	const char *comma = s->labels[0] ? "," : "";
+	const double *bounds = bounds_of(f);
 	uint64_t sum = 0;
 
 	for (int b = 0; b <= BUCKETS; b++) {
 		sum += s->buckets[b];
 		buf_printf(out, "%s_bucket{%s%sle=\"", f->name, s->labels, comma);
-		if (b < BUCKETS)
-			buf_printf(out, "%g\"} %ju\n", bounds[b], (uintmax_t)sum);
+		if (b < BUCKETS) /* 1.0, not 1: the canonical form, which a series of the other text form must equal */
+			buf_printf(out, bounds[b] == floor(bounds[b]) ? "%.1f\"} %ju\n" : "%g\"} %ju\n", bounds[b], (uintmax_t)sum);
 		else
 			buf_printf(out, "+Inf\"} %ju\n", (uintmax_t)sum);
 	}
@@ -197,17 +213,32 @@ static void put_histogram(struct buf *out, const struct family *f, const struct 
 	buf_printf(out, "%s_count%s%s%s %ju\n", f->name, open, s->labels, close, (uintmax_t)s->count);
 }
 
-void metrics_render(const struct metrics *m, struct buf *out)
+/* In OpenMetrics a counter's family has its name without the suffix of its samples, and may have a unit. */
+static void put_head(struct buf *out, const struct family *f, bool open_metrics)
 {
-	static const char *const types[] = { "counter", "gauge", "histogram" };
+	static const char *const types[] = { "counter", "gauge", "histogram", "histogram" };
+	static const char *const units[] = { "seconds", "bytes" };
+	struct str name = str_of(f->name);
 
+	if (open_metrics && f->type == COUNTER)
+		name.n -= strlen("_total");
+	buf_printf(out, "# HELP %.*s %s\n# TYPE %.*s %s\n", (int)name.n, name.p, f->help, (int)name.n, name.p, types[f->type]);
+	for (size_t u = 0; open_metrics && u < sizeof units / sizeof *units; u++) {
+		size_t n = strlen(units[u]);
+		if (name.n > n && memcmp(name.p + name.n - n, units[u], n) == 0 && name.p[name.n - n - 1] == '_')
+			buf_printf(out, "# UNIT %.*s %s\n", (int)name.n, name.p, units[u]);
+	}
+}
+
+void metrics_render(const struct metrics *m, bool open_metrics, struct buf *out)
+{
 	for (int i = 0; i < FAMILIES; i++) {
 		const struct family *f = &families[i];
 		if (!m->first[i])
 			continue;
-		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", f->name, f->help, f->name, types[f->type]);
+		put_head(out, f, open_metrics);
 		for (const struct series *s = m->first[i]; s; s = s->next) {
-			if (f->type == HISTOGRAM) {
+			if (is_histogram(f)) {
 				put_histogram(out, f, s);
 				continue;
 			}
@@ -215,4 +246,6 @@ void metrics_render(const struct metrics *m, struct buf *out)
 			put_value(out, s->value);
 		}
 	}
+	if (open_metrics)
+		buf_puts(out, "# EOF\n");
 }

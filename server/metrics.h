@@ -1,5 +1,5 @@
-/* metrics.h: counters, gauges and histograms in Prometheus' text form. The families are one table in metrics.c; a name that is not
- * there is a programmer's error. Labels are given ready-made: `kind="save",outcome="succeeded"`; no ids in them. */
+/* metrics.h: counters, gauges and histograms in Prometheus' text form and in OpenMetrics. The families are one table in metrics.c; a name
+ * that is not there is a programmer's error. Labels are given ready-made: `kind="save",outcome="succeeded"`; no ids in them. */
 #pragma once
 #include "base/buf.h"
 
@@ -15,4 +15,5 @@ void metrics_set(struct metrics *m, const char *family, const char *labels, doub
 void metrics_observe(struct metrics *m, const char *family, const char *labels, double value); /* histograms */
 /* Removes a family's series: of gauges that mirror things which come and go. */
 void metrics_clear(struct metrics *m, const char *family);
-void metrics_render(const struct metrics *m, struct buf *out);
+/* Prometheus' text form 0.0.4, or OpenMetrics 1.0. */
+void metrics_render(const struct metrics *m, bool open_metrics, struct buf *out);

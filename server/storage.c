@@ -52,6 +52,7 @@ void storage_root(const struct storage *st, struct worker_root *root)
 static void free_one(struct storage *st)
 {
 	mem_free(st->path);
+	mem_free(st->io);
 	json_decref(st->probe);
 	json_decref(st->others);
 	mem_free(st);
@@ -122,6 +123,23 @@ void storage_count_io(struct storages *all, const json_t *body)
 		st->read_bytes += (uint64_t)r;
 		st->written_bytes += (uint64_t)w;
 	}
+}
+
+void storage_count_stage(struct storage *st, const char *stage, bool written, uint64_t bytes, int64_t ns)
+{
+	size_t i = 0;
+
+	st->io = st->io ? st->io : mem_zalloc(STORAGE_STAGES_MAX, sizeof *st->io);
+	if (!st->io)
+		return;
+	while (i < STORAGE_STAGES_MAX && st->io[i].stage[0] && strcmp(st->io[i].stage, stage) != 0)
+		i++;
+	if (i == STORAGE_STAGES_MAX) /* more stages than there are: the last one takes them */
+		i--;
+	if (!st->io[i].stage[0])
+		snprintf(st->io[i].stage, sizeof st->io[i].stage, "%s", stage);
+	st->io[i].bytes[written] += bytes;
+	st->io[i].ns[written] += ns;
 }
 
 FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)

@@ -18,6 +18,15 @@ enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 32 };
 
 enum storage_state { STORAGE_UNKNOWN, STORAGE_OK, STORAGE_STATE_STALLED, STORAGE_STATE_GONE };
 
+enum { STORAGE_STAGES_MAX = 24, STORAGE_STAGE_MAX = 24 };
+
+/* Bytes and time of one stage of jobs: [0] read, [1] written. */
+struct storage_io {
+	char stage[STORAGE_STAGE_MAX];
+	uint64_t bytes[2];
+	int64_t ns[2];
+};
+
 struct storage {
 	char name[STORAGE_NAME_MAX + 1];
 	char *path;
@@ -44,6 +53,7 @@ struct storage {
 	bool trash_asked;
 	int64_t trash_due_ms;           /* monotone clock: the next look */
 	uint64_t read_bytes, written_bytes; /* by workers, since it is known here */
+	struct storage_io *io;          /* of that, by stage: STORAGE_STAGES_MAX, those in use first; NULL: none yet */
 	json_t *probe;                  /* its answer as it came, or NULL */
 };
 
@@ -75,6 +85,8 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 /* Modules report what they see. */
 /* body: {"main":[bytes read, bytes written],…} of a worker; names that are not known are passed over. */
 void storage_count_io(struct storages *all, const json_t *body);
+/* One storage's share of it: so many bytes were read (or written) in this stage of a job (a short plain word), which took the job ns. */
+void storage_count_stage(struct storage *st, const char *stage, bool written, uint64_t bytes, int64_t ns);
 void storage_set_state(struct storages *all, struct storage *st, enum storage_state state);
 /* Asks for free space again; the answer lands in the storage. fn may be NULL. */
 void storage_probe(struct storages *all, struct lookups *lookups, struct storage *st, done_fn fn, void *user);

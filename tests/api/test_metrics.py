@@ -1,16 +1,20 @@
 """/metrics: what an operator's alerts stand on: exact times, runs that everybody knows by their names, values that survive a restart."""
 import calendar
+import json
 import os
 import pathlib
 import re
+import subprocess
 import time
 
+import pytest
 from crafted import Crafted
 
 import dcpd as lib
 
 LINE = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
-README = lib.ROOT / "deploy/README.md"
+MANUAL = lib.ROOT / "api/metrics.md"
+RULES, BOARD = lib.ROOT / "deploy/prometheus/rules.yml", lib.ROOT / "deploy/grafana/dcpd.json"
 
 
 def scrape(d):
@@ -179,20 +183,113 @@ def test_a_storage_that_is_gone_has_no_series(d, tmp_path):
     assert not [k for k in scrape(d) if name in k[1]], "an alert on its state would last for ever"
 
 
-def test_the_manual_names_every_metric(d):
-    """deploy/README.md: a row for each family, and two alerts whose metrics exist."""
-    text = README.read_text()
-    source = (lib.ROOT / "server/metrics.c").read_text()
-    families = set(re.findall(r'\{ "((?:dcpd|process)_[a-z_]+)", (?:COUNTER|GAUGE|HISTOGRAM)', source))
-    assert len(families) > 30
-    rows = set(re.findall(r"^\| `((?:dcpd|process)_[a-z_]+)`", text, re.M))
-    assert rows == families
-    rules = re.search(r"```yaml\n(groups:.*?)```", text, re.S)[1].split("- alert: ")[1:]
-    assert len(rules) >= 2
-    for rule in rules:
-        expr = re.search(r"^\s+expr: (.+)$", rule, re.M)[1]
-        used = set(re.findall(r"\b(?:dcpd|process)_[a-z_]+", expr))
-        of_runs = {"dcpd_last_durable_timestamp_seconds", "dcpd_lost_work_seconds", "dcpd_lost_work_steps",  # none has saved here
-                   "dcpd_tier_lag_seconds", "dcpd_tier_failing"}  # no storage has another one behind it
-        assert used and used <= families and {k[0] for k in scrape(d)} >= used - of_runs, rule
-        assert re.search(r"^\s+for: \w+$", rule, re.M) and "summary:" in rule
+def of_table():
+    """Family → type, of server/metrics.c."""
+    kinds = {"COUNTER": "counter", "GAUGE": "gauge", "HISTOGRAM": "histogram", "SPAN": "histogram"}
+    rows = re.findall(r'\{ "((?:dcpd|process)_[a-z_]+)", ([A-Z]+), "', (lib.ROOT / "server/metrics.c").read_text())
+    assert len(rows) > 30
+    return {name: kinds[kind] for name, kind in rows}
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    r = subprocess.run([lib.ROOT / "tests/promtool.sh"], capture_output=True, text=True)
+    if r.returncode:
+        pytest.skip(f"no promtool: {r.stderr.strip()[-200:]}")
+    return r.stdout.split()[-1]
+
+
+def test_the_manual_has_a_row_for_each_family(d):
+    """Its name, its type, and the labels that its series have, of those that there are here."""
+    rows = dict(re.findall(r"^\| `((?:dcpd|process)_[a-z_]+)` \| (\w+ \|[^|]*)\|", MANUAL.read_text(), re.M))
+    assert {k: v.split()[0] for k, v in rows.items()} == of_table()
+    for family, labels in scrape(d):
+        base = re.sub(r"_(bucket|sum|count)$", "", family)
+        base = base if base in rows else family
+        told = set(re.findall(r"`(\w+)`", rows[base]))
+        assert set(re.findall(r'(\w+)="', labels)) - {"le"} == told, (family, labels)
+
+
+def test_promtool_finds_nothing_to_say(d, promtool):
+    save(d, f"{lib.fresh()}/step-1")
+    text = d.api.get("/metrics").body
+    r = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True)
+    assert (r.returncode, r.stdout, r.stderr) == (0, b"", b"")
+
+
+def test_alert_rules(promtool):
+    """Each fires when it should and not before: deploy/prometheus/rules_test.yml has series for them."""
+    for words in (["check", "rules", RULES], ["test", "rules", RULES.parent / "rules_test.yml"]):
+        r = subprocess.run([promtool, *words], capture_output=True, text=True, cwd=RULES.parent)
+        assert r.returncode == 0, r.stdout + r.stderr
+    names = re.findall(r"- alert: (\w+)", RULES.read_text())
+    assert len(names) > 10 and len(set(names)) == len(names)
+
+
+def test_board_and_rules_use_metrics_that_there_are():
+    expressions = [t["expr"] for p in json.loads(BOARD.read_text())["panels"] for t in p.get("targets", [])]
+    expressions += re.findall(r"^\s+expr: (.+)$", RULES.read_text(), re.M)
+    assert len(expressions) > 40
+    table, used = of_table(), set()
+    for text in expressions:
+        for name in re.findall(r"\b(?:dcpd|process)_[a-z_]+", text):
+            base = re.sub(r"_(bucket|sum|count)$", "", name)
+            base = base if table.get(base) == "histogram" else name
+            assert base in table, (name, text)
+            assert (table[base] == "counter") == bool(re.search(rf"(rate|increase)\({name}\b", text)) or table[base] == "histogram", text
+            used.add(base)
+    assert {"dcpd_lost_work_seconds", "dcpd_storage_io_bytes_total", "dcpd_save_lag_seconds"} <= used
+    ids = [p["id"] for p in json.loads(BOARD.read_text())["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_openmetrics(d):
+    """The same numbers under the same names, with the families as OpenMetrics has them, for a client that accepts it."""
+    plain = d.api.get("/metrics")
+    r = d.api.get("/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"})
+    assert plain.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert r.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    lines = r.body.decode().splitlines()
+    assert lines[-1] == "# EOF" and lines.count("# EOF") == 1
+    family, families, samples = None, [], set()
+    for line in lines[:-1]:
+        if line.startswith("# HELP "):
+            family = line.split(" ")[2]
+            families.append(family)
+        elif line.startswith("#"):
+            assert line.split(" ")[2] == family, line
+            kind = line.split(" ")[3] if line.startswith("# TYPE ") else kind
+            assert not line.startswith("# UNIT") or family.endswith("_" + line.split(" ")[3])
+        else:
+            name = LINE.fullmatch(line)[1]
+            assert name in {"counter": {family + "_total"}, "gauge": {family},
+                            "histogram": {family + x for x in ("_bucket", "_sum", "_count")}}[kind], line
+            le = re.search(r'le="([^"]+)"', line)
+            assert not le or le[1] == "+Inf" or "." in le[1] or "e" in le[1]
+            samples.add(line.rsplit(" ", 1)[0])
+    assert len(set(families)) == len(families), "a counter and a gauge of one name clash in OpenMetrics"
+    assert {x.rsplit(" ", 1)[0] for x in plain.body.decode().splitlines() if x[0] != "#"} <= samples
+
+
+def test_bytes_and_seconds_by_storage_direction_and_stage(spawn):
+    """A save's and a reshard's bytes are told by stage and add up to the storage's; their time is no more than the jobs took."""
+    d = spawn(["main", "other"])
+    size, sd = 64 << 20, lib.fresh()
+    d.put(sd, [lib.image({"a": ("F32", [size // 4], bytes(size))})])
+    begun = time.monotonic()
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": "io/1"})
+    d.api.run("reshard", source={"storage": "main", "name": "io/1"}, target={"storage": "other", "name": "io/2"})
+    took = time.monotonic() - begun
+    got, by = scrape(d), {}
+    for what in ("bytes", "seconds"):
+        for (family, labels), value in got.items():
+            if family == f"dcpd_storage_io_{what}_total":
+                l = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+                by[what, l["storage"], l["direction"], l["stage"]] = value
+    for storage, way, least in (("main", "write", size), ("main", "read", size), ("other", "write", size)):
+        parts = {k[3]: v for k, v in by.items() if k[:3] == ("bytes", storage, way)}
+        told = got[f"dcpd_storage_{'read' if way == 'read' else 'written'}_bytes_total", f'storage="{storage}"']
+        assert least <= sum(parts.values()) == told, (storage, way, parts, told)
+        assert parts.get("copy", 0) >= size, parts
+        assert 0 < by["seconds", storage, way, "copy"] <= took
+        assert {k[3] for k in by if k[1:3] == (storage, way) and k[0] == "seconds"} == set(parts)

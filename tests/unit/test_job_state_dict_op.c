@@ -122,7 +122,7 @@ static void test_new_target(void **state)
 	assert_int_equal(json_integer_value(json_object_get(comm, "deadline_ms")), 3000);
 	json_decref(doc);
 	struct buf b = BUF_INIT(1 << 20);
-	metrics_render(t.s->metrics, &b);
+	metrics_render(t.s->metrics, false, &b);
 	buf_putc(&b, 0);
 	assert_non_null(strstr((char *)b.p, "dcpd_comm_bytes_total{kind=\"gather\",backend=\"shm\"} 700\n"));
 	buf_free(&b);

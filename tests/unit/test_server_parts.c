@@ -196,7 +196,7 @@ static void test_metrics(void **state)
 		snprintf(labels, sizeof labels, "route=\"r%d\"", i);
 		metrics_add(t.s->metrics, "dcpd_http_requests_total", labels, 1);
 	}
-	metrics_render(t.s->metrics, &b);
+	metrics_render(t.s->metrics, false, &b);
 	T_OK(buf_status(&b));
 	buf_putc(&b, 0);
 	assert_non_null(strstr((char *)b.p, "dcpd_jobs_total{kind=\"save\",outcome=\"failed\"} 2\n"));

@@ -133,6 +133,7 @@ enum err gang_run(struct job *j, struct run *run)
 	e = e ?: job_wait(j, &j->peers_done);
 	e = e ?: wait_sealed(j, run);
 	e = e ?: sums_done(run);
+	e = e ?: job_tell_io(j->worker); /* before the commit, which is another stage */
 	e = e ?: job_progress(j);
 	if (e) /* nobody needs what the others would still do */
 		atomic_store(&run->head->cancelled, 1);

@@ -69,6 +69,7 @@ enum err job_state(struct job *j, const char *state, const char *stage, const js
 	if (doc && plan)
 		json_object_set(doc, "plan", (json_t *)(uintptr_t)plan);
 	NEED(doc, "no memory for a message");
+	TRY(job_tell_io(j->worker)); /* it was moved in the stage before */
 	return job_send_json(j, FRAME_STATE, doc);
 }
 
