@@ -51,7 +51,7 @@ struct catalogue_item {
 	bool is_held;
 	const char *verified;          /* "verified", "damaged", "unverified"; "": nothing is known of these bytes */
 	const json_t *metrics;         /* {"loss":1.5}; NULL: none */
-	const json_t *aliases;         /* ["best"]: people's own that lead to it; latest and latest-verified are computed; never NULL */
+	const json_t *aliases;         /* ["best"]: people's own that lead to it; latest and latest-verified are computed; NULL: none */
 	/* Members of its record that deciding needs: name, format, bytes, modified_at, etag, verified, hold, and where known durable_at,
 	 * step, metrics, labels, content_digest, made_by, parents. */
 	const json_t *record;

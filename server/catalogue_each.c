@@ -20,10 +20,13 @@ struct walk {
 	catalogue_item_fn fn;
 	done_fn done;
 	void *user;
+	json_t *page;                  /* to be told while the worker makes the next one */
 };
 
-static void walk_end(struct walk *w, enum err e)
+static void walk_end(void *user, enum err e)
 {
+	struct walk *w = user;
+
 	w->done(w->user, e);
 	mem_free(w->pattern);
 	mem_free(w);
@@ -53,7 +56,7 @@ static void tell(const struct walk *w, json_t *record)
 				       .is_held = json_is_object(json_object_get(record, "hold")),
 				       .metrics = json_object_get(record, "metrics"), .aliases = json_object_get(record, "aliases") };
 
-	if (!json_is_null(json_object_get(record, "verified")))
+	if (json_is_true(json_object_get(record, "verdict")))
 		verdict_put(w->server->journal, w->storage, record);
 	tier_put(w->server->tiers, w->storage, record);
 	item.verified = text_in(json_object_get(record, "verified"), "state");
@@ -62,18 +65,34 @@ static void tell(const struct walk *w, json_t *record)
 
 static void walk_ask(struct walk *w, const json_t *after);
 
+static void tell_page(void *user, enum err)
+{
+	struct walk *w = user;
+	json_t *page = move(w->page), *item;
+	size_t i;
+
+	json_array_foreach(json_object_get(page, "checkpoints"), i, item)
+		tell(w, item);
+	json_decref(page);
+}
+
+/* The end is posted, too: whatever was posted of the walk has run by then. */
 static void on_page(void *user, enum err e, json_t *page)
 {
 	struct walk *w = user;
-	json_t *items = json_object_get(page, "checkpoints"), *next = json_object_get(page, "next"), *item;
-	size_t i;
+	const json_t *next = json_object_get(page, "next");
+	struct err_info info = *err_last();
 
-	json_array_foreach(items, i, item)
-		tell(w, item);
-	if (json_is_string(next))
+	tell_page(w, OK); /* the one before, if the answer was faster than the loop */
+	w->page = json_incref(page);
+	if (json_is_string(next)) {
 		walk_ask(w, next);
-	else
-		walk_end(w, e);
+		loop_later(w->server->loop, tell_page, w, OK);
+		return;
+	}
+	tell_page(w, OK);
+	err_restore(&info);
+	loop_later(w->server->loop, walk_end, w, e);
 }
 
 static void walk_ask(struct walk *w, const json_t *after)

@@ -329,6 +329,16 @@ def test_a_page_whose_checkpoints_went_meanwhile(spawn):
     def newest():
         return names(d.api.get("/v1/runs/main/run?sort=-step&page_size=1").ok(200)["checkpoints"])
     assert newest() == ["run/step-2999"]
+    for sort in ("step", "-bytes"):  # page behind page, of one order that is kept, while another question comes in between
+        want = sorted(range(3000), key=(lambda i: i) if sort == "step" else lambda i: f"run/step-{i}".encode(), reverse=sort[0] == "-")
+        got = []
+        token = ""
+        while token is not None:
+            p = d.api.get(f"/v1/checkpoints?storage=main&sort={sort}&page_size=700&page_token={urllib.parse.quote(token)}").ok(200)
+            got += names(p["checkpoints"])
+            token = p.get("next_page_token")
+            assert newest() == ["run/step-2999"]
+        assert got == [f"run/step-{i}" for i in want]
     for i in range(2950, 3000):
         (d.storages["main"] / f"run/step-{i}/.metadata").unlink()
     assert newest() == ["run/step-2949"]

@@ -60,16 +60,26 @@ static const char *read_fraction(const char *p, int64_t *ms)
 	return p;
 }
 
+/* Just so many digits, and the byte behind them, if it is not 0; NULL: something else stands there. sscanf() takes ten times as long. */
+static const char *read_number(const char *p, int digits, char behind, int *out)
+{
+	*out = 0;
+	for (; digits > 0 && *p >= '0' && *p <= '9'; digits--)
+		*out = *out * 10 + (*p++ - '0');
+	return digits || (behind && *p != behind) ? NULL : p + (behind != '\0');
+}
+
 bool clock_of_text(const char *text, int64_t *wall_ms_out)
 {
 	struct tm tm = { 0 };
 	int64_t ms;
-	int n = 0;
 
-	if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec, &n) != 6)
+	if (!(text = read_number(text, 4, '-', &tm.tm_year)) || !(text = read_number(text, 2, '-', &tm.tm_mon)) ||
+	    !(text = read_number(text, 2, 'T', &tm.tm_mday)) || !(text = read_number(text, 2, ':', &tm.tm_hour)) ||
+	    !(text = read_number(text, 2, ':', &tm.tm_min)) || !(text = read_number(text, 2, '\0', &tm.tm_sec)))
 		return false;
-	if (strcmp(read_fraction(text + n, &ms), "Z") != 0 || tm.tm_year < 0 || tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 ||
-	    tm.tm_mday > 31 || tm.tm_hour < 0 || tm.tm_hour > 23 || tm.tm_min < 0 || tm.tm_min > 59 || tm.tm_sec < 0 || tm.tm_sec > 60)
+	if (strcmp(read_fraction(text, &ms), "Z") != 0 || tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 || tm.tm_mday > 31 ||
+	    tm.tm_hour > 23 || tm.tm_min > 59 || tm.tm_sec > 60)
 		return false;
 	tm.tm_year -= 1900;
 	tm.tm_mon -= 1;

@@ -2,6 +2,8 @@
  * The record is the one of lists (lookup_put_summary): whatever is told of a checkpoint there can be searched for, too. */
 #include "base/clock.h"
 #include "base/jtext.h"
+#include "base/jval.h"
+#include "io/digest.h"
 #include "query/lookup_tree.h"
 #include "spec/ref.h"
 #include "store/checkpoint.h"
@@ -118,30 +120,64 @@ static FALLIBLE enum err make(const char *path, json_t *doc, struct str record, 
 	return OK;
 }
 
-FALLIBLE enum err lookup_entry_make(const struct store *store, const char *path, enum format format, struct lookup_entry **out)
+/* Puts the members of the record: first those that all have who decide about checkpoints (server/catalogue.h). */
+static FALLIBLE enum err put_members(json_t *doc, struct buf *out, size_t *brief)
 {
-	CLEANUP(buf_free) struct buf text = BUF_INIT(4 << 20);
-	CLEANUP(json_decrefp) json_t *doc = NULL;
+	static const char *const wanted[] = { "name", "format", "bytes", "bytes_shared", "modified_at", "durable_at", "etag", "step",
+					      "hold", "verified", "metrics", "labels", "content_digest", "made_by", "parents",
+					      "copied_from" };
+	const char *key;
+	json_t *value;
 
+	for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+		value = json_object_get(doc, wanted[i]);
+		if (!value)
+			continue;
+		buf_printf(out, "%s\"%s\":", out->len ? "," : "", wanted[i]);
+		TRY(jval_dump(value, out));
+		*brief = out->len;
+		json_object_del(doc, wanted[i]);
+	}
+	json_object_foreach(doc, key, value) {
+		buf_printf(out, "%s\"%s\":", out->len ? "," : "", key);
+		TRY(jval_dump(value, out));
+	}
+	return buf_status(out);
+}
+
+FALLIBLE enum err lookup_entry_make(const struct store *store, const char *path, enum format format, const struct lookup_entry *old,
+				    struct lookup_entry **out)
+{
+	CLEANUP(buf_free) struct buf text = BUF_INIT(4 << 20), record = BUF_INIT(4 << 20);
+	CLEANUP(json_decrefp) json_t *doc = NULL;
+	unsigned char told[16];
+	size_t brief = 0;
+
+	*out = NULL;
 	buf_putc(&text, '{');
 	TRY(lookup_put_summary(store, path, format, &text));
-	size_t n = text.len;
 	buf_putc(&text, '}');
 	TRY(buf_status(&text));
+	digest_xxh3(text.p, text.len, told);
+	if (old && old->format == format && memcmp(old->told, told, sizeof told) == 0)
+		return OK;
 	TRY(jtext_parse((struct str){ (const char *)text.p, text.len }, JSON_ALLOW_NUL, &doc));
-	text.len = n;
-	if (!json_object_get(doc, "step")) {
-		int64_t step = ref_step(path, -1);
-		buf_puts(&text, ",\"step\":");
-		if (step >= 0)
-			buf_printf(&text, "%jd", (intmax_t)step);
-		else
-			buf_puts(&text, "null");
-		TRY(buf_status(&text));
-	}
-	TRY(make(path, doc, (struct str){ (const char *)text.p + 1, text.len - 1 }, out));
+	CLEANUP(json_decrefp) json_t *rest = json_copy(doc);
+	NEED(rest, "no memory for what is known of checkpoints");
+	TRY(put_members(rest, &record, &brief));
+	TRY(make(path, doc, (struct str){ (const char *)record.p, record.len }, out));
 	(*out)->format = format;
+	(*out)->brief = brief;
+	memcpy((*out)->told, told, sizeof told);
 	return OK;
+}
+
+/* The entry is what lies there, by a look at all its files. */
+static void note_look(const struct lookup_look *l, struct lookup_entry *e, const struct lookup_mark *mark)
+{
+	e->mark = *mark;
+	e->settled = lookup_mark_settled(mark);
+	e->asked = e->looked = l->tree->questions;
 }
 
 FALLIBLE enum err lookup_entry_refresh(const struct lookup_look *l, struct lookup_child *c, bool whole)
@@ -159,7 +195,11 @@ FALLIBLE enum err lookup_entry_refresh(const struct lookup_look *l, struct looku
 	if (!e && !same)
 		e = checkpoint_recognise(l->store, old->facts.name.p, &format);
 	if (!e && format != FORMAT_NONE)
-		e = lookup_entry_make(l->store, old->facts.name.p, format, &fresh);
+		e = lookup_entry_make(l->store, old->facts.name.p, format, old, &fresh);
+	if (!e && format != FORMAT_NONE && !fresh) {
+		note_look(l, old, &mark);
+		return OK;
+	}
 	lookup_tree_forget(l->tree, c);
 	lookup_entry_put(l, c, fresh, &mark);
 	return lookup_pass_over(e);
@@ -170,8 +210,7 @@ void lookup_entry_put(const struct lookup_look *l, struct lookup_child *c, struc
 	c->entry = e;
 	if (!e)
 		return;
-	e->mark = *mark;
-	e->settled = lookup_mark_settled(mark);
-	e->asked = e->looked = l->tree->questions;
+	note_look(l, e, mark);
 	l->tree->entries++;
+	l->tree->changes++;
 }

@@ -1,8 +1,9 @@
 /* lookup_find.c: the checkpoints of a storage, or of some of its runs, that fit a filter, in an order, page by page; and the runs.
  *
- * All that can be asked for is in the tree (lookup_tree.h), so that a page of 100,000 checkpoints costs a walk over them in memory. The
- * checkpoints of the page are looked at on the disk all the same: if one is not what the tree knew, the page is chosen again. A page token
- * is the place of the last one shown in the order, so that the next page goes on there, whatever came or went. */
+ * All that can be asked for is in the tree (lookup_tree.h), so that a page of 100,000 checkpoints costs a walk over them in memory, and
+ * the next one, or the same again, not even that, as long as nothing changes: the order is kept. The checkpoints of the page are looked at
+ * on the disk all the same: if one is not what the tree knew, the page is chosen again. A page token is the place of the last one shown in
+ * the order, so that the next page goes on there, whatever came or went. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -13,18 +14,6 @@
 
 enum { PAGE_MAX = 2000, CHOICES_MAX = 4, VERDICTS_MAX = 200000 };
 
-struct choice {
-	struct lookup_child *child;
-	struct checkpoint_place place;
-};
-
-/* A run's checkpoints, summed up. */
-struct sum {
-	struct str run;
-	uint64_t count, bytes, holds;
-	const struct lookup_entry *newest, *verified;
-};
-
 struct finding {
 	struct lookup_look look;
 	struct buf *out;
@@ -34,8 +23,9 @@ struct finding {
 	const char *run;               /* NULL: not only one */
 	bool has_after, is_brief, needs_verdicts;
 	uint64_t size;
-	struct vec(struct choice) best;        /* a heap: the last one of the order on top */
-	struct vec(struct sum) sums;
+	struct lookup_order *order;    /* while it is made: a heap, the last one of the order on top */
+	struct lookup_choice *page;    /* in it */
+	uint64_t count;                /* on the page, with one more if there is one */
 	json_t *aliases;               /* of `aliases_of`; NULL: none can be read */
 	char *aliases_of, *aliases_problem;
 };
@@ -62,6 +52,7 @@ static FALLIBLE enum err take_verdict(struct lookup_tree *t, const json_t *row)
 	struct lookup_verdict *old = map_object(&t->verdicts, name), *v = mem_alloc(sizeof *v + name.n + identity.n);
 
 	NEED(v, "no memory for verdicts");
+	t->changes++;
 	char *text = (char *)(v + 1);
 	memcpy(text, name.p, name.n);
 	memcpy(text + name.n, identity.p, identity.n);
@@ -94,53 +85,54 @@ static FALLIBLE enum err take_verdicts(struct lookup_tree *t, const json_t *q, b
 
 static const char *verdict_of(const struct lookup_tree *t, const struct lookup_entry *e)
 {
-	const struct lookup_verdict *v = map_object(&t->verdicts, e->facts.name);
+	const struct lookup_verdict *v = t->verdicts.raw.count ? map_object(&t->verdicts, e->facts.name) : NULL;
 
 	return v && str_eq(v->identity, e->etag) ? v->state : known_state(e->noted.p);
 }
 
 /* ---- the choice of a page ---- */
 
-static void swap(struct choice *a, struct choice *b)
+static void swap(struct lookup_choice *a, struct lookup_choice *b)
 {
-	struct choice c = *a;
+	struct lookup_choice c = *a;
 
 	*a = *b;
 	*b = c;
 }
 
-static int order(const struct finding *f, const struct choice *a, const struct choice *b)
+static int order(const struct finding *f, const struct lookup_choice *a, const struct lookup_choice *b)
 {
 	return checkpoint_query_compare(&f->query, &a->place, &b->place);
 }
 
 static void sift_down(struct finding *f)
 {
-	struct choice *v = f->best.v;
+	struct lookup_choice *v = f->order->list.v;
 
-	for (uint64_t i = 0, k; (k = 2 * i + 1) < f->best.n; i = k) {
-		k += k + 1 < f->best.n && order(f, &v[k + 1], &v[k]) > 0;
+	for (uint64_t i = 0, k; (k = 2 * i + 1) < f->order->list.n; i = k) {
+		k += k + 1 < f->order->list.n && order(f, &v[k + 1], &v[k]) > 0;
 		if (order(f, &v[k], &v[i]) <= 0)
 			return;
 		swap(&v[i], &v[k]);
 	}
 }
 
-static FALLIBLE enum err choose(struct finding *f, struct choice c)
+static FALLIBLE enum err choose(struct finding *f, struct lookup_choice c)
 {
-	struct choice *last;
+	struct lookup_choice *last, *v = f->order->list.v;
 
-	if (f->best.n == f->size + 1) {
-		if (order(f, &c, &f->best.v[0]) < 0) {
-			f->best.v[0] = c;
+	if (!f->order->is_whole && f->order->list.n == f->size + 1) {
+		if (order(f, &c, &v[0]) < 0) {
+			v[0] = c;
 			sift_down(f);
 		}
 		return OK;
 	}
-	TRY(vec_push(&f->best, &last));
+	TRY(vec_push(&f->order->list, &last));
 	*last = c;
-	for (uint64_t i = f->best.n - 1; i > 0 && order(f, &f->best.v[i], &f->best.v[(i - 1) / 2]) > 0; i = (i - 1) / 2)
-		swap(&f->best.v[i], &f->best.v[(i - 1) / 2]);
+	v = f->order->list.v;
+	for (uint64_t i = f->order->list.n - 1; !f->order->is_whole && i > 0 && order(f, &v[i], &v[(i - 1) / 2]) > 0; i = (i - 1) / 2)
+		swap(&v[i], &v[(i - 1) / 2]);
 	return OK;
 }
 
@@ -158,10 +150,7 @@ static FALLIBLE enum err consider(struct finding *f, struct lookup_child *c)
 		e->facts.verified = verdict_of(f->look.tree, e);
 	if (!is_wanted(f, e))
 		return OK;
-	struct choice choice = { c, checkpoint_query_place(&f->query, &e->facts) };
-	if (f->has_after && checkpoint_query_compare(&f->query, &choice.place, &f->after) <= 0)
-		return OK;
-	return choose(f, choice);
+	return choose(f, (struct lookup_choice){ c, checkpoint_query_place(&f->query, &e->facts) });
 }
 
 /* Considers the checkpoints in the folder and, unless one run is asked for, below it. Of checkpoints that differ in nothing but their
@@ -183,12 +172,63 @@ static int by_place(const void *a, const void *b, void *user)
 	return order(user, a, b);
 }
 
-static FALLIBLE enum err choose_page(struct finding *f, const struct lookup_dir *d)
+static void put_words(const json_t *q, struct buf *out)
 {
-	f->best.n = 0;
-	TRY(vec_reserve(&f->best, 1));
+	static const char *const members[] = { "run", "runs", "prefix", "filter", "sort" };
+
+	for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+		const json_t *word = json_object_get(q, members[i]);
+		buf_putc(out, word ? '+' : '-');
+		buf_put(out, json_string_value(word), json_string_length(word) + (word != NULL)); /* with the zero at its end */
+	}
+}
+
+/* Is what the latest search has sorted still the order, as far as the page needs it? */
+static bool is_sorted(const struct finding *f, const struct buf *words)
+{
+	const struct lookup_order *o = f->order;
+
+	return o->changes && o->changes == f->look.tree->changes && o->words.len == words->len &&
+	       memcmp(o->words.p, words->p, words->len) == 0 && (o->is_whole || (!f->has_after && f->size < o->list.n));
+}
+
+/* All are sorted for a page that is not the first: those behind it are likely to be asked for next. */
+static FALLIBLE enum err sort(struct finding *f, const struct lookup_dir *d, struct buf *words)
+{
+	struct lookup_order *o = f->order;
+
+	o->changes = 0;
+	o->list.n = 0;
+	o->is_whole = f->has_after;
+	TRY(vec_reserve(&o->list, 1));
 	TRY(consider_folder(f, d));
-	qsort_r(f->best.v, f->best.n, sizeof *f->best.v, by_place, f);
+	qsort_r(o->list.v, o->list.n, sizeof *o->list.v, by_place, f);
+	o->is_whole = o->is_whole || o->list.n <= f->size;
+	buf_free(&o->words);
+	o->words = *words;
+	*words = BUF_INIT(words->max);
+	o->changes = f->look.tree->changes;
+	return OK;
+}
+
+static FALLIBLE enum err choose_page(struct finding *f, const json_t *q, const struct lookup_dir *d)
+{
+	CLEANUP(buf_free) struct buf words = BUF_INIT(1 << 16);
+	uint64_t low = 0;
+
+	put_words(q, &words);
+	TRY(buf_status(&words));
+	if (!is_sorted(f, &words))
+		TRY(sort(f, d, &words));
+	for (uint64_t high = f->has_after ? f->order->list.n : 0; low < high;) {
+		uint64_t mid = low + (high - low) / 2;
+		if (checkpoint_query_compare(&f->query, &f->order->list.v[mid].place, &f->after) <= 0)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	f->page = f->order->list.v + low;
+	f->count = num_min(f->order->list.n - low, f->size + 1);
 	return OK;
 }
 
@@ -196,8 +236,8 @@ static FALLIBLE enum err choose_page(struct finding *f, const struct lookup_dir 
 static FALLIBLE enum err look_at_page(struct finding *f, bool *stale)
 {
 	*stale = false;
-	for (uint64_t i = 0; i < f->best.n && i < f->size; i++) {
-		struct choice *c = &f->best.v[i];
+	for (uint64_t i = 0; i < f->count && i < f->size; i++) {
+		struct lookup_choice *c = &f->page[i];
 		struct checkpoint_place was = c->place;
 		if (c->child->entry->looked == f->look.tree->questions)
 			continue;
@@ -235,19 +275,18 @@ static FALLIBLE enum err read_aliases(struct finding *f, struct str run)
 
 static FALLIBLE enum err put_aliases_of(struct finding *f, const struct lookup_entry *e)
 {
-	const char *alias, *comma = "";
+	const char *alias, *before = ",\"aliases\":[";
 	json_t *name;
 
 	TRY(read_aliases(f, e->facts.run));
-	buf_puts(f->out, ",\"aliases\":[");
 	json_object_foreach(f->aliases, alias, name) {
 		if (!str_is(e->facts.name, json_string_value(name)))
 			continue;
-		buf_puts(f->out, comma);
+		buf_puts(f->out, before);
 		buf_json_str(f->out, str_of(alias));
-		comma = ",";
+		before = ",";
 	}
-	buf_puts(f->out, "]");
+	buf_puts(f->out, before[1] ? "" : "]");
 	return OK;
 }
 
@@ -255,24 +294,24 @@ static FALLIBLE enum err put_aliases_of(struct finding *f, const struct lookup_e
 
 static FALLIBLE enum err put_page(struct finding *f)
 {
-	uint64_t shown = num_min(f->best.n, f->size);
+	uint64_t shown = num_min(f->count, f->size);
 
 	buf_puts(f->out, "\"checkpoints\":[");
 	for (uint64_t i = 0; i < shown; i++) {
-		const struct lookup_entry *e = f->best.v[i].child->entry;
+		const struct lookup_entry *e = f->page[i].child->entry;
 		buf_puts(f->out, f->out->p[f->out->len - 1] == '[' ? "{" : ",{");
-		buf_put(f->out, e->record.p, e->record.n);
+		buf_put(f->out, e->record.p, f->is_brief ? e->brief : e->record.n);
 		if (f->is_brief) {
 			TRY(put_aliases_of(f, e));
-			buf_puts(f->out, verdict_of(f->look.tree, e)[0] ? "" : ",\"verified\":null"); /* saves a look into the journal */
+			buf_puts(f->out, verdict_of(f->look.tree, e)[0] ? ",\"verdict\":true" : ""); /* saves looks into the journal */
 		}
 		buf_putc(f->out, '}');
 	}
 	buf_putc(f->out, ']');
-	if (shown == f->best.n || shown == 0)
+	if (shown == f->count || shown == 0)
 		return OK;
 	CLEANUP(buf_free) struct buf token = BUF_INIT(1 << 16);
-	checkpoint_query_put_token(&f->query, &f->best.v[shown - 1].place, &token);
+	checkpoint_query_put_token(&f->query, &f->page[shown - 1].place, &token);
 	TRY(buf_status(&token));
 	buf_json_member(f->out, ",\"next\":", (struct str){ (const char *)token.p, token.len });
 	return OK;
@@ -288,21 +327,21 @@ static bool is_newer(const struct lookup_entry *a, const struct lookup_entry *b)
 	return checkpoint_query_compare(&newest_first, &x, &y) < 0;
 }
 
-static void add_up(struct finding *f, struct sum *s, const struct lookup_entry *e)
+static void add_up(struct finding *f, struct lookup_sum *s, const struct lookup_entry *e)
 {
 	s->count++;
 	s->bytes += e->facts.bytes;
 	s->holds += e->facts.is_held;
 	if (is_newer(e, s->newest))
 		s->newest = e;
-	if (strcmp(verdict_of(f->look.tree, e), "verified") == 0 && is_newer(e, s->verified))
+	if (is_newer(e, s->verified) && strcmp(verdict_of(f->look.tree, e), "verified") == 0)
 		s->verified = e;
 }
 
 /* A run is what is in one folder. */
 static FALLIBLE enum err sum_folder(struct finding *f, const struct lookup_dir *d)
 {
-	struct sum s = { .count = 0 }, *row;
+	struct lookup_sum s = { .count = 0 }, *row;
 
 	each(c, d->children.v, d->children.n) {
 		if (c->dir)
@@ -312,7 +351,7 @@ static FALLIBLE enum err sum_folder(struct finding *f, const struct lookup_dir *
 	}
 	if (s.count == 0)
 		return OK;
-	TRY(vec_push(&f->sums, &row));
+	TRY(vec_push(&f->look.tree->sums, &row));
 	*row = s;
 	row->run = s.newest->facts.run;
 	return OK;
@@ -320,7 +359,7 @@ static FALLIBLE enum err sum_folder(struct finding *f, const struct lookup_dir *
 
 static int by_run(const void *a, const void *b)
 {
-	return str_cmp(((const struct sum *)a)->run, ((const struct sum *)b)->run);
+	return str_cmp(((const struct lookup_sum *)a)->run, ((const struct lookup_sum *)b)->run);
 }
 
 static void put_text(struct buf *b, const char *key, struct str text)
@@ -340,7 +379,7 @@ static void put_step(struct buf *b, const struct lookup_entry *e)
 		buf_puts(b, ",\"step\":null");
 }
 
-static void put_sum(const struct finding *f, const struct sum *s)
+static void put_sum(const struct finding *f, const struct lookup_sum *s)
 {
 	struct buf *b = f->out;
 
@@ -356,23 +395,37 @@ static void put_sum(const struct finding *f, const struct sum *s)
 	buf_puts(b, "}");
 }
 
+static FALLIBLE enum err sum_up(struct finding *f)
+{
+	struct lookup_tree *t = f->look.tree;
+
+	if (t->summed_at == t->changes)
+		return OK;
+	t->summed_at = 0;
+	t->sums.n = 0;
+	TRY(vec_reserve(&t->sums, 1));
+	TRY(sum_folder(f, t->top));
+	qsort(t->sums.v, t->sums.n, sizeof *t->sums.v, by_run);
+	t->summed_at = t->changes;
+	return OK;
+}
+
 static FALLIBLE enum err put_runs(struct finding *f, struct str after)
 {
+	const struct lookup_tree *t = f->look.tree;
 	uint64_t shown = 0, i = 0;
 
-	TRY(vec_reserve(&f->sums, 1));
-	TRY(sum_folder(f, f->look.tree->top));
-	qsort(f->sums.v, f->sums.n, sizeof *f->sums.v, by_run);
+	TRY(sum_up(f));
 	buf_puts(f->out, "{\"runs\":[");
-	for (; i < f->sums.n && shown < f->size; i++) {
-		if (str_cmp(f->sums.v[i].run, after) <= 0)
+	for (; i < t->sums.n && shown < f->size; i++) {
+		if (str_cmp(t->sums.v[i].run, after) <= 0)
 			continue;
 		buf_puts(f->out, shown++ ? "," : "");
-		put_sum(f, &f->sums.v[i]);
+		put_sum(f, &t->sums.v[i]);
 	}
 	buf_puts(f->out, "]");
-	if (shown && i < f->sums.n)
-		buf_json_member(f->out, ",\"next_page_token\":", f->sums.v[i - 1].run);
+	if (shown && i < t->sums.n)
+		buf_json_member(f->out, ",\"next_page_token\":", t->sums.v[i - 1].run);
 	buf_puts(f->out, "}");
 	return OK;
 }
@@ -386,7 +439,7 @@ static bool is_there(const struct lookup_dir *d, const char *name)
 	return c && c->entry && !c->dir;
 }
 
-static FALLIBLE enum err put_aliases(struct finding *f, const struct lookup_dir *d, const struct sum *s)
+static FALLIBLE enum err put_aliases(struct finding *f, const struct lookup_dir *d, const struct lookup_sum *s)
 {
 	const char *alias, *comma = "";
 	json_t *name;
@@ -418,7 +471,7 @@ static FALLIBLE enum err put_aliases(struct finding *f, const struct lookup_dir 
 /* Puts the members about the whole run in front of the page. A run without a checkpoint is none. */
 static FALLIBLE enum err put_run(struct finding *f, const struct lookup_dir *d)
 {
-	struct sum s = { .run = str_of(f->run) };
+	struct lookup_sum s = { .run = str_of(f->run) };
 	const char *comma = "";
 
 	each(c, d->children.v, d->children.n)
@@ -457,8 +510,6 @@ static struct str text_in(const json_t *q, const char *key)
 
 static void finding_free(struct finding *f)
 {
-	vec_free(&f->best);
-	vec_free(&f->sums);
 	json_decref(f->aliases);
 	mem_free(f->aliases_of);
 	mem_free(f->aliases_problem);
@@ -478,6 +529,7 @@ static FALLIBLE enum err begin(struct finding *f, struct worker *w, const json_t
 		lookup_tree_free(t); /* names come and go: all is found anew */
 	TRY(lookup_tree_begin(t, w, q, &f->look, top));
 	t->questions++;
+	f->order = &t->order;
 	TRY(take_verdicts(t, q, done));
 	if (*done) {
 		buf_printf(f->out, "{\"behind\":%ju}", (uintmax_t)t->verdicts_at);
@@ -524,14 +576,14 @@ static FALLIBLE enum err read_question(struct finding *f, const json_t *q)
 /* Is one of those on the page no checkpoint any more? Its place in the order went with it. */
 static bool has_gone(const struct finding *f)
 {
-	for (uint64_t i = 0; i < f->best.n && i < f->size; i++)
-		if (!f->best.v[i].child->entry)
+	for (uint64_t i = 0; i < f->count && i < f->size; i++)
+		if (!f->page[i].child->entry)
 			return true;
 	return false;
 }
 
 /* Chooses the page: again, if what it is to show is not what was known. *out: the folder that the choice is of. *more: ask again. */
-static FALLIBLE enum err settle_page(struct finding *f, struct store_at top, const struct lookup_dir **out, bool *more)
+static FALLIBLE enum err settle_page(struct finding *f, const json_t *q, struct store_at top, const struct lookup_dir **out, bool *more)
 {
 	static const struct lookup_dir none;
 	struct lookup_dir *d = f->look.tree->top;
@@ -542,7 +594,7 @@ static FALLIBLE enum err settle_page(struct finding *f, struct store_at top, con
 		*out = d ? d : &none;
 		if (*more)
 			return OK;
-		TRY(choose_page(f, *out));
+		TRY(choose_page(f, q, *out));
 		stale = false;
 		TRY(f->is_brief ? OK : look_at_page(f, &stale));
 	}
@@ -560,7 +612,7 @@ static FALLIBLE enum err find(struct finding *f, struct worker *w, const json_t 
 	TRY(begin(f, w, q, &top, &done));
 	if (done)
 		return OK;
-	TRY(settle_page(f, top, &d, &more));
+	TRY(settle_page(f, q, top, &d, &more));
 	if (more) {
 		put_more(f);
 		return OK;

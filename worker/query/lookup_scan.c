@@ -5,6 +5,7 @@
  * such changes, a look at all its files the rest: of few checkpoints all are looked at with each question, of many some, those next that
  * were looked at longest ago, for no longer than LOOKS_NS. (What a page shows is looked at in any case: lookup_find.c.) */
 #include "base/clock.h"
+#include "base/num.h"
 #include "query/lookup_scan.h"
 #include "store/checkpoint.h"
 
@@ -53,7 +54,7 @@ static FALLIBLE enum err add_entry(struct scan *s, struct lookup_child *c, enum 
 	s->made++;
 	TRY(store_stat(store_top(s->look->store), s->path, &st));
 	struct lookup_mark mark = lookup_mark_of(&st);
-	TRY(lookup_entry_make(s->look->store, s->path, format, &e));
+	TRY(lookup_entry_make(s->look->store, s->path, format, NULL, &e));
 	lookup_entry_put(s->look, c, e, &mark);
 	return OK;
 }
@@ -99,11 +100,38 @@ static bool is_passed(const struct scan *s)
 	return !lookup_starts_with(path, s->prefix) && !lookup_starts_with(s->prefix, path);
 }
 
+/* Are all in the folder known, with none whose turn it is? Then it is passed by, so that many cost what few do. */
+static bool is_quiet(const struct scan *s, const struct lookup_dir *d)
+{
+	if (d->quiet_at != s->look->tree->changes || s->scope <= FILES_AT_ONCE)
+		return false;
+	return (!is_due(s, d->asked, MARKS_AT_ONCE) && !is_due(s, d->looked, FILES_AT_ONCE)) || clock_mono_ns() > s->looks_end_ns;
+}
+
+/* All of the folder have been passed. */
+static void note_quiet(const struct scan *s, struct lookup_dir *d)
+{
+	d->quiet_at = s->look->tree->changes;
+	d->asked = d->looked = s->look->tree->questions;
+	each(c, d->children.v, d->children.n) {
+		if (!c->entry || c->dir || !c->entry->settled) {
+			d->quiet_at = 0;
+			return;
+		}
+		d->asked = num_min(d->asked, c->entry->asked);
+		d->looked = num_min(d->looked, c->entry->looked);
+	}
+}
+
 /* The folder whose path is in hand. */
 static FALLIBLE enum err scan_folder(struct scan *s, struct lookup_dir *d, struct store_at dir)
 {
 	size_t at = strlen(s->path);
+	bool all = lookup_starts_with(str_of(s->path), s->prefix);
 	enum err e = OK;
+
+	if (all && is_quiet(s, d))
+		return OK;
 
 	if (s->look->tree->names > LOOKUP_NAMES_MAX)
 		return ERR(LIMIT_EXCEEDED, "more than %d names are too many to filter or to sort: ask for a run, or by names",
@@ -112,6 +140,8 @@ static FALLIBLE enum err scan_folder(struct scan *s, struct lookup_dir *d, struc
 		if (lookup_path_enter(s->path, at, lookup_tree_name(d, i)) && !is_passed(s))
 			e = scan_child(s, &d->children.v[i], lookup_tree_name(d, i), dir);
 	s->path[at] = '\0';
+	if (all && !s->more && !e)
+		note_quiet(s, d);
 	return e;
 }
 

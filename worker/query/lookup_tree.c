@@ -17,6 +17,7 @@ const char *lookup_tree_name(const struct lookup_dir *d, uint64_t i)
 void lookup_tree_forget(struct lookup_tree *t, struct lookup_child *c)
 {
 	t->entries -= c->entry != NULL;
+	t->changes += c->entry != NULL;
 	mem_free(c->entry);
 	c->entry = NULL;
 }
@@ -30,6 +31,7 @@ static void dir_free(struct lookup_tree *t, struct lookup_dir *d)
 		lookup_tree_forget(t, &d->children.v[i]);
 	}
 	t->names -= d->children.n;
+	t->changes++;
 	vec_free(&d->children);
 	buf_free(&d->names);
 	mem_free(d);
@@ -43,6 +45,9 @@ void lookup_tree_free(struct lookup_tree *t)
 	map_each(&t->verdicts, v)
 		mem_free(v);
 	map_free(&t->verdicts);
+	buf_free(&t->order.words);
+	vec_free(&t->order.list);
+	vec_free(&t->sums);
 	*t = (struct lookup_tree){ 0 };
 }
 
@@ -183,6 +188,7 @@ FALLIBLE enum err lookup_tree_begin(struct lookup_tree *t, const struct worker *
 	if (t->store != out->store || t->names > LOOKUP_NAMES_MAX)
 		lookup_tree_free(t);
 	t->store = out->store;
+	t->changes += t->changes == 0;
 	TRY(store_enter(store_top(out->store), ".", top));
 	out->trusts_marks = out->store->ops->watch(*top);
 	return lookup_tree_look(out, *top, &t->top, &format);

@@ -21,6 +21,8 @@ struct lookup_entry {
 	struct str noted;              /* state that its notes tell, of this very content; empty: none */
 	struct str etag, time;         /* time: durable_at or modified_at, as text */
 	struct str record;             /* JSON: members as in a list, without the braces */
+	size_t brief;                  /* bytes of the first of them: those that who decides about checkpoints needs */
+	unsigned char told[16];        /* XXH3-128 of what lookup_put_summary() told */
 };
 
 struct lookup_child {
@@ -39,6 +41,29 @@ struct lookup_dir {
 	uint64_t commits;              /* of the question with which it was read */
 	struct buf names;              /* zero-terminated */
 	struct vec(struct lookup_child) children;      /* sorted: those that may be or hold checkpoints */
+	uint64_t quiet_at;             /* the tree's changes when all children were settled checkpoints; 0: not all are */
+	uint64_t asked, looked;        /* then: the least of theirs */
+};
+
+/* A checkpoint and its place in an order. */
+struct lookup_choice {
+	struct lookup_child *child;
+	struct checkpoint_place place;
+};
+
+/* The checkpoints that the latest search has sorted; good as long as the tree does not change. */
+struct lookup_order {
+	struct buf words;              /* the search's, but for the place and size of its page */
+	uint64_t changes;              /* the tree's; 0: nothing is kept */
+	bool is_whole;                 /* else only the first ones are there */
+	struct vec(struct lookup_choice) list;
+};
+
+/* A run's checkpoints, summed up. */
+struct lookup_sum {
+	struct str run;
+	uint64_t count, bytes, holds;
+	const struct lookup_entry *newest, *verified;
 };
 
 /* A job's finding about a checkpoint with that identity; the coordinator tells it (server/verdict.h). */
@@ -53,6 +78,10 @@ struct lookup_tree {
 	uint64_t names;                /* in all directories */
 	uint64_t entries;
 	uint64_t questions;            /* searches so far */
+	uint64_t changes;              /* grows whenever an entry, names or a verdict become others; never 0 */
+	struct lookup_order order;
+	struct vec(struct lookup_sum) sums;    /* by run */
+	uint64_t summed_at;            /* changes when sums were made; 0: never */
 	struct map verdicts;           /* struct lookup_verdict by name */
 	uint64_t verdicts_at;          /* the coordinator's number of the last one */
 };
@@ -78,8 +107,9 @@ const char *lookup_tree_name(const struct lookup_dir *d, uint64_t i);
 /* The child of that name; NULL: there is none. */
 struct lookup_child *lookup_tree_child(const struct lookup_dir *d, const char *name);
 
-/* Makes the entry of the checkpoint of that format which lies at the path now; mem_free. */
-FALLIBLE enum err lookup_entry_make(const struct store *store, const char *path, enum format format, struct lookup_entry **out);
+/* Makes the entry of the checkpoint of that format which lies at the path now; mem_free. *out NULL: it is as in `old`. */
+FALLIBLE enum err lookup_entry_make(const struct store *store, const char *path, enum format format, const struct lookup_entry *old,
+				    struct lookup_entry **out);
 /* The child's entry becomes e (NULL: none), which was made after the mark was taken. */
 void lookup_entry_put(const struct lookup_look *l, struct lookup_child *c, struct lookup_entry *e, const struct lookup_mark *mark);
 /* Looks whether the child's checkpoint is what it was; whole: at its files, too. Its entry is another one then, or none any more. */
