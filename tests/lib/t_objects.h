@@ -32,6 +32,7 @@ struct obj {                           /* bytes that never change once they are 
 struct objects {
 	pthread_mutex_t lock;
 	uint64_t etags;
+	const char *fails;             /* calls that move bytes of files whose names begin so are told to slow down; NULL: none */
 	struct { char key[OBJ_KEY]; struct obj *o; } v[OBJ_MAX];
 	struct { bool used, folder; char path[OBJ_KEY]; struct obj *o; } open[OBJ_OPEN];
 };
@@ -351,11 +352,21 @@ static inline enum err objects_open_file(struct store_at folder, const char *nam
 	return o ? obj_open(b, folder.store, false, full, o, out) : obj_missing(name);
 }
 
+static inline enum err obj_slow(const struct objects *b, struct store_at file)
+{
+	const char *path = b->open[file.handle].path, *slash = strrchr(path, '/');
+
+	if (!b->fails || strncmp(slash ? slash + 1 : path, b->fails, strlen(b->fails)) != 0)
+		return OK;
+	return ERR(STORAGE_STALLED, "SlowDown: reduce your request rate");
+}
+
 static inline enum err objects_read(struct store_at file, void *into, size_t n, uint64_t offset, const char *name)
 {
 	OBJ_LOCKED(file.store);
 	const struct obj *o = b->open[file.handle].o;
 
+	TRY(obj_slow(b, file));
 	if (!num_inside(offset, n, o->n))
 		return err_at_file(ERR(STORAGE_IO, "'%s' ends at %ju", name, (uintmax_t)o->n), name, (int64_t)offset);
 	memcpy(into, o->p + offset, n);
@@ -402,6 +413,7 @@ static inline enum err objects_write(struct store_at file, const void *from, siz
 	OBJ_LOCKED(file.store);
 	struct obj *o = b->open[file.handle].o;
 
+	TRY(obj_slow(b, file));
 	if (offset + n > o->n)
 		obj_resize(o, offset + n);
 	if (!o->late && n && memchr(o->came + offset, 1, n))

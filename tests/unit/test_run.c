@@ -129,6 +129,41 @@ static void test_tasks_once(void **state)
 	run_detach(&r);
 }
 
+/* For a store that takes each file from one process: a rank's tasks are one worker's, unless they write files of several ranks. */
+static void test_whole_files(void **state)
+{
+	static const uint64_t tasks[] = { 2, 1, 2 };
+	struct run_file *f;
+	struct run_block *b;
+	struct run r;
+	uint64_t t;
+
+	(void)state;
+	for (int two = 0; two < 2; two++) { /* then, with a task of rank 2 that writes rank 0's file */
+		add_ranks(3, tasks);
+		for (uint32_t i = 0; i < 5; i++) {
+			struct run_task *task;
+			T_OK(vec_push(&build.tasks, &task));
+			*task = (struct run_task){ .first = i, .count = 1, .rank_index = i < 2 ? 0 : i < 3 ? 1 : 2 };
+			T_OK(vec_push(&build.blocks, &b));
+			b->file = two && i == 4 ? 0 : task->rank_index;
+		}
+		for (int i = 0; i < 3; i++)
+			T_OK(vec_push(&build.files, &f));
+		T_OK(run_share(&build, &r));
+		T_OK(run_write_whole_files(&r));
+		assert_int_equal(r.head->opts.takers, two ? RUN_TAKE_FIRST : RUN_TAKE_OWN);
+		int n[2] = { 0 };
+		for (int worker = 1; worker >= 0; worker--)
+			for (; run_take_task(&r, (uint32_t)worker, 2, &t); n[worker]++)
+				assert_int_equal(two ? 0 : r.tasks[t].rank_index % 2, worker);
+		assert_int_equal(n[0], two ? 5 : 4);
+		run_detach(&r);
+		run_build_free(&build);
+		build = (struct run_build){ 0 };
+	}
+}
+
 /* More workers than ranks: all have something to do. */
 static void test_more_workers(void **state)
 {
@@ -206,6 +241,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_shared, teardown),      cmocka_unit_test_teardown(test_not_a_run, teardown),
 		cmocka_unit_test_teardown(test_tasks_once, teardown),  cmocka_unit_test_teardown(test_more_workers, teardown),
+		cmocka_unit_test_teardown(test_whole_files, teardown),
 		cmocka_unit_test_teardown(test_no_ranks, teardown),    cmocka_unit_test_teardown(test_threads, teardown),
 	};
 

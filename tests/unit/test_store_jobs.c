@@ -11,6 +11,7 @@ enum { RANKS = 2, ROWS = 1500, COLS = 1201, SMALL = 40 };
 
 static struct t_worker t;
 static struct store *store;            /* "main" of t */
+static bool fails;                     /* the store is told to: the next job ends with its error */
 
 struct state {
 	int fds[RANKS];
@@ -161,6 +162,12 @@ static json_t *run(enum err (*fn)(struct job *j), enum job_kind kind, const stru
 	T_OK(job_read_state_dicts(&j));
 	T_OK(spec_read(json_object_get(j.doc, "spec"), &j.spec));
 	t_worker_say(&t, FRAME_COMMIT_OK, generation);
+	if (fails) {
+		T_ERR(STORAGE_STALLED, fn(&j));
+		job_free(&j);
+		t_worker_drain(&t);
+		return NULL;
+	}
 	T_OK(fn(&j));
 	json_t *result = json_incref(j.result);
 	job_free(&j);
@@ -231,6 +238,36 @@ static void test_jobs(void **state)
 	drop_state(&s);
 }
 
+/* Texts of a store's errors reach the job, with the file: the code alone would not tell why. */
+static void test_errors_are_the_stores_own(void **state)
+{
+	static const char save[] = "{\"source\":{\"state_dict\":\"t\"},\"target\":" MAIN("a") "}}",
+			  load[] = "{\"source\":" MAIN("a") "},\"target\":{\"state_dict\":\"t\"}}";
+	struct state s;
+	struct stat st;
+
+	(void)state;
+	make_state(1, &s);
+	objs(store)->fails = "__1_0";
+	fails = true;
+	(void)run(save_job, JOB_SAVE, &s, save);
+	assert_non_null(strstr(err_last()->text, "SlowDown: reduce your request rate"));
+	assert_string_equal(err_last()->file, "__1_0.distcp");
+	T_ERR(NOT_FOUND, store_stat(store_top(store), "a", &st));
+	objs(store)->fails = NULL;
+	fails = false;
+	json_decref(run(save_job, JOB_SAVE, &s, save));
+	objs(store)->fails = "__0_0";
+	fails = true;
+	(void)run(load_job, JOB_LOAD, &s, load);
+	assert_non_null(strstr(err_last()->text, "SlowDown: reduce your request rate"));
+	assert_string_equal(err_last()->file, "__0_0.distcp");
+	assert_true(err_last()->offset >= 0);
+	objs(store)->fails = NULL;
+	fails = false;
+	drop_state(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -238,6 +275,7 @@ int main(void)
 		{ "test_jobs [tmpfs]", test_jobs, setup_tmpfs, teardown_posix, NULL },
 		{ "test_jobs [threads]", test_jobs, setup_threads, teardown, NULL },
 		{ "test_jobs [auto]", test_jobs, setup_auto, teardown, NULL },
+		{ "test_errors_are_the_stores_own", test_errors_are_the_stores_own, setup_auto, teardown, NULL },
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

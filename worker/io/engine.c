@@ -52,6 +52,7 @@ void io_engine_close(struct io_engine *e)
 		struct io_op *op;
 		if (io_wait(e, &op))
 			break;
+		io_done(op);
 	}
 	close_back(&e->back);
 	close_back(&e->pool);
@@ -88,6 +89,7 @@ enum err io_submit(struct io_engine *e, struct io_op *op)
 	op->error = OK;
 	op->done = 0;
 	op->tries = 0;
+	op->why = NULL;
 	op->next = NULL;
 	op->fail = fs_fault_errno(fault_point(op->kind));
 	e->in_flight++;
@@ -135,15 +137,25 @@ static const char *verb(enum io_kind kind)
 	return kind == IO_READ ? "read" : "write";
 }
 
+void io_done(struct io_op *op)
+{
+	mem_free(op->why);
+	op->why = NULL;
+}
+
 enum err io_report(const struct io_op *op)
 {
-	if (op->fail == IO_EOF)
+	int sys_errno = op->fail > 0 ? op->fail : 0;
+
+	if (op->why)
+		err_restore(op->why);
+	else if (op->fail == IO_EOF)
 		err_record(op->error, 0, ERR_PLACE, "the file ends at %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64
 			   " were expected", op->offset + op->done, op->bytes, op->offset);
 	else if (op->kind == IO_FSYNC)
-		err_record(op->error, op->fail, ERR_PLACE, "cannot sync the file");
+		err_record(op->error, sys_errno, ERR_PLACE, "cannot sync the file");
 	else
-		err_record(op->error, op->fail, ERR_PLACE, "cannot %s %" PRIu64 " bytes at %" PRIu64, verb(op->kind),
+		err_record(op->error, sys_errno, ERR_PLACE, "cannot %s %" PRIu64 " bytes at %" PRIu64, verb(op->kind),
 			   op->bytes - op->done, op->offset + op->done);
 	if (op->kind == IO_FSYNC)
 		return op->error;

@@ -9,7 +9,8 @@
  * ENOSPC/EDQUOT → ERR_STORAGE_FULL, EROFS → ERR_STORAGE_READONLY, ESTALE/ENODEV → ERR_STORAGE_GONE, EFAULT → ERR_SEGMENT_SHRUNK.
  * An op with a `move` of its own is moved by that, in a thread of the pool, whatever the engine is: a store without descriptors is read
  * and written so.
- * A failed fsync is never retried. io_report's text names no file: add it with err_at_file.
+ * A failed fsync is never retried. io_report's text names no file: add it with err_at_file. What a `move` of its own said of its error is
+ * in it: a store behind a network has more to say than a code. io_done() ends each op that came back.
  * One engine, one caller at a time. The pool's threads start at the first io_submit, so that a sandbox entered after
  * io_engine_open covers them. Fault points (os/fs.h): "io.read", "io.write", "io.fsync". */
 #pragma once
@@ -20,7 +21,7 @@ enum io_kind { IO_READ, IO_WRITE, IO_FSYNC };
 struct io_op {
 	enum io_kind kind;
 	enum err error;                  /* OK: all bytes are transferred */
-	/* NULL: through fd. Moves all bytes or returns an error; the error's text is lost with its thread. */
+	/* NULL: through fd. Moves all bytes or returns an error. */
 	enum err (*transfer)(struct io_op *op);
 	union {
 		int fd;
@@ -33,6 +34,7 @@ struct io_op {
 	/* private to the engine */
 	int fail;                        /* errno, or a negative code of its own */
 	uint32_t tries;
+	struct err_info *why;            /* of transfer's error; NULL: none, or no memory for it */
 	struct io_op *next;
 };
 
@@ -47,7 +49,8 @@ FALLIBLE enum err io_submit(struct io_engine *e, struct io_op *op);  /* ERR_INTE
 FALLIBLE enum err io_wait(struct io_engine *e, struct io_op **done_out); /* ERR_INTERNAL if nothing is in flight */
 /* As io_wait, but gives up after timeout_ms (0: asks only): timed_out_out says so and *done_out is NULL then. */
 FALLIBLE enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op **done_out, bool *timed_out_out);
-/* Records an operation's error in this thread, with what was asked for and where it stopped; returns its code. Operations keep no
- * text of their own: thousands of them wait at a time. */
+/* Records an operation's error in this thread, with what was asked for and where it stopped; returns its code. Only transfer's errors
+ * have a text of their own: thousands of operations wait at a time. */
 enum err io_report(const struct io_op *op);
+void io_done(struct io_op *op);        /* gives back what an op that came back holds; twice is fine */
 uint32_t io_in_flight(const struct io_engine *e);

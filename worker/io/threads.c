@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "io/io_impl.h"
 
-enum { THREADS_MAX = 32, STACK_BYTES = 256 << 10 };
+enum { THREADS_MAX = 32, STACK_BYTES = 512 << 10 };
 
 struct queue {
 	struct io_op *first, *last;
@@ -50,15 +50,22 @@ static struct io_op *pop(struct queue *q)
 	return op;
 }
 
+static void transfer(struct io_op *op)
+{
+	op->error = op->transfer(op);
+	op->fail = op->error ? IO_TRANSFER : 0;
+	op->done = op->error ? 0 : op->bytes;
+	if (op->error && err_last()->code == op->error && (op->why = mem_alloc(sizeof *op->why)))
+		*op->why = *err_last();
+	err_clear();
+}
+
 static void perform(struct io_op *op)
 {
 	ssize_t n;
 
 	if (op->transfer) {
-		op->error = op->transfer(op);
-		op->fail = op->error ? IO_TRANSFER : 0;
-		op->done = op->error ? 0 : op->bytes;
-		err_clear();
+		transfer(op);
 		return;
 	}
 	do {

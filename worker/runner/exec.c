@@ -259,6 +259,8 @@ static FALLIBLE enum err take_task(struct exec *x, uint64_t *task_out, bool *tak
 	}
 	if (x->gate.held) /* seen a moment ago */
 		return OK;
+	if (x->gated && x->run->head->opts.takers == RUN_TAKE_FIRST && x->spec->index)
+		return OK;
 	if (x->gated)
 		return gate_take(&x->gate, x->spec->index, x->spec->count, task_out, taken_out);
 	*taken_out = run_take_task(x->run, x->spec->index, x->spec->count, task_out);
@@ -329,6 +331,7 @@ static void complete(struct exec *x, struct io_op *io)
 			name_item(x, op->file, io->offset + io->done, e);
 		keep_error(x, e);
 	}
+	io_done(io);
 }
 
 /* After an error: what is in flight must come back before its buffers go. */

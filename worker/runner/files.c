@@ -94,7 +94,9 @@ static FALLIBLE enum err open_file(struct files *f, uint32_t file)
 	enum err e = store_open_file(f->dirs[rf->dir], z, flags, &f->opened[file]);
 	TRY(err_at_file(e, run_file_label(f->run, file, label), -1));
 	f->open_count++;
-	return OK;
+	/* without descriptors this process may know nothing of the part yet */
+	const struct store_ops *ops = f->opened[file].store->ops;
+	return rf->kind == RUN_FILE_TARGET && !rf->late && !ops->fd_of ? ops->resize(f->opened[file], rf->bytes, z) : OK;
 }
 
 enum err files_pin(struct files *f, uint32_t file, struct store_at **out)

@@ -111,6 +111,15 @@ static FALLIBLE enum err wait_sealed(struct job *j, const struct run *run)
 	return j->sealed ? OK : ERR(NOT_SEALED, "all is filled, and %d s later not sealed", GATE_STALL_MS / 1000);
 }
 
+/* A store without descriptors takes each file from one process. */
+static FALLIBLE enum err deal(const struct job *j, struct run *run)
+{
+	each(f, run->files, run->files_n)
+		if (f->kind == RUN_FILE_TARGET && !j->worker->stores.v[run->dirs[f->dir].root].ops->fd_of)
+			return run_write_whole_files(run);
+	return OK;
+}
+
 enum err gang_run(struct job *j, struct run *run)
 {
 	struct exec_spec spec = exec_spec_of(j, run, j->fds, j->fd_count);
@@ -124,7 +133,9 @@ enum err gang_run(struct job *j, struct run *run)
 	j->work = &work.face;
 	j->peers_done = false;
 	atomic_store(&run->head->sealed, !j->streams || j->sealed);
-	enum err e = j->streams ? gate_begin(run, j->fds) : OK;
+	enum err e = deal(j, run);
+	if (!e && j->streams)
+		e = gate_begin(run, j->fds);
 	if (!e && j->worker->count > 1)
 		e = share_run(j, run, spools, doc);
 	else

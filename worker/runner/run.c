@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "base/num.h"
 
 #define RUN_MAGIC 0x316e757264706364ull /* "dcpdrun1" */
@@ -195,9 +196,15 @@ const char *run_file_label(const struct run *r, uint32_t file, char room[ERR_FIL
 bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task_out)
 {
 	uint64_t begin = r->ranks_n * index / count;
+	enum run_takers takers = r->head->opts.takers;
 
+	if (takers == RUN_TAKE_FIRST && index)
+		return false;
 	for (uint64_t i = 0; i < r->ranks_n; i++) {
-		struct run_rank *k = &r->ranks[(begin + i) % r->ranks_n];
+		uint64_t rank = (begin + i) % r->ranks_n;
+		struct run_rank *k = &r->ranks[rank];
+		if (takers == RUN_TAKE_OWN && rank % count != index)
+			continue;
 		if (atomic_load_explicit(&k->next_task, memory_order_relaxed) >= k->task_count)
 			continue;
 		uint64_t t = atomic_fetch_add(&k->next_task, 1);
@@ -207,6 +214,34 @@ bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task
 		}
 	}
 	return false;
+}
+
+/* Writes one rank's tasks all of each file? */
+static bool files_have_one_rank(const struct run *r, uint32_t *rank_of)
+{
+	for (uint64_t i = 0; i < r->tasks_n; i++) {
+		const struct run_task *t = &r->tasks[i];
+		for (uint64_t b = t->first; !t->scan && b < t->first + t->count; b++) {
+			uint32_t *of = &rank_of[r->blocks[b].file];
+			if (*of && *of != t->rank_index + 1)
+				return false;
+			*of = t->rank_index + 1;
+		}
+	}
+	return true;
+}
+
+enum err run_write_whole_files(struct run *r)
+{
+	CLEANUP(mem_free_ptr) uint32_t *rank_of = mem_zalloc(r->files_n, sizeof *rank_of);
+	bool late = false;
+
+	NEED(rank_of, "no memory for %ju files", (uintmax_t)r->files_n);
+	each(f, r->files, r->files_n)
+		late = late || f->late; /* the leader ends it */
+	bool apart = r->head->opts.mode == RUN_WRITE_FILES && r->gates_n == 0 && !late && files_have_one_rank(r, rank_of);
+	r->head->opts.takers = apart ? RUN_TAKE_OWN : RUN_TAKE_FIRST;
+	return OK;
 }
 
 uint64_t run_bytes_done(const struct run *r)

@@ -317,8 +317,16 @@ struct run_table {
 	uint64_t at, n;
 };
 
+/* Workers that may take a task. */
+enum run_takers {
+	RUN_TAKE_ANY,
+	RUN_TAKE_OWN,                  /* the tasks of a rank are one worker's: all bytes of a file come from one process */
+	RUN_TAKE_FIRST,                /* all are the leader's, for the same reason: tasks write files of several ranks */
+};
+
 struct run_options {
 	enum run_mode mode;
+	enum run_takers takers;
 	bool verify;                   /* check digests of what is read */
 	bool no_sync;                  /* target files are not fsynced */
 	bool values;                   /* fill `stats`, with `sums` (an entry a scan) and `bins` (STATS_BINS a tensor) where those are */
@@ -405,6 +413,9 @@ uint64_t run_file_span(const struct run_file *f);
 const char *run_file_label(const struct run *r, uint32_t file, char room[ERR_FILE_MAX]);
 /* The next task for worker `index` of `count`: its own ranks first, then whatever is left. False: none left. */
 bool run_take_task(struct run *r, uint32_t index, uint32_t count, uint64_t *task_out);
+/* Sets who takes tasks, so that one process writes all of a file: a store that sends parts on while they are written (store.h) has no
+ * other way to bring pieces of several together. */
+FALLIBLE enum err run_write_whole_files(struct run *r);
 uint64_t run_bytes_done(const struct run *r);
 uint64_t run_bytes_total(const struct run *r);
 /* Adds to `checked` how much the run compared, what it could not compare, and the damage that it found. */
