@@ -58,6 +58,28 @@ def remove(d, name):
     return d.api.wait(a.ok(202))["state"]
 
 
+def test_one_file_belongs_to_whoever_had_it_made(d):
+    train(d, "alice")
+    save(d, "alice", "src")
+    name = "run/step-1.pt"
+
+    def convert(**options):
+        target = {**ref(name), "format": "torch"}
+        a = d.api.post("/v1/jobs", {"kind": "reshard", "source": ref("src"), "target": target, "options": options})
+        return f"{a.status} {a.json['code']}" if a.status >= 400 else d.api.wait(a.ok(202))["state"]
+
+    assert by(ALICE, convert) == "succeeded"
+    assert by(BOB, remove, d, name) == "403 forbidden" and by(BOB, lambda: convert(overwrite=True)) == "403 forbidden"
+    assert by(ALICE, lambda: convert(overwrite=True)) == "succeeded"
+    file, page = d.storages["main"] / name, d.storages["main"] / "run/.step-1.pt.dcpd.json"
+    old, time = page.read_text(), file.stat().st_mtime_ns
+    assert by(ALICE, remove, d, name) == "succeeded"
+    assert convert() == "succeeded" and by(ALICE, remove, d, name) == "403 forbidden"
+    page.write_text(old.replace(str(time), str(file.stat().st_mtime_ns)))
+    os.chown(page, ALICE, -1)  # her own page beside root's file
+    assert d.api.get(d.api.storage_path("main", name)).ok(200)["made_by"]["uid"] == ALICE and by(ALICE, remove, d, name) == "403 forbidden"
+
+
 def test_members_have_their_own(d):
     train(d, "root")
     assert save(d, "root", "roots/x") == "succeeded"

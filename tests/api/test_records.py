@@ -1,5 +1,6 @@
 """Records: what a checkpoint's own files tell of where it comes from. They outlive the journal, and go along with a copied folder."""
 import json
+import os
 import re
 import shutil
 
@@ -182,6 +183,116 @@ def test_notes_of_a_verify_keep_a_hold_and_bad_ones_stay(spawn):
         d.api.run("verify", source=ref(name))
         assert record(d.api, name)["verified"]["state"] == "verified"
     assert notes.read_text() == "x" * 70000, "notes that cannot be read are not replaced"
+
+
+# ---- checkpoints that are one file ----
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Its policies look at all storages."""
+    d = lib.Daemon(tmp_path_factory.mktemp("files"), ("main", "other"))
+    yield d
+    d.discard()
+
+
+def made(d, name, source, **fields):
+    form = {"pt": "torch"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    return d.api.run("reshard", source=ref(source), target={**ref(name), "format": form}, **fields)
+
+
+def page(d, name, storage="main", end=".dcpd.json"):
+    path = d.storages[storage] / name
+    return path.with_name(f".{path.name}{end}")
+
+
+@pytest.mark.parametrize("end", ["pt", "safetensors", "npz", "gguf"])
+def test_one_file_has_a_record_beside_it(files, end):
+    d = files
+    source, first = saved(d, metrics={"loss": 9})
+    name = lib.fresh("files") + ("-" if end == "safetensors" else "/") + f"step-7.{end}"  # a folder of those would be one checkpoint
+    job = made(d, name, source, metrics={"loss": 0.5}, labels={"run": "r1"})
+    r = record(d.api, name)
+    assert r["metrics"] == {"loss": 0.5} and r["labels"] == {"run": "r1"} and r["step"] == (None if end == "gguf" else 7) and r["dcpd"]
+    assert (r["made_by"]["job"], r["made_by"]["kind"]) == (job["id"], "reshard") and r["durable_at"]
+    assert [(p["role"], p["name"], p["job"]) for p in r["parents"]] == [("source", source, first["id"])]
+    assert r["content_digest"] == job["result"]["content_digest"] == first["result"]["content_digest"]
+    assert r["verified"] is None
+    verify = d.api.run("verify", source=ref(name), level="digest")
+    found = record(d.api, name)["verified"]
+    assert found["job"] == verify["id"]
+    assert json.loads(page(d, name, end=".dcpd-notes.json").read_text())["verified"]["job"] == verify["id"], "a lost journal loses it not"
+    nodes, edges, _ = lineage(d.api, name)
+    assert edges == {(f"main:{source}", f"main:{name}"): ("source", "same")}
+    folder, pages = page(d, name).parent, page(d, name, end="*").name
+    assert len(list(folder.glob(pages))) == 2
+    d.api.run("delete", target=ref(name), options={"trash": "1h"})
+    assert not list(folder.glob(pages)), "they go with the file"
+    d.api.post(d.api.storage_path("main", name, ":undelete")).ok(200)
+    again = record(d.api, name)
+    assert {k: again[k] for k in ("made_by", "metrics", "labels", "parents", "durable_at")} == {
+        k: r[k] for k in ("made_by", "metrics", "labels", "parents", "durable_at")}
+    assert again["verified"] is None or again["verified"]["state"] == found["state"]
+    d.api.run("delete", target=ref(name))
+    assert not list(folder.glob(pages)), "and for good"
+
+
+def test_the_record_of_another_file_never_counts(files):
+    d, root = files, files.storages["main"]
+    source, _ = saved(d)
+    run = lib.fresh("files")
+    name, other = f"{run}/step-1.pt", f"{run}/step-2.pt"
+    made(d, name, source, metrics={"loss": 1})
+    bytes_of = (root / name).read_bytes()
+    (root / other).write_bytes(bytes_of)
+    assert not {"made_by", "metrics", "content_digest", "record_problem"} & set(record(d.api, other)) and not record(d.api, other)["dcpd"]
+    shutil.copy(page(d, name), page(d, other))
+    assert "made_by" not in record(d.api, other), "a page that was made for a file of another time"
+    shutil.copy2(root / name, root / other)
+    assert record(d.api, other)["metrics"] == {"loss": 1}, "copied with its page and times (cp -a)"
+    old = (root / name).stat()
+    (root / name).write_bytes(bytes_of)
+    assert "made_by" not in record(d.api, name), "written over by somebody else"
+    made(d, name, source, metrics={"loss": 2}, options={"overwrite": True})
+    assert record(d.api, name)["metrics"] == {"loss": 2} and (root / name).stat().st_mtime_ns != old.st_mtime_ns
+    good = page(d, name).read_bytes()
+    for bad in (b"", b"{", good[:200], good.replace(b'"loss":2', b'"loss":3'), b"[" * 10000, good[:good.index(b'"files"')],
+                good.replace(b'"mtime_ns":', b'"mtime_ns":1e9,"x":'), b"x" * 300000):
+        page(d, name).write_bytes(bad)
+        assert not {"made_by", "metrics"} & set(record(d.api, name)), bad[:80]
+    page(d, name).unlink()
+    page(d, name).symlink_to(root / other)
+    assert "made_by" not in record(d.api, name)
+    page(d, name).unlink()
+    os.mkfifo(page(d, name))
+    assert "made_by" not in record(d.api, name)
+
+
+def test_a_copy_of_one_file_has_the_sources_record(files):
+    d = files
+    source, _ = saved(d)
+    name = f"{lib.fresh('files')}/step-3.npz"
+    made(d, name, source, metrics={"loss": 0.25})
+    of = record(d.api, name)
+    job = d.api.run("replicate", source=ref(name), target=ref(name, "other"))
+    copy = record(d.api, name, "other")
+    assert {k: copy[k] for k in ("made_by", "metrics", "parents", "content_digest")} == {
+        k: of[k] for k in ("made_by", "metrics", "parents", "content_digest")}
+    assert copy["copied_from"] == {**ref(name), "etag": of["etag"], "job": of["made_by"]["job"]}
+    assert json.loads(page(d, name, "other").read_text())["job"] == job["id"]
+
+
+def test_the_best_of_files(files):
+    d, run = files, lib.fresh("files")
+    source, _ = saved(d)
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        made(d, f"{run}/step-{step}.pt", source, metrics={"loss": loss})
+    of_run = d.api.get(f"/v1/runs/main/{run}").ok(200)
+    assert of_run["aliases"]["latest"] == f"{run}/step-3.pt"
+    d.api.request("PUT", "/v1/policies/files", {"storage": "main", "match": run, "keep": {
+        "best": {"metric": "loss", "mode": "min", "count": 1}}}).ok(200)
+    left = {f"{run}/step-2.pt", f"{run}/step-3.pt"}  # the best, and the newest
+    lib.wait_for(lambda: {c["name"] for c in d.api.get(f"/v1/runs/main/{run}").ok(200)["checkpoints"]} == left, 20, "the other goes")
+    d.api.delete("/v1/policies/files").ok(204)
 
 
 def lineage(api, name, storage="main"):

@@ -43,7 +43,8 @@ def test_safetensors_made_replaced_and_removed(d):
     assert done["result"]["files"] == 1 and done["result"]["format"] == "safetensors"
     mark = len(d.log.read_bytes())
     same(load_file(folder / "sub/model.safetensors"), want)
-    lib.wait_for(lambda: os.listdir(folder / "sub") == ["model.safetensors"], 20, "the receipt's removal")
+    both = [".model.safetensors.dcpd.json", "model.safetensors"]
+    lib.wait_for(lambda: sorted(os.listdir(folder / "sub")) == both, 20, "the receipt's removal")
     time.sleep(0.2)
     assert b"left-over" not in d.log.read_bytes()[mark:]  # a receipt is none
     at = {**HERE, "name": target["name"]}
@@ -59,7 +60,8 @@ def test_safetensors_made_replaced_and_removed(d):
         d.api.run("reshard", source=source_of(d, other), target=target, options={"overwrite": True})
         assert reader.read() == whole  # the old file is as it was for whom has it open
     same(load_file(folder / "sub/model.safetensors"), other)
-    lib.wait_for(lambda: os.listdir(folder / "sub") == ["model.safetensors"], 60, "what was replaced is removed")
+    lib.wait_for(lambda: not [n for n in os.listdir(folder / "sub") if n.startswith(".dcpd")], 60, "what was replaced is removed")
+    assert sorted(n for n in os.listdir(folder / "sub") if not n.endswith("notes.json")) == both
     d.api.run("delete", target=at)
     lib.wait_for(lambda: os.listdir(folder / "sub") == [], 20, "the file's removal")
 
@@ -115,12 +117,17 @@ def test_recovery_knows_by_the_receipt(tmp_path, replaced):
 
     done(run(job))
     written = (tmp_path / name).read_bytes()
-    assert (tmp_path / f".dcpd-{job}-1/.dcpd.json").exists()
-    body, _ = ask(roots, op="recover", **at(name), job="01TEST" + "9" * 20, kind="reshard")
-    assert body["ok"]["committed"] is False  # another job
-    body, _ = ask(roots, op="recover", **at(name), job=job, kind="reshard")
-    assert body["ok"]["committed"] is True and body["ok"]["result"]["bytes"] == len(written)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", name] and (tmp_path / name).read_bytes() == written
+    page, receipt = tmp_path / f".{name}.dcpd.json", tmp_path / f".dcpd-{job}-1/.dcpd.json"
+    for killed_in_between in (True, False):
+        receipt.parent.mkdir(exist_ok=True)
+        if killed_in_between:
+            page.rename(receipt)
+        body, _ = ask(roots, op="recover", **at(name), job="01TEST" + "9" * 20, kind="reshard")
+        assert body["ok"]["committed"] is False  # another job
+        body, _ = ask(roots, op="recover", **at(name), job=job, kind="reshard")
+        assert body["ok"]["committed"] is True and body["ok"]["result"]["bytes"] == len(written)
+        assert sorted(p.name for p in tmp_path.iterdir()) == [page.name, "in", name] and (tmp_path / name).read_bytes() == written
+    page.unlink()
     (tmp_path / name).unlink()
     if replaced:
         save_file({"old": torch.zeros(3)}, tmp_path / name)

@@ -11,6 +11,7 @@
 #include "runner/plan_doc.h"
 #include "store/copied.h"
 #include "store/identity.h"
+#include "store/record.h"
 #include "store/staging.h"
 
 /* A manifest of the source: written by the leader from the bytes that were parsed. */
@@ -158,10 +159,14 @@ static FALLIBLE enum err put_own_page(struct replicate *r)
 	const struct job *j = r->job;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
 	const struct checkpoint *c = checkpoint_of(r);
+	CLEANUP(record_free) struct record record = { 0 };
+	if (c->single)
+		TRY(record_of(store_top(c->store), c->name, &record));
+	const char *made = json_string_value(json_object_get(json_object_get(record.doc, "made_by"), "job"));
 	struct copied page = { .job = j->id, .kind = kind_of(j->kind)->name, .attempt = j->attempt, .world_size = c->world_size,
 			       .uid = j->uid, .storage = j->spec.source.storage.p, .name = c->name, .identity = r->identity,
-			       .source_job = c->manifest ? c->manifest->job : "", .files = &r->files,
-			       .staged = c->single ? &r->staging : NULL };
+			       .source_job = c->manifest ? c->manifest->job : made ?: "", .files = &r->files,
+			       .staged = c->single ? &r->staging : NULL, .record = record.doc };
 
 	TRY(copied_put(&b, &page));
 	/* the receipt of a target that is one file is looked for by this name (staging.h) */

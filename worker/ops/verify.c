@@ -434,6 +434,20 @@ static FALLIBLE enum err verify(struct verify *v)
 	return put_content(v);
 }
 
+/* The job that made the checkpoint; "": none of dcpd's. A checkpoint that is one file is opened without its page. */
+static void find_maker(const struct checkpoint *c, char out[64])
+{
+	CLEANUP(record_free) struct record record = { 0 };
+	const char *made = NULL;
+
+	if (c->manifest)
+		made = c->manifest->job;
+	else if (c->single && record_of(store_top(c->store), c->name, &record) == OK)
+		made = json_string_value(json_object_get(json_object_get(record.doc, "made_by"), "job"));
+	err_clear();
+	snprintf(out, 64, "%s", made ? made : "");
+}
+
 /* Keeps what was found out of all of a checkpoint that a job has made beside its bytes (notes.h), so that a lost journal does not lose it.
  * A storage that cannot be written to keeps none. */
 static void note(const struct verify *v, enum err e)
@@ -443,9 +457,12 @@ static void note(const struct verify *v, enum err e)
 	const struct checkpoint *c = v->source.checkpoint;
 	bool damaged = e == ERR_CHECKPOINT_DAMAGED || e == ERR_DIGEST_MISMATCH;
 	CLEANUP(err_restore) struct err_info info = *err_last();
-	char at[CLOCK_TEXT_MAX];
+	char at[CLOCK_TEXT_MAX], made[64] = "";
 
-	if (!c || c->single || !c->manifest || !j->identity[0] || j->dry_run || !v->digest || s->include.n || s->exclude.n || (e && !damaged))
+	if (!c || !j->identity[0] || j->dry_run || !v->digest || s->include.n || s->exclude.n || (e && !damaged))
+		return;
+	find_maker(c, made);
+	if (!made[0])
 		return;
 	json_int_t unverifiable = json_integer_value(json_object_get(j->result, "unverifiable"));
 	bool compared = j->checked.verified_bytes || !unverifiable;
@@ -459,7 +476,7 @@ static void note(const struct verify *v, enum err e)
 	}
 	if (!damaged && v->content[0])
 		(void)json_object_set_new(doc, "content_digest", json_string(v->content));
-	if (doc && notes_set_verified(c->store, c->name, &(struct notes_verdict){ j->identity, c->manifest->job, doc }))
+	if (doc && notes_set_verified(c->store, c->name, &(struct notes_verdict){ j->identity, made, doc }))
 		err_clear();
 }
 

@@ -10,6 +10,7 @@
 #include "query/lookup_cache.h"
 #include "runner/hosts.h"
 #include "store/aliases.h"
+#include "store/beside.h"
 #include "store/commit.h"
 #include "store/copied.h"
 #include "store/identity.h"
@@ -142,6 +143,8 @@ static enum err sum_file(void *user, const char *name, unsigned char)
 		s->has_notes = true;
 		return OK;
 	}
+	if (beside_is(name))
+		return OK; /* of a file of the folder */
 	if (strcmp(name, COPIED_NAME) == 0) {
 		s->is_copy = true;
 		return OK; /* no byte of the checkpoint */
@@ -175,33 +178,69 @@ static FALLIBLE enum err read_record(const struct summary *s, struct record *out
 	return OK;
 }
 
+/* Members of a summary besides sizes and times. */
+struct told {
+	struct record record;
+	struct buf source, verified;   /* members, a comma in front */
+};
+
+static void told_free(struct told *t)
+{
+	record_free(&t->record);
+	buf_free(&t->source);
+	buf_free(&t->verified);
+}
+
+/* at: the open directory of the checkpoint; file: it is that one of the folder `at`. */
+static void put_notes(struct told *t, const struct summary *s, struct store_at at, const char *file)
+{
+	const char *made = json_string_value(json_object_get(json_object_get(t->record.doc, "made_by"), "job"));
+	char id[IDENTITY_MAX];
+
+	identity_text(&s->id, id);
+	if (made)
+		notes_put_verified(at, file, id, made, &t->verified);
+}
+
+static FALLIBLE enum err sum_folder(struct summary *s, const struct store *store, const char *path, struct told *t)
+{
+	TRY(store_enter(store_top(store), path, &s->dir));
+	enum err e = parts_list(s->dir, sum_file, s);
+	e = e ?: read_record(s, &t->record);
+	if (!e && s->is_copy)
+		copied_put_source(s->dir, COPIED_NAME, &t->source);
+	if (!e && s->has_notes)
+		put_notes(t, s, s->dir, NULL);
+	store_close(&s->dir);
+	return e;
+}
+
+/* Of a checkpoint that is one file all pages lie beside it. */
+static FALLIBLE enum err sum_single(struct summary *s, const struct store *store, const char *path, struct told *t)
+{
+	char page[BESIDE_MAX];
+
+	s->has_notes = true; /* perhaps */
+	TRY(record_of(store_top(store), path, &t->record));
+	s->dcpd = json_object_size(t->record.doc) > 0;
+	if (s->dcpd && beside_path(path, MANIFEST_NAME, page))
+		copied_put_source(store_top(store), page, &t->source);
+	put_notes(t, s, store_top(store), path);
+	return OK;
+}
+
 enum err lookup_put_summary(const struct store *store, const char *path, enum format format, struct buf *out)
 {
-	CLEANUP(buf_free) struct buf source = BUF_INIT(64 << 10);
-	CLEANUP(record_free) struct record record = { 0 };
+	CLEANUP(told_free) struct told told = { .source = BUF_INIT(64 << 10), .verified = BUF_INIT(NOTES_BYTES_MAX) };
 	struct summary s = { .format = format, .world_size = 1 };
-	CLEANUP(buf_free) struct buf verified = BUF_INIT(NOTES_BYTES_MAX);
 	char id[IDENTITY_MAX];
 	struct stat st;
 
 	TRY(store_stat(store_top(store), path, &st));
 	identity_begin(&s.id, &st);
-	if (S_ISDIR(st.st_mode)) {
-		TRY(store_enter(store_top(store), path, &s.dir));
-		enum err e = parts_list(s.dir, sum_file, &s);
-		e = e ?: read_record(&s, &record);
-		if (!e && s.is_copy)
-			copied_put_source(s.dir, &source);
-		identity_text(&s.id, id);
-		const char *made = json_string_value(json_object_get(json_object_get(record.doc, "made_by"), "job"));
-		if (!e && s.has_notes && made)
-			notes_put_verified(s.dir, id, made, &verified);
-		store_close(&s.dir);
-		TRY(e);
-	} else {
+	if (!S_ISDIR(st.st_mode))
 		s.bytes = (uint64_t)st.st_size;
-		s.has_notes = true; /* beside it, perhaps */
-	}
+	TRY((S_ISDIR(st.st_mode) ? sum_folder : sum_single)(&s, store, path, &told));
 	buf_json_member(out, "\"name\":", str_of(path));
 	buf_printf(out, ",\"format\":\"%s\",\"bytes\":%ju,\"modified_at\":", format_name(format), (uintmax_t)s.bytes);
 	put_time(out, s.newest.tv_sec || s.newest.tv_nsec ? s.newest : st.st_mtim);
@@ -209,9 +248,9 @@ enum err lookup_put_summary(const struct store *store, const char *path, enum fo
 	buf_printf(out, ",\"world_size\":%u,\"dcpd\":%s,\"etag\":\"%s\"", s.world_size, s.dcpd ? "true" : "false", id);
 	if (s.has_notes)
 		notes_put_hold(store_top(store), path, S_ISDIR(st.st_mode), out);
-	buf_put(out, source.p, source.len);
-	buf_put(out, verified.p, verified.len);
-	return record_put_members(out, &record, path);
+	buf_put(out, told.source.p, told.source.len);
+	buf_put(out, told.verified.p, told.verified.len);
+	return record_put_members(out, &told.record, path);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- show */

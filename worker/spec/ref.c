@@ -140,9 +140,22 @@ struct str ref_run(const char *name)
 	return slash ? (struct str){ name, (size_t)(slash - name) } : STR("-");
 }
 
+/* Bytes of the name in front of the end that tells the format of a checkpoint of one file. Names of GGUF files end in the kind of their
+ * blocks (Q8_0), which is no step. */
+static size_t before_ending(const char *name)
+{
+	static const char *const ends[] = { ".pt", ".pth", ".bin", ".npz", ".safetensors" };
+	struct str s = str_of(name);
+
+	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+		if (str_ends(s, ends[i]))
+			return s.n - strlen(ends[i]);
+	return s.n;
+}
+
 int64_t ref_step(const char *name, int64_t generation)
 {
-	size_t end = strlen(name), at = end;
+	size_t end = before_ending(name), at = end;
 	uint64_t step;
 
 	while (at > 0 && name[at - 1] >= '0' && name[at - 1] <= '9')

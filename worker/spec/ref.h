@@ -30,7 +30,7 @@ static inline bool ref_same(const struct ref *a, const struct ref *b)
 	return a->kind == b->kind && str_eq(a->storage, b->storage) && str_eq(a->name, b->name);
 }
 
-/* The step of a checkpoint: the number at the end of its name, else `generation`; -1: neither is one. */
+/* The step of a checkpoint: the number at the end of its name (step-100, step-100.pt), else `generation`; -1: neither is one. */
 int64_t ref_step(const char *name, int64_t generation);
 /* The object {"storage","name"} or {"state_dict"}; `kinds` is a set of ref_kind. Keys beside them must be in `more`. */
 FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out);

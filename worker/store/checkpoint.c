@@ -137,10 +137,7 @@ static FALLIBLE enum err file_is_same(const struct checkpoint *c, const struct m
 	if (e == ERR_NOT_FOUND || (!e && !S_ISREG(st.st_mode)))
 		return OK;
 	TRY(err_at_file(e, name, -1));
-	bool same_size = (uint64_t)st.st_size == f->bytes;
-	*out = by_content ? same_size && content_is_same(c, m, f, name)
-			  : same_size && f->mtime_ns && st.st_mtim.tv_sec == f->mtime_ns / 1000000000 &&
-				    st.st_mtim.tv_nsec == f->mtime_ns % 1000000000;
+	*out = by_content ? (uint64_t)st.st_size == f->bytes && content_is_same(c, m, f, name) : manifest_is_of(f, &st);
 	return OK;
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/num.h"
+#include "store/beside.h"
 #include "store/copied.h"
 #include "store/notes.h"
 
@@ -18,7 +19,7 @@ struct walk {
 
 static bool is_left_out(const char *name, mode_t mode)
 {
-	return notes_is(name) || strcmp(name, COPIED_NAME) == 0 || (S_ISDIR(mode) && str_starts(str_of(name), ".dcpd-"));
+	return notes_is(name) || beside_is(name) || strcmp(name, COPIED_NAME) == 0 || (S_ISDIR(mode) && str_starts(str_of(name), ".dcpd-"));
 }
 
 static const char *what_is(mode_t mode)

@@ -1,9 +1,9 @@
 /* contents.h: all files of a checkpoint's folder, those in folders of it too: what a copy of the whole folder copies.
  *
  * A reader of one format knows the files of that format by their names; a copy takes every file, because config.json, a tokenizer and
- * whatever else people put beside the data belong to the folder. dcpd's notes (a hold is a statement about one copy), stagings and the page
- * of an earlier copy (copied.h) are left out. Nothing but plain files and folders is copied: a link, a FIFO or a device is refused by name,
- * and none is ever opened. */
+ * whatever else people put beside the data belong to the folder. dcpd's notes (a hold is a statement about one copy), pages beside single
+ * files (beside.h), stagings and the page of an earlier copy (copied.h) are left out. Nothing but plain files and folders is copied: a
+ * link, a FIFO or a device is refused by name, and none is ever opened. */
 #pragma once
 #include "base/arena.h"
 #include "base/vec.h"

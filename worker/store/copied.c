@@ -7,6 +7,7 @@
 #include "base/jval.h"
 #include "base/num.h"
 #include "store/manifest.h"
+#include "store/record.h"
 #include "store/staging.h"
 
 enum { HEAD_MAX = 16 << 10 };   /* of a page: what stands before its files */
@@ -43,6 +44,8 @@ enum err copied_put(struct buf *b, const struct copied *c)
 		      "\"bytes\":%ju,\"metadata\":", c->job, (uintmax_t)c->attempt, c->kind, stamp, c->uid, (uintmax_t)c->world_size,
 		   (uintmax_t)c->files->bytes);
 	manifest_put_metadata(b, &none);
+	if (c->record && json_object_size(c->record))
+		TRY(record_put(b, c->record));
 	buf_json_member(b, ",\"source\":{\"storage\":", str_of(c->storage));
 	buf_json_member(b, ",\"name\":", str_of(c->name));
 	buf_json_member(b, ",\"etag\":", str_of(c->identity));
@@ -69,24 +72,24 @@ static json_t *source_in(char *head, size_t n)
 	return doc;
 }
 
-static FALLIBLE enum err read_head(struct store_at folder, char head[HEAD_MAX], size_t *n_out)
+static FALLIBLE enum err read_head(struct store_at folder, const char *name, char head[HEAD_MAX], size_t *n_out)
 {
 	CLEANUP(store_close) struct store_at page = STORE_NOTHING;
 	struct stat st;
 
-	TRY(store_open_file(folder, COPIED_NAME, STORE_READ, &page));
+	TRY(store_open_file(folder, name, STORE_READ, &page));
 	TRY(store_stat(page, "", &st));
 	*n_out = S_ISREG(st.st_mode) ? (size_t)num_min((uint64_t)st.st_size, HEAD_MAX) : 0;
-	return store_read(page, head, *n_out, 0, COPIED_NAME);
+	return store_read(page, head, *n_out, 0, name);
 }
 
-void copied_put_source(struct store_at folder, struct buf *out)
+void copied_put_source(struct store_at folder, const char *page, struct buf *out)
 {
 	static const char *const keys[] = { "storage", "name", "etag", "job" };
 	char head[HEAD_MAX];
 	size_t n = 0;
 
-	if (read_head(folder, head, &n)) {
+	if (read_head(folder, page, head, &n)) {
 		err_clear();
 		return;
 	}

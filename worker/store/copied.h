@@ -7,8 +7,12 @@
  *
  *     {"dcpd":1,"job":"01J…","attempt":1,"kind":"replicate","created_at":"…","uid":1000,"world_size":2,"bytes":…,"metadata":{…},
  *      "source":{"storage":"main","name":"run1/step-100","etag":"…","job":"01H…"},"files":[{"name","bytes","items":[]},…],
- *      "self_xxh3_128":"…"} */
+ *      "self_xxh3_128":"…"}
+ *
+ * Of a checkpoint that is one file the page lies beside it (beside.h), with the source's record in front of "source". */
 #pragma once
+#include <jansson.h>
+
 #include "base/buf.h"
 #include "store/contents.h"
 
@@ -21,8 +25,10 @@ struct copied {
 	uint32_t uid;
 	const char *storage, *name, *identity, *source_job;    /* of the source; source_job: that made it, "": not known */
 	const struct contents *files;
-	const struct staging *staged;          /* of a copy that is one file: its time of writing goes into the page; else NULL */
+	/* Of a copy that is one file: its time of writing goes into the page, and the source's record, for it has no manifest besides. */
+	const struct staging *staged;          /* else NULL */
+	const json_t *record;                  /* NULL: none */
 };
 FALLIBLE enum err copied_put(struct buf *b, const struct copied *c);
-/* Appends `,"copied_from":{"storage","name","etag","job"?}` of the copy in that folder; nothing, if it is none or its page is damaged. */
-void copied_put_source(struct store_at folder, struct buf *out);
+/* Appends `,"copied_from":{"storage","name","etag","job"?}` of the copy whose page that is; nothing, if it is none or damaged. */
+void copied_put_source(struct store_at folder, const char *page, struct buf *out);

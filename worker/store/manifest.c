@@ -5,6 +5,7 @@
 #include <endian.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "base/buf.h"
 #include "base/num.h"
@@ -42,6 +43,12 @@ void manifest_name(const char *metadata, char out[MANIFEST_NAME_MAX])
 		snprintf(out, MANIFEST_NAME_MAX, ".dcpd.%jd.json", (intmax_t)file.rank);
 	else
 		snprintf(out, MANIFEST_NAME_MAX, MANIFEST_NAME);
+}
+
+bool manifest_is_of(const struct manifest_file *f, const struct stat *st)
+{
+	return S_ISREG(st->st_mode) && (uint64_t)st->st_size == f->bytes && f->mtime_ns && st->st_mtim.tv_sec == f->mtime_ns / 1000000000 &&
+	       st->st_mtim.tv_nsec == f->mtime_ns % 1000000000;
 }
 
 bool manifest_is(const char *name, int64_t *rank_out)

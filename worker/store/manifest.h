@@ -72,6 +72,9 @@ bool manifest_is(const char *name, int64_t *rank_out);
 FALLIBLE enum err manifest_parse(const void *json, uint64_t n, struct manifest **out);
 void manifest_free(struct manifest *m);
 void manifest_free_ptr(struct manifest **m);
+/* Was the file, as stat() tells it, made for that row: of its size, and not written to since? */
+struct stat;
+bool manifest_is_of(const struct manifest_file *f, const struct stat *st);
 /* Adds another one's files; one that m lists already stays as it is. */
 FALLIBLE enum err manifest_join(struct manifest *m, const struct manifest *from);
 /* Appends the manifest `text` with other metadata: their digest takes the place of the one that is in it. */

@@ -6,12 +6,12 @@
 
 #include "base/jval.h"
 #include "base/mem.h"
+#include "store/beside.h"
 #include "store/identity.h"
 #include "store/owner.h"
 #include "store/staging.h"
 
-enum { LAST_MAX = 200,                 /* bytes of a component of a name (spec/ref.h) */
-       INSIDE_DEPTH_MAX = 32 };        /* folders in a folder that is removed */
+enum { INSIDE_DEPTH_MAX = 32 };        /* folders in a folder that is removed */
 
 struct hold {
 	bool is_held;
@@ -30,15 +30,9 @@ bool notes_is(const char *name)
 }
 
 /* The path of the notes of `name`. False: a file's name is too long for one, and it has none. */
-static bool notes_path(const char *name, bool is_dir, char path[STAGING_BESIDE_MAX])
+static bool notes_path(const char *name, bool is_dir, char path[BESIDE_MAX])
 {
-	const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
-
-	if (!is_dir && strlen(last) > LAST_MAX)
-		return false;
-	int n = is_dir ? snprintf(path, STAGING_BESIDE_MAX, "%s/" NOTES_NAME, name)
-		       : snprintf(path, STAGING_BESIDE_MAX, "%.*s.%s" NOTES_NAME, (int)(last - name), name, last);
-	return n < STAGING_BESIDE_MAX;
+	return is_dir ? snprintf(path, BESIDE_MAX, "%s/" NOTES_NAME, name) < BESIDE_MAX : beside_path(name, NOTES_NAME, path);
 }
 
 /* *out NULL: there is no such file. */
@@ -112,7 +106,7 @@ static struct hold hold_at(struct store_at folder, const char *path)
 
 static struct hold hold_of(struct store_at folder, const char *name, bool is_dir)
 {
-	char path[STAGING_BESIDE_MAX];
+	char path[BESIDE_MAX];
 
 	return notes_path(name, is_dir, path) ? hold_at(folder, path) : (struct hold){ .owner = -1 };
 }
@@ -261,7 +255,7 @@ static FALLIBLE enum err change_hold(const struct store_job *by, const char *nam
 FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store *store, const char *name, json_t *hold)
 {
 	CLEANUP(store_close) struct store_at parent = STORE_NOTHING, dir = STORE_NOTHING, lock = STORE_NOTHING, inside = STORE_NOTHING;
-	char above[CHECKPOINT_NAME_MAX], last[256], notes[STAGING_BESIDE_MAX] = NOTES_NAME;
+	char above[CHECKPOINT_NAME_MAX], last[256], notes[BESIDE_MAX] = NOTES_NAME;
 	enum format format;
 	struct stat st;
 
@@ -287,31 +281,36 @@ FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store 
 
 /* ---- verified ---- */
 
-static FALLIBLE enum err change_verified(struct store_at dir, const struct notes_verdict *v)
+static FALLIBLE enum err change_verified(struct store_at dir, const char *page, const struct notes_verdict *v)
 {
 	CLEANUP(jval_drop) json_t *doc = NULL, *verdict = json_copy(v->doc);
 	struct hold hold = { .owner = -1 };
 
-	TRY(read_hold_at(dir, NOTES_NAME, &hold)); /* unreadable ones stay as they are */
-	TRY(read_doc(dir, NOTES_NAME, &doc));
+	TRY(read_hold_at(dir, page, &hold)); /* unreadable ones stay as they are */
+	TRY(read_doc(dir, page, &doc));
 	doc = doc ? doc : json_pack("{s:i}", "version", 1);
 	if (!doc || !verdict || json_object_set_new(verdict, "identity", json_string(v->identity)) != 0 ||
 	    json_object_set_new(verdict, "made", json_string(v->made)) != 0 || json_object_set(doc, "verified", verdict) != 0)
 		return ERR(NO_MEMORY, "no memory for notes");
-	return write_doc(dir, NOTES_NAME, doc);
+	return write_doc(dir, page, doc);
 }
 
 FALLIBLE enum err notes_set_verified(const struct store *store, const char *name, const struct notes_verdict *v)
 {
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING, lock = STORE_NOTHING;
-	char now[IDENTITY_MAX];
+	char now[IDENTITY_MAX], above[CHECKPOINT_NAME_MAX], last[256], page[BESIDE_MAX] = NOTES_NAME;
+	struct stat st;
 
 	if (!store->ops->lock) /* nothing would keep a removal out meanwhile */
 		return OK;
-	TRY(store_enter(store_top(store), name, &dir));
+	TRY(store_stat(store_top(store), name, &st));
+	TRY(staging_divide(name, above, sizeof above, last, sizeof last));
+	if (!S_ISDIR(st.st_mode) && !beside_path(last, NOTES_NAME, page))
+		return OK;
+	TRY(store_enter(store_top(store), S_ISDIR(st.st_mode) ? name : above, &dir));
 	TRY(store->ops->lock(dir, &lock));
 	TRY(identity_of(store_top(store), name, now));
-	return strcmp(now, v->identity) == 0 ? change_verified(dir, v) : OK;
+	return strcmp(now, v->identity) == 0 ? change_verified(dir, page, v) : OK;
 }
 
 /* The members of a verdict that lists show, if they are of the form. */
@@ -344,17 +343,18 @@ static FALLIBLE enum err take_verdict(const struct jval *v, json_t **out)
 	return OK;
 }
 
-static FALLIBLE enum err put_verified(struct store_at dir, const char *identity, const char *made, struct buf *out)
+static FALLIBLE enum err put_verified(struct store_at dir, const char *page, const char *identity, const char *made,
+				      struct buf *out)
 {
 	CLEANUP(jval_drop) json_t *doc = NULL, *verdict = NULL;
 
-	TRY(read_doc(dir, NOTES_NAME, &doc));
+	TRY(read_doc(dir, page, &doc));
 	struct jval root = JVAL_ROOT(doc), v = jval_get(&root, "verified");
 	const char *of = json_string_value(json_object_get(v.j, "identity")), *by = json_string_value(json_object_get(v.j, "made"));
 	bool same = of && strcmp(of, identity) == 0;
 	size_t top = strcspn(identity, "-") + 1; /* the directory's inode number, with the '-' */
 	if (!of || !by || strcmp(by, made) != 0 || (!same && strncmp(of, identity, top) == 0))
-		return OK; /* the directory is the same, and its files are others */
+		return OK; /* the directory or file is the same, and its bytes are others */
 	TRY(take_verdict(&v, &verdict));
 	const char *state = json_string_value(json_object_get(verdict, "state"));
 	bool known = strcmp(state, "verified") == 0 || strcmp(state, "damaged") == 0 || strcmp(state, "unverified") == 0;
@@ -368,11 +368,13 @@ static FALLIBLE enum err put_verified(struct store_at dir, const char *identity,
 	return jval_dump(verdict, out);
 }
 
-void notes_put_verified(struct store_at dir, const char *identity, const char *made, struct buf *out)
+void notes_put_verified(struct store_at at, const char *file, const char *identity, const char *made, struct buf *out)
 {
+	char page[BESIDE_MAX] = NOTES_NAME;
 	size_t len = out->len;
 
-	if (put_verified(dir, identity, made, out)) { /* the hold tells of unreadable notes */
+	bool has_page = !file || beside_path(file, NOTES_NAME, page);
+	if (has_page && put_verified(at, page, identity, made, out)) { /* the hold tells of unreadable notes */
 		err_clear();
 		out->len = len;
 	}
@@ -382,7 +384,7 @@ bool notes_tell_damage(struct store_at dir, const char *identity, const char *ma
 {
 	CLEANUP(buf_free) struct buf out = BUF_INIT(NOTES_BYTES_MAX);
 
-	notes_put_verified(dir, identity, made, &out);
+	notes_put_verified(dir, NULL, identity, made, &out);
 	return out.len && (memmem(out.p, out.len, "\"state\":\"damaged\"", strlen("\"state\":\"damaged\"")) ||
 			   memmem(out.p, out.len, "\"copied\":\"damaged\"", strlen("\"copied\":\"damaged\"")));
 }

@@ -37,9 +37,10 @@ struct notes_verdict {
 	const char *identity, *made;
 	json_t *doc;                   /* `verified` of a record */
 };
-/* Keeps it, in a directory that a job has made; nothing where the checkpoint is another one by now, or its notes cannot be read. */
+/* Keeps it with a checkpoint that a job has made; nothing where the checkpoint is another one by now, or its notes cannot be read. */
 FALLIBLE enum err notes_set_verified(const struct store *store, const char *name, const struct notes_verdict *v);
-/* Appends ,"verified":{…} if the notes in the open directory of a checkpoint with this identity and this maker know one. */
-void notes_put_verified(struct store_at dir, const char *identity, const char *made, struct buf *out);
+/* Appends ,"verified":{…} if the notes of a checkpoint with this identity and this maker know one. at: its open directory (file: NULL), or
+ * the folder that the file is in. */
+void notes_put_verified(struct store_at at, const char *file, const char *identity, const char *made, struct buf *out);
 /* Do they say that it is damaged, or a copy of one that is? */
 bool notes_tell_damage(struct store_at dir, const char *identity, const char *made);

@@ -6,8 +6,9 @@
 
 #include "base/num.h"
 #include "os/mount_ns.h"
+#include "store/beside.h"
 #include "store/copied.h"
-#include "store/manifest.h"
+#include "store/record.h"
 
 enum { HEAD_MAX = 1024 };
 
@@ -73,6 +74,19 @@ static enum err note_part(void *user, const char *name, unsigned char)
 	return e == ERR_NOT_FOUND ? OK : e; /* gone meanwhile */
 }
 
+/* The page beside a file, if it is of this very one, which its record tells. */
+static FALLIBLE enum err look_beside(struct parts *p, const char *name)
+{
+	CLEANUP(record_free) struct record record = { 0 };
+	char page[BESIDE_MAX];
+
+	TRY(record_of(p->dir, name, &record));
+	if (!json_object_get(record.doc, "made_by") || !beside_path(name, MANIFEST_NAME, page))
+		return OK;
+	enum err e = look_at(p, page);
+	return e == ERR_NOT_FOUND ? OK : e; /* gone meanwhile */
+}
+
 enum err owner_find(const struct store *store, const char *name, uid_t asks, uid_t *owner_out)
 {
 	struct parts p = { .asks = asks };
@@ -87,6 +101,9 @@ enum err owner_find(const struct store *store, const char *name, uid_t asks, uid
 			e = store_list(p.dir, note_part, &p);
 		store_close(&p.dir);
 		TRY(e);
+	} else {
+		p.dir = store_top(store);
+		TRY(look_beside(&p, name));
 	}
 	*owner_out = p.owner;
 	return OK;

@@ -144,11 +144,15 @@ enum err posix_publish(struct staging *s, const char *replaces)
 	staging_target_name(s, name, sizeof name);
 	if (replaces)
 		TRY(lock_free(s->store, name, s->parent.handle, s->target, &lock, &inside));
+	else if (s->is_file) /* a removal that takes the pages of an earlier file of the name must not take this one's */
+		TRY(fs_lock(s->parent.handle, POSIX_LOCK_MS, &lock));
 	TRY(replaces ? exchange(s, staged, replaces) : fs_rename_noreplace(s->parent.handle, staged, s->target));
 	s->done = true;
 	fs_fault("commit.renamed");
 	if (fs_fsync(s->parent.handle, "."))
 		return take_back(s, replaces != NULL);
+	if (s->is_file)
+		posix_beside_keep_receipt(s->parent.handle, s->name, s->target);
 	fs_drop(&inside);
 	fs_drop(&lock);
 	if (replaces)
@@ -210,20 +214,29 @@ static FALLIBLE enum err put_back(const struct store *store, const char *moved, 
 {
 	struct err_info info = *err_last();
 
-	if (fs_rename_noreplace(store->top, moved, name) || fs_fsync(parent, "."))
+	if (fs_rename_noreplace(store->top, moved, name) || posix_beside_move(store, moved, name) || fs_fsync(parent, "."))
 		return commit_in_doubt("is being deleted", name);
 	err_restore(&info);
 	return info.code;
 }
 
-/* Moves it to `to`, a path from the top, under the locks. Behind them, in a folder of a folder, no lock of these keeps a hold out: one that
+/* Locks that are held while a checkpoint goes. */
+struct removal_locks {
+	int parent, inside;
+};
+
+static void unlock(struct removal_locks *locks)
+{
+	fs_drop(&locks->inside);
+	fs_drop(&locks->parent);
+}
+
+/* Moves it to `to`, a path from the top, under the locks. Behind that, in a folder of a folder, no lock of these keeps a hold out: one that
  * came just now is seen then. */
 static FALLIBLE enum err move_away(const struct store *store, const char *name, int parent, const char *last, const char *to,
-				   const struct store_removal *how)
+				   const struct store_removal *how, struct removal_locks *locks)
 {
-	CLEANUP(fs_drop) int lock = -1, inside = -1;
-
-	TRY(lock_free(store, name, parent, last, &lock, &inside));
+	TRY(lock_free(store, name, parent, last, &locks->parent, &locks->inside));
 	TRY(how->check ? how->check(how->user) : OK);
 	fs_fault("remove.rename");
 	TRY(fs_rename_noreplace(store->top, name, to));
@@ -234,14 +247,18 @@ static FALLIBLE enum err move_away(const struct store *store, const char *name, 
 static FALLIBLE enum err remove_for_good(const struct store_job *by, const struct store *store, const char *name, int parent,
 					 const char *last, const struct store_removal *how)
 {
+	CLEANUP(unlock) struct removal_locks locks = { -1, -1 };
 	char trash[128], path[CHECKPOINT_NAME_MAX + 128];
 
 	snprintf(trash, sizeof trash, TRASH_PREFIX "%s", by->id);
 	snprintf(path, sizeof path, "%.*s%s", (int)(strlen(name) - strlen(last)), name, trash);
-	TRY(move_away(store, name, parent, last, path, how));
+	TRY(move_away(store, name, parent, last, path, how, &locks));
 	if (notes_check_removal(store_top(store), path) || fs_fsync(parent, "."))
 		return put_back(store, path, name, parent);
-	/* it is gone for good; what cannot be removed now, the next sweep takes */
+	/* it is gone for good; what cannot be removed now, the next sweep takes, and a page without its file counts for nothing */
+	if (posix_beside_drop(store, name))
+		err_clear();
+	unlock(&locks);
 	if (trash_remove(parent, trash))
 		err_clear();
 	return OK;
@@ -251,11 +268,13 @@ static FALLIBLE enum err remove_for_good(const struct store_job *by, const struc
 static FALLIBLE enum err remove_to_trash(const struct store_job *by, const struct store *store, const char *name, int parent,
 					 const char *last, const struct store_removal *how)
 {
+	CLEANUP(unlock) struct removal_locks locks = { -1, -1 };
 	char path[POSIX_TRASH_PATH_MAX];
 
 	TRY(posix_trash_begin(store, parent, by->id, how->about, path));
-	enum err e = move_away(store, name, parent, last, path, how);
-	if (!e && (notes_check_removal(store_top(store), path) || posix_trash_sync(store, by->id) || fs_fsync(parent, ".")))
+	enum err e = move_away(store, name, parent, last, path, how, &locks);
+	if (!e && (posix_beside_move(store, name, path) || notes_check_removal(store_top(store), path) ||
+		   posix_trash_sync(store, by->id) || fs_fsync(parent, ".")))
 		e = put_back(store, path, name, parent);
 	if (e && e != ERR_NOT_DURABLE)
 		posix_trash_end(store, by->id);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "os/fs.h"
+#include "store/beside.h"
 #include "store/copied.h"
 #include "store/notes.h"
 #include "store/posix_impl.h"
@@ -147,7 +148,7 @@ static enum err find_leftover(void *user, const char *name, unsigned char)
 	bool meeting = str_starts(str_of(name), HOSTS_PREFIX); /* of several daemons: each takes it for another's */
 	char **at;
 
-	if ((!job.p && !meeting) || notes_is(name)) /* ".dcpd-x.dcpd-notes.json": of a file "dcpd-x" */
+	if ((!job.p && !meeting) || notes_is(name) || beside_is(name)) /* ".dcpd-x.dcpd-notes.json": of a file "dcpd-x" */
 		return OK;
 	if (meeting ? l->job || !l->keep || !is_abandoned(l, name) : (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
 		return OK;
@@ -265,43 +266,53 @@ static FALLIBLE enum err look_at_copied(struct own *o)
 	return OK;
 }
 
-/* The receipt of a target that is one file: a staging directory of this job whose manifest tells of the file that is there now, by size
- * and time, which a rename does not change. */
+/* The receipt of a target that is one file: a manifest of this job, in a staging directory or beside the file, that tells of the file that
+ * is there now, by size and time, which a rename does not change. */
 struct receipt {
 	struct own own;
 	int parent;
+	const char *last;
 	struct stat file;
 };
 
-static enum err look_for_receipt(void *user, const char *name, unsigned char)
+static FALLIBLE enum err look_at_receipt(struct receipt *r, int dir, const char *page)
 {
-	struct receipt *r = user;
-	CLEANUP(fs_drop) int dir = -1;
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 
-	if (r->own.manifest || !str_is(job_of(name), r->own.job) || str_starts(str_of(name), TRASH_PREFIX))
-		return OK;
-	TRY(fs_open_dir(r->parent, name, &dir));
-	enum err e = checkpoint_manifest(posix_at(dir), MANIFEST_NAME, &m);
-	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED) {
+	enum err e = checkpoint_manifest(posix_at(dir), page, &m);
+	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED || e == ERR_CHECKPOINT_DAMAGED) {
 		err_clear(); /* it had not come to the rename */
 		return OK;
 	}
 	TRY(e);
-	if (!m || strcmp(m->job, r->own.job) != 0 || m->files.n != 1)
-		return OK;
-	const struct manifest_file *f = &m->files.v[0];
-	int64_t mtime_ns = (int64_t)r->file.st_mtim.tv_sec * 1000000000 + r->file.st_mtim.tv_nsec;
-	if (f->bytes == (uint64_t)r->file.st_size && f->mtime_ns == mtime_ns)
+	if (m && strcmp(m->job, r->own.job) == 0 && m->files.n == 1 && manifest_is_of(&m->files.v[0], &r->file))
 		r->own.manifest = move(m);
 	return OK;
 }
 
-static FALLIBLE enum err file_job(int parent, const struct stat *file, const char *job, bool *ours, struct manifest **out)
+/* One that the commit had not yet put beside its file goes there. */
+static enum err look_for_receipt(void *user, const char *name, unsigned char)
 {
-	struct receipt r = { .own = { .job = job }, .parent = parent, .file = *file };
+	struct receipt *r = user;
+	CLEANUP(fs_drop) int dir = -1;
 
-	enum err e = fs_list(parent, look_for_receipt, &r);
+	if (r->own.manifest || !str_is(job_of(name), r->own.job) || str_starts(str_of(name), TRASH_PREFIX))
+		return OK;
+	TRY(fs_open_dir(r->parent, name, &dir));
+	TRY(look_at_receipt(r, dir, MANIFEST_NAME));
+	if (r->own.manifest)
+		posix_beside_keep_receipt(r->parent, name, r->last);
+	return OK;
+}
+
+static FALLIBLE enum err file_job(int parent, const char *last, const struct stat *file, const char *job, bool *ours, struct manifest **out)
+{
+	struct receipt r = { .own = { .job = job }, .parent = parent, .last = last, .file = *file };
+	char page[BESIDE_MAX];
+
+	enum err e = beside_path(last, MANIFEST_NAME, page) ? look_at_receipt(&r, parent, page) : OK;
+	if (!e && !r.own.manifest)
+		e = fs_list(parent, look_for_receipt, &r);
 	*ours = !e && r.own.manifest;
 	*out = r.own.manifest;
 	return e;
@@ -348,7 +359,7 @@ enum err posix_recover(const struct store *store, const char *name, const char *
 
 	enum err e = removes ? posix_trash_has(store, job, done_out) : OK;
 	if (!e && removes && *done_out)
-		return posix_trash_sync(store, job) ? commit_in_doubt("is deleted", name) : OK;
+		return posix_trash_follow(store, job, name) || posix_trash_sync(store, job) ? commit_in_doubt("is deleted", name) : OK;
 	posix_trash_end(store, job);
 	e = e ?: posix_open_parent(store, name, last, &parent);
 	if (e == ERR_NOT_FOUND) {
@@ -359,8 +370,9 @@ enum err posix_recover(const struct store *store, const char *name, const char *
 	struct leftovers l = { .dirfd = parent, .job = job };
 	if (removes) {
 		e = deleted(parent, last, job, done_out);
+		e = e ?: *done_out ? posix_beside_follow(store, name, NULL) : OK;
 	} else if ((e = fs_stat(parent, last, &st)) == OK && S_ISREG(st.st_mode)) {
-		e = file_job(parent, &st, job, done_out, out);
+		e = file_job(parent, last, &st, job, done_out, out);
 	} else if (!e || e == ERR_NOT_FOUND) {
 		e = restore(parent, last, job);
 		e = e ?: manifest_job(parent, last, job, done_out, out);

@@ -3,6 +3,7 @@
  *
  *   .dcpd-trash/{job}/about.json    what lay where, who removed it and until when it is kept: the delete job's words
  *   .dcpd-trash/{job}/item          the checkpoint, a folder or a file
+ *   .dcpd-trash/{job}/.item.dcpd…   the pages that lay beside a file (beside.h)
  *
  * The page is durable before the checkpoint is moved there by one rename, and stays until the checkpoint is out of it again. An entry
  * without a checkpoint was left by a crash: of a removal that did not come to its rename, or behind an undelete. Whoever takes something
@@ -100,6 +101,14 @@ enum err posix_trash_sync(const struct store *store, const char *job)
 	entry_path(job, "", path);
 	TRY(fs_open_dir(store->top, path, &entry));
 	return fs_fsync(entry, ".");
+}
+
+enum err posix_trash_follow(const struct store *store, const char *job, const char *name)
+{
+	char path[POSIX_TRASH_PATH_MAX];
+
+	entry_path(job, ITEM, path);
+	return posix_beside_follow(store, name, path);
 }
 
 /* Keeps what caused it as this thread's latest error. */
@@ -220,12 +229,13 @@ static FALLIBLE enum err lock_entry(const struct store *store, const char *id, i
 static FALLIBLE enum err move_out(const struct store *store, const char *id, const char *from, const char *name, int parent)
 {
 	fs_fault("undelete.rename");
-	TRY(fs_rename_noreplace(store->top, from, name));
+	enum err e = posix_beside_move(store, from, name);
+	bool moved = !e && (e = fs_rename_noreplace(store->top, from, name)) == OK;
 	fs_fault("undelete.renamed");
-	if (fs_fsync(parent, ".") == OK && posix_trash_sync(store, id) == OK)
+	if (!e && fs_fsync(parent, ".") == OK && posix_trash_sync(store, id) == OK)
 		return OK;
 	struct err_info info = *err_last();
-	if (fs_rename_noreplace(store->top, name, from) || fs_fsync(parent, "."))
+	if ((moved && fs_rename_noreplace(store->top, name, from)) || posix_beside_move(store, name, from) || fs_fsync(parent, "."))
 		return commit_in_doubt("is there again", name);
 	err_restore(&info);
 	return info.code;

@@ -8,8 +8,8 @@
 #include "base/num.h"
 #include "format/jscan.h"
 #include "spec/ref.h"
+#include "store/beside.h"
 #include "store/checkpoint.h"
-#include "store/manifest.h"
 
 /* Bytes of a manifest that are read at first: enough for most records. WHOLE_MAX: metadata that is compared by the digest of all of it. */
 enum { FRONT_BYTES = 8 << 10, TAIL_BYTES = 4 << 10, WHOLE_MAX = 1 << 20, TEXT_MAX = 512, NAME_BYTES_MAX = 4096 };
@@ -210,6 +210,23 @@ static FALLIBLE enum err note_old(struct front *f, struct str key, struct str sp
 	return OK;
 }
 
+/* Behind the key `files`: what the first row says of its file, as far as the text goes. */
+static void scan_file(struct jscan *js, struct manifest_file *out)
+{
+	struct jscan_token t, v;
+	int64_t bytes = -1, mtime = 0;
+
+	if (jscan_expect(js, JSCAN_ARRAY, &t) == OK && jscan_expect(js, JSCAN_OBJECT, &t) == OK)
+		while (!mtime && jscan_next(js, &t) == OK && t.kind == JSCAN_KEY && jscan_next(js, &v) == OK) {
+			int64_t *to = str_is(t.raw, "bytes") ? &bytes : str_is(t.raw, "mtime_ns") ? &mtime : NULL;
+			if (to ? !jscan_i64(&v, to) : v.kind != JSCAN_STRING)
+				break;
+		}
+	err_clear();
+	if (bytes >= 0 && mtime > 0)
+		*out = (struct manifest_file){ .bytes = (uint64_t)bytes, .mtime_ns = mtime };
+}
+
 static FALLIBLE enum err scan_front(struct str text, struct front *f)
 {
 	struct jscan js = jscan_of(text, ERR_FORMAT_MANIFEST);
@@ -218,8 +235,10 @@ static FALLIBLE enum err scan_front(struct str text, struct front *f)
 
 	TRY(jscan_expect(&js, JSCAN_OBJECT, &t));
 	JSCAN_EACH(&js, &t) {
-		if (str_is(t.raw, "files"))
+		if (str_is(t.raw, "files")) {
+			scan_file(&js, &f->metadata.file);
 			return OK;
+		}
 		TRY(jscan_next(&js, &first));
 		TRY(jscan_skip(&js, &first, &span));
 		if (str_is(t.raw, "record"))
@@ -317,18 +336,23 @@ static FALLIBLE enum err noted(struct record *r, enum err e)
 	return OK;
 }
 
-static FALLIBLE enum err read_front(struct store_at file, const char *name, uint64_t bytes, json_t **doc,
-				    struct record_metadata *metadata)
+static FALLIBLE enum err read_front(struct store_at file, const char *name, bool beside, json_t **doc, struct record_metadata *metadata)
 {
+	struct stat st;
+
+	TRY(store_stat(file, "", &st));
+	uint64_t bytes = (uint64_t)st.st_size;
 	CLEANUP(mem_free_ptr) char *text = mem_alloc(num_min(bytes, RECORD_BYTES_MAX) + 1);
 	uint64_t n = num_min(bytes, FRONT_BYTES);
 
 	NEED(text, "no memory for a record");
 	TRY(store_read(file, text, n, 0, name));
 	enum err e = record_parse((struct str){ text, n }, doc, metadata);
-	if (!e || n == bytes || e == ERR_NO_MEMORY)
+	if ((!e && (!beside || metadata->file.mtime_ns)) || n == bytes || e == ERR_NO_MEMORY)
 		return e;
 	err_clear();
+	json_decref(*doc);
+	*doc = NULL;
 	n = num_min(bytes, RECORD_BYTES_MAX);
 	TRY(store_read(file, text, n, 0, name));
 	return record_parse((struct str){ text, n }, doc, metadata);
@@ -344,7 +368,7 @@ static FALLIBLE enum err read_dir(struct store_at dir, const char *manifest, str
 
 	TRY(store_open_file(dir, manifest, STORE_READ, &file));
 	TRY(store_stat(file, "", &st));
-	TRY(read_front(file, manifest, (uint64_t)st.st_size, &doc, &metadata));
+	TRY(read_front(file, manifest, false, &doc, &metadata));
 	TRY(is_of_metadata(dir, &st, &metadata, &fits));
 	if (!fits)
 		return ERR(FORMAT_MANIFEST, "the manifest is of another save: the metadata was written by something else since");
@@ -353,16 +377,40 @@ static FALLIBLE enum err read_dir(struct store_at dir, const char *manifest, str
 	return OK;
 }
 
-enum err record_of_dir(struct store_at dir, const char *manifest, struct record *out)
+/* A page that was made for another file of the name says nothing of this one. */
+static FALLIBLE enum err read_beside(struct store_at folder, const char *name, const struct stat *of, struct record *out)
 {
-	*out = (struct record){ .doc = json_object() };
-	NEED(out->doc, "no memory for a record");
-	enum err e = read_dir(dir, manifest, out);
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	CLEANUP(jval_drop) json_t *doc = NULL;
+	struct record_metadata metadata = { 0 };
+	char page[BESIDE_MAX];
+
+	if (!beside_path(name, MANIFEST_NAME, page))
+		return OK;
+	TRY(store_open_file(folder, page, STORE_READ, &file));
+	TRY(read_front(file, page, true, &doc, &metadata));
+	if (!manifest_is_of(&metadata.file, of))
+		return OK;
+	json_decref(out->doc);
+	out->doc = move(doc);
+	return OK;
+}
+
+/* Of a page that is not there the record stays empty. */
+static FALLIBLE enum err taken(struct record *out, enum err e)
+{
 	if (e == ERR_NOT_FOUND) {
 		err_clear();
 		return OK;
 	}
 	return noted(out, e);
+}
+
+enum err record_of_dir(struct store_at dir, const char *manifest, struct record *out)
+{
+	*out = (struct record){ .doc = json_object() };
+	NEED(out->doc, "no memory for a record");
+	return taken(out, read_dir(dir, manifest, out));
 }
 
 enum err record_of(struct store_at folder, const char *name, struct record *out)
@@ -374,10 +422,9 @@ enum err record_of(struct store_at folder, const char *name, struct record *out)
 	NEED(out->doc, "no memory for a record");
 	TRY(store_stat(folder, name, &st));
 	if (!S_ISDIR(st.st_mode))
-		return OK;
+		return taken(out, read_beside(folder, name, &st, out));
 	TRY(store_enter(folder, name, &dir));
-	record_free(out);
-	return record_of_dir(dir, MANIFEST_NAME, out);
+	return taken(out, read_dir(dir, MANIFEST_NAME, out));
 }
 
 /* ---- put ---- */

@@ -6,9 +6,10 @@
  *    "parents":[{"role":"source","storage":"main","name":"run1/step-1","job":"01J…","content_digest":"32 hex digits"}],
  *    "bytes_shared":0,"content_digest":"32 hex digits"}
  *
- * The manifest (manifest.h) has it as its second member, with a digest of its own behind it, in front of everything that grows with the
- * checkpoint: a list of thousands reads the first page of each manifest and no more. A manifest of an older dcpd has no record; job, kind,
- * attempt, uid, generation and created_at stand at the front there too, and make one.
+ * The manifest (manifest.h; of a checkpoint that is one file the page beside it, beside.h) has it as its second member, with a digest of
+ * its own behind it, in front of everything that grows with the checkpoint: a list of thousands reads the first page of each manifest and
+ * no more. A manifest of an older dcpd has no record; job, kind, attempt, uid, generation and created_at stand at the front there too, and
+ * make one.
  *
  * Anybody may have written these files. What is not a record of this form, or does not go with the metadata that lies there now, is told in
  * one line (`record_problem`) and counts for nothing else: the checkpoint is listed and loaded as one without a record. */
@@ -16,6 +17,7 @@
 #include <jansson.h>
 
 #include "base/buf.h"
+#include "store/manifest.h"
 #include "store/store.h"
 
 enum { RECORD_BYTES_MAX = 256 << 10, RECORD_METRICS_MAX = 64, RECORD_LABELS_MAX = 32, RECORD_PARENTS_MAX = 18,
@@ -29,7 +31,8 @@ struct record {
 void record_free(struct record *r);                /* for CLEANUP */
 /* Of the manifest `manifest` in an open folder; ERR_NO_MEMORY, or what the storage fails with. */
 FALLIBLE enum err record_of_dir(struct store_at dir, const char *manifest, struct record *out);
-/* Of the checkpoint at `name` of the folder: a directory, or one file. ERR_NOT_FOUND. */
+/* Of the checkpoint at `name` of the folder: a directory, or one file, whose page lies beside it (beside.h) and counts for no other one.
+ * ERR_NOT_FOUND. */
 FALLIBLE enum err record_of(struct store_at folder, const char *name, struct record *out);
 /* Reads the front of a manifest; `whole`: there is no more of it than these bytes. Fails, with why, where it holds no record; metadata is
  * then untouched, else what the manifest says of the metadata that it was written with (name "": nothing). */
@@ -37,6 +40,7 @@ struct record_metadata {
 	char name[64], save_id[40];
 	uint64_t bytes;
 	unsigned char xxh3_128[16];
+	struct manifest_file file;     /* the first one listed: bytes and mtime_ns; zeros: the text ends in front of them */
 };
 FALLIBLE enum err record_parse(struct str front, json_t **doc_out, struct record_metadata *metadata);
 /* Appends ,"record":{…},"record_xxh3_128":"…" for a manifest. doc: of that form; ERR_LIMIT_EXCEEDED. */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "store/beside.h"
 #include "store/copied.h"
 #include "store/identity.h"
 #include "store/notes.h"
@@ -101,7 +102,7 @@ static bool is_checkpoint_file(const char *name)
 	struct format_file file;
 	int64_t rank;
 
-	return manifest_is(name, &rank) || notes_is(name) || strcmp(name, COPIED_NAME) == 0 ||
+	return manifest_is(name, &rank) || notes_is(name) || beside_is(name) || strcmp(name, COPIED_NAME) == 0 ||
 	       (format_file(name, &file) && format_makes_folders(file.format));
 }
 

@@ -8,9 +8,9 @@
  * shows a file system's (posix_commit.c), where an overwrite exchanges the two directories in one step and then moves the old one to
  * trash. Staging and trash lie beside the target, so that they are on its file system.
  *
- * A target that is one file has the target's name in the staging directory and is renamed out of it. The directory with the manifest
- * then stays as a receipt: the file itself has no place for the job's id, so that only the receipt tells a recovery that this job
- * committed. The sweep after the job removes it. */
+ * A target that is one file has the target's name in the staging directory and is renamed out of it. The manifest that stays is the
+ * receipt: the file itself has no place for the job's id. Right behind the commit it becomes the page beside the file (beside.h); a
+ * recovery finds it in either place, and finishes the move. The sweep after the job removes the directory. */
 #pragma once
 #include "base/vec.h"
 #include "spec/spec.h"
@@ -39,7 +39,7 @@ struct staging {
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
 	bool made, done;               /* set by the store: it is to be removed; it is published */
-	bool is_file;                  /* the target is the one staged file of its name; the rest stays as a receipt */
+	bool is_file;                  /* the target is the one staged file of its name; the manifest becomes the page beside it */
 	bool in_place;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
 	bool no_sync;                  /* data files and metadata are not fsynced */
 	struct vec(struct staging_file) files;   /* of the checkpoint, but for metadata and manifest */
