@@ -23,7 +23,7 @@ TESTBIN := build/test/$(VARIANT)
 
 CC ?= gcc
 PKGS := libmicrohttpd libevent libevent_pthreads jansson sqlite3 liburing libxxhash libisal zlib libzstd \
-        libseccomp libpcre2-8 libsystemd libcurl libacl libsodium
+        libseccomp libpcre2-8 libsystemd libcurl libacl libsodium expat libcrypto
 PKG_CFLAGS = $(eval PKG_CFLAGS := $$(shell pkg-config --cflags $(PKGS) 2>/dev/null))$(PKG_CFLAGS)
 WARN := -Wall -Wextra -Werror -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes \
         -Wundef -Wvla -Wformat=2 -Wnull-dereference
@@ -43,10 +43,10 @@ PREFIX ?= /usr/local
 ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(PIC) $(FORTIFY) $(SANFLAGS) -pthread -MMD -MP \
              -Iworker -I. -Itests -DDCPD_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDCPD_FAULTS) $(PKG_CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -rdynamic $(SANFLAGS) -pthread $(LDFLAGS)
-ENGINE_LIBS := -levent -lsodium -lxxhash -lisal -lz -lzstd -luring -lseccomp -ljansson -lpcre2-8 -lacl -lm
-DAEMON_LIBS := -lcurl -lmicrohttpd -levent -levent_pthreads -lsqlite3 -lsystemd $(ENGINE_LIBS)
+ENGINE_LIBS := -levent -lcurl -lexpat -lcrypto -lsodium -lxxhash -lisal -lz -lzstd -luring -lseccomp -ljansson -lpcre2-8 -lacl -lm
+DAEMON_LIBS := -lmicrohttpd -levent -levent_pthreads -lsqlite3 -lsystemd $(ENGINE_LIBS)
 CLIB_LIBS := $(filter-out -lseccomp,$(ENGINE_LIBS))
-CTL_LIBS := -lcurl $(ENGINE_LIBS)
+CTL_LIBS := $(ENGINE_LIBS)
 
 # The C library: the shared one, and the archive that is installed. build/lib/libdcp.a is the whole engine, for our programs.
 CLIB := $(LIB)/libdcp.so.0 $(LIB)/static/libdcp.a
@@ -61,7 +61,7 @@ ASSETS := $(sort $(shell find web api/openapi.yaml api/transforms -type f 2>/dev
 ##@ Start here
 BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libjansson-dev libsqlite3-dev liburing-dev \
               libxxhash-dev libisal-dev zlib1g-dev libzstd-dev libseccomp-dev libpcre2-dev libsystemd-dev \
-              libcurl4-openssl-dev libacl1-dev libsodium-dev
+              libcurl4-openssl-dev libacl1-dev libsodium-dev libexpat1-dev libssl-dev
 TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv python3-yaml strace chromium
 BENCH_DEBS := fio wrk zstd python3 python3-venv
 FUZZ_DEBS := clang libclang-rt-14-dev
