@@ -5,18 +5,20 @@
 #include <stdio.h>
 
 #include "api/api_impl.h"
+#include "api/form.h"
 #include "base/mem.h"
 #include "server/job.h"
 #include "server/parts.h"
 #include "server/unread.h"
 
-enum { PLACES = 512, ETAG_MAX = 64 };
+enum { PLACES = 512, MARK_MAX = 40, CODE_MIN = 1 << 10 };
 
 struct place {
 	char id[JOB_ID_LEN + 1];
 	uint64_t version;
-	char etag[ETAG_MAX];
-	struct MHD_Response *full, *same;
+	struct {
+		struct MHD_Response *full, *same;
+	} coded[CODING_COUNT];        /* made when first asked for */
 };
 
 struct answers {
@@ -31,10 +33,12 @@ FALLIBLE enum err answers_new(struct answers **out)
 
 static void clear_place(struct place *p)
 {
-	if (p->full)
-		MHD_destroy_response(p->full);
-	if (p->same)
-		MHD_destroy_response(p->same);
+	for (size_t i = 0; i < CODING_COUNT; i++) {
+		if (p->coded[i].full)
+			MHD_destroy_response(p->coded[i].full);
+		if (p->coded[i].same)
+			MHD_destroy_response(p->coded[i].same);
+	}
 	*p = (struct place){ 0 };
 }
 
@@ -45,32 +49,41 @@ void answers_free(struct answers *a)
 	mem_free(a);
 }
 
-static struct MHD_Response *make_response(struct str text, const char *etag)
+static struct MHD_Response *make_response(struct str text, const struct form *form)
 {
 	struct MHD_Response *m =
 		MHD_create_response_from_buffer(text.n, (void *)(uintptr_t)text.p, MHD_RESPMEM_MUST_COPY);
 
-	if (m && (MHD_add_response_header(m, MHD_HTTP_HEADER_ETAG, etag) != MHD_YES ||
-		  req_dress(m, "application/json", false) != OK)) {
+	if (m && (form_dress(form, m) != OK || req_dress(m, form->same ? NULL : "application/json", false) != OK)) {
 		MHD_destroy_response(m);
 		m = NULL;
 	}
 	return m;
 }
 
-static FALLIBLE enum err fill_place(struct req *r, struct place *p, struct str id, struct str text, uint64_t version)
+static struct MHD_Response *make_full(struct str text, struct form form)
 {
-	clear_place(p);
-	snprintf(p->etag, sizeof p->etag, "\"%jx-%jx\"", (uintmax_t)r->core->boot, (uintmax_t)version);
-	p->full = make_response(text, p->etag);
-	p->same = make_response(STR(""), p->etag);
-	if (!p->full || !p->same) {
-		clear_place(p);
-		return ERR(NO_MEMORY, "cannot make an answer");
+	CLEANUP(buf_free) struct buf coded = BUF_INIT(2 * UNREAD_SMALL);
+
+	form.same = false;
+	if (form.coding == CODING_NONE || text.n < CODE_MIN) {
+		form.coding = CODING_NONE;
+		return make_response(text, &form);
 	}
-	memcpy(p->id, id.p, id.n);
-	p->version = version;
-	return OK;
+	if (coding_apply(form.coding, false, text, &coded) != OK)
+		return NULL;
+	return make_response((struct str){ (const char *)coded.p, coded.len }, &form);
+}
+
+static FALLIBLE enum err fill_place(struct place *p, struct str text, struct form form)
+{
+	p->coded[form.coding].full = make_full(text, form);
+	form.same = true;
+	p->coded[form.coding].same = make_response(STR(""), &form);
+	if (p->coded[form.coding].full && p->coded[form.coding].same)
+		return OK;
+	clear_place(p);
+	return ERR(NO_MEMORY, "cannot make an answer");
 }
 
 FALLIBLE enum err answers_job(struct req *r, struct str id)
@@ -79,17 +92,24 @@ FALLIBLE enum err answers_job(struct req *r, struct str id)
 	struct place *p = &r->api->answers->places[str_hash(id) % PLACES];
 	bool may_keep = version != 0 && !r->suspended && r->refs == 1;
 	struct buf b = BUF_INIT(64 << 20);
+	char mark[MARK_MAX];
+	struct form form;
 	struct str text;
 
-	if (!may_keep || p->version != version || memcmp(p->id, id.p, JOB_ID_LEN) != 0) {
+	snprintf(mark, sizeof mark, "%jx-%jx", (uintmax_t)r->core->boot, (uintmax_t)version);
+	form_decide(r, mark, &form);
+	bool kept = may_keep && p->version == version && memcmp(p->id, id.p, JOB_ID_LEN) == 0;
+	if (!kept || !p->coded[form.coding].full) {
 		TRY(job_text(r->core, id, &text));
 		if (!may_keep || text.n > UNREAD_SMALL) {
 			buf_put(&b, text.p, text.n);
 			return req_json(r, 200, &b);
 		}
-		TRY(fill_place(r, p, id, text, version));
+		if (!kept)
+			clear_place(p);
+		TRY(fill_place(p, text, form));
+		memcpy(p->id, id.p, id.n);
+		p->version = version;
 	}
-	if (req_etag_matches(r, p->etag))
-		return req_ready(r, 304, p->same);
-	return req_ready(r, 200, p->full);
+	return req_ready(r, form.same ? 304 : 200, form.same ? p->coded[form.coding].same : p->coded[form.coding].full);
 }

@@ -5,6 +5,7 @@
 #include "api/answers.h"
 #include "api/api.h"
 #include "api/api_impl.h"
+#include "api/assets.h"
 #include "api/dispatch.h"
 #include "api/listen.h"
 #include "api/secrets.h"
@@ -62,6 +63,7 @@ static FALLIBLE enum err start(struct api *a)
 	TRY(open_listeners(a, c));
 	TRY(streams_new(a, &a->streams));
 	TRY(answers_new(&a->answers));
+	TRY(assets_packed_new(&a->packed));
 	o.listener_count = a->listener_count;
 	o.tls_cert_pem = a->tls_cert_pem;
 	o.tls_key_pem = a->tls_key_pem;
@@ -134,6 +136,7 @@ void api_free(struct api *a)
 			a->listeners[i].fd = -1;
 		listen_close(&a->listeners[i]);
 	}
+	assets_packed_free(a->packed);
 	answers_free(a->answers);
 	streams_free(a->streams);
 	mem_free(a->tls_cert_pem);

@@ -24,5 +24,6 @@ struct api {
 	char *tls_cert_pem, *tls_key_pem;
 	struct route_count answered[API_ROUTES_MAX];  /* by row of the table of routes, from 1; 0: none */
 	struct streams *streams;           /* stream.c: open event streams */
+	struct assets_packed *packed;      /* assets.c: compressed files of the page */
 	struct answers *answers;           /* answers.c: job records ready to be sent */
 };

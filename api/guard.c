@@ -7,6 +7,7 @@
 
 #include <strings.h>
 
+#include "api/accept.h"
 #include "api/api_impl.h"
 #include "api/host.h"
 #include "api/secrets.h"
@@ -83,16 +84,16 @@ FALLIBLE enum err guard_head(struct req *r, const char *version)
 	return OK;
 }
 
-/* Everything below /v1 but event streams and a tensor's bytes is JSON. */
+/* Everything below /v1 but event streams and a tensor's bytes is JSON, lists are lines of JSON too. */
 static FALLIBLE enum err check_accept(const struct req *r)
 {
 	const char *accept = req_head(r, MHD_HTTP_HEADER_ACCEPT), *path = r->route->path;
 
-	if (!accept || strncmp(path, "/v1/", 4) != 0 || str_ends(str_of(path), "/events") ||
-	    str_ends(str_of(path), "/{fqn}") || strstr(accept, "*/*") || strcasestr(accept, "application/*") ||
-	    strcasestr(accept, "application/json") || strcasestr(accept, "+json"))
+	if (!accept || strncmp(path, "/v1/", 4) != 0 || str_ends(str_of(path), "/events") || str_ends(str_of(path), "/{fqn}") ||
+	    accept_quality(accept, "application/json") > 0 || strcasestr(accept, "+json") ||
+	    (r->route->list && accept_quality(accept, "application/x-ndjson") > 0))
 		return OK;
-	return ERR(NOT_ACCEPTABLE, "this comes as application/json");
+	return ERR(NOT_ACCEPTABLE, "this comes as application/json%s", r->route->list ? " or application/x-ndjson" : "");
 }
 
 FALLIBLE enum err guard_body(struct req *r)

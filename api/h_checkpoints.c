@@ -1,7 +1,9 @@
 /* h_checkpoints.c: /v1/checkpoints. A look-up worker reads the disk; its answers pass through. */
 #include <stdio.h>
 #include <unistd.h>
+#include <xxhash.h>
 
+#include "api/accept.h"
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
@@ -20,7 +22,8 @@
 #include "server/tier.h"
 #include "server/verdict.h"
 
-enum { SLICE_MAX = 1024, LIST_MS = 5000, HOLD_REASON_MAX = 1000 }; /* a longer one is not kept (worker/store/notes.h) */
+enum { SLICE_ETAG_MAX = 24, SLICE_MAX = 1024, LIST_MS = 5000 };
+enum { HOLD_REASON_MAX = 1000 }; /* a longer one is not kept (worker/store/notes.h) */
 
 /* A list under way. Storages are asked one after the other, in the order of their names, until the page is full or the time is up. */
 struct listing {
@@ -339,12 +342,49 @@ static FALLIBLE enum err find_form(struct str name, size_t *out)
 	return ERR(INVALID_REQUEST, "the query's \"format\" must be raw, npy or safetensors%s", near_text(&near, hint));
 }
 
+/* The form by ?format=, else the one that Accept wants most. */
+static FALLIBLE enum err choose_form(struct req *r, size_t *out)
+{
+	const char *accept = req_head(r, MHD_HTTP_HEADER_ACCEPT);
+	struct str format = { 0 };
+	int best = 0;
+	bool there;
+
+	TRY(req_query(r, "format", &format, &there));
+	if (there)
+		return find_form(format, out);
+	for (size_t i = 0; tensor_forms[i].name; i++) {
+		int quality = accept_quality(accept, tensor_forms[i].content_type);
+		if (quality > best) {
+			best = quality;
+			*out = i;
+		}
+	}
+	return best ? OK :
+		      ERR(NOT_ACCEPTABLE, "a tensor comes as application/octet-stream, application/x-npy or application/x-safetensors");
+}
+
+/* Changes with the checkpoint's files, the box and the form. */
+static FALLIBLE enum err slice_etag(const struct req *r, const json_t *ok, char out[SLICE_ETAG_MAX])
+{
+	CLEANUP(buf_free) struct buf all = BUF_INIT(64 << 10);
+	const char *identity = text_in(ok, "etag");
+
+	out[0] = '\0';
+	if (!identity[0])
+		return OK;
+	buf_puts(&all, identity);
+	TRY(jval_dump(r->note, &all));
+	snprintf(out, SLICE_ETAG_MAX, "\"%016jx\"", (uintmax_t)XXH3_64bits(all.p, all.len));
+	return OK;
+}
+
 static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 {
 	CLEANUP(buf_free) struct buf shape = BUF_INIT(4096);
 	const json_t *dims = json_object_get(ok, "shape");
 	const char *dtype = text_in(ok, "dtype");
-	char unverified[32];
+	char unverified[32], etag[SLICE_ETAG_MAX];
 	size_t form = 0;
 
 	for (const char *p = dtype; *p; p++)
@@ -354,7 +394,8 @@ static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 	buf_putc(&shape, '\0');
 	TRY(buf_status(&shape));
 	TRY(find_form(str_of(text_in(r->note, "format")), &form));
-	TRY(h_pass_fd(r, tensor_forms[form].content_type, ok, fd));
+	TRY(slice_etag(r, ok, etag));
+	TRY(h_pass_fd(r, tensor_forms[form].content_type, ok, fd, etag[0] ? etag : NULL));
 	snprintf(unverified, sizeof unverified, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "unverified_bytes")));
 	TRY(req_header(r, "Dcpd-Unverified-Bytes", unverified));
 	TRY(req_header(r, "X-Dcpd-Dtype", dtype));
@@ -369,14 +410,13 @@ static void on_slice(void *user, enum err e, const json_t *ok, int *fd)
 FALLIBLE enum err h_checkpoint_tensor(struct req *r)
 {
 	CLEANUP(jval_drop) json_t *q = NULL;
-	struct str slice = { 0 }, format = STR("raw"), verify = STR("digest");
+	struct str slice = { 0 }, verify = STR("digest");
 	size_t form = 0;
 	bool there;
 
 	TRY(req_query(r, "slice", &slice, &there));
-	TRY(req_query(r, "format", &format, &there));
 	TRY(req_query(r, "verify", &verify, &there));
-	TRY(find_form(format, &form));
+	TRY(choose_form(r, &form));
 	if (!str_is(verify, "digest") && !str_is(verify, "none"))
 		return ERR(INVALID_REQUEST, "the query's \"verify\" must be digest or none");
 	if (slice.n > SLICE_MAX)

@@ -88,7 +88,7 @@ void h_pass_on(void *user, enum err e, const json_t *ok, int *)
 	req_done(user, e ? e : req_json_doc(user, 200, ok));
 }
 
-FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd)
+FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd, const char *etag)
 {
 	const json_t *bytes = json_object_get(ok, "bytes");
 	uint64_t held = *fd >= 0 ? lookup_fd_bytes(*fd) : 0;
@@ -98,7 +98,7 @@ FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_
 		return ERR(PROTOCOL, "the look-up's answer has not the bytes that it announces");
 	int taken = *fd;
 	*fd = -1;
-	return req_fd(r, content_type, taken, (uint64_t)json_integer_value(bytes), held);
+	return req_fd(r, content_type, taken, (uint64_t)json_integer_value(bytes), held, etag);
 }
 
 FALLIBLE enum err h_set_text(json_t *question, const char *key, struct str text)

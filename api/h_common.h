@@ -26,8 +26,8 @@ FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
 FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind);
 /* A look-up's answer, as it is, is the request's. */
 void h_pass_on(void *user, enum err e, const json_t *ok, int *fd);
-/* The "bytes" of the memfd that came with it are. Takes the fd. */
-FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd);
+/* The "bytes" of the memfd that came with it are. Takes the fd. etag: see req_fd(). */
+FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd, const char *etag);
 /* {"op","storage","name"}: the question about one checkpoint whose path the request has. */
 FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out);
 /* Asks it about the checkpoint that its name or alias stands for, and holds the request. Takes the question. */

@@ -57,7 +57,7 @@ static FALLIBLE enum err answer_located(struct req *r, const json_t *ok, int *fd
 	const char *etag = json_string_value(json_object_get(ok, "etag"));
 	char detail[VERDICT_DETAIL_MAX], warning[VERDICT_DETAIL_MAX + sizeof VERDICT_WARNING + 2];
 
-	TRY(h_pass_fd(r, "application/json", ok, fd));
+	TRY(h_pass_fd(r, "application/json", ok, fd, NULL));
 	const char *name = json_string_value(json_object_get(r->note, "name")); /* of the checkpoint that an alias led to */
 	if (!etag || !verdict_warns(r->core->journal, r->parts[2], str_of(name), etag, detail))
 		return OK;

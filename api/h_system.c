@@ -1,6 +1,5 @@
 /* h_system.c: the daemon itself: health, metrics, capabilities, its contract and its page. */
 #include <stdio.h>
-#include <xxhash.h>
 
 #include "api/api_impl.h"
 #include "api/assets.h"
@@ -95,24 +94,6 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	return req_json(r, 200, &b);
 }
 
-static bool find_asset(const char *name, struct str *out)
-{
-	for (const struct asset *a = assets; a->path; a++)
-		if (strcmp(a->path, name) == 0) {
-			*out = (struct str){ (const char *)a->begin, (size_t)(a->end - a->begin) };
-			return true;
-		}
-	return false;
-}
-
-static FALLIBLE enum err send_asset(struct req *r, const char *content_type, struct str bytes)
-{
-	char etag[32];
-
-	snprintf(etag, sizeof etag, "\"%016jx\"", (uintmax_t)XXH3_64bits(bytes.p, bytes.n));
-	return req_static(r, content_type, bytes, etag);
-}
-
 #define TRANSFORMS "api/transforms/"
 
 /* The name of a ready set of conversion rules, "llama-hf-to-megatron"; n 0: the asset is something else. */
@@ -149,18 +130,16 @@ FALLIBLE enum err h_transform(struct req *r)
 {
 	for (const struct asset *a = assets; a->path; a++)
 		if (r->parts[2].n && str_eq(transform_name(a), r->parts[2]))
-			return send_asset(r, "application/json", (struct str){ (const char *)a->begin, (size_t)(a->end - a->begin) });
+			return assets_send(r, "application/json", a);
 	return ERR(NOT_FOUND, "there is no ready set of conversion rules \"%.*s\": GET /v1/transforms lists them",
 		   (int)(r->parts[2].n < 100 ? r->parts[2].n : 100), r->parts[2].p);
 }
 
 FALLIBLE enum err h_openapi(struct req *r)
 {
-	struct str bytes;
+	const struct asset *a = assets_find("api/openapi.yaml");
 
-	if (!find_asset("api/openapi.yaml", &bytes))
-		return ERR(NOT_FOUND, "this build has no openapi.yaml");
-	return send_asset(r, "application/yaml", bytes);
+	return a ? assets_send(r, "application/yaml", a) : ERR(NOT_FOUND, "this build has no openapi.yaml");
 }
 
 /* "css/x.css" of a path like /css/x.css, below web/; "index.html" for /. false: no such name is possible. */
@@ -192,7 +171,6 @@ static FALLIBLE enum err read_web_root(const struct req *r, const char *name, vo
 bool h_page_exists(const struct req *r)
 {
 	char name[NAME_MAX_], path[NAME_MAX_ + 8];
-	struct str bytes;
 	void *file = NULL;
 	uint64_t n = 0;
 
@@ -204,7 +182,7 @@ bool h_page_exists(const struct req *r)
 		return there;
 	}
 	snprintf(path, sizeof path, "web/%s", name);
-	return find_asset(path, &bytes);
+	return assets_find(path) != NULL;
 }
 
 static const char *content_type_of(const char *name)
@@ -226,7 +204,6 @@ static const char *content_type_of(const char *name)
 FALLIBLE enum err h_page(struct req *r)
 {
 	char name[NAME_MAX_], path[NAME_MAX_ + 8];
-	struct str bytes = { 0 };
 	void *file = NULL;
 	uint64_t n = 0;
 
@@ -240,7 +217,6 @@ FALLIBLE enum err h_page(struct req *r)
 		return req_page(r, content_type_of(name), &b);
 	}
 	snprintf(path, sizeof path, "web/%s", name);
-	if (!find_asset(path, &bytes))
-		return ERR(NOT_FOUND, "the page has no such file");
-	return send_asset(r, content_type_of(name), bytes);
+	const struct asset *a = assets_find(path);
+	return a ? assets_send(r, content_type_of(name), a) : ERR(NOT_FOUND, "the page has no such file");
 }

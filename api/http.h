@@ -34,6 +34,7 @@ struct caller {
 };
 
 struct req;
+struct form;
 
 /* A row of the table of what can be asked (routes.c). */
 enum route_body { ROUTE_NO_BODY, ROUTE_BODY, ROUTE_BODY_MAY };
@@ -46,6 +47,7 @@ struct route {
 	bool open;                   /* needs no token */
 	bool changes;                /* refused while the daemon drains, or cannot write its journal */
 	const char *const *query;    /* the names that its query may have; a NULL ends them. NULL: it is not looked at */
+	const char *list;            /* the member of the answer that holds its rows; NULL: it is no list */
 };
 
 struct req {
@@ -75,15 +77,18 @@ struct req {
 	uint64_t unread;             /* bytes of the answer that unread.h counts */
 	int64_t began_ns;            /* head complete */
 	char allow[64];              /* of a 405 */
+	uint64_t range_of;           /* of a 416: 1 + the bytes that there are; 0: it is about a slice */
 };
 
 FALLIBLE enum err req_json(struct req *r, unsigned status, struct buf *b);          /* takes b */
 FALLIBLE enum err req_json_doc(struct req *r, unsigned status, const json_t *doc);
 FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b); /* takes b */
 FALLIBLE enum err req_page(struct req *r, const char *content_type, struct buf *b); /* takes b; may run scripts of ours */
-FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const char *etag);
-/* Takes fd, and `held` bytes of unread.h: the request gives them back. */
-FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes, uint64_t held);
+/* A file of ours that stays; bytes are coded as the form says, and empty if the client has it. */
+FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const struct form *form);
+/* Takes fd, and `held` bytes of unread.h: the request gives them back. etag: a GET may have it already, or ask for a range of it; NULL:
+ * neither. ERR_RANGE_INVALID. */
+FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes, uint64_t held, const char *etag);
 FALLIBLE enum err req_empty(struct req *r, unsigned status);
 /* Sends a response made earlier, headers and all, which stays the caller's. Only from within the handler. */
 FALLIBLE enum err req_ready(struct req *r, unsigned status, struct MHD_Response *response);
@@ -109,7 +114,6 @@ FALLIBLE enum err req_query_wait(struct req *r, unsigned *ms_out);    /* ?wait=3
 /* Any other query key is ERR_UNKNOWN_FIELD. keys: NULL-terminated. */
 FALLIBLE enum err req_query_only(struct req *r, const char *const *keys);
 const char *req_head(const struct req *r, const char *name);          /* NULL: absent */
-bool req_etag_matches(const struct req *r, const char *etag);         /* If-None-Match */
 
 /* The functions of higher layers that http.c calls (dispatch.c sets them). */
 struct http_calls {

@@ -4,7 +4,10 @@
 
 #include "api/api_impl.h"
 #include "base/jval.h"
+#include "api/accept.h"
+#include "api/form.h"
 #include "api/problem.h"
+#include "api/range.h"
 #include "api/url.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -56,10 +59,20 @@ static void note_unread(struct req *r, uint64_t bytes)
 		r->unread += bytes;
 }
 
+/* A GET's answer has a form to be chosen; problems, and answers that tell of a change, go out as they are. */
+static bool has_forms(const struct req *r, unsigned status)
+{
+	return status == 200 && r->conn && (strcmp(r->method, "GET") == 0 || strcmp(r->method, "HEAD") == 0);
+}
+
 static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *content_type, struct buf *b, bool page)
 {
+	bool formed = has_forms(r, status);
+	struct form form = { 0 };
 	enum err e = buf_status(b);
 
+	if (!e && formed)
+		e = form_apply(r, &content_type, b, &form);
 	if (!e && !r->reads_only)
 		unread_add(r->core->unread, b->len);
 	else if (!e && !unread_take(r->core->unread, b->len))
@@ -73,7 +86,11 @@ static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *co
 	if (!m)
 		buf_free(b);
 	*b = BUF_INIT(b->max);
-	return give_dressed(r, status, m, content_type, page);
+	if (m && formed && form_dress(&form, m) != OK) {
+		MHD_destroy_response(m);
+		m = NULL;
+	}
+	return form.same ? give_dressed(r, 304, m, NULL, page) : give_dressed(r, status, m, content_type, page);
 }
 
 FALLIBLE enum err req_bytes(struct req *r, unsigned status, const char *content_type, struct buf *b)
@@ -103,26 +120,56 @@ FALLIBLE enum err req_json_doc(struct req *r, unsigned status, const json_t *doc
 	return req_json(r, status, &b);
 }
 
-FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const char *etag)
+FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str bytes, const struct form *form)
 {
-	bool same = req_etag_matches(r, etag);
-	struct MHD_Response *m = MHD_create_response_from_buffer(same ? 0 : bytes.n, (void *)(uintptr_t)bytes.p,
+	struct MHD_Response *m = MHD_create_response_from_buffer(form->same ? 0 : bytes.n, (void *)(uintptr_t)bytes.p,
 								 MHD_RESPMEM_PERSISTENT);
-	if (m && MHD_add_response_header(m, MHD_HTTP_HEADER_ETAG, etag) != MHD_YES) {
+	if (m && form_dress(form, m) != OK) {
 		MHD_destroy_response(m);
 		m = NULL;
 	}
-	return give_dressed(r, same ? 304 : 200, m, content_type, true);
+	return give_dressed(r, form->same ? 304 : 200, m, form->same ? NULL : content_type, true);
 }
 
-FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes, uint64_t held)
+/* The response for the range; takes fd. */
+static struct MHD_Response *range_response(int fd, const char *etag, uint64_t of, const struct range *range)
 {
-	struct MHD_Response *m = MHD_create_response_from_fd64(bytes, fd);
+	struct MHD_Response *m = MHD_create_response_from_fd_at_offset64(range->bytes, fd, range->from);
+	enum MHD_Result ok = MHD_YES;
+	char text[RANGE_TEXT_MAX];
 
-	note_unread(r, held);
 	if (!m)
 		close(fd);
-	return give_dressed(r, 200, m, content_type, false);
+	if (m && etag) {
+		ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_ETAG, etag);
+		ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_VARY, "Accept");
+		ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_ACCEPT_RANGES, "bytes");
+	}
+	if (m && range->bytes < of)
+		ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_CONTENT_RANGE, range_text(range, of, text));
+	if (ok == MHD_YES)
+		return m;
+	MHD_destroy_response(m);
+	return NULL;
+}
+
+FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes, uint64_t held, const char *etag)
+{
+	struct range range = { 0, bytes };
+	bool same = etag && accept_has(req_head(r, MHD_HTTP_HEADER_IF_NONE_MATCH), etag);
+	const char *wish = etag && !same ? req_head(r, MHD_HTTP_HEADER_RANGE) : NULL;
+	const char *only_if = req_head(r, MHD_HTTP_HEADER_IF_RANGE);
+
+	note_unread(r, held);
+	if (wish && (!only_if || strcmp(only_if, etag) == 0) && !range_read(wish, bytes, &range)) {
+		close(fd);
+		r->range_of = 1 + bytes;
+		return ERR(RANGE_INVALID, "the range %.100s is not inside the answer's %ju bytes", wish, (uintmax_t)bytes);
+	}
+	if (same)
+		range.bytes = bytes = 0;
+	struct MHD_Response *m = range_response(fd, etag, bytes, &range);
+	return give_dressed(r, same ? 304 : range.bytes < bytes ? 206 : 200, m, same ? NULL : content_type, false);
 }
 
 FALLIBLE enum err req_empty(struct req *r, unsigned status)
@@ -158,6 +205,12 @@ FALLIBLE enum err req_stream(struct req *r, const char *content_type, MHD_Conten
 	return give_dressed(r, 200, m, content_type, false);
 }
 
+/* Whether the same request may succeed soon: somebody else has what it needs, or too much is asked for. */
+static bool is_worth_waiting(enum err code, unsigned status)
+{
+	return err_retryable(code) && (status == 409 || status == 429 || status == 503 || status == 504);
+}
+
 void req_fail(struct req *r, enum err code, const char *job)
 {
 	struct buf b = BUF_INIT(64 << 10);
@@ -179,7 +232,10 @@ void req_fail(struct req *r, enum err code, const char *job)
 		return;
 	if (code == ERR_METHOD_NOT_ALLOWED && req_header(r, MHD_HTTP_HEADER_ALLOW, r->allow) != OK)
 		return;
-	if ((status == 503 || status == 429) && req_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "1") != OK)
+	if (is_worth_waiting(code, status) && req_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "1") != OK)
+		return;
+	char range[RANGE_TEXT_MAX];
+	if (r->range_of && req_header(r, MHD_HTTP_HEADER_CONTENT_RANGE, range_text(NULL, r->range_of - 1, range)) != OK)
 		return;
 }
 
@@ -214,14 +270,6 @@ void req_done(struct req *r, enum err e)
 const char *req_head(const struct req *r, const char *name)
 {
 	return r->conn ? MHD_lookup_connection_value(r->conn, MHD_HEADER_KIND, name) : NULL;
-}
-
-/* If-None-Match is a list of tags, or "*". A weak tag is as good as a strong one for a GET. */
-bool req_etag_matches(const struct req *r, const char *etag)
-{
-	const char *list = req_head(r, MHD_HTTP_HEADER_IF_NONE_MATCH);
-
-	return list && (strcmp(list, "*") == 0 || strstr(list, etag));
 }
 
 FALLIBLE enum err req_query(struct req *r, const char *key, struct str *out, bool *there_out)

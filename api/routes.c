@@ -9,52 +9,52 @@
 #include "api/url.h"
 #include "base/mem.h"
 
-#define Q(...) (const char *const[]){ __VA_ARGS__ }
+#define Q(...) .query = (const char *const[]){ __VA_ARGS__ }
 
 static const struct route routes[] = {
 	{ "GET", "/v1/jobs/{id}", h_job_get, ROUTE_NO_BODY, false, false, Q("wait", NULL) },
-	{ "GET", "/v1/jobs", h_jobs_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", "filter", NULL) },
+	{ "GET", "/v1/jobs", h_jobs_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", "filter", NULL), .list = "jobs" },
 	{ "POST", "/v1/jobs", h_jobs_create, ROUTE_BODY, false, true, Q("dry_run", NULL) },
 	{ "GET", "/v1/jobs/{id}/events", h_job_events, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/jobs/{id}/plan", h_job_plan, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "POST", "/v1/jobs/{id}:cancel", h_job_cancel, ROUTE_BODY_MAY, false, false, Q(NULL) },
 	{ "POST", "/v1/jobs/{id}:retry", h_job_retry, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
-	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "state_dicts" },
 	{ "POST", "/v1/state-dicts", h_sdicts_create, ROUTE_BODY, false, true, Q(NULL) },
 	{ "GET", "/v1/state-dicts/{name}", h_sdict_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "DELETE", "/v1/state-dicts/{name}", h_sdict_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
 	{ "GET", "/v1/state-dicts/{name}/tensors", h_sdict_tensors, ROUTE_NO_BODY, false, false,
-	  Q("page_size", "page_token", "prefix", "generation", NULL) },
+	  Q("page_size", "page_token", "prefix", "generation", NULL), .list = "tensors" },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:reserve", h_rank_reserve, ROUTE_BODY, false, true, Q("wait", NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:renew", h_rank_renew, ROUTE_BODY_MAY, false, false, Q(NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:seal", h_rank_seal, ROUTE_BODY, false, false, Q(NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:release", h_rank_release, ROUTE_BODY, false, false, Q(NULL) },
 
 	{ "GET", "/v1/checkpoints", h_checkpoints_list, ROUTE_NO_BODY, false, false,
-	  Q("page_size", "page_token", "prefix", "storage", "run", "filter", "sort", NULL) },
+	  Q("page_size", "page_token", "prefix", "storage", "run", "filter", "sort", NULL), .list = "checkpoints" },
 	{ "GET", "/v1/checkpoints/{storage}", h_checkpoints_list, ROUTE_NO_BODY, false, false,
-	  Q("page_size", "page_token", "prefix", "run", "filter", "sort", NULL) },
+	  Q("page_size", "page_token", "prefix", "run", "filter", "sort", NULL), .list = "checkpoints" },
 	{ "GET", "/v1/checkpoints/{storage}/{name}", h_checkpoint_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "DELETE", "/v1/checkpoints/{storage}/{name}", h_checkpoint_delete, ROUTE_NO_BODY, false, true, Q("trash", NULL) },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors", h_checkpoint_tensors, ROUTE_NO_BODY, false, false,
-	  Q("page_size", "page_token", "prefix", NULL) },
+	  Q("page_size", "page_token", "prefix", NULL), .list = "tensors" },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors/{fqn}", h_checkpoint_tensor, ROUTE_NO_BODY, false, false,
 	  Q("slice", "format", "verify", NULL) },
 	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false, Q(NULL) },
-	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false, Q(NULL), .list = "files" },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/lineage", h_checkpoint_lineage, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "PUT", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_hold, ROUTE_BODY_MAY, false, true, Q(NULL) },
 	{ "DELETE", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_unhold, ROUTE_NO_BODY, false, true, Q(NULL) },
 	{ "POST", "/v1/checkpoints/{storage}/{name}:undelete", h_checkpoint_undelete, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
-	{ "GET", "/v1/policies", h_policies_list, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/policies", h_policies_list, ROUTE_NO_BODY, false, false, Q(NULL), .list = "policies" },
 	{ "GET", "/v1/policies/{policy}", h_policy_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "PUT", "/v1/policies/{policy}", h_policy_put, ROUTE_BODY, false, true, Q(NULL) },
 	{ "DELETE", "/v1/policies/{policy}", h_policy_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
 	{ "POST", "/v1/policies/{policy}:preview", h_policy_preview, ROUTE_BODY_MAY, false, false, Q(NULL) },
 
-	{ "GET", "/v1/runs", h_runs_list, ROUTE_NO_BODY, false, false, Q("storage", "page_size", "page_token", NULL) },
+	{ "GET", "/v1/runs", h_runs_list, ROUTE_NO_BODY, false, false, Q("storage", "page_size", "page_token", NULL), .list = "runs" },
 	{ "GET", "/v1/runs/{storage}/{run}", h_run_get, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", "filter", "sort", "mtbf", NULL) },
 	{ "GET", "/v1/runs/{storage}/{run}:resume", h_run_resume, ROUTE_NO_BODY, false, false,
@@ -63,41 +63,42 @@ static const struct route routes[] = {
 	{ "PUT", "/v1/runs/{storage}/{run}/aliases/{alias}", h_alias_put, ROUTE_BODY, false, true, Q(NULL) },
 	{ "DELETE", "/v1/runs/{storage}/{run}/aliases/{alias}", h_alias_delete, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
-	{ "GET", "/v1/webhooks", h_webhooks_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "GET", "/v1/webhooks", h_webhooks_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "webhooks" },
 	{ "GET", "/v1/webhooks/{webhook}", h_webhook_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "PUT", "/v1/webhooks/{webhook}", h_webhook_put, ROUTE_BODY, false, true, Q(NULL) },
 	{ "DELETE", "/v1/webhooks/{webhook}", h_webhook_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
 	{ "POST", "/v1/webhooks/{webhook}:test", h_webhook_test, ROUTE_BODY_MAY, false, true, Q(NULL) },
 	{ "GET", "/v1/webhooks/{webhook}/deliveries", h_webhook_deliveries, ROUTE_NO_BODY, false, false,
-	  Q("page_size", "page_token", NULL) },
+	  Q("page_size", "page_token", NULL), .list = "deliveries" },
 	{ "POST", "/v1/webhooks/{webhook}/deliveries/{id}:retry", h_webhook_retry, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
-	{ "GET", "/v1/chains", h_chains_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "GET", "/v1/chains", h_chains_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "chains" },
 	{ "GET", "/v1/chains/{chain}", h_chain_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "PUT", "/v1/chains/{chain}", h_chain_put, ROUTE_BODY, false, true, Q(NULL) },
 	{ "DELETE", "/v1/chains/{chain}", h_chain_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
-	{ "GET", "/v1/chains/{chain}/executions", h_chain_executions, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "GET", "/v1/chains/{chain}/executions", h_chain_executions, ROUTE_NO_BODY, false, false,
+	  Q("page_size", "page_token", NULL), .list = "executions" },
 
-	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "storages" },
 	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true, Q(NULL) },
 	{ "GET", "/v1/storages/{storage}", h_storage_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/storages/{storage}/trash", h_trash_list, ROUTE_NO_BODY, false, false, Q("name", NULL) },
 	{ "POST", "/v1/storages/{storage}:meet", h_storage_meet, ROUTE_BODY, false, false, Q(NULL) },
-	{ "GET", "/v1/workers", h_workers_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL) },
+	{ "GET", "/v1/workers", h_workers_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "workers" },
 	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/capabilities", h_capabilities, ROUTE_NO_BODY, false, false, Q(NULL) },
-	{ "GET", "/v1/transforms", h_transforms, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/transforms", h_transforms, ROUTE_NO_BODY, false, false, Q(NULL), .list = "transforms" },
 	{ "GET", "/v1/transforms/{name}", h_transform, ROUTE_NO_BODY, false, false, Q(NULL) },
 
-	{ "GET", "/livez", h_livez, ROUTE_NO_BODY, true, false, NULL },
-	{ "GET", "/readyz", h_readyz, ROUTE_NO_BODY, true, false, NULL },
-	{ "GET", "/metrics", h_metrics, ROUTE_NO_BODY, false, false, NULL },
-	{ "GET", "/openapi.yaml", h_openapi, ROUTE_NO_BODY, false, false, NULL },
+	{ "GET", "/livez", h_livez, ROUTE_NO_BODY, true, false, .query = NULL },
+	{ "GET", "/readyz", h_readyz, ROUTE_NO_BODY, true, false, .query = NULL },
+	{ "GET", "/metrics", h_metrics, ROUTE_NO_BODY, false, false, .query = NULL },
+	{ "GET", "/openapi.yaml", h_openapi, ROUTE_NO_BODY, false, false, .query = NULL },
 	{ .method = NULL },
 };
 
 /* The page and its files: any path outside /v1 that the web folder has. */
-static const struct route page_route = { "GET", "/", h_page, ROUTE_NO_BODY, true, false, NULL };
+static const struct route page_route = { "GET", "/", h_page, ROUTE_NO_BODY, true, false, .query = NULL };
 
 static bool part_matches(const char *pattern, size_t n, struct str part)
 {

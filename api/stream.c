@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "api/accept.h"
 #include "api/api_impl.h"
 #include "base/list.h"
 #include "base/mem.h"
@@ -185,13 +186,10 @@ static void end_stream(void *user)
 static FALLIBLE enum err choose_form(const struct req *r, bool *lines_out)
 {
 	const char *accept = req_head(r, MHD_HTTP_HEADER_ACCEPT);
+	int events = accept_quality(accept, "text/event-stream"), lines = accept_quality(accept, "application/x-ndjson");
 
-	*lines_out = false;
-	if (!accept || strcasestr(accept, "text/event-stream") || strcasestr(accept, "text/*") || strstr(accept, "*/*"))
-		*lines_out = accept && strcasestr(accept, "application/x-ndjson");
-	else if (strcasestr(accept, "application/x-ndjson"))
-		*lines_out = true;
-	else
+	*lines_out = lines > events || (accept && lines == events && strcasestr(accept, "application/x-ndjson"));
+	if (events == 0 && lines == 0)
 		return ERR(NOT_ACCEPTABLE, "events come as text/event-stream or application/x-ndjson");
 	return OK;
 }

@@ -24,6 +24,19 @@ FALLIBLE enum err url_decode(char *text, size_t n, size_t *n_out)
 	return OK;
 }
 
+void url_encode(struct buf *b, struct str text)
+{
+	for (size_t i = 0; i < text.n; i++) {
+		unsigned char c = (unsigned char)text.p[i];
+		unsigned char low = c | 0x20;
+		bool plain = (low >= 'a' && low <= 'z') || (c >= '0' && c <= '9') || (c && strchr("-._~", c));
+		if (plain)
+			buf_putc(b, c);
+		else
+			buf_printf(b, "%%%02X", c);
+	}
+}
+
 FALLIBLE enum err url_split(char *text, struct str *parts, uint32_t max, uint32_t *count_out)
 {
 	size_t end = strlen(text), from = 1;

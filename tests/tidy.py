@@ -101,8 +101,11 @@ ORDER = {
         server
         main""",
     "api": """
-        url host problem listen assets.h http api_impl.h
+        url host problem listen accept range assets.h http api_impl.h
+        coding
+        form
         req
+        assets
         secrets
         auth guard
         stream answers

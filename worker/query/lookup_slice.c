@@ -10,6 +10,7 @@
 #include "query/lookup.h"
 #include "query/lookup_cache.h"
 #include "runner/part_read.h"
+#include "store/identity.h"
 
 enum { SLICE_MAX = 1 << 30 };
 
@@ -139,8 +140,18 @@ static FALLIBLE enum err fill(struct slice *s)
 	return part_read_box(s->w, &box, &s->checked);
 }
 
+/* The content of the checkpoint that the slice is of; "": it is not known. */
+static void look_at_identity(const struct slice *s, char out[IDENTITY_MAX])
+{
+	if (identity_of(store_top(s->source->store), s->source->name, out)) {
+		out[0] = '\0';
+		err_clear();
+	}
+}
+
 static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out)
 {
+	char before[IDENTITY_MAX], after[IDENTITY_MAX];
 	const json_t *fqn = json_object_get(q, "fqn");
 	const char *format = json_string_value(json_object_get(q, "format"));
 	int64_t shape[NDIM_MAX];
@@ -164,12 +175,15 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 	if (sft)
 		TRY(put_safetensors(s, shape, m));
 	TRY(lookup_room(q, s->head.len + s->bytes));
+	look_at_identity(s, before);
 	TRY(fill(s));
+	look_at_identity(s, after);
 	buf_printf(out, "{\"bytes\":%ju,\"dtype\":\"%s\",\"shape\":[", (uintmax_t)(s->head.len + s->bytes),
 		   dtype_name(s->tensor->dtype));
 	for (uint32_t i = 0; i < m; i++)
 		buf_printf(out, "%s%jd", i ? "," : "", (intmax_t)shape[i]);
-	buf_printf(out, "],\"unverified_bytes\":%ju,\"content_type\":\"%s\"}", (uintmax_t)s->checked.unverified_bytes,
+	buf_printf(out, "],\"unverified_bytes\":%ju,\"etag\":\"%s\",\"content_type\":\"%s\"}",
+		   (uintmax_t)s->checked.unverified_bytes, strcmp(before, after) == 0 ? after : "",
 		   npy ? "application/x-npy" : sft ? "application/x-safetensors" : "application/octet-stream");
 	return OK;
 }
