@@ -36,7 +36,7 @@ static void on_looked(void *user, enum err e, const json_t *ok, int *)
 	struct storage *st;
 
 	if (json_integer_value(json_object_get(ok, "removed")) > 0)
-		log_info("the time of a deleted checkpoint is over", "storage", l->storage, NULL);
+		log_info("the time of deleted checkpoints is over", "storage", l->storage, NULL);
 	if (storage_find(l->server->storages, str_of(l->storage), &st) == OK) {
 		st->trash_asked = false;
 		st->trash_due_ms = e ? clock_mono_ms() + LOOK_MS : next_look(ok);

@@ -162,3 +162,21 @@ def test_the_command(d, root):
     assert d.ctl("undelete", f"main:{name}").returncode == 6
     assert d.ctl("undelete", "main").returncode == 2
     assert d.ctl("rm", "shm:x", "--yes", "--trash", "72h").returncode == 2
+
+
+@pytest.mark.slow
+def test_more_than_a_list_shows_are_emptied(tmp_path):
+    """A trash of more checkpoints than can be listed goes all the same, and is not read anew for each of them."""
+    count, d = 100050, lib.Daemon(tmp_path, start=False)
+    trash = d.storages["main"] / ".dcpd-trash"
+    try:
+        for i in range(count):
+            item = trash / f"{i:026}" / "item"
+            item.mkdir(parents=True)
+            until = "2999-01-01T00:00:00Z" if i == 7 else "2020-01-01T00:00:00Z"
+            (item.parent / "about.json").write_text(json.dumps({"name": f"run/step-{i}", "bytes": 1, "until": until}))
+        d.start()
+        lib.wait_for(lambda: d.api.get("/v1/storages/main").ok(200).get("trash", {}).get("checkpoints") == 1, 600, "all others went")
+        assert [p.name for p in trash.iterdir() if p.is_dir()] == [f"{7:026}"]
+    finally:
+        d.discard()

@@ -547,6 +547,48 @@ static void test_a_trash_that_gives_back(void **state)
 	assert_trash(NULL, "\"checkpoints\":1");
 }
 
+static void put_trash(const char *id, const char *until)
+{
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	char path[128], about[256];
+
+	snprintf(path, sizeof path, ".dcpd-trash/%s/item", id);
+	T_OK(store->ops->make(store_top(store), path, &dir));
+	T_OK(store->ops->put(dir, ".metadata", "x", 1, false));
+	store_close(&dir);
+	snprintf(path, sizeof path, ".dcpd-trash/%s", id);
+	snprintf(about, sizeof about, "{\"name\":\"run/%s\",\"bytes\":1,\"until\":\"%s\"}", id, until);
+	T_OK(store_enter(store_top(store), path, &dir));
+	T_OK(store->ops->put(dir, "about.json", about, strlen(about), false));
+}
+
+/* Many small ones go by a few sweeps, each of which reads all once; one that cannot go keeps none of them. */
+static void test_a_trash_of_many(void **state)
+{
+	CLEANUP(store_close) struct store_at taken = STORE_NOTHING;
+	struct kept_trash_sum sum = { .checkpoints = 2 };
+	char id[65];
+	int sweeps = 0;
+
+	(void)state;
+	if (!store->ops->trash_list)
+		skip();
+	for (int i = 0; i < 400; i++) {
+		snprintf(id, sizeof id, "E%03d", i);
+		put_trash(id, i == 399 ? "2999-01-01T00:00:00Z" : "2020-01-01T00:00:00Z");
+	}
+	T_OK(store->ops->make(store_top(store), ".dcpd-trash-E000/x", &taken));
+	for (; sum.checkpoints > 2 || sweeps == 0; sweeps++) {
+		T_OK(kept_trash_sweep(store, clock_wall_ms(), &sum));
+		assert_true(sum.removed > 0);
+	}
+	assert_true(sweeps <= 20 && sum.bytes == 2);
+	assert_trash(NULL, "\"checkpoints\":2");
+	enum err e = kept_trash_sweep(store, clock_wall_ms(), &sum);
+	assert_true(e && sum.removed == 0 && sum.checkpoints == 2);
+	err_clear();
+}
+
 static void test_a_meeting_place(void **state)
 {
 	struct store_at here, there, part;
@@ -673,7 +715,7 @@ static void test_replaced_while_it_is_repaired(void **state)
 	OF(kind, test_who_reads_goes_on_reading), OF(kind, test_replaced_is_what_was_looked_at_only),                           \
 	OF(kind, test_of_many_one_wins), OF(kind, test_after_a_crash_nothing_is_visible_and_nothing_stays),                     \
 	OF(kind, test_a_sweep_takes_what_nobody_continues), OF(kind, test_removed_is_gone),                              \
-	OF(kind, test_a_removal_with_a_condition), OF(kind, test_a_trash_that_gives_back),                               \
+	OF(kind, test_a_removal_with_a_condition), OF(kind, test_a_trash_that_gives_back), OF(kind, test_a_trash_of_many), \
 	OF(kind, test_a_meeting_place),                                                                                  \
 	OF(kind, test_the_storage_itself)
 

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/jtext.h"
@@ -11,7 +12,16 @@
 #include "base/vec.h"
 #include "store/checkpoint.h"
 #include "store/parts.h"
+#include "store/trash.h"
 
+enum {
+	OVER_MAX = 100000,             /* that a sweep removes */
+	WAITING_MAX = 64,              /* behind it; each holds a descriptor */
+	LITTLE_MS = 5000,              /* as server/trash_care.c has it */
+	NAP_NS = 1000000,
+	REMOVING = 9                   /* times the time that reading took … */
+};
+static const int64_t SLICE_MIN_NS = 200000000, SLICE_MAX_NS = 30000000000; /* … within these */
 static const int64_t LATEST_MS = 253402300799999; /* the end of the year 9999, the last that a time is written of */
 
 struct entry {
@@ -101,26 +111,35 @@ static bool is_about(json_t *doc)
 	       clock_of_text(json_string_value(json_object_get(doc, "until")), &ms);
 }
 
+/* *out NULL: it cannot be read. */
+static FALLIBLE enum err read_about(const char *about, json_t **out)
+{
+	*out = NULL;
+	enum err e = about ? jval_parse(str_of(about), out) : ERR_NOT_FOUND;
+	if (e == ERR_NO_MEMORY)
+		return e;
+	if (e || !is_about(*out)) {
+		err_clear();
+		json_decref(*out);
+		*out = NULL;
+	}
+	return OK;
+}
+
 static enum err take_entry(void *user, const char *id, const char *about)
 {
 	struct entries *all = user;
 	json_t *doc = NULL;
 	struct entry *e;
 
-	enum err bad = about ? jval_parse(str_of(about), &doc) : ERR_NOT_FOUND;
-	if (bad == ERR_NO_MEMORY)
-		return bad;
-	if (bad || !is_about(doc)) {
-		err_clear();
-		json_decref(doc);
-		doc = NULL;
-	}
+	TRY(read_about(about, &doc));
 	if (all->name && (!doc || strcmp(json_string_value(json_object_get(doc, "name")), all->name) != 0)) {
 		json_decref(doc);
 		return OK;
 	}
-	bad = all->list.n < KEPT_TRASH_MAX ? vec_push(&all->list, &e)
-					   : ERR(LIMIT_EXCEEDED, "the trash has more than %d checkpoints", KEPT_TRASH_MAX);
+	enum err bad = all->list.n < KEPT_TRASH_MAX ? vec_push(&all->list, &e)
+						    : ERR(LIMIT_EXCEEDED, "the trash has more than %d checkpoints: ask by a name",
+							  KEPT_TRASH_MAX);
 	if (bad) {
 		json_decref(doc);
 		return bad;
@@ -197,29 +216,100 @@ FALLIBLE enum err kept_trash_restore(const struct store_job *by, const struct st
 	return store->ops->trash_restore(by, store, all.list.v[i].id, name);
 }
 
+/* ---- emptied ---- */
+
+struct over {
+	char id[65];
+	int64_t until;
+	uint64_t bytes;
+};
+
+struct sweep {
+	struct kept_trash_sum *sum;
+	int64_t now_ms;
+	struct vec(struct over) over;  /* the time of these is over, and they are still there */
+};
+
+static void stays(struct kept_trash_sum *sum, uint64_t bytes, int64_t until)
+{
+	sum->checkpoints++;
+	sum->bytes += bytes;
+	sum->next_ms = until < sum->next_ms ? until : sum->next_ms;
+}
+
+static enum err sort_entry(void *user, const char *id, const char *about)
+{
+	struct sweep *s = user;
+	CLEANUP(json_decrefp) json_t *doc = NULL;
+	int64_t until = INT64_MAX;
+	struct over *o;
+
+	TRY(read_about(about, &doc));
+	uint64_t bytes = (uint64_t)json_integer_value(json_object_get(doc, "bytes"));
+	if (doc && !clock_of_text(json_string_value(json_object_get(doc, "until")), &until))
+		until = INT64_MAX;
+	if (until > s->now_ms || s->over.n == OVER_MAX) {
+		stays(s->sum, bytes, until);
+		return OK;
+	}
+	TRY(vec_push(&s->over, &o));
+	*o = (struct over){ .until = until, .bytes = bytes };
+	snprintf(o->id, sizeof o->id, "%s", id);
+	return OK;
+}
+
+static int oldest_first(const void *a, const void *b)
+{
+	return strcmp(((const struct over *)a)->id, ((const struct over *)b)->id);
+}
+
+/* Is there time for one more, and is what was removed before it gone, but for a few? Much of it is for the next sweep, which comes once it
+ * may be gone (server/trash_care.c). */
+static bool may_go_on(const struct kept_trash_sum *sum, int64_t end_ns)
+{
+	while (trash_stats().waiting >= WAITING_MAX && clock_mono_ns() < end_ns)
+		nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+	return sum->removed == 0 || (clock_mono_ns() < end_ns && trash_ms() <= LITTLE_MS);
+}
+
+/* One that cannot be removed does not keep the others; if none can, that is the outcome. */
+static FALLIBLE enum err empty_all(const struct store *store, struct sweep *s, int64_t end_ns)
+{
+	struct err_info info = { 0 };
+	enum err failed = OK;
+
+	each(o, s->over.v, s->over.n) {
+		enum err e = may_go_on(s->sum, end_ns) ? store->ops->trash_empty(store, o->id) : ERR_BUSY;
+		s->sum->removed += e == OK;
+		if (e && e != ERR_NOT_FOUND) /* else somebody brought it back */
+			stays(s->sum, o->bytes, o->until);
+		if (e && e != ERR_NOT_FOUND && e != ERR_BUSY && !failed) {
+			failed = e;
+			info = *err_last();
+		}
+		err_clear();
+	}
+	if (!failed || s->sum->removed)
+		return OK;
+	err_restore(&info);
+	return failed;
+}
+
+/* Reading all takes as long as there are many: so many are removed by one sweep that nine tenths of the time go there. */
 FALLIBLE enum err kept_trash_sweep(const struct store *store, int64_t now_ms, struct kept_trash_sum *out)
 {
-	CLEANUP(entries_free) struct entries all = { 0 };
-	int64_t until = 0;
+	struct sweep s = { .sum = out, .now_ms = now_ms };
+	int64_t begun = clock_mono_ns();
 
 	*out = (struct kept_trash_sum){ .next_ms = INT64_MAX };
 	if (!store->ops->trash_list)
 		return OK;
-	TRY(read_entries(store, &all));
-	for (uint64_t i = all.list.n; i-- > 0;) {
-		const struct entry *e = &all.list.v[i];
-		bool dated = e->about && clock_of_text(json_string_value(json_object_get(e->about, "until")), &until);
-		if (dated && until <= now_ms && !out->removed) {
-			enum err bad = store->ops->trash_empty(store, e->id);
-			if (bad && bad != ERR_NOT_FOUND) /* somebody brought it back */
-				return bad;
-			err_clear();
-			out->removed += bad == OK;
-			continue;
-		}
-		out->checkpoints++;
-		out->bytes += (uint64_t)json_integer_value(json_object_get(e->about, "bytes"));
-		out->next_ms = dated && until < out->next_ms ? until : out->next_ms;
-	}
-	return OK;
+	enum err e = store->ops->trash_list(store, sort_entry, &s);
+	if (!e && s.over.n)
+		qsort(s.over.v, s.over.n, sizeof *s.over.v, oldest_first);
+	int64_t now = clock_mono_ns(), slice = (now - begun) * REMOVING;
+	slice = slice < SLICE_MIN_NS ? SLICE_MIN_NS : slice > SLICE_MAX_NS ? SLICE_MAX_NS : slice;
+	e = e ?: empty_all(store, &s, now + slice);
+	vec_free(&s.over);
+	return e;
 }

@@ -32,7 +32,8 @@ FALLIBLE enum err kept_trash_list(const struct store *store, const char *name, s
  * ERR_CHECKPOINT_EXISTS: something has the name; ERR_FORBIDDEN. */
 FALLIBLE enum err kept_trash_restore(const struct store_job *by, const struct store *store, const char *name, const char *id,
 				     char id_out[65]);
-/* Removes for good one checkpoint that is beyond its time at `now_ms` (-1: none), and counts the others. Of a store without a trash: 0. */
+/* Removes for good checkpoints that are beyond their time at `now_ms` (-1: none), one at least, as many as there is time for, and counts
+ * the others. Of a store without a trash: 0. */
 struct kept_trash_sum {
 	uint64_t checkpoints, bytes, removed;
 	int64_t next_ms;               /* wall clock at which the next one's time is over; INT64_MAX: there is none */

@@ -49,11 +49,11 @@ static struct {
 	struct removal *first, **last;
 	bool running;
 } queue = { .lock = PTHREAD_MUTEX_INITIALIZER, .last = &queue.first };
-static _Atomic uint64_t held, steps, rests, removals;
+static _Atomic uint64_t held, steps, rests, removals, waiting;
 
 struct trash_stats trash_stats(void)
 {
-	return (struct trash_stats){ .held = held, .steps = steps, .rests = rests, .removals = removals };
+	return (struct trash_stats){ .held = held, .steps = steps, .rests = rests, .removals = removals, .waiting = waiting };
 }
 
 int64_t trash_ms(void)
@@ -262,6 +262,7 @@ static void *remove_all(void *)
 			err_clear(); /* gone or not after a power cut: it is trash either way */
 		forget(r);
 		removals++;
+		waiting--;
 	}
 	return NULL;
 }
@@ -285,12 +286,14 @@ static bool put(struct removal *r)
 	pthread_mutex_lock(&queue.lock);
 	*queue.last = r;
 	queue.last = &r->next;
+	waiting++;
 	if (!queue.running)
 		queue.running = start_thread();
 	bool ok = queue.running;
 	if (!ok) { /* then it is the only one */
 		queue.first = NULL;
 		queue.last = &queue.first;
+		waiting--;
 	}
 	pthread_mutex_unlock(&queue.lock);
 	return ok;

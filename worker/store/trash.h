@@ -21,6 +21,7 @@ struct trash_stats {
 	uint64_t held;                 /* bytes in the trash now */
 	uint64_t steps, rests;         /* that files were shrunk by, that were taken between them */
 	uint64_t removals;             /* ended */
+	uint64_t waiting;              /* not ended */
 };
 struct trash_stats trash_stats(void);
 /* How long it may yet take until the trash is empty, on a disk that is not too slow; 0: it is. */
