@@ -215,11 +215,7 @@ static void shrink_and_touch(void)
 	struct touch t = { m.p, m.bytes, 0 };
 	T_OK(seg_guard(touch_all, &t));
 	assert_int_equal(t.sum, 8);
-	T_OK(seg_write(fd, "\2\3", 2, 8 * PAGE - 2));
-	assert_memory_equal((char *)m.p + 8 * PAGE - 3, "\1\2\3", 3);
 	assert_int_equal(ftruncate(fd, 3 * PAGE), 0);
-	T_ERR(SEGMENT_SHRUNK, seg_write(fd, "\2\3", 2, 3 * PAGE - 1));
-	T_OK(seg_write(fd, "\1", 1, 3 * PAGE - 1));
 	T_ERR(SEGMENT_SHRUNK, seg_guard(touch_all, &t));
 	T_ERR(SEGMENT_SHRUNK, seg_guard(touch_all, &t));
 	t.bytes = 3 * PAGE;

@@ -259,20 +259,6 @@ static FALLIBLE enum err check_size(int fd, uint64_t bytes)
 	return OK;
 }
 
-enum err seg_write(int fd, const void *from, size_t bytes, uint64_t at)
-{
-	TRY(check_size(fd, at + bytes));
-	for (size_t done = 0; done < bytes;) {
-		ssize_t put = pwrite(fd, (const char *)from + done, bytes - done, (off_t)(at + done));
-		if (put < 0 && errno == EINTR)
-			continue;
-		if (put <= 0)
-			return ERR_SYS(SYSTEM, "cannot write to a segment");
-		done += (size_t)put;
-	}
-	return OK;
-}
-
 enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
 {
 	void *p = NULL;

@@ -48,9 +48,6 @@ FALLIBLE enum err seg_map_page(int fd, uint64_t at, struct seg_map *out);
 /* Maps the ring [at, at + bytes) of a segment twice, one copy behind the other, for reading: whatever lies in it, up to `bytes` of them,
  * is in a row from its first byte on, also across the ring's end. at, bytes: multiples of a page. */
 FALLIBLE enum err seg_map_ring(int fd, uint64_t at, uint64_t bytes, struct seg_map *out);
-/* Writes through the descriptor: the page tables need not have the pages, whose entry and removal cost more than the copy of their bytes.
- * ERR_SEGMENT_SHRUNK if the segment is smaller than `at + bytes` by now. */
-FALLIBLE enum err seg_write(int fd, const void *from, size_t bytes, uint64_t at);
 /* Enters [p, p + bytes) of a mapping into the page tables in one call instead of one fault a page. Only a hint.
  * fresh: they are new and will be written. Else those that are there are mapped 16 by 16, for writing too: a shared mapping's are. */
 void seg_populate(const void *p, uint64_t bytes, bool fresh);

@@ -10,7 +10,6 @@
 #include "runner/exec_impl.h"
 
 enum { SLOTS_MAX = 8, PAGE = 4096, SCAN_ROOM = 128 << 10, TICK_MS = 200 };
-enum { WRITERS_MAX = 2 };      /* workers for a segment that is written through its descriptor: its inode lets in one at a time */
 
 static enum err exec_at_dst(const struct run *run, uint32_t dst, enum err e)
 {
@@ -431,12 +430,8 @@ enum err exec_run(const struct exec_spec *spec)
 {
 	struct exec x = { .spec = spec, .run = spec->run };
 
-	uint32_t written = 0;
-	each(f, spec->run->files, spec->run->files_n) {
+	each(f, spec->run->files, spec->run->files_n)
 		x.has_segments = x.has_segments || f->kind == RUN_FILE_SEGMENT;
-		written += f->kind == RUN_FILE_SEGMENT && f->writable;
-	}
-	x.by_fd = spec->count <= WRITERS_MAX * written;
 	TRY(files_open(spec->run, spec->stores, spec->fds, spec->fd_count, &x.files));
 	x.files.leavings = spec->leavings;
 	enum err e = sources_open(spec->run, &x.files, &x.sources);

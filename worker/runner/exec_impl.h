@@ -26,8 +26,6 @@ struct slot_scan {
 	uint32_t read;
 	bool whole_item, direct, skip;
 	unsigned char *direct_at;
-	int direct_fd;                 /* of the segment that direct_at, its byte direct_offset, lies in; -1: by the mapping */
-	uint64_t direct_offset;
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
 };
 
@@ -78,7 +76,6 @@ struct exec {
 	struct slot *slots;
 	uint32_t slot_count;
 	bool has_segments;
-	bool by_fd;                    /* bytes in the page cache go into segments through their descriptors */
 	bool gated;                    /* tasks are taken when what they read is there */
 	struct gate gate;
 	uint64_t in_bytes;             /* two tasks less the tables of a wave, or the largest scan */
@@ -103,6 +100,9 @@ FALLIBLE enum err exec_block_redo(struct slot *s, const struct slot_redo *r);
 void exec_block_drop(struct slot *s);                  /* frees what a task that ended early holds */
 FALLIBLE enum err exec_block_advance(struct slot *s);  /* all pending I/O is done */
 FALLIBLE enum err exec_scan_begin(struct slot *s);
+/* Adds the elements of a scan, `bytes`, to its statistics. info: of its item, which may say that they are to be conjugated or negated
+ * first; NULL: it has no head. */
+FALLIBLE enum err exec_count(struct run *run, uint64_t scan, const struct src_info *info, const unsigned char *bytes);
 FALLIBLE enum err exec_scan_advance(struct slot *s);
 
 /* exec_share.c. The block's digests are known: sets sb->shared if it need not be written (now). */

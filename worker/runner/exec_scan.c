@@ -5,8 +5,8 @@
  * neither (deflated, a view of a larger storage) is compared as a whole by blocking reads. Bytes without a digest are counted in their
  * source's `unverified`. Verify notes what is damaged and goes on.
  *
- * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment, or, from the page
- * cache, by way of a piece that stays in the CPU's cache: the segment's pages are not mapped for that. What a segment still has of the
+ * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment, whose pages are
+ * entered into the page tables in one call: a fault for each costs more than the copy of its bytes. What a segment still has of the
  * checkpoint (memory.h) is copied from there, if it proves equal. */
 #include <stdio.h>
 
@@ -17,11 +17,9 @@
 #include "runner/exec_impl.h"
 #include "runner/sums.h"
 #include "store/checked.h"
-#include "tensor/cast.h"
 #include "tensor/linear.h"
-#include "tensor/stats.h"
 
-enum { CACHED_PIECE = 256 << 10, CACHED_MIN = 64 << 10 };
+enum { CACHED_PIECE = 256 << 10, CACHED_MIN = 64 << 10, POPULATE_MIN = 64 << 10, POPULATE_SPARSE = 8 };
 
 static bool fills(const struct run *run)
 {
@@ -52,6 +50,22 @@ static FALLIBLE enum err dst_memory(struct slot *s, const struct run_dst *d, uns
 	return OK;
 }
 
+/* Enters the pages that a box of the target chunk `to` will be copied to, unless they are few, or most bytes of them are not the box's. */
+static void populate_box(const struct run *run, const struct run_dst *d, const int64_t *to, const int64_t *off, const int64_t *size,
+			 unsigned char *base)
+{
+	uint64_t item = dtype_bytes((enum dtype)d->dtype), bytes = box_volume(d->ndim, size) * item, first = 0, last = 0;
+
+	if (run->files[d->file].kind != RUN_FILE_SEGMENT || bytes < POPULATE_MIN)
+		return;
+	for (uint32_t i = 0; i < d->ndim; i++) {
+		first = first * (uint64_t)to[d->ndim + i] + (uint64_t)off[i];
+		last = last * (uint64_t)to[d->ndim + i] + (uint64_t)(off[i] + size[i] - 1);
+	}
+	if ((last + 1 - first) * item / POPULATE_SPARSE <= bytes)
+		seg_populate(base + first * item, (last + 1 - first) * item, false);
+}
+
 /* The range is a part of one run of the only target chunk: it can be read to its place. */
 static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, const struct src_info *info,
 				     const struct run_scan *scan, struct slot_scan *sc)
@@ -69,8 +83,8 @@ static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, 
 	TRY(dst_memory(s, d, &base));
 	sc->direct = true;
 	sc->direct_at = base + row.at + (scan->begin - row.from);
-	sc->direct_fd = s->x->by_fd ? files_segment_fd(&s->x->files, d->file) : -1;
-	sc->direct_offset = d->offset + row.at + (scan->begin - row.from);
+	if (run->files[d->file].kind == RUN_FILE_SEGMENT)
+		seg_populate(sc->direct_at, scan->end - scan->begin, false);
 	return OK;
 }
 
@@ -242,39 +256,6 @@ static unsigned which_digest(const struct run *run, const struct run_src *src)
 	return src->by_blocks ? DIGEST_XXH3 : DIGEST_CRC32;
 }
 
-/* Elements as they are: without lazy bits. */
-static FALLIBLE enum err count_values(struct run *run, uint64_t scan, const unsigned char *bytes)
-{
-	const struct run_scan *sc = &run->scans[scan];
-	enum dtype dtype = (enum dtype)run->srcs[sc->src].dtype;
-	uint32_t item = dtype_bytes(dtype);
-	uint64_t bins[STATS_BINS] = { 0 };
-	struct stats stats = { 0 };
-
-	if (sc->begin % item || sc->end % item) /* a manifest may say so */
-		return sources_at(run, sc->src, ERR(FORMAT_MANIFEST, "a digest block ends inside an element"));
-	stats_run(dtype, bytes, (sc->end - sc->begin) / item, &stats, run->bins_n ? bins : NULL);
-	run_note_stats(run, scan, &stats, bins);
-	return OK;
-}
-
-/* The same of elements whose conjugation or negation is still to be done: in memory of its own, for a segment is not ours to change. */
-static FALLIBLE enum err count_lazy(struct run *run, uint64_t scan, const struct src_info *info, const unsigned char *bytes)
-{
-	const struct run_scan *sc = &run->scans[scan];
-	uint64_t n = sc->end - sc->begin;
-	enum dtype dtype = (enum dtype)info->dtype;
-	CLEANUP(mem_free_ptr) unsigned char *copy = mem_alloc(n + 1);
-
-	NEED(copy, "no memory for %ju bytes", (uintmax_t)n);
-	memcpy(copy, bytes, n);
-	if (info->conj)
-		TRY(cast_conj(copy, dtype, n / dtype_bytes(dtype)));
-	if (info->neg)
-		TRY(cast_neg(copy, dtype, n / dtype_bytes(dtype)));
-	return count_values(run, scan, copy);
-}
-
 /* info: of the item; NULL: it has no head. `stream`: the digest of these bytes, if they were hashed piece by piece as they came; else
  * NULL. */
 static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, const struct src_info *info, const unsigned char *bytes,
@@ -302,7 +283,7 @@ static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, cons
 	}
 	if (!run->head->opts.values || src->kind == RUN_SRC_RAW)
 		return OK;
-	return info && (info->conj || info->neg) ? count_lazy(run, index, info, bytes) : count_values(run, index, bytes);
+	return exec_count(run, index, info, bytes);
 }
 
 /* ---- heads, for verify: loads know dcpd's items by their layout, and check what they take from others' ---- */
@@ -406,6 +387,7 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 				io[i] -= to[i];
 			}
 			TRY(dst_memory(s, d, &base));
+			populate_box(run, d, to, io, is, base);
 			TRY(read_plan_place(run, info, dst, io, is, bytes + (e * item - scan->begin), base, 0));
 		}
 	}
@@ -415,14 +397,14 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 /* ------------------------------------------------------------------------------------------------------- reading */
 
 /* Takes cached pages at once and hashes them piece by piece, while a piece is in the CPU's cache: half the memory traffic of "read all,
- * then hash". Bytes that go nowhere (verify), or on to a segment, share one piece. *got_out: all of it was cached. */
+ * then hash". Bytes that go nowhere (verify) share one piece. *got_out: all of it was cached. */
 static FALLIBLE enum err read_cached(struct slot *s, const struct slot_scan *sc, int fd, uint64_t offset, unsigned which,
 				     struct digest_stream *stream, bool *got_out)
 {
 	const struct run *run = s->x->run;
 	const struct run_scan *scan = &run->scans[sc->scan];
-	bool put = sc->direct && sc->direct_fd >= 0, keep = !put && (fills(run) || run->head->opts.values || run->srcs[scan->src].shape_at);
-	unsigned char *into = sc->direct && !put ? sc->direct_at : s->in;
+	bool keep = fills(run) || run->head->opts.values || run->srcs[scan->src].shape_at;
+	unsigned char *into = sc->direct ? sc->direct_at : s->in;
 	uint64_t bytes = scan->end - scan->begin;
 
 	*got_out = false;
@@ -434,8 +416,6 @@ static FALLIBLE enum err read_cached(struct slot *s, const struct slot_scan *sc,
 			return OK;
 		if (stream->which)
 			digest_add(stream, piece, n);
-		if (put)
-			TRY(seg_write(sc->direct_fd, piece, n, sc->direct_offset + at));
 	}
 	*got_out = true;
 	return OK;
@@ -769,7 +749,7 @@ static enum err count_gathered(struct slot *s)
 {
 	for (uint64_t i = 0; i < s->scans.n; i++)
 		if (s->scans.v[i].gathered)
-			TRY(count_values(s->x->run, s->scans.v[i].scan, s->scans.v[i].gathered));
+			TRY(exec_count(s->x->run, s->scans.v[i].scan, NULL, s->scans.v[i].gathered));
 	return OK;
 }
 

@@ -179,13 +179,6 @@ enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out)
 	return OK;
 }
 
-int files_segment_fd(const struct files *f, uint32_t file)
-{
-	const struct run_file *rf = &f->run->files[file];
-
-	return rf->kind == RUN_FILE_SEGMENT ? f->fds[rf->fd_index] : -1;
-}
-
 enum err files_at(struct files *f, uint32_t file, uint64_t offset, unsigned char **p_out)
 {
 	const struct run_file *rf = &f->run->files[file];

@@ -32,7 +32,5 @@ FALLIBLE enum err files_link(struct files *f, uint32_t from, uint32_t to);
 /* A segment's memory (all of file.bytes). ERR_SEGMENT_SHRUNK if it is smaller by now. Of RUN_FILE_MEMORY NULL: offsets are
  * addresses. */
 FALLIBLE enum err files_segment(struct files *f, uint32_t file, unsigned char **p_out);
-/* A segment's descriptor, borrowed; -1 for RUN_FILE_MEMORY. */
-int files_segment_fd(const struct files *f, uint32_t file);
 /* Finds the image's byte `offset`, also if the image comes through a ring: the bytes that a task reads lie in a row. */
 FALLIBLE enum err files_at(struct files *f, uint32_t file, uint64_t offset, unsigned char **p_out);
