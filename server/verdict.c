@@ -147,6 +147,8 @@ void verdict_put(struct journal *known, const char *storage, json_t *record)
 	}
 	if (text_in(found, "content_digest")[0] && !json_object_get(record, "content_digest"))
 		(void)json_object_set(record, "content_digest", json_object_get(found, "content_digest"));
+	if (json_object_get(record, "content_digest"))
+		(void)json_object_del(record, "content_unknown");
 	(void)json_object_set_new(record, "verified", found ? found : json_null());
 }
 

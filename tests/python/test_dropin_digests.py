@@ -98,6 +98,27 @@ def test_every_item_has_a_digest(path, way, beside):  # noqa: F811
     assert verify(path)["unverifiable"] == 0
 
 
+@pytest.mark.parametrize("way", ["plain", "files", "threads", "zstd", "safetensors"])
+def test_the_record_has_the_content_digest(path, way):  # noqa: F811
+    sd = {k: v for k, v in state().items() if way != "safetensors" or k not in ("sub", "c", "none", "t")}
+    save(sd, StorageWriter(path, **WAYS[way]()))
+    record = dcpd.connect().checkpoints.get(f"main:{path.name}")
+    if way in ("zstd", "safetensors"):
+        assert "content_digest" not in record and "no plain tensor" in record["content_unknown"]
+        return
+    assert "content_unknown" not in record
+    own = f"{path.name}-own"
+    dcpd.save(sd, f"main:{own}")
+    assert record["content_digest"] == dcpd.connect().checkpoints.get(f"main:{own}")["content_digest"]
+    assert verify(path)["content_digest"] == record["content_digest"]
+
+
+def test_items_that_are_not_what_the_metadata_say_have_no_content_digest(path):  # noqa: F811
+    dcp.save({"w": torch.randn(30, 40)}, storage_writer=StorageWriter(path), no_dist=True, planner=Half())
+    record = dcpd.connect().checkpoints.get(f"main:{path.name}")
+    assert "content_digest" not in record and "no plain tensor" in record["content_unknown"]
+
+
 @pytest.mark.parametrize("way", ["plain", "zstd", "safetensors"])
 def test_values_are_looked_at(path, way):  # noqa: F811
     sd = {"z": torch.zeros(5000), "n": torch.tensor([1.0, float("nan")]), "i": torch.full((3,), float("inf"))}

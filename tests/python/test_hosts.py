@@ -299,7 +299,10 @@ def test_the_drop_in(hosts, how):
     ref = f"main:run/dropin{how}"
     assert sorted(f["name"] for f in hosts.client.checkpoints.files(ref)) == [".dcpd.json", ".metadata"] + [
         f"__{r}_0.distcp" for r in range(4)]
+    assert "not written here" in hosts.client.checkpoints.get(ref)["content_unknown"]
     checked = hosts.client.jobs.run("verify", source=ref, level="digest")["result"]
+    record = hosts.client.checkpoints.get(ref)
+    assert record["content_digest"] == checked["content_digest"] and "content_unknown" not in record
     assert not checked.get("unverified_bytes") and checked["verified_bytes"] > 0
     done = [d.api.get("/v1/jobs").ok()["jobs"] for d in hosts.daemons]
     kinds = [[j["source"] for j in jobs if j["kind"] == "save" and j["target"].get("name") == f"run/dropin{how}"] for jobs in done]

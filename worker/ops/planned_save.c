@@ -22,7 +22,7 @@ struct planned_save {
 	json_t *doc;                   /* of `items` */
 	void *items, *metadata;
 	uint64_t items_bytes, metadata_bytes;
-	struct sdict *target;
+	struct sdict *target, *stored; /* stored: as the metadata tell; NULL: they cannot be read */
 	struct file_plan_given build;
 	struct str *names;
 	uint32_t *ranks, *chunk_file, *part_file;
@@ -32,6 +32,7 @@ struct planned_save {
 	uint32_t world_size, part_count;
 	const char *metadata_name;
 	struct run_build run;
+	struct content_items contents; /* of the metadata */
 	struct arena *arena;
 };
 
@@ -343,24 +344,41 @@ static FALLIBLE enum err check_place(const struct place *all, uint64_t n, const 
 					  (uintmax_t)loc->length), name, (int64_t)p.offset), fqn.p, fqn.n);
 }
 
-/* When all is written, before anything can be seen: what the metadata points at is there. Metadata with objects that only its owner's
- * Python knows cannot be read here; that is noted. */
+/* Metadata with objects that only its owner's Python knows cannot be read here; that is noted. */
+static FALLIBLE enum err read_metadata(struct planned_save *l)
+{
+	struct content_items *c = &l->contents;
+
+	l->job->result = json_object();
+	if (!l->metadata || part_of(l)) {
+		c->unknown = "other hosts write a part";
+		return OK;
+	}
+	enum err e = dcp_meta_read(l->metadata, l->metadata_bytes, &l->stored);
+	if (e == ERR_NO_MEMORY)
+		return e;
+	json_object_set_new(l->job->result, "metadata_checked", json_boolean(e == OK));
+	err_clear();
+	if (e)
+		c->unknown = "only its owner's Python can read the metadata";
+	else if (strcmp(l->metadata_name, DCP_METADATA) != 0)
+		c->unknown = "each rank has metadata of its own";
+	else
+		c->sd = l->stored;
+	return OK;
+}
+
+/* When all is written, before anything can be seen: what the metadata points at is there. */
 static enum err check_metadata(void *user, const struct run *run, const struct build_place *places)
 {
 	struct planned_save *l = user;
 	uint64_t n = l->target->chunk_count;
 	CLEANUP(mem_free_ptr) struct place *all = mem_zalloc(n, sizeof *all);
-	CLEANUP(sdict_free_ptr) struct sdict *sd = NULL;
+	const struct sdict *sd = l->stored;
 
 	NEED(all, "no memory for %ju places", (uintmax_t)n);
-	enum err e = dcp_meta_read(l->metadata, l->metadata_bytes, &sd);
-	json_object_set_new(l->job->result, "metadata_checked", json_boolean(e == OK));
-	if (e == ERR_NO_MEMORY)
-		return e;
-	if (e) {
-		err_clear();
+	if (!sd)
 		return OK;
-	}
 	json_object_set_new(l->job->result, "tensors", json_integer((json_int_t)sd->tensor_count));
 	json_object_set_new(l->job->result, "values", json_integer((json_int_t)sd->value_count));
 	for (uint64_t i = 0; i < n; i++)
@@ -409,11 +427,11 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 
 	TRY(build_sources(&l->run, l->target, RUN_SRC_PLAIN, l->part_file, NULL, &first));
 	TRY(target_identity(l->target->chunk_count, l->arena, &pieces));
-	l->job->result = json_object();
+	TRY(read_metadata(l));
 	struct write_spec w = { .build = &l->run, .target = l->target, .pieces = &pieces, .first_src = first,
 				.world_size = l->world_size, .format = FORMAT_DCP, .after_run = check_metadata, .user = l,
 				.given = &l->build, .metadata = { l->metadata, l->metadata_bytes },
-				.metadata_name = l->metadata_name };
+				.metadata_name = l->metadata_name, .items = &l->contents };
 	struct write_store store = part_of(l) ? hosts_part_store(part_of(l)) : (struct write_store){
 		.stage = write_alone.stage, .publish = publish_parts, .is_shared = true, .user = l };
 
@@ -455,6 +473,8 @@ enum err planned_save_job(struct job *j)
 	mem_free(l.chunk_file);
 	mem_free(l.chunk_raw);
 	mem_free(l.part_file);
+	mem_free(l.contents.dsts);
+	sdict_free(l.stored);
 	sdict_free(l.target);
 	arena_free(l.arena);
 	input_close(&l.source);

@@ -37,8 +37,8 @@ static uint64_t part_bytes_of(const struct run_build *b)
 
 /* ------------------------------------------------------------------------------------------------------- dsts */
 
-/* Gives the dst its tensor's shape, so that the content of what is written to it is summed up; not where that is no tensor's (a delta, a
- * client's own items, blocks of a GGUF file), nor where it would be dear. */
+/* Gives the dst its tensor's shape, so that the content of what is written to it is summed up; not where that is no tensor's (a delta,
+ * blocks of a GGUF file) or is known later (items of a client's: content_want_items), nor where it would be dear. */
 static FALLIBLE enum err add_shape(struct builder *bd, const struct sd_chunk *c, struct run_dst *d)
 {
 	const struct sd_tensor *t = &bd->t->sd->tensors[c->tensor];
@@ -56,6 +56,7 @@ static FALLIBLE enum err add_shape(struct builder *bd, const struct sd_chunk *c,
 		b->dims.n += t->ndim;
 	}
 	d->shape_at = *at;
+	d->box_at = d->dims_at;
 	return OK;
 }
 

@@ -1,6 +1,8 @@
 /* content_sums.c: see content_sums.h. */
 #include "runner/content_sums.h"
 
+#include <stdlib.h>
+
 #include "base/num.h"
 #include "io/content.h"
 #include "io/tensor_sum.h"
@@ -20,41 +22,6 @@ static FALLIBLE enum err finish(const struct sdict *sd, const uint64_t *sums, ch
 	return OK;
 }
 
-/* Adds up the parts of a tensor's chunks. False: one of them was not summed. */
-static bool sum_tensor(const struct run *run, const struct build_target *t, const struct sd_tensor *tensor, uint64_t *out)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t c = tensor->first_chunk; c < tensor->first_chunk + tensor->chunk_count; c++) {
-		const struct run_dst *d = &run->dsts[t->chunk_places[c].dst];
-		if (!d->shape_at)
-			return false;
-		for (uint64_t i = 0; i < d->part_count; i++)
-			sum ^= run->parts[d->first_part + i].content;
-	}
-	*out = tensor_sum_finish(sum, bytes_of(tensor));
-	return true;
-}
-
-enum err content_of_target(const struct run *run, const struct build_target *t, char hex[33])
-{
-	const struct sdict *sd = t->sd;
-	CLEANUP(mem_free_ptr) uint64_t *sums = mem_zalloc(sd->tensor_count, sizeof *sums);
-	bool all = !t->delta && !t->given;
-
-	NEED(sums, "no memory for %ju sums", (uintmax_t)sd->tensor_count);
-	hex[0] = '\0';
-	for (uint64_t i = 0; all && i < sd->tensor_count; i++) {
-		if (sd->tensors[i].tied_to)
-			sums[i] = sums[sd->tensors[i].tied_to - 1];
-		else
-			all = sum_tensor(run, t, &sd->tensors[i], &sums[i]);
-	}
-	return all ? finish(sd, sums, hex) : OK;
-}
-
-/* ---- verify ---- */
-
 /* The tensor's chunks have all of its elements, each once, and the tensor's bytes can be counted. */
 static bool is_tiled(const struct sdict *sd, const struct sd_tensor *t)
 {
@@ -68,6 +35,139 @@ static bool is_tiled(const struct sdict *sd, const struct sd_tensor *t)
 		sum += box_volume(t->ndim, sd_sizes(&sd->chunks[c], t->ndim));
 	return sum == numel;
 }
+
+/* Adds up the parts of a tensor's chunks, whose dsts these are. False: one of them was not summed. */
+static bool sum_tensor(const struct run *run, const struct sd_tensor *tensor, const uint32_t *dsts, uint64_t *out)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t c = tensor->first_chunk; c < tensor->first_chunk + tensor->chunk_count; c++) {
+		const struct run_dst *d = dsts[c] == UINT32_MAX ? NULL : &run->dsts[dsts[c]];
+		if (!d || !d->shape_at)
+			return false;
+		for (uint64_t i = 0; i < d->part_count; i++)
+			sum ^= run->parts[d->first_part + i].content;
+	}
+	*out = tensor_sum_finish(sum, bytes_of(tensor));
+	return true;
+}
+
+static FALLIBLE enum err content_of(const struct run *run, const struct sdict *sd, const uint32_t *dsts, char hex[33])
+{
+	CLEANUP(mem_free_ptr) uint64_t *sums = mem_zalloc(sd->tensor_count, sizeof *sums);
+	bool all = true;
+
+	NEED(sums, "no memory for %ju sums", (uintmax_t)sd->tensor_count);
+	for (uint64_t i = 0; all && i < sd->tensor_count; i++) {
+		if (sd->tensors[i].tied_to)
+			sums[i] = sums[sd->tensors[i].tied_to - 1];
+		else
+			all = sum_tensor(run, &sd->tensors[i], dsts, &sums[i]);
+	}
+	return all ? finish(sd, sums, hex) : OK;
+}
+
+enum err content_of_target(const struct run *run, const struct build_target *t, char hex[33])
+{
+	CLEANUP(mem_free_ptr) uint32_t *dsts = mem_alloc(t->sd->chunk_count * sizeof *dsts + 1);
+
+	NEED(dsts, "no memory for %ju chunks", (uintmax_t)t->sd->chunk_count);
+	hex[0] = '\0';
+	for (uint64_t i = 0; i < t->sd->chunk_count; i++)
+		dsts[i] = t->chunk_places[i].dst;
+	return t->delta || t->given ? OK : content_of(run, t->sd, dsts, hex);
+}
+
+/* ---- items that a client has planned ---- */
+
+struct item_place {
+	struct str file;
+	uint64_t offset, length;
+	uint32_t dst;
+};
+
+static int by_place(const void *a, const void *b)
+{
+	const struct item_place *x = a, *y = b;
+
+	return str_cmp(x->file, y->file) ?: num_order(x->offset, y->offset) ?: num_order(x->length, y->length);
+}
+
+static FALLIBLE enum err sort_places(const struct run_build *b, const struct build_target *t, struct item_place **out)
+{
+	uint64_t n = t->sd->chunk_count;
+	struct item_place *all = mem_zalloc(n, sizeof *all);
+
+	NEED(all, "no memory for %ju places", (uintmax_t)n);
+	for (uint64_t i = 0; i < n; i++) {
+		const struct build_place *p = &t->chunk_places[i];
+		const struct run_file *f = &b->files.v[p->file];
+		all[i] = (struct item_place){ { b->strings.v + f->name_at, f->name_len }, p->offset, p->length, p->dst };
+	}
+	if (n)
+		qsort(all, n, sizeof *all, by_place);
+	*out = all;
+	return OK;
+}
+
+/* Is the item the chunk's elements, as far as its list tells? The metadata are the client's, too: nothing in them is believed. */
+static bool is_chunk(const struct run_build *b, const struct run_dst *d, const struct sd_tensor *t, const struct sd_chunk *c)
+{
+	const int64_t *offsets = c->dims, *sizes = sd_sizes(c, t->ndim);
+
+	if (d->kind != RUN_DST_TENSOR || d->bare || d->dtype != (uint8_t)t->dtype || d->ndim != t->ndim || d->shape_at)
+		return false;
+	for (uint32_t i = 0; i < t->ndim; i++)
+		if (b->dims.v[d->dims_at + t->ndim + i] != sizes[i] || offsets[i] < 0 || offsets[i] > t->shape[i] - sizes[i])
+			return false;
+	return tensor_sum_is_cheap(t->ndim, c->dims, t->shape, dtype_bytes(t->dtype));
+}
+
+static FALLIBLE enum err want_item(struct run_build *b, struct run_dst *d, const struct sd_tensor *t, const struct sd_chunk *c)
+{
+	TRY(run_add_dims(b, c->dims, t->ndim, &d->box_at));
+	d->shape_at = 1 + b->dims.n;
+	TRY(vec_reserve(&b->dims, t->ndim));
+	if (t->ndim)
+		memcpy(b->dims.v + b->dims.n, t->shape, t->ndim * sizeof *t->shape);
+	b->dims.n += t->ndim;
+	return OK;
+}
+
+enum err content_want_items(struct run_build *b, const struct build_target *t, struct content_items *items)
+{
+	CLEANUP(mem_free_ptr) struct item_place *all = NULL;
+	const struct sdict *sd = items->sd;
+
+	items->dsts = mem_alloc(sd->chunk_count * sizeof *items->dsts + 1);
+	NEED(items->dsts, "no memory for %ju chunks", (uintmax_t)sd->chunk_count);
+	memset(items->dsts, 0xFF, sd->chunk_count * sizeof *items->dsts);
+	TRY(sort_places(b, t, &all));
+	each(tensor, sd->tensors, sd->tensor_count) {
+		if (!is_tiled(sd, tensor))
+			continue;
+		for (uint32_t i = tensor->first_chunk; i < tensor->first_chunk + tensor->chunk_count; i++) {
+			const struct sd_chunk *c = &sd->chunks[i];
+			struct item_place key = { sd->files[c->loc.file].name, c->loc.offset, c->loc.length, 0 };
+			const struct item_place *p = t->sd->chunk_count
+				? bsearch(&key, all, t->sd->chunk_count, sizeof *all, by_place) : NULL;
+			struct run_dst *d = p ? &b->dsts.v[p->dst] : NULL;
+			if (!d || (t->local && !t->local[d->rank]) || !is_chunk(b, d, tensor, c))
+				continue;
+			TRY(want_item(b, d, tensor, c));
+			items->dsts[i] = p->dst;
+		}
+	}
+	return OK;
+}
+
+enum err content_of_items(const struct run *run, const struct content_items *items, char hex[33])
+{
+	hex[0] = '\0';
+	return items->dsts ? content_of(run, items->sd, items->dsts, hex) : OK;
+}
+
+/* ---- verify ---- */
 
 enum err content_want(struct run_build *b, const struct sdict *sd, uint32_t first)
 {

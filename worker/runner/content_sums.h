@@ -6,6 +6,17 @@
 /* Of a finished run's target. hex: the digest's 32 digits; "" if some tensor's content was not summed up. */
 FALLIBLE enum err content_of_target(const struct run *run, const struct build_target *t, char hex[33]);
 
+/* Items that a client has planned: its metadata, not the list of items, tell which box of which tensor each one is. */
+struct content_items {
+	const struct sdict *sd;        /* of the metadata; NULL: not known */
+	uint32_t *dsts;                /* per chunk of sd; UINT32_MAX: none whose elements are written here; mem_free */
+	const char *unknown;           /* why sd is NULL */
+};
+/* Finds the dst of each chunk of items->sd by its place, before the run is shared, and has its content summed up. t: built. */
+FALLIBLE enum err content_want_items(struct run_build *b, const struct build_target *t, struct content_items *items);
+/* As content_of_target. */
+FALLIBLE enum err content_of_items(const struct run *run, const struct content_items *items, char hex[33]);
+
 /* Verify: the tensors' content is to be summed up from their sources, the chunks of sd from `first` on, where those are read item by
  * item. */
 FALLIBLE enum err content_want(struct run_build *b, const struct sdict *sd, uint32_t first);

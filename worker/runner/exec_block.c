@@ -294,7 +294,7 @@ static void digest_part(const struct run *run, struct run_part *p, const unsigne
 
 	if (d->kind == RUN_DST_TENSOR && d->shape_at) {
 		struct tensor_sum sum;
-		bool fits = tensor_sum_begin(&sum, d->ndim, run->dims + d->dims_at, run->dims + d->shape_at - 1,
+		bool fits = tensor_sum_begin(&sum, d->ndim, run->dims + d->box_at, run->dims + d->shape_at - 1,
 					     dtype_bytes((enum dtype)d->dtype), p->begin);
 		must(fits); /* tensors that are written have sizes that were checked */
 		digest_block_also(bytes, p->end - p->begin, &digest, add_to_sum, &sum);

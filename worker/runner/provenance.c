@@ -119,6 +119,8 @@ static FALLIBLE enum err fill(const struct job *j, const struct provenance *p, j
 		TRY(set(doc, "parents", json_incref(j->parents)));
 	if (j->shares)
 		TRY(set(doc, "bytes_shared", json_integer((json_int_t)j->bytes_shared)));
+	if (p->content_unknown)
+		TRY(set(doc, "content_unknown", json_string(p->content_unknown)));
 	return p->content_digest[0] ? set(doc, "content_digest", json_string(p->content_digest)) : OK;
 }
 

@@ -15,6 +15,7 @@ FALLIBLE enum err provenance_add(struct job *j, json_t *parent);
 struct provenance {
 	const json_t *plan;            /* as GET …/plan shows it */
 	const char *content_digest;    /* 32 hex digits; "": not known */
+	const char *content_unknown;   /* why; NULL: it is known */
 	uint64_t generation;
 	bool has_generation;
 };

@@ -128,6 +128,7 @@ struct run_dst {
 	uint64_t payload_off, payload_bytes, tail_off, length;  /* relative to offset; see item_layout */
 	uint64_t fqn_at, dims_at, first_piece;
 	uint64_t shape_at;             /* 1 + where in `dims` the tensor's shape is; 0: its content is not summed up */
+	uint64_t box_at;               /* its box in that tensor: where dims_at is, but for items that a client has planned */
 	uint64_t first_part, part_count;         /* in a row */
 	uint64_t inline_at, inline_len;          /* RAW: bytes from the string pool instead of a source */
 	uint32_t piece_count;

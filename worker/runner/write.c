@@ -12,7 +12,6 @@
 #include "format/gguf.h"
 #include "io/digest.h"
 #include "os/fs.h"
-#include "runner/content_sums.h"
 #include "runner/gang_run.h"
 #include "runner/gate.h"
 #include "runner/manifest_put.h"
@@ -105,10 +104,27 @@ static FALLIBLE enum err put_content_digest(struct job *j, const char *hex)
 	return json_object_set_new(j->result, "content_digest", json_string(hex)) < 0 ? ERR(NO_MEMORY, "no memory for the result") : OK;
 }
 
+/* Makes the content digest; without one *unknown says why. */
+static FALLIBLE enum err make_content(const struct write *w, char hex[33], const char **unknown)
+{
+	const struct content_items *items = w->spec->items;
+
+	hex[0] = '\0';
+	TRY(items ? content_of_items(w->run, items, hex) : content_of_target(w->run, w->target, hex));
+	if (items && items->unknown)
+		*unknown = items->unknown;
+	else if (items)
+		*unknown = "an item is no plain tensor of one piece, or not written here";
+	else
+		*unknown = w->target->delta ? "a delta has a digest of its own form" : "a tensor lies in blocks or in too short rows";
+	*unknown = hex[0] ? NULL : *unknown;
+	return OK;
+}
+
 static FALLIBLE enum err put_manifest(const struct write *w, struct manifest_head *head)
 {
 	char content[33];
-	const struct provenance p = { .plan = w->plan, .content_digest = content, .generation = head->generation,
+	struct provenance p = { .plan = w->plan, .content_digest = content, .generation = head->generation,
 				      .has_generation = head->has_generation };
 	const struct job *j = w->job;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
@@ -125,7 +141,7 @@ static FALLIBLE enum err put_manifest(const struct write *w, struct manifest_hea
 	head->attempt = j->attempt;
 	head->uid = j->uid;
 	head->unsynced = w->staging->no_sync;
-	TRY(content_of_target(w->run, w->target, content));
+	TRY(make_content(w, content, &p.content_unknown));
 	TRY(check_content(w, content));
 	TRY(provenance_make(j, &p, &record));
 	head->record = record;
@@ -183,7 +199,8 @@ static FALLIBLE enum err build(const struct job *j, struct write_spec *s, struct
 		const char *slash = strrchr(j->spec.target.name.p, '/');
 		t->file_name = slash ? str_of(slash + 1) : j->spec.target.name;
 	}
-	return build_target_files(s->build, t);
+	TRY(build_target_files(s->build, t));
+	return s->items && s->items->sd ? content_want_items(s->build, t, s->items) : OK;
 }
 
 static const char *metadata_name(const struct write_spec *s)

@@ -1,5 +1,6 @@
 /* write.h: from a planned target to a visible checkpoint: staging, the run, metadata, manifest, commit. save and reshard end here. */
 #pragma once
+#include "runner/content_sums.h"
 #include "runner/share.h"
 #include "store/commit.h"
 
@@ -40,6 +41,7 @@ struct write_spec {
 	const struct file_plan_given *given;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
+	struct content_items *items;   /* what the items are tensors of */
 	const struct gguf_head *gguf;  /* see file_plan.h */
 	const struct build_other *others;      /* files that travel along, and their sources */
 	uint64_t other_count;

@@ -44,7 +44,7 @@ static const struct member members[] = {
 	{ "generation", COUNT, 0, NULL },	{ "labels", TEXTS, RECORD_LABELS_MAX, NULL },
 	{ "metrics", NUMBERS, RECORD_METRICS_MAX, NULL }, { "parents", LIST, RECORD_PARENTS_MAX, parent },
 	{ "bytes_shared", COUNT, 0, NULL },	{ "content_digest", DIGEST, 0, NULL },
-	{ NULL, TEXT, 0, NULL },
+	{ "content_unknown", TEXT, 200, NULL }, { NULL, TEXT, 0, NULL },
 };
 
 static FALLIBLE enum err take_object(const struct member *m, const struct jval *v, json_t **out);

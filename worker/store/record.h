@@ -4,7 +4,7 @@
  *   {"made_by":{"job":"01J…","kind":"save","attempt":1,"version":"0.9.0","plan_digest":"32 hex digits","uid":1000},
  *    "durable_at":"2026-11-23T07:20:00.120Z","generation":7,"labels":{"run":"r1"},"metrics":{"loss":1.5},
  *    "parents":[{"role":"source","storage":"main","name":"run1/step-1","job":"01J…","content_digest":"32 hex digits"}],
- *    "bytes_shared":0,"content_digest":"32 hex digits"}
+ *    "bytes_shared":0,"content_digest":"32 hex digits"}            (or, where the job could not tell, "content_unknown":why)
  *
  * The manifest (manifest.h; of a checkpoint that is one file the page beside it, beside.h) has it as its second member, with a digest of
  * its own behind it, in front of everything that grows with the checkpoint: a list of thousands reads the first page of each manifest and
