@@ -479,7 +479,7 @@ FALLIBLE enum err h_checkpoint_lineage(struct req *r)
 	struct storage *st;
 
 	TRY(ref_check_storage(r->parts[2]));
-	TRY(ref_check_name(r->parts[3]));
+	TRY(ref_check_meant(r->parts[3]));
 	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	req_hold(r);
 	if (catalogue_is_alias(r->parts[3].p))

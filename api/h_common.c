@@ -119,7 +119,7 @@ FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out)
 
 	NEED(q, "cannot ask");
 	TRY(ref_check_storage(r->parts[2]));
-	TRY(ref_check_name(r->parts[3]));
+	TRY(ref_check_meant(r->parts[3]));
 	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	TRY(h_set_text(q, "storage", r->parts[2]));
 	TRY(h_set_text(q, "name", r->parts[3]));

@@ -45,6 +45,7 @@ static FALLIBLE enum err check_owner_death(const struct jval *v, bool one)
 	if (one)
 		return spec_check_save_wish(&save);
 	TRY(ref_read(&save, REF_CHECKPOINT, (const char *const[]){ "format", NULL }, &ref));
+	TRY(jval_failed(&name, ref_check_name(ref.name)));
 	TRY(spec_check_save_format(&save));
 	if (!memmem(ref.name.p, ref.name.n, "{generation}", 12))
 		return jval_fail(&name, ERR_VALIDATION_FAILED, "must contain {generation}, or two saves would collide");

@@ -136,9 +136,17 @@ bool catalogue_is_alias(const char *name)
 	return at && at > name && at[1] && !strchr(at, '/');
 }
 
+/* No checkpoint is called so: "-@best" is an alias, or nothing. */
+static bool is_of_one_component(const struct resolution *x)
+{
+	return strcmp(x->run, "-") == 0;
+}
+
 /* name NULL: as it was. */
 static void resolution_end(struct resolution *x, enum err e, const char *name)
 {
+	if (!e && !name && x->run && is_of_one_component(x))
+		e = ERR(NOT_FOUND, "there is no checkpoint '%s'", x->name);
 	x->fn(x->user, e, name ? name : x->name);
 	mem_free(x->name);
 	mem_free(x->run);
@@ -164,17 +172,19 @@ static void on_own(void *user, enum err e, const json_t *ok, int *)
 		catalogue_run(x->server, x->storage, &(struct catalogue_wish){ .run = str_of(x->run), .size = 1 }, on_run, x);
 }
 
+static void ask_aliases(struct resolution *x)
+{
+	json_t *q = json_pack("{s:s, s:s, s:s}", "op", "aliases", "storage", x->storage, "run", x->run);
+
+	lookup_ask(x->server->lookups, x->storage, q, NULL, 0, on_own, x);
+}
+
 static void on_exact(void *user, enum err e, const json_t *ok, int *)
 {
-	struct resolution *x = user;
-	json_t *q = NULL;
-
-	if (!e && !json_is_true(json_object_get(ok, "exists")))
-		q = json_pack("{s:s, s:s, s:s}", "op", "aliases", "storage", x->storage, "run", x->run);
-	if (q)
-		lookup_ask(x->server->lookups, x->storage, q, NULL, 0, on_own, x);
+	if (e || json_is_true(json_object_get(ok, "exists")))
+		resolution_end(user, e, NULL);
 	else
-		resolution_end(x, e, NULL);
+		ask_aliases(user);
 }
 
 void catalogue_resolve(struct server *s, const char *storage, const char *name, catalogue_name_fn fn, void *user)
@@ -183,14 +193,17 @@ void catalogue_resolve(struct server *s, const char *storage, const char *name, 
 
 	*x = (struct resolution){ .server = s, .name = mem_strdup(name), .run = mem_strdup(name), .fn = fn, .user = user };
 	snprintf(x->storage, sizeof x->storage, "%s", storage);
-	json_t *q = json_pack("{s:s, s:s, s:s, s:i}", "op", "exists", "storage", storage, "name", name, "uid", 0);
-	if (!x->name || !x->run || !q) {
-		json_decref(q);
+	if (!x->name || !x->run) {
 		resolution_end(x, ERR(NO_MEMORY, "cannot find what an alias stands for"), "");
 		return;
 	}
 	char *at = strrchr(x->run, '@');
 	*at = '\0';
 	x->alias = at + 1;
-	lookup_ask(s->lookups, storage, q, NULL, 0, on_exact, x);
+	if (is_of_one_component(x))
+		ask_aliases(x);
+	else
+		lookup_ask(s->lookups, storage,
+			   json_pack("{s:s, s:s, s:s, s:i}", "op", "exists", "storage", storage, "name", name, "uid", 0), NULL, 0,
+			   on_exact, x);
 }

@@ -184,6 +184,44 @@ def test_aliases(d, root):
     alias(d, f"{run}-moved", "best", None).problem("not_found")
 
 
+def test_aliases_of_names_of_one_component(d, root):
+    """Their run is "-": "-@best" stands for one of them wherever a checkpoint is read, and nothing is ever called so."""
+    one, other, new = lib.fresh(), lib.fresh(), lib.fresh()
+    put(root, one, 1000)
+    (root / one / "config.json").write_text("{}")
+    put(root, other, 4000000000)
+    best, layout = {"storage": "main", "name": "-@best"}, [{"match": "*", "like": "main:-@best"}]
+    try:
+        d.api.get(d.api.storage_path("main", "-@best")).problem("not_found", status=404)
+        d.api.post("/v1/jobs", {"kind": "verify", "source": best}).problem("not_found", status=404)
+        r = d.ctl("alias", "main:-", "best", one)
+        assert r.returncode == 0 and f"main:-@best is {one}" in r.stdout, r
+        (root / "-@best").mkdir()
+        (root / "-@best/.metadata").write_bytes(b"x")  # of another tool
+        assert d.api.get(d.api.storage_path("main", "-@best")).ok(200)["name"] == one
+        assert d.api.get(d.api.storage_path("main", "-@best", "/tensors")).ok(200)["tensors"]
+        assert one in str(d.api.get(d.api.storage_path("main", "-@best", "/lineage")).ok(200))
+        assert d.api.get(d.api.storage_path("main", "-@latest")).ok(200)["name"] == other
+        target = {"storage": "main", "name": new, "layout": layout, "assets": best, "copy_assets": True}
+        job = d.api.run("reshard", source=best, target=target)
+        assert job["source"]["name"] == job["target"]["assets"]["name"] == one and job["target"]["layout"][0]["like"] == f"main:{one}"
+        assert d.api.run("diff", a=best, b={"storage": "main", "name": new})["result"]["equal"]
+        assert one in d.ctl("show", "main:-@best").stdout and d.ctl("verify", "main:-@best").returncode == 0
+        assert d.ctl("hold", "main:-@best", "--reason", "x").returncode == 0 == d.ctl("unhold", "main:-@best").returncode
+        for kind, source in (("reshard", best), ("save", {"state_dict": "x"})):
+            p = d.api.post("/v1/jobs", {"kind": kind, "source": source, "target": best}).problem("name_invalid", status=422)
+            assert "begins with '-'" in p["detail"]
+        for name in ("-", "-x", "-x@best", "-@", "-@-a", "a/-@best"):
+            d.api.get(d.api.storage_path("main", name)).problem("name_invalid", status=422)
+            d.api.post("/v1/jobs", {"kind": "verify", "source": {"storage": "main", "name": name}}).problem("name_invalid", status=422)
+        gone = d.api.wait(d.api.delete(d.api.storage_path("main", "-@best")).ok(202))
+        assert gone["result"]["deleted"]["name"] == one and not (root / one).exists() and (root / "-@best").exists()
+    finally:
+        for name in (one, other, new, "-@best"):
+            shutil.rmtree(root / name, ignore_errors=True)
+        alias(d, "-", "best", None)
+
+
 def test_aliases_in_requests(d, root):
     """A label is a text; a name of an unknown storage keeps no other from its checkpoint; a request has so many."""
     run = f"runs/{lib.fresh()}"

@@ -11,7 +11,7 @@ from lib_direct import item
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import dcpd
-from dcpd.torch import StorageWriter
+from dcpd.torch import StorageReader, StorageWriter
 
 
 def rot(d, ref, fqn="w"):
@@ -94,6 +94,16 @@ def test_keep_and_hold_by_the_drop_in(at):
         one = client.checkpoints.get(f"{run}@best")
         assert one["name"] == f"{run[5:]}/step-1" and one["hold"]["reason"] == "good" and one["metrics"] == {"loss": 0.25}
         client.checkpoints.unhold(f"{run}/step-1")
+
+
+def test_an_alias_of_names_of_one_component(at):
+    dcpd.save({"w": torch.full((4,), 7.0)}, f"main:{lib.fresh()}", keep="chosen")
+    dcpd.save({"w": torch.zeros(4)}, f"main:{lib.fresh()}")
+    into = {"w": torch.zeros(4)}
+    torch.distributed.checkpoint.load(into, no_dist=True, storage_reader=StorageReader("main:-@chosen"))
+    assert into["w"].tolist() == [7] * 4 == dcpd.load("main:-@chosen")["w"].tolist()
+    with pytest.raises(dcpd.RequestRefused, match="begins with '-'"):
+        dcpd.save({"w": torch.zeros(4)}, "main:-@chosen", overwrite=True)
 
 
 def test_wrong_names_are_no_first_start(at):

@@ -65,6 +65,16 @@ static void test_names(void **state)
 	T_ERR(NAME_INVALID, ref_check_name(STR("a\nb")));
 	T_ERR(NAME_INVALID, ref_check_name(STR("a\0b")));
 	T_ERR(NAME_INVALID, ref_check_name(STR("a\xff")));
+	T_ERR(NAME_INVALID, ref_check_name(STR("-@best")));
+	T_OK(ref_check_meant(STR("-@best")));
+	T_OK(ref_check_meant(STR("-@latest-verified")));
+	T_OK(ref_check_meant(STR("run1@best")));
+	T_ERR(NAME_INVALID, ref_check_meant(STR("-")));
+	T_ERR(NAME_INVALID, ref_check_meant(STR("-@")));
+	T_ERR(NAME_INVALID, ref_check_meant(STR("-@-a")));
+	T_ERR(NAME_INVALID, ref_check_meant(STR("-@a/b")));
+	T_ERR(NAME_INVALID, ref_check_meant(STR("-x@best")));
+	T_ERR(NAME_INVALID, ref_check_meant(STR("a/-@best")));
 	T_OK(ref_check_name(STR("1/2/3/4/5/6/7/8/9/10/11/12/13/14/15/16")));
 	T_ERR(NAME_INVALID, ref_check_name(STR("1/2/3/4/5/6/7/8/9/10/11/12/13/14/15/16/17")));
 	memset(long_part, 'x', sizeof long_part);

@@ -52,7 +52,7 @@ FALLIBLE enum err ref_check_name(struct str name)
 }
 
 /* An alias is a part of references, on command lines too. */
-FALLIBLE enum err ref_check_alias(struct str alias)
+static bool is_alias(struct str alias)
 {
 	bool good = alias.n >= 1 && alias.n <= REF_ALIAS_BYTES_MAX;
 
@@ -60,7 +60,17 @@ FALLIBLE enum err ref_check_alias(struct str alias)
 		char c = alias.p[i], letter = (char)(c | 0x20);
 		good = (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || (i > 0 && (c == '-' || c == '_' || c == '.'));
 	}
-	if (!good)
+	return good;
+}
+
+FALLIBLE enum err ref_check_meant(struct str name)
+{
+	return str_starts(name, "-@") && is_alias((struct str){ name.p + 2, name.n - 2 }) ? OK : ref_check_name(name);
+}
+
+FALLIBLE enum err ref_check_alias(struct str alias)
+{
+	if (!is_alias(alias))
 		return ERR(NAME_INVALID, "an alias matches [A-Za-z0-9][A-Za-z0-9._-]{0,63}");
 	if (str_is(alias, "latest") || str_is(alias, "latest-verified"))
 		return ERR(NAME_INVALID, "dcpd itself says which checkpoint is the %s", alias.p);
@@ -100,7 +110,7 @@ FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *con
 		TRY(jval_string(&storage, &ref.storage));
 		TRY(jval_failed(&storage, ref_check_storage(ref.storage)));
 		TRY(jval_string(&name, &ref.name));
-		TRY(jval_failed(&name, ref_check_name(ref.name)));
+		TRY(jval_failed(&name, ref_check_meant(ref.name)));
 	}
 	*out = ref;
 	return OK;
@@ -127,7 +137,7 @@ FALLIBLE enum err ref_parse(struct str text, struct ref *out)
 		TRY(ref_check_state_dict(ref.name));
 	} else {
 		TRY(ref_check_storage(ref.storage));
-		TRY(ref_check_name(ref.name));
+		TRY(ref_check_meant(ref.name));
 	}
 	*out = ref;
 	return OK;

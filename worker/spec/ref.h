@@ -6,6 +6,8 @@ enum { REF_COMPONENTS_MAX = 16, REF_COMPONENT_BYTES_MAX = 200, REF_STORAGE_BYTES
 
 FALLIBLE enum err ref_check_storage(struct str name);      /* [a-z][a-z0-9_-]{0,31}, not "shm" */
 FALLIBLE enum err ref_check_name(struct str name);         /* a checkpoint: 1 to 16 components */
+/* A reference's name of a checkpoint: also "-@best", an alias of checkpoints whose names have one component (their run is "-"). */
+FALLIBLE enum err ref_check_meant(struct str name);
 FALLIBLE enum err ref_check_alias(struct str alias);       /* [A-Za-z0-9][A-Za-z0-9._-]{0,63}, none that dcpd computes */
 FALLIBLE enum err ref_check_state_dict(struct str name);   /* one component, without '/' or ':' */
 

@@ -129,9 +129,10 @@ static FALLIBLE enum err check_alias(const struct jval *doc, const struct spec *
 
 static FALLIBLE enum err check_wish(const struct jval *save, struct spec *s)
 {
-	struct jval labels = jval_get(save, "labels"), metrics = jval_get(save, "metrics");
+	struct jval labels = jval_get(save, "labels"), metrics = jval_get(save, "metrics"), name = jval_get(save, "name");
 
 	TRY(ref_read(save, REF_CHECKPOINT, (const char *const[]){ "format", "options", "labels", "metrics", "hosts", NULL }, &s->target));
+	TRY(jval_failed(&name, ref_check_name(s->target.name)));
 	TRY(read_hosts(save, s->arena, &s->hosts));
 	TRY(spec_check_save_format(save));
 	TRY(field_read_labels(&labels, s->arena, &s->labels));
@@ -398,11 +399,15 @@ static FALLIBLE enum err check_apply(const struct jval *doc, const struct spec *
 
 static FALLIBLE enum err read_ref(const struct jval *doc, enum field_place place, unsigned kinds, struct ref *out, struct spec *s)
 {
-	struct jval v = jval_get(doc, field_place_key(place));
+	struct jval v = jval_get(doc, field_place_key(place)), name = jval_get(&v, "name");
+	bool is_made = place == AT_TARGET && !kind_is(s->kind, KIND_REMOVES | KIND_REPAIRS);
 	const char *keys[FIELD_KEYS_MAX];
 
+	if (!kinds)
+		return OK;
 	field_keys(s->kind, place, NULL, keys);
-	return kinds ? ref_read(&v, kinds, keys, out) : OK;
+	TRY(ref_read(&v, kinds, keys, out));
+	return is_made && out->kind == REF_CHECKPOINT ? jval_failed(&name, ref_check_name(out->name)) : OK;
 }
 
 static FALLIBLE enum err read_places(const struct jval *doc, struct spec *s)
