@@ -80,6 +80,7 @@ deps: ## install from Debian what building needs, if it is missing
 deps-test: ## the same for the tests, and PyTorch and promtool into a cache folder of yours
 	$(Q)deploy/deps.sh $(TEST_DEBS)
 	$(Q)tests/venv.sh >/dev/null
+	$(Q)tests/venv.sh tests/lib/requirements-s3.txt >/dev/null
 	$(Q)tests/promtool.sh >/dev/null
 
 ##@ Build

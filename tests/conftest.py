@@ -76,6 +76,14 @@ def golden_root(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def s3_server(tmp_path_factory):
+    """Object storage: SeaweedFS with one bucket, for all tests of a run (a prefix each)."""
+    import s3_server  # noqa: PLC0415: most runs need none
+    with s3_server.Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def shared_daemon(tmp_path_factory, golden_root):
     home = tmp_path_factory.mktemp("dcpd")
     d = lib.Daemon(home, {"main": home / "main", "other": home / "other", "golden": golden_root})

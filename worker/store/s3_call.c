@@ -241,7 +241,7 @@ enum err s3_run(struct s3_op *op)
 				break;
 			continue;
 		}
-		if (verdict == S3_FINAL || verdict == S3_RENEW || try + 1 >= s3->tries || !take_budget(s3))
+		if (op->is_once || verdict == S3_FINAL || verdict == S3_RENEW || try + 1 >= s3->tries || !take_budget(s3))
 			break;
 		struct err_info info = *err_last();
 		bool on = pause_before(op, try, verdict == S3_SLOW, op->x.answer.retry_after_s);

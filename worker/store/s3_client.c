@@ -283,7 +283,7 @@ static FALLIBLE enum err head(struct s3 *s3, const char *key, const struct s3_ca
 	if (out->status < 300)
 		return e;
 	/* An answer to HEAD has no body, so no words: a GET of one byte has. */
-	again.reads = true;
+	again.reads = again.is_once = true;
 	again.deadline_ms = op.deadline_ms;
 	s3_op_header(&again, "range", "bytes=0-0");
 	struct err_info info = *err_last();

@@ -105,8 +105,9 @@ FALLIBLE enum err s3_head(struct s3 *s3, const char *key, const struct s3_call *
 
 /* One entry: a key (relative, whole), or, with a delimiter, a common prefix that ends in it; `object` is NULL then. */
 typedef enum err (*s3_entry_fn)(void *user, struct str key, const struct s3_object *object);
-/* All keys that begin with `prefix`, in byte order, behind `after` (NULL: from the first). delimiter: '/' or 0. at_most: 0: all.
- * fn's error stops it. Pages are asked for as fn takes them: what changes meanwhile may be seen or not. */
+/* All keys that begin with `prefix`, behind `after` (NULL: from the first), ascending; with a delimiter ('/', else 0) each page has its
+ * keys before its common prefixes. at_most 0: all. fn's error stops it. Pages are asked for as fn takes them: what changes meanwhile may
+ * be seen or not. */
 FALLIBLE enum err s3_list(struct s3 *s3, const char *prefix, char delimiter, const char *after, uint64_t at_most,
 			  const struct s3_call *call, s3_entry_fn fn, void *user);
 

@@ -30,6 +30,7 @@ struct s3_op {
 	struct s3_pair headers[S3_HEADERS_MAX];        /* names in lower case; host and x-amz-date, … are added */
 	size_t header_count;
 	bool reads;                    /* its 412 is about the ETag of what it reads */
+	bool is_once;                  /* no repeats */
 	bool is_slow;                  /* the server may work for long before it answers */
 	/* body, into, text, begin: as in s3_http.h */
 	struct s3_exchange x;

@@ -1,0 +1,257 @@
+"""Object storage for tests: SeaweedFS, a real server with conditional writes, on loopback; and Fake, one that misbehaves as it is told.
+
+    with Server(folder) as s3: s3.endpoint, s3.bucket, s3.environment()
+"""
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+import urllib.parse
+import zlib
+
+from dcpd import ROOT, clean_environment, wait_for
+
+ACCESS, SECRET = "AKIATESTS", "secret/of+tests"
+GRPC = 10000  # SeaweedFS's own ports stand so far above those of HTTP
+
+
+def environment_of_tools():
+    """The interpreter of an environment with SeaweedFS and boto3, made once per user."""
+    env = {k: v for k, v in os.environ.items() if k != "DCPD_TEST_VENV"}
+    made = subprocess.run([ROOT / "tests/venv.sh", ROOT / "tests/lib/requirements-s3.txt"], env=env, check=True, stdout=subprocess.PIPE,
+                          text=True)
+    return pathlib.Path(made.stdout.strip()) / "bin/python"
+
+
+def free_ports(count):
+    """Ports that are free, as are those GRPC above them."""
+    found = []
+    with contextlib.ExitStack() as held:
+        while len(found) < count:
+            port = random.randrange(12000, 22000)
+            try:
+                for p in (port, port + GRPC):
+                    s = held.enter_context(socket.socket())
+                    s.bind(("127.0.0.1", p))
+            except OSError:
+                continue
+            found.append(port)
+    return found
+
+
+class Server:
+    """SeaweedFS, all its parts in one process, with one bucket."""
+
+    bucket = "tests"
+    region = "us-east-1"
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.process = None
+
+    def __enter__(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "data").mkdir()
+        self.ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4)))
+        master, volume, filer, s3 = self.ports.values()
+        keys = [{"accessKey": ACCESS, "secretKey": SECRET}]
+        reader = [{"accessKey": "AKIAREADER", "secretKey": SECRET}]
+        config = self.folder / "s3.json"
+        config.write_text(json.dumps({"identities": [
+            {"name": "all", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]},
+            {"name": "reads", "credentials": reader, "actions": ["Read", "List"]}]}))
+        self.endpoint = f"http://127.0.0.1:{s3}"
+        self.log = open(self.folder / "weed.log", "wb")
+        self.process = subprocess.Popen(
+            [environment_of_tools().parent / "weed", "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+             f"-dir={self.folder}/data", f"-master.port={master}", "-master.electionTimeout=100ms", "-master.heartbeatInterval=20ms",
+             "-master.volumeSizeLimitMB=1024", "-master.telemetry=false", f"-volume.port={volume}", "-volume.max=64",
+             f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false",
+             "-s3.autoCreateBucket=false", f"-s3.config={config}"],
+            stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            wait_for(lambda: self.make_bucket(filer), 20, "SeaweedFS", every=0.05)
+            wait_for(self.answers, 20, "SeaweedFS's S3", every=0.05)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def make_bucket(self, filer):
+        """A folder of the filer's below /buckets is one."""
+        assert self.process.poll() is None, (self.folder / "weed.log").read_text()[-4000:]
+        with contextlib.suppress(OSError):
+            c = http.client.HTTPConnection("127.0.0.1", filer, timeout=5)
+            c.request("POST", f"/buckets/{self.bucket}/")
+            return c.getresponse().status in (200, 201)
+
+    def answers(self):
+        """403 means that it asks for a signature, and that the bucket is known."""
+        with contextlib.suppress(OSError):
+            u = urllib.parse.urlsplit(self.endpoint)
+            c = http.client.HTTPConnection(u.hostname, u.port, timeout=5)
+            c.request("GET", f"/{self.bucket}")
+            return c.getresponse().status == 403
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
+        for name, port in self.ports.items():
+            for socket_name in (f"{name}-grpc-{port + GRPC}", f"{name}-{port}"):
+                pathlib.Path(f"/tmp/seaweedfs-{socket_name}.sock").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def environment(self, access=ACCESS, secret=SECRET):
+        return {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": self.region}
+
+    @contextlib.contextmanager
+    def paused(self):
+        """It neither answers nor reads, as a host that hangs."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
+
+
+# ---------------------------------------------------------------------------------------------------------------- a server that lies
+
+
+def error(code, message="as the test says"):
+    return f"<Error><Code>{code}</Code><Message>{message}</Message><RequestId>fake1</RequestId></Error>".encode()
+
+
+class Fake:
+    """A small S3 in memory. Before it answers, it takes the next of `script`: a function of the handler, which answers by itself and
+    returns True, or lets the usual answer follow. `seen` has (verb, path, headers) of each request."""
+
+    bucket = "tests"
+
+    def __init__(self, host="127.0.0.1"):
+        self.script, self.seen, self.objects, self.lock = [], [], {}, threading.Lock()
+        fake = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def serve(self):
+                fake.serve(self)
+
+            do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = serve
+
+            def log_message(self, *_):
+                pass
+
+        class Threaded(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_):
+                pass
+
+        self.http = Threaded((host, 0), Handler)
+        self.endpoint = f"http://{host}:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+    def reset(self, *script):
+        with self.lock:
+            self.script, self.seen, self.objects = list(script), [], {}
+
+    def serve(self, h):
+        with self.lock:
+            self.seen.append((h.command, h.path, {k.lower(): v for k, v in h.headers.items()}))
+            step = self.script.pop(0) if self.script else None
+        if step and step(h):
+            return
+        self.usual(h)
+
+    def usual(self, h):
+        body = h.rfile.read(int(h.headers.get("Content-Length") or 0))
+        key = urllib.parse.unquote(h.path.split("?")[0])
+        with self.lock:
+            there = self.objects.get(key)
+            if h.command == "PUT":
+                wanted = h.headers.get("If-Match")
+                if (h.headers.get("If-None-Match") and there) or (wanted and (not there or there[1] != wanted)):
+                    return answer(h, 412, error("PreconditionFailed"))
+                self.objects[key] = (body, f'"{zlib.crc32(body):08x}-{len(self.seen)}"', h.headers.get("x-amz-meta-dcpd-mark", ""))
+                return answer(h, 200, b"", ETag=self.objects[key][1])
+        if h.command == "DELETE":
+            self.objects.pop(key, None)
+            return answer(h, 204, b"")
+        if not there:
+            return answer(h, 404, error("NoSuchKey"))
+        bytes_, etag, mark = there
+        headers = {"ETag": etag, "x-amz-meta-dcpd-mark": mark, "Last-Modified": "Fri, 24 May 2013 00:00:00 GMT"}
+        if span := h.headers.get("Range"):
+            first, last = map(int, span.removeprefix("bytes=").split("-"))
+            headers["Content-Range"] = f"bytes {first}-{min(last, len(bytes_) - 1)}/{len(bytes_)}"
+            return answer(h, 206, bytes_[first:last + 1], **headers)
+        return answer(h, 200, bytes_, **headers)
+
+
+def answer(h, status, body, **headers):
+    h.send_response(status)
+    headers = {k.replace("_", "-"): v for k, v in headers.items()}
+    headers.setdefault("Content-Length", str(len(body)))
+    for k, v in headers.items():
+        if v is not None:
+            h.send_header(k, v)
+    h.end_headers()
+    if h.command != "HEAD":
+        h.wfile.write(body)
+    return True
+
+
+def says(status, code="", **headers):
+    def step(h):
+        h.rfile.read(int(h.headers.get("Content-Length") or 0))
+        return answer(h, status, error(code) if code else b"", **headers)
+    return step
+
+
+def cut(h):
+    """The connection is reset without an answer."""
+    h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    h.close_connection = True
+    h.wfile = h.rfile = open(os.devnull, "r+b")
+    h.connection.close()
+    return True
+
+
+def done_but_unheard(fake):
+    """The request is carried out, and the answer lost."""
+    def step(h):
+        sent, h.wfile = h.wfile, open(os.devnull, "wb")
+        fake.usual(h)
+        h.wfile = sent
+        return cut(h)
+    return step
+
+
+def hangs(seconds):
+    def step(_):
+        time.sleep(seconds)
+        return False
+    return step

@@ -1,0 +1,409 @@
+"""The S3 client against SeaweedFS, and against a server that misbehaves as it is told."""
+import hashlib
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+
+import s3_server as servers
+from dcpd import clean_environment
+from s3_server import Fake, cut, done_but_unheard, error, hangs, says
+
+TOOL = os.path.join(os.environ.get("TESTBIN", "build/test/release"), "tools/s3_tool")
+ENV, FILE, WEB_IDENTITY, CONTAINER, INSTANCE, NONE = range(1, 7)
+ODD = "a b/=+~!*'()ü?&#%%41.x:@,;$[]{}|^`\"<>"
+
+
+class S3Error(Exception):
+    def __init__(self, line):
+        self.code, _, self.text = line.partition(" ")
+        super().__init__(line)
+
+
+class Tool:
+    """tests/tools/s3_tool: a process with one client."""
+
+    def __init__(self, endpoint, bucket="tests", prefix="", env=None, **config):
+        config.setdefault("credentials", ENV)
+        env = {k: v for k, v in clean_environment(**(env or {})).items() if not k.startswith("AWS_") or k in (env or {})}
+        self.process = subprocess.Popen([TOOL, endpoint, bucket, prefix, *(f"{k}={v}" for k, v in config.items())], env=env, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self):
+        rows = []
+        while (line := self.process.stdout.readline().rstrip("\n")).startswith("- "):
+            rows.append(line[2:].split("\t"))
+        if line != "ok" and not line.startswith("ok "):
+            raise S3Error(line)
+        return rows or line[3:].split("\t")
+
+    def __getattr__(self, command):
+        def run(*words):
+            self.process.stdin.write("\t".join([command, *map(str, words)]) + "\n")
+            self.process.stdin.flush()
+            return self.answer()
+        return run
+
+    def fails(self, code, command, *words):
+        with pytest.raises(S3Error) as e:
+            getattr(self, command)(*words)
+        assert e.value.code == code, e.value
+        return e.value.text
+
+    def close(self):
+        self.process.stdin.close()
+        assert self.process.wait(60) in (0, 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+@pytest.fixture(scope="module")
+def server(s3_server):
+    return s3_server
+
+
+@pytest.fixture(scope="module")
+def fake():
+    with Fake() as f:
+        yield f
+
+
+@pytest.fixture
+def prefix(request):
+    return f"{request.node.name}/"
+
+
+@pytest.fixture
+def tool(server, prefix):
+    with Tool(server.endpoint, server.bucket, prefix, server.environment()) as t:
+        yield t
+
+
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+
+@pytest.fixture
+def liar(fake):
+    fake.reset()
+    with Tool(fake.endpoint, env=KEYS, stall_ms=1500, connect_ms=1000, call_ms=20000) as t:
+        yield t
+
+
+@pytest.fixture
+def content(tmp_path):
+    path = tmp_path / "content"
+    path.write_bytes(os.urandom(12 << 20))
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------------------- a real server
+
+
+def test_objects(tool, content, tmp_path):
+    small = tmp_path / "small"
+    small.write_bytes(b"words")
+    for key in (ODD, "=x", "~", "ü" * 100):
+        [etag] = tool.put(key, small)
+        assert etag == f'"{hashlib.md5(b"words").hexdigest()}"'
+        size, is_, mtime = tool.head(key)
+        assert (size, is_) == ("5", etag) and abs(int(mtime) / 1000 - time.time()) < 600
+        assert tool.get_all(key, 5)[3] == "words"
+        tool.delete(key)
+        assert "NoSuchKey" in tool.fails("not_found", "head", key)  # words that only a GET has
+    tool.delete(key)  # nothing there is fine
+    tool.put("big", content)
+    got = tmp_path / "got"
+    assert tool.get("big", 12345, 7 << 20, got)[0] == str(12 << 20)
+    assert got.read_bytes() == content.read_bytes()[12345:][:7 << 20]
+    tool.put("empty", "/dev/null")
+    assert tool.get_all("empty", 0)[0] == "0"
+    tool.fails("limit_exceeded", "get_all", "big", 1000)
+    tool.fails("range_invalid", "get", "big", 12 << 20, 1, got)
+    assert "InvalidRange" in tool.fails("range_invalid", "get", "big", 99 << 20, 10, got)
+    assert "where 100 were asked" in tool.fails("storage_io", "get", "big", (12 << 20) - 50, 100, got)
+    tool.fails("checkpoint_replaced", "get", "big", 0, 10, got, '"0123"')
+    tool.fails("name_invalid", "head", "k" * 1025)
+
+
+def test_conditions(tool, content, tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"other")
+    [first] = tool.put("k", content, "none")
+    assert "PreconditionFailed" in tool.fails("checkpoint_exists", "put", "k", other, "none")
+    tool.fails("checkpoint_exists", "put", "k", other, '"0123"')
+    [second] = tool.put("k", other, first)
+    tool.fails("checkpoint_exists", "put", "k", content, first)
+    assert tool.head("k")[:2] == ["5", second]
+    tool.put("marked", other, "none", "job7")
+    assert tool.put("marked", other, "none", "job7") == [second]  # one's own
+    tool.fails("checkpoint_exists", "put", "marked", other, "none", "job8")
+    tool.probe("probe")
+    tool.fails("not_found", "head", "probe")
+
+
+def test_lists(tool, content, tmp_path, prefix):
+    small = tmp_path / "small"
+    small.write_bytes(b"x")
+    keys = sorted(["d/1", "d/2", "d/e/3", "f", ODD, "z =&", *(f"n/{i:04}" for i in range(1100))])
+    for k in keys:
+        tool.put(k, small)
+    rows = tool.list()
+    assert sorted(r[0] for r in rows) == keys and all(r[1] == "1" and r[2].startswith('"') and int(r[3]) for r in rows)
+    assert [r[0] for r in tool.list("d/")] == ["d/1", "d/2", "d/e/3"]
+    assert [r[0] for r in tool.list("d/", "/")] == ["d/1", "d/2", "d/e/"]
+    assert [r[0] for r in tool.list("n/", "", "n/0001", 2)] == ["n/0002", "n/0003"]
+    assert sorted(r[0] for r in tool.list("", "/")) == sorted({k.split("/")[0] + "/" if "/" in k else k for k in keys})
+    assert tool.list("nothing") == [""]
+    for i in range(0, len(keys), 15):
+        tool.delete_many(*keys[i:i + 15])
+    assert tool.list() == [""]
+    assert tool.delete_many("never-there") == [""]
+
+
+def test_uploads(tool, content, tmp_path):
+    half = 6 << 20
+    tool.begin("u")
+    tool.part("u", content, 0, half)
+    assert tool.list() == [""]
+    [[key, listed, begun]] = tool.uploads()
+    assert key == "u" and abs(int(begun) / 1000 - time.time()) < 600
+    [row] = tool.resume("u", listed)
+    assert row[:2] == ["1", str(half)]
+    tool.part("u", content, half, half)
+    [etag] = tool.complete("u", "none")
+    got = tmp_path / "got"
+    assert tool.get("u", 0, 12 << 20, got) == [str(12 << 20), etag] and got.read_bytes() == content.read_bytes()
+    assert tool.uploads() == [""]
+    tool.begin("u")
+    tool.part("u", content, 0, 100)
+    tool.fails("checkpoint_exists", "complete", "u", "none")
+    [etag] = tool.complete("u", etag)
+    assert tool.head("u")[0] == "100"
+    assert tool.complete("u", "none") == [etag]  # asked for once more: its own
+    tool.begin("gone")
+    tool.part("gone", content, 0, 100)
+    tool.abort("gone")
+    assert tool.uploads() == [""]
+    assert "NoSuchUpload" in tool.fails("not_found", "part", "gone", content, 0, 100)
+    tool.put("source", content)
+    tool.begin("copied")
+    tool.part_copy("copied", "source", half, half)
+    tool.part("copied", content, 0, half)
+    tool.complete("copied")
+    assert tool.get("copied", 0, 12 << 20, got) and got.read_bytes() == content.read_bytes()[half:] + content.read_bytes()[:half]
+    assert tool.copy("copied", ODD) and tool.get(ODD, 0, 12 << 20, got)
+    tool.fails("checkpoint_replaced", "copy", "copied", "x", '"0123"')
+    assert "NoSuchKey" in tool.fails("not_found", "copy", "nothing", "x")
+
+
+def test_refusals_have_the_servers_words(server, prefix, content):
+    with Tool(server.endpoint, "tests", prefix, {**server.environment(), "AWS_SECRET_ACCESS_KEY": "wrong"}) as t:
+        assert "403 SignatureDoesNotMatch: " in t.fails("forbidden", "head", "k")
+    with Tool(server.endpoint, "tests", prefix, server.environment(access="AKIANOBODY")) as t:
+        assert "InvalidAccessKeyId" in t.fails("forbidden", "put", "k", content)
+    with Tool(server.endpoint, "tests", prefix, server.environment(access="AKIAREADER")) as t:
+        assert "AccessDenied" in t.fails("forbidden", "put", "k", content)
+        t.fails("not_found", "head", "k")
+    with Tool(server.endpoint, "nowhere", prefix, server.environment()) as t:
+        assert "NoSuchBucket" in t.fails("storage_gone", "put", "k", content)
+        assert "NoSuchBucket" in t.fails("storage_gone", "list")
+
+
+def test_a_server_that_hangs_is_noticed(server, tool, content):
+    tool.put("k", content)
+    with Tool(server.endpoint, "tests", "", server.environment(), stall_ms=1000, tries=1) as t, server.paused():
+        begin = time.monotonic()
+        assert "stalls" in t.fails("storage_stalled", "put", "k", content)
+        assert time.monotonic() - begin < 8
+    with Tool(server.endpoint, "tests", "", server.environment()) as t:
+        t.put("k", content)
+
+
+# ---------------------------------------------------------------------------------------------------------------- a server that lies
+
+
+def test_transient_errors_are_repeated(fake, liar, content, tmp_path):
+    fake.reset(says(500, "InternalError"), says(503, "SlowDown"), cut, says(400, "RequestTimeout"))
+    liar.put("k", content)
+    assert len(fake.seen) == 5 and fake.objects["/tests/k"][0] == content.read_bytes()
+    fake.script = [says(502), cut]
+    assert liar.get("k", 0, 100, tmp_path / "got")
+    fake.reset(*[says(503, "SlowDown")] * 7)
+    with Tool(fake.endpoint, env=KEYS, tries=2) as t:
+        assert "SlowDown" in t.fails("storage_stalled", "head", "k")
+        assert [verb for verb, *_ in fake.seen] == ["HEAD", "HEAD", "GET"]
+    fake.reset(*[says(500, "InternalError")] * 20)
+    assert "InternalError" in liar.fails("storage_io", "put", "k", content)
+    assert len(fake.seen) == 6
+    fake.reset()
+    liar.put("a/../b//c", content)
+    assert fake.seen[0][1] == "/tests/a/../b//c"
+    fake.reset(says(400, "MalformedXML"), says(403, "AccessDenied"))
+    liar.fails("storage_io", "put", "k", content)
+    liar.fails("forbidden", "put", "k", content)
+    assert len(fake.seen) == 2  # neither was
+
+
+def test_a_budget_of_repeats_ends(fake, content):
+    fake.reset(*[says(500, "InternalError")] * 2000)
+    with Tool(fake.endpoint, env=KEYS, tries=2) as t:
+        for _ in range(110):
+            t.fails("storage_io", "delete", "k")
+        before = len(fake.seen)
+        t.fails("storage_io", "delete", "k")
+        assert len(fake.seen) == before + 1 and 180 < before < 220
+
+
+def test_a_lost_answer_is_settled(fake, liar, content):
+    fake.reset(done_but_unheard(fake))
+    [etag] = liar.put("k", content, "none")
+    assert fake.objects["/tests/k"][1] == etag
+    fake.script = [done_but_unheard(fake)]
+    liar.put("k", content, etag)
+    other = fake.objects["/tests/k"]
+
+    def overtaken(h):
+        """Another's write comes first, and this one's answer is lost."""
+        fake.objects["/tests/k"] = (b"theirs", '"theirs"', "theirs")
+        return done_but_unheard(fake)(h)
+
+    fake.reset(overtaken)
+    liar.fails("checkpoint_exists", "put", "k", content, "none")
+    assert fake.objects["/tests/k"][0] == b"theirs" and other
+
+
+def test_lies_about_content(fake, liar, content, tmp_path):
+    got = tmp_path / "got"
+    liar.put("k", content)
+    etag = fake.objects["/tests/k"][1]
+
+    def lies(status=206, body=b"x" * 100, **headers):
+        headers = {"Content_Range": "bytes 0-99/1000", "ETag": etag, **headers}
+        return lambda h: answer(h, status, body, headers)
+
+    def answer(h, status, body, headers):
+        if headers.get("Content_Length"):
+            h.close_connection = True
+        return servers.answer(h, status, body, **headers)
+
+    for lie, words in [(lies(Content_Range="bytes 1-100/1000"), "another range"), (lies(Content_Range=None), "another range"),
+                       (lies(Content_Range="bytes 0-99/50"), "another range"), (lies(body=b"x" * 101), "announced 101"),
+                       (lies(body=b"x" * 99), "announced 99"), (lies(ETag=None), "lacks an ETag"), (lies(status=204, body=b""), "204"),
+                       (lies(status=200, body=b"x" * 1000), "announced 1000")]:
+        fake.reset(lie)
+        assert words in liar.fails("storage_io", "get", "k", 0, 100, got)
+    fake.reset(lies(ETag='"other"'))
+    liar.fails("checkpoint_replaced", "get", "k", 0, 100, got, etag)
+
+    def chunked(n):
+        def step(h):
+            h.close_connection = True
+            return servers.answer(h, 206, b"x" * n, ETag=etag, Content_Range="bytes 0-99/1000", Content_Length=None, Connection="close")
+        return step
+
+    fake.reset(chunked(100))
+    assert liar.get("k", 0, 100, got) and got.read_bytes() == b"x" * 100
+    fake.reset(*[chunked(101)] * 6)
+    assert "more bytes than were asked for" in liar.fails("storage_io", "get", "k", 0, 100, got)
+    fake.reset(chunked(50), chunked(100))
+    assert liar.get("k", 0, 100, got)
+    fake.reset(lies(Content_Length="100", body=b"x" * 50), chunked(100))
+    assert liar.get("k", 0, 100, got)
+    assert len(fake.seen) == 2
+    fake.reset(lambda h: servers.answer(h, 200, b"hello", ETag=etag, x_amz_checksum_crc32="AAAAAA=="))
+    assert "not those that were stored" in liar.fails("storage_io", "get_all", "k", 100)
+    fake.reset(lambda h: servers.answer(h, 200, b"hello", ETag=etag, x_amz_checksum_crc32="NhCmhg=="))
+    assert liar.get_all("k", 100)[3] == "hello"
+
+
+def test_redirects_are_not_followed(fake, liar, content):
+    with Fake() as secret:
+        secret.objects["/tests/k"] = (b"secret", '"e"', "")
+        fake.reset(*[says(307, "TemporaryRedirect", Location=f"{secret.endpoint}/tests/k")] * 2)
+        assert "307 TemporaryRedirect" in liar.fails("storage_gone", "get_all", "k", 100)
+        assert not secret.seen
+    fake.reset(says(301, "PermanentRedirect", x_amz_bucket_region="eu-west-1"))
+    assert "the bucket is in the region eu-west-1" in liar.fails("storage_gone", "put", "k", content)
+    fake.reset(*[says(301, x_amz_bucket_region="eu-west-1")] * 2)
+    assert "region eu-west-1" in liar.fails("storage_gone", "head", "k")
+
+
+def test_hostile_xml(fake, liar):
+    bomb = b'<!DOCTYPE a [<!ENTITY a "x">' + b"".join(b'<!ENTITY %c "%s">' % (98 + i, b"&%c;" % (97 + i) * 10) for i in range(20)) + \
+        b"]><ListBucketResult><Contents><Key>&u;</Key></Contents></ListBucketResult>"
+
+    def lists(body):
+        fake.reset(lambda h: servers.answer(h, 200, body))
+
+    lists(bomb)
+    assert "document type" in liar.fails("storage_io", "list")
+    lists(b"<a>" * 1000)
+    assert "levels" in liar.fails("storage_io", "list")
+    lists(b"<ListBucketResult><Contents><Key>../x</Key><Size>1</Size></Contents></ListBucketResult>")
+    with Tool(fake.endpoint, prefix="mine/", env=KEYS) as t:
+        assert "does not begin" in t.fails("storage_io", "list")
+    lists(b"<ListBucketResult><Contents><Size>1</Size></Contents></ListBucketResult>")
+    assert "without a key" in liar.fails("storage_io", "list")
+    lists(b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
+    assert "does not go on" in liar.fails("storage_io", "list")
+    page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
+    fake.reset(*[lambda h: servers.answer(h, 200, page)] * 3)
+    assert "does not go on" in liar.fails("storage_io", "list")
+    assert len(fake.seen) == 2
+    lists(b"<html>hello</html>")
+    liar.fails("storage_io", "list")
+    fake.reset(lambda h: servers.answer(h, 403, error("Evil\x1b[31m"[:4], "x" * 5000)))
+    assert len(liar.fails("forbidden", "head", "k")) < 600
+
+
+def test_an_error_inside_a_success(fake, liar, content):
+    fake.reset(*[says(200, "InternalError")] * 6)
+    assert "answered InternalError" in liar.fails("storage_io", "copy", "a", "b")
+    assert len(fake.seen) == 6
+
+
+def test_stalls(fake, liar, content):
+    fake.reset(hangs(4))
+    begin = time.monotonic()
+    liar.put("k", content)  # the second try
+    assert 1 < time.monotonic() - begin < 20 and len(fake.seen) == 2
+    with Tool(fake.endpoint, env=KEYS, stall_ms=60000, call_ms=1500) as t:
+        fake.reset(*[hangs(4)] * 2)
+        begin = time.monotonic()
+        t.fails("storage_stalled", "get_all", "k", 100)
+        assert time.monotonic() - begin < 12
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # a body that nobody reads, byte by byte
+        with Tool(f"http://127.0.0.1:{deaf.getsockname()[1]}", env=KEYS, stall_ms=1000, tries=1) as t:
+            assert "stalls" in t.fails("storage_stalled", "put", "k", content)
+        gone = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+    with Tool(gone, env=KEYS, tries=2) as t:
+        assert "cannot be reached" in t.fails("storage_gone", "head", "k")
+
+
+def test_conditions_that_a_server_does_not_heed(fake, liar):
+    def forgets(h):
+        del h.headers["If-None-Match"], h.headers["If-Match"]
+        return False
+
+    fake.reset(*[forgets] * 10)
+    assert "does not heed If-None-Match" in liar.fails("unsupported", "probe", "p")
+    fake.reset(says(200, ETag='"x"'), says(501, "NotImplemented"))
+    liar.fails("unsupported", "probe", "p")
+    fake.reset(says(200, ETag='"x"'), says(412, "PreconditionFailed"), says(404, "NoSuchKey"), *[forgets] * 10)
+    assert "does not heed If-Match" in liar.fails("unsupported", "probe", "p")
+    fake.reset(says(403, "AccessDenied"))
+    liar.fails("forbidden", "probe", "p")
+    fake.reset()
+    liar.probe("p")
+    assert not fake.objects
