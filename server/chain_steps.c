@@ -255,6 +255,52 @@ static FALLIBLE enum err sample(const char *match, char **out)
 	return OK;
 }
 
+/* Do two patterns name one checkpoint, whatever the chain's is called? Two names that have nothing in common tell. */
+static FALLIBLE enum err name_the_same(const char *a, const char *b, const char *storage, struct str run, bool *out)
+{
+	static const char *const samples[][2] = { { "step-100", "100" }, { "q9z", "7" } };
+
+	*out = true;
+	for (size_t i = 0; i < sizeof samples / sizeof *samples && *out; i++) {
+		CLEANUP(buf_free) struct buf x = BUF_INIT(NAME_BYTES_MAX);
+		CLEANUP(buf_free) struct buf y = BUF_INIT(NAME_BYTES_MAX);
+		expand(&x, a, storage, run, samples[i][0], samples[i][1]);
+		expand(&y, b, storage, run, samples[i][0], samples[i][1]);
+		TRY(buf_status(&x));
+		TRY(buf_status(&y));
+		*out = str_eq((struct str){ (char *)x.p, x.len }, (struct str){ (char *)y.p, y.len });
+	}
+	return OK;
+}
+
+/* The fields of a step that writes; NULL: it does not. */
+static const json_t *written(const json_t *step)
+{
+	const struct step_word *w = word_of(step);
+
+	return w && w->writes ? json_object_get(step, w->word) : NULL;
+}
+
+/* A step that writes where an earlier one has written fails when it runs, each time, unless it replaces that. */
+static FALLIBLE enum err check_targets(const struct jval *steps, size_t at, const char *storage, const char *name)
+{
+	struct jval step = jval_at(steps, at);
+	const json_t *own = written(step.j);
+
+	for (size_t i = 0; i < at && own && !json_is_true(json_object_get(own, "overwrite")); i++) {
+		const json_t *before = written(json_array_get(steps->j, i));
+		bool same = false;
+		if (before && json_equal(json_object_get(before, "storage"), json_object_get(own, "storage")))
+			TRY(name_the_same(pattern_of(own), pattern_of(before), storage, run_of(name), &same));
+		if (!same)
+			continue;
+		struct jval fields = jval_get(&step, chain_step_word(step.j)), pattern = jval_get(&fields, "name");
+		return jval_fail(pattern.j ? &pattern : &fields, ERR_VALIDATION_FAILED,
+				 "writes what step %zu has written: give another name or storage, or \"overwrite\": true", i);
+	}
+	return OK;
+}
+
 FALLIBLE enum err chain_steps_check(const struct jval *steps, const char *storage, const char *match)
 {
 	CLEANUP(mem_free_ptr) char *name = NULL;
@@ -268,6 +314,7 @@ FALLIBLE enum err chain_steps_check(const struct jval *steps, const char *storag
 	for (size_t i = 0; i < n; i++) {
 		struct jval step = jval_at(steps, i);
 		TRY(check_step(&step, storage, name, &kind));
+		TRY(check_targets(steps, i, storage, name));
 		if (i + 1 < n && kind_is(kind, KIND_REMOVES))
 			return jval_fail(&step, ERR_VALIDATION_FAILED, "must be the last step: after it there is no checkpoint");
 	}

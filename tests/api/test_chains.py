@@ -201,6 +201,15 @@ def test_bad_chains(cd):
     refused("validation_failed", "/steps/0/export/storage", [{"export": {"storage": "main"}}])
     refused("validation_failed", "/steps/0", [{"delete": {}}, {"verify": {}}])
     refused("validation_failed", "/retries", [{"verify": {}}], retries=99)
+    twice = [{"export": {"storage": "hf"}}, {"verify": {}}, {"copy": {"storage": "hf"}}]
+    assert "step 0" in refused("validation_failed", "/steps/2/copy", twice)["detail"]
+    named = [{"copy": {"storage": "hf"}}, {"export": {"storage": "hf", "name": "{run}/{name}"}}]
+    refused("validation_failed", "/steps/1/export/name", named)
+    refused("validation_failed", "/steps/1/copy/name", [{"copy": {"storage": "hf", "name": "best"}}] * 2)
+    for fine in ([named[0], {"export": {**named[1]["export"], "overwrite": True}}],
+                 [{"copy": {"storage": "hf", "name": "{run}/{name}"}}, {"export": {"storage": "hf", "name": "{run}/step-{step}"}}]):
+        put(cd, "bad", fine).ok(200)
+        drop(cd, "bad")
     refused("validation_failed", "/storage", [{"verify": {}}], storage=None)
     cd.api.request("PUT", "/v1/chains/a%2Fb", {"storage": "main", "steps": [{"verify": {}}]}).problem("name_invalid", status=422)
     cd.api.get("/v1/chains/nope").problem("not_found", status=404)

@@ -157,4 +157,9 @@ def test_a_policy_that_two_put_at_once():
         lib.wait_for(lambda: any(w["role"] == "lookup" and w["state"] == "busy" for w in d.api.get("/v1/workers").ok(200)["workers"]), 30)
         d.api.request("PUT", "/v1/policies/p", {**body, "confirm": True}).ok(200)
         assert alice.result() == 403 and d.api.get("/v1/policies/p").ok(200)["uid"] == 0
+        hers = {**body, "confirm": True}
+        assert by(ALICE, lambda: d.api.delete("/v1/policies/p").status) == 403
+        for uid, put, gone in ((ALICE, 200, None), (BOB, 403, 403), (0, 200, 204)):
+            assert by(uid, lambda: d.api.request("PUT", "/v1/policies/hers", hers).status) == put
+            assert gone is None or by(uid, lambda: d.api.delete("/v1/policies/hers").status) == gone
         d.discard()
