@@ -82,8 +82,11 @@ static void tell(void *user)
 
 void events_emit(struct events *ev, const char *type, const char *job, json_t *data)
 {
-	char *text = jtext_of(data);
+	int64_t now = clock_wall_ms();
+	char stamp[CLOCK_TEXT_MAX];
 
+	(void)json_object_set_new(data, "at", json_string(clock_text(now, stamp))); /* data NULL: refused, and dropped below */
+	char *text = jtext_of(data);
 	json_decref(data);
 	if (!text || strlen(text) > EVENTS_DATA_MAX) {
 		mem_free(text);
@@ -93,7 +96,7 @@ void events_emit(struct events *ev, const char *type, const char *job, json_t *d
 	struct kept *k = &ev->ring[++ev->last_id % EVENTS_KEPT];
 	mem_free(k->text);
 	*k = (struct kept){ .text = text };
-	k->record = (struct event_record){ .id = ev->last_id, .wall_ms = clock_wall_ms(), .type = type, .data = str_of(text) };
+	k->record = (struct event_record){ .id = ev->last_id, .wall_ms = now, .type = type, .data = str_of(text) };
 	snprintf(k->record.job, sizeof k->record.job, "%s", job ? job : "");
 	if (ev->last_id - ev->first_id >= EVENTS_KEPT)
 		ev->first_id = ev->last_id - EVENTS_KEPT + 1;

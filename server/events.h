@@ -1,5 +1,5 @@
 /* events.h: what happened, for /v1/events: the last EVENTS_KEPT events in memory, with ids that grow over restarts
- * (boot number << 32 | count), so that a client can resume with Last-Event-ID.
+ * (boot number << 32 | count), so that a client can resume with Last-Event-ID. Each has "at", when it happened, beside what follows.
  *
  * Types: job.state {"job","kind","state","stage"} · job.progress {"job","progress"} · checkpoint.committed {"storage","name","job"} ·
  * checkpoint.removed {"storage","name","job","uid","policy","why","until"} · checkpoint.restored {"storage","name","id","uid"} ·

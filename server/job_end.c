@@ -50,14 +50,29 @@ static void leave_stage(struct job *j)
 	metrics_observe(j->server->metrics, "dcpd_job_stage_duration_seconds", labels, (double)(now - since) / 1000);
 }
 
+/* Notes when the job came to its stage: the record tells how long each one took. */
+static void enter_stage(struct job *j)
+{
+	enum { STAGES_KEPT = 32 };
+	char stamp[CLOCK_TEXT_MAX];
+
+	if (j->dry_run || !is_plain(j->stage) || json_array_size(j->stages) >= STAGES_KEPT)
+		return;
+	if (!j->stages)
+		j->stages = json_array();
+	json_array_append_new(j->stages, json_pack("{s:s, s:s}", "stage", j->stage, "at", clock_text(clock_wall_ms(), stamp)));
+}
+
 void job_set_state(struct job *j, enum job_step step, enum job_state state, const char *stage, bool write)
 {
-	bool new_state = j->state != state;
+	bool new_state = j->state != state, new_stage = strcmp(j->stage, stage) != 0;
 
-	if (strcmp(j->stage, stage) != 0)
+	if (new_stage)
 		leave_stage(j);
 	job_move(j, step, state);
 	snprintf(j->stage, sizeof j->stage, "%s", stage);
+	if (new_stage)
+		enter_stage(j);
 	job_changed(j);
 	if (new_state && !j->dry_run)
 		log_info("job state", "job", j->id, "state", job_state_text(state), NULL);

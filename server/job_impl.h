@@ -55,6 +55,7 @@ struct job {
 	bool marked;                /* its hold and alias are put, or on their way */
 	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
 	json_t *request, *progress_ranks, *result, *error;
+	json_t *stages;             /* [{"stage","at"}] of this attempt, the first 32; NULL: none yet */
 	json_t *parent;             /* of a chain's step: which one; NULL: of none */
 	const char *verdict;        /* "verified", "damaged" …, found out by this attempt; NULL: nothing. Set at its end */
 	struct spec spec;           /* the request as C, which points into it */

@@ -93,7 +93,8 @@ static void reset(struct job *j)
 	json_decref(j->error);
 	json_decref(j->result);
 	json_decref(j->progress_ranks);
-	j->error = j->result = j->progress_ranks = NULL;
+	json_decref(j->stages);
+	j->error = j->result = j->progress_ranks = j->stages = NULL;
 	j->attempt++;
 	j->cancel_wanted = j->commit_asked = j->stalled = false;
 	j->bytes_done = j->bytes_total = 0;

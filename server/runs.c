@@ -298,7 +298,15 @@ static void put_interval(const struct run *r, double mtbf_s, struct buf *out)
 		buf_printf(out, ",\"async_s\":%.3f", fmax(save_interval_daly((double)stall / 1000, mtbf_s), cost));
 	else
 		buf_puts(out, ",\"async_s\":null");
-	buf_puts(out, "}");
+	buf_puts(out, ",\"last\":[");
+	for (uint32_t i = 0; i < r->cost_count; i++) {
+		buf_puts(out, i ? ",{" : "{");
+		put_seconds(out, "save_s", r->costs[i].save_ms);
+		buf_puts(out, ",");
+		put_seconds(out, "stall_s", r->costs[i].stall_ms);
+		buf_puts(out, "}");
+	}
+	buf_puts(out, "]}");
 }
 
 static void put_count(struct buf *out, const char *key, int64_t n)

@@ -186,6 +186,12 @@ def test_dry_run(d):
     a = d.api.post("/v1/jobs?dry_run=true", {"kind": "reshard", "source": c.ref, "target": {**to(n), "world_size": 3}})
     plan = a.ok(200)
     assert plan and not (d.storages["main"] / n).exists()
+    stored = {t["fqn"]: t for t in d.api.get(d.api.storage_path("main", c.ref["name"], "/tensors")).ok(200)["tensors"]}
+    assert {t["fqn"] for t in plan["cuts"]} == set(stored)
+    for t in plan["cuts"]:  # the boxes fill the tensor, and rank r has the r-th part of dim 0
+        assert t["shape"] == stored[t["fqn"]]["shape"] and t["dtype"] == stored[t["fqn"]]["dtype"]
+        rows = [(x["rank"], x["offsets"][0], x["sizes"][0]) for x in t["chunks"] if t["shape"]]
+        assert rows == sorted(rows) and sum(r[2] for r in rows) == (t["shape"] or [0])[0], t
     assert len(d.api.get("/v1/jobs?page_size=1000").ok(200)["jobs"]) == before
     d.api.post("/v1/jobs?dry_run=maybe", {"kind": "verify", "source": c.ref}).problem("validation_failed", "invalid_request")
 
@@ -233,6 +239,17 @@ def test_events_of_a_job(d):
     assert all(j["id"] in json.dumps(e[2]) for e in got)
     ids = [e[0] for e in got if e[0]]
     assert len(ids) == len(set(ids)), ids
+    times = [e[2]["at"] for e in got]
+    assert times == sorted(times), times
+
+
+def test_stages_of_a_job(d):
+    """The record says when it came to each stage, in their order."""
+    n, sd = name(), small(d)
+    j = d.api.run("save", source={"state_dict": sd}, target=to(n))
+    stages, times = [s["stage"] for s in j["stages"]], [s["at"] for s in j["stages"]]
+    assert len(set(stages)) == len(stages) and stages[-1] == "commit" and "copy" in stages, stages
+    assert [j["created_at"], *times, j["finished_at"]] == sorted([j["created_at"], *times, j["finished_at"]])
 
 
 def test_events_of_all(d):

@@ -367,6 +367,8 @@ def test_save_interval(d, root):
     d.drop(sd)
     day, hour = listed(d, run)["save_interval"], listed(d, run, mtbf="1h")["save_interval"]
     cost = day["measured_save_s"]
+    assert len(day["last"]) == 3 and all(0 <= x["stall_s"] <= x["save_s"] for x in day["last"])
+    assert sorted(x["save_s"] for x in day["last"])[1] == cost  # the median of what is listed
     assert day["saves"] == 3 and 0 <= day["measured_stall_s"] <= cost < 60 and (day["mtbf_s"], hour["mtbf_s"]) == (86400, 3600)
     assert day["young_s"] == pytest.approx((2 * cost * 86400) ** 0.5, abs=0.01) and day["async_s"] >= cost
     assert day["young_s"] == pytest.approx(hour["young_s"] * 24 ** 0.5, abs=0.01) and 0 < day["daly_s"] < day["young_s"] + 1

@@ -4,7 +4,7 @@
 #include "base/num.h"
 #include "tensor/quant.h"
 
-enum { FILES_SHOWN = 256 };
+enum { FILES_SHOWN = 256, CUTS_SHOWN = 256, CUT_CHUNKS_SHOWN = 4096 };
 
 struct part {
 	uint64_t lo, hi, needed;       /* elements of a source chunk */
@@ -141,6 +141,47 @@ static json_t *text_of(struct str s)
 	json_t *t = json_stringn(s.p, s.n);
 
 	return t ? t : json_string("?");
+}
+
+static json_t *numbers_of(const int64_t *v, uint32_t n)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < n; i++)
+		if (json_array_append_new(list, json_integer(v[i])) != 0) {
+			json_decref(list);
+			return NULL;
+		}
+	return list;
+}
+
+static json_t *chunk_of(const struct sd_chunk *c, uint32_t ndim)
+{
+	return json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)c->rank, "offsets", numbers_of(c->dims, ndim), "sizes",
+			 numbers_of(c->dims + ndim, ndim));
+}
+
+enum err plan_doc_cuts(json_t *doc, const struct sdict *target)
+{
+	json_t *list = json_array();
+	uint64_t chunks = 0;
+
+	TRY(set(doc, "cuts", list));
+	for (uint64_t i = 0; i < target->tensor_count && i < CUTS_SHOWN; i++) {
+		const struct sd_tensor *t = &target->tensors[i];
+		chunks += t->chunk_count;
+		if (chunks > CUT_CHUNKS_SHOWN)
+			break;
+		json_t *boxes = json_array();
+		json_t *x = json_pack("{s:o, s:s, s:o, s:o}", "fqn", text_of(t->fqn), "dtype", dtype_name(t->dtype), "shape",
+				      numbers_of(t->shape, t->ndim), "chunks", boxes);
+		if (!x || json_array_append_new(list, x) != 0)
+			return ERR(NO_MEMORY, "no memory for the plan");
+		for (uint32_t k = 0; k < t->chunk_count; k++)
+			if (json_array_append_new(boxes, chunk_of(&target->chunks[t->first_chunk + k], t->ndim)) != 0)
+				return ERR(NO_MEMORY, "no memory for the plan");
+	}
+	return OK;
 }
 
 static FALLIBLE enum err add_problem(json_t *list, const struct problem *p)

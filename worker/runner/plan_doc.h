@@ -17,6 +17,8 @@ FALLIBLE enum err plan_figures_make(const struct sdict *source, const struct sdi
  * Segments are not in it. */
 FALLIBLE enum err plan_doc_figures(json_t *doc, const struct job *j, const struct run_build *b, const struct plan_figures *f,
 				   uint64_t metadata_bytes);
+/* Sets cuts: how the target's first tensors are cut, [{fqn, dtype, shape, chunks: [{rank, offsets, sizes}]}], of a dry run. */
+FALLIBLE enum err plan_doc_cuts(json_t *doc, const struct sdict *target);
 /* Sets files, file_count and ranks: the run's files of that kind (the first ones), bytes by rank. */
 FALLIBLE enum err plan_doc_files(json_t *doc, const struct run_build *b, enum run_file_kind kind);
 /* Sets problems (a list of {code, fqn, detail, rank?, expected?, actual?}) and problem_count. */

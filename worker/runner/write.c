@@ -167,6 +167,8 @@ static FALLIBLE enum err plan_doc(const struct job *j, const struct write_spec *
 	if (!e && s->source)
 		e = plan_figures_make(s->source, s->target, s->pieces, &f);
 	e = e ?: plan_doc_figures(doc, j, s->build, &f, plan_sdict_bytes(s->source) + plan_sdict_bytes(s->target));
+	if (!e && j->dry_run)
+		e = plan_doc_cuts(doc, s->target);
 	if (!e && s->shown && json_object_set(doc, "transform", s->shown) != 0)
 		e = ERR(NO_MEMORY, "no memory for the plan");
 	if (e)
