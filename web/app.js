@@ -1,23 +1,29 @@
 // app.js: what is shown when: the token, the connection, the views, the notices.
 
-import { Problem, setToken, takeToken } from "./api.js";
-import { $, h, sync, text } from "./dom.js";
-import { Stream } from "./events.js";
-import { ago } from "./format.js";
-import { drawJob, drawJobs, filterJobs, initJobs } from "./jobs.js";
-import { drawCheckpoints, drawStateDicts, drawStorages, drawWorkers, filterCheckpoints, initLists } from "./lists.js";
-import { ENDED, apply, fetchJob, jobById, onChange, refresh, refreshAll, store } from "./store.js";
-import { drawTensors, initTensors, openTensors } from "./tensors.js";
+import { Problem, setToken, takeToken } from "./api/api.js";
+import { Stream } from "./api/events.js";
+import { ENDED, apply, fetchJob, jobById, onChange, refresh, refreshAll, store, wants } from "./store/store.js";
+import { $, fill, h, sync, text } from "./widgets/dom.js";
+import { ago, seconds } from "./widgets/format.js";
+import * as overview from "./views/overview.js";
 
 const DRAW_MS = 100;
 const REFRESH_MS = 10000;
-const VIEWS = { jobs: drawJobs, checkpoints: drawCheckpoints, "state-dicts": drawStateDicts, storages: drawStorages,
-	workers: drawWorkers, tensors: drawTensors };
-const FILTERS = { jobs: filterJobs, checkpoints: filterCheckpoints };
+
+/* Only the overview comes with the page; the others are fetched when they are opened, so that the first look is a small one. */
+const later = (name) => () => import(`./views/${name}.js`);
+const VIEWS = {
+	"": async () => overview, runs: later("runs"), run: later("run"), jobs: later("jobs"), job: later("job"),
+	checkpoints: later("checkpoints"), checkpoint: later("checkpoint"), reshard: later("reshard"), compare: later("compare"),
+	"state-dicts": later("memory"), storages: later("storages"), workers: later("workers"), doctor: later("doctor"),
+};
+const ONE = { runs: "run", jobs: "job", checkpoints: "checkpoint" };
+const NAV = { run: "runs", job: "jobs", checkpoint: "checkpoints", reshard: "checkpoints" };
 
 let stream = null;
 let downSince = null;
-let route = { view: "jobs", id: "", filter: null };
+let route = { view: "", id: "", filter: new URLSearchParams() };
+let shown = null;                    // the module on show
 const notes = new Map();             // dismissible messages: what happened while one looked
 
 /* ---- drawing: at most ten times a second, however many events come ---- */
@@ -36,19 +42,21 @@ function draw() {
 function counts() {
 	let active = 0;
 	for (const job of store.jobs.values()) if (!ENDED.has(job.state)) active++;
+	const number = (n) => String(n || "");
 	text($("count-jobs"), active ? `${active} active` : "");
-	text($("count-checkpoints"), String(store.checkpoints.length || ""));
-	text($("count-state-dicts"), String(store.stateDicts.length || ""));
-	text($("count-storages"), String(store.storages.length || ""));
-	text($("count-workers"), String(store.workers.length || ""));
+	text($("count-runs"), number(store.runs.length));
+	text($("count-checkpoints"), number(store.runs.reduce((sum, run) => sum + run.checkpoints, 0)));
+	text($("count-state-dicts"), number(store.stateDicts.length));
+	text($("count-storages"), number(store.storages.length));
+	text($("count-workers"), number(store.workers.length));
+	text($("count-doctor"), number(store.warnings.length));
 }
 
 function drawNow() {
 	if (!$("view-login").hidden) return;
 	counts();
 	notices();
-	if (route.view === "job") drawJob(route.id);
-	else VIEWS[route.view]();
+	shown?.draw?.(route);
 }
 
 /* ---- notices ---- */
@@ -147,7 +155,10 @@ function login(why) {
 	if (why) text($("login-why"), `${why} It is in the file token of the daemon's state directory.`);
 	$("nav").hidden = true;
 	$("notices").replaceChildren();
-	document.querySelectorAll("main > section").forEach((s) => { s.hidden = s.id !== "view-login"; });
+	$("view").replaceChildren();
+	shown = null;
+	$("view-login").hidden = false;
+	document.title = "dcpd";
 	$("token").focus();
 }
 
@@ -162,41 +173,57 @@ function enter() {
 
 function parse() {
 	const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
-	const parts = path.split("/"), filter = new URLSearchParams(query || "");
-	const one = { jobs: "job", checkpoints: "tensors" }[parts[0]];
-	if (one && parts[1]) {
-		try {
-			return { view: one, id: decodeURIComponent(parts[1]), filter };
-		} catch {
-			return { view: parts[0], id: "", filter };
-		}
+	const parts = path.split("/"), filter = new URLSearchParams(query || ""), name = parts[0];
+	try {
+		const ids = parts.slice(1).filter(Boolean).map(decodeURIComponent);
+		if (ids.length && ONE[name]) return { view: ONE[name], id: ids[0], rest: ids.slice(1), filter };
+		if (ids.length && name === "reshard") return { view: name, id: ids[0], rest: [], filter };
+	} catch {
+		return { view: "", id: "", filter };
 	}
-	return { view: Object.hasOwn(VIEWS, parts[0]) ? parts[0] : "jobs", id: "", filter };
+	return { view: Object.hasOwn(VIEWS, name) && !Object.values(ONE).includes(name) && name !== "reshard" ? name : "", id: "", rest: [],
+		filter };
 }
 
-function show(focus) {
+async function show(focus) {
 	if (!$("view-login").hidden) return;
+	const before = route, module = shown;
 	route = parse();
-	FILTERS[route.view]?.(route.filter);
-	document.querySelectorAll("main > section").forEach((s) => { s.hidden = s.id !== `view-${route.view}`; });
+	const mine = route;
 	for (const a of $("nav").querySelectorAll("a")) {
-		const current = a.hash === `#/${{ job: "jobs", tensors: "checkpoints" }[route.view] || route.view}`;
+		const current = a.hash === `#/${NAV[route.view] ?? route.view}`;
 		if (current) a.setAttribute("aria-current", "page");
 		else a.removeAttribute("aria-current");
 	}
-	const titles = { job: `Job ${route.id}`, tensors: `Tensors of ${route.id}` };
-	document.title = `${titles[route.view] || $(`h-${route.view}`).textContent} – dcpd`;
-	if (route.view === "job" && stream) fetchJob(route.id);
-	if (route.view === "tensors") openTensors(route.id);
+	if (module && before.view === route.view && before.id === route.id && module.again?.(route)) {
+		drawNow();
+		return;
+	}
+	let next;
+	try {
+		next = await VIEWS[route.view]();
+	} catch {
+		if (mine === route) note("A part of the page could not be fetched; it is tried again when the view is opened again.");
+		return;
+	}
+	if (mine !== route || !$("view-login").hidden) return;
+	module?.leave?.();
+	shown = next;
+	wants(next.needs || []);
+	$("tip").hidden = true;
+	const section = h("section", { id: `view-${route.view || "overview"}`, "aria-labelledby": `h-${route.view || "overview"}` });
+	fill($("view"), section);
+	next.mount(section, route, { note, draw });
+	document.title = `${next.title ? next.title(route) : section.querySelector("h2").textContent} – dcpd`;
 	drawNow();
-	if (focus) $(`h-${route.view}`).focus();
+	if (focus) {
+		section.querySelector("h2")?.focus();
+		window.scrollTo(0, 0);
+	}
 }
 
 function start() {
 	onChange(draw, announce);
-	initJobs(note, draw);
-	initLists(draw);
-	initTensors(draw);
 	$("login").addEventListener("submit", (event) => {
 		event.preventDefault();
 		const value = $("token").value.trim();
@@ -214,11 +241,18 @@ function start() {
 		}
 	});
 	window.addEventListener("online", () => stream?.hurry());
+	document.querySelector(".skip").addEventListener("click", (event) => {
+		event.preventDefault();
+		$("main").focus();
+	});
 	setInterval(() => {
 		for (const node of document.querySelectorAll("time[data-ago]")) text(node, ago(node.dateTime));
-	}, 5000);
+		for (const node of document.querySelectorAll("time[data-since]")) {
+			text(node, seconds(Math.max(0, Math.round((Date.now() - Date.parse(node.dateTime)) / 1000))));
+		}
+	}, 1000);
 	setInterval(() => {
-		if (stream && !downSince && !document.hidden) ["workers", "storages", "stateDicts", "warnings"].forEach(refresh);
+		if (stream && !downSince && !document.hidden) ["workers", "storages", "stateDicts", "warnings", "runs"].forEach(refresh);
 	}, REFRESH_MS);
 	if (takeToken()) enter();
 	else login("");

@@ -57,6 +57,11 @@ class Fake:
         self.ranks = {}              # state dict → its ranks, which the list leaves out
         self.storages = []
         self.workers = []
+        self.runs = []
+        self.run = {}                # "STORAGE/RUN" → its record
+        self.policies = []           # each with `preview`
+        self.capabilities = {"version": "0.0.0", "workers": 2, "kinds": [], "uid": 0, "host": {}, "backends": {}, "devices": [],
+                             "shm": {"limit_bytes": 1 << 30, "used_bytes": 0, "free_bytes": 1 << 30, "orphaned_bytes": 0}}
         self.warnings = []           # of /readyz
         self.stalled = set()         # storages whose listing answers 504
         self.log = []                # (method, path with query, headers)
@@ -133,7 +138,7 @@ class BaseHandler(BaseHTTPRequestHandler):
 
     def static(self, path):
         file = WEB / ("index.html" if path == "/" else path.lstrip("/"))
-        if file.parent != WEB or not file.is_file():
+        if not file.resolve().is_relative_to(WEB) or not file.is_file():
             return self.problem(404, "not_found", path)
         return self.send(200, file.read_bytes(), TYPES[file.suffix])
 
@@ -185,6 +190,17 @@ class BaseHandler(BaseHTTPRequestHandler):
                 return self.json(fake.jobs[job])
             case ["jobs", job, "plan"] if job in fake.plans:
                 return self.json(fake.plans[job])
+            case ["capabilities"]:
+                return self.json(fake.capabilities)
+            case ["policies"]:
+                return self.json({"policies": fake.policies})
+            case ["runs"]:
+                return self.listing("runs", [r for r in fake.runs if r["storage"] == query["storage"][0]], query)
+            case ["runs", storage, run] if f"{storage}/{run}" in fake.run:
+                return self.json(fake.run[f"{storage}/{run}"])
+            case ["checkpoints", storage, name] if f"{storage}:{name}" in fake.tensors:
+                return self.json({"name": name, "format": "dcp", "bytes": 1 << 20, "world_size": 2, "etag": "e", "dcpd": True,
+                                  "tensors": len(fake.tensors[f"{storage}:{name}"]), "values": 0, "modified_at": "2026-01-01T00:00:00Z"})
             case ["checkpoints", storage]:
                 if storage in fake.stalled:
                     return self.problem(504, "storage_stalled", f"storage {storage} does not answer")

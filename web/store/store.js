@@ -4,13 +4,16 @@
 // most once at a time and not more often than every half second, however many events arrive. An answer that was asked for before
 // a newer event came is asked for again, so that a job never steps back.
 
-import { Problem, all, get, page } from "./api.js";
+import { Problem, all, get, page } from "../api/api.js";
+import { listPolicies, listRuns } from "./runs.js";
 
 const JOB_PAGE = 200;
 const JOBS_MAX = 20000;
 const GAP_MS = 500;
 const DETAILS_MAX = 50;
 const DETAIL_RANKS_MAX = 1024;
+const SAMPLES_MAX = 600;
+const EVENTS_MAX = 200;
 
 export const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
@@ -24,6 +27,11 @@ export const store = {
 	storages: [],
 	workers: [],
 	warnings: [],                // what the daemon has to say of itself
+	runs: [],                    // of the list, each with `more`: its record, for the newest ones
+	policies: [],                // with `preview`
+	capabilities: null,
+	samples: new Map(),          // job id → [{at, done, rate, ranks}]: progress, as it was told
+	events: new Map(),           // job id → what happened to it while one looked
 	failed: new Map(),           // list → why it could not be read
 };
 
@@ -52,7 +60,7 @@ export function putJob(job) {
 	order = null;
 	if (ENDED.has(job.state) && before?.state !== job.state) {
 		if (before) ended(job);
-		["checkpoints", "stateDicts", "storages", "workers"].forEach(refresh);
+		["checkpoints", "stateDicts", "storages", "workers", "runs"].forEach(refresh);
 	}
 	changed();
 	return true;
@@ -151,6 +159,9 @@ async function listStateDicts() {
 }
 
 const READ = {
+	runs: listRuns,
+	policies: listPolicies,
+	capabilities: () => get("/v1/capabilities"),
 	checkpoints: listCheckpoints,
 	stateDicts: listStateDicts,
 	storages: () => all("/v1/storages", "storages", 1000, 0),
@@ -158,9 +169,23 @@ const READ = {
 	warnings: async () => (await get("/readyz").catch(() => null))?.warnings || [],
 };
 const reading = new Map();
+const LAZY = new Set(["checkpoints", "policies", "capabilities"]);   // read only while a view that shows them is open, or was
+const wanted = new Set();
+
+/** Names lists that the view on show needs beside those that are always kept. */
+export function wants(lists) {
+	for (const list of lists) {
+		if (wanted.has(list)) continue;
+		wanted.add(list);
+		if (started) refresh(list);
+	}
+}
+
+let started = false;
 
 /** Reads one of the lists again, soon. */
 export async function refresh(list) {
+	if (LAZY.has(list) && !wanted.has(list)) return;
 	if (reading.has(list)) {
 		reading.set(list, true);
 		return;
@@ -179,7 +204,10 @@ export async function refresh(list) {
 	if (again) await refresh(list);
 }
 
-export const refreshAll = () => Promise.all([reloadJobs(), ...Object.keys(READ).map(refresh)]);
+export function refreshAll() {
+	started = true;
+	return Promise.all([reloadJobs(), ...Object.keys(READ).map(refresh)]);
+}
 
 export async function fetchPlan(job) {
 	if (job.state === "queued") return; /* nothing to be asked yet */
@@ -193,6 +221,24 @@ export async function fetchPlan(job) {
 	} catch {
 		/* not planned yet, or gone: asked again when the state changes */
 	}
+}
+
+/** Keeps what a job's view draws over time: progress as samples, the rest as lines. */
+export function keep(id, event, data) {
+	const at = Date.parse(data.at) || Date.now(), p = data.progress;
+	if (p) {
+		const list = store.samples.get(id) || [];
+		if (list.length && at <= list.at(-1).at) return;
+		list.push({ at, done: p.bytes_done || 0, rate: p.rate || 0 });
+		if (list.length > SAMPLES_MAX) list.splice(0, list.length - SAMPLES_MAX);
+		store.samples.set(id, list);
+		return;
+	}
+	const list = store.events.get(id) || [];
+	if (event.id && list.some((e) => e.id === event.id)) return;
+	list.push({ id: event.id, at, type: event.type, data });
+	if (list.length > EVENTS_MAX) list.shift();
+	store.events.set(id, list);
 }
 
 /** Takes one event of the stream. Returns the parsed data, for notices. */
@@ -210,14 +256,14 @@ export function apply(event) {
 		const id = typeof inner.job === "string" ? inner.job : job.id;
 		if (typeof id !== "string") return inner;
 		touch(id);
+		keep(id, event, inner);
 		if (event.type === "job.progress" && !job.kind && inner.progress && store.jobs.has(id)) {
 			putJob({ ...store.jobs.get(id), ...(inner.stage && { stage: inner.stage }), progress: inner.progress });
 		} else if (!(job.id === id && job.kind && putJob(job))) {
 			fetchJob(id);
 		}
 	} else if (event.type.startsWith("checkpoint.")) {
-		refresh("checkpoints");
-		refresh("storages");
+		["checkpoints", "storages", "runs", "policies"].forEach(refresh);
 	} else if (event.type.startsWith("worker.")) {
 		refresh("workers");
 		refresh("warnings");

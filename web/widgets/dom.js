@@ -19,6 +19,26 @@ export function h(tag, props, ...children) {
 	return node;
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+/** The same as h for parts of a drawing. */
+export function svg(tag, props, ...children) {
+	const node = document.createElementNS(SVG, tag);
+	for (const [key, value] of Object.entries(props || {})) {
+		if (value === null || value === undefined || value === false) continue;
+		if (typeof value === "function") node.addEventListener(key, value);
+		else node.setAttribute(key, value === true ? "" : String(value));
+	}
+	fill(node, children);
+	return node;
+}
+
+/** Sets properties of style: the page's policy forbids the attribute in markup, and allows this. */
+export function styled(node, properties) {
+	for (const [key, value] of Object.entries(properties)) node.style.setProperty(key, value);
+	return node;
+}
+
 /** Gives node these children and no others. */
 export function fill(node, children) {
 	const list = [children].flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
@@ -38,11 +58,18 @@ export function text(node, value) {
  */
 export function sync(node, children) {
 	const list = [children].flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
-	const act = node.contains(document.activeElement) && document.activeElement.dataset.act;
+	const act = node.contains(document.activeElement) && document.activeElement.dataset?.act;
 	list.forEach((fresh, i) => {
-		const old = node.children[i];
+		let old = node.children[i];
+		if (fresh.id && old && old.id !== fresh.id) {       // something came or went before it
+			const moved = [...node.children].find((c) => c.id === fresh.id);
+			if (moved) node.insertBefore(old = moved, node.children[i]);
+		}
 		if (!old) node.append(fresh);
-		else if (!old.isEqualNode(fresh)) old.replaceWith(fresh);
+		else {
+			if (fresh.tagName === "DETAILS" && old.tagName === "DETAILS" && old.id === fresh.id) fresh.open = old.open;
+			if (!old.isEqualNode(fresh)) old.replaceWith(fresh);
+		}
 	});
 	while (node.children.length > list.length) node.lastElementChild.remove();
 	if (act && !node.contains(document.activeElement)) node.querySelector(`[data-act="${CSS.escape(act)}"]`)?.focus();
@@ -115,16 +142,39 @@ export function remember(view, filter) {
 	}, REMEMBER_MS);
 }
 
-/** Asks before something is done; resolves to true or false. Escape means no. */
-export function confirm(title, words, yes) {
+/** Asks before something is done; resolves to true or false. Escape means no. `more`: elements below the words. */
+export function confirm(title, words, yes, more = []) {
 	const dialog = $("confirm");
 	text($("confirm-title"), title);
 	text($("confirm-text"), words);
 	text($("confirm-yes"), yes);
+	$("confirm-yes").className = yes.startsWith("Yes") ? "danger" : "primary";
+	fill($("confirm-more"), more);
 	dialog.returnValue = "no";
 	dialog.showModal();
 	$("confirm-no").focus();
 	return new Promise((resolve) => {
 		dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
 	});
+}
+
+/** Shows words beside the pointer or the focused element, as long as it is there: for parts of drawings. */
+export function tip(node, words) {
+	const place = (x, y) => {
+		const box = $("tip");
+		fill(box, words().map((line) => h("div", {}, line)));
+		box.hidden = false;
+		const at = box.getBoundingClientRect();
+		styled(box, { left: `${Math.max(4, Math.min(x + 14, innerWidth - at.width - 8))}px`,
+			top: `${y + 18 + at.height > innerHeight ? Math.max(4, y - at.height - 10) : y + 18}px` });
+	};
+	const hide = () => { $("tip").hidden = true; };
+	node.addEventListener("pointermove", (event) => place(event.clientX, event.clientY));
+	node.addEventListener("pointerleave", hide);
+	node.addEventListener("focus", () => {
+		const at = node.getBoundingClientRect();
+		place(at.left + at.width / 2, at.top + at.height / 2);
+	});
+	node.addEventListener("blur", hide);
+	return node;
 }

@@ -48,9 +48,9 @@ async function problem(response) {
 export async function call(method, path, body) {
 	const init = { method, headers: headers({ Accept: "application/json" }), cache: "no-store" };
 	init.signal = AbortSignal.timeout(30000);
-	if (method === "POST") {
+	if (method === "POST" || method === "PUT") {
 		init.headers["Content-Type"] = "application/json";
-		init.headers["Idempotency-Key"] = crypto.getRandomValues(new Uint32Array(4)).join("-");
+		if (method === "POST") init.headers["Idempotency-Key"] = crypto.getRandomValues(new Uint32Array(4)).join("-");
 		init.body = JSON.stringify(body || {});
 	}
 	let response;
@@ -70,9 +70,27 @@ export async function call(method, path, body) {
 export const get = (path) => call("GET", path);
 export const post = (path, body) => call("POST", path, body);
 
+/** "/v1/checkpoints/STORAGE/NAME" of {storage, name}. */
+export const checkpointPath = (ref, tail = "") =>
+	`/v1/checkpoints/${encodeURIComponent(ref.storage)}/${encodeURIComponent(ref.name)}${tail}`;
+export const runPath = (storage, run, tail = "") => `/v1/runs/${encodeURIComponent(storage)}/${encodeURIComponent(run)}${tail}`;
+
+/** A tensor's bytes: {bytes, dtype, shape}. */
+export async function bytesOf(path) {
+	let response;
+	try {
+		response = await fetch(path, { headers: headers({}), cache: "no-store", signal: AbortSignal.timeout(30000) });
+	} catch (error) {
+		throw new Unreachable(error.message);
+	}
+	if (!response.ok) throw await problem(response);
+	return { bytes: await response.arrayBuffer(), dtype: response.headers.get("X-Dcpd-Dtype") || "",
+		shape: JSON.parse(response.headers.get("X-Dcpd-Shape") || "[]") };
+}
+
 /** One page of a list: {items, next}. size 0: as many as the daemon gives. */
-export async function page(path, member, size, next) {
-	const query = [size ? `page_size=${size}` : "", next ? `page_token=${encodeURIComponent(next)}` : ""].filter(Boolean).join("&");
+export async function page(path, member, size, next, more = "") {
+	const query = [more, size ? `page_size=${size}` : "", next ? `page_token=${encodeURIComponent(next)}` : ""].filter(Boolean).join("&");
 	const body = await get(query ? `${path}?${query}` : path);
 	const items = body[member];
 	return { items: Array.isArray(items) ? items : [], next: body.next_page_token || "" };

@@ -1,0 +1,67 @@
+// runs.js: runs with their newest checkpoints, and policies with what they would remove.
+
+import { all, get, page, post, runPath } from "../api/api.js";
+
+const RUNS_MAX = 2000;
+const RUNS_IN_FULL = 24;             // newest runs whose records are read too: what the overview shows
+const CHECKPOINTS_OF_RUN = 60;
+export const ACTIVE_DAYS = 7;
+
+/** The runs of all storages, the newest first. A storage that does not answer shows in its own list. */
+export async function listRuns() {
+	const storages = await all("/v1/storages", "storages", 1000, 0);
+	const lists = await Promise.all(storages.map((s) => (s.state === "ok" || s.state === "unknown" ? runsOf(s.name) : [])));
+	const runs = lists.flat().sort((a, b) => (Date.parse(b.modified_at) || 0) - (Date.parse(a.modified_at) || 0));
+	await Promise.all(runs.slice(0, RUNS_IN_FULL).map(async (run) => { run.more = await oneRun(run.storage, run.run).catch(() => null); }));
+	return runs;
+}
+
+async function runsOf(storage) {
+	const runs = [];
+	let next = "";
+	try {
+		do {
+			const part = await page(`/v1/runs`, "runs", 500, next, `storage=${encodeURIComponent(storage)}`);
+			runs.push(...part.items);
+			next = part.next;
+		} while (next && runs.length < RUNS_MAX);
+	} catch (error) {
+		if (error.status === 404 || error.status === 504 || error.status === 503) return runs;
+		throw error;
+	}
+	return runs;
+}
+
+export const oneRun = (storage, run, size = CHECKPOINTS_OF_RUN) => get(runPath(storage, run, `?page_size=${size}`));
+
+/** Each policy with `preview`: what would go, and why the rest stays. */
+export async function listPolicies() {
+	const policies = (await get("/v1/policies")).policies || [];
+	await Promise.all(policies.map(async (policy) => {
+		try {
+			policy.preview = await post(`/v1/policies/${encodeURIComponent(policy.name)}:preview`);
+		} catch (error) {
+			policy.problem = error.message;
+		}
+	}));
+	return policies;
+}
+
+/** Does the policy's pattern take the run? `*` matches any run of characters. */
+export function policyTakes(policy, storage, run) {
+	if (policy.storage !== storage) return false;
+	const words = policy.match.split("*").map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+	return new RegExp(`^${words.join(".*")}$`, "s").test(run);
+}
+
+/** What the policies do with a checkpoint: {goes: {policy, why}} or {stays: [why]} or null without a policy for its run. */
+export function fate(policies, storage, name) {
+	for (const policy of policies) {
+		if (policy.storage !== storage || !policy.preview) continue;
+		const goes = policy.preview.remove.find((x) => x.name === name);
+		if (goes) return { goes };
+		const stays = policy.preview.keep.find((x) => x.name === name);
+		if (stays) return { stays: stays.why, policy: policy.name };
+	}
+	return null;
+}
