@@ -203,8 +203,13 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md deploy/tuning.md)
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd/transforms api/transforms/*.json
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd/examples api/c/examples/*.c
-	$(Q)for f in $(wildcard deploy/*.1); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $$f; done
-	$(Q)install -D -m 644 deploy/dcpctl.bash-completion $(DESTDIR)$(PREFIX)/share/bash-completion/completions/dcpctl
+	$(Q)install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,man/man1 man/man5 man/man8 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
+	$(Q)$(BIN)/dcpctl manual >$(DESTDIR)$(PREFIX)/share/man/man1/dcpctl.1
+	$(Q)$(BIN)/dcpd --manual 8 >$(DESTDIR)$(PREFIX)/share/man/man8/dcpd.8
+	$(Q)$(BIN)/dcpd --manual 5 >$(DESTDIR)$(PREFIX)/share/man/man5/dcpd.conf.5
+	$(Q)$(BIN)/dcpctl completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/dcpctl
+	$(Q)$(BIN)/dcpctl completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_dcpctl
+	$(Q)$(BIN)/dcpctl completion fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/dcpctl.fish
 	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
 	$(Q)install -D -m 644 deploy/dcpd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/dcpd.conf
 	$(Q)install -D -m 644 deploy/dcpd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/dcpd.conf

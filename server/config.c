@@ -69,6 +69,7 @@ static const struct option table[] = {
 	{ "queue-max", COUNT, AT(queue_max), "10000", "N", "waiting jobs; more are refused" },
 	{ "check-config", FLAG, AT(check_config), "false", NULL, "check the configuration and the folders and files in it, and leave" },
 	{ "print-config", FLAG, AT(print_config), "false", NULL, "print the configuration with its sources and leave" },
+	{ "manual", TEXT, AT(manual), NULL, "8|5", "print the manual page dcpd(8), or dcpd.conf(5), and leave" },
 	{ "version", FLAG, AT(version), "false", NULL, "print the version and leave" },
 	{ "help", FLAG, AT(help), "false", NULL, "print this and leave" },
 };
@@ -348,7 +349,17 @@ static const char *hint_of(struct str key, char hint[NEAR_HINT_MAX])
 static bool is_command(const struct option *o)
 {
 	return o->offset == AT(config_file) || o->offset == AT(check_config) || o->offset == AT(print_config) ||
-	       o->offset == AT(help) || o->offset == AT(version);
+	       o->offset == AT(help) || o->offset == AT(version) || o->offset == AT(manual);
+}
+
+bool config_row(uint32_t index, struct config_row *out)
+{
+	const struct option *o = index < OPTIONS ? &table[index] : NULL;
+
+	if (o)
+		*out = (struct config_row){ o->key, o->argument, o->kind == FLAG ? NULL : o->fallback, o->doc, o->kind == LIST,
+					    is_command(o) };
+	return o;
 }
 
 static struct str trim(struct str s)

@@ -46,6 +46,7 @@ struct config {
 	bool log_json;
 	char *web_root;                        /* NULL: the files inside the binary */
 	bool check_config, print_config, help, version;
+	char *manual;                          /* "8", "5": the page to print; NULL: none */
 	/* finer ones, in the same table */
 	char *worker_path;                     /* dcpd-worker; default: beside this program, else in libexec */
 	char *io_engine;                       /* auto, io_uring, threads */
@@ -79,6 +80,14 @@ FALLIBLE enum err config_load(int argc, char *const *argv, char *const *env, str
 void config_free(struct config *c);
 void config_print(const struct config *c, FILE *to);   /* `key = value` lines with where each comes from */
 void config_help(FILE *to);
+struct config_row {
+	const char *key, *argument, *fallback, *doc;   /* argument: NULL: a flag; fallback: NULL: worked out, or none */
+	bool repeats;
+	bool is_command;                               /* it does something else than serve: not for the file */
+};
+bool config_row(uint32_t index, struct config_row *out);
+/* dcpd(8) or dcpd.conf(5), as roff, of the table's rows. ERR_CONFIG: there is no such page. */
+FALLIBLE enum err config_manual(const char *page, FILE *to);
 /* Of a storage of the configuration, or of any other name: the general ones. Asks for groups: at start and reload only. */
 FALLIBLE enum err config_access_of(const struct config *c, struct str storage, struct config_access *out);
 /* Fills in what config_access_of() answers; called once all options are read. */

@@ -202,6 +202,11 @@ int main(int argc, char **argv)
 	}
 	if (d.config->help) {
 		config_help(stdout);
+	} else if (d.config->manual) {
+		if (config_manual(d.config->manual, stdout) != OK) {
+			fprintf(stderr, "dcpd: %s\n", err_last()->text);
+			return 2;
+		}
 	} else if (d.config->version) {
 		printf("dcpd %s\n", DCPD_VERSION);
 	} else if (d.config->print_config) {

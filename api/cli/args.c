@@ -7,7 +7,7 @@
 #include "base/buf.h"
 #include "base/near.h"
 
-static const char global_options[] = "json url= help timeout=";
+const char args_global[] = "json output= columns= url= help timeout=";
 
 /* Is `name` in the space-separated list? *valued_out: it takes a value. */
 static bool listed(const char *list, const char *name, size_t n, bool *valued_out)
@@ -41,7 +41,7 @@ static enum err unknown_option(const char *given, size_t n, const char *allowed)
 	char hint[NEAR_HINT_MAX];
 
 	try_all(&near, allowed);
-	try_all(&near, global_options);
+	try_all(&near, args_global);
 	return ERR(INVALID_REQUEST, "this command has no option %.*s%s", (int)n, given, near_text(&near, hint));
 }
 
@@ -51,7 +51,7 @@ static FALLIBLE enum err parse_option(struct args *a, int argc, char *const *arg
 	size_t n = equals ? (size_t)(equals - name) : strlen(name);
 	bool valued = false;
 
-	if (!listed(allowed, name, n, &valued) && !listed(global_options, name, n, &valued))
+	if (!listed(allowed, name, n, &valued) && !listed(args_global, name, n, &valued))
 		return unknown_option(argv[*at], 2 + n, allowed);
 	if (!valued && value)
 		return ERR(INVALID_REQUEST, "--%.*s takes no value", (int)n, name);

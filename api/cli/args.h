@@ -17,6 +17,7 @@ struct args {
 
 /* `allowed`: the command's options, space-separated, "name" for a flag and "name=" for one with a value. The global ones are always
  * allowed. ERR_INVALID_REQUEST says what is wrong. */
+extern const char args_global[];
 FALLIBLE enum err args_parse(int argc, char *const *argv, const char *allowed, struct args *out);
 const char *args_value(const struct args *a, const char *name);     /* the last one; NULL: not given */
 bool args_flag(const struct args *a, const char *name);

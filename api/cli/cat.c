@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "api/cli/commands.h"
+#include "api/cli/show.h"
 
 enum { DIMS_MAX = 64 };
 
@@ -132,7 +133,7 @@ static void print_tensor(const struct answer *a)
 			kind = dtypes[i].kind;
 			bytes = dtypes[i].bytes;
 		}
-	fprintf(stderr, "%s %s\n", a->dtype, a->shape);
+	show_note("%s %s\n", a->dtype, a->shape);
 	print_values(kind, bytes, &a->body, dims, n);
 	json_decref(shape);
 }

@@ -21,6 +21,7 @@ struct client {
 	char *socket;               /* NULL: TCP */
 	char base[512], shown[512], token[512], why[CURL_ERROR_SIZE];
 	bool unreachable;
+	long limit_ms;              /* of a request; 0: none */
 	json_t *problem;
 };
 
@@ -131,6 +132,11 @@ void client_free(struct client *c)
 const char *client_url(const struct client *c)
 {
 	return c->shown;
+}
+
+void client_limit(struct client *c, long ms)
+{
+	c->limit_ms = ms;
 }
 
 const json_t *client_problem(const struct client *c)
@@ -273,6 +279,7 @@ static FALLIBLE enum err prepare(struct client *c, const char *method, const cha
 	curl_easy_setopt(h, CURLOPT_PATH_AS_IS, 1L);
 	curl_easy_setopt(h, CURLOPT_PROXY, "");
 	curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
+	curl_easy_setopt(h, CURLOPT_TIMEOUT_MS, c->limit_ms);
 	curl_easy_setopt(h, CURLOPT_ERRORBUFFER, c->why);
 	curl_easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_time);
 	curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);

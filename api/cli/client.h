@@ -18,6 +18,7 @@ struct answer {
 /* url: --url or NULL; then DCPD_URL, then the usual sockets. */
 FALLIBLE enum err client_new(const char *url, struct client **out);
 void client_free(struct client *c);
+void client_limit(struct client *c, long ms);         /* of each request from now on */
 const char *client_url(const struct client *c);
 /* body NULL: none. Any failure to reach the daemon is ERR_SYSTEM, see client_unreachable; ERR_CANCELLED after client_stop.
  * A problem of the daemon is this thread's latest error, its code returned. */

@@ -1,4 +1,4 @@
-/* commands.h: dcpctl's commands. Each gets its words and options parsed by its row of the table in main.c. */
+/* commands.h: dcpctl's commands. Each gets its words and options parsed by its row of the table in commands.c. */
 #pragma once
 #include "api/cli/args.h"
 #include "api/cli/client.h"
@@ -7,11 +7,31 @@
 
 struct command {
 	const char *name, *usage, *options, *what;  /* options: see args_parse */
+	const char *more;                           /* sentences for the manual and --help; NULL: `what` is all */
 	unsigned words_min, words_max;
 	int (*run)(const struct command *self, struct client *c, const struct args *a);
 };
 
 typedef int command_fn(const struct command *self, struct client *c, const struct args *a);
+
+struct command_option {
+	const char *command;                        /* NULL: of every command that has it */
+	const char *name, *value, *what;            /* value: "N", "a|b|c"; NULL: a flag */
+};
+
+/* commands.c. Texts of a job kind's command, and of an option's value, are good until the next call. */
+bool commands_at(unsigned index, struct command *out);                  /* false beyond the last */
+bool commands_find(struct str name, struct command *out);
+/* The options of a command, the global ones last. */
+bool commands_option(const struct command *k, unsigned index, struct command_option *out);
+
+/* help.c */
+void help_all(void);
+void help_command(const struct command *k);
+void help_manual(void);                                                 /* dcpctl(1), as roff */
+/* complete.c */
+int complete_script(const char *shell);                                 /* the exit code */
+int complete_line(const char *line);
 
 /* jobs.c. A kind's command has its name, but for cp, which replicates. */
 const char *jobs_command(enum job_kind kind);

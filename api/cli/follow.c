@@ -5,10 +5,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "api/cli/show.h"
+#include "api/cli/term.h"
 #include "base/clock.h"
 #include "base/jval.h"
 
@@ -52,7 +52,7 @@ int follow_failed(const struct client *c, enum err e)
 	if (client_json && c && client_problem(c))
 		show_json(client_problem(c));
 	if (c && client_unreachable(c))
-		fprintf(stderr, "dcpctl: %s\n", err_last()->text);
+		show_note("dcpctl: %s\n", err_last()->text);
 	else
 		show_error();
 	if (e == ERR_TIMED_OUT)
@@ -90,13 +90,6 @@ static bool ended(const json_t *job)
 	return strcmp(state, "succeeded") == 0 || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0;
 }
 
-static int terminal_columns(void)
-{
-	struct winsize w;
-
-	return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col : 80;
-}
-
 static void put_ranks(struct buf *b, const json_t *job)
 {
 	const json_t *ranks = show_at(job, "progress.ranks");
@@ -131,7 +124,8 @@ static void draw_bar(const json_t *job)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 	double total = show_number(job, "progress.bytes_total"), done = show_number(job, "progress.bytes_done");
-	int full = total > 0 ? (int)(done / total * BAR_WIDTH) : 0, columns = terminal_columns();
+	int full = total > 0 ? (int)(done / total * BAR_WIDTH) : 0;
+	unsigned columns = term_columns(stderr);
 	char x[32], y[32], z[32], t[32];
 
 	buf_printf(&b, "%s ", show_text(job, "kind"));
@@ -147,8 +141,10 @@ static void draw_bar(const json_t *job)
 			buf_printf(&b, " ETA %s", show_seconds(show_number(job, "progress.eta_s"), t));
 		put_ranks(&b, job);
 	}
-	if (buf_status(&b) == OK)
-		fprintf(stderr, "\r\033[K%.*s", (int)b.len < columns ? (int)b.len : columns - 1, (char *)b.p);
+	CLEANUP(buf_free) struct buf clean = BUF_INIT(1 << 20);
+	term_clean(&clean, b.p ? (char *)b.p : "", b.len, false);
+	if (buf_status(&b) == OK && buf_status(&clean) == OK)
+		fprintf(stderr, "\r\033[K%.*s", (int)term_cut((char *)clean.p, clean.len, columns - 1), (char *)clean.p);
 }
 
 struct view {
@@ -179,11 +175,11 @@ static void draw(struct view *v, const json_t *job)
 	v->printed_ms = clock_mono_ms();
 	if (ended(job))
 		return;
-	fprintf(stderr, "%s %s %s", show_text(job, "id"), show_text(job, "kind"), (char *)now.p);
+	show_note("%s %s %s", show_text(job, "id"), show_text(job, "kind"), (char *)now.p);
 	if (total > 0)
-		fprintf(stderr, " %s of %s, %s/s", show_bytes(show_number(job, "progress.bytes_done"), x), show_bytes(total, y),
+		show_note(" %s of %s, %s/s", show_bytes(show_number(job, "progress.bytes_done"), x), show_bytes(total, y),
 			show_bytes(show_number(job, "progress.rate"), z));
-	fputc('\n', stderr);
+	show_note("\n");
 }
 
 static void clear_bar(struct view *v)
@@ -201,7 +197,7 @@ static bool ask_cancel(struct view *v, const char *id)
 	clear_bar(v);
 	if (!isatty(STDIN_FILENO))
 		return false;
-	fprintf(stderr, "\nJob %s goes on in the daemon. Cancel it (c) or leave it running (Enter)? ", id);
+	show_note("\nJob %s goes on in the daemon. Cancel it (c) or leave it running (Enter)? ", id);
 	return fgets(line, sizeof line, stdin) && (line[0] == 'c' || line[0] == 'C');
 }
 
@@ -212,7 +208,7 @@ static int interrupted(struct client *c, struct view *v, const char *id)
 	char path[128];
 
 	if (!ask_cancel(v, id)) {
-		fprintf(stderr, "job %s is left running: dcpctl job %s --follow\n", id, id);
+		show_note("job %s is left running: dcpctl job %s --follow\n", id, id);
 		return EXIT_INTERRUPTED;
 	}
 	client_stop = 0;
@@ -228,21 +224,21 @@ static void print_result(const json_t *job)
 	char x[32], y[32];
 	double bytes = show_number(job, "progress.bytes_done"), rate = show_number(job, "progress.rate");
 
-	printf("%s %s done", show_text(job, "kind"), show_text(job, "id"));
+	show_say("%s %s done", show_text(job, "kind"), show_text(job, "id"));
 	if (bytes > 0)
-		printf(": %s", show_bytes(bytes, x));
+		show_say(": %s", show_bytes(bytes, x));
 	if (rate > 0)
-		printf(", %s/s", show_bytes(rate, y));
-	putchar('\n');
+		show_say(", %s/s", show_bytes(rate, y));
+	show_say("\n");
 	json_object_foreach((json_t *)(uintptr_t)result, key, value) {
 		if (json_is_array(value) && json_array_size(value) > 0)
-			printf("  %s: %zu\n", key, json_array_size(value));
+			show_say("  %s: %zu\n", key, json_array_size(value));
 		else if (json_is_integer(value) || json_is_real(value))
-			printf("  %s: %.15g\n", key, json_number_value(value));
+			show_say("  %s: %.15g\n", key, json_number_value(value));
 		else if (json_is_boolean(value))
-			printf("  %s: %s\n", key, json_is_true(value) ? "yes" : "no");
+			show_say("  %s: %s\n", key, json_is_true(value) ? "yes" : "no");
 		else if (json_is_string(value))
-			printf("  %s: %s\n", key, json_string_value(value));
+			show_say("  %s: %s\n", key, json_string_value(value));
 	}
 }
 
@@ -264,12 +260,12 @@ void follow_warn_of_rules(const json_t *result)
 
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const char *match = json_string_value(json_array_get(list, i));
-		fprintf(stderr, "dcpctl: warning: the layout rule for '%.200s' %s\n", match ? match : "",
+		show_note("dcpctl: warning: the layout rule for '%.200s' %s\n", match ? match : "",
 			is_past(past, match ? match : "") ? "took no tensor" : "matches no tensor, or only what earlier rules took");
 	}
 	if (count > 0) {
 		one = json_array_get(past, 0);
-		fprintf(stderr, "dcpctl: warning: %.0f tensor%s lack%s the dim of a rule, such as %.200s ('%.200s'); --json lists them\n",
+		show_note("dcpctl: warning: %.0f tensor%s lack%s the dim of a rule, such as %.200s ('%.200s'); --json lists them\n",
 			count, count == 1 ? "" : "s", count == 1 ? "s" : "", show_text(one, "fqn"), show_text(one, "rule"));
 	}
 }
@@ -289,11 +285,11 @@ static void print_differences(const json_t *result)
 	const json_t *list = show_at(result, "differences");
 
 	if (json_is_true(show_at(result, "equal")))
-		puts("equal");
+		show_say("equal\n");
 	else if (json_array_size(list) > 0)
 		show_table(list, columns);
 	else
-		puts("different");
+		show_say("different\n");
 }
 
 /* The differences without tensors whose values alone differ: those are listed as movers. */
@@ -314,7 +310,7 @@ static void print_unchanged(const json_t *result)
 
 	if (!show_at(result, "unchanged"))
 		return;
-	printf("unchanged: %.0f tensors, %.1f %% of the bytes (%s: %s by digest, %s by reading)\n",
+	show_say("unchanged: %.0f tensors, %.1f %% of the bytes (%s: %s by digest, %s by reading)\n",
 	       show_number(result, "unchanged.tensors"), 100 * show_number(result, "unchanged.share"),
 	       show_bytes(show_number(result, "unchanged.bytes"), bytes),
 	       show_bytes(show_number(result, "unchanged.by_digest.bytes"), digest),
@@ -331,13 +327,13 @@ static void print_diff(const json_t *result)
 	double changed = show_number(result, "totals.tensors.changed");
 
 	if (json_is_true(show_at(result, "equal")))
-		puts("equal");
+		show_say("equal\n");
 	if (json_array_size(other) > 0)
 		show_table(other, structure);
 	if (json_array_size(show_at(result, "movers")) > 0)
 		show_table(show_at(result, "movers"), moved);
 	if (!json_is_true(show_at(result, "equal")))
-		printf("tensors: %.0f changed, %.0f added, %.0f removed, %.0f reshaped, %.0f of another dtype\n", changed,
+		show_say("tensors: %.0f changed, %.0f added, %.0f removed, %.0f reshaped, %.0f of another dtype\n", changed,
 		       show_number(result, "totals.tensors.added"), show_number(result, "totals.tensors.removed"),
 		       show_number(result, "totals.tensors.reshaped"), show_number(result, "totals.tensors.retyped"));
 	print_unchanged(result);
@@ -368,7 +364,7 @@ static void print_inspect(const json_t *result)
 	if (json_array_size(cannot) > 0)
 		show_table(cannot, broken);
 	double pickles = show_number(result, "pickles"), files = show_number(result, "files");
-	printf("%.0f pickle%s in %.0f file%s: %s\n", pickles, pickles == 1 ? "" : "s", files, files == 1 ? "" : "s",
+	show_say("%.0f pickle%s in %.0f file%s: %s\n", pickles, pickles == 1 ? "" : "s", files, files == 1 ? "" : "s",
 	       json_is_true(show_at(result, "safe")) ? "nothing but data" :
 	       json_array_size(bad) > 0 ? "NOT safe to unpickle" : "not all could be followed");
 }
@@ -389,9 +385,9 @@ static void print_repair(const json_t *result)
 	if (json_array_size(show_at(result, "unknown")) > 0)
 		show_table(show_at(result, "unknown"), unknown);
 	if (whole)
-		puts(changed ? "repaired: the checkpoint is whole" : "nothing to repair: the checkpoint is whole");
+		show_say("%s\n", changed ? "repaired: the checkpoint is whole" : "nothing to repair: the checkpoint is whole");
 	else
-		printf("%s: %.0f %s still damaged\n", changed ? "repaired in part" : "nothing was changed", count,
+		show_say("%s: %.0f %s still damaged\n", changed ? "repaired in part" : "nothing was changed", count,
 		       count == 1 ? "place is" : "places are");
 }
 
@@ -426,6 +422,8 @@ static int follow_end(const json_t *job, bool json)
 
 	if (json)
 		show_json(job);
+	else if (show_form() == SHOW_NDJSON || (show_form() == SHOW_CSV && !ending))
+		(void)show_whole(job);
 	else if (ok && ending)
 		ending->print(result);
 	else if (ok)
@@ -439,7 +437,7 @@ static int follow_end(const json_t *job, bool json)
 	if (json_object_get(job, "error"))
 		show_problem(json_object_get(job, "error"));
 	else
-		fprintf(stderr, "dcpctl: job %s is %s\n", show_text(job, "id"), state);
+		show_note("dcpctl: job %s is %s\n", show_text(job, "id"), state);
 	return strcmp(show_text(job, "error.code"), "not_found") == 0 ? EXIT_NOT_FOUND : EXIT_JOB_FAILED;
 }
 
@@ -456,7 +454,7 @@ int follow_job(struct client *c, const char *id, const struct follow *f)
 
 		if (left <= 0) {
 			clear_bar(&v);
-			fprintf(stderr, "dcpctl: timed_out: job %s still runs\n", id);
+			show_note("dcpctl: timed_out: job %s still runs\n", id);
 			return EXIT_TIMED_OUT;
 		}
 		e = client_stop ? ERR_CANCELLED : follow_get(c, id, left < wait ? (unsigned)left : wait, &a);

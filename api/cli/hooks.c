@@ -41,13 +41,14 @@ static int act(struct client *c, const char *method, const struct buf *path, con
 	if (args_flag(a, "json") && got.json)
 		show_json(got.json);
 	else
-		printf("%s %s\n", a->words[0], said);
+		show_say("%s %s\n", a->words[0], said);
 	return EXIT_DONE;
 }
 
 static void print_doc(const json_t *doc)
 {
-	show_json(doc);
+	if (!show_whole(doc))
+		show_json(doc);
 }
 
 /* ---- webhooks ---- */
@@ -122,19 +123,19 @@ static void print_chain(const json_t *chain)
 	json_t *fields;
 	size_t i;
 
-	printf("%s: %s:%s, behind %s, set by uid %.0f\nsteps: ", show_text(chain, "name"), show_text(chain, "storage"),
+	show_say("%s: %s:%s, behind %s, set by uid %.0f\nsteps: ", show_text(chain, "name"), show_text(chain, "storage"),
 	       show_text(chain, "match")[0] ? show_text(chain, "match") : "*",
 	       show_text(chain, "behind")[0] ? show_text(chain, "behind") : "newest", show_number(chain, "uid"));
 	json_array_foreach(steps, i, step)
 		json_object_foreach((json_t *)(uintptr_t)step, word, fields)
-			printf("%s%s", i ? ", " : "", word);
-	putchar('\n');
+			show_say("%s%s", i ? ", " : "", word);
+	show_say("\n");
 	for (i = 0; i < sizeof counts / sizeof *counts; i++) {
 		char key[32];
 		snprintf(key, sizeof key, "status.%s", counts[i]);
-		printf("%s%s %.0f", i ? ", " : "", counts[i], show_number(chain, key));
+		show_say("%s%s %.0f", i ? ", " : "", counts[i], show_number(chain, key));
 	}
-	puts("\n");
+	show_say("\n\n");
 	show_table(show_at(chain, "status.last"), execution_columns);
 }
 

@@ -97,7 +97,7 @@ static int send_job(struct client *c, const struct args *a, const json_t *doc)
 	if (dry_run || (args_flag(a, "detach") && f.json))
 		show_json(got.json);
 	else if (args_flag(a, "detach"))
-		puts(id);
+		show_out("%s\n", id);
 	if (dry_run || args_flag(a, "detach"))
 		return EXIT_DONE;
 	follow_catch_interrupts();
@@ -120,15 +120,15 @@ static void print_check(const char *ref, const json_t *plan)
 
 	follow_warn_of_rules(plan);
 	json_array_foreach(problems, i, item)
-		printf("%s: %s\n", show_text(item, "code"), show_text(item, "detail"));
+		show_say("%s: %s\n", show_text(item, "code"), show_text(item, "detail"));
 	double count = show_number(plan, "problem_count");
 	if (count > (double)json_array_size(problems))
-		printf("... and %.0f more\n", count - (double)json_array_size(problems));
+		show_say("... and %.0f more\n", count - (double)json_array_size(problems));
 	if (!json_is_true(json_object_get(plan, "loads"))) {
-		printf("%s cannot be loaded so: %.0f mismatches\n", ref, count);
+		show_say("%s cannot be loaded so: %.0f mismatches\n", ref, count);
 		return;
 	}
-	printf("%s can be loaded so: %s to read, %.2f x what is needed, at most %s of memory besides the segments\n", ref,
+	show_say("%s can be loaded so: %s to read, %.2f x what is needed, at most %s of memory besides the segments\n", ref,
 	       show_bytes(show_number(plan, "read_bytes"), x), show_number(plan, "over_read_ratio"),
 	       show_bytes(show_number(plan, "peak_memory_bytes"), y));
 }
@@ -179,14 +179,16 @@ static void print_job(const json_t *job)
 	const json_t *ranks = show_at(job, "progress.ranks"), *result = json_object_get(job, "result");
 	char x[32], y[32];
 
+	if (show_whole(job))
+		return;
 	for (size_t i = 0; rows[i]; i++)
 		if (show_text(job, rows[i])[0])
-			printf("%-12s %s\n", strrchr(rows[i], '.') ? strrchr(rows[i], '.') + 1 : rows[i], show_text(job, rows[i]));
+			show_say("%-12s %s\n", strrchr(rows[i], '.') ? strrchr(rows[i], '.') + 1 : rows[i], show_text(job, rows[i]));
 	if (show_text(job, "waits_for.job")[0])
-		printf("%-12s %s %s%s%s\n", "behind", show_text(job, "waits_for.kind"), show_text(job, "waits_for.job"),
+		show_say("%-12s %s %s%s%s\n", "behind", show_text(job, "waits_for.kind"), show_text(job, "waits_for.job"),
 		       show_text(job, "waits_for.target")[0] ? " to " : "", show_text(job, "waits_for.target"));
 	if (show_number(job, "progress.bytes_total") > 0)
-		printf("%-12s %s of %s\n", "bytes", show_bytes(show_number(job, "progress.bytes_done"), x),
+		show_say("%-12s %s of %s\n", "bytes", show_bytes(show_number(job, "progress.bytes_done"), x),
 		       show_bytes(show_number(job, "progress.bytes_total"), y));
 	if (json_array_size(ranks) > 0)
 		show_table(ranks, columns);
@@ -227,7 +229,7 @@ int jobs_act(const struct command *self, struct client *c, const struct args *a)
 	if (args_flag(a, "json"))
 		show_json(got.json);
 	else
-		printf("%s %s\n", show_text(got.json, "id"), show_text(got.json, "state"));
+		show_say("%s %s\n", show_text(got.json, "id"), show_text(got.json, "state"));
 	return EXIT_DONE;
 }
 
@@ -237,11 +239,10 @@ static bool print_event(void *user, const char *line)
 	CLEANUP(jval_drop) json_t *e = json_loads(line, 0, NULL);
 
 	if (*json) {
-		puts(line);
+		show_line(e);
 	} else if (e) {
-		printf("%s %s ", show_text(e, "time"), show_text(e, "type"));
-		(void)json_dumpf(json_object_get(e, "data"), stdout, JSON_COMPACT);
-		putchar('\n');
+		show_out("%s %s ", show_text(e, "time"), show_text(e, "type"));
+		show_line(json_object_get(e, "data"));
 	}
 	return fflush(stdout) == 0;
 }
@@ -249,7 +250,7 @@ static bool print_event(void *user, const char *line)
 int jobs_events(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(4096);
-	bool json = args_flag(a, "json");
+	bool json = show_form() != SHOW_TABLE;
 
 	client_put(&path, a->word_count ? "/v1/jobs/%/events" : "/v1/events", a->words[0]);
 	follow_catch_interrupts();

@@ -67,7 +67,7 @@ int keep_undelete(const struct command *, struct client *c, const struct args *a
 	if (args_flag(a, "json"))
 		show_json(got.json);
 	else
-		printf("%s is there again\n", a->words[0]);
+		show_say("%s is there again\n", a->words[0]);
 	return EXIT_DONE;
 }
 
@@ -138,11 +138,12 @@ static void print_preview(const json_t *doc)
 	char text[32];
 
 	show_table(json_object_get(doc, "remove"), columns);
-	putchar('\n');
+	show_say("\n");
 	show_table(json_object_get(doc, "keep"), stay);
-	printf("\n%zu would go, %s\n", json_array_size(json_object_get(doc, "remove")), show_bytes(show_number(doc, "remove_bytes"), text));
+	show_say("\n%zu would go, %s\n", json_array_size(json_object_get(doc, "remove")),
+		 show_bytes(show_number(doc, "remove_bytes"), text));
 	if (show_number(doc, "over_bytes") > 0)
-		printf("the budget is exceeded by %s that must stay\n", show_bytes(show_number(doc, "over_bytes"), text));
+		show_say("the budget is exceeded by %s that must stay\n", show_bytes(show_number(doc, "over_bytes"), text));
 }
 
 /* Reasons are a list: joined for a table. */
@@ -184,7 +185,8 @@ static int show_preview(struct client *c, const struct args *a, const json_t *do
 
 static void print_policy(const json_t *doc)
 {
-	show_json(doc);
+	if (!show_whole(doc))
+		show_json(doc);
 }
 
 int keep_policy(const struct command *, struct client *c, const struct args *a)
@@ -211,7 +213,7 @@ int keep_policy(const struct command *, struct client *c, const struct args *a)
 	if (args_flag(a, "json") && !removes)
 		show_json(got.json);
 	else
-		printf("policy %s is %s\n", a->words[0], removes ? "gone" : "kept");
+		show_say("policy %s is %s\n", a->words[0], removes ? "gone" : "kept");
 	return EXIT_DONE;
 }
 

@@ -133,23 +133,23 @@ static void print_devices(const json_t *caps)
 	char x[32];
 	size_t i;
 
-	printf("back ends: ");
+	show_say("back ends: ");
 	for (i = 0; i < sizeof names / sizeof *names; i++)
 		if (json_is_true(json_object_get(json_object_get(backends, names[i]), "available"))) {
-			printf("%s%s", comma, names[i]);
+			show_say("%s%s", comma, names[i]);
 			comma = ", ";
 		}
-	putchar('\n');
+	show_say("\n");
 	for (i = 0; i < sizeof names / sizeof *names; i++) {
 		const char *why = json_string_value(json_object_get(json_object_get(backends, names[i]), "reason"));
 		if (why && strcmp(why, last) != 0)
-			printf("no %s: %s\n", names[i], why);
+			show_say("no %s: %s\n", names[i], why);
 		last = why ? why : last;
 	}
 	json_array_foreach(json_object_get(caps, "devices"), i, device)
-		printf("GPU %zu: %s, %s\n", i, show_text(device, "name"),
+		show_say("GPU %zu: %s, %s\n", i, show_text(device, "name"),
 		       show_bytes(show_number(device, "memory_bytes"), x));
-	putchar('\n');
+	show_say("\n");
 }
 
 static void print_warnings(const json_t *ready)
@@ -158,7 +158,7 @@ static void print_warnings(const json_t *ready)
 	size_t i;
 
 	json_array_foreach(json_object_get(ready, "warnings"), i, warning)
-		printf("WARNING: %s\n", json_string_value(warning));
+		show_say("WARNING: %s\n", json_string_value(warning));
 }
 
 int look_status(const struct command *, struct client *c, const struct args *a)
@@ -175,20 +175,20 @@ int look_status(const struct command *, struct client *c, const struct args *a)
 		return follow_failed(c, e);
 	if (args_flag(a, "json")) {
 		show_json(caps.json);
-	} else {
+	} else if (!show_whole(caps.json)) {
 		const char *state = client_get(c, "/readyz", &ready) == OK ? show_text(ready.json, "status") : "not ready";
-		printf("dcpd %s at %s: %s\n", show_text(caps.json, "version"), client_url(c), state);
-		printf("shared memory: %s used of %s\n", show_bytes(show_number(caps.json, "shm.used_bytes"), x),
+		show_say("dcpd %s at %s: %s\n", show_text(caps.json, "version"), client_url(c), state);
+		show_say("shared memory: %s used of %s\n", show_bytes(show_number(caps.json, "shm.used_bytes"), x),
 		       show_bytes(show_number(caps.json, "shm.limit_bytes"), y));
 		if (show_number(caps.json, "shm.orphaned_bytes") > 0)
-			printf("orphaned: %s of it; see dcpctl ls shm:\n", show_bytes(show_number(caps.json, "shm.orphaned_bytes"), x));
+			show_say("orphaned: %s of it; see dcpctl ls shm:\n", show_bytes(show_number(caps.json, "shm.orphaned_bytes"), x));
 		if (json_is_string(show_at(caps.json, "host.sandbox")))
-			printf("sandbox: %s\n", show_text(caps.json, "host.sandbox"));
+			show_say("sandbox: %s\n", show_text(caps.json, "host.sandbox"));
 		print_warnings(ready.json);
 		print_devices(caps.json);
 		e = show_list(c, "/v1/storages", "storages", 0, storages, a);
 		if (e == OK) {
-			putchar('\n');
+			show_say("\n");
 			e = show_list(c, "/v1/workers", "workers", 0, workers, a);
 		}
 	}
@@ -273,7 +273,7 @@ static void print_verdict(const json_t *v)
 		if (show_number(v, counts[i]) > 0)
 			buf_printf(&b, ", %.0f %s%s", show_number(v, counts[i]), of[i], show_number(v, counts[i]) > 1 ? "s" : "");
 	if (buf_status(&b) == OK)
-		printf("%-14s %.*s, job %s\n", "verified", (int)b.len, (char *)b.p, show_text(v, "job"));
+		show_say("%-14s %.*s, job %s\n", "verified", (int)b.len, (char *)b.p, show_text(v, "job"));
 }
 
 static void print_members(const json_t *doc)
@@ -284,20 +284,20 @@ static void print_members(const json_t *doc)
 	json_object_foreach((json_t *)(uintptr_t)doc, key, value) {
 		char text[32];
 		if (json_is_string(value))
-			printf("%-14s %s\n", key, json_string_value(value));
+			show_say("%-14s %s\n", key, json_string_value(value));
 		else if (strstr(key, "bytes") && json_is_number(value))
-			printf("%-14s %s\n", key, show_bytes(json_number_value(value), text));
+			show_say("%-14s %s\n", key, show_bytes(json_number_value(value), text));
 		else if (json_is_number(value))
-			printf("%-14s %.15g\n", key, json_number_value(value));
+			show_say("%-14s %.15g\n", key, json_number_value(value));
 		else if (json_is_boolean(value))
-			printf("%-14s %s\n", key, json_is_true(value) ? "yes" : "no");
+			show_say("%-14s %s\n", key, json_is_true(value) ? "yes" : "no");
 		else if (strcmp(key, "verified") == 0 && json_is_object(value))
 			print_verdict(value);
 		else if (strcmp(key, "replicated") == 0 && json_is_object(value))
-			printf("%-14s in %s%s%s\n", key, show_text(value, "storage"), show_text(value, "at")[0] ? " since " : "",
+			show_say("%-14s in %s%s%s\n", key, show_text(value, "storage"), show_text(value, "at")[0] ? " since " : "",
 			       show_text(value, "at"));
 		else if (strcmp(key, "copied_from") == 0)
-			printf("%-14s %s:%s\n", key, show_text(value, "storage"), show_text(value, "name"));
+			show_say("%-14s %s:%s\n", key, show_text(value, "storage"), show_text(value, "name"));
 	}
 }
 
@@ -305,9 +305,9 @@ static void print_members(const json_t *doc)
 static void print_hold(const json_t *hold)
 {
 	if (!json_is_integer(json_object_get(hold, "owner")))
-		printf("%-14s %s\n", "hold", show_text(hold, "reason"));
+		show_say("%-14s %s\n", "hold", show_text(hold, "reason"));
 	else
-		printf("%-14s uid %.0f since %s%s%s\n", "hold", show_number(hold, "owner"), show_text(hold, "since"),
+		show_say("%-14s uid %.0f since %s%s%s\n", "hold", show_number(hold, "owner"), show_text(hold, "since"),
 		       show_text(hold, "reason")[0] ? ": " : "", show_text(hold, "reason"));
 }
 
@@ -328,7 +328,7 @@ static void print_pairs(const json_t *doc, const char *key)
 			buf_printf(&b, "%.9g", json_number_value(value));
 	}
 	if (b.len && buf_status(&b) == OK)
-		printf("%-14s %.*s\n", key, (int)b.len, (char *)b.p);
+		show_say("%-14s %.*s\n", key, (int)b.len, (char *)b.p);
 }
 
 /* Prints a checkpoint's job, and a line for each parent. */
@@ -341,7 +341,7 @@ static void print_origin(const json_t *doc)
 	print_pairs(doc, "metrics");
 	print_pairs(doc, "labels");
 	if (made)
-		printf("%-14s %s, job %s, uid %.0f\n", "made by", show_text(made, "kind"), show_text(made, "job"),
+		show_say("%-14s %s, job %s, uid %.0f\n", "made by", show_text(made, "kind"), show_text(made, "job"),
 		       show_number(made, "uid"));
 	json_array_foreach(json_object_get(doc, "parents"), i, parent) {
 		CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 16);
@@ -351,7 +351,7 @@ static void print_origin(const json_t *doc)
 		buf_puts(&b, ":");
 		show_put_clean(&b, show_text(parent, "name"));
 		if (buf_status(&b) == OK)
-			printf("%-14s %.*s\n", "parent", (int)b.len, (char *)b.p);
+			show_say("%-14s %.*s\n", "parent", (int)b.len, (char *)b.p);
 	}
 }
 
@@ -378,6 +378,8 @@ static void print_slots(const json_t *doc)
 
 static void print_one(const json_t *doc)
 {
+	if (show_whole(doc))
+		return;
 	print_members(doc);
 	if (json_object_get(doc, "hold"))
 		print_hold(json_object_get(doc, "hold"));
@@ -405,7 +407,7 @@ static void print_lineage(const json_t *doc)
 	if (json_array_size(edges))
 		show_table(edges, columns);
 	else
-		printf("no record tells of parents or children\n");
+		show_say("no record tells of parents or children\n");
 	if (json_is_true(json_object_get(doc, "truncated")))
 		show_warning("there is more of it, or some storage could not be looked at");
 }
@@ -429,13 +431,13 @@ static FALLIBLE enum err ask_rm(struct client *c, const char *ref, const char *t
 	if (!isatty(STDIN_FILENO) || !isatty(STDERR_FILENO))
 		return OK;
 	TRY(client_get(c, path, &got));
-	fprintf(stderr, "Remove %s (", ref);
+	show_note("Remove %s (", ref);
 	if (show_text(got.json, "format")[0])
-		fprintf(stderr, "%s, ", show_text(got.json, "format"));
-	fprintf(stderr, "%s", show_bytes(show_number(got.json, "bytes"), text));
+		show_note("%s, ", show_text(got.json, "format"));
+	show_note("%s", show_bytes(show_number(got.json, "bytes"), text));
 	if (show_text(got.json, "modified_at")[0])
-		fprintf(stderr, ", of %s", show_text(got.json, "modified_at"));
-	fprintf(stderr, ") %s%s? [y/N] ", trash ? "into the trash, for " : "for good", trash ? trash : "");
+		show_note(", of %s", show_text(got.json, "modified_at"));
+	show_note(") %s%s? [y/N] ", trash ? "into the trash, for " : "for good", trash ? trash : "");
 	*yes_out = fgets(line, sizeof line, stdin) && (line[0] == 'y' || line[0] == 'Y');
 	return OK;
 }
@@ -457,7 +459,7 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	if (e == OK && !args_flag(a, "yes"))
 		e = ask_rm(c, a->words[0], trash, (char *)path.p, &yes);
 	if (!yes) {
-		fprintf(stderr, "%s stays\n", a->words[0]);
+		show_note("%s stays\n", a->words[0]);
 		return EXIT_INTERRUPTED;
 	}
 	if (e == OK && trash) {
@@ -472,11 +474,11 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	snprintf(id, sizeof id, "%s", show_text(got.json, "id"));
 	if (got.status != 202) {
 		if (!f.json)
-			printf("%s is gone\n", a->words[0]);
+			show_say("%s is gone\n", a->words[0]);
 		return EXIT_DONE;
 	}
 	if (args_flag(a, "detach")) {
-		puts(id);
+		show_out("%s\n", id);
 		return EXIT_DONE;
 	}
 	follow_catch_interrupts();
@@ -501,16 +503,16 @@ static void print_course(const json_t *run)
 	char save[32], young[32], daly[32], mtbf[32], text[32];
 
 	if (steps > 0)
-		printf("%-16s %.0f steps, up to step %.0f\n", "", steps, show_number(run, "lost_work.seen_step"));
+		show_say("%-16s %.0f steps, up to step %.0f\n", "", steps, show_number(run, "lost_work.seen_step"));
 	if (!json_is_object(json_object_get(run, "save_interval")))
 		return;
-	printf("%-16s every %s (Young), %s (Daly) with a failure every %s; a save takes %s", "save",
+	show_say("%-16s every %s (Young), %s (Daly) with a failure every %s; a save takes %s", "save",
 	       show_seconds(show_number(run, "save_interval.young_s"), young), show_seconds(show_number(run, "save_interval.daly_s"), daly),
 	       show_seconds(show_number(run, "save_interval.mtbf_s"), mtbf),
 	       show_seconds(show_number(run, "save_interval.measured_save_s"), save));
 	if (async > 0)
-		printf("; every %s if only the copy is waited for", show_seconds(async, text));
-	putchar('\n');
+		show_say("; every %s if only the copy is waited for", show_seconds(async, text));
+	show_say("\n");
 }
 
 /* "STEP NAME …" of the newest checkpoints, below what is said of the whole run. */
@@ -523,15 +525,15 @@ static void print_run(const json_t *run)
 	const char *alias;
 	json_t *name;
 
-	printf("%s:%s: %.0f checkpoints, %s\n", show_text(run, "storage"), show_text(run, "run"), show_number(run, "count"),
+	show_say("%s:%s: %.0f checkpoints, %s\n", show_text(run, "storage"), show_text(run, "run"), show_number(run, "count"),
 	       show_bytes(show_number(run, "bytes"), text));
 	json_object_foreach((json_t *)(uintptr_t)aliases, alias, name)
 		if (json_is_string(name))
-			printf("%-16s %s%s\n", alias, json_string_value(name), dangles(run, alias) ? " (not there any more)" : "");
+			show_say("%-16s %s%s\n", alias, json_string_value(name), dangles(run, alias) ? " (not there any more)" : "");
 	if (json_is_string(since))
-		printf("%-16s since %s\n", "lost if it ends", json_string_value(since));
+		show_say("%-16s since %s\n", "lost if it ends", json_string_value(since));
 	print_course(run);
-	putchar('\n');
+	show_say("\n");
 	show_table(json_object_get(run, "checkpoints"), columns);
 }
 
@@ -615,9 +617,9 @@ int look_alias(const struct command *, struct client *c, const struct args *a)
 	if (args_flag(a, "json"))
 		show_json(got.json);
 	else if (last)
-		printf("%s@%s is %s\n", run, alias, show_text(got.json, "name"));
+		show_say("%s@%s is %s\n", run, alias, show_text(got.json, "name"));
 	else
-		printf("%s@%s is gone\n", run, alias);
+		show_say("%s@%s is gone\n", run, alias);
 	return EXIT_DONE;
 }
 
@@ -640,7 +642,7 @@ int look_hold(const struct command *self, struct client *c, const struct args *a
 	if (args_flag(a, "json"))
 		show_json(got.json);
 	else
-		printf("%s is %s\n", a->words[0], holds ? "held" : "not held");
+		show_say("%s is %s\n", a->words[0], holds ? "held" : "not held");
 	return EXIT_DONE;
 }
 

@@ -88,8 +88,8 @@ static void print_words(const json_t *got)
 	size_t i;
 
 	json_array_foreach((json_t *)(uintptr_t)skipped, i, one)
-		fprintf(stderr, "dcpctl: skipped %s: %s\n", show_text(one, "name"), show_text(one, "why"));
-	fprintf(stderr, "dcpctl: %s\n", show_text(got, "why"));
+		show_note("dcpctl: skipped %s: %s\n", show_text(one, "name"), show_text(one, "why"));
+	show_note("dcpctl: %s\n", show_text(got, "why"));
 }
 
 /* 404: a first start, unless there is no such storage, which a script must not take for one. */
@@ -135,6 +135,6 @@ int resume_print(const struct command *, struct client *c, const struct args *a)
 	print_words(got.json);
 	if (!name[0])
 		return EXIT_JOB_FAILED; /* there are checkpoints: a script must not take it for a first start */
-	printf("%s:%s\n", show_text(got.json, "checkpoint.storage"), name);
+	show_out("%s:%s\n", show_text(got.json, "checkpoint.storage"), name);
 	return EXIT_DONE;
 }

@@ -1,12 +1,16 @@
 /* show.c: see show.h. Text from the daemon may hold any characters, so control characters never reach the terminal as they are. */
 #include "api/cli/show.h"
 
+#include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "api/cli/term.h"
 #include "base/buf.h"
+#include "base/mem.h"
 #include "base/str.h"
 
-enum { DAMAGE_SHOWN = 20 };
+enum { DAMAGE_SHOWN = 20, TEXT_MAX = 64 << 20 };
 
 const json_t *show_at(const json_t *doc, const char *path)
 {
@@ -59,11 +63,54 @@ const char *show_seconds(double s, char out[32])
 	return out;
 }
 
-/* Control characters become '?'. */
 void show_put_clean(struct buf *b, const char *text)
 {
-	for (; *text; text++)
-		buf_putc(b, (unsigned char)*text < 0x20 || *text == 0x7f ? '?' : (unsigned char)*text);
+	term_clean(b, text, strlen(text), false);
+}
+
+static void put_text(FILE *to, const char *format, va_list ap)
+{
+	CLEANUP(buf_free) struct buf clean = BUF_INIT(TEXT_MAX);
+	va_list again;
+
+	va_copy(again, ap);
+	int n = vsnprintf(NULL, 0, format, again);
+	va_end(again);
+	CLEANUP(mem_free_ptr) char *text = n < 0 ? NULL : mem_alloc((uint64_t)n + 1);
+	if (!text)
+		return;
+	vsnprintf(text, (size_t)n + 1, format, ap);
+	term_clean(&clean, text, (size_t)n, true);
+	if (buf_status(&clean) == OK)
+		fwrite(clean.p, 1, clean.len, to);
+}
+
+void show_say(const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	if (show_form() == SHOW_TABLE)
+		put_text(stdout, format, ap);
+	va_end(ap);
+}
+
+void show_out(const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	put_text(stdout, format, ap);
+	va_end(ap);
+}
+
+void show_note(const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	put_text(stderr, format, ap);
+	va_end(ap);
 }
 
 static void put_field(struct buf *b, const char *key, const char *value)
@@ -74,10 +121,10 @@ static void put_field(struct buf *b, const char *key, const char *value)
 	show_put_clean(b, value);
 }
 
-static void print_line(struct buf *b)
+static void print_line(struct buf *b, enum term_colour c)
 {
 	if (buf_status(b) == OK)
-		fprintf(stderr, "dcpctl: %.*s\n", (int)b->len, (char *)b->p);
+		fprintf(stderr, "%sdcpctl:%s %.*s\n", term_colour(stderr, c), term_colour(stderr, TERM_PLAIN), (int)b->len, (char *)b->p);
 }
 
 void show_error(void)
@@ -95,7 +142,7 @@ void show_error(void)
 		buf_printf(&b, ", rank %jd", (intmax_t)e->rank);
 	put_field(&b, "expected", e->expected);
 	put_field(&b, "actual", e->actual);
-	print_line(&b);
+	print_line(&b, TERM_RED);
 }
 
 static void put_dims(struct buf *b, const json_t *dims)
@@ -133,8 +180,7 @@ void show_verdict(struct buf *b, const json_t *v)
 	show_put_clean(b, show_text(v, "at"));
 }
 
-/* One cell, by the column's form. */
-static void put_cell(struct buf *b, const json_t *item, const char *column)
+void show_put_cell(struct buf *b, const json_t *item, const char *column, bool raw)
 {
 	const char *key = strchr(column, '=') + 1, *form = strchr(key, ':'), *end = form ? form : key + strlen(key);
 	char path[64], text[32];
@@ -147,8 +193,8 @@ static void put_cell(struct buf *b, const json_t *item, const char *column)
 		v = show_at(item, path);
 	}
 	if (!v || json_is_null(v) || (json_is_string(v) && json_string_length(v) == 0))
-		buf_putc(b, '-');
-	else if (form && strcmp(form, ":bytes") == 0)
+		buf_puts(b, raw ? "" : "-");
+	else if (!raw && form && strcmp(form, ":bytes") == 0)
 		buf_puts(b, show_bytes(json_number_value(v), text));
 	else if (form && strcmp(form, ":dims") == 0)
 		put_dims(b, v);
@@ -158,60 +204,12 @@ static void put_cell(struct buf *b, const json_t *item, const char *column)
 		show_verdict(b, v);
 	else if (form && strcmp(form, ":count") == 0)
 		buf_printf(b, "%zu", json_array_size(v));
+	else if (json_is_string(v) && raw)
+		buf_put(b, json_string_value(v), json_string_length(v));
 	else if (json_is_string(v))
 		show_put_clean(b, json_string_value(v));
 	else
 		(void)json_dump_callback(v, put_chunk, b, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
-}
-
-/* Characters, not bytes, for the alignment. */
-static size_t width_of(const char *p, size_t n)
-{
-	size_t w = 0;
-
-	for (size_t i = 0; i < n; i++)
-		w += ((unsigned char)p[i] & 0xC0) != 0x80;
-	return w;
-}
-
-/* out NULL: only measures. */
-static void print_row(FILE *out, const json_t *item, const char *const *columns, size_t *widths)
-{
-	for (size_t c = 0; columns[c]; c++) {
-		CLEANUP(buf_free) struct buf cell = BUF_INIT(1 << 16);
-		if (item)
-			put_cell(&cell, item, columns[c]);
-		else
-			buf_put(&cell, columns[c], strcspn(columns[c], "="));
-		if (buf_status(&cell) != OK)
-			continue;
-		size_t w = width_of((char *)cell.p, cell.len);
-		if (!out) {
-			widths[c] = w > widths[c] ? w : widths[c];
-			continue;
-		}
-		/* Sizes and counts line up on the right. */
-		const char *form = strrchr(columns[c], ':');
-		int pad = (int)(widths[c] - w);
-		bool right = form && strcmp(form, ":dims") != 0 && strcmp(form, ":ref") != 0 && strcmp(form, ":verdict") != 0;
-		fprintf(out, "%s%*s%.*s%*s", c ? "  " : "", right ? pad : 0, "", (int)cell.len, (char *)cell.p,
-		       right || !columns[c + 1] ? 0 : pad, "");
-	}
-	if (out)
-		fputc('\n', out);
-}
-
-/* The first n items. */
-static void print_table(FILE *out, const json_t *items, size_t n, const char *const *columns)
-{
-	size_t widths[16] = { 0 };
-
-	print_row(NULL, NULL, columns, widths);
-	for (size_t i = 0; i < n; i++)
-		print_row(NULL, json_array_get(items, i), columns, widths);
-	print_row(out, NULL, columns, widths);
-	for (size_t i = 0; i < n; i++)
-		print_row(out, json_array_get(items, i), columns, widths);
 }
 
 /* The first of what a verify found. */
@@ -225,7 +223,7 @@ static void show_damage(const json_t *p)
 
 	if (listed == 0)
 		return;
-	print_table(stderr, damage, shown, columns);
+	show_grid(stderr, damage, shown, columns);
 	if (all > (double)shown)
 		fprintf(stderr, "and %.0f more%s\n", all - (double)shown, listed > shown ? " (--json lists them)" : "");
 }
@@ -246,7 +244,7 @@ void show_problem(const json_t *p)
 		buf_printf(&b, ", rank %.0f", show_number(p, "rank"));
 	put_field(&b, "expected", show_text(p, "expected"));
 	put_field(&b, "actual", show_text(p, "actual"));
-	print_line(&b);
+	print_line(&b, TERM_RED);
 	show_damage(p);
 }
 
@@ -256,17 +254,34 @@ void show_warning(const char *text)
 
 	buf_puts(&b, "warning: ");
 	show_put_clean(&b, text);
-	print_line(&b);
+	print_line(&b, TERM_YELLOW);
+}
+
+static int print_part(const char *p, size_t n, void *)
+{
+	for (size_t i = 0; i < n; i++)
+		if (p[i] == 0x7f) /* DEL: the one control character that JSON leaves alone */
+			fputs("\\u007f", stdout);
+		else
+			putchar(p[i]);
+	return 0;
+}
+
+/* Escapes what is beyond ASCII on a terminal: characters there may turn the direction of a line. */
+static void print_json(const json_t *doc, size_t flags)
+{
+	(void)json_dump_callback(doc, print_part, NULL, flags | JSON_ENCODE_ANY | (term_is(stdout) ? JSON_ENSURE_ASCII : 0));
 }
 
 void show_json(const json_t *doc)
 {
 	if (doc)
-		(void)json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
+		print_json(doc, JSON_INDENT(2));
 	putchar('\n');
 }
 
-void show_table(const json_t *items, const char *const *columns)
+void show_line(const json_t *doc)
 {
-	print_table(stdout, items, json_array_size(items), columns);
+	print_json(doc, JSON_COMPACT);
+	putchar('\n');
 }

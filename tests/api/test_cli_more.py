@@ -20,7 +20,7 @@ def on_terminal(d, *args, answer=None, env=None):
     """dcpctl on a terminal of its own; `answer` is typed when it asks. (exit code, all that it showed)"""
     pid, fd = pty.fork()
     if pid == 0:
-        os.environ.update(lib.clean_environment(DCPD_URL=f"unix://{d.socket}", TERM="xterm"))
+        os.environ.update({**lib.clean_environment(DCPD_URL=f"unix://{d.socket}", TERM="xterm", LC_ALL="C.UTF-8"), **(env or {})})
         os.execv(lib.BIN / "dcpctl", ["dcpctl", *map(str, args)])
     shown, end = b"", time.monotonic() + 60
     while time.monotonic() < end:

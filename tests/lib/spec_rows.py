@@ -1,4 +1,4 @@
-"""worker/spec/kinds.def and fields.def as Python: what tests compare the contract, the manual and the package's keywords with."""
+"""worker/spec/kinds.def and fields.def as Python: what tests compare the contract, the help and the package's keywords with."""
 import pathlib
 import re
 from typing import NamedTuple
@@ -89,14 +89,6 @@ def of(kind, place=None):
     return [f for f in FIELDS if kind in f.kinds and (place is None or f.place == place)]
 
 
-# ---- what is made of the rows, beside C: python3 tests/lib/spec_rows.py writes it, tests/api/test_manual.py compares it ----
-
-PAGE, COMPLETION = ROOT / "deploy/dcpctl.1", ROOT / "deploy/dcpctl.bash-completion"
-BEGIN, END = '.\\" options of job kinds: made of worker/spec/fields.def\n', '.\\" end of the options of job kinds\n'
-GLOBAL = ["json", "timeout", "url", "help"]
-WAITING = ["detach", "dry-run"]
-
-
 def options(kind=None):
     """The rows that have an option of dcpctl, each option once."""
     found = {}
@@ -111,47 +103,13 @@ def what(f):
         rf'^#define {f.what} "(.*?)"\n\n', (SPEC / "fields.c").read_text(), re.S | re.M)[1]).replace("\\\n", "")
 
 
-def manual():
-    """The options of commands that make jobs, as roff."""
-    out = []
-    for f in options():
-        given = f.value or "|".join(f.words() or [])
-        name = f".B --{f.option}" if not given else f'.BI --{f.option} " {given}"' if f.value else f'.BR --{f.option} " {given}"'
-        out.append(f".TP\n{name}\n" + what(f).replace("\\", "\\e") + "\n")
-    return "".join(out)
-
-
 def commands():
-    """Command → options, of every command: those of main.c's table, and a job kind each."""
-    rows = re.search(r"commands\[\] = \{(.*?)\n\};", (ROOT / "api/cli/main.c").read_text(), re.S)[1]
+    """Command → options, of every command: those of commands.c's table, and a job kind each."""
+    rows = re.search(r"commands\[\] = \{(.*?)\n\};", (ROOT / "api/cli/commands.c").read_text(), re.S)[1]
     found = {}
-    for m in re.finditer(r'\{ "(\w+)",\s*"[^"]*",\s*"([^"]*)",', rows):
+    for m in re.finditer(r'\{ "(\w+)",\s*"(?:[^"\\]|\\.)*",\s*"([^"]*)",', rows):
         found[m[1]] = re.findall(r"([a-z-]+)=?", m[2])
     for name, kind in KINDS.items():
         if "KIND_REMOVES" not in kind.traits:
-            found["cp" if name == "replicate" else name] = WAITING + [f.option for f in options(name)]
+            found["cp" if name == "replicate" else name] = ["detach", "dry-run"] + [f.option for f in options(name)]
     return found
-
-
-def completion():
-    cases = "".join(f"    {c}) o='{' '.join('--' + o for o in some + GLOBAL)}' ;;\n" for c, some in commands().items())
-    return f"""# Completions of dcpctl for bash, made of worker/spec/*.def by tests/lib/spec_rows.py.
-_dcpctl() {{
-  local o word=${{COMP_WORDS[COMP_CWORD]}}
-  case ${{COMP_WORDS[1]}} in
-{cases}  esac
-  if [ "$COMP_CWORD" = 1 ]; then o='{' '.join(commands())}'; fi
-  COMPREPLY=($(compgen -W "$o" -- "$word"))
-}}
-complete -o default -F _dcpctl dcpctl
-"""
-
-
-def page(text):
-    head, rest = text.split(BEGIN)
-    return head + BEGIN + manual() + END + rest.split(END)[1]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
-    COMPLETION.write_text(completion())
