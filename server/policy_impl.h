@@ -37,7 +37,7 @@ struct remover {
 	struct removal *queue;
 	struct removal *running;
 	char job[JOB_ID_LEN + 1];      /* of the running one; "": not made yet */
-	bool is_stale;                 /* a delta was made since the running one was decided */
+	bool is_stale;                 /* what the running one was decided by is not so any more */
 	int64_t rest_until_ms;         /* monotone clock: what went before is still being unlinked */
 };
 
@@ -51,6 +51,7 @@ struct policies {
 	char problem[400];             /* why nothing is removed; "": nothing is in the way */
 	bool is_due, is_looking;
 	bool is_overtaken;             /* a delta was made since the look began: it may not have seen it */
+	json_t *doubted;               /* object of keys: checkpoints and runs of which more is known than when the look began */
 	int64_t due_ms, looked_ms, cost_ms;    /* monotone clock: when to look; when it was looked last; how long that took */
 	struct loop_timer *tick;
 };

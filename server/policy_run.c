@@ -143,9 +143,10 @@ static void end_one(struct remover *m, bool ok)
 	count_end(m, r, ok);
 	if (!ok) {
 		metrics_add(m->server->metrics, "dcpd_policy_removals_failed_total", "", 1);
-		note_failed(all, m->storage, r);
+		if (!m->is_stale)
+			note_failed(all, m->storage, r);
 		drop_queue(m);
-		look_soon(all, AGAIN_MS);
+		look_soon(all, m->is_stale ? 0 : AGAIN_MS);
 	}
 	removal_free(r);
 	if (ok && !m->queue) /* there may be more than were decided at once */
@@ -201,8 +202,72 @@ FALLIBLE enum err policy_check_removal(const struct server *s, const char *job, 
 {
 	for (const struct remover *m = s->policies->removers; m; m = m->next)
 		if (m->is_stale && strcmp(m->job, job) == 0)
-			return ERR(STATE_CONFLICT, "%s stays: a delta was made since its removal was decided, perhaps to it", name);
+			return ERR(STATE_CONFLICT, "%s stays: since its removal was decided a delta was made, perhaps to it, or it was "
+				   "verified, or its run found damaged", name);
 	return OK;
+}
+
+/* ---- what is found out meanwhile ---- */
+
+static bool concerns(const struct policies *all, struct str storage, struct str name)
+{
+	for (uint32_t k = 0; k < all->count && storage.p && name.p; k++)
+		if (policy_matches(&all->v[k]->policy, storage, run_of(name.p)))
+			return true;
+	return false;
+}
+
+enum { DOUBT_BYTES = 8192 };
+
+static void doubt_key(char key[DOUBT_BYTES], bool of_run, struct str storage, struct str name)
+{
+	struct str of = of_run ? run_of(name.p) : name;
+
+	snprintf(key, DOUBT_BYTES, "%c:%.*s:%.*s", of_run ? 'r' : 'n', (int)storage.n, storage.p, (int)of.n, of.p);
+}
+
+static bool is_doubted(const struct policies *all, struct str storage, struct str name)
+{
+	char one[DOUBT_BYTES], run[DOUBT_BYTES];
+
+	if (!all->doubted)
+		return false;
+	doubt_key(one, false, storage, name);
+	doubt_key(run, true, storage, name);
+	return json_object_get(all->doubted, one) || json_object_get(all->doubted, run);
+}
+
+static void drop_doubted(struct policies *all, struct remover *m)
+{
+	for (struct removal **at = &m->queue, *r; (r = *at);) {
+		if (!is_doubted(all, str_of(m->storage), str_of(r->name))) {
+			at = &r->next;
+			continue;
+		}
+		*at = r->next;
+		removal_free(r);
+	}
+	if (m->running && is_doubted(all, str_of(m->storage), str_of(m->running->name)))
+		m->is_stale = true;
+}
+
+void policy_note_verdict(struct server *s, const char *storage, const char *name, bool is_damaged)
+{
+	struct policies *all = s->policies;
+	char key[DOUBT_BYTES];
+
+	if (!concerns(all, str_of(storage), str_of(name)))
+		return;
+	all->doubted = all->doubted ? all->doubted : json_object();
+	doubt_key(key, is_damaged, str_of(storage), str_of(name));
+	if (json_object_set_new(all->doubted, key, json_true()) == 0) {
+		for (struct remover *m = all->removers; m; m = m->next)
+			drop_doubted(all, m);
+	} else { /* no memory: as if all were */
+		all->is_overtaken = true;
+		policy_changed(all);
+	}
+	look_soon(all, 0);
 }
 
 /* ---- what is removed ---- */
@@ -264,6 +329,9 @@ static FALLIBLE enum err queue_one(struct plan *p, uint32_t record)
 	const struct retention_verdict *v = &p->result->verdicts[record];
 	const struct policy *by = &p->policies[v->policy];
 	const struct policy_entry *entry = policy_find(p->all, by->name.p);
+
+	if (is_doubted(p->all, r->storage, r->name))
+		return OK; /* the next look, which is due, decides */
 	struct remover *m = remover_of(p->all, r->storage);
 	struct removal *one = mem_zalloc(1, sizeof *one), **last = m ? &m->queue : NULL;
 	struct str key;
@@ -385,6 +453,8 @@ static void on_tick(void *user)
 	}
 	all->is_looking = true;
 	all->is_overtaken = false;
+	json_decref(all->doubted);
+	all->doubted = NULL;
 	all->looked_ms = now;
 	policy_records_gather(&(struct policy_gathering){ s, on_records, policy_removal_failed, all });
 }
@@ -396,19 +466,11 @@ void policy_changed(struct policies *all)
 	look_soon(all, 0);
 }
 
-static bool concerns(const struct policies *all, const struct ref *ref)
-{
-	for (uint32_t k = 0; k < all->count && ref->kind == REF_CHECKPOINT && ref->storage.p; k++)
-		if (policy_matches(&all->v[k]->policy, ref->storage, run_of(ref->name.p)))
-			return true;
-	return false;
-}
-
-void policy_note(struct server *s, enum job_kind kind, const struct ref *source, const struct ref *target)
+void policy_note(struct server *s, enum job_kind kind, const struct ref *target)
 {
 	struct policies *all = s->policies;
 
-	if (concerns(all, target) || (kind == JOB_VERIFY && concerns(all, source)))
+	if (target->kind == REF_CHECKPOINT && concerns(all, target->storage, target->name))
 		look_soon(all, 0);
 	if (!kind_is(kind, KIND_HAS_BASE))
 		return;
@@ -433,5 +495,6 @@ void policy_all_stop(struct policies *all)
 		removal_free(m->running);
 		mem_free(m);
 	}
+	json_decref(all->doubted);
 	forget_failed(all);
 }

@@ -37,6 +37,7 @@
 #include "server/tier.h"
 #include "server/trash_care.h"
 #include "server/unread.h"
+#include "server/verdict.h"
 #include "server/webhook.h"
 #include "server/worker.h"
 
@@ -101,8 +102,10 @@ static void on_storage_soiled(void *user, const char *name)
 static void on_job_ended(struct job *j)
 {
 	sweep_after(j->server->sweeps, j);
+	if (j->verdict)
+		policy_note_verdict(j->server, j->spec.source.storage.p, verdict_name_read(j), strcmp(j->verdict, "damaged") == 0);
 	if (j->state == JOB_SUCCEEDED && !j->spec.only_if.is_given)
-		policy_note(j->server, j->kind, &j->spec.source, &j->spec.target);
+		policy_note(j->server, j->kind, &j->spec.target);
 	if (j->spec.trash_ms)
 		trash_care_changed(j->server, j->spec.target.storage.p);
 	webhooks_wake(j->server);

@@ -149,6 +149,29 @@ def test_a_delta_that_is_made_while_policies_are_looked_at(spawn):
     assert {k["name"]: k["why"] for k in h.preview("p").ok(200)["keep"]}[f"{run}/step-100"] == ["base_of_kept"]
 
 
+def test_what_a_verify_finds_while_policies_are_looked_at(spawn):
+    """By the list of main that was read before, the first three checkpoints go; then one proves whole, and the newest one damaged."""
+    h = Host(spawn(("main", "slow"), env=SLOW_FILES))
+    run = h.run_of(4)
+    of = lambda step: {"storage": "main", "name": f"{run}/step-{step}"}  # noqa: E731
+    h.api.run("verify", source=of(200), level="structure")
+    file = next(p for p in (h.root / run / "step-400").iterdir() if p.suffix == ".distcp")
+    at = h.d.storages["slow"] / "folder"
+    at.mkdir()
+    for i in range(12):
+        (at / f"slow-{i}").touch()
+
+    h.put("p", run, {"last": 1}).ok(200)
+    lib.wait_for(lambda: any(w["role"] == "lookup" and w["state"] == "busy" for w in h.api.get("/v1/workers").ok(200)["workers"]), 60)
+    h.api.run("verify", source=of(100), level="digest")
+    os.truncate(file, 100)
+    h.api.fails("verify", "checkpoint_damaged", source=of(400), level="digest")
+    assert h.steps(run) == [100, 200, 300, 400]
+    h.settles(run, [100, 300, 400])
+    why = {k["name"][-3:]: k["why"] for k in h.preview("p").ok(200)["keep"]}
+    assert why["100"] == ["newest_verified"] and "newest_durable" in why["300"] and why["400"] == ["unreadable"], why
+
+
 def test_best_steps_and_a_budget(h):
     run = f"r{lib.fresh()}"
     for step, loss in ((100, 3.0), (200, 1.0), (300, 2.0), (400, 5.0), (500, 4.0)):
