@@ -75,7 +75,7 @@ struct question {
 	uint64_t number;
 	uint64_t needs;                    /* room for its answer; 0: it comes without a memfd */
 	uint64_t room;                     /* taken for it, while a worker has it */
-	bool again;                        /* its first worker died: asked once more, since no question changes by that */
+	bool again;                        /* its first worker died, and it was asked once more */
 	struct loop_timer *deadline;       /* while it waits */
 };
 
@@ -412,6 +412,21 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	pump(p);
 }
 
+/* May the worker that died have done what was asked, and would another one answer that it cannot be done? Who asked must look. */
+static bool is_done_once(const struct question *q)
+{
+	return json_object_get(q->body, "if") || json_object_get(q->body, "restore");
+}
+
+/* A checkpoint that came back leaves an entry of the trash without one, until its worker removes that. */
+static void note_soiled(const struct question *q)
+{
+	struct storage *st = storage_of(q->pool);
+
+	if (st && json_object_get(q->body, "restore"))
+		st->sweep_due = true;
+}
+
 static void on_ended(struct worker *w, enum err e)
 {
 	struct lookup_worker *lw = w->owner;
@@ -421,11 +436,12 @@ static void on_ended(struct worker *w, enum err e)
 
 	lw->question = NULL;
 	forget_worker(lw);
-	if (q && !q->again) {
+	if (q && !q->again && !is_done_once(q)) {
 		q->again = true;
 		put_back(q);
 		pump(p);
 	} else if (q) {
+		note_soiled(q);
 		answer(q, e, NULL, NULL);
 		pump(p);
 	} else if (!was_ready) {

@@ -255,7 +255,8 @@ void sweep_after(struct sweeps *all, struct job *j)
 	const char *code = json_string_value(json_object_get(j->error, "code"));
 	bool part = j->spec.hosts.part;
 	bool file = spec_target_is_file(&j->spec) || j->kind == JOB_REPLICATE; /* a copy may be one: its worker knows */
-	bool leaves = part || j->spec.overwrite || j->kind == JOB_DELETE || file; /* a part, trash, or a receipt */
+	bool repairs = kind_is(j->kind, KIND_REPAIRS); /* in a staging directory beside its target, which its worker may not have removed */
+	bool leaves = part || j->spec.overwrite || j->kind == JOB_DELETE || repairs || file; /* a part, trash, or a receipt */
 	bool replaced = j->state == JOB_SUCCEEDED && leaves;
 
 	if (target->kind != REF_CHECKPOINT || !(kind_of(j->kind)->writes & REF_CHECKPOINT))

@@ -163,7 +163,13 @@ static enum err put(struct store_at folder, const char *name, const void *bytes,
 	e = e ?: finish(&file, durable, name);
 	fs_drop(&file.handle);
 	e = e ?: fs_rename(folder.handle, tmp, folder.handle, name);
-	return e || !durable ? e : fs_fsync(folder.handle, ".");
+	if (e) {
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		if (fs_unlink(folder.handle, tmp))
+			err_clear(); /* the next page of that name takes its place */
+		return e;
+	}
+	return durable ? fs_fsync(folder.handle, ".") : OK;
 }
 
 static enum err adopt(struct staging *s, struct store_at from, const char *name)
