@@ -18,6 +18,7 @@
 #include "base/list.h"
 #include "base/mem.h"
 #include "base/vec.h"
+#include "os/fs.h"
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/errdoc.h"
@@ -457,7 +458,10 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 {
 	struct pool *p = lw->pool;
 	struct worker_root root = { .path = NULL };
-	struct worker_spec spec = { .role = "lookup", .count = 1, .memory_bytes = LOOKUP_MEMORY, .ops = &worker_calls, .owner = lw };
+	CLEANUP(fs_drop) int keep_fd = -1;
+	struct worker_spec spec = { .role = "lookup", .count = 1, .memory_bytes = LOOKUP_MEMORY, .keep_fd = &keep_fd, .ops = &worker_calls,
+				    .owner = lw };
+	char name[STORAGE_NAME_MAX + 16];
 
 	if (p->storage[0]) {
 		struct storage *st;
@@ -465,6 +469,9 @@ static FALLIBLE enum err start_worker(struct lookup_worker *lw)
 		storage_root(st, &root);
 		spec.roots = &root;
 		spec.root_count = 1;
+		snprintf(name, sizeof name, "catalogue.%s", p->storage);
+		if (p->lane == LANE_LIST && !st->adhoc)
+			keep_fd = worker_open_kept(p->all->parts.config, name);
 	}
 	TRY(worker_start(p->all->parts.workers, &spec, &lw->worker));
 	watch_worker(lw);

@@ -428,8 +428,9 @@ FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *sp
 		return e;
 	}
 	json_t *hello = make_hello(all, spec);
+	const int *keep_fd = strcmp(spec->role, "gang") == 0 ? &all->stats_fd : spec->keep_fd;
 	if (hello)
-		worker_send(w, FRAME_HELLO, 0, hello, &all->stats_fd, all->stats_fd >= 0 && strcmp(spec->role, "gang") == 0);
+		worker_send(w, FRAME_HELLO, 0, hello, keep_fd, keep_fd && *keep_fd >= 0);
 	else
 		worker_kill(w, ERR(NO_MEMORY, "cannot greet a worker"));
 	json_decref(hello);
@@ -440,11 +441,11 @@ FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *sp
 /* ---- all of them ---- */
 
 /* Without the file, gangs keep what they have counted as long as they are warm. */
-static int open_stats(const char *state_dir)
+int worker_open_kept(const struct config *config, const char *name)
 {
-	char path[CONFIG_PATH_MAX + 16];
+	char path[CONFIG_PATH_MAX + 80];
 
-	snprintf(path, sizeof path, "%s/stats.cache", state_dir);
+	snprintf(path, sizeof path, "%s/%s.cache", config->state_dir, name);
 	return open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
@@ -453,7 +454,7 @@ FALLIBLE enum err workers_new(const struct worker_parts *parts, struct workers *
 	*out = mem_zalloc(1, sizeof **out);
 	NEED(*out, "cannot keep workers");
 	(*out)->parts = *parts;
-	(*out)->stats_fd = open_stats(parts->config->state_dir);
+	(*out)->stats_fd = worker_open_kept(parts->config, "stats");
 	return loop_every(parts->loop, LOOK_MS, look_for_ended, *out, &(*out)->look);
 }
 

@@ -8,6 +8,7 @@
 #include "os/watch.h"
 
 struct worker;
+struct config;
 
 struct worker_root {
 	char name[33];
@@ -34,6 +35,7 @@ struct worker_spec {
 	uint32_t root_count;
 	uint64_t memory_bytes;
 	bool network, device;              /* what its sandbox lets through */
+	const int *keep_fd;                /* of a file in which it keeps what it finds out; NULL: none. Gangs have one of all */
 	const struct worker_ops *ops;
 	void *owner;
 };
@@ -63,6 +65,8 @@ struct worker {
 	bool seccomp, device;              /* device: nothing confines it */
 };
 
+/* $STATE/NAME.cache, which holds nothing that cannot be found out again; -1: it cannot be opened. */
+int worker_open_kept(const struct config *config, const char *name);
 FALLIBLE enum err worker_start(struct workers *all, const struct worker_spec *spec, struct worker **out);
 /* Failures end the worker; ops->ended tells. body is borrowed. */
 void worker_send(struct worker *w, uint16_t type, uint64_t generation, const json_t *body, const int *fds, uint32_t fd_count);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "ctl/build_id.h"
 #include "query/capabilities.h"
+#include "query/lookup_kept.h"
 #include "query/lookup_tree.h"
 #include "runner/gang_run.h"
 #include "session/gpu.h"
@@ -311,6 +312,15 @@ static FALLIBLE enum err next_frame(struct worker *w, struct frame *f, bool *clo
 	return OK;
 }
 
+/* The file has what workers before have found out; this one adds to it. */
+static void keep_in(struct worker *w, int fd)
+{
+	if (w->lookup)
+		lookup_kept_in(w->tree->kept, fd);
+	else
+		stats_cache_keep_in(w->stats, fd);
+}
+
 static FALLIBLE enum err serve(struct worker *w, int control_fd)
 {
 	struct frame f;
@@ -324,7 +334,7 @@ static FALLIBLE enum err serve(struct worker *w, int control_fd)
 	enum err e = f.type == FRAME_HELLO ? jtext_parse(f.json, 0, &hello) : ERR(PROTOCOL, "the first frame is no HELLO");
 	e = e ?: start(w, hello);
 	if (!e && f.fd_count) {
-		stats_cache_keep_in(w->stats, f.fds[0]);
+		keep_in(w, f.fds[0]);
 		f.fds[0] = -1;
 	}
 	json_decref(hello);
@@ -342,7 +352,8 @@ int main(int argc, char **argv)
 	static struct worker w;
 	static struct plan_cache plans;
 	static struct lookup_cache kept;
-	static struct lookup_tree tree;
+	static struct lookup_kept known;
+	static struct lookup_tree tree = { .kept = &known };
 	static struct stats_cache stats;
 
 	if (argc != 3 || strcmp(argv[1], "--control-fd") != 0) {
@@ -367,6 +378,7 @@ int main(int argc, char **argv)
 	stats_cache_free(&stats);
 	lookup_cache_free(&kept);
 	lookup_tree_free(&tree);
+	lookup_kept_free(&known);
 	gpu_close(&w);
 	io_engine_close(w.io);
 	frame_conn_free(w.conn);

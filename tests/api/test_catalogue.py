@@ -2,6 +2,8 @@
 import os
 import random
 import shutil
+import signal
+import time
 import urllib.parse
 
 import pytest
@@ -274,6 +276,53 @@ def test_a_new_daemon_knows_the_same(spawn, tmp_path):
     now = d.api.get("/v1/runs?storage=main").ok(200)
     for key in ("run", "checkpoints", "latest"):
         assert [r[key] for r in now["runs"]] == [r[key] for r in runs["runs"]]
+
+
+def test_a_restart_forgets_nothing_and_believes_nothing(spawn):
+    """What was found out of checkpoints outlives workers and daemons, in a file. What changed meanwhile is looked at; so is all if the file
+    is lost or damaged."""
+    d = spawn()
+    root, kept = d.storages["main"], d.state / "catalogue.main.cache"
+    for i in range(100):
+        put(root, f"r/step-{i}", 1000 + i)
+    Crafted(root, "torch-2.15.0/plain", "real/step-1")
+    lib.wait_for(lambda: time.time() - (root / "real/step-1").stat().st_ctime > 3.1, what="marks that prove something")
+
+    def question():
+        return found(d, sort="-time"), found(d, filter="held=true"), d.api.get("/v1/runs?storage=main").ok(200)["runs"]
+
+    def again():
+        d.kill()
+        d.start()
+        return question()
+    first = question()
+    size = kept.stat().st_size
+    assert len(first[0]) == 101 and size > 101 * 300 and kept.stat().st_mode & 0o777 == 0o600
+    assert again() == first and kept.stat().st_size == size  # of what is known no entry is made anew
+    for pid in d.workers():
+        os.kill(pid, signal.SIGKILL)
+    assert question() == first and kept.stat().st_size == size
+    whole = kept.read_bytes()
+    for damaged in whole[:-1], whole[:size // 2] + bytes([whole[size // 2] ^ 1]) + whole[size // 2 + 1:], b"x" * 5000, b"":
+        kept.write_bytes(damaged)
+        assert again() == first and kept.stat().st_size == size
+    d.kill()
+    (root / "r/step-1/.metadata").unlink()
+    (root / "r/step-2").rename(root / "r/step-200")
+    shutil.rmtree(root / "r/step-3")
+    put(root, "new", 9000)
+    shutil.rmtree(root / "r/step-4")
+    (root / "new").rename(root / "r/step-4")
+    with (root / "r/step-99/.metadata").open("ab") as f:  # no directory shows it
+        f.write(b"z" * 100)
+    shutil.rmtree(root / "real")
+    d.start()
+    held(d, "r/step-5")
+    items, holds, _ = question()
+    assert names(items)[:2] == ["r/step-99", "r/step-4"] and names(holds) == ["r/step-5"]
+    assert sorted(names(items)) == sorted([f"r/step-{i}" for i in range(100) if i not in (1, 2, 3)] + ["r/step-200"])
+    kept.unlink()
+    assert again()[:2] == (items, holds)
 
 
 def test_metrics_labels_and_steps_of_saves(spawn):

@@ -4,7 +4,7 @@
 #include "base/jtext.h"
 #include "base/jval.h"
 #include "io/digest.h"
-#include "query/lookup_tree.h"
+#include "query/lookup_kept.h"
 #include "spec/ref.h"
 #include "store/checkpoint.h"
 
@@ -31,55 +31,34 @@ static struct str text_of(const json_t *doc, const char *key)
 	return json_is_string(text) ? (struct str){ json_string_value(text), json_string_length(text) } : STR("");
 }
 
-/* The number of an object's members, and the bytes that their names and texts take in the room. */
-static uint32_t measure(json_t *object, size_t *bytes)
-{
-	uint32_t n = 0;
-	const char *key;
-	json_t *value;
-
-	json_object_foreach(object, key, value) {
-		*bytes += strlen(key) + 1 + (json_is_string(value) ? json_string_length(value) + 1 : 0);
-		n++;
-	}
-	return n;
-}
-
-static void take_metrics(struct lookup_entry *e, struct checkpoint_metric *to, json_t *metrics, struct room *r)
+static void take_metrics(struct checkpoint_metric *to, json_t *metrics, uint32_t *count)
 {
 	const char *key;
 	json_t *value;
 
-	e->facts.metrics = to;
 	json_object_foreach(metrics, key, value)
 		if (json_is_number(value))
-			to[e->facts.metric_count++] = (struct checkpoint_metric){ keep(r, str_of(key)), json_number_value(value) };
+			to[(*count)++] = (struct checkpoint_metric){ str_of(key), json_number_value(value) };
 }
 
-static void take_labels(struct lookup_entry *e, struct checkpoint_label *to, json_t *labels, struct room *r)
+static void take_labels(struct checkpoint_label *to, json_t *labels, uint32_t *count)
 {
 	const char *key;
 	json_t *value;
 
-	e->facts.labels = to;
 	json_object_foreach(labels, key, value)
-		if (json_is_string(value)) {
-			struct str name = keep(r, str_of(key));
-			struct str text = { json_string_value(value), json_string_length(value) };
-			to[e->facts.label_count++] = (struct checkpoint_label){ name, keep(r, text) };
-		}
+		if (json_is_string(value))
+			to[(*count)++] = (struct checkpoint_label){ str_of(key), { json_string_value(value), json_string_length(value) } };
 }
 
-static void take_time(struct lookup_entry *e, const json_t *doc, struct room *r)
+static struct str take_time(const json_t *doc, int64_t *at_ms)
 {
 	struct str text = text_of(doc, "durable_at");
 
-	if (text.n == 0 || !clock_of_text(text.p, &e->facts.at_ms)) {
-		text = text_of(doc, "modified_at");
-		if (text.n == 0 || !clock_of_text(text.p, &e->facts.at_ms))
-			text = STR("");
-	}
-	e->time = keep(r, text);
+	if (text.n && clock_of_text(text.p, at_ms))
+		return text;
+	text = text_of(doc, "modified_at");
+	return text.n && clock_of_text(text.p, at_ms) ? text : STR("");
 }
 
 static struct str noted_of(const json_t *doc)
@@ -87,37 +66,73 @@ static struct str noted_of(const json_t *doc)
 	return text_of(json_object_get(doc, "verified"), "state");
 }
 
-/* Makes the entry of the record, which is in `doc` and, as text, in `record`. */
-static FALLIBLE enum err make(const char *path, json_t *doc, struct str record, struct lookup_entry **out)
+/* With a zero behind each. */
+static size_t texts_bytes(const struct lookup_entry *e)
 {
-	json_t *metrics = json_object_get(doc, "metrics"), *labels = json_object_get(doc, "labels");
-	const json_t *step = json_object_get(doc, "step"), *world = json_object_get(doc, "world_size");
-	size_t bytes = strlen(path) + record.n + text_of(doc, "etag").n + text_of(doc, "durable_at").n + text_of(doc, "modified_at").n +
-		       text_of(doc, "content_digest").n + text_of(doc, "format").n + noted_of(doc).n + 9;
-	uint32_t metric_count = measure(metrics, &bytes), label_count = measure(labels, &bytes);
-	size_t arrays = metric_count * sizeof(struct checkpoint_metric) + label_count * sizeof(struct checkpoint_label);
-	struct lookup_entry *e = mem_zalloc(1, sizeof *e + arrays + bytes);
+	const struct checkpoint_facts *f = &e->facts;
+	size_t bytes = f->name.n + f->format.n + f->digest.n + e->noted.n + e->etag.n + e->time.n + e->record.n + 7;
+
+	each(m, f->metrics, f->metric_count)
+		bytes += m->key.n + 1;
+	each(l, f->labels, f->label_count)
+		bytes += l->key.n + l->value.n + 2;
+	return bytes;
+}
+
+FALLIBLE enum err lookup_entry_pack(const struct lookup_entry *from, struct lookup_entry **out)
+{
+	const struct checkpoint_facts *f = &from->facts;
+	size_t metric_bytes = f->metric_count * sizeof *f->metrics, label_bytes = f->label_count * sizeof *f->labels;
+	struct lookup_entry *e = mem_zalloc(1, sizeof *e + metric_bytes + label_bytes + texts_bytes(from));
 
 	NEED(e, "no memory for what is known of checkpoints");
-	struct checkpoint_metric *metric = (struct checkpoint_metric *)(e + 1);
-	struct checkpoint_label *label = (struct checkpoint_label *)(metric + metric_count);
-	struct room r = { (char *)(label + label_count) };
-	e->facts = (struct checkpoint_facts){ .name = keep(&r, str_of(path)), .format = keep(&r, text_of(doc, "format")),
-					      .digest = keep(&r, text_of(doc, "content_digest")), .verified = "",
+	struct checkpoint_metric *metrics = (struct checkpoint_metric *)(e + 1);
+	struct checkpoint_label *labels = (struct checkpoint_label *)(metrics + f->metric_count);
+	struct room r = { (char *)(labels + f->label_count) };
+	*e = *from;
+	e->facts.name = keep(&r, f->name);
+	e->facts.run = ref_run(e->facts.name.p);
+	e->facts.format = keep(&r, f->format);
+	e->facts.digest = keep(&r, f->digest);
+	for (uint32_t i = 0; i < f->metric_count; i++)
+		metrics[i] = (struct checkpoint_metric){ keep(&r, f->metrics[i].key), f->metrics[i].value };
+	for (uint32_t i = 0; i < f->label_count; i++) {
+		labels[i].key = keep(&r, f->labels[i].key);
+		labels[i].value = keep(&r, f->labels[i].value);
+	}
+	e->facts.metrics = metrics;
+	e->facts.labels = labels;
+	e->etag = keep(&r, from->etag);
+	e->time = keep(&r, from->time);
+	e->noted = keep(&r, from->noted);
+	e->record = keep(&r, from->record);
+	*out = e;
+	return OK;
+}
+
+/* Makes the entry of the record, which is in `doc` and, as text, in e->record. */
+static FALLIBLE enum err make(const char *path, const json_t *doc, struct lookup_entry *e, struct lookup_entry **out)
+{
+	json_t *of_metrics = json_object_get(doc, "metrics"), *of_labels = json_object_get(doc, "labels");
+	const json_t *step = json_object_get(doc, "step"), *world = json_object_get(doc, "world_size");
+	CLEANUP(mem_free_ptr) struct checkpoint_metric *metrics = mem_zalloc(json_object_size(of_metrics), sizeof *metrics);
+	CLEANUP(mem_free_ptr) struct checkpoint_label *labels = mem_zalloc(json_object_size(of_labels), sizeof *labels);
+
+	NEED((metrics || !json_object_size(of_metrics)) && (labels || !json_object_size(of_labels)),
+	     "no memory for what is known of checkpoints");
+	e->facts = (struct checkpoint_facts){ .name = str_of(path), .format = text_of(doc, "format"), .verified = "",
+					      .digest = text_of(doc, "content_digest"), .metrics = metrics, .labels = labels,
 					      .bytes = (uint64_t)json_integer_value(json_object_get(doc, "bytes")),
 					      .world_size = (uint64_t)json_integer_value(world),
 					      .is_held = json_is_object(json_object_get(doc, "hold")),
 					      .is_dcpd = json_is_true(json_object_get(doc, "dcpd")) };
 	e->facts.step = json_is_integer(step) ? json_integer_value(step) : ref_step(path, -1);
-	e->facts.run = ref_run(e->facts.name.p);
-	take_metrics(e, metric, metrics, &r);
-	take_labels(e, label, labels, &r);
-	take_time(e, doc, &r);
-	e->etag = keep(&r, text_of(doc, "etag"));
-	e->noted = keep(&r, noted_of(doc));
-	e->record = keep(&r, record);
-	*out = e;
-	return OK;
+	take_metrics(metrics, of_metrics, &e->facts.metric_count);
+	take_labels(labels, of_labels, &e->facts.label_count);
+	e->time = take_time(doc, &e->facts.at_ms);
+	e->etag = text_of(doc, "etag");
+	e->noted = noted_of(doc);
+	return lookup_entry_pack(e, out);
 }
 
 /* Puts the members of the record: first those that all have who decide about checkpoints (server/catalogue.h). */
@@ -165,11 +180,9 @@ FALLIBLE enum err lookup_entry_make(const struct store *store, const char *path,
 	CLEANUP(json_decrefp) json_t *rest = json_copy(doc);
 	NEED(rest, "no memory for what is known of checkpoints");
 	TRY(put_members(rest, &record, &brief));
-	TRY(make(path, doc, (struct str){ (const char *)record.p, record.len }, out));
-	(*out)->format = format;
-	(*out)->brief = brief;
-	memcpy((*out)->told, told, sizeof told);
-	return OK;
+	struct lookup_entry e = { .format = format, .brief = brief, .record = { (const char *)record.p, record.len } };
+	memcpy(e.told, told, sizeof told);
+	return make(path, doc, &e, out);
 }
 
 /* The entry is what lies there, by a look at all its files. */
@@ -178,6 +191,13 @@ static void note_look(const struct lookup_look *l, struct lookup_entry *e, const
 	e->mark = *mark;
 	e->settled = lookup_mark_settled(mark);
 	e->asked = e->looked = l->tree->questions;
+}
+
+/* A hold of a file lies beside it: its mark does not prove what is known of it. */
+static void keep_entry(const struct lookup_look *l, const struct lookup_child *c)
+{
+	if (l->tree->kept && l->trusts_marks && c->entry->settled && !c->is_file)
+		lookup_kept_put(l->tree->kept, c->entry);
 }
 
 FALLIBLE enum err lookup_entry_refresh(const struct lookup_look *l, struct lookup_child *c, bool whole)
@@ -197,7 +217,10 @@ FALLIBLE enum err lookup_entry_refresh(const struct lookup_look *l, struct looku
 	if (!e && format != FORMAT_NONE)
 		e = lookup_entry_make(l->store, old->facts.name.p, format, old, &fresh);
 	if (!e && format != FORMAT_NONE && !fresh) {
+		bool is_kept = old->kept_bytes && lookup_mark_same(&mark, &old->mark);
 		note_look(l, old, &mark);
+		if (!is_kept)
+			keep_entry(l, c);
 		return OK;
 	}
 	lookup_tree_forget(l->tree, c);
@@ -211,6 +234,15 @@ void lookup_entry_put(const struct lookup_look *l, struct lookup_child *c, struc
 	if (!e)
 		return;
 	note_look(l, e, mark);
+	l->tree->entries++;
+	l->tree->changes++;
+	keep_entry(l, c);
+}
+
+void lookup_entry_take(const struct lookup_look *l, struct lookup_child *c, struct lookup_entry *e)
+{
+	c->entry = e;
+	e->asked = l->tree->questions;
 	l->tree->entries++;
 	l->tree->changes++;
 }

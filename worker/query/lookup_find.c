@@ -9,10 +9,14 @@
 #include "base/clock.h"
 #include "base/jval.h"
 #include "base/num.h"
+#include "query/lookup_kept.h"
 #include "query/lookup_scan.h"
 #include "store/aliases.h"
 
 enum { PAGE_MAX = 2000, CHOICES_MAX = 4, VERDICTS_MAX = 200000 };
+
+/* So that what was never looked at is long overdue. */
+static const uint64_t questions_first = 1ull << 32;
 
 struct finding {
 	struct lookup_look look;
@@ -528,7 +532,9 @@ static FALLIBLE enum err begin(struct finding *f, struct worker *w, const json_t
 	if (t->verdicts.raw.count > VERDICTS_MAX)
 		lookup_tree_free(t); /* names come and go: all is found anew */
 	TRY(lookup_tree_begin(t, w, q, &f->look, top));
-	t->questions++;
+	t->questions = t->questions ? t->questions + 1 : questions_first;
+	if (t->kept && f->look.trusts_marks)
+		lookup_kept_read(t->kept);
 	f->order = &t->order;
 	TRY(take_verdicts(t, q, done));
 	if (*done) {
@@ -625,12 +631,21 @@ static FALLIBLE enum err find(struct finding *f, struct worker *w, const json_t 
 	return OK;
 }
 
+static void keep_news(const struct lookup_tree *t)
+{
+	CLEANUP(err_restore) struct err_info info = *err_last();
+
+	if (t->kept)
+		lookup_kept_flush(t->kept, t);
+}
+
 enum err lookup_find(struct worker *w, const json_t *q, struct buf *out)
 {
 	struct finding f = { .out = out };
 
 	enum err e = find(&f, w, q);
 	finding_free(&f);
+	keep_news(w->tree);
 	return e;
 }
 
@@ -640,5 +655,6 @@ enum err lookup_runs(struct worker *w, const json_t *q, struct buf *out)
 
 	enum err e = runs(&f, w, q);
 	finding_free(&f);
+	keep_news(w->tree);
 	return e;
 }

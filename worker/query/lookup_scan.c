@@ -6,6 +6,7 @@
  * were looked at longest ago, for no longer than LOOKS_NS. (What a page shows is looked at in any case: lookup_find.c.) */
 #include "base/clock.h"
 #include "base/num.h"
+#include "query/lookup_kept.h"
 #include "query/lookup_scan.h"
 #include "store/checkpoint.h"
 
@@ -41,17 +42,42 @@ static FALLIBLE enum err look_at_entry(struct scan *s, struct lookup_child *c)
 	return lookup_entry_refresh(s->look, c, whole);
 }
 
+static bool is_time_up(struct scan *s)
+{
+	s->more = s->more || (s->made >= MADE_MIN && clock_mono_ms() - s->look->begun_ms >= SLICE_MS);
+	s->made += !s->more;
+	return s->more;
+}
+
+/* Takes what is kept of the folder whose path is in hand, if its mark is the same. */
+static bool take_kept(struct scan *s, struct lookup_child *c, const char *name, struct store_at dir)
+{
+	struct lookup_kept *kept = s->look->tree->kept;
+	struct lookup_entry *e = NULL;
+	struct stat st;
+
+	if (!kept || !s->look->trusts_marks || c->is_file || c->dir || !lookup_kept_has(kept, s->path))
+		return false;
+	if (is_time_up(s))
+		return true;
+	if (store_stat(dir, name, &st) == OK) {
+		struct lookup_mark mark = lookup_mark_of(&st);
+		e = lookup_kept_take(kept, s->path, &mark);
+	}
+	err_clear();
+	if (e)
+		lookup_entry_take(s->look, c, e);
+	return e != NULL;
+}
+
 /* The path in hand is of a checkpoint that is not known yet. */
 static FALLIBLE enum err add_entry(struct scan *s, struct lookup_child *c, enum format format)
 {
 	struct lookup_entry *e = NULL;
 	struct stat st;
 
-	if (s->made >= MADE_MIN && clock_mono_ms() - s->look->begun_ms >= SLICE_MS) {
-		s->more = true;
+	if (is_time_up(s))
 		return OK;
-	}
-	s->made++;
 	TRY(store_stat(store_top(s->look->store), s->path, &st));
 	struct lookup_mark mark = lookup_mark_of(&st);
 	TRY(lookup_entry_make(s->look->store, s->path, format, NULL, &e));
@@ -72,6 +98,8 @@ static FALLIBLE enum err scan_child(struct scan *s, struct lookup_child *c, cons
 	if (c->entry && !c->dir)
 		return OK; /* else it is a folder now, or gone */
 	if (c->failed_ms && s->look->begun_ms - c->failed_ms < LOOKUP_EXPIRE_MS)
+		return OK;
+	if (take_kept(s, c, name, dir))
 		return OK;
 	if (c->is_file) {
 		e = checkpoint_recognise_file(dir, name, &format);
@@ -156,6 +184,8 @@ FALLIBLE enum err lookup_scan(const struct lookup_look *look, struct store_at to
 
 	enum err e = scan_folder(&s, look->tree->top, top);
 	*more_out = s.more;
+	if (look->tree->kept && prefix.n == 0 && !s.more && !e)
+		lookup_kept_drop(look->tree->kept);
 	return e;
 }
 

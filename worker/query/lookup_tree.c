@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "query/lookup_kept.h"
 #include "store/checkpoint.h"
 
 enum { NAMES_MAX = 4 << 20 };
@@ -16,6 +17,8 @@ const char *lookup_tree_name(const struct lookup_dir *d, uint64_t i)
 
 void lookup_tree_forget(struct lookup_tree *t, struct lookup_child *c)
 {
+	if (c->entry && t->kept)
+		lookup_kept_waste(t->kept, c->entry);
 	t->entries -= c->entry != NULL;
 	t->changes += c->entry != NULL;
 	mem_free(c->entry);
@@ -48,7 +51,9 @@ void lookup_tree_free(struct lookup_tree *t)
 	buf_free(&t->order.words);
 	vec_free(&t->order.list);
 	vec_free(&t->sums);
-	*t = (struct lookup_tree){ 0 };
+	if (t->kept)
+		lookup_kept_forget(t->kept);
+	*t = (struct lookup_tree){ .kept = t->kept };
 }
 
 struct lookup_child *lookup_tree_child(const struct lookup_dir *d, const char *name)

@@ -23,6 +23,7 @@ struct lookup_entry {
 	struct str record;             /* JSON: members as in a list, without the braces */
 	size_t brief;                  /* bytes of the first of them: those that who decides about checkpoints needs */
 	unsigned char told[16];        /* XXH3-128 of what lookup_put_summary() told */
+	uint64_t kept_bytes;           /* in the file of what is kept (lookup_kept.h); 0: it is not there */
 };
 
 struct lookup_child {
@@ -72,8 +73,11 @@ struct lookup_verdict {
 	const char *state;
 };
 
+struct lookup_kept;
+
 struct lookup_tree {
 	const struct store *store;
+	struct lookup_kept *kept;      /* NULL: nothing is kept elsewhere */
 	struct lookup_dir *top;        /* NULL: nothing is known */
 	uint64_t names;                /* in all directories */
 	uint64_t entries;
@@ -110,6 +114,10 @@ struct lookup_child *lookup_tree_child(const struct lookup_dir *d, const char *n
 /* Makes the entry of the checkpoint of that format which lies at the path now; mem_free. *out NULL: it is as in `old`. */
 FALLIBLE enum err lookup_entry_make(const struct store *store, const char *path, enum format format, const struct lookup_entry *old,
 				    struct lookup_entry **out);
+/* An entry, with texts of its own, that is as `from` otherwise; mem_free. */
+FALLIBLE enum err lookup_entry_pack(const struct lookup_entry *from, struct lookup_entry **out);
+/* The child's entry becomes e, which was kept: its folder has had the same mark all the time, its files are to be looked at. */
+void lookup_entry_take(const struct lookup_look *l, struct lookup_child *c, struct lookup_entry *e);
 /* The child's entry becomes e (NULL: none), which was made after the mark was taken. */
 void lookup_entry_put(const struct lookup_look *l, struct lookup_child *c, struct lookup_entry *e, const struct lookup_mark *mark);
 /* Looks whether the child's checkpoint is what it was; whole: at its files, too. Its entry is another one then, or none any more. */
