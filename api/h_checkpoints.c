@@ -313,7 +313,7 @@ FALLIBLE enum err h_checkpoint_tensors(struct req *r)
 	TRY(h_set_text(q, "page_token", page.token));
 	if (json_object_set_new(q, "page_size", json_integer(page.size)) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
-	h_ask(r, move(q), h_pass_on);
+	h_ask_either(r, move(q), NULL, 0, h_pass_either);
 	return OK;
 }
 
@@ -399,6 +399,7 @@ static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 	snprintf(unverified, sizeof unverified, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "unverified_bytes")));
 	TRY(req_header(r, "Dcpd-Unverified-Bytes", unverified));
 	TRY(req_header(r, "X-Dcpd-Dtype", dtype));
+	TRY(h_tell_served(r));
 	return req_header(r, "X-Dcpd-Shape", (const char *)shape.p);
 }
 
@@ -431,7 +432,7 @@ FALLIBLE enum err h_checkpoint_tensor(struct req *r)
 	if (json_object_set_new(q, "verify", json_boolean(str_is(verify, "digest"))) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
 	r->note = json_incref(q);
-	h_ask(r, move(q), on_slice);
+	h_ask_either(r, move(q), NULL, 0, on_slice);
 	return OK;
 }
 

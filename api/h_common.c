@@ -11,6 +11,8 @@
 #include "server/job.h"
 #include "server/lookup.h"
 #include "server/storage.h"
+#include "server/tier.h"
+#include "server/verdict.h"
 
 enum { TOKEN_MAX = 4096 }; /* a storage and a checkpoint's name, however long */
 
@@ -127,40 +129,128 @@ FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out)
 	return OK;
 }
 
-/* A question that waits for its name. */
+/* A question that waits for its name, or for its answer. */
 struct asking {
 	struct req *r;
 	json_t *question;
+	json_t *behind;                /* the same for the storage behind; NULL: the first answer is the answer */
 	lookup_fn fn;
 };
+
+static void asking_end(struct asking *a, enum err e, const json_t *ok, int *fd)
+{
+	a->fn(a->r, e, ok, fd);
+	json_decref(a->behind);
+	mem_free(a);
+}
+
+static const char *name_of(const struct asking *a)
+{
+	return json_string_value(json_object_get(a->behind, "name"));
+}
+
+static void on_behind(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct asking *a = user;
+	const char *target = tier_of(a->r->core->tiers, a->r->parts[2])->how->target;
+
+	if (e == ERR_NOT_FOUND)
+		e = ERR(NOT_FOUND, "there is no checkpoint '%s', and no copy of it in %s", name_of(a), target);
+	a->r->served_from = e ? NULL : target;
+	asking_end(a, e, ok, fd);
+}
+
+/* Whoever asks for what is not there asks the storage behind; damage sends nobody to what is not known to be a copy. */
+static bool wants_behind(const struct asking *a, enum err e)
+{
+	if (!a->behind || e == ERR_NOT_FOUND)
+		return a->behind;
+	return verdict_is_damage(e) && tier_has(a->r->core->tiers, a->r->parts[2], str_of(name_of(a)));
+}
+
+static void on_first(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct asking *a = user;
+	struct server *s = a->r->core;
+
+	if (e && wants_behind(a, e))
+		lookup_ask(s->lookups, tier_of(s->tiers, a->r->parts[2])->how->target, json_incref(a->behind), NULL, 0, on_behind, a);
+	else
+		asking_end(a, e, ok, fd);
+}
 
 static void on_name(void *user, enum err e, const char *name)
 {
 	struct asking *a = user;
-	struct req *r = a->r;
 	int none = -1;
 
-	if (!e && json_object_set_new(a->question, "name", json_string(name)) != 0)
+	if (!e && (json_object_set_new(a->question, "name", json_string(name)) != 0 ||
+		   (a->behind && json_object_set_new(a->behind, "name", json_string(name)) != 0)))
 		e = ERR(NO_MEMORY, "cannot ask");
-	if (e) {
-		json_decref(a->question);
-		a->fn(r, e, NULL, &none);
-	} else {
-		lookup_ask(r->core->lookups, r->parts[2].p, a->question, NULL, 0, a->fn, r);
+	if (!e) {
+		lookup_ask(a->r->core->lookups, a->r->parts[2].p, a->question, NULL, 0, on_first, a);
+		return;
 	}
-	mem_free(a);
+	json_decref(a->question);
+	asking_end(a, e, NULL, &none);
+}
+
+/* fds: of a question that has its name. */
+static void ask(struct asking *a, const int *fds, uint32_t fd_count)
+{
+	struct req *r = a->r;
+	const char *name = json_string_value(json_object_get(a->question, "name"));
+
+	req_hold(r);
+	if (catalogue_is_alias(name))
+		catalogue_resolve(r->core, r->parts[2].p, name, on_name, a);
+	else
+		lookup_ask(r->core->lookups, r->parts[2].p, a->question, fds, fd_count, on_first, a);
+}
+
+static struct asking *asking_new(struct req *r, json_t *question, lookup_fn fn)
+{
+	struct asking *a = mem_sure(sizeof *a);
+
+	*a = (struct asking){ .r = r, .question = question, .fn = fn };
+	return a;
 }
 
 void h_ask(struct req *r, json_t *question, lookup_fn fn)
 {
-	const char *name = json_string_value(json_object_get(question, "name"));
+	ask(asking_new(r, question, fn), NULL, 0);
+}
 
-	req_hold(r);
-	if (!catalogue_is_alias(name)) {
-		lookup_ask(r->core->lookups, r->parts[2].p, question, NULL, 0, fn, r);
-		return;
+/* ---- either copy ---- */
+
+void h_ask_either(struct req *r, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn)
+{
+	const struct tier *t = tier_of(r->core->tiers, r->parts[2]);
+	struct asking *a = asking_new(r, question, fn);
+
+	if (t) {
+		a->behind = json_copy(question);
+		(void)json_object_del(a->behind, "memory"); /* segments have what was saved to the fast storage */
+		if (json_object_set_new(a->behind, "storage", json_string(t->how->target)) != 0) {
+			json_decref(a->behind); /* no memory for a second question */
+			a->behind = NULL;
+		}
 	}
-	struct asking *a = mem_sure(sizeof *a);
-	*a = (struct asking){ .r = r, .question = question, .fn = fn };
-	catalogue_resolve(r->core, r->parts[2].p, name, on_name, a);
+	ask(a, fds, fd_count);
+}
+
+FALLIBLE enum err h_tell_served(struct req *r)
+{
+	return r->served_from ? req_header(r, "Dcpd-Served-From", r->served_from) : OK;
+}
+
+static FALLIBLE enum err answer_either(struct req *r, const json_t *ok)
+{
+	TRY(req_json_doc(r, 200, ok));
+	return h_tell_served(r);
+}
+
+void h_pass_either(void *user, enum err e, const json_t *ok, int *)
+{
+	req_done(user, e ? e : answer_either(user, ok));
 }

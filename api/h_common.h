@@ -32,5 +32,12 @@ FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_
 FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out);
 /* Asks it about the checkpoint that its name or alias stands for, and holds the request. Takes the question. */
 void h_ask(struct req *r, json_t *question, lookup_fn fn);
+/* The same of a question about what a checkpoint holds: if it is gone, or damaged, the copy in the storage behind (server/tier.h) answers,
+ * and h_tell_served says so. fds go with the first question. */
+void h_ask_either(struct req *r, json_t *question, const int *fds, uint32_t fd_count, lookup_fn fn);
+/* Adds the header Dcpd-Served-From to an answer of the copy behind. */
+FALLIBLE enum err h_tell_served(struct req *r);
+/* h_pass_on of such a question. */
+void h_pass_either(void *user, enum err e, const json_t *ok, int *fd);
 /* Sets a text of a question; ERR_VALIDATION_FAILED if it is not UTF-8. Absent (n == 0): nothing. */
 FALLIBLE enum err h_set_text(json_t *question, const char *key, struct str text);

@@ -58,6 +58,7 @@ static FALLIBLE enum err answer_located(struct req *r, const json_t *ok, int *fd
 	char detail[VERDICT_DETAIL_MAX], warning[VERDICT_DETAIL_MAX + sizeof VERDICT_WARNING + 2];
 
 	TRY(h_pass_fd(r, "application/json", ok, fd, NULL));
+	TRY(h_tell_served(r));
 	const char *name = json_string_value(json_object_get(r->note, "name")); /* of the checkpoint that an alias led to */
 	if (!etag || !verdict_warns(r->core->journal, r->parts[2], str_of(name), etag, detail))
 		return OK;
@@ -93,11 +94,6 @@ FALLIBLE enum err h_checkpoint_locate(struct req *r)
 	if (json_object_set(q, "boxes", boxes.j) != 0 || json_object_set_new(q, "verify", json_boolean(verify)) != 0)
 		return ERR(NO_MEMORY, "cannot ask");
 	r->note = json_incref(q);
-	if (memory.fds.n == 0) {
-		h_ask(r, move(q), on_located);
-		return OK;
-	}
-	req_hold(r);
-	lookup_ask(r->core->lookups, r->parts[2].p, move(q), memory.fds.v, (uint32_t)memory.fds.n, on_located, r);
+	h_ask_either(r, move(q), memory.fds.v, (uint32_t)memory.fds.n, on_located);
 	return OK;
 }

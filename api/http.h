@@ -66,6 +66,7 @@ struct req {
 	json_t *body;                /* NULL for requests without one */
 	struct buf raw;              /* the body's bytes */
 	json_t *note;                /* what a handler keeps for its later half */
+	const char *served_from;     /* storage whose copy answers instead of the one asked for (h_ask_either); NULL: none */
 	/* the life of the request; http.c only */
 	struct MHD_Response *answer;
 	unsigned status, refs;

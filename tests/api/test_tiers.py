@@ -99,14 +99,43 @@ def test_the_copy_serves_what_is_gone(tiered, kind):
     d.api.post("/v1/jobs", {"kind": "load", "source": ref("run3/nowhere"), "target": {"state_dict": "x"}}).problem("not_found")
 
 
+def test_the_copy_serves_lookups_of_what_is_gone(tiered):
+    d = tiered
+    name = f"run5/{lib.fresh()}"
+    save(d, name)
+    replicated(d, name)
+
+    def look(storage):
+        at = d.api.storage_path(storage, name)
+        boxes = {"boxes": [{"fqn": "a", "dtype": "uint8", "shape": [5000], "offsets": [10], "sizes": [50]}]}
+        answers = [d.api.get(f"{at}/tensors/a?slice=10:60"), d.api.get(f"{at}/tensors/a?format=npy"), d.api.get(f"{at}/tensors"),
+                   d.api.post(f"{at}:locate", boxes)]
+        assert {a.status for a in answers} == {200}
+        return [a.body for a in answers], {a.headers.get("Dcpd-Served-From") for a in answers}
+
+    there, by = look("main")
+    assert by == {None}
+    shutil.rmtree(d.storages["main"] / name)
+    behind, by = look("main")
+    assert by == {"far"} and behind[:3] == there[:3] and behind == look("far")[0]
+    p = d.api.get(d.api.storage_path("main", "run5/nowhere", "/tensors")).problem("not_found")
+    assert "no copy of it in far" in p["detail"]
+    d.api.get(d.api.storage_path("main", name)).problem("not_found")  # its own record says what is so
+    d.api.get(d.api.storage_path("far", "run5/nowhere", "/tensors/a")).problem("not_found")
+
+
 def test_the_copy_serves_what_is_damaged(tiered):
     d = tiered
     save(d, "run4/step-1", 3 << 20)
     replicated(d, "run4/step-1")
+    whole = d.api.get(d.api.storage_path("main", "run4/step-1", "/tensors/a"))
+    assert whole.status == 200
     path = next((d.storages["main"] / "run4/step-1").glob("*.distcp"))
     data = bytearray(path.read_bytes())
     data[2 << 20] ^= 1
     path.write_bytes(data)
+    slice_ = d.api.get(d.api.storage_path("main", "run4/step-1", "/tensors/a"))
+    assert slice_.body == whole.body and slice_.headers["Dcpd-Served-From"] == "far"
     job = d.api.run("reshard", source=ref("run4/step-1"), target=ref("run4/new"))
     assert job["result"]["served_from"]["why"] == "digest_mismatch"
     d.api.run("diff", a=ref("run4/new"), b=ref("run4/step-1", "far"))

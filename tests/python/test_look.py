@@ -1,5 +1,6 @@
 """open, attach, the client's resources, and what people see: reprs, trees, plots, the doctor."""
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +15,19 @@ from torch.distributed.tensor import Shard
 from unread import Unread, memfds
 
 import dcpd
+
+
+def test_open_reads_the_copy_of_what_is_gone(own):
+    d = own("--tier=main=far", storages=("main", "far"))
+    w = torch.arange(40.0).reshape(5, 8)
+    dcpd.save({"w": w, "lr": 0.5}, "main:run/step-1")
+    client = dcpd.connect()
+    lib.wait_for(lambda: client.checkpoints.get("main:run/step-1")["replicated"], 30, "the copy")
+    shutil.rmtree(d.storages["main"] / "run")
+    ck = dcpd.open("main:run/step-1")
+    assert torch.equal(ck["w"][1:3], w[1:3]) and ck["lr"] == 0.5
+    with pytest.raises(dcpd.NotFound):
+        dcpd.open("main:run/step-2")
 
 
 def test_open_reads_slices(at):

@@ -5,6 +5,7 @@
 """
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -12,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from . import _ask, _daemon, _dtypes, _session, _tensors, _where, errors, image, values
 from .client import Client
 
+_log = logging.getLogger("dcpd")
 _PIECE = 32 << 20  # bytes of one answer: a few readers at once fit into what the daemon keeps for clients
 _WHOLE = 8         # times as much where each answer costs all of a chunk: without a manifest, one CRC32 is of all of it
 
@@ -157,11 +159,25 @@ class Checkpoint(MappingBase):  # type: ignore[type-arg]
     def __init__(self, place: _where.Place, weights_only: bool) -> None:
         self._client, self._ref, self._weights_only = place.client, place.object, weights_only
         self.reference = place.shown
-        self.record: Dict[str, Any] = self._client.checkpoints.get(self._ref)
+        self.record: Dict[str, Any] = self._find()
         verified = self.record.get("verified") or {}
         if verified.get("state") == "damaged":
             errors.warn_of(self._ref, f"the checkpoint was found damaged at {verified['at']}: `dcpctl job {verified['job']}` lists what")
         self._found: Optional[Tuple[Dict[str, TensorSlice], Dict[str, Any]]] = None
+
+    def _find(self) -> Dict[str, Any]:
+        """The record; of a checkpoint that is gone that of its copy in the storage behind, if there is one, which is read from then on."""
+        try:
+            return self._client.checkpoints.get(self._ref)
+        except errors.NotFound:
+            tier = next((s.get("tier") for s in self._client.storages.list() if s["name"] == self._ref["storage"]), None)
+            if not tier:
+                raise
+            behind = {**self._ref, "storage": tier["storage"]}
+            found = self._client.checkpoints.get(behind)
+            _log.info("%s: read from its copy in %s", self.reference, tier["storage"])
+            self._ref = behind
+            return found
 
     @property
     def _all(self) -> Tuple[Dict[str, TensorSlice], Dict[str, Any]]:
