@@ -10,6 +10,7 @@
 #include "api/listen.h"
 #include "api/secrets.h"
 #include "api/stream.h"
+#include "api/tokens.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/config.h"
@@ -59,7 +60,7 @@ static FALLIBLE enum err start(struct api *a)
 	struct http_options o = { .calls = &dispatch_calls, .api = a, .core = a->core, .listeners = a->listeners };
 
 	TRY(find_group(a, c->allow_group));
-	TRY(secrets_token(a));
+	TRY(tokens_read(c, &a->tokens));
 	TRY(open_listeners(a, c));
 	TRY(streams_new(a, &a->streams));
 	TRY(answers_new(&a->answers));
@@ -92,7 +93,7 @@ FALLIBLE enum err api_start(struct server *core, struct api **out)
 
 FALLIBLE enum err api_reload(struct api *a)
 {
-	return secrets_token(a);
+	return tokens_read(a->core->config, &a->tokens);
 }
 
 FALLIBLE enum err api_check(const struct config *c)
@@ -141,6 +142,6 @@ void api_free(struct api *a)
 	streams_free(a->streams);
 	mem_free(a->tls_cert_pem);
 	mem_free(a->tls_key_pem);
-	memset(a->token, 0, sizeof a->token);
+	tokens_free(a->tokens);
 	mem_free(a);
 }

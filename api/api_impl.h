@@ -3,7 +3,7 @@
 #include <sys/types.h>
 #include "api/http.h"
 
-enum { API_TOKEN_MAX = 256, API_LISTENERS_MAX = 16, API_ROUTES_MAX = 128, API_CODES = 6 };
+enum { API_LISTENERS_MAX = 16, API_ROUTES_MAX = 128, API_CODES = 6 };
 
 struct route_count {
 	const struct route *route;
@@ -18,7 +18,7 @@ struct api {
 	const char *const *allowed_hosts;
 	uint32_t allowed_host_count;
 	const char *web_root;
-	char token[API_TOKEN_MAX];
+	struct tokens *tokens;
 	gid_t group;
 	bool has_group;
 	char *tls_cert_pem, *tls_key_pem;

@@ -1,4 +1,4 @@
-/* auth.c: who is calling. On the Unix socket the kernel says it (peer credentials); on TCP only the token proves anything, and its
+/* auth.c: who is calling. On the Unix socket the kernel says it (peer credentials); on TCP only a token proves anything, and its
  * holder counts as dcpd's own user. */
 #include <grp.h>
 #include <strings.h>
@@ -10,6 +10,8 @@
 #include "base/mem.h"
 
 enum { GROUPS_MAX = 65536 };
+
+const char *const auth_scope_names[] = { [SCOPE_READ] = "read", [SCOPE_SUBMIT] = "submit", [SCOPE_ADMIN] = "admin" };
 
 static bool in_group(int fd, const struct ucred *peer, gid_t group)
 {
@@ -35,7 +37,7 @@ void auth_peer(struct api *a, int fd, bool is_unix, struct caller *out)
 	struct ucred peer = { 0 };
 	socklen_t bytes = sizeof peer;
 
-	*out = (struct caller){ .uid = geteuid(), .over_unix = is_unix };
+	*out = (struct caller){ .uid = geteuid(), .over_unix = is_unix, .scope = SCOPE_ADMIN };
 	if (!is_unix)
 		return;
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0 || bytes != sizeof peer) {
@@ -46,22 +48,6 @@ void auth_peer(struct api *a, int fd, bool is_unix, struct caller *out)
 	out->pid = peer.pid;
 	out->admin = peer.uid == 0 || peer.uid == geteuid();
 	out->known = out->admin || (a->has_group && in_group(fd, &peer, a->group));
-}
-
-bool auth_token_ok(const struct api *a, const char *authorization)
-{
-	size_t have = strlen(a->token), given;
-	unsigned char differ = 0;
-
-	if (strncasecmp(authorization, "Bearer ", 7) != 0)
-		return false;
-	for (authorization += 7; *authorization == ' ';)
-		authorization++;
-	given = strlen(authorization);
-	/* As many steps for any guess of one length: nothing is learnt from the time. */
-	for (size_t i = 0, k = 0; i < given; i++, k = k + 1 < have ? k + 1 : 0)
-		differ |= (unsigned char)(authorization[i] ^ a->token[k]);
-	return have > 0 && given == have && differ == 0;
 }
 
 FALLIBLE enum err auth_need(const struct req *r)
@@ -76,4 +62,24 @@ FALLIBLE enum err auth_need(const struct req *r)
 			   "(DCPD_TOKEN or DCPD_TOKEN_FILE for dcpctl and Python)", (int)r->caller.uid);
 	return ERR(UNAUTHENTICATED, "send Authorization: Bearer with the token of dcpd's state directory (dcpctl and Python take it from "
 		   "DCPD_TOKEN or DCPD_TOKEN_FILE)");
+}
+
+static enum scope needed(const struct req *r)
+{
+	if (r->route->scope != SCOPE_BY_METHOD)
+		return r->route->scope;
+	return strcmp(r->route->method, "GET") == 0 ? SCOPE_READ : SCOPE_SUBMIT;
+}
+
+FALLIBLE enum err auth_scope(const struct req *r, enum scope least)
+{
+	if (r->caller.scope >= least)
+		return OK;
+	return ERR(FORBIDDEN, "the token \"%s\" has the scope %s; this needs %s", r->caller.token, auth_scope_names[r->caller.scope],
+		   auth_scope_names[least]);
+}
+
+FALLIBLE enum err auth_route(const struct req *r)
+{
+	return r->route->open ? OK : auth_scope(r, needed(r));
 }

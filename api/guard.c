@@ -10,7 +10,7 @@
 #include "api/accept.h"
 #include "api/api_impl.h"
 #include "api/host.h"
-#include "api/secrets.h"
+#include "api/tokens.h"
 #include "server/journal.h"
 #include "server/parts.h"
 
@@ -70,18 +70,14 @@ FALLIBLE enum err guard_head(struct req *r, const char *version)
 	if (n.length && n.encoding)
 		return ERR(INVALID_REQUEST, "Content-Length and Transfer-Encoding at once");
 	TRY(check_host(r, version, n.host));
-	if (!r->api->token[0] && journal_may_write(r->core->journal) == OK)
-		TRY(secrets_token(r->api)); /* dcpd was started without space for a token */
+	if (!tokens_have_own(r->api->tokens) && journal_may_write(r->core->journal) == OK)
+		TRY(tokens_read(r->core->config, &r->api->tokens)); /* dcpd was started without space for a token */
 	auth = n.auth ? req_head(r, MHD_HTTP_HEADER_AUTHORIZATION) : NULL;
-	if (auth && auth_token_ok(r->api, auth)) {
-		r->caller.known = true;
-		r->caller.admin = true;
-	} else if (auth) {
-		/* A wrong token is an error even where none is needed: the caller thinks it is someone. */
-		r->caller.known = false;
-		r->caller.admin = false;
-	}
-	return OK;
+	if (!auth)
+		return OK;
+	/* A wrong token is an error even where none is needed: the caller thinks it is someone. */
+	r->caller.known = r->caller.admin = false;
+	return tokens_find(r->api->tokens, auth, &r->caller);
 }
 
 /* Everything below /v1 but event streams and a tensor's bytes is JSON, lists are lines of JSON too. */

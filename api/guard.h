@@ -9,5 +9,6 @@ FALLIBLE enum err guard_body(struct req *r);
 /* 401 unless the caller is known; auth.c. */
 FALLIBLE enum err auth_need(const struct req *r);
 void auth_peer(struct api *a, int fd, bool is_unix, struct caller *out);
-/* "Bearer …" against the token, in constant time. */
-bool auth_token_ok(const struct api *a, const char *authorization);
+extern const char *const auth_scope_names[];                    /* by enum scope */
+FALLIBLE enum err auth_route(const struct req *r);              /* 403 unless the caller's scope is enough for the route */
+FALLIBLE enum err auth_scope(const struct req *r, enum scope least);

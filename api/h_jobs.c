@@ -1,5 +1,6 @@
 /* h_jobs.c: /v1/jobs. */
 #include "api/answers.h"
+#include "api/guard.h"
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
@@ -36,6 +37,8 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_read(r->body, &spec));
+	if (spec.kind == JOB_DELETE)
+		TRY(auth_scope(r, SCOPE_ADMIN));
 	if (!dry_run)
 		return h_submit(r, r->body, spec.kind);
 

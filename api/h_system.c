@@ -3,6 +3,7 @@
 
 #include "api/api_impl.h"
 #include "api/assets.h"
+#include "api/guard.h"
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "api/counts.h"
@@ -90,7 +91,8 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	TRY(gang_put_capabilities(r->core->gangs, &b));
 	buf_putc(&b, ',');
 	TRY(devices_put(r->core->devices, &b));
-	buf_printf(&b, ",\"uid\":%u,\"admin\":%s}", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false");
+	buf_printf(&b, ",\"uid\":%u,\"admin\":%s,\"scope\":\"%s\"}", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false",
+		   auth_scope_names[r->caller.scope]);
 	return req_json(r, 200, &b);
 }
 

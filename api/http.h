@@ -25,11 +25,19 @@ enum { HTTP_BODY_MAX = 1 << 20, HTTP_DISCARD_MAX = 64 << 20, HTTP_PARTS_MAX = 8,
 
 struct http;
 
+enum { TOKEN_NAME_MAX = 64 };
+#define TOKEN_OWN_NAME "token"           /* the state directory's */
+
+/* Rights of a caller: each includes those before it. A route without one of its own needs READ for GET, else SUBMIT. */
+enum scope { SCOPE_BY_METHOD, SCOPE_READ, SCOPE_SUBMIT, SCOPE_ADMIN };
+
 struct caller {
 	uid_t uid;
 	bool known;                  /* proved by the Unix socket or by the token */
-	bool admin;                  /* root, dcpd's own uid or the token's holder */
+	bool admin;                  /* root, dcpd's own uid or the holder of a token of that scope */
 	bool over_unix;
+	enum scope scope;            /* of the token; all without one */
+	char token[TOKEN_NAME_MAX + 1]; /* its name; "": none was shown */
 	pid_t pid;                   /* over the Unix socket, if it can be seen from here; else 0 */
 };
 
@@ -47,6 +55,7 @@ struct route {
 	bool open;                   /* needs no token */
 	bool changes;                /* refused while the daemon drains, or cannot write its journal */
 	const char *const *query;    /* the names that its query may have; a NULL ends them. NULL: it is not looked at */
+	enum scope scope;            /* that it needs */
 	const char *list;            /* the member of the answer that holds its rows; NULL: it is no list */
 };
 

@@ -36,23 +36,25 @@ static const struct route routes[] = {
 	{ "GET", "/v1/checkpoints/{storage}", h_checkpoints_list, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", "prefix", "run", "filter", "sort", NULL), .list = "checkpoints" },
 	{ "GET", "/v1/checkpoints/{storage}/{name}", h_checkpoint_get, ROUTE_NO_BODY, false, false, Q(NULL) },
-	{ "DELETE", "/v1/checkpoints/{storage}/{name}", h_checkpoint_delete, ROUTE_NO_BODY, false, true, Q("trash", NULL) },
+	{ "DELETE", "/v1/checkpoints/{storage}/{name}", h_checkpoint_delete, ROUTE_NO_BODY, false, true,
+	  Q("trash", NULL), .scope = SCOPE_ADMIN },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors", h_checkpoint_tensors, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", "prefix", NULL), .list = "tensors" },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/tensors/{fqn}", h_checkpoint_tensor, ROUTE_NO_BODY, false, false,
 	  Q("slice", "format", "verify", NULL) },
-	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false, Q(NULL) },
+	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false, Q(NULL), .scope = SCOPE_READ },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false, Q(NULL), .list = "files" },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/lineage", h_checkpoint_lineage, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "PUT", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_hold, ROUTE_BODY_MAY, false, true, Q(NULL) },
-	{ "DELETE", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_unhold, ROUTE_NO_BODY, false, true, Q(NULL) },
+	{ "DELETE", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_unhold, ROUTE_NO_BODY, false, true,
+	  Q(NULL), .scope = SCOPE_ADMIN },
 	{ "POST", "/v1/checkpoints/{storage}/{name}:undelete", h_checkpoint_undelete, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
 	{ "GET", "/v1/policies", h_policies_list, ROUTE_NO_BODY, false, false, Q(NULL), .list = "policies" },
 	{ "GET", "/v1/policies/{policy}", h_policy_get, ROUTE_NO_BODY, false, false, Q(NULL) },
-	{ "PUT", "/v1/policies/{policy}", h_policy_put, ROUTE_BODY, false, true, Q(NULL) },
-	{ "DELETE", "/v1/policies/{policy}", h_policy_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
-	{ "POST", "/v1/policies/{policy}:preview", h_policy_preview, ROUTE_BODY_MAY, false, false, Q(NULL) },
+	{ "PUT", "/v1/policies/{policy}", h_policy_put, ROUTE_BODY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
+	{ "DELETE", "/v1/policies/{policy}", h_policy_delete, ROUTE_NO_BODY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
+	{ "POST", "/v1/policies/{policy}:preview", h_policy_preview, ROUTE_BODY_MAY, false, false, Q(NULL), .scope = SCOPE_READ },
 
 	{ "GET", "/v1/runs", h_runs_list, ROUTE_NO_BODY, false, false, Q("storage", "page_size", "page_token", NULL), .list = "runs" },
 	{ "GET", "/v1/runs/{storage}/{run}", h_run_get, ROUTE_NO_BODY, false, false,
@@ -65,22 +67,23 @@ static const struct route routes[] = {
 
 	{ "GET", "/v1/webhooks", h_webhooks_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "webhooks" },
 	{ "GET", "/v1/webhooks/{webhook}", h_webhook_get, ROUTE_NO_BODY, false, false, Q(NULL) },
-	{ "PUT", "/v1/webhooks/{webhook}", h_webhook_put, ROUTE_BODY, false, true, Q(NULL) },
-	{ "DELETE", "/v1/webhooks/{webhook}", h_webhook_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
-	{ "POST", "/v1/webhooks/{webhook}:test", h_webhook_test, ROUTE_BODY_MAY, false, true, Q(NULL) },
+	{ "PUT", "/v1/webhooks/{webhook}", h_webhook_put, ROUTE_BODY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
+	{ "DELETE", "/v1/webhooks/{webhook}", h_webhook_delete, ROUTE_NO_BODY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
+	{ "POST", "/v1/webhooks/{webhook}:test", h_webhook_test, ROUTE_BODY_MAY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
 	{ "GET", "/v1/webhooks/{webhook}/deliveries", h_webhook_deliveries, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", NULL), .list = "deliveries" },
-	{ "POST", "/v1/webhooks/{webhook}/deliveries/{id}:retry", h_webhook_retry, ROUTE_BODY_MAY, false, true, Q(NULL) },
+	{ "POST", "/v1/webhooks/{webhook}/deliveries/{id}:retry", h_webhook_retry, ROUTE_BODY_MAY, false, true,
+	  Q(NULL), .scope = SCOPE_ADMIN },
 
 	{ "GET", "/v1/chains", h_chains_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "chains" },
 	{ "GET", "/v1/chains/{chain}", h_chain_get, ROUTE_NO_BODY, false, false, Q(NULL) },
-	{ "PUT", "/v1/chains/{chain}", h_chain_put, ROUTE_BODY, false, true, Q(NULL) },
-	{ "DELETE", "/v1/chains/{chain}", h_chain_delete, ROUTE_NO_BODY, false, true, Q(NULL) },
+	{ "PUT", "/v1/chains/{chain}", h_chain_put, ROUTE_BODY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
+	{ "DELETE", "/v1/chains/{chain}", h_chain_delete, ROUTE_NO_BODY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
 	{ "GET", "/v1/chains/{chain}/executions", h_chain_executions, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", NULL), .list = "executions" },
 
 	{ "GET", "/v1/storages", h_storages_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", NULL), .list = "storages" },
-	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true, Q(NULL) },
+	{ "POST", "/v1/storages", h_storages_create, ROUTE_BODY, false, true, Q(NULL), .scope = SCOPE_ADMIN },
 	{ "GET", "/v1/storages/{storage}", h_storage_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/storages/{storage}/trash", h_trash_list, ROUTE_NO_BODY, false, false, Q("name", NULL) },
 	{ "POST", "/v1/storages/{storage}:meet", h_storage_meet, ROUTE_BODY, false, false, Q(NULL) },
@@ -215,7 +218,7 @@ FALLIBLE enum err routes_find(struct req *r)
 	if (!r->route || !r->route->open)
 		TRY(auth_need(r));
 	if (r->route)
-		return OK;
+		return auth_route(r);
 	if (!r->allow[0])
 		return ERR(NOT_FOUND, "no resource has this path");
 	if (options)

@@ -6,12 +6,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "api/api_impl.h"
-#include "base/log.h"
+#include "base/buf.h"
 #include "base/mem.h"
 #include "os/fs.h"
-#include "server/config.h"
-#include "server/parts.h"
 
 enum { TOKEN_BYTES = 24, TEXT_MAX = 1 << 20 };
 
@@ -70,27 +67,12 @@ static FALLIBLE enum err make_token(const char *path)
 	return e;
 }
 
-FALLIBLE enum err secrets_token(struct api *a)
+FALLIBLE enum err secrets_token(const char *path, char **text_out)
 {
-	CLEANUP(mem_free_ptr) char *text = NULL;
-	const char *path = a->core->config->token_file;
-	enum err e = secrets_text(path, &text);
-	size_t n;
+	enum err e = secrets_text(path, text_out);
 
-	if (e == ERR_NOT_FOUND) {
-		e = make_token(path);
-		if (e == ERR_STORAGE_FULL) { /* guard.c asks again when there is space */
-			log_err("no token can be made: over TCP nobody is let in", NULL);
-			return OK;
-		}
-		TRY(e);
-		e = secrets_text(path, &text);
-	}
-	TRY(e);
-	n = strcspn(text, " \t\r\n");
-	if (n < 16 || n >= API_TOKEN_MAX)
-		return ERR(CONFIG, "the token in %s must have 16 to %d characters", path, API_TOKEN_MAX - 1);
-	memset(a->token, 0, sizeof a->token);
-	memcpy(a->token, text, n);
-	return OK;
+	if (e != ERR_NOT_FOUND)
+		return e;
+	TRY(make_token(path));
+	return secrets_text(path, text_out);
 }

@@ -67,6 +67,7 @@ static const struct option table[] = {
 	{ "lease", DURATION, AT(lease_ms), "60s", "TIME", "a trainer that is silent for so long is taken for dead" },
 	{ "keep-sealed", DURATION, AT(keep_sealed_ms), "1h", "TIME", "what a dead trainer had sealed is kept for so long" },
 	{ "queue-max", COUNT, AT(queue_max), "10000", "N", "waiting jobs; more are refused" },
+	{ "token-rate", COUNT, AT(token_rate), "0", "N", "requests a second that each token may make; 0: any number" },
 	{ "check-config", FLAG, AT(check_config), "false", NULL, "check the configuration and the folders and files in it, and leave" },
 	{ "print-config", FLAG, AT(print_config), "false", NULL, "print the configuration with its sources and leave" },
 	{ "manual", TEXT, AT(manual), NULL, "8|5", "print the manual page dcpd(8), or dcpd.conf(5), and leave" },
@@ -201,6 +202,13 @@ static uint64_t shm_bytes(void)
 	return statvfs("/dev/shm", &v) == 0 ? v.f_blocks * v.f_frsize : 0;
 }
 
+static FALLIBLE enum err set_count(struct str v, bool not_none, uint64_t *out)
+{
+	if (!str_to_u64(v, out) || *out < not_none || *out > 1000000)
+		return ERR(CONFIG, "must be a number from %d to 1000000", not_none);
+	return OK;
+}
+
 static FALLIBLE enum err set_keep(struct config *c, struct str v)
 {
 	const char *slash = memchr(v.p, '/', v.n);
@@ -253,9 +261,7 @@ static FALLIBLE enum err set_value(const struct option *o, struct config *c, str
 	case BYTES:
 		return config_bytes(v, o->offset == AT(shm_limit) ? shm_bytes() : 0, (uint64_t *)field);
 	case COUNT:
-		if (!str_to_u64(v, (uint64_t *)field) || *(uint64_t *)field == 0 || *(uint64_t *)field > 1000000)
-			return ERR(CONFIG, "must be a number from 1 to 1000000");
-		return OK;
+		return set_count(v, o->offset != AT(token_rate), (uint64_t *)field);
 	case DURATION:
 		return config_duration(v, (int64_t *)field);
 	case KEEP:
@@ -590,7 +596,8 @@ static FALLIBLE enum err derive(struct config *c, char *const *env)
 				return ERR(CONFIG, "storage \"%s\": the name is used twice", c->storage.items[i]);
 	TRY(config_tier_derive(c));
 	TRY(set_printf(&c->journal_file, "%s/journal.db", c->state_dir));
-	return set_printf(&c->token_file, "%s/token", c->state_dir);
+	TRY(set_printf(&c->token_file, "%s/token", c->state_dir));
+	return set_printf(&c->tokens_file, "%s/tokens", c->state_dir);
 }
 
 static FALLIBLE enum err load(struct config *c, int argc, char *const *argv, char *const *env)
@@ -635,6 +642,7 @@ void config_free(struct config *c)
 	list_clear(&c->storage_option);
 	mem_free(c->journal_file);
 	mem_free(c->token_file);
+	mem_free(c->tokens_file);
 	mem_free(c);
 }
 

@@ -60,8 +60,9 @@ struct config {
 	int64_t lease_ms;                      /* of a state dict's rank */
 	int64_t keep_sealed_ms;                /* a sealed generation whose owner is gone */
 	uint64_t queue_max;                    /* waiting jobs; more are refused with too_many_jobs */
+	uint64_t token_rate;                   /* requests a second, of each token; 0: no limit */
 	uint64_t job_memory;                   /* for all workers of a job together */
-	char *journal_file, *token_file;       /* $STATE/journal.db, $STATE/token; not options */
+	char *journal_file, *token_file, *tokens_file; /* $STATE/journal.db, $STATE/token, $STATE/tokens; not options */
 	uint8_t from[64];                      /* enum config_source of each row of the table */
 };
 

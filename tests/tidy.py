@@ -107,7 +107,7 @@ ORDER = {
         req
         assets
         secrets
-        auth guard
+        tokens auth guard
         stream answers
         counts
         h_common
