@@ -19,6 +19,7 @@ static enum err on_head(struct req *r, const char *version)
 	if (r->route->changes)
 		TRY(journal_may_write(r->core->journal));
 	r->reads_only = !r->route->changes;
+	r->audit = r->route->audit;
 	return guard_body(r);
 }
 

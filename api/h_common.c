@@ -64,6 +64,9 @@ static FALLIBLE enum err answer_created(struct req *r, const char *id, bool exis
 
 	TRY(job_text(r->core, str_of(id), &text));
 	buf_put(&b, text.p, text.n);
+	snprintf(r->audit_job, sizeof r->audit_job, "%s", id);
+	if (existing)
+		r->audit = NULL; /* the first request is in the audit */
 	TRY(req_json(r, 202, &b));
 	snprintf(location, sizeof location, "/v1/jobs/%s", id);
 	TRY(req_header(r, MHD_HTTP_HEADER_LOCATION, location));

@@ -37,8 +37,10 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_read(r->body, &spec));
-	if (spec.kind == JOB_DELETE)
+	if (spec.kind == JOB_DELETE) {
 		TRY(auth_scope(r, SCOPE_ADMIN));
+		r->audit = dry_run ? NULL : "checkpoint.delete";
+	}
 	if (!dry_run)
 		return h_submit(r, r->body, spec.kind);
 

@@ -11,6 +11,7 @@
 #include "spec/kinds.h"
 #include "base/mem.h"
 #include "os/fs.h"
+#include "server/audit.h"
 #include "server/config.h"
 #include "server/devices.h"
 #include "server/gang.h"
@@ -185,6 +186,22 @@ bool h_page_exists(const struct req *r)
 	}
 	snprintf(path, sizeof path, "web/%s", name);
 	return assets_find(path) != NULL;
+}
+
+FALLIBLE enum err h_audit(struct req *r)
+{
+	struct buf b = BUF_INIT(16 << 20);
+	struct h_page page;
+
+	if (!r->caller.admin)
+		return ERR(FORBIDDEN, "the audit is for root, dcpd's own user and tokens with the scope admin");
+	TRY(h_page_query(r, &page));
+	enum err e = audit_list(r->core, page.token, page.size, &b);
+	if (e) {
+		buf_free(&b);
+		return e;
+	}
+	return req_json(r, 200, &b);
 }
 
 static const char *content_type_of(const char *name)

@@ -67,6 +67,7 @@ FALLIBLE enum err h_storage_get(struct req *r);
 FALLIBLE enum err h_storage_meet(struct req *r);
 FALLIBLE enum err h_workers_list(struct req *r);
 FALLIBLE enum err h_events(struct req *r);
+FALLIBLE enum err h_audit(struct req *r);
 
 FALLIBLE enum err h_capabilities(struct req *r);
 FALLIBLE enum err h_transforms(struct req *r);

@@ -440,6 +440,7 @@ void http_drain(struct http *h)
 	while (h->waiting) {
 		struct req *r = h->waiting;
 		h->o.calls->fail(r, ERR(DRAINING, "the daemon is shutting down"));
+		http_wake(r); /* its answer may be there, and wait for the audit */
 	}
 	http_kick(h);
 }

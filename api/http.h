@@ -56,6 +56,7 @@ struct route {
 	bool changes;                /* refused while the daemon drains, or cannot write its journal */
 	const char *const *query;    /* the names that its query may have; a NULL ends them. NULL: it is not looked at */
 	enum scope scope;            /* that it needs */
+	const char *audit;           /* what it changes, for server/audit.h; NULL: nothing of note */
 	const char *list;            /* the member of the answer that holds its rows; NULL: it is no list */
 };
 
@@ -74,6 +75,8 @@ struct req {
 	char *decoded;               /* holds the parts */
 	json_t *body;                /* NULL for requests without one */
 	struct buf raw;              /* the body's bytes */
+	const char *audit;           /* what it has changed once its answer is no error: the route's, or the handler's */
+	char audit_job[27];          /* of the job that does it */
 	json_t *note;                /* what a handler keeps for its later half */
 	const char *served_from;     /* storage whose copy answers instead of the one asked for (h_ask_either); NULL: none */
 	/* the life of the request; http.c only */

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/near.h"
+#include "server/audit.h"
 #include "server/parts.h"
 #include "server/unread.h"
 
@@ -32,6 +33,50 @@ FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bo
 	return ok == MHD_YES ? OK : ERR(NO_MEMORY, "cannot make an answer");
 }
 
+static void on_audited(void *user, enum err e)
+{
+	struct req *r = user;
+
+	if (e)
+		log_err("a change is not in the audit", "action", r->audit, "path", r->path, NULL);
+	http_wake(r);
+	req_release(r);
+}
+
+/* The subject of a change: the target of a delete job, else "STORAGE:NAME", "STORAGE:RUN@ALIAS", or a name, from the path. */
+static void put_subject(const struct req *r, char out[AUDIT_SUBJECT_MAX])
+{
+	const json_t *target = json_object_get(r->body, "target");
+	const char *name = json_string_value(json_object_get(target ? target : r->body, "name"));
+	struct str a = r->part_count > 2 ? r->parts[2] : STR(""), b = r->part_count > 3 ? r->parts[3] : STR("");
+	struct str c = r->part_count > 5 ? r->parts[5] : STR("");
+
+	if (a.n == 0 && target)
+		snprintf(out, AUDIT_SUBJECT_MAX, "%s:%s", json_string_value(json_object_get(target, "storage")) ?: "", name ? name : "");
+	else if (a.n == 0)
+		snprintf(out, AUDIT_SUBJECT_MAX, "%s", name ? name : "");
+	else
+		snprintf(out, AUDIT_SUBJECT_MAX, "%.*s%s%.*s%s%.*s", (int)a.n, a.p, b.n ? ":" : "", (int)b.n, b.p, c.n ? "@" : "",
+			 (int)c.n, c.p);
+}
+
+/* Notes who has changed what, on disk before the client hears of it. false: nothing is to be waited for. */
+static bool audits(struct req *r)
+{
+	char subject[AUDIT_SUBJECT_MAX];
+
+	if (!r->audit || r->status >= 300 || !r->core->journal)
+		return false;
+	put_subject(r, subject);
+	bool has_url = strncmp(r->audit, "webhook.", 8) == 0; /* which may have a password in it */
+	const struct audit_entry entry = { .uid = r->caller.uid, .token = r->caller.token, .policy = "", .action = r->audit,
+					   .subject = subject, .job = r->audit_job, .request = has_url ? NULL : r->body };
+	if (r->suspended)
+		req_hold(r);
+	audit_add(r->core, &entry, r->suspended ? on_audited : NULL, r);
+	return r->suspended;
+}
+
 static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
 {
 	NEED(m, "cannot make an answer");
@@ -48,7 +93,8 @@ static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD
 	r->answered = true;
 	r->answer = m;
 	r->status = status;
-	http_wake(r);
+	if (!audits(r))
+		http_wake(r);
 	return OK;
 }
 

@@ -51,6 +51,8 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[PUT_WORKER] = "INSERT OR REPLACE INTO workers VALUES(?1,?2)",
 	[PUT_POLICY] = "INSERT OR REPLACE INTO policies VALUES(?1,?2,?3)",
 	[DELETE_POLICY] = "DELETE FROM policies WHERE name = ?1",
+	[PUT_AUDIT] = "INSERT INTO audit VALUES(NULL,?1,?2,?3,?4,?5,?6,?7,?8)",
+	[PRUNE_AUDIT] = "DELETE FROM audit WHERE id <= (SELECT max(id) FROM audit) - ?1",
 	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
 	[PUT_FOLLOWER] = "INSERT INTO followers VALUES(?1,?2,?3,?4,?5) ON CONFLICT(kind, name) DO UPDATE SET uid=?3, created_ms=?4, doc=?5",
 	[DELETE_FOLLOWER] = "DELETE FROM followers WHERE kind = ?1 AND name = ?2",
@@ -211,6 +213,7 @@ void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int6
 	put_int(add(t, PRUNE_KEYS), keys_before_ms);
 	put_int(add(t, PRUNE_VERDICTS), JOURNAL_VERDICTS_MAX - 1);
 	put_int(add(t, PRUNE_ATTEMPTS), JOURNAL_ATTEMPTS_MAX - 1);
+	put_int(add(t, PRUNE_AUDIT), JOURNAL_AUDIT_MAX);
 }
 
 void journal_put_service(struct journal_txn *t, int64_t service_ms)
@@ -356,6 +359,20 @@ void journal_put_policy(struct journal_txn *t, const struct journal_policy *p)
 void journal_delete_policy(struct journal_txn *t, const char *name)
 {
 	put_str(t, add(t, DELETE_POLICY), str_of(name));
+}
+
+void journal_put_audit(struct journal_txn *t, const struct journal_audit *a)
+{
+	struct row *r = add(t, PUT_AUDIT);
+
+	put_int(r, a->at_ms);
+	put_int(r, a->uid);
+	put_str(t, r, str_of(a->token));
+	put_str(t, r, str_of(a->policy));
+	put_str(t, r, str_of(a->action));
+	put_str(t, r, str_of(a->subject));
+	put_str(t, r, str_of(a->job));
+	put_str(t, r, a->request);
 }
 
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks)

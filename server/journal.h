@@ -24,7 +24,7 @@
 
 struct journal;
 
-enum { JOURNAL_VERSION = 10, JOURNAL_VERDICTS_MAX = 100000, JOURNAL_ATTEMPTS_MAX = 10000 };
+enum { JOURNAL_VERSION = 11, JOURNAL_VERDICTS_MAX = 100000, JOURNAL_ATTEMPTS_MAX = 10000, JOURNAL_AUDIT_MAX = 100000 };
 
 struct journal_txn;
 
@@ -62,8 +62,8 @@ struct journal_job {
 void journal_put_job(struct journal_txn *t, const struct journal_job *row);
 void journal_put_label(struct journal_txn *t, const char *id, struct str key, struct str value);   /* with the first put_job */
 void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
-/* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, old idempotency keys, and the oldest verdicts and
- * attempts beyond JOURNAL_VERDICTS_MAX and JOURNAL_ATTEMPTS_MAX. */
+/* Removes records of ended jobs beyond the newest `keep`, those older than before_ms, old idempotency keys, and the oldest verdicts,
+ * attempts and audit rows beyond JOURNAL_VERDICTS_MAX, JOURNAL_ATTEMPTS_MAX and JOURNAL_AUDIT_MAX. */
 void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms);
 void journal_put_service(struct journal_txn *t, int64_t service_ms);
 
@@ -146,6 +146,15 @@ struct journal_policy {
 };
 void journal_put_policy(struct journal_txn *t, const struct journal_policy *row);
 void journal_delete_policy(struct journal_txn *t, const char *name);
+/* A change by a caller or a policy (server/audit.h). Texts are "" where they do not apply. */
+struct journal_audit {
+	int64_t id;                 /* grows; read, not put */
+	int64_t at_ms;              /* wall clock */
+	uid_t uid;
+	const char *token, *policy, *action, *subject, *job;
+	struct str request;         /* JSON */
+};
+void journal_put_audit(struct journal_txn *t, const struct journal_audit *row);
 /* Running workers, so that the next start can be sure that the ones of a killed daemon are gone. */
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks);
 void journal_delete_worker(struct journal_txn *t, pid_t pid);
@@ -189,6 +198,7 @@ typedef enum err (*journal_attempts_fn)(void *user, const struct journal_attempt
 typedef enum err (*journal_verdict_news_fn)(void *user, const char *name, const char *identity, const char *state, uint64_t number);
 typedef enum err (*journal_run_fn)(void *user, const struct journal_run *row);
 typedef enum err (*journal_policy_fn)(void *user, const struct journal_policy *row);
+typedef enum err (*journal_audit_fn)(void *user, const struct journal_audit *row);
 typedef enum err (*journal_worker_fn)(void *user, pid_t pid, uint64_t start_ticks);
 
 enum { JOURNAL_FILTER_LABELS = 4 };
@@ -211,6 +221,8 @@ FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void
 FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user);
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user);     /* the newest */
 FALLIBLE enum err journal_read_policies(struct journal *j, journal_policy_fn fn, void *user);
+/* Newest first, those before an id (0: from the newest). */
+FALLIBLE enum err journal_read_audit(struct journal *j, int64_t before, uint32_t limit, journal_audit_fn fn, void *user);
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user);
 /* Verdicts of a storage with that number or a greater one, in the order of the numbers, at most `limit`. *newest_out: the greatest number
  * of all, by which every row of it and below can be read. */

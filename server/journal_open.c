@@ -79,6 +79,9 @@ static const char *const migrations[JOURNAL_VERSION] = {
 	"CREATE INDEX verdicts_number ON verdicts(number);",
 
 	"CREATE TABLE policies(name TEXT PRIMARY KEY, uid INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;",
+
+	"CREATE TABLE audit(id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, uid INTEGER NOT NULL, token TEXT NOT NULL,"
+	" policy TEXT NOT NULL, action TEXT NOT NULL, subject TEXT NOT NULL, job TEXT NOT NULL, request TEXT NOT NULL);",
 };
 
 static FALLIBLE enum err ask_int(sqlite3 *db, const char *sql, int64_t *out)

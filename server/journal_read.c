@@ -33,6 +33,8 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_VERDICT_NEWS] = "SELECT name, identity, iif(json_valid(doc), json_extract(doc, '$.state'), ''), number FROM verdicts"
 			       " WHERE number >= ?2 AND storage = ?1 ORDER BY number LIMIT ?3",
 	[QUERY_POLICIES] = "SELECT name, uid, doc FROM policies ORDER BY name",
+	[QUERY_AUDIT] = "SELECT id, at_ms, uid, token, policy, action, subject, job, request FROM audit WHERE ?1 = 0 OR id < ?1"
+			" ORDER BY id DESC LIMIT ?2",
 	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
 	[QUERY_FOLLOWERS] = "SELECT name, uid, created_ms, doc FROM followers WHERE kind = ?1 ORDER BY name",
 	[QUERY_TASK] = "SELECT id, state, due_ms, doc FROM tasks WHERE kind = ?1 AND follower = ?2 AND id = ?3",
@@ -134,6 +136,7 @@ struct call {
 		journal_attempts_fn attempts;
 		journal_verdict_news_fn verdict_news;
 		journal_policy_fn policy;
+		journal_audit_fn audit;
 		journal_worker_fn worker;
 	};
 	void *user;
@@ -329,6 +332,20 @@ static enum err row_policy(void *user, sqlite3_stmt *s)
 FALLIBLE enum err journal_read_policies(struct journal *j, journal_policy_fn fn, void *user)
 {
 	return journal_ask(j, QUERY_POLICIES, row_policy, &(struct call){ .policy = fn, .user = user }, "");
+}
+
+static enum err row_audit(void *user, sqlite3_stmt *s)
+{
+	const struct call *c = user;
+
+	return c->audit(c->user, &(struct journal_audit){ sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1),
+							  (uid_t)sqlite3_column_int64(s, 2), column_z(s, 3), column_z(s, 4), column_z(s, 5),
+							  column_z(s, 6), column_z(s, 7), journal_column(s, 8) });
+}
+
+FALLIBLE enum err journal_read_audit(struct journal *j, int64_t before, uint32_t limit, journal_audit_fn fn, void *user)
+{
+	return journal_ask(j, QUERY_AUDIT, row_audit, &(struct call){ .audit = fn, .user = user }, "ii", before, (int64_t)limit);
 }
 
 static enum err row_worker(void *user, sqlite3_stmt *s)

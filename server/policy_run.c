@@ -13,6 +13,7 @@
 #include "server/job_refs.h"
 #include "server/metrics.h"
 #include "server/parts.h"
+#include "server/audit.h"
 #include "server/policy_impl.h"
 #include "server/runs.h"
 #include "server/service_clock.h"
@@ -172,6 +173,7 @@ static void on_waited(void *user, enum err e)
 static void on_made(void *user, enum err e, const char *id, bool)
 {
 	struct remover *m = user;
+	char subject[AUDIT_SUBJECT_MAX];
 
 	if (e) {
 		log_err("a removal by a policy is refused", "policy", m->running->policy, "storage", m->storage, "name",
@@ -180,6 +182,9 @@ static void on_made(void *user, enum err e, const char *id, bool)
 		return;
 	}
 	snprintf(m->job, sizeof m->job, "%s", id);
+	snprintf(subject, sizeof subject, "%s:%s", m->storage, m->running->name);
+	audit_add(m->server, &(struct audit_entry){ .uid = m->running->uid, .token = "", .policy = m->running->policy, .job = m->job,
+						    .action = "checkpoint.delete", .subject = subject }, NULL, NULL);
 	job_wait(m->server, str_of(m->job), JOB_WAIT_MS, on_waited, m);
 }
 

@@ -61,6 +61,7 @@ ORDER = {
         journal_open
         journal
         journal_follow
+        audit
         worker
         devices storage
         tier

@@ -183,6 +183,14 @@ static const struct command commands[] = {
 	  "",
 	  "what happens, as it happens; of one job with ID", NULL,
 	  0, 1, jobs_events },
+	{ "audit",
+	  "audit [--limit N]",
+	  "limit=",
+	  "who changed what, newest first: deletes, aliases, holds, policies, chains, webhooks",
+	  "Who changed what, newest first (100 rows unless --limit says otherwise): deletes by callers and by policies, aliases, holds, "
+	  "policies, chains, webhooks and storages, with uid or name of the token, and the job. For root, dcpd's own user and tokens with "
+	  "the scope admin.",
+	  0, 0, look_audit },
 	{ "check",
 	  "check REF [shm:NAME] [--world-size N] [--layout RULE]... [--no-strict]",
 	  "include= exclude= rename= dtype= world-size= layout= no-strict",

@@ -38,7 +38,7 @@ const char *jobs_command(enum job_kind kind);
 bool jobs_kind(const char *command, enum job_kind *out);
 command_fn jobs_submit, jobs_check, jobs_list, jobs_one, jobs_act, jobs_events;
 /* look.c */
-command_fn look_status, look_ls, look_show, look_rm, look_hold, look_lineage, look_runs, look_alias, look_transforms;
+command_fn look_status, look_ls, look_show, look_rm, look_hold, look_lineage, look_runs, look_alias, look_transforms, look_audit;
 /* resume.c */
 command_fn resume_print;
 /* keep.c */

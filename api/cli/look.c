@@ -9,7 +9,7 @@
 #include "base/jval.h"
 #include "base/mem.h"
 
-enum { PAGE = 1000 };
+enum { PAGE = 1000, AUDIT_SHOWN = 100 };
 
 /* "/v1/checkpoints/main/run1%2Fa" or "/v1/state-dicts/x", and `rest`. */
 static FALLIBLE enum err put_path(struct buf *b, const char *ref, const char *rest)
@@ -659,4 +659,23 @@ int look_transforms(const struct command *, struct client *c, const struct args 
 
 	client_put(&path, a->word_count ? "/v1/transforms/%" : "/v1/transforms", a->words[0]);
 	return follow_show(c, &path, a->word_count || args_flag(a, "json"), print_transforms);
+}
+
+int look_audit(const struct command *, struct client *c, const struct args *a)
+{
+	static const char *const columns[] = { "TIME=time", "UID=uid", "TOKEN=token", "POLICY=policy", "ACTION=action", "SUBJECT=subject",
+					       "JOB=job", NULL };
+	CLEANUP(jval_drop) json_t *all = json_array();
+	CLEANUP(buf_free) struct buf path = BUF_INIT(64);
+	uint64_t limit = 0;
+
+	enum err e = all ? put_wish(&path, a, &limit) : ERR(NO_MEMORY, "cannot list");
+	e = e ?: get_some(c, "/v1/audit", "audit", limit ? limit : AUDIT_SHOWN, all);
+	if (e)
+		return follow_failed(c, e);
+	if (args_flag(a, "json"))
+		show_json(all);
+	else
+		show_table(all, columns);
+	return EXIT_DONE;
 }

@@ -26,7 +26,7 @@ def made(request):
     return d, tag, names
 
 
-LISTS = ["ls main", "ls shm:", "runs main", "jobs", "policies", "webhooks", "chains", "transforms", "trash main"]
+LISTS = ["ls main", "ls shm:", "runs main", "jobs", "policies", "webhooks", "chains", "transforms", "trash main", "audit"]
 
 
 @pytest.mark.parametrize("words", LISTS)

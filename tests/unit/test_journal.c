@@ -6,6 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/jval.h"
+#include "server/audit.h"
+#include "server/parts.h"
 #include "server/service_clock.h"
 #include "server/journal.h"
 #include "server/loop.h"
@@ -120,7 +123,8 @@ static void test_newer_is_refused(void **state)
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
-#define UNDO_10 "DROP TABLE policies;"
+#define UNDO_11 "DROP TABLE audit;"
+#define UNDO_10 UNDO_11 "DROP TABLE policies;"
 #define UNDO_9 UNDO_10 "DROP INDEX verdicts_number; ALTER TABLE verdicts DROP COLUMN number;"
 #define UNDO_8 UNDO_9 "DROP TABLE tasks; DROP TABLE followers;"
 #define UNDO_7 UNDO_8 "DROP TABLE attempts; ALTER TABLE runs DROP COLUMN course;"
@@ -572,13 +576,85 @@ static void test_start_time(void **state)
 	t_server_remove(&s);
 }
 
+static void audit(const char *action, const char *token, const json_t *request)
+{
+	struct server s = { .journal = t.j };
+
+	audit_add(&s, &(struct audit_entry){ .uid = 7, .token = token, .policy = "", .action = action, .subject = "main:a", .job = "",
+					     .request = request }, NULL, NULL);
+	journal_sync(t.j);
+}
+
+/* Rows of a page as "action,", and its token. */
+static const char *audited(const char *before, uint32_t limit, char token[32])
+{
+	static char text[256];
+	struct buf b = BUF_INIT(1 << 20);
+	struct server s = { .journal = t.j };
+	json_t *doc, *row;
+	size_t i;
+
+	T_OK(audit_list(&s, str_of(before), limit, &b));
+	T_OK(jval_parse((struct str){ (const char *)b.p, b.len }, &doc));
+	text[0] = '\0';
+	json_array_foreach(json_object_get(doc, "audit"), i, row)
+		snprintf(text + strlen(text), sizeof text - strlen(text), "%s,", json_string_value(json_object_get(row, "action")));
+	snprintf(token, 32, "%s", json_string_value(json_object_get(doc, "next_page_token")) ?: "");
+	json_decref(doc);
+	buf_free(&b);
+	return text;
+}
+
+/* Pages go on where the last one ended while rows come; a restart keeps them; the oldest go, and long requests are left out. */
+static void test_audit(void **state)
+{
+	json_t *request = json_pack("{s:s}", "name", "a"), *long_one = json_pack("{s:o}", "x", json_stringn_nocheck(t.path, 0));
+	char token[32], filler[AUDIT_REQUEST_MAX + 1];
+	struct server s = { 0 };
+	struct buf b = BUF_INIT(1 << 20);
+
+	(void)state;
+	memset(filler, 'f', sizeof filler);
+	json_object_set_new(long_one, "x", json_stringn(filler, sizeof filler));
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	assert_string_equal(audited("", 5, token), "");
+	audit("one", "", request);
+	audit("two", "ops", long_one);
+	audit("three", "", NULL);
+	reopen();
+	assert_string_equal(audited("", 2, token), "three,two,");
+	assert_string_not_equal(token, "");
+	audit("four", "", NULL);
+	assert_string_equal(audited(token, 2, token), "one,");
+	assert_string_equal(token, "");
+	s.journal = t.j;
+	T_OK(audit_list(&s, STR(""), 9, &b));
+	buf_putc(&b, '\0');
+	assert_non_null(strstr((char *)b.p, "\"uid\":7,\"token\":\"ops\",\"action\":\"two\",\"subject\":\"main:a\"}"));
+	assert_non_null(strstr((char *)b.p, "\"request\":{\"name\":\"a\"}"));
+	T_ERR(INVALID_REQUEST, audit_list(&s, STR("x"), 9, &b));
+	T_ERR(INVALID_REQUEST, audit_list(&s, STR("18446744073709551615"), 9, &b));
+	journal_close(t.j);
+	t.j = NULL;
+	run_sql("UPDATE audit SET id = 100003 WHERE action = 'four'"); /* JOURNAL_AUDIT_MAX later */
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	struct journal_txn *x = journal_txn_new(t.j);
+	journal_prune(x, 10, 0, 0);
+	journal_commit(t.j, x, NULL, NULL);
+	journal_sync(t.j);
+	assert_string_equal(audited("", 9, token), "four,");
+	buf_free(&b);
+	json_decref(request);
+	json_decref(long_one);
+}
+
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(test_boot_counts),	  T(test_service_time_is_kept), T(test_newer_is_refused), T(test_older_is_migrated),
 		T(test_damage_is_refused), T(test_runs_come_from_older_records), cmocka_unit_test(test_names_of_runs),
-		T(test_attempts), T(test_tasks),
+		T(test_attempts), T(test_tasks), T(test_audit),
 		T(test_verdicts),	  T(test_verdict_news),		  T(test_verdicts_are_bounded),
 		T(test_group_commit), T(test_prune),		T(test_start_time),
 	};

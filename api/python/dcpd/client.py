@@ -501,6 +501,15 @@ class Storages(_Resource):
                                     idempotent=True)["seen"])
 
 
+class Audit(_Resource):
+    """Who changed what: deletes, aliases, holds, policies, chains, webhooks, storages. For root, dcpd's own user and tokens with the scope
+    admin."""
+
+    def list(self, *, limit: Optional[int] = None) -> List[Dict[str, Any]]:
+        """Newest first: id, time, uid, action, subject; token or policy, job and request where there is one."""
+        return list(itertools.islice(self._pages("/v1/audit", "audit", page_size=min(limit or 1000, 1000)), limit))
+
+
 class Client:
     """A connection to one daemon. Threads and forked children may use it; it can be pickled. `with` closes it."""
 
@@ -508,6 +517,7 @@ class Client:
         self._t = transport
         self.jobs, self.checkpoints = Jobs(transport), Checkpoints(transport)
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
+        self.audit = Audit(transport)
         self.transforms, self.runs, self.policies = Transforms(transport), Runs(transport), Policies(transport)
         self.webhooks, self.chains = Webhooks(transport), Chains(transport)
         self._caps: Optional[Dict[str, Any]] = None
