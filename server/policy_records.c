@@ -231,7 +231,7 @@ static void on_done(void *user, enum err e)
 static void ask_next(struct gathering *g)
 {
 	if (g->at == g->count)
-		gathering_end(g, look_at_jobs(g));
+		gathering_end(g, look_at_jobs(g) ?: retention_records_share(g->records.list.v, g->records.list.n, g->records.arena));
 	else
 		catalogue_each(g->asked.server, g->storages[g->at], "*", on_item, on_done, g);
 }

@@ -186,6 +186,21 @@ def test_best_steps_and_a_budget(h):
     h.drop("p")
 
 
+def test_shared_bytes_count_once(h):
+    """Of an incremental checkpoint whose parent is gone all bytes count: nobody else has them any more."""
+    run = f"r{lib.fresh()}"
+    for step in (100, 200, 300):
+        h.save(f"{run}/step-{step}", incremental=True)
+
+    def counted():
+        shown = h.preview("p", {"storage": "main", "match": run, "keep": {"last": 9}}).ok(200)
+        return {k["name"][-3:]: k["bytes"] > 5000 for k in shown["keep"]}
+
+    assert counted() == {"100": True, "200": False, "300": False}
+    h.api.run("delete", target={"storage": "main", "name": f"{run}/step-100"})
+    assert counted() == {"200": True, "300": False}
+
+
 def test_into_the_trash_and_back(h):
     run = h.run_of(3)
     h.put("p", run, {"last": 1}, trash="5000d").ok(200)

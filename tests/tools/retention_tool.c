@@ -69,6 +69,8 @@ static void ask(json_t *question)
 			fail("a record");
 		all[i].facts |= facts_of(json_object_get(one, "facts"));
 	}
+	if (retention_records_share(all, n, arena))
+		fail("shared bytes");
 	json_array_foreach(policies, i, one)
 		if (policy_read(one, &rules[i]))
 			fail("a policy");

@@ -47,6 +47,8 @@ struct retention_record {
 	int64_t step;                  /* -1: none */
 	int64_t durable_ms;            /* wall clock; -1: not known */
 	uint64_t bytes;                /* that its removal frees */
+	uint64_t shared;               /* further ones, which it shares with the checkpoint that this job has made, */
+	struct str shared_with;        /* in its storage; n == 0: nothing */
 	const json_t *metrics;         /* NULL: none */
 	unsigned facts;                /* RETAIN_BIT of HELD, ALIAS, IN_USE, IN_FLIGHT, UNREADABLE and REFUSED, as they are known */
 	bool is_verified;

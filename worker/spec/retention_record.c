@@ -2,6 +2,7 @@
 #include "spec/retention_record.h"
 
 #include "base/clock.h"
+#include "base/map.h"
 
 static struct str text_in(const json_t *object, const char *key)
 {
@@ -53,6 +54,22 @@ static FALLIBLE enum err read_base(const json_t *record, struct str storage, str
 	return OK;
 }
 
+/* Those that an incremental save took from an earlier checkpoint of its own storage. */
+static FALLIBLE enum err read_shared(const json_t *record, struct arena *a, struct retention_record *out)
+{
+	const json_t *one;
+	size_t i;
+
+	out->shared = size_in(record, "bytes_shared");
+	if (out->shared > out->bytes)
+		out->shared = out->bytes;
+	json_array_foreach(json_object_get(record, "parents"), i, one)
+		if (out->shared && out->shared_with.n == 0 && str_is(text_in(one, "role"), "previous"))
+			TRY(arena_str(a, text_in(one, "job"), &out->shared_with));
+	out->bytes -= out->shared;
+	return OK;
+}
+
 static unsigned facts_of(const json_t *record, bool *is_verified)
 {
 	const json_t *hold = json_object_get(record, "hold");
@@ -72,12 +89,11 @@ FALLIBLE enum err retention_record_read(const json_t *record, struct str storage
 {
 	const json_t *metrics = json_object_get(record, "metrics");
 	struct str name = text_in(record, "name");
-	uint64_t bytes = size_in(record, "bytes"), shared = size_in(record, "bytes_shared");
 
 	if (name.n == 0)
 		return ERR(VALIDATION_FAILED, "a record without a name");
 	*out = (struct retention_record){ .storage = storage, .durable_ms = time_of(record), .step = step_of(record, name),
-					  .bytes = bytes > shared ? bytes - shared : 0,
+					  .bytes = size_in(record, "bytes"),
 					  .metrics = json_is_object(metrics) ? metrics : NULL,
 					  .is_delta = str_is(text_in(record, "format"), "delta") };
 	out->facts = facts_of(record, &out->is_verified);
@@ -88,5 +104,35 @@ FALLIBLE enum err retention_record_read(const json_t *record, struct str storage
 	out->run = at > 0 ? (struct str){ out->name.p, at - 1 } : STR("-");
 	TRY(arena_str(a, text_in(json_object_get(record, "made_by"), "job"), &out->job));
 	TRY(arena_str(a, text_in(record, "etag"), etag_out));
+	TRY(read_shared(record, a, out));
 	return read_base(record, storage, a, out);
+}
+
+static FALLIBLE enum err job_key(struct str storage, struct str job, struct arena *a, struct str *out)
+{
+	return arena_printf(a, out, "%.*s:%.*s", (int)storage.n, storage.p, (int)job.n, job.p);
+}
+
+FALLIBLE enum err retention_records_share(struct retention_record *all, uint64_t n, struct arena *a)
+{
+	CLEANUP(map_free) struct map made = { 0 };
+	bool any = false;
+	struct str key;
+
+	for (uint64_t i = 0; i < n; i++)
+		any = any || all[i].shared_with.n;
+	for (uint64_t i = 0; i < n && any; i++) {
+		if (all[i].job.n == 0)
+			continue;
+		TRY(job_key(all[i].storage, all[i].job, a, &key));
+		TRY(map_put(&made, key, 1));
+	}
+	for (uint64_t i = 0; i < n && any; i++) {
+		struct retention_record *r = &all[i];
+		if (r->shared_with.n == 0)
+			continue;
+		TRY(job_key(r->storage, r->shared_with, a, &key));
+		r->bytes += map_get(&made, key) == MAP_NONE ? r->shared : 0;
+	}
+	return OK;
 }
